@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package port
+
+import (
+	"maps"
+	"net/netip"
+	"slices"
+	"time"
+)
+
+// OwnerKind says what kind of thing serves a port. Higher kinds win attribution.
+type OwnerKind uint8
+
+// Owner kinds in rising order of preference.
+const (
+	OwnerUnknown OwnerKind = iota
+	OwnerProcess
+	OwnerService
+	OwnerContainer
+)
+
+var ownerKinds = [...]string{"unknown", "process", "service", "container"}
+
+// String returns the kind's name in JSON and in rules.
+func (k OwnerKind) String() string {
+	if int(k) < len(ownerKinds) {
+		return ownerKinds[k]
+	}
+	return ownerKinds[OwnerUnknown]
+}
+
+// MarshalText implements encoding.TextMarshaler.
+func (k OwnerKind) MarshalText() ([]byte, error) { return []byte(k.String()), nil }
+
+// UnmarshalText implements encoding.TextUnmarshaler; a name that is not known means unknown.
+func (k *OwnerKind) UnmarshalText(b []byte) error {
+	*k = OwnerUnknown
+	if i := slices.Index(ownerKinds[:], string(b)); i >= 0 {
+		*k = OwnerKind(i)
+	}
+	return nil
+}
+
+// Owner is who serves a port. Name, Namespace and Labels come from the guest:
+// they are data to be quoted, never markup or terminal input.
+type Owner struct {
+	Kind      OwnerKind         `json:"kind"`
+	Name      string            `json:"name"`
+	ID        string            `json:"id"` // container id, namespace/name of a Service, or pid
+	Namespace string            `json:"namespace,omitempty"`
+	Labels    map[string]string `json:"labels,omitempty"` // shared and immutable
+}
+
+// Equal reports whether both say the same.
+func (o Owner) Equal(p Owner) bool {
+	return o.Same(p) && o.Name == p.Name && maps.Equal(o.Labels, p.Labels)
+}
+
+// Same reports whether both name the same thing, whatever they call it.
+func (o Owner) Same(p Owner) bool {
+	return o.Kind == p.Kind && o.ID == p.ID && o.Namespace == p.Namespace
+}
+
+// Origin is the object that a binding comes from. ID is unique within its source
+// for as long as the object lives.
+type Origin struct {
+	Source string // "socket", "nat", "docker", "containerd", "kube"
+	ID     string // socket cookie, rule handle, container id and port, ...
+}
+
+// Binding is what one source saw: one origin that makes one port reachable.
+// A binding is a value; its slices and maps are never changed after it is given away.
+type Binding struct {
+	Key
+	Origin Origin
+
+	// DualStack marks a :: binding that serves IPv4 as well.
+	DualStack bool
+
+	// Withheld, when not empty, says why this binding alone is no reason to
+	// publish ("bound, not listening"; "limited to source 10.0.0.0/8"): an
+	// explicit allow rule, or another binding of the same key, is needed.
+	Withheld string
+
+	// Dial lists where the guest itself reaches the port, best first. Empty
+	// means that nothing is known to serve it.
+	Dial []netip.AddrPort
+
+	Owner Owner
+
+	// Detail is one line for people: "pid 811 (nginx)", a rule's text.
+	Detail string
+
+	// Since is when the source first saw the origin.
+	Since time.Time
+
+	// Observed is the kernel's CLOCK_MONOTONIC in nanoseconds at the event that
+	// brought this binding, 0 when it comes from a dump.
+	Observed int64
+}
+
+// Change is what one event or one commit changed in a source's set, applied as
+// one step: first Drop, then Put. Put replaces the binding of an equal origin.
+type Change struct {
+	Put  []Binding
+	Drop []Origin
+}
+
+// OriginInfo is an origin as a publication shows it.
+type OriginInfo struct {
+	Origin
+	Detail   string
+	Withheld string
+	Since    time.Time
+	Dial     []netip.AddrPort
+}
+
+// Decision is what the rules say of a publication.
+type Decision struct {
+	Allow  bool
+	Rule   string           // the rule that decided, for people: "rule 3 (no-debug)", "default"
+	Reason string           // why it is denied
+	Host   []netip.AddrPort // the host addresses asked for; port 0 asks for any free port
+}
+
+// Publication is one entry of the merged table. It is immutable.
+type Publication struct {
+	Key
+	DualStack bool
+	Owner     Owner
+	Origins   []OriginInfo     // sorted by source and id, at least one
+	Dial      []netip.AddrPort // candidates in order, without repetition
+	Decision  Decision
+	Since     time.Time
+	Observed  int64 // see Binding; of the latest event that changed this publication
+}
+
+// Equal reports whether both would be shown and served alike. Observed does not count.
+func (p Publication) Equal(q Publication) bool {
+	return p.Key == q.Key && p.DualStack == q.DualStack && p.Owner.Equal(q.Owner) &&
+		slices.EqualFunc(p.Origins, q.Origins, OriginInfo.equal) && slices.Equal(p.Dial, q.Dial) &&
+		p.Decision.Allow == q.Decision.Allow && p.Decision.Rule == q.Decision.Rule &&
+		p.Decision.Reason == q.Decision.Reason && slices.Equal(p.Decision.Host, q.Decision.Host) &&
+		p.Since.Equal(q.Since)
+}
+
+func (o OriginInfo) equal(p OriginInfo) bool {
+	return o.Origin == p.Origin && o.Detail == p.Detail && o.Withheld == p.Withheld &&
+		o.Since.Equal(p.Since) && slices.Equal(o.Dial, p.Dial)
+}

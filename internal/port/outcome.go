@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package port
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"time"
+)
+
+// State is what became of a publication at one sink. Better states compare higher.
+type State uint8
+
+// The states, worst first, so that the best outcome is the maximum.
+const (
+	Denied   State = iota + 1 // a rule forbids it
+	Failed                    // an error; it is tried again
+	Conflict                  // somebody else holds the host address
+	Pending                   // asked for, not yet answered
+	Active                    // reachable
+)
+
+var states = [...]string{"", "denied", "failed", "conflict", "pending", "active"}
+
+// String returns the state's name in JSON and in tables.
+func (s State) String() string {
+	if int(s) < len(states) {
+		return states[s]
+	}
+	return fmt.Sprintf("state-%d", uint8(s))
+}
+
+// MarshalText implements encoding.TextMarshaler.
+func (s State) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
+
+// UnmarshalText implements encoding.TextUnmarshaler.
+func (s *State) UnmarshalText(b []byte) error {
+	i := slices.Index(states[:], string(b))
+	if i < 1 {
+		return fmt.Errorf("state %q: want one of %q", b, states[1:])
+	}
+	*s = State(i)
+	return nil
+}
+
+// Outcome is what a sink made of one publication at one host address. A
+// publication that asks for several host addresses has several outcomes.
+type Outcome struct {
+	Key         Key
+	State       State
+	HostAddress netip.AddrPort // where it is, or would be, reachable; zero if nowhere
+	Reason      string         // one line for people, empty when active
+	Since       time.Time      // when this state began
+}
+
+// Equal reports whether both say the same; Since does not count.
+func (o Outcome) Equal(p Outcome) bool {
+	return o.Key == p.Key && o.State == p.State && o.HostAddress == p.HostAddress && o.Reason == p.Reason
+}
+
+// Outcomes is what a sink says after a Sync: for each key named, all its outcomes,
+// replacing what was said of it before. Keys not named keep what was said.
+type Outcomes map[Key][]Outcome

@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package port holds the values that flow through fairlead: what a source saw
+// (Binding), what the merged table says (Publication) and what a sink made of
+// it (Outcome). It knows nothing of where they come from or go to.
+package port
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"strings"
+)
+
+// Protocol is an IP protocol number (IANA "Protocol Numbers").
+type Protocol uint8
+
+// The protocols that can be published.
+const (
+	TCP Protocol = 6
+	UDP Protocol = 17
+)
+
+// String returns "tcp", "udp" or "ip-N".
+func (p Protocol) String() string {
+	switch p {
+	case TCP:
+		return "tcp"
+	case UDP:
+		return "udp"
+	}
+	return fmt.Sprintf("ip-%d", uint8(p))
+}
+
+// ParseProtocol accepts "tcp" and "udp" in any case.
+func ParseProtocol(s string) (Protocol, error) {
+	switch strings.ToLower(s) {
+	case "tcp":
+		return TCP, nil
+	case "udp":
+		return UDP, nil
+	}
+	return 0, fmt.Errorf("protocol %q: want tcp or udp", s)
+}
+
+// MarshalText implements encoding.TextMarshaler.
+func (p Protocol) MarshalText() ([]byte, error) { return []byte(p.String()), nil }
+
+// UnmarshalText implements encoding.TextUnmarshaler. Only tcp and udp are accepted.
+func (p *Protocol) UnmarshalText(b []byte) error {
+	v, err := ParseProtocol(string(b))
+	if err != nil {
+		return err
+	}
+	*p = v
+	return nil
+}
+
+// Key identifies a publication: one protocol, one guest address, one port.
+// Address is unmapped (never ::ffff:a.b.c.d) and may be a wildcard; a
+// link-local address carries its interface as zone.
+type Key struct {
+	Protocol Protocol   `json:"protocol"`
+	Address  netip.Addr `json:"address"`
+	Port     uint16     `json:"port"`
+}
+
+// Compare orders keys by port, protocol and address, as a table for people shows them.
+func (k Key) Compare(o Key) int {
+	if c := cmp.Compare(k.Port, o.Port); c != 0 {
+		return c
+	}
+	if c := cmp.Compare(k.Protocol, o.Protocol); c != 0 {
+		return c
+	}
+	return k.Address.Compare(o.Address)
+}
+
+// String returns for example "tcp 0.0.0.0:8080" or "udp [::]:53".
+func (k Key) String() string {
+	return k.Protocol.String() + " " + k.AddrPort().String()
+}
+
+// AddrPort returns the guest address with the port.
+func (k Key) AddrPort() netip.AddrPort { return netip.AddrPortFrom(k.Address, k.Port) }
+
+// Slot returns the protocol and port, which all guest addresses of one port share.
+func (k Key) Slot() Slot { return Slot{k.Protocol, k.Port} }
+
+// Slot is one port of one protocol on whatever address.
+type Slot struct {
+	Protocol Protocol
+	Port     uint16
+}
+
+// String returns for example "8080/tcp".
+func (s Slot) String() string { return fmt.Sprintf("%d/%s", s.Port, s.Protocol) }
+
+// IsWildcard reports whether a is 0.0.0.0 or ::.
+func IsWildcard(a netip.Addr) bool { return a.IsUnspecified() }
+
+// Loopback returns 127.0.0.1 or ::1, of the family of a.
+func Loopback(a netip.Addr) netip.Addr {
+	if a.Is4() {
+		return netip.AddrFrom4([4]byte{127, 0, 0, 1})
+	}
+	return netip.IPv6Loopback()
+}

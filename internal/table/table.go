@@ -1,0 +1,189 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package table is a sorted map with cheap immutable views, a generation for
+// each change, and subscribers that are woken at the edge and read the level.
+package table
+
+import (
+	"iter"
+	"sync"
+
+	"github.com/tidwall/btree"
+)
+
+type entry[K, V any] struct {
+	key   K
+	value V
+}
+
+// Table maps K to V in the order of a compare function. All methods are safe
+// for concurrent use; views and values read from it are immutable.
+type Table[K comparable, V any] struct {
+	mu   sync.Mutex
+	tree *btree.BTreeG[entry[K, V]]
+	gen  uint64
+	subs map[*Subscription[K, V]]struct{}
+}
+
+// New returns an empty table at generation 0.
+func New[K comparable, V any](compare func(a, b K) int) *Table[K, V] {
+	less := func(a, b entry[K, V]) bool { return compare(a.key, b.key) < 0 }
+	return &Table[K, V]{
+		tree: btree.NewBTreeGOptions(less, btree.Options{NoLocks: true}),
+		subs: make(map[*Subscription[K, V]]struct{}),
+	}
+}
+
+// Tx is one step of changes. It is valid only during the Update that made it.
+type Tx[K comparable, V any] struct {
+	t       *Table[K, V]
+	changed []K
+}
+
+// Get returns the value of k as the step stands now.
+func (tx *Tx[K, V]) Get(k K) (V, bool) { return get(tx.t.tree, k) }
+
+// Put sets k to v. The caller says so only when v differs.
+func (tx *Tx[K, V]) Put(k K, v V) {
+	tx.t.tree.Set(entry[K, V]{k, v})
+	tx.changed = append(tx.changed, k)
+}
+
+// Delete removes k if it is there.
+func (tx *Tx[K, V]) Delete(k K) {
+	if _, ok := tx.t.tree.Delete(entry[K, V]{key: k}); ok {
+		tx.changed = append(tx.changed, k)
+	}
+}
+
+// Update runs f and, if f changed anything, raises the generation by one and
+// wakes the subscribers. f must not call back into the table. It returns the
+// generation that stands after it.
+func (t *Table[K, V]) Update(f func(*Tx[K, V])) uint64 {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	tx := Tx[K, V]{t: t}
+	f(&tx)
+	if len(tx.changed) == 0 {
+		return t.gen
+	}
+	t.gen++
+	for s := range t.subs {
+		for _, k := range tx.changed {
+			s.keys[k] = struct{}{}
+		}
+		select {
+		case s.c <- struct{}{}:
+		default:
+		}
+	}
+	return t.gen
+}
+
+// View returns the table as it stands, in constant time.
+func (t *Table[K, V]) View() View[K, V] {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.view()
+}
+
+func (t *Table[K, V]) view() View[K, V] {
+	return View[K, V]{tree: t.tree.Copy(), gen: t.gen}
+}
+
+// Subscribe returns a subscription whose first Take names every key.
+// The caller must Close it.
+func (t *Table[K, V]) Subscribe() *Subscription[K, V] {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	s := &Subscription[K, V]{t: t, c: make(chan struct{}, 1), keys: make(map[K]struct{})}
+	t.tree.Scan(func(e entry[K, V]) bool {
+		s.keys[e.key] = struct{}{}
+		return true
+	})
+	s.c <- struct{}{}
+	t.subs[s] = struct{}{}
+	return s
+}
+
+// Subscription gathers the keys that changed since it was last read. Its memory
+// is bounded by the number of different keys that changed.
+type Subscription[K comparable, V any] struct {
+	t    *Table[K, V]
+	c    chan struct{}
+	keys map[K]struct{}
+	base uint64
+}
+
+// C receives when there is something to Take, with a capacity of one.
+func (s *Subscription[K, V]) C() <-chan struct{} { return s.c }
+
+// Take returns the table as it stands and what changed since the last Take.
+func (s *Subscription[K, V]) Take() (View[K, V], Change[K]) {
+	s.t.mu.Lock()
+	defer s.t.mu.Unlock()
+	c := Change[K]{Base: s.base, Generation: s.t.gen, Keys: make([]K, 0, len(s.keys))}
+	for k := range s.keys {
+		c.Keys = append(c.Keys, k)
+	}
+	// A map keeps the room of its largest burst: a fresh one gives it back.
+	if len(s.keys) > 1024 {
+		s.keys = make(map[K]struct{})
+	} else {
+		clear(s.keys)
+	}
+	s.base = s.t.gen
+	return s.t.view(), c
+}
+
+// Close ends the subscription. It may be called more than once.
+func (s *Subscription[K, V]) Close() {
+	s.t.mu.Lock()
+	defer s.t.mu.Unlock()
+	delete(s.t.subs, s)
+}
+
+// Change names the keys that differ, or may differ, between two generations. A
+// key that the later view holds was put, one that it lacks was removed.
+type Change[K comparable] struct {
+	Base, Generation uint64
+	Keys             []K
+}
+
+// View is a table at one generation. The zero View is empty.
+type View[K comparable, V any] struct {
+	tree *btree.BTreeG[entry[K, V]]
+	gen  uint64
+}
+
+// Generation returns the number of changes that led to this view.
+func (v View[K, V]) Generation() uint64 { return v.gen }
+
+// Len returns the number of keys.
+func (v View[K, V]) Len() int {
+	if v.tree == nil {
+		return 0
+	}
+	return v.tree.Len()
+}
+
+// Get returns the value of k.
+func (v View[K, V]) Get(k K) (V, bool) { return get(v.tree, k) }
+
+// All yields keys and values in order.
+func (v View[K, V]) All() iter.Seq2[K, V] {
+	return func(yield func(K, V) bool) {
+		if v.tree == nil {
+			return
+		}
+		v.tree.Scan(func(e entry[K, V]) bool { return yield(e.key, e.value) })
+	}
+}
+
+func get[K comparable, V any](tree *btree.BTreeG[entry[K, V]], k K) (v V, ok bool) {
+	if tree == nil {
+		return v, false
+	}
+	e, ok := tree.Get(entry[K, V]{key: k})
+	return e.value, ok
+}

@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package wire is what guest agent and host peer say to each other: message
+// schema, framing and limits. It does no authentication and holds no state.
+package wire
+
+import (
+	"net/netip"
+
+	"github.com/fairlead/fairlead/internal/port"
+)
+
+// Version is the protocol version that this build speaks.
+const Version = 1
+
+// Limits of what one peer may send to the other.
+const (
+	MaxControlFrame = 1 << 20 // bytes of one control message
+	MaxHelloFrame   = 4 << 10 // bytes of one handshake message
+	MaxRequestFrame = 4 << 10 // bytes of one flow request or reply
+	MaxDatagram     = 65535   // bytes of one UDP payload
+	MaxPublications = 65536   // of one guest
+	SnapshotPart    = 512     // publications in one part of a snapshot
+)
+
+// Control is one message on the control stream; exactly one field is set.
+type Control struct {
+	Snapshot *Snapshot `json:"snapshot,omitempty"` // agent to host
+	Change   *Change   `json:"change,omitempty"`   // agent to host
+	Ack      *Ack      `json:"ack,omitempty"`      // host to agent
+	Outcomes *Outcomes `json:"outcomes,omitempty"` // host to agent, unasked
+	Resync   *Resync   `json:"resync,omitempty"`   // host to agent
+}
+
+// Snapshot is the whole wanted set. A large one comes in parts: More is set on
+// all but the last, and the host applies nothing before the last.
+type Snapshot struct {
+	Epoch        string        `json:"epoch"` // names one life of the agent
+	Generation   uint64        `json:"generation"`
+	Publications []Publication `json:"publications"`
+	More         bool          `json:"more,omitempty"`
+}
+
+// Change turns the set of generation Base into that of Generation. A host that
+// does not stand at Base answers Resync and applies nothing.
+type Change struct {
+	Base       uint64        `json:"base"`
+	Generation uint64        `json:"generation"`
+	Put        []Publication `json:"put,omitempty"`
+	Removed    []port.Key    `json:"removed,omitempty"`
+}
+
+// Ack says that the host stands at Generation, and what became of the
+// publications that the acknowledged message named.
+type Ack struct {
+	Generation uint64    `json:"generation"`
+	Outcomes   []Outcome `json:"outcomes,omitempty"`
+}
+
+// Outcomes says what became of publications since the last Ack (a conflict that
+// ended, a listener that died). For each key it names, it is complete.
+type Outcomes struct {
+	Outcomes []Outcome `json:"outcomes"`
+}
+
+// Resync asks for a snapshot.
+type Resync struct {
+	Reason string `json:"reason"`
+}
+
+// Publication is what the host needs to know of a publication.
+type Publication struct {
+	port.Key
+	DualStack bool             `json:"dualStack,omitempty"`
+	Host      []netip.AddrPort `json:"host"` // host addresses asked for
+	Owner     port.Owner       `json:"owner"`
+	Source    string           `json:"source,omitempty"` // of its first origin, for host rules
+}
+
+// Outcome is port.Outcome on the wire.
+type Outcome struct {
+	port.Key
+	State       port.State     `json:"state"`
+	HostAddress netip.AddrPort `json:"hostAddress"`
+	Reason      string         `json:"reason,omitempty"`
+}
+
+// FlowRequest is the first frame of a flow, sent by the host. It names a
+// publication, never an address to dial.
+type FlowRequest struct {
+	Key  port.Key       `json:"key"`
+	Peer netip.AddrPort `json:"peer"` // who connected to the host, for logs and the choice of family
+}
+
+// FlowStatus is the agent's answer to a FlowRequest.
+type FlowStatus string
+
+// The answers to a flow request. Only after FlowOK do bytes run.
+const (
+	FlowOK          FlowStatus = "ok"
+	FlowRefused     FlowStatus = "refused"     // nothing accepts at the dial target
+	FlowForbidden   FlowStatus = "forbidden"   // no such publication, or over a limit
+	FlowUnreachable FlowStatus = "unreachable" // the dial target did not answer
+)
+
+// FlowReply answers a FlowRequest.
+type FlowReply struct {
+	Status FlowStatus `json:"status"`
+	Reason string     `json:"reason,omitempty"`
+}
