@@ -56,6 +56,19 @@ func (tx *Tx[K, V]) Delete(k K) {
 	}
 }
 
+// Range returns the keys from first to last, both included, as the step stands now.
+func (tx *Tx[K, V]) Range(first, last K) (keys []K) {
+	less := tx.t.tree.Less
+	tx.t.tree.Ascend(entry[K, V]{key: first}, func(e entry[K, V]) bool {
+		if less(entry[K, V]{key: last}, e) {
+			return false
+		}
+		keys = append(keys, e.key)
+		return true
+	})
+	return keys
+}
+
 // Update runs f and, if f changed anything, raises the generation by one and
 // wakes the subscribers. f must not call back into the table. It returns the
 // generation that stands after it.

@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package registry
+
+import (
+	"cmp"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/fairlead/fairlead/internal/port"
+)
+
+// slotBounds returns the first and the last key that a slot can hold.
+func slotBounds(s port.Slot) (first, last port.Key) {
+	return port.Key{Protocol: s.Protocol, Port: s.Port}, // the zero Addr sorts first
+		port.Key{Protocol: s.Protocol, Port: s.Port, Address: lastAddr}
+}
+
+// lastAddr sorts behind every address that a socket can have: a zone sorts last.
+var lastAddr = netip.MustParseAddr("ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff%\U0010ffff")
+
+// compile merges the bindings of one slot into its publications, without
+// decisions. The order of the members does not matter.
+func compile(ms []member) []port.Publication {
+	if len(ms) == 0 {
+		return nil
+	}
+	ms = slices.Clone(ms)
+	slices.SortFunc(ms, func(a, b member) int {
+		return cmp.Or(
+			a.binding.Address.Compare(b.binding.Address),
+			// What is withheld is dialled last, and then the sources in their order.
+			cmp.Compare(withheld(a), withheld(b)),
+			cmp.Compare(a.rank, b.rank),
+			a.binding.Since.Compare(b.binding.Since),
+			strings.Compare(a.binding.Origin.ID, b.binding.Origin.ID),
+		)
+	})
+	var pubs []port.Publication
+	for start := 0; start < len(ms); {
+		end := start + 1
+		for end < len(ms) && ms[end].binding.Address == ms[start].binding.Address {
+			end++
+		}
+		pubs = append(pubs, publication(ms[start:end]))
+		start = end
+	}
+	return mergeFamilies(pubs)
+}
+
+func withheld(m member) int {
+	if m.binding.Withheld == "" {
+		return 0
+	}
+	return 1
+}
+
+// publication merges bindings of one key.
+func publication(ms []member) port.Publication {
+	p := port.Publication{Key: ms[0].binding.Key, Since: ms[0].binding.Since, Owner: ms[0].binding.Owner}
+	for _, m := range ms {
+		b := m.binding
+		p.DualStack = p.DualStack || b.DualStack
+		if b.Owner.Kind > p.Owner.Kind {
+			p.Owner = b.Owner
+		}
+		if b.Since.Before(p.Since) {
+			p.Since = b.Since
+		}
+		p.Observed = max(p.Observed, b.Observed)
+		p.Origins = append(p.Origins, port.OriginInfo{
+			Origin: b.Origin, Detail: b.Detail, Withheld: b.Withheld, Since: b.Since, Dial: b.Dial,
+		})
+		p.Dial = appendNew(p.Dial, b.Dial)
+	}
+	return p
+}
+
+// mergeFamilies makes one dual-stack publication of the IPv4 and the IPv6
+// wildcard of one owner. Where the owners differ, the IPv4 wildcard has its own
+// server, so the IPv6 one does not serve IPv4.
+func mergeFamilies(pubs []port.Publication) []port.Publication {
+	i4 := slices.IndexFunc(pubs, func(p port.Publication) bool { return p.Address == netip.IPv4Unspecified() })
+	i6 := slices.IndexFunc(pubs, func(p port.Publication) bool { return p.Address == netip.IPv6Unspecified() })
+	if i4 < 0 || i6 < 0 {
+		return pubs
+	}
+	v4, v6 := &pubs[i4], &pubs[i6]
+	if !v4.Owner.Same(v6.Owner) || v4.Owner.Kind == port.OwnerUnknown || allWithheld(v4) != allWithheld(v6) {
+		v6.DualStack = false
+		return pubs
+	}
+	v6.DualStack = true
+	if v4.Since.Before(v6.Since) {
+		v6.Since = v4.Since
+	}
+	v6.Observed = max(v6.Observed, v4.Observed)
+	v6.Origins = append(slices.Clone(v4.Origins), v6.Origins...)
+	v6.Dial = appendNew(slices.Clone(v4.Dial), v6.Dial)
+	return slices.Delete(pubs, i4, i4+1)
+}
+
+func allWithheld(p *port.Publication) bool {
+	return !slices.ContainsFunc(p.Origins, func(o port.OriginInfo) bool { return o.Withheld == "" })
+}
+
+func appendNew(to, from []netip.AddrPort) []netip.AddrPort {
+	for _, a := range from {
+		if !slices.Contains(to, a) {
+			to = append(to, a)
+		}
+	}
+	return to
+}

@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package registry merges what all sources say into one table of publications,
+// applies the rules, and numbers each change. It keeps what each source last
+// said: a source that fails is stale, never empty.
+package registry
+
+import (
+	"log/slog"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/table"
+)
+
+// Decider says what the rules make of a publication that has no decision yet.
+// It must be a pure function.
+type Decider interface {
+	Decide(port.Publication) port.Decision
+}
+
+// Options configures a Registry.
+type Options struct {
+	Rules  Decider
+	Logger *slog.Logger
+	Now    func() time.Time // time.Now if nil
+}
+
+// Registry is the merged table. A change costs what it touches, not what the
+// table holds: bindings are indexed by slot (protocol and port), and only the
+// slots that a change names are merged again.
+type Registry struct {
+	log *slog.Logger
+	now func() time.Time
+
+	mu      sync.Mutex
+	rules   Decider
+	sources []*source
+	slots   map[port.Slot][]member
+
+	publications *table.Table[port.Key, port.Publication]
+	status       *table.Table[string, SourceStatus]
+}
+
+// New returns an empty registry.
+func New(o Options) *Registry {
+	if o.Now == nil {
+		o.Now = time.Now
+	}
+	return &Registry{
+		log:          o.Logger,
+		now:          o.Now,
+		rules:        o.Rules,
+		slots:        make(map[port.Slot][]member),
+		publications: table.New[port.Key, port.Publication](port.Key.Compare),
+		status:       table.New[string, SourceStatus](compareString),
+	}
+}
+
+// Publications is the merged table, the denied ones included. Only the registry writes it.
+func (r *Registry) Publications() *table.Table[port.Key, port.Publication] { return r.publications }
+
+// Sources is the state of each source by name. Only the registry writes it.
+func (r *Registry) Sources() *table.Table[string, SourceStatus] { return r.status }
+
+// SetRules replaces the rules and decides everything anew.
+func (r *Registry) SetRules(d Decider) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.rules = d
+	dirty := make(map[port.Slot]struct{}, len(r.slots))
+	for s := range r.slots {
+		dirty[s] = struct{}{}
+	}
+	r.merge(dirty)
+}
+
+// Feed adds a source. The order of the calls is the order in which the sources'
+// dial targets are tried.
+func (r *Registry) Feed(name string) Feed {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	s := &source{r: r, name: name, rank: len(r.sources), set: make(map[string]port.Binding)}
+	r.sources = append(r.sources, s)
+	s.setStatus(SourceStatus{Name: name, State: Starting})
+	return s
+}
+
+// member is one binding in a slot, with the rank of its source.
+type member struct {
+	rank    int
+	binding port.Binding
+}
+
+func (r *Registry) insert(rank int, b port.Binding) {
+	r.slots[b.Slot()] = append(r.slots[b.Slot()], member{rank, b})
+}
+
+func (r *Registry) remove(b port.Binding) {
+	s := b.Slot()
+	ms := r.slots[s]
+	i := slices.IndexFunc(ms, func(m member) bool { return m.binding.Origin == b.Origin })
+	if i < 0 {
+		return
+	}
+	if len(ms) == 1 {
+		delete(r.slots, s)
+		return
+	}
+	r.slots[s] = slices.Delete(ms, i, i+1)
+}
+
+// merge computes the publications of the slots anew, as one step of the table.
+func (r *Registry) merge(dirty map[port.Slot]struct{}) {
+	if len(dirty) == 0 {
+		return
+	}
+	r.publications.Update(func(tx *table.Tx[port.Key, port.Publication]) {
+		for s := range dirty {
+			ms := r.slots[s]
+			pubs := compile(ms)
+			for i := range pubs {
+				p := &pubs[i]
+				old, had := tx.Get(p.Key)
+				if had {
+					p.Since = old.Since
+				}
+				p.Decision = r.rules.Decide(*p)
+				if !had || !old.Equal(*p) {
+					tx.Put(p.Key, *p)
+				}
+			}
+			for _, k := range tx.Range(slotBounds(s)) {
+				if !slices.ContainsFunc(pubs, func(p port.Publication) bool { return p.Key == k }) {
+					tx.Delete(k)
+				}
+			}
+		}
+	})
+}
