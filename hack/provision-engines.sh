@@ -1,0 +1,127 @@
+#!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
+#
+# Provides the real engines that `make test-engines` runs against.
+#
+#   hack/provision-engines.sh            everything
+#   hack/provision-engines.sh packages   Debian's dockerd, containerd, runc, CNI plugins, etcd
+#   hack/provision-engines.sh nerdctl    nerdctl, built from its module
+#   hack/provision-engines.sh kube       kube-apiserver and kube-proxy, built from module k8s.io/kubernetes
+#
+# What is built is kept in ${FAIRLEAD_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/fairlead}/bin
+# under a stamp of its version, and is not built again. No engine is started.
+set -euo pipefail
+
+KUBE_VERSION=${KUBE_VERSION:-1.36.3}
+NERDCTL_VERSION=${NERDCTL_VERSION:-1.7.7}
+CACHE=${FAIRLEAD_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/fairlead}
+BIN=$CACHE/bin
+JOBS=${JOBS:-$(nproc)}
+mkdir -p "$BIN" "$CACHE/src"
+
+say() { printf '%s provision-engines: %s\n' "$(date +%H:%M:%S)" "$*" >&2; }
+
+# with_progress NAME COMMAND...: a line every 20 s, the log's end on failure.
+with_progress() {
+	local name=$1 log=$CACHE/src/$1.log pid start=$SECONDS
+	shift
+	say "$name: started (log: $log)"
+	"$@" >"$log" 2>&1 &
+	pid=$!
+	while kill -0 "$pid" 2>/dev/null; do
+		sleep 1
+		(((SECONDS - start) % 20 == 0)) && say "$name: $((SECONDS - start)) s"
+	done
+	if ! wait "$pid"; then
+		say "$name: failed"
+		tail -n 30 "$log" >&2
+		return 1
+	fi
+	say "$name: done after $((SECONDS - start)) s"
+}
+
+stamped() { [[ -f $BIN/.$1 && $(<"$BIN/.$1") == "$2" ]]; }
+stamp() { printf '%s' "$2" >"$BIN/.$1"; }
+
+packages() {
+	local missing=() p
+	for p in docker.io containerd runc containernetworking-plugins etcd-server iptables nftables conntrack busybox-static iproute2; do
+		dpkg-query -W -f '${db:Status-Status}' "$p" 2>/dev/null | grep -qx installed || missing+=("$p")
+	done
+	if ((${#missing[@]} == 0)); then
+		say "packages: present"
+		return
+	fi
+	[[ $(id -u) == 0 ]] || { say "packages: ${missing[*]} are missing; run this as root, or install them"; return 1; }
+	# Debian's maintainer scripts start daemons unless this file says no.
+	local rcd=/usr/sbin/policy-rc.d made=
+	if [[ ! -e $rcd ]]; then
+		printf '#!/bin/sh\nexit 101\n' >$rcd
+		chmod 755 $rcd
+		made=1
+	fi
+	local rc=0
+	with_progress apt-update apt-get update -q || true
+	with_progress apt-install env DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends "${missing[@]}" || rc=$?
+	[[ -z $made ]] || rm -f $rcd
+	return $rc
+}
+
+nerdctl() {
+	if stamped nerdctl "$NERDCTL_VERSION" && [[ -x $BIN/nerdctl ]]; then
+		say "nerdctl: $NERDCTL_VERSION present"
+		return
+	fi
+	local dir=$CACHE/src/nerdctl
+	rm -rf "$dir" && mkdir -p "$dir"
+	# The command has replace directives, so `go install` refuses it.
+	cat >"$dir/go.mod" <<-EOM
+		module fairlead.test/nerdctl
+
+		go 1.22
+
+		require github.com/containerd/nerdctl v$NERDCTL_VERSION
+	EOM
+	printf '//go:build tools\n\npackage tools\n\nimport _ "github.com/containerd/nerdctl/cmd/nerdctl"\n' >"$dir/tools.go"
+	with_progress nerdctl-modules env -C "$dir" GOFLAGS=-mod=mod go mod tidy
+	with_progress nerdctl nice -n 19 env -C "$dir" GOFLAGS=-mod=mod CGO_ENABLED=0 \
+		go build -p "$JOBS" -trimpath -ldflags='-s -w' -o "$BIN/" github.com/containerd/nerdctl/cmd/nerdctl
+	stamp nerdctl "$NERDCTL_VERSION"
+}
+
+kube() {
+	if stamped kube "$KUBE_VERSION" && [[ -x $BIN/kube-apiserver && -x $BIN/kube-proxy ]]; then
+		say "kube: $KUBE_VERSION present"
+		return
+	fi
+	local dir=$CACHE/src/kube staging=v0.${KUBE_VERSION#1.} mod
+	rm -rf "$dir" && mkdir -p "$dir"
+	mod=$(cd "$dir" && go mod download -json "k8s.io/kubernetes@v$KUBE_VERSION" | sed -n 's/^.*"GoMod": "\(.*\)".*$/\1/p')
+	{
+		echo "module fairlead.test/kube"
+		echo
+		grep -E '^(go|godebug) ' "$mod" | head -n 1
+		echo "require k8s.io/kubernetes v$KUBE_VERSION"
+		# The staging modules live in the same repository; outside it, their published twins serve.
+		sed -nE "s#^[[:space:]]+(k8s.io/[^ ]+) => ./staging.*#replace \1 => \1 $staging#p" "$mod"
+	} >"$dir/go.mod"
+	printf '//go:build tools\n\npackage tools\n\nimport (\n\t_ "k8s.io/kubernetes/cmd/kube-apiserver"\n\t_ "k8s.io/kubernetes/cmd/kube-proxy"\n)\n' >"$dir/tools.go"
+	with_progress kube-modules env -C "$dir" GOFLAGS=-mod=mod go mod tidy -e
+	with_progress kube nice -n 19 env -C "$dir" GOFLAGS=-mod=mod CGO_ENABLED=0 \
+		go build -p "$JOBS" -trimpath -ldflags='-s -w' -o "$BIN/" k8s.io/kubernetes/cmd/kube-apiserver k8s.io/kubernetes/cmd/kube-proxy
+	stamp kube "$KUBE_VERSION"
+}
+
+if (($# == 0)); then
+	set -- packages nerdctl kube
+fi
+for what in "$@"; do
+	case $what in
+	packages | nerdctl | kube) "$what" ;;
+	*)
+		say "unknown part \"$what\": want packages, nerdctl or kube"
+		exit 2
+		;;
+	esac
+done
+say "ready in $BIN"
