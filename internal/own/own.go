@@ -1,0 +1,217 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package own knows the sockets that fairlead itself opened, so that it neither
+// publishes them nor dials them. A socket is known by its kernel cookie before
+// it listens: an observer can see it at listen(2) or bind(2), not earlier.
+package own
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"strings"
+	"sync"
+	"syscall"
+
+	"github.com/fairlead/fairlead/internal/port"
+)
+
+// Sockets is the set of our own sockets. The zero value is empty and ready; it
+// is safe for concurrent use and must not be copied.
+type Sockets struct {
+	mu      sync.RWMutex
+	cookies map[uint64]struct{}
+	addrs   map[endpoint]int // how many of our sockets hold it
+}
+
+type endpoint struct {
+	protocol port.Protocol
+	addr     netip.AddrPort
+}
+
+// Has reports whether cookie (SO_COOKIE, sock_diag's idiag_cookie) is of a socket
+// of ours that is open. Where the kernel has no cookies it is always false.
+func (s *Sockets) Has(cookie uint64) bool {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	_, ok := s.cookies[cookie]
+	return ok
+}
+
+// Serves reports whether what is sent to addr arrives at a listener of ours: one
+// on that address, or on the wildcard of its family. Dialling it would splice
+// us to ourselves.
+func (s *Sockets) Serves(protocol port.Protocol, addr netip.AddrPort) bool {
+	ip := addr.Addr().Unmap()
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	if s.addrs[endpoint{protocol, netip.AddrPortFrom(ip, addr.Port())}] > 0 {
+		return true
+	}
+	any := netip.IPv6Unspecified()
+	if ip.Is4() {
+		any = netip.IPv4Unspecified()
+	}
+	return s.addrs[endpoint{protocol, netip.AddrPortFrom(any, addr.Port())}] > 0
+}
+
+// ListenConfig returns a configuration whose sockets are in the set before they
+// are bound. They stay in it for good, so it is for sockets that
+// live as long as the process; Listen and ListenPacket clean up after themselves.
+//
+// MPTCP is off: an MPTCP socket listens through a subflow that has another
+// cookie (mptcp_listen in net/mptcp/protocol.c).
+func (s *Sockets) ListenConfig() net.ListenConfig {
+	return s.listenConfig(nil)
+}
+
+// listenConfig notes the cookies of the sockets that it makes in seen, if given:
+// then it is good for one call only.
+func (s *Sockets) listenConfig(seen *[]uint64) net.ListenConfig {
+	lc := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
+		cookie, err := cookieOf(c)
+		if err != nil {
+			if errors.Is(err, errors.ErrUnsupported) {
+				return nil
+			}
+			return fmt.Errorf("read socket cookie: %w", err)
+		}
+		s.add(cookie)
+		if seen != nil {
+			*seen = append(*seen, cookie)
+		}
+		return nil
+	}}
+	lc.SetMultipathTCP(false)
+	return lc
+}
+
+// Listen is net.Listen ("tcp", "tcp4", "tcp6", "unix") with a socket of ours.
+// Closing the listener takes it out of the set. Connections that it accepts are
+// the net package's own types.
+func (s *Sockets) Listen(ctx context.Context, network, address string) (net.Listener, error) {
+	var cookies []uint64
+	lc := s.listenConfig(&cookies)
+	ln, err := lc.Listen(ctx, network, address)
+	if err != nil {
+		s.forget(cookies, nil)
+		return nil, err
+	}
+	eps := endpoints(port.TCP, network, ln.Addr())
+	s.hold(eps)
+	return &listener{Listener: ln, release: s.releaser(cookies, eps)}, nil
+}
+
+// ListenPacket is net.ListenPacket ("udp", "udp4", "udp6") with a socket of ours.
+// The caller owns the connection; closing it takes it out of the set.
+func (s *Sockets) ListenPacket(ctx context.Context, network, address string) (*UDPConn, error) {
+	var cookies []uint64
+	lc := s.listenConfig(&cookies)
+	pc, err := lc.ListenPacket(ctx, network, address)
+	if err != nil {
+		s.forget(cookies, nil)
+		return nil, err
+	}
+	udp, ok := pc.(*net.UDPConn)
+	if !ok {
+		s.forget(cookies, nil)
+		return nil, errors.Join(fmt.Errorf("listen %s %s: not a UDP socket", network, address), pc.Close())
+	}
+	eps := endpoints(port.UDP, network, udp.LocalAddr())
+	s.hold(eps)
+	return &UDPConn{UDPConn: udp, release: s.releaser(cookies, eps)}, nil
+}
+
+func (s *Sockets) add(cookie uint64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.cookies == nil {
+		s.cookies = make(map[uint64]struct{})
+	}
+	s.cookies[cookie] = struct{}{}
+}
+
+func (s *Sockets) hold(eps []endpoint) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.addrs == nil {
+		s.addrs = make(map[endpoint]int)
+	}
+	for _, ep := range eps {
+		s.addrs[ep]++
+	}
+}
+
+func (s *Sockets) forget(cookies []uint64, eps []endpoint) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, c := range cookies {
+		delete(s.cookies, c)
+	}
+	for _, ep := range eps {
+		if s.addrs[ep]--; s.addrs[ep] <= 0 {
+			delete(s.addrs, ep)
+		}
+	}
+}
+
+func (s *Sockets) releaser(cookies []uint64, eps []endpoint) func() {
+	return sync.OnceFunc(func() { s.forget(cookies, eps) })
+}
+
+// endpoints returns what a socket at addr serves: a :: socket of an unqualified
+// network serves IPv4 too.
+func endpoints(protocol port.Protocol, network string, addr net.Addr) []endpoint {
+	var ap netip.AddrPort
+	switch a := addr.(type) {
+	case *net.TCPAddr:
+		ap = a.AddrPort()
+	case *net.UDPAddr:
+		ap = a.AddrPort()
+	default:
+		return nil
+	}
+	ip := ap.Addr().Unmap()
+	eps := []endpoint{{protocol, netip.AddrPortFrom(ip, ap.Port())}}
+	if ip == netip.IPv6Unspecified() && !strings.HasSuffix(network, "6") {
+		eps = append(eps, endpoint{protocol, netip.AddrPortFrom(netip.IPv4Unspecified(), ap.Port())})
+	}
+	return eps
+}
+
+// listener forgets its cookie once it is closed: not before, since until then an
+// observer may still see the socket.
+type listener struct {
+	net.Listener
+	release func()
+}
+
+func (l *listener) Close() error {
+	err := l.Listener.Close()
+	l.release()
+	return err
+}
+
+// SyscallConn implements syscall.Conn.
+func (l *listener) SyscallConn() (syscall.RawConn, error) {
+	c, ok := l.Listener.(syscall.Conn)
+	if !ok {
+		return nil, errors.ErrUnsupported
+	}
+	return c.SyscallConn()
+}
+
+// UDPConn is a UDP socket of ours.
+type UDPConn struct {
+	*net.UDPConn
+	release func()
+}
+
+// Close closes the socket and takes it out of the set.
+func (c *UDPConn) Close() error {
+	err := c.UDPConn.Close()
+	c.release()
+	return err
+}
