@@ -1,0 +1,129 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+#
+# Installs what fairlead's tests need on Debian 12. Quick, and without a word to
+# the network, when all is there.
+#
+#   hack/provision.sh [base|generate|vm|lint|all]...    (default: all)
+#
+# Packages need root; kernels and the linter go to a cache directory of the user:
+# ${FAIRLEAD_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/fairlead}.
+set -euo pipefail
+
+# base: the race detector needs cgo; root tests make namespaces and rules.
+base_packages=(ca-certificates gcc git iproute2 iptables kmod libc6-dev make nftables procps)
+# generate: the pinned compiler of the BPF programs, and the headers to refresh the vendored ones.
+generate_packages=(clang-14 libbpf-dev llvm-14)
+# vm: the emulator, and what goes into its file system.
+vm_packages=(busybox-static iproute2 iptables kmod nftables qemu-system-x86 xz-utils)
+# The kernels that tests run on: the version, and the package that names the newest build of it.
+kernels=(6.1:linux-image-cloud-amd64 6.12:linux-image-6.12-cloud-amd64)
+lint_version=v2.15.0
+
+cache=${FAIRLEAD_CACHE:-${XDG_CACHE_HOME:-${HOME:?}/.cache}/fairlead}
+
+say() { printf 'provision: %s\n' "$*"; }
+die() { printf 'provision: %s\n' "$*" >&2; exit 1; }
+
+tmp=
+cleanup() { [ -z "$tmp" ] || rm -rf "$tmp"; }
+trap cleanup EXIT
+scratch() { [ -n "$tmp" ] || tmp=$(mktemp -d); }
+
+# shellcheck disable=SC1091
+os() { . /etc/os-release 2>/dev/null && printf '%s' "${ID:-unknown} ${VERSION_ID:-}"; }
+[ "$(os)" = "debian 12" ] || die "needs Debian 12, this is '$(os)': use the Vagrantfile or a Debian 12 machine"
+[ "$(dpkg --print-architecture)" = amd64 ] || die "needs amd64, this is $(dpkg --print-architecture)"
+
+packages() {
+	local missing=() p
+	for p; do
+		[ "$(dpkg-query -W -f='${db:Status-Status}' "$p" 2>/dev/null)" = installed ] || missing+=("$p")
+	done
+	[ ${#missing[@]} -gt 0 ] || return 0
+	[ "$(id -u)" = 0 ] || die "packages are missing and only root installs them: run 'sudo hack/provision.sh' (missing: ${missing[*]})"
+	say "installing ${missing[*]}"
+	export DEBIAN_FRONTEND=noninteractive
+	apt-get update -qq
+	apt-get install -y -qq --no-install-recommends -o Dpkg::Use-Pty=0 "${missing[@]}" >/dev/null
+}
+
+# lists reads package lists of its own, so that it needs neither root nor fresh
+# lists of the system: Debian's own sources as configured, plus the security
+# archive beside them if that is not among them (debootstrap leaves it out).
+lists() {
+	[ -z "${apt_options+set}" ] || return 0
+	scratch
+	mkdir -p "$tmp/lists/partial" "$tmp/archives/partial"
+	chmod 755 "$tmp"
+	local uri release
+	while read -r uri release; do
+		case $uri in
+		*/debian | */debian-security) printf 'deb %s %s main\n' "$uri" "$release" ;;
+		esac
+		case $uri in
+		*/debian) printf 'deb %s-security %s-security main\n' "$uri" "${release%%-*}" ;;
+		esac
+	done < <(apt-get indextargets --format '$(REPO_URI) $(RELEASE) $(COMPONENT)' 'Created-By: Packages' |
+		awk '$3 == "main" && $2 ~ /^bookworm/ { sub("/$", "", $1); print $1, $2 }') | sort -u >"$tmp/sources.list"
+	[ -s "$tmp/sources.list" ] || die "no Debian bookworm source is configured for apt"
+	apt_options=(-qq -o "Dir::State::Lists=$tmp/lists" -o "Dir::Cache=$tmp" -o "Dir::Etc::SourceList=$tmp/sources.list"
+		-o Dir::Etc::SourceParts=/dev/null -o Acquire::Languages=none -o APT::Sandbox::User=)
+	apt-get "${apt_options[@]}" update
+}
+
+kernel() {
+	local version=$1 meta=$2 dir=$cache/kernels/$1 package
+	[ ! -f "$dir/release" ] || return 0
+	lists
+	package=$(apt-cache "${apt_options[@]}" depends "$meta" | awk '$1 == "Depends:" { print $2; exit }')
+	[ -n "$package" ] || die "no package $meta in the configured Debian sources"
+	say "fetching kernel $version: $package"
+	mkdir -p "$tmp/$version" "$cache/kernels"
+	(cd "$tmp/$version" && apt-get "${apt_options[@]}" download "$package")
+	rm -rf "$dir.new"
+	dpkg-deb -x "$tmp/$version"/*.deb "$dir.new"
+	# What no test reads is most of it.
+	rm -rf "$dir.new/usr" "$dir.new"/boot/System.map-*
+	mv "$dir.new"/boot/vmlinuz-* "$dir.new/vmlinuz"
+	PATH=$PATH:/usr/sbin:/sbin depmod -b "$dir.new" "${package#linux-image-}"
+	printf '%s\n' "${package#linux-image-}" >"$dir.new/release"
+	rm -rf "$dir"
+	mv "$dir.new" "$dir"
+}
+
+linter() {
+	local bin
+	command -v go >/dev/null || die "no go in PATH: install Go first"
+	bin=$cache/bin/golangci-lint-$lint_version-$(go env GOVERSION)
+	if [ ! -x "$bin" ]; then
+		say "building golangci-lint $lint_version (one or two minutes)"
+		scratch
+		GOBIN=$tmp/bin GOFLAGS=-buildvcs=false GOOS='' GOARCH='' go install -trimpath -ldflags '-s -w' \
+			"github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$lint_version" 2> >(grep -v '^go: downloading' >&2)
+		mkdir -p "$cache/bin"
+		cp "$tmp/bin/golangci-lint" "$bin.new"
+		mv "$bin.new" "$bin"
+	fi
+	ln -sf "${bin##*/}" "$cache/bin/golangci-lint"
+}
+
+[ $# -gt 0 ] || set -- all
+for section; do
+	case $section in
+	base) packages "${base_packages[@]}" ;;
+	generate) packages "${generate_packages[@]}" ;;
+	vm)
+		packages "${vm_packages[@]}"
+		for k in "${kernels[@]}"; do kernel "${k%%:*}" "${k#*:}"; done
+		;;
+	lint) linter ;;
+	all)
+		packages "${base_packages[@]}" "${generate_packages[@]}" "${vm_packages[@]}"
+		for k in "${kernels[@]}"; do kernel "${k%%:*}" "${k#*:}"; done
+		linter
+		;;
+	*) die "unknown section '$section': want base, generate, vm, lint or all" ;;
+	esac
+done
+say "ready"

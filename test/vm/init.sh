@@ -1,0 +1,27 @@
+#!/bin/busybox sh
+# SPDX-License-Identifier: Apache-2.0
+# The guest's first process. The kernel's console is ttyS0; ttyS1 carries what
+# tests print, between lines that the host reads.
+/bin/busybox --install -s /bin
+export PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root TMPDIR=/tmp
+mount -t proc proc /proc
+mount -t sysfs sys /sys
+mount -t devtmpfs dev /dev
+mkdir -p /dev/pts /dev/shm
+mount -t devpts devpts /dev/pts
+mount -t tmpfs shm /dev/shm
+mount -t tmpfs tmp /tmp
+mount -t tmpfs run /run
+mkdir -p /run/netns /run/lock
+ln -s /run /var/run 2>/dev/null || { mkdir -p /var && ln -s /run /var/run; }
+mount -t cgroup2 cgroup /sys/fs/cgroup
+mount -t tracefs trace /sys/kernel/tracing
+mount -t debugfs debug /sys/kernel/debug
+mount -t bpf bpf /sys/fs/bpf
+ip link set lo up
+stty -F /dev/ttyS1 raw -echo
+# What stands on a machine with containers: a test that wants a module to come
+# later can remove it first.
+modprobe -a nf_tables nft_chain_nat iptable_nat ip6table_nat vsock_loopback tcp_diag udp_diag
+. /test/run.sh </dev/null >/dev/ttyS1 2>&1
+poweroff -f

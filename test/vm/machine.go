@@ -1,0 +1,302 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/fairlead/fairlead/test/report"
+)
+
+// job is one run of one test binary in the guest.
+type job struct {
+	name string // as shown
+	dir  string // in the guest, holds the binary "run.test"
+	args []string
+	env  []string // NAME=value
+}
+
+// Lines on the guest's second serial port that begin with mark are the run script's.
+const mark = "\x1e"
+
+// script is the guest's run script for these jobs.
+func script(jobs []job) []byte {
+	var b bytes.Buffer
+	for i, j := range jobs {
+		fmt.Fprintf(&b, "echo; echo '%sbegin %d'; cd %s;", mark, i, quote(j.dir))
+		for _, e := range j.env {
+			name, value, _ := strings.Cut(e, "=")
+			fmt.Fprintf(&b, " %s=%s", name, quote(value))
+		}
+		b.WriteString(" ./run.test")
+		for _, a := range j.args {
+			b.WriteString(" " + quote(a))
+		}
+		fmt.Fprintf(&b, "; rc=$?; echo; echo \"%send %d $rc\"\n", mark, i)
+	}
+	return b.Bytes()
+}
+
+// quote makes s one word for a shell.
+func quote(s string) string { return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'" }
+
+// complaint matches what a kernel prints on its console when something is wrong with it.
+var complaint = regexp.MustCompile(strings.Join([]string{
+	`\bBUG: `, `\bOops\b`, `kernel BUG at`, `\bWARNING: .* at `, `Kernel panic`, `Call Trace:`,
+	`general protection fault`, `unable to handle`, `segfault at`, `invoked oom-killer`, `Out of memory`,
+	`INFO: task .* blocked`, `unregister_netdevice: waiting`, `Initramfs unpacking failed`,
+}, "|"))
+
+// console watches the kernel's console.
+type console struct {
+	out     io.Writer
+	prefix  string
+	verbose bool
+
+	mu        sync.Mutex
+	complaint string // the first one
+	shown     int
+	tail      []string
+}
+
+const (
+	consoleShown = 120 // lines shown from the first complaint on
+	consoleTail  = 20  // lines kept for a machine that ends too early
+)
+
+// read consumes the console until the machine closes it.
+func (c *console) read(r io.Reader) {
+	lines := bufio.NewReader(r)
+	for {
+		text, err := lines.ReadString('\n')
+		if text = strings.TrimRight(text, "\r\n"); text != "" {
+			c.line(text)
+		}
+		if err != nil {
+			return
+		}
+	}
+}
+
+func (c *console) line(text string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.complaint == "" && complaint.MatchString(text) {
+		c.complaint = text
+	}
+	if c.tail = append(c.tail, text); len(c.tail) > consoleTail {
+		c.tail = c.tail[1:]
+	}
+	if c.complaint != "" && c.shown < consoleShown {
+		c.shown++
+	} else if !c.verbose {
+		return
+	}
+	fmt.Fprintf(c.out, "%sconsole: %s\n", c.prefix, text) //nolint:errcheck // progress
+}
+
+// err says what the kernel complained of, if it did.
+func (c *console) err() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.complaint == "" {
+		return nil
+	}
+	return fmt.Errorf("the kernel complained: %s", c.complaint)
+}
+
+func (c *console) last() string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return strings.Join(c.tail, "\n")
+}
+
+// machine is one emulated computer that runs jobs and powers off.
+type machine struct {
+	kernel  kernel
+	initrd  string // path of the whole initramfs
+	memory  int    // MiB
+	timeout time.Duration
+	jobs    []job
+	report  *report.Reporter
+	console *console
+}
+
+// run boots the machine, runs its jobs and counts them, and the machine itself
+// as one check: it came up, ran everything, and its kernel did not complain.
+func (m *machine) run(ctx context.Context) {
+	start := time.Now()
+	err := m.boot(ctx)
+	err = errors.Join(err, m.console.err())
+	m.report.Check(fmt.Sprintf("kernel %s (%d runs, %.1fs with boot)", m.kernel.release, len(m.jobs), time.Since(start).Seconds()), err)
+}
+
+func (m *machine) boot(ctx context.Context) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, m.timeout, fmt.Errorf("machine still runs after %s: killed", m.timeout))
+	defer cancel()
+	dir, err := os.MkdirTemp("", "fairlead-vm-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(dir) //nolint:errcheck // two sockets in the temporary directory
+
+	var ports [2]*net.UnixListener
+	for i := range ports {
+		ports[i], err = net.ListenUnix("unix", &net.UnixAddr{Net: "unix", Name: filepath.Join(dir, "ttyS"+strconv.Itoa(i))})
+		if err != nil {
+			return err
+		}
+		defer ports[i].Close() //nolint:errcheck // nothing was written
+	}
+	// One thread for all virtual processors: with more, attaching programs
+	// under load breaks in the emulator. No KVM, so that it runs anywhere.
+	// The watchdogs look at a clock that emulation on a busy host stretches.
+	qemu := exec.CommandContext(ctx, "qemu-system-x86_64",
+		"-accel", "tcg,thread=single", "-cpu", "max", "-smp", "2", "-m", strconv.Itoa(m.memory),
+		"-nodefaults", "-nographic", "-no-reboot", "-monitor", "none",
+		"-chardev", "socket,id=tty0,path="+filepath.Join(dir, "ttyS0"), "-serial", "chardev:tty0",
+		"-chardev", "socket,id=tty1,path="+filepath.Join(dir, "ttyS1"), "-serial", "chardev:tty1",
+		"-kernel", filepath.Join(m.kernel.dir, "vmlinuz"), "-initrd", m.initrd,
+		"-append", "console=ttyS0 loglevel=5 panic=-1 oops=panic rdinit=/init tsc=reliable mitigations=off"+
+			" random.trust_cpu=on nowatchdog rcupdate.rcu_cpu_stall_suppress=1")
+	var stderr bytes.Buffer
+	qemu.Stdout, qemu.Stderr = &stderr, &stderr
+	qemu.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if err := qemu.Start(); err != nil {
+		return fmt.Errorf("start machine: %w: run hack/provision.sh vm", err)
+	}
+	ended := make(chan error, 1)
+	go func() {
+		ended <- qemu.Wait()
+		for _, p := range ports {
+			p.Close() //nolint:errcheck // ends Accept of a machine that never connected
+		}
+	}()
+
+	var consoleDone sync.WaitGroup
+	consoleDone.Go(func() {
+		if conn, err := ports[0].Accept(); err == nil {
+			m.console.read(conn)
+			conn.Close() //nolint:errcheck // only read
+		}
+	})
+	done := 0
+	conn, err := ports[1].Accept()
+	if err == nil {
+		done, err = m.results(ctx, conn)
+		err = errors.Join(err, conn.Close())
+	} else {
+		err = nil // said better by the exit below
+	}
+	exit := <-ended
+	consoleDone.Wait()
+	if cause := context.Cause(ctx); cause != nil {
+		exit = cause
+	}
+	if done == len(m.jobs) && exit == nil {
+		return err
+	}
+	for _, j := range m.jobs[done:] {
+		m.report.Check(j.name, errors.New("did not run to its end"))
+	}
+	return errors.Join(err, fmt.Errorf("machine ended early: %w\n%s%s", orNone(exit), stderr.String(), m.console.last()))
+}
+
+func orNone(err error) error {
+	if err == nil {
+		return errors.New("it powered off or panicked")
+	}
+	return err
+}
+
+// results reads what the jobs print and returns how many ran to their end.
+func (m *machine) results(ctx context.Context, port io.Reader) (done int, err error) {
+	lines := bufio.NewReader(port)
+	var running *converter
+	defer func() {
+		if running != nil {
+			err = errors.Join(err, running.close())
+			m.report.End()
+		}
+	}()
+	for {
+		line, rerr := lines.ReadString('\n')
+		if text, ok := strings.CutPrefix(line, mark); ok {
+			var word string
+			var index, rc int
+			fmt.Sscan(text, &word, &index, &rc) //nolint:errcheck // begin has two fields; a broken word is caught below
+			switch {
+			case word == "begin" && running == nil && index == done:
+				if running, err = m.convert(ctx, m.jobs[index].name); err != nil {
+					return done, err
+				}
+			case word == "end" && running != nil && index == done:
+				before := m.report.Count().Failed
+				err = running.close()
+				running = nil
+				m.report.End()
+				if err != nil {
+					return done, err
+				}
+				if rc != 0 && m.report.Count().Failed == before {
+					m.report.Check(m.jobs[index].name, fmt.Errorf("exit status %d", rc))
+				}
+				done++
+			default:
+				return done, fmt.Errorf("unexpected line from the run script: %q", text)
+			}
+		} else if running != nil {
+			if _, err := io.WriteString(running.in, line); err != nil {
+				return done, fmt.Errorf("convert output of %s: %w", m.jobs[done].name, err)
+			}
+		}
+		if rerr != nil {
+			return done, nil //nolint:nilerr // the end of the machine, whose reason its exit tells
+		}
+	}
+}
+
+// converter turns the output of one test binary to events and reports them.
+type converter struct {
+	in  io.WriteCloser
+	cmd *exec.Cmd
+	got chan error
+}
+
+func (m *machine) convert(ctx context.Context, name string) (*converter, error) {
+	cmd := exec.CommandContext(ctx, "go", "tool", "test2json", "-t", "-p", name)
+	cmd.Stderr = os.Stderr
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		return nil, err
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		return nil, err
+	}
+	if err := cmd.Start(); err != nil {
+		return nil, fmt.Errorf("start test2json: %w", err)
+	}
+	c := &converter{in: in, cmd: cmd, got: make(chan error, 1)}
+	go func() { c.got <- m.report.Read(out) }()
+	return c, nil
+}
+
+func (c *converter) close() error {
+	return errors.Join(c.in.Close(), <-c.got, c.cmd.Wait())
+}

@@ -1,0 +1,283 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Vm runs tests under other kernels than this machine's. It builds the tests
+// that the tags root and vm add, packs them into an initramfs with the tools
+// they need, boots each kernel in an emulator, and reports as go test does. It
+// needs no root.
+//
+//	go run ./test/vm [flags] [packages]
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/fairlead/fairlead/test/report"
+)
+
+type options struct {
+	kernels     string
+	rungs       string
+	tags        string
+	run         string
+	bench       string
+	env         []string
+	memory      int
+	timeout     time.Duration
+	testTimeout time.Duration
+	verbose     bool
+	tally       string
+	patterns    []string
+}
+
+func (o options) validate() error {
+	switch {
+	case o.kernels == "":
+		return errors.New("-kernel is empty: want for example 6.1,6.12")
+	case o.memory < 512:
+		return fmt.Errorf("-memory %d: want at least 512 MiB", o.memory)
+	case o.timeout <= 0 || o.testTimeout <= 0:
+		return errors.New("-timeout and -test-timeout: want more than 0")
+	}
+	for _, e := range o.env {
+		if !strings.Contains(e, "=") {
+			return fmt.Errorf("-env %q: want NAME=value", e)
+		}
+	}
+	return nil
+}
+
+func main() {
+	var o options
+	flag.StringVar(&o.kernels, "kernel", "6.1,6.12", "kernel versions, run side by side")
+	flag.StringVar(&o.rungs, "rungs", "fentry,kprobe,tp_btf", "run packages that read "+rungsVariable+" once for each of these")
+	flag.StringVar(&o.tags, "tags", "root,vm", "build tags; only tests that they add are run")
+	flag.StringVar(&o.run, "run", "", "run only tests that match, instead of all that the tags add")
+	flag.StringVar(&o.bench, "bench", "", "run the benchmarks that match, and no tests")
+	flag.Func("env", "`NAME=value` for the environment of the tests; may be repeated", func(s string) error {
+		o.env = append(o.env, s)
+		return nil
+	})
+	flag.IntVar(&o.memory, "memory", 1024, "MiB of each machine, beside what the file system takes")
+	flag.DurationVar(&o.timeout, "timeout", 20*time.Minute, "limit for each machine")
+	flag.DurationVar(&o.testTimeout, "test-timeout", 5*time.Minute, "limit for each test binary")
+	flag.BoolVar(&o.verbose, "v", false, "show all output and the console")
+	flag.StringVar(&o.tally, "tally", os.Getenv("FAIRLEAD_TALLY"), "file to add the counts to")
+	flag.Parse()
+	o.patterns = flag.Args()
+	if len(o.patterns) == 0 {
+		o.patterns = []string{"./..."}
+	}
+	if err := o.validate(); err != nil {
+		fmt.Fprintln(os.Stderr, "vm:", err)
+		os.Exit(2)
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	failed, err := run(ctx, os.Stdout, o)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "vm:", err)
+	}
+	if err != nil || failed {
+		os.Exit(1)
+	}
+}
+
+// run does everything and reports whether anything failed.
+func run(ctx context.Context, out io.Writer, o options) (failed bool, err error) {
+	out = &lockedWriter{w: out}
+	cache, err := cacheDir()
+	if err != nil {
+		return true, err
+	}
+	suites, err := findSuites(ctx, o.tags, o.patterns)
+	if err != nil {
+		return true, err
+	}
+	if o.bench != "" {
+		suites = withBenchmarks(suites)
+	}
+	if len(suites) == 0 {
+		return true, fmt.Errorf("no tests with tags %s in %s", o.tags, strings.Join(o.patterns, " "))
+	}
+	work, err := os.MkdirTemp("", "fairlead-vm-")
+	if err != nil {
+		return true, err
+	}
+	defer os.RemoveAll(work) //nolint:errcheck // leaves files in the temporary directory
+
+	builds := &report.Reporter{Out: out, Prefix: "[build] "}
+	fmt.Fprintf(out, "[build] %d packages with tags %s\n", len(suites), o.tags) //nolint:errcheck // progress
+	jobs := buildJobs(ctx, o, suites, work, builds)
+	total := builds.Count()
+	total.Passed = 0 // what was built is counted when it runs
+	var mu sync.Mutex
+	var machines sync.WaitGroup
+	for version := range strings.SplitSeq(o.kernels, ",") {
+		machines.Go(func() {
+			r := &report.Reporter{Out: out, Prefix: "[" + version + "] ", Tests: true, Verbose: o.verbose || o.bench != ""}
+			if err := runKernel(ctx, o, cache, work, version, jobs, r); err != nil {
+				r.Check("machine", err)
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			total.Add(r.Count())
+			fmt.Fprintf(out, "[%s] %s\n", version, r.Count()) //nolint:errcheck // progress
+			if err := report.Append(o.tally, "test-vm-"+version, r.Count()); err != nil {
+				r.Check("tally", err)
+			}
+		})
+	}
+	machines.Wait()
+	if builds.Count().Failed > 0 {
+		if err := report.Append(o.tally, "test-vm-build", report.Count{Failed: builds.Count().Failed}); err != nil {
+			return true, err
+		}
+	}
+	fmt.Fprintln(out, total) //nolint:errcheck // progress
+	return total.Failed > 0, nil
+}
+
+func withBenchmarks(suites []suite) []suite {
+	var some []suite
+	for _, s := range suites {
+		if s.Benchmarks {
+			some = append(some, s)
+		}
+	}
+	return some
+}
+
+// buildJobs builds the suites below work/test, which becomes /test in the guest.
+func buildJobs(ctx context.Context, o options, suites []suite, work string, builds *report.Reporter) []job {
+	var jobs []job
+	for i, s := range suites {
+		name := strings.TrimPrefix(s.Package, "github.com/fairlead/fairlead/")
+		dir := filepath.Join(work, "test", strconv.Itoa(i))
+		if err := s.build(ctx, o.tags, filepath.Join(dir, "run.test")); err != nil {
+			builds.Check(name, err)
+			continue
+		}
+		if err := copyData(dir, s.Dir); err != nil {
+			builds.Check(name, err)
+			continue
+		}
+		j := job{
+			name: name,
+			dir:  "/test/" + strconv.Itoa(i),
+			args: []string{"-test.v=test2json", "-test.timeout=" + o.testTimeout.String(), "-test.run=" + filter(s.Tests)},
+			env:  o.env,
+		}
+		switch {
+		case o.bench != "":
+			j.args = append(j.args, "-test.run=^$", "-test.bench="+o.bench)
+		case o.run != "":
+			j.args = append(j.args, "-test.run="+o.run)
+		}
+		if !s.Rungs || o.rungs == "" {
+			jobs = append(jobs, j)
+			continue
+		}
+		for rung := range strings.SplitSeq(o.rungs, ",") {
+			r := j
+			r.name += " [" + rung + "]"
+			r.env = append([]string{rungsVariable + "=" + rung}, j.env...)
+			jobs = append(jobs, r)
+		}
+	}
+	return jobs
+}
+
+// copyData copies a package's testdata, if it has any, beside its binary.
+func copyData(dst, src string) error {
+	err := os.CopyFS(filepath.Join(dst, "testdata"), os.DirFS(filepath.Join(src, "testdata")))
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	return err
+}
+
+func runKernel(ctx context.Context, o options, cache, work, version string, jobs []job, r *report.Reporter) error {
+	k, err := findKernel(cache, version)
+	if err != nil {
+		return err
+	}
+	base, err := baseImage(ctx, cache, k)
+	if err != nil {
+		return err
+	}
+	initrd := filepath.Join(work, version+".cpio")
+	if err := appendImage(initrd, base, work, jobs); err != nil {
+		return fmt.Errorf("pack tests: %w", err)
+	}
+	info, err := os.Stat(initrd)
+	if err != nil {
+		return err
+	}
+	m := machine{
+		kernel: k, initrd: initrd, jobs: jobs, report: r, timeout: o.timeout,
+		// The archive and what is unpacked from it exist at the same time.
+		memory:  o.memory + 2*int(info.Size()>>20),
+		console: &console{out: r.Out, prefix: r.Prefix, verbose: o.verbose},
+	}
+	m.run(ctx)
+	return nil
+}
+
+// appendImage writes base followed by an archive of work/test and the run script.
+func appendImage(name, base, work string, jobs []job) error {
+	return writeFile(name, func(w io.Writer) error {
+		b, err := os.Open(base)
+		if err != nil {
+			return err
+		}
+		defer b.Close() //nolint:errcheck // only read
+		if _, err := io.Copy(w, b); err != nil {
+			return err
+		}
+		a := archive{w: w}
+		if err := a.tree(filepath.Join(work, "test"), work); err != nil {
+			return err
+		}
+		text := string(script(jobs))
+		if err := a.entry("test/run.sh", modeFile|0o644, int64(len(text)), strings.NewReader(text)); err != nil {
+			return err
+		}
+		return a.end()
+	})
+}
+
+// cacheDir is where hack/provision.sh keeps kernels.
+func cacheDir() (string, error) {
+	if dir := os.Getenv("FAIRLEAD_CACHE"); dir != "" {
+		return dir, nil
+	}
+	dir, err := os.UserCacheDir()
+	if err != nil {
+		return "", fmt.Errorf("find cache directory: %w: set FAIRLEAD_CACHE", err)
+	}
+	return filepath.Join(dir, "fairlead"), nil
+}
+
+// lockedWriter keeps the lines of several machines whole.
+type lockedWriter struct {
+	mu sync.Mutex
+	w  io.Writer
+}
+
+func (l *lockedWriter) Write(b []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.w.Write(b)
+}

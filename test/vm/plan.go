@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+)
+
+// rungsVariable names, in the environment of a test, the attach mechanisms it
+// may use. Packages that read it are run once for each rung.
+const rungsVariable = "FAIRLEAD_RUNGS"
+
+// suite is one package with the tests in it that only build with the tags.
+type suite struct {
+	Package string   // import path
+	Dir     string   // on this machine
+	Tests   []string // names of Test, Fuzz and Example functions
+	Rungs   bool     // it reads rungsVariable
+
+	Benchmarks bool // the tags add some
+}
+
+type listed struct {
+	ImportPath   string
+	Dir          string
+	TestGoFiles  []string
+	XTestGoFiles []string
+}
+
+// findSuites returns the packages of the patterns with tests that tags add.
+func findSuites(ctx context.Context, tags string, patterns []string) ([]suite, error) {
+	without, err := goList(ctx, "", patterns)
+	if err != nil {
+		return nil, err
+	}
+	with, err := goList(ctx, tags, patterns)
+	if err != nil {
+		return nil, err
+	}
+	var suites []suite
+	for importPath, p := range with {
+		plain := without[importPath]
+		known := slices.Concat(plain.TestGoFiles, plain.XTestGoFiles)
+		s := suite{Package: importPath, Dir: p.Dir}
+		for _, file := range slices.Concat(p.TestGoFiles, p.XTestGoFiles) {
+			if slices.Contains(known, file) {
+				continue
+			}
+			if err := s.addTests(filepath.Join(p.Dir, file)); err != nil {
+				return nil, err
+			}
+		}
+		if len(s.Tests) == 0 && !s.Benchmarks {
+			continue
+		}
+		if s.Rungs, err = mentions(p.Dir, rungsVariable); err != nil {
+			return nil, err
+		}
+		suites = append(suites, s)
+	}
+	slices.SortFunc(suites, func(a, b suite) int { return strings.Compare(a.Package, b.Package) })
+	return suites, nil
+}
+
+// goList lists packages as guests see them. A pattern that matches only
+// packages whose files all need tags is no error here.
+func goList(ctx context.Context, tags string, patterns []string) (map[string]listed, error) {
+	args := slices.Concat([]string{"list", "-e", "-json=ImportPath,Dir,TestGoFiles,XTestGoFiles", "-tags=" + tags}, patterns)
+	cmd := exec.CommandContext(ctx, "go", args...)
+	cmd.Env = guestEnv()
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	if err != nil {
+		return nil, fmt.Errorf("go list: %w: %s", err, strings.TrimSpace(stderr.String()))
+	}
+	found := make(map[string]listed)
+	for dec := json.NewDecoder(bytes.NewReader(out)); ; {
+		var p listed
+		if err := dec.Decode(&p); errors.Is(err, io.EOF) {
+			return found, nil
+		} else if err != nil {
+			return nil, fmt.Errorf("go list: %w", err)
+		}
+		found[p.ImportPath] = p
+	}
+}
+
+// guestEnv is the environment to build for the guest in.
+func guestEnv() []string {
+	return append(os.Environ(), "CGO_ENABLED=0", "GOOS=linux", "GOARCH=amd64")
+}
+
+// addTests adds what -test.run can choose in one file.
+func (s *suite) addTests(file string) error {
+	parsed, err := parser.ParseFile(token.NewFileSet(), file, nil, parser.SkipObjectResolution)
+	if err != nil {
+		return err
+	}
+	for _, d := range parsed.Decls {
+		f, ok := d.(*ast.FuncDecl)
+		if !ok || f.Recv != nil || f.Name.Name == "TestMain" {
+			continue
+		}
+		for _, kind := range []string{"Test", "Fuzz", "Example"} {
+			if strings.HasPrefix(f.Name.Name, kind) {
+				s.Tests = append(s.Tests, f.Name.Name)
+			}
+		}
+		s.Benchmarks = s.Benchmarks || strings.HasPrefix(f.Name.Name, "Benchmark")
+	}
+	return nil
+}
+
+// mentions reports whether a Go file in dir contains word.
+func mentions(dir, word string) (bool, error) {
+	files, err := filepath.Glob(filepath.Join(dir, "*.go"))
+	if err != nil {
+		return false, err
+	}
+	for _, f := range files {
+		text, err := os.ReadFile(f)
+		if err != nil {
+			return false, err
+		}
+		if bytes.Contains(text, []byte(word)) {
+			return true, nil
+		}
+	}
+	return false, nil
+}
+
+// filter is the -test.run expression that chooses exactly these tests.
+func filter(tests []string) string { return "^(" + strings.Join(tests, "|") + ")$" }
+
+// build compiles the tests of s into a static binary at out.
+func (s suite) build(ctx context.Context, tags, out string) error {
+	cmd := exec.CommandContext(ctx, "go", "test", "-c", "-trimpath", "-ldflags=-s -w", "-tags="+tags, "-o", out, s.Package)
+	cmd.Env = guestEnv()
+	if text, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("%w\n%s", err, bytes.TrimSpace(text))
+	}
+	return nil
+}
