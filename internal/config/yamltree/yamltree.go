@@ -1,0 +1,275 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package yamltree reads YAML strictly: each value knows its file, line, column
+// and field, so that an error says where it is and what would be right. Only
+// plain YAML is read: no anchors, aliases, merge keys or tags.
+package yamltree
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/goccy/go-yaml"
+	"github.com/goccy/go-yaml/ast"
+	"github.com/goccy/go-yaml/parser"
+	"github.com/goccy/go-yaml/token"
+)
+
+// MaxSize is the size of the largest document that is read, in bytes.
+const MaxSize = 256 << 10
+
+// Error is what is wrong with one value.
+type Error struct {
+	File   string
+	Line   int    // 1-based, 0 if the whole file is meant
+	Column int    // 1-based, in characters
+	Field  string // "rules[2].match.ports", empty for the whole document
+	Reason string // the value, and what is allowed
+}
+
+// Error returns "FILE:LINE:COLUMN: FIELD: REASON", without what is unknown, as one line.
+func (e *Error) Error() string {
+	var b strings.Builder
+	b.WriteString(e.File)
+	if e.Line > 0 {
+		fmt.Fprintf(&b, ":%d:%d", e.Line, e.Column)
+	}
+	if e.Field != "" {
+		b.WriteString(": " + e.Field)
+	}
+	return b.String() + ": " + e.Reason
+}
+
+// Node is one value of a document. The zero Node is null.
+type Node struct {
+	file, field  string
+	line, column int
+	node         ast.Node
+}
+
+// Parse reads one document; an empty one is null. File names it in errors.
+func Parse(file string, data []byte) (Node, error) {
+	n := Node{file: file}
+	if len(data) > MaxSize {
+		return n, n.Errorf("%d bytes: want at most %d", len(data), MaxSize)
+	}
+	f, err := parser.ParseBytes(data, 0)
+	if err != nil {
+		return n, syntaxError(n, err)
+	}
+	for i, d := range f.Docs {
+		switch {
+		case d.Body == nil || d.Body.Type() == ast.NullType:
+		case i > 0:
+			n.locate(d.Body)
+			return n, n.Errorf("a second document: want one")
+		default:
+			n.node = d.Body
+		}
+	}
+	n.locate(n.node)
+	return n, nil
+}
+
+func syntaxError(n Node, err error) error {
+	reason := err.Error()
+	if e, ok := errors.AsType[yaml.Error](err); ok {
+		reason = e.GetMessage()
+		n.line, n.column = position(e.GetToken())
+	}
+	reason, _, _ = strings.Cut(reason, "\n")
+	if strings.Contains(reason, "alias") {
+		reason += ` (quote a value that begins with "*")`
+	}
+	return n.Errorf("%s", reason)
+}
+
+func position(t *token.Token) (line, column int) {
+	if t == nil || t.Position == nil {
+		return 0, 0
+	}
+	return t.Position.Line, t.Position.Column
+}
+
+func (n *Node) locate(at ast.Node) {
+	if at == nil {
+		return
+	}
+	if m, ok := at.(*ast.MappingNode); ok && !m.IsFlowStyle && len(m.Values) > 0 {
+		at = m.Values[0].Key // a block mapping's own token is its first colon
+	}
+	n.line, n.column = position(at.GetToken())
+}
+
+func (n Node) child(field string, node ast.Node) Node {
+	c := Node{file: n.file, field: field, line: n.line, column: n.column, node: node}
+	c.locate(node)
+	return c
+}
+
+// IsNull reports whether there is no value.
+func (n Node) IsNull() bool { return n.node == nil || n.node.Type() == ast.NullType }
+
+// IsList reports whether the value is a sequence.
+func (n Node) IsList() bool { _, ok := n.node.(*ast.SequenceNode); return ok }
+
+// Where returns "FILE:LINE:COLUMN".
+func (n Node) Where() string { return fmt.Sprintf("%s:%d:%d", n.file, n.line, n.column) }
+
+// Line is the line that the value stands in, from 1.
+func (n Node) Line() int { return n.line }
+
+// Errorf returns an *Error at this value.
+func (n Node) Errorf(format string, args ...any) error {
+	return &Error{File: n.file, Line: n.line, Column: n.column, Field: n.field, Reason: fmt.Sprintf(format, args...)}
+}
+
+// Entry is one key of a mapping with its value.
+type Entry struct {
+	Key string
+	Node
+}
+
+// Map returns the entries of a mapping in their order. Known names the keys that
+// are allowed; none allows any.
+func (n Node) Map(known ...string) ([]Entry, error) {
+	m, ok := n.node.(*ast.MappingNode)
+	if !ok {
+		return nil, n.Errorf("%s: want a mapping (key: value)", n.describe())
+	}
+	entries := make([]Entry, 0, len(m.Values))
+	seen := make(map[string]bool, len(m.Values))
+	for _, v := range m.Values {
+		at := n.child(n.field, v.Key)
+		if v.Key.IsMergeKey() {
+			return nil, at.Errorf("merge keys (<<) are not read: write the keys out")
+		}
+		key, err := at.Text()
+		if err != nil {
+			return nil, err
+		}
+		field := key
+		if n.field != "" {
+			field = n.field + "." + key
+		}
+		if len(known) > 0 && !slices.Contains(known, key) {
+			return nil, at.Errorf("unknown key %q%s: want %s", key, Suggest(key, known), OneOf(known))
+		}
+		if seen[key] {
+			return nil, at.Errorf("key %q is given twice", key)
+		}
+		seen[key] = true
+		c := at.child(field, v.Value)
+		if c.IsNull() {
+			c.line, c.column = at.line, at.column
+		}
+		entries = append(entries, Entry{key, c})
+	}
+	return entries, nil
+}
+
+// List returns the values of a sequence; any other value is a list of itself.
+func (n Node) List() []Node {
+	s, ok := n.node.(*ast.SequenceNode)
+	if !ok {
+		return []Node{n}
+	}
+	nodes := make([]Node, len(s.Values))
+	for i, v := range s.Values {
+		nodes[i] = n.child(fmt.Sprintf("%s[%d]", n.field, i), v)
+	}
+	return nodes
+}
+
+// Text returns a scalar as it is written (+1000 stays "+1000"), without quotes.
+func (n Node) Text() (string, error) {
+	if n.IsNull() {
+		return "", n.Errorf("no value: give one, or leave the key out")
+	}
+	switch v := n.node.(type) {
+	case *ast.StringNode:
+		return v.Value, nil
+	case *ast.LiteralNode:
+		return v.Value.Value, nil
+	case *ast.IntegerNode, *ast.FloatNode, *ast.BoolNode, *ast.InfinityNode, *ast.NanNode:
+		return v.GetToken().Value, nil
+	}
+	return "", n.Errorf("%s: want one value", n.describe())
+}
+
+func (n Node) describe() string {
+	if n.IsNull() {
+		return "no value"
+	}
+	switch v := n.node.(type) {
+	case *ast.MappingNode:
+		return "a mapping"
+	case *ast.SequenceNode:
+		return "a list"
+	case *ast.AliasNode:
+		return `an alias, which is not read (quote a value that begins with "*")`
+	case *ast.AnchorNode:
+		return `an anchor, which is not read (quote a value that begins with "&")`
+	case *ast.TagNode:
+		return `a tag, which is not read (quote a value that begins with "!")`
+	default:
+		return fmt.Sprintf("%q", v.GetToken().Value)
+	}
+}
+
+// OneOf returns "a, b or c".
+func OneOf(words []string) string {
+	switch n := len(words); n {
+	case 0:
+		return "nothing"
+	case 1:
+		return words[0]
+	default:
+		return strings.Join(words[:n-1], ", ") + " or " + words[n-1]
+	}
+}
+
+// Suggest returns ` (did you mean "x"?)` for the nearest of the words, or "" if none is near.
+func Suggest(got string, words []string) string {
+	best, distance := "", min(3, 1+len(got)/3)
+	for _, w := range words {
+		if d := edits(strings.ToLower(got), strings.ToLower(w)); d < distance || d == distance && best == "" {
+			best, distance = w, d
+		}
+	}
+	if best == "" {
+		return ""
+	}
+	return fmt.Sprintf(" (did you mean %q?)", best)
+}
+
+// edits is the Levenshtein distance, with a swap of neighbours counted as one
+// edit. What is longer than any word of ours is far from all of them.
+func edits(a, b string) int {
+	if len(a) > 64 {
+		return len(a)
+	}
+	var before []int
+	row := make([]int, len(b)+1)
+	for j := range row {
+		row[j] = j
+	}
+	for i := 1; i <= len(a); i++ {
+		next := make([]int, len(b)+1)
+		next[0] = i
+		for j := 1; j <= len(b); j++ {
+			cost := 1
+			if a[i-1] == b[j-1] {
+				cost = 0
+			}
+			next[j] = min(row[j]+1, next[j-1]+1, row[j-1]+cost)
+			if i > 1 && j > 1 && a[i-1] == b[j-2] && a[i-2] == b[j-1] {
+				next[j] = min(next[j], before[j-2]+1)
+			}
+		}
+		before, row = row, next
+	}
+	return row[len(b)]
+}

@@ -1,0 +1,329 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package rules decides which publications may appear on the host, and at which
+// host addresses. The first rule that matches wins. Guest agent and host peer
+// use the same engine: the agent from what the guest publishes, the host from
+// what the agent asks for.
+package rules
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/fairlead/fairlead/internal/config/yamltree"
+	"github.com/fairlead/fairlead/internal/port"
+)
+
+// Rule is one rule. Its zero value allows everything that nothing withholds.
+type Rule struct {
+	Name        string // for people, may be empty
+	Match       Match
+	Deny        bool
+	HostPort    HostPort    // only where it allows
+	HostAddress HostAddress // only where it allows
+}
+
+// Match says which publications a rule is about. A field that is empty matches
+// all; a field with several values matches any of them.
+type Match struct {
+	Protocol  port.Protocol // 0 is any
+	Ports     []PortRange   // guest ports
+	Addresses []AddressMatch
+	Sources   []string // of any origin: names in [Sources]
+	Owners    []port.OwnerKind
+	Name      string            // glob: the owner's name
+	Namespace string            // glob: the owner's namespace
+	Labels    map[string]string // all of these keys, with values that match these globs
+}
+
+// Sources returns the names that Match.Sources can hold.
+func Sources() []string { return []string{"socket", "nat", "docker", "containerd", "kube"} }
+
+// PortRange is First to Last, both included.
+type PortRange struct{ First, Last uint16 }
+
+// ParsePorts reads "8080", "8000-8999" or several of these with commas between.
+// Ports are 1 to 65535.
+func ParsePorts(s string) ([]PortRange, error) {
+	var ranges []PortRange
+	for part := range strings.SplitSeq(s, ",") {
+		first, last, isRange := strings.Cut(strings.TrimSpace(part), "-")
+		lo, ok := parsePort(first)
+		hi, ok2 := lo, true
+		if isRange {
+			hi, ok2 = parsePort(last)
+		}
+		if !ok || !ok2 || lo == 0 || hi == 0 {
+			return nil, fmt.Errorf("%q: want a port (8080) or a range (8000-8999), from 1 to 65535", s)
+		}
+		if hi < lo {
+			return nil, fmt.Errorf("%q: the range ends before it begins", s)
+		}
+		ranges = append(ranges, PortRange{lo, hi})
+	}
+	return ranges, nil
+}
+
+func parsePort(s string) (uint16, bool) {
+	n, err := strconv.ParseUint(s, 10, 16)
+	return uint16(n), err == nil && s[0] != '+'
+}
+
+// String returns "8080" or "8000-8999".
+func (r PortRange) String() string {
+	if r.First == r.Last {
+		return strconv.Itoa(int(r.First))
+	}
+	return fmt.Sprintf("%d-%d", r.First, r.Last)
+}
+
+// AddressMatch matches guest addresses. A dual-stack wildcard is matched as ::
+// and as 0.0.0.0.
+type AddressMatch struct {
+	wildcard, loopback bool
+	prefix             netip.Prefix
+}
+
+// ParseAddressMatch reads "wildcard" (0.0.0.0 and ::), "loopback" (127.0.0.0/8
+// and ::1), an address or a CIDR prefix.
+func ParseAddressMatch(s string) (AddressMatch, error) {
+	switch s {
+	case "wildcard":
+		return AddressMatch{wildcard: true}, nil
+	case "loopback":
+		return AddressMatch{loopback: true}, nil
+	}
+	if p, err := netip.ParsePrefix(s); err == nil {
+		if p.Addr().Is4In6() {
+			return AddressMatch{}, fmt.Errorf("%q: write an IPv4 prefix as such", s)
+		}
+		if p != p.Masked() {
+			return AddressMatch{}, fmt.Errorf("%q has bits outside its prefix: want %s", s, p.Masked())
+		}
+		return AddressMatch{prefix: p}, nil
+	}
+	if a, err := netip.ParseAddr(s); err == nil && a.Zone() == "" {
+		a = a.Unmap()
+		return AddressMatch{prefix: netip.PrefixFrom(a, a.BitLen())}, nil
+	}
+	return AddressMatch{}, fmt.Errorf("%q: want an address, a CIDR prefix, wildcard or loopback%s",
+		s, yamltree.Suggest(s, []string{"wildcard", "loopback"}))
+}
+
+// String returns what ParseAddressMatch reads.
+func (m AddressMatch) String() string {
+	switch {
+	case m.wildcard:
+		return "wildcard"
+	case m.loopback:
+		return "loopback"
+	case m.prefix.IsSingleIP():
+		return m.prefix.Addr().String()
+	}
+	return m.prefix.String()
+}
+
+func (m AddressMatch) contains(a netip.Addr) bool {
+	switch {
+	case m.wildcard:
+		return port.IsWildcard(a)
+	case m.loopback:
+		return a.IsLoopback()
+	}
+	return m.prefix.Contains(a.WithZone(""))
+}
+
+// HostPort says which host port an allowed publication gets. The zero value is
+// the port that is asked for: the guest's own.
+type HostPort struct {
+	kind   hostPortKind
+	offset int
+	port   uint16
+}
+
+type hostPortKind uint8
+
+const (
+	samePort hostPortKind = iota
+	fixedPort
+	offsetPort
+)
+
+// ParseHostPort reads a port ("9090"), an offset from the port that is asked for
+// ("+1000", "-1000") or "0", any free port.
+func ParseHostPort(s string) (HostPort, error) {
+	if strings.HasPrefix(s, "+") || strings.HasPrefix(s, "-") {
+		n, err := strconv.Atoi(s)
+		if err == nil && n > -65535 && n < 65535 {
+			return HostPort{kind: offsetPort, offset: n}, nil
+		}
+	} else if n, ok := parsePort(s); ok {
+		return HostPort{kind: fixedPort, port: n}, nil
+	}
+	return HostPort{}, fmt.Errorf(`%q: want a port up to 65535, an offset such as "+1000", or 0 for any free port`, s)
+}
+
+// String returns what ParseHostPort reads, and "same" for the zero value.
+func (h HostPort) String() string {
+	switch h.kind {
+	case fixedPort:
+		return strconv.Itoa(int(h.port))
+	case offsetPort:
+		return fmt.Sprintf("%+d", h.offset)
+	}
+	return "same"
+}
+
+// of returns the host port for the port asked, and whether there is one.
+func (h HostPort) of(asked uint16) (uint16, bool) {
+	switch h.kind {
+	case fixedPort:
+		return h.port, true
+	case offsetPort:
+		if asked == 0 { // any free one stays any free one
+			return 0, true
+		}
+		n := int(asked) + h.offset
+		return uint16(n), n >= 1 && n <= 65535
+	}
+	return asked, true
+}
+
+// HostAddress says on which host addresses something appears. The zero value is
+// what is asked for, which on the agent is the host's loopback.
+type HostAddress struct {
+	kind hostAddressKind
+	addr netip.Addr
+}
+
+type hostAddressKind uint8
+
+const (
+	askedAddress hostAddressKind = iota
+	loopbackAddress
+	allAddresses
+	oneAddress
+)
+
+// Asked is the addresses that are asked for, the zero value.
+func Asked() HostAddress { return HostAddress{} }
+
+// Loopback is the host's loopback, 127.0.0.1 or ::1 by family.
+func Loopback() HostAddress { return HostAddress{kind: loopbackAddress} }
+
+// All is all addresses of the host, 0.0.0.0 or :: by family.
+func All() HostAddress { return HostAddress{kind: allAddresses} }
+
+// ParseHostAddress reads "loopback", "all" or an address.
+func ParseHostAddress(s string) (HostAddress, error) {
+	switch s {
+	case "loopback":
+		return Loopback(), nil
+	case "all":
+		return All(), nil
+	}
+	if a, err := netip.ParseAddr(s); err == nil {
+		return HostAddress{kind: oneAddress, addr: a.Unmap()}, nil
+	}
+	return HostAddress{}, fmt.Errorf("%q: want loopback, all or an address of the host%s",
+		s, yamltree.Suggest(s, []string{"loopback", "all"}))
+}
+
+// ParseExpose reads "loopback" or "all", the addresses for what the guest
+// listens to on every address.
+func ParseExpose(s string) (HostAddress, error) {
+	switch s {
+	case "loopback":
+		return Loopback(), nil
+	case "all":
+		return All(), nil
+	}
+	return HostAddress{}, fmt.Errorf("%q: want loopback or all%s", s, yamltree.Suggest(s, []string{"loopback", "all"}))
+}
+
+// String returns what ParseHostAddress reads, and "asked" for the zero value.
+func (h HostAddress) String() string {
+	switch h.kind {
+	case loopbackAddress:
+		return "loopback"
+	case allAddresses:
+		return "all"
+	case oneAddress:
+		return h.addr.String()
+	}
+	return "asked"
+}
+
+// of returns the host address for the address asked.
+func (h HostAddress) of(asked netip.Addr) netip.Addr {
+	switch h.kind {
+	case loopbackAddress:
+		if asked.IsLoopback() {
+			return asked
+		}
+		return port.Loopback(asked)
+	case allAddresses:
+		if asked.Is4() {
+			return netip.IPv4Unspecified()
+		}
+		return netip.IPv6Unspecified()
+	case oneAddress:
+		return h.addr
+	}
+	return asked
+}
+
+// validate checks what no single field shows.
+func (r Rule) validate() (field string, err error) {
+	if r.Deny && r.HostPort != (HostPort{}) {
+		return "hostPort", fmt.Errorf("%s: only a rule with action allow has a host port", r.HostPort)
+	}
+	if r.Deny && r.HostAddress != Asked() {
+		return "hostAddress", fmt.Errorf("%s: only a rule with action allow has a host address", r.HostAddress)
+	}
+	several := len(r.Match.Ports) > 1
+	for _, p := range r.Match.Ports {
+		several = several || p.First != p.Last
+		for _, n := range []uint16{p.First, p.Last} {
+			if _, ok := r.HostPort.of(n); !ok {
+				return "hostPort", fmt.Errorf("%q: port %d would become %d, want 1 to 65535",
+					r.HostPort, n, int(n)+r.HostPort.offset)
+			}
+		}
+	}
+	if several && r.HostPort.kind == fixedPort && r.HostPort.port != 0 {
+		return "hostPort", fmt.Errorf(`%q: several guest ports cannot share one host port, want an offset such as "+1000"`, r.HostPort)
+	}
+	for _, s := range r.Match.Sources {
+		if !slices.Contains(Sources(), s) {
+			return "match.source", fmt.Errorf("%q: want %s%s", s, yamltree.OneOf(Sources()), yamltree.Suggest(s, Sources()))
+		}
+	}
+	return "", nil
+}
+
+// glob reports whether s matches the pattern, in which * stands for any text
+// (none too, and / as well) and ? for one byte. It takes time of the order of
+// the product of the lengths, whatever the pattern.
+func glob(pattern, s string) bool {
+	p, i, star, mark := 0, 0, -1, 0
+	for i < len(s) {
+		switch {
+		case p < len(pattern) && pattern[p] == '*':
+			star, mark = p, i
+			p++
+		case p < len(pattern) && (pattern[p] == '?' || pattern[p] == s[i]):
+			p++
+			i++
+		case star >= 0:
+			mark++
+			p, i = star+1, mark
+		default:
+			return false
+		}
+	}
+	return strings.Trim(pattern[p:], "*") == ""
+}

@@ -1,0 +1,372 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package rules
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/fairlead/fairlead/internal/port"
+)
+
+// Set is an ordered list of rules, compiled. It never changes and may be used
+// from any goroutine.
+type Set struct {
+	expose HostAddress
+	rules  []rule
+}
+
+// rule is a Rule with what each decision needs made ready.
+type rule struct {
+	Rule
+	labels    []label
+	title     string // "rule 3 (no-debug)"
+	hostTitle string // the same at the host: "host rule 3 (no-debug)"
+}
+
+type label struct{ key, glob string }
+
+// What decides when no rule does.
+const (
+	defaultAllow    = "default"
+	defaultUDP      = "default: udp well-known"
+	defaultWithheld = "default: withheld"
+	hostDefault     = "host default"
+)
+
+// New compiles rules. Expose says where a guest wildcard appears: on the agent
+// Loopback or All (Asked means Loopback); on the host also Asked, which leaves
+// it to the agent, or one address. An error names the rule and the field.
+func New(expose HostAddress, list []Rule) (*Set, error) {
+	s := &Set{expose: expose, rules: make([]rule, len(list))}
+	for i, r := range list {
+		title := fmt.Sprintf("rule %d", i+1)
+		if r.Name != "" {
+			title += " (" + r.Name + ")"
+		}
+		if field, err := r.validate(); err != nil {
+			return nil, fmt.Errorf("%s: %s: %w", title, field, err)
+		}
+		r.Match.Ports = slices.Clone(r.Match.Ports)
+		r.Match.Addresses = slices.Clone(r.Match.Addresses)
+		r.Match.Sources = slices.Clone(r.Match.Sources)
+		r.Match.Owners = slices.Clone(r.Match.Owners)
+		c := rule{Rule: r, title: title, hostTitle: "host " + title}
+		for _, k := range slices.Sorted(maps.Keys(r.Match.Labels)) {
+			c.labels = append(c.labels, label{k, r.Match.Labels[k]})
+		}
+		s.rules[i] = c
+	}
+	return s, nil
+}
+
+// Len is the number of rules, without the defaults.
+func (s *Set) Len() int { return len(s.rules) }
+
+// Decide says on the agent whether p, which has no decision yet, may appear, and
+// where. The first rule that matches decides. Without one, the well-known UDP
+// ports and what every origin withholds are denied and all else is allowed; to
+// allow these, a rule must name their ports. A wildcard appears on the host's
+// loopback unless the set exposes all; any other guest address appears there
+// whatever the set exposes, unless a rule names a host address.
+func (s *Set) Decide(p port.Publication) port.Decision {
+	by, reason := held(&p)
+	r := s.first(&p, by != "")
+	switch {
+	case r != nil:
+		return r.decide(r.title, s.agentAddresses(&p))
+	case by != "":
+		return port.Decision{Rule: by, Reason: reason}
+	}
+	return port.Decision{Allow: true, Rule: defaultAllow, Host: s.agentAddresses(&p)}
+}
+
+// Host says the last word on the host: asked is what the agent asks for p. The
+// result is never wider than that unless this set, the host user's own, exposes
+// more or a rule in it names a host address. The agent has already applied the
+// defaults, so none is applied here.
+func (s *Set) Host(p port.Publication, asked []netip.AddrPort) port.Decision {
+	if len(asked) == 0 {
+		return port.Decision{Rule: hostDefault, Reason: "the guest asks for no host address"}
+	}
+	addrs := s.hostAddresses(&p, asked)
+	if r := s.first(&p, false); r != nil {
+		return r.decide(r.hostTitle, addrs)
+	}
+	return port.Decision{Allow: true, Rule: hostDefault, Host: addrs}
+}
+
+// first returns the rule that decides, nil if none does.
+func (s *Set) first(p *port.Publication, isHeld bool) *rule {
+	for i := range s.rules {
+		if r := &s.rules[i]; r.mismatch(p) == fieldNone && r.decides(isHeld) {
+			return r
+		}
+	}
+	return nil
+}
+
+// decides reports whether a rule that matches also decides. A broad allow ("all
+// containers, open to all") says nothing of a port that is withheld, which
+// might be limited to one client or belong to no server at all.
+func (r *rule) decides(isHeld bool) bool {
+	return r.Deny || !isHeld || len(r.Match.Ports) > 0
+}
+
+func (r *rule) decide(title string, addrs []netip.AddrPort) port.Decision {
+	if r.Deny {
+		return port.Decision{Rule: title, Reason: "denied by " + title}
+	}
+	for i, a := range addrs {
+		n, ok := r.HostPort.of(a.Port())
+		if !ok {
+			return port.Decision{Rule: title, Reason: fmt.Sprintf(
+				"%s: host port %d%s is not within 1 to 65535", title, a.Port(), r.HostPort)}
+		}
+		addrs[i] = netip.AddrPortFrom(r.HostAddress.of(a.Addr()), n)
+	}
+	return port.Decision{Allow: true, Rule: title, Host: unique(addrs)}
+}
+
+// held returns the default that denies p unless a rule names its port.
+func held(p *port.Publication) (by, reason string) {
+	if p.Protocol == port.UDP {
+		switch p.Port {
+		case 53, 67, 68, 123, 323, 5353, 5355: // DNS, DHCP, NTP, chrony, mDNS, LLMNR
+			return defaultUDP, "a service of the guest's own network; an allow rule that names the port publishes it"
+		}
+	}
+	for i := range p.Origins {
+		if p.Origins[i].Withheld == "" {
+			return "", ""
+		}
+	}
+	if len(p.Origins) == 0 {
+		return "", ""
+	}
+	reason = p.Origins[0].Withheld
+	for i, o := range p.Origins[1:] {
+		if !slices.ContainsFunc(p.Origins[:i+1], func(q port.OriginInfo) bool { return q.Withheld == o.Withheld }) {
+			reason += "; " + o.Withheld
+		}
+	}
+	return defaultWithheld, reason
+}
+
+// agentAddresses is what the agent asks for where no rule says more.
+func (s *Set) agentAddresses(p *port.Publication) []netip.AddrPort {
+	addrs := make([]netip.AddrPort, 0, 2)
+	if p.DualStack {
+		addrs = append(addrs, netip.AddrPortFrom(port.Loopback(netip.IPv4Unspecified()), p.Port))
+	}
+	addrs = append(addrs, netip.AddrPortFrom(port.Loopback(p.Address), p.Port))
+	if port.IsWildcard(p.Address) {
+		for i, a := range addrs {
+			addrs[i] = netip.AddrPortFrom(s.expose.of(a.Addr()), p.Port)
+		}
+	}
+	return unique(addrs)
+}
+
+// hostAddresses is where the host opens p where no rule says more.
+func (s *Set) hostAddresses(p *port.Publication, asked []netip.AddrPort) []netip.AddrPort {
+	expose := s.expose
+	if !port.IsWildcard(p.Address) && expose != Loopback() {
+		expose = Asked()
+	}
+	addrs := make([]netip.AddrPort, len(asked))
+	for i, a := range asked {
+		addrs[i] = netip.AddrPortFrom(expose.of(a.Addr().Unmap()), a.Port())
+	}
+	return unique(addrs)
+}
+
+// unique removes repetitions in place. The list is short.
+func unique(addrs []netip.AddrPort) []netip.AddrPort {
+	out := addrs[:0]
+	for _, a := range addrs {
+		if !slices.Contains(out, a) {
+			out = append(out, a)
+		}
+	}
+	return out
+}
+
+// field names what did not match.
+type field uint8
+
+const (
+	fieldNone field = iota
+	fieldProtocol
+	fieldPorts
+	fieldAddress
+	fieldSource
+	fieldOwner
+	fieldName
+	fieldNamespace
+	fieldLabels
+)
+
+// mismatch returns the first field that does not match p.
+func (r *rule) mismatch(p *port.Publication) field {
+	m := &r.Match
+	switch {
+	case m.Protocol != 0 && m.Protocol != p.Protocol:
+		return fieldProtocol
+	case !m.hasPort(p.Port):
+		return fieldPorts
+	case !m.hasAddress(p):
+		return fieldAddress
+	case !m.hasSource(p):
+		return fieldSource
+	case len(m.Owners) > 0 && !slices.Contains(m.Owners, p.Owner.Kind):
+		return fieldOwner
+	case m.Name != "" && !glob(m.Name, p.Owner.Name):
+		return fieldName
+	case m.Namespace != "" && !glob(m.Namespace, p.Owner.Namespace):
+		return fieldNamespace
+	case !r.hasLabels(p):
+		return fieldLabels
+	}
+	return fieldNone
+}
+
+func (m *Match) hasPort(n uint16) bool {
+	for _, r := range m.Ports {
+		if r.First <= n && n <= r.Last {
+			return true
+		}
+	}
+	return len(m.Ports) == 0
+}
+
+func (m *Match) hasAddress(p *port.Publication) bool {
+	for _, a := range m.Addresses {
+		if a.contains(p.Address) || p.DualStack && a.contains(netip.IPv4Unspecified()) {
+			return true
+		}
+	}
+	return len(m.Addresses) == 0
+}
+
+func (m *Match) hasSource(p *port.Publication) bool {
+	for i := range p.Origins {
+		if slices.Contains(m.Sources, p.Origins[i].Source) {
+			return true
+		}
+	}
+	return len(m.Sources) == 0
+}
+
+func (r *rule) hasLabels(p *port.Publication) bool {
+	for _, l := range r.labels {
+		if v, ok := p.Owner.Labels[l.key]; !ok || !glob(l.glob, v) {
+			return false
+		}
+	}
+	return true
+}
+
+// Step is what one rule makes of a publication, for people.
+type Step struct {
+	Rule    string `json:"rule"`    // "rule 3 (no-debug)", "default"
+	Matched bool   `json:"matched"` // whether all its fields match
+	Decides bool   `json:"decides"` // true for exactly one step
+	Why     string `json:"why"`     // what did not match, or what it does
+}
+
+// Explain returns what each rule and each default makes of p, in their order;
+// those behind the one that decides too. The Why of a step quotes what comes
+// from the guest.
+func (s *Set) Explain(p port.Publication) []Step {
+	by, reason := held(&p)
+	winner := s.first(&p, by != "")
+	steps := make([]Step, 0, len(s.rules)+2)
+	for i := range s.rules {
+		r := &s.rules[i]
+		steps = append(steps, r.explain(&p, r.title, by != "", r == winner))
+	}
+	if by != "" {
+		steps = append(steps, Step{by, true, winner == nil, reason})
+	}
+	return append(steps, Step{defaultAllow, true, winner == nil && by == "", "allow"})
+}
+
+// ExplainHost is Explain for what Host decides.
+func (s *Set) ExplainHost(p port.Publication) []Step {
+	winner := s.first(&p, false)
+	steps := make([]Step, 0, len(s.rules)+1)
+	for i := range s.rules {
+		r := &s.rules[i]
+		steps = append(steps, r.explain(&p, r.hostTitle, false, r == winner))
+	}
+	return append(steps, Step{hostDefault, true, winner == nil, "allow what the guest asks for"})
+}
+
+func (r *rule) explain(p *port.Publication, title string, isHeld, decides bool) Step {
+	f := r.mismatch(p)
+	step := Step{Rule: title, Matched: f == fieldNone, Decides: decides}
+	switch {
+	case f != fieldNone:
+		step.Why = r.why(f, p)
+	case r.Deny:
+		step.Why = "deny"
+	case !r.decides(isHeld):
+		step.Why = "passed over: to allow what is denied by default, a rule must name its port"
+	default:
+		step.Why = "allow"
+		if r.HostPort != (HostPort{}) {
+			step.Why += ", host port " + r.HostPort.String()
+		}
+		if r.HostAddress != Asked() {
+			step.Why += ", host address " + r.HostAddress.String()
+		}
+	}
+	return step
+}
+
+// why says how the field f of p differs from what the rule wants.
+func (r *rule) why(f field, p *port.Publication) string {
+	m := &r.Match
+	switch f {
+	case fieldProtocol:
+		return fmt.Sprintf("protocol is %s, not %s", p.Protocol, m.Protocol)
+	case fieldPorts:
+		return fmt.Sprintf("port is %d, not %s", p.Port, either(m.Ports))
+	case fieldAddress:
+		return fmt.Sprintf("address is %s, not %s", p.Address, either(m.Addresses))
+	case fieldSource:
+		var sources []string
+		for _, o := range p.Origins {
+			sources = append(sources, o.Source)
+		}
+		return fmt.Sprintf("source is %s, not %s", cmp.Or(strings.Join(slices.Compact(sources), " and "), "not known"),
+			strings.Join(m.Sources, " or "))
+	case fieldOwner:
+		return fmt.Sprintf("owner is %s, not %s", p.Owner.Kind, either(m.Owners))
+	case fieldName:
+		return fmt.Sprintf("name is %q, not %q", p.Owner.Name, m.Name)
+	case fieldNamespace:
+		return fmt.Sprintf("namespace is %q, not %q", p.Owner.Namespace, m.Namespace)
+	}
+	for _, l := range r.labels {
+		if v, ok := p.Owner.Labels[l.key]; !ok {
+			return fmt.Sprintf("label %q is missing", l.key)
+		} else if !glob(l.glob, v) {
+			return fmt.Sprintf("label %q is %q, not %q", l.key, v, l.glob)
+		}
+	}
+	return ""
+}
+
+func either[T fmt.Stringer](list []T) string {
+	words := make([]string, len(list))
+	for i, v := range list {
+		words[i] = v.String()
+	}
+	return strings.Join(words, " or ")
+}

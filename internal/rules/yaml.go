@@ -1,0 +1,217 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package rules
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/fairlead/fairlead/internal/config/yamltree"
+	"github.com/fairlead/fairlead/internal/port"
+)
+
+// File is what a rules file says.
+type File struct {
+	Expose HostAddress // Asked if the file does not say
+	Rules  []Rule
+}
+
+// Parse reads a rules file; name names it in errors. An error is a
+// *yamltree.Error, with line, column, field and what is allowed.
+func Parse(name string, data []byte) (File, error) {
+	var f File
+	root, err := yamltree.Parse(name, data)
+	if err != nil || root.IsNull() {
+		return f, err
+	}
+	entries, err := root.Map("expose", "rules")
+	if err != nil {
+		return f, err
+	}
+	for _, e := range entries {
+		if e.Key == "expose" {
+			err = scalar(e.Node, &f.Expose, ParseExpose)
+		} else {
+			f.Rules, err = ParseList(e.Node)
+		}
+		if err != nil {
+			return File{}, err
+		}
+	}
+	return f, nil
+}
+
+// ParseList reads a list of rules out of a larger document.
+func ParseList(n yamltree.Node) ([]Rule, error) {
+	if n.IsNull() { // "rules:" with everything behind it commented out
+		return nil, nil
+	}
+	if !n.IsList() {
+		return nil, n.Errorf(`want a list of rules ("- action: allow")`)
+	}
+	var list []Rule
+	for _, item := range n.List() {
+		r, err := parseRule(item)
+		if err != nil {
+			return nil, err
+		}
+		list = append(list, r)
+	}
+	return list, nil
+}
+
+func parseRule(n yamltree.Node) (Rule, error) {
+	var r Rule
+	entries, err := n.Map("name", "match", "action", "hostPort", "hostAddress")
+	if err != nil {
+		return r, err
+	}
+	at := map[string]yamltree.Node{}
+	for _, e := range entries {
+		at[e.Key] = e.Node
+		switch e.Key {
+		case "name":
+			r.Name, err = text(e.Node)
+		case "match":
+			err = parseMatch(e.Node, &r.Match)
+		case "action":
+			err = scalar(e.Node, &r.Deny, parseAction)
+		case "hostPort":
+			err = scalar(e.Node, &r.HostPort, ParseHostPort)
+		case "hostAddress":
+			err = scalar(e.Node, &r.HostAddress, ParseHostAddress)
+		}
+		if err != nil {
+			return r, err
+		}
+	}
+	if _, ok := at["action"]; !ok {
+		return r, n.Errorf("no action: want action: allow or action: deny")
+	}
+	if field, err := r.validate(); err != nil {
+		return r, at[field].Errorf("%v", err)
+	}
+	return r, nil
+}
+
+func parseMatch(n yamltree.Node, m *Match) error {
+	entries, err := n.Map("protocol", "ports", "address", "source", "owner", "name", "namespace", "labels")
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		switch e.Key {
+		case "protocol":
+			err = scalar(e.Node, &m.Protocol, port.ParseProtocol)
+		case "ports":
+			var lists [][]PortRange
+			err = several(e.Node, &lists, ParsePorts)
+			for _, l := range lists {
+				m.Ports = append(m.Ports, l...)
+			}
+		case "address":
+			err = several(e.Node, &m.Addresses, ParseAddressMatch)
+		case "source":
+			err = several(e.Node, &m.Sources, parseSource)
+		case "owner":
+			err = several(e.Node, &m.Owners, parseOwner)
+		case "name":
+			m.Name, err = text(e.Node)
+		case "namespace":
+			m.Namespace, err = text(e.Node)
+		case "labels":
+			m.Labels, err = parseLabels(e.Node)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func parseLabels(n yamltree.Node) (map[string]string, error) {
+	entries, err := n.Map()
+	if err != nil {
+		return nil, err
+	}
+	labels := make(map[string]string, len(entries))
+	for _, e := range entries {
+		if labels[e.Key], err = e.Text(); err != nil {
+			return nil, err
+		}
+	}
+	return labels, nil
+}
+
+func parseAction(s string) (deny bool, err error) {
+	switch s {
+	case "allow":
+		return false, nil
+	case "deny":
+		return true, nil
+	}
+	return false, oneOf(s, []string{"allow", "deny"})
+}
+
+func parseSource(s string) (string, error) {
+	for _, name := range Sources() {
+		if s == name {
+			return s, nil
+		}
+	}
+	return "", oneOf(s, Sources())
+}
+
+func parseOwner(s string) (port.OwnerKind, error) {
+	kinds := []string{"container", "service", "process", "unknown"}
+	for _, name := range kinds {
+		if s == name {
+			var k port.OwnerKind
+			err := k.UnmarshalText([]byte(s))
+			return k, err
+		}
+	}
+	return 0, oneOf(s, kinds)
+}
+
+func oneOf(s string, words []string) error {
+	return fmt.Errorf("%q: want %s%s", s, yamltree.OneOf(words), yamltree.Suggest(s, words))
+}
+
+// text reads a text that is not empty: an empty glob would look as if it matched
+// nothing and match everything.
+func text(n yamltree.Node) (string, error) {
+	s, err := n.Text()
+	if err == nil && strings.TrimSpace(s) == "" {
+		err = n.Errorf("%q: want a text that is not empty", s)
+	}
+	return s, err
+}
+
+func scalar[T any](n yamltree.Node, to *T, parse func(string) (T, error)) error {
+	s, err := n.Text()
+	if err != nil {
+		return err
+	}
+	v, err := parse(s)
+	if err != nil {
+		return n.Errorf("%v", err)
+	}
+	*to = v
+	return nil
+}
+
+// several reads one value or a list of at least one.
+func several[T any](n yamltree.Node, to *[]T, parse func(string) (T, error)) error {
+	items := n.List()
+	if len(items) == 0 {
+		return n.Errorf("an empty list: want at least one, or leave the key out to match all")
+	}
+	*to = make([]T, len(items))
+	for i, item := range items {
+		if err := scalar(item, &(*to)[i], parse); err != nil {
+			return err
+		}
+	}
+	return nil
+}
