@@ -1,0 +1,330 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package reconcile
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"maps"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/table"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// fakeSink holds what it was told, may fail, and applies only what the hint
+// names, so that a wrong hint shows.
+type fakeSink struct {
+	mu    sync.Mutex
+	held  map[port.Key]port.Publication
+	fail  func() error
+	syncs int
+	wake  chan struct{}
+}
+
+func newSink() *fakeSink {
+	return &fakeSink{held: map[port.Key]port.Publication{}}
+}
+
+func (s *fakeSink) Name() string          { return "fake" }
+func (s *fakeSink) Wake() <-chan struct{} { return s.wake }
+
+func (s *fakeSink) Sync(ctx context.Context, want View, c Change) (port.Outcomes, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.syncs++
+	if s.fail != nil {
+		if err := s.fail(); err != nil {
+			return nil, err
+		}
+	}
+	out := port.Outcomes{}
+	for _, k := range c.Keys {
+		p, ok := want.Get(k)
+		if !ok {
+			delete(s.held, k)
+			continue
+		}
+		s.held[k] = p
+		out[k] = []port.Outcome{{State: port.Active, HostAddress: k.AddrPort()}}
+	}
+	return out, ctx.Err()
+}
+
+func (s *fakeSink) keys() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var out []string
+	for k := range s.held {
+		out = append(out, k.String())
+	}
+	slices.Sort(out)
+	return out
+}
+
+func pub(addr string, allow bool) port.Publication {
+	ap := netip.MustParseAddrPort(addr)
+	return port.Publication{
+		Key:      port.Key{Protocol: port.TCP, Address: ap.Addr(), Port: ap.Port()},
+		Decision: port.Decision{Allow: allow, Host: []netip.AddrPort{netip.AddrPortFrom(port.Loopback(ap.Addr()), ap.Port())}},
+	}
+}
+
+type rig struct {
+	pubs *table.Table[port.Key, port.Publication]
+	r    *Reconciler
+}
+
+func (g rig) put(p port.Publication) {
+	g.pubs.Update(func(tx *table.Tx[port.Key, port.Publication]) { tx.Put(p.Key, p) })
+}
+
+func (g rig) drop(p port.Publication) {
+	g.pubs.Update(func(tx *table.Tx[port.Key, port.Publication]) { tx.Delete(p.Key) })
+}
+
+// run starts a reconciler in a bubble of fake time and ends it after f.
+func run(t *testing.T, o Options, sinks []Sink, f func(rig)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		for _, s := range sinks {
+			if f, ok := s.(*fakeSink); ok {
+				f.wake = make(chan struct{}, 1) // belongs to the bubble
+			}
+		}
+		o.Logger = slog.New(slog.DiscardHandler)
+		g := rig{pubs: table.New[port.Key, port.Publication](port.Key.Compare)}
+		g.r = New(g.pubs, sinks, o)
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			_ = g.r.Run(ctx)
+		}()
+		f(g)
+		cancel()
+		<-done
+	})
+}
+
+func want(t *testing.T, s *fakeSink, keys ...string) {
+	t.Helper()
+	synctest.Wait()
+	if got := s.keys(); !slices.Equal(got, keys) {
+		t.Errorf("the sink holds %q, want %q", got, keys)
+	}
+}
+
+func TestHoldDown(t *testing.T) {
+	s := newSink()
+	run(t, Options{HoldDown: 150 * time.Millisecond}, []Sink{s}, func(g rig) {
+		p := pub("127.0.0.1:80", true)
+		g.put(p)
+		want(t, s, "tcp 127.0.0.1:80")
+		g.drop(p)
+		time.Sleep(149 * time.Millisecond)
+		want(t, s, "tcp 127.0.0.1:80")
+		time.Sleep(time.Millisecond)
+		want(t, s)
+	})
+}
+
+func TestReturnDuringHoldDownIsSilent(t *testing.T) {
+	s := newSink()
+	run(t, Options{HoldDown: 150 * time.Millisecond}, []Sink{s}, func(g rig) {
+		p := pub("127.0.0.1:80", true)
+		g.put(p)
+		want(t, s, "tcp 127.0.0.1:80")
+		before := s.syncs
+		for range 20 {
+			g.drop(p)
+			time.Sleep(100 * time.Millisecond)
+			g.put(p)
+			time.Sleep(10 * time.Millisecond)
+		}
+		want(t, s, "tcp 127.0.0.1:80")
+		if s.syncs != before {
+			t.Errorf("%d syncs for a publication that stayed", s.syncs-before)
+		}
+		time.Sleep(time.Second)
+		want(t, s, "tcp 127.0.0.1:80")
+	})
+}
+
+func TestHoldDownZero(t *testing.T) {
+	s := newSink()
+	run(t, Options{}, []Sink{s}, func(g rig) {
+		p := pub("127.0.0.1:80", true)
+		g.put(p)
+		want(t, s, "tcp 127.0.0.1:80")
+		g.drop(p)
+		want(t, s)
+	})
+}
+
+func TestReplacedPublicationIsNotHeld(t *testing.T) {
+	s := newSink()
+	run(t, Options{HoldDown: time.Minute}, []Sink{s}, func(g rig) {
+		v4, v6 := pub("0.0.0.0:80", true), pub("[::]:80", true)
+		v6.DualStack = true
+		v6.Decision.Host = append(v6.Decision.Host, v4.Decision.Host...)
+		g.put(v4)
+		want(t, s, "tcp 0.0.0.0:80")
+		g.pubs.Update(func(tx *table.Tx[port.Key, port.Publication]) { tx.Delete(v4.Key); tx.Put(v6.Key, v6) })
+		want(t, s, "tcp [::]:80")
+	})
+}
+
+func TestDenyIsAtOnceAndCuts(t *testing.T) {
+	s := newSink()
+	var cut []port.Key
+	o := Options{HoldDown: time.Minute, Denied: func(ks []port.Key) { cut = append(cut, ks...) }}
+	run(t, o, []Sink{s}, func(g rig) {
+		g.put(pub("127.0.0.1:80", true))
+		want(t, s, "tcp 127.0.0.1:80")
+		g.put(pub("127.0.0.1:80", false))
+		want(t, s)
+		if len(cut) != 1 {
+			t.Errorf("cut = %v", cut)
+		}
+	})
+}
+
+func TestFailedSyncIsRetriedAndLosesNothing(t *testing.T) {
+	s := newSink()
+	fails := 7
+	s.fail = func() error {
+		if fails--; fails >= 0 {
+			return errors.New("peer hung")
+		}
+		return nil
+	}
+	run(t, Options{}, []Sink{s}, func(g rig) {
+		p := pub("127.0.0.1:80", true)
+		g.put(p)
+		synctest.Wait()
+		if outs, _ := g.r.Outcomes().View().Get(p.Key); len(outs) != 1 || outs[0].State != port.Failed || outs[0].Reason != "peer hung" {
+			t.Errorf("outcomes after a failure = %+v", outs)
+		}
+		time.Sleep(30 * time.Second)
+		want(t, s, "tcp 127.0.0.1:80")
+		if outs, _ := g.r.Outcomes().View().Get(p.Key); len(outs) != 1 || outs[0].State != port.Active {
+			t.Errorf("outcomes after success = %+v", outs)
+		}
+	})
+}
+
+type hungSink struct{ fakeSink }
+
+func (h *hungSink) Name() string { return "hung" }
+
+func (h *hungSink) Sync(ctx context.Context, _ View, _ Change) (port.Outcomes, error) {
+	<-ctx.Done()
+	return nil, ctx.Err()
+}
+
+func TestHungSinkHoldsUpNobody(t *testing.T) {
+	s := newSink()
+	run(t, Options{}, []Sink{&hungSink{}, s}, func(g rig) {
+		p := pub("127.0.0.1:80", true)
+		g.put(p)
+		want(t, s, "tcp 127.0.0.1:80")
+		time.Sleep(5 * time.Second)
+		synctest.Wait()
+		outs, _ := g.r.Outcomes().View().Get(p.Key)
+		if len(outs) != 2 || outs[0].Sink != "fake" || outs[0].State != port.Active || outs[1].State != port.Failed {
+			t.Errorf("outcomes = %+v", outs)
+		}
+	})
+}
+
+func TestPanickingSinkFailsAlone(t *testing.T) {
+	s, bad := newSink(), newSink()
+	bad.fail = func() error { panic("boom") }
+	run(t, Options{}, []Sink{&renamed{bad, "bad"}, s}, func(g rig) {
+		g.put(pub("127.0.0.1:80", true))
+		want(t, s, "tcp 127.0.0.1:80")
+	})
+}
+
+type renamed struct {
+	*fakeSink
+	name string
+}
+
+func (r *renamed) Name() string { return r.name }
+
+func TestWakeSyncsAgain(t *testing.T) {
+	s := newSink()
+	run(t, Options{}, []Sink{s}, func(g rig) {
+		synctest.Wait()
+		before := s.syncs
+		s.wake <- struct{}{}
+		synctest.Wait()
+		if s.syncs != before+1 {
+			t.Errorf("%d syncs after a wake", s.syncs-before)
+		}
+	})
+}
+
+func TestIdleHasNoTimers(t *testing.T) {
+	s := newSink()
+	run(t, Options{HoldDown: 150 * time.Millisecond}, []Sink{s}, func(g rig) {
+		p := pub("127.0.0.1:80", true)
+		g.put(p)
+		g.drop(p)
+		time.Sleep(time.Second)
+		synctest.Wait()
+		before := s.syncs
+		time.Sleep(24 * time.Hour)
+		synctest.Wait()
+		if s.syncs != before {
+			t.Errorf("%d syncs in an idle day", s.syncs-before)
+		}
+	})
+}
+
+// A sink that fails at random and applies only hints still ends equal to the table.
+func TestFlakySinkConverges(t *testing.T) {
+	for seed := range uint64(20) {
+		rng := rand.New(rand.NewPCG(seed, 2))
+		s := newSink()
+		s.fail = func() error {
+			if rng.IntN(3) == 0 {
+				return errors.New("flaky")
+			}
+			return nil
+		}
+		run(t, Options{HoldDown: 50 * time.Millisecond}, []Sink{s}, func(g rig) {
+			truth := map[string]bool{}
+			for range 200 {
+				p := pub(netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), uint16(8000+rng.IntN(20))).String(), rng.IntN(4) > 0)
+				if rng.IntN(2) == 0 {
+					g.put(p)
+					truth[p.String()] = p.Decision.Allow
+				} else {
+					g.drop(p)
+					delete(truth, p.String())
+				}
+				time.Sleep(time.Duration(rng.IntN(40)) * time.Millisecond)
+			}
+			time.Sleep(time.Minute)
+			maps.DeleteFunc(truth, func(_ string, allow bool) bool { return !allow })
+			want(t, s, slices.Sorted(maps.Keys(truth))...)
+			if n := g.r.Outcomes().View().Len(); n != len(truth) {
+				t.Errorf("seed %d: %d publications have outcomes, want %d", seed, n, len(truth))
+			}
+		})
+	}
+}

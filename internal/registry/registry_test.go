@@ -1,0 +1,277 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package registry
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/fairlead/fairlead/internal/port"
+)
+
+type allowAll struct{}
+
+func (allowAll) Decide(port.Publication) port.Decision { return port.Decision{Allow: true} }
+
+func newRegistry() *Registry {
+	start := time.Unix(1000, 0)
+	return New(Options{Rules: allowAll{}, Logger: slog.New(slog.DiscardHandler), Now: func() time.Time {
+		start = start.Add(time.Second)
+		return start
+	}})
+}
+
+func binding(id, addr string, pid int) port.Binding {
+	ap := netip.MustParseAddrPort(addr)
+	return port.Binding{
+		Key:    port.Key{Protocol: port.TCP, Address: ap.Addr(), Port: ap.Port()},
+		Origin: port.Origin{ID: id},
+		Dial:   []netip.AddrPort{netip.AddrPortFrom(port.Loopback(ap.Addr()), ap.Port())},
+		Owner:  port.Owner{Kind: port.OwnerProcess, ID: fmt.Sprint(pid), Name: "web"},
+	}
+}
+
+func keys(r *Registry) (out []string) {
+	for k := range r.Publications().View().All() {
+		out = append(out, k.String())
+	}
+	return out
+}
+
+func expect(t *testing.T, r *Registry, want ...string) {
+	t.Helper()
+	if got := keys(r); !slices.Equal(got, want) {
+		t.Errorf("publications = %q, want %q", got, want)
+	}
+}
+
+func TestPublicationLivesWhileAnyOriginLives(t *testing.T) {
+	r := newRegistry()
+	socket, docker := r.Feed("socket"), r.Feed("docker")
+	socket.Replace([]port.Binding{binding("1", "0.0.0.0:80", 7)})
+	docker.Replace([]port.Binding{binding("web/80", "0.0.0.0:80", 7)})
+	expect(t, r, "tcp 0.0.0.0:80")
+	socket.Apply(port.Change{Drop: []port.Origin{{ID: "1"}}})
+	expect(t, r, "tcp 0.0.0.0:80")
+	docker.Replace(nil)
+	expect(t, r)
+}
+
+func TestLosingOneSourceHarmsNoOther(t *testing.T) {
+	r := newRegistry()
+	socket, docker := r.Feed("socket"), r.Feed("docker")
+	socket.Replace([]port.Binding{binding("1", "0.0.0.0:80", 7)})
+	docker.Replace([]port.Binding{binding("a", "0.0.0.0:81", 8)})
+	docker.Stale(errors.New("engine gone"))
+	expect(t, r, "tcp 0.0.0.0:80", "tcp 0.0.0.0:81")
+	st, _ := r.Sources().View().Get("docker")
+	if st.State != Stale || st.Error != "engine gone" {
+		t.Errorf("status = %+v", st)
+	}
+	docker.Replace(nil)
+	expect(t, r, "tcp 0.0.0.0:80")
+	if st, _ = r.Sources().View().Get("docker"); st.State != Live {
+		t.Errorf("status after Replace = %+v", st)
+	}
+}
+
+func TestWildcardsOfOneOwnerMerge(t *testing.T) {
+	r := newRegistry()
+	f := r.Feed("socket")
+	f.Replace([]port.Binding{binding("1", "0.0.0.0:80", 7), binding("2", "[::]:80", 7)})
+	expect(t, r, "tcp [::]:80")
+	p, _ := r.Publications().View().Get(port.Key{Protocol: port.TCP, Address: netip.IPv6Unspecified(), Port: 80})
+	if !p.DualStack || len(p.Origins) != 2 || len(p.Dial) != 2 {
+		t.Errorf("merged publication = %+v", p)
+	}
+	f.Apply(port.Change{Drop: []port.Origin{{ID: "2"}}})
+	expect(t, r, "tcp 0.0.0.0:80")
+}
+
+func TestWildcardsOfTwoOwnersStayApart(t *testing.T) {
+	r := newRegistry()
+	f := r.Feed("socket")
+	v6 := binding("2", "[::]:80", 8)
+	v6.DualStack = true
+	f.Replace([]port.Binding{binding("1", "0.0.0.0:80", 7), v6})
+	expect(t, r, "tcp 0.0.0.0:80", "tcp [::]:80")
+	p, _ := r.Publications().View().Get(v6.Key)
+	if p.DualStack {
+		t.Error("the IPv6 wildcard claims IPv4, which another owner serves")
+	}
+	f.Apply(port.Change{Drop: []port.Origin{{ID: "1"}}})
+	if p, _ = r.Publications().View().Get(v6.Key); !p.DualStack {
+		t.Error("the IPv6 wildcard serves IPv4 again once the other owner is gone")
+	}
+}
+
+func TestTCPAndUDPNeverMerge(t *testing.T) {
+	r := newRegistry()
+	u := binding("2", "0.0.0.0:53", 7)
+	u.Protocol = port.UDP
+	r.Feed("kube").Replace([]port.Binding{binding("1", "0.0.0.0:53", 7), u})
+	expect(t, r, "tcp 0.0.0.0:53", "udp 0.0.0.0:53")
+}
+
+func TestAttributionPrefersContainer(t *testing.T) {
+	r := newRegistry()
+	socket, docker := r.Feed("socket"), r.Feed("docker")
+	socket.Replace([]port.Binding{binding("1", "0.0.0.0:80", 7)})
+	b := binding("c", "0.0.0.0:80", 0)
+	b.Owner = port.Owner{Kind: port.OwnerContainer, ID: "abc", Name: "nginx"}
+	docker.Replace([]port.Binding{b})
+	p, _ := r.Publications().View().Get(b.Key)
+	if p.Owner.Name != "nginx" {
+		t.Errorf("owner = %+v", p.Owner)
+	}
+}
+
+func TestReplaceWithEqualSetChangesNothing(t *testing.T) {
+	r := newRegistry()
+	f := r.Feed("kube")
+	set := []port.Binding{binding("1", "0.0.0.0:80", 7), binding("2", "[::1]:81", 7)}
+	f.Replace(set)
+	g := r.Publications().View().Generation()
+	f.Replace(set)
+	if now := r.Publications().View().Generation(); now != g {
+		t.Errorf("generation went from %d to %d", g, now)
+	}
+}
+
+func TestOriginThatMovesLeavesItsOldKey(t *testing.T) {
+	r := newRegistry()
+	f := r.Feed("docker")
+	f.Replace([]port.Binding{binding("1", "0.0.0.0:80", 7)})
+	f.Apply(port.Change{Put: []port.Binding{binding("1", "127.0.0.1:90", 7)}})
+	expect(t, r, "tcp 127.0.0.1:90")
+}
+
+func TestSinceIsKept(t *testing.T) {
+	r := newRegistry()
+	f := r.Feed("socket")
+	b := binding("1", "0.0.0.0:80", 7)
+	f.Replace([]port.Binding{b})
+	p, _ := r.Publications().View().Get(b.Key)
+	f.Apply(port.Change{Put: []port.Binding{binding("2", "0.0.0.0:80", 8)}})
+	f.Apply(port.Change{Drop: []port.Origin{{ID: "1"}}})
+	q, _ := r.Publications().View().Get(b.Key)
+	if !p.Since.Equal(q.Since) || p.Since.IsZero() {
+		t.Errorf("since went from %v to %v", p.Since, q.Since)
+	}
+}
+
+// Whatever order changes arrive in, the table is what compiling all bindings gives.
+func TestModel(t *testing.T) {
+	for seed := range uint64(50) {
+		rng := rand.New(rand.NewPCG(seed, 1))
+		r := newRegistry()
+		feeds := []Feed{r.Feed("socket"), r.Feed("nat"), r.Feed("docker")}
+		truth := make([]map[string]port.Binding, len(feeds))
+		for i := range truth {
+			truth[i] = map[string]port.Binding{}
+		}
+		addrs := []string{"0.0.0.0", "127.0.0.1", "[::]", "[::1]", "10.0.0.1", "[fe80::1%eth0]"}
+		random := func() port.Binding {
+			b := binding(fmt.Sprint(rng.IntN(20)), fmt.Sprintf("%s:%d", addrs[rng.IntN(len(addrs))], 80+rng.IntN(3)), rng.IntN(2))
+			b.DualStack = b.Address == netip.IPv6Unspecified() && rng.IntN(2) == 0
+			b.Since = time.Unix(int64(rng.IntN(5))+1, 0)
+			return b
+		}
+		for range 300 {
+			i := rng.IntN(len(feeds))
+			switch rng.IntN(6) {
+			case 0:
+				old := truth[i]
+				truth[i] = map[string]port.Binding{}
+				var set []port.Binding
+				for range rng.IntN(10) {
+					b := random()
+					truth[i][b.Origin.ID] = seenSince(old, b)
+				}
+				for _, b := range truth[i] {
+					set = append(set, b)
+				}
+				feeds[i].Replace(set)
+			case 1:
+				feeds[i].Stale(errors.New("x"))
+			default:
+				var c port.Change
+				for range rng.IntN(3) {
+					id := fmt.Sprint(rng.IntN(20))
+					c.Drop = append(c.Drop, port.Origin{ID: id})
+					delete(truth[i], id)
+				}
+				for range rng.IntN(3) {
+					b := random()
+					c.Put = append(c.Put, b)
+					truth[i][b.Origin.ID] = seenSince(truth[i], b)
+				}
+				feeds[i].Apply(c)
+			}
+		}
+		want := map[string]bool{}
+		slots := map[port.Slot][]member{}
+		for rank, set := range truth {
+			for _, b := range set {
+				slots[b.Slot()] = append(slots[b.Slot()], member{rank, b})
+			}
+		}
+		for _, ms := range slots {
+			for _, p := range compile(ms) {
+				want[describe(p)] = true
+			}
+		}
+		got := map[string]bool{}
+		for _, p := range r.Publications().View().All() {
+			got[describe(p)] = true
+		}
+		if !maps.Equal(got, want) {
+			t.Fatalf("seed %d: table %v, want %v", seed, got, want)
+		}
+	}
+}
+
+// seenSince keeps the time at which the origin was first seen.
+func seenSince(old map[string]port.Binding, b port.Binding) port.Binding {
+	if was, ok := old[b.Origin.ID]; ok {
+		b.Since = was.Since
+	}
+	return b
+}
+
+func describe(p port.Publication) string {
+	var ids []string
+	for _, o := range p.Origins {
+		ids = append(ids, o.Source+"/"+o.ID)
+	}
+	// The sources' names are set on the way in; compile sees bindings without.
+	return fmt.Sprint(p.Key, p.DualStack, p.Owner.ID, len(ids), p.Dial)
+}
+
+func BenchmarkApply(b *testing.B) {
+	for _, n := range []int{10, 10_000, 100_000} {
+		b.Run(fmt.Sprint(n), func(b *testing.B) {
+			r := newRegistry()
+			f := r.Feed("socket")
+			var set []port.Binding
+			for i := range n {
+				set = append(set, binding(fmt.Sprint(i), fmt.Sprintf("10.%d.%d.1:%d", i>>8&255, i&255, 1+i%60000), 1))
+			}
+			f.Replace(set)
+			x := binding("x", "0.0.0.0:65000", 1)
+			b.ReportAllocs()
+			for b.Loop() {
+				f.Apply(port.Change{Put: []port.Binding{x}})
+				f.Apply(port.Change{Drop: []port.Origin{{ID: "x"}}})
+				_ = r.Publications().View()
+			}
+		})
+	}
+}

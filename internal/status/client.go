@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package status
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net"
+	"net/http"
+	"strings"
+)
+
+// Client asks a running agent or host over its control socket.
+type Client struct {
+	path string
+	http *http.Client
+}
+
+// NewClient returns a client of the control socket at path. It connects at each call.
+func NewClient(path string) *Client {
+	dial := func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return (&net.Dialer{}).DialContext(ctx, "unix", path)
+	}
+	return &Client{path: path, http: &http.Client{Transport: &http.Transport{DialContext: dial, DisableKeepAlives: true}}}
+}
+
+// ErrNotRunning is returned when nothing answers on the control socket.
+var ErrNotRunning = errors.New("nothing answers there: is `fairlead agent` (or `fairlead host`) running?")
+
+func (c *Client) do(ctx context.Context, method, path, body string) (*http.Response, error) {
+	req, err := http.NewRequestWithContext(ctx, method, "http://fairlead"+path, strings.NewReader(body))
+	if err != nil {
+		return nil, err
+	}
+	resp, err := c.http.Do(req)
+	switch {
+	case errors.Is(err, fs.ErrPermission):
+		return nil, fmt.Errorf("control socket %s: permission denied: run as root", c.path)
+	case err != nil && ctx.Err() != nil:
+		return nil, ctx.Err()
+	case err != nil:
+		return nil, fmt.Errorf("control socket %s: %w", c.path, ErrNotRunning)
+	case resp.StatusCode != http.StatusOK:
+		defer func() { _ = resp.Body.Close() }()
+		line, _ := io.ReadAll(io.LimitReader(resp.Body, maxBody))
+		return nil, fmt.Errorf("control socket %s: %s", c.path, strings.TrimSpace(string(line)))
+	}
+	return resp, nil
+}
+
+// List returns everything as it stands.
+func (c *Client) List(ctx context.Context) (l List, err error) {
+	resp, err := c.do(ctx, http.MethodGet, "/v1/ports", "")
+	if err != nil {
+		return l, err
+	}
+	defer func() { _ = resp.Body.Close() }()
+	if err := json.NewDecoder(resp.Body).Decode(&l); err != nil {
+		return l, fmt.Errorf("control socket %s: %w", c.path, err)
+	}
+	return l, nil
+}
+
+// Watch calls f with each event until ctx ends, f fails, or the other end goes
+// (io.ErrUnexpectedEOF).
+func (c *Client) Watch(ctx context.Context, f func(Event) error) error {
+	resp, err := c.do(ctx, http.MethodGet, "/v1/watch", "")
+	if err != nil {
+		return err
+	}
+	defer func() { _ = resp.Body.Close() }()
+	dec := json.NewDecoder(bufio.NewReader(resp.Body))
+	for {
+		var e Event
+		if err := dec.Decode(&e); err != nil {
+			if ctx.Err() != nil {
+				return ctx.Err()
+			}
+			return fmt.Errorf("control socket %s: %w", c.path, io.ErrUnexpectedEOF)
+		}
+		if err := f(e); err != nil {
+			return err
+		}
+	}
+}
+
+// LogLevel returns the level, and sets it first if level is not empty.
+func (c *Client) LogLevel(ctx context.Context, level string) (string, error) {
+	method := http.MethodGet
+	if level != "" {
+		method = http.MethodPut
+	}
+	resp, err := c.do(ctx, method, "/v1/loglevel", level)
+	if err != nil {
+		return "", err
+	}
+	defer func() { _ = resp.Body.Close() }()
+	b, err := io.ReadAll(io.LimitReader(resp.Body, maxBody))
+	return strings.TrimSpace(string(b)), err
+}

@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package status
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"syscall"
+	"time"
+
+	"golang.org/x/net/netutil"
+)
+
+// maxConns bounds the connections of one listener.
+const maxConns = 256
+
+func limitListener(l net.Listener) net.Listener { return netutil.LimitListener(l, maxConns) }
+
+// ListenControl opens the control socket at path: 0600 in a directory of mode
+// 0700. A socket that nothing answers on is replaced; one that is alive is an error.
+func ListenControl(path string) (net.Listener, error) {
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		return nil, fmt.Errorf("control socket: %w", err)
+	}
+	if c, err := net.DialTimeout("unix", path, time.Second); err == nil {
+		_ = c.Close()
+		return nil, fmt.Errorf("control socket %s: another fairlead is running there: stop it, or choose another --control path", path)
+	} else if errors.Is(err, syscall.ECONNREFUSED) {
+		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return nil, fmt.Errorf("control socket %s: remove the dead socket: %w", path, err)
+		}
+	}
+	l, err := listenPrivate(path)
+	if err != nil {
+		return nil, fmt.Errorf("control socket %s: %w", path, err)
+	}
+	return l, nil
+}

@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package status is what people and programs can ask of a running agent or
+// host: the JSON model, the control socket that serves it, and its client. It
+// reads views and never changes what it shows.
+package status
+
+import (
+	"context"
+	"net/netip"
+	"time"
+
+	"github.com/fairlead/fairlead/internal/port"
+)
+
+// List is the answer to "ls -o json". Its form is stable.
+type List struct {
+	Generation   uint64        `json:"generation"`
+	Publications []Publication `json:"publications"`
+	Sources      []Source      `json:"sources"`
+}
+
+// Publication is one row.
+type Publication struct {
+	Protocol      port.Protocol    `json:"protocol"`
+	Address       netip.Addr       `json:"address"`
+	Port          uint16           `json:"port"`
+	HostAddresses []netip.AddrPort `json:"hostAddresses"` // where it is reachable now
+	State         port.State       `json:"state"`         // the best outcome
+	Reason        string           `json:"reason"`
+	Owner         Owner            `json:"owner"`
+	Origins       []Origin         `json:"origins"`
+	DialTarget    string           `json:"dialTarget"`
+	Since         time.Time        `json:"since"`
+	Outcomes      []Outcome        `json:"outcomes"`
+	Guest         string           `json:"guest,omitempty"` // on a host: whose publication it is
+	DualStack     bool             `json:"dualStack,omitempty"`
+	Rule          string           `json:"rule,omitempty"`
+}
+
+// Key identifies the row among those of one guest.
+func (p Publication) Key() port.Key {
+	return port.Key{Protocol: p.Protocol, Address: p.Address, Port: p.Port}
+}
+
+// Owner is who serves a port; names and labels are the guest's word.
+type Owner struct {
+	Kind      port.OwnerKind    `json:"kind"`
+	Name      string            `json:"name"`
+	ID        string            `json:"id"`
+	Namespace string            `json:"namespace,omitempty"`
+	Labels    map[string]string `json:"labels"`
+}
+
+// Origin is one reason for a publication.
+type Origin struct {
+	Source string    `json:"source"`
+	Detail string    `json:"detail"`
+	Since  time.Time `json:"since"`
+}
+
+// Outcome is what one sink made of it.
+type Outcome struct {
+	Sink        string     `json:"sink"`
+	State       port.State `json:"state"`
+	HostAddress string     `json:"hostAddress"`
+	Reason      string     `json:"reason"`
+	Since       time.Time  `json:"since"`
+}
+
+// Source is the state of one source, or of one guest on a host.
+type Source struct {
+	Name  string `json:"name"`
+	State string `json:"state"`
+	Rung  string `json:"rung"`
+	Error string `json:"error"`
+}
+
+// Ready reports whether every source has said a complete set.
+func (l List) Ready() bool {
+	for _, s := range l.Sources {
+		if s.State == "starting" {
+			return false
+		}
+	}
+	return true
+}
+
+// Provider is what status needs of the agent or the host.
+type Provider interface {
+	// List returns everything as it stands.
+	List() List
+	// Changes calls f with what stands and then with each change, until ctx ends
+	// or f fails. Changes that come faster than f returns are joined.
+	Changes(ctx context.Context, f func(Delta) error) error
+}
+
+// Delta is what changed: rows to put, and keys that are gone.
+type Delta struct {
+	Generation uint64
+	Put        []Publication
+	Removed    []Removed
+}
+
+// Removed names a row that is gone.
+type Removed struct {
+	port.Key
+	Guest string `json:"guest,omitempty"`
+}
+
+// Event is one line of the watch stream.
+type Event struct {
+	Time        time.Time    `json:"time"`
+	Type        EventType    `json:"type"`
+	Publication *Publication `json:"publication,omitempty"` // as it is, or as it last was
+	Previous    *port.State  `json:"previous,omitempty"`    // the state before, when it changed
+}
+
+// EventType says what happened to a publication.
+type EventType string
+
+// The types of a watch event.
+const (
+	Present EventType = "present" // stood when the watch began
+	Synced  EventType = "synced"  // all that stood has been said
+	Added   EventType = "added"
+	Changed EventType = "changed"
+	Gone    EventType = "removed"
+)
+
+// Describe makes a row of a publication and what the sinks said of it.
+func Describe(p port.Publication, outcomes []Outcome) Publication {
+	row := Publication{
+		Protocol: p.Protocol, Address: p.Address, Port: p.Port, DualStack: p.DualStack,
+		HostAddresses: []netip.AddrPort{}, Outcomes: outcomes, Since: p.Since.UTC(), Rule: p.Decision.Rule,
+		Owner: Owner{Kind: p.Owner.Kind, Name: p.Owner.Name, ID: p.Owner.ID, Namespace: p.Owner.Namespace, Labels: p.Owner.Labels},
+	}
+	if row.Owner.Labels == nil {
+		row.Owner.Labels = map[string]string{}
+	}
+	for _, o := range p.Origins {
+		row.Origins = append(row.Origins, Origin{Source: o.Source, Detail: o.Detail, Since: o.Since.UTC()})
+	}
+	if len(p.Dial) > 0 {
+		row.DialTarget = p.Dial[0].String()
+	}
+	if row.Outcomes == nil {
+		row.Outcomes = []Outcome{}
+	}
+	if !p.Decision.Allow {
+		row.State, row.Reason = port.Denied, p.Decision.Reason
+		return row
+	}
+	row.State = port.Pending
+	for i, o := range outcomes {
+		if i == 0 || o.State > row.State {
+			row.State, row.Reason = o.State, o.Reason
+		}
+		if o.State == port.Active {
+			if at, err := netip.ParseAddrPort(o.HostAddress); err == nil {
+				row.HostAddresses = append(row.HostAddresses, at)
+			}
+		}
+	}
+	return row
+}
+
+// DescribeOutcome makes the JSON form of an outcome.
+func DescribeOutcome(sink string, o port.Outcome) Outcome {
+	out := Outcome{Sink: sink, State: o.State, Reason: o.Reason, Since: o.Since.UTC()}
+	if o.HostAddress.IsValid() {
+		out.HostAddress = o.HostAddress.String()
+	}
+	return out
+}

@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package status
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"strings"
+	"time"
+)
+
+// Options configures a Server.
+type Options struct {
+	Provider Provider
+	Metrics  http.Handler   // of /metrics; nil leaves it out
+	Level    *slog.LevelVar // of the process; nil leaves /v1/loglevel out
+	Logger   *slog.Logger
+	// MaxWatches bounds concurrent watch streams; 64 if 0.
+	MaxWatches int
+}
+
+// Server answers on the control socket and, for metrics alone, on TCP.
+type Server struct {
+	o       Options
+	watches chan struct{}
+}
+
+// NewServer returns a server. It starts nothing.
+func NewServer(o Options) *Server {
+	if o.MaxWatches == 0 {
+		o.MaxWatches = 64
+	}
+	return &Server{o: o, watches: make(chan struct{}, o.MaxWatches)}
+}
+
+// Limits against slow and oversized peers.
+const (
+	headerTimeout = 5 * time.Second
+	idleTimeout   = 60 * time.Second
+	writeTimeout  = 10 * time.Second
+	maxHeader     = 16 << 10
+	maxBody       = 4 << 10
+)
+
+// Serve answers on l, which it closes, until ctx ends. The control socket gets
+// everything; a listener for metrics gets /metrics, /healthz and /readyz.
+func (s *Server) Serve(ctx context.Context, l net.Listener, control bool) error {
+	mux := http.NewServeMux()
+	s.routes(mux, control)
+	srv := &http.Server{
+		Handler:           mux,
+		ReadHeaderTimeout: headerTimeout,
+		ReadTimeout:       idleTimeout,
+		IdleTimeout:       idleTimeout,
+		MaxHeaderBytes:    maxHeader,
+		BaseContext:       func(net.Listener) context.Context { return ctx },
+		ErrorLog:          slog.NewLogLogger(s.o.Logger.Handler(), slog.LevelDebug),
+	}
+	stop := context.AfterFunc(ctx, func() { _ = srv.Close() })
+	defer stop()
+	err := srv.Serve(limitListener(l))
+	if errors.Is(err, http.ErrServerClosed) && ctx.Err() != nil {
+		return ctx.Err()
+	}
+	return fmt.Errorf("serve %s: %w", l.Addr(), err)
+}
+
+func (s *Server) routes(mux *http.ServeMux, control bool) {
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { text(w, http.StatusOK, "ok") })
+	mux.HandleFunc("GET /readyz", s.ready)
+	if s.o.Metrics != nil {
+		mux.Handle("GET /metrics", s.o.Metrics)
+	}
+	if !control {
+		return
+	}
+	mux.HandleFunc("GET /v1/ports", s.list)
+	mux.HandleFunc("GET /v1/watch", s.watch)
+	if s.o.Level != nil {
+		mux.HandleFunc("GET /v1/loglevel", func(w http.ResponseWriter, _ *http.Request) {
+			text(w, http.StatusOK, strings.ToLower(s.o.Level.Level().String()))
+		})
+		mux.HandleFunc("PUT /v1/loglevel", s.setLevel)
+	}
+}
+
+func text(w http.ResponseWriter, code int, line string) {
+	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+	w.WriteHeader(code)
+	_, _ = fmt.Fprintln(w, line)
+}
+
+func (s *Server) ready(w http.ResponseWriter, _ *http.Request) {
+	for _, src := range s.o.Provider.List().Sources {
+		if src.State == "starting" {
+			text(w, http.StatusServiceUnavailable, "source "+src.Name+" has not yet seen everything")
+			return
+		}
+	}
+	text(w, http.StatusOK, "ready")
+}
+
+func (s *Server) list(w http.ResponseWriter, _ *http.Request) {
+	w.Header().Set("Content-Type", "application/json")
+	_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(writeTimeout))
+	_ = json.NewEncoder(w).Encode(s.o.Provider.List())
+}
+
+// watch streams events as JSON lines until the client goes.
+func (s *Server) watch(w http.ResponseWriter, r *http.Request) {
+	select {
+	case s.watches <- struct{}{}:
+		defer func() { <-s.watches }()
+	default:
+		text(w, http.StatusTooManyRequests, fmt.Sprintf("%d watches run already: end one first", s.o.MaxWatches))
+		return
+	}
+	w.Header().Set("Content-Type", "application/jsonl")
+	rc := http.NewResponseController(w)
+	_ = rc.SetReadDeadline(time.Time{})
+	enc := json.NewEncoder(w)
+	t := newTracker()
+	err := s.o.Provider.Changes(r.Context(), func(d Delta) error {
+		_ = rc.SetWriteDeadline(time.Now().Add(writeTimeout))
+		for _, e := range t.events(d, time.Now()) {
+			if err := enc.Encode(e); err != nil {
+				return err
+			}
+		}
+		return rc.Flush()
+	})
+	if err != nil && r.Context().Err() == nil {
+		s.o.Logger.Debug("watch ended", "err", err)
+	}
+}
+
+func (s *Server) setLevel(w http.ResponseWriter, r *http.Request) {
+	var l slog.Level
+	b := make([]byte, 64)
+	n, _ := http.MaxBytesReader(w, r.Body, maxBody).Read(b)
+	name := strings.TrimSpace(string(b[:n]))
+	if err := l.UnmarshalText([]byte(name)); err != nil {
+		text(w, http.StatusBadRequest, fmt.Sprintf("log level %q: want debug, info, warn or error", name))
+		return
+	}
+	s.o.Level.Set(l)
+	s.o.Logger.Info("log level set", "level", strings.ToLower(l.String()))
+	text(w, http.StatusOK, strings.ToLower(l.String()))
+}

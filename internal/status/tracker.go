@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package status
+
+import (
+	"reflect"
+	"slices"
+	"time"
+
+	"github.com/fairlead/fairlead/internal/port"
+)
+
+// tracker turns deltas into events: it remembers what a client was told, so
+// that a removed row can be shown as it last was.
+type tracker struct {
+	rows   map[rowKey]Publication
+	synced bool
+}
+
+type rowKey struct {
+	key   port.Key
+	guest string
+}
+
+func newTracker() *tracker { return &tracker{rows: make(map[rowKey]Publication)} }
+
+func (t *tracker) events(d Delta, now time.Time) []Event {
+	var es []Event
+	now = now.UTC()
+	for _, gone := range d.Removed {
+		k := rowKey{gone.Key, gone.Guest}
+		if old, ok := t.rows[k]; ok {
+			delete(t.rows, k)
+			es = append(es, Event{Time: now, Type: Gone, Publication: &old})
+		}
+	}
+	slices.SortFunc(d.Put, func(a, b Publication) int { return a.Key().Compare(b.Key()) })
+	for _, p := range d.Put {
+		k := rowKey{p.Key(), p.Guest}
+		old, had := t.rows[k]
+		t.rows[k] = p
+		switch {
+		case !t.synced:
+			es = append(es, Event{Time: now, Type: Present, Publication: &p})
+		case !had:
+			es = append(es, Event{Time: now, Type: Added, Publication: &p})
+		case !reflect.DeepEqual(old, p):
+			e := Event{Time: now, Type: Changed, Publication: &p}
+			if old.State != p.State {
+				e.Previous = &old.State
+			}
+			es = append(es, e)
+		}
+	}
+	if !t.synced {
+		t.synced = true
+		es = append(es, Event{Time: now, Type: Synced})
+	}
+	return es
+}

@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package table
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"testing"
+)
+
+func newTable() *Table[int, string] { return New[int, string](cmp.Compare[int]) }
+
+func put(t *Table[int, string], k int, v string) {
+	t.Update(func(tx *Tx[int, string]) { tx.Put(k, v) })
+}
+
+func TestViewIsImmutable(t *testing.T) {
+	tab := newTable()
+	put(tab, 1, "a")
+	before := tab.View()
+	put(tab, 1, "b")
+	tab.Update(func(tx *Tx[int, string]) { tx.Delete(2); tx.Put(3, "c") })
+	if v, _ := before.Get(1); v != "a" || before.Len() != 1 || before.Generation() != 1 {
+		t.Errorf("the old view changed: %q, %d keys, generation %d", v, before.Len(), before.Generation())
+	}
+	after := tab.View()
+	if got := maps.Collect(after.All()); !maps.Equal(got, map[int]string{1: "b", 3: "c"}) {
+		t.Errorf("view = %v", got)
+	}
+}
+
+func TestUpdateWithoutChangeKeepsGeneration(t *testing.T) {
+	tab := newTable()
+	if g := tab.Update(func(tx *Tx[int, string]) { tx.Delete(7) }); g != 0 {
+		t.Errorf("generation = %d, want 0", g)
+	}
+}
+
+func TestRange(t *testing.T) {
+	tab := newTable()
+	tab.Update(func(tx *Tx[int, string]) {
+		for i := range 100 {
+			tx.Put(i, "")
+		}
+		if got := tx.Range(40, 43); !slices.Equal(got, []int{40, 41, 42, 43}) {
+			t.Errorf("Range = %v", got)
+		}
+		if got := tx.Range(200, 300); len(got) != 0 {
+			t.Errorf("Range beyond the end = %v", got)
+		}
+	})
+}
+
+func TestSubscriptionJoinsChanges(t *testing.T) {
+	tab := newTable()
+	put(tab, 1, "a")
+	sub := tab.Subscribe()
+	defer sub.Close()
+	<-sub.C()
+	if _, c := sub.Take(); !slices.Equal(c.Keys, []int{1}) || c.Base != 0 || c.Generation != 1 {
+		t.Fatalf("first Take = %+v", c)
+	}
+	put(tab, 2, "x")
+	put(tab, 2, "y")
+	tab.Update(func(tx *Tx[int, string]) { tx.Delete(1) })
+	<-sub.C()
+	view, c := sub.Take()
+	slices.Sort(c.Keys)
+	if !slices.Equal(c.Keys, []int{1, 2}) || c.Base != 1 || c.Generation != 4 {
+		t.Errorf("second Take = %+v", c)
+	}
+	if _, ok := view.Get(1); ok {
+		t.Error("the removed key is still there")
+	}
+	select {
+	case <-sub.C():
+		t.Error("woken without a change")
+	default:
+	}
+}
+
+// A subscriber that applies every change holds what the table holds.
+func TestSubscriberFollows(t *testing.T) {
+	tab := newTable()
+	sub := tab.Subscribe()
+	defer sub.Close()
+	var wg sync.WaitGroup
+	for w := range 4 {
+		wg.Go(func() {
+			r := rand.New(rand.NewPCG(1, uint64(w)))
+			for i := range 2000 {
+				k := r.IntN(50)
+				tab.Update(func(tx *Tx[int, string]) {
+					if r.IntN(2) == 0 {
+						tx.Delete(k)
+					} else {
+						tx.Put(k, fmt.Sprint(w, i))
+					}
+				})
+			}
+		})
+	}
+	done := make(chan struct{})
+	go func() { wg.Wait(); close(done) }()
+	got := map[int]string{}
+	take := func() {
+		view, c := sub.Take()
+		for _, k := range c.Keys {
+			if v, ok := view.Get(k); ok {
+				got[k] = v
+			} else {
+				delete(got, k)
+			}
+		}
+	}
+	for running := true; running; {
+		select {
+		case <-sub.C():
+			take()
+		case <-done:
+			running = false
+		}
+	}
+	take()
+	if want := maps.Collect(tab.View().All()); !maps.Equal(got, want) {
+		t.Errorf("followed %d keys, the table holds %d", len(got), len(want))
+	}
+}
+
+// One change costs the same whatever the table holds: allocations are the
+// nodes on one path.
+func TestChangeCostIsFlat(t *testing.T) {
+	cost := func(n int) float64 {
+		tab := newTable()
+		tab.Update(func(tx *Tx[int, string]) {
+			for i := range n {
+				tx.Put(i, "")
+			}
+		})
+		_ = tab.View()
+		return testing.AllocsPerRun(100, func() {
+			put(tab, n/2, "x")
+			_ = tab.View()
+		})
+	}
+	small, large := cost(100), cost(100_000)
+	if large > small+8 {
+		t.Errorf("a change allocates %v times in a table of 100 and %v in one of 100,000", small, large)
+	}
+}
