@@ -11,6 +11,7 @@ import (
 	"github.com/tidwall/btree"
 )
 
+// entry is kept by pointer, so that a node that is copied on write stays small.
 type entry[K, V any] struct {
 	key   K
 	value V
@@ -20,14 +21,14 @@ type entry[K, V any] struct {
 // for concurrent use; views and values read from it are immutable.
 type Table[K comparable, V any] struct {
 	mu   sync.Mutex
-	tree *btree.BTreeG[entry[K, V]]
+	tree *btree.BTreeG[*entry[K, V]]
 	gen  uint64
 	subs map[*Subscription[K, V]]struct{}
 }
 
 // New returns an empty table at generation 0.
 func New[K comparable, V any](compare func(a, b K) int) *Table[K, V] {
-	less := func(a, b entry[K, V]) bool { return compare(a.key, b.key) < 0 }
+	less := func(a, b *entry[K, V]) bool { return compare(a.key, b.key) < 0 }
 	return &Table[K, V]{
 		tree: btree.NewBTreeGOptions(less, btree.Options{NoLocks: true}),
 		subs: make(map[*Subscription[K, V]]struct{}),
@@ -45,13 +46,13 @@ func (tx *Tx[K, V]) Get(k K) (V, bool) { return get(tx.t.tree, k) }
 
 // Put sets k to v. The caller says so only when v differs.
 func (tx *Tx[K, V]) Put(k K, v V) {
-	tx.t.tree.Set(entry[K, V]{k, v})
+	tx.t.tree.Set(&entry[K, V]{k, v})
 	tx.changed = append(tx.changed, k)
 }
 
 // Delete removes k if it is there.
 func (tx *Tx[K, V]) Delete(k K) {
-	if _, ok := tx.t.tree.Delete(entry[K, V]{key: k}); ok {
+	if _, ok := tx.t.tree.Delete(&entry[K, V]{key: k}); ok {
 		tx.changed = append(tx.changed, k)
 	}
 }
@@ -59,8 +60,9 @@ func (tx *Tx[K, V]) Delete(k K) {
 // Range returns the keys from first to last, both included, as the step stands now.
 func (tx *Tx[K, V]) Range(first, last K) (keys []K) {
 	less := tx.t.tree.Less
-	tx.t.tree.Ascend(entry[K, V]{key: first}, func(e entry[K, V]) bool {
-		if less(entry[K, V]{key: last}, e) {
+	end := &entry[K, V]{key: last}
+	tx.t.tree.Ascend(&entry[K, V]{key: first}, func(e *entry[K, V]) bool {
+		if less(end, e) {
 			return false
 		}
 		keys = append(keys, e.key)
@@ -110,7 +112,7 @@ func (t *Table[K, V]) Subscribe() *Subscription[K, V] {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	s := &Subscription[K, V]{t: t, c: make(chan struct{}, 1), keys: make(map[K]struct{})}
-	t.tree.Scan(func(e entry[K, V]) bool {
+	t.tree.Scan(func(e *entry[K, V]) bool {
 		s.keys[e.key] = struct{}{}
 		return true
 	})
@@ -165,7 +167,7 @@ type Change[K comparable] struct {
 
 // View is a table at one generation. The zero View is empty.
 type View[K comparable, V any] struct {
-	tree *btree.BTreeG[entry[K, V]]
+	tree *btree.BTreeG[*entry[K, V]]
 	gen  uint64
 }
 
@@ -189,14 +191,17 @@ func (v View[K, V]) All() iter.Seq2[K, V] {
 		if v.tree == nil {
 			return
 		}
-		v.tree.Scan(func(e entry[K, V]) bool { return yield(e.key, e.value) })
+		v.tree.Scan(func(e *entry[K, V]) bool { return yield(e.key, e.value) })
 	}
 }
 
-func get[K comparable, V any](tree *btree.BTreeG[entry[K, V]], k K) (v V, ok bool) {
+func get[K comparable, V any](tree *btree.BTreeG[*entry[K, V]], k K) (v V, ok bool) {
 	if tree == nil {
 		return v, false
 	}
-	e, ok := tree.Get(entry[K, V]{key: k})
-	return e.value, ok
+	e, ok := tree.Get(&entry[K, V]{key: k})
+	if !ok {
+		return v, false
+	}
+	return e.value, true
 }
