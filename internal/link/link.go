@@ -8,10 +8,15 @@ package link
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 )
 
-// Stream is one multiplexed stream of a session.
+// Stream is one multiplexed stream of a session. Its Close sends what was
+// written and an end, and throws away what the peer still sends: for some
+// seconds, after which the stream is reset. A deadline that passed is
+// os.ErrDeadlineExceeded, use after Close net.ErrClosed, the end of the session
+// ErrClosed.
 type Stream interface {
 	net.Conn
 	// CloseWrite ends the writing side; the peer reads io.EOF after what was written.
@@ -36,9 +41,66 @@ type Session interface {
 	Peer() Peer
 	// Done is closed when the session ended.
 	Done() <-chan struct{}
-	// Close ends the session and all its streams. It may be called more than once.
+	// Err says why the session ended, nil before. After a close that gave a
+	// reason, on either side, errors.As finds a *CloseError in it.
+	Err() error
+	// CloseWith ends the session and all its streams and tells the peer why, if
+	// it still reads. It waits at most a second. Only the first close counts.
+	CloseWith(r Reason) error
+	// Close is CloseWith(ReasonShutdown).
 	Close() error
 }
+
+// Reason says why a side closed a session. It travels as yamux's go-away code.
+type Reason uint32
+
+// The reasons. yamux itself uses 0 to 2; peers ignore what they do not know.
+const (
+	ReasonShutdown Reason = 16 + iota // the process or this side of the link ends
+	ReasonReplaced                    // a newer peer took over
+	ReasonSilent                      // the peer did not answer in time
+	ReasonProtocol                    // the peer sent what it must not
+)
+
+// String returns the reason for people.
+func (r Reason) String() string {
+	switch r {
+	case 1:
+		return "protocol error"
+	case 2:
+		return "internal error"
+	case ReasonShutdown:
+		return "shutting down"
+	case ReasonReplaced:
+		return "a newer peer took over"
+	case ReasonSilent:
+		return "no answer in time"
+	case ReasonProtocol:
+		return "protocol violated"
+	}
+	return fmt.Sprintf("reason %d", uint32(r))
+}
+
+// CloseError is the end of a session for a reason that one side gave.
+type CloseError struct {
+	Reason Reason
+	Remote bool // the peer closed it
+}
+
+// Error implements error.
+func (e *CloseError) Error() string {
+	if e.Remote {
+		return "session closed by the peer: " + e.Reason.String()
+	}
+	return "session closed: " + e.Reason.String()
+}
+
+// Is makes every CloseError match ErrClosed.
+func (e *CloseError) Is(target error) bool { return target == ErrClosed }
+
+// ErrClosed matches every error that comes of the end of the session: by a
+// close on either side, a lost connection, or a peer that stopped answering.
+var ErrClosed = errors.New("session closed")
 
 // Peer is what is known of the other end after the handshake.
 type Peer struct {

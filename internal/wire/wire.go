@@ -15,12 +15,28 @@ const Version = 1
 
 // Limits of what one peer may send to the other.
 const (
-	MaxControlFrame = 1 << 20 // bytes of one control message
-	MaxHelloFrame   = 4 << 10 // bytes of one handshake message
-	MaxRequestFrame = 4 << 10 // bytes of one flow request or reply
-	MaxDatagram     = 65535   // bytes of one UDP payload
-	MaxPublications = 65536   // of one guest
-	SnapshotPart    = 512     // publications in one part of a snapshot
+	MaxControlFrame = 1 << 20  // bytes of one control message
+	MaxHelloFrame   = 4 << 10  // bytes of one handshake message
+	MaxRequestFrame = 4 << 10  // bytes of one flow request or reply
+	MaxDatagram     = 65535    // bytes of one UDP payload
+	MaxPublications = 65536    // of one guest
+	MaxSetBytes     = 64 << 20 // text (names, labels) in one guest's set
+	SnapshotPart    = 512      // items that a sender puts in one part of a message
+	MaxListItems    = 16384    // items that a receiver takes in one list of a message
+)
+
+// Limits of what one item may hold, in bytes where it is text. A sender cuts or
+// leaves out what is longer, a receiver refuses it.
+const (
+	MaxName       = 256  // name, ID and namespace of an owner; host names
+	MaxWord       = 64   // epoch, source, identity, build version
+	MaxReason     = 512  // reasons of outcomes, replies and refusals
+	MaxZone       = 32   // zone of a link-local address
+	MaxHosts      = 16   // host addresses of one publication
+	MaxLabels     = 64   // labels of one owner
+	MaxLabelKey   = 256  // key of one label
+	MaxLabelValue = 1024 // value of one label
+	MaxLabelBytes = 8192 // all keys and values of one owner's labels
 )
 
 // Control is one message on the control stream; exactly one field is set.
@@ -42,23 +58,27 @@ type Snapshot struct {
 }
 
 // Change turns the set of generation Base into that of Generation. A host that
-// does not stand at Base answers Resync and applies nothing.
+// does not stand at Base answers Resync and applies nothing. A large one comes in
+// parts with the same Base and Generation, as a Snapshot does; see Joiner.
 type Change struct {
 	Base       uint64        `json:"base"`
 	Generation uint64        `json:"generation"`
 	Put        []Publication `json:"put,omitempty"`
 	Removed    []port.Key    `json:"removed,omitempty"`
+	More       bool          `json:"more,omitempty"`
 }
 
 // Ack says that the host stands at Generation, and what became of the
-// publications that the acknowledged message named.
+// publications that the acknowledged message named. What does not fit in one
+// frame goes ahead of it in Outcomes; see Split.
 type Ack struct {
 	Generation uint64    `json:"generation"`
 	Outcomes   []Outcome `json:"outcomes,omitempty"`
 }
 
 // Outcomes says what became of publications since the last Ack (a conflict that
-// ended, a listener that died). For each key it names, it is complete.
+// ended, a listener that died, progress with a large set). For each key it
+// names, it is complete.
 type Outcomes struct {
 	Outcomes []Outcome `json:"outcomes"`
 }

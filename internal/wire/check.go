@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package wire
+
+import (
+	"net/netip"
+
+	"github.com/fairlead/fairlead/internal/port"
+)
+
+// Check reports whether c is one message within the limits. ReadControl has
+// checked what it returns.
+func (c Control) Check() error {
+	n := 0
+	for _, set := range [...]bool{c.Snapshot != nil, c.Change != nil, c.Ack != nil, c.Outcomes != nil, c.Resync != nil} {
+		if set {
+			n++
+		}
+	}
+	if n != 1 {
+		return malformed("%d messages, want 1", n)
+	}
+	switch {
+	case c.Snapshot != nil:
+		if c.Snapshot.Epoch == "" {
+			return malformed("snapshot: no epoch")
+		}
+		if err := checkText("snapshot: epoch", c.Snapshot.Epoch, MaxWord); err != nil {
+			return err
+		}
+		return checkAll(c.Snapshot.Publications, Publication.Check)
+	case c.Change != nil:
+		if c.Change.Generation <= c.Change.Base {
+			return malformed("change: generation %d is not after base %d", c.Change.Generation, c.Change.Base)
+		}
+		if err := checkAll(c.Change.Put, Publication.Check); err != nil {
+			return err
+		}
+		return checkAll(c.Change.Removed, checkKey)
+	case c.Ack != nil:
+		return checkAll(c.Ack.Outcomes, Outcome.check)
+	case c.Outcomes != nil:
+		return checkAll(c.Outcomes.Outcomes, Outcome.check)
+	default:
+		return checkText("resync: reason", c.Resync.Reason, MaxReason)
+	}
+}
+
+func checkAll[T any](items []T, check func(T) error) error {
+	if len(items) > MaxListItems {
+		return malformed("%d items, at most %d", len(items), MaxListItems)
+	}
+	for _, v := range items {
+		if err := check(v); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Check reports whether a receiver would accept p.
+func (p Publication) Check() error {
+	if err := checkKey(p.Key); err != nil {
+		return err
+	}
+	if len(p.Host) > MaxHosts {
+		return malformed("%s: %d host addresses, at most %d", p.Key, len(p.Host), MaxHosts)
+	}
+	for _, h := range p.Host { // port 0 asks for any free port
+		if err := checkAddr(h.Addr()); err != nil {
+			return err
+		}
+	}
+	o := p.Owner
+	for _, t := range [...]struct {
+		name, text string
+		limit      int
+	}{
+		{"owner name", o.Name, MaxName}, {"owner id", o.ID, MaxName},
+		{"owner namespace", o.Namespace, MaxName}, {"source", p.Source, MaxWord},
+	} {
+		if err := checkText(t.name, t.text, t.limit); err != nil {
+			return err
+		}
+	}
+	if len(o.Labels) > MaxLabels {
+		return malformed("%s: %d labels, at most %d", p.Key, len(o.Labels), MaxLabels)
+	}
+	total := 0
+	for k, v := range o.Labels {
+		total += len(k) + len(v)
+		if len(k) > MaxLabelKey || len(v) > MaxLabelValue || total > MaxLabelBytes {
+			return malformed("%s: labels too long", p.Key)
+		}
+	}
+	return nil
+}
+
+func (o Outcome) check() error {
+	if err := checkKey(o.Key); err != nil {
+		return err
+	}
+	if o.State < port.Denied || o.State > port.Active {
+		return malformed("%s: no state", o.Key)
+	}
+	if o.HostAddress != (netip.AddrPort{}) {
+		if err := checkAddr(o.HostAddress.Addr()); err != nil {
+			return err
+		}
+	}
+	if o.State == port.Active && o.HostAddress.Port() == 0 {
+		return malformed("%s: active without a host address", o.Key)
+	}
+	return checkText("outcome: reason", o.Reason, MaxReason)
+}
+
+func (q FlowRequest) check() error {
+	if err := checkKey(q.Key); err != nil {
+		return err
+	}
+	if q.Peer == (netip.AddrPort{}) {
+		return nil
+	}
+	return checkAddr(q.Peer.Addr())
+}
+
+func (p FlowReply) check() error {
+	switch p.Status {
+	case FlowOK, FlowRefused, FlowForbidden, FlowUnreachable:
+		return checkText("reason", p.Reason, MaxReason)
+	}
+	return malformed("unknown status %q", string(p.Status))
+}
+
+func checkKey(k port.Key) error {
+	if k.Protocol != port.TCP && k.Protocol != port.UDP {
+		return malformed("protocol %d, want tcp or udp", uint8(k.Protocol))
+	}
+	if k.Port == 0 {
+		return malformed("port 0")
+	}
+	return checkAddr(k.Address)
+}
+
+func checkAddr(a netip.Addr) error {
+	switch {
+	case !a.IsValid():
+		return malformed("no address")
+	case a.Is4In6():
+		return malformed("address %s is mapped, want IPv4", a.WithZone(""))
+	case len(a.Zone()) > MaxZone:
+		return malformed("zone of %d bytes, at most %d", len(a.Zone()), MaxZone)
+	}
+	for _, c := range []byte(a.Zone()) {
+		if c <= ' ' || c > '~' {
+			return malformed("zone %q has a character that no interface has", a.Zone())
+		}
+	}
+	return nil
+}
+
+func checkText(what, s string, limit int) error {
+	if len(s) > limit {
+		return malformed("%s of %d bytes, at most %d", what, len(s), limit)
+	}
+	return nil
+}

@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package wire
+
+import (
+	"maps"
+	"net/netip"
+	"slices"
+
+	"github.com/fairlead/fairlead/internal/port"
+)
+
+// FromPublication returns what the host is told of p. Names longer than MaxName
+// are cut; labels beyond the limits are left out, in the order of their keys.
+// What no receiver would accept even so (see Check) the caller keeps to itself.
+func FromPublication(p port.Publication) Publication {
+	w := Publication{
+		Key: p.Key, DualStack: p.DualStack,
+		Owner: port.Owner{
+			Kind: p.Owner.Kind, Name: cut(p.Owner.Name, MaxName), ID: cut(p.Owner.ID, MaxName),
+			Namespace: cut(p.Owner.Namespace, MaxName), Labels: fitLabels(p.Owner.Labels),
+		},
+	}
+	w.Host = make([]netip.AddrPort, 0, len(p.Decision.Host))
+	for _, h := range p.Decision.Host {
+		w.Host = append(w.Host, unmapPort(h))
+	}
+	if len(p.Origins) > 0 {
+		w.Source = cut(p.Origins[0].Source, MaxWord)
+	}
+	return w
+}
+
+func fitLabels(labels map[string]string) map[string]string {
+	total, fits := 0, len(labels) <= MaxLabels
+	for k, v := range labels {
+		total += len(k) + len(v)
+		fits = fits && len(k) <= MaxLabelKey && len(v) <= MaxLabelValue
+	}
+	if fits && total <= MaxLabelBytes {
+		return labels
+	}
+	out := make(map[string]string, MaxLabels)
+	total = 0
+	for _, k := range slices.Sorted(maps.Keys(labels)) {
+		v := labels[k]
+		if len(k) > MaxLabelKey || len(v) > MaxLabelValue || total+len(k)+len(v) > MaxLabelBytes {
+			continue
+		}
+		if len(out) == MaxLabels {
+			break
+		}
+		total += len(k) + len(v)
+		out[k] = v
+	}
+	return out
+}
+
+// Port returns p as the host's rules and tables take it: allowed by the guest,
+// with one origin that names the source. Since and Dial are not on the wire.
+func (p Publication) Port() port.Publication {
+	return port.Publication{
+		Key: p.Key, DualStack: p.DualStack, Owner: p.Owner,
+		Origins:  []port.OriginInfo{{Origin: port.Origin{Source: p.Source}}},
+		Decision: port.Decision{Allow: true, Host: p.Host},
+	}
+}
+
+// FromOutcome returns o for the wire. Its reason is cut to MaxReason.
+func FromOutcome(o port.Outcome) Outcome {
+	return Outcome{Key: o.Key, State: o.State, HostAddress: unmapPort(o.HostAddress), Reason: cut(o.Reason, MaxReason)}
+}
+
+// Port returns o with its reason on one line. Since is not on the wire.
+func (o Outcome) Port() port.Outcome {
+	return port.Outcome{Key: o.Key, State: o.State, HostAddress: o.HostAddress, Reason: oneLine(o.Reason)}
+}
+
+func unmapPort(a netip.AddrPort) netip.AddrPort {
+	if !a.IsValid() {
+		return netip.AddrPort{}
+	}
+	return netip.AddrPortFrom(a.Addr().Unmap(), a.Port())
+}

@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package wire
+
+import "io"
+
+// Magic is what each side sends first, in front of its Hello's frame.
+const Magic = "FAIRLEAD"
+
+// NonceSize is the length of Hello.Nonce, MACSize of Proof.MAC, in bytes.
+const (
+	NonceSize = 32
+	MACSize   = 32 // HMAC-SHA256
+)
+
+// Role is which end of the link a peer is, whoever dialled.
+type Role string
+
+// The roles. A link joins one of each.
+const (
+	RoleAgent Role = "agent"
+	RoleHost  Role = "host"
+)
+
+// Handshake is one message before multiplexing starts; exactly one field is
+// set. The dialler sends Hello, the listener answers Hello; where proof is
+// configured the dialler sends Proof, then the listener. A Refusal may stand
+// in place of any message and is the last.
+type Handshake struct {
+	Hello   *Hello   `json:"hello,omitempty"`
+	Proof   *Proof   `json:"proof,omitempty"`
+	Refusal *Refusal `json:"refusal,omitempty"`
+}
+
+// Hello says who a peer is. Until proved it is that peer's word only.
+type Hello struct {
+	MinVersion int    `json:"minVersion"` // protocol versions spoken, both included
+	MaxVersion int    `json:"maxVersion"`
+	Role       Role   `json:"role"`
+	Identity   string `json:"identity"` // random, names one life of the process
+	Name       string `json:"name,omitempty"`
+	Build      string `json:"build,omitempty"`
+	Nonce      []byte `json:"nonce"` // random, of this connection
+	Token      bool   `json:"token"` // proves a shared token and demands the same
+}
+
+// Proof shows that a peer knows the shared token.
+type Proof struct {
+	MAC []byte `json:"mac"`
+}
+
+// Refusal says why a peer will not talk.
+type Refusal struct {
+	Code   string `json:"code"` // one word
+	Reason string `json:"reason,omitempty"`
+}
+
+// ReadHandshake reads and checks the next handshake message. raw is its body as
+// it was sent, for proofs over it.
+func ReadHandshake(r io.Reader) (h Handshake, raw []byte, err error) {
+	raw, err = readFrame(r, MaxHelloFrame)
+	if err != nil {
+		return Handshake{}, nil, err
+	}
+	h, err = decodeHandshake(raw)
+	return h, raw, err
+}
+
+func decodeHandshake(body []byte) (Handshake, error) {
+	var h Handshake
+	err := decodeUnion(body, func(name string) any {
+		switch name {
+		case "hello":
+			return &h.Hello
+		case "proof":
+			return &h.Proof
+		case "refusal":
+			return &h.Refusal
+		}
+		return nil
+	})
+	if err == nil {
+		err = h.check()
+	}
+	if err != nil {
+		return Handshake{}, err
+	}
+	if h.Hello != nil {
+		h.Hello.Name, h.Hello.Build = oneLine(h.Hello.Name), oneLine(h.Hello.Build)
+		h.Hello.Identity = oneLine(h.Hello.Identity)
+	}
+	if h.Refusal != nil {
+		h.Refusal.Code, h.Refusal.Reason = oneLine(h.Refusal.Code), oneLine(h.Refusal.Reason)
+	}
+	return h, nil
+}
+
+// EncodeHandshake returns h as a frame and that frame's body, which share memory.
+func EncodeHandshake(h Handshake) (frame, raw []byte, err error) {
+	frame, err = encode(h, MaxHelloFrame)
+	if err != nil {
+		return nil, nil, err
+	}
+	return frame, frame[frameHeader:], nil
+}
+
+func (h Handshake) check() error {
+	switch {
+	case h.Hello != nil:
+		return h.Hello.check()
+	case h.Proof != nil:
+		if len(h.Proof.MAC) != MACSize {
+			return malformed("proof of %d bytes, want %d", len(h.Proof.MAC), MACSize)
+		}
+		return nil
+	case h.Refusal != nil:
+		if err := checkText("refusal: code", h.Refusal.Code, MaxWord); err != nil {
+			return err
+		}
+		return checkText("refusal: reason", h.Refusal.Reason, MaxReason)
+	}
+	return malformed("0 messages, want 1")
+}
+
+func (h *Hello) check() error {
+	if h.MinVersion < 1 || h.MaxVersion < h.MinVersion {
+		return malformed("protocol versions %d to %d", h.MinVersion, h.MaxVersion)
+	}
+	if h.Role != RoleAgent && h.Role != RoleHost {
+		return malformed("unknown role %q", string(h.Role))
+	}
+	if len(h.Nonce) != NonceSize {
+		return malformed("nonce of %d bytes, want %d", len(h.Nonce), NonceSize)
+	}
+	if h.Identity == "" {
+		return malformed("no identity")
+	}
+	if err := checkText("identity", h.Identity, MaxWord); err != nil {
+		return err
+	}
+	if err := checkText("name", h.Name, MaxName); err != nil {
+		return err
+	}
+	return checkText("build", h.Build, MaxWord)
+}

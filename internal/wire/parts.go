@@ -1,0 +1,232 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package wire
+
+import "github.com/fairlead/fairlead/internal/port"
+
+// Upper bounds of encoded sizes in bytes. Text can grow sixfold ("\u0000").
+const (
+	envelopeSize = 1024
+	keySize      = 128 + 6*MaxZone
+	partSize     = MaxControlFrame - envelopeSize
+)
+
+func publicationSize(p Publication) int {
+	o := p.Owner
+	text := len(o.Name) + len(o.ID) + len(o.Namespace) + len(p.Source)
+	fixed := 256 + keySize*(1+len(p.Host))
+	for k, v := range o.Labels {
+		text += len(k) + len(v)
+		fixed += 8
+	}
+	return fixed + 6*text
+}
+
+func outcomeSize(o Outcome) int { return 128 + 2*keySize + 6*len(o.Reason) }
+
+// textBytes is what a publication holds on to beyond its fixed size.
+func textBytes(p Publication) int {
+	n := len(p.Owner.Name) + len(p.Owner.ID) + len(p.Owner.Namespace) + len(p.Source)
+	for k, v := range p.Owner.Labels {
+		n += len(k) + len(v)
+	}
+	return n
+}
+
+// chunk returns how many of the items go in one part of at most room bytes: at
+// least one if there is any, at most SnapshotPart.
+func chunk[T any](items []T, room int, size func(T) int) int {
+	n := 0
+	for n < len(items) && n < SnapshotPart {
+		room -= size(items[n])
+		if room < 0 && n > 0 {
+			break
+		}
+		n++
+	}
+	return n
+}
+
+// Split returns s in parts that each fit in a frame, More set on all but the
+// last. The parts share s's publications.
+func (s Snapshot) Split() []Control {
+	var parts []Control
+	rest := s.Publications
+	for {
+		n := chunk(rest, partSize, publicationSize)
+		part := s
+		part.Publications, rest = rest[:n:n], rest[n:]
+		if part.Publications == nil {
+			part.Publications = []Publication{}
+		}
+		part.More = len(rest) > 0
+		parts = append(parts, Control{Snapshot: &part})
+		if !part.More {
+			return parts
+		}
+	}
+}
+
+// Split returns c in parts that each fit in a frame, More set on all but the
+// last. The parts share c's items.
+func (c Change) Split() []Control {
+	var parts []Control
+	put, removed := c.Put, c.Removed
+	for {
+		part := Change{Base: c.Base, Generation: c.Generation}
+		if n := chunk(put, partSize, publicationSize); n > 0 {
+			part.Put, put = put[:n:n], put[n:]
+		} else if n := chunk(removed, partSize, func(port.Key) int { return keySize }); n > 0 {
+			part.Removed, removed = removed[:n:n], removed[n:]
+		}
+		if len(put) == 0 && len(part.Put)+len(removed) <= SnapshotPart && part.Removed == nil {
+			size := keySize * len(removed)
+			for _, p := range part.Put {
+				size += publicationSize(p)
+			}
+			if size <= partSize {
+				part.Removed, removed = removed, nil
+			}
+		}
+		part.More = len(put)+len(removed) > 0
+		parts = append(parts, Control{Change: &part})
+		if !part.More {
+			return parts
+		}
+	}
+}
+
+// Split returns a in messages that each fit in a frame: Outcomes first, the Ack
+// last. The outcomes of one key stay together; outcomes of equal keys must
+// stand side by side in a.
+func (a Ack) Split() []Control {
+	parts := splitOutcomes(a.Outcomes)
+	last := Ack{Generation: a.Generation}
+	if n := len(parts); n > 0 {
+		last.Outcomes, parts = parts[n-1], parts[:n-1]
+	}
+	var out []Control
+	for _, p := range parts {
+		out = append(out, Control{Outcomes: &Outcomes{Outcomes: p}})
+	}
+	return append(out, Control{Ack: &last})
+}
+
+// Split returns o in messages that each fit in a frame. The outcomes of one key
+// stay together; outcomes of equal keys must stand side by side in o.
+func (o Outcomes) Split() []Control {
+	var out []Control
+	for _, p := range splitOutcomes(o.Outcomes) {
+		out = append(out, Control{Outcomes: &Outcomes{Outcomes: p}})
+	}
+	return out
+}
+
+func splitOutcomes(rest []Outcome) (parts [][]Outcome) {
+	for len(rest) > 0 {
+		n := chunk(rest, partSize, outcomeSize)
+		if n < len(rest) {
+			// Step back to where a key begins, unless one key fills the part.
+			at := n
+			for at > 0 && rest[at-1].Key == rest[at].Key {
+				at--
+			}
+			if at > 0 {
+				n = at
+			}
+		}
+		parts, rest = append(parts, rest[:n:n]), rest[n:]
+	}
+	return parts
+}
+
+// Joiner puts the parts of snapshots and changes together. It holds at most
+// MaxPublications and MaxSetBytes of text. The zero value is ready.
+type Joiner struct {
+	snapshot *Snapshot
+	change   *Change
+	text     int
+}
+
+// Add takes the next control message. It returns the whole message and true
+// when c completes one; a message that comes in one piece is complete at once.
+// Parts that do not belong together, or too many, are ErrMalformed: what was
+// gathered is dropped, and the caller asks for a snapshot.
+func (j *Joiner) Add(c Control) (Control, bool, error) {
+	switch {
+	case c.Snapshot != nil:
+		return j.addSnapshot(c.Snapshot)
+	case c.Change != nil:
+		return j.addChange(c.Change)
+	case j.snapshot != nil || j.change != nil:
+		j.drop()
+		return Control{}, false, malformed("a message between the parts of another")
+	}
+	return c, true, nil
+}
+
+func (j *Joiner) drop() { *j = Joiner{} }
+
+func (j *Joiner) addSnapshot(s *Snapshot) (Control, bool, error) {
+	switch h := j.snapshot; {
+	case j.change != nil:
+		j.drop()
+		return Control{}, false, malformed("a snapshot between the parts of a change")
+	case h == nil:
+		first := *s
+		j.snapshot = &first
+	case h.Epoch != s.Epoch || h.Generation != s.Generation:
+		j.drop()
+		return Control{}, false, malformed("snapshot %d between the parts of snapshot %d", s.Generation, h.Generation)
+	default:
+		h.Publications = append(h.Publications, s.Publications...)
+	}
+	if err := j.bound(s.Publications, len(j.snapshot.Publications)); err != nil {
+		return Control{}, false, err
+	}
+	if s.More {
+		return Control{}, false, nil
+	}
+	whole := j.snapshot
+	whole.More = false
+	j.drop()
+	return Control{Snapshot: whole}, true, nil
+}
+
+func (j *Joiner) addChange(c *Change) (Control, bool, error) {
+	switch h := j.change; {
+	case j.snapshot != nil:
+		j.drop()
+		return Control{}, false, malformed("a change between the parts of a snapshot")
+	case h == nil:
+		first := *c
+		j.change = &first
+	case h.Base != c.Base || h.Generation != c.Generation:
+		j.drop()
+		return Control{}, false, malformed("change to %d between the parts of the change to %d", c.Generation, h.Generation)
+	default:
+		h.Put = append(h.Put, c.Put...)
+		h.Removed = append(h.Removed, c.Removed...)
+	}
+	if err := j.bound(c.Put, max(len(j.change.Put), len(j.change.Removed))); err != nil {
+		return Control{}, false, err
+	}
+	if c.More {
+		return Control{}, false, nil
+	}
+	whole := j.change
+	whole.More = false
+	j.drop()
+	return Control{Change: whole}, true, nil
+}
+
+func (j *Joiner) bound(more []Publication, items int) error {
+	for _, p := range more {
+		j.text += textBytes(p)
+	}
+	if items > MaxPublications || j.text > MaxSetBytes {
+		j.drop()
+		return malformed("more than %d publications, or than %d bytes of names and labels", MaxPublications, MaxSetBytes)
+	}
+	return nil
+}
