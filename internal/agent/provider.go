@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"context"
+	"slices"
+
+	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/reconcile"
+	"github.com/fairlead/fairlead/internal/registry"
+	"github.com/fairlead/fairlead/internal/status"
+	"github.com/fairlead/fairlead/internal/table"
+)
+
+// provider shows the registry and the outcomes as status asks for them.
+type provider struct {
+	registry *registry.Registry
+	outcomes *table.Table[port.Key, reconcile.Outcomes]
+}
+
+var _ status.Provider = provider{}
+
+func (p provider) List() status.List {
+	pubs, outs := p.registry.Publications().View(), p.outcomes.View()
+	l := status.List{
+		Generation:   pubs.Generation(),
+		Publications: make([]status.Publication, 0, pubs.Len()),
+		Sources:      []status.Source{},
+	}
+	for _, pub := range pubs.All() {
+		l.Publications = append(l.Publications, describe(pub, outs))
+	}
+	for _, s := range p.registry.Sources().View().All() {
+		l.Sources = append(l.Sources, status.Source{Name: s.Name, State: string(s.State), Rung: s.Rung, Error: s.Error})
+	}
+	return l
+}
+
+func describe(p port.Publication, outs table.View[port.Key, reconcile.Outcomes]) status.Publication {
+	said, _ := outs.Get(p.Key)
+	list := make([]status.Outcome, 0, len(said))
+	for _, o := range said {
+		list = append(list, status.DescribeOutcome(o.Sink, o.Outcome))
+	}
+	return status.Describe(p, list)
+}
+
+func (p provider) Changes(ctx context.Context, f func(status.Delta) error) error {
+	pubs, outs := p.registry.Publications().Subscribe(), p.outcomes.Subscribe()
+	defer pubs.Close()
+	defer outs.Close()
+	for first := true; ; first = false {
+		if !first {
+			select {
+			case <-ctx.Done():
+				return ctx.Err()
+			case <-pubs.C():
+			case <-outs.C():
+			}
+		}
+		pubView, pubChange := pubs.Take()
+		outView, outChange := outs.Take()
+		keys := make(map[port.Key]struct{}, len(pubChange.Keys)+len(outChange.Keys))
+		for _, k := range slices.Concat(pubChange.Keys, outChange.Keys) {
+			keys[k] = struct{}{}
+		}
+		d := status.Delta{Generation: pubView.Generation()}
+		for k := range keys {
+			if pub, ok := pubView.Get(k); ok {
+				d.Put = append(d.Put, describe(pub, outView))
+			} else {
+				d.Removed = append(d.Removed, status.Removed{Key: k})
+			}
+		}
+		if err := f(d); err != nil {
+			return err
+		}
+	}
+}

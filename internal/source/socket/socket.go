@@ -1,0 +1,189 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux
+
+// Package socket is the source of ports that have a socket of their own: TCP
+// listeners, TCP sockets that are bound only, and bound UDP sockets of the
+// watched network namespace, as the observer sees them.
+package socket
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"strconv"
+	"strings"
+
+	"github.com/fairlead/fairlead/internal/observer"
+	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/registry"
+)
+
+// Name is the source's name in rules and status.
+const Name = "socket"
+
+// Observer is what the source needs of an observer.
+type Observer interface {
+	Run(ctx context.Context, h observer.Handler) error
+}
+
+// Options configures a Source.
+type Options struct {
+	Observer Observer
+	// Own reports whether a socket cookie is of the agent's own: never published.
+	Own    func(cookie uint64) bool
+	Logger *slog.Logger
+}
+
+func (o Options) validate() error {
+	switch {
+	case o.Observer == nil:
+		return errors.New("socket source: Observer is missing")
+	case o.Own == nil:
+		return errors.New("socket source: Own is missing")
+	case o.Logger == nil:
+		return errors.New("socket source: Logger is missing")
+	}
+	return nil
+}
+
+// Source turns sockets into bindings.
+type Source struct{ o Options }
+
+// New returns a source. It starts nothing.
+func New(o Options) (*Source, error) {
+	if err := o.validate(); err != nil {
+		return nil, err
+	}
+	return &Source{o}, nil
+}
+
+// Name returns "socket".
+func (s *Source) Name() string { return Name }
+
+// Run feeds the registry until ctx ends.
+func (s *Source) Run(ctx context.Context, feed registry.Feed) error {
+	return s.o.Observer.Run(ctx, &handler{feed: feed, own: s.o.Own, ifname: interfaceName})
+}
+
+// handler translates; it holds no state. The observer calls it from one goroutine.
+type handler struct {
+	feed   registry.Feed
+	own    func(uint64) bool
+	ifname func(index uint32) string
+}
+
+func (h *handler) Replace(sockets []observer.Socket) {
+	set := make([]port.Binding, 0, len(sockets))
+	for i := range sockets {
+		if !h.own(sockets[i].Cookie) {
+			set = append(set, h.binding(&sockets[i]))
+		}
+	}
+	h.feed.Replace(set)
+}
+
+func (h *handler) Apply(events []observer.Event) {
+	// Within a batch the last event of a cookie decides.
+	last := make(map[uint64]int, len(events))
+	for i := range events {
+		last[events[i].Socket.Cookie] = i
+	}
+	var c port.Change
+	for i := range events {
+		s := &events[i].Socket
+		if last[s.Cookie] != i || h.own(s.Cookie) {
+			continue
+		}
+		if events[i].Gone {
+			c.Drop = append(c.Drop, origin(s))
+		} else {
+			c.Put = append(c.Put, h.binding(s))
+		}
+	}
+	if len(c.Put)+len(c.Drop) > 0 {
+		h.feed.Apply(c)
+	}
+}
+
+func (h *handler) Stale(err error) { h.feed.Stale(err) }
+
+func (h *handler) Rungs(rungs []observer.Rung) {
+	var names []string
+	same := true
+	for _, r := range rungs {
+		names = append(names, r.Capability+" "+r.Name)
+		same = same && r.Name == rungs[0].Name
+	}
+	if same && len(rungs) > 0 {
+		h.feed.Rung(rungs[0].Name)
+		return
+	}
+	h.feed.Rung(strings.Join(names, ", "))
+}
+
+func origin(s *observer.Socket) port.Origin {
+	return port.Origin{Source: Name, ID: strconv.FormatUint(s.Cookie, 16)}
+}
+
+func (h *handler) binding(s *observer.Socket) port.Binding {
+	addr := s.Address
+	if s.Device != 0 && addr.IsLinkLocalUnicast() && addr.Is6() {
+		addr = addr.WithZone(h.ifname(s.Device))
+	}
+	b := port.Binding{
+		Key:       port.Key{Protocol: s.Protocol, Address: addr, Port: s.Port},
+		Origin:    origin(s),
+		DualStack: addr == netip.IPv6Unspecified() && !s.V6Only,
+		Dial:      dial(addr, s.Port, s.V6Only),
+		Owner:     owner(s),
+		Detail:    detail(s),
+		Observed:  s.Observed,
+	}
+	switch {
+	case !s.Listening:
+		b.Withheld = "bound, not listening"
+		b.Dial = nil
+	case s.Device != 0 && !addr.IsLinkLocalUnicast() && h.ifname(s.Device) != "lo":
+		b.Withheld = "bound to interface " + h.ifname(s.Device) + ": not reachable from the guest itself"
+		b.Dial = nil
+	}
+	return b
+}
+
+// dial returns where the guest itself reaches a socket bound to addr.
+func dial(addr netip.Addr, p uint16, v6only bool) []netip.AddrPort {
+	if !addr.IsUnspecified() {
+		return []netip.AddrPort{netip.AddrPortFrom(addr, p)}
+	}
+	own := netip.AddrPortFrom(port.Loopback(addr), p)
+	if addr.Is6() && !v6only {
+		return []netip.AddrPort{netip.AddrPortFrom(port.Loopback(netip.IPv4Unspecified()), p), own}
+	}
+	return []netip.AddrPort{own}
+}
+
+func owner(s *observer.Socket) port.Owner {
+	if s.PID == 0 {
+		return port.Owner{}
+	}
+	return port.Owner{Kind: port.OwnerProcess, Name: s.Comm, ID: strconv.FormatUint(uint64(s.PID), 10)}
+}
+
+func detail(s *observer.Socket) string {
+	if s.PID == 0 {
+		return "socket of an unknown process"
+	}
+	return fmt.Sprintf("pid %d (%s)", s.PID, s.Comm)
+}
+
+// interfaceName falls back to the number, which is as good a zone.
+func interfaceName(index uint32) string {
+	if i, err := net.InterfaceByIndex(int(index)); err == nil {
+		return i.Name
+	}
+	return strconv.FormatUint(uint64(index), 10)
+}
