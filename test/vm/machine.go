@@ -35,8 +35,9 @@ type job struct {
 const mark = "\x1e"
 
 // script is the guest's run script for these jobs.
-func script(jobs []job) []byte {
+func script(k kernel, jobs []job) []byte {
 	var b bytes.Buffer
+	fmt.Fprintf(&b, "export FAIRLEAD_KERNEL=%s\n", quote(k.release))
 	for i, j := range jobs {
 		fmt.Fprintf(&b, "echo; echo '%sbegin %d'; cd %s;", mark, i, quote(j.dir))
 		for _, e := range j.env {
@@ -195,10 +196,10 @@ func (m *machine) boot(ctx context.Context) error {
 			conn.Close() //nolint:errcheck // only read
 		}
 	})
-	done := 0
+	var told results
 	conn, err := ports[1].Accept()
 	if err == nil {
-		done, err = m.results(ctx, conn)
+		told, err = m.read(ctx, conn)
 		err = errors.Join(err, conn.Close())
 	} else {
 		err = nil // said better by the exit below
@@ -208,24 +209,26 @@ func (m *machine) boot(ctx context.Context) error {
 	if cause := context.Cause(ctx); cause != nil {
 		exit = cause
 	}
-	if done == len(m.jobs) && exit == nil {
-		return err
+	if !told.ended {
+		exit = errors.Join(exit, errors.New("ended before the jobs did"))
 	}
-	for _, j := range m.jobs[done:] {
-		m.report.Check(j.name, errors.New("did not run to its end"))
+	for _, j := range m.jobs[told.jobs:] {
+		m.report.Check(j.name, errors.New("did not run"))
 	}
-	return errors.Join(err, fmt.Errorf("machine ended early: %w\n%s%s", orNone(exit), stderr.String(), m.console.last()))
+	if exit != nil && m.console.err() == nil {
+		exit = fmt.Errorf("%w\n%s%s", exit, stderr.String(), m.console.last())
+	}
+	return errors.Join(err, exit)
 }
 
-func orNone(err error) error {
-	if err == nil {
-		return errors.New("it powered off or panicked")
-	}
-	return err
+// results is how far the jobs came.
+type results struct {
+	jobs  int  // that were reported, the last perhaps only in part
+	ended bool // all ran to their end
 }
 
-// results reads what the jobs print and returns how many ran to their end.
-func (m *machine) results(ctx context.Context, port io.Reader) (done int, err error) {
+// read reports what the jobs print, until the machine ends.
+func (m *machine) read(ctx context.Context, port io.Reader) (told results, err error) {
 	lines := bufio.NewReader(port)
 	var running *converter
 	defer func() {
@@ -241,32 +244,33 @@ func (m *machine) results(ctx context.Context, port io.Reader) (done int, err er
 			var index, rc int
 			fmt.Sscan(text, &word, &index, &rc) //nolint:errcheck // begin has two fields; a broken word is caught below
 			switch {
-			case word == "begin" && running == nil && index == done:
+			case word == "begin" && running == nil && index == told.jobs && index < len(m.jobs):
 				if running, err = m.convert(ctx, m.jobs[index].name); err != nil {
-					return done, err
+					return told, err
 				}
-			case word == "end" && running != nil && index == done:
+				told.jobs++
+			case word == "end" && running != nil && index == told.jobs-1:
 				before := m.report.Count().Failed
 				err = running.close()
 				running = nil
 				m.report.End()
 				if err != nil {
-					return done, err
+					return told, err
 				}
 				if rc != 0 && m.report.Count().Failed == before {
 					m.report.Check(m.jobs[index].name, fmt.Errorf("exit status %d", rc))
 				}
-				done++
+				told.ended = told.jobs == len(m.jobs)
 			default:
-				return done, fmt.Errorf("unexpected line from the run script: %q", text)
+				return told, fmt.Errorf("unexpected line from the run script: %q", text)
 			}
 		} else if running != nil {
 			if _, err := io.WriteString(running.in, line); err != nil {
-				return done, fmt.Errorf("convert output of %s: %w", m.jobs[done].name, err)
+				return told, fmt.Errorf("convert output: %w", err)
 			}
 		}
 		if rerr != nil {
-			return done, nil //nolint:nilerr // the end of the machine, whose reason its exit tells
+			return told, nil //nolint:nilerr // the end of the machine, whose reason its exit tells
 		}
 	}
 }

@@ -9,6 +9,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"flag"
@@ -122,6 +123,9 @@ func run(ctx context.Context, out io.Writer, o options) (failed bool, err error)
 	jobs := buildJobs(ctx, o, suites, work, builds)
 	total := builds.Count()
 	total.Passed = 0 // what was built is counted when it runs
+	if len(jobs) == 0 {
+		return true, fmt.Errorf("%d of %d packages failed to build", total.Failed, len(suites))
+	}
 	var mu sync.Mutex
 	var machines sync.WaitGroup
 	for version := range strings.SplitSeq(o.kernels, ",") {
@@ -218,7 +222,7 @@ func runKernel(ctx context.Context, o options, cache, work, version string, jobs
 		return err
 	}
 	initrd := filepath.Join(work, version+".cpio")
-	if err := appendImage(initrd, base, work, jobs); err != nil {
+	if err := appendImage(initrd, base, work, script(k, jobs)); err != nil {
 		return fmt.Errorf("pack tests: %w", err)
 	}
 	info, err := os.Stat(initrd)
@@ -236,7 +240,7 @@ func runKernel(ctx context.Context, o options, cache, work, version string, jobs
 }
 
 // appendImage writes base followed by an archive of work/test and the run script.
-func appendImage(name, base, work string, jobs []job) error {
+func appendImage(name, base, work string, script []byte) error {
 	return writeFile(name, func(w io.Writer) error {
 		b, err := os.Open(base)
 		if err != nil {
@@ -250,8 +254,7 @@ func appendImage(name, base, work string, jobs []job) error {
 		if err := a.tree(filepath.Join(work, "test"), work); err != nil {
 			return err
 		}
-		text := string(script(jobs))
-		if err := a.entry("test/run.sh", modeFile|0o644, int64(len(text)), strings.NewReader(text)); err != nil {
+		if err := a.entry("test/run.sh", modeFile|0o644, int64(len(script)), bytes.NewReader(script)); err != nil {
 			return err
 		}
 		return a.end()
