@@ -1,0 +1,257 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package config is what guest agent and host peer are told: by flags, by the
+// environment, by a YAML file, in this order of precedence, else by defaults.
+// One table of fields makes all three; a value that is wrong is refused with
+// where it stands and what is allowed.
+package config
+
+import (
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"runtime"
+	"time"
+
+	"github.com/spf13/pflag"
+
+	"github.com/fairlead/fairlead/internal/rules"
+)
+
+// DefaultAgentFile is read by the agent where no file is named. It may be absent.
+const DefaultAgentFile = "/etc/fairlead/agent.yaml"
+
+// DefaultHostFile is read by the host peer where no file is named. It may be
+// absent. Outside Linux it is the user's, and empty where the user has no home.
+func DefaultHostFile() string { return hostPath("/etc/fairlead", "host.yaml") }
+
+// hostPath is where the host peer keeps a file: a directory of the system on
+// Linux, the user's own elsewhere.
+func hostPath(linux, name string) string {
+	if runtime.GOOS == "linux" {
+		return linux + "/" + name
+	}
+	dir, err := os.UserConfigDir()
+	if err != nil {
+		return ""
+	}
+	return filepath.Join(dir, "fairlead", name)
+}
+
+// Common is what agent and host have in common.
+type Common struct {
+	LinkToken   string     // file that holds the shared token of the link; empty for none
+	Control     string     // path of the control socket
+	MetricsAddr string     // HOST:PORT of /metrics; empty for none
+	LogLevel    slog.Level // slog.LevelDebug to slog.LevelError
+	LogFormat   string     // "text" or "json"
+	RulesFile   string     // file with more rules; empty for none
+
+	// Rules is compiled from the rules in the file, then those in RulesFile, and
+	// from what is exposed. It is never nil in what LoadAgent, LoadHost and the
+	// defaults return.
+	Rules *rules.Set
+
+	files []file // what was read
+}
+
+// Agent configures the guest agent.
+type Agent struct {
+	Common
+	Link          []Endpoint        // at least one
+	AllowCIDs     []uint32          // vsock peers that may connect
+	AllowUIDs     []uint32          // unix peers that may connect, besides root and the agent's own user
+	Sinks         []Sink            // at least one, each name once
+	Observer      string            // "auto", "bpf" or "poll"
+	PollInterval  time.Duration     // of the polling observer, 10ms to 1h
+	AuditInterval time.Duration     // between dumps in the background, 1s to 24h; 0 for none
+	HoldDown      time.Duration     // how long a key without origins is kept, 0 to 1m
+	Expose        rules.HostAddress // rules.Loopback or rules.All
+}
+
+// Host configures the host peer.
+type Host struct {
+	Common
+	Connect []Endpoint        // at least one
+	Bind    rules.HostAddress // where guest wildcards appear: rules.Asked leaves it to the agent
+	Grace   time.Duration     // how long listeners outlive a lost guest, 0 to 1h
+	Limits  Limits
+}
+
+// Limits bounds what one guest may use up on the host.
+type Limits struct {
+	Listeners int           // open at the same time, 1 to 65536
+	Flows     int           // TCP connections at the same time, 1 to 1048576
+	UDPFlows  int           // UDP clients at the same time, 1 to 1048576
+	UDPIdle   time.Duration // after which a UDP client is forgotten, 1s to 1h
+}
+
+// DefaultAgent returns the agent's defaults.
+func DefaultAgent() Agent {
+	return Agent{
+		Common: Common{
+			LinkToken: "/var/lib/fairlead/token",
+			Control:   "/run/fairlead/control.sock",
+			LogFormat: "text",
+			Rules:     mustNoRules(rules.Loopback()),
+		},
+		Link:          []Endpoint{{Network: "unix", Path: "/run/fairlead/link.sock"}},
+		AllowCIDs:     []uint32{2}, // VMADDR_CID_HOST
+		Sinks:         []Sink{{Name: "hostlink"}},
+		Observer:      "auto",
+		PollInterval:  time.Second,
+		AuditInterval: time.Minute,
+		HoldDown:      150 * time.Millisecond,
+		Expose:        rules.Loopback(),
+	}
+}
+
+// DefaultHost returns the host's defaults.
+func DefaultHost() Host {
+	return Host{
+		Common: Common{
+			LinkToken: hostPath("/var/lib/fairlead", "token"),
+			Control:   hostPath("/run/fairlead", "host.sock"),
+			LogFormat: "text",
+			Rules:     mustNoRules(rules.Asked()),
+		},
+		Connect: []Endpoint{{Network: "unix", Path: "/run/fairlead/link.sock"}},
+		Grace:   10 * time.Second,
+		Limits:  Limits{Listeners: 16384, Flows: 16384, UDPFlows: 4096, UDPIdle: time.Minute},
+	}
+}
+
+// mustNoRules is the set without rules, which nothing can be wrong with.
+func mustNoRules(expose rules.HostAddress) *rules.Set {
+	s, err := rules.New(expose, nil)
+	if err != nil {
+		panic(err)
+	}
+	return s
+}
+
+// Flags sets c to the defaults and registers a flag for each field. Afterwards c
+// holds what the flags say and nothing else; LoadAgent, given fs, merges all.
+func (c *Agent) Flags(fs *pflag.FlagSet) {
+	*c = DefaultAgent()
+	register(fs, c.fields())
+}
+
+// Flags sets c to the defaults and registers a flag for each field. Afterwards c
+// holds what the flags say and nothing else; LoadHost, given fs, merges all.
+func (c *Host) Flags(fs *pflag.FlagSet) {
+	*c = DefaultHost()
+	register(fs, c.fields())
+}
+
+func (c *Common) fields() []field {
+	return []field{
+		one("linkToken", "link-token", "file", &c.LinkToken, filePath(true), str,
+			"file that holds the shared token of the link"),
+		one("control", "control", "path", &c.Control, filePath(false), str, "path of the control socket"),
+		one("metricsAddr", "metrics-addr", "host:port", &c.MetricsAddr, listenAddr, str,
+			"serve /metrics at this address"),
+		one("logLevel", "log-level", "level", &c.LogLevel, level, levelName, "debug, info, warn or error"),
+		one("logFormat", "log-format", "format", &c.LogFormat, enum("text", "json"), str, "text or json"),
+		one("rulesFile", "rules-file", "file", &c.RulesFile, filePath(true), str,
+			"file with rules that follow those of the configuration"),
+	}
+}
+
+func (c *Agent) fields() []field {
+	return append([]field{
+		many("link", "link", "endpoint", &c.Link, ParseEndpoint, stringOf,
+			"where to meet the host: unix:///PATH, vsock://:PORT to listen, vsock://2:PORT to dial"),
+		many("allowCIDs", "allow-cids", "cid", &c.AllowCIDs, whole[uint32](0, 1<<32-2), number,
+			"vsock peers that may connect"),
+		many("allowUIDs", "allow-uids", "uid", &c.AllowUIDs, whole[uint32](0, 1<<32-2), number,
+			"users that may connect to a unix link, besides root and the agent's own"),
+		many("sink", "sink", "sink", &c.Sinks, ParseSink, stringOf,
+			"where publications go: hostlink, listener, gvproxy[=URL], vtunnel[=URL]"),
+		one("observer", "observer", "mode", &c.Observer, enum("auto", "bpf", "poll"), str,
+			"how sockets are seen: auto, bpf or poll"),
+		one("pollInterval", "poll-interval", "duration", &c.PollInterval,
+			duration(10*time.Millisecond, time.Hour, false), stringOf, "time between two looks of the polling observer"),
+		one("auditInterval", "audit-interval", "duration", &c.AuditInterval,
+			duration(time.Second, 24*time.Hour, true), stringOf, "time between two audits by a full dump, 0 for none"),
+		one("holdDown", "hold-down", "duration", &c.HoldDown,
+			duration(0, time.Minute, false), stringOf, "how long a port that vanished is kept"),
+		one("expose", "expose", "where", &c.Expose, rules.ParseExpose, stringOf,
+			"host addresses for what listens on all guest addresses: loopback or all"),
+	}, c.Common.fields()...)
+}
+
+func (c *Host) fields() []field {
+	return append([]field{
+		many("connect", "connect", "endpoint", &c.Connect, ParseEndpoint, stringOf,
+			"where to meet the agent: unix:///PATH, vsock://CID:PORT to dial, vsock://:PORT to listen"),
+		one("bind", "bind", "where", &c.Bind, parseBind, stringOf,
+			"host addresses for what listens on all guest addresses: asked (by the agent), loopback, all or an address"),
+		one("grace", "grace", "duration", &c.Grace, duration(0, time.Hour, false), stringOf,
+			"how long ports stay open after the guest is lost"),
+		one("limits.listeners", "max-listeners", "n", &c.Limits.Listeners, whole[int](1, 1<<16), number,
+			"ports open at the same time"),
+		one("limits.flows", "max-flows", "n", &c.Limits.Flows, whole[int](1, 1<<20), number,
+			"TCP connections at the same time"),
+		one("limits.udpFlows", "max-udp-flows", "n", &c.Limits.UDPFlows, whole[int](1, 1<<20), number,
+			"UDP clients at the same time"),
+		one("limits.udpIdle", "udp-idle", "duration", &c.Limits.UDPIdle, duration(time.Second, time.Hour, false), stringOf,
+			"when a UDP client that is silent is forgotten"),
+	}, c.Common.fields()...)
+}
+
+func parseBind(s string) (rules.HostAddress, error) {
+	if s == "asked" {
+		return rules.Asked(), nil
+	}
+	a, err := rules.ParseHostAddress(s)
+	if err != nil {
+		err = fmt.Errorf("%q: want asked, loopback, all or an address of the host", s)
+	}
+	return a, err
+}
+
+// validate checks what no single field shows. It names the field.
+func (c *Agent) validate() (key string, err error) {
+	if len(c.Link) == 0 {
+		return "link", fmt.Errorf("an empty list: want at least one endpoint")
+	}
+	for _, e := range c.Link {
+		switch {
+		case e.Network != "vsock":
+		case e.Listen && e.Port >= 1024:
+			return "link", fmt.Errorf("%q: want a port below 1024, which only root can listen at", e)
+		case !e.Listen && e.CID != 2:
+			return "link", fmt.Errorf("%q: an agent dials the host only, want vsock://2:PORT (or vsock://:PORT to listen)", e)
+		case c.LinkToken == "":
+			return "linkToken", fmt.Errorf("%q: want a file, %q needs a token", "", e)
+		}
+	}
+	if len(c.Sinks) == 0 {
+		return "sink", fmt.Errorf("an empty list: want at least one sink")
+	}
+	seen := map[string]bool{}
+	for _, s := range c.Sinks {
+		if seen[s.Name] {
+			return "sink", fmt.Errorf("%q: given twice, want each sink once", s.Name)
+		}
+		seen[s.Name] = true
+	}
+	return "", nil
+}
+
+func (c *Host) validate() (key string, err error) {
+	if len(c.Connect) == 0 {
+		return "connect", fmt.Errorf("an empty list: want at least one endpoint")
+	}
+	if c.Control == "" { // no home directory to take a default from
+		return "control", fmt.Errorf("%q: want a path", "")
+	}
+	for _, e := range c.Connect {
+		if e.Network == "vsock" && c.LinkToken == "" {
+			return "linkToken", fmt.Errorf("%q: want a file, %q needs a token", "", e)
+		}
+	}
+	return "", nil
+}

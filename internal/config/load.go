@@ -1,0 +1,220 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package config
+
+import (
+	"cmp"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/spf13/pflag"
+
+	"github.com/fairlead/fairlead/internal/config/yamltree"
+	"github.com/fairlead/fairlead/internal/rules"
+)
+
+// LoadAgent merges flags, environment, file and defaults. Path names the file;
+// if it is empty, FAIRLEAD_CONFIG does, and else DefaultAgentFile is read if
+// there is one. Flags are those of fs that were given, registered by
+// [Agent.Flags]; fs may be nil. Environ is os.LookupEnv, or nil for no environment.
+// A value that is wrong is an error that says where it stands; what is returned
+// with it is good for [Watch] alone.
+func LoadAgent(path string, fs *pflag.FlagSet, environ func(string) (string, bool)) (Agent, error) {
+	c := DefaultAgent()
+	l := newLoader(&c.Common, c.fields(), fs, environ)
+	if err := l.load(path, DefaultAgentFile); err != nil {
+		return Agent{Common: Common{files: c.files}}, err
+	}
+	if key, err := c.validate(); err != nil {
+		return Agent{Common: Common{files: c.files}}, l.wrap(key, err)
+	}
+	if err := l.compile("expose", &c.Expose); err != nil {
+		return Agent{Common: Common{files: c.files}}, err
+	}
+	return c, nil
+}
+
+// LoadHost is LoadAgent for the host peer, with DefaultHostFile.
+func LoadHost(path string, fs *pflag.FlagSet, environ func(string) (string, bool)) (Host, error) {
+	c := DefaultHost()
+	l := newLoader(&c.Common, c.fields(), fs, environ)
+	if err := l.load(path, DefaultHostFile()); err != nil {
+		return Host{Common: Common{files: c.files}}, err
+	}
+	if key, err := c.validate(); err != nil {
+		return Host{Common: Common{files: c.files}}, l.wrap(key, err)
+	}
+	if err := l.compile("bind", &c.Bind); err != nil {
+		return Host{Common: Common{files: c.files}}, err
+	}
+	return c, nil
+}
+
+// loader merges what is said about one configuration.
+type loader struct {
+	common  *Common
+	fields  []field
+	flags   *pflag.FlagSet
+	environ func(string) (string, bool)
+	said    map[string]string // who gave a field its value: "FILE:LINE:COLUMN", variable or flag
+	inline  []rules.Rule
+}
+
+func newLoader(c *Common, fields []field, fs *pflag.FlagSet, environ func(string) (string, bool)) *loader {
+	if environ == nil {
+		environ = func(string) (string, bool) { return "", false }
+	}
+	return &loader{common: c, fields: fields, flags: fs, environ: environ, said: map[string]string{}}
+}
+
+// wrap says of an error in a field who gave it its value.
+func (l *loader) wrap(key string, err error) error {
+	if by := l.said[key]; by != "" {
+		return fmt.Errorf("%s: %s: %w", by, key, err)
+	}
+	return fmt.Errorf("%s: %w", key, err)
+}
+
+func (l *loader) load(path, fallback string) error {
+	if path == "" {
+		path, _ = l.environ("FAIRLEAD_CONFIG")
+	}
+	optional := path == ""
+	if path = cmp.Or(path, fallback); path != "" {
+		data, err := l.read(path, optional)
+		if err != nil {
+			return fmt.Errorf("read configuration: %w", err)
+		}
+		if err := l.file(path, data); err != nil {
+			return err
+		}
+	}
+	for i := range l.fields {
+		f := &l.fields[i]
+		if s, ok := l.environ(f.env()); ok {
+			l.said[f.key] = f.env()
+			if err := f.setText(s); err != nil {
+				return l.wrap(f.key, err)
+			}
+		}
+		if l.flags == nil {
+			continue
+		}
+		if given := l.flags.Lookup(f.flag); given != nil && given.Changed {
+			l.said[f.key] = "--" + f.flag
+			if err := f.setText(given.Value.String()); err != nil {
+				return l.wrap(f.key, err)
+			}
+		}
+	}
+	return nil
+}
+
+// file sets the fields that a configuration file names.
+func (l *loader) file(path string, data []byte) error {
+	root, err := yamltree.Parse(path, data)
+	if err != nil || root.IsNull() {
+		return err
+	}
+	return l.mapping(root, "")
+}
+
+// mapping sets the fields below prefix, which is empty or ends with a dot.
+func (l *loader) mapping(n yamltree.Node, prefix string) error {
+	var known []string
+	for _, f := range l.fields {
+		if rest, ok := strings.CutPrefix(f.key, prefix); ok {
+			if key, _, _ := strings.Cut(rest, "."); !slices.Contains(known, key) {
+				known = append(known, key)
+			}
+		}
+	}
+	if prefix == "" {
+		known = append(known, "rules")
+	}
+	entries, err := n.Map(known...)
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		key := prefix + e.Key
+		i := slices.IndexFunc(l.fields, func(f field) bool { return f.key == key })
+		switch {
+		case key == "rules":
+			l.inline, err = rules.ParseList(e.Node)
+		case i < 0:
+			err = l.mapping(e.Node, key+".")
+		default:
+			l.said[key] = e.Where()
+			err = l.fields[i].setNode(e.Node)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// compile makes the rules, with those of the rules file, once all fields are
+// set. What the rules file exposes counts if nothing else names it.
+func (l *loader) compile(key string, expose *rules.HostAddress) error {
+	list := l.inline
+	if path := l.common.RulesFile; path != "" {
+		data, err := l.read(path, false)
+		if err != nil {
+			return l.wrap("rulesFile", err)
+		}
+		f, err := rules.Parse(path, data)
+		if err != nil {
+			return err
+		}
+		list = append(list, f.Rules...)
+		if f.Expose != rules.Asked() && l.said[key] == "" {
+			*expose = f.Expose
+		}
+	}
+	set, err := rules.New(*expose, list)
+	l.common.Rules = set
+	return err
+}
+
+// file is what was found at a path.
+type file struct {
+	path  string
+	sum   [sha256.Size]byte // of its content, zero if it could not be read
+	empty bool              // nothing there, or nothing in it
+}
+
+// read returns the content of a file and notes what it was. One that is optional
+// may be absent.
+func (l *loader) read(path string, optional bool) ([]byte, error) {
+	data, err := readFile(path)
+	l.common.files = append(l.common.files, newFile(path, data, err))
+	if optional && errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	return data, err
+}
+
+func newFile(path string, data []byte, err error) file {
+	if err != nil {
+		return file{path: path, empty: errors.Is(err, fs.ErrNotExist)}
+	}
+	return file{path: path, sum: sha256.Sum256(data), empty: len(data) == 0}
+}
+
+// readFile reads no more of a file than yamltree would take.
+func readFile(path string) (data []byte, err error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, f.Close()) }()
+	return io.ReadAll(io.LimitReader(f, yamltree.MaxSize+1))
+}
