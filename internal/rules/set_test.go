@@ -1,0 +1,434 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package rules
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/fairlead/fairlead/internal/port"
+)
+
+// pub makes a publication: "tcp 0.0.0.0:80", "tcp dual:80".
+func pub(t testing.TB, s string) port.Publication {
+	t.Helper()
+	proto, addr, _ := strings.Cut(s, " ")
+	p := port.Publication{Origins: []port.OriginInfo{{Origin: port.Origin{Source: "socket", ID: "1"}}}}
+	p.DualStack = strings.HasPrefix(addr, "dual:")
+	ap, err := netip.ParseAddrPort(strings.Replace(addr, "dual:", "[::]:", 1))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if p.Protocol, err = port.ParseProtocol(proto); err != nil {
+		t.Fatal(err)
+	}
+	p.Address, p.Port = ap.Addr(), ap.Port()
+	return p
+}
+
+func mustSet(t testing.TB, yaml string) *Set {
+	t.Helper()
+	f, err := Parse("rules.yaml", []byte(yaml))
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := New(f.Expose, f.Rules)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// verdict is a decision as one line: "127.0.0.1:80 [::1]:80 (default)".
+func verdict(d port.Decision) string {
+	if !d.Allow {
+		if len(d.Host) > 0 {
+			return "denied, with host addresses"
+		}
+		return fmt.Sprintf("denied (%s): %s", d.Rule, d.Reason)
+	}
+	var words []string
+	for _, a := range d.Host {
+		words = append(words, a.String())
+	}
+	return strings.Join(append(words, "("+d.Rule+")"), " ")
+}
+
+func TestDefaults(t *testing.T) {
+	const udp = "denied (default: udp well-known): a service of the guest's own network; an allow rule that names the port publishes it"
+	for _, tt := range []struct{ pub, loopback, all string }{
+		{"tcp 0.0.0.0:80", "127.0.0.1:80 (default)", "0.0.0.0:80 (default)"},
+		{"tcp [::]:80", "[::1]:80 (default)", "[::]:80 (default)"},
+		{"tcp dual:80", "127.0.0.1:80 [::1]:80 (default)", "0.0.0.0:80 [::]:80 (default)"},
+		{"udp 0.0.0.0:514", "127.0.0.1:514 (default)", "0.0.0.0:514 (default)"},
+		// Only a wildcard is opened wide.
+		{"tcp 127.0.0.1:80", "127.0.0.1:80 (default)", "127.0.0.1:80 (default)"},
+		{"tcp 127.0.0.53:80", "127.0.0.1:80 (default)", "127.0.0.1:80 (default)"},
+		{"tcp [::1]:80", "[::1]:80 (default)", "[::1]:80 (default)"},
+		{"tcp 192.168.5.2:80", "127.0.0.1:80 (default)", "127.0.0.1:80 (default)"},
+		{"tcp [fd00::1]:80", "[::1]:80 (default)", "[::1]:80 (default)"},
+		{"tcp [fe80::1%eth0]:80", "[::1]:80 (default)", "[::1]:80 (default)"},
+		{"udp 0.0.0.0:53", udp, udp},
+		{"udp 0.0.0.0:67", udp, udp},
+		{"udp 0.0.0.0:68", udp, udp},
+		{"udp [::]:123", udp, udp},
+		{"udp 127.0.0.1:323", udp, udp},
+		{"udp dual:5353", udp, udp},
+		{"udp 0.0.0.0:5355", udp, udp},
+		{"tcp 0.0.0.0:53", "127.0.0.1:53 (default)", "0.0.0.0:53 (default)"},
+	} {
+		for expose, want := range map[string]string{"loopback": tt.loopback, "all": tt.all} {
+			if got := verdict(mustSet(t, "expose: "+expose).Decide(pub(t, tt.pub))); got != want {
+				t.Errorf("%s, expose %s: %s, want %s", tt.pub, expose, got, want)
+			}
+		}
+	}
+}
+
+func TestRules(t *testing.T) {
+	web := func(p *port.Publication) {
+		p.Owner = port.Owner{Kind: port.OwnerContainer, Name: "proj/web-1", Namespace: "prod",
+			Labels: map[string]string{"tier": "front", "empty": ""}}
+		p.Origins = append(p.Origins, port.OriginInfo{Origin: port.Origin{Source: "docker"}})
+	}
+	for _, tt := range []struct{ match, pub, want string }{
+		{"{}", "tcp 0.0.0.0:80", "yes"},
+		{"{protocol: tcp}", "tcp 0.0.0.0:80", "yes"},
+		{"{protocol: TCP}", "tcp 0.0.0.0:80", "yes"},
+		{"{protocol: udp}", "tcp 0.0.0.0:80", "protocol is tcp, not udp"},
+		{"{ports: 80}", "tcp 0.0.0.0:80", "yes"},
+		{`{ports: "80"}`, "tcp 0.0.0.0:80", "yes"},
+		{"{ports: 79-81}", "tcp 0.0.0.0:80", "yes"},
+		{"{ports: '1, 79-80'}", "tcp 0.0.0.0:80", "yes"},
+		{"{ports: [1, 80-80]}", "tcp 0.0.0.0:80", "yes"},
+		{"{ports: [81-90, 1]}", "tcp 0.0.0.0:80", "port is 80, not 81-90 or 1"},
+		{"{address: wildcard}", "tcp 0.0.0.0:80", "yes"},
+		{"{address: wildcard}", "tcp [::]:80", "yes"},
+		{"{address: wildcard}", "tcp 127.0.0.1:80", "address is 127.0.0.1, not wildcard"},
+		{"{address: loopback}", "tcp 127.9.9.9:80", "yes"},
+		{"{address: loopback}", "tcp [::1]:80", "yes"},
+		{"{address: loopback}", "tcp dual:80", "address is ::, not loopback"},
+		{"{address: 0.0.0.0}", "tcp dual:80", "yes"},
+		{"{address: 0.0.0.0}", "tcp [::]:80", "address is ::, not 0.0.0.0"},
+		{"{address: 10.0.0.0/8}", "tcp 10.1.2.3:80", "yes"},
+		{"{address: 10.0.0.0/8}", "tcp 11.1.2.3:80", "address is 11.1.2.3, not 10.0.0.0/8"},
+		{"{address: fe80::/10}", "tcp [fe80::1%eth0]:80", "yes"},
+		{"{address: ['::1', 10.0.0.1]}", "tcp 10.0.0.1:80", "yes"},
+		{"{address: '::ffff:10.0.0.1'}", "tcp 10.0.0.1:80", "yes"},
+		{"{source: docker}", "tcp 0.0.0.0:80", "yes"},
+		{"{source: socket}", "tcp 0.0.0.0:80", "yes"},
+		{"{source: [nat, kube]}", "tcp 0.0.0.0:80", "source is socket and docker, not nat or kube"},
+		{"{owner: container}", "tcp 0.0.0.0:80", "yes"},
+		{"{owner: [process, unknown]}", "tcp 0.0.0.0:80", "owner is container, not process or unknown"},
+		{"{name: proj/web-1}", "tcp 0.0.0.0:80", "yes"},
+		{"{name: 'p*-?'}", "tcp 0.0.0.0:80", "yes"},
+		{"{name: web}", "tcp 0.0.0.0:80", `name is "proj/web-1", not "web"`},
+		{"{namespace: pro*}", "tcp 0.0.0.0:80", "yes"},
+		{"{namespace: test}", "tcp 0.0.0.0:80", `namespace is "prod", not "test"`},
+		{"{labels: {tier: fr*}}", "tcp 0.0.0.0:80", "yes"},
+		{"{labels: {empty: '*', tier: front}}", "tcp 0.0.0.0:80", "yes"},
+		{"{labels: {tier: back}}", "tcp 0.0.0.0:80", `label "tier" is "front", not "back"`},
+		{"{labels: {a: '*', tier: front}}", "tcp 0.0.0.0:80", `label "a" is missing`},
+		{"{protocol: tcp, ports: 80, owner: service}", "tcp 0.0.0.0:80", "owner is container, not service"},
+	} {
+		s := mustSet(t, "rules:\n- {action: deny, match: "+tt.match+"}")
+		p := pub(t, tt.pub)
+		web(&p)
+		d, steps := s.Decide(p), s.Explain(p)
+		if (tt.want == "yes") != (d.Rule == "rule 1") || d.Allow == (tt.want == "yes") {
+			t.Errorf("%s: %s: decided by %s", tt.match, tt.pub, d.Rule)
+		}
+		want := tt.want
+		if want == "yes" {
+			want = "deny"
+		}
+		if steps[0].Why != want || steps[0].Matched != (tt.want == "yes") {
+			t.Errorf("%s: %s: %+v, want %q", tt.match, tt.pub, steps[0], want)
+		}
+	}
+}
+
+func TestActions(t *testing.T) {
+	for _, tt := range []struct{ name, rules, pub, want string }{
+		{"first match wins", "[{action: allow, name: a, match: {ports: 80}}, {action: deny}]",
+			"tcp 0.0.0.0:80", "127.0.0.1:80 (rule 1 (a))"},
+		{"deny", "[{action: allow, match: {ports: 81}}, {name: no-debug, action: deny}]",
+			"tcp 0.0.0.0:80", "denied (rule 2 (no-debug)): denied by rule 2 (no-debug)"},
+		{"port", "[{action: allow, hostPort: 9090}]", "tcp dual:80", "127.0.0.1:9090 [::1]:9090 (rule 1)"},
+		{"any port", "[{action: allow, hostPort: 0}]", "tcp 0.0.0.0:80", "127.0.0.1:0 (rule 1)"},
+		{"offset", "[{action: allow, hostPort: +1000}]", "tcp 0.0.0.0:80", "127.0.0.1:1080 (rule 1)"},
+		{"offset in a range", "[{action: allow, match: {ports: 80-90}, hostPort: '-10'}]", "tcp 0.0.0.0:81", "127.0.0.1:71 (rule 1)"},
+		{"offset too far", "[{action: allow, hostPort: +1000}]", "tcp 0.0.0.0:65000",
+			"denied (rule 1): rule 1: host port 65000+1000 is not within 1 to 65535"},
+		{"offset too low", "[{action: allow, hostPort: -80}]", "tcp 0.0.0.0:80",
+			"denied (rule 1): rule 1: host port 80-80 is not within 1 to 65535"},
+		{"open", "[{action: allow, hostAddress: all}]", "tcp dual:80", "0.0.0.0:80 [::]:80 (rule 1)"},
+		{"open a loopback explicitly", "[{action: allow, hostAddress: all}]", "tcp 127.0.0.1:80", "0.0.0.0:80 (rule 1)"},
+		{"open a specific address", "[{action: allow, hostAddress: all}]", "tcp [fd00::1]:80", "[::]:80 (rule 1)"},
+		{"one address", "[{action: allow, hostAddress: 192.168.1.5, hostPort: 81}]", "tcp dual:80", "192.168.1.5:81 (rule 1)"},
+		{"allow UDP by its port", "[{action: allow, match: {ports: 53}}]", "udp 0.0.0.0:53", "127.0.0.1:53 (rule 1)"},
+		{"a broad allow does not allow UDP 53", "[{action: allow, match: {protocol: udp}, hostAddress: all}]", "udp 0.0.0.0:53",
+			"denied (default: udp well-known): a service of the guest's own network; an allow rule that names the port publishes it"},
+		{"deny UDP 53 by a rule", "[{action: deny}]", "udp 0.0.0.0:53", "denied (rule 1): denied by rule 1"},
+	} {
+		s := mustSet(t, "rules: "+tt.rules)
+		if got := verdict(s.Decide(pub(t, tt.pub))); got != tt.want {
+			t.Errorf("%s: %s, want %s", tt.name, got, tt.want)
+		}
+	}
+	// A rule can keep to loopback what the set exposes.
+	s := mustSet(t, "{expose: all, rules: [{action: allow, match: {ports: 80}, hostAddress: loopback}]}")
+	if got, want := verdict(s.Decide(pub(t, "tcp dual:80"))), "127.0.0.1:80 [::1]:80 (rule 1)"; got != want {
+		t.Errorf("loopback under expose all: %s, want %s", got, want)
+	}
+}
+
+func TestWithheld(t *testing.T) {
+	p := pub(t, "tcp 0.0.0.0:80")
+	p.Origins[0].Withheld = "bound, not listening"
+	limited := p
+	limited.Origins = append(slices.Clone(p.Origins), p.Origins[0],
+		port.OriginInfo{Origin: port.Origin{Source: "nat"}, Withheld: "limited to source 10.0.0.0/8"})
+	claimed := p
+	claimed.Origins = append(slices.Clone(p.Origins), port.OriginInfo{Origin: port.Origin{Source: "docker"}})
+	for _, tt := range []struct {
+		name, rules string
+		pub         port.Publication
+		want        string
+	}{
+		{"no rule", "[]", p, "denied (default: withheld): bound, not listening"},
+		{"all reasons, once each", "[]", limited, "denied (default: withheld): bound, not listening; limited to source 10.0.0.0/8"},
+		{"another origin", "[]", claimed, "127.0.0.1:80 (default)"},
+		{"a rule for the port", "[{action: allow, match: {ports: 80}}]", limited, "127.0.0.1:80 (rule 1)"},
+		{"a broad rule", "[{action: allow, hostAddress: all}]", p, "denied (default: withheld): bound, not listening"},
+		{"a broad rule, then one for the port", "[{action: allow, hostAddress: all}, {action: allow, match: {ports: 1-100}}]", p,
+			"127.0.0.1:80 (rule 2)"},
+		{"a broad rule and another origin", "[{action: allow, hostAddress: all}]", claimed, "0.0.0.0:80 (rule 1)"},
+	} {
+		if got := verdict(mustSet(t, "rules: "+tt.rules).Decide(tt.pub)); got != tt.want {
+			t.Errorf("%s: %s, want %s", tt.name, got, tt.want)
+		}
+	}
+}
+
+func addrPorts(t testing.TB, s string) []netip.AddrPort {
+	t.Helper()
+	var list []netip.AddrPort
+	for f := range strings.FieldsSeq(s) {
+		a, err := netip.ParseAddrPort(f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		list = append(list, a)
+	}
+	return list
+}
+
+func TestHost(t *testing.T) {
+	for _, tt := range []struct{ expose, rules, pub, asked, want string }{
+		{"asked", "[]", "tcp dual:80", "127.0.0.1:80 [::1]:80", "127.0.0.1:80 [::1]:80 (host default)"},
+		{"asked", "[]", "tcp 0.0.0.0:80", "0.0.0.0:80", "0.0.0.0:80 (host default)"},
+		{"asked", "[]", "tcp 0.0.0.0:80", "[::ffff:127.0.0.1]:80", "127.0.0.1:80 (host default)"},
+		{"asked", "[]", "udp 0.0.0.0:53", "127.0.0.1:53", "127.0.0.1:53 (host default)"},
+		{"asked", "[]", "tcp 0.0.0.0:80", "", "denied (host default): the guest asks for no host address"},
+		{"loopback", "[]", "tcp 0.0.0.0:80", "0.0.0.0:80 127.0.0.1:80 [::]:81", "127.0.0.1:80 [::1]:81 (host default)"},
+		{"loopback", "[]", "tcp 127.0.0.1:80", "192.168.1.5:80", "127.0.0.1:80 (host default)"},
+		{"loopback", "[]", "tcp 127.0.0.1:80", "127.0.0.9:80", "127.0.0.9:80 (host default)"},
+		{"all", "[]", "tcp dual:80", "127.0.0.1:81 [::1]:81", "0.0.0.0:81 [::]:81 (host default)"},
+		{"all", "[]", "tcp 127.0.0.1:80", "127.0.0.1:80", "127.0.0.1:80 (host default)"},
+		{"192.168.1.5", "[]", "tcp dual:80", "127.0.0.1:80 [::1]:80", "192.168.1.5:80 (host default)"},
+		{"192.168.1.5", "[]", "tcp 10.0.0.1:80", "127.0.0.1:80", "127.0.0.1:80 (host default)"},
+		{"asked", "[{name: no, action: deny}]", "tcp 0.0.0.0:80", "127.0.0.1:80", "denied (host rule 1 (no)): denied by host rule 1 (no)"},
+		{"asked", "[{action: allow, hostPort: +1}]", "tcp 0.0.0.0:80", "127.0.0.1:90 [::1]:0", "127.0.0.1:91 [::1]:0 (host rule 1)"},
+		{"asked", "[{action: allow, hostAddress: loopback}]", "tcp 0.0.0.0:80", "0.0.0.0:80", "127.0.0.1:80 (host rule 1)"},
+		{"asked", "[{action: allow, hostAddress: all}]", "tcp 127.0.0.1:80", "127.0.0.1:80", "0.0.0.0:80 (host rule 1)"},
+		{"loopback", "[{action: allow, match: {ports: 80}}]", "tcp 0.0.0.0:80", "0.0.0.0:80", "127.0.0.1:80 (host rule 1)"},
+	} {
+		expose := Asked()
+		if tt.expose != "asked" {
+			var err error
+			if expose, err = ParseHostAddress(tt.expose); err != nil {
+				t.Fatal(err)
+			}
+		}
+		f, err := Parse("host.yaml", []byte("rules: "+tt.rules))
+		if err != nil {
+			t.Fatal(err)
+		}
+		s, err := New(expose, f.Rules)
+		if err != nil {
+			t.Fatal(err)
+		}
+		asked := addrPorts(t, tt.asked)
+		kept := slices.Clone(asked)
+		if got := verdict(s.Host(pub(t, tt.pub), asked)); got != tt.want {
+			t.Errorf("expose %s, rules %s, %s asks %s: %s, want %s", tt.expose, tt.rules, tt.pub, tt.asked, got, tt.want)
+		}
+		if !slices.Equal(kept, asked) {
+			t.Errorf("what is asked was changed: %v", asked)
+		}
+	}
+}
+
+// Whatever is asked, a host whose user asked for nothing opens nothing wider.
+func TestHostNeverWider(t *testing.T) {
+	rnd := rand.New(rand.NewPCG(1, 2))
+	addrs := []string{"0.0.0.0", "::", "127.0.0.1", "127.0.0.7", "::1", "192.168.1.5", "fd00::1"}
+	pick := func() netip.Addr { return netip.MustParseAddr(addrs[rnd.IntN(len(addrs))]) }
+	lists := []string{"[]", "[{action: allow, hostPort: +10}]", "[{action: allow, hostAddress: loopback}]", "[{action: allow, hostPort: 0}]"}
+	for range 5000 {
+		f, err := Parse("", []byte("rules: "+lists[rnd.IntN(len(lists))]))
+		if err != nil {
+			t.Fatal(err)
+		}
+		expose := []HostAddress{Asked(), Loopback()}[rnd.IntN(2)]
+		s, err := New(expose, f.Rules)
+		if err != nil {
+			t.Fatal(err)
+		}
+		p := port.Publication{Key: port.Key{Protocol: port.TCP, Address: pick(), Port: 80}}
+		p.DualStack = p.Address == netip.IPv6Unspecified() && rnd.IntN(2) == 0
+		var asked []netip.AddrPort
+		for range 1 + rnd.IntN(3) {
+			asked = append(asked, netip.AddrPortFrom(pick(), 80))
+		}
+		for _, h := range s.Host(p, asked).Host {
+			if !slices.ContainsFunc(asked, func(a netip.AddrPort) bool { return covers(a.Addr(), h.Addr()) }) {
+				t.Fatalf("%s asks %v and gets %v", p.Key, asked, h)
+			}
+			if expose == Loopback() && !h.Addr().IsLoopback() {
+				t.Fatalf("%s gets %v on a host that exposes its loopback only", p.Key, h)
+			}
+		}
+	}
+}
+
+// covers reports whether b is no wider than a: loopback is narrower than any other.
+func covers(a, b netip.Addr) bool {
+	return a.Is4() == b.Is4() && (a == b || a.IsUnspecified() || b.IsLoopback())
+}
+
+func TestExplain(t *testing.T) {
+	s := mustSet(t, `
+rules:
+- {name: web, match: {ports: 80}, action: allow, hostPort: 8080, hostAddress: all}
+- {action: allow, match: {protocol: udp}}
+- {action: deny, match: {ports: 53}}
+- {action: deny}
+`)
+	want := []Step{
+		{"rule 1 (web)", false, false, "port is 53, not 80"},
+		{"rule 2", true, false, "passed over: to allow what is denied by default, a rule must name its port"},
+		{"rule 3", true, true, "deny"},
+		{"rule 4", true, false, "deny"},
+		{"default: udp well-known", true, false, "a service of the guest's own network; an allow rule that names the port publishes it"},
+		{"default", true, false, "allow"},
+	}
+	if diff := cmp.Diff(want, s.Explain(pub(t, "udp 0.0.0.0:53"))); diff != "" {
+		t.Error(diff)
+	}
+	want = []Step{
+		{"host rule 1 (web)", true, true, "allow, host port 8080, host address all"},
+		{"host rule 2", false, false, "protocol is tcp, not udp"},
+		{"host rule 3", false, false, "port is 80, not 53"},
+		{"host rule 4", true, false, "deny"},
+		{"host default", true, false, "allow what the guest asks for"},
+	}
+	if diff := cmp.Diff(want, s.ExplainHost(pub(t, "tcp 0.0.0.0:80"))); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestNewRefuses(t *testing.T) {
+	offset, err := ParseHostPort("+1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for want, r := range map[string]Rule{
+		"rule 2 (x): hostPort: +1: only a rule with action allow has a host port":                                   {Deny: true, HostPort: offset},
+		"rule 2 (x): hostAddress: all: only a rule with action allow has a host address":                            {Deny: true, HostAddress: All()},
+		`rule 2 (x): match.source: "sockte": want socket, nat, docker, containerd or kube (did you mean "socket"?)`: {Match: Match{Sources: []string{"sockte"}}},
+		`rule 2 (x): hostPort: "+1": port 65535 would become 65536, want 1 to 65535`:                                {HostPort: offset, Match: Match{Ports: []PortRange{{1, 65535}}}},
+	} {
+		r.Name = "x"
+		if _, err := New(Loopback(), []Rule{{}, r}); err == nil || err.Error() != want {
+			t.Errorf("%v, want %s", err, want)
+		}
+	}
+}
+
+// A set does not change with the list that it was made of.
+func TestSetIsImmutable(t *testing.T) {
+	list := []Rule{{Deny: true, Match: Match{Ports: []PortRange{{80, 80}}, Labels: map[string]string{"a": "b"}}}}
+	s, err := New(Loopback(), list)
+	if err != nil {
+		t.Fatal(err)
+	}
+	list[0].Match.Ports[0] = PortRange{81, 81}
+	list[0].Match.Labels["a"] = "c"
+	list[0].Deny = false
+	p := pub(t, "tcp 0.0.0.0:80")
+	p.Owner.Labels = map[string]string{"a": "b"}
+	if s.Decide(p).Allow || s.Len() != 1 {
+		t.Error("the set changed")
+	}
+}
+
+func TestGlob(t *testing.T) {
+	for _, tt := range []struct {
+		pattern, s string
+		want       bool
+	}{
+		{"", "", true}, {"", "a", false}, {"*", "", true}, {"*", "a/b", true}, {"a", "a", true}, {"a", "b", false},
+		{"a*", "a", true}, {"a*c", "abbc", true}, {"a*c", "abbd", false}, {"*a*b", "xaxab", true}, {"?", "", false},
+		{"?b", "ab", true}, {"a**", "a", true}, {"*?", "", false}, {"*ab*", "aab", true}, {"a", "aa", false},
+	} {
+		if got := glob(tt.pattern, tt.s); got != tt.want {
+			t.Errorf("glob(%q, %q) = %v", tt.pattern, tt.s, got)
+		}
+	}
+}
+
+// fifty is a set of 50 rules of which none matches what the benchmark decides.
+func fifty(t testing.TB) *Set {
+	var b strings.Builder
+	b.WriteString("rules:\n")
+	for i := range 10 {
+		fmt.Fprintf(&b, `
+- {action: deny, match: {ports: [%d, 2000-3000]}}
+- {action: deny, match: {protocol: udp, ports: 1-100}}
+- {action: deny, match: {address: [10.%d.0.0/16, loopback]}}
+- {action: allow, match: {owner: container, name: "other-*-%d"}, hostPort: 9090}
+- {action: allow, match: {labels: {tier: "b*"}}, hostAddress: all}
+`, i+1, i, i)
+	}
+	return mustSet(t, b.String())
+}
+
+func benchPub(t testing.TB) port.Publication {
+	p := pub(t, "tcp dual:8080")
+	p.Owner = port.Owner{Kind: port.OwnerContainer, Name: "other-web", Labels: map[string]string{"tier": "front"}}
+	return p
+}
+
+// A decision allocates the host addresses and nothing else.
+func TestDecideAllocates(t *testing.T) {
+	s, p := fifty(t), benchPub(t)
+	if n := testing.AllocsPerRun(100, func() { s.Decide(p) }); n > 1 {
+		t.Errorf("%v allocations, want 1", n)
+	}
+}
+
+func BenchmarkDecide(b *testing.B) {
+	s, p := fifty(b), benchPub(b)
+	b.ReportAllocs()
+	for b.Loop() {
+		s.Decide(p)
+	}
+}
