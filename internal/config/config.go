@@ -94,7 +94,7 @@ func DefaultAgent() Agent {
 			LinkToken: "/var/lib/fairlead/token",
 			Control:   "/run/fairlead/control.sock",
 			LogFormat: "text",
-			Rules:     mustNoRules(rules.Loopback()),
+			Rules:     rules.Empty(rules.Loopback()),
 		},
 		Link:          []Endpoint{{Network: "unix", Path: "/run/fairlead/link.sock"}},
 		AllowCIDs:     []uint32{2}, // VMADDR_CID_HOST
@@ -114,21 +114,12 @@ func DefaultHost() Host {
 			LinkToken: hostPath("/var/lib/fairlead", "token"),
 			Control:   hostPath("/run/fairlead", "host.sock"),
 			LogFormat: "text",
-			Rules:     mustNoRules(rules.Asked()),
+			Rules:     rules.Empty(rules.Asked()),
 		},
 		Connect: []Endpoint{{Network: "unix", Path: "/run/fairlead/link.sock"}},
 		Grace:   10 * time.Second,
 		Limits:  Limits{Listeners: 16384, Flows: 16384, UDPFlows: 4096, UDPIdle: time.Minute},
 	}
-}
-
-// mustNoRules is the set without rules, which nothing can be wrong with.
-func mustNoRules(expose rules.HostAddress) *rules.Set {
-	s, err := rules.New(expose, nil)
-	if err != nil {
-		panic(err)
-	}
-	return s
 }
 
 // Flags sets c to the defaults and registers a flag for each field. Afterwards c

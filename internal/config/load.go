@@ -21,13 +21,13 @@ import (
 
 // LoadAgent merges flags, environment, file and defaults. Path names the file;
 // if it is empty, FAIRLEAD_CONFIG does, and else DefaultAgentFile is read if
-// there is one. Flags are those of fs that were given, registered by
-// [Agent.Flags]; fs may be nil. Environ is os.LookupEnv, or nil for no environment.
+// there is one. Flags counts where it was given on the command line; it is
+// what [Agent.Flags] registered with, or nil. Environ is os.LookupEnv, or nil for no environment.
 // A value that is wrong is an error that says where it stands; what is returned
 // with it is good for [Watch] alone.
-func LoadAgent(path string, fs *pflag.FlagSet, environ func(string) (string, bool)) (Agent, error) {
+func LoadAgent(path string, flags *pflag.FlagSet, environ func(string) (string, bool)) (Agent, error) {
 	c := DefaultAgent()
-	l := newLoader(&c.Common, c.fields(), fs, environ)
+	l := newLoader(&c.Common, c.fields(), flags, environ)
 	if err := l.load(path, DefaultAgentFile); err != nil {
 		return Agent{Common: Common{files: c.files}}, err
 	}
@@ -41,9 +41,9 @@ func LoadAgent(path string, fs *pflag.FlagSet, environ func(string) (string, boo
 }
 
 // LoadHost is LoadAgent for the host peer, with DefaultHostFile.
-func LoadHost(path string, fs *pflag.FlagSet, environ func(string) (string, bool)) (Host, error) {
+func LoadHost(path string, flags *pflag.FlagSet, environ func(string) (string, bool)) (Host, error) {
 	c := DefaultHost()
-	l := newLoader(&c.Common, c.fields(), fs, environ)
+	l := newLoader(&c.Common, c.fields(), flags, environ)
 	if err := l.load(path, DefaultHostFile()); err != nil {
 		return Host{Common: Common{files: c.files}}, err
 	}
@@ -66,11 +66,11 @@ type loader struct {
 	inline  []rules.Rule
 }
 
-func newLoader(c *Common, fields []field, fs *pflag.FlagSet, environ func(string) (string, bool)) *loader {
+func newLoader(c *Common, fields []field, flags *pflag.FlagSet, environ func(string) (string, bool)) *loader {
 	if environ == nil {
 		environ = func(string) (string, bool) { return "", false }
 	}
-	return &loader{common: c, fields: fields, flags: fs, environ: environ, said: map[string]string{}}
+	return &loader{common: c, fields: fields, flags: flags, environ: environ, said: map[string]string{}}
 }
 
 // wrap says of an error in a field who gave it its value.

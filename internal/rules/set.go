@@ -64,6 +64,9 @@ func New(expose HostAddress, list []Rule) (*Set, error) {
 	return s, nil
 }
 
+// Empty returns the set without rules; see [New] for expose.
+func Empty(expose HostAddress) *Set { return &Set{expose: expose} }
+
 // Len is the number of rules, without the defaults.
 func (s *Set) Len() int { return len(s.rules) }
 

@@ -9,7 +9,9 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
+	"unicode"
 
 	"github.com/goccy/go-yaml"
 	"github.com/goccy/go-yaml/ast"
@@ -151,8 +153,11 @@ func (n Node) Map(known ...string) ([]Entry, error) {
 			return nil, err
 		}
 		field := key
+		if strings.ContainsFunc(key, func(r rune) bool { return !unicode.IsPrint(r) }) {
+			field = strconv.Quote(key)
+		}
 		if n.field != "" {
-			field = n.field + "." + key
+			field = n.field + "." + field
 		}
 		if len(known) > 0 && !slices.Contains(known, key) {
 			return nil, at.Errorf("unknown key %q%s: want %s", key, Suggest(key, known), OneOf(known))

@@ -1,0 +1,407 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package config
+
+import (
+	"errors"
+	iofs "io/fs"
+	"log/slog"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/spf13/pflag"
+
+	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/rules"
+)
+
+// sample is a value for each field that is not its default, as it stands in a
+// file and as a flag or a variable has it.
+type sample struct{ key, yaml, text string }
+
+func commonSamples() []sample {
+	return []sample{
+		{"linkToken", "/t", "/t"},
+		{"control", "/c.sock", "/c.sock"},
+		{"metricsAddr", "127.0.0.1:9464", "127.0.0.1:9464"},
+		{"logLevel", "debug", "debug"},
+		{"logFormat", "json", "json"},
+		{"rulesFile", "", ""}, // a file of its own, see TestRulesFile
+	}
+}
+
+func agentSamples() []sample {
+	return append([]sample{
+		{"link", "[vsock://:700, unix:///l]", "vsock://:700,unix:///l"},
+		{"allowCIDs", "[2, 3]", "2,3"},
+		{"allowUIDs", "1000", "1000"},
+		{"sink", "[hostlink, 'gvproxy=http://10.0.0.1:80', 'vtunnel=unix:///v']", "hostlink,gvproxy=http://10.0.0.1:80,vtunnel=unix:///v"},
+		{"observer", "poll", "poll"},
+		{"pollInterval", "250ms", "250ms"},
+		{"auditInterval", "0", "0s"},
+		{"holdDown", "0", "0s"},
+		{"expose", "all", "all"},
+	}, commonSamples()...)
+}
+
+func hostSamples() []sample {
+	return append([]sample{
+		{"connect", "vsock://3:700", "vsock://3:700"},
+		{"bind", "192.168.1.5", "192.168.1.5"},
+		{"grace", "0", "0s"},
+		{"limits.listeners", "10", "10"},
+		{"limits.flows", "11", "11"},
+		{"limits.udpFlows", "12", "12"},
+		{"limits.udpIdle", "13s", "13s"},
+	}, commonSamples()...)
+}
+
+// subject is a configuration under test, whichever it is.
+type subject struct {
+	name    string
+	samples []sample
+	load    func(path string, fs *pflag.FlagSet, env map[string]string) (texts map[string]string, err error)
+	flags   func(*pflag.FlagSet)
+	fields  []field
+}
+
+func lookup(env map[string]string) func(string) (string, bool) {
+	return func(k string) (string, bool) { v, ok := env[k]; return v, ok }
+}
+
+func texts(fields []field) map[string]string {
+	m := map[string]string{}
+	for _, f := range fields {
+		m[f.key] = strings.Join(f.get(), ",")
+	}
+	return m
+}
+
+func subjects() []subject {
+	agent, host := DefaultAgent(), DefaultHost()
+	return []subject{
+		{"agent", agentSamples(), func(path string, fs *pflag.FlagSet, env map[string]string) (map[string]string, error) {
+			c, err := LoadAgent(path, fs, lookup(env))
+			return texts(c.fields()), err
+		}, func(fs *pflag.FlagSet) { new(Agent).Flags(fs) }, agent.fields()},
+		{"host", hostSamples(), func(path string, fs *pflag.FlagSet, env map[string]string) (map[string]string, error) {
+			c, err := LoadHost(path, fs, lookup(env))
+			return texts(c.fields()), err
+		}, func(fs *pflag.FlagSet) { new(Host).Flags(fs) }, host.fields()},
+	}
+}
+
+func write(t testing.TB, path, text string) string {
+	t.Helper()
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// yamlFile writes a file with one key, which may be dotted.
+func yamlFile(t testing.TB, key, value string) string {
+	t.Helper()
+	outer, inner, nested := strings.Cut(key, ".")
+	text := outer + ": " + value
+	if nested {
+		text = outer + ":\n  " + inner + ": " + value
+	}
+	return write(t, filepath.Join(t.TempDir(), "c.yaml"), text+"\n")
+}
+
+// Every field can be set by file, environment and flag, and by all at once the
+// flag wins, then the environment, then the file.
+func TestPrecedence(t *testing.T) {
+	for _, s := range subjects() {
+		if len(s.samples) != len(s.fields) {
+			t.Errorf("%s: %d samples for %d fields", s.name, len(s.samples), len(s.fields))
+		}
+		defaults := texts(s.fields)
+		for _, sample := range s.samples {
+			i := slices.IndexFunc(s.fields, func(f field) bool { return f.key == sample.key })
+			if i < 0 {
+				t.Fatalf("%s has no field %s", s.name, sample.key)
+			}
+			if sample.text == "" {
+				continue
+			}
+			f := s.fields[i]
+			standard := defaults[f.key]
+			if standard == sample.text {
+				t.Fatalf("%s: the sample is the default", f.key)
+			}
+			path := yamlFile(t, sample.key, sample.yaml)
+			empty := write(t, filepath.Join(t.TempDir(), "empty.yaml"), "")
+			// What stands lower has the default, so that it would show if it won.
+			low := yamlFile(t, sample.key, quoteList(f, standard))
+			flags := func(value string) *pflag.FlagSet {
+				fs := pflag.NewFlagSet("test", pflag.ContinueOnError)
+				s.flags(fs)
+				if value != "" {
+					if err := fs.Parse([]string{"--" + f.flag + "=" + value}); err != nil {
+						t.Fatal(err)
+					}
+				}
+				return fs
+			}
+			for name, tt := range map[string]struct {
+				path string
+				fs   *pflag.FlagSet
+				env  map[string]string
+				want string
+			}{
+				"default":      {empty, flags(""), nil, standard},
+				"file":         {path, flags(""), nil, sample.text},
+				"environment":  {low, flags(""), map[string]string{f.env(): sample.text}, sample.text},
+				"flag":         {low, flags(sample.text), map[string]string{f.env(): standard}, sample.text},
+				"env, no file": {empty, nil, map[string]string{f.env(): sample.text}, sample.text},
+			} {
+				got, err := s.load(tt.path, tt.fs, tt.env)
+				if err != nil {
+					t.Errorf("%s %s by %s: %v", s.name, f.key, name, err)
+				} else if got[f.key] != tt.want {
+					t.Errorf("%s %s by %s: %q, want %q", s.name, f.key, name, got[f.key], tt.want)
+				}
+				for key, text := range got {
+					if key != f.key && text != defaults[key] {
+						t.Errorf("%s %s by %s changes %s to %q", s.name, f.key, name, key, text)
+					}
+				}
+			}
+		}
+	}
+}
+
+func quoteList(f field, text string) string {
+	if !f.list {
+		return "'" + text + "'"
+	}
+	if text == "" {
+		return "[]"
+	}
+	return "['" + strings.ReplaceAll(text, ",", "', '") + "']"
+}
+
+func TestDefaults(t *testing.T) {
+	want := map[string]string{
+		"link": "unix:///run/fairlead/link.sock", "linkToken": "/var/lib/fairlead/token", "allowCIDs": "2", "allowUIDs": "",
+		"sink": "hostlink", "observer": "auto", "pollInterval": "1s", "auditInterval": "1m0s", "holdDown": "150ms",
+		"control": "/run/fairlead/control.sock", "metricsAddr": "", "logLevel": "info", "logFormat": "text",
+		"expose": "loopback", "rulesFile": "",
+	}
+	c, err := LoadAgent(write(t, filepath.Join(t.TempDir(), "c.yaml"), ""), nil, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := texts(c.fields()); !reflect.DeepEqual(got, want) {
+		t.Errorf("got  %v\nwant %v", got, want)
+	}
+	if c.Rules == nil || DefaultAgent().Rules == nil || DefaultHost().Rules == nil {
+		t.Error("no rules")
+	}
+}
+
+func TestAgentTypes(t *testing.T) {
+	path := write(t, filepath.Join(t.TempDir(), "c.yaml"), `
+link: [vsock://:700, "vsock://2:701", unix:///run/l.sock]
+allowCIDs: [2]
+allowUIDs: [0, 1000]
+sink: [hostlink, vtunnel=tcp://127.0.0.1:3040]
+holdDown: 0
+logLevel: warn
+`)
+	c, err := LoadAgent(path, nil, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := []Endpoint{{Network: "vsock", Port: 700, Listen: true}, {Network: "vsock", CID: 2, Port: 701},
+		{Network: "unix", Path: "/run/l.sock"}}; !slices.Equal(c.Link, want) {
+		t.Errorf("link %+v", c.Link)
+	}
+	if want := []Sink{{Name: "hostlink"}, {"vtunnel", "tcp://127.0.0.1:3040"}}; !slices.Equal(c.Sinks, want) {
+		t.Errorf("sinks %+v", c.Sinks)
+	}
+	if c.HoldDown != 0 || c.PollInterval != time.Second || c.LogLevel != slog.LevelWarn || !slices.Equal(c.AllowUIDs, []uint32{0, 1000}) {
+		t.Errorf("%+v", c)
+	}
+}
+
+// A flag that is repeated adds; its first use replaces the default.
+func TestRepeatedFlag(t *testing.T) {
+	fs := pflag.NewFlagSet("test", pflag.ContinueOnError)
+	new(Agent).Flags(fs)
+	if err := fs.Parse([]string{"--sink=listener", "--sink=hostlink,gvproxy"}); err != nil {
+		t.Fatal(err)
+	}
+	empty := write(t, filepath.Join(t.TempDir(), "c.yaml"), "")
+	for range 2 { // a reload reads the same flags again
+		c, err := LoadAgent(empty, fs, nil)
+		if err != nil || !slices.Equal(c.Sinks, []Sink{{Name: "listener"}, {Name: "hostlink"}, {Name: "gvproxy"}}) {
+			t.Fatalf("%v, %v", c.Sinks, err)
+		}
+	}
+}
+
+func TestErrors(t *testing.T) {
+	dir := t.TempDir()
+	t.Chdir(dir)
+	write(t, "bad-rules.yaml", "rules:\n- action: alow\n")
+	for _, tt := range []struct {
+		name, yaml string
+		env        map[string]string
+		want       string
+	}{
+		{name: "misspelt", yaml: "holdown: 1s",
+			want: `c.yaml:1:1: unknown key "holdown" (did you mean "holdDown"?): want link, allowCIDs, allowUIDs, sink, observer, pollInterval, auditInterval, holdDown, expose, linkToken, control, metricsAddr, logLevel, logFormat, rulesFile or rules`},
+		{name: "not a mapping", yaml: "- a", want: `c.yaml:1:1: a list: want a mapping (key: value)`},
+		{name: "list for one", yaml: "observer: [bpf]", want: `c.yaml:1:11: observer: a list: want one value`},
+		{name: "no value", yaml: "link:\n", want: `c.yaml:1:1: link: no value: give one, or leave the key out`},
+		{name: "in a list", yaml: "link:\n- unix:///a\n- tcp://b", want: `c.yaml:3:3: link[1]: "tcp://b": want unix:///PATH, vsock://CID:PORT or vsock://:PORT`},
+		{name: "empty list", yaml: "link: []", want: `c.yaml:1:7: link: an empty list: want at least one endpoint`},
+		{name: "relative", yaml: "link: unix://a", want: `c.yaml:1:7: link: "unix://a": want an absolute path, unix:///PATH`},
+		{name: "vsock port", yaml: "link: vsock://:1024", want: `c.yaml:1:7: link: "vsock://:1024": want a port below 1024, which only root can listen at`},
+		{name: "vsock any", yaml: "link: vsock://:4294967295", want: `c.yaml:1:7: link: "vsock://:4294967295": want unix:///PATH, vsock://CID:PORT or vsock://:PORT`},
+		{name: "vsock cid", yaml: "link: vsock://3:700", want: `c.yaml:1:7: link: "vsock://3:700": an agent dials the host only, want vsock://2:PORT (or vsock://:PORT to listen)`},
+		{name: "vsock token", yaml: "link: vsock://:700\nlinkToken: ''", want: `c.yaml:2:12: linkToken: "": want a file, "vsock://:700" needs a token`},
+		{name: "cid", yaml: "allowCIDs: [-1]", want: `c.yaml:1:13: allowCIDs[0]: "-1": want a whole number from 0 to 4294967294`},
+		{name: "sink", yaml: "sink: gvproxi", want: `c.yaml:1:7: sink: "gvproxi": want hostlink, listener, gvproxy or vtunnel (did you mean "gvproxy"?)`},
+		{name: "sink URL", yaml: "sink: vtunnel=http://x", want: `c.yaml:1:7: sink: "vtunnel=http://x": want vtunnel=tcp://HOST:PORT or vtunnel=unix:///PATH`},
+		{name: "sink without URL", yaml: "sink: hostlink=http://x", want: `c.yaml:1:7: sink: "hostlink=http://x": hostlink takes no URL`},
+		{name: "sink twice", yaml: "sink: [hostlink, hostlink]", want: `c.yaml:1:7: sink: "hostlink": given twice, want each sink once`},
+		{name: "no sink", yaml: "sink: []", want: `c.yaml:1:7: sink: an empty list: want at least one sink`},
+		{name: "observer", yaml: "observer: bfp", want: `c.yaml:1:11: observer: "bfp": want auto, bpf or poll (did you mean "bpf"?)`},
+		{name: "duration", yaml: "holdDown: 150", want: `c.yaml:1:11: holdDown: "150": want a duration such as "150ms", 0s to 1m0s`},
+		{name: "negative", yaml: "holdDown: -1s", want: `c.yaml:1:11: holdDown: "-1s": want a duration such as "150ms", 0s to 1m0s`},
+		{name: "poll", yaml: "pollInterval: 0", want: `c.yaml:1:15: pollInterval: "0": want a duration such as "150ms", 10ms to 1h0m0s`},
+		{name: "audit", yaml: "auditInterval: 1ms", want: `c.yaml:1:16: auditInterval: "1ms": want a duration such as "150ms", 0 (off), or 1s to 24h0m0s`},
+		{name: "control", yaml: "control: ''", want: `c.yaml:1:10: control: "": want a path`},
+		{name: "abstract", yaml: "control: '@x'", want: `c.yaml:1:10: control: "@x": want the path of a file, not an abstract socket`},
+		{name: "metrics", yaml: "metricsAddr: 9464", want: `c.yaml:1:14: metricsAddr: "9464": want HOST:PORT such as "127.0.0.1:9464", or "" for none`},
+		{name: "level", yaml: "logLevel: trace", want: `c.yaml:1:11: logLevel: "trace": want debug, info, warn or error`},
+		{name: "format", yaml: "logFormat: jsn", want: `c.yaml:1:12: logFormat: "jsn": want text or json (did you mean "json"?)`},
+		{name: "expose", yaml: "expose: 10.0.0.1", want: `c.yaml:1:9: expose: "10.0.0.1": want loopback or all`},
+		{name: "rule", yaml: "rules:\n- action: allow\n  match: {ports: 0}", want: `c.yaml:3:18: rules[0].match.ports: "0": want a port (8080) or a range (8000-8999), from 1 to 65535`},
+		{name: "rules file", yaml: "rulesFile: bad-rules.yaml", want: `bad-rules.yaml:2:11: rules[0].action: "alow": want allow or deny (did you mean "allow"?)`},
+		{name: "environment", env: map[string]string{"FAIRLEAD_HOLD_DOWN": "2m"}, want: `FAIRLEAD_HOLD_DOWN: holdDown: "2m": want a duration such as "150ms", 0s to 1m0s`},
+		{name: "environment list", env: map[string]string{"FAIRLEAD_SINK": "hostlink, hostlink"}, want: `FAIRLEAD_SINK: sink: "hostlink": given twice, want each sink once`},
+		{name: "empty environment", env: map[string]string{"FAIRLEAD_LINK": ""}, want: `FAIRLEAD_LINK: link: an empty list: want at least one endpoint`},
+	} {
+		_, err := LoadAgent(write(t, "c.yaml", tt.yaml), nil, lookup(tt.env))
+		if err == nil || err.Error() != tt.want {
+			t.Errorf("%s:\n got %v\nwant %s", tt.name, err, tt.want)
+		}
+	}
+	for _, tt := range []struct{ yaml, want string }{
+		{"connect: []", `c.yaml:1:10: connect: an empty list: want at least one endpoint`},
+		{"bind: wide", `c.yaml:1:7: bind: "wide": want asked, loopback, all or an address of the host`},
+		{"limits: 5", `c.yaml:1:9: limits: "5": want a mapping (key: value)`},
+		{"limits:\n  flow: 5", `c.yaml:2:3: limits: unknown key "flow" (did you mean "flows"?): want listeners, flows, udpFlows or udpIdle`},
+		{"limits: {flows: 0}", `c.yaml:1:17: limits.flows: "0": want a whole number from 1 to 1048576`},
+		{"{connect: 'vsock://3:7', linkToken: ''}", `c.yaml:1:37: linkToken: "": want a file, "vsock://3:7" needs a token`},
+	} {
+		_, err := LoadHost(write(t, "c.yaml", tt.yaml), nil, nil)
+		if err == nil || err.Error() != tt.want {
+			t.Errorf("%s:\n got %v\nwant %s", tt.yaml, err, tt.want)
+		}
+	}
+	fs := pflag.NewFlagSet("test", pflag.ContinueOnError)
+	new(Agent).Flags(fs)
+	err := fs.Parse([]string{"--observer=pol"})
+	if want := `invalid argument "pol" for "--observer" flag: "pol": want auto, bpf or poll (did you mean "poll"?)`; err == nil || err.Error() != want {
+		t.Errorf("%v, want %s", err, want)
+	}
+}
+
+// The default file may be absent; one that is named may not.
+func TestMissingFile(t *testing.T) {
+	gone := filepath.Join(t.TempDir(), "gone.yaml")
+	var c Agent
+	l := newLoader(&c.Common, c.fields(), nil, nil)
+	if err := l.load("", gone); err != nil {
+		t.Errorf("default: %v", err)
+	}
+	for name, tt := range map[string]struct {
+		path, says string
+		env        map[string]string
+	}{
+		"named":                    {path: gone, says: "read configuration: "},
+		"named by the environment": {env: map[string]string{"FAIRLEAD_CONFIG": gone}, says: "read configuration: "},
+		"rules file":               {path: yamlFile(t, "rulesFile", gone), says: "c.yaml:1:12: rulesFile: "},
+	} {
+		_, err := LoadAgent(tt.path, nil, lookup(tt.env))
+		if !errors.Is(err, iofs.ErrNotExist) || !strings.Contains(err.Error(), tt.says) || !strings.Contains(err.Error(), gone) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+func TestRulesFile(t *testing.T) {
+	dir := t.TempDir()
+	more := write(t, filepath.Join(dir, "more.yaml"), "expose: all\nrules: [{name: second, action: deny, match: {ports: 80-81}}]")
+	text := "rulesFile: " + more + "\nrules: [{name: first, action: allow, match: {ports: 80}}]\n"
+	path := write(t, filepath.Join(dir, "c.yaml"), text)
+	load := func(env map[string]string) Agent {
+		t.Helper()
+		c, err := LoadAgent(path, nil, lookup(env))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return c
+	}
+	decide := func(c Agent, n uint16) string {
+		d := c.Rules.Decide(port.Publication{Key: port.Key{Protocol: port.TCP, Address: netip.IPv4Unspecified(), Port: n}})
+		if !d.Allow {
+			return d.Reason
+		}
+		return d.Host[0].String() + " " + d.Rule
+	}
+	for n, want := range map[uint16]string{80: "0.0.0.0:80 rule 1 (first)", 81: "denied by rule 2 (second)", 82: "0.0.0.0:82 default"} {
+		if got := decide(load(nil), n); got != want {
+			t.Errorf("port %d: %s, want %s", n, got, want)
+		}
+	}
+	if c := load(map[string]string{"FAIRLEAD_EXPOSE": "loopback"}); decide(c, 82) != "127.0.0.1:82 default" || c.Expose != rules.Loopback() {
+		t.Error("what the rules file exposes wins over the environment")
+	}
+	write(t, path, text+"expose: loopback\n")
+	if got := decide(load(nil), 82); got != "127.0.0.1:82 default" {
+		t.Errorf("what the rules file exposes wins over the configuration: %s", got)
+	}
+}
+
+func FuzzEndpoint(f *testing.F) {
+	for _, s := range []string{"unix:///a", "vsock://2:1", "vsock://:1023", "vsock://", "unix://"} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, s string) {
+		e, err := ParseEndpoint(s)
+		if err != nil {
+			return
+		}
+		if again, err := ParseEndpoint(e.String()); err != nil || again != e {
+			t.Fatalf("%q: %+v, read again as %+v, %v", s, e, again, err)
+		}
+	})
+}
+
+func FuzzSink(f *testing.F) {
+	for _, s := range []string{"hostlink", "gvproxy=http://a:1", "vtunnel=tcp://a:1", "vtunnel=unix:///a"} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, s string) {
+		k, err := ParseSink(s)
+		if err != nil {
+			return
+		}
+		if again, err := ParseSink(k.String()); err != nil || again != k {
+			t.Fatalf("%q: %+v, read again as %+v, %v", s, k, again, err)
+		}
+	})
+}

@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package yamltree
+
+import (
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+)
+
+func TestPositions(t *testing.T) {
+	root, err := Parse("f.yaml", []byte("# head\na:\n  b: [x, '+1']\n  c: |\n    two\n    lines\nd: 08\n"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	var walk func(Node)
+	walk = func(n Node) {
+		if entries, err := n.Map(); err == nil {
+			for _, e := range entries {
+				walk(e.Node)
+			}
+			return
+		}
+		for _, item := range n.List() {
+			s, err := item.Text()
+			if err != nil {
+				t.Fatal(err)
+			}
+			got = append(got, item.Errorf("%q", s).Error())
+		}
+	}
+	walk(root)
+	want := []string{`f.yaml:3:7: a.b[0]: "x"`, `f.yaml:3:10: a.b[1]: "+1"`, `f.yaml:4:6: a.c: "two\nlines\n"`, `f.yaml:7:4: d: "08"`}
+	if !slices.Equal(got, want) {
+		t.Errorf("got  %q\nwant %q", got, want)
+	}
+}
+
+func TestRefused(t *testing.T) {
+	for _, tt := range []struct{ yaml, want string }{
+		{"a: 1\na: 2", `f.yaml:2:1: mapping key "a" already defined at [1:1]`},
+		{"a: *", `f.yaml:1:4: undefined alias name (quote a value that begins with "*")`},
+		{"a: *b", `f.yaml:1:4: a: an alias, which is not read (quote a value that begins with "*"): want one value`},
+		{"a: &b c", `f.yaml:1:4: a: an anchor, which is not read (quote a value that begins with "&"): want one value`},
+		{"a: !!int 3", `f.yaml:1:4: a: a tag, which is not read (quote a value that begins with "!"): want one value`},
+		{"<<: {a: 1}", `f.yaml:1:1: merge keys (<<) are not read: write the keys out`},
+		{"a:\n", `f.yaml:1:1: a: no value: give one, or leave the key out`},
+		{"a: {b: c}", `f.yaml:1:4: a: a mapping: want one value`},
+		{"b: 1", `f.yaml:1:1: unknown key "b" (did you mean "a"?): want a`},
+		{"[a]", `f.yaml:1:1: a list: want a mapping (key: value)`},
+		{"a: 'x", `f.yaml:1:4: could not find end character of single-quoted text`},
+		{strings.Repeat("#", MaxSize+1), `f.yaml: 262145 bytes: want at most 262144`},
+	} {
+		root, err := Parse("f.yaml", []byte(tt.yaml))
+		if err == nil {
+			var entries []Entry
+			if entries, err = root.Map("a"); err == nil {
+				_, err = entries[0].Text()
+			}
+		}
+		if err == nil || err.Error() != tt.want {
+			t.Errorf("%.20q:\n got %v\nwant %s", tt.yaml, err, tt.want)
+		}
+	}
+}
+
+func TestSuggest(t *testing.T) {
+	words := []string{"holdDown", "link", "linkToken", "rules"}
+	for got, want := range map[string]string{
+		"holddown": "holdDown", "lnik": "link", "rule": "rules", "linktokn": "linkToken",
+		"metrics": "", "": "", "x": "", strings.Repeat("l", 1000): "",
+	} {
+		if want != "" {
+			want = ` (did you mean "` + want + `"?)`
+		}
+		if s := Suggest(got, words); s != want {
+			t.Errorf("%.20q: %q, want %q", got, s, want)
+		}
+	}
+}
+
+func FuzzParse(f *testing.F) {
+	f.Add("a: {b: [c, 1, ~, *x]}\n<<: {}\n? [d]\n: e\n")
+	f.Add("- |\n x\n- >-\n y\n- !!t &a z\n")
+	f.Fuzz(func(t *testing.T, yaml string) {
+		if len(yaml) > 4096 {
+			return
+		}
+		root, err := Parse("f", []byte(yaml))
+		if err != nil {
+			if _, ok := errors.AsType[*Error](err); !ok || strings.Contains(err.Error(), "\n") {
+				t.Fatalf("%q", err)
+			}
+			return
+		}
+		var walk func(Node)
+		walk = func(n Node) {
+			if entries, err := n.Map(); err == nil {
+				for _, e := range entries {
+					walk(e.Node)
+				}
+			} else if n.IsList() {
+				for _, item := range n.List() {
+					walk(item)
+				}
+			} else if _, err := n.Text(); err != nil && strings.Contains(err.Error(), "\n") {
+				t.Fatalf("%q", err)
+			}
+		}
+		walk(root)
+	})
+}
