@@ -99,8 +99,11 @@ func (r *Reporter) read(line []byte) {
 		r.line("%s", strings.TrimRight(string(line), "\n"))
 		return
 	}
-	if e.Action == "build-output" {
+	switch e.Action {
+	case "build-output":
 		r.line("%s", strings.TrimRight(e.Output, "\n"))
+		return
+	case "build-fail": // its package's own end follows
 		return
 	}
 	p := r.pack(e.Package)
@@ -146,7 +149,7 @@ func (r *Reporter) endTest(p *pack, t *test, e event) {
 	r.dump(t.output)
 	why := ""
 	if t.skipped {
-		why = ": skipped, and what is skipped is not tested"
+		why = ": skipped, which counts as failed"
 	}
 	r.line("  FAIL %s %s (%s)%s", e.Package, e.Test, took, why)
 }

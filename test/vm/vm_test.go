@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// TestArchive compares the bytes of a small archive with the format's description.
+func TestArchive(t *testing.T) {
+	var b bytes.Buffer
+	a := archive{w: &b}
+	if err := a.entry("f", modeFile|0o644, 3, strings.NewReader("abc")); err != nil {
+		t.Fatal(err)
+	}
+	if err := a.end(); err != nil {
+		t.Fatal(err)
+	}
+	want := "070701" + "00000001" + "000081A4" + strings.Repeat("00000000", 2) + "00000001" + "00000000" + "00000003" +
+		strings.Repeat("00000000", 4) + "00000002" + "00000000" + "f\x00" + "abc\x00" +
+		"070701" + "00000002" + strings.Repeat("00000000", 3) + "00000001" + strings.Repeat("00000000", 6) +
+		"0000000B" + "00000000" + "TRAILER!!!\x00" + "\x00\x00\x00"
+	want += strings.Repeat("\x00", 512-len(want))
+	if b.String() != want {
+		t.Errorf("got  %q\nwant %q", b.String(), want)
+	}
+}
+
+func TestArchiveTree(t *testing.T) {
+	root := t.TempDir()
+	if err := os.MkdirAll(filepath.Join(root, "d"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(root, "d/f"), []byte("text"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink("f", filepath.Join(root, "d/l")); err != nil {
+		t.Fatal(err)
+	}
+	var b bytes.Buffer
+	a := archive{w: &b}
+	if err := a.tree(root, root); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"000041C0", "d/f\x00", "00008180", "text", "d/l\x00", "0000A1FF"} {
+		if !bytes.Contains(b.Bytes(), []byte(want)) {
+			t.Errorf("no %q in %q", want, b.String())
+		}
+	}
+	if b.Len()%4 != 0 {
+		t.Errorf("length %d is not aligned", b.Len())
+	}
+}
+
+func TestClosure(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "modules.dep")
+	text := "kernel/a-b.ko.xz: kernel/c.ko.xz kernel/d.ko.xz\nkernel/c.ko.xz:\nkernel/d.ko.xz: kernel/c.ko.xz\nkernel/e.ko.xz:\n"
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	deps, err := readDeps(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []string{"kernel/a-b.ko.xz", "kernel/c.ko.xz", "kernel/d.ko.xz"}
+	if got := closure(deps, []string{"a_b", "d", "builtin"}); !slices.Equal(got, want) {
+		t.Errorf("got %v, want %v", got, want)
+	}
+}
+
+// TestScript runs the generated script with a shell.
+func TestScript(t *testing.T) {
+	dir := t.TempDir()
+	program := "#!/bin/sh\necho \"$X|$Y|$FAIRLEAD_KERNEL|$1\"\nexit 3\n"
+	if err := os.WriteFile(filepath.Join(dir, "run.test"), []byte(program), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	text := script(kernel{release: "6.1-x"}, []job{
+		{dir: dir, args: []string{"it's $HOME"}, env: []string{"X=a b", "Y=c=d"}},
+		{dir: filepath.Join(dir, "absent")},
+	})
+	sh := exec.Command("sh")
+	sh.Stdin = bytes.NewReader(text)
+	out, err := sh.Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := "\n\x1ebegin 0\na b|c=d|6.1-x|it's $HOME\n\n\x1eend 0 3\n\n\x1ebegin 1\n"
+	if !strings.HasPrefix(string(out), want) {
+		t.Errorf("got %q, want %q...", out, want)
+	}
+}
+
+func TestConsole(t *testing.T) {
+	for _, tt := range []struct {
+		line string
+		bad  bool
+	}{
+		{"[    1.0] BUG: kernel NULL pointer dereference, address: 0000000000000000", true},
+		{"[    1.0] watchdog: BUG: soft lockup - CPU#0 stuck for 22s!", true},
+		{"[    1.0] Oops: 0000 [#1] PREEMPT SMP NOPTI", true},
+		{"[    1.0] kernel BUG at net/core/dev.c:1!", true},
+		{"[    1.0] WARNING: CPU: 0 PID: 1 at kernel/trace/ftrace.c:1 f+0x1/0x2", true},
+		{"[    1.0] Kernel panic - not syncing: Attempted to kill init!", true},
+		{"[    1.0] Call Trace:", true},
+		{"[    1.0] unregister_netdevice: waiting for lo to become free. Usage count = 2", true},
+		{"[    1.0] run.test[9]: segfault at 0 ip 0 sp 0 error 4", true},
+		{"[    1.0] Out of memory: Killed process 1", true},
+		{"[    1.0] INFO: task x:1 blocked for more than 120 seconds.", true},
+		{"[    1.0] mtrr: your CPUs had inconsistent MTRRdefType settings", false},
+		{"[    1.0] reboot: Power down", false},
+		{"[    1.0] DEBUG: nothing", false},
+	} {
+		var out bytes.Buffer
+		c := console{out: &out, prefix: "> "}
+		c.read(strings.NewReader(tt.line + "\r\nafter\r\n"))
+		if bad := c.err() != nil; bad != tt.bad {
+			t.Errorf("%q: error %v", tt.line, c.err())
+		}
+		if shown := strings.Contains(out.String(), "> console: after\n"); shown != tt.bad {
+			t.Errorf("%q: showed %q", tt.line, out.String())
+		}
+	}
+}
+
+func TestConsoleIsBounded(t *testing.T) {
+	var out bytes.Buffer
+	c := console{out: &out}
+	c.read(strings.NewReader(strings.Repeat("Call Trace:\n", 10*consoleShown)))
+	if n := bytes.Count(out.Bytes(), []byte("\n")); n != consoleShown {
+		t.Errorf("showed %d lines, want %d", n, consoleShown)
+	}
+	if n := len(c.tail); n != consoleTail {
+		t.Errorf("kept %d lines, want %d", n, consoleTail)
+	}
+}
+
+// TestFindSuites finds what a tag adds, and only that.
+func TestFindSuites(t *testing.T) {
+	suites, err := findSuites(t.Context(), "root,vm", []string{"./selftest", "./faults", "."})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(suites) != 1 || !strings.HasSuffix(suites[0].Package, "/test/vm/selftest") || suites[0].Rungs ||
+		!slices.Contains(suites[0].Tests, "TestKernel") {
+		t.Errorf("got %+v, want selftest alone", suites)
+	}
+}
+
+func TestWriteFileIsWholeOrAbsent(t *testing.T) {
+	dir := t.TempDir()
+	err := writeFile(filepath.Join(dir, "f"), func(w io.Writer) error {
+		if _, err := w.Write([]byte("half")); err != nil {
+			return err
+		}
+		return io.ErrUnexpectedEOF
+	})
+	if err == nil {
+		t.Error("no error")
+	}
+	if left, err := os.ReadDir(dir); err != nil || len(left) != 0 {
+		t.Errorf("left %v, error %v", left, err)
+	}
+}
