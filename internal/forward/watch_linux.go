@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package forward
+
+import (
+	"net"
+	"os"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// awaitReset waits, on a TCP connection whose end was read, until its peer resets
+// it, and returns that error; nil when the read deadline passes or c is closed,
+// and at once for other connections. The kernel raises EPOLLERR for a reset
+// (tcp_reset in net/ipv4/tcp_input.c); a read would only say end again.
+func awaitReset(c net.Conn) error {
+	tcp, ok := c.(*net.TCPConn)
+	if !ok {
+		return nil
+	}
+	rc, err := tcp.SyscallConn()
+	if err != nil {
+		return nil
+	}
+	var reset error
+	_ = rc.Read(func(fd uintptr) bool {
+		errno, err := unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_ERROR)
+		if err == nil && errno != 0 {
+			reset = os.NewSyscallError("read", syscall.Errno(errno))
+		}
+		return err != nil || reset != nil
+	})
+	return reset
+}

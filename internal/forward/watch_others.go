@@ -1,0 +1,10 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build !linux
+
+package forward
+
+import "net"
+
+// awaitReset is for kernels that tell of a reset after the end was read.
+func awaitReset(net.Conn) error { return nil }
