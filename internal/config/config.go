@@ -114,9 +114,10 @@ func DefaultHost() Host {
 			LinkToken: hostPath("/var/lib/fairlead", "token"),
 			Control:   hostPath("/run/fairlead", "host.sock"),
 			LogFormat: "text",
-			Rules:     rules.Empty(rules.Asked()),
+			Rules:     rules.Empty(rules.Loopback()), // a guest widens nothing by itself
 		},
 		Connect: []Endpoint{{Network: "unix", Path: "/run/fairlead/link.sock"}},
+		Bind:    rules.Loopback(),
 		Grace:   10 * time.Second,
 		Limits:  Limits{Listeners: 16384, Flows: 16384, UDPFlows: 4096, UDPIdle: time.Minute},
 	}

@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"io"
+	"log/slog"
+
+	"github.com/fairlead/fairlead/internal/config"
+)
+
+// logger returns the logger that the configuration asks for, and its level,
+// which can be changed while it runs.
+func logger(w io.Writer, c config.Common) (*slog.Logger, *slog.LevelVar) {
+	var level slog.LevelVar
+	level.Set(c.LogLevel)
+	o := slog.HandlerOptions{Level: &level}
+	if c.LogFormat == "json" {
+		return slog.New(slog.NewJSONHandler(w, &o)), &level
+	}
+	return slog.New(slog.NewTextHandler(w, &o)), &level
+}

@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/spf13/cobra"
+
+	"github.com/fairlead/fairlead/internal/agent"
+	"github.com/fairlead/fairlead/internal/config"
+	"github.com/fairlead/fairlead/internal/demo"
+)
+
+// platformCommands are those of the guest.
+func platformCommands() []*cobra.Command {
+	return []*cobra.Command{newAgent(), newDemo(), newDemoServer()}
+}
+
+func newAgent() *cobra.Command {
+	var file string
+	var flags config.Agent
+	c := &cobra.Command{
+		Use: "agent", Short: "Run the guest agent", Args: noArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			load := func() (config.Agent, error) { return config.LoadAgent(file, c.Flags(), os.LookupEnv) }
+			cfg, err := load()
+			if err != nil {
+				return usageError{err}
+			}
+			log, level := logger(c.ErrOrStderr(), cfg.Common)
+			a, err := agent.New(cfg, log, level)
+			if err != nil {
+				return err
+			}
+			hup := make(chan os.Signal, 1)
+			signal.Notify(hup, syscall.SIGHUP)
+			defer signal.Stop(hup)
+			return a.Run(c.Context(), func(onChange func(config.Agent, error)) {
+				config.Watch(c.Context(), cfg, hup, load, onChange)
+			})
+		},
+	}
+	c.Flags().StringVar(&file, "config", "", "configuration file (default "+config.DefaultAgentFile+", which may be absent)")
+	flags.Flags(c.Flags())
+	return c
+}
+
+func newDemo() *cobra.Command {
+	var mode string
+	c := &cobra.Command{
+		Use:   "demo",
+		Short: "Watch ports of a guest appear on this machine: a network namespace plays the guest",
+		Args:  noArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			if mode != "auto" && mode != "bpf" && mode != "poll" {
+				return usageError{fmt.Errorf("--observer %q: want auto, bpf or poll", mode)}
+			}
+			self, err := os.Executable()
+			if err != nil {
+				return err
+			}
+			return demo.Run(c.Context(), demo.Options{Self: self, Observer: mode, Out: c.OutOrStdout(), Err: c.ErrOrStderr()})
+		},
+	}
+	c.Flags().StringVar(&mode, "observer", "auto", "how the agent sees sockets: auto, bpf or poll")
+	return c
+}
+
+func newDemoServer() *cobra.Command {
+	return &cobra.Command{
+		Use: demo.ServerCommand + " KIND ADDRESS", Hidden: true, Args: cobra.ExactArgs(2),
+		RunE: func(c *cobra.Command, args []string) error { return demo.Serve(c.Context(), args[0], args[1]) },
+	}
+}
