@@ -1,0 +1,291 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+/*
+ * Hooks that say when a socket starts and stops to serve a port: those that
+ * need no registers, so that one object serves every little-endian machine.
+ * The agent loads the programs of one rung at a time (internal/observer).
+ */
+#include "sock.h"
+
+/* Generation reads these types from the object; nothing else names them there. */
+struct event *unused_event __attribute__((unused));
+enum event_kind *unused_kind __attribute__((unused));
+
+/* TCP: listen ------------------------------------------------------------- */
+
+/*
+ * Every change of state of a TCP socket; for MPTCP those of its parent too,
+ * whose protocol is not TCP. Accepting emits LISTEN to SYN_RECV, on some
+ * kernels with the listener's own cookie.
+ */
+static __always_inline int state_changed(struct sock *sk, int from, int to, bool start)
+{
+	volatile struct control *c;
+	__u64 cookie;
+	__u16 port;
+
+	if (to == TCP_LISTEN) {
+		if (from == TCP_LISTEN || sock_protocol(sk) != IPPROTO_TCP || !observed(sk))
+			return 0;
+		/* Also makes the cookie, for hooks that only can read it. */
+		cookie = bpf_get_socket_cookie(sk);
+		if (!start)
+			return 0;
+		c = control();
+		/* Without a bind before, the port is chosen after this and is 0 here. */
+		if (c)
+			report(sk, EVENT_LISTEN, cookie, sock_port(sk), c);
+		return 0;
+	}
+	if (from == TCP_LISTEN) {
+		if (to != TCP_CLOSE || sock_protocol(sk) != IPPROTO_TCP || !observed(sk))
+			return 0;
+		c = control();
+		if (!c)
+			return 0;
+		cookie = bpf_get_socket_cookie(sk);
+		port = sock_port(sk);
+		/* close(2) has set both bits by now; shutdown(2) clears them, and
+		 * keeps a port that was bound. */
+		if (port && BPF_CORE_READ(sk, sk_shutdown) != (RCV_SHUTDOWN | SEND_SHUTDOWN)) {
+			if (c->bound)
+				track(cookie, c);
+			report(sk, EVENT_UNLISTEN, cookie, port, c);
+			return 0;
+		}
+		untrack(cookie, c);
+		report(sk, EVENT_CLOSE, cookie, port, c);
+		return 0;
+	}
+	/* connect(2) of a bound socket. One that was not bound has no port yet. */
+	if (from == TCP_CLOSE && to == TCP_SYN_SENT && sock_port(sk) &&
+	    sock_protocol(sk) == IPPROTO_TCP && observed(sk))
+		ended(sk, EVENT_CONNECT, sock_cookie(sk));
+	return 0;
+}
+
+SEC("tp_btf/inet_sock_set_state")
+int BPF_PROG(tcp_state_stop, struct sock *sk, int from, int to)
+{
+	return state_changed(sk, from, to, false);
+}
+
+SEC("tp_btf/inet_sock_set_state")
+int BPF_PROG(tcp_state, struct sock *sk, int from, int to)
+{
+	return state_changed(sk, from, to, true);
+}
+
+/* The arguments after sk, and so the place of the return value, differ between kernels. */
+SEC("fexit/inet_csk_listen_start")
+int BPF_PROG(tcp_listen_start, struct sock *sk)
+{
+	volatile struct control *c;
+
+	if (sock_state(sk) != TCP_LISTEN || sock_protocol(sk) != IPPROTO_TCP || !observed(sk))
+		return 0;
+	c = control();
+	if (c)
+		report(sk, EVENT_LISTEN, bpf_get_socket_cookie(sk), sock_port(sk), c);
+	return 0;
+}
+
+/* bind: fexit ------------------------------------------------------------- */
+
+static __always_inline int bind_returned(struct socket *socket, int ret, __u16 protocol)
+{
+	struct sock *sk = socket->sk;
+
+	if (ret || !sk || sock_protocol(sk) != protocol || !observed(sk))
+		return 0;
+	bound(sk, bpf_get_socket_cookie(sk));
+	return 0;
+}
+
+SEC("fexit/inet_bind")
+int BPF_PROG(tcp_inet_bind, struct socket *socket, void *address, int length, int ret)
+{
+	return bind_returned(socket, ret, IPPROTO_TCP);
+}
+
+SEC("fexit/inet6_bind")
+int BPF_PROG(tcp_inet6_bind, struct socket *socket, void *address, int length, int ret)
+{
+	return bind_returned(socket, ret, IPPROTO_TCP);
+}
+
+SEC("fexit/inet_bind")
+int BPF_PROG(udp_inet_bind, struct socket *socket, void *address, int length, int ret)
+{
+	return bind_returned(socket, ret, IPPROTO_UDP);
+}
+
+SEC("fexit/inet6_bind")
+int BPF_PROG(udp_inet6_bind, struct socket *socket, void *address, int length, int ret)
+{
+	return bind_returned(socket, ret, IPPROTO_UDP);
+}
+
+/* bind: cgroup ------------------------------------------------------------ */
+
+/*
+ * The verifier shows a cgroup program the fields of struct bpf_sock only, but
+ * the context is the socket itself, and all that is read of it is read by
+ * probes, which cannot fault. The two fields that both views have are compared,
+ * so that a kernel where this is not so reports nothing wrong.
+ */
+static __always_inline struct sock *cgroup_sock(struct bpf_sock *view)
+{
+	struct sock *sk = NULL;
+
+	bpf_probe_read_kernel(&sk, sizeof(sk), &view);
+	if (BPF_CORE_READ(sk, __sk_common.skc_family) != view->family ||
+	    sock_protocol(sk) != view->protocol)
+		return NULL;
+	return sk;
+}
+
+static __always_inline int post_bind(struct bpf_sock *view, __u32 protocol)
+{
+	struct sock *sk;
+
+	if (view->protocol != protocol)
+		return 1;
+	sk = cgroup_sock(view);
+	if (sk && observed(sk))
+		bound(sk, bpf_get_socket_cookie(view));
+	return 1;
+}
+
+SEC("cgroup/post_bind4")
+int tcp_post_bind4(struct bpf_sock *view)
+{
+	return post_bind(view, IPPROTO_TCP);
+}
+
+SEC("cgroup/post_bind6")
+int tcp_post_bind6(struct bpf_sock *view)
+{
+	return post_bind(view, IPPROTO_TCP);
+}
+
+SEC("cgroup/post_bind4")
+int udp_post_bind4(struct bpf_sock *view)
+{
+	return post_bind(view, IPPROTO_UDP);
+}
+
+SEC("cgroup/post_bind6")
+int udp_post_bind6(struct bpf_sock *view)
+{
+	return post_bind(view, IPPROTO_UDP);
+}
+
+/* TCP: the end of a socket that is bound and does not listen ---------------- */
+
+/* The last moment of every TCP socket, before it gives up its port. */
+SEC("tp_btf/tcp_destroy_sock")
+int BPF_PROG(tcp_destroy, struct sock *sk)
+{
+	if (sock_port(sk) && sock_protocol(sk) == IPPROTO_TCP && observed(sk))
+		ended(sk, EVENT_CLOSE, sock_cookie(sk));
+	return 0;
+}
+
+/* UDP: the end ------------------------------------------------------------ */
+
+SEC("fentry/udp_lib_unhash")
+int BPF_PROG(udp_unhash, struct sock *sk)
+{
+	if (sock_port(sk) && sock_protocol(sk) == IPPROTO_UDP && observed(sk))
+		ended(sk, EVENT_CLOSE, sock_cookie(sk));
+	return 0;
+}
+
+SEC("cgroup/sock_release")
+int udp_release(struct bpf_sock *view)
+{
+	struct sock *sk;
+
+	if (view->protocol != IPPROTO_UDP)
+		return 1;
+	sk = cgroup_sock(view);
+	if (sk && sock_port(sk) && observed(sk))
+		ended(sk, EVENT_CLOSE, sock_cookie(sk));
+	return 1;
+}
+
+/* UDP: connect ------------------------------------------------------------ */
+
+static __always_inline int datagram_connected(struct sock *sk, int ret)
+{
+	if (!ret && sock_protocol(sk) == IPPROTO_UDP && observed(sk))
+		ended(sk, EVENT_CONNECT, sock_cookie(sk));
+	return 0;
+}
+
+SEC("fexit/__ip4_datagram_connect")
+int BPF_PROG(udp_connect4, struct sock *sk, void *address, int length, int ret)
+{
+	return datagram_connected(sk, ret);
+}
+
+SEC("fexit/__ip6_datagram_connect")
+int BPF_PROG(udp_connect6, struct sock *sk, void *address, int length, int ret)
+{
+	return datagram_connected(sk, ret);
+}
+
+/* Runs before the socket is connected, which may yet fail. */
+static __always_inline int datagram_connecting(struct bpf_sock_addr *view)
+{
+	struct bpf_sock *peek = view->sk;
+	volatile struct control *c;
+	struct sock *sk = NULL;
+	__u64 cookie;
+
+	if (view->protocol != IPPROTO_UDP || !peek)
+		return 1;
+	bpf_probe_read_kernel(&sk, sizeof(sk), &peek);
+	if (sock_protocol(sk) != IPPROTO_UDP || !observed(sk))
+		return 1;
+	cookie = sock_cookie(sk);
+	c = control();
+	if (c && cookie && (c->open || bpf_map_lookup_elem(&tracked, &cookie)))
+		report(sk, EVENT_CHECK, cookie, sock_port(sk), c);
+	return 1;
+}
+
+SEC("cgroup/connect4")
+int udp_connecting4(struct bpf_sock_addr *view)
+{
+	return datagram_connecting(view);
+}
+
+SEC("cgroup/connect6")
+int udp_connecting6(struct bpf_sock_addr *view)
+{
+	return datagram_connecting(view);
+}
+
+/* UDP: dump --------------------------------------------------------------- */
+
+/*
+ * Cookies of the UDP sockets that were bound to an address or a port. A socket
+ * diag dump does not tell them from clients that got a port with their first
+ * datagram.
+ */
+SEC("iter/udp")
+int udp_explicit(struct bpf_iter__udp *it)
+{
+	struct sock *sk = (struct sock *)it->udp_sk;
+	__u64 cookie;
+
+	if (!sk || sock_state(sk) != TCP_CLOSE)
+		return 0;
+	if (!(BPF_CORE_READ_BITFIELD_PROBED(sk, sk_userlocks) &
+	      (SOCK_BINDADDR_LOCK | SOCK_BINDPORT_LOCK)))
+		return 0;
+	cookie = bpf_get_socket_cookie(it->udp_sk);
+	bpf_seq_write(it->meta->seq, &cookie, sizeof(cookie));
+	return 0;
+}

@@ -1,0 +1,244 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* Maps and helpers shared by all objects; the agent gives them the same maps. */
+#ifndef FAIRLEAD_SOCK_H
+#define FAIRLEAD_SOCK_H
+
+#include "kernel.h"
+#include <bpf/bpf_helpers.h>
+#include <bpf/bpf_core_read.h>
+#include <bpf/bpf_endian.h>
+#include <bpf/bpf_tracing.h>
+#include "event.h"
+
+char LICENSE[] SEC("license") = "Dual BSD/GPL";
+
+/* The agent sets the size. */
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, 1 << 21);
+} events SEC(".maps");
+
+/* Inode numbers of the network namespaces that are observed. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 1024);
+	__type(key, __u32);
+	__type(value, __u8);
+} namespaces SEC(".maps");
+
+/* Cookies of the sockets whose end is of interest: bound UDP, bound TCP. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 16384);
+	__type(key, __u64);
+	__type(value, __u8);
+} tracked SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct control);
+} controls SEC(".maps");
+
+/* Records that found the ring full, by CPU. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, __u64);
+} losses SEC(".maps");
+
+/* The agent's pid namespace; 0 if that is the initial one. */
+const volatile __u32 pid_namespace;
+
+static __always_inline volatile struct control *control(void)
+{
+	__u32 zero = 0;
+
+	return bpf_map_lookup_elem(&controls, &zero);
+}
+
+static __always_inline __u32 sock_netns(struct sock *sk)
+{
+	return BPF_CORE_READ(sk, __sk_common.skc_net.net, ns.inum);
+}
+
+static __always_inline bool observed(struct sock *sk)
+{
+	__u32 netns = sock_netns(sk);
+
+	return bpf_map_lookup_elem(&namespaces, &netns) != NULL;
+}
+
+/* sk_protocol was a bit field on older kernels, and 262 (MPTCP) does not fit a byte. */
+static __always_inline __u16 sock_protocol(struct sock *sk)
+{
+	return BPF_CORE_READ(sk, sk_protocol);
+}
+
+static __always_inline __u16 sock_port(struct sock *sk)
+{
+	return BPF_CORE_READ(sk, __sk_common.skc_num);
+}
+
+static __always_inline __u8 sock_state(struct sock *sk)
+{
+	return BPF_CORE_READ(sk, __sk_common.skc_state);
+}
+
+/* The cookie if the kernel has made one: kprobe programs cannot ask for it. */
+static __always_inline __u64 sock_cookie(struct sock *sk)
+{
+	return BPF_CORE_READ(sk, __sk_common.skc_cookie.counter);
+}
+
+static __always_inline __u32 sock_inode(struct sock *sk)
+{
+	struct socket *socket = BPF_CORE_READ(sk, sk_socket);
+	struct socket_alloc *alloc;
+
+	if (!socket)
+		return 0;
+	alloc = (void *)socket - bpf_core_field_offset(struct socket_alloc, socket);
+	return BPF_CORE_READ(alloc, vfs_inode.i_ino);
+}
+
+/*
+ * The task's thread group id as the agent's pid namespace shows it. Not
+ * bpf_get_ns_current_pid_tgid: that knows only tasks directly in the namespace,
+ * not those of containers below it.
+ */
+static __noinline __u32 task_pid(void)
+{
+	struct task_struct *task;
+	struct pid *pid;
+	void *numbers;
+	__u32 level;
+
+	if (!pid_namespace)
+		return bpf_get_current_pid_tgid() >> 32;
+	task = (void *)bpf_get_current_task();
+	pid = BPF_CORE_READ(task, group_leader, thread_pid);
+	level = BPF_CORE_READ(pid, level);
+	numbers = (void *)pid + bpf_core_field_offset(struct pid, numbers);
+#pragma unroll
+	for (int i = 0; i < 8; i++) {
+		struct upid *upid = numbers + i * bpf_core_type_size(struct upid);
+
+		if (i > level)
+			break;
+		if (BPF_CORE_READ(upid, ns, ns.inum) == pid_namespace)
+			return BPF_CORE_READ(upid, nr);
+	}
+	return 0;
+}
+
+static __noinline void fill(struct event *e, struct sock *sk)
+{
+	e->observed = bpf_ktime_get_ns();
+	e->cgroup = BPF_CORE_READ(sk, sk_cgrp_data.cgroup, kn, id);
+	e->netns = sock_netns(sk);
+	e->pid = task_pid();
+	e->uid = BPF_CORE_READ(sk, sk_uid.val);
+	e->inode = sock_inode(sk);
+	e->device = BPF_CORE_READ(sk, __sk_common.skc_bound_dev_if);
+	e->protocol = sock_protocol(sk);
+	e->family = BPF_CORE_READ(sk, __sk_common.skc_family);
+	e->v6only = BPF_CORE_READ_BITFIELD_PROBED(sk, __sk_common.skc_ipv6only);
+	e->state = sock_state(sk);
+	__builtin_memset(e->padding, 0, sizeof(e->padding));
+	__builtin_memset(e->address, 0, sizeof(e->address));
+	if (e->family == AF_INET6) {
+		if (bpf_core_field_exists(sk->__sk_common.skc_v6_rcv_saddr))
+			bpf_core_read(e->address, 16, &sk->__sk_common.skc_v6_rcv_saddr);
+	} else {
+		bpf_core_read(e->address, 4, &sk->__sk_common.skc_rcv_saddr);
+	}
+	bpf_get_current_comm(e->comm, sizeof(e->comm));
+}
+
+static __always_inline void lose(volatile struct control *c)
+{
+	__u32 zero = 0;
+	__u64 *count = bpf_map_lookup_elem(&losses, &zero);
+
+	if (count)
+		__sync_fetch_and_add(count, 1);
+	c->lost = 1;
+}
+
+static __always_inline void submit(struct event *e, volatile struct control *c)
+{
+	void *kick;
+
+	if (c->asleep) {
+		c->asleep = 0;
+		bpf_ringbuf_submit(e, BPF_RB_FORCE_WAKEUP);
+		return;
+	}
+	bpf_ringbuf_submit(e, BPF_RB_NO_WAKEUP);
+	if (!c->asleep)
+		return;
+	/* The agent went to sleep before it could see this record. Only a record can wake it. */
+	kick = bpf_ringbuf_reserve(&events, 8, 0);
+	if (kick)
+		bpf_ringbuf_discard(kick, BPF_RB_FORCE_WAKEUP);
+}
+
+/* The socket's namespace is observed: the caller has looked. */
+static __always_inline void report(struct sock *sk, __u8 kind, __u64 cookie, __u16 port,
+				   volatile struct control *c)
+{
+	struct event *e = bpf_ringbuf_reserve(&events, sizeof(*e), 0);
+
+	if (!e) {
+		lose(c);
+		return;
+	}
+	fill(e, sk);
+	e->kind = kind;
+	e->cookie = cookie;
+	e->port = port;
+	submit(e, c);
+}
+
+static __always_inline void track(__u64 cookie, volatile struct control *c)
+{
+	__u8 one = 1;
+
+	/* What cannot be tracked is found by letting everything through. */
+	if (cookie && bpf_map_update_elem(&tracked, &cookie, &one, BPF_ANY))
+		c->open = 1;
+}
+
+/* Reports whether the end of this socket is of interest, and forgets it. */
+static __always_inline bool untrack(__u64 cookie, volatile struct control *c)
+{
+	return cookie && (!bpf_map_delete_elem(&tracked, &cookie) || c->open);
+}
+
+/* bind(2) succeeded. */
+static __always_inline void bound(struct sock *sk, __u64 cookie)
+{
+	volatile struct control *c = control();
+	__u16 port = sock_port(sk);
+
+	/* IP_BIND_ADDRESS_NO_PORT: the port comes with connect(2), for a client. */
+	if (!c || !port)
+		return;
+	track(cookie, c);
+	report(sk, EVENT_BIND, cookie, port, c);
+}
+
+/* The socket is about to give up its port, or has got a peer. */
+static __always_inline void ended(struct sock *sk, __u8 kind, __u64 cookie)
+{
+	volatile struct control *c = control();
+
+	if (c && untrack(cookie, c))
+		report(sk, kind, cookie, sock_port(sk), c);
+}
+
+#endif

@@ -1,0 +1,209 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux
+
+package observer
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/fairlead/fairlead/internal/port"
+)
+
+// Socket is one socket that serves a port, or could.
+type Socket struct {
+	// Cookie identifies the socket for the life of the kernel (SO_COOKIE).
+	Cookie uint64
+
+	Protocol port.Protocol
+
+	// Address is the local address, unmapped, without a zone; Device has the
+	// interface of a link-local address.
+	Address netip.Addr
+	Port    uint16 // 1 to 65535
+
+	// V6Only says that a :: socket does not serve IPv4 (IPV6_V6ONLY). It is
+	// false for all other addresses.
+	V6Only bool
+
+	// Listening is true for TCP in LISTEN and for UDP that is bound and has no
+	// peer. It is false for TCP that is bound only.
+	Listening bool
+
+	Device   uint32 // interface index that the socket is bound to, or 0
+	NetNS    uint32 // inode of the network namespace
+	CgroupID uint64 // inode of the socket's cgroup2 directory, 0 if unknown
+
+	// PID is the process that bound the socket or made it listen, as seen in
+	// the agent's pid namespace; 0 if unknown or not visible there. The process
+	// may have passed the socket on since. Comm is its name, up to 15 bytes as
+	// the process chose them: data to be quoted.
+	PID  uint32
+	Comm string
+
+	UID   uint32 // the socket's owner
+	Inode uint32 // of the socket, as in /proc/PID/fd
+
+	// Observed is CLOCK_MONOTONIC in nanoseconds at the event, 0 from a dump.
+	Observed int64
+}
+
+// Event is a socket that appeared or changed, or, if Gone, one that no longer
+// serves. A gone socket is as it was last told, but for Observed.
+type Event struct {
+	Gone   bool
+	Socket Socket
+}
+
+// Handler is told what the observer sees. Its methods are called one at a time
+// and must not block: while one runs, no event is read.
+type Handler interface {
+	// Rungs says how each capability is observed, before the first Replace and
+	// whenever it changes. The slice is the handler's to keep.
+	Rungs([]Rung)
+	// Replace states the complete set, after the first dump and after a loss.
+	// The slice is the handler's to keep.
+	Replace([]Socket)
+	// Apply states changes in the order in which they happened. The slice is
+	// valid only during the call.
+	Apply([]Event)
+	// Stale says that a dump failed: what was told may be old. The next Replace
+	// ends it.
+	Stale(error)
+}
+
+// Capabilities, as Rung names them.
+const (
+	TCPListen  = "tcp-listen"  // TCP sockets that listen
+	TCPBind    = "tcp-bind"    // TCP sockets that are bound and do not listen
+	UDPBind    = "udp-bind"    // UDP sockets that are bound
+	UDPConnect = "udp-connect" // bound UDP sockets that get a peer
+	UDPDump    = "udp-dump"    // telling servers from clients in a dump
+)
+
+// Names of rungs.
+const (
+	RungFentry = "fentry"
+	RungKprobe = "kprobe"
+	RungTPBTF  = "tp_btf"
+	RungCgroup = "cgroup"
+	RungPoll   = "poll"
+	RungAudit  = "audit"     // udp-connect only: found by the background dump
+	RungIter   = "iter"      // udp-dump only
+	RungDiag   = "sock_diag" // udp-dump only
+)
+
+// Rung is the mechanism that one capability is observed by.
+type Rung struct {
+	Capability string // TCPListen, ...
+	Name       string // RungFentry, ...
+	Err        error  // why better rungs failed, joined; nil if none did
+	Lost       string // what this rung does not see, for people; may be empty
+}
+
+// Mode chooses between events and polling.
+type Mode uint8
+
+// The modes.
+const (
+	Auto Mode = iota // events where the kernel lets us, else polling
+	BPF              // events, or Run fails
+	Poll             // polling, no BPF at all
+)
+
+var modes = [...]string{"auto", "bpf", "poll"}
+
+// String returns "auto", "bpf" or "poll".
+func (m Mode) String() string {
+	if int(m) < len(modes) {
+		return modes[m]
+	}
+	return fmt.Sprintf("mode-%d", uint8(m))
+}
+
+// ParseMode is the inverse of String.
+func ParseMode(s string) (Mode, error) {
+	if i := slices.Index(modes[:], s); i >= 0 {
+		return Mode(i), nil
+	}
+	return 0, fmt.Errorf("observer mode %q: want one of %q", s, modes)
+}
+
+// Options configure an Observer. The zero value is useful.
+type Options struct {
+	Mode Mode
+
+	// Interval between dumps of what is polled. Default 1 s, at least 10 ms.
+	Interval time.Duration
+
+	// Audit is the time between background dumps of what is observed by
+	// events. Default 60 s, at least 10 s.
+	Audit time.Duration
+
+	// Rungs limits the rungs that are tried, by name, to force a place in the
+	// chain; polling remains the last resort. Empty means all.
+	Rungs []string
+
+	// RingBytes is the size of the ring buffer: a power of two, at least
+	// 64 KiB. Default 2 MiB, some 21,000 events.
+	RingBytes int
+
+	// Logger is told of rungs, losses, failures and their end. Default: none.
+	Logger *slog.Logger
+}
+
+func (o *Options) setDefaults() {
+	if o.Interval == 0 {
+		o.Interval = time.Second
+	}
+	if o.Audit == 0 {
+		o.Audit = time.Minute
+	}
+	if o.RingBytes == 0 {
+		o.RingBytes = 2 << 20
+	}
+	if o.Logger == nil {
+		o.Logger = slog.New(slog.DiscardHandler)
+	}
+}
+
+func (o *Options) validate() error {
+	var errs []error
+	if int(o.Mode) >= len(modes) {
+		errs = append(errs, fmt.Errorf("mode %d: want one of %q", o.Mode, modes))
+	}
+	if o.Interval < 10*time.Millisecond {
+		errs = append(errs, fmt.Errorf("interval %v: want at least 10ms", o.Interval))
+	}
+	if o.Audit < 10*time.Second {
+		errs = append(errs, fmt.Errorf("audit %v: want at least 10s", o.Audit))
+	}
+	if o.RingBytes < 64<<10 || o.RingBytes > 1<<30 || o.RingBytes&(o.RingBytes-1) != 0 {
+		errs = append(errs, fmt.Errorf("ring bytes %d: want a power of two from 64 KiB to 1 GiB", o.RingBytes))
+	}
+	known := []string{RungFentry, RungKprobe, RungTPBTF, RungCgroup, RungPoll}
+	for _, r := range o.Rungs {
+		if !slices.Contains(known, r) {
+			errs = append(errs, fmt.Errorf("rung %q: want one of %q", r, known))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// Stats counts what an Observer did since it was made.
+type Stats struct {
+	Events       uint64        // records read from the ring
+	Malformed    uint64        // records that could not be decoded; each forces a resync
+	Drops        uint64        // events lost in the kernel: ring full, or hook skipped
+	Resyncs      uint64        // dumps forced by a loss
+	Drift        uint64        // sockets that a background dump had to put right
+	Dumps        uint64        // dumps that succeeded
+	DumpFailures uint64        // dumps that failed
+	DumpTime     time.Duration // spent in dumps
+	Sockets      int           // known now
+}

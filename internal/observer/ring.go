@@ -1,0 +1,185 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux
+
+package observer
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"sync/atomic"
+	"syscall"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// ring reads a BPF ring buffer in place. It is our own reader, because ours
+// must do three things that the library's does not: announce that it sleeps
+// between its last look and its wait (struct control), be read by another
+// goroutine while one waits, and lend records without a copy.
+//
+// The layout is that of kernel/bpf/ringbuf.c: a page with the consumer's
+// position, a page with the producer's, and the data, mapped twice in a row so
+// that a record never wraps.
+type ring struct {
+	file     *os.File // polled by the runtime
+	conn     syscall.RawConn
+	closed   atomic.Bool
+	mapped   [2][]byte
+	consumer *atomic.Uint64
+	producer *atomic.Uint64
+	data     []byte
+	mask     uint64
+	control  *control
+}
+
+// control is struct sockControl, shared with the kernel.
+type control struct {
+	asleep, open, lost, bound atomic.Uint32
+}
+
+const (
+	ringHeader  = 8 // bytes: length with flags, page offset
+	ringBusy    = 1 << 31
+	ringDiscard = 1 << 30
+)
+
+var errRing = errors.New("ring buffer is inconsistent")
+
+// newRing maps the ring buffer map fd of size bytes and the control map. It
+// takes both descriptors and closes them, also on failure.
+func newRing(fd, size, controlFD int) (*ring, error) {
+	defer func() { _ = unix.Close(controlFD) }()
+	if err := unix.SetNonblock(fd, true); err != nil {
+		_ = unix.Close(fd)
+		return nil, fmt.Errorf("ring buffer: set non-blocking: %w", err)
+	}
+	r := &ring{file: os.NewFile(uintptr(fd), "ringbuf")}
+	if err := r.mapMemory(fd, size, controlFD); err != nil {
+		return nil, errors.Join(fmt.Errorf("ring buffer: %w", err), r.close())
+	}
+	return r, nil
+}
+
+func (r *ring) mapMemory(fd, size, controlFD int) error {
+	page := os.Getpagesize()
+	consumer, err := unix.Mmap(fd, 0, page, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		return fmt.Errorf("map consumer page: %w", err)
+	}
+	r.mapped[0] = consumer
+	producer, err := unix.Mmap(fd, int64(page), page+2*size, unix.PROT_READ, unix.MAP_SHARED)
+	if err != nil {
+		return fmt.Errorf("map data pages: %w", err)
+	}
+	r.mapped[1] = producer
+	shared, err := unix.Mmap(controlFD, 0, page, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		return fmt.Errorf("map control page: %w", err)
+	}
+	r.control = (*control)(unsafe.Pointer(&shared[0]))
+	r.consumer = (*atomic.Uint64)(unsafe.Pointer(&consumer[0]))
+	r.producer = (*atomic.Uint64)(unsafe.Pointer(&producer[0]))
+	r.data = producer[page:]
+	r.mask = uint64(size - 1)
+
+	if r.conn, err = r.file.SyscallConn(); err != nil {
+		return fmt.Errorf("raw connection: %w", err)
+	}
+	return nil
+}
+
+// shut ends a wait, now or to come. The memory stays.
+func (r *ring) shut() error {
+	r.closed.Store(true)
+	if err := r.file.Close(); err != nil && !errors.Is(err, os.ErrClosed) {
+		return fmt.Errorf("ring buffer: close: %w", err)
+	}
+	return nil
+}
+
+// close frees everything. Nobody may use the ring any more.
+func (r *ring) close() error {
+	err := r.shut()
+	for _, m := range r.mapped {
+		if m != nil {
+			err = errors.Join(err, unix.Munmap(m))
+		}
+	}
+	if c := r.control; c != nil {
+		page := unsafe.Slice((*byte)(unsafe.Pointer(c)), os.Getpagesize())
+		err = errors.Join(err, unix.Munmap(page))
+	}
+	r.mapped, r.control = [2][]byte{}, nil
+	return err
+}
+
+// header returns the first word of the record at position.
+func (r *ring) header(position uint64) uint32 {
+	return (*atomic.Uint32)(unsafe.Pointer(&r.data[position&r.mask])).Load()
+}
+
+// ready reports whether a record is committed.
+func (r *ring) ready() bool {
+	at := r.consumer.Load()
+	return at != r.producer.Load() && r.header(at)&ringBusy == 0
+}
+
+// end returns the position behind all records that have been begun.
+func (r *ring) end() uint64 { return r.producer.Load() }
+
+// position returns where the next read begins.
+func (r *ring) position() uint64 { return r.consumer.Load() }
+
+// read lends up to limit committed records to f, in order, and frees their
+// room. It returns how many there were, wake-up records included, and stops
+// early when the next is not committed. One caller at a time.
+func (r *ring) read(limit int, f func(sample []byte)) (int, error) {
+	at, end := r.consumer.Load(), r.producer.Load()
+	n := 0
+	for ; n < limit && at != end; n++ {
+		header := r.header(at)
+		if header&ringBusy != 0 {
+			break
+		}
+		length := uint64(header &^ (ringBusy | ringDiscard))
+		next := at + ringHeader + (length+7)&^7
+		if next > end || length > r.mask {
+			r.consumer.Store(end)
+			return n, fmt.Errorf("%w: record of %d bytes with %d left", errRing, length, end-at)
+		}
+		if header&ringDiscard == 0 {
+			start := at&r.mask + ringHeader
+			f(r.data[start : start+length])
+		}
+		at = next
+	}
+	if n > 0 {
+		r.consumer.Store(at)
+	}
+	return n, nil
+}
+
+// wait blocks until a record is committed, or returns os.ErrClosed when shut is
+// called. It may return without a record.
+func (r *ring) wait() error {
+	err := r.conn.Read(func(uintptr) bool {
+		// The store is a full barrier before the look, as a commit is one
+		// before the kernel's look at asleep: one of us sees the other.
+		r.control.asleep.Store(1)
+		if !r.ready() {
+			return false
+		}
+		r.control.asleep.Store(0)
+		return true
+	})
+	if r.closed.Load() {
+		return os.ErrClosed
+	}
+	if err != nil {
+		return fmt.Errorf("ring buffer: wait: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,345 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux && root
+
+package observer
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"os"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/fairlead/fairlead/internal/port"
+)
+
+// patience bounds a wait; it is no measure.
+const patience = 60 * time.Second
+
+// recorder is a Handler that keeps the set, as the contract says to.
+type recorder struct {
+	mu       sync.Mutex
+	changed  chan struct{} // closed at each change
+	set      map[uint64]Socket
+	rungs    map[string]Rung
+	replaces int
+	stale    error
+	starts   int // TCP sockets that began to listen
+	stops    int // sockets that went
+}
+
+func newRecorder() *recorder {
+	return &recorder{changed: make(chan struct{}), set: make(map[uint64]Socket)}
+}
+
+func (r *recorder) update(f func()) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	f()
+	close(r.changed)
+	r.changed = make(chan struct{})
+}
+
+func (r *recorder) Rungs(rungs []Rung) {
+	r.update(func() {
+		r.rungs = make(map[string]Rung)
+		for _, g := range rungs {
+			r.rungs[g.Capability] = g
+		}
+	})
+}
+
+func (r *recorder) Replace(set []Socket) {
+	r.update(func() {
+		clear(r.set)
+		for _, s := range set {
+			r.set[s.Cookie] = s
+		}
+		r.replaces++
+		r.stale = nil
+	})
+}
+
+func (r *recorder) Apply(events []Event) {
+	r.update(func() {
+		for _, e := range events {
+			old, known := r.set[e.Socket.Cookie]
+			switch {
+			case e.Gone:
+				delete(r.set, e.Socket.Cookie)
+				r.stops++
+			default:
+				r.set[e.Socket.Cookie] = e.Socket
+				if e.Socket.Protocol == port.TCP && e.Socket.Listening && (!known || !old.Listening) {
+					r.starts++
+				}
+			}
+		}
+	})
+}
+
+func (r *recorder) Stale(err error) { r.update(func() { r.stale = err }) }
+
+// await waits until f, called with the lock held, is true.
+func (r *recorder) await(t testing.TB, what func() string, f func() bool) {
+	t.Helper()
+	timeout := time.NewTimer(patience)
+	defer timeout.Stop()
+	for {
+		r.mu.Lock()
+		ok, changed := f(), r.changed
+		r.mu.Unlock()
+		if ok {
+			return
+		}
+		select {
+		case <-changed:
+		case <-timeout.C:
+			r.mu.Lock()
+			defer r.mu.Unlock()
+			t.Fatalf("gave up: %s", what())
+		}
+	}
+}
+
+func (r *recorder) describe() []string {
+	var all []string
+	for _, s := range r.set {
+		all = append(all, describe(s))
+	}
+	slices.Sort(all)
+	return all
+}
+
+// describe says of a socket what does not differ between runs.
+func describe(s Socket) string {
+	d := fmt.Sprintf("%v %v", s.Protocol, netip.AddrPortFrom(s.Address, s.Port))
+	if s.V6Only {
+		d += " v6only"
+	}
+	if !s.Listening {
+		d += " bound"
+	}
+	return d
+}
+
+// room is a fresh network namespace with a thread in it. It goes with the thread.
+type room struct {
+	ns    *namespace
+	calls chan func()
+}
+
+func newRoom(t testing.TB) *room {
+	t.Helper()
+	r := &room{calls: make(chan func())}
+	ready := make(chan error)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		runtime.LockOSThread() // never unlocked: the thread ends here
+		err := unix.Unshare(unix.CLONE_NEWNET)
+		if err == nil {
+			r.ns, err = openNamespace()
+		}
+		if err == nil {
+			err = loopbackUp()
+		}
+		ready <- err
+		for f := range r.calls {
+			f()
+		}
+	}()
+	if err := <-ready; err != nil {
+		close(r.calls)
+		t.Fatalf("make a network namespace: %v", err)
+	}
+	t.Cleanup(func() {
+		close(r.calls)
+		<-done
+		if err := r.ns.close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return r
+}
+
+func loopbackUp() error {
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = unix.Close(fd) }()
+	ifr, err := unix.NewIfreq("lo")
+	if err != nil {
+		return err
+	}
+	ifr.SetUint16(unix.IFF_UP)
+	return unix.IoctlIfreq(fd, unix.SIOCSIFFLAGS, ifr)
+}
+
+// do runs f on the thread that is in the namespace.
+func (r *room) do(f func()) {
+	done := make(chan struct{})
+	r.calls <- func() { defer close(done); f() }
+	<-done
+}
+
+// world is a room that is observed.
+type world struct {
+	*room
+	*recorder
+	t        testing.TB
+	observer *Observer
+}
+
+func (w *world) wantSet(want ...string) {
+	w.t.Helper()
+	slices.Sort(want)
+	w.await(w.t, func() string {
+		return fmt.Sprintf("have %q, want %q; %+v", clip(w.describe()), clip(want), w.observer.Stats())
+	}, func() bool { return slices.Equal(w.describe(), want) })
+}
+
+func clip(s []string) []string { return s[:min(len(s), 20)] }
+
+// only returns the one socket that there is.
+func (w *world) only() Socket {
+	w.t.Helper()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if len(w.set) != 1 {
+		w.t.Fatalf("want one socket, have %q", w.describe())
+	}
+	for _, s := range w.set {
+		return s
+	}
+	panic("unreachable")
+}
+
+// by reports whether a capability is observed by events.
+func (w *world) events(capability string) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return !slices.Contains([]string{RungPoll, RungAudit}, w.rungs[capability].Name)
+}
+
+// observe starts an observer of a room; it is stopped with the test.
+func observe(t testing.TB, r *room, o Options) *world {
+	t.Helper()
+	obs, err := New(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := &world{room: r, recorder: newRecorder(), t: t, observer: obs}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	// The namespace of Run is that of its caller's thread.
+	go func() {
+		done <- r.ns.do(func() error { return obs.Run(ctx, w.recorder) })
+	}()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Errorf("Run: %v", err)
+		}
+	})
+	failed := make(chan error, 1)
+	go func() {
+		select {
+		case err := <-done:
+			done <- err
+			failed <- err
+			w.update(func() {})
+		case <-ctx.Done():
+		}
+	}()
+	w.await(t, func() string { return "no first Replace" }, func() bool {
+		select {
+		case err := <-failed:
+			t.Fatalf("Run ended: %v", err)
+		default:
+		}
+		return w.replaces > 0
+	})
+	return w
+}
+
+// rungSets returns the rungs to run the cases on: those that the environment
+// names, else all that this kernel can attach. "auto" is the whole chain.
+func rungSets(t *testing.T) []string {
+	t.Helper()
+	if v := os.Getenv("FAIRLEAD_RUNGS"); v != "" {
+		return strings.Split(v, ",")
+	}
+	sets := []string{"auto", RungPoll}
+	for _, name := range []string{RungFentry, RungKprobe, RungTPBTF, RungCgroup} {
+		t.Run("probe", func(t *testing.T) {
+			w := observe(t, newRoom(t), options(name))
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			for _, r := range w.rungs {
+				if r.Name == name {
+					sets = append(sets, name)
+					return
+				}
+			}
+			t.Logf("%s does not attach here: %v", name, w.rungs)
+		})
+	}
+	return sets
+}
+
+func options(rung string) Options {
+	o := Options{Interval: 20 * time.Millisecond}
+	switch rung {
+	case "auto":
+	case RungPoll:
+		o.Mode = Poll
+	default:
+		o.Rungs = []string{rung}
+	}
+	return o
+}
+
+// requireRung fails where a capability that has the rung is not observed by it.
+func requireRung(t *testing.T, w *world, name string) {
+	t.Helper()
+	if name == "auto" {
+		return
+	}
+	for _, c := range capabilities(true) {
+		if !slices.ContainsFunc(c.rungs, func(r rung) bool { return r.name == name }) {
+			continue
+		}
+		w.mu.Lock()
+		got := w.rungs[c.name]
+		w.mu.Unlock()
+		if got.Name != name {
+			t.Fatalf("%s is observed by %s, want %s: %v", c.name, got.Name, name, got.Err)
+		}
+	}
+}
+
+func raiseLimit(t testing.TB, files uint64) {
+	t.Helper()
+	var old unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &old); err != nil {
+		t.Fatal(err)
+	}
+	if old.Cur >= files {
+		return
+	}
+	// unix.Setrlimit would be undone for children only; the runtime keeps this one.
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: files, Max: max(files, old.Max)}); err != nil {
+		t.Fatalf("raise the limit of open files from %d to %d: %v", old.Cur, files, err)
+	}
+	t.Cleanup(func() { _ = unix.Setrlimit(unix.RLIMIT_NOFILE, &old) })
+}
