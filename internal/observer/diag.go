@@ -20,7 +20,7 @@ import (
 const (
 	tcpClose         = 7
 	tcpListen        = 10
-	tcpBoundInactive = 13 // in dumps only, since Linux 6.8
+	tcpBoundInactive = 13 // asks for bound sockets, since Linux 6.8; they answer as tcpClose
 )
 
 // From include/uapi/linux/inet_diag.h and sock_diag.h.

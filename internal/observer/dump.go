@@ -74,7 +74,7 @@ func (d *dumper) probeBound() bool {
 	}
 	found := false
 	err = d.conn.dump(unix.AF_INET, unix.IPPROTO_TCP, 1<<tcpBoundInactive, func(r *diagRow) {
-		found = found || r.cookie == cookie && r.state == tcpBoundInactive
+		found = found || r.cookie == cookie
 	})
 	return err == nil && found
 }

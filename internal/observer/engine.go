@@ -49,6 +49,10 @@ const (
 	singleMessageRows = 200
 	firstAudit        = time.Second
 
+	// Dumping bound sockets costs twenty times as much as the rest (it walks the
+	// hash of all ports), so it is done at each tenth poll.
+	boundPolls = 10
+
 	ownerPause = time.Second // at least, between searches of /proc
 )
 
@@ -98,6 +102,7 @@ type engine struct {
 	backoff   time.Duration
 	notBefore time.Time // next dump that events may ask for
 	pollAt    time.Time // zero: never
+	polls     int       // since bound sockets were polled
 	auditAt   time.Time // zero: never
 }
 
@@ -264,6 +269,7 @@ func (e *engine) checkDrops() {
 type job struct {
 	scope   scope
 	replace bool // end with Replace
+	polled  scope
 	audited scope
 	resolve scope
 }
@@ -295,12 +301,15 @@ func (e *engine) due(now time.Time) (j job, next time.Time) {
 		j.resolve = e.resolve
 	}
 	if reached(e.pollAt) {
-		j.scope |= e.polled
+		j.polled = e.polled
+		if e.polls+1 < boundPolls && e.polled != scopeTCPBound {
+			j.polled &^= scopeTCPBound
+		}
 	}
 	if reached(e.auditAt) {
 		j.audited = scopeAll &^ e.polled
 	}
-	j.scope |= j.resolve | j.audited
+	j.scope = j.polled | j.resolve | j.audited
 	return j, next
 }
 
@@ -528,8 +537,15 @@ func (e *engine) failed(j job, err error) {
 
 // schedule plans the next dumps after one that succeeded.
 func (e *engine) schedule(j job, now time.Time, rows int) {
-	if e.polled != 0 && j.scope&e.polled == e.polled {
+	switch {
+	case e.polled == 0 || !j.replace && j.polled == 0:
+	case e.polled == scopeTCPBound:
+		e.pollAt = now.Add(boundPolls * e.interval)
+	default:
 		e.pollAt = now.Add(e.interval)
+		if e.polls++; j.scope&scopeTCPBound != 0 {
+			e.polls = 0
+		}
 	}
 	if e.source == nil {
 		return
