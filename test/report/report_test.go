@@ -140,7 +140,7 @@ func TestTally(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer f.Close() //nolint:errcheck // only read
+	defer f.Close()
 	var out bytes.Buffer
 	sum, err := Sum(&out, f)
 	if err != nil || sum.String() != "4 passed, 2 failed" {

@@ -53,7 +53,7 @@ func sum(out io.Writer, file string) (report.Count, error) {
 	if err != nil {
 		return report.Count{}, err
 	}
-	defer f.Close() //nolint:errcheck // only read
+	defer f.Close()
 	count, err := report.Sum(out, f)
 	if err != nil {
 		return count, err

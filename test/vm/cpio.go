@@ -95,7 +95,7 @@ func (a *archive) tree(dir, root string) error {
 			if err != nil {
 				return err
 			}
-			defer f.Close() //nolint:errcheck // only read
+			defer f.Close()
 			return a.entry(name, modeFile|perm, info.Size(), f)
 		}
 		return fmt.Errorf("archive %s: neither file, directory nor symlink", path)

@@ -69,7 +69,7 @@ func baseImage(ctx context.Context, cache string, k kernel) (string, error) {
 		return "", err
 	}
 	key := sha256.New()
-	fmt.Fprintln(key, "format 1", k.release, modules, files) //nolint:errcheck // a hash does not fail
+	fmt.Fprintln(key, "format 1", k.release, modules, files)
 	key.Write(initScript)
 	for _, f := range files {
 		if err := hashFile(key, f); err != nil {
@@ -87,7 +87,7 @@ func baseImage(ctx context.Context, cache string, k kernel) (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("make image directory: %w", err)
 	}
-	defer os.RemoveAll(root) //nolint:errcheck // leaves a directory in a cache
+	defer os.RemoveAll(root)
 	if err := stageTools(root, files); err != nil {
 		return "", fmt.Errorf("lay out image: %w", err)
 	}
@@ -255,7 +255,7 @@ func copyFile(dst, src string) error {
 	if err != nil {
 		return err
 	}
-	defer in.Close() //nolint:errcheck // only read
+	defer in.Close()
 	info, err := in.Stat()
 	if err != nil {
 		return err
@@ -298,7 +298,7 @@ func hashFile(h io.Writer, name string) error {
 	if err != nil {
 		return err
 	}
-	defer f.Close() //nolint:errcheck // only read
+	defer f.Close()
 	_, err = io.Copy(h, f)
 	return err
 }

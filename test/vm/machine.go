@@ -108,7 +108,7 @@ func (c *console) line(text string) {
 	} else if !c.verbose {
 		return
 	}
-	fmt.Fprintf(c.out, "%sconsole: %s\n", c.prefix, text) //nolint:errcheck // progress
+	fmt.Fprintf(c.out, "%sconsole: %s\n", c.prefix, text)
 }
 
 // err says what the kernel complained of, if it did.
@@ -154,7 +154,7 @@ func (m *machine) boot(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	defer os.RemoveAll(dir) //nolint:errcheck // two sockets in the temporary directory
+	defer os.RemoveAll(dir)
 
 	var ports [2]*net.UnixListener
 	for i := range ports {
@@ -162,7 +162,7 @@ func (m *machine) boot(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		defer ports[i].Close() //nolint:errcheck // nothing was written
+		defer ports[i].Close()
 	}
 	// One thread for all virtual processors: with more, attaching programs
 	// under load breaks in the emulator. No KVM, so that it runs anywhere.
@@ -185,7 +185,7 @@ func (m *machine) boot(ctx context.Context) error {
 	go func() {
 		ended <- qemu.Wait()
 		for _, p := range ports {
-			p.Close() //nolint:errcheck // ends Accept of a machine that never connected
+			p.Close() // ends Accept of a machine that never connected
 		}
 	}()
 
@@ -193,7 +193,7 @@ func (m *machine) boot(ctx context.Context) error {
 	consoleDone.Go(func() {
 		if conn, err := ports[0].Accept(); err == nil {
 			m.console.read(conn)
-			conn.Close() //nolint:errcheck // only read
+			conn.Close()
 		}
 	})
 	var told results
@@ -242,7 +242,7 @@ func (m *machine) read(ctx context.Context, port io.Reader) (told results, err e
 		if text, ok := strings.CutPrefix(line, mark); ok {
 			var word string
 			var index, rc int
-			fmt.Sscan(text, &word, &index, &rc) //nolint:errcheck // begin has two fields; a broken word is caught below
+			_, _ = fmt.Sscan(text, &word, &index, &rc) // begin has two fields; a broken word is caught below
 			switch {
 			case word == "begin" && running == nil && index == told.jobs && index < len(m.jobs):
 				if running, err = m.convert(ctx, m.jobs[index].name); err != nil {
@@ -270,7 +270,7 @@ func (m *machine) read(ctx context.Context, port io.Reader) (told results, err e
 			}
 		}
 		if rerr != nil {
-			return told, nil //nolint:nilerr // the end of the machine, whose reason its exit tells
+			return told, nil // the end of the machine, whose reason its exit tells
 		}
 	}
 }

@@ -116,10 +116,10 @@ func run(ctx context.Context, out io.Writer, o options) (failed bool, err error)
 	if err != nil {
 		return true, err
 	}
-	defer os.RemoveAll(work) //nolint:errcheck // leaves files in the temporary directory
+	defer os.RemoveAll(work)
 
 	builds := &report.Reporter{Out: out, Prefix: "[build] "}
-	fmt.Fprintf(out, "[build] %d packages with tags %s\n", len(suites), o.tags) //nolint:errcheck // progress
+	fmt.Fprintf(out, "[build] %d packages with tags %s\n", len(suites), o.tags)
 	jobs := buildJobs(ctx, o, suites, work, builds)
 	total := builds.Count()
 	total.Passed = 0 // what was built is counted when it runs
@@ -137,7 +137,7 @@ func run(ctx context.Context, out io.Writer, o options) (failed bool, err error)
 			mu.Lock()
 			defer mu.Unlock()
 			total.Add(r.Count())
-			fmt.Fprintf(out, "[%s] %s\n", version, r.Count()) //nolint:errcheck // progress
+			fmt.Fprintf(out, "[%s] %s\n", version, r.Count())
 			if err := report.Append(o.tally, "test-vm-"+version, r.Count()); err != nil {
 				r.Check("tally", err)
 			}
@@ -149,7 +149,7 @@ func run(ctx context.Context, out io.Writer, o options) (failed bool, err error)
 			return true, err
 		}
 	}
-	fmt.Fprintln(out, total) //nolint:errcheck // progress
+	fmt.Fprintln(out, total)
 	return total.Failed > 0, nil
 }
 
@@ -246,7 +246,7 @@ func appendImage(name, base, work string, script []byte) error {
 		if err != nil {
 			return err
 		}
-		defer b.Close() //nolint:errcheck // only read
+		defer b.Close()
 		if _, err := io.Copy(w, b); err != nil {
 			return err
 		}

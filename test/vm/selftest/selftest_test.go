@@ -54,7 +54,7 @@ func TestFiles(t *testing.T) {
 		"/sys/kernel/tracing": unix.TRACEFS_MAGIC, "/sys/kernel/debug": unix.DEBUGFS_MAGIC,
 	} {
 		var s unix.Statfs_t
-		if err := unix.Statfs(path, &s); err != nil || int64(s.Type) != magic {
+		if err := unix.Statfs(path, &s); err != nil || s.Type != magic {
 			t.Errorf("file system at %s: type %#x, error %v; want %#x", path, s.Type, err, magic)
 		}
 	}
@@ -106,7 +106,7 @@ func TestVethAndSS(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer l.Close() //nolint:errcheck // test
+	defer l.Close()
 	if out := run(t, "ss", "-Htln"); !strings.Contains(out, netip.MustParseAddrPort(l.Addr().String()).String()) {
 		t.Errorf("ss does not list %s: %q", l.Addr(), out)
 	}
@@ -120,7 +120,7 @@ func TestVsockLoopback(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer unix.Close(l) //nolint:errcheck // test
+	defer unix.Close(l)
 	if err := errors.Join(unix.Bind(l, &unix.SockaddrVM{CID: unix.VMADDR_CID_ANY, Port: port}), unix.Listen(l, 1)); err != nil {
 		t.Fatal(err)
 	}
@@ -128,7 +128,7 @@ func TestVsockLoopback(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer unix.Close(c) //nolint:errcheck // test
+	defer unix.Close(c)
 	if err := unix.Connect(c, &unix.SockaddrVM{CID: unix.VMADDR_CID_LOCAL, Port: port}); err != nil {
 		t.Fatal(err)
 	}
@@ -137,7 +137,7 @@ func TestVsockLoopback(t *testing.T) {
 		t.Fatal(err)
 	}
 	server := os.NewFile(uintptr(s), "vsock")
-	defer server.Close() //nolint:errcheck // test
+	defer server.Close()
 	if vm, ok := from.(*unix.SockaddrVM); !ok || vm.CID != unix.VMADDR_CID_LOCAL {
 		t.Errorf("peer is %+v, want CID %d", from, unix.VMADDR_CID_LOCAL)
 	}

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+CACHE := $(or $(FAIRLEAD_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/fairlead)
+LINT := $(CACHE)/bin/golangci-lint
+RUN := go run ./test/run
+FUZZTIME ?= 10s
+KERNELS ?= 6.1,6.12
+RUNGS ?= fentry,kprobe,tp_btf
+BENCH ?= .
+
+# Stages of "make test", in order.
+STAGES := lint generate-check test-unit test-root test-vm $(if $(wildcard test/engines),test-engines)
+# Systems that the host side is built for, and what it is built from.
+HOST_SYSTEMS := linux/amd64 linux/arm64 windows/amd64 windows/arm64 darwin/arm64
+HOST_PACKAGES := $(wildcard ./internal/host ./cmd/fairlead)
+
+# Packages with a test file that has build tag $(1).
+tagged = $(shell grep -rlE '^//go:build.*\b$(1)\b' --include='*_test.go' . | xargs -r dirname | sort -u)
+need_root = @[ "$$(id -u)" = 0 ] || { echo "$@: needs root: run 'sudo make $@'" >&2; exit 1; }
+
+.PHONY: help
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+.PHONY: build
+build: ## Build bin/fairlead for this machine; needs nothing but Go
+	CGO_ENABLED=0 go build -trimpath -ldflags '-s -w' -o bin/ ./cmd/...
+
+.PHONY: demo
+demo: build ## Show the whole path on this machine, in a network namespace (root)
+	$(need_root)
+	@exec bin/fairlead demo
+
+.PHONY: test
+test: ## Run everything, installing what it needs (root; Debian 12)
+	@hack/provision.sh all
+	@export FAIRLEAD_TALLY=$$(mktemp); trap 'rm -f "$$FAIRLEAD_TALLY"' EXIT; \
+	for stage in $(STAGES); do \
+		printf '\n== %s\n' "$$stage"; \
+		$(MAKE) --no-print-directory "$$stage" </dev/null || \
+			grep -q "^[0-9]* [1-9][0-9]* $$stage" "$$FAIRLEAD_TALLY" || echo "0 1 $$stage" >>"$$FAIRLEAD_TALLY"; \
+	done; \
+	printf '\n'; $(RUN) sum "$$FAIRLEAD_TALLY"
+
+.PHONY: lint
+lint: ## Check style, import rules and that the host side builds everywhere
+	@[ -x "$(LINT)" ] || hack/provision.sh lint
+	@rc=0; $(RUN) check lint $(LINT) run ./... || rc=1; \
+	for system in $(HOST_SYSTEMS); do \
+		$(RUN) check "lint-$${system/\//-}" env CGO_ENABLED=0 GOOS="$${system%/*}" GOARCH="$${system#*/}" hack/vet-deps.sh $(HOST_PACKAGES) || rc=1; \
+	done; exit $$rc
+
+.PHONY: test-unit
+test-unit: ## Run the tests that need neither root nor another kernel, with the race detector
+	@$(RUN) test test-unit go test -json -race ./...
+
+.PHONY: test-root
+test-root: ## Run the tests that make namespaces, rules and BPF programs on this kernel (root)
+	$(need_root)
+	@$(RUN) test test-root go test -json -tags root -p 1 -count 1 $(or $(call tagged,root),$(error no test file has build tag root))
+
+.PHONY: test-vm
+test-vm: ## Run root and VM tests under emulated kernels (KERNELS, RUNGS)
+	@rc=0; $(RUN) test test-vm-rig go test -json -tags rig ./test/vm || rc=1; \
+	go run ./test/vm -kernel '$(KERNELS)' -rungs '$(RUNGS)' ./... || rc=1; exit $$rc
+
+.PHONY: bench
+bench: ## Run the benchmarks that match BENCH (root)
+	$(need_root)
+	@go test -tags root -run '^$$' -bench '$(BENCH)' -benchmem -p 1 -timeout 60m \
+		$$(grep -rl '^func Benchmark' --include='*_test.go' . | xargs -r dirname | sort -u)
+
+.PHONY: fuzz
+fuzz: ## Fuzz every decoder for FUZZTIME each
+	@grep -rHoE '^func Fuzz[A-Za-z0-9_]*' --include='*_test.go' . | sort | while IFS=: read -r file func; do \
+		go test -run '^$$' -fuzz "^$${func#func }\$$" -fuzztime $(FUZZTIME) "$$(dirname "$$file")"; \
+	done
+
+.PHONY: generate
+generate: ## Generate the BPF objects with the pinned compiler
+	@command -v clang-14 >/dev/null || hack/provision.sh generate
+	rm -f internal/observer/*_bpfel.go internal/observer/*_bpfel.o
+	go generate ./...
+
+.PHONY: generate-check
+generate-check: ## Check that what "make generate" makes is what is committed
+	@command -v clang-14 >/dev/null || hack/provision.sh generate
+	@$(RUN) check generate-check hack/generate-check.sh
+
+.PHONY: clean
+clean: ## Remove what was built here; the cache of kernels and tools stays
+	rm -rf bin
