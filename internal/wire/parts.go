@@ -33,18 +33,25 @@ func textBytes(p Publication) int {
 	return n
 }
 
-// chunk returns how many of the items go in one part of at most room bytes: at
-// least one if there is any, at most SnapshotPart.
-func chunk[T any](items []T, room int, size func(T) int) int {
+// budget is the room left in one part. Its first item always fits: no single
+// item within the limits exceeds a frame.
+type budget struct{ bytes, items int }
+
+func newBudget() *budget { return &budget{partSize, SnapshotPart} }
+
+// take splits items into those that fit in b, whose room they use, and the rest.
+func take[T any](items []T, b *budget, size func(T) int) (part, rest []T) {
 	n := 0
-	for n < len(items) && n < SnapshotPart {
-		room -= size(items[n])
-		if room < 0 && n > 0 {
+	for n < len(items) && b.items > 0 {
+		if room := size(items[n]); room > b.bytes && b.items < SnapshotPart {
 			break
+		} else {
+			b.bytes -= room
 		}
+		b.items--
 		n++
 	}
-	return n
+	return items[:n:n], items[n:]
 }
 
 // Split returns s in parts that each fit in a frame, More set on all but the
@@ -53,9 +60,8 @@ func (s Snapshot) Split() []Control {
 	var parts []Control
 	rest := s.Publications
 	for {
-		n := chunk(rest, partSize, publicationSize)
 		part := s
-		part.Publications, rest = rest[:n:n], rest[n:]
+		part.Publications, rest = take(rest, newBudget(), publicationSize)
 		if part.Publications == nil {
 			part.Publications = []Publication{}
 		}
@@ -73,20 +79,10 @@ func (c Change) Split() []Control {
 	var parts []Control
 	put, removed := c.Put, c.Removed
 	for {
-		part := Change{Base: c.Base, Generation: c.Generation}
-		if n := chunk(put, partSize, publicationSize); n > 0 {
-			part.Put, put = put[:n:n], put[n:]
-		} else if n := chunk(removed, partSize, func(port.Key) int { return keySize }); n > 0 {
-			part.Removed, removed = removed[:n:n], removed[n:]
-		}
-		if len(put) == 0 && len(part.Put)+len(removed) <= SnapshotPart && part.Removed == nil {
-			size := keySize * len(removed)
-			for _, p := range part.Put {
-				size += publicationSize(p)
-			}
-			if size <= partSize {
-				part.Removed, removed = removed, nil
-			}
+		part, room := Change{Base: c.Base, Generation: c.Generation}, newBudget()
+		part.Put, put = take(put, room, publicationSize)
+		if len(put) == 0 {
+			part.Removed, removed = take(removed, room, func(port.Key) int { return keySize })
 		}
 		part.More = len(put)+len(removed) > 0
 		parts = append(parts, Control{Change: &part})
@@ -122,20 +118,18 @@ func (o Outcomes) Split() []Control {
 	return out
 }
 
-func splitOutcomes(rest []Outcome) (parts [][]Outcome) {
-	for len(rest) > 0 {
-		n := chunk(rest, partSize, outcomeSize)
-		if n < len(rest) {
-			// Step back to where a key begins, unless one key fills the part.
-			at := n
-			for at > 0 && rest[at-1].Key == rest[at].Key {
-				at--
-			}
-			if at > 0 {
-				n = at
-			}
+func splitOutcomes(all []Outcome) (parts [][]Outcome) {
+	for len(all) > 0 {
+		part, rest := take(all, newBudget(), outcomeSize)
+		// Step back to where a key begins, unless one key fills the part.
+		n := len(part)
+		for len(rest) > 0 && n > 0 && all[n-1].Key == rest[0].Key {
+			n--
 		}
-		parts, rest = append(parts, rest[:n:n]), rest[n:]
+		if n == 0 {
+			n = len(part)
+		}
+		parts, all = append(parts, all[:n:n]), all[n:]
 	}
 	return parts
 }

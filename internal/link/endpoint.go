@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package link
+
+import (
+	"fmt"
+	"math"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+)
+
+// The networks of an Endpoint.
+const (
+	NetworkUnix  = "unix"
+	NetworkVsock = "vsock"
+)
+
+// The vsock addresses with a meaning of their own (linux/vm_sockets.h).
+const (
+	CIDLocal = 1              // VMADDR_CID_LOCAL: loopback within one machine
+	CIDHost  = 2              // VMADDR_CID_HOST: the host, seen from a guest
+	CIDAny   = math.MaxUint32 // VMADDR_CID_ANY: only to listen
+)
+
+// Endpoint is where a link is dialled or listened for. It is comparable; the
+// zero Endpoint is not valid.
+type Endpoint struct {
+	Network string // NetworkUnix or NetworkVsock
+	Path    string // of the socket, for unix: absolute
+	CID     uint32 // for vsock
+	Port    uint32 // for vsock, 1 to 2^32-2
+}
+
+const endpointForms = "want unix:///PATH or vsock://CID:PORT"
+
+// ParseEndpoint reads "unix:///PATH" or "vsock://CID:PORT". CID is a number, or
+// "host" (2), "local" (1) or, to listen on all, "any".
+func ParseEndpoint(s string) (Endpoint, error) {
+	network, rest, ok := strings.Cut(s, "://")
+	if !ok {
+		return Endpoint{}, fmt.Errorf("link endpoint %q: %s", s, endpointForms)
+	}
+	switch network {
+	case NetworkUnix:
+		return parseUnix(s, rest)
+	case NetworkVsock:
+		return parseVsock(s, rest)
+	}
+	return Endpoint{}, fmt.Errorf("link endpoint %q: unknown network %q: %s", s, network, endpointForms)
+}
+
+func parseUnix(s, path string) (Endpoint, error) {
+	if runtime.GOOS == "windows" && len(path) > 2 && path[0] == '/' && path[2] == ':' {
+		path = path[1:] // unix:///C:/dir/socket
+	}
+	e := Endpoint{Network: NetworkUnix, Path: path}
+	if err := e.check(); err != nil {
+		return Endpoint{}, fmt.Errorf("link endpoint %q: %w", s, err)
+	}
+	e.Path = filepath.Clean(path)
+	return e, nil
+}
+
+func parseVsock(s, rest string) (Endpoint, error) {
+	cid, port, ok := strings.Cut(rest, ":")
+	if !ok {
+		return Endpoint{}, fmt.Errorf("link endpoint %q: no port: %s", s, endpointForms)
+	}
+	e := Endpoint{Network: NetworkVsock}
+	switch cid {
+	case "host":
+		e.CID = CIDHost
+	case "local":
+		e.CID = CIDLocal
+	case "any":
+		e.CID = CIDAny
+	default:
+		n, err := strconv.ParseUint(cid, 10, 32)
+		if err != nil {
+			return Endpoint{}, fmt.Errorf("link endpoint %q: context id %q: want a number below 2^32, host, local or any", s, cid)
+		}
+		e.CID = uint32(n)
+	}
+	n, err := strconv.ParseUint(port, 10, 32)
+	if err != nil {
+		return Endpoint{}, fmt.Errorf("link endpoint %q: port %q: want a number from 1 to 2^32-2", s, port)
+	}
+	e.Port = uint32(n)
+	if err := e.check(); err != nil {
+		return Endpoint{}, fmt.Errorf("link endpoint %q: %w", s, err)
+	}
+	return e, nil
+}
+
+func (e Endpoint) check() error {
+	switch e.Network {
+	case NetworkUnix:
+		limit := 103 // sun_path of macOS and the BSDs, without the final NUL
+		if runtime.GOOS == "linux" {
+			limit = 107
+		}
+		switch {
+		case strings.HasPrefix(e.Path, "@") || strings.Contains(e.Path, "\x00"):
+			return fmt.Errorf("socket path %q: abstract sockets have no owner: want a file", e.Path)
+		case !filepath.IsAbs(e.Path):
+			return fmt.Errorf("socket path %q is not absolute: %s", e.Path, endpointForms)
+		case strings.HasSuffix(e.Path, "/") || filepath.Base(e.Path) == "." || filepath.Base(e.Path) == "..":
+			return fmt.Errorf("socket path %q names no file", e.Path)
+		case len(e.Path) > limit:
+			return fmt.Errorf("socket path of %d bytes: at most %d: choose a shorter one", len(e.Path), limit)
+		}
+		return nil
+	case NetworkVsock:
+		if e.Port == 0 || e.Port == math.MaxUint32 {
+			return fmt.Errorf("port %d: want a number from 1 to 2^32-2", e.Port)
+		}
+		return nil
+	}
+	return fmt.Errorf("no endpoint: %s", endpointForms)
+}
+
+// String returns the form that ParseEndpoint reads.
+func (e Endpoint) String() string {
+	switch {
+	case e.Network == NetworkUnix && runtime.GOOS == "windows":
+		return "unix:///" + filepath.ToSlash(e.Path)
+	case e.Network == NetworkUnix:
+		return "unix://" + e.Path
+	case e.Network == NetworkVsock && e.CID == CIDAny:
+		return fmt.Sprintf("vsock://any:%d", e.Port)
+	case e.Network == NetworkVsock:
+		return fmt.Sprintf("vsock://%d:%d", e.CID, e.Port)
+	}
+	return ""
+}
+
+// MarshalText implements encoding.TextMarshaler.
+func (e Endpoint) MarshalText() ([]byte, error) { return []byte(e.String()), nil }
+
+// UnmarshalText implements encoding.TextUnmarshaler; see ParseEndpoint.
+func (e *Endpoint) UnmarshalText(b []byte) error {
+	v, err := ParseEndpoint(string(b))
+	if err != nil {
+		return err
+	}
+	*e = v
+	return nil
+}

@@ -1,0 +1,387 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package link
+
+import (
+	"bytes"
+	"context"
+	"crypto/hmac"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/fairlead/fairlead/internal/wire"
+)
+
+// Client makes a session of a connection that this side dialled. The peer must
+// prove itself: by the token if there is one, and on a unix socket by its user;
+// a connection that shows no user needs a token. ctx bounds the handshake, as
+// Options.HandshakeTimeout does. On error conn is closed, and the error is a
+// *RefusedError unless the options are at fault or ctx ended.
+func Client(ctx context.Context, conn net.Conn, o Options) (Session, error) {
+	return overConn(ctx, conn, o, dialler)
+}
+
+// Server makes a session of a connection that this side accepted; see Client.
+func Server(ctx context.Context, conn net.Conn, o Options) (Session, error) {
+	return overConn(ctx, conn, o, acceptor)
+}
+
+func overConn(ctx context.Context, conn net.Conn, o Options, d direction) (Session, error) {
+	o, err := o.complete()
+	if err != nil {
+		return nil, errors.Join(err, conn.Close())
+	}
+	s, err := establish(ctx, conn, o, d)
+	if err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
+// direction is which side of the connection we are, whatever our role.
+type direction byte
+
+const (
+	dialler  direction = 'd'
+	acceptor direction = 'a'
+)
+
+func (d direction) other() direction {
+	if d == dialler {
+		return acceptor
+	}
+	return dialler
+}
+
+// establish runs the handshake and starts the session. It closes conn on error.
+func establish(ctx context.Context, conn net.Conn, o Options, d direction) (_ *session, err error) {
+	tctx, cancel := context.WithTimeout(ctx, o.HandshakeTimeout)
+	defer cancel()
+	defer func() {
+		if err != nil {
+			_ = conn.Close() // the error at hand says more
+			err = explain(ctx, tctx, o, err)
+		}
+	}()
+	proof, err := admit(conn, o, d)
+	if err != nil {
+		turnAway(conn, d, err)
+		return nil, err
+	}
+	stop := context.AfterFunc(tctx, func() { _ = conn.Close() })
+	hs := handshake{conn: conn, o: o, d: d}
+	hello, err := hs.run()
+	if err != nil {
+		stop()
+		return nil, err
+	}
+	if !o.Token.IsZero() {
+		proof = strings.TrimPrefix(proof+", token", ", ")
+	}
+	s, err := newSession(tctx, conn, o, d, Peer{
+		Identity: hello.Identity, Name: hello.Name, Version: hello.Build,
+		Address: address(conn), Proof: proof,
+	})
+	if err != nil {
+		stop()
+		return nil, err
+	}
+	if !stop() { // conn was closed under the session
+		_ = s.Close()
+		return nil, tctx.Err()
+	}
+	return s, nil
+}
+
+// explain turns an error of the handshake into a *RefusedError, unless the
+// caller gave up.
+func explain(ctx, tctx context.Context, o Options, err error) error {
+	var r *RefusedError
+	switch {
+	case errors.As(err, &r):
+		return err
+	case ctx.Err() != nil:
+		if cause := context.Cause(ctx); errors.As(cause, &r) {
+			return cause
+		}
+		return ctx.Err()
+	case tctx.Err() != nil || errors.Is(err, os.ErrDeadlineExceeded):
+		return refuse(RefusedTimeout, "no handshake within %s", o.HandshakeTimeout)
+	case errors.Is(err, wire.ErrMalformed) || errors.Is(err, wire.ErrTooLarge):
+		return &RefusedError{Code: RefusedMalformed, Detail: "handshake", Err: err}
+	case errors.Is(err, errInternal):
+		return &RefusedError{Code: RefusedOther, Detail: "handshake", Err: err}
+	}
+	return &RefusedError{Code: RefusedLost, Detail: "the connection ended during the handshake", Err: err}
+}
+
+// turnAway tells a peer that was refused unheard why, if it fits in the
+// socket's buffer.
+func turnAway(conn net.Conn, d direction, err error) {
+	var r *RefusedError
+	if d != acceptor || !errors.As(err, &r) || conn.SetWriteDeadline(time.Now().Add(turnAwayTime)) != nil {
+		return
+	}
+	frame, _, err := wire.EncodeHandshake(wire.Handshake{Refusal: &wire.Refusal{Code: string(r.Code), Reason: r.Detail}})
+	if err == nil {
+		_, _ = conn.Write(append([]byte(wire.Magic), frame...))
+	}
+}
+
+const turnAwayTime = 10 * time.Millisecond
+
+// errInternal marks what is not the peer's doing.
+var errInternal = errors.New("internal error")
+
+// admit checks what the system knows of the peer before a byte is read. It
+// returns the proof in it, empty if only a token can prove the peer.
+func admit(conn net.Conn, o Options, d direction) (proof string, err error) {
+	if cid, ok := addrCID(conn.RemoteAddr()); ok && d == acceptor {
+		if err := admitCID(cid, o); err != nil {
+			return "", err
+		}
+	}
+	if uc, ok := conn.(*net.UnixConn); ok {
+		uid, known, err := peerUID(uc)
+		if err != nil {
+			return "", &RefusedError{Code: RefusedUID, Detail: "cannot tell the peer's user", Err: err}
+		}
+		if known {
+			if err := admitUID(uid, o); err != nil {
+				return "", err
+			}
+			return fmt.Sprintf("uid %d", uid), nil
+		}
+	}
+	if o.Token.IsZero() {
+		return "", refuse(RefusedToken, "nothing proves the peer here but a token, and this side has none")
+	}
+	return "", nil
+}
+
+func admitCID(cid uint32, o Options) error {
+	if !slices.Contains(o.AllowCIDs, cid) {
+		return refuse(RefusedCID, "vsock context %d, allowed are %d", cid, o.AllowCIDs)
+	}
+	return nil
+}
+
+func admitUID(uid uint32, o Options) error {
+	if uid != 0 && int(uid) != os.Geteuid() && !slices.Contains(o.AllowUIDs, uid) {
+		return refuse(RefusedUID, "uid %d, allowed are root, uid %d and %d", uid, os.Geteuid(), o.AllowUIDs)
+	}
+	return nil
+}
+
+// address names the peer for people. The remote address of an accepted unix
+// socket is empty: then the socket's own says more.
+func address(conn net.Conn) string {
+	a := conn.RemoteAddr()
+	if a.String() == "" || a.String() == "@" {
+		a = conn.LocalAddr()
+	}
+	return a.Network() + " " + a.String()
+}
+
+// handshake is one exchange. The dialler speaks first and proves first: a peer
+// that knows no token learns nothing but the hello.
+type handshake struct {
+	conn net.Conn
+	o    Options
+	d    direction
+
+	nonce        []byte
+	ours, theirs []byte // the hellos as sent
+}
+
+func (h *handshake) run() (*wire.Hello, error) {
+	h.nonce = make([]byte, wire.NonceSize)
+	if _, err := rand.Read(h.nonce); err != nil {
+		return nil, fmt.Errorf("%w: %w", errInternal, err)
+	}
+	var peer *wire.Hello
+	var err error
+	if h.d == dialler {
+		if err = h.sendHello(); err == nil {
+			peer, err = h.readHello()
+		}
+	} else {
+		// The hello is answered even if it does not suit, so that both know why.
+		if peer, err = h.readHello(); err == nil {
+			err = h.sendHello()
+		}
+	}
+	if err != nil {
+		return nil, err
+	}
+	if r := h.judge(peer); r != nil {
+		h.sayRefusal(r)
+		return nil, r
+	}
+	if h.o.Token.IsZero() {
+		return peer, nil
+	}
+	if h.d == dialler {
+		if err = h.sendProof(peer); err == nil {
+			err = h.readProof(peer)
+		}
+	} else if err = h.readProof(peer); err == nil {
+		err = h.sendProof(peer)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return peer, nil
+}
+
+func (h *handshake) sendHello() error {
+	frame, raw, err := wire.EncodeHandshake(wire.Handshake{Hello: &wire.Hello{
+		MinVersion: h.o.minVersion, MaxVersion: h.o.maxVersion, Role: h.o.Role,
+		Identity: h.o.Identity, Name: h.o.Name, Build: h.o.Version,
+		Nonce: h.nonce, Token: !h.o.Token.IsZero(),
+	}})
+	if err != nil {
+		return fmt.Errorf("%w: %w", errInternal, err)
+	}
+	h.ours = raw
+	_, err = h.conn.Write(append([]byte(wire.Magic), frame...))
+	return err
+}
+
+func (h *handshake) readHello() (*wire.Hello, error) {
+	var magic [len(wire.Magic)]byte
+	if n, err := io.ReadFull(h.conn, magic[:]); err != nil {
+		if n > 0 && !bytes.HasPrefix([]byte(wire.Magic), magic[:n]) {
+			return nil, refuse(RefusedMagic, "not a fairlead peer, it said %q", magic[:n])
+		}
+		return nil, err
+	}
+	if string(magic[:]) != wire.Magic {
+		return nil, refuse(RefusedMagic, "not a fairlead peer, it said %q", magic[:])
+	}
+	m, raw, err := h.read()
+	if err != nil {
+		return nil, err
+	}
+	if m.Hello == nil {
+		return nil, refuse(RefusedMalformed, "no hello")
+	}
+	h.theirs = raw
+	return m.Hello, nil
+}
+
+// read returns the next message, or what the peer's refusal says as an error.
+func (h *handshake) read() (wire.Handshake, []byte, error) {
+	m, raw, err := wire.ReadHandshake(h.conn)
+	if err != nil {
+		return m, nil, err
+	}
+	if m.Refusal != nil {
+		code := Refusal(m.Refusal.Code)
+		if !code.known() {
+			code = RefusedOther
+		}
+		return m, nil, &RefusedError{Code: code, Detail: fmt.Sprintf("%q", m.Refusal.Reason), Remote: true}
+	}
+	return m, raw, nil
+}
+
+// judge compares the hellos. All but the nonce is symmetric: the peer finds the same.
+func (h *handshake) judge(peer *wire.Hello) *RefusedError {
+	lo, hi := max(h.o.minVersion, peer.MinVersion), min(h.o.maxVersion, peer.MaxVersion)
+	switch {
+	case hi < lo:
+		return refuse(RefusedVersion, "the %s speaks link protocol %s, the %s %s: update the older one", h.o.Role,
+			versions(h.o.minVersion, h.o.maxVersion), peer.Role, versions(peer.MinVersion, peer.MaxVersion))
+	case peer.Role == h.o.Role:
+		return refuse(RefusedRole, "both ends have the role %s", peer.Role)
+	case bytes.Equal(peer.Nonce, h.nonce):
+		return refuse(RefusedProof, "the peer echoes our own words")
+	case peer.Token && h.o.Token.IsZero():
+		return refuse(RefusedToken, "the %s has a token, the %s has none: give both the same token file", peer.Role, h.o.Role)
+	case !peer.Token && !h.o.Token.IsZero():
+		return refuse(RefusedToken, "the %s has a token, the %s has none: give both the same token file", h.o.Role, peer.Role)
+	}
+	return nil
+}
+
+func versions(lo, hi int) string {
+	if lo == hi {
+		return fmt.Sprint(lo)
+	}
+	return fmt.Sprintf("%d to %d", lo, hi)
+}
+
+// sayRefusal tells the peer why. Failing to is no news. Only the acceptor does:
+// the peer waits for it, while what the dialler refuses the acceptor found as
+// well, or takes for the start of the session.
+func (h *handshake) sayRefusal(r *RefusedError) {
+	if h.d != acceptor {
+		return
+	}
+	frame, _, err := wire.EncodeHandshake(wire.Handshake{Refusal: &wire.Refusal{Code: string(r.Code), Reason: r.Detail}})
+	if err == nil {
+		_, _ = h.conn.Write(frame)
+	}
+}
+
+func (h *handshake) sendProof(peer *wire.Hello) error {
+	frame, _, err := wire.EncodeHandshake(wire.Handshake{Proof: &wire.Proof{MAC: h.mac(h.d, h.o.Role, peer)}})
+	if err != nil {
+		return fmt.Errorf("%w: %w", errInternal, err)
+	}
+	_, err = h.conn.Write(frame)
+	return err
+}
+
+func (h *handshake) readProof(peer *wire.Hello) error {
+	m, _, err := h.read()
+	if err != nil {
+		return err
+	}
+	var r *RefusedError
+	switch {
+	case m.Proof == nil:
+		r = refuse(RefusedProof, "no proof of the token")
+	case !hmac.Equal(m.Proof.MAC, h.mac(h.d.other(), peer.Role, peer)):
+		r = refuse(RefusedProof, "the tokens of agent and host differ: give both the same token file")
+	default:
+		return nil
+	}
+	h.sayRefusal(r)
+	return r
+}
+
+// mac is HMAC-SHA256 over who proves (direction and role, so that a proof
+// cannot be sent back to its maker), both nonces (so that it is of this
+// connection) and both hellos as sent.
+func (h *handshake) mac(prover direction, role Role, peer *wire.Hello) []byte {
+	m := hmac.New(sha256.New, []byte(h.o.Token.key))
+	put := func(b []byte) {
+		var n [8]byte
+		binary.BigEndian.PutUint64(n[:], uint64(len(b)))
+		m.Write(n[:])
+		m.Write(b)
+	}
+	first, second := [2][]byte{h.nonce, h.ours}, [2][]byte{peer.Nonce, h.theirs}
+	if h.d == acceptor {
+		first, second = second, first
+	}
+	put([]byte("fairlead link proof 1"))
+	put([]byte{byte(prover)})
+	put([]byte(role))
+	for _, side := range [...][2][]byte{first, second} {
+		put(side[0])
+		put(side[1])
+	}
+	return m.Sum(nil)
+}

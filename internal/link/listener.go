@@ -1,0 +1,247 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package link
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"net"
+	"slices"
+	"sync"
+	"syscall"
+	"time"
+)
+
+// Listener accepts connections and hands out those that became proved sessions.
+type Listener struct {
+	e     Endpoint
+	o     Options
+	log   *slog.Logger
+	ln    net.Listener
+	ready chan *session
+	done  chan struct{} // closed when accepting ended
+	wg    sync.WaitGroup
+
+	mu       sync.Mutex
+	started  bool
+	closed   bool
+	cancel   context.CancelFunc
+	err      error      // why accepting ended
+	attempts []*attempt // in hand, oldest first
+	refused  map[Refusal]uint64
+	quieting map[Refusal]quietness
+}
+
+// quietness is how often one reason was not logged since it last was.
+type quietness struct {
+	until time.Time
+	count uint64
+}
+
+const refusalLogPause = 10 * time.Second // per reason
+
+// Listen claims e. ctx bounds only that. A unix socket has mode 0600 in a
+// directory that no one else may write to, made with mode 0700 if missing; a
+// dead socket is replaced, a live one is an error. On vsock a port below 1024
+// is recommended: others may be held by any process of the machine. The caller
+// must Close the listener.
+func Listen(ctx context.Context, e Endpoint, o Options) (*Listener, error) {
+	o, err := o.completeFor(e)
+	if err != nil {
+		return nil, err
+	}
+	log := o.Logger.With("endpoint", e.String())
+	var ln net.Listener
+	if e.Network == NetworkUnix {
+		ln, err = listenUnix(ctx, e.Path)
+	} else {
+		ln, err = listenVsock(e.CID, e.Port)
+		if err == nil && e.Port >= 1024 {
+			log.Warn("vsock port is not privileged: when we are down any process can take it; a port below 1024 is better")
+		}
+	}
+	if err != nil {
+		return nil, fmt.Errorf("listen on link %s: %w", e, err)
+	}
+	return newListener(e, o, log, ln), nil
+}
+
+func newListener(e Endpoint, o Options, log *slog.Logger, ln net.Listener) *Listener {
+	return &Listener{
+		e: e, o: o, log: log, ln: ln, ready: make(chan *session), done: make(chan struct{}),
+		refused: make(map[Refusal]uint64), quieting: make(map[Refusal]quietness),
+	}
+}
+
+// Endpoint returns what is listened on.
+func (l *Listener) Endpoint() Endpoint { return l.e }
+
+// Accept waits for the next proved session. The first call starts accepting,
+// which goes on, handshakes side by side, until Close. It fails when ctx ends,
+// when the listener is closed (net.ErrClosed) or cannot accept any more.
+func (l *Listener) Accept(ctx context.Context) (Session, error) {
+	l.start()
+	select {
+	case s := <-l.ready:
+		return s, nil
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	case <-l.done:
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		return nil, fmt.Errorf("accept on link %s: %w", l.e, l.err)
+	}
+}
+
+func (l *Listener) start() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.started || l.closed {
+		return
+	}
+	l.started = true
+	ctx, cancel := context.WithCancel(context.Background())
+	l.cancel = cancel
+	l.wg.Go(func() { l.run(ctx) })
+}
+
+// Close stops listening, gives up handshakes in hand and waits for their ends.
+// Sessions that were handed out go on. It may be called more than once.
+func (l *Listener) Close() error {
+	l.mu.Lock()
+	if l.closed {
+		l.mu.Unlock()
+		l.wg.Wait()
+		return nil
+	}
+	l.closed = true
+	if l.started {
+		l.cancel()
+	} else {
+		l.err = net.ErrClosed
+		close(l.done)
+	}
+	l.mu.Unlock()
+	err := l.ln.Close()
+	l.wg.Wait()
+	return err
+}
+
+// Refused returns how many peers were refused, by reason.
+func (l *Listener) Refused() map[Refusal]uint64 {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return maps.Clone(l.refused)
+}
+
+func (l *Listener) run(ctx context.Context) {
+	defer close(l.done)
+	var pause time.Duration
+	for {
+		conn, err := l.ln.Accept()
+		if err == nil {
+			pause = 0
+			l.admit(ctx, conn)
+			continue
+		}
+		if ctx.Err() == nil && passing(err) {
+			pause = min(max(2*pause, 5*time.Millisecond), time.Second)
+			l.note("", &RefusedError{Code: RefusedOther, Detail: "accept", Err: err}, time.Now())
+			if sleep(ctx, pause) == nil {
+				continue
+			}
+		}
+		if ctx.Err() != nil {
+			err = net.ErrClosed
+		}
+		l.mu.Lock()
+		l.err = err
+		l.mu.Unlock()
+		return
+	}
+}
+
+// passing reports whether accept can succeed later.
+func passing(err error) bool {
+	for _, e := range []error{syscall.EMFILE, syscall.ENFILE, syscall.ENOBUFS, syscall.ENOMEM, syscall.ECONNABORTED, syscall.EINTR} {
+		if errors.Is(err, e) {
+			return true
+		}
+	}
+	return false
+}
+
+// attempt is a connection from accept until its session is handed out.
+type attempt struct{ cancel context.CancelCauseFunc }
+
+// admit starts the handshake of one connection.
+func (l *Listener) admit(ctx context.Context, conn net.Conn) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	a := &attempt{cancel}
+	l.mu.Lock()
+	if len(l.attempts) >= l.o.MaxHandshakes {
+		l.attempts[0].cancel(refuse(RefusedBusy, "%d peers at once; the oldest gave way", l.o.MaxHandshakes))
+		l.attempts = slices.Delete(l.attempts, 0, 1)
+	}
+	l.attempts = append(l.attempts, a)
+	l.mu.Unlock()
+	l.wg.Go(func() {
+		defer cancel(nil)
+		s, err := establish(ctx, conn, l.o, acceptor)
+		if err == nil {
+			err = l.hand(ctx, s)
+		}
+		l.mu.Lock()
+		if i := slices.Index(l.attempts, a); i >= 0 {
+			l.attempts = slices.Delete(l.attempts, i, i+1)
+		}
+		l.mu.Unlock()
+		if err != nil {
+			l.note(address(conn), err, time.Now())
+		}
+	})
+}
+
+// hand gives s to Accept. One that waits gives way like any other attempt.
+func (l *Listener) hand(ctx context.Context, s *session) error {
+	select {
+	case l.ready <- s:
+		return nil
+	case <-s.Done():
+		return refuse(RefusedLost, "the peer left before it was served")
+	case <-ctx.Done():
+		_ = s.CloseWith(ReasonShutdown)
+		return context.Cause(ctx)
+	}
+}
+
+// note counts a refused peer, and logs it unless its reason was logged lately.
+func (l *Listener) note(peer string, err error, now time.Time) {
+	var r *RefusedError
+	if !errors.As(err, &r) {
+		return // we are closing
+	}
+	l.mu.Lock()
+	l.refused[r.Code]++
+	q := l.quieting[r.Code]
+	quiet := now.Before(q.until)
+	unsaid := q.count
+	if quiet {
+		q.count++
+	} else {
+		q = quietness{until: now.Add(refusalLogPause)}
+	}
+	l.quieting[r.Code] = q
+	l.mu.Unlock()
+	if quiet {
+		return
+	}
+	level := slog.LevelWarn
+	if r.Code == RefusedLost {
+		level = slog.LevelDebug // a look whether somebody listens
+	}
+	l.log.Log(context.Background(), level, "peer refused", "peer", peer, "err", err, "unsaid", unsaid)
+}

@@ -1,0 +1,317 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package link
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"os"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/libp2p/go-yamux/v5"
+)
+
+const (
+	acceptBacklog = 256              // streams opened and not yet accepted; the peer's Open waits beyond
+	writeTimeout  = 10 * time.Second // for one frame to leave, and for the answer to a ping
+	closeWait     = time.Second      // for a peer to take the reason of a close
+	lingerTime    = 5 * time.Second  // what is thrown away after a stream's Close
+)
+
+// muxConfig tunes yamux. Its windows: 256 KiB is the least the specification
+// knows, and enough where the round trip takes microseconds.
+func muxConfig(o Options, d direction) *yamux.Config {
+	c := yamux.DefaultConfig()
+	c.AcceptBacklog = acceptBacklog
+	c.EnableKeepAlive = true
+	c.KeepAliveInterval = o.KeepAlive
+	c.MeasureRTTInterval = 365 * 24 * time.Hour // once is enough, and no timer that wakes us
+	c.ConnectionWriteTimeout = writeTimeout
+	c.WriteCoalesceDelay = 0
+	c.MaxStreamWindowSize = maxWindow
+	c.MaxMessageSize = maxMessage
+	c.ReadBufSize = readBuffer
+	c.LogOutput = muxLog{o.Logger}
+	c.MaxIncomingStreams = 0
+	if o.Role == RoleAgent {
+		c.MaxIncomingStreams = uint32(o.MaxStreams)
+	}
+	if d == acceptor {
+		c.MaxIncomingStreams++ // the control stream
+	}
+	return c
+}
+
+const (
+	maxWindow  = 1 << 20  // bytes that one busy stream may have under way
+	maxMessage = 64 << 10 // bytes of one frame: what a control message waits behind
+	readBuffer = 4 << 10
+)
+
+// muxLog takes yamux's log lines. They are the peer's doing: for debugging only.
+type muxLog struct{ log *slog.Logger }
+
+func (l muxLog) Write(b []byte) (int, error) {
+	l.log.Debug("multiplexer", "line", strings.TrimSpace(string(b)))
+	return len(b), nil
+}
+
+// session is a Session over yamux.
+type session struct {
+	conn     net.Conn
+	mux      *yamux.Session
+	role     Role
+	peer     Peer
+	control  *stream
+	incoming chan *stream
+
+	once sync.Once
+	err  error // of the first close
+
+	mu     sync.Mutex // guards closed, and wg.Add against wg.Wait
+	closed bool
+	wg     sync.WaitGroup
+}
+
+// newSession starts multiplexing. The dialler opens the control stream, the
+// acceptor takes the first stream for it.
+func newSession(ctx context.Context, conn net.Conn, o Options, d direction, peer Peer) (*session, error) {
+	start := yamux.Server
+	if d == dialler {
+		start = yamux.Client
+	}
+	mux, err := start(conn, muxConfig(o, d), nil)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", errInternal, err)
+	}
+	var control *yamux.Stream
+	if d == dialler {
+		control, err = mux.OpenStream(ctx)
+	} else {
+		control, err = mux.AcceptStream() // ctx closes conn
+	}
+	if err != nil {
+		_ = mux.Close()
+		return nil, err
+	}
+	s := &session{conn: conn, mux: mux, role: o.Role, peer: peer, incoming: make(chan *stream)}
+	s.control = &stream{s: s, mux: control}
+	if s.role == RoleAgent {
+		s.wg.Go(s.accept)
+	}
+	return s, nil
+}
+
+// accept gives yamux's accept a context.
+func (s *session) accept() {
+	for {
+		st, err := s.mux.AcceptStream()
+		if err != nil {
+			return
+		}
+		select {
+		case s.incoming <- &stream{s: s, mux: st}:
+		case <-s.Done():
+			return
+		}
+	}
+}
+
+func (s *session) Control() Stream       { return s.control }
+func (s *session) Peer() Peer            { return s.peer }
+func (s *session) Done() <-chan struct{} { return s.mux.CloseChan() }
+
+func (s *session) Open(ctx context.Context) (Stream, error) {
+	if s.role != RoleHost {
+		return nil, errors.New("open stream: the agent only accepts flows")
+	}
+	st, err := s.mux.OpenStream(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("open stream: %w", s.mapError(err))
+	}
+	return &stream{s: s, mux: st}, nil
+}
+
+func (s *session) Accept(ctx context.Context) (Stream, error) {
+	if s.role != RoleAgent {
+		return nil, errors.New("accept stream: the host only opens flows")
+	}
+	select {
+	case st := <-s.incoming:
+		return st, nil
+	case <-ctx.Done():
+		return nil, fmt.Errorf("accept stream: %w", ctx.Err())
+	case <-s.Done():
+		return nil, fmt.Errorf("accept stream: %w", s.Err())
+	}
+}
+
+func (s *session) Err() error {
+	select {
+	case <-s.Done():
+	default:
+		return nil
+	}
+	_, err := s.mux.OpenStream(context.Background()) // a closed session only says why
+	return closeError(err)
+}
+
+func (s *session) Close() error { return s.CloseWith(ReasonShutdown) }
+
+func (s *session) CloseWith(r Reason) error {
+	s.once.Do(func() {
+		// yamux waits for the frame in flight, which a stalled peer does not take.
+		stall := time.AfterFunc(closeWait, func() { _ = s.conn.Close() })
+		s.err = s.mux.CloseWithError(uint32(r))
+		stall.Stop()
+		s.mu.Lock()
+		s.closed = true
+		s.mu.Unlock()
+		s.wg.Wait()
+	})
+	return s.err
+}
+
+// background runs f until the session ends. It reports whether f was started.
+func (s *session) background(f func()) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return false
+	}
+	s.wg.Go(f)
+	return true
+}
+
+// closeError says why a session ended.
+func closeError(err error) error {
+	var g *yamux.GoAwayError
+	switch {
+	case err == nil:
+		return ErrClosed
+	case errors.As(err, &g):
+		r := Reason(g.ErrorCode)
+		if r == 0 {
+			r = ReasonShutdown
+		}
+		return &CloseError{Reason: r, Remote: g.Remote}
+	case errors.Is(err, yamux.ErrKeepAliveTimeout), errors.Is(err, yamux.ErrConnectionWriteTimeout):
+		return fmt.Errorf("%w: the peer stopped answering", ErrClosed)
+	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
+		return fmt.Errorf("%w: the peer hung up", ErrClosed)
+	}
+	return fmt.Errorf("%w: %w", ErrClosed, err)
+}
+
+// mapError turns an error of yamux into one of ours.
+func (s *session) mapError(err error) error {
+	var reset *yamux.StreamError
+	switch {
+	case err == nil || err == io.EOF:
+		return err
+	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
+		return err
+	case errors.As(err, &reset):
+		return ErrReset
+	case err == yamux.ErrTimeout:
+		return os.ErrDeadlineExceeded
+	case err == yamux.ErrStreamReset: // exactly: a lost session wraps it
+		return ErrReset
+	case err == yamux.ErrStreamClosed:
+		return net.ErrClosed
+	}
+	select {
+	case <-s.Done():
+		return s.Err()
+	default:
+		return closeError(err)
+	}
+}
+
+// stream is a Stream over yamux.
+type stream struct {
+	s      *session
+	mux    *yamux.Stream
+	ended  atomic.Bool // the peer's side was read to its end
+	closed atomic.Bool
+}
+
+func (t *stream) Read(b []byte) (int, error) {
+	if t.closed.Load() {
+		return 0, net.ErrClosed
+	}
+	n, err := t.mux.Read(b)
+	if err == nil {
+		return n, nil
+	}
+	if err == io.EOF {
+		t.ended.Store(true)
+	}
+	if t.closed.Load() {
+		return n, net.ErrClosed
+	}
+	return n, t.s.mapError(err)
+}
+
+func (t *stream) Write(b []byte) (int, error) {
+	n, err := t.mux.Write(b)
+	if err == nil {
+		return n, nil
+	}
+	return n, t.s.mapError(err)
+}
+
+func (t *stream) CloseWrite() error { return t.s.mapError(t.mux.CloseWrite()) }
+
+func (t *stream) Reset() error { return t.s.mapError(t.mux.Reset()) }
+
+// Close ends the writing side. yamux does not tell a peer that nobody reads:
+// it would write until the window is full and then wait for ever. So what it
+// sends is thrown away until it ends too, or for lingerTime.
+func (t *stream) Close() error {
+	if t.closed.Swap(true) {
+		return nil
+	}
+	if t.ended.Load() {
+		return t.s.mapError(t.mux.Close())
+	}
+	err := t.mux.CloseWrite()
+	if err != nil {
+		_ = t.mux.Reset()
+		if errors.Is(t.s.mapError(err), ErrReset) {
+			return nil // the other side was quicker: closed is closed
+		}
+		return t.s.mapError(err)
+	}
+	_ = t.mux.SetReadDeadline(time.Unix(1, 0)) // ends a Read under way
+	if !t.s.background(t.linger) {
+		return t.mux.Reset()
+	}
+	return nil
+}
+
+func (t *stream) linger() {
+	_ = t.mux.SetReadDeadline(time.Now().Add(lingerTime))
+	var b [4096]byte
+	for {
+		if _, err := t.mux.Read(b[:]); err != nil {
+			if err != io.EOF {
+				_ = t.mux.Reset()
+			}
+			return
+		}
+	}
+}
+
+func (t *stream) LocalAddr() net.Addr                { return t.s.conn.LocalAddr() }
+func (t *stream) RemoteAddr() net.Addr               { return t.s.conn.RemoteAddr() }
+func (t *stream) SetDeadline(d time.Time) error      { return t.mux.SetDeadline(d) }
+func (t *stream) SetReadDeadline(d time.Time) error  { return t.mux.SetReadDeadline(d) }
+func (t *stream) SetWriteDeadline(d time.Time) error { return t.mux.SetWriteDeadline(d) }

@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package link
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"syscall"
+	"time"
+)
+
+// unixListener is a listener on a socket file that only its owner may open. It
+// takes its own file away when it closes, and no other.
+type unixListener struct {
+	*net.UnixListener
+	path string
+	file fs.FileInfo
+}
+
+// listenUnix claims path: mode 0600, in a directory of ours that no one else
+// may write to, made with mode 0700 if it is missing. A dead socket there is
+// replaced; one that answers is not.
+func listenUnix(ctx context.Context, path string) (l *unixListener, err error) {
+	dir := filepath.Dir(path)
+	if err := ensureDir(dir); err != nil {
+		return nil, err
+	}
+	unlock, err := lockDir(ctx, dir)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, unlock()) }()
+	if err := clearSocket(ctx, path); err != nil {
+		return nil, err
+	}
+	var lc net.ListenConfig
+	nl, err := lc.Listen(ctx, "unix", path)
+	if err != nil {
+		return nil, err
+	}
+	l = &unixListener{UnixListener: nl.(*net.UnixListener), path: path}
+	l.SetUnlinkOnClose(false)
+	// Until here the mode was the umask's; credentials are checked all the same.
+	err = os.Chmod(path, 0o600)
+	if err == nil {
+		l.file, err = os.Lstat(path)
+	}
+	if err != nil {
+		return nil, errors.Join(err, l.UnixListener.Close(), os.Remove(path))
+	}
+	return l, nil
+}
+
+func ensureDir(dir string) error {
+	if err := os.MkdirAll(filepath.Dir(dir), 0o755); err != nil {
+		return err
+	}
+	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+		return err
+	}
+	real, err := filepath.EvalSymlinks(dir) // /var/run may be a link to /run
+	if err != nil {
+		return err
+	}
+	fi, err := os.Lstat(real)
+	if err != nil {
+		return err
+	}
+	if !fi.IsDir() {
+		return fmt.Errorf("%s is not a directory", dir)
+	}
+	return privateDir(dir, fi)
+}
+
+// clearSocket removes a socket that nobody serves.
+func clearSocket(ctx context.Context, path string) error {
+	before, err := os.Lstat(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	// Windows shows a socket as an irregular file.
+	if before.Mode().IsRegular() || before.Mode()&(fs.ModeSocket|fs.ModeIrregular) == 0 {
+		return fmt.Errorf("%s exists and is not a socket: remove it or choose another path", path)
+	}
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+	defer cancel()
+	var d net.Dialer
+	c, err := d.DialContext(ctx, "unix", path)
+	if err == nil {
+		return errors.Join(fmt.Errorf("%s is served by another process: stop it or choose another path", path), c.Close())
+	}
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if !errors.Is(err, syscall.ECONNREFUSED) && !errors.Is(err, errWSAConnRefused) {
+		return fmt.Errorf("%s: cannot tell whether another process serves it: %w", path, err)
+	}
+	return os.Remove(path)
+}
+
+// errWSAConnRefused is ECONNREFUSED as Windows says it; no other system has it.
+const errWSAConnRefused = syscall.Errno(10061)
+
+// Close stops listening and removes the socket, unless another has its place.
+func (l *unixListener) Close() error {
+	var err error
+	if fi, serr := os.Lstat(l.path); serr == nil && os.SameFile(fi, l.file) {
+		err = os.Remove(l.path)
+	}
+	return errors.Join(err, l.UnixListener.Close())
+}
