@@ -3,10 +3,9 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"os"
-	"os/signal"
-	"syscall"
 
 	"github.com/spf13/cobra"
 
@@ -36,11 +35,10 @@ func newAgent() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			hup := make(chan os.Signal, 1)
-			signal.Notify(hup, syscall.SIGHUP)
-			defer signal.Stop(hup)
-			return a.Run(c.Context(), func(onChange func(config.Agent, error)) {
-				config.Watch(c.Context(), cfg, hup, load, onChange)
+			hup, stop := hangups()
+			defer stop()
+			return a.Run(c.Context(), func(ctx context.Context, onChange func(config.Agent, error)) {
+				config.Watch(ctx, cfg, hup, load, onChange)
 			})
 		},
 	}

@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package hostd wires the host peer: configuration, links to the guests, the
+// host itself, and its status.
+package hostd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"net"
+	"os"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/fairlead/fairlead/internal/build"
+	"github.com/fairlead/fairlead/internal/config"
+	"github.com/fairlead/fairlead/internal/host"
+	"github.com/fairlead/fairlead/internal/link"
+	"github.com/fairlead/fairlead/internal/own"
+	"github.com/fairlead/fairlead/internal/status"
+)
+
+// Daemon is the host peer.
+type Daemon struct {
+	cfg     config.Host
+	log     *slog.Logger
+	host    *host.Host
+	sockets *own.Sockets
+	server  *status.Server
+}
+
+// New wires a host peer. It reads the token, and starts nothing.
+func New(cfg config.Host, log *slog.Logger, level *slog.LevelVar) (*Daemon, error) {
+	token, err := loadToken(cfg)
+	if err != nil {
+		return nil, err
+	}
+	name, err := os.Hostname()
+	if err != nil {
+		name = "host"
+	}
+	o := link.Options{
+		Role: link.RoleHost, Identity: link.NewIdentity(), Name: name, Version: build.Version(),
+		Token: token, Logger: log,
+	}
+	d := &Daemon{cfg: cfg, log: log, sockets: new(own.Sockets)}
+	var guests []host.Guest
+	for _, e := range cfg.Connect {
+		if e.Listen {
+			return nil, fmt.Errorf("connect %s: a host that listens for its guests is not supported: let the agent listen, and connect to vsock://CID:PORT", e)
+		}
+		at := link.Endpoint{Network: e.Network, Path: e.Path, CID: e.CID, Port: e.Port}
+		guests = append(guests, host.Guest{
+			Name: e.String(),
+			Dial: func(ctx context.Context) (link.Session, error) { return link.Dial(ctx, at, o) },
+		})
+	}
+	d.host, err = host.New(host.Options{
+		Logger: log, Guests: guests, Policy: cfg.Rules, Network: d.sockets,
+		Grace: negativeZero(cfg.Grace), UDPIdle: cfg.Limits.UDPIdle,
+		MaxListeners: cfg.Limits.Listeners, MaxFlows: cfg.Limits.Flows, MaxUDPClients: cfg.Limits.UDPFlows,
+	})
+	if err != nil {
+		return nil, err
+	}
+	d.server = status.NewServer(status.Options{
+		Provider: provider{d.host}, Metrics: metricsHandler(d.host), Level: level, Logger: log,
+	})
+	return d, nil
+}
+
+// negativeZero says "none" where 0 would mean "the default".
+func negativeZero[T ~int64](d T) T {
+	if d == 0 {
+		return -1
+	}
+	return d
+}
+
+// loadToken reads the token. On unix the peer is known by its user, so that a
+// default file that is absent means no token; vsock needs one.
+func loadToken(cfg config.Host) (link.Token, error) {
+	if cfg.LinkToken == "" {
+		return link.Token{}, nil
+	}
+	token, err := link.LoadToken(cfg.LinkToken)
+	if errors.Is(err, fs.ErrNotExist) && cfg.LinkToken == config.DefaultHost().LinkToken && !needsToken(cfg) {
+		return link.Token{}, nil
+	}
+	return token, err
+}
+
+func needsToken(cfg config.Host) bool {
+	for _, e := range cfg.Connect {
+		if e.Network != link.NetworkUnix {
+			return true
+		}
+	}
+	return false
+}
+
+// Run works until ctx ends. watch calls its argument with each new
+// configuration, or with why the old one stays; it blocks until its context ends.
+func (d *Daemon) Run(ctx context.Context, watch func(ctx context.Context, onChange func(config.Host, error))) error {
+	control, err := status.ListenControl(d.cfg.Control)
+	if err != nil {
+		return err
+	}
+	listeners := map[bool]net.Listener{true: control}
+	if d.cfg.MetricsAddr != "" {
+		l, err := d.sockets.Listen(ctx, "tcp", d.cfg.MetricsAddr)
+		if err != nil {
+			return errors.Join(fmt.Errorf("metrics: %w: choose another --metrics-addr", err), control.Close())
+		}
+		listeners[false] = l
+	}
+	g, ctx := errgroup.WithContext(ctx)
+	for isControl, l := range listeners {
+		g.Go(func() error { return d.server.Serve(ctx, l, isControl) })
+	}
+	g.Go(func() error { return d.host.Run(ctx) })
+	g.Go(func() error {
+		watch(ctx, d.reload)
+		return nil
+	})
+	return g.Wait()
+}
+
+func (d *Daemon) reload(cfg config.Host, err error) {
+	if err != nil {
+		d.log.Error("configuration refused; the old one stands", "err", err)
+		return
+	}
+	d.host.SetPolicy(cfg.Rules)
+	d.log.Info("rules reloaded", "rules", cfg.Rules.Len())
+}

@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package hostd
+
+import (
+	"context"
+	"net/netip"
+
+	"github.com/fairlead/fairlead/internal/host"
+	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/status"
+)
+
+// provider shows the host as status asks for it: guests are its sources.
+type provider struct{ host *host.Host }
+
+var _ status.Provider = provider{}
+
+func (p provider) List() status.List {
+	v := p.host.View()
+	l := status.List{Generation: v.Generation(), Publications: make([]status.Publication, 0, v.Len()), Sources: []status.Source{}}
+	for _, pub := range v.All() {
+		l.Publications = append(l.Publications, describe(pub))
+	}
+	for _, g := range p.host.Guests() {
+		s := status.Source{Name: g.Name, State: "stale", Error: g.Error}
+		if g.Connected {
+			s.State, s.Rung = "live", g.Peer.Proof
+		}
+		l.Sources = append(l.Sources, s)
+	}
+	return l
+}
+
+func describe(p host.Publication) status.Publication {
+	outcomes := make([]status.Outcome, 0, len(p.Outcomes))
+	hosts := make([]netip.AddrPort, 0, len(p.Outcomes))
+	for _, o := range p.Outcomes {
+		outcomes = append(outcomes, status.DescribeOutcome("host", o))
+		hosts = append(hosts, o.HostAddress)
+	}
+	row := status.Describe(port.Publication{
+		Key: p.Key, DualStack: p.DualStack, Owner: p.Owner, Since: p.Since,
+		Origins:  []port.OriginInfo{{Origin: port.Origin{Source: p.Source}, Since: p.Since}},
+		Decision: port.Decision{Allow: true, Host: hosts},
+	}, outcomes)
+	row.Guest = p.Guest
+	return row
+}
+
+func (p provider) Changes(ctx context.Context, f func(status.Delta) error) error {
+	sub := p.host.Subscribe()
+	defer sub.Close()
+	for first := true; ; first = false {
+		if !first {
+			select {
+			case <-ctx.Done():
+				return ctx.Err()
+			case <-sub.C():
+			}
+		}
+		view, change := sub.Take()
+		d := status.Delta{Generation: view.Generation()}
+		for _, id := range change.Keys {
+			if pub, ok := view.Get(id); ok {
+				d.Put = append(d.Put, describe(pub))
+			} else {
+				d.Removed = append(d.Removed, status.Removed{Key: id.Key, Guest: id.Guest})
+			}
+		}
+		if err := f(d); err != nil {
+			return err
+		}
+	}
+}

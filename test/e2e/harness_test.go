@@ -1,0 +1,352 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux && root
+
+// Package e2e runs the real binary: agents in network namespaces that play the
+// guest, host peers in others, and looks at what a user would see.
+package e2e
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/status"
+	"github.com/fairlead/fairlead/test/netns"
+)
+
+// binary is the program under test. Where no compiler is (inside a VM) the
+// environment names it.
+var binary string
+
+func TestMain(m *testing.M) { os.Exit(run(m)) }
+
+func run(m *testing.M) int {
+	binary = os.Getenv("FAIRLEAD_BINARY")
+	if binary == "" {
+		dir, err := os.MkdirTemp("", "fairlead-e2e-")
+		if err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			return 1
+		}
+		defer os.RemoveAll(dir)
+		_ = os.Chmod(dir, 0o755) // tests run it as others too
+		binary = filepath.Join(dir, "fairlead")
+		build := exec.Command("go", "build", "-o", binary, "github.com/fairlead/fairlead/cmd/fairlead")
+		build.Stderr = os.Stderr
+		if err := build.Run(); err != nil {
+			fmt.Fprintln(os.Stderr, "build the program under test:", err)
+			return 1
+		}
+	}
+	return m.Run()
+}
+
+// space is a network namespace that ends with its test.
+type space struct{ *netns.Space }
+
+func newSpace(t testing.TB) *space {
+	t.Helper()
+	s, err := netns.New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = s.Close() })
+	return &space{s}
+}
+
+func (s *space) listen(t testing.TB, network, addr string) net.Listener {
+	t.Helper()
+	l, err := s.Listen(network, addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = l.Close() })
+	return l
+}
+
+func (s *space) listenPacket(t testing.TB, network, addr string) net.PacketConn {
+	t.Helper()
+	c, err := s.ListenPacket(network, addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = c.Close() })
+	return c
+}
+
+// process is a running fairlead.
+type process struct {
+	t    testing.TB
+	cmd  *exec.Cmd
+	done chan struct{}
+	err  error
+	mu   sync.Mutex
+	out  bytes.Buffer
+}
+
+func (p *process) Write(b []byte) (int, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.out.Len() < 1<<20 {
+		p.out.Write(b)
+	}
+	return len(b), nil
+}
+
+func (p *process) output() string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.out.String()
+}
+
+// start runs fairlead in the namespace. It is killed when the test ends.
+func (s *space) start(t testing.TB, args ...string) *process {
+	t.Helper()
+	return s.startAs(t, 0, args...)
+}
+
+func (s *space) startAs(t testing.TB, uid uint32, args ...string) *process {
+	t.Helper()
+	p := &process{t: t, cmd: exec.Command(binary, args...), done: make(chan struct{})}
+	p.cmd.Stdout, p.cmd.Stderr = p, p
+	p.cmd.Env = append(os.Environ(), "GOTRACEBACK=all")
+	if uid != 0 {
+		p.cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uid, Gid: uid}}
+	}
+	if err := s.Start(p.cmd); err != nil {
+		t.Fatal(err)
+	}
+	go func() {
+		p.err = p.cmd.Wait()
+		close(p.done)
+	}()
+	t.Cleanup(func() {
+		p.kill()
+		if t.Failed() {
+			t.Logf("%s said:\n%s", args[0], p.output())
+		}
+	})
+	return p
+}
+
+func (p *process) kill() {
+	_ = p.cmd.Process.Kill()
+	<-p.done
+}
+
+// stop asks for the end and returns the exit code.
+func (p *process) stop(sig syscall.Signal) int {
+	p.t.Helper()
+	_ = p.cmd.Process.Signal(sig)
+	select {
+	case <-p.done:
+	case <-time.After(10 * time.Second):
+		p.t.Errorf("%v did not end it within 10 s", sig)
+		p.kill()
+	}
+	return p.cmd.ProcessState.ExitCode()
+}
+
+func (p *process) alive() bool {
+	select {
+	case <-p.done:
+		return false
+	default:
+		return true
+	}
+}
+
+// rig is a guest with an agent and a host with a host peer.
+type rig struct {
+	t                       testing.TB
+	guest, outside          *space
+	dir                     string
+	link, agentCtl, hostCtl string
+	agent, host             *process
+	agentFlags, hostFlags   []string
+}
+
+func newRig(t testing.TB, agentFlags ...string) *rig {
+	t.Helper()
+	dir := t.TempDir()
+	r := &rig{
+		t: t, guest: newSpace(t), outside: newSpace(t), dir: dir, agentFlags: agentFlags,
+		link:     "unix://" + filepath.Join(dir, "link", "s"),
+		agentCtl: filepath.Join(dir, "actl", "s"), hostCtl: filepath.Join(dir, "hctl", "s"),
+	}
+	return r
+}
+
+func (r *rig) startAgent() {
+	r.t.Helper()
+	args := append([]string{"agent", "--link", r.link, "--link-token=", "--control", r.agentCtl}, r.agentFlags...)
+	r.agent = r.guest.start(r.t, args...)
+}
+
+func (r *rig) startHost() {
+	r.t.Helper()
+	args := append([]string{"host", "--connect", r.link, "--link-token=", "--control", r.hostCtl}, r.hostFlags...)
+	r.host = r.outside.start(r.t, args...)
+}
+
+func (r *rig) start() *rig {
+	r.t.Helper()
+	r.startAgent()
+	r.startHost()
+	r.eventually("the agent is ready and has a host", func() error {
+		l, err := r.list()
+		if err == nil && !l.Ready() {
+			err = errors.New("not ready")
+		}
+		return err
+	})
+	return r
+}
+
+func (r *rig) list() (status.List, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	return status.NewClient(r.agentCtl).List(ctx)
+}
+
+// eventually waits for f to succeed, with a limit that only a failure reaches.
+func (r *rig) eventually(what string, f func() error) {
+	r.t.Helper()
+	within(r.t, 20*time.Second, what, f)
+}
+
+func within(t testing.TB, limit time.Duration, what string, f func() error) {
+	t.Helper()
+	deadline := time.Now().Add(limit)
+	for {
+		err := f()
+		if err == nil {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("%s: not within %v: %v", what, limit, err)
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+}
+
+// state returns the state of a publication, or "" if it is not there.
+func (r *rig) state(k string) (string, status.Publication) {
+	l, err := r.list()
+	if err != nil {
+		return "", status.Publication{}
+	}
+	for _, p := range l.Publications {
+		if p.Key().String() == k {
+			return p.State.String(), p
+		}
+	}
+	return "", status.Publication{}
+}
+
+func (r *rig) wantState(k, state string) {
+	r.t.Helper()
+	r.eventually(fmt.Sprintf("%s is %q", k, state), func() error {
+		if got, p := r.state(k); got != state {
+			return fmt.Errorf("it is %q (%s)", got, p.Reason)
+		}
+		return nil
+	})
+}
+
+// truth is what ss says of the namespace, after the documented exclusions.
+func (s *space) truth() ([]string, error) {
+	var out []byte
+	err := s.Do(func() (err error) {
+		// sk_state 10 is LISTEN, 7 is a bound UDP socket without a peer.
+		out, err = exec.Command("ss", "-ltnuH").Output()
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("ss: %w", err)
+	}
+	seen := map[string]bool{}
+	for line := range strings.Lines(string(out)) {
+		f := strings.Fields(line)
+		if len(f) < 5 {
+			return nil, fmt.Errorf("ss said %q", line)
+		}
+		local := f[4]
+		i := strings.LastIndexByte(local, ':')
+		host := strings.Trim(local[:i], "[]")
+		if host == "*" { // a dual-stack socket
+			host = "::"
+		}
+		if h, _, ok := strings.Cut(host, "%"); ok && !strings.HasPrefix(h, "fe80") {
+			host = h
+		}
+		p, err := port.ParseProtocol(f[0])
+		if err != nil {
+			return nil, err
+		}
+		seen[p.String()+" "+net.JoinHostPort(host, local[i+1:])] = true
+	}
+	var keys []string
+	for k := range seen {
+		keys = append(keys, k)
+	}
+	slices.Sort(keys)
+	return keys, nil
+}
+
+// shown is what `ls -o json` says, in the same form.
+func shown(l status.List) []string {
+	keys := []string{}
+	for _, p := range l.Publications {
+		for _, o := range p.Origins {
+			// A withheld socket is bound, not listening: ss -l does not show it.
+			if o.Source == "socket" && !strings.Contains(p.Reason, "not listening") {
+				keys = append(keys, p.Key().String())
+				break
+			}
+		}
+	}
+	slices.Sort(keys)
+	return keys
+}
+
+// fairlead runs a command to its end.
+func fairlead(t testing.TB, args ...string) (stdout, stderr string, code int) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, binary, args...)
+	var o, e bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &o, &e
+	err := cmd.Run()
+	var exit *exec.ExitError
+	if err != nil && !errors.As(err, &exit) {
+		t.Fatalf("fairlead %q: %v", args, err)
+	}
+	if ctx.Err() != nil {
+		t.Fatalf("fairlead %q did not end", args)
+	}
+	return o.String(), e.String(), cmd.ProcessState.ExitCode()
+}
+
+func decode[T any](t testing.TB, s string) (v T) {
+	t.Helper()
+	if err := json.Unmarshal([]byte(s), &v); err != nil {
+		t.Fatalf("%v in %q", err, s)
+	}
+	return v
+}

@@ -1,0 +1,354 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux && root
+
+package e2e
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/fairlead/fairlead/internal/status"
+)
+
+func TestPortAppearsCarriesAndVanishes(t *testing.T) {
+	r := newRig(t).start()
+	for _, addr := range []string{"0.0.0.0:7001", "127.0.0.1:7002", "[::]:7003", "[::1]:7004", "127.0.0.53:7005"} {
+		t.Run(addr, func(t *testing.T) {
+			network := "tcp4"
+			outside := "127.0.0.1"
+			if strings.HasPrefix(addr, "[") {
+				network, outside = "tcp6", "::1"
+			}
+			l := r.guest.listen(t, network, addr)
+			go echoServer(l)
+			k := "tcp " + addr
+			r.wantState(k, "active")
+			_, port, _ := net.SplitHostPort(addr)
+			c, err := r.outside.Dial("tcp", net.JoinHostPort(outside, port))
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer c.Close()
+			if err := roundTrip(c, "hello"); err != nil {
+				t.Error(err)
+			}
+			_ = l.Close()
+			r.wantState(k, "")
+			// The server that drains closed its listener first: the flow lives on.
+			if err := roundTrip(c, "still"); err != nil {
+				t.Error("an established flow was cut with its publication:", err)
+			}
+			r.eventually("the host's port is closed", func() error {
+				if d, err := r.outside.Dial("tcp", net.JoinHostPort(outside, port)); err == nil {
+					_ = d.Close()
+					return errors.New("it still accepts")
+				}
+				return nil
+			})
+		})
+	}
+}
+
+func TestDualStack(t *testing.T) {
+	r := newRig(t).start()
+	go echoServer(r.guest.listen(t, "tcp", ":7000")) // Go's default: [::], MPTCP, both families
+	r.wantState("tcp [::]:7000", "active")
+	_, p := r.state("tcp [::]:7000")
+	var at []string
+	for _, a := range p.HostAddresses {
+		at = append(at, a.String())
+	}
+	slices.Sort(at)
+	if want := []string{"127.0.0.1:7000", "[::1]:7000"}; !slices.Equal(at, want) {
+		t.Errorf("host addresses = %q, want %q", at, want)
+	}
+	for _, a := range at {
+		c, err := r.outside.Dial("tcp", a)
+		if err != nil {
+			t.Errorf("%s: %v", a, err)
+			continue
+		}
+		if err := roundTrip(c, "hi"); err != nil {
+			t.Errorf("%s: %v", a, err)
+		}
+		_ = c.Close()
+	}
+}
+
+func TestHTTP(t *testing.T) {
+	r := newRig(t).start()
+	l := r.guest.listen(t, "tcp4", "0.0.0.0:8080")
+	srv := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "guest") })}
+	go func() { _ = srv.Serve(l) }()
+	defer srv.Close()
+	r.wantState("tcp 0.0.0.0:8080", "active")
+	client := http.Client{Transport: &http.Transport{DialContext: func(_ context.Context, network, addr string) (net.Conn, error) {
+		return r.outside.Dial(network, addr)
+	}}}
+	resp, err := client.Get("http://127.0.0.1:8080/")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	if b, _ := io.ReadAll(resp.Body); string(b) != "guest" {
+		t.Errorf("body = %q", b)
+	}
+}
+
+func TestHalfClose(t *testing.T) {
+	r := newRig(t).start()
+	l := r.guest.listen(t, "tcp4", "127.0.0.1:7000")
+	go func() {
+		c, err := l.Accept()
+		if err != nil {
+			return
+		}
+		defer c.Close()
+		b, _ := io.ReadAll(c) // until the client ends its writing side
+		_, _ = fmt.Fprintf(c, "got %d bytes", len(b))
+	}()
+	r.wantState("tcp 127.0.0.1:7000", "active")
+	c, err := r.outside.Dial("tcp", "127.0.0.1:7000")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	_, _ = c.Write(make([]byte, 100_000))
+	if err := c.(*net.TCPConn).CloseWrite(); err != nil {
+		t.Fatal(err)
+	}
+	_ = c.SetReadDeadline(time.Now().Add(10 * time.Second))
+	if b, err := io.ReadAll(c); string(b) != "got 100000 bytes" {
+		t.Errorf("answer = %q, %v", b, err)
+	}
+}
+
+func TestResetReachesTheOtherSide(t *testing.T) {
+	r := newRig(t).start()
+	l := r.guest.listen(t, "tcp4", "127.0.0.1:7000")
+	r.wantState("tcp 127.0.0.1:7000", "active")
+	c, err := r.outside.Dial("tcp", "127.0.0.1:7000")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	_, _ = io.WriteString(c, "x")
+	s, err := l.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, _ = io.ReadFull(s, make([]byte, 1))
+	_ = s.(*net.TCPConn).SetLinger(0)
+	_ = s.Close()
+	_ = c.SetReadDeadline(time.Now().Add(10 * time.Second))
+	if _, err := c.Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNRESET) {
+		t.Errorf("the client read %v, want a reset", err)
+	}
+}
+
+func TestUDP(t *testing.T) {
+	r := newRig(t).start()
+	s := r.guest.listenPacket(t, "udp4", "0.0.0.0:7000")
+	go func() {
+		b := make([]byte, 64<<10)
+		for {
+			n, from, err := s.ReadFrom(b)
+			if err != nil {
+				return
+			}
+			_, _ = s.WriteTo(append([]byte(from.String()+" "), b[:n]...), from)
+		}
+	}()
+	r.wantState("udp 0.0.0.0:7000", "active")
+	seen := map[string]bool{}
+	for i := range 10 {
+		c, err := r.outside.Dial("udp", "127.0.0.1:7000")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		text := fmt.Sprintf("client %d", i)
+		b := make([]byte, 1024)
+		r.eventually("an answer", func() error {
+			_ = c.SetDeadline(time.Now().Add(500 * time.Millisecond))
+			if _, err := io.WriteString(c, text); err != nil {
+				return err
+			}
+			n, err := c.Read(b)
+			if err != nil {
+				return err
+			}
+			from, said, _ := strings.Cut(string(b[:n]), " ")
+			if said != text {
+				return fmt.Errorf("client %d got %q", i, said)
+			}
+			seen[from] = true
+			return nil
+		})
+	}
+	if len(seen) != 10 {
+		t.Errorf("the server saw %d clients, want 10: each has a flow of its own", len(seen))
+	}
+}
+
+func TestConflictNamesTheHolderAndEnds(t *testing.T) {
+	r := newRig(t).start()
+	taken := r.outside.listen(t, "tcp4", "127.0.0.1:7000")
+	go echoServer(r.guest.listen(t, "tcp4", "0.0.0.0:7000"))
+	r.wantState("tcp 0.0.0.0:7000", "conflict")
+	if _, p := r.state("tcp 0.0.0.0:7000"); !strings.Contains(p.Reason, fmt.Sprint(os.Getpid())) {
+		t.Errorf("reason = %q, want the holder's pid %d in it", p.Reason, os.Getpid())
+	}
+	_ = taken.Close()
+	r.wantState("tcp 0.0.0.0:7000", "active")
+}
+
+func TestRulesReloadCutsNothingElse(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "agent.yaml")
+	write := func(s string) {
+		t.Helper()
+		if err := os.WriteFile(file, []byte(s), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("rules: []\n")
+	r := newRig(t, "--config", file).start()
+	go echoServer(r.guest.listen(t, "tcp4", "127.0.0.1:7000"))
+	go echoServer(r.guest.listen(t, "tcp4", "127.0.0.1:7001"))
+	keep, cut := echoThrough(t, r, "127.0.0.1:7000"), echoThrough(t, r, "127.0.0.1:7001")
+
+	write("rules:\n- {name: no, match: {ports: 7001}, action: deny}\n- {match: {ports: 7000}, action: allow, hostPort: 7100}\n")
+	r.wantState("tcp 127.0.0.1:7001", "denied")
+	r.eventually("the remapped port", func() error {
+		_, p := r.state("tcp 127.0.0.1:7000")
+		if len(p.HostAddresses) != 1 || p.HostAddresses[0].Port() != 7100 {
+			return fmt.Errorf("at %v", p.HostAddresses)
+		}
+		return nil
+	})
+	if err := roundTrip(keep, "still"); err != nil {
+		t.Error("a flow that is allowed was cut by a reload:", err)
+	}
+	r.eventually("a denied flow is cut", func() error {
+		if roundTrip(cut, "x") == nil {
+			return errors.New("it still answers")
+		}
+		return nil
+	})
+
+	write("rules:\n- {match: {prots: 1}, action: deny}\n")
+	r.eventually("the bad file is named", func() error {
+		if !strings.Contains(r.agent.output(), "agent.yaml:2:") {
+			return errors.New("no line and column in the log")
+		}
+		return nil
+	})
+	if s, _ := r.state("tcp 127.0.0.1:7001"); s != "denied" {
+		t.Errorf("after a bad file the port is %q, want the old rules to stand", s)
+	}
+	if err := roundTrip(keep, "still"); err != nil {
+		t.Error("a flow was cut by a bad file:", err)
+	}
+}
+
+func TestSocketsOfOtherNamespacesAreNotPublished(t *testing.T) {
+	r := newRig(t).start()
+	r.outside.listen(t, "tcp4", "127.0.0.1:7999")
+	newSpace(t).listen(t, "tcp4", "127.0.0.1:7998")
+	r.guest.listen(t, "tcp4", "127.0.0.1:7997")
+	r.wantState("tcp 127.0.0.1:7997", "active")
+	l, err := r.list()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := shown(l); !slices.Equal(got, []string{"tcp 127.0.0.1:7997"}) {
+		t.Errorf("published: %q", got)
+	}
+}
+
+func TestOwnSocketsAreNotPublished(t *testing.T) {
+	r := newRig(t, "--metrics-addr", "127.0.0.1:9111").start()
+	r.guest.listen(t, "tcp4", "127.0.0.1:7000")
+	r.wantState("tcp 127.0.0.1:7000", "active")
+	if s, _ := r.state("tcp 127.0.0.1:9111"); s != "" {
+		t.Errorf("the agent's own metrics port is published: %s", s)
+	}
+	c, err := r.guest.Dial("tcp", "127.0.0.1:9111")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	_, _ = io.WriteString(c, "GET /metrics HTTP/1.0\r\n\r\n")
+	if b, _ := io.ReadAll(c); !strings.Contains(string(b), "fairlead_publications{state=\"active\"} 1") {
+		t.Errorf("metrics = %.2000s", b)
+	}
+}
+
+func TestShortLivedListeners(t *testing.T) {
+	r := newRig(t, "--hold-down", "0s").start()
+	n := count("FAIRLEAD_SHORT", 10000)
+	err := r.guest.Do(func() error {
+		for range n {
+			l, err := net.Listen("tcp4", "127.0.0.1:7000")
+			if err != nil {
+				return err
+			}
+			_ = l.Close()
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.eventually("nothing is left", func() error {
+		l, err := r.list()
+		if err == nil && len(l.Publications) > 0 {
+			err = fmt.Errorf("%d publications", len(l.Publications))
+		}
+		return err
+	})
+}
+
+func TestWatch(t *testing.T) {
+	r := newRig(t).start()
+	r.guest.listen(t, "tcp4", "127.0.0.1:7000")
+	r.wantState("tcp 127.0.0.1:7000", "active")
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	var seen []string
+	var l net.Listener
+	err := status.NewClient(r.agentCtl).Watch(ctx, func(e status.Event) error {
+		switch {
+		case e.Type == status.Synced:
+			l = r.guest.listen(t, "tcp4", "127.0.0.1:7001")
+		case e.Publication != nil:
+			line := fmt.Sprintf("%s %d %s", e.Type, e.Publication.Port, e.Publication.State)
+			seen = append(seen, line)
+			if e.Publication.Port == 7001 && e.Publication.State.String() == "active" && e.Type != status.Gone {
+				_ = l.Close()
+			}
+			if e.Type == status.Gone {
+				return io.EOF
+			}
+		}
+		return nil
+	})
+	if !errors.Is(err, io.EOF) {
+		t.Fatal(err, seen)
+	}
+	if seen[0] != "present 7000 active" || seen[len(seen)-1] != "removed 7001 active" || !slices.ContainsFunc(seen, func(s string) bool { return strings.HasPrefix(s, "added 7001") }) {
+		t.Errorf("events = %q", seen)
+	}
+}

@@ -1,0 +1,206 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux && root
+
+package e2e
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/fairlead/fairlead/internal/status"
+)
+
+// equal waits until agent and host show the same set, and all of it settled.
+func (r *rig) equal(limit time.Duration) {
+	r.t.Helper()
+	within(r.t, limit, "agent and host show the same", func() error {
+		a, err := r.list()
+		if err != nil {
+			return err
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		defer cancel()
+		h, err := status.NewClient(r.hostCtl).List(ctx)
+		if err != nil {
+			return err
+		}
+		wanted, held := allowed(a), allowed(h)
+		if !slices.Equal(wanted, held) {
+			return fmt.Errorf("agent: %q\nhost: %q", wanted, held)
+		}
+		return nil
+	})
+}
+
+func allowed(l status.List) (keys []string) {
+	for _, p := range l.Publications {
+		if p.State.String() != "denied" {
+			keys = append(keys, p.Key().String()+" "+p.State.String())
+		}
+	}
+	slices.Sort(keys)
+	return keys
+}
+
+func (p *process) fds() (int, error) {
+	names, err := os.ReadDir(filepath.Join("/proc", fmt.Sprint(p.cmd.Process.Pid), "fd"))
+	return len(names), err
+}
+
+// holds keeps a TCP connection through the host that echoes, and says when it breaks.
+func echoThrough(t testing.TB, r *rig, addr string) net.Conn {
+	t.Helper()
+	var c net.Conn
+	r.eventually("a connection through the host", func() (err error) {
+		if c, err = r.outside.Dial("tcp", addr); err != nil {
+			return err
+		}
+		if err = roundTrip(c, "hello"); err != nil {
+			_ = c.Close()
+		}
+		return err
+	})
+	t.Cleanup(func() { _ = c.Close() })
+	return c
+}
+
+func roundTrip(c net.Conn, text string) error {
+	_ = c.SetDeadline(time.Now().Add(5 * time.Second))
+	if _, err := io.WriteString(c, text); err != nil {
+		return err
+	}
+	b := make([]byte, len(text))
+	if _, err := io.ReadFull(c, b); err != nil {
+		return err
+	}
+	if string(b) != text {
+		return fmt.Errorf("echo of %q is %q", text, b)
+	}
+	return nil
+}
+
+func echoServer(l net.Listener) {
+	for {
+		c, err := l.Accept()
+		if err != nil {
+			return
+		}
+		go func() {
+			defer c.Close()
+			_, _ = io.Copy(c, c)
+		}()
+	}
+}
+
+func TestReconnect(t *testing.T) {
+	r := newRig(t).start()
+	go echoServer(r.guest.listen(t, "tcp4", "127.0.0.1:7000"))
+	c := startChurn(t, r.guest, 1, 2, 20000, 4*time.Millisecond)
+	rounds := count("FAIRLEAD_RECONNECTS", 50)
+	var agentFDs, hostFDs int
+	for i := range rounds {
+		switch i % 2 {
+		case 0:
+			r.host.kill()
+			r.startHost()
+		case 1:
+			r.agent.kill()
+			r.startAgent()
+		}
+		flow := echoThrough(t, r, "127.0.0.1:7000")
+		// The churn goes on: a flow that is wanted is not cut by it.
+		time.Sleep(30 * time.Millisecond)
+		if err := roundTrip(flow, "still there"); err != nil {
+			t.Fatalf("round %d: the flow broke: %v", i, err)
+		}
+		_ = flow.Close()
+		if i == 3 {
+			agentFDs, hostFDs = settledFDs(t, r, c)
+			c = startChurn(t, r.guest, 2, 2, 20000, 4*time.Millisecond)
+		}
+	}
+	c.close()
+	r.agree()
+	r.equal(2 * time.Second)
+	if rounds < 4 {
+		return
+	}
+	r.eventually("no descriptor is left behind", func() error {
+		a, err := r.agent.fds()
+		if err != nil {
+			return err
+		}
+		h, err := r.host.fds()
+		if err != nil {
+			return err
+		}
+		if a > agentFDs+2 || h > hostFDs+2 {
+			return fmt.Errorf("agent %d descriptors, was %d; host %d, was %d", a, agentFDs, h, hostFDs)
+		}
+		return nil
+	})
+}
+
+// settledFDs ends the churn and returns how many descriptors both sides then have.
+func settledFDs(t *testing.T, r *rig, c *churn) (agent, host int) {
+	t.Helper()
+	c.close()
+	r.agree()
+	r.equal(20 * time.Second)
+	time.Sleep(500 * time.Millisecond)
+	agent, err1 := r.agent.fds()
+	host, err2 := r.host.fds()
+	if err := errors.Join(err1, err2); err != nil {
+		t.Fatal(err)
+	}
+	return agent, host
+}
+
+// One host life through many agent lives: what is still wanted stays open.
+func TestListenerSurvivesAgentRestart(t *testing.T) {
+	r := newRig(t).start()
+	go echoServer(r.guest.listen(t, "tcp4", "0.0.0.0:7000"))
+	r.wantState("tcp 0.0.0.0:7000", "active")
+	for range 5 {
+		r.agent.kill()
+		// The link is down, the port is still open.
+		conn, err := r.outside.Dial("tcp", "127.0.0.1:7000")
+		if err != nil {
+			t.Fatal("the host closed a port whose guest is away for a moment:", err)
+		}
+		r.startAgent()
+		// The host held the connection and serves it now.
+		if err := roundTrip(conn, "late"); err != nil {
+			t.Error("a connection made while the link was down:", err)
+		}
+		_ = conn.Close()
+	}
+}
+
+func TestGracefulEnd(t *testing.T) {
+	r := newRig(t).start()
+	for _, sig := range []syscall.Signal{syscall.SIGTERM, syscall.SIGINT} {
+		if code := r.agent.stop(sig); code != 0 {
+			t.Errorf("agent: exit code %d after %v", code, sig)
+		}
+		if code := r.host.stop(sig); code != 0 {
+			t.Errorf("host: exit code %d after %v", code, sig)
+		}
+		for _, path := range []string{r.agentCtl, r.hostCtl, r.link[len("unix://"):]} {
+			if _, err := os.Stat(path); !errors.Is(err, os.ErrNotExist) {
+				t.Errorf("%s is still there after %v", filepath.Base(filepath.Dir(path)), sig)
+			}
+		}
+		r.start()
+	}
+}
