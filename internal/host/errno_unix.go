@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build unix
+
+package host
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"runtime"
+	"syscall"
+)
+
+func kindOf(err error) listenError {
+	var errno syscall.Errno
+	if !errors.As(err, &errno) {
+		return otherError
+	}
+	switch errno {
+	case syscall.EADDRINUSE:
+		return inUse
+	case syscall.EACCES, syscall.EPERM:
+		return forbidden
+	case syscall.EADDRNOTAVAIL, syscall.EAFNOSUPPORT:
+		return noAddress
+	}
+	return otherError
+}
+
+// forbiddenHint says how to get an address that the system refuses.
+func forbiddenHint(addr netip.AddrPort) string {
+	switch {
+	case addr.Port() >= 1024:
+		return "permission denied"
+	case runtime.GOOS == "linux":
+		return fmt.Sprintf("permission denied: grant CAP_NET_BIND_SERVICE, lower sysctl "+
+			"net.ipv4.ip_unprivileged_port_start to %d, or remap the port by a rule (hostPort)", addr.Port())
+	}
+	return "permission denied: run as root, or remap the port by a rule (hostPort)"
+}

@@ -1,0 +1,214 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package host
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"sync"
+	"time"
+
+	"github.com/fairlead/fairlead/internal/forward"
+	"github.com/fairlead/fairlead/internal/link"
+	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/wire"
+)
+
+const (
+	openTimeout  = 5 * time.Second  // for a stream and the request on it
+	replyTimeout = 30 * time.Second // for the guest to try all its dial targets
+	acceptPause  = time.Second      // at most, after an accept for which there is no room
+)
+
+// flow is one connection, or one UDP client.
+type flow struct {
+	key    port.Key
+	cancel context.CancelCauseFunc
+}
+
+// flows is the traffic of one guest.
+type flows struct {
+	mu      sync.Mutex
+	session link.Session  // nil while there is none
+	moved   chan struct{} // closed and replaced when session changes
+	open    map[*flow]struct{}
+}
+
+var (
+	errNoLink = errors.New("no link to the guest")
+	errDenied = errors.New("denied by the host's rules")
+)
+
+// use sets the session, nil for none.
+func (f *flows) use(s link.Session) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.session = s
+	close(f.moved)
+	f.moved = make(chan struct{})
+}
+
+func (f *flows) count() int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return len(f.open)
+}
+
+// cut resets the flows of a key.
+func (f *flows) cut(k port.Key) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for v := range f.open {
+		if v.key == k {
+			v.cancel(errDenied)
+		}
+	}
+}
+
+// begin enters a flow, nil if there are too many.
+func (f *flows) begin(k port.Key, cancel context.CancelCauseFunc, limit int) *flow {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if len(f.open) >= limit {
+		return nil
+	}
+	v := &flow{key: k, cancel: cancel}
+	f.open[v] = struct{}{}
+	return v
+}
+
+func (f *flows) end(v *flow) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	delete(f.open, v)
+}
+
+// await returns the session, waiting up to hold for one.
+func (f *flows) await(ctx context.Context, hold time.Duration) (link.Session, error) {
+	timer := time.NewTimer(hold)
+	defer timer.Stop()
+	for {
+		f.mu.Lock()
+		session, moved := f.session, f.moved
+		f.mu.Unlock()
+		if session != nil {
+			select {
+			case <-session.Done(): // that is about to be noticed
+			default:
+				return session, nil
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		case <-timer.C:
+			return nil, errNoLink
+		case <-moved:
+		}
+	}
+}
+
+// stream opens the flow of a claim: the guest has said ok to what it returns.
+func (h *Host) stream(ctx context.Context, c *claim, peer netip.AddrPort) (link.Stream, error) {
+	session, err := c.guest.flows.await(ctx, h.opt.Hold)
+	if err != nil {
+		h.stats.unlinked.Add(1)
+		return nil, err
+	}
+	octx, cancel := context.WithTimeout(ctx, openTimeout)
+	stream, err := session.Open(octx)
+	cancel()
+	if err != nil {
+		h.stats.unlinked.Add(1)
+		return nil, fmt.Errorf("open a stream: %w", err)
+	}
+	stop := context.AfterFunc(ctx, func() { _ = stream.Reset() })
+	reply, err := ask(stream, wire.FlowRequest{Key: c.key, Peer: peer})
+	if !stop() && err == nil {
+		err = context.Cause(ctx)
+	}
+	if err != nil {
+		_ = stream.Reset()
+		h.stats.unlinked.Add(1)
+		return nil, err
+	}
+	if reply.Status != wire.FlowOK {
+		_ = stream.Close()
+		h.stats.refused.Add(1)
+		return nil, fmt.Errorf("guest: %s: %s", reply.Status, reply.Reason)
+	}
+	h.stats.ok.Add(1)
+	return stream, nil
+}
+
+func ask(stream link.Stream, req wire.FlowRequest) (wire.FlowReply, error) {
+	_ = stream.SetDeadline(time.Now().Add(openTimeout))
+	if err := wire.WriteRequest(stream, req); err != nil {
+		return wire.FlowReply{}, fmt.Errorf("flow request: %w", err)
+	}
+	_ = stream.SetDeadline(time.Now().Add(replyTimeout))
+	reply, err := wire.ReadReply(stream)
+	if err != nil {
+		return wire.FlowReply{}, err
+	}
+	return reply, stream.SetDeadline(time.Time{})
+}
+
+// accept carries what connects to a TCP listener until that is closed.
+func (s *slot) accept(ctx context.Context, ln net.Listener) {
+	pause := time.Duration(0)
+	for {
+		conn, err := ln.Accept()
+		if err == nil {
+			pause = 0
+			s.carry(ctx, conn)
+			continue
+		}
+		if errors.Is(err, net.ErrClosed) {
+			return
+		}
+		if t, ok := err.(interface{ Temporary() bool }); !ok || !t.Temporary() {
+			s.died(ctx, ln, fmt.Errorf("accept: %w", err))
+			return
+		}
+		pause = min(max(2*pause, 5*time.Millisecond), acceptPause)
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(pause):
+		}
+	}
+}
+
+// carry starts the flow of one connection.
+func (s *slot) carry(ctx context.Context, conn net.Conn) {
+	h, c := s.h, s.winner.Load()
+	g := c.guest
+	ctx, cancel := context.WithCancelCause(ctx)
+	f := g.flows.begin(c.key, cancel, h.opt.MaxFlows)
+	if f == nil {
+		cancel(nil)
+		h.stats.overLimit.Add(1)
+		forward.Reset(conn)
+		return
+	}
+	h.stats.tcp.Add(1)
+	h.wg.Go(func() {
+		defer h.stats.tcp.Add(-1)
+		defer cancel(nil)
+		defer g.flows.end(f)
+		peer := addrOf(conn.RemoteAddr(), netip.AddrPort{})
+		stream, err := h.stream(ctx, c, peer)
+		if err != nil {
+			forward.Reset(conn)
+		} else {
+			err = forward.Splice(ctx, conn, stream, &h.meter)
+		}
+		if err != nil && ctx.Err() == nil {
+			g.log.Debug("flow ended", "publication", c.key, "peer", peer, "error", err)
+		}
+	})
+}

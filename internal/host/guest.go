@@ -1,0 +1,497 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package host
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/fairlead/fairlead/internal/link"
+	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/wire"
+)
+
+const (
+	dialTimeout     = 30 * time.Second // one attempt at a session, handshake included
+	snapshotTimeout = 30 * time.Second // from a session to its first snapshot
+	controlTimeout  = 10 * time.Second // for the guest to take a control message
+	stableAfter     = 10 * time.Second // a session this old makes the next attempt a prompt one
+	maxMalformed    = 3                // messages in a row
+)
+
+// guest is one guest, over all its sessions.
+type guest struct {
+	h    *Host
+	name string
+	dial func(context.Context) (link.Session, error)
+	log  *slog.Logger
+
+	// Guarded by h.mu.
+	pubs       map[port.Key]*publication
+	text       int // bytes of names and labels in pubs
+	generation uint64
+	admitted   int      // claims that count against the limit
+	waiting    []*claim // for room within the limit, in order; those gone are skipped
+	dirty      map[port.Key]struct{}
+	ack        bool   // the guest waits to hear that we stand at generation
+	resync     string // why we want a snapshot, if we do
+	graceEnd   time.Time
+	connected  bool
+	peer       link.Peer
+	err        string
+	since      time.Time
+
+	writer chan struct{} // there is something to write
+
+	// flows has its own lock: traffic does not wait for listen(2).
+	flows flows
+}
+
+func newGuest(h *Host, g Guest) *guest {
+	return &guest{
+		h: h, name: g.Name, dial: g.Dial, log: h.opt.Logger.With("guest", g.Name),
+		pubs:   make(map[port.Key]*publication),
+		dirty:  make(map[port.Key]struct{}),
+		since:  time.Now(),
+		err:    "not tried yet",
+		writer: make(chan struct{}, 1),
+		flows:  flows{moved: make(chan struct{}), open: make(map[*flow]struct{})},
+	}
+}
+
+// describe returns the status. h.mu is held.
+func (g *guest) describe() GuestStatus {
+	return GuestStatus{
+		Name: g.name, Connected: g.connected, Peer: g.peer, Error: g.err, Since: g.since,
+		Generation: g.generation, Publications: len(g.pubs), Flows: g.flows.count(),
+	}
+}
+
+// run keeps a session to the guest until ctx ends.
+func (g *guest) run(ctx context.Context) {
+	wait := time.Duration(0)
+	for ctx.Err() == nil {
+		began := time.Now()
+		err := g.session(ctx)
+		if ctx.Err() != nil {
+			return
+		}
+		var closed *link.CloseError
+		switch {
+		case errors.As(err, &closed) && closed.Remote && closed.Reason == link.ReasonReplaced:
+			wait = g.h.opt.BackoffMax // two hosts must not take the guest from each other all the time
+		case time.Since(began) >= stableAfter:
+			wait = g.h.opt.BackoffMin
+		default:
+			wait = min(max(2*wait, g.h.opt.BackoffMin), g.h.opt.BackoffMax)
+		}
+		g.lost(err)
+		select {
+		case <-ctx.Done():
+		case <-time.After(wait/2 + rand.N(wait/2+1)):
+		}
+	}
+}
+
+// lost notes why there is no session; it logs a transition or a new reason only.
+func (g *guest) lost(err error) {
+	g.h.mu.Lock()
+	defer g.h.mu.Unlock()
+	was, text := g.connected, err.Error()
+	if !was && g.err == text {
+		return
+	}
+	g.connected, g.err, g.since = false, text, time.Now()
+	if was {
+		g.log.Warn("guest lost", "error", err)
+	} else {
+		g.log.Warn("guest not reached", "error", err)
+	}
+}
+
+// session makes one session and follows it to its end, which it returns.
+func (g *guest) session(ctx context.Context) error {
+	dctx, cancel := context.WithTimeout(ctx, dialTimeout)
+	session, err := g.dial(dctx)
+	cancel()
+	if err != nil {
+		return err
+	}
+	stop := context.AfterFunc(ctx, func() { _ = session.Close() })
+	defer stop()
+
+	g.h.mu.Lock()
+	g.peer, g.ack, g.resync = session.Peer(), false, ""
+	clear(g.dirty)
+	g.h.mu.Unlock()
+
+	wctx, cancel := context.WithCancel(ctx)
+	var wg sync.WaitGroup
+	wg.Go(func() { g.write(wctx, session) })
+	err = g.read(ctx, session)
+	if errors.Is(err, errProtocol) {
+		_ = session.CloseWith(link.ReasonProtocol)
+	} else {
+		_ = session.Close()
+	}
+	cancel()
+	wg.Wait()
+	g.flows.use(nil)
+	g.h.mu.Lock()
+	if len(g.pubs) > 0 && g.graceEnd.IsZero() {
+		g.graceEnd = time.Now().Add(g.h.opt.Grace)
+		wake(g.h.kick)
+	}
+	g.h.mu.Unlock()
+	return err
+}
+
+// errProtocol marks what no honest agent does.
+var errProtocol = errors.New("protocol violated")
+
+// read applies what the guest says until the session ends.
+func (g *guest) read(ctx context.Context, session link.Session) error {
+	control := session.Control()
+	_ = control.SetReadDeadline(time.Now().Add(snapshotTimeout))
+	r := bufio.NewReader(control)
+	var join wire.Joiner
+	var synced, up bool // we stand at a generation of this session; and did once
+	bad := 0
+	for {
+		c, err := wire.ReadControl(r)
+		whole := false
+		if err == nil {
+			c, whole, err = join.Add(c)
+		}
+		switch {
+		case errors.Is(err, wire.ErrMalformed):
+			if bad++; bad >= maxMalformed {
+				return fmt.Errorf("%w: %w", errProtocol, err)
+			}
+			join, synced = wire.Joiner{}, false
+			g.wantSnapshot(err.Error())
+			continue
+		case err != nil:
+			if serr := session.Err(); serr != nil {
+				return serr
+			}
+			if !up {
+				return fmt.Errorf("no snapshot: %w", err)
+			}
+			return err
+		case !whole:
+			continue
+		}
+		switch {
+		case c.Snapshot != nil:
+			if err := g.applySnapshot(ctx, c.Snapshot); err != nil {
+				return err
+			}
+			synced, bad = true, 0
+			if !up {
+				up = true
+				_ = control.SetReadDeadline(time.Time{})
+				g.linked(session)
+			}
+		case c.Change != nil && synced:
+			ok, err := g.applyChange(ctx, c.Change)
+			if err != nil {
+				return err
+			}
+			synced = ok
+			if ok {
+				bad = 0
+			}
+		}
+		// Changes before the snapshot that we asked for build on what we lack,
+		// and nothing else is the agent's to say.
+	}
+}
+
+// linked notes that the guest is there: flows may run.
+func (g *guest) linked(session link.Session) {
+	g.flows.use(session)
+	g.h.mu.Lock()
+	defer g.h.mu.Unlock()
+	g.graceEnd = time.Time{}
+	g.connected, g.err, g.since = true, "", time.Now()
+	g.log.Info("guest connected", "address", g.peer.Address, "name", g.peer.Name,
+		"version", g.peer.Version, "proof", g.peer.Proof, "publications", len(g.pubs))
+}
+
+func (g *guest) wantSnapshot(reason string) {
+	g.h.stats.resyncs.Add(1)
+	g.log.Info("ask the guest for a snapshot", "reason", reason)
+	g.h.mu.Lock()
+	defer g.h.mu.Unlock()
+	g.resync, g.ack = reason, false
+	wake(g.writer)
+}
+
+// applySnapshot makes the guest's publications equal to s. What is equal stays
+// as it is, its listeners too.
+func (g *guest) applySnapshot(ctx context.Context, s *wire.Snapshot) error {
+	h := g.h
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	keep := make(map[port.Key]struct{}, len(s.Publications))
+	for _, p := range s.Publications {
+		keep[p.Key] = struct{}{}
+	}
+	for k := range g.pubs {
+		if _, ok := keep[k]; !ok {
+			g.remove(k)
+		}
+	}
+	for _, p := range s.Publications {
+		g.put(p)
+	}
+	g.graceEnd = time.Time{}
+	return g.applied(ctx, s.Generation, &h.stats.snapshots)
+}
+
+// applyChange applies c if we stand at its base, else asks for a snapshot.
+func (g *guest) applyChange(ctx context.Context, c *wire.Change) (ok bool, err error) {
+	h := g.h
+	h.mu.Lock()
+	if c.Base != g.generation {
+		at := g.generation
+		h.mu.Unlock()
+		g.wantSnapshot(fmt.Sprintf("change builds on generation %d, we stand at %d", c.Base, at))
+		return false, nil
+	}
+	defer h.mu.Unlock()
+	if ctx.Err() != nil {
+		return false, ctx.Err()
+	}
+	for _, k := range c.Removed {
+		g.remove(k)
+	}
+	for _, p := range c.Put {
+		g.put(p)
+	}
+	return true, g.applied(ctx, c.Generation, &h.stats.changes)
+}
+
+// applied ends a step that the guest caused. h.mu is held.
+func (g *guest) applied(ctx context.Context, generation uint64, count interface{ Add(uint64) uint64 }) error {
+	count.Add(1)
+	g.generation, g.ack, g.resync = generation, true, ""
+	g.h.settle(ctx)
+	wake(g.writer)
+	if len(g.pubs) > wire.MaxPublications || g.text > wire.MaxSetBytes {
+		return fmt.Errorf("%w: more than %d publications, or than %d bytes of names and labels",
+			errProtocol, wire.MaxPublications, wire.MaxSetBytes)
+	}
+	return nil
+}
+
+// put makes one publication what p says. h.mu is held.
+func (g *guest) put(p wire.Publication) {
+	pub := g.pubs[p.Key]
+	if pub == nil {
+		pub = &publication{guest: g, Key: p.Key, since: time.Now()}
+		g.pubs[p.Key] = pub
+	}
+	if !equal(pub.wire, p) {
+		g.h.changed[pub] = struct{}{}
+	}
+	g.text += textOf(p) - textOf(pub.wire)
+	pub.wire = p
+	g.decide(pub)
+	g.tell(p.Key) // even if nothing changed
+}
+
+// decide asks the policy where pub appears, and keeps the claims that are still
+// right. h.mu is held.
+func (g *guest) decide(pub *publication) {
+	h := g.h
+	d := h.policy.Host(pub.wire.Port(), slices.Clone(pub.wire.Host))
+	var addrs []netip.AddrPort
+	for _, a := range d.Host {
+		a = netip.AddrPortFrom(a.Addr().Unmap(), a.Port())
+		if d.Allow && a.Addr().IsValid() && !slices.Contains(addrs, a) {
+			addrs = append(addrs, a)
+		}
+	}
+	old := pub.claims
+	pub.claims = nil
+	isNew := false
+	for _, a := range addrs {
+		if i := slices.IndexFunc(old, func(c *claim) bool { return c.addr == a }); i >= 0 {
+			pub.claims = append(pub.claims, old[i])
+			old = slices.Delete(slices.Clone(old), i, i+1)
+			continue
+		}
+		isNew = true
+		h.seq++
+		c := &claim{guest: g, key: pub.Key, addr: a, rank: rank(pub.Address), seq: h.seq, pub: pub}
+		c.outcome = port.Outcome{Key: pub.Key, State: port.Pending, HostAddress: a, Since: time.Now()}
+		pub.claims = append(pub.claims, c)
+		g.waiting = append(g.waiting, c)
+	}
+	for _, c := range old {
+		g.release(c)
+	}
+	if isNew || len(old) > 0 {
+		h.changed[pub] = struct{}{}
+	}
+	if len(addrs) > 0 {
+		pub.denied = nil
+		return
+	}
+	reason := d.Reason
+	if reason == "" {
+		reason = d.Rule + " names no host address"
+	}
+	if pub.denied == nil || pub.denied.Reason != reason {
+		h.changed[pub] = struct{}{}
+		pub.denied = &port.Outcome{Key: pub.Key, State: port.Denied, Reason: reason, Since: time.Now()}
+	}
+	g.flows.cut(pub.Key)
+}
+
+// release ends a claim. h.mu is held.
+func (g *guest) release(c *claim) {
+	if c.admitted {
+		g.admitted--
+	}
+	g.h.leave(c)
+}
+
+// remove withdraws one publication. h.mu is held.
+func (g *guest) remove(k port.Key) {
+	pub := g.pubs[k]
+	if pub == nil {
+		return
+	}
+	for _, c := range pub.claims {
+		g.release(c)
+	}
+	g.text -= textOf(pub.wire)
+	delete(g.pubs, k)
+	delete(g.dirty, k)
+	g.h.changed[pub] = struct{}{}
+}
+
+// withdraw removes all publications. h.mu is held; the caller settles.
+func (g *guest) withdraw() {
+	for k := range g.pubs {
+		g.remove(k)
+	}
+}
+
+// reconsider applies a new policy. h.mu is held; the caller settles.
+func (g *guest) reconsider() {
+	for _, p := range g.pubs {
+		g.decide(p)
+	}
+}
+
+// admit lets claims in, in order, up to the limit. h.mu is held.
+func (g *guest) admit(ctx context.Context) {
+	limit := g.h.opt.MaxListeners
+	for len(g.waiting) > 0 && (g.waiting[0].gone || g.admitted < limit) {
+		c := g.waiting[0]
+		g.waiting = g.waiting[1:]
+		if !c.gone {
+			g.admitted++
+			g.h.join(ctx, c)
+		}
+	}
+	g.waiting = slices.DeleteFunc(g.waiting, func(c *claim) bool { return c.gone })
+	for _, c := range g.waiting {
+		c.set(port.Failed, c.addr, fmt.Sprintf("limit of %d listeners for this guest reached", limit))
+	}
+	if len(g.waiting) == 0 {
+		g.waiting = nil
+	}
+}
+
+// tell notes that the guest is to hear of the outcomes of k. h.mu is held.
+func (g *guest) tell(k port.Key) {
+	g.dirty[k] = struct{}{}
+	wake(g.writer)
+}
+
+// write tells the guest what became of its publications until ctx ends. Changes
+// that come faster than the guest reads are told once, as they stand.
+func (g *guest) write(ctx context.Context, session link.Session) {
+	control := session.Control()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-session.Done():
+			return
+		case <-g.writer:
+		}
+		for _, c := range g.messages() {
+			_ = control.SetWriteDeadline(time.Now().Add(controlTimeout))
+			if err := wire.WriteControl(control, c); err != nil {
+				if ctx.Err() == nil {
+					g.log.Debug("write to the guest", "error", err)
+				}
+				_ = session.CloseWith(link.ReasonSilent)
+				return
+			}
+		}
+	}
+}
+
+// messages returns what there is to tell.
+func (g *guest) messages() []wire.Control {
+	h := g.h
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if g.resync != "" {
+		c := wire.Control{Resync: &wire.Resync{Reason: g.resync}}
+		g.resync = ""
+		return []wire.Control{c}
+	}
+	var out []wire.Outcome
+	for _, k := range slices.SortedFunc(maps.Keys(g.dirty), port.Key.Compare) {
+		if pub := g.pubs[k]; pub != nil {
+			for _, o := range pub.outcomes() {
+				out = append(out, wire.FromOutcome(o))
+			}
+		}
+	}
+	if len(g.dirty) > 1024 {
+		g.dirty = make(map[port.Key]struct{})
+	} else {
+		clear(g.dirty)
+	}
+	if g.ack {
+		g.ack = false
+		return wire.Ack{Generation: g.generation, Outcomes: out}.Split()
+	}
+	return wire.Outcomes{Outcomes: out}.Split()
+}
+
+// equal reports whether both say the same.
+func equal(a, b wire.Publication) bool {
+	return a.Key == b.Key && a.DualStack == b.DualStack && a.Source == b.Source &&
+		a.Owner.Equal(b.Owner) && slices.Equal(a.Host, b.Host)
+}
+
+// textOf is the memory that a publication holds beyond its fixed size.
+func textOf(p wire.Publication) int {
+	n := len(p.Owner.Name) + len(p.Owner.ID) + len(p.Owner.Namespace) + len(p.Source)
+	for k, v := range p.Owner.Labels {
+		n += len(k) + len(v)
+	}
+	return n
+}

@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package host
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"strconv"
+
+	"github.com/fairlead/fairlead/internal/port"
+)
+
+// Socket names a listening socket by what it is bound to.
+type Socket struct {
+	Protocol port.Protocol
+	Addr     netip.AddrPort
+}
+
+// Holder is the process that holds an address.
+type Holder struct {
+	PID  int    // 0 if not known
+	Name string // its command; text to be quoted
+}
+
+// HolderFinder says who holds addresses that are in use. It may take long and
+// leaves out what it does not know. An error means that nothing could be read.
+type HolderFinder interface {
+	Holders(ctx context.Context, sockets []Socket) (map[Socket]Holder, error)
+}
+
+// nobody is the HolderFinder of a system that does not tell.
+type nobody struct{}
+
+func (nobody) Holders(context.Context, []Socket) (map[Socket]Holder, error) { return nil, nil }
+
+// findHolders looks up who holds what we cannot have, many at a time, off the
+// path of everything else.
+func (h *Host) findHolders(ctx context.Context) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-h.lookup:
+		}
+		h.mu.Lock()
+		slots := h.unheld
+		h.unheld = make(map[*slot]struct{})
+		h.mu.Unlock()
+		want := make([]Socket, 0, len(slots))
+		for s := range slots {
+			want = append(want, Socket{s.protocol, s.addr})
+		}
+		if len(want) == 0 {
+			continue
+		}
+		holders, err := h.opt.Holders.Holders(ctx, want)
+		if err != nil {
+			h.opt.Logger.Debug("look up who holds a port", "error", err)
+		}
+		h.mu.Lock()
+		for s := range slots {
+			by, ok := holders[Socket{s.protocol, s.addr}]
+			if !ok || s.closed || s.state != port.Conflict {
+				continue
+			}
+			s.reason = fmt.Sprintf("%s is in use by %s (pid %d)", s.addr, strconv.Quote(by.Name), by.PID)
+			s.show()
+		}
+		h.publish()
+		h.mu.Unlock()
+	}
+}

@@ -1,0 +1,7 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build !linux
+
+package host
+
+func systemHolders() HolderFinder { return nobody{} }

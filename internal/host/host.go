@@ -1,0 +1,434 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package host is the peer on the machine whose user wants to reach the guests'
+// ports. It follows each guest's publications over a link, opens listeners for
+// them and carries what connects there to the guest.
+package host
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/fairlead/fairlead/internal/forward"
+	"github.com/fairlead/fairlead/internal/link"
+	"github.com/fairlead/fairlead/internal/own"
+	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/rules"
+	"github.com/fairlead/fairlead/internal/table"
+)
+
+// Guest is one guest that the host follows.
+type Guest struct {
+	// Name is how the guest is called in status and in conflicts; unique.
+	Name string
+	// Dial makes a proved session. It is called again after every loss.
+	Dial func(ctx context.Context) (link.Session, error)
+}
+
+// Policy has the last word on where a publication appears; rules.Set is one.
+type Policy interface {
+	Host(p port.Publication, asked []netip.AddrPort) port.Decision
+}
+
+// Network opens listeners; own.Sockets is one.
+type Network interface {
+	Listen(ctx context.Context, network, address string) (net.Listener, error)
+	ListenPacket(ctx context.Context, network, address string) (*own.UDPConn, error)
+}
+
+// Options configure a Host. Only Guests is required.
+type Options struct {
+	// Logger receives one line per transition. Nil discards.
+	Logger *slog.Logger
+	Guests []Guest
+	// Policy decides where publications appear. Nil means rules that keep all on
+	// the host's loopback.
+	Policy Policy
+	// Network opens listeners. Nil means the machine's own.
+	Network Network
+	// Holders says who holds a port that is in use. Nil means what the system
+	// tells: Linux only.
+	Holders HolderFinder
+
+	// Grace is how long listeners outlive a lost guest. 0 means 10 s, a negative
+	// value none.
+	Grace time.Duration
+	// Hold is how long a connection waits for a guest that is being reconnected.
+	// 0 means 3 s, a negative value not at all.
+	Hold time.Duration
+	// UDPIdle ends a UDP client's flow without datagrams in either direction.
+	// 0 means 60 s.
+	UDPIdle time.Duration
+	// BackoffMin and BackoffMax bound the wait between attempts to reach a guest.
+	// 0 means 100 ms and 10 s.
+	BackoffMin, BackoffMax time.Duration
+
+	// MaxListeners bounds the host addresses of one guest. 0 means 4,096.
+	MaxListeners int
+	// MaxFlows bounds the flows of one guest at one time. 0 means 8,192.
+	MaxFlows int
+	// MaxUDPClients bounds the clients of one UDP port; the one that was quiet
+	// longest makes room. 0 means 1,024.
+	MaxUDPClients int
+}
+
+func (o *Options) validate() error {
+	names := make(map[string]bool)
+	for i, g := range o.Guests {
+		switch {
+		case g.Name == "":
+			return fmt.Errorf("host: guest %d: no name", i+1)
+		case names[g.Name]:
+			return fmt.Errorf("host: guest %q: named twice", g.Name)
+		case g.Dial == nil:
+			return fmt.Errorf("host: guest %q: no Dial", g.Name)
+		}
+		names[g.Name] = true
+	}
+	for _, d := range []struct {
+		v   *time.Duration
+		def time.Duration
+	}{{&o.Grace, 10 * time.Second}, {&o.Hold, 3 * time.Second}} {
+		*d.v = max(cmp.Or(*d.v, d.def), 0)
+	}
+	for _, d := range []struct {
+		name string
+		v    *time.Duration
+		def  time.Duration
+	}{
+		{"UDPIdle", &o.UDPIdle, time.Minute},
+		{"BackoffMin", &o.BackoffMin, 100 * time.Millisecond},
+		{"BackoffMax", &o.BackoffMax, 10 * time.Second},
+	} {
+		if *d.v < 0 {
+			return fmt.Errorf("host: %s %v: want a positive duration", d.name, *d.v)
+		}
+		*d.v = cmp.Or(*d.v, d.def)
+	}
+	o.BackoffMax = max(o.BackoffMax, o.BackoffMin)
+	for _, n := range []struct {
+		name string
+		v    *int
+		def  int
+	}{
+		{"MaxListeners", &o.MaxListeners, 4096},
+		{"MaxFlows", &o.MaxFlows, 8192},
+		{"MaxUDPClients", &o.MaxUDPClients, 1024},
+	} {
+		if *n.v < 0 {
+			return fmt.Errorf("host: %s %d: want a positive number", n.name, *n.v)
+		}
+		*n.v = cmp.Or(*n.v, n.def)
+	}
+	if o.Logger == nil {
+		o.Logger = slog.New(slog.DiscardHandler)
+	}
+	if o.Policy == nil {
+		set, err := rules.New(rules.Loopback(), nil)
+		if err != nil {
+			return fmt.Errorf("host: default rules: %w", err)
+		}
+		o.Policy = set
+	}
+	if o.Network == nil {
+		o.Network = new(own.Sockets)
+	}
+	if o.Holders == nil {
+		o.Holders = systemHolders()
+	}
+	return nil
+}
+
+// ID names a publication of one guest.
+type ID struct {
+	Guest string `json:"guest"`
+	port.Key
+}
+
+// Compare orders by port, protocol, address and guest.
+func (i ID) Compare(j ID) int {
+	if c := i.Key.Compare(j.Key); c != 0 {
+		return c
+	}
+	return cmp.Compare(i.Guest, j.Guest)
+}
+
+// Publication is one publication of a guest and what became of it here. It is
+// immutable. Owner and Source are the guest's word: text to be quoted.
+type Publication struct {
+	ID
+	DualStack bool
+	Owner     port.Owner
+	Source    string
+	Asked     []netip.AddrPort // host addresses that the agent asks for
+	Outcomes  []port.Outcome   // one per host address after the policy, at least one
+	Since     time.Time        // when the host first heard of it
+}
+
+// State is the best of the outcomes.
+func (p Publication) State() port.State {
+	var best port.State
+	for _, o := range p.Outcomes {
+		best = max(best, o.State)
+	}
+	return best
+}
+
+// View is what all guests publish, at one generation.
+type View = table.View[ID, Publication]
+
+// Subscription tells of changes of the View.
+type Subscription = table.Subscription[ID, Publication]
+
+// GuestStatus is how one guest is doing.
+type GuestStatus struct {
+	Name         string
+	Connected    bool      // a session stands and its first snapshot was applied
+	Peer         link.Peer // of the last session
+	Error        string    // why there is no session
+	Since        time.Time // when Connected or Error last changed
+	Generation   uint64    // of the guest's set that the host stands at
+	Publications int
+	Flows        int // open now
+}
+
+// Stats are counts since the start, but for what is open now.
+type Stats struct {
+	OpenTCP, OpenUDP, Listeners  int    // open now
+	OK, Refused, Unlinked        uint64 // flows: carried; refused by the guest; without a link to it
+	OverLimit                    uint64 // connections over the limit of flows
+	DatagramsDropped, UDPEvicted uint64 // for want of room
+	ToGuest, ToHost              uint64 // payload bytes
+	Snapshots, Changes, Resyncs  uint64 // control messages applied; resyncs asked for
+	Conflicts, ListenFailures    uint64 // attempts to listen that found the address taken; that failed otherwise
+}
+
+// Host follows guests. Create it with New; Run does the work.
+type Host struct {
+	opt   Options
+	table *table.Table[ID, Publication]
+	meter forward.Meter // A is the client
+	stats struct {
+		tcp, udp, listeners                       atomic.Int64
+		ok, refused, unlinked, overLimit, dropped atomic.Uint64
+		evicted, snapshots, changes, resyncs      atomic.Uint64
+		conflicts, failures                       atomic.Uint64
+	}
+	kick   chan struct{} // the timekeeper has something new to look at
+	lookup chan struct{} // the same for the search for holders
+
+	// mu guards all below, and the fields of guests, publications, claims,
+	// groups and slots that say so. It is held over listen(2), not over more.
+	mu      sync.Mutex
+	running bool
+	policy  Policy
+	renewed bool // policy was set and is not applied yet
+	guests  []*guest
+	groups  map[groupKey]*group
+	touched map[*group]struct{} // to be settled at the end of this step
+	changed map[*publication]struct{}
+	anyPort map[*slot]struct{} // slots of any free port
+	retries map[*slot]time.Time
+	unheld  map[*slot]struct{} // holder to be looked up
+	seq     uint64
+
+	wg sync.WaitGroup // listeners and flows
+}
+
+// New returns a host.
+func New(opt Options) (*Host, error) {
+	opt.Guests = slices.Clone(opt.Guests)
+	if err := opt.validate(); err != nil {
+		return nil, err
+	}
+	h := &Host{
+		opt:     opt,
+		table:   table.New[ID, Publication](ID.Compare),
+		kick:    make(chan struct{}, 1),
+		lookup:  make(chan struct{}, 1),
+		policy:  opt.Policy,
+		groups:  make(map[groupKey]*group),
+		touched: make(map[*group]struct{}),
+		changed: make(map[*publication]struct{}),
+		anyPort: make(map[*slot]struct{}),
+		retries: make(map[*slot]time.Time),
+		unheld:  make(map[*slot]struct{}),
+	}
+	for _, g := range opt.Guests {
+		h.guests = append(h.guests, newGuest(h, g))
+	}
+	return h, nil
+}
+
+// View returns the publications as they stand.
+func (h *Host) View() View { return h.table.View() }
+
+// Subscribe returns a subscription to the publications; the caller closes it.
+func (h *Host) Subscribe() *Subscription { return h.table.Subscribe() }
+
+// Guests returns how the guests are doing, in the order of Options.Guests.
+func (h *Host) Guests() []GuestStatus {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	out := make([]GuestStatus, 0, len(h.guests))
+	for _, g := range h.guests {
+		out = append(out, g.describe())
+	}
+	return out
+}
+
+// Stats returns the counts.
+func (h *Host) Stats() Stats {
+	s := &h.stats
+	return Stats{
+		OpenTCP: int(s.tcp.Load()), OpenUDP: int(s.udp.Load()), Listeners: int(s.listeners.Load()),
+		OK: s.ok.Load(), Refused: s.refused.Load(), Unlinked: s.unlinked.Load(), OverLimit: s.overLimit.Load(),
+		DatagramsDropped: s.dropped.Load(), UDPEvicted: s.evicted.Load(),
+		ToGuest: h.meter.AToB.Load(), ToHost: h.meter.BToA.Load(),
+		Snapshots: s.snapshots.Load(), Changes: s.changes.Load(), Resyncs: s.resyncs.Load(),
+		Conflicts: s.conflicts.Load(), ListenFailures: s.failures.Load(),
+	}
+}
+
+// SetPolicy replaces the policy, for example after the rules were reloaded. What
+// stands and is still allowed where it is stays open; flows of what is now
+// denied are reset. A running Host applies it soon after, any other when it runs.
+func (h *Host) SetPolicy(p Policy) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.policy, h.renewed = p, true
+	wake(h.kick)
+}
+
+// Run follows the guests until ctx ends, then closes all and returns nil. It may
+// be called once.
+func (h *Host) Run(ctx context.Context) error {
+	h.mu.Lock()
+	again := h.running
+	h.running = true
+	h.mu.Unlock()
+	if again {
+		return errors.New("host: run a second time")
+	}
+	var loops sync.WaitGroup
+	for _, g := range h.guests {
+		loops.Go(func() { g.run(ctx) })
+	}
+	loops.Go(func() { h.keepTime(ctx) })
+	loops.Go(func() { h.findHolders(ctx) })
+	loops.Wait()
+
+	h.mu.Lock()
+	for _, g := range h.guests {
+		g.withdraw()
+	}
+	h.settle(ctx)
+	h.mu.Unlock()
+	h.wg.Wait()
+	return nil
+}
+
+// keepTime does what is due at a time: retries, the end of grace periods; and
+// what is asked from outside.
+func (h *Host) keepTime(ctx context.Context) {
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-h.kick:
+		case <-timer.C:
+		}
+		h.mu.Lock()
+		if ctx.Err() == nil {
+			h.due(ctx, time.Now())
+		}
+		next, ok := h.next()
+		h.mu.Unlock()
+		if ok {
+			timer.Reset(max(time.Until(next), 0))
+		} else {
+			timer.Stop()
+		}
+	}
+}
+
+// due does what the time has come for. h.mu is held.
+func (h *Host) due(ctx context.Context, now time.Time) {
+	if h.renewed {
+		h.renewed = false
+		for _, g := range h.guests {
+			g.reconsider()
+		}
+	}
+	for _, g := range h.guests {
+		if !g.graceEnd.IsZero() && !g.graceEnd.After(now) {
+			g.graceEnd = time.Time{}
+			if n := len(g.pubs); n > 0 {
+				g.log.Info("guest stays away, its ports are closed", "publications", n)
+			}
+			g.withdraw()
+		}
+	}
+	for s, at := range h.retries {
+		// What is due soon is done now: one wake-up for many.
+		if at.Sub(now) <= retrySlack {
+			delete(h.retries, s)
+			s.open(ctx)
+		}
+	}
+	h.settle(ctx)
+}
+
+// next returns the earliest time for due. h.mu is held.
+func (h *Host) next() (at time.Time, ok bool) {
+	earliest := func(t time.Time) {
+		if !t.IsZero() && (!ok || t.Before(at)) {
+			at, ok = t, true
+		}
+	}
+	for _, g := range h.guests {
+		earliest(g.graceEnd)
+	}
+	for _, t := range h.retries {
+		earliest(t)
+	}
+	return at, ok
+}
+
+// publish shows in the table and to the guests what this step changed. h.mu is held.
+func (h *Host) publish() {
+	if len(h.changed) == 0 {
+		return
+	}
+	h.table.Update(func(tx *table.Tx[ID, Publication]) {
+		for p := range h.changed {
+			switch {
+			case p.guest.pubs[p.Key] == p:
+				tx.Put(p.id(), p.view())
+				p.guest.tell(p.Key)
+			case p.guest.pubs[p.Key] == nil:
+				tx.Delete(p.id())
+			}
+		}
+	})
+	clear(h.changed)
+}
+
+// wake puts a token into a channel of capacity one.
+func wake(c chan struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}

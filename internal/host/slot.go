@@ -1,0 +1,422 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package host
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"slices"
+	"strconv"
+	"sync/atomic"
+	"time"
+
+	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/wire"
+)
+
+const (
+	retryMin    = 250 * time.Millisecond
+	conflictMax = 5 * time.Second  // between attempts at an address that is taken
+	failureMax  = 30 * time.Second // between attempts at one that cannot be had
+	retrySlack  = 20 * time.Millisecond
+	holderAge   = time.Minute // a holder is looked up again after this
+)
+
+// publication is what one guest asks for. All is guarded by Host.mu; guest and
+// Key never change.
+type publication struct {
+	guest *guest
+	port.Key
+	wire   wire.Publication
+	claims []*claim      // one per host address, in the policy's order
+	denied *port.Outcome // instead of claims
+	since  time.Time
+}
+
+func (p *publication) id() ID { return ID{p.guest.name, p.Key} }
+
+func (p *publication) outcomes() []port.Outcome {
+	if p.denied != nil {
+		return []port.Outcome{*p.denied}
+	}
+	out := make([]port.Outcome, 0, len(p.claims))
+	for _, c := range p.claims {
+		out = append(out, c.outcome)
+	}
+	return out
+}
+
+func (p *publication) view() Publication {
+	return Publication{
+		ID: p.id(), DualStack: p.wire.DualStack, Owner: p.wire.Owner, Source: p.wire.Source,
+		Asked: p.wire.Host, Outcomes: p.outcomes(), Since: p.since,
+	}
+}
+
+// claim is one publication's wish for one host address. guest, key, addr, rank
+// and seq never change; the rest is guarded by Host.mu.
+type claim struct {
+	guest *guest
+	key   port.Key
+	addr  netip.AddrPort
+	rank  int
+	seq   uint64
+
+	pub      *publication
+	admitted bool // within the guest's limit
+	gone     bool
+	slot     *slot // of a claim of any free port
+	outcome  port.Outcome
+}
+
+// rank orders the guest addresses that share one host address.
+func rank(guest netip.Addr) int {
+	switch {
+	case guest.IsLoopback():
+		return 0
+	case port.IsWildcard(guest):
+		return 1
+	}
+	return 2
+}
+
+// holder says for people whose the claim is.
+func (c *claim) holder() string {
+	s := fmt.Sprintf("%s of guest %s", c.key, strconv.Quote(c.guest.name))
+	if name := c.pub.wire.Owner.Name; name != "" {
+		s += " (" + strconv.Quote(name) + ")"
+	}
+	return s
+}
+
+func (c *claim) set(state port.State, addr netip.AddrPort, reason string) {
+	o := port.Outcome{Key: c.key, State: state, HostAddress: addr, Reason: reason}
+	if c.gone || c.outcome.Equal(o) {
+		return
+	}
+	o.Since = c.outcome.Since
+	if o.State != c.outcome.State || o.HostAddress != c.outcome.HostAddress {
+		o.Since = time.Now()
+	}
+	c.outcome = o
+	c.guest.h.changed[c.pub] = struct{}{}
+}
+
+// groupKey names the host addresses that can be in each other's way: a wildcard
+// takes its port on all addresses of its family.
+type groupKey struct {
+	port.Slot
+	is4 bool
+}
+
+// group shares out the host addresses of one port. Guarded by Host.mu.
+type group struct {
+	key    groupKey
+	claims map[*claim]struct{}
+	guests []*guest // that have claims, the first come first
+	slots  map[netip.Addr]*slot
+}
+
+// join enters a claim that is within the limit.
+func (h *Host) join(ctx context.Context, c *claim) {
+	c.admitted = true
+	c.set(port.Pending, c.addr, "")
+	if c.addr.Port() == 0 {
+		c.slot = h.newSlot(c.key.Protocol, c.addr)
+		c.slot.winner.Store(c)
+		c.slot.open(ctx)
+		return
+	}
+	k := groupKey{port.Slot{Protocol: c.key.Protocol, Port: c.addr.Port()}, c.addr.Addr().Is4()}
+	g := h.groups[k]
+	if g == nil {
+		g = &group{key: k, claims: make(map[*claim]struct{}), slots: make(map[netip.Addr]*slot)}
+		h.groups[k] = g
+	}
+	g.claims[c] = struct{}{}
+	if !slices.Contains(g.guests, c.guest) {
+		g.guests = append(g.guests, c.guest)
+	}
+	h.touched[g] = struct{}{}
+}
+
+// leave ends a claim.
+func (h *Host) leave(c *claim) {
+	c.gone = true
+	if !c.admitted {
+		return
+	}
+	if c.slot != nil {
+		c.slot.close()
+		return
+	}
+	g := h.groups[groupKey{port.Slot{Protocol: c.key.Protocol, Port: c.addr.Port()}, c.addr.Addr().Is4()}]
+	delete(g.claims, c)
+	h.touched[g] = struct{}{}
+}
+
+// settle ends a step: it admits what the limit has room for, shares out what was
+// touched, and shows the result. h.mu is held.
+func (h *Host) settle(ctx context.Context) {
+	for _, g := range h.guests {
+		g.admit(ctx)
+	}
+	for g := range h.touched {
+		g.settle(ctx, h)
+	}
+	clear(h.touched)
+	h.publish()
+}
+
+// settle gives each host address to one claim. The guest that came first keeps
+// what it has against others; within a guest rank decides, then who came first.
+func (g *group) settle(ctx context.Context, h *Host) {
+	if len(g.guests) > 1 || len(g.claims) == 0 {
+		has := make(map[*guest]bool)
+		for c := range g.claims {
+			has[c.guest] = true
+		}
+		g.guests = slices.DeleteFunc(g.guests, func(v *guest) bool { return !has[v] })
+	}
+	order := make([]*claim, 0, len(g.claims))
+	for c := range g.claims {
+		order = append(order, c)
+	}
+	at := make(map[*guest]int, len(g.guests))
+	for i, v := range g.guests {
+		at[v] = i
+	}
+	slices.SortFunc(order, func(a, b *claim) int {
+		return cmp.Or(cmp.Compare(at[a.guest], at[b.guest]), cmp.Compare(a.rank, b.rank), cmp.Compare(a.seq, b.seq))
+	})
+	granted := make(map[netip.Addr]*claim)
+	lost := make(map[*claim]*claim)
+	var first, wildcard *claim
+	for _, c := range order {
+		ip := c.addr.Addr()
+		by := granted[ip]
+		switch {
+		case by != nil:
+		case wildcard != nil:
+			by = wildcard
+		case port.IsWildcard(ip):
+			by = first
+		}
+		if by != nil {
+			lost[c] = by
+			continue
+		}
+		granted[ip] = c
+		if first == nil {
+			first = c
+		}
+		if port.IsWildcard(ip) {
+			wildcard = c
+		}
+	}
+	for ip, s := range g.slots {
+		if granted[ip] == nil {
+			s.close()
+			delete(g.slots, ip)
+		}
+	}
+	for c, by := range lost {
+		c.set(port.Conflict, c.addr, fmt.Sprintf("%s is held by %s", by.addr, by.holder()))
+	}
+	for ip, c := range granted {
+		s := g.slots[ip]
+		if s == nil {
+			s = h.newSlot(g.key.Protocol, c.addr)
+			g.slots[ip] = s
+			s.winner.Store(c)
+			s.open(ctx)
+			continue
+		}
+		if old := s.winner.Swap(c); old != c && s.udp != nil {
+			s.udp.retarget(c)
+		}
+		s.show()
+	}
+	if len(g.claims) == 0 {
+		delete(h.groups, g.key)
+	}
+}
+
+// slot is one host address that some claim is given. h, protocol and addr never
+// change, winner changes under Host.mu; the rest is guarded by Host.mu.
+type slot struct {
+	h        *Host
+	protocol port.Protocol
+	addr     netip.AddrPort
+	winner   atomic.Pointer[claim] // never nil once open
+
+	listener io.Closer // nil when not open
+	udp      *udpPort  // the listener, if it is one
+	bound    netip.AddrPort
+	state    port.State
+	reason   string
+	backoff  time.Duration
+	held     time.Time // when the holder was last looked up
+	closed   bool
+}
+
+func (h *Host) newSlot(protocol port.Protocol, addr netip.AddrPort) *slot {
+	s := &slot{h: h, protocol: protocol, addr: addr, state: port.Pending}
+	if addr.Port() == 0 {
+		h.anyPort[s] = struct{}{}
+	}
+	return s
+}
+
+// open tries to listen, and makes up its mind when to try again.
+func (s *slot) open(ctx context.Context) {
+	if s.closed || s.listener != nil {
+		return
+	}
+	err := s.listen(ctx)
+	if err == nil {
+		s.state, s.reason, s.backoff, s.held = port.Active, "", 0, time.Time{}
+		s.h.stats.listeners.Add(1)
+		s.show()
+		return
+	}
+	if ctx.Err() != nil {
+		return
+	}
+	limit := failureMax
+	switch kindOf(err) {
+	case inUse:
+		limit = conflictMax
+		s.h.stats.conflicts.Add(1)
+		if by := s.h.heldByUs(s); by != nil {
+			s.state, s.reason = port.Conflict, fmt.Sprintf("%s is held by %s", by.bound, by.winner.Load().holder())
+			break
+		}
+		if s.state != port.Conflict {
+			s.reason = fmt.Sprintf("%s is in use by another process", s.addr)
+		}
+		s.state = port.Conflict
+		if time.Since(s.held) >= holderAge {
+			s.held = time.Now()
+			s.h.unheld[s] = struct{}{}
+			wake(s.h.lookup)
+		}
+	case forbidden:
+		s.fail(fmt.Sprintf("listen on %s: %s", s.addr, forbiddenHint(s.addr)))
+	case noAddress:
+		s.fail(fmt.Sprintf("%s is not an address of this host", s.addr.Addr()))
+	default:
+		s.fail(err.Error())
+	}
+	s.backoff = min(max(2*s.backoff, retryMin), limit)
+	s.h.retries[s] = time.Now().Add(s.backoff)
+	wake(s.h.kick)
+	s.show()
+}
+
+func (s *slot) fail(reason string) {
+	s.h.stats.failures.Add(1)
+	s.state, s.reason = port.Failed, reason
+}
+
+// network returns name with the family of the slot: a :: listener takes IPv6 only.
+func (s *slot) network() string {
+	if s.addr.Addr().Is4() {
+		return s.protocol.String() + "4"
+	}
+	return s.protocol.String() + "6"
+}
+
+func (s *slot) listen(ctx context.Context) error {
+	if s.protocol == port.UDP {
+		pc, err := s.h.opt.Network.ListenPacket(ctx, s.network(), s.addr.String())
+		if err != nil {
+			return err
+		}
+		p := newUDPPort(s, pc)
+		s.listener, s.udp, s.bound = p, p, addrOf(pc.LocalAddr(), s.addr)
+		s.h.wg.Go(func() { p.run(ctx) })
+		return nil
+	}
+	ln, err := s.h.opt.Network.Listen(ctx, s.network(), s.addr.String())
+	if err != nil {
+		return err
+	}
+	s.listener, s.bound = ln, addrOf(ln.Addr(), s.addr)
+	s.h.wg.Go(func() { s.accept(ctx, ln) })
+	return nil
+}
+
+// show tells the winner how its slot stands.
+func (s *slot) show() {
+	addr := s.addr
+	if s.listener != nil {
+		addr = s.bound
+	}
+	s.winner.Load().set(s.state, addr, s.reason)
+}
+
+// close gives the address back at once; flows that run go on.
+func (s *slot) close() {
+	if s.closed {
+		return
+	}
+	s.closed = true
+	s.shut()
+	delete(s.h.anyPort, s)
+	delete(s.h.retries, s)
+	delete(s.h.unheld, s)
+}
+
+func (s *slot) shut() {
+	if s.listener == nil {
+		return
+	}
+	_ = s.listener.Close()
+	s.listener, s.udp = nil, nil
+	s.h.stats.listeners.Add(-1)
+}
+
+// died notes that a listener failed by itself. h.mu is not held.
+func (s *slot) died(ctx context.Context, listener io.Closer, err error) {
+	s.h.mu.Lock()
+	defer s.h.mu.Unlock()
+	if s.closed || s.listener != listener || ctx.Err() != nil {
+		return
+	}
+	s.shut()
+	s.fail(err.Error())
+	s.backoff = retryMin
+	s.h.retries[s] = time.Now().Add(s.backoff)
+	wake(s.h.kick)
+	s.show()
+	s.h.publish()
+}
+
+// heldByUs returns the slot of ours that is in the way of s, if any: only one of
+// any free port, which may have been given the port that s wants.
+func (h *Host) heldByUs(s *slot) *slot {
+	for o := range h.anyPort {
+		if o == s || o.listener == nil || o.protocol != s.protocol || o.bound.Port() != s.addr.Port() {
+			continue
+		}
+		a, b := o.bound.Addr(), s.addr.Addr()
+		if a.Is4() == b.Is4() && (a == b || port.IsWildcard(a) || port.IsWildcard(b)) {
+			return o
+		}
+	}
+	return nil
+}
+
+// addrOf returns where a listener is; asked fills in what it does not say.
+func addrOf(a net.Addr, asked netip.AddrPort) netip.AddrPort {
+	if v, ok := a.(interface{ AddrPort() netip.AddrPort }); ok {
+		ap := v.AddrPort()
+		return netip.AddrPortFrom(ap.Addr().Unmap(), ap.Port())
+	}
+	return asked
+}

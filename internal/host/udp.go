@@ -1,0 +1,277 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package host
+
+import (
+	"bufio"
+	"container/list"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"sync"
+	"time"
+
+	"github.com/fairlead/fairlead/internal/forward"
+	"github.com/fairlead/fairlead/internal/link"
+	"github.com/fairlead/fairlead/internal/own"
+	"github.com/fairlead/fairlead/internal/wire"
+)
+
+const (
+	clientQueue = 128     // datagrams of one client that wait for the link
+	portQueue   = 4 << 20 // bytes of all clients of one port that do
+
+	frameSize = wire.DatagramHeader + wire.MaxDatagram
+)
+
+var (
+	frames = sync.Pool{New: func() any { return new([frameSize]byte) }}
+
+	errIdle    = errors.New("idle")
+	errEvicted = errors.New("too many clients")
+	errMoved   = errors.New("the port serves another publication now")
+)
+
+// udpPort is one UDP listener. Each client address is one flow.
+type udpPort struct {
+	s  *slot
+	pc *own.UDPConn
+
+	mu      sync.Mutex
+	closed  bool
+	clients map[netip.AddrPort]*udpClient
+	recent  list.List // of *udpClient, the one heard last in front
+	queued  int       // bytes in all queues
+}
+
+type udpClient struct {
+	claim  *claim
+	addr   netip.AddrPort
+	queue  chan []byte // framed datagrams
+	at     *list.Element
+	cancel context.CancelCauseFunc
+	idle   *forward.Idle
+}
+
+func newUDPPort(s *slot, pc *own.UDPConn) *udpPort {
+	return &udpPort{s: s, pc: pc, clients: make(map[netip.AddrPort]*udpClient)}
+}
+
+// Close gives the address back and ends the flows of all clients.
+func (p *udpPort) Close() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.closed = true
+	for _, c := range p.clients {
+		p.drop(c, net.ErrClosed)
+	}
+	return p.pc.Close()
+}
+
+// retarget ends the flows that belong to another claim than c.
+func (p *udpPort) retarget(c *claim) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, v := range p.clients {
+		if v.claim.guest != c.guest || v.claim.key != c.key {
+			p.drop(v, errMoved)
+		}
+	}
+}
+
+// drop ends a client's flow. p.mu is held.
+func (p *udpPort) drop(c *udpClient, cause error) {
+	if p.clients[c.addr] == c {
+		delete(p.clients, c.addr)
+		p.recent.Remove(c.at)
+	}
+	c.cancel(cause)
+}
+
+// run hands out datagrams until the listener is closed.
+func (p *udpPort) run(ctx context.Context) {
+	wait := forward.Readable(p.pc.UDPConn)
+	pause := time.Duration(0)
+	for {
+		err := p.receive(ctx, wait)
+		switch {
+		case err == nil:
+			pause = 0
+			continue
+		case errors.Is(err, net.ErrClosed):
+			return
+		}
+		// What a client that is gone sends back, on systems that say so here; or
+		// want of memory. The socket itself stays good.
+		if pause == 0 {
+			pause = time.Millisecond
+			continue
+		}
+		pause = min(2*pause, acceptPause)
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(pause):
+		}
+	}
+}
+
+// receive takes one datagram.
+func (p *udpPort) receive(ctx context.Context, wait func() error) error {
+	if err := wait(); err != nil {
+		return err
+	}
+	frame := frames.Get().(*[frameSize]byte)
+	defer frames.Put(frame)
+	n, from, err := p.pc.ReadFromUDPAddrPort(frame[wire.DatagramHeader:])
+	if err != nil {
+		return err
+	}
+	p.queue(ctx, netip.AddrPortFrom(from.Addr().Unmap(), from.Port()), frame[:wire.DatagramHeader+n])
+	return nil
+}
+
+// queue puts a copy of a framed datagram into its client's queue, or drops it if
+// there is no room.
+func (p *udpPort) queue(ctx context.Context, from netip.AddrPort, frame []byte) {
+	h := p.s.h
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closed {
+		return
+	}
+	c := p.clients[from]
+	if c == nil {
+		if c = p.enter(ctx, from); c == nil {
+			return
+		}
+	}
+	p.recent.MoveToFront(c.at)
+	c.idle.Touch()
+	if p.queued+len(frame) > portQueue || len(c.queue) == cap(c.queue) {
+		h.stats.dropped.Add(1)
+		return
+	}
+	p.queued += len(frame)
+	c.queue <- append([]byte(nil), frame...) // only we send, so there is room
+}
+
+// enter begins the flow of a new client. p.mu is held.
+func (p *udpPort) enter(ctx context.Context, from netip.AddrPort) *udpClient {
+	h, claim := p.s.h, p.s.winner.Load()
+	if len(p.clients) >= h.opt.MaxUDPClients {
+		h.stats.evicted.Add(1)
+		p.drop(p.recent.Back().Value.(*udpClient), errEvicted)
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	f := claim.guest.flows.begin(claim.key, cancel, h.opt.MaxFlows)
+	if f == nil {
+		cancel(nil)
+		h.stats.overLimit.Add(1)
+		return nil
+	}
+	c := &udpClient{claim: claim, addr: from, queue: make(chan []byte, clientQueue), cancel: cancel}
+	c.idle = forward.NewIdle(h.opt.UDPIdle, func() { cancel(errIdle) })
+	c.at = p.recent.PushFront(c)
+	p.clients[from] = c
+	h.stats.udp.Add(1)
+	h.wg.Go(func() {
+		defer h.stats.udp.Add(-1)
+		defer claim.guest.flows.end(f)
+		err := p.carry(ctx, c)
+		c.idle.Stop()
+		p.leave(c)
+		if !errors.Is(err, errIdle) && !errors.Is(err, net.ErrClosed) {
+			claim.guest.log.Debug("flow ended", "publication", claim.key, "peer", from, "error", err)
+		}
+	})
+	return c
+}
+
+// leave gives up what a client whose flow ended holds.
+func (p *udpPort) leave(c *udpClient) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.drop(c, nil)
+	for {
+		select {
+		case frame := <-c.queue:
+			p.queued -= len(frame)
+		default:
+			return
+		}
+	}
+}
+
+// carry moves a client's datagrams both ways until its flow ends, and says why.
+func (p *udpPort) carry(ctx context.Context, c *udpClient) error {
+	stream, err := p.s.h.stream(ctx, c.claim, c.addr)
+	if err != nil {
+		return err
+	}
+	stopped := make(chan struct{})
+	stop := context.AfterFunc(ctx, func() {
+		defer close(stopped)
+		if errors.Is(context.Cause(ctx), errIdle) {
+			_ = stream.Close()
+		} else {
+			_ = stream.Reset()
+		}
+	})
+	var wg sync.WaitGroup
+	wg.Go(func() { c.cancel(p.toClient(c, stream)) })
+	c.cancel(p.toGuest(ctx, c, stream))
+	wg.Wait()
+	if !stop() {
+		<-stopped
+	}
+	return context.Cause(ctx)
+}
+
+func (p *udpPort) toGuest(ctx context.Context, c *udpClient, stream link.Stream) error {
+	for {
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case frame := <-c.queue:
+			err := wire.WriteDatagram(stream, frame)
+			p.mu.Lock()
+			p.queued -= len(frame)
+			p.mu.Unlock()
+			if err != nil {
+				return err
+			}
+			p.s.h.meter.AToB.Add(uint64(len(frame) - wire.DatagramHeader))
+		}
+	}
+}
+
+func (p *udpPort) toClient(c *udpClient, stream link.Stream) error {
+	r := bufio.NewReaderSize(stream, 4<<10)
+	for {
+		if _, err := r.Peek(1); err != nil { // the frame is borrowed only when needed
+			return fmt.Errorf("link: %w", err)
+		}
+		if err := p.reply(c, r); err != nil {
+			return err
+		}
+	}
+}
+
+// reply sends one datagram of the guest to the client.
+func (p *udpPort) reply(c *udpClient, r *bufio.Reader) error {
+	frame := frames.Get().(*[frameSize]byte)
+	defer frames.Put(frame)
+	n, err := wire.ReadDatagram(r, frame[:])
+	if err != nil {
+		return fmt.Errorf("link: %w", err)
+	}
+	c.idle.Touch()
+	p.s.h.meter.BToA.Add(uint64(n))
+	if _, err := p.pc.WriteToUDPAddrPort(frame[:n], c.addr); errors.Is(err, net.ErrClosed) {
+		return err
+	}
+	return nil // what the network does not take is lost, as datagrams are
+}
