@@ -24,8 +24,8 @@ func publicationSize(p Publication) int {
 
 func outcomeSize(o Outcome) int { return 128 + 2*keySize + 6*len(o.Reason) }
 
-// textBytes is what a publication holds on to beyond its fixed size.
-func textBytes(p Publication) int {
+// TextBytes is what a publication holds on to beyond its fixed size.
+func (p Publication) TextBytes() int {
 	n := len(p.Owner.Name) + len(p.Owner.ID) + len(p.Owner.Namespace) + len(p.Source)
 	for k, v := range p.Owner.Labels {
 		n += len(k) + len(v)
@@ -216,7 +216,7 @@ func (j *Joiner) addChange(c *Change) (Control, bool, error) {
 
 func (j *Joiner) bound(more []Publication, items int) error {
 	for _, p := range more {
-		j.text += textBytes(p)
+		j.text += p.TextBytes()
 	}
 	if items > MaxPublications || j.text > MaxSetBytes {
 		j.drop()

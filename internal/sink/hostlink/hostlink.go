@@ -1,0 +1,286 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package hostlink is the sink that publishes through a link to a host peer:
+// it keeps the host's set equal to the wanted one, carries back what became of
+// each publication, and authorises the flows that the host opens.
+package hostlink
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/fairlead/fairlead/internal/link"
+	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/reconcile"
+	"github.com/fairlead/fairlead/internal/wire"
+)
+
+// Acceptor is where sessions come from: a link.Listener, or a link.Redialer
+// where the agent dials.
+type Acceptor interface {
+	// Accept waits for the next proved session. An error ends Run.
+	Accept(ctx context.Context) (link.Session, error)
+}
+
+// Serve carries one flow to the end. It answers the request with a FlowReply,
+// owns stream and has closed or reset it when it returns. The end of ctx cuts
+// the flow; context.Cause says why. pub is the publication that req names.
+type Serve func(ctx context.Context, pub port.Publication, req wire.FlowRequest, stream link.Stream) error
+
+// Options configures a Sink. Epoch, Lookup, Serve and Logger are required.
+type Options struct {
+	// Epoch names one life of the agent, at most 64 bytes: the link's identity.
+	Epoch string
+	// Lookup returns a publication of the wanted set as it stands at the moment
+	// (reconcile.Reconciler's Wanted), not as it was last synced: what a rule has
+	// just denied must open no flow.
+	Lookup func(port.Key) (port.Publication, bool)
+	Serve  Serve
+	// MaxFlows bounds the flows at one time; 10,240 if 0. The link must allow
+	// some more streams, so that the host is told of the limit.
+	MaxFlows int
+	// RequestTimeout bounds the wait for the request of a flow; 5 s if 0.
+	RequestTimeout time.Duration
+	// Patience is how long a host that shows signs of work may take to
+	// acknowledge; 60 s if 0. One that says nothing has until Sync's deadline.
+	Patience time.Duration
+	Logger   *slog.Logger
+}
+
+func (o Options) complete() (Options, error) {
+	switch {
+	case o.Epoch == "" || len(o.Epoch) > wire.MaxWord:
+		return o, fmt.Errorf("hostlink options: Epoch of %d bytes: want 1 to %d", len(o.Epoch), wire.MaxWord)
+	case o.Lookup == nil || o.Serve == nil || o.Logger == nil:
+		return o, errors.New("hostlink options: Lookup, Serve and Logger are required")
+	case o.MaxFlows < 0 || o.RequestTimeout < 0 || o.Patience < 0:
+		return o, errors.New("hostlink options: MaxFlows, RequestTimeout and Patience: want 0 for the default, or more")
+	}
+	if o.MaxFlows == 0 {
+		o.MaxFlows = 10_240
+	}
+	if o.RequestTimeout == 0 {
+		o.RequestTimeout = 5 * time.Second
+	}
+	if o.Patience == 0 {
+		o.Patience = time.Minute
+	}
+	return o, nil
+}
+
+// Why flows end that could have gone on; context.Cause of Serve's context.
+var (
+	ErrCut  = errors.New("the port is no longer allowed")
+	ErrLost = errors.New("the link to the host is lost")
+)
+
+// Sink publishes through sessions with a host. At most one is active: the
+// newest proved host takes over. It implements reconcile.Sink.
+type Sink struct {
+	o      Options
+	log    *slog.Logger
+	accept Acceptor
+	wake   chan struct{}
+	stats  counters
+
+	syncing sync.Mutex // held by Sync
+
+	flows *flows
+
+	mu   sync.Mutex
+	cur  *session // the active one, nil if none
+	told bool     // every key was said to be pending since the last session went
+}
+
+// New returns a sink for the sessions of accept. It starts nothing: see Run.
+func New(accept Acceptor, o Options) (*Sink, error) {
+	o, err := o.complete()
+	if err != nil {
+		return nil, err
+	}
+	return &Sink{o: o, log: o.Logger, accept: accept, wake: make(chan struct{}, 1), flows: newFlows()}, nil
+}
+
+// Name implements reconcile.Sink.
+func (s *Sink) Name() string { return "hostlink" }
+
+// Wake implements reconcile.Sink.
+func (s *Sink) Wake() <-chan struct{} { return s.wake }
+
+func (s *Sink) poke() {
+	select {
+	case s.wake <- struct{}{}:
+	default:
+	}
+}
+
+// Run takes sessions and serves their flows until ctx ends or no more sessions
+// can come. It then closes the session and waits for all flows to end.
+func (s *Sink) Run(ctx context.Context) error {
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	for {
+		ls, err := s.accept.Accept(ctx)
+		if err != nil {
+			if ctx.Err() != nil {
+				return ctx.Err()
+			}
+			return fmt.Errorf("hostlink: %w", err)
+		}
+		sess := newSession(ls, &s.stats, s.o, s.poke)
+		s.mu.Lock()
+		old := s.cur
+		s.cur = sess
+		s.mu.Unlock()
+		s.stats.sessions.Add(1)
+		p := ls.Peer()
+		s.log.Info("host connected", "host", p.Name, "version", p.Version, "identity", p.Identity, "address", p.Address, "proof", p.Proof)
+		if old != nil {
+			s.stats.replaced.Add(1)
+			wg.Go(func() { _ = old.CloseWith(link.ReasonReplaced) })
+		}
+		wg.Go(func() { s.serve(ctx, sess) })
+		s.poke()
+	}
+}
+
+// serve runs one session to its end.
+func (s *Sink) serve(ctx context.Context, sess *session) {
+	var wg sync.WaitGroup
+	fctx, cut := context.WithCancelCause(ctx)
+	wg.Go(func() { s.read(sess) })
+	wg.Go(func() { s.acceptFlows(fctx, sess) })
+	select {
+	case <-ctx.Done():
+	case <-sess.Done():
+	}
+	_ = sess.CloseWith(link.ReasonShutdown) // no-op if it ended
+	cut(ErrLost)
+	s.drop(sess)
+	wg.Wait()
+	s.log.Info("host disconnected", "host", sess.Peer().Name, "identity", sess.Peer().Identity, "why", sess.Err())
+	s.poke()
+}
+
+// drop forgets a session that ended.
+func (s *Sink) drop(sess *session) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.cur == sess {
+		s.cur, s.told = nil, false
+	}
+}
+
+// Peer returns the host of the active session.
+func (s *Sink) Peer() (link.Peer, bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.cur == nil {
+		return link.Peer{}, false
+	}
+	return s.cur.Peer(), true
+}
+
+// Sync implements reconcile.Sink. Without a host all is pending, which is no
+// error: Wake tells when one comes. A host that says nothing until ctx's
+// deadline loses its session; one that works but has not acknowledged is an
+// error, and the next Sync waits on.
+func (s *Sink) Sync(ctx context.Context, want reconcile.View, change reconcile.Change) (port.Outcomes, error) {
+	s.syncing.Lock()
+	defer s.syncing.Unlock()
+	for {
+		s.mu.Lock()
+		sess := s.cur
+		s.mu.Unlock()
+		if sess == nil {
+			return s.pending(want, change), nil
+		}
+		out, err := sess.sync(ctx, want, change)
+		if !errors.Is(err, errGone) {
+			return out, err
+		}
+		s.drop(sess)
+		if ctx.Err() != nil {
+			return s.pending(want, change), nil // what came meanwhile has woken us
+		}
+	}
+}
+
+// pending says that there is no host: of every key once after a session went,
+// then of those that change.
+func (s *Sink) pending(want reconcile.View, change reconcile.Change) port.Outcomes {
+	s.mu.Lock()
+	told := s.told
+	s.told = s.cur == nil
+	s.mu.Unlock()
+	out := make(port.Outcomes)
+	say := func(k port.Key) {
+		out[k] = []port.Outcome{{Key: k, State: port.Pending, Reason: "no host connected"}}
+	}
+	if !told {
+		for k := range want.All() {
+			say(k)
+		}
+		return out
+	}
+	for _, k := range change.Keys {
+		if _, ok := want.Get(k); ok {
+			say(k)
+		}
+	}
+	return out
+}
+
+// counters are what Stats reads.
+type counters struct {
+	sessions, replaced, silent                    atomic.Uint64
+	framesIn, framesOut, bytesIn, bytesOut        atomic.Uint64
+	malformed, stray, resyncs, snapshots, changes atomic.Uint64
+	flows                                         [len(flowResults)]atomic.Uint64
+	open                                          atomic.Int64
+}
+
+// Stats are counts since the start, but for Connected and FlowsOpen.
+type Stats struct {
+	Connected bool
+	Sessions  uint64 // sessions begun
+	Replaced  uint64 // sessions closed because a newer host came
+	Silent    uint64 // sessions closed because the host did not answer
+	FramesIn  uint64 // control messages from hosts, whole ones
+	FramesOut uint64 // control messages to hosts
+	BytesIn   uint64 // of the control streams
+	BytesOut  uint64
+	Malformed uint64 // control messages that were dropped
+	Stray     uint64 // outcomes of keys that the host was never told, dropped
+	Resyncs   uint64 // snapshots that hosts asked for
+	Snapshots uint64 // snapshots sent
+	Changes   uint64 // changes sent
+	FlowsOpen int
+	Flows     map[string]uint64 // flows that ended, by result: see the Flow constants
+}
+
+// Stats returns the counts.
+func (s *Sink) Stats() Stats {
+	s.mu.Lock()
+	connected := s.cur != nil
+	s.mu.Unlock()
+	c := &s.stats
+	st := Stats{
+		Connected: connected, Sessions: c.sessions.Load(), Replaced: c.replaced.Load(), Silent: c.silent.Load(),
+		FramesIn: c.framesIn.Load(), FramesOut: c.framesOut.Load(), BytesIn: c.bytesIn.Load(), BytesOut: c.bytesOut.Load(),
+		Malformed: c.malformed.Load(), Stray: c.stray.Load(), Resyncs: c.resyncs.Load(),
+		Snapshots: c.snapshots.Load(), Changes: c.changes.Load(),
+		FlowsOpen: int(c.open.Load()), Flows: make(map[string]uint64, len(flowResults)),
+	}
+	for i, name := range flowResults {
+		st.Flows[name] = c.flows[i].Load()
+	}
+	return st
+}
