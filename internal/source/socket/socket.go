@@ -111,18 +111,28 @@ func (h *handler) Apply(events []observer.Event) {
 
 func (h *handler) Stale(err error) { h.feed.Stale(err) }
 
+// Rungs says "fentry" where all capabilities use one, else what each uses.
 func (h *handler) Rungs(rungs []observer.Rung) {
-	var names []string
-	same := true
+	var order []string
+	uses := map[string][]string{}
 	for _, r := range rungs {
-		names = append(names, r.Capability+" "+r.Name)
-		same = same && r.Name == rungs[0].Name
+		if r.Capability == observer.UDPDump {
+			continue // how a dump is read, not how sockets are observed
+		}
+		if uses[r.Name] == nil {
+			order = append(order, r.Name)
+		}
+		uses[r.Name] = append(uses[r.Name], r.Capability)
 	}
-	if same && len(rungs) > 0 {
-		h.feed.Rung(rungs[0].Name)
+	if len(order) == 1 {
+		h.feed.Rung(order[0])
 		return
 	}
-	h.feed.Rung(strings.Join(names, ", "))
+	var parts []string
+	for _, name := range order {
+		parts = append(parts, fmt.Sprintf("%s (%s)", name, strings.Join(uses[name], ", ")))
+	}
+	h.feed.Rung(strings.Join(parts, ", "))
 }
 
 func origin(s *observer.Socket) port.Origin {

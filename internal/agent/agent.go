@@ -1,0 +1,213 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package agent wires the guest agent: sources, registry, reconciler, sinks and
+// status. It is the only place that knows them all.
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/fairlead/fairlead/internal/build"
+	"github.com/fairlead/fairlead/internal/config"
+	"github.com/fairlead/fairlead/internal/forward"
+	"github.com/fairlead/fairlead/internal/link"
+	"github.com/fairlead/fairlead/internal/observer"
+	"github.com/fairlead/fairlead/internal/own"
+	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/reconcile"
+	"github.com/fairlead/fairlead/internal/registry"
+	"github.com/fairlead/fairlead/internal/sink/hostlink"
+	"github.com/fairlead/fairlead/internal/source/socket"
+	"github.com/fairlead/fairlead/internal/status"
+	"github.com/fairlead/fairlead/internal/wire"
+)
+
+// Source says what ports there are. Run blocks until ctx ends; an error of its
+// own ends the agent.
+type Source interface {
+	Name() string
+	Run(ctx context.Context, feed registry.Feed) error
+}
+
+// Agent is the guest agent.
+type Agent struct {
+	cfg config.Agent
+	log *slog.Logger
+
+	sockets    *own.Sockets
+	observer   *observer.Observer
+	sources    []Source
+	registry   *registry.Registry
+	forward    *forward.Server
+	links      *links
+	hostlink   *hostlink.Sink
+	reconciler *reconcile.Reconciler
+	provider   provider
+	metrics    *metrics
+	server     *status.Server
+}
+
+// New wires an agent. It reads, or at the first start makes, the token of the
+// link, and starts nothing.
+func New(cfg config.Agent, log *slog.Logger, level *slog.LevelVar) (*Agent, error) {
+	if cfg.Observer == observer.BPF.String() && os.Geteuid() != 0 {
+		return nil, errors.New("--observer bpf loads BPF programs, which needs root: run it as root, or with --observer poll")
+	}
+	a := &Agent{cfg: cfg, log: log, sockets: new(own.Sockets)}
+	if err := a.wireSources(); err != nil {
+		return nil, err
+	}
+	if err := a.wireSinks(); err != nil {
+		return nil, err
+	}
+	a.provider = provider{a.registry, a.reconciler.Outcomes()}
+	a.metrics = newMetrics(a)
+	a.server = status.NewServer(status.Options{
+		Provider: a.provider, Level: level, Logger: log,
+		Metrics: promhttp.HandlerFor(a.metrics.registry, promhttp.HandlerOpts{}),
+	})
+	return a, nil
+}
+
+func (a *Agent) wireSources() error {
+	mode, err := observer.ParseMode(a.cfg.Observer)
+	if err != nil {
+		return err
+	}
+	a.observer, err = observer.New(observer.Options{
+		Mode: mode, Interval: a.cfg.PollInterval, Audit: a.cfg.AuditInterval, Logger: a.log,
+	})
+	if err != nil {
+		return fmt.Errorf("observer: %w", err)
+	}
+	sockets, err := socket.New(socket.Options{Observer: a.observer, Own: a.sockets.Has, Logger: a.log})
+	if err != nil {
+		return err
+	}
+	a.sources = []Source{sockets}
+	a.registry = registry.New(registry.Options{Rules: a.cfg.Rules, Logger: a.log})
+	return nil
+}
+
+func (a *Agent) wireSinks() error {
+	var err error
+	a.forward, err = forward.NewServer(forward.ServerOptions{Logger: a.log, Own: a.sockets.Serves})
+	if err != nil {
+		return err
+	}
+	var sinks []reconcile.Sink
+	for _, s := range a.cfg.Sinks {
+		switch s.Name {
+		case "hostlink":
+			if err := a.wireHostlink(); err != nil {
+				return err
+			}
+			sinks = append(sinks, a.hostlink)
+		default:
+			return fmt.Errorf("sink %q is not there yet: want hostlink", s.Name)
+		}
+	}
+	a.reconciler = reconcile.New(a.registry.Publications(), sinks, reconcile.Options{
+		HoldDown: a.cfg.HoldDown, Logger: a.log,
+		Denied: a.cut,
+		Synced: func(sink string, p port.Publication) { a.metrics.synced(sink, p) },
+	})
+	return nil
+}
+
+// wireHostlink makes the sink for the links that are configured.
+func (a *Agent) wireHostlink() error {
+	var token link.Token
+	if a.cfg.LinkToken != "" {
+		var err error
+		if token, err = link.LoadOrCreateToken(a.cfg.LinkToken); err != nil {
+			return err
+		}
+	}
+	name, err := os.Hostname()
+	if err != nil {
+		name = "guest"
+	}
+	o := link.Options{
+		Role: link.RoleAgent, Identity: link.NewIdentity(), Name: name, Version: build.Version(), Token: token,
+		AllowUIDs: a.cfg.AllowUIDs, AllowCIDs: a.cfg.AllowCIDs, Logger: a.log,
+	}
+	a.links = &links{endpoints: a.cfg.Link, options: o, sessions: make(chan link.Session)}
+	a.hostlink, err = hostlink.New(a.links, hostlink.Options{
+		Epoch:  o.Identity,
+		Lookup: func(k port.Key) (port.Publication, bool) { return a.reconciler.Wanted().View().Get(k) },
+		Serve: func(ctx context.Context, p port.Publication, req wire.FlowRequest, s link.Stream) error {
+			return a.forward.Serve(ctx, s, p, req)
+		},
+		Logger: a.log,
+	})
+	return err
+}
+
+// cut resets the flows of publications that a rule forbids.
+func (a *Agent) cut(keys []port.Key) {
+	if a.hostlink != nil {
+		a.hostlink.Cut(keys)
+	}
+}
+
+// Run works until ctx ends. watch calls its argument with each new
+// configuration, or with why the old one stays; it blocks until its context ends.
+func (a *Agent) Run(ctx context.Context, watch func(ctx context.Context, onChange func(config.Agent, error))) error {
+	control, err := status.ListenControl(a.cfg.Control)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = control.Close() }()
+	g, ctx := errgroup.WithContext(ctx)
+	if a.cfg.MetricsAddr != "" {
+		l, err := a.sockets.Listen(ctx, "tcp", a.cfg.MetricsAddr)
+		if err != nil {
+			return fmt.Errorf("metrics: %w: choose another --metrics-addr", err)
+		}
+		g.Go(func() error { return a.server.Serve(ctx, l, false) })
+	}
+	g.Go(func() error { return a.server.Serve(ctx, control, true) })
+	g.Go(func() error { return a.reconciler.Run(ctx) })
+	if a.hostlink != nil {
+		if err := a.links.open(ctx); err != nil {
+			return err
+		}
+		g.Go(func() error { return a.links.run(ctx) })
+		g.Go(func() error { return a.hostlink.Run(ctx) })
+	}
+	for _, s := range a.sources {
+		feed := a.registry.Feed(s.Name())
+		g.Go(func() error {
+			if err := s.Run(ctx, feed); ctx.Err() == nil {
+				return fmt.Errorf("source %s: %w", s.Name(), err)
+			}
+			return nil
+		})
+	}
+	g.Go(func() error {
+		watch(ctx, a.reload)
+		return nil
+	})
+	if err := g.Wait(); !errors.Is(err, context.Canceled) {
+		return err
+	}
+	return nil
+}
+
+// reload takes over what can change while running: the rules.
+func (a *Agent) reload(cfg config.Agent, err error) {
+	if err != nil {
+		a.log.Error("configuration refused; the old one stands", "err", err)
+		return
+	}
+	a.registry.SetRules(cfg.Rules)
+	a.log.Info("rules reloaded", "rules", cfg.Rules.Len())
+}

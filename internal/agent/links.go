@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"context"
+	"errors"
+	"sync"
+
+	"github.com/fairlead/fairlead/internal/config"
+	"github.com/fairlead/fairlead/internal/link"
+	"github.com/fairlead/fairlead/internal/sink/hostlink"
+)
+
+// links takes sessions from every configured endpoint.
+type links struct {
+	endpoints []config.Endpoint
+	options   link.Options
+	sessions  chan link.Session
+	from      []hostlink.Acceptor
+	listeners []*link.Listener
+}
+
+// open claims all endpoints, or none.
+func (l *links) open(ctx context.Context) error {
+	for _, e := range l.endpoints {
+		at := link.Endpoint{Network: e.Network, Path: e.Path, CID: e.CID, Port: e.Port}
+		if e.Network == link.NetworkVsock && !e.Listen {
+			r, err := link.NewRedialer(at, l.options)
+			if err != nil {
+				return errors.Join(err, l.close())
+			}
+			l.from = append(l.from, r)
+			continue
+		}
+		if e.Network == link.NetworkVsock {
+			at.CID = link.CIDAny
+		}
+		listener, err := link.Listen(ctx, at, l.options)
+		if err != nil {
+			return errors.Join(err, l.close())
+		}
+		l.from = append(l.from, listener)
+		l.listeners = append(l.listeners, listener)
+	}
+	return nil
+}
+
+func (l *links) close() error {
+	var errs []error
+	for _, listener := range l.listeners {
+		errs = append(errs, listener.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// run gathers sessions until ctx ends.
+func (l *links) run(ctx context.Context) error {
+	defer func() { _ = l.close() }()
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	var wg sync.WaitGroup
+	for _, a := range l.from {
+		wg.Go(func() {
+			for {
+				s, err := a.Accept(ctx)
+				if err != nil {
+					cancel(err)
+					return
+				}
+				select {
+				case l.sessions <- s:
+				case <-ctx.Done():
+					_ = s.Close()
+					return
+				}
+			}
+		})
+	}
+	wg.Wait()
+	return context.Cause(ctx)
+}
+
+// Accept implements hostlink.Acceptor.
+func (l *links) Accept(ctx context.Context) (link.Session, error) {
+	select {
+	case s := <-l.sessions:
+		return s, nil
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
