@@ -166,10 +166,21 @@ func withBenchmarks(suites []suite) []suite {
 // buildJobs builds the suites below work/test, which becomes /test in the guest.
 func buildJobs(ctx context.Context, o options, suites []suite, work string, builds *report.Reporter) []job {
 	var jobs []job
+	program := sync.OnceValue(func() error {
+		return goBuild(ctx, []string{"build"}, filepath.Join(work, "test", "fairlead"), binaryPackage)
+	})
 	for i, s := range suites {
 		name := strings.TrimPrefix(s.Package, "github.com/fairlead/fairlead/")
 		dir := filepath.Join(work, "test", strconv.Itoa(i))
-		if err := s.build(ctx, o.tags, filepath.Join(dir, "run.test")); err != nil {
+		env := o.env
+		if s.Binary {
+			if err := program(); err != nil {
+				builds.Check(name, err)
+				continue
+			}
+			env = append([]string{binaryVariable + "=/test/fairlead"}, env...)
+		}
+		if err := goBuild(ctx, []string{"test", "-c", "-tags=" + o.tags}, filepath.Join(dir, "run.test"), s.Package); err != nil {
 			builds.Check(name, err)
 			continue
 		}
@@ -181,7 +192,7 @@ func buildJobs(ctx context.Context, o options, suites []suite, work string, buil
 			name: name,
 			dir:  "/test/" + strconv.Itoa(i),
 			args: []string{"-test.v=test2json", "-test.timeout=" + o.testTimeout.String(), "-test.run=" + filter(s.Tests)},
-			env:  o.env,
+			env:  env,
 		}
 		switch {
 		case o.bench != "":

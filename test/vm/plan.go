@@ -23,12 +23,20 @@ import (
 // may use. Packages that read it are run once for each rung.
 const rungsVariable = "FAIRLEAD_RUNGS"
 
+// binaryVariable names, in the environment of a test, the program under test.
+// For packages that read it, it is built and packed: a guest has no compiler.
+const (
+	binaryVariable = "FAIRLEAD_BINARY"
+	binaryPackage  = "github.com/fairlead/fairlead/cmd/fairlead"
+)
+
 // suite is one package with the tests in it that only build with the tags.
 type suite struct {
 	Package string   // import path
 	Dir     string   // on this machine
 	Tests   []string // names of Test, Fuzz and Example functions
 	Rungs   bool     // it reads rungsVariable
+	Binary  bool     // it reads binaryVariable
 
 	Benchmarks bool // the tags add some
 }
@@ -67,6 +75,9 @@ func findSuites(ctx context.Context, tags string, patterns []string) ([]suite, e
 			continue
 		}
 		if s.Rungs, err = mentions(p.Dir, rungsVariable); err != nil {
+			return nil, err
+		}
+		if s.Binary, err = mentions(p.Dir, binaryVariable); err != nil {
 			return nil, err
 		}
 		suites = append(suites, s)
@@ -146,9 +157,9 @@ func mentions(dir, word string) (bool, error) {
 // filter is the -test.run expression that chooses exactly these tests.
 func filter(tests []string) string { return "^(" + strings.Join(tests, "|") + ")$" }
 
-// build compiles the tests of s into a static binary at out.
-func (s suite) build(ctx context.Context, tags, out string) error {
-	cmd := exec.CommandContext(ctx, "go", "test", "-c", "-trimpath", "-ldflags=-s -w", "-tags="+tags, "-o", out, s.Package)
+// goBuild compiles one package, or its tests, into a static binary at out.
+func goBuild(ctx context.Context, args []string, out, pkg string) error {
+	cmd := exec.CommandContext(ctx, "go", slices.Concat(args, []string{"-trimpath", "-ldflags=-s -w", "-o", out, pkg})...)
 	cmd.Env = guestEnv()
 	if text, err := cmd.CombinedOutput(); err != nil {
 		return fmt.Errorf("%w\n%s", err, bytes.TrimSpace(text))
