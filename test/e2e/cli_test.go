@@ -120,7 +120,7 @@ func TestSocketsThatAreThere(t *testing.T) {
 			if p.cmd.ProcessState.ExitCode() != 1 {
 				t.Errorf("%q: exit code %d", args, p.cmd.ProcessState.ExitCode())
 			}
-			oneLine(t, p.output(), "running")
+			oneLine(t, p.output(), "stop it")
 		}
 		if _, err := r.list(); err != nil {
 			t.Error("the first agent was harmed:", err)

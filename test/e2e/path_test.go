@@ -208,9 +208,12 @@ func TestConflictNamesTheHolderAndEnds(t *testing.T) {
 	taken := r.outside.listen(t, "tcp4", "127.0.0.1:7000")
 	go echoServer(r.guest.listen(t, "tcp4", "0.0.0.0:7000"))
 	r.wantState("tcp 0.0.0.0:7000", "conflict")
-	if _, p := r.state("tcp 0.0.0.0:7000"); !strings.Contains(p.Reason, fmt.Sprint(os.Getpid())) {
-		t.Errorf("reason = %q, want the holder's pid %d in it", p.Reason, os.Getpid())
-	}
+	r.eventually("the holder is named", func() error {
+		if _, p := r.state("tcp 0.0.0.0:7000"); !strings.Contains(p.Reason, fmt.Sprint(os.Getpid())) {
+			return fmt.Errorf("reason = %q, want the holder's pid %d in it", p.Reason, os.Getpid())
+		}
+		return nil
+	})
 	_ = taken.Close()
 	r.wantState("tcp 0.0.0.0:7000", "active")
 }
