@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"net"
 	"net/netip"
@@ -337,6 +336,3 @@ func oneLine(errs []error) error {
 	}
 	return err
 }
-
-// ended reports whether err is the orderly end of a stream of datagrams.
-func ended(err error) bool { return errors.Is(err, io.EOF) }

@@ -6,6 +6,7 @@ import (
 	"bufio"
 	"context"
 	"errors"
+	"io"
 	"net"
 	"net/netip"
 	"sync"
@@ -69,16 +70,20 @@ func (s *Server) serveUDP(ctx context.Context, stream link.Stream, targets []net
 	if !stop() {
 		<-stopped
 	}
-	if err := context.Cause(ctx); !errors.Is(err, errIdle) && !ended(err) {
+	if err := context.Cause(ctx); !inOrder(err) {
 		return err
 	}
+	_ = stream.Close()
 	return nil
 }
 
-// close ends both directions: in order if the flow was idle or the host ended it.
+// inOrder reports whether a flow ended because it was idle or the host ended it.
+func inOrder(cause error) bool { return errors.Is(cause, errIdle) || errors.Is(cause, io.EOF) }
+
+// close makes both directions return.
 func (f *udpFlow) close(cause error) {
-	if errors.Is(cause, errIdle) || ended(cause) {
-		_ = f.stream.Close()
+	if inOrder(cause) {
+		_ = f.stream.SetDeadline(past)
 	} else {
 		_ = f.stream.Reset()
 	}

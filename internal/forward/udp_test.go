@@ -210,6 +210,7 @@ func TestIdleBubble(t *testing.T) {
 			i.Touch()
 		}
 		time.Sleep(time.Hour)
+		synctest.Wait()
 		if want := []time.Duration{4 * time.Second}; !slices.Equal(fired, want) {
 			t.Errorf("fired at %v, want %v", fired, want)
 		}

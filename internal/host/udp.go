@@ -215,7 +215,7 @@ func (p *udpPort) carry(ctx context.Context, c *udpClient) error {
 	stop := context.AfterFunc(ctx, func() {
 		defer close(stopped)
 		if errors.Is(context.Cause(ctx), errIdle) {
-			_ = stream.Close()
+			_ = stream.SetDeadline(time.Unix(1, 0)) // both directions return
 		} else {
 			_ = stream.Reset()
 		}
@@ -227,6 +227,7 @@ func (p *udpPort) carry(ctx context.Context, c *udpClient) error {
 	if !stop() {
 		<-stopped
 	}
+	_ = stream.Close()
 	return context.Cause(ctx)
 }
 
