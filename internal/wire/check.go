@@ -4,6 +4,7 @@ package wire
 
 import (
 	"net/netip"
+	"unicode/utf8"
 
 	"github.com/fairlead/fairlead/internal/port"
 )
@@ -92,6 +93,9 @@ func (p Publication) Check() error {
 		if len(k) > MaxLabelKey || len(v) > MaxLabelValue || total > MaxLabelBytes {
 			return malformed("%s: labels too long", p.Key)
 		}
+		if !utf8.ValidString(k) || !utf8.ValidString(v) {
+			return malformed("%s: a label is not UTF-8", p.Key)
+		}
 	}
 	return nil
 }
@@ -162,6 +166,9 @@ func checkAddr(a netip.Addr) error {
 func checkText(what, s string, limit int) error {
 	if len(s) > limit {
 		return malformed("%s of %d bytes, at most %d", what, len(s), limit)
+	}
+	if !utf8.ValidString(s) {
+		return malformed("%s is not UTF-8", what)
 	}
 	return nil
 }

@@ -6,12 +6,14 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"unicode/utf8"
 
 	"github.com/fairlead/fairlead/internal/port"
 )
 
 // FromPublication returns what the host is told of p. Names longer than MaxName
-// are cut; labels beyond the limits are left out, in the order of their keys.
+// are cut; labels that are not UTF-8 or beyond the limits are left out, in the
+// order of their keys.
 // What no receiver would accept even so (see Check) the caller keeps to itself.
 func FromPublication(p port.Publication) Publication {
 	w := Publication{
@@ -35,7 +37,7 @@ func fitLabels(labels map[string]string) map[string]string {
 	total, fits := 0, len(labels) <= MaxLabels
 	for k, v := range labels {
 		total += len(k) + len(v)
-		fits = fits && len(k) <= MaxLabelKey && len(v) <= MaxLabelValue
+		fits = fits && fit(k, v)
 	}
 	if fits && total <= MaxLabelBytes {
 		return labels
@@ -44,7 +46,7 @@ func fitLabels(labels map[string]string) map[string]string {
 	total = 0
 	for _, k := range slices.Sorted(maps.Keys(labels)) {
 		v := labels[k]
-		if len(k) > MaxLabelKey || len(v) > MaxLabelValue || total+len(k)+len(v) > MaxLabelBytes {
+		if !fit(k, v) || total+len(k)+len(v) > MaxLabelBytes {
 			continue
 		}
 		if len(out) == MaxLabels {
@@ -54,6 +56,10 @@ func fitLabels(labels map[string]string) map[string]string {
 		out[k] = v
 	}
 	return out
+}
+
+func fit(k, v string) bool {
+	return len(k) <= MaxLabelKey && len(v) <= MaxLabelValue && utf8.ValidString(k) && utf8.ValidString(v)
 }
 
 // Port returns p as the host's rules and tables take it: allowed by the guest,

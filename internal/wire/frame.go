@@ -158,8 +158,10 @@ func (l *list[T]) UnmarshalJSON(b []byte) error {
 	return nil
 }
 
-// cut shortens s to at most n bytes at the end of a character.
+// cut shortens s to at most n bytes at the end of a character. What is not
+// UTF-8 is replaced first: JSON would do so later, and make it longer.
 func cut(s string, n int) string {
+	s = strings.ToValidUTF8(s, "\uFFFD")
 	if len(s) <= n {
 		return s
 	}

@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package wire
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"testing"
+)
+
+func seed(f *testing.F) {
+	f.Helper()
+	for _, c := range controls() {
+		var b bytes.Buffer
+		if err := WriteControl(&b, c); err != nil {
+			f.Fatal(err)
+		}
+		f.Add(b.Bytes())
+	}
+	for _, h := range handshakes() {
+		frame, _, err := EncodeHandshake(h)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(frame)
+	}
+	f.Add(frameOf(`{"key":{"protocol":"tcp","address":"::","port":1},"peer":"1.1.1.1:1"}`))
+	f.Add(frameOf(`{"status":"ok"}`))
+	f.Add([]byte{0, 3, 1, 2, 3})
+	f.Add([]byte{0xff, 0xff, 0xff, 0xff})
+}
+
+// expected reports whether a decoder may return err.
+func expected(err error) bool {
+	for _, e := range []error{ErrMalformed, ErrTooLarge, io.EOF, io.ErrUnexpectedEOF} {
+		if errors.Is(err, e) {
+			return true
+		}
+	}
+	return false
+}
+
+// What was accepted is accepted again after a round trip, and stays the same.
+func FuzzReadControl(f *testing.F) {
+	seed(f)
+	f.Fuzz(func(t *testing.T, b []byte) {
+		c, err := ReadControl(bytes.NewReader(b))
+		if err != nil {
+			if !expected(err) {
+				t.Fatalf("unexpected kind of error: %v", err)
+			}
+			return
+		}
+		var one, two bytes.Buffer
+		if err := WriteControl(&one, c); err != nil {
+			if errors.Is(err, ErrTooLarge) { // JSON escapes U+2028, which is longer
+				return
+			}
+			t.Fatal(err)
+		}
+		again, err := ReadControl(bytes.NewReader(one.Bytes()))
+		if err != nil {
+			t.Fatalf("not accepted again: %v", err)
+		}
+		if err := WriteControl(&two, again); err != nil {
+			t.Fatal(err)
+		}
+		if !bytes.Equal(one.Bytes(), two.Bytes()) {
+			t.Fatalf("changed on the way:\n%q\n%q", one.Bytes(), two.Bytes())
+		}
+		var j Joiner
+		_, _, _ = j.Add(c)
+	})
+}
+
+func FuzzReadHandshake(f *testing.F) {
+	seed(f)
+	f.Fuzz(func(t *testing.T, b []byte) {
+		h, _, err := ReadHandshake(bytes.NewReader(b))
+		if err != nil {
+			if !expected(err) {
+				t.Fatalf("unexpected kind of error: %v", err)
+			}
+			return
+		}
+		if err := h.check(); err != nil {
+			t.Fatal(err)
+		}
+	})
+}
+
+func FuzzReadRequest(f *testing.F) {
+	seed(f)
+	f.Fuzz(func(t *testing.T, b []byte) {
+		q, err := ReadRequest(bytes.NewReader(b))
+		if err != nil {
+			if !expected(err) {
+				t.Fatalf("unexpected kind of error: %v", err)
+			}
+			return
+		}
+		var w bytes.Buffer
+		if err := WriteRequest(&w, q); err != nil {
+			t.Fatal(err)
+		}
+		if again, err := ReadRequest(&w); err != nil || again != q {
+			t.Fatalf("%+v became %+v, %v", q, again, err)
+		}
+	})
+}
+
+func FuzzReadReply(f *testing.F) {
+	seed(f)
+	f.Fuzz(func(t *testing.T, b []byte) {
+		p, err := ReadReply(bytes.NewReader(b))
+		if err != nil {
+			if !expected(err) {
+				t.Fatalf("unexpected kind of error: %v", err)
+			}
+			return
+		}
+		var w bytes.Buffer
+		if err := WriteReply(&w, p); err != nil {
+			t.Fatal(err)
+		}
+		if again, err := ReadReply(&w); err != nil || again != p {
+			t.Fatalf("%+v became %+v, %v", p, again, err)
+		}
+	})
+}
+
+func FuzzReadDatagram(f *testing.F) {
+	seed(f)
+	f.Fuzz(func(t *testing.T, b []byte) {
+		buf := make([]byte, 512)
+		r := bytes.NewReader(b)
+		for {
+			n, err := ReadDatagram(r, buf)
+			if err != nil {
+				if !expected(err) && !errors.Is(err, io.ErrShortBuffer) {
+					t.Fatalf("unexpected kind of error: %v", err)
+				}
+				return
+			}
+			if n > len(buf) {
+				t.Fatalf("%d bytes in %d", n, len(buf))
+			}
+		}
+	})
+}

@@ -1,0 +1,632 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package wire
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"testing/iotest"
+	"unsafe"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"github.com/fairlead/fairlead/internal/port"
+)
+
+var update = flag.Bool("update", false, "write the golden files anew")
+
+var equal = []cmp.Option{cmp.Comparer(func(a, b netip.Addr) bool { return a == b }),
+	cmp.Comparer(func(a, b netip.AddrPort) bool { return a == b }), cmpopts.EquateEmpty()}
+
+func key(p port.Protocol, addr string, n uint16) port.Key {
+	return port.Key{Protocol: p, Address: netip.MustParseAddr(addr), Port: n}
+}
+
+func web() Publication {
+	return Publication{
+		Key: key(port.TCP, "0.0.0.0", 8080), DualStack: true,
+		Host: []netip.AddrPort{netip.MustParseAddrPort("127.0.0.1:8080"), netip.MustParseAddrPort("[::1]:8080")},
+		Owner: port.Owner{Kind: port.OwnerContainer, Name: "web", ID: "c0ffee",
+			Labels: map[string]string{"com.example/role": "front <end>", "z": "ü"}},
+		Source: "docker",
+	}
+}
+
+func controls() map[string]Control {
+	dns := Publication{Key: key(port.UDP, "fe80::1%eth0", 5300), Host: []netip.AddrPort{netip.MustParseAddrPort("[::1]:0")}}
+	return map[string]Control{
+		"snapshot":       {Snapshot: &Snapshot{Epoch: "E1", Generation: 7, Publications: []Publication{web(), dns}, More: true}},
+		"snapshot-empty": {Snapshot: &Snapshot{Epoch: "E1", Publications: []Publication{}}},
+		"change": {Change: &Change{Base: 7, Generation: 9, Put: []Publication{dns},
+			Removed: []port.Key{key(port.TCP, "::", 22)}}},
+		"ack": {Ack: &Ack{Generation: 9, Outcomes: []Outcome{
+			{Key: dns.Key, State: port.Active, HostAddress: netip.MustParseAddrPort("[::1]:49152")},
+			{Key: key(port.TCP, "0.0.0.0", 80), State: port.Conflict, HostAddress: netip.MustParseAddrPort("127.0.0.1:80"), Reason: "held by nginx (pid 811)"},
+		}}},
+		"outcomes": {Outcomes: &Outcomes{Outcomes: []Outcome{{Key: key(port.TCP, "::", 22), State: port.Denied, Reason: "rule 1"}}}},
+		"resync":   {Resync: &Resync{Reason: "standing at 5, change builds on 7"}},
+	}
+}
+
+// golden compares got with testdata/name.bin, and returns the file's bytes.
+func golden(t *testing.T, name string, got []byte) []byte {
+	t.Helper()
+	path := filepath.Join("testdata", name+".bin")
+	if *update {
+		if err := os.MkdirAll("testdata", 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, got, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(want, got) {
+		t.Errorf("%s\n got %q\nwant %q", name, got, want)
+	}
+	return want
+}
+
+func TestControlGolden(t *testing.T) {
+	for name, c := range controls() {
+		t.Run(name, func(t *testing.T) {
+			var b bytes.Buffer
+			if err := WriteControl(&b, c); err != nil {
+				t.Fatal(err)
+			}
+			got, err := ReadControl(iotest.OneByteReader(bytes.NewReader(golden(t, name, b.Bytes()))))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if d := cmp.Diff(c, got, equal...); d != "" {
+				t.Error(d)
+			}
+		})
+	}
+}
+
+func TestFlowGolden(t *testing.T) {
+	q := FlowRequest{Key: key(port.TCP, "0.0.0.0", 8080), Peer: netip.MustParseAddrPort("[::ffff:127.0.0.1]:51000")}
+	var b bytes.Buffer
+	if err := WriteRequest(&b, q); err != nil {
+		t.Fatal(err)
+	}
+	got, err := ReadRequest(bytes.NewReader(golden(t, "request", b.Bytes())))
+	if err != nil || got.Key != q.Key || got.Peer != netip.MustParseAddrPort("127.0.0.1:51000") {
+		t.Errorf("got %+v, %v", got, err)
+	}
+	b.Reset()
+	p := FlowReply{Status: FlowRefused, Reason: "connection refused"}
+	if err := WriteReply(&b, p); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := ReadReply(bytes.NewReader(golden(t, "reply", b.Bytes()))); err != nil || got != p {
+		t.Errorf("got %+v, %v", got, err)
+	}
+}
+
+func handshakes() map[string]Handshake {
+	return map[string]Handshake{
+		"hello": {Hello: &Hello{MinVersion: 1, MaxVersion: 2, Role: RoleAgent, Identity: "I", Name: "guest", Build: "1.0",
+			Nonce: bytes.Repeat([]byte{0xa5}, NonceSize), Token: true}},
+		"proof":   {Proof: &Proof{MAC: bytes.Repeat([]byte{0x5a}, MACSize)}},
+		"refusal": {Refusal: &Refusal{Code: "version", Reason: "update the older one"}},
+	}
+}
+
+func TestHandshakeGolden(t *testing.T) {
+	for name, h := range handshakes() {
+		t.Run(name, func(t *testing.T) {
+			frame, raw, err := EncodeHandshake(h)
+			if err != nil {
+				t.Fatal(err)
+			}
+			got, gotRaw, err := ReadHandshake(bytes.NewReader(golden(t, name, frame)))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if d := cmp.Diff(h, got); d != "" {
+				t.Error(d)
+			}
+			if !bytes.Equal(raw, gotRaw) {
+				t.Errorf("raw differs: %q, %q", raw, gotRaw)
+			}
+		})
+	}
+}
+
+func frameOf(body string) []byte {
+	b := binary.BigEndian.AppendUint32(nil, uint32(len(body)))
+	return append(b, body...)
+}
+
+func TestControlRefused(t *testing.T) {
+	pub := func(fields string) string {
+		return `{"snapshot":{"epoch":"E","publications":[{` + fields + `}]}}`
+	}
+	const ok = `"protocol":"tcp","address":"0.0.0.0","port":80`
+	tests := map[string]struct{ body, names string }{
+		"empty":                 {``, ""},
+		"not an object":         {`[]`, ""},
+		"garbage":               {`GET / HTTP/1.1`, ""},
+		"no message":            {`{}`, "no message"},
+		"unknown message":       {`{"reboot":{}}`, `"reboot"`},
+		"two messages":          {`{"ack":{"generation":1},"resync":{"reason":""}}`, `"resync"`},
+		"message twice":         {`{"ack":{"generation":1},"ack":{"generation":2}}`, `"ack"`},
+		"null":                  {`{"ack":null}`, "0 messages"},
+		"trailing":              {`{"ack":{"generation":1}}{}`, "more follows"},
+		"truncated":             {`{"ack":{"generation":1}`, ""},
+		"wrong type":            {`{"ack":7}`, "ack"},
+		"negative generation":   {`{"ack":{"generation":-1}}`, "ack"},
+		"no epoch":              {`{"snapshot":{"publications":[]}}`, "epoch"},
+		"long epoch":            {`{"snapshot":{"epoch":"` + strings.Repeat("e", 65) + `"}}`, "epoch"},
+		"change back":           {`{"change":{"base":5,"generation":5}}`, "generation 5"},
+		"no protocol":           {pub(`"address":"0.0.0.0","port":80`), "protocol"},
+		"protocol sctp":         {pub(`"protocol":"sctp","address":"0.0.0.0","port":80`), "sctp"},
+		"no address":            {pub(`"protocol":"tcp","port":80`), "no address"},
+		"bad address":           {pub(`"protocol":"tcp","address":"a.b","port":80`), "a.b"},
+		"mapped address":        {pub(`"protocol":"tcp","address":"::ffff:1.2.3.4","port":80`), "mapped"},
+		"no port":               {pub(`"protocol":"tcp","address":"0.0.0.0"`), "port 0"},
+		"port too large":        {pub(`"protocol":"tcp","address":"0.0.0.0","port":65536`), "65536"},
+		"zone too long":         {pub(`"protocol":"tcp","address":"fe80::1%` + strings.Repeat("e", 33) + `","port":80`), "zone"},
+		"zone with an escape":   {pub(`"protocol":"tcp","address":"fe80::1%e\u001b[2J","port":80`), "zone"},
+		"mapped host address":   {pub(ok + `,"host":["[::ffff:1.2.3.4]:80"]`), "mapped"},
+		"empty host address":    {pub(ok + `,"host":[""]`), "no address"},
+		"too many hosts":        {pub(ok + `,"host":[` + strings.TrimSuffix(strings.Repeat(`"1.1.1.1:1",`, 17), ",") + `]`), "17 host addresses"},
+		"long name":             {pub(ok + `,"owner":{"name":"` + strings.Repeat("n", 257) + `"}`), "owner name"},
+		"long id":               {pub(ok + `,"owner":{"id":"` + strings.Repeat("n", 257) + `"}`), "owner id"},
+		"long namespace":        {pub(ok + `,"owner":{"namespace":"` + strings.Repeat("n", 257) + `"}`), "owner namespace"},
+		"long source":           {pub(ok + `,"source":"` + strings.Repeat("n", 65) + `"`), "source"},
+		"long label":            {pub(ok + `,"owner":{"labels":{"a":"` + strings.Repeat("n", 1025) + `"}}`), "labels"},
+		"too many labels":       {pub(ok + `,"owner":{"labels":{` + manyLabels(65) + `}}`), "65 labels"},
+		"outcome without state": {`{"ack":{"generation":1,"outcomes":[{` + ok + `}]}}`, "no state"},
+		"unknown state":         {`{"ack":{"generation":1,"outcomes":[{` + ok + `,"state":"great"}]}}`, "great"},
+		"active nowhere":        {`{"ack":{"generation":1,"outcomes":[{` + ok + `,"state":"active"}]}}`, "host address"},
+		"long reason":           {`{"outcomes":{"outcomes":[{` + ok + `,"state":"failed","reason":"` + strings.Repeat("r", 513) + `"}]}}`, "reason"},
+		"too many items":        {`{"snapshot":{"epoch":"E","publications":[` + strings.Repeat(`{},`, MaxListItems) + `{}]}}`, fmt.Sprint(MaxListItems)},
+		"list is an object":     {`{"outcomes":{"outcomes":{}}}`, "list"},
+		"long garbage":          {`{"` + strings.Repeat("x", 10_000) + `":1}`, "unknown message"},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			next := frameOf(`{"resync":{"reason":"after"}}`)
+			r := bytes.NewReader(append(frameOf(tt.body), next...))
+			c, err := ReadControl(r)
+			if !errors.Is(err, ErrMalformed) {
+				t.Fatalf("got %+v, %v; want ErrMalformed", c, err)
+			}
+			if !strings.Contains(err.Error(), tt.names) {
+				t.Errorf("error %q does not name %q", err, tt.names)
+			}
+			if len(err.Error()) > 2*MaxReason {
+				t.Errorf("error of %d bytes", len(err.Error()))
+			}
+			// The stream is still in step.
+			if c, err := ReadControl(r); err != nil || c.Resync == nil || c.Resync.Reason != "after" {
+				t.Errorf("next message: %+v, %v", c, err)
+			}
+		})
+	}
+}
+
+func manyLabels(n int) string {
+	var b strings.Builder
+	for i := range n {
+		fmt.Fprintf(&b, `,"l%d":""`, i)
+	}
+	return b.String()[1:]
+}
+
+func TestUnknownFieldsAreIgnored(t *testing.T) {
+	c, err := ReadControl(bytes.NewReader(frameOf(`{"ack":{"generation":3,"mood":"good","outcomes":[{"protocol":"udp","address":"::","port":9,"state":"pending","colour":1}]}}`)))
+	if err != nil || c.Ack.Generation != 3 || len(c.Ack.Outcomes) != 1 {
+		t.Errorf("got %+v, %v", c, err)
+	}
+}
+
+func TestFrames(t *testing.T) {
+	huge := binary.BigEndian.AppendUint32(nil, MaxControlFrame+1)
+	if _, err := ReadControl(bytes.NewReader(huge)); !errors.Is(err, ErrTooLarge) {
+		t.Errorf("oversized: %v", err)
+	}
+	if _, err := ReadControl(bytes.NewReader(nil)); err != io.EOF {
+		t.Errorf("end between frames: %v", err)
+	}
+	whole := frameOf(`{"ack":{"generation":1}}`)
+	for n := 1; n < len(whole); n++ {
+		if _, err := ReadControl(bytes.NewReader(whole[:n])); !errors.Is(err, io.ErrUnexpectedEOF) {
+			t.Errorf("end after %d bytes: %v", n, err)
+		}
+	}
+	if _, _, err := ReadHandshake(bytes.NewReader(binary.BigEndian.AppendUint32(nil, MaxHelloFrame+1))); !errors.Is(err, ErrTooLarge) {
+		t.Errorf("oversized hello: %v", err)
+	}
+	if _, err := ReadRequest(bytes.NewReader(binary.BigEndian.AppendUint32(nil, MaxRequestFrame+1))); !errors.Is(err, ErrTooLarge) {
+		t.Errorf("oversized request: %v", err)
+	}
+	var n counter
+	if err := WriteControl(&n, Control{Resync: &Resync{Reason: strings.Repeat("x", MaxControlFrame)}}); !errors.Is(err, ErrTooLarge) || n.calls != 0 {
+		t.Errorf("write of too much: %v, %d writes", err, n.calls)
+	}
+	if err := WriteControl(&n, Control{Resync: &Resync{}}); err != nil || n.calls != 1 {
+		t.Errorf("a frame took %d writes, %v", n.calls, err)
+	}
+}
+
+// A length is only a word: no memory is taken on it.
+func TestFrameTakesMemoryAsBytesArrive(t *testing.T) {
+	per := testing.AllocsPerRun(10, func() {
+		r := &io.LimitedReader{R: zeros{}, N: 4 + 100}
+		h := binary.BigEndian.AppendUint32(nil, MaxControlFrame)
+		_, err := readFrame(io.MultiReader(bytes.NewReader(h), r), MaxControlFrame)
+		if !errors.Is(err, io.ErrUnexpectedEOF) {
+			t.Error(err)
+		}
+	})
+	if per > 20 {
+		t.Errorf("%v allocations", per)
+	}
+	body, err := readFrame(io.MultiReader(bytes.NewReader([]byte{0, 16, 0, 0}), &io.LimitedReader{R: zeros{}, N: MaxControlFrame}), MaxControlFrame)
+	if err != nil || len(body) != MaxControlFrame {
+		t.Errorf("%d bytes, %v", len(body), err)
+	}
+}
+
+type zeros struct{}
+
+func (zeros) Read(b []byte) (int, error) { clear(b); return len(b), nil }
+
+type counter struct{ calls, bytes int }
+
+func (c *counter) Write(b []byte) (int, error) { c.calls++; c.bytes += len(b); return len(b), nil }
+
+func TestRequestRefused(t *testing.T) {
+	for name, body := range map[string]string{
+		"no key":      `{}`,
+		"mapped peer": `{"key":{"protocol":"tcp","address":"::","port":1},"peer":"[::ffff:1.1.1.1]:1"}`,
+		"garbage":     `x`,
+		"bad peer":    `{"key":{"protocol":"tcp","address":"::","port":1},"peer":"host"}`,
+	} {
+		if q, err := ReadRequest(bytes.NewReader(frameOf(body))); !errors.Is(err, ErrMalformed) {
+			t.Errorf("%s: %+v, %v", name, q, err)
+		}
+	}
+	if q, err := ReadRequest(bytes.NewReader(frameOf(`{"key":{"protocol":"tcp","address":"::","port":1},"peer":""}`))); err != nil {
+		t.Errorf("unknown peer: %+v, %v", q, err)
+	}
+	if p, err := ReadReply(bytes.NewReader(frameOf(`{"status":"maybe"}`))); !errors.Is(err, ErrMalformed) || !strings.Contains(err.Error(), "maybe") {
+		t.Errorf("unknown status: %+v, %v", p, err)
+	}
+	var b bytes.Buffer
+	if err := WriteReply(&b, FlowReply{Status: FlowRefused, Reason: "line\nbreak\x1b[2J" + strings.Repeat("ü", MaxReason)}); err != nil {
+		t.Fatal(err)
+	}
+	p, err := ReadReply(&b)
+	if err != nil || strings.ContainsAny(p.Reason, "\n\x1b") || len(p.Reason) > MaxReason {
+		t.Errorf("reason %q, %v", p.Reason, err)
+	}
+}
+
+func TestHandshakeRefused(t *testing.T) {
+	hello := func(edit func(*Hello)) Handshake {
+		h := *handshakes()["hello"].Hello
+		edit(&h)
+		return Handshake{Hello: &h}
+	}
+	for name, h := range map[string]Handshake{
+		"version 0":      hello(func(h *Hello) { h.MinVersion = 0 }),
+		"versions twist": hello(func(h *Hello) { h.MaxVersion = 0 }),
+		"role":           hello(func(h *Hello) { h.Role = "king" }),
+		"short nonce":    hello(func(h *Hello) { h.Nonce = h.Nonce[1:] }),
+		"no identity":    hello(func(h *Hello) { h.Identity = "" }),
+		"long identity":  hello(func(h *Hello) { h.Identity = strings.Repeat("i", MaxWord+1) }),
+		"long name":      hello(func(h *Hello) { h.Name = strings.Repeat("i", MaxName+1) }),
+		"long build":     hello(func(h *Hello) { h.Build = strings.Repeat("i", MaxWord+1) }),
+		"short proof":    {Proof: &Proof{MAC: make([]byte, 31)}},
+		"long code":      {Refusal: &Refusal{Code: strings.Repeat("i", MaxWord+1)}},
+		"nothing":        {},
+	} {
+		frame, _, err := EncodeHandshake(h)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, _, err := ReadHandshake(bytes.NewReader(frame)); !errors.Is(err, ErrMalformed) {
+			t.Errorf("%s: %+v, %v", name, got, err)
+		}
+	}
+}
+
+func TestDatagrams(t *testing.T) {
+	var b bytes.Buffer
+	var n counter
+	for _, size := range []int{0, 1, 1400, MaxDatagram} {
+		frame := make([]byte, DatagramHeader+size)
+		for i := range size {
+			frame[DatagramHeader+i] = byte(size)
+		}
+		if err := WriteDatagram(io.MultiWriter(&b, &n), frame); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n.calls != 4 {
+		t.Errorf("%d writes for 4 datagrams", n.calls)
+	}
+	buf := make([]byte, MaxDatagram)
+	r := iotest.HalfReader(&b)
+	for _, size := range []int{0, 1, 1400, MaxDatagram} {
+		n, err := ReadDatagram(r, buf)
+		if err != nil || n != size || !bytes.Equal(buf[:n], bytes.Repeat([]byte{byte(size)}, size)) {
+			t.Fatalf("datagram of %d: %d bytes, %v", size, n, err)
+		}
+	}
+	if _, err := ReadDatagram(r, buf); err != io.EOF {
+		t.Errorf("end: %v", err)
+	}
+	if _, err := ReadDatagram(bytes.NewReader([]byte{0, 5, 1}), buf); !errors.Is(err, io.ErrUnexpectedEOF) {
+		t.Errorf("end inside: %v", err)
+	}
+	if _, err := ReadDatagram(bytes.NewReader([]byte{0, 5, 1, 2, 3, 4, 5}), buf[:4]); !errors.Is(err, io.ErrShortBuffer) {
+		t.Errorf("short buffer: %v", err)
+	}
+	for _, size := range []int{0, 1, DatagramHeader + MaxDatagram + 1} {
+		if err := WriteDatagram(io.Discard, make([]byte, size)); !errors.Is(err, ErrTooLarge) {
+			t.Errorf("frame of %d bytes: %v", size, err)
+		}
+	}
+}
+
+func TestConversion(t *testing.T) {
+	long := strings.Repeat("ü", MaxName) // two bytes each: cut at a character
+	labels := map[string]string{"a\xff": "x", "b": "\xff", "big": strings.Repeat("v", MaxLabelValue+1)}
+	for i := range 100 {
+		labels[fmt.Sprintf("l%03d", i)] = strings.Repeat("v", 100)
+	}
+	p := port.Publication{
+		Key: key(port.TCP, "::", 80), DualStack: true,
+		Owner:    port.Owner{Kind: port.OwnerService, Name: long + "x", ID: strings.Repeat("\xff", MaxName), Namespace: long, Labels: labels},
+		Origins:  []port.OriginInfo{{Origin: port.Origin{Source: "nat"}}, {Origin: port.Origin{Source: "socket"}}},
+		Decision: port.Decision{Allow: true, Host: []netip.AddrPort{netip.MustParseAddrPort("[::ffff:127.0.0.1]:80")}},
+	}
+	w := FromPublication(p)
+	if err := w.Check(); err != nil {
+		t.Fatal(err)
+	}
+	if w.Key != p.Key || !w.DualStack || w.Source != "nat" || w.Host[0] != netip.MustParseAddrPort("127.0.0.1:80") {
+		t.Errorf("got %+v", w)
+	}
+	if len(w.Owner.Labels) != MaxLabels || w.Owner.Labels["l000"] == "" || w.Owner.Labels["l063"] == "" {
+		t.Errorf("%d labels left", len(w.Owner.Labels))
+	}
+	if len(labels) != 103 {
+		t.Error("the publication's labels were changed")
+	}
+	if w.Owner.Name != strings.Repeat("ü", MaxName/2) {
+		t.Errorf("name of %d bytes", len(w.Owner.Name))
+	}
+	back := w.Port()
+	if back.Key != p.Key || !back.Decision.Allow || back.Origins[0].Source != "nat" || back.Owner.Kind != port.OwnerService {
+		t.Errorf("back %+v", back)
+	}
+
+	o := port.Outcome{Key: p.Key, State: port.Conflict, HostAddress: netip.MustParseAddrPort("[::ffff:127.0.0.1]:80"), Reason: "a\nb" + strings.Repeat("\xff", MaxReason)}
+	wo := FromOutcome(o)
+	if err := wo.check(); err != nil {
+		t.Fatal(err)
+	}
+	if got := wo.Port(); got.Key != o.Key || got.State != o.State || got.HostAddress.Addr().Is4In6() || strings.Contains(got.Reason, "\n") {
+		t.Errorf("got %+v", got)
+	}
+}
+
+// fat is a publication that is as large as one can be.
+func fat(n int) Publication {
+	p := web()
+	p.Address = netip.AddrFrom4([4]byte{10, byte(n >> 16), byte(n >> 8), byte(n)})
+	p.Owner.Name = strings.Repeat("\x01", MaxName)
+	p.Owner.ID, p.Owner.Namespace = p.Owner.Name, p.Owner.Name
+	p.Owner.Labels = make(map[string]string)
+	for i := range MaxLabels {
+		k := fmt.Sprintf("%02d", i)
+		p.Owner.Labels[k] = strings.Repeat("\x01", MaxLabelBytes/MaxLabels-len(k))
+	}
+	p.Host = nil
+	for range MaxHosts {
+		p.Host = append(p.Host, netip.MustParseAddrPort("[fe80:1234:1234:1234:1234:1234:1234:1234%"+strings.Repeat("\\", MaxZone)+"]:65535"))
+	}
+	return p
+}
+
+func thin(n int) Publication {
+	return Publication{Key: port.Key{Protocol: port.TCP, Address: netip.AddrFrom4([4]byte{10, byte(n >> 16), byte(n >> 8), byte(n)}), Port: 80}}
+}
+
+func TestSplitAndJoin(t *testing.T) {
+	for name, make := range map[string]func(int) Publication{"thin": thin, "fat": fat} {
+		for _, n := range []int{0, 1, SnapshotPart, SnapshotPart + 1, 1500} {
+			if name == "fat" {
+				n = min(n, 60)
+			}
+			pubs := []Publication{}
+			var keys []port.Key
+			for i := range n {
+				pubs = append(pubs, make(i))
+				keys = append(keys, key(port.UDP, "1.2.3.4", uint16(i+1)))
+			}
+			for what, parts := range map[string][]Control{
+				"snapshot": Snapshot{Epoch: "E", Generation: 4, Publications: pubs}.Split(),
+				"change":   Change{Base: 3, Generation: 4, Put: pubs, Removed: keys}.Split(),
+				"removal":  Change{Base: 3, Generation: 4, Removed: keys}.Split(),
+			} {
+				whole := joinThroughFrames(t, parts)
+				switch {
+				case what == "snapshot" && (whole.Snapshot == nil || whole.Snapshot.More || len(whole.Snapshot.Publications) != n),
+					what == "change" && (whole.Change == nil || whole.Change.More || len(whole.Change.Put) != n || len(whole.Change.Removed) != n),
+					what == "removal" && (whole.Change == nil || len(whole.Change.Put) != 0 || len(whole.Change.Removed) != n):
+					t.Errorf("%s of %d %s publications: lost some", what, n, name)
+				}
+				if what == "snapshot" {
+					if d := cmp.Diff(pubs, whole.Snapshot.Publications, equal...); d != "" {
+						t.Error(d)
+					}
+				}
+				if small := n <= SnapshotPart/2 && name == "thin"; small && len(parts) != 1 {
+					t.Errorf("%s of %d in %d parts", what, n, len(parts))
+				}
+			}
+		}
+	}
+}
+
+// joinThroughFrames writes and reads each part, and joins them.
+func joinThroughFrames(t *testing.T, parts []Control) Control {
+	t.Helper()
+	var j Joiner
+	for i, p := range parts {
+		var b bytes.Buffer
+		if err := WriteControl(&b, p); err != nil {
+			t.Fatal(err)
+		}
+		c, err := ReadControl(&b)
+		if err != nil {
+			t.Fatal(err)
+		}
+		whole, done, err := j.Add(c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if done != (i == len(parts)-1) {
+			t.Fatalf("part %d of %d: done %v", i+1, len(parts), done)
+		}
+		if done {
+			return whole
+		}
+	}
+	t.Fatal("no parts")
+	return Control{}
+}
+
+func TestSplitOutcomes(t *testing.T) {
+	var outs []Outcome
+	for i := range 2000 {
+		for range 3 {
+			outs = append(outs, Outcome{Key: thin(i).Key, State: port.Failed, Reason: strings.Repeat("\x01", i%MaxReason)})
+		}
+	}
+	for name, parts := range map[string][]Control{
+		"ack":      Ack{Generation: 8, Outcomes: outs}.Split(),
+		"outcomes": Outcomes{Outcomes: outs}.Split(),
+	} {
+		seen, total := make(map[port.Key]int), 0
+		for i, p := range parts {
+			var b bytes.Buffer
+			if err := WriteControl(&b, p); err != nil {
+				t.Fatal(err)
+			}
+			var part []Outcome
+			switch last := i == len(parts)-1; {
+			case p.Ack != nil && last && name == "ack" && p.Ack.Generation == 8:
+				part = p.Ack.Outcomes
+			case p.Outcomes != nil && (!last || name == "outcomes"):
+				part = p.Outcomes.Outcomes
+			default:
+				t.Fatalf("%s: part %d of %d is %+v", name, i+1, len(parts), p)
+			}
+			for _, o := range part {
+				if in, ok := seen[o.Key]; ok && in != i {
+					t.Errorf("%s: outcomes of %s in parts %d and %d", name, o.Key, in, i)
+				}
+				seen[o.Key] = i
+				total++
+			}
+		}
+		if total != len(outs) {
+			t.Errorf("%s: %d outcomes of %d", name, total, len(outs))
+		}
+	}
+	if parts := (Ack{Generation: 1}).Split(); len(parts) != 1 || parts[0].Ack.Generation != 1 {
+		t.Errorf("empty ack: %+v", parts)
+	}
+	// One key alone may fill more than a part.
+	one := make([]Outcome, 2*SnapshotPart)
+	for i := range one {
+		one[i] = Outcome{Key: thin(1).Key, State: port.Pending}
+	}
+	if parts := (Outcomes{Outcomes: one}).Split(); len(parts) != 2 {
+		t.Errorf("%d parts", len(parts))
+	}
+}
+
+func TestJoinerRefuses(t *testing.T) {
+	part := func(epoch string, gen uint64) Control {
+		return Control{Snapshot: &Snapshot{Epoch: epoch, Generation: gen, More: true}}
+	}
+	delta := func(base, gen uint64) Control {
+		return Control{Change: &Change{Base: base, Generation: gen, More: true}}
+	}
+	for name, row := range map[string][]Control{
+		"other epoch":        {part("A", 1), part("B", 1)},
+		"other generation":   {part("A", 1), part("A", 2)},
+		"change in snapshot": {part("A", 1), delta(1, 2)},
+		"snapshot in change": {delta(1, 2), part("A", 2)},
+		"other base":         {delta(1, 3), delta(2, 3)},
+		"message between":    {part("A", 1), {Resync: &Resync{}}},
+	} {
+		var j Joiner
+		var err error
+		for _, c := range row {
+			_, _, err = j.Add(c)
+		}
+		if !errors.Is(err, ErrMalformed) {
+			t.Errorf("%s: %v", name, err)
+		}
+		if c, done, err := j.Add(Control{Snapshot: &Snapshot{Epoch: "C"}}); err != nil || !done || c.Snapshot.Epoch != "C" {
+			t.Errorf("%s: no fresh start: %v", name, err)
+		}
+	}
+	var j Joiner
+	c := Control{Snapshot: &Snapshot{Epoch: "A", More: true, Publications: make([]Publication, MaxListItems)}}
+	for range MaxPublications / MaxListItems {
+		if _, _, err := j.Add(c); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, _, err := j.Add(Control{Snapshot: &Snapshot{Epoch: "A", Publications: make([]Publication, 1)}}); !errors.Is(err, ErrMalformed) {
+		t.Errorf("one publication too many: %v", err)
+	}
+	pubs := make([]Publication, 128)
+	for i := range pubs {
+		pubs[i] = fat(i)
+	}
+	c.Snapshot.Publications = pubs
+	held, err := 0, error(nil)
+	for err == nil {
+		held += len(pubs) * pubs[0].TextBytes()
+		_, _, err = j.Add(c)
+	}
+	if !errors.Is(err, ErrMalformed) || held > MaxSetBytes+2<<20 {
+		t.Errorf("%d bytes of text until %v", held, err)
+	}
+}
+
+// The limits bound memory only if what they bound stays small.
+func TestSizes(t *testing.T) {
+	if n := MaxListItems * unsafe.Sizeof(Publication{}); n > 4<<20 {
+		t.Errorf("a list can become %d bytes", n)
+	}
+	if n := publicationSize(fat(1)); n > partSize {
+		t.Errorf("one publication can need %d bytes of %d", n, partSize)
+	}
+}
