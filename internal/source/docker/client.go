@@ -1,0 +1,289 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package docker
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/moby/moby/client"
+)
+
+// maxBody bounds one reply of the engine. A list of 10,000 containers is 20 MB.
+const maxBody = 64 << 20
+
+// conn is one connection to an engine. The types of the client refuse a whole
+// list for one number that is no port, so replies are kept as they came and
+// decoded here, container by container.
+type conn struct {
+	*client.Client
+	transport *http.Transport
+	timeout   time.Duration
+}
+
+// dial makes a client for host and agrees on an API version. Close it.
+func dial(ctx context.Context, host, certPath string, timeout time.Duration) (_ *conn, err error) {
+	t := &http.Transport{MaxIdleConns: 4, IdleConnTimeout: 30 * time.Second, DisableCompression: true}
+	scheme, addr, _ := strings.Cut(host, "://")
+	opts := []client.Opt{client.WithHost(host), client.WithHTTPClient(&http.Client{
+		Transport: keeper{t}, CheckRedirect: client.CheckRedirect,
+	})}
+	if scheme == "unix" {
+		t.DialContext = func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return (&net.Dialer{}).DialContext(ctx, "unix", addr)
+		}
+	}
+	if certPath != "" && scheme == "tcp" {
+		if t.TLSClientConfig, err = tlsConfig(certPath); err != nil {
+			return nil, err
+		}
+		opts = append(opts, client.WithScheme("https"))
+	}
+	c := &conn{transport: t, timeout: timeout}
+	defer func() {
+		if err != nil {
+			c.close()
+		}
+	}()
+	if c.Client, err = client.New(opts...); err != nil {
+		return nil, fmt.Errorf("client for %s: %w", host, err)
+	}
+	pctx, cancel := c.limit(ctx)
+	defer cancel()
+	if _, err := c.Ping(pctx, client.PingOptions{NegotiateAPIVersion: true}); err != nil {
+		return nil, fmt.Errorf("ping: %w", withCause(pctx, err))
+	}
+	return c, nil
+}
+
+func (c *conn) close() { c.transport.CloseIdleConnections() }
+
+func (c *conn) limit(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeoutCause(ctx, c.timeout, fmt.Errorf("no answer within %v", c.timeout))
+}
+
+// withCause puts the reason in the place of a bare "context deadline exceeded".
+func withCause(ctx context.Context, err error) error {
+	if cause := context.Cause(ctx); cause != nil && !errors.Is(cause, context.Canceled) {
+		return cause
+	}
+	return err
+}
+
+func tlsConfig(dir string) (*tls.Config, error) {
+	cert, err := tls.LoadX509KeyPair(filepath.Join(dir, "cert.pem"), filepath.Join(dir, "key.pem"))
+	if err != nil {
+		return nil, fmt.Errorf("client certificate: %w", err)
+	}
+	if leaf := cert.Leaf; leaf != nil && time.Now().After(leaf.NotAfter) {
+		return nil, fmt.Errorf("client certificate %s expired on %s", filepath.Join(dir, "cert.pem"), leaf.NotAfter.Format(time.DateOnly))
+	}
+	ca, err := os.ReadFile(filepath.Join(dir, "ca.pem"))
+	if err != nil {
+		return nil, fmt.Errorf("certificate authority: %w", err)
+	}
+	pool := x509.NewCertPool()
+	if !pool.AppendCertsFromPEM(ca) {
+		return nil, fmt.Errorf("certificate authority %s: no certificate in it", filepath.Join(dir, "ca.pem"))
+	}
+	return &tls.Config{Certificates: []tls.Certificate{cert}, RootCAs: pool, MinVersion: tls.VersionTLS12}, nil
+}
+
+// reply holds the body of one successful answer.
+type reply struct {
+	path string // the request's path ends with it
+	body []byte
+	err  error
+}
+
+type replyKey struct{}
+
+// keeper is a transport that moves the body of an answer to the reply in the
+// request's context, if there is one, and leaves JSON null in its place.
+type keeper struct{ *http.Transport }
+
+func (k keeper) RoundTrip(req *http.Request) (*http.Response, error) {
+	resp, err := k.Transport.RoundTrip(req)
+	r, ok := req.Context().Value(replyKey{}).(*reply)
+	if err != nil || !ok || resp.StatusCode != http.StatusOK || !strings.HasSuffix(req.URL.Path, r.path) {
+		return resp, err
+	}
+	defer func() { _ = resp.Body.Close() }()
+	r.body, r.err = io.ReadAll(io.LimitReader(resp.Body, maxBody+1))
+	if r.err == nil && len(r.body) > maxBody {
+		r.err = fmt.Errorf("the answer is larger than %d MiB", maxBody>>20)
+	}
+	resp.Body = io.NopCloser(strings.NewReader("null"))
+	resp.ContentLength = 4
+	return resp, nil
+}
+
+// get runs one call of the client and returns the body of its answer.
+func (c *conn) get(ctx context.Context, path string, call func(context.Context) error) ([]byte, error) {
+	r := &reply{path: path}
+	ctx, cancel := c.limit(context.WithValue(ctx, replyKey{}, r))
+	defer cancel()
+	err := call(ctx)
+	if r.err != nil || r.body == nil && err != nil {
+		return nil, withCause(ctx, errors.Join(r.err, err))
+	}
+	return r.body, nil
+}
+
+// engineInfo is what matters of the engine as a whole.
+type engineInfo struct {
+	ServerVersion   string
+	SecurityOptions []string
+}
+
+func (i engineInfo) rootless() bool {
+	return slices.ContainsFunc(i.SecurityOptions, func(s string) bool { return strings.Contains(s, "name=rootless") })
+}
+
+func (c *conn) info(ctx context.Context) (engineInfo, error) {
+	body, err := c.get(ctx, "/info", func(ctx context.Context) error {
+		_, err := c.Info(ctx, client.InfoOptions{})
+		return err
+	})
+	var i engineInfo
+	if err == nil {
+		err = json.Unmarshal(body, &i)
+	}
+	if err != nil {
+		return i, fmt.Errorf("info: %w", err)
+	}
+	return i, nil
+}
+
+// network is an endpoint of a container in a network.
+type network struct {
+	IPAddress         string
+	GlobalIPv6Address string
+}
+
+// summary is one entry of the list of containers.
+type summary struct {
+	ID      string `json:"Id"`
+	Names   []string
+	Labels  map[string]string
+	State   string
+	Ports   []summaryPort
+	Network struct{ Networks map[string]network } `json:"NetworkSettings"`
+}
+
+type summaryPort struct {
+	IP          string
+	PrivatePort int64
+	PublicPort  int64
+	Type        string
+}
+
+// listed is a summary, or why there is none.
+type listed struct {
+	summary
+	err error
+}
+
+// list returns the running containers, or only those whose id is given. An
+// entry that cannot be read is an entry with an error.
+func (c *conn) list(ctx context.Context, id string) ([]listed, error) {
+	o := client.ContainerListOptions{}
+	if id != "" {
+		o.Filters = make(client.Filters).Add("id", id)
+	}
+	body, err := c.get(ctx, "/containers/json", func(ctx context.Context) error {
+		_, err := c.ContainerList(ctx, o)
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list containers: %w", err)
+	}
+	return decodeList(body)
+}
+
+func decodeList(body []byte) ([]listed, error) {
+	var raw []json.RawMessage
+	if err := json.Unmarshal(body, &raw); err != nil {
+		return nil, fmt.Errorf("list containers: %w", err)
+	}
+	out := make([]listed, 0, len(raw))
+	for _, r := range raw {
+		var l listed
+		if l.err = json.Unmarshal(r, &l.summary); l.err != nil {
+			var only struct {
+				ID    string `json:"Id"`
+				Names []string
+			}
+			// As much of the name as there is: it stands in the warning.
+			_ = json.Unmarshal(r, &only)
+			l.summary = summary{ID: only.ID, Names: only.Names}
+		}
+		if l.ID == "" {
+			l.err = errors.Join(l.err, errors.New("an entry of the list has no id"))
+		}
+		out = append(out, l)
+	}
+	return out, nil
+}
+
+// details is what inspecting one container says.
+type details struct {
+	ID    string `json:"Id"`
+	Name  string
+	State struct {
+		Running, Paused bool
+		Pid             int
+	}
+	Config  struct{ Labels map[string]string }
+	Network struct {
+		Ports    map[string][]struct{ HostIP, HostPort string }
+		Networks map[string]network
+	} `json:"NetworkSettings"`
+}
+
+func (c *conn) inspect(ctx context.Context, id string) (details, error) {
+	body, err := c.get(ctx, "/containers/"+id+"/json", func(ctx context.Context) error {
+		_, err := c.ContainerInspect(ctx, id, client.ContainerInspectOptions{})
+		return err
+	})
+	if err != nil {
+		return details{}, fmt.Errorf("inspect: %w", err)
+	}
+	var d details
+	if err := json.NewDecoder(bytes.NewReader(body)).Decode(&d); err != nil {
+		return details{}, fmt.Errorf("inspect: %w", err)
+	}
+	return d, nil
+}
+
+// addresses returns the container's addresses in the order of its networks' names.
+func addresses(networks map[string]network) []netip.Addr {
+	names := make([]string, 0, len(networks))
+	for n := range networks {
+		names = append(names, n)
+	}
+	slices.Sort(names)
+	var out []netip.Addr
+	for _, n := range names {
+		for _, s := range []string{networks[n].IPAddress, networks[n].GlobalIPv6Address} {
+			if a, err := netip.ParseAddr(s); err == nil {
+				out = append(out, a.Unmap())
+			}
+		}
+	}
+	return out
+}

@@ -1,0 +1,224 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package docker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"strconv"
+	"strings"
+	"time"
+
+	cerrdefs "github.com/containerd/errdefs"
+	"github.com/moby/moby/api/types/events"
+	"github.com/moby/moby/client"
+
+	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/source/engine"
+)
+
+// fetcher implements engine.Engine by one connection.
+type fetcher struct {
+	c    *conn
+	host engine.Host
+	// rootless engines keep their networks in a namespace of their own, and
+	// another engine may use the same addresses here.
+	rootless bool
+}
+
+var _ engine.Engine = fetcher{}
+
+// List implements engine.Engine. The engine answers it without locking any
+// container, but does not tell their processes: a look follows.
+func (f fetcher) List(ctx context.Context) ([]engine.Object, error) {
+	all, err := f.c.list(ctx, "")
+	if err != nil {
+		return nil, err
+	}
+	objects := make([]engine.Object, 0, len(all))
+	for _, l := range all {
+		if l.ID == "" {
+			// Whose ports are lost cannot be said, so nothing may be withdrawn.
+			return nil, fmt.Errorf("list containers: %w", l.err)
+		}
+		o := f.summarised(l)
+		o.Partial = true
+		objects = append(objects, o)
+	}
+	return objects, nil
+}
+
+// Look implements engine.Engine. A container that is locked, or of which more
+// is said than can be read, still stands in the list.
+func (f fetcher) Look(ctx context.Context, id string) (engine.Object, bool, error) {
+	d, err := f.c.inspect(ctx, id)
+	switch {
+	case err == nil && d.State.Running && d.ID == id:
+		return f.inspected(d), true, nil
+	case err == nil && d.ID == id, cerrdefs.IsNotFound(err):
+		return engine.Object{}, false, nil
+	case err == nil:
+		err = fmt.Errorf("inspect: asked for %s, was told of %q", id, d.ID)
+	}
+	all, lerr := f.c.list(ctx, id)
+	if lerr != nil {
+		return engine.Object{}, false, errors.Join(err, lerr)
+	}
+	for _, l := range all {
+		if l.ID == id {
+			o := f.summarised(l)
+			o.Partial = true // the fact that stands is not known to be wrong
+			o.Warnings = append(o.Warnings, fmt.Sprintf("container %q: %v; shown as the list has it", nameOf(l.Names, id), err))
+			return o, true, nil
+		}
+	}
+	return engine.Object{}, false, nil
+}
+
+// summarised makes an object of an entry of the list.
+func (f fetcher) summarised(l listed) engine.Object {
+	name := nameOf(l.Names, l.ID)
+	if l.err != nil {
+		return engine.Object{ID: l.ID, Warnings: []string{fmt.Sprintf("container %q: %v", name, l.err)}}
+	}
+	ports := make([]engine.Published, 0, len(l.Ports))
+	for _, p := range l.Ports {
+		if p.PublicPort == 0 && p.IP == "" {
+			continue // exposed, not published
+		}
+		ports = append(ports, engine.Published{Protocol: p.Type, HostIP: p.IP, HostPort: p.PublicPort, ContainerPort: p.PrivatePort})
+	}
+	return f.object(l.ID, name, l.State == "paused", l.Labels, l.Network.Networks, ports)
+}
+
+// inspected makes an object of a running container, with its fact.
+func (f fetcher) inspected(d details) engine.Object {
+	var ports []engine.Published
+	var bad []string
+	name := strings.TrimPrefix(d.Name, "/")
+	number := func(s string) int64 {
+		n, err := strconv.ParseInt(s, 10, 64)
+		if err != nil {
+			bad = append(bad, fmt.Sprintf("container %q: port %q is no port", name, s))
+			return -1
+		}
+		return n
+	}
+	for spec, binds := range d.Network.Ports {
+		private, proto, _ := strings.Cut(spec, "/")
+		for _, b := range binds {
+			p := engine.Published{Protocol: proto, HostIP: b.HostIP, HostPort: number(b.HostPort), ContainerPort: number(private)}
+			if p.HostPort != -1 && p.ContainerPort != -1 {
+				ports = append(ports, p)
+			}
+		}
+	}
+	o := f.object(d.ID, name, d.State.Paused, d.Config.Labels, d.Network.Networks, ports)
+	o.Warnings = append(o.Warnings, bad...)
+	o.Fact = engine.Fact{Owner: owner(d.ID, name, d.Config.Labels), ID: d.ID, Addresses: f.addresses(d.Network.Networks)}
+	if path, cgroup, ok := f.host.Cgroup(d.State.Pid, d.ID); ok {
+		o.Fact.Path, o.Fact.Cgroup = path, cgroup
+	}
+	return o
+}
+
+func (f fetcher) object(id, name string, paused bool, labels map[string]string, networks map[string]network, ports []engine.Published) engine.Object {
+	c := engine.Container{ID: id, Owner: owner(id, name, labels), Addresses: f.addresses(networks)}
+	if paused {
+		c.Note = "paused"
+	}
+	o := engine.Object{ID: id}
+	o.Bindings, o.Warnings = engine.Declare(c, ports)
+	return o
+}
+
+func (f fetcher) addresses(networks map[string]network) []netip.Addr {
+	if f.rootless {
+		return nil
+	}
+	return addresses(networks)
+}
+
+// owner makes the owner of a container.
+func owner(id, name string, labels map[string]string) port.Owner {
+	return port.Owner{Kind: port.OwnerContainer, ID: id, Name: name, Labels: engine.Labels(labels)}
+}
+
+// nameOf picks the container's own name: a link shows as /other/alias.
+func nameOf(names []string, id string) string {
+	for _, n := range names {
+		if n = strings.TrimPrefix(n, "/"); n != "" && !strings.Contains(n, "/") {
+			return n
+		}
+	}
+	return id[:min(12, len(id))]
+}
+
+// watchedEvents are those that change who publishes what.
+var watchedEvents = [...]events.Action{
+	events.ActionStart, events.ActionRestart, events.ActionDie, events.ActionDestroy,
+	events.ActionPause, events.ActionUnPause, events.ActionRename, events.ActionUpdate,
+	events.ActionConnect, events.ActionDisconnect,
+}
+
+// subscribe returns the engine's events since a time. ctx's end ends the
+// stream, and wait returns when nothing of it runs any more.
+func (c *conn) subscribe(ctx context.Context, since time.Time) (s engine.Stream, wait func(), err error) {
+	filters := make(client.Filters).Add("type", string(events.ContainerEventType), string(events.NetworkEventType))
+	for _, a := range watchedEvents {
+		filters.Add("event", string(a))
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	slow := time.AfterFunc(c.timeout, func() { cancel(fmt.Errorf("no answer within %v", c.timeout)) })
+	r := c.Events(ctx, client.EventsListOptions{
+		Since:   fmt.Sprintf("%d.%09d", since.Unix(), since.Nanosecond()),
+		Filters: filters,
+	})
+	if !slow.Stop() {
+		for range r.Err { //nolint:revive // the client's goroutine ends with this channel
+		}
+		return s, nil, fmt.Errorf("subscribe to events: %w", context.Cause(ctx))
+	}
+	out, failed, done := make(chan engine.Event), make(chan error, 1), make(chan struct{})
+	go func() {
+		defer close(done)
+		for {
+			select {
+			case m := <-r.Messages:
+				ev, ok := eventOf(m)
+				if !ok {
+					continue
+				}
+				select {
+				case out <- ev:
+				case <-ctx.Done():
+				}
+			case err, ok := <-r.Err:
+				if !ok {
+					return
+				}
+				failed <- err
+			}
+		}
+	}()
+	return engine.Stream{Events: out, Failed: failed}, func() { cancel(nil); <-done }, nil
+}
+
+// eventOf says what an event means.
+func eventOf(m events.Message) (engine.Event, bool) {
+	ev := engine.Event{ID: m.Actor.ID}
+	switch m.Type {
+	case events.ContainerEventType:
+		ev.Gone = m.Action == events.ActionDie || m.Action == events.ActionDestroy
+	case events.NetworkEventType:
+		ev.ID = m.Actor.Attributes["container"]
+	default:
+		return ev, false
+	}
+	if m.TimeNano != 0 {
+		ev.At = time.Unix(0, m.TimeNano)
+	}
+	return ev, ev.ID != ""
+}

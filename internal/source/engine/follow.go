@@ -1,0 +1,384 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package engine
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"log/slog"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/registry"
+)
+
+// lookers is how many containers are looked at at once.
+const lookers = 4
+
+// Object is all that is known of one running container.
+type Object struct {
+	ID       string // unique at its engine
+	Bindings []port.Binding
+	Warnings []string // what it says that cannot be used
+	Fact     Fact
+	// Partial says that the list did not tell everything: a look follows, and
+	// the fact that stood before stands until then.
+	Partial bool
+}
+
+// Engine fetches. Its methods are called from several goroutines.
+type Engine interface {
+	// List returns every running container, or an error and nothing.
+	List(ctx context.Context) ([]Object, error)
+	// Look returns one container; found is false if it is not running or not
+	// there. An error means that the connection is of no use.
+	Look(ctx context.Context, id string) (o Object, found bool, err error)
+}
+
+// Event says that something happened to a container.
+type Event struct {
+	ID   string
+	Gone bool // it ended; otherwise it is looked at
+	// At is when it happened, by the clock of this machine; zero if not known.
+	At time.Time
+}
+
+// Stream is a subscription to events. It was made before the first list.
+type Stream struct {
+	Events <-chan Event
+	// Failed yields why the stream ended, once.
+	Failed <-chan error
+	// Unconfirmed says that the engine does not tell when the subscription
+	// stands, so that a second list has to follow the first one.
+	Unconfirmed bool
+}
+
+// confirmAfter is when an unconfirmed subscription is taken to stand.
+const confirmAfter = time.Second
+
+// Set is everything that a source says, and outlives its sessions: what stands
+// is known when the engine comes back, or stays away. One goroutine uses it.
+type Set struct {
+	Logger   *slog.Logger
+	Feed     registry.Feed
+	Facts    *Table
+	Warnings Warnings
+
+	known map[string]stands
+	drift int
+}
+
+// stands is what was said of one container.
+type stands struct {
+	bindings []port.Binding
+	asOf     time.Time // when it was asked for
+}
+
+// NewSet returns an empty set.
+func NewSet(logger *slog.Logger, feed registry.Feed, facts *Table) *Set {
+	return &Set{
+		Logger: logger, Feed: feed, Facts: facts, known: make(map[string]stands),
+		Warnings: Warnings{Logger: logger, Feed: feed},
+	}
+}
+
+// Withdraw takes everything back, facts included.
+func (s *Set) Withdraw() {
+	var c port.Change
+	for _, k := range s.known {
+		for _, b := range k.bindings {
+			c.Drop = append(c.Drop, b.Origin)
+		}
+	}
+	clear(s.known)
+	s.Facts.Retain(func(string) bool { return false })
+	s.Warnings.Clear()
+	s.Feed.Apply(c)
+}
+
+// Follow lists, and applies what happens until something fails or ctx ends. It
+// calls up after each list. audit is the time between two lists.
+func (s *Set) Follow(ctx context.Context, e Engine, st Stream, audit time.Duration, up func()) error {
+	ctx, cancel := context.WithCancel(ctx)
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer cancel()
+	f := &follower{
+		Set: s, e: e, up: up, list: true,
+		last: make(map[string]uint64), dirty: make(map[string]bool),
+		jobs: make(chan look), done: make(chan look),
+	}
+	for range lookers {
+		wg.Go(func() { f.work(ctx) })
+	}
+	next := audit
+	if st.Unconfirmed {
+		next = confirmAfter
+	}
+	timer := time.NewTimer(next)
+	defer timer.Stop()
+	for {
+		job, jobs := f.next()
+		select {
+		case jobs <- job:
+			f.began(job)
+		case ev := <-st.Events:
+			f.event(ev)
+		case err := <-st.Failed:
+			return fmt.Errorf("events: %w", err)
+		case l := <-f.done:
+			if err := f.apply(l); err != nil {
+				return err
+			}
+		case <-timer.C:
+			f.list = true
+			timer.Reset(audit)
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// look is a question to the engine and its answer.
+type look struct {
+	id     string // "" for a list
+	seq    uint64 // of the last event before it began
+	began  time.Time
+	all    []Object
+	object Object
+	found  bool
+	err    error
+}
+
+// follower is one connection's worth of work: events come in, looks go out, and
+// what they bring is applied in one goroutine.
+type follower struct {
+	*Set
+	e    Engine
+	up   func()
+	live bool // the first list has been applied
+
+	seq   uint64            // counts events
+	last  map[string]uint64 // seq of the last event by container, while looks are under way
+	busy  int               // looks under way
+	queue []string          // containers to look at
+	// dirty holds what is queued (true), or being looked at (false, or true if
+	// something happened meanwhile and another look has to follow).
+	dirty map[string]bool
+	list  bool // a list is wanted
+	await bool // a list is under way
+
+	jobs chan look
+	done chan look
+}
+
+// next returns the work to hand out, if there is any.
+func (f *follower) next() (look, chan<- look) {
+	switch {
+	case f.list && !f.await:
+		return look{seq: f.seq, began: time.Now()}, f.jobs
+	case len(f.queue) > 0:
+		return look{id: f.queue[0], seq: f.seq, began: time.Now()}, f.jobs
+	}
+	return look{}, nil
+}
+
+func (f *follower) began(l look) {
+	f.busy++
+	if l.id == "" {
+		f.list, f.await = false, true
+		return
+	}
+	f.queue = f.queue[1:]
+	f.dirty[l.id] = false
+}
+
+// mark has a container looked at.
+func (f *follower) mark(id string) {
+	again, known := f.dirty[id]
+	switch {
+	case !known:
+		f.queue = append(f.queue, id)
+		f.dirty[id] = true
+	case !again:
+		f.dirty[id] = true
+	}
+}
+
+func (f *follower) event(ev Event) {
+	if ev.ID == "" {
+		return
+	}
+	f.seq++
+	if f.busy > 0 {
+		f.last[ev.ID] = f.seq
+	}
+	if !ev.Gone {
+		f.mark(ev.ID)
+		return
+	}
+	// Nothing is asked: there may be nobody left to answer.
+	if k, ok := f.known[ev.ID]; ok {
+		if !ev.At.IsZero() && ev.At.Before(k.asOf) {
+			// It was seen alive since: history, or it was started again.
+			f.mark(ev.ID)
+			return
+		}
+		f.drop(ev.ID)
+	}
+	if _, looking := f.dirty[ev.ID]; looking {
+		f.mark(ev.ID)
+	}
+}
+
+// apply takes in an answer.
+func (f *follower) apply(l look) error {
+	f.busy--
+	defer func() {
+		if f.busy == 0 {
+			clear(f.last)
+		}
+	}()
+	if l.id == "" {
+		f.await = false
+		if l.err == nil {
+			f.replace(l)
+		}
+		return l.err
+	}
+	if f.dirty[l.id] {
+		f.queue = append(f.queue, l.id)
+		return nil
+	}
+	delete(f.dirty, l.id)
+	switch {
+	case l.err != nil:
+		return l.err
+	case l.found:
+		f.put(l.object, l.began)
+	default:
+		f.drop(l.id)
+	}
+	return nil
+}
+
+// put states what stands of one container.
+func (f *follower) put(o Object, asOf time.Time) {
+	var c port.Change
+	for _, b := range f.known[o.ID].bindings {
+		if !slices.ContainsFunc(o.Bindings, func(n port.Binding) bool { return n.Origin == b.Origin }) {
+			c.Drop = append(c.Drop, b.Origin)
+		}
+	}
+	c.Put = o.Bindings
+	f.keep(o, asOf, f.known)
+	if f.live && len(c.Drop)+len(c.Put) > 0 {
+		f.Feed.Apply(c)
+	}
+}
+
+// keep records what stands, apart from the feed.
+func (f *follower) keep(o Object, asOf time.Time, in map[string]stands) {
+	in[o.ID] = stands{o.Bindings, asOf}
+	f.Warnings.Set(o.ID, o.Warnings)
+	if !o.Partial {
+		f.Facts.Put(o.ID, o.Fact)
+	}
+}
+
+// drop states that a container is gone.
+func (f *follower) drop(id string) {
+	var c port.Change
+	for _, b := range f.known[id].bindings {
+		c.Drop = append(c.Drop, b.Origin)
+	}
+	delete(f.known, id)
+	f.Facts.Remove(id)
+	f.Warnings.Set(id, nil)
+	if f.live && len(c.Drop) > 0 {
+		f.Feed.Apply(c)
+	}
+}
+
+// replace makes the set equal to a list, save for containers of which there is
+// newer word: they are looked at.
+func (f *follower) replace(l look) {
+	next := make(map[string]stands, len(l.all))
+	drift := 0
+	for _, o := range l.all {
+		old, had := f.known[o.ID]
+		if f.last[o.ID] > l.seq {
+			f.mark(o.ID)
+			if had {
+				next[o.ID] = old
+			}
+			continue
+		}
+		if !slices.EqualFunc(old.bindings, o.Bindings, sameBinding) {
+			drift++
+		}
+		f.keep(o, l.began, next)
+		if o.Partial {
+			f.mark(o.ID)
+		}
+	}
+	for id, old := range f.known {
+		if _, stays := next[id]; stays {
+			continue
+		}
+		if f.last[id] > l.seq {
+			next[id] = old
+			f.mark(id)
+			continue
+		}
+		if len(old.bindings) > 0 {
+			drift++
+		}
+		f.Warnings.Set(id, nil)
+	}
+	if f.live && drift > 0 {
+		f.drift += drift
+		f.Logger.Warn("a list showed what no event had told; repaired", "containers", drift, "ever", f.drift)
+	}
+	f.known = next
+	f.Facts.Retain(func(id string) bool { _, ok := next[id]; return ok })
+	var set []port.Binding
+	for _, k := range next {
+		set = append(set, k.bindings...)
+	}
+	// Two containers may claim one origin only by an engine's mistake; the order
+	// must not depend on a map then.
+	slices.SortFunc(set, func(a, b port.Binding) int { return cmp.Compare(a.Origin.ID, b.Origin.ID) })
+	f.live = true
+	f.Feed.Replace(set)
+	f.up()
+}
+
+func sameBinding(a, b port.Binding) bool {
+	return a.Key == b.Key && a.Origin == b.Origin && a.DualStack == b.DualStack && a.Detail == b.Detail &&
+		slices.Equal(a.Dial, b.Dial) && a.Owner.Equal(b.Owner)
+}
+
+// work asks what is handed out, until ctx ends.
+func (f *follower) work(ctx context.Context) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case l := <-f.jobs:
+			if l.id == "" {
+				l.all, l.err = f.e.List(ctx)
+			} else {
+				l.object, l.found, l.err = f.e.Look(ctx, l.id)
+			}
+			select {
+			case f.done <- l:
+			case <-ctx.Done():
+				return
+			}
+		}
+	}
+}

@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package engine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"syscall"
+	"time"
+
+	"github.com/fsnotify/fsnotify"
+)
+
+// fileState tells one state of a file from another: a socket made anew has
+// another inode, a file written again another time.
+type fileState struct {
+	exists   bool
+	dev, ino uint64
+	size     int64
+	changed  time.Time
+}
+
+func stateOf(path string) fileState {
+	fi, err := os.Stat(path)
+	if err != nil {
+		return fileState{}
+	}
+	st := fileState{exists: true, size: fi.Size(), changed: fi.ModTime()}
+	if sys, ok := fi.Sys().(*syscall.Stat_t); ok {
+		st.dev, st.ino = uint64(sys.Dev), sys.Ino //nolint:unconvert // Dev is narrower on some platforms
+	}
+	return st
+}
+
+// WatchFiles sends to wake, without ever blocking, when one of the paths
+// appears, changes or is replaced; what goes away is no news. The paths, and any
+// of their directories, need not exist. It blocks until ctx ends and returns
+// nil then; an error means that the kernel gives no notifications.
+func WatchFiles(ctx context.Context, wake chan<- struct{}, paths ...string) error {
+	w, err := fsnotify.NewWatcher()
+	if err != nil {
+		return fmt.Errorf("watch files: %w", err)
+	}
+	defer func() { _ = w.Close() }()
+	last := make(map[string]fileState, len(paths))
+	for _, p := range paths {
+		last[p] = stateOf(p)
+	}
+	for {
+		if err := follow(w, paths); err != nil {
+			return err
+		}
+		// What happened before the watch stood is seen here.
+		for _, p := range paths {
+			now := stateOf(p)
+			if now != last[p] && now.exists {
+				select {
+				case wake <- struct{}{}:
+				default:
+				}
+			}
+			last[p] = now
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case _, ok := <-w.Events:
+			if !ok {
+				return errors.New("watch files: the watcher was closed")
+			}
+		case err, ok := <-w.Errors:
+			if !ok {
+				return errors.New("watch files: the watcher was closed")
+			}
+			if !errors.Is(err, fsnotify.ErrEventOverflow) {
+				return fmt.Errorf("watch files: %w", err)
+			}
+		}
+	}
+}
+
+// follow watches, for each path, its directory or the nearest one that exists,
+// and the same for what a symbolic link points to; and nothing else.
+func follow(w *fsnotify.Watcher, paths []string) error {
+	want := make(map[string]bool)
+	for _, p := range paths {
+		want[nearest(filepath.Dir(p))] = true
+		if real, err := filepath.EvalSymlinks(p); err == nil {
+			want[filepath.Dir(real)] = true
+		}
+	}
+	for _, dir := range w.WatchList() {
+		if !want[dir] {
+			_ = w.Remove(dir) // it may be gone already
+		}
+		delete(want, dir)
+	}
+	for dir := range want {
+		if err := w.Add(dir); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return fmt.Errorf("watch %s: %w", dir, err)
+		}
+	}
+	return nil
+}
+
+// nearest returns dir, or its nearest ancestor that is a directory, without links.
+func nearest(dir string) string {
+	for {
+		if real, err := filepath.EvalSymlinks(dir); err == nil {
+			if fi, err := os.Stat(real); err == nil && fi.IsDir() {
+				return real
+			}
+		}
+		up := filepath.Dir(dir)
+		if up == dir {
+			return dir
+		}
+		dir = up
+	}
+}

@@ -1,0 +1,335 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux && engines
+
+package engines
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/registry"
+)
+
+// cacheBin is where hack/provision-engines.sh puts what it builds.
+func cacheBin(name string) string {
+	dir := os.Getenv("FAIRLEAD_CACHE")
+	if dir == "" {
+		base, err := os.UserCacheDir()
+		if err != nil {
+			base = "/root/.cache"
+		}
+		dir = filepath.Join(base, "fairlead")
+	}
+	return filepath.Join(dir, "bin", name)
+}
+
+// daemon is an engine's process.
+type daemon struct {
+	t    testing.TB
+	name string
+	args []string
+	log  string
+	cmd  *exec.Cmd
+	done chan struct{}
+}
+
+// start runs a daemon until the test ends, with its output in a file that is
+// shown if the test fails.
+func start(t testing.TB, name string, args ...string) *daemon {
+	t.Helper()
+	d := &daemon{t: t, name: filepath.Base(name), args: append([]string{name}, args...)}
+	d.log = filepath.Join(t.TempDir(), d.name+".log")
+	d.run()
+	t.Cleanup(func() {
+		d.stop(syscall.SIGTERM)
+		if t.Failed() {
+			b, _ := os.ReadFile(d.log)
+			t.Logf("end of the log of %s:\n%s", d.name, tail(b, 4000))
+		}
+	})
+	return d
+}
+
+func tail(b []byte, n int) []byte { return b[max(0, len(b)-n):] }
+
+func (d *daemon) run() {
+	d.t.Helper()
+	f, err := os.OpenFile(d.log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	defer func() { _ = f.Close() }()
+	d.cmd = exec.Command(d.args[0], d.args[1:]...)
+	d.cmd.Stdout, d.cmd.Stderr = f, f
+	if err := d.cmd.Start(); err != nil {
+		d.t.Fatalf("start %s: %v", d.name, err)
+	}
+	cmd, done := d.cmd, make(chan struct{})
+	d.done = done
+	go func() { _ = cmd.Wait(); close(done) }()
+}
+
+// stop ends the daemon with a signal, and with SIGKILL if that does not help.
+func (d *daemon) stop(sig syscall.Signal) {
+	_ = d.cmd.Process.Signal(sig)
+	select {
+	case <-d.done:
+	case <-time.After(20 * time.Second):
+		_ = d.cmd.Process.Kill()
+		<-d.done
+	}
+}
+
+// run runs a command and returns its output; it fails the test if that fails.
+func run(t testing.TB, name string, args ...string) string {
+	t.Helper()
+	out, err := try(name, args...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+func try(name string, args ...string) (string, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), 90*time.Second)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, name, args...)
+	var stdout, stderr bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	if err := cmd.Run(); err != nil {
+		return "", fmt.Errorf("%s %s: %w: %s", filepath.Base(name), strings.Join(args, " "), err, tail(stderr.Bytes(), 2000))
+	}
+	return strings.TrimSpace(stdout.String()), nil
+}
+
+// eventually waits until cond says nothing is wrong.
+func eventually(t testing.TB, within time.Duration, cond func() error) {
+	t.Helper()
+	deadline := time.Now().Add(within)
+	for {
+		err := cond()
+		if err == nil {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("after %v: %v", within, err)
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+}
+
+// recorder is a feed in front of a registry that remembers what came and went,
+// and every warning.
+type recorder struct {
+	registry.Feed
+	mu       sync.Mutex
+	set      map[string]port.Binding // by origin id
+	log      []string                // "+key" and "-key" in order, without what changed in place
+	warnings []string
+	stale    error
+	replaced int
+}
+
+func (r *recorder) Replace(set []port.Binding) {
+	r.mu.Lock()
+	next := make(map[string]port.Binding)
+	for _, b := range set {
+		next[b.Origin.ID] = b
+	}
+	r.change(next)
+	r.stale = nil
+	r.replaced++
+	r.mu.Unlock()
+	r.Feed.Replace(set)
+}
+
+func (r *recorder) Apply(c port.Change) {
+	r.mu.Lock()
+	next := make(map[string]port.Binding)
+	for id, b := range r.set {
+		next[id] = b
+	}
+	for _, o := range c.Drop {
+		delete(next, o.ID)
+	}
+	for _, b := range c.Put {
+		next[b.Origin.ID] = b
+	}
+	r.change(next)
+	r.mu.Unlock()
+	r.Feed.Apply(c)
+}
+
+func (r *recorder) change(next map[string]port.Binding) {
+	for id, b := range r.set {
+		if _, ok := next[id]; !ok {
+			r.log = append(r.log, "-"+b.Key.String())
+		}
+	}
+	for id, b := range next {
+		if _, ok := r.set[id]; !ok {
+			r.log = append(r.log, "+"+b.Key.String())
+		}
+	}
+	r.set = next
+}
+
+func (r *recorder) Stale(err error) {
+	r.mu.Lock()
+	r.stale = err
+	r.mu.Unlock()
+	r.Feed.Stale(err)
+}
+
+func (r *recorder) Warn(texts []string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.warnings = texts
+}
+
+// keys returns what stands, sorted, as "tcp 0.0.0.0:80 web".
+func (r *recorder) keys() []string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	out := make([]string, 0, len(r.set))
+	for _, b := range r.set {
+		out = append(out, b.Key.String()+" "+b.Owner.Name)
+	}
+	slices.Sort(out)
+	return out
+}
+
+func (r *recorder) mark() int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return len(r.log)
+}
+
+func (r *recorder) since(mark int) []string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.Clone(r.log[mark:])
+}
+
+func (r *recorder) bindings() []port.Binding {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	out := make([]port.Binding, 0, len(r.set))
+	for _, b := range r.set {
+		out = append(out, b)
+	}
+	slices.SortFunc(out, func(a, b port.Binding) int { return a.Key.Compare(b.Key) })
+	return out
+}
+
+func (r *recorder) staleness() error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.stale
+}
+
+func (r *recorder) warned() []string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.Clone(r.warnings)
+}
+
+// allow lets everything through.
+type allow struct{}
+
+func (allow) Decide(port.Publication) port.Decision { return port.Decision{Allow: true} }
+
+// source is what all three sources are.
+type source interface {
+	Name() string
+	Run(ctx context.Context, feed registry.Feed) error
+}
+
+// follow runs a source until the test ends, or stop is called.
+func follow(t testing.TB, s source) (r *recorder, stop func()) {
+	t.Helper()
+	reg := registry.New(registry.Options{Rules: allow{}, Logger: logger(t)})
+	r = &recorder{Feed: reg.Feed(s.Name())}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		if err := s.Run(ctx, r); err != context.Canceled {
+			t.Errorf("Run = %v, want context.Canceled", err)
+		}
+	}()
+	stop = sync.OnceFunc(func() { cancel(); <-done })
+	t.Cleanup(stop)
+	return r, stop
+}
+
+func logger(t testing.TB) *slog.Logger {
+	return slog.New(slog.NewTextHandler(testWriter{t}, &slog.HandlerOptions{Level: slog.LevelInfo}))
+}
+
+type testWriter struct{ t testing.TB }
+
+func (w testWriter) Write(b []byte) (int, error) {
+	w.t.Logf("%s", bytes.TrimSpace(b))
+	return len(b), nil
+}
+
+// want checks that exactly these keys stand, in a moment.
+func want(t testing.TB, r *recorder, keys ...string) {
+	t.Helper()
+	slices.Sort(keys)
+	eventually(t, 20*time.Second, func() error {
+		if got := r.keys(); !slices.Equal(got, keys) {
+			return fmt.Errorf("the set is\n%q, want\n%q (stale: %v)", got, keys, r.staleness())
+		}
+		return nil
+	})
+}
+
+// reach dials the candidates of a binding in order, as the agent does, and
+// returns what the first one that answers says to a line.
+func reach(b port.Binding) (string, error) {
+	var errs []string
+	for _, a := range b.Dial {
+		c, err := net.DialTimeout(b.Protocol.String(), a.String(), 2*time.Second)
+		if err != nil {
+			errs = append(errs, err.Error())
+			continue
+		}
+		defer func() { _ = c.Close() }()
+		_ = c.SetDeadline(time.Now().Add(5 * time.Second))
+		if _, err := io.WriteString(c, "GET / HTTP/1.0\r\n\r\n"); err != nil {
+			errs = append(errs, err.Error())
+			continue
+		}
+		var got []byte
+		if b.Protocol == port.UDP {
+			got = make([]byte, 1500)
+			var n int
+			n, err = c.Read(got)
+			got = got[:n]
+		} else {
+			got, err = io.ReadAll(c)
+		}
+		if err == nil && len(got) > 0 {
+			return string(got), nil
+		}
+		errs = append(errs, fmt.Sprintf("%s: %q, %v", a, got, err))
+	}
+	return "", fmt.Errorf("nothing answers for %s: %s", b.Key, strings.Join(errs, "; "))
+}
