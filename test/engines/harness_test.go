@@ -7,6 +7,7 @@ package engines
 import (
 	"bytes"
 	"context"
+	"crypto/sha256"
 	"fmt"
 	"io"
 	"log/slog"
@@ -14,6 +15,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -332,4 +334,54 @@ func reach(b port.Binding) (string, error) {
 		errs = append(errs, fmt.Sprintf("%s: %q, %v", a, got, err))
 	}
 	return "", fmt.Errorf("nothing answers for %s: %s", b.Key, strings.Join(errs, "; "))
+}
+
+// busyboxRoot makes the file system of an image of one static binary.
+func busyboxRoot(t testing.TB) (tar string) {
+	t.Helper()
+	root := filepath.Join(t.TempDir(), "root")
+	b, err := os.ReadFile("/bin/busybox")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, d := range []string{"bin", "proc", "sys", "dev", "etc", "tmp"} {
+		if err := os.MkdirAll(filepath.Join(root, d), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.WriteFile(filepath.Join(root, "bin/busybox"), b, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"sh", "sleep", "nc", "httpd", "cat", "echo", "true"} {
+		if err := os.Symlink("busybox", filepath.Join(root, "bin", name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	tar = filepath.Join(t.TempDir(), "layer.tar")
+	run(t, "tar", "-C", root, "--owner=0", "--group=0", "-cf", tar, ".")
+	return tar
+}
+
+// imageArchive makes an archive as `docker save` writes it, named bb:latest.
+func imageArchive(t testing.TB) string {
+	t.Helper()
+	layer := busyboxRoot(t)
+	b, err := os.ReadFile(layer)
+	if err != nil {
+		t.Fatal(err)
+	}
+	diff := sha256.Sum256(b)
+	dir := t.TempDir()
+	config := fmt.Sprintf(`{"architecture":%q,"os":"linux","config":{"Cmd":["/bin/sleep","600"],"Env":["PATH=/bin"]},`+
+		`"rootfs":{"type":"layers","diff_ids":["sha256:%x"]},"history":[{}]}`, runtime.GOARCH, diff)
+	name := fmt.Sprintf("%x.json", sha256.Sum256([]byte(config)))
+	manifest := fmt.Sprintf(`[{"Config":%q,"RepoTags":["docker.io/library/bb:latest"],"Layers":["layer.tar"]}]`, name)
+	for file, text := range map[string]string{name: config, "manifest.json": manifest, "layer.tar": string(b)} {
+		if err := os.WriteFile(filepath.Join(dir, file), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	out := filepath.Join(t.TempDir(), "image.tar")
+	run(t, "tar", "-C", dir, "-cf", out, name, "manifest.json", "layer.tar")
+	return out
 }

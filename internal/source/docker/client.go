@@ -43,6 +43,9 @@ func dial(ctx context.Context, host, certPath string, timeout time.Duration) (_ 
 		Transport: keeper{t}, CheckRedirect: client.CheckRedirect,
 	})}
 	if scheme == "unix" {
+		if _, err := os.Stat(addr); err != nil {
+			return nil, err // the client's own words are long
+		}
 		t.DialContext = func(ctx context.Context, _, _ string) (net.Conn, error) {
 			return (&net.Dialer{}).DialContext(ctx, "unix", addr)
 		}
@@ -65,7 +68,7 @@ func dial(ctx context.Context, host, certPath string, timeout time.Duration) (_ 
 	pctx, cancel := c.limit(ctx)
 	defer cancel()
 	if _, err := c.Ping(pctx, client.PingOptions{NegotiateAPIVersion: true}); err != nil {
-		return nil, fmt.Errorf("ping: %w", withCause(pctx, err))
+		return nil, fmt.Errorf("agree on an API version: %w", withCause(pctx, err))
 	}
 	return c, nil
 }

@@ -123,23 +123,14 @@ func (s *Source) Facts() engine.Facts { return &s.facts }
 // Run follows the engine until ctx ends, and returns ctx's cause then.
 func (s *Source) Run(ctx context.Context, feed registry.Feed) error {
 	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	wake := make(chan struct{}, 1)
-	watched := make(chan struct{})
-	go func() {
-		defer close(watched)
-		var paths []string
-		for _, h := range s.o.Hosts {
-			if p, ok := strings.CutPrefix(h, "unix://"); ok {
-				paths = append(paths, p)
-			}
+	var paths []string
+	for _, h := range s.o.Hosts {
+		if p, ok := strings.CutPrefix(h, "unix://"); ok {
+			paths = append(paths, p)
 		}
-		if err := engine.WatchFiles(ctx, wake, paths...); err != nil {
-			s.o.Logger.Warn("the engine's socket cannot be watched; it is tried now and then", "err", err)
-		}
-	}()
-	defer func() { cancel(); <-watched }()
-
+	}
+	wake, stopped := engine.Watch(ctx, s.o.Logger, paths...)
+	defer func() { cancel(); <-stopped }()
 	set := engine.NewSet(s.o.Logger, feed, &s.facts)
 	return engine.Supervisor{
 		Retry: s.o.Retry, Logger: s.o.Logger, Feed: feed, Wake: wake, Withdraw: set.Withdraw,

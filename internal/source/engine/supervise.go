@@ -81,6 +81,7 @@ func (s Supervisor) Run(ctx context.Context, session Session) error {
 		failures  int
 		downSince = time.Now()
 		declared  bool // something may stand that must be withdrawn
+		withdrawn bool
 	)
 	for {
 		began := time.Now()
@@ -92,14 +93,18 @@ func (s Supervisor) Run(ctx context.Context, session Session) error {
 		if err == nil {
 			err = fmt.Errorf("the session ended")
 		}
-		s.Feed.Stale(err)
 		if isUp {
+			withdrawn = false
 			downSince = time.Now()
 			// An engine that accepts and drops at once is no reason to hurry.
 			if time.Since(began) >= s.Retry.MaxDelay/2 {
 				failures = 0
 			}
 		}
+		if withdrawn {
+			err = fmt.Errorf("declared ports withdrawn after %v: %w", s.Retry.Grace, err)
+		}
+		s.Feed.Stale(err)
 		delay := s.delay(failures)
 		failures++
 		s.Logger.Debug("engine is not reachable", "err", err, "failures", failures, "retry", delay)
@@ -121,7 +126,7 @@ func (s Supervisor) Run(ctx context.Context, session Session) error {
 				// round of short tries follows.
 				failures, waiting = 0, false
 			case <-grace:
-				declared = false
+				declared, withdrawn = false, true
 				s.Logger.Info("engine stays away; its declared ports are withdrawn",
 					"after", s.Retry.Grace, "err", err)
 				s.Withdraw()

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"syscall"
@@ -120,4 +121,19 @@ func nearest(dir string) string {
 		}
 		dir = up
 	}
+}
+
+// Watch runs WatchFiles until ctx ends. The first channel receives when a path
+// appears or changes; the second is closed when nothing runs any more. Where the
+// kernel gives no notifications, that is logged and an engine is only found by
+// trying.
+func Watch(ctx context.Context, logger *slog.Logger, paths ...string) (wake <-chan struct{}, stopped <-chan struct{}) {
+	w, s := make(chan struct{}, 1), make(chan struct{})
+	go func() {
+		defer close(s)
+		if err := WatchFiles(ctx, w, paths...); err != nil {
+			logger.Warn("files cannot be watched; the engine is tried now and then", "paths", paths, "err", err)
+		}
+	}()
+	return w, s
 }

@@ -1,0 +1,199 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package containerd declares the ports that containers of nerdctl and pods of
+// the CRI publish, in every namespace of a containerd, and says which cgroups
+// and addresses are whose.
+//
+// It speaks the protocol of containerd's API module directly: the client of the
+// daemon's own module would bring image handling and half as much memory again.
+package containerd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+
+	"github.com/fairlead/fairlead/internal/registry"
+	"github.com/fairlead/fairlead/internal/source/engine"
+)
+
+// maxMessage bounds one message of the engine: one container with its spec, or
+// the list of all tasks of a namespace.
+const maxMessage = 16 << 20
+
+// Options configures a Source.
+type Options struct {
+	// SourceName is "containerd" if empty. Two engines need two names.
+	SourceName string
+	// Sockets are tried in order at each connect, and the first one that answers
+	// is taken. Empty means containerd's own default and k3s's.
+	Sockets []string
+	// Namespaces to look at; empty means all but "moby", which is Docker's and
+	// which Docker describes better.
+	Namespaces []string
+	// CNIResults is where CNI keeps what it gave to whom; "/var/lib/cni/results" if empty.
+	CNIResults string
+	// Timeout bounds each request but the stream of events. 10 s if 0.
+	Timeout time.Duration
+	// Audit is the time between two lists while nothing is wrong. 5 min if 0.
+	Audit  time.Duration
+	Retry  engine.Retry
+	Host   engine.Host
+	Logger *slog.Logger
+}
+
+func (o Options) validate() error {
+	for _, s := range o.Sockets {
+		if !filepath.IsAbs(s) {
+			return fmt.Errorf("containerd socket %q: want an absolute path", s)
+		}
+	}
+	for _, n := range o.Namespaces {
+		if n == "" || strings.ContainsAny(n, "/ \t\n") {
+			return fmt.Errorf("containerd namespace %q: want a name, such as \"default\" or \"k8s.io\"", n)
+		}
+	}
+	if o.Timeout < 0 || o.Audit < 0 {
+		return fmt.Errorf("containerd timeout %v, audit %v: want 0 (the default) or more", o.Timeout, o.Audit)
+	}
+	if o.Logger == nil {
+		return errors.New("containerd: a logger is required")
+	}
+	return o.Retry.Validate()
+}
+
+// Source is one containerd.
+type Source struct {
+	o     Options
+	facts engine.Table
+}
+
+// New checks the options and fills in defaults. It connects to nothing.
+func New(o Options) (*Source, error) {
+	if o.SourceName == "" {
+		o.SourceName = "containerd"
+	}
+	if len(o.Sockets) == 0 {
+		o.Sockets = []string{"/run/containerd/containerd.sock", "/run/k3s/containerd/containerd.sock"}
+	}
+	if o.CNIResults == "" {
+		o.CNIResults = "/var/lib/cni/results"
+	}
+	if err := o.validate(); err != nil {
+		return nil, err
+	}
+	if o.Timeout == 0 {
+		o.Timeout = 10 * time.Second
+	}
+	if o.Audit == 0 {
+		o.Audit = 5 * time.Minute
+	}
+	o.Retry = o.Retry.WithDefaults()
+	return &Source{o: o}, nil
+}
+
+// Name returns the name that the registry knows the source by.
+func (s *Source) Name() string { return s.o.SourceName }
+
+// Facts answers who owns a cgroup or an address. It stays valid for ever.
+func (s *Source) Facts() engine.Facts { return &s.facts }
+
+// Run follows the engine until ctx ends, and returns ctx's cause then.
+func (s *Source) Run(ctx context.Context, feed registry.Feed) error {
+	ctx, cancel := context.WithCancel(ctx)
+	wake, stopped := engine.Watch(ctx, s.o.Logger, s.o.Sockets...)
+	defer func() { cancel(); <-stopped }()
+	set := engine.NewSet(s.o.Logger, feed, &s.facts)
+	return engine.Supervisor{
+		Retry: s.o.Retry, Logger: s.o.Logger, Feed: feed, Wake: wake, Withdraw: set.Withdraw,
+	}.Run(ctx, func(ctx context.Context, up func()) error { return s.session(ctx, set, up) })
+}
+
+// session follows the first engine that answers.
+func (s *Source) session(ctx context.Context, set *engine.Set, up func()) error {
+	var errs []error
+	for _, path := range s.o.Sockets {
+		f, version, err := s.dial(ctx, path)
+		if err == nil {
+			set.Feed.Rung(fmt.Sprintf("containerd %s, %s", version, path))
+			err = s.follow(ctx, f, set, up)
+			_ = f.conn.Close()
+			if ctx.Err() != nil {
+				return ctx.Err()
+			}
+			if errors.Is(err, io.EOF) {
+				err = fmt.Errorf("the engine ended the stream of events: %w", err)
+			}
+			return fmt.Errorf("engine at %s: %w", path, err)
+		}
+		errs = append(errs, fmt.Errorf("engine at %s: %w", path, err))
+	}
+	return errors.Join(errs...)
+}
+
+// dial connects to one socket and asks for the version. The caller closes the connection.
+func (s *Source) dial(ctx context.Context, path string) (*fetcher, string, error) {
+	if _, err := os.Stat(path); err != nil {
+		return nil, "", err // the client's own error would speak of name resolution
+	}
+	cc, err := grpc.NewClient("unix://"+path,
+		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage)),
+	)
+	if err != nil {
+		return nil, "", err
+	}
+	f := newFetcher(cc, s.o)
+	version, err := f.version(ctx)
+	if err != nil {
+		_ = cc.Close()
+		return nil, "", err
+	}
+	return f, version, nil
+}
+
+func (s *Source) follow(ctx context.Context, f *fetcher, set *engine.Set, up func()) error {
+	stream, wait, err := f.subscribe(ctx)
+	if err != nil {
+		return err
+	}
+	defer wait()
+	return set.Follow(ctx, f, stream, s.o.Audit, up)
+}
+
+// wanted says whether a namespace is looked at.
+func (o Options) wanted(namespace string) bool {
+	if len(o.Namespaces) == 0 {
+		return namespace != "moby"
+	}
+	return slices.Contains(o.Namespaces, namespace)
+}
+
+// native puts plain words in the place of gRPC's.
+func native(err error) error {
+	st, ok := status.FromError(err)
+	if err == nil || !ok || errors.Is(err, io.EOF) {
+		return err
+	}
+	switch st.Code() {
+	case codes.DeadlineExceeded:
+		return fmt.Errorf("no answer in time: %w", context.DeadlineExceeded)
+	case codes.Unavailable:
+		return fmt.Errorf("not reachable: %s", st.Message())
+	case codes.Unimplemented:
+		return fmt.Errorf("this engine is too old, or is no containerd: %s", st.Message())
+	}
+	return fmt.Errorf("%s: %s", strings.ToLower(st.Code().String()), st.Message())
+}

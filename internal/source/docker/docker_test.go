@@ -1,0 +1,805 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package docker
+
+import (
+	"cmp"
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/big"
+	"net"
+	"net/http"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/source/engine"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// fakeEngine answers as an engine does, as far as this source asks.
+type fakeEngine struct {
+	t      *testing.T
+	socket string
+	srv    *http.Server
+
+	mu      sync.Mutex
+	version string        // of the API
+	list    func() string // body of the list
+	inspect func(id string) (status int, body string)
+	listed  int
+	streams map[chan string]bool
+	// onSubscribe runs when a subscription stands, before anything is sent.
+	onSubscribe func()
+	slow        map[string]chan struct{} // paths that answer when the channel is closed
+}
+
+func newFake(t *testing.T) *fakeEngine {
+	e := &fakeEngine{
+		t: t, socket: filepath.Join(t.TempDir(), "d.sock"), version: "1.41",
+		list:    func() string { return "[]" },
+		inspect: func(string) (int, string) { return 404, `{"message":"No such container"}` },
+		streams: make(map[chan string]bool), slow: make(map[string]chan struct{}),
+	}
+	e.start()
+	t.Cleanup(e.stop)
+	return e
+}
+
+func (e *fakeEngine) start() {
+	l, err := net.Listen("unix", e.socket)
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	srv := &http.Server{Handler: e}
+	e.srv = srv
+	go func() { _ = srv.Serve(l) }()
+}
+
+func (e *fakeEngine) stop() { _ = e.srv.Close() }
+
+func (e *fakeEngine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	e.mu.Lock()
+	version := e.version
+	var wait chan struct{}
+	for suffix, c := range e.slow {
+		if strings.HasSuffix(r.URL.Path, suffix) {
+			wait = c
+		}
+	}
+	e.mu.Unlock()
+	if wait != nil {
+		select {
+		case <-wait:
+		case <-r.Context().Done():
+			return
+		}
+	}
+	w.Header().Set("Api-Version", version)
+	w.Header().Set("Content-Type", "application/json")
+	switch {
+	case strings.HasSuffix(r.URL.Path, "/_ping"):
+		_, _ = fmt.Fprint(w, "OK")
+	case strings.HasSuffix(r.URL.Path, "/info"):
+		_, _ = fmt.Fprint(w, `{"ServerVersion":"20.10.24","SecurityOptions":["name=seccomp"]}`)
+	case strings.HasSuffix(r.URL.Path, "/events"):
+		e.serveEvents(w, r)
+	case strings.HasSuffix(r.URL.Path, "/containers/json"):
+		e.mu.Lock()
+		e.listed++
+		list := e.list
+		e.mu.Unlock()
+		_, _ = fmt.Fprint(w, list())
+	case strings.HasSuffix(r.URL.Path, "/json"):
+		e.mu.Lock()
+		inspect := e.inspect
+		e.mu.Unlock()
+		parts := strings.Split(r.URL.Path, "/")
+		status, body := inspect(parts[len(parts)-2])
+		w.WriteHeader(status)
+		_, _ = fmt.Fprint(w, body)
+	default:
+		http.NotFound(w, r)
+	}
+}
+
+func (e *fakeEngine) serveEvents(w http.ResponseWriter, r *http.Request) {
+	c := make(chan string, 100)
+	e.mu.Lock()
+	e.streams[c] = true
+	on := e.onSubscribe
+	e.mu.Unlock()
+	defer func() {
+		e.mu.Lock()
+		delete(e.streams, c)
+		e.mu.Unlock()
+	}()
+	w.WriteHeader(200)
+	w.(http.Flusher).Flush()
+	if on != nil {
+		on()
+	}
+	for {
+		select {
+		case s, ok := <-c:
+			if !ok {
+				return
+			}
+			_, _ = fmt.Fprint(w, s)
+			w.(http.Flusher).Flush()
+		case <-r.Context().Done():
+			return
+		}
+	}
+}
+
+// send writes text to every stream of events.
+func (e *fakeEngine) send(text string) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for c := range e.streams {
+		c <- text
+	}
+}
+
+// cut ends every stream of events.
+func (e *fakeEngine) cut() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for c := range e.streams {
+		close(c)
+		delete(e.streams, c)
+	}
+}
+
+func (e *fakeEngine) set(f func()) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	f()
+}
+
+func event(action, id string) string {
+	return fmt.Sprintf(`{"Type":"container","Action":%q,"Actor":{"ID":%q,"Attributes":{"name":"x"}},"timeNano":%d}`+"\n",
+		action, id, time.Now().UnixNano())
+}
+
+func cid(n int) string { return fmt.Sprintf("%064x", n) }
+
+// entry is one container of the list, with ports as JSON.
+func entry(id, name, ports string) string {
+	return fmt.Sprintf(`{"Id":%q,"Names":["/%s"],"Labels":{"a":"b"},"State":"running","Ports":[%s],`+
+		`"NetworkSettings":{"Networks":{"bridge":{"IPAddress":"172.17.0.2"}}}}`, id, name, ports)
+}
+
+func inspection(id, name, ports string) string {
+	return fmt.Sprintf(`{"Id":%q,"Name":"/%s","State":{"Running":true,"Pid":0},"Config":{"Labels":{"a":"b"}},`+
+		`"NetworkSettings":{"Ports":{%s},"Networks":{"bridge":{"IPAddress":"172.17.0.2"}}}}`, id, name, ports)
+}
+
+// feed records what the source says.
+type feed struct {
+	mu       sync.Mutex
+	set      map[string]port.Binding
+	removed  []string // keys, in order
+	stale    error
+	staled   int
+	replaced int
+	warnings []string
+	rung     string
+}
+
+func (f *feed) Replace(set []port.Binding) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	next := make(map[string]port.Binding)
+	for _, b := range set {
+		next[b.Origin.ID] = b
+	}
+	for id, b := range f.set {
+		if _, ok := next[id]; !ok {
+			f.removed = append(f.removed, b.Key.String())
+		}
+	}
+	f.set, f.stale = next, nil
+	f.replaced++
+}
+
+func (f *feed) Apply(c port.Change) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.set == nil {
+		f.set = make(map[string]port.Binding)
+	}
+	for _, o := range c.Drop {
+		f.removed = append(f.removed, f.set[o.ID].Key.String())
+		delete(f.set, o.ID)
+	}
+	for _, b := range c.Put {
+		f.set[b.Origin.ID] = b
+	}
+}
+
+func (f *feed) Stale(err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.stale = err
+	f.staled++
+}
+
+func (f *feed) Rung(name string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.rung = name
+}
+
+func (f *feed) Warn(texts []string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.warnings = texts
+}
+
+func (f *feed) keys() []string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	out := []string{}
+	for _, b := range f.set {
+		out = append(out, b.Key.String())
+	}
+	slices.Sort(out)
+	return out
+}
+
+func run(t *testing.T, s *Source) *feed {
+	t.Helper()
+	f := &feed{}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- s.Run(ctx, f) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; !errors.Is(err, context.Canceled) {
+			t.Errorf("Run = %v, want the context's error", err)
+		}
+	})
+	return f
+}
+
+func source(t *testing.T, e *fakeEngine, o Options) *Source {
+	t.Helper()
+	if o.Hosts == nil {
+		o.Hosts = []string{"unix://" + e.socket}
+	}
+	if o.Logger == nil {
+		o.Logger = slog.New(slog.DiscardHandler)
+	}
+	o.Retry.MinDelay = cmp.Or(o.Retry.MinDelay, 5*time.Millisecond)
+	o.Retry.MaxDelay = cmp.Or(o.Retry.MaxDelay, 20*time.Millisecond)
+	s, err := New(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+func eventually(t *testing.T, cond func() error) {
+	t.Helper()
+	deadline := time.Now().Add(20 * time.Second)
+	for {
+		err := cond()
+		if err == nil {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatal(err)
+		}
+		time.Sleep(2 * time.Millisecond)
+	}
+}
+
+func want(t *testing.T, f *feed, keys ...string) {
+	t.Helper()
+	slices.Sort(keys)
+	eventually(t, func() error {
+		if got := f.keys(); !slices.Equal(got, keys) {
+			return fmt.Errorf("the set is %q, want %q", got, keys)
+		}
+		return nil
+	})
+}
+
+// wantStale waits until the source is stale and says text.
+func wantStale(t *testing.T, f *feed, text string) {
+	t.Helper()
+	eventually(t, func() error {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		if f.stale == nil || !strings.Contains(f.stale.Error(), text) {
+			return fmt.Errorf("stale says %v, want %q in it", f.stale, text)
+		}
+		return nil
+	})
+}
+
+func wantWarning(t *testing.T, f *feed, text string) {
+	t.Helper()
+	eventually(t, func() error {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		if !slices.ContainsFunc(f.warnings, func(w string) bool { return strings.Contains(w, text) }) {
+			return fmt.Errorf("warnings are %q, want %q among them", f.warnings, text)
+		}
+		return nil
+	})
+}
+
+const (
+	listed8080    = `{"IP":"0.0.0.0","PrivatePort":80,"PublicPort":8080,"Type":"tcp"},{"IP":"::","PrivatePort":80,"PublicPort":8080,"Type":"tcp"}`
+	inspected8080 = `"80/tcp":[{"HostIp":"0.0.0.0","HostPort":"8080"},{"HostIp":"::","HostPort":"8080"}]`
+)
+
+// one makes the engine have one container with port 8080.
+func (e *fakeEngine) one(id, name string) {
+	e.set(func() {
+		e.list = func() string { return "[" + entry(id, name, listed8080) + "]" }
+		e.inspect = func(got string) (int, string) {
+			if got != id {
+				return 404, `{"message":"No such container"}`
+			}
+			return 200, inspection(id, name, inspected8080)
+		}
+	})
+}
+
+func (e *fakeEngine) none() {
+	e.set(func() {
+		e.list = func() string { return "[]" }
+		e.inspect = func(string) (int, string) { return 404, `{"message":"No such container"}` }
+	})
+}
+
+// Defect 16: nothing is asked of a container that died: with --rm it is gone.
+func TestDeathAsksNothing(t *testing.T) {
+	e := newFake(t)
+	e.one(cid(1), "web")
+	f := run(t, source(t, e, Options{}))
+	want(t, f, "tcp 0.0.0.0:8080", "tcp [::]:8080")
+	e.none()
+	e.set(func() { e.slow["/json"] = make(chan struct{}) }) // and nobody answers
+	e.send(event("die", cid(1)))
+	want(t, f)
+}
+
+// Defect 17: the two families of one port stand side by side from the first list on.
+func TestDualStackInTheFirstList(t *testing.T) {
+	e := newFake(t)
+	e.one(cid(1), "web")
+	f := run(t, source(t, e, Options{}))
+	want(t, f, "tcp 0.0.0.0:8080", "tcp [::]:8080")
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, b := range f.set {
+		want := []netip.AddrPort{
+			netip.AddrPortFrom(port.Loopback(b.Address), 8080), netip.MustParseAddrPort("172.17.0.2:80"),
+		}
+		if !slices.Equal(b.Dial, want) {
+			t.Errorf("%s is dialled at %v, want %v", b.Key, b.Dial, want)
+		}
+		if b.Owner.Name != "web" || b.Owner.ID != cid(1) || b.Owner.Labels["a"] != "b" || b.Owner.Kind != port.OwnerContainer {
+			t.Errorf("%s is owned by %+v", b.Key, b.Owner)
+		}
+	}
+}
+
+// Defect 18: what happens between the subscription and the list is not lost.
+func TestSubscribeBeforeList(t *testing.T) {
+	for _, during := range []string{"before the list", "while the list is read"} {
+		t.Run(during, func(t *testing.T) {
+			e := newFake(t)
+			e.one(cid(1), "web")
+			gone := func() {
+				e.none()
+				e.send(event("die", cid(1)))
+			}
+			if during == "before the list" {
+				e.onSubscribe = gone
+			} else {
+				var once sync.Once
+				e.set(func() {
+					e.list = func() string {
+						once.Do(gone)
+						return "[" + entry(cid(1), "web", listed8080) + "]" // old news
+					}
+				})
+			}
+			f := run(t, source(t, e, Options{}))
+			eventually(t, func() error {
+				f.mu.Lock()
+				defer f.mu.Unlock()
+				if f.replaced == 0 {
+					return errors.New("nothing was listed")
+				}
+				return nil
+			})
+			want(t, f)
+		})
+	}
+}
+
+// Defect 19: every port of a container goes with it.
+func TestAllPortsGoWithTheContainer(t *testing.T) {
+	e := newFake(t)
+	e.set(func() {
+		e.inspect = func(id string) (int, string) {
+			return 200, inspection(id, "many", inspected8080+`,"53/udp":[{"HostIp":"127.0.0.1","HostPort":"53"}],"53/tcp":[{"HostIp":"127.0.0.1","HostPort":"53"}],"9/tcp":null`)
+		}
+	})
+	f := run(t, source(t, e, Options{}))
+	want(t, f)
+	eventually(t, func() error {
+		e.send(event("start", cid(1)))
+		time.Sleep(10 * time.Millisecond)
+		return errIf(len(f.keys()) == 0)
+	})
+	want(t, f, "tcp 0.0.0.0:8080", "tcp [::]:8080", "tcp 127.0.0.1:53", "udp 127.0.0.1:53")
+	e.none()
+	e.send(event("die", cid(1)))
+	want(t, f)
+}
+
+func errIf(bad bool) error {
+	if bad {
+		return errors.New("not yet")
+	}
+	return nil
+}
+
+// A death that is older than the list is history: the container runs again.
+func TestOldDeathIsHistory(t *testing.T) {
+	e := newFake(t)
+	e.one(cid(1), "web")
+	old := event("die", cid(1))
+	f := run(t, source(t, e, Options{}))
+	want(t, f, "tcp 0.0.0.0:8080", "tcp [::]:8080")
+	e.send(old)
+	e.send(event("rename", cid(2))) // an event behind it that can be waited for
+	e.set(func() {
+		inspect := e.inspect
+		e.inspect = func(id string) (int, string) {
+			if id == cid(2) {
+				return 200, inspection(id, "two", `"1/tcp":[{"HostIp":"","HostPort":"1"}]`)
+			}
+			return inspect(id)
+		}
+	})
+	e.send(event("rename", cid(2)))
+	want(t, f, "tcp 0.0.0.0:8080", "tcp [::]:8080", "tcp 0.0.0.0:1")
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if len(f.removed) > 0 {
+		t.Errorf("removed %q, want nothing", f.removed)
+	}
+}
+
+// What cannot be published is named, and harms nobody else.
+func TestMalformed(t *testing.T) {
+	for _, c := range []struct{ name, ports, warning string }{
+		{"port 0", `{"IP":"0.0.0.0","PrivatePort":80,"PublicPort":0,"Type":"tcp"}`, "0 is no port"},
+		{"port 70000", `{"IP":"0.0.0.0","PrivatePort":80,"PublicPort":70000,"Type":"tcp"}`, "70000 is no port"},
+		{"a port that is text", `{"IP":"0.0.0.0","PrivatePort":80,"PublicPort":"http","Type":"tcp"}`, "PublicPort"},
+		{"no address", `{"IP":"nowhere","PrivatePort":80,"PublicPort":81,"Type":"tcp"}`, `"nowhere" is no address`},
+		{"sctp", `{"IP":"0.0.0.0","PrivatePort":80,"PublicPort":81,"Type":"sctp"}`, "sctp is not supported"},
+		{"unknown protocol", `{"IP":"0.0.0.0","PrivatePort":80,"PublicPort":81,"Type":"dccp"}`, "dccp"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			e := newFake(t)
+			e.set(func() {
+				e.list = func() string {
+					return "[" + entry(cid(2), "bad", c.ports) + "," + entry(cid(1), "web", listed8080) + "]"
+				}
+				e.inspect = func(id string) (int, string) {
+					if id == cid(1) {
+						return 200, inspection(id, "web", inspected8080)
+					}
+					return 500, `{"message":"cannot"}`
+				}
+			})
+			f := run(t, source(t, e, Options{}))
+			want(t, f, "tcp 0.0.0.0:8080", "tcp [::]:8080")
+			wantWarning(t, f, c.warning)
+			wantWarning(t, f, `"bad"`)
+			if f.mu.Lock(); f.stale != nil {
+				t.Errorf("stale: %v", f.stale)
+			}
+			f.mu.Unlock()
+		})
+	}
+}
+
+func TestMalformedInspection(t *testing.T) {
+	e := newFake(t)
+	e.set(func() {
+		e.list = func() string { return "[" + entry(cid(1), "web", listed8080) + "]" }
+		e.inspect = func(id string) (int, string) {
+			return 200, inspection(id, "web", inspected8080+`,"81/tcp":[{"HostIp":"","HostPort":"70000"},{"HostIp":"","HostPort":"x"}]`)
+		}
+	})
+	f := run(t, source(t, e, Options{}))
+	wantWarning(t, f, "70000 is no port")
+	wantWarning(t, f, `"x" is no port`)
+	want(t, f, "tcp 0.0.0.0:8080", "tcp [::]:8080")
+}
+
+// An inspection that hangs, or is of another container, leaves what the list says.
+func TestListStandsWhereInspectionFails(t *testing.T) {
+	e := newFake(t)
+	e.one(cid(1), "web")
+	e.slow["/"+cid(1)+"/json"] = make(chan struct{})
+	f := run(t, source(t, e, Options{Timeout: 50 * time.Millisecond}))
+	want(t, f, "tcp 0.0.0.0:8080", "tcp [::]:8080")
+	wantWarning(t, f, "no answer within 50ms")
+}
+
+// What an engine says wrongly as a whole is named, and nothing is taken back.
+func TestUnusableEngine(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		make func(e *fakeEngine)
+		text string
+	}{
+		{"API too old", func(e *fakeEngine) { e.version = "1.20" }, "1.20"},
+		{"no API version", func(e *fakeEngine) { e.version = "no version" }, "agree on an API version"},
+		{"slow ping", func(e *fakeEngine) { e.slow["/_ping"] = make(chan struct{}) }, "agree on an API version: no answer within 50ms"},
+		{"slow list", func(e *fakeEngine) { e.slow["/containers/json"] = make(chan struct{}) }, "list containers: no answer within 50ms"},
+		{"slow events", func(e *fakeEngine) { e.slow["/events"] = make(chan struct{}) }, "subscribe to events: no answer within 50ms"},
+		{"list is no list", func(e *fakeEngine) { e.list = func() string { return `{"message":"x"}` } }, "list containers"},
+		{"entry without id", func(e *fakeEngine) { e.list = func() string { return `[{}]` } }, "no id"},
+		{"half a list", func(e *fakeEngine) { e.list = func() string { return `[{"Id":"` } }, "list containers"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			e := newFake(t)
+			e.set(func() { c.make(e) })
+			f := run(t, source(t, e, Options{Timeout: 50 * time.Millisecond}))
+			wantStale(t, f, c.text)
+			wantStale(t, f, e.socket)
+			f.mu.Lock()
+			defer f.mu.Unlock()
+			if f.replaced > 0 {
+				t.Error("an engine that cannot be used stated a set")
+			}
+		})
+	}
+}
+
+// A newer engine is asked in words that both know.
+func TestNewerAPI(t *testing.T) {
+	e := newFake(t)
+	e.version = "1.99"
+	e.one(cid(1), "web")
+	f := run(t, source(t, e, Options{}))
+	want(t, f, "tcp 0.0.0.0:8080", "tcp [::]:8080")
+}
+
+// A stream that ends, or ends in the middle, makes the source stale, not empty;
+// it comes back by itself.
+func TestStreamEnds(t *testing.T) {
+	for _, last := range []string{"", `{"Type":"container","Act`, "not json\n"} {
+		t.Run("after "+last, func(t *testing.T) {
+			e := newFake(t)
+			e.one(cid(1), "web")
+			f := run(t, source(t, e, Options{}))
+			want(t, f, "tcp 0.0.0.0:8080", "tcp [::]:8080")
+			if last != "" {
+				e.send(last)
+			}
+			e.cut()
+			eventually(t, func() error {
+				f.mu.Lock()
+				defer f.mu.Unlock()
+				return errIf(f.replaced < 2 || f.staled == 0 || f.stale != nil)
+			})
+			want(t, f, "tcp 0.0.0.0:8080", "tcp [::]:8080")
+			f.mu.Lock()
+			defer f.mu.Unlock()
+			if len(f.removed) > 0 {
+				t.Errorf("removed %q, want nothing", f.removed)
+			}
+		})
+	}
+}
+
+// Ports of an engine that stays away are withdrawn after the grace period, and
+// the facts with them.
+func TestGrace(t *testing.T) {
+	e := newFake(t)
+	e.one(cid(1), "web")
+	s := source(t, e, Options{Retry: engine.Retry{Grace: 150 * time.Millisecond}})
+	f := run(t, s)
+	want(t, f, "tcp 0.0.0.0:8080", "tcp [::]:8080")
+	eventually(t, func() error {
+		_, ok := s.Facts().ByAddress(netip.MustParseAddr("172.17.0.2"))
+		return errIf(!ok)
+	})
+	e.stop()
+	want(t, f)
+	wantStale(t, f, "declared ports withdrawn after 150ms")
+	if _, ok := s.Facts().ByAddress(netip.MustParseAddr("172.17.0.2")); ok {
+		t.Error("a fact outlived the grace period")
+	}
+	e.start()
+	want(t, f, "tcp 0.0.0.0:8080", "tcp [::]:8080")
+}
+
+// The engine's socket appears, in a directory that was not there: it is found at
+// once, not at the next try.
+func TestEngineAppears(t *testing.T) {
+	e := newFake(t)
+	e.stop()
+	e.socket = filepath.Join(t.TempDir(), "later", "run", "d.sock")
+	s := source(t, e, Options{Retry: engine.Retry{MinDelay: time.Hour, MaxDelay: 2 * time.Hour}})
+	f := run(t, s)
+	wantStale(t, f, "no such file")
+	if err := os.MkdirAll(filepath.Dir(e.socket), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	e.one(cid(1), "web")
+	e.start()
+	want(t, f, "tcp 0.0.0.0:8080", "tcp [::]:8080")
+}
+
+// A hundred restarts leave no goroutine and no connection behind.
+func TestHundredRestarts(t *testing.T) {
+	e := newFake(t)
+	e.one(cid(1), "web")
+	f := run(t, source(t, e, Options{Retry: engine.Retry{MinDelay: time.Millisecond, MaxDelay: 2 * time.Millisecond}}))
+	want(t, f, "tcp 0.0.0.0:8080", "tcp [::]:8080")
+	var before, after runtime.MemStats
+	goroutines := 0
+	for i := range 110 {
+		if i == 10 {
+			runtime.GC()
+			runtime.ReadMemStats(&before)
+			goroutines = runtime.NumGoroutine()
+		}
+		f.mu.Lock()
+		replaced := f.replaced
+		f.mu.Unlock()
+		e.stop()
+		e.start()
+		eventually(t, func() error {
+			f.mu.Lock()
+			defer f.mu.Unlock()
+			return errIf(f.replaced <= replaced)
+		})
+	}
+	eventually(t, func() error {
+		runtime.GC()
+		runtime.ReadMemStats(&after)
+		if n := runtime.NumGoroutine(); n > goroutines+5 {
+			return fmt.Errorf("%d goroutines, had %d", n, goroutines)
+		}
+		if after.HeapInuse > before.HeapInuse+2<<20 {
+			return fmt.Errorf("heap grew from %d to %d bytes", before.HeapInuse, after.HeapInuse)
+		}
+		return nil
+	})
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if len(f.removed) > 0 {
+		t.Errorf("removed %q, want nothing", f.removed)
+	}
+}
+
+func TestOptions(t *testing.T) {
+	log := slog.New(slog.DiscardHandler)
+	for _, c := range []struct {
+		name string
+		o    Options
+		want string
+	}{
+		{"elsewhere", Options{Hosts: []string{"tcp://10.1.2.3:2375"}, Logger: log}, "another machine"},
+		{"ssh", Options{Hosts: []string{"ssh://me@there"}, Logger: log}, "want unix:///path"},
+		{"relative", Options{Hosts: []string{"unix://x/y"}, Logger: log}, "absolute path"},
+		{"no logger", Options{}, "logger"},
+		{"timeout", Options{Timeout: -1, Logger: log}, "timeout"},
+		{"delays", Options{Logger: log, Retry: engine.Retry{MinDelay: 2, MaxDelay: 1}}, "delays"},
+	} {
+		if _, err := New(c.o); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: New = %v, want %q", c.name, err, c.want)
+		}
+	}
+	env := map[string]string{"DOCKER_HOST": "tcp://127.0.0.1:2376", "DOCKER_CERT_PATH": "/c"}
+	s, err := New(Options{Logger: log, Getenv: func(k string) string { return env[k] }})
+	if err != nil || !slices.Equal(s.o.Hosts, []string{env["DOCKER_HOST"]}) || s.o.CertPath != "/c" {
+		t.Errorf("New = %+v, %v; want the environment's host", s, err)
+	}
+	env = map[string]string{"XDG_RUNTIME_DIR": "/run/user/7"}
+	s, err = New(Options{Logger: log, Getenv: func(k string) string { return env[k] }})
+	if want := []string{"unix:///var/run/docker.sock", "unix:///run/user/7/docker.sock"}; err != nil || !slices.Equal(s.o.Hosts, want) {
+		t.Errorf("New = %+v, %v; want %q", s, err, want)
+	}
+}
+
+// An expired client certificate is named before it is tried.
+func TestExpiredCertificate(t *testing.T) {
+	dir := t.TempDir()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	tmpl := &x509.Certificate{
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "x"},
+		NotBefore: time.Now().Add(-2 * time.Hour), NotAfter: time.Now().Add(-time.Hour),
+	}
+	cert, err := x509.CreateCertificate(rand.Reader, tmpl, tmpl, key.Public(), key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	der, err := x509.MarshalECPrivateKey(key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, b := range map[string]*pem.Block{
+		"cert.pem": {Type: "CERTIFICATE", Bytes: cert}, "ca.pem": {Type: "CERTIFICATE", Bytes: cert},
+		"key.pem": {Type: "EC PRIVATE KEY", Bytes: der},
+	} {
+		if err := os.WriteFile(filepath.Join(dir, name), pem.EncodeToMemory(b), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	f := run(t, source(t, nil, Options{Hosts: []string{"tcp://127.0.0.1:1"}, CertPath: dir}))
+	wantStale(t, f, "expired on")
+}
+
+func TestNameOf(t *testing.T) {
+	for _, c := range []struct {
+		names []string
+		want  string
+	}{
+		{[]string{"/other/alias", "/web"}, "web"},
+		{[]string{"/other/alias"}, cid(1)[:12]},
+		{nil, cid(1)[:12]},
+	} {
+		if got := nameOf(c.names, cid(1)); got != c.want {
+			t.Errorf("nameOf(%q) = %q, want %q", c.names, got, c.want)
+		}
+	}
+}
+
+func FuzzDecodeList(f *testing.F) {
+	f.Add([]byte("[" + entry(cid(1), "web", listed8080) + "]"))
+	f.Add([]byte(`[{"Id":1},null,{}]`))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		all, err := decodeList(b)
+		if err != nil {
+			return
+		}
+		for _, l := range all {
+			if l.ID == "" && l.err == nil {
+				t.Fatal("an entry without an id and without an error")
+			}
+			for _, b := range (fetcher{}).summarised(l).Bindings {
+				if b.Port == 0 || !b.Address.IsValid() || b.Address.Is4In6() {
+					t.Fatalf("a binding that cannot be: %+v", b)
+				}
+			}
+		}
+	})
+}
