@@ -401,6 +401,16 @@ func TestDockerKilled(t *testing.T) {
 	want(t, r, both("tcp", 8000, "web")...)
 }
 
+// Without a proxy nothing listens in the guest: the container itself is dialled.
+func TestDockerWithoutProxy(t *testing.T) {
+	dockerd(t, "--userland-proxy=false")
+	dockerImage(t)
+	r, _ := follow(t, dockerSource(t, time.Hour))
+	drun(t, "--name", "web", "-p", "127.0.0.1:8000:80", "bb", "httpd", "-f", "-p", "80", "-h", "/etc")
+	want(t, r, "tcp 127.0.0.1:8000 web")
+	eventually(t, 10*time.Second, func() error { _, err := reach(find(r, "tcp 127.0.0.1:8000")); return err })
+}
+
 // Defect 18, and the agent started before, during and after: whatever happens
 // while it starts, at quiet it says what the engine says.
 func TestDockerStartRaces(t *testing.T) {

@@ -36,20 +36,33 @@ func stateOf(path string) fileState {
 	return st
 }
 
-// WatchFiles sends to wake, without ever blocking, when one of the paths
-// appears, changes or is replaced; what goes away is no news. The paths, and any
-// of their directories, need not exist. It blocks until ctx ends and returns
-// nil then; an error means that the kernel gives no notifications.
-func WatchFiles(ctx context.Context, wake chan<- struct{}, paths ...string) error {
+// Watch says when one of the paths appears, changes or is replaced, against how
+// it is when Watch is called; what goes away is no news. The paths, and any of
+// their directories, need not exist. The first channel receives, and holds one
+// message until it is read; the second is closed when ctx has ended and nothing
+// runs any more. Where the kernel gives no notifications, that is logged, and an
+// engine is only found by trying.
+func Watch(ctx context.Context, logger *slog.Logger, paths ...string) (wake <-chan struct{}, stopped <-chan struct{}) {
+	last := make(map[string]fileState, len(paths))
+	for _, p := range paths {
+		last[p] = stateOf(p)
+	}
+	w, s := make(chan struct{}, 1), make(chan struct{})
+	go func() {
+		defer close(s)
+		if err := watchFiles(ctx, w, paths, last); err != nil {
+			logger.Warn("files cannot be watched; the engine is tried now and then", "paths", paths, "err", err)
+		}
+	}()
+	return w, s
+}
+
+func watchFiles(ctx context.Context, wake chan<- struct{}, paths []string, last map[string]fileState) error {
 	w, err := fsnotify.NewWatcher()
 	if err != nil {
 		return fmt.Errorf("watch files: %w", err)
 	}
 	defer func() { _ = w.Close() }()
-	last := make(map[string]fileState, len(paths))
-	for _, p := range paths {
-		last[p] = stateOf(p)
-	}
 	for {
 		if err := follow(w, paths); err != nil {
 			return err
@@ -121,19 +134,4 @@ func nearest(dir string) string {
 		}
 		dir = up
 	}
-}
-
-// Watch runs WatchFiles until ctx ends. The first channel receives when a path
-// appears or changes; the second is closed when nothing runs any more. Where the
-// kernel gives no notifications, that is logged and an engine is only found by
-// trying.
-func Watch(ctx context.Context, logger *slog.Logger, paths ...string) (wake <-chan struct{}, stopped <-chan struct{}) {
-	w, s := make(chan struct{}, 1), make(chan struct{})
-	go func() {
-		defer close(s)
-		if err := WatchFiles(ctx, w, paths...); err != nil {
-			logger.Warn("files cannot be watched; the engine is tried now and then", "paths", paths, "err", err)
-		}
-	}()
-	return w, s
 }

@@ -1,0 +1,546 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package engine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/fairlead/fairlead/internal/port"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// feed records what a supervisor says.
+type feed struct {
+	mu       sync.Mutex
+	stale    []string
+	warnings []string
+	set      map[string]port.Binding
+	removed  int
+}
+
+func (f *feed) Replace(set []port.Binding) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	next := make(map[string]port.Binding)
+	for _, b := range set {
+		next[b.Origin.ID] = b
+	}
+	for id := range f.set {
+		if _, ok := next[id]; !ok {
+			f.removed++
+		}
+	}
+	f.set = next
+}
+
+func (f *feed) Apply(c port.Change) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, o := range c.Drop {
+		delete(f.set, o.ID)
+		f.removed++
+	}
+	for _, b := range c.Put {
+		f.set[b.Origin.ID] = b
+	}
+}
+
+func (f *feed) Stale(err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.stale = append(f.stale, err.Error())
+}
+
+func (f *feed) Rung(string)         {}
+func (f *feed) Warn(texts []string) { f.warnings = texts }
+func (f *feed) lastStale() string   { f.mu.Lock(); defer f.mu.Unlock(); return f.stale[len(f.stale)-1] }
+func (f *feed) stands(id string) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	_, ok := f.set[id]
+	return ok
+}
+
+var errGone = errors.New("gone")
+
+// Tries come ever less often, up to the maximum.
+func TestSupervisorBacksOff(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		began := time.Now()
+		var at []time.Duration
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+		defer cancel()
+		err := Supervisor{
+			Retry: Retry{}.WithDefaults(), Logger: slog.New(slog.DiscardHandler), Feed: &feed{},
+			Withdraw: func() { t.Error("withdrawn though nothing ever stood") },
+			Jitter:   func() float64 { return 0 },
+		}.Run(ctx, func(context.Context, func()) error {
+			at = append(at, time.Since(began))
+			return errGone
+		})
+		if !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("Run = %v, want the context's error", err)
+		}
+		want := []time.Duration{0, 200 * time.Millisecond, 600 * time.Millisecond, 1400 * time.Millisecond, 3 * time.Second}
+		if !slices.Equal(at[:5], want) {
+			t.Errorf("tries at %v, want %v", at[:5], want)
+		}
+		if n := len(at); n > 20 {
+			t.Errorf("%d tries in 5 minutes", n)
+		}
+		if d := at[len(at)-1] - at[len(at)-2]; d != DefaultMaxDelay {
+			t.Errorf("the last two tries are %v apart, want %v", d, DefaultMaxDelay)
+		}
+	})
+}
+
+func TestSupervisorJitter(t *testing.T) {
+	s := Supervisor{Retry: Retry{}.WithDefaults(), Jitter: func() float64 { return 0.999999 }}
+	for n := range 100 {
+		if d := s.delay(n); d < DefaultMinDelay/2 || d > DefaultMaxDelay {
+			t.Errorf("delay(%d) = %v", n, d)
+		}
+	}
+}
+
+// A wake-up ends the wait, but does not make the supervisor spin.
+func TestSupervisorWakes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		wake := make(chan struct{}, 1)
+		tries := 0
+		ctx, cancel := context.WithTimeout(t.Context(), time.Hour+time.Minute)
+		defer cancel()
+		go func() {
+			time.Sleep(time.Hour)
+			wake <- struct{}{}
+		}()
+		var woken time.Time
+		_ = Supervisor{
+			Retry:  Retry{MinDelay: 2 * time.Hour, MaxDelay: 2 * time.Hour}.WithDefaults(),
+			Logger: slog.New(slog.DiscardHandler), Feed: &feed{}, Wake: wake, Withdraw: func() {},
+		}.Run(ctx, func(context.Context, func()) error {
+			tries++
+			woken = time.Now()
+			return errGone
+		})
+		if tries != 2 {
+			t.Errorf("%d tries, want one at the start and one at the wake-up (last at %v)", tries, woken)
+		}
+	})
+}
+
+// What stood is withdrawn once, when the grace period is over, and the reason
+// stays to be read.
+func TestSupervisorGrace(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := &feed{}
+		began := time.Now()
+		var withdrawn []time.Duration
+		ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
+		defer cancel()
+		session := 0
+		_ = Supervisor{
+			Retry: Retry{Grace: 30 * time.Second}.WithDefaults(), Logger: slog.New(slog.DiscardHandler), Feed: f,
+			Withdraw: func() { withdrawn = append(withdrawn, time.Since(began)) },
+		}.Run(ctx, func(ctx context.Context, up func()) error {
+			if session++; session == 1 {
+				up()
+				time.Sleep(time.Minute)
+			}
+			return errGone
+		})
+		if len(withdrawn) != 1 || withdrawn[0] != 90*time.Second {
+			t.Errorf("withdrawn at %v, want once, 30s after the loss at 1m", withdrawn)
+		}
+		if s := f.lastStale(); s != "declared ports withdrawn after 30s: gone" {
+			t.Errorf("stale says %q", s)
+		}
+	})
+}
+
+// An engine that is back in time loses nothing.
+func TestSupervisorBackInTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+		defer cancel()
+		_ = Supervisor{
+			Retry: Retry{Grace: 30 * time.Second}.WithDefaults(), Logger: slog.New(slog.DiscardHandler), Feed: &feed{},
+			Withdraw: func() { t.Error("withdrawn though it was back in time") },
+		}.Run(ctx, func(ctx context.Context, up func()) error {
+			up()
+			select {
+			case <-time.After(time.Minute):
+			case <-ctx.Done():
+			}
+			return errGone
+		})
+	})
+}
+
+func TestWatch(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "a", "b", "sock")
+	linked := filepath.Join(dir, "link")
+	if err := os.Symlink(filepath.Join(dir, "target"), linked); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	wake, stopped := Watch(ctx, slog.New(slog.NewTextHandler(t.Output(), nil)), path, linked)
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	woken := func(what string) {
+		t.Helper()
+		select {
+		case <-wake:
+		case <-time.After(10 * time.Second):
+			t.Fatalf("not woken by: %s", what)
+		}
+	}
+	for _, step := range []struct {
+		what string
+		do   func() error
+	}{
+		{"created in new directories", func() error {
+			return errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte("1"), 0o600))
+		}},
+		{"written again", func() error { return os.WriteFile(path, []byte("22"), 0o600) }},
+		{"replaced", func() error {
+			return errors.Join(os.WriteFile(path+".new", []byte("333"), 0o600), os.Rename(path+".new", path))
+		}},
+		{"removed with its directories and made again", func() error {
+			return errors.Join(os.RemoveAll(filepath.Join(dir, "a")), os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte("4"), 0o600))
+		}},
+	} {
+		must(step.do())
+		woken(step.what)
+		for drained := false; !drained; {
+			select {
+			case <-wake:
+			case <-time.After(50 * time.Millisecond):
+				drained = true
+			}
+		}
+	}
+	cancel()
+	<-stopped
+}
+
+const (
+	id1 = "1111111111111111111111111111111111111111111111111111111111111111"
+	id2 = "2222222222222222222222222222222222222222222222222222222222222222"
+)
+
+func TestFacts(t *testing.T) {
+	var f Table
+	a, b, shared := netip.MustParseAddr("10.0.0.2"), netip.MustParseAddr("10.0.0.3"), netip.MustParseAddr("10.0.0.9")
+	f.Put("1", Fact{Owner: port.Owner{Name: "one"}, ID: id1, Cgroup: 7, Path: "/docker/" + id1, Addresses: []netip.Addr{a, shared}})
+	f.Put("2", Fact{Owner: port.Owner{Name: "web"}, ID: "web", Cgroup: 8, Path: "/default/web", Addresses: []netip.Addr{b, shared}})
+
+	paths := map[string]string{
+		"/docker/" + id1:                                  "one",
+		"/docker/" + id1 + "/init.scope/x":                "one",
+		"/system.slice/docker-" + id1 + ".scope":          "one",
+		"/kubepods/pod1/cri-containerd-" + id1 + ".scope": "one",
+		"/kubepods-pod1.slice:cri-containerd:" + id1:      "one",
+		"/docker/" + id2:                                  "",
+		"/default/web":                                    "web",
+		"/default/web/inner":                              "web",
+		"/other/web":                                      "", // a name is nobody's proof
+		"/default/webx":                                   "",
+		"/":                                               "",
+		"":                                                "",
+		"/docker/" + id1 + "/docker/" + id2:               "one", // what one runs is one's
+	}
+	for path, want := range paths {
+		if o, ok := f.ByCgroupPath(path); o.Name != want || ok != (want != "") {
+			t.Errorf("ByCgroupPath(%q) = %q, %v; want %q", path, o.Name, ok, want)
+		}
+	}
+	for _, c := range []struct {
+		addr netip.Addr
+		want string
+	}{{a, "one"}, {b, "web"}, {shared, ""}, {netip.MustParseAddr("::ffff:10.0.0.2"), "one"}, {netip.Addr{}, ""}} {
+		if o, ok := f.ByAddress(c.addr); o.Name != c.want || ok != (c.want != "") {
+			t.Errorf("ByAddress(%v) = %q, %v; want %q", c.addr, o.Name, ok, c.want)
+		}
+	}
+	for id, want := range map[uint64]string{7: "one", 8: "web", 9: "", 0: ""} {
+		if o, ok := f.ByCgroup(id); o.Name != want || ok != (want != "") {
+			t.Errorf("ByCgroup(%d) = %q, %v; want %q", id, o.Name, ok, want)
+		}
+	}
+	f.Remove("1")
+	if o, ok := f.ByAddress(shared); !ok || o.Name != "web" {
+		t.Errorf("after one left, the shared address is %q's, want web's", o.Name)
+	}
+	f.Put("2", Fact{Owner: port.Owner{Name: "web"}})
+	if _, ok := f.ByCgroup(8); ok {
+		t.Error("a replaced fact is still found")
+	}
+	f.Retain(func(string) bool { return false })
+	if len(f.objects)+len(f.cgroups)+len(f.paths)+len(f.ids)+len(f.addresses) != 0 {
+		t.Errorf("something is left: %+v", &f)
+	}
+}
+
+func TestCgroup(t *testing.T) {
+	dir := t.TempDir()
+	h := Host{Proc: filepath.Join(dir, "proc"), Cgroup2: filepath.Join(dir, "cg")}
+	for pid, text := range map[string]string{
+		"1": "0::/init.scope\n",
+		"2": "0::/docker/" + id1 + "\n",
+		"3": "12:cpu:/docker/" + id1 + "\n0::/\n",
+		"4": "12:cpu,cpuacct:/docker/" + id1 + "\n0::/docker/" + id1 + "\n",
+		"5": "0::/default/web\n",
+		"6": "0::/../../docker/" + id1 + "\n",
+		"7": "garbage\n",
+		"8": "0::/nested/system.slice/nerdctl-" + id1 + ".scope\n",
+	} {
+		if err := errors.Join(os.MkdirAll(filepath.Join(h.Proc, pid), 0o755),
+			os.WriteFile(filepath.Join(h.Proc, pid, "cgroup"), []byte(text), 0o600)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.MkdirAll(filepath.Join(h.Cgroup2, "docker", id1), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		pid   int
+		names []string
+		path  string
+		id    bool
+	}{
+		{1, []string{id1}, "", false}, // another namespace's process 1
+		{2, []string{id1}, "/docker/" + id1, true},
+		{2, []string{id2}, "", false},
+		{3, []string{id1}, "/docker/" + id1, false},
+		{4, []string{id1}, "/docker/" + id1, true},
+		{5, []string{"web", "/default/web"}, "/default/web", false},
+		{5, []string{"other", "/other/web"}, "", false},
+		{5, []string{"", ""}, "", false},
+		{6, []string{id1}, "", false}, // outside our view
+		{7, []string{id1}, "", false},
+		{8, []string{id1}, "/nested/system.slice/nerdctl-" + id1 + ".scope", false},
+		{9, []string{id1}, "", false},
+		{0, []string{id1}, "", false},
+		{-1, []string{id1}, "", false},
+	} {
+		path, id, ok := h.Cgroup(c.pid, c.names...)
+		if path != c.path || ok != (c.path != "") || (id != 0) != c.id {
+			t.Errorf("Cgroup(%d, %q) = %q, %d, %v; want %q, an id: %v", c.pid, c.names, path, id, ok, c.path, c.id)
+		}
+	}
+}
+
+func TestCgroup2Mount(t *testing.T) {
+	p := filepath.Join(t.TempDir(), "mountinfo")
+	text := "30 1 0:26 / /sys/fs/cgroup rw - tmpfs tmpfs rw\n" +
+		"31 30 0:27 /sub /mnt/sub rw - cgroup2 cgroup2 rw\n" +
+		"32 30 0:27 / /sys/fs/cgroup/unified rw shared:1 - cgroup2 cgroup2 rw\n"
+	if err := os.WriteFile(p, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if got := cgroup2Mount(p); got != "/sys/fs/cgroup/unified" {
+		t.Errorf("cgroup2Mount = %q", got)
+	}
+	if got := cgroup2Mount(p + ".none"); got != "" {
+		t.Errorf("cgroup2Mount of nothing = %q", got)
+	}
+}
+
+func TestDeclare(t *testing.T) {
+	c := Container{
+		ID: "x", Owner: port.Owner{Name: "web"}, Note: "paused",
+		Addresses: []netip.Addr{netip.MustParseAddr("10.0.0.2"), netip.MustParseAddr("fd00::2")},
+	}
+	for _, tc := range []struct {
+		p    Published
+		key  string
+		dial string
+	}{
+		{Published{"tcp", "", 80, 8080}, "tcp 0.0.0.0:80", "[127.0.0.1:80 10.0.0.2:8080 [fd00::2]:8080]"},
+		{Published{"", "0.0.0.0", 80, 8080}, "tcp 0.0.0.0:80", "[127.0.0.1:80 10.0.0.2:8080 [fd00::2]:8080]"},
+		{Published{"UDP", "::", 80, 8080}, "udp [::]:80", "[[::1]:80 [fd00::2]:8080 10.0.0.2:8080]"},
+		{Published{"tcp", "127.0.0.2", 80, 8080}, "tcp 127.0.0.2:80", "[127.0.0.2:80 10.0.0.2:8080 [fd00::2]:8080]"},
+		{Published{"tcp", "::ffff:127.0.0.1", 65535, 1}, "tcp 127.0.0.1:65535", "[127.0.0.1:65535 10.0.0.2:1 [fd00::2]:1]"},
+	} {
+		bs, w := Declare(c, []Published{tc.p, tc.p})
+		if len(w) > 0 || len(bs) != 1 {
+			t.Errorf("Declare(%+v twice) = %v, %q; want one binding", tc.p, bs, w)
+			continue
+		}
+		if got := bs[0].Key.String(); got != tc.key {
+			t.Errorf("Declare(%+v) = %s, want %s", tc.p, got, tc.key)
+		}
+		if got := fmt.Sprint(bs[0].Dial); got != tc.dial {
+			t.Errorf("Declare(%+v) is dialled at %s, want %s", tc.p, got, tc.dial)
+		}
+		if !strings.HasSuffix(bs[0].Detail, "(paused)") || bs[0].Origin.ID == "" {
+			t.Errorf("Declare(%+v) = %+v", tc.p, bs[0])
+		}
+	}
+	bad := []Published{
+		{"tcp", "", 0, 80}, {"tcp", "", 70000, 80}, {"tcp", "", 80, 0}, {"tcp", "", -1, 80},
+		{"sctp", "", 80, 80}, {"x", "", 80, 80}, {"tcp", "host", 80, 80},
+	}
+	bs, w := Declare(c, append(bad, Published{"tcp", "", 81, 81}))
+	if len(bs) != 1 || len(w) != len(bad) {
+		t.Errorf("Declare of %d bad ports and a good one = %v, %q", len(bad), bs, w)
+	}
+	for _, s := range w {
+		if !strings.Contains(s, `container "web"`) {
+			t.Errorf("warning %q does not say whose", s)
+		}
+	}
+}
+
+func TestWarnings(t *testing.T) {
+	f := &feed{}
+	w := Warnings{Logger: slog.New(slog.DiscardHandler), Feed: f}
+	w.Set("b", []string{"b is wrong"})
+	w.Set("a", []string{"a is wrong", strings.Repeat("x", 1000)})
+	if len(f.warnings) != 3 || f.warnings[0] != "a is wrong" || len(f.warnings[1]) > maxWarningSize+3 || f.warnings[2] != "b is wrong" {
+		t.Errorf("warnings are %q", f.warnings)
+	}
+	w.Set("a", nil)
+	if !slices.Equal(f.warnings, []string{"b is wrong"}) {
+		t.Errorf("warnings are %q", f.warnings)
+	}
+	for i := range 3 * maxWarnings {
+		w.Set(fmt.Sprint(i), []string{"wrong"})
+	}
+	if n := len(f.warnings); n != maxWarnings+1 || !strings.Contains(f.warnings[n-1], "201 more") {
+		t.Errorf("%d warnings, the last is %q", n, f.warnings[n-1])
+	}
+	w.Clear()
+	if len(f.warnings) != 0 {
+		t.Errorf("warnings are %q after Clear", f.warnings)
+	}
+}
+
+func TestLabels(t *testing.T) {
+	in := map[string]string{"a": "1", "nerdctl/name": "x", "long": strings.Repeat("x", maxLabelSize)}
+	if got := Labels(in, "nerdctl/"); len(got) != 1 || got["a"] != "1" {
+		t.Errorf("Labels = %v", got)
+	}
+	if got := Labels(nil); got != nil {
+		t.Errorf("Labels(nil) = %v", got)
+	}
+	for i := range 1000 {
+		in[fmt.Sprint(i)] = ""
+	}
+	if got := Labels(in); len(got) != maxLabels {
+		t.Errorf("%d labels, want %d", len(got), maxLabels)
+	}
+}
+
+// scripted is an engine whose answers the test gives.
+type scripted struct {
+	mu   sync.Mutex
+	list []Object
+	look map[string]Object
+	gate map[string]chan struct{}
+}
+
+func (s *scripted) List(context.Context) ([]Object, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.list, nil
+}
+
+func (s *scripted) Look(ctx context.Context, id string) (Object, bool, error) {
+	s.mu.Lock()
+	o, ok := s.look[id]
+	gate := s.gate[id]
+	s.mu.Unlock()
+	if gate != nil {
+		select {
+		case <-gate:
+		case <-ctx.Done():
+		}
+	}
+	return o, ok, nil
+}
+
+func object(id string) Object {
+	b := port.Binding{Key: port.Key{Protocol: port.TCP, Address: netip.IPv4Unspecified(), Port: 80}, Origin: port.Origin{ID: id}}
+	return Object{ID: id, Bindings: []port.Binding{b}}
+}
+
+// A look that began before a death must not bring the dead back.
+func TestLookOvertakenByDeath(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		gate := make(chan struct{})
+		e := &scripted{look: map[string]Object{"x": object("x")}, gate: map[string]chan struct{}{"x": gate}}
+		f := &feed{}
+		events := make(chan Event)
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error)
+		go func() {
+			var facts Table
+			done <- NewSet(slog.New(slog.DiscardHandler), f, &facts).Follow(ctx, e, Stream{Events: events}, time.Hour, func() {})
+		}()
+		synctest.Wait()
+		events <- Event{ID: "x"}
+		synctest.Wait() // the look is under way, and has seen it alive
+		e.mu.Lock()
+		delete(e.look, "x")
+		e.mu.Unlock()
+		events <- Event{ID: "x", Gone: true}
+		close(gate)
+		synctest.Wait()
+		if f.stands("x") {
+			t.Error("a dead container stands")
+		}
+		cancel()
+		<-done
+	})
+}
+
+// A subscription that the engine does not confirm is followed by a second list,
+// which finds what fell in between (defect 21).
+func TestUnconfirmedSubscription(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := &scripted{list: []Object{object("x")}}
+		f := &feed{}
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error)
+		go func() {
+			var facts Table
+			done <- NewSet(slog.New(slog.DiscardHandler), f, &facts).Follow(ctx, e, Stream{Unconfirmed: true}, time.Hour, func() {})
+		}()
+		synctest.Wait()
+		if !f.stands("x") {
+			t.Error("the first list is not applied")
+		}
+		e.mu.Lock()
+		e.list = nil // it ended, and nobody said so
+		e.mu.Unlock()
+		time.Sleep(confirmAfter + time.Millisecond)
+		synctest.Wait()
+		if f.stands("x") {
+			t.Error("what ended unheard stands after the second list")
+		}
+		cancel()
+		<-done
+	})
+}
