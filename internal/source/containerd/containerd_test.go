@@ -1,0 +1,775 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package containerd
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	eventtypes "github.com/containerd/containerd/api/events"
+	containersapi "github.com/containerd/containerd/api/services/containers/v1"
+	eventsapi "github.com/containerd/containerd/api/services/events/v1"
+	namespacesapi "github.com/containerd/containerd/api/services/namespaces/v1"
+	tasksapi "github.com/containerd/containerd/api/services/tasks/v1"
+	versionapi "github.com/containerd/containerd/api/services/version/v1"
+	apitypes "github.com/containerd/containerd/api/types"
+	taskapi "github.com/containerd/containerd/api/types/task"
+	"go.uber.org/goleak"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/anypb"
+	"google.golang.org/protobuf/types/known/emptypb"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/source/engine"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// fake is an engine as far as this source asks. Containers are by "namespace/id".
+type fake struct {
+	t      *testing.T
+	socket string
+	srv    *grpc.Server
+
+	mu         sync.Mutex
+	containers map[string]*containersapi.Container
+	status     map[string]taskapi.Status
+	streams    map[chan *apitypes.Envelope]bool
+	hang       map[string]bool // methods that never answer
+	// onList runs inside each list of tasks, once it has been read.
+	onList func()
+}
+
+func newFake(t *testing.T) *fake {
+	f := &fake{
+		t: t, socket: filepath.Join(t.TempDir(), "c.sock"),
+		containers: make(map[string]*containersapi.Container), status: make(map[string]taskapi.Status),
+		streams: make(map[chan *apitypes.Envelope]bool), hang: make(map[string]bool),
+	}
+	f.start()
+	t.Cleanup(f.stop)
+	return f
+}
+
+func (f *fake) start() {
+	l, err := net.Listen("unix", f.socket)
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	srv := grpc.NewServer()
+	f.srv = srv
+	namespacesapi.RegisterNamespacesServer(srv, namespacesServer{f: f})
+	containersapi.RegisterContainersServer(srv, containersServer{f: f})
+	tasksapi.RegisterTasksServer(srv, tasksServer{f: f})
+	eventsapi.RegisterEventsServer(srv, eventsServer{f: f})
+	versionapi.RegisterVersionServer(srv, versionServer{f: f})
+	go func() { _ = srv.Serve(l) }()
+}
+
+func (f *fake) stop() { f.srv.Stop() }
+
+// may blocks if the method is to hang.
+func (f *fake) may(ctx context.Context, method string) error {
+	f.mu.Lock()
+	hang := f.hang[method]
+	f.mu.Unlock()
+	if !hang {
+		return nil
+	}
+	<-ctx.Done()
+	return ctx.Err()
+}
+
+func namespaceOf(ctx context.Context) string {
+	md, _ := metadata.FromIncomingContext(ctx)
+	return strings.Join(md.Get("containerd-namespace"), "+")
+}
+
+type versionServer struct {
+	versionapi.UnimplementedVersionServer
+	f *fake
+}
+
+func (s versionServer) Version(ctx context.Context, _ *emptypb.Empty) (*versionapi.VersionResponse, error) {
+	return &versionapi.VersionResponse{Version: "2.4.2"}, s.f.may(ctx, "Version")
+}
+
+type namespacesServer struct {
+	namespacesapi.UnimplementedNamespacesServer
+	f *fake
+}
+
+func (s namespacesServer) List(_ context.Context, _ *namespacesapi.ListNamespacesRequest) (*namespacesapi.ListNamespacesResponse, error) {
+	s.f.mu.Lock()
+	defer s.f.mu.Unlock()
+	seen := make(map[string]bool)
+	r := &namespacesapi.ListNamespacesResponse{}
+	for id := range s.f.containers {
+		ns, _, _ := strings.Cut(id, "/")
+		if !seen[ns] {
+			seen[ns] = true
+			r.Namespaces = append(r.Namespaces, &namespacesapi.Namespace{Name: ns})
+		}
+	}
+	return r, nil
+}
+
+type containersServer struct {
+	containersapi.UnimplementedContainersServer
+	f *fake
+}
+
+func (s containersServer) ListStream(_ *containersapi.ListContainersRequest, out containersapi.Containers_ListStreamServer) error {
+	s.f.mu.Lock()
+	var all []*containersapi.Container
+	for id, c := range s.f.containers {
+		if strings.HasPrefix(id, namespaceOf(out.Context())+"/") {
+			all = append(all, c)
+		}
+	}
+	s.f.mu.Unlock()
+	for _, c := range all {
+		if err := out.Send(&containersapi.ListContainerMessage{Container: c}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (s containersServer) Get(ctx context.Context, r *containersapi.GetContainerRequest) (*containersapi.GetContainerResponse, error) {
+	s.f.mu.Lock()
+	defer s.f.mu.Unlock()
+	c, ok := s.f.containers[namespaceOf(ctx)+"/"+r.GetID()]
+	if !ok {
+		return nil, status.Error(codes.NotFound, "not found")
+	}
+	return &containersapi.GetContainerResponse{Container: c}, nil
+}
+
+type tasksServer struct {
+	tasksapi.UnimplementedTasksServer
+	f *fake
+}
+
+func (s tasksServer) List(ctx context.Context, _ *tasksapi.ListTasksRequest) (*tasksapi.ListTasksResponse, error) {
+	if err := s.f.may(ctx, "Tasks.List"); err != nil {
+		return nil, err
+	}
+	r := &tasksapi.ListTasksResponse{}
+	s.f.mu.Lock()
+	for id, st := range s.f.status {
+		if ns, name, _ := strings.Cut(id, "/"); ns == namespaceOf(ctx) {
+			r.Tasks = append(r.Tasks, &taskapi.Process{ID: name, Status: st})
+		}
+	}
+	on := s.f.onList
+	s.f.mu.Unlock()
+	if on != nil {
+		on()
+	}
+	return r, nil
+}
+
+func (s tasksServer) Get(ctx context.Context, r *tasksapi.GetRequest) (*tasksapi.GetResponse, error) {
+	s.f.mu.Lock()
+	defer s.f.mu.Unlock()
+	st, ok := s.f.status[namespaceOf(ctx)+"/"+r.GetContainerID()]
+	if !ok {
+		return nil, status.Error(codes.NotFound, "no task")
+	}
+	return &tasksapi.GetResponse{Process: &taskapi.Process{ContainerID: r.GetContainerID(), Status: st}}, nil
+}
+
+type eventsServer struct {
+	eventsapi.UnimplementedEventsServer
+	f *fake
+}
+
+func (s eventsServer) Subscribe(_ *eventsapi.SubscribeRequest, out eventsapi.Events_SubscribeServer) error {
+	c := make(chan *apitypes.Envelope, 100)
+	s.f.mu.Lock()
+	s.f.streams[c] = true
+	s.f.mu.Unlock()
+	defer func() {
+		s.f.mu.Lock()
+		delete(s.f.streams, c)
+		s.f.mu.Unlock()
+	}()
+	for {
+		select {
+		case e, ok := <-c:
+			if !ok {
+				return nil
+			}
+			if err := out.Send(e); err != nil {
+				return err
+			}
+		case <-out.Context().Done():
+			return nil
+		}
+	}
+}
+
+func (f *fake) send(namespace, topic string, m proto.Message) {
+	f.t.Helper()
+	a, err := anypb.New(m)
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for c := range f.streams {
+		c <- &apitypes.Envelope{Timestamp: timestamppb.Now(), Namespace: namespace, Topic: topic, Event: a}
+	}
+}
+
+func (f *fake) cut() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for c := range f.streams {
+		close(c)
+		delete(f.streams, c)
+	}
+}
+
+// put makes the engine have a running container with these labels.
+func (f *fake) put(id string, labels map[string]string) *containersapi.Container {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	_, name, _ := strings.Cut(id, "/")
+	c := &containersapi.Container{ID: name, Labels: labels}
+	f.containers[id], f.status[id] = c, taskapi.Status_RUNNING
+	return c
+}
+
+func (f *fake) nerdctl(id, name, ports string) {
+	f.put(id, map[string]string{nerdctlName: name, nerdctlPorts: ports, nerdctlNetworks: `["bridge"]`})
+}
+
+// started waits for a stream of events to stand, and says that id started.
+func (f *fake) started(id string) {
+	f.t.Helper()
+	f.subscribed()
+	ns, name, _ := strings.Cut(id, "/")
+	f.send(ns, taskStart, &eventtypes.TaskStart{ContainerID: name})
+}
+
+func (f *fake) subscribed() {
+	f.t.Helper()
+	eventually(f.t, func() error {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		return errIf(len(f.streams) == 0)
+	})
+}
+
+func (f *fake) exited(id, exec string) {
+	ns, name, _ := strings.Cut(id, "/")
+	if exec == "" {
+		exec = name
+		f.mu.Lock()
+		f.status[id] = taskapi.Status_STOPPED
+		f.mu.Unlock()
+	}
+	f.send(ns, taskExit, &eventtypes.TaskExit{ContainerID: name, ID: exec})
+}
+
+// feed records what the source says.
+type feed struct {
+	mu       sync.Mutex
+	set      map[string]port.Binding
+	removed  []string
+	stale    error
+	replaced int
+	warnings []string
+}
+
+func (f *feed) Replace(set []port.Binding) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	next := make(map[string]port.Binding)
+	for _, b := range set {
+		next[b.Origin.ID] = b
+	}
+	for id, b := range f.set {
+		if _, ok := next[id]; !ok {
+			f.removed = append(f.removed, b.Key.String())
+		}
+	}
+	f.set, f.stale = next, nil
+	f.replaced++
+}
+
+func (f *feed) Apply(c port.Change) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, o := range c.Drop {
+		f.removed = append(f.removed, f.set[o.ID].Key.String())
+		delete(f.set, o.ID)
+	}
+	for _, b := range c.Put {
+		f.set[b.Origin.ID] = b
+	}
+}
+
+func (f *feed) Stale(err error) { f.mu.Lock(); defer f.mu.Unlock(); f.stale = err }
+func (f *feed) Rung(string)     {}
+func (f *feed) Warn(w []string) { f.mu.Lock(); defer f.mu.Unlock(); f.warnings = w }
+
+func run(t *testing.T, s *Source) *feed {
+	t.Helper()
+	f := &feed{}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- s.Run(ctx, f) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; !errors.Is(err, context.Canceled) {
+			t.Errorf("Run = %v, want the context's error", err)
+		}
+	})
+	return f
+}
+
+func source(t *testing.T, e *fake, o Options) *Source {
+	t.Helper()
+	if o.Sockets == nil {
+		o.Sockets = []string{e.socket}
+	}
+	o.CNIResults = cmp.Or(o.CNIResults, filepath.Join(t.TempDir(), "none"))
+	o.Logger = slog.New(slog.DiscardHandler)
+	o.Retry.MinDelay = cmp.Or(o.Retry.MinDelay, 5*time.Millisecond)
+	o.Retry.MaxDelay = cmp.Or(o.Retry.MaxDelay, 20*time.Millisecond)
+	s, err := New(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+func eventually(t *testing.T, cond func() error) {
+	t.Helper()
+	deadline := time.Now().Add(20 * time.Second)
+	for {
+		err := cond()
+		if err == nil {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatal(err)
+		}
+		time.Sleep(2 * time.Millisecond)
+	}
+}
+
+func errIf(bad bool) error {
+	if bad {
+		return errors.New("not yet")
+	}
+	return nil
+}
+
+func want(t *testing.T, f *feed, keys ...string) {
+	t.Helper()
+	slices.Sort(keys)
+	eventually(t, func() error {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		got := []string{}
+		for _, b := range f.set {
+			got = append(got, b.Key.String())
+		}
+		slices.Sort(got)
+		if f.replaced == 0 || !slices.Equal(got, keys) {
+			return fmt.Errorf("the set is %q, want %q (stale: %v)", got, keys, f.stale)
+		}
+		return nil
+	})
+}
+
+func wantStale(t *testing.T, f *feed, text string) {
+	t.Helper()
+	eventually(t, func() error {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		if f.stale == nil || !strings.Contains(f.stale.Error(), text) {
+			return fmt.Errorf("stale says %v, want %q in it", f.stale, text)
+		}
+		return nil
+	})
+}
+
+func wantWarning(t *testing.T, f *feed, text string) {
+	t.Helper()
+	eventually(t, func() error {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		if !slices.ContainsFunc(f.warnings, func(w string) bool { return strings.Contains(w, text) }) {
+			return fmt.Errorf("warnings are %q, want %q among them", f.warnings, text)
+		}
+		return nil
+	})
+}
+
+const ports80 = `[{"HostPort":80,"ContainerPort":8080,"Protocol":"tcp","HostIP":"127.0.0.1"},{"HostPort":53,"ContainerPort":53,"Protocol":"udp","HostIP":"0.0.0.0"}]`
+
+var keys80 = []string{"tcp 127.0.0.1:80", "udp 0.0.0.0:53"}
+
+// Defect 20: every namespace is watched, or those that are configured; never Docker's own.
+func TestNamespaces(t *testing.T) {
+	for _, c := range []struct {
+		namespaces []string
+		want       []string
+	}{
+		{nil, []string{"tcp 0.0.0.0:1", "tcp 0.0.0.0:2"}},
+		{[]string{"other"}, []string{"tcp 0.0.0.0:2"}},
+		{[]string{"moby", "default"}, []string{"tcp 0.0.0.0:1", "tcp 0.0.0.0:3"}},
+	} {
+		e := newFake(t)
+		f := run(t, source(t, e, Options{Namespaces: c.namespaces}))
+		want(t, f)
+		for i, ns := range []string{"default", "other", "moby"} {
+			e.nerdctl(ns+"/x", "x", fmt.Sprintf(`[{"HostPort":%d,"ContainerPort":80,"Protocol":"tcp"}]`, i+1))
+			e.started(ns + "/x")
+		}
+		want(t, f, c.want...)
+	}
+}
+
+// Defect 21: an exit while the list is read leaves nothing behind.
+func TestExitDuringTheList(t *testing.T) {
+	e := newFake(t)
+	e.nerdctl("default/x", "web", ports80)
+	var once sync.Once
+	e.onList = func() {
+		once.Do(func() {
+			e.subscribed()
+			e.exited("default/x", "")
+		})
+	}
+	f := run(t, source(t, e, Options{}))
+	want(t, f)
+}
+
+// Defect 22: the end of an exec is not the container's.
+func TestExecExit(t *testing.T) {
+	e := newFake(t)
+	e.nerdctl("default/x", "web", ports80)
+	f := run(t, source(t, e, Options{}))
+	want(t, f, keys80...)
+	e.subscribed()
+	e.exited("default/x", "exec-1")
+	e.send("default", taskDelete, &eventtypes.TaskDelete{ContainerID: "x", ID: "exec-1"})
+	e.nerdctl("default/y", "y", `[{"HostPort":9,"ContainerPort":9,"Protocol":"tcp"}]`)
+	e.started("default/y") // behind it in the stream
+	want(t, f, append([]string{"tcp 0.0.0.0:9"}, keys80...)...)
+	if f.mu.Lock(); len(f.removed) > 0 {
+		t.Errorf("removed %q, want nothing", f.removed)
+	}
+	f.mu.Unlock()
+	e.exited("default/x", "")
+	want(t, f, "tcp 0.0.0.0:9")
+}
+
+// Defect 23: an update of a stopped container publishes nothing.
+func TestUpdateOfStopped(t *testing.T) {
+	e := newFake(t)
+	e.nerdctl("default/x", "web", ports80)
+	e.status["default/x"] = taskapi.Status_STOPPED
+	e.nerdctl("default/created", "c", ports80)
+	e.status["default/created"] = taskapi.Status_CREATED
+	f := run(t, source(t, e, Options{}))
+	want(t, f)
+	e.subscribed()
+	e.send("default", containerUpdate, &eventtypes.ContainerUpdate{ID: "x"})
+	e.send("default", containerUpdate, &eventtypes.ContainerUpdate{ID: "created"})
+	e.nerdctl("default/y", "y", `[{"HostPort":9,"ContainerPort":9,"Protocol":"tcp"}]`)
+	e.started("default/y")
+	want(t, f, "tcp 0.0.0.0:9")
+}
+
+// Defect 24: ports are in a label, or in a file; without either there are none,
+// and that is no error. Defect 25 is in every test here: no socket is the default one.
+func TestWherePortsAre(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "network-config.json"),
+		[]byte(`{"portMappings":`+ports80+`,"other":1}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		name   string
+		labels map[string]string
+		want   []string
+	}{
+		{"label", map[string]string{nerdctlName: "x", nerdctlPorts: ports80}, keys80},
+		{"file", map[string]string{nerdctlName: "x", nerdctlStateDir: dir}, keys80},
+		{"no file", map[string]string{nerdctlName: "x", nerdctlStateDir: dir + "/none"}, nil},
+		{"neither", map[string]string{nerdctlName: "x"}, nil},
+		{"not nerdctl's", map[string]string{nerdctlPorts: ports80}, nil},
+		{"null", map[string]string{nerdctlName: "x", nerdctlPorts: "null"}, nil},
+		{"host network", map[string]string{nerdctlName: "x", nerdctlPorts: ports80, nerdctlNetworks: `["host"]`}, nil},
+		{"another's network", map[string]string{nerdctlName: "x", nerdctlPorts: ports80, nerdctlNetworks: `["container:y"]`}, nil},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			e := newFake(t)
+			e.put("default/x", c.labels)
+			f := run(t, source(t, e, Options{}))
+			want(t, f, c.want...)
+			if f.mu.Lock(); len(f.warnings) > 0 {
+				t.Errorf("warnings: %q", f.warnings)
+			}
+			f.mu.Unlock()
+		})
+	}
+}
+
+// What cannot be published is named, and harms nobody else.
+func TestMalformed(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "network-config.json"), []byte(`{"portMappings":7}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		name    string
+		labels  map[string]string
+		warning string
+	}{
+		{"no JSON", map[string]string{nerdctlPorts: `[{"HostPort":`}, "label nerdctl/ports"},
+		{"another JSON", map[string]string{nerdctlPorts: `{"a":1}`}, "label nerdctl/ports"},
+		{"port 0", map[string]string{nerdctlPorts: `[{"HostPort":0,"ContainerPort":1,"Protocol":"tcp"}]`}, "0 is no port"},
+		{"port 70000", map[string]string{nerdctlPorts: `[{"HostPort":70000,"ContainerPort":1,"Protocol":"tcp"}]`}, "70000 is no port"},
+		{"sctp", map[string]string{nerdctlPorts: `[{"HostPort":7,"ContainerPort":1,"Protocol":"sctp"}]`}, "sctp is not supported"},
+		{"networks", map[string]string{nerdctlPorts: ports80, nerdctlNetworks: "bridge"}, "label nerdctl/networks"},
+		{"file", map[string]string{nerdctlStateDir: dir}, "network-config.json"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			e := newFake(t)
+			c.labels[nerdctlName] = "bad"
+			e.put("default/bad", c.labels)
+			e.nerdctl("default/x", "web", ports80)
+			f := run(t, source(t, e, Options{}))
+			want(t, f, keys80...)
+			wantWarning(t, f, c.warning)
+			wantWarning(t, f, `"bad"`)
+		})
+	}
+	t.Run("sandbox and spec", func(t *testing.T) {
+		e := newFake(t)
+		c := e.put("k8s.io/bad", nil)
+		c.Extensions = map[string]*anypb.Any{sandboxMetadata: {Value: []byte("{")}}
+		c.Spec = &anypb.Any{Value: []byte("[]")}
+		e.nerdctl("default/x", "web", ports80)
+		f := run(t, source(t, e, Options{}))
+		want(t, f, keys80...)
+		wantWarning(t, f, "sandbox metadata")
+		wantWarning(t, f, "spec")
+	})
+}
+
+// The CRI keeps hostPorts and addresses in the metadata of a pod's sandbox.
+func TestSandbox(t *testing.T) {
+	e := newFake(t)
+	c := e.put("k8s.io/"+strings.Repeat("a", 64), map[string]string{
+		criPodName: "web-1", criPodNamespace: "shop", "app": "web", "io.cri-containerd.kind": "sandbox",
+	})
+	c.Extensions = map[string]*anypb.Any{sandboxMetadata: {Value: []byte(`{"Version":"v1","Metadata":{"IP":"10.4.0.5","AdditionalIPs":["fd00::5"],` +
+		`"Config":{"port_mappings":[{"container_port":80,"host_port":8080},{"protocol":1,"container_port":53,"host_port":53,"host_ip":"127.0.0.1"},{"container_port":99}]}}}`)}}
+	e.put("k8s.io/"+strings.Repeat("b", 64), map[string]string{criPodName: "web-1", criPodNamespace: "shop", criContainer: "app"})
+	s := source(t, e, Options{})
+	f := run(t, s)
+	want(t, f, "tcp 0.0.0.0:8080", "tcp [::]:8080", "udp 127.0.0.1:53")
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, b := range f.set {
+		if b.Owner.Name != "web-1" || b.Owner.Namespace != "shop" || b.Owner.Labels["app"] != "web" || len(b.Owner.Labels) != 4-1 {
+			t.Errorf("owner is %+v", b.Owner)
+		}
+		if b.Port == 8080 && b.Address.Is4() && b.Dial[1] != netip.MustParseAddrPort("10.4.0.5:80") {
+			t.Errorf("dialled at %v", b.Dial)
+		}
+	}
+	if o, ok := s.Facts().ByAddress(netip.MustParseAddr("fd00::5")); !ok || o.Name != "web-1" {
+		t.Errorf("the pod's address is %+v's, %v", o, ok)
+	}
+	if o, ok := s.Facts().ByCgroupPath("/kubepods/podx/" + strings.Repeat("b", 64)); !ok || o.Name != "web-1/app" {
+		t.Errorf("the container's cgroup is %+v's, %v", o, ok)
+	}
+}
+
+func TestCNIAddresses(t *testing.T) {
+	dir := t.TempDir()
+	for name, text := range map[string]string{
+		"bridge-default-x-eth0":   `{"containerId":"default-x","result":{"ips":[{"address":"10.4.0.2/24"},{"address":"fd00::2/64"}]}}`,
+		"aaa-default-x-eth1":      `{"containerId":"default-x","result":{"ips":[{"address":"10.5.0.2/24"}]}}`,
+		"b-other-default-x-eth0":  `{"containerId":"other-default-x","result":{"ips":[{"address":"10.6.0.2/24"}]}}`,
+		"bridge-default-xy-eth0":  `broken, and somebody else's`,
+		"bridge-default-bad-eth0": `{`,
+	} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	got, err := cniAddresses(dir, "default-x")
+	if err != nil || fmt.Sprint(got) != "[10.5.0.2 10.4.0.2 fd00::2]" {
+		t.Errorf("cniAddresses = %v, %v", got, err)
+	}
+	if got, err := cniAddresses(dir, "default-none"); len(got) > 0 || err != nil {
+		t.Errorf("cniAddresses of nobody = %v, %v", got, err)
+	}
+	if got, err := cniAddresses(dir+"/none", "default-x"); len(got) > 0 || err != nil {
+		t.Errorf("cniAddresses of no directory = %v, %v", got, err)
+	}
+	if _, err := cniAddresses(dir, "default-bad"); err == nil {
+		t.Error("a broken result is no error")
+	}
+}
+
+func TestSlowAndBroken(t *testing.T) {
+	t.Run("slow version", func(t *testing.T) {
+		e := newFake(t)
+		e.hang["Version"] = true
+		f := run(t, source(t, e, Options{Timeout: 50 * time.Millisecond}))
+		wantStale(t, f, "version: no answer in time")
+	})
+	t.Run("slow list", func(t *testing.T) {
+		e := newFake(t)
+		e.nerdctl("default/x", "web", ports80)
+		e.hang["Tasks.List"] = true
+		f := run(t, source(t, e, Options{Timeout: 50 * time.Millisecond}))
+		wantStale(t, f, "namespace default: no answer in time")
+	})
+	t.Run("not a containerd", func(t *testing.T) {
+		e := &fake{t: t, socket: filepath.Join(t.TempDir(), "x.sock")}
+		l, err := net.Listen("unix", e.socket)
+		if err != nil {
+			t.Fatal(err)
+		}
+		srv := grpc.NewServer()
+		go func() { _ = srv.Serve(l) }()
+		defer srv.Stop()
+		f := run(t, source(t, e, Options{}))
+		wantStale(t, f, "too old, or is no containerd")
+	})
+	t.Run("nobody", func(t *testing.T) {
+		f := run(t, source(t, nil, Options{Sockets: []string{"/nowhere/a.sock", "/nowhere/b.sock"}}))
+		wantStale(t, f, "/nowhere/a.sock")
+		wantStale(t, f, "/nowhere/b.sock")
+	})
+}
+
+// A stream that ends makes the source stale, not empty; it comes back by itself.
+func TestStreamEnds(t *testing.T) {
+	e := newFake(t)
+	e.nerdctl("default/x", "web", ports80)
+	f := run(t, source(t, e, Options{}))
+	want(t, f, keys80...)
+	e.subscribed()
+	e.cut()
+	eventually(t, func() error {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		return errIf(f.replaced < 2 || f.stale != nil)
+	})
+	want(t, f, keys80...)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if len(f.removed) > 0 {
+		t.Errorf("removed %q, want nothing", f.removed)
+	}
+}
+
+// A hundred restarts leave no goroutine and no connection behind.
+func TestHundredRestarts(t *testing.T) {
+	e := newFake(t)
+	e.nerdctl("default/x", "web", ports80)
+	f := run(t, source(t, e, Options{Retry: engine.Retry{MinDelay: time.Millisecond, MaxDelay: 2 * time.Millisecond}}))
+	want(t, f, keys80...)
+	var before, after runtime.MemStats
+	goroutines := 0
+	for i := range 110 {
+		if i == 10 {
+			runtime.GC()
+			runtime.ReadMemStats(&before)
+			goroutines = runtime.NumGoroutine()
+		}
+		f.mu.Lock()
+		replaced := f.replaced
+		f.mu.Unlock()
+		e.stop()
+		e.start()
+		eventually(t, func() error {
+			f.mu.Lock()
+			defer f.mu.Unlock()
+			return errIf(f.replaced <= replaced)
+		})
+	}
+	eventually(t, func() error {
+		runtime.GC()
+		runtime.ReadMemStats(&after)
+		if n := runtime.NumGoroutine(); n > goroutines+10 {
+			return fmt.Errorf("%d goroutines, had %d", n, goroutines)
+		}
+		if after.HeapInuse > before.HeapInuse+2<<20 {
+			return fmt.Errorf("heap grew from %d to %d bytes", before.HeapInuse, after.HeapInuse)
+		}
+		return nil
+	})
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if len(f.removed) > 0 {
+		t.Errorf("removed %q, want nothing", f.removed)
+	}
+}
+
+func TestOptions(t *testing.T) {
+	log := slog.New(slog.DiscardHandler)
+	for _, c := range []struct {
+		o    Options
+		want string
+	}{
+		{Options{Sockets: []string{"run/x"}, Logger: log}, "absolute path"},
+		{Options{Namespaces: []string{"a/b"}, Logger: log}, "namespace"},
+		{Options{Audit: -1, Logger: log}, "audit"},
+		{Options{}, "logger"},
+	} {
+		if _, err := New(c.o); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("New(%+v) = %v, want %q", c.o, err, c.want)
+		}
+	}
+}
+
+func FuzzParse(f *testing.F) {
+	f.Add(ports80, `["bridge"]`, `{"Metadata":{"IP":"10.4.0.5","Config":{"port_mappings":[{"host_port":1}]}}}`)
+	f.Fuzz(func(t *testing.T, ports, networks, pod string) {
+		f := &fetcher{o: Options{CNIResults: "/nowhere", Host: engine.Host{Proc: "/nowhere"}}}
+		for _, c := range []*containersapi.Container{
+			{ID: "x", Labels: map[string]string{nerdctlName: "x", nerdctlPorts: ports, nerdctlNetworks: networks}},
+			{ID: "x", Extensions: map[string]*anypb.Any{sandboxMetadata: {Value: []byte(pod)}}, Spec: &anypb.Any{Value: []byte(ports)}},
+		} {
+			o := f.object("default", c, &taskapi.Process{Status: taskapi.Status_RUNNING})
+			for _, b := range o.Bindings {
+				if b.Port == 0 || !b.Address.IsValid() || b.Address.Is4In6() {
+					t.Fatalf("a binding that cannot be: %+v", b)
+				}
+			}
+		}
+	})
+}
