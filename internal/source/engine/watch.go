@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"syscall"
 	"time"
 
@@ -63,9 +64,15 @@ func watchFiles(ctx context.Context, wake chan<- struct{}, paths []string, last 
 		return fmt.Errorf("watch files: %w", err)
 	}
 	defer func() { _ = w.Close() }()
+	watched := make(map[string]fileState)
 	for {
-		if err := follow(w, paths); err != nil {
-			return err
+		// A directory that appeared below one just before that was watched is
+		// found by looking again.
+		for moved := true; moved; {
+			var err error
+			if moved, err = follow(w, watched, paths); err != nil {
+				return err
+			}
 		}
 		// What happened before the watch stood is seen here.
 		for _, p := range paths {
@@ -97,8 +104,10 @@ func watchFiles(ctx context.Context, wake chan<- struct{}, paths []string, last 
 }
 
 // follow watches, for each path, its directory or the nearest one that exists,
-// and the same for what a symbolic link points to; and nothing else.
-func follow(w *fsnotify.Watcher, paths []string) error {
+// and the same for what a symbolic link points to; and nothing else. A directory
+// that was removed and made again is another one under the same name: watched
+// has the one that is meant. It says whether it began to watch anything.
+func follow(w *fsnotify.Watcher, watched map[string]fileState, paths []string) (moved bool, err error) {
 	want := make(map[string]bool)
 	for _, p := range paths {
 		want[nearest(filepath.Dir(p))] = true
@@ -106,18 +115,28 @@ func follow(w *fsnotify.Watcher, paths []string) error {
 			want[filepath.Dir(real)] = true
 		}
 	}
-	for _, dir := range w.WatchList() {
-		if !want[dir] {
-			_ = w.Remove(dir) // it may be gone already
+	// An inode number may be used again, so the watcher's own list counts too.
+	list := w.WatchList()
+	for dir, is := range watched {
+		now := stateOf(dir)
+		if !want[dir] || now.dev != is.dev || now.ino != is.ino || !slices.Contains(list, dir) {
+			_ = w.Remove(dir) // the kernel may have dropped it already
+			delete(watched, dir)
 		}
-		delete(want, dir)
 	}
 	for dir := range want {
-		if err := w.Add(dir); err != nil && !errors.Is(err, os.ErrNotExist) {
-			return fmt.Errorf("watch %s: %w", dir, err)
+		if _, ok := watched[dir]; ok {
+			continue
+		}
+		is := stateOf(dir)
+		switch err := w.Add(dir); {
+		case err == nil:
+			watched[dir], moved = is, true
+		case !errors.Is(err, os.ErrNotExist):
+			return false, fmt.Errorf("watch %s: %w", dir, err)
 		}
 	}
-	return nil
+	return moved, nil
 }
 
 // nearest returns dir, or its nearest ancestor that is a directory, without links.
