@@ -65,8 +65,14 @@ func newFake(t *testing.T) *fakeEngine {
 }
 
 func (e *fakeEngine) start() {
-	l, err := net.Listen("unix", e.socket)
+	// A socket appears when it is bound, before anybody listens; here it appears
+	// ready, so that the first try behind it must succeed.
+	l, err := net.Listen("unix", e.socket+".new")
 	if err != nil {
+		e.t.Fatal(err)
+	}
+	l.(*net.UnixListener).SetUnlinkOnClose(false)
+	if err := os.Rename(e.socket+".new", e.socket); err != nil {
 		e.t.Fatal(err)
 	}
 	srv := &http.Server{Handler: e}
