@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-//go:build linux && root
+//go:build linux && (root || vm)
 
 // Package e2e runs the real binary: agents in network namespaces that play the
 // guest, host peers in others, and looks at what a user would see.
@@ -32,10 +32,12 @@ import (
 // environment names it.
 var binary string
 
+const binaryVariable = "FAIRLEAD_BINARY"
+
 func TestMain(m *testing.M) { os.Exit(run(m)) }
 
 func run(m *testing.M) int {
-	binary = os.Getenv("FAIRLEAD_BINARY")
+	binary = os.Getenv(binaryVariable)
 	if binary == "" {
 		dir, err := os.MkdirTemp("", "fairlead-e2e-")
 		if err != nil {
@@ -172,12 +174,14 @@ func (p *process) alive() bool {
 
 // rig is a guest with an agent and a host with a host peer.
 type rig struct {
-	t                       testing.TB
-	guest, outside          *space
-	dir                     string
-	link, agentCtl, hostCtl string
-	agent, host             *process
-	agentFlags, hostFlags   []string
+	t                     testing.TB
+	guest, outside        *space
+	dir                   string
+	link, connect         string // the agent's and the host's end of the link
+	agentCtl, hostCtl     string
+	token                 string // file, or empty for none
+	agent, host           *process
+	agentFlags, hostFlags []string
 }
 
 func newRig(t testing.TB, agentFlags ...string) *rig {
@@ -188,18 +192,19 @@ func newRig(t testing.TB, agentFlags ...string) *rig {
 		link:     "unix://" + filepath.Join(dir, "link", "s"),
 		agentCtl: filepath.Join(dir, "actl", "s"), hostCtl: filepath.Join(dir, "hctl", "s"),
 	}
+	r.connect = r.link
 	return r
 }
 
 func (r *rig) startAgent() {
 	r.t.Helper()
-	args := append([]string{"agent", "--link", r.link, "--link-token=", "--control", r.agentCtl}, r.agentFlags...)
+	args := append([]string{"agent", "--link", r.link, "--link-token", r.token, "--control", r.agentCtl}, r.agentFlags...)
 	r.agent = r.guest.start(r.t, args...)
 }
 
 func (r *rig) startHost() {
 	r.t.Helper()
-	args := append([]string{"host", "--connect", r.link, "--link-token=", "--control", r.hostCtl}, r.hostFlags...)
+	args := append([]string{"host", "--connect", r.connect, "--link-token", r.token, "--control", r.hostCtl}, r.hostFlags...)
 	r.host = r.outside.start(r.t, args...)
 }
 

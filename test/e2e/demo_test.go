@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux && (root || vm)
+
+package e2e
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// leftovers are the traces that a demo could leave.
+func leftovers(t *testing.T) (found []string) {
+	t.Helper()
+	for _, pattern := range []string{"/run/netns/fairlead-demo-*", filepath.Join(os.TempDir(), "fairlead-demo-*")} {
+		names, err := filepath.Glob(pattern)
+		if err != nil {
+			t.Fatal(err)
+		}
+		found = append(found, names...)
+	}
+	return found
+}
+
+func TestDemo(t *testing.T) {
+	outside := newSpace(t)
+	before := leftovers(t)
+	p := outside.start(t, "demo")
+	var web string
+	within(t, 20*time.Second, "the demo shows its ports", func() error {
+		out := p.output()
+		m := regexp.MustCompile(`curl http://(127\.0\.0\.1:\d+)/`).FindStringSubmatch(out)
+		if m == nil || !strings.Contains(out, "/udp") {
+			return errors.New("not yet")
+		}
+		web = m[1]
+		return nil
+	})
+	if !regexp.MustCompile(`sockets are observed by: \w+`).MatchString(p.output()) {
+		t.Error("it does not say which rung runs")
+	}
+	get := func() (string, error) {
+		c, err := outside.Dial("tcp", web)
+		if err != nil {
+			return "", err
+		}
+		defer c.Close()
+		_, _ = io.WriteString(c, "GET / HTTP/1.0\r\n\r\n")
+		b, err := io.ReadAll(c)
+		return string(b), err
+	}
+	within(t, 20*time.Second, "the page answers outside", func() error {
+		s, err := get()
+		if err == nil && !strings.Contains(s, "Hello from the guest") {
+			err = fmt.Errorf("page = %q", s)
+		}
+		return err
+	})
+
+	m := regexp.MustCompile(`namespace (fairlead-demo-\d+)`).FindStringSubmatch(p.output())
+	if m == nil {
+		t.Fatalf("no namespace in %q", p.output())
+	}
+	pid := webServer(t, strings.TrimPrefix(web, "127.0.0.1:"))
+	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	within(t, 20*time.Second, "the server's exit removes the row", func() error {
+		if !regexp.MustCompile(`removed +` + strings.TrimPrefix(web, "127.0.0.1:") + `/tcp`).MatchString(p.output()) {
+			return errors.New("no line of it yet")
+		}
+		if _, err := get(); err == nil {
+			return errors.New("the port still answers")
+		}
+		return nil
+	})
+	if code := p.stop(syscall.SIGINT); code != 0 {
+		t.Errorf("exit code %d", code)
+	}
+	if after := leftovers(t); len(after) > len(before) {
+		t.Errorf("left behind: %q", after)
+	}
+	if out := procsNaming(t, m[1]); len(out) > 0 {
+		t.Errorf("processes left: %q", out)
+	}
+}
+
+// webServer returns the process that the demo runs as the web server of the guest.
+func webServer(t *testing.T, port string) int {
+	t.Helper()
+	procs, err := filepath.Glob("/proc/[0-9]*/cmdline")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range procs {
+		b, err := os.ReadFile(path)
+		if err != nil {
+			continue // it ended meanwhile
+		}
+		args := strings.Split(string(b), "\x00")
+		if len(args) > 3 && args[0] == binary && args[2] == "http" && strings.HasSuffix(args[3], ":"+port) {
+			var pid int
+			_, _ = fmt.Sscanf(path, "/proc/%d/", &pid)
+			return pid
+		}
+	}
+	t.Fatal("no server of the demo")
+	return 0
+}
+
+// procsNaming returns command lines that contain word.
+func procsNaming(t *testing.T, word string) (found []string) {
+	t.Helper()
+	procs, err := filepath.Glob("/proc/[0-9]*/cmdline")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range procs {
+		if b, err := os.ReadFile(path); err == nil && strings.Contains(string(b), word) {
+			found = append(found, strings.ReplaceAll(string(b), "\x00", " "))
+		}
+	}
+	return found
+}
