@@ -1,0 +1,440 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package host
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/netip"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/fairlead/fairlead/internal/forward"
+	"github.com/fairlead/fairlead/internal/link"
+	"github.com/fairlead/fairlead/internal/own"
+	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/rules"
+	"github.com/fairlead/fairlead/internal/wire"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// patience bounds what must happen at all; no test measures with it.
+const patience = 30 * time.Second
+
+var (
+	any4 = netip.IPv4Unspecified()
+	lo4  = netip.MustParseAddr("127.0.0.1")
+	lo6  = netip.IPv6Loopback()
+	lan  = netip.MustParseAddr("10.1.2.3")
+)
+
+func key(p port.Protocol, a netip.Addr, n uint16) port.Key {
+	return port.Key{Protocol: p, Address: a, Port: n}
+}
+
+// pub is a publication that asks for hosts; without any, for the loopback and
+// its own port.
+func pub(k port.Key, hosts ...netip.AddrPort) wire.Publication {
+	if len(hosts) == 0 {
+		hosts = []netip.AddrPort{netip.AddrPortFrom(port.Loopback(k.Address), k.Port)}
+	}
+	return wire.Publication{Key: k, Host: hosts, Source: "socket"}
+}
+
+func at(a netip.Addr, n uint16) netip.AddrPort { return netip.AddrPortFrom(a, n) }
+
+// agent is a guest of the test: it says what it is told to say.
+type agent struct {
+	t      *testing.T
+	name   string
+	server *forward.Server
+
+	mu       sync.Mutex
+	down     error // what Dial says
+	session  link.Session
+	dials    int
+	dial     map[port.Key][]netip.AddrPort
+	outcomes map[port.Key][]port.Outcome
+	acked    uint64
+	resyncs  []string
+	greet    func() []wire.Control // what a new session begins with
+
+	wg sync.WaitGroup
+}
+
+func newAgent(t *testing.T, name string) *agent {
+	t.Helper()
+	s, err := forward.NewServer(forward.ServerOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	a := &agent{
+		t: t, name: name, server: s,
+		dial:     make(map[port.Key][]netip.AddrPort),
+		outcomes: make(map[port.Key][]port.Outcome),
+	}
+	t.Cleanup(func() {
+		a.drop(errors.New("test is over"))
+		a.wg.Wait()
+	})
+	return a
+}
+
+func (a *agent) guest() Guest { return Guest{Name: a.name, Dial: a.connect} }
+
+// connect is the host's Dial.
+func (a *agent) connect(ctx context.Context) (link.Session, error) {
+	a.mu.Lock()
+	a.dials++
+	err := a.down
+	a.mu.Unlock()
+	if err != nil {
+		return nil, err
+	}
+	token, err := link.NewToken(strings.Repeat("k", 32))
+	if err != nil {
+		return nil, err
+	}
+	options := func(r link.Role) link.Options {
+		return link.Options{Role: r, Identity: a.name, Token: token, Logger: slog.New(slog.DiscardHandler)}
+	}
+	near, far := net.Pipe()
+	type result struct {
+		s   link.Session
+		err error
+	}
+	accepted := make(chan result, 1)
+	go func() {
+		s, err := link.Server(ctx, far, options(link.RoleAgent))
+		accepted <- result{s, err}
+	}()
+	session, err := link.Client(ctx, near, options(link.RoleHost))
+	r := <-accepted
+	if err := errors.Join(err, r.err); err != nil {
+		return nil, err
+	}
+	a.mu.Lock()
+	a.session = r.s
+	greet := a.greet
+	a.mu.Unlock()
+	a.wg.Go(func() { a.read(r.s) })
+	a.wg.Go(func() { a.accept(r.s) })
+	if greet != nil {
+		for _, c := range greet() {
+			if err := wire.WriteControl(r.s.Control(), c); err != nil {
+				return nil, err
+			}
+		}
+	}
+	return session, nil
+}
+
+func (a *agent) read(s link.Session) {
+	for {
+		c, err := wire.ReadControl(s.Control())
+		if err != nil {
+			_ = s.Close()
+			return
+		}
+		a.mu.Lock()
+		var outcomes []wire.Outcome
+		switch {
+		case c.Ack != nil:
+			outcomes, a.acked = c.Ack.Outcomes, c.Ack.Generation
+		case c.Outcomes != nil:
+			outcomes = c.Outcomes.Outcomes
+		case c.Resync != nil:
+			a.resyncs = append(a.resyncs, c.Resync.Reason)
+		}
+		seen := make(map[port.Key]bool)
+		for _, o := range outcomes {
+			if !seen[o.Key] {
+				seen[o.Key] = true
+				a.outcomes[o.Key] = nil
+			}
+			a.outcomes[o.Key] = append(a.outcomes[o.Key], o.Port())
+		}
+		a.mu.Unlock()
+	}
+}
+
+func (a *agent) accept(s link.Session) {
+	ctx, cancel := context.WithCancel(context.Background())
+	var flows sync.WaitGroup
+	defer flows.Wait()
+	defer cancel()
+	for {
+		stream, err := s.Accept(ctx)
+		if err != nil {
+			return
+		}
+		flows.Go(func() {
+			_ = a.server.Handle(ctx, stream, func(k port.Key) (port.Publication, bool) {
+				a.mu.Lock()
+				defer a.mu.Unlock()
+				d, ok := a.dial[k]
+				return port.Publication{Key: k, Dial: d}, ok
+			})
+		})
+	}
+}
+
+// drop loses the link; the host cannot dial until up.
+func (a *agent) drop(err error) {
+	a.mu.Lock()
+	a.down = err
+	s := a.session
+	a.session = nil
+	a.mu.Unlock()
+	if s != nil {
+		_ = s.Close()
+	}
+}
+
+func (a *agent) up() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.down = nil
+}
+
+// begins sets what each new session begins with.
+func (a *agent) begins(cs ...wire.Control) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.greet = func() []wire.Control { return cs }
+}
+
+// say sends a control message on the session that stands, when there is one.
+func (a *agent) say(cs ...wire.Control) {
+	a.t.Helper()
+	var s link.Session
+	eventually(a.t, "a session", func() bool {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		s = a.session
+		return s != nil
+	})
+	for _, c := range cs {
+		if err := wire.WriteControl(s.Control(), c); err != nil {
+			a.t.Fatalf("agent %s: %v", a.name, err)
+		}
+	}
+}
+
+func snapshot(generation uint64, pubs ...wire.Publication) wire.Control {
+	return wire.Control{Snapshot: &wire.Snapshot{Epoch: "e", Generation: generation, Publications: pubs}}
+}
+
+func put(base uint64, pubs ...wire.Publication) wire.Control {
+	return wire.Control{Change: &wire.Change{Base: base, Generation: base + 1, Put: pubs}}
+}
+
+func removed(base uint64, keys ...port.Key) wire.Control {
+	return wire.Control{Change: &wire.Change{Base: base, Generation: base + 1, Removed: keys}}
+}
+
+// settled waits for the acknowledgement of a generation.
+func (a *agent) settled(generation uint64) {
+	a.t.Helper()
+	eventually(a.t, fmt.Sprintf("ack of generation %d", generation), func() bool {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		return a.acked == generation
+	})
+}
+
+// heard returns what the host said of a key.
+func (a *agent) heard(k port.Key) []port.Outcome {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.outcomes[k]
+}
+
+// wants waits until the host says that k has this state, and returns the first outcome.
+func (a *agent) wants(k port.Key, state port.State) port.Outcome {
+	a.t.Helper()
+	var got []port.Outcome
+	end := time.Now().Add(patience)
+	for time.Now().Before(end) {
+		if got = a.heard(k); len(got) > 0 && got[0].State == state {
+			return got[0]
+		}
+		time.Sleep(time.Millisecond)
+	}
+	a.t.Fatalf("agent %s: %s is %+v, want %s", a.name, k, got, state)
+	return port.Outcome{}
+}
+
+// start runs a host until the test ends, or stop is called.
+func start(t *testing.T, opt Options, agents ...*agent) (h *Host, stop func()) {
+	t.Helper()
+	for _, a := range agents {
+		opt.Guests = append(opt.Guests, a.guest())
+	}
+	if opt.BackoffMax == 0 {
+		opt.BackoffMin, opt.BackoffMax = time.Millisecond, 20*time.Millisecond
+	}
+	h, err := New(opt)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- h.Run(ctx) }()
+	stop = sync.OnceFunc(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Errorf("Run = %v", err)
+		}
+	})
+	t.Cleanup(stop)
+	return h, stop
+}
+
+func exposeAll(t *testing.T) Policy {
+	t.Helper()
+	set, err := rules.New(rules.Asked(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return set
+}
+
+func policy(t *testing.T, expose rules.HostAddress, list ...rules.Rule) Policy {
+	t.Helper()
+	set, err := rules.New(expose, list)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return set
+}
+
+// freePort returns a TCP and UDP port of the loopback that is free.
+func freePort(t *testing.T) uint16 {
+	t.Helper()
+	for {
+		ln, err := net.Listen("tcp4", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		p := ln.Addr().(*net.TCPAddr).AddrPort().Port()
+		u, err := net.ListenUDP("udp4", net.UDPAddrFromAddrPort(at(any4, p)))
+		_ = ln.Close()
+		if err == nil {
+			_ = u.Close()
+			return p
+		}
+	}
+}
+
+// greeter serves a name on a TCP port of the guest, and ends.
+func (a *agent) greeter(k port.Key, name string) {
+	a.t.Helper()
+	ln, err := net.Listen("tcp4", "127.0.0.1:0")
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	a.serve(k, ln.Addr().(*net.TCPAddr).AddrPort())
+	a.wg.Go(func() {
+		for {
+			c, err := ln.Accept()
+			if err != nil {
+				return
+			}
+			_, _ = io.WriteString(c, name)
+			_ = c.Close()
+		}
+	})
+	a.t.Cleanup(func() { _ = ln.Close() })
+}
+
+// serve says where the guest reaches a key.
+func (a *agent) serve(k port.Key, targets ...netip.AddrPort) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.dial[k] = targets
+}
+
+func connect(t *testing.T, to netip.AddrPort) *net.TCPConn {
+	t.Helper()
+	c, err := net.Dial("tcp", to.String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = c.SetDeadline(time.Now().Add(patience))
+	t.Cleanup(func() { _ = c.Close() })
+	return c.(*net.TCPConn)
+}
+
+// greeting returns what a connection to the host address yields.
+func greeting(t *testing.T, to netip.AddrPort) string {
+	t.Helper()
+	c := connect(t, to)
+	b, err := io.ReadAll(c)
+	if err != nil {
+		t.Fatalf("read from %s: %v", to, err)
+	}
+	_ = c.Close()
+	return string(b)
+}
+
+// isCutOff reports whether a connection is reset, maybe before it is seen to stand.
+func isCutOff(t *testing.T, to netip.AddrPort) bool {
+	t.Helper()
+	c, err := net.Dial("tcp", to.String())
+	if err == nil {
+		defer c.Close()
+		_ = c.SetDeadline(time.Now().Add(patience))
+		_, err = c.Read(make([]byte, 1))
+	}
+	return isReset(err)
+}
+
+func refused(to netip.AddrPort) bool {
+	c, err := net.Dial("tcp", to.String())
+	if err == nil {
+		_ = c.Close()
+	}
+	return err != nil
+}
+
+func eventually(t *testing.T, what string, f func() bool) {
+	t.Helper()
+	for end := time.Now().Add(patience); !f(); time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("not within %v: %s", patience, what)
+		}
+	}
+}
+
+// watched is a Network that counts what it opens.
+type watched struct {
+	own.Sockets
+	mu     sync.Mutex
+	opened []string
+}
+
+func (w *watched) Listen(ctx context.Context, network, address string) (net.Listener, error) {
+	ln, err := w.Sockets.Listen(ctx, network, address)
+	if err == nil {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		w.opened = append(w.opened, network+" "+ln.Addr().String())
+	}
+	return ln, err
+}
+
+func (w *watched) count() int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return len(w.opened)
+}

@@ -1,0 +1,719 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package host
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/fairlead/fairlead/internal/forward"
+	"github.com/fairlead/fairlead/internal/link"
+	"github.com/fairlead/fairlead/internal/own"
+	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/rules"
+	"github.com/fairlead/fairlead/internal/wire"
+)
+
+func isReset(err error) bool { return errors.Is(err, syscall.ECONNRESET) }
+
+func TestOptions(t *testing.T) {
+	dial := func(context.Context) (link.Session, error) { return nil, errors.New("no") }
+	for _, o := range []Options{
+		{Guests: []Guest{{Dial: dial}}},
+		{Guests: []Guest{{Name: "a"}}},
+		{Guests: []Guest{{Name: "a", Dial: dial}, {Name: "a", Dial: dial}}},
+		{UDPIdle: -1},
+		{BackoffMin: -1},
+		{MaxListeners: -1},
+	} {
+		if _, err := New(o); err == nil {
+			t.Errorf("New(%+v) gave no error", o)
+		}
+	}
+}
+
+func TestRunOnce(t *testing.T) {
+	h, stop := start(t, Options{})
+	stop()
+	if err := h.Run(t.Context()); err == nil {
+		t.Error("the second Run gave no error")
+	}
+}
+
+func TestPublishServeWithdraw(t *testing.T) {
+	a := newAgent(t, "vm")
+	p := freePort(t)
+	k := key(port.TCP, any4, p)
+	a.greeter(k, "hello")
+	a.begins(snapshot(7, pub(k)))
+	h, _ := start(t, Options{}, a)
+	a.settled(7)
+	o := a.wants(k, port.Active)
+	if o.HostAddress != at(lo4, p) {
+		t.Errorf("host address = %s", o.HostAddress)
+	}
+	if got := greeting(t, o.HostAddress); got != "hello" {
+		t.Errorf("greeting = %q", got)
+	}
+	got, ok := h.View().Get(ID{"vm", k})
+	if !ok || got.State() != port.Active || got.Source != "socket" || got.Since.IsZero() {
+		t.Errorf("view = %+v, %v", got, ok)
+	}
+	if g := h.Guests(); len(g) != 1 || !g[0].Connected || g[0].Generation != 7 || g[0].Publications != 1 {
+		t.Errorf("guests = %+v", g)
+	}
+	a.say(removed(7, k))
+	a.settled(8)
+	if !refused(at(lo4, p)) {
+		t.Error("the port is open though withdrawn")
+	}
+	if n := h.View().Len(); n != 0 {
+		t.Errorf("%d publications left", n)
+	}
+	eventually(t, "no flow is left", func() bool { return h.Stats().OpenTCP == 0 })
+	if s := h.Stats(); s.OK != 1 || s.ToHost != 5 || s.Listeners != 0 {
+		t.Errorf("stats = %+v", s)
+	}
+}
+
+func TestDualStackAndAnyPort(t *testing.T) {
+	a := newAgent(t, "vm")
+	k := key(port.TCP, netip.IPv6Unspecified(), 80)
+	a.greeter(k, "hello")
+	a.begins(snapshot(1, pub(k, at(lo4, 0), at(lo6, 0))))
+	start(t, Options{}, a)
+	a.settled(1)
+	a.wants(k, port.Active)
+	outcomes := a.heard(k)
+	if len(outcomes) != 2 {
+		t.Fatalf("outcomes = %+v", outcomes)
+	}
+	for i, want := range []netip.Addr{lo4, lo6} {
+		o := outcomes[i]
+		if o.State != port.Active || o.HostAddress.Addr() != want || o.HostAddress.Port() == 0 {
+			t.Errorf("outcome = %+v, want active at %s and some port", o, want)
+			continue
+		}
+		if got := greeting(t, o.HostAddress); got != "hello" {
+			t.Errorf("greeting at %s = %q", o.HostAddress, got)
+		}
+	}
+}
+
+func TestNeverWider(t *testing.T) {
+	p := freePort(t)
+	deny := rules.Rule{Name: "no", Deny: true}
+	for _, tc := range []struct {
+		name   string
+		policy Policy
+		guest  netip.Addr
+		asked  netip.Addr
+		state  port.State
+		want   netip.Addr
+	}{
+		{"default narrows a wildcard", nil, any4, any4, port.Active, lo4},
+		{"default narrows an address", nil, lan, any4, port.Active, lo4},
+		{"default keeps a loopback", nil, any4, netip.MustParseAddr("127.0.0.9"), port.Active, netip.MustParseAddr("127.0.0.9")},
+		{"expose leaves it to the agent", exposeAll(t), any4, any4, port.Active, any4},
+		{"expose does not widen", exposeAll(t), any4, lo4, port.Active, lo4},
+		{"a rule denies", policy(t, rules.Loopback(), deny), any4, lo4, port.Denied, netip.Addr{}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			a := newAgent(t, "vm")
+			k := key(port.TCP, tc.guest, p)
+			a.begins(snapshot(1, pub(k, at(tc.asked, p))))
+			start(t, Options{Policy: tc.policy}, a)
+			o := a.wants(k, tc.state)
+			if o.HostAddress.Addr() != tc.want {
+				t.Errorf("outcome = %+v, want %s", o, tc.want)
+			}
+			if tc.state == port.Denied && !strings.Contains(o.Reason, "rule 1 (no)") {
+				t.Errorf("reason = %q", o.Reason)
+			}
+		})
+	}
+}
+
+func TestPolicyReloadKeepsWhatStandsAndCutsWhatIsDenied(t *testing.T) {
+	a := newAgent(t, "vm")
+	kept, denied := key(port.TCP, any4, freePort(t)), key(port.TCP, any4, freePort(t))
+	var target [2]net.Listener
+	for i, k := range []port.Key{kept, denied} {
+		ln, err := net.Listen("tcp4", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer ln.Close()
+		target[i] = ln
+		a.serve(k, ln.Addr().(*net.TCPAddr).AddrPort())
+	}
+	a.begins(snapshot(1, pub(kept), pub(denied)))
+	net := new(watched)
+	h, _ := start(t, Options{Network: net}, a)
+	a.wants(kept, port.Active)
+	a.wants(denied, port.Active)
+	stays, cut := connect(t, at(lo4, kept.Port)), connect(t, at(lo4, denied.Port))
+	for _, ln := range target {
+		c, err := ln.Accept()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		if _, err := io.WriteString(c, "x"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	b := make([]byte, 1)
+	for _, c := range []io.Reader{stays, cut} {
+		if _, err := io.ReadFull(c, b); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ports, err := rules.ParsePorts(fmt.Sprint(denied.Port))
+	if err != nil {
+		t.Fatal(err)
+	}
+	h.SetPolicy(policy(t, rules.Loopback(), rules.Rule{Deny: true, Match: rules.Match{Ports: ports}}))
+	a.wants(denied, port.Denied)
+	if _, err := cut.Read(b); !isReset(err) {
+		t.Errorf("read of a denied flow = %v, want a reset", err)
+	}
+	if !refused(at(lo4, denied.Port)) {
+		t.Error("a denied port is open")
+	}
+	if n := net.count(); n != 2 {
+		t.Errorf("%d listeners were opened, want 2: %v", n, net.opened)
+	}
+	if _, err := stays.Write([]byte("x")); err != nil {
+		t.Errorf("write on a flow that is still allowed: %v", err)
+	}
+	if n := h.Guests()[0].Flows; n != 1 {
+		t.Errorf("%d flows are open, want 1", n)
+	}
+}
+
+func TestConflictIsTakenOver(t *testing.T) {
+	for _, proto := range []port.Protocol{port.TCP, port.UDP} {
+		t.Run(proto.String(), func(t *testing.T) {
+			var s own.Sockets
+			var holder io.Closer
+			var p uint16
+			if proto == port.TCP {
+				ln, err := s.Listen(t.Context(), "tcp4", "127.0.0.1:0")
+				if err != nil {
+					t.Fatal(err)
+				}
+				holder, p = ln, ln.Addr().(*net.TCPAddr).AddrPort().Port()
+			} else {
+				pc, err := s.ListenPacket(t.Context(), "udp4", "127.0.0.1:0")
+				if err != nil {
+					t.Fatal(err)
+				}
+				holder, p = pc, pc.LocalAddr().(*net.UDPAddr).AddrPort().Port()
+			}
+			a := newAgent(t, "vm")
+			k := key(proto, any4, p)
+			a.begins(snapshot(1, pub(k)))
+			holders := named{Holder{PID: 4711, Name: "nginx"}}
+			start(t, Options{Holders: holders}, a)
+			o := a.wants(k, port.Conflict)
+			if o.HostAddress != at(lo4, p) {
+				t.Errorf("host address = %s", o.HostAddress)
+			}
+			eventually(t, "the holder is named", func() bool {
+				return strings.Contains(a.heard(k)[0].Reason, `"nginx" (pid 4711)`)
+			})
+			if err := holder.Close(); err != nil {
+				t.Fatal(err)
+			}
+			if o := a.wants(k, port.Active); o.Reason != "" {
+				t.Errorf("reason = %q", o.Reason)
+			}
+		})
+	}
+}
+
+// named says that one process holds everything.
+type named struct{ Holder }
+
+func (n named) Holders(_ context.Context, sockets []Socket) (map[Socket]Holder, error) {
+	m := make(map[Socket]Holder)
+	for _, s := range sockets {
+		m[s] = n.Holder
+	}
+	return m, nil
+}
+
+func TestForbiddenPort(t *testing.T) {
+	a := newAgent(t, "vm")
+	k := key(port.TCP, any4, 80)
+	a.begins(snapshot(1, pub(k)))
+	start(t, Options{Network: failing{syscall.EACCES}}, a)
+	if o := a.wants(k, port.Failed); !strings.Contains(o.Reason, "hostPort") {
+		t.Errorf("reason = %q, want the way out", o.Reason)
+	}
+}
+
+// failing is a Network that opens nothing.
+type failing struct{ err error }
+
+func (f failing) Listen(context.Context, string, string) (net.Listener, error) { return nil, f.err }
+func (f failing) ListenPacket(context.Context, string, string) (*own.UDPConn, error) {
+	return nil, f.err
+}
+
+func TestTwoGuestsOnOnePort(t *testing.T) {
+	p := freePort(t)
+	first, second := newAgent(t, "first"), newAgent(t, "second")
+	// The second has the better rank, which counts within one guest only.
+	k1, k2 := key(port.TCP, lan, p), key(port.TCP, lo4, p)
+	first.greeter(k1, "first")
+	second.greeter(k2, "second")
+	second.drop(errors.New("not yet"))
+	first.begins(snapshot(1, pub(k1)))
+	second.begins(snapshot(1, pub(k2)))
+	h, _ := start(t, Options{Grace: -1}, first, second)
+	first.wants(k1, port.Active)
+	second.up()
+	if o := second.wants(k2, port.Conflict); !strings.Contains(o.Reason, `guest "first"`) {
+		t.Errorf("reason = %q, want it to name the holder", o.Reason)
+	}
+	if got := greeting(t, at(lo4, p)); got != "first" {
+		t.Errorf("greeting = %q", got)
+	}
+	first.say(removed(1, k1))
+	second.wants(k2, port.Active)
+	if got := greeting(t, at(lo4, p)); got != "second" {
+		t.Errorf("greeting = %q", got)
+	}
+	// It comes back, and is the second now.
+	first.say(put(2, pub(k1)))
+	first.wants(k1, port.Conflict)
+	second.drop(errors.New("gone"))
+	first.wants(k1, port.Active)
+	if got := greeting(t, at(lo4, p)); got != "first" {
+		t.Errorf("greeting = %q", got)
+	}
+	if _, ok := h.View().Get(ID{"second", k2}); ok {
+		t.Error("what a lost guest published is shown after the grace period")
+	}
+}
+
+func TestPrecedence(t *testing.T) {
+	p := freePort(t)
+	a := newAgent(t, "vm")
+	specific, wildcard, loopback := key(port.TCP, lan, p), key(port.TCP, any4, p), key(port.TCP, lo4, p)
+	for _, k := range []port.Key{specific, wildcard, loopback} {
+		a.greeter(k, k.Address.String())
+	}
+	net := new(watched)
+	a.begins(snapshot(1, pub(specific)))
+	start(t, Options{Network: net}, a)
+	a.wants(specific, port.Active)
+	steps := []struct {
+		change wire.Control
+		winner port.Key
+		losers []port.Key
+	}{
+		{put(1, pub(wildcard)), wildcard, []port.Key{specific}},
+		{put(2, pub(loopback)), loopback, []port.Key{specific, wildcard}},
+		{removed(3, loopback), wildcard, []port.Key{specific}},
+		{removed(4, wildcard), specific, nil},
+	}
+	for _, s := range steps {
+		a.say(s.change)
+		a.wants(s.winner, port.Active)
+		for _, k := range s.losers {
+			if o := a.wants(k, port.Conflict); !strings.Contains(o.Reason, s.winner.String()) {
+				t.Errorf("reason = %q, want it to name %s", o.Reason, s.winner)
+			}
+		}
+		if got := greeting(t, at(lo4, p)); got != s.winner.Address.String() {
+			t.Errorf("greeting = %q, want %s", got, s.winner.Address)
+		}
+	}
+	if n := net.count(); n != 1 {
+		t.Errorf("%d listeners were opened for one address: %v", n, net.opened)
+	}
+}
+
+// One guest address is open to all, another only on the loopback: when the wider
+// one leaves, nothing wider than the loopback stays.
+func TestExposureNarrows(t *testing.T) {
+	for _, proto := range []port.Protocol{port.TCP, port.UDP} {
+		t.Run(proto.String(), func(t *testing.T) {
+			p := freePort(t)
+			a := newAgent(t, "vm")
+			wide, narrow := key(proto, any4, p), key(proto, lan, p)
+			a.begins(snapshot(1, pub(narrow, at(lo4, p)), pub(wide, at(any4, p))))
+			start(t, Options{Policy: exposeAll(t)}, a)
+			if o := a.wants(wide, port.Active); o.HostAddress != at(any4, p) {
+				t.Errorf("host address = %s", o.HostAddress)
+			}
+			a.wants(narrow, port.Conflict)
+			a.say(removed(1, wide))
+			if o := a.wants(narrow, port.Active); o.HostAddress != at(lo4, p) {
+				t.Errorf("host address = %s", o.HostAddress)
+			}
+			// Another loopback address stands for the network here.
+			other := netip.MustParseAddr("127.0.0.2")
+			if proto == port.TCP && !refused(at(other, p)) {
+				t.Error("the port answers beyond the loopback address asked for")
+			}
+			if proto == port.UDP {
+				pc, err := net.ListenUDP("udp4", net.UDPAddrFromAddrPort(at(other, p)))
+				if err != nil {
+					t.Errorf("the port is held beyond the loopback address asked for: %v", err)
+				} else {
+					_ = pc.Close()
+				}
+			}
+			a.say(put(2, pub(wide, at(any4, p))))
+			a.wants(wide, port.Active)
+			a.wants(narrow, port.Conflict)
+		})
+	}
+}
+
+func TestAnyPortIsNamedWhenInTheWay(t *testing.T) {
+	a := newAgent(t, "vm")
+	free := key(port.TCP, any4, 80)
+	a.begins(snapshot(1, pub(free, at(lo4, 0))))
+	start(t, Options{}, a)
+	p := a.wants(free, port.Active).HostAddress.Port()
+	k := key(port.TCP, any4, p)
+	a.say(put(1, pub(k)))
+	if o := a.wants(k, port.Conflict); !strings.Contains(o.Reason, free.String()) {
+		t.Errorf("reason = %q, want it to name %s", o.Reason, free)
+	}
+	a.say(removed(2, free))
+	a.wants(k, port.Active)
+}
+
+func TestReconnectKeepsListeners(t *testing.T) {
+	a := newAgent(t, "vm")
+	k, gone := key(port.TCP, any4, freePort(t)), key(port.TCP, any4, freePort(t))
+	anyPort := key(port.TCP, lan, 81)
+	a.greeter(k, "hello")
+	a.begins(snapshot(3, pub(k), pub(gone), pub(anyPort, at(lo4, 0))))
+	network := new(watched)
+	h, _ := start(t, Options{Network: network, Grace: time.Hour}, a)
+	a.settled(3)
+	before := a.wants(anyPort, port.Active).HostAddress
+	a.mu.Lock()
+	clear(a.outcomes)
+	a.mu.Unlock()
+
+	a.drop(errors.New("restarting"))
+	eventually(t, "the guest is lost", func() bool { return !h.Guests()[0].Connected })
+	a.begins(snapshot(1, pub(k), pub(anyPort, at(lo4, 0))))
+	a.up()
+	a.settled(1)
+	a.wants(k, port.Active)
+	if after := a.wants(anyPort, port.Active).HostAddress; after != before {
+		t.Errorf("any free port was %s and is %s", before, after)
+	}
+	if n := network.count(); n != 3 {
+		t.Errorf("%d listeners were opened, want 3: %v", n, network.opened)
+	}
+	if !refused(at(lo4, gone.Port)) {
+		t.Error("what the new snapshot lacks is open")
+	}
+	if got := greeting(t, at(lo4, k.Port)); got != "hello" {
+		t.Errorf("greeting = %q", got)
+	}
+}
+
+func TestConnectionIsHeldWhileTheLinkIsDown(t *testing.T) {
+	a := newAgent(t, "vm")
+	k := key(port.TCP, any4, freePort(t))
+	a.greeter(k, "hello")
+	a.begins(snapshot(1, pub(k)))
+	h, _ := start(t, Options{Grace: time.Hour, Hold: time.Hour}, a)
+	a.wants(k, port.Active)
+	a.drop(errors.New("restarting"))
+	eventually(t, "the guest is lost", func() bool { return !h.Guests()[0].Connected })
+	c := connect(t, at(lo4, k.Port))
+	eventually(t, "the connection is held", func() bool { return h.Guests()[0].Flows == 1 })
+	a.up()
+	if b, err := io.ReadAll(c); err != nil || string(b) != "hello" {
+		t.Errorf("read %q, %v", b, err)
+	}
+}
+
+func TestConnectionIsResetWithoutLink(t *testing.T) {
+	a := newAgent(t, "vm")
+	k := key(port.TCP, any4, freePort(t))
+	a.begins(snapshot(1, pub(k)))
+	h, _ := start(t, Options{Grace: time.Hour, Hold: time.Millisecond}, a)
+	a.wants(k, port.Active)
+	a.drop(errors.New("gone"))
+	eventually(t, "the guest is lost", func() bool { return !h.Guests()[0].Connected })
+	if !isCutOff(t, at(lo4, k.Port)) {
+		t.Error("the connection is not reset")
+	}
+	if n := h.Stats().Unlinked; n != 1 {
+		t.Errorf("Unlinked = %d, want 1", n)
+	}
+}
+
+func TestRefusedFlowResetsTheClient(t *testing.T) {
+	a := newAgent(t, "vm")
+	k := key(port.TCP, any4, freePort(t))
+	a.serve(k) // known, and nothing serves it
+	a.begins(snapshot(1, pub(k)))
+	h, _ := start(t, Options{}, a)
+	a.wants(k, port.Active)
+	if !isCutOff(t, at(lo4, k.Port)) {
+		t.Error("the connection is not reset")
+	}
+	if n := h.Stats().Refused; n != 1 {
+		t.Errorf("Refused = %d, want 1", n)
+	}
+}
+
+func TestGraceCloses(t *testing.T) {
+	a := newAgent(t, "vm")
+	k := key(port.TCP, any4, freePort(t))
+	a.begins(snapshot(1, pub(k)))
+	h, _ := start(t, Options{Grace: 10 * time.Millisecond, Hold: -1}, a)
+	a.wants(k, port.Active)
+	a.drop(errors.New("gone"))
+	eventually(t, "the port is closed", func() bool { return refused(at(lo4, k.Port)) })
+	eventually(t, "the table is empty", func() bool { return h.View().Len() == 0 })
+	a.up()
+	a.settled(1)
+	eventually(t, "the port is open again", func() bool { return !refused(at(lo4, k.Port)) })
+}
+
+func TestListenerLimit(t *testing.T) {
+	a := newAgent(t, "vm")
+	var pubs []wire.Publication
+	for i := range 4 {
+		pubs = append(pubs, pub(key(port.TCP, lo4, uint16(100+i)), at(lo4, 0)))
+	}
+	a.begins(snapshot(1, pubs...))
+	h, _ := start(t, Options{MaxListeners: 3}, a)
+	a.settled(1)
+	for _, p := range pubs[:3] {
+		a.wants(p.Key, port.Active)
+	}
+	if o := a.wants(pubs[3].Key, port.Failed); !strings.Contains(o.Reason, "limit of 3") {
+		t.Errorf("reason = %q", o.Reason)
+	}
+	a.say(removed(1, pubs[1].Key))
+	a.wants(pubs[3].Key, port.Active)
+	if n := h.Stats().Listeners; n != 3 {
+		t.Errorf("%d listeners, want 3", n)
+	}
+}
+
+func TestFlowLimit(t *testing.T) {
+	a := newAgent(t, "vm")
+	k := key(port.TCP, any4, freePort(t))
+	ln, err := net.Listen("tcp4", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ln.Close()
+	a.serve(k, ln.Addr().(*net.TCPAddr).AddrPort())
+	a.begins(snapshot(1, pub(k)))
+	h, _ := start(t, Options{MaxFlows: 1}, a)
+	a.wants(k, port.Active)
+	first := connect(t, at(lo4, k.Port))
+	eventually(t, "the first flow", func() bool { return h.Guests()[0].Flows == 1 })
+	if !isCutOff(t, at(lo4, k.Port)) {
+		t.Error("the connection over the limit is not reset")
+	}
+	forward.Reset(first)
+	eventually(t, "room", func() bool { return h.Guests()[0].Flows == 0 })
+}
+
+func TestGapAsksForSnapshot(t *testing.T) {
+	a := newAgent(t, "vm")
+	k1, k2 := key(port.TCP, lo4, 1), key(port.TCP, lo4, 2)
+	a.begins(snapshot(5, pub(k1, at(lo4, 0))))
+	h, _ := start(t, Options{}, a)
+	a.settled(5)
+	a.say(put(6, pub(k2, at(lo4, 0))))
+	asked := func(n int) func() bool {
+		return func() bool {
+			a.mu.Lock()
+			defer a.mu.Unlock()
+			return len(a.resyncs) == n
+		}
+	}
+	eventually(t, "a resync", asked(1))
+	// What was on its way is not applied, whatever it builds on.
+	a.say(put(5, pub(k2, at(lo4, 0))), snapshot(8, pub(k2, at(lo4, 0))), put(8, pub(k1, at(lo4, 0))))
+	a.settled(9)
+	if n := h.View().Len(); n != 2 {
+		t.Errorf("%d publications, want 2", n)
+	}
+	if !asked(1)() {
+		t.Errorf("resyncs = %v, want one", a.resyncs)
+	}
+}
+
+func TestPartsAreAppliedAsOne(t *testing.T) {
+	a := newAgent(t, "vm")
+	s := wire.Snapshot{Epoch: "e", Generation: 2}
+	for i := range 3 * wire.SnapshotPart {
+		s.Publications = append(s.Publications, pub(key(port.TCP, lo4, uint16(i+1)), at(lo4, 0)))
+	}
+	parts := s.Split()
+	if len(parts) < 3 {
+		t.Fatalf("%d parts", len(parts))
+	}
+	a.begins(parts...)
+	h, _ := start(t, Options{MaxListeners: 100}, a)
+	a.settled(2)
+	if n := h.View().Len(); n != len(s.Publications) {
+		t.Errorf("%d publications, want %d", n, len(s.Publications))
+	}
+	for _, p := range s.Publications {
+		if len(a.heard(p.Key)) != 1 {
+			t.Fatalf("no outcome of %s", p.Key)
+		}
+	}
+	if got := h.Stats(); got.Snapshots != 1 || got.Listeners != 100 {
+		t.Errorf("stats = %+v", got)
+	}
+}
+
+func TestNonsenseEndsTheSession(t *testing.T) {
+	a := newAgent(t, "vm")
+	bad := wire.Control{Ack: &wire.Ack{Generation: 1}}
+	part := snapshot(1)
+	part.Snapshot.More = true
+	// A message between the parts of another, again and again.
+	a.begins(part, bad, part, bad, part, bad)
+	h, _ := start(t, Options{}, a)
+	eventually(t, "the session is ended and tried again", func() bool {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		return a.dials > 1
+	})
+	if g := h.Guests()[0]; g.Connected {
+		t.Errorf("guest = %+v", g)
+	}
+}
+
+func TestGuestStatusSaysWhy(t *testing.T) {
+	a := newAgent(t, "vm")
+	a.drop(errors.New("no such socket"))
+	h, _ := start(t, Options{}, a)
+	eventually(t, "the error is shown", func() bool { return h.Guests()[0].Error == "no such socket" })
+}
+
+func TestSubscribe(t *testing.T) {
+	a := newAgent(t, "vm")
+	k := key(port.TCP, lo4, 1)
+	a.begins(snapshot(1))
+	h, _ := start(t, Options{}, a)
+	sub := h.Subscribe()
+	defer sub.Close()
+	a.say(put(1, pub(k, at(lo4, 0))))
+	a.settled(2)
+	eventually(t, "the change is told", func() bool {
+		select {
+		case <-sub.C():
+		default:
+			return false
+		}
+		view, change := sub.Take()
+		p, ok := view.Get(ID{"vm", k})
+		return ok && p.State() == port.Active && slices.Contains(change.Keys, ID{"vm", k})
+	})
+}
+
+func TestDiedListenerIsReplaced(t *testing.T) {
+	a := newAgent(t, "vm")
+	k := key(port.TCP, any4, freePort(t))
+	a.greeter(k, "hello")
+	a.begins(snapshot(1, pub(k)))
+	network := &breaking{fail: make(chan struct{})}
+	start(t, Options{Network: network}, a)
+	a.wants(k, port.Active)
+	close(network.fail)
+	eventually(t, "the port is served by a new listener", func() bool {
+		network.mu.Lock()
+		defer network.mu.Unlock()
+		return network.opened == 2
+	})
+	a.wants(k, port.Active)
+	if got := greeting(t, at(lo4, k.Port)); got != "hello" {
+		t.Errorf("greeting = %q", got)
+	}
+}
+
+// breaking is a Network whose first listener fails when told to.
+type breaking struct {
+	own.Sockets
+	fail   chan struct{}
+	mu     sync.Mutex
+	opened int
+}
+
+func (b *breaking) Listen(ctx context.Context, network, address string) (net.Listener, error) {
+	ln, err := b.Sockets.Listen(ctx, network, address)
+	if err != nil {
+		return nil, err
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.opened++
+	if b.opened == 1 {
+		return &brokenListener{Listener: ln, fail: b.fail}, nil
+	}
+	return ln, nil
+}
+
+type brokenListener struct {
+	net.Listener
+	fail chan struct{}
+}
+
+func (b *brokenListener) Accept() (net.Conn, error) {
+	<-b.fail
+	return nil, errors.New("bad file descriptor")
+}
+
+func TestNothingIsLeftAfterManyFlows(t *testing.T) {
+	a := newAgent(t, "vm")
+	k := key(port.TCP, any4, freePort(t))
+	a.greeter(k, "hello")
+	a.begins(snapshot(1, pub(k)))
+	h, _ := start(t, Options{}, a)
+	a.wants(k, port.Active)
+	flow := func() {
+		c, err := net.Dial("tcp4", at(lo4, k.Port).String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if b, err := io.ReadAll(c); err != nil || string(b) != "hello" {
+			t.Fatalf("read %q, %v", b, err)
+		}
+		_ = c.Close()
+	}
+	idle := func() bool { return h.Stats().OpenTCP == 0 && a.server.Stats().OpenTCP == 0 }
+	flow()
+	eventually(t, "the first flow is gone", idle)
+	goroutines := runtime.NumGoroutine()
+	for range 500 {
+		flow()
+	}
+	eventually(t, "all flows are gone", idle)
+	eventually(t, "goroutines are back", func() bool { return runtime.NumGoroutine() <= goroutines })
+}

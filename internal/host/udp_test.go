@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package host
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/fairlead/fairlead/internal/port"
+)
+
+// echo serves a UDP key of the guest: what comes goes back after the name and
+// the address it came from.
+func (a *agent) echo(k port.Key, name string) {
+	a.t.Helper()
+	pc, err := net.ListenUDP("udp4", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	a.serve(k, pc.LocalAddr().(*net.UDPAddr).AddrPort())
+	a.wg.Go(func() {
+		b := make([]byte, 65535)
+		for {
+			n, from, err := pc.ReadFromUDPAddrPort(b)
+			if err != nil {
+				return
+			}
+			_, _ = pc.WriteToUDPAddrPort(append([]byte(name), b[:n]...), from)
+		}
+	})
+	a.t.Cleanup(func() { _ = pc.Close() })
+}
+
+func dialUDP(t *testing.T, to netip.AddrPort) *net.UDPConn {
+	t.Helper()
+	c, err := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(to))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = c.SetDeadline(time.Now().Add(patience))
+	t.Cleanup(func() { _ = c.Close() })
+	return c
+}
+
+// question sends a datagram, again if need be, and returns the answer.
+func question(t *testing.T, c *net.UDPConn, s string) string {
+	t.Helper()
+	b := make([]byte, 65535)
+	end := time.Now().Add(patience)
+	for time.Now().Before(end) {
+		if _, err := c.Write([]byte(s)); err != nil && !errors.Is(err, net.ErrClosed) {
+			time.Sleep(time.Millisecond) // an ICMP error of the last one
+			continue
+		}
+		_ = c.SetReadDeadline(time.Now().Add(time.Second))
+		if n, err := c.Read(b); err == nil {
+			return string(b[:n])
+		}
+	}
+	t.Fatalf("no answer to %d bytes", len(s))
+	return ""
+}
+
+func TestUDPEachClientItsOwnAnswers(t *testing.T) {
+	a := newAgent(t, "vm")
+	k := key(port.UDP, any4, freePort(t))
+	a.echo(k, "")
+	a.begins(snapshot(1, pub(k)))
+	h, _ := start(t, Options{}, a)
+	a.wants(k, port.Active)
+	var clients []*net.UDPConn
+	for range 100 {
+		clients = append(clients, dialUDP(t, at(lo4, k.Port)))
+	}
+	for round := range 3 {
+		for i, c := range clients {
+			if _, err := fmt.Fprintf(c, "client %d round %d", i, round); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for i, c := range clients {
+			b := make([]byte, 64)
+			n, err := c.Read(b)
+			if want := fmt.Sprintf("client %d round %d", i, round); err != nil || string(b[:n]) != want {
+				t.Fatalf("client %d read %q, %v; want %q", i, b[:n], err, want)
+			}
+		}
+	}
+	if s := h.Stats(); s.OpenUDP != 100 || s.OK != 100 {
+		t.Errorf("stats = %+v, want 100 flows", s)
+	}
+}
+
+func TestUDPLargeDatagram(t *testing.T) {
+	a := newAgent(t, "vm")
+	k := key(port.UDP, any4, freePort(t))
+	a.echo(k, "")
+	a.begins(snapshot(1, pub(k)))
+	start(t, Options{}, a)
+	a.wants(k, port.Active)
+	c := dialUDP(t, at(lo4, k.Port))
+	for _, n := range []int{1, 65507} { // the most that IPv4 carries
+		want := strings.Repeat("d", n)
+		if got := question(t, c, want); got != want {
+			t.Errorf("%d bytes went, %d came back", n, len(got))
+		}
+	}
+}
+
+func TestUDPIdleFlowEnds(t *testing.T) {
+	a := newAgent(t, "vm")
+	k := key(port.UDP, any4, freePort(t))
+	a.echo(k, "")
+	a.begins(snapshot(1, pub(k)))
+	h, _ := start(t, Options{UDPIdle: 50 * time.Millisecond}, a)
+	a.wants(k, port.Active)
+	c := dialUDP(t, at(lo4, k.Port))
+	question(t, c, "x")
+	eventually(t, "the flow ends", func() bool { return h.Stats().OpenUDP == 0 && a.server.Stats().OpenUDP == 0 })
+	if got := question(t, c, "y"); got != "y" {
+		t.Errorf("answer = %q", got)
+	}
+}
+
+func TestUDPClientLimit(t *testing.T) {
+	a := newAgent(t, "vm")
+	k := key(port.UDP, any4, freePort(t))
+	a.echo(k, "")
+	a.begins(snapshot(1, pub(k)))
+	h, _ := start(t, Options{MaxUDPClients: 2}, a)
+	a.wants(k, port.Active)
+	first, second, third := dialUDP(t, at(lo4, k.Port)), dialUDP(t, at(lo4, k.Port)), dialUDP(t, at(lo4, k.Port))
+	for _, c := range []*net.UDPConn{first, second, first, third} {
+		if got := question(t, c, "x"); got != "x" {
+			t.Errorf("answer = %q", got)
+		}
+	}
+	eventually(t, "one makes room", func() bool { return h.Stats().OpenUDP == 2 })
+	if n := h.Stats().UDPEvicted; n != 1 {
+		t.Errorf("UDPEvicted = %d, want 1", n)
+	}
+}
+
+func TestUDPNewHolderGetsTheClients(t *testing.T) {
+	a := newAgent(t, "vm")
+	p := freePort(t)
+	wide, loopback := key(port.UDP, any4, p), key(port.UDP, lo4, p)
+	a.echo(wide, "wide ")
+	a.echo(loopback, "loopback ")
+	a.begins(snapshot(1, pub(wide)))
+	start(t, Options{}, a)
+	a.wants(wide, port.Active)
+	c := dialUDP(t, at(lo4, p))
+	if got := question(t, c, "x"); got != "wide x" {
+		t.Errorf("answer = %q", got)
+	}
+	a.say(put(1, pub(loopback)))
+	a.wants(loopback, port.Active)
+	if got := question(t, c, "y"); got != "loopback y" {
+		t.Errorf("answer = %q", got)
+	}
+}
+
+func TestUDPSurvivesReconnect(t *testing.T) {
+	a := newAgent(t, "vm")
+	k := key(port.UDP, any4, freePort(t))
+	a.echo(k, "")
+	a.begins(snapshot(1, pub(k)))
+	h, _ := start(t, Options{Grace: time.Hour}, a)
+	a.wants(k, port.Active)
+	c := dialUDP(t, at(lo4, k.Port))
+	question(t, c, "x")
+	a.drop(errors.New("restarting"))
+	eventually(t, "the flow ends with its session", func() bool { return h.Stats().OpenUDP == 0 })
+	a.up()
+	if got := question(t, c, "y"); got != "y" {
+		t.Errorf("answer = %q", got)
+	}
+}
