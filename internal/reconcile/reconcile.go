@@ -133,7 +133,7 @@ func (r *Reconciler) apply(view View, change Change, h *holds) {
 				if !wanted || !old.Equal(p) {
 					tx.Put(k, p)
 				}
-			case there: // a rule forbids it: at once
+			case there && !p.Decision.Withheld: // a rule forbids it: at once
 				delete(h.due, k)
 				if wanted {
 					denied = append(denied, k)

@@ -201,6 +201,27 @@ func TestDenyIsAtOnceAndCuts(t *testing.T) {
 	})
 }
 
+// A server that closes its listener may still hold the port for a moment.
+func TestWithheldIsHeldAndNotCut(t *testing.T) {
+	s := newSink()
+	var cut []port.Key
+	o := Options{HoldDown: 150 * time.Millisecond, Denied: func(ks []port.Key) { cut = append(cut, ks...) }}
+	run(t, o, []Sink{s}, func(g rig) {
+		p := pub("127.0.0.1:80", true)
+		g.put(p)
+		want(t, s, "tcp 127.0.0.1:80")
+		p.Decision = port.Decision{Withheld: true}
+		g.put(p)
+		want(t, s, "tcp 127.0.0.1:80")
+		g.drop(p)
+		time.Sleep(time.Second)
+		want(t, s)
+		if len(cut) != 0 {
+			t.Errorf("cut = %v", cut)
+		}
+	})
+}
+
 func TestFailedSyncIsRetriedAndLosesNothing(t *testing.T) {
 	s := newSink()
 	fails := 7

@@ -83,7 +83,7 @@ func (s *Set) Decide(p port.Publication) port.Decision {
 	case r != nil:
 		return r.decide(r.title, s.agentAddresses(&p))
 	case by != "":
-		return port.Decision{Rule: by, Reason: reason}
+		return port.Decision{Rule: by, Reason: reason, Withheld: by == defaultWithheld}
 	}
 	return port.Decision{Allow: true, Rule: defaultAllow, Host: s.agentAddresses(&p)}
 }
