@@ -88,6 +88,9 @@ func baseImage(ctx context.Context, cache string, k kernel) (string, error) {
 		return "", fmt.Errorf("make image directory: %w", err)
 	}
 	defer os.RemoveAll(root)
+	if err := os.Chmod(root, 0o755); err != nil { // it becomes the guest's /
+		return "", fmt.Errorf("make image directory: %w", err)
+	}
 	if err := stageTools(root, files); err != nil {
 		return "", fmt.Errorf("lay out image: %w", err)
 	}
