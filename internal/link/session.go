@@ -63,9 +63,39 @@ func (l muxLog) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
+// lastWords is a connection on which a failed write does not keep what the peer
+// said before it hung up from being read: yamux closes at once after one, and
+// the reason of the close would be lost.
+type lastWords struct {
+	net.Conn
+	once sync.Once
+	done chan struct{} // closed when a write need not wait
+}
+
+func (c *lastWords) Write(b []byte) (int, error) {
+	n, err := c.Conn.Write(b)
+	if err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
+		t := time.NewTimer(closeWait)
+		defer t.Stop()
+		select {
+		case <-c.done:
+		case <-t.C:
+		}
+	}
+	return n, err
+}
+
+// hurry lets a failed write return: the reader came to the end, or we close.
+func (c *lastWords) hurry() { c.once.Do(func() { close(c.done) }) }
+
+func (c *lastWords) Close() error {
+	c.hurry()
+	return c.Conn.Close()
+}
+
 // session is a Session over yamux.
 type session struct {
-	conn     net.Conn
+	conn     *lastWords
 	mux      *yamux.Session
 	role     Role
 	peer     Peer
@@ -87,7 +117,8 @@ func newSession(ctx context.Context, conn net.Conn, o Options, d direction, peer
 	if d == dialler {
 		start = yamux.Client
 	}
-	mux, err := start(conn, muxConfig(o, d), nil)
+	last := &lastWords{Conn: conn, done: make(chan struct{})}
+	mux, err := start(last, muxConfig(o, d), nil)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", errInternal, err)
 	}
@@ -101,7 +132,7 @@ func newSession(ctx context.Context, conn net.Conn, o Options, d direction, peer
 		_ = mux.Close()
 		return nil, err
 	}
-	s := &session{conn: conn, mux: mux, role: o.Role, peer: peer, incoming: make(chan *stream)}
+	s := &session{conn: last, mux: mux, role: o.Role, peer: peer, incoming: make(chan *stream)}
 	s.control = &stream{s: s, mux: control}
 	if s.role == RoleAgent {
 		s.wg.Go(s.accept)
@@ -168,6 +199,7 @@ func (s *session) Close() error { return s.CloseWith(ReasonShutdown) }
 func (s *session) CloseWith(r Reason) error {
 	s.once.Do(func() {
 		// yamux waits for the frame in flight, which a stalled peer does not take.
+		s.conn.hurry()
 		stall := time.AfterFunc(closeWait, func() { _ = s.conn.Close() })
 		s.err = s.mux.CloseWithError(uint32(r))
 		stall.Stop()

@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package link
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+)
+
+func TestTokenDoesNotShow(t *testing.T) {
+	tok := token(t, secret)
+	for _, v := range []any{tok, &tok, struct{ T Token }{tok}, Options{Token: tok}, []Token{tok}, map[string]Token{"t": tok}} {
+		for _, verb := range []string{"%v", "%+v", "%#v", "%s", "%q", "%x", "%X", "%d"} {
+			out := fmt.Sprintf(verb, v)
+			if strings.Contains(out, secret[:8]) || strings.Contains(strings.ToLower(out), fmt.Sprintf("%x", secret[:8])) {
+				t.Errorf("%s of %T: %s", verb, v, out)
+			}
+		}
+	}
+	var b bytes.Buffer
+	for _, h := range []slog.Handler{slog.NewTextHandler(&b, nil), slog.NewJSONHandler(&b, nil)} {
+		slog.New(h).Info("x", "token", tok, "options", struct{ T Token }{tok})
+	}
+	j, err := json.Marshal(struct{ T Token }{tok})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s := b.String() + string(j); strings.Contains(s, secret[:8]) || !strings.Contains(s, redacted) {
+		t.Error(s)
+	}
+}
+
+func TestLoadOrCreateToken(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "new", "token")
+	if _, err := LoadToken(path); !errors.Is(err, fs.ErrNotExist) {
+		t.Fatalf("missing: %v", err)
+	}
+	a, err := LoadOrCreateToken(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range []struct {
+		path string
+		mode fs.FileMode
+	}{{path, 0o600}, {filepath.Dir(path), fs.ModeDir | 0o700}} {
+		if fi, err := os.Stat(p.path); err != nil || fi.Mode() != p.mode {
+			t.Errorf("%s: %v, %v", p.path, fi.Mode(), err)
+		}
+	}
+	b, err := LoadOrCreateToken(path)
+	if err != nil || a != b || len(a.key) != 64 {
+		t.Errorf("read back: same %v, %d bytes, %v", a == b, len(a.key), err)
+	}
+	if left, err := os.ReadDir(filepath.Dir(path)); err != nil || len(left) != 1 {
+		t.Errorf("left behind: %v, %v", left, err)
+	}
+}
+
+func TestTokenIsMadeOnce(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "token")
+	var toks [20]Token
+	var wg sync.WaitGroup
+	for i := range toks {
+		wg.Go(func() {
+			var err error
+			if toks[i], err = LoadOrCreateToken(path); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	for _, tok := range toks {
+		if tok != toks[0] {
+			t.Fatal("two tokens were made")
+		}
+	}
+}
+
+func TestLoadTokenRefuses(t *testing.T) {
+	dir := t.TempDir()
+	file := func(name, text string, mode fs.FileMode) string {
+		p := filepath.Join(dir, name)
+		if err := os.WriteFile(p, []byte(text), mode); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Chmod(p, mode); err != nil {
+			t.Fatal(err)
+		}
+		return p
+	}
+	for name, tt := range map[string]struct{ path, says string }{
+		"readable by the group": {file("g", secret, 0o640), "chmod 600"},
+		"readable by all":       {file("o", secret, 0o604), "chmod 600"},
+		"short":                 {file("s", "hunter2\n", 0o600), "at least 32"},
+		"empty":                 {file("e", "", 0o600), "at least 32"},
+		"huge":                  {file("h", strings.Repeat("x", maxTokenFile+1), 0o600), "not a token"},
+		"directory":             {dir, "not a regular file"},
+	} {
+		for _, load := range []func(string) (Token, error){LoadToken, LoadOrCreateToken} {
+			_, err := load(tt.path)
+			if err == nil || !strings.Contains(err.Error(), tt.says) || !strings.Contains(err.Error(), tt.path) {
+				t.Errorf("%s: %v", name, err)
+			}
+			if err != nil && (strings.Contains(err.Error(), "hunter2") || strings.Contains(err.Error(), secret)) {
+				t.Errorf("%s: error shows the file's content: %v", name, err)
+			}
+		}
+	}
+	if tok, err := LoadToken(file("ok", "  "+secret+"\r\n", 0o400)); err != nil || tok.key != secret {
+		t.Errorf("spaces around: %v", err)
+	}
+}
