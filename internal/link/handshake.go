@@ -213,6 +213,12 @@ func (h *handshake) run() (*wire.Hello, error) {
 	if h.d == dialler {
 		if err = h.sendHello(); err == nil {
 			peer, err = h.readHello()
+		} else if !errors.Is(err, errInternal) {
+			// A peer that turned us away unheard has hung up: what it said is still there.
+			var r *RefusedError
+			if _, rerr := h.readHello(); errors.As(rerr, &r) {
+				err = r
+			}
 		}
 	} else {
 		// The hello is answered even if it does not suit, so that both know why.

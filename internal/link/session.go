@@ -163,8 +163,15 @@ func (s *session) Open(ctx context.Context) (Stream, error) {
 	if s.role != RoleHost {
 		return nil, errors.New("open stream: the agent only accepts flows")
 	}
+	// yamux calls the end of ctx a timeout, and forgets no stream it began.
+	if err := ctx.Err(); err != nil {
+		return nil, fmt.Errorf("open stream: %w", err)
+	}
 	st, err := s.mux.OpenStream(ctx)
 	if err != nil {
+		if ctx.Err() != nil && !s.mux.IsClosed() {
+			err = ctx.Err()
+		}
 		return nil, fmt.Errorf("open stream: %w", s.mapError(err))
 	}
 	return &stream{s: s, mux: st}, nil
