@@ -58,35 +58,44 @@ func pair(t *testing.T, network string) (near, far net.Conn) {
 // sessions returns both ends of a real link.
 func sessions(t *testing.T) (host, agent link.Session) {
 	t.Helper()
-	token, err := link.NewToken(strings.Repeat("k", 32))
-	if err != nil {
-		t.Fatal(err)
-	}
 	a, b := net.Pipe()
 	if !inBubble(t) {
 		a, b = pair(t, "unix")
 		_, _ = a.SetDeadline(time.Time{}), b.SetDeadline(time.Time{})
 	}
-	options := func(r link.Role) link.Options {
-		return link.Options{Role: r, Identity: string(r), Token: token, Logger: slog.New(slog.DiscardHandler)}
-	}
-	done := make(chan error, 1)
-	go func() {
-		var err error
-		agent, err = link.Server(t.Context(), b, options(link.RoleAgent))
-		done <- err
-	}()
-	host, err = link.Client(t.Context(), a, options(link.RoleHost))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := <-done; err != nil {
-		t.Fatal(err)
-	}
+	host, agent = linked(t, a, b)
 	t.Cleanup(func() {
 		_ = host.Close()
 		_ = agent.Close()
 	})
+	return host, agent
+}
+
+func linkOptions(tb testing.TB, r link.Role) link.Options {
+	tb.Helper()
+	token, err := link.NewToken(strings.Repeat("k", 32))
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return link.Options{Role: r, Identity: string(r), Token: token, Logger: slog.New(slog.DiscardHandler)}
+}
+
+// linked makes a link of a connection.
+func linked(tb testing.TB, near, far net.Conn) (host, agent link.Session) {
+	tb.Helper()
+	done := make(chan error, 1)
+	go func() {
+		var err error
+		agent, err = link.Server(context.Background(), far, linkOptions(tb, link.RoleAgent))
+		done <- err
+	}()
+	host, err := link.Client(context.Background(), near, linkOptions(tb, link.RoleHost))
+	if err != nil {
+		tb.Fatal(err)
+	}
+	if err := <-done; err != nil {
+		tb.Fatal(err)
+	}
 	return host, agent
 }
 

@@ -21,7 +21,7 @@ const (
 	// An idle direction holds a small buffer only; a large one is borrowed for as
 	// long as reads fill the small one.
 	smallBuffer = 4 << 10
-	largeBuffer = 64 << 10
+	largeBuffer = 64<<10 - 12 // with yamux's header one frame of a link
 
 	// splice(2) holds a pipe, two descriptors, for as long as the direction lives,
 	// idle or not. Only a direction that has moved this much gets one.

@@ -1,0 +1,239 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package host
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/netip"
+	"slices"
+	"sync"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/fairlead/fairlead/internal/own"
+	"github.com/fairlead/fairlead/internal/port"
+)
+
+// memory is a Network without sockets, which would keep a bubble's time from
+// moving on. Addresses in taken are held by somebody else.
+type memory struct {
+	mu    sync.Mutex
+	start time.Time
+	taken map[string]bool
+	tries []time.Duration
+	open  map[string]*memoryListener
+}
+
+func newMemory() *memory {
+	return &memory{start: time.Now(), taken: make(map[string]bool), open: make(map[string]*memoryListener)}
+}
+
+func (m *memory) Listen(_ context.Context, network, address string) (net.Listener, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.tries = append(m.tries, time.Since(m.start))
+	if m.taken[address] || m.open[address] != nil {
+		return nil, &net.OpError{Op: "listen", Net: network, Err: syscall.EADDRINUSE}
+	}
+	l := &memoryListener{m: m, addr: netip.MustParseAddrPort(address), conns: make(chan net.Conn), done: make(chan struct{})}
+	m.open[address] = l
+	return l, nil
+}
+
+func (m *memory) ListenPacket(context.Context, string, string) (*own.UDPConn, error) {
+	return nil, errors.ErrUnsupported
+}
+
+func (m *memory) take(address string, taken bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.taken[address] = taken
+}
+
+func (m *memory) isOpen(a netip.AddrPort) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.open[a.String()] != nil
+}
+
+// dial connects to an address that is open.
+func (m *memory) dial(t *testing.T, a netip.AddrPort) net.Conn {
+	t.Helper()
+	m.mu.Lock()
+	l := m.open[a.String()]
+	m.mu.Unlock()
+	if l == nil {
+		t.Fatalf("%s is not open", a)
+	}
+	near, far := net.Pipe()
+	l.conns <- far
+	return near
+}
+
+type memoryListener struct {
+	m     *memory
+	addr  netip.AddrPort
+	conns chan net.Conn
+	done  chan struct{}
+}
+
+func (l *memoryListener) Accept() (net.Conn, error) {
+	select {
+	case c := <-l.conns:
+		return c, nil
+	case <-l.done:
+		return nil, net.ErrClosed
+	}
+}
+
+func (l *memoryListener) Close() error {
+	l.m.mu.Lock()
+	defer l.m.mu.Unlock()
+	delete(l.m.open, l.addr.String())
+	close(l.done)
+	return nil
+}
+
+func (l *memoryListener) Addr() net.Addr { return net.TCPAddrFromAddrPort(l.addr) }
+
+func TestGraceAndHoldInTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := newAgent(t, "vm")
+		k := key(port.TCP, any4, 80)
+		a.begins(snapshot(1, pub(k)))
+		network := newMemory()
+		h, stop := start(t, Options{Network: network}, a)
+		synctest.Wait()
+		if !network.isOpen(at(lo4, 80)) {
+			t.Fatal("not open")
+		}
+
+		// A loss shorter than the grace period closes nothing.
+		a.drop(errors.New("gone"))
+		time.Sleep(9 * time.Second)
+		a.up()
+		time.Sleep(2 * time.Second)
+		synctest.Wait()
+		if !network.isOpen(at(lo4, 80)) || !h.Guests()[0].Connected || len(network.tries) != 1 {
+			t.Error("a short loss closed the listener")
+		}
+
+		// Without a link a connection waits for 3 seconds.
+		a.drop(errors.New("gone"))
+		synctest.Wait()
+		began := time.Now()
+		c := network.dial(t, at(lo4, 80))
+		if _, err := c.Read(make([]byte, 1)); err == nil {
+			t.Error("read gave no error")
+		}
+		if got := time.Since(began); got != 3*time.Second {
+			t.Errorf("the connection was held for %v, want 3 s", got)
+		}
+
+		// At the end of the grace period, and not before, the listener is closed.
+		time.Sleep(7*time.Second - time.Millisecond)
+		synctest.Wait()
+		if !network.isOpen(at(lo4, 80)) {
+			t.Error("closed before the end of the grace period")
+		}
+		time.Sleep(time.Millisecond)
+		synctest.Wait()
+		if network.isOpen(at(lo4, 80)) {
+			t.Error("open after the grace period")
+		}
+		stop()
+	})
+}
+
+func TestConflictIsRetriedInTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := newAgent(t, "vm")
+		k := key(port.TCP, any4, 80)
+		a.begins(snapshot(1, pub(k)))
+		network := newMemory()
+		network.take("127.0.0.1:80", true)
+		_, stop := start(t, Options{Network: network}, a)
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		network.mu.Lock()
+		tries := slices.Clone(network.tries)
+		network.mu.Unlock()
+		for i := 1; i < len(tries); i++ {
+			if gap := tries[i] - tries[i-1]; gap > conflictMax {
+				t.Errorf("%v between attempts, want at most %v", gap, conflictMax)
+			}
+		}
+		if n := len(tries); n < 12 || n > 20 {
+			t.Errorf("%d attempts in a minute: %v", n, tries)
+		}
+		network.take("127.0.0.1:80", false)
+		time.Sleep(conflictMax)
+		synctest.Wait()
+		if o := a.heard(k); len(o) != 1 || o[0].State != port.Active {
+			t.Errorf("outcome = %+v, want active", o)
+		}
+		stop()
+	})
+}
+
+func TestGuestIsDialledWithBackoff(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := newAgent(t, "vm")
+		a.drop(errors.New("nobody there"))
+		a.begins(snapshot(1))
+		h, stop := start(t, Options{BackoffMin: 100 * time.Millisecond, BackoffMax: 10 * time.Second}, a)
+		time.Sleep(10 * time.Minute)
+		a.mu.Lock()
+		dials := a.dials
+		a.mu.Unlock()
+		// Waits of 5 to 10 seconds, after the first few.
+		if dials < 60 || dials > 130 {
+			t.Errorf("%d attempts in 10 minutes", dials)
+		}
+		a.up()
+		time.Sleep(10 * time.Second)
+		synctest.Wait()
+		if !h.Guests()[0].Connected {
+			t.Error("not connected within the longest wait")
+		}
+		stop()
+	})
+}
+
+func TestSilentGuestIsGivenUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := newAgent(t, "vm") // it never sends a snapshot
+		_, stop := start(t, Options{}, a)
+		time.Sleep(snapshotTimeout + time.Second)
+		synctest.Wait()
+		a.mu.Lock()
+		dials := a.dials
+		a.mu.Unlock()
+		if dials != 2 {
+			t.Errorf("%d sessions, want a second after %v", dials, snapshotTimeout)
+		}
+		stop()
+	})
+}
+
+// A host at rest is not woken: the link's keep-alive is the only timer.
+func TestNoTimerAtRest(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := newAgent(t, "vm")
+		k := key(port.TCP, any4, 80)
+		a.begins(snapshot(1, pub(k)))
+		h, stop := start(t, Options{Network: newMemory()}, a)
+		synctest.Wait()
+		h.mu.Lock()
+		_, ok := h.next()
+		h.mu.Unlock()
+		if ok {
+			t.Error("something is due though nothing is wrong")
+		}
+		stop()
+	})
+}
