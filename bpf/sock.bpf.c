@@ -24,7 +24,7 @@ static __always_inline int state_changed(struct sock *sk, int from, int to, bool
 	__u16 port;
 
 	if (to == TCP_LISTEN) {
-		if (from == TCP_LISTEN || sock_protocol(sk) != IPPROTO_TCP || !observed(sk))
+		if (from == TCP_LISTEN || !observed(sk, IPPROTO_TCP, true))
 			return 0;
 		/* Also makes the cookie, for hooks that only can read it. */
 		cookie = bpf_get_socket_cookie(sk);
@@ -37,7 +37,7 @@ static __always_inline int state_changed(struct sock *sk, int from, int to, bool
 		return 0;
 	}
 	if (from == TCP_LISTEN) {
-		if (to != TCP_CLOSE || sock_protocol(sk) != IPPROTO_TCP || !observed(sk))
+		if (to != TCP_CLOSE || !observed(sk, IPPROTO_TCP, true))
 			return 0;
 		c = control();
 		if (!c)
@@ -57,8 +57,8 @@ static __always_inline int state_changed(struct sock *sk, int from, int to, bool
 		return 0;
 	}
 	/* connect(2) of a bound socket. One that was not bound has no port yet. */
-	if (from == TCP_CLOSE && to == TCP_SYN_SENT && sock_port(sk) &&
-	    sock_protocol(sk) == IPPROTO_TCP && observed(sk))
+	if (from == TCP_CLOSE && to == TCP_SYN_SENT && sk->__sk_common.skc_num &&
+	    observed(sk, IPPROTO_TCP, true))
 		ended(sk, EVENT_CONNECT, sock_cookie(sk));
 	return 0;
 }
@@ -81,7 +81,7 @@ int BPF_PROG(tcp_listen_start, struct sock *sk)
 {
 	volatile struct control *c;
 
-	if (sock_state(sk) != TCP_LISTEN || sock_protocol(sk) != IPPROTO_TCP || !observed(sk))
+	if (sk->__sk_common.skc_state != TCP_LISTEN || !observed(sk, IPPROTO_TCP, true))
 		return 0;
 	c = control();
 	if (c)
@@ -95,7 +95,7 @@ static __always_inline int bind_returned(struct socket *socket, int ret, __u16 p
 {
 	struct sock *sk = socket->sk;
 
-	if (ret || !sk || sock_protocol(sk) != protocol || !observed(sk))
+	if (ret || !sk || !observed(sk, protocol, true))
 		return 0;
 	bound(sk, bpf_get_socket_cookie(sk));
 	return 0;
@@ -139,7 +139,7 @@ static __always_inline struct sock *cgroup_sock(struct bpf_sock *view)
 
 	bpf_probe_read_kernel(&sk, sizeof(sk), &view);
 	if (BPF_CORE_READ(sk, __sk_common.skc_family) != view->family ||
-	    sock_protocol(sk) != view->protocol)
+	    BPF_CORE_READ(sk, sk_protocol) != view->protocol)
 		return NULL;
 	return sk;
 }
@@ -151,7 +151,7 @@ static __always_inline int post_bind(struct bpf_sock *view, __u32 protocol)
 	if (view->protocol != protocol)
 		return 1;
 	sk = cgroup_sock(view);
-	if (sk && observed(sk))
+	if (sk && observed(sk, protocol, false))
 		bound(sk, bpf_get_socket_cookie(view));
 	return 1;
 }
@@ -186,7 +186,7 @@ int udp_post_bind6(struct bpf_sock *view)
 SEC("tp_btf/tcp_destroy_sock")
 int BPF_PROG(tcp_destroy, struct sock *sk)
 {
-	if (sock_port(sk) && sock_protocol(sk) == IPPROTO_TCP && observed(sk))
+	if (sk->__sk_common.skc_num && observed(sk, IPPROTO_TCP, true))
 		ended(sk, EVENT_CLOSE, sock_cookie(sk));
 	return 0;
 }
@@ -196,7 +196,7 @@ int BPF_PROG(tcp_destroy, struct sock *sk)
 SEC("fentry/udp_lib_unhash")
 int BPF_PROG(udp_unhash, struct sock *sk)
 {
-	if (sock_port(sk) && sock_protocol(sk) == IPPROTO_UDP && observed(sk))
+	if (sk->__sk_common.skc_num && observed(sk, IPPROTO_UDP, true))
 		ended(sk, EVENT_CLOSE, sock_cookie(sk));
 	return 0;
 }
@@ -209,7 +209,7 @@ int udp_release(struct bpf_sock *view)
 	if (view->protocol != IPPROTO_UDP)
 		return 1;
 	sk = cgroup_sock(view);
-	if (sk && sock_port(sk) && observed(sk))
+	if (sk && sock_port(sk) && observed(sk, IPPROTO_UDP, false))
 		ended(sk, EVENT_CLOSE, sock_cookie(sk));
 	return 1;
 }
@@ -218,7 +218,7 @@ int udp_release(struct bpf_sock *view)
 
 static __always_inline int datagram_connected(struct sock *sk, int ret)
 {
-	if (!ret && sock_protocol(sk) == IPPROTO_UDP && observed(sk))
+	if (!ret && observed(sk, IPPROTO_UDP, true))
 		ended(sk, EVENT_CONNECT, sock_cookie(sk));
 	return 0;
 }
@@ -246,7 +246,7 @@ static __always_inline int datagram_connecting(struct bpf_sock_addr *view)
 	if (view->protocol != IPPROTO_UDP || !peek)
 		return 1;
 	bpf_probe_read_kernel(&sk, sizeof(sk), &peek);
-	if (sock_protocol(sk) != IPPROTO_UDP || !observed(sk))
+	if (!observed(sk, IPPROTO_UDP, false))
 		return 1;
 	cookie = sock_cookie(sk);
 	c = control();

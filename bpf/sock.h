@@ -60,22 +60,29 @@ static __always_inline volatile struct control *control(void)
 	return bpf_map_lookup_elem(&controls, &zero);
 }
 
-static __always_inline __u32 sock_netns(struct sock *sk)
+/*
+ * Most sockets that the hooks meet are of no interest, so what decides that is
+ * cheap: programs that know the type of sk (trusted) read it with plain loads,
+ * the others with probes.
+ */
+#define sock_read(trusted, sk, field) ((trusted) ? (sk)->field : BPF_CORE_READ(sk, field))
+
+static __always_inline __u32 sock_netns(struct sock *sk, bool trusted)
 {
-	return BPF_CORE_READ(sk, __sk_common.skc_net.net, ns.inum);
+	return trusted ? sk->__sk_common.skc_net.net->ns.inum
+		       : BPF_CORE_READ(sk, __sk_common.skc_net.net, ns.inum);
 }
 
-static __always_inline bool observed(struct sock *sk)
+/* Is it a socket of this protocol, in a namespace that is observed? */
+static __always_inline bool observed(struct sock *sk, __u16 protocol, bool trusted)
 {
-	__u32 netns = sock_netns(sk);
+	__u32 netns;
 
+	/* Not a byte: MPTCP is 262. */
+	if (sock_read(trusted, sk, sk_protocol) != protocol)
+		return false;
+	netns = sock_netns(sk, trusted);
 	return bpf_map_lookup_elem(&namespaces, &netns) != NULL;
-}
-
-/* sk_protocol was a bit field on older kernels, and 262 (MPTCP) does not fit a byte. */
-static __always_inline __u16 sock_protocol(struct sock *sk)
-{
-	return BPF_CORE_READ(sk, sk_protocol);
 }
 
 static __always_inline __u16 sock_port(struct sock *sk)
@@ -139,12 +146,12 @@ static __noinline void fill(struct event *e, struct sock *sk)
 {
 	e->observed = bpf_ktime_get_ns();
 	e->cgroup = BPF_CORE_READ(sk, sk_cgrp_data.cgroup, kn, id);
-	e->netns = sock_netns(sk);
+	e->netns = sock_netns(sk, false);
 	e->pid = task_pid();
 	e->uid = BPF_CORE_READ(sk, sk_uid.val);
 	e->inode = sock_inode(sk);
 	e->device = BPF_CORE_READ(sk, __sk_common.skc_bound_dev_if);
-	e->protocol = sock_protocol(sk);
+	e->protocol = BPF_CORE_READ(sk, sk_protocol);
 	e->family = BPF_CORE_READ(sk, __sk_common.skc_family);
 	e->v6only = BPF_CORE_READ_BITFIELD_PROBED(sk, __sk_common.skc_ipv6only);
 	e->state = sock_state(sk);

@@ -19,7 +19,7 @@ static __always_inline void call_entered(struct sock *sk, __u16 protocol)
 	__u64 thread = bpf_get_current_pid_tgid();
 	__u64 value = (__u64)sk;
 
-	if (sk && sock_protocol(sk) == protocol && observed(sk))
+	if (sk && observed(sk, protocol, false))
 		bpf_map_update_elem(&calls, &thread, &value, BPF_ANY);
 }
 
@@ -33,7 +33,7 @@ static __always_inline struct sock *call_returned(int ret, __u16 protocol)
 	if (!value)
 		return NULL;
 	sk = (struct sock *)*value;
-	if (sock_protocol(sk) != protocol)
+	if (BPF_CORE_READ(sk, sk_protocol) != protocol)
 		return NULL;
 	bpf_map_delete_elem(&calls, &thread);
 	return ret ? NULL : sk;
@@ -45,7 +45,7 @@ static __always_inline int hashed(struct sock *sk)
 {
 	volatile struct control *c;
 
-	if (sock_state(sk) != TCP_LISTEN || sock_protocol(sk) != IPPROTO_TCP || !observed(sk))
+	if (sock_state(sk) != TCP_LISTEN || !observed(sk, IPPROTO_TCP, false))
 		return 0;
 	c = control();
 	if (c)
@@ -135,7 +135,7 @@ int BPF_KRETPROBE(udp_bind6_exit, int ret)
 SEC("kprobe/udp_lib_unhash")
 int BPF_KPROBE(udp_unhash_kp, struct sock *sk)
 {
-	if (sock_port(sk) && sock_protocol(sk) == IPPROTO_UDP && observed(sk))
+	if (sock_port(sk) && observed(sk, IPPROTO_UDP, false))
 		ended(sk, EVENT_CLOSE, sock_cookie(sk));
 	return 0;
 }

@@ -35,7 +35,8 @@ type attacher interface {
 	attach(hooks []string) (io.Closer, error)
 }
 
-// capabilities returns the attach chains, best rung first.
+// capabilities returns the attach chains, best rung first. boundDump says that
+// the kernel dumps sockets that are only bound.
 //
 // For binds, cgroup hooks stand before kprobes: they can make a socket's
 // cookie, which kprobes cannot, so no dump is needed to understand them.
@@ -44,6 +45,8 @@ func capabilities(boundDump bool) []capability {
 	if !boundDump {
 		noBound = "TCP sockets that are bound and do not listen are not seen: this kernel does not dump them"
 	}
+	// These know no cookie, so a dump must find the socket.
+	bindKprobes := []string{"tcp_destroy", "tcp_bind4_exit", "tcp_bind6_exit", "tcp_bind4_enter", "tcp_bind6_enter"}
 	const late = "changes are seen only at the next poll, and what lives shorter never"
 	return []capability{
 		{name: TCPListen, rungs: []rung{
@@ -55,15 +58,12 @@ func capabilities(boundDump bool) []capability {
 			},
 			{name: RungPoll, lost: late},
 		}},
-		{name: TCPBind, rungs: []rung{
+		{name: TCPBind, rungs: slices.DeleteFunc([]rung{
 			{name: RungFentry, hooks: []string{"tcp_destroy", "tcp_inet_bind", "tcp_inet6_bind"}},
 			{name: RungCgroup, hooks: []string{"tcp_destroy", "tcp_post_bind4", "tcp_post_bind6"}},
-			{
-				name: RungKprobe, lost: "sockets are seen a dump later",
-				hooks: []string{"tcp_destroy", "tcp_bind4_exit", "tcp_bind6_exit", "tcp_bind4_enter", "tcp_bind6_enter"},
-			},
+			{name: RungKprobe, lost: "sockets are seen a dump later", hooks: bindKprobes},
 			{name: RungPoll, lost: cmp.Or(noBound, late)},
-		}},
+		}, func(r rung) bool { return r.name == RungKprobe && !boundDump })},
 		{name: UDPBind, rungs: []rung{
 			{name: RungFentry, hooks: []string{"udp_unhash", "udp_inet_bind", "udp_inet6_bind"}},
 			{

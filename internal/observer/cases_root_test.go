@@ -450,10 +450,13 @@ func (w *world) wantBound(want ...string) {
 	}
 }
 
+// boundDumped looks in a room of its own, as it makes a socket.
 func boundDumped(w *world) bool {
+	w.t.Helper()
+	r := newRoom(w.t)
 	var d *dumper
 	var err error
-	w.do(func() { d, err = openDumper(w.ns) })
+	r.do(func() { d, err = openDumper(r.ns) })
 	if err != nil {
 		w.t.Fatal(err)
 	}

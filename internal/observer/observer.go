@@ -204,7 +204,12 @@ func (s *session) attach(e *engine) ([]Rung, scope, error) {
 			rungs = append(rungs, Rung{Capability: c.name, Name: RungPoll})
 			continue
 		}
-		at := attachChain(c, a, s.bpfErr, s.options.Rungs)
+		use := a
+		if c.name == TCPBind && polled&scopeTCPListen != 0 {
+			// What becomes of a bound socket is told by the hooks of listen.
+			use = nil
+		}
+		at := attachChain(c, use, s.bpfErr, s.options.Rungs)
 		if at.hooks != nil {
 			s.hooks = append(s.hooks, at.hooks)
 		}
@@ -215,9 +220,6 @@ func (s *session) attach(e *engine) ([]Rung, scope, error) {
 			}
 		}
 		rungs = append(rungs, at.Rung)
-	}
-	if polled&scopeTCPListen != 0 {
-		polled |= scopeTCPBound // what becomes of a bound socket is seen only there
 	}
 	// A kernel that dumps no bound sockets has nothing to poll for.
 	bound := slices.ContainsFunc(rungs, func(r Rung) bool {

@@ -21,8 +21,9 @@ import (
 // goroutine while one waits, and lend records without a copy.
 //
 // The layout is that of kernel/bpf/ringbuf.c: a page with the consumer's
-// position, a page with the producer's, and the data, mapped twice in a row so
-// that a record never wraps.
+// position, a page with the producer's, and the data. The kernel offers the data
+// twice in a row, so that a record never wraps; all of it would count as our
+// memory, so it is mapped once and a record that wraps is put together.
 type ring struct {
 	file     *os.File // polled by the runtime
 	conn     syscall.RawConn
@@ -33,6 +34,7 @@ type ring struct {
 	data     []byte
 	mask     uint64
 	control  *control
+	wrapped  []byte // a record that wraps, put together
 }
 
 // control is struct sockControl, shared with the kernel.
@@ -70,7 +72,7 @@ func (r *ring) mapMemory(fd, size, controlFD int) error {
 		return fmt.Errorf("map consumer page: %w", err)
 	}
 	r.mapped[0] = consumer
-	producer, err := unix.Mmap(fd, int64(page), page+2*size, unix.PROT_READ, unix.MAP_SHARED)
+	producer, err := unix.Mmap(fd, int64(page), page+size, unix.PROT_READ, unix.MAP_SHARED)
 	if err != nil {
 		return fmt.Errorf("map data pages: %w", err)
 	}
@@ -151,8 +153,7 @@ func (r *ring) read(limit int, f func(sample []byte)) (int, error) {
 			return n, fmt.Errorf("%w: record of %d bytes with %d left", errRing, length, end-at)
 		}
 		if header&ringDiscard == 0 {
-			start := at&r.mask + ringHeader
-			f(r.data[start : start+length])
+			f(r.sample(at+ringHeader, length))
 		}
 		at = next
 	}
@@ -160,6 +161,16 @@ func (r *ring) read(limit int, f func(sample []byte)) (int, error) {
 		r.consumer.Store(at)
 	}
 	return n, nil
+}
+
+// sample returns length bytes at a position.
+func (r *ring) sample(at, length uint64) []byte {
+	start := at & r.mask
+	if start+length <= uint64(len(r.data)) {
+		return r.data[start : start+length]
+	}
+	r.wrapped = append(r.wrapped[:0], r.data[start:]...)
+	return append(r.wrapped, r.data[:length-uint64(len(r.wrapped))]...)
 }
 
 // wait blocks until a record is committed, or returns os.ErrClosed when shut is

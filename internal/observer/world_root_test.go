@@ -231,6 +231,26 @@ func (w *world) events(capability string) bool {
 	return !slices.Contains([]string{RungPoll, RungAudit}, w.rungs[capability].Name)
 }
 
+// start runs an observer of a room; the function that it returns stops it.
+func start(t testing.TB, r *room, o Options, h Handler) (stop func()) {
+	t.Helper()
+	obs, err := New(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() {
+		done <- r.ns.do(func() error { return obs.Run(ctx, h) })
+	}()
+	return func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Errorf("Run: %v", err)
+		}
+	}
+}
+
 // observe starts an observer of a room; it is stopped with the test.
 func observe(t testing.TB, r *room, o Options) *world {
 	t.Helper()
@@ -303,6 +323,8 @@ func options(rung string) Options {
 	case "auto":
 	case RungPoll:
 		o.Mode = Poll
+	case RungCgroup:
+		o.Rungs = []string{RungCgroup, RungTPBTF} // what becomes of a bound socket is told by the latter
 	default:
 		o.Rungs = []string{rung}
 	}
@@ -315,7 +337,7 @@ func requireRung(t *testing.T, w *world, name string) {
 	if name == "auto" {
 		return
 	}
-	for _, c := range capabilities(true) {
+	for _, c := range capabilities(boundDumped(w)) {
 		if !slices.ContainsFunc(c.rungs, func(r rung) bool { return r.name == name }) {
 			continue
 		}
