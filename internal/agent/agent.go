@@ -115,7 +115,7 @@ func (a *Agent) wireSinks() error {
 		}
 	}
 	a.reconciler = reconcile.New(a.registry.Publications(), sinks, reconcile.Options{
-		HoldDown: a.cfg.HoldDown, Logger: a.log,
+		HoldDown: a.cfg.HoldDown, Ready: a.registry.Ready(), Logger: a.log,
 		Denied: a.cut,
 		Synced: func(sink string, p port.Publication) { a.metrics.synced(sink, p) },
 	})
@@ -166,6 +166,11 @@ func (a *Agent) Run(ctx context.Context, watch func(ctx context.Context, onChang
 		return err
 	}
 	defer func() { _ = control.Close() }()
+	// All feeds before the first source runs: the registry is ready when all have spoken.
+	feeds := make([]registry.Feed, len(a.sources))
+	for i, s := range a.sources {
+		feeds[i] = a.registry.Feed(s.Name())
+	}
 	g, ctx := errgroup.WithContext(ctx)
 	if a.cfg.MetricsAddr != "" {
 		l, err := a.sockets.Listen(ctx, "tcp", a.cfg.MetricsAddr)
@@ -183,8 +188,8 @@ func (a *Agent) Run(ctx context.Context, watch func(ctx context.Context, onChang
 		g.Go(func() error { return a.links.run(ctx) })
 		g.Go(func() error { return a.hostlink.Run(ctx) })
 	}
-	for _, s := range a.sources {
-		feed := a.registry.Feed(s.Name())
+	for i, s := range a.sources {
+		feed := feeds[i]
 		g.Go(func() error {
 			if err := s.Run(ctx, feed); ctx.Err() == nil {
 				return fmt.Errorf("source %s: %w", s.Name(), err)

@@ -119,12 +119,12 @@ type OriginInfo struct {
 // Decision is what the rules say of a publication.
 type Decision struct {
 	Allow  bool
-	Rule   string           // the rule that decided, for people: "rule 3 (no-debug)", "default"
-	Reason string           // why it is denied
+	Rule   string // the rule that decided, for people: "rule 3 (no-debug)", "default"
+	Reason string // why it is denied
 	// Withheld says of a denial that nothing forbids the port: there is only no
 	// reason to publish it. Its flows are not cut.
 	Withheld bool
-	Host   []netip.AddrPort // the host addresses asked for; port 0 asks for any free port
+	Host     []netip.AddrPort // the host addresses asked for; port 0 asks for any free port
 }
 
 // Publication is one entry of the merged table. It is immutable.

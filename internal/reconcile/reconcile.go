@@ -25,6 +25,11 @@ type Options struct {
 	// HoldDown is how long a publication whose last origin went is still
 	// wanted, so that an atomic rebuild or a restart cuts no client. 0 is allowed.
 	HoldDown time.Duration
+	// Ready, if not nil, is closed when the publications are complete. Until then,
+	// or for ReadyTimeout (3 s if 0), no sink is synced: a set that lacks what was
+	// not yet seen would close ports that are still wanted.
+	Ready        <-chan struct{}
+	ReadyTimeout time.Duration
 	// SyncTimeout bounds one Sync; 5 s if 0.
 	SyncTimeout time.Duration
 	// RetryMin and RetryMax bound the pause after a failed Sync, which doubles
@@ -63,6 +68,9 @@ func New(from *table.Table[port.Key, port.Publication], sinks []Sink, o Options)
 	if o.SyncTimeout == 0 {
 		o.SyncTimeout = 5 * time.Second
 	}
+	if o.ReadyTimeout == 0 {
+		o.ReadyTimeout = 3 * time.Second
+	}
 	if o.RetryMin == 0 {
 		o.RetryMin = 100 * time.Millisecond
 	}
@@ -87,19 +95,41 @@ func (r *Reconciler) Outcomes() *table.Table[port.Key, Outcomes] { return r.outc
 
 // Run drives the sinks until ctx ends.
 func (r *Reconciler) Run(ctx context.Context) error {
+	if err := r.awaitReady(ctx); err != nil {
+		return err
+	}
+	sub := r.from.Subscribe()
+	defer sub.Close()
+	h := holds{due: make(map[port.Key]time.Time)}
+	// What stands is wanted before the first sink is synced.
+	view, change := sub.Take()
+	r.apply(view, change, &h)
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	for _, s := range r.sinks {
 		wg.Go(func() { r.drive(ctx, s) })
 	}
-	return r.want(ctx)
+	return r.want(ctx, sub, &h)
+}
+
+func (r *Reconciler) awaitReady(ctx context.Context) error {
+	if r.o.Ready == nil {
+		return nil
+	}
+	timeout := time.NewTimer(r.o.ReadyTimeout)
+	defer timeout.Stop()
+	select {
+	case <-r.o.Ready:
+	case <-timeout.C:
+		r.log.Warn("not all sources have said what there is; going on without them", "waited", r.o.ReadyTimeout)
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	return nil
 }
 
 // want keeps the wanted set: what is allowed, and for the hold-down what was.
-func (r *Reconciler) want(ctx context.Context) error {
-	sub := r.from.Subscribe()
-	defer sub.Close()
-	h := holds{due: make(map[port.Key]time.Time)}
+func (r *Reconciler) want(ctx context.Context, sub *table.Subscription[port.Key, port.Publication], h *holds) error {
 	timer := time.NewTimer(time.Hour)
 	timer.Stop()
 	defer timer.Stop()
@@ -109,9 +139,9 @@ func (r *Reconciler) want(ctx context.Context) error {
 			return ctx.Err()
 		case <-sub.C():
 			view, change := sub.Take()
-			r.apply(view, change, &h)
+			r.apply(view, change, h)
 		case <-timer.C:
-			r.expire(&h)
+			r.expire(h)
 		}
 		if at, ok := h.next(); ok {
 			timer.Reset(at.Sub(r.o.Now()))

@@ -104,6 +104,11 @@ func run(t *testing.T, o Options, sinks []Sink, f func(rig)) {
 			}
 		}
 		o.Logger = slog.New(slog.DiscardHandler)
+		ready := make(chan struct{})
+		o.Ready = ready
+		if o.ReadyTimeout == 0 { // a test that sets it wants to wait
+			close(ready)
+		}
 		g := rig{pubs: table.New[port.Key, port.Publication](port.Key.Compare)}
 		g.r = New(g.pubs, sinks, o)
 		ctx, cancel := context.WithCancel(t.Context())
@@ -285,6 +290,20 @@ type renamed struct {
 }
 
 func (r *renamed) Name() string { return r.name }
+
+func TestNoSyncBeforeTheSetIsComplete(t *testing.T) {
+	s := newSink()
+	run(t, Options{ReadyTimeout: 3 * time.Second}, []Sink{s}, func(g rig) {
+		g.put(pub("127.0.0.1:80", true))
+		time.Sleep(3*time.Second - 1)
+		synctest.Wait()
+		if s.syncs != 0 {
+			t.Errorf("%d syncs before all sources have spoken", s.syncs)
+		}
+		time.Sleep(1)
+		want(t, s, "tcp 127.0.0.1:80")
+	})
+}
 
 func TestWakeSyncsAgain(t *testing.T) {
 	s := newSink()

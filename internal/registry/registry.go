@@ -40,6 +40,9 @@ type Registry struct {
 	sources []*source
 	slots   map[port.Slot][]member
 
+	ready   chan struct{} // closed when every source has said a complete set
+	pending int           // sources that have not
+
 	publications *table.Table[port.Key, port.Publication]
 	status       *table.Table[string, SourceStatus]
 }
@@ -53,6 +56,7 @@ func New(o Options) *Registry {
 		log:          o.Logger,
 		now:          o.Now,
 		rules:        o.Rules,
+		ready:        make(chan struct{}),
 		slots:        make(map[port.Slot][]member),
 		publications: table.New[port.Key, port.Publication](port.Key.Compare),
 		status:       table.New[string, SourceStatus](compareString),
@@ -64,6 +68,10 @@ func (r *Registry) Publications() *table.Table[port.Key, port.Publication] { ret
 
 // Sources is the state of each source by name. Only the registry writes it.
 func (r *Registry) Sources() *table.Table[string, SourceStatus] { return r.status }
+
+// Ready is closed once every source has said a complete set: before that the
+// table lacks ports that exist. Add all feeds first.
+func (r *Registry) Ready() <-chan struct{} { return r.ready }
 
 // SetRules replaces the rules and decides everything anew.
 func (r *Registry) SetRules(d Decider) {
@@ -84,6 +92,7 @@ func (r *Registry) Feed(name string) Feed {
 	defer r.mu.Unlock()
 	s := &source{r: r, name: name, rank: len(r.sources), set: make(map[string]port.Binding)}
 	r.sources = append(r.sources, s)
+	r.pending++
 	s.setStatus(SourceStatus{Name: name, State: Starting})
 	return s
 }

@@ -112,6 +112,29 @@ func TestWildcardsOfTwoOwnersStayApart(t *testing.T) {
 	}
 }
 
+func TestReadyWhenEverySourceHasSpoken(t *testing.T) {
+	r := newRegistry()
+	a, b := r.Feed("socket"), r.Feed("docker")
+	ready := func() bool {
+		select {
+		case <-r.Ready():
+			return true
+		default:
+			return false
+		}
+	}
+	a.Replace(nil)
+	b.Stale(errors.New("no engine"))
+	if ready() {
+		t.Error("ready before the second source said anything")
+	}
+	b.Replace(nil)
+	if !ready() {
+		t.Error("not ready though both have spoken")
+	}
+	a.Replace(nil) // and it stays so
+}
+
 func TestTCPAndUDPNeverMerge(t *testing.T) {
 	r := newRegistry()
 	u := binding("2", "0.0.0.0:53", 7)

@@ -41,6 +41,7 @@ type source struct {
 	rank   int
 	set    map[string]port.Binding // by origin id
 	status SourceStatus
+	heard  bool // it has said a complete set
 }
 
 var _ Feed = (*source)(nil)
@@ -63,6 +64,13 @@ func (s *source) Replace(set []port.Binding) {
 	}
 	s.r.merge(dirty)
 	s.live()
+	if s.heard {
+		return
+	}
+	s.heard = true
+	if s.r.pending--; s.r.pending == 0 {
+		close(s.r.ready)
+	}
 }
 
 func (s *source) Apply(c port.Change) {

@@ -137,6 +137,13 @@ func (s *space) startAs(t testing.TB, uid uint32, args ...string) *process {
 		close(p.done)
 	}()
 	t.Cleanup(func() {
+		if t.Failed() && p.alive() { // say where every goroutine stands
+			_ = p.cmd.Process.Signal(syscall.SIGQUIT)
+			select {
+			case <-p.done:
+			case <-time.After(2 * time.Second):
+			}
+		}
 		p.kill()
 		if t.Failed() {
 			t.Logf("%s said:\n%s", args[0], p.output())

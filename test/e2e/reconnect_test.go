@@ -103,7 +103,7 @@ func echoServer(l net.Listener) {
 }
 
 func TestReconnect(t *testing.T) {
-	r := newRig(t).start()
+	r := newRig(t, "--log-level", "debug").start()
 	go echoServer(r.guest.listen(t, "tcp4", "127.0.0.1:7000"))
 	c := startChurn(t, r.guest, 1, 2, 20000, 4*time.Millisecond)
 	rounds := count("FAIRLEAD_RECONNECTS", 50)
