@@ -1,0 +1,336 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package hostlink
+
+import (
+	"context"
+	"errors"
+	"io"
+	"log/slog"
+	"maps"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/fairlead/fairlead/internal/link"
+	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/reconcile"
+	"github.com/fairlead/fairlead/internal/wire"
+)
+
+var reconcileAll = reconcile.Change{}
+
+func discard() *slog.Logger { return slog.New(slog.DiscardHandler) }
+
+func closedSessions() sessions {
+	c := make(sessions)
+	close(c)
+	return c
+}
+
+// open asks for a flow and returns the answer.
+func (p *peer) open(k port.Key) (link.Stream, wire.FlowReply) {
+	p.t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	st, err := p.Open(ctx)
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	if err := wire.WriteRequest(st, wire.FlowRequest{Key: k}); err != nil {
+		p.t.Fatal(err)
+	}
+	reply, err := wire.ReadReply(st)
+	if err != nil {
+		p.t.Errorf("flow to %s: %v", k, err)
+	}
+	return st, reply
+}
+
+// alive reports whether a flow still echoes.
+func alive(st link.Stream) bool {
+	if _, err := st.Write([]byte("x")); err != nil {
+		return false
+	}
+	_, err := io.ReadFull(st, make([]byte, 1))
+	return err == nil
+}
+
+// settle waits until the sink has counted n ended flows.
+func (r *rig) settle(n uint64) map[string]uint64 {
+	r.t.Helper()
+	for range 2000 {
+		var sum uint64
+		flows := r.sink.Stats().Flows
+		for _, v := range flows {
+			sum += v
+		}
+		if sum == n {
+			maps.DeleteFunc(flows, func(_ string, v uint64) bool { return v == 0 })
+			return flows
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+	r.t.Fatalf("flows %v, want %d in all", r.sink.Stats().Flows, n)
+	return nil
+}
+
+func TestFlows(t *testing.T) {
+	r := newRig(t)
+	udp := port.Key{Protocol: port.UDP, Address: key(53).Address, Port: 53}
+	r.put(pub(key(80), "a"), pub(udp, "b"))
+	p := r.connect("h")
+	for _, k := range []port.Key{key(80), udp} {
+		st, reply := p.open(k)
+		if reply.Status != wire.FlowOK || !alive(st) {
+			t.Errorf("%s: %+v", k, reply)
+		}
+		_ = st.CloseWrite()
+		if _, err := st.Read(make([]byte, 1)); err != io.EOF {
+			t.Errorf("end of flow: %v", err)
+		}
+	}
+	for _, k := range []port.Key{key(81), {Protocol: port.UDP, Address: key(80).Address, Port: 80}} {
+		st, reply := p.open(k)
+		if reply.Status != wire.FlowForbidden || reply.Reason != "no such publication" {
+			t.Errorf("%s: %+v", k, reply)
+		}
+		if _, err := st.Read(make([]byte, 1)); err != io.EOF {
+			t.Errorf("after a refusal: %v", err)
+		}
+		_ = st.Close()
+	}
+	st, err := p.Open(context.Background())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := st.Write([]byte("\x00\x00\x00\x02{}")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := st.Read(make([]byte, 1)); !errors.Is(err, link.ErrReset) {
+		t.Errorf("malformed request: %v", err)
+	}
+	if got := r.settle(5); got[FlowServed] != 2 || got[FlowForbidden] != 2 || got[FlowMalformed] != 1 {
+		t.Errorf("counted %v", got)
+	}
+	if n := r.sink.Stats().FlowsOpen; n != 0 {
+		t.Errorf("%d flows open", n)
+	}
+}
+
+func TestServeGetsWhatWasAskedFor(t *testing.T) {
+	type call struct {
+		pub port.Publication
+		req wire.FlowRequest
+	}
+	got := make(chan call, 1)
+	r := newRig(t, func(o *Options) {
+		o.Serve = func(_ context.Context, p port.Publication, q wire.FlowRequest, st link.Stream) error {
+			got <- call{p, q}
+			err := wire.WriteReply(st, wire.FlowReply{Status: wire.FlowRefused, Reason: "connection refused"})
+			return errors.Join(errors.New("connection refused"), err, st.Close())
+		}
+	})
+	r.put(pub(key(80), "web"))
+	p := r.connect("h")
+	st, reply := p.open(key(80))
+	if reply.Status != wire.FlowRefused || reply.Reason != "connection refused" {
+		t.Errorf("reply %+v", reply)
+	}
+	_ = st.Close()
+	if c := <-got; c.pub.Owner.Name != "web" || c.req.Key != key(80) {
+		t.Errorf("call %+v", c)
+	}
+	if got := r.settle(1); got[FlowFailed] != 1 {
+		t.Errorf("counted %v", got)
+	}
+}
+
+func TestCut(t *testing.T) {
+	causes := make(chan error, 10)
+	r := newRig(t, func(o *Options) {
+		o.Serve = func(ctx context.Context, p port.Publication, q wire.FlowRequest, st link.Stream) error {
+			err := echo(ctx, p, q, st)
+			causes <- context.Cause(ctx)
+			return err
+		}
+	})
+	r.put(pub(key(80), "denied"), pub(key(81), "gone"), pub(key(82), "stays"))
+	p := r.connect("h")
+	denied, _ := p.open(key(80))
+	denied2, _ := p.open(key(80))
+	gone, _ := p.open(key(81))
+	stays, _ := p.open(key(82))
+
+	r.remove(key(80), key(81)) // a rule denies the one; the other's server closed its listener
+	r.sink.Cut([]port.Key{key(80), key(9)})
+	for _, st := range []link.Stream{denied, denied2} {
+		if _, err := st.Read(make([]byte, 1)); !errors.Is(err, link.ErrReset) {
+			t.Errorf("denied flow: %v", err)
+		}
+		if err := <-causes; !errors.Is(err, ErrCut) {
+			t.Errorf("cause: %v", err)
+		}
+	}
+	if !alive(gone) || !alive(stays) {
+		t.Error("a flow that is not denied was cut")
+	}
+	if _, reply := p.open(key(80)); reply.Status != wire.FlowForbidden {
+		t.Errorf("new flow to the denied port: %+v", reply)
+	}
+	if _, reply := p.open(key(81)); reply.Status != wire.FlowForbidden {
+		t.Errorf("new flow to the port that is gone: %+v", reply)
+	}
+	// A lost link cuts all.
+	_ = p.Close()
+	for range 2 {
+		if err := <-causes; !errors.Is(err, ErrLost) && err != nil {
+			t.Errorf("cause: %v", err)
+		}
+	}
+	if got := r.settle(6); got[FlowCut] != 2 || got[FlowLost] != 2 || got[FlowForbidden] != 2 {
+		t.Errorf("counted %v", got)
+	}
+}
+
+// A rule that comes while a flow is being authorised finds it in any case.
+func TestCutRacesWithOpen(t *testing.T) {
+	r := newRig(t)
+	p := r.connect("h")
+	for range 200 {
+		r.put(pub(key(80), "a"))
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			r.remove(key(80))
+			r.sink.Cut([]port.Key{key(80)})
+		})
+		st, err := p.Open(context.Background())
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = wire.WriteRequest(st, wire.FlowRequest{Key: key(80)})
+		wg.Wait()
+		_ = st.SetReadDeadline(time.Now().Add(10 * time.Second))
+		if reply, err := wire.ReadReply(st); err == nil && reply.Status == wire.FlowOK {
+			if _, err := st.Read(make([]byte, 1)); !errors.Is(err, link.ErrReset) {
+				t.Fatalf("the flow outlived the rule: %v", err)
+			}
+		}
+		_ = st.Close()
+	}
+}
+
+func TestFlowLimit(t *testing.T) {
+	r := newRig(t, func(o *Options) { o.MaxFlows = 3 })
+	r.put(pub(key(80), "a"))
+	p := r.connect("h")
+	var flows []link.Stream
+	for range 3 {
+		st, reply := p.open(key(80))
+		if reply.Status != wire.FlowOK {
+			t.Fatal(reply)
+		}
+		flows = append(flows, st)
+	}
+	if _, reply := p.open(key(80)); reply.Status != wire.FlowForbidden || !strings.Contains(reply.Reason, "limit of 3 flows") {
+		t.Errorf("reply %+v", reply)
+	}
+	_ = flows[0].CloseWrite()
+	if got := r.settle(2); got[FlowServed] != 1 || got[FlowLimit] != 1 {
+		t.Errorf("counted %v", got)
+	}
+	if _, reply := p.open(key(80)); reply.Status != wire.FlowOK {
+		t.Errorf("there is room again: %+v", reply)
+	}
+}
+
+func TestSilentFlows(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		p := r.connect("h")
+		begin := time.Now()
+		silent, err := p.Open(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		slow, err := p.Open(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		go func() {
+			for {
+				if _, err := slow.Write([]byte{0}); err != nil {
+					return
+				}
+				time.Sleep(time.Second)
+			}
+		}()
+		if _, err := silent.Read(make([]byte, 1)); !errors.Is(err, link.ErrReset) {
+			t.Error(err)
+		}
+		if d := time.Since(begin); d != 5*time.Second {
+			t.Errorf("took %s", d)
+		}
+		if _, err := slow.Read(make([]byte, 1)); !errors.Is(err, link.ErrReset) {
+			t.Error(err)
+		}
+		_ = p.Close()
+		_ = r.stop()
+		synctest.Wait()
+	})
+}
+
+// Run returns only when the last flow has ended, and ends them all.
+func TestRunWaitsForFlows(t *testing.T) {
+	var running sync.WaitGroup
+	running.Add(1)
+	ended := make(chan struct{})
+	r := newRig(t, func(o *Options) {
+		o.Serve = func(ctx context.Context, _ port.Publication, _ wire.FlowRequest, _ link.Stream) error {
+			running.Done()
+			<-ctx.Done()
+			close(ended)
+			return ctx.Err()
+		}
+	})
+	r.put(pub(key(80), "a"))
+	p := r.connect("h")
+	st, err := p.Open(context.Background())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := wire.WriteRequest(st, wire.FlowRequest{Key: key(80)}); err != nil {
+		t.Fatal(err)
+	}
+	running.Wait()
+	_ = r.stop()
+	select {
+	case <-ended:
+	default:
+		t.Error("Run returned before the flow")
+	}
+}
+
+func TestManyFlows(t *testing.T) {
+	r := newRig(t)
+	r.put(pub(key(80), "a"))
+	p := r.connect("h")
+	var wg sync.WaitGroup
+	for range 500 {
+		wg.Go(func() {
+			st, reply := p.open(key(80))
+			if reply.Status != wire.FlowOK || !alive(st) {
+				t.Errorf("reply %+v", reply)
+			}
+			_ = st.CloseWrite()
+			_, _ = io.Copy(io.Discard, st)
+			_ = st.Close()
+		})
+	}
+	wg.Wait()
+	if got := r.settle(500); got[FlowServed] != 500 {
+		t.Errorf("counted %v", got)
+	}
+}
