@@ -67,10 +67,11 @@ func carried(b *testing.B, throughLink bool) (client, server net.Conn) {
 	go func() {
 		defer close(done)
 		stream, err := agent.Accept(context.Background())
-		if err == nil {
-			_ = srv.Handle(context.Background(), stream, func(k port.Key) (port.Publication, bool) {
-				return port.Publication{Key: k, Dial: []netip.AddrPort{at}}, true
-			})
+		if err != nil {
+			return
+		}
+		if req, err := wire.ReadRequest(stream); err == nil {
+			_ = srv.Serve(context.Background(), stream, port.Publication{Key: req.Key, Dial: []netip.AddrPort{at}}, req)
 		}
 	}()
 	stream, err := host.Open(b.Context())

@@ -136,10 +136,12 @@ func newGuest(t *testing.T, opt ServerOptions, pubs ...port.Publication) *guest 
 			flows <- struct{}{}
 			go func() {
 				defer func() { <-flows }()
-				_ = s.Handle(ctx, stream, func(k port.Key) (port.Publication, bool) {
-					p, ok := g.pubs[k]
-					return p, ok
-				})
+				req, err := wire.ReadRequest(stream)
+				if err != nil {
+					_ = stream.Reset()
+					return
+				}
+				_ = s.Serve(ctx, stream, g.pubs[req.Key], req)
 			}()
 		}
 	}()

@@ -21,9 +21,8 @@ import (
 	"github.com/fairlead/fairlead/internal/wire"
 )
 
-// requestTimeout bounds the wait for the request at the start of a stream, and
-// for the stream to take the reply.
-const requestTimeout = 10 * time.Second
+// replyTimeout bounds the wait for a stream to take the reply.
+const replyTimeout = 10 * time.Second
 
 // ServerOptions configure a Server. The zero value is usable.
 type ServerOptions struct {
@@ -39,8 +38,6 @@ type ServerOptions struct {
 	DialTimeout time.Duration
 	// UDPIdle ends a UDP flow without datagrams in either direction. 0 means 60 s.
 	UDPIdle time.Duration
-	// MaxFlows bounds the flows at one time; more are forbidden. 0 means 16,384.
-	MaxFlows int
 }
 
 func (o *ServerOptions) validate() error {
@@ -54,10 +51,6 @@ func (o *ServerOptions) validate() error {
 		}
 		*d.v = cmp.Or(*d.v, d.def)
 	}
-	if o.MaxFlows < 0 {
-		return fmt.Errorf("forward: MaxFlows %d: want a positive number", o.MaxFlows)
-	}
-	o.MaxFlows = cmp.Or(o.MaxFlows, 16384)
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
@@ -80,18 +73,12 @@ type Server struct {
 	opt   ServerOptions
 	meter Meter // A is the host
 	stats struct {
-		tcp, udp                            atomic.Int64
-		ok, refused, forbidden, unreachable atomic.Uint64
+		tcp, udp                 atomic.Int64
+		ok, refused, unreachable atomic.Uint64
 	}
 
-	mu    sync.Mutex
-	flows map[*flow]struct{}
-	best  map[bestKey]netip.AddrPort // the target that worked last
-}
-
-type flow struct {
-	key    port.Key
-	cancel context.CancelCauseFunc
+	mu   sync.Mutex
+	best map[bestKey]netip.AddrPort // the target that worked last
 }
 
 // bestKey tells families apart: a client over IPv6 may reach another server.
@@ -100,100 +87,38 @@ type bestKey struct {
 	is4 bool
 }
 
-// ErrCut is why a flow ended that Cut ended.
-var ErrCut = errors.New("cut: the port is no longer allowed")
-
 // NewServer returns a server.
 func NewServer(opt ServerOptions) (*Server, error) {
 	if err := opt.validate(); err != nil {
 		return nil, err
 	}
-	return &Server{
-		opt:   opt,
-		flows: make(map[*flow]struct{}),
-		best:  make(map[bestKey]netip.AddrPort),
-	}, nil
+	return &Server{opt: opt, best: make(map[bestKey]netip.AddrPort)}, nil
 }
 
 // Stats are counts since the start, but for the flows that are open now.
 type Stats struct {
-	OpenTCP, OpenUDP                    int    // flows that are open now
-	OK, Refused, Forbidden, Unreachable uint64 // answers to flow requests
-	ToGuest, ToHost                     uint64 // payload bytes
+	OpenTCP, OpenUDP         int    // flows that are open now
+	OK, Refused, Unreachable uint64 // answers to flow requests
+	ToGuest, ToHost          uint64 // payload bytes
 }
 
 // Stats returns the counts.
 func (s *Server) Stats() Stats {
 	return Stats{
 		OpenTCP: int(s.stats.tcp.Load()), OpenUDP: int(s.stats.udp.Load()),
-		OK: s.stats.ok.Load(), Refused: s.stats.refused.Load(),
-		Forbidden: s.stats.forbidden.Load(), Unreachable: s.stats.unreachable.Load(),
+		OK: s.stats.ok.Load(), Refused: s.stats.refused.Load(), Unreachable: s.stats.unreachable.Load(),
 		ToGuest: s.meter.AToB.Load(), ToHost: s.meter.BToA.Load(),
 	}
 }
 
-// Cut resets the flows of the publications that match, for example after a rule
-// denied them, and returns how many there were.
-func (s *Server) Cut(match func(port.Key) bool) int {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	n := 0
-	for f := range s.flows {
-		if match(f.key) {
-			f.cancel(ErrCut)
-			n++
-		}
-	}
-	return n
-}
-
-// Lookup returns the publication of a key as it stands, and whether the host may
-// reach it.
-type Lookup func(port.Key) (port.Publication, bool)
-
-// Handle reads the request at the start of a flow stream and serves the flow
-// until it ended; the end of ctx cuts it. It owns stream. The error says why a
-// flow did not end in order; it has been logged.
-func (s *Server) Handle(ctx context.Context, stream link.Stream, lookup Lookup) error {
-	stop := context.AfterFunc(ctx, func() { _ = stream.Reset() })
-	_ = stream.SetDeadline(time.Now().Add(requestTimeout))
-	req, err := wire.ReadRequest(stream)
-	stop()
-	if err != nil {
-		_ = stream.Reset()
-		s.opt.Logger.Debug("flow without a request", "error", err)
-		return err
-	}
-	pub, ok := lookup(req.Key)
-	if !ok {
-		return s.refuse(stream, req, wire.FlowForbidden, errors.New("no such publication"))
-	}
-	return s.Serve(ctx, stream, pub, req)
-}
-
-// Serve is Handle for a request that was read, of the publication it names.
+// Serve answers a request that was read and authorised, and carries the flow of
+// the publication that it names until both directions ended; the end of ctx
+// resets it. It owns stream. The error says why a flow did not end in order; it
+// has been logged.
 func (s *Server) Serve(ctx context.Context, stream link.Stream, pub port.Publication, req wire.FlowRequest) error {
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	f := &flow{key: pub.Key, cancel: cancel}
-	s.mu.Lock()
-	full := len(s.flows) >= s.opt.MaxFlows
-	if !full {
-		s.flows[f] = struct{}{}
-	}
-	s.mu.Unlock()
-	if full {
-		return s.refuse(stream, req, wire.FlowForbidden, fmt.Errorf("limit of %d flows reached", s.opt.MaxFlows))
-	}
-	defer func() {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		delete(s.flows, f)
-	}()
-
 	targets := s.targets(pub, req.Peer)
 	open, serve := &s.stats.tcp, s.serveTCP
-	if pub.Protocol == port.UDP {
+	if req.Key.Protocol == port.UDP {
 		open, serve = &s.stats.udp, s.serveUDP
 	}
 	open.Add(1)
@@ -208,7 +133,7 @@ func (s *Server) Serve(ctx context.Context, stream link.Stream, pub port.Publica
 func (s *Server) serveTCP(ctx context.Context, stream link.Stream, targets []netip.AddrPort, req wire.FlowRequest) error {
 	conn, _, status, err := s.dial(ctx, "tcp", targets, req)
 	if err != nil {
-		return s.refuse(stream, req, status, err)
+		return s.refuse(stream, status, err)
 	}
 	if err := s.accept(stream); err != nil {
 		Reset(conn)
@@ -296,7 +221,7 @@ func (s *Server) dial(ctx context.Context, network string, targets []netip.AddrP
 
 // accept tells the host that bytes may run.
 func (s *Server) accept(stream link.Stream) error {
-	_ = stream.SetDeadline(time.Now().Add(requestTimeout))
+	_ = stream.SetDeadline(time.Now().Add(replyTimeout))
 	if err := wire.WriteReply(stream, wire.FlowReply{Status: wire.FlowOK}); err != nil {
 		_ = stream.Reset()
 		return fmt.Errorf("flow reply: %w", err)
@@ -306,17 +231,14 @@ func (s *Server) accept(stream link.Stream) error {
 }
 
 // refuse tells the host why there is no flow.
-func (s *Server) refuse(stream link.Stream, req wire.FlowRequest, status wire.FlowStatus, reason error) error {
-	switch status {
-	case wire.FlowForbidden:
-		s.stats.forbidden.Add(1)
-	case wire.FlowUnreachable:
+func (s *Server) refuse(stream link.Stream, status wire.FlowStatus, reason error) error {
+	if status == wire.FlowUnreachable {
 		s.stats.unreachable.Add(1)
-	default:
+	} else {
 		s.stats.refused.Add(1)
 	}
 	err := fmt.Errorf("%s: %w", status, reason)
-	_ = stream.SetDeadline(time.Now().Add(requestTimeout))
+	_ = stream.SetDeadline(time.Now().Add(replyTimeout))
 	if werr := wire.WriteReply(stream, wire.FlowReply{Status: status, Reason: reason.Error()}); werr != nil {
 		_ = stream.Reset()
 		return errors.Join(err, fmt.Errorf("flow reply: %w", werr))

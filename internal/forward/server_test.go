@@ -21,7 +21,7 @@ import (
 )
 
 func TestServerOptions(t *testing.T) {
-	for _, o := range []ServerOptions{{DialTimeout: -1}, {UDPIdle: -1}, {MaxFlows: -1}} {
+	for _, o := range []ServerOptions{{DialTimeout: -1}, {UDPIdle: -1}} {
 		if _, err := NewServer(o); err == nil {
 			t.Errorf("NewServer(%+v) gave no error", o)
 		}
@@ -221,57 +221,6 @@ func TestReplies(t *testing.T) {
 				t.Errorf("reply = %+v, want %s with %q", reply, tc.status, tc.reason)
 			}
 		})
-	}
-}
-
-func TestForbidden(t *testing.T) {
-	_, pub := listen(t)
-	g := newGuest(t, ServerOptions{MaxFlows: 1}, pub)
-	if _, reply := g.open(t, tcpKey(1), ""); reply.Status != wire.FlowForbidden {
-		t.Errorf("an unknown key: reply = %+v", reply)
-	}
-	first, reply := g.open(t, pub.Key, "")
-	if reply.Status != wire.FlowOK {
-		t.Fatalf("reply = %+v", reply)
-	}
-	if _, reply := g.open(t, pub.Key, ""); reply.Status != wire.FlowForbidden {
-		t.Errorf("over the limit: reply = %+v", reply)
-	}
-	_ = first.Reset()
-	eventually(t, "the first flow makes room", func() bool { return g.Stats().OpenTCP == 0 })
-	if _, reply := g.open(t, pub.Key, ""); reply.Status != wire.FlowOK {
-		t.Errorf("with room again: reply = %+v", reply)
-	}
-}
-
-func TestCut(t *testing.T) {
-	_, a := listen(t)
-	_, b := listen(t)
-	g := newGuest(t, ServerOptions{}, a, b)
-	cut, _ := g.open(t, a.Key, "")
-	kept, _ := g.open(t, b.Key, "")
-	defer kept.Close()
-	if n := g.Cut(func(k port.Key) bool { return k == a.Key }); n != 1 {
-		t.Errorf("Cut = %d, want 1", n)
-	}
-	if _, err := cut.Read(make([]byte, 1)); !isReset(err) {
-		t.Errorf("read of a cut flow = %v, want a reset", err)
-	}
-	eventually(t, "one flow is left", func() bool { return g.Stats().OpenTCP == 1 })
-}
-
-func TestMalformedRequest(t *testing.T) {
-	g := newGuest(t, ServerOptions{})
-	stream, err := g.host.Open(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	_ = stream.SetDeadline(time.Now().Add(patience))
-	if _, err := stream.Write([]byte{0, 0, 0, 2, '{', '}'}); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := stream.Read(make([]byte, 1)); !isReset(err) {
-		t.Errorf("read = %v, want a reset", err)
 	}
 }
 

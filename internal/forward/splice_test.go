@@ -16,7 +16,7 @@ import (
 
 // spliced returns the outer ends of two connections that are spliced, and what
 // Splice returned.
-func spliced(t *testing.T, ctx context.Context, networkA, networkB string, m *Meter) (a, b net.Conn, result <-chan error) {
+func spliced(ctx context.Context, t *testing.T, networkA, networkB string, m *Meter) (a, b net.Conn, result <-chan error) {
 	t.Helper()
 	a, innerA := pair(t, networkA)
 	b, innerB := pair(t, networkB)
@@ -49,7 +49,7 @@ var networks = []struct{ a, b string }{{"tcp", "tcp"}, {"tcp", "unix"}, {"unix",
 func TestHalfClose(t *testing.T) {
 	for _, n := range networks {
 		t.Run(n.a+" "+n.b, func(t *testing.T) {
-			a, b, result := spliced(t, t.Context(), n.a, n.b, nil)
+			a, b, result := spliced(t.Context(), t, n.a, n.b, nil)
 			write(t, a, "question")
 			closeWriting(t, a)
 			if got := readAll(t, b); got != "question" {
@@ -68,7 +68,7 @@ func TestHalfClose(t *testing.T) {
 }
 
 func TestHalfCloseKeepsOtherDirectionOpen(t *testing.T) {
-	a, b, result := spliced(t, t.Context(), "tcp", "tcp", nil)
+	a, b, result := spliced(t.Context(), t, "tcp", "tcp", nil)
 	closeWriting(t, b)
 	if got := readAll(t, a); got != "" {
 		t.Errorf("a read %q", got)
@@ -91,7 +91,7 @@ func TestHalfCloseKeepsOtherDirectionOpen(t *testing.T) {
 func TestReset(t *testing.T) {
 	for _, dir := range []string{"a", "b"} {
 		t.Run(dir, func(t *testing.T) {
-			a, b, result := spliced(t, t.Context(), "tcp", "tcp", nil)
+			a, b, result := spliced(t.Context(), t, "tcp", "tcp", nil)
 			write(t, a, "x")
 			readN(t, b, 1)
 			if dir == "b" {
@@ -112,7 +112,7 @@ func TestResetAfterHalfClose(t *testing.T) {
 	if runtime.GOOS != "linux" {
 		return // the kernel does not tell
 	}
-	a, b, result := spliced(t, t.Context(), "tcp", "tcp", nil)
+	a, b, result := spliced(t.Context(), t, "tcp", "tcp", nil)
 	closeWriting(t, a)
 	if got := readAll(t, b); got != "" {
 		t.Errorf("b read %q", got)
@@ -131,7 +131,7 @@ func TestResetAfterHalfClose(t *testing.T) {
 func TestContextResetsBoth(t *testing.T) {
 	cause := errors.New("no longer allowed")
 	ctx, cancel := context.WithCancelCause(t.Context())
-	a, b, result := spliced(t, ctx, "tcp", "tcp", nil)
+	a, b, result := spliced(ctx, t, "tcp", "tcp", nil)
 	write(t, a, "x")
 	readN(t, b, 1)
 	cancel(cause)
@@ -148,7 +148,7 @@ func TestContextResetsBoth(t *testing.T) {
 // A server that stops reading may still answer; the client that goes on sending
 // must get the answer, not a reset in its place.
 func TestAnswerOfOneThatNoLongerReads(t *testing.T) {
-	a, b, result := spliced(t, t.Context(), "tcp", "unix", nil)
+	a, b, result := spliced(t.Context(), t, "tcp", "unix", nil)
 	if err := b.(*net.UnixConn).CloseRead(); err != nil {
 		t.Fatal(err)
 	}
@@ -176,7 +176,7 @@ func TestBulk(t *testing.T) {
 	for _, n := range networks {
 		t.Run(n.a+" "+n.b, func(t *testing.T) {
 			var m Meter
-			a, b, result := spliced(t, t.Context(), n.a, n.b, &m)
+			a, b, result := spliced(t.Context(), t, n.a, n.b, &m)
 			send := func(c net.Conn) {
 				_, _ = io.Copy(c, bytes.NewReader(data))
 				_ = c.(interface{ CloseWrite() error }).CloseWrite()
@@ -208,7 +208,7 @@ func TestBulk(t *testing.T) {
 
 func TestBackPressure(t *testing.T) {
 	var m Meter
-	a, b, result := spliced(t, t.Context(), "unix", "unix", &m)
+	a, b, result := spliced(t.Context(), t, "unix", "unix", &m)
 	const size = 64 << 20
 	sent := make(chan struct{})
 	go func() {

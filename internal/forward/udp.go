@@ -46,7 +46,7 @@ type udpFlow struct {
 func (s *Server) serveUDP(ctx context.Context, stream link.Stream, targets []netip.AddrPort, req wire.FlowRequest) error {
 	conn, at, status, err := s.dial(ctx, "udp", targets, req)
 	if err != nil {
-		return s.refuse(stream, req, status, err)
+		return s.refuse(stream, status, err)
 	}
 	if err := s.accept(stream); err != nil {
 		_ = conn.Close()

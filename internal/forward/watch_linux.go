@@ -15,12 +15,11 @@ import (
 // and at once for other connections. The kernel raises EPOLLERR for a reset
 // (tcp_reset in net/ipv4/tcp_input.c); a read would only say end again.
 func awaitReset(c net.Conn) error {
-	tcp, ok := c.(*net.TCPConn)
-	if !ok {
-		return nil
+	var rc syscall.RawConn
+	if tcp, ok := c.(*net.TCPConn); ok {
+		rc, _ = tcp.SyscallConn() // nil once closed
 	}
-	rc, err := tcp.SyscallConn()
-	if err != nil {
+	if rc == nil {
 		return nil
 	}
 	var reset error

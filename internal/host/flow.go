@@ -170,7 +170,8 @@ func (s *slot) accept(ctx context.Context, ln net.Listener) {
 		if errors.Is(err, net.ErrClosed) {
 			return
 		}
-		if t, ok := err.(interface{ Temporary() bool }); !ok || !t.Temporary() {
+		var t interface{ Temporary() bool }
+		if !errors.As(err, &t) || !t.Temporary() {
 			s.died(ctx, ln, fmt.Errorf("accept: %w", err))
 			return
 		}

@@ -412,11 +412,13 @@ func (g *guest) admit(ctx context.Context) {
 		}
 	}
 	g.waiting = slices.DeleteFunc(g.waiting, func(c *claim) bool { return c.gone })
-	for _, c := range g.waiting {
-		c.set(port.Failed, c.addr, fmt.Sprintf("limit of %d listeners for this guest reached", limit))
-	}
 	if len(g.waiting) == 0 {
 		g.waiting = nil
+		return
+	}
+	reason := fmt.Sprintf("limit of %d listeners for this guest reached", limit)
+	for _, c := range g.waiting {
+		c.set(port.Failed, c.addr, reason)
 	}
 }
 

@@ -178,12 +178,15 @@ func (a *agent) accept(s link.Session) {
 			return
 		}
 		flows.Go(func() {
-			_ = a.server.Handle(ctx, stream, func(k port.Key) (port.Publication, bool) {
-				a.mu.Lock()
-				defer a.mu.Unlock()
-				d, ok := a.dial[k]
-				return port.Publication{Key: k, Dial: d}, ok
-			})
+			req, err := wire.ReadRequest(stream)
+			if err != nil {
+				_ = stream.Reset()
+				return
+			}
+			a.mu.Lock()
+			dial := a.dial[req.Key]
+			a.mu.Unlock()
+			_ = a.server.Serve(ctx, stream, port.Publication{Key: req.Key, Dial: dial}, req)
 		})
 	}
 }

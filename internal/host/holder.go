@@ -29,11 +29,6 @@ type HolderFinder interface {
 	Holders(ctx context.Context, sockets []Socket) (map[Socket]Holder, error)
 }
 
-// nobody is the HolderFinder of a system that does not tell.
-type nobody struct{}
-
-func (nobody) Holders(context.Context, []Socket) (map[Socket]Holder, error) { return nil, nil }
-
 // findHolders looks up who holds what we cannot have, many at a time, off the
 // path of everything else.
 func (h *Host) findHolders(ctx context.Context) {

@@ -413,11 +413,11 @@ func (h *Host) publish() {
 	}
 	h.table.Update(func(tx *table.Tx[ID, Publication]) {
 		for p := range h.changed {
-			switch {
-			case p.guest.pubs[p.Key] == p:
+			switch p.guest.pubs[p.Key] {
+			case p:
 				tx.Put(p.id(), p.view())
 				p.guest.tell(p.Key)
-			case p.guest.pubs[p.Key] == nil:
+			case nil:
 				tx.Delete(p.id())
 			}
 		}

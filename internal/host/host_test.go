@@ -717,3 +717,112 @@ func TestNothingIsLeftAfterManyFlows(t *testing.T) {
 	eventually(t, "all flows are gone", idle)
 	eventually(t, "goroutines are back", func() bool { return runtime.NumGoroutine() <= goroutines })
 }
+
+func TestHalfCloseAndResetThroughHost(t *testing.T) {
+	a := newAgent(t, "vm")
+	k := key(port.TCP, any4, freePort(t))
+	ln, err := net.Listen("tcp4", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ln.Close()
+	a.serve(k, ln.Addr().(*net.TCPAddr).AddrPort())
+	a.begins(snapshot(1, pub(k)))
+	start(t, Options{}, a)
+	a.wants(k, port.Active)
+	flow := func() (client, server *net.TCPConn) {
+		client = connect(t, at(lo4, k.Port))
+		c, err := ln.Accept()
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = c.Close() })
+		_ = c.SetDeadline(time.Now().Add(patience))
+		return client, c.(*net.TCPConn)
+	}
+
+	client, server := flow()
+	_, _ = io.WriteString(client, "question")
+	if err := client.CloseWrite(); err != nil {
+		t.Fatal(err)
+	}
+	if b, err := io.ReadAll(server); err != nil || string(b) != "question" {
+		t.Errorf("server read %q, %v", b, err)
+	}
+	_, _ = io.WriteString(server, "answer")
+	if err := server.CloseWrite(); err != nil {
+		t.Fatal(err)
+	}
+	if b, err := io.ReadAll(client); err != nil || string(b) != "answer" {
+		t.Errorf("client read %q, %v", b, err)
+	}
+
+	client, server = flow()
+	forward.Reset(client)
+	if _, err := server.Read(make([]byte, 1)); !isReset(err) {
+		t.Errorf("server read = %v, want a reset", err)
+	}
+	client, server = flow()
+	forward.Reset(server)
+	if _, err := client.Read(make([]byte, 1)); !isReset(err) {
+		t.Errorf("client read = %v, want a reset", err)
+	}
+}
+
+// A flow outlives its publication: a server that drains closes its listener first.
+func TestFlowOutlivesPublication(t *testing.T) {
+	a := newAgent(t, "vm")
+	k := key(port.TCP, any4, freePort(t))
+	ln, err := net.Listen("tcp4", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ln.Close()
+	a.serve(k, ln.Addr().(*net.TCPAddr).AddrPort())
+	a.begins(snapshot(1, pub(k)))
+	start(t, Options{}, a)
+	a.wants(k, port.Active)
+	client := connect(t, at(lo4, k.Port))
+	server, err := ln.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer server.Close()
+	a.say(removed(1, k))
+	a.settled(2)
+	if _, err := io.WriteString(server, "the rest"); err != nil {
+		t.Fatal(err)
+	}
+	_ = server.Close()
+	if b, err := io.ReadAll(client); err != nil || string(b) != "the rest" {
+		t.Errorf("client read %q, %v", b, err)
+	}
+}
+
+func BenchmarkSnapshot(b *testing.B) {
+	const n = 4096
+	g := newGuestForBench(b)
+	s := wire.Snapshot{Epoch: "e", Generation: 1}
+	for i := range n {
+		s.Publications = append(s.Publications, pub(key(port.TCP, lo4, uint16(i+1)), at(lo4, 0)))
+	}
+	for b.Loop() {
+		if err := g.applySnapshot(b.Context(), &s); err != nil {
+			b.Fatal(err)
+		}
+		if err := g.applySnapshot(b.Context(), &wire.Snapshot{Epoch: "e", Generation: 1}); err != nil {
+			b.Fatal(err)
+		}
+		g.h.wg.Wait()
+	}
+}
+
+func newGuestForBench(b *testing.B) *guest {
+	h, err := New(Options{Guests: []Guest{{Name: "vm", Dial: func(context.Context) (link.Session, error) {
+		return nil, errors.ErrUnsupported
+	}}}})
+	if err != nil {
+		b.Fatal(err)
+	}
+	return h.guests[0]
+}

@@ -19,7 +19,7 @@ import (
 )
 
 const (
-	retryMin    = 250 * time.Millisecond
+	retryFirst  = 250 * time.Millisecond
 	conflictMax = 5 * time.Second  // between attempts at an address that is taken
 	failureMax  = 30 * time.Second // between attempts at one that cannot be had
 	retrySlack  = 20 * time.Millisecond
@@ -312,7 +312,7 @@ func (s *slot) open(ctx context.Context) {
 	default:
 		s.fail(err.Error())
 	}
-	s.backoff = min(max(2*s.backoff, retryMin), limit)
+	s.backoff = min(max(2*s.backoff, retryFirst), limit)
 	s.h.retries[s] = time.Now().Add(s.backoff)
 	wake(s.h.kick)
 	s.show()
@@ -390,7 +390,7 @@ func (s *slot) died(ctx context.Context, listener io.Closer, err error) {
 	}
 	s.shut()
 	s.fail(err.Error())
-	s.backoff = retryMin
+	s.backoff = retryFirst
 	s.h.retries[s] = time.Now().Add(s.backoff)
 	wake(s.h.kick)
 	s.show()

@@ -50,11 +50,11 @@ func (s *Sockets) Serves(protocol port.Protocol, addr netip.AddrPort) bool {
 	if s.addrs[endpoint{protocol, netip.AddrPortFrom(ip, addr.Port())}] > 0 {
 		return true
 	}
-	any := netip.IPv6Unspecified()
+	wildcard := netip.IPv6Unspecified()
 	if ip.Is4() {
-		any = netip.IPv4Unspecified()
+		wildcard = netip.IPv4Unspecified()
 	}
-	return s.addrs[endpoint{protocol, netip.AddrPortFrom(any, addr.Port())}] > 0
+	return s.addrs[endpoint{protocol, netip.AddrPortFrom(wildcard, addr.Port())}] > 0
 }
 
 // ListenConfig returns a configuration whose sockets are in the set before they
@@ -72,10 +72,10 @@ func (s *Sockets) ListenConfig() net.ListenConfig {
 func (s *Sockets) listenConfig(seen *[]uint64) net.ListenConfig {
 	lc := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
 		cookie, err := cookieOf(c)
-		if err != nil {
-			if errors.Is(err, errors.ErrUnsupported) {
-				return nil
-			}
+		switch {
+		case errors.Is(err, errors.ErrUnsupported):
+			return nil // nothing here observes sockets either
+		case err != nil:
 			return fmt.Errorf("read socket cookie: %w", err)
 		}
 		s.add(cookie)
