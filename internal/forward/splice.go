@@ -190,8 +190,11 @@ func (d *direction) drain(cause error) {
 		return
 	}
 	s.mu.Lock()
+	defer s.mu.Unlock()
 	d.ended = true
-	s.mu.Unlock()
+	if d.other.waiting { // on dst, which may never say more
+		_ = d.dst.SetReadDeadline(past)
+	}
 }
 
 // copy moves bytes until a read or a write fails.

@@ -128,6 +128,31 @@ func TestResetAfterHalfClose(t *testing.T) {
 	})
 }
 
+// Whichever of the two directions notices first that a side is gone, both end.
+func TestEndsWhenOneSideGoesWhileTheOtherSends(t *testing.T) {
+	for range 50 {
+		a, b, result := spliced(t.Context(), t, "tcp", "tcp", nil)
+		closeWriting(t, a)
+		if got := readAll(t, b); got != "" {
+			t.Errorf("b read %q", got)
+		}
+		sent := make(chan struct{})
+		go func() {
+			defer close(sent)
+			for range 20 {
+				if _, err := b.Write(make([]byte, 1<<10)); err != nil {
+					return
+				}
+			}
+			_ = b.Close()
+		}()
+		readN(t, a, 1)
+		Reset(a)
+		_ = await(t, result)
+		<-sent
+	}
+}
+
 func TestContextResetsBoth(t *testing.T) {
 	cause := errors.New("no longer allowed")
 	ctx, cancel := context.WithCancelCause(t.Context())

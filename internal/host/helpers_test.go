@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"net"
 	"net/netip"
+	"os"
 	"strings"
 	"sync"
 	"testing"
@@ -408,6 +409,16 @@ func refused(to netip.AddrPort) bool {
 		_ = c.Close()
 	}
 	return err != nil
+}
+
+// fds counts the open descriptors of this process.
+func fds(t *testing.T) int {
+	t.Helper()
+	d, err := os.ReadDir("/dev/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(d)
 }
 
 func eventually(t *testing.T, what string, f func() bool) {

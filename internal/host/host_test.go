@@ -710,12 +710,13 @@ func TestNothingIsLeftAfterManyFlows(t *testing.T) {
 	idle := func() bool { return h.Stats().OpenTCP == 0 && a.server.Stats().OpenTCP == 0 }
 	flow()
 	eventually(t, "the first flow is gone", idle)
-	goroutines := runtime.NumGoroutine()
-	for range 500 {
+	baseGoroutines, baseFDs := runtime.NumGoroutine(), fds(t)
+	for range 2000 {
 		flow()
 	}
 	eventually(t, "all flows are gone", idle)
-	eventually(t, "goroutines are back", func() bool { return runtime.NumGoroutine() <= goroutines })
+	eventually(t, "goroutines are back", func() bool { return runtime.NumGoroutine() <= baseGoroutines })
+	eventually(t, "descriptors are back", func() bool { return fds(t) <= baseFDs })
 }
 
 func TestHalfCloseAndResetThroughHost(t *testing.T) {
