@@ -10,7 +10,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/fairlead/fairlead/internal/build"
-	"github.com/fairlead/fairlead/internal/observer"
 	"github.com/fairlead/fairlead/internal/port"
 )
 
@@ -119,7 +118,7 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 		}
 		gauge(descSource, up, s.Name)
 	}
-	var s observer.Stats = c.a.observer.Stats()
+	s := c.a.observer.Stats()
 	counter(descEvents, float64(s.Events))
 	counter(descDrops, float64(s.Drops))
 	counter(descMalformed, float64(s.Malformed))

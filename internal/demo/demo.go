@@ -156,14 +156,12 @@ func (c *children) start(inGuest bool, args ...string) error {
 	var said bytes.Buffer
 	cmd.Stdout, cmd.Stderr = c.o.Err, io.MultiWriter(&limited{&said}, prefixed{c.o.Err, args[0]})
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true}
-	run := cmd.Start
+	// The death signal follows the thread that started the child: keep it.
+	run := onLastingThread
 	if inGuest {
-		run = func() error { return c.ns.Do(cmd.Start) }
-	} else {
-		// The death signal follows the thread that started the child: keep it.
-		run = func() error { return onLastingThread(cmd.Start) }
+		run = c.ns.Do
 	}
-	if err := run(); err != nil {
+	if err := run(cmd.Start); err != nil {
 		return fmt.Errorf("demo: start %s: %w", args[0], err)
 	}
 	c.procs = append(c.procs, cmd)

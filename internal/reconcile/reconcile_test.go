@@ -300,14 +300,14 @@ func TestNoSyncBeforeTheSetIsComplete(t *testing.T) {
 		if s.syncs != 0 {
 			t.Errorf("%d syncs before all sources have spoken", s.syncs)
 		}
-		time.Sleep(1)
+		time.Sleep(time.Nanosecond)
 		want(t, s, "tcp 127.0.0.1:80")
 	})
 }
 
 func TestWakeSyncsAgain(t *testing.T) {
 	s := newSink()
-	run(t, Options{}, []Sink{s}, func(g rig) {
+	run(t, Options{}, []Sink{s}, func(rig) {
 		synctest.Wait()
 		before := s.syncs
 		s.wake <- struct{}{}

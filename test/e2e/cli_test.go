@@ -126,7 +126,7 @@ func TestSocketsThatAreThere(t *testing.T) {
 			t.Error("the first agent was harmed:", err)
 		}
 	})
-	t.Run("dead", func(t *testing.T) {
+	t.Run("dead", func(*testing.T) {
 		r.agent.kill() // leaves both sockets behind
 		r.startAgent()
 		r.eventually("the agent replaces them", func() error { _, err := r.list(); return err })
