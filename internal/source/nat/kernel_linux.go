@@ -1,0 +1,637 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nat
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/netip"
+	"os"
+	"runtime"
+	"slices"
+	"strings"
+	"unsafe"
+
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+)
+
+const (
+	recvBuffer  = 8 << 20   // of the notification socket
+	messageSize = 256 << 10 // the kernel's messages are smaller (NLMSG_GOODSIZE, 32 KiB dumps)
+	maxRules    = 400_000
+	maxBlob     = 256 << 20
+)
+
+// errMoved says that the ruleset changed while it was read.
+var errMoved = errors.New("the ruleset changed while it was read")
+
+// kernel reads rulesets from one network namespace. It is not safe for concurrent use.
+type kernel struct {
+	netns *os.File // nil: the process's own
+	nft   *netlink.Conn
+}
+
+// inNetns runs f on a thread that is in the watched network namespace.
+func (k *kernel) inNetns(f func() error) error {
+	if k.netns == nil {
+		return f()
+	}
+	errc := make(chan error, 1)
+	go func() {
+		// The thread is thrown away with the goroutine, so nothing is to be restored.
+		runtime.LockOSThread()
+		if err := unix.Setns(int(k.netns.Fd()), unix.CLONE_NEWNET); err != nil {
+			errc <- fmt.Errorf("enter network namespace: %w", err)
+			return
+		}
+		errc <- f()
+	}()
+	return <-errc
+}
+
+func (k *kernel) dial(family int, strict bool) (*netlink.Conn, error) {
+	cfg := &netlink.Config{MessageBufferSize: messageSize}
+	if k.netns != nil {
+		cfg.NetNS = int(k.netns.Fd())
+	}
+	c, err := netlink.Dial(family, cfg)
+	if err != nil {
+		return nil, fmt.Errorf("netlink %d: %w", family, err)
+	}
+	if strict {
+		// Best effort: without it the kernel sends more than was asked for.
+		_ = c.SetOption(netlink.GetStrictCheck, true)
+	}
+	return c, nil
+}
+
+func (k *kernel) close() {
+	if k.nft != nil {
+		_ = k.nft.Close()
+		k.nft = nil
+	}
+}
+
+// subscribe opens a socket that receives the notifications of group.
+func (k *kernel) subscribe(family int, groups ...uint32) (*netlink.Conn, error) {
+	c, err := k.dial(family, false)
+	if err != nil {
+		return nil, err
+	}
+	// SO_RCVBUFFORCE, which mdlayher/socket tries first, needs CAP_NET_ADMIN; a
+	// smaller buffer only means that overflow comes sooner.
+	_ = c.SetReadBuffer(recvBuffer)
+	for _, g := range groups {
+		if err := c.JoinGroup(g); err != nil {
+			return nil, errors.Join(fmt.Errorf("join netlink group %d: %w", g, err), c.Close())
+		}
+	}
+	return c, nil
+}
+
+// request sends one nftables request and hands each answer to f.
+func (k *kernel) request(typ uint8, family uint8, dump bool, attrs []byte, f func(*message) error) error {
+	if k.nft == nil {
+		c, err := k.dial(unix.NETLINK_NETFILTER, false)
+		if err != nil {
+			return err
+		}
+		k.nft = c
+	}
+	flags := netlink.Request
+	if dump {
+		flags |= netlink.Dump
+	}
+	m := netlink.Message{
+		Header: netlink.Header{Type: netlink.HeaderType(nftSubsys<<8 | uint16(typ)), Flags: flags},
+		Data:   append([]byte{family, 0, 0, 0}, attrs...),
+	}
+	err := k.exchange(m, f)
+	if err != nil && !errors.Is(err, errMoved) {
+		k.close() // answers may still be on their way
+	}
+	return err
+}
+
+func (k *kernel) exchange(req netlink.Message, f func(*message) error) error {
+	if _, err := k.nft.Send(req); err != nil {
+		return err
+	}
+	var first error
+	for m, err := range k.nft.ReceiveIter() {
+		if err != nil {
+			if errors.Is(err, unix.EINTR) || errors.Is(err, unix.ENOENT) { // a table or set went while it was read
+				k.close()
+				return errMoved
+			}
+			return err
+		}
+		if first != nil {
+			continue
+		}
+		if m.Header.Flags&netlink.DumpInterrupted != 0 {
+			first = errMoved
+			continue
+		}
+		if uint16(m.Header.Type)>>8 != nftSubsys {
+			continue
+		}
+		msg, err := parseMessage(uint8(m.Header.Type), uint16(m.Header.Flags), m.Data)
+		if err == nil {
+			err = f(msg)
+		}
+		first = err
+	}
+	return first
+}
+
+// generation returns the number of the last commit.
+func (k *kernel) generation() (uint32, error) {
+	var gen uint32
+	err := k.request(msgGetGen, unix.AF_UNSPEC, false, nil, func(m *message) error {
+		gen = m.gen
+		return nil
+	})
+	if err != nil {
+		for _, e := range []error{unix.EINVAL, unix.EOPNOTSUPP, unix.EPROTONOSUPPORT} {
+			if errors.Is(err, e) {
+				return 0, fmt.Errorf("%w: %w", errAbsent, err)
+			}
+		}
+		return 0, fmt.Errorf("nftables generation: %w", err)
+	}
+	return gen, nil
+}
+
+// dump returns the nat-relevant nftables ruleset at one generation, or errMoved.
+func (k *kernel) dump(ctx context.Context) (*snapshot, error) {
+	gen, err := k.generation()
+	if err != nil {
+		return nil, err
+	}
+	s := &snapshot{gen: gen}
+	tables := make(map[tableID]*tableSnap)
+	err = k.request(msgGetTable, unix.AF_UNSPEC, true, nil, func(m *message) error {
+		if m.table.family != 0 {
+			tables[m.table] = &tableSnap{id: m.table, dormant: m.flags&tableDormant != 0}
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("dump tables: %w", err)
+	}
+	err = k.request(msgGetChain, unix.AF_UNSPEC, true, nil, func(m *message) error {
+		if t := tables[m.table]; t != nil {
+			t.chains = append(t.chains, &chainSnap{name: m.chain, hook: m.hook})
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("dump chains: %w", err)
+	}
+	for _, t := range tables {
+		if t.nat() {
+			s.tables = append(s.tables, t)
+		} else {
+			s.others = append(s.others, t.id)
+		}
+	}
+	slices.SortFunc(s.tables, func(a, b *tableSnap) int { return strings.Compare(a.id.String(), b.id.String()) })
+	for _, t := range s.tables {
+		if err := ctx.Err(); err != nil {
+			return nil, err
+		}
+		if err := k.dumpTable(t); err != nil {
+			return nil, fmt.Errorf("dump table %s: %w", t.id, err)
+		}
+	}
+	now, err := k.generation()
+	if err != nil {
+		return nil, err
+	}
+	if now != gen {
+		return nil, errMoved
+	}
+	return s, nil
+}
+
+func (k *kernel) dumpTable(t *tableSnap) error {
+	chains := make(map[string]*chainSnap)
+	for _, c := range t.chains {
+		chains[c.name] = c
+	}
+	name := append([]byte(t.id.name), 0)
+	rules := 0
+	err := k.request(msgGetRule, t.id.family, true, appendAttr(nil, 1, name), func(m *message) error {
+		if m.table != t.id {
+			return nil
+		}
+		c := chains[m.chain]
+		if c == nil {
+			return errMoved
+		}
+		if rules++; rules > maxRules {
+			return fmt.Errorf("more than %d rules", maxRules)
+		}
+		c.rules = append(c.rules, ruleSnap{handle: m.handle, raw: m.raw})
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("rules: %w", err)
+	}
+	sets := make(map[string]*nset)
+	err = k.request(msgGetSet, t.id.family, true, appendAttr(nil, 1, name), func(m *message) error {
+		if m.table == t.id {
+			m.set.blank = true
+			t.sets = append(t.sets, m.set)
+			sets[m.set.name] = m.set
+		}
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("sets: %w", err)
+	}
+	return k.dumpReached(t, chains, sets)
+}
+
+// dumpReached reads the elements of the sets that packets can meet, and only
+// those: a table may hold large sets for other ends.
+func (k *kernel) dumpReached(t *tableSnap, chains map[string]*chainSnap, sets map[string]*nset) error {
+	seen := make(map[string]bool)
+	var queue []*chainSnap
+	reach := func(name string) {
+		if c := chains[name]; c != nil && !seen[name] {
+			seen[name] = true
+			queue = append(queue, c)
+		}
+	}
+	for _, c := range t.chains {
+		if c.hook.nat() {
+			reach(c.name)
+		}
+	}
+	for len(queue) > 0 {
+		c := queue[0]
+		queue = queue[1:]
+		for _, r := range c.rules {
+			exprs, err := parseExprs(r.raw)
+			if err != nil {
+				continue // the compiler will say so
+			}
+			for _, x := range exprs {
+				switch e := x.(type) {
+				case exprImmediate:
+					if e.verdict != nil {
+						reach(e.verdict.chain)
+					}
+				case exprLookup:
+					n := sets[e.set]
+					if n == nil || !n.blank {
+						continue
+					}
+					if err := k.dumpSet(t.id, n); err != nil {
+						return err
+					}
+					for _, el := range n.elems {
+						if el.verdict != nil {
+							reach(el.verdict.chain)
+						}
+					}
+				}
+			}
+		}
+	}
+	return nil
+}
+
+func (k *kernel) dumpSet(t tableID, n *nset) error {
+	n.blank = false
+	if n.flags&(setTimeout|setEval) != 0 {
+		return nil
+	}
+	attrs := appendAttr(nil, 1, append([]byte(t.name), 0))
+	attrs = appendAttr(attrs, 2, append([]byte(n.name), 0))
+	err := k.request(msgGetElem, t.family, true, attrs, func(m *message) error {
+		for _, e := range m.elems {
+			n.elems[e.id()] = e
+		}
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("elements of %s: %w", n.name, err)
+	}
+	return nil
+}
+
+// watch subscribes to what nftables commits.
+func (k *kernel) watch() (stream, error) {
+	c, err := k.subscribe(unix.NETLINK_NETFILTER, unix.NFNLGRP_NFTABLES)
+	if err != nil {
+		return nil, err
+	}
+	return nftStream{c}, nil
+}
+
+type nftStream struct{ *netlink.Conn }
+
+func (s nftStream) next() ([]*message, error) {
+	var out []*message
+	for m, err := range s.ReceiveIter() {
+		if err != nil {
+			if errors.Is(err, unix.ENOBUFS) {
+				err = errLost
+			}
+			return nil, err
+		}
+		if uint16(m.Header.Type)>>8 != nftSubsys {
+			continue
+		}
+		msg, err := parseMessage(uint8(m.Header.Type), uint16(m.Header.Flags), m.Data)
+		if err != nil {
+			return nil, errors.Join(errLost, err)
+		}
+		out = append(out, msg)
+	}
+	return out, nil
+}
+
+// watchHost subscribes to changes of links, addresses and routes.
+func (k *kernel) watchHost() (stream, error) {
+	c, err := k.subscribe(unix.NETLINK_ROUTE, unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV4_ROUTE,
+		unix.RTNLGRP_IPV6_IFADDR, unix.RTNLGRP_IPV6_ROUTE)
+	if err != nil {
+		return nil, err
+	}
+	return hostStream{c}, nil
+}
+
+type hostStream struct{ *netlink.Conn }
+
+func (s hostStream) next() ([]*message, error) {
+	for _, err := range s.ReceiveIter() {
+		if err != nil && !errors.Is(err, unix.ENOBUFS) {
+			return nil, err
+		}
+	}
+	return nil, nil
+}
+
+// legacyTables tells which families have a legacy nat table. It only looks,
+// because asking for a table would make the kernel create it.
+func (k *kernel) legacyTables() (v4, v6 bool, err error) {
+	err = k.inNetns(func() error {
+		for _, f := range []struct {
+			path string
+			has  *bool
+		}{{"/proc/thread-self/net/ip_tables_names", &v4}, {"/proc/thread-self/net/ip6_tables_names", &v6}} {
+			b, err := os.ReadFile(f.path)
+			if err != nil && !errors.Is(err, fs.ErrNotExist) {
+				return err
+			}
+			*f.has = slices.Contains(strings.Fields(string(b)), "nat")
+		}
+		return nil
+	})
+	if err != nil {
+		return false, false, fmt.Errorf("legacy tables: %w", err)
+	}
+	return v4, v6, nil
+}
+
+const (
+	soGetInfo    = 64 // IPT_SO_GET_INFO, IP6T_SO_GET_INFO
+	soGetEntries = 65 // IPT_SO_GET_ENTRIES
+)
+
+// legacy reads the legacy nat table of one family; raw is nil when there is none.
+func (k *kernel) legacy(v6 bool) (info legacyInfo, raw []byte, err error) {
+	err = k.inNetns(func() error {
+		domain, level := unix.AF_INET, unix.IPPROTO_IP
+		if v6 {
+			domain, level = unix.AF_INET6, unix.IPPROTO_IPV6
+		}
+		fd, err := unix.Socket(domain, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_RAW)
+		if err != nil {
+			return err
+		}
+		defer func() { _ = unix.Close(fd) }()
+		for range 16 {
+			b := make([]byte, 84)
+			copy(b, "nat")
+			if err := getsockopt(fd, level, soGetInfo, b); err != nil {
+				return err
+			}
+			if info, err = parseLegacyInfo(b); err != nil {
+				return err
+			}
+			if info.size > maxBlob {
+				return fmt.Errorf("%w: %d bytes", errBlob, info.size)
+			}
+			b = make([]byte, 40+int(info.size)) // struct ipt_get_entries
+			copy(b, "nat")
+			binary.NativeEndian.PutUint32(b[32:], info.size)
+			err = getsockopt(fd, level, soGetEntries, b)
+			if errors.Is(err, unix.EAGAIN) { // replaced in between
+				continue
+			}
+			raw = b[40:]
+			return err
+		}
+		return errMoved
+	})
+	if err != nil {
+		return info, nil, fmt.Errorf("read legacy nat table: %w", err)
+	}
+	return info, raw, nil
+}
+
+func getsockopt(fd, level, opt int, b []byte) error {
+	n := uint32(len(b))
+	_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(fd), uintptr(level), uintptr(opt),
+		uintptr(unsafe.Pointer(&b[0])), uintptr(unsafe.Pointer(&n)), 0)
+	if errno != 0 {
+		return errno
+	}
+	return nil
+}
+
+// host reads own addresses, interfaces and default routes.
+func (k *kernel) host() (h host, err error) {
+	c, err := k.dial(unix.NETLINK_ROUTE, true)
+	if err != nil {
+		return h, err
+	}
+	defer func() { err = errors.Join(err, c.Close()) }()
+	h.links = make(map[uint32]string)
+	for range 8 {
+		h = host{links: make(map[uint32]string)}
+		if err = readHost(c, &h); !errors.Is(err, errMoved) {
+			break
+		}
+	}
+	return h, err
+}
+
+func rtDump(c *netlink.Conn, typ uint16, body []byte, f func([]byte) error) error {
+	m := netlink.Message{Header: netlink.Header{Type: netlink.HeaderType(typ), Flags: netlink.Request | netlink.Dump}, Data: body}
+	if _, err := c.Send(m); err != nil {
+		return err
+	}
+	var first error
+	for m, err := range c.ReceiveIter() {
+		switch {
+		case err != nil:
+			return err
+		case first != nil:
+		case m.Header.Flags&netlink.DumpInterrupted != 0:
+			first = errMoved
+		default:
+			first = f(m.Data)
+		}
+	}
+	return first
+}
+
+func readHost(c *netlink.Conn, h *host) error {
+	err := rtDump(c, unix.RTM_GETLINK, make([]byte, unix.SizeofIfInfomsg), func(b []byte) error {
+		index, name, loop, err := parseLink(b)
+		if err == nil && name != "" {
+			h.links[index] = name
+			if loop {
+				h.loopback = append(h.loopback, name)
+			}
+		}
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("dump links: %w", err)
+	}
+	type node struct {
+		addr netip.Addr
+		oif  string
+	}
+	var nodes []node
+	for _, family := range []byte{unix.AF_INET, unix.AF_INET6} {
+		for _, tbl := range []byte{unix.RT_TABLE_MAIN, unix.RT_TABLE_LOCAL} {
+			body := make([]byte, unix.SizeofRtMsg)
+			body[0], body[4] = family, tbl
+			err := rtDump(c, unix.RTM_GETROUTE, body, func(b []byte) error {
+				r, err := parseRoute(b)
+				if err != nil || r.table != uint32(tbl) {
+					return err
+				}
+				switch {
+				case tbl == unix.RT_TABLE_MAIN && r.typ == unix.RTN_UNICAST && r.dst.Bits() == 0:
+					for _, oif := range r.oifs {
+						if n := h.links[oif]; n != "" && !slices.Contains(h.uplinks, n) {
+							h.uplinks = append(h.uplinks, n)
+						}
+					}
+				case tbl == unix.RT_TABLE_LOCAL && r.typ == unix.RTN_LOCAL:
+					h.local = append(h.local, r.dst)
+					a := r.dst.Addr()
+					if r.dst.IsSingleIP() && !a.IsLoopback() && !a.IsLinkLocalUnicast() && len(r.oifs) == 1 {
+						nodes = append(nodes, node{a, h.links[r.oifs[0]]})
+					}
+				}
+				return nil
+			})
+			if err != nil && !errors.Is(err, unix.EAFNOSUPPORT) && !errors.Is(err, unix.ENOENT) {
+				return fmt.Errorf("dump routes: %w", err)
+			}
+		}
+	}
+	slices.SortFunc(h.local, func(a, b netip.Prefix) int {
+		if c := a.Addr().Compare(b.Addr()); c != 0 {
+			return c
+		}
+		return a.Bits() - b.Bits()
+	})
+	h.local = slices.Compact(h.local)
+	slices.SortStableFunc(nodes, func(a, b node) int {
+		rank := func(n node) int {
+			if slices.Contains(h.uplinks, n.oif) {
+				return 0
+			}
+			return 1
+		}
+		if c := rank(a) - rank(b); c != 0 {
+			return c
+		}
+		return a.addr.Compare(b.addr)
+	})
+	for _, n := range nodes {
+		h.nodes = append(h.nodes, n.addr)
+	}
+	slices.Sort(h.loopback)
+	return nil
+}
+
+func parseLink(b []byte) (index uint32, name string, loopback bool, err error) {
+	if len(b) < unix.SizeofIfInfomsg {
+		return 0, "", false, errAttr
+	}
+	index = binary.NativeEndian.Uint32(b[4:])
+	loopback = binary.NativeEndian.Uint32(b[8:])&unix.IFF_LOOPBACK != 0
+	err = eachAttr(b[unix.SizeofIfInfomsg:], func(typ uint16, v []byte) error {
+		if typ == unix.IFLA_IFNAME {
+			name = cstr(v)
+		}
+		return nil
+	})
+	return index, name, loopback, err
+}
+
+type route struct {
+	dst   netip.Prefix
+	table uint32
+	typ   uint8
+	oifs  []uint32
+}
+
+func parseRoute(b []byte) (route, error) {
+	var r route
+	if len(b) < unix.SizeofRtMsg {
+		return r, errAttr
+	}
+	family, bits := b[0], int(b[1])
+	r.table, r.typ = uint32(b[4]), b[7]
+	addr := make([]byte, 4)
+	if family == unix.AF_INET6 {
+		addr = make([]byte, 16)
+	}
+	err := eachAttr(b[unix.SizeofRtMsg:], func(typ uint16, v []byte) error {
+		switch {
+		case typ == unix.RTA_DST && len(v) == len(addr):
+			addr = bytes.Clone(v)
+		case typ == unix.RTA_OIF && len(v) == 4:
+			r.oifs = append(r.oifs, binary.NativeEndian.Uint32(v))
+		case typ == unix.RTA_TABLE && len(v) == 4:
+			r.table = binary.NativeEndian.Uint32(v)
+		case typ == unix.RTA_MULTIPATH:
+			for len(v) >= unix.SizeofRtNexthop {
+				r.oifs = append(r.oifs, binary.NativeEndian.Uint32(v[4:]))
+				n := int(binary.NativeEndian.Uint16(v))
+				if n < unix.SizeofRtNexthop || n > len(v) {
+					return errAttr
+				}
+				v = v[min((n+3)&^3, len(v)):]
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return r, err
+	}
+	a, _ := netip.AddrFromSlice(addr)
+	r.dst = netip.PrefixFrom(a, bits)
+	if !r.dst.IsValid() {
+		return r, errAttr
+	}
+	return r, nil
+}

@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nat
+
+import (
+	"context"
+	"fmt"
+	"os"
+
+	"github.com/fairlead/fairlead/internal/registry"
+)
+
+// Run keeps feed equal to the ruleset until ctx ends, and returns nil then. It
+// owns every goroutine that it starts. Failures are told to feed and tried
+// again; what was published stays.
+func (s *Source) Run(ctx context.Context, feed registry.Feed) error {
+	return s.runWith(ctx, feed, func() (system, func(), error) {
+		k := &kernel{}
+		if s.opt.NetNS != "" {
+			f, err := os.Open(s.opt.NetNS)
+			if err != nil {
+				return nil, nil, fmt.Errorf("network namespace: %w", err)
+			}
+			k.netns = f
+		}
+		return k, func() {
+			k.close()
+			if k.netns != nil {
+				_ = k.netns.Close()
+			}
+		}, nil
+	})
+}

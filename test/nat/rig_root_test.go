@@ -1,0 +1,275 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux && root
+
+package nat
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/source/nat"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// patience is how long a test waits for what must happen; a failure, not a measure.
+const patience = 20 * time.Second
+
+var netnsCount atomic.Int32
+
+// world is a network namespace with a default route on eth0 and a bridge docker0.
+type world struct {
+	t    testing.TB
+	name string
+}
+
+func newWorld(t testing.TB) *world {
+	t.Helper()
+	w := &world{t: t, name: fmt.Sprintf("fl-nat-%d-%d", os.Getpid(), netnsCount.Add(1))}
+	command(t, "", "ip", "netns", "add", w.name)
+	t.Cleanup(func() { command(t, "", "ip", "netns", "del", w.name) })
+	w.sh(`ip link set lo up
+ip link add eth0 type veth peer name eth0p
+ip link set eth0p up
+ip addr add 192.0.2.2/24 dev eth0
+ip addr add 2001:db8::2/64 dev eth0 nodad
+ip link set eth0 up
+ip link add docker0 type bridge
+ip addr add 172.17.0.1/16 dev docker0
+ip addr add fd00:17::1/64 dev docker0 nodad
+ip link set docker0 up
+ip route add default via 192.0.2.1
+ip -6 route add default via 2001:db8::1`)
+	return w
+}
+
+func command(t testing.TB, stdin string, args ...string) string {
+	t.Helper()
+	out, err := try(stdin, args...)
+	if err != nil {
+		t.Fatalf("%q: %v\n%s", args, err, out)
+	}
+	return out
+}
+
+func try(stdin string, args ...string) (string, error) {
+	c := exec.Command(args[0], args[1:]...)
+	c.Stdin = strings.NewReader(stdin)
+	out, err := c.CombinedOutput()
+	return string(out), err
+}
+
+// run runs a command in the namespace.
+func (w *world) run(stdin string, args ...string) string {
+	w.t.Helper()
+	return command(w.t, stdin, append([]string{"ip", "netns", "exec", w.name}, args...)...)
+}
+
+func (w *world) sh(script string) string {
+	w.t.Helper()
+	return w.run(script, "sh", "-eu", "-s")
+}
+
+func (w *world) path() string { return "/run/netns/" + w.name }
+
+// feed keeps what a source says.
+type feed struct {
+	mu       sync.Mutex
+	set      map[string]port.Binding
+	complete bool
+	stale    error
+	drops    map[port.Key]int
+	changes  int
+	rung     string
+}
+
+func newFeed() *feed { return &feed{set: map[string]port.Binding{}, drops: map[port.Key]int{}} }
+
+func (f *feed) Replace(set []port.Binding) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	next := map[string]port.Binding{}
+	for _, b := range set {
+		next[b.Origin.ID] = b
+	}
+	f.step(next)
+	f.complete, f.stale = true, nil
+}
+
+func (f *feed) Apply(c port.Change) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	next := maps.Clone(f.set)
+	for _, o := range c.Drop {
+		delete(next, o.ID)
+	}
+	for _, b := range c.Put {
+		next[b.Origin.ID] = b
+	}
+	f.step(next)
+}
+
+// step counts which keys went away.
+func (f *feed) step(next map[string]port.Binding) {
+	have := map[port.Key]bool{}
+	for _, b := range next {
+		have[b.Key] = true
+	}
+	for _, b := range f.set {
+		if !have[b.Key] {
+			f.drops[b.Key]++
+		}
+	}
+	f.set = next
+	f.changes++
+}
+
+func (f *feed) Stale(err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.stale = err
+}
+
+func (f *feed) Rung(name string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.rung = name
+}
+
+// lines renders the set as corpus files state it.
+func (f *feed) lines() []string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	var out []string
+	for _, b := range f.set {
+		out = append(out, bindingLine(b))
+	}
+	slices.Sort(out)
+	return out
+}
+
+func bindingLine(b port.Binding) string {
+	table := strings.TrimSuffix(b.Origin.ID, " "+b.Key.String())
+	s := b.Key.String() + " [" + table + "]"
+	for _, d := range b.Dial {
+		s += " " + d.String()
+	}
+	if b.Withheld != "" {
+		s += " (" + b.Withheld + ")"
+	}
+	return s
+}
+
+func (f *feed) ready() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.complete
+}
+
+// start runs a source in the namespace until the test ends.
+func (w *world) start(opt nat.Options) (*nat.Source, *feed, func()) {
+	w.t.Helper()
+	opt.NetNS = w.path()
+	src, err := nat.New(opt)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	f := newFeed()
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- src.Run(ctx, f) }()
+	stop := sync.OnceFunc(func() {
+		cancel()
+		if err := <-done; err != nil {
+			w.t.Errorf("Run: %v", err)
+		}
+	})
+	w.t.Cleanup(stop)
+	return src, f, stop
+}
+
+// eventually waits until ok.
+func eventually(t testing.TB, what string, ok func() bool) {
+	t.Helper()
+	for end := time.Now().Add(patience); time.Now().Before(end); time.Sleep(2 * time.Millisecond) {
+		if ok() {
+			return
+		}
+	}
+	t.Fatalf("not within %v: %s", patience, what)
+}
+
+// section is a part of a corpus file.
+type section struct{ name, text string }
+
+// parseCorpus reads a file of sections that begin with "-- name --".
+func parseCorpus(t testing.TB, path string) []section {
+	t.Helper()
+	b, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out []section
+	for line := range strings.Lines(string(b)) {
+		l := strings.TrimSpace(line)
+		if name, ok := strings.CutPrefix(l, "-- "); ok && strings.HasSuffix(name, " --") {
+			out = append(out, section{name: strings.TrimSuffix(name, " --")})
+			continue
+		}
+		if len(out) > 0 {
+			out[len(out)-1].text += line
+		}
+	}
+	return out
+}
+
+func corpusFiles(t testing.TB) []string {
+	t.Helper()
+	files, err := filepath.Glob("corpus/*.txt")
+	if err != nil || len(files) == 0 {
+		t.Fatalf("corpus: %v, %d files", err, len(files))
+	}
+	return files
+}
+
+// load feeds a section to the tool that it names.
+func (w *world) load(s section) {
+	w.t.Helper()
+	switch s.name {
+	case "want":
+	case "sh":
+		w.sh(s.text)
+	case "nft":
+		w.run(s.text, "nft", "-f", "-")
+	case "iptables-nft", "ip6tables-nft", "iptables-legacy", "ip6tables-legacy":
+		w.run(s.text, s.name+"-restore")
+	default:
+		w.t.Fatalf("section %q", s.name)
+	}
+}
+
+// answer is what the source says of a namespace, as corpus files state it.
+func answer(src *nat.Source, f *feed) string {
+	lines := f.lines()
+	for _, p := range src.Status().Problems {
+		lines = append(lines, fmt.Sprintf("problem %s: %s: %s", p.Where, p.Rule, p.Reason))
+	}
+	if len(lines) == 0 {
+		return ""
+	}
+	return strings.Join(lines, "\n") + "\n"
+}
