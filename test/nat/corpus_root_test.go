@@ -42,7 +42,7 @@ func TestCorpus(t *testing.T) {
 			stop()
 			if *update {
 				writeWant(t, path, got)
-			} else if d := cmp.Diff(want, got); d != "" {
+			} else if d := cmp.Diff(strings.Split(want, "\n"), strings.Split(got, "\n")); d != "" {
 				t.Errorf("loaded before the start (-want +got):\n%s", d)
 			}
 
@@ -69,7 +69,7 @@ func settle(t testing.TB, get func() string, want string) {
 			return
 		}
 	}
-	t.Errorf("loaded while running (-want +got):\n%s", cmp.Diff(want, got))
+	t.Errorf("loaded while running (-want +got):\n%s", cmp.Diff(strings.Split(want, "\n"), strings.Split(got, "\n")))
 }
 
 func writeWant(t *testing.T, path, got string) {

@@ -1045,7 +1045,21 @@ func (e *entry) before(f *entry) int {
 		}
 		return c
 	}
-	return cmp.Compare(e.key, f.key)
+	if e.act == f.act {
+		return cmp.Compare(e.key, f.key)
+	}
+	return slices.Compare(e.keys(), f.keys())
+}
+
+// keys names the branches on the way to e, to order entries that packets meet
+// by choice and not in turn.
+func (e *entry) keys() []string {
+	out := []string{e.key}
+	for a := e.act; a.parent != nil; a = a.parent {
+		out = append(out, a.key)
+	}
+	slices.Reverse(out)
+	return out
 }
 
 func (e *entry) path(p []int) []int {
@@ -1188,6 +1202,9 @@ func (c *compiler) limits(e *entry, m *match) string {
 	if !mostAddrs(m.saddr) {
 		return "limited to source " + addrsText(m.saddr)
 	}
+	if m.clients != "" {
+		return "limited to sources in " + m.clients
+	}
 	if e.act.hook == hookOutput {
 		return ""
 	}
@@ -1282,7 +1299,7 @@ func (c *compiler) answers(output []*entry, a netip.Addr, v6 bool, t tableID) bo
 			if e.problem != "" || e.rule.chain.table.id != t {
 				return false
 			}
-			found = true
+			found = found || e.m.clients == ""
 			if !e.m.maybe {
 				return true
 			}

@@ -709,14 +709,26 @@ func (s *state) lookup(e exprLookup, n *nset, only map[string]struct{}, emit fun
 		emit(s, nil)
 		return
 	}
-	if n.flags&(setTimeout|setEval) != 0 {
-		s.blind("@" + e.set + ", whose elements come and go")
-		emit(s, nil)
-		return
-	}
 	var parts []piece
 	for _, p := range s.read(e.sreg, n.keyLen) {
 		parts = append(parts, s.splitPiece(p)...)
+	}
+	if n.flags&(setTimeout|setEval) != 0 {
+		// Packets fill it, as with the clients that a balancer remembers.
+		f := fieldNone
+		if len(parts) == 1 {
+			f, _, _ = s.pieceField(parts[0])
+		}
+		if f == fieldSaddr && !e.hasDreg {
+			s.m.maybe = true
+			if !e.invert {
+				s.m.clients = "@" + e.set
+			}
+		} else {
+			s.blind("@" + e.set + ", whose elements come and go")
+		}
+		emit(s, nil)
+		return
 	}
 	items := n.items(only)
 	if !e.hasDreg && (len(parts) == 1 || e.invert) {
@@ -1095,7 +1107,7 @@ func (s *state) step(x any) (end branchEnd, stop bool) {
 		return s.target(e)
 	case exprOther:
 		switch e.name {
-		case "masq", "objref":
+		case "masq", "objref", "dynset":
 		case "queue", "tproxy", "reject", "fwd", "synproxy":
 			return branchEnd{kind: endUnknown, why: e.name}, true
 		default:

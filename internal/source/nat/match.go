@@ -3,6 +3,7 @@
 package nat
 
 import (
+	"cmp"
 	"net/netip"
 	"slices"
 
@@ -44,6 +45,7 @@ type match struct {
 	opaque       []string // conditions that are not understood
 	marked       bool     // needs a packet mark, or a relation to another connection, that a plain new one has not
 	maybe        bool     // balanced: only some of these packets
+	clients      string   // only sources that a changing set holds
 }
 
 func everything() match { return match{proto: bitsBoth} }
@@ -56,16 +58,17 @@ func (m *match) dead() bool {
 func (a match) and(b match, v6 bool) match {
 	o := addrOrderOf(v6)
 	m := match{
-		proto:  a.proto & b.proto,
-		dport:  portOrder.intersect(a.dport, b.dport),
-		daddr:  o.intersect(a.daddr, b.daddr),
-		saddr:  o.intersect(a.saddr, b.saddr),
-		src:    a.src,
-		iif:    a.iif.intersect(b.iif),
-		oif:    a.oif.intersect(b.oif),
-		opaque: a.opaque,
-		marked: a.marked || b.marked,
-		maybe:  a.maybe || b.maybe,
+		proto:   a.proto & b.proto,
+		dport:   portOrder.intersect(a.dport, b.dport),
+		daddr:   o.intersect(a.daddr, b.daddr),
+		saddr:   o.intersect(a.saddr, b.saddr),
+		src:     a.src,
+		iif:     a.iif.intersect(b.iif),
+		oif:     a.oif.intersect(b.oif),
+		opaque:  a.opaque,
+		marked:  a.marked || b.marked,
+		maybe:   a.maybe || b.maybe,
+		clients: cmp.Or(a.clients, b.clients),
 	}
 	if len(b.opaque) > 0 {
 		m.opaque = append(slices.Clone(a.opaque), b.opaque...)

@@ -510,6 +510,17 @@ func (s *state) match(e exprMatch) {
 		if !short(9) && (u32(0) == 0) == (b[8] != 0) {
 			s.m.marked = true
 		}
+	case e.name == "recent" && e.rev <= 1: // struct xt_recent_mtinfo, _v1
+		if short(11) {
+			return
+		}
+		const check, set, update = 1, 2, 4
+		switch how := b[8]; {
+		case b[9] != 0 || how&(check|set|update) == 0:
+			s.blind("match recent")
+		case how&set == 0:
+			s.m.maybe, s.m.clients = true, "the recent list "+strings.ToValidUTF8(cstr(b[10:]), "?")
+		}
 	case e.name == "statistic":
 		s.m.maybe = true
 	default:
