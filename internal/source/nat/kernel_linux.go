@@ -27,9 +27,6 @@ const (
 	maxBlob     = 256 << 20
 )
 
-// errMoved says that the ruleset changed while it was read.
-var errMoved = errors.New("the ruleset changed while it was read")
-
 // kernel reads rulesets from one network namespace. It is not safe for concurrent use.
 type kernel struct {
 	netns *os.File // nil: the process's own

@@ -54,77 +54,77 @@ func (m *match) dead() bool {
 	return m.proto == 0 || m.dport.empty() || m.daddr.empty() || m.saddr.empty() || m.iif.empty() || m.oif.empty()
 }
 
-// and narrows a to what b matches too.
-func (a match) and(b match, v6 bool) match {
+// and narrows m to what b matches too.
+func (m match) and(b match, v6 bool) match {
 	o := addrOrderOf(v6)
-	m := match{
-		proto:   a.proto & b.proto,
-		dport:   portOrder.intersect(a.dport, b.dport),
-		daddr:   o.intersect(a.daddr, b.daddr),
-		saddr:   o.intersect(a.saddr, b.saddr),
-		src:     a.src,
-		iif:     a.iif.intersect(b.iif),
-		oif:     a.oif.intersect(b.oif),
-		opaque:  a.opaque,
-		marked:  a.marked || b.marked,
-		maybe:   a.maybe || b.maybe,
-		clients: cmp.Or(a.clients, b.clients),
+	out := match{
+		proto:   m.proto & b.proto,
+		dport:   portOrder.intersect(m.dport, b.dport),
+		daddr:   o.intersect(m.daddr, b.daddr),
+		saddr:   o.intersect(m.saddr, b.saddr),
+		src:     m.src,
+		iif:     m.iif.intersect(b.iif),
+		oif:     m.oif.intersect(b.oif),
+		opaque:  m.opaque,
+		marked:  m.marked || b.marked,
+		maybe:   m.maybe || b.maybe,
+		clients: cmp.Or(m.clients, b.clients),
 	}
 	if len(b.opaque) > 0 {
-		m.opaque = append(slices.Clone(a.opaque), b.opaque...)
+		out.opaque = append(slices.Clone(m.opaque), b.opaque...)
 	}
 	switch {
-	case a.src == srcAny:
-		m.src = b.src
-	case b.src != srcAny && a.src != b.src:
-		m.proto = 0
+	case m.src == srcAny:
+		out.src = b.src
+	case b.src != srcAny && m.src != b.src:
+		out.proto = 0
 	}
-	return m
+	return out
 }
 
 // overlaps reports whether some packet may match both.
-func (a *match) overlaps(b *match, v6 bool) bool {
-	m := a.and(*b, v6)
-	return !m.dead()
+func (m *match) overlaps(b *match, v6 bool) bool {
+	both := m.and(*b, v6)
+	return !both.dead()
 }
 
-// minus takes from b what a matches. It is exact when a is narrower than b in
+// minus takes from b what m matches. It is exact when m is narrower than b in
 // one respect only; else it takes nothing, because some packets remain for each.
-func (a *match) minus(b *match, v6 bool) match {
+func (m *match) minus(b *match, v6 bool) match {
 	o := addrOrderOf(v6)
-	m := *b
-	if len(a.opaque) > 0 || a.maybe || a.marked || a.proto&b.proto != b.proto || !portOrder.covers(a.dport, b.dport) {
-		return m
+	rest := *b
+	if len(m.opaque) > 0 || m.maybe || m.marked || m.proto&b.proto != b.proto || !portOrder.covers(m.dport, b.dport) {
+		return rest
 	}
 	narrower := 0
 	var cut func()
-	if !o.covers(a.daddr, b.daddr) {
+	if !o.covers(m.daddr, b.daddr) {
 		narrower++
-		cut = func() { m.daddr = o.subtract(b.daddr, a.daddr) }
+		cut = func() { rest.daddr = o.subtract(b.daddr, m.daddr) }
 	}
-	if !o.covers(a.saddr, b.saddr) {
+	if !o.covers(m.saddr, b.saddr) {
 		narrower++
-		cut = func() { m.saddr = o.subtract(b.saddr, a.saddr) }
+		cut = func() { rest.saddr = o.subtract(b.saddr, m.saddr) }
 	}
-	if a.src != srcAny && a.src != b.src {
+	if m.src != srcAny && m.src != b.src {
 		narrower++
-		cut = func() { m.src = srcLocal + srcRemote - a.src }
+		cut = func() { rest.src = srcLocal + srcRemote - m.src }
 	}
-	if !a.iif.covers(b.iif) {
+	if !m.iif.covers(b.iif) {
 		narrower++
-		cut = func() { m.iif = b.iif.intersect(a.iif.invert()) }
+		cut = func() { rest.iif = b.iif.intersect(m.iif.invert()) }
 	}
-	if !a.oif.covers(b.oif) {
+	if !m.oif.covers(b.oif) {
 		narrower++
-		cut = func() { m.oif = b.oif.intersect(a.oif.invert()) }
+		cut = func() { rest.oif = b.oif.intersect(m.oif.invert()) }
 	}
 	switch narrower {
 	case 0:
-		m.proto = 0
+		rest.proto = 0
 	case 1:
 		cut()
 	}
-	return m
+	return rest
 }
 
 // local reports whether a connection that this machine makes from addr to itself matches.

@@ -63,11 +63,11 @@ func (o Options) withDefaults() Options {
 func (o Options) validate() error {
 	switch {
 	case o.MaxPorts < 1 || o.MaxPorts > 65535:
-		return fmt.Errorf("MaxPorts %d: want 1 to 65535", o.MaxPorts)
+		return fmt.Errorf("option MaxPorts %d: want 1 to 65535", o.MaxPorts)
 	case o.Audit < time.Second:
-		return fmt.Errorf("Audit %v: want at least 1s", o.Audit)
+		return fmt.Errorf("option Audit %v: want at least 1s", o.Audit)
 	case o.LegacyPoll < 10*time.Millisecond:
-		return fmt.Errorf("LegacyPoll %v: want at least 10ms", o.LegacyPoll)
+		return fmt.Errorf("option LegacyPoll %v: want at least 10ms", o.LegacyPoll)
 	}
 	return nil
 }
@@ -115,6 +115,9 @@ func (s *Source) Status() Status {
 
 // errLost says that notifications were dropped.
 var errLost = errors.New("notifications were lost")
+
+// errMoved says that the ruleset changed while it was read.
+var errMoved = errors.New("the ruleset changed while it was read")
 
 // errAbsent says that the kernel has no nftables.
 var errAbsent = errors.New("no nftables in this kernel")
