@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux
+
+package observer
+
+import (
+	"bytes"
+	"net/netip"
+	"testing"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/fairlead/fairlead/internal/port"
+)
+
+// sample makes a record as the kernel would.
+func sample(e sockEvent) []byte {
+	return bytes.Clone(unsafe.Slice((*byte)(unsafe.Pointer(&e)), eventSize))
+}
+
+func listenEvent() sockEvent {
+	e := sockEvent{
+		Observed: 12, Cookie: 34, Cgroup: 56, Netns: 78, Pid: 90, Uid: 12, Inode: 34, Device: 5,
+		Port: 8080, Kind: uint8(sockEventKindEVENT_LISTEN), Protocol: uint8(port.TCP),
+		Family: unix.AF_INET, State: tcpListen, Address: [16]byte{127, 0, 0, 53},
+	}
+	copy(e.Comm[:], "nginx")
+	return e
+}
+
+func TestDecode(t *testing.T) {
+	want := Socket{
+		Cookie: 34, Protocol: port.TCP, Address: netip.MustParseAddr("127.0.0.53"), Port: 8080,
+		Device: 5, NetNS: 78, CgroupID: 56, PID: 90, Comm: "nginx", UID: 12, Inode: 34, Observed: 12,
+	}
+	six := func(e *sockEvent, address string) {
+		e.Family, e.Address = unix.AF_INET6, netip.MustParseAddr(address).As16()
+	}
+	for _, c := range []struct {
+		name string
+		edit func(*sockEvent)
+		want func(*Socket)
+	}{
+		{"ipv4", func(*sockEvent) {}, func(*Socket) {}},
+		{"ipv6", func(e *sockEvent) { six(e, "fe80::1") }, func(s *Socket) { s.Address = netip.MustParseAddr("fe80::1") }},
+		{"mapped", func(e *sockEvent) { six(e, "::ffff:10.0.0.1") }, func(s *Socket) { s.Address = netip.MustParseAddr("10.0.0.1") }},
+		{
+			"v6only wildcard", func(e *sockEvent) { six(e, "::"); e.V6only = 1 },
+			func(s *Socket) { s.Address, s.V6Only = netip.IPv6Unspecified(), true },
+		},
+		// The kernel sets the bit for every address that is not a wildcard.
+		{"v6only loopback", func(e *sockEvent) { six(e, "::1"); e.V6only = 1 }, func(s *Socket) { s.Address = netip.IPv6Loopback() }},
+		{"udp", func(e *sockEvent) { e.Protocol = uint8(port.UDP) }, func(s *Socket) { s.Protocol = port.UDP }},
+		{
+			"name without end", func(e *sockEvent) { copy(e.Comm[:], "0123456789abcdef") },
+			func(s *Socket) { s.Comm = "0123456789abcdef" },
+		},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			e, want := listenEvent(), want
+			c.edit(&e)
+			c.want(&want)
+			var r record
+			if err := newDecoder().decode(sample(e), &r); err != nil {
+				t.Fatal(err)
+			}
+			if r.socket != want || r.kind != sockEventKindEVENT_LISTEN || r.state != tcpListen {
+				t.Errorf("got  %+v\nwant %+v", r, want)
+			}
+		})
+	}
+}
+
+func TestDecodeRefuses(t *testing.T) {
+	valid := sample(listenEvent())
+	edited := func(edit func(*sockEvent)) []byte {
+		e := listenEvent()
+		edit(&e)
+		return sample(e)
+	}
+	for name, b := range map[string][]byte{
+		"nothing":  nil,
+		"short":    valid[:eventSize-1],
+		"long":     append(bytes.Clone(valid), 0),
+		"kind 0":   edited(func(e *sockEvent) { e.Kind = 0 }),
+		"kind 7":   edited(func(e *sockEvent) { e.Kind = 7 }),
+		"protocol": edited(func(e *sockEvent) { e.Protocol = 1 }),
+		"family":   edited(func(e *sockEvent) { e.Family = unix.AF_UNIX }),
+	} {
+		var r record
+		if err := newDecoder().decode(b, &r); err == nil {
+			t.Errorf("%s: decoded as %+v", name, r)
+		}
+	}
+}
+
+func TestDecodeAllocatesNothing(t *testing.T) {
+	d, b := newDecoder(), sample(listenEvent())
+	var r record
+	if err := d.decode(b, &r); err != nil {
+		t.Fatal(err)
+	}
+	if n := testing.AllocsPerRun(1000, func() { _ = d.decode(b, &r) }); n != 0 {
+		t.Errorf("%v allocations for an event, want none", n)
+	}
+}
+
+func TestDecoderIsBounded(t *testing.T) {
+	d, e := newDecoder(), listenEvent()
+	var r record
+	for i := range 3 * maxComms {
+		e.Comm = [16]byte{byte(i), byte(i >> 8), 'x'}
+		if err := d.decode(sample(e), &r); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if len(d.comms) > maxComms {
+		t.Errorf("%d names are kept, want at most %d", len(d.comms), maxComms)
+	}
+}
+
+func FuzzDecode(f *testing.F) {
+	f.Add(sample(listenEvent()))
+	f.Add([]byte{})
+	d := newDecoder()
+	f.Fuzz(func(t *testing.T, b []byte) {
+		var r record
+		if err := d.decode(b, &r); err != nil {
+			return
+		}
+		s := r.socket
+		if !s.Address.IsValid() || s.Address.Is4In6() || s.Address.Zone() != "" || len(s.Comm) > 16 {
+			t.Errorf("%+v", s)
+		}
+	})
+}
+
+func BenchmarkDecode(b *testing.B) {
+	d, s := newDecoder(), sample(listenEvent())
+	var r record
+	b.ReportAllocs()
+	for b.Loop() {
+		_ = d.decode(s, &r)
+	}
+}
+
+// BenchmarkEvent is the whole way of an event from the ring to the handler.
+func BenchmarkEvent(b *testing.B) {
+	e := newTestEngine(discard{})
+	e.live = true
+	up, down := listenEvent(), listenEvent()
+	down.Kind = uint8(sockEventKindEVENT_CLOSE)
+	pair := [][]byte{sample(up), sample(down)}
+	b.ReportAllocs()
+	for i := 0; b.Loop(); i++ {
+		e.sample(pair[i&1])
+		e.apply(e.batch)
+		e.batch = e.batch[:0]
+	}
+}
+
+// discard is a Handler that keeps nothing.
+type discard struct{}
+
+func (discard) Rungs([]Rung)     {}
+func (discard) Replace([]Socket) {}
+func (discard) Apply([]Event)    {}
+func (discard) Stale(error)      {}

@@ -1,0 +1,554 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux
+
+package observer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/fairlead/fairlead/internal/port"
+)
+
+// rig is an engine at work under a fake clock, with a table that the test edits.
+type rig struct {
+	*engine
+	keeper *keeper
+	source *fakeSource
+
+	mu     sync.Mutex
+	table  map[uint64]row
+	fail   error
+	takes  time.Duration // what a dump takes
+	scopes []scope       // of the dumps made
+}
+
+func tcpRow(cookie uint64) row {
+	return row{socket: Socket{
+		Cookie: cookie, Protocol: port.TCP, Address: netip.IPv4Unspecified(), Port: uint16(1000 + cookie), Listening: true,
+		Inode: uint32(cookie),
+	}}
+}
+
+func udpRow(cookie uint64) row {
+	r := tcpRow(cookie)
+	r.socket.Protocol = port.UDP
+	return r
+}
+
+func tcpEvent(kind sockEventKind, cookie uint64) sockEvent {
+	return sockEvent{
+		Cookie: cookie, Kind: uint8(kind), Protocol: uint8(port.TCP), Family: unix.AF_INET,
+		Port: uint16(1000 + cookie), Observed: 1, Pid: 7,
+	}
+}
+
+func udpEvent(kind sockEventKind, cookie uint64) sockEvent {
+	e := tcpEvent(kind, cookie)
+	e.Protocol = uint8(port.UDP)
+	return e
+}
+
+// newRig returns an engine that is not yet started.
+func newRig(rows ...row) *rig {
+	r := &rig{keeper: newKeeper(), source: newFakeSource(), table: make(map[uint64]row), takes: 50 * time.Microsecond}
+	r.engine = newTestEngine(r.keeper)
+	r.engine.source = r.source
+	for _, w := range rows {
+		r.table[w.socket.Cookie] = w
+	}
+	r.dump = func(ctx context.Context, want scope) ([]row, scope, error) {
+		r.mu.Lock()
+		takes := r.takes
+		r.mu.Unlock()
+		time.Sleep(takes)
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		r.scopes = append(r.scopes, want)
+		if r.fail != nil {
+			return nil, 0, r.fail
+		}
+		var rows []row
+		for _, w := range r.table {
+			if scopeOf(&w.socket)&want != 0 {
+				rows = append(rows, w)
+			}
+		}
+		return rows, want, nil
+	}
+	return r
+}
+
+// edit changes what dumps say.
+func (r *rig) edit(f func()) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	f()
+}
+
+// dumped returns the scopes of the dumps since it was last asked.
+func (r *rig) dumped() []scope {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	s := r.scopes
+	r.scopes = nil
+	return s
+}
+
+// start runs the engine until the test ends, in a bubble.
+func (r *rig) start(t *testing.T) {
+	ctx, cancel := context.WithCancel(context.Background())
+	var workers sync.WaitGroup
+	if r.engine.source != nil {
+		workers.Go(func() {
+			if err := r.readEvents(); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	workers.Go(func() {
+		if err := r.dumps(ctx); err != nil {
+			t.Error(err)
+		}
+	})
+	workers.Go(func() { r.findOwners(ctx) })
+	t.Cleanup(func() {
+		cancel()
+		close(r.source.shut)
+		workers.Wait()
+	})
+}
+
+func (r *rig) wantCalls(t *testing.T, want ...string) {
+	t.Helper()
+	if got := r.keeper.take(); !slices.Equal(got, want) {
+		t.Errorf("calls %q, want %q", got, want)
+	}
+}
+
+func (r *rig) wantCookies(t *testing.T, want ...uint64) {
+	t.Helper()
+	if got := r.keeper.cookies(); !slices.Equal(got, want) {
+		t.Errorf("cookies %v, want %v", got, want)
+	}
+}
+
+// inBubble runs a test under a fake clock.
+func inBubble(t *testing.T, f func(t *testing.T)) {
+	t.Helper()
+	synctest.Test(t, f)
+}
+
+func TestEventsAfterTheFirstDump(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		r := newRig(tcpRow(1), udpRow(2), tcpRow(3))
+		r.source.send(tcpEvent(sockEventKindEVENT_LISTEN, 3)) // before the first dump
+		r.start(t)
+		time.Sleep(time.Second)
+		r.wantCalls(t, "replace 3")
+		r.source.send(tcpEvent(sockEventKindEVENT_LISTEN, 4), tcpEvent(sockEventKindEVENT_CLOSE, 1))
+		synctest.Wait()
+		r.wantCalls(t, "put 4", "gone 1")
+		r.wantCookies(t, 2, 3, 4)
+		if r.keeper.set[3].PID != 7 {
+			t.Error("the dump hides what the event said")
+		}
+	})
+}
+
+func TestIdleMakesNoTimer(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		r := newRig(tcpRow(1))
+		r.start(t)
+		time.Sleep(time.Second)
+		r.dumped()
+		time.Sleep(time.Hour)
+		if n := len(r.dumped()); n != 59 && n != 60 {
+			t.Errorf("%d dumps in an idle hour, want one a minute", n)
+		}
+		r.keeper.take()
+	})
+}
+
+func TestFailedDumpKeepsTheSet(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		r := newRig(tcpRow(1))
+		r.start(t)
+		time.Sleep(time.Second)
+		r.keeper.take()
+		r.dumped()
+
+		broken := errors.New("no memory")
+		r.edit(func() { r.fail = broken })
+		time.Sleep(r.audit)
+		if !errors.Is(r.keeper.stale, broken) {
+			t.Errorf("stale: %v, want %v", r.keeper.stale, broken)
+		}
+		r.wantCookies(t, 1)
+		// Events go on.
+		r.source.send(tcpEvent(sockEventKindEVENT_LISTEN, 2))
+		synctest.Wait()
+		r.wantCookies(t, 1, 2)
+
+		// From 100 ms to 10 s, doubling: not more than one in ten seconds at last.
+		time.Sleep(10 * time.Minute)
+		if n := len(r.dumped()); n < 60 || n > 70 {
+			t.Errorf("%d tries in ten minutes, want some sixty", n)
+		}
+		r.edit(func() { r.fail = nil; r.table[2] = tcpRow(2); delete(r.table, 1) })
+		time.Sleep(retryMost)
+		if r.keeper.stale != nil {
+			t.Errorf("still stale: %v", r.keeper.stale)
+		}
+		r.wantCookies(t, 2)
+		if s := r.counters; s.dumpFailures.Load() == 0 || s.drift.Load() != 0 || s.resyncs.Load() != 0 {
+			t.Errorf("%d failures, %d drift, %d resyncs", s.dumpFailures.Load(), s.drift.Load(), s.resyncs.Load())
+		}
+	})
+}
+
+func TestFirstDumpFails(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		r := newRig(tcpRow(1))
+		r.fail = errors.New("not yet")
+		r.start(t)
+		time.Sleep(time.Second)
+		r.source.send(tcpEvent(sockEventKindEVENT_LISTEN, 2), tcpEvent(sockEventKindEVENT_LISTEN, 3), tcpEvent(sockEventKindEVENT_CLOSE, 3))
+		synctest.Wait()
+		r.wantCookies(t)
+		r.edit(func() { r.fail = nil; r.table[2] = tcpRow(2) })
+		time.Sleep(retryMost)
+		r.wantCookies(t, 1, 2)
+	})
+}
+
+func TestAuditRepairsDrift(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		r := newRig(tcpRow(1), udpRow(2))
+		r.start(t)
+		time.Sleep(time.Second)
+		r.keeper.take()
+		r.edit(func() { delete(r.table, 2); r.table[3] = tcpRow(3) })
+		time.Sleep(r.audit)
+		r.wantCookies(t, 1, 3)
+		r.wantCalls(t, "put 3", "gone 2")
+		if n := r.counters.drift.Load(); n != 2 {
+			t.Errorf("drift %d, want 2", n)
+		}
+		if r.source.tracked[2] {
+			t.Error("a socket that is gone is still tracked")
+		}
+	})
+}
+
+func TestOneDumpAloneRemovesNothing(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		r := newRig(tcpRow(1), tcpRow(2))
+		r.start(t)
+		time.Sleep(time.Second)
+		r.keeper.take()
+		whole := r.dump
+		missed := false
+		r.edit(func() {
+			r.dump = func(ctx context.Context, want scope) ([]row, scope, error) {
+				rows, covered, err := whole(ctx, want)
+				if !missed {
+					missed = true
+					rows = slices.DeleteFunc(rows, func(w row) bool { return w.socket.Cookie == 1 })
+				}
+				return rows, covered, err
+			}
+		})
+		time.Sleep(r.audit)
+		r.wantCalls(t)
+		r.wantCookies(t, 1, 2)
+	})
+}
+
+func TestLossForcesReplace(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		r := newRig(tcpRow(1))
+		r.start(t)
+		time.Sleep(time.Second)
+		r.keeper.take()
+		r.edit(func() { r.table[2] = tcpRow(2); delete(r.table, 1) })
+		r.source.lose()
+		time.Sleep(time.Second)
+		r.wantCookies(t, 2)
+		if calls := r.keeper.take(); !slices.Contains(calls, "replace 1") {
+			t.Errorf("calls %q, want a replace", calls)
+		}
+		if s := r.counters; s.resyncs.Load() != 1 || s.drops.Load() != 1 || s.drift.Load() != 0 {
+			t.Errorf("%d resyncs, %d drops, %d drift", s.resyncs.Load(), s.drops.Load(), s.drift.Load())
+		}
+	})
+}
+
+func TestMalformedEventForcesReplace(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		r := newRig(tcpRow(1))
+		r.start(t)
+		time.Sleep(time.Second)
+		r.keeper.take()
+		r.source.send(sockEvent{Kind: 200})
+		time.Sleep(time.Second)
+		r.wantCalls(t, "replace 1")
+		if n := r.counters.malformed.Load(); n != 1 {
+			t.Errorf("malformed %d, want 1", n)
+		}
+	})
+}
+
+func TestSteadyLossIsPaced(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		r := newRig(tcpRow(1))
+		r.takes = 10 * time.Millisecond
+		r.start(t)
+		time.Sleep(time.Second)
+		r.dumped()
+		for range 1000 {
+			r.source.lose()
+			time.Sleep(10 * time.Millisecond)
+		}
+		// Ten seconds, of which at most a twentieth is for dumps of 10 ms.
+		if n := len(r.dumped()); n > 55 {
+			t.Errorf("%d dumps in ten seconds", n)
+		}
+	})
+}
+
+func TestListenerWithoutPort(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		r := newRig()
+		r.start(t)
+		time.Sleep(time.Second)
+		r.dumped()
+		r.keeper.take()
+		e := tcpEvent(sockEventKindEVENT_LISTEN, 5)
+		e.Port = 0
+		r.edit(func() { r.table[5] = tcpRow(5) })
+		r.source.send(e)
+		time.Sleep(time.Second)
+		r.wantCalls(t, "put 5")
+		if got := r.keeper.set[5]; got.Port != 1005 || got.PID != 7 {
+			t.Errorf("have %+v, want the dump's port and the event's process", got)
+		}
+		if got := r.dumped(); !slices.Equal(got, []scope{scopeTCPListen}) {
+			t.Errorf("dumps %v, want one of listeners only", got)
+		}
+		// One that failed to listen leaves nothing behind.
+		e.Cookie = 6
+		r.source.send(e, tcpEvent(sockEventKindEVENT_CLOSE, 6))
+		time.Sleep(time.Second)
+		r.wantCalls(t)
+		if len(r.model.portless) != 0 {
+			t.Errorf("still waiting: %v", r.model.portless)
+		}
+	})
+}
+
+func TestEventWithoutCookie(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		r := newRig()
+		r.start(t)
+		time.Sleep(time.Second)
+		r.keeper.take()
+		e := udpEvent(sockEventKindEVENT_BIND, 0)
+		e.Inode = 5
+		client := udpRow(5)
+		client.client = true // by what the dump says
+		r.edit(func() { r.table[5] = client })
+		r.source.send(e)
+		time.Sleep(time.Second)
+		r.wantCalls(t, "put 5")
+		if got := r.keeper.set[5]; got.PID != 7 {
+			t.Errorf("have %+v, want the event's process", got)
+		}
+		if !r.source.tracked[5] {
+			t.Error("the end of the socket would not be reported")
+		}
+	})
+}
+
+func TestConnectingSocket(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		r := newRig(udpRow(1), udpRow(2))
+		r.start(t)
+		time.Sleep(time.Second)
+		r.dumped()
+		r.keeper.take()
+		r.source.send(udpEvent(sockEventKindEVENT_CHECK, 1), udpEvent(sockEventKindEVENT_CHECK, 2), udpEvent(sockEventKindEVENT_CHECK, 77))
+		synctest.Wait()
+		time.Sleep(2 * time.Millisecond)
+		r.edit(func() { delete(r.table, 1) }) // took longer than the first look
+		time.Sleep(time.Second)
+		r.wantCalls(t, "gone 1")
+		if n := r.counters.drift.Load(); n != 0 {
+			t.Errorf("drift %d, want none", n)
+		}
+		for _, s := range r.dumped() {
+			if s != scopeUDP {
+				t.Errorf("dump of %b, want UDP only", s)
+			}
+		}
+	})
+}
+
+func TestClientsAreHidden(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		client := udpRow(1)
+		client.client = true
+		r := newRig(client, udpRow(2))
+		r.source.send(udpEvent(sockEventKindEVENT_BIND, 3)) // known by its event
+		known := udpRow(3)
+		known.client = true
+		r.table[3] = known
+		r.start(t)
+		time.Sleep(2 * r.audit)
+		r.wantCookies(t, 2, 3)
+	})
+}
+
+func TestGate(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		r := newRig(udpRow(1), tcpRow(2))
+		r.source.limit = 8
+		r.start(t)
+		time.Sleep(time.Second)
+		if r.source.opened || !r.source.tracked[1] || r.source.tracked[2] {
+			t.Errorf("open %v, tracked %v; want closed, with UDP tracked", r.source.opened, r.source.tracked)
+		}
+		r.edit(func() {
+			for i := range uint64(20) {
+				r.table[100+i] = udpRow(100 + i)
+			}
+		})
+		time.Sleep(r.audit)
+		if !r.source.opened {
+			t.Error("the gate is closed though not all sockets are tracked")
+		}
+	})
+}
+
+func TestPolling(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		r := newRig(tcpRow(1), udpRow(2))
+		bound := tcpRow(3)
+		bound.socket.Listening = false
+		r.table[3] = bound
+		r.engine.source, r.polled = nil, scopeAll
+		r.start(t)
+		time.Sleep(r.interval / 2)
+		r.wantCalls(t, "replace 3")
+		r.edit(func() { r.table[4] = tcpRow(4); delete(r.table, 1) })
+		time.Sleep(r.interval)
+		r.wantCalls(t, "put 4", "gone 1")
+		r.edit(func() { delete(r.table, 3) })
+		time.Sleep(boundPolls * r.interval)
+		r.wantCookies(t, 2, 4)
+		r.edit(func() { r.fail = errors.New("broken") })
+		time.Sleep(r.interval)
+		r.wantCookies(t, 2, 4)
+		r.edit(func() { r.fail = nil })
+		r.keeper.take()
+		time.Sleep(r.interval)
+		r.wantCalls(t, "replace 2")
+		if n := r.counters.drift.Load(); n != 0 {
+			t.Errorf("drift %d, want none", n)
+		}
+	})
+}
+
+func TestMixedRungs(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		r := newRig(tcpRow(1), udpRow(2))
+		r.polled = scopeUDP
+		r.start(t)
+		time.Sleep(r.interval / 2)
+		r.dumped()
+		r.keeper.take()
+		r.source.send(tcpEvent(sockEventKindEVENT_LISTEN, 3))
+		r.edit(func() { r.table[3] = tcpRow(3); r.table[4] = udpRow(4) })
+		synctest.Wait()
+		r.wantCalls(t, "put 3")
+		time.Sleep(r.interval)
+		r.wantCalls(t, "put 4")
+		if got := r.dumped(); !slices.Equal(got, []scope{scopeUDP}) {
+			t.Errorf("dumps %v, want UDP alone", got)
+		}
+	})
+}
+
+func TestLargeFirstDumpIsAuditedSoon(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		var rows []row
+		for i := range uint64(300) {
+			rows = append(rows, tcpRow(1+i))
+		}
+		r := newRig(rows...)
+		r.start(t)
+		time.Sleep(firstAudit / 2)
+		r.dumped()
+		time.Sleep(firstAudit)
+		if n := len(r.dumped()); n != 1 {
+			t.Errorf("%d dumps, want an audit", n)
+		}
+	})
+}
+
+func TestOwnersAreSoughtOnce(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		r := newRig(tcpRow(1), tcpRow(2))
+		var asked []string
+		r.owners = func(_ context.Context, sockets []Socket) map[uint64]owner {
+			var cookies []uint64
+			for _, s := range sockets {
+				cookies = append(cookies, s.Cookie)
+			}
+			slices.Sort(cookies)
+			asked = append(asked, fmt.Sprint(cookies))
+			return map[uint64]owner{1: {pid: 9, comm: "web"}, 99: {pid: 1}}
+		}
+		r.start(t)
+		time.Sleep(time.Second / 2)
+		r.wantCalls(t, "replace 2", "put 1")
+		if got := r.keeper.set[1]; got.PID != 9 || got.Comm != "web" {
+			t.Errorf("have %+v", got)
+		}
+		r.source.send(tcpEvent(sockEventKindEVENT_LISTEN, 3)) // knows its process
+		r.edit(func() { r.table[3] = tcpRow(3); r.table[4] = tcpRow(4) })
+		time.Sleep(2 * r.audit)
+		if want := []string{"[1 2]", "[4]"}; !slices.Equal(asked, want) {
+			t.Errorf("asked for %v, want %v", asked, want)
+		}
+	})
+}
+
+// TestBusyReaderPauses shows that events which pour in are taken in batches.
+func TestBusyReaderPauses(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		r := newRig()
+		r.start(t)
+		time.Sleep(time.Second)
+		r.keeper.take()
+		begin := time.Now()
+		for i := range uint64(1000) {
+			r.source.send(tcpEvent(sockEventKindEVENT_LISTEN, 1+i))
+			time.Sleep(10 * time.Microsecond)
+		}
+		time.Sleep(burstPause)
+		if n := len(r.keeper.cookies()); n != 1000 {
+			t.Errorf("%d of 1000 seen %v after the last", n, time.Since(begin))
+		}
+	})
+}

@@ -1,0 +1,180 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux
+
+package observer
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"maps"
+	"os"
+	"slices"
+	"sync"
+	"time"
+)
+
+// fakeSource is an eventSource whose kernel is the test.
+type fakeSource struct {
+	mu       sync.Mutex
+	queue    [][]byte
+	consumed uint64
+	written  uint64
+	lost     bool
+	dropped  uint64
+	opened   bool
+	tracked  map[uint64]bool
+	limit    int // of tracked; 0: none
+	wakes    chan struct{}
+	shut     chan struct{}
+}
+
+func newFakeSource() *fakeSource {
+	return &fakeSource{
+		opened: true, tracked: make(map[uint64]bool), limit: 1 << 20,
+		wakes: make(chan struct{}, 1), shut: make(chan struct{}),
+	}
+}
+
+func (f *fakeSource) send(events ...sockEvent) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, e := range events {
+		f.queue = append(f.queue, sample(e))
+		f.written++
+	}
+	wake(f.wakes)
+}
+
+// lose is what a full ring does.
+func (f *fakeSource) lose() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.lost = true
+	f.dropped++
+	wake(f.wakes)
+}
+
+func (f *fakeSource) read(limit int, use func([]byte)) (int, error) {
+	f.mu.Lock()
+	n := min(limit, len(f.queue))
+	batch := f.queue[:n]
+	f.queue = f.queue[n:]
+	f.consumed += uint64(n)
+	f.mu.Unlock()
+	for _, b := range batch {
+		use(b)
+	}
+	return n, nil
+}
+
+func (f *fakeSource) wait() error {
+	select {
+	case <-f.wakes:
+		return nil
+	case <-f.shut:
+		return os.ErrClosed
+	}
+}
+
+func (f *fakeSource) position() uint64 { f.mu.Lock(); defer f.mu.Unlock(); return f.consumed }
+func (f *fakeSource) end() uint64      { f.mu.Lock(); defer f.mu.Unlock(); return f.written }
+func (f *fakeSource) drops() uint64    { f.mu.Lock(); defer f.mu.Unlock(); return f.dropped }
+func (f *fakeSource) open(open bool)   { f.mu.Lock(); defer f.mu.Unlock(); f.opened = open }
+func (f *fakeSource) trackable() int   { return f.limit }
+
+func (f *fakeSource) takeLost() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	lost := f.lost
+	f.lost = false
+	return lost
+}
+
+func (f *fakeSource) track(cookie uint64) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if len(f.tracked) >= f.limit {
+		return fmt.Errorf("%d sockets: no room", len(f.tracked))
+	}
+	f.tracked[cookie] = true
+	return nil
+}
+
+func (f *fakeSource) untrack(cookie uint64) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	delete(f.tracked, cookie)
+}
+
+// keeper is a Handler that keeps the set and a log of calls.
+type keeper struct {
+	mu    sync.Mutex
+	set   map[uint64]Socket
+	calls []string
+	stale error
+}
+
+func newKeeper() *keeper { return &keeper{set: make(map[uint64]Socket)} }
+
+func (k *keeper) note(format string, args ...any) {
+	k.calls = append(k.calls, fmt.Sprintf(format, args...))
+}
+
+func (k *keeper) Rungs([]Rung) {}
+
+func (k *keeper) Replace(set []Socket) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	clear(k.set)
+	for _, s := range set {
+		k.set[s.Cookie] = s
+	}
+	k.stale = nil
+	k.note("replace %d", len(set))
+}
+
+func (k *keeper) Apply(events []Event) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for _, e := range events {
+		if e.Gone {
+			delete(k.set, e.Socket.Cookie)
+			k.note("gone %d", e.Socket.Cookie)
+			continue
+		}
+		k.set[e.Socket.Cookie] = e.Socket
+		k.note("put %d", e.Socket.Cookie)
+	}
+}
+
+func (k *keeper) Stale(err error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.stale = err
+	k.note("stale")
+}
+
+// take returns the calls since it was last asked.
+func (k *keeper) take() []string {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	calls := k.calls
+	k.calls = nil
+	return calls
+}
+
+func (k *keeper) cookies() []uint64 {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return slices.Sorted(maps.Keys(k.set))
+}
+
+func newTestEngine(h Handler) *engine {
+	e := newEngine(h, slog.New(slog.DiscardHandler), new(counters))
+	e.model.bound = true
+	e.interval, e.audit = time.Second, time.Minute
+	e.dump = func(context.Context, scope) ([]row, scope, error) { return nil, scopeAll, nil }
+	return e
+}

@@ -1,0 +1,285 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux
+
+package observer
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/fairlead/fairlead/internal/port"
+)
+
+// oracle is a kernel: it has sockets, tells of their changes through a ring, and
+// lets itself be dumped while they change.
+type oracle struct {
+	rng      *rand.Rand
+	source   *fakeSource
+	attached bool // hooks are there: changes make events
+	deaf     bool // events are lost
+	still    bool // nothing changes
+	skip     int  // rows that a dump may yet skip
+	next     uint64
+	sockets  map[uint64]*oracleSocket
+}
+
+type oracleSocket struct {
+	protocol port.Protocol
+	state    string // "bound", "listening", "connected", "client"
+	port     uint16
+}
+
+func newOracle(seed uint64) *oracle {
+	return &oracle{
+		rng: rand.New(rand.NewPCG(seed, 1)), source: newFakeSource(), sockets: make(map[uint64]*oracleSocket),
+	}
+}
+
+func (o *oracle) emit(kind sockEventKind, cookie uint64, s *oracleSocket, portNow uint16) {
+	if !o.attached {
+		return
+	}
+	if o.deaf {
+		o.source.lose()
+		return
+	}
+	e := sockEvent{
+		Observed: 1 + cookie, Cookie: cookie, Port: portNow, Kind: uint8(kind), Protocol: uint8(s.protocol),
+		Family: unix.AF_INET, Pid: 1,
+	}
+	if s.state == "listening" {
+		e.State = tcpListen
+	}
+	o.source.send(e)
+}
+
+// step makes one random change.
+func (o *oracle) step() {
+	cookies := slices.Sorted(maps.Keys(o.sockets))
+	if len(cookies) == 0 || len(cookies) < 40 && o.rng.IntN(3) == 0 {
+		o.open()
+		return
+	}
+	cookie := cookies[o.rng.IntN(len(cookies))]
+	s := o.sockets[cookie]
+	switch o.rng.IntN(5) {
+	case 0: // shutdown, or listen again
+		switch {
+		case s.protocol == port.TCP && s.state == "listening":
+			s.state = "bound"
+			o.emit(sockEventKindEVENT_UNLISTEN, cookie, s, s.port)
+		case s.protocol == port.TCP && s.state == "bound":
+			s.state = "listening"
+			o.emit(sockEventKindEVENT_LISTEN, cookie, s, s.port)
+		}
+	case 1: // connect
+		switch {
+		case s.state == "bound":
+			s.state = "connected"
+			o.emit(sockEventKindEVENT_CONNECT, cookie, s, s.port)
+		case s.state == "client":
+			s.state = "connected"
+		}
+	default:
+		delete(o.sockets, cookie)
+		if s.state != "client" && s.state != "connected" {
+			o.emit(sockEventKindEVENT_CLOSE, cookie, s, s.port)
+		}
+	}
+}
+
+func (o *oracle) open() {
+	o.next++
+	cookie := o.next
+	s := &oracleSocket{port: uint16(1 + o.rng.IntN(65535)), protocol: port.TCP}
+	o.sockets[cookie] = s
+	switch o.rng.IntN(5) {
+	case 0:
+		s.protocol, s.state = port.UDP, "client"
+	case 1:
+		s.protocol, s.state = port.UDP, "bound"
+		o.emit(sockEventKindEVENT_BIND, cookie, s, s.port)
+	case 2:
+		s.state = "listening"
+		o.emit(sockEventKindEVENT_LISTEN, cookie, s, 0)
+	case 3:
+		s.state = "bound"
+		o.emit(sockEventKindEVENT_BIND, cookie, s, s.port)
+		s.state = "listening"
+		o.emit(sockEventKindEVENT_LISTEN, cookie, s, s.port)
+	case 4:
+		s.state = "bound"
+		o.emit(sockEventKindEVENT_BIND, cookie, s, s.port)
+	}
+}
+
+func (o *oracle) steps(n int) {
+	for range n {
+		if o.still {
+			return
+		}
+		o.step()
+	}
+}
+
+// dump visits the sockets one by one, and they change in between.
+func (o *oracle) dump(context.Context, scope) ([]row, scope, error) {
+	var rows []row
+	cookies := slices.Collect(maps.Keys(o.sockets))
+	o.rng.Shuffle(len(cookies), func(i, j int) { cookies[i], cookies[j] = cookies[j], cookies[i] })
+	for _, cookie := range cookies {
+		o.steps(o.rng.IntN(3))
+		s := o.sockets[cookie]
+		if s == nil || s.state == "connected" {
+			continue
+		}
+		if o.skip > 0 && o.rng.IntN(10) == 0 {
+			o.skip--
+			continue
+		}
+		rows = append(rows, row{
+			socket: Socket{
+				Cookie: cookie, Protocol: s.protocol, Port: s.port, Address: netip.IPv4Unspecified(),
+				Listening: s.protocol == port.UDP || s.state == "listening",
+			},
+			client: s.state == "client",
+		})
+	}
+	o.steps(o.rng.IntN(20))
+	return rows, scopeAll, nil
+}
+
+// truth is what must be shown.
+func (o *oracle) truth() []string {
+	var all []string
+	for cookie, s := range o.sockets {
+		switch s.state {
+		case "bound", "listening":
+			all = append(all, fmt.Sprintf("%d %v %d %v", cookie, s.protocol, s.port, s.protocol == port.UDP || s.state == "listening"))
+		}
+	}
+	slices.Sort(all)
+	return all
+}
+
+func shown(k *keeper) []string {
+	var all []string
+	for cookie, s := range k.set {
+		all = append(all, fmt.Sprintf("%d %v %d %v", cookie, s.Protocol, s.Port, s.Listening))
+	}
+	slices.Sort(all)
+	return all
+}
+
+// settle runs what is due until nothing that an event asked for is left.
+func settle(t *testing.T, e *engine) {
+	t.Helper()
+	for range 100 {
+		if err := e.drain(); err != nil {
+			t.Fatal(err)
+		}
+		if !e.resync && e.resolve == 0 && len(e.source.(*fakeSource).queue) == 0 {
+			return
+		}
+		j := job{scope: scopeAll, replace: e.resync, resolve: e.resolve}
+		if err := e.run(t.Context(), j); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Fatal("does not settle")
+}
+
+// TestModelAgainstOracle starts in the midst of changes and must agree with the
+// kernel whenever it is still, without any repair.
+func TestModelAgainstOracle(t *testing.T) {
+	for seed := range uint64(500) {
+		o := newOracle(seed)
+		o.steps(60)
+		k := newKeeper()
+		e := newTestEngine(k)
+		e.source, e.dump = o.source, o.dump
+		o.attached = true
+		o.steps(30)
+		if err := e.run(t.Context(), job{scope: scopeAll, replace: true}); err != nil {
+			t.Fatal(err)
+		}
+		for round := range 5 {
+			o.steps(o.rng.IntN(50))
+			if round == 3 {
+				if err := e.run(t.Context(), job{scope: scopeAll, audited: scopeAll}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			calm(o, func() { settle(t, e) })
+			if got, want := shown(k), o.truth(); !slices.Equal(got, want) {
+				t.Fatalf("seed %d, round %d:\nhave %q\nwant %q", seed, round, got, want)
+			}
+		}
+		if n := e.counters.drift.Load(); n != 0 {
+			t.Fatalf("seed %d: drift of %d without a cause", seed, n)
+		}
+	}
+}
+
+// calm lets f dump a kernel in which nothing changes.
+func calm(o *oracle, f func()) {
+	o.still = true
+	f()
+	o.still = false
+}
+
+// TestModelAfterLoss loses events and skips rows of dumps. After a loss is known
+// one dump puts all right; a row that the kernel skipped costs at most an audit.
+func TestModelAfterLoss(t *testing.T) {
+	for seed := range uint64(300) {
+		o := newOracle(seed)
+		o.attached = true
+		k := newKeeper()
+		e := newTestEngine(k)
+		e.source, e.dump = o.source, o.dump
+		o.steps(50)
+		o.skip = 1
+		if err := e.run(t.Context(), job{scope: scopeAll, replace: true}); err != nil {
+			t.Fatal(err)
+		}
+		o.steps(20)
+		o.deaf = true
+		o.steps(1 + o.rng.IntN(30))
+		o.deaf = false
+		o.steps(10)
+		if _, err := e.take(); err != nil {
+			t.Fatal(err)
+		}
+		lost := o.source.drops() > 0
+		o.skip = 1
+		if lost {
+			if !e.resync {
+				t.Fatalf("seed %d: the loss of %d events went unnoticed", seed, o.source.drops())
+			}
+			if err := e.run(t.Context(), job{scope: scopeAll, replace: true}); err != nil {
+				t.Fatal(err)
+			}
+			if e.counters.resyncs.Load() != 1 || e.counters.drops.Load() != o.source.drops() {
+				t.Fatalf("seed %d: %d resyncs, %d drops", seed, e.counters.resyncs.Load(), e.counters.drops.Load())
+			}
+		}
+		o.skip = 0
+		calm(o, func() {
+			settle(t, e)
+			if err := e.run(t.Context(), job{scope: scopeAll, audited: scopeAll}); err != nil {
+				t.Fatal(err)
+			}
+		})
+		if got, want := shown(k), o.truth(); !slices.Equal(got, want) {
+			t.Fatalf("seed %d:\nhave %q\nwant %q", seed, got, want)
+		}
+	}
+}
