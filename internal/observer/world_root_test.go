@@ -231,24 +231,32 @@ func (w *world) events(capability string) bool {
 	return !slices.Contains([]string{RungPoll, RungAudit}, w.rungs[capability].Name)
 }
 
-// start runs an observer of a room; the function that it returns stops it.
+// run runs an observer in a room; the function that it returns stops it.
+func run(t testing.TB, r *room, o *Observer, h Handler) (stop func()) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		// The namespace is that of the caller's thread.
+		if err := r.ns.do(func() error { return o.Run(ctx, h) }); err != nil {
+			t.Errorf("Run: %v", err)
+		}
+	}()
+	return func() {
+		cancel()
+		<-done
+	}
+}
+
+// start is run of a new observer.
 func start(t testing.TB, r *room, o Options, h Handler) (stop func()) {
 	t.Helper()
 	obs, err := New(o)
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	go func() {
-		done <- r.ns.do(func() error { return obs.Run(ctx, h) })
-	}()
-	return func() {
-		cancel()
-		if err := <-done; err != nil {
-			t.Errorf("Run: %v", err)
-		}
-	}
+	return run(t, r, obs, h)
 }
 
 // observe starts an observer of a room; it is stopped with the test.
@@ -259,36 +267,8 @@ func observe(t testing.TB, r *room, o Options) *world {
 		t.Fatal(err)
 	}
 	w := &world{room: r, recorder: newRecorder(), t: t, observer: obs}
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	// The namespace of Run is that of its caller's thread.
-	go func() {
-		done <- r.ns.do(func() error { return obs.Run(ctx, w.recorder) })
-	}()
-	t.Cleanup(func() {
-		cancel()
-		if err := <-done; err != nil {
-			t.Errorf("Run: %v", err)
-		}
-	})
-	failed := make(chan error, 1)
-	go func() {
-		select {
-		case err := <-done:
-			done <- err
-			failed <- err
-			w.update(func() {})
-		case <-ctx.Done():
-		}
-	}()
-	w.await(t, func() string { return "no first Replace" }, func() bool {
-		select {
-		case err := <-failed:
-			t.Fatalf("Run ended: %v", err)
-		default:
-		}
-		return w.replaces > 0
-	})
+	t.Cleanup(run(t, r, obs, w.recorder))
+	w.await(t, func() string { return "no first Replace" }, func() bool { return w.replaces > 0 })
 	return w
 }
 

@@ -1,0 +1,315 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux && root
+
+package observer
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// churn opens and closes sockets at random until it is stopped, and then knows
+// which are open.
+type churn struct {
+	stop    atomic.Bool
+	workers sync.WaitGroup
+	mu      sync.Mutex
+	open    map[int]string // by descriptor
+}
+
+// startChurn runs some workers in the room.
+func startChurn(t *testing.T, r *room, workers int, seed uint64) *churn {
+	t.Helper()
+	c := &churn{open: make(map[int]string)}
+	for w := range workers {
+		c.workers.Go(func() {
+			err := r.ns.do(func() error { return c.work(w, rand.New(rand.NewPCG(seed, uint64(w)))) })
+			if err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	return c
+}
+
+func (c *churn) work(worker int, rng *rand.Rand) error {
+	const ports = 40
+	have := make(map[int]int)
+	name := make(map[int]string)
+	for !c.stop.Load() {
+		port := 20_000 + worker*ports + rng.IntN(ports)
+		if fd, ok := have[port]; ok {
+			if err := unix.Close(fd); err != nil {
+				return err
+			}
+			delete(have, port)
+			continue
+		}
+		kind, what := unix.SOCK_STREAM, "tcp"
+		if port&1 == 1 {
+			kind, what = unix.SOCK_DGRAM, "udp"
+		}
+		fd, err := unix.Socket(unix.AF_INET, kind|unix.SOCK_CLOEXEC, 0)
+		if err == nil {
+			err = unix.Bind(fd, loopback4(port))
+		}
+		if err == nil && kind == unix.SOCK_STREAM {
+			err = unix.Listen(fd, 1)
+		}
+		if err != nil {
+			return err
+		}
+		have[port], name[fd] = fd, fmt.Sprintf("%s 127.0.0.1:%d", what, port)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, fd := range have {
+		c.open[fd] = name[fd]
+	}
+	return nil
+}
+
+// halt stops the workers and returns what is open.
+func (c *churn) halt() []string {
+	c.stop.Store(true)
+	c.workers.Wait()
+	var all []string
+	for _, n := range c.open {
+		all = append(all, n)
+	}
+	return all
+}
+
+func (c *churn) close() error {
+	var errs []error
+	for fd := range c.open {
+		errs = append(errs, unix.Close(fd))
+	}
+	return errors.Join(errs...)
+}
+
+// TestStartUnderChurn starts in the midst of changes; when they stop, what is
+// known is what is, and no dump had to repair it.
+func TestStartUnderChurn(t *testing.T) {
+	rounds := 15
+	if testing.Short() {
+		rounds = 3
+	}
+	for _, set := range rungSets(t) {
+		t.Run(set, func(t *testing.T) {
+			for round := range rounds {
+				t.Run(fmt.Sprint(round), func(t *testing.T) {
+					r := newRoom(t)
+					c := startChurn(t, r, 3, uint64(round))
+					w := observe(t, r, options(set))
+					time.Sleep(2 * time.Millisecond) // let events and dump meet
+					want := c.halt()
+					w.wantSet(want...)
+					s := w.observer.Stats()
+					if s.Drift != 0 || s.Malformed != 0 || s.DumpFailures != 0 {
+						t.Errorf("stats: %+v", s)
+					}
+					if err := c.close(); err != nil {
+						t.Error(err)
+					}
+					w.wantSet()
+				})
+			}
+		})
+	}
+}
+
+// stall is a Handler that can be held up.
+type stall struct {
+	*recorder
+	held chan struct{}
+}
+
+func (s *stall) Apply(events []Event) {
+	<-s.held
+	s.recorder.Apply(events)
+}
+
+// TestRingOverflow holds the handler up until the ring is full: the loss must be
+// noticed, counted and repaired.
+func TestRingOverflow(t *testing.T) {
+	r := newRoom(t)
+	obs, err := New(Options{Mode: BPF, RingBytes: 64 << 10})
+	if err != nil {
+		t.Fatal(err)
+	}
+	h := &stall{recorder: newRecorder(), held: make(chan struct{})}
+	stop := run(t, r, obs, h)
+	defer stop()
+	h.await(t, func() string { return "no first Replace" }, func() bool { return h.replaces == 1 })
+
+	var want []string
+	var open []int
+	r.do(func() {
+		for i := range 2000 {
+			fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+			if err := errors.Join(err, unix.Bind(fd, loopback4(10_000+i)), unix.Listen(fd, 1)); err != nil {
+				t.Error(err)
+			}
+			if i%2 == 0 {
+				_ = unix.Close(fd)
+				continue
+			}
+			open = append(open, fd)
+			want = append(want, fmt.Sprintf("tcp 127.0.0.1:%d", 10_000+i))
+		}
+	})
+	close(h.held)
+	h.await(t, func() string { return fmt.Sprintf("%d of %d; %+v", len(h.set), len(want), obs.Stats()) }, func() bool {
+		return h.replaces > 1 && slices.Equal(h.describe(), want)
+	})
+	if s := obs.Stats(); s.Drops == 0 || s.Resyncs == 0 || s.Drift != 0 {
+		t.Errorf("stats: %+v, want drops and a resync, and no drift", s)
+	}
+	for _, fd := range open {
+		_ = unix.Close(fd)
+	}
+	h.await(t, func() string { return fmt.Sprint(clip(h.describe())) }, func() bool { return len(h.set) == 0 })
+}
+
+// TestRunLeavesNothing counts descriptors and maps of memory around a run.
+func TestRunLeavesNothing(t *testing.T) {
+	r := newRoom(t)
+	count := func() (fds, maps int) {
+		names, err := os.ReadDir("/proc/self/fd")
+		if err != nil {
+			t.Fatal(err)
+		}
+		b, err := os.ReadFile("/proc/self/maps")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(names), strings.Count(string(b), "bpf-map")
+	}
+	once := func() {
+		obs, err := New(Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		rec := newRecorder()
+		stop := run(t, r, obs, rec)
+		rec.await(t, func() string { return "no Replace" }, func() bool { return rec.replaces > 0 })
+		stop()
+	}
+	once() // the runtime opens some for itself
+	fds, maps := count()
+	for range 3 {
+		once()
+	}
+	if f, m := count(); f != fds || m != maps {
+		t.Errorf("%d descriptors and %d maps, before %d and %d", f, m, fds, maps)
+	}
+}
+
+// TestAttachRollsBack attaches a hook that there is and one that there is not.
+func TestAttachRollsBack(t *testing.T) {
+	r := newRoom(t)
+	k, err := newKernel(64<<10, r.ns.inode)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := k.close(); err != nil {
+			t.Error(err)
+		}
+	}()
+	before, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := k.attach([]string{"tcp_state_stop", "no_such_hook"}); !errors.Is(err, errNoHook) {
+		t.Fatalf("attach: %v, want %v", err, errNoHook)
+	}
+	after, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(after) != len(before) {
+		t.Errorf("%d descriptors after, %d before", len(after), len(before))
+	}
+	if len(k.programs) != 0 {
+		t.Errorf("%d programs count as attached", len(k.programs))
+	}
+}
+
+// TestSocketsBeforeTheStart are known by the dump alone: their owners are found,
+// also behind MPTCP, and their ends are seen.
+func TestSocketsBeforeTheStart(t *testing.T) {
+	for _, set := range rungSets(t) {
+		t.Run(set, func(t *testing.T) {
+			w := &world{room: newRoom(t), t: t}
+			socks := []sock{
+				w.tcp4().bind(loopback4(8080)).listen(),
+				w.socket(unix.AF_INET, unix.SOCK_STREAM, protocolMPTCP).bind(loopback4(8081)).listen(),
+				w.udp4().bind(loopback4(5000)),
+				w.udp6().bind(any6(50_000)),
+			}
+			client := w.udp4()
+			client.must("sendto", unix.Sendto(client.fd, []byte("x"), 0, loopback4(9)))
+			seen := observe(t, w.room, options(set))
+			want := []string{"tcp 127.0.0.1:8080", "tcp 127.0.0.1:8081", "udp 127.0.0.1:5000"}
+			if set != RungPoll {
+				// Only the kernel's own word tells it from a client.
+				want = append(want, "udp [::]:50000")
+			}
+			seen.wantSet(want...)
+			seen.await(t, func() string { return fmt.Sprintf("owners of %+v", seen.set) }, func() bool {
+				for _, s := range seen.set {
+					if s.PID != uint32(os.Getpid()) || s.Comm == "" || s.Inode == 0 {
+						return false
+					}
+				}
+				return true
+			})
+			for _, s := range socks {
+				s.close()
+			}
+			client.close()
+			seen.wantSet()
+			if s := seen.observer.Stats(); s.Drift != 0 {
+				t.Errorf("stats: %+v", s)
+			}
+		})
+	}
+}
+
+// TestMixedMechanisms observes TCP by events and polls the rest.
+func TestMixedMechanisms(t *testing.T) {
+	w := observe(t, newRoom(t), options(RungTPBTF))
+	if tcp, udp := w.rungs[TCPListen].Name, w.rungs[UDPBind].Name; tcp != RungTPBTF || udp != RungPoll {
+		t.Fatalf("tcp by %s, udp by %s", tcp, udp)
+	}
+	a, b := w.tcp4().bind(any4(8080)).listen(), w.udp4().bind(any4(5000))
+	w.wantSet("tcp 0.0.0.0:8080", "udp 0.0.0.0:5000")
+	a.close()
+	b.close()
+	w.wantSet()
+}
+
+func TestModeBPFNeedsEvents(t *testing.T) {
+	r := newRoom(t)
+	obs, err := New(Options{Mode: BPF, Rungs: []string{RungPoll}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = r.ns.do(func() error { return obs.Run(t.Context(), newRecorder()) })
+	if !errors.Is(err, ErrNoEvents) {
+		t.Errorf("Run: %v, want %v", err, ErrNoEvents)
+	}
+}
