@@ -11,11 +11,13 @@ FUZZTIME ?= 10s
 KERNELS ?= 6.1,6.12
 RUNGS ?= fentry,kprobe,tp_btf
 BENCH ?= .
+# Rounds of what the end-to-end tests repeat, fewer where the processor is emulated.
+VM_ROUNDS := -env FAIRLEAD_STARTS=10 -env FAIRLEAD_SHORT=500 -env FAIRLEAD_RECONNECTS=5
 
 # Stages of "make test", in order.
 STAGES := lint generate-check test-unit test-root test-vm $(if $(wildcard test/engines),test-engines)
-# Systems that the host side is built for, and what it is built from.
-HOST_SYSTEMS := linux/amd64 linux/arm64 windows/amd64 windows/arm64 darwin/arm64
+# Systems that the host side is built for beside linux/amd64, which the linter sees.
+HOST_SYSTEMS := linux/arm64 windows/amd64 windows/arm64 darwin/arm64
 HOST_PACKAGES := $(wildcard ./internal/host ./cmd/fairlead)
 
 # Packages with a test file that has build tag $(1).
@@ -66,7 +68,13 @@ test-root: ## Run the tests that make namespaces, rules and BPF programs on this
 .PHONY: test-vm
 test-vm: ## Run root and VM tests under emulated kernels (KERNELS, RUNGS)
 	@rc=0; $(RUN) test test-vm-rig go test -json -tags rig ./test/vm || rc=1; \
-	go run ./test/vm -kernel '$(KERNELS)' -rungs '$(RUNGS)' ./... || rc=1; exit $$rc
+	go run ./test/vm -kernel '$(KERNELS)' -rungs '$(RUNGS)' $(VM_ROUNDS) ./... || rc=1; exit $$rc
+
+.PHONY: test-engines
+test-engines: ## Run against real Docker, containerd and Kubernetes (root; builds them once, 10 minutes)
+	$(need_root)
+	@hack/provision-engines.sh
+	@$(RUN) test test-engines go test -json -tags engines -p 1 -count 1 -timeout 30m $(or $(call tagged,engines),$(error no test file has build tag engines))
 
 .PHONY: bench
 bench: ## Run the benchmarks that match BENCH (root)
