@@ -50,6 +50,8 @@ type Options struct {
 	// acknowledge; 60 s if 0. One that says nothing has until Sync's deadline.
 	Patience time.Duration
 	Logger   *slog.Logger
+
+	maxPublications int // wire.MaxPublications if 0
 }
 
 func (o Options) complete() (Options, error) {
@@ -69,6 +71,9 @@ func (o Options) complete() (Options, error) {
 	}
 	if o.Patience == 0 {
 		o.Patience = time.Minute
+	}
+	if o.maxPublications == 0 {
+		o.maxPublications = wire.MaxPublications
 	}
 	return o, nil
 }

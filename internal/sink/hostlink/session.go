@@ -22,6 +22,10 @@ import (
 // address that it can ask for, twice over.
 const maxOutcomes = 2 * wire.MaxHosts
 
+// perPublication is how long a host may be silent over a large set, for each
+// publication in it, beyond the deadline of a Sync.
+const perPublication = time.Millisecond
+
 // errGone means that the session ended during a sync.
 var errGone = errors.New("session gone")
 
@@ -156,7 +160,9 @@ func (c *session) late(ctx context.Context, want reconcile.View, change reconcil
 		return nil, ctx.Err()
 	}
 	c.mu.Lock()
-	hopeless := c.messages == heard || time.Since(c.sentAt) > c.o.Patience
+	owes := time.Since(c.sentAt)
+	silent := c.messages == heard && owes > time.Duration(len(c.unheard))*perPublication
+	hopeless := silent || owes > c.o.Patience
 	c.mu.Unlock()
 	if hopeless {
 		c.stats.silent.Add(1)
@@ -210,7 +216,7 @@ func (c *session) send(ctx context.Context, want reconcile.View, change reconcil
 	var parts []wire.Control
 	switch {
 	case !c.told || c.resync || (gen != c.sent && (change.Base == 0 || change.Base > c.sent ||
-		c.partial || want.Len() > wire.MaxPublications)):
+		c.partial || want.Len() > c.o.maxPublications)):
 		parts = c.snapshot(want, failed)
 		c.stats.snapshots.Add(1)
 	case gen == c.sent:
@@ -259,16 +265,16 @@ func (w countWriter) Write(b []byte) (int, error) {
 
 // snapshot is all of want that the host can be told. c.mu is held.
 func (c *session) snapshot(want reconcile.View, failed port.Outcomes) []wire.Control {
-	s := wire.Snapshot{Epoch: c.o.Epoch, Generation: want.Generation(), Publications: make([]wire.Publication, 0, min(want.Len(), wire.MaxPublications))}
+	s := wire.Snapshot{Epoch: c.o.Epoch, Generation: want.Generation(), Publications: make([]wire.Publication, 0, min(want.Len(), c.o.maxPublications))}
 	clear(c.unheard)
 	c.partial = false
 	text := 0
 	for k, p := range want.All() {
 		w := wire.FromPublication(p)
 		err := w.Check()
-		if err == nil && (len(s.Publications) == wire.MaxPublications || text+w.TextBytes() > wire.MaxSetBytes) {
+		if err == nil && (len(s.Publications) == c.o.maxPublications || text+w.TextBytes() > wire.MaxSetBytes) {
 			c.partial = true
-			err = fmt.Errorf("more than %d publications, or than %d MiB of names and labels", wire.MaxPublications, wire.MaxSetBytes>>20)
+			err = fmt.Errorf("more than %d publications, or than %d MiB of names and labels", c.o.maxPublications, wire.MaxSetBytes>>20)
 		}
 		if err != nil {
 			failed[k] = untold(k, err)

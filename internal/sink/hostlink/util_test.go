@@ -141,7 +141,7 @@ func (r *rig) sync(timeout time.Duration) (port.Outcomes, error) {
 
 func (r *rig) mustSync() port.Outcomes {
 	r.t.Helper()
-	out, err := r.sync(20 * time.Second)
+	out, err := r.sync(time.Minute)
 	if err != nil {
 		r.t.Fatal(err)
 	}
@@ -170,14 +170,13 @@ func (r *rig) connect(name string) *peer {
 		err error
 	}
 	c := make(chan result, 1)
+	ao, ho := o, o
+	ao.Role, ao.MaxStreams, ho.Role = link.RoleAgent, 2000, link.RoleHost
 	go func() {
-		o := o
-		o.Role, o.MaxStreams = link.RoleAgent, 2000
-		s, err := link.Server(context.Background(), a, o)
+		s, err := link.Server(context.Background(), a, ao)
 		c <- result{s, err}
 	}()
-	o.Role = link.RoleHost
-	host, err := link.Client(context.Background(), b, o)
+	host, err := link.Client(context.Background(), b, ho)
 	agent := <-c
 	if err != nil || agent.err != nil {
 		r.t.Fatal(err, agent.err)
