@@ -221,13 +221,13 @@ func TestHostilePeers(t *testing.T) {
 	}
 }
 
-// proveWith is a dialler that answers the demand for proof with what make returns.
-func proveWith(make func(hello wire.Handshake) wire.Handshake) func(r raw) {
+// proveWith is a dialler that answers the demand for proof with what answer returns.
+func proveWith(answer func(hello wire.Handshake) wire.Handshake) func(r raw) {
 	return func(r raw) {
 		h := peerHello(RoleHost, 1)
 		r.send(h, wire.Magic)
 		r.hello()
-		r.send(make(h), "")
+		r.send(answer(h), "")
 		_, _ = io.Copy(io.Discard, r) // the refusal
 	}
 }

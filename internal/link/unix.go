@@ -63,11 +63,11 @@ func ensureDir(dir string) error {
 	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 		return err
 	}
-	real, err := filepath.EvalSymlinks(dir) // /var/run may be a link to /run
+	target, err := filepath.EvalSymlinks(dir) // /var/run may be a link to /run
 	if err != nil {
 		return err
 	}
-	fi, err := os.Lstat(real)
+	fi, err := os.Lstat(target)
 	if err != nil {
 		return err
 	}

@@ -454,7 +454,7 @@ func thin(n int) Publication {
 }
 
 func TestSplitAndJoin(t *testing.T) {
-	for name, make := range map[string]func(int) Publication{"thin": thin, "fat": fat} {
+	for name, item := range map[string]func(int) Publication{"thin": thin, "fat": fat} {
 		for _, n := range []int{0, 1, SnapshotPart, SnapshotPart + 1, 1500} {
 			if name == "fat" {
 				n = min(n, 60)
@@ -462,7 +462,7 @@ func TestSplitAndJoin(t *testing.T) {
 			pubs := []Publication{}
 			var keys []port.Key
 			for i := range n {
-				pubs = append(pubs, make(i))
+				pubs = append(pubs, item(i))
 				keys = append(keys, key(port.UDP, "1.2.3.4", uint16(i+1)))
 			}
 			for what, parts := range map[string][]Control{

@@ -192,7 +192,7 @@ func (c *session) answer(want reconcile.View) (port.Outcomes, bool) {
 	for k := range c.unheard {
 		c.outcomes[k] = []port.Outcome{{Key: k, State: port.Pending, Reason: "the host said nothing of it"}}
 	}
-	clear(c.unheard)
+	c.unheard = make(map[port.Key]struct{}) // a cleared map would keep the room of a snapshot
 	return c.take(want), true
 }
 
@@ -266,7 +266,7 @@ func (w countWriter) Write(b []byte) (int, error) {
 // snapshot is all of want that the host can be told. c.mu is held.
 func (c *session) snapshot(want reconcile.View, failed port.Outcomes) []wire.Control {
 	s := wire.Snapshot{Epoch: c.o.Epoch, Generation: want.Generation(), Publications: make([]wire.Publication, 0, min(want.Len(), c.o.maxPublications))}
-	clear(c.unheard)
+	c.unheard = make(map[port.Key]struct{}, want.Len())
 	c.partial = false
 	text := 0
 	for k, p := range want.All() {
