@@ -505,14 +505,14 @@ func TestHostileControl(t *testing.T) {
 		msg     []byte
 		dropped uint64 // at least
 	}{
-		"unknown message":    {frame(`{"reboot":{}}`), 64},
-		"garbage":            {frame("\x00\xff"), 64},
-		"too many items":     {frame(`{"outcomes":{"outcomes":[` + big + `{}]}}`), 64},
-		"agent's message":    {frame(`{"snapshot":{"epoch":"E","publications":[]}}`), 64},
-		"ack of the future":  {frame(`{"ack":{"generation":1000}}`), 64},
-		"resync for ever":    {frame(`{"resync":{"reason":"again"}}`), 64},
-		"oversized":          {[]byte{0xff, 0xff, 0xff, 0xff}, 1},
-		"a large one": {frame(`{"` + strings.Repeat("x", wire.MaxControlFrame/4) + `":1}`), 64},
+		"unknown message":   {frame(`{"reboot":{}}`), 64},
+		"garbage":           {frame("\x00\xff"), 64},
+		"too many items":    {frame(`{"outcomes":{"outcomes":[` + big + `{}]}}`), 64},
+		"agent's message":   {frame(`{"snapshot":{"epoch":"E","publications":[]}}`), 64},
+		"ack of the future": {frame(`{"ack":{"generation":1000}}`), 64},
+		"resync for ever":   {frame(`{"resync":{"reason":"again"}}`), 64},
+		"oversized":         {[]byte{0xff, 0xff, 0xff, 0xff}, 1},
+		"a large one":       {frame(`{"` + strings.Repeat("x", wire.MaxControlFrame/4) + `":1}`), 64},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := newRig(t)
