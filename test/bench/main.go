@@ -12,7 +12,6 @@ import (
 	"encoding/json"
 	"flag"
 	"fmt"
-	"math/rand/v2"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -139,7 +138,7 @@ func round(ctx context.Context, probes []*probe, perRound int) error {
 		}
 		wg.Go(func() {
 			for range n {
-				time.Sleep(rand.N(20*time.Millisecond + p.mode.poll))
+				p.pause()
 				if errs[i] = p.measure(ctx); errs[i] != nil {
 					errs[i] = fmt.Errorf("%s: %w", p.mode.name, errs[i])
 					return

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math/rand/v2"
 	"net"
 	"net/netip"
 	"os"
@@ -37,6 +38,7 @@ type probe struct {
 
 	linked, hosted *guest
 	session        link.Session
+	lost           chan error // why the session ended
 	port           uint16
 
 	mu   sync.Mutex
@@ -51,7 +53,7 @@ type guest struct {
 }
 
 func newProbe(ctx context.Context, binary, dir string, m mode) (_ *probe, err error) {
-	p := &probe{mode: m, samples: map[string][]time.Duration{}, port: 20000, seen: map[port.Key]chan time.Time{}}
+	p := &probe{mode: m, samples: map[string][]time.Duration{}, port: 20000, seen: map[port.Key]chan time.Time{}, lost: make(chan error, 1)}
 	defer func() {
 		if err != nil {
 			p.close()
@@ -64,7 +66,7 @@ func newProbe(ctx context.Context, binary, dir string, m mode) (_ *probe, err er
 		return nil, err
 	}
 	if err := p.hosted.start(p.hosted.outside, binary, "host", "--link-token=", "--connect", p.hosted.link,
-		"--control", filepath.Join(dir, "host", "s"), "--log-level", "warn"); err != nil {
+		"--control", filepath.Join(dir, "host", "s"), "--log-level", "error"); err != nil {
 		return nil, err
 	}
 	for _, g := range []*guest{p.linked, p.hosted} {
@@ -86,7 +88,7 @@ func newGuest(binary, dir string, m mode) (g *guest, err error) {
 	if g.outside, err = netns.New(); err != nil {
 		return nil, err
 	}
-	args := append([]string{"agent", "--link-token=", "--link", g.link, "--control", g.control, "--hold-down", "0s", "--log-level", "warn"}, m.flags...)
+	args := append([]string{"agent", "--link-token=", "--link", g.link, "--control", g.control, "--hold-down", "0s", "--log-level", "error"}, m.flags...)
 	return g, g.start(g.space, binary, args...)
 }
 
@@ -157,6 +159,7 @@ func (p *probe) read() {
 	for {
 		m, err := wire.ReadControl(c)
 		if err != nil {
+			p.lost <- fmt.Errorf("the link ended: %w", err)
 			return
 		}
 		now := time.Now()
@@ -164,20 +167,27 @@ func (p *probe) read() {
 		switch {
 		case m.Snapshot != nil:
 			ack.Generation = m.Snapshot.Generation
+			ack.Outcomes = p.put(m.Snapshot.Publications, now)
 		case m.Change != nil:
 			ack.Generation = m.Change.Generation
-			for _, pub := range m.Change.Put {
-				p.say(pub.Key, now)
-				ack.Outcomes = append(ack.Outcomes, wire.Outcome{Key: pub.Key, State: port.Active, HostAddress: pub.Host[0]})
-			}
+			ack.Outcomes = p.put(m.Change.Put, now)
 			for _, k := range m.Change.Removed {
 				p.say(k, now)
 			}
 		}
 		if err := wire.WriteControl(c, wire.Control{Ack: &ack}); err != nil {
+			p.lost <- fmt.Errorf("acknowledge: %w", err)
 			return
 		}
 	}
+}
+
+func (p *probe) put(pubs []wire.Publication, now time.Time) (outcomes []wire.Outcome) {
+	for _, pub := range pubs {
+		p.say(pub.Key, now)
+		outcomes = append(outcomes, wire.Outcome{Key: pub.Key, State: port.Active, HostAddress: pub.Host[0]})
+	}
+	return outcomes
 }
 
 func (p *probe) say(k port.Key, at time.Time) {
@@ -215,20 +225,27 @@ func (p *probe) measure(ctx context.Context) error {
 	if err := p.sample(ctx, openMessage, opened, said); err != nil {
 		return err
 	}
-	time.Sleep(2 * time.Millisecond) // the acknowledgement is not part of it
+	p.pause()
 	said = p.expect(k)
 	_ = unix.Close(fd)
 	if err := p.sample(ctx, gone, time.Now(), said); err != nil {
 		return err
 	}
+	p.pause()
 	return p.throughHost(ctx, k)
 }
+
+// pause ends at any phase of a poller, and after the acknowledgement, which is
+// not part of what is measured.
+func (p *probe) pause() { time.Sleep(2*time.Millisecond + rand.N(20*time.Millisecond+p.mode.poll)) }
 
 func (p *probe) sample(ctx context.Context, measure string, from time.Time, said <-chan time.Time) error {
 	select {
 	case at := <-said:
 		p.samples[measure] = append(p.samples[measure], max(at.Sub(from), 0))
 		return nil
+	case err := <-p.lost:
+		return err
 	case <-time.After(limit):
 		return fmt.Errorf("%s: nothing within %v", measure, limit)
 	case <-ctx.Done():
