@@ -61,13 +61,42 @@ mkdir -p "$root/usr/local/go"
 git clone -q "file://$top" "$root/root/fairlead"
 
 {
-	echo 'set -eu; cd /root/fairlead'
-	for target; do
-		printf "printf '\\n== make %%s\\n' %q\n" "$target"
-		printf 'env -i'
-		printf ' %q' "${environment[@]}" make "$target"
-		echo
+	printf 'environment=('
+	printf '%q ' "${environment[@]}"
+	printf ')\ntargets=('
+	printf '%q ' "$@"
+	printf ')\n'
+	cat <<'INSIDE'
+set -eum
+cd /root/fairlead
+run() { env -i "${environment[@]}" make "$@"; }
+
+# The demo runs until it is interrupted: wait for its port, ask it, end it.
+demo() {
+	local port='' left
+	run demo >/tmp/demo 2>&1 &
+	for ((i = 0; i < 600 && ${#port} == 0; i++)); do
+		sleep 1
+		kill -0 $! 2>/dev/null || break
+		! grep -q ' active ' /tmp/demo || port=$(sed -nE 's|^ *curl http://127.0.0.1:([0-9]+)/.*|\1|p' /tmp/demo)
 	done
+	cat /tmp/demo
+	[ -n "$port" ] || { echo "fresh-machine: the demo showed no port"; return 1; }
+	exec 3<>"/dev/tcp/127.0.0.1/$port"
+	printf 'GET / HTTP/1.0\r\n\r\n' >&3
+	grep -m 1 '^HTTP/1.* 200 ' <&3
+	exec 3>&-
+	kill -INT -- -$!
+	wait $! || true # make tells that it was interrupted
+	left=$(ls -A /run/netns 2>/dev/null || true)
+	[ -z "$left" ] || { echo "fresh-machine: the demo left network namespace $left"; return 1; }
+}
+
+for target in "${targets[@]}"; do
+	printf '\n== make %s\n' "$target"
+	if [ "$target" = demo ]; then demo; else run "$target"; fi
+done
+INSIDE
 } >"$root/root/targets"
 
 say "running make $*"
