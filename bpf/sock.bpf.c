@@ -277,15 +277,16 @@ int udp_connecting6(struct bpf_sock_addr *view)
 SEC("iter/udp")
 int udp_explicit(struct bpf_iter__udp *it)
 {
-	struct sock *sk = (struct sock *)it->udp_sk;
+	struct udp_sock *udp = it->udp_sk; /* loaded once: the check counts for this load only */
+	struct sock *sk = (struct sock *)udp;
 	__u64 cookie;
 
-	if (!sk || sock_state(sk) != TCP_CLOSE)
+	if (!udp || sock_state(sk) != TCP_CLOSE)
 		return 0;
 	if (!(BPF_CORE_READ_BITFIELD_PROBED(sk, sk_userlocks) &
 	      (SOCK_BINDADDR_LOCK | SOCK_BINDPORT_LOCK)))
 		return 0;
-	cookie = bpf_get_socket_cookie(it->udp_sk);
+	cookie = bpf_get_socket_cookie(udp);
 	bpf_seq_write(it->meta->seq, &cookie, sizeof(cookie));
 	return 0;
 }

@@ -145,7 +145,9 @@ static __noinline __u32 task_pid(void)
 static __noinline void fill(struct event *e, struct sock *sk)
 {
 	e->observed = bpf_ktime_get_ns();
-	e->cgroup = BPF_CORE_READ(sk, sk_cgrp_data.cgroup, kn, id);
+	e->cgroup = 0;
+	if (bpf_core_field_exists(sk->sk_cgrp_data.cgroup))
+		e->cgroup = BPF_CORE_READ(sk, sk_cgrp_data.cgroup, kn, id);
 	e->netns = sock_netns(sk, false);
 	e->pid = task_pid();
 	e->uid = BPF_CORE_READ(sk, sk_uid.val);

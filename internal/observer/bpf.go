@@ -103,13 +103,17 @@ func (k *kernel) attach(hooks []string) (_ io.Closer, err error) {
 	specs := make(map[string]*ebpf.ProgramSpec)
 	programs := make(map[string]*ebpf.Program)
 	for _, spec := range k.specs {
-		part := spec.Copy()
-		maps.DeleteFunc(part.Programs, func(name string, _ *ebpf.ProgramSpec) bool {
+		wanted := maps.Clone(spec.Programs)
+		maps.DeleteFunc(wanted, func(name string, _ *ebpf.ProgramSpec) bool {
 			return !slices.Contains(hooks, name)
 		})
-		if len(part.Programs) == 0 {
+		if len(wanted) == 0 {
 			continue
 		}
+		part := (&ebpf.CollectionSpec{
+			Maps: spec.Maps, Programs: wanted, Variables: spec.Variables,
+			Types: spec.Types, ByteOrder: spec.ByteOrder,
+		}).Copy()
 		// These only name types for generation.
 		delete(part.Maps, ".bss")
 		delete(part.Variables, sockVarUnusedEvent)
