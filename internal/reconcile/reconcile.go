@@ -38,7 +38,7 @@ type Options struct {
 	// Denied, if not nil, is told the keys that a rule forbade while they were
 	// wanted, so that their flows can be cut.
 	Denied func([]port.Key)
-	// Synced, if not nil, is told each publication that a sink acknowledged.
+	// Synced, if not nil, is told each publication that a sink made active.
 	Synced func(sink string, p port.Publication)
 	Logger *slog.Logger
 	Now    func() time.Time // time.Now if nil
@@ -358,7 +358,8 @@ func (w *worker) record(view View, hint Change, said port.Outcomes, err error) {
 		return
 	}
 	for _, k := range hint.Keys {
-		if p, ok := view.Get(k); ok {
+		active := slices.ContainsFunc(said[k], func(o port.Outcome) bool { return o.State == port.Active })
+		if p, ok := view.Get(k); ok && active {
 			w.r.o.Synced(w.sink.Name(), p)
 		}
 	}
