@@ -169,7 +169,7 @@ func (m *machine) boot(ctx context.Context) error {
 	// The watchdogs look at a clock that emulation on a busy host stretches.
 	qemu := exec.CommandContext(ctx, "qemu-system-x86_64",
 		"-accel", "tcg,thread=single", "-cpu", "max", "-smp", "2", "-m", strconv.Itoa(m.memory),
-		"-nodefaults", "-nographic", "-no-reboot", "-monitor", "none",
+		"-nodefaults", "-display", "none", "-no-reboot", "-monitor", "none",
 		"-chardev", "socket,id=tty0,path="+filepath.Join(dir, "ttyS0"), "-serial", "chardev:tty0",
 		"-chardev", "socket,id=tty1,path="+filepath.Join(dir, "ttyS1"), "-serial", "chardev:tty1",
 		"-kernel", filepath.Join(m.kernel.dir, "vmlinuz"), "-initrd", m.initrd,
