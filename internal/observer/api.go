@@ -63,8 +63,8 @@ type Event struct {
 // Handler is told what the observer sees. Its methods are called one at a time
 // and must not block: while one runs, no event is read.
 type Handler interface {
-	// Rungs says how each capability is observed, before the first Replace and
-	// whenever it changes. The slice is the handler's to keep.
+	// Rungs says how each capability is observed, once, before the first
+	// Replace. The slice is the handler's to keep.
 	Rungs([]Rung)
 	// Replace states the complete set, after the first dump and after a loss.
 	// The slice is the handler's to keep.

@@ -59,7 +59,10 @@ func capabilities(boundDump bool) []capability {
 			{name: RungPoll, lost: late},
 		}},
 		{name: TCPBind, rungs: slices.DeleteFunc([]rung{
-			{name: RungFentry, hooks: []string{"tcp_destroy", "tcp_inet_bind", "tcp_inet6_bind"}},
+			{
+				name: RungFentry, lost: "since Linux 6.6, MPTCP sockets that are bound only are seen by an audit",
+				hooks: []string{"tcp_destroy", "tcp_inet_bind", "tcp_inet6_bind"},
+			},
 			{name: RungCgroup, hooks: []string{"tcp_destroy", "tcp_post_bind4", "tcp_post_bind6"}},
 			{name: RungKprobe, lost: "sockets are seen a dump later", hooks: bindKprobes},
 			{name: RungPoll, lost: cmp.Or(noBound, late)},

@@ -31,17 +31,6 @@ func (e *echo) Apply(events []Event) {
 	}
 }
 
-func clock(id int32) int64 {
-	var ts unix.Timespec
-	_ = unix.ClockGettime(id, &ts)
-	return ts.Nano()
-}
-
-func monotonic() int64 { return clock(unix.CLOCK_MONOTONIC) }
-
-// threadTime is what the calling thread has used of a CPU, whoever else runs.
-func threadTime() int64 { return clock(unix.CLOCK_THREAD_CPUTIME_ID) }
-
 // BenchmarkLatency measures from the return of a call to the handler's.
 func BenchmarkLatency(b *testing.B) {
 	r := newRoom(b)

@@ -17,6 +17,7 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/btf"
 	"github.com/cilium/ebpf/link"
+	"github.com/cilium/ebpf/rlimit"
 	"golang.org/x/sys/unix"
 )
 
@@ -43,6 +44,10 @@ func newKernel(ringBytes int, netns uint32) (*kernel, error) {
 }
 
 func (k *kernel) open(ringBytes int, netns uint32) error {
+	// Before Linux 5.11 maps count against a limit that is far too low.
+	if err := rlimit.RemoveMemlock(); err != nil {
+		return fmt.Errorf("raise the limit of locked memory: %w", err)
+	}
 	pidns, err := pidNamespace()
 	if err != nil {
 		return err

@@ -5,22 +5,38 @@
 package observer
 
 import (
+	"errors"
+	"fmt"
 	"os"
 	"testing"
 
 	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
 )
 
 // childVar makes the test binary play a part instead of running tests.
 const childVar = "FAIRLEAD_OBSERVER_CHILD"
 
-// children are filled by files with build tags.
-var children = map[string]func(){}
-
 func TestMain(m *testing.M) {
 	if part := os.Getenv(childVar); part != "" {
-		children[part]()
+		play(part)
 		return
 	}
 	goleak.VerifyTestMain(m)
+}
+
+// play is a process that holds sockets until it is killed.
+func play(part string) {
+	if part == "listen" {
+		to := &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}, Port: 8080}
+		tcp, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM, 0)
+		udp, uerr := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM, 0)
+		err = errors.Join(err, uerr, unix.Bind(tcp, to), unix.Listen(tcp, 1), unix.Bind(udp, to))
+		if err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+	}
+	fmt.Println("ready")
+	_ = unix.Pause()
 }

@@ -313,3 +313,81 @@ func TestModeBPFNeedsEvents(t *testing.T) {
 		t.Errorf("Run: %v, want %v", err, ErrNoEvents)
 	}
 }
+
+// ports is a Handler that answers each event of a port.
+type ports struct {
+	live chan struct{}
+	seen map[uint16]chan bool // whether it listens
+}
+
+func (p *ports) Rungs([]Rung)     {}
+func (p *ports) Replace([]Socket) { close(p.live) }
+func (p *ports) Stale(error)      {}
+
+func (p *ports) Apply(events []Event) {
+	for _, e := range events {
+		if e.Gone || e.Socket.Listening {
+			p.seen[e.Socket.Port] <- !e.Gone
+		}
+	}
+}
+
+// TestNoWakeupIsLost makes events one at a time, each just when the reader may
+// be about to sleep: none may need another one to be seen.
+func TestNoWakeupIsLost(t *testing.T) {
+	rounds := 4000
+	if testing.Short() {
+		rounds = 400
+	}
+	for _, workers := range []int{1, 2} {
+		t.Run(fmt.Sprint(workers), func(t *testing.T) {
+			r := newRoom(t)
+			p := &ports{live: make(chan struct{}), seen: make(map[uint16]chan bool)}
+			for w := range workers {
+				p.seen[uint16(8080+w)] = make(chan bool, 4)
+			}
+			defer start(t, r, Options{}, p)()
+			<-p.live
+			var all sync.WaitGroup
+			for w := range workers {
+				all.Go(func() {
+					err := r.ns.do(func() error { return oneByOne(8080+w, rounds, p.seen[uint16(8080+w)]) })
+					if err != nil {
+						t.Error(err)
+					}
+				})
+			}
+			all.Wait()
+		})
+	}
+}
+
+func oneByOne(port, rounds int, seen <-chan bool) error {
+	rng := rand.New(rand.NewPCG(uint64(port), 0))
+	timeout := time.NewTimer(patience)
+	expect := func(listening bool) error {
+		timeout.Reset(patience)
+		select {
+		case got := <-seen:
+			if got != listening {
+				return fmt.Errorf("port %d: listening %v, want %v", port, got, listening)
+			}
+		case <-timeout.C:
+			return fmt.Errorf("port %d: an event was not seen", port)
+		}
+		// The reader needs some ten microseconds to sleep again.
+		for until := monotonic() + rng.Int64N(40_000); monotonic() < until; {
+		}
+		return nil
+	}
+	for range rounds {
+		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+		if err := errors.Join(err, unix.Bind(fd, loopback4(port)), unix.Listen(fd, 1), expect(true)); err != nil {
+			return err
+		}
+		if err := errors.Join(unix.Close(fd), expect(false)); err != nil {
+			return err
+		}
+	}
+	return nil
+}

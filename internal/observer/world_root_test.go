@@ -345,3 +345,14 @@ func raiseLimit(t testing.TB, files uint64) {
 	}
 	t.Cleanup(func() { _ = unix.Setrlimit(unix.RLIMIT_NOFILE, &old) })
 }
+
+func clock(id int32) int64 {
+	var ts unix.Timespec
+	_ = unix.ClockGettime(id, &ts)
+	return ts.Nano()
+}
+
+func monotonic() int64 { return clock(unix.CLOCK_MONOTONIC) }
+
+// threadTime is what the calling thread has used of a CPU, whoever else runs.
+func threadTime() int64 { return clock(unix.CLOCK_THREAD_CPUTIME_ID) }
