@@ -24,6 +24,7 @@ import (
 	"github.com/fairlead/fairlead/internal/reconcile"
 	"github.com/fairlead/fairlead/internal/registry"
 	"github.com/fairlead/fairlead/internal/sink/hostlink"
+	"github.com/fairlead/fairlead/internal/source/nat"
 	"github.com/fairlead/fairlead/internal/source/socket"
 	"github.com/fairlead/fairlead/internal/status"
 	"github.com/fairlead/fairlead/internal/wire"
@@ -87,13 +88,25 @@ func (a *Agent) wireSources() error {
 	if err != nil {
 		return fmt.Errorf("observer: %w", err)
 	}
-	sockets, err := socket.New(socket.Options{Observer: a.observer, Own: a.sockets.Has, Logger: a.log})
-	if err != nil {
-		return err
-	}
-	a.sources = []Source{sockets}
 	a.registry = registry.New(registry.Options{Rules: a.cfg.Rules, Logger: a.log})
+	for _, name := range a.cfg.Sources {
+		s, err := a.newSource(name)
+		if err != nil {
+			return err
+		}
+		a.sources = append(a.sources, s)
+	}
 	return nil
+}
+
+func (a *Agent) newSource(name string) (Source, error) {
+	switch name {
+	case socket.Name:
+		return socket.New(socket.Options{Observer: a.observer, Own: a.sockets.Has, Logger: a.log})
+	case "nat":
+		return nat.New(nat.Options{Log: a.log})
+	}
+	return nil, fmt.Errorf("source %q: want socket or nat", name)
 }
 
 func (a *Agent) wireSinks() error {

@@ -12,6 +12,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"time"
 
 	"github.com/spf13/pflag"
@@ -62,6 +63,7 @@ type Agent struct {
 	Link          []Endpoint        // at least one
 	AllowCIDs     []uint32          // vsock peers that may connect
 	AllowUIDs     []uint32          // unix peers that may connect, besides root and the agent's own user
+	Sources       []string          // at least one of "socket", "nat", each once
 	Sinks         []Sink            // at least one, each name once
 	Observer      string            // "auto", "bpf" or "poll"
 	PollInterval  time.Duration     // of the polling observer, 10ms to 1h
@@ -98,6 +100,7 @@ func DefaultAgent() Agent {
 		},
 		Link:          []Endpoint{{Network: "unix", Path: "/run/fairlead/link.sock"}},
 		AllowCIDs:     []uint32{2}, // VMADDR_CID_HOST
+		Sources:       []string{"socket", "nat"},
 		Sinks:         []Sink{{Name: "hostlink"}},
 		Observer:      "auto",
 		PollInterval:  time.Second,
@@ -159,6 +162,8 @@ func (c *Agent) fields() []field {
 			"vsock peers that may connect"),
 		many("allowUIDs", "allow-uids", "uid", &c.AllowUIDs, whole[uint32](0, 1<<32-2), number,
 			"users that may connect to a unix link, besides root and the agent's own"),
+		many("source", "source", "source", &c.Sources, enum("socket", "nat"), str,
+			"where ports are seen: socket, nat"),
 		many("sink", "sink", "sink", &c.Sinks, ParseSink, stringOf,
 			"where publications go: hostlink, listener, gvproxy[=URL], vtunnel[=URL]"),
 		one("observer", "observer", "mode", &c.Observer, enum("auto", "bpf", "poll"), str,
@@ -220,17 +225,33 @@ func (c *Agent) validate() (key string, err error) {
 			return "linkToken", fmt.Errorf("%q: want a file, %q needs a token", "", e)
 		}
 	}
+	if len(c.Sources) == 0 {
+		return "source", fmt.Errorf("an empty list: want at least one source")
+	}
+	if s, ok := twice(c.Sources); ok {
+		return "source", fmt.Errorf("%q: given twice, want each source once", s)
+	}
 	if len(c.Sinks) == 0 {
 		return "sink", fmt.Errorf("an empty list: want at least one sink")
 	}
-	seen := map[string]bool{}
-	for _, s := range c.Sinks {
-		if seen[s.Name] {
-			return "sink", fmt.Errorf("%q: given twice, want each sink once", s.Name)
-		}
-		seen[s.Name] = true
+	names := make([]string, len(c.Sinks))
+	for i, s := range c.Sinks {
+		names[i] = s.Name
+	}
+	if s, ok := twice(names); ok {
+		return "sink", fmt.Errorf("%q: given twice, want each sink once", s)
 	}
 	return "", nil
+}
+
+// twice returns the first name that is there before.
+func twice(names []string) (string, bool) {
+	for i, n := range names {
+		if slices.Contains(names[:i], n) {
+			return n, true
+		}
+	}
+	return "", false
 }
 
 func (c *Host) validate() (key string, err error) {

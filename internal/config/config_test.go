@@ -41,6 +41,7 @@ func agentSamples() []sample {
 		{"link", "[vsock://:700, unix:///l]", "vsock://:700,unix:///l"},
 		{"allowCIDs", "[2, 3]", "2,3"},
 		{"allowUIDs", "1000", "1000"},
+		{"source", "socket", "socket"},
 		{"sink", "[hostlink, 'gvproxy=http://10.0.0.1:80', 'vtunnel=unix:///v']", "hostlink,gvproxy=http://10.0.0.1:80,vtunnel=unix:///v"},
 		{"observer", "poll", "poll"},
 		{"pollInterval", "250ms", "250ms"},
@@ -192,7 +193,7 @@ func quoteList(f field, text string) string {
 func TestDefaults(t *testing.T) {
 	want := map[string]string{
 		"link": "unix:///run/fairlead/link.sock", "linkToken": "/var/lib/fairlead/token", "allowCIDs": "2", "allowUIDs": "",
-		"sink": "hostlink", "observer": "auto", "pollInterval": "1s", "auditInterval": "1m0s", "holdDown": "150ms",
+		"source": "socket,nat", "sink": "hostlink", "observer": "auto", "pollInterval": "1s", "auditInterval": "1m0s", "holdDown": "150ms",
 		"control": "/run/fairlead/control.sock", "metricsAddr": "", "logLevel": "info", "logFormat": "text",
 		"expose": "loopback", "rulesFile": "",
 	}
@@ -259,7 +260,7 @@ func TestErrors(t *testing.T) {
 		want       string
 	}{
 		{name: "misspelt", yaml: "holdown: 1s",
-			want: `c.yaml:1:1: unknown key "holdown" (did you mean "holdDown"?): want link, allowCIDs, allowUIDs, sink, observer, pollInterval, auditInterval, holdDown, expose, linkToken, control, metricsAddr, logLevel, logFormat, rulesFile or rules`},
+			want: `c.yaml:1:1: unknown key "holdown" (did you mean "holdDown"?): want link, allowCIDs, allowUIDs, source, sink, observer, pollInterval, auditInterval, holdDown, expose, linkToken, control, metricsAddr, logLevel, logFormat, rulesFile or rules`},
 		{name: "not a mapping", yaml: "- a", want: `c.yaml:1:1: a list: want a mapping (key: value)`},
 		{name: "list for one", yaml: "observer: [bpf]", want: `c.yaml:1:11: observer: a list: want one value`},
 		{name: "no value", yaml: "link:\n", want: `c.yaml:1:1: link: no value: give one, or leave the key out`},

@@ -43,6 +43,9 @@ func New() (*Space, error) {
 // Close lets go of the namespace.
 func (s *Space) Close() error { return unix.Close(s.fd) }
 
+// FD is the descriptor of the namespace's handle in this process.
+func (s *Space) FD() int { return s.fd }
+
 func loopbackUp() error {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {

@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux && (root || vm)
+
+package e2e
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+)
+
+// sh runs a script in the namespace.
+func (s *space) sh(t testing.TB, script string) {
+	t.Helper()
+	var out []byte
+	err := s.Do(func() (err error) {
+		out, err = exec.Command("/bin/sh", "-euc", script).CombinedOutput()
+		return err
+	})
+	if err != nil {
+		t.Fatalf("%s: %v\n%s", script, err, out)
+	}
+}
+
+// container is a namespace behind a bridge of the guest.
+func container(t *testing.T, guest *space) *space {
+	t.Helper()
+	c := newSpace(t)
+	// A namespace without a name is entered through the file that its handle is.
+	guest.sh(t, fmt.Sprintf(`
+ip link add br0 type bridge
+ip addr add 10.88.0.1/24 dev br0
+ip link set br0 up
+ip link add veth0 type veth peer name eth0 netns /proc/%d/fd/%d
+ip link set veth0 master br0 up
+echo 1 > /proc/sys/net/ipv4/ip_forward`, os.Getpid(), c.FD()))
+	c.sh(t, `
+ip addr add 10.88.0.2/24 dev eth0
+ip link set eth0 up
+ip route add default via 10.88.0.1`)
+	return c
+}
+
+// A port that exists only as a rule, as CNI portmap and kube-proxy write them.
+func TestPortThatIsOnlyARule(t *testing.T) {
+	for _, tool := range []struct{ name, add, remove string }{
+		{
+			"nft", `nft -f - <<'END'
+table ip fl { chain pre { type nat hook prerouting priority -100; tcp dport 8081 dnat to 10.88.0.2:80; udp dport 8082 dnat to 10.88.0.2:80; }; }
+END`, `nft delete table ip fl`,
+		},
+		{
+			"iptables-nft", `
+iptables-nft -t nat -A PREROUTING -p tcp --dport 8081 -j DNAT --to-destination 10.88.0.2:80
+iptables-nft -t nat -A PREROUTING -p udp --dport 8082 -j DNAT --to-destination 10.88.0.2:80`,
+			`iptables-nft -t nat -F PREROUTING`,
+		},
+		{
+			"iptables-legacy", `
+iptables-legacy -t nat -A PREROUTING -p tcp --dport 8081 -j DNAT --to-destination 10.88.0.2:80
+iptables-legacy -t nat -A PREROUTING -p udp --dport 8082 -j DNAT --to-destination 10.88.0.2:80`,
+			`iptables-legacy -t nat -F PREROUTING`,
+		},
+	} {
+		t.Run(tool.name, func(t *testing.T) {
+			r := newRig(t)
+			c := container(t, r.guest)
+			go echoServer(c.listen(t, "tcp4", "0.0.0.0:80"))
+			udp := c.listenPacket(t, "udp4", "0.0.0.0:80")
+			go func() {
+				b := make([]byte, 2048)
+				for {
+					n, from, err := udp.ReadFrom(b)
+					if err != nil {
+						return
+					}
+					_, _ = udp.WriteTo(b[:n], from)
+				}
+			}()
+			r.start()
+			r.guest.sh(t, tool.add)
+			r.wantState("tcp 0.0.0.0:8081", "active")
+			r.wantState("udp 0.0.0.0:8082", "active")
+			if _, p := r.state("tcp 0.0.0.0:8081"); len(p.Origins) != 1 || p.Origins[0].Source != "nat" || !strings.Contains(p.Origins[0].Detail, "8081") {
+				t.Errorf("origins = %+v", p.Origins)
+			}
+			conn, err := r.outside.Dial("tcp", "127.0.0.1:8081")
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer conn.Close()
+			if err := roundTrip(conn, "through the rule"); err != nil {
+				t.Error(err)
+			}
+			r.eventually("an answer over UDP", func() error {
+				conn, err := r.outside.Dial("udp", "127.0.0.1:8082")
+				if err != nil {
+					return err
+				}
+				defer conn.Close()
+				return roundTrip(conn, "datagram")
+			})
+			r.guest.sh(t, tool.remove)
+			r.wantState("tcp 0.0.0.0:8081", "")
+			r.wantState("udp 0.0.0.0:8082", "")
+		})
+	}
+}
