@@ -289,8 +289,13 @@ func TestContainerdKilled(t *testing.T) {
 func nerdctlPorts(t testing.TB) []string {
 	t.Helper()
 	var keys []string
-	for line := range strings.Lines(must(t, "ps", "--format", "{{.Names}} {{.Ports}}")) {
-		name, ports, _ := strings.Cut(strings.TrimSpace(line), " ")
+	for line := range strings.Lines(must(t, "ps", "-a", "--format", "{{.Status}}|{{.Names}} {{.Ports}}")) {
+		state, rest, _ := strings.Cut(strings.TrimSpace(line), "|")
+		// Without -a it leaves out what is paused, whose ports stay in place.
+		if !strings.HasPrefix(state, "Up") && state != "Paused" {
+			continue
+		}
+		name, ports, _ := strings.Cut(rest, " ")
 		for p := range strings.SplitSeq(ports, ", ") {
 			addr, spec, ok := strings.Cut(p, "->")
 			if !ok {

@@ -23,6 +23,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/registry"
 )
@@ -61,7 +63,7 @@ func start(t testing.TB, name string, args ...string) *daemon {
 		d.stop(syscall.SIGTERM)
 		if t.Failed() {
 			b, _ := os.ReadFile(d.log)
-			t.Logf("end of the log of %s:\n%s", d.name, tail(b, 4000))
+			t.Logf("end of the log of %s:\n%s", d.name, tail(b, 8000))
 		}
 	})
 	return d
@@ -385,3 +387,6 @@ func imageArchive(t testing.TB) string {
 	run(t, "tar", "-C", dir, "-cf", out, name, "manifest.json", "layer.tar")
 	return out
 }
+
+// setns moves the calling thread to another network namespace.
+func setns(fd int) error { return unix.Setns(fd, unix.CLONE_NEWNET) }

@@ -13,6 +13,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -124,6 +125,7 @@ func (s *Source) Run(ctx context.Context, feed registry.Feed) error {
 // session follows the first engine that answers.
 func (s *Source) session(ctx context.Context, set *engine.Set, up func()) error {
 	var errs []error
+	absent := true
 	for _, path := range s.o.Sockets {
 		f, version, err := s.dial(ctx, path)
 		if err == nil {
@@ -138,9 +140,14 @@ func (s *Source) session(ctx context.Context, set *engine.Set, up func()) error 
 			}
 			return fmt.Errorf("engine at %s: %w", path, err)
 		}
+		absent = absent && errors.Is(err, fs.ErrNotExist)
 		errs = append(errs, fmt.Errorf("engine at %s: %w", path, err))
 	}
-	return errors.Join(errs...)
+	err := errors.Join(errs...)
+	if absent {
+		err = fmt.Errorf("%w: %w", engine.ErrAbsent, err)
+	}
+	return err
 }
 
 // dial connects to one socket and asks for the version. The caller closes the connection.

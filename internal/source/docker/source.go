@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"log/slog"
 	"net"
 	"net/netip"
@@ -140,14 +141,20 @@ func (s *Source) Run(ctx context.Context, feed registry.Feed) error {
 // connect returns a connection to the first host that answers.
 func (s *Source) connect(ctx context.Context) (*conn, string, error) {
 	var errs []error
+	absent := true
 	for _, h := range s.o.Hosts {
 		c, err := dial(ctx, h, s.o.CertPath, s.o.Timeout)
 		if err == nil {
 			return c, h, nil
 		}
+		absent = absent && strings.HasPrefix(h, "unix://") && errors.Is(err, fs.ErrNotExist)
 		errs = append(errs, fmt.Errorf("engine at %s: %w", h, err))
 	}
-	return nil, "", errors.Join(errs...)
+	err := errors.Join(errs...)
+	if absent {
+		err = fmt.Errorf("%w: %w", engine.ErrAbsent, err)
+	}
+	return nil, "", err
 }
 
 func (s *Source) session(ctx context.Context, set *engine.Set, up func()) error {

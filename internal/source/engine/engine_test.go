@@ -31,6 +31,7 @@ type feed struct {
 	warnings []string
 	set      map[string]port.Binding
 	removed  int
+	replaced int
 }
 
 func (f *feed) Replace(set []port.Binding) {
@@ -46,6 +47,7 @@ func (f *feed) Replace(set []port.Binding) {
 		}
 	}
 	f.set = next
+	f.replaced++
 }
 
 func (f *feed) Apply(c port.Change) {
@@ -192,6 +194,61 @@ func TestSupervisorBackInTime(t *testing.T) {
 	})
 }
 
+// An engine that never was there declares nothing; that is no staleness.
+func TestSupervisorAbsent(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := &feed{}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+		defer cancel()
+		tries := 0
+		_ = Supervisor{
+			Retry: Retry{}.WithDefaults(), Logger: slog.New(slog.DiscardHandler), Feed: f, Withdraw: func() {},
+		}.Run(ctx, func(ctx context.Context, up func()) error {
+			switch tries++; {
+			case tries < 10:
+				if len(f.stale) > 0 {
+					t.Errorf("stale: %q", f.stale)
+				}
+				return fmt.Errorf("%w: no socket", ErrAbsent)
+			case tries == 10:
+				if f.replaced != 1 {
+					t.Errorf("said %d times that there is nothing, want once", f.replaced)
+				}
+				up()
+				return errGone
+			}
+			if n := len(f.stale); n == 0 {
+				t.Error("an engine that was lost is not stale")
+			}
+			return fmt.Errorf("%w: no socket", ErrAbsent)
+		})
+		if f.replaced != 1 {
+			t.Errorf("said %d times that there is nothing, want once", f.replaced)
+		}
+	})
+}
+
+// A session that asks to run again is run at once, and nothing is stale.
+func TestSupervisorAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := &feed{}
+		ctx, cancel := context.WithCancel(t.Context())
+		began, tries := time.Now(), 0
+		_ = Supervisor{
+			Retry: Retry{}.WithDefaults(), Logger: slog.New(slog.DiscardHandler), Feed: f, Withdraw: func() {},
+		}.Run(ctx, func(ctx context.Context, up func()) error {
+			up()
+			if tries++; tries == 5 {
+				cancel()
+			}
+			return ErrAgain
+		})
+		if len(f.stale) > 0 || time.Since(began) > 0 {
+			t.Errorf("stale %q, after %v", f.stale, time.Since(began))
+		}
+	})
+}
+
 func TestWatch(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "a", "b", "sock")
@@ -252,8 +309,8 @@ const (
 func TestFacts(t *testing.T) {
 	var f Table
 	a, b, shared := netip.MustParseAddr("10.0.0.2"), netip.MustParseAddr("10.0.0.3"), netip.MustParseAddr("10.0.0.9")
-	f.Put("1", Fact{Owner: port.Owner{Name: "one"}, ID: id1, Cgroup: 7, Path: "/docker/" + id1, Addresses: []netip.Addr{a, shared}})
-	f.Put("2", Fact{Owner: port.Owner{Name: "web"}, ID: "web", Cgroup: 8, Path: "/default/web", Addresses: []netip.Addr{b, shared}})
+	f.Put("1", Fact{Owner: port.Owner{Name: "one", ID: "1"}, ID: id1, Cgroup: 7, Path: "/docker/" + id1, Addresses: []netip.Addr{a, shared}})
+	f.Put("2", Fact{Owner: port.Owner{Name: "web", ID: "2"}, ID: "web", Cgroup: 8, Path: "/default/web", Addresses: []netip.Addr{b, shared}})
 
 	paths := map[string]string{
 		"/docker/" + id1:                                  "one",

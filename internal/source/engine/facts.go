@@ -152,16 +152,21 @@ func (t *Table) ByCgroupPath(path string) (port.Owner, bool) {
 	return port.Owner{}, false
 }
 
-// ByAddress implements Facts. An address that two objects claim is nobody's:
-// two engines, or a pod's containers, may say the same.
+// ByAddress implements Facts. An address that two owners claim is nobody's.
 func (t *Table) ByAddress(addr netip.Addr) (port.Owner, bool) {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
 	objects := t.addresses[addr.Unmap()]
-	if len(objects) != 1 {
+	if len(objects) == 0 {
 		return port.Owner{}, false
 	}
-	return t.objects[objects[0]].Owner, true
+	owner := t.objects[objects[0]].Owner
+	for _, o := range objects[1:] {
+		if !t.objects[o].Owner.Same(owner) {
+			return port.Owner{}, false
+		}
+	}
+	return owner, true
 }
 
 // idOf takes the container id out of a cgroup's name: "ID", "docker-ID.scope",

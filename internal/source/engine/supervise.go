@@ -7,6 +7,7 @@ package engine
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
@@ -52,6 +53,15 @@ func (r Retry) Validate() error {
 	return nil
 }
 
+// ErrAbsent is in the error of a session that found no trace of an engine: no
+// socket, no configuration. An engine that never was there declares nothing,
+// which is a complete set; one that was there and is lost is stale.
+var ErrAbsent = errors.New("no engine yet")
+
+// ErrAgain is what a session returns that ended on purpose, to be run again at
+// once: nothing is stale.
+var ErrAgain = errors.New("run the session again")
+
 // Session talks to an engine until it is lost and says why. It calls up after
 // each complete set that it gave to the feed.
 type Session func(ctx context.Context, up func()) error
@@ -82,6 +92,8 @@ func (s Supervisor) Run(ctx context.Context, session Session) error {
 		downSince = time.Now()
 		declared  bool // something may stand that must be withdrawn
 		withdrawn bool
+		absent    bool // it was said that there is no engine
+		everUp    bool
 	)
 	for {
 		began := time.Now()
@@ -90,11 +102,15 @@ func (s Supervisor) Run(ctx context.Context, session Session) error {
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
+		if errors.Is(err, ErrAgain) && isUp {
+			failures, downSince, withdrawn = 0, time.Now(), false
+			continue
+		}
 		if err == nil {
 			err = fmt.Errorf("the session ended")
 		}
 		if isUp {
-			withdrawn = false
+			withdrawn, everUp = false, true
 			downSince = time.Now()
 			// An engine that accepts and drops at once is no reason to hurry.
 			if time.Since(began) >= s.Retry.MaxDelay/2 {
@@ -104,7 +120,15 @@ func (s Supervisor) Run(ctx context.Context, session Session) error {
 		if withdrawn {
 			err = fmt.Errorf("declared ports withdrawn after %v: %w", s.Retry.Grace, err)
 		}
-		s.Feed.Stale(err)
+		switch wasAbsent := absent; {
+		case everUp || !errors.Is(err, ErrAbsent):
+			absent = false
+			s.Feed.Stale(err)
+		case !wasAbsent:
+			absent = true
+			s.Feed.Replace(nil)
+			s.Feed.Rung(err.Error())
+		}
 		delay := s.delay(failures)
 		failures++
 		s.Logger.Debug("engine is not reachable", "err", err, "failures", failures, "retry", delay)

@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kube
+
+import (
+	"crypto/sha256"
+	"crypto/x509"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+
+	"github.com/fairlead/fairlead/internal/source/engine"
+)
+
+// config is how to reach the server, and where that is written.
+type config struct {
+	origin string // for people
+	sum    []byte // of everything that was read
+	rest   *rest.Config
+}
+
+// load reads the configuration that holds now.
+func (s *Source) load() (config, error) {
+	var c config
+	var err error
+	if s.inCluster {
+		c.origin = "the service account"
+		c.rest, err = rest.InClusterConfig()
+	} else {
+		c, err = s.loadFile()
+	}
+	if err != nil {
+		return config{}, fmt.Errorf("%s: %w", c.origin, err)
+	}
+	// Read now, so that no transport watches files for ever: the next session
+	// reads them again.
+	if err := rest.LoadTLSFiles(c.rest); err != nil {
+		return config{}, fmt.Errorf("%s: %w", c.origin, err)
+	}
+	c.rest.CAFile, c.rest.CertFile, c.rest.KeyFile = "", "", ""
+	if err := unexpired(c.rest.CertData); err != nil {
+		return config{}, fmt.Errorf("%s: %w", c.origin, err)
+	}
+	sum := sha256.New()
+	for _, b := range [][]byte{c.sum, c.rest.CAData, c.rest.CertData, c.rest.KeyData} {
+		_, _ = sum.Write(b)
+	}
+	c.sum = sum.Sum(nil)
+	c.rest.UserAgent = "fairlead"
+	c.rest.WarningHandler = rest.NoWarnings{}
+	c.rest.ContentType = runtime.ContentTypeProtobuf
+	c.rest.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
+	return c, nil
+}
+
+// loadFile reads the first kubeconfig that exists.
+func (s *Source) loadFile() (config, error) {
+	var errs []error
+	for _, path := range s.o.Kubeconfigs {
+		b, err := os.ReadFile(path)
+		if errors.Is(err, os.ErrNotExist) {
+			errs = append(errs, err)
+			continue
+		}
+		c := config{origin: "kubeconfig " + path, sum: b}
+		if err != nil {
+			return c, err
+		}
+		file, err := clientcmd.Load(b)
+		if err != nil {
+			return c, err
+		}
+		// Files are named from where the kubeconfig is.
+		for _, cluster := range file.Clusters {
+			cluster.LocationOfOrigin = path
+		}
+		for _, user := range file.AuthInfos {
+			user.LocationOfOrigin = path
+		}
+		if err := clientcmd.ResolveLocalPaths(file); err != nil {
+			return c, err
+		}
+		c.rest, err = clientcmd.NewNonInteractiveClientConfig(*file, s.o.Context,
+			&clientcmd.ConfigOverrides{ClusterDefaults: clientcmdapi.Cluster{}}, nil).ClientConfig()
+		return c, err
+	}
+	return config{origin: "no kubeconfig"}, fmt.Errorf("%w: %w", engine.ErrAbsent, errors.Join(errs...))
+}
+
+// unexpired names a client certificate that no server will take any more.
+func unexpired(cert []byte) error {
+	block, _ := pem.Decode(cert)
+	if block == nil {
+		return nil // none, or one that the transport complains about
+	}
+	c, err := x509.ParseCertificate(block.Bytes)
+	if err != nil {
+		return fmt.Errorf("client certificate: %w", err)
+	}
+	if time.Now().After(c.NotAfter) {
+		return fmt.Errorf("the client certificate of %q expired on %s", c.Subject.CommonName, c.NotAfter.Format(time.DateOnly))
+	}
+	return nil
+}
+
+// clientFor makes a client that knows two kinds of objects and speaks protobuf.
+func clientFor(conf *rest.Config, hc *http.Client, gv schema.GroupVersion, apiPath string) (*rest.RESTClient, error) {
+	scheme := runtime.NewScheme()
+	if err := errors.Join(corev1.AddToScheme(scheme), discoveryv1.AddToScheme(scheme)); err != nil {
+		return nil, err
+	}
+	metav1.AddToGroupVersion(scheme, schema.GroupVersion{Version: "v1"})
+	c := rest.CopyConfig(conf)
+	c.GroupVersion, c.APIPath = &gv, apiPath
+	c.NegotiatedSerializer = serializer.NewCodecFactory(scheme).WithoutConversion()
+	return rest.RESTClientForConfigAndClient(c, hc)
+}

@@ -1,0 +1,858 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kube
+
+import (
+	"cmp"
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/base64"
+	"encoding/json"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/big"
+	"net"
+	"net/http"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/source/engine"
+)
+
+func TestMain(m *testing.M) {
+	// client-go starts one goroutine for its own metrics of certificates when it is linked.
+	goleak.VerifyTestMain(m)
+}
+
+// fake is an API server as far as this source asks.
+type fake struct {
+	t          *testing.T
+	addr       string
+	scheme     string
+	kubeconfig string
+	srv        *http.Server
+
+	mu       sync.Mutex
+	version  int
+	services map[string]*corev1.Service
+	slices   map[string]*discoveryv1.EndpointSlice
+	watches  map[*watchStream]bool
+	lists    int
+	deny     map[string]int  // resource to HTTP status
+	hang     map[string]bool // "list services", "watch endpointslices"
+}
+
+type watchStream struct {
+	resource string
+	c        chan string // closed to end the stream
+}
+
+func newFake(t *testing.T) *fake {
+	f := &fake{
+		t: t, version: 1, kubeconfig: filepath.Join(t.TempDir(), "kubeconfig"),
+		services: make(map[string]*corev1.Service), slices: make(map[string]*discoveryv1.EndpointSlice),
+		watches: make(map[*watchStream]bool), deny: make(map[string]int), hang: make(map[string]bool),
+	}
+	f.start()
+	f.write(f.kubeconfig, "")
+	t.Cleanup(f.stop)
+	return f
+}
+
+func (f *fake) start() {
+	l, err := net.Listen("tcp4", cmp.Or(f.addr, "127.0.0.1:0"))
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	f.addr = l.Addr().String()
+	srv := &http.Server{Handler: f}
+	f.srv = srv
+	go func() { _ = srv.Serve(l) }()
+}
+
+func (f *fake) stop() { _ = f.srv.Close() }
+
+func (f *fake) write(path, user string) {
+	f.t.Helper()
+	text := fmt.Sprintf("apiVersion: v1\nkind: Config\nclusters: [{name: c, cluster: {server: \"%s://%s\"}}]\n"+
+		"users: [{name: u, user: {%s}}]\ncontexts: [{name: x, context: {cluster: c, user: u}}]\ncurrent-context: x\n", cmp.Or(f.scheme, "http"), f.addr, user)
+	if err := errors.Join(os.WriteFile(path+".new", []byte(text), 0o600), os.Rename(path+".new", path)); err != nil {
+		f.t.Fatal(err)
+	}
+}
+
+func (f *fake) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	resource := r.URL.Path[strings.LastIndexByte(r.URL.Path, '/')+1:]
+	verb := "list"
+	if r.URL.Query().Get("watch") != "" {
+		verb = "watch"
+	}
+	f.mu.Lock()
+	deny, hang := f.deny[resource], f.hang[verb+" "+resource]
+	f.mu.Unlock()
+	if hang {
+		<-r.Context().Done()
+		return
+	}
+	w.Header().Set("Content-Type", "application/json")
+	if r.URL.Query().Get("sendInitialEvents") != "" {
+		deny = http.StatusUnprocessableEntity // as a server that does not know it
+	}
+	if deny != 0 {
+		w.WriteHeader(deny)
+		reason := map[int]metav1.StatusReason{403: metav1.StatusReasonForbidden, 401: metav1.StatusReasonUnauthorized, 422: metav1.StatusReasonInvalid}[deny]
+		_ = json.NewEncoder(w).Encode(metav1.Status{
+			TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: "Failure", Code: int32(deny), Reason: reason,
+			Message: resource + " is denied",
+		})
+		return
+	}
+	if verb == "watch" {
+		f.watch(w, r, resource)
+		return
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.lists++
+	meta := metav1.ListMeta{ResourceVersion: strconv.Itoa(f.version)}
+	if resource == "services" {
+		l := corev1.ServiceList{TypeMeta: metav1.TypeMeta{Kind: "ServiceList", APIVersion: "v1"}, ListMeta: meta}
+		for _, s := range f.services {
+			l.Items = append(l.Items, *s)
+		}
+		_ = json.NewEncoder(w).Encode(l)
+		return
+	}
+	l := discoveryv1.EndpointSliceList{TypeMeta: metav1.TypeMeta{Kind: "EndpointSliceList", APIVersion: "discovery.k8s.io/v1"}, ListMeta: meta}
+	for _, s := range f.slices {
+		l.Items = append(l.Items, *s)
+	}
+	_ = json.NewEncoder(w).Encode(l)
+}
+
+func (f *fake) watch(w http.ResponseWriter, r *http.Request, resource string) {
+	s := &watchStream{resource: resource, c: make(chan string, 3000)}
+	f.mu.Lock()
+	f.watches[s] = true
+	f.mu.Unlock()
+	defer func() {
+		f.mu.Lock()
+		delete(f.watches, s)
+		f.mu.Unlock()
+	}()
+	w.WriteHeader(200)
+	w.(http.Flusher).Flush()
+	for {
+		select {
+		case text, ok := <-s.c:
+			if !ok {
+				return
+			}
+			_, _ = fmt.Fprint(w, text)
+			w.(http.Flusher).Flush()
+		case <-r.Context().Done():
+			return
+		}
+	}
+}
+
+// send writes to every watch of a resource.
+func (f *fake) send(resource, text string) {
+	for s := range f.watches {
+		if s.resource == resource {
+			s.c <- text
+		}
+	}
+}
+
+func (f *fake) event(resource, kind string, object any) {
+	b, err := json.Marshal(map[string]any{"type": kind, "object": object})
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	f.send(resource, string(b)+"\n")
+}
+
+// put adds or changes an object.
+func (f *fake) put(object any) {
+	f.t.Helper()
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.version++
+	kind := "MODIFIED"
+	switch o := object.(type) {
+	case *corev1.Service:
+		id := o.Namespace + "/" + o.Name
+		if f.services[id] == nil {
+			kind = "ADDED"
+		}
+		o.TypeMeta, o.ResourceVersion = metav1.TypeMeta{Kind: "Service", APIVersion: "v1"}, strconv.Itoa(f.version)
+		f.services[id] = o
+		f.event("services", kind, o)
+	case *discoveryv1.EndpointSlice:
+		id := o.Namespace + "/" + o.Name
+		if f.slices[id] == nil {
+			kind = "ADDED"
+		}
+		o.TypeMeta = metav1.TypeMeta{Kind: "EndpointSlice", APIVersion: "discovery.k8s.io/v1"}
+		o.ResourceVersion = strconv.Itoa(f.version)
+		f.slices[id] = o
+		f.event("endpointslices", kind, o)
+	}
+}
+
+func (f *fake) remove(id string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.version++
+	if s := f.services[id]; s != nil {
+		s.ResourceVersion = strconv.Itoa(f.version)
+		delete(f.services, id)
+		f.event("services", "DELETED", s)
+	}
+	if s := f.slices[id]; s != nil {
+		s.ResourceVersion = strconv.Itoa(f.version)
+		delete(f.slices, id)
+		f.event("endpointslices", "DELETED", s)
+	}
+}
+
+// cut ends every watch, after some last text.
+func (f *fake) cut(last string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for s := range f.watches {
+		if last != "" {
+			s.c <- last
+		}
+		close(s.c)
+		delete(f.watches, s)
+	}
+}
+
+// watched waits until both resources are watched.
+func (f *fake) watched() {
+	f.t.Helper()
+	eventually(f.t, func() error {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		seen := make(map[string]bool)
+		for s := range f.watches {
+			seen[s.resource] = true
+		}
+		return errIf(len(seen) < 2)
+	})
+}
+
+func svc(name string, kind corev1.ServiceType, ports ...corev1.ServicePort) *corev1.Service {
+	return &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, Labels: map[string]string{"app": name}},
+		Spec: corev1.ServiceSpec{
+			Type: kind, Ports: ports, ClusterIP: "10.96.0.7", ClusterIPs: []string{"10.96.0.7"},
+			IPFamilies: []corev1.IPFamily{corev1.IPv4Protocol},
+		},
+	}
+}
+
+func tcp(number, node int32) corev1.ServicePort {
+	return corev1.ServicePort{Name: "t", Protocol: corev1.ProtocolTCP, Port: number, NodePort: node}
+}
+
+func udp(number, node int32) corev1.ServicePort {
+	return corev1.ServicePort{Name: "u", Protocol: corev1.ProtocolUDP, Port: number, NodePort: node}
+}
+
+func slice(service, address string) *discoveryv1.EndpointSlice {
+	name, proto, number := "t", corev1.ProtocolTCP, int32(8080)
+	return &discoveryv1.EndpointSlice{
+		ObjectMeta:  metav1.ObjectMeta{Namespace: "default", Name: service + "-x", Labels: map[string]string{discoveryv1.LabelServiceName: service}},
+		AddressType: discoveryv1.AddressTypeIPv4,
+		Endpoints: []discoveryv1.Endpoint{{
+			Addresses: []string{address}, TargetRef: &corev1.ObjectReference{Kind: "Pod", Namespace: "default", Name: service + "-pod"},
+		}},
+		Ports: []discoveryv1.EndpointPort{{Name: &name, Protocol: &proto, Port: &number}},
+	}
+}
+
+// feed records what the source says.
+type feed struct {
+	mu       sync.Mutex
+	set      map[string]port.Binding
+	moved    []string // keys that came or went, in order
+	applied  int
+	stale    error
+	replaced int
+	warnings []string
+}
+
+func (f *feed) Replace(set []port.Binding) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	next := make(map[string]port.Binding)
+	for _, b := range set {
+		next[b.Origin.ID] = b
+		if _, ok := f.set[b.Origin.ID]; !ok {
+			f.moved = append(f.moved, "+"+b.Key.String())
+		}
+	}
+	for id, b := range f.set {
+		if _, ok := next[id]; !ok {
+			f.moved = append(f.moved, "-"+b.Key.String())
+		}
+	}
+	f.set, f.stale = next, nil
+	f.replaced++
+}
+
+func (f *feed) Apply(c port.Change) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.applied++
+	for _, o := range c.Drop {
+		f.moved = append(f.moved, "-"+f.set[o.ID].Key.String())
+		delete(f.set, o.ID)
+	}
+	for _, b := range c.Put {
+		if _, ok := f.set[b.Origin.ID]; !ok {
+			f.moved = append(f.moved, "+"+b.Key.String())
+		}
+		f.set[b.Origin.ID] = b
+	}
+}
+
+func (f *feed) Stale(err error) { f.mu.Lock(); defer f.mu.Unlock(); f.stale = err }
+func (f *feed) Rung(string)     {}
+func (f *feed) Warn(w []string) { f.mu.Lock(); defer f.mu.Unlock(); f.warnings = w }
+
+func (f *feed) find(key string) port.Binding {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, b := range f.set {
+		if b.Key.String() == key {
+			return b
+		}
+	}
+	return port.Binding{}
+}
+
+func run(t *testing.T, s *Source) *feed {
+	t.Helper()
+	f := &feed{}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- s.Run(ctx, f) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; !errors.Is(err, context.Canceled) {
+			t.Errorf("Run = %v, want the context's error", err)
+		}
+	})
+	return f
+}
+
+func source(t *testing.T, e *fake, o Options) *Source {
+	t.Helper()
+	if o.Kubeconfigs == nil {
+		o.Kubeconfigs = []string{e.kubeconfig}
+	}
+	o.Logger = slog.New(slog.DiscardHandler)
+	o.Retry.MinDelay = cmp.Or(o.Retry.MinDelay, 5*time.Millisecond)
+	o.Retry.MaxDelay = cmp.Or(o.Retry.MaxDelay, 20*time.Millisecond)
+	s, err := New(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+func eventually(t *testing.T, cond func() error) {
+	t.Helper()
+	deadline := time.Now().Add(20 * time.Second)
+	for {
+		err := cond()
+		if err == nil {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatal(err)
+		}
+		time.Sleep(2 * time.Millisecond)
+	}
+}
+
+func errIf(bad bool) error {
+	if bad {
+		return errors.New("not yet")
+	}
+	return nil
+}
+
+func want(t *testing.T, f *feed, keys ...string) {
+	t.Helper()
+	slices.Sort(keys)
+	eventually(t, func() error {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		got := []string{}
+		for _, b := range f.set {
+			got = append(got, b.Key.String())
+		}
+		slices.Sort(got)
+		if f.replaced == 0 || !slices.Equal(got, keys) {
+			return fmt.Errorf("the set is %q, want %q (stale: %v)", got, keys, f.stale)
+		}
+		return nil
+	})
+}
+
+func wantStale(t *testing.T, f *feed, text string) {
+	t.Helper()
+	eventually(t, func() error {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		if f.stale == nil || !strings.Contains(f.stale.Error(), text) {
+			return fmt.Errorf("stale says %v, want %q in it", f.stale, text)
+		}
+		return nil
+	})
+}
+
+// Defect 28: protocols are apart. Defect 33: what was there before is listed.
+func TestProtocolsApart(t *testing.T) {
+	e := newFake(t)
+	e.put(svc("dns", corev1.ServiceTypeNodePort, tcp(53, 30053), udp(53, 30053)))
+	f := run(t, source(t, e, Options{}))
+	want(t, f, "tcp 0.0.0.0:30053", "udp 0.0.0.0:30053")
+	e.watched()
+	e.put(svc("dns", corev1.ServiceTypeNodePort, udp(53, 30053)))
+	want(t, f, "udp 0.0.0.0:30053")
+	e.remove("default/dns")
+	want(t, f)
+}
+
+// Defect 29: a list that says what is known, and events that change no port, say nothing.
+func TestRepetitionSaysNothing(t *testing.T) {
+	e := newFake(t)
+	e.put(svc("web", corev1.ServiceTypeNodePort, tcp(80, 30080)))
+	e.put(slice("web", "10.1.0.2"))
+	f := run(t, source(t, e, Options{}))
+	want(t, f, "tcp 0.0.0.0:30080")
+	e.watched()
+	f.mu.Lock()
+	applied, moved := f.applied, len(f.moved)
+	f.mu.Unlock()
+	for i := range 10 {
+		s := svc("web", corev1.ServiceTypeNodePort, tcp(80, 30080))
+		s.Annotations = map[string]string{"touched": strconv.Itoa(i)}
+		e.put(s)
+		e.put(slice("web", "10.1.0.2"))
+	}
+	e.cut("") // it watches again
+	e.watched()
+	e.mu.Lock()
+	gone := metav1.Status{TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: "Failure", Code: 410, Reason: metav1.StatusReasonExpired}
+	lists := e.lists
+	e.event("services", "ERROR", gone)
+	e.event("endpointslices", "ERROR", gone)
+	e.mu.Unlock()
+	eventually(t, func() error { // and it lists again
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		return errIf(e.lists < lists+2)
+	})
+	e.watched()
+	e.put(svc("more", corev1.ServiceTypeNodePort, tcp(80, 30081)))
+	want(t, f, "tcp 0.0.0.0:30080", "tcp 0.0.0.0:30081")
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.applied != applied+1 || len(f.moved) != moved+1 || f.replaced != 1 || f.stale != nil {
+		t.Errorf("%d changes, moved %q, %d sets, stale %v; want one change and one set", f.applied-applied, f.moved, f.replaced, f.stale)
+	}
+}
+
+// Defect 30: tries that fail leave nothing behind.
+func TestFailedTriesLeakNothing(t *testing.T) {
+	e := newFake(t)
+	e.put(svc("web", corev1.ServiceTypeNodePort, tcp(80, 30080)))
+	e.stop()
+	f := run(t, source(t, e, Options{Retry: engine.Retry{MinDelay: time.Millisecond, MaxDelay: 2 * time.Millisecond}}))
+	wantStale(t, f, "connection refused")
+	goroutines := runtime.NumGoroutine()
+	for _, status := range []int{403, 401, 500} {
+		e.mu.Lock()
+		e.deny["services"] = status
+		e.mu.Unlock()
+		e.start()
+		wantStale(t, f, "services")
+		time.Sleep(50 * time.Millisecond) // many tries
+		e.stop()
+		wantStale(t, f, "connection refused")
+	}
+	eventually(t, func() error {
+		if n := runtime.NumGoroutine(); n > goroutines+8 {
+			return fmt.Errorf("%d goroutines, had %d", n, goroutines)
+		}
+		return nil
+	})
+	e.mu.Lock()
+	e.deny["services"] = 0
+	e.mu.Unlock()
+	e.start()
+	want(t, f, "tcp 0.0.0.0:30080")
+}
+
+// Defect 31: waiting for a kubeconfig ends with the context, at once.
+func TestWaitingEnds(t *testing.T) {
+	s := source(t, nil, Options{Kubeconfigs: []string{"/nowhere/kubeconfig"}, Retry: engine.Retry{MinDelay: time.Hour, MaxDelay: time.Hour}})
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	f := &feed{}
+	go func() { done <- s.Run(ctx, f) }()
+	want(t, f)
+	cancel()
+	select {
+	case err := <-done:
+		if !errors.Is(err, context.Canceled) {
+			t.Errorf("Run = %v", err)
+		}
+	case <-time.After(10 * time.Second):
+		t.Fatal("still waiting")
+	}
+}
+
+// Defect 32: a load balancer is open on its addresses and its node port, and
+// external IPs are too.
+func TestWhatIsOpen(t *testing.T) {
+	type tc struct {
+		name string
+		s    *corev1.Service
+		want []string
+	}
+	lb := svc("lb", corev1.ServiceTypeLoadBalancer, tcp(80, 30080))
+	lb.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: "192.168.1.5"}, {Hostname: "lb.example"}, {IP: "fd00::5"}}
+	ext := svc("ext", corev1.ServiceTypeClusterIP, tcp(80, 0), udp(53, 0))
+	ext.Spec.ExternalIPs = []string{"192.168.1.6", "192.168.1.6"}
+	dual := svc("dual", corev1.ServiceTypeNodePort, tcp(80, 30080))
+	dual.Spec.IPFamilies = []corev1.IPFamily{corev1.IPv6Protocol, corev1.IPv4Protocol}
+	dual.Spec.ClusterIPs = []string{"fd00::7", "10.96.0.7"}
+	old := svc("old", corev1.ServiceTypeNodePort, tcp(80, 30080))
+	old.Spec.ClusterIP, old.Spec.ClusterIPs, old.Spec.IPFamilies = "fd00::7", nil, nil
+	noNode := svc("noNode", corev1.ServiceTypeLoadBalancer, tcp(80, 0))
+	noNode.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: "192.168.1.5"}}
+	name := svc("name", corev1.ServiceTypeExternalName, tcp(80, 0))
+	name.Spec.ExternalName = "elsewhere"
+	plain := svc("plain", corev1.ServiceTypeNodePort, corev1.ServicePort{Port: 80, NodePort: 30080})
+	for _, c := range []tc{
+		{"load balancer", lb, []string{"tcp 0.0.0.0:30080", "tcp 192.168.1.5:80", "tcp [fd00::5]:80"}},
+		{"load balancer without node port", noNode, []string{"tcp 192.168.1.5:80"}},
+		{"external IPs", ext, []string{"tcp 192.168.1.6:80", "udp 192.168.1.6:53"}},
+		{"both families", dual, []string{"tcp 0.0.0.0:30080", "tcp [::]:30080"}},
+		{"family of its address", old, []string{"tcp [::]:30080"}},
+		{"cluster only", svc("c", corev1.ServiceTypeClusterIP, tcp(80, 0)), nil},
+		{"name", name, nil},
+		{"protocol left out", plain, []string{"tcp 0.0.0.0:30080"}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			bs, warnings := compact(c.s).declare(nil, false)
+			var got []string
+			for _, b := range bs {
+				got = append(got, b.Key.String())
+				if b.Owner.Kind != port.OwnerService || b.Owner.ID != "default/"+c.s.Name || b.Owner.Labels["app"] != c.s.Name {
+					t.Errorf("owner is %+v", b.Owner)
+				}
+				if len(b.Dial) == 0 {
+					t.Errorf("%s is not dialled, though endpoints are not known", b.Key)
+				}
+			}
+			slices.Sort(got)
+			if !slices.Equal(got, c.want) || len(warnings) > 0 {
+				t.Errorf("declared %q (warnings %q), want %q", got, warnings, c.want)
+			}
+		})
+	}
+}
+
+func TestBadServices(t *testing.T) {
+	big := svc("big", corev1.ServiceTypeNodePort, tcp(70000, 30080), tcp(80, 30081))
+	sctp := svc("sctp", corev1.ServiceTypeNodePort, corev1.ServicePort{Protocol: corev1.ProtocolSCTP, Port: 80, NodePort: 30080})
+	addr := svc("addr", corev1.ServiceTypeNodePort, tcp(80, 30081))
+	addr.Spec.ExternalIPs = []string{"nowhere"}
+	for _, c := range []struct {
+		s       *corev1.Service
+		want    int
+		warning string
+	}{{big, 1, "want 1 to 65535"}, {sctp, 0, "80/sctp is not supported"}, {addr, 1, `"nowhere" is no address`}} {
+		bs, w := compact(c.s).declare(nil, false)
+		if len(bs) != c.want || len(w) != 1 || !strings.Contains(w[0], c.warning) || !strings.Contains(w[0], "default/"+c.s.Name) {
+			t.Errorf("%s: declared %v with warnings %q", c.s.Name, bs, w)
+		}
+	}
+}
+
+// A load balancer that is limited to some clients is not opened to all.
+func TestSourceRanges(t *testing.T) {
+	s := svc("lb", corev1.ServiceTypeLoadBalancer, tcp(80, 30080))
+	s.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: "192.168.1.5"}}
+	s.Spec.LoadBalancerSourceRanges = []string{" 10.0.0.0/8 "}
+	bs, _ := compact(s).declare(nil, false)
+	for _, b := range bs {
+		limited := b.Port == 80
+		if (b.Withheld == "limited to source 10.0.0.0/8") != limited {
+			t.Errorf("%s: withheld %q", b.Key, b.Withheld)
+		}
+		if limited && (len(b.Dial) != 1 || b.Dial[0] != netip.MustParseAddrPort("192.168.1.5:80")) {
+			t.Errorf("%s is dialled at %v, around the limit", b.Key, b.Dial)
+		}
+	}
+	s.Spec.LoadBalancerSourceRanges = []string{"0.0.0.0/0"}
+	bs, _ = compact(s).declare(nil, false)
+	for _, b := range bs {
+		if b.Withheld != "" {
+			t.Errorf("%s: withheld %q though open to all", b.Key, b.Withheld)
+		}
+	}
+}
+
+// Endpoints decide whether, and where, a port is dialled.
+func TestEndpoints(t *testing.T) {
+	e := newFake(t)
+	e.put(svc("web", corev1.ServiceTypeNodePort, tcp(80, 30080)))
+	s := source(t, e, Options{})
+	f := run(t, s)
+	want(t, f, "tcp 0.0.0.0:30080")
+	e.watched()
+	check := func(dial, detail string) {
+		t.Helper()
+		eventually(t, func() error {
+			b := f.find("tcp 0.0.0.0:30080")
+			if got := fmt.Sprint(b.Dial); got != dial || strings.Contains(b.Detail, "nothing serves this") != (detail != "") {
+				return fmt.Errorf("dialled at %s, detail %q; want %s", got, b.Detail, dial)
+			}
+			return nil
+		})
+	}
+	check("[]", "nothing")
+	e.put(slice("web", "10.1.0.2"))
+	check("[10.96.0.7:80 127.0.0.1:30080 10.1.0.2:8080]", "")
+	if o, ok := s.Facts().ByAddress(netip.MustParseAddr("10.1.0.2")); !ok || o.Name != "web-pod" || o.Kind != port.OwnerContainer {
+		t.Errorf("10.1.0.2 is %+v's, %v", o, ok)
+	}
+	no := false
+	unready := slice("web", "10.1.0.2")
+	unready.Endpoints[0].Conditions.Ready = &no
+	e.put(unready)
+	check("[]", "nothing")
+	e.put(slice("web", "127.0.0.1")) // a pod in the network of its node
+	check("[10.96.0.7:80 127.0.0.1:30080 127.0.0.1:8080]", "")
+	if o, ok := s.Facts().ByAddress(netip.MustParseAddr("127.0.0.1")); ok {
+		t.Errorf("this machine's address is %+v's", o)
+	}
+	if _, ok := s.Facts().ByAddress(netip.MustParseAddr("10.1.0.2")); ok {
+		t.Error("an address that was given up is still a pod's")
+	}
+	e.remove("default/web-x")
+	check("[]", "nothing")
+	other := "other"
+	wrong := slice("web", "10.1.0.2")
+	wrong.Ports[0].Name = &other
+	e.put(wrong)
+	check("[]", "nothing")
+}
+
+// Endpoints that may not be read are a warning, and hide no port.
+func TestEndpointsDenied(t *testing.T) {
+	e := newFake(t)
+	e.deny["endpointslices"] = 403
+	e.put(svc("web", corev1.ServiceTypeNodePort, tcp(80, 30080)))
+	f := run(t, source(t, e, Options{}))
+	want(t, f, "tcp 0.0.0.0:30080")
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if len(f.warnings) != 1 || !strings.Contains(f.warnings[0], "endpointslices is denied") || f.stale != nil {
+		t.Errorf("warnings %q, stale %v", f.warnings, f.stale)
+	}
+}
+
+// What the server says wrongly as a whole is named, and nothing is taken back.
+func TestUnusableServer(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		make func(e *fake)
+		text string
+	}{
+		{"denied", func(e *fake) { e.deny["services"] = 403 }, "services is denied"},
+		{"unauthorized", func(e *fake) { e.deny["services"] = 401 }, "services is denied"},
+		{"slow list", func(e *fake) { e.hang["list services"] = true }, "no answer within 100ms"},
+		{"slow watch", func(e *fake) { e.hang["watch services"] = true }, "watch: no answer within 100ms"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			e := newFake(t)
+			c.make(e)
+			f := run(t, source(t, e, Options{Timeout: 100 * time.Millisecond}))
+			wantStale(t, f, c.text)
+			wantStale(t, f, "kubeconfig "+e.kubeconfig)
+		})
+	}
+}
+
+// A watch that ends, or ends in the middle of an event, loses nothing.
+func TestHalfAStream(t *testing.T) {
+	for _, last := range []string{"", `{"type":"DELETED","obj`, "not json\n", `{"type":"DELETED","object":{"kind":"Service","apiVersion":"v1","spec":{"ports":[{"port":"x"}]}}}` + "\n"} {
+		t.Run("after "+last, func(t *testing.T) {
+			e := newFake(t)
+			e.put(svc("web", corev1.ServiceTypeNodePort, tcp(80, 30080)))
+			f := run(t, source(t, e, Options{}))
+			want(t, f, "tcp 0.0.0.0:30080")
+			e.watched()
+			e.cut(last)
+			// What happens while nobody watches is in the next list, or the next watch's start.
+			e.watched()
+			e.put(svc("more", corev1.ServiceTypeNodePort, tcp(80, 30081)))
+			want(t, f, "tcp 0.0.0.0:30080", "tcp 0.0.0.0:30081")
+			f.mu.Lock()
+			defer f.mu.Unlock()
+			if len(f.moved) != 2 {
+				t.Errorf("moved %q, want two appearances", f.moved)
+			}
+		})
+	}
+}
+
+// The ports of a server that stays away are withdrawn after the grace period.
+func TestGrace(t *testing.T) {
+	e := newFake(t)
+	e.put(svc("web", corev1.ServiceTypeNodePort, tcp(80, 30080)))
+	e.put(slice("web", "10.1.0.2"))
+	s := source(t, e, Options{Retry: engine.Retry{Grace: 200 * time.Millisecond}})
+	f := run(t, s)
+	want(t, f, "tcp 0.0.0.0:30080")
+	e.stop()
+	want(t, f)
+	wantStale(t, f, "declared ports withdrawn after 200ms")
+	if _, ok := s.Facts().ByAddress(netip.MustParseAddr("10.1.0.2")); ok {
+		t.Error("a fact outlived the grace period")
+	}
+	e.start()
+	want(t, f, "tcp 0.0.0.0:30080")
+}
+
+// A hundred restarts leave no goroutine and no connection behind, and move nothing.
+func TestHundredRestarts(t *testing.T) {
+	e := newFake(t)
+	for i := range 20 {
+		e.put(svc(fmt.Sprint("web", i), corev1.ServiceTypeNodePort, tcp(80, int32(30080+i))))
+		e.put(slice(fmt.Sprint("web", i), fmt.Sprint("10.1.0.", i)))
+	}
+	f := run(t, source(t, e, Options{Retry: engine.Retry{MinDelay: time.Millisecond, MaxDelay: 2 * time.Millisecond}}))
+	var before, after runtime.MemStats
+	goroutines := 0
+	for i := range 110 {
+		e.watched()
+		if i == 10 {
+			runtime.GC()
+			runtime.ReadMemStats(&before)
+			goroutines = runtime.NumGoroutine()
+		}
+		e.stop()
+		eventually(t, func() error {
+			e.mu.Lock()
+			defer e.mu.Unlock()
+			return errIf(len(e.watches) > 0)
+		})
+		if i%2 == 0 {
+			wantStale(t, f, "connection refused")
+		}
+		e.start()
+	}
+	eventually(t, func() error {
+		runtime.GC()
+		runtime.ReadMemStats(&after)
+		if n := runtime.NumGoroutine(); n > goroutines+10 {
+			return fmt.Errorf("%d goroutines, had %d", n, goroutines)
+		}
+		if after.HeapInuse > before.HeapInuse+3<<20 {
+			return fmt.Errorf("heap grew from %d to %d bytes", before.HeapInuse, after.HeapInuse)
+		}
+		return nil
+	})
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if len(f.moved) != 20 {
+		t.Errorf("moved %q, want twenty appearances", f.moved)
+	}
+}
+
+// An expired client certificate is named before it is tried.
+func TestExpiredCertificate(t *testing.T) {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	tmpl := &x509.Certificate{
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "me"},
+		NotBefore: time.Now().Add(-2 * time.Hour), NotAfter: time.Now().Add(-time.Hour),
+	}
+	cert, err := x509.CreateCertificate(rand.Reader, tmpl, tmpl, key.Public(), key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	der, err := x509.MarshalECPrivateKey(key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	encode := func(kind string, b []byte) string {
+		return base64.StdEncoding.EncodeToString(pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: b}))
+	}
+	e := newFake(t)
+	e.scheme = "https" // else the certificate is of no account
+	e.write(e.kubeconfig, "client-certificate-data: "+encode("CERTIFICATE", cert)+", client-key-data: "+encode("EC PRIVATE KEY", der))
+	f := run(t, source(t, e, Options{}))
+	wantStale(t, f, `the client certificate of "me" expired on`)
+}
+
+func TestOptions(t *testing.T) {
+	log := slog.New(slog.DiscardHandler)
+	for _, c := range []struct {
+		o    Options
+		want string
+	}{
+		{Options{Kubeconfigs: []string{"x"}, Logger: log}, "absolute path"},
+		{Options{Namespaces: []string{""}, Logger: log}, "namespace"},
+		{Options{Selector: "a in (", Logger: log}, "selector"},
+		{Options{Timeout: -1, Logger: log}, "timeout"},
+		{Options{}, "logger"},
+	} {
+		if _, err := New(c.o); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("New(%+v) = %v, want %q", c.o, err, c.want)
+		}
+	}
+	env := map[string]string{"KUBECONFIG": "/a:/b"}
+	s, err := New(Options{Logger: log, Getenv: func(k string) string { return env[k] }})
+	if err != nil || !slices.Equal(s.o.Kubeconfigs, []string{"/a", "/b"}) || s.inCluster {
+		t.Errorf("New = %+v, %v", s, err)
+	}
+	env = map[string]string{"KUBERNETES_SERVICE_HOST": "10.96.0.1"}
+	if s, err = New(Options{Logger: log, Getenv: func(k string) string { return env[k] }}); err != nil || !s.inCluster {
+		t.Errorf("New = %+v, %v; want the service account", s, err)
+	}
+}

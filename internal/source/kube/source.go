@@ -1,0 +1,297 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package kube declares the ports that Kubernetes Services open on this node:
+// node ports, the ports of load balancers on their addresses, and external IPs.
+//
+// It keeps no copy of the cluster: reflectors of client-go hand each object to a
+// store that keeps what a port needs and lets the rest go. The generated
+// clientset is not linked: its scheme alone costs 10 MB of memory.
+package kube
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/go-logr/logr"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/klog/v2"
+
+	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/registry"
+	"github.com/fairlead/fairlead/internal/source/engine"
+)
+
+// Options configures a Source.
+type Options struct {
+	// SourceName is "kube" if empty. Two clusters need two names.
+	SourceName string
+	// Kubeconfigs are tried in order at each connect, and the first one that
+	// exists is taken; it may appear and change later. Empty means the service
+	// account where this runs in a cluster, or else $KUBECONFIG, or else k3s's
+	// and kubeadm's.
+	Kubeconfigs []string
+	// Context of the kubeconfig; "" is its current one.
+	Context string
+	// Namespaces to look at; empty means all.
+	Namespaces []string
+	// Selector limits the Services by their labels, in Kubernetes' own syntax.
+	Selector string
+	// Timeout bounds each list, and the start of each watch. 30 s if 0.
+	Timeout time.Duration
+	Retry   engine.Retry
+	Logger  *slog.Logger
+	// Getenv is os.Getenv if nil.
+	Getenv func(string) string
+}
+
+func (o Options) validate() error {
+	for _, p := range o.Kubeconfigs {
+		if !filepath.IsAbs(p) {
+			return fmt.Errorf("kubeconfig %q: want an absolute path", p)
+		}
+	}
+	for _, n := range o.Namespaces {
+		if n == "" {
+			return errors.New("kube namespace \"\": want a name; no names at all mean all namespaces")
+		}
+	}
+	if _, err := labels.Parse(o.Selector); err != nil {
+		return fmt.Errorf("kube selector %q: %w", o.Selector, err)
+	}
+	if o.Timeout < 0 {
+		return fmt.Errorf("kube timeout %v: want 0 (the default) or more", o.Timeout)
+	}
+	if o.Logger == nil {
+		return errors.New("kube: a logger is required")
+	}
+	return o.Retry.Validate()
+}
+
+// Source is one cluster.
+type Source struct {
+	o         Options
+	inCluster bool
+	facts     engine.Table
+}
+
+// New checks the options and fills in defaults. It connects to nothing.
+func New(o Options) (*Source, error) {
+	if o.SourceName == "" {
+		o.SourceName = "kube"
+	}
+	if o.Getenv == nil {
+		o.Getenv = os.Getenv
+	}
+	s := &Source{}
+	if len(o.Kubeconfigs) == 0 {
+		s.inCluster = o.Getenv("KUBERNETES_SERVICE_HOST") != ""
+		if env := o.Getenv("KUBECONFIG"); env != "" {
+			o.Kubeconfigs = filepath.SplitList(env)
+		} else {
+			o.Kubeconfigs = []string{"/etc/rancher/k3s/k3s.yaml", "/etc/kubernetes/admin.conf"}
+		}
+	}
+	if err := o.validate(); err != nil {
+		return nil, err
+	}
+	if o.Timeout == 0 {
+		o.Timeout = 30 * time.Second
+	}
+	if len(o.Namespaces) == 0 {
+		o.Namespaces = []string{metav1.NamespaceAll}
+	}
+	o.Retry = o.Retry.WithDefaults()
+	s.o = o
+	return s, nil
+}
+
+// Name returns the name that the registry knows the source by.
+func (s *Source) Name() string { return s.o.SourceName }
+
+// Facts answers which pod has an address. It stays valid for ever. A pod in the
+// network of its node has no address of its own, and is not told.
+func (s *Source) Facts() engine.Facts { return facts{&s.facts} }
+
+// facts leaves out the addresses of this machine.
+type facts struct{ *engine.Table }
+
+// ByAddress implements engine.Facts.
+func (f facts) ByAddress(a netip.Addr) (port.Owner, bool) {
+	o, ok := f.Table.ByAddress(a)
+	if !ok {
+		return o, false
+	}
+	local, err := net.InterfaceAddrs()
+	if err != nil {
+		return port.Owner{}, false
+	}
+	for _, l := range local {
+		if p, err := netip.ParsePrefix(l.String()); err == nil && p.Addr().Unmap() == a.Unmap() {
+			return port.Owner{}, false
+		}
+	}
+	return o, true
+}
+
+// Run follows the cluster until ctx ends, and returns ctx's cause then.
+func (s *Source) Run(ctx context.Context, feed registry.Feed) error {
+	ctx, cancel := context.WithCancel(ctx)
+	wake, stopped := engine.Watch(ctx, s.o.Logger, s.o.Kubeconfigs...)
+	defer func() { cancel(); <-stopped }()
+	st := newState(s.o.Logger, feed, &s.facts)
+	return engine.Supervisor{
+		Retry: s.o.Retry, Logger: s.o.Logger, Feed: feed, Wake: wake, Withdraw: st.withdraw,
+	}.Run(ctx, func(ctx context.Context, up func()) error { return s.session(ctx, st, wake, up) })
+}
+
+// session follows one server by one configuration until either fails or changes.
+func (s *Source) session(ctx context.Context, st *state, wake <-chan struct{}, up func()) error {
+	conf, err := s.load()
+	if err != nil {
+		return err
+	}
+	hc, err := rest.HTTPClientFor(conf.rest)
+	if err != nil {
+		return fmt.Errorf("%s: %w", conf.origin, err)
+	}
+	// Each session has connections of its own, and leaves none.
+	defer hc.CloseIdleConnections()
+	core, err := clientFor(conf.rest, hc, corev1.SchemeGroupVersion, "/api")
+	if err != nil {
+		return fmt.Errorf("%s: %w", conf.origin, err)
+	}
+	discovery, err := clientFor(conf.rest, hc, discoveryv1.SchemeGroupVersion, "/apis")
+	if err != nil {
+		return fmt.Errorf("%s: %w", conf.origin, err)
+	}
+	st.feed.Rung(fmt.Sprintf("watch of %s, %s", conf.rest.Host, conf.origin))
+
+	ctx, cancel := context.WithCancelCause(ctx)
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer cancel(nil)
+	// Reflectors log what is returned here as well.
+	ctx = klog.NewContext(ctx, logr.Discard())
+	st.begin(2*len(s.o.Namespaces), up)
+	for _, ns := range s.o.Namespaces {
+		wg.Go(func() {
+			cancel(s.reflect(ctx, reflection{
+				client: core, resource: "services", namespace: ns, selector: s.o.Selector,
+				kind: &corev1.Service{}, store: &serviceStore{state: st, namespace: ns},
+			}))
+		})
+		wg.Go(func() {
+			slices := &sliceStore{state: st, namespace: ns}
+			err := s.reflect(ctx, reflection{
+				client: discovery, resource: "endpointslices", namespace: ns,
+				kind: &discoveryv1.EndpointSlice{}, store: slices,
+			})
+			if ctx.Err() == nil && (apierrors.IsForbidden(err) || apierrors.IsNotFound(err)) {
+				// Ports can be declared without knowing who serves them.
+				slices.unknown(err)
+				return
+			}
+			cancel(err)
+		})
+	}
+	for {
+		select {
+		case <-ctx.Done():
+			if err := context.Cause(ctx); !errors.Is(err, context.Canceled) {
+				return fmt.Errorf("%s: %w", conf.origin, err)
+			}
+			return ctx.Err()
+		case <-wake:
+			next, err := s.load()
+			if err != nil {
+				s.o.Logger.Warn("the kubeconfig changed and cannot be used; the old one stays", "err", err)
+				continue
+			}
+			if next.origin != conf.origin || !bytes.Equal(next.sum, conf.sum) {
+				s.o.Logger.Info("the kubeconfig changed", "origin", next.origin)
+				return engine.ErrAgain
+			}
+		}
+	}
+}
+
+// reflection is one resource in one namespace, and where it goes.
+type reflection struct {
+	client              *rest.RESTClient
+	resource, namespace string
+	selector            string
+	kind                runtime.Object
+	store               cache.ReflectorStore
+}
+
+// reflect lists and watches until ctx ends or the server cannot be used. A watch
+// that the server ends, or that fell too far behind, is no failure.
+func (s *Source) reflect(ctx context.Context, r reflection) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	get := func(o *metav1.ListOptions) *rest.Request {
+		if r.selector != "" {
+			o.LabelSelector = r.selector
+		}
+		return r.client.Get().NamespaceIfScoped(r.namespace, r.namespace != "").Resource(r.resource).
+			VersionedParams(o, metav1.ParameterCodec).
+			MaxRetries(0) // the session is what is tried again
+	}
+	lw := &cache.ListWatch{
+		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+			ctx, stop := context.WithTimeout(ctx, s.o.Timeout)
+			defer stop()
+			list, err := get(&o).Do(ctx).Get()
+			if err != nil && errors.Is(ctx.Err(), context.DeadlineExceeded) {
+				err = fmt.Errorf("no answer within %v", s.o.Timeout)
+			}
+			return list, err
+		},
+		WatchFuncWithContext: func(wctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+			o.Watch = true
+			slow := time.AfterFunc(s.o.Timeout, func() { cancel(fmt.Errorf("watch: no answer within %v", s.o.Timeout)) })
+			w, err := get(&o).Watch(wctx)
+			slow.Stop()
+			// A reflector waits for a server that is away without a word. An
+			// answer that says no is for it to judge: it lists then.
+			if status := apierrors.APIStatus(nil); err != nil && !errors.As(err, &status) {
+				cancel(fmt.Errorf("watch: %w", err))
+			}
+			return w, err
+		},
+	}
+	logger := logr.Discard()
+	reflector := cache.NewReflectorWithOptions(lw, r.kind, r.store, cache.ReflectorOptions{Logger: &logger, Name: r.resource})
+	for {
+		err := reflector.ListAndWatchWithContext(ctx)
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		if err != nil {
+			return fmt.Errorf("%s: %w", r.resource, err)
+		}
+		// The watch fell behind: another list, but never in a rush.
+		select {
+		case <-time.After(time.Second):
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}

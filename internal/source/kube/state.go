@@ -1,0 +1,360 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kube
+
+import (
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/client-go/tools/cache"
+
+	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/registry"
+	"github.com/fairlead/fairlead/internal/source/engine"
+)
+
+// state is everything the source knows. It outlives sessions, so that what
+// stands is known when the server comes back, or stays away. Reflectors write to
+// it, each in its goroutine.
+type state struct {
+	log   *slog.Logger
+	feed  registry.Feed
+	facts *engine.Table
+
+	mu       sync.Mutex
+	warnings engine.Warnings
+	services map[string]service             // by namespace/name
+	slices   map[string]map[string]endpoint // by namespace/service, by name of the slice
+	said     map[string][]port.Binding      // by namespace/name
+	// unserved is whether endpoints are not known, by namespace: nothing is
+	// said then of who serves.
+	unknown map[string]bool
+	missing int // first lists of this session that have not come
+	up      func()
+}
+
+func newState(log *slog.Logger, feed registry.Feed, facts *engine.Table) *state {
+	return &state{
+		log: log, feed: feed, facts: facts,
+		warnings: engine.Warnings{Logger: log, Feed: feed},
+		services: make(map[string]service),
+		slices:   make(map[string]map[string]endpoint),
+		said:     make(map[string][]port.Binding),
+		unknown:  make(map[string]bool),
+	}
+}
+
+// begin starts a session: nothing is said until so many first lists have come.
+func (st *state) begin(lists int, up func()) {
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	st.missing, st.up = lists, up
+	clear(st.unknown)
+}
+
+// arrived counts a first list, and states the whole when it was the last.
+func (st *state) arrived() {
+	if st.missing--; st.missing > 0 {
+		return
+	}
+	var set []port.Binding
+	for id := range st.said {
+		if _, ok := st.services[id]; !ok {
+			st.warnings.Set(id, nil)
+		}
+	}
+	clear(st.said)
+	for _, id := range slices.Sorted(maps.Keys(st.services)) {
+		st.said[id] = st.declare(id)
+		set = append(set, st.said[id]...)
+	}
+	st.feed.Replace(set)
+	st.up()
+}
+
+// declare makes the bindings of a Service that is there.
+func (st *state) declare(id string) []port.Binding {
+	s := st.services[id]
+	var serving []endpoint
+	for _, name := range slices.Sorted(maps.Keys(st.slices[id])) {
+		serving = append(serving, st.slices[id][name])
+	}
+	bs, warnings := s.declare(serving, !st.unknown[s.namespace] && !st.unknown[""])
+	st.warnings.Set(id, warnings)
+	return bs
+}
+
+// say states what changed of one Service, if anything did.
+func (st *state) say(id string) {
+	if st.missing > 0 {
+		return
+	}
+	var next []port.Binding
+	if _, ok := st.services[id]; ok {
+		next = st.declare(id)
+	} else {
+		st.warnings.Set(id, nil)
+	}
+	old := st.said[id]
+	var c port.Change
+	for _, b := range old {
+		if !slices.ContainsFunc(next, func(n port.Binding) bool { return n.Origin == b.Origin }) {
+			c.Drop = append(c.Drop, b.Origin)
+		}
+	}
+	for _, b := range next {
+		i := slices.IndexFunc(old, func(o port.Binding) bool { return o.Origin == b.Origin })
+		if i < 0 || !same(old[i], b) {
+			c.Put = append(c.Put, b)
+		}
+	}
+	if len(next) == 0 {
+		delete(st.said, id)
+	} else {
+		st.said[id] = next
+	}
+	if len(c.Drop)+len(c.Put) > 0 {
+		st.feed.Apply(c)
+	}
+}
+
+func same(a, b port.Binding) bool {
+	return a.Key == b.Key && a.Withheld == b.Withheld && a.Detail == b.Detail &&
+		slices.Equal(a.Dial, b.Dial) && a.Owner.Equal(b.Owner)
+}
+
+// withdraw takes everything back.
+func (st *state) withdraw() {
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	var c port.Change
+	for _, bs := range st.said {
+		for _, b := range bs {
+			c.Drop = append(c.Drop, b.Origin)
+		}
+	}
+	clear(st.services)
+	clear(st.slices)
+	clear(st.said)
+	st.facts.Retain(func(string) bool { return false })
+	st.warnings.Clear()
+	st.feed.Apply(c)
+}
+
+// in says whether an object's key is of a namespace; "" is all of them.
+func in(namespace, key string) bool {
+	return namespace == "" || strings.HasPrefix(key, namespace+"/")
+}
+
+// serviceStore takes what a reflector of Services brings.
+type serviceStore struct {
+	*state
+	namespace string
+	synced    bool
+}
+
+var _ cache.ReflectorStore = (*serviceStore)(nil)
+
+// Add implements cache.ReflectorStore.
+func (s *serviceStore) Add(obj any) error {
+	o, ok := obj.(*corev1.Service)
+	if !ok {
+		return fmt.Errorf("a %T among services", obj)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	v := compact(o)
+	s.services[v.id()] = v
+	s.say(v.id())
+	return nil
+}
+
+// Update implements cache.ReflectorStore.
+func (s *serviceStore) Update(obj any) error { return s.Add(obj) }
+
+// Delete implements cache.ReflectorStore.
+func (s *serviceStore) Delete(obj any) error {
+	o, ok := obj.(*corev1.Service)
+	if !ok {
+		return fmt.Errorf("a %T among services", obj)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	id := o.Namespace + "/" + o.Name
+	delete(s.services, id)
+	s.say(id)
+	return nil
+}
+
+// Replace implements cache.ReflectorStore.
+func (s *serviceStore) Replace(list []any, _ string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	next := make(map[string]service, len(list))
+	for _, obj := range list {
+		o, ok := obj.(*corev1.Service)
+		if !ok {
+			return fmt.Errorf("a %T among services", obj)
+		}
+		v := compact(o)
+		next[v.id()] = v
+	}
+	var touched []string
+	for id := range s.services {
+		if _, stays := next[id]; !stays && in(s.namespace, id) {
+			delete(s.services, id)
+			touched = append(touched, id)
+		}
+	}
+	for id, v := range next {
+		s.services[id] = v
+		touched = append(touched, id)
+	}
+	if !s.synced {
+		s.synced = true
+		s.arrived()
+		return nil
+	}
+	for _, id := range touched {
+		s.say(id)
+	}
+	return nil
+}
+
+// Resync implements cache.ReflectorStore. There is nothing to do again: what
+// stands was said.
+func (s *serviceStore) Resync() error { return nil }
+
+// sliceStore takes what a reflector of EndpointSlices brings.
+type sliceStore struct {
+	*state
+	namespace string
+	synced    bool
+}
+
+var _ cache.ReflectorStore = (*sliceStore)(nil)
+
+// unknown says that endpoints cannot be read in this namespace.
+func (s *sliceStore) unknown(err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.state.unknown[s.namespace] = true
+	s.warnings.Set("endpointslices of "+s.namespace, []string{fmt.Sprintf("who serves a Service is not known: %v", err)})
+	if !s.synced {
+		s.synced = true
+		s.arrived()
+		return
+	}
+	for id := range s.services {
+		if in(s.namespace, id) {
+			s.say(id)
+		}
+	}
+}
+
+// put records a slice and returns the Service that it is of, "" if of none.
+func (s *sliceStore) put(o *discoveryv1.EndpointSlice) string {
+	id := serviceOf(o)
+	if id == "" {
+		return ""
+	}
+	name := o.Namespace + "/" + o.Name
+	if s.slices[id] == nil {
+		s.slices[id] = make(map[string]endpoint)
+	}
+	s.forget(id, name)
+	s.slices[id][name] = compactSlice(o)
+	for object, fact := range podFacts(name, o) {
+		s.facts.Put(object, fact)
+	}
+	return id
+}
+
+// forget removes a slice, and its facts.
+func (s *sliceStore) forget(id, name string) {
+	for _, object := range s.slices[id][name].objects {
+		s.facts.Remove(object)
+	}
+	delete(s.slices[id], name)
+}
+
+// Add implements cache.ReflectorStore.
+func (s *sliceStore) Add(obj any) error {
+	o, ok := obj.(*discoveryv1.EndpointSlice)
+	if !ok {
+		return fmt.Errorf("a %T among endpointslices", obj)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if id := s.put(o); id != "" {
+		s.say(id)
+	}
+	return nil
+}
+
+// Update implements cache.ReflectorStore.
+func (s *sliceStore) Update(obj any) error { return s.Add(obj) }
+
+// Delete implements cache.ReflectorStore.
+func (s *sliceStore) Delete(obj any) error {
+	o, ok := obj.(*discoveryv1.EndpointSlice)
+	if !ok {
+		return fmt.Errorf("a %T among endpointslices", obj)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if id := serviceOf(o); id != "" {
+		s.forget(id, o.Namespace+"/"+o.Name)
+		s.say(id)
+		if len(s.slices[id]) == 0 {
+			delete(s.slices, id)
+		}
+	}
+	return nil
+}
+
+// Replace implements cache.ReflectorStore.
+func (s *sliceStore) Replace(list []any, _ string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	touched := make(map[string]bool)
+	for id, named := range s.slices {
+		if !in(s.namespace, id) {
+			continue
+		}
+		for name := range named {
+			s.forget(id, name)
+		}
+		delete(s.slices, id)
+		touched[id] = true
+	}
+	for _, obj := range list {
+		o, ok := obj.(*discoveryv1.EndpointSlice)
+		if !ok {
+			return fmt.Errorf("a %T among endpointslices", obj)
+		}
+		if id := s.put(o); id != "" {
+			touched[id] = true
+		}
+	}
+	delete(s.state.unknown, s.namespace)
+	s.warnings.Set("endpointslices of "+s.namespace, nil)
+	if !s.synced {
+		s.synced = true
+		s.arrived()
+		return nil
+	}
+	for id := range touched {
+		s.say(id)
+	}
+	return nil
+}
+
+// Resync implements cache.ReflectorStore.
+func (s *sliceStore) Resync() error { return nil }
