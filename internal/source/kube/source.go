@@ -241,6 +241,13 @@ type reflection struct {
 	store               cache.ReflectorStore
 }
 
+// listWatch lists, and then watches. A list as a stream of events costs as much
+// memory here, and its reflector sleeps through the loss of the server.
+type listWatch struct{ *cache.ListWatch }
+
+// IsWatchListSemanticsUnSupported is what the reflector asks for.
+func (listWatch) IsWatchListSemanticsUnSupported() bool { return true }
+
 // reflect lists and watches until ctx ends or the server cannot be used. A watch
 // that the server ends, or that fell too far behind, is no failure.
 func (s *Source) reflect(ctx context.Context, r reflection) error {
@@ -254,7 +261,7 @@ func (s *Source) reflect(ctx context.Context, r reflection) error {
 			VersionedParams(o, metav1.ParameterCodec).
 			MaxRetries(0) // the session is what is tried again
 	}
-	lw := &cache.ListWatch{
+	lw := listWatch{&cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 			ctx, stop := context.WithTimeout(ctx, s.o.Timeout)
 			defer stop()
@@ -276,10 +283,11 @@ func (s *Source) reflect(ctx context.Context, r reflection) error {
 			}
 			return w, err
 		},
-	}
+	}}
 	logger := logr.Discard()
 	reflector := cache.NewReflectorWithOptions(lw, r.kind, r.store, cache.ReflectorOptions{Logger: &logger, Name: r.resource})
-	for {
+	for rounds := 0; ; rounds++ {
+		began := time.Now()
 		err := reflector.ListAndWatchWithContext(ctx)
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
@@ -287,9 +295,12 @@ func (s *Source) reflect(ctx context.Context, r reflection) error {
 		if err != nil {
 			return fmt.Errorf("%s: %w", r.resource, err)
 		}
-		// The watch fell behind: another list, but never in a rush.
+		// The watch fell behind, or was cut: another list, but never in a rush.
+		if time.Since(began) > time.Minute {
+			rounds = 0
+		}
 		select {
-		case <-time.After(time.Second):
+		case <-time.After(min(time.Second, 10*time.Millisecond<<min(rounds, 10))):
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		}
