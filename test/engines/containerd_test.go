@@ -152,7 +152,9 @@ func TestContainerdScenarios(t *testing.T) {
 			}()
 			want(t, r, stays, "tcp 127.0.0.1:8000 one")
 			must(t, "kill", "one")
-			<-done
+			if err := <-done; err == nil {
+				t.Error("a container that was killed ended well")
+			}
 		}}, nil},
 	} {
 		t.Run(c.name, func(t *testing.T) {

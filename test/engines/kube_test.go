@@ -285,7 +285,7 @@ func TestKubeScenarios(t *testing.T) {
 		c.service("web", "ClusterIP", nil, svcPort("a", "TCP", 80, 0))
 		c.must("PATCH", servicesPath+"/web", obj{"spec": obj{"type": "NodePort", "ports": []obj{svcPort("a", "TCP", 80, 30080)}}})
 		want(t, r, before, "tcp 0.0.0.0:30080 web")
-		c.must("PATCH", servicesPath+"/web", obj{"spec": obj{"type": "ClusterIP", "ports": []obj{obj{"name": "a", "protocol": "TCP", "port": 80, "nodePort": nil}}}})
+		c.must("PATCH", servicesPath+"/web", obj{"spec": obj{"type": "ClusterIP", "ports": []obj{{"name": "a", "protocol": "TCP", "port": 80, "nodePort": nil}}}})
 		want(t, r, before)
 		c.must("DELETE", servicesPath+"/web", nil)
 	})

@@ -177,7 +177,8 @@ func (c *conn) subscribe(ctx context.Context, since time.Time) (s engine.Stream,
 		Filters: filters,
 	})
 	if !slow.Stop() {
-		for range r.Err { //nolint:revive // the client's goroutine ends with this channel
+		for range r.Err {
+			continue // the client's goroutine ends with this channel
 		}
 		return s, nil, fmt.Errorf("subscribe to events: %w", context.Cause(ctx))
 	}

@@ -569,7 +569,9 @@ func TestLookOvertakenByDeath(t *testing.T) {
 			t.Error("a dead container stands")
 		}
 		cancel()
-		<-done
+		if err := <-done; !errors.Is(err, context.Canceled) {
+			t.Errorf("Follow = %v, want the context's error", err)
+		}
 	})
 }
 
@@ -598,6 +600,8 @@ func TestUnconfirmedSubscription(t *testing.T) {
 			t.Error("what ended unheard stands after the second list")
 		}
 		cancel()
-		<-done
+		if err := <-done; !errors.Is(err, context.Canceled) {
+			t.Errorf("Follow = %v, want the context's error", err)
+		}
 	})
 }
