@@ -119,7 +119,8 @@ for section; do
 		;;
 	lint) linter ;;
 	all)
-		packages "${base_packages[@]}" "${generate_packages[@]}" "${vm_packages[@]}"
+		mapfile -t everything < <(printf '%s\n' "${base_packages[@]}" "${generate_packages[@]}" "${vm_packages[@]}" | sort -u)
+		packages "${everything[@]}"
 		for k in "${kernels[@]}"; do kernel "${k%%:*}" "${k#*:}"; done
 		linter
 		;;
