@@ -10,6 +10,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -102,9 +103,13 @@ func (c *churn) close() error {
 // TestStartUnderChurn starts in the midst of changes; when they stop, what is
 // known is what is, and no dump had to repair it.
 func TestStartUnderChurn(t *testing.T) {
-	rounds := 15
-	if testing.Short() {
-		rounds = 3
+	rounds := 25
+	if v := os.Getenv("FAIRLEAD_STARTS"); v != "" {
+		n, err := strconv.Atoi(v)
+		if err != nil {
+			t.Fatal(err)
+		}
+		rounds = n
 	}
 	for _, set := range rungSets(t) {
 		t.Run(set, func(t *testing.T) {
