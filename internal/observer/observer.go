@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"runtime/debug"
 	"slices"
 	"sync"
 	"time"
@@ -172,6 +173,11 @@ func (s *session) run(ctx context.Context, h Handler) error {
 	h.Rungs(rungs)
 	e.polled = polled
 	workers.Go(func() { e.findOwners(ctx) })
+	if s.kernel != nil {
+		// Reading the kernel's types has left more garbage than all that is to
+		// come; the runtime alone would keep its room for minutes.
+		workers.Go(debug.FreeOSMemory)
+	}
 
 	err = e.dumps(ctx)
 	cancel()
