@@ -24,6 +24,8 @@ import (
 	"github.com/fairlead/fairlead/internal/reconcile"
 	"github.com/fairlead/fairlead/internal/registry"
 	"github.com/fairlead/fairlead/internal/sink/hostlink"
+	"github.com/fairlead/fairlead/internal/source/containerd"
+	"github.com/fairlead/fairlead/internal/source/docker"
 	"github.com/fairlead/fairlead/internal/source/nat"
 	"github.com/fairlead/fairlead/internal/source/socket"
 	"github.com/fairlead/fairlead/internal/status"
@@ -105,8 +107,12 @@ func (a *Agent) newSource(name string) (Source, error) {
 		return socket.New(socket.Options{Observer: a.observer, Own: a.sockets.Has, Logger: a.log})
 	case "nat":
 		return nat.New(nat.Options{Log: a.log})
+	case "docker":
+		return docker.New(docker.Options{Logger: a.log})
+	case "containerd":
+		return containerd.New(containerd.Options{Logger: a.log})
 	}
-	return nil, fmt.Errorf("source %q: want socket or nat", name)
+	return nil, fmt.Errorf("source %q: want one of %q", name, config.Sources())
 }
 
 func (a *Agent) wireSinks() error {

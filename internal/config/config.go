@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/spf13/pflag"
@@ -63,7 +64,7 @@ type Agent struct {
 	Link          []Endpoint        // at least one
 	AllowCIDs     []uint32          // vsock peers that may connect
 	AllowUIDs     []uint32          // unix peers that may connect, besides root and the agent's own user
-	Sources       []string          // at least one of "socket", "nat", each once
+	Sources       []string          // at least one of those that Sources returns, each once
 	Sinks         []Sink            // at least one, each name once
 	Observer      string            // "auto", "bpf" or "poll"
 	PollInterval  time.Duration     // of the polling observer, 10ms to 1h
@@ -89,6 +90,10 @@ type Limits struct {
 	UDPIdle   time.Duration // after which a UDP client is forgotten, 1s to 1h
 }
 
+// Sources returns the names of the sources that the agent knows, all of which
+// are on by default. Their order is that in which dial targets are tried.
+func Sources() []string { return []string{"socket", "nat", "docker", "containerd"} }
+
 // DefaultAgent returns the agent's defaults.
 func DefaultAgent() Agent {
 	return Agent{
@@ -100,7 +105,7 @@ func DefaultAgent() Agent {
 		},
 		Link:          []Endpoint{{Network: "unix", Path: "/run/fairlead/link.sock"}},
 		AllowCIDs:     []uint32{2}, // VMADDR_CID_HOST
-		Sources:       []string{"socket", "nat"},
+		Sources:       Sources(),
 		Sinks:         []Sink{{Name: "hostlink"}},
 		Observer:      "auto",
 		PollInterval:  time.Second,
@@ -162,8 +167,8 @@ func (c *Agent) fields() []field {
 			"vsock peers that may connect"),
 		many("allowUIDs", "allow-uids", "uid", &c.AllowUIDs, whole[uint32](0, 1<<32-2), number,
 			"users that may connect to a unix link, besides root and the agent's own"),
-		many("source", "source", "source", &c.Sources, enum("socket", "nat"), str,
-			"where ports are seen: socket, nat"),
+		many("source", "source", "source", &c.Sources, enum(Sources()...), str,
+			"where ports are seen: "+strings.Join(Sources(), ", ")),
 		many("sink", "sink", "sink", &c.Sinks, ParseSink, stringOf,
 			"where publications go: hostlink, listener, gvproxy[=URL], vtunnel[=URL]"),
 		one("observer", "observer", "mode", &c.Observer, enum("auto", "bpf", "poll"), str,
