@@ -14,7 +14,7 @@ import (
 
 	"github.com/spf13/pflag"
 
-	"github.com/fairlead/fairlead/internal/config/yamltree"
+	"github.com/fairlead/fairlead/internal/yamltree"
 )
 
 // field is one setting: its key in the file ("limits.flows" stands in a mapping

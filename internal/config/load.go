@@ -15,7 +15,7 @@ import (
 
 	"github.com/spf13/pflag"
 
-	"github.com/fairlead/fairlead/internal/config/yamltree"
+	"github.com/fairlead/fairlead/internal/yamltree"
 	"github.com/fairlead/fairlead/internal/rules"
 )
 

@@ -13,7 +13,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/fairlead/fairlead/internal/config/yamltree"
+	"github.com/fairlead/fairlead/internal/yamltree"
 	"github.com/fairlead/fairlead/internal/port"
 )
 

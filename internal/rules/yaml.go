@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"strings"
 
-	"github.com/fairlead/fairlead/internal/config/yamltree"
+	"github.com/fairlead/fairlead/internal/yamltree"
 	"github.com/fairlead/fairlead/internal/port"
 )
 

@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/fairlead/fairlead/internal/config/yamltree"
+	"github.com/fairlead/fairlead/internal/yamltree"
 )
 
 func TestParseErrors(t *testing.T) {
