@@ -15,8 +15,8 @@ import (
 
 	"github.com/spf13/pflag"
 
-	"github.com/fairlead/fairlead/internal/yamltree"
 	"github.com/fairlead/fairlead/internal/rules"
+	"github.com/fairlead/fairlead/internal/yamltree"
 )
 
 // LoadAgent merges flags, environment, file and defaults. Path names the file;

@@ -13,8 +13,8 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/fairlead/fairlead/internal/yamltree"
 	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/yamltree"
 )
 
 // Rule is one rule. Its zero value allows everything that nothing withholds.
