@@ -85,6 +85,7 @@ bench: ## Run the benchmarks that match BENCH (root)
 .PHONY: fuzz
 fuzz: ## Fuzz every decoder for FUZZTIME each
 	@grep -rHoE '^func Fuzz[A-Za-z0-9_]*' --include='*_test.go' . | sort | while IFS=: read -r file func; do \
+		printf '\n== %s %s\n' "$$(dirname "$$file")" "$${func#func }"; \
 		go test -run '^$$' -fuzz "^$${func#func }\$$" -fuzztime $(FUZZTIME) "$$(dirname "$$file")"; \
 	done
 
