@@ -30,17 +30,18 @@ func container(t *testing.T, guest *space) *space {
 	t.Helper()
 	c := newSpace(t)
 	// A namespace without a name is entered through the file that its handle is.
+	// By its path, because busybox's shell has an ip of its own.
 	guest.sh(t, fmt.Sprintf(`
-ip link add br0 type bridge
-ip addr add 10.88.0.1/24 dev br0
-ip link set br0 up
-ip link add veth0 type veth peer name eth0 netns /proc/%d/fd/%d
-ip link set veth0 master br0 up
+/usr/sbin/ip link add br0 type bridge
+/usr/sbin/ip addr add 10.88.0.1/24 dev br0
+/usr/sbin/ip link set br0 up
+/usr/sbin/ip link add veth0 type veth peer name eth0 netns /proc/%d/fd/%d
+/usr/sbin/ip link set veth0 master br0 up
 echo 1 > /proc/sys/net/ipv4/ip_forward`, os.Getpid(), c.FD()))
 	c.sh(t, `
-ip addr add 10.88.0.2/24 dev eth0
-ip link set eth0 up
-ip route add default via 10.88.0.1`)
+/usr/sbin/ip addr add 10.88.0.2/24 dev eth0
+/usr/sbin/ip link set eth0 up
+/usr/sbin/ip route add default via 10.88.0.1`)
 	return c
 }
 
