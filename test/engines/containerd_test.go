@@ -33,7 +33,9 @@ func startContainerd(t testing.TB) *daemon {
 		t.Fatal(err)
 	}
 	config := filepath.Join(t.TempDir(), "config.toml")
-	text := fmt.Sprintf("version = 2\nroot = %q\nstate = \"/run/containerd\"\n[grpc]\n  address = %q\n", root, containerdSocket)
+	// The CRI lowers the oom score of what it starts, which not every root may.
+	text := fmt.Sprintf("version = 2\nroot = %q\nstate = \"/run/containerd\"\n[grpc]\n  address = %q\n"+
+		"[plugins.\"io.containerd.grpc.v1.cri\"]\n  sandbox_image = \"docker.io/library/bb:latest\"\n  restrict_oom_score_adj = true\n", root, containerdSocket)
 	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}

@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux && engines
+
+package engines
+
+import (
+	"context"
+	"os"
+	"slices"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// cniConfig is a network with portmap, as a cluster on one node has it.
+const cniConfig = `{"cniVersion":"0.4.0","name":"pods","plugins":[
+{"type":"bridge","bridge":"pods0","isGateway":true,"ipMasq":true,
+ "ipam":{"type":"host-local","ranges":[[{"subnet":"10.245.0.0/24"}]],"routes":[{"dst":"0.0.0.0/0"}]}},
+{"type":"portmap","capabilities":{"portMappings":true}}]}`
+
+// A pod with hostPorts, made through the CRI as a kubelet does.
+func TestCRIHostPorts(t *testing.T) {
+	if err := os.MkdirAll("/etc/cni/net.d", 0o755); err != nil {
+		t.Fatal(err)
+	}
+	const conf = "/etc/cni/net.d/10-pods.conflist"
+	if err := os.WriteFile(conf, []byte(cniConfig), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.Remove(conf) })
+	startContainerd(t)
+	if _, err := nerdctl("k8s.io", "load", "-i", imageArchive(t)); err != nil {
+		t.Fatal(err)
+	}
+	src := containerdSource(t, time.Hour)
+	r, _ := follow(t, src)
+	want(t, r)
+
+	cc, err := grpc.NewClient("unix://"+containerdSocket, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = cc.Close() }()
+	cri := runtimeapi.NewRuntimeServiceClient(cc)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	config := &runtimeapi.PodSandboxConfig{
+		Metadata: &runtimeapi.PodSandboxMetadata{Name: "web-1", Namespace: "shop", Uid: "u1"},
+		Labels: map[string]string{
+			"io.kubernetes.pod.name": "web-1", "io.kubernetes.pod.namespace": "shop", "io.kubernetes.pod.uid": "u1", "app": "web",
+		},
+		LogDirectory: t.TempDir(),
+		PortMappings: []*runtimeapi.PortMapping{
+			{ContainerPort: 80, HostPort: 8080},
+			{Protocol: runtimeapi.Protocol_UDP, ContainerPort: 53, HostPort: 5353, HostIp: "127.0.0.1"},
+			{ContainerPort: 9},
+		},
+		Linux: &runtimeapi.LinuxPodSandboxConfig{CgroupParent: "/" + cgroupParent()},
+	}
+	pod, err := cri.RunPodSandbox(ctx, &runtimeapi.RunPodSandboxRequest{Config: config})
+	if err != nil {
+		t.Fatal(err)
+	}
+	web := []string{"tcp 0.0.0.0:8080 web-1", "udp 127.0.0.1:5353 web-1"}
+	want(t, r, web...)
+	b := find(r, "tcp 0.0.0.0:8080")
+	if b.Owner.Namespace != "shop" || b.Owner.Labels["app"] != "web" || len(b.Dial) != 2 {
+		t.Errorf("owner %+v, dialled at %v", b.Owner, b.Dial)
+	}
+	if o, ok := src.Facts().ByAddress(b.Dial[1].Addr()); !ok || o.Name != "web-1" {
+		t.Errorf("the pod's address is %+v's, %v", o, ok)
+	}
+
+	// A container of the pod, which adds no port and has a cgroup of its own.
+	c, err := cri.CreateContainer(ctx, &runtimeapi.CreateContainerRequest{
+		PodSandboxId: pod.GetPodSandboxId(), SandboxConfig: config,
+		Config: &runtimeapi.ContainerConfig{
+			Metadata: &runtimeapi.ContainerMetadata{Name: "app"},
+			Image:    &runtimeapi.ImageSpec{Image: "docker.io/library/bb:latest"},
+			Labels: map[string]string{
+				"io.kubernetes.pod.name": "web-1", "io.kubernetes.pod.namespace": "shop", "io.kubernetes.container.name": "app",
+			},
+		},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := cri.StartContainer(ctx, &runtimeapi.StartContainerRequest{ContainerId: c.GetContainerId()}); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, 10*time.Second, func() error {
+		pid, err := try("sh", "-c", "ctr -a "+containerdSocket+" -n k8s.io tasks ls | awk '$1==\""+c.GetContainerId()+"\" {print $2}'")
+		if err != nil {
+			return err
+		}
+		return attributed(src.Facts(), pid, "web-1/app")
+	})
+	if got := r.keys(); !slices.Equal(got, web) {
+		t.Errorf("a container of the pod moved the set to %q", got)
+	}
+
+	if _, err := cri.StopPodSandbox(ctx, &runtimeapi.StopPodSandboxRequest{PodSandboxId: pod.GetPodSandboxId()}); err != nil {
+		t.Fatal(err)
+	}
+	want(t, r)
+	if _, err := cri.RemovePodSandbox(ctx, &runtimeapi.RemovePodSandboxRequest{PodSandboxId: pod.GetPodSandboxId()}); err != nil {
+		t.Fatal(err)
+	}
+	if w := r.warned(); len(w) > 0 {
+		t.Errorf("warnings: %q", w)
+	}
+}
