@@ -428,10 +428,10 @@ func TestKubeWithoutEndpoints(t *testing.T) {
 // A real server in a pod's place is reached through a node port, a load
 // balancer's address and an external IP, under both modes of kube-proxy.
 func TestKubeProxy(t *testing.T) {
-	for _, mode := range []string{"iptables", "nftables"} {
+	for i, mode := range []string{"iptables", "nftables"} {
 		t.Run(mode, func(t *testing.T) {
 			c := startCluster(t)
-			pod := startPod(t, mode)
+			pod := startPod(t, mode, fmt.Sprintf("192.168.77.%d", 10+i))
 			proxyConf := filepath.Join(c.dir, "proxy.yaml")
 			text := fmt.Sprintf("apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nmode: %s\n"+
 				"hostnameOverride: node\nclusterCIDR: 10.244.0.0/16\nclientConnection: {kubeconfig: %q}\n"+
@@ -441,8 +441,11 @@ func TestKubeProxy(t *testing.T) {
 			}
 			c.must("POST", "/api/v1/nodes", obj{"apiVersion": "v1", "kind": "Node", "metadata": obj{"name": "node"}})
 			c.must("PATCH", "/api/v1/nodes/node/status", obj{"status": obj{"addresses": []obj{{"type": "InternalIP", "address": nodeAddr}}}})
-			start(t, cacheBin("kube-proxy"), "--config", proxyConf)
-			defer func() { _, _ = try(cacheBin("kube-proxy"), "--cleanup", "--config", proxyConf) }()
+			proxy := start(t, cacheBin("kube-proxy"), "--config", proxyConf)
+			defer func() {
+				proxy.stop(syscall.SIGTERM) // it would write its rules again
+				_, _ = try(cacheBin("kube-proxy"), "--cleanup", "--config", proxyConf)
+			}()
 
 			ports := []obj{{"name": "t", "protocol": "TCP", "port": 8080}, {"name": "u", "protocol": "UDP", "port": 8080}}
 			c.service("web", "LoadBalancer", obj{"externalIPs": []string{"192.168.77.50"}},
@@ -461,8 +464,7 @@ func TestKubeProxy(t *testing.T) {
 			for _, b := range r.bindings() {
 				// Not the pod itself: what kube-proxy made must answer.
 				b.Dial = slices.DeleteFunc(slices.Clone(b.Dial), func(a netip.AddrPort) bool { return a.Addr() == netip.MustParseAddr(pod) })
-				// kube-proxy repeats a commit that failed after 30 s.
-				eventually(t, 90*time.Second, func() error {
+				eventually(t, 60*time.Second, func() error {
 					got, err := reach(b)
 					if err == nil && !strings.Contains(got, "hello from the pod") {
 						err = fmt.Errorf("%s says %q", b.Key, got)
@@ -480,9 +482,8 @@ func TestKubeProxy(t *testing.T) {
 }
 
 // startPod makes a network namespace with a server on port 8080, tcp and udp.
-func startPod(t testing.TB, name string) (addr string) {
+func startPod(t testing.TB, name, addr string) string {
 	t.Helper()
-	addr = "192.168.77.10"
 	for _, c := range []string{
 		"ip netns add " + name,
 		"ip link add v" + name + " type veth peer name eth0 netns " + name,
@@ -494,7 +495,11 @@ func startPod(t testing.TB, name string) (addr string) {
 	} {
 		run(t, "/bin/sh", "-c", c)
 	}
-	t.Cleanup(func() { _, _ = try("ip", "netns", "del", name) })
+	t.Cleanup(func() {
+		// A thread may hold the namespace for a while; the link must not stay with it.
+		_, _ = try("ip", "link", "del", "v"+name)
+		_, _ = try("ip", "netns", "del", name)
+	})
 	inNamespace(t, name, func() error {
 		l, err := net.Listen("tcp4", ":8080")
 		if err != nil {
