@@ -80,6 +80,13 @@ func (s sock) close() {
 	s.must("close", unix.Close(s.fd))
 }
 
+// reset closes a connection so that nothing of it lingers.
+func (s sock) reset() {
+	s.t.Helper()
+	s.must("linger", unix.SetsockoptLinger(s.fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1}))
+	s.close()
+}
+
 // port returns the local port.
 func (s sock) port() int {
 	s.t.Helper()
@@ -270,7 +277,7 @@ func cases() []testCase {
 				c := w.tcp4().connect(loopback4(8080))
 				fd, _, err := unix.Accept(s.fd)
 				s.must("accept", err)
-				sock{w.t, fd}.close()
+				sock{w.t, fd}.reset()
 				c.close()
 			}
 			w.wantSet("tcp 127.0.0.1:8080")
@@ -297,7 +304,7 @@ func cases() []testCase {
 			w.wantBound("tcp 127.0.0.1:8080", "tcp 127.0.0.1:8081 bound")
 			s.connect(loopback4(8080))
 			w.wantSet("tcp 127.0.0.1:8080")
-			s.close()
+			s.reset()
 			server.close()
 			w.wantSet()
 		}},
@@ -449,20 +456,20 @@ func cases() []testCase {
 // wantBound is wantSet where bound sockets can be seen; elsewhere they need not be.
 func (w *world) wantBound(want ...string) {
 	w.t.Helper()
-	if w.events(TCPBind) || boundDumped(w) {
+	if w.events(TCPBind) || w.boundDump {
 		w.wantSet(want...)
 	}
 }
 
 // boundDumped looks in a room of its own, as it makes a socket.
-func boundDumped(w *world) bool {
-	w.t.Helper()
-	r := newRoom(w.t)
+func boundDumped(t testing.TB) bool {
+	t.Helper()
+	r := newRoom(t)
 	var d *dumper
 	var err error
 	r.do(func() { d, err = openDumper(r.ns) })
 	if err != nil {
-		w.t.Fatal(err)
+		t.Fatal(err)
 	}
 	defer func() { _ = d.close() }()
 	return d.boundDump
@@ -471,15 +478,26 @@ func boundDumped(w *world) bool {
 func TestCases(t *testing.T) {
 	for _, set := range rungSets(t) {
 		t.Run(set, func(t *testing.T) {
+			// One observer sees all cases; after a failure the next has a new one.
+			var shared *world
 			for _, c := range cases() {
-				t.Run(c.name, func(t *testing.T) {
-					w := observe(t, newRoom(t), options(set))
-					requireRung(t, w, set)
-					c.run(w)
+				if shared == nil {
+					shared = observe(t, newRoom(t), options(set))
+					shared.boundDump = boundDumped(t)
+					requireRung(t, shared, set)
+				}
+				ok := t.Run(c.name, func(t *testing.T) {
+					w := *shared
+					w.t = t
+					w.update(func() { w.starts, w.stops = 0, 0 })
+					c.run(&w)
 					if s := w.observer.Stats(); s.Malformed != 0 || s.DumpFailures != 0 || s.Drift != 0 {
 						t.Errorf("stats: %+v", s)
 					}
 				})
+				if !ok {
+					shared = nil
+				}
 			}
 		})
 	}

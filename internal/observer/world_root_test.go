@@ -196,8 +196,9 @@ func (r *room) do(f func()) {
 type world struct {
 	*room
 	*recorder
-	t        testing.TB
-	observer *Observer
+	t         testing.TB
+	observer  *Observer
+	boundDump bool // the kernel dumps sockets that are bound only
 }
 
 func (w *world) wantSet(want ...string) {
@@ -317,7 +318,7 @@ func requireRung(t *testing.T, w *world, name string) {
 	if name == "auto" {
 		return
 	}
-	for _, c := range capabilities(boundDumped(w)) {
+	for _, c := range capabilities(w.boundDump) {
 		if !slices.ContainsFunc(c.rungs, func(r rung) bool { return r.name == name }) {
 			continue
 		}
