@@ -21,6 +21,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/registry"
 	"github.com/fairlead/fairlead/internal/source/nat"
 )
 
@@ -183,12 +184,18 @@ func (f *feed) ready() bool {
 // start runs a source in the namespace until the test ends.
 func (w *world) start(opt nat.Options) (*nat.Source, *feed, func()) {
 	w.t.Helper()
+	f := newFeed()
+	src, stop := w.startWith(opt, f)
+	return src, f, stop
+}
+
+func (w *world) startWith(opt nat.Options, f registry.Feed) (*nat.Source, func()) {
+	w.t.Helper()
 	opt.NetNS = w.path()
 	src, err := nat.New(opt)
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	f := newFeed()
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- src.Run(ctx, f) }()
@@ -199,7 +206,7 @@ func (w *world) start(opt nat.Options) (*nat.Source, *feed, func()) {
 		}
 	})
 	w.t.Cleanup(stop)
-	return src, f, stop
+	return src, stop
 }
 
 // eventually waits until ok.

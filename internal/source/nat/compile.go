@@ -102,6 +102,7 @@ type compiler struct {
 	inert      map[*chain]bool
 
 	published  map[slotID][]port.Binding
+	count      int      // of what is published
 	holes      []*chain // with rules that are gone
 	badChanged bool     // since problems was last asked
 	evals      int      // rules evaluated since the start
@@ -974,6 +975,7 @@ func (c *compiler) publish() port.Change {
 				ch.Put = append(ch.Put, b)
 			}
 		}
+		c.count += len(now) - len(was)
 		if len(now) > 0 {
 			c.published[id] = now
 		} else {

@@ -145,6 +145,7 @@ const (
 	minDelay     = 100 * time.Microsecond
 	maxDelay     = 5 * time.Second
 	deltaShare   = 3                      // of time worked, that much is rested after a commit
+	burst        = 20 * time.Millisecond  // of which this much may be put off
 	dumpShare    = 9                      // and after a dump
 	hostDelay    = 50 * time.Millisecond  // links and routes come in bursts
 	genPoll      = time.Second            // the last rung for nftables
@@ -169,8 +170,10 @@ type session struct {
 	known   bool         // feed has a complete set from this session
 
 	busyUntil   time.Time // no commit is worked out before
+	idleFrom    time.Time // when the work done so far is rested from
 	dumpAfter   time.Time // no dump before
 	legacyAfter time.Time // no legacy table is read before
+	legacyCost  time.Duration
 
 	wantDump, wantHost, wantLegacy bool
 	hostAt, auditAt, legacyAt      time.Time
@@ -345,6 +348,16 @@ func rest(now time.Time, d time.Duration, share int) time.Time {
 	return now.Add(min(max(d*time.Duration(share), minDelay), maxDelay))
 }
 
+// pace returns when the next commit may be worked out. Short bursts are answered
+// at once; lasting load is held to one part in deltaShare+1 of a core.
+func (x *session) pace(began, now time.Time) time.Time {
+	if x.idleFrom.Before(began) {
+		x.idleFrom = began
+	}
+	x.idleFrom = x.idleFrom.Add(min(now.Sub(began)*(deltaShare+1), maxDelay))
+	return x.idleFrom.Add(-burst)
+}
+
 // work does what is due and returns when to look again.
 func (x *session) work(ctx context.Context, now time.Time, wake bool) time.Time {
 	opt := x.s.opt
@@ -463,7 +476,7 @@ func (x *session) applyPending(now time.Time) {
 	}
 	x.say(ch)
 	x.count(func(st *Status) { st.Commits += commits })
-	x.busyUntil = rest(time.Now(), time.Since(now), deltaShare)
+	x.busyUntil = x.pace(now, time.Now())
 	if x.m.doubt {
 		x.m.doubt = false
 		if t := time.Now().Add(doubtDelay); t.Before(x.auditAt) {
@@ -545,10 +558,7 @@ func (x *session) note() {
 		x.c.badChanged = false
 		problems, all = x.c.problems(maxProblems)
 	}
-	n := 0
-	for _, b := range x.c.published {
-		n += len(b)
-	}
+	n := x.c.count
 	x.count(func(st *Status) {
 		if fresh {
 			st.Problems, st.ProblemCount = problems, all
@@ -563,8 +573,10 @@ func (x *session) readLegacy() {
 	err := x.loadLegacy()
 	took := time.Since(began)
 	x.legacyAfter = rest(time.Now(), took, dumpShare)
-	// Polling costs at most half a percent of a core.
-	x.legacyAt = time.Now().Add(max(x.s.opt.LegacyPoll, 200*took))
+	// Polling costs at most half a percent of a core. One slow read, as on a busy
+	// machine, says little of the cost.
+	x.legacyCost = min(took, max(2*x.legacyCost, 100*time.Microsecond))
+	x.legacyAt = time.Now().Add(max(x.s.opt.LegacyPoll, 200*x.legacyCost))
 	if err != nil {
 		x.legacyAfter = later(x.legacyAfter, x.fail(partLegacy, err))
 		return
