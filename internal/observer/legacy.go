@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux
+
+package observer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"sync"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"github.com/cilium/ebpf/ringbuf"
+	"golang.org/x/sys/unix"
+)
+
+// RungTracepoint observes by a classic tracepoint of a system call.
+const RungTracepoint = "tracepoint"
+
+// LegacyOptions configure a Legacy. The zero value is useful.
+type LegacyOptions struct {
+	// NetNS is the path of the network namespace to observe; empty is that of
+	// the process.
+	NetNS string
+	// Rungs limits the rungs that are tried, by name: RungFentry, RungKprobe,
+	// RungTracepoint. Empty means all.
+	Rungs []string
+}
+
+// Legacy tells when a legacy iptables table of one network namespace was replaced.
+type Legacy struct {
+	changed chan struct{}
+	rung    string
+	lost    error // why better rungs failed
+	reader  *ringbuf.Reader
+	made    closers
+	once    sync.Once
+	closed  error
+}
+
+// legacyRungs are the attach chain. What is in a module that is not loaded
+// cannot be attached to; the tracepoint sees its use all the same.
+var legacyRungs = []struct {
+	name  string
+	hooks []string
+}{
+	{RungFentry, []string{"legacy_fexit"}},
+	{RungKprobe, []string{"legacy_kprobe"}},
+	{RungTracepoint, []string{"legacy_exit", "legacy_enter"}},
+}
+
+// OpenLegacy attaches the first rung that the kernel takes, or returns why it
+// takes none. The caller calls Run or Close.
+func OpenLegacy(opt LegacyOptions) (*Legacy, error) {
+	path := opt.NetNS
+	if path == "" {
+		path = "/proc/self/ns/net"
+	}
+	var st unix.Stat_t
+	if err := unix.Stat(path, &st); err != nil {
+		return nil, fmt.Errorf("observe legacy tables: network namespace: %w", &os.PathError{Op: "stat", Path: path, Err: err})
+	}
+	var errs []error
+	for _, r := range legacyRungs {
+		if len(opt.Rungs) > 0 && !slices.Contains(opt.Rungs, r.name) {
+			continue
+		}
+		l := &Legacy{changed: make(chan struct{}, 1), rung: r.name, lost: errors.Join(errs...)}
+		err := l.attach(uint32(st.Ino), r.hooks)
+		if err == nil {
+			return l, nil
+		}
+		errs = append(errs, fmt.Errorf("%s: %w", r.name, errors.Join(err, l.Close())))
+	}
+	return nil, fmt.Errorf("observe legacy tables: %w", errors.Join(errs...))
+}
+
+func (l *Legacy) attach(netns uint32, hooks []string) error {
+	spec, err := loadNat()
+	if err != nil {
+		return err
+	}
+	if err := spec.Variables[natVarObservedNetns].Set(netns); err != nil {
+		return fmt.Errorf("configure: %w", err)
+	}
+	for name := range spec.Programs {
+		if !slices.Contains(hooks, name) {
+			delete(spec.Programs, name)
+		}
+	}
+	collection, err := ebpf.NewCollection(spec)
+	if err != nil {
+		return fmt.Errorf("load: %w", err)
+	}
+	l.made = append(l.made, closer(func() error { collection.Close(); return nil }))
+	if l.reader, err = ringbuf.NewReader(collection.Maps[natMapReplacements]); err != nil {
+		return fmt.Errorf("ring buffer: %w", err)
+	}
+	l.made = append(l.made, l.reader)
+	for _, hook := range hooks {
+		on, err := attachLegacy(hook, collection.Programs[hook])
+		if err != nil {
+			return fmt.Errorf("attach %s: %w", hook, err)
+		}
+		l.made = append(l.made, on)
+	}
+	return nil
+}
+
+func attachLegacy(hook string, p *ebpf.Program) (io.Closer, error) {
+	switch hook {
+	case "legacy_fexit":
+		return link.AttachTracing(link.TracingOptions{Program: p})
+	case "legacy_kprobe":
+		return link.Kprobe("xt_replace_table", p, nil)
+	case "legacy_enter":
+		return attachTracepoint("syscalls", "sys_enter_setsockopt", p)
+	}
+	return attachTracepoint("syscalls", "sys_exit_setsockopt", p)
+}
+
+// Rung names the mechanism in use.
+func (l *Legacy) Rung() string { return l.rung }
+
+// Err says why better rungs failed, nil if none did.
+func (l *Legacy) Err() error { return l.lost }
+
+// LegacyChanged receives after a table may have been replaced; several
+// replacements may be told once. It is closed when Run ends.
+func (l *Legacy) LegacyChanged() <-chan struct{} { return l.changed }
+
+// Run tells of replacements until ctx ends, and returns nil then. It detaches.
+func (l *Legacy) Run(ctx context.Context) error {
+	defer close(l.changed)
+	stop := context.AfterFunc(ctx, func() { _ = l.Close() })
+	defer stop()
+	var record ringbuf.Record
+	for {
+		err := l.reader.ReadInto(&record)
+		if errors.Is(err, os.ErrClosed) {
+			return l.Close()
+		}
+		if err != nil {
+			return errors.Join(fmt.Errorf("observe legacy tables: %w", err), l.Close())
+		}
+		select {
+		case l.changed <- struct{}{}:
+		default: // one that is not yet taken stands for this one too
+		}
+	}
+}
+
+// Close detaches and ends Run. It may be called more than once.
+func (l *Legacy) Close() error {
+	l.once.Do(func() {
+		slices.Reverse(l.made)
+		l.closed = l.made.Close()
+	})
+	return l.closed
+}

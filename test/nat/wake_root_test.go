@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux && root
+
+package nat
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/fairlead/fairlead/internal/observer"
+	"github.com/fairlead/fairlead/internal/source/nat"
+)
+
+// With a hook, legacy tables need no polling: changes of the watched namespace
+// are told, those of others are not.
+func TestLegacyWake(t *testing.T) {
+	w, other := newWorld(t), newWorld(t)
+	l, err := observer.OpenLegacy(observer.LegacyOptions{NetNS: w.path()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("rung %s (%v)", l.Rung(), l.Err())
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- l.Run(ctx) }()
+	defer func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	}()
+	src, f, _ := w.start(nat.Options{LegacyPoll: time.Hour, Wake: l})
+	eventually(t, "a first set", f.ready)
+	rule := func(w *world, tool, op string, port int, to string) {
+		t.Helper()
+		w.run("", tool, "-t", "nat", op, "PREROUTING", "-p", "tcp", "--dport", fmt.Sprint(port), "-j", "DNAT", "--to-destination", to)
+	}
+	rule(w, "iptables-legacy", "-A", 80, "10.0.0.1")
+	expect(t, f, "append", "tcp 0.0.0.0:80 [legacy ip nat] 10.0.0.1:80")
+	rule(w, "ip6tables-legacy", "-A", 80, "[fd00::1]")
+	expect(t, f, "append", "tcp 0.0.0.0:80 [legacy ip nat] 10.0.0.1:80", "tcp [::]:80 [legacy ip6 nat] [fd00::1]:80")
+	reads := src.Status().LegacyReads
+	rule(other, "iptables-legacy", "-A", 81, "10.0.0.1")
+	rule(w, "iptables-legacy", "-D", 80, "10.0.0.1")
+	expect(t, f, "delete", "tcp [::]:80 [legacy ip6 nat] [fd00::1]:80")
+	if n := src.Status().LegacyReads - reads; n > 4 {
+		t.Errorf("%d reads for one replacement", n)
+	}
+}
