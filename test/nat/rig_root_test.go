@@ -43,18 +43,18 @@ func newWorld(t testing.TB) *world {
 	w := &world{t: t, name: fmt.Sprintf("fl-nat-%d-%d", os.Getpid(), netnsCount.Add(1))}
 	command(t, "", "ip", "netns", "add", w.name)
 	t.Cleanup(func() { command(t, "", "ip", "netns", "del", w.name) })
-	w.sh(`ip link set lo up
-ip link add eth0 type veth peer name eth0p
-ip link set eth0p up
-ip addr add 192.0.2.2/24 dev eth0
-ip addr add 2001:db8::2/64 dev eth0 nodad
-ip link set eth0 up
-ip link add docker0 type bridge
-ip addr add 172.17.0.1/16 dev docker0
-ip addr add fd00:17::1/64 dev docker0 nodad
-ip link set docker0 up
-ip route add default via 192.0.2.1
-ip -6 route add default via 2001:db8::1`)
+	w.sh(`/usr/sbin/ip link set lo up
+/usr/sbin/ip link add eth0 type veth peer name eth0p
+/usr/sbin/ip link set eth0p up
+/usr/sbin/ip addr add 192.0.2.2/24 dev eth0
+/usr/sbin/ip addr add 2001:db8::2/64 dev eth0 nodad
+/usr/sbin/ip link set eth0 up
+/usr/sbin/ip link add docker0 type bridge
+/usr/sbin/ip addr add 172.17.0.1/16 dev docker0
+/usr/sbin/ip addr add fd00:17::1/64 dev docker0 nodad
+/usr/sbin/ip link set docker0 up
+/usr/sbin/ip route add default via 192.0.2.1
+/usr/sbin/ip -6 route add default via 2001:db8::1`)
 	return w
 }
 
@@ -246,7 +246,7 @@ func parseCorpus(t testing.TB, path string) []section {
 
 func corpusFiles(t testing.TB) []string {
 	t.Helper()
-	files, err := filepath.Glob("corpus/*.txt")
+	files, err := filepath.Glob("testdata/*.txt")
 	if err != nil || len(files) == 0 {
 		t.Fatalf("corpus: %v, %d files", err, len(files))
 	}

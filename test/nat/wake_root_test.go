@@ -16,9 +16,15 @@ import (
 
 // With a hook, legacy tables need no polling: changes of the watched namespace
 // are told, those of others are not.
-func TestLegacyWake(t *testing.T) {
+func TestLegacyWake(t *testing.T) { legacyWake(t, "") }
+
+func legacyWake(t *testing.T, rung string) {
+	var rungs []string
+	if rung != "" {
+		rungs = []string{rung}
+	}
 	w, other := newWorld(t), newWorld(t)
-	l, err := observer.OpenLegacy(observer.LegacyOptions{NetNS: w.path()})
+	l, err := observer.OpenLegacy(observer.LegacyOptions{NetNS: w.path(), Rungs: rungs})
 	if err != nil {
 		t.Fatal(err)
 	}

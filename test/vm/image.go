@@ -39,7 +39,7 @@ var modules = strings.Fields(`
 	nft_hash nft_limit nft_objref nft_reject_inet nf_conntrack_netlink nfnetlink
 	ip_tables ip6_tables iptable_nat ip6table_nat iptable_filter ip6table_filter
 	xt_nat xt_tcpudp xt_addrtype xt_comment xt_multiport xt_conntrack xt_mark xt_MASQUERADE
-	xt_REDIRECT xt_statistic xt_set ip_set_hash_ipport
+	xt_REDIRECT xt_statistic xt_recent xt_limit xt_set ip_set_hash_ipport
 	bridge br_netfilter veth dummy tun overlay
 	tcp_diag udp_diag inet_diag netlink_diag unix_diag
 	vsock vsock_loopback vsock_diag

@@ -556,7 +556,7 @@ func (c *compiler) calls(r *rule, b *branch, n int) {
 }
 
 // isInert reports whether nothing in ch jumps or decides, as in chains that only mark.
-func (c *compiler) isInert(ch *chain, v6 bool) bool {
+func (c *compiler) isInert(ch *chain) bool {
 	if v, ok := c.inert[ch]; ok {
 		return v
 	}
@@ -676,7 +676,7 @@ func (c *compiler) addBranch(a *activation, r *rule, key string, m match, end br
 		if to == nil {
 			return
 		}
-		if !c.isInert(to, a.v6) {
+		if !c.isInert(to) {
 			if a.depth >= maxDepth || len(to.acts) >= maxActivations {
 				e.end = branchEnd{kind: endUnknown}
 				e.problem = fmt.Sprintf("chain %s is reached too deep or in too many ways", to.name)

@@ -367,10 +367,10 @@ func (x *session) work(ctx context.Context, now time.Time, wake bool) time.Time 
 	if x.wantHost && !now.Before(x.hostAt) {
 		x.readHost(now)
 	}
-	if x.absent && (len(x.pending) > 0 || now.After(x.genAt)) {
+	if x.absent && (len(x.pending) > 0 || !now.Before(x.genAt)) {
 		x.wantDump, x.genAt = true, now.Add(absentPoll)
 	}
-	if x.polling && !x.wantDump && now.After(x.genAt) {
+	if x.polling && !x.wantDump && !now.Before(x.genAt) {
 		x.genAt = now.Add(genPoll)
 		if gen, err := x.sys.generation(); err != nil || gen != x.m.gen {
 			x.wantDump = true
@@ -389,7 +389,7 @@ func (x *session) work(ctx context.Context, now time.Time, wake bool) time.Time 
 	} else if audit {
 		x.auditAt = x.dumpAfter
 	}
-	if !wake && now.After(x.legacyAt) {
+	if !wake && !now.Before(x.legacyAt) {
 		x.wantLegacy = true
 	}
 	if x.wantLegacy && !now.Before(x.legacyAfter) {
@@ -631,21 +631,27 @@ func wait(ctx context.Context, d time.Duration) {
 // runWith runs sessions over what open gives until ctx ends.
 func (s *Source) runWith(ctx context.Context, feed registry.Feed, open func() (system, func(), error)) error {
 	c := newCompiler(s.opt.MaxPorts)
-	for n := 0; ctx.Err() == nil; n++ {
-		sys, done, err := open()
-		if err == nil {
-			x := &session{s: s, sys: sys, feed: feed, c: c, m: mirror{c: c}}
-			err = x.run(ctx)
-			done()
-			if x.known {
-				n = 0
-			}
-		}
+	for n := 0; ; n++ {
+		known, err := s.live(ctx, feed, c, open)
 		if ctx.Err() != nil {
-			break
+			return nil
+		}
+		if known {
+			n = 0
 		}
 		feed.Stale(err)
 		wait(ctx, backoff(n))
 	}
-	return nil
+}
+
+// live runs one session and reports whether it got as far as a complete set.
+func (s *Source) live(ctx context.Context, feed registry.Feed, c *compiler, open func() (system, func(), error)) (bool, error) {
+	sys, done, err := open()
+	if err != nil {
+		return false, err
+	}
+	defer done()
+	x := &session{s: s, sys: sys, feed: feed, c: c, m: mirror{c: c}}
+	err = x.run(ctx)
+	return x.known, err
 }

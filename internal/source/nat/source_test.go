@@ -1,0 +1,366 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nat
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/fairlead/fairlead/internal/port"
+)
+
+// fakeSystem is a kernel whose ruleset the test sets.
+type fakeSystem struct {
+	mu       sync.Mutex
+	snap     *snapshot
+	dumpErr  error
+	dumps    int
+	hostErr  error
+	v4       bool
+	blob     []byte
+	reads    int
+	readTime time.Duration
+	events   chan batch
+}
+
+func newFake(s *snapshot) *fakeSystem {
+	s.gen = 1
+	return &fakeSystem{snap: s}
+}
+
+type fakeStream struct {
+	events <-chan batch
+	closed chan struct{}
+}
+
+func (s fakeStream) next() ([]*message, error) {
+	select {
+	case b := <-s.events:
+		return b.msgs, b.err
+	case <-s.closed:
+		return nil, errors.New("closed")
+	}
+}
+
+func (s fakeStream) Close() error { close(s.closed); return nil }
+
+func (f *fakeSystem) watch() (stream, error) {
+	return fakeStream{f.events, make(chan struct{})}, nil
+}
+
+func (f *fakeSystem) watchHost() (stream, error) {
+	return fakeStream{make(chan batch), make(chan struct{})}, nil
+}
+
+func (f *fakeSystem) generation() (uint32, error) { return f.snap.gen, nil }
+
+func (f *fakeSystem) set(s *snapshot, gen uint32, err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	s.gen = gen
+	f.snap, f.dumpErr = s, err
+}
+
+func (f *fakeSystem) dump(context.Context) (*snapshot, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.dumps++
+	if f.dumpErr != nil {
+		return nil, f.dumpErr
+	}
+	return f.snap, nil
+}
+
+func (f *fakeSystem) legacyTables() (v4, v6 bool, err error) { return f.v4, false, nil }
+
+func (f *fakeSystem) legacy(bool) (legacyInfo, []byte, error) {
+	time.Sleep(f.readTime)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.reads++
+	return legacyInfo{validHooks: 1}, f.blob, nil
+}
+
+func (f *fakeSystem) host() (host, error) { return testHost(), f.hostErr }
+
+// recorder keeps what a source says.
+type recorder struct {
+	mu       sync.Mutex
+	set      map[string]port.Binding
+	replaced int
+	applied  int
+	stale    error
+}
+
+func (r *recorder) Replace(set []port.Binding) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.set = map[string]port.Binding{}
+	for _, b := range set {
+		r.set[b.Origin.ID] = b
+	}
+	r.replaced++
+	r.stale = nil
+}
+
+func (r *recorder) Apply(c port.Change) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, o := range c.Drop {
+		delete(r.set, o.ID)
+	}
+	for _, b := range c.Put {
+		r.set[b.Origin.ID] = b
+	}
+	r.applied++
+}
+
+func (r *recorder) Stale(err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.stale = err
+}
+
+func (r *recorder) Rung(string) {}
+
+func (r *recorder) ports() []int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	out := []int{}
+	for _, b := range r.set {
+		out = append(out, int(b.Port))
+	}
+	slices.Sort(out)
+	return out
+}
+
+func (r *recorder) isStale() error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.stale
+}
+
+func oneTable(ports ...uint16) *snapshot {
+	t := &tableSnap{id: natTable, chains: baseChains()}
+	for i, p := range ports {
+		t.chains[0].rules = append(t.chains[0].rules, ruleSnap{handle: uint64(100 + i), raw: join(xTCP(), xDport(p), xDNAT("10.0.0.1", 80))})
+	}
+	return &snapshot{tables: []*tableSnap{t}}
+}
+
+func commitOf(gen uint32, msgs ...*message) batch {
+	return batch{msgs: append(msgs, &message{typ: msgNewGen, gen: gen})}
+}
+
+func newRule(handle uint64, p uint16) *message {
+	return &message{typ: msgNewRule, append: true, table: natTable, chain: "pre", handle: handle, raw: join(xTCP(), xDport(p), xDNAT("10.0.0.1", 80))}
+}
+
+// run runs a source over f in a bubble of fake time, and test beside it.
+func run(t *testing.T, opt Options, f *fakeSystem, test func(s *Source, r *recorder)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		// Channels belong to the bubble that they are made in.
+		f.events = make(chan batch)
+		if w, ok := opt.Wake.(*wakes); ok {
+			w.c = make(chan struct{}, 1)
+		}
+		s, err := New(opt)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r := &recorder{}
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		go func() { done <- s.runWith(ctx, r, func() (system, func(), error) { return f, func() {}, nil }) }()
+		synctest.Wait()
+		test(s, r)
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+func expectPorts(t *testing.T, r *recorder, want ...int) {
+	t.Helper()
+	synctest.Wait()
+	if d := cmp.Diff(want, r.ports()); d != "" {
+		t.Errorf("ports (-want +got):\n%s", d)
+	}
+}
+
+func TestCommitIsOneStep(t *testing.T) {
+	f := newFake(oneTable(80))
+	run(t, Options{}, f, func(_ *Source, r *recorder) {
+		expectPorts(t, r, 80)
+		f.events <- batch{msgs: []*message{newRule(1, 81)}}
+		expectPorts(t, r, 80)
+		f.events <- commitOf(2, newRule(2, 82))
+		expectPorts(t, r, 80, 81, 82)
+		if r.applied != 1 || r.replaced != 1 || f.dumps != 1 {
+			t.Errorf("applied %d, replaced %d, dumps %d", r.applied, r.replaced, f.dumps)
+		}
+	})
+}
+
+func TestGapsLeadToADump(t *testing.T) {
+	f := newFake(oneTable(80))
+	run(t, Options{}, f, func(s *Source, r *recorder) {
+		expectPorts(t, r, 80)
+		for i, gap := range []func(gen uint32){
+			func(gen uint32) { f.events <- commitOf(gen, newRule(1, 99)) },
+			func(uint32) { f.events <- batch{err: errLost} },
+			func(gen uint32) {
+				f.events <- commitOf(gen-8, &message{typ: msgDelRule, table: natTable, chain: "pre", handle: 4711})
+			},
+		} {
+			gen := uint32(10 * (i + 1))
+			if i == 2 {
+				gen = 29
+			}
+			f.set(oneTable(80, uint16(200+i)), gen, nil)
+			gap(gen)
+			time.Sleep(time.Second)
+			expectPorts(t, r, 80, 200+i)
+		}
+		if st := s.Status(); st.Lost != 3 || st.Drift != 0 {
+			t.Errorf("lost %d, drift %d", st.Lost, st.Drift)
+		}
+	})
+}
+
+func TestErrorsKeepWhatStands(t *testing.T) {
+	f := newFake(oneTable(80))
+	run(t, Options{}, f, func(_ *Source, r *recorder) {
+		expectPorts(t, r, 80)
+		f.set(&snapshot{}, 5, errors.New("no memory"))
+		f.events <- batch{err: errLost}
+		time.Sleep(10 * time.Second)
+		expectPorts(t, r, 80)
+		if r.isStale() == nil {
+			t.Error("not stale")
+		}
+		f.set(oneTable(80, 81), 6, nil)
+		time.Sleep(time.Minute)
+		expectPorts(t, r, 80, 81)
+		if err := r.isStale(); err != nil {
+			t.Errorf("still stale: %v", err)
+		}
+		// A ruleset that never stands still is said to be stale, too.
+		f.set(oneTable(1), 7, errMoved)
+		f.events <- batch{err: errLost}
+		time.Sleep(10 * time.Second)
+		expectPorts(t, r, 80, 81)
+		if !errors.Is(r.isStale(), errMoved) {
+			t.Errorf("stale: %v", r.isStale())
+		}
+	})
+}
+
+func TestAuditRepairs(t *testing.T) {
+	f := newFake(oneTable(80))
+	run(t, Options{Audit: 10 * time.Second}, f, func(s *Source, r *recorder) {
+		expectPorts(t, r, 80)
+		f.set(oneTable(80, 90), 1, nil) // the same generation, another content
+		time.Sleep(11 * time.Second)
+		expectPorts(t, r, 80, 90)
+		if st := s.Status(); st.Drift == 0 {
+			t.Error("the drift was not counted")
+		}
+	})
+}
+
+func TestNoNftables(t *testing.T) {
+	f := newFake(&snapshot{})
+	f.dumpErr = errAbsent
+	f.v4, f.blob = true, legacySample(false)
+	run(t, Options{}, f, func(_ *Source, r *recorder) {
+		synctest.Wait()
+		if r.replaced != 1 || r.isStale() != nil {
+			t.Errorf("replaced %d, stale %v", r.replaced, r.isStale())
+		}
+		// It may come later.
+		f.set(oneTable(80), 1, nil)
+		time.Sleep(2 * absentPoll)
+		expectPorts(t, r, 80)
+	})
+}
+
+// wakes is a hook that fires as fast as it is read.
+type wakes struct{ c chan struct{} }
+
+func (w *wakes) LegacyChanged() <-chan struct{} { return w.c }
+func (w *wakes) Rung() string                   { return "test" }
+
+// A legacy table that is replaced 1,000 times a second is read as often as a
+// tenth of a core allows, and once more after the last time.
+func TestLegacyStormIsBounded(t *testing.T) {
+	f := newFake(&snapshot{})
+	f.v4, f.blob, f.readTime = true, legacySample(false), 5*time.Millisecond
+	w := &wakes{}
+	run(t, Options{Wake: w}, f, func(s *Source, _ *recorder) {
+		before := s.Status().LegacyReads
+		const seconds = 10
+		for range 1000 * seconds {
+			time.Sleep(time.Millisecond)
+			select {
+			case w.c <- struct{}{}:
+			default:
+			}
+		}
+		n := s.Status().LegacyReads - before
+		if busy := time.Duration(n) * f.readTime; n < 10 || busy > seconds*time.Second/9 {
+			t.Errorf("%d reads take %v of %d s", n, busy, seconds)
+		}
+		f.mu.Lock()
+		last := f.reads
+		f.mu.Unlock()
+		w.c <- struct{}{}
+		time.Sleep(time.Second)
+		synctest.Wait()
+		if f.reads == last {
+			t.Error("the last replacement was not read")
+		}
+		// A hook that breaks gives way to polling.
+		close(w.c)
+		time.Sleep(10 * time.Second)
+		if f.reads < last+3 {
+			t.Error("no polling after the hook broke")
+		}
+	})
+}
+
+// Endless commits are worked out together, within a quarter of a core, and none
+// is forgotten.
+func TestCommitStorm(t *testing.T) {
+	f := newFake(oneTable(80))
+	run(t, Options{}, f, func(s *Source, r *recorder) {
+		for i := range uint32(2000) {
+			f.events <- commitOf(2+i, newRule(uint64(1000+i), uint16(1000+i)))
+		}
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		if got := len(r.ports()); got != 2001 || f.dumps != 1 {
+			t.Errorf("%d ports, %d dumps", got, f.dumps)
+		}
+		if st := s.Status(); st.Commits != 2000 {
+			t.Errorf("%d commits", st.Commits)
+		}
+	})
+}
+
+func TestOptions(t *testing.T) {
+	for _, o := range []Options{{MaxPorts: -1}, {MaxPorts: 70000}, {Audit: time.Millisecond}, {LegacyPoll: time.Microsecond}} {
+		if _, err := New(o); err == nil {
+			t.Errorf("%+v was taken", o)
+		}
+	}
+}
