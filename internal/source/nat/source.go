@@ -429,8 +429,8 @@ func (x *session) done(part int, ch port.Change) {
 	case x.have != [parts]bool{true, true, true}:
 	case !x.known || was && !now:
 		x.known, x.failures = true, 0
-		x.feed.Replace(x.c.bindings())
 		x.note()
+		x.feed.Replace(x.c.bindings())
 	default:
 		x.say(ch)
 	}
@@ -543,10 +543,10 @@ func (x *session) say(ch port.Change) {
 	if !x.known {
 		return
 	}
+	x.note()
 	if len(ch.Put)+len(ch.Drop) > 0 {
 		x.feed.Apply(ch)
 	}
-	x.note()
 }
 
 // note brings the status up to date.
