@@ -631,17 +631,17 @@ func wait(ctx context.Context, d time.Duration) {
 // runWith runs sessions over what open gives until ctx ends.
 func (s *Source) runWith(ctx context.Context, feed registry.Feed, open func() (system, func(), error)) error {
 	c := newCompiler(s.opt.MaxPorts)
-	for n := 0; ; n++ {
+	for n := 0; ctx.Err() == nil; n++ {
 		known, err := s.live(ctx, feed, c, open)
-		if ctx.Err() != nil {
-			return nil
-		}
 		if known {
 			n = 0
 		}
-		feed.Stale(err)
-		wait(ctx, backoff(n))
+		if ctx.Err() == nil {
+			feed.Stale(err)
+			wait(ctx, backoff(n))
+		}
 	}
+	return nil
 }
 
 // live runs one session and reports whether it got as far as a complete set.
