@@ -26,6 +26,7 @@ import (
 	"github.com/fairlead/fairlead/internal/sink/hostlink"
 	"github.com/fairlead/fairlead/internal/source/containerd"
 	"github.com/fairlead/fairlead/internal/source/docker"
+	"github.com/fairlead/fairlead/internal/source/kube"
 	"github.com/fairlead/fairlead/internal/source/nat"
 	"github.com/fairlead/fairlead/internal/source/socket"
 	"github.com/fairlead/fairlead/internal/status"
@@ -111,6 +112,8 @@ func (a *Agent) newSource(name string) (Source, error) {
 		return docker.New(docker.Options{Logger: a.log})
 	case "containerd":
 		return containerd.New(containerd.Options{Logger: a.log})
+	case "kube":
+		return kube.New(kube.Options{Logger: a.log})
 	}
 	return nil, fmt.Errorf("source %q: want one of %q", name, config.Sources())
 }

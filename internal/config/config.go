@@ -92,7 +92,7 @@ type Limits struct {
 
 // Sources returns the names of the sources that the agent knows, all of which
 // are on by default. Their order is that in which dial targets are tried.
-func Sources() []string { return []string{"socket", "nat", "docker", "containerd"} }
+func Sources() []string { return []string{"socket", "nat", "docker", "containerd", "kube"} }
 
 // DefaultAgent returns the agent's defaults.
 func DefaultAgent() Agent {

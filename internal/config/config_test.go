@@ -193,7 +193,7 @@ func quoteList(f field, text string) string {
 func TestDefaults(t *testing.T) {
 	want := map[string]string{
 		"link": "unix:///run/fairlead/link.sock", "linkToken": "/var/lib/fairlead/token", "allowCIDs": "2", "allowUIDs": "",
-		"source": "socket,nat,docker,containerd", "sink": "hostlink", "observer": "auto", "pollInterval": "1s", "auditInterval": "1m0s", "holdDown": "150ms",
+		"source": "socket,nat,docker,containerd,kube", "sink": "hostlink", "observer": "auto", "pollInterval": "1s", "auditInterval": "1m0s", "holdDown": "150ms",
 		"control": "/run/fairlead/control.sock", "metricsAddr": "", "logLevel": "info", "logFormat": "text",
 		"expose": "loopback", "rulesFile": "",
 	}
