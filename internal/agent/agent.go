@@ -27,7 +27,6 @@ import (
 	"github.com/fairlead/fairlead/internal/source/containerd"
 	"github.com/fairlead/fairlead/internal/source/docker"
 	"github.com/fairlead/fairlead/internal/source/kube"
-	"github.com/fairlead/fairlead/internal/source/nat"
 	"github.com/fairlead/fairlead/internal/source/socket"
 	"github.com/fairlead/fairlead/internal/status"
 	"github.com/fairlead/fairlead/internal/wire"
@@ -107,7 +106,7 @@ func (a *Agent) newSource(name string) (Source, error) {
 	case socket.Name:
 		return socket.New(socket.Options{Observer: a.observer, Own: a.sockets.Has, Logger: a.log})
 	case "nat":
-		return nat.New(nat.Options{Log: a.log})
+		return natSource{log: a.log, hook: a.cfg.Observer != observer.Poll.String()}, nil
 	case "docker":
 		return docker.New(docker.Options{Logger: a.log})
 	case "containerd":
