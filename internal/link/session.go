@@ -253,17 +253,17 @@ func closeError(err error) error {
 func (s *session) mapError(err error) error {
 	var reset *yamux.StreamError
 	switch {
-	case err == nil || err == io.EOF:
+	case err == nil || errors.Is(err, io.EOF):
 		return err
 	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
 		return err
 	case errors.As(err, &reset):
 		return ErrReset
-	case err == yamux.ErrTimeout:
+	case errors.Is(err, yamux.ErrTimeout):
 		return os.ErrDeadlineExceeded
-	case err == yamux.ErrStreamReset: // exactly: a lost session wraps it
+	case err == yamux.ErrStreamReset: //nolint:errorlint // exactly: a lost session wraps it
 		return ErrReset
-	case err == yamux.ErrStreamClosed:
+	case errors.Is(err, yamux.ErrStreamClosed):
 		return net.ErrClosed
 	}
 	select {
@@ -341,7 +341,7 @@ func (t *stream) linger() {
 	var b [4096]byte
 	for {
 		if _, err := t.mux.Read(b[:]); err != nil {
-			if err != io.EOF {
+			if !errors.Is(err, io.EOF) {
 				_ = t.mux.Reset()
 			}
 			return

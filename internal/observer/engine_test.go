@@ -11,6 +11,7 @@ import (
 	"net/netip"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -154,7 +155,7 @@ func TestEventsAfterTheFirstDump(t *testing.T) {
 		r := newRig(tcpRow(1), udpRow(2), tcpRow(3))
 		r.source.send(tcpEvent(sockEventKindEVENT_LISTEN, 3)) // before the first dump
 		r.start(t)
-		time.Sleep(time.Second)
+		pass(time.Second)
 		r.wantCalls(t, "replace 3")
 		r.source.send(tcpEvent(sockEventKindEVENT_LISTEN, 4), tcpEvent(sockEventKindEVENT_CLOSE, 1))
 		synctest.Wait()
@@ -170,9 +171,9 @@ func TestIdleMakesNoTimer(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		r := newRig(tcpRow(1))
 		r.start(t)
-		time.Sleep(time.Second)
+		pass(time.Second)
 		r.dumped()
-		time.Sleep(time.Hour)
+		pass(time.Hour)
 		if n := len(r.dumped()); n != 59 && n != 60 {
 			t.Errorf("%d dumps in an idle hour, want one a minute", n)
 		}
@@ -184,13 +185,13 @@ func TestFailedDumpKeepsTheSet(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		r := newRig(tcpRow(1))
 		r.start(t)
-		time.Sleep(time.Second)
+		pass(time.Second)
 		r.keeper.take()
 		r.dumped()
 
 		broken := errors.New("no memory")
 		r.edit(func() { r.fail = broken })
-		time.Sleep(r.audit)
+		pass(r.audit)
 		if !errors.Is(r.keeper.stale, broken) {
 			t.Errorf("stale: %v, want %v", r.keeper.stale, broken)
 		}
@@ -201,12 +202,12 @@ func TestFailedDumpKeepsTheSet(t *testing.T) {
 		r.wantCookies(t, 1, 2)
 
 		// From 100 ms to 10 s, doubling: not more than one in ten seconds at last.
-		time.Sleep(10 * time.Minute)
+		pass(10 * time.Minute)
 		if n := len(r.dumped()); n < 60 || n > 70 {
 			t.Errorf("%d tries in ten minutes, want some sixty", n)
 		}
 		r.edit(func() { r.fail = nil; r.table[2] = tcpRow(2); delete(r.table, 1) })
-		time.Sleep(retryMost)
+		pass(retryMost)
 		if r.keeper.stale != nil {
 			t.Errorf("still stale: %v", r.keeper.stale)
 		}
@@ -222,12 +223,12 @@ func TestFirstDumpFails(t *testing.T) {
 		r := newRig(tcpRow(1))
 		r.fail = errors.New("not yet")
 		r.start(t)
-		time.Sleep(time.Second)
+		pass(time.Second)
 		r.source.send(tcpEvent(sockEventKindEVENT_LISTEN, 2), tcpEvent(sockEventKindEVENT_LISTEN, 3), tcpEvent(sockEventKindEVENT_CLOSE, 3))
 		synctest.Wait()
 		r.wantCookies(t)
 		r.edit(func() { r.fail = nil; r.table[2] = tcpRow(2) })
-		time.Sleep(retryMost)
+		pass(retryMost)
 		r.wantCookies(t, 1, 2)
 	})
 }
@@ -236,10 +237,10 @@ func TestAuditRepairsDrift(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		r := newRig(tcpRow(1), udpRow(2))
 		r.start(t)
-		time.Sleep(time.Second)
+		pass(time.Second)
 		r.keeper.take()
 		r.edit(func() { delete(r.table, 2); r.table[3] = tcpRow(3) })
-		time.Sleep(r.audit)
+		pass(r.audit)
 		r.wantCookies(t, 1, 3)
 		r.wantCalls(t, "put 3", "gone 2")
 		if n := r.counters.drift.Load(); n != 2 {
@@ -254,22 +255,20 @@ func TestAuditRepairsDrift(t *testing.T) {
 func TestOneDumpAloneRemovesNothing(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		r := newRig(tcpRow(1), tcpRow(2))
-		r.start(t)
-		time.Sleep(time.Second)
-		r.keeper.take()
 		whole := r.dump
-		missed := false
-		r.edit(func() {
-			r.dump = func(ctx context.Context, want scope) ([]row, scope, error) {
-				rows, covered, err := whole(ctx, want)
-				if !missed {
-					missed = true
-					rows = slices.DeleteFunc(rows, func(w row) bool { return w.socket.Cookie == 1 })
-				}
-				return rows, covered, err
+		var miss atomic.Bool
+		r.dump = func(ctx context.Context, want scope) ([]row, scope, error) {
+			rows, covered, err := whole(ctx, want)
+			if miss.Swap(false) {
+				rows = slices.DeleteFunc(rows, func(w row) bool { return w.socket.Cookie == 1 })
 			}
-		})
-		time.Sleep(r.audit)
+			return rows, covered, err
+		}
+		r.start(t)
+		pass(time.Second)
+		r.keeper.take()
+		miss.Store(true)
+		pass(r.audit)
 		r.wantCalls(t)
 		r.wantCookies(t, 1, 2)
 	})
@@ -279,11 +278,11 @@ func TestLossForcesReplace(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		r := newRig(tcpRow(1))
 		r.start(t)
-		time.Sleep(time.Second)
+		pass(time.Second)
 		r.keeper.take()
 		r.edit(func() { r.table[2] = tcpRow(2); delete(r.table, 1) })
 		r.source.lose()
-		time.Sleep(time.Second)
+		pass(time.Second)
 		r.wantCookies(t, 2)
 		if calls := r.keeper.take(); !slices.Contains(calls, "replace 1") {
 			t.Errorf("calls %q, want a replace", calls)
@@ -298,10 +297,10 @@ func TestMalformedEventForcesReplace(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		r := newRig(tcpRow(1))
 		r.start(t)
-		time.Sleep(time.Second)
+		pass(time.Second)
 		r.keeper.take()
 		r.source.send(sockEvent{Kind: 200})
-		time.Sleep(time.Second)
+		pass(time.Second)
 		r.wantCalls(t, "replace 1")
 		if n := r.counters.malformed.Load(); n != 1 {
 			t.Errorf("malformed %d, want 1", n)
@@ -314,11 +313,11 @@ func TestSteadyLossIsPaced(t *testing.T) {
 		r := newRig(tcpRow(1))
 		r.takes = 10 * time.Millisecond
 		r.start(t)
-		time.Sleep(time.Second)
+		pass(time.Second)
 		r.dumped()
 		for range 1000 {
 			r.source.lose()
-			time.Sleep(10 * time.Millisecond)
+			pass(10 * time.Millisecond)
 		}
 		// Ten seconds, of which at most a twentieth is for dumps of 10 ms.
 		if n := len(r.dumped()); n > 55 {
@@ -331,14 +330,14 @@ func TestListenerWithoutPort(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		r := newRig()
 		r.start(t)
-		time.Sleep(time.Second)
+		pass(time.Second)
 		r.dumped()
 		r.keeper.take()
 		e := tcpEvent(sockEventKindEVENT_LISTEN, 5)
 		e.Port = 0
 		r.edit(func() { r.table[5] = tcpRow(5) })
 		r.source.send(e)
-		time.Sleep(time.Second)
+		pass(time.Second)
 		r.wantCalls(t, "put 5")
 		if got := r.keeper.set[5]; got.Port != 1005 || got.PID != 7 {
 			t.Errorf("have %+v, want the dump's port and the event's process", got)
@@ -349,7 +348,7 @@ func TestListenerWithoutPort(t *testing.T) {
 		// One that failed to listen leaves nothing behind.
 		e.Cookie = 6
 		r.source.send(e, tcpEvent(sockEventKindEVENT_CLOSE, 6))
-		time.Sleep(time.Second)
+		pass(time.Second)
 		r.wantCalls(t)
 		if len(r.model.portless) != 0 {
 			t.Errorf("still waiting: %v", r.model.portless)
@@ -361,7 +360,7 @@ func TestEventWithoutCookie(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		r := newRig()
 		r.start(t)
-		time.Sleep(time.Second)
+		pass(time.Second)
 		r.keeper.take()
 		e := udpEvent(sockEventKindEVENT_BIND, 0)
 		e.Inode = 5
@@ -369,7 +368,7 @@ func TestEventWithoutCookie(t *testing.T) {
 		client.client = true // by what the dump says
 		r.edit(func() { r.table[5] = client })
 		r.source.send(e)
-		time.Sleep(time.Second)
+		pass(time.Second)
 		r.wantCalls(t, "put 5")
 		if got := r.keeper.set[5]; got.PID != 7 {
 			t.Errorf("have %+v, want the event's process", got)
@@ -384,14 +383,14 @@ func TestConnectingSocket(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		r := newRig(udpRow(1), udpRow(2))
 		r.start(t)
-		time.Sleep(time.Second)
+		pass(time.Second)
 		r.dumped()
 		r.keeper.take()
 		r.source.send(udpEvent(sockEventKindEVENT_CHECK, 1), udpEvent(sockEventKindEVENT_CHECK, 2), udpEvent(sockEventKindEVENT_CHECK, 77))
 		synctest.Wait()
-		time.Sleep(2 * time.Millisecond)
+		pass(2 * time.Millisecond)
 		r.edit(func() { delete(r.table, 1) }) // took longer than the first look
-		time.Sleep(time.Second)
+		pass(time.Second)
 		r.wantCalls(t, "gone 1")
 		if n := r.counters.drift.Load(); n != 0 {
 			t.Errorf("drift %d, want none", n)
@@ -414,7 +413,7 @@ func TestClientsAreHidden(t *testing.T) {
 		known.client = true
 		r.table[3] = known
 		r.start(t)
-		time.Sleep(2 * r.audit)
+		pass(2 * r.audit)
 		r.wantCookies(t, 2, 3)
 	})
 }
@@ -424,17 +423,17 @@ func TestGate(t *testing.T) {
 		r := newRig(udpRow(1), tcpRow(2))
 		r.source.limit = 8
 		r.start(t)
-		time.Sleep(time.Second)
-		if r.source.opened || !r.source.tracked[1] || r.source.tracked[2] {
-			t.Errorf("open %v, tracked %v; want closed, with UDP tracked", r.source.opened, r.source.tracked)
+		pass(time.Second)
+		if opened, tracked := r.source.gate(); opened || !tracked[1] || tracked[2] {
+			t.Errorf("open %v, tracked %v; want closed, with UDP tracked", opened, tracked)
 		}
 		r.edit(func() {
 			for i := range uint64(20) {
 				r.table[100+i] = udpRow(100 + i)
 			}
 		})
-		time.Sleep(r.audit)
-		if !r.source.opened {
+		pass(r.audit)
+		if opened, _ := r.source.gate(); !opened {
 			t.Error("the gate is closed though not all sockets are tracked")
 		}
 	})
@@ -448,20 +447,20 @@ func TestPolling(t *testing.T) {
 		r.table[3] = bound
 		r.engine.source, r.polled = nil, scopeAll
 		r.start(t)
-		time.Sleep(r.interval / 2)
+		pass(r.interval / 2)
 		r.wantCalls(t, "replace 3")
 		r.edit(func() { r.table[4] = tcpRow(4); delete(r.table, 1) })
-		time.Sleep(r.interval)
+		pass(r.interval)
 		r.wantCalls(t, "put 4", "gone 1")
 		r.edit(func() { delete(r.table, 3) })
-		time.Sleep(boundPolls * r.interval)
+		pass(boundPolls * r.interval)
 		r.wantCookies(t, 2, 4)
 		r.edit(func() { r.fail = errors.New("broken") })
-		time.Sleep(r.interval)
+		pass(r.interval)
 		r.wantCookies(t, 2, 4)
 		r.edit(func() { r.fail = nil })
 		r.keeper.take()
-		time.Sleep(r.interval)
+		pass(r.interval)
 		r.wantCalls(t, "replace 2")
 		if n := r.counters.drift.Load(); n != 0 {
 			t.Errorf("drift %d, want none", n)
@@ -474,14 +473,14 @@ func TestMixedRungs(t *testing.T) {
 		r := newRig(tcpRow(1), udpRow(2))
 		r.polled = scopeUDP
 		r.start(t)
-		time.Sleep(r.interval / 2)
+		pass(r.interval / 2)
 		r.dumped()
 		r.keeper.take()
 		r.source.send(tcpEvent(sockEventKindEVENT_LISTEN, 3))
 		r.edit(func() { r.table[3] = tcpRow(3); r.table[4] = udpRow(4) })
 		synctest.Wait()
 		r.wantCalls(t, "put 3")
-		time.Sleep(r.interval)
+		pass(r.interval)
 		r.wantCalls(t, "put 4")
 		if got := r.dumped(); !slices.Equal(got, []scope{scopeUDP}) {
 			t.Errorf("dumps %v, want UDP alone", got)
@@ -497,9 +496,9 @@ func TestLargeFirstDumpIsAuditedSoon(t *testing.T) {
 		}
 		r := newRig(rows...)
 		r.start(t)
-		time.Sleep(firstAudit / 2)
+		pass(firstAudit / 2)
 		r.dumped()
-		time.Sleep(firstAudit)
+		pass(firstAudit)
 		if n := len(r.dumped()); n != 1 {
 			t.Errorf("%d dumps, want an audit", n)
 		}
@@ -520,14 +519,14 @@ func TestOwnersAreSoughtOnce(t *testing.T) {
 			return map[uint64]owner{1: {pid: 9, comm: "web"}, 99: {pid: 1}}
 		}
 		r.start(t)
-		time.Sleep(time.Second / 2)
+		pass(time.Second / 2)
 		r.wantCalls(t, "replace 2", "put 1")
 		if got := r.keeper.set[1]; got.PID != 9 || got.Comm != "web" {
 			t.Errorf("have %+v", got)
 		}
 		r.source.send(tcpEvent(sockEventKindEVENT_LISTEN, 3)) // knows its process
 		r.edit(func() { r.table[3] = tcpRow(3); r.table[4] = tcpRow(4) })
-		time.Sleep(2 * r.audit)
+		pass(2 * r.audit)
 		if want := []string{"[1 2]", "[4]"}; !slices.Equal(asked, want) {
 			t.Errorf("asked for %v, want %v", asked, want)
 		}
@@ -539,16 +538,22 @@ func TestBusyReaderPauses(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		r := newRig()
 		r.start(t)
-		time.Sleep(time.Second)
+		pass(time.Second)
 		r.keeper.take()
 		begin := time.Now()
 		for i := range uint64(1000) {
 			r.source.send(tcpEvent(sockEventKindEVENT_LISTEN, 1+i))
-			time.Sleep(10 * time.Microsecond)
+			pass(10 * time.Microsecond)
 		}
-		time.Sleep(burstPause)
+		pass(burstPause)
 		if n := len(r.keeper.cookies()); n != 1000 {
 			t.Errorf("%d of 1000 seen %v after the last", n, time.Since(begin))
 		}
 	})
+}
+
+// pass lets time go by and waits until all that it woke rests.
+func pass(d time.Duration) {
+	time.Sleep(d)
+	synctest.Wait()
 }

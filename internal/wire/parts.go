@@ -43,11 +43,11 @@ func newBudget() *budget { return &budget{partSize, SnapshotPart} }
 func take[T any](items []T, b *budget, size func(T) int) (part, rest []T) {
 	n := 0
 	for n < len(items) && b.items > 0 {
-		if room := size(items[n]); room > b.bytes && b.items < SnapshotPart {
+		room := size(items[n])
+		if room > b.bytes && b.items < SnapshotPart {
 			break
-		} else {
-			b.bytes -= room
 		}
+		b.bytes -= room
 		b.items--
 		n++
 	}
