@@ -8,6 +8,6 @@
 // same source gives the same bytes; hack/generate-check.sh checks that it did.
 package fairlead
 
-//go:generate go tool bpf2go -go-package observer -output-dir internal/observer -cc clang-14 -strip llvm-strip-14 -target bpfel -type event -type event_kind -type control sock bpf/sock.bpf.c -- -Ibpf/include -O2 -g -Wall -Wextra -Werror -Wno-unused-parameter -Wno-sign-compare -mcpu=v3 -fdebug-prefix-map=$PWD=.
+//go:generate go tool bpf2go -go-package observer -output-dir internal/observer -cc clang-14 -strip llvm-strip-14 -target bpfel -type event -type event_kind -type sleep -type control sock bpf/sock.bpf.c -- -Ibpf/include -O2 -g -Wall -Wextra -Werror -Wno-unused-parameter -Wno-sign-compare -mcpu=v3 -fdebug-prefix-map=$PWD=.
 //go:generate go tool bpf2go -go-package observer -output-dir internal/observer -cc clang-14 -strip llvm-strip-14 -target amd64,arm64 -no-global-types -output-stem sock_kprobe sockKprobe bpf/sock_kprobe.bpf.c -- -Ibpf/include -O2 -g -Wall -Wextra -Werror -Wno-unused-parameter -Wno-sign-compare -mcpu=v3 -fdebug-prefix-map=$PWD=.
 //go:generate go tool bpf2go -go-package observer -output-dir internal/observer -cc clang-14 -strip llvm-strip-14 -target bpfel -no-global-types nat bpf/nat.bpf.c -- -Ibpf/include -O2 -g -Wall -Wextra -Werror -Wno-unused-parameter -Wno-sign-compare -mcpu=v3 -fdebug-prefix-map=$PWD=.

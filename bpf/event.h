@@ -49,13 +49,23 @@ _Static_assert(__builtin_offsetof(struct event, address) == 56, "no hidden paddi
  * One page of memory shared with the agent.
  *
  * Wake-ups are the cost of an event, so they are made only when the agent
- * sleeps. It sets asleep, looks at the ring once more, and then waits. A
- * producer that finds it set clears it and wakes; one that did not find it set
- * looks again after its record is committed. Commit is a full barrier (xchg),
- * and so is the agent's store, so at least one of the two sees the other.
+ * sleeps. It says so in asleep, looks at the ring once more, and then waits. A
+ * producer that finds it asleep clears that and wakes it; one that did not find
+ * it so looks again after its record is committed. Commit is a full barrier
+ * (xchg), and so is the agent's store, so at least one of the two sees the other.
+ *
+ * UDP sockets can come and go by the hundred each second, for ever. When that
+ * has gone on for a while the agent dozes: it comes back by itself in some
+ * milliseconds, and only TCP wakes it before.
  */
+enum sleep {
+	SLEEP_AWAKE = 0,
+	SLEEP_DEEP = 1,
+	SLEEP_DOZE = 2,
+};
+
 struct control {
-	__u32 asleep;
+	__u32 asleep; /* enum sleep */
 	/*
 	 * Stop hooks report only sockets in `tracked`, unless open is set: during
 	 * a dump, whose rows are not tracked yet, and when the map is full.

@@ -88,7 +88,8 @@ int legacy_enter(struct setsockopt_enter *args)
 	__u64 thread;
 	__u8 one = 1;
 
-	if (args->option != IPT_SO_SET_REPLACE || (args->level != SOL_IP && args->level != SOL_IPV6))
+	if (args->option != IPT_SO_SET_REPLACE ||
+	    (args->level != SOL_IP && args->level != SOL_IPV6))
 		return 0;
 	if (!observed_task())
 		return 0;

@@ -9,6 +9,7 @@
 /* Generation reads these types from the object; nothing else names them there. */
 struct event *unused_event __attribute__((unused));
 enum event_kind *unused_kind __attribute__((unused));
+enum sleep *unused_sleep __attribute__((unused));
 
 /* TCP: listen ------------------------------------------------------------- */
 

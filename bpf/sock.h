@@ -178,17 +178,26 @@ static __always_inline void lose(volatile struct control *c)
 	c->lost = 1;
 }
 
+/* Is there somebody to be woken by an event of this protocol? */
+static __always_inline bool asleep(volatile struct control *c, __u8 protocol)
+{
+	__u32 sleep = c->asleep;
+
+	return sleep == SLEEP_DEEP || (sleep == SLEEP_DOZE && protocol == IPPROTO_TCP);
+}
+
 static __always_inline void submit(struct event *e, volatile struct control *c)
 {
+	__u8 protocol = e->protocol;
 	void *kick;
 
-	if (c->asleep) {
-		c->asleep = 0;
+	if (asleep(c, protocol)) {
+		c->asleep = SLEEP_AWAKE;
 		bpf_ringbuf_submit(e, BPF_RB_FORCE_WAKEUP);
 		return;
 	}
 	bpf_ringbuf_submit(e, BPF_RB_NO_WAKEUP);
-	if (!c->asleep)
+	if (!asleep(c, protocol))
 		return;
 	/* The agent went to sleep before it could see this record. Only a record can wake it. */
 	kick = bpf_ringbuf_reserve(&events, 8, 0);

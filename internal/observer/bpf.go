@@ -123,6 +123,7 @@ func (k *kernel) attach(hooks []string) (_ io.Closer, err error) {
 		delete(part.Maps, ".bss")
 		delete(part.Variables, sockVarUnusedEvent)
 		delete(part.Variables, sockVarUnusedKind)
+		delete(part.Variables, sockVarUnusedSleep)
 		collection, err := ebpf.NewCollectionWithOptions(part, ebpf.CollectionOptions{
 			MapReplacements: k.maps,
 			Cache:           k.cache,

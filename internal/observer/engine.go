@@ -21,8 +21,9 @@ type eventSource interface {
 	// read lends up to limit samples to f and returns how many records it used
 	// up; 0 says that none is there.
 	read(limit int, f func(sample []byte)) (int, error)
-	// wait blocks until there is something to read, or the source is shut.
-	wait() error
+	// wait blocks until there is something to read, or the source is shut. With
+	// a doze above 0 UDP does not end it, but that time does.
+	wait(doze time.Duration) error
 	position() uint64 // of the next read
 	end() uint64      // behind the last record begun
 	// takeLost reports whether events were lost since it was last asked.
@@ -41,6 +42,12 @@ const (
 	burstPause  = 500 * time.Microsecond // between reads while events pour in
 	burstEvents = 256                    // after so many, look for hooks that were skipped
 	dumpShare   = 20                     // at most 1/20 of the time is for dumps that events ask for
+
+	// Each wake-up costs tens of microseconds of CPU, and UDP sockets can come
+	// and go without end. More than wakeRate per second over some seconds, and
+	// UDP is read at that rate.
+	wakeRate  = time.Second / 64
+	wakeBurst = 256 * wakeRate
 
 	retryFirst = 100 * time.Millisecond
 	retryMost  = 10 * time.Second
@@ -128,12 +135,20 @@ func wake(c chan struct{}) {
 // readEvents applies events until the source is shut.
 func (e *engine) readEvents() error {
 	pouring, unchecked := false, 0
+	var paid time.Time // until when wake-ups are paid for, at wakeRate
 	for {
 		n, err := e.take()
 		if err != nil {
 			return err
 		}
 		unchecked += n
+		if n > 0 {
+			now := time.Now()
+			if paid.Before(now) {
+				paid = now
+			}
+			paid = paid.Add(wakeRate)
+		}
 		switch {
 		case n == 0:
 			if unchecked >= burstEvents {
@@ -142,7 +157,11 @@ func (e *engine) readEvents() error {
 				e.mu.Unlock()
 				unchecked = 0
 			}
-			if err := e.source.wait(); errors.Is(err, os.ErrClosed) {
+			doze := time.Duration(0)
+			if time.Until(paid) > wakeBurst {
+				doze = wakeRate
+			}
+			if err := e.source.wait(doze); errors.Is(err, os.ErrClosed) {
 				return nil
 			} else if err != nil {
 				return err

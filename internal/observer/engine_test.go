@@ -557,3 +557,43 @@ func pass(d time.Duration) {
 	time.Sleep(d)
 	synctest.Wait()
 }
+
+// TestEndlessUDPIsReadAtARate shows that UDP which comes and goes for ever is
+// gathered, and that TCP does not wait for it.
+func TestEndlessUDPIsReadAtARate(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		r := newRig()
+		r.start(t)
+		time.Sleep(time.Second)
+		churn := func(n int) (reads int) {
+			r.source.mu.Lock()
+			before := r.source.waits
+			r.source.mu.Unlock()
+			for range n {
+				r.source.send(udpEvent(sockEventKindEVENT_BIND, 1), udpEvent(sockEventKindEVENT_CLOSE, 1))
+				time.Sleep(5 * time.Millisecond)
+			}
+			r.source.mu.Lock()
+			defer r.source.mu.Unlock()
+			return r.source.waits - before
+		}
+		if n := churn(100); n < 95 {
+			t.Errorf("%d reads in the first half second, want one for each event", n)
+		}
+		churn(1000)
+		if n := churn(2000); n > 700 {
+			t.Errorf("%d reads in ten seconds, want some 640", n)
+		}
+		r.source.send(tcpEvent(sockEventKindEVENT_LISTEN, 2))
+		synctest.Wait()
+		r.wantCookies(t, 2)
+		r.source.send(udpEvent(sockEventKindEVENT_BIND, 3))
+		time.Sleep(wakeRate + time.Millisecond)
+		r.wantCookies(t, 2, 3)
+		// Rest pays for what was.
+		time.Sleep(10 * time.Second)
+		r.source.send(udpEvent(sockEventKindEVENT_BIND, 4))
+		synctest.Wait()
+		r.wantCookies(t, 2, 3, 4)
+	})
+}

@@ -13,6 +13,8 @@ import (
 	"slices"
 	"sync"
 	"time"
+
+	"github.com/fairlead/fairlead/internal/port"
 )
 
 // fakeSource is an eventSource whose kernel is the test.
@@ -27,13 +29,15 @@ type fakeSource struct {
 	tracked  map[uint64]bool
 	limit    int // of tracked; 0: none
 	wakes    chan struct{}
+	urgent   chan struct{} // what TCP wakes beside
+	waits    int
 	shut     chan struct{}
 }
 
 func newFakeSource() *fakeSource {
 	return &fakeSource{
 		opened: true, tracked: make(map[uint64]bool), limit: 1 << 20,
-		wakes: make(chan struct{}, 1), shut: make(chan struct{}),
+		wakes: make(chan struct{}, 1), urgent: make(chan struct{}, 1), shut: make(chan struct{}),
 	}
 }
 
@@ -43,6 +47,9 @@ func (f *fakeSource) send(events ...sockEvent) {
 	for _, e := range events {
 		f.queue = append(f.queue, sample(e))
 		f.written++
+		if e.Protocol == uint8(port.TCP) {
+			wake(f.urgent)
+		}
 	}
 	wake(f.wakes)
 }
@@ -69,13 +76,22 @@ func (f *fakeSource) read(limit int, use func([]byte)) (int, error) {
 	return n, nil
 }
 
-func (f *fakeSource) wait() error {
+func (f *fakeSource) wait(doze time.Duration) error {
+	wakes := f.wakes
+	var timeout <-chan time.Time
+	if doze > 0 {
+		wakes, timeout = f.urgent, time.After(doze)
+	}
+	f.mu.Lock()
+	f.waits++
+	f.mu.Unlock()
 	select {
-	case <-f.wakes:
-		return nil
+	case <-wakes:
+	case <-timeout:
 	case <-f.shut:
 		return os.ErrClosed
 	}
+	return nil
 }
 
 func (f *fakeSource) position() uint64 { f.mu.Lock(); defer f.mu.Unlock(); return f.consumed }

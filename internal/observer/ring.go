@@ -10,6 +10,7 @@ import (
 	"os"
 	"sync/atomic"
 	"syscall"
+	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -174,18 +175,37 @@ func (r *ring) sample(at, length uint64) []byte {
 }
 
 // wait blocks until a record is committed, or returns os.ErrClosed when shut is
-// called. It may return without a record.
-func (r *ring) wait() error {
+// called. With a doze above 0 it returns after that time at the latest, and UDP
+// does not end it before. It may return without a record.
+func (r *ring) wait(doze time.Duration) error {
+	sleep := sockSleepSLEEP_DEEP
+	if doze > 0 {
+		sleep = sockSleepSLEEP_DOZE
+		if err := r.file.SetReadDeadline(time.Now().Add(doze)); err != nil {
+			return r.waited(err)
+		}
+	}
 	err := r.conn.Read(func(uintptr) bool {
 		// The store is a full barrier before the look, as a commit is one
 		// before the kernel's look at asleep: one of us sees the other.
-		r.control.asleep.Store(1)
+		r.control.asleep.Store(uint32(sleep))
 		if !r.ready() {
 			return false
 		}
-		r.control.asleep.Store(0)
+		r.control.asleep.Store(uint32(sockSleepSLEEP_AWAKE))
 		return true
 	})
+	if doze > 0 {
+		r.control.asleep.Store(uint32(sockSleepSLEEP_AWAKE))
+		if errors.Is(err, os.ErrDeadlineExceeded) {
+			err = nil
+		}
+		err = errors.Join(err, r.file.SetReadDeadline(time.Time{}))
+	}
+	return r.waited(err)
+}
+
+func (r *ring) waited(err error) error {
 	if r.closed.Load() {
 		return os.ErrClosed
 	}

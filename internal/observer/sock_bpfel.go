@@ -53,6 +53,14 @@ const (
 	sockEventKindEVENT_CHECK    sockEventKind = 6
 )
 
+type sockSleep uint32
+
+const (
+	sockSleepSLEEP_AWAKE sockSleep = 0
+	sockSleepSLEEP_DEEP  sockSleep = 1
+	sockSleepSLEEP_DOZE  sockSleep = 2
+)
+
 // Names of all BPF objects in the ELF.
 //
 // Used for safe lookups in a Collection or CollectionSpec.
@@ -84,6 +92,7 @@ const (
 	sockVarPidNamespace    = "pid_namespace"
 	sockVarUnusedEvent     = "unused_event"
 	sockVarUnusedKind      = "unused_kind"
+	sockVarUnusedSleep     = "unused_sleep"
 )
 
 // loadSock returns the embedded CollectionSpec for sock.
@@ -167,6 +176,7 @@ type sockVariableSpecs struct {
 	PidNamespace *ebpf.VariableSpec `ebpf:"pid_namespace"`
 	UnusedEvent  *ebpf.VariableSpec `ebpf:"unused_event"`
 	UnusedKind   *ebpf.VariableSpec `ebpf:"unused_kind"`
+	UnusedSleep  *ebpf.VariableSpec `ebpf:"unused_sleep"`
 }
 
 // sockObjects contains all objects after they have been loaded into the kernel.
@@ -213,6 +223,7 @@ type sockVariables struct {
 	PidNamespace *ebpf.Variable `ebpf:"pid_namespace"`
 	UnusedEvent  *ebpf.Variable `ebpf:"unused_event"`
 	UnusedKind   *ebpf.Variable `ebpf:"unused_kind"`
+	UnusedSleep  *ebpf.Variable `ebpf:"unused_sleep"`
 }
 
 // sockPrograms contains all programs after they have been loaded into the kernel.
