@@ -88,6 +88,12 @@ func (f *fakeSystem) legacy(bool) (legacyInfo, []byte, error) {
 	return legacyInfo{validHooks: 1}, f.blob, nil
 }
 
+func (f *fakeSystem) readCount() int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.reads
+}
+
 func (f *fakeSystem) host() (host, error) { return testHost(), f.hostErr }
 
 // recorder keeps what a source says.
@@ -326,13 +332,13 @@ func TestLegacyStormIsBounded(t *testing.T) {
 		w.c <- struct{}{}
 		time.Sleep(time.Second)
 		synctest.Wait()
-		if f.reads == last {
+		if f.readCount() == last {
 			t.Error("the last replacement was not read")
 		}
 		// A hook that breaks gives way to polling.
 		close(w.c)
 		time.Sleep(10 * time.Second)
-		if f.reads < last+3 {
+		if f.readCount() < last+3 {
 			t.Error("no polling after the hook broke")
 		}
 	})
