@@ -46,7 +46,7 @@ const (
 	// Each wake-up costs tens of microseconds of CPU, and UDP sockets can come
 	// and go without end. More than wakeRate per second over some seconds, and
 	// UDP is read at that rate.
-	wakeRate  = time.Second / 64
+	wakeRate  = time.Second / 50
 	wakeBurst = 256 * wakeRate
 
 	retryFirst = 100 * time.Millisecond
