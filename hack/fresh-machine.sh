@@ -102,6 +102,7 @@ INSIDE
 say "running make $*"
 # Its own mounts and processes: when the first process ends, nothing is left of them.
 unshare --mount --pid --fork --kill-child --propagation private -- bash -euc '
+	mount --bind "$1" "$1" # so that its root is a mount point, as on a machine
 	mount --bind "$2" "$1/usr/local/go"
 	mount -o remount,bind,ro "$1/usr/local/go"
 	mount -t proc proc "$1/proc"

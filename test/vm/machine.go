@@ -166,7 +166,8 @@ func (m *machine) boot(ctx context.Context) error {
 	}
 	// One thread for all virtual processors: with more, attaching programs
 	// under load breaks in the emulator. No KVM, so that it runs anywhere.
-	// The watchdogs look at a clock that emulation on a busy host stretches.
+	// The timer check and the watchdogs look at a clock that emulation on a
+	// busy host stretches.
 	qemu := exec.CommandContext(ctx, "qemu-system-x86_64",
 		"-accel", "tcg,thread=single", "-cpu", "max", "-smp", "2", "-m", strconv.Itoa(m.memory),
 		"-nodefaults", "-display", "none", "-no-reboot", "-monitor", "none",
@@ -174,7 +175,7 @@ func (m *machine) boot(ctx context.Context) error {
 		"-chardev", "socket,id=tty1,path="+filepath.Join(dir, "ttyS1"), "-serial", "chardev:tty1",
 		"-kernel", filepath.Join(m.kernel.dir, "vmlinuz"), "-initrd", m.initrd,
 		"-append", "console=ttyS0 loglevel=5 panic=-1 oops=panic rdinit=/init tsc=reliable mitigations=off"+
-			" random.trust_cpu=on nowatchdog rcupdate.rcu_cpu_stall_suppress=1")
+			" random.trust_cpu=on no_timer_check nowatchdog rcupdate.rcu_cpu_stall_suppress=1")
 	var stderr bytes.Buffer
 	qemu.Stdout, qemu.Stderr = &stderr, &stderr
 	qemu.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
