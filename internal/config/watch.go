@@ -75,7 +75,7 @@ func Watch[C Config](ctx context.Context, current C, hup <-chan os.Signal, load 
 			return
 		case <-events:
 			since = putOff(settle, since)
-		case <-errs:
+		case <-errs: //nolint:errcheck // that something was missed matters, not what
 			since = putOff(settle, since)
 		case <-hup:
 			reload()

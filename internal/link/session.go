@@ -290,7 +290,7 @@ func (t *stream) Read(b []byte) (int, error) {
 	if err == nil {
 		return n, nil
 	}
-	if err == io.EOF {
+	if errors.Is(err, io.EOF) {
 		t.ended.Store(true)
 	}
 	if t.closed.Load() {

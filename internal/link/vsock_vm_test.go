@@ -58,7 +58,7 @@ func TestVsockRefusesOtherContexts(t *testing.T) {
 	l := listen(t, Endpoint{Network: NetworkVsock, CID: CIDAny, Port: 1002}, opts(t, RoleAgent))
 	l.start()
 	_, err := Dial(ctx10(t), Endpoint{Network: NetworkVsock, CID: CIDLocal, Port: 1002}, opts(t, RoleHost))
-	refusal(t, err)
+	_ = refusal(t, err)
 	if err := l.Close(); err != nil {
 		t.Error(err)
 	}
