@@ -44,10 +44,10 @@ const (
 	dumpShare   = 20                     // at most 1/20 of the time is for dumps that events ask for
 
 	// Each wake-up costs tens of microseconds of CPU, and UDP sockets can come
-	// and go without end. More than wakeRate per second over some seconds, and
-	// UDP is read at that rate.
-	wakeRate  = time.Second / 50
-	wakeBurst = 256 * wakeRate
+	// and go without end. After wakeBurst wake-ups beyond one each wakeSpacing,
+	// UDP is read once each wakeSpacing.
+	wakeSpacing = 20 * time.Millisecond
+	wakeBurst   = 256
 
 	retryFirst = 100 * time.Millisecond
 	retryMost  = 10 * time.Second
@@ -135,7 +135,7 @@ func wake(c chan struct{}) {
 // readEvents applies events until the source is shut.
 func (e *engine) readEvents() error {
 	pouring, unchecked := false, 0
-	var paid time.Time // until when wake-ups are paid for, at wakeRate
+	var paid time.Time // until when wake-ups are paid for, one each wakeSpacing
 	for {
 		n, err := e.take()
 		if err != nil {
@@ -147,7 +147,7 @@ func (e *engine) readEvents() error {
 			if paid.Before(now) {
 				paid = now
 			}
-			paid = paid.Add(wakeRate)
+			paid = paid.Add(wakeSpacing)
 		}
 		switch {
 		case n == 0:
@@ -158,8 +158,8 @@ func (e *engine) readEvents() error {
 				unchecked = 0
 			}
 			doze := time.Duration(0)
-			if time.Until(paid) > wakeBurst {
-				doze = wakeRate
+			if time.Until(paid) > wakeBurst*wakeSpacing {
+				doze = wakeSpacing
 			}
 			if err := e.source.wait(doze); errors.Is(err, os.ErrClosed) {
 				return nil

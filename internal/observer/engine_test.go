@@ -588,7 +588,7 @@ func TestEndlessUDPIsReadAtARate(t *testing.T) {
 		synctest.Wait()
 		r.wantCookies(t, 2)
 		r.source.send(udpEvent(sockEventKindEVENT_BIND, 3))
-		time.Sleep(wakeRate + time.Millisecond)
+		time.Sleep(wakeSpacing + time.Millisecond)
 		r.wantCookies(t, 2, 3)
 		// Rest pays for what was.
 		time.Sleep(10 * time.Second)
