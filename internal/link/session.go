@@ -253,7 +253,7 @@ func closeError(err error) error {
 func (s *session) mapError(err error) error {
 	var reset *yamux.StreamError
 	switch {
-	case err == nil || errors.Is(err, io.EOF):
+	case err == nil || err == io.EOF: //nolint:errorlint // exactly: a lost session wraps it
 		return err
 	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
 		return err
@@ -290,7 +290,7 @@ func (t *stream) Read(b []byte) (int, error) {
 	if err == nil {
 		return n, nil
 	}
-	if errors.Is(err, io.EOF) {
+	if err == io.EOF { //nolint:errorlint // exactly: a lost session wraps it
 		t.ended.Store(true)
 	}
 	if t.closed.Load() {
@@ -341,7 +341,7 @@ func (t *stream) linger() {
 	var b [4096]byte
 	for {
 		if _, err := t.mux.Read(b[:]); err != nil {
-			if !errors.Is(err, io.EOF) {
+			if err != io.EOF { //nolint:errorlint // exactly: a lost session wraps it
 				_ = t.mux.Reset()
 			}
 			return
