@@ -15,7 +15,7 @@ BENCH ?= .
 VM_ROUNDS := -env FAIRLEAD_STARTS=10 -env FAIRLEAD_SHORT=500 -env FAIRLEAD_RECONNECTS=5
 
 # Stages of "make test", in order.
-STAGES := lint generate-check test-unit test-root test-vm $(if $(wildcard test/engines),test-engines)
+STAGES := lint generate-check test-unit test-root test-vm
 # Systems that the host side is built for beside linux/amd64, which the linter sees.
 HOST_SYSTEMS := linux/arm64 windows/amd64 windows/arm64 darwin/arm64
 HOST_PACKAGES := $(wildcard ./internal/host ./cmd/fairlead)
