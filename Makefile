@@ -77,7 +77,12 @@ test-engines: ## Run against real Docker, containerd and Kubernetes (root; build
 	@$(RUN) test test-engines go test -json -tags engines -p 1 -count 1 -timeout 30m $(or $(call tagged,engines),$(error no test file has build tag engines))
 
 .PHONY: bench
-bench: ## Run the benchmarks that match BENCH (root)
+bench: ## Measure latency against polling, all modes in one run (root)
+	$(need_root)
+	@go run ./test/bench
+
+.PHONY: bench-micro
+bench-micro: ## Run the Go benchmarks that match BENCH (root)
 	$(need_root)
 	@go test -tags root -run '^$$' -bench '$(BENCH)' -benchmem -p 1 -timeout 60m \
 		$$(grep -rl '^func Benchmark' --include='*_test.go' . | xargs -r dirname | sort -u)
