@@ -28,6 +28,9 @@ type eventSource interface {
 	end() uint64      // behind the last record begun
 	// takeLost reports whether events were lost since it was last asked.
 	takeLost() bool
+	// rearm is called by whoever read while another waits: it has the waiter
+	// woken again, and reports whether there is something to read already.
+	rearm() bool
 	// drops counts the events that were lost so far.
 	drops() uint64
 	// open lets the hooks report the end of sockets that they do not track.
@@ -209,6 +212,11 @@ func (e *engine) drain() error {
 		if n == 0 {
 			idle++
 			time.Sleep(10 * time.Microsecond)
+		}
+	}
+	for e.source.rearm() {
+		if _, err := e.takeLocked(); err != nil {
+			return err
 		}
 	}
 	return nil

@@ -100,6 +100,8 @@ func (f *fakeSource) drops() uint64    { f.mu.Lock(); defer f.mu.Unlock(); retur
 func (f *fakeSource) open(open bool)   { f.mu.Lock(); defer f.mu.Unlock(); f.opened = open }
 func (f *fakeSource) trackable() int   { return f.limit }
 
+func (f *fakeSource) rearm() bool { return false }
+
 // gate returns whether the gate is open, and a copy of what is tracked.
 func (f *fakeSource) gate() (bool, map[uint64]bool) {
 	f.mu.Lock()

@@ -331,8 +331,8 @@ func (p *ports) Stale(error)      {}
 
 func (p *ports) Apply(events []Event) {
 	for _, e := range events {
-		if e.Gone || e.Socket.Listening {
-			p.seen[e.Socket.Port] <- !e.Gone
+		if seen := p.seen[e.Socket.Port]; seen != nil && (e.Gone || e.Socket.Listening) {
+			seen <- !e.Gone
 		}
 	}
 }
@@ -344,17 +344,35 @@ func TestNoWakeupIsLost(t *testing.T) {
 	if testing.Short() {
 		rounds = 400
 	}
-	for _, workers := range []int{1, 2} {
-		t.Run(fmt.Sprint(workers), func(t *testing.T) {
+	for _, c := range []struct {
+		name    string
+		workers int
+		dumps   bool
+	}{
+		{"one", 1, false},
+		{"two", 2, false},
+		// A dump reads the ring too, while the reader waits.
+		{"dumps", 1, true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
 			r := newRoom(t)
 			p := &ports{live: make(chan struct{}), seen: make(map[uint16]chan bool)}
-			for w := range workers {
+			for w := range c.workers {
 				p.seen[uint16(8080+w)] = make(chan bool, 4)
 			}
-			defer start(t, r, Options{}, p)()
+			// On this rung a listener without bind makes a dump.
+			defer start(t, r, Options{Rungs: []string{RungTPBTF}}, p)()
 			<-p.live
-			var all sync.WaitGroup
-			for w := range workers {
+			var all, others sync.WaitGroup
+			var stop atomic.Bool
+			if c.dumps {
+				others.Go(func() {
+					if err := r.ns.do(func() error { return listenUnbound(&stop) }); err != nil {
+						t.Error(err)
+					}
+				})
+			}
+			for w := range c.workers {
 				all.Go(func() {
 					err := r.ns.do(func() error { return oneByOne(8080+w, rounds, p.seen[uint16(8080+w)]) })
 					if err != nil {
@@ -363,8 +381,25 @@ func TestNoWakeupIsLost(t *testing.T) {
 				})
 			}
 			all.Wait()
+			stop.Store(true)
+			others.Wait()
 		})
 	}
+}
+
+// listenUnbound makes listeners, each of which needs a dump to be understood.
+func listenUnbound(stop *atomic.Bool) error {
+	for !stop.Load() {
+		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+		if err := errors.Join(err, unix.Listen(fd, 1)); err != nil {
+			return err
+		}
+		time.Sleep(time.Millisecond)
+		if err := unix.Close(fd); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func oneByOne(port, rounds int, seen <-chan bool) error {

@@ -35,6 +35,7 @@ type ring struct {
 	data     []byte
 	mask     uint64
 	control  *control
+	waiting  atomic.Uint32 // what wait said in control.asleep, 0 outside of it
 	wrapped  []byte // a record that wraps, put together
 }
 
@@ -185,6 +186,8 @@ func (r *ring) wait(doze time.Duration) error {
 			return r.waited(err)
 		}
 	}
+	r.waiting.Store(uint32(sleep))
+	defer r.waiting.Store(uint32(sockSleepSLEEP_AWAKE))
 	err := r.conn.Read(func(uintptr) bool {
 		// The store is a full barrier before the look, as a commit is one
 		// before the kernel's look at asleep: one of us sees the other.
@@ -203,6 +206,19 @@ func (r *ring) wait(doze time.Duration) error {
 		err = errors.Join(err, r.file.SetReadDeadline(time.Time{}))
 	}
 	return r.waited(err)
+}
+
+// rearm is for whoever read while another goroutine waits: what woke the waiter
+// may be gone before it looks, and then it waits on with no producer knowing. It
+// has the next record wake the waiter, and reports whether one is there already,
+// which the caller must read.
+func (r *ring) rearm() bool {
+	sleep := r.waiting.Load()
+	if sleep == uint32(sockSleepSLEEP_AWAKE) {
+		return false
+	}
+	r.control.asleep.Store(sleep)
+	return r.ready()
 }
 
 func (r *ring) waited(err error) error {
