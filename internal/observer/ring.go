@@ -36,7 +36,7 @@ type ring struct {
 	mask     uint64
 	control  *control
 	waiting  atomic.Uint32 // what wait said in control.asleep, 0 outside of it
-	wrapped  []byte // a record that wraps, put together
+	wrapped  []byte        // a record that wraps, put together
 }
 
 // control is struct sockControl, shared with the kernel.
