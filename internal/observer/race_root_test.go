@@ -68,6 +68,12 @@ func (c *churn) work(worker int, rng *rand.Rand) error {
 		if err == nil && kind == unix.SOCK_STREAM {
 			err = unix.Listen(fd, 1)
 		}
+		if errors.Is(err, unix.EADDRINUSE) { // what was closed may linger while a dump looks at it
+			if err := unix.Close(fd); err != nil {
+				return err
+			}
+			continue
+		}
 		if err != nil {
 			return err
 		}
