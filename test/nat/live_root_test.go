@@ -157,7 +157,7 @@ func refill(n, gen int) string {
 // A table of 10,000 rules that is emptied and refilled in one commit withdraws
 // nothing of what stays, however often.
 func TestRefillWithdrawsNothing(t *testing.T) {
-	const rules = 10_000
+	rules := count(t, "FAIRLEAD_REFILL", 10_000)
 	w := newWorld(t)
 	src, f, _ := w.start(nat.Options{})
 	eventually(t, "a first set", f.ready)

@@ -240,7 +240,8 @@ func oracle(t *testing.T, w *world) []string {
 // Sources that start at any moment of a storm of changes end equal to what nft
 // and iptables-legacy list.
 func TestStorm(t *testing.T) {
-	const rounds, perRound = 20, 10
+	const perRound = 10
+	rounds := count(t, "FAIRLEAD_STORMS", 20)
 	w := newWorld(t)
 	w.run(fresh, "nft", "-f", "-")
 	s := &storm{w: w, r: rand.New(rand.NewPCG(uint64(time.Now().UnixNano()), 1))}
