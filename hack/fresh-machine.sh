@@ -55,7 +55,7 @@ cp -L /etc/resolv.conf /etc/hosts "$root/etc/"
 apt-config dump | grep -E '^Acquire::(http|https|Check|ForceIP)' >"$root/etc/apt/apt.conf.d/90machine" || true
 if compgen -G '/usr/local/share/ca-certificates/*.crt' >/dev/null; then
 	cp /usr/local/share/ca-certificates/*.crt "$root/usr/local/share/ca-certificates/"
-	env -i "${environment[@]}" chroot "$root" update-ca-certificates >/dev/null
+	env -i "${environment[@]}" chroot "$root" update-ca-certificates >/dev/null 2>&1 || die "update-ca-certificates failed"
 fi
 mkdir -p "$root/usr/local/go"
 git clone -q "file://$top" "$root/root/fairlead"
