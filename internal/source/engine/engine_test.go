@@ -228,6 +228,45 @@ func TestSupervisorAbsent(t *testing.T) {
 	})
 }
 
+// While there is no trace of an engine, nothing runs but now and then; one that
+// appears is tried at once, and again soon if it is not ready yet.
+func TestSupervisorIsIdleWithoutAnEngine(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		wake := make(chan struct{}, 1)
+		ctx, cancel := context.WithTimeout(t.Context(), 25*time.Hour)
+		defer cancel()
+		began := time.Now()
+		appeared := false
+		go func() {
+			time.Sleep(24 * time.Hour)
+			appeared = true
+			wake <- struct{}{}
+		}()
+		var idle int
+		var ready []time.Duration
+		_ = Supervisor{
+			Retry: Retry{}.WithDefaults(), Logger: slog.New(slog.DiscardHandler), Feed: &feed{}, Wake: wake, Withdraw: func() {},
+		}.Run(ctx, func(ctx context.Context, up func()) error {
+			if !appeared {
+				idle++
+				return fmt.Errorf("%w: no socket", ErrAbsent)
+			}
+			if ready = append(ready, time.Since(began)); len(ready) < 3 {
+				return errGone // it is there, and does not listen yet
+			}
+			up()
+			<-ctx.Done()
+			return ctx.Err()
+		})
+		if idle > 24*60/2 {
+			t.Errorf("%d tries in a day without an engine", idle)
+		}
+		if len(ready) != 3 || ready[0] != 24*time.Hour || ready[2] > 24*time.Hour+time.Second {
+			t.Errorf("tries at %v once it appeared at 24h", ready)
+		}
+	})
+}
+
 // A session that asks to run again is run at once, and nothing is stale.
 func TestSupervisorAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -299,6 +338,32 @@ func TestWatch(t *testing.T) {
 	}
 	cancel()
 	<-stopped
+}
+
+// Where the kernel tells nothing of files, they are looked at.
+func TestLookAtFiles(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "sock")
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		wake, done := make(chan struct{}, 1), make(chan struct{})
+		go func() {
+			defer close(done)
+			lookAtFiles(ctx, wake, []string{path}, map[string]fileState{path: {}})
+		}()
+		time.Sleep(time.Hour)
+		if len(wake) > 0 {
+			t.Error("woken by nothing")
+		}
+		if err := os.WriteFile(path, nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(lookEvery + time.Millisecond)
+		if len(wake) != 1 {
+			t.Error("not woken by a file that appeared")
+		}
+		cancel()
+		<-done
+	})
 }
 
 const (

@@ -23,6 +23,11 @@ const (
 	DefaultMaxDelay = 30 * time.Second
 )
 
+// absentDelay is between two tries where there is no trace of an engine. Wake
+// says when one appears; the try is for what the kernel does not tell, such as a
+// mount that brings a socket.
+const absentDelay = 5 * time.Minute
+
 // Retry says how often an engine that is gone is tried again, and how long what
 // it declared outlives it. Zero means the default; a negative Grace never withdraws.
 type Retry struct {
@@ -71,7 +76,8 @@ type Supervisor struct {
 	Retry  Retry
 	Logger *slog.Logger
 	Feed   registry.Feed
-	// Wake receives when the engine may be back; the next try is then at once.
+	// Wake receives when the engine may be back; the next try is then at once. An
+	// engine of which there is no trace is hardly looked for otherwise.
 	Wake <-chan struct{}
 	// Withdraw takes back everything that was declared. It is called once for
 	// each loss that outlasts the grace period, never during a session.
@@ -131,6 +137,10 @@ func (s Supervisor) Run(ctx context.Context, session Session) error {
 		}
 		delay := s.delay(failures)
 		failures++
+		if errors.Is(err, ErrAbsent) {
+			// Nothing is to be had by asking, and an idle machine stays idle.
+			delay, failures = s.jittered(max(absentDelay, s.Retry.MaxDelay)), 0
+		}
 		s.Logger.Debug("engine is not reachable", "err", err, "failures", failures, "retry", delay)
 
 		retry := time.NewTimer(delay)
@@ -174,5 +184,9 @@ func (s Supervisor) delay(failures int) time.Duration {
 	if failures < 16 && s.Retry.MinDelay<<failures < d {
 		d = s.Retry.MinDelay << failures
 	}
+	return s.jittered(d)
+}
+
+func (s Supervisor) jittered(d time.Duration) time.Duration {
 	return d - time.Duration(s.Jitter()*float64(d)/2)
 }

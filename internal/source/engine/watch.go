@@ -41,8 +41,8 @@ func stateOf(path string) fileState {
 // it is when Watch is called; what goes away is no news. The paths, and any of
 // their directories, need not exist. The first channel receives, and holds one
 // message until it is read; the second is closed when ctx has ended and nothing
-// runs any more. Where the kernel gives no notifications, that is logged, and an
-// engine is only found by trying.
+// runs any more. Where the kernel gives no notifications, as it does when too
+// many ask for them, that is logged, and the paths are looked at instead.
 func Watch(ctx context.Context, logger *slog.Logger, paths ...string) (wake <-chan struct{}, stopped <-chan struct{}) {
 	last := make(map[string]fileState, len(paths))
 	for _, p := range paths {
@@ -52,10 +52,42 @@ func Watch(ctx context.Context, logger *slog.Logger, paths ...string) (wake <-ch
 	go func() {
 		defer close(s)
 		if err := watchFiles(ctx, w, paths, last); err != nil {
-			logger.Warn("files cannot be watched; the engine is tried now and then", "paths", paths, "err", err)
+			logger.Warn("files cannot be watched; they are looked at now and then", "paths", paths, "every", lookEvery, "err", err)
+			lookAtFiles(ctx, w, paths, last)
 		}
 	}()
 	return w, s
+}
+
+// lookEvery is the time between two looks where nothing is told.
+const lookEvery = 10 * time.Second
+
+// lookAtFiles does by looking what watchFiles is told.
+func lookAtFiles(ctx context.Context, wake chan<- struct{}, paths []string, last map[string]fileState) {
+	tick := time.NewTicker(lookEvery)
+	defer tick.Stop()
+	for {
+		compare(wake, paths, last)
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+	}
+}
+
+// compare wakes if a path is there and is not what it was.
+func compare(wake chan<- struct{}, paths []string, last map[string]fileState) {
+	for _, p := range paths {
+		now := stateOf(p)
+		if now != last[p] && now.exists {
+			select {
+			case wake <- struct{}{}:
+			default:
+			}
+		}
+		last[p] = now
+	}
 }
 
 func watchFiles(ctx context.Context, wake chan<- struct{}, paths []string, last map[string]fileState) error {
@@ -75,16 +107,7 @@ func watchFiles(ctx context.Context, wake chan<- struct{}, paths []string, last 
 			}
 		}
 		// What happened before the watch stood is seen here.
-		for _, p := range paths {
-			now := stateOf(p)
-			if now != last[p] && now.exists {
-				select {
-				case wake <- struct{}{}:
-				default:
-				}
-			}
-			last[p] = now
-		}
+		compare(wake, paths, last)
 		select {
 		case <-ctx.Done():
 			return nil
