@@ -434,8 +434,9 @@ const ports80 = `[{"HostPort":80,"ContainerPort":8080,"Protocol":"tcp","HostIP":
 
 var keys80 = []string{"tcp 127.0.0.1:80", "udp 0.0.0.0:53"}
 
-// Defect 20: every namespace is watched, or those that are configured; never Docker's own.
-func TestNamespaces(t *testing.T) {
+// Every namespace is watched, or those that are configured; never Docker's own.
+// The incumbent watches the default one.
+func TestEveryNamespaceIsWatched(t *testing.T) {
 	for _, c := range []struct {
 		namespaces []string
 		want       []string
@@ -455,8 +456,8 @@ func TestNamespaces(t *testing.T) {
 	}
 }
 
-// Defect 21: an exit while the list is read leaves nothing behind.
-func TestExitDuringTheList(t *testing.T) {
+// An exit while the list is read leaves nothing behind, as it does in the incumbent.
+func TestExitDuringTheListLeavesNothing(t *testing.T) {
 	e := newFake(t)
 	e.nerdctl("default/x", "web", ports80)
 	var once sync.Once
@@ -470,8 +471,9 @@ func TestExitDuringTheList(t *testing.T) {
 	want(t, f)
 }
 
-// Defect 22: the end of an exec is not the container's.
-func TestExecExit(t *testing.T) {
+// The end of an exec is not the container's. It costs the incumbent's container
+// its ports.
+func TestEndOfAnExecChangesNothing(t *testing.T) {
 	e := newFake(t)
 	e.nerdctl("default/x", "web", ports80)
 	f := run(t, source(t, e, Options{}))
@@ -490,8 +492,8 @@ func TestExecExit(t *testing.T) {
 	want(t, f, "tcp 0.0.0.0:9")
 }
 
-// Defect 23: an update of a stopped container publishes nothing.
-func TestUpdateOfStopped(t *testing.T) {
+// An update of a stopped container publishes nothing, as it does in the incumbent.
+func TestUpdateOfAStoppedContainerPublishesNothing(t *testing.T) {
 	e := newFake(t)
 	e.nerdctl("default/x", "web", ports80)
 	e.status["default/x"] = taskapi.Status_STOPPED
@@ -507,9 +509,10 @@ func TestUpdateOfStopped(t *testing.T) {
 	want(t, f, "tcp 0.0.0.0:9")
 }
 
-// Defect 24: ports are in a label, or in a file; without either there are none,
-// and that is no error. Defect 25 is in every test here: no socket is the default one.
-func TestWherePortsAre(t *testing.T) {
+// Ports are in a label, or in newer versions in a file; without either there are
+// none, which is no error as it is in the incumbent. Nor is any socket here the
+// default one, where the incumbent looks whether the engine is ready.
+func TestPortsAreFoundWhereEachNerdctlKeepsThem(t *testing.T) {
 	dir := t.TempDir()
 	if err := os.WriteFile(filepath.Join(dir, "network-config.json"),
 		[]byte(`{"portMappings":`+ports80+`,"other":1}`), 0o600); err != nil {

@@ -381,7 +381,8 @@ func (e *fakeEngine) none() {
 	})
 }
 
-// Defect 16: nothing is asked of a container that died: with --rm it is gone.
+// Nothing is asked of a container that died: with --rm it is gone. The incumbent
+// inspects it first, learns nothing, and leaves its ports open.
 func TestDeathAsksNothing(t *testing.T) {
 	e := newFake(t)
 	e.one(cid(1), "web")
@@ -393,8 +394,9 @@ func TestDeathAsksNothing(t *testing.T) {
 	want(t, f)
 }
 
-// Defect 17: the two families of one port stand side by side from the first list on.
-func TestDualStackInTheFirstList(t *testing.T) {
+// The two families of one port stand side by side from the first list on. In the
+// incumbent they collide there.
+func TestBothFamiliesStandFromTheFirstListOn(t *testing.T) {
 	e := newFake(t)
 	e.one(cid(1), "web")
 	f := run(t, source(t, e, Options{}))
@@ -414,8 +416,9 @@ func TestDualStackInTheFirstList(t *testing.T) {
 	}
 }
 
-// Defect 18: what happens between the subscription and the list is not lost.
-func TestSubscribeBeforeList(t *testing.T) {
+// What happens between the subscription and the list is not lost. The incumbent
+// lists first and subscribes later.
+func TestNothingIsLostBetweenSubscriptionAndList(t *testing.T) {
 	for _, during := range []string{"before the list", "while the list is read"} {
 		t.Run(during, func(t *testing.T) {
 			e := newFake(t)
@@ -449,7 +452,7 @@ func TestSubscribeBeforeList(t *testing.T) {
 	}
 }
 
-// Defect 19: every port of a container goes with it.
+// Every port of a container goes with it. The incumbent remembers one of them.
 func TestAllPortsGoWithTheContainer(t *testing.T) {
 	e := newFake(t)
 	e.set(func() {

@@ -641,7 +641,7 @@ func TestLookOvertakenByDeath(t *testing.T) {
 }
 
 // A subscription that the engine does not confirm is followed by a second list,
-// which finds what fell in between (defect 21).
+// which finds what fell in between.
 func TestUnconfirmedSubscription(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := &scripted{list: []Object{object("x")}}

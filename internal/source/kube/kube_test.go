@@ -437,8 +437,9 @@ func wantStale(t *testing.T, f *feed, text string) {
 	})
 }
 
-// Defect 28: protocols are apart. Defect 33: what was there before is listed.
-func TestProtocolsApart(t *testing.T) {
+// 53/TCP and 53/UDP are two ports, and Services that were there before are listed.
+// The incumbent keeps one of the two, and misses what was there.
+func TestProtocolsOfOnePortStandApart(t *testing.T) {
 	e := newFake(t)
 	e.put(svc("dns", corev1.ServiceTypeNodePort, tcp(53, 30053), udp(53, 30053)))
 	f := run(t, source(t, e, Options{}))
@@ -450,7 +451,8 @@ func TestProtocolsApart(t *testing.T) {
 	want(t, f)
 }
 
-// Defect 29: a list that says what is known, and events that change no port, say nothing.
+// A list that says what is known, and events that change no port, say nothing.
+// The incumbent tells every port anew at each resync.
 func TestRepetitionSaysNothing(t *testing.T) {
 	e := newFake(t)
 	e.put(svc("web", corev1.ServiceTypeNodePort, tcp(80, 30080)))
@@ -490,7 +492,7 @@ func TestRepetitionSaysNothing(t *testing.T) {
 	}
 }
 
-// Defect 30: tries that fail leave nothing behind.
+// Tries that fail leave nothing behind. Each one leaks an informer in the incumbent.
 func TestFailedTriesLeakNothing(t *testing.T) {
 	e := newFake(t)
 	e.put(svc("web", corev1.ServiceTypeNodePort, tcp(80, 30080)))
@@ -521,8 +523,8 @@ func TestFailedTriesLeakNothing(t *testing.T) {
 	want(t, f, "tcp 0.0.0.0:30080")
 }
 
-// Defect 31: waiting for a kubeconfig ends with the context, at once.
-func TestWaitingEnds(t *testing.T) {
+// Waiting for a kubeconfig ends with the context, at once. The incumbent hangs on SIGTERM.
+func TestWaitingForAKubeconfigEndsWithTheContext(t *testing.T) {
 	s := source(t, nil, Options{Kubeconfigs: []string{"/nowhere/kubeconfig"}, Retry: engine.Retry{MinDelay: time.Hour, MaxDelay: time.Hour}})
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
@@ -540,8 +542,8 @@ func TestWaitingEnds(t *testing.T) {
 	}
 }
 
-// Defect 32: a load balancer is open on its addresses and its node port, and
-// external IPs are too.
+// A load balancer is open on its addresses and its node port, and external IPs
+// are too. The incumbent publishes the first of these alone.
 func TestWhatIsOpen(t *testing.T) {
 	type tc struct {
 		name string
