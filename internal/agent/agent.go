@@ -108,11 +108,17 @@ func (a *Agent) newSource(name string) (Source, error) {
 	case "nat":
 		return natSource{log: a.log, hook: a.cfg.Observer != observer.Poll.String()}, nil
 	case "docker":
-		return docker.New(docker.Options{Logger: a.log})
+		return docker.New(docker.Options{Hosts: a.cfg.Docker.Hosts, Retry: a.engineRetry(), Logger: a.log})
 	case "containerd":
-		return containerd.New(containerd.Options{Logger: a.log})
+		return containerd.New(containerd.Options{
+			Sockets: a.cfg.Containerd.Sockets, Namespaces: a.cfg.Containerd.Namespaces, Retry: a.engineRetry(), Logger: a.log,
+		})
 	case "kube":
-		return kube.New(kube.Options{Logger: a.log})
+		k := a.cfg.Kube
+		return kube.New(kube.Options{
+			Kubeconfigs: k.Kubeconfigs, Context: k.Context, Namespaces: k.Namespaces, Selector: k.Selector,
+			Retry: a.engineRetry(), Logger: a.log,
+		})
 	}
 	return nil, fmt.Errorf("source %q: want one of %q", name, config.Sources())
 }

@@ -71,6 +71,10 @@ type Agent struct {
 	AuditInterval time.Duration     // between dumps in the background, 1s to 24h; 0 for none
 	HoldDown      time.Duration     // how long a key without origins is kept, 0 to 1m
 	Expose        rules.HostAddress // rules.Loopback or rules.All
+	Docker        Docker
+	Containerd    Containerd
+	Kube          Kube
+	EngineGrace   time.Duration // how long declared ports outlive their engine, 1s to 24h; 0 for ever
 }
 
 // Host configures the host peer.
@@ -112,6 +116,7 @@ func DefaultAgent() Agent {
 		AuditInterval: time.Minute,
 		HoldDown:      150 * time.Millisecond,
 		Expose:        rules.Loopback(),
+		EngineGrace:   30 * time.Second,
 	}
 }
 
@@ -160,7 +165,7 @@ func (c *Common) fields() []field {
 }
 
 func (c *Agent) fields() []field {
-	return append([]field{
+	return slices.Concat([]field{
 		many("link", "link", "endpoint", &c.Link, ParseEndpoint, stringOf,
 			"where to meet the host: unix:///PATH, vsock://:PORT to listen, vsock://2:PORT to dial"),
 		many("allowCIDs", "allow-cids", "cid", &c.AllowCIDs, whole[uint32](0, 1<<32-2), number,
@@ -181,7 +186,7 @@ func (c *Agent) fields() []field {
 			duration(0, time.Minute, false), stringOf, "how long a port that vanished is kept"),
 		one("expose", "expose", "where", &c.Expose, rules.ParseExpose, stringOf,
 			"host addresses for what listens on all guest addresses: loopback or all"),
-	}, c.Common.fields()...)
+	}, c.engineFields(), c.Common.fields())
 }
 
 func (c *Host) fields() []field {

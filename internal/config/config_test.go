@@ -48,6 +48,14 @@ func agentSamples() []sample {
 		{"auditInterval", "0", "0s"},
 		{"holdDown", "0", "0s"},
 		{"expose", "all", "all"},
+		{"docker.hosts", "['unix:///d.sock', 'tcp://127.0.0.1:2375']", "unix:///d.sock,tcp://127.0.0.1:2375"},
+		{"containerd.sockets", "[/c1, /c2]", "/c1,/c2"},
+		{"containerd.namespaces", "[default, k8s.io]", "default,k8s.io"},
+		{"kube.kubeconfigs", "[/k1, /k2]", "/k1,/k2"},
+		{"kube.context", "there", "there"},
+		{"kube.namespaces", "shop", "shop"},
+		{"kube.selector", "'app in (a, b)'", "app in (a, b)"},
+		{"engineGrace", "0", "0s"},
 	}, commonSamples()...)
 }
 
@@ -195,7 +203,9 @@ func TestDefaults(t *testing.T) {
 		"link": "unix:///run/fairlead/link.sock", "linkToken": "/var/lib/fairlead/token", "allowCIDs": "2", "allowUIDs": "",
 		"source": "socket,nat,docker,containerd,kube", "sink": "hostlink", "observer": "auto", "pollInterval": "1s", "auditInterval": "1m0s", "holdDown": "150ms",
 		"control": "/run/fairlead/control.sock", "metricsAddr": "", "logLevel": "info", "logFormat": "text",
-		"expose": "loopback", "rulesFile": "",
+		"expose": "loopback", "rulesFile": "", "engineGrace": "30s",
+		"docker.hosts": "", "containerd.sockets": "", "containerd.namespaces": "",
+		"kube.kubeconfigs": "", "kube.context": "", "kube.namespaces": "", "kube.selector": "",
 	}
 	c, err := LoadAgent(write(t, filepath.Join(t.TempDir(), "c.yaml"), ""), nil, nil)
 	if err != nil {
