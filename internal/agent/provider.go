@@ -32,7 +32,9 @@ func (p provider) List() status.List {
 		l.Publications = append(l.Publications, describe(pub, outs))
 	}
 	for _, s := range p.registry.Sources().View().All() {
-		l.Sources = append(l.Sources, status.Source{Name: s.Name, State: string(s.State), Rung: s.Rung, Error: s.Error})
+		l.Sources = append(l.Sources, status.Source{
+			Name: s.Name, State: string(s.State), Rung: s.Rung, Error: s.Error, Warnings: s.Warnings,
+		})
 	}
 	return l
 }

@@ -62,6 +62,26 @@ func (o Owner) Same(p Owner) bool {
 	return o.Kind == p.Kind && o.ID == p.ID && o.Namespace == p.Namespace
 }
 
+// Hints are what a source knows of the server behind a binding, for whoever knows
+// owners to name it. They are never shown, and mean nothing outside this machine.
+type Hints struct {
+	// Cgroup is the id (the inode) of the socket's cgroup2 directory, 0 if not known.
+	Cgroup uint64
+
+	// Paths are cgroups as /proc/PID/cgroup names them, most telling first: of
+	// the socket, or else of the process that made it, if it is certain which one
+	// that was. They are shared and immutable.
+	Paths []string
+
+	// Targets are where a NAT rule sends what arrives at the port.
+	Targets []netip.AddrPort
+}
+
+// Equal reports whether both say the same.
+func (h Hints) Equal(i Hints) bool {
+	return h.Cgroup == i.Cgroup && slices.Equal(h.Paths, i.Paths) && slices.Equal(h.Targets, i.Targets)
+}
+
 // Origin is the object that a binding comes from. ID is unique within its source
 // for as long as the object lives.
 type Origin struct {
@@ -87,7 +107,10 @@ type Binding struct {
 	// means that nothing is known to serve it.
 	Dial []netip.AddrPort
 
+	// Owner is who serves the port as far as the source knows. Hints may name a
+	// better one.
 	Owner Owner
+	Hints Hints
 
 	// Detail is one line for people: "pid 811 (nginx)", a rule's text.
 	Detail string

@@ -14,6 +14,11 @@ type Feed interface {
 	// Stale says that what stands may be old, and why; it stays. The next
 	// Replace ends it.
 	Stale(err error)
+	// Warn states what the source could not use of what it was told, sorted: a
+	// port that cannot be, a label that is no JSON. The texts are shown and each
+	// is logged once while it stands; the source is not stale for them. No texts
+	// end all warnings.
+	Warn(texts []string)
 	// Rung names the mechanism in use, for status: "fentry", "poll 1s".
 	Rung(name string)
 }

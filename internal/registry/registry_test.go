@@ -10,6 +10,7 @@ import (
 	"math/rand/v2"
 	"net/netip"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -296,5 +297,27 @@ func BenchmarkApply(b *testing.B) {
 				_ = r.Publications().View()
 			}
 		})
+	}
+}
+
+func TestWarningsAreShownAndLoggedOnceAndMakeNothingStale(t *testing.T) {
+	var log strings.Builder
+	r := New(Options{Rules: allowAll{}, Logger: slog.New(slog.NewTextHandler(&log, nil))})
+	f := r.Feed("docker")
+	f.Replace(nil)
+	for range 2 {
+		f.Warn([]string{"container a: port 0", "container b: sctp"})
+	}
+	st, _ := r.Sources().View().Get("docker")
+	if st.State != Live || !slices.Equal(st.Warnings, []string{"container a: port 0", "container b: sctp"}) {
+		t.Errorf("status = %+v", st)
+	}
+	f.Warn([]string{"container b: sctp"})
+	if n := strings.Count(log.String(), "container"); n != 2 {
+		t.Errorf("two warnings made %d lines:\n%s", n, log.String())
+	}
+	f.Warn(nil)
+	if st, _ = r.Sources().View().Get("docker"); len(st.Warnings) != 0 {
+		t.Errorf("warnings that ended are shown: %q", st.Warnings)
 	}
 }

@@ -30,6 +30,13 @@ type SourceStatus struct {
 	Rung  string
 	Error string
 	Since time.Time // of this state
+	// Warnings are what the source could not use, sorted. Immutable.
+	Warnings []string
+}
+
+func (s SourceStatus) equal(t SourceStatus) bool {
+	return s.Name == t.Name && s.State == t.State && s.Rung == t.Rung && s.Error == t.Error &&
+		s.Since.Equal(t.Since) && slices.Equal(s.Warnings, t.Warnings)
 }
 
 func compareString(a, b string) int { return cmp.Compare(a, b) }
@@ -114,7 +121,7 @@ func (s *source) drop(b port.Binding, dirty map[port.Slot]struct{}) {
 
 func equalBinding(a, b port.Binding) bool {
 	return a.Key == b.Key && a.Origin == b.Origin && a.DualStack == b.DualStack && a.Withheld == b.Withheld &&
-		slices.Equal(a.Dial, b.Dial) && a.Owner.Equal(b.Owner) && a.Detail == b.Detail
+		slices.Equal(a.Dial, b.Dial) && a.Owner.Equal(b.Owner) && a.Hints.Equal(b.Hints) && a.Detail == b.Detail
 }
 
 func (s *source) Stale(err error) {
@@ -140,6 +147,22 @@ func (s *source) Rung(name string) {
 	s.setStatus(st)
 }
 
+// loggedWarnings bounds what the guest's bad data can write into the log at once.
+const loggedWarnings = 100
+
+func (s *source) Warn(texts []string) {
+	s.r.mu.Lock()
+	defer s.r.mu.Unlock()
+	for _, t := range texts[:min(len(texts), loggedWarnings)] {
+		if !slices.Contains(s.status.Warnings, t) {
+			s.r.log.Warn("source cannot use what it was told", "source", s.name, "what", t)
+		}
+	}
+	st := s.status
+	st.Warnings = slices.Clone(texts)
+	s.setStatus(st)
+}
+
 // live ends staleness. A source that is live already costs nothing.
 func (s *source) live() {
 	if s.status.State == Live {
@@ -154,7 +177,7 @@ func (s *source) live() {
 }
 
 func (s *source) setStatus(st SourceStatus) {
-	if st == s.status {
+	if st.equal(s.status) {
 		return
 	}
 	if st.State != s.status.State {

@@ -74,6 +74,8 @@ type Source struct {
 	State string `json:"state"`
 	Rung  string `json:"rung"`
 	Error string `json:"error"`
+	// Warnings name what the source could not use, while all else goes on.
+	Warnings []string `json:"warnings,omitempty"`
 }
 
 // Ready reports whether every source has said a complete set.

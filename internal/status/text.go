@@ -60,6 +60,24 @@ func WriteTable(w io.Writer, l List, wide bool, now time.Time) error {
 				return err
 			}
 		}
+		if err := writeWarnings(w, s); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// shownWarnings is how many warnings of a source people read at most.
+const shownWarnings = 5
+
+func writeWarnings(w io.Writer, s Source) error {
+	for i, text := range s.Warnings {
+		if i == shownWarnings {
+			text = fmt.Sprintf("and %d more: ls -o json", len(s.Warnings)-i)
+		}
+		if _, err := fmt.Fprintf(w, "source %s: %s\n", s.Name, Quote(text)); err != nil || i == shownWarnings {
+			return err
+		}
 	}
 	return nil
 }

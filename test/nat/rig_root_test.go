@@ -158,6 +158,8 @@ func (f *feed) Stale(err error) {
 	f.stale = err
 }
 
+func (*feed) Warn([]string) {}
+
 func (f *feed) Rung(name string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

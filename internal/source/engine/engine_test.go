@@ -537,7 +537,7 @@ func TestDeclare(t *testing.T) {
 
 func TestWarnings(t *testing.T) {
 	f := &feed{}
-	w := Warnings{Logger: slog.New(slog.DiscardHandler), Feed: f}
+	w := Warnings{Feed: f}
 	w.Set("b", []string{"b is wrong"})
 	w.Set("a", []string{"a is wrong", strings.Repeat("x", 1000)})
 	if len(f.warnings) != 3 || f.warnings[0] != "a is wrong" || len(f.warnings[1]) > maxWarningSize+3 || f.warnings[2] != "b is wrong" {

@@ -81,7 +81,7 @@ type stands struct {
 func NewSet(logger *slog.Logger, feed registry.Feed, facts *Table) *Set {
 	return &Set{
 		Logger: logger, Feed: feed, Facts: facts, known: make(map[string]stands),
-		Warnings: Warnings{Logger: logger, Feed: feed},
+		Warnings: Warnings{Feed: feed},
 	}
 }
 

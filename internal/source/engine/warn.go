@@ -3,7 +3,6 @@
 package engine
 
 import (
-	"log/slog"
 	"maps"
 	"slices"
 	"strconv"
@@ -17,19 +16,10 @@ const (
 	maxWarningSize = 300 // bytes of one text
 )
 
-// Warner is what a feed may offer beyond registry.Feed: a place where status
-// shows what a source that is live cannot use. Each call states the complete
-// list, sorted; an empty list ends all warnings.
-type Warner interface {
-	Warn(texts []string)
-}
-
 // Warnings keeps what is wrong with single objects of an engine: a port that
-// cannot be, a label that is no JSON. It logs each text once while it stands.
-// It is not safe for concurrent use.
+// cannot be, a label that is no JSON. It is not safe for concurrent use.
 type Warnings struct {
-	Logger *slog.Logger
-	Feed   registry.Feed
+	Feed registry.Feed
 
 	byObject map[string][]string
 	shown    []string
@@ -44,9 +34,6 @@ func (w *Warnings) Set(object string, texts []string) {
 	for i, t := range texts {
 		if len(t) > maxWarningSize {
 			texts[i] = t[:maxWarningSize] + "..."
-		}
-		if !slices.Contains(old, texts[i]) && len(w.byObject) < maxWarnings {
-			w.Logger.Warn("engine says what cannot be published", "what", texts[i])
 		}
 	}
 	if w.byObject == nil {
@@ -78,7 +65,5 @@ func (w *Warnings) show() {
 		return
 	}
 	w.shown = all
-	if f, ok := w.Feed.(Warner); ok {
-		f.Warn(slices.Clone(all))
-	}
+	w.Feed.Warn(slices.Clone(all))
 }

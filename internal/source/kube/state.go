@@ -42,7 +42,7 @@ type state struct {
 func newState(log *slog.Logger, feed registry.Feed, facts *engine.Table) *state {
 	return &state{
 		log: log, feed: feed, facts: facts,
-		warnings: engine.Warnings{Logger: log, Feed: feed},
+		warnings: engine.Warnings{Feed: feed},
 		services: make(map[string]service),
 		slices:   make(map[string]map[string]endpoint),
 		said:     make(map[string][]port.Binding),

@@ -990,7 +990,7 @@ func (c *compiler) publish() port.Change {
 
 func sameBinding(a, b port.Binding) bool {
 	return a.Origin == b.Origin && a.Key == b.Key && a.Withheld == b.Withheld && a.Detail == b.Detail &&
-		slices.Equal(a.Dial, b.Dial)
+		slices.Equal(a.Dial, b.Dial) && a.Hints.Equal(b.Hints)
 }
 
 // bindings returns everything that is published, sorted by origin.
@@ -1246,6 +1246,7 @@ func (c *compiler) finish(id slotID, drafts map[bindingKey]*draft, output []*ent
 			Key:      key,
 			Origin:   port.Origin{Source: sourceName, ID: k.table.String() + " " + key.String()},
 			Withheld: d.withheld,
+			Hints:    port.Hints{Targets: d.targets},
 			Detail:   d.first.where() + ": " + ruleText(d.first.rule),
 		}
 		for _, a := range c.dialAddrs(k.addr, id.v6) {

@@ -134,7 +134,8 @@ func (r *recorder) Stale(err error) {
 	r.stale = err
 }
 
-func (r *recorder) Rung(string) {}
+func (r *recorder) Rung(string)   {}
+func (r *recorder) Warn([]string) {}
 
 func (r *recorder) ports() []int {
 	r.mu.Lock()
