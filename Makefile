@@ -12,7 +12,7 @@ KERNELS ?= 6.1,6.12
 RUNGS ?= fentry,kprobe,tp_btf
 BENCH ?= .
 # Rounds of what the end-to-end tests repeat, fewer where the processor is emulated.
-VM_ROUNDS := -env FAIRLEAD_STARTS=10 -env FAIRLEAD_SHORT=500 -env FAIRLEAD_RECONNECTS=5 \
+VM_ROUNDS := -env FAIRLEAD_STARTS=5 -env FAIRLEAD_WAKEUPS=500 -env FAIRLEAD_SHORT=500 -env FAIRLEAD_RECONNECTS=5 \
 	-env FAIRLEAD_STORMS=2 -env FAIRLEAD_REFILL=500
 
 # Stages of "make test", in order.

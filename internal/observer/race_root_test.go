@@ -10,7 +10,6 @@ import (
 	"math/rand/v2"
 	"os"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -18,6 +17,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/fairlead/fairlead/test/rounds"
 )
 
 // churn opens and closes sockets at random until it is stopped, and then knows
@@ -109,17 +110,10 @@ func (c *churn) close() error {
 // TestStartUnderChurn starts in the midst of changes; when they stop, what is
 // known is what is, and no dump had to repair it.
 func TestStartUnderChurn(t *testing.T) {
-	rounds := 25
-	if v := os.Getenv("FAIRLEAD_STARTS"); v != "" {
-		n, err := strconv.Atoi(v)
-		if err != nil {
-			t.Fatal(err)
-		}
-		rounds = n
-	}
+	n := rounds.Of(t, "FAIRLEAD_STARTS", 25)
 	for _, set := range rungSets(t) {
 		t.Run(set, func(t *testing.T) {
-			for round := range rounds {
+			for round := range n {
 				t.Run(fmt.Sprint(round), func(t *testing.T) {
 					r := newRoom(t)
 					c := startChurn(t, r, 3, uint64(round))
@@ -346,10 +340,7 @@ func (p *ports) Apply(events []Event) {
 // TestNoWakeupIsLost makes events one at a time, each just when the reader may
 // be about to sleep: none may need another one to be seen.
 func TestNoWakeupIsLost(t *testing.T) {
-	rounds := 4000
-	if testing.Short() {
-		rounds = 400
-	}
+	n := rounds.Of(t, "FAIRLEAD_WAKEUPS", 4000)
 	for _, c := range []struct {
 		name    string
 		workers int
@@ -380,7 +371,7 @@ func TestNoWakeupIsLost(t *testing.T) {
 			}
 			for w := range c.workers {
 				all.Go(func() {
-					err := r.ns.do(func() error { return oneByOne(8080+w, rounds, p.seen[uint16(8080+w)]) })
+					err := r.ns.do(func() error { return oneByOne(8080+w, n, p.seen[uint16(8080+w)]) })
 					if err != nil {
 						t.Error(err)
 					}

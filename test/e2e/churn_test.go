@@ -7,15 +7,15 @@ package e2e
 import (
 	"fmt"
 	"math/rand/v2"
-	"os"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/fairlead/fairlead/test/rounds"
 )
 
 // churn opens and closes sockets of all kinds at random in a namespace.
@@ -166,23 +166,10 @@ func (r *rig) agree() {
 	})
 }
 
-// count returns how often a test does what it does: n times, or the twentieth
-// part under an emulated kernel, where the program under test comes ready-built.
-// The environment variable has the last word.
-func count(name string, n int) int {
-	if os.Getenv(binaryVariable) != "" {
-		n = max(n/20, 2)
-	}
-	if given, err := strconv.Atoi(os.Getenv(name)); err == nil {
-		n = given
-	}
-	return n
-}
-
 func TestStartUnderChurn(t *testing.T) {
 	r := newRig(t)
-	rounds := count("FAIRLEAD_STARTS", 200)
-	for i := range rounds {
+	n := rounds.Of(t, "FAIRLEAD_STARTS", 200)
+	for i := range n {
 		c := startChurn(t, r.guest, uint64(i), 3, 20000, 0)
 		time.Sleep(time.Duration(i%10) * time.Millisecond)
 		r.startAgent()
@@ -193,7 +180,7 @@ func TestStartUnderChurn(t *testing.T) {
 		r.agree()
 		r.agent.kill()
 		if t.Failed() {
-			t.Fatalf("start %d of %d", i+1, rounds)
+			t.Fatalf("start %d of %d", i+1, n)
 		}
 	}
 }

@@ -20,6 +20,7 @@ import (
 	"time"
 
 	"github.com/fairlead/fairlead/internal/status"
+	"github.com/fairlead/fairlead/test/rounds"
 )
 
 func TestPortAppearsCarriesAndVanishes(t *testing.T) {
@@ -301,7 +302,7 @@ func TestOwnSocketsAreNotPublished(t *testing.T) {
 
 func TestShortLivedListeners(t *testing.T) {
 	r := newRig(t, "--hold-down", "0s").start()
-	n := count("FAIRLEAD_SHORT", 10000)
+	n := rounds.Of(t, "FAIRLEAD_SHORT", 10000)
 	err := r.guest.Do(func() error {
 		for range n {
 			l, err := net.Listen("tcp4", "127.0.0.1:7000")

@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/fairlead/fairlead/internal/status"
+	"github.com/fairlead/fairlead/test/rounds"
 )
 
 // equal waits until agent and host show the same set, and all of it settled.
@@ -106,9 +107,9 @@ func TestReconnect(t *testing.T) {
 	r := newRig(t, "--log-level", "debug").start()
 	go echoServer(r.guest.listen(t, "tcp4", "127.0.0.1:7000"))
 	c := startChurn(t, r.guest, 1, 2, 20000, 4*time.Millisecond)
-	rounds := count("FAIRLEAD_RECONNECTS", 50)
+	n := rounds.Of(t, "FAIRLEAD_RECONNECTS", 50)
 	var agentFDs, hostFDs int
-	for i := range rounds {
+	for i := range n {
 		switch i % 2 {
 		case 0:
 			r.host.kill()
@@ -132,7 +133,7 @@ func TestReconnect(t *testing.T) {
 	c.close()
 	r.agree()
 	r.equal(2 * time.Second)
-	if rounds < 4 {
+	if n < 4 {
 		return
 	}
 	r.eventually("no descriptor is left behind", func() error {

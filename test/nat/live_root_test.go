@@ -13,6 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/fairlead/fairlead/internal/source/nat"
+	"github.com/fairlead/fairlead/test/rounds"
 )
 
 // expect waits until the feed states exactly these lines.
@@ -157,7 +158,7 @@ func refill(n, gen int) string {
 // A table of 10,000 rules that is emptied and refilled in one commit withdraws
 // nothing of what stays, however often.
 func TestRefillWithdrawsNothing(t *testing.T) {
-	rules := count(t, "FAIRLEAD_REFILL", 10_000)
+	rules := rounds.Of(t, "FAIRLEAD_REFILL", 10_000)
 	w := newWorld(t)
 	src, f, _ := w.start(nat.Options{})
 	eventually(t, "a first set", f.ready)

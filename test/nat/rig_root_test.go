@@ -12,7 +12,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -27,18 +26,6 @@ import (
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
-
-// count is n unless the environment says otherwise: less where the processor is emulated.
-func count(t *testing.T, name string, n int) int {
-	t.Helper()
-	if v := os.Getenv(name); v != "" {
-		var err error
-		if n, err = strconv.Atoi(v); err != nil {
-			t.Fatalf("%s=%q: want a number", name, v)
-		}
-	}
-	return n
-}
 
 // patience is how long a test waits for what must happen; a failure, not a measure.
 const patience = 20 * time.Second

@@ -17,6 +17,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/fairlead/fairlead/internal/source/nat"
+	"github.com/fairlead/fairlead/test/rounds"
 )
 
 // storm makes random changes with nft and iptables-legacy.
@@ -241,12 +242,12 @@ func oracle(t *testing.T, w *world) []string {
 // and iptables-legacy list.
 func TestStorm(t *testing.T) {
 	const perRound = 10
-	rounds := count(t, "FAIRLEAD_STORMS", 20)
+	n := rounds.Of(t, "FAIRLEAD_STORMS", 20)
 	w := newWorld(t)
 	w.run(fresh, "nft", "-f", "-")
 	s := &storm{w: w, r: rand.New(rand.NewPCG(uint64(time.Now().UnixNano()), 1))}
 	starts, lines := 0, 0
-	for round := range rounds {
+	for round := range n {
 		type running struct {
 			src  *nat.Source
 			f    *feed
@@ -286,8 +287,8 @@ func TestStorm(t *testing.T) {
 			return
 		}
 	}
-	if lines < rounds {
-		t.Errorf("the storm left %d publications in %d rounds: it tests nothing", lines, rounds)
+	if lines < n {
+		t.Errorf("the storm left %d publications in %d rounds: it tests nothing", lines, n)
 	}
 	t.Logf("%d starts, %d publications", starts, lines)
 }
