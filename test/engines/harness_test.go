@@ -8,6 +8,7 @@ import (
 	"bytes"
 	"context"
 	"crypto/sha256"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -23,10 +24,9 @@ import (
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/registry"
+	"github.com/fairlead/fairlead/test/netns"
 )
 
 // cacheBin is where hack/provision-engines.sh puts what it builds.
@@ -47,6 +47,8 @@ type daemon struct {
 	t    testing.TB
 	name string
 	args []string
+	env  []string
+	in   *netns.Space // nil for the guest
 	log  string
 	cmd  *exec.Cmd
 	done chan struct{}
@@ -56,7 +58,14 @@ type daemon struct {
 // shown if the test fails.
 func start(t testing.TB, name string, args ...string) *daemon {
 	t.Helper()
-	d := &daemon{t: t, name: filepath.Base(name), args: append([]string{name}, args...)}
+	return (&daemon{t: t, args: append([]string{name}, args...)}).start()
+}
+
+// start is like the function start, with an environment or a namespace besides.
+func (d *daemon) start() *daemon {
+	t := d.t
+	t.Helper()
+	d.name = filepath.Base(d.args[0])
 	d.log = filepath.Join(t.TempDir(), d.name+".log")
 	d.run()
 	t.Cleanup(func() {
@@ -80,7 +89,12 @@ func (d *daemon) run() {
 	defer func() { _ = f.Close() }()
 	d.cmd = exec.Command(d.args[0], d.args[1:]...)
 	d.cmd.Stdout, d.cmd.Stderr = f, f
-	if err := d.cmd.Start(); err != nil {
+	d.cmd.Env = append(os.Environ(), d.env...)
+	begin := d.cmd.Start
+	if d.in != nil {
+		begin = func() error { return d.in.Start(d.cmd) }
+	}
+	if err := begin(); err != nil {
 		d.t.Fatalf("start %s: %v", d.name, err)
 	}
 	cmd, done := d.cmd, make(chan struct{})
@@ -241,10 +255,22 @@ func (r *recorder) bindings() []port.Binding {
 	return out
 }
 
-func (r *recorder) staleness() error {
+// live returns why the source is not live, if it is not.
+func (r *recorder) live() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if r.replaced == 0 && r.stale == nil {
+		return errors.New("nothing was said yet")
+	}
 	return r.stale
+}
+
+// not turns what is expected not to be nil into an error if it is.
+func not(err error, is string) error {
+	if err == nil {
+		return errors.New("it is " + is)
+	}
+	return nil
 }
 
 func (r *recorder) warned() []string {
@@ -297,9 +323,9 @@ func (w testWriter) Write(b []byte) (int, error) {
 func want(t testing.TB, r *recorder, keys ...string) {
 	t.Helper()
 	slices.Sort(keys)
-	eventually(t, 20*time.Second, func() error {
+	eventually(t, time.Minute, func() error {
 		if got := r.keys(); !slices.Equal(got, keys) {
-			return fmt.Errorf("the set is\n%q, want\n%q (stale: %v)", got, keys, r.staleness())
+			return fmt.Errorf("the set is\n%q, want\n%q (stale: %v)", got, keys, r.live())
 		}
 		return nil
 	})
@@ -311,31 +337,34 @@ func reach(b port.Binding) (string, error) {
 	var errs []string
 	for _, a := range b.Dial {
 		c, err := net.DialTimeout(b.Protocol.String(), a.String(), 2*time.Second)
-		if err != nil {
-			errs = append(errs, err.Error())
-			continue
+		if err == nil {
+			var got string
+			if got, err = ask(c); err == nil {
+				return got, nil
+			}
 		}
-		defer func() { _ = c.Close() }()
-		_ = c.SetDeadline(time.Now().Add(5 * time.Second))
-		if _, err := io.WriteString(c, "GET / HTTP/1.0\r\n\r\n"); err != nil {
-			errs = append(errs, err.Error())
-			continue
-		}
-		var got []byte
-		if b.Protocol == port.UDP {
-			got = make([]byte, 1500)
-			var n int
-			n, err = c.Read(got)
-			got = got[:n]
-		} else {
-			got, err = io.ReadAll(c)
-		}
-		if err == nil && len(got) > 0 {
-			return string(got), nil
-		}
-		errs = append(errs, fmt.Sprintf("%s: %q, %v", a, got, err))
+		errs = append(errs, fmt.Sprintf("%s: %v", a, err))
 	}
 	return "", fmt.Errorf("nothing answers for %s: %s", b.Key, strings.Join(errs, "; "))
+}
+
+// ask sends a line, closes the connection and returns what was said to it.
+func ask(c net.Conn) (string, error) {
+	defer func() { _ = c.Close() }()
+	_ = c.SetDeadline(time.Now().Add(5 * time.Second))
+	if _, err := io.WriteString(c, "GET / HTTP/1.0\r\n\r\n"); err != nil {
+		return "", err
+	}
+	if c.LocalAddr().Network() == "udp" {
+		b := make([]byte, 1500)
+		n, err := c.Read(b)
+		return string(b[:n]), err
+	}
+	b, err := io.ReadAll(c)
+	if err == nil && len(b) == 0 {
+		err = io.ErrUnexpectedEOF
+	}
+	return string(b), err
 }
 
 // busyboxRoot makes the file system of an image of one static binary.
@@ -387,6 +416,3 @@ func imageArchive(t testing.TB) string {
 	run(t, "tar", "-C", dir, "-cf", out, name, "manifest.json", "layer.tar")
 	return out
 }
-
-// setns moves the calling thread to another network namespace.
-func setns(fd int) error { return unix.Setns(fd, unix.CLONE_NEWNET) }

@@ -21,6 +21,8 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"go.uber.org/goleak"
 )
 
 // innerEnv is set in the test binary that runs inside the namespaces, to the
@@ -36,7 +38,7 @@ func TestMain(m *testing.M) {
 			fmt.Fprintln(os.Stderr, "set up the namespaces:", err)
 			os.Exit(1)
 		}
-		os.Exit(m.Run())
+		os.Exit(runTests(m))
 	}
 	code, err := runInside()
 	if err != nil {
@@ -44,6 +46,16 @@ func TestMain(m *testing.M) {
 		os.Exit(1)
 	}
 	os.Exit(code)
+}
+
+// runTests runs the tests, and fails too if a source left a goroutine behind.
+func runTests(m *testing.M) int {
+	code := m.Run()
+	if err := goleak.Find(); code == 0 && err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	return code
 }
 
 // runInside runs this binary again in new namespaces. A shell is process 1
@@ -54,6 +66,11 @@ func runInside() (int, error) {
 		return 0, err
 	}
 	defer func() { _ = os.RemoveAll(dir) }()
+	build := exec.Command("go", "build", "-o", filepath.Join(dir, "fairlead"), "github.com/fairlead/fairlead/cmd/fairlead")
+	build.Stderr = os.Stderr
+	if err := build.Run(); err != nil {
+		return 0, fmt.Errorf("build the program under test: %w", err)
+	}
 	self, err := os.Executable()
 	if err != nil {
 		return 0, err
@@ -157,6 +174,9 @@ func setUp(dir string) error {
 	}
 	return nil
 }
+
+// binary is the program under test.
+func binary() string { return filepath.Join(workDir(), "fairlead") }
 
 // workDir is where the tests' files are; it is seen inside and outside.
 func workDir() string { return os.Getenv(innerEnv) }

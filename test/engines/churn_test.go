@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux && engines
+
+package engines
+
+import (
+	"math/rand/v2"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+)
+
+// operations is how many random operations a test does.
+func operations(t testing.TB) int {
+	t.Helper()
+	n, err := strconv.Atoi(os.Getenv("FAIRLEAD_OPERATIONS"))
+	if err != nil {
+		return 500
+	}
+	return n
+}
+
+// churn does random operations, a few at once. Many cannot be done; that is fine.
+// Now and then, and at the end, it waits for all and calls quiet.
+func churn(t testing.TB, draw func(*rand.Rand) []string, do func(args []string) error, quiet func()) {
+	t.Helper()
+	const workers, batch = 3, 50
+	seed := uint64(time.Now().UnixNano())
+	t.Logf("seed %d", seed)
+	rnd := rand.New(rand.NewPCG(seed, 0))
+	began, done := time.Now(), atomic.Int64{}
+	for left := operations(t); left > 0; left -= batch {
+		ops := make(chan []string)
+		var wg sync.WaitGroup
+		for range workers {
+			wg.Go(func() {
+				for args := range ops {
+					if do(args) == nil {
+						done.Add(1)
+					}
+				}
+			})
+		}
+		for range min(left, batch) {
+			ops <- draw(rnd)
+		}
+		close(ops)
+		wg.Wait()
+		quiet()
+	}
+	t.Logf("%d operations, %d of them done, in %v", operations(t), done.Load(), time.Since(began).Round(time.Second))
+	if done.Load() < int64(operations(t)/5) {
+		t.Errorf("only %d operations could be done", done.Load())
+	}
+}
+
+// untouched fails the test if a key with this end moved.
+func (r *recorder) untouched(t testing.TB, mark int, end string) {
+	t.Helper()
+	for _, l := range r.since(mark) {
+		if strings.HasSuffix(l, end) {
+			t.Errorf("what nobody touched moved: %s", l)
+		}
+	}
+}

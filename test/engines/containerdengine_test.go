@@ -1,0 +1,174 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux && engines
+
+package engines
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// The engine is killed with running containers, which survive it, stays away
+// longer than the grace period, and comes back.
+func TestContainerdKilled(t *testing.T) {
+	d := startContainerd(t)
+	containerdImage(t)
+	r, _ := follow(t, containerdSource(t, 3*time.Second))
+	must(t, "run", "-d", "--name", "web", "-p", "8000:80", "bb")
+	const web = "tcp 0.0.0.0:8000 web"
+	want(t, r, web)
+	mark := r.mark()
+	goroutines := runtime.NumGoroutine()
+
+	// The same source throughout: it must hold nothing of an engine that is gone.
+	for range 5 {
+		d.stop(syscall.SIGKILL)
+		d.run()
+		containerdReady(t)
+		eventually(t, time.Minute, r.live)
+		want(t, r, web)
+	}
+	if log := r.since(mark); len(log) > 0 {
+		t.Errorf("restarts of the engine moved %q", log)
+	}
+	eventually(t, time.Minute, func() error {
+		if n := runtime.NumGoroutine(); n > goroutines+4 {
+			return fmt.Errorf("%d goroutines, had %d", n, goroutines)
+		}
+		return nil
+	})
+
+	d.stop(syscall.SIGKILL)
+	eventually(t, time.Minute, func() error { return not(r.live(), "live") })
+	if got := r.keys(); !slices.Equal(got, []string{web}) {
+		t.Errorf("within the grace period the set is %q", got)
+	}
+	want(t, r)
+	d.run()
+	want(t, r, web)
+
+	// A container that died while nobody looked is not resurrected.
+	pid := must(t, "inspect", "-f", "{{.State.Pid}}", "web")
+	d.stop(syscall.SIGKILL)
+	run(t, "kill", "-9", pid)
+	d.run()
+	want(t, r)
+}
+
+// nerdctlPorts asks nerdctl itself which ports everything that runs publishes.
+func nerdctlPorts(t testing.TB) []string {
+	t.Helper()
+	var keys []string
+	for line := range strings.Lines(must(t, "ps", "-a", "--format", "{{.Status}}|{{.Names}} {{.Ports}}")) {
+		state, rest, _ := strings.Cut(strings.TrimSpace(line), "|")
+		// Without -a it leaves out what is paused, whose ports stay in place.
+		if !strings.HasPrefix(state, "Up") && state != "Paused" {
+			continue
+		}
+		name, ports, _ := strings.Cut(rest, " ")
+		for p := range strings.SplitSeq(ports, ", ") {
+			addr, spec, ok := strings.Cut(p, "->")
+			if !ok {
+				continue
+			}
+			_, proto, _ := strings.Cut(spec, "/")
+			keys = append(keys, proto+" "+addr+" "+name)
+		}
+	}
+	return keys
+}
+
+// The agent is started before, during and after what happens: at quiet it says
+// what the engine says. In the incumbent an exit during the first list leaves a
+// port behind.
+func TestContainerdStartRaces(t *testing.T) {
+	startContainerd(t)
+	containerdImage(t)
+	must(t, "run", "-d", "--name", "before", "-p", "8000:80", "-p", "8001:81/udp", "bb")
+	for i := range 6 {
+		name := fmt.Sprintf("n%d", i)
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			_, _ = nerdctl("default", "run", "-d", "--name", name, "-p", fmt.Sprintf("127.0.0.1:%d:80", 9000+i), "bb")
+			_, _ = nerdctl("default", "kill", name)
+			_, _ = nerdctl("default", "rm", "-f", name)
+			_, _ = nerdctl("default", "run", "-d", "--name", name, "-p", fmt.Sprintf("127.0.0.1:%d:80", 9000+i), "bb")
+		})
+		time.Sleep(time.Duration(rand.IntN(600)) * time.Millisecond)
+		r, stop := follow(t, containerdSource(t, time.Hour))
+		wg.Wait()
+		want(t, r, nerdctlPorts(t)...)
+		stop()
+	}
+}
+
+// Random operations: at quiet there is no difference from nerdctl's own listing,
+// and what nobody touched never moved.
+func TestContainerdRandom(t *testing.T) {
+	startContainerd(t)
+	containerdImage(t)
+	r, _ := follow(t, containerdSource(t, time.Hour))
+	must(t, "run", "-d", "--name", "stays", "-p", "7999:80", "bb")
+	want(t, r, "tcp 0.0.0.0:7999 stays")
+	mark := r.mark()
+	ports := []string{"-p 127.0.0.1:%d:80", "-p %d:80", "-p %d:80/udp", "-p %[1]d:80 -p %[1]d:80/udp"}
+	churn(t, func(rnd *rand.Rand) []string {
+		k := rnd.IntN(6)
+		name := fmt.Sprintf("c%d", k)
+		switch rnd.IntN(10) {
+		case 0, 1, 2:
+			flags := strings.Fields(fmt.Sprintf(ports[rnd.IntN(len(ports))], 8000+k))
+			return append(append([]string{"run", "-d", "--name", name}, flags...), "bb")
+		case 3:
+			return []string{"exec", name, "true"}
+		case 4:
+			return []string{"restart", name}
+		case 5:
+			return []string{"kill", name}
+		case 6:
+			return []string{"start", name}
+		case 7:
+			return []string{[]string{"pause", "unpause"}[rnd.IntN(2)], name}
+		case 8:
+			return []string{"rename", name, fmt.Sprintf("c%d", rnd.IntN(6))}
+		}
+		return []string{"rm", "-f", name}
+	}, func(args []string) error { _, err := nerdctl("default", args...); return err },
+		func() { want(t, r, nerdctlPorts(t)...) })
+	r.untouched(t, mark, ":7999")
+}
+
+// A port of CNI is a NAT rule and nothing else: no socket listens. It is reached
+// from the host, and named after its container.
+func TestNATOnlyPortsAreReachedFromTheHostAndNamed(t *testing.T) {
+	startContainerd(t)
+	containerdImage(t)
+	p := startPeers(t, "--source", "socket,nat,containerd", "--containerd-socket", containerdSocket)
+	serve := []string{"bb", "httpd", "-f", "-p", "80", "-h", "/etc"}
+	must(t, append([]string{"run", "-d", "--name", "web", "-p", "8000:80"}, serve...)...)
+	must(t, append([]string{"run", "-d", "--name", "inner", "-p", "127.0.0.1:8001:80"}, serve...)...)
+	for key, name := range map[string]string{"tcp 0.0.0.0:8000": "web", "tcp 127.0.0.1:8001": "inner"} {
+		var sources []string
+		for _, o := range p.reach(key, "HTTP/1.").Origins {
+			sources = append(sources, o.Source)
+		}
+		slices.Sort(sources)
+		if sources = slices.Compact(sources); !slices.Equal(sources, []string{"containerd", "nat"}) {
+			t.Errorf("%s is seen by %q, want containerd and nat", key, sources)
+		}
+		if pub := p.active(key); pub.Owner.Name != name {
+			t.Errorf("%s is owned by %+v", key, pub.Owner)
+		}
+	}
+	must(t, "rm", "-f", "web", "inner")
+	p.gone("tcp 0.0.0.0:8000")
+	p.gone("tcp 127.0.0.1:8001")
+}

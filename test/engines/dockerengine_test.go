@@ -1,0 +1,251 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux && engines
+
+package engines
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"os"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/fairlead/fairlead/internal/source/engine"
+)
+
+// Facts: a container's cgroup and addresses are its own, with a network of its
+// own or with the host's.
+func TestDockerFacts(t *testing.T) {
+	dockerd(t)
+	dockerImage(t)
+	src := dockerSource(t, time.Hour)
+	r, _ := follow(t, src)
+	drun(t, "--name", "own", "-p", "127.0.0.1:8000:80", "bb")
+	drun(t, "--name", "host", "--network", "host", "bb")
+	want(t, r, "tcp 127.0.0.1:8000 own")
+	for _, name := range []string{"own", "host"} {
+		pid := run(t, "docker", "inspect", "-f", "{{.State.Pid}}", name)
+		eventually(t, 10*time.Second, func() error { return attributed(src.Facts(), pid, name) })
+	}
+	ip := run(t, "docker", "inspect", "-f", "{{.NetworkSettings.IPAddress}}", "own")
+	if o, ok := src.Facts().ByAddress(netip.MustParseAddr(ip)); !ok || o.Name != "own" {
+		t.Errorf("%s is owned by %+v, %v; want own", ip, o, ok)
+	}
+	run(t, "docker", "rm", "-f", "own", "host")
+	want(t, r)
+	if o, ok := src.Facts().ByAddress(netip.MustParseAddr(ip)); ok {
+		t.Errorf("%s is still owned by %+v", ip, o)
+	}
+}
+
+// attributed checks that a process's cgroups name the container, and so does the
+// id of its cgroup2 if the engine gives it one of its own.
+func attributed(f engine.Facts, pid, name string) error {
+	b, err := os.ReadFile("/proc/" + pid + "/cgroup")
+	if err != nil {
+		return err
+	}
+	var byPath []string
+	for line := range strings.Lines(string(b)) {
+		hierarchy, rest, _ := strings.Cut(strings.TrimSpace(line), ":")
+		_, path, _ := strings.Cut(rest, ":")
+		o, ok := f.ByCgroupPath(path + "/inner")
+		if ok {
+			byPath = append(byPath, o.Name)
+		}
+		if hierarchy != "0" || !ok {
+			continue
+		}
+		for _, root := range []string{"/sys/fs/cgroup", "/sys/fs/cgroup/unified"} {
+			fi, err := os.Stat(root + path)
+			if err != nil {
+				continue
+			}
+			if o, ok := f.ByCgroup(fi.Sys().(*syscall.Stat_t).Ino); !ok || o.Name != name {
+				return fmt.Errorf("cgroup %s of %s is owned by %q", path, name, o.Name)
+			}
+			break
+		}
+	}
+	if slices.Sort(byPath); len(byPath) == 0 || byPath[0] != name || byPath[len(byPath)-1] != name {
+		return fmt.Errorf("cgroups of %s name %q:\n%s", name, byPath, b)
+	}
+	return nil
+}
+
+// The engine is killed with running containers that survive it, comes back, stays
+// away longer than the grace period, and comes back again.
+func TestDockerKilled(t *testing.T) {
+	d := dockerd(t, "--live-restore")
+	dockerImage(t)
+	const grace = 3 * time.Second
+	r, _ := follow(t, dockerSource(t, grace))
+	drun(t, "--name", "web", "-p", "8000:80", "bb")
+	web := both("tcp", 8000, "web")
+	want(t, r, web...)
+	mark := r.mark()
+	goroutines := runtime.NumGoroutine()
+
+	// The same source throughout: it must hold nothing of an engine that is gone.
+	for range 5 {
+		d.stop(syscall.SIGKILL)
+		d.run()
+		dockerReady(t)
+		eventually(t, time.Minute, r.live)
+		want(t, r, web...)
+	}
+	if log := r.since(mark); len(log) > 0 {
+		t.Errorf("restarts of the engine moved %q", log)
+	}
+	eventually(t, time.Minute, func() error {
+		if n := runtime.NumGoroutine(); n > goroutines+4 {
+			return fmt.Errorf("%d goroutines, had %d", n, goroutines)
+		}
+		return nil
+	})
+
+	d.stop(syscall.SIGKILL)
+	eventually(t, time.Minute, func() error { return not(r.live(), "live") })
+	if got := r.keys(); !slices.Equal(got, web) {
+		t.Errorf("within the grace period the set is %q", got)
+	}
+	want(t, r)
+	if err := r.live(); err == nil || !strings.Contains(err.Error(), "withdrawn after") {
+		t.Errorf("stale: %v, want the withdrawal named", err)
+	}
+	d.run()
+	want(t, r, web...)
+}
+
+// An engine that takes its containers along, killed or stopped: at quiet there
+// stands what runs again by its restart policy, and nothing else.
+func TestDockerTakesItsContainersAlong(t *testing.T) {
+	d := dockerd(t)
+	dockerImage(t)
+	r, _ := follow(t, dockerSource(t, time.Hour))
+	for _, sig := range []syscall.Signal{syscall.SIGKILL, syscall.SIGTERM} {
+		t.Run(sig.String(), func(t *testing.T) {
+			defer func() { _, _ = try("docker", "rm", "-f", "again", "gone") }()
+			drun(t, "--name", "again", "--restart", "always", "-p", "127.0.0.1:8000:80", "bb")
+			drun(t, "--name", "gone", "-p", "8001:80", "bb")
+			want(t, r, append(both("tcp", 8001, "gone"), "tcp 127.0.0.1:8000 again")...)
+			d.stop(sig)
+			eventually(t, time.Minute, func() error { return not(r.live(), "live") })
+			d.run()
+			dockerReady(t)
+			want(t, r, "tcp 127.0.0.1:8000 again")
+			if got := dockerPorts(t); !slices.Equal(got, r.keys()) {
+				t.Errorf("the engine says %q", got)
+			}
+			run(t, "docker", "rm", "-f", "again", "gone")
+			want(t, r)
+		})
+	}
+}
+
+// Without a proxy nothing listens in the guest: the container itself is dialled.
+func TestDockerWithoutProxy(t *testing.T) {
+	dockerd(t, "--userland-proxy=false")
+	dockerImage(t)
+	r, _ := follow(t, dockerSource(t, time.Hour))
+	drun(t, "--name", "web", "-p", "127.0.0.1:8000:80", "bb", "httpd", "-f", "-p", "80", "-h", "/etc")
+	want(t, r, "tcp 127.0.0.1:8000 web")
+	eventually(t, 10*time.Second, func() error { _, err := reach(find(r, "tcp 127.0.0.1:8000")); return err })
+}
+
+// The agent is started before, during and after what happens: at quiet it says
+// what the engine says. The incumbent lists first and subscribes later, and its
+// list of several ports of both families collides with itself.
+func TestDockerStartRaces(t *testing.T) {
+	dockerd(t)
+	dockerImage(t)
+	drun(t, "--name", "before", "-p", "8000:80", "-p", "8001:81/udp", "bb")
+	for i := range 8 {
+		name := fmt.Sprintf("n%d", i)
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			for range 2 {
+				_, _ = try("docker", "run", "-d", "--rm", "--name", name, "-p", fmt.Sprintf("127.0.0.1:%d:80", 9000+i), "bb")
+				_, _ = try("docker", "kill", name)
+				_, _ = try("docker", "run", "-d", "--name", name, "-p", fmt.Sprintf("127.0.0.1:%d:80", 9000+i), "bb")
+			}
+		})
+		time.Sleep(time.Duration(rand.IntN(400)) * time.Millisecond)
+		r, stop := follow(t, dockerSource(t, time.Hour))
+		wg.Wait()
+		want(t, r, dockerPorts(t)...)
+		stop()
+	}
+}
+
+// Random operations: at quiet there is no difference from the engine's own
+// listing, and what nobody touched never moved.
+func TestDockerRandom(t *testing.T) {
+	dockerd(t)
+	dockerImage(t)
+	r, _ := follow(t, dockerSource(t, time.Hour))
+	run(t, "docker", "network", "create", "other")
+	drun(t, "--name", "stays", "-p", "7999:80", "bb")
+	want(t, r, both("tcp", 7999, "stays")...)
+	mark := r.mark()
+	ports := []string{"-p 127.0.0.1:%d:80", "-p %d:80", "-p %d:80/udp", "-p [::1]:%d:80", "-p %[1]d:80 -p %[1]d:80/udp"}
+	churn(t, func(rnd *rand.Rand) []string {
+		k := rnd.IntN(8)
+		name := fmt.Sprintf("c%d", k)
+		switch rnd.IntN(11) {
+		case 0, 1, 2:
+			flags := strings.Fields(fmt.Sprintf(ports[rnd.IntN(len(ports))], 8000+k))
+			return append(append([]string{"run", "-d", "--name", name}, flags...), "bb")
+		case 3:
+			return []string{"run", "-d", "--rm", "--name", name, "-p", fmt.Sprint(8000+k, ":80"), "bb"}
+		case 4:
+			return []string{"restart", "-t", "0", name}
+		case 5:
+			return []string{"kill", name}
+		case 6:
+			return []string{"start", name}
+		case 7:
+			return []string{[]string{"pause", "unpause"}[rnd.IntN(2)], name}
+		case 8:
+			return []string{"rename", name, fmt.Sprintf("c%d", rnd.IntN(8))}
+		case 9:
+			return []string{"network", []string{"connect", "disconnect"}[rnd.IntN(2)], "other", name}
+		}
+		return []string{"rm", "-f", name}
+	}, func(args []string) error { _, err := try("docker", args...); return err },
+		func() { want(t, r, dockerPorts(t)...) })
+	r.untouched(t, mark, ":7999")
+}
+
+// A published port is reached from the host, and named after its container, be it
+// a socket of a proxy, a NAT rule, or a socket of a container in the guest's own
+// network.
+func TestDockerPortsAreReachedFromTheHostAndNamed(t *testing.T) {
+	for _, proxy := range []bool{true, false} {
+		t.Run(fmt.Sprintf("proxy %v", proxy), func(t *testing.T) {
+			p := startPeers(t, "--source", "socket,nat,docker", "--docker-host", "unix://"+dockerSocket)
+			dockerd(t, fmt.Sprintf("--userland-proxy=%v", proxy))
+			dockerImage(t)
+			serve := []string{"bb", "httpd", "-f", "-p", "80", "-h", "/etc"}
+			drun(t, append([]string{"--name", "web", "-p", "8000:80"}, serve...)...)
+			drun(t, append([]string{"--name", "inner", "-p", "127.0.0.1:8001:80"}, serve...)...)
+			for key, name := range map[string]string{"tcp 0.0.0.0:8000": "web", "tcp 127.0.0.1:8001": "inner"} {
+				pub := p.reach(key, "HTTP/1.")
+				if pub.Owner.Name != name {
+					t.Errorf("%s is owned by %+v", key, pub.Owner)
+				}
+			}
+			run(t, "docker", "rm", "-f", "web", "inner")
+			p.gone("tcp 0.0.0.0:8000")
+			p.gone("tcp 127.0.0.1:8001")
+			t.Logf("the agent holds %d KiB", p.agent.memory()>>10)
+		})
+	}
+}

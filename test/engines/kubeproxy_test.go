@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux && engines
+
+package engines
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/source/kube"
+	"github.com/fairlead/fairlead/test/netns"
+)
+
+// A real server in a pod's place is reached through a node port, a load
+// balancer's address and an external IP, under both modes of kube-proxy: from the
+// guest, and from the host through the agent and its host peer.
+func TestServicesAreReachedInBothModesOfKubeProxy(t *testing.T) {
+	for i, mode := range []string{"iptables", "nftables"} {
+		t.Run(mode, func(t *testing.T) {
+			c := startCluster(t)
+			pod := startPod(t, fmt.Sprintf("192.168.77.%d", 10+i))
+			c.startProxy(mode)
+			ports := []obj{{"name": "t", "protocol": "TCP", "port": 8080}, {"name": "u", "protocol": "UDP", "port": 8080}}
+			c.service("web", "LoadBalancer", nil, svcPort("t", "TCP", 80, 30080), svcPort("u", "UDP", 80, 30080))
+			c.ingress("web", "192.168.77.60")
+			c.endpoints("web", pod, ports...)
+			c.service("ext", "ClusterIP", obj{"externalIPs": []string{"192.168.77.50"}}, svcPort("t", "TCP", 81, 0), svcPort("u", "UDP", 81, 0))
+			c.endpoints("ext", pod, ports...)
+			keys := []string{
+				"tcp 0.0.0.0:30080 web", "udp 0.0.0.0:30080 web", "tcp 192.168.77.60:80 web", "udp 192.168.77.60:80 web",
+				"tcp 192.168.77.50:81 ext", "udp 192.168.77.50:81 ext",
+			}
+			r, stop := follow(t, kubeSource(t, kube.Options{Kubeconfigs: []string{c.kubeconfig}}))
+			want(t, r, keys...)
+			eventually(t, time.Minute, func() error {
+				for _, b := range r.bindings() {
+					if len(b.Dial) == 0 {
+						return errors.New("endpoints are not known yet")
+					}
+				}
+				return nil
+			})
+			for _, b := range r.bindings() {
+				// Not the pod itself: what kube-proxy made must answer.
+				b.Dial = slices.DeleteFunc(slices.Clone(b.Dial), func(a netip.AddrPort) bool { return a.Addr() == netip.MustParseAddr(pod) })
+				hears := func() error {
+					got, err := reach(b)
+					if err == nil && got != podSays {
+						err = fmt.Errorf("%s says %q", b.Key, got)
+					}
+					return err
+				}
+				eventually(t, time.Minute, hears)
+				// The node's own address answers in both modes, loopback only in one.
+				if b.Port == 30080 {
+					b.Dial = []netip.AddrPort{netip.MustParseAddrPort(nodeAddr + ":30080")}
+					eventually(t, time.Minute, hears)
+				}
+			}
+			stop()
+
+			p := startPeers(t, "--source", "socket,nat,kube", "--kubeconfig", c.kubeconfig)
+			for _, key := range keys {
+				key, name := key[:strings.LastIndexByte(key, ' ')], key[strings.LastIndexByte(key, ' ')+1:]
+				pub := p.reach(key, podSays)
+				if o := pub.Owner; o.Kind != port.OwnerService || o.Name != name || o.Namespace != "default" {
+					t.Errorf("%s is owned by %+v, want Service %s", key, o, name)
+				}
+			}
+			t.Logf("the agent holds %d KiB, with Kubernetes", p.agent.memory()>>10)
+			c.must("DELETE", servicesPath+"/web", nil)
+			p.gone("tcp 0.0.0.0:30080")
+			p.gone("udp 192.168.77.60:80")
+			p.reach("tcp 192.168.77.50:81", podSays)
+		})
+	}
+}
+
+// startProxy starts kube-proxy for a node that is this guest.
+func (c *cluster) startProxy(mode string) {
+	t := c.t
+	t.Helper()
+	conf := filepath.Join(c.dir, "proxy.yaml")
+	text := fmt.Sprintf("apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nmode: %s\n"+
+		"hostnameOverride: node\nclusterCIDR: 10.244.0.0/16\nclientConnection: {kubeconfig: %q}\n"+
+		"conntrack: {maxPerCore: 0}\n", mode, c.kubeconfig)
+	if err := os.WriteFile(conf, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	c.must("POST", "/api/v1/nodes", obj{"apiVersion": "v1", "kind": "Node", "metadata": obj{"name": "node"}})
+	c.must("PATCH", "/api/v1/nodes/node/status", obj{"status": obj{"addresses": []obj{{"type": "InternalIP", "address": nodeAddr}}}})
+	t.Cleanup(func() { _, _ = try(cacheBin("kube-proxy"), "--cleanup", "--config", conf) })
+	start(t, cacheBin("kube-proxy"), "--config", conf) // ends before the cleanup: it would write its rules again
+}
+
+// startPod makes a network namespace with a server on port 8080, tcp and udp, as
+// a pod on this node's network.
+func startPod(t testing.TB, addr string) string {
+	t.Helper()
+	pod, err := netns.New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = pod.Close() })
+	run(t, "ip", "link", "add", "pod0", "type", "veth", "peer", "name", "podpeer")
+	t.Cleanup(func() { _, _ = try("ip", "link", "del", "pod0") })
+	run(t, "ip", "link", "set", "pod0", "master", "nodebr", "up")
+	run(t, "ip", "link", "set", "podpeer", "netns", fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), pod.FD()))
+	var l net.Listener
+	var u net.PacketConn
+	err = pod.Do(func() error {
+		for _, args := range [][]string{
+			{"link", "set", "podpeer", "up"}, {"addr", "add", addr + "/24", "dev", "podpeer"},
+			{"route", "add", "default", "via", nodeAddr},
+		} {
+			// A child of this thread is in the namespace of this thread.
+			if out, err := exec.Command("ip", args...).CombinedOutput(); err != nil {
+				return fmt.Errorf("ip %s: %w: %s", strings.Join(args, " "), err, out)
+			}
+		}
+		var err error
+		if l, err = net.Listen("tcp4", ":8080"); err != nil {
+			return err
+		}
+		t.Cleanup(func() { _ = l.Close() })
+		u, err = net.ListenPacket("udp4", ":8080")
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = u.Close() })
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			_, _ = io.WriteString(c, podSays)
+			_ = c.Close()
+		}
+	}()
+	go func() {
+		b := make([]byte, 1500)
+		for {
+			_, from, err := u.ReadFrom(b)
+			if err != nil {
+				return
+			}
+			_, _ = u.WriteTo([]byte(podSays), from)
+		}
+	}()
+	return addr
+}
+
+const podSays = "hello from the pod"

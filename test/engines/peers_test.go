@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux && engines
+
+package engines
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/fairlead/fairlead/internal/status"
+	"github.com/fairlead/fairlead/test/netns"
+)
+
+// peers are the real agent in this guest, and a real host peer in a namespace of
+// its own, which reaches the guest by the link alone.
+type peers struct {
+	t           testing.TB
+	agent, host *daemon
+	outside     *netns.Space
+	control     string
+}
+
+// startPeers starts both. Engines are where their flags say.
+func startPeers(t testing.TB, flags ...string) *peers {
+	t.Helper()
+	dir := t.TempDir()
+	outside, err := netns.New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = outside.Close() })
+	p := &peers{t: t, outside: outside, control: filepath.Join(dir, "agent", "s")}
+	link := "unix://" + filepath.Join(dir, "link", "s")
+	p.agent = start(t, binary(), append([]string{"agent", "--link", link, "--link-token=", "--control", p.control}, flags...)...)
+	p.host = (&daemon{t: t, in: outside, args: []string{
+		binary(), "host", "--connect", link, "--link-token=", "--control", filepath.Join(dir, "host", "s"),
+	}}).start()
+	return p
+}
+
+// list is what `fairlead ls -o json` shows.
+func (p *peers) list() (status.List, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	return status.NewClient(p.control).List(ctx)
+}
+
+// active waits until the host has opened a publication, and returns it.
+func (p *peers) active(key string) (found status.Publication) {
+	p.t.Helper()
+	eventually(p.t, time.Minute, func() error {
+		l, err := p.list()
+		if err != nil {
+			return err
+		}
+		for _, pub := range l.Publications {
+			if pub.Key().String() == key {
+				if len(pub.HostAddresses) > 0 {
+					found = pub
+					return nil
+				}
+				return fmt.Errorf("%s is %s: %s", key, pub.State, pub.Reason)
+			}
+		}
+		return fmt.Errorf("%s is not among %d publications", key, len(l.Publications))
+	})
+	return found
+}
+
+// gone waits until a publication is not there any more.
+func (p *peers) gone(key string) {
+	p.t.Helper()
+	eventually(p.t, time.Minute, func() error {
+		l, err := p.list()
+		if err != nil {
+			return err
+		}
+		if slices.ContainsFunc(l.Publications, func(pub status.Publication) bool { return pub.Key().String() == key }) {
+			return fmt.Errorf("%s is still there", key)
+		}
+		return nil
+	})
+}
+
+// reach asks what the host opened for a publication, as a user of the host does,
+// until it answers with text.
+func (p *peers) reach(key, text string) status.Publication {
+	p.t.Helper()
+	pub := p.active(key)
+	for _, a := range pub.HostAddresses {
+		eventually(p.t, time.Minute, func() error {
+			c, err := p.outside.Dial(pub.Protocol.String(), a.String())
+			if err != nil {
+				return err
+			}
+			got, err := ask(c)
+			if err == nil && !strings.Contains(got, text) {
+				err = fmt.Errorf("it says %q", got)
+			}
+			if err != nil {
+				err = fmt.Errorf("%s by the host's %s: %w", key, a, err)
+			}
+			return err
+		})
+	}
+	return pub
+}
+
+// source returns what status says of a source.
+func (p *peers) source(name string) status.Source {
+	p.t.Helper()
+	l, err := p.list()
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	i := slices.IndexFunc(l.Sources, func(s status.Source) bool { return s.Name == name })
+	if i < 0 {
+		p.t.Fatalf("no source %q among %+v", name, l.Sources)
+	}
+	return l.Sources[i]
+}
+
+// memory is the resident memory of a daemon in bytes.
+func (d *daemon) memory() int64 {
+	d.t.Helper()
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", d.cmd.Process.Pid))
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	m := regexp.MustCompile(`VmRSS:\s+(\d+) kB`).FindSubmatch(b)
+	if m == nil {
+		d.t.Fatal("no VmRSS")
+	}
+	kb, err := strconv.ParseInt(string(m[1]), 10, 64)
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	return kb << 10
+}
