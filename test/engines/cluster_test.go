@@ -11,11 +11,14 @@ import (
 	"crypto/rsa"
 	"crypto/tls"
 	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/base64"
 	"encoding/json"
 	"encoding/pem"
 	"errors"
 	"fmt"
 	"io"
+	"math/big"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -30,6 +33,8 @@ type cluster struct {
 	etcd, api  *daemon
 	kubeconfig string
 	client     *http.Client
+	caKey      *rsa.PrivateKey // signs client certificates
+	ca         *x509.Certificate
 }
 
 const apiURL = "https://127.0.0.1:6443"
@@ -61,6 +66,18 @@ func startCluster(t testing.TB, flags ...string) *cluster {
 			t.Fatal(err)
 		}
 	}
+	c.caKey = key
+	c.ca = &x509.Certificate{
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "ca"}, IsCA: true, BasicConstraintsValid: true,
+		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour), KeyUsage: x509.KeyUsageCertSign,
+	}
+	ca, err := x509.CreateCertificate(rand.Reader, c.ca, c.ca, &key.PublicKey, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "ca.pem"), pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: ca}), 0o600); err != nil {
+		t.Fatal(err)
+	}
 	c.writeKubeconfig(c.kubeconfig, "token")
 	c.etcd = start(t, "etcd", "--data-dir", filepath.Join(dir, "etcd"), "--unsafe-no-fsync",
 		"--listen-client-urls", "http://127.0.0.1:2379", "--advertise-client-urls", "http://127.0.0.1:2379",
@@ -69,7 +86,7 @@ func startCluster(t testing.TB, flags ...string) *cluster {
 		"--etcd-servers=http://127.0.0.1:2379", "--secure-port=6443", "--bind-address=0.0.0.0",
 		"--advertise-address=" + nodeAddr, "--cert-dir=" + filepath.Join(dir, "certs"),
 		"--service-cluster-ip-range=10.96.0.0/16", "--token-auth-file=" + filepath.Join(dir, "tokens.csv"),
-		"--authorization-mode=RBAC", "--service-account-issuer=https://kubernetes.default.svc",
+		"--client-ca-file=" + filepath.Join(dir, "ca.pem"), "--authorization-mode=RBAC", "--service-account-issuer=https://kubernetes.default.svc",
 		"--service-account-key-file=" + filepath.Join(dir, "sa.pub"),
 		"--service-account-signing-key-file=" + filepath.Join(dir, "sa.key"),
 		"--disable-admission-plugins=ServiceAccount,StorageObjectInUseProtection", "--endpoint-reconciler-type=none",
@@ -92,16 +109,40 @@ func (c *cluster) ready() {
 
 func (c *cluster) writeKubeconfig(path, token string) {
 	c.t.Helper()
+	c.writeKubeconfigFor(path, fmt.Sprintf("{token: %q}", token))
+}
+
+func (c *cluster) writeKubeconfigFor(path, user string) {
+	c.t.Helper()
 	text := fmt.Sprintf(`apiVersion: v1
 kind: Config
 clusters: [{name: c, cluster: {server: %q, insecure-skip-tls-verify: true}}]
-users: [{name: u, user: {token: %q}}]
+users: [{name: u, user: %s}]
 contexts: [{name: x, context: {cluster: c, user: u}}]
 current-context: x
-`, apiURL, token)
+`, apiURL, user)
 	if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path+".new", []byte(text), 0o600), os.Rename(path+".new", path)); err != nil {
 		c.t.Fatal(err)
 	}
+}
+
+// certificate is a user of a kubeconfig: a client certificate of name's, which
+// the server's authority signed, that ends at a time.
+func (c *cluster) certificate(name string, end time.Time) (user string) {
+	c.t.Helper()
+	tmpl := &x509.Certificate{
+		SerialNumber: big.NewInt(2), Subject: pkix.Name{CommonName: name},
+		NotBefore: time.Now().Add(-time.Hour), NotAfter: end, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
+	}
+	cert, err := x509.CreateCertificate(rand.Reader, tmpl, c.ca, &c.caKey.PublicKey, c.caKey)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	encode := func(kind string, b []byte) string {
+		return base64.StdEncoding.EncodeToString(pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: b}))
+	}
+	return fmt.Sprintf("{client-certificate-data: %s, client-key-data: %s}",
+		encode("CERTIFICATE", cert), encode("RSA PRIVATE KEY", x509.MarshalPKCS1PrivateKey(c.caKey)))
 }
 
 // do asks the API server; body is JSON, or a merge patch.

@@ -6,6 +6,7 @@ package engines
 
 import (
 	"fmt"
+	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -226,6 +227,62 @@ func TestKubeconfigAppearsAndChanges(t *testing.T) {
 		t.Errorf("moved %q, want one appearance", log)
 	}
 	stop()
+}
+
+// What keeps the agent from the cluster is named among its sources, and harms no
+// other source. Each is mended by a kubeconfig that replaces the one before.
+func TestWhatKeepsTheAgentFromTheClusterIsNamed(t *testing.T) {
+	c := startCluster(t)
+	c.service("web", "NodePort", nil, svcPort("a", "TCP", 80, 30080))
+	path := filepath.Join(t.TempDir(), "kubeconfig")
+	l, err := net.Listen("tcp4", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = l.Close() }()
+	p := startPeers(t, "--source", "socket,nat,kube", "--kubeconfig", path)
+	for _, step := range []struct {
+		name  string
+		do    func()
+		error string
+	}{
+		{"a kubeconfig that is none", func() {
+			if err := os.WriteFile(path, []byte("{"), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}, "kubeconfig " + path},
+		{"a token that nobody knows", func() { c.writeKubeconfig(path, "wrong") }, "Unauthorized"},
+		{"an expired certificate", func() {
+			c.writeKubeconfigFor(path, c.certificate("nobody", time.Now().Add(-time.Minute)))
+		}, `the client certificate of "nobody" expired on`},
+		{"a user who may not", func() {
+			c.writeKubeconfigFor(path, c.certificate("nobody", time.Now().Add(time.Hour)))
+		}, `User "nobody" cannot list resource "services"`},
+	} {
+		t.Run(step.name, func(t *testing.T) {
+			step.do()
+			eventually(t, time.Minute, func() error {
+				if s := p.source("kube"); s.State != "stale" || !strings.Contains(s.Error, step.error) {
+					return fmt.Errorf("kube is %s: %q", s.State, s.Error)
+				}
+				return nil
+			})
+			for _, name := range []string{"socket", "nat"} {
+				if s := p.source(name); s.State != "live" {
+					t.Errorf("%s is %s: %s", name, s.State, s.Error)
+				}
+			}
+			p.active("tcp " + l.Addr().String())
+		})
+	}
+	c.writeKubeconfig(path, "token")
+	eventually(t, time.Minute, func() error {
+		if s := p.source("kube"); s.State != "live" || s.Error != "" {
+			return fmt.Errorf("kube is %s: %q", s.State, s.Error)
+		}
+		return nil
+	})
+	p.listed("tcp 0.0.0.0:30080")
 }
 
 // Who may read Services and nothing else gets their ports, and a warning.

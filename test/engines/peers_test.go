@@ -76,6 +76,18 @@ func (p *peers) active(key string) (found status.Publication) {
 	return found
 }
 
+// listed waits until a publication is there, in whatever state.
+func (p *peers) listed(key string) {
+	p.t.Helper()
+	eventually(p.t, time.Minute, func() error {
+		l, err := p.list()
+		if err == nil && !slices.ContainsFunc(l.Publications, func(pub status.Publication) bool { return pub.Key().String() == key }) {
+			err = fmt.Errorf("%s is not among %d publications", key, len(l.Publications))
+		}
+		return err
+	})
+}
+
 // gone waits until a publication is not there any more.
 func (p *peers) gone(key string) {
 	p.t.Helper()
