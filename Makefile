@@ -77,6 +77,12 @@ test-engines: ## Run against real Docker, containerd and Kubernetes (root; build
 	@hack/provision-engines.sh
 	@$(RUN) test test-engines go test -json -tags engines -p 1 -count 1 -timeout 30m $(or $(call tagged,engines),$(error no test file has build tag engines))
 
+.PHONY: test-moby
+test-moby: ## Run against the next Docker with its nftables back end (root; builds it once, 5 minutes)
+	$(need_root)
+	@hack/provision-engines.sh packages moby
+	@FAIRLEAD_DOCKERD=$(CACHE)/bin/moby $(RUN) test test-moby go test -json -tags engines -run Docker -count 1 -timeout 30m ./test/engines
+
 .PHONY: bench
 bench: ## Measure latency against polling, all modes in one run (root)
 	$(need_root)

@@ -1,12 +1,13 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# Provides the real engines that `make test-engines` runs against.
+# Provides the real engines that `make test-engines` and `make test-moby` run against.
 #
-#   hack/provision-engines.sh            everything
+#   hack/provision-engines.sh            everything but moby
 #   hack/provision-engines.sh packages   Debian's dockerd, containerd, runc, CNI plugins, etcd
 #   hack/provision-engines.sh nerdctl    nerdctl, built from its module
 #   hack/provision-engines.sh kube       kube-apiserver and kube-proxy, built from module k8s.io/kubernetes
+#   hack/provision-engines.sh moby       the next dockerd, whose firewall back end can be nftables, and runc for it
 #
 # What is built is kept in ${FAIRLEAD_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/fairlead}/bin
 # under a stamp of its version, and is not built again. No engine is started.
@@ -14,6 +15,8 @@ set -euo pipefail
 
 KUBE_VERSION=${KUBE_VERSION:-1.36.3}
 NERDCTL_VERSION=${NERDCTL_VERSION:-1.7.7}
+MOBY_VERSION=${MOBY_VERSION:-2.0.0-beta.24}
+RUNC_VERSION=${RUNC_VERSION:-1.5.2}
 CACHE=${FAIRLEAD_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/fairlead}
 BIN=$CACHE/bin
 JOBS=${JOBS:-$(nproc)}
@@ -112,14 +115,30 @@ kube() {
 	stamp kube "$KUBE_VERSION"
 }
 
+# moby has a folder of its own: what is in it stands before Debian's in a PATH.
+moby() {
+	if stamped moby "$MOBY_VERSION $RUNC_VERSION" && [[ -x $BIN/moby/dockerd && -x $BIN/moby/runc ]]; then
+		say "moby: $MOBY_VERSION present"
+		return
+	fi
+	mkdir -p "$BIN/moby"
+	local flags=(-p "$JOBS" -trimpath -ldflags='-s -w')
+	with_progress moby nice -n 19 env GOBIN="$BIN/moby" GOFLAGS= CGO_ENABLED=0 go install "${flags[@]}" \
+		"github.com/moby/moby/v2/cmd/dockerd@v$MOBY_VERSION" "github.com/moby/moby/v2/cmd/docker-proxy@v$MOBY_VERSION"
+	# Entering namespaces is C.
+	with_progress runc nice -n 19 env GOBIN="$BIN/moby" GOFLAGS= CGO_ENABLED=1 go install "${flags[@]}" \
+		"github.com/opencontainers/runc@v$RUNC_VERSION"
+	stamp moby "$MOBY_VERSION $RUNC_VERSION"
+}
+
 if (($# == 0)); then
 	set -- packages nerdctl kube
 fi
 for what in "$@"; do
 	case $what in
-	packages | nerdctl | kube) "$what" ;;
+	packages | nerdctl | kube | moby) "$what" ;;
 	*)
-		say "unknown part \"$what\": want packages, nerdctl or kube"
+		say "unknown part \"$what\": want packages, nerdctl, kube or moby"
 		exit 2
 		;;
 	esac

@@ -208,6 +208,7 @@ func (a *Agent) Run(ctx context.Context, watch func(ctx context.Context, onChang
 	}
 	g.Go(func() error { return a.server.Serve(ctx, control, true) })
 	g.Go(func() error { return a.reconciler.Run(ctx) })
+	g.Go(func() error { return a.tellListeners(ctx) })
 	if a.hostlink != nil {
 		if err := a.links.open(ctx); err != nil {
 			return err

@@ -114,7 +114,8 @@ func (s *Source) Facts() engine.Facts { return &s.facts }
 // Run follows the engine until ctx ends, and returns ctx's cause then.
 func (s *Source) Run(ctx context.Context, feed registry.Feed) error {
 	ctx, cancel := context.WithCancel(ctx)
-	wake, stopped := engine.Watch(ctx, s.o.Logger, s.o.Sockets...)
+	wake := make(chan struct{}, 1)
+	stopped := engine.Watch(ctx, s.o.Logger, wake, s.o.Sockets...)
 	defer func() { cancel(); <-stopped }()
 	set := engine.NewSet(s.o.Logger, feed, &s.facts)
 	return engine.Supervisor{

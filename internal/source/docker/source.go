@@ -130,7 +130,8 @@ func (s *Source) Run(ctx context.Context, feed registry.Feed) error {
 			paths = append(paths, p)
 		}
 	}
-	wake, stopped := engine.Watch(ctx, s.o.Logger, paths...)
+	wake := make(chan struct{}, 1)
+	stopped := engine.Watch(ctx, s.o.Logger, wake, paths...)
 	defer func() { cancel(); <-stopped }()
 	set := engine.NewSet(s.o.Logger, feed, &s.facts)
 	return engine.Supervisor{

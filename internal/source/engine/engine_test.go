@@ -146,6 +146,37 @@ func TestSupervisorWakes(t *testing.T) {
 	})
 }
 
+// While an engine that was lost may be starting again, it is tried every second.
+func TestSupervisorHurriesAfterALoss(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+		defer cancel()
+		var lost time.Time
+		var within, after int
+		_ = Supervisor{
+			Retry: Retry{}.WithDefaults(), Logger: slog.New(slog.DiscardHandler), Feed: &feed{}, Withdraw: func() {},
+		}.Run(ctx, func(ctx context.Context, up func()) error {
+			switch since := time.Since(lost); {
+			case lost.IsZero():
+				up()
+				time.Sleep(time.Minute)
+				lost = time.Now()
+			case since <= hurryFor:
+				within++
+			default:
+				after++
+			}
+			return errGone
+		})
+		if within < 30 || within > 70 {
+			t.Errorf("%d tries in the %v after the loss", within, hurryFor)
+		}
+		if after > 60*60/15 {
+			t.Errorf("%d tries in the hour after that", after)
+		}
+	})
+}
+
 // What stood is withdrawn once, when the grace period is over, and the reason
 // stays to be read.
 func TestSupervisorGrace(t *testing.T) {
@@ -296,7 +327,8 @@ func TestWatch(t *testing.T) {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
-	wake, stopped := Watch(ctx, slog.New(slog.NewTextHandler(t.Output(), nil)), path, linked)
+	wake := make(chan struct{}, 1)
+	stopped := Watch(ctx, slog.New(slog.NewTextHandler(t.Output(), nil)), wake, path, linked)
 	must := func(err error) {
 		t.Helper()
 		if err != nil {

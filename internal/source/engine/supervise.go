@@ -23,6 +23,13 @@ const (
 	DefaultMaxDelay = 30 * time.Second
 )
 
+// hurryFor is how long after an engine was lost, or may be back, it is tried at
+// least every hurryDelay: it is starting then, more likely than not.
+const (
+	hurryFor   = 30 * time.Second
+	hurryDelay = time.Second
+)
+
 // absentDelay is between two tries where there is no trace of an engine. Wake
 // says when one appears; the try is for what the kernel does not tell, such as a
 // mount that brings a socket.
@@ -100,6 +107,7 @@ func (s Supervisor) Run(ctx context.Context, session Session) error {
 		withdrawn bool
 		absent    bool // it was said that there is no engine
 		everUp    bool
+		hurry     time.Time // until then, tries are close together
 	)
 	for {
 		began := time.Now()
@@ -120,7 +128,7 @@ func (s Supervisor) Run(ctx context.Context, session Session) error {
 			downSince = time.Now()
 			// An engine that accepts and drops at once is no reason to hurry.
 			if time.Since(began) >= s.Retry.MaxDelay/2 {
-				failures = 0
+				failures, hurry = 0, downSince.Add(hurryFor)
 			}
 		}
 		if withdrawn {
@@ -136,6 +144,9 @@ func (s Supervisor) Run(ctx context.Context, session Session) error {
 			s.Feed.Rung(err.Error())
 		}
 		delay := s.delay(failures)
+		if time.Now().Before(hurry) {
+			delay = min(delay, max(hurryDelay, s.Retry.MinDelay))
+		}
 		failures++
 		if errors.Is(err, ErrAbsent) {
 			// Nothing is to be had by asking, and an idle machine stays idle.
@@ -156,9 +167,8 @@ func (s Supervisor) Run(ctx context.Context, session Session) error {
 			case <-retry.C:
 				waiting = false
 			case <-s.Wake:
-				// What appears is rarely ready in the same instant; a full
-				// round of short tries follows.
-				failures, waiting = 0, false
+				// What appears is rarely ready in the same instant.
+				failures, waiting, hurry = 0, false, time.Now().Add(hurryFor)
 			case <-grace:
 				declared, withdrawn = false, true
 				s.Logger.Info("engine stays away; its declared ports are withdrawn",

@@ -39,24 +39,24 @@ func stateOf(path string) fileState {
 
 // Watch says when one of the paths appears, changes or is replaced, against how
 // it is when Watch is called; what goes away is no news. The paths, and any of
-// their directories, need not exist. The first channel receives, and holds one
-// message until it is read; the second is closed when ctx has ended and nothing
+// their directories, need not exist. wake, which has room for one message, is
+// never waited for. The channel returned is closed when ctx has ended and nothing
 // runs any more. Where the kernel gives no notifications, as it does when too
 // many ask for them, that is logged, and the paths are looked at instead.
-func Watch(ctx context.Context, logger *slog.Logger, paths ...string) (wake <-chan struct{}, stopped <-chan struct{}) {
+func Watch(ctx context.Context, logger *slog.Logger, wake chan<- struct{}, paths ...string) (stopped <-chan struct{}) {
 	last := make(map[string]fileState, len(paths))
 	for _, p := range paths {
 		last[p] = stateOf(p)
 	}
-	w, s := make(chan struct{}, 1), make(chan struct{})
+	done := make(chan struct{})
 	go func() {
-		defer close(s)
-		if err := watchFiles(ctx, w, paths, last); err != nil {
+		defer close(done)
+		if err := watchFiles(ctx, wake, paths, last); err != nil {
 			logger.Warn("files cannot be watched; they are looked at now and then", "paths", paths, "every", lookEvery, "err", err)
-			lookAtFiles(ctx, w, paths, last)
+			lookAtFiles(ctx, wake, paths, last)
 		}
 	}()
-	return w, s
+	return done
 }
 
 // lookEvery is the time between two looks where nothing is told.
@@ -76,15 +76,20 @@ func lookAtFiles(ctx context.Context, wake chan<- struct{}, paths []string, last
 	}
 }
 
+// Wake sends a message if there is room for it.
+func Wake(wake chan<- struct{}) {
+	select {
+	case wake <- struct{}{}:
+	default:
+	}
+}
+
 // compare wakes if a path is there and is not what it was.
 func compare(wake chan<- struct{}, paths []string, last map[string]fileState) {
 	for _, p := range paths {
 		now := stateOf(p)
 		if now != last[p] && now.exists {
-			select {
-			case wake <- struct{}{}:
-			default:
-			}
+			Wake(wake)
 		}
 		last[p] = now
 	}

@@ -9,7 +9,10 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"net/url"
 	"os"
+	"strconv"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -30,6 +33,23 @@ type config struct {
 	origin string // for people
 	sum    []byte // of everything that was read
 	rest   *rest.Config
+}
+
+// port is the server's, 0 if none is written.
+func (c config) port() uint16 {
+	host := c.rest.Host
+	if !strings.Contains(host, "://") {
+		host = "https://" + host
+	}
+	u, err := url.Parse(host)
+	if err != nil {
+		return 0
+	}
+	n, err := strconv.ParseUint(u.Port(), 10, 16)
+	if err != nil {
+		return 0
+	}
+	return uint16(n)
 }
 
 // load reads the configuration that holds now.

@@ -758,6 +758,28 @@ func TestGrace(t *testing.T) {
 	want(t, f, "tcp 0.0.0.0:30080")
 }
 
+// A server that begins to listen on this machine is tried at once.
+func TestServerThatListensIsTriedAtOnce(t *testing.T) {
+	e := newFake(t)
+	e.put(svc("web", corev1.ServiceTypeNodePort, tcp(80, 30080)))
+	e.stop()
+	s := source(t, e, Options{Retry: engine.Retry{MinDelay: time.Hour, MaxDelay: 2 * time.Hour}})
+	f := run(t, s)
+	wantStale(t, f, "connection refused")
+	e.start()
+	_, number, err := net.SplitHostPort(e.addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n, err := strconv.ParseUint(number, 10, 16)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.Listening(uint16(n) - 1) // nobody waits for this one
+	s.Listening(uint16(n))
+	want(t, f, "tcp 0.0.0.0:30080")
+}
+
 // A hundred restarts leave no goroutine and no connection behind, and move nothing.
 func TestHundredRestarts(t *testing.T) {
 	e := newFake(t)

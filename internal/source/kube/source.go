@@ -19,6 +19,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/go-logr/logr"
@@ -89,6 +90,8 @@ type Source struct {
 	o         Options
 	inCluster bool
 	facts     engine.Table
+	wake      chan struct{} // the server may be back, or is another one
+	server    atomic.Uint32 // port of the server that was last tried
 }
 
 // New checks the options and fills in defaults. It connects to nothing.
@@ -99,7 +102,7 @@ func New(o Options) (*Source, error) {
 	if o.Getenv == nil {
 		o.Getenv = os.Getenv
 	}
-	s := &Source{}
+	s := &Source{wake: make(chan struct{}, 1)}
 	if len(o.Kubeconfigs) == 0 {
 		s.inCluster = o.Getenv("KUBERNETES_SERVICE_HOST") != ""
 		if env := o.Getenv("KUBECONFIG"); env != "" {
@@ -150,23 +153,32 @@ func (f facts) ByAddress(a netip.Addr) (port.Owner, bool) {
 	return o, true
 }
 
+// Listening says that something began to listen at a TCP port of this machine. A
+// server that is waited for at such a port is tried at once. It never blocks.
+func (s *Source) Listening(port uint16) {
+	if uint32(port) == s.server.Load() {
+		engine.Wake(s.wake)
+	}
+}
+
 // Run follows the cluster until ctx ends, and returns ctx's cause then.
 func (s *Source) Run(ctx context.Context, feed registry.Feed) error {
 	ctx, cancel := context.WithCancel(ctx)
-	wake, stopped := engine.Watch(ctx, s.o.Logger, s.o.Kubeconfigs...)
+	stopped := engine.Watch(ctx, s.o.Logger, s.wake, s.o.Kubeconfigs...)
 	defer func() { cancel(); <-stopped }()
 	st := newState(s.o.Logger, feed, &s.facts)
 	return engine.Supervisor{
-		Retry: s.o.Retry, Logger: s.o.Logger, Feed: feed, Wake: wake, Withdraw: st.withdraw,
-	}.Run(ctx, func(ctx context.Context, up func()) error { return s.session(ctx, st, wake, up) })
+		Retry: s.o.Retry, Logger: s.o.Logger, Feed: feed, Wake: s.wake, Withdraw: st.withdraw,
+	}.Run(ctx, func(ctx context.Context, up func()) error { return s.session(ctx, st, up) })
 }
 
 // session follows one server by one configuration until either fails or changes.
-func (s *Source) session(ctx context.Context, st *state, wake <-chan struct{}, up func()) error {
+func (s *Source) session(ctx context.Context, st *state, up func()) error {
 	conf, err := s.load()
 	if err != nil {
 		return err
 	}
+	s.server.Store(uint32(conf.port()))
 	hc, err := rest.HTTPClientFor(conf.rest)
 	if err != nil {
 		return fmt.Errorf("%s: %w", conf.origin, err)
@@ -218,7 +230,7 @@ func (s *Source) session(ctx context.Context, st *state, wake <-chan struct{}, u
 				return fmt.Errorf("%s: %w", conf.origin, err)
 			}
 			return ctx.Err()
-		case <-wake:
+		case <-s.wake:
 			next, err := s.load()
 			if err != nil {
 				s.o.Logger.Warn("the kubeconfig changed and cannot be used; the old one stays", "err", err)
