@@ -208,7 +208,6 @@ func (a *Agent) Run(ctx context.Context, watch func(ctx context.Context, onChang
 	}
 	g.Go(func() error { return a.server.Serve(ctx, control, true) })
 	g.Go(func() error { return a.reconciler.Run(ctx) })
-	g.Go(func() error { return a.tellListeners(ctx) })
 	if a.hostlink != nil {
 		if err := a.links.open(ctx); err != nil {
 			return err
@@ -218,6 +217,9 @@ func (a *Agent) Run(ctx context.Context, watch func(ctx context.Context, onChang
 	}
 	for i, s := range a.sources {
 		feed := feeds[i]
+		if w, ok := s.(waiter); ok {
+			g.Go(func() error { return a.tellWaiter(ctx, w) })
+		}
 		g.Go(func() error {
 			if err := s.Run(ctx, feed); ctx.Err() == nil {
 				return fmt.Errorf("source %s: %w", s.Name(), err)

@@ -4,45 +4,11 @@ package agent
 
 import (
 	"context"
+	"slices"
 
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/source/engine"
 )
-
-// listener is a source that waits for a server, which may be on this machine.
-type listener interface{ Listening(port uint16) }
-
-// tellListeners tells sources what begins to listen here, so that they need not
-// try again and again.
-func (a *Agent) tellListeners(ctx context.Context) error {
-	var who []listener
-	for _, s := range a.sources {
-		if l, ok := s.(listener); ok {
-			who = append(who, l)
-		}
-	}
-	if len(who) == 0 {
-		return nil
-	}
-	pubs := a.registry.Publications().Subscribe()
-	defer pubs.Close()
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-pubs.C():
-		}
-		view, change := pubs.Take()
-		for _, k := range change.Keys {
-			if _, stands := view.Get(k); !stands || k.Protocol != port.TCP {
-				continue
-			}
-			for _, l := range who {
-				l.Listening(k.Port)
-			}
-		}
-	}
-}
 
 // engineRetry is how long an engine that is gone is still believed.
 func (a *Agent) engineRetry() engine.Retry {
@@ -50,4 +16,41 @@ func (a *Agent) engineRetry() engine.Retry {
 		return engine.Retry{Grace: -1} // never withdrawn
 	}
 	return engine.Retry{Grace: a.cfg.EngineGrace}
+}
+
+// waiter is a source that waits for a server, which may be on this machine.
+type waiter interface {
+	Waits() <-chan struct{} // receives when it begins to wait
+	WaitsFor() uint16       // the TCP port, 0 while it does not wait
+	Try()
+}
+
+// tellWaiter lets a source know when its server begins to listen here, so that it
+// need not try again and again. It looks at nothing while the source does not wait.
+func (a *Agent) tellWaiter(ctx context.Context, w waiter) error {
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-w.Waits():
+		}
+		pubs := a.registry.Publications().Subscribe()
+		pubs.Take() // what listened before was tried
+		for w.WaitsFor() != 0 && ctx.Err() == nil {
+			select {
+			case <-ctx.Done():
+			case <-w.Waits():
+			case <-pubs.C():
+				view, change := pubs.Take()
+				number := w.WaitsFor()
+				if slices.ContainsFunc(change.Keys, func(k port.Key) bool {
+					_, stands := view.Get(k)
+					return stands && k.Protocol == port.TCP && k.Port == number
+				}) {
+					w.Try()
+				}
+			}
+		}
+		pubs.Close()
+	}
 }

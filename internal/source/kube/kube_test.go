@@ -758,26 +758,24 @@ func TestGrace(t *testing.T) {
 	want(t, f, "tcp 0.0.0.0:30080")
 }
 
-// A server that begins to listen on this machine is tried at once.
-func TestServerThatListensIsTriedAtOnce(t *testing.T) {
+// A server that is waited for has a port, and is tried at once when told to.
+func TestServerThatIsWaitedForIsTriedAtOnce(t *testing.T) {
 	e := newFake(t)
 	e.put(svc("web", corev1.ServiceTypeNodePort, tcp(80, 30080)))
 	e.stop()
 	s := source(t, e, Options{Retry: engine.Retry{MinDelay: time.Hour, MaxDelay: 2 * time.Hour}})
 	f := run(t, s)
 	wantStale(t, f, "connection refused")
+	<-s.Waits()
+	if at := fmt.Sprint("127.0.0.1:", s.WaitsFor()); at != e.addr {
+		t.Errorf("waits for %s, want %s", at, e.addr)
+	}
 	e.start()
-	_, number, err := net.SplitHostPort(e.addr)
-	if err != nil {
-		t.Fatal(err)
-	}
-	n, err := strconv.ParseUint(number, 10, 16)
-	if err != nil {
-		t.Fatal(err)
-	}
-	s.Listening(uint16(n) - 1) // nobody waits for this one
-	s.Listening(uint16(n))
+	s.Try()
 	want(t, f, "tcp 0.0.0.0:30080")
+	if n := s.WaitsFor(); n != 0 {
+		t.Errorf("still waits for port %d", n)
+	}
 }
 
 // A hundred restarts leave no goroutine and no connection behind, and move nothing.

@@ -91,7 +91,8 @@ type Source struct {
 	inCluster bool
 	facts     engine.Table
 	wake      chan struct{} // the server may be back, or is another one
-	server    atomic.Uint32 // port of the server that was last tried
+	waits     chan struct{} // a server did not answer
+	server    atomic.Uint32 // its port, 0 while one answers
 }
 
 // New checks the options and fills in defaults. It connects to nothing.
@@ -102,7 +103,7 @@ func New(o Options) (*Source, error) {
 	if o.Getenv == nil {
 		o.Getenv = os.Getenv
 	}
-	s := &Source{wake: make(chan struct{}, 1)}
+	s := &Source{wake: make(chan struct{}, 1), waits: make(chan struct{}, 1)}
 	if len(o.Kubeconfigs) == 0 {
 		s.inCluster = o.Getenv("KUBERNETES_SERVICE_HOST") != ""
 		if env := o.Getenv("KUBECONFIG"); env != "" {
@@ -153,13 +154,15 @@ func (f facts) ByAddress(a netip.Addr) (port.Owner, bool) {
 	return o, true
 }
 
-// Listening says that something began to listen at a TCP port of this machine. A
-// server that is waited for at such a port is tried at once. It never blocks.
-func (s *Source) Listening(port uint16) {
-	if uint32(port) == s.server.Load() {
-		engine.Wake(s.wake)
-	}
-}
+// Waits receives when the source begins to wait for a server, and now and then
+// while it does. There is one receiver.
+func (s *Source) Waits() <-chan struct{} { return s.waits }
+
+// WaitsFor returns the TCP port of the server that is waited for, 0 if none is.
+func (s *Source) WaitsFor() uint16 { return uint16(s.server.Load()) }
+
+// Try has the server tried at once: somebody listens at its port. It never blocks.
+func (s *Source) Try() { engine.Wake(s.wake) }
 
 // Run follows the cluster until ctx ends, and returns ctx's cause then.
 func (s *Source) Run(ctx context.Context, feed registry.Feed) error {
@@ -178,7 +181,10 @@ func (s *Source) session(ctx context.Context, st *state, up func()) error {
 	if err != nil {
 		return err
 	}
-	s.server.Store(uint32(conf.port()))
+	defer func() {
+		s.server.Store(uint32(conf.port()))
+		engine.Wake(s.waits)
+	}()
 	hc, err := rest.HTTPClientFor(conf.rest)
 	if err != nil {
 		return fmt.Errorf("%s: %w", conf.origin, err)
@@ -201,7 +207,10 @@ func (s *Source) session(ctx context.Context, st *state, up func()) error {
 	defer cancel(nil)
 	// Reflectors log what is returned here as well.
 	ctx = klog.NewContext(ctx, logr.Discard())
-	st.begin(2*len(s.o.Namespaces), up)
+	st.begin(2*len(s.o.Namespaces), func() {
+		s.server.Store(0)
+		up()
+	})
 	for _, ns := range s.o.Namespaces {
 		wg.Go(func() {
 			cancel(s.reflect(ctx, reflection{
