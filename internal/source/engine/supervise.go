@@ -71,7 +71,7 @@ func (r Retry) Validate() error {
 var ErrAbsent = errors.New("no engine yet")
 
 // ErrAgain is what a session returns that ended on purpose, to be run again at
-// once: nothing is stale.
+// once: something changed, and nothing is stale by that.
 var ErrAgain = errors.New("run the session again")
 
 // Session talks to an engine until it is lost and says why. It calls up after
@@ -116,8 +116,10 @@ func (s Supervisor) Run(ctx context.Context, session Session) error {
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
-		if errors.Is(err, ErrAgain) && isUp {
-			failures, downSince, withdrawn = 0, time.Now(), false
+		if errors.Is(err, ErrAgain) {
+			if isUp {
+				failures, downSince, withdrawn = 0, time.Now(), false
+			}
 			continue
 		}
 		if err == nil {
