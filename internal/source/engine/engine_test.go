@@ -298,7 +298,8 @@ func TestSupervisorIsIdleWithoutAnEngine(t *testing.T) {
 	})
 }
 
-// A session that asks to run again is run at once, and nothing is stale.
+// A session that asks to run again is run at once, and nothing is stale; what it
+// stated stands though no trace of an engine is left then.
 func TestSupervisorAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := &feed{}
@@ -307,15 +308,24 @@ func TestSupervisorAgain(t *testing.T) {
 		_ = Supervisor{
 			Retry: Retry{}.WithDefaults(), Logger: slog.New(slog.DiscardHandler), Feed: f, Withdraw: func() {},
 		}.Run(ctx, func(ctx context.Context, up func()) error {
-			up()
-			if tries++; tries == 5 {
+			switch tries++; tries {
+			case 1:
+				return ErrAgain // before it was up
+			case 5:
+				if len(f.stale) > 0 || time.Since(began) > 0 {
+					t.Errorf("stale %q, after %v", f.stale, time.Since(began))
+				}
+				return fmt.Errorf("%w: no socket", ErrAbsent)
+			case 6:
+				if len(f.stale) != 1 || f.replaced > 0 {
+					t.Errorf("stale %q, replaced %d times; want it stale", f.stale, f.replaced)
+				}
 				cancel()
+				return ctx.Err()
 			}
+			up()
 			return ErrAgain
 		})
-		if len(f.stale) > 0 || time.Since(began) > 0 {
-			t.Errorf("stale %q, after %v", f.stale, time.Since(began))
-		}
 	})
 }
 

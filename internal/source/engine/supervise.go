@@ -118,7 +118,7 @@ func (s Supervisor) Run(ctx context.Context, session Session) error {
 		}
 		if errors.Is(err, ErrAgain) {
 			if isUp {
-				failures, downSince, withdrawn = 0, time.Now(), false
+				failures, downSince, withdrawn, everUp = 0, time.Now(), false, true
 			}
 			continue
 		}
