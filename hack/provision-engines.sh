@@ -63,9 +63,11 @@ packages() {
 		chmod 755 $rcd
 		made=1
 	fi
-	local rc=0
-	with_progress apt-update apt-get update -q || true
-	with_progress apt-install env DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends "${missing[@]}" || rc=$?
+	# Somebody else may be installing; what was cut short is picked up by a second run.
+	local rc=0 apt=(env DEBIAN_FRONTEND=noninteractive apt-get -q -o DPkg::Lock::Timeout=300 -o Dpkg::Use-Pty=0)
+	with_progress apt-update "${apt[@]}" update || true
+	with_progress apt-install "${apt[@]}" install -y --no-install-recommends "${missing[@]}" ||
+		with_progress apt-install-again "${apt[@]}" install -y --fix-broken --no-install-recommends "${missing[@]}" || rc=$?
 	[[ -z $made ]] || rm -f $rcd
 	return $rc
 }
