@@ -7,3 +7,5 @@ package observer
 import "github.com/cilium/ebpf"
 
 func loadKprobes() (*ebpf.CollectionSpec, error) { return loadSockKprobe() }
+
+func loadNftKprobes() (*ebpf.CollectionSpec, error) { return loadNftKprobe() }

@@ -8,3 +8,5 @@ import "github.com/cilium/ebpf"
 
 // loadKprobes has nothing for this architecture: kprobe programs read registers.
 func loadKprobes() (*ebpf.CollectionSpec, error) { return nil, nil }
+
+func loadNftKprobes() (*ebpf.CollectionSpec, error) { return nil, nil }

@@ -9,14 +9,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"slices"
 	"sync"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 	"github.com/cilium/ebpf/ringbuf"
-	"golang.org/x/sys/unix"
 )
 
 // RungTracepoint observes by a classic tracepoint of a system call.
@@ -57,13 +55,9 @@ var legacyRungs = []struct {
 // OpenLegacy attaches the first rung that the kernel takes, or returns why it
 // takes none. The caller calls Run or Close.
 func OpenLegacy(opt LegacyOptions) (*Legacy, error) {
-	path := opt.NetNS
-	if path == "" {
-		path = "/proc/self/ns/net"
-	}
-	var st unix.Stat_t
-	if err := unix.Stat(path, &st); err != nil {
-		return nil, fmt.Errorf("observe legacy tables: network namespace: %w", &os.PathError{Op: "stat", Path: path, Err: err})
+	netns, err := netnsInode(opt.NetNS)
+	if err != nil {
+		return nil, fmt.Errorf("observe legacy tables: %w", err)
 	}
 	var errs []error
 	for _, r := range legacyRungs {
@@ -71,7 +65,7 @@ func OpenLegacy(opt LegacyOptions) (*Legacy, error) {
 			continue
 		}
 		l := &Legacy{changed: make(chan struct{}, 1), rung: r.name, lost: errors.Join(errs...)}
-		err := l.attach(uint32(st.Ino), r.hooks)
+		err := l.attach(netns, r.hooks)
 		if err == nil {
 			return l, nil
 		}
@@ -93,6 +87,7 @@ func (l *Legacy) attach(netns uint32, hooks []string) error {
 			delete(spec.Programs, name)
 		}
 	}
+	delete(spec.Maps, natMapModules)
 	collection, err := ebpf.NewCollection(spec)
 	if err != nil {
 		return fmt.Errorf("load: %w", err)
@@ -137,22 +132,10 @@ func (l *Legacy) LegacyChanged() <-chan struct{} { return l.changed }
 // Run tells of replacements until ctx ends, and returns nil then. It detaches.
 func (l *Legacy) Run(ctx context.Context) error {
 	defer close(l.changed)
-	stop := context.AfterFunc(ctx, func() { _ = l.Close() })
-	defer stop()
-	var record ringbuf.Record
-	for {
-		err := l.reader.ReadInto(&record)
-		if errors.Is(err, os.ErrClosed) {
-			return l.Close()
-		}
-		if err != nil {
-			return errors.Join(fmt.Errorf("observe legacy tables: %w", err), l.Close())
-		}
-		select {
-		case l.changed <- struct{}{}:
-		default: // one that is not yet taken stands for this one too
-		}
+	if err := runWakes(ctx, l.reader, l.Close, l.changed); err != nil {
+		return fmt.Errorf("observe legacy tables: %w", err)
 	}
+	return nil
 }
 
 // Close detaches and ends Run. It may be called more than once.

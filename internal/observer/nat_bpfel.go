@@ -16,12 +16,14 @@ import (
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
+	natMapModules       = "modules"
 	natMapReplacements  = "replacements"
 	natMapReplacing     = "replacing"
 	natProgLegacyEnter  = "legacy_enter"
 	natProgLegacyExit   = "legacy_exit"
 	natProgLegacyFexit  = "legacy_fexit"
 	natProgLegacyKprobe = "legacy_kprobe"
+	natProgModuleLoad   = "module_load"
 	natVarObservedNetns = "observed_netns"
 )
 
@@ -71,12 +73,14 @@ type natProgramSpecs struct {
 	LegacyExit   *ebpf.ProgramSpec `ebpf:"legacy_exit"`
 	LegacyFexit  *ebpf.ProgramSpec `ebpf:"legacy_fexit"`
 	LegacyKprobe *ebpf.ProgramSpec `ebpf:"legacy_kprobe"`
+	ModuleLoad   *ebpf.ProgramSpec `ebpf:"module_load"`
 }
 
 // natMapSpecs contains maps before they are loaded into the kernel.
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type natMapSpecs struct {
+	Modules      *ebpf.MapSpec `ebpf:"modules"`
 	Replacements *ebpf.MapSpec `ebpf:"replacements"`
 	Replacing    *ebpf.MapSpec `ebpf:"replacing"`
 }
@@ -108,12 +112,14 @@ func (o *natObjects) Close() error {
 //
 // It can be passed to loadNatObjects or ebpf.CollectionSpec.LoadAndAssign.
 type natMaps struct {
+	Modules      *ebpf.Map `ebpf:"modules"`
 	Replacements *ebpf.Map `ebpf:"replacements"`
 	Replacing    *ebpf.Map `ebpf:"replacing"`
 }
 
 func (m *natMaps) Close() error {
 	return _NatClose(
+		m.Modules,
 		m.Replacements,
 		m.Replacing,
 	)
@@ -134,6 +140,7 @@ type natPrograms struct {
 	LegacyExit   *ebpf.Program `ebpf:"legacy_exit"`
 	LegacyFexit  *ebpf.Program `ebpf:"legacy_fexit"`
 	LegacyKprobe *ebpf.Program `ebpf:"legacy_kprobe"`
+	ModuleLoad   *ebpf.Program `ebpf:"module_load"`
 }
 
 func (p *natPrograms) Close() error {
@@ -142,6 +149,7 @@ func (p *natPrograms) Close() error {
 		p.LegacyExit,
 		p.LegacyFexit,
 		p.LegacyKprobe,
+		p.ModuleLoad,
 	)
 }
 

@@ -15,6 +15,28 @@ type mirror struct {
 	others map[tableID]struct{} // tables that have no nat base chain
 	fresh  map[tableID]struct{} // tables that the commit being read has made
 	doubt  bool                 // the order of rules should be checked by a dump
+	last   *rule                // that was deleted by the message before
+}
+
+// model is what resolving needs to know.
+type model interface {
+	// ignored tells that a table has no nat base chain.
+	ignored(t tableID) bool
+	// set returns a set's handle, and whether its elements are known.
+	set(t tableID, name string) (handle uint64, elements, ok bool)
+}
+
+func (m *mirror) ignored(t tableID) bool {
+	_, ok := m.others[t]
+	return ok
+}
+
+func (m *mirror) set(t tableID, name string) (handle uint64, elements, ok bool) {
+	if t := m.c.tables[t]; t != nil && t.sets[name] != nil {
+		n := t.sets[name]
+		return n.handle, !n.blank, true
+	}
+	return 0, false, false
 }
 
 func nextGen(g uint32) uint32 {
@@ -45,12 +67,17 @@ func (m *mirror) commit(msgs []*message, gen uint32) error {
 	if gen != nextGen(m.gen) {
 		return fmt.Errorf("%w: generation %d after %d", errUnknown, gen, m.gen)
 	}
+	m.last = nil
 	for _, msg := range msgs {
 		if msg.table.family == 0 {
 			continue
 		}
+		last := m.last
 		if err := m.apply(msg); err != nil {
 			return err
+		}
+		if m.last == last {
+			m.last = nil
 		}
 	}
 	for id := range m.fresh {
@@ -132,13 +159,20 @@ func (m *mirror) apply(msg *message) error {
 			return unknown(fmt.Sprintf("rule %d", msg.handle))
 		}
 		c.removeRule(r)
+		m.last = r
 	case msgNewSet:
-		c.putSet(t, msg.set)
+		n := c.putSet(t, msg.set)
+		if msg.full && n != msg.set && n.blank {
+			n.blank = false
+			for _, e := range msg.set.elems {
+				c.putElem(n, e)
+			}
+		}
 	case msgDelSet:
 		c.dropSet(t, msg.set.name)
 	case msgNewElem, msgDelElem:
 		n := t.sets[msg.set.name]
-		if n == nil {
+		if n == nil || msg.set.handle != 0 && n.handle != msg.set.handle {
 			return unknown("set " + msg.set.name)
 		}
 		if n.blank || n.flags&(setTimeout|setEval) != 0 {
@@ -172,12 +206,17 @@ func (m *mirror) newRule(ch *chain, msg *message) error {
 		if prev == nil {
 			return fmt.Errorf("%w: rule %d after %d", errUnknown, msg.handle, msg.position)
 		}
-		m.doubt = true
+		m.doubt = m.doubt || !msg.bare
 		c.insertRule(ch, prev.pos+1, msg.handle, msg.raw)
+	case msg.append && !msg.create && m.last != nil && m.last.chain == ch:
+		// It replaces the rule that was deleted just before, which was the first
+		// or the last of the chain. Before Linux 5.15 it may also be appended.
+		m.doubt = true
+		c.insertRule(ch, m.last.pos, msg.handle, msg.raw)
 	case msg.append:
 		c.insertRule(ch, len(ch.rules), msg.handle, msg.raw)
 	default:
-		m.doubt = true
+		m.doubt = m.doubt || !msg.bare
 		c.insertRule(ch, 0, msg.handle, msg.raw)
 	}
 	return nil

@@ -302,7 +302,7 @@ func (c *compiler) unread(r *rule) {
 // putSet states a set without its elements; a set of another make replaces the old one.
 func (c *compiler) putSet(t *table, n *nset) *nset {
 	old := t.sets[n.name]
-	if old != nil && old.flags == n.flags && old.keyLen == n.keyLen && old.dataLen == n.dataLen && old.dataType == n.dataType {
+	if old != nil && old.handle == n.handle && old.flags == n.flags && old.keyLen == n.keyLen && old.dataLen == n.dataLen && old.dataType == n.dataType {
 		return old
 	}
 	if old != nil {
@@ -402,38 +402,46 @@ func (c *compiler) syncSets(t *table, ts *tableSnap) int {
 	for _, s := range ts.sets {
 		want[s.name] = s
 	}
-	for name := range t.sets {
+	// Sets that no rule reads do not matter: hooks tell of them only when one does.
+	for name, have := range t.sets {
 		if want[name] == nil {
+			if len(have.users) > 0 {
+				n++
+			}
 			c.dropSet(t, name)
-			n++
 		}
 	}
 	for _, s := range ts.sets {
 		elems := s.elems
-		have := c.putSet(t, &nset{name: s.name, flags: s.flags, keyLen: s.keyLen, dataLen: s.dataLen, dataType: s.dataType})
+		have := c.putSet(t, &nset{name: s.name, handle: s.handle, flags: s.flags, keyLen: s.keyLen, dataLen: s.dataLen, dataType: s.dataType})
 		if s.blank || have.flags&(setTimeout|setEval) != 0 {
 			if len(have.users) == 0 {
 				have.blank, have.elems = s.blank, make(map[string]element)
 			}
 			continue // what is in it does not matter
 		}
+		known := !have.blank && len(have.users) > 0
 		if have.blank {
 			have.blank = false
 			for r := range have.users {
 				c.touch(r)
 			}
 		}
+		differ := 0
 		for id := range have.elems {
 			if _, ok := elems[id]; !ok {
 				c.dropElem(have, id)
-				n++
+				differ++
 			}
 		}
 		for id, e := range elems {
 			if old, ok := have.elems[id]; !ok || !old.equal(e) {
-				n++
+				differ++
 			}
 			c.putElem(have, e)
+		}
+		if known {
+			n += differ
 		}
 	}
 	return n

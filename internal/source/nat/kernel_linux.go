@@ -20,6 +20,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// Messages around a batch (linux/netfilter/nfnetlink.h).
+const (
+	batchBegin = 0x10
+	batchEnd   = 0x11
+	batchGenID = 1
+)
+
 const (
 	recvBuffer  = 8 << 20   // of the notification socket
 	messageSize = 256 << 10 // the kernel's messages are smaller (NLMSG_GOODSIZE, 32 KiB dumps)
@@ -29,6 +36,7 @@ const (
 
 // kernel reads rulesets from one network namespace. It is not safe for concurrent use.
 type kernel struct {
+	path  string   // of the network namespace, empty: the process's own
 	netns *os.File // nil: the process's own
 	nft   *netlink.Conn
 }
@@ -165,10 +173,45 @@ func (k *kernel) generation() (uint32, error) {
 	return gen, nil
 }
 
+// settled returns nil if the ruleset is that of generation gen and no commit is
+// under way, else errMoved.
+//
+// The number alone does not say that: a commit raises it before its changes can
+// be read, and reading takes no lock. A batch waits for the commit under way and
+// is refused unless the number is the one it names; an empty one changes nothing.
+func (k *kernel) settled(gen uint32) error {
+	batch := func(typ uint16, attrs []byte) netlink.Message {
+		return netlink.Message{
+			Header: netlink.Header{Type: netlink.HeaderType(typ), Flags: netlink.Request},
+			Data:   append([]byte{unix.AF_UNSPEC, 0, 0, nftSubsys}, attrs...),
+		}
+	}
+	_, err := k.nft.SendMessages([]netlink.Message{
+		batch(batchBegin, appendAttr(nil, batchGenID, binary.BigEndian.AppendUint32(nil, gen))),
+		batch(batchEnd, nil),
+	})
+	if err != nil {
+		k.close()
+		return fmt.Errorf("empty batch: %w", err)
+	}
+	// Only a refusal is answered, before what is asked next.
+	now, err := k.generation()
+	switch {
+	case errors.Is(err, unix.ERESTART), err == nil && now != gen:
+		return errMoved
+	case err != nil:
+		return fmt.Errorf("after an empty batch: %w", err)
+	}
+	return nil
+}
+
 // dump returns the nat-relevant nftables ruleset at one generation, or errMoved.
 func (k *kernel) dump(ctx context.Context) (*snapshot, error) {
 	gen, err := k.generation()
 	if err != nil {
+		return nil, err
+	}
+	if err := k.settled(gen); err != nil {
 		return nil, err
 	}
 	s := &snapshot{gen: gen}
@@ -207,14 +250,7 @@ func (k *kernel) dump(ctx context.Context) (*snapshot, error) {
 			return nil, fmt.Errorf("dump table %s: %w", t.id, err)
 		}
 	}
-	now, err := k.generation()
-	if err != nil {
-		return nil, err
-	}
-	if now != gen {
-		return nil, errMoved
-	}
-	return s, nil
+	return s, k.settled(gen)
 }
 
 func (k *kernel) dumpTable(t *tableSnap) error {
@@ -325,18 +361,21 @@ func (k *kernel) dumpSet(t tableID, n *nset) error {
 	return nil
 }
 
-// watch subscribes to what nftables commits.
-func (k *kernel) watch() (stream, error) {
+// watch implements system.
+func (k *kernel) watch(rung string) (stream, error) {
+	if rung != RungNetlink {
+		return k.watchHooks(rung)
+	}
 	c, err := k.subscribe(unix.NETLINK_NETFILTER, unix.NFNLGRP_NFTABLES)
 	if err != nil {
 		return nil, err
 	}
-	return nftStream{c}, nil
+	return &nftStream{c}, nil
 }
 
 type nftStream struct{ *netlink.Conn }
 
-func (s nftStream) next() ([]*message, error) {
+func (s *nftStream) next() ([]*message, error) {
 	var out []*message
 	for m, err := range s.ReceiveIter() {
 		if err != nil {
@@ -364,12 +403,12 @@ func (k *kernel) watchHost() (stream, error) {
 	if err != nil {
 		return nil, err
 	}
-	return hostStream{c}, nil
+	return &hostStream{c}, nil
 }
 
 type hostStream struct{ *netlink.Conn }
 
-func (s hostStream) next() ([]*message, error) {
+func (s *hostStream) next() ([]*message, error) {
 	for _, err := range s.ReceiveIter() {
 		if err != nil && !errors.Is(err, unix.ENOBUFS) {
 			return nil, err

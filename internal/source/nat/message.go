@@ -7,6 +7,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"slices"
 )
 
 // Messages of nfnetlink's nftables subsystem (linux/netfilter/nf_tables.h).
@@ -34,10 +35,18 @@ const (
 	msgDelObj     = 20
 	msgNewFlow    = 22
 	msgDelFlow    = 24
+	nlmCreate     = 0x400 // NLM_F_CREATE
 	nlmAppend     = 0x800 // NLM_F_APPEND
 	nfgenmsgLen   = 4
 	tableDormant  = 1
 	maxElemsBytes = 1 << 16
+)
+
+// Since Linux 6.3 objects may also be destroyed, which is to delete what may not
+// be there, and notified as such.
+var (
+	destroys = [...]uint8{26, 27, 28, 29, 30} // NFT_MSG_DESTROYTABLE to NFT_MSG_DESTROYSETELEM
+	deletes  = [...]uint8{msgDelTable, msgDelChain, msgDelRule, msgDelSet, msgDelElem}
 )
 
 var errMessage = errors.New("malformed nftables message")
@@ -46,6 +55,9 @@ var errMessage = errors.New("malformed nftables message")
 type message struct {
 	typ    uint8
 	append bool // NLM_F_APPEND
+	create bool // NLM_F_CREATE: a new rule that replaces none
+	bare   bool // as a hook tells it: the object's content is still to be asked for
+	full   bool // set has all its elements
 	table  tableID
 	chain  string
 	hook   *hookPoint
@@ -68,7 +80,10 @@ func parseMessage(typ uint8, flags uint16, b []byte) (*message, error) {
 	if len(b) < nfgenmsgLen {
 		return nil, fmt.Errorf("%w: %d bytes", errMessage, len(b))
 	}
-	m := &message{typ: typ, append: flags&nlmAppend != 0}
+	if i := slices.Index(destroys[:], typ); i >= 0 {
+		typ = deletes[i]
+	}
+	m := &message{typ: typ, append: flags&nlmAppend != 0, create: flags&nlmCreate != 0}
 	family := b[0]
 	b = b[nfgenmsgLen:]
 	if typ == msgNewGen {
@@ -135,6 +150,8 @@ func parseMessage(typ uint8, flags uint16, b []byte) (*message, error) {
 				m.set.dataType = be32(v)
 			case 7:
 				m.set.dataLen = int(min(be32(v), 64))
+			case 16:
+				m.set.handle = be64(v)
 			}
 			return nil
 		})

@@ -93,6 +93,7 @@ type rule struct {
 // nset is an nftables set or map.
 type nset struct {
 	name     string
+	handle   uint64 // another for each set of one name, 0 if unknown
 	flags    uint32
 	keyLen   int
 	dataLen  int

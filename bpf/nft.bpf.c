@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+/* Commits of nftables, by BPF trampolines. */
+#include "nft.h"
+
+/* Generation reads these types from the object; nothing else names them there. */
+struct nft_event *unused_nft_event __attribute__((unused));
+enum nft_kind *unused_nft_kind __attribute__((unused));
+
+SEC("fentry/nf_tables_commit")
+int BPF_PROG(nft_begins, struct net *net)
+{
+	return nft_commit_begins(net);
+}
+
+SEC("fentry/nf_tables_table_notify")
+int BPF_PROG(nft_table_told, const struct nft_ctx *nft, int event)
+{
+	return nft_table_changes(nft, event);
+}
+
+SEC("fentry/nf_tables_chain_notify")
+int BPF_PROG(nft_chain_told, const struct nft_ctx *nft, int event)
+{
+	return nft_chain_changes(nft, event);
+}
+
+SEC("fentry/nf_tables_rule_notify")
+int BPF_PROG(nft_rule_told, const struct nft_ctx *nft, const struct nft_rule *rule, int event)
+{
+	return nft_rule_changes(nft, rule, event);
+}
+
+SEC("fentry/nf_tables_setelem_notify")
+int BPF_PROG(nft_element_told, const struct nft_ctx *nft, const struct nft_set *set, const void *element, int event)
+{
+	return nft_element_changes(nft, set, element, event);
+}
+
+SEC("fentry/nf_tables_commit_audit_log")
+int BPF_PROG(nft_ends, void *audited, __u32 generation)
+{
+	return nft_commit_ends(generation);
+}

@@ -1,0 +1,646 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nat
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/registry"
+)
+
+// errLost says that notifications were dropped.
+var errLost = errors.New("notifications were lost")
+
+// errMany says that a commit has too many changes to be told one by one.
+var errMany = errors.New("a commit with many changes")
+
+// errMoved says that the ruleset changed while it was read.
+var errMoved = errors.New("the ruleset changed while it was read")
+
+// errAbsent says that the kernel has no nftables.
+var errAbsent = errors.New("no nftables in this kernel")
+
+// stream is a socket that receives notifications. next blocks; Close ends it.
+type stream interface {
+	next() ([]*message, error)
+	Close() error
+}
+
+// system is the kernel as a session uses it.
+type system interface {
+	// watch opens a stream of commits by a rung other than RungGeneration.
+	watch(rung string) (stream, error)
+	// hookable tells whether the hooks of nftables may be attached to now.
+	hookable() bool
+	// resolve completes messages of hooks, see message.bare.
+	resolve(msgs []*message, known model) ([]*message, error)
+	watchHost() (stream, error)
+	generation() (uint32, error)
+	dump(ctx context.Context) (*snapshot, error)
+	legacyTables() (v4, v6 bool, err error)
+	legacy(v6 bool) (legacyInfo, []byte, error)
+	host() (host, error)
+}
+
+const (
+	maxPending   = 200_000 // messages of commits that wait for their turn
+	maxProblems  = 1000
+	minDelay     = 100 * time.Microsecond
+	maxDelay     = 5 * time.Second
+	deltaShare   = 3                      // of time worked, that much is rested after a commit
+	burst        = 20 * time.Millisecond  // of which this much may be put off
+	dumpShare    = 9                      // and after a dump
+	hostDelay    = 50 * time.Millisecond  // links and routes come in bursts
+	genPoll      = time.Second            // the last rung for nftables
+	doubtDelay   = 500 * time.Millisecond // until the order of inserted rules is checked
+	dumpAttempts = 20
+	absentPoll   = 30 * time.Second
+	climbDelay   = 20 * time.Millisecond // until a loaded module is looked for again
+	maxClimbs    = 8
+)
+
+// session is one life of the sockets. All its fields belong to run's goroutine.
+type session struct {
+	s    *Source
+	sys  system
+	feed registry.Feed
+	c    *compiler
+	m    mirror
+
+	ended    chan struct{} // closed at the end
+	pumps    sync.WaitGroup
+	streams  []stream   // to be closed at the end
+	events   chan batch // of current
+	current  stream     // of commits; nil while the generation is polled
+	level    string     // the rung in use for nftables
+	hookable bool       // hooks could be attached to when level was chosen
+	climbAt  time.Time  // when a better rung is tried; zero: not
+	climbs   int
+
+	pending []*message   // complete commits, each ending with a msgNewGen
+	partial []*message   // of a commit that has not ended
+	absent  bool         // no nftables
+	have    [parts]bool  // what was read since the start
+	broken  [parts]error // what could not be read the last time
+	known   bool         // feed has a complete set from this session
+
+	busyUntil   time.Time // no commit is worked out before
+	idleFrom    time.Time // when the work done so far is rested from
+	dumpAfter   time.Time // no dump before
+	legacyAfter time.Time // no legacy table is read before
+	legacyCost  time.Duration
+
+	wantDump, wantHost, wantLegacy bool
+	hostAt, auditAt, legacyAt      time.Time
+	polling                        bool // of the generation
+	genAt                          time.Time
+	failures                       int
+}
+
+// The parts of what a session reads.
+const (
+	partHost = iota
+	partNFT
+	partLegacy
+	parts
+)
+
+var partNames = [parts]string{"addresses", "nftables", "iptables-legacy"}
+
+type batch struct {
+	from stream
+	msgs []*message
+	err  error
+}
+
+// goesOn reports whether a stream gives more after err.
+func goesOn(err error) bool {
+	return err == nil || errors.Is(err, errLost) || errors.Is(err, errMany)
+}
+
+// pump hands what a stream receives to a channel until the stream is closed.
+func pump(st stream, out chan<- batch, done <-chan struct{}) {
+	for {
+		msgs, err := st.next()
+		select {
+		case out <- batch{st, msgs, err}:
+		case <-done:
+			return
+		}
+		if !goesOn(err) {
+			return
+		}
+	}
+}
+
+// run keeps feed equal to the ruleset until ctx ends (nil) or a socket breaks.
+func (x *session) run(ctx context.Context) error {
+	x.ended, x.events = make(chan struct{}), make(chan batch, 64)
+	hosts := make(chan batch, 1)
+	defer func() {
+		close(x.ended)
+		for _, st := range x.streams {
+			_ = st.Close()
+		}
+		x.pumps.Wait()
+	}()
+	if err := x.watch(x.s.opt.Rungs); err != nil {
+		return err
+	}
+	st, err := x.sys.watchHost()
+	if err != nil {
+		return fmt.Errorf("watch addresses: %w", err)
+	}
+	x.start(st, hosts)
+	var wake <-chan struct{}
+	if x.s.opt.Wake != nil {
+		wake = x.s.opt.Wake.LegacyChanged()
+	}
+	modules := x.s.opt.Modules
+	x.feed.Rung(x.rung(wake != nil))
+
+	x.wantDump, x.wantHost, x.wantLegacy = true, true, true
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for {
+		if x.climb(time.Now()) {
+			x.feed.Rung(x.rung(wake != nil))
+		}
+		next := x.work(ctx, time.Now(), wake != nil)
+		timer.Reset(max(time.Until(next), 0))
+		select {
+		case <-ctx.Done():
+			return nil
+		case b := <-x.events:
+			if err := x.take(b); err != nil {
+				return err
+			}
+			for more := true; more; { // what has come together is worked out together
+				select {
+				case b := <-x.events:
+					if err := x.take(b); err != nil {
+						return err
+					}
+				default:
+					more = false
+				}
+			}
+		case b := <-hosts:
+			if b.err != nil {
+				return fmt.Errorf("watch addresses: %w", b.err)
+			}
+			if !x.wantHost {
+				x.wantHost, x.hostAt = true, time.Now().Add(hostDelay)
+			}
+		case _, ok := <-wake:
+			if !ok {
+				wake = nil
+				x.feed.Rung(x.rung(false))
+			}
+			x.wantLegacy = true
+		case _, ok := <-modules:
+			if !ok {
+				modules = nil
+			} else if x.level != x.s.opt.Rungs[0] {
+				x.climbAt, x.climbs = time.Now(), 0
+			}
+		case <-timer.C:
+		}
+	}
+}
+
+// start pumps a stream until the session ends or the stream is closed.
+func (x *session) start(st stream, out chan<- batch) {
+	x.streams = append(x.streams, st)
+	done := x.ended
+	x.pumps.Go(func() { pump(st, out, done) })
+}
+
+// watch takes the first of the rungs that works.
+func (x *session) watch(rungs []string) error {
+	x.hookable = x.sys.hookable()
+	var errs []error
+	for _, r := range rungs {
+		if r == RungGeneration {
+			x.level, x.polling = r, true
+			break
+		}
+		st, err := x.sys.watch(r)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", r, err))
+			continue
+		}
+		x.level, x.polling, x.current = r, false, st
+		x.start(st, x.events)
+		break
+	}
+	err := errors.Join(errs...)
+	if x.level == "" {
+		return fmt.Errorf("watch nftables: %w", err)
+	}
+	if x.level != x.s.rung {
+		x.s.rung = x.level
+		x.s.log.Info("nftables is watched", "rung", x.level, "better", err)
+	}
+	return nil
+}
+
+// climb takes a better rung if the hooks may be attached to now and could not
+// before, and reads all anew. It reports whether the rung is another.
+func (x *session) climb(now time.Time) bool {
+	if x.climbAt.IsZero() || now.Before(x.climbAt) {
+		return false
+	}
+	x.climbAt = time.Time{}
+	if x.hookable {
+		return false // it is no module that was missing
+	}
+	if !x.sys.hookable() {
+		// A module is told of before it is ready.
+		if x.climbs++; x.climbs < maxClimbs {
+			x.climbAt = now.Add(climbDelay << x.climbs)
+		}
+		return false
+	}
+	better := x.s.opt.Rungs[:slices.Index(x.s.opt.Rungs, x.level)]
+	old, level := x.current, x.level
+	if err := x.watch(better); err != nil || x.level == level {
+		return false
+	}
+	if old != nil {
+		x.streams = slices.DeleteFunc(x.streams, func(st stream) bool { return st == old })
+		_ = old.Close()
+	}
+	x.pending, x.partial = nil, nil
+	x.wantDump = true
+	return true
+}
+
+func (x *session) rung(wake bool) string {
+	var words []string
+	if x.polling {
+		words = append(words, "generation poll "+genPoll.String())
+	} else {
+		words = append(words, x.level)
+	}
+	if wake {
+		words = append(words, "legacy "+x.s.opt.Wake.Rung())
+	} else {
+		words = append(words, "legacy poll "+x.s.opt.LegacyPoll.String())
+	}
+	return strings.Join(words, ", ")
+}
+
+// take sorts received messages into whole commits.
+func (x *session) take(b batch) error {
+	if b.from != x.current { // it was replaced by a better one
+		return nil
+	}
+	switch {
+	case b.err == nil:
+	case errors.Is(b.err, errMany):
+		x.pending, x.partial = nil, nil
+		x.wantDump = true
+		return nil
+	case errors.Is(b.err, errLost):
+		x.lost(b.err)
+		return nil
+	default:
+		return fmt.Errorf("watch nftables: %w", b.err)
+	}
+	if x.wantDump {
+		// The dump will have all that is received before it. A commit that has not
+		// ended is kept out by its generation.
+		x.pending, x.partial = nil, nil
+	}
+	for _, m := range b.msgs {
+		x.partial = append(x.partial, m)
+		if m.typ == msgNewGen {
+			x.pending = append(x.pending, x.partial...)
+			x.partial = x.partial[:0]
+		}
+	}
+	if len(x.pending)+len(x.partial) > maxPending {
+		x.lost(errLost)
+	}
+	return nil
+}
+
+func (x *session) lost(err error) {
+	x.s.log.Info("nftables is read anew", "err", err)
+	x.count(func(st *Status) { st.Lost++ })
+	x.pending, x.partial = nil, nil
+	x.wantDump = true
+}
+
+func (x *session) count(f func(*Status)) {
+	x.s.mu.Lock()
+	defer x.s.mu.Unlock()
+	f(&x.s.status)
+}
+
+// rest returns when work that took d may be done again, so that it never takes
+// more than one part in share+1 of a core.
+func rest(now time.Time, d time.Duration, share int) time.Time {
+	return now.Add(min(max(d*time.Duration(share), minDelay), maxDelay))
+}
+
+// pace returns when the next commit may be worked out. Short bursts are answered
+// at once; lasting load is held to one part in deltaShare+1 of a core.
+func (x *session) pace(began, now time.Time) time.Time {
+	if x.idleFrom.Before(began) {
+		x.idleFrom = began
+	}
+	x.idleFrom = x.idleFrom.Add(min(now.Sub(began)*(deltaShare+1), maxDelay))
+	return x.idleFrom.Add(-burst)
+}
+
+// work does what is due and returns when to look again.
+func (x *session) work(ctx context.Context, now time.Time, wake bool) time.Time {
+	opt := x.s.opt
+	if x.auditAt.IsZero() {
+		x.auditAt = now.Add(opt.Audit)
+	}
+	if x.wantHost && !now.Before(x.hostAt) {
+		x.readHost(now)
+	}
+	if x.absent && (len(x.pending) > 0 || !now.Before(x.genAt)) {
+		x.wantDump, x.genAt = true, now.Add(absentPoll)
+	}
+	if x.polling && !x.wantDump && !now.Before(x.genAt) {
+		x.genAt = now.Add(genPoll)
+		if gen, err := x.sys.generation(); err != nil || gen != x.m.gen {
+			x.wantDump = true
+		}
+	}
+	audit := !now.Before(x.auditAt)
+	if audit {
+		x.auditAt = now.Add(opt.Audit)
+		x.wantLegacy = true
+	}
+	if len(x.pending) > 0 && !x.wantDump && !now.Before(x.busyUntil) {
+		x.applyPending(now)
+	}
+	if (x.wantDump || audit) && !now.Before(x.dumpAfter) {
+		x.readDump(ctx, audit && !x.wantDump)
+	} else if audit {
+		x.auditAt = x.dumpAfter
+	}
+	if !wake && !now.Before(x.legacyAt) {
+		x.wantLegacy = true
+	}
+	if x.wantLegacy && !now.Before(x.legacyAfter) {
+		x.readLegacy()
+	}
+	// When is the next thing due?
+	at := x.auditAt
+	soon := func(on bool, t time.Time) {
+		if on && t.Before(at) {
+			at = t
+		}
+	}
+	soon(x.wantHost, x.hostAt)
+	soon(!x.climbAt.IsZero(), x.climbAt)
+	soon(x.polling || x.absent, x.genAt)
+	soon(x.wantDump, x.dumpAfter)
+	soon(len(x.pending) > 0 && !x.wantDump, x.busyUntil)
+	soon(x.wantLegacy, x.legacyAfter)
+	soon(!wake, x.legacyAt)
+	return at
+}
+
+// resolve returns the pending messages, completed.
+func (x *session) resolve() ([]*message, error) {
+	if x.level != RungFentry && x.level != RungKprobe {
+		return x.pending, nil
+	}
+	// What the last dump has need not be asked for.
+	from := 0
+	for i, m := range x.pending {
+		if m.typ == msgNewGen {
+			if int32(m.gen-x.m.gen) > 0 {
+				break
+			}
+			from = i + 1
+		}
+	}
+	return x.sys.resolve(x.pending[from:], &x.m)
+}
+
+// fail keeps what stands and says why; what failed is tried again later.
+func (x *session) fail(part int, err error) time.Time {
+	x.count(func(st *Status) { st.Failures++ })
+	x.broken[part] = fmt.Errorf("read %s: %w", partNames[part], err)
+	x.feed.Stale(errors.Join(x.broken[:]...))
+	x.failures = min(x.failures+1, 6)
+	return time.Now().Add(100 * time.Millisecond << x.failures)
+}
+
+// done states what a part's reading changed, or the whole set if it was the last
+// that was missing.
+func (x *session) done(part int, ch port.Change) {
+	was := errors.Join(x.broken[:]...) != nil
+	x.have[part], x.broken[part] = true, nil
+	now := errors.Join(x.broken[:]...) != nil
+	switch {
+	case x.have != [parts]bool{true, true, true}:
+	case !x.known || was && !now:
+		x.known, x.failures = true, 0
+		x.note()
+		x.feed.Replace(x.c.bindings())
+	default:
+		x.say(ch)
+	}
+}
+
+func (x *session) readHost(now time.Time) {
+	h, err := x.sys.host()
+	if err != nil {
+		x.hostAt = x.fail(partHost, err)
+		return
+	}
+	x.wantHost = false
+	x.hostAt = rest(time.Now(), time.Since(now), dumpShare)
+	x.c.setHost(h)
+	x.done(partHost, x.c.commit())
+}
+
+// applyPending applies all commits that have come, as one step.
+func (x *session) applyPending(now time.Time) {
+	pending, err := x.resolve()
+	if err != nil {
+		if !errors.Is(err, errMoved) {
+			x.lost(err)
+		}
+		x.pending, x.wantDump = nil, true
+		return
+	}
+	commits := uint64(0)
+	from := 0
+	for i, m := range pending {
+		if m.typ != msgNewGen {
+			continue
+		}
+		if err := x.m.commit(pending[from:i], m.gen); err != nil {
+			x.lost(err)
+			return
+		}
+		from = i + 1
+		commits++
+	}
+	x.pending = x.pending[:0]
+	if cap(x.pending) > 4096 {
+		x.pending = nil
+	}
+	x.c.missing = false
+	ch := x.c.commit()
+	if x.c.missing {
+		// A set that no packet met until now: read it before anything is said.
+		x.wantDump, x.known, x.have[partNFT] = true, false, false
+		return
+	}
+	x.say(ch)
+	x.count(func(st *Status) { st.Commits += commits })
+	x.busyUntil = x.pace(now, time.Now())
+	if x.m.doubt {
+		x.m.doubt = false
+		if t := time.Now().Add(doubtDelay); t.Before(x.auditAt) {
+			x.auditAt = t
+		}
+	}
+}
+
+// readDump reads the nftables ruleset. An audit only compares, when nothing
+// happened since.
+func (x *session) readDump(ctx context.Context, audit bool) {
+	began := time.Now()
+	var snap *snapshot
+	err := errMoved
+	for try := 0; try < dumpAttempts && errors.Is(err, errMoved) && ctx.Err() == nil; try++ {
+		snap, err = x.sys.dump(ctx)
+		x.count(func(st *Status) { st.Dumps++ })
+		if audit {
+			break
+		}
+	}
+	if ctx.Err() != nil {
+		return
+	}
+	x.dumpAfter = rest(time.Now(), time.Since(began), dumpShare)
+	switch {
+	case errors.Is(err, errAbsent):
+		x.absent = true
+		snap = &snapshot{}
+		x.genAt = time.Now().Add(absentPoll)
+	case err != nil && audit && errors.Is(err, errMoved):
+		x.auditAt = x.dumpAfter
+		return
+	case err != nil:
+		x.wantDump = true
+		x.dumpAfter = later(x.dumpAfter, x.fail(partNFT, err))
+		return
+	default:
+		x.absent = false
+	}
+	if audit && snap.gen != x.m.gen {
+		x.auditAt = x.dumpAfter // notifications of a later commit are on their way
+		return
+	}
+	x.wantDump = false
+	x.c.missing = false
+	n := x.m.load(snap)
+	if audit && n > 0 {
+		x.s.log.Warn("the model had drifted from the kernel's ruleset and was repaired", "objects", n)
+		x.count(func(st *Status) { st.Drift += uint64(n) })
+	}
+	x.done(partNFT, x.c.commit())
+}
+
+func later(a, b time.Time) time.Time {
+	if a.After(b) {
+		return a
+	}
+	return b
+}
+
+// say states a change.
+func (x *session) say(ch port.Change) {
+	if !x.known {
+		return
+	}
+	x.note()
+	if len(ch.Put)+len(ch.Drop) > 0 {
+		x.feed.Apply(ch)
+	}
+}
+
+// note brings the status up to date.
+func (x *session) note() {
+	var problems []Problem
+	var all int
+	fresh := x.c.badChanged
+	if fresh {
+		x.c.badChanged = false
+		problems, all = x.c.problems(maxProblems)
+	}
+	n := x.c.count
+	x.count(func(st *Status) {
+		if fresh {
+			st.Problems, st.ProblemCount = problems, all
+		}
+		st.Published, st.Evaluated = n, uint64(x.c.evals)
+	})
+}
+
+// readLegacy reads the legacy tables, if there are any.
+func (x *session) readLegacy() {
+	began := time.Now()
+	err := x.loadLegacy()
+	took := time.Since(began)
+	x.legacyAfter = rest(time.Now(), took, dumpShare)
+	// Polling costs at most half a percent of a core. One slow read, as on a busy
+	// machine, says little of the cost.
+	x.legacyCost = min(took, max(2*x.legacyCost, 100*time.Microsecond))
+	x.legacyAt = time.Now().Add(max(x.s.opt.LegacyPoll, 200*x.legacyCost))
+	if err != nil {
+		x.legacyAfter = later(x.legacyAfter, x.fail(partLegacy, err))
+		return
+	}
+	x.wantLegacy = false
+	x.done(partLegacy, x.c.commit())
+}
+
+func (x *session) loadLegacy() error {
+	v4, v6, err := x.sys.legacyTables()
+	if err != nil {
+		return err
+	}
+	for _, six := range []bool{false, true} {
+		snap := &snapshot{}
+		fam := uint8(famIP)
+		if six {
+			fam = famIP6
+		}
+		if six && v6 || !six && v4 {
+			info, raw, err := x.sys.legacy(six)
+			if err != nil {
+				return err
+			}
+			t, err := parseLegacy(six, info, raw)
+			if err != nil {
+				return err
+			}
+			snap.tables = []*tableSnap{t}
+			x.count(func(st *Status) { st.LegacyReads++ })
+		}
+		x.c.sync(snap, func(id tableID) bool { return id.legacy && id.family == fam })
+	}
+	return nil
+}
