@@ -106,7 +106,7 @@ func (a *Agent) newSource(name string) (Source, error) {
 	case socket.Name:
 		return socket.New(socket.Options{Observer: a.observer, Own: a.sockets.Has, Logger: a.log})
 	case "nat":
-		return natSource{log: a.log, hook: a.cfg.Observer != observer.Poll.String()}, nil
+		return newNATSource(a.log, a.cfg.Observer != observer.Poll.String())
 	case "docker":
 		return docker.New(docker.Options{Hosts: a.cfg.Docker.Hosts, Retry: a.engineRetry(), Logger: a.log})
 	case "containerd":

@@ -13,33 +13,64 @@ import (
 	"github.com/fairlead/fairlead/internal/source/nat"
 )
 
-// natSource is the NAT source with the observer's hook on legacy tables, where
-// the kernel takes one. Without it the source looks at legacy tables itself.
+// natSource is the NAT source with the observer's hooks, where the kernel takes
+// them. Without those the source listens to nftables, and looks at legacy tables
+// itself. It is the source's waker.
 type natSource struct {
-	log  *slog.Logger
-	hook bool // whether BPF programs may be loaded
+	*nat.Source
+	log     *slog.Logger
+	hooks   bool // whether BPF programs may be loaded
+	legacy  *observer.Legacy
+	modules *observer.Modules
 }
 
-// Name implements Source.
-func (natSource) Name() string { return "nat" }
+func newNATSource(log *slog.Logger, hooks bool) (*natSource, error) {
+	s := &natSource{log: log, hooks: hooks}
+	o := nat.Options{Log: log, Wake: s}
+	if !hooks {
+		o.Rungs = []string{nat.RungNetlink, nat.RungGeneration}
+	}
+	var err error
+	s.Source, err = nat.New(o)
+	return s, err
+}
 
 // Run implements Source.
-func (s natSource) Run(ctx context.Context, feed registry.Feed) error {
-	o := nat.Options{Log: s.log}
+func (s *natSource) Run(ctx context.Context, feed registry.Feed) error {
 	g, ctx := errgroup.WithContext(ctx)
-	if s.hook {
-		legacy, err := observer.OpenLegacy(observer.LegacyOptions{})
-		if err != nil {
+	if s.hooks {
+		if legacy, err := observer.OpenLegacy(observer.LegacyOptions{}); err != nil {
 			s.log.Info("legacy iptables tables are polled", "err", err)
 		} else {
-			o.Wake = legacy
+			s.legacy = legacy
 			g.Go(func() error { return legacy.Run(ctx) })
 		}
+		if modules, err := observer.OpenModules(); err != nil {
+			s.log.Debug("loads of kernel modules are not seen", "err", err)
+		} else {
+			s.modules = modules
+			g.Go(func() error { return modules.Run(ctx) })
+		}
 	}
-	source, err := nat.New(o)
-	if err != nil {
-		return err
-	}
-	g.Go(func() error { return source.Run(ctx, feed) })
+	g.Go(func() error { return s.Source.Run(ctx, feed) })
 	return g.Wait()
 }
+
+// LegacyChanged implements nat.Waker.
+func (s *natSource) LegacyChanged() <-chan struct{} {
+	if s.legacy == nil {
+		return nil
+	}
+	return s.legacy.LegacyChanged()
+}
+
+// ModuleLoaded implements nat.Waker.
+func (s *natSource) ModuleLoaded() <-chan struct{} {
+	if s.modules == nil {
+		return nil
+	}
+	return s.modules.Loaded()
+}
+
+// Rung implements nat.Waker.
+func (s *natSource) Rung() string { return s.legacy.Rung() }

@@ -8,6 +8,7 @@ import (
 	"flag"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -19,60 +20,56 @@ import (
 
 var update = flag.Bool("update", false, "write what the source says into the corpus")
 
-// Each ruleset, loaded before the source starts and loaded while it runs, gives
-// the publications that its file states.
+// Each ruleset, loaded before the source starts, gives the publications that its
+// file states.
 func TestCorpus(t *testing.T) {
-	for _, path := range corpusFiles(t) {
-		name := strings.TrimSuffix(filepath.Base(path), ".txt")
-		t.Run(name, func(t *testing.T) {
-			sections := parseCorpus(t, path)
-			want := ""
-			for _, s := range sections {
-				if s.name == "want" {
-					want = s.text
-				}
-			}
+	for _, c := range corpusCases(t) {
+		t.Run(c.Name, func(t *testing.T) {
 			w := newWorld(t)
-			for _, s := range sections {
-				w.load(s)
-			}
+			w.load(c)
 			src, f, stop := w.start(nat.Options{})
 			eventually(t, "a first set", f.ready)
 			got := answer(src, f)
 			stop()
 			if *update {
-				writeWant(t, path, got)
-			} else if d := cmp.Diff(strings.Split(want, "\n"), strings.Split(got, "\n")); d != "" {
-				t.Errorf("loaded before the start (-want +got):\n%s", d)
+				writeWant(t, filepath.Join("corpus", c.Name+".txt"), got)
+			} else if d := cmp.Diff(c.Want, got); d != "" {
+				t.Errorf("(-want +got):\n%s", d)
 			}
+		})
+	}
+}
 
-			w = newWorld(t)
-			src, f, _ = w.start(nat.Options{LegacyPoll: 20 * time.Millisecond})
-			eventually(t, "a first set", f.ready)
-			for _, s := range sections {
-				w.load(s)
-			}
-			settle(t, func() string { return answer(src, f) }, got)
-			if st := src.Status(); st.Drift != 0 {
-				t.Errorf("drift: %d objects", st.Drift)
+// Loaded while sources run, each on a rung of its own, it gives the same on all.
+func TestCorpusThroughEveryRung(t *testing.T) {
+	for _, c := range corpusCases(t) {
+		t.Run(c.Name, func(t *testing.T) {
+			w := newWorld(t)
+			all := w.startRungs(nat.Options{})
+			w.load(c)
+			for _, x := range all {
+				settle(t, x.rung, func() []string { return answer(x.src, x.feed) }, c.Want)
+				if st := x.src.Status(); st.Drift != 0 {
+					t.Errorf("%s: drift: %d objects", x.rung, st.Drift)
+				}
 			}
 		})
 	}
 }
 
 // settle waits until get returns want.
-func settle(t testing.TB, get func() string, want string) {
+func settle(t testing.TB, what string, get func() []string, want []string) {
 	t.Helper()
-	var got string
+	var got []string
 	for end := time.Now().Add(patience); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
-		if got = get(); got == want {
+		if got = get(); slices.Equal(got, want) {
 			return
 		}
 	}
-	t.Errorf("loaded while running (-want +got):\n%s", cmp.Diff(strings.Split(want, "\n"), strings.Split(got, "\n")))
+	t.Errorf("%s (-want +got):\n%s", what, cmp.Diff(want, got))
 }
 
-func writeWant(t *testing.T, path, got string) {
+func writeWant(t *testing.T, path string, got []string) {
 	t.Helper()
 	b, err := os.ReadFile(path)
 	if err != nil {
@@ -82,7 +79,7 @@ func writeWant(t *testing.T, path, got string) {
 	if !ok {
 		head = string(b)
 	}
-	if err := os.WriteFile(path, []byte(head+"-- want --\n"+got), 0o644); err != nil {
+	if err := os.WriteFile(path, []byte(head+"-- want --\n"+strings.Join(got, "\n")+"\n"), 0o644); err != nil {
 		t.Fatal(err)
 	}
 }

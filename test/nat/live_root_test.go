@@ -12,7 +12,6 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/fairlead/fairlead/internal/source/nat"
 	"github.com/fairlead/fairlead/test/rounds"
 )
 
@@ -31,9 +30,11 @@ func expect(t testing.TB, f *feed, step string, want ...string) {
 const pre = "add table ip t\nadd chain ip t pre { type nat hook prerouting priority -100; }\n"
 
 func TestLiveNftables(t *testing.T) {
-	w := newWorld(t)
-	src, f, _ := w.start(nat.Options{})
-	eventually(t, "a first set", f.ready)
+	onEachRung(t, liveNftables)
+}
+
+func liveNftables(t *testing.T, w *world, x running) {
+	src, f := x.src, x.feed
 	nft := func(s string) { t.Helper(); w.run(s, "nft", "-f", "-") }
 	const a, b, c = "tcp 0.0.0.0:80 [ip t] 10.0.0.1:80", "tcp 0.0.0.0:81 [ip t] 10.0.0.2:81", "tcp 0.0.0.0:82 [ip t] 10.0.0.3:82"
 
@@ -108,38 +109,41 @@ add rule ip t pre tcp dport @s dnat to 10.0.0.9:1`)
 }
 
 func TestLiveIptables(t *testing.T) {
+	onEachRung(t, liveIptables)
+}
+
+func liveIptables(t *testing.T, w *world, x running) {
 	for _, tool := range []string{"iptables-nft", "ip6tables-nft", "iptables-legacy", "ip6tables-legacy"} {
-		t.Run(tool, func(t *testing.T) {
-			w := newWorld(t)
-			_, f, _ := w.start(nat.Options{LegacyPoll: 20 * time.Millisecond})
-			eventually(t, "a first set", f.ready)
-			table, any, to := "ip nat", "0.0.0.0", "10.0.0.1"
-			if strings.HasPrefix(tool, "ip6") {
-				table, any, to = "ip6 nat", "[::]", "[fd00::1]"
-			}
-			if strings.HasSuffix(tool, "legacy") {
-				table = "legacy " + table
-			}
-			line := func(port int) string { return fmt.Sprintf("tcp %s:%d [%s] %s:%d", any, port, table, to, port) }
-			rule := func(op string, port int) {
-				t.Helper()
-				w.run("", tool, "-t", "nat", op, "PREROUTING", "-p", "tcp", "--dport", fmt.Sprint(port), "-j", "DNAT", "--to-destination", to)
-			}
-			rule("-A", 80)
-			expect(t, f, "append", line(80))
-			rule("-I", 81)
-			expect(t, f, "insert", line(80), line(81))
-			w.run("", tool, "-t", "nat", "-R", "PREROUTING", "1", "-p", "tcp", "--dport", "82", "-j", "DNAT", "--to-destination", to)
-			expect(t, f, "replace", line(80), line(82))
-			rule("-D", 80)
-			expect(t, f, "delete", line(82))
-			w.run("", tool, "-t", "nat", "-N", "X")
-			w.run("", tool, "-t", "nat", "-A", "X", "-p", "tcp", "--dport", "83", "-j", "DNAT", "--to-destination", to)
-			w.run("", tool, "-t", "nat", "-A", "PREROUTING", "-j", "X")
-			expect(t, f, "chain", line(82), line(83))
-			w.run("", tool, "-t", "nat", "-F")
-			expect(t, f, "flush")
-		})
+		table, any, to := "ip nat", "0.0.0.0", "10.0.0.1"
+		if strings.HasPrefix(tool, "ip6") {
+			table, any, to = "ip6 nat", "[::]", "[fd00::1]"
+		}
+		if strings.HasSuffix(tool, "legacy") {
+			table = "legacy " + table
+		}
+		line := func(port int) string { return fmt.Sprintf("tcp %s:%d [%s] %s:%d", any, port, table, to, port) }
+		rule := func(op string, port int) {
+			t.Helper()
+			w.run("", tool, "-t", "nat", op, "PREROUTING", "-p", "tcp", "--dport", fmt.Sprint(port), "-j", "DNAT", "--to-destination", to)
+		}
+		f := x.feed
+		rule("-A", 80)
+		expect(t, f, tool+" append", line(80))
+		rule("-I", 81)
+		expect(t, f, tool+" insert", line(80), line(81))
+		w.run("", tool, "-t", "nat", "-R", "PREROUTING", "1", "-p", "tcp", "--dport", "82", "-j", "DNAT", "--to-destination", to)
+		expect(t, f, tool+" replace", line(80), line(82))
+		rule("-D", 80)
+		expect(t, f, tool+" delete", line(82))
+		w.run("", tool, "-t", "nat", "-N", "X")
+		w.run("", tool, "-t", "nat", "-A", "X", "-p", "tcp", "--dport", "83", "-j", "DNAT", "--to-destination", to)
+		w.run("", tool, "-t", "nat", "-A", "PREROUTING", "-j", "X")
+		expect(t, f, tool+" chain", line(82), line(83))
+		w.run("", tool, "-t", "nat", "-F")
+		expect(t, f, tool+" flush")
+	}
+	if st := x.src.Status(); st.Drift != 0 {
+		t.Errorf("drift %d", st.Drift)
 	}
 }
 
@@ -158,10 +162,12 @@ func refill(n, gen int) string {
 // A table of 10,000 rules that is emptied and refilled in one commit withdraws
 // nothing of what stays, however often.
 func TestRefillWithdrawsNothing(t *testing.T) {
+	onEachRung(t, refillWithdrawsNothing)
+}
+
+func refillWithdrawsNothing(t *testing.T, w *world, x running) {
 	rules := rounds.Of(t, "FAIRLEAD_REFILL", 10_000)
-	w := newWorld(t)
-	src, f, _ := w.start(nat.Options{})
-	eventually(t, "a first set", f.ready)
+	src, f := x.src, x.feed
 	for gen := range 6 {
 		w.run(refill(rules, gen), "nft", "-f", "-")
 		eventually(t, "all rules of the new table", func() bool {

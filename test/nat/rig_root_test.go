@@ -10,7 +10,6 @@ import (
 	"maps"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -23,6 +22,7 @@ import (
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/registry"
 	"github.com/fairlead/fairlead/internal/source/nat"
+	"github.com/fairlead/fairlead/test/nat/corpus"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -153,6 +153,12 @@ func (f *feed) Rung(name string) {
 	f.rung = name
 }
 
+func (f *feed) rungNow() string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.rung
+}
+
 // lines renders the set as corpus files state it.
 func (f *feed) lines() []string {
 	f.mu.Lock()
@@ -222,63 +228,29 @@ func eventually(t testing.TB, what string, ok func() bool) {
 	t.Fatalf("not within %v: %s", patience, what)
 }
 
-// section is a part of a corpus file.
-type section struct{ name, text string }
-
-// parseCorpus reads a file of sections that begin with "-- name --".
-func parseCorpus(t testing.TB, path string) []section {
+func corpusCases(t testing.TB) []corpus.Case {
 	t.Helper()
-	b, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
+	cases, err := corpus.Cases()
+	if err != nil || len(cases) == 0 {
+		t.Fatalf("corpus: %v, %d cases", err, len(cases))
 	}
-	var out []section
-	for line := range strings.Lines(string(b)) {
-		l := strings.TrimSpace(line)
-		if name, ok := strings.CutPrefix(l, "-- "); ok && strings.HasSuffix(name, " --") {
-			out = append(out, section{name: strings.TrimSuffix(name, " --")})
-			continue
-		}
-		if len(out) > 0 {
-			out[len(out)-1].text += line
-		}
-	}
-	return out
+	return cases
 }
 
-func corpusFiles(t testing.TB) []string {
-	t.Helper()
-	files, err := filepath.Glob("testdata/*.txt")
-	if err != nil || len(files) == 0 {
-		t.Fatalf("corpus: %v, %d files", err, len(files))
-	}
-	return files
-}
-
-// load feeds a section to the tool that it names.
-func (w *world) load(s section) {
+// load feeds a case to the tools that it names.
+func (w *world) load(c corpus.Case) {
 	w.t.Helper()
-	switch s.name {
-	case "want":
-	case "sh":
-		w.sh(s.text)
-	case "nft":
-		w.run(s.text, "nft", "-f", "-")
-	case "iptables-nft", "ip6tables-nft", "iptables-legacy", "ip6tables-legacy":
-		w.run(s.text, s.name+"-restore")
-	default:
-		w.t.Fatalf("section %q", s.name)
+	for _, s := range c.Sections {
+		w.run(s.Text, s.Command...)
 	}
 }
 
 // answer is what the source says of a namespace, as corpus files state it.
-func answer(src *nat.Source, f *feed) string {
+func answer(src *nat.Source, f *feed) []string {
 	lines := f.lines()
-	for _, p := range src.Status().Problems {
+	rules, _ := src.NotUnderstood()
+	for _, p := range rules {
 		lines = append(lines, fmt.Sprintf("problem %s: %s: %s", p.Where, p.Rule, p.Reason))
 	}
-	if len(lines) == 0 {
-		return ""
-	}
-	return strings.Join(lines, "\n") + "\n"
+	return lines
 }

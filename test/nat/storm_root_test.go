@@ -246,17 +246,11 @@ func TestStorm(t *testing.T) {
 	w := newWorld(t)
 	w.run(fresh, "nft", "-f", "-")
 	s := &storm{w: w, r: rand.New(rand.NewPCG(uint64(time.Now().UnixNano()), 1))}
-	starts, lines := 0, 0
+	starts, lines, lost := 0, 0, uint64(0)
 	for round := range n {
-		type running struct {
-			src  *nat.Source
-			f    *feed
-			stop func()
-		}
 		var all []running
-		for range perRound {
-			src, f, stop := w.start(nat.Options{LegacyPoll: 20 * time.Millisecond, Audit: time.Second})
-			all = append(all, running{src, f, stop})
+		for i := range perRound {
+			all = append(all, w.launch(rungs()[i%len(rungs())].nft))
 			for range s.r.IntN(4) {
 				s.step()
 			}
@@ -270,17 +264,18 @@ func TestStorm(t *testing.T) {
 			var got []string
 			ok := false
 			for end := time.Now().Add(patience); time.Now().Before(end) && !ok; time.Sleep(2 * time.Millisecond) {
-				got = x.f.lines()
-				ok = x.f.ready() && slices.Equal(got, want)
+				got = x.feed.lines()
+				ok = x.feed.ready() && slices.Equal(got, want)
 			}
 			if !ok {
-				t.Errorf("round %d, source %d (-oracle +source):\n%s\n%s", round, i, cmp.Diff(want, got), w.run("", "nft", "list", "ruleset"))
+				t.Errorf("round %d, source %d on %s (-oracle +source):\n%s\n%s", round, i, x.rung, cmp.Diff(want, got), w.run("", "nft", "list", "ruleset"))
 			}
 			x.stop()
-			if st := x.src.Status(); st.Drift != 0 {
-				// An audit put it right, so nothing differs in the end.
-				t.Logf("round %d, source %d: an audit repaired %d objects", round, i, st.Drift)
+			st := x.src.Status()
+			if st.Drift != 0 {
+				t.Errorf("round %d, source %d on %s: an audit repaired %d objects", round, i, x.rung, st.Drift)
 			}
+			lost += st.Lost
 			starts++
 		}
 		if t.Failed() {
@@ -290,5 +285,11 @@ func TestStorm(t *testing.T) {
 	if lines < n {
 		t.Errorf("the storm left %d publications in %d rounds: it tests nothing", lines, n)
 	}
-	t.Logf("%d starts, %d publications", starts, lines)
+	t.Logf("%d starts, %d publications, %d times read anew", starts, lines, lost)
+}
+
+// launch starts a source and waits for nothing.
+func (w *world) launch(rung string) running {
+	src, f, stop := w.start(nat.Options{Rungs: []string{rung}, LegacyPoll: 20 * time.Millisecond, Audit: time.Second})
+	return running{rung, src, f, stop}
 }

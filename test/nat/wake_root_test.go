@@ -5,12 +5,10 @@
 package nat
 
 import (
-	"context"
 	"fmt"
 	"testing"
 	"time"
 
-	"github.com/fairlead/fairlead/internal/observer"
 	"github.com/fairlead/fairlead/internal/source/nat"
 )
 
@@ -24,20 +22,8 @@ func legacyWake(t *testing.T, rung string) {
 		rungs = []string{rung}
 	}
 	w, other := newWorld(t), newWorld(t)
-	l, err := observer.OpenLegacy(observer.LegacyOptions{NetNS: w.path(), Rungs: rungs})
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := w.legacyHook(rungs...)
 	t.Logf("rung %s (%v)", l.Rung(), l.Err())
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	go func() { done <- l.Run(ctx) }()
-	defer func() {
-		cancel()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
-	}()
 	src, f, _ := w.start(nat.Options{LegacyPoll: time.Hour, Wake: l})
 	eventually(t, "a first set", f.ready)
 	rule := func(w *world, tool, op string, port int, to string) {

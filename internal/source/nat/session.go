@@ -159,11 +159,10 @@ func (x *session) run(ctx context.Context) error {
 		return fmt.Errorf("watch addresses: %w", err)
 	}
 	x.start(st, hosts)
-	var wake <-chan struct{}
-	if x.s.opt.Wake != nil {
-		wake = x.s.opt.Wake.LegacyChanged()
+	var wake, modules <-chan struct{}
+	if w := x.s.opt.Wake; w != nil {
+		wake, modules = w.LegacyChanged(), w.ModuleLoaded()
 	}
-	modules := x.s.opt.Modules
 	x.feed.Rung(x.rung(wake != nil))
 
 	x.wantDump, x.wantHost, x.wantLegacy = true, true, true

@@ -33,9 +33,6 @@ type Options struct {
 	// Rungs limits the rungs that are tried for nftables, by name, to force a
 	// place in the chain; the last of those named must work. Empty means all.
 	Rungs []string
-	// Modules, if not nil, receives after a kernel module was loaded, which may
-	// be the one that a better rung needs. It may be closed.
-	Modules <-chan struct{}
 }
 
 // Rungs for nftables, best first.
@@ -51,14 +48,18 @@ func Rungs() []string {
 	return []string{RungFentry, RungKprobe, RungNetlink, RungGeneration}
 }
 
-// Waker tells of changes that nfnetlink does not notify of: a legacy table
-// that was replaced.
+// Waker tells of what nftables does not notify of. Its channels are asked for
+// when the source runs; nil stands for what cannot be told.
 type Waker interface {
 	// LegacyChanged receives after a legacy nat table of the watched namespace
 	// may have been replaced. It is closed when that can no longer be told.
 	LegacyChanged() <-chan struct{}
-	// Rung names the mechanism: "fexit", "kprobe", "tracepoint".
+	// Rung names the mechanism of LegacyChanged, if that is not nil: "fentry",
+	// "kprobe", "tracepoint".
 	Rung() string
+	// ModuleLoaded receives after a kernel module was loaded, which may be the
+	// one that a better rung needs. It may be closed.
+	ModuleLoaded() <-chan struct{}
 }
 
 func (o Options) withDefaults() Options {

@@ -28,6 +28,10 @@ type fakeSystem struct {
 	reads    int
 	readTime time.Duration
 	events   chan batch
+	hooks    bool            // the hooks can be attached to
+	broken   map[string]bool // rungs that do not work
+	watched  []string        // rungs that were tried
+	resolves int
 }
 
 func newFake(s *snapshot) *fakeSystem {
@@ -51,15 +55,36 @@ func (s fakeStream) next() ([]*message, error) {
 
 func (s fakeStream) Close() error { close(s.closed); return nil }
 
-func (f *fakeSystem) watch() (stream, error) {
+func (f *fakeSystem) watch(rung string) (stream, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.watched = append(f.watched, rung)
+	if f.broken[rung] {
+		return nil, errors.New("no " + rung)
+	}
 	return fakeStream{f.events, make(chan struct{})}, nil
+}
+
+func (f *fakeSystem) hookable() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.hooks
+}
+
+func (f *fakeSystem) resolve(msgs []*message, _ model) ([]*message, error) {
+	f.resolves++
+	return msgs, nil
 }
 
 func (f *fakeSystem) watchHost() (stream, error) {
 	return fakeStream{make(chan batch), make(chan struct{})}, nil
 }
 
-func (f *fakeSystem) generation() (uint32, error) { return f.snap.gen, nil }
+func (f *fakeSystem) generation() (uint32, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.snap.gen, nil
+}
 
 func (f *fakeSystem) set(s *snapshot, gen uint32, err error) {
 	f.mu.Lock()
@@ -103,6 +128,7 @@ type recorder struct {
 	replaced int
 	applied  int
 	stale    error
+	rung     string
 }
 
 func (r *recorder) Replace(set []port.Binding) {
@@ -134,8 +160,19 @@ func (r *recorder) Stale(err error) {
 	r.stale = err
 }
 
-func (r *recorder) Rung(string)   {}
 func (r *recorder) Warn([]string) {}
+
+func (r *recorder) Rung(name string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.rung = name
+}
+
+func (r *recorder) rungNow() string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.rung
+}
 
 func (r *recorder) ports() []int {
 	r.mu.Lock()
@@ -177,7 +214,7 @@ func run(t *testing.T, opt Options, f *fakeSystem, test func(s *Source, r *recor
 		// Channels belong to the bubble that they are made in.
 		f.events = make(chan batch)
 		if w, ok := opt.Wake.(*wakes); ok {
-			w.c = make(chan struct{}, 1)
+			w.c, w.modules = make(chan struct{}, 1), make(chan struct{}, 1)
 		}
 		s, err := New(opt)
 		if err != nil {
@@ -302,10 +339,11 @@ func TestNoNftables(t *testing.T) {
 }
 
 // wakes is a hook that fires as fast as it is read.
-type wakes struct{ c chan struct{} }
+type wakes struct{ c, modules chan struct{} }
 
 func (w *wakes) LegacyChanged() <-chan struct{} { return w.c }
 func (w *wakes) Rung() string                   { return "test" }
+func (w *wakes) ModuleLoaded() <-chan struct{}  { return w.modules }
 
 // A legacy table that is replaced 1,000 times a second is read as often as a
 // tenth of a core allows, and once more after the last time.

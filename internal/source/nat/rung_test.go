@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nat
+
+import (
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+func TestTheFirstRungThatWorksIsTaken(t *testing.T) {
+	for _, tt := range []struct {
+		allowed []string
+		broken  map[string]bool
+		want    string
+		err     bool
+	}{
+		{want: "fentry"},
+		{broken: map[string]bool{RungFentry: true}, want: "kprobe"},
+		{broken: map[string]bool{RungFentry: true, RungKprobe: true}, want: "nfnetlink"},
+		{broken: map[string]bool{RungFentry: true, RungKprobe: true, RungNetlink: true}, want: "generation poll 1s"},
+		{allowed: []string{RungNetlink}, want: "nfnetlink"},
+		{allowed: []string{RungKprobe}, broken: map[string]bool{RungKprobe: true}, err: true},
+	} {
+		f := newFake(oneTable(80))
+		f.broken = tt.broken
+		run(t, Options{Rungs: tt.allowed}, f, func(_ *Source, r *recorder) {
+			synctest.Wait()
+			rung, _, _ := strings.Cut(r.rungNow(), ",")
+			if rung != tt.want || (r.isStale() != nil) != tt.err {
+				t.Errorf("allowed %q, broken %v: rung %q, stale %v", tt.allowed, tt.broken, rung, r.isStale())
+			}
+		})
+	}
+}
+
+// With nothing to tell of commits, the number of the last one is looked at.
+func TestTheGenerationIsPolledAtTheEnd(t *testing.T) {
+	f := newFake(oneTable(80))
+	run(t, Options{Rungs: []string{RungGeneration}}, f, func(_ *Source, r *recorder) {
+		expectPorts(t, r, 80)
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		if f.dumps != 1 {
+			t.Errorf("%d dumps though nothing was committed", f.dumps)
+		}
+		f.set(oneTable(80, 81), 2, nil)
+		time.Sleep(2 * genPoll)
+		expectPorts(t, r, 80, 81)
+	})
+}
+
+// Hooks in a module can be attached to when it is loaded, at which time it is
+// not yet ready. What was committed meanwhile is in the dump that follows.
+func TestABetterRungIsTakenWhenItsModuleIsLoaded(t *testing.T) {
+	f := newFake(oneTable(80))
+	f.broken = map[string]bool{RungFentry: true, RungKprobe: true}
+	w := &wakes{}
+	run(t, Options{Wake: w}, f, func(s *Source, r *recorder) {
+		expectPorts(t, r, 80)
+		w.modules <- struct{}{} // another module
+		time.Sleep(time.Minute)
+		if got := r.rungNow(); !strings.HasPrefix(got, RungNetlink) {
+			t.Fatalf("rung %q", got)
+		}
+		f.mu.Lock()
+		f.watched = nil
+		f.mu.Unlock()
+		w.modules <- struct{}{}
+		synctest.Wait()
+		time.Sleep(50 * time.Millisecond)
+		f.set(oneTable(80, 81), 5, nil)
+		f.mu.Lock()
+		f.hooks, f.broken[RungKprobe] = true, false
+		f.mu.Unlock()
+		time.Sleep(time.Second)
+		expectPorts(t, r, 80, 81)
+		if got := r.rungNow(); !strings.HasPrefix(got, RungKprobe) {
+			t.Errorf("rung %q", got)
+		}
+		f.events <- commitOf(6, newRule(1, 82))
+		expectPorts(t, r, 80, 81, 82)
+		if f.resolves == 0 {
+			t.Error("what a hook told was not completed")
+		}
+		// A module that is loaded later changes nothing.
+		w.modules <- struct{}{}
+		time.Sleep(time.Minute)
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		if want := []string{RungFentry, RungKprobe}; !slices.Equal(f.watched, want) {
+			t.Errorf("tried %q, want %q", f.watched, want)
+		}
+		if st := s.Status(); st.Lost != 0 {
+			t.Errorf("lost %d", st.Lost)
+		}
+	})
+}
+
+// A commit that is too large to be told is read, and is no loss.
+func TestACommitOfManyChangesIsDumped(t *testing.T) {
+	f := newFake(oneTable(80))
+	run(t, Options{}, f, func(s *Source, r *recorder) {
+		expectPorts(t, r, 80)
+		f.set(oneTable(80, 81), 9, nil)
+		f.events <- batch{err: errMany}
+		time.Sleep(time.Second)
+		expectPorts(t, r, 80, 81)
+		if st := s.Status(); st.Lost != 0 || st.Dumps != 2 {
+			t.Errorf("lost %d, dumps %d", st.Lost, st.Dumps)
+		}
+	})
+}
+
+// A rule that replaces the first one of a chain is notified without a position,
+// like one that is appended.
+func TestAReplacedRuleKeepsItsPlace(t *testing.T) {
+	replacement := newRule(200, 90)
+	appended := newRule(201, 91)
+	appended.create = true
+	f := newFake(oneTable(80, 81))
+	run(t, Options{}, f, func(s *Source, r *recorder) {
+		expectPorts(t, r, 80, 81)
+		del := &message{typ: msgDelRule, table: natTable, chain: "pre", handle: 100}
+		f.events <- commitOf(2, del, replacement, appended)
+		expectPorts(t, r, 81, 90, 91)
+		snap := oneTable(90, 81, 91)
+		for i, h := range []uint64{200, 101, 201} {
+			snap.tables[0].chains[0].rules[i].handle = h
+		}
+		f.set(snap, 2, nil)
+		time.Sleep(time.Second)
+		if st := s.Status(); st.Drift != 0 || st.Dumps != 2 {
+			t.Errorf("drift %d, dumps %d", st.Drift, st.Dumps)
+		}
+	})
+}
+
+func TestDestroyedObjectsAreDeleted(t *testing.T) {
+	body := append([]byte{famIP, 0, 0, 0}, appendAttr(nil, 1, []byte("nat\x00"))...)
+	for typ, want := range map[uint8]uint8{26: msgDelTable, 27: msgDelChain, 28: msgDelRule, 29: msgDelSet, 30: msgDelElem} {
+		m, err := parseMessage(typ, 0, body)
+		if err != nil || m.typ != want || m.table.name != "nat" {
+			t.Errorf("type %d: %+v, %v", typ, m, err)
+		}
+	}
+}
+
+// What a later commit deletes cannot be asked for any more.
+func TestWhatIsDeletedLaterIsNotAskedFor(t *testing.T) {
+	other := tableID{family: famIP, name: "other"}
+	msgs := []*message{
+		{typ: msgNewTable, table: other},
+		{typ: msgNewChain, table: natTable, chain: "a"},
+		{typ: msgNewRule, table: natTable, chain: "pre", handle: 1},
+		{typ: msgNewRule, table: natTable, chain: "pre", handle: 2},
+		{typ: msgDelRule, table: natTable, chain: "pre", handle: 1},
+		{typ: msgDelChain, table: natTable, chain: "a"},
+		{typ: msgDelTable, table: other},
+		{typ: msgNewTable, table: other},
+	}
+	want := []bool{true, true, true, false, false, false, false, false}
+	if got := doomed(msgs); !slices.Equal(got, want) {
+		t.Errorf("got %v, want %v", got, want)
+	}
+}

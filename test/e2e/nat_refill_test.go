@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux && root
+
+package e2e
+
+import (
+	"fmt"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+)
+
+// refill is a table of n rules, and one that stays, made anew in one commit.
+func refill(n, generation int) string {
+	var b strings.Builder
+	b.WriteString("table ip big\ndelete table ip big\ntable ip big {\nchain svc {\n")
+	for i := range n {
+		fmt.Fprintf(&b, "tcp dport %d dnat to 10.1.%d.%d:80\n", 20000+i, i/250, i%250+1)
+	}
+	fmt.Fprintf(&b, "tcp dport %d dnat to 10.88.0.2:80\n", 10000+generation)
+	b.WriteString("tcp dport 8081 dnat to 10.88.0.2:80\n}\n")
+	b.WriteString("chain pre { type nat hook prerouting priority -100; jump svc; }\n")
+	b.WriteString("chain out { type nat hook output priority -100; jump svc; }\n}\n")
+	return b.String()
+}
+
+// A client that connects in a loop through a port that stays notices nothing of
+// the 10,000 rules around it being flushed and filled in again in one commit.
+func TestClientsNoticeNothingOfARefill(t *testing.T) {
+	const rules, rounds = 10_000, 5
+	r := newRig(t)
+	c := container(t, r.guest)
+	go echoServer(c.listen(t, "tcp4", "0.0.0.0:80"))
+	load := func(generation int) {
+		r.guest.sh(t, "nft -f - <<'END'\n"+refill(rules, generation)+"END")
+	}
+	load(0)
+	r.hostFlags = []string{"--log-level", "warn"}
+	r.start()
+	const key = "tcp 0.0.0.0:8081"
+	settled := func(generation int) {
+		t.Helper()
+		within(t, time.Minute, fmt.Sprintf("refill %d", generation), func() error {
+			if s, p := r.state(fmt.Sprintf("tcp 0.0.0.0:%d", 10000+generation)); s != "active" {
+				return fmt.Errorf("%q (%s)", s, p.Reason)
+			}
+			return nil
+		})
+	}
+	settled(0)
+	r.wantState(key, "active")
+	_, before := r.state(key)
+
+	stop := make(chan struct{})
+	failed := make(chan error, 1)
+	var connects atomic.Int64
+	go func() {
+		defer close(failed)
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+			}
+			conn, err := r.outside.Dial("tcp", "127.0.0.1:8081")
+			if err == nil {
+				err = roundTrip(conn, "hello")
+				_ = conn.Close()
+			}
+			if err != nil {
+				failed <- fmt.Errorf("connect %d: %w", connects.Load(), err)
+				return
+			}
+			connects.Add(1)
+		}
+	}()
+	for g := 1; g <= rounds; g++ {
+		load(g)
+		settled(g)
+	}
+	close(stop)
+	for err := range failed {
+		t.Error(err)
+	}
+	s, after := r.state(key)
+	if s != "active" || !after.Since.Equal(before.Since) || len(after.Outcomes) == 0 || !after.Outcomes[0].Since.Equal(before.Outcomes[0].Since) {
+		t.Errorf("withdrawn in between: before %+v\nafter %+v", before, after)
+	}
+	t.Logf("%d connects during %d refills", connects.Load(), rounds)
+	if connects.Load() < rounds {
+		t.Errorf("only %d connects: it tests nothing", connects.Load())
+	}
+}
