@@ -26,11 +26,12 @@ import (
 func main() {
 	rounds := flag.Int("rounds", 30, "rounds; in each every mode is measured")
 	perRound := flag.Int("per-round", 10, "measurements of an event mode in each round")
+	rules := flag.Int("nat-rounds", 20, "rounds of NAT rules at each size of the table; 0 leaves them out")
 	jsonl := flag.String("json", "", "also write each result as a JSON line to this file")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
-	if err := run(ctx, *rounds, *perRound, *jsonl); err != nil {
+	if err := run(ctx, *rounds, *perRound, *rules, *jsonl); err != nil {
 		fmt.Fprintln(os.Stderr, "bench:", err)
 		os.Exit(1)
 	}
@@ -67,7 +68,7 @@ type result struct {
 	Max     float64 `json:"max_us"`
 }
 
-func run(ctx context.Context, rounds, perRound int, jsonl string) error {
+func run(ctx context.Context, rounds, perRound, natRounds int, jsonl string) error {
 	if os.Geteuid() != 0 {
 		return fmt.Errorf("it makes network namespaces, which needs root: run it with sudo")
 	}
@@ -123,7 +124,19 @@ func run(ctx context.Context, rounds, perRound int, jsonl string) error {
 			return err
 		}
 	}
-	return report(results)
+	if err := report(results); err != nil || natRounds == 0 {
+		return err
+	}
+	nat, err := measureNAT(ctx, binary, dir, natRounds)
+	if err != nil {
+		return fmt.Errorf("NAT: %w", err)
+	}
+	if jsonl != "" {
+		if err := appendNATJSON(jsonl, nat); err != nil {
+			return err
+		}
+	}
+	return reportNAT(nat)
 }
 
 // round measures all modes at once, each at a moment of its own choice, so that

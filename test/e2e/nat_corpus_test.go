@@ -137,7 +137,7 @@ func carry(t *testing.T, c corpus.Case) {
 		}
 	}
 	config := filepath.Join(t.TempDir(), "agent.yaml")
-	text := "rules: [{match: {protocol: udp, ports: \"53,5353\"}, action: allow}]\nsources: [nat]\n"
+	text := "rules: [{match: {protocol: udp, ports: \"53,5353\"}, action: allow}]\nsource: [nat]\n"
 	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}

@@ -153,6 +153,12 @@ func (f *feed) Rung(name string) {
 	f.rung = name
 }
 
+func (f *feed) staleNow() error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.stale
+}
+
 func (f *feed) rungNow() string {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux && (root || vm)
+
+package e2e
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+)
+
+// An agent that may not read the rules says so, and all else works on. The
+// incumbent ends when iptables fails.
+func TestWithoutPrivilegeTheRulesAreStaleAndTheRestLives(t *testing.T) {
+	r := newRig(t, "--observer", "poll", "--poll-interval", "50ms", "--source", "socket,nat")
+	// The link's and the control socket's folders belong to who serves them.
+	for _, dir := range []string{filepath.Dir(r.agentCtl), r.dir + "/link"} {
+		if err := os.MkdirAll(dir, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Chown(dir, 65534, 65534); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for dir := r.dir; len(dir) > len(os.TempDir()); dir = filepath.Dir(dir) {
+		_ = os.Chmod(dir, 0o755)
+	}
+	r.guest.sh(t, `nft -f - <<'END'
+table ip t { chain pre { type nat hook prerouting priority -100; tcp dport 8081 dnat to 10.88.0.2:80; }; }
+END`)
+	go echoServer(r.guest.listen(t, "tcp4", "127.0.0.1:7000"))
+	args := append([]string{"agent", "--link", r.link, "--link-token=", "--control", r.agentCtl}, r.agentFlags...)
+	r.agent = r.guest.startAs(t, 65534, args...)
+	r.eventually("the sources' states", func() error {
+		l, err := r.list()
+		if err != nil {
+			return err
+		}
+		if s, _ := r.state("tcp 127.0.0.1:7000"); s == "" {
+			return errors.New("the socket is not there")
+		}
+		for _, s := range l.Sources {
+			if s.Name == "nat" && s.State == "stale" && s.Error != "" {
+				return nil
+			}
+		}
+		return errors.New("the NAT source is not stale")
+	})
+}
