@@ -9,7 +9,6 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -87,11 +86,11 @@ func liveLines(t *testing.T, c corpus.Case) (out []live) {
 		if strings.HasPrefix(line, "problem ") || strings.HasSuffix(line, ")") {
 			continue // not published
 		}
-		head, rest, _ := strings.Cut(line, " [")
+		network, rest, _ := strings.Cut(line, " ")
+		at, rest, _ := strings.Cut(rest, " ")
 		_, dial, _ := strings.Cut(rest, "] ")
-		network, at, _ := strings.Cut(head, " ")
 		from := netip.MustParseAddrPort(at)
-		l := live{key: head, network: network, host: fmt.Sprintf("127.0.0.1:%d", from.Port())}
+		l := live{key: network + " " + at, network: network, host: fmt.Sprintf("127.0.0.1:%d", from.Port())}
 		if from.Addr().Is6() {
 			l.host = fmt.Sprintf("[::1]:%d", from.Port())
 		}
@@ -157,16 +156,7 @@ func carry(t *testing.T, c corpus.Case) {
 		}
 	}
 	for _, s := range c.Sections {
-		cmd := exec.Command(s.Command[0], s.Command[1:]...)
-		cmd.Stdin = strings.NewReader(s.Text)
-		var out strings.Builder
-		cmd.Stdout, cmd.Stderr = &out, &out
-		if err := r.guest.Start(cmd); err != nil {
-			t.Fatal(err)
-		}
-		if err := cmd.Wait(); err != nil {
-			t.Fatalf("%q: %v\n%s", s.Command, err, &out)
-		}
+		r.guest.feed(t, s.Text, s.Command...)
 	}
 	r.start()
 	for _, l := range lines {

@@ -34,7 +34,7 @@ func TestClientsNoticeNothingOfARefill(t *testing.T) {
 	c := container(t, r.guest)
 	go echoServer(c.listen(t, "tcp4", "0.0.0.0:80"))
 	load := func(generation int) {
-		r.guest.sh(t, "nft -f - <<'END'\n"+refill(rules, generation)+"END")
+		r.guest.feed(t, refill(rules, generation), "nft", "-f", "-")
 	}
 	load(0)
 	r.hostFlags = []string{"--log-level", "warn"}

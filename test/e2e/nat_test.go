@@ -15,13 +15,21 @@ import (
 // sh runs a script in the namespace.
 func (s *space) sh(t testing.TB, script string) {
 	t.Helper()
+	s.feed(t, script, "/bin/sh", "-eus")
+}
+
+// feed runs a command with a text as its input in the namespace.
+func (s *space) feed(t testing.TB, text string, command ...string) {
+	t.Helper()
 	var out []byte
 	err := s.Do(func() (err error) {
-		out, err = exec.Command("/bin/sh", "-euc", script).CombinedOutput()
+		cmd := exec.Command(command[0], command[1:]...)
+		cmd.Stdin = strings.NewReader(text)
+		out, err = cmd.CombinedOutput()
 		return err
 	})
 	if err != nil {
-		t.Fatalf("%s: %v\n%s", script, err, out)
+		t.Fatalf("%q: %v\n%s\n%.2000s", command, err, out, text)
 	}
 }
 

@@ -1257,13 +1257,22 @@ func (c *compiler) finish(id slotID, drafts map[bindingKey]*draft, output []*ent
 			Hints:    port.Hints{Targets: d.targets},
 			Detail:   d.first.where() + ": " + ruleText(d.first.rule),
 		}
+		targets := d.targets
 		for _, a := range c.dialAddrs(k.addr, id.v6) {
-			if c.answers(output, a, id.v6, k.table) {
-				b.Dial = append(b.Dial, netip.AddrPortFrom(a, id.slot.Port))
-				break
+			if !c.answers(output, a, id.v6, k.table) {
+				continue
 			}
+			own := netip.AddrPortFrom(a, id.slot.Port)
+			if a.IsLoopback() && slices.ContainsFunc(targets, func(t netip.AddrPort) bool { return !t.Addr().IsLoopback() }) {
+				// What leaves the machine with a loopback source needs route_localnet,
+				// or is lost without an answer.
+				targets = append(slices.Clone(targets), own)
+			} else {
+				targets = append([]netip.AddrPort{own}, targets...)
+			}
+			break
 		}
-		for _, t := range d.targets {
+		for _, t := range targets {
 			if !slices.Contains(b.Dial, t) && len(b.Dial) < maxDial {
 				b.Dial = append(b.Dial, t)
 			}
