@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package peer
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"github.com/fairlead/fairlead/internal/port"
+)
+
+// maxMemory bounds the file that Memory reads: some 200,000 entries.
+const maxMemory = 16 << 20
+
+// Entry is one host address that a peer was asked to serve.
+type Entry struct {
+	Protocol port.Protocol  `json:"protocol"`
+	Host     netip.AddrPort `json:"host"`
+	// Remote is what the peer was told to connect to, as it was told.
+	Remote string `json:"remote,omitempty"`
+}
+
+// Memory is a file that holds what a peer was asked for, so that an agent that
+// was killed knows after its restart which of the peer's entries are its own. It
+// must be in a directory that only root writes to. "" keeps nothing.
+type Memory string
+
+// Load returns what was saved last, nothing if there is no file. What cannot be
+// read is an error, and nothing.
+func (m Memory) Load() ([]Entry, error) {
+	if m == "" {
+		return nil, nil
+	}
+	info, err := os.Stat(string(m))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err == nil && info.Size() > maxMemory {
+		err = fmt.Errorf("%d bytes: want at most %d", info.Size(), maxMemory)
+	}
+	var b []byte
+	if err == nil {
+		b, err = os.ReadFile(string(m))
+	}
+	var entries []Entry
+	if err == nil {
+		err = json.Unmarshal(b, &entries)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("what the peer was told, %s: %w", m, err)
+	}
+	return slices.DeleteFunc(entries, func(e Entry) bool { return !e.Host.IsValid() }), nil
+}
+
+// Save replaces what is saved, in one step.
+func (m Memory) Save(entries []Entry) error {
+	if m == "" {
+		return nil
+	}
+	if len(entries) == 0 {
+		if err := os.Remove(string(m)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+		return nil
+	}
+	b, err := json.Marshal(entries)
+	if err != nil {
+		return err
+	}
+	tmp, err := os.CreateTemp(filepath.Dir(string(m)), filepath.Base(string(m))+".*") // 0600
+	if err != nil {
+		return err
+	}
+	_, err = tmp.Write(b)
+	if err = errors.Join(err, tmp.Close()); err == nil {
+		err = os.Rename(tmp.Name(), string(m))
+	}
+	if err != nil {
+		return errors.Join(err, os.Remove(tmp.Name()))
+	}
+	return nil
+}

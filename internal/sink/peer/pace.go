@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package peer
+
+import (
+	"context"
+	"errors"
+	"net"
+	"time"
+)
+
+// How often a peer is looked for and looked at.
+const (
+	// DialTimeout bounds one attempt to reach a peer, and DownPause is between two:
+	// together they are less than the second within which a peer that comes back
+	// is to be served again.
+	DialTimeout = 600 * time.Millisecond
+	DownPause   = 300 * time.Millisecond
+	// MaxPause is between looks at a peer that ends connections though it lives.
+	MaxPause = 10 * time.Second
+	// Farewell bounds what is taken back at the end.
+	Farewell = 3 * time.Second
+)
+
+// Pace spaces out the looks at a peer each time that it ends a connection: at
+// once if the connection was held for long, as a restart wants it, and ever
+// slower if it was not. The zero value is ready.
+type Pace struct {
+	since time.Time
+	pause time.Duration
+}
+
+// Begin notes the begin of a connection, or that the peer is gone.
+func (p *Pace) Begin(up bool) {
+	p.since = time.Now()
+	if !up {
+		p.pause = 0
+	}
+}
+
+// End waits as long as the connection that ended calls for, or until ctx ends.
+func (p *Pace) End(ctx context.Context) {
+	if time.Since(p.since) >= MaxPause {
+		p.pause = 0
+		return
+	}
+	Sleep(ctx, p.pause)
+	p.pause = min(max(2*p.pause, DownPause), MaxPause)
+}
+
+// Sleep waits for d, or until ctx ends.
+func Sleep(ctx context.Context, d time.Duration) {
+	if d <= 0 {
+		return
+	}
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-ctx.Done():
+	case <-t.C:
+	}
+}
+
+// Cause is an error without what a dialer puts before it.
+func Cause(err error) error {
+	var op *net.OpError
+	if errors.As(err, &op) {
+		return op.Err
+	}
+	return err
+}

@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package peertest drives a sink in tests as the agent does.
+package peertest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/reconcile"
+	"github.com/fairlead/fairlead/internal/table"
+)
+
+// Sink is a sink that looks after its peer itself.
+type Sink interface {
+	reconcile.Sink
+	Run(ctx context.Context) error
+}
+
+// Rig is a sink with the reconciler that drives it.
+type Rig struct {
+	t        testing.TB
+	pubs     *table.Table[port.Key, port.Publication]
+	outcomes *table.Table[port.Key, reconcile.Outcomes]
+	// Stop ends it as the agent ends, and returns when all has ended. It may be
+	// called more than once.
+	Stop func()
+}
+
+// New starts a sink. It ends with the test at the latest.
+func New(t testing.TB, sink Sink) *Rig {
+	t.Helper()
+	r := &Rig{t: t, pubs: table.New[port.Key, port.Publication](port.Key.Compare)}
+	rec := reconcile.New(r.pubs, []reconcile.Sink{sink}, reconcile.Options{Logger: slog.New(slog.DiscardHandler)})
+	r.outcomes = rec.Outcomes()
+	ctx, cancel := context.WithCancel(context.Background())
+	var wg sync.WaitGroup
+	for _, run := range []func(context.Context) error{rec.Run, sink.Run} {
+		wg.Go(func() {
+			if err := run(ctx); !errors.Is(err, context.Canceled) {
+				t.Errorf("run: %v", err)
+			}
+		})
+	}
+	r.Stop = sync.OnceFunc(func() { cancel(); wg.Wait() })
+	t.Cleanup(r.Stop)
+	return r
+}
+
+// Key reads "tcp 0.0.0.0:80".
+func Key(t testing.TB, s string) port.Key {
+	t.Helper()
+	var protocol, addr string
+	if _, err := fmt.Sscan(s, &protocol, &addr); err != nil {
+		t.Fatalf("key %q: %v", s, err)
+	}
+	p, err := port.ParseProtocol(protocol)
+	a, aerr := netip.ParseAddrPort(addr)
+	if err := errors.Join(err, aerr); err != nil {
+		t.Fatal(err)
+	}
+	return port.Key{Protocol: p, Address: a.Addr(), Port: a.Port()}
+}
+
+// Pub makes a publication that asks for host addresses; the key's may end with
+// "+" if it is dual-stack.
+func Pub(t testing.TB, key string, hosts ...string) port.Publication {
+	t.Helper()
+	p := port.Publication{
+		Origins:  []port.OriginInfo{{Origin: port.Origin{Source: "socket", ID: "1"}}},
+		Decision: port.Decision{Allow: true, Rule: "default"},
+	}
+	if n := len(key) - 1; key[n] == '+' {
+		key, p.DualStack = key[:n], true
+	}
+	p.Key = Key(t, key)
+	for _, h := range hosts {
+		p.Decision.Host = append(p.Decision.Host, netip.MustParseAddrPort(h))
+	}
+	return p
+}
+
+// Put wants publications, in one step.
+func (r *Rig) Put(pubs ...port.Publication) {
+	r.pubs.Update(func(tx *table.Tx[port.Key, port.Publication]) {
+		for _, p := range pubs {
+			tx.Put(p.Key, p)
+		}
+	})
+}
+
+// Remove no longer wants publications, in one step.
+func (r *Rig) Remove(keys ...string) {
+	r.t.Helper()
+	r.pubs.Update(func(tx *table.Tx[port.Key, port.Publication]) {
+		for _, k := range keys {
+			tx.Delete(Key(r.t, k))
+		}
+	})
+}
+
+// Outcomes returns what the sink said of a publication.
+func (r *Rig) Outcomes(key string) []port.Outcome {
+	r.t.Helper()
+	said, _ := r.outcomes.View().Get(Key(r.t, key))
+	out := make([]port.Outcome, len(said))
+	for i, o := range said {
+		out[i] = o.Outcome
+	}
+	return out
+}
+
+// WantState waits until the only outcome of a publication is of a state, and
+// returns it.
+func (r *Rig) WantState(key string, state port.State) (o port.Outcome) {
+	r.t.Helper()
+	Eventually(r.t, fmt.Sprintf("%s is %s", key, state), func() error {
+		out := r.Outcomes(key)
+		if len(out) != 1 || out[0].State != state {
+			return fmt.Errorf("outcomes are %+v", out)
+		}
+		o = out[0]
+		return nil
+	})
+	return o
+}
+
+// Eventually waits for f to succeed, with a limit that only a failure reaches.
+func Eventually(t testing.TB, what string, f func() error) {
+	t.Helper()
+	deadline := time.Now().Add(20 * time.Second)
+	for {
+		err := f()
+		if err == nil {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("%s: not in time: %v", what, err)
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+}
