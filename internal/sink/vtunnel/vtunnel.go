@@ -1,0 +1,404 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package vtunnel is the sink for the two peers that Rancher Desktop's own agent
+// tells of ports by JSON messages: the privileged service behind vtunnel (TCP),
+// and wsl-proxy (unix).
+//
+// The peers answer nothing and list nothing. That a message was taken is known
+// by the peer closing the connection; what it was told is remembered here, and
+// in a file; that it restarted is seen by a connection that carries nothing and
+// is held open for as long as the peer lives.
+package vtunnel
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/netip"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/reconcile"
+	"github.com/fairlead/fairlead/internal/sink/peer"
+)
+
+// DefaultURL is where wsl-proxy listens.
+const DefaultURL = "unix:///run/wsl-proxy.sock"
+
+// Options configures a Sink. Logger is required.
+type Options struct {
+	// URL is tcp://HOST:PORT for vtunnel or unix:///PATH for wsl-proxy;
+	// DefaultURL if empty. Its parameters: interface=NAME, whose addresses
+	// vtunnel's peer connects to ("eth0" if absent); guest=ADDRESS, what wsl-proxy
+	// connects to ("192.168.143.1" if absent); and static=PORT/PROTOCOL, any number
+	// of times, for what is always published on the host's 127.0.0.1.
+	URL string
+	// Bridges serve what the peer cannot connect to; nil for none. The sink closes
+	// them at the end of Run.
+	Bridges *peer.Bridges
+	// Memory is the file that says what the peer was told; "" for none.
+	Memory peer.Memory
+	// Timeout bounds the wait for the peer to take one message; 2 s if 0.
+	Timeout time.Duration
+	// Dial is a net.Dialer's if nil.
+	Dial   func(ctx context.Context, network, address string) (net.Conn, error)
+	Logger *slog.Logger
+}
+
+// Sink tells one peer. It implements reconcile.Sink.
+type Sink struct {
+	o                Options
+	network, address string
+	perPort          bool // wsl-proxy keeps one listener for each port
+	iface            string
+	upstream         netip.Addr
+	static           []port.Slot
+	text             string // the URL, for people
+	log              *slog.Logger
+	wake             chan struct{}
+
+	mu     sync.Mutex
+	up     bool
+	reason string // why it is not up
+	epoch  uint64 // how often it came up
+
+	syncing sync.Mutex // held by Sync and at the end; guards what follows
+	closed  bool
+	seen    uint64 // epoch that have is of
+	book    *peer.Book
+	have    map[port.Slot]byHost[told] // what the peer was told to serve
+	nets    []*net.IPNet               // of the interface
+	connect []connectAddr
+	look    atomic.Bool // the interface may have other addresses
+}
+
+// told is what a peer knows of one host address.
+type told uint8
+
+const (
+	known told = iota
+	again      // maybe not: it must be told again
+	moved      // with other addresses to connect to: it must be taken back first
+)
+
+// New checks the options, reads the memory and starts nothing: see Run.
+func New(o Options) (*Sink, error) {
+	if o.Logger == nil {
+		return nil, errors.New("vtunnel: a logger is required")
+	}
+	o.URL = cmp.Or(o.URL, DefaultURL)
+	o.Timeout = cmp.Or(o.Timeout, 2*time.Second)
+	if o.Dial == nil {
+		d := new(net.Dialer)
+		d.SetMultipathTCP(false)
+		o.Dial = d.DialContext
+	}
+	s := &Sink{
+		o: o, wake: make(chan struct{}, 1), reason: "not yet connected",
+		book: peer.NewBook(), have: make(map[port.Slot]byHost[told]),
+	}
+	s.look.Store(true)
+	if err := s.parse(o.URL); err != nil {
+		return nil, fmt.Errorf("vtunnel: %q: %w", o.URL, err)
+	}
+	s.log = o.Logger.With("peer", s.text)
+	entries, err := o.Memory.Load()
+	if err != nil {
+		s.log.Warn("cannot tell what an earlier agent left open", "err", err)
+	}
+	for _, e := range entries {
+		s.note(target{port.Slot{Protocol: e.Protocol, Port: e.Host.Port()}, e.Host.Addr()}, moved)
+	}
+	return s, nil
+}
+
+// parse reads Options.URL.
+func (s *Sink) parse(text string) error {
+	u, err := url.Parse(text)
+	if err != nil {
+		return err
+	}
+	query, err := url.ParseQuery(u.RawQuery)
+	if err != nil {
+		return err
+	}
+	u.RawQuery = ""
+	s.text = u.String()
+	switch {
+	case u.Scheme == "tcp" && u.Port() != "":
+		s.network, s.address = "tcp", u.Host
+	case u.Scheme == "unix" && strings.HasPrefix(u.Path, "/"):
+		s.network, s.address, s.perPort = "unix", u.Path, true
+	default:
+		return errors.New("want tcp://HOST:PORT or unix:///PATH")
+	}
+	s.iface = cmp.Or(query.Get("interface"), "eth0")
+	if s.upstream, err = netip.ParseAddr(cmp.Or(query.Get("guest"), "192.168.143.1")); err != nil || !s.upstream.Is4() {
+		return fmt.Errorf("guest=%s: want an IPv4 address", query.Get("guest"))
+	}
+	for _, v := range query["static"] {
+		number, protocol, _ := strings.Cut(v, "/")
+		n, err := strconv.ParseUint(number, 10, 16)
+		p, perr := port.ParseProtocol(protocol)
+		if err != nil || n == 0 || perr != nil {
+			return fmt.Errorf("static=%s: want PORT/tcp or PORT/udp", v)
+		}
+		s.static = append(s.static, port.Slot{Protocol: p, Port: uint16(n)})
+	}
+	for k := range query {
+		if k != "interface" && k != "guest" && k != "static" {
+			return fmt.Errorf("parameter %q: want interface, guest or static", k)
+		}
+	}
+	return nil
+}
+
+// Name implements reconcile.Sink.
+func (s *Sink) Name() string { return "vtunnel" }
+
+// Wake implements reconcile.Sink.
+func (s *Sink) Wake() <-chan struct{} { return s.wake }
+
+// Run keeps an eye on the peer until ctx ends, and then takes back what the peer
+// was told.
+func (s *Sink) Run(ctx context.Context) error {
+	var wg sync.WaitGroup
+	if !s.perPort {
+		wg.Go(func() {
+			err := peer.WatchAddresses(ctx, func() {
+				s.look.Store(true)
+				peer.Poke(s.wake)
+			})
+			if ctx.Err() == nil {
+				s.log.Error("a new address of the interface will not be noticed", "interface", s.iface, "err", err)
+			}
+		})
+	}
+	s.hold(ctx)
+	wg.Wait()
+	s.leave(context.WithoutCancel(ctx))
+	if s.o.Bridges != nil {
+		s.o.Bridges.Close()
+	}
+	return ctx.Err()
+}
+
+// hold keeps a connection open, to see the peer come and go.
+func (s *Sink) hold(ctx context.Context) {
+	var pace peer.Pace
+	for ctx.Err() == nil {
+		dctx, cancel := context.WithTimeout(ctx, peer.DialTimeout)
+		conn, err := s.o.Dial(dctx, s.network, s.address)
+		cancel()
+		pace.Begin(err == nil)
+		if err != nil {
+			if ctx.Err() == nil {
+				s.setDown(err)
+			}
+			peer.Sleep(ctx, peer.DownPause)
+			continue
+		}
+		s.setUp()
+		err = awaitEnd(ctx, conn)
+		_ = conn.Close()
+		if ctx.Err() == nil {
+			s.log.Debug("peer ended the held connection", "err", err)
+			pace.End(ctx)
+		}
+	}
+}
+
+// awaitEnd waits for the peer to close conn; what it says is not for us.
+func awaitEnd(ctx context.Context, conn net.Conn) error {
+	stop := context.AfterFunc(ctx, func() { _ = conn.SetReadDeadline(time.Unix(1, 0)) })
+	defer stop()
+	_, err := io.Copy(io.Discard, conn)
+	return err
+}
+
+func (s *Sink) setUp() {
+	s.mu.Lock()
+	was := s.up
+	s.up, s.reason = true, ""
+	s.epoch++
+	s.mu.Unlock()
+	if !was {
+		s.log.Info("peer is there")
+	}
+	peer.Poke(s.wake)
+}
+
+func (s *Sink) setDown(err error) {
+	reason := fmt.Sprintf("%s is not there: %v", s.text, peer.Cause(err))
+	s.mu.Lock()
+	changed := s.up || s.reason != reason
+	s.up, s.reason = false, reason
+	s.mu.Unlock()
+	if changed {
+		s.log.Warn("peer is not there; waiting for it", "err", err)
+		peer.Poke(s.wake)
+	}
+}
+
+func (s *Sink) presence() (up bool, reason string, epoch uint64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.up, s.reason, s.epoch
+}
+
+// Sync implements reconcile.Sink. Without a peer all is pending, which is no
+// error: Wake tells when it comes.
+func (s *Sink) Sync(ctx context.Context, want reconcile.View, change reconcile.Change) (port.Outcomes, error) {
+	s.syncing.Lock()
+	defer s.syncing.Unlock()
+	if s.closed {
+		return nil, nil
+	}
+	s.book.Take(want, change)
+	up, reason, epoch := s.presence()
+	if !up {
+		s.keepBridges()
+		return s.book.Pending(change, reason), nil
+	}
+	if s.book.Present() || epoch != s.seen { // it may know nothing of what it was told
+		s.seen = epoch
+		s.forget(again)
+	}
+	s.readAddresses()
+	return s.settle(ctx)
+}
+
+// forget makes everything that the peer was told be told again.
+func (s *Sink) forget(why told) {
+	for slot, hosts := range s.have {
+		for h, t := range hosts {
+			hosts[h] = max(t, why)
+		}
+		s.book.Dirty()[slot] = struct{}{}
+	}
+	for _, slot := range s.static {
+		s.book.Dirty()[slot] = struct{}{}
+	}
+	s.book.Touch()
+}
+
+// readAddresses looks where the peer is to connect to. When that changed,
+// everything must be told again.
+func (s *Sink) readAddresses() {
+	if s.perPort || !s.look.Swap(false) {
+		return
+	}
+	nets, err := peer.InterfaceAddresses(s.iface)
+	if err != nil {
+		s.log.Warn("no address to connect to", "err", err)
+	}
+	connect := connectAddrs(nets)
+	if slices.Equal(connect, s.connect) {
+		return
+	}
+	if s.connect != nil {
+		s.log.Info("the interface has other addresses: the peer is told again", "interface", s.iface, "addresses", len(nets))
+	}
+	s.nets, s.connect = nets, connect
+	s.forget(moved)
+}
+
+func (s *Sink) note(t target, v told) {
+	if s.have[t.slot] == nil {
+		s.have[t.slot] = make(byHost[told])
+	}
+	s.have[t.slot][t.host] = v
+}
+
+// send gives the peer one message and waits until it has taken it.
+func (s *Sink) send(ctx context.Context, b []byte) error {
+	ctx, cancel := context.WithTimeout(ctx, s.o.Timeout)
+	defer cancel()
+	conn, err := s.o.Dial(ctx, s.network, s.address)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = conn.Close() }()
+	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })
+	defer stop()
+	if _, err := conn.Write(b); err != nil {
+		return s.late(ctx, err)
+	}
+	if c, ok := conn.(interface{ CloseWrite() error }); ok {
+		if err := c.CloseWrite(); err != nil {
+			return s.late(ctx, err)
+		}
+	}
+	// The peer closes when it has done what it was told. Until then the next
+	// message must wait: the peers handle each connection on its own.
+	if _, err := io.Copy(io.Discard, conn); err != nil {
+		return s.late(ctx, err)
+	}
+	return nil
+}
+
+func (s *Sink) late(ctx context.Context, err error) error {
+	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
+		return fmt.Errorf("%s took no message within %v", s.text, s.o.Timeout)
+	}
+	return fmt.Errorf("%s: %w", s.text, peer.Cause(err))
+}
+
+// remember saves what the peer knows, or may know.
+func (s *Sink) remember() {
+	var entries []peer.Entry
+	for slot, hosts := range s.have {
+		for h := range hosts {
+			entries = append(entries, peer.Entry{Protocol: slot.Protocol, Host: netip.AddrPortFrom(h, slot.Port)})
+		}
+	}
+	if err := s.o.Memory.Save(entries); err != nil {
+		s.log.Warn("cannot note what the peer was told", "err", err)
+	}
+}
+
+// Cut ends the connections through bridges to publications that a rule forbids.
+func (s *Sink) Cut(keys []port.Key) {
+	if s.o.Bridges != nil {
+		s.o.Bridges.Cut(keys)
+	}
+}
+
+// keepBridges closes the bridges that nothing needs any more.
+func (s *Sink) keepBridges() {
+	if s.o.Bridges != nil {
+		s.o.Bridges.Keep(func(k port.Key) bool { return len(s.book.Asked(k)) > 0 })
+	}
+}
+
+// leave takes back what the peer was told.
+func (s *Sink) leave(ctx context.Context) {
+	s.syncing.Lock()
+	defer s.syncing.Unlock()
+	s.closed = true
+	var all []target
+	for slot, hosts := range s.have {
+		for h := range hosts {
+			all = append(all, target{slot, h})
+		}
+	}
+	if up, _, _ := s.presence(); !up || len(all) == 0 {
+		return // a peer that is not there serves nothing
+	}
+	ctx, cancel := context.WithTimeout(ctx, peer.Farewell)
+	defer cancel()
+	if err := s.tell(ctx, true, all); err != nil {
+		s.log.Warn("could not take back what the peer was told", "err", err)
+	}
+	s.remember()
+}

@@ -1,0 +1,367 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package vtunnel
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/sink/peer"
+	"github.com/fairlead/fairlead/internal/sink/peer/peertest"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func newSink(t *testing.T, url string, edit ...func(*Options)) *Sink {
+	t.Helper()
+	o := Options{URL: url, Logger: slog.New(slog.DiscardHandler)}
+	for _, f := range edit {
+		f(&o)
+	}
+	s, err := New(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+func newReceiver(t *testing.T, network string) *peertest.Receiver {
+	t.Helper()
+	address := "127.0.0.1:0"
+	if network == "unix" {
+		address = filepath.Join(t.TempDir(), "wsl-proxy.sock")
+	}
+	return peertest.NewReceiver(t, network, address, net.Listen)
+}
+
+func mustNet(t *testing.T, s string) *net.IPNet {
+	t.Helper()
+	ip, n, err := net.ParseCIDR(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.IP = ip
+	return n
+}
+
+// What the incumbent's encoder writes, byte for byte.
+func TestMessagesAreThoseOfTheIncumbentByteForByte(t *testing.T) {
+	tcp := func(n uint16, host string) target {
+		return target{port.Slot{Protocol: port.TCP, Port: n}, netip.MustParseAddr(host)}
+	}
+	udp := func(n uint16, host string) target {
+		return target{port.Slot{Protocol: port.UDP, Port: n}, netip.MustParseAddr(host)}
+	}
+	eth0 := connectAddrs([]*net.IPNet{mustNet(t, "172.27.96.5/20"), mustNet(t, "fe80::215:5dff:fe11:1/64")})
+	for _, tt := range []struct {
+		name    string
+		remove  bool
+		targets []target
+		connect []connectAddr
+		want    string
+	}{
+		{
+			"add by vtunnel", false, []target{tcp(8080, "0.0.0.0")}, eth0,
+			`{"remove":false,"ports":{"8080/tcp":[{"HostIp":"0.0.0.0","HostPort":"8080"}]},"connectAddrs":[{"network":"ip+net","addr":"172.27.96.5/20"},{"network":"ip+net","addr":"fe80::215:5dff:fe11:1/64"}]}`,
+		},
+		{
+			"remove by vtunnel", true, []target{tcp(8080, "0.0.0.0")}, eth0[:1],
+			`{"remove":true,"ports":{"8080/tcp":[{"HostIp":"0.0.0.0","HostPort":"8080"}]},"connectAddrs":[{"network":"ip+net","addr":"172.27.96.5/20"}]}`,
+		},
+		{
+			"add by wsl-proxy", false, []target{tcp(6443, "127.0.0.1")}, nil,
+			`{"remove":false,"ports":{"6443/tcp":[{"HostIp":"127.0.0.1","HostPort":"6443"}]},"connectAddrs":null}`,
+		},
+		{
+			"remove of UDP names it", true, []target{udp(53, "127.0.0.1")}, nil,
+			`{"remove":true,"ports":{"53/udp":[{"HostIp":"127.0.0.1","HostPort":"53"}]},"connectAddrs":null}`,
+		},
+		{
+			"several ports, both families", false, []target{udp(53, "0.0.0.0"), tcp(443, "::"), tcp(443, "0.0.0.0")}, nil,
+			`{"remove":false,"ports":{"443/tcp":[{"HostIp":"0.0.0.0","HostPort":"443"},{"HostIp":"::","HostPort":"443"}],"53/udp":[{"HostIp":"0.0.0.0","HostPort":"53"}]},"connectAddrs":null}`,
+		},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			messages, _ := encode(tt.remove, tt.targets, tt.connect)
+			if len(messages) != 1 || string(messages[0]) != tt.want+"\n" {
+				t.Errorf("message = %q\nwant      %q", messages, tt.want+"\n")
+			}
+		})
+	}
+	var many []target
+	for n := range uint16(2*maxBindings + 1) {
+		many = append(many, tcp(1000+n, "127.0.0.1"))
+	}
+	messages, carried := encode(false, many, nil)
+	if len(messages) != 3 || len(carried[2]) != 1 {
+		t.Errorf("%d targets: %d messages", len(many), len(messages))
+	}
+}
+
+func TestWSLProxyIsToldOfEachPortAndOfItsEnd(t *testing.T) {
+	r := newReceiver(t, "unix")
+	rig := peertest.New(t, newSink(t, r.URL()))
+	rig.Put(peertest.Pub(t, "tcp 0.0.0.0:8080", "127.0.0.1:8080"), peertest.Pub(t, "udp 0.0.0.0:5000", "127.0.0.1:5000"))
+	rig.WantState("tcp 0.0.0.0:8080", port.Active)
+	rig.WantState("udp 0.0.0.0:5000", port.Active)
+	r.Want("5000/udp 127.0.0.1 to upstream", "8080/tcp 127.0.0.1 to upstream")
+	rig.Remove("udp 0.0.0.0:5000")
+	r.Want("8080/tcp 127.0.0.1 to upstream")
+}
+
+// The incumbent's removal of all names no protocol, so that UDP stays open on
+// the host, and it is sent with a context that has ended, so that none goes out.
+func TestAtTheEndEverythingIsTakenBackUDPToo(t *testing.T) {
+	r := newReceiver(t, "unix")
+	rig := peertest.New(t, newSink(t, r.URL()+"?static=6443/tcp"))
+	rig.Put(peertest.Pub(t, "tcp 0.0.0.0:8080", "127.0.0.1:8080"), peertest.Pub(t, "udp 0.0.0.0:5000", "127.0.0.1:5000"))
+	r.Want("5000/udp 127.0.0.1 to upstream", "6443/tcp 127.0.0.1 to upstream", "8080/tcp 127.0.0.1 to upstream")
+	rig.Stop()
+	r.Want()
+}
+
+// The incumbent sends each change from a goroutine of its own; here one waits
+// for the other. The peer handles each connection on its own, so that the order
+// of the connections alone is not enough.
+func TestAddsAndRemovesArriveInOrder(t *testing.T) {
+	r := newReceiver(t, "unix")
+	rig := peertest.New(t, newSink(t, r.URL()))
+	const rounds = 200
+	for range rounds {
+		rig.Put(peertest.Pub(t, "tcp 0.0.0.0:8080", "127.0.0.1:8080"))
+		rig.Remove("tcp 0.0.0.0:8080")
+	}
+	rig.Put(peertest.Pub(t, "tcp 0.0.0.0:8080", "127.0.0.1:8080"))
+	r.Want("8080/tcp 127.0.0.1 to upstream")
+	last := false // whether the last message was an add
+	for i, m := range r.Messages() {
+		if add := strings.HasPrefix(m, `{"remove":false`); add == last && i > 0 {
+			t.Fatalf("message %d repeats the one before it: %s", i, m)
+		} else {
+			last = add
+		}
+	}
+}
+
+// With the incumbent a peer that restarts is never told anything again.
+func TestAPeerThatRestartsIsToldEverythingAgain(t *testing.T) {
+	for _, network := range []string{"unix", "tcp"} {
+		t.Run(network, func(t *testing.T) {
+			r := newReceiver(t, network)
+			to := "upstream"
+			url := r.URL()
+			if network == "tcp" {
+				to = "127.0.0.1:8080"
+				url += "?interface=lo"
+			}
+			rig := peertest.New(t, newSink(t, url))
+			rig.Put(peertest.Pub(t, "tcp 0.0.0.0:8080", "127.0.0.1:8080"))
+			r.Want("8080/tcp 127.0.0.1 to " + to)
+			for range 3 {
+				r.Stop()
+				rig.WantState("tcp 0.0.0.0:8080", port.Pending)
+				r.Start()
+				r.Want("8080/tcp 127.0.0.1 to " + to)
+				rig.WantState("tcp 0.0.0.0:8080", port.Active)
+			}
+			r.Stop()
+			rig.Remove("tcp 0.0.0.0:8080")
+			rig.Put(peertest.Pub(t, "tcp 0.0.0.0:9090", "127.0.0.1:9090"))
+			rig.WantState("tcp 0.0.0.0:9090", port.Pending)
+			r.Start()
+			r.Want("9090/tcp 127.0.0.1 to " + strings.Replace(to, "8080", "9090", 1))
+		})
+	}
+}
+
+// The incumbent notes a port as told before the send, and never tries again.
+func TestAFailedSendIsTriedAgain(t *testing.T) {
+	r := newReceiver(t, "unix")
+	var dials atomic.Int32
+	rig := peertest.New(t, newSink(t, r.URL(), func(o *Options) {
+		o.Dial = func(ctx context.Context, network, address string) (net.Conn, error) {
+			if n := dials.Add(1); n > 1 && n < 5 { // the first is the connection that is held open
+				return nil, errors.New("no room")
+			}
+			return new(net.Dialer).DialContext(ctx, network, address)
+		}
+	}))
+	peertest.Eventually(t, "the peer is there", func() error {
+		if dials.Load() == 0 {
+			return errors.New("no connection")
+		}
+		return nil
+	})
+	rig.Put(peertest.Pub(t, "tcp 0.0.0.0:8080", "127.0.0.1:8080"))
+	r.Want("8080/tcp 127.0.0.1 to upstream")
+	rig.WantState("tcp 0.0.0.0:8080", port.Active)
+	if n := dials.Load(); n != 5 {
+		t.Errorf("%d dials, want 5", n)
+	}
+}
+
+// With the incumbent a peer that takes the connection and reads nothing blocks
+// everything for ever.
+func TestAPeerThatReadsNothingIsAFailureAndNotTheEnd(t *testing.T) {
+	r := newReceiver(t, "unix")
+	r.Deafen(true)
+	rig := peertest.New(t, newSink(t, r.URL(), func(o *Options) { o.Timeout = 50 * time.Millisecond }))
+	rig.Put(peertest.Pub(t, "tcp 0.0.0.0:8080", "127.0.0.1:8080"))
+	if o := rig.WantState("tcp 0.0.0.0:8080", port.Failed); !strings.Contains(o.Reason, "took no message within") {
+		t.Errorf("reason = %q", o.Reason)
+	}
+	rig.Put(peertest.Pub(t, "tcp 0.0.0.0:9090", "127.0.0.1:9090"))
+	rig.WantState("tcp 0.0.0.0:9090", port.Failed)
+	r.Deafen(false)
+	r.Want("8080/tcp 127.0.0.1 to upstream", "9090/tcp 127.0.0.1 to upstream")
+	rig.WantState("tcp 0.0.0.0:8080", port.Active)
+}
+
+func TestAPeerThatIsNotThereLeavesEverythingPending(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "none.sock")
+	rig := peertest.New(t, newSink(t, "unix://"+path))
+	rig.Put(peertest.Pub(t, "tcp 0.0.0.0:8080", "127.0.0.1:8080"))
+	peertest.Eventually(t, "the reason is told", func() error {
+		if o := rig.Outcomes("tcp 0.0.0.0:8080"); len(o) != 1 || o[0].State != port.Pending || !strings.Contains(o[0].Reason, "no such file") {
+			return fmt.Errorf("%+v", o)
+		}
+		return nil
+	})
+}
+
+func TestAPeerThatEndsIdleConnectionsIsServedAllTheSame(t *testing.T) {
+	r := newReceiver(t, "unix")
+	sink := newSink(t, r.URL())
+	rig := peertest.New(t, sink)
+	rig.Put(peertest.Pub(t, "tcp 0.0.0.0:8080", "127.0.0.1:8080"))
+	r.Want("8080/tcp 127.0.0.1 to upstream")
+	r.Hangup() // what comes next it decodes again
+	peertest.Eventually(t, "it is told again", func() error {
+		if n := len(r.Messages()); n < 2 {
+			return fmt.Errorf("%d messages", n)
+		}
+		return nil
+	})
+	rig.WantState("tcp 0.0.0.0:8080", port.Active)
+	r.Want("8080/tcp 127.0.0.1 to upstream")
+}
+
+// wsl-proxy keeps its listeners by port: of two for one port it loses the first
+// and never closes it.
+func TestWSLProxyGetsOneListenerForEachPort(t *testing.T) {
+	r := newReceiver(t, "unix")
+	rig := peertest.New(t, newSink(t, r.URL()))
+	rig.Put(peertest.Pub(t, "tcp [::]:8080+", "127.0.0.1:8080", "[::1]:8080"))
+	o := rig.WantState("tcp [::]:8080", port.Active)
+	if o.HostAddress.String() != "127.0.0.1:8080" {
+		t.Errorf("host address %s", o.HostAddress)
+	}
+	r.Want("8080/tcp 127.0.0.1 to upstream")
+	rig.Put(peertest.Pub(t, "tcp [::]:8080+", "0.0.0.0:8080", "[::]:8080"))
+	r.Want("8080/tcp 0.0.0.0 to upstream")
+	rig.Remove("tcp [::]:8080")
+	r.Want()
+}
+
+// With the incumbent, of two that want a port the first to leave takes it along.
+func TestAPortStaysForAsLongAsAnybodyWantsIt(t *testing.T) {
+	r := newReceiver(t, "unix")
+	rig := peertest.New(t, newSink(t, r.URL()))
+	rig.Put(peertest.Pub(t, "tcp 0.0.0.0:80", "127.0.0.1:80"), peertest.Pub(t, "tcp [::]:80+", "127.0.0.1:80"))
+	rig.WantState("tcp 0.0.0.0:80", port.Active)
+	if o := rig.WantState("tcp [::]:80", port.Conflict); !strings.Contains(o.Reason, "serves tcp 0.0.0.0:80") {
+		t.Errorf("reason = %q", o.Reason)
+	}
+	told := len(r.Messages())
+	rig.Remove("tcp 0.0.0.0:80")
+	rig.WantState("tcp [::]:80", port.Active)
+	r.Want("80/tcp 127.0.0.1 to upstream")
+	if n := len(r.Messages()) - told; n != 0 {
+		t.Errorf("the peer was told %d times of what did not change", n)
+	}
+	rig.Remove("tcp [::]:80")
+	r.Want()
+}
+
+func TestWhatThePeerCannotReachIsSaidSo(t *testing.T) {
+	r := newReceiver(t, "unix")
+	rig := peertest.New(t, newSink(t, r.URL()))
+	for _, tt := range []struct{ key, host, reason string }{
+		{"tcp 127.0.0.1:81", "127.0.0.1:81", "serves 127.0.0.1 alone"},
+		{"tcp [::]:82", "[::1]:82", "serves :: alone"},
+		{"tcp 0.0.0.0:83", "127.0.0.1:9083", "serves port 83, and the peer connects to 9083"},
+		{"tcp 0.0.0.0:84", "127.0.0.1:0", "a rule must name one"},
+	} {
+		rig.Put(peertest.Pub(t, tt.key, tt.host))
+		if o := rig.WantState(tt.key, port.Failed); !strings.Contains(o.Reason, tt.reason) {
+			t.Errorf("%s: reason = %q, want %q in it", tt.key, o.Reason, tt.reason)
+		}
+	}
+	if m := r.Messages(); len(m) > 0 {
+		t.Errorf("messages: %q", m)
+	}
+}
+
+func TestWhatAnAgentThatWasKilledLeftIsTakenBack(t *testing.T) {
+	r := newReceiver(t, "unix")
+	memory := peer.Memory(filepath.Join(t.TempDir(), "vtunnel.json"))
+	with := func(o *Options) { o.Memory = memory }
+	r.Exec("", peertest.PortMapping{Ports: map[string][]peertest.PortBinding{"8080/tcp": {{HostIP: "127.0.0.1", HostPort: "8080"}}, "9090/tcp": {{HostIP: "127.0.0.1", HostPort: "9090"}}}})
+	var left []peer.Entry
+	for _, n := range []uint16{8080, 9090} {
+		left = append(left, peer.Entry{Protocol: port.TCP, Host: netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), n)})
+	}
+	if err := memory.Save(left); err != nil {
+		t.Fatal(err)
+	}
+	rig := peertest.New(t, newSink(t, r.URL(), with))
+	rig.Put(peertest.Pub(t, "tcp 0.0.0.0:8080", "127.0.0.1:8080"))
+	r.Want("8080/tcp 127.0.0.1 to upstream")
+	rig.Stop()
+	r.Want()
+	if left, err := memory.Load(); err != nil || len(left) > 0 {
+		t.Errorf("memory: %v, %v", left, err)
+	}
+}
+
+func TestThousandsOfPortsAreToldInFewMessages(t *testing.T) {
+	r := newReceiver(t, "unix")
+	rig := peertest.New(t, newSink(t, r.URL()))
+	const n = 2000
+	var pubs []port.Publication
+	for i := range n {
+		pubs = append(pubs, peertest.Pub(t, fmt.Sprintf("tcp 0.0.0.0:%d", 10000+i), fmt.Sprintf("127.0.0.1:%d", 10000+i)))
+	}
+	rig.Put(pubs...)
+	peertest.Eventually(t, "all are told", func() error {
+		if got := len(r.State()); got != n {
+			return fmt.Errorf("%d of %d", got, n)
+		}
+		return nil
+	})
+	if m := len(r.Messages()); m > n/maxBindings+1 {
+		t.Errorf("%d messages", m)
+	}
+}
+
+func TestURLsThatMakeNoSenseAreRefused(t *testing.T) {
+	for _, u := range []string{
+		"http://127.0.0.1:3040", "tcp://127.0.0.1", "unix://relative", "unix:///s?static=80", "unix:///s?static=0/tcp", "unix:///s?other=1",
+	} {
+		if _, err := New(Options{URL: u, Logger: slog.New(slog.DiscardHandler)}); err == nil || !strings.Contains(err.Error(), u) {
+			t.Errorf("%s: error = %v", u, err)
+		}
+	}
+}
