@@ -1,0 +1,349 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package gvproxy is the sink for the port forwarder of gvisor-tap-vsock, which
+// Rancher Desktop's host-switch and Podman machine's gvproxy serve.
+//
+// The peer is looked at by its own list: when a connection is made, when one
+// ends (the one over which it was asked is kept open, so that its end tells of a
+// restart at once), when it answers what the list does not explain, and now and
+// then. Between two looks the sink knows what it changed itself.
+package gvproxy
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"sync"
+	"time"
+
+	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/reconcile"
+	"github.com/fairlead/fairlead/internal/sink/peer"
+)
+
+// Options configures a Sink. Logger is required.
+type Options struct {
+	// URLs are tried in order: http://HOST[:PORT] or unix:///PATH, each with an
+	// optional ?guest=ADDRESS, at which the peer finds the guest; else that is the
+	// address that the guest speaks from. DefaultURLs if empty.
+	URLs []string
+	// Bridges serve what the peer cannot connect to; nil for none. The sink closes
+	// them at the end of Run.
+	Bridges *peer.Bridges
+	// Memory is the file that says which of the peer's entries are ours; "" for none.
+	Memory peer.Memory
+	// Timeout bounds each call; 2 s if 0.
+	Timeout time.Duration
+	// Audit is the time between two looks at a peer's list; 30 s if 0.
+	Audit time.Duration
+	// Dial is a net.Dialer's if nil.
+	Dial   func(ctx context.Context, network, address string) (net.Conn, error)
+	Logger *slog.Logger
+}
+
+// Sink keeps the entries of one peer. It implements reconcile.Sink.
+type Sink struct {
+	o    Options
+	log  *slog.Logger
+	apis []*api
+	wake chan struct{}
+	look chan struct{} // asks Run for a look at the peer
+	plan chan struct{} // tells Run that retry is another
+	move chan struct{} // tells Run that links or addresses changed
+
+	mu     sync.Mutex
+	api    *api // nil while no peer answers
+	reason string
+	retry  time.Time // of the first entry that is to be tried again
+
+	syncing sync.Mutex // held by Sync, by looks and at the end; guards what follows
+	closed  bool
+	book    *peer.Book
+	have    map[port.Slot]byHost[entry]  // the peer's list, as far as it is tcp and udp
+	ours    map[port.Slot]byHost[string] // the remote that we asked for
+	faults  map[port.Slot]byHost[fault]
+	listed  bool // have is new
+	unsaved bool // ours is not what is saved
+}
+
+// New checks the options, reads the memory and starts nothing: see Run.
+func New(o Options) (*Sink, error) {
+	if o.Logger == nil {
+		return nil, errors.New("gvproxy: a logger is required")
+	}
+	if o.Timeout < 0 || o.Audit < 0 {
+		return nil, fmt.Errorf("gvproxy: timeout %v, audit %v: want 0 (the default) or more", o.Timeout, o.Audit)
+	}
+	o.Timeout = cmp.Or(o.Timeout, 2*time.Second)
+	o.Audit = cmp.Or(o.Audit, 30*time.Second)
+	if o.Dial == nil {
+		d := &net.Dialer{
+			Timeout: peer.DialTimeout,
+			// A virtual network that is gone sends no end of a connection.
+			KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: 3 * time.Second, Interval: time.Second, Count: 3},
+		}
+		d.SetMultipathTCP(false)
+		o.Dial = d.DialContext
+	}
+	if len(o.URLs) == 0 {
+		o.URLs = DefaultURLs()
+	}
+	s := &Sink{
+		o: o, log: o.Logger, wake: make(chan struct{}, 1), look: make(chan struct{}, 1), plan: make(chan struct{}, 1), move: make(chan struct{}, 1),
+		reason: "not yet connected",
+		book:   peer.NewBook(), have: make(map[port.Slot]byHost[entry]),
+		ours: make(map[port.Slot]byHost[string]), faults: make(map[port.Slot]byHost[fault]),
+	}
+	for _, u := range o.URLs {
+		a, err := newAPI(u, o.Dial, o.Timeout)
+		if err != nil {
+			return nil, err
+		}
+		s.apis = append(s.apis, a)
+	}
+	entries, err := o.Memory.Load()
+	if err != nil {
+		s.log.Warn("cannot tell which forwards an earlier agent left", "err", err)
+	}
+	for _, e := range entries {
+		put(s.ours, target{port.Slot{Protocol: e.Protocol, Port: e.Host.Port()}, e.Host.Addr()}, e.Remote)
+	}
+	return s, nil
+}
+
+// Name implements reconcile.Sink.
+func (s *Sink) Name() string { return "gvproxy" }
+
+// Wake implements reconcile.Sink.
+func (s *Sink) Wake() <-chan struct{} { return s.wake }
+
+// Run keeps an eye on the peer until ctx ends, and then takes back what is ours.
+func (s *Sink) Run(ctx context.Context) error {
+	defer func() {
+		for _, a := range s.apis {
+			a.close()
+		}
+	}()
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		// A virtual network that breaks says nothing on its connections, but its
+		// interface goes down or loses its carrier.
+		if err := peer.WatchAddresses(ctx, func() { peer.Poke(s.move) }); ctx.Err() == nil {
+			s.log.Warn("a virtual network that breaks is noticed late", "err", err)
+		}
+	})
+	defer wg.Wait()
+	var pace peer.Pace
+	for ctx.Err() == nil {
+		a := s.find(ctx)
+		pace.Begin(a != nil)
+		if a == nil {
+			peer.Sleep(ctx, peer.DownPause)
+			continue
+		}
+		if s.await(ctx, a) {
+			pace.End(ctx)
+		}
+	}
+	s.leave(context.WithoutCancel(ctx))
+	if s.o.Bridges != nil {
+		s.o.Bridges.Close()
+	}
+	return ctx.Err()
+}
+
+// await waits for a reason to look at the peer again, and reports whether that
+// is the end of a connection. It wakes Sync when entries are to be tried again.
+func (s *Sink) await(ctx context.Context, a *api) (ended bool) {
+	audit := time.NewTimer(s.o.Audit)
+	defer audit.Stop()
+	retry := time.NewTimer(time.Hour)
+	defer retry.Stop()
+	moved := time.NewTimer(time.Hour)
+	moved.Stop()
+	defer moved.Stop()
+	begin := time.Now()
+	for {
+		s.mu.Lock()
+		at := s.retry
+		s.mu.Unlock()
+		if at.IsZero() {
+			retry.Stop()
+		} else {
+			retry.Reset(time.Until(at))
+		}
+		select {
+		case <-ctx.Done():
+			return false
+		case <-a.ended:
+			return true
+		case <-audit.C:
+			return false
+		case <-s.look:
+			return false
+		case <-s.plan:
+		case <-s.move: // containers come with links too: not more often than each second
+			moved.Reset(time.Second - time.Since(begin))
+		case <-moved.C:
+			return false
+		case <-retry.C:
+			s.mu.Lock()
+			s.retry = time.Time{}
+			s.mu.Unlock()
+			peer.Poke(s.wake)
+		}
+	}
+}
+
+// find looks for a peer that lists its forwards, first where the last one was.
+func (s *Sink) find(ctx context.Context) *api {
+	s.mu.Lock()
+	last := s.api
+	s.mu.Unlock()
+	if last != nil {
+		err := s.lookAt(ctx, last)
+		if err == nil {
+			return last
+		}
+		if ctx.Err() != nil {
+			return nil
+		}
+		s.setDown(last, err)
+	}
+	var errs []error
+	for _, a := range s.apis {
+		if err := a.unknown(time.Now()); err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", a.text, err))
+			continue
+		}
+		err := s.lookAt(ctx, a)
+		if err == nil {
+			return a
+		}
+		if ctx.Err() != nil {
+			return nil
+		}
+		errs = append(errs, fmt.Errorf("%s: %w", a.text, err))
+	}
+	s.setAbsent(errs)
+	return nil
+}
+
+// lookAt takes over what a peer lists.
+func (s *Sink) lookAt(ctx context.Context, a *api) error {
+	s.mu.Lock()
+	current := s.api == a
+	s.mu.Unlock()
+	if current { // a Sync would change what is being listed
+		s.syncing.Lock()
+		defer s.syncing.Unlock()
+	}
+	select { // an end that came before is of no interest
+	case <-a.ended:
+	default:
+	}
+	all, err := a.list(ctx)
+	if err != nil {
+		return err
+	}
+	if !current {
+		s.syncing.Lock()
+		defer s.syncing.Unlock()
+	}
+	s.adopt(all, !current)
+	s.mu.Lock()
+	s.api, s.reason = a, ""
+	s.mu.Unlock()
+	if !current {
+		s.log.Info("peer is there", "peer", a.text, "guest", a.guestAddr(), "forwards", len(all))
+	}
+	peer.Poke(s.wake)
+	return nil
+}
+
+func (s *Sink) setDown(a *api, err error) {
+	s.mu.Lock()
+	s.api = nil
+	s.mu.Unlock()
+	a.close()
+	s.log.Warn("peer does not work; waiting for it", "peer", a.text, "err", err)
+}
+
+func (s *Sink) setAbsent(errs []error) {
+	reason := "no peer: "
+	for i, err := range errs {
+		if i > 0 {
+			reason += "; "
+		}
+		reason += err.Error()
+	}
+	s.mu.Lock()
+	changed := s.reason != reason
+	s.reason = reason
+	s.mu.Unlock()
+	if changed {
+		s.log.Info("no peer answers; waiting for it", "why", reason)
+		peer.Poke(s.wake)
+	}
+}
+
+// Sync implements reconcile.Sink. Without a peer all is pending, which is no
+// error: Wake tells when it comes.
+func (s *Sink) Sync(ctx context.Context, want reconcile.View, change reconcile.Change) (port.Outcomes, error) {
+	s.syncing.Lock()
+	defer s.syncing.Unlock()
+	if s.closed {
+		return nil, nil
+	}
+	s.book.Take(want, change)
+	s.mu.Lock()
+	a, reason := s.api, s.reason
+	s.mu.Unlock()
+	if a == nil {
+		s.keepBridges()
+		return s.book.Pending(change, reason), nil
+	}
+	if s.book.Present() || s.listed {
+		s.listed = false
+		s.book.Touch()
+		for slot := range s.ours {
+			s.book.Dirty()[slot] = struct{}{}
+		}
+	}
+	return s.settle(ctx, a)
+}
+
+// Cut ends the connections through bridges to publications that a rule forbids.
+func (s *Sink) Cut(keys []port.Key) {
+	if s.o.Bridges != nil {
+		s.o.Bridges.Cut(keys)
+	}
+}
+
+// leave takes back what is ours.
+func (s *Sink) leave(ctx context.Context) {
+	s.syncing.Lock()
+	defer s.syncing.Unlock()
+	s.closed = true
+	s.mu.Lock()
+	a := s.api
+	s.mu.Unlock()
+	if a == nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, peer.Farewell)
+	defer cancel()
+	for slot, hosts := range s.ours {
+		for h := range hosts {
+			if err := s.unexpose(ctx, a, target{slot, h}); err != nil {
+				s.log.Warn("could not take back what was exposed", "peer", a.text, "err", err)
+				s.save()
+				return
+			}
+		}
+	}
+	s.save()
+}

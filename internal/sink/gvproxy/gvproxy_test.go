@@ -1,0 +1,390 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package gvproxy
+
+import (
+	"fmt"
+	"log/slog"
+	"net/http"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/sink/peer"
+	"github.com/fairlead/fairlead/internal/sink/peer/peertest"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func start(t *testing.T, f *forwarder, edit ...func(*Options)) *peertest.Rig {
+	t.Helper()
+	o := Options{URLs: []string{f.url()}, Logger: slog.New(slog.DiscardHandler)}
+	for _, g := range edit {
+		g(&o)
+	}
+	s, err := New(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return peertest.New(t, s)
+}
+
+func quick(o *Options) { o.Timeout = 100 * time.Millisecond }
+
+func TestExposesWhatIsWantedAndTakesItBack(t *testing.T) {
+	f := newForwarder(t)
+	f.add("tcp", "127.0.0.1:2222", "192.168.127.2:22") // not ours
+	f.add("unix", "/run/x.sock", "ssh-tunnel://...")
+	rig := start(t, f)
+	static := []string{"tcp/127.0.0.1:2222 to 192.168.127.2:22", "unix//run/x.sock to ssh-tunnel://..."}
+	rig.Put(
+		peertest.Pub(t, "tcp 0.0.0.0:8080", "127.0.0.1:8080"),
+		peertest.Pub(t, "udp 0.0.0.0:8080", "127.0.0.1:8080"),
+		peertest.Pub(t, "tcp [::]:9090+", "127.0.0.1:9090", "[::1]:9090"),
+		peertest.Pub(t, "tcp 0.0.0.0:80", "127.0.0.1:8000"),
+	)
+	f.want(sortedStrings(
+		"tcp/127.0.0.1:8000 to 192.168.127.2:80", "tcp/127.0.0.1:8080 to 192.168.127.2:8080",
+		"tcp/127.0.0.1:9090 to 192.168.127.2:9090", "tcp/[::1]:9090 to 192.168.127.2:9090",
+		"udp/127.0.0.1:8080 to 192.168.127.2:8080", static[0], static[1])...)
+	rig.WantState("udp 0.0.0.0:8080", port.Active)
+	rig.Remove("tcp 0.0.0.0:8080", "tcp [::]:9090")
+	f.want(sortedStrings("tcp/127.0.0.1:8000 to 192.168.127.2:80", "udp/127.0.0.1:8080 to 192.168.127.2:8080", static[0], static[1])...)
+	// The incumbent's removal of all names no protocol, and its context has ended.
+	rig.Stop()
+	f.want(static...)
+}
+
+func sortedStrings(s ...string) []string {
+	slices.Sort(s)
+	return s
+}
+
+// The incumbent sends nothing more to a peer that restarts.
+func TestAPeerThatRestartsIsRefilled(t *testing.T) {
+	f := newForwarder(t)
+	rig := start(t, f)
+	rig.Put(peertest.Pub(t, "tcp 0.0.0.0:8080", "127.0.0.1:8080"))
+	f.want("tcp/127.0.0.1:8080 to 192.168.127.2:8080")
+	for range 3 {
+		f.stop()
+		rig.WantState("tcp 0.0.0.0:8080", port.Pending)
+		f.start()
+		f.want("tcp/127.0.0.1:8080 to 192.168.127.2:8080")
+		rig.WantState("tcp 0.0.0.0:8080", port.Active)
+	}
+}
+
+func TestARestartBetweenTwoCallsLosesNothing(t *testing.T) {
+	f := newForwarder(t)
+	restarts := make(chan struct{}, 2)
+	for range cap(restarts) {
+		restarts <- struct{}{}
+	}
+	f.after = func(path string) {
+		if path != "expose" {
+			return
+		}
+		select {
+		case <-restarts:
+			f.set(func() { f.entries = make(map[string]forward) }) // as after a restart
+			go f.server.Close()
+			go func() {
+				<-f.done
+				f.start()
+			}()
+		default:
+		}
+	}
+	rig := start(t, f)
+	rig.Put(peertest.Pub(t, "tcp 0.0.0.0:8080", "127.0.0.1:8080"), peertest.Pub(t, "tcp 0.0.0.0:9090", "127.0.0.1:9090"))
+	f.want("tcp/127.0.0.1:8080 to 192.168.127.2:8080", "tcp/127.0.0.1:9090 to 192.168.127.2:9090")
+	rig.WantState("tcp 0.0.0.0:8080", port.Active)
+	rig.WantState("tcp 0.0.0.0:9090", port.Active)
+}
+
+// With the incumbent a peer that does not answer blocks everything for ever.
+func TestAPeerThatDoesNotAnswerIsWaitedForInVain(t *testing.T) {
+	f := newForwarder(t)
+	rig := start(t, f, quick)
+	rig.Put(peertest.Pub(t, "tcp 0.0.0.0:8080", "127.0.0.1:8080"))
+	rig.WantState("tcp 0.0.0.0:8080", port.Active)
+	f.set(func() { f.answer = hang })
+	rig.Put(peertest.Pub(t, "tcp 0.0.0.0:9090", "127.0.0.1:9090"))
+	peertest.Eventually(t, "the reason is told", func() error {
+		for _, k := range []string{"tcp 0.0.0.0:8080", "tcp 0.0.0.0:9090"} {
+			if o := rig.Outcomes(k); len(o) != 1 || o[0].State != port.Pending || !strings.Contains(o[0].Reason, "no answer within") {
+				return fmt.Errorf("%+v", o)
+			}
+		}
+		return nil
+	})
+	f.set(func() { f.answer = nil })
+	f.want("tcp/127.0.0.1:8080 to 192.168.127.2:8080", "tcp/127.0.0.1:9090 to 192.168.127.2:9090")
+	rig.WantState("tcp 0.0.0.0:9090", port.Active)
+}
+
+// The answer to a call that was carried out gets lost.
+func TestACallThatTimesOutAfterItWasDoneIsOurs(t *testing.T) {
+	f := newForwarder(t)
+	lost := make(chan struct{}, 1)
+	lost <- struct{}{}
+	f.answer = func(w http.ResponseWriter, r *http.Request) bool {
+		if !strings.HasSuffix(r.URL.Path, "/expose") {
+			return false
+		}
+		select {
+		case <-lost:
+			f.serve(w, r, "expose")
+			return hang(w, r)
+		default:
+			return false
+		}
+	}
+	rig := start(t, f, quick)
+	rig.Put(peertest.Pub(t, "tcp 0.0.0.0:8080", "127.0.0.1:8080"))
+	rig.WantState("tcp 0.0.0.0:8080", port.Active)
+	rig.Remove("tcp 0.0.0.0:8080")
+	f.want()
+}
+
+func TestNonsenseIsNoEmptyList(t *testing.T) {
+	for _, tt := range []struct {
+		name, reason string
+		answer       func(http.ResponseWriter)
+	}{
+		{"an error", "answered 500", func(w http.ResponseWriter) { http.Error(w, "out of order", 500) }},
+		{"another service", "no list of forwards", func(w http.ResponseWriter) { _, _ = w.Write([]byte("<html>")) }},
+		{"null", "no list of forwards", func(w http.ResponseWriter) { _, _ = w.Write([]byte("null")) }},
+		{"a redirect", "answered 302", func(w http.ResponseWriter) {
+			w.Header().Set("Location", "http://127.0.0.1:1/")
+			w.WriteHeader(http.StatusFound)
+		}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			f := newForwarder(t)
+			rig := start(t, f)
+			rig.Put(peertest.Pub(t, "tcp 0.0.0.0:8080", "127.0.0.1:8080"))
+			rig.WantState("tcp 0.0.0.0:8080", port.Active)
+			f.set(func() {
+				f.answer = func(w http.ResponseWriter, _ *http.Request) bool {
+					tt.answer(w)
+					return true
+				}
+			})
+			rig.Put(peertest.Pub(t, "tcp 0.0.0.0:9090", "127.0.0.1:9090"))
+			peertest.Eventually(t, "the peer is given up", func() error {
+				o := rig.Outcomes("tcp 0.0.0.0:9090")
+				if len(o) != 1 || o[0].State == port.Active || !strings.Contains(o[0].Reason, strings.Fields(tt.reason)[0]) {
+					return fmt.Errorf("%+v", o)
+				}
+				return nil
+			})
+			f.stop() // its connection ends, so that it must be looked at
+			f.start()
+			peertest.Eventually(t, "the reason is told", func() error {
+				o := rig.Outcomes("tcp 0.0.0.0:9090")
+				if len(o) != 1 || o[0].State != port.Pending || !strings.Contains(o[0].Reason, tt.reason) {
+					return fmt.Errorf("%+v", o)
+				}
+				return nil
+			})
+			f.set(func() { f.answer = nil })
+			f.want("tcp/127.0.0.1:8080 to 192.168.127.2:8080", "tcp/127.0.0.1:9090 to 192.168.127.2:9090")
+		})
+	}
+}
+
+func TestRefusalsAreOutcomesAndTriedAgainSeldom(t *testing.T) {
+	f := newForwarder(t)
+	rig := start(t, f)
+	refusals := []struct {
+		key, host, words string
+		state            port.State
+		reason           string
+	}{
+		{"tcp 0.0.0.0:8081", "127.0.0.1:8081", "bind: address already in use", port.Conflict, "another program of the host holds 127.0.0.1:8081"},
+		{
+			"tcp 0.0.0.0:8082", "127.0.0.1:8082",
+			"bind: Only one usage of each socket address (protocol/network address/port) is normally permitted.", port.Conflict, "another program",
+		},
+		{"tcp 0.0.0.0:81", "127.0.0.1:81", "bind: permission denied", port.Failed, "ports below 1024"},
+		{
+			"tcp 0.0.0.0:8083", "127.0.0.1:8083",
+			"bind: An attempt was made to access a socket in a way forbidden by its access permissions.", port.Failed, "reserved",
+		},
+		{"tcp 0.0.0.0:8084", "10.1.2.3:8084", "bind: cannot assign requested address", port.Failed, "10.1.2.3 is no address of the host"},
+		{"tcp 0.0.0.0:8085", "127.0.0.1:8085", "something\nelse\x1b[2J", port.Failed, "something"},
+	}
+	for _, tt := range refusals {
+		f.set(func() { f.refuse["tcp/"+tt.host] = tt.words })
+		rig.Put(peertest.Pub(t, tt.key, tt.host))
+		o := rig.WantState(tt.key, tt.state)
+		if !strings.Contains(o.Reason, tt.reason) || strings.ContainsAny(o.Reason, "\n\x1b") {
+			t.Errorf("%s: reason = %q, want %q in it", tt.key, o.Reason, tt.reason)
+		}
+	}
+	// Other changes are no reason to try again.
+	before := len(f.said())
+	for range 20 {
+		rig.Put(peertest.Pub(t, "tcp 0.0.0.0:9000", "127.0.0.1:9000"))
+		rig.WantState("tcp 0.0.0.0:9000", port.Active)
+		rig.Remove("tcp 0.0.0.0:9000")
+		f.want()
+	}
+	if n := len(f.said()) - before - 40; n > 20 {
+		t.Errorf("%d attempts at what was refused", n)
+	}
+	f.set(func() { delete(f.refuse, "tcp/127.0.0.1:8081") }) // the other program ends
+	rig.WantState("tcp 0.0.0.0:8081", port.Active)
+}
+
+func TestEntriesOfOthersAreNeitherTakenNorRemoved(t *testing.T) {
+	f := newForwarder(t)
+	f.add("tcp", "127.0.0.1:8080", "192.168.127.3:80")
+	f.add("tcp", "127.0.0.1:6443", "192.168.127.2:6443")
+	f.add("tcp", ":9090", "192.168.127.2:9090") // as Podman asks for it
+	rig := start(t, f)
+	rig.Put(
+		peertest.Pub(t, "tcp 0.0.0.0:8080", "127.0.0.1:8080"),
+		peertest.Pub(t, "tcp [::]:6443+", "127.0.0.1:6443"),
+		peertest.Pub(t, "tcp 0.0.0.0:9090", "127.0.0.1:9090"),
+	)
+	if o := rig.WantState("tcp 0.0.0.0:8080", port.Conflict); !strings.Contains(o.Reason, `"192.168.127.3:80"`) {
+		t.Errorf("reason = %q", o.Reason)
+	}
+	rig.WantState("tcp [::]:6443", port.Active) // it is served
+	rig.WantState("tcp 0.0.0.0:9090", port.Active)
+	rig.Remove("tcp 0.0.0.0:8080", "tcp [::]:6443", "tcp 0.0.0.0:9090")
+	rig.Put(peertest.Pub(t, "tcp 0.0.0.0:7070", "127.0.0.1:7070"))
+	rig.WantState("tcp 0.0.0.0:7070", port.Active)
+	rig.Stop()
+	f.want("tcp/127.0.0.1:6443 to 192.168.127.2:6443", "tcp/127.0.0.1:8080 to 192.168.127.3:80", "tcp/:9090 to 192.168.127.2:9090")
+	for _, c := range f.said() {
+		if !strings.HasSuffix(c, ":7070") {
+			t.Errorf("the peer was asked to %s", c)
+		}
+	}
+}
+
+func TestWhatSomebodyElseRemovedComesBack(t *testing.T) {
+	f := newForwarder(t)
+	rig := start(t, f, func(o *Options) { o.Audit = 20 * time.Millisecond })
+	rig.Put(peertest.Pub(t, "tcp 0.0.0.0:8080", "127.0.0.1:8080"))
+	rig.WantState("tcp 0.0.0.0:8080", port.Active)
+	f.set(func() { f.entries = make(map[string]forward) })
+	f.want("tcp/127.0.0.1:8080 to 192.168.127.2:8080")
+}
+
+func TestForwardsOfAnAgentThatWasKilledAreTakenOver(t *testing.T) {
+	f := newForwarder(t)
+	f.add("tcp", "127.0.0.1:8080", "192.168.127.2:8080")
+	f.add("tcp", "127.0.0.1:9090", "192.168.127.2:9090")
+	f.add("tcp", "127.0.0.1:7070", "192.168.127.9:7070") // taken by another since
+	memory := peer.Memory(filepath.Join(t.TempDir(), "gvproxy.json"))
+	var left []peer.Entry
+	for _, n := range []string{"8080", "9090", "7070"} {
+		left = append(left, peer.Entry{
+			Protocol: port.TCP, Host: peertest.Pub(t, "tcp 0.0.0.0:1", "127.0.0.1:"+n).Decision.Host[0], Remote: "192.168.127.2:" + n,
+		})
+	}
+	if err := memory.Save(left); err != nil {
+		t.Fatal(err)
+	}
+	rig := start(t, f, func(o *Options) { o.Memory = memory })
+	rig.Put(peertest.Pub(t, "tcp 0.0.0.0:8080", "127.0.0.1:8080"))
+	f.want("tcp/127.0.0.1:7070 to 192.168.127.9:7070", "tcp/127.0.0.1:8080 to 192.168.127.2:8080")
+	rig.Stop()
+	f.want("tcp/127.0.0.1:7070 to 192.168.127.9:7070")
+	if left, err := memory.Load(); err != nil || len(left) > 0 {
+		t.Errorf("memory: %v, %v", left, err)
+	}
+}
+
+func TestAPortStaysForAsLongAsAnybodyWantsIt(t *testing.T) {
+	f := newForwarder(t)
+	rig := start(t, f)
+	rig.Put(peertest.Pub(t, "tcp 0.0.0.0:80", "127.0.0.1:80"), peertest.Pub(t, "tcp [::]:80+", "127.0.0.1:80"))
+	rig.WantState("tcp 0.0.0.0:80", port.Active)
+	rig.WantState("tcp [::]:80", port.Conflict)
+	rig.Remove("tcp 0.0.0.0:80")
+	rig.WantState("tcp [::]:80", port.Active)
+	if c := f.said(); !slices.Equal(c, []string{"expose tcp/127.0.0.1:80"}) {
+		t.Errorf("calls: %q", c)
+	}
+	rig.Remove("tcp [::]:80")
+	f.want()
+}
+
+func TestAWiderHostAddressReplacesTheNarrowOne(t *testing.T) {
+	f := newForwarder(t)
+	rig := start(t, f)
+	rig.Put(peertest.Pub(t, "tcp 0.0.0.0:80", "127.0.0.1:80"))
+	f.want("tcp/127.0.0.1:80 to 192.168.127.2:80")
+	rig.Put(peertest.Pub(t, "tcp 0.0.0.0:80", "0.0.0.0:80"))
+	f.want("tcp/0.0.0.0:80 to 192.168.127.2:80")
+	rig.WantState("tcp 0.0.0.0:80", port.Active)
+}
+
+func TestWhatThePeerCannotReachIsSaidSo(t *testing.T) {
+	f := newForwarder(t)
+	rig := start(t, f)
+	for _, tt := range []struct{ key, host, reason string }{
+		{"tcp 127.0.0.1:81", "127.0.0.1:81", "serves 127.0.0.1 alone"},
+		{"tcp [::]:82", "[::1]:82", "serves :: alone"},
+		{"tcp 0.0.0.0:84", "127.0.0.1:0", "a rule must name one"},
+	} {
+		rig.Put(peertest.Pub(t, tt.key, tt.host))
+		if o := rig.WantState(tt.key, port.Failed); !strings.Contains(o.Reason, tt.reason) {
+			t.Errorf("%s: reason = %q, want %q in it", tt.key, o.Reason, tt.reason)
+		}
+	}
+	rig.Put(peertest.Pub(t, "tcp 192.168.127.2:85", "127.0.0.1:85"))
+	rig.WantState("tcp 192.168.127.2:85", port.Active)
+}
+
+func TestTheFirstURLThatListsForwardsIsTaken(t *testing.T) {
+	f := newForwarder(t)
+	rig := start(t, f, func(o *Options) {
+		o.URLs = []string{"http://127.0.0.1:1", "unix://" + filepath.Join(t.TempDir(), "none.sock"), f.url()}
+	})
+	rig.Put(peertest.Pub(t, "tcp 0.0.0.0:8080", "127.0.0.1:8080"))
+	f.want("tcp/127.0.0.1:8080 to 192.168.127.2:8080")
+}
+
+func TestHundredsOfPortsAreExposedAndTakenBack(t *testing.T) {
+	f := newForwarder(t)
+	rig := start(t, f)
+	const n = 500
+	var pubs []port.Publication
+	for i := range n {
+		pubs = append(pubs, peertest.Pub(t, fmt.Sprintf("tcp 0.0.0.0:%d", 10000+i), fmt.Sprintf("127.0.0.1:%d", 10000+i)))
+	}
+	rig.Put(pubs...)
+	peertest.Eventually(t, "all are exposed", func() error {
+		if got := len(f.state()); got != n {
+			return fmt.Errorf("%d of %d", got, n)
+		}
+		return nil
+	})
+	rig.Stop()
+	f.want()
+}
+
+func TestURLsThatMakeNoSenseAreRefused(t *testing.T) {
+	for _, u := range []string{
+		"https://127.0.0.1", "http://", "http://h/path", "unix://relative", "http://h?guest=::1", "http://h?guest=x", "http://h?other=1",
+	} {
+		if _, err := New(Options{URLs: []string{u}, Logger: slog.New(slog.DiscardHandler)}); err == nil || !strings.Contains(err.Error(), u) {
+			t.Errorf("%s: error = %v", u, err)
+		}
+	}
+	if s, err := New(Options{Logger: slog.New(slog.DiscardHandler)}); err != nil || len(s.apis) != 3 {
+		t.Errorf("defaults: %v", err)
+	}
+}
