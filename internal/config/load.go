@@ -24,10 +24,11 @@ import (
 // there is one. Flags counts where it was given on the command line; it is
 // what [Agent.Flags] registered with, or nil. Environ is os.LookupEnv, or nil for no environment.
 // A value that is wrong is an error that says where it stands; what is returned
-// with it is good for [Watch] alone.
-func LoadAgent(path string, flags *pflag.FlagSet, environ func(string) (string, bool)) (Agent, error) {
+// with it is good for [Watch] alone. Last are rules that follow all others.
+func LoadAgent(path string, flags *pflag.FlagSet, environ func(string) (string, bool), last ...rules.Rule) (Agent, error) {
 	c := DefaultAgent()
 	l := newLoader(&c.Common, c.fields(), flags, environ)
+	l.last = last
 	if err := l.load(path, DefaultAgentFile); err != nil {
 		return Agent{Common: Common{files: c.files}}, err
 	}
@@ -64,6 +65,7 @@ type loader struct {
 	environ func(string) (string, bool)
 	said    map[string]string // who gave a field its value: "FILE:LINE:COLUMN", variable or flag
 	inline  []rules.Rule
+	last    []rules.Rule // behind those of all files
 }
 
 func newLoader(c *Common, fields []field, flags *pflag.FlagSet, environ func(string) (string, bool)) *loader {
@@ -179,7 +181,7 @@ func (l *loader) compile(key string, expose *rules.HostAddress) error {
 			*expose = f.Expose
 		}
 	}
-	set, err := rules.New(*expose, list)
+	set, err := rules.New(*expose, append(list, l.last...))
 	l.common.Rules = set
 	return err
 }
