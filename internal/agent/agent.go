@@ -51,6 +51,7 @@ type Agent struct {
 	forward    *forward.Server
 	links      *links
 	hostlink   *hostlink.Sink
+	peers      []runner
 	reconciler *reconcile.Reconciler
 	provider   provider
 	metrics    *metrics
@@ -137,8 +138,15 @@ func (a *Agent) wireSinks() error {
 				return err
 			}
 			sinks = append(sinks, a.hostlink)
+		case "gvproxy", "vtunnel":
+			p, err := a.newPeerSink(s)
+			if err != nil {
+				return err
+			}
+			a.peers = append(a.peers, p)
+			sinks = append(sinks, p)
 		default:
-			return fmt.Errorf("sink %q is not there yet: want hostlink", s.Name)
+			return fmt.Errorf("sink %q is not there yet: want hostlink, gvproxy or vtunnel", s.Name)
 		}
 	}
 	a.reconciler = reconcile.New(a.registry.Publications(), sinks, reconcile.Options{
@@ -214,6 +222,9 @@ func (a *Agent) Run(ctx context.Context, watch func(ctx context.Context, onChang
 		}
 		g.Go(func() error { return a.links.run(ctx) })
 		g.Go(func() error { return a.hostlink.Run(ctx) })
+	}
+	for _, p := range a.peers {
+		g.Go(func() error { return p.Run(ctx) })
 	}
 	for i, s := range a.sources {
 		feed := feeds[i]

@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"context"
+	"path/filepath"
+
+	"github.com/fairlead/fairlead/internal/config"
+	"github.com/fairlead/fairlead/internal/reconcile"
+	"github.com/fairlead/fairlead/internal/sink/gvproxy"
+	"github.com/fairlead/fairlead/internal/sink/peer"
+	"github.com/fairlead/fairlead/internal/sink/vtunnel"
+)
+
+// runner is a sink that looks after its peer itself. Run blocks until ctx ends.
+type runner interface {
+	reconcile.Sink
+	Run(ctx context.Context) error
+}
+
+// newPeerSink makes a sink for a peer that is not fairlead's own.
+func (a *Agent) newPeerSink(s config.Sink) (runner, error) {
+	// Beside the control socket: its directory is root's, and ends with the system.
+	memory := peer.Memory(filepath.Join(filepath.Dir(a.cfg.Control), s.Name+".json"))
+	if s.Name == "gvproxy" {
+		o := gvproxy.Options{Memory: memory, Logger: a.log}
+		if s.URL != "" {
+			o.URLs = []string{s.URL}
+		}
+		return gvproxy.New(o)
+	}
+	return vtunnel.New(vtunnel.Options{URL: s.URL, Memory: memory, Logger: a.log})
+}
