@@ -123,11 +123,21 @@ func (s *space) start(t testing.TB, args ...string) *process {
 
 func (s *space) startAs(t testing.TB, uid uint32, args ...string) *process {
 	t.Helper()
-	p := &process{t: t, cmd: exec.Command(binary, args...), done: make(chan struct{})}
-	p.cmd.Stdout, p.cmd.Stderr = p, p
-	p.cmd.Env = append(os.Environ(), "GOTRACEBACK=all")
+	cmd := exec.Command(binary, args...)
 	if uid != 0 {
-		p.cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uid, Gid: uid}}
+		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uid, Gid: uid}}
+	}
+	return s.startCmd(t, args[0], cmd)
+}
+
+// startCmd runs any program in the namespace, as start does; without an
+// environment of its own it gets that of the test.
+func (s *space) startCmd(t testing.TB, name string, cmd *exec.Cmd) *process {
+	t.Helper()
+	p := &process{t: t, cmd: cmd, done: make(chan struct{})}
+	p.cmd.Stdout, p.cmd.Stderr = p, p
+	if p.cmd.Env == nil {
+		p.cmd.Env = append(os.Environ(), "GOTRACEBACK=all")
 	}
 	if err := s.Start(p.cmd); err != nil {
 		t.Fatal(err)
@@ -146,7 +156,7 @@ func (s *space) startAs(t testing.TB, uid uint32, args ...string) *process {
 		}
 		p.kill()
 		if t.Failed() {
-			t.Logf("%s said:\n%s", args[0], p.output())
+			t.Logf("%s said:\n%s", name, p.output())
 		}
 	})
 	return p

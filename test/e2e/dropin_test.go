@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux && root && !vm
+
+package e2e
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/fairlead/fairlead/internal/sink/peer/peertest"
+)
+
+// dropIn builds the stand-in for Rancher Desktop's agent.
+var dropIn = sync.OnceValues(func() (string, error) {
+	dir, err := os.MkdirTemp("", "fairlead-dropin-")
+	if err != nil {
+		return "", err
+	}
+	path := filepath.Join(dir, "rancher-desktop-guestagent")
+	out, err := exec.Command("go", "build", "-o", path, "github.com/fairlead/fairlead/cmd/rancher-desktop-guestagent").CombinedOutput()
+	if err != nil {
+		return "", fmt.Errorf("build the stand-in: %w\n%s", err, out)
+	}
+	return path, nil
+})
+
+// startDropIn runs it in the guest, where /run is a directory of the test's own.
+func startDropIn(t *testing.T, guest *space, run string, flags ...string) *process {
+	t.Helper()
+	path, err := dropIn()
+	if err != nil {
+		t.Fatal(err)
+	}
+	script := `mount --make-rprivate / && mount --bind "$1" /run && shift && exec "$@"`
+	cmd := exec.Command("/bin/sh", append([]string{"-euc", script, "sh", run, path}, flags...)...)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}
+	return guest.startCmd(t, "rancher-desktop-guestagent", cmd)
+}
+
+const hostPortRule = `nft -f - <<'END'
+table ip fl { chain pre { type nat hook prerouting priority -100; fib daddr type local tcp dport 8083 dnat to 10.88.0.2:80; }; }
+END`
+
+func TestTheStandInServesTheVirtualNetworkWithTheIncumbentsFlags(t *testing.T) {
+	n := newVirtualNetwork(t)
+	run := t.TempDir()
+	proxy := peertest.NewReceiver(t, "unix", filepath.Join(run, "wsl-proxy.sock"), net.Listen)
+	c := container(t, n.guest)
+	go echoServer(c.listen(t, "tcp4", "0.0.0.0:80"))
+
+	flags := []string{
+		"-debug", "-docker=true", "-containerd=false", "-kubernetes=true", "-kubeconfig=" + filepath.Join(run, "k3s.yaml"),
+		"-k8sServiceListenerAddr=127.0.0.1", "-adminInstall=false", "-k8sAPIPort=6443", "-tap-interface-ip=" + guestIP,
+	}
+	const api, web, rule = "6443/tcp 127.0.0.1 to upstream", "8080/tcp 127.0.0.1 to upstream", "8083/tcp 127.0.0.1 to upstream"
+	p := startDropIn(t, n.guest, run, flags...)
+	proxy.Want(api)
+	l := n.guest.listen(t, "tcp4", "0.0.0.0:8080")
+	go echoServer(l)
+	n.guest.sh(t, hostPortRule)
+	proxy.Want(api, web, rule)
+	n.wantForwards(sshForward, "tcp 127.0.0.1:8080 192.168.127.2:8080", "tcp 127.0.0.1:8083 192.168.127.2:8083")
+	n.answers("tcp", "127.0.0.1:8080")
+	n.answers("tcp", "127.0.0.1:8083")
+
+	_ = l.Close()
+	n.guest.sh(t, "nft delete table ip fl")
+	proxy.Want(api)
+	n.wantForwards(sshForward)
+
+	// The incumbent ends with status 1 on SIGTERM, does not heed SIGINT, and takes
+	// nothing back.
+	go echoServer(n.guest.listen(t, "tcp4", "0.0.0.0:9090"))
+	const last = "9090/tcp 127.0.0.1 to upstream"
+	for _, sig := range []syscall.Signal{syscall.SIGTERM, syscall.SIGINT} {
+		proxy.Want(api, last)
+		if code := p.stop(sig); code != 0 {
+			t.Errorf("exit code %d after %v", code, sig)
+		}
+		proxy.Want()
+		n.wantForwards(sshForward)
+		p = startDropIn(t, n.guest, run, flags...)
+	}
+	// And after a kill a second start trips over nothing that the first left.
+	proxy.Want(api, last)
+	p.kill()
+	p = startDropIn(t, n.guest, run, flags...)
+	within(t, 20*time.Second, "the second start stands", func() error {
+		if !p.alive() || !strings.Contains(p.output(), "peer is there") {
+			return errors.New(p.output())
+		}
+		return nil
+	})
+	proxy.Want(api, last)
+	if code := p.stop(syscall.SIGTERM); code != 0 {
+		t.Errorf("exit code %d", code)
+	}
+	proxy.Want()
+}
+
+func TestTheStandInServesVtunnelWithTheIncumbentsFlags(t *testing.T) {
+	guest, run := newSpace(t), t.TempDir()
+	guest.sh(t, `
+/usr/sbin/ip link add eth0 type veth peer name far0
+echo 1 > /proc/sys/net/ipv6/conf/eth0/disable_ipv6
+/usr/sbin/ip addr add 172.27.96.5/20 dev eth0
+/usr/sbin/ip link set eth0 up`)
+	peer := peertest.NewReceiver(t, "tcp", "127.0.0.1:3040", guest.Listen)
+	p := startDropIn(t, guest, run, "-privilegedService=true", "-docker=true", "-iptables=true", "-kubernetes=false")
+	guest.sh(t, hostPortRule)
+	peer.Want("8083/tcp 0.0.0.0 to 172.27.96.5:8083")
+	guest.sh(t, `
+/usr/sbin/ip addr del 172.27.96.5/20 dev eth0
+/usr/sbin/ip addr add 172.19.240.9/20 dev eth0`)
+	peer.Want("8083/tcp 0.0.0.0 to 172.19.240.9:8083")
+	peer.Stop()
+	peer.Start()
+	peer.Want("8083/tcp 0.0.0.0 to 172.19.240.9:8083")
+	if code := p.stop(syscall.SIGTERM); code != 0 {
+		t.Errorf("exit code %d", code)
+	}
+	peer.Want()
+}

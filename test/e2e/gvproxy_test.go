@@ -1,0 +1,275 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux && root && !vm
+
+package e2e
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// tools builds what the module in test/gvproxy names: gvproxy, which runs on the
+// host, and vm, which carries the frames of the guest's tap device to it.
+var tools = sync.OnceValues(func() (string, error) {
+	dir, err := os.MkdirTemp("", "fairlead-gvproxy-")
+	if err != nil {
+		return "", err
+	}
+	build := exec.Command("go", "build", "-o", dir+"/", "tool")
+	build.Dir = filepath.Join("..", "gvproxy")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=-trimpath")
+	if out, err := build.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("build gvproxy: %w\n%s", err, out)
+	}
+	return dir, nil
+})
+
+// virtualNetwork is a host with gvproxy and a guest behind it, as Podman machine
+// and Rancher Desktop have them.
+type virtualNetwork struct {
+	t              *testing.T
+	guest, outside *space
+	dir, bin       string
+	proxy          *process
+}
+
+const (
+	guestIP = "192.168.127.2"
+	apiURL  = "http://192.168.127.1:80"
+	// sshForward is gvproxy's own, to the same guest.
+	sshForward = "tcp 127.0.0.1:2222 192.168.127.2:22"
+)
+
+func newVirtualNetwork(t *testing.T) *virtualNetwork {
+	t.Helper()
+	bin, err := tools()
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := &virtualNetwork{t: t, guest: newSpace(t), outside: newSpace(t), dir: t.TempDir(), bin: bin}
+	n.startProxy()
+	// It comes back by itself when gvproxy does.
+	n.startTool(n.guest, "vm", "-url=unix://"+n.socket(), "-iface=tap0", "-preexisting", "-stop-if-exist=", "-mtu=1500")
+	n.awaitAPI()
+	return n
+}
+
+func (n *virtualNetwork) socket() string { return filepath.Join(n.dir, "network.sock") }
+
+func (n *virtualNetwork) startProxy() {
+	n.t.Helper()
+	_ = os.Remove(n.socket())
+	n.proxy = n.startTool(n.outside, "gvproxy", "-mtu=1500", "-listen=unix://"+n.socket())
+}
+
+func (n *virtualNetwork) startTool(s *space, name string, args ...string) *process {
+	n.t.Helper()
+	cmd := exec.Command(filepath.Join(n.bin, name), args...)
+	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "GOTRACEBACK=none"}
+	return s.startCmd(n.t, name, cmd)
+}
+
+// awaitAPI waits until the guest reaches the forwarder. The tap device comes and
+// goes with the connection to gvproxy, and is set up here for lack of DHCP.
+func (n *virtualNetwork) awaitAPI() {
+	n.t.Helper()
+	within(n.t, time.Minute, "there is a tap device", func() error {
+		return n.guest.Do(func() error {
+			out, err := exec.Command("/bin/sh", "-ec", `
+/usr/sbin/ip link set tap0 address 5a:94:ef:e4:0c:ee mtu 1500
+/usr/sbin/ip addr replace `+guestIP+`/24 dev tap0
+/usr/sbin/ip link set tap0 up`).CombinedOutput()
+			if err != nil {
+				err = fmt.Errorf("%w: %s", err, out)
+			}
+			return err
+		})
+	})
+	within(n.t, time.Minute, "the guest reaches gvproxy", func() error { _, err := n.forwards(); return err })
+}
+
+// forwards is what gvproxy lists, as the guest sees it.
+func (n *virtualNetwork) forwards() ([]string, error) {
+	transport := &http.Transport{
+		DisableKeepAlives: true,
+		DialContext: func(_ context.Context, network, addr string) (c net.Conn, err error) {
+			err = n.guest.Do(func() error { c, err = net.DialTimeout(network, addr, 300*time.Millisecond); return err })
+			return c, err
+		},
+	}
+	client := http.Client{Transport: transport, Timeout: 2 * time.Second}
+	resp, err := client.Get(apiURL + "/services/forwarder/all")
+	if err != nil {
+		return nil, err
+	}
+	defer resp.Body.Close()
+	var list []struct{ Local, Remote, Protocol string }
+	if err := json.NewDecoder(resp.Body).Decode(&list); err != nil {
+		return nil, err
+	}
+	all := []string{}
+	for _, f := range list {
+		all = append(all, f.Protocol+" "+f.Local+" "+f.Remote)
+	}
+	slices.Sort(all)
+	return all, nil
+}
+
+func (n *virtualNetwork) wantForwards(want ...string) {
+	n.t.Helper()
+	slices.Sort(want)
+	within(n.t, 20*time.Second, fmt.Sprintf("gvproxy has %q", want), func() error {
+		got, err := n.forwards()
+		if err == nil && !slices.Equal(got, want) {
+			err = fmt.Errorf("it has %q", got)
+		}
+		return err
+	})
+}
+
+// answers checks that an echo server answers on the host.
+func (n *virtualNetwork) answers(network, addr string) {
+	n.t.Helper()
+	within(n.t, 20*time.Second, network+" "+addr+" answers on the host", func() error {
+		c, err := n.outside.Dial(network, addr)
+		if err != nil {
+			return err
+		}
+		defer c.Close()
+		return roundTrip(c, "hello over "+network)
+	})
+}
+
+func (n *virtualNetwork) refuses(addr string) {
+	n.t.Helper()
+	within(n.t, 20*time.Second, addr+" is closed on the host", func() error {
+		c, err := n.outside.Dial("tcp", addr)
+		if err != nil {
+			return nil //nolint:nilerr // that is what is wanted
+		}
+		_ = c.Close()
+		return errors.New("it is open")
+	})
+}
+
+func echoUDP(c net.PacketConn) {
+	b := make([]byte, 2048)
+	for {
+		k, from, err := c.ReadFrom(b)
+		if err != nil {
+			return
+		}
+		_, _ = c.WriteTo(b[:k], from)
+	}
+}
+
+// agentRig is an agent in the guest whose only sink is gvproxy.
+func (n *virtualNetwork) agentRig(flags ...string) *rig {
+	r := &rig{
+		t: n.t, guest: n.guest, outside: n.outside, dir: n.dir, link: "unix://" + filepath.Join(n.dir, "link", "s"),
+		agentCtl:   filepath.Join(n.dir, "actl", "s"),
+		agentFlags: append([]string{"--sink", "gvproxy=" + apiURL, "--source", "socket,nat"}, flags...),
+	}
+	r.startAgent()
+	return r
+}
+
+func TestTheRealGvproxyCarriesTCPAndUDPForAsLongAsAPortIsThere(t *testing.T) {
+	n := newVirtualNetwork(t)
+	c := container(t, n.guest)
+	go echoServer(c.listen(t, "tcp4", "0.0.0.0:80"))
+	n.guest.sh(t, `nft -f - <<'END'
+table ip fl { chain pre { type nat hook prerouting priority -100; fib daddr type local tcp dport 8083 dnat to 10.88.0.2:80; }; }
+END`)
+	tcp := n.guest.listen(t, "tcp4", "0.0.0.0:8080")
+	go echoServer(tcp)
+	udp := n.guest.listenPacket(t, "udp4", "0.0.0.0:8081")
+	go echoUDP(udp)
+	go echoServer(n.guest.listen(t, "tcp", "[::]:8082"))
+	r := n.agentRig()
+	for _, k := range []string{"tcp 0.0.0.0:8080", "udp 0.0.0.0:8081", "tcp [::]:8082", "tcp 0.0.0.0:8083"} {
+		r.wantState(k, "active")
+	}
+	n.answers("tcp", "127.0.0.1:8080")
+	n.answers("udp", "127.0.0.1:8081")
+	n.answers("tcp", "127.0.0.1:8082")
+	n.answers("tcp", "[::1]:8082")
+	n.answers("tcp", "127.0.0.1:8083")
+
+	if err := errors.Join(tcp.Close(), udp.Close()); err != nil {
+		t.Fatal(err)
+	}
+	r.wantState("tcp 0.0.0.0:8080", "")
+	n.refuses("127.0.0.1:8080")
+	if l, err := n.outside.ListenPacket("udp4", "127.0.0.1:8081"); err != nil {
+		t.Errorf("the UDP port is not free again: %v", err)
+	} else {
+		_ = l.Close()
+	}
+	if code := r.agent.stop(syscall.SIGTERM); code != 0 {
+		t.Errorf("exit code %d", code)
+	}
+	n.wantForwards(sshForward) // which is not ours
+}
+
+func TestAHostProgramOnThePortIsAConflictUntilItEnds(t *testing.T) {
+	n := newVirtualNetwork(t)
+	l := n.outside.listen(t, "tcp4", "127.0.0.1:8080")
+	go echoServer(n.guest.listen(t, "tcp4", "0.0.0.0:8080"))
+	r := n.agentRig()
+	r.wantState("tcp 0.0.0.0:8080", "conflict")
+	if _, p := r.state("tcp 0.0.0.0:8080"); !strings.Contains(p.Reason, "another program of the host holds 127.0.0.1:8080") {
+		t.Errorf("reason = %q", p.Reason)
+	}
+	_ = l.Close()
+	r.wantState("tcp 0.0.0.0:8080", "active")
+	n.answers("tcp", "127.0.0.1:8080")
+}
+
+// The incumbent tells a peer that restarts nothing any more.
+func TestTheRealGvproxyIsRefilledWhenItComesBack(t *testing.T) {
+	n := newVirtualNetwork(t)
+	go echoServer(n.guest.listen(t, "tcp4", "0.0.0.0:8080"))
+	r := n.agentRig()
+	r.wantState("tcp 0.0.0.0:8080", "active")
+	for range 3 {
+		n.proxy.kill()
+		n.refuses("127.0.0.1:8080")
+		n.startProxy()
+		n.awaitAPI()
+		back := time.Now()
+		n.answers("tcp", "127.0.0.1:8080")
+		t.Logf("served again %v after gvproxy answered the guest", time.Since(back).Round(time.Millisecond))
+		r.wantState("tcp 0.0.0.0:8080", "active")
+	}
+}
+
+func TestAnAgentThatWasKilledTakesItsForwardsOver(t *testing.T) {
+	n := newVirtualNetwork(t)
+	stays := n.guest.listen(t, "tcp4", "0.0.0.0:8080")
+	go echoServer(stays)
+	goes := n.guest.listen(t, "tcp4", "0.0.0.0:9090")
+	r := n.agentRig()
+	r.wantState("tcp 0.0.0.0:8080", "active")
+	r.wantState("tcp 0.0.0.0:9090", "active")
+	r.agent.kill()
+	_ = goes.Close()
+	r.startAgent()
+	r.wantState("tcp 0.0.0.0:8080", "active")
+	n.wantForwards(sshForward, "tcp 127.0.0.1:8080 192.168.127.2:8080")
+	n.answers("tcp", "127.0.0.1:8080")
+}
