@@ -8,7 +8,6 @@ import (
 	"io"
 	"net/netip"
 	"os"
-	"strconv"
 	"strings"
 	"text/tabwriter"
 
@@ -114,17 +113,10 @@ func writeVerdict(w io.Writer, set *rules.Set, p port.Publication, asJSON bool) 
 
 // parseSlot reads PORT or PORT/PROTOCOL; the protocol is tcp where it is not said.
 func parseSlot(s string) (port.Slot, error) {
-	number, protocol, given := strings.Cut(s, "/")
-	slot := port.Slot{Protocol: port.TCP}
-	n, err := strconv.ParseUint(number, 10, 16)
-	if err != nil || n == 0 {
-		return slot, fmt.Errorf("port %q: want 1 to 65535, with /tcp or /udp behind it if need be", s)
+	q, err := status.ParseQuery(s)
+	slot := port.Slot{Protocol: port.TCP, Port: q.Port}
+	if q.Protocol != 0 {
+		slot.Protocol = q.Protocol
 	}
-	slot.Port = uint16(n)
-	if given {
-		if slot.Protocol, err = port.ParseProtocol(protocol); err != nil {
-			return slot, fmt.Errorf("port %q: %w", s, err)
-		}
-	}
-	return slot, nil
+	return slot, err
 }

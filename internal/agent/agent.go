@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"sync/atomic"
 
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"golang.org/x/sync/errgroup"
@@ -23,6 +24,7 @@ import (
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/reconcile"
 	"github.com/fairlead/fairlead/internal/registry"
+	"github.com/fairlead/fairlead/internal/rules"
 	"github.com/fairlead/fairlead/internal/sink/hostlink"
 	"github.com/fairlead/fairlead/internal/source/containerd"
 	"github.com/fairlead/fairlead/internal/source/docker"
@@ -54,6 +56,7 @@ type Agent struct {
 	peers      []runner
 	reconciler *reconcile.Reconciler
 	provider   provider
+	rules      atomic.Pointer[rules.Set]
 	metrics    *metrics
 	server     *status.Server
 }
@@ -71,10 +74,11 @@ func New(cfg config.Agent, log *slog.Logger, level *slog.LevelVar) (*Agent, erro
 	if err := a.wireSinks(); err != nil {
 		return nil, err
 	}
+	a.rules.Store(cfg.Rules)
 	a.provider = provider{a.registry, a.reconciler.Outcomes()}
 	a.metrics = newMetrics(a)
 	a.server = status.NewServer(status.Options{
-		Provider: a.provider, Level: level, Logger: log,
+		Provider: a.provider, Explainer: newExplainer(a), Level: level, Logger: log,
 		Metrics: promhttp.HandlerFor(a.metrics.registry, promhttp.HandlerOpts{}),
 	})
 	return a, nil
@@ -255,5 +259,6 @@ func (a *Agent) reload(cfg config.Agent, err error) {
 		return
 	}
 	a.registry.SetRules(cfg.Rules)
+	a.rules.Store(cfg.Rules)
 	a.log.Info("rules reloaded", "rules", cfg.Rules.Len())
 }

@@ -35,6 +35,15 @@ type dumper struct {
 
 // openDumper prepares dumps of netns, which must be that of the calling thread.
 func openDumper(netns *namespace) (*dumper, error) {
+	d, err := newDumper(netns)
+	if err == nil {
+		d.boundDump = d.probeBound()
+	}
+	return d, err
+}
+
+// newDumper is openDumper without the look at what the kernel can dump.
+func newDumper(netns *namespace) (*dumper, error) {
 	conn, err := openDiag()
 	if err != nil {
 		return nil, err
@@ -45,7 +54,6 @@ func openDumper(netns *namespace) (*dumper, error) {
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("ephemeral ports: %w", err), d.close())
 	}
-	d.boundDump = d.probeBound()
 	return d, nil
 }
 
@@ -140,22 +148,13 @@ func (d *dumper) dump(ctx context.Context, want scope) ([]row, scope, error) {
 func (d *dumper) protocol(ctx context.Context, p port.Protocol, states uint32, judge func(*row)) error {
 	for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
 		first := len(d.rows)
-		for try := 1; ; try++ {
-			if err := ctx.Err(); err != nil {
-				return err
+		err := d.retry(ctx, family, p, states, func() { d.rows = d.rows[:first] }, func(r *diagRow) {
+			if r.port != 0 && r.cookie != 0 {
+				d.rows = append(d.rows, row{socket: r.socket(p, d.netns.inode)})
 			}
-			d.rows = d.rows[:first]
-			err := d.conn.dump(family, uint16(p), states, func(r *diagRow) {
-				if r.port != 0 && r.cookie != 0 {
-					d.rows = append(d.rows, row{socket: r.socket(p, d.netns.inode)})
-				}
-			})
-			if err == nil {
-				break
-			}
-			if !errors.Is(err, errInterrupted) || try == diagAttempts {
-				return err
-			}
+		})
+		if err != nil {
+			return err
 		}
 		if judge != nil {
 			for i := range d.rows[first:] {
@@ -164,6 +163,20 @@ func (d *dumper) protocol(ctx context.Context, p port.Protocol, states uint32, j
 		}
 	}
 	return nil
+}
+
+// retry dumps, and again after reset while the table changes under the dump.
+func (d *dumper) retry(ctx context.Context, family uint8, p port.Protocol, states uint32, reset func(), f func(*diagRow)) error {
+	for try := 1; ; try++ {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		reset()
+		err := d.conn.dump(family, uint16(p), states, f)
+		if err == nil || !errors.Is(err, errInterrupted) || try == diagAttempts {
+			return err
+		}
+	}
 }
 
 func (d *dumper) ephemeralRange() (low, high uint16, err error) {

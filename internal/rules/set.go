@@ -30,10 +30,10 @@ type rule struct {
 
 type label struct{ key, glob string }
 
-// What decides when no rule does.
+// What decides when no rule does, as Decision.Rule names it.
 const (
 	defaultAllow    = "default"
-	defaultUDP      = "default: udp well-known"
+	DefaultUDP      = "default: udp well-known" // of the UDP ports of a guest's own network
 	defaultWithheld = "default: withheld"
 	hostDefault     = "host default"
 )
@@ -140,7 +140,7 @@ func held(p *port.Publication) (by, reason string) {
 	if p.Protocol == port.UDP {
 		switch p.Port {
 		case 53, 67, 68, 123, 323, 5353, 5355: // DNS, DHCP, NTP, chrony, mDNS, LLMNR
-			return defaultUDP, "a service of the guest's own network; an allow rule that names the port publishes it"
+			return DefaultUDP, "a service of the guest's own network; an allow rule that names the port publishes it"
 		}
 	}
 	for i := range p.Origins {

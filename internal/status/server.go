@@ -16,10 +16,11 @@ import (
 
 // Options configures a Server.
 type Options struct {
-	Provider Provider
-	Metrics  http.Handler   // of /metrics; nil leaves it out
-	Level    *slog.LevelVar // of the process; nil leaves /v1/loglevel out
-	Logger   *slog.Logger
+	Provider  Provider
+	Explainer Explainer      // nil leaves /v1/explain out
+	Metrics   http.Handler   // of /metrics; nil leaves it out
+	Level     *slog.LevelVar // of the process; nil leaves /v1/loglevel out
+	Logger    *slog.Logger
 	// MaxWatches bounds concurrent watch streams; 64 if 0.
 	MaxWatches int
 }
@@ -81,6 +82,10 @@ func (s *Server) routes(mux *http.ServeMux, control bool) {
 	}
 	mux.HandleFunc("GET /v1/ports", s.list)
 	mux.HandleFunc("GET /v1/watch", s.watch)
+	if s.o.Explainer != nil {
+		mux.HandleFunc("GET /v1/explain", s.explain)
+		mux.HandleFunc("POST /v1/explain", s.explain)
+	}
 	if s.o.Level != nil {
 		mux.HandleFunc("GET /v1/loglevel", func(w http.ResponseWriter, _ *http.Request) {
 			text(w, http.StatusOK, strings.ToLower(s.o.Level.Level().String()))

@@ -1,0 +1,294 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"golang.org/x/time/rate"
+
+	"github.com/fairlead/fairlead/internal/config"
+	"github.com/fairlead/fairlead/internal/explain"
+	"github.com/fairlead/fairlead/internal/observer"
+	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/source/engine"
+	"github.com/fairlead/fairlead/internal/source/nat"
+	"github.com/fairlead/fairlead/internal/source/socket"
+	"github.com/fairlead/fairlead/internal/status"
+)
+
+// The bounds of what a question may cost.
+const (
+	dialTimeout = time.Second
+	dialsMax    = 4 // targets of one publication
+	lookTimeout = 3 * time.Second
+	unreadMax   = 10
+	similarMax  = 3
+)
+
+// explainer gathers what is known about a port, when it is asked.
+type explainer struct {
+	a     *Agent
+	dials *rate.Limiter
+	look  sync.Mutex // one look at the kernel at a time
+}
+
+var _ status.Explainer = (*explainer)(nil)
+
+func newExplainer(a *Agent) *explainer {
+	return &explainer{a: a, dials: rate.NewLimiter(rate.Every(250*time.Millisecond), 2*dialsMax)}
+}
+
+// Explain implements status.Explainer.
+func (e *explainer) Explain(ctx context.Context, q explain.Query) (explain.Report, error) {
+	f := explain.Facts{Query: q, Now: time.Now(), NetNS: netnsName(), RulesFile: e.rulesFile()}
+	for _, s := range e.a.registry.Sources().View().All() {
+		f.Sources = append(f.Sources, explain.Source{Name: s.Name, State: string(s.State), Error: s.Error})
+	}
+	known := e.publications(ctx, q, &f)
+	e.sockets(ctx, q, known, &f)
+	f.Unread = e.unread(q)
+	if err := ctx.Err(); err != nil {
+		return explain.Report{}, err
+	}
+	return explain.Evaluate(f), nil
+}
+
+func netnsName() string {
+	var st unix.Stat_t
+	if err := unix.Stat("/proc/self/ns/net", &st); err != nil {
+		return ""
+	}
+	return fmt.Sprintf("net:[%d]", st.Ino)
+}
+
+func (e *explainer) rulesFile() string {
+	if f := e.a.cfg.RulesFile; f != "" {
+		return f
+	}
+	return config.DefaultAgentFile
+}
+
+// publications adds those of the port, and returns the cookies of their sockets.
+func (e *explainer) publications(ctx context.Context, q explain.Query, f *explain.Facts) map[string]bool {
+	known := map[string]bool{}
+	outcomes := e.a.reconciler.Outcomes().View()
+	rules := e.a.rules.Load()
+	for _, p := range e.a.registry.Publications().View().All() {
+		if p.Port != q.Port {
+			if similar(p.Port, q.Port) && len(f.Similar) < similarMax && !slices.Contains(f.Similar, p.Slot()) {
+				f.Similar = append(f.Similar, p.Slot())
+			}
+			continue
+		}
+		for _, o := range p.Origins {
+			if o.Source == socket.Name {
+				known[o.ID] = true
+			}
+		}
+		pub := explain.Publication{Publication: p, Rules: rules.Explain(p)}
+		said, _ := outcomes.Get(p.Key)
+		for _, o := range said {
+			pub.Outcomes = append(pub.Outcomes, explain.Outcome{
+				Sink: o.Sink, State: o.State, HostAddress: o.HostAddress, Reason: o.Reason, Since: o.Since,
+			})
+		}
+		if q.Dial && p.Protocol == port.TCP && p.Decision.Allow && (q.Protocol == 0 || q.Protocol == port.TCP) {
+			pub.Dials = e.dial(ctx, p)
+		}
+		f.Publications = append(f.Publications, pub)
+	}
+	return known
+}
+
+// similar reports whether two numbers differ by one digit, or by the order of two.
+func similar(a, b uint16) bool {
+	x, y := strconv.Itoa(int(a)), strconv.Itoa(int(b))
+	if len(x) != len(y) || len(x) < 3 {
+		return false
+	}
+	var differ []int
+	for i := range x {
+		if x[i] != y[i] {
+			differ = append(differ, i)
+		}
+	}
+	return len(differ) == 1 || len(differ) == 2 && x[differ[0]] == y[differ[1]] && x[differ[1]] == y[differ[0]]
+}
+
+// dial tries the targets of a publication in their order until one answers.
+func (e *explainer) dial(ctx context.Context, p port.Publication) (list []explain.Dial) {
+	d := net.Dialer{Timeout: dialTimeout}
+	d.SetMultipathTCP(false)
+	for i, target := range p.Dial {
+		r := explain.Dial{Target: target}
+		switch {
+		case i == dialsMax:
+			r.Answer, r.Detail = explain.NotTried, fmt.Sprintf("%d were tried", dialsMax)
+			return append(list, r)
+		case e.a.sockets.Serves(port.TCP, target):
+			r.Answer = explain.Own
+		case !e.dials.Allow():
+			r.Answer, r.Detail = explain.NotTried, "asked too often"
+		default:
+			conn, err := d.DialContext(ctx, "tcp", target.String())
+			if err == nil {
+				_ = conn.Close()
+			}
+			r.Answer, r.Detail = answer(err)
+		}
+		list = append(list, r)
+		if r.Answer == explain.Answers {
+			break
+		}
+	}
+	return list
+}
+
+func answer(err error) (explain.Answer, string) {
+	var timeout net.Error
+	switch {
+	case err == nil:
+		return explain.Answers, ""
+	case errors.Is(err, syscall.ECONNREFUSED):
+		return explain.Refuses, ""
+	case errors.As(err, &timeout) && timeout.Timeout():
+		return explain.Silent, ""
+	}
+	var sys *os.SyscallError
+	if errors.As(err, &sys) {
+		err = sys.Err
+	}
+	return explain.Errs, err.Error()
+}
+
+// sockets adds what the kernel has and the registry has not.
+func (e *explainer) sockets(ctx context.Context, q explain.Query, known map[string]bool, f *explain.Facts) {
+	e.look.Lock()
+	defer e.look.Unlock()
+	ctx, cancel := context.WithTimeout(ctx, lookTimeout)
+	defer cancel()
+	here, err := observer.Look(ctx, q.Port)
+	if err != nil {
+		f.Missing = append(f.Missing, "sockets: "+err.Error())
+	}
+	for _, s := range here {
+		if !known[strconv.FormatUint(s.Cookie, 16)] {
+			f.Sockets = append(f.Sockets, e.describe(s))
+		}
+	}
+	elsewhere, err := observer.LookElsewhere(ctx, q.Port)
+	if err != nil {
+		f.Missing = append(f.Missing, "other network namespaces: "+err.Error())
+	}
+	for _, s := range elsewhere {
+		f.Elsewhere = append(f.Elsewhere, e.describe(s))
+	}
+}
+
+func (e *explainer) describe(s observer.Found) explain.Socket {
+	out := explain.Socket{
+		Protocol: s.Protocol, Address: netip.AddrPortFrom(s.Address, s.Port), Kind: explain.Listening,
+		Own: e.a.sockets.Has(s.Cookie), NetNS: s.Space,
+	}
+	switch {
+	case s.Client:
+		out.Kind = explain.Client
+	case !s.Listening:
+		out.Kind = explain.Bound
+	}
+	if s.PID != 0 {
+		out.Process = fmt.Sprintf("pid %d (%s)", s.PID, s.Comm)
+		out.Container = e.container(s.PID)
+	}
+	return out
+}
+
+// container asks the engines whose cgroup a process is in, and else takes a
+// container's id from the cgroup's name.
+func (e *explainer) container(pid uint32) port.Owner {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))
+	if err != nil {
+		return port.Owner{}
+	}
+	var paths []string
+	for line := range strings.Lines(string(b)) {
+		if _, rest, ok := strings.Cut(line, ":"); ok {
+			_, path, _ := strings.Cut(rest, ":")
+			paths = append(paths, strings.TrimSpace(path))
+		}
+	}
+	for _, s := range e.a.sources {
+		named, ok := s.(interface{ Facts() engine.Facts })
+		if !ok {
+			continue
+		}
+		for _, path := range paths {
+			if o, ok := named.Facts().ByCgroupPath(path); ok {
+				return o
+			}
+		}
+	}
+	for _, path := range paths {
+		if id := containerID.FindString(path); id != "" {
+			return port.Owner{Kind: port.OwnerContainer, ID: id}
+		}
+	}
+	return port.Owner{}
+}
+
+var containerID = regexp.MustCompile(`[0-9a-f]{64}`)
+
+// unread returns the NAT rules that are not understood and name the port.
+func (e *explainer) unread(q explain.Query) (list []explain.Unread) {
+	for _, p := range e.a.natProblems() {
+		if namesPort(p.Rule, q.Port) && len(list) < unreadMax {
+			list = append(list, explain.Unread{Where: p.Where, Rule: p.Rule, Reason: p.Reason})
+		}
+	}
+	return list
+}
+
+func (a *Agent) natProblems() []nat.Problem {
+	for _, s := range a.sources {
+		if s, ok := s.(*natSource); ok {
+			return s.Status().Problems
+		}
+	}
+	return nil
+}
+
+// portLists is what stands behind "dport" or "--dports" in a rule's text.
+var portLists = regexp.MustCompile(`dports? (?:[!={] ?)*([0-9][-0-9,: ]*)`)
+
+var portRange = regexp.MustCompile(`([0-9]+)(?:[-:]([0-9]+))?`)
+
+// namesPort reports whether the text of a rule has the port, alone or within a range.
+func namesPort(rule string, p uint16) bool {
+	for _, list := range portLists.FindAllStringSubmatch(rule, -1) {
+		for _, m := range portRange.FindAllStringSubmatch(list[1], -1) {
+			lo, err := strconv.ParseUint(m[1], 10, 16)
+			hi, errHi := lo, error(nil)
+			if m[2] != "" {
+				hi, errHi = strconv.ParseUint(m[2], 10, 16)
+			}
+			if err == nil && errHi == nil && lo <= uint64(p) && uint64(p) <= hi {
+				return true
+			}
+		}
+	}
+	return false
+}

@@ -1,0 +1,300 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package explain
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/rules"
+)
+
+// chain walks one publication from the kernel to the host.
+func (f *Facts) chain(p *Publication) Chain {
+	c := Chain{Publication: p.Key.String(), Guest: p.Guest}
+	for _, o := range p.Origins {
+		c.Steps = append(c.Steps, f.seen(o))
+	}
+	c.Steps = append(c.Steps, ownerStep(p.Owner))
+	if !f.Host {
+		c.Steps = append(c.Steps, ruleStep(p))
+	}
+	if p.Decision.Allow && !f.Host {
+		c.Steps = append(c.Steps, p.dialStep())
+	}
+	if p.Decision.Allow {
+		c.Steps = append(c.Steps, p.sinkSteps()...)
+	}
+	c.Verdict, c.Summary, c.Next = f.judge(p)
+	return c
+}
+
+func (f *Facts) seen(o port.OriginInfo) Step {
+	s := Step{Step: "seen", Mark: OK, Text: o.Source}
+	if o.Detail != "" {
+		s.Text += ": " + o.Detail
+	}
+	if f.NetNS != "" && o.Source == "socket" {
+		s.Text += ", in " + f.NetNS
+	}
+	if !o.Since.IsZero() {
+		since := o.Since.UTC().Truncate(time.Millisecond)
+		s.Since = &since
+	}
+	if o.Withheld != "" {
+		s.Mark = Warning
+		s.Text += ": " + o.Withheld
+	}
+	for _, src := range f.Sources {
+		if src.Name == o.Source && src.State == "stale" {
+			s.Mark = Warning
+			s.Text += " (may be old: " + src.Error + ")"
+		}
+	}
+	return s
+}
+
+func ownerStep(o port.Owner) Step {
+	if o.Kind == port.OwnerUnknown {
+		return Step{Step: "owner", Mark: Warning, Text: "unknown"}
+	}
+	return Step{Step: "owner", Mark: OK, Text: Owner(o)}
+}
+
+// Owner names an owner for people.
+func Owner(o port.Owner) string {
+	s := o.Kind.String()
+	if o.Name != "" {
+		s += " " + o.Name
+	}
+	if o.ID != "" && o.ID != o.Name {
+		id := o.ID
+		if len(id) == 64 { // a container's
+			id = id[:12]
+		}
+		s += " (" + id + ")"
+	}
+	if o.Namespace != "" {
+		s += " of " + o.Namespace
+	}
+	return s
+}
+
+func ruleStep(p *Publication) Step {
+	d := p.Decision
+	s := Step{Step: "rule", Mark: OK, Text: d.Rule}
+	for _, r := range p.Rules {
+		if r.Decides && r.Why != "" && d.Allow {
+			s.Text += ": " + r.Why
+		}
+	}
+	if !d.Allow {
+		s.Mark = Failing
+		if d.Reason != "" {
+			s.Text += ": " + d.Reason
+		}
+		return s
+	}
+	s.Text += ", at " + addresses(d.Host) + " on the host"
+	return s
+}
+
+func (p *Publication) dialStep() Step {
+	s := Step{Step: "dial", Mark: Skipped}
+	switch {
+	case len(p.Dial) == 0:
+		s.Mark, s.Text = Failing, "nothing is known to serve it"
+		return s
+	case len(p.Dials) == 0:
+		s.Text = "not tried: " + p.Dial[0].String()
+		return s
+	}
+	var texts []string
+	for _, d := range p.Dials {
+		t := d.Target.String() + " " + string(d.Answer)
+		if d.Detail != "" {
+			t += " (" + d.Detail + ")"
+		}
+		texts = append(texts, t)
+		switch d.Answer {
+		case Answers:
+			s.Mark = OK
+		case NotTried:
+		default:
+			if s.Mark != OK {
+				s.Mark = Failing
+			}
+		}
+	}
+	s.Text = strings.Join(texts, "; ")
+	return s
+}
+
+var outcomeMarks = map[port.State]Mark{port.Active: OK, port.Pending: Warning}
+
+func (p *Publication) sinkSteps() []Step {
+	var steps []Step
+	for _, o := range p.Outcomes {
+		mark, ok := outcomeMarks[o.State]
+		if !ok {
+			mark = Failing
+		}
+		s := Step{Step: "sink " + o.Sink, Mark: mark, Text: o.State.String()}
+		if o.HostAddress.IsValid() {
+			s.Text += " at " + o.HostAddress.String()
+		}
+		if o.Reason != "" {
+			s.Text += ": " + o.Reason
+		}
+		if !o.Since.IsZero() {
+			since := o.Since.UTC().Truncate(time.Millisecond)
+			s.Since = &since
+		}
+		steps = append(steps, s)
+	}
+	if len(steps) == 0 {
+		steps = append(steps, Step{Step: "sink", Mark: Warning, Text: "no sink has said anything yet"})
+	}
+	return steps
+}
+
+func addresses(list []netip.AddrPort) string {
+	texts := make([]string, len(list))
+	for i, a := range list {
+		texts[i] = a.String()
+	}
+	return strings.Join(texts, " and ")
+}
+
+// judge says what became of a publication, and what to do.
+func (f *Facts) judge(p *Publication) (v Verdict, summary, next string) {
+	name := p.Slot().String()
+	if !p.Decision.Allow {
+		return f.judgeDenied(p)
+	}
+	by := map[port.State][]Outcome{}
+	for _, o := range p.Outcomes {
+		by[o.State] = append(by[o.State], o)
+	}
+	if active := by[port.Active]; len(active) > 0 {
+		return f.judgeActive(p, active, by[port.Conflict])
+	}
+	for _, s := range []port.State{port.Conflict, port.Denied, port.Failed, port.Pending} {
+		if len(by[s]) == 0 {
+			continue
+		}
+		o := by[s][0]
+		switch s {
+		case port.Conflict:
+			return VerdictConflict, fmt.Sprintf("%s is not reachable: on the host %s is taken: %s", name, o.HostAddress, o.Reason),
+				fmt.Sprintf("stop what holds %s on the host (fairlead takes the port over at once), or give this port another one there with a rule: hostPort: %s",
+					o.HostAddress, otherPort(o.HostAddress.Port()))
+		case port.Denied:
+			return VerdictHostDenied, fmt.Sprintf("%s is not reachable: the host refuses it: %s", name, o.Reason),
+				"change the rules of the host peer (`fairlead host`), in its configuration"
+		case port.Failed:
+			return VerdictFailed, fmt.Sprintf("%s is not reachable: %s failed: %s", name, o.Sink, o.Reason),
+				"it is tried again; if it stays so, run `fairlead doctor`"
+		default:
+			if o.Reason == noHost {
+				return VerdictNoHost, fmt.Sprintf("%s is published, but no host is connected", name),
+					"start `fairlead host` on the host, or look at its log for why it cannot connect"
+			}
+			return VerdictPending, fmt.Sprintf("%s is published, and %s has not answered yet", name, o.Sink), "ask again in a moment"
+		}
+	}
+	return VerdictPending, fmt.Sprintf("%s is allowed, and no sink has answered yet", name), "ask again in a moment"
+}
+
+// noHost is what the sink of the link says without a session.
+const noHost = "no host connected"
+
+func otherPort(n uint16) string {
+	if n < 55535 {
+		return fmt.Sprint(int(n) + 10000)
+	}
+	return "0"
+}
+
+func (f *Facts) judgeActive(p *Publication, active, conflicts []Outcome) (v Verdict, summary, next string) {
+	name := p.Slot().String()
+	var at []netip.AddrPort
+	for _, o := range active {
+		if o.HostAddress.IsValid() {
+			at = append(at, o.HostAddress)
+		}
+	}
+	where := "on the host"
+	if len(at) > 0 {
+		where += " at " + addresses(at)
+	}
+	tried, answered := 0, false
+	for _, d := range p.Dials {
+		if d.Answer != NotTried {
+			tried++
+			answered = answered || d.Answer == Answers
+		}
+	}
+	switch {
+	case len(p.Dial) == 0 && !f.Host:
+		return VerdictNotServed, fmt.Sprintf("%s is open %s, but nothing in the guest serves it", name, where),
+			"start the server behind it" + declarer(p)
+	case tried > 0 && !answered:
+		return VerdictNoAnswer, fmt.Sprintf("%s is open %s, but its server does not answer: %s %s", name, where, p.Dials[0].Target, p.Dials[0].Answer),
+			fmt.Sprintf("look at the server: in the guest, a connection to %s must work first", p.Dials[0].Target)
+	case len(conflicts) > 0:
+		o := conflicts[0]
+		return VerdictPartial, fmt.Sprintf("%s is reachable %s, but not at %s: %s", name, where, o.HostAddress, o.Reason),
+			fmt.Sprintf("use %s, or stop what holds %s on the host", at[0], o.HostAddress)
+	case len(at) > 0 && !slices.ContainsFunc(at, func(a netip.AddrPort) bool { return a.Addr().Is4() }):
+		return VerdictOneFamily, fmt.Sprintf("%s is reachable %s: the guest serves IPv6 alone", name, where),
+			fmt.Sprintf("connect to %s or to localhost; for 127.0.0.1 the server must listen on IPv4 too (0.0.0.0 or a dual-stack [::])", at[0])
+	case len(at) > 0 && at[0].Port() != p.Port:
+		return VerdictActive, fmt.Sprintf("%s is reachable %s, another port than in the guest, by %s", name, where, p.Decision.Rule), ""
+	}
+	return VerdictActive, fmt.Sprintf("%s is reachable %s", name, where), ""
+}
+
+func declarer(p *Publication) string {
+	if p.Owner.Kind == port.OwnerUnknown {
+		return ""
+	}
+	return ": " + Owner(p.Owner)
+}
+
+// judgeDenied tells a rule that forbids from a reason to withhold.
+func (f *Facts) judgeDenied(p *Publication) (v Verdict, summary, next string) {
+	name, d := p.Slot().String(), p.Decision
+	allow := fmt.Sprintf("add a rule that names the port to %s: {match: {protocol: %s, ports: %d}, action: allow}",
+		f.rulesFile(), p.Protocol, p.Port)
+	summary = fmt.Sprintf("%s is not published: %s", name, d.Reason)
+	switch {
+	case d.Rule == rules.DefaultUDP:
+		return VerdictWellKnown, summary, allow
+	case !d.Withheld:
+		return VerdictDenied, summary,
+			fmt.Sprintf("change %s in %s, or put a rule that allows the port before it (`fairlead rules test %s` shows what each rule does)",
+				d.Rule, f.rulesFile(), name)
+	}
+	switch has := func(words string) bool { return strings.HasPrefix(d.Reason, words) }; {
+	case has("bound, not listening"):
+		return VerdictUnlistened, summary,
+			"wait for the program to call listen(), or look why it does not; a rule that names the port publishes it as it is"
+	case has("bound to interface"), has("limited to interface"), has("excludes interface"):
+		return VerdictInterface, summary, allow
+	case has("limited to source"), has("limited to local sources"):
+		return VerdictSourceOnly, summary, allow
+	}
+	return VerdictWithheld, summary, allow
+}
+
+func (f *Facts) rulesFile() string {
+	if f.RulesFile == "" {
+		return "the agent's configuration"
+	}
+	return f.RulesFile
+}

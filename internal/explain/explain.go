@@ -1,0 +1,236 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package explain answers why a port is, or is not, reachable on the host:
+// facts in, a verdict and the one next step out. It gathers nothing itself.
+package explain
+
+import (
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/rules"
+)
+
+// Query is what is asked.
+type Query struct {
+	Port     uint16
+	Protocol port.Protocol // 0 asks for both
+	// Dial lets the dial targets be tried: TCP only, and only where the agent
+	// has published the port.
+	Dial bool
+}
+
+// asks reports whether the query is about protocol p.
+func (q Query) asks(p port.Protocol) bool { return q.Protocol == 0 || q.Protocol == p }
+
+// Facts is all that is known about a port.
+type Facts struct {
+	Query        Query
+	Now          time.Time
+	Host         bool // asked of a host, which knows publications and guests alone
+	NetNS        string
+	RulesFile    string // where rules stand, for people
+	Publications []Publication
+	Sockets      []Socket // in the watched network namespace, that no publication tells of
+	Elsewhere    []Socket // in other network namespaces
+	Unread       []Unread
+	Sources      []Source
+	Similar      []port.Slot // publications whose number differs by one digit
+	Missing      []string    // what could not be looked at, and why
+}
+
+// Publication is one entry of the merged table with what became of it.
+type Publication struct {
+	port.Publication
+	Guest    string // on a host
+	Rules    []rules.Step
+	Dials    []Dial
+	Outcomes []Outcome
+}
+
+// Outcome is what one sink made of a publication.
+type Outcome struct {
+	Sink        string
+	State       port.State
+	HostAddress netip.AddrPort // zero if nowhere
+	Reason      string
+	Since       time.Time
+}
+
+// Answer is what a dial target did when it was tried.
+type Answer string
+
+// The answers of a dial target.
+const (
+	Answers  Answer = "answers"
+	Refuses  Answer = "refuses"
+	Silent   Answer = "does not answer"
+	Errs     Answer = "fails"
+	Own      Answer = "is fairlead's own" // never dialled
+	NotTried Answer = "not tried"
+)
+
+// Dial is one dial target and whether it answers.
+type Dial struct {
+	Target netip.AddrPort
+	Answer Answer
+	Detail string // the error, or why it was not tried
+}
+
+// Socket is a socket with the port that is asked for.
+type Socket struct {
+	Protocol  port.Protocol
+	Address   netip.AddrPort
+	Kind      SocketKind
+	Own       bool // fairlead's
+	NetNS     string
+	Process   string     // "pid 811 (nginx)", empty if unknown
+	Container port.Owner // zero if none is known
+}
+
+// SocketKind says what a socket does.
+type SocketKind string
+
+// The kinds of sockets.
+const (
+	Listening SocketKind = "listening"
+	Bound     SocketKind = "bound"  // TCP, bound and not listening
+	Client    SocketKind = "client" // UDP with a peer, or on a port that the kernel chose
+)
+
+// Unread is a NAT rule that names the port and is not understood.
+type Unread struct{ Where, Rule, Reason string }
+
+// Source is the state of one source.
+type Source struct{ Name, State, Error string }
+
+// Verdict is the answer in one word, for programs.
+type Verdict string
+
+// The verdicts.
+const (
+	VerdictActive      Verdict = "active"              // reachable on the host
+	VerdictPartial     Verdict = "partial"             // reachable at some of the host addresses
+	VerdictOneFamily   Verdict = "ipv6-only"           // reachable over IPv6 only
+	VerdictNoAnswer    Verdict = "no-answer"           // open on the host, nothing answers in the guest
+	VerdictNotServed   Verdict = "declared-not-served" // an engine declares it, nothing serves it
+	VerdictConflict    Verdict = "conflict"            // somebody holds the host address
+	VerdictHostDenied  Verdict = "denied-by-host"      // a rule of the host forbids it
+	VerdictDenied      Verdict = "denied-by-rule"      // a rule of the agent forbids it
+	VerdictWellKnown   Verdict = "udp-well-known"      // denied by default
+	VerdictUnlistened  Verdict = "not-listening"       // TCP that is bound only
+	VerdictInterface   Verdict = "interface-limited"   // a socket or a NAT rule of one interface
+	VerdictSourceOnly  Verdict = "source-limited"      // a NAT rule for some clients only
+	VerdictWithheld    Verdict = "withheld"            // another reason not to publish
+	VerdictNoHost      Verdict = "no-host"             // no host is connected
+	VerdictFailed      Verdict = "failed"              // a sink failed
+	VerdictPending     Verdict = "pending"             // asked for, not yet answered
+	VerdictOwn         Verdict = "own"                 // fairlead's own socket
+	VerdictClient      Verdict = "udp-client"          // a UDP socket that serves nobody
+	VerdictDisabled    Verdict = "source-disabled"     // it is there, and nobody is to look
+	VerdictStarting    Verdict = "source-starting"     // a source has not yet seen everything
+	VerdictStale       Verdict = "source-stale"        // a source that would see it cannot look
+	VerdictUnseen      Verdict = "not-yet-seen"        // it is there, and the source did not tell
+	VerdictNAT         Verdict = "nat-not-understood"  // a NAT rule that cannot be read for certain
+	VerdictNetNS       Verdict = "other-netns"         // it listens in another network namespace
+	VerdictProtocol    Verdict = "other-protocol"      // only the other protocol is there
+	VerdictNothingHere Verdict = "nothing-listens"
+)
+
+// Mark is the verdict of one step.
+type Mark string
+
+// The marks.
+const (
+	OK      Mark = "ok"
+	Warning Mark = "warning"
+	Failing Mark = "failing"
+	Skipped Mark = "skipped"
+)
+
+// Step is one link of the chain from the kernel to the host.
+type Step struct {
+	Step  string     `json:"step"` // "seen", "owner", "rule", "dial", or "sink NAME"
+	Mark  Mark       `json:"verdict"`
+	Text  string     `json:"text"`
+	Since *time.Time `json:"since,omitempty"`
+}
+
+// Chain is the way of one publication.
+type Chain struct {
+	Publication string  `json:"publication"` // "tcp 0.0.0.0:8080"
+	Guest       string  `json:"guest,omitempty"`
+	Verdict     Verdict `json:"verdict"`
+	Summary     string  `json:"summary"`
+	Next        string  `json:"next"`
+	Steps       []Step  `json:"steps"`
+}
+
+// Near is something that is not the port asked for, and could have been meant.
+type Near struct {
+	Kind Verdict `json:"kind"`
+	Text string  `json:"text"`
+}
+
+// Report is the answer. Its JSON form is stable. Texts hold names that the
+// guest chose: they are data to be quoted.
+type Report struct {
+	Port     uint16   `json:"port"`
+	Protocol string   `json:"protocol"` // as asked, empty for both
+	Verdict  Verdict  `json:"verdict"`
+	Summary  string   `json:"summary"`
+	Next     string   `json:"next"` // the one next step, empty if there is nothing to do
+	Chains   []Chain  `json:"publications"`
+	Near     []Near   `json:"near"`
+	Missing  []string `json:"missing"` // what could not be looked at
+}
+
+// Evaluate says what the facts mean. It is pure.
+func Evaluate(f Facts) Report {
+	r := Report{Port: f.Query.Port, Chains: []Chain{}, Near: []Near{}, Missing: f.Missing}
+	if f.Query.Protocol != 0 {
+		r.Protocol = f.Query.Protocol.String()
+	}
+	if r.Missing == nil {
+		r.Missing = []string{}
+	}
+	best := -1
+	for i := range f.Publications {
+		p := &f.Publications[i]
+		if !f.Query.asks(p.Protocol) {
+			continue
+		}
+		r.Chains = append(r.Chains, f.chain(p))
+		if n := len(r.Chains) - 1; best < 0 || better(r.Chains[n], r.Chains[best]) {
+			best = n
+		}
+	}
+	findings := f.nearly()
+	if best >= 0 {
+		c := r.Chains[best]
+		r.Verdict, r.Summary, r.Next = c.Verdict, c.Summary, c.Next
+	} else {
+		if len(findings) == 0 {
+			findings = []finding{f.nothing()}
+		}
+		r.Verdict, r.Summary, r.Next = findings[0].verdict, findings[0].text, findings[0].next
+		findings = findings[1:]
+	}
+	for _, n := range findings {
+		r.Near = append(r.Near, Near{n.verdict, n.text})
+	}
+	return r
+}
+
+// quality orders verdicts of publications, best first.
+var quality = []Verdict{
+	VerdictActive, VerdictOneFamily, VerdictPartial, VerdictNoAnswer, VerdictNotServed, VerdictPending, VerdictNoHost,
+	VerdictConflict, VerdictFailed, VerdictHostDenied, VerdictDenied, VerdictWellKnown, VerdictInterface,
+	VerdictSourceOnly, VerdictUnlistened, VerdictWithheld,
+}
+
+func better(a, b Chain) bool {
+	return slices.Index(quality, a.Verdict) < slices.Index(quality, b.Verdict)
+}

@@ -1,0 +1,316 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package explain
+
+import (
+	"bytes"
+	"encoding/json"
+	"flag"
+	"net/netip"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/rules"
+)
+
+var update = flag.Bool("update", false, "write the golden files")
+
+var since = time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
+
+func pub(protocol port.Protocol, at string, change ...func(*Publication)) Publication {
+	a := netip.MustParseAddrPort(at)
+	p := Publication{Publication: port.Publication{
+		Key:   port.Key{Protocol: protocol, Address: a.Addr(), Port: a.Port()},
+		Owner: port.Owner{Kind: port.OwnerProcess, Name: "nginx", ID: "811"},
+		Origins: []port.OriginInfo{{
+			Origin: port.Origin{Source: "socket", ID: "1"}, Detail: "pid 811 (nginx)", Since: since,
+		}},
+		Dial:  []netip.AddrPort{netip.AddrPortFrom(port.Loopback(a.Addr()), a.Port())},
+		Since: since,
+	}}
+	p.Decision = rules.Empty(rules.Loopback()).Decide(p.Publication)
+	p.Rules = rules.Empty(rules.Loopback()).Explain(p.Publication)
+	for _, c := range change {
+		c(&p)
+	}
+	return p
+}
+
+func outcome(state port.State, at, reason string) func(*Publication) {
+	return func(p *Publication) {
+		o := Outcome{Sink: "hostlink", State: state, Reason: reason, Since: since}
+		if at != "" {
+			o.HostAddress = netip.MustParseAddrPort(at)
+		}
+		p.Outcomes = append(p.Outcomes, o)
+	}
+}
+
+func dialed(a Answer) func(*Publication) {
+	return func(p *Publication) { p.Dials = append(p.Dials, Dial{Target: p.Dial[0], Answer: a}) }
+}
+
+func withheld(why string) func(*Publication) {
+	return func(p *Publication) {
+		p.Origins[0].Withheld = why
+		p.Decision = rules.Empty(rules.Loopback()).Decide(p.Publication)
+		p.Dial = nil
+	}
+}
+
+func denied(p *Publication) {
+	p.Decision = port.Decision{Rule: "rule 2 (no-debug)", Reason: "denied by rule 2 (no-debug)"}
+}
+
+func sock(protocol port.Protocol, at string, kind SocketKind, change ...func(*Socket)) Socket {
+	s := Socket{Protocol: protocol, Address: netip.MustParseAddrPort(at), Kind: kind, NetNS: "net:[7]", Process: "pid 9 (nc)"}
+	for _, c := range change {
+		c(&s)
+	}
+	return s
+}
+
+func inContainer(s *Socket) {
+	s.Container = port.Owner{Kind: port.OwnerContainer, Name: "web", ID: strings.Repeat("ab", 32)}
+}
+
+func source(state string) []Source {
+	s := Source{Name: "socket", State: state}
+	if state == "stale" {
+		s.Error = "dump tcp: permission denied"
+	}
+	return []Source{s}
+}
+
+var tcp8080 = Query{Port: 8080, Protocol: port.TCP}
+
+// Each verdict, with what of the summary and of the next step must be there.
+var cases = []struct {
+	name    string
+	facts   Facts
+	want    Verdict
+	summary string
+	next    string
+}{
+	{
+		"active", Facts{Publications: []Publication{pub(port.TCP, "0.0.0.0:8080", dialed(Answers), outcome(port.Active, "127.0.0.1:8080", ""))}},
+		VerdictActive, "8080/tcp is reachable on the host at 127.0.0.1:8080", "",
+	},
+	{
+		"another host port", Facts{Publications: []Publication{pub(port.TCP, "0.0.0.0:8080", outcome(port.Active, "127.0.0.1:9090", ""))}},
+		VerdictActive, "at 127.0.0.1:9090, another port than in the guest", "",
+	},
+	{
+		"one family", Facts{Publications: []Publication{pub(port.TCP, "[::1]:8080", dialed(Answers), outcome(port.Active, "[::1]:8080", ""))}},
+		VerdictOneFamily, "the guest serves IPv6 alone", "connect to [::1]:8080",
+	},
+	{
+		"half in conflict", Facts{Publications: []Publication{pub(port.TCP, "[::]:8080",
+			outcome(port.Conflict, "127.0.0.1:8080", "held by nginx (pid 4)"), outcome(port.Active, "[::1]:8080", ""))}},
+		VerdictPartial, "not at 127.0.0.1:8080: held by nginx (pid 4)", "use [::1]:8080",
+	},
+	{
+		"no answer", Facts{Publications: []Publication{pub(port.TCP, "0.0.0.0:8080", dialed(Refuses), outcome(port.Active, "127.0.0.1:8080", ""))}},
+		VerdictNoAnswer, "127.0.0.1:8080 refuses", "a connection to 127.0.0.1:8080 must work first",
+	},
+	{
+		"not tried is no failure", Facts{Publications: []Publication{pub(port.TCP, "0.0.0.0:8080", dialed(NotTried), outcome(port.Active, "127.0.0.1:8080", ""))}},
+		VerdictActive, "reachable", "",
+	},
+	{
+		"declared only", Facts{Publications: []Publication{pub(port.TCP, "0.0.0.0:8080",
+			func(p *Publication) { p.Dial = nil }, outcome(port.Active, "127.0.0.1:8080", ""))}},
+		VerdictNotServed, "nothing in the guest serves it", "start the server",
+	},
+	{
+		"conflict", Facts{Publications: []Publication{pub(port.TCP, "0.0.0.0:8080",
+			outcome(port.Conflict, "127.0.0.1:8080", "in use by python3 (pid 99)"))}},
+		VerdictConflict, "in use by python3 (pid 99)", "hostPort: 18080",
+	},
+	{
+		"host denies", Facts{Publications: []Publication{pub(port.TCP, "0.0.0.0:8080", outcome(port.Denied, "", "denied by host rule 1"))}},
+		VerdictHostDenied, "denied by host rule 1", "rules of the host peer",
+	},
+	{
+		"sink failed", Facts{Publications: []Publication{pub(port.TCP, "0.0.0.0:8080", outcome(port.Failed, "", "no route"))}},
+		VerdictFailed, "no route", "doctor",
+	},
+	{
+		"no host", Facts{Publications: []Publication{pub(port.TCP, "0.0.0.0:8080", outcome(port.Pending, "", "no host connected"))}},
+		VerdictNoHost, "no host is connected", "start `fairlead host`",
+	},
+	{
+		"pending", Facts{Publications: []Publication{pub(port.TCP, "0.0.0.0:8080", outcome(port.Pending, "127.0.0.1:8080", ""))}},
+		VerdictPending, "hostlink has not answered yet", "ask again",
+	},
+	{
+		"no sink spoke", Facts{Publications: []Publication{pub(port.TCP, "0.0.0.0:8080")}},
+		VerdictPending, "no sink has answered", "ask again",
+	},
+	{
+		"denied", Facts{Publications: []Publication{pub(port.TCP, "0.0.0.0:8080", denied)}},
+		VerdictDenied, "denied by rule 2 (no-debug)", "change rule 2 (no-debug) in the agent's configuration",
+	},
+	{
+		"well-known", Facts{Query: Query{Port: 5353}, Publications: []Publication{pub(port.UDP, "0.0.0.0:5353")}},
+		VerdictWellKnown, "a service of the guest's own network", "ports: 5353}, action: allow",
+	},
+	{
+		"bound only", Facts{Publications: []Publication{pub(port.TCP, "0.0.0.0:8080", withheld("bound, not listening"))}},
+		VerdictUnlistened, "bound, not listening", "listen()",
+	},
+	{
+		"device", Facts{Publications: []Publication{pub(port.TCP, "0.0.0.0:8080", withheld("bound to interface eth1: not reachable from the guest itself"))}},
+		VerdictInterface, "eth1", "action: allow",
+	},
+	{
+		"interface of a rule", Facts{Publications: []Publication{pub(port.TCP, "0.0.0.0:8080", withheld("limited to interface eth9"))}},
+		VerdictInterface, "eth9", "action: allow",
+	},
+	{
+		"clients of a rule", Facts{Publications: []Publication{pub(port.TCP, "0.0.0.0:8080", withheld("limited to source 10.0.0.0/8"))}},
+		VerdictSourceOnly, "10.0.0.0/8", "action: allow",
+	},
+	{
+		"hidden by a rule", Facts{Publications: []Publication{pub(port.TCP, "0.0.0.0:8080", withheld("a rule before it may take its packets"))}},
+		VerdictWithheld, "may take its packets", "action: allow",
+	},
+	{
+		"own", Facts{Sockets: []Socket{sock(port.TCP, "127.0.0.1:8080", Listening, func(s *Socket) { s.Own = true })}},
+		VerdictOwn, "fairlead's own", "another port",
+	},
+	{
+		"UDP client", Facts{Query: Query{Port: 40000, Protocol: port.UDP}, Sockets: []Socket{sock(port.UDP, "0.0.0.0:40000", Client)}},
+		VerdictClient, "serves nobody", "bind its port explicitly",
+	},
+	{
+		"sockets not watched", Facts{Sockets: []Socket{sock(port.TCP, "0.0.0.0:8080", Listening)}},
+		VerdictDisabled, "does not look at sockets", "add socket",
+	},
+	{
+		"starting", Facts{Sockets: []Socket{sock(port.TCP, "0.0.0.0:8080", Listening)}, Sources: source("starting")},
+		VerdictStarting, "not yet seen everything", "ask again",
+	},
+	{
+		"stale", Facts{Sockets: []Socket{sock(port.TCP, "0.0.0.0:8080", Listening)}, Sources: source("stale")},
+		VerdictStale, "permission denied", "doctor",
+	},
+	{"stale and nothing else", Facts{Sources: source("stale")}, VerdictStale, "permission denied", "doctor"},
+	{"starting and nothing else", Facts{Sources: source("starting")}, VerdictStarting, "socket", "ask again"},
+	{
+		"not told", Facts{Sockets: []Socket{sock(port.TCP, "0.0.0.0:8080", Listening)}, Sources: source("live")},
+		VerdictUnseen, "has not told of it", "ask again",
+	},
+	{
+		"NAT rule not understood", Facts{Unread: []Unread{{"ip nat PREROUTING", "meta mark 7 tcp dport 8080 dnat to 10.0.0.2", "meta mark"}}},
+		VerdictNAT, "meta mark 7 tcp dport 8080", "docs/nat.md",
+	},
+	{
+		"container elsewhere", Facts{Elsewhere: []Socket{sock(port.TCP, "0.0.0.0:8080", Listening, inContainer)}},
+		VerdictNetNS, "container web (abababababab), pid 9 (nc), is listening in another network namespace (net:[7])", "-p 8080:8080",
+	},
+	{
+		"loopback elsewhere", Facts{Elsewhere: []Socket{sock(port.TCP, "127.0.0.1:8080", Listening)}},
+		VerdictNetNS, "of pid 9 (nc) is listening in another", "loopback alone",
+	},
+	{
+		"process elsewhere", Facts{Elsewhere: []Socket{sock(port.TCP, "0.0.0.0:8080", Listening)}},
+		VerdictNetNS, "pid 9 (nc)", "start it in the agent's network namespace",
+	},
+	{
+		"a client elsewhere is nothing", Facts{Query: Query{Port: 8080}, Elsewhere: []Socket{sock(port.UDP, "0.0.0.0:8080", Client)}},
+		VerdictNothingHere, "nothing in the guest serves port 8080", "start the server",
+	},
+	{
+		"the other protocol", Facts{Publications: []Publication{pub(port.UDP, "0.0.0.0:8080", outcome(port.Active, "127.0.0.1:8080", ""))}},
+		VerdictProtocol, "0.0.0.0:8080 of process nginx (811) is UDP, not TCP", "fairlead explain 8080/udp",
+	},
+	{
+		"the other protocol elsewhere", Facts{Elsewhere: []Socket{sock(port.UDP, "0.0.0.0:8080", Listening)}},
+		VerdictProtocol, "(in net:[7]) is UDP", "fairlead explain 8080/udp",
+	},
+	{"nothing", Facts{}, VerdictNothingHere, "nothing in the guest serves 8080/tcp", "start the server"},
+	{"similar", Facts{Similar: []port.Slot{{Protocol: port.TCP, Port: 8081}}}, VerdictNothingHere, "nothing", "did you mean 8081/tcp?"},
+	{"nothing on a host", Facts{Host: true}, VerdictNothingHere, "no guest publishes 8080/tcp", "ask in the guest"},
+	{
+		"the better of two", Facts{Query: Query{Port: 8080}, Publications: []Publication{
+			pub(port.UDP, "0.0.0.0:8080", denied), pub(port.TCP, "0.0.0.0:8080", outcome(port.Active, "127.0.0.1:8080", "")),
+		}},
+		VerdictActive, "8080/tcp", "",
+	},
+}
+
+func TestEachSituationHasItsVerdictAndNextStep(t *testing.T) {
+	for _, tt := range cases {
+		t.Run(tt.name, func(t *testing.T) {
+			f := tt.facts
+			if f.Query == (Query{}) {
+				f.Query = tcp8080
+			}
+			r := Evaluate(f)
+			if r.Verdict != tt.want || !strings.Contains(r.Summary, tt.summary) || !strings.Contains(r.Next, tt.next) ||
+				(tt.next == "") != (r.Next == "") {
+				t.Errorf("got %s: %q, next %q\nwant %s: %q, next %q", r.Verdict, r.Summary, r.Next, tt.want, tt.summary, tt.next)
+			}
+		})
+	}
+}
+
+func TestEveryVerdictHasACase(t *testing.T) {
+	seen := map[Verdict]bool{}
+	for _, tt := range cases {
+		seen[tt.want] = true
+	}
+	src, err := os.ReadFile("explain.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(src)) {
+		if f := strings.Fields(line); len(f) > 3 && f[1] == "Verdict" && f[2] == "=" || len(f) == 4 && strings.HasPrefix(f[0], "Verdict") {
+			if v := Verdict(strings.Trim(f[3], `"`)); !seen[v] {
+				t.Errorf("no case for %q", v)
+			}
+		}
+	}
+}
+
+// What nearly matched is told beside a publication too.
+func TestNearIsToldBesideAPublication(t *testing.T) {
+	r := Evaluate(Facts{
+		Query:        Query{Port: 8080},
+		Publications: []Publication{pub(port.TCP, "127.0.0.1:8080", denied)},
+		Elsewhere:    []Socket{sock(port.TCP, "0.0.0.0:8080", Listening)},
+	})
+	if r.Verdict != VerdictDenied || len(r.Near) != 1 || r.Near[0].Kind != VerdictNetNS {
+		t.Errorf("%+v", r)
+	}
+}
+
+func TestJSON(t *testing.T) {
+	f := Facts{
+		Query: tcp8080, Now: since.Add(time.Hour), NetNS: "net:[4026531840]",
+		Publications: []Publication{pub(port.TCP, "0.0.0.0:8080", dialed(Answers),
+			outcome(port.Conflict, "127.0.0.1:8080", "in use by python3 (pid 99)"))},
+		Elsewhere: []Socket{sock(port.TCP, "10.0.0.2:8080", Listening, inContainer)},
+		Missing:   []string{"sockets: timed out"},
+	}
+	var got bytes.Buffer
+	enc := json.NewEncoder(&got)
+	enc.SetIndent("", "  ")
+	if err := enc.Encode(Evaluate(f)); err != nil {
+		t.Fatal(err)
+	}
+	const golden = "testdata/report.golden"
+	if *update {
+		if err := os.WriteFile(golden, got.Bytes(), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(golden)
+	if err != nil || !bytes.Equal(got.Bytes(), want) {
+		t.Errorf("got\n%s\nwant (%v)\n%s", got.Bytes(), err, want)
+	}
+}

@@ -1,0 +1,240 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux
+
+package observer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strconv"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/fairlead/fairlead/internal/port"
+)
+
+// Found is a socket with a certain local port, whether or not it serves.
+type Found struct {
+	Socket
+	// Client says of a UDP socket that it has a peer, or a wildcard address and
+	// a port of the ephemeral range, as what an unbound socket gets when it sends.
+	Client bool
+	// Space names the network namespace: "net:[4026531840]", behind the name
+	// that ip-netns(8) gave it, if any.
+	Space string
+}
+
+// Look returns the sockets with the local port p in the network namespace of
+// the calling thread, with their processes as far as they can be found. It asks
+// the kernel once and keeps nothing.
+func Look(ctx context.Context, p uint16) ([]Found, error) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	list, err := lookHere(ctx, p, "")
+	if err != nil {
+		return nil, err
+	}
+	nameOwners(ctx, list)
+	return list, nil
+}
+
+// The bounds of LookElsewhere.
+const (
+	maxLookProcesses = 100_000
+	maxLookSpaces    = 512
+)
+
+// ErrTooMany says that a look did not get to everything.
+var ErrTooMany = errors.New("not everything was looked at")
+
+// LookElsewhere returns the sockets with the local port p in all network
+// namespaces but that of the calling process: those of processes, and those
+// with a name in /run/netns. It enters each of them on a thread that is thrown
+// away, which needs CAP_SYS_ADMIN. With ErrTooMany, or the end of ctx, what it
+// returns is good, but may lack some.
+func LookElsewhere(ctx context.Context, p uint16) ([]Found, error) {
+	spaces, cut := otherSpaces(ctx)
+	if len(spaces) == 0 {
+		return nil, cut
+	}
+	type result struct {
+		list []Found
+		err  error
+	}
+	done := make(chan result, 1)
+	go func() {
+		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
+		var r result
+		for _, s := range spaces {
+			if r.err = ctx.Err(); r.err != nil {
+				break
+			}
+			if err := enter(s.path); err != nil {
+				if errors.Is(err, os.ErrPermission) {
+					r.err = err
+					break
+				}
+				continue // gone
+			}
+			found, err := lookHere(ctx, p, s.name)
+			if err != nil {
+				r.err = errors.Join(r.err, fmt.Errorf("network namespace %s: %w", s.path, err))
+				continue
+			}
+			r.list = append(r.list, found...)
+		}
+		done <- r
+	}()
+	r := <-done
+	nameOwners(ctx, r.list)
+	return r.list, errors.Join(r.err, cut)
+}
+
+func enter(path string) error {
+	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return fmt.Errorf("open network namespace %s: %w", path, err)
+	}
+	defer func() { _ = unix.Close(fd) }()
+	if err := unix.Setns(fd, unix.CLONE_NEWNET); err != nil {
+		return fmt.Errorf("enter network namespace %s: %w", path, err)
+	}
+	return nil
+}
+
+// space is a way into a network namespace.
+type space struct{ path, name string }
+
+// namedSpaces is where ip-netns(8) keeps names.
+const namedSpaces = "/run/netns"
+
+// otherSpaces finds one way into each network namespace but our own.
+func otherSpaces(ctx context.Context) ([]space, error) {
+	var own unix.Stat_t
+	if err := unix.Stat("/proc/self/ns/net", &own); err != nil {
+		return nil, fmt.Errorf("stat network namespace: %w", err)
+	}
+	seen := map[uint64]bool{own.Ino: true}
+	var list []space
+	var cut error
+	add := func(path, name string) bool {
+		var st unix.Stat_t
+		if err := unix.Stat(path, &st); err != nil || seen[st.Ino] {
+			return true
+		}
+		if len(list) == maxLookSpaces {
+			cut = fmt.Errorf("%w: more than %d network namespaces", ErrTooMany, maxLookSpaces)
+			return false
+		}
+		seen[st.Ino] = true
+		list = append(list, space{path, name})
+		return true
+	}
+	_ = eachName(namedSpaces, func(_ int, name string) bool {
+		path := filepath.Join(namedSpaces, name)
+		var fs unix.Statfs_t
+		if err := unix.Statfs(path, &fs); err != nil || fs.Type != unix.NSFS_MAGIC {
+			return true // a name that lost its namespace
+		}
+		return add(path, name)
+	})
+	processes := 0
+	err := eachName("/proc", func(_ int, name string) bool {
+		if _, err := strconv.ParseUint(name, 10, 32); err != nil {
+			return true
+		}
+		if processes++; processes > maxLookProcesses {
+			cut = fmt.Errorf("%w: more than %d processes", ErrTooMany, maxLookProcesses)
+			return false
+		}
+		return ctx.Err() == nil && add(filepath.Join("/proc", name, "ns/net"), "")
+	})
+	return list, errors.Join(err, cut, ctx.Err())
+}
+
+// lookHere looks in the calling thread's namespace.
+func lookHere(ctx context.Context, p uint16, name string) ([]Found, error) {
+	ns, err := openNamespace()
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = ns.close() }()
+	d, err := newDumper(ns)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = d.close() }()
+	low, high, err := d.ephemeralRange()
+	if err != nil {
+		return nil, err
+	}
+	title := fmt.Sprintf("net:[%d]", ns.inode)
+	if name != "" {
+		title = name + ", " + title
+	}
+	const established = 1
+	var list []Found
+	for _, protocol := range []port.Protocol{port.TCP, port.UDP} {
+		for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
+			// A kernel that does not dump bound sockets has none in this state.
+			states := uint32(1<<tcpListen | 1<<tcpBoundInactive)
+			if protocol == port.UDP {
+				states = 1<<tcpClose | 1<<established
+			}
+			first := len(list)
+			err := d.retry(ctx, family, protocol, states, func() { list = list[:first] }, func(r *diagRow) {
+				if r.port != p {
+					return
+				}
+				f := Found{Socket: r.socket(protocol, ns.inode), Space: title}
+				if protocol == port.UDP {
+					f.Client = r.state == established || r.address.IsUnspecified() && p >= low && p <= high
+				}
+				list = append(list, f)
+			})
+			if err != nil {
+				return nil, fmt.Errorf("look at %s sockets: %w", protocol, err)
+			}
+		}
+	}
+	if len(list) > 0 {
+		aliasMPTCP(d.conn, list)
+	}
+	return list, nil
+}
+
+// aliasMPTCP gives listeners of MPTCP the inode that their program holds.
+func aliasMPTCP(conn *diagConn, list []Found) {
+	inodes, err := conn.mptcpListeners()
+	if err != nil {
+		return // a kernel without MPTCP has none
+	}
+	for i := range list {
+		s := &list[i].Socket
+		if inode, ok := inodes[netip.AddrPortFrom(s.Address, s.Port)]; ok && s.Protocol == port.TCP && s.Listening {
+			s.Inode = inode
+		}
+	}
+}
+
+// nameOwners fills in the processes of sockets.
+func nameOwners(ctx context.Context, list []Found) {
+	if len(list) == 0 {
+		return
+	}
+	sockets := make([]Socket, len(list))
+	for i := range list {
+		sockets[i] = list[i].Socket
+		sockets[i].Cookie = uint64(i) // cookies are unique within the kernel, indices are here
+	}
+	finder := ownerFinder{proc: "/proc", budget: ownerBudget}
+	for i, o := range finder.find(ctx, sockets) {
+		list[i].PID, list[i].Comm = o.pid, o.comm
+	}
+}

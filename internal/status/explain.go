@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package status
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/fairlead/fairlead/internal/explain"
+	"github.com/fairlead/fairlead/internal/port"
+)
+
+// Explainer answers why a port is, or is not, reachable.
+type Explainer interface {
+	Explain(ctx context.Context, q explain.Query) (explain.Report, error)
+}
+
+// ParseQuery reads "8080", "8080/tcp" or "53/udp". Without a protocol both are meant.
+func ParseQuery(s string) (explain.Query, error) {
+	number, protocol, given := strings.Cut(s, "/")
+	n, err := strconv.ParseUint(number, 10, 16)
+	if err != nil || n == 0 {
+		return explain.Query{}, fmt.Errorf("port %q: want 1 to 65535, with /tcp or /udp behind it if need be", s)
+	}
+	q := explain.Query{Port: uint16(n)}
+	if given {
+		if q.Protocol, err = port.ParseProtocol(protocol); err != nil {
+			return explain.Query{}, fmt.Errorf("port %q: %w", s, err)
+		}
+	}
+	return q, nil
+}
+
+// explain answers GET, which never dials, and POST, which may.
+func (s *Server) explain(w http.ResponseWriter, r *http.Request) {
+	q, err := ParseQuery(r.URL.Query().Get("port"))
+	if err != nil {
+		text(w, http.StatusBadRequest, err.Error())
+		return
+	}
+	q.Dial = r.Method == http.MethodPost
+	_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(explainTimeout + writeTimeout))
+	ctx, cancel := context.WithTimeout(r.Context(), explainTimeout)
+	defer cancel()
+	report, err := s.o.Explainer.Explain(ctx, q)
+	if err != nil {
+		text(w, http.StatusInternalServerError, err.Error())
+		return
+	}
+	w.Header().Set("Content-Type", "application/json")
+	_ = json.NewEncoder(w).Encode(report)
+}
+
+// explainTimeout bounds the look into other namespaces and the dials.
+const explainTimeout = 10 * time.Second
+
+// Explain asks why a port is, or is not, reachable. Only if q.Dial is set, its
+// dial targets are tried.
+func (c *Client) Explain(ctx context.Context, q explain.Query) (r explain.Report, err error) {
+	method := http.MethodGet
+	if q.Dial {
+		method = http.MethodPost
+	}
+	what := strconv.Itoa(int(q.Port))
+	if q.Protocol != 0 {
+		what += "/" + q.Protocol.String()
+	}
+	resp, err := c.do(ctx, method, "/v1/explain?port="+what, "")
+	if err != nil {
+		return r, err
+	}
+	defer func() { _ = resp.Body.Close() }()
+	if err := json.NewDecoder(resp.Body).Decode(&r); err != nil {
+		return r, fmt.Errorf("control socket %s: %w", c.path, err)
+	}
+	return r, nil
+}
+
+var marks = map[explain.Mark]struct {
+	word  string
+	color Color
+}{
+	explain.OK: {"ok", Green}, explain.Warning: {"warn", Yellow}, explain.Failing: {"FAIL", Red}, explain.Skipped: {"-", Plain},
+}
+
+// WriteReport writes the answer for people.
+func WriteReport(w io.Writer, r explain.Report, paint Painter, now time.Time) error {
+	var b strings.Builder
+	for _, c := range r.Chains {
+		fmt.Fprintf(&b, "%s", Quote(c.Publication))
+		if c.Guest != "" {
+			fmt.Fprintf(&b, " of guest %s", Quote(c.Guest))
+		}
+		fmt.Fprintf(&b, ": %s\n", c.Verdict)
+		for _, s := range c.Steps {
+			m := marks[s.Mark]
+			line := Quote(s.Text)
+			if s.Since != nil {
+				line += ", for " + Age(now.Sub(*s.Since))
+			}
+			fmt.Fprintf(&b, "  %-16s %s  %s\n", s.Step, paint.Paint(m.color, fmt.Sprintf("%-4s", m.word)), line)
+		}
+		if len(r.Chains) > 1 {
+			fmt.Fprintf(&b, "  %s\n", Quote(c.Summary))
+		}
+		b.WriteByte('\n')
+	}
+	for _, n := range r.Near {
+		fmt.Fprintf(&b, "near: %s: %s\n", n.Kind, Quote(n.Text))
+	}
+	for _, m := range r.Missing {
+		fmt.Fprintf(&b, "not looked at: %s\n", Quote(m))
+	}
+	if len(r.Near)+len(r.Missing) > 0 {
+		b.WriteByte('\n')
+	}
+	fmt.Fprintf(&b, "%s\n", Quote(r.Summary))
+	if r.Next != "" {
+		fmt.Fprintf(&b, "%s %s\n", paint.Paint(Bold, "Next:"), Quote(r.Next))
+	}
+	_, err := io.WriteString(w, b.String())
+	return err
+}
