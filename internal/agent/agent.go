@@ -47,7 +47,7 @@ type Agent struct {
 	log *slog.Logger
 
 	sockets    *own.Sockets
-	observer   *observer.Observer
+	observer   *attachReport
 	sources    []Source
 	registry   *registry.Registry
 	forward    *forward.Server
@@ -78,7 +78,7 @@ func New(cfg config.Agent, log *slog.Logger, level *slog.LevelVar) (*Agent, erro
 	a.provider = provider{a.registry, a.reconciler.Outcomes()}
 	a.metrics = newMetrics(a)
 	a.server = status.NewServer(status.Options{
-		Provider: a.provider, Explainer: newExplainer(a), Level: level, Logger: log,
+		Provider: a.provider, Explainer: newExplainer(a), Examiner: a, Level: level, Logger: log,
 		Metrics: promhttp.HandlerFor(a.metrics.registry, promhttp.HandlerOpts{}),
 	})
 	return a, nil
@@ -89,12 +89,13 @@ func (a *Agent) wireSources() error {
 	if err != nil {
 		return err
 	}
-	a.observer, err = observer.New(observer.Options{
+	o, err := observer.New(observer.Options{
 		Mode: mode, Interval: a.cfg.PollInterval, Audit: a.cfg.AuditInterval, Logger: a.log,
 	})
 	if err != nil {
 		return fmt.Errorf("observer: %w", err)
 	}
+	a.observer = &attachReport{Observer: o}
 	a.registry = registry.New(registry.Options{Rules: a.cfg.Rules, Logger: a.log})
 	for _, name := range a.cfg.Sources {
 		s, err := a.newSource(name)

@@ -220,3 +220,11 @@ func readFile(path string) (data []byte, err error) {
 	defer func() { err = errors.Join(err, f.Close()) }()
 	return io.ReadAll(io.LimitReader(f, yamltree.MaxSize+1))
 }
+
+// File is the configuration file that was read, or "" if there was none.
+func (c Common) File() string {
+	if len(c.files) == 0 || c.files[0].sum == ([sha256.Size]byte{}) || c.files[0].path == c.RulesFile {
+		return ""
+	}
+	return c.files[0].path
+}

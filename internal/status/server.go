@@ -18,6 +18,7 @@ import (
 type Options struct {
 	Provider  Provider
 	Explainer Explainer      // nil leaves /v1/explain out
+	Examiner  Examiner       // nil leaves /v1/doctor out
 	Metrics   http.Handler   // of /metrics; nil leaves it out
 	Level     *slog.LevelVar // of the process; nil leaves /v1/loglevel out
 	Logger    *slog.Logger
@@ -85,6 +86,9 @@ func (s *Server) routes(mux *http.ServeMux, control bool) {
 	if s.o.Explainer != nil {
 		mux.HandleFunc("GET /v1/explain", s.explain)
 		mux.HandleFunc("POST /v1/explain", s.explain)
+	}
+	if s.o.Examiner != nil {
+		mux.HandleFunc("GET /v1/doctor", s.examine)
 	}
 	if s.o.Level != nil {
 		mux.HandleFunc("GET /v1/loglevel", func(w http.ResponseWriter, _ *http.Request) {

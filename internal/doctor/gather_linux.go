@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package doctor
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime/debug"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix")
+
+// Gather fills in what can be seen from outside the agent; pid is the agent's,
+// or 0 for this process. Dump tries whether sockets can be dumped.
+func (f *Facts) Gather(ctx context.Context, pid int, dump func(context.Context) error) {
+	f.Kernel = kernel()
+	if err := dump(ctx); err != nil {
+		f.Kernel.Diag = err.Error()
+	}
+	f.WSL = wsl(ctx, f.Kernel.Release)
+	f.Clock = clock()
+	f.Caps.Whose, f.Limits.OpenFiles = "this process", -1
+	proc := "/proc/self"
+	if pid != 0 {
+		proc = "/proc/" + strconv.Itoa(pid)
+		f.Caps.Whose = fmt.Sprintf("the agent (pid %d)", pid)
+		if fds, err := os.ReadDir(proc + "/fd"); err == nil {
+			f.Limits.OpenFiles = len(fds)
+		}
+	}
+	f.Caps.Effective = effectiveCaps(proc + "/status")
+	f.Limits.Files = openFiles(proc + "/limits")
+}
+
+func kernel() Kernel {
+	k := Kernel{Release: "unknown"}
+	var u unix.Utsname
+	if err := unix.Uname(&u); err == nil {
+		k.Release = unix.ByteSliceToString(u.Release[:])
+	}
+	_, err := os.Stat("/sys/kernel/btf/vmlinux")
+	k.BTF = err == nil
+	for _, m := range []Module{
+		{Name: "nf_tables", For: "no NAT rules of nftables"},
+		{Name: "vsock", For: "no link over vsock"},
+	} {
+		_, err := os.Stat("/sys/module/" + m.Name)
+		m.Loaded = err == nil || m.Name == "vsock" && exists("/dev/vsock")
+		k.Modules = append(k.Modules, m)
+	}
+	return k
+}
+
+func exists(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil
+}
+
+// wsl knows Microsoft's kernels by their release, and asks WSL's own program
+// for the networking mode.
+func wsl(ctx context.Context, release string) *WSL {
+	if !strings.Contains(strings.ToLower(release), "microsoft") {
+		return nil
+	}
+	w := &WSL{Version: 2}
+	if !strings.Contains(release, "WSL2") && !exists("/run/WSL") {
+		w.Version = 1
+		return w
+	}
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+	defer cancel()
+	out, err := exec.CommandContext(ctx, "wslinfo", "--networking-mode").Output()
+	if err != nil {
+		w.Error = "wslinfo: " + err.Error()
+		return w
+	}
+	w.Networking = strings.TrimSpace(string(out))
+	return w
+}
+
+func clock() Clock {
+	var c Clock
+	b, _ := os.ReadFile("/sys/devices/system/clocksource/clocksource0/current_clocksource")
+	c.Source = strings.TrimSpace(string(b))
+	var t unix.Timex
+	if _, err := unix.Adjtimex(&t); err == nil {
+		c.Synchronised = t.Status&unix.STA_UNSYNC == 0
+	}
+	if info, ok := debug.ReadBuildInfo(); ok {
+		for _, s := range info.Settings {
+			if s.Key == "vcs.time" {
+				c.Built, _ = time.Parse(time.RFC3339, s.Value)
+			}
+		}
+	}
+	return c
+}
+
+// effectiveCaps reads CapEff of /proc/PID/status.
+func effectiveCaps(path string) uint64 {
+	for key, value := range lines(path, ":") {
+		if key == "CapEff" {
+			n, _ := strconv.ParseUint(value, 16, 64)
+			return n
+		}
+	}
+	return 0
+}
+
+// openFiles reads the soft limit of /proc/PID/limits.
+func openFiles(path string) uint64 {
+	const key = "Max open files"
+	for k := range lines(path, "\x00") {
+		if rest, ok := strings.CutPrefix(k, key); ok {
+			if fields := strings.Fields(rest); len(fields) > 0 {
+				n, _ := strconv.ParseUint(fields[0], 10, 64)
+				return n
+			}
+		}
+	}
+	return 0
+}
+
+// lines yields what stands before and behind the separator in each line.
+func lines(path, sep string) func(func(string, string) bool) {
+	return func(yield func(string, string) bool) {
+		b, err := os.ReadFile(filepath.Clean(path))
+		if err != nil {
+			return
+		}
+		sc := bufio.NewScanner(bytes.NewReader(b))
+		for sc.Scan() {
+			k, v, _ := strings.Cut(sc.Text(), sep)
+			if !yield(strings.TrimSpace(k), strings.TrimSpace(v)) {
+				return
+			}
+		}
+	}
+}

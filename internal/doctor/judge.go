@@ -1,0 +1,301 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package doctor
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/fairlead/fairlead/internal/explain"
+)
+
+// judge gathers checks.
+type judge struct {
+	f      Facts
+	checks []Check
+}
+
+func (j *judge) add(area, name string, state State, detail, remedy string) {
+	if state == OK {
+		remedy = ""
+	}
+	j.checks = append(j.checks, Check{area, name, state, detail, remedy})
+}
+
+// Evaluate judges the facts. It is pure.
+func Evaluate(f Facts) Report {
+	j := &judge{f: f}
+	j.agent()
+	j.config()
+	j.caps()
+	j.kernel()
+	j.observer()
+	j.sources()
+	j.nat()
+	j.link()
+	j.wsl()
+	j.limits()
+	j.clock()
+	r := Report{State: OK, Version: f.Version, Checks: j.checks}
+	rank := []State{OK, Warning, Failing}
+	for _, c := range r.Checks {
+		if slices.Index(rank, c.State) > slices.Index(rank, r.State) {
+			r.State = c.State
+		}
+	}
+	return r
+}
+
+func (j *judge) agent() {
+	a := j.f.Agent
+	if a != nil && a.Running {
+		j.add("agent", "running", OK, fmt.Sprintf("version %s, pid %d, watches %s, %d publications", a.Version, a.PID, a.NetNS, a.Publications), "")
+		if a.Version != j.f.Version {
+			j.add("agent", "version", Warning, fmt.Sprintf("the agent runs version %s, this is %s", a.Version, j.f.Version), "restart the agent")
+		}
+		return
+	}
+	j.add("agent", "running", Warning, j.f.AgentError, "start it: `fairlead agent`, or its unit; what follows is what it would find")
+	if j.f.LookError != "" {
+		j.add("agent", "look", Failing, j.f.LookError, "put this right, or run as root")
+	}
+}
+
+func (j *judge) config() {
+	c := j.f.Config
+	switch {
+	case c.Error != "":
+		j.add("config", "file", Failing, c.Error, "correct it: `fairlead config check` names the place; a running agent keeps the old one")
+		return
+	case c.File == "":
+		j.add("config", "file", OK, "none: defaults", "")
+	default:
+		j.add("config", "file", OK, fmt.Sprintf("%s, %d rules", c.File, c.Rules), "")
+	}
+	switch {
+	case c.TokenFile == "":
+		j.add("config", "token", OK, "none: unix peers are known by their user", "")
+	case c.TokenError == "":
+		j.add("config", "token", OK, c.TokenFile+", readable by its owner only", "")
+	case c.NeedsToken:
+		j.add("config", "token", Failing, c.TokenError, "start the agent once, which makes it, and give the host a copy")
+	default:
+		j.add("config", "token", Warning, c.TokenError, "start the agent once, which makes it")
+	}
+}
+
+// Bits of capabilities(7), from include/uapi/linux/capability.h.
+const (
+	capNetAdmin  = 12
+	capSysPtrace = 19
+	capSysAdmin  = 21
+	capPerfmon   = 38
+	capBPF       = 39
+)
+
+func (j *judge) caps() {
+	var missing []string
+	state := OK
+	for _, c := range []struct {
+		bit   uint
+		name  string
+		lost  string
+		state State
+	}{
+		{capBPF, "CAP_BPF", "no kernel events, only polling", Warning},
+		{capPerfmon, "CAP_PERFMON", "no kernel events, only polling", Warning},
+		{capNetAdmin, "CAP_NET_ADMIN", "no NAT rules", Failing},
+		{capSysPtrace, "CAP_SYS_PTRACE", "no owners of other users' processes", Warning},
+		{capSysAdmin, "CAP_SYS_ADMIN", "`explain` does not look into other network namespaces", Warning},
+	} {
+		// CAP_SYS_ADMIN stands for the two that were split off it.
+		if j.f.Caps.Effective&(1<<c.bit) != 0 || c.bit >= capPerfmon && j.f.Caps.Effective&(1<<capSysAdmin) != 0 {
+			continue
+		}
+		missing = append(missing, fmt.Sprintf("%s (%s)", c.name, c.lost))
+		if state != Failing {
+			state = c.state
+		}
+	}
+	if len(missing) == 0 {
+		j.add("privileges", "capabilities", OK, j.f.Caps.Whose+" has all that is used", "")
+		return
+	}
+	j.add("privileges", "capabilities", state, j.f.Caps.Whose+" lacks "+strings.Join(missing, ", "), "run as root, or give the unit these capabilities")
+}
+
+func (j *judge) kernel() {
+	k := j.f.Kernel
+	j.add("kernel", "release", OK, k.Release, "")
+	if k.BTF {
+		j.add("kernel", "btf", OK, "/sys/kernel/btf/vmlinux", "")
+	} else {
+		j.add("kernel", "btf", Warning, "no /sys/kernel/btf/vmlinux: no kernel events, only polling",
+			"use a kernel with CONFIG_DEBUG_INFO_BTF (all distributions' since 2021, and Microsoft's for WSL)")
+	}
+	if k.Diag == "" {
+		j.add("kernel", "sock_diag", OK, "sockets can be dumped", "")
+	} else {
+		j.add("kernel", "sock_diag", Failing, k.Diag, "load the modules tcp_diag and udp_diag, or use a kernel with CONFIG_INET_DIAG and CONFIG_INET_UDP_DIAG")
+	}
+	for _, m := range k.Modules {
+		if m.Loaded {
+			j.add("kernel", m.Name, OK, "present", "")
+		} else {
+			j.add("kernel", m.Name, Warning, "not present: "+m.For, "modprobe "+m.Name+", if you need it")
+		}
+	}
+}
+
+func (j *judge) observer() {
+	a := j.f.Agent
+	if a == nil {
+		return
+	}
+	for _, h := range a.Hooks {
+		detail, state := h.Rung, OK
+		if h.Lost != "" {
+			detail += ": " + h.Lost
+		}
+		if h.Error != "" {
+			detail += " (better ones failed: " + h.Error + ")"
+		}
+		remedy := ""
+		if h.Rung == "poll" && a.Observer != "poll" {
+			state, remedy = Warning, "run as root on a kernel with BTF and BPF"
+		}
+		j.add("observer", h.Capability, state, detail, remedy)
+	}
+	if a.DumpFailures > 0 || a.Drift > 0 {
+		j.add("observer", "audits", Warning, fmt.Sprintf("%d dumps failed, %d sockets had to be put right", a.DumpFailures, a.Drift),
+			"look into the agent's log; a few after a suspend are no harm")
+	} else if a.Running {
+		j.add("observer", "audits", OK, fmt.Sprintf("nothing had to be put right; %d events lost and caught up", a.Drops), "")
+	}
+}
+
+func (j *judge) sources() {
+	if j.f.Agent == nil {
+		return
+	}
+	for _, s := range j.f.Agent.Sources {
+		area := "source"
+		switch s.State {
+		case "live":
+			j.add(area, s.Name, OK, s.Rung, "")
+		case "starting":
+			j.add(area, s.Name, Warning, "has not yet seen everything "+s.Error, "ask again in a moment")
+		case "disabled":
+			j.add(area, s.Name, Warning, "disabled "+s.Error, "add it to source: in the agent's configuration")
+		default:
+			detail := s.State + ": " + s.Error
+			if !s.Since.IsZero() {
+				detail += ", since " + s.Since.UTC().Format(time.RFC3339)
+			}
+			j.add(area, s.Name, Failing, detail, sourceRemedies[s.Name])
+		}
+	}
+}
+
+var sourceRemedies = map[string]string{
+	"socket":     "run the agent as root; see sock_diag above",
+	"nat":        "run the agent as root; see nf_tables above",
+	"docker":     "start Docker, or name its socket in DOCKER_HOST",
+	"containerd": "start containerd",
+	"kube":       "start the cluster, or name its file in KUBECONFIG; an expired certificate must be renewed",
+}
+
+func (j *judge) nat() {
+	a := j.f.Agent
+	if a == nil || !slices.ContainsFunc(a.Sources, func(s Source) bool { return s.Name == "nat" }) {
+		return
+	}
+	if a.UnreadCount == 0 {
+		j.add("nat", "rules", OK, "all rules are understood", "")
+		return
+	}
+	j.add("nat", "rules", Warning, fmt.Sprintf("%d rules are not understood, and so not published", a.UnreadCount),
+		"write them in one of the forms of docs/nat.md, if they are to be published")
+	for _, u := range a.Unread {
+		j.add("nat", "rule", Warning, unread(u), "")
+	}
+}
+
+func unread(u explain.Unread) string { return u.Where + ": " + u.Rule + " (" + u.Reason + ")" }
+
+func (j *judge) link() {
+	a := j.f.Agent
+	if a == nil || a.Link == nil || !a.Running {
+		return
+	}
+	at := strings.Join(a.Link.Endpoints, ", ")
+	if a.Link.Connected {
+		j.add("link", "host", OK, fmt.Sprintf("connected at %s, session %d", at, a.Link.Sessions), "")
+		return
+	}
+	detail := "no host has ever connected at " + at
+	if a.Link.Sessions > 0 {
+		detail = "no host is connected at " + at
+	}
+	j.add("link", "host", Failing, detail, "start `fairlead host --connect …` on the host with a copy of the token; its log says why it cannot connect")
+}
+
+func (j *judge) wsl() {
+	w := j.f.WSL
+	switch {
+	case w == nil:
+		return
+	case w.Version == 1:
+		j.add("wsl", "version", Failing, "WSL 1 has no Linux kernel", "wsl --set-version DISTRIBUTION 2")
+		return
+	}
+	j.add("wsl", "version", OK, "WSL 2", "")
+	switch w.Networking {
+	case "nat":
+		j.add("wsl", "networking", OK, "nat", "")
+	case "mirrored":
+		j.add("wsl", "networking", Warning, "mirrored: ports of this guest are on the host's addresses without fairlead",
+			"use networkingMode=nat in .wslconfig for what fairlead adds, or fairlead for NAT and UDP ports alone")
+	case "":
+		j.add("wsl", "networking", Warning, "unknown: "+w.Error, "update WSL: wsl --update")
+	default:
+		j.add("wsl", "networking", Warning, w.Networking, "use networkingMode=nat in .wslconfig")
+	}
+}
+
+// fewFiles is what a thousand flows need: two descriptors each, and some.
+const fewFiles = 4096
+
+func (j *judge) limits() {
+	l := j.f.Limits
+	detail := fmt.Sprintf("%d file descriptors", l.Files)
+	if l.OpenFiles >= 0 {
+		detail += fmt.Sprintf(", %d in use", l.OpenFiles)
+	}
+	switch {
+	case l.OpenFiles >= 0 && uint64(l.OpenFiles)*10 > l.Files*9:
+		j.add("limits", "files", Failing, detail, "raise LimitNOFILE of the agent's unit")
+	case l.Files < fewFiles:
+		j.add("limits", "files", Warning, detail+": each TCP flow needs two", "raise LimitNOFILE of the agent's unit to 65536")
+	default:
+		j.add("limits", "files", OK, detail, "")
+	}
+}
+
+func (j *judge) clock() {
+	c := j.f.Clock
+	detail := j.f.Now.UTC().Format(time.RFC3339)
+	if c.Source != "" {
+		detail += ", clock source " + c.Source
+	}
+	switch {
+	case !c.Built.IsZero() && j.f.Now.Before(c.Built):
+		j.add("clock", "wall", Failing, detail+": before this program was built", "set it (hwclock -s); certificates are refused until then")
+	case !c.Synchronised:
+		j.add("clock", "wall", Warning, detail+", not synchronised", "run chrony or systemd-timesyncd; a suspended VM may lag behind")
+	default:
+		j.add("clock", "wall", OK, detail+", synchronised", "")
+	}
+}

@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package status
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/fairlead/fairlead/internal/doctor"
+)
+
+// Examiner says what only the agent knows of its health.
+type Examiner interface {
+	Examine() doctor.Agent
+}
+
+func (s *Server) examine(w http.ResponseWriter, _ *http.Request) {
+	w.Header().Set("Content-Type", "application/json")
+	_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(writeTimeout))
+	_ = json.NewEncoder(w).Encode(s.o.Examiner.Examine())
+}
+
+// Examine asks a running agent for what only it knows.
+func (c *Client) Examine(ctx context.Context) (a doctor.Agent, err error) {
+	resp, err := c.do(ctx, http.MethodGet, "/v1/doctor", "")
+	if err != nil {
+		return a, err
+	}
+	defer func() { _ = resp.Body.Close() }()
+	if err := json.NewDecoder(resp.Body).Decode(&a); err != nil {
+		return a, fmt.Errorf("control socket %s: %w", c.path, err)
+	}
+	return a, nil
+}
+
+// WriteDoctor writes the report for people.
+func WriteDoctor(w io.Writer, r doctor.Report, paint Painter) error {
+	words := map[doctor.State]string{
+		doctor.OK:      paint.Paint(Green, "ok  "),
+		doctor.Warning: paint.Paint(Yellow, "warn"),
+		doctor.Failing: paint.Paint(Red, "FAIL"),
+	}
+	var b strings.Builder
+	count := map[doctor.State]int{}
+	for _, c := range r.Checks {
+		count[c.State]++
+		fmt.Fprintf(&b, "%s  %-26s %s\n", words[c.State], c.Area+" "+c.Name, Quote(c.Detail))
+		if c.Remedy != "" {
+			fmt.Fprintf(&b, "      %-26s → %s\n", "", Quote(c.Remedy))
+		}
+	}
+	fmt.Fprintf(&b, "\n%d ok, %d warnings, %d failing\n", count[doctor.OK], count[doctor.Warning], count[doctor.Failing])
+	_, err := io.WriteString(w, b.String())
+	return err
+}
