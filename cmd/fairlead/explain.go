@@ -3,7 +3,9 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
+	"slices"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -19,6 +21,9 @@ func newExplain() *cobra.Command {
 		Use:   "explain PORT[/tcp|/udp]",
 		Short: "Say why a port is, or is not, reachable on the host, and what to do next",
 		Args:  oneArg("a port such as 8080 or 53/udp"),
+		ValidArgsFunction: func(c *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+			return completePorts(c.Context(), control, args)
+		},
 		RunE: func(c *cobra.Command, args []string) error {
 			if err := out.validate(); err != nil {
 				return err
@@ -42,4 +47,33 @@ func newExplain() *cobra.Command {
 	c.Flags().BoolVar(&noDial, "no-dial", false, "do not try whether the server answers (TCP only)")
 	out.register(c, "text", "json")
 	return c
+}
+
+// completionPatience is how long a shell waits for its completions.
+const completionPatience = time.Second
+
+// completePorts offers the ports that are there now, with their owners.
+func completePorts(ctx context.Context, control string, args []string) ([]string, cobra.ShellCompDirective) {
+	const directive = cobra.ShellCompDirectiveNoFileComp | cobra.ShellCompDirectiveKeepOrder
+	if len(args) > 0 {
+		return nil, directive
+	}
+	ctx, cancel := context.WithTimeout(ctx, completionPatience)
+	defer cancel()
+	l, err := client(control).List(ctx)
+	if err != nil {
+		return nil, directive
+	}
+	var list []string
+	for _, p := range l.Publications {
+		owner := p.Owner.Name
+		if owner == "" {
+			owner = p.Owner.Kind.String()
+		}
+		text := cobra.CompletionWithDesc(p.Key().Slot().String(), status.Quote(owner)+", "+p.State.String())
+		if !slices.Contains(list, text) {
+			list = append(list, text)
+		}
+	}
+	return list, directive
 }

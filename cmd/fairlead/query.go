@@ -27,6 +27,8 @@ type output struct {
 func (o *output) register(c *cobra.Command, known ...string) {
 	o.known = known
 	c.Flags().StringVarP(&o.format, "output", "o", known[0], fmt.Sprintf("one of %q", known))
+	// The flag was registered in the line before, which is the one error there is.
+	_ = c.RegisterFlagCompletionFunc("output", cobra.FixedCompletions(known, cobra.ShellCompDirectiveNoFileComp))
 }
 
 func (o *output) validate() error {
@@ -59,8 +61,17 @@ func client(path string) *status.Client {
 	return status.NewClient(path)
 }
 
+func filterFlag(c *cobra.Command, terms *[]string) {
+	c.Flags().StringArrayVar(terms, "filter", nil,
+		"show what matches: a word, or KEY=VALUE with port, protocol, address, state, owner, source or guest (may be repeated)")
+}
+
+// restartPatience is how long ls waits for an agent that restarts.
+const restartPatience = time.Second
+
 func newLs() *cobra.Command {
 	var control string
+	var terms []string
 	var out output
 	c := &cobra.Command{
 		Use: "ls", Short: "List the ports, where they are reachable, and who serves them", Args: noArgs,
@@ -68,23 +79,32 @@ func newLs() *cobra.Command {
 			if err := out.validate(); err != nil {
 				return err
 			}
-			l, err := client(control).List(c.Context())
+			filter, err := status.ParseFilter(terms)
+			if err != nil {
+				return usageError{err}
+			}
+			l, err := client(control).Await(c.Context(), restartPatience)
 			if err != nil {
 				return err
 			}
+			l = filter.List(l)
 			if out.format == "json" {
 				return json.NewEncoder(c.OutOrStdout()).Encode(l)
 			}
-			return status.WriteTable(c.OutOrStdout(), l, out.format == "wide", time.Now())
+			return status.WriteTable(c.OutOrStdout(), l, status.Style{
+				Wide: out.format == "wide", Paint: painter(c.OutOrStdout()), Now: time.Now(),
+			})
 		},
 	}
 	controlFlag(c, &control)
+	filterFlag(c, &terms)
 	out.register(c, "table", "wide", "json")
 	return c
 }
 
 func newWatch() *cobra.Command {
 	var control string
+	var terms []string
 	var out output
 	c := &cobra.Command{
 		Use: "watch", Short: "Show ports as they come, change and go", Args: noArgs,
@@ -92,10 +112,26 @@ func newWatch() *cobra.Command {
 			if err := out.validate(); err != nil {
 				return err
 			}
-			return watch(c.Context(), client(control), out.format == "json", c.OutOrStdout(), c.ErrOrStderr())
+			filter, err := status.ParseFilter(terms)
+			if err != nil {
+				return usageError{err}
+			}
+			w := watcher{client: client(control), stderr: c.ErrOrStderr()}
+			enc, paint := json.NewEncoder(c.OutOrStdout()), painter(c.OutOrStdout())
+			w.tell = func(e status.Event) error {
+				switch {
+				case e.Publication != nil && !filter.Match(*e.Publication):
+					return nil
+				case out.format == "json":
+					return enc.Encode(e)
+				}
+				return status.WriteEvent(c.OutOrStdout(), e, paint)
+			}
+			return w.run(c.Context())
 		},
 	}
 	controlFlag(c, &control)
+	filterFlag(c, &terms)
 	out.register(c, "text", "json")
 	return c
 }
@@ -103,28 +139,37 @@ func newWatch() *cobra.Command {
 // reconnectPause is how long watch waits before it looks for a restarted agent.
 const reconnectPause = 500 * time.Millisecond
 
-// watch prints events and survives a restart of what it watches, but not its
-// absence at the start.
-func watch(ctx context.Context, cl *status.Client, asJSON bool, stdout, stderr io.Writer) error {
-	enc := json.NewEncoder(stdout)
+// watcher tells events and survives a restart of what it watches, but not its
+// absence at the start. After a restart it tells what differs.
+type watcher struct {
+	client *status.Client
+	tell   func(status.Event) error
+	stderr io.Writer
+}
+
+func (w watcher) run(ctx context.Context) error {
+	var story status.Resume
 	connected, told := false, false
 	for {
-		err := cl.Watch(ctx, func(e status.Event) error {
+		err := w.client.Watch(ctx, func(e status.Event) error {
 			if told {
-				_, _ = fmt.Fprintln(stderr, "fairlead: connected again")
+				_, _ = fmt.Fprintln(w.stderr, "fairlead: connected again")
 			}
 			connected, told = true, false
-			if asJSON {
-				return enc.Encode(e)
+			for _, e := range story.Events(e) {
+				if err := w.tell(e); err != nil {
+					return err
+				}
 			}
-			return status.WriteEvent(stdout, e)
+			return nil
 		})
 		lost := errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, status.ErrNotRunning)
 		if ctx.Err() != nil || !connected || !lost {
 			return err
 		}
+		story.Lost()
 		if !told {
-			_, _ = fmt.Fprintln(stderr, "fairlead: connection lost, waiting for it to come back")
+			_, _ = fmt.Fprintln(w.stderr, "fairlead: connection lost, waiting for it to come back")
 			told = true
 		}
 		select {
@@ -137,10 +182,11 @@ func watch(ctx context.Context, cl *status.Client, asJSON bool, stdout, stderr i
 
 func newLogLevel() *cobra.Command {
 	var control string
+	var lasts time.Duration
 	root := &cobra.Command{Use: "loglevel", Short: "Show or set the log level of a running agent or host", Args: noArgs,
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() }}
 	level := func(c *cobra.Command, set string) error {
-		l, err := client(control).LogLevel(c.Context(), set)
+		l, err := client(control).LogLevel(c.Context(), set, lasts)
 		if err != nil {
 			return err
 		}
@@ -150,7 +196,14 @@ func newLogLevel() *cobra.Command {
 	get := &cobra.Command{Use: "get", Short: "Print the log level", Args: noArgs,
 		RunE: func(c *cobra.Command, _ []string) error { return level(c, "") }}
 	set := &cobra.Command{Use: "set LEVEL", Short: "Set the log level: debug, info, warn or error", Args: oneArg("a log level"),
-		RunE: func(c *cobra.Command, args []string) error { return level(c, args[0]) }}
+		ValidArgs: []string{"debug", "info", "warn", "error"},
+		RunE: func(c *cobra.Command, args []string) error {
+			if lasts != 0 && (lasts < status.LevelLastsMin || lasts > status.LevelLastsMax) {
+				return usageError{fmt.Errorf("--for %s: want %s to %s", lasts, status.LevelLastsMin, status.LevelLastsMax)}
+			}
+			return level(c, args[0])
+		}}
+	set.Flags().DurationVar(&lasts, "for", 0, "go back to the level before after this time, such as 10m")
 	controlFlag(get, &control)
 	controlFlag(set, &control)
 	root.AddCommand(get, set)

@@ -70,7 +70,7 @@ func (a *Agent) Examine() doctor.Agent {
 	}
 	for _, src := range a.registry.Sources().View().All() {
 		d.Sources = append(d.Sources, doctor.Source{
-			Name: src.Name, State: string(src.State), Rung: src.Rung, Error: src.Error, Since: src.Since,
+			Name: src.Name, State: string(src.State), Rung: src.Rung, Error: src.Error, Since: src.Since, Warnings: src.Warnings,
 		})
 	}
 	problems := a.natProblems()

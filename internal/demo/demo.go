@@ -267,14 +267,14 @@ func (v *view) follow(ctx context.Context) error {
 		if e.Type == status.Present {
 			return nil
 		}
-		return status.WriteEvent(v.o.Out, e)
+		return status.WriteEvent(v.o.Out, e, status.Painter{})
 	})
 }
 
 // note keeps the last few events below the table.
 func (v *view) note(e status.Event) {
 	var line strings.Builder
-	_ = status.WriteEvent(&line, e)
+	_ = status.WriteEvent(&line, e, status.Painter{})
 	if line.Len() == 0 {
 		return
 	}
@@ -310,7 +310,7 @@ func (v *view) table(ctx context.Context) error {
 			_, _ = fmt.Fprintf(v.o.Out, "sockets are observed by: %s\n\n", s.Rung)
 		}
 	}
-	return status.WriteTable(v.o.Out, l, false, time.Now())
+	return status.WriteTable(v.o.Out, l, status.Style{Now: time.Now()})
 }
 
 // Serve runs one of the guest's servers until ctx ends.

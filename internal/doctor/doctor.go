@@ -71,6 +71,8 @@ type Source struct {
 	Rung  string    `json:"rung"`
 	Error string    `json:"error"`
 	Since time.Time `json:"since"`
+	// Warnings name what the source could not use, while all else goes on.
+	Warnings []string `json:"warnings"`
 }
 
 // Link is the way to the host.

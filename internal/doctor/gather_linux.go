@@ -15,7 +15,8 @@ import (
 	"strings"
 	"time"
 
-	"golang.org/x/sys/unix")
+	"golang.org/x/sys/unix"
+)
 
 // Gather fills in what can be seen from outside the agent; pid is the agent's,
 // or 0 for this process. Dump tries whether sockets can be dumped.

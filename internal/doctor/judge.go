@@ -196,8 +196,14 @@ func (j *judge) sources() {
 			}
 			j.add(area, s.Name, Failing, detail, sourceRemedies[s.Name])
 		}
+		for _, w := range s.Warnings[:min(warningsShown, len(s.Warnings))] {
+			j.add(area, s.Name, Warning, w, "correct it at the engine; all else goes on")
+		}
 	}
 }
+
+// warningsShown bounds what one source can fill the report with.
+const warningsShown = 10
 
 var sourceRemedies = map[string]string{
 	"socket":     "run the agent as root; see sock_diag above",

@@ -13,6 +13,7 @@ import (
 	"net"
 	"net/http"
 	"strings"
+	"time"
 )
 
 // Client asks a running agent or host over its control socket.
@@ -89,17 +90,41 @@ func (c *Client) Watch(ctx context.Context, f func(Event) error) error {
 	}
 }
 
-// LogLevel returns the level, and sets it first if level is not empty.
-func (c *Client) LogLevel(ctx context.Context, level string) (string, error) {
-	method := http.MethodGet
+// LogLevel returns the level, and sets it first if level is not empty: for good,
+// or, if lasts is not 0 (1s to 24h), until then.
+func (c *Client) LogLevel(ctx context.Context, level string, lasts time.Duration) (string, error) {
+	method, path := http.MethodGet, "/v1/loglevel"
 	if level != "" {
 		method = http.MethodPut
 	}
-	resp, err := c.do(ctx, method, "/v1/loglevel", level)
+	if lasts != 0 {
+		path += "?for=" + lasts.String()
+	}
+	resp, err := c.do(ctx, method, path, level)
 	if err != nil {
 		return "", err
 	}
 	defer func() { _ = resp.Body.Close() }()
 	b, err := io.ReadAll(io.LimitReader(resp.Body, maxBody))
 	return strings.TrimSpace(string(b)), err
+}
+
+// The pause between two tries of Await.
+const awaitPause = 50 * time.Millisecond
+
+// Await is List for an agent that may be about to restart: while nothing
+// answers, or not all sources have said what there is, it asks again until
+// patience has gone by, and then returns what it got last.
+func (c *Client) Await(ctx context.Context, patience time.Duration) (l List, err error) {
+	for deadline := time.Now().Add(patience); ; {
+		l, err = c.List(ctx)
+		if err == nil && l.Ready() || err != nil && !errors.Is(err, ErrNotRunning) || time.Now().After(deadline) {
+			return l, err
+		}
+		select {
+		case <-ctx.Done():
+			return l, ctx.Err()
+		case <-time.After(awaitPause):
+		}
+	}
 }

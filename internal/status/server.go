@@ -17,11 +17,14 @@ import (
 // Options configures a Server.
 type Options struct {
 	Provider  Provider
-	Explainer Explainer      // nil leaves /v1/explain out
-	Examiner  Examiner       // nil leaves /v1/doctor out
-	Metrics   http.Handler   // of /metrics; nil leaves it out
-	Level     *slog.LevelVar // of the process; nil leaves /v1/loglevel out
-	Logger    *slog.Logger
+	Explainer Explainer // nil leaves /v1/explain out
+	// Ready says why not all is in place yet, "" once it is. Nil means once every
+	// source has said a complete set.
+	Ready    func() string
+	Examiner Examiner       // nil leaves /v1/doctor out
+	Metrics  http.Handler   // of /metrics; nil leaves it out
+	Level    *slog.LevelVar // of the process; nil leaves /v1/loglevel out
+	Logger   *slog.Logger
 	// MaxWatches bounds concurrent watch streams; 64 if 0.
 	MaxWatches int
 }
@@ -30,6 +33,7 @@ type Options struct {
 type Server struct {
 	o       Options
 	watches chan struct{}
+	level   levelTimer
 }
 
 // NewServer returns a server. It starts nothing.
@@ -62,6 +66,9 @@ func (s *Server) Serve(ctx context.Context, l net.Listener, control bool) error 
 		MaxHeaderBytes:    maxHeader,
 		BaseContext:       func(net.Listener) context.Context { return ctx },
 		ErrorLog:          slog.NewLogLogger(s.o.Logger.Handler(), slog.LevelDebug),
+	}
+	if control {
+		defer s.level.stop()
 	}
 	stop := context.AfterFunc(ctx, func() { _ = srv.Close() })
 	defer stop()
@@ -104,16 +111,6 @@ func text(w http.ResponseWriter, code int, line string) {
 	_, _ = fmt.Fprintln(w, line)
 }
 
-func (s *Server) ready(w http.ResponseWriter, _ *http.Request) {
-	for _, src := range s.o.Provider.List().Sources {
-		if src.State == "starting" {
-			text(w, http.StatusServiceUnavailable, "source "+src.Name+" has not yet seen everything")
-			return
-		}
-	}
-	text(w, http.StatusOK, "ready")
-}
-
 func (s *Server) list(w http.ResponseWriter, _ *http.Request) {
 	w.Header().Set("Content-Type", "application/json")
 	_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(writeTimeout))
@@ -146,18 +143,4 @@ func (s *Server) watch(w http.ResponseWriter, r *http.Request) {
 	if err != nil && r.Context().Err() == nil {
 		s.o.Logger.Debug("watch ended", "err", err)
 	}
-}
-
-func (s *Server) setLevel(w http.ResponseWriter, r *http.Request) {
-	var l slog.Level
-	b := make([]byte, 64)
-	n, _ := http.MaxBytesReader(w, r.Body, maxBody).Read(b)
-	name := strings.TrimSpace(string(b[:n]))
-	if err := l.UnmarshalText([]byte(name)); err != nil {
-		text(w, http.StatusBadRequest, fmt.Sprintf("log level %q: want debug, info, warn or error", name))
-		return
-	}
-	s.o.Level.Set(l)
-	s.o.Logger.Info("log level set", "level", strings.ToLower(l.String()))
-	text(w, http.StatusOK, strings.ToLower(l.String()))
 }

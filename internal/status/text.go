@@ -7,7 +7,6 @@ import (
 	"io"
 	"strconv"
 	"strings"
-	"text/tabwriter"
 	"time"
 	"unicode"
 	"unicode/utf8"
@@ -15,48 +14,64 @@ import (
 	"github.com/fairlead/fairlead/internal/port"
 )
 
+// Style is how text for people looks.
+type Style struct {
+	Wide  bool // all columns, whatever their width
+	Paint Painter
+	Now   time.Time
+}
+
+// tableWidth is what the table fits in, if it is not wide.
+const tableWidth = 80
+
 // WriteTable writes the list for people: within 80 columns, or wide.
-func WriteTable(w io.Writer, l List, wide bool, now time.Time) error {
-	guests := false
+func WriteTable(w io.Writer, l List, style Style) error {
+	t := table{style: style}
+	guests := map[string]bool{}
 	for _, p := range l.Publications {
-		guests = guests || p.Guest != ""
+		guests[p.Guest] = true
 	}
-	tw := tabwriter.NewWriter(w, 0, 4, 2, ' ', 0)
-	head := []string{"PORT", "GUEST ADDRESS", "STATE", "ON THE HOST", "OWNER", "AGE"}
-	if guests {
-		head = append(head, "GUEST")
+	showGuests := len(guests) > 1 || style.Wide && !guests[""] && len(guests) > 0
+	t.columns = []column{
+		{head: "PORT"}, {head: "GUEST ADDRESS", least: 13}, {head: "STATE"}, {head: "ON THE HOST", least: 18},
+		{head: "OWNER", least: 8}, {head: "AGE"},
 	}
-	if wide {
-		head = append(head, "SOURCES", "DIAL", "RULE", "REASON")
+	if showGuests {
+		t.columns = append(t.columns, column{head: "GUEST", least: 8})
 	}
-	_, _ = fmt.Fprintln(tw, strings.Join(head, "\t"))
+	if style.Wide {
+		t.columns = append(t.columns, column{head: "SOURCES"}, column{head: "DIAL"}, column{head: "RULE"}, column{head: "REASON"})
+	}
 	for _, p := range l.Publications {
 		row := []string{
-			p.Key().Slot().String(),
-			shorten(p.Address.String(), width(wide, 18)),
-			p.State.String(),
-			shorten(hostColumn(p, wide), width(wide, 20)),
-			shorten(ownerColumn(p.Owner), width(wide, 18)),
-			Age(now.Sub(p.Since)),
+			p.Key().Slot().String(), p.Address.String(), p.State.String(), hostColumn(p, style.Wide), ownerColumn(p.Owner),
+			Age(style.Now.Sub(p.Since)),
 		}
-		if guests {
+		if showGuests {
 			row = append(row, Quote(p.Guest))
 		}
-		if wide {
+		if style.Wide {
 			var sources []string
 			for _, o := range p.Origins {
 				sources = append(sources, o.Source)
 			}
 			row = append(row, orDash(strings.Join(unique(sources), ",")), orDash(p.DialTarget), orDash(p.Rule), orDash(Quote(p.Reason)))
 		}
-		_, _ = fmt.Fprintln(tw, strings.Join(row, "\t"))
+		t.add(row, p.State)
 	}
-	if err := tw.Flush(); err != nil {
+	if err := t.write(w); err != nil {
 		return err
 	}
 	for _, s := range l.Sources {
-		if s.Error != "" {
-			if _, err := fmt.Fprintf(w, "source %s is %s: %s\n", s.Name, s.State, Quote(s.Error)); err != nil {
+		line := ""
+		switch {
+		case s.Error != "":
+			line = fmt.Sprintf("source %s is %s: %s", s.Name, s.State, Quote(s.Error))
+		case s.State == "starting":
+			line = fmt.Sprintf("source %s is starting: it has not yet seen everything", s.Name)
+		}
+		if line != "" {
+			if _, err := fmt.Fprintln(w, style.Paint.Paint(Yellow, line)); err != nil {
 				return err
 			}
 		}
@@ -80,13 +95,6 @@ func writeWarnings(w io.Writer, s Source) error {
 		}
 	}
 	return nil
-}
-
-func width(wide bool, n int) int {
-	if wide {
-		return 64
-	}
-	return n
 }
 
 // hostColumn says where a port is reachable, or else why not.
@@ -176,28 +184,35 @@ func Age(d time.Duration) string {
 	return fmt.Sprintf("%dd", int(d.Hours()/24))
 }
 
+// eventColors paint what happened.
+var eventColors = map[EventType]Color{Added: Green, Gone: Yellow}
+
 // WriteEvent writes one watch event as a line for people.
-func WriteEvent(w io.Writer, e Event) error {
+func WriteEvent(w io.Writer, e Event, paint Painter) error {
 	if e.Publication == nil {
 		return nil
 	}
 	p := *e.Publication
-	state := p.State.String()
+	state := paint.Paint(stateColors[p.State], p.State.String())
 	if e.Previous != nil {
 		state = e.Previous.String() + " -> " + state
 	}
-	if e.Type == Gone {
-		state = "gone"
+	age := Age(e.Time.Sub(p.Since))
+	switch e.Type {
+	case Gone:
+		state = "gone after " + age
+	case Present:
+		state += " for " + age
 	}
-	line := fmt.Sprintf("%s  %-8s  %-10s %-22s  %s", e.Time.Local().Format("15:04:05.000"), e.Type,
-		p.Key().Slot(), Quote(p.Address.String()), state)
+	line := fmt.Sprintf("%s  %s  %-10s %-22s  %s", e.Time.Local().Format("15:04:05.000"),
+		paint.Paint(eventColors[e.Type], fmt.Sprintf("%-8s", e.Type)), p.Key().Slot(), Quote(p.Address.String()), state)
 	if len(p.HostAddresses) > 0 && e.Type != Gone {
 		line += "  on " + hostColumn(p, true)
 	}
 	if o := ownerColumn(p.Owner); o != "-" {
 		line += "  by " + o
 	}
-	if p.Reason != "" {
+	if p.Reason != "" && e.Type != Gone {
 		line += "  (" + Quote(p.Reason) + ")"
 	}
 	if p.Guest != "" {

@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package status
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/yamltree"
+)
+
+// Filter says which rows are shown: those that match all its terms. The zero
+// value shows all.
+type Filter struct{ terms []term }
+
+type term struct{ key, value string }
+
+// filterKeys is what a term can name.
+var filterKeys = []string{"port", "protocol", "address", "state", "owner", "source", "guest"}
+
+// ParseFilter reads terms: KEY=VALUE, in which the value is looked for within
+// the field (a port, a protocol and a state must be equal), or a word that is
+// looked for in all of them. Case does not matter.
+func ParseFilter(texts []string) (Filter, error) {
+	var f Filter
+	for _, t := range texts {
+		key, value, ok := strings.Cut(t, "=")
+		if !ok {
+			key, value = "", t
+		}
+		key, value = strings.ToLower(strings.TrimSpace(key)), strings.ToLower(strings.TrimSpace(value))
+		switch {
+		case ok && !slices.Contains(filterKeys, key):
+			return f, fmt.Errorf("--filter %q: unknown key %q%s: want %s", t, key, yamltree.Suggest(key, filterKeys), yamltree.OneOf(filterKeys))
+		case value == "":
+			return f, fmt.Errorf("--filter %q: want KEY=VALUE or a word", t)
+		case key == "state":
+			if err := new(port.State).UnmarshalText([]byte(value)); err != nil {
+				return f, fmt.Errorf("--filter %q: %w", t, err)
+			}
+		}
+		f.terms = append(f.terms, term{key, value})
+	}
+	return f, nil
+}
+
+// Match reports whether the row is shown.
+func (f Filter) Match(p Publication) bool {
+	for _, t := range f.terms {
+		if !t.match(p) {
+			return false
+		}
+	}
+	return true
+}
+
+// List returns the list with the rows that are shown.
+func (f Filter) List(l List) List {
+	if len(f.terms) > 0 {
+		l.Publications = slices.DeleteFunc(slices.Clone(l.Publications), func(p Publication) bool { return !f.Match(p) })
+	}
+	return l
+}
+
+func (t term) match(p Publication) bool {
+	has := func(texts ...string) bool {
+		return slices.ContainsFunc(texts, func(s string) bool { return strings.Contains(strings.ToLower(s), t.value) })
+	}
+	var sources []string
+	for _, o := range p.Origins {
+		sources = append(sources, o.Source)
+	}
+	owner := []string{p.Owner.Kind.String(), p.Owner.Name, p.Owner.ID, p.Owner.Namespace}
+	addresses := []string{p.Address.String()}
+	for _, a := range p.HostAddresses {
+		addresses = append(addresses, a.String())
+	}
+	switch t.key {
+	case "port":
+		return t.value == strconv.Itoa(int(p.Port)) || t.value == p.Key().Slot().String()
+	case "protocol":
+		return t.value == p.Protocol.String()
+	case "state":
+		return t.value == p.State.String()
+	case "address":
+		return has(addresses...)
+	case "owner":
+		return has(owner...)
+	case "source":
+		return has(sources...)
+	case "guest":
+		return has(p.Guest)
+	}
+	return has(slices.Concat(owner, addresses, sources, []string{p.Key().Slot().String(), p.State.String(), p.Guest, p.Reason})...)
+}

@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package status
+
+import (
+	"io"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/fairlead/fairlead/internal/port"
+)
+
+// table aligns columns of text, with the state painted, and cuts what is too
+// long for the width. text/tabwriter would count the colours as text.
+type table struct {
+	style   Style
+	columns []column
+	rows    [][]string
+	states  []port.State
+}
+
+type column struct {
+	head  string
+	least int // how narrow it may be cut; 0 for not at all
+}
+
+// stateColumn is the one that is painted.
+const stateColumn = 2
+
+var stateColors = map[port.State]Color{
+	port.Active: Green, port.Pending: Yellow, port.Conflict: Red, port.Failed: Red,
+}
+
+func (t *table) add(row []string, s port.State) {
+	t.rows = append(t.rows, row)
+	t.states = append(t.states, s)
+}
+
+// gap is between two columns.
+const gap = 2
+
+// widths returns the columns' widths, cut from the right until all fit.
+func (t *table) widths() []int {
+	widths := make([]int, len(t.columns))
+	total := -gap
+	for i, c := range t.columns {
+		widths[i] = utf8.RuneCountInString(c.head)
+		for _, row := range t.rows {
+			widths[i] = max(widths[i], utf8.RuneCountInString(row[i]))
+		}
+		total += widths[i] + gap
+	}
+	if t.style.Wide {
+		return widths
+	}
+	for i := len(widths) - 1; i >= 0 && total > tableWidth; i-- {
+		if least := max(t.columns[i].least, utf8.RuneCountInString(t.columns[i].head)); t.columns[i].least > 0 && widths[i] > least {
+			cut := min(widths[i]-least, total-tableWidth)
+			widths[i] -= cut
+			total -= cut
+		}
+	}
+	return widths
+}
+
+func (t *table) write(w io.Writer) error {
+	widths := t.widths()
+	var b strings.Builder
+	line := func(cells []string, color func(i int, s string) string) {
+		for i, s := range cells {
+			s = shorten(s, widths[i])
+			b.WriteString(color(i, s))
+			if i < len(cells)-1 {
+				b.WriteString(strings.Repeat(" ", widths[i]-utf8.RuneCountInString(s)+gap))
+			}
+		}
+		b.WriteByte('\n')
+	}
+	heads := make([]string, len(t.columns))
+	for i, c := range t.columns {
+		heads[i] = c.head
+	}
+	line(heads, func(_ int, s string) string { return t.style.Paint.Paint(Bold, s) })
+	for r, row := range t.rows {
+		line(row, func(i int, s string) string {
+			if i == stateColumn {
+				return t.style.Paint.Paint(stateColors[t.states[r]], s)
+			}
+			return s
+		})
+	}
+	_, err := io.WriteString(w, b.String())
+	return err
+}
