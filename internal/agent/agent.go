@@ -78,7 +78,7 @@ func New(cfg config.Agent, log *slog.Logger, level *slog.LevelVar) (*Agent, erro
 	a.provider = provider{a.registry, a.reconciler.Outcomes()}
 	a.metrics = newMetrics(a)
 	a.server = status.NewServer(status.Options{
-		Provider: a.provider, Explainer: newExplainer(a), Examiner: a, Level: level, Logger: log,
+		Provider: a.provider, Explainer: newExplainer(a), Examiner: a, Ready: a.notReady, Level: level, Logger: log,
 		Metrics: promhttp.HandlerFor(a.metrics.registry, promhttp.HandlerOpts{}),
 	})
 	return a, nil
@@ -221,6 +221,7 @@ func (a *Agent) Run(ctx context.Context, watch func(ctx context.Context, onChang
 	}
 	g.Go(func() error { return a.server.Serve(ctx, control, true) })
 	g.Go(func() error { return a.reconciler.Run(ctx) })
+	g.Go(func() error { return newNotifier(a).run(ctx) })
 	if a.hostlink != nil {
 		if err := a.links.open(ctx); err != nil {
 			return err

@@ -14,6 +14,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/fairlead/fairlead/internal/port"
@@ -61,6 +62,9 @@ type Reconciler struct {
 	sinks    []Sink
 	wanted   *table.Table[port.Key, port.Publication]
 	outcomes *table.Table[port.Key, Outcomes]
+
+	first   chan struct{} // closed when every sink was in sync once
+	waiting atomic.Int32  // sinks that were not
 }
 
 // New returns a reconciler of the publications in from. It starts nothing.
@@ -80,12 +84,21 @@ func New(from *table.Table[port.Key, port.Publication], sinks []Sink, o Options)
 	if o.Now == nil {
 		o.Now = time.Now
 	}
-	return &Reconciler{
+	r := &Reconciler{
 		o: o, log: o.Logger, from: from, sinks: sinks,
 		wanted:   table.New[port.Key, port.Publication](port.Key.Compare),
 		outcomes: table.New[port.Key, Outcomes](port.Key.Compare),
+		first:    make(chan struct{}),
 	}
+	r.waiting.Store(int32(len(sinks)))
+	if len(sinks) == 0 {
+		close(r.first)
+	}
+	return r
 }
+
+// FirstSync is closed once every sink was equal to the wanted set for the first time.
+func (r *Reconciler) FirstSync() <-chan struct{} { return r.first }
 
 // Wanted is the set that the sinks are kept equal to. Only the reconciler writes it.
 func (r *Reconciler) Wanted() *table.Table[port.Key, port.Publication] { return r.wanted }
@@ -281,6 +294,7 @@ type worker struct {
 	log   *slog.Logger
 	pause time.Duration
 	bad   bool
+	once  bool // it was in sync
 
 	synced uint64                // generation of the last Sync that succeeded
 	keys   map[port.Key]struct{} // changed since then
@@ -313,6 +327,12 @@ func (w *worker) sync(ctx context.Context, view View, change Change) time.Durati
 	}
 	if w.bad {
 		w.log.Info("in sync again")
+	}
+	if !w.once {
+		w.once = true
+		if w.r.waiting.Add(-1) == 0 {
+			close(w.r.first)
+		}
 	}
 	w.bad, w.pause, w.synced = false, w.r.o.RetryMin, view.Generation()
 	w.keys = make(map[port.Key]struct{})

@@ -73,6 +73,12 @@ func (r *Registry) Sources() *table.Table[string, SourceStatus] { return r.statu
 // table lacks ports that exist. Add all feeds first.
 func (r *Registry) Ready() <-chan struct{} { return r.ready }
 
+// Touch returns once no change is being merged: a sign of life.
+func (r *Registry) Touch() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+}
+
 // SetRules replaces the rules and decides everything anew.
 func (r *Registry) SetRules(d Decider) {
 	r.mu.Lock()
