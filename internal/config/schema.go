@@ -73,10 +73,20 @@ func (f *field) schema() object {
 		value = object{"anyOf": []object{value, {"type": "array", "items": value}}}
 	}
 	value["description"] = f.usage
-	if def := f.get(); len(def) > 0 && !f.list && def[0] != "" {
-		value["default"] = def[0]
-	} else if f.list && len(def) > 0 {
+	var def []any
+	for _, s := range f.get() {
+		if f.isNumber() {
+			def = append(def, json.Number(s))
+		} else if s != "" || f.list {
+			def = append(def, s)
+		}
+	}
+	switch {
+	case len(def) == 0:
+	case f.list:
 		value["default"] = def
+	default:
+		value["default"] = def[0]
 	}
 	return value
 }
@@ -86,10 +96,10 @@ var usageWords = regexp.MustCompile(`[a-z0-9]+`)
 // valueSchema tries the words of the usage on the parser: if it takes no word
 // that nobody knows, those that it takes are all there are.
 func (f *field) valueSchema() object {
-	switch f.kind {
-	case "duration":
+	if f.kind == "duration" {
 		return object{"type": []string{"string", "number"}, "pattern": `^[+-]?([0-9]+(\.[0-9]*)?(ns|us|µs|ms|s|m|h))+$|^0$`}
-	case "n", "cid", "uid":
+	}
+	if f.isNumber() {
 		return object{"type": "integer", "minimum": f.least()}
 	}
 	if f.takes("zz-nobody-knows") {
@@ -111,6 +121,8 @@ func (f *field) valueSchema() object {
 	}
 	return object{"enum": words}
 }
+
+func (f *field) isNumber() bool { return f.kind == "n" || f.kind == "cid" || f.kind == "uid" }
 
 // takes reports whether the parser takes the value. The field belongs to a
 // configuration that nobody uses.

@@ -15,6 +15,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 )
 
@@ -48,15 +49,30 @@ func kernel() Kernel {
 	}
 	_, err := os.Stat("/sys/kernel/btf/vmlinux")
 	k.BTF = err == nil
-	for _, m := range []Module{
-		{Name: "nf_tables", For: "no NAT rules of nftables"},
-		{Name: "vsock", For: "no link over vsock"},
-	} {
-		_, err := os.Stat("/sys/module/" + m.Name)
-		m.Loaded = err == nil || m.Name == "vsock" && exists("/dev/vsock")
-		k.Modules = append(k.Modules, m)
+	nft := Module{Name: "nf_tables", Loaded: true}
+	if err := nftables(); err != nil {
+		nft.Loaded, nft.For = false, "no NAT rules of nftables: "+err.Error()
+	}
+	k.Modules = []Module{
+		nft,
+		{Name: "vsock", Loaded: exists("/dev/vsock"), For: "no link over vsock, only over unix sockets"},
 	}
 	return k
+}
+
+// nftables asks for the generation of the ruleset, as the NAT source does. A
+// directory in /sys/module would not tell of what is built in.
+func nftables() error {
+	c, err := netlink.Dial(unix.NETLINK_NETFILTER, nil)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = c.Close() }()
+	_, err = c.Execute(netlink.Message{
+		Header: netlink.Header{Type: unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_GETGEN, Flags: netlink.Request},
+		Data:   make([]byte, unix.SizeofNfgenmsg),
+	})
+	return err
 }
 
 func exists(path string) bool {

@@ -190,7 +190,7 @@ func (f *Facts) judge(p *Publication) (v Verdict, summary, next string) {
 		o := by[s][0]
 		switch s {
 		case port.Conflict:
-			return VerdictConflict, fmt.Sprintf("%s is not reachable: on the host %s is taken: %s", name, o.HostAddress, o.Reason),
+			return VerdictConflict, fmt.Sprintf("%s is not reachable on the host: %s", name, located(o)),
 				fmt.Sprintf("stop what holds %s on the host (fairlead takes the port over at once), or give this port another one there with a rule: hostPort: %s",
 					o.HostAddress, otherPort(o.HostAddress.Port()))
 		case port.Denied:
@@ -208,6 +208,14 @@ func (f *Facts) judge(p *Publication) (v Verdict, summary, next string) {
 		}
 	}
 	return VerdictPending, fmt.Sprintf("%s is allowed, and no sink has answered yet", name), "ask again in a moment"
+}
+
+// located is the reason of an outcome, with the host address that it is about.
+func located(o Outcome) string {
+	if !o.HostAddress.IsValid() || strings.Contains(o.Reason, o.HostAddress.String()) {
+		return o.Reason
+	}
+	return o.HostAddress.String() + ": " + o.Reason
 }
 
 // noHost is what the sink of the link says without a session.
@@ -248,7 +256,7 @@ func (f *Facts) judgeActive(p *Publication, active, conflicts []Outcome) (v Verd
 			fmt.Sprintf("look at the server: in the guest, a connection to %s must work first", p.Dials[0].Target)
 	case len(conflicts) > 0:
 		o := conflicts[0]
-		return VerdictPartial, fmt.Sprintf("%s is reachable %s, but not at %s: %s", name, where, o.HostAddress, o.Reason),
+		return VerdictPartial, fmt.Sprintf("%s is reachable %s, but not everywhere: %s", name, where, located(o)),
 			fmt.Sprintf("use %s, or stop what holds %s on the host", at[0], o.HostAddress)
 	case len(at) > 0 && !slices.ContainsFunc(at, func(a netip.AddrPort) bool { return a.Addr().Is4() }):
 		return VerdictOneFamily, fmt.Sprintf("%s is reachable %s: the guest serves IPv6 alone", name, where),

@@ -110,7 +110,7 @@ var cases = []struct {
 	{
 		"half in conflict", Facts{Publications: []Publication{pub(port.TCP, "[::]:8080",
 			outcome(port.Conflict, "127.0.0.1:8080", "held by nginx (pid 4)"), outcome(port.Active, "[::1]:8080", ""))}},
-		VerdictPartial, "not at 127.0.0.1:8080: held by nginx (pid 4)", "use [::1]:8080",
+		VerdictPartial, "but not everywhere: 127.0.0.1:8080: held by nginx (pid 4)", "use [::1]:8080",
 	},
 	{
 		"no answer", Facts{Publications: []Publication{pub(port.TCP, "0.0.0.0:8080", dialed(Refuses), outcome(port.Active, "127.0.0.1:8080", ""))}},
@@ -128,7 +128,7 @@ var cases = []struct {
 	{
 		"conflict", Facts{Publications: []Publication{pub(port.TCP, "0.0.0.0:8080",
 			outcome(port.Conflict, "127.0.0.1:8080", "in use by python3 (pid 99)"))}},
-		VerdictConflict, "in use by python3 (pid 99)", "hostPort: 18080",
+		VerdictConflict, "on the host: 127.0.0.1:8080: in use by python3 (pid 99)", "hostPort: 18080",
 	},
 	{
 		"host denies", Facts{Publications: []Publication{pub(port.TCP, "0.0.0.0:8080", outcome(port.Denied, "", "denied by host rule 1"))}},

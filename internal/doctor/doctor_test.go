@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package doctor
+
+import (
+	"bytes"
+	"encoding/json"
+	"flag"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/fairlead/fairlead/internal/explain"
+)
+
+var update = flag.Bool("update", false, "write the golden file")
+
+var now = time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
+
+// healthy is a guest without anything to say against it.
+func healthy() Facts {
+	return Facts{
+		Version: "v1", Now: now,
+		Agent: &Agent{
+			Running: true, Version: "v1", PID: 811, NetNS: "net:[7]", Observer: "auto", Publications: 12,
+			Hooks:   []Hook{{Capability: "tcp-listen", Rung: "fentry"}, {Capability: "udp-bind", Rung: "cgroup", Error: "fentry: no trampoline"}},
+			Sources: []Source{{Name: "socket", State: "live", Rung: "fentry"}, {Name: "nat", State: "live", Rung: "nftables events"}},
+			Link:    &Link{Endpoints: []string{"vsock://:1023"}, Connected: true, Sessions: 3},
+		},
+		Config: Config{File: "/etc/fairlead/agent.yaml", Rules: 2, TokenFile: "/var/lib/fairlead/token", NeedsToken: true},
+		Kernel: Kernel{Release: "6.12.0-microsoft-standard-WSL2", BTF: true, Modules: []Module{{Name: "nf_tables", Loaded: true}}},
+		Limits: Limits{Files: 65536, OpenFiles: 40},
+		WSL:    &WSL{Version: 2, Networking: "nat"},
+		Clock:  Clock{Source: "tsc", Synchronised: true, Built: now.Add(-time.Hour)},
+		Caps:   Caps{Effective: 1<<41 - 1, Whose: "the agent (pid 811)"},
+	}
+}
+
+func TestHealthyGuestIsOKThroughout(t *testing.T) {
+	r := Evaluate(healthy())
+	for _, c := range r.Checks {
+		if c.State != OK || c.Remedy != "" {
+			t.Errorf("%+v", c)
+		}
+	}
+	if r.State != OK {
+		t.Errorf("state %s", r.State)
+	}
+}
+
+// Whatever is wrong is named, with what to do about it.
+func TestEachFaultHasItsRemedy(t *testing.T) {
+	for _, tt := range []struct {
+		name           string
+		spoil          func(*Facts)
+		want           State
+		check          string // area and name
+		detail, remedy string
+	}{
+		{"no agent", func(f *Facts) { f.Agent.Running, f.AgentError = false, "nothing answers" }, Warning, "agent running", "nothing answers", "start it"},
+		{"no agent, no look", func(f *Facts) { f.Agent, f.AgentError, f.LookError = nil, "nothing answers", "not permitted" }, Failing, "agent look", "not permitted", "root"},
+		{"another version", func(f *Facts) { f.Agent.Version = "v0" }, Warning, "agent version", "v0", "restart"},
+		{"bad file", func(f *Facts) { f.Config.Error = "agent.yaml:1:1: unknown key" }, Failing, "config file", "agent.yaml:1:1", "config check"},
+		{"no token", func(f *Facts) { f.Config.TokenError = "no such file" }, Failing, "config token", "no such file", "start the agent once"},
+		{"no token needed", func(f *Facts) { f.Config.TokenError, f.Config.NeedsToken = "no such file", false }, Warning, "config token", "no such file", "start the agent once"},
+		{"no BPF", func(f *Facts) { f.Caps.Effective = 1<<capNetAdmin | 1<<capSysPtrace }, Warning, "privileges capabilities", "CAP_BPF (no kernel events", "root"},
+		{"no privilege", func(f *Facts) { f.Caps.Effective = 0 }, Failing, "privileges capabilities", "CAP_NET_ADMIN (no NAT rules)", "root"},
+		{"no BTF", func(f *Facts) { f.Kernel.BTF = false }, Warning, "kernel btf", "only polling", "CONFIG_DEBUG_INFO_BTF"},
+		{"no diag", func(f *Facts) { f.Kernel.Diag = "no such file" }, Failing, "kernel sock_diag", "no such file", "CONFIG_INET_DIAG"},
+		{"no module", func(f *Facts) { f.Kernel.Modules = []Module{{Name: "vsock", For: "no link over vsock"}} }, Warning, "kernel vsock", "no link over vsock", "modprobe vsock"},
+		{"polling", func(f *Facts) { f.Agent.Hooks[0] = Hook{"tcp-listen", "poll", "late", "no BTF"} }, Warning, "observer tcp-listen", "better ones failed: no BTF", "root"},
+		{"drift", func(f *Facts) { f.Agent.Drift = 3 }, Warning, "observer audits", "3 sockets", "log"},
+		{"stale", func(f *Facts) { f.Agent.Sources[1] = Source{Name: "nat", State: "stale", Error: "EPERM", Since: now} }, Failing, "source nat", "EPERM, since 2026-11-21T12:00:00Z", "root"},
+		{"starting", func(f *Facts) { f.Agent.Sources[1].State = "starting" }, Warning, "source nat", "not yet", "ask again"},
+		{"warned", func(f *Facts) { f.Agent.Sources[0].Warnings = []string{"container a: port 0"} }, Warning, "source socket", "container a: port 0", "engine"},
+		{"NAT", func(f *Facts) {
+			f.Agent.UnreadCount, f.Agent.Unread = 1, []explain.Unread{{Where: "ip nat pre", Rule: "meta mark 7", Reason: "meta mark"}}
+		}, Warning, "nat rules", "1 rules", "docs/nat.md"},
+		{"no host ever", func(f *Facts) { f.Agent.Link = &Link{Endpoints: []string{"vsock://:1023"}} }, Failing, "link host", "ever", "fairlead host"},
+		{"host gone", func(f *Facts) { f.Agent.Link.Connected = false }, Failing, "link host", "no host is connected", "fairlead host"},
+		{"WSL 1", func(f *Facts) { f.WSL = &WSL{Version: 1} }, Failing, "wsl version", "WSL 1", "--set-version"},
+		{"mirrored", func(f *Facts) { f.WSL.Networking = "mirrored" }, Warning, "wsl networking", "mirrored", "nat"},
+		{"WSL says nothing", func(f *Facts) { f.WSL = &WSL{Version: 2, Error: "wslinfo: not found"} }, Warning, "wsl networking", "wslinfo", "wsl --update"},
+		{"few files", func(f *Facts) { f.Limits.Files = 1024 }, Warning, "limits files", "1024", "LimitNOFILE"},
+		{"files used up", func(f *Facts) { f.Limits = Limits{Files: 1024, OpenFiles: 1000} }, Failing, "limits files", "1000 in use", "LimitNOFILE"},
+		{"clock adrift", func(f *Facts) { f.Clock.Synchronised = false }, Warning, "clock wall", "not synchronised", "chrony"},
+		{"clock in the past", func(f *Facts) { f.Now = now.Add(-24 * time.Hour) }, Failing, "clock wall", "before this program was built", "hwclock"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			f := healthy()
+			tt.spoil(&f)
+			r := Evaluate(f)
+			if r.State != tt.want {
+				t.Errorf("state %s, want %s", r.State, tt.want)
+			}
+			for _, c := range r.Checks {
+				if c.Area+" "+c.Name == tt.check && c.State == tt.want {
+					if !strings.Contains(c.Detail, tt.detail) || !strings.Contains(c.Remedy, tt.remedy) {
+						t.Errorf("%+v", c)
+					}
+					return
+				}
+			}
+			t.Errorf("no check %q that is %s in %+v", tt.check, tt.want, r.Checks)
+		})
+	}
+}
+
+func TestJSON(t *testing.T) {
+	f := healthy()
+	f.Agent.Link.Connected = false
+	var got bytes.Buffer
+	enc := json.NewEncoder(&got)
+	enc.SetIndent("", "  ")
+	if err := enc.Encode(Evaluate(f)); err != nil {
+		t.Fatal(err)
+	}
+	const golden = "testdata/report.golden"
+	if *update {
+		if err := os.WriteFile(golden, got.Bytes(), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(golden)
+	if err != nil || !bytes.Equal(got.Bytes(), want) {
+		t.Errorf("got\n%s\nwant (%v)\n%s", got.Bytes(), err, want)
+	}
+}

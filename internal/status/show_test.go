@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package status
+
+import (
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+	"unicode/utf8"
+
+	"github.com/fairlead/fairlead/internal/port"
+)
+
+var noon = time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
+
+func row(p uint16, state port.State, owner string) Publication {
+	return Publication{
+		Protocol: port.TCP, Address: netip.IPv4Unspecified(), Port: p, State: state, Since: noon.Add(-3 * time.Minute),
+		HostAddresses: []netip.AddrPort{netip.AddrPortFrom(port.Loopback(netip.IPv4Unspecified()), p)},
+		Owner:         Owner{Kind: port.OwnerProcess, Name: owner, ID: "811"},
+		Origins:       []Origin{{Source: "socket"}},
+	}
+}
+
+func TestTableFits80ColumnsWhateverTheNames(t *testing.T) {
+	long := row(65535, port.Conflict, strings.Repeat("x", 200))
+	long.Address = netip.MustParseAddr("2001:db8:1111:2222:3333:4444:5555:6666")
+	long.HostAddresses = append(long.HostAddresses, netip.MustParseAddrPort("[2001:db8:1111:2222:3333:4444:5555:6666]:65535"))
+	long.Guest = "unix:///a/very/long/path/to/a/link.sock"
+	for _, pubs := range [][]Publication{{long}, {row(80, port.Active, "nginx"), long}, {row(80, port.Active, "nginx")}, {}} {
+		var b strings.Builder
+		if err := WriteTable(&b, List{Publications: pubs}, Style{Now: noon}); err != nil {
+			t.Fatal(err)
+		}
+		for line := range strings.Lines(b.String()) {
+			if n := utf8.RuneCountInString(strings.TrimSuffix(line, "\n")); n > 80 {
+				t.Errorf("%d columns: %s", n, line)
+			}
+		}
+	}
+}
+
+func TestColoursChangeNothingButColours(t *testing.T) {
+	l := List{Publications: []Publication{row(80, port.Active, "nginx"), row(8080, port.Conflict, "x")}}
+	var plain, painted strings.Builder
+	if err := WriteTable(&plain, l, Style{Now: noon}); err != nil {
+		t.Fatal(err)
+	}
+	if err := WriteTable(&painted, l, Style{Now: noon, Paint: Painter{On: true}}); err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(painted.String(), "\x1b[32mactive\x1b[0m") || strings.Contains(plain.String(), "\x1b") {
+		t.Errorf("%q\n%q", plain.String(), painted.String())
+	}
+	bare := painted.String()
+	for _, c := range []Color{Bold, Red, Green, Yellow} {
+		bare = strings.ReplaceAll(bare, "\x1b["+string(c)+"m", "")
+	}
+	if bare = strings.ReplaceAll(bare, "\x1b[0m", ""); bare != plain.String() {
+		t.Errorf("without colours\n%s\nwant\n%s", bare, plain.String())
+	}
+}
+
+// A name that the guest chose cannot steer the terminal.
+func TestHostileNamesAreQuoted(t *testing.T) {
+	p := row(80, port.Failed, "\x1b[2J\nactive")
+	p.Reason = "\x1b]0;title\x07"
+	var b strings.Builder
+	if err := WriteTable(&b, List{Publications: []Publication{p}}, Style{Wide: true, Now: noon}); err != nil {
+		t.Fatal(err)
+	}
+	if err := WriteEvent(&b, Event{Time: noon, Type: Added, Publication: &p}, Painter{}); err != nil {
+		t.Fatal(err)
+	}
+	if strings.ContainsAny(b.String(), "\x1b\x07") || strings.Count(b.String(), "\n") != 3 {
+		t.Errorf("%q", b.String())
+	}
+}
+
+func TestFilter(t *testing.T) {
+	p := row(8080, port.Active, "Nginx")
+	for _, tt := range []struct {
+		terms string
+		want  bool
+	}{
+		{"", true}, {"nginx", true}, {"apache", false}, {"port=8080", true}, {"port=8080/tcp", true}, {"port=80", false},
+		{"state=active", true}, {"state=denied", false}, {"owner=ngi", true}, {"owner=process", true}, {"source=socket", true},
+		{"source=nat", false}, {"address=127.0.0", true}, {"protocol=udp", false}, {"nginx,state=denied", false}, {"NGINX,8080", true},
+	} {
+		var terms []string
+		if tt.terms != "" {
+			terms = strings.Split(tt.terms, ",")
+		}
+		f, err := ParseFilter(terms)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if f.Match(p) != tt.want || len(f.List(List{Publications: []Publication{p}}).Publications) == 1 != tt.want {
+			t.Errorf("%q: got %v", tt.terms, !tt.want)
+		}
+	}
+	for _, bad := range []string{"prot=80", "port=", "", "state=good"} {
+		if _, err := ParseFilter([]string{bad}); err == nil {
+			t.Errorf("%q is taken", bad)
+		}
+	}
+}
+
+// After a restart of the agent, a watch tells what differs and nothing else.
+func TestResumeTellsWhatDiffers(t *testing.T) {
+	a, b, c := row(1, port.Active, "a"), row(2, port.Active, "b"), row(3, port.Active, "c")
+	var r Resume
+	var got []string
+	feed := func(e EventType, p *Publication) {
+		for _, e := range r.Events(Event{Type: e, Publication: p}) {
+			s := string(e.Type)
+			if e.Publication != nil {
+				s += " " + e.Publication.Owner.Name + " " + e.Publication.State.String()
+			}
+			got = append(got, s)
+		}
+	}
+	r.Lost() // before anything was heard
+	feed(Present, &a)
+	feed(Present, &b)
+	feed(Synced, nil)
+	r.Lost()
+	changed := b
+	changed.State = port.Conflict
+	feed(Present, &changed)
+	feed(Present, &c)
+	feed(Synced, nil)
+	feed(Gone, &c)
+	r.Lost()
+	feed(Present, &changed)
+	feed(Synced, nil)
+	want := "present a active|present b active|synced|changed b conflict|added c active|removed a active|synced|removed c active|synced"
+	if s := strings.Join(got, "|"); s != want {
+		t.Errorf("got\n%s\nwant\n%s", s, want)
+	}
+}
