@@ -112,6 +112,10 @@ generate-check: ## Check that what "make generate" makes is what is committed
 	@command -v clang-14 >/dev/null || hack/provision.sh generate
 	@$(RUN) check generate-check hack/generate-check.sh
 
+.PHONY: man
+man: build ## Write the manual pages to bin/man
+	bin/fairlead man bin/man
+
 .PHONY: clean
 clean: ## Remove what was built here; the cache of kernels and tools stays
 	rm -rf bin

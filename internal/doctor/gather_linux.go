@@ -70,7 +70,7 @@ func nftables() error {
 	defer func() { _ = c.Close() }()
 	_, err = c.Execute(netlink.Message{
 		Header: netlink.Header{Type: unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_GETGEN, Flags: netlink.Request},
-		Data:   make([]byte, unix.SizeofNfgenmsg),
+		Data:   make([]byte, 4), // struct nfgenmsg
 	})
 	return err
 }

@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux && root
+
+package e2e
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+)
+
+var update = flag.Bool("update", false, "write the transcripts into docs/cli.md")
+
+const cliDoc = "../../docs/cli.md"
+
+// transcript is a block of docs/cli.md that shows what commands print.
+var transcript = regexp.MustCompile("(?m)^<!-- tried -->\n```\n((?s:.*?))```\n")
+
+// What differs from run to run, and what the documentation says instead.
+var varies = []struct {
+	what *regexp.Regexp
+	as   string
+}{
+	{regexp.MustCompile(`\bpid \d+`), "pid 811"},
+	{regexp.MustCompile(`\(\d{2,}\)`), "(811)"},
+	{regexp.MustCompile(`net:\[\d+\]`), "net:[4026532177]"},
+	{regexp.MustCompile(`\b\d\d:\d\d:\d\d\.\d{3}\b`), "12:00:00.000"},
+	{regexp.MustCompile(`"since":"[^"]*"`), `"since":"2026-11-21T12:00:00Z"`},
+	{regexp.MustCompile(`\b\d+s\b`), "3s"},
+	{regexp.MustCompile(`e2e\.test`), "nginx"},
+	{regexp.MustCompile(`fentry[^\n]*|kprobe[^\n]*|tp_btf[^\n]*|poll \(.*`), "fentry"},
+}
+
+func same(s, dir string) string {
+	s = strings.ReplaceAll(s, dir, "/etc/fairlead")
+	for _, v := range varies {
+		s = v.what.ReplaceAllString(s, v.as)
+	}
+	return s
+}
+
+var spaces = regexp.MustCompile(` +`)
+
+// The transcripts in docs/cli.md are what the commands print, but for numbers
+// that differ from run to run.
+func TestTranscriptsInTheDocumentationAreTrue(t *testing.T) {
+	r := newRig(t)
+	for name, text := range map[string]string{
+		"agent.yaml": "holdDown: 150ms\nrules:\n- {name: no-debug, match: {ports: 9229}, action: deny}\n",
+		"typo.yaml":  "holdDwon: 150ms\n",
+	} {
+		if err := os.WriteFile(filepath.Join(r.dir, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	r.agentFlags = []string{"--config", filepath.Join(r.dir, "agent.yaml")}
+	r.start()
+	r.guest.listen(t, "tcp4", "0.0.0.0:8080")
+	r.guest.listen(t, "tcp4", "127.0.0.1:9229")
+	r.guest.listen(t, "tcp4", "0.0.0.0:5432")
+	r.guest.listenPacket(t, "udp4", "0.0.0.0:5353")
+	r.outside.listen(t, "tcp4", "127.0.0.1:5432")
+	r.wantState("tcp 0.0.0.0:8080", "active")
+	r.wantState("tcp 127.0.0.1:9229", "denied")
+	r.wantState("udp 0.0.0.0:5353", "denied")
+	r.eventually("the holder is named", func() error {
+		if s, p := r.state("tcp 0.0.0.0:5432"); s != "conflict" || !strings.Contains(p.Reason, "pid") {
+			return fmt.Errorf("%s: %s", s, p.Reason)
+		}
+		return nil
+	})
+	doc, err := os.ReadFile(cliDoc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	tried := 0
+	fresh := transcript.ReplaceAllStringFunc(string(doc), func(block string) string {
+		var out strings.Builder
+		for line := range strings.Lines(transcript.FindStringSubmatch(block)[1]) {
+			command, ok := strings.CutPrefix(line, "$ ")
+			if !ok {
+				continue
+			}
+			tried++
+			out.WriteString(line + same(r.typed(command), r.dir))
+		}
+		return "<!-- tried -->\n```\n" + out.String() + "```\n"
+	})
+	if tried < 10 {
+		t.Errorf("%d commands are tried: want at least 10", tried)
+	}
+	if *update {
+		if err := os.WriteFile(cliDoc, []byte(fresh), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		return
+	}
+	if a, b := spaces.ReplaceAllString(string(doc), " "), spaces.ReplaceAllString(fresh, " "); a != b {
+		t.Errorf("docs/cli.md is not what the commands print: go test -tags root ./test/e2e -run Transcripts -update\ngot\n%s", fresh)
+	}
+}
+
+// typed runs a command line as a person would, and adds its exit code if it is not 0.
+func (r *rig) typed(line string) string {
+	r.t.Helper()
+	script := strings.ReplaceAll(line, "/etc/fairlead/", r.dir+"/")
+	limit := "timeout 20 "
+	if strings.HasPrefix(line, "fairlead watch") {
+		limit = "timeout 1 "
+	}
+	cmd := exec.Command("/bin/sh", "-c", limit+script+" 2>&1")
+	cmd.Env = append(os.Environ(), "FAIRLEAD_CONTROL="+r.agentCtl, "PATH="+filepath.Dir(binary)+":"+os.Getenv("PATH"), "COLUMNS=80")
+	cmd.WaitDelay = 5 * time.Second
+	out, err := cmd.Output()
+	var exit *exec.ExitError
+	switch {
+	case errors.As(err, &exit) && exit.ExitCode() != 124: // of timeout
+		return fmt.Sprintf("%s(exit status %d)\n", out, exit.ExitCode())
+	case err != nil && exit == nil:
+		r.t.Fatalf("%s: %v", line, err)
+	}
+	return string(out)
+}
+
+// Every command has its place in the documentation.
+func TestEveryCommandIsDocumented(t *testing.T) {
+	doc, err := os.ReadFile(cliDoc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, _, code := fairlead(t, "--help")
+	if code != 0 {
+		t.Fatal(out)
+	}
+	for _, m := range regexp.MustCompile(`(?m)^  ([a-z]+) +[A-Z]`).FindAllStringSubmatch(out, -1) {
+		if name := m[1]; name != "help" && !strings.Contains(string(doc), "\n## fairlead "+name) {
+			t.Errorf("docs/cli.md has no chapter %q", "fairlead "+name)
+		}
+	}
+}
