@@ -236,6 +236,10 @@ var cases = []struct {
 	{"similar", Facts{Similar: []port.Slot{{Protocol: port.TCP, Port: 8081}}}, VerdictNothingHere, "nothing", "did you mean 8081/tcp?"},
 	{"nothing on a host", Facts{Host: true}, VerdictNothingHere, "no guest publishes 8080/tcp", "ask in the guest"},
 	{
+		"no guest on a host", Facts{Host: true, Sources: []Source{{"unix:///run/link.sock", "stale", "no such file"}}},
+		VerdictStale, "guest unix:///run/link.sock is not connected: no such file", "start `fairlead agent`",
+	},
+	{
 		"the better of two", Facts{Query: Query{Port: 8080}, Publications: []Publication{
 			pub(port.UDP, "0.0.0.0:8080", denied), pub(port.TCP, "0.0.0.0:8080", outcome(port.Active, "127.0.0.1:8080", "")),
 		}},

@@ -40,14 +40,19 @@ func (f *Facts) nearly() []finding {
 	}
 	list = append(list, f.otherProtocol()...)
 	for _, s := range f.Sources {
-		switch s.State {
-		case "stale":
+		switch {
+		case s.State == "stale" && f.Host:
+			list = append(list, finding{
+				VerdictStale, fmt.Sprintf("guest %s is not connected: %s", s.Name, s.Error),
+				"start `fairlead agent` in that guest; its log says why it does not answer",
+			})
+		case s.State == "stale":
 			list = append(list, finding{
 				VerdictStale,
 				fmt.Sprintf("source %s cannot look, so what it last saw may be old: %s", s.Name, s.Error),
 				"put that right first: `fairlead doctor` says how",
 			})
-		case "starting":
+		case s.State == "starting":
 			list = append(list, finding{
 				VerdictStarting, fmt.Sprintf("source %s has not yet seen everything", s.Name), "ask again in a moment",
 			})

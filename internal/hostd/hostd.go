@@ -67,7 +67,7 @@ func New(cfg config.Host, log *slog.Logger, level *slog.LevelVar) (*Daemon, erro
 		return nil, err
 	}
 	d.server = status.NewServer(status.Options{
-		Provider: provider{d.host}, Metrics: metricsHandler(d.host), Level: level, Logger: log,
+		Provider: provider{d.host}, Explainer: provider{d.host}, Metrics: metricsHandler(d.host), Level: level, Logger: log,
 	})
 	return d, nil
 }

@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package hostd
+
+import (
+	"context"
+	"time"
+
+	"github.com/fairlead/fairlead/internal/explain"
+	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/status"
+)
+
+var _ status.Explainer = provider{}
+
+// Explain implements status.Explainer with what a host knows: what guests
+// publish, and what became of it here. It dials nothing.
+func (p provider) Explain(_ context.Context, q explain.Query) (explain.Report, error) {
+	f := explain.Facts{Query: q, Now: time.Now(), Host: true}
+	for _, g := range p.host.Guests() {
+		s := explain.Source{Name: g.Name, State: "live", Error: g.Error}
+		if !g.Connected {
+			s.State = "stale"
+		}
+		f.Sources = append(f.Sources, s)
+	}
+	for _, pub := range p.host.View().All() {
+		if pub.Key.Port != q.Port {
+			continue
+		}
+		e := explain.Publication{
+			Publication: port.Publication{
+				Key: pub.Key, DualStack: pub.DualStack, Owner: pub.Owner, Since: pub.Since,
+				Origins:  []port.OriginInfo{{Origin: port.Origin{Source: pub.Source}, Since: pub.Since}},
+				Decision: port.Decision{Allow: true},
+			},
+			Guest: pub.Guest,
+		}
+		for _, o := range pub.Outcomes {
+			e.Outcomes = append(e.Outcomes, explain.Outcome{
+				Sink: "host", State: o.State, HostAddress: o.HostAddress, Reason: o.Reason, Since: o.Since,
+			})
+		}
+		f.Publications = append(f.Publications, e)
+	}
+	return explain.Evaluate(f), nil
+}
