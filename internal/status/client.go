@@ -54,17 +54,22 @@ func (c *Client) do(ctx context.Context, method, path, body string) (*http.Respo
 	return resp, nil
 }
 
-// List returns everything as it stands.
-func (c *Client) List(ctx context.Context) (l List, err error) {
-	resp, err := c.do(ctx, http.MethodGet, "/v1/ports", "")
+// ask decodes what the other end says.
+func ask[T any](ctx context.Context, c *Client, method, path string) (v T, err error) {
+	resp, err := c.do(ctx, method, path, "")
 	if err != nil {
-		return l, err
+		return v, err
 	}
 	defer func() { _ = resp.Body.Close() }()
-	if err := json.NewDecoder(resp.Body).Decode(&l); err != nil {
-		return l, fmt.Errorf("control socket %s: %w", c.path, err)
+	if err := json.NewDecoder(resp.Body).Decode(&v); err != nil {
+		return v, fmt.Errorf("control socket %s: %w", c.path, err)
 	}
-	return l, nil
+	return v, nil
+}
+
+// List returns everything as it stands.
+func (c *Client) List(ctx context.Context) (List, error) {
+	return ask[List](ctx, c, http.MethodGet, "/v1/ports")
 }
 
 // Watch calls f with each event until ctx ends, f fails, or the other end goes

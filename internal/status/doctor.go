@@ -26,16 +26,8 @@ func (s *Server) examine(w http.ResponseWriter, _ *http.Request) {
 }
 
 // Examine asks a running agent for what only it knows.
-func (c *Client) Examine(ctx context.Context) (a doctor.Agent, err error) {
-	resp, err := c.do(ctx, http.MethodGet, "/v1/doctor", "")
-	if err != nil {
-		return a, err
-	}
-	defer func() { _ = resp.Body.Close() }()
-	if err := json.NewDecoder(resp.Body).Decode(&a); err != nil {
-		return a, fmt.Errorf("control socket %s: %w", c.path, err)
-	}
-	return a, nil
+func (c *Client) Examine(ctx context.Context) (doctor.Agent, error) {
+	return ask[doctor.Agent](ctx, c, http.MethodGet, "/v1/doctor")
 }
 
 // WriteDoctor writes the report for people.

@@ -62,7 +62,7 @@ const explainTimeout = 10 * time.Second
 
 // Explain asks why a port is, or is not, reachable. Only if q.Dial is set, its
 // dial targets are tried.
-func (c *Client) Explain(ctx context.Context, q explain.Query) (r explain.Report, err error) {
+func (c *Client) Explain(ctx context.Context, q explain.Query) (explain.Report, error) {
 	method := http.MethodGet
 	if q.Dial {
 		method = http.MethodPost
@@ -71,15 +71,7 @@ func (c *Client) Explain(ctx context.Context, q explain.Query) (r explain.Report
 	if q.Protocol != 0 {
 		what += "/" + q.Protocol.String()
 	}
-	resp, err := c.do(ctx, method, "/v1/explain?port="+what, "")
-	if err != nil {
-		return r, err
-	}
-	defer func() { _ = resp.Body.Close() }()
-	if err := json.NewDecoder(resp.Body).Decode(&r); err != nil {
-		return r, fmt.Errorf("control socket %s: %w", c.path, err)
-	}
-	return r, nil
+	return ask[explain.Report](ctx, c, method, "/v1/explain?port="+what)
 }
 
 var marks = map[explain.Mark]struct {

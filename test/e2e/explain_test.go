@@ -323,6 +323,18 @@ func TestExplainSaysWhyNot(t *testing.T) {
 	}
 }
 
+// hangUp ends every connection at once.
+func hangUp(l net.Listener, told func()) {
+	for {
+		c, err := l.Accept()
+		if err != nil {
+			return
+		}
+		_ = c.Close()
+		told()
+	}
+}
+
 func TestExplainWithoutAHost(t *testing.T) {
 	r := newRig(t)
 	r.startAgent()
@@ -346,15 +358,7 @@ func TestExplainNamesASourceThatDoesNotLook(t *testing.T) {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { _ = l.Close() })
-		go func() {
-			for {
-				c, err := l.Accept()
-				if err != nil {
-					return
-				}
-				_ = c.Close()
-			}
-		}()
+		go hangUp(l, func() {})
 		r := newRig(t, "--source", "socket,docker", "--docker-host", "unix://"+path)
 		r.startAgent()
 		why{
@@ -369,16 +373,7 @@ func TestExplainDialsOnlyWhenAsked(t *testing.T) {
 	r := newRig(t).start()
 	l := r.guest.listen(t, "tcp4", "127.0.0.1:8001")
 	accepted := make(chan struct{}, 100)
-	go func() {
-		for {
-			c, err := l.Accept()
-			if err != nil {
-				return
-			}
-			_ = c.Close()
-			accepted <- struct{}{}
-		}
-	}()
+	go hangUp(l, func() { accepted <- struct{}{} })
 	r.wantState("tcp 127.0.0.1:8001", "active")
 	for range 5 {
 		if _, err := r.explained("8001 --no-dial"); err != nil {
