@@ -3,6 +3,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -60,19 +61,23 @@ func examine(ctx context.Context, file, control string) doctor.Facts {
 	f := doctor.Facts{Version: build.Version(), Now: time.Now()}
 	cfg, err := config.LoadAgent(file, nil, os.LookupEnv)
 	if err != nil {
-		f.Config.Error = err.Error()
 		cfg = config.DefaultAgent()
+	}
+	control = cmp.Or(control, os.Getenv("FAIRLEAD_CONTROL"), cfg.Control)
+	a, agentErr := status.NewClient(control).Examine(ctx)
+	if agentErr == nil && file == "" && a.ConfigFile != "" { // what runs may have another file
+		cfg, err = config.LoadAgent(a.ConfigFile, nil, os.LookupEnv)
+	}
+	if err != nil {
+		f.Config.Error = err.Error()
 	} else {
+		if agentErr == nil {
+			cfg.LinkToken = a.TokenFile
+		}
 		f.Config = checkConfig(cfg)
 	}
-	if control == "" {
-		if control = os.Getenv("FAIRLEAD_CONTROL"); control == "" {
-			control = cfg.Control
-		}
-	}
-	a, err := status.NewClient(control).Examine(ctx)
-	if err != nil {
-		f.AgentError = err.Error()
+	if agentErr != nil {
+		f.AgentError = agentErr.Error()
 		if a, err = agent.Look(ctx, cfg, lookPatience); err != nil {
 			f.LookError = err.Error()
 			f.Gather(ctx, 0, agent.Dump)

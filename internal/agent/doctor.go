@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"os"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -50,12 +51,15 @@ func (r *attachReport) hooks() []doctor.Hook {
 	for _, g := range r.rungs {
 		h := doctor.Hook{Capability: g.Capability, Rung: g.Name, Lost: g.Lost}
 		if g.Err != nil {
-			h.Error = g.Err.Error()
+			h.Error = oneLine(g.Err.Error())
 		}
 		list = append(list, h)
 	}
 	return list
 }
+
+// oneLine puts joined errors on one line.
+func oneLine(s string) string { return strings.ReplaceAll(s, "\n", "; ") }
 
 // unreadShown bounds the rules that are listed.
 const unreadShown = 20
@@ -65,16 +69,17 @@ func (a *Agent) Examine() doctor.Agent {
 	s := a.observer.Stats()
 	d := doctor.Agent{
 		Running: true, Version: build.Version(), PID: os.Getpid(), NetNS: netnsName(), Observer: a.cfg.Observer,
+		ConfigFile: a.cfg.File(), TokenFile: a.cfg.LinkToken,
 		Hooks: a.observer.hooks(), Drops: s.Drops, Drift: s.Drift, DumpFailures: s.DumpFailures,
 		Publications: a.registry.Publications().View().Len(),
 	}
 	for _, src := range a.registry.Sources().View().All() {
 		d.Sources = append(d.Sources, doctor.Source{
-			Name: src.Name, State: string(src.State), Rung: src.Rung, Error: src.Error, Since: src.Since, Warnings: src.Warnings,
+			Name: src.Name, State: string(src.State), Rung: oneLine(src.Rung), Error: oneLine(src.Error), Since: src.Since, Warnings: src.Warnings,
 		})
 	}
-	problems := a.natProblems()
-	d.UnreadCount = len(problems)
+	problems, all := a.notUnderstood()
+	d.UnreadCount = all
 	for _, p := range problems[:min(unreadShown, len(problems))] {
 		d.Unread = append(d.Unread, explain.Unread{Where: p.Where, Rule: p.Rule, Reason: p.Reason})
 	}

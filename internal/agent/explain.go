@@ -3,6 +3,7 @@
 package agent
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -76,10 +77,7 @@ func netnsName() string {
 }
 
 func (e *explainer) rulesFile() string {
-	if f := e.a.cfg.RulesFile; f != "" {
-		return f
-	}
-	return config.DefaultAgentFile
+	return cmp.Or(e.a.cfg.RulesFile, e.a.cfg.File(), config.DefaultAgentFile)
 }
 
 // publications adds those of the port, and returns the cookies of their sockets.
@@ -190,6 +188,9 @@ func (e *explainer) sockets(ctx context.Context, q explain.Query, known map[stri
 			f.Sockets = append(f.Sockets, e.describe(s))
 		}
 	}
+	if slices.ContainsFunc(f.Publications, func(p explain.Publication) bool { return q.Protocol == 0 || q.Protocol == p.Protocol }) {
+		return // it is here: what others have says nothing about it
+	}
 	elsewhere, err := observer.LookElsewhere(ctx, q.Port)
 	if err != nil {
 		f.Missing = append(f.Missing, "other network namespaces: "+err.Error())
@@ -254,7 +255,8 @@ var containerID = regexp.MustCompile(`[0-9a-f]{64}`)
 
 // unread returns the NAT rules that are not understood and name the port.
 func (e *explainer) unread(q explain.Query) (list []explain.Unread) {
-	for _, p := range e.a.natProblems() {
+	rules, _ := e.a.notUnderstood()
+	for _, p := range rules {
 		if namesPort(p.Rule, q.Port) && len(list) < unreadMax {
 			list = append(list, explain.Unread{Where: p.Where, Rule: p.Rule, Reason: p.Reason})
 		}
@@ -262,22 +264,27 @@ func (e *explainer) unread(q explain.Query) (list []explain.Unread) {
 	return list
 }
 
-func (a *Agent) natProblems() []nat.Problem {
+// notUnderstood asks the source that reads NAT rules, if there is one.
+func (a *Agent) notUnderstood() ([]nat.Problem, int) {
 	for _, s := range a.sources {
-		if s, ok := s.(*natSource); ok {
-			return s.Status().Problems
+		if s, ok := s.(interface{ NotUnderstood() ([]nat.Problem, int) }); ok {
+			return s.NotUnderstood()
 		}
 	}
-	return nil
+	return nil, 0
 }
 
 // portLists is what stands behind "dport" or "--dports" in a rule's text.
 var portLists = regexp.MustCompile(`dports? (?:[!={] ?)*([0-9][-0-9,: ]*)`)
 
+// portBounds is how a range of native nftables reads.
+var portBounds = regexp.MustCompile(`dport >= ([0-9]+) th dport <= ([0-9]+)`)
+
 var portRange = regexp.MustCompile(`([0-9]+)(?:[-:]([0-9]+))?`)
 
 // namesPort reports whether the text of a rule has the port, alone or within a range.
 func namesPort(rule string, p uint16) bool {
+	rule = portBounds.ReplaceAllString(rule, "dport $1-$2")
 	for _, list := range portLists.FindAllStringSubmatch(rule, -1) {
 		for _, m := range portRange.FindAllStringSubmatch(list[1], -1) {
 			lo, err := strconv.ParseUint(m[1], 10, 16)

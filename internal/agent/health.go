@@ -75,9 +75,12 @@ func (n *notifier) run(ctx context.Context) error {
 		}
 	}
 	_, _ = n.send(daemon.SdNotifyReady)
+	tell := func() { _, _ = n.send("STATUS=" + summary(n.a.provider.List())) }
+	tell()
 	outcomes := n.a.reconciler.Outcomes().Subscribe()
 	defer outcomes.Close()
-	pause := time.NewTimer(0)
+	pause := time.NewTimer(statusPause)
+	pause.Stop()
 	defer pause.Stop()
 	changed := outcomes.C()
 	for {
@@ -91,7 +94,7 @@ func (n *notifier) run(ctx context.Context) error {
 			changed = nil // until the pause is over
 			pause.Reset(statusPause)
 		case <-pause.C:
-			_, _ = n.send("STATUS=" + summary(n.a.provider.List()))
+			tell()
 			changed = outcomes.C()
 		}
 	}

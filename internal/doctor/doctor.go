@@ -45,6 +45,8 @@ type Agent struct {
 	PID          int              `json:"pid"`
 	NetNS        string           `json:"netns"`
 	Observer     string           `json:"observer"` // the mode that is configured
+	ConfigFile   string           `json:"configFile"`
+	TokenFile    string           `json:"tokenFile"`
 	Hooks        []Hook           `json:"hooks"`
 	Sources      []Source         `json:"sources"`
 	Unread       []explain.Unread `json:"notUnderstood"` // NAT rules, some of them

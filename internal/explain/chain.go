@@ -94,7 +94,10 @@ func ruleStep(p *Publication) Step {
 	}
 	if !d.Allow {
 		s.Mark = Failing
-		if d.Reason != "" {
+		switch {
+		case strings.Contains(d.Reason, d.Rule):
+			s.Text = d.Reason
+		case d.Reason != "":
 			s.Text += ": " + d.Reason
 		}
 		return s
@@ -144,11 +147,11 @@ func (p *Publication) sinkSteps() []Step {
 			mark = Failing
 		}
 		s := Step{Step: "sink " + o.Sink, Mark: mark, Text: o.State.String()}
-		if o.HostAddress.IsValid() {
-			s.Text += " at " + o.HostAddress.String()
-		}
-		if o.Reason != "" {
-			s.Text += ": " + o.Reason
+		switch at := o.HostAddress; {
+		case o.Reason == "" && at.IsValid():
+			s.Text += " at " + at.String()
+		case o.Reason != "":
+			s.Text += ": " + located(o)
 		}
 		if !o.Since.IsZero() {
 			since := o.Since.UTC().Truncate(time.Millisecond)

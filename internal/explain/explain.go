@@ -207,7 +207,7 @@ func Evaluate(f Facts) Report {
 			best = n
 		}
 	}
-	findings := f.nearly()
+	findings := f.nearly(best >= 0)
 	if best >= 0 {
 		c := r.Chains[best]
 		r.Verdict, r.Summary, r.Next = c.Verdict, c.Summary, c.Next

@@ -286,9 +286,10 @@ func TestNearIsToldBesideAPublication(t *testing.T) {
 	r := Evaluate(Facts{
 		Query:        Query{Port: 8080},
 		Publications: []Publication{pub(port.TCP, "127.0.0.1:8080", denied)},
-		Elsewhere:    []Socket{sock(port.TCP, "0.0.0.0:8080", Listening)},
+		Unread:       []Unread{{"ip nat pre", "meta mark 7 tcp dport 8080", "meta mark"}},
+		Elsewhere:    []Socket{sock(port.TCP, "0.0.0.0:8080", Listening)}, // of no interest then
 	})
-	if r.Verdict != VerdictDenied || len(r.Near) != 1 || r.Near[0].Kind != VerdictNetNS {
+	if r.Verdict != VerdictDenied || len(r.Near) != 1 || r.Near[0].Kind != VerdictNAT {
 		t.Errorf("%+v", r)
 	}
 }

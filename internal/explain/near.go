@@ -17,8 +17,9 @@ type finding struct {
 }
 
 // nearly returns what nearly matched, the most telling first. Where there is no
-// publication, the first one is the answer.
-func (f *Facts) nearly() []finding {
+// publication, the first one is the answer; where there is one, what other
+// network namespaces have is of no interest.
+func (f *Facts) nearly(published bool) []finding {
 	var list []finding
 	for _, s := range f.Sockets {
 		if f.Query.asks(s.Protocol) {
@@ -34,11 +35,11 @@ func (f *Facts) nearly() []finding {
 		})
 	}
 	for _, s := range f.Elsewhere {
-		if f.Query.asks(s.Protocol) && s.Kind == Listening {
+		if !published && f.Query.asks(s.Protocol) && s.Kind == Listening {
 			list = append(list, elsewhere(s))
 		}
 	}
-	list = append(list, f.otherProtocol()...)
+	list = append(list, f.otherProtocol(published)...)
 	for _, s := range f.Sources {
 		switch {
 		case s.State == "stale" && f.Host:
@@ -128,7 +129,7 @@ func elsewhere(s Socket) finding {
 }
 
 // otherProtocol finds what is there for the protocol that was not asked for.
-func (f *Facts) otherProtocol() []finding {
+func (f *Facts) otherProtocol(published bool) []finding {
 	var list []finding
 	say := func(p port.Protocol, what string) {
 		n := finding{
@@ -148,7 +149,11 @@ func (f *Facts) otherProtocol() []finding {
 			say(p.Protocol, p.AddrPort().String()+owner)
 		}
 	}
-	for _, s := range slices.Concat(f.Sockets, f.Elsewhere) {
+	sockets := f.Sockets
+	if !published && len(list) == 0 {
+		sockets = slices.Concat(sockets, f.Elsewhere)
+	}
+	for _, s := range sockets {
 		if !f.Query.asks(s.Protocol) && s.Kind == Listening {
 			what := s.Address.String() + strings.TrimSuffix(by(s), ",")
 			if s.NetNS != "" && s.NetNS != f.NetNS {

@@ -39,7 +39,7 @@ func (t *table) add(row []string, s port.State) {
 // gap is between two columns.
 const gap = 2
 
-// widths returns the columns' widths, cut from the right until all fit.
+// widths returns the columns' widths, cut until all fit.
 func (t *table) widths() []int {
 	widths := make([]int, len(t.columns))
 	total := -gap
@@ -53,12 +53,17 @@ func (t *table) widths() []int {
 	if t.style.Wide {
 		return widths
 	}
-	for i := len(widths) - 1; i >= 0 && total > tableWidth; i-- {
-		if least := max(t.columns[i].least, utf8.RuneCountInString(t.columns[i].head)); t.columns[i].least > 0 && widths[i] > least {
-			cut := min(widths[i]-least, total-tableWidth)
-			widths[i] -= cut
-			total -= cut
+	for ; total > tableWidth; total-- {
+		widest, room := -1, 0 // what has most to lose loses first
+		for i, c := range t.columns {
+			if least := max(c.least, utf8.RuneCountInString(c.head)); c.least > 0 && widths[i]-least > room {
+				widest, room = i, widths[i]-least
+			}
 		}
+		if widest < 0 {
+			break
+		}
+		widths[widest]--
 	}
 	return widths
 }

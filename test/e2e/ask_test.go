@@ -53,7 +53,7 @@ func TestDoctorSaysByItsExitStatusThatSomethingIsFailing(t *testing.T) {
 	r.guest.sh(t, "nft 'add table ip why; add chain ip why pre { type nat hook prerouting priority -100; }; add rule ip why pre meta mark 7 tcp dport 8015 dnat to 10.9.0.2'")
 	r.eventually("the rule is named", func() error {
 		out, stderr, code := fairlead(t, "doctor", "--control", r.agentCtl)
-		for _, w := range []string{"FAIL  link host", "start `fairlead host", "tcp dport 8015", "agent running"} {
+		for _, w := range []string{"FAIL  link host", "start `fairlead host", "th dport 8015", "agent running"} {
 			if !strings.Contains(out, w) {
 				return fmt.Errorf("no %q in\n%s", w, out)
 			}
@@ -125,7 +125,7 @@ func TestManualPages(t *testing.T) {
 		t.Fatal(stderr)
 	}
 	page, err := os.ReadFile(filepath.Join(dir, "fairlead-explain.1"))
-	if err != nil || !strings.Contains(string(page), `.TH "FAIRLEAD" "1"`) || !strings.Contains(string(page), "no\\-dial") {
+	if err != nil || !strings.Contains(string(page), `.TH "FAIRLEAD" "1"`) || !strings.Contains(string(page), `\fB--no-dial\fP`) {
 		t.Errorf("%v: %s", err, page)
 	}
 }
@@ -192,8 +192,8 @@ func TestSystemdIsToldOfReadinessAndLife(t *testing.T) {
 	r.guest.listen(t, "tcp4", "127.0.0.1:8001")
 	r.startAgent()
 	hears("READY=1")
-	hears("WATCHDOG=1")
 	hears("STATUS=0 of 1 ports")
+	hears("WATCHDOG=1")
 	if s, _ := r.state("tcp 127.0.0.1:8001"); s != "pending" {
 		t.Errorf("ready, and the port is %q", s)
 	}
