@@ -36,6 +36,10 @@ func (t *table) add(row []string, s port.State) {
 	t.states = append(t.states, s)
 }
 
+// cutOrder is which columns give way to keep a table narrow: where it is on the
+// host, or why not, which explain tells in full; the guest; the address; the owner.
+var cutOrder = []int{3, 6, 1, 4}
+
 // gap is between two columns.
 const gap = 2
 
@@ -53,17 +57,13 @@ func (t *table) widths() []int {
 	if t.style.Wide {
 		return widths
 	}
-	for ; total > tableWidth; total-- {
-		widest, room := -1, 0 // what has most to lose loses first
-		for i, c := range t.columns {
-			if least := max(c.least, utf8.RuneCountInString(c.head)); c.least > 0 && widths[i]-least > room {
-				widest, room = i, widths[i]-least
-			}
+	for _, i := range cutOrder {
+		if total > tableWidth && i < len(widths) {
+			room := widths[i] - max(t.columns[i].least, utf8.RuneCountInString(t.columns[i].head))
+			cut := max(0, min(room, total-tableWidth))
+			widths[i] -= cut
+			total -= cut
 		}
-		if widest < 0 {
-			break
-		}
-		widths[widest]--
 	}
 	return widths
 }

@@ -97,13 +97,16 @@ func writeWarnings(w io.Writer, s Source) error {
 	return nil
 }
 
+// reasonWidth is what a reason gets of a narrow table; explain tells it in full.
+const reasonWidth = 20
+
 // hostColumn says where a port is reachable, or else why not.
 func hostColumn(p Publication, wide bool) string {
 	if len(p.HostAddresses) == 0 {
 		if wide || p.Reason == "" {
 			return "-"
 		}
-		return Quote(p.Reason)
+		return shorten(Quote(p.Reason), reasonWidth)
 	}
 	first := p.HostAddresses[0].String()
 	if n := len(p.HostAddresses) - 1; n > 0 {
