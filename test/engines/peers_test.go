@@ -62,18 +62,22 @@ func (p *peers) active(key string) (found status.Publication) {
 		if err != nil {
 			return err
 		}
-		for _, pub := range l.Publications {
-			if pub.Key().String() == key {
-				if len(pub.HostAddresses) > 0 {
-					found = pub
-					return nil
-				}
-				return fmt.Errorf("%s is %s: %s", key, pub.State, pub.Reason)
-			}
+		i := slices.IndexFunc(l.Publications, func(pub status.Publication) bool { return is(pub, key) })
+		if i < 0 {
+			return fmt.Errorf("%s is not among %d publications", key, len(l.Publications))
 		}
-		return fmt.Errorf("%s is not among %d publications", key, len(l.Publications))
+		if found = l.Publications[i]; len(found.HostAddresses) == 0 {
+			return fmt.Errorf("%s is %s: %s", key, found.State, found.Reason)
+		}
+		return nil
 	})
 	return found
+}
+
+// is says whether a publication is of a key: of one owner's two wildcards, one
+// publication is made.
+func is(pub status.Publication, key string) bool {
+	return pub.Key().String() == key || pub.DualStack && pub.Key().String() == strings.Replace(key, "0.0.0.0", "[::]", 1)
 }
 
 // listed waits until a publication is there, in whatever state.
@@ -81,7 +85,7 @@ func (p *peers) listed(key string) {
 	p.t.Helper()
 	eventually(p.t, time.Minute, func() error {
 		l, err := p.list()
-		if err == nil && !slices.ContainsFunc(l.Publications, func(pub status.Publication) bool { return pub.Key().String() == key }) {
+		if err == nil && !slices.ContainsFunc(l.Publications, func(pub status.Publication) bool { return is(pub, key) }) {
 			err = fmt.Errorf("%s is not among %d publications", key, len(l.Publications))
 		}
 		return err
@@ -96,7 +100,7 @@ func (p *peers) gone(key string) {
 		if err != nil {
 			return err
 		}
-		if slices.ContainsFunc(l.Publications, func(pub status.Publication) bool { return pub.Key().String() == key }) {
+		if slices.ContainsFunc(l.Publications, func(pub status.Publication) bool { return is(pub, key) }) {
 			return fmt.Errorf("%s is still there", key)
 		}
 		return nil
