@@ -166,17 +166,6 @@ func (n *virtualNetwork) refuses(addr string) {
 	})
 }
 
-func echoUDP(c net.PacketConn) {
-	b := make([]byte, 2048)
-	for {
-		k, from, err := c.ReadFrom(b)
-		if err != nil {
-			return
-		}
-		_, _ = c.WriteTo(b[:k], from)
-	}
-}
-
 // agentRig is an agent in the guest whose only sink is gvproxy.
 func (n *virtualNetwork) agentRig(flags ...string) *rig {
 	r := &rig{

@@ -6,7 +6,6 @@ package e2e
 
 import (
 	"fmt"
-	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -58,18 +57,6 @@ echo 1 > /proc/sys/net/ipv6/conf/all/forwarding`, os.Getpid(), b.FD()))
 /usr/sbin/ip -6 route add fd00:17::1 dev eth0
 /usr/sbin/ip -6 route add default via fd00:17::1`)
 	return b
-}
-
-// echoUDP answers each datagram with itself.
-func echoUDP(c net.PacketConn) {
-	b := make([]byte, 2048)
-	for {
-		n, from, err := c.ReadFrom(b)
-		if err != nil {
-			return
-		}
-		_, _ = c.WriteTo(b[:n], from)
-	}
 }
 
 // live is a line of the corpus that traffic can take.
