@@ -64,13 +64,19 @@ func (s *Sockets) Serves(protocol port.Protocol, addr netip.AddrPort) bool {
 // MPTCP is off: an MPTCP socket listens through a subflow that has another
 // cookie (mptcp_listen in net/mptcp/protocol.c).
 func (s *Sockets) ListenConfig() net.ListenConfig {
-	return s.listenConfig(nil)
+	return s.listenConfig(nil, nil)
 }
 
 // listenConfig notes the cookies of the sockets that it makes in seen, if given:
-// then it is good for one call only.
-func (s *Sockets) listenConfig(seen *[]uint64) net.ListenConfig {
+// then it is good for one call only. setUp, if given, is done to each before it
+// is bound.
+func (s *Sockets) listenConfig(seen *[]uint64, setUp func(syscall.RawConn) error) net.ListenConfig {
 	lc := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
+		if setUp != nil {
+			if err := setUp(c); err != nil {
+				return err
+			}
+		}
 		cookie, err := cookieOf(c)
 		switch {
 		case errors.Is(err, errors.ErrUnsupported):
@@ -92,8 +98,16 @@ func (s *Sockets) listenConfig(seen *[]uint64) net.ListenConfig {
 // Closing the listener takes it out of the set. Connections that it accepts are
 // the net package's own types.
 func (s *Sockets) Listen(ctx context.Context, network, address string) (net.Listener, error) {
+	ln, err := s.listen(ctx, network, address, nil)
+	if err != nil {
+		return nil, err
+	}
+	return ln, nil
+}
+
+func (s *Sockets) listen(ctx context.Context, network, address string, setUp func(syscall.RawConn) error) (*listener, error) {
 	var cookies []uint64
-	lc := s.listenConfig(&cookies)
+	lc := s.listenConfig(&cookies, setUp)
 	ln, err := lc.Listen(ctx, network, address)
 	if err != nil {
 		s.forget(cookies, nil)
@@ -108,7 +122,7 @@ func (s *Sockets) Listen(ctx context.Context, network, address string) (net.List
 // The caller owns the connection; closing it takes it out of the set.
 func (s *Sockets) ListenPacket(ctx context.Context, network, address string) (*UDPConn, error) {
 	var cookies []uint64
-	lc := s.listenConfig(&cookies)
+	lc := s.listenConfig(&cookies, nil)
 	pc, err := lc.ListenPacket(ctx, network, address)
 	if err != nil {
 		s.forget(cookies, nil)

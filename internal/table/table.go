@@ -195,6 +195,19 @@ func (v View[K, V]) All() iter.Seq2[K, V] {
 	}
 }
 
+// Range yields keys and values from first to last, both included, in order.
+func (v View[K, V]) Range(first, last K) iter.Seq2[K, V] {
+	return func(yield func(K, V) bool) {
+		if v.tree == nil {
+			return
+		}
+		end := &entry[K, V]{key: last}
+		v.tree.Ascend(&entry[K, V]{key: first}, func(e *entry[K, V]) bool {
+			return !v.tree.Less(end, e) && yield(e.key, e.value)
+		})
+	}
+}
+
 func get[K comparable, V any](tree *btree.BTreeG[*entry[K, V]], k K) (v V, ok bool) {
 	if tree == nil {
 		return v, false

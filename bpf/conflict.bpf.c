@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+/*
+ * Hooks that say when somebody wants a port at which the agent keeps a
+ * placeholder: the port was refused, or, where only the cgroup hook can be had,
+ * is about to be asked for, which is the same while the placeholder stands.
+ *
+ * What cannot be reported is lost: whoever was refused the port will be so again.
+ */
+#include "sock.h"
+
+/* The ports of placeholders, as bits. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 65536 / 32);
+	__type(key, __u32);
+	__type(value, __u32);
+} placeholders SEC(".maps");
+
+static __always_inline bool placeholder(__u16 port)
+{
+	__u32 word = port / 32;
+	__u32 *bits = bpf_map_lookup_elem(&placeholders, &word);
+
+	return bits && *bits & 1U << port % 32;
+}
+
+/* The protocol of the port: that of MPTCP is its own, but its ports are TCP's. */
+#define IPPROTO_MPTCP 262
+
+static __always_inline __u8 port_protocol(struct sock *sk)
+{
+	__u16 protocol = BPF_CORE_READ(sk, sk_protocol);
+
+	return protocol == IPPROTO_MPTCP ? IPPROTO_TCP : protocol;
+}
+
+static __always_inline struct event *wanted(struct sock *sk, __u16 port, __u64 cookie)
+{
+	struct event *e;
+	__u32 netns;
+
+	if (!sk || !placeholder(port))
+		return NULL;
+	netns = sock_netns(sk, false);
+	if (!bpf_map_lookup_elem(&namespaces, &netns))
+		return NULL;
+	e = bpf_ringbuf_reserve(&events, sizeof(*e), 0);
+	if (!e)
+		return NULL;
+	fill(e, sk);
+	e->kind = EVENT_BIND;
+	e->protocol = port_protocol(sk);
+	e->port = port;
+	e->cookie = cookie;
+	return e;
+}
+
+/* The address stands in the socket already; a refusal takes it out later. */
+static __always_inline int refused(struct sock *sk, __u16 port, int ret)
+{
+	struct event *e;
+
+	if (!ret)
+		return 0;
+	e = wanted(sk, port, sock_cookie(sk));
+	if (e)
+		bpf_ringbuf_submit(e, 0);
+	return 0;
+}
+
+SEC("fexit/inet_csk_get_port")
+int BPF_PROG(conflict_tcp, struct sock *sk, unsigned short port, int ret)
+{
+	return refused(sk, port, ret);
+}
+
+SEC("fexit/udp_lib_get_port")
+int BPF_PROG(conflict_udp, struct sock *sk, unsigned short port, unsigned int hash, int ret)
+{
+	return refused(sk, port, ret);
+}
+
+/* cgroup: before the socket is bound ----------------------------------------- */
+
+static __always_inline int binding(struct bpf_sock_addr *view, bool six)
+{
+	__u16 port = bpf_ntohs(view->user_port);
+	struct bpf_sock *peek = view->sk;
+	struct sock *sk = NULL;
+	struct event *e;
+	__u64 cookie;
+
+	if (!peek || !placeholder(port))
+		return 1;
+	cookie = bpf_get_socket_cookie(view);
+	bpf_probe_read_kernel(&sk, sizeof(sk), &peek);
+	e = wanted(sk, port, cookie);
+	if (!e)
+		return 1;
+	if (six) {
+		__u32 *to = (void *)e->address;
+
+		to[0] = view->user_ip6[0];
+		to[1] = view->user_ip6[1];
+		to[2] = view->user_ip6[2];
+		to[3] = view->user_ip6[3];
+	} else {
+		*(__u32 *)e->address = view->user_ip4;
+	}
+	bpf_ringbuf_submit(e, 0);
+	return 1;
+}
+
+SEC("cgroup/bind4")
+int conflict_bind4(struct bpf_sock_addr *view)
+{
+	return binding(view, false);
+}
+
+SEC("cgroup/bind6")
+int conflict_bind6(struct bpf_sock_addr *view)
+{
+	return binding(view, true);
+}

@@ -1,0 +1,219 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package listener
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/fairlead/fairlead/internal/port"
+)
+
+// claim is one publication's wish for one host address. All is guarded by Sink.mu.
+type claim struct {
+	at      netip.AddrPort
+	group   *group
+	pub     port.Publication
+	outcome port.Outcome
+}
+
+// groupKey names the addresses that can be in each other's way. A claim of any
+// free port, 0, is alone in its group.
+type groupKey struct {
+	port.Slot
+	is4 bool
+	any port.Key
+}
+
+// group shares out the addresses of one port.
+type group struct {
+	key    groupKey
+	claims map[*claim]struct{}
+	holds  map[netip.Addr]*hold
+}
+
+func (s *Sink) group(c *claim) *group {
+	k := groupKey{Slot: port.Slot{Protocol: c.pub.Protocol, Port: c.at.Port()}, is4: c.at.Addr().Is4()}
+	if c.at.Port() == 0 {
+		k.any = c.pub.Key
+	}
+	g := s.groups[k]
+	if g == nil {
+		g = &group{key: k, claims: make(map[*claim]struct{}), holds: make(map[netip.Addr]*hold)}
+		s.groups[k] = g
+	}
+	return g
+}
+
+// rank orders the guest addresses that want one host address.
+func rank(guest netip.Addr) int {
+	switch {
+	case guest.IsLoopback():
+		return 0
+	case port.IsWildcard(guest):
+		return 1
+	}
+	return 2
+}
+
+// elect gives each address of a group to one claim.
+func (s *Sink) elect(g *group, now time.Time) {
+	order := make([]*claim, 0, len(g.claims))
+	for c := range g.claims {
+		order = append(order, c)
+	}
+	slices.SortFunc(order, func(a, b *claim) int {
+		return cmp.Or(cmp.Compare(rank(a.pub.Address), rank(b.pub.Address)), a.pub.Key.Compare(b.pub.Key))
+	})
+	winners := make(map[netip.Addr]*claim, len(order))
+	for _, c := range order {
+		by := inTheWay(winners, c.at.Addr())
+		if by == nil {
+			winners[c.at.Addr()] = c
+			continue
+		}
+		s.say(c, port.Conflict, c.at, fmt.Sprintf("%s is held by %s", by.at, describe(&by.pub)))
+	}
+	for addr, h := range g.holds {
+		if winners[addr] == nil {
+			s.shut(h)
+			delete(g.holds, addr)
+			delete(s.holds, h)
+		}
+	}
+	for addr, c := range winners {
+		h := g.holds[addr]
+		if h == nil {
+			h = &hold{protocol: g.key.Protocol, at: c.at, since: now}
+			g.holds[addr] = h
+			s.holds[h] = struct{}{}
+		}
+		if h.winner == nil || h.winner.pub.Key != c.pub.Key {
+			h.until, h.pause = time.Time{}, 0 // another's server did not want it
+		}
+		h.winner = c
+		s.decide(h, now)
+	}
+	if len(g.claims) == 0 {
+		delete(s.groups, g.key)
+	}
+}
+
+// inTheWay returns the claim that keeps a from being had, nil if none does.
+func inTheWay(winners map[netip.Addr]*claim, a netip.Addr) *claim {
+	for w, c := range winners {
+		if overlap(w, false, a) {
+			return c
+		}
+	}
+	return nil
+}
+
+// overlap reports whether a socket at a cannot stand beside one at b. dual says
+// of :: that it takes IPv4 too.
+func overlap(a netip.Addr, dual bool, b netip.Addr) bool {
+	if a.Is4() != b.Is4() {
+		return a == netip.IPv6Unspecified() && dual
+	}
+	return a == b || port.IsWildcard(a) || port.IsWildcard(b)
+}
+
+// say notes the outcome of a claim.
+func (s *Sink) say(c *claim, state port.State, at netip.AddrPort, reason string) {
+	o := port.Outcome{Key: c.pub.Key, State: state, HostAddress: at, Reason: reason}
+	if !c.outcome.Equal(o) {
+		c.outcome = o
+		s.dirty[c.pub.Key] = struct{}{}
+	}
+}
+
+// describe names a publication for people.
+func describe(p *port.Publication) string {
+	if p.Owner.Name == "" {
+		return p.Key.String()
+	}
+	return p.Key.String() + " (" + strconv.Quote(p.Owner.Name) + ")"
+}
+
+// socketSource is the source of publications that have a socket of their own.
+const socketSource = "socket"
+
+// served says how the guest itself serves a host address.
+type served uint8
+
+const (
+	notServed  served = iota
+	byItself          // a socket of the publication listens there
+	byIPv6Only        // the same, but a relay shows its :: socket at ::1 only
+)
+
+// servedBy reports whether p has a socket of its own that a relay sees, and
+// shows at the host address that p asks for.
+func servedBy(p *port.Publication, at netip.AddrPort) served {
+	switch {
+	case at.Port() != p.Port, p.Address != port.Loopback(p.Address) && !port.IsWildcard(p.Address),
+		port.IsWildcard(at.Addr()) && !port.IsWildcard(p.Address):
+		return notServed
+	}
+	best := notServed
+	for i := range p.Origins {
+		o := &p.Origins[i]
+		if o.Source != socketSource || o.Withheld != "" {
+			continue
+		}
+		has := func(is4 bool) bool {
+			return slices.ContainsFunc(o.Dial, func(a netip.AddrPort) bool { return a.Addr().Is4() == is4 })
+		}
+		switch is4 := at.Addr().Is4(); {
+		case !has(is4):
+		case is4 && has(false) && p.Protocol == port.TCP:
+			best = byIPv6Only
+		default:
+			return byItself
+		}
+	}
+	return best
+}
+
+// holder returns for people who has a socket where at cannot stand beside it, ""
+// if nobody is known to.
+func holder(all []port.Publication, at netip.AddrPort) string {
+	for i := range all {
+		p := &all[i]
+		if !overlap(p.Address, p.DualStack, at.Addr()) {
+			continue
+		}
+		for _, o := range p.Origins {
+			if o.Source != socketSource {
+				continue
+			}
+			text := strconv.Quote(o.Detail)
+			if o.Withheld != "" {
+				text += " (" + o.Withheld + ")"
+			}
+			return text
+		}
+	}
+	return ""
+}
+
+// proxyFollows reports whether all that is known of p is a rule of Docker's,
+// which writes it before it starts the proxy that is to have the port. Once the
+// container runs, Docker says so itself.
+func proxyFollows(p *port.Publication) bool {
+	docker := false
+	for i := range p.Origins {
+		o := &p.Origins[i]
+		if o.Source != "nat" {
+			return false
+		}
+		where, _, _ := strings.Cut(o.Detail, ": ")
+		docker = docker || strings.HasSuffix(where, " > DOCKER") || strings.Contains(where, " docker-bridges ")
+	}
+	return docker
+}
