@@ -53,7 +53,7 @@ type Agent struct {
 	forward    *forward.Server
 	links      *links
 	hostlink   *hostlink.Sink
-	peers      []runner
+	sinks      []reconcile.Sink
 	reconciler *reconcile.Reconciler
 	provider   provider
 	rules      atomic.Pointer[rules.Set]
@@ -135,26 +135,14 @@ func (a *Agent) wireSinks() error {
 	if err != nil {
 		return err
 	}
-	var sinks []reconcile.Sink
-	for _, s := range a.cfg.Sinks {
-		switch s.Name {
-		case "hostlink":
-			if err := a.wireHostlink(); err != nil {
-				return err
-			}
-			sinks = append(sinks, a.hostlink)
-		case "gvproxy", "vtunnel":
-			p, err := a.newPeerSink(s)
-			if err != nil {
-				return err
-			}
-			a.peers = append(a.peers, p)
-			sinks = append(sinks, p)
-		default:
-			return fmt.Errorf("sink %q is not there yet: want hostlink, gvproxy or vtunnel", s.Name)
+	for _, c := range a.chosenSinks() {
+		sink, err := a.newSink(c)
+		if err != nil {
+			return err
 		}
+		a.sinks = append(a.sinks, sink)
 	}
-	a.reconciler = reconcile.New(a.registry.Publications(), sinks, reconcile.Options{
+	a.reconciler = reconcile.New(a.registry.Publications(), a.sinks, reconcile.Options{
 		HoldDown: a.cfg.HoldDown, Ready: a.registry.Ready(), Logger: a.log,
 		Denied: a.cut,
 		Synced: func(sink string, p port.Publication) { a.metrics.synced(sink, p) },
@@ -191,13 +179,6 @@ func (a *Agent) wireHostlink() error {
 	return err
 }
 
-// cut resets the flows of publications that a rule forbids.
-func (a *Agent) cut(keys []port.Key) {
-	if a.hostlink != nil {
-		a.hostlink.Cut(keys)
-	}
-}
-
 // Run works until ctx ends. watch calls its argument with each new
 // configuration, or with why the old one stays; it blocks until its context ends.
 func (a *Agent) Run(ctx context.Context, watch func(ctx context.Context, onChange func(config.Agent, error))) error {
@@ -227,11 +208,8 @@ func (a *Agent) Run(ctx context.Context, watch func(ctx context.Context, onChang
 			return err
 		}
 		g.Go(func() error { return a.links.run(ctx) })
-		g.Go(func() error { return a.hostlink.Run(ctx) })
 	}
-	for _, p := range a.peers {
-		g.Go(func() error { return p.Run(ctx) })
-	}
+	a.runSinks(ctx, g)
 	for i, s := range a.sources {
 		feed := feeds[i]
 		if w, ok := s.(waiter); ok {

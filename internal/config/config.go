@@ -74,6 +74,7 @@ type Agent struct {
 	Docker        Docker
 	Containerd    Containerd
 	Kube          Kube
+	Listener      Listener
 	EngineGrace   time.Duration // how long declared ports outlive their engine, 1s to 24h; 0 for ever
 }
 
@@ -116,6 +117,7 @@ func DefaultAgent() Agent {
 		AuditInterval: time.Minute,
 		HoldDown:      150 * time.Millisecond,
 		Expose:        rules.Loopback(),
+		Listener:      Listener{Settle: 750 * time.Millisecond},
 		EngineGrace:   30 * time.Second,
 	}
 }
@@ -175,7 +177,7 @@ func (c *Agent) fields() []field {
 		many("source", "source", "source", &c.Sources, enum(Sources()...), str,
 			"where ports are seen: "+strings.Join(Sources(), ", ")),
 		many("sink", "sink", "sink", &c.Sinks, ParseSink, stringOf,
-			"where publications go: hostlink, listener, gvproxy[=URL], vtunnel[=URL]"),
+			"where publications go: hostlink, listener, gvproxy[=URL], vtunnel[=URL]; auto chooses"),
 		one("observer", "observer", "mode", &c.Observer, enum("auto", "bpf", "poll"), str,
 			"how sockets are seen: auto, bpf or poll"),
 		one("pollInterval", "poll-interval", "duration", &c.PollInterval,
@@ -186,7 +188,7 @@ func (c *Agent) fields() []field {
 			duration(0, time.Minute, false), stringOf, "how long a port that vanished is kept"),
 		one("expose", "expose", "where", &c.Expose, rules.ParseExpose, stringOf,
 			"host addresses for what listens on all guest addresses: loopback or all"),
-	}, c.engineFields(), c.Common.fields())
+	}, c.engineFields(), c.listenerFields(), c.Common.fields())
 }
 
 func (c *Host) fields() []field {
@@ -250,6 +252,9 @@ func (c *Agent) validate() (key string, err error) {
 	}
 	if s, ok := twice(names); ok {
 		return "sink", fmt.Errorf("%q: given twice, want each sink once", s)
+	}
+	if err := aloneIfAuto(names); err != nil {
+		return "sink", err
 	}
 	return "", nil
 }

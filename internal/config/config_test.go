@@ -56,6 +56,8 @@ func agentSamples() []sample {
 		{"kube.namespaces", "shop", "shop"},
 		{"kube.selector", "'app in (a, b)'", "app in (a, b)"},
 		{"engineGrace", "0", "0s"},
+		{"listener.settle", "2s", "2s"},
+		{"listener.udp", "yes", "true"},
 	}, commonSamples()...)
 }
 
@@ -204,6 +206,7 @@ func TestDefaults(t *testing.T) {
 		"source": "socket,nat,docker,containerd,kube", "sink": "hostlink", "observer": "auto", "pollInterval": "1s", "auditInterval": "1m0s", "holdDown": "150ms",
 		"control": "/run/fairlead/control.sock", "metricsAddr": "", "logLevel": "info", "logFormat": "text",
 		"expose": "loopback", "rulesFile": "", "engineGrace": "30s",
+		"listener.settle": "750ms", "listener.udp": "false",
 		"docker.hosts": "", "containerd.sockets": "", "containerd.namespaces": "",
 		"kube.kubeconfigs": "", "kube.context": "", "kube.namespaces": "", "kube.selector": "",
 	}
@@ -282,10 +285,12 @@ func TestErrors(t *testing.T) {
 		{name: "vsock cid", yaml: "link: vsock://3:700", want: `c.yaml:1:7: link: "vsock://3:700": an agent dials the host only, want vsock://2:PORT (or vsock://:PORT to listen)`},
 		{name: "vsock token", yaml: "link: vsock://:700\nlinkToken: ''", want: `c.yaml:2:12: linkToken: "": want a file, "vsock://:700" needs a token`},
 		{name: "cid", yaml: "allowCIDs: [-1]", want: `c.yaml:1:13: allowCIDs[0]: "-1": want a whole number from 0 to 4294967294`},
-		{name: "sink", yaml: "sink: gvproxi", want: `c.yaml:1:7: sink: "gvproxi": want hostlink, listener, gvproxy or vtunnel (did you mean "gvproxy"?)`},
+		{name: "sink", yaml: "sink: gvproxi", want: `c.yaml:1:7: sink: "gvproxi": want hostlink, listener, gvproxy, vtunnel or auto (did you mean "gvproxy"?)`},
 		{name: "sink URL", yaml: "sink: vtunnel=http://x", want: `c.yaml:1:7: sink: "vtunnel=http://x": want vtunnel=tcp://HOST:PORT or vtunnel=unix:///PATH`},
 		{name: "sink without URL", yaml: "sink: hostlink=http://x", want: `c.yaml:1:7: sink: "hostlink=http://x": hostlink takes no URL`},
 		{name: "sink twice", yaml: "sink: [hostlink, hostlink]", want: `c.yaml:1:7: sink: "hostlink": given twice, want each sink once`},
+		{name: "auto is alone", yaml: "sink: [auto, listener]", want: `c.yaml:1:7: sink: "auto": want it alone, it chooses the sinks`},
+		{name: "listener UDP", yaml: "listener: {udp: maybe}", want: `c.yaml:1:17: listener.udp: "maybe": want true or false`},
 		{name: "no sink", yaml: "sink: []", want: `c.yaml:1:7: sink: an empty list: want at least one sink`},
 		{name: "observer", yaml: "observer: bfp", want: `c.yaml:1:11: observer: "bfp": want auto, bpf or poll (did you mean "bpf"?)`},
 		{name: "duration", yaml: "holdDown: 150", want: `c.yaml:1:11: holdDown: "150": want a duration such as "150ms", 0s to 1m0s`},

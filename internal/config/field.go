@@ -134,6 +134,9 @@ func register(fs *pflag.FlagSet, fields []field) {
 			continue
 		}
 		fs.Var(v, f.flag, f.usage)
+		if f.kind == boolKind {
+			fs.Lookup(f.flag).NoOptDefVal = "true" // --flag alone
+		}
 	}
 }
 
@@ -275,7 +278,7 @@ func (e Endpoint) String() string {
 
 // Sink is one sink of the agent. Its text is NAME or NAME=URL.
 type Sink struct {
-	Name string // "hostlink", "listener", "gvproxy" or "vtunnel"
+	Name string // "hostlink", "listener", "gvproxy", "vtunnel" or AutoSink
 	// URL is where it sends to; empty means the sink's own default. gvproxy takes
 	// http://HOST:PORT or unix:///PATH, vtunnel tcp://HOST:PORT or unix:///PATH.
 	URL string
@@ -284,7 +287,7 @@ type Sink struct {
 // sinkSchemes is which URLs each sink takes.
 func sinkSchemes(name string) (schemes []string, known bool) {
 	switch name {
-	case "hostlink", "listener":
+	case "hostlink", "listener", AutoSink:
 		return nil, true
 	case "gvproxy":
 		return []string{"http", "unix"}, true
@@ -299,7 +302,7 @@ func ParseSink(s string) (Sink, error) {
 	name, target, has := strings.Cut(s, "=")
 	schemes, known := sinkSchemes(name)
 	if !known {
-		words := []string{"hostlink", "listener", "gvproxy", "vtunnel"}
+		words := []string{"hostlink", "listener", "gvproxy", "vtunnel", AutoSink}
 		return Sink{}, fmt.Errorf("%q: want %s%s", s, yamltree.OneOf(words), yamltree.Suggest(name, words))
 	}
 	if !has {

@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"strconv"
+	"sync/atomic"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/fairlead/fairlead/internal/link"
+	"github.com/fairlead/fairlead/internal/observer"
+	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/reconcile"
+	"github.com/fairlead/fairlead/internal/sink/listener"
+	"github.com/fairlead/fairlead/internal/wire"
+)
+
+// listenerSink is the listener sink with the observer's word of who wants a
+// port that a placeholder has, where the kernel takes a hook.
+type listenerSink struct {
+	*listener.Sink
+	log  *slog.Logger
+	own  func(cookie uint64) bool
+	hook bool // whether BPF programs may be loaded
+
+	conflicts atomic.Pointer[observer.Conflicts] // nil without a hook
+}
+
+func (a *Agent) wireListener() (reconcile.Sink, error) {
+	l := &listenerSink{log: a.log, own: a.sockets.Has, hook: a.cfg.Observer != observer.Poll.String()}
+	o := listener.Options{
+		Network: a.sockets,
+		Serve:   a.forward.Carry,
+		Sockets: a.registry.At,
+		Watch:   l.watch,
+		Settle:  a.cfg.Listener.Settle,
+		Logger:  a.log,
+	}
+	if a.cfg.Listener.UDP {
+		o.ServeUDP = func(ctx context.Context, s link.Stream, p port.Publication, req wire.FlowRequest) error {
+			return a.forward.Serve(ctx, s, p, req)
+		}
+	}
+	var err error
+	l.Sink, err = listener.New(o)
+	return l, err
+}
+
+func (l *listenerSink) watch(p uint16, on bool) {
+	if c := l.conflicts.Load(); c != nil {
+		if err := c.Watch(p, on); err != nil {
+			l.log.Warn("whoever wants the port of a placeholder is not seen", "err", err)
+		}
+	}
+}
+
+// Run implements runner.
+func (l *listenerSink) Run(ctx context.Context) error {
+	g, ctx := errgroup.WithContext(ctx)
+	if c, err := l.open(); err != nil {
+		l.log.Warn("a server that finds its port held by a placeholder is not noticed, and fails to start until the "+
+			"publication goes", "err", err)
+	} else {
+		l.log.Info("placeholders give way to servers that want their port", "rung", c.Rung(), "lost", c.Lost())
+		l.conflicts.Store(c)
+		g.Go(func() error { return c.Run(ctx, l.contend) })
+	}
+	g.Go(func() error { return l.Sink.Run(ctx) })
+	return g.Wait()
+}
+
+func (l *listenerSink) open() (*observer.Conflicts, error) {
+	if !l.hook {
+		return nil, fmt.Errorf("--observer %s loads no BPF programs", observer.Poll)
+	}
+	return observer.OpenConflicts(observer.ConflictOptions{})
+}
+
+func (l *listenerSink) contend(s observer.Socket) {
+	if l.own(s.Cookie) {
+		return
+	}
+	who := strconv.Quote(cmp.Or(s.Comm, "somebody"))
+	if s.PID != 0 {
+		who = fmt.Sprintf("pid %d (%s)", s.PID, who)
+	}
+	l.Contend(s.Protocol, netip.AddrPortFrom(s.Address, s.Port), s.V6Only, who)
+}

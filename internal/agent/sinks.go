@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"context"
+	"fmt"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/fairlead/fairlead/internal/config"
+	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/reconcile"
+)
+
+// newSink makes one of the sinks of the configuration.
+func (a *Agent) newSink(s config.Sink) (reconcile.Sink, error) {
+	switch s.Name {
+	case "hostlink":
+		if err := a.wireHostlink(); err != nil {
+			return nil, err
+		}
+		return a.hostlink, nil
+	case "listener":
+		return a.wireListener()
+	case "gvproxy", "vtunnel":
+		return a.newPeerSink(s)
+	}
+	return nil, fmt.Errorf("sink %q: want hostlink, listener, gvproxy or vtunnel", s.Name)
+}
+
+// cutter is a sink that ends the flows of keys that a rule forbids.
+type cutter interface {
+	Cut(keys []port.Key)
+}
+
+// runSinks runs those that have something to run.
+func (a *Agent) runSinks(ctx context.Context, g *errgroup.Group) {
+	for _, s := range a.sinks {
+		if r, ok := s.(runner); ok {
+			g.Go(func() error { return r.Run(ctx) })
+		}
+	}
+}
+
+// cut resets the flows of publications that a rule forbids.
+func (a *Agent) cut(keys []port.Key) {
+	for _, s := range a.sinks {
+		if c, ok := s.(cutter); ok {
+			c.Cut(keys)
+		}
+	}
+}

@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package config
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"time"
+)
+
+// AutoSink lets the agent choose its sinks by what it finds.
+const AutoSink = "auto"
+
+// Listener configures the sink of that name.
+type Listener struct {
+	Settle time.Duration // how long a port must be without a server of its own, 10ms to 1m
+	UDP    bool          // whether UDP ports are opened too
+}
+
+func (c *Agent) listenerFields() []field {
+	return []field{
+		one("listener.settle", "listener-settle", "duration", &c.Listener.Settle,
+			duration(10*time.Millisecond, time.Minute, false), stringOf,
+			"how long a port must be without a server of its own before the listener sink opens it"),
+		one("listener.udp", "listener-udp", boolKind, &c.Listener.UDP, truth, strconv.FormatBool,
+			"let the listener sink open UDP ports too"),
+	}
+}
+
+// boolKind is the kind of a field that is true or false.
+const boolKind = "bool"
+
+func truth(s string) (bool, error) {
+	switch s {
+	case "true", "yes":
+		return true, nil
+	case "false", "no":
+		return false, nil
+	}
+	return false, fmt.Errorf("%q: want true or false", s)
+}
+
+// aloneIfAuto refuses auto beside other sinks.
+func aloneIfAuto(names []string) error {
+	if len(names) > 1 && slices.Contains(names, AutoSink) {
+		return fmt.Errorf("%q: want it alone, it chooses the sinks", AutoSink)
+	}
+	return nil
+}

@@ -1,0 +1,523 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package listener
+
+import (
+	"context"
+	"log/slog"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/fairlead/fairlead/internal/own"
+	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/reconcile"
+	"github.com/fairlead/fairlead/internal/table"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// network is a guest's ports: what is open, and what is not to be had.
+type network struct {
+	mu   sync.Mutex
+	open map[string]*listening
+	errs map[string]error
+	max  int // of what was open at one time
+}
+
+type listening struct {
+	n     *network
+	addr  net.Addr
+	key   string
+	conns chan net.Conn
+	done  chan struct{}
+	once  sync.Once
+}
+
+func (n *network) Listen(_ context.Context, _, address string) (net.Listener, error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if err := n.errs[address]; err != nil {
+		return nil, &net.OpError{Op: "listen", Err: err}
+	}
+	if n.open[address] != nil {
+		return nil, syscall.EADDRINUSE
+	}
+	l := &listening{
+		n: n, key: address, addr: net.TCPAddrFromAddrPort(netip.MustParseAddrPort(address)),
+		conns: make(chan net.Conn), done: make(chan struct{}),
+	}
+	n.open[address] = l
+	n.max = max(n.max, len(n.open))
+	return l, nil
+}
+
+func (n *network) ListenExclusive(ctx context.Context, network, address string) (net.Listener, error) {
+	return n.Listen(ctx, network, address)
+}
+
+func (n *network) ListenPacket(context.Context, string, string) (*own.UDPConn, error) {
+	return nil, syscall.EAFNOSUPPORT
+}
+
+func (n *network) fail(address string, err error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.errs[address] = err
+}
+
+func (n *network) list() []string {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	var out []string
+	for a := range n.open {
+		out = append(out, a)
+	}
+	slices.Sort(out)
+	return out
+}
+
+// dial connects to a placeholder.
+func (n *network) dial(address string) net.Conn {
+	n.mu.Lock()
+	l := n.open[address]
+	n.mu.Unlock()
+	near, far := net.Pipe()
+	l.conns <- far
+	return near
+}
+
+func (l *listening) Accept() (net.Conn, error) {
+	select {
+	case c := <-l.conns:
+		return c, nil
+	case <-l.done:
+		return nil, net.ErrClosed
+	}
+}
+
+func (l *listening) Close() error {
+	l.once.Do(func() {
+		close(l.done)
+		l.n.mu.Lock()
+		defer l.n.mu.Unlock()
+		delete(l.n.open, l.key)
+	})
+	return nil
+}
+
+func (l *listening) Addr() net.Addr { return l.addr }
+
+// rig is a sink that a reconciler drives, in fake time.
+type rig struct {
+	t       *testing.T
+	pubs    *table.Table[port.Key, port.Publication]
+	r       *reconcile.Reconciler
+	sink    *Sink
+	net     *network
+	watched map[uint16]bool
+	served  chan port.Publication
+}
+
+// run plays f with a sink in a bubble of fake time.
+func run(t *testing.T, o Options, f func(*rig)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		g := &rig{
+			t: t, pubs: table.New[port.Key, port.Publication](port.Key.Compare), watched: map[uint16]bool{},
+			net: &network{open: map[string]*listening{}, errs: map[string]error{}}, served: make(chan port.Publication, 10),
+		}
+		o.Network, o.Logger = g.net, slog.New(slog.DiscardHandler)
+		o.Watch = func(p uint16, on bool) { g.watched[p] = on }
+		o.Sockets = func(s port.Slot) (out []port.Publication) {
+			for k, p := range g.pubs.View().All() {
+				if k.Slot() == s {
+					out = append(out, p)
+				}
+			}
+			return out
+		}
+		if o.Serve == nil {
+			o.Serve = func(ctx context.Context, c net.Conn, p port.Publication) error {
+				defer c.Close()
+				g.served <- p
+				<-ctx.Done()
+				return context.Cause(ctx)
+			}
+		}
+		var err error
+		if g.sink, err = New(o); err != nil {
+			t.Fatal(err)
+		}
+		g.r = reconcile.New(g.pubs, []reconcile.Sink{g.sink}, reconcile.Options{Logger: o.Logger, Denied: g.sink.Cut})
+		ctx, cancel := context.WithCancel(t.Context())
+		var wg sync.WaitGroup
+		wg.Go(func() { _ = g.sink.Run(ctx) })
+		wg.Go(func() { _ = g.r.Run(ctx) })
+		f(g)
+		cancel()
+		wg.Wait()
+		if left := g.net.list(); len(left) > 0 {
+			t.Errorf("open after Run: %q", left)
+		}
+	})
+}
+
+func (g *rig) put(ps ...port.Publication) {
+	g.pubs.Update(func(tx *table.Tx[port.Key, port.Publication]) {
+		for _, p := range ps {
+			tx.Put(p.Key, p)
+		}
+	})
+	synctest.Wait()
+}
+
+func (g *rig) drop(ps ...port.Publication) {
+	g.pubs.Update(func(tx *table.Tx[port.Key, port.Publication]) {
+		for _, p := range ps {
+			tx.Delete(p.Key)
+		}
+	})
+	synctest.Wait()
+}
+
+func (g *rig) wait(d time.Duration) {
+	time.Sleep(d)
+	synctest.Wait()
+}
+
+func (g *rig) wantOpen(when string, want ...string) {
+	g.t.Helper()
+	if got := g.net.list(); !slices.Equal(got, want) {
+		g.t.Errorf("%s: open %q, want %q", when, got, want)
+	}
+}
+
+// wantOutcome checks that some outcome of p is as stated: "active 127.0.0.1:80",
+// with a part of its reason after that.
+func (g *rig) wantOutcome(when string, p port.Publication, want ...string) {
+	g.t.Helper()
+	outs, _ := g.r.Outcomes().View().Get(p.Key)
+	var got []string
+	for _, o := range outs {
+		s := o.State.String() + " " + o.HostAddress.String()
+		if o.Reason != "" {
+			s += " " + o.Reason
+		}
+		got = append(got, s)
+	}
+	ok := len(got) == len(want)
+	for i := range want {
+		ok = ok && strings.HasPrefix(got[i], want[i])
+	}
+	if !ok {
+		g.t.Errorf("%s: outcomes %q, want %q", when, got, want)
+	}
+}
+
+func ap(s string) netip.AddrPort { return netip.MustParseAddrPort(s) }
+
+// nat is a publication that is only a rule.
+func nat(addr string, dial ...string) port.Publication {
+	a := ap(addr)
+	p := port.Publication{
+		Key:     port.Key{Protocol: port.TCP, Address: a.Addr(), Port: a.Port()},
+		Origins: []port.OriginInfo{{Origin: port.Origin{Source: "nat", ID: "ip nat " + addr}, Detail: "ip nat PREROUTING: …"}},
+		Decision: port.Decision{Allow: true, Host: []netip.AddrPort{
+			netip.AddrPortFrom(port.Loopback(a.Addr()), a.Port()),
+		}},
+	}
+	for _, d := range dial {
+		p.Dial = append(p.Dial, ap(d))
+	}
+	return p
+}
+
+// socket adds a socket of its own.
+func socket(p port.Publication, withheld string, dial ...string) port.Publication {
+	o := port.OriginInfo{
+		Origin: port.Origin{Source: "socket", ID: strings.Join(dial, ",")}, Detail: "pid 811 (nginx)", Withheld: withheld,
+	}
+	for _, d := range dial {
+		o.Dial = append(o.Dial, ap(d))
+	}
+	p.Origins = append(slices.Clone(p.Origins), o)
+	p.Dial = append(slices.Clone(p.Dial), o.Dial...)
+	return p
+}
+
+func TestPlaceholderOpensAfterTheSettleTimeAndGoesWithItsPublication(t *testing.T) {
+	run(t, Options{}, func(g *rig) {
+		p := nat("0.0.0.0:8080", "172.17.0.2:80")
+		g.put(p)
+		g.wantOutcome("at once", p, "pending 127.0.0.1:8080")
+		g.wait(749 * time.Millisecond)
+		g.wantOpen("before the settle time")
+		g.wait(time.Millisecond)
+		g.wantOpen("after it", "127.0.0.1:8080")
+		g.wantOutcome("after it", p, "active 127.0.0.1:8080")
+		if !g.watched[8080] {
+			t.Error("the port is not watched")
+		}
+		g.drop(p)
+		g.wantOpen("without the publication")
+		if g.watched[8080] {
+			t.Error("the port is still watched")
+		}
+	})
+}
+
+func TestNoPlaceholderWhereAServerCameInTime(t *testing.T) {
+	run(t, Options{}, func(g *rig) {
+		p := nat("0.0.0.0:8080", "172.17.0.2:80")
+		g.put(p)
+		g.wait(700 * time.Millisecond)
+		both := socket(p, "", "127.0.0.1:8080")
+		g.put(both)
+		g.wait(time.Hour)
+		g.wantOpen("a proxy has the port")
+		g.wantOutcome("a proxy has the port", both, "active 127.0.0.1:8080")
+		// The proxy goes: whoever comes next has the settle time again.
+		g.put(p)
+		g.wait(740 * time.Millisecond)
+		g.wantOpen("the proxy went a moment ago")
+		g.wait(10 * time.Millisecond)
+		g.wantOpen("the proxy did not come back", "127.0.0.1:8080")
+	})
+}
+
+// Docker starts the proxy after the rule, how long after depends on the machine.
+func TestRuleOfDockerWaitsForDockersWord(t *testing.T) {
+	run(t, Options{}, func(g *rig) {
+		p := nat("0.0.0.0:8080", "172.17.0.2:80")
+		p.Origins[0].Detail = "ip nat PREROUTING > DOCKER: tcp dport 8080 dnat to 172.17.0.2:80"
+		g.put(p)
+		g.wait(9 * time.Second)
+		g.wantOpen("a slow engine")
+		said := p
+		said.Origins = append(slices.Clone(p.Origins), port.OriginInfo{Origin: port.Origin{Source: "docker", ID: "x"}})
+		g.put(said)
+		g.wantOpen("the container runs without a proxy", "127.0.0.1:8080")
+		g.drop(p)
+		g.put(p)
+		g.wait(10 * time.Second)
+		g.wantOpen("nobody says what Docker does", "127.0.0.1:8080")
+	})
+}
+
+func TestEachShape(t *testing.T) {
+	expose := func(p port.Publication, host ...string) port.Publication {
+		p.Decision.Host = nil
+		for _, h := range host {
+			p.Decision.Host = append(p.Decision.Host, ap(h))
+		}
+		return p
+	}
+	bare := func(addr string) port.Publication { p := nat(addr); p.Origins = nil; return p }
+	dual := nat("[::]:80", "10.0.0.1:80")
+	dual.DualStack = true
+	udp := nat("0.0.0.0:80", "10.0.0.1:80")
+	udp.Protocol = port.UDP
+	for _, c := range []struct {
+		name string
+		p    port.Publication
+		open []string
+		want []string
+	}{
+		{"IPv4 rule", nat("0.0.0.0:80", "10.0.0.1:80"), []string{"127.0.0.1:80"}, []string{"active 127.0.0.1:80"}},
+		{"IPv6 rule", nat("[::]:80", "[fd00::1]:80"), []string{"[::1]:80"}, []string{"active [::1]:80"}},
+		{"rule of loopback", nat("127.0.0.1:80", "10.0.0.1:80"), []string{"127.0.0.1:80"}, []string{"active 127.0.0.1:80"}},
+		{"rule of one address", nat("192.0.2.2:80", "10.0.0.1:80"), []string{"127.0.0.1:80"}, []string{"active 127.0.0.1:80"}},
+		{"both families", expose(dual, "127.0.0.1:80", "[::1]:80"), []string{"127.0.0.1:80", "[::1]:80"}, []string{"active 127.0.0.1:80", "active [::1]:80"}},
+		{"all addresses", expose(dual, "0.0.0.0:80", "[::]:80"), []string{"0.0.0.0:80", "[::]:80"}, []string{"active 0.0.0.0:80", "active [::]:80"}},
+		{"another port", expose(nat("0.0.0.0:80", "10.0.0.1:80"), "127.0.0.1:8080"), []string{"127.0.0.1:8080"}, []string{"active 127.0.0.1:8080"}},
+		{"another address", expose(nat("0.0.0.0:80", "10.0.0.1:80"), "192.168.1.5:80"), nil, []string{"failed 192.168.1.5:80 only 127.0.0.1"}},
+		{"UDP", udp, nil, []string{"denied 127.0.0.1:80 UDP is not asked for"}},
+		{"nothing serves it", nat("0.0.0.0:80"), nil, []string{"pending 127.0.0.1:80 nothing is known to serve it"}},
+		{"server on all addresses", socket(bare("0.0.0.0:80"), "", "127.0.0.1:80"), nil, []string{"active 127.0.0.1:80"}},
+		{"server on loopback", socket(bare("127.0.0.1:80"), "", "127.0.0.1:80"), nil, []string{"active 127.0.0.1:80"}},
+		{"server on ::1", socket(bare("[::1]:80"), "", "[::1]:80"), nil, []string{"active [::1]:80"}},
+		{"server of both families, which a relay shows at ::1 only",
+			expose(socket(dual, "", "127.0.0.1:80", "[::1]:80"), "127.0.0.1:80", "[::1]:80"), nil,
+			[]string{"conflict 127.0.0.1:80 its own socket at [::]:80", "active [::1]:80"}},
+		{"a server for each family", expose(socket(socket(dual, "", "127.0.0.1:80"), "", "[::1]:80"), "127.0.0.1:80", "[::1]:80"), nil,
+			[]string{"active 127.0.0.1:80", "active [::1]:80"}},
+		{"server on one address, which a relay does not see", socket(bare("192.0.2.2:80"), "", "192.0.2.2:80"),
+			[]string{"127.0.0.1:80"}, []string{"active 127.0.0.1:80"}},
+		{"server on another loopback address", expose(socket(bare("127.0.0.53:80"), "", "127.0.0.53:80"), "127.0.0.1:80"),
+			[]string{"127.0.0.1:80"}, []string{"active 127.0.0.1:80"}},
+		{"bound, not listening", socket(nat("0.0.0.0:80", "10.0.0.1:80"), "bound, not listening"), nil,
+			[]string{`conflict 127.0.0.1:80 127.0.0.1:80 is held by "pid 811 (nginx)" (bound, not listening)`}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			run(t, Options{}, func(g *rig) {
+				g.put(c.p)
+				g.wait(time.Second)
+				g.wantOpen("after a second", c.open...)
+				g.wantOutcome("after a second", c.p, c.want...)
+				g.drop(c.p)
+				g.wantOpen("at the end")
+			})
+		})
+	}
+}
+
+// A socket that no rule allows, or that does not listen, is in the table all the
+// same: its owner is named, and the port is left alone until it is free.
+func TestPortThatIsOnlyBoundIsAConflictThatNamesItsOwner(t *testing.T) {
+	run(t, Options{}, func(g *rig) {
+		held := socket(nat("0.0.0.0:80"), "bound, not listening")
+		held.Origins = held.Origins[1:]
+		held.Decision = port.Decision{Withheld: true}
+		p := nat("127.0.0.1:80", "10.0.0.1:80")
+		g.put(held, p)
+		g.wait(time.Minute)
+		g.wantOpen("somebody has the port")
+		g.wantOutcome("somebody has the port", p, `conflict 127.0.0.1:80 127.0.0.1:80 is held by "pid 811 (nginx)" (bound, not listening)`)
+		g.drop(held)
+		g.wait(time.Minute)
+		g.wantOpen("it is free", "127.0.0.1:80")
+	})
+}
+
+func TestPortInUseIsAConflictAndIsTriedAgain(t *testing.T) {
+	run(t, Options{}, func(g *rig) {
+		p := nat("0.0.0.0:80", "10.0.0.1:80")
+		g.net.fail("127.0.0.1:80", syscall.EADDRINUSE)
+		g.put(p)
+		g.wait(time.Minute)
+		g.wantOutcome("in use", p, "conflict 127.0.0.1:80 127.0.0.1:80 is in use")
+		if g.watched[80] {
+			t.Error("a port that is not ours is watched")
+		}
+		g.net.fail("127.0.0.1:80", syscall.EACCES)
+		g.wait(time.Minute)
+		g.wantOutcome("no privilege", p, "failed 127.0.0.1:80 listen on 127.0.0.1:80: permission denied")
+		g.net.fail("127.0.0.1:80", nil)
+		g.wait(time.Minute)
+		g.wantOutcome("free", p, "active 127.0.0.1:80")
+	})
+}
+
+func TestServerThatWantsThePortGetsIt(t *testing.T) {
+	run(t, Options{}, func(g *rig) {
+		p, q := nat("0.0.0.0:80", "10.0.0.1:80"), nat("[::]:80", "[fd00::1]:80")
+		other := nat("0.0.0.0:81", "10.0.0.1:81")
+		g.put(p, q, other)
+		g.wait(time.Second)
+		g.wantOpen("all", "127.0.0.1:80", "127.0.0.1:81", "[::1]:80")
+		for _, c := range []struct {
+			protocol port.Protocol
+			at       string
+		}{{port.UDP, "0.0.0.0:80"}, {port.TCP, "127.0.0.2:80"}, {port.TCP, "[fd00::1]:80"}, {port.TCP, "0.0.0.0:82"}} {
+			g.sink.Contend(c.protocol, ap(c.at), false, "x")
+		}
+		g.sink.Contend(port.TCP, ap("[::ffff:192.0.2.2]:80"), false, "x")
+		g.wantOpen("what is asked for stands beside them", "127.0.0.1:80", "127.0.0.1:81", "[::1]:80")
+
+		g.sink.Contend(port.TCP, ap("0.0.0.0:80"), false, `"nginx"`)
+		synctest.Wait()
+		g.wantOpen("released, with that of the other family", "127.0.0.1:81")
+		g.wantOutcome("released", p, `pending 127.0.0.1:80 released for "nginx"`)
+		g.wait(29 * time.Second)
+		g.wantOpen("a while later", "127.0.0.1:81")
+		g.wait(2 * time.Second)
+		g.wantOpen("nobody took it", "127.0.0.1:80", "127.0.0.1:81", "[::1]:80")
+		// The second time it waits longer.
+		g.sink.Contend(port.TCP, ap("[::]:80"), false, `"nginx"`)
+		g.wait(59 * time.Second)
+		g.wantOpen("released again", "127.0.0.1:81")
+		// The server starts: it is what the publication is served by.
+		both := socket(p, "", "127.0.0.1:80")
+		g.put(both)
+		g.wait(time.Hour)
+		g.wantOutcome("the server has it", both, "active 127.0.0.1:80")
+		if g.sink.Stats().Yields != 2 {
+			t.Errorf("yields = %d, want 2", g.sink.Stats().Yields)
+		}
+	})
+}
+
+// The host address goes to who has it most exactly; the other is told by whom.
+func TestOneAddressForTwoPublications(t *testing.T) {
+	run(t, Options{}, func(g *rig) {
+		any, exact := nat("0.0.0.0:80", "10.0.0.1:80"), nat("127.0.0.1:80", "10.0.0.2:80")
+		g.put(any)
+		g.wait(time.Second)
+		g.put(exact)
+		g.wantOutcome("the exact one", exact, "active 127.0.0.1:80")
+		g.wantOutcome("the other", any, "conflict 127.0.0.1:80 127.0.0.1:80 is held by tcp 127.0.0.1:80")
+		c := g.net.dial("127.0.0.1:80")
+		defer c.Close()
+		if p := <-g.served; p.Key != exact.Key {
+			t.Errorf("served by %v", p.Key)
+		}
+		g.drop(exact)
+		g.wantOutcome("alone", any, "active 127.0.0.1:80")
+	})
+}
+
+func TestFlowOutlivesItsPublicationAndARuleCutsIt(t *testing.T) {
+	run(t, Options{}, func(g *rig) {
+		p := nat("0.0.0.0:80", "10.0.0.1:80")
+		g.put(p)
+		g.wait(time.Second)
+		c := g.net.dial("127.0.0.1:80")
+		defer c.Close()
+		<-g.served
+		g.drop(p)
+		g.wait(time.Minute)
+		if n := g.sink.Stats().Flows; n != 1 {
+			t.Errorf("%d flows after the publication went, want 1", n)
+		}
+		g.put(p)
+		denied := p
+		denied.Decision = port.Decision{Reason: "denied"}
+		g.put(denied)
+		g.wait(time.Second)
+		if n := g.sink.Stats().Flows; n != 0 {
+			t.Errorf("%d flows of a denied port", n)
+		}
+	})
+}
+
+func TestFlowsAreLimited(t *testing.T) {
+	run(t, Options{MaxFlows: 2}, func(g *rig) {
+		g.put(nat("0.0.0.0:80", "10.0.0.1:80"))
+		g.wait(time.Second)
+		for range 3 {
+			defer g.net.dial("127.0.0.1:80").Close()
+		}
+		g.wait(time.Second)
+		if st := g.sink.Stats(); st.Flows != 2 || st.OverLimit != 1 {
+			t.Errorf("stats = %+v", st)
+		}
+	})
+}
+
+func TestOptionsThatAreMissingAreRefused(t *testing.T) {
+	if _, err := New(Options{}); err == nil {
+		t.Error("no options, no error")
+	}
+}
+
+func TestConnectionsLeftAtAPort(t *testing.T) {
+	const table = `  sl  local_address rem_address   st tx_queue rx_queue
+   0: 0100007F:1F90 00000000:0000 0A 00000000:00000000
+   1: 0100007F:1F91 0100007F:8888 06 00000000:00000000
+   2: 0100007F:8888 0100007F:1F92 01 00000000:00000000
+`
+	for p, want := range map[uint16]bool{8080: false, 8081: true, 8082: false, 0x8888: true} {
+		if got := connectionsAt(strings.NewReader(table), p); got != want {
+			t.Errorf("port %d: %v, want %v", p, got, want)
+		}
+	}
+}
