@@ -26,33 +26,24 @@ import (
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/status"
 	"github.com/fairlead/fairlead/test/netns"
+	"github.com/fairlead/fairlead/test/program"
 )
 
-// binary is the program under test. Where no compiler is (inside a VM) the
-// environment names it.
+// binary is the program under test.
 var binary string
-
-const binaryVariable = "FAIRLEAD_BINARY"
 
 func TestMain(m *testing.M) { os.Exit(run(m)) }
 
 func run(m *testing.M) int {
-	binary = os.Getenv(binaryVariable)
-	if binary == "" {
-		dir, err := os.MkdirTemp("", "fairlead-e2e-")
-		if err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			return 1
-		}
+	dir, err := os.MkdirTemp("", "fairlead-e2e-")
+	if err == nil {
 		defer os.RemoveAll(dir)
 		_ = os.Chmod(dir, 0o755) // tests run it as others too
-		binary = filepath.Join(dir, "fairlead")
-		build := exec.Command("go", "build", "-o", binary, "github.com/fairlead/fairlead/cmd/fairlead")
-		build.Stderr = os.Stderr
-		if err := build.Run(); err != nil {
-			fmt.Fprintln(os.Stderr, "build the program under test:", err)
-			return 1
-		}
+		binary, err = program.Path(dir)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
 	}
 	return m.Run()
 }

@@ -40,6 +40,16 @@ func New() (*Space, error) {
 	return s, nil
 }
 
+// Open returns the namespace that has a name in the file system; the caller
+// closes it.
+func Open(path string) (*Space, error) {
+	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("open network namespace %s: %w", path, err)
+	}
+	return &Space{fd: fd}, nil
+}
+
 // Close lets go of the namespace.
 func (s *Space) Close() error { return unix.Close(s.fd) }
 

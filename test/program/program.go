@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package program gives tests the fairlead binary that they run.
+package program
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+)
+
+// Variable names the binary where no compiler is, as inside a VM.
+const Variable = "FAIRLEAD_BINARY"
+
+// Path returns the binary that the environment names, or builds it in dir.
+func Path(dir string) (string, error) {
+	if path := os.Getenv(Variable); path != "" {
+		return path, nil
+	}
+	path := filepath.Join(dir, "fairlead")
+	out, err := exec.Command("go", "build", "-o", path, "github.com/fairlead/fairlead/cmd/fairlead").CombinedOutput()
+	if err != nil {
+		return "", fmt.Errorf("build the program under test: %w: %s", err, out)
+	}
+	return path, nil
+}
