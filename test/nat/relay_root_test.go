@@ -70,21 +70,21 @@ func (w *world) pods(targets map[netip.AddrPort]bool) {
 	w.t.Cleanup(func() { _ = pods.Close() })
 	w.sh(fmt.Sprintf(`/usr/sbin/ip link add pod0 type veth peer name eth0 netns /proc/%d/fd/%d
 /usr/sbin/ip link set pod0 master docker0 up`, os.Getpid(), pods.FD()))
-	script := `ip addr add 172.17.255.254/16 dev eth0
-ip addr add fd00:17::ffff/64 dev eth0 nodad
-ip link set eth0 up
-ip route add default via 172.17.0.1
-ip -6 route add default via fd00:17::1
+	script := `/usr/sbin/ip addr add 172.17.255.254/16 dev eth0
+/usr/sbin/ip addr add fd00:17::ffff/64 dev eth0 nodad
+/usr/sbin/ip link set eth0 up
+/usr/sbin/ip route add default via 172.17.0.1
+/usr/sbin/ip -6 route add default via fd00:17::1
 `
 	guest := ""
 	for _, a := range slices.SortedFunc(maps.Keys(addresses(targets)), netip.Addr.Compare) {
 		switch {
 		case a.IsLoopback():
 		case a.Is4():
-			script += fmt.Sprintf("ip addr add %s/32 dev lo\n", a)
+			script += fmt.Sprintf("/usr/sbin/ip addr add %s/32 dev lo\n", a)
 			guest += fmt.Sprintf("/usr/sbin/ip route add %s/32 dev docker0\n", a)
 		default:
-			script += fmt.Sprintf("ip -6 addr add %s/128 dev eth0 nodad\n", a)
+			script += fmt.Sprintf("/usr/sbin/ip -6 addr add %s/128 dev eth0 nodad\n", a)
 			guest += fmt.Sprintf("/usr/sbin/ip -6 route add %s/128 dev docker0\n", a)
 		}
 	}

@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package reconcile
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"math/rand/v2"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/registry"
+	"github.com/fairlead/fairlead/internal/table"
+)
+
+// slowSink takes a while for each Sync and notices those that overtake others.
+type slowSink struct {
+	*fakeSink
+	running atomic.Int32
+	last    uint64
+	t       *testing.T
+}
+
+func (s *slowSink) Sync(ctx context.Context, want View, c Change) (port.Outcomes, error) {
+	if s.running.Add(1) != 1 {
+		s.t.Error("two Syncs at one time")
+	}
+	defer s.running.Add(-1)
+	if want.Generation() < s.last {
+		s.t.Errorf("generation %d after %d", want.Generation(), s.last)
+	}
+	s.last = want.Generation()
+	time.Sleep(time.Duration(rand.IntN(20)) * time.Millisecond)
+	return s.fakeSink.Sync(ctx, want, c)
+}
+
+// The incumbent starts a goroutine for each add and each remove, and what comes
+// last at the peer is a matter of luck.
+func TestAddsAndRemovesNeverOvertakeEachOther(t *testing.T) {
+	s := &slowSink{fakeSink: newSink(), t: t}
+	synctest.Test(t, func(t *testing.T) {
+		s.wake = make(chan struct{}, 1)
+		g := rig{pubs: table.New[port.Key, port.Publication](port.Key.Compare)}
+		g.r = New(g.pubs, []Sink{s}, Options{Logger: slog.New(slog.DiscardHandler)})
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan struct{})
+		go func() { defer close(done); _ = g.r.Run(ctx) }()
+		a, b := pub("127.0.0.1:80", true), pub("127.0.0.1:81", true)
+		for range 500 {
+			g.put(a)
+			g.put(b)
+			time.Sleep(time.Duration(rand.IntN(15)) * time.Millisecond)
+			g.drop(a)
+			time.Sleep(time.Duration(rand.IntN(15)) * time.Millisecond)
+		}
+		time.Sleep(time.Second)
+		want(t, s.fakeSink, "tcp 127.0.0.1:81")
+		cancel()
+		<-done
+	})
+}
+
+// sourced is a sink behind a registry with two sources.
+func sourced(t *testing.T, f func(s *fakeSink, docker, containerd registry.Feed)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		s := newSink()
+		s.wake = make(chan struct{}, 1)
+		log := slog.New(slog.DiscardHandler)
+		reg := registry.New(registry.Options{Rules: allowAll{}, Logger: log})
+		docker, containerd := reg.Feed("docker"), reg.Feed("containerd")
+		r := New(reg.Publications(), []Sink{s}, Options{Ready: reg.Ready(), Logger: log})
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan struct{})
+		go func() { defer close(done); _ = r.Run(ctx) }()
+		f(s, docker, containerd)
+		cancel()
+		<-done
+	})
+}
+
+type allowAll struct{}
+
+func (allowAll) Decide(port.Publication) port.Decision { return port.Decision{Allow: true} }
+
+func binding(id, addr string) port.Binding {
+	return port.Binding{Key: pub(addr, true).Key, Origin: port.Origin{ID: id}}
+}
+
+// The incumbent counts no references: the first source that leaves takes the
+// port with it.
+func TestPortStaysAtTheSinkWhileOneSourceWantsIt(t *testing.T) {
+	sourced(t, func(s *fakeSink, docker, containerd registry.Feed) {
+		docker.Replace([]port.Binding{binding("a", "0.0.0.0:80")})
+		containerd.Replace([]port.Binding{binding("b", "0.0.0.0:80")})
+		want(t, s, "tcp 0.0.0.0:80")
+		docker.Replace(nil)
+		want(t, s, "tcp 0.0.0.0:80")
+		containerd.Apply(port.Change{Drop: []port.Origin{{Source: "containerd", ID: "b"}}})
+		want(t, s)
+	})
+}
+
+// The incumbent removes the ports of all sources when one engine's stream
+// breaks, and the other sources never add theirs again.
+func TestLostEngineTakesNoPortFromTheSink(t *testing.T) {
+	sourced(t, func(s *fakeSink, docker, containerd registry.Feed) {
+		docker.Replace([]port.Binding{binding("a", "0.0.0.0:80")})
+		containerd.Replace([]port.Binding{binding("b", "0.0.0.0:81")})
+		want(t, s, "tcp 0.0.0.0:80", "tcp 0.0.0.0:81")
+		syncs := s.count()
+		docker.Stale(errors.New("the stream broke"))
+		want(t, s, "tcp 0.0.0.0:80", "tcp 0.0.0.0:81")
+		if n := s.count(); n != syncs {
+			t.Errorf("%d Syncs because a source is stale", n-syncs)
+		}
+		docker.Replace([]port.Binding{binding("c", "0.0.0.0:82")})
+		want(t, s, "tcp 0.0.0.0:81", "tcp 0.0.0.0:82")
+	})
+}

@@ -1,0 +1,217 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux && root
+
+// Package deploy tries what deploy/ holds, as far as it can be without booting
+// a system with it.
+package deploy
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/fairlead/fairlead/internal/status"
+	"github.com/fairlead/fairlead/test/netns"
+	"github.com/fairlead/fairlead/test/program"
+)
+
+const (
+	unit   = "../../deploy/systemd/fairlead-agent.service"
+	openrc = "../../deploy/openrc/fairlead-agent"
+	wsl    = "../../deploy/wsl/wsl.conf"
+
+	installed = "/usr/local/bin/fairlead" // where all of them expect the program
+)
+
+func build(t *testing.T) string {
+	t.Helper()
+	path, err := program.Path(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+func read(t *testing.T, path string) string {
+	t.Helper()
+	b, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(b)
+}
+
+func TestUnitIsValidAndHardened(t *testing.T) {
+	dir := t.TempDir()
+	copied := filepath.Join(dir, filepath.Base(unit))
+	text := strings.ReplaceAll(read(t, unit), installed, build(t))
+	if err := os.WriteFile(copied, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	// Where no system has been installed, the targets that units name are missing.
+	for _, target := range []string{"local-fs", "multi-user", "sysinit", "basic", "shutdown"} {
+		if err := os.WriteFile(filepath.Join(dir, target+".target"), []byte("[Unit]\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	out, err := exec.Command("systemd-analyze", "verify", "--man=no", copied).CombinedOutput()
+	if err != nil || strings.Contains(string(out), filepath.Base(unit)) {
+		t.Errorf("systemd-analyze verify: %v\n%s", err, out)
+	}
+	// 3.7 when this was written; a rise is a door that was opened.
+	out, err = exec.Command("systemd-analyze", "security", "--offline=true", "--threshold=38", copied).CombinedOutput()
+	if err != nil {
+		t.Errorf("systemd-analyze security: %v\n%s", err, out)
+	}
+}
+
+// The agent does all that it can with the capabilities of the unit alone.
+func TestUnitsCapabilitiesAreEnough(t *testing.T) {
+	var caps []string
+	for line := range strings.Lines(read(t, unit)) {
+		if list, ok := strings.CutPrefix(line, "CapabilityBoundingSet="); ok {
+			for _, c := range strings.Fields(list) {
+				caps = append(caps, "+"+strings.ToLower(strings.TrimPrefix(c, "CAP_")))
+			}
+		}
+	}
+	if len(caps) == 0 {
+		t.Fatal("the unit names no capabilities")
+	}
+	program := build(t)
+	rungs := func(prefix ...string) (string, string) {
+		a := start(t, exec.Command, append(prefix, program, "agent", "--sink", "listener", "--listener-settle", "50ms", "--source", "socket,nat")...)
+		list := a.ready(t)
+		var out []string
+		for _, s := range list.Sources {
+			out = append(out, fmt.Sprintf("%s %s %s %s", s.Name, s.State, s.Rung, s.Error))
+		}
+		a.stop()
+		return strings.Join(out, "\n"), a.log.String()
+	}
+	all, allLog := rungs()
+	few, fewLog := rungs("setpriv", "--no-new-privs", "--bounding-set=-all,"+strings.Join(caps, ","), "--inh-caps=-all", "--")
+	if all != few {
+		t.Errorf("with all capabilities:\n%s\nwith those of the unit:\n%s\n%s", all, few, fewLog)
+	}
+	for _, line := range []string{"placeholders give way", "legacy iptables tables are polled"} {
+		if a, b := strings.Contains(allLog, line), strings.Contains(fewLog, line); a != b {
+			t.Errorf("%q is said: with all capabilities %v, with those of the unit %v", line, a, b)
+		}
+	}
+}
+
+func TestOpenRCScript(t *testing.T) {
+	if out, err := exec.Command("sh", "-n", openrc).CombinedOutput(); err != nil {
+		t.Errorf("sh -n: %v\n%s", err, out)
+	}
+	if st, err := os.Stat(openrc); err != nil || st.Mode()&0o111 == 0 {
+		t.Errorf("mode %v, %v: want it executable", st.Mode(), err)
+	}
+	// A shell plays openrc-run: it reads the script and calls its functions.
+	play := `set -eu
+RC_SVCNAME=fairlead-agent
+checkpath() { echo "checkpath $*"; }; ebegin() { :; }; eend() { return "$1"; }
+need() { echo "need $*"; }; use() { :; }; after() { :; }
+supervise-daemon() { echo "supervise-daemon $*"; }
+. "$1"
+depend; start_pre; reload
+echo "$command $command_args"
+`
+	out, err := exec.Command("bash", "-c", play, "bash", openrc).CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	for _, want := range []string{
+		"need localmount", "checkpath --directory --mode 0700 /run/fairlead", "checkpath --directory --mode 0700 /var/lib/fairlead",
+		"supervise-daemon fairlead-agent --signal HUP --pidfile /run/fairlead-agent.pid", installed + " agent",
+	} {
+		if !strings.Contains(string(out), want) {
+			t.Errorf("no %q in\n%s", want, out)
+		}
+	}
+}
+
+// The line of wsl.conf returns at once, as WSL wants it, and leaves the agent running.
+func TestBootCommandOfWSL(t *testing.T) {
+	command := ""
+	for line := range strings.Lines(read(t, wsl)) {
+		if c, ok := strings.CutPrefix(line, "command = "); ok {
+			command = strings.TrimSpace(c)
+		}
+	}
+	log := filepath.Join(t.TempDir(), "log")
+	// What the shell leaves behind says its number, so that the test can end it.
+	command = strings.NewReplacer(installed, build(t), "/var/log/fairlead.log", log).Replace(command) + "\necho $!"
+	if !strings.Contains(command, log) {
+		t.Fatalf("command %q", command)
+	}
+	a := start(t, func(string, ...string) *exec.Cmd { return exec.Command("sh", "-c", command) }, "")
+	if err := a.cmd.Wait(); err != nil {
+		t.Fatalf("%v\n%s", err, a.log.String())
+	}
+	pid := strings.TrimSpace(a.log.String())
+	t.Cleanup(func() { _ = exec.Command("kill", pid).Run() })
+	a.ready(t)
+}
+
+// running is an agent in a network namespace of its own.
+type running struct {
+	cmd     *exec.Cmd
+	log     bytes.Buffer
+	control string
+}
+
+// start starts what make returns for the arguments. The environment says where
+// its files are.
+func start(t *testing.T, make func(string, ...string) *exec.Cmd, args ...string) *running {
+	t.Helper()
+	ns, err := netns.New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = ns.Close() })
+	dir := t.TempDir()
+	r := &running{cmd: make(args[0], args[1:]...), control: filepath.Join(dir, "run", "c")}
+	r.cmd.Stdout, r.cmd.Stderr = &r.log, &r.log
+	r.cmd.WaitDelay = time.Second
+	r.cmd.Env = append(os.Environ(), "FAIRLEAD_CONTROL="+r.control, "FAIRLEAD_LINK=unix://"+filepath.Join(dir, "link", "l"),
+		"FAIRLEAD_LINK_TOKEN="+filepath.Join(dir, "token"))
+	if err := ns.Start(r.cmd); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = r.cmd.Process.Kill()
+		_ = r.cmd.Wait()
+	})
+	return r
+}
+
+func (r *running) stop() {
+	_ = r.cmd.Process.Signal(os.Interrupt)
+	_ = r.cmd.Wait()
+}
+
+// ready waits until the agent has seen all there is.
+func (r *running) ready(t *testing.T) status.List {
+	t.Helper()
+	var l status.List
+	var err error
+	for end := time.Now().Add(20 * time.Second); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+		l, err = status.NewClient(r.control).List(ctx)
+		cancel()
+		if err == nil && l.Ready() {
+			return l
+		}
+	}
+	t.Fatalf("the agent is not ready: %v", err)
+	return l
+}

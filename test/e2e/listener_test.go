@@ -1,0 +1,288 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux && (root || vm)
+
+package e2e
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/test/relay"
+)
+
+// listenerRig is a guest with the listener sink, a container behind it, and
+// WSL's relay between it and the outside.
+func listenerRig(t *testing.T, flags ...string) (r *rig, pod *space) {
+	t.Helper()
+	r = newRig(t, append([]string{"--sink", "listener", "--listener-settle", "100ms"}, flags...)...)
+	pod = container(t, r.guest)
+	r.startAgent()
+	r.eventually("the agent is ready", func() error {
+		l, err := r.list()
+		if err == nil && !l.Ready() {
+			err = errors.New("not ready")
+		}
+		return err
+	})
+	wsl := &relay.Relay{Guest: r.guest.Space, Outside: r.outside.Space, Interval: 100 * time.Millisecond}
+	ctx, cancel := context.WithCancel(context.Background())
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		if err := wsl.Run(ctx); err != nil {
+			t.Error(err)
+		}
+	})
+	t.Cleanup(func() { cancel(); wg.Wait() })
+	return r, pod
+}
+
+const ruleTo8081 = `nft -f - <<'END'
+table ip fl { chain pre { type nat hook prerouting priority -100; tcp dport 8081 dnat to 10.88.0.2:80; udp dport 8082 dnat to 10.88.0.2:80; }; }
+END`
+
+// throughRelay connects outside until somebody answers a line.
+func (r *rig) throughRelay(addr, want string) {
+	r.t.Helper()
+	r.eventually("an answer through the relay", func() error {
+		c, err := r.outside.Dial("tcp", addr)
+		if err != nil {
+			return err
+		}
+		defer c.Close()
+		_ = c.SetDeadline(time.Now().Add(5 * time.Second))
+		if _, err := io.WriteString(c, "hello\n"); err != nil {
+			return err
+		}
+		if err := c.(*net.TCPConn).CloseWrite(); err != nil {
+			return err
+		}
+		b, err := io.ReadAll(c)
+		if err == nil && string(b) != want {
+			err = fmt.Errorf("answer %q, want %q", b, want)
+		}
+		return err
+	})
+}
+
+// answer serves name after the client has ended its side: without half-close
+// there is no answer.
+func answer(l net.Listener, name string) {
+	for {
+		c, err := l.Accept()
+		if err != nil {
+			return
+		}
+		go func() {
+			defer c.Close()
+			b, _ := io.ReadAll(c)
+			_, _ = fmt.Fprintf(c, "%s got %s", name, b)
+		}()
+	}
+}
+
+// The incumbent's placeholders accept and close whatever reaches them.
+func TestPlaceholderServesWhatReachesIt(t *testing.T) {
+	r, pod := listenerRig(t)
+	go answer(pod.listen(t, "tcp4", "0.0.0.0:80"), "pod")
+	r.guest.sh(t, ruleTo8081)
+	r.wantState("tcp 0.0.0.0:8081", "active")
+	r.throughRelay("127.0.0.1:8081", "pod got hello\n")
+	// UDP was not asked for, and that is said.
+	r.wantState("udp 0.0.0.0:8082", "denied")
+	if l, err := r.list(); err != nil || len(l.Publications) != 2 {
+		t.Errorf("publications %+v, %v: want the two rules and no socket of our own", l.Publications, err)
+	}
+	r.guest.sh(t, "nft delete table ip fl")
+	r.wantState("tcp 0.0.0.0:8081", "")
+	r.eventually("the port is closed", func() error {
+		if c, err := r.guest.Dial("tcp", "127.0.0.1:8081"); err == nil {
+			_ = c.Close()
+			return errors.New("it is open")
+		}
+		return nil
+	})
+}
+
+func TestPlaceholderForUDP(t *testing.T) {
+	r, pod := listenerRig(t, "--listener-udp")
+	udp := pod.listenPacket(t, "udp4", "0.0.0.0:80")
+	go func() {
+		b := make([]byte, 2048)
+		for {
+			n, from, err := udp.ReadFrom(b)
+			if err != nil {
+				return
+			}
+			_, _ = udp.WriteTo(b[:n], from)
+		}
+	}()
+	r.guest.sh(t, ruleTo8081)
+	r.wantState("udp 0.0.0.0:8082", "active")
+	for range 3 { // each client has its own way back
+		c, err := r.guest.Dial("udp", "127.0.0.1:8082")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		if err := roundTrip(c, "datagram"); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// A real server is never stolen from, and has the port as soon as the agent
+// hears that it wants it; the incumbent shares the port with it instead.
+func TestServerTakesThePortOfAPlaceholder(t *testing.T) {
+	r, pod := listenerRig(t)
+	go answer(pod.listen(t, "tcp4", "0.0.0.0:80"), "pod")
+	r.guest.sh(t, ruleTo8081)
+	r.wantState("tcp 0.0.0.0:8081", "active")
+	r.throughRelay("127.0.0.1:8081", "pod got hello\n")
+	refused := 0
+	var server net.Listener
+	r.eventually("a server gets the port", func() error {
+		l, err := r.guest.Listen("tcp4", "0.0.0.0:8081")
+		if errors.Is(err, syscall.EADDRINUSE) {
+			refused++
+		}
+		server = l
+		return err
+	})
+	defer func() { _ = server.Close() }()
+	t.Logf("refused %d times", refused)
+	go answer(server, "server")
+	for range 20 { // nobody else has the port
+		r.throughRelay("127.0.0.1:8081", "server got hello\n")
+	}
+	r.wantState("tcp 0.0.0.0:8081", "active")
+	if _, p := r.state("tcp 0.0.0.0:8081"); len(p.Origins) != 2 {
+		t.Errorf("origins %+v: want the rule and the server", p.Origins)
+	}
+	// The agent comes again: it leaves the server alone.
+	if code := r.agent.stop(syscall.SIGTERM); code != 0 {
+		t.Errorf("exit code %d", code)
+	}
+	r.startAgent()
+	r.wantState("tcp 0.0.0.0:8081", "active")
+	r.throughRelay("127.0.0.1:8081", "server got hello\n")
+}
+
+func TestPlaceholderComesBackAfterARestart(t *testing.T) {
+	r, pod := listenerRig(t)
+	go answer(pod.listen(t, "tcp4", "0.0.0.0:80"), "pod")
+	r.guest.sh(t, ruleTo8081)
+	for range 3 {
+		r.wantState("tcp 0.0.0.0:8081", "active")
+		r.throughRelay("127.0.0.1:8081", "pod got hello\n")
+		r.agent.kill() // connections that are left over at the port do not matter
+		r.startAgent()
+	}
+	r.wantState("tcp 0.0.0.0:8081", "active")
+	r.throughRelay("127.0.0.1:8081", "pod got hello\n")
+}
+
+func TestServerThatWasThereFirstKeepsItsPort(t *testing.T) {
+	r, pod := listenerRig(t)
+	go answer(pod.listen(t, "tcp4", "0.0.0.0:80"), "pod")
+	go answer(r.guest.listen(t, "tcp4", "127.0.0.1:8081"), "server")
+	r.guest.sh(t, ruleTo8081)
+	r.wantState("tcp 127.0.0.1:8081", "active")
+	r.wantState("tcp 0.0.0.0:8081", "conflict")
+	for range 20 {
+		r.throughRelay("127.0.0.1:8081", "server got hello\n")
+	}
+}
+
+// Nobody else can open a port that is bound; whoever has it is named. The
+// program that bound it can still listen.
+func TestPortThatIsOnlyBoundIsLeftToItsOwner(t *testing.T) {
+	r, pod := listenerRig(t)
+	go answer(pod.listen(t, "tcp4", "0.0.0.0:80"), "pod")
+	fd := -1
+	if err := r.guest.Do(func() (err error) {
+		if fd, err = unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0); err != nil {
+			return err
+		}
+		if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1); err != nil {
+			return err
+		}
+		return unix.Bind(fd, &unix.SockaddrInet4{Port: 8081})
+	}); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = unix.Close(fd) }()
+	r.guest.sh(t, ruleTo8081)
+	r.wantState("tcp 0.0.0.0:8081", "conflict")
+	comm, err := os.ReadFile("/proc/self/comm")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, p := r.state("tcp 0.0.0.0:8081"); !strings.Contains(p.Reason, "in use by another socket") &&
+		!strings.Contains(p.Reason, strings.TrimSpace(string(comm))) {
+		t.Errorf("reason %q: want it to name %s", p.Reason, comm)
+	}
+	time.Sleep(time.Second) // several attempts
+	if err := unix.Listen(fd, 5); err != nil {
+		t.Errorf("whoever bound the port cannot listen: %v", err)
+	}
+	r.wantState("tcp 0.0.0.0:8081", "active")
+}
+
+func TestSinksSideBySide(t *testing.T) {
+	r := newRig(t, "--sink", "hostlink,listener", "--listener-settle", "100ms")
+	pod := container(t, r.guest)
+	go answer(pod.listen(t, "tcp4", "0.0.0.0:80"), "pod")
+	r.start()
+	r.guest.sh(t, ruleTo8081)
+	r.eventually("both sinks have it", func() error {
+		_, p := r.state("tcp 0.0.0.0:8081")
+		states := map[string]port.State{}
+		for _, o := range p.Outcomes {
+			states[o.Sink] = o.State
+		}
+		if states["hostlink"] != port.Active || states["listener"] != port.Active {
+			return fmt.Errorf("outcomes are %+v", p.Outcomes)
+		}
+		return nil
+	})
+	r.throughRelay("127.0.0.1:8081", "pod got hello\n") // over the link here
+}
+
+// What an agent finds is said in one line, and it works with that.
+func TestAutoSinkSaysWhy(t *testing.T) {
+	r := newRig(t, "--sink", "auto")
+	r.start()
+	r.guest.listen(t, "tcp4", "127.0.0.1:8083")
+	r.wantState("tcp 127.0.0.1:8083", "active")
+	if n := strings.Count(r.agent.output(), "sinks chosen"); n != 1 || !strings.Contains(r.agent.output(), "why=") {
+		t.Errorf("%d lines say which sinks were chosen", n)
+	}
+}
+
+// A signal ends the agent in order, and the next one starts where a killed one
+// left its sockets.
+func TestSignalsEndInOrderAndStaleSocketsAreReplaced(t *testing.T) {
+	r := newRig(t)
+	for _, sig := range []syscall.Signal{syscall.SIGTERM, syscall.SIGINT, syscall.SIGKILL} {
+		r.startAgent()
+		r.eventually("the agent answers", func() error { _, err := r.list(); return err })
+		if code := r.agent.stop(sig); sig != syscall.SIGKILL && code != 0 {
+			t.Errorf("after %v exit code %d, want 0", sig, code)
+		}
+	}
+	r.startAgent()
+	r.eventually("the agent answers", func() error { _, err := r.list(); return err })
+}
