@@ -53,6 +53,18 @@ func TestRange(t *testing.T) {
 			t.Errorf("Range beyond the end = %v", got)
 		}
 	})
+	var got []int
+	for k := range tab.View().Range(40, 43) {
+		if got = append(got, k); k == 42 {
+			break
+		}
+	}
+	if !slices.Equal(got, []int{40, 41, 42}) {
+		t.Errorf("Range of a view = %v", got)
+	}
+	for k := range (View[int, string]{}).Range(0, 9) {
+		t.Errorf("Range of an empty view has %d", k)
+	}
 }
 
 func TestSubscriptionJoinsChanges(t *testing.T) {

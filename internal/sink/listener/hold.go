@@ -84,6 +84,7 @@ func relayed(a netip.Addr) bool { return port.IsWildcard(a) || a == port.Loopbac
 // rest closes a hold until something changes.
 func (s *Sink) rest(h *hold, state port.State, reason string) {
 	s.shut(h)
+	h.busy = true
 	s.say(h.winner, state, h.at, reason)
 }
 
