@@ -17,7 +17,7 @@ import (
 // facts are what the choice of sinks is made from.
 type facts struct {
 	wsl  bool
-	mode string // of WSL's networking: "nat", "mirrored", "virtioproxy", "none"; empty if not known
+	mode string // of WSL's networking: "nat", "mirrored", "virtioproxy", "consomme", "none"; empty if not known
 
 	// gvproxy is the base URL at which a gvproxy answers, with the product whose
 	// address that is; empty if none does.
