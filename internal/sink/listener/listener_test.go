@@ -123,7 +123,7 @@ type rig struct {
 	r       *reconcile.Reconciler
 	sink    *Sink
 	net     *network
-	watched map[uint16]bool
+	watched sync.Map // of port: true while it is watched
 	served  chan port.Publication
 }
 
@@ -132,11 +132,11 @@ func run(t *testing.T, o Options, f func(*rig)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		g := &rig{
-			t: t, pubs: table.New[port.Key, port.Publication](port.Key.Compare), watched: map[uint16]bool{},
+			t: t, pubs: table.New[port.Key, port.Publication](port.Key.Compare),
 			net: &network{open: map[string]*listening{}, errs: map[string]error{}}, served: make(chan port.Publication, 10),
 		}
 		o.Network, o.Logger = g.net, slog.New(slog.DiscardHandler)
-		o.Watch = func(p uint16, on bool) { g.watched[p] = on }
+		o.Watch = func(p uint16, on bool) { g.watched.Store(p, on) }
 		o.Sockets = func(s port.Slot) (out []port.Publication) {
 			for k, p := range g.pubs.View().All() {
 				if k.Slot() == s {
@@ -187,6 +187,11 @@ func (g *rig) drop(ps ...port.Publication) {
 		}
 	})
 	synctest.Wait()
+}
+
+func (g *rig) watches(p uint16) bool {
+	on, _ := g.watched.Load(p)
+	return on == true
 }
 
 func (g *rig) wait(d time.Duration) {
@@ -264,12 +269,12 @@ func TestPlaceholderOpensAfterTheSettleTimeAndGoesWithItsPublication(t *testing.
 		g.wait(time.Millisecond)
 		g.wantOpen("after it", "127.0.0.1:8080")
 		g.wantOutcome("after it", p, "active 127.0.0.1:8080")
-		if !g.watched[8080] {
+		if !g.watches(8080) {
 			t.Error("the port is not watched")
 		}
 		g.drop(p)
 		g.wantOpen("without the publication")
-		if g.watched[8080] {
+		if g.watches(8080) {
 			t.Error("the port is still watched")
 		}
 	})
@@ -395,7 +400,7 @@ func TestPortInUseIsAConflictAndIsTriedAgain(t *testing.T) {
 		g.put(p)
 		g.wait(time.Minute)
 		g.wantOutcome("in use", p, "conflict 127.0.0.1:80 127.0.0.1:80 is in use")
-		if g.watched[80] {
+		if g.watches(80) {
 			t.Error("a port that is not ours is watched")
 		}
 		g.net.fail("127.0.0.1:80", syscall.EACCES)
