@@ -273,7 +273,7 @@ func TestErrors(t *testing.T) {
 		want       string
 	}{
 		{name: "misspelt", yaml: "holdown: 1s",
-			want: `c.yaml:1:1: unknown key "holdown" (did you mean "holdDown"?): want link, allowCIDs, allowUIDs, source, sink, observer, pollInterval, auditInterval, holdDown, expose, docker, containerd, kube, engineGrace, linkToken, control, metricsAddr, logLevel, logFormat, rulesFile or rules`},
+			want: `c.yaml:1:1: unknown key "holdown" (did you mean "holdDown"?): want link, allowCIDs, allowUIDs, source, sink, observer, pollInterval, auditInterval, holdDown, expose, docker, containerd, kube, engineGrace, listener, linkToken, control, metricsAddr, logLevel, logFormat, rulesFile or rules`},
 		{name: "not a mapping", yaml: "- a", want: `c.yaml:1:1: a list: want a mapping (key: value)`},
 		{name: "list for one", yaml: "observer: [bpf]", want: `c.yaml:1:11: observer: a list: want one value`},
 		{name: "no value", yaml: "link:\n", want: `c.yaml:1:1: link: no value: give one, or leave the key out`},

@@ -24,6 +24,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/fairlead/fairlead/test/program"
 	"github.com/fairlead/fairlead/test/report"
 )
 
@@ -166,7 +167,7 @@ func withBenchmarks(suites []suite) []suite {
 // buildJobs builds the suites below work/test, which becomes /test in the guest.
 func buildJobs(ctx context.Context, o options, suites []suite, work string, builds *report.Reporter) []job {
 	var jobs []job
-	program := sync.OnceValue(func() error {
+	buildProgram := sync.OnceValue(func() error {
 		return goBuild(ctx, []string{"build"}, filepath.Join(work, "test", "fairlead"), binaryPackage)
 	})
 	for i, s := range suites {
@@ -174,11 +175,11 @@ func buildJobs(ctx context.Context, o options, suites []suite, work string, buil
 		dir := filepath.Join(work, "test", strconv.Itoa(i))
 		env := o.env
 		if s.Binary {
-			if err := program(); err != nil {
+			if err := buildProgram(); err != nil {
 				builds.Check(name, err)
 				continue
 			}
-			env = append([]string{binaryVariable + "=/test/fairlead"}, env...)
+			env = append([]string{program.Variable + "=/test/fairlead"}, env...)
 		}
 		if err := goBuild(ctx, []string{"test", "-c", "-tags=" + o.tags}, filepath.Join(dir, "run.test"), s.Package); err != nil {
 			builds.Check(name, err)

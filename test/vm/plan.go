@@ -23,11 +23,11 @@ import (
 // may use. Packages that read it are run once for each rung.
 const rungsVariable = "FAIRLEAD_RUNGS"
 
-// binaryVariable names, in the environment of a test, the program under test.
-// For packages that read it, it is built and packed: a guest has no compiler.
+// The program under test is built and packed for packages whose tests import
+// programImport, which finds it by the environment: a guest has no compiler.
 const (
-	binaryVariable = "FAIRLEAD_BINARY"
-	binaryPackage  = "github.com/fairlead/fairlead/cmd/fairlead"
+	programImport = "github.com/fairlead/fairlead/test/program"
+	binaryPackage = "github.com/fairlead/fairlead/cmd/fairlead"
 )
 
 // suite is one package with the tests in it that only build with the tags.
@@ -36,7 +36,7 @@ type suite struct {
 	Dir     string   // on this machine
 	Tests   []string // names of Test, Fuzz and Example functions
 	Rungs   bool     // it reads rungsVariable
-	Binary  bool     // it reads binaryVariable
+	Binary  bool     // it runs the program under test
 
 	Benchmarks bool // the tags add some
 }
@@ -77,7 +77,7 @@ func findSuites(ctx context.Context, tags string, patterns []string) ([]suite, e
 		if s.Rungs, err = mentions(p.Dir, rungsVariable); err != nil {
 			return nil, err
 		}
-		if s.Binary, err = mentions(p.Dir, binaryVariable); err != nil {
+		if s.Binary, err = mentions(p.Dir, programImport); err != nil {
 			return nil, err
 		}
 		suites = append(suites, s)
