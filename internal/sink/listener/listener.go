@@ -102,7 +102,7 @@ func (o Options) complete() (Options, error) {
 	return o, nil
 }
 
-// Why flows end that could have gone on; context.Cause of Serve's context.
+// ErrCut is why a flow ends that a rule forbids; context.Cause of Serve's context.
 var ErrCut = errors.New("the port is no longer allowed")
 
 // Sink keeps placeholders. It implements reconcile.Sink.
