@@ -3,8 +3,11 @@
 package gvproxy
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"net/http"
 	"path/filepath"
 	"slices"
@@ -386,5 +389,56 @@ func TestURLsThatMakeNoSenseAreRefused(t *testing.T) {
 	}
 	if s, err := New(Options{Logger: slog.New(slog.DiscardHandler)}); err != nil || len(s.apis) != 3 {
 		t.Errorf("defaults: %v", err)
+	}
+}
+
+// bridges serve by closing: what is exposed is looked at, not carried.
+func bridges(o *Options) {
+	o.Bridges = peer.NewBridges(peer.BridgeOptions{
+		Listen: new(net.ListenConfig).Listen,
+		Serve:  func(_ context.Context, c net.Conn, _ port.Publication) error { return c.Close() },
+		Logger: slog.New(slog.DiscardHandler),
+	})
+}
+
+func TestWhatListensElsewhereGetsABridgeAtAPortOfItsOwn(t *testing.T) {
+	f := newForwarder(t)
+	rig := start(t, f, bridges, func(o *Options) { o.URLs = []string{"http://" + f.address + "?guest=127.0.1.2"} })
+	rig.Put(
+		peertest.Pub(t, "tcp 127.0.0.1:81", "127.0.0.1:81"), peertest.Pub(t, "tcp [::1]:82", "[::1]:82"),
+		peertest.Pub(t, "tcp 0.0.0.0:83", "127.0.0.1:83"), peertest.Pub(t, "udp 127.0.0.1:84", "127.0.0.1:84"),
+	)
+	for _, k := range []string{"tcp 127.0.0.1:81", "tcp [::1]:82", "tcp 0.0.0.0:83"} {
+		rig.WantState(k, port.Active)
+	}
+	if o := rig.WantState("udp 127.0.0.1:84", port.Failed); !strings.Contains(o.Reason, "only TCP is bridged") {
+		t.Errorf("reason = %q", o.Reason)
+	}
+	var at []string
+	for _, e := range f.state() {
+		local, remote, _ := strings.Cut(e, " to ")
+		if local == "tcp/127.0.0.1:83" {
+			if remote != "127.0.1.2:83" {
+				t.Errorf("what the peer reaches goes by %s", remote)
+			}
+			continue
+		}
+		at = append(at, remote)
+		if c, err := net.Dial("tcp", remote); err != nil {
+			t.Errorf("%s: %v", e, err)
+		} else {
+			_ = c.Close()
+		}
+	}
+	rig.Remove("tcp 127.0.0.1:81", "tcp [::1]:82")
+	f.want("tcp/127.0.0.1:83 to 127.0.1.2:83")
+	for _, a := range at {
+		peertest.Eventually(t, "the bridge is closed", func() error {
+			c, err := net.Dial("tcp", a)
+			if err != nil {
+				return nil //nolint:nilerr // that is what is wanted
+			}
+			return errors.Join(fmt.Errorf("%s is open", a), c.Close())
+		})
 	}
 }

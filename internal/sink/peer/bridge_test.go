@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package peer
+
+import (
+	"context"
+	"errors"
+	"io"
+	"log/slog"
+	"net"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/fairlead/fairlead/internal/port"
+)
+
+// newBridges serves each connection by an echo; the end of its context cuts it.
+func newBridges(t *testing.T) *Bridges {
+	t.Helper()
+	b := NewBridges(BridgeOptions{
+		Listen: new(net.ListenConfig).Listen,
+		Serve: func(ctx context.Context, conn net.Conn, _ port.Publication) error {
+			defer conn.Close()
+			stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })
+			defer stop()
+			_, err := io.Copy(conn, conn)
+			return err
+		},
+		Logger: slog.New(slog.DiscardHandler),
+	})
+	t.Cleanup(b.Close)
+	return b
+}
+
+func dialFrom(t *testing.T, from string, to netip.AddrPort) net.Conn {
+	t.Helper()
+	d := net.Dialer{Timeout: 10 * time.Second, LocalAddr: &net.TCPAddr{IP: net.ParseIP(from)}}
+	c, err := d.Dial("tcp", to.String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = c.Close() })
+	_ = c.SetDeadline(time.Now().Add(10 * time.Second))
+	return c
+}
+
+func echoes(c net.Conn) error {
+	if _, err := io.WriteString(c, "x"); err != nil {
+		return err
+	}
+	_, err := io.ReadFull(c, make([]byte, 1))
+	return err
+}
+
+func open(t *testing.T, b *Bridges, guest string, at string, n uint16) netip.AddrPort {
+	t.Helper()
+	where, err := b.Open(t.Context(), port.Publication{Key: key(guest)}, netip.MustParsePrefix(at), n)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return where
+}
+
+func TestABridgeServesTheNetworkOfItsAddressAlone(t *testing.T) {
+	b := newBridges(t)
+	where := open(t, b, "127.0.0.1:80", "127.0.1.2/24", 0)
+	if err := echoes(dialFrom(t, "127.0.1.1", where)); err != nil {
+		t.Errorf("from the peer's network: %v", err)
+	}
+	for _, from := range []string{"127.0.0.1", "127.0.1.2"} { // a container, the guest itself
+		if err := echoes(dialFrom(t, from, where)); err == nil {
+			t.Errorf("from %s: served", from)
+		}
+	}
+}
+
+func TestABridgeStaysWhereItIsWhileItsAddressDoes(t *testing.T) {
+	b := newBridges(t)
+	where := open(t, b, "127.0.0.1:80", "127.0.1.2/24", 0)
+	if again := open(t, b, "127.0.0.1:80", "127.0.1.2/24", 0); again != where {
+		t.Errorf("%s became %s", where, again)
+	}
+	if moved := open(t, b, "127.0.0.1:80", "127.0.1.3/24", 0); moved.Addr() != netip.MustParseAddr("127.0.1.3") {
+		t.Errorf("moved to %s", moved)
+	}
+	if _, err := net.DialTimeout("tcp", where.String(), 10*time.Second); err == nil {
+		t.Error("the old one is open")
+	}
+	if _, err := b.Open(t.Context(), port.Publication{Key: port.Key{Protocol: port.UDP, Port: 1}}, netip.MustParsePrefix("127.0.1.2/24"), 0); err == nil {
+		t.Error("UDP is bridged")
+	}
+}
+
+func TestConnectionsOutliveTheirBridgeUnlessARuleForbidsIt(t *testing.T) {
+	b := newBridges(t)
+	where := open(t, b, "127.0.0.1:80", "127.0.1.2/24", 0)
+	c := dialFrom(t, "127.0.1.1", where)
+	if err := echoes(c); err != nil {
+		t.Fatal(err)
+	}
+	b.Keep(func(port.Key) bool { return false })
+	if _, err := net.DialTimeout("tcp", where.String(), 10*time.Second); err == nil {
+		t.Error("the bridge is open")
+	}
+	if err := echoes(c); err != nil {
+		t.Errorf("the connection ended with its bridge: %v", err)
+	}
+	where = open(t, b, "127.0.0.1:80", "127.0.1.2/24", 0)
+	forbidden := dialFrom(t, "127.0.1.1", where)
+	if err := echoes(forbidden); err != nil {
+		t.Fatal(err)
+	}
+	b.Cut([]port.Key{key("127.0.0.1:80")})
+	if err := echoes(forbidden); err == nil {
+		t.Error("a forbidden connection lives")
+	}
+	b.Close() // ends what is left
+	if err := echoes(c); err == nil {
+		t.Error("a connection outlives everything")
+	}
+	if _, err := b.Open(t.Context(), port.Publication{Key: key("127.0.0.1:80")}, netip.MustParsePrefix("127.0.1.2/24"), 0); !errors.Is(err, net.ErrClosed) {
+		t.Errorf("open after close: %v", err)
+	}
+}
+
+func TestABridgeWhosePortIsTakenSaysSo(t *testing.T) {
+	b := newBridges(t)
+	l, err := net.Listen("tcp", "127.0.1.2:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	if _, err := b.Open(t.Context(), port.Publication{Key: key("127.0.0.1:80")}, netip.MustParsePrefix("127.0.1.2/24"), addrOf(l).Port()); err == nil {
+		t.Error("it opened")
+	}
+}
