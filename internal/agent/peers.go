@@ -23,12 +23,13 @@ type runner interface {
 func (a *Agent) newPeerSink(s config.Sink) (runner, error) {
 	// Beside the control socket: its directory is root's, and ends with the system.
 	memory := peer.Memory(filepath.Join(filepath.Dir(a.cfg.Control), s.Name+".json"))
+	bridges := peer.NewBridges(peer.BridgeOptions{Listen: a.sockets.Listen, Serve: a.forward.Carry, Logger: a.log})
 	if s.Name == "gvproxy" {
-		o := gvproxy.Options{Memory: memory, Logger: a.log}
+		o := gvproxy.Options{Memory: memory, Bridges: bridges, Logger: a.log}
 		if s.URL != "" {
 			o.URLs = []string{s.URL}
 		}
 		return gvproxy.New(o)
 	}
-	return vtunnel.New(vtunnel.Options{URL: s.URL, Memory: memory, Logger: a.log})
+	return vtunnel.New(vtunnel.Options{URL: s.URL, Memory: memory, Bridges: bridges, Logger: a.log})
 }
