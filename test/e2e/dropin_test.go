@@ -131,3 +131,57 @@ echo 1 > /proc/sys/net/ipv6/conf/eth0/disable_ipv6
 	}
 	peer.Want()
 }
+
+// wsl-proxy connects to an address of its own, from the network of the other
+// distributions.
+func TestTheStandInBridgesTheLoopbackForWSLProxy(t *testing.T) {
+	guest, wsl, run := newSpace(t), newSpace(t), t.TempDir()
+	guest.sh(t, fmt.Sprintf(`
+/usr/sbin/ip link add veth-rd-ns type veth peer name veth-rd-wsl netns /proc/%d/fd/%d
+/usr/sbin/ip addr add 192.168.143.1/24 dev veth-rd-ns
+/usr/sbin/ip link set veth-rd-ns up`, os.Getpid(), wsl.FD()))
+	wsl.sh(t, `
+/usr/sbin/ip addr add 192.168.143.2/24 dev veth-rd-wsl
+/usr/sbin/ip link set veth-rd-wsl up`)
+	proxy := peertest.NewReceiver(t, "unix", filepath.Join(run, "wsl-proxy.sock"), net.Listen)
+	go echoServer(guest.listen(t, "tcp4", "127.0.0.1:8084"))
+	p := startDropIn(t, guest, run, "-docker=true")
+	proxy.Want("8084/tcp 127.0.0.1 to upstream")
+	conn, err := wsl.Dial("tcp", "192.168.143.1:8084")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	if err := roundTrip(conn, "through wsl-proxy's address"); err != nil {
+		t.Error(err)
+	}
+	if code := p.stop(syscall.SIGTERM); code != 0 {
+		t.Errorf("exit code %d", code)
+	}
+	proxy.Want()
+}
+
+// Without a tunnel and without an administrator, WSL's own relay opens what
+// listens. The incumbent's listeners drop every connection that reaches them.
+func TestTheStandInOpensListenersThatServe(t *testing.T) {
+	guest, run := newSpace(t), t.TempDir()
+	c := container(t, guest)
+	go echoServer(c.listen(t, "tcp4", "0.0.0.0:80"))
+	p := startDropIn(t, guest, run, "-iptables=true", "-kubernetes=false", "-adminInstall=false")
+	guest.sh(t, hostPortRule)
+	within(t, 20*time.Second, "the guest's loopback answers", func() error {
+		conn, err := guest.Dial("tcp", "127.0.0.1:8083")
+		if err != nil {
+			return err
+		}
+		defer conn.Close()
+		return roundTrip(conn, "as WSL's relay does")
+	})
+	if code := p.stop(syscall.SIGTERM); code != 0 {
+		t.Errorf("exit code %d", code)
+	}
+	if conn, err := guest.Dial("tcp", "127.0.0.1:8083"); err == nil {
+		_ = conn.Close()
+		t.Error("the listener outlives its program")
+	}
+}

@@ -262,3 +262,42 @@ func TestAnAgentThatWasKilledTakesItsForwardsOver(t *testing.T) {
 	n.wantForwards(sshForward, "tcp 127.0.0.1:8080 192.168.127.2:8080")
 	n.answers("tcp", "127.0.0.1:8080")
 }
+
+// The incumbent reaches the guest's loopback by NAT rules of its own, and opens
+// it to containers with them.
+func TestAServerOnTheGuestsLoopbackIsOpenToTheHostAndNotToContainers(t *testing.T) {
+	n := newVirtualNetwork(t)
+	c := container(t, n.guest)
+	go echoServer(n.guest.listen(t, "tcp4", "127.0.0.1:8084"))
+	go echoServer(n.guest.listen(t, "tcp6", "[::1]:8085"))
+	r := n.agentRig()
+	r.wantState("tcp 127.0.0.1:8084", "active")
+	r.wantState("tcp [::1]:8085", "active")
+	n.answers("tcp", "127.0.0.1:8084")
+	n.answers("tcp", "[::1]:8085")
+	forwards, err := n.forwards()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range forwards {
+		if f == sshForward {
+			continue
+		}
+		at := strings.Fields(f)[2]
+		conn, err := c.Dial("tcp", at)
+		if err != nil {
+			t.Fatalf("%s: %v", at, err)
+		}
+		if err := roundTrip(conn, "from a container"); err == nil {
+			t.Errorf("%s serves a container", at)
+		}
+		_ = conn.Close()
+	}
+	l, err := r.list()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(l.Publications) != 2 {
+		t.Errorf("publications: %+v", l.Publications) // the bridges are none
+	}
+}
