@@ -18,6 +18,7 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"github.com/fairlead/fairlead/internal/hvsock"
 	"github.com/fairlead/fairlead/internal/rules"
 )
 
@@ -131,11 +132,24 @@ func DefaultHost() Host {
 			LogFormat: "text",
 			Rules:     rules.Empty(rules.Loopback()), // a guest widens nothing by itself
 		},
-		Connect: []Endpoint{{Network: "unix", Path: "/run/fairlead/link.sock"}},
+		Connect: []Endpoint{defaultConnect(runtime.GOOS)},
 		Bind:    rules.Loopback(),
 		Grace:   10 * time.Second,
-		Limits:  Limits{Listeners: 16384, Flows: 16384, UDPFlows: 4096, UDPIdle: time.Minute},
+		Limits:  Limits{Listeners: 4096, Flows: 16384, UDPFlows: 4096, UDPIdle: time.Minute},
 	}
+}
+
+// vsockPort is where an agent on vsock is met unless told otherwise: below 1024,
+// which only root can listen at.
+const vsockPort = 1023
+
+// defaultConnect is where guests usually are on a system: the machine of WSL 2
+// on Windows, a socket elsewhere.
+func defaultConnect(goos string) Endpoint {
+	if goos == "windows" {
+		return Endpoint{Network: "hvsock", Machine: hvsock.WSL, Port: vsockPort}
+	}
+	return Endpoint{Network: "unix", Path: hostPath("/run/fairlead", "link.sock")}
 }
 
 // Flags sets c to the defaults and registers a flag for each field. Afterwards c
@@ -194,7 +208,7 @@ func (c *Agent) fields() []field {
 func (c *Host) fields() []field {
 	return append([]field{
 		many("connect", "connect", "endpoint", &c.Connect, ParseEndpoint, stringOf,
-			"where to meet the agent: unix:///PATH, vsock://CID:PORT to dial, vsock://:PORT to listen"),
+			"where to meet the agent: unix:///PATH, vsock://CID:PORT, on Windows hvsock://wsl:PORT or hvsock://ID:PORT"),
 		one("bind", "bind", "where", &c.Bind, parseBind, stringOf,
 			"host addresses for what listens on all guest addresses: asked (by the agent), loopback, all or an address"),
 		one("grace", "grace", "duration", &c.Grace, duration(0, time.Hour, false), stringOf,
@@ -228,6 +242,8 @@ func (c *Agent) validate() (key string, err error) {
 	}
 	for _, e := range c.Link {
 		switch {
+		case e.Network == "hvsock":
+			return "link", fmt.Errorf("%q: is for a Windows host to dial: want vsock://:PORT", e)
 		case e.Network != "vsock":
 		case e.Listen && e.Port >= 1024:
 			return "link", fmt.Errorf("%q: want a port below 1024, which only root can listen at", e)
@@ -277,7 +293,7 @@ func (c *Host) validate() (key string, err error) {
 		return "control", fmt.Errorf("%q: want a path", "")
 	}
 	for _, e := range c.Connect {
-		if e.Network == "vsock" && c.LinkToken == "" {
+		if e.Network != "unix" && c.LinkToken == "" {
 			return "linkToken", fmt.Errorf("%q: want a file, %q needs a token", "", e)
 		}
 	}

@@ -64,6 +64,8 @@ func agentSamples() []sample {
 func hostSamples() []sample {
 	return append([]sample{
 		{"connect", "vsock://3:700", "vsock://3:700"},
+		{"connect", "hvsock://wsl:700", "hvsock://wsl:700"},
+		{"connect", "hvsock://{E0E16197-DD56-4A10-9195-5EE7A155A838}:7", "hvsock://e0e16197-dd56-4a10-9195-5ee7a155a838:7"},
 		{"bind", "192.168.1.5", "192.168.1.5"},
 		{"grace", "0", "0s"},
 		{"limits.listeners", "10", "10"},
@@ -277,11 +279,12 @@ func TestErrors(t *testing.T) {
 		{name: "not a mapping", yaml: "- a", want: `c.yaml:1:1: a list: want a mapping (key: value)`},
 		{name: "list for one", yaml: "observer: [bpf]", want: `c.yaml:1:11: observer: a list: want one value`},
 		{name: "no value", yaml: "link:\n", want: `c.yaml:1:1: link: no value: give one, or leave the key out`},
-		{name: "in a list", yaml: "link:\n- unix:///a\n- tcp://b", want: `c.yaml:3:3: link[1]: "tcp://b": want unix:///PATH, vsock://CID:PORT or vsock://:PORT`},
+		{name: "in a list", yaml: "link:\n- unix:///a\n- tcp://b", want: `c.yaml:3:3: link[1]: "tcp://b": want unix:///PATH, vsock://CID:PORT, vsock://:PORT or hvsock://wsl:PORT`},
 		{name: "empty list", yaml: "link: []", want: `c.yaml:1:7: link: an empty list: want at least one endpoint`},
 		{name: "relative", yaml: "link: unix://a", want: `c.yaml:1:7: link: "unix://a": want an absolute path, unix:///PATH`},
 		{name: "vsock port", yaml: "link: vsock://:1024", want: `c.yaml:1:7: link: "vsock://:1024": want a port below 1024, which only root can listen at`},
-		{name: "vsock any", yaml: "link: vsock://:4294967295", want: `c.yaml:1:7: link: "vsock://:4294967295": want unix:///PATH, vsock://CID:PORT or vsock://:PORT`},
+		{name: "vsock any", yaml: "link: vsock://:4294967295", want: `c.yaml:1:7: link: "vsock://:4294967295": want unix:///PATH, vsock://CID:PORT, vsock://:PORT or hvsock://wsl:PORT`},
+		{name: "hvsock", yaml: "link: hvsock://wsl:700", want: `c.yaml:1:7: link: "hvsock://wsl:700": is for a Windows host to dial: want vsock://:PORT`},
 		{name: "vsock cid", yaml: "link: vsock://3:700", want: `c.yaml:1:7: link: "vsock://3:700": an agent dials the host only, want vsock://2:PORT (or vsock://:PORT to listen)`},
 		{name: "vsock token", yaml: "link: vsock://:700\nlinkToken: ''", want: `c.yaml:2:12: linkToken: "": want a file, "vsock://:700" needs a token`},
 		{name: "cid", yaml: "allowCIDs: [-1]", want: `c.yaml:1:13: allowCIDs[0]: "-1": want a whole number from 0 to 4294967294`},
@@ -393,7 +396,7 @@ func TestRulesFile(t *testing.T) {
 }
 
 func FuzzEndpoint(f *testing.F) {
-	for _, s := range []string{"unix:///a", "vsock://2:1", "vsock://:1023", "vsock://", "unix://"} {
+	for _, s := range []string{"unix:///a", "vsock://2:1", "vsock://:1023", "hvsock://wsl:1", "vsock://", "unix://"} {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, s string) {

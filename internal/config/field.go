@@ -14,6 +14,7 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"github.com/fairlead/fairlead/internal/hvsock"
 	"github.com/fairlead/fairlead/internal/yamltree"
 )
 
@@ -222,19 +223,21 @@ func listenAddr(s string) (string, error) {
 }
 
 // Endpoint is one end of a link. Its text is unix:///PATH; vsock://CID:PORT,
-// which is dialled; or vsock://:PORT, at which one listens. A unix endpoint is
-// listened at by the agent and dialled by the host.
+// which is dialled; vsock://:PORT, at which one listens; or hvsock://MACHINE:PORT,
+// which a Windows host dials. A unix endpoint is listened at by the agent and
+// dialled by the host.
 type Endpoint struct {
-	Network string // "unix" or "vsock"
+	Network string // "unix", "vsock" or "hvsock"
 	Path    string // of a unix socket, absolute
 	CID     uint32 // of a vsock endpoint to dial
-	Port    uint32 // of a vsock endpoint, 1 to 4294967294
+	Machine string // of an hvsock endpoint: "wsl", or the id of a virtual machine
+	Port    uint32 // of a vsock or hvsock endpoint, 1 to 4294967294
 	Listen  bool   // vsock: listen at Port on our own CID
 }
 
 // ParseEndpoint reads the text of an Endpoint.
 func ParseEndpoint(s string) (Endpoint, error) {
-	wrong := fmt.Errorf("%q: want unix:///PATH, vsock://CID:PORT or vsock://:PORT", s)
+	wrong := fmt.Errorf("%q: want unix:///PATH, vsock://CID:PORT, vsock://:PORT or hvsock://wsl:PORT", s)
 	scheme, rest, ok := strings.Cut(s, "://")
 	if !ok {
 		return Endpoint{}, wrong
@@ -261,6 +264,20 @@ func ParseEndpoint(s string) (Endpoint, error) {
 			e.CID = uint32(n)
 		}
 		return e, nil
+	case "hvsock":
+		machine, p, ok := strings.Cut(rest, ":")
+		n, err := strconv.ParseUint(p, 10, 32)
+		if !ok || err != nil || n == 0 || n == 1<<32-1 {
+			return Endpoint{}, wrong
+		}
+		id, err := hvsock.ParseGUID(machine)
+		switch {
+		case err == nil:
+			machine = id.String()
+		case machine != hvsock.WSL:
+			return Endpoint{}, fmt.Errorf("%q: want hvsock://wsl:PORT, or the id of a virtual machine: %w", s, err)
+		}
+		return Endpoint{Network: "hvsock", Machine: machine, Port: uint32(n)}, nil
 	}
 	return Endpoint{}, wrong
 }
@@ -272,6 +289,8 @@ func (e Endpoint) String() string {
 		return "unix://" + e.Path
 	case e.Listen:
 		return fmt.Sprintf("vsock://:%d", e.Port)
+	case e.Network == "hvsock":
+		return fmt.Sprintf("hvsock://%s:%d", e.Machine, e.Port)
 	}
 	return fmt.Sprintf("vsock://%d:%d", e.CID, e.Port)
 }

@@ -12,7 +12,14 @@ import (
 	"syscall"
 )
 
+// forbiddenHasHolder says whether somebody in the way can be why the system
+// refuses an address.
+const forbiddenHasHolder = false
+
 func kindOf(err error) listenError {
+	if errors.Is(err, errTaken) {
+		return inUse
+	}
 	var errno syscall.Errno
 	if !errors.As(err, &errno) {
 		return otherError

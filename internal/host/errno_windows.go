@@ -10,7 +10,14 @@ import (
 	"golang.org/x/sys/windows"
 )
 
+// forbiddenHasHolder says whether somebody in the way can be why the system
+// refuses an address.
+const forbiddenHasHolder = true
+
 func kindOf(err error) listenError {
+	if errors.Is(err, errTaken) {
+		return inUse
+	}
 	var errno syscall.Errno
 	if !errors.As(err, &errno) {
 		return otherError

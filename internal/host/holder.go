@@ -4,6 +4,7 @@ package host
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"strconv"
@@ -17,10 +18,13 @@ type Socket struct {
 	Addr     netip.AddrPort
 }
 
-// Holder is the process that holds an address.
+// Holder is who holds an address: a process, or the system itself.
 type Holder struct {
 	PID  int    // 0 if not known
 	Name string // its command; text to be quoted
+	// Reserved is the range of ports that the system called Name keeps to itself,
+	// if that is what is in the way.
+	Reserved PortRange
 }
 
 // HolderFinder says who holds addresses that are in use. It may take long and
@@ -28,6 +32,16 @@ type Holder struct {
 type HolderFinder interface {
 	Holders(ctx context.Context, sockets []Socket) (map[Socket]Holder, error)
 }
+
+// Vetter is a HolderFinder of a system on which listen succeeds beside others.
+type Vetter interface {
+	// Taken reports whether another process would share the port of s with us. It
+	// is asked before each attempt to listen.
+	Taken(ctx context.Context, s Socket) bool
+}
+
+// errTaken is the conflict that a Vetter found.
+var errTaken = errors.New("another process listens there")
 
 // findHolders looks up who holds what we cannot have, many at a time, off the
 // path of everything else.
@@ -56,10 +70,15 @@ func (h *Host) findHolders(ctx context.Context) {
 		h.mu.Lock()
 		for s := range slots {
 			by, ok := holders[Socket{s.protocol, s.addr}]
-			if !ok || s.closed || s.state != port.Conflict {
+			if !ok || s.closed || s.listener != nil {
 				continue
 			}
-			s.reason = fmt.Sprintf("%s is in use by %s (pid %d)", s.addr, strconv.Quote(by.Name), by.PID)
+			s.state, s.why = port.Conflict, fmt.Sprintf("%s is in use by %s (pid %d)", s.addr, strconv.Quote(by.Name), by.PID)
+			if by.Reserved != (PortRange{}) {
+				s.state = port.Failed
+				s.why = fmt.Sprintf("%s reserves ports %s: remap %d by a rule (hostPort), or free the range", by.Name, by.Reserved, s.addr.Port())
+			}
+			s.reason = s.why
 			s.show()
 		}
 		h.publish()

@@ -43,7 +43,7 @@ func (f procHolders) Holders(ctx context.Context, sockets []Socket) (map[Socket]
 		}
 		err = parseSockets(file, table.protocol, func(addr netip.AddrPort, inode uint64) {
 			for _, s := range sockets {
-				if s.Protocol == table.protocol && inTheWay(addr, s.Addr) {
+				if s.Protocol == table.protocol && (inTheWay(addr, s.Addr) || maybeDual(addr, s.Addr)) {
 					inodes[inode] = append(inodes[inode], s)
 				}
 			}
@@ -59,18 +59,6 @@ func (f procHolders) Holders(ctx context.Context, sockets []Socket) (map[Socket]
 		return nil, errors.Join(errs...)
 	}
 	return f.owners(ctx, inodes)
-}
-
-// inTheWay reports whether a socket bound to addr keeps another from want.
-func inTheWay(addr, want netip.AddrPort) bool {
-	a, b := addr.Addr(), want.Addr()
-	if addr.Port() != want.Port() {
-		return false
-	}
-	if a == netip.IPv6Unspecified() {
-		return true // unless it is IPv6 only, which /proc does not say
-	}
-	return a.Is4() == b.Is4() && (a == b || port.IsWildcard(a) || port.IsWildcard(b))
 }
 
 // owners finds the processes that have sockets open.

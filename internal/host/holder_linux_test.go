@@ -82,10 +82,10 @@ func TestHoldersFromFiles(t *testing.T) {
 	}
 	s := func(addr string) Socket { return Socket{port.TCP, netip.MustParseAddrPort(addr)} }
 	want := map[Socket]Holder{
-		s("127.0.0.1:8080"): {11, "p11"},
-		s("0.0.0.0:8080"):   {11, "p11"}, // a wildcard has no room beside any address
-		s("127.0.0.1:80"):   {12, "p12"},
-		s("[::1]:22"):       {13, "p13"},
+		s("127.0.0.1:8080"): {PID: 11, Name: "p11"},
+		s("0.0.0.0:8080"):   {PID: 11, Name: "p11"}, // a wildcard has no room beside any address
+		s("127.0.0.1:80"):   {PID: 12, Name: "p12"},
+		s("[::1]:22"):       {PID: 13, Name: "p13"},
 	}
 	ask := []Socket{s("127.0.0.2:8080"), s("127.0.0.1:40000"), s("127.0.0.1:22")}
 	for k := range want {

@@ -20,7 +20,7 @@ import (
 
 const (
 	retryFirst  = 250 * time.Millisecond
-	conflictMax = 5 * time.Second  // between attempts at an address that is taken
+	conflictMax = 4 * time.Second  // between attempts at an address that is taken
 	failureMax  = 30 * time.Second // between attempts at one that cannot be had
 	retrySlack  = 20 * time.Millisecond
 	holderAge   = time.Minute // a holder is looked up again after this
@@ -259,6 +259,7 @@ type slot struct {
 	bound    netip.AddrPort
 	state    port.State
 	reason   string
+	why      string // what was found to be in the way, empty if nothing was
 	backoff  time.Duration
 	held     time.Time // when the holder was last looked up
 	closed   bool
@@ -279,7 +280,7 @@ func (s *slot) open(ctx context.Context) {
 	}
 	err := s.listen(ctx)
 	if err == nil {
-		s.state, s.reason, s.backoff, s.held = port.Active, "", 0, time.Time{}
+		s.state, s.reason, s.why, s.backoff, s.held = port.Active, "", "", 0, time.Time{}
 		s.h.stats.listeners.Add(1)
 		s.show()
 		return
@@ -296,17 +297,16 @@ func (s *slot) open(ctx context.Context) {
 			s.state, s.reason = port.Conflict, fmt.Sprintf("%s is held by %s", by.bound, by.winner.Load().holder())
 			break
 		}
-		if s.state != port.Conflict {
+		if s.state != port.Conflict || s.why == "" {
 			s.reason = fmt.Sprintf("%s is in use by another process", s.addr)
 		}
 		s.state = port.Conflict
-		if time.Since(s.held) >= holderAge {
-			s.held = time.Now()
-			s.h.unheld[s] = struct{}{}
-			wake(s.h.lookup)
-		}
+		s.findHolder()
 	case forbidden:
-		s.fail(fmt.Sprintf("listen on %s: %s", s.addr, forbiddenHint(s.addr)))
+		s.fail(cmp.Or(s.why, fmt.Sprintf("listen on %s: %s", s.addr, forbiddenHint(s.addr))))
+		if forbiddenHasHolder {
+			s.findHolder()
+		}
 	case noAddress:
 		s.fail(fmt.Sprintf("%s is not an address of this host", s.addr.Addr()))
 	default:
@@ -316,6 +316,15 @@ func (s *slot) open(ctx context.Context) {
 	s.h.retries[s] = time.Now().Add(s.backoff)
 	wake(s.h.kick)
 	s.show()
+}
+
+// findHolder asks who is in the way, unless that was asked a moment ago.
+func (s *slot) findHolder() {
+	if time.Since(s.held) >= holderAge {
+		s.held = time.Now()
+		s.h.unheld[s] = struct{}{}
+		wake(s.h.lookup)
+	}
 }
 
 func (s *slot) fail(reason string) {
@@ -332,6 +341,9 @@ func (s *slot) network() string {
 }
 
 func (s *slot) listen(ctx context.Context) error {
+	if v, ok := s.h.opt.Holders.(Vetter); ok && s.addr.Port() != 0 && v.Taken(ctx, Socket{s.protocol, s.addr}) {
+		return errTaken
+	}
 	if s.protocol == port.UDP {
 		pc, err := s.h.opt.Network.ListenPacket(ctx, s.network(), s.addr.String())
 		if err != nil {

@@ -52,11 +52,15 @@ func New(cfg config.Host, log *slog.Logger, level *slog.LevelVar) (*Daemon, erro
 		if e.Listen {
 			return nil, fmt.Errorf("connect %s: a host that listens for its guests is not supported: let the agent listen, and connect to vsock://CID:PORT", e)
 		}
-		at := link.Endpoint{Network: e.Network, Path: e.Path, CID: e.CID, Port: e.Port}
-		guests = append(guests, host.Guest{
-			Name: e.String(),
-			Dial: func(ctx context.Context) (link.Session, error) { return link.Dial(ctx, at, o) },
-		})
+		at, err := link.ParseEndpoint(e.String()) // on Windows a path is written otherwise than it is used
+		if err != nil {
+			return nil, err
+		}
+		dialer, err := link.NewDialer(at, o)
+		if err != nil {
+			return nil, err
+		}
+		guests = append(guests, host.Guest{Name: e.String(), Dial: dialer.Dial})
 	}
 	d.host, err = host.New(host.Options{
 		Logger: log, Guests: guests, Policy: cfg.Rules, Network: d.sockets,

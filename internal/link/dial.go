@@ -10,35 +10,67 @@ import (
 	"math/rand/v2"
 	"net"
 	"time"
+
+	"github.com/fairlead/fairlead/internal/hvsock"
 )
 
 // Dial connects to e and proves both ends to each other. A peer that was
 // reached and refused, or refuses us, is a *RefusedError.
 func Dial(ctx context.Context, e Endpoint, o Options) (Session, error) {
+	d, err := NewDialer(e, o)
+	if err != nil {
+		return nil, err
+	}
+	return d.Dial(ctx)
+}
+
+// Dialer dials one endpoint, and remembers what it learned of the way there. It
+// is safe for concurrent use.
+type Dialer struct {
+	e    Endpoint
+	o    Options
+	conn func(context.Context) (net.Conn, error)
+}
+
+// NewDialer returns a dialer of e. It starts nothing.
+func NewDialer(e Endpoint, o Options) (*Dialer, error) {
 	o, err := o.completeFor(e)
 	if err != nil {
 		return nil, err
 	}
-	conn, err := dialConn(ctx, e)
-	if err != nil {
-		return nil, fmt.Errorf("dial link %s: %w", e, err)
+	d := &Dialer{e: e, o: o}
+	switch {
+	case e.Network == NetworkUnix:
+		d.conn = func(ctx context.Context) (net.Conn, error) { return new(net.Dialer).DialContext(ctx, "unix", e.Path) }
+	case e.Network == NetworkHvsock:
+		system, err := hvsock.NewSystem()
+		if err != nil {
+			return nil, fmt.Errorf("dial link %s: %w", e, err)
+		}
+		h, err := hvsock.NewDialer(system, e.Machine, e.Port)
+		if err != nil {
+			return nil, fmt.Errorf("dial link %s: %w", e, err)
+		}
+		d.conn = h.Dial
+	case e.CID == CIDAny:
+		return nil, fmt.Errorf("dial link %s: context id any is only to listen on: name one, or host", e)
+	default:
+		d.conn = func(ctx context.Context) (net.Conn, error) { return dialVsock(ctx, e.CID, e.Port) }
 	}
-	s, err := establish(ctx, conn, o, dialler)
-	if err != nil {
-		return nil, fmt.Errorf("dial link %s: %w", e, err)
-	}
-	return s, nil
+	return d, nil
 }
 
-func dialConn(ctx context.Context, e Endpoint) (net.Conn, error) {
-	if e.Network == NetworkUnix {
-		var d net.Dialer
-		return d.DialContext(ctx, "unix", e.Path)
+// Dial makes one session; see [Dial].
+func (d *Dialer) Dial(ctx context.Context) (Session, error) {
+	conn, err := d.conn(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("dial link %s: %w", d.e, err)
 	}
-	if e.CID == CIDAny {
-		return nil, errors.New("context id any is only to listen on: name one, or host")
+	s, err := establish(ctx, conn, d.o, dialler)
+	if err != nil {
+		return nil, fmt.Errorf("dial link %s: %w", d.e, err)
 	}
-	return dialVsock(ctx, e.CID, e.Port)
+	return s, nil
 }
 
 // How a Redialer waits between attempts.
@@ -50,8 +82,7 @@ const (
 // Redialer hands out one session after another by dialling: the counterpart of
 // a Listener for the side that dials. It is used by one goroutine.
 type Redialer struct {
-	e    Endpoint
-	o    Options
+	d    *Dialer
 	log  *slog.Logger
 	last Session
 	wait time.Duration // before the next attempt
@@ -60,11 +91,11 @@ type Redialer struct {
 
 // NewRedialer returns a Redialer of e. It starts nothing.
 func NewRedialer(e Endpoint, o Options) (*Redialer, error) {
-	o, err := o.completeFor(e)
+	d, err := NewDialer(e, o)
 	if err != nil {
 		return nil, err
 	}
-	return &Redialer{e: e, o: o, log: o.Logger.With("endpoint", e.String())}, nil
+	return &Redialer{d: d, log: d.o.Logger.With("endpoint", e.String())}, nil
 }
 
 // Accept waits for the end of the session it returned before, then dials until
@@ -89,7 +120,7 @@ func (r *Redialer) Accept(ctx context.Context) (Session, error) {
 		if err := sleep(ctx, r.wait); err != nil {
 			return nil, err
 		}
-		s, err := Dial(ctx, r.e, r.o)
+		s, err := r.d.Dial(ctx)
 		if err == nil {
 			r.last, r.wait, r.said = s, 0, ""
 			return s, nil

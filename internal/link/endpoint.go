@@ -9,12 +9,15 @@ import (
 	"runtime"
 	"strconv"
 	"strings"
+
+	"github.com/fairlead/fairlead/internal/hvsock"
 )
 
 // The networks of an Endpoint.
 const (
-	NetworkUnix  = "unix"
-	NetworkVsock = "vsock"
+	NetworkUnix   = "unix"
+	NetworkVsock  = "vsock"
+	NetworkHvsock = "hvsock" // vsock as a Windows host dials it
 )
 
 // The vsock addresses with a meaning of their own (linux/vm_sockets.h).
@@ -27,16 +30,19 @@ const (
 // Endpoint is where a link is dialled or listened for. It is comparable; the
 // zero Endpoint is not valid.
 type Endpoint struct {
-	Network string // NetworkUnix or NetworkVsock
+	Network string // NetworkUnix, NetworkVsock or NetworkHvsock
 	Path    string // of the socket, for unix: absolute
 	CID     uint32 // for vsock
-	Port    uint32 // for vsock, 1 to 2^32-2
+	Machine string // for hvsock: the id of a virtual machine, or "wsl"
+	Port    uint32 // for vsock and hvsock, 1 to 2^32-2
 }
 
-const endpointForms = "want unix:///PATH or vsock://CID:PORT"
+const endpointForms = "want unix:///PATH or vsock://CID:PORT or hvsock://wsl:PORT"
 
-// ParseEndpoint reads "unix:///PATH" or "vsock://CID:PORT". CID is a number, or
-// "host" (2), "local" (1) or, to listen on all, "any".
+// ParseEndpoint reads "unix:///PATH", "vsock://CID:PORT" or "hvsock://MACHINE:PORT".
+// CID is a number, or "host" (2), "local" (1) or, to listen on all, "any". MACHINE
+// is the id of a virtual machine, or "wsl" for that of WSL 2; it is only dialled,
+// from Windows.
 func ParseEndpoint(s string) (Endpoint, error) {
 	network, rest, ok := strings.Cut(s, "://")
 	if !ok {
@@ -47,6 +53,8 @@ func ParseEndpoint(s string) (Endpoint, error) {
 		return parseUnix(s, rest)
 	case NetworkVsock:
 		return parseVsock(s, rest)
+	case NetworkHvsock:
+		return parseHvsock(s, rest)
 	}
 	return Endpoint{}, fmt.Errorf("link endpoint %q: unknown network %q: %s", s, network, endpointForms)
 }
@@ -94,6 +102,22 @@ func parseVsock(s, rest string) (Endpoint, error) {
 	return e, nil
 }
 
+func parseHvsock(s, rest string) (Endpoint, error) {
+	machine, port, ok := strings.Cut(rest, ":")
+	n, err := strconv.ParseUint(port, 10, 32)
+	if !ok || err != nil {
+		return Endpoint{}, fmt.Errorf("link endpoint %q: want hvsock://wsl:PORT or hvsock://ID:PORT, PORT from 1 to 2^32-2", s)
+	}
+	e := Endpoint{Network: NetworkHvsock, Machine: machine, Port: uint32(n)}
+	if id, err := hvsock.ParseGUID(machine); err == nil {
+		e.Machine = id.String()
+	}
+	if err := e.check(); err != nil {
+		return Endpoint{}, fmt.Errorf("link endpoint %q: %w", s, err)
+	}
+	return e, nil
+}
+
 func (e Endpoint) check() error {
 	switch e.Network {
 	case NetworkUnix:
@@ -112,9 +136,12 @@ func (e Endpoint) check() error {
 			return fmt.Errorf("socket path of %d bytes: at most %d: choose a shorter one", len(e.Path), limit)
 		}
 		return nil
-	case NetworkVsock:
+	case NetworkVsock, NetworkHvsock:
 		if e.Port == 0 || e.Port == math.MaxUint32 {
 			return fmt.Errorf("port %d: want a number from 1 to 2^32-2", e.Port)
+		}
+		if _, err := hvsock.ParseGUID(e.Machine); e.Network == NetworkHvsock && e.Machine != hvsock.WSL && err != nil {
+			return fmt.Errorf("virtual machine %w, or %q", err, hvsock.WSL)
 		}
 		return nil
 	}
@@ -132,6 +159,8 @@ func (e Endpoint) String() string {
 		return fmt.Sprintf("vsock://any:%d", e.Port)
 	case e.Network == NetworkVsock:
 		return fmt.Sprintf("vsock://%d:%d", e.CID, e.Port)
+	case e.Network == NetworkHvsock:
+		return fmt.Sprintf("hvsock://%s:%d", e.Machine, e.Port)
 	}
 	return ""
 }

@@ -15,6 +15,10 @@ func TestParseEndpoint(t *testing.T) {
 		"vsock://host:1023":              {Network: NetworkVsock, CID: 2, Port: 1023},
 		"vsock://local:1023":             {Network: NetworkVsock, CID: 1, Port: 1023},
 		"vsock://any:4294967294":         {Network: NetworkVsock, CID: CIDAny, Port: 1<<32 - 2},
+		"hvsock://wsl:1023":              {Network: NetworkHvsock, Machine: "wsl", Port: 1023},
+		"hvsock://{E0E16197-DD56-4A10-9195-5EE7A155A838}:1": {
+			Network: NetworkHvsock, Machine: "e0e16197-dd56-4a10-9195-5ee7a155a838", Port: 1,
+		},
 	} {
 		got, err := ParseEndpoint(in)
 		if err != nil || got != want {
@@ -43,6 +47,9 @@ func TestParseEndpoint(t *testing.T) {
 		"vsock://2:4294967295":                "port 4294967295",
 		"vsock://2:-1":                        `"-1"`,
 		"vsock://2:1:2":                       `"1:2"`,
+		"hvsock://wsl":                        "hvsock://wsl:PORT",
+		"hvsock://wsl:0":                      "port 0",
+		"hvsock://Ubuntu:1023":                `"wsl"`,
 	} {
 		_, err := ParseEndpoint(in)
 		if err == nil || !strings.Contains(err.Error(), says) {
@@ -59,7 +66,7 @@ func TestParseEndpoint(t *testing.T) {
 }
 
 func FuzzParseEndpoint(f *testing.F) {
-	for _, s := range []string{"unix:///run/x", "vsock://2:1023", "vsock://any:1", "unix://@", "vsock://:"} {
+	for _, s := range []string{"unix:///run/x", "vsock://2:1023", "vsock://any:1", "unix://@", "vsock://:", "hvsock://wsl:1"} {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, s string) {

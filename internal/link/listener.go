@@ -55,9 +55,12 @@ func Listen(ctx context.Context, e Endpoint, o Options) (*Listener, error) {
 	}
 	log := o.Logger.With("endpoint", e.String())
 	var ln net.Listener
-	if e.Network == NetworkUnix {
+	switch e.Network {
+	case NetworkUnix:
 		ln, err = listenUnix(ctx, e.Path)
-	} else {
+	case NetworkHvsock:
+		err = errors.New("hyper-v sockets are only dialled: the guest listens at vsock://:PORT")
+	default:
 		ln, err = listenVsock(e.CID, e.Port)
 		if err == nil && e.Port >= 1024 {
 			log.Warn("vsock port is not privileged: when we are down any process can take it; a port below 1024 is better")

@@ -107,7 +107,7 @@ func (o Options) completeFor(e Endpoint) (Options, error) {
 	if err := e.check(); err != nil {
 		return o, fmt.Errorf("link: %w", err)
 	}
-	if e.Network == NetworkVsock && o.Token.IsZero() {
+	if e.Network != NetworkUnix && o.Token.IsZero() {
 		return o, fmt.Errorf("link %s: vsock needs a token on both sides: any process may hold a port; give both the same token file", e)
 	}
 	return o.complete()
