@@ -4,12 +4,19 @@ package main
 
 import (
 	"context"
+	"fmt"
+	"io"
 	"os"
+	"path/filepath"
+	"runtime"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/fairlead/fairlead/internal/config"
 	"github.com/fairlead/fairlead/internal/hostd"
+	"github.com/fairlead/fairlead/internal/hvsock"
+	"github.com/fairlead/fairlead/internal/setup"
 )
 
 func newHost() *cobra.Command {
@@ -23,9 +30,19 @@ func newHost() *cobra.Command {
 			if err != nil {
 				return usageError{err}
 			}
-			log, level := logger(c.ErrOrStderr(), cfg.Common)
+			out := c.ErrOrStderr()
+			if cfg.LogFile != "" {
+				f, err := openLog(cfg.LogFile)
+				if err != nil {
+					return fmt.Errorf("log file: %w", err)
+				}
+				defer func() { _ = f.Close() }()
+				out = f
+			}
+			log, level := logger(out, cfg.Common)
 			d, err := hostd.New(cfg, log, level)
 			if err != nil {
+				log.Error("cannot start", "err", err) // for who reads the file
 				return err
 			}
 			hup, stop := hangups()
@@ -35,7 +52,137 @@ func newHost() *cobra.Command {
 			})
 		},
 	}
-	c.Flags().StringVar(&file, "config", "", "configuration file (default "+config.DefaultHostFile()+", which may be absent)")
-	flags.Flags(c.Flags())
+	hostFlags(c.Flags(), &file, &flags)
+	c.AddCommand(newPair(), newInstall(), newUninstall())
 	return c
+}
+
+func hostFlags(fs *pflag.FlagSet, file *string, flags *config.Host) {
+	fs.StringVar(file, "config", "", "configuration file (default "+config.DefaultHostFile()+", which may be absent)")
+	flags.Flags(fs)
+}
+
+// logMax is the size in bytes at which a log file is put aside at the next start.
+const logMax = 8 << 20
+
+func openLog(name string) (*os.File, error) {
+	if err := os.MkdirAll(filepath.Dir(name), 0o700); err != nil {
+		return nil, err
+	}
+	if fi, err := os.Stat(name); err == nil && fi.Size() > logMax {
+		if err := os.Rename(name, name+".old"); err != nil {
+			return nil, err
+		}
+	}
+	return os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
+}
+
+func newPair() *cobra.Command {
+	var from, file string
+	o := setup.PairOptions{WSL: hvsock.RunWSL}
+	c := &cobra.Command{
+		Use: "pair", Args: noArgs,
+		Short: "Fetch the token of a guest's agent, and keep it for this user alone",
+		Long: "Fetch the token by which host and agent know each other, and keep it for this user alone.\n\n" +
+			"On Windows it is read in WSL as root. Elsewhere bring it by a channel of your own:\n" +
+			"  limactl shell VM sudo cat " + config.DefaultAgent().LinkToken + " | fairlead host pair --from -",
+		RunE: func(c *cobra.Command, _ []string) error {
+			if from == "" && runtime.GOOS != "windows" {
+				return usageError{fmt.Errorf("no WSL here: give --from FILE, or --from - for standard input (see `%s --help`)", c.CommandPath())}
+			}
+			if from != "" {
+				r, err := setup.OpenToken(from, c.InOrStdin())
+				if err != nil {
+					return fmt.Errorf("pair: %w", err)
+				}
+				defer func() { _ = r.Close() }()
+				o.From = r
+			}
+			o.File = file
+			if err := setup.Pair(c.Context(), o); err != nil {
+				return err
+			}
+			_, err := fmt.Fprintf(c.OutOrStdout(), "The token is kept in %s. Restart `fairlead host` if it runs.\n", o.File)
+			return err
+		},
+	}
+	f := c.Flags()
+	f.StringVar(&o.Distribution, "distribution", "", "distribution of WSL in which the agent runs (default: the default one)")
+	f.StringVar(&o.GuestFile, "guest-file", config.DefaultAgent().LinkToken, "file of the token in the guest")
+	f.StringVar(&from, "from", "", "file to read the token from in place of WSL; - for standard input")
+	f.StringVar(&file, "link-token", config.DefaultHost().LinkToken, "file to keep the token in")
+	return c
+}
+
+func newInstall() *cobra.Command {
+	return &cobra.Command{
+		Use:   "install [-- HOST FLAGS]",
+		Short: "Start the host peer now, and whenever this user logs on",
+		Long: "Start the host peer now, and whenever this user logs on: by a task of the Task Scheduler on Windows,\n" +
+			"a launch agent on macOS, a user unit on Linux. What follows -- is given to `fairlead host`.",
+		Args: cobra.ArbitraryArgs,
+		RunE: func(c *cobra.Command, args []string) error {
+			l, err := logon(args)
+			if err != nil {
+				return err
+			}
+			return report(c.OutOrStdout(), "Installed.", setup.Install(c.Context(), setup.Machine{}, l))
+		},
+	}
+}
+
+func newUninstall() *cobra.Command {
+	return &cobra.Command{
+		Use: "uninstall", Short: "Stop the host peer, and no longer start it at logon", Args: noArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			l, err := logon(nil)
+			if err != nil {
+				return err
+			}
+			return report(c.OutOrStdout(), "Uninstalled. Configuration and token are still there.", setup.Uninstall(c.Context(), setup.Machine{}, l))
+		},
+	}
+}
+
+func report(w io.Writer, done string, err error) error {
+	if err == nil {
+		_, err = fmt.Fprintln(w, done)
+	}
+	return err
+}
+
+// logon describes this program with flags for "host", which must be good ones.
+func logon(args []string) (setup.Logon, error) {
+	fs := pflag.NewFlagSet("host", pflag.ContinueOnError)
+	var file string
+	var flags config.Host
+	hostFlags(fs, &file, &flags)
+	err := fs.Parse(args)
+	if err == nil && fs.NArg() > 0 {
+		err = fmt.Errorf("%q: want flags only", fs.Arg(0))
+	}
+	var cfg config.Host
+	if err == nil {
+		cfg, err = config.LoadHost(file, fs, func(string) (string, bool) { return "", false })
+	}
+	if err != nil {
+		return setup.Logon{}, usageError{fmt.Errorf("for `fairlead host`: %w", err)}
+	}
+	self, err := os.Executable()
+	if err != nil {
+		return setup.Logon{}, err
+	}
+	home, err := os.UserHomeDir()
+	if err != nil {
+		return setup.Logon{}, err
+	}
+	user, err := setup.CurrentUser()
+	if err != nil {
+		return setup.Logon{}, err
+	}
+	all := append([]string{"host"}, args...)
+	if cfg.LogFile == "" && runtime.GOOS != "linux" { // where the journal has it
+		all = append(all, "--log-file", filepath.Join(filepath.Dir(config.DefaultHostFile()), "host.log"))
+	}
+	return setup.Logon{OS: runtime.GOOS, Program: self, Args: all, Home: home, User: user}, nil
 }

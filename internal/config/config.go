@@ -85,6 +85,7 @@ type Host struct {
 	Connect []Endpoint        // at least one
 	Bind    rules.HostAddress // where guest wildcards appear: rules.Asked leaves it to the agent
 	Grace   time.Duration     // how long listeners outlive a lost guest, 0 to 1h
+	LogFile string            // where the log goes; empty for standard error
 	Limits  Limits
 }
 
@@ -213,6 +214,8 @@ func (c *Host) fields() []field {
 			"host addresses for what listens on all guest addresses: asked (by the agent), loopback, all or an address"),
 		one("grace", "grace", "duration", &c.Grace, duration(0, time.Hour, false), stringOf,
 			"how long ports stay open after the guest is lost"),
+		one("logFile", "log-file", "file", &c.LogFile, filePath(true), str,
+			"file that the log is added to, in place of standard error"),
 		one("limits.listeners", "max-listeners", "n", &c.Limits.Listeners, whole[int](1, 1<<16), number,
 			"ports open at the same time"),
 		one("limits.flows", "max-flows", "n", &c.Limits.Flows, whole[int](1, 1<<20), number,

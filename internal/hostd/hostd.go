@@ -94,6 +94,9 @@ func loadToken(cfg config.Host) (link.Token, error) {
 	if errors.Is(err, fs.ErrNotExist) && cfg.LinkToken == config.DefaultHost().LinkToken && !needsToken(cfg) {
 		return link.Token{}, nil
 	}
+	if errors.Is(err, fs.ErrNotExist) {
+		return token, fmt.Errorf("%w: fetch it from the guest by `fairlead host pair`", err)
+	}
 	return token, err
 }
 

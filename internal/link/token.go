@@ -47,8 +47,7 @@ func (t Token) LogValue() slog.Value { return slog.StringValue(redacted) }
 func (t Token) MarshalText() ([]byte, error) { return []byte(redacted), nil }
 
 // LoadToken reads a token from a file. It refuses a file that others may read
-// or that belongs to another user (on Windows the file's access list decides
-// and is not examined), and a token that is too short. A missing file is
+// (on Windows, by its access list) or that belongs to another user, and a token that is too short. A missing file is
 // fs.ErrNotExist.
 func LoadToken(path string) (Token, error) {
 	t, err := loadToken(path)
@@ -103,26 +102,51 @@ func LoadOrCreateToken(path string) (Token, error) {
 	return t, nil
 }
 
-// createToken puts the file in place in one step, so that no reader sees half
-// of it, and never over another.
-func createToken(path string) (err error) {
-	dir := filepath.Dir(path)
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return err
+// StoreToken keeps a token that another machine made, for the current user
+// alone: mode 0600 or the like access list, in a directory made with mode 0700
+// if need be. It replaces what is there in one step.
+func StoreToken(path, text string) error {
+	t, err := NewToken(text)
+	if err == nil {
+		err = writeToken(path, t.key, os.Rename)
 	}
+	if err != nil {
+		return fmt.Errorf("store token: %w", err)
+	}
+	return nil
+}
+
+// createToken never puts its token over another.
+func createToken(path string) error {
 	var key [32]byte
 	if _, err := rand.Read(key[:]); err != nil {
+		return err
+	}
+	return writeToken(path, hex.EncodeToString(key[:]), os.Link)
+}
+
+// writeToken puts the file in place in one step, so that no reader sees half of
+// it, and restricts it before the token is in it.
+func writeToken(path, key string, place func(from, to string) error) (err error) {
+	dir := filepath.Dir(path)
+	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return err
 	}
 	f, err := os.CreateTemp(dir, ".token-*") // mode 0600
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, os.Remove(f.Name())) }()
-	_, err = f.WriteString(hex.EncodeToString(key[:]) + "\n")
+	defer func() {
+		if rerr := os.Remove(f.Name()); !errors.Is(rerr, fs.ErrNotExist) {
+			err = errors.Join(err, rerr)
+		}
+	}()
+	if err = restrict(f.Name()); err == nil {
+		_, err = f.WriteString(key + "\n")
+	}
 	err = errors.Join(err, f.Sync(), f.Close())
 	if err != nil {
 		return err
 	}
-	return os.Link(f.Name(), path)
+	return place(f.Name(), path)
 }

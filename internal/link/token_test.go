@@ -65,6 +65,28 @@ func TestLoadOrCreateToken(t *testing.T) {
 	}
 }
 
+func TestStoreTokenReplacesForTheUserAlone(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "new", "token")
+	for _, text := range []string{secret, "another" + secret + "\r\n"} {
+		if err := StoreToken(path, text); err != nil {
+			t.Fatal(err)
+		}
+		got, err := LoadToken(path)
+		if err != nil || got.key != strings.TrimSpace(text) {
+			t.Errorf("%q read back: %v", text, err)
+		}
+	}
+	if err := StoreToken(path, "cat: no such file"); err == nil || strings.Contains(err.Error(), "cat") {
+		t.Errorf("what is no token was stored, or shown: %v", err)
+	}
+	if _, err := LoadToken(path); err != nil {
+		t.Errorf("the old token is gone: %v", err)
+	}
+	if left, err := os.ReadDir(filepath.Dir(path)); err != nil || len(left) != 1 {
+		t.Errorf("left behind: %v, %v", left, err)
+	}
+}
+
 func TestTokenIsMadeOnce(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "token")
 	var toks [20]Token

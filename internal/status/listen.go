@@ -20,6 +20,9 @@ const maxConns = 256
 
 func limitListener(l net.Listener) net.Listener { return netutil.LimitListener(l, maxConns) }
 
+// errWSAConnRefused is ECONNREFUSED as Windows says it; no other system has it.
+const errWSAConnRefused = syscall.Errno(10061)
+
 // ListenControl opens the control socket at path: 0600 in a directory of mode
 // 0700. A socket that nothing answers on is replaced; one that is alive is an error.
 func ListenControl(path string) (net.Listener, error) {
@@ -29,7 +32,7 @@ func ListenControl(path string) (net.Listener, error) {
 	if c, err := net.DialTimeout("unix", path, time.Second); err == nil {
 		_ = c.Close()
 		return nil, fmt.Errorf("control socket %s: another fairlead is running there: stop it, or choose another --control path", path)
-	} else if errors.Is(err, syscall.ECONNREFUSED) {
+	} else if errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, errWSAConnRefused) {
 		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return nil, fmt.Errorf("control socket %s: remove the dead socket: %w", path, err)
 		}

@@ -1,0 +1,296 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package setup
+
+import (
+	"bytes"
+	"context"
+	"encoding/xml"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path"
+	"strings"
+	"unicode/utf16"
+)
+
+// Logon describes the host peer as a program that starts when its user logs on.
+type Logon struct {
+	OS      string   // runtime.GOOS
+	Program string   // absolute path of fairlead
+	Args    []string // after it: "host", flags
+	Home    string   // the user's, absolute
+	User    string   // SID on Windows, user id on macOS, not used on Linux
+}
+
+// System is what the steps of an installation do.
+type System interface {
+	// Run runs a command of the system; its output is in the error.
+	Run(ctx context.Context, name string, args ...string) error
+	// WriteFile makes a file, 0600, and its directories.
+	WriteFile(path string, data []byte) error
+	// Remove removes a file; fs.ErrNotExist if it is not there.
+	Remove(path string) error
+}
+
+// Install has the host peer started at each logon, and starts it now. It replaces
+// an installation that is there.
+//
+// On Windows that is a task of the Task Scheduler and no service: the machine of
+// WSL and the token belong to the user, a service runs as another; and the task
+// needs no administrator. On macOS it is a launch agent, on Linux a user unit.
+func Install(ctx context.Context, s System, l Logon) error {
+	switch l.OS {
+	case "windows":
+		file := l.Home + `\AppData\Local\Temp\fairlead-task.xml`
+		if err := s.WriteFile(file, toUTF16(l.task())); err != nil {
+			return fmt.Errorf("install: %w", err)
+		}
+		err := s.Run(ctx, "schtasks.exe", "/Create", "/F", "/TN", taskName, "/XML", file)
+		if rerr := s.Remove(file); rerr != nil {
+			err = errors.Join(err, rerr)
+		}
+		if err == nil {
+			err = s.Run(ctx, "schtasks.exe", "/Run", "/TN", taskName)
+		}
+		return wrap("install", err)
+	case "darwin":
+		if err := s.WriteFile(l.plistPath(), []byte(l.plist())); err != nil {
+			return fmt.Errorf("install: %w", err)
+		}
+		_ = s.Run(ctx, "launchctl", "bootout", "gui/"+l.User+"/"+label) // of an earlier installation
+		return wrap("install", s.Run(ctx, "launchctl", "bootstrap", "gui/"+l.User, l.plistPath()))
+	case "linux":
+		if err := s.WriteFile(l.unitPath(), []byte(l.unit())); err != nil {
+			return fmt.Errorf("install: %w", err)
+		}
+		for _, args := range [][]string{{"daemon-reload"}, {"enable", unitName}, {"restart", unitName}} {
+			if err := s.Run(ctx, "systemctl", append([]string{"--user"}, args...)...); err != nil {
+				return fmt.Errorf("install: %w", err)
+			}
+		}
+		return nil
+	}
+	return fmt.Errorf("install: %s is not known here: start `fairlead host` by hand", l.OS)
+}
+
+// Uninstall stops the host peer and takes back what Install did. An installation
+// that is not there is no error.
+func Uninstall(ctx context.Context, s System, l Logon) error {
+	switch l.OS {
+	case "windows":
+		if s.Run(ctx, "schtasks.exe", "/Query", "/TN", taskName) != nil {
+			return nil // not there
+		}
+		_ = s.Run(ctx, "schtasks.exe", "/End", "/TN", taskName) // it may not run
+		return wrap("uninstall", s.Run(ctx, "schtasks.exe", "/Delete", "/F", "/TN", taskName))
+	case "darwin":
+		_ = s.Run(ctx, "launchctl", "bootout", "gui/"+l.User+"/"+label) // it may not run
+		return wrap("uninstall", absent(s.Remove(l.plistPath())))
+	case "linux":
+		_ = s.Run(ctx, "systemctl", "--user", "disable", "--now", unitName) // it may not be there
+		if err := absent(s.Remove(l.unitPath())); err != nil {
+			return fmt.Errorf("uninstall: %w", err)
+		}
+		return wrap("uninstall", s.Run(ctx, "systemctl", "--user", "daemon-reload"))
+	}
+	return fmt.Errorf("uninstall: %s is not known here", l.OS)
+}
+
+func wrap(what string, err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("%s: %w", what, err)
+}
+
+// absent takes it for done that a file is not there.
+func absent(err error) error {
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
+}
+
+const (
+	taskName = "fairlead host"
+	label    = "dev.fairlead.host"
+	unitName = "fairlead-host.service"
+)
+
+// task returns the task's definition. conhost --headless runs a console program
+// without a window.
+func (l Logon) task() string {
+	words := []string{"--headless", windowsQuote(l.Program)}
+	for _, a := range l.Args {
+		words = append(words, windowsQuote(a))
+	}
+	return fmt.Sprintf(`<?xml version="1.0" encoding="UTF-16"?>
+<Task version="1.2" xmlns="http://schemas.microsoft.com/windows/2004/02/mit/task">
+  <RegistrationInfo>
+    <Description>Opens on this machine the ports that Linux guests publish.</Description>
+  </RegistrationInfo>
+  <Triggers>
+    <LogonTrigger>
+      <Enabled>true</Enabled>
+      <UserId>%[1]s</UserId>
+    </LogonTrigger>
+  </Triggers>
+  <Principals>
+    <Principal id="Author">
+      <UserId>%[1]s</UserId>
+      <LogonType>InteractiveToken</LogonType>
+      <RunLevel>LeastPrivilege</RunLevel>
+    </Principal>
+  </Principals>
+  <Settings>
+    <MultipleInstancesPolicy>IgnoreNew</MultipleInstancesPolicy>
+    <DisallowStartIfOnBatteries>false</DisallowStartIfOnBatteries>
+    <StopIfGoingOnBatteries>false</StopIfGoingOnBatteries>
+    <StartWhenAvailable>true</StartWhenAvailable>
+    <ExecutionTimeLimit>PT0S</ExecutionTimeLimit>
+    <Priority>5</Priority>
+    <RestartOnFailure>
+      <Interval>PT1M</Interval>
+      <Count>255</Count>
+    </RestartOnFailure>
+  </Settings>
+  <Actions Context="Author">
+    <Exec>
+      <Command>%%SystemRoot%%\System32\conhost.exe</Command>
+      <Arguments>%[2]s</Arguments>
+    </Exec>
+  </Actions>
+</Task>
+`, escape(l.User), escape(strings.Join(words, " ")))
+}
+
+// windowsQuote quotes one argument as CommandLineToArgvW reads it.
+func windowsQuote(s string) string {
+	if s != "" && !strings.ContainsAny(s, " \t\"") {
+		return s
+	}
+	var b strings.Builder
+	b.WriteByte('"')
+	slashes := 0
+	for i := range len(s) {
+		switch s[i] {
+		case '\\':
+			slashes++
+		case '"':
+			b.WriteString(strings.Repeat(`\`, slashes+1)) // doubled, and one for the quote
+			slashes = 0
+		default:
+			slashes = 0
+		}
+		b.WriteByte(s[i])
+	}
+	b.WriteString(strings.Repeat(`\`, slashes))
+	b.WriteByte('"')
+	return b.String()
+}
+
+func (l Logon) plistPath() string {
+	return path.Join(l.Home, "Library/LaunchAgents", label+".plist")
+}
+
+// plist returns the launch agent.
+func (l Logon) plist() string {
+	var args strings.Builder
+	for _, a := range append([]string{l.Program}, l.Args...) {
+		fmt.Fprintf(&args, "    <string>%s</string>\n", escape(a))
+	}
+	return fmt.Sprintf(`<?xml version="1.0" encoding="UTF-8"?>
+<!DOCTYPE plist PUBLIC "-//Apple//DTD PLIST 1.0//EN" "http://www.apple.com/DTDs/PropertyList-1.0.dtd">
+<plist version="1.0">
+<dict>
+  <key>Label</key>
+  <string>%s</string>
+  <key>ProgramArguments</key>
+  <array>
+%s  </array>
+  <key>RunAtLoad</key>
+  <true/>
+  <key>KeepAlive</key>
+  <dict>
+    <key>SuccessfulExit</key>
+    <false/>
+  </dict>
+  <key>SoftResourceLimits</key>
+  <dict>
+    <key>NumberOfFiles</key>
+    <integer>65536</integer>
+  </dict>
+</dict>
+</plist>
+`, label, args.String())
+}
+
+func (l Logon) unitPath() string { return path.Join(l.Home, ".config/systemd/user", unitName) }
+
+// unit returns the user unit.
+func (l Logon) unit() string {
+	words := make([]string, 0, len(l.Args)+1)
+	for _, a := range append([]string{l.Program}, l.Args...) {
+		words = append(words, systemdQuote(a))
+	}
+	return fmt.Sprintf(`[Unit]
+Description=Ports of Linux guests on this machine
+
+[Service]
+ExecStart=%s
+Restart=on-failure
+LimitNOFILE=65536
+NoNewPrivileges=yes
+
+[Install]
+WantedBy=default.target
+`, strings.Join(words, " "))
+}
+
+// systemdQuote quotes one word of ExecStart (systemd.service(5), "Command lines").
+func systemdQuote(s string) string {
+	return `"` + strings.NewReplacer(`\`, `\\`, `"`, `\"`, `%`, `%%`, `$`, `$$`, "\n", `\n`).Replace(s) + `"`
+}
+
+func escape(s string) string {
+	var b bytes.Buffer
+	_ = xml.EscapeText(&b, []byte(s)) // a buffer does not fail
+	return b.String()
+}
+
+// toUTF16 returns what the Task Scheduler reads: little endian, with a mark.
+func toUTF16(s string) []byte {
+	b := []byte{0xff, 0xfe}
+	for _, u := range utf16.Encode([]rune(strings.ReplaceAll(s, "\n", "\r\n"))) {
+		b = append(b, byte(u), byte(u>>8))
+	}
+	return b
+}
+
+// Machine is the System that this process runs on.
+type Machine struct{}
+
+// Run implements System.
+func (Machine) Run(ctx context.Context, name string, args ...string) error {
+	out, err := exec.CommandContext(ctx, name, args...).CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("%s: %w: %q", strings.Join(append([]string{name}, args...), " "), err, bytes.TrimSpace(out[:min(len(out), 512)]))
+	}
+	return nil
+}
+
+// WriteFile implements System.
+func (Machine) WriteFile(name string, data []byte) error {
+	if i := strings.LastIndexAny(name, `/\`); i > 0 {
+		if err := os.MkdirAll(name[:i], 0o755); err != nil {
+			return err
+		}
+	}
+	return os.WriteFile(name, data, 0o600)
+}
+
+// Remove implements System.
+func (Machine) Remove(name string) error { return os.Remove(name) }

@@ -1,0 +1,232 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package setup
+
+import (
+	"context"
+	"encoding/xml"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"unicode/utf16"
+)
+
+const secret = "0123456789abcdef0123456789abcdef"
+
+func TestPairFetchesAsRootAndKeepsForTheUser(t *testing.T) {
+	for distribution, want := range map[string]string{
+		"":         "--user root --exec cat /var/lib/fairlead/token",
+		"Debian 1": "--distribution Debian 1 --user root --exec cat /var/lib/fairlead/token",
+	} {
+		var asked string
+		file := filepath.Join(t.TempDir(), "a", "token")
+		err := Pair(t.Context(), PairOptions{
+			Distribution: distribution, GuestFile: "/var/lib/fairlead/token", File: file,
+			WSL: func(_ context.Context, args ...string) ([]byte, error) {
+				asked = strings.Join(args, " ")
+				return []byte(secret + "\n"), nil
+			},
+		})
+		if err != nil || asked != want {
+			t.Errorf("%v, asked %q, want %q", err, asked, want)
+		}
+		if b, err := os.ReadFile(file); err != nil || string(b) != secret+"\n" {
+			t.Errorf("kept %d bytes, %v", len(b), err)
+		}
+	}
+}
+
+func TestPairReadsWhatAnotherChannelBrings(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "token")
+	if err := Pair(t.Context(), PairOptions{From: strings.NewReader(secret), File: file}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(file); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestPairThatFailsKeepsNothingAndShowsNoToken(t *testing.T) {
+	for name, o := range map[string]PairOptions{
+		"no agent yet": {WSL: func(context.Context, ...string) ([]byte, error) {
+			return nil, errors.New("exit status 1")
+		}},
+		"no such distribution": {WSL: func(context.Context, ...string) ([]byte, error) {
+			return []byte("T\x00h\x00e\x00r\x00e\x00 \x00i\x00s\x00 \x00n\x00o\x00n\x00e\x00"), errors.New("exit status 1")
+		}},
+		"short": {From: strings.NewReader("hunter2")},
+		"empty": {From: strings.NewReader("")},
+	} {
+		o.File = filepath.Join(t.TempDir(), "token")
+		err := Pair(t.Context(), o)
+		if err == nil || strings.Contains(err.Error(), "hunter2") {
+			t.Errorf("%s: %v", name, err)
+		}
+		if name == "no such distribution" && !strings.Contains(err.Error(), "There is none") {
+			t.Errorf("%s: %v, want what wsl.exe said", name, err)
+		}
+		if _, err := os.Stat(o.File); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("%s: kept something: %v", name, err)
+		}
+	}
+	if err := Pair(t.Context(), PairOptions{From: strings.NewReader(secret)}); err == nil {
+		t.Error("no file to keep it in is no error")
+	}
+}
+
+// desk is a System that notes what is done.
+type desk struct {
+	done  []string
+	files map[string][]byte
+	fails map[string]bool // commands, by their beginning
+}
+
+func (d *desk) Run(_ context.Context, name string, args ...string) error {
+	line := strings.Join(append([]string{name}, args...), " ")
+	d.done = append(d.done, line)
+	for f := range d.fails {
+		if strings.HasPrefix(line, f) {
+			return errors.New("it failed")
+		}
+	}
+	return nil
+}
+
+func (d *desk) WriteFile(name string, b []byte) error {
+	if d.files == nil {
+		d.files = make(map[string][]byte)
+	}
+	d.files[name] = b
+	d.done = append(d.done, "write "+name)
+	return nil
+}
+
+func (d *desk) Remove(name string) error {
+	d.done = append(d.done, "remove "+name)
+	if _, ok := d.files[name]; !ok {
+		return fs.ErrNotExist
+	}
+	return nil
+}
+
+var logons = map[string]Logon{
+	"windows": {OS: "windows", Program: `C:\Program Files\fairlead.exe`, Args: []string{"host", "--log-file", `C:\a & b\`}, Home: `C:\Users\u`, User: "S-1-5-21-1"},
+	"darwin":  {OS: "darwin", Program: "/usr/local/bin/fairlead", Args: []string{"host", "--bind", "a<b"}, Home: "/Users/u", User: "501"},
+	"linux":   {OS: "linux", Program: "/opt/fair lead", Args: []string{"host", "--config", `/x/100%$"y`}, Home: "/home/u"},
+}
+
+func TestInstallAndUninstall(t *testing.T) {
+	for os, want := range map[string]struct{ install, uninstall []string }{
+		"windows": {
+			[]string{
+				`write C:\Users\u\AppData\Local\Temp\fairlead-task.xml`,
+				`schtasks.exe /Create /F /TN fairlead host /XML C:\Users\u\AppData\Local\Temp\fairlead-task.xml`,
+				`remove C:\Users\u\AppData\Local\Temp\fairlead-task.xml`,
+				`schtasks.exe /Run /TN fairlead host`,
+			},
+			[]string{`schtasks.exe /Query /TN fairlead host`, `schtasks.exe /End /TN fairlead host`, `schtasks.exe /Delete /F /TN fairlead host`},
+		},
+		"darwin": {
+			[]string{
+				"write /Users/u/Library/LaunchAgents/dev.fairlead.host.plist",
+				"launchctl bootout gui/501/dev.fairlead.host",
+				"launchctl bootstrap gui/501 /Users/u/Library/LaunchAgents/dev.fairlead.host.plist",
+			},
+			[]string{"launchctl bootout gui/501/dev.fairlead.host", "remove /Users/u/Library/LaunchAgents/dev.fairlead.host.plist"},
+		},
+		"linux": {
+			[]string{
+				"write /home/u/.config/systemd/user/fairlead-host.service",
+				"systemctl --user daemon-reload", "systemctl --user enable fairlead-host.service", "systemctl --user restart fairlead-host.service",
+			},
+			[]string{"systemctl --user disable --now fairlead-host.service", "remove /home/u/.config/systemd/user/fairlead-host.service", "systemctl --user daemon-reload"},
+		},
+	} {
+		d := &desk{}
+		if err := Install(t.Context(), d, logons[os]); err != nil || !slices.Equal(d.done, want.install) {
+			t.Errorf("install on %s: %v\n%q, want\n%q", os, err, d.done, want.install)
+		}
+		d = &desk{} // nothing is installed: no error
+		if err := Uninstall(t.Context(), d, logons[os]); err != nil || !slices.Equal(d.done, want.uninstall) {
+			t.Errorf("uninstall on %s: %v\n%q, want\n%q", os, err, d.done, want.uninstall)
+		}
+	}
+	d := &desk{fails: map[string]bool{"schtasks.exe /Query": true}}
+	if err := Uninstall(t.Context(), d, logons["windows"]); err != nil || len(d.done) != 1 {
+		t.Errorf("uninstall of nothing: %v, %q", err, d.done)
+	}
+	for os, fails := range map[string]string{"windows": "schtasks.exe /Create", "darwin": "launchctl bootstrap", "linux": "systemctl --user enable"} {
+		if err := Install(t.Context(), &desk{fails: map[string]bool{fails: true}}, logons[os]); err == nil {
+			t.Errorf("on %s %q failed and nobody says so", os, fails)
+		}
+	}
+	if err := Install(t.Context(), &desk{}, Logon{OS: "plan9"}); err == nil {
+		t.Error("installed on plan9")
+	}
+}
+
+func TestTaskKeepsWordsApart(t *testing.T) {
+	b := toUTF16(logons["windows"].task())
+	units := make([]uint16, 0, len(b)/2)
+	for i := 2; i < len(b); i += 2 {
+		units = append(units, uint16(b[i])|uint16(b[i+1])<<8)
+	}
+	text := strings.Replace(string(utf16.Decode(units)), "UTF-16", "UTF-8", 1)
+	var task struct {
+		Trigger string `xml:"Triggers>LogonTrigger>UserId"`
+		User    string `xml:"Principals>Principal>UserId"`
+		Level   string `xml:"Principals>Principal>RunLevel"`
+		Limit   string `xml:"Settings>ExecutionTimeLimit"`
+		Args    string `xml:"Actions>Exec>Arguments"`
+	}
+	if err := xml.Unmarshal([]byte(text), &task); err != nil {
+		t.Fatal(err)
+	}
+	if want := `--headless "C:\Program Files\fairlead.exe" host --log-file "C:\a & b\\"`; task.Args != want {
+		t.Errorf("arguments %s, want %s", task.Args, want)
+	}
+	if task.User != "S-1-5-21-1" || task.Trigger != task.User || task.Level != "LeastPrivilege" || task.Limit != "PT0S" {
+		t.Errorf("%+v", task)
+	}
+}
+
+func TestWindowsQuote(t *testing.T) {
+	for in, want := range map[string]string{
+		``: `""`, `a`: `a`, `a b`: `"a b"`, `a"b`: `"a\"b"`, `a\"b`: `"a\\\"b"`, `a \`: `"a \\"`, `C:\x`: `C:\x`,
+	} {
+		if got := windowsQuote(in); got != want {
+			t.Errorf("%s is quoted %s, want %s", in, got, want)
+		}
+	}
+}
+
+func TestAgentAndUnitKeepWordsApart(t *testing.T) {
+	if got := logons["darwin"].plist(); !strings.Contains(got, "<string>a&lt;b</string>") {
+		t.Error(got)
+	}
+	want := `ExecStart="/opt/fair lead" "host" "--config" "/x/100%%$$\"y"` + "\n"
+	if got := logons["linux"].unit(); !strings.Contains(got, want) {
+		t.Errorf("%s\nwant %s", got, want)
+	}
+}
+
+func TestMachineWritesAndRemoves(t *testing.T) {
+	name := filepath.Join(t.TempDir(), "a", "b", "file")
+	var m Machine
+	if err := m.WriteFile(name, []byte("x")); err != nil {
+		t.Fatal(err)
+	}
+	if err := m.Remove(name); err != nil {
+		t.Error(err)
+	}
+	if err := absent(m.Remove(name)); err != nil {
+		t.Error(err)
+	}
+	if err := m.Run(t.Context(), "fairlead-no-such-program"); err == nil || !strings.Contains(err.Error(), "no-such") {
+		t.Error(err)
+	}
+}
