@@ -24,14 +24,38 @@ import (
 )
 
 func main() {
-	rounds := flag.Int("rounds", 30, "rounds; in each every mode is measured")
+	rounds := flag.Int("rounds", 30, "rounds of the measures of latency, in each every mode is measured; 0 for none")
 	perRound := flag.Int("per-round", 10, "measurements of an event mode in each round")
 	rules := flag.Int("nat-rounds", 20, "rounds of NAT rules at each size of the table; 0 leaves them out")
 	jsonl := flag.String("json", "", "also write each result as a JSON line to this file")
+	flowRounds := flag.Int("flow-rounds", 3, "rounds of the measures of flows; 0 for none")
+	flowTime := flag.Duration("flow-time", 2*time.Second, "how long one measure of one way takes")
+	relayed := flag.String("relay", "", "be a relay of the measures of flows")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
-	if err := run(ctx, *rounds, *perRound, *rules, *jsonl); err != nil {
+	var err error
+	if *relayed != "" {
+		err = relay(ctx, *relayed)
+	} else {
+		err = inOwnDir(ctx, func(binary, dir string) error {
+			if *rounds > 0 {
+				if err := latency(ctx, binary, dir, *rounds, *perRound, *jsonl); err != nil {
+					return err
+				}
+			}
+			if *rules > 0 {
+				if err := natRules(ctx, binary, dir, *rules, *jsonl); err != nil {
+					return err
+				}
+			}
+			if *flowRounds > 0 {
+				return flows(ctx, binary, dir, *flowRounds, *flowTime)
+			}
+			return nil
+		})
+	}
+	if err != nil {
 		fmt.Fprintln(os.Stderr, "bench:", err)
 		os.Exit(1)
 	}
@@ -68,7 +92,8 @@ type result struct {
 	Max     float64 `json:"max_us"`
 }
 
-func run(ctx context.Context, rounds, perRound, natRounds int, jsonl string) error {
+// inOwnDir runs f with the program and a directory of its own.
+func inOwnDir(ctx context.Context, f func(binary, dir string) error) error {
 	if os.Geteuid() != 0 {
 		return fmt.Errorf("it makes network namespaces, which needs root: run it with sudo")
 	}
@@ -86,6 +111,10 @@ func run(ctx context.Context, rounds, perRound, natRounds int, jsonl string) err
 			return fmt.Errorf("build the program: %w", err)
 		}
 	}
+	return f(binary, dir)
+}
+
+func latency(ctx context.Context, binary, dir string, rounds, perRound int, jsonl string) error {
 	var probes []*probe
 	defer func() {
 		for _, p := range probes {
@@ -124,9 +153,10 @@ func run(ctx context.Context, rounds, perRound, natRounds int, jsonl string) err
 			return err
 		}
 	}
-	if err := report(results); err != nil || natRounds == 0 {
-		return err
-	}
+	return report(results)
+}
+
+func natRules(ctx context.Context, binary, dir string, natRounds int, jsonl string) error {
 	nat, err := measureNAT(ctx, binary, dir, natRounds)
 	if err != nil {
 		return fmt.Errorf("NAT: %w", err)
