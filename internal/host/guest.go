@@ -26,6 +26,8 @@ const (
 	controlTimeout  = 10 * time.Second // for the guest to take a control message
 	stableAfter     = 10 * time.Second // a session this old makes the next attempt a prompt one
 	maxMalformed    = 3                // messages in a row
+
+	maxMalformedSession = 30 // messages in all
 )
 
 // guest is one guest, over all its sessions.
@@ -165,7 +167,7 @@ func (g *guest) read(ctx context.Context, session link.Session) error {
 	r := bufio.NewReader(control)
 	var join wire.Joiner
 	var synced, up bool // we stand at a generation of this session; and did once
-	bad := 0
+	bad, allBad := 0, 0
 	for {
 		c, err := wire.ReadControl(r)
 		whole := false
@@ -174,7 +176,8 @@ func (g *guest) read(ctx context.Context, session link.Session) error {
 		}
 		switch {
 		case errors.Is(err, wire.ErrMalformed):
-			if bad++; bad >= maxMalformed {
+			bad, allBad = bad+1, allBad+1
+			if bad >= maxMalformed || allBad >= maxMalformedSession {
 				return fmt.Errorf("%w: %w", errProtocol, err)
 			}
 			join, synced = wire.Joiner{}, false

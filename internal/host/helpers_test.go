@@ -69,6 +69,8 @@ type agent struct {
 	resyncs  []string
 	greet    func() []wire.Control // what a new session begins with
 
+	onSession func(link.Session) // runs beside each session
+
 	wg sync.WaitGroup
 }
 
@@ -129,6 +131,9 @@ func (a *agent) connect(ctx context.Context) (link.Session, error) {
 	a.mu.Unlock()
 	a.wg.Go(func() { a.read(r.s) })
 	a.wg.Go(func() { a.accept(r.s) })
+	if a.onSession != nil {
+		a.wg.Go(func() { a.onSession(r.s) })
+	}
 	if greet != nil {
 		for _, c := range greet() {
 			if err := wire.WriteControl(r.s.Control(), c); err != nil {
@@ -284,6 +289,11 @@ func start(t *testing.T, opt Options, agents ...*agent) (h *Host, stop func()) {
 	for _, a := range agents {
 		opt.Guests = append(opt.Guests, a.guest())
 	}
+	return startGuests(t, opt)
+}
+
+func startGuests(t *testing.T, opt Options) (h *Host, stop func()) {
+	t.Helper()
 	if opt.BackoffMax == 0 {
 		opt.BackoffMin, opt.BackoffMax = time.Millisecond, 20*time.Millisecond
 	}

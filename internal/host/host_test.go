@@ -711,7 +711,7 @@ func TestNothingIsLeftAfterManyFlows(t *testing.T) {
 	flow()
 	eventually(t, "the first flow is gone", idle)
 	baseGoroutines, baseFDs := runtime.NumGoroutine(), fds(t)
-	for range 2000 {
+	for range 10_000 {
 		flow()
 	}
 	eventually(t, "all flows are gone", idle)

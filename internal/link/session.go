@@ -280,9 +280,17 @@ type stream struct {
 	mux    *yamux.Stream
 	ended  atomic.Bool // the peer's side was read to its end
 	closed atomic.Bool
+
+	// reading is held by who reads: yamux wakes one reader only, so that of two
+	// the other would not hear of the end.
+	reading sync.Mutex
+	// deadlines keeps a caller's deadline from prolonging a Read that Close ends.
+	deadlines sync.Mutex
 }
 
 func (t *stream) Read(b []byte) (int, error) {
+	t.reading.Lock()
+	defer t.reading.Unlock()
 	if t.closed.Load() {
 		return 0, net.ErrClosed
 	}
@@ -315,7 +323,10 @@ func (t *stream) Reset() error { return t.s.mapError(t.mux.Reset()) }
 // it would write until the window is full and then wait for ever. So what it
 // sends is thrown away until it ends too, or for lingerTime.
 func (t *stream) Close() error {
-	if t.closed.Swap(true) {
+	t.deadlines.Lock()
+	again := t.closed.Swap(true)
+	t.deadlines.Unlock()
+	if again {
 		return nil
 	}
 	if t.ended.Load() {
@@ -337,6 +348,8 @@ func (t *stream) Close() error {
 }
 
 func (t *stream) linger() {
+	t.reading.Lock() // once the Read under way has ended
+	defer t.reading.Unlock()
 	_ = t.mux.SetReadDeadline(time.Now().Add(lingerTime))
 	var b [4096]byte
 	for {
@@ -351,6 +364,15 @@ func (t *stream) linger() {
 
 func (t *stream) LocalAddr() net.Addr                { return t.s.conn.LocalAddr() }
 func (t *stream) RemoteAddr() net.Addr               { return t.s.conn.RemoteAddr() }
-func (t *stream) SetDeadline(d time.Time) error      { return t.mux.SetDeadline(d) }
-func (t *stream) SetReadDeadline(d time.Time) error  { return t.mux.SetReadDeadline(d) }
-func (t *stream) SetWriteDeadline(d time.Time) error { return t.mux.SetWriteDeadline(d) }
+func (t *stream) SetDeadline(d time.Time) error      { return t.deadline(t.mux.SetDeadline, d) }
+func (t *stream) SetReadDeadline(d time.Time) error  { return t.deadline(t.mux.SetReadDeadline, d) }
+func (t *stream) SetWriteDeadline(d time.Time) error { return t.deadline(t.mux.SetWriteDeadline, d) }
+
+func (t *stream) deadline(set func(time.Time) error, d time.Time) error {
+	t.deadlines.Lock()
+	defer t.deadlines.Unlock()
+	if t.closed.Load() {
+		return net.ErrClosed
+	}
+	return set(d)
+}

@@ -183,6 +183,33 @@ func TestUseAfterClose(t *testing.T) {
 	}
 }
 
+// What throws away the rest after Close reads too, and yamux wakes only one of
+// two readers: the one under way must not be left asleep.
+func TestReadUnderWayEndsWithClose(t *testing.T) {
+	agent, host := sessions(t)
+	for range 300 {
+		g, h := flow(t, agent, host)
+		read := make(chan error, 1)
+		var wg sync.WaitGroup
+		wg.Go(func() { _, err := h.Read(make([]byte, 1)); read <- err })
+		wg.Go(func() { _ = h.SetReadDeadline(time.Now().Add(time.Hour)) })
+		wg.Go(func() { _ = h.Close() })
+		wg.Go(func() { _ = g.Close() })
+		select {
+		case err := <-read:
+			if !errors.Is(err, net.ErrClosed) && err != io.EOF {
+				t.Fatalf("read under way: %v", err)
+			}
+		case <-time.After(30 * time.Second):
+			t.Fatal("the read under way never ends")
+		}
+		wg.Wait()
+		if err := h.SetReadDeadline(time.Now()); !errors.Is(err, net.ErrClosed) {
+			t.Fatalf("deadline after close: %v", err)
+		}
+	}
+}
+
 // A peer that goes on writing after our Close is not left hanging.
 func TestCloseUnderAWriter(t *testing.T) {
 	for name, stops := range map[string]bool{"it ends": true, "it never ends": false} {
@@ -374,6 +401,31 @@ func TestStreamsAreBounded(t *testing.T) {
 		t.Errorf("one stream too many: %v", err)
 	}
 	echoed(t, host.Control(), agent.Control())
+}
+
+// The agent may open nothing: what a hostile one tries is reset and forgotten.
+func TestHostTakesNoStreamsFromAnAgent(t *testing.T) {
+	agent, host := sessions(t)
+	const tries = 20_000
+	ctx := t.Context()
+	for i := range tries {
+		st, err := agent.(*session).mux.OpenStream(ctx)
+		if err != nil {
+			t.Fatalf("try %d: %v", i, err)
+		}
+		_, _ = st.Write([]byte("x"))
+		if i%1000 == 0 {
+			if _, err := st.Read(make([]byte, 1)); err == nil {
+				t.Fatal("the host answered")
+			}
+		}
+	}
+	if n := host.(*session).mux.NumStreams(); n > 1 {
+		t.Errorf("the host holds %d streams, want the control stream", n)
+	}
+	echoed(t, host.Control(), agent.Control())
+	g, h := flow(t, agent, host)
+	echoed(t, h, g)
 }
 
 // countConn counts writes: each would wake an idle process.

@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux && root && !vm
+
+package e2e
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+	"sync"
+	"testing"
+	"time"
+)
+
+// flowPatience bounds what must happen at all; no test measures with it.
+const flowPatience = 5 * time.Minute
+
+// reflect answers each connection with all that it says, once it has ended its
+// writing side or before: a server as most are.
+func reflect(l net.Listener) {
+	for {
+		c, err := l.Accept()
+		if err != nil {
+			return
+		}
+		go func() {
+			defer c.Close()
+			_, _ = io.Copy(struct{ io.Writer }{c}, struct{ io.Reader }{c})
+		}()
+	}
+}
+
+// hashed sends n bytes that seed makes and returns their hash and that of what
+// comes back; pace, if not nil, is called before each read.
+func hashed(c net.Conn, seed uint64, n int64, pace func()) (sent, got [sha256.Size]byte, err error) {
+	_ = c.SetDeadline(time.Now().Add(flowPatience))
+	out, in := sha256.New(), sha256.New()
+	done := make(chan error, 1)
+	go func() {
+		random := rand.NewChaCha8([32]byte{byte(seed), byte(seed >> 8), 1})
+		_, err := io.CopyBuffer(io.MultiWriter(c, out), struct{ io.Reader }{io.LimitReader(random, n)}, make([]byte, 64<<10))
+		done <- errors.Join(err, c.(*net.TCPConn).CloseWrite())
+	}()
+	b := make([]byte, 64<<10)
+	for err == nil {
+		if pace != nil {
+			pace()
+		}
+		var k int
+		k, err = c.Read(b)
+		in.Write(b[:k])
+	}
+	if err == io.EOF {
+		err = nil
+	}
+	err = errors.Join(err, <-done)
+	return [sha256.Size]byte(out.Sum(nil)), [sha256.Size]byte(in.Sum(nil)), err
+}
+
+// A gibibyte there and back on 199 flows, while one more reads nothing until they
+// are done: it holds up none of them, and loses nothing itself.
+func TestGibibyteBothWaysBesideASlowReader(t *testing.T) {
+	r := newRig(t).start()
+	go reflect(r.guest.listen(t, "tcp4", "127.0.0.1:7000"))
+	r.wantState("tcp 127.0.0.1:7000", "active")
+	const total, flows = 1 << 30, 199
+	dial := func() net.Conn {
+		c, err := r.outside.Dial("tcp", "127.0.0.1:7000")
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = c.Close() })
+		return c
+	}
+	slow := dial()
+	others := make(chan struct{})
+	slowly := make(chan error, 1)
+	go func() {
+		sent, got, err := hashed(slow, 1<<15, 16<<20, func() { <-others })
+		if err == nil && sent != got {
+			err = errors.New("what came back is not what went")
+		}
+		slowly <- err
+	}()
+	var wg sync.WaitGroup
+	for i := range flows {
+		c := dial()
+		wg.Go(func() {
+			sent, got, err := hashed(c, uint64(i), total/flows, nil)
+			if err != nil || sent != got {
+				t.Errorf("flow %d: intact %t, %v", i, sent == got, err)
+			}
+		})
+	}
+	wg.Wait()
+	select {
+	case err := <-slowly:
+		t.Errorf("the slow reader ended before it read: %v", err)
+	default:
+	}
+	close(others)
+	if err := <-slowly; err != nil {
+		t.Errorf("the slow reader: %v", err)
+	}
+}
+
+// openFDs counts the descriptors of a process.
+func (p *process) openFDs() int {
+	p.t.Helper()
+	d, err := os.ReadDir(filepath.Join("/proc", strconv.Itoa(p.cmd.Process.Pid), "fd"))
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	return len(d)
+}
+
+// Ten thousand flows at once are carried, cost a bounded amount of memory, and
+// leave nothing behind.
+func TestTenThousandFlowsAtOnce(t *testing.T) {
+	r := newRig(t).start()
+	go reflect(r.guest.listen(t, "tcp4", "0.0.0.0:7000"))
+	r.wantState("tcp 0.0.0.0:7000", "active")
+	warm := echoThrough(t, r, "127.0.0.1:7000")
+	_ = warm.Close()
+	const n = 10_000
+	idle := func() error {
+		for name, p := range map[string]*process{"agent": r.agent, "host": r.host} {
+			if got := p.openFDs(); got > 40 {
+				return fmt.Errorf("the %s has %d descriptors open", name, got)
+			}
+		}
+		return nil
+	}
+	r.eventually("the first flow is gone", idle)
+	agent, host := r.agent.openFDs(), r.host.openFDs()
+	conns := make([]net.Conn, 0, n)
+	err := r.outside.Do(func() error {
+		for len(conns) < n {
+			// One loopback address has 28,000 ports to come from, some of them in use.
+			c, err := (&net.Dialer{Timeout: flowPatience}).Dial("tcp4", "127.0.0.1:7000")
+			if err != nil {
+				return fmt.Errorf("connection %d: %w", len(conns), err)
+			}
+			conns = append(conns, c)
+			if _, err := fmt.Fprintf(c, "%08d", len(conns)); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	defer func() {
+		for _, c := range conns {
+			_ = c.Close()
+		}
+	}()
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := make([]byte, 8)
+	for i, c := range conns {
+		_ = c.SetDeadline(time.Now().Add(flowPatience))
+		if _, err := io.ReadFull(c, b); err != nil || !bytes.Equal(b, fmt.Appendf(nil, "%08d", i+1)) {
+			t.Fatalf("connection %d: %q, %v", i, b, err)
+		}
+	}
+	for name, p := range map[string]*process{"agent": r.agent, "host": r.host} {
+		each := p.rss(t) / int64(n)
+		t.Logf("the %s holds %d KiB for each of %d flows", name, each>>10, n)
+		if limit := int64(48 << 10); each > limit {
+			t.Errorf("the %s holds %d KiB for each flow that is idle, want at most %d", name, each>>10, limit>>10)
+		}
+	}
+	for _, c := range conns {
+		_ = c.Close()
+	}
+	within(t, flowPatience, "descriptors are back", func() error {
+		if a, h := r.agent.openFDs(), r.host.openFDs(); a > agent || h > host {
+			return fmt.Errorf("agent %d of %d, host %d of %d", a, agent, h, host)
+		}
+		return nil
+	})
+	_ = echoThrough(t, r, "127.0.0.1:7000")
+}
