@@ -19,6 +19,7 @@ VM_ROUNDS := -env FAIRLEAD_STARTS=5 -env FAIRLEAD_WAKEUPS=500 -env FAIRLEAD_SHOR
 STAGES := lint generate-check test-unit test-root test-vm
 # Systems that the host side is built for beside linux/amd64, which the linter sees.
 HOST_SYSTEMS := linux/arm64 windows/amd64 windows/arm64 darwin/arm64
+WINE_PACKAGES := ./internal/port ./internal/rules ./internal/wire ./internal/table ./internal/hvsock ./internal/setup ./internal/config ./internal/host
 HOST_PACKAGES := $(wildcard ./internal/host ./cmd/fairlead)
 
 # Packages with a test file that has build tag $(1).
@@ -82,6 +83,11 @@ test-moby: ## Run against the next Docker with its nftables back end (root; buil
 	$(need_root)
 	@hack/provision-engines.sh packages moby
 	@FAIRLEAD_DOCKERD=$(CACHE)/bin/moby $(RUN) test test-moby go test -json -tags engines -run Docker -count 1 -timeout 30m ./test/engines
+
+.PHONY: test-wine
+test-wine: ## Run the tests of the host side that need no unix socket under Debian's wine
+	@hack/provision.sh wine
+	@$(RUN) test test-wine env CGO_ENABLED=0 GOOS=windows GOARCH=amd64 go test -json -p 1 -exec "$$PWD/hack/wine.sh" $(WINE_PACKAGES)
 
 .PHONY: bench
 bench: ## Measure latency against polling, all modes in one run (root)

@@ -4,7 +4,7 @@
 # Installs what fairlead's tests need on Debian 12. Quick, and without a word to
 # the network, when all is there.
 #
-#   hack/provision.sh [base|generate|vm|lint|all]...    (default: all)
+#   hack/provision.sh [base|generate|vm|lint|wine|all]...    (default: all, which leaves wine out)
 #
 # Packages need root; kernels and the linter go to a cache directory of the user:
 # ${FAIRLEAD_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/fairlead}.
@@ -16,6 +16,8 @@ base_packages=(ca-certificates gcc git iproute2 iptables kmod libc6-dev make nft
 generate_packages=(clang-14 libbpf-dev llvm-14)
 # vm: the emulator, and what goes into its file system.
 vm_packages=(busybox-static iproute2 iptables kmod nftables qemu-system-x86 xz-utils)
+# wine: to run tests that were built for Windows, and what makes a library that its Go needs.
+wine_packages=(binutils-mingw-w64-x86-64 wine64)
 # The kernels that tests run on: the version, and the package that names the newest build of it.
 kernels=(6.1:linux-image-cloud-amd64 6.12:linux-image-6.12-cloud-amd64)
 lint_version=v2.15.0
@@ -118,13 +120,14 @@ for section; do
 		for k in "${kernels[@]}"; do kernel "${k%%:*}" "${k#*:}"; done
 		;;
 	lint) linter ;;
+	wine) packages "${wine_packages[@]}" ;;
 	all)
 		mapfile -t everything < <(printf '%s\n' "${base_packages[@]}" "${generate_packages[@]}" "${vm_packages[@]}" | sort -u)
 		packages "${everything[@]}"
 		for k in "${kernels[@]}"; do kernel "${k%%:*}" "${k#*:}"; done
 		linter
 		;;
-	*) die "unknown section '$section': want base, generate, vm, lint or all" ;;
+	*) die "unknown section '$section': want base, generate, vm, lint, wine or all" ;;
 	esac
 done
 say "ready"

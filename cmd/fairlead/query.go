@@ -52,7 +52,7 @@ func client(path string) *status.Client {
 		path = config.DefaultAgent().Control
 		if _, err := os.Stat(path); errors.Is(err, os.ErrNotExist) {
 			if host := config.DefaultHost().Control; host != "" {
-				if _, err := os.Stat(host); err == nil {
+				if _, err := os.Stat(host); !errors.Is(err, os.ErrNotExist) { // Windows may not look into a socket
 					path = host
 				}
 			}

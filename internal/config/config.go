@@ -165,6 +165,12 @@ func (c *Agent) Flags(fs *pflag.FlagSet) {
 func (c *Host) Flags(fs *pflag.FlagSet) {
 	*c = DefaultHost()
 	register(fs, c.fields())
+	fs.SetNormalizeFunc(func(_ *pflag.FlagSet, name string) pflag.NormalizedName {
+		if name == "expose" { // as the agent calls it
+			name = "bind"
+		}
+		return pflag.NormalizedName(name)
+	})
 }
 
 func (c *Common) fields() []field {

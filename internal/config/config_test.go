@@ -265,6 +265,33 @@ func TestRepeatedFlag(t *testing.T) {
 	}
 }
 
+// The agent calls it --expose; so may the host.
+func TestHostExposesByEitherName(t *testing.T) {
+	empty := write(t, filepath.Join(t.TempDir(), "c.yaml"), "")
+	for _, flag := range []string{"--bind=all", "--expose=all"} {
+		fs := pflag.NewFlagSet("test", pflag.ContinueOnError)
+		new(Host).Flags(fs)
+		if err := fs.Parse([]string{flag}); err != nil {
+			t.Fatal(err)
+		}
+		if c, err := LoadHost(empty, fs, nil); err != nil || c.Bind != rules.All() {
+			t.Errorf("%s: %v, %v", flag, c.Bind, err)
+		}
+	}
+}
+
+func TestDefaultConnect(t *testing.T) {
+	for goos, want := range map[string]string{"windows": "hvsock://wsl:1023", "linux": "unix:///run/fairlead/link.sock"} {
+		e := defaultConnect(goos)
+		if e.String() != want {
+			t.Errorf("on %s %s, want %s", goos, e, want)
+		}
+		if again, err := ParseEndpoint(e.String()); err != nil || again != e {
+			t.Errorf("%s is read back as %v, %v", e, again, err)
+		}
+	}
+}
+
 func TestErrors(t *testing.T) {
 	dir := t.TempDir()
 	t.Chdir(dir)

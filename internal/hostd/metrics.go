@@ -27,7 +27,7 @@ func metricsHandler(h *host.Host) http.Handler {
 type collector struct {
 	host *host.Host
 
-	listeners, open, flows, bytes, control, guests *prometheus.Desc
+	listeners, open, flows, bytes, control, guests, listens, dropped, evicted *prometheus.Desc
 }
 
 func newCollector(h *host.Host) collector {
@@ -42,12 +42,15 @@ func newCollector(h *host.Host) collector {
 		bytes:     desc("bytes_total", "Payload bytes carried.", "direction"),
 		control:   desc("control_messages_total", "Control messages by kind.", "kind"),
 		guests:    desc("guests", "Guests by state.", "state"),
+		listens:   desc("failed_listens_total", "Attempts to listen that failed, by reason.", "reason"),
+		dropped:   desc("dropped_datagrams_total", "Datagrams dropped for want of room."),
+		evicted:   desc("evicted_udp_clients_total", "UDP clients that made room for others."),
 	}
 }
 
 // Describe implements prometheus.Collector.
 func (c collector) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{c.listeners, c.open, c.flows, c.bytes, c.control, c.guests} {
+	for _, d := range []*prometheus.Desc{c.listeners, c.open, c.flows, c.bytes, c.control, c.guests, c.listens, c.dropped, c.evicted} {
 		ch <- d
 	}
 }
@@ -73,6 +76,10 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	counter(c.control, s.Snapshots, "snapshot")
 	counter(c.control, s.Changes, "change")
 	counter(c.control, s.Resyncs, "resync")
+	counter(c.listens, s.Conflicts, "conflict")
+	counter(c.listens, s.ListenFailures, "other")
+	counter(c.dropped, s.DatagramsDropped)
+	counter(c.evicted, s.UDPEvicted)
 	connected := 0
 	guests := c.host.Guests()
 	for _, g := range guests {
