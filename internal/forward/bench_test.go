@@ -7,8 +7,10 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"sync"
 	"testing"
 
+	"github.com/fairlead/fairlead/internal/link"
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/wire"
 )
@@ -142,4 +144,156 @@ func BenchmarkRoundTrip(b *testing.B) {
 			}
 		})
 	}
+}
+
+// BenchmarkSixtyFourFlows moves 64 KiB per operation from clients to servers, on
+// 64 flows beside one that nobody reads: on one link, on four, and with a
+// connection for each flow. It is what decided for one link.
+func BenchmarkSixtyFourFlows(b *testing.B) {
+	const flows = 64
+	for name, links := range map[string]int{"1 link": 1, "4 links": 4, "connection each": 0} {
+		b.Run(name, func(b *testing.B) {
+			lanes := newLanes(b, links)
+			type pair struct{ client, server net.Conn }
+			pairs := make([]pair, flows+1)
+			for i := range pairs {
+				pairs[i].client, pairs[i].server = lanes.open(b, i)
+			}
+			go func() { _, _ = io.Copy(pairs[flows].client, endless{}) }() // nobody reads it
+			buf := make([]byte, 64<<10)
+			b.SetBytes(int64(len(buf)))
+			each := b.N/flows + 1
+			var wg sync.WaitGroup
+			b.ResetTimer()
+			for _, p := range pairs[:flows] {
+				wg.Go(func() {
+					if _, err := io.CopyN(io.Discard, struct{ io.Reader }{p.server}, int64(each)*int64(len(buf))); err != nil {
+						b.Error(err)
+					}
+				})
+				wg.Go(func() {
+					for range each {
+						if _, err := p.client.Write(buf); err != nil {
+							b.Error(err)
+							return
+						}
+					}
+				})
+			}
+			wg.Wait()
+			b.StopTimer()
+		})
+	}
+}
+
+type endless struct{}
+
+func (endless) Read(b []byte) (int, error) { return len(b), nil }
+
+// lanes opens flows over some links, or each over a connection of its own.
+type lanes struct {
+	ln    net.Listener // the servers'
+	hosts []link.Session
+	unix  net.Listener
+}
+
+func newLanes(b *testing.B, links int) *lanes {
+	b.Helper()
+	listen := func(network, addr string) net.Listener {
+		l, err := net.Listen(network, addr)
+		if err != nil {
+			b.Fatal(err)
+		}
+		b.Cleanup(func() { _ = l.Close() })
+		return l
+	}
+	l := &lanes{ln: listen("tcp", "127.0.0.1:0"), unix: listen("unix", b.TempDir()+"/s")}
+	at := l.ln.Addr().(*net.TCPAddr).AddrPort()
+	for range links {
+		near, far := l.connect(b)
+		host, agent := linked(b, near, far)
+		srv, err := NewServer(ServerOptions{})
+		if err != nil {
+			b.Fatal(err)
+		}
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			for {
+				stream, err := agent.Accept(context.Background())
+				if err != nil {
+					return
+				}
+				wg.Go(func() {
+					if req, err := wire.ReadRequest(stream); err == nil {
+						_ = srv.Serve(context.Background(), stream, port.Publication{Key: req.Key, Dial: []netip.AddrPort{at}}, req)
+					}
+				})
+			}
+		})
+		b.Cleanup(func() {
+			_, _ = host.Close(), agent.Close()
+			wg.Wait()
+		})
+		l.hosts = append(l.hosts, host)
+	}
+	return l
+}
+
+func (l *lanes) connect(b *testing.B) (near, far net.Conn) {
+	b.Helper()
+	near, err := net.Dial("unix", l.unix.Addr().String())
+	if err != nil {
+		b.Fatal(err)
+	}
+	if far, err = l.unix.Accept(); err != nil {
+		b.Fatal(err)
+	}
+	return near, far
+}
+
+// open returns the two ends of the i-th flow.
+func (l *lanes) open(b *testing.B, i int) (client, server net.Conn) {
+	b.Helper()
+	front, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer front.Close()
+	tcp := func(at net.Listener) net.Conn {
+		c, err := net.Dial("tcp", at.Addr().String())
+		if err != nil {
+			b.Fatal(err)
+		}
+		b.Cleanup(func() { _ = c.Close() })
+		return c
+	}
+	accept := func(at net.Listener) net.Conn {
+		c, err := at.Accept()
+		if err != nil {
+			b.Fatal(err)
+		}
+		b.Cleanup(func() { _ = c.Close() })
+		return c
+	}
+	client = tcp(front)
+	hostSide := accept(front)
+	if len(l.hosts) == 0 {
+		x, y := l.connect(b)
+		guestSide := tcp(l.ln)
+		spliceInBackground(b, hostSide, x)
+		spliceInBackground(b, y, guestSide)
+		return client, accept(l.ln)
+	}
+	stream, err := l.hosts[i%len(l.hosts)].Open(b.Context())
+	if err != nil {
+		b.Fatal(err)
+	}
+	if err := wire.WriteRequest(stream, wire.FlowRequest{Key: tcpKey(l.ln.Addr().(*net.TCPAddr).AddrPort().Port())}); err != nil {
+		b.Fatal(err)
+	}
+	if _, err := wire.ReadReply(stream); err != nil {
+		b.Fatal(err)
+	}
+	spliceInBackground(b, hostSide, stream)
+	return client, accept(l.ln)
 }
