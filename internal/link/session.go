@@ -118,7 +118,7 @@ func newSession(ctx context.Context, conn net.Conn, o Options, d direction, peer
 		start = yamux.Client
 	}
 	last := &lastWords{Conn: conn, done: make(chan struct{})}
-	mux, err := start(last, muxConfig(o, d), new(windows).span)
+	mux, err := start(last, muxConfig(o, d), new(budget).span)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", errInternal, err)
 	}

@@ -20,14 +20,14 @@ const growthPriority = 128
 
 var errNoGrowth = errors.New("the windows of this session have grown enough")
 
-// windows shares the budget out to the streams of one session.
-type windows struct{ grown atomic.Int64 }
+// budget shares growthBudget out to the streams of one session.
+type budget struct{ grown atomic.Int64 }
 
-func (w *windows) span() (yamux.MemoryManager, error) { return &windowSpan{of: w}, nil }
+func (w *budget) span() (yamux.MemoryManager, error) { return &windowSpan{of: w}, nil }
 
 // windowSpan is what one stream has.
 type windowSpan struct {
-	of   *windows
+	of   *budget
 	mine atomic.Int64
 }
 

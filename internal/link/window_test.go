@@ -6,7 +6,7 @@ import "testing"
 
 // A session's streams together hold a bounded amount, and give it back.
 func TestWindowsGrowWithinABudget(t *testing.T) {
-	var w windows
+	var w budget
 	const step = 1 << 20
 	spans := make([]*windowSpan, 0, growthBudget/step)
 	for range growthBudget / step {

@@ -38,8 +38,12 @@ var flowMeasures = []struct {
 	unit    string
 	measure func(ctx context.Context, w *way, d time.Duration) (flowSample, error)
 }{
-	{toGuest, "MB", func(ctx context.Context, w *way, d time.Duration) (flowSample, error) { return throughput(ctx, w, d, 1, false) }},
-	{toHost, "MB", func(ctx context.Context, w *way, d time.Duration) (flowSample, error) { return throughput(ctx, w, d, 1, true) }},
+	{toGuest, "MB", func(ctx context.Context, w *way, d time.Duration) (flowSample, error) {
+		return throughput(ctx, w, d, 1, false)
+	}},
+	{toHost, "MB", func(ctx context.Context, w *way, d time.Duration) (flowSample, error) {
+		return throughput(ctx, w, d, 1, true)
+	}},
 	{manyFlows, "MB", func(ctx context.Context, w *way, d time.Duration) (flowSample, error) {
 		return throughput(ctx, w, d, 64, false)
 	}},
