@@ -11,34 +11,35 @@ import (
 
 // BenchmarkThroughput moves 64 KiB per operation from host to agent.
 func BenchmarkThroughput(b *testing.B) {
-	run := func(b *testing.B, from io.Writer, to io.Reader) {
-		buf := make([]byte, 64<<10)
-		b.SetBytes(int64(len(buf)))
-		done := make(chan error, 1)
-		b.ResetTimer()
-		go func() {
-			_, err := io.CopyBuffer(io.Discard, struct{ io.Reader }{io.LimitReader(to, int64(b.N)*int64(len(buf)))}, make([]byte, 64<<10))
-			done <- err
-		}()
-		for range b.N {
-			if _, err := from.Write(buf); err != nil {
-				b.Fatal(err)
-			}
-		}
-		if err := <-done; err != nil {
-			b.Fatal(err)
-		}
-	}
 	b.Run("link", func(b *testing.B) {
 		agent, host := sessions(b)
 		g, h := flow(b, agent, host)
-		run(b, h, g)
+		throughput(b, h, g)
 	})
 	b.Run("plain", func(b *testing.B) {
 		x, y := sockets(b)
 		defer func() { _, _ = x.Close(), y.Close() }()
-		run(b, x, y)
+		throughput(b, x, y)
 	})
+}
+
+func throughput(b *testing.B, from io.Writer, to io.Reader) {
+	buf := make([]byte, 64<<10)
+	b.SetBytes(int64(len(buf)))
+	done := make(chan error, 1)
+	b.ResetTimer()
+	go func() {
+		_, err := io.CopyBuffer(io.Discard, struct{ io.Reader }{io.LimitReader(to, int64(b.N)*int64(len(buf)))}, make([]byte, 64<<10))
+		done <- err
+	}()
+	for range b.N {
+		if _, err := from.Write(buf); err != nil {
+			b.Fatal(err)
+		}
+	}
+	if err := <-done; err != nil {
+		b.Fatal(err)
+	}
 }
 
 // BenchmarkRoundTrip sends 300 bytes there and back: a small control message

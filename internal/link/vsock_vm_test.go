@@ -8,6 +8,7 @@ import (
 	"bytes"
 	"context"
 	"io"
+	"net"
 	"testing"
 )
 
@@ -93,4 +94,38 @@ func TestVsockNobodyListens(t *testing.T) {
 	if _, err := Dial(ctx10(t), Endpoint{Network: NetworkVsock, CID: CIDLocal, Port: 1005}, opts(t, RoleHost)); err == nil {
 		t.Error("dialled nobody")
 	}
+}
+
+// BenchmarkVsockThroughput is BenchmarkThroughput over vsock's loopback.
+func BenchmarkVsockThroughput(b *testing.B) {
+	connect := func(b *testing.B) (near, far net.Conn) {
+		l, err := listenVsock(CIDAny, 1010)
+		if err != nil {
+			b.Fatal(err)
+		}
+		defer func() { _ = l.Close() }()
+		if near, err = dialVsock(ctx10(b), CIDLocal, 1010); err != nil {
+			b.Fatal(err)
+		}
+		if far, err = l.Accept(); err != nil {
+			b.Fatal(err)
+		}
+		return near, far
+	}
+	b.Run("link", func(b *testing.B) {
+		ao := opts(b, RoleAgent)
+		ao.AllowCIDs = []uint32{CIDLocal}
+		near, far := connect(b)
+		host, agent := shake(b, opts(b, RoleHost), ao, near, far)
+		if host.err != nil || agent.err != nil {
+			b.Fatal(host.err, agent.err)
+		}
+		g, h := flow(b, agent.s, host.s)
+		throughput(b, h, g)
+	})
+	b.Run("plain", func(b *testing.B) {
+		near, far := connect(b)
+		defer func() { _, _ = near.Close(), far.Close() }()
+		throughput(b, near, far)
+	})
 }
