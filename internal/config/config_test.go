@@ -68,6 +68,7 @@ func hostSamples() []sample {
 		{"connect", "hvsock://{E0E16197-DD56-4A10-9195-5EE7A155A838}:7", "hvsock://e0e16197-dd56-4a10-9195-5ee7a155a838:7"},
 		{"bind", "192.168.1.5", "192.168.1.5"},
 		{"grace", "0", "0s"},
+		{"logFile", "/var/log/f", "/var/log/f"},
 		{"limits.listeners", "10", "10"},
 		{"limits.flows", "11", "11"},
 		{"limits.udpFlows", "12", "12"},
