@@ -64,8 +64,6 @@ func agentSamples() []sample {
 func hostSamples() []sample {
 	return append([]sample{
 		{"connect", "vsock://3:700", "vsock://3:700"},
-		{"connect", "hvsock://wsl:700", "hvsock://wsl:700"},
-		{"connect", "hvsock://{E0E16197-DD56-4A10-9195-5EE7A155A838}:7", "hvsock://e0e16197-dd56-4a10-9195-5ee7a155a838:7"},
 		{"bind", "192.168.1.5", "192.168.1.5"},
 		{"grace", "0", "0s"},
 		{"logFile", "/var/log/f", "/var/log/f"},
@@ -289,6 +287,18 @@ func TestDefaultConnect(t *testing.T) {
 		}
 		if again, err := ParseEndpoint(e.String()); err != nil || again != e {
 			t.Errorf("%s is read back as %v, %v", e, again, err)
+		}
+	}
+}
+
+func TestMachineByID(t *testing.T) {
+	e, err := ParseEndpoint("hvsock://{E0E16197-DD56-4A10-9195-5EE7A155A838}:7")
+	if err != nil || e.String() != "hvsock://e0e16197-dd56-4a10-9195-5ee7a155a838:7" {
+		t.Errorf("%s, %v", e, err)
+	}
+	for _, s := range []string{"hvsock://Ubuntu:7", "hvsock://wsl", "hvsock://wsl:0"} {
+		if e, err := ParseEndpoint(s); err == nil {
+			t.Errorf("%s is %s", s, e)
 		}
 	}
 }
