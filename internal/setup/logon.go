@@ -81,8 +81,9 @@ func Install(ctx context.Context, s System, l Logon) error {
 func Uninstall(ctx context.Context, s System, l Logon) error {
 	switch l.OS {
 	case "windows":
-		if s.Run(ctx, "schtasks.exe", "/Query", "/TN", taskName) != nil {
-			return nil // not there
+		there := s.Run(ctx, "schtasks.exe", "/Query", "/TN", taskName) == nil
+		if !there {
+			return nil
 		}
 		_ = s.Run(ctx, "schtasks.exe", "/End", "/TN", taskName) // it may not run
 		return wrap("uninstall", s.Run(ctx, "schtasks.exe", "/Delete", "/F", "/TN", taskName))

@@ -125,12 +125,11 @@ func throughput(ctx context.Context, w *way, d time.Duration, n int, toClient bo
 	used, begin := w.cpu(), time.Now()
 	for i, c := range conns {
 		wg.Go(func() {
-			moved, err := int64(0), error(nil)
+			move := push
 			if toClient {
-				moved, err = pull(ctx, c, begin.Add(d))
-			} else {
-				moved, err = push(ctx, c, begin.Add(d))
+				move = pull
 			}
+			moved, err := move(ctx, c, begin.Add(d))
 			sum.Add(moved)
 			errs[i] = err
 		})
