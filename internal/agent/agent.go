@@ -96,13 +96,15 @@ func (a *Agent) wireSources() error {
 		return fmt.Errorf("observer: %w", err)
 	}
 	a.observer = &attachReport{Observer: o}
-	a.registry = registry.New(registry.Options{Rules: a.cfg.Rules, Logger: a.log})
+	owners := new(owners)
+	a.registry = registry.New(registry.Options{Rules: a.cfg.Rules, Owners: owners, Logger: a.log})
 	for _, name := range a.cfg.Sources {
 		s, err := a.newSource(name)
 		if err != nil {
 			return err
 		}
 		a.sources = append(a.sources, s)
+		owners.add(s, a.registry)
 	}
 	return nil
 }

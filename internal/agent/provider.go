@@ -45,8 +45,15 @@ func describe(p port.Publication, outs table.View[port.Key, reconcile.Outcomes])
 	for _, o := range said {
 		list = append(list, status.DescribeOutcome(o.Sink, o.Outcome))
 	}
-	return status.Describe(p, list)
+	row := status.Describe(p, list)
+	if p.Decision.Allow && len(p.Dial) == 0 && row.Reason == "" {
+		row.Reason = unserved
+	}
+	return row
 }
+
+// unserved says of a port that it is only declared.
+const unserved = "nothing is known to serve it"
 
 func (p provider) Changes(ctx context.Context, f func(status.Delta) error) error {
 	pubs, outs := p.registry.Publications().Subscribe(), p.outcomes.Subscribe()

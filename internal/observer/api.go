@@ -46,6 +46,10 @@ type Socket struct {
 	PID  uint32
 	Comm string
 
+	// PIDSeen is CLOCK_MONOTONIC in nanoseconds when PID was that process, 0 if
+	// PID is. Whoever has the number now and started later is another.
+	PIDSeen int64
+
 	UID   uint32 // the socket's owner
 	Inode uint32 // of the socket, as in /proc/PID/fd
 

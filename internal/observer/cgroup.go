@@ -5,14 +5,13 @@
 package observer
 
 import (
-	"bufio"
 	"errors"
 	"fmt"
-	"io"
 	"os"
-	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/fairlead/fairlead/internal/cgroup"
 )
 
 var errNoCgroup = errors.New("the root of the cgroup2 hierarchy is not mounted")
@@ -25,10 +24,11 @@ func cgroupRoot() (string, error) {
 		return "", fmt.Errorf("find cgroup2: %w", err)
 	}
 	defer func() { _ = f.Close() }()
-	mounts, err := cgroupMounts(f)
+	whole, parts, err := cgroup.Mounts(f)
 	if err != nil {
 		return "", fmt.Errorf("find cgroup2: %w", err)
 	}
+	mounts := append(whole, parts...)
 	for _, m := range mounts {
 		// A mount may show a part of the hierarchy, and a cgroup namespace
 		// calls its own part "/". The root's inode is 1 (kernfs).
@@ -41,24 +41,4 @@ func cgroupRoot() (string, error) {
 		return "", fmt.Errorf("%w: only a part of it, at %q", errNoCgroup, mounts)
 	}
 	return "", errNoCgroup
-}
-
-// cgroupMounts returns the mount points of type cgroup2 in a mountinfo file
-// (proc_pid_mountinfo(5)).
-func cgroupMounts(r io.Reader) ([]string, error) {
-	var mounts []string
-	lines := bufio.NewScanner(r)
-	for lines.Scan() {
-		mount, rest, ok := strings.Cut(lines.Text(), " - ")
-		fields := strings.Fields(mount)
-		if ok && len(fields) >= 5 && strings.HasPrefix(rest, "cgroup2 ") {
-			mounts = append(mounts, unescapeMount().Replace(fields[4]))
-		}
-	}
-	return mounts, lines.Err()
-}
-
-// unescapeMount undoes the octal escapes of mountinfo.
-func unescapeMount() *strings.Replacer {
-	return strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`)
 }

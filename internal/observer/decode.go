@@ -74,6 +74,9 @@ func (d *decoder) decode(sample []byte, r *record) error {
 			Observed: int64(e.Observed),
 		},
 	}
+	if e.Pid != 0 {
+		r.socket.PIDSeen = r.socket.Observed
+	}
 	return nil
 }
 

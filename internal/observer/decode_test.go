@@ -33,7 +33,7 @@ func listenEvent() sockEvent {
 func TestDecode(t *testing.T) {
 	want := Socket{
 		Cookie: 34, Protocol: port.TCP, Address: netip.MustParseAddr("127.0.0.53"), Port: 8080,
-		Device: 5, NetNS: 78, CgroupID: 56, PID: 90, Comm: "nginx", UID: 12, Inode: 34, Observed: 12,
+		Device: 5, NetNS: 78, CgroupID: 56, PID: 90, PIDSeen: 12, Comm: "nginx", UID: 12, Inode: 34, Observed: 12,
 	}
 	six := func(e *sockEvent, address string) {
 		e.Family, e.Address = unix.AF_INET6, netip.MustParseAddr(address).As16()

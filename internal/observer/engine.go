@@ -599,9 +599,9 @@ func (e *engine) findOwners(ctx context.Context) {
 		if len(wanted) == 0 {
 			continue
 		}
-		start := time.Now()
+		start, seen := time.Now(), monotonicNow()
 		found := e.owners(ctx, wanted)
-		e.setOwners(found)
+		e.setOwners(found, seen)
 		pause := time.NewTimer(max(ownerPause, dumpShare*time.Since(start)))
 		select {
 		case <-ctx.Done():
@@ -626,7 +626,9 @@ func (e *engine) ownerless() []Socket {
 	return wanted
 }
 
-func (e *engine) setOwners(found map[uint64]owner) {
+// setOwners notes the processes that a search found, which began at the time
+// seen of CLOCK_MONOTONIC, in nanoseconds.
+func (e *engine) setOwners(found map[uint64]owner, seen int64) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	var changes []Event
@@ -635,7 +637,7 @@ func (e *engine) setOwners(found map[uint64]owner) {
 		if en == nil || en.socket.PID != 0 || en.socket.Comm != "" {
 			continue
 		}
-		en.socket.PID, en.socket.Comm = o.pid, o.comm
+		en.socket.PID, en.socket.Comm, en.socket.PIDSeen = o.pid, o.comm, seen
 		changes = append(changes, Event{Socket: en.socket})
 	}
 	e.apply(changes)

@@ -125,7 +125,7 @@ func (m *model) apply(r *record) (e Event, ok bool, ask scope) {
 	case sockEventKindEVENT_UNLISTEN:
 		// Who shuts a socket down need not be who serves it.
 		if old := m.sockets[cookie]; old != nil {
-			s.PID, s.Comm = old.socket.PID, old.socket.Comm
+			s.PID, s.Comm, s.PIDSeen = old.socket.PID, old.socket.Comm, old.socket.PIDSeen
 		}
 	default: // close, connect
 		return m.drop(cookie, s.Observed)
@@ -144,6 +144,9 @@ func (m *model) put(s Socket) (Event, bool, scope) {
 	} else {
 		same := s
 		same.Observed = en.socket.Observed
+		if same.PID == en.socket.PID {
+			same.PIDSeen = en.socket.PIDSeen
+		}
 		if same == en.socket {
 			return Event{}, false, 0
 		}
@@ -213,7 +216,8 @@ func (m *model) mergeRow(r *row, out []Event) []Event {
 		}
 		if named {
 			delete(m.nameless, s.Inode)
-			s.PID, s.Comm, s.Observed = waiting.PID, waiting.Comm, waiting.Observed
+			s.PID, s.Comm, s.PIDSeen = waiting.PID, waiting.Comm, waiting.PIDSeen
+			s.Observed = waiting.Observed
 			if s.CgroupID == 0 {
 				s.CgroupID = waiting.CgroupID
 			}

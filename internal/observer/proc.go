@@ -86,6 +86,15 @@ func (f *ownerFinder) find(ctx context.Context, sockets []Socket) map[uint64]own
 	return owners
 }
 
+// monotonicNow returns CLOCK_MONOTONIC in nanoseconds, 0 if the kernel does not tell.
+func monotonicNow() int64 {
+	var ts unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts); err != nil {
+		return 0
+	}
+	return ts.Nano()
+}
+
 // eachName calls f with the names in a directory, whose descriptor it gives,
 // until f returns false.
 func eachName(path string, f func(dir int, name string) bool) error {

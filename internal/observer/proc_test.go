@@ -10,7 +10,6 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
-	"strings"
 	"testing"
 )
 
@@ -78,22 +77,5 @@ func TestOwnersAreBounded(t *testing.T) {
 	f.proc = filepath.Join(f.proc, "nowhere")
 	if n := len(f.find(t.Context(), wanted)); n != 0 {
 		t.Errorf("found %d nowhere", n)
-	}
-}
-
-func TestCgroupMounts(t *testing.T) {
-	const mountinfo = `25 30 0:23 / /sys/fs/cgroup ro,nosuid shared:9 - tmpfs tmpfs ro,mode=755
-26 25 0:24 / /sys/fs/cgroup/unified rw,relatime shared:10 - cgroup2 cgroup2 rw,nsdelegate
-27 25 0:25 / /sys/fs/cgroup/systemd rw,relatime shared:11 master:3 - cgroup cgroup rw,name=systemd
-28 30 0:24 /user.slice /mnt/a\040part rw - cgroup2 none rw
-29 30 0:99 / /mnt/cgroup2 rw - tmpfs cgroup2 rw
-nonsense
-`
-	got, err := cgroupMounts(strings.NewReader(mountinfo))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if want := "[/sys/fs/cgroup/unified /mnt/a part]"; fmt.Sprint(got) != want {
-		t.Errorf("got %v, want %s", got, want)
 	}
 }

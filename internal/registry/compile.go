@@ -43,10 +43,46 @@ func compile(ms []member) []port.Publication {
 		for end < len(ms) && ms[end].binding.Address == ms[start].binding.Address {
 			end++
 		}
-		pubs = append(pubs, publication(ms[start:end]))
+		pubs = append(pubs, publication(ms[start:end], ms))
 		start = end
 	}
 	return mergeFamilies(pubs)
+}
+
+// standing orders owners by how they are known, the preferred ones last: a
+// container before a Service before a process, but a Service before the pods that
+// kube-proxy's rules send to.
+type standing uint8
+
+const (
+	unknown   standing = iota
+	process            // made the socket
+	target             // a NAT rule sends to it
+	service            // claims the port
+	container          // claims the port, or made the socket
+)
+
+// owner returns who owns a binding, and how well that is known.
+func (m member) owner() (port.Owner, standing) {
+	if p := m.place; p != nil && p.known {
+		if len(p.hints.Targets) > 0 {
+			return p.owner, target
+		}
+		return p.owner, standingOf(p.owner.Kind)
+	}
+	return m.binding.Owner, standingOf(m.binding.Owner.Kind)
+}
+
+func standingOf(k port.OwnerKind) standing {
+	switch k {
+	case port.OwnerContainer:
+		return container
+	case port.OwnerService:
+		return service
+	case port.OwnerProcess:
+		return process
+	}
+	return unknown
 }
 
 func withheld(m member) int {
@@ -56,25 +92,46 @@ func withheld(m member) int {
 	return 1
 }
 
-// publication merges bindings of one key.
-func publication(ms []member) port.Publication {
-	p := port.Publication{Key: ms[0].binding.Key, Since: ms[0].binding.Since, Owner: ms[0].binding.Owner}
+// publication merges the bindings of one key, of all those of its slot.
+func publication(ms, slot []member) port.Publication {
+	p := port.Publication{Key: ms[0].binding.Key, Since: ms[0].binding.Since, Owner: ownerOf(ms, slot)}
 	for _, m := range ms {
 		b := m.binding
 		p.DualStack = p.DualStack || b.DualStack
-		if b.Owner.Kind > p.Owner.Kind {
-			p.Owner = b.Owner
-		}
 		if b.Since.Before(p.Since) {
 			p.Since = b.Since
 		}
-		p.Observed = max(p.Observed, b.Observed)
 		p.Origins = append(p.Origins, port.OriginInfo{
 			Origin: b.Origin, Detail: b.Detail, Withheld: b.Withheld, Since: b.Since, Dial: b.Dial,
 		})
 		p.Dial = appendNew(p.Dial, b.Dial)
 	}
 	return p
+}
+
+// ownerOf returns the owner of a key: who is best known to be. What only NAT
+// rules open on one address is the Service's that claims the port on all: so
+// kube-proxy opens node ports on a node's addresses alone.
+func ownerOf(ms, slot []member) port.Owner {
+	owner, best := ms[0].owner()
+	nat := true
+	for _, m := range ms {
+		if o, s := m.owner(); s > best {
+			owner, best = o, s
+		}
+		nat = nat && len(m.binding.Hints.Targets) > 0
+	}
+	addr := ms[0].binding.Address
+	if !nat || best >= service || addr.IsUnspecified() {
+		return owner
+	}
+	for _, m := range slot {
+		a := m.binding.Address
+		if o, s := m.owner(); s == service && a.IsUnspecified() && a.Is4() == addr.Is4() {
+			return o
+		}
+	}
+	return owner
 }
 
 // mergeFamilies makes one dual-stack publication of the IPv4 and the IPv6
@@ -87,7 +144,7 @@ func mergeFamilies(pubs []port.Publication) []port.Publication {
 		return pubs
 	}
 	v4, v6 := &pubs[i4], &pubs[i6]
-	if !v4.Owner.Same(v6.Owner) || v4.Owner.Kind == port.OwnerUnknown || allWithheld(v4) != allWithheld(v6) {
+	if !v4.Owner.Same(v6.Owner) || v4.Owner.ID == "" || allWithheld(v4) != allWithheld(v6) {
 		v6.DualStack = false
 		return pubs
 	}
@@ -95,7 +152,6 @@ func mergeFamilies(pubs []port.Publication) []port.Publication {
 	if v4.Since.Before(v6.Since) {
 		v6.Since = v4.Since
 	}
-	v6.Observed = max(v6.Observed, v4.Observed)
 	v6.Origins = append(slices.Clone(v4.Origins), v6.Origins...)
 	v6.Dial = appendNew(slices.Clone(v4.Dial), v6.Dial)
 	return slices.Delete(pubs, i4, i4+1)

@@ -24,6 +24,7 @@ type Decider interface {
 // Options configures a Registry.
 type Options struct {
 	Rules  Decider
+	Owners Attributor // nil: only what the sources say themselves
 	Logger *slog.Logger
 	Now    func() time.Time // time.Now if nil
 }
@@ -39,6 +40,7 @@ type Registry struct {
 	rules   Decider
 	sources []*source
 	slots   map[port.Slot][]member
+	places  places
 
 	ready   chan struct{} // closed when every source has said a complete set
 	pending int           // sources that have not
@@ -58,6 +60,7 @@ func New(o Options) *Registry {
 		rules:        o.Rules,
 		ready:        make(chan struct{}),
 		slots:        make(map[port.Slot][]member),
+		places:       newPlaces(o.Owners),
 		publications: table.New[port.Key, port.Publication](port.Key.Compare),
 		status:       table.New[string, SourceStatus](compareString),
 	}
@@ -84,10 +87,21 @@ func (r *Registry) SetRules(d Decider) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.rules = d
-	dirty := make(map[port.Slot]struct{}, len(r.slots))
+	dirty := make(touched, len(r.slots))
 	for s := range r.slots {
-		dirty[s] = struct{}{}
+		dirty.mark(s, 0)
 	}
+	r.merge(dirty)
+}
+
+// Reattribute says that the Attributor may give other answers where one of these
+// clues leads. It costs what they lead to. It may be called from any goroutine,
+// after the answers changed.
+func (r *Registry) Reattribute(changed []Clue) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	dirty := make(touched)
+	r.places.reattribute(changed, func(s port.Slot) { dirty.mark(s, 0) })
 	r.merge(dirty)
 }
 
@@ -96,30 +110,33 @@ func (r *Registry) SetRules(d Decider) {
 func (r *Registry) Feed(name string) Feed {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	s := &source{r: r, name: name, rank: len(r.sources), set: make(map[string]port.Binding)}
+	s := &source{r: r, name: name, rank: len(r.sources), set: make(map[string]*port.Binding)}
 	r.sources = append(r.sources, s)
 	r.pending++
 	s.setStatus(SourceStatus{Name: name, State: Starting})
 	return s
 }
 
-// member is one binding in a slot, with the rank of its source.
+// member is one binding in a slot, with the rank of its source and its place.
 type member struct {
 	rank    int
-	binding port.Binding
+	binding *port.Binding
+	place   *place
 }
 
-func (r *Registry) insert(rank int, b port.Binding) {
-	r.slots[b.Slot()] = append(r.slots[b.Slot()], member{rank, b})
+func (r *Registry) insert(rank int, b *port.Binding) {
+	s := b.Slot()
+	r.slots[s] = append(r.slots[s], member{rank, b, r.places.enter(b)})
 }
 
-func (r *Registry) remove(b port.Binding) {
+func (r *Registry) remove(b *port.Binding) {
 	s := b.Slot()
 	ms := r.slots[s]
-	i := slices.IndexFunc(ms, func(m member) bool { return m.binding.Origin == b.Origin })
+	i := slices.IndexFunc(ms, func(m member) bool { return m.binding == b })
 	if i < 0 {
 		return
 	}
+	r.places.leave(ms[i].place, s)
 	if len(ms) == 1 {
 		delete(r.slots, s)
 		return
@@ -127,21 +144,27 @@ func (r *Registry) remove(b port.Binding) {
 	r.slots[s] = slices.Delete(ms, i, i+1)
 }
 
+// touched are slots to merge again, each with the time of the kernel's event
+// that touched it, if one did (see Binding.Observed).
+type touched map[port.Slot]int64
+
+func (t touched) mark(s port.Slot, observed int64) { t[s] = max(t[s], observed) }
+
 // merge computes the publications of the slots anew, as one step of the table.
-func (r *Registry) merge(dirty map[port.Slot]struct{}) {
+func (r *Registry) merge(dirty touched) {
 	if len(dirty) == 0 {
 		return
 	}
 	r.publications.Update(func(tx *table.Tx[port.Key, port.Publication]) {
-		for s := range dirty {
-			ms := r.slots[s]
-			pubs := compile(ms)
+		for s, observed := range dirty {
+			pubs := compile(r.slots[s])
 			for i := range pubs {
 				p := &pubs[i]
 				old, had := tx.Get(p.Key)
 				if had {
 					p.Since = old.Since
 				}
+				p.Observed = observed
 				p.Decision = r.rules.Decide(*p)
 				if !had || !old.Equal(*p) {
 					tx.Put(p.Key, *p)

@@ -46,7 +46,7 @@ type source struct {
 	r      *Registry
 	name   string
 	rank   int
-	set    map[string]port.Binding // by origin id
+	set    map[string]*port.Binding // by origin id
 	status SourceStatus
 	heard  bool // it has said a complete set
 }
@@ -56,10 +56,10 @@ var _ Feed = (*source)(nil)
 func (s *source) Replace(set []port.Binding) {
 	s.r.mu.Lock()
 	defer s.r.mu.Unlock()
-	dirty := make(map[port.Slot]struct{})
-	next := make(map[string]port.Binding, len(set))
-	for _, b := range set {
-		next[b.Origin.ID] = b
+	dirty := make(touched)
+	next := make(map[string]*port.Binding, len(set))
+	for i := range set {
+		next[set[i].Origin.ID] = &set[i]
 	}
 	for id, b := range s.set {
 		if _, ok := next[id]; !ok {
@@ -83,45 +83,51 @@ func (s *source) Replace(set []port.Binding) {
 func (s *source) Apply(c port.Change) {
 	s.r.mu.Lock()
 	defer s.r.mu.Unlock()
-	dirty := make(map[port.Slot]struct{}, len(c.Put)+len(c.Drop))
+	dirty := make(touched, len(c.Put)+len(c.Drop))
 	for _, o := range c.Drop {
 		if b, ok := s.set[o.ID]; ok {
 			s.drop(b, dirty)
 		}
 	}
-	for _, b := range c.Put {
-		s.put(b, dirty)
+	for i := range c.Put {
+		s.put(&c.Put[i], dirty)
 	}
 	s.r.merge(dirty)
 }
 
-// put adds or replaces one binding and keeps the time at which its origin was first seen.
-func (s *source) put(b port.Binding, dirty map[port.Slot]struct{}) {
-	b.Origin.Source = s.name
-	if old, ok := s.set[b.Origin.ID]; ok {
-		b.Since = old.Since
-		if equalBinding(old, b) {
-			return
-		}
-		s.drop(old, dirty)
+// put adds or replaces one binding, which it copies, and keeps the time at which
+// its origin was first seen.
+func (s *source) put(said *port.Binding, dirty touched) {
+	old, had := s.set[said.Origin.ID]
+	if had && sameBinding(old, said) {
+		return
 	}
-	if b.Since.IsZero() {
+	b := new(port.Binding)
+	*b = *said
+	b.Origin.Source = s.name
+	switch {
+	case had:
+		b.Since = old.Since
+		s.drop(old, dirty)
+	case b.Since.IsZero():
 		b.Since = s.r.now()
 	}
 	s.set[b.Origin.ID] = b
 	s.r.insert(s.rank, b)
-	dirty[b.Slot()] = struct{}{}
+	dirty.mark(b.Slot(), b.Observed)
 }
 
-func (s *source) drop(b port.Binding, dirty map[port.Slot]struct{}) {
+func (s *source) drop(b *port.Binding, dirty touched) {
 	delete(s.set, b.Origin.ID)
 	s.r.remove(b)
-	dirty[b.Slot()] = struct{}{}
+	dirty.mark(b.Slot(), 0)
 }
 
-func equalBinding(a, b port.Binding) bool {
-	return a.Key == b.Key && a.Origin == b.Origin && a.DualStack == b.DualStack && a.Withheld == b.Withheld &&
-		slices.Equal(a.Dial, b.Dial) && a.Owner.Equal(b.Owner) && a.Hints.Equal(b.Hints) && a.Detail == b.Detail
+// sameBinding reports whether a source says again what it said.
+func sameBinding(old, said *port.Binding) bool {
+	return old.Key == said.Key && old.Origin.ID == said.Origin.ID && old.DualStack == said.DualStack &&
+		old.Withheld == said.Withheld && slices.Equal(old.Dial, said.Dial) && old.Owner.Equal(said.Owner) &&
+		old.Hints.Equal(said.Hints) && old.Detail == said.Detail
 }
 
 func (s *source) Stale(err error) {

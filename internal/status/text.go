@@ -44,7 +44,7 @@ func WriteTable(w io.Writer, l List, style Style) error {
 	}
 	for _, p := range l.Publications {
 		row := []string{
-			p.Key().Slot().String(), p.Address.String(), p.State.String(), hostColumn(p, style.Wide), ownerColumn(p.Owner),
+			p.Key().Slot().String(), Quote(p.Address.String()), p.State.String(), hostColumn(p, style.Wide), ownerColumn(p.Owner),
 			Age(style.Now.Sub(p.Since)),
 		}
 		if showGuests {
@@ -60,6 +60,9 @@ func WriteTable(w io.Writer, l List, style Style) error {
 		t.add(row, p.State)
 	}
 	if err := t.write(w); err != nil {
+		return err
+	}
+	if err := writeNotes(w, l); err != nil {
 		return err
 	}
 	for _, s := range l.Sources {
@@ -82,15 +85,29 @@ func WriteTable(w io.Writer, l List, style Style) error {
 	return nil
 }
 
-// shownWarnings is how many warnings of a source people read at most.
-const shownWarnings = 5
+// writeNotes says what is to be said of ports that are reachable.
+func writeNotes(w io.Writer, l List) error {
+	var notes []string
+	for _, p := range l.Publications {
+		if p.State == port.Active && p.Reason != "" {
+			notes = append(notes, p.Key().Slot().String()+": "+p.Reason)
+		}
+	}
+	return writeSome(w, "port ", notes)
+}
 
 func writeWarnings(w io.Writer, s Source) error {
-	for i, text := range s.Warnings {
-		if i == shownWarnings {
-			text = fmt.Sprintf("and %d more: ls -o json", len(s.Warnings)-i)
+	return writeSome(w, "source "+s.Name+": ", s.Warnings)
+}
+
+// writeSome writes as many lines as people read.
+func writeSome(w io.Writer, prefix string, lines []string) error {
+	const limit = 5
+	for i, text := range lines {
+		if i == limit {
+			text = fmt.Sprintf("and %d more: ls -o json", len(lines)-i)
 		}
-		if _, err := fmt.Fprintf(w, "source %s: %s\n", s.Name, Quote(text)); err != nil || i == shownWarnings {
+		if _, err := fmt.Fprintf(w, "%s%s\n", prefix, Quote(text)); err != nil || i == limit {
 			return err
 		}
 	}
@@ -127,7 +144,7 @@ func ownerColumn(o Owner) string {
 	switch {
 	case o.Kind == port.OwnerUnknown:
 		return "-"
-	case o.Kind == port.OwnerProcess:
+	case o.Kind == port.OwnerProcess && o.ID != "":
 		return fmt.Sprintf("%s (%s)", name, Quote(o.ID))
 	case name != "":
 		return name

@@ -10,6 +10,8 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
+
+	"github.com/fairlead/fairlead/internal/cgroup"
 )
 
 // Host says where the kernel shows processes and cgroups.
@@ -60,12 +62,11 @@ func (h Host) Cgroup(pid int, names ...string) (path string, id uint64, ok bool)
 func parseCgroup(r io.Reader, names []string) (path string, v2 bool) {
 	sc := bufio.NewScanner(io.LimitReader(r, 1<<16))
 	for sc.Scan() {
-		hierarchy, rest, _ := strings.Cut(sc.Text(), ":")
-		_, p, found := strings.Cut(rest, ":")
-		if !found || strings.Contains(p, "/../") || !namesContainer(p, names) {
+		p, unified, found := cgroup.ParseLine(sc.Text())
+		if !found || !namesContainer(p, names) {
 			continue
 		}
-		if hierarchy == "0" {
+		if unified {
 			return p, true
 		}
 		if path == "" {
@@ -77,7 +78,7 @@ func parseCgroup(r io.Reader, names []string) (path string, v2 bool) {
 
 func namesContainer(path string, names []string) bool {
 	for name := range strings.SplitSeq(path, "/") {
-		id := idOf(name)
+		id := cgroup.ContainerID(name)
 		for _, n := range names {
 			if n != "" && (id == n || name == n) {
 				return true
@@ -99,13 +100,8 @@ func cgroup2Mount(mountinfo string) string {
 		return ""
 	}
 	defer func() { _ = f.Close() }()
-	sc := bufio.NewScanner(f)
-	for sc.Scan() {
-		left, right, ok := strings.Cut(sc.Text(), " - ")
-		fields := strings.Fields(left)
-		if ok && strings.HasPrefix(right, "cgroup2 ") && len(fields) > 4 && fields[3] == "/" {
-			return fields[4]
-		}
+	if whole, _, err := cgroup.Mounts(f); err == nil && len(whole) > 0 {
+		return whole[0]
 	}
 	return ""
 }

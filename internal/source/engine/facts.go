@@ -4,10 +4,12 @@ package engine
 
 import (
 	"net/netip"
-	"strings"
+	"slices"
 	"sync"
 
+	"github.com/fairlead/fairlead/internal/cgroup"
 	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/registry"
 )
 
 // Facts names owners. Each source keeps its own and answers from what its
@@ -15,16 +17,19 @@ import (
 // block on an engine. A false answer means "not known here", never "nobody":
 // ask the next source, and then say unknown.
 //
-// How to use it: for a socket, ByCgroup with the id of its cgroup (sk_cgrp_data,
-// the inode of the cgroup2 directory). If that says nothing, because a container
-// has cgroups of its own inside, or the id belongs to cgroup v1, translate the
-// socket's process to paths (each line of /proc/PID/cgroup) and ask ByCgroupPath.
-// For a NAT rule, ByAddress with the address that the rule sends to. A Service
-// that claims the same port is preferred over the container or pod behind it.
+// A socket is asked for by the id of its cgroup (sk_cgrp_data, the inode of the
+// cgroup2 directory), and then by its paths: a container has cgroups of its own
+// inside, and cgroup v1 has no ids. A NAT rule is asked for by the address that
+// it sends to. A Service that claims the same port is preferred over the
+// container or pod behind it.
 type Facts interface {
 	ByCgroup(id uint64) (port.Owner, bool)
 	ByCgroupPath(path string) (port.Owner, bool)
 	ByAddress(addr netip.Addr) (port.Owner, bool)
+	// Notify has f called after each change with all clues under which an answer
+	// may differ now. It is called once, before the source runs. f may ask for
+	// answers; it is called by several goroutines.
+	Notify(f func(changed []registry.Clue))
 }
 
 // Fact is all that one container, or one pod, is known by.
@@ -44,15 +49,86 @@ type Table struct {
 	paths     map[string]string
 	ids       map[string]string
 	addresses map[netip.Addr][]string
+
+	notify func([]registry.Clue)
 }
 
 var _ Facts = (*Table)(nil)
 
+// Notify implements Facts.
+func (t *Table) Notify(f func(changed []registry.Clue)) { t.notify = f }
+
 // Put replaces what is known of object.
 func (t *Table) Put(object string, f Fact) {
+	t.Swap(nil, map[string]Fact{object: f})
+}
+
+// Remove forgets object.
+func (t *Table) Remove(object string) { t.Swap([]string{object}, nil) }
+
+// Retain forgets every object for which keep says no.
+func (t *Table) Retain(keep func(object string) bool) {
+	t.mu.RLock()
+	var gone []string
+	for object := range t.objects {
+		if !keep(object) {
+			gone = append(gone, object)
+		}
+	}
+	t.mu.RUnlock()
+	t.Swap(gone, nil)
+}
+
+// Swap forgets the objects that are gone and then puts others, as one step: what
+// is in both is not gone meanwhile.
+func (t *Table) Swap(gone []string, put map[string]Fact) {
+	var changed []registry.Clue
 	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.remove(object)
+	for _, object := range gone {
+		f, had := t.objects[object]
+		if _, back := put[object]; had && !back {
+			t.remove(object)
+			changed = f.clues(changed)
+		}
+	}
+	for object, f := range put {
+		old, had := t.objects[object]
+		if had && old.equal(f) {
+			continue
+		}
+		t.remove(object)
+		t.insert(object, f)
+		changed = f.clues(old.clues(changed))
+	}
+	t.mu.Unlock()
+	if t.notify != nil && len(changed) > 0 {
+		t.notify(changed)
+	}
+}
+
+// clues appends what f is known by.
+func (f Fact) clues(out []registry.Clue) []registry.Clue {
+	if f.Cgroup != 0 {
+		out = append(out, registry.Clue{Cgroup: f.Cgroup})
+	}
+	if f.Path != "" && f.Path != "/" {
+		out = append(out, registry.Clue{Path: f.Path})
+	}
+	if cgroup.IsContainerID(f.ID) {
+		out = append(out, registry.Clue{Path: f.ID})
+	}
+	for _, a := range f.Addresses {
+		out = append(out, registry.Clue{Address: a})
+	}
+	return out
+}
+
+func (f Fact) equal(g Fact) bool {
+	return f.Owner.Equal(g.Owner) && f.ID == g.ID && f.Cgroup == g.Cgroup && f.Path == g.Path &&
+		slices.Equal(f.Addresses, g.Addresses)
+}
+
+func (t *Table) insert(object string, f Fact) {
 	if t.objects == nil {
 		t.objects = make(map[string]Fact)
 		t.cgroups = make(map[uint64]string)
@@ -67,29 +143,11 @@ func (t *Table) Put(object string, f Fact) {
 	if f.Path != "" && f.Path != "/" {
 		t.paths[f.Path] = object
 	}
-	if isContainerID(f.ID) {
+	if cgroup.IsContainerID(f.ID) {
 		t.ids[f.ID] = object
 	}
 	for _, a := range f.Addresses {
 		t.addresses[a] = append(t.addresses[a], object)
-	}
-}
-
-// Remove forgets object.
-func (t *Table) Remove(object string) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.remove(object)
-}
-
-// Retain forgets every object for which keep says no.
-func (t *Table) Retain(keep func(object string) bool) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	for object := range t.objects {
-		if !keep(object) {
-			t.remove(object)
-		}
 	}
 }
 
@@ -136,18 +194,13 @@ func (t *Table) ByCgroup(id uint64) (port.Owner, bool) {
 func (t *Table) ByCgroupPath(path string) (port.Owner, bool) {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
-	for path != "" && path != "/" {
-		if object, ok := t.paths[path]; ok {
+	for p := range cgroup.Ancestors(path) {
+		if object, ok := t.paths[p]; ok {
 			return t.objects[object].Owner, true
 		}
-		i := strings.LastIndexByte(path, '/')
-		if object, ok := t.ids[idOf(path[i+1:])]; ok {
+		if object, ok := t.ids[cgroup.ContainerID(p)]; ok {
 			return t.objects[object].Owner, true
 		}
-		if i < 0 {
-			break
-		}
-		path = path[:i]
 	}
 	return port.Owner{}, false
 }
@@ -167,31 +220,4 @@ func (t *Table) ByAddress(addr netip.Addr) (port.Owner, bool) {
 		}
 	}
 	return owner, true
-}
-
-// idOf takes the container id out of a cgroup's name: "ID", "docker-ID.scope",
-// "cri-containerd-ID.scope", "slice:prefix:ID".
-func idOf(name string) string {
-	name = strings.TrimSuffix(name, ".scope")
-	if i := strings.LastIndexAny(name, "-:"); i >= 0 {
-		name = name[i+1:]
-	}
-	if !isContainerID(name) {
-		return ""
-	}
-	return name
-}
-
-// isContainerID says whether s can be nothing but a generated container id. A
-// name that a person chose could be any directory's.
-func isContainerID(s string) bool {
-	if len(s) != 64 {
-		return false
-	}
-	for _, c := range []byte(s) {
-		if (c < '0' || c > '9') && (c < 'a' || c > 'f') {
-			return false
-		}
-	}
-	return true
 }

@@ -131,27 +131,47 @@ func (s *Source) Name() string { return s.o.SourceName }
 
 // Facts answers which pod has an address. It stays valid for ever. A pod in the
 // network of its node has no address of its own, and is not told.
-func (s *Source) Facts() engine.Facts { return facts{&s.facts} }
+func (s *Source) Facts() engine.Facts { return &facts{Table: &s.facts} }
 
 // facts leaves out the addresses of this machine.
-type facts struct{ *engine.Table }
+type facts struct {
+	*engine.Table
+
+	mu    sync.Mutex
+	local map[netip.Addr]struct{}
+	asOf  time.Time
+}
+
+// localFor is how long the addresses of this machine are taken to stay.
+const localFor = 5 * time.Second
 
 // ByAddress implements engine.Facts.
-func (f facts) ByAddress(a netip.Addr) (port.Owner, bool) {
+func (f *facts) ByAddress(a netip.Addr) (port.Owner, bool) {
 	o, ok := f.Table.ByAddress(a)
-	if !ok {
-		return o, false
-	}
-	local, err := net.InterfaceAddrs()
-	if err != nil {
+	if !ok || f.isLocal(a.Unmap()) {
 		return port.Owner{}, false
 	}
-	for _, l := range local {
-		if p, err := netip.ParsePrefix(l.String()); err == nil && p.Addr().Unmap() == a.Unmap() {
-			return port.Owner{}, false
+	return o, true
+}
+
+// isLocal says yes where the kernel does not tell.
+func (f *facts) isLocal(a netip.Addr) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if time.Since(f.asOf) > localFor {
+		all, err := net.InterfaceAddrs()
+		if err != nil {
+			return true
+		}
+		f.local, f.asOf = make(map[netip.Addr]struct{}, len(all)), time.Now()
+		for _, l := range all {
+			if p, err := netip.ParsePrefix(l.String()); err == nil {
+				f.local[p.Addr().Unmap()] = struct{}{}
+			}
 		}
 	}
-	return o, true
+	_, local := f.local[a]
+	return local
 }
 
 // Waits receives when the source begins to wait for a server, and now and then

@@ -258,30 +258,34 @@ func (s *sliceStore) unknown(err error) {
 	}
 }
 
-// put records a slice and returns the Service that it is of, "" if of none.
+// put takes in a slice and returns the Service that it is of, "" if of none.
 func (s *sliceStore) put(o *discoveryv1.EndpointSlice) string {
-	id := serviceOf(o)
-	if id == "" {
-		return ""
+	id, gone := s.record(o)
+	if id != "" {
+		s.facts.Swap(gone, podFacts(o.Namespace+"/"+o.Name, o))
+	}
+	return id
+}
+
+// record is put without the facts; it returns those of the slice as it was.
+func (s *sliceStore) record(o *discoveryv1.EndpointSlice) (id string, gone []string) {
+	if id = serviceOf(o); id == "" {
+		return "", nil
 	}
 	name := o.Namespace + "/" + o.Name
 	if s.slices[id] == nil {
 		s.slices[id] = make(map[string]endpoint)
 	}
-	s.forget(id, name)
+	gone = s.forget(id, name)
 	s.slices[id][name] = compactSlice(o)
-	for object, fact := range podFacts(name, o) {
-		s.facts.Put(object, fact)
-	}
-	return id
+	return id, gone
 }
 
-// forget removes a slice, and its facts.
-func (s *sliceStore) forget(id, name string) {
-	for _, object := range s.slices[id][name].objects {
-		s.facts.Remove(object)
-	}
+// forget removes a slice and returns its facts, which still stand.
+func (s *sliceStore) forget(id, name string) (facts []string) {
+	facts = s.slices[id][name].objects
 	delete(s.slices[id], name)
+	return facts
 }
 
 // Add implements cache.ReflectorStore.
@@ -310,7 +314,7 @@ func (s *sliceStore) Delete(obj any) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if id := serviceOf(o); id != "" {
-		s.forget(id, o.Namespace+"/"+o.Name)
+		s.facts.Swap(s.forget(id, o.Namespace+"/"+o.Name), nil)
 		s.say(id)
 		if len(s.slices[id]) == 0 {
 			delete(s.slices, id)
@@ -324,12 +328,14 @@ func (s *sliceStore) Replace(list []any, _ string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	touched := make(map[string]bool)
+	var gone []string
+	facts := make(map[string]engine.Fact)
 	for id, named := range s.slices {
 		if !in(s.namespace, id) {
 			continue
 		}
 		for name := range named {
-			s.forget(id, name)
+			gone = append(gone, s.forget(id, name)...)
 		}
 		delete(s.slices, id)
 		touched[id] = true
@@ -339,10 +345,12 @@ func (s *sliceStore) Replace(list []any, _ string) error {
 		if !ok {
 			return fmt.Errorf("a %T among endpointslices", obj)
 		}
-		if id := s.put(o); id != "" {
+		if id, _ := s.record(o); id != "" {
 			touched[id] = true
+			maps.Copy(facts, podFacts(o.Namespace+"/"+o.Name, o))
 		}
 	}
+	s.facts.Swap(gone, facts)
 	delete(s.state.unknown, s.namespace)
 	s.warnings.Set("endpointslices of "+s.namespace, nil)
 	if !s.synced {

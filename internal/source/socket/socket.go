@@ -17,6 +17,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/fairlead/fairlead/internal/cgroup"
 	"github.com/fairlead/fairlead/internal/observer"
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/registry"
@@ -66,23 +67,36 @@ func (s *Source) Name() string { return Name }
 
 // Run feeds the registry until ctx ends.
 func (s *Source) Run(ctx context.Context, feed registry.Feed) error {
-	return s.o.Observer.Run(ctx, &handler{feed: feed, own: s.o.Own, ifname: interfaceName})
+	tree, err := cgroup.Open("")
+	if err != nil {
+		s.o.Logger.Warn("cgroups cannot be read; sockets are not attributed to containers", "err", err)
+	} else {
+		defer func() { _ = tree.Close() }()
+	}
+	return s.o.Observer.Run(ctx, &handler{
+		feed: feed, own: s.o.Own, ifname: interfaceName, processes: newProcesses(newProcfs(), tree),
+	})
 }
 
-// handler translates; it holds no state. The observer calls it from one goroutine.
+// handler translates. The observer calls it from one goroutine.
 type handler struct {
-	feed   registry.Feed
-	own    func(uint64) bool
-	ifname func(index uint32) string
+	feed      registry.Feed
+	own       func(uint64) bool
+	ifname    func(index uint32) string
+	processes *processes
 }
 
 func (h *handler) Replace(sockets []observer.Socket) {
+	h.processes.next()
 	set := make([]port.Binding, 0, len(sockets))
+	keep := make(map[uint64]struct{}, len(sockets))
 	for i := range sockets {
 		if !h.own(sockets[i].Cookie) {
 			set = append(set, h.binding(&sockets[i]))
+			keep[sockets[i].Cookie] = struct{}{}
 		}
 	}
+	h.processes.retain(keep)
 	h.feed.Replace(set)
 }
 
@@ -92,6 +106,7 @@ func (h *handler) Apply(events []observer.Event) {
 	for i := range events {
 		last[events[i].Socket.Cookie] = i
 	}
+	h.processes.next()
 	var c port.Change
 	for i := range events {
 		s := &events[i].Socket
@@ -100,6 +115,7 @@ func (h *handler) Apply(events []observer.Event) {
 		}
 		if events[i].Gone {
 			c.Drop = append(c.Drop, origin(s))
+			h.processes.forget(s.Cookie)
 		} else {
 			c.Put = append(c.Put, h.binding(s))
 		}
@@ -144,15 +160,16 @@ func (h *handler) binding(s *observer.Socket) port.Binding {
 	if s.Device != 0 && addr.IsLinkLocalUnicast() && addr.Is6() {
 		addr = addr.WithZone(h.ifname(s.Device))
 	}
+	hints, made := h.processes.hints(s)
 	b := port.Binding{
 		Key:       port.Key{Protocol: s.Protocol, Address: addr, Port: s.Port},
 		Origin:    origin(s),
 		DualStack: addr == netip.IPv6Unspecified() && !s.V6Only,
 		Dial:      dial(addr, s.Port, s.V6Only),
-		Owner:     owner(s),
-		Detail:    detail(s),
+		Hints:     hints,
 		Observed:  s.Observed,
 	}
+	b.Owner, b.Detail = owner(s, made)
 	switch {
 	case !s.Listening:
 		b.Withheld = "bound, not listening"
@@ -176,18 +193,25 @@ func dial(addr netip.Addr, p uint16, v6only bool) []netip.AddrPort {
 	return []netip.AddrPort{own}
 }
 
-func owner(s *observer.Socket) port.Owner {
-	if s.PID == 0 {
-		return port.Owner{}
+// owner names the process behind a socket: its number, its name and what it
+// executes.
+func owner(s *observer.Socket, made *process) (port.Owner, string) {
+	switch {
+	case s.PID == 0 && s.Comm == "":
+		return port.Owner{}, "socket of an unknown process"
+	case s.PID == 0:
+		return port.Owner{Kind: port.OwnerProcess, Name: s.Comm}, "process of another pid namespace (" + s.Comm + ")"
 	}
-	return port.Owner{Kind: port.OwnerProcess, Name: s.Comm, ID: strconv.FormatUint(uint64(s.PID), 10)}
-}
-
-func detail(s *observer.Socket) string {
-	if s.PID == 0 {
-		return "socket of an unknown process"
+	id := strconv.FormatUint(uint64(s.PID), 10)
+	name, exe := s.Comm, ""
+	if made != nil {
+		name, exe = made.name, made.exe
 	}
-	return fmt.Sprintf("pid %d (%s)", s.PID, s.Comm)
+	detail := "pid " + id + " (" + name + ")"
+	if exe != "" {
+		detail += ", " + exe
+	}
+	return port.Owner{Kind: port.OwnerProcess, Name: name, ID: id}, detail
 }
 
 // interfaceName falls back to the number, which is as good a zone.

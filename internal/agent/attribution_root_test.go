@@ -1,0 +1,237 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux && root
+
+package agent
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/fairlead/fairlead/internal/cgroup"
+	"github.com/fairlead/fairlead/internal/observer"
+	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/registry"
+	"github.com/fairlead/fairlead/internal/source/engine"
+	"github.com/fairlead/fairlead/internal/source/socket"
+	"github.com/fairlead/fairlead/test/netns"
+)
+
+// serverVariable makes TestServerProcess a server: it says its address and ends
+// with its input.
+const serverVariable = "FAIRLEAD_TEST_SERVER"
+
+// TestServerProcess is the process that the test below starts.
+func TestServerProcess(t *testing.T) {
+	if os.Getenv(serverVariable) == "" {
+		return
+	}
+	in := bufio.NewReader(os.Stdin)
+	_, _ = in.ReadString('\n') // it is in its cgroup now
+	l, err := net.Listen("tcp4", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	fmt.Println(l.Addr())
+	_, _ = io.Copy(io.Discard, in)
+	_ = l.Close()
+}
+
+// mountOf returns where the unified hierarchy is, or one of cgroup v1; "" if
+// this machine has none.
+func mountOf(t *testing.T, v2 bool) string {
+	t.Helper()
+	f, err := os.Open("/proc/self/mountinfo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if v2 {
+		whole, _, err := cgroup.Mounts(f)
+		if err != nil || len(whole) == 0 {
+			t.Fatalf("cgroup2 is not mounted (%v): mount -t cgroup2 none /sys/fs/cgroup", err)
+		}
+		return whole[0]
+	}
+	for s := bufio.NewScanner(f); s.Scan(); {
+		left, right, _ := strings.Cut(s.Text(), " - ")
+		if fields := strings.Fields(left); strings.HasPrefix(right, "cgroup ") && strings.Contains(right, "pids") && fields[3] == "/" {
+			return fields[4]
+		}
+	}
+	return ""
+}
+
+// makeCgroup makes a cgroup that goes with the test.
+func makeCgroup(t *testing.T, mount string, names ...string) string {
+	t.Helper()
+	dir := mount
+	for _, n := range names {
+		dir = filepath.Join(dir, n)
+		dir := dir // the outer one goes on
+		if err := os.Mkdir(dir, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			for range 100 { // a process that has just ended may still be in it
+				if err := os.Remove(dir); err == nil || errors.Is(err, os.ErrNotExist) {
+					return
+				}
+				time.Sleep(20 * time.Millisecond)
+			}
+			t.Errorf("cgroup %s cannot be removed", dir)
+		})
+	}
+	return dir
+}
+
+// server is a process that listens in a cgroup.
+type server struct {
+	pid  int
+	addr string
+}
+
+func startServer(t *testing.T, space *netns.Space, dir string) server {
+	t.Helper()
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(exe, "-test.run=^TestServerProcess$")
+	cmd.Env = append(os.Environ(), serverVariable+"=1")
+	cmd.Stderr = os.Stderr
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := space.Start(cmd); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = in.Close()
+		_ = cmd.Wait()
+	})
+	pid := strconv.Itoa(cmd.Process.Pid)
+	if err := os.WriteFile(filepath.Join(dir, "cgroup.procs"), []byte(pid), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.WriteString(in, "\n"); err != nil {
+		t.Fatal(err)
+	}
+	addr, err := bufio.NewReader(out).ReadString('\n')
+	if err != nil {
+		t.Fatal(err)
+	}
+	return server{cmd.Process.Pid, strings.TrimSpace(addr)}
+}
+
+// wait waits until the port at addr has an owner with that name.
+func waitOwner(t *testing.T, r *registry.Registry, addr, name string) port.Publication {
+	t.Helper()
+	deadline := time.Now().Add(60 * time.Second)
+	for {
+		for k, p := range r.Publications().View().All() {
+			if k.AddrPort().String() == addr && p.Owner.Name == name {
+				return p
+			}
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("%s is not owned by %q: %+v", addr, name, r.Publications().View())
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+}
+
+// A container in the host's network has no port of its own to declare: its
+// sockets are known by their cgroup alone.
+func TestRealProcessIsNamedByTheContainerOfItsCgroup(t *testing.T) {
+	comm := filepath.Base(os.Args[0])
+	comm = comm[:min(len(comm), 15)]
+	for _, mode := range []observer.Mode{observer.Auto, observer.Poll} {
+		for _, v2 := range []bool{true, false} {
+			mount := mountOf(t, v2)
+			if mount == "" {
+				continue // a kernel without cgroup v1
+			}
+			t.Run(fmt.Sprintf("%v, unified %v", mode, v2), func(t *testing.T) {
+				id := strings.Repeat(fmt.Sprintf("%08x", os.Getpid()), 8)
+				space, err := netns.New()
+				if err != nil {
+					t.Fatal(err)
+				}
+				t.Cleanup(func() { _ = space.Close() })
+				dir := makeCgroup(t, mount, "fairlead-test-"+strconv.Itoa(os.Getpid()), "docker-"+id+".scope", "inner")
+
+				log := slog.New(slog.DiscardHandler)
+				docker := new(known)
+				_, r := newOwners(docker)
+				o, err := observer.New(observer.Options{Mode: mode, Interval: 50 * time.Millisecond, Logger: log})
+				if err != nil {
+					t.Fatal(err)
+				}
+				source, err := socket.New(socket.Options{Observer: o, Own: func(uint64) bool { return false }, Logger: log})
+				if err != nil {
+					t.Fatal(err)
+				}
+				ctx, cancel := context.WithCancel(context.Background())
+				done := make(chan error, 1)
+				feed := r.Feed(source.Name())
+				go func() { done <- space.Do(func() error { return source.Run(ctx, feed) }) }()
+				t.Cleanup(func() {
+					cancel()
+					if err := <-done; err != nil && !errors.Is(err, context.Canceled) {
+						t.Error(err)
+					}
+				})
+				select {
+				case <-r.Ready():
+				case err := <-done:
+					done <- nil
+					t.Fatal(err)
+				case <-time.After(60 * time.Second):
+					t.Fatal("no first set")
+				}
+
+				s := startServer(t, space, dir)
+				p := waitOwner(t, r, s.addr, comm)
+				exe, _ := os.Executable()
+				if want := fmt.Sprintf("pid %d (%s), %s", s.pid, comm, exe); p.Origins[0].Detail != want || p.Owner.Kind != port.OwnerProcess {
+					t.Errorf("detail = %q, owner %+v, want %q", p.Origins[0].Detail, p.Owner, want)
+				}
+				// What the engine tells: an id, and its first process.
+				fact := engine.Fact{Owner: port.Owner{Kind: port.OwnerContainer, ID: id, Name: "web"}, ID: id}
+				docker.Put("web", fact)
+				waitOwner(t, r, s.addr, "web")
+				docker.Remove("web")
+				waitOwner(t, r, s.addr, comm)
+
+				var ok bool
+				if fact.Path, fact.Cgroup, ok = (engine.Host{}).Cgroup(s.pid, id); !ok || v2 && fact.Cgroup == 0 {
+					t.Fatalf("the cgroup of process %d is not known: %+v", s.pid, fact)
+				}
+				fact.ID, fact.Owner.Name = "", "by its cgroup"
+				docker.Put("web", fact)
+				waitOwner(t, r, s.addr, "by its cgroup")
+				// A process that comes later is in the same cgroup; one elsewhere is not.
+				waitOwner(t, r, startServer(t, space, dir).addr, "by its cgroup")
+				waitOwner(t, r, startServer(t, space, mount).addr, comm)
+			})
+		}
+	}
+}

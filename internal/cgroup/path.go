@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package cgroup tells which cgroup a socket or a process is in, and which
+// container a cgroup's path names.
+package cgroup
+
+import (
+	"fmt"
+	"io"
+	"iter"
+	"slices"
+	"strings"
+)
+
+// Ancestors yields a path and those above it, the deepest first, without the root.
+func Ancestors(path string) iter.Seq[string] {
+	return func(yield func(string) bool) {
+		for path != "" && path != "/" {
+			if !yield(path) {
+				return
+			}
+			path = path[:max(strings.LastIndexByte(path, '/'), 0)]
+		}
+	}
+}
+
+// ContainerID takes the container's id out of the last name of a cgroup's path:
+// "ID", "docker-ID.scope", "cri-containerd-ID.scope", "slice:prefix:ID". It is ""
+// for all but what can be nothing but a generated id: a name that a person chose
+// could be any directory's.
+func ContainerID(path string) string {
+	name := strings.TrimSuffix(path[strings.LastIndexByte(path, '/')+1:], ".scope")
+	if id := name[strings.LastIndexAny(name, "-:")+1:]; IsContainerID(id) {
+		return id
+	}
+	return ""
+}
+
+// IsContainerID says whether s is 64 hexadecimal digits.
+func IsContainerID(s string) bool {
+	return len(s) == 64 && !strings.ContainsFunc(s, func(c rune) bool {
+		return (c < '0' || c > '9') && (c < 'a' || c > 'f')
+	})
+}
+
+// ParseLine reads a line of /proc/PID/cgroup (cgroups(7)). v2 says that it is of
+// the unified hierarchy. A path that leads out of the reader's cgroup namespace
+// is none: it names nothing here.
+func ParseLine(line string) (path string, v2, ok bool) {
+	hierarchy, rest, ok1 := strings.Cut(line, ":")
+	_, path, ok2 := strings.Cut(rest, ":")
+	if !ok1 || !ok2 || !strings.HasPrefix(path, "/") || strings.Contains(path+"/", "/../") {
+		return "", false, false
+	}
+	return strings.TrimSuffix(path, " (deleted)"), hierarchy == "0", true
+}
+
+// parsePaths returns the different paths of a /proc/PID/cgroup but the root,
+// that of the unified hierarchy first, and whether there are others than that.
+func parsePaths(text string) (paths []string, v1 bool) {
+	unified := ""
+	for line := range strings.Lines(text) {
+		path, v2, ok := ParseLine(strings.TrimSuffix(line, "\n"))
+		if !ok {
+			continue
+		}
+		v1 = v1 || !v2
+		switch {
+		case path == "/":
+		case v2:
+			unified = path
+		case !slices.Contains(paths, path):
+			paths = append(paths, path)
+		}
+	}
+	if unified != "" {
+		paths = slices.DeleteFunc(paths, func(p string) bool { return p == unified })
+		paths = slices.Insert(paths, 0, unified)
+	}
+	return paths, v1
+}
+
+// Mounts returns where the unified hierarchy is mounted, whole or a part of it,
+// as a mountinfo file says (proc_pid_mountinfo(5)).
+func Mounts(mountinfo io.Reader) (whole, parts []string, err error) {
+	text, err := io.ReadAll(mountinfo)
+	if err != nil {
+		return nil, nil, fmt.Errorf("read mounts: %w", err)
+	}
+	unescape := strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`)
+	for line := range strings.Lines(string(text)) {
+		left, right, ok := strings.Cut(line, " - ")
+		fields := strings.Fields(left)
+		switch {
+		case !ok || len(fields) < 5 || !strings.HasPrefix(right, "cgroup2 "):
+		case fields[3] == "/":
+			whole = append(whole, unescape.Replace(fields[4]))
+		default:
+			parts = append(parts, unescape.Replace(fields[4]))
+		}
+	}
+	return whole, parts, nil
+}

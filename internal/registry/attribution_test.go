@@ -1,0 +1,435 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package registry
+
+import (
+	"fmt"
+	"log/slog"
+	"maps"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/fairlead/fairlead/internal/cgroup"
+	"github.com/fairlead/fairlead/internal/port"
+)
+
+// facts is an Attributor that counts how often it is asked.
+type facts struct {
+	owners map[Clue]port.Owner
+	asked  int
+}
+
+func (f *facts) Owner(h port.Hints) (port.Owner, bool) {
+	f.asked++
+	if o, ok := f.owners[Clue{Cgroup: h.Cgroup}]; ok && h.Cgroup != 0 {
+		return o, true
+	}
+	for _, path := range h.Paths {
+		for p := range cgroup.Ancestors(path) {
+			for _, c := range []Clue{{Path: p}, {Path: cgroup.ContainerID(p)}} {
+				if o, ok := f.owners[c]; ok && c.Path != "" {
+					return o, true
+				}
+			}
+		}
+	}
+	var owner port.Owner
+	for i, t := range h.Targets {
+		o, ok := f.owners[Clue{Address: t.Addr()}]
+		if !ok || i > 0 && !o.Same(owner) {
+			return port.Owner{}, false
+		}
+		owner = o
+	}
+	return owner, len(h.Targets) > 0
+}
+
+func (f *facts) put(r *Registry, c Clue, name string) {
+	f.owners[c] = port.Owner{Kind: port.OwnerContainer, ID: name + "-id", Name: name}
+	r.Reattribute([]Clue{c})
+}
+
+func (f *facts) remove(r *Registry, c Clue) {
+	delete(f.owners, c)
+	r.Reattribute([]Clue{c})
+}
+
+func attributed() (*Registry, *facts) {
+	f := &facts{owners: make(map[Clue]port.Owner)}
+	now := time.Unix(1000, 0)
+	return New(Options{Rules: allowAll{}, Owners: f, Logger: slog.New(slog.DiscardHandler), Now: func() time.Time { return now }}), f
+}
+
+// in returns a socket's binding with its cgroup.
+func in(b port.Binding, id uint64, paths ...string) port.Binding {
+	b.Hints = port.Hints{Cgroup: id, Paths: paths}
+	return b
+}
+
+// nat returns the binding of a NAT rule.
+func nat(id, addr string, targets ...string) port.Binding {
+	b := binding(id, addr, 0)
+	b.Owner = port.Owner{}
+	for _, t := range targets {
+		b.Hints.Targets = append(b.Hints.Targets, netip.MustParseAddrPort(t))
+	}
+	return b
+}
+
+func declared(id, addr string, kind port.OwnerKind, name string) port.Binding {
+	b := binding(id, addr, 0)
+	b.Owner = port.Owner{Kind: kind, ID: name + "-id", Name: name}
+	return b
+}
+
+func wantOwner(t *testing.T, r *Registry, key, name string) {
+	t.Helper()
+	for k, p := range r.Publications().View().All() {
+		if k.String() == key {
+			if p.Owner.Name != name {
+				t.Errorf("%s is owned by %q (%s), want %q", key, p.Owner.Name, p.Owner.Kind, name)
+			}
+			return
+		}
+	}
+	t.Errorf("%s is not there", key)
+}
+
+var id1, id2 = strings.Repeat("1", 64), strings.Repeat("2", 64)
+
+func TestSocketIsNamedByItsCgroupAndItsCgroupsAbove(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		hints port.Hints
+		clue  Clue
+	}{
+		{"by id", port.Hints{Cgroup: 77}, Clue{Cgroup: 77}},
+		{"by path", port.Hints{Paths: []string{"/default/web"}}, Clue{Path: "/default/web"}},
+		{"by a path above", port.Hints{Cgroup: 78, Paths: []string{"/default/web/init.scope"}}, Clue{Path: "/default/web"}},
+		{"by container id", port.Hints{Paths: []string{"/system.slice/docker-" + id1 + ".scope"}}, Clue{Path: id1}},
+		{"by container id above", port.Hints{Cgroup: 79, Paths: []string{"/docker/" + id1 + "/a/b"}}, Clue{Path: id1}},
+		{"by one hierarchy of several", port.Hints{Cgroup: 1, Paths: []string{"/user.slice", "/docker/" + id1}}, Clue{Path: id1}},
+	} {
+		for _, factFirst := range []bool{true, false} {
+			r, f := attributed()
+			feed := r.Feed("socket")
+			if factFirst {
+				f.put(r, c.clue, "web")
+			}
+			b := binding("1", "0.0.0.0:80", 7)
+			b.Owner.Name, b.Hints = "nginx", c.hints
+			feed.Replace([]port.Binding{b})
+			if !factFirst {
+				wantOwner(t, r, "tcp 0.0.0.0:80", "nginx")
+				f.put(r, c.clue, "web")
+			}
+			wantOwner(t, r, "tcp 0.0.0.0:80", "web")
+			// The container goes and the socket stays: no stale name.
+			f.remove(r, c.clue)
+			wantOwner(t, r, "tcp 0.0.0.0:80", "nginx")
+			if t.Failed() {
+				t.Fatalf("%s, fact first: %v", c.name, factFirst)
+			}
+		}
+	}
+}
+
+func TestNatRuleIsNamedByItsTarget(t *testing.T) {
+	r, f := attributed()
+	feed := r.Feed("nat")
+	feed.Replace([]port.Binding{nat("1", "0.0.0.0:80", "172.17.0.2:80"), nat("2", "0.0.0.0:81", "172.17.0.3:80")})
+	wantOwner(t, r, "tcp 0.0.0.0:80", "")
+	f.put(r, Clue{Address: netip.MustParseAddr("172.17.0.2")}, "web")
+	wantOwner(t, r, "tcp 0.0.0.0:80", "web")
+	wantOwner(t, r, "tcp 0.0.0.0:81", "")
+	// The address goes to another container.
+	f.put(r, Clue{Address: netip.MustParseAddr("172.17.0.2")}, "db")
+	wantOwner(t, r, "tcp 0.0.0.0:80", "db")
+	feed.Apply(port.Change{Put: []port.Binding{nat("1", "0.0.0.0:80", "172.17.0.3:80")}})
+	wantOwner(t, r, "tcp 0.0.0.0:80", "")
+}
+
+func TestOwnersHaveAnOrder(t *testing.T) {
+	pod := Clue{Address: netip.MustParseAddr("10.42.0.5")}
+	cgroup := Clue{Cgroup: 5}
+	socket := in(binding("1", "0.0.0.0:80", 7), 5)
+	rule := nat("2", "0.0.0.0:80", "10.42.0.5:8080")
+	claim := declared("3", "0.0.0.0:80", port.OwnerService, "service")
+	published := declared("4", "0.0.0.0:80", port.OwnerContainer, "declared")
+	for _, c := range []struct {
+		name string
+		set  []port.Binding
+		know []Clue
+		want string
+	}{
+		{"a process alone", []port.Binding{socket}, nil, "web"},
+		{"the container of a socket before its process", []port.Binding{socket}, []Clue{cgroup}, "fact"},
+		{"a NAT rule's pod before a process", []port.Binding{socket, rule}, []Clue{pod}, "fact"},
+		{"a Service before its pods", []port.Binding{rule, claim}, []Clue{pod}, "service"},
+		{"a Service before a process", []port.Binding{socket, claim}, nil, "service"},
+		{"the container of a socket before a Service", []port.Binding{socket, claim}, []Clue{cgroup}, "fact"},
+		{"a container that claims the port before all", []port.Binding{published, rule, claim, socket}, []Clue{pod}, "declared"},
+	} {
+		for range 3 { // whatever order the sources speak in
+			r, f := attributed()
+			feeds := []Feed{r.Feed("socket"), r.Feed("nat"), r.Feed("kube"), r.Feed("docker")}
+			rand.Shuffle(len(c.set), func(i, j int) { c.set[i], c.set[j] = c.set[j], c.set[i] })
+			for _, b := range c.set {
+				feeds[b.Origin.ID[0]-'1'].Replace([]port.Binding{b})
+			}
+			for _, k := range c.know {
+				f.put(r, k, "fact")
+			}
+			t.Run(c.name, func(t *testing.T) { wantOwner(t, r, "tcp 0.0.0.0:80", c.want) })
+		}
+	}
+}
+
+// kube-proxy in nftables mode opens a node port on the node's own addresses only.
+func TestServiceOwnsTheRulesForItsNodePortOnOneAddress(t *testing.T) {
+	r, f := attributed()
+	rules, services, sockets := r.Feed("nat"), r.Feed("kube"), r.Feed("socket")
+	pod := Clue{Address: netip.MustParseAddr("10.42.0.5")}
+	rules.Replace([]port.Binding{
+		nat("1", "192.168.1.9:30080", "10.42.0.5:80", "10.42.0.6:80"),
+		nat("2", "192.168.1.9:30081", "10.42.0.5:80"),
+		nat("3", "[fd00::9]:30080", "[fd00:42::5]:80"),
+	})
+	sockets.Replace([]port.Binding{binding("7", "192.168.1.8:30080", 7)})
+	f.put(r, pod, "pod")
+	wantOwner(t, r, "tcp 192.168.1.9:30080", "") // one of two pods is no owner
+	wantOwner(t, r, "tcp 192.168.1.9:30081", "pod")
+	services.Replace([]port.Binding{
+		declared("web", "0.0.0.0:30080", port.OwnerService, "front"),
+		declared("db", "0.0.0.0:30081", port.OwnerService, "db"),
+	})
+	wantOwner(t, r, "tcp 192.168.1.9:30080", "front")
+	wantOwner(t, r, "tcp 192.168.1.9:30081", "db")
+	wantOwner(t, r, "tcp [fd00::9]:30080", "")      // the claim is for IPv4
+	wantOwner(t, r, "tcp 192.168.1.8:30080", "web") // a server of its own
+	services.Replace(nil)
+	wantOwner(t, r, "tcp 192.168.1.9:30081", "pod")
+}
+
+func TestDeclaredPortThatTheKernelStillShowsOutlivesItsEngine(t *testing.T) {
+	r, f := attributed()
+	sockets, docker := r.Feed("socket"), r.Feed("docker")
+	sockets.Replace([]port.Binding{in(binding("1", "0.0.0.0:80", 7), 5)})
+	docker.Replace([]port.Binding{
+		declared("a", "0.0.0.0:80", port.OwnerContainer, "a"),
+		declared("b", "0.0.0.0:81", port.OwnerContainer, "b"),
+	})
+	f.put(r, Clue{Cgroup: 5}, "a")
+	docker.Stale(fmt.Errorf("engine gone"))
+	expect(t, r, "tcp 0.0.0.0:80", "tcp 0.0.0.0:81")
+	wantOwner(t, r, "tcp 0.0.0.0:81", "b")
+	// The grace period ends: the source takes everything back, its facts too.
+	docker.Apply(port.Change{Drop: []port.Origin{{ID: "a"}, {ID: "b"}}})
+	f.remove(r, Clue{Cgroup: 5})
+	expect(t, r, "tcp 0.0.0.0:80")
+	wantOwner(t, r, "tcp 0.0.0.0:80", "web")
+}
+
+func TestFactsCostWhatTheyLeadTo(t *testing.T) {
+	r, f := attributed()
+	feed := r.Feed("socket")
+	var set []port.Binding
+	for i := range 10_000 {
+		group := uint64(2 + i%100)
+		set = append(set, in(binding(fmt.Sprint(i), fmt.Sprintf("0.0.0.0:%d", 1+i), 7), group, fmt.Sprintf("/system.slice/unit%d.service", group)))
+	}
+	feed.Replace(set)
+	if f.asked != 100 {
+		t.Errorf("10,000 sockets in 100 cgroups were asked for %d times", f.asked)
+	}
+	sub := r.Publications().Subscribe()
+	defer sub.Close()
+	sub.Take()
+	f.asked = 0
+	f.put(r, Clue{Cgroup: 50}, "web")
+	_, c := sub.Take()
+	if f.asked != 1 || len(c.Keys) != 100 || c.Generation != c.Base+1 {
+		t.Errorf("asked %d times, %d ports changed in %d steps, want 1, 100, 1", f.asked, len(c.Keys), c.Generation-c.Base)
+	}
+	f.put(r, Clue{Cgroup: 50}, "web")
+	f.put(r, Clue{Cgroup: 5000}, "elsewhere")
+	if _, c = sub.Take(); len(c.Keys) != 0 {
+		t.Errorf("facts that change nothing changed %d ports", len(c.Keys))
+	}
+}
+
+// A place without bindings is kept for a while, not for ever.
+func TestPlacesDoNotLeak(t *testing.T) {
+	r, f := attributed()
+	feed := r.Feed("socket")
+	for i := range uint64(10 * maxIdle) {
+		feed.Apply(port.Change{Put: []port.Binding{in(binding("1", "0.0.0.0:80", 7), 2+i, fmt.Sprintf("/user.slice/run-%d.scope", i))}})
+	}
+	if n := len(r.places.byKey); n > 2*maxIdle {
+		t.Errorf("%d places are kept", n)
+	}
+	if n := len(r.places.clues); n > 5*maxIdle {
+		t.Errorf("%d clues are kept", n)
+	}
+	f.put(r, Clue{Path: "/user.slice"}, "slice")
+	wantOwner(t, r, "tcp 0.0.0.0:80", "slice")
+}
+
+// Whatever order facts and bindings come in, the table is that of a registry
+// that heard the end of it all at once.
+func TestAttributionModel(t *testing.T) {
+	clues := []Clue{
+		{Cgroup: 2}, {Cgroup: 3}, {Path: "/a"}, {Path: "/a/b"}, {Path: id1}, {Path: id2},
+		{Address: netip.MustParseAddr("10.0.0.1")}, {Address: netip.MustParseAddr("10.0.0.2")},
+	}
+	hints := []port.Hints{
+		{}, {Cgroup: 2}, {Cgroup: 3, Paths: []string{"/a/b/c"}}, {Cgroup: 4, Paths: []string{"/a"}}, {Paths: []string{"/docker/" + id1 + "/x"}},
+		{Cgroup: 1, Paths: []string{"/x", "/docker-" + id2 + ".scope"}},
+		{Targets: []netip.AddrPort{netip.MustParseAddrPort("10.0.0.1:80")}},
+		{Targets: []netip.AddrPort{netip.MustParseAddrPort("10.0.0.1:80"), netip.MustParseAddrPort("10.0.0.2:80")}},
+	}
+	addrs := []string{"0.0.0.0", "[::]", "10.9.9.9", "127.0.0.1"}
+	for seed := range uint64(100) {
+		rng := rand.New(rand.NewPCG(seed, 2))
+		r, f := attributed()
+		names := []string{"socket", "nat", "kube"}
+		feeds := make(map[string]Feed)
+		truth := make(map[string]map[string]port.Binding)
+		for _, n := range names {
+			feeds[n], truth[n] = r.Feed(n), make(map[string]port.Binding)
+		}
+		random := func() port.Binding {
+			id := fmt.Sprint(rng.IntN(12))
+			b := binding(id, fmt.Sprintf("%s:%d", addrs[rng.IntN(len(addrs))], 80+rng.IntN(3)), rng.IntN(3))
+			b.Since = time.Unix(1, 0)
+			b.Hints = hints[rng.IntN(len(hints))]
+			b.Owner.Kind = port.OwnerKind(rng.IntN(4))
+			return b
+		}
+		for range 200 {
+			n := names[rng.IntN(len(names))]
+			c := clues[rng.IntN(len(clues))]
+			switch rng.IntN(7) {
+			case 0, 1:
+				f.put(r, c, fmt.Sprint("name", rng.IntN(3)))
+			case 2:
+				f.remove(r, c)
+			case 3:
+				truth[n] = make(map[string]port.Binding)
+				for range rng.IntN(8) {
+					b := random()
+					truth[n][b.Origin.ID] = b
+				}
+				feeds[n].Replace(slices.Collect(maps.Values(truth[n])))
+			default:
+				b, gone := random(), fmt.Sprint(rng.IntN(12))
+				delete(truth[n], gone)
+				truth[n][b.Origin.ID] = b
+				feeds[n].Apply(port.Change{Put: []port.Binding{b}, Drop: []port.Origin{{ID: gone}}})
+			}
+		}
+		afresh, g := attributed()
+		g.owners = f.owners
+		var at []Feed
+		for _, n := range names {
+			at = append(at, afresh.Feed(n))
+		}
+		for i, n := range names {
+			at[i].Replace(slices.Collect(maps.Values(truth[n])))
+		}
+		if got, want := content(r), content(afresh); !slices.Equal(got, want) {
+			t.Fatalf("seed %d: the table is\n%s\nwant\n%s", seed, strings.Join(got, "\n"), strings.Join(want, "\n"))
+		}
+		for _, n := range names {
+			feeds[n].Replace(nil)
+		}
+		if n := r.places.idle; n != len(r.places.byKey) {
+			t.Fatalf("seed %d: %d of %d places are counted as idle, with no binding left", seed, n, len(r.places.byKey))
+		}
+	}
+}
+
+func content(r *Registry) (out []string) {
+	for _, p := range r.Publications().View().All() {
+		var ids []string
+		for _, o := range p.Origins {
+			ids = append(ids, o.Source+"/"+o.ID)
+		}
+		out = append(out, fmt.Sprint(p.Key, p.DualStack, p.Owner, ids, p.Dial))
+	}
+	return out
+}
+
+func TestPropagationIsOfTheEventThatChangedThePort(t *testing.T) {
+	r, f := attributed()
+	feed := r.Feed("socket")
+	b := in(binding("1", "0.0.0.0:80", 7), 5)
+	b.Observed = 1234
+	feed.Apply(port.Change{Put: []port.Binding{b}})
+	p, _ := r.Publications().View().Get(b.Key)
+	if p.Observed != 1234 {
+		t.Errorf("observed at %d, want 1234", p.Observed)
+	}
+	f.put(r, Clue{Cgroup: 5}, "web")
+	if p, _ = r.Publications().View().Get(b.Key); p.Observed != 0 {
+		t.Errorf("a name that came later was observed at %d by the kernel", p.Observed)
+	}
+}
+
+func BenchmarkAttribution(b *testing.B) {
+	for _, n := range []int{10, 10_000, 100_000} {
+		b.Run(fmt.Sprint(n), func(b *testing.B) {
+			r, f := attributed()
+			feed := r.Feed("socket")
+			var set []port.Binding
+			for i := range n {
+				set = append(set, in(binding(fmt.Sprint(i), fmt.Sprintf("10.%d.%d.1:%d", i>>8&255, i&255, 1+i%60000), 1), uint64(2+i/10)))
+			}
+			feed.Replace(set)
+			x := binding("x", "0.0.0.0:65000", 1)
+			path := []string{"/system.slice/x.service"}
+			y := in(x, 1<<40, path...)
+			for name, change := range map[string]func(){
+				"without": func() { feed.Apply(port.Change{Put: []port.Binding{x}}) },
+				"with":    func() { feed.Apply(port.Change{Put: []port.Binding{y}}) },
+			} {
+				b.Run(name, func(b *testing.B) {
+					b.ReportAllocs()
+					for b.Loop() {
+						change()
+						feed.Apply(port.Change{Drop: []port.Origin{{ID: "x"}}})
+						_ = r.Publications().View()
+					}
+				})
+			}
+			b.Run("fact", func(b *testing.B) {
+				b.ReportAllocs()
+				for b.Loop() {
+					f.put(r, Clue{Cgroup: 3}, "web")
+					f.remove(r, Clue{Cgroup: 3})
+				}
+			})
+		})
+	}
+}
+
+// An event of a socket that nobody owns allocates for its place only once.
+func TestUnattributedEventAllocatesNoMore(t *testing.T) {
+	r, _ := attributed()
+	feed := r.Feed("socket")
+	x := binding("x", "0.0.0.0:65000", 1)
+	y := in(x, 1<<40, "/system.slice/x.service")
+	cost := func(b port.Binding) float64 {
+		return testing.AllocsPerRun(100, func() {
+			feed.Apply(port.Change{Put: []port.Binding{b}})
+			feed.Apply(port.Change{Drop: []port.Origin{{ID: "x"}}})
+		})
+	}
+	if without, with := cost(x), cost(y); with > without {
+		t.Errorf("an event allocates %v times, without hints %v times", with, without)
+	}
+}

@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package engine
+
+import (
+	"net/netip"
+	"reflect"
+	"slices"
+	"testing"
+
+	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/registry"
+)
+
+// told returns a table and what it was last said to have changed, sorted by kind.
+func told() (*Table, func() []registry.Clue) {
+	var last []registry.Clue
+	t := new(Table)
+	t.Notify(func(changed []registry.Clue) { last = append(last, changed...) })
+	return t, func() (out []registry.Clue) {
+		for _, c := range last {
+			if !slices.Contains(out, c) {
+				out = append(out, c)
+			}
+		}
+		last = nil
+		return out
+	}
+}
+
+func TestFactsTellWhatChangedAndNothingElse(t *testing.T) {
+	table, changed := told()
+	addr := netip.MustParseAddr("10.0.0.2")
+	web := Fact{Owner: port.Owner{ID: id1, Name: "web"}, ID: id1, Cgroup: 5, Path: "/docker/" + id1, Addresses: []netip.Addr{addr}}
+	all := []registry.Clue{{Cgroup: 5}, {Path: "/docker/" + id1}, {Path: id1}, {Address: addr}}
+	want := func(what string, clues ...registry.Clue) {
+		t.Helper()
+		if got := changed(); !reflect.DeepEqual(got, clues) && len(got)+len(clues) > 0 {
+			t.Errorf("%s told %v, want %v", what, got, clues)
+		}
+	}
+	table.Put("a", web)
+	want("a new fact", all...)
+	table.Put("a", web)
+	want("the same fact")
+	renamed := web
+	renamed.Owner.Name = "www"
+	table.Put("a", renamed)
+	want("another name", all...)
+	moved := renamed
+	moved.Addresses = []netip.Addr{netip.MustParseAddr("10.0.0.3")}
+	table.Put("a", moved)
+	want("another address", append(slices.Clone(all), registry.Clue{Address: netip.MustParseAddr("10.0.0.3")})...)
+	table.Retain(func(string) bool { return true })
+	want("a list that says the same")
+	table.Swap([]string{"a"}, map[string]Fact{"a": moved})
+	want("a swap for the same")
+	table.Remove("b")
+	want("the end of what was not there")
+	table.Retain(func(string) bool { return false })
+	if _, ok := table.ByCgroup(5); ok {
+		t.Error("a fact that was removed is still known")
+	}
+	want("the end", registry.Clue{Cgroup: 5}, registry.Clue{Path: "/docker/" + id1}, registry.Clue{Path: id1}, registry.Clue{Address: netip.MustParseAddr("10.0.0.3")})
+}
+
+// When it is told, the answers are the new ones: whoever is told asks.
+func TestFactsStandWhenTheyAreTold(t *testing.T) {
+	table := new(Table)
+	var seen []string
+	table.Notify(func([]registry.Clue) {
+		o, _ := table.ByCgroup(5)
+		seen = append(seen, o.Name)
+	})
+	table.Put("a", Fact{Owner: port.Owner{Name: "web"}, Cgroup: 5})
+	table.Swap([]string{"a"}, map[string]Fact{"b": {Owner: port.Owner{Name: "db"}, Cgroup: 5}})
+	table.Remove("b")
+	if want := []string{"web", "db", ""}; !slices.Equal(seen, want) {
+		t.Errorf("the answers were %q when they were told, want %q", seen, want)
+	}
+}

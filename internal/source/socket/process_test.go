@@ -1,0 +1,255 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux
+
+package socket
+
+import (
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/fairlead/fairlead/internal/cgroup"
+	"github.com/fairlead/fairlead/internal/observer"
+	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/registry"
+)
+
+// machine is a /proc of files.
+type machine struct {
+	t    *testing.T
+	root string
+}
+
+func newMachine(t *testing.T, ownCgroup string) machine {
+	m := machine{t, t.TempDir()}
+	m.write("self/cgroup", ownCgroup)
+	m.write("self/mountinfo", "")
+	return m
+}
+
+func (m machine) write(name, text string) {
+	m.t.Helper()
+	path := filepath.Join(m.root, name)
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		m.t.Fatal(err)
+	}
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		m.t.Fatal(err)
+	}
+}
+
+// run has a process with a number, started so long after boot.
+func (m machine) run(pid int, comm, exe string, started time.Duration, cgroups string) {
+	m.t.Helper()
+	dir := filepath.Join(m.root, fmt.Sprint(pid))
+	_ = os.RemoveAll(dir)
+	stat := fmt.Sprintf("%d (%s) S 1 1 1 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 1 0 %d 9 10", pid, comm, started/tick)
+	m.write(fmt.Sprintf("%d/stat", pid), stat)
+	m.write(fmt.Sprintf("%d/cgroup", pid), cgroups)
+	if err := os.Symlink(exe, filepath.Join(dir, "exe")); err != nil {
+		m.t.Fatal(err)
+	}
+}
+
+func (m machine) handler(ownCookie uint64) (*handler, *registry.Registry) {
+	m.t.Helper()
+	tree, err := cgroup.Open(m.root)
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	m.t.Cleanup(func() { _ = tree.Close() })
+	r := registry.New(registry.Options{Rules: allowAll{}, Logger: slog.New(slog.DiscardHandler)})
+	p := procfs{m.root, func() time.Duration { return time.Hour }}
+	return &handler{
+		feed: r.Feed(Name), own: func(c uint64) bool { return c == ownCookie },
+		ifname: func(uint32) string { return "eth0" }, processes: newProcesses(p, tree),
+	}, r
+}
+
+type allowAll struct{}
+
+func (allowAll) Decide(port.Publication) port.Decision { return port.Decision{Allow: true} }
+
+// seen is when a process that started so long after boot, an hour of which was
+// spent suspended, was seen.
+func seen(afterBoot time.Duration) int64 { return int64(afterBoot - time.Hour) }
+
+func listener(cookie uint64, n uint16, pid uint32, comm string, at int64) observer.Socket {
+	return observer.Socket{
+		Cookie: cookie, Protocol: port.TCP, Address: netip.IPv4Unspecified(), Port: n, Listening: true,
+		PID: pid, Comm: comm, PIDSeen: at, Observed: at,
+	}
+}
+
+func only(t *testing.T, r *registry.Registry) port.Publication {
+	t.Helper()
+	if n := r.Publications().View().Len(); n != 1 {
+		t.Fatalf("%d publications, want 1", n)
+	}
+	for _, p := range r.Publications().View().All() {
+		return p
+	}
+	panic("unreachable")
+}
+
+func TestProcessIsNamedByItsFirstThreadAndItsExecutable(t *testing.T) {
+	m := newMachine(t, "0::/\n")
+	m.run(811, "java", "/usr/bin/java", 2*time.Hour, "0::/\n")
+	h, r := m.handler(0)
+	// The event has the name of the thread that listens.
+	h.Apply([]observer.Event{{Socket: listener(1, 80, 811, "http-nio-80", seen(2*time.Hour+time.Second))}})
+	p := only(t, r)
+	if p.Owner.Name != "java" || p.Owner.ID != "811" || p.Owner.Kind != port.OwnerProcess {
+		t.Errorf("owner = %+v", p.Owner)
+	}
+	if d := p.Origins[0].Detail; d != "pid 811 (java), /usr/bin/java" {
+		t.Errorf("detail = %q", d)
+	}
+}
+
+func TestProcessThatHasTheNumberNowIsNotTakenForTheOneThatHadIt(t *testing.T) {
+	m := newMachine(t, "5:cpu:/\n0::/\n")
+	m.run(811, "other", "/usr/bin/other", 3*time.Hour, "5:cpu:/docker/other\n0::/\n")
+	h, r := m.handler(0)
+	h.Apply([]observer.Event{{Socket: listener(1, 80, 811, "nginx", seen(2*time.Hour))}})
+	p := only(t, r)
+	if p.Owner.Name != "nginx" || strings.Contains(p.Origins[0].Detail, "other") {
+		t.Errorf("owner %+v, detail %q", p.Owner, p.Origins[0].Detail)
+	}
+	s := listener(1, 80, 811, "nginx", seen(2*time.Hour))
+	if hints, _ := h.processes.hints(&s); len(hints.Paths) != 0 {
+		t.Errorf("paths %q are another process's", hints.Paths)
+	}
+	// When it is not known when the process had the number, it is nobody's.
+	s.PIDSeen, s.Cookie = 0, 2
+	if hints, q := h.processes.hints(&s); len(hints.Paths) != 0 || q != nil {
+		t.Errorf("paths %q, process %v of a number that was never seen", hints.Paths, q)
+	}
+}
+
+func TestWhatWasKnownOfAProcessStaysWhileItsSocketLives(t *testing.T) {
+	m := newMachine(t, "5:cpu:/\n0::/\n")
+	m.run(811, "nginx", "/usr/sbin/nginx", time.Hour, "5:cpu:/docker/web\n0::/\n")
+	h, r := m.handler(0)
+	s := listener(1, 80, 811, "nginx", seen(2*time.Hour))
+	h.Apply([]observer.Event{{Socket: s}})
+	before := only(t, r)
+	if err := os.RemoveAll(filepath.Join(m.root, "811")); err != nil { // a child has the socket now
+		t.Fatal(err)
+	}
+	h.Replace([]observer.Socket{s})
+	if p := only(t, r); !p.Equal(before) {
+		t.Errorf("a dump made %+v of %+v", p, before)
+	}
+	if hints, _ := h.processes.hints(&s); !slices.Equal(hints.Paths, []string{"/docker/web"}) {
+		t.Errorf("paths = %q", hints.Paths)
+	}
+	h.Apply([]observer.Event{{Gone: true, Socket: s}})
+	h.Replace([]observer.Socket{listener(2, 80, 811, "nginx", seen(2*time.Hour))})
+	if n := len(h.processes.made); n != 0 {
+		t.Errorf("%d processes are kept of sockets that are gone", n)
+	}
+}
+
+func TestCgroupsOfTheProcessAreReadOnlyWhereTheSocketsDoNotTell(t *testing.T) {
+	for _, c := range []struct {
+		name, own string
+		cgroup    uint64
+		want      []string
+	}{
+		{"a unified hierarchy alone, and no id", "0::/init.scope\n", 0, []string{"/docker/a"}},
+		{"a unified hierarchy alone, and the root", "0::/init.scope\n", 1, nil},
+		{"an id without a path", "0::/init.scope\n", 77, []string{"/docker/a"}},
+		{"other hierarchies", "7:pids:/\n0::/\n", 1, []string{"/docker/a", "/docker/b"}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			m := newMachine(t, c.own)
+			cgroups := "0::/docker/a\n"
+			if strings.HasPrefix(c.own, "7:") {
+				cgroups = "9:name=systemd:/\n8:cpu:/docker/b\n7:pids:/docker/a\n6:memory:/../x/docker/c\n" + cgroups
+			}
+			m.run(5, "web", "/web", time.Hour, cgroups)
+			h, _ := m.handler(0)
+			s := listener(1, 80, 5, "web", seen(2*time.Hour))
+			s.CgroupID = c.cgroup
+			if hints, _ := h.processes.hints(&s); !slices.Equal(hints.Paths, c.want) || hints.Cgroup != c.cgroup {
+				t.Errorf("hints = %+v, want paths %q", hints, c.want)
+			}
+		})
+	}
+}
+
+// A distribution beside ours has pids that mean nothing here.
+func TestProcessOfAnotherPidNamespaceIsNamedWithoutNumber(t *testing.T) {
+	m := newMachine(t, "0::/\n")
+	h, r := m.handler(0)
+	s := listener(1, 80, 0, "nginx", 0)
+	h.Apply([]observer.Event{{Socket: s}})
+	if o := only(t, r).Owner; o.Name != "nginx" || o.ID != "" || o.Kind != port.OwnerProcess {
+		t.Errorf("owner = %+v", o)
+	}
+	// Two that are only known by name are not known to be one.
+	six := s
+	six.Cookie, six.Address, six.V6Only = 2, netip.IPv6Unspecified(), true
+	h.Apply([]observer.Event{{Socket: six}})
+	if n := r.Publications().View().Len(); n != 2 {
+		t.Errorf("%d publications, want 2: who serves them need not be one", n)
+	}
+}
+
+func TestOwnSocketsAreNotPublished(t *testing.T) {
+	m := newMachine(t, "0::/\n")
+	h, r := m.handler(7)
+	h.Replace([]observer.Socket{listener(7, 80, 0, "", 0)})
+	h.Apply([]observer.Event{{Socket: listener(7, 81, 0, "", 0)}, {Gone: true, Socket: listener(7, 81, 0, "", 0)}})
+	if n := r.Publications().View().Len(); n != 0 {
+		t.Errorf("%d publications of our own sockets", n)
+	}
+}
+
+func TestParseStat(t *testing.T) {
+	tail := " S 1 1 1 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 4711 1 1"
+	for text, want := range map[string]string{
+		"1 (init)" + tail:             "init 47.11s",
+		"2 (a b) c) ()" + tail:        "a b) c) ( 47.11s",
+		"3 ()" + tail:                 " 47.11s",
+		"":                            "",
+		"1 init" + tail:               "",
+		"1 )(" + tail:                 "",
+		"1 (init) S 1 1":              "",
+		"1 (init)" + " x" + tail[:30]: "",
+	} {
+		got := ""
+		if name, started, err := parseStat([]byte(text)); err == nil {
+			got = fmt.Sprint(name, " ", started)
+		}
+		if got != want {
+			t.Errorf("parseStat(%q) = %q, want %q", text, got, want)
+		}
+	}
+}
+
+// Our own process is one that we know all about.
+func TestProcfsReadsTheKernels(t *testing.T) {
+	q, err := newProcfs().look(uint32(os.Getpid()), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if q.exe != exe || q.name == "" || q.started <= 0 {
+		t.Errorf("process = %+v, executable %s", q, exe)
+	}
+	if _, err := newProcfs().look(1<<31-1, nil); err == nil {
+		t.Error("a process that is not there was found")
+	}
+}

@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package status
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/fairlead/fairlead/internal/port"
+)
+
+const hostile = "a\x1b[31m\tb\n\u202e"
+
+func published(n uint16, o Owner) Publication {
+	return Publication{
+		Protocol: port.TCP, Address: netip.IPv4Unspecified(), Port: n, State: port.Active,
+		HostAddresses: []netip.AddrPort{netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), n)}, Owner: o,
+	}
+}
+
+func TestNamesOfTheGuestAreNotObeyedByATerminal(t *testing.T) {
+	l := List{
+		Publications: []Publication{
+			published(80, Owner{Kind: port.OwnerContainer, Name: hostile, ID: hostile}),
+			published(81, Owner{Kind: port.OwnerProcess, Name: hostile, ID: hostile}),
+			published(82, Owner{Kind: port.OwnerService, ID: hostile}),
+		},
+		Sources: []Source{{Name: "docker", State: "stale", Error: hostile, Warnings: []string{hostile}}},
+	}
+	l.Publications[0].Reason = hostile
+	l.Publications[1].Guest = hostile
+	l.Publications[2].Address = netip.MustParseAddr("fe80::1").WithZone("e\x1b[0m")
+	for _, wide := range []bool{false, true} {
+		var b strings.Builder
+		if err := WriteTable(&b, l, Style{Wide: wide, Now: time.Now()}); err != nil {
+			t.Fatal(err)
+		}
+		if strings.ContainsAny(b.String(), "\x1b\t\u202e") || strings.Count(b.String(), "\n") != 7 {
+			t.Errorf("wide %v: %q", wide, b.String())
+		}
+	}
+	var b strings.Builder
+	for i := range l.Publications {
+		if err := WriteEvent(&b, Event{Type: Added, Publication: &l.Publications[i]}, Painter{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if strings.ContainsAny(b.String(), "\x1b\t\u202e") || strings.Count(b.String(), "\n") != 3 {
+		t.Errorf("events: %q", b.String())
+	}
+}
+
+func TestWarningsAndUnservedPortsAreSaidUnderTheTable(t *testing.T) {
+	l := List{Publications: []Publication{published(30080, Owner{Kind: port.OwnerService, Name: "web"})}, Sources: []Source{{Name: "docker"}}}
+	l.Publications[0].Reason = "nothing is known to serve it"
+	for i := range 8 {
+		l.Sources[0].Warnings = append(l.Sources[0].Warnings, fmt.Sprint("container ", i, ": port 0"))
+	}
+	var b strings.Builder
+	if err := WriteTable(&b, l, Style{Now: time.Now()}); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"port 30080/tcp: nothing is known", "source docker: container 4: port 0\n", "source docker: and 3 more: ls -o json\n"} {
+		if !strings.Contains(b.String(), want) {
+			t.Errorf("%q is not in\n%s", want, b.String())
+		}
+	}
+	if strings.Contains(b.String(), "container 5") {
+		t.Errorf("all warnings are said to people:\n%s", b.String())
+	}
+}
+
+func TestOwnerColumn(t *testing.T) {
+	for want, o := range map[string]Owner{
+		"-":         {},
+		"nginx (7)": {Kind: port.OwnerProcess, Name: "nginx", ID: "7"},
+		"nginx":     {Kind: port.OwnerProcess, Name: "nginx"}, // of another pid namespace
+		"web":       {Kind: port.OwnerContainer, Name: "web", ID: "x"},
+		"x":         {Kind: port.OwnerContainer, ID: "x"},
+	} {
+		if got := ownerColumn(o); got != want {
+			t.Errorf("ownerColumn(%+v) = %q, want %q", o, got, want)
+		}
+	}
+}
+
+// What scripts read: owners with all fields, and warnings only where there are any.
+func TestJSONOfOwnersAndWarnings(t *testing.T) {
+	p := Describe(port.Publication{
+		Key:      port.Key{Protocol: port.TCP, Address: netip.IPv4Unspecified(), Port: 80},
+		Owner:    port.Owner{Kind: port.OwnerContainer, Name: "web", ID: "abc", Namespace: "default", Labels: map[string]string{"a": "b"}},
+		Decision: port.Decision{Allow: true},
+	}, nil)
+	for _, c := range []struct {
+		v    any
+		want string
+	}{
+		{p.Owner, `{"kind":"container","name":"web","id":"abc","namespace":"default","labels":{"a":"b"}}`},
+		{Describe(port.Publication{}, nil).Owner, `{"kind":"unknown","name":"","id":"","labels":{}}`},
+		{Source{Name: "docker", State: "live", Warnings: []string{"port 0"}}, `{"name":"docker","state":"live","rung":"","error":"","warnings":["port 0"]}`},
+		{Source{Name: "docker", State: "live"}, `{"name":"docker","state":"live","rung":"","error":""}`},
+	} {
+		got, err := json.Marshal(c.v)
+		if err != nil || string(got) != c.want {
+			t.Errorf("got %s, %v, want %s", got, err, c.want)
+		}
+	}
+}

@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux && engines
+
+package engines
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net"
+	"path/filepath"
+	"testing"
+	"time"
+
+	guest "github.com/fairlead/fairlead/internal/agent"
+	"github.com/fairlead/fairlead/internal/config"
+	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/status"
+)
+
+// runAgent runs the whole agent with some sources until the test ends.
+func runAgent(t testing.TB, sources ...string) *status.Client {
+	t.Helper()
+	cfg := config.DefaultAgent()
+	dir := t.TempDir()
+	cfg.Sources, cfg.LinkToken, cfg.Control = sources, "", filepath.Join(dir, "control", "s")
+	cfg.Link = []config.Endpoint{{Network: "unix", Path: filepath.Join(dir, "link", "s"), Listen: true}}
+	cfg.PollInterval = 100 * time.Millisecond
+	a, err := guest.New(cfg, logger(t), new(slog.LevelVar))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() {
+		done <- a.Run(ctx, func(ctx context.Context, _ func(config.Agent, error)) { <-ctx.Done() })
+	}()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Errorf("the agent: %v", err)
+		}
+	})
+	return status.NewClient(cfg.Control)
+}
+
+// wantOwner waits until a port has an owner of that kind and name.
+func wantOwner(t testing.TB, c *status.Client, slot string, kind port.OwnerKind, name string) {
+	t.Helper()
+	eventually(t, 30*time.Second, func() error {
+		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+		defer cancel()
+		l, err := c.List(ctx)
+		if err != nil {
+			return err
+		}
+		found := false
+		for _, p := range l.Publications {
+			if p.Key().Slot().String() != slot {
+				continue
+			}
+			found = true
+			if p.Owner.Kind != kind || p.Owner.Name != name {
+				return fmt.Errorf("%s is owned by %s %q, want %s %q (origins %+v)", p.Key(), p.Owner.Kind, p.Owner.Name, kind, name, p.Origins)
+			}
+		}
+		if !found {
+			return fmt.Errorf("%s is not there", slot)
+		}
+		return nil
+	})
+}
+
+// Who serves is known of every way in which a container's port opens, and not of
+// what is no longer its own.
+func TestAgentNamesWhatDockerRuns(t *testing.T) {
+	dockerd(t, "--userland-proxy=false")
+	dockerImage(t)
+	c := runAgent(t, "socket", "nat", "docker")
+	// A container in the host's network is known by its cgroup alone.
+	drun(t, "--name", "host", "--network", "host", "bb", "httpd", "-f", "-p", "8081")
+	wantOwner(t, c, "8081/tcp", port.OwnerContainer, "host")
+	// A published port is known by what the engine says, and by its rules.
+	drun(t, "--name", "own", "-p", "8000:80", "bb", "httpd", "-f", "-p", "80")
+	wantOwner(t, c, "8000/tcp", port.OwnerContainer, "own")
+	// A rule of somebody else is known by where it leads.
+	ip := run(t, "docker", "inspect", "-f", "{{.NetworkSettings.IPAddress}}", "own")
+	run(t, "iptables", "-t", "nat", "-A", "PREROUTING", "-p", "tcp", "-m", "addrtype", "--dst-type", "LOCAL",
+		"-m", "tcp", "--dport", "8099", "-j", "DNAT", "--to-destination", ip+":80")
+	wantOwner(t, c, "8099/tcp", port.OwnerContainer, "own")
+	// A plain process beside them is itself.
+	l, err := net.Listen("tcp4", "127.0.0.1:8082")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	wantOwner(t, c, "8082/tcp", port.OwnerProcess, "engines.test")
+
+	run(t, "docker", "rename", "own", "renamed")
+	wantOwner(t, c, "8000/tcp", port.OwnerContainer, "renamed")
+	wantOwner(t, c, "8099/tcp", port.OwnerContainer, "renamed")
+	run(t, "docker", "rm", "-f", "renamed")
+	wantOwner(t, c, "8099/tcp", port.OwnerUnknown, "")
+	wantOwner(t, c, "8081/tcp", port.OwnerContainer, "host")
+}
