@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"net/netip"
 	"strconv"
+	"sync"
 	"sync/atomic"
 
 	"golang.org/x/sync/errgroup"
@@ -30,6 +31,9 @@ type listenerSink struct {
 	hook bool // whether BPF programs may be loaded
 
 	conflicts atomic.Pointer[observer.Conflicts] // nil without a hook
+
+	untracked listener.Untracked
+	nat       sync.Once // that what NAT takes is not kept was said
 }
 
 func (a *Agent) wireListener() (reconcile.Sink, error) {
@@ -39,6 +43,7 @@ func (a *Agent) wireListener() (reconcile.Sink, error) {
 		Serve:   a.forward.Carry,
 		Sockets: a.registry.At,
 		Watch:   l.watch,
+		Keep:    l.keep,
 		Settle:  a.cfg.Listener.Settle,
 		Logger:  a.log,
 	}
@@ -60,8 +65,21 @@ func (l *listenerSink) watch(p uint16, on bool) {
 	}
 }
 
+func (l *listenerSink) keep(at netip.AddrPort, on bool) {
+	do := l.untracked.Put
+	if !on {
+		do = l.untracked.Remove
+	}
+	if err := do(at); err != nil {
+		l.nat.Do(func() {
+			l.log.Warn("a NAT rule of the output hook that takes loopback takes what is meant for placeholders, too", "err", err)
+		})
+	}
+}
+
 // Run implements runner.
 func (l *listenerSink) Run(ctx context.Context) error {
+	defer func() { _ = l.untracked.Close() }()
 	g, ctx := errgroup.WithContext(ctx)
 	if c, err := l.open(); err != nil {
 		l.log.Warn("a server that finds its port held by a placeholder is not noticed, and fails to start until the "+

@@ -29,6 +29,13 @@ func listenerRig(t *testing.T, flags ...string) (r *rig, pod *space) {
 	t.Helper()
 	r = newRig(t, append([]string{"--sink", "listener", "--listener-settle", "100ms"}, flags...)...)
 	pod = container(t, r.guest)
+	r.startListening()
+	return r, pod
+}
+
+// startListening starts the agent, with WSL's relay to the outside.
+func (r *rig) startListening() {
+	r.t.Helper()
 	r.startAgent()
 	r.eventually("the agent is ready", func() error {
 		l, err := r.list()
@@ -42,11 +49,10 @@ func listenerRig(t *testing.T, flags ...string) (r *rig, pod *space) {
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		if err := wsl.Run(ctx); err != nil {
-			t.Error(err)
+			r.t.Error(err)
 		}
 	})
-	t.Cleanup(func() { cancel(); wg.Wait() })
-	return r, pod
+	r.t.Cleanup(func() { cancel(); wg.Wait() })
 }
 
 const ruleTo8081 = `nft -f - <<'END'

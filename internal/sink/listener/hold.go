@@ -161,6 +161,7 @@ func (s *Sink) listen(ctx context.Context, h *hold) error {
 		return err
 	}
 	h.open, h.bound = ln, boundTo(ln.Addr(), h.at)
+	s.o.Keep(h.bound, true)
 	s.wg.Go(func() { s.accept(ctx, h, ln) })
 	return nil
 }
@@ -176,6 +177,9 @@ func boundTo(a net.Addr, asked netip.AddrPort) netip.AddrPort {
 func (s *Sink) shut(h *hold) {
 	if h.open == nil {
 		return
+	}
+	if h.protocol == port.TCP {
+		s.o.Keep(h.bound, false)
 	}
 	_ = h.open.Close()
 	h.open = nil

@@ -68,6 +68,10 @@ type Options struct {
 	// about to be, so that Contend is called when somebody wants one. It must not
 	// call back.
 	Watch func(port uint16, on bool)
+	// Keep, if not nil, is told the addresses of TCP placeholders as they open and
+	// close, to keep rules of NAT from taking what is meant for them. It must not
+	// call back.
+	Keep func(at netip.AddrPort, on bool)
 	// Settle is how long a publication must be without a socket of its own before
 	// a placeholder opens; 750 ms if 0.
 	Settle time.Duration
@@ -98,6 +102,9 @@ func (o Options) complete() (Options, error) {
 	}
 	if o.Watch == nil {
 		o.Watch = func(uint16, bool) {}
+	}
+	if o.Keep == nil {
+		o.Keep = func(netip.AddrPort, bool) {}
 	}
 	return o, nil
 }
