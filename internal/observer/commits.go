@@ -77,6 +77,10 @@ func netnsInode(path string) (uint32, error) {
 func (c *Commits) attach(netns uint32) error {
 	load := loadNft
 	if c.rung == RungKprobe {
+		// Asked first, because to load the programs takes the agent 0.1 s of its start.
+		if _, err := os.Stat("/sys/bus/event_source/devices/kprobe"); err != nil {
+			return fmt.Errorf("kprobes: %w", err)
+		}
 		load = loadNftKprobes
 	}
 	hooks := commitHooks[c.rung]

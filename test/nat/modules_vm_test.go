@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux && root && vm
+
+package nat
+
+import (
+	"bytes"
+	"context"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/fairlead/fairlead/internal/observer"
+	"github.com/fairlead/fairlead/internal/source/nat"
+)
+
+// unload takes nf_tables out of the kernel with all that needs it.
+func unload(t *testing.T) {
+	t.Helper()
+	for range 10 {
+		b, err := os.ReadFile("/proc/modules")
+		if err != nil {
+			t.Fatal(err)
+		}
+		left := false
+		for line := range strings.Lines(string(b)) {
+			name, _, _ := strings.Cut(line, " ")
+			if strings.HasPrefix(name, "nft_") || name == "nf_tables" {
+				left = true
+				_ = exec.Command("/bin/busybox", "rmmod", name).Run() // one that others need goes the next time
+			}
+		}
+		if !left {
+			return
+		}
+		time.Sleep(100 * time.Millisecond)
+	}
+	b, _ := os.ReadFile("/proc/modules")
+	t.Fatalf("nf_tables stays:\n%s", bytes.TrimSpace(b))
+}
+
+// A source that starts before nf_tables is there takes the hooks when it has
+// been loaded, here by the source's own question for the ruleset.
+func TestHooksAreTakenWhenTheModuleIsLoaded(t *testing.T) {
+	unload(t)
+	modules, err := observer.OpenModules()
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- modules.Run(ctx) }()
+	defer func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	}()
+	w := newWorld(t)
+	l := w.legacyHook()
+	l.modules = modules.Loaded()
+	if _, err := observer.OpenCommits(w.path(), observer.RungFentry); err == nil {
+		t.Fatal("the hooks can be attached to though nf_tables is not loaded")
+	}
+	src, f, _ := w.start(nat.Options{Wake: l})
+	eventually(t, "a first set", f.ready)
+	eventually(t, "the hooks", func() bool { return strings.HasPrefix(f.rungNow(), nat.RungFentry) })
+	w.run(pre, "nft", "-f", "-")
+	w.run("add rule ip t pre tcp dport 80 dnat to 10.0.0.1", "nft", "-f", "-")
+	expect(t, f, "a rule", "tcp 0.0.0.0:80 [ip t] 10.0.0.1:80")
+	if st := src.Status(); st.Drift != 0 {
+		t.Errorf("drift %d", st.Drift)
+	}
+}
