@@ -6,7 +6,6 @@ package nat
 
 import (
 	"fmt"
-	"os"
 	"slices"
 	"testing"
 	"time"
@@ -31,60 +30,59 @@ func (f *signalFeed) Apply(port.Change) {
 }
 
 // BenchmarkCommit measures from the return of the commit of one rule until the
-// feed has it, at several sizes of the table, and the CPU time of the process
-// for each change.
+// feed has it, on each rung that hears of it and at several sizes of the table,
+// and the CPU time of the process for each change, the commit's included.
 func BenchmarkCommit(b *testing.B) {
-	for _, n := range []int{10, 1000, 10_000} {
-		b.Run(fmt.Sprint(n), func(b *testing.B) {
-			w := newWorld(b)
-			w.run(refill(n, 0), "nft", "-f", "-")
-			ns, err := os.Open(w.path())
-			if err != nil {
-				b.Fatal(err)
-			}
-			defer func() { _ = ns.Close() }()
-			conn, err := nftables.New(nftables.WithNetNSFd(int(ns.Fd())), nftables.AsLasting())
-			if err != nil {
-				b.Fatal(err)
-			}
-			defer func() { _ = conn.CloseLasting() }()
-			f := &signalFeed{newFeed(), make(chan time.Time, 64)}
-			_, stop := w.startWith(nat.Options{LegacyPoll: time.Hour}, f)
-			defer stop()
-			eventually(b, "a first set", f.ready)
-			time.Sleep(time.Second) // what the start left to do is no part of this
-			for len(f.heard) > 0 {
-				<-f.heard
-			}
-			table := &nftables.Table{Name: "big", Family: nftables.TableFamilyIPv4}
-			chain := &nftables.Chain{Name: "svc", Table: table}
-			var waits []time.Duration
-			var before, after unix.Rusage
-			_ = unix.Getrusage(unix.RUSAGE_SELF, &before)
-			for i := 0; b.Loop(); i++ {
-				conn.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: dnatRule(uint16(1 + i%9000))})
-				if err := conn.Flush(); err != nil {
-					b.Fatal(err)
-				}
-				done := time.Now()
-				select {
-				case at := <-f.heard:
-					waits = append(waits, max(at.Sub(done), 0))
-				case <-time.After(patience):
-					b.Fatal("never heard")
-				}
-				if i >= 8000 {
-					break
-				}
-			}
-			_ = unix.Getrusage(unix.RUSAGE_SELF, &after)
-			slices.Sort(waits)
-			cpu := unix.TimevalToNsec(after.Utime) + unix.TimevalToNsec(after.Stime) - unix.TimevalToNsec(before.Utime) - unix.TimevalToNsec(before.Stime)
-			b.ReportMetric(float64(waits[len(waits)/2].Microseconds()), "µs-p50")
-			b.ReportMetric(float64(waits[len(waits)*99/100].Microseconds()), "µs-p99")
-			b.ReportMetric(float64(cpu)/1000/float64(len(waits)), "cpu-µs/change")
-		})
+	for _, r := range rungs() {
+		if r.nft == nat.RungGeneration {
+			continue // its second is no measure
+		}
+		for _, n := range []int{10, 1000, 10_000} {
+			b.Run(fmt.Sprintf("%s/%d", r.nft, n), func(b *testing.B) { benchmarkCommit(b, r.nft, n) })
+		}
 	}
+}
+
+func benchmarkCommit(b *testing.B, rung string, n int) {
+	w := newWorld(b)
+	w.run(refill(n, 0), "nft", "-f", "-")
+	conn := w.openConn(b)
+	f := &signalFeed{newFeed(), make(chan time.Time, 64)}
+	_, stop := w.startWith(nat.Options{LegacyPoll: time.Hour, Rungs: []string{rung}}, f)
+	defer stop()
+	eventually(b, "a first set", f.ready)
+	time.Sleep(time.Second) // what the start left to do is no part of this
+	for len(f.heard) > 0 {
+		<-f.heard
+	}
+	table := &nftables.Table{Name: "big", Family: nftables.TableFamilyIPv4}
+	chain := &nftables.Chain{Name: "svc", Table: table}
+	var waits, commits []time.Duration
+	var before, after unix.Rusage
+	_ = unix.Getrusage(unix.RUSAGE_SELF, &before)
+	for i := 0; b.Loop() && i < 8000; i++ {
+		conn.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: dnatRule(uint16(1 + i%9000))})
+		began := time.Now()
+		if err := conn.Flush(); err != nil {
+			b.Fatal(err)
+		}
+		done := time.Now()
+		commits = append(commits, done.Sub(began))
+		select {
+		case at := <-f.heard:
+			waits = append(waits, max(at.Sub(done), 0))
+		case <-time.After(patience):
+			b.Fatal("never heard")
+		}
+	}
+	_ = unix.Getrusage(unix.RUSAGE_SELF, &after)
+	slices.Sort(waits)
+	slices.Sort(commits)
+	cpu := unix.TimevalToNsec(after.Utime) + unix.TimevalToNsec(after.Stime) - unix.TimevalToNsec(before.Utime) - unix.TimevalToNsec(before.Stime)
+	b.ReportMetric(float64(waits[len(waits)/2].Microseconds()), "µs-p50")
+	b.ReportMetric(float64(waits[len(waits)*99/100].Microseconds()), "µs-p99")
+	b.ReportMetric(float64(commits[len(commits)/2].Microseconds()), "commit-µs-p50")
+	b.ReportMetric(float64(cpu)/1000/float64(len(waits)), "cpu-µs/change")
 }
 
 func dnatRule(p uint16) []expr.Any {
