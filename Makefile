@@ -65,7 +65,7 @@ test-unit: ## Run the tests that need neither root nor another kernel, with the 
 .PHONY: test-root
 test-root: ## Run the tests that make namespaces, rules and BPF programs on this kernel (root)
 	$(need_root)
-	@$(RUN) test test-root go test -json -tags root -p 1 -count 1 $(or $(call tagged,root),$(error no test file has build tag root))
+	@$(RUN) test test-root go test -json -tags root,docs -p 1 -count 1 $(or $(call tagged,root),$(error no test file has build tag root))
 
 .PHONY: test-vm
 test-vm: ## Run root and VM tests under emulated kernels (KERNELS, RUNGS)

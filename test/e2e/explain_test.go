@@ -189,7 +189,7 @@ func TestExplainSaysWhyNot(t *testing.T) {
 		},
 		{
 			name: "a rule of the agent", build: listens("tcp4", "0.0.0.0:9229"),
-			want: explain.VerdictDenied, says: "denied by rule 1 (no-debug)", next: "change rule 1 (no-debug) in", step: "rule failing: rule 1 (no-debug)",
+			want: explain.VerdictDenied, says: "denied by rule 1 (no-debug)", next: "change rule 1 (no-debug) in", step: "rule failing: denied by rule 1 (no-debug)",
 		},
 		{
 			name: "a rule of the host", build: listens("tcp4", "0.0.0.0:8007"),

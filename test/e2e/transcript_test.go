@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-//go:build linux && root
+//go:build linux && root && docs
 
 package e2e
 
@@ -118,7 +118,7 @@ func TestTranscriptsInTheDocumentationAreTrue(t *testing.T) {
 		return
 	}
 	if alike(string(doc)) != alike(fresh) {
-		t.Errorf("docs/cli.md is not what the commands print: go test -tags root ./test/e2e -run Transcripts -update\ngot\n%s", fresh)
+		t.Errorf("docs/cli.md is not what the commands print: go test -tags root,docs ./test/e2e -run Transcripts -update\ngot\n%s", fresh)
 	}
 }
 
