@@ -253,12 +253,14 @@ func (e *explainer) container(pid uint32) port.Owner {
 
 var containerID = regexp.MustCompile(`[0-9a-f]{64}`)
 
-// unread returns the NAT rules that are not understood and name the port.
+// unread returns the NAT rules that are not understood and name the port, or no
+// port that can be read.
 func (e *explainer) unread(q explain.Query) (list []explain.Unread) {
 	rules, _ := e.a.notUnderstood()
 	for _, p := range rules {
-		if namesPort(p.Rule, q.Port) && len(list) < unreadMax {
-			list = append(list, explain.Unread{Where: p.Where, Rule: p.Rule, Reason: p.Reason})
+		names, unsure := namesPort(p.Rule, q.Port)
+		if (names || unsure) && len(list) < unreadMax {
+			list = append(list, explain.Unread{Where: p.Where, Rule: p.Rule, Reason: p.Reason, Unsure: unsure})
 		}
 	}
 	return list
@@ -282,10 +284,12 @@ var portBounds = regexp.MustCompile(`dport >= ([0-9]+) th dport <= ([0-9]+)`)
 
 var portRange = regexp.MustCompile(`([0-9]+)(?:[-:]([0-9]+))?`)
 
-// namesPort reports whether the text of a rule has the port, alone or within a range.
-func namesPort(rule string, p uint16) bool {
+// namesPort reports whether the text of a rule has the port, alone or within a
+// range, and whether it has no port that can be read: they stand in a set, say.
+func namesPort(rule string, p uint16) (names, unsure bool) {
 	rule = portBounds.ReplaceAllString(rule, "dport $1-$2")
-	for _, list := range portLists.FindAllStringSubmatch(rule, -1) {
+	lists := portLists.FindAllStringSubmatch(rule, -1)
+	for _, list := range lists {
 		for _, m := range portRange.FindAllStringSubmatch(list[1], -1) {
 			lo, err := strconv.ParseUint(m[1], 10, 16)
 			hi, errHi := lo, error(nil)
@@ -293,9 +297,9 @@ func namesPort(rule string, p uint16) bool {
 				hi, errHi = strconv.ParseUint(m[2], 10, 16)
 			}
 			if err == nil && errHi == nil && lo <= uint64(p) && uint64(p) <= hi {
-				return true
+				return true, false
 			}
 		}
 	}
-	return false
+	return false, len(lists) == 0
 }

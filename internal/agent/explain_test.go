@@ -20,8 +20,17 @@ func TestRuleTextsNamePorts(t *testing.T) {
 		{"meta l4proto tcp th dport @__set0 dnat to 10.9.0.2:80", 80, false},
 		{"th sport 80 dnat to 10.9.0.2", 80, false},
 	} {
-		if got := namesPort(tt.rule, tt.port); got != tt.want {
+		if got, _ := namesPort(tt.rule, tt.port); got != tt.want {
 			t.Errorf("%d in %q: %v", tt.port, tt.rule, got)
+		}
+	}
+	for rule, want := range map[string]bool{
+		"meta l4proto tcp th dport @__set0 dnat to 10.9.0.2:80": true,
+		"meta mark 0x7 dnat to 10.9.0.2":                        true,
+		"meta mark 0x7 th dport 81 dnat to 10.9.0.2":            false,
+	} {
+		if _, unsure := namesPort(rule, 80); unsure != want {
+			t.Errorf("unsure about %q: %v", rule, unsure)
 		}
 	}
 }

@@ -123,6 +123,7 @@ type Module struct {
 	Name   string
 	Loaded bool
 	For    string // what is lost without it
+	Error  string // why it is not known whether it is there
 }
 
 // Limits of the process.

@@ -69,6 +69,7 @@ func TestEachFaultHasItsRemedy(t *testing.T) {
 		{"no BTF", func(f *Facts) { f.Kernel.BTF = false }, Warning, "kernel btf", "only polling", "CONFIG_DEBUG_INFO_BTF"},
 		{"no diag", func(f *Facts) { f.Kernel.Diag = "no such file" }, Failing, "kernel sock_diag", "no such file", "CONFIG_INET_DIAG"},
 		{"no module", func(f *Facts) { f.Kernel.Modules = []Module{{Name: "vsock", For: "no link over vsock"}} }, Warning, "kernel vsock", "no link over vsock", "modprobe vsock"},
+		{"module not known", func(f *Facts) { f.Kernel.Modules = []Module{{Name: "nf_tables", Error: "EPERM"}} }, Warning, "kernel nf_tables", "not known: EPERM", "root"},
 		{"polling", func(f *Facts) { f.Agent.Hooks[0] = Hook{"tcp-listen", "poll", "late", "no BTF"} }, Warning, "observer tcp-listen", "better ones failed: no BTF", "root"},
 		{"drift", func(f *Facts) { f.Agent.Drift = 3 }, Warning, "observer audits", "3 sockets", "log"},
 		{"stale", func(f *Facts) { f.Agent.Sources[1] = Source{Name: "nat", State: "stale", Error: "EPERM", Since: now} }, Failing, "source nat", "EPERM, since 2026-11-21T12:00:00Z", "root"},

@@ -6,6 +6,7 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -49,9 +50,12 @@ func kernel() Kernel {
 	}
 	_, err := os.Stat("/sys/kernel/btf/vmlinux")
 	k.BTF = err == nil
-	nft := Module{Name: "nf_tables", Loaded: true}
-	if err := nftables(); err != nil {
-		nft.Loaded, nft.For = false, "no NAT rules of nftables: "+err.Error()
+	nft := Module{Name: "nf_tables", For: "no NAT rules of nftables"}
+	switch err := nftables(); {
+	case err == nil:
+		nft.Loaded = true
+	case errors.Is(err, unix.EPERM):
+		nft.Error = err.Error()
 	}
 	k.Modules = []Module{
 		nft,

@@ -141,9 +141,12 @@ func (j *judge) kernel() {
 		j.add("kernel", "sock_diag", Failing, k.Diag, "load the modules tcp_diag and udp_diag, or use a kernel with CONFIG_INET_DIAG and CONFIG_INET_UDP_DIAG")
 	}
 	for _, m := range k.Modules {
-		if m.Loaded {
+		switch {
+		case m.Loaded:
 			j.add("kernel", m.Name, OK, "present", "")
-		} else {
+		case m.Error != "":
+			j.add("kernel", m.Name, Warning, "not known: "+m.Error, "run as root")
+		default:
 			j.add("kernel", m.Name, Warning, "not present: "+m.For, "modprobe "+m.Name+", if you need it")
 		}
 	}
@@ -215,7 +218,7 @@ var sourceRemedies = map[string]string{
 
 func (j *judge) nat() {
 	a := j.f.Agent
-	if a == nil || !slices.ContainsFunc(a.Sources, func(s Source) bool { return s.Name == "nat" }) {
+	if a == nil || !slices.ContainsFunc(a.Sources, func(s Source) bool { return s.Name == "nat" && s.State == "live" }) {
 		return
 	}
 	if a.UnreadCount == 0 {

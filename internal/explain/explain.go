@@ -100,8 +100,14 @@ const (
 	Client    SocketKind = "client" // UDP with a peer, or on a port that the kernel chose
 )
 
-// Unread is a NAT rule that names the port and is not understood.
-type Unread struct{ Where, Rule, Reason string }
+// Unread is a NAT rule that is not understood and names the port, or, if Unsure,
+// does not show which ports it is about.
+type Unread struct {
+	Where  string `json:"where"` // table and chains, from the hook to the rule
+	Rule   string `json:"rule"`  // its text
+	Reason string `json:"reason"`
+	Unsure bool   `json:"-"`
+}
 
 // Source is the state of one source.
 type Source struct{ Name, State, Error string }
@@ -218,7 +224,7 @@ func Evaluate(f Facts) Report {
 		r.Verdict, r.Summary, r.Next = findings[0].verdict, findings[0].text, findings[0].next
 		findings = findings[1:]
 	}
-	for _, n := range findings {
+	for _, n := range append(findings, f.unsure()...) {
 		r.Near = append(r.Near, Near{n.verdict, n.text})
 	}
 	return r

@@ -205,7 +205,7 @@ var cases = []struct {
 		VerdictUnseen, "has not told of it", "ask again",
 	},
 	{
-		"NAT rule not understood", Facts{Unread: []Unread{{"ip nat PREROUTING", "meta mark 7 tcp dport 8080 dnat to 10.0.0.2", "meta mark"}}},
+		"NAT rule not understood", Facts{Unread: []Unread{{Where: "ip nat PREROUTING", Rule: "meta mark 7 tcp dport 8080 dnat to 10.0.0.2", Reason: "meta mark"}}},
 		VerdictNAT, "meta mark 7 tcp dport 8080", "docs/nat.md",
 	},
 	{
@@ -286,10 +286,18 @@ func TestNearIsToldBesideAPublication(t *testing.T) {
 	r := Evaluate(Facts{
 		Query:        Query{Port: 8080},
 		Publications: []Publication{pub(port.TCP, "127.0.0.1:8080", denied)},
-		Unread:       []Unread{{"ip nat pre", "meta mark 7 tcp dport 8080", "meta mark"}},
+		Unread:       []Unread{{Where: "ip nat pre", Rule: "meta mark 7 tcp dport 8080", Reason: "meta mark"}},
 		Elsewhere:    []Socket{sock(port.TCP, "0.0.0.0:8080", Listening)}, // of no interest then
 	})
 	if r.Verdict != VerdictDenied || len(r.Near) != 1 || r.Near[0].Kind != VerdictNAT {
+		t.Errorf("%+v", r)
+	}
+}
+
+// A rule whose ports cannot be read is told, and does not drown what is likelier.
+func TestRuleOfUnknownPortsIsOnlyNear(t *testing.T) {
+	r := Evaluate(Facts{Query: tcp8080, Unread: []Unread{{Where: "ip nat pre", Rule: "meta mark 7", Reason: "meta mark", Unsure: true}}})
+	if r.Verdict != VerdictNothingHere || len(r.Near) != 1 || !strings.Contains(r.Near[0].Text, "may be about port 8080") {
 		t.Errorf("%+v", r)
 	}
 }

@@ -26,14 +26,7 @@ func (f *Facts) nearly(published bool) []finding {
 			list = append(list, f.here(s))
 		}
 	}
-	for _, u := range f.Unread {
-		list = append(list, finding{
-			VerdictNAT,
-			fmt.Sprintf("a NAT rule that may be about port %d is not understood, so it is not published: %s: %s (%s)",
-				f.Query.Port, u.Where, u.Rule, u.Reason),
-			"write the rule in one of the forms of docs/nat.md, or publish the port by the engine that owns it",
-		})
-	}
+	list = append(list, f.unread("a NAT rule about port %d", false)...)
 	for _, s := range f.Elsewhere {
 		if !published && f.Query.asks(s.Protocol) && s.Kind == Listening {
 			list = append(list, elsewhere(s))
@@ -61,6 +54,24 @@ func (f *Facts) nearly(published bool) []finding {
 	}
 	return list
 }
+
+// unread tells of NAT rules that are not understood.
+func (f *Facts) unread(what string, unsure bool) (list []finding) {
+	for _, u := range f.Unread {
+		if u.Unsure != unsure {
+			continue
+		}
+		list = append(list, finding{
+			VerdictNAT,
+			fmt.Sprintf(what+" is not understood, so it is not published: %s: %s (%s)", f.Query.Port, u.Where, u.Rule, u.Reason),
+			"write the rule in one of the forms of docs/nat.md, or publish the port by the engine that owns it",
+		})
+	}
+	return list
+}
+
+// unsure is what could be about the port, and more likely is not.
+func (f *Facts) unsure() []finding { return f.unread("a NAT rule that may be about port %d", true) }
 
 // here judges a socket of the watched namespace that is not published.
 func (f *Facts) here(s Socket) finding {
