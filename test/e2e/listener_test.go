@@ -279,7 +279,8 @@ func TestAutoSinkSaysWhy(t *testing.T) {
 }
 
 // A signal ends the agent in order, and the next one starts where a killed one
-// left its sockets.
+// left its sockets. The incumbent ends with status 1, does not know SIGINT, and
+// stumbles over the socket that it left.
 func TestSignalsEndInOrderAndStaleSocketsAreReplaced(t *testing.T) {
 	r := newRig(t)
 	for _, sig := range []syscall.Signal{syscall.SIGTERM, syscall.SIGINT, syscall.SIGKILL} {

@@ -202,18 +202,37 @@ func holder(all []port.Publication, at netip.AddrPort) string {
 	return ""
 }
 
-// proxyFollows reports whether all that is known of p is a rule of Docker's,
-// which writes it before it starts the proxy that is to have the port. Once the
-// container runs, Docker says so itself.
-func proxyFollows(p *port.Publication) bool {
-	docker := false
+// dockerRule reports whether a rule of Docker's is among what is known of p.
+func dockerRule(p *port.Publication) bool {
 	for i := range p.Origins {
-		o := &p.Origins[i]
-		if o.Source != "nat" {
-			return false
+		where, _, _ := strings.Cut(p.Origins[i].Detail, ": ")
+		if p.Origins[i].Source == "nat" && (strings.HasSuffix(where, " > DOCKER") || strings.Contains(where, " docker-bridges ")) {
+			return true
 		}
-		where, _, _ := strings.Cut(o.Detail, ": ")
-		docker = docker || strings.HasSuffix(where, " > DOCKER") || strings.Contains(where, " docker-bridges ")
 	}
-	return docker
+	return false
 }
+
+// onlyRules reports whether nobody but the rules speaks of p.
+func onlyRules(p *port.Publication) bool {
+	return !slices.ContainsFunc(p.Origins, func(o port.OriginInfo) bool { return o.Source != "nat" })
+}
+
+// settle is how long p must go without a socket. Docker writes a rule before it
+// starts the proxy that is to have the port, and says that the container runs
+// only after that. A proxy that was there goes when Docker is started again with
+// containers that live on, and then comes back.
+func (s *Sink) settle(p *port.Publication, hadSocket bool) time.Duration {
+	switch {
+	case !dockerRule(p):
+		return s.o.Settle
+	case hadSocket:
+		return absences * s.o.Patience
+	case onlyRules(p):
+		return s.o.Patience
+	}
+	return s.o.Settle
+}
+
+// absences is how many times Patience a proxy of Docker's may be away.
+const absences = 6

@@ -25,6 +25,7 @@ type hold struct {
 
 	since time.Time     // since when it could be opened
 	busy  bool          // it could not, the last time it was looked at
+	had   bool          // the publication had a socket of its own here
 	due   time.Time     // when to decide again; zero: when something changes
 	retry time.Duration // pause before the next attempt
 	until time.Time     // released until then
@@ -40,10 +41,7 @@ func (s *Sink) decide(h *hold, now time.Time) {
 	c := h.winner
 	p := &c.pub
 	h.due = time.Time{}
-	settle := s.o.Settle
-	if proxyFollows(p) {
-		settle = s.o.Patience
-	}
+	settle := s.settle(p, h.had)
 	own := servedBy(p, h.at)
 	if h.busy { // a server that is started again has the settle time anew
 		h.since, h.busy = now, false
@@ -53,7 +51,7 @@ func (s *Sink) decide(h *hold, now time.Time) {
 		s.rest(h, port.Denied, "UDP is not asked for (listener.udp); WSL's relay carries none")
 	case own == byItself:
 		s.shut(h)
-		h.busy, h.retry, h.until, h.pause = true, 0, time.Time{}, 0
+		h.busy, h.had, h.retry, h.until, h.pause = true, true, 0, time.Time{}, 0
 		s.say(c, port.Active, h.at, "")
 	case own == byIPv6Only:
 		s.rest(h, port.Conflict, fmt.Sprintf("its own socket at [::]:%d holds IPv4 too, which WSL's relay shows at ::1 only", p.Port))

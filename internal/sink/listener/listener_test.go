@@ -315,6 +315,14 @@ func TestRuleOfDockerWaitsForDockersWord(t *testing.T) {
 		g.put(p)
 		g.wait(10 * time.Second)
 		g.wantOpen("nobody says what Docker does", "127.0.0.1:8080")
+		g.drop(p)
+		// The proxy goes while Docker is started again; the container lives on.
+		g.put(socket(said, "", "127.0.0.1:8080"))
+		g.put(said)
+		g.wait(59 * time.Second)
+		g.wantOpen("the proxy is away")
+		g.wait(time.Second)
+		g.wantOpen("the proxy does not come back", "127.0.0.1:8080")
 	})
 }
 
