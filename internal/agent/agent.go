@@ -204,6 +204,7 @@ func (a *Agent) Run(ctx context.Context, watch func(ctx context.Context, onChang
 	}
 	g.Go(func() error { return a.server.Serve(ctx, control, true) })
 	g.Go(func() error { return a.reconciler.Run(ctx) })
+	g.Go(func() error { a.settle(ctx); return nil })
 	g.Go(func() error { return newNotifier(a).run(ctx) })
 	if a.hostlink != nil {
 		if err := a.links.open(ctx); err != nil {
