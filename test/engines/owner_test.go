@@ -5,53 +5,20 @@
 package engines
 
 import (
-	"context"
 	"fmt"
-	"log/slog"
 	"net"
-	"path/filepath"
 	"testing"
 	"time"
 
-	guest "github.com/fairlead/fairlead/internal/agent"
-	"github.com/fairlead/fairlead/internal/config"
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/status"
 )
-
-// runAgent runs the whole agent with some sources until the test ends.
-func runAgent(t testing.TB, sources ...string) *status.Client {
-	t.Helper()
-	cfg := config.DefaultAgent()
-	dir := t.TempDir()
-	cfg.Sources, cfg.LinkToken, cfg.Control = sources, "", filepath.Join(dir, "control", "s")
-	cfg.Link = []config.Endpoint{{Network: "unix", Path: filepath.Join(dir, "link", "s"), Listen: true}}
-	cfg.PollInterval = 100 * time.Millisecond
-	a, err := guest.New(cfg, logger(t), new(slog.LevelVar))
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	go func() {
-		done <- a.Run(ctx, func(ctx context.Context, _ func(config.Agent, error)) { <-ctx.Done() })
-	}()
-	t.Cleanup(func() {
-		cancel()
-		if err := <-done; err != nil {
-			t.Errorf("the agent: %v", err)
-		}
-	})
-	return status.NewClient(cfg.Control)
-}
 
 // wantOwner waits until a port has an owner of that kind and name.
 func wantOwner(t testing.TB, c *status.Client, slot string, kind port.OwnerKind, name string) {
 	t.Helper()
 	eventually(t, 30*time.Second, func() error {
-		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
-		defer cancel()
-		l, err := c.List(ctx)
+		l, err := list(c)
 		if err != nil {
 			return err
 		}
@@ -77,7 +44,7 @@ func wantOwner(t testing.TB, c *status.Client, slot string, kind port.OwnerKind,
 func TestAgentNamesWhatDockerRuns(t *testing.T) {
 	dockerd(t, "--userland-proxy=false")
 	dockerImage(t)
-	c := runAgent(t, "socket", "nat", "docker")
+	c := agent(t)
 	// A container in the host's network is known by its cgroup alone.
 	drun(t, "--name", "host", "--network", "host", "bb", "httpd", "-f", "-p", "8081")
 	wantOwner(t, c, "8081/tcp", port.OwnerContainer, "host")
