@@ -19,7 +19,10 @@ VM_ROUNDS := -env FAIRLEAD_STARTS=5 -env FAIRLEAD_WAKEUPS=500 -env FAIRLEAD_SHOR
 STAGES := lint generate-check test-unit test-root test-vm
 # Systems that the host side is built for beside linux/amd64, which the linter sees.
 HOST_SYSTEMS := linux/arm64 windows/amd64 windows/arm64 darwin/arm64
-WINE_PACKAGES := ./internal/port ./internal/rules ./internal/wire ./internal/table ./internal/hvsock ./internal/setup ./internal/config ./internal/host
+# What wine 8 can run: it has neither unix sockets nor the UDP of Go 1.26, and its
+# files cannot be removed the way os.RemoveAll does it.
+WINE_PACKAGES := ./internal/rules ./internal/wire ./internal/table ./internal/hvsock
+WINE_HOST := OwnerTables|IPHelper|ProcessName|Reserved|Lsof|NonsenseAt|PublishesEvery|WithoutTheToken
 HOST_PACKAGES := $(wildcard ./internal/host ./cmd/fairlead)
 
 # Packages with a test file that has build tag $(1).
@@ -85,9 +88,11 @@ test-moby: ## Run against the next Docker with its nftables back end (root; buil
 	@FAIRLEAD_DOCKERD=$(CACHE)/bin/moby $(RUN) test test-moby go test -json -tags engines -run Docker -count 1 -timeout 30m ./test/engines
 
 .PHONY: test-wine
-test-wine: ## Run the tests of the host side that need no unix socket under Debian's wine
+test-wine: ## Run tests of the host side, built for Windows, under Debian's wine (not part of test)
 	@hack/provision.sh wine
-	@$(RUN) test test-wine env CGO_ENABLED=0 GOOS=windows GOARCH=amd64 go test -json -p 1 -exec "$$PWD/hack/wine.sh" $(WINE_PACKAGES)
+	@rc=0; for what in "$(WINE_PACKAGES)" "-run $(WINE_HOST) ./internal/host"; do \
+		set -f; $(RUN) test test-wine env CGO_ENABLED=0 GOOS=windows GOARCH=amd64 go test -json -p 1 -exec "$$PWD/hack/wine.sh" $$what || rc=1; \
+	done; exit $$rc
 
 .PHONY: bench
 bench: ## Measure latency against polling, all modes in one run (root)

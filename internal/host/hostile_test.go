@@ -33,7 +33,7 @@ func TestGuestThatPublishesEveryPortIsLimited(t *testing.T) {
 	greedy.drop(errors.New("not yet"))
 	flooding(greedy, all.Split())
 	network := newMemory()
-	h, _ := start(t, Options{Network: network}, modest, greedy)
+	h, _ := start(t, Options{Network: network, Holders: named{}}, modest, greedy)
 	modest.wants(k, port.Active)
 	greedy.up()
 	greedy.settled(1)
