@@ -13,7 +13,9 @@ import (
 	"time"
 
 	"github.com/fairlead/fairlead/internal/forward"
+	"github.com/fairlead/fairlead/internal/link"
 	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/wire"
 )
 
 // hold is one address that some claim is given. All but protocol and at, which
@@ -146,9 +148,17 @@ func (s *Sink) listen(ctx context.Context, h *hold) error {
 		if err != nil {
 			return err
 		}
-		u := newUDPHold(s, h, pc)
+		u := forward.NewClients(pc, func(from netip.AddrPort) (func(link.Stream), func(), bool) {
+			p, f, ok := s.begin(ctx, h)
+			if !ok {
+				return nil, nil, false
+			}
+			return func(stream link.Stream) {
+				s.finish(f, s.o.ServeUDP(f.ctx, stream, p, wire.FlowRequest{Key: p.Key, Peer: from}))
+			}, func() { f.cut(net.ErrClosed) }, true
+		})
 		h.open, h.bound = u, boundTo(pc.LocalAddr(), h.at)
-		s.wg.Go(func() { u.run(ctx) })
+		s.wg.Go(func() { u.Run(ctx) })
 		return nil
 	}
 	ln, err := s.o.Network.ListenExclusive(ctx, "tcp"+family, h.at.String())
