@@ -23,7 +23,10 @@ type runner interface {
 func (a *Agent) newPeerSink(s config.Sink) (runner, error) {
 	// Beside the control socket: its directory is root's, and ends with the system.
 	memory := peer.Memory(filepath.Join(filepath.Dir(a.cfg.Control), s.Name+".json"))
-	bridges := peer.NewBridges(peer.BridgeOptions{Listen: a.sockets.Listen, Serve: a.forward.Carry, Logger: a.log})
+	bridges := peer.NewBridges(peer.BridgeOptions{
+		Listen: a.sockets.Listen, ListenPacket: a.sockets.ListenPacket,
+		Serve: a.forward.Carry, ServeUDP: a.forward.Serve, Logger: a.log,
+	})
 	if s.Name == "gvproxy" {
 		o := gvproxy.Options{Memory: memory, Bridges: bridges, Logger: a.log}
 		if s.URL != "" {

@@ -270,17 +270,20 @@ func TestAServerOnTheGuestsLoopbackIsOpenToTheHostAndNotToContainers(t *testing.
 	c := container(t, n.guest)
 	go echoServer(n.guest.listen(t, "tcp4", "127.0.0.1:8084"))
 	go echoServer(n.guest.listen(t, "tcp6", "[::1]:8085"))
+	go echoUDP(n.guest.listenPacket(t, "udp4", "127.0.0.1:8086"))
 	r := n.agentRig()
 	r.wantState("tcp 127.0.0.1:8084", "active")
+	r.wantState("udp 127.0.0.1:8086", "active")
 	r.wantState("tcp [::1]:8085", "active")
 	n.answers("tcp", "127.0.0.1:8084")
 	n.answers("tcp", "[::1]:8085")
+	n.answers("udp", "127.0.0.1:8086")
 	forwards, err := n.forwards()
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, f := range forwards {
-		if f == sshForward {
+		if f == sshForward || strings.HasPrefix(f, "udp") {
 			continue
 		}
 		at := strings.Fields(f)[2]
@@ -297,7 +300,7 @@ func TestAServerOnTheGuestsLoopbackIsOpenToTheHostAndNotToContainers(t *testing.
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(l.Publications) != 2 {
+	if len(l.Publications) != 3 {
 		t.Errorf("publications: %+v", l.Publications) // the bridges are none
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
 	"net/netip"
@@ -13,7 +14,11 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/fairlead/fairlead/internal/forward"
+	"github.com/fairlead/fairlead/internal/link"
+	"github.com/fairlead/fairlead/internal/own"
 	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/wire"
 )
 
 // maxFlows bounds the connections through all bridges at one time.
@@ -24,10 +29,15 @@ type BridgeOptions struct {
 	// Listen is net.Listen with a socket that is known as our own before it is
 	// bound (own.Sockets).
 	Listen func(ctx context.Context, network, address string) (net.Listener, error)
+	// ListenPacket is the same for UDP.
+	ListenPacket func(ctx context.Context, network, address string) (*own.UDPConn, error)
 	// Serve carries a connection to what serves pub, owns it, and has closed or
 	// reset it when it returns. The end of ctx cuts it.
-	Serve  func(ctx context.Context, conn net.Conn, pub port.Publication) error
-	Logger *slog.Logger
+	Serve func(ctx context.Context, conn net.Conn, pub port.Publication) error
+	// ServeUDP is the same for the datagrams of one client, as a link's stream has
+	// them.
+	ServeUDP func(ctx context.Context, stream link.Stream, pub port.Publication, req wire.FlowRequest) error
+	Logger   *slog.Logger
 }
 
 // Bridges are listeners on the one address of the guest that a peer connects to,
@@ -48,7 +58,8 @@ type Bridges struct {
 }
 
 type bridge struct {
-	l      net.Listener
+	l      io.Closer
+	addr   netip.AddrPort
 	pub    atomic.Pointer[port.Publication]
 	from   netip.Prefix
 	ctx    context.Context //nolint:containedctx // of its flows, as that of Bridges
@@ -66,40 +77,58 @@ func NewBridges(o BridgeOptions) *Bridges {
 // Open makes sure that p is served at a port of the address of at, port 0 for
 // any, and returns where. Connections are taken from the network of at.
 func (b *Bridges) Open(ctx context.Context, p port.Publication, at netip.Prefix, number uint16) (netip.AddrPort, error) {
-	if p.Protocol != port.TCP {
-		return netip.AddrPort{}, errors.New("only TCP is bridged")
-	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.closed {
 		return netip.AddrPort{}, net.ErrClosed
 	}
 	if old := b.open[p.Key]; old != nil {
-		where := addrOf(old.l)
-		if where.Addr() == at.Addr() && old.from == at.Masked() && (number == 0 || number == where.Port()) {
+		if old.addr.Addr() == at.Addr() && old.from == at.Masked() && (number == 0 || number == old.addr.Port()) {
 			old.pub.Store(&p)
-			return where, nil
+			return old.addr, nil
 		}
 		b.drop(p.Key)
 	}
-	l, err := b.o.Listen(ctx, "tcp", netip.AddrPortFrom(at.Addr(), number).String())
-	if err != nil {
+	br := &bridge{from: at.Masked()}
+	br.pub.Store(&p)
+	if err := b.listen(ctx, br, netip.AddrPortFrom(at.Addr(), number), p.Protocol); err != nil {
 		return netip.AddrPort{}, Cause(err)
 	}
-	br := &bridge{l: l, from: at.Masked()}
-	br.ctx, br.cancel = context.WithCancel(b.ctx)
-	br.pub.Store(&p)
 	b.open[p.Key] = br
-	b.wg.Go(func() { b.accept(br) })
-	return addrOf(l), nil
+	return br.addr, nil
 }
 
-func addrOf(l net.Listener) netip.AddrPort {
-	a, ok := l.Addr().(*net.TCPAddr)
+func (b *Bridges) listen(ctx context.Context, br *bridge, at netip.AddrPort, protocol port.Protocol) error {
+	if protocol == port.UDP {
+		pc, err := b.o.ListenPacket(ctx, "udp", at.String())
+		if err != nil {
+			return err
+		}
+		br.ctx, br.cancel = context.WithCancel(b.ctx)
+		clients := forward.NewClients(pc, func(from netip.AddrPort) (func(link.Stream), func(), bool) { return b.client(br, from) })
+		br.l, br.addr = clients, boundTo(pc.LocalAddr())
+		b.wg.Go(func() {
+			defer br.cancel()
+			clients.Run(br.ctx)
+		})
+		return nil
+	}
+	l, err := b.o.Listen(ctx, "tcp", at.String())
+	if err != nil {
+		return err
+	}
+	br.ctx, br.cancel = context.WithCancel(b.ctx)
+	br.l, br.addr = l, boundTo(l.Addr())
+	b.wg.Go(func() { b.accept(br, l) })
+	return nil
+}
+
+func boundTo(a net.Addr) netip.AddrPort {
+	v, ok := a.(interface{ AddrPort() netip.AddrPort })
 	if !ok {
 		return netip.AddrPort{}
 	}
-	return netip.AddrPortFrom(a.AddrPort().Addr().Unmap(), a.AddrPort().Port())
+	return netip.AddrPortFrom(v.AddrPort().Addr().Unmap(), v.AddrPort().Port())
 }
 
 // Keep closes the bridges that are no longer needed. Their connections go on.
@@ -145,13 +174,13 @@ func (b *Bridges) Close() {
 	b.wg.Wait()
 }
 
-func (b *Bridges) accept(br *bridge) {
+func (b *Bridges) accept(br *bridge, l net.Listener) {
 	defer func() {
 		br.flows.Wait()
 		br.cancel()
 	}()
 	for {
-		conn, err := br.l.Accept()
+		conn, err := l.Accept()
 		if errors.Is(err, net.ErrClosed) {
 			return
 		}
@@ -159,12 +188,10 @@ func (b *Bridges) accept(br *bridge) {
 			Sleep(br.ctx, 10*time.Millisecond)
 			continue
 		}
-		if why := b.refuse(br, conn); why != "" {
-			b.o.Logger.Debug("connection refused", "publication", br.pub.Load().Key, "from", conn.RemoteAddr(), "why", why)
+		if !b.admit(br, boundTo(conn.RemoteAddr())) {
 			_ = conn.Close()
 			continue
 		}
-		b.busy.Add(1)
 		br.flows.Go(func() {
 			defer b.busy.Add(-1)
 			_ = b.o.Serve(br.ctx, conn, *br.pub.Load()) // it logs
@@ -172,17 +199,32 @@ func (b *Bridges) accept(br *bridge) {
 	}
 }
 
-func (b *Bridges) refuse(br *bridge, conn net.Conn) string {
-	a, ok := conn.RemoteAddr().(*net.TCPAddr)
-	if !ok {
-		return "it has no address"
+// client begins the flow of a UDP client.
+func (b *Bridges) client(br *bridge, from netip.AddrPort) (carry func(link.Stream), cut func(), ok bool) {
+	if !b.admit(br, from) {
+		return nil, nil, false
 	}
-	from := a.AddrPort().Addr().Unmap()
+	ctx, cancel := context.WithCancel(br.ctx)
+	return func(stream link.Stream) {
+		defer b.busy.Add(-1)
+		defer cancel()
+		p := *br.pub.Load()
+		_ = b.o.ServeUDP(ctx, stream, p, wire.FlowRequest{Key: p.Key, Peer: from}) // it logs
+	}, cancel, true
+}
+
+// admit counts a flow in, unless it must not be.
+func (b *Bridges) admit(br *bridge, from netip.AddrPort) bool {
+	var why string
 	switch {
-	case !br.from.Contains(from) || from == addrOf(br.l).Addr():
-		return fmt.Sprintf("it does not come from %s", br.from)
+	case !br.from.Contains(from.Addr()) || from.Addr() == br.addr.Addr():
+		why = fmt.Sprintf("it does not come from %s", br.from)
 	case b.busy.Load() >= maxFlows:
-		return "too many connections"
+		why = "too many connections"
+	default:
+		b.busy.Add(1)
+		return true
 	}
-	return ""
+	b.o.Logger.Debug("connection refused", "publication", br.pub.Load().Key, "from", from, "why", why)
+	return false
 }

@@ -12,7 +12,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/fairlead/fairlead/internal/link"
+	"github.com/fairlead/fairlead/internal/own"
 	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/wire"
 )
 
 // newBridges serves each connection by an echo; the end of its context cuts it.
@@ -25,6 +28,17 @@ func newBridges(t *testing.T) *Bridges {
 			stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })
 			defer stop()
 			_, err := io.Copy(conn, conn)
+			return err
+		},
+		ListenPacket: new(own.Sockets).ListenPacket,
+		ServeUDP: func(ctx context.Context, stream link.Stream, _ port.Publication, _ wire.FlowRequest) error {
+			defer stream.Close()
+			stop := context.AfterFunc(ctx, func() { _ = stream.Reset() })
+			defer stop()
+			if err := wire.WriteReply(stream, wire.FlowReply{Status: wire.FlowOK}); err != nil {
+				return err
+			}
+			_, err := io.Copy(stream, stream)
 			return err
 		},
 		Logger: slog.New(slog.DiscardHandler),
@@ -87,8 +101,44 @@ func TestABridgeStaysWhereItIsWhileItsAddressDoes(t *testing.T) {
 	if _, err := net.DialTimeout("tcp", where.String(), 10*time.Second); err == nil {
 		t.Error("the old one is open")
 	}
-	if _, err := b.Open(t.Context(), port.Publication{Key: port.Key{Protocol: port.UDP, Port: 1}}, netip.MustParsePrefix("127.0.1.2/24"), 0); err == nil {
-		t.Error("UDP is bridged")
+}
+
+func TestABridgeOfUDPAnswersTheNetworkOfItsAddressAlone(t *testing.T) {
+	b := newBridges(t)
+	k := key("127.0.0.1:80")
+	k.Protocol = port.UDP
+	where, err := b.Open(t.Context(), port.Publication{Key: k}, netip.MustParsePrefix("127.0.1.2/24"), 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dial := func(from string) net.Conn {
+		c, err := net.DialUDP("udp", &net.UDPAddr{IP: net.ParseIP(from)}, net.UDPAddrFromAddrPort(where))
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = c.Close() })
+		return c
+	}
+	near, far := dial("127.0.1.1"), dial("127.0.0.1")
+	_ = far.SetDeadline(time.Now().Add(10 * time.Second))
+	_ = near.SetDeadline(time.Now().Add(10 * time.Second))
+	if _, err := io.WriteString(far, "container"); err != nil {
+		t.Fatal(err)
+	}
+	for range 3 { // behind the other's datagram, which must have been dropped by then
+		if err := echoes(near); err != nil {
+			t.Fatal(err)
+		}
+	}
+	_ = far.SetDeadline(time.Unix(1, 0))
+	if n, err := far.Read(make([]byte, 16)); err == nil {
+		t.Errorf("a container got %d bytes", n)
+	}
+	b.Keep(func(port.Key) bool { return false })
+	if l, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(where)); err != nil {
+		t.Errorf("the port is not free: %v", err)
+	} else {
+		_ = l.Close()
 	}
 }
 
@@ -131,7 +181,7 @@ func TestABridgeWhosePortIsTakenSaysSo(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer l.Close()
-	if _, err := b.Open(t.Context(), port.Publication{Key: key("127.0.0.1:80")}, netip.MustParsePrefix("127.0.1.2/24"), addrOf(l).Port()); err == nil {
+	if _, err := b.Open(t.Context(), port.Publication{Key: key("127.0.0.1:80")}, netip.MustParsePrefix("127.0.1.2/24"), boundTo(l.Addr()).Port()); err == nil {
 		t.Error("it opened")
 	}
 }
