@@ -10,6 +10,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"syscall"
@@ -114,7 +115,7 @@ func TestCompletionOffersLivePorts(t *testing.T) {
 	r.startAgent()
 	r.wantState("tcp 127.0.0.1:8001", "pending")
 	out, _, _ := fairlead(t, "__complete", "explain", "--control", r.agentCtl, "")
-	if !strings.Contains(out, "8001/tcp\te2e.test, pending") {
+	if !regexp.MustCompile(`(?m)^8001/tcp\t.+, pending$`).MatchString(out) {
 		t.Errorf("%q", out)
 	}
 }

@@ -36,6 +36,7 @@ var varies = []struct {
 	{regexp.MustCompile(`"since":"[^"]*"`), `"since":"2026-11-21T12:00:00Z"`},
 	{regexp.MustCompile(`\b\d+s\b`), "3s"},
 	{regexp.MustCompile(`e2e\.test`), "nginx"},
+	{regexp.MustCompile(`/tmp/\S*/nginx\b`), "/usr/sbin/nginx"},
 	{regexp.MustCompile(`want link, [^\n]*`), "want …"}, // every key there is
 	{regexp.MustCompile(`fentry[^\n]*|kprobe[^\n]*|tp_btf[^\n]*|poll \(.*`), "fentry"},
 }
