@@ -68,7 +68,7 @@ type Event struct {
 // and must not block: while one runs, no event is read.
 type Handler interface {
 	// Rungs says how each capability is observed, once, before the first
-	// Replace. The slice is the handler's to keep.
+	// Replace. The slice must not be changed.
 	Rungs([]Rung)
 	// Replace states the complete set, after the first dump and after a loss.
 	// The slice is the handler's to keep.

@@ -75,6 +75,7 @@ func checkDelays() []time.Duration {
 type counters struct {
 	events, malformed, drops, resyncs, drift, dumps, dumpFailures atomic.Uint64
 	dumpTime, sockets                                             atomic.Int64
+	rungs                                                         atomic.Pointer[[]Rung]
 }
 
 // engine keeps the model true and tells the handler. Two goroutines work in it:

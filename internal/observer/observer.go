@@ -47,6 +47,15 @@ func (o *Observer) Stats() Stats {
 	}
 }
 
+// Rungs returns how each capability is observed by the latest run, or nil before
+// it is known. The slice must not be changed. It may be called at any time.
+func (o *Observer) Rungs() []Rung {
+	if rungs := o.counters.rungs.Load(); rungs != nil {
+		return *rungs
+	}
+	return nil
+}
+
 // ErrNoEvents says that mode BPF was asked for and the kernel has no hook for a
 // capability that matters.
 var ErrNoEvents = errors.New("the kernel gives no events")
@@ -170,6 +179,7 @@ func (s *session) run(ctx context.Context, h Handler) error {
 	if err != nil {
 		return err
 	}
+	s.counter.rungs.Store(&rungs)
 	h.Rungs(rungs)
 	e.polled = polled
 	workers.Go(func() { e.findOwners(ctx) })

@@ -62,9 +62,31 @@ type Reconciler struct {
 	sinks    []Sink
 	wanted   *table.Table[port.Key, port.Publication]
 	outcomes *table.Table[port.Key, Outcomes]
+	counters []counters // of each of sinks
 
 	first   chan struct{} // closed when every sink was in sync once
 	waiting atomic.Int32  // sinks that were not
+}
+
+// counters are what Stats reads.
+type counters struct{ syncs, failures, retries atomic.Uint64 }
+
+// SinkStats counts what was asked of one sink since the start.
+type SinkStats struct {
+	Sink     string
+	Syncs    uint64 // calls of Sync that succeeded
+	Failures uint64 // calls of Sync that failed
+	Retries  uint64 // calls of Sync for no other reason than a failure before
+}
+
+// Stats returns the counts of each sink, in the order of the sinks.
+func (r *Reconciler) Stats() []SinkStats {
+	stats := make([]SinkStats, len(r.sinks))
+	for i, s := range r.sinks {
+		c := &r.counters[i]
+		stats[i] = SinkStats{s.Name(), c.syncs.Load(), c.failures.Load(), c.retries.Load()}
+	}
+	return stats
 }
 
 // New returns a reconciler of the publications in from. It starts nothing.
@@ -89,6 +111,7 @@ func New(from *table.Table[port.Key, port.Publication], sinks []Sink, o Options)
 		wanted:   table.New[port.Key, port.Publication](port.Key.Compare),
 		outcomes: table.New[port.Key, Outcomes](port.Key.Compare),
 		first:    make(chan struct{}),
+		counters: make([]counters, len(sinks)),
 	}
 	r.waiting.Store(int32(len(sinks)))
 	if len(sinks) == 0 {
@@ -119,8 +142,8 @@ func (r *Reconciler) Run(ctx context.Context) error {
 	r.apply(view, change, &h)
 	var wg sync.WaitGroup
 	defer wg.Wait()
-	for _, s := range r.sinks {
-		wg.Go(func() { r.drive(ctx, s) })
+	for i, s := range r.sinks {
+		wg.Go(func() { r.drive(ctx, s, &r.counters[i]) })
 	}
 	return r.want(ctx, sub, &h)
 }
@@ -263,8 +286,8 @@ func (h *holds) expired(now time.Time) (keys []port.Key) {
 }
 
 // drive keeps one sink equal to the wanted set.
-func (r *Reconciler) drive(ctx context.Context, s Sink) {
-	w := worker{r: r, sink: s, log: r.log.With("sink", s.Name()), pause: r.o.RetryMin, keys: make(map[port.Key]struct{})}
+func (r *Reconciler) drive(ctx context.Context, s Sink, count *counters) {
+	w := worker{r: r, sink: s, count: count, log: r.log.With("sink", s.Name()), pause: r.o.RetryMin, keys: make(map[port.Key]struct{})}
 	sub := r.wanted.Subscribe()
 	defer sub.Close()
 	retry := time.NewTimer(time.Hour)
@@ -277,6 +300,7 @@ func (r *Reconciler) drive(ctx context.Context, s Sink) {
 		case <-sub.C():
 		case <-s.Wake():
 		case <-retry.C:
+			count.retries.Add(1)
 		}
 		view, change := sub.Take()
 		if again := w.sync(ctx, view, change); again > 0 {
@@ -291,6 +315,7 @@ func (r *Reconciler) drive(ctx context.Context, s Sink) {
 type worker struct {
 	r     *Reconciler
 	sink  Sink
+	count *counters
 	log   *slog.Logger
 	pause time.Duration
 	bad   bool
@@ -317,6 +342,7 @@ func (w *worker) sync(ctx context.Context, view View, change Change) time.Durati
 	}
 	w.record(view, hint, outcomes, err)
 	if err != nil {
+		w.count.failures.Add(1)
 		if !w.bad {
 			w.log.Warn("sync failed; trying again", "err", err)
 		}
@@ -325,6 +351,7 @@ func (w *worker) sync(ctx context.Context, view View, change Change) time.Durati
 		w.pause = min(2*w.pause, w.r.o.RetryMax)
 		return pause
 	}
+	w.count.syncs.Add(1)
 	if w.bad {
 		w.log.Info("in sync again")
 	}

@@ -254,6 +254,10 @@ func TestFailedSyncIsRetriedAndLosesNothing(t *testing.T) {
 		if outs, _ := g.r.Outcomes().View().Get(p.Key); len(outs) != 1 || outs[0].State != port.Active {
 			t.Errorf("outcomes after success = %+v", outs)
 		}
+		st := g.r.Stats()
+		if len(st) != 1 || st[0].Sink != "fake" || st[0].Failures != 7 || st[0].Syncs == 0 || st[0].Retries < 5 || st[0].Retries > 7 {
+			t.Errorf("stats = %+v", st)
+		}
 	})
 }
 
