@@ -75,6 +75,12 @@ test-vm: ## Run root and VM tests under emulated kernels (KERNELS, RUNGS)
 	@rc=0; $(RUN) test test-vm-rig go test -json -tags rig ./test/vm || rc=1; \
 	go run ./test/vm -kernel '$(KERNELS)' -rungs '$(RUNGS)' $(VM_ROUNDS) ./... || rc=1; exit $$rc
 
+.PHONY: test-browser
+test-browser: ## Look at the page in Chromium and run dashboard and alerts in Prometheus (root)
+	$(need_root)
+	@hack/provision.sh browser
+	@$(RUN) test test-browser go test -json -tags browser -count 1 $(or $(call tagged,browser),$(error no test file has build tag browser))
+
 .PHONY: test-engines
 test-engines: ## Run against real Docker, containerd and Kubernetes (root; builds them once, 10 minutes)
 	$(need_root)
@@ -126,6 +132,10 @@ generate-check: ## Check that what "make generate" makes is what is committed
 .PHONY: man
 man: build ## Write the manual pages to bin/man
 	bin/fairlead man bin/man
+
+.PHONY: docs
+docs: ## Write the documents that are made from code
+	go test -count 1 ./internal/metrics -update
 
 .PHONY: clean
 clean: ## Remove what was built here; the cache of kernels and tools stays

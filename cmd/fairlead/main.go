@@ -69,7 +69,7 @@ func newRoot() *cobra.Command {
 	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
 		return usageError{fmt.Errorf("%w (see `%s --help`)", err, c.CommandPath())}
 	})
-	root.AddCommand(newHost(), newLs(), newWatch(), newExplain(), newRules(), newConfig(), newLogLevel(), newMan(), newVersion())
+	root.AddCommand(newHost(), newLs(), newWatch(), newExplain(), newRules(), newConfig(), newLogLevel(), newWeb(), newMan(), newVersion())
 	root.AddCommand(platformCommands()...)
 	return root
 }

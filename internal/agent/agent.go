@@ -12,13 +12,13 @@ import (
 	"os"
 	"sync/atomic"
 
-	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/fairlead/fairlead/internal/build"
 	"github.com/fairlead/fairlead/internal/config"
 	"github.com/fairlead/fairlead/internal/forward"
 	"github.com/fairlead/fairlead/internal/link"
+	"github.com/fairlead/fairlead/internal/metrics"
 	"github.com/fairlead/fairlead/internal/observer"
 	"github.com/fairlead/fairlead/internal/own"
 	"github.com/fairlead/fairlead/internal/port"
@@ -57,7 +57,7 @@ type Agent struct {
 	reconciler *reconcile.Reconciler
 	provider   provider
 	rules      atomic.Pointer[rules.Set]
-	metrics    *metrics
+	metrics    *metrics.Agent
 	server     *status.Server
 }
 
@@ -76,10 +76,10 @@ func New(cfg config.Agent, log *slog.Logger, level *slog.LevelVar) (*Agent, erro
 	}
 	a.rules.Store(cfg.Rules)
 	a.provider = provider{a.registry, a.reconciler.Outcomes()}
-	a.metrics = newMetrics(a)
+	a.metrics = metrics.NewAgent(a.count)
 	a.server = status.NewServer(status.Options{
 		Provider: a.provider, Explainer: newExplainer(a), Examiner: a, Ready: a.notReady, Level: level, Logger: log,
-		Metrics: promhttp.HandlerFor(a.metrics.registry, promhttp.HandlerOpts{}),
+		Metrics: a.metrics.Handler(), Role: "agent", Name: machineName("guest"), Vitals: a.vitals,
 	})
 	return a, nil
 }
@@ -147,7 +147,7 @@ func (a *Agent) wireSinks() error {
 	a.reconciler = reconcile.New(a.registry.Publications(), a.sinks, reconcile.Options{
 		HoldDown: a.cfg.HoldDown, Ready: a.registry.Ready(), Logger: a.log,
 		Denied: a.cut,
-		Synced: func(sink string, p port.Publication) { a.metrics.synced(sink, p) },
+		Synced: a.propagated,
 	})
 	return nil
 }
@@ -161,15 +161,12 @@ func (a *Agent) wireHostlink() error {
 			return err
 		}
 	}
-	name, err := os.Hostname()
-	if err != nil {
-		name = "guest"
-	}
 	o := link.Options{
-		Role: link.RoleAgent, Identity: link.NewIdentity(), Name: name, Version: build.Version(), Token: token,
+		Role: link.RoleAgent, Identity: link.NewIdentity(), Name: machineName("guest"), Version: build.Version(), Token: token,
 		AllowUIDs: a.cfg.AllowUIDs, AllowCIDs: a.cfg.AllowCIDs, Logger: a.log,
 	}
 	a.links = &links{endpoints: a.cfg.Link, options: o, sessions: make(chan link.Session)}
+	var err error
 	a.hostlink, err = hostlink.New(a.links, hostlink.Options{
 		Epoch:  o.Identity,
 		Lookup: func(k port.Key) (port.Publication, bool) { return a.reconciler.Wanted().View().Get(k) },
@@ -201,6 +198,9 @@ func (a *Agent) Run(ctx context.Context, watch func(ctx context.Context, onChang
 			return fmt.Errorf("metrics: %w: choose another --metrics-addr", err)
 		}
 		g.Go(func() error { return a.server.Serve(ctx, l, false) })
+	}
+	if err := a.serveWeb(ctx, g); err != nil {
+		return err
 	}
 	g.Go(func() error { return a.server.Serve(ctx, control, true) })
 	g.Go(func() error { return a.reconciler.Run(ctx) })

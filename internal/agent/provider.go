@@ -26,17 +26,22 @@ func (p provider) List() status.List {
 	l := status.List{
 		Generation:   pubs.Generation(),
 		Publications: make([]status.Publication, 0, pubs.Len()),
-		Sources:      []status.Source{},
+		Sources:      p.Sources(),
 	}
 	for _, pub := range pubs.All() {
 		l.Publications = append(l.Publications, describe(pub, outs))
 	}
+	return l
+}
+
+func (p provider) Sources() []status.Source {
+	list := []status.Source{}
 	for _, s := range p.registry.Sources().View().All() {
-		l.Sources = append(l.Sources, status.Source{
+		list = append(list, status.Source{
 			Name: s.Name, State: string(s.State), Rung: s.Rung, Error: s.Error, Warnings: s.Warnings,
 		})
 	}
-	return l
+	return list
 }
 
 func describe(p port.Publication, outs table.View[port.Key, reconcile.Outcomes]) status.Publication {

@@ -47,6 +47,7 @@ type Common struct {
 	LinkToken   string     // file that holds the shared token of the link; empty for none
 	Control     string     // path of the control socket
 	MetricsAddr string     // HOST:PORT of /metrics; empty for none
+	WebAddr     string     // HOST:PORT of the page, a loopback address; empty for none
 	LogLevel    slog.Level // slog.LevelDebug to slog.LevelError
 	LogFormat   string     // "text" or "json"
 	RulesFile   string     // file with more rules; empty for none
@@ -180,6 +181,8 @@ func (c *Common) fields() []field {
 		one("control", "control", "path", &c.Control, filePath(false), str, "path of the control socket"),
 		one("metricsAddr", "metrics-addr", "host:port", &c.MetricsAddr, listenAddr, str,
 			"serve /metrics at this address"),
+		one("webAddr", "web-addr", "host:port", &c.WebAddr, loopbackAddr, str,
+			"show the page at this loopback address, to whoever has the token that 'fairlead web' prints"),
 		one("logLevel", "log-level", "level", &c.LogLevel, level, levelName, "debug, info, warn or error"),
 		one("logFormat", "log-format", "format", &c.LogFormat, enum("text", "json"), str, "text or json"),
 		one("rulesFile", "rules-file", "file", &c.RulesFile, filePath(true), str,

@@ -31,6 +31,7 @@ func commonSamples() []sample {
 		{"linkToken", "/t", "/t"},
 		{"control", "/c.sock", "/c.sock"},
 		{"metricsAddr", "127.0.0.1:9464", "127.0.0.1:9464"},
+		{"webAddr", "127.0.0.1:7420", "127.0.0.1:7420"},
 		{"logLevel", "debug", "debug"},
 		{"logFormat", "json", "json"},
 		{"rulesFile", "", ""}, // a file of its own, see TestRulesFile
@@ -206,7 +207,7 @@ func TestDefaults(t *testing.T) {
 	want := map[string]string{
 		"link": "unix:///run/fairlead/link.sock", "linkToken": "/var/lib/fairlead/token", "allowCIDs": "2", "allowUIDs": "",
 		"source": "socket,nat,docker,containerd,kube", "sink": "hostlink", "observer": "auto", "pollInterval": "1s", "auditInterval": "1m0s", "holdDown": "150ms",
-		"control": "/run/fairlead/control.sock", "metricsAddr": "", "logLevel": "info", "logFormat": "text",
+		"control": "/run/fairlead/control.sock", "metricsAddr": "", "webAddr": "", "logLevel": "info", "logFormat": "text",
 		"expose": "loopback", "rulesFile": "", "engineGrace": "30s",
 		"listener.settle": "750ms", "listener.udp": "false",
 		"docker.hosts": "", "containerd.sockets": "", "containerd.namespaces": "",
@@ -318,7 +319,7 @@ func TestErrors(t *testing.T) {
 		want       string
 	}{
 		{name: "misspelt", yaml: "holdown: 1s",
-			want: `c.yaml:1:1: unknown key "holdown" (did you mean "holdDown"?): want link, allowCIDs, allowUIDs, source, sink, observer, pollInterval, auditInterval, holdDown, expose, docker, containerd, kube, engineGrace, listener, linkToken, control, metricsAddr, logLevel, logFormat, rulesFile or rules`},
+			want: `c.yaml:1:1: unknown key "holdown" (did you mean "holdDown"?): want link, allowCIDs, allowUIDs, source, sink, observer, pollInterval, auditInterval, holdDown, expose, docker, containerd, kube, engineGrace, listener, linkToken, control, metricsAddr, webAddr, logLevel, logFormat, rulesFile or rules`},
 		{name: "not a mapping", yaml: "- a", want: `c.yaml:1:1: a list: want a mapping (key: value)`},
 		{name: "list for one", yaml: "observer: [bpf]", want: `c.yaml:1:11: observer: a list: want one value`},
 		{name: "no value", yaml: "link:\n", want: `c.yaml:1:1: link: no value: give one, or leave the key out`},
@@ -345,6 +346,7 @@ func TestErrors(t *testing.T) {
 		{name: "audit", yaml: "auditInterval: 1ms", want: `c.yaml:1:16: auditInterval: "1ms": want a duration such as "150ms", 0 (off), or 1s to 24h0m0s`},
 		{name: "control", yaml: "control: ''", want: `c.yaml:1:10: control: "": want a path`},
 		{name: "abstract", yaml: "control: '@x'", want: `c.yaml:1:10: control: "@x": want the path of a file, not an abstract socket`},
+		{name: "page open to others", yaml: "webAddr: 0.0.0.0:7420", want: `c.yaml:1:10: webAddr: "0.0.0.0:7420": want a loopback address such as "127.0.0.1:7420", or "" for none`},
 		{name: "metrics", yaml: "metricsAddr: 9464", want: `c.yaml:1:14: metricsAddr: "9464": want HOST:PORT such as "127.0.0.1:9464", or "" for none`},
 		{name: "level", yaml: "logLevel: trace", want: `c.yaml:1:11: logLevel: "trace": want debug, info, warn or error`},
 		{name: "format", yaml: "logFormat: jsn", want: `c.yaml:1:12: logFormat: "jsn": want text or json (did you mean "json"?)`},

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"net/netip"
 	"net/url"
 	"slices"
 	"strconv"
@@ -218,6 +219,17 @@ func listenAddr(s string) (string, error) {
 	}
 	if err != nil {
 		return "", fmt.Errorf(`%q: want HOST:PORT such as "127.0.0.1:9464", or "" for none`, s)
+	}
+	return s, nil
+}
+
+// loopbackAddr reads an address that the machine's own programs alone can reach.
+func loopbackAddr(s string) (string, error) {
+	if s == "" {
+		return "", nil
+	}
+	if a, err := netip.ParseAddrPort(s); err != nil || !a.Addr().IsLoopback() {
+		return "", fmt.Errorf(`%q: want a loopback address such as "127.0.0.1:7420", or "" for none`, s)
 	}
 	return s, nil
 }

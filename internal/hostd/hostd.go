@@ -19,6 +19,7 @@ import (
 	"github.com/fairlead/fairlead/internal/config"
 	"github.com/fairlead/fairlead/internal/host"
 	"github.com/fairlead/fairlead/internal/link"
+	"github.com/fairlead/fairlead/internal/metrics"
 	"github.com/fairlead/fairlead/internal/own"
 	"github.com/fairlead/fairlead/internal/status"
 )
@@ -71,7 +72,8 @@ func New(cfg config.Host, log *slog.Logger, level *slog.LevelVar) (*Daemon, erro
 		return nil, err
 	}
 	d.server = status.NewServer(status.Options{
-		Provider: provider{d.host}, Explainer: provider{d.host}, Metrics: metricsHandler(d.host), Level: level, Logger: log,
+		Provider: provider{d.host}, Explainer: provider{d.host}, Metrics: metrics.NewHost(func() metrics.HostSnapshot { return count(d.host) }), Level: level, Logger: log,
+		Role: "host", Name: name, Vitals: func(uint64) status.Vitals { return vitals(d.host) },
 	})
 	return d, nil
 }
@@ -116,6 +118,12 @@ func (d *Daemon) Run(ctx context.Context, watch func(ctx context.Context, onChan
 	if err != nil {
 		return err
 	}
+	var web net.Listener
+	if d.cfg.WebAddr != "" {
+		if web, err = d.sockets.Listen(ctx, "tcp", d.cfg.WebAddr); err != nil {
+			return errors.Join(fmt.Errorf("page: %w: choose another --web-addr", err), control.Close())
+		}
+	}
 	listeners := map[bool]net.Listener{true: control}
 	if d.cfg.MetricsAddr != "" {
 		l, err := d.sockets.Listen(ctx, "tcp", d.cfg.MetricsAddr)
@@ -127,6 +135,9 @@ func (d *Daemon) Run(ctx context.Context, watch func(ctx context.Context, onChan
 	g, ctx := errgroup.WithContext(ctx)
 	for isControl, l := range listeners {
 		g.Go(func() error { return d.server.Serve(ctx, l, isControl) })
+	}
+	if web != nil {
+		g.Go(func() error { return d.server.ServeWeb(ctx, web) })
 	}
 	g.Go(func() error { return d.host.Run(ctx) })
 	g.Go(func() error {

@@ -18,18 +18,23 @@ var _ status.Provider = provider{}
 
 func (p provider) List() status.List {
 	v := p.host.View()
-	l := status.List{Generation: v.Generation(), Publications: make([]status.Publication, 0, v.Len()), Sources: []status.Source{}}
+	l := status.List{Generation: v.Generation(), Publications: make([]status.Publication, 0, v.Len()), Sources: p.Sources()}
 	for _, pub := range v.All() {
 		l.Publications = append(l.Publications, describe(pub))
 	}
+	return l
+}
+
+func (p provider) Sources() []status.Source {
+	list := []status.Source{}
 	for _, g := range p.host.Guests() {
 		s := status.Source{Name: g.Name, State: "stale", Error: g.Error}
 		if g.Connected {
 			s.State, s.Rung = "live", g.Peer.Proof
 		}
-		l.Sources = append(l.Sources, s)
+		list = append(list, s)
 	}
-	return l
+	return list
 }
 
 func describe(p host.Publication) status.Publication {

@@ -34,7 +34,7 @@ func NewClient(path string) *Client {
 var ErrNotRunning = errors.New("nothing answers there: is `fairlead agent` (or `fairlead host`) running?")
 
 func (c *Client) do(ctx context.Context, method, path, body string) (*http.Response, error) {
-	req, err := http.NewRequestWithContext(ctx, method, "http://fairlead"+path, strings.NewReader(body))
+	req, err := http.NewRequestWithContext(ctx, method, "http://"+clientHost+path, strings.NewReader(body))
 	if err != nil {
 		return nil, err
 	}

@@ -8,6 +8,7 @@ package status
 import (
 	"context"
 	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/fairlead/fairlead/internal/port"
@@ -78,6 +79,10 @@ type Source struct {
 	Warnings []string `json:"warnings,omitempty"`
 }
 
+func (s Source) equal(t Source) bool {
+	return s.Name == t.Name && s.State == t.State && s.Rung == t.Rung && s.Error == t.Error && slices.Equal(s.Warnings, t.Warnings)
+}
+
 // Ready reports whether every source has said a complete set.
 func (l List) Ready() bool {
 	for _, s := range l.Sources {
@@ -92,6 +97,8 @@ func (l List) Ready() bool {
 type Provider interface {
 	// List returns everything as it stands.
 	List() List
+	// Sources returns the sources as they stand, never nil.
+	Sources() []Source
 	// Changes calls f with what stands and then with each change, until ctx ends
 	// or f fails. Changes that come faster than f returns are joined.
 	Changes(ctx context.Context, f func(Delta) error) error

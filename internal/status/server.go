@@ -11,7 +11,10 @@ import (
 	"net"
 	"net/http"
 	"strings"
+	"sync/atomic"
 	"time"
+
+	"github.com/fairlead/fairlead/internal/build"
 )
 
 // Options configures a Server.
@@ -25,15 +28,23 @@ type Options struct {
 	Metrics  http.Handler   // of /metrics; nil leaves it out
 	Level    *slog.LevelVar // of the process; nil leaves /v1/loglevel out
 	Logger   *slog.Logger
-	// MaxWatches bounds concurrent watch streams; 64 if 0.
+	// MaxWatches bounds concurrent watch and event streams; 64 if 0.
 	MaxWatches int
+	// Role is "agent" or "host"; Name is the machine's. The page shows both.
+	Role, Name string
+	// Vitals returns what the page's charts show, with the latencies since mark.
+	// Nil leaves the charts empty.
+	Vitals func(mark uint64) Vitals
 }
 
-// Server answers on the control socket and, for metrics alone, on TCP.
+// Server answers on the control socket and, for metrics or the page alone, on TCP.
 type Server struct {
 	o       Options
 	watches chan struct{}
 	level   levelTimer
+	hello   hello
+	token   string       // of the page on TCP; new at each start
+	webURL  atomic.Value // string: where that page is
 }
 
 // NewServer returns a server. It starts nothing.
@@ -41,7 +52,10 @@ func NewServer(o Options) *Server {
 	if o.MaxWatches == 0 {
 		o.MaxWatches = 64
 	}
-	return &Server{o: o, watches: make(chan struct{}, o.MaxWatches)}
+	return &Server{
+		o: o, watches: make(chan struct{}, o.MaxWatches), token: newToken(),
+		hello: hello{Role: o.Role, Name: o.Name, Version: build.Version(), Explains: o.Explainer != nil},
+	}
 }
 
 // Limits against slow and oversized peers.
@@ -58,17 +72,23 @@ const (
 func (s *Server) Serve(ctx context.Context, l net.Listener, control bool) error {
 	mux := http.NewServeMux()
 	s.routes(mux, control)
+	if !control {
+		return s.serve(ctx, l, mux)
+	}
+	defer s.level.stop()
+	pageRoutes(mux)
+	return s.serve(ctx, l, guard(mux))
+}
+
+func (s *Server) serve(ctx context.Context, l net.Listener, h http.Handler) error {
 	srv := &http.Server{
-		Handler:           mux,
+		Handler:           h,
 		ReadHeaderTimeout: headerTimeout,
 		ReadTimeout:       idleTimeout,
 		IdleTimeout:       idleTimeout,
 		MaxHeaderBytes:    maxHeader,
 		BaseContext:       func(net.Listener) context.Context { return ctx },
 		ErrorLog:          slog.NewLogLogger(s.o.Logger.Handler(), slog.LevelDebug),
-	}
-	if control {
-		defer s.level.stop()
 	}
 	stop := context.AfterFunc(ctx, func() { _ = srv.Close() })
 	defer stop()
@@ -88,12 +108,9 @@ func (s *Server) routes(mux *http.ServeMux, control bool) {
 	if !control {
 		return
 	}
-	mux.HandleFunc("GET /v1/ports", s.list)
+	s.webRoutes(mux)
 	mux.HandleFunc("GET /v1/watch", s.watch)
-	if s.o.Explainer != nil {
-		mux.HandleFunc("GET /v1/explain", s.explain)
-		mux.HandleFunc("POST /v1/explain", s.explain)
-	}
+	mux.HandleFunc("GET /v1/web", s.web)
 	if s.o.Examiner != nil {
 		mux.HandleFunc("GET /v1/doctor", s.examine)
 	}
@@ -117,15 +134,25 @@ func (s *Server) list(w http.ResponseWriter, _ *http.Request) {
 	_ = json.NewEncoder(w).Encode(s.o.Provider.List())
 }
 
-// watch streams events as JSON lines until the client goes.
-func (s *Server) watch(w http.ResponseWriter, r *http.Request) {
+// enter counts a stream in, or refuses it.
+func (s *Server) enter(w http.ResponseWriter) bool {
 	select {
 	case s.watches <- struct{}{}:
-		defer func() { <-s.watches }()
+		return true
 	default:
 		text(w, http.StatusTooManyRequests, fmt.Sprintf("%d watches run already: end one first", s.o.MaxWatches))
+		return false
+	}
+}
+
+func (s *Server) leave() { <-s.watches }
+
+// watch streams events as JSON lines until the client goes.
+func (s *Server) watch(w http.ResponseWriter, r *http.Request) {
+	if !s.enter(w) {
 		return
 	}
+	defer s.leave()
 	w.Header().Set("Content-Type", "application/jsonl")
 	rc := http.NewResponseController(w)
 	_ = rc.SetReadDeadline(time.Time{})

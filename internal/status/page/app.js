@@ -1,0 +1,244 @@
+// SPDX-License-Identifier: Apache-2.0
+import { el, clean, states } from './format.js';
+import { events, takeToken, Refused } from './stream.js';
+import { Latency, Flows } from './charts.js';
+import { Table } from './table.js';
+import * as detail from './detail.js';
+
+const $ = (id) => document.getElementById(id);
+const search = $('search');
+const latency = new Latency($('latency'));
+const flows = new Flows($('flows'));
+
+// Ages count by the server's clock.
+let ahead = 0;
+const now = () => Date.now() + ahead;
+
+const table = new Table($('ports'), { more: $('more'), empty: $('empty'), onChange: changed, onOpen: open });
+
+// Drawing: at most once for each frame.
+let due = false;
+function changed(cleared = false) {
+  if (cleared) search.value = '';
+  if (due) return;
+  due = true;
+  requestAnimationFrame(() => { due = false; draw(); });
+}
+
+function draw() {
+  const rows = table.draw(now());
+  const counts = table.counts();
+  drawFilters(counts);
+  const shown = rows.filter((r) => !r.gone).length;
+  $('count').textContent = shown === counts.all ? `${counts.all} ${counts.all === 1 ? 'port' : 'ports'}` : `${shown} of ${counts.all}`;
+  document.title = `${counts.all} · fairlead`;
+  const key = detail.openKey();
+  const row = key === null ? undefined : table.rows.get(key);
+  if (row !== undefined) showDetail(row);
+}
+
+function drawFilters(counts) {
+  const chip = (kind, value) => {
+    const n = counts[kind][value] ?? 0;
+    const name = `${kind}:${value}`;
+    const off = table.hiddenBy.has(name);
+    return { name, n, off, value, kind };
+  };
+  const chips = [...states.map((s) => chip('state', s)), ...['tcp', 'udp'].map((p) => chip('protocol', p))];
+  const box = $('filters');
+  if (box.children.length === 0) {
+    box.append(...chips.map((c) => el('button', {
+      type: 'button', class: 'chip', 'data-filter': c.name, 'data-state': c.kind === 'state' ? c.value : null,
+      title: 'Click to hide or show; double-click for this one alone',
+      onclick: () => toggle(c.name), ondblclick: () => only(c.kind, c.value),
+    }, el('span', {}, c.value), el('b', {}))));
+  }
+  chips.forEach((c, i) => {
+    const b = box.children[i];
+    b.ariaPressed = String(!c.off);
+    b.lastChild.textContent = String(c.n);
+    b.dataset.none = c.n === 0 ? 'yes' : 'no';
+  });
+}
+
+function toggle(name) {
+  if (!table.hiddenBy.delete(name)) table.hiddenBy.add(name);
+  changed();
+}
+
+function only(kind, value) {
+  for (const other of kind === 'state' ? states : ['tcp', 'udp']) {
+    if (other === value) table.hiddenBy.delete(`${kind}:${other}`);
+    else table.hiddenBy.add(`${kind}:${other}`);
+  }
+  changed();
+}
+
+// Detail.
+function open(key, focus = true) {
+  const row = table.rows.get(key);
+  if (row === undefined) return;
+  table.selected = key;
+  showDetail(row);
+  if (focus) $('detail').focus();
+  changed();
+}
+
+function showDetail(row) {
+  detail.show(row.p, { now: now(), gone: row.gone || null, onClose: () => table.focus(table.selected) });
+}
+
+// Keys.
+document.addEventListener('keydown', (e) => {
+  if (e.ctrlKey || e.metaKey || e.altKey || document.querySelector('dialog[open]')) return;
+  const typing = e.target === search;
+  if (typing && !['Escape', 'ArrowDown', 'Enter'].includes(e.key)) return;
+  const act = keys[e.key];
+  if (act === undefined || (e.key === 'Enter' && e.target.closest('button, a, summary'))) return;
+  if (act(typing) !== false) e.preventDefault();
+});
+
+function move(by) {
+  const key = table.move(by);
+  if (key === null) return;
+  if (detail.openKey() !== null) open(key, false);
+  draw();
+  table.focus(key);
+}
+
+const keys = {
+  '/': () => { search.focus(); search.select(); },
+  'j': () => move(1),
+  'ArrowDown': () => move(1),
+  'k': () => move(-1),
+  'ArrowUp': () => move(-1),
+  'Home': () => move(-Infinity),
+  'End': () => move(Infinity),
+  'Enter': () => {
+    const key = table.select();
+    if (key !== null) open(key);
+  },
+  'Escape': (typing) => {
+    if (detail.openKey() !== null) detail.close();
+    else if (search.value !== '' || table.hiddenBy.size > 0) table.clear();
+    else if (typing) search.blur();
+  },
+  't': () => nextTheme(),
+  '?': () => $('help').showModal(),
+};
+
+search.addEventListener('input', () => { table.query = search.value; changed(); });
+$('help-open').onclick = () => $('help').showModal();
+
+// Theme: as the system, light, dark.
+function nextTheme() {
+  const order = ['', 'light', 'dark'];
+  const root = document.documentElement;
+  const theme = order[(order.indexOf(root.dataset.theme ?? '') + 1) % order.length];
+  if (theme === '') delete root.dataset.theme;
+  else root.dataset.theme = theme;
+  try {
+    localStorage.setItem('fairlead-theme', theme);
+  } catch {
+    // It is not remembered, then.
+  }
+  sayTheme();
+}
+
+function sayTheme() {
+  $('theme').textContent = `Theme: ${document.documentElement.dataset.theme ?? 'system'}`;
+}
+$('theme').onclick = nextTheme;
+sayTheme();
+
+// What the server says.
+const handlers = {
+  hello({ role, name, version, explains }) {
+    document.body.dataset.role = role;
+    detail.can.explain = explains;
+    $('machine').textContent = clean(name);
+    $('version').textContent = `${role} ${clean(version)}`;
+    flows.reset();
+  },
+  sources(list) {
+    $('sources').replaceChildren(...list.map((s) => {
+      // A rung is "tp_btf (tcp-listen), cgroup (udp-bind)" or "no engine yet: why".
+      const how = s.rung.replace(/:.*| \([^)]*\)/gs, '');
+      const state = s.state === 'live' && how.startsWith('no ') ? 'absent' : s.state;
+      return el('li', {
+        class: 'source', 'data-state': state, title: [s.state, s.rung, s.error, ...(s.warnings ?? [])].filter(Boolean).map(clean).join('\n'),
+      }, el('b', {}, clean(s.name)), el('span', { class: 'dim' }, clean(s.state === 'live' ? how || 'live' : s.state)));
+    }));
+  },
+  rows(delta) { table.take(delta, now()); },
+  vitals(v) {
+    const t = Date.parse(v.time);
+    ahead = t - Date.now();
+    latency.add(t, v.latencies);
+    flows.add(t, v);
+    latency.draw(t);
+    flows.draw(t);
+    changed();
+  },
+};
+
+// The stream: only while the page is in sight, and again when it broke.
+const silence = 15000;
+let reader = null;
+
+async function follow() {
+  if (reader !== null || document.hidden) return;
+  reader = new AbortController();
+  const { signal } = reader;
+  for (let pause = 250; !signal.aborted; pause = Math.min(pause * 2, 5000)) {
+    try {
+      for await (const { event, data } of events('/v1/events', { signal, silence })) {
+        pause = 250;
+        connection('live');
+        handlers[event]?.(data);
+      }
+    } catch (e) {
+      if (e instanceof Refused) {
+        connection('locked');
+        reader = null;
+        if (!$('login').open) $('login').showModal();
+        return;
+      }
+    }
+    if (signal.aborted) return;
+    connection('lost');
+    await new Promise((done) => { setTimeout(done, pause); });
+  }
+}
+
+const words = { connecting: 'connecting', live: 'live', lost: 'connection lost, trying again', locked: 'token needed', away: 'paused' };
+
+function connection(state) {
+  const c = $('connection');
+  if (c.dataset.state === state) return;
+  c.dataset.state = state;
+  c.textContent = words[state];
+  document.body.dataset.connection = state;
+}
+
+function leave() {
+  reader?.abort();
+  reader = null;
+  connection('away');
+}
+
+document.addEventListener('visibilitychange', () => { if (document.hidden) leave(); else follow(); });
+addEventListener('resize', () => { latency.draw(now()); flows.draw(now()); });
+
+function fromHash() {
+  if (!takeToken(location.hash)) return false;
+  history.replaceState(null, '', location.pathname); // out of sight and of the history
+  return true;
+}
+addEventListener('hashchange', () => { if (fromHash()) { $('login').close(); follow(); } });
+$('login-form').addEventListener('submit', () => { if (takeToken($('token').value)) $('token').value = ''; });
+$('login').addEventListener('close', () => follow());
+
+fromHash();
+draw();
+follow();

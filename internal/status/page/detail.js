@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+// What is known of one port: why it is, or is not, reachable.
+import { el, clean, lines, age, joined, ownerName, hostAddresses, keyOf } from './format.js';
+import { ask } from './stream.js';
+
+const box = document.getElementById('detail');
+
+let shown = null; // {key, p, gone, report}
+let question = 0; // the latest; answers to older ones are dropped
+let later = 0;
+
+// What the server can do.
+export const can = { explain: false };
+
+export function openKey() { return shown?.key ?? null; }
+
+// show opens the detail of p, or brings it up to date.
+export function show(p, { now, gone = null, onClose }) {
+  const key = keyOf(p);
+  const same = shown?.key === key;
+  const changed = !same || JSON.stringify(shown.p) !== JSON.stringify(p) || shown.gone !== gone;
+  shown = { key, p, gone, onClose, now, report: same ? shown.report : null };
+  if (!changed) return;
+  draw();
+  box.hidden = false;
+  document.body.dataset.detail = 'open';
+  clearTimeout(later);
+  later = setTimeout(explain, same ? 300 : 0);
+}
+
+export function close() {
+  if (shown === null) return;
+  const { onClose } = shown;
+  clearTimeout(later);
+  question++;
+  shown = null;
+  box.hidden = true;
+  box.replaceChildren();
+  delete document.body.dataset.detail;
+  onClose?.();
+}
+
+// explain asks the server. Only method POST lets it try whether the port answers.
+async function explain(method = 'GET') {
+  if (shown === null || !can.explain) return;
+  const { key, p } = shown;
+  const mine = ++question;
+  let report = null;
+  try {
+    const response = await ask(`/v1/explain?port=${p.port}/${p.protocol}`, { method });
+    if (response.ok) report = await response.json();
+  } catch {
+    // Without an answer there is what the table knows.
+  }
+  if (mine !== question || shown?.key !== key || report === null) return;
+  shown.report = report;
+  draw();
+}
+
+function draw() {
+  const { p, gone } = shown;
+  const state = gone ? 'gone' : p.state;
+  box.replaceChildren(
+    el('header', {},
+      el('h2', {}, `${p.port}`, el('span', { class: 'proto' }, p.protocol)),
+      el('span', { class: 'badge', 'data-state': state }, state),
+      el('button', { class: 'icon close', type: 'button', title: 'Close (Esc)', 'aria-label': 'Close', onclick: close }, '×')),
+    why(),
+    facts(),
+    el('details', {}, el('summary', {}, 'As JSON'), el('pre', { tabIndex: 0 }, lines(JSON.stringify(p, null, 2)))),
+  );
+}
+
+function why() {
+  const { p, report, gone } = shown;
+  const name = `${p.protocol} ${joined(p.address, p.port)}`;
+  const chain = gone ? null : report?.publications?.find((c) => c.publication === name && (c.guest ?? '') === (p.guest ?? ''));
+  const steps = chain?.steps ?? known(p);
+  const summary = gone ? 'It is gone: nothing in the guest serves or declares it any more.' : chain?.summary;
+  const next = chain?.next;
+  const part = el('section', { class: 'why' }, el('h3', {}, 'Why'));
+  if (summary) part.append(el('p', { class: 'summary' }, clean(summary)));
+  if (next) part.append(el('p', { class: 'next' }, el('b', {}, 'Next: '), clean(next)));
+  part.append(el('ol', { class: 'steps' }, ...steps.map((s) =>
+    el('li', { 'data-mark': s.verdict },
+      el('b', {}, clean(s.step)), ' ', el('span', {}, clean(s.text)),
+      s.since ? el('time', { class: 'dim', dateTime: s.since }, ` for ${age(shown.now - Date.parse(s.since))}`) : null))));
+  for (const n of report?.near ?? []) part.append(el('p', { class: 'near' }, el('b', {}, 'Near: '), clean(n.text)));
+  for (const m of report?.missing ?? []) part.append(el('p', { class: 'near' }, el('b', {}, 'Not looked at: '), clean(m)));
+  if (report !== null && p.protocol === 'tcp' && !gone && p.state !== 'denied') {
+    part.append(el('button', { type: 'button', onclick: () => explain('POST') }, 'Try whether it answers'));
+  }
+  return part;
+}
+
+// known is the chain as far as the table itself tells.
+function known(p) {
+  const steps = p.origins.map((o) => ({ step: 'seen', verdict: 'ok', text: `by ${o.source}${o.detail ? `: ${o.detail}` : ''}`, since: o.since }));
+  if (p.rule) steps.push({ step: 'rule', verdict: p.state === 'denied' ? 'failing' : 'ok', text: p.rule });
+  if (p.dialTarget) steps.push({ step: 'dial', verdict: 'ok', text: p.dialTarget });
+  const verdict = { active: 'ok', pending: 'skipped' };
+  for (const o of p.outcomes) {
+    steps.push({ step: `sink ${o.sink}`, verdict: verdict[o.state] ?? 'failing', text: [o.state, o.hostAddress, o.reason].filter(Boolean).join(' · '), since: o.since });
+  }
+  return steps;
+}
+
+function facts() {
+  const { p } = shown;
+  const list = el('dl', { class: 'facts' });
+  const fact = (name, ...value) => list.append(el('dt', {}, name), el('dd', {}, ...value));
+  const at = hostAddresses(p);
+  if (at.length > 0) fact('On the host', ...at.map((a) => el('div', {}, address(p, a), copyButton(a))));
+  fact('In the guest', el('code', {}, joined(p.address, p.port)), p.dualStack ? ' and IPv4' : null);
+  if (p.guest) fact('Guest', clean(p.guest));
+  if (p.dialTarget) fact('Dialled', el('code', {}, p.dialTarget));
+  fact('Owner', `${p.owner.kind} `, el('b', {}, ownerName(p.owner)), p.owner.id && p.owner.id !== p.owner.name ? el('code', { class: 'id' }, ` ${clean(p.owner.id)}`) : null);
+  for (const [k, v] of Object.entries(p.owner.labels ?? {})) fact('Label', el('code', {}, `${clean(k)}=${clean(v)}`));
+  if (p.rule) fact('Rule', clean(p.rule));
+  fact('Since', new Date(p.since).toLocaleString());
+  return list;
+}
+
+// address is a link where a browser could have use of it.
+export function address(p, a) {
+  if (p.protocol !== 'tcp' || p.state !== 'active') return el('code', {}, clean(a));
+  return el('a', { href: `http://${encodeURI(a)}/`, target: '_blank', rel: 'noopener noreferrer' }, clean(a));
+}
+
+function copyButton(a) {
+  const b = el('button', { class: 'copy', type: 'button', 'aria-label': `Copy ${a}` }, 'copy');
+  b.onclick = async () => {
+    try {
+      await navigator.clipboard.writeText(a);
+      b.textContent = 'copied';
+    } catch {
+      b.textContent = 'not allowed';
+    }
+    setTimeout(() => { b.textContent = 'copy'; }, 1500);
+  };
+  return b;
+}

@@ -1,0 +1,210 @@
+// SPDX-License-Identifier: Apache-2.0
+// The table of ports: what there is, what of it is to be seen, and in which order.
+import { el, clean, age, states, joined, keyOf, ownerName, hostAddresses } from './format.js';
+import { address } from './detail.js';
+
+const lingers = 4000; // ms that a row which is gone is still shown
+const fresh = 2500; // ms that a new one is marked
+const step = 300; // rows that are shown at once
+
+export class Table {
+  rows = new Map(); // key → {p, key, text, tr, drawn, born, gone}
+  query = '';
+  hiddenBy = new Set(); // "state:denied", "protocol:udp"
+  selected = null;
+
+  #table; #body; #more; #empty; #limit = step; #incoming = null; #loaded = false;
+  #sort = { by: 'port', down: false };
+  #changed;
+
+  constructor(table, { more, empty, onChange, onOpen }) {
+    this.#table = table;
+    this.#body = table.tBodies[0];
+    this.#more = more;
+    this.#empty = empty;
+    this.#changed = onChange;
+    more.querySelector('button').onclick = () => { this.#limit += step; onChange(); };
+    empty.querySelector('button').onclick = () => { this.clear(); };
+    for (const th of table.tHead.querySelectorAll('[data-sort]')) {
+      th.querySelector('button').onclick = () => this.#sortBy(th);
+    }
+    this.#body.onclick = (e) => {
+      if (e.target.closest('a')) return;
+      const tr = e.target.closest('tr');
+      if (tr) onOpen(tr.dataset.key, false);
+    };
+  }
+
+  // take applies what the server said.
+  take({ reset, more, put = [], removed = [] }, now) {
+    if (reset) this.#incoming = new Set();
+    for (const p of put) {
+      const key = keyOf(p);
+      const row = this.rows.get(key) ?? { key, born: this.#loaded ? now : 0 };
+      if (row.gone) Object.assign(row, { gone: 0, born: now, drawn: null });
+      row.p = p;
+      row.drawn = null;
+      row.text = searchable(p);
+      this.rows.set(key, row);
+      this.#incoming?.add(key);
+    }
+    for (const r of removed) this.#gone(keyOf(r), now);
+    if (!more) {
+      if (this.#incoming !== null) {
+        for (const key of this.rows.keys()) if (!this.#incoming.has(key)) this.#gone(key, now);
+      }
+      this.#incoming = null;
+      this.#loaded = true;
+    }
+    this.#changed();
+  }
+
+  #gone(key, now) {
+    const row = this.rows.get(key);
+    if (row === undefined || row.gone) return;
+    row.gone = now;
+    row.drawn = null;
+    setTimeout(() => {
+      if (row.gone === now) {
+        this.rows.delete(key);
+        this.#changed();
+      }
+    }, lingers);
+  }
+
+  clear() {
+    this.query = '';
+    this.hiddenBy.clear();
+    this.#changed(true);
+  }
+
+  #sortBy(th) {
+    const by = th.dataset.sort;
+    this.#sort = { by, down: this.#sort.by === by && !this.#sort.down };
+    for (const other of this.#table.tHead.querySelectorAll('[aria-sort]')) other.removeAttribute('aria-sort');
+    th.setAttribute('aria-sort', this.#sort.down ? 'descending' : 'ascending');
+    this.#changed();
+  }
+
+  counts() {
+    const counts = { state: {}, protocol: {}, all: 0 };
+    for (const { p, gone } of this.rows.values()) {
+      if (gone) continue;
+      counts.all++;
+      counts.state[p.state] = (counts.state[p.state] ?? 0) + 1;
+      counts.protocol[p.protocol] = (counts.protocol[p.protocol] ?? 0) + 1;
+    }
+    return counts;
+  }
+
+  visible() {
+    const words = this.query.toLowerCase().split(/\s+/).filter(Boolean);
+    const rows = [...this.rows.values()].filter(({ p, text }) =>
+      !this.hiddenBy.has(`state:${p.state}`) && !this.hiddenBy.has(`protocol:${p.protocol}`)
+      && words.every((w) => text.includes(w)));
+    const { by, down } = this.#sort;
+    const order = orders[by];
+    rows.sort((a, b) => (down ? -1 : 1) * order(a.p, b.p) || orders.port(a.p, b.p));
+    return rows;
+  }
+
+  // draw brings the page in step. Rows that did not change are not touched.
+  draw(now) {
+    const rows = this.visible();
+    const shown = rows.slice(0, this.#limit);
+    const keep = new Set(shown);
+    for (const row of this.rows.values()) if (row.tr && !keep.has(row)) { row.tr.remove(); row.tr = row.drawn = null; }
+    for (const tr of [...this.#body.rows]) if (this.rows.get(tr.dataset.key)?.tr !== tr) tr.remove();
+    const first = shown.some((r) => r.key === this.selected) ? this.selected : shown[0]?.key;
+    let at = this.#body.firstElementChild;
+    for (const row of shown) {
+      row.tr ??= el('tr', { 'data-key': row.key });
+      if (row.drawn !== row.p) this.#fill(row);
+      row.tr.tabIndex = row.key === first ? 0 : -1;
+      row.tr.ariaCurrent = row.key === this.selected ? 'true' : null;
+      row.tr.dataset.mark = row.gone ? 'gone' : now - row.born < fresh ? 'new' : '';
+      const cell = row.tr.lastElementChild;
+      const text = row.gone ? 'gone' : age(now - Date.parse(row.p.since));
+      if (cell.textContent !== text) cell.textContent = text;
+      if (row.tr === at) at = at.nextElementSibling;
+      else this.#body.insertBefore(row.tr, at);
+    }
+    this.#more.hidden = rows.length <= shown.length;
+    this.#more.querySelector('button').textContent = `Show ${Math.min(step, rows.length - shown.length)} more of ${rows.length - shown.length}`;
+    this.#sayEmpty(rows.length);
+    return rows;
+  }
+
+  #sayEmpty(n) {
+    this.#table.hidden = this.#loaded && n === 0;
+    this.#empty.hidden = !this.#loaded || n > 0;
+    const filtered = this.rows.size > 0;
+    this.#empty.querySelector('p').textContent = filtered ? 'Nothing matches.'
+      : 'No ports yet. The moment something listens in the guest it is here.';
+    this.#empty.querySelector('button').hidden = !filtered;
+  }
+
+  #fill(row) {
+    const { p, tr } = row;
+    const state = row.gone ? 'gone' : p.state;
+    const at = hostAddresses(p);
+    tr.replaceChildren(
+      el('td', { class: 'port' }, el('b', {}, String(p.port)), el('span', { class: 'proto' }, p.protocol)),
+      el('td', { class: 'state' }, el('span', { class: 'badge', 'data-state': state, title: clean(p.reason) }, state)),
+      el('td', { class: 'host' },
+        at.length > 0 ? address(p, at[0]) : null,
+        at.length > 1 ? el('span', { class: 'dim', title: at.slice(1).join(' ') }, ` +${at.length - 1}`) : null,
+        p.reason !== '' ? el('span', { class: 'reason', title: clean(p.reason) }, clean(p.reason)) : null),
+      el('td', { class: 'owner', title: ownerName(p.owner) },
+        p.owner.kind === 'unknown' ? el('span', { class: 'dim' }, '–') : el('span', { class: 'kind' }, p.owner.kind), ' ',
+        ownerName(p.owner)),
+      el('td', { class: 'guest' }, el('code', {}, joined(p.address, p.port)),
+        p.guest ? el('span', { class: 'dim' }, ` ${clean(p.guest)}`) : null),
+      el('td', { class: 'sources' }, [...new Set(p.origins.map((o) => clean(o.source)))].join(', ')),
+      el('td', { class: 'age num' }),
+    );
+    row.drawn = p;
+  }
+
+  // move selects the row that is by so many further, and returns its key.
+  move(by) {
+    const rows = this.visible().slice(0, this.#limit);
+    if (rows.length === 0) return null;
+    const at = rows.findIndex((r) => r.key === this.selected);
+    const next = at < 0 ? (by > 0 ? 0 : rows.length - 1) : Math.min(rows.length - 1, Math.max(0, at + by));
+    this.selected = rows[next].key;
+    return this.selected;
+  }
+
+  // select makes sure that a row in sight is selected, and returns its key.
+  select() {
+    const rows = this.visible().slice(0, this.#limit);
+    if (!rows.some((r) => r.key === this.selected)) this.selected = rows[0]?.key ?? null;
+    return this.selected;
+  }
+
+  focus(key) {
+    const tr = this.rows.get(key)?.tr;
+    tr?.focus();
+    tr?.scrollIntoView({ block: 'nearest' });
+  }
+}
+
+const text = (a, b) => (a === b ? 0 : a === '' ? 1 : b === '' ? -1 : a.localeCompare(b));
+const orders = {
+  port: (a, b) => a.port - b.port || text(a.protocol, b.protocol) || text(a.address, b.address),
+  state: (a, b) => states.indexOf(b.state) - states.indexOf(a.state),
+  host: (a, b) => text(hostAddresses(a)[0] ?? '', hostAddresses(b)[0] ?? ''),
+  owner: (a, b) => text(ownerName(a.owner), ownerName(b.owner)),
+  guest: (a, b) => text(a.address, b.address),
+  age: (a, b) => Date.parse(b.since) - Date.parse(a.since),
+};
+
+function searchable(p) {
+  return [
+    p.port, p.protocol, joined(p.address, p.port), p.state, p.reason, p.guest, p.rule,
+    p.owner.kind, p.owner.name, p.owner.id, p.owner.namespace,
+    ...Object.entries(p.owner.labels ?? {}).map(([k, v]) => `${k}=${v}`),
+    ...p.hostAddresses, ...p.outcomes.map((o) => `${o.sink} ${o.hostAddress}`), ...p.origins.map((o) => `${o.source} ${o.detail}`),
+  ].filter((v) => v !== undefined && v !== null && v !== '').join('\n').toLowerCase();
+}

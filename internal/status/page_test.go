@@ -1,0 +1,420 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package status
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/netip"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/fairlead/fairlead/internal/port"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// fakeProvider says what a test sends into it.
+type fakeProvider struct {
+	deltas  chan Delta
+	mu      sync.Mutex
+	sources []Source
+}
+
+func (p *fakeProvider) List() List { return List{Publications: []Publication{}, Sources: p.Sources()} }
+
+func (p *fakeProvider) Sources() []Source {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.sources
+}
+
+func (p *fakeProvider) Changes(ctx context.Context, f func(Delta) error) error {
+	for {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case d := <-p.deltas:
+			if err := f(d); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+func row(number uint16) Publication {
+	return Describe(port.Publication{
+		Key:      port.Key{Protocol: port.TCP, Address: netip.IPv4Unspecified(), Port: number},
+		Owner:    port.Owner{Kind: port.OwnerProcess, Name: `<img src=x onerror=alert(1)>`},
+		Decision: port.Decision{Allow: true},
+	}, nil)
+}
+
+// served is a server with its control socket and its page on TCP.
+type served struct {
+	provider *fakeProvider
+	client   *Client
+	url      string // of the page, with the token
+}
+
+func serve(t *testing.T) *served {
+	t.Helper()
+	s := &served{provider: &fakeProvider{deltas: make(chan Delta), sources: []Source{{Name: "socket", State: "live"}}}}
+	server := NewServer(Options{
+		Provider: s.provider, Level: new(slog.LevelVar), Logger: slog.New(slog.DiscardHandler), Role: "agent", Name: "guest",
+		Vitals: func(mark uint64) Vitals { return Vitals{TCP: 3, Latencies: []float64{float64(mark)}, Mark: mark + 1} },
+	})
+	path := filepath.Join(t.TempDir(), "c", "s")
+	control, err := ListenControl(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	page, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	run(t, func(ctx context.Context) { _ = server.Serve(ctx, control, true) })
+	run(t, func(ctx context.Context) { _ = server.ServeWeb(ctx, page) })
+	s.client = NewClient(path)
+	for s.url == "" { // until ServeWeb has begun
+		if s.url, err = s.client.WebURL(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return s
+}
+
+// run runs f until the test ends.
+func run(t *testing.T, f func(context.Context)) {
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() { defer close(done); f(ctx) }()
+	t.Cleanup(func() { cancel(); <-done })
+}
+
+func (s *served) base() string { base, _, _ := strings.Cut(s.url, "/#token="); return base }
+
+func (s *served) token() string { _, token, _ := strings.Cut(s.url, "#token="); return token }
+
+// answer is what came back.
+type answer struct {
+	StatusCode int
+	Header     http.Header
+}
+
+// request asks and returns status, header and body.
+func request(t *testing.T, c *http.Client, method, url string, edit func(*http.Request)) (answer, string) {
+	t.Helper()
+	req, err := http.NewRequestWithContext(t.Context(), method, url, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if edit != nil {
+		edit(req)
+	}
+	resp, err := c.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	b, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return answer{resp.StatusCode, resp.Header}, string(b)
+}
+
+func plain(t *testing.T) *http.Client {
+	tr := &http.Transport{DisableKeepAlives: true}
+	t.Cleanup(tr.CloseIdleConnections)
+	return &http.Client{Transport: tr}
+}
+
+func TestPageOnTCPShowsNothingWithoutTheToken(t *testing.T) {
+	s, c := serve(t), plain(t)
+	for _, path := range []string{"/v1/ports", "/v1/events", "/v1/explain?port=80", "/v1/loglevel", "/v1/web", "/v1/other"} {
+		for _, auth := range []string{"", "Bearer ", "Bearer x" + s.token(), "Basic " + s.token()} {
+			resp, body := request(t, c, http.MethodGet, s.base()+path, func(r *http.Request) { r.Header.Set("Authorization", auth) })
+			if resp.StatusCode != http.StatusUnauthorized || strings.Contains(body, "socket") {
+				t.Errorf("%s with %q: %d %s", path, auth, resp.StatusCode, body)
+			}
+		}
+		// A token in the address would stand in logs and histories.
+		sep := "?"
+		if strings.Contains(path, "?") {
+			sep = "&"
+		}
+		if resp, _ := request(t, c, http.MethodGet, s.base()+path+sep+"token="+s.token(), nil); resp.StatusCode != http.StatusUnauthorized {
+			t.Errorf("%s with the token in the query: %d", path, resp.StatusCode)
+		}
+	}
+	resp, body := request(t, c, http.MethodGet, s.base()+"/v1/ports", func(r *http.Request) { r.Header.Set("Authorization", "Bearer "+s.token()) })
+	if resp.StatusCode != http.StatusOK || !strings.Contains(body, `"socket"`) {
+		t.Errorf("with the token: %d %s", resp.StatusCode, body)
+	}
+}
+
+func TestPageOnTCPChangesNothing(t *testing.T) {
+	s, c := serve(t), plain(t)
+	for _, method := range []string{http.MethodPut, http.MethodPost, http.MethodDelete, http.MethodPatch} {
+		for _, path := range []string{"/v1/loglevel", "/v1/ports", "/v1/web"} {
+			resp, _ := request(t, c, method, s.base()+path, func(r *http.Request) { r.Header.Set("Authorization", "Bearer "+s.token()) })
+			if resp.StatusCode != http.StatusNotFound && resp.StatusCode != http.StatusMethodNotAllowed {
+				t.Errorf("%s %s: %d", method, path, resp.StatusCode)
+			}
+		}
+	}
+}
+
+// A name that somebody makes resolve to 127.0.0.1 gives his page our origin.
+func TestForeignHostNamesAreRefused(t *testing.T) {
+	s, c := serve(t), plain(t)
+	for host, want := range map[string]int{
+		"127.0.0.1": 200, "127.0.0.1:9": 200, "localhost:7420": 200, "[::1]:80": 200, "fairlead": 200,
+		"evil.example": 421, "evil.example:7420": 421, "127.0.0.1.evil.example": 421, "192.168.1.5": 421, "localhost.evil.example": 421,
+	} {
+		for name, do := range map[string]struct {
+			client *http.Client
+			base   string
+		}{"tcp": {c, s.base()}, "control": {s.client.http, "http://fairlead"}} {
+			resp, _ := request(t, do.client, http.MethodGet, do.base+"/", func(r *http.Request) { r.Host = host })
+			if resp.StatusCode != want {
+				t.Errorf("%s: Host %s: %d, want %d", name, host, resp.StatusCode, want)
+			}
+		}
+	}
+}
+
+// Through an SSH tunnel to the control socket a browser could send this.
+func TestForeignPagesCannotChangeTheLogLevel(t *testing.T) {
+	s := serve(t)
+	for header, value := range map[string]string{"Origin": "http://evil.example", "Sec-Fetch-Site": "cross-site"} {
+		resp, _ := request(t, s.client.http, http.MethodPut, "http://fairlead/v1/loglevel", func(r *http.Request) { r.Header.Set(header, value) })
+		if resp.StatusCode != http.StatusForbidden {
+			t.Errorf("%s: %s: %d, want 403", header, value, resp.StatusCode)
+		}
+	}
+	if level, err := s.client.LogLevel(t.Context(), "debug"); err != nil || level != "debug" {
+		t.Errorf("the command line's own: %q, %v", level, err)
+	}
+}
+
+func TestPageAllowsNothingFromElsewhere(t *testing.T) {
+	s, c := serve(t), plain(t)
+	resp, body := request(t, c, http.MethodGet, s.base()+"/", nil)
+	csp := resp.Header.Get("Content-Security-Policy")
+	for _, want := range []string{"default-src 'none'", "script-src 'self';", "style-src 'self';", "connect-src 'self';", "frame-ancestors 'none'", "require-trusted-types-for 'script'", "trusted-types 'none'"} {
+		if !strings.Contains(csp, want) {
+			t.Errorf("policy %q lacks %q", csp, want)
+		}
+	}
+	for _, never := range []string{"http://", "https://", "//cdn", "style=", "onclick=", "<script>"} {
+		if strings.Contains(body, never) {
+			t.Errorf("the page has %q", never)
+		}
+	}
+	files, err := pageFiles.ReadDir("page")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range files {
+		b, err := pageFiles.ReadFile("page/" + f.Name())
+		if err != nil {
+			t.Fatal(err)
+		}
+		text := strings.ReplaceAll(string(b), "http://www.w3.org/2000/svg", "")
+		for _, never := range []string{"innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "@import", "@font-face", "https://"} {
+			if strings.Contains(text, never) {
+				t.Errorf("%s has %q", f.Name(), never)
+			}
+		}
+		path := "/page/" + f.Name()
+		if f.Name() == "index.html" {
+			continue
+		}
+		resp, got := request(t, c, http.MethodGet, s.base()+path, nil)
+		if resp.StatusCode != http.StatusOK || got != string(b) || resp.Header.Get("X-Content-Type-Options") != "nosniff" {
+			t.Errorf("%s: %d, %d bytes, %v", path, resp.StatusCode, len(got), resp.Header)
+		}
+		resp, _ = request(t, c, http.MethodGet, s.base()+path, func(r *http.Request) { r.Header.Set("If-None-Match", resp.Header.Get("ETag")) })
+		if resp.StatusCode != http.StatusNotModified {
+			t.Errorf("%s again: %d, want 304", path, resp.StatusCode)
+		}
+	}
+}
+
+// next reads one event of a stream.
+func next(t *testing.T, r *bufio.Reader) (event string, data string) {
+	t.Helper()
+	for {
+		line, err := r.ReadString('\n')
+		if err != nil {
+			t.Fatal(err)
+		}
+		line = strings.TrimSuffix(line, "\n")
+		switch {
+		case line == "":
+			return event, data
+		case strings.HasPrefix(line, "event: "):
+			event = line[len("event: "):]
+		case strings.HasPrefix(line, "data: "):
+			data = line[len("data: "):]
+		}
+	}
+}
+
+func TestEventsBeginWithAllAndGoOnWithChanges(t *testing.T) {
+	s := serve(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	resp, err := s.client.do(ctx, http.MethodGet, "/v1/events", "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	if kind := resp.Header.Get("Content-Type"); kind != "text/event-stream" {
+		t.Errorf("content type %q", kind)
+	}
+	r := bufio.NewReader(resp.Body)
+	seen := map[string]string{}
+	for len(seen) < 3 { // hello first; then the beat, which is on its own
+		event, data := next(t, r)
+		if len(seen) == 0 && event != "hello" {
+			t.Errorf("first event %q", event)
+		}
+		seen[event] = data
+	}
+	if !strings.Contains(seen["hello"], `"role":"agent","name":"guest"`) || !strings.Contains(seen["sources"], `"socket"`) || !strings.Contains(seen["vitals"], `"tcp":3`) {
+		t.Errorf("began with %v", seen)
+	}
+	rowsNext := func() (got rows) {
+		for {
+			event, data := next(t, r)
+			if event != "rows" {
+				continue
+			}
+			if strings.Contains(data, "<img") {
+				t.Errorf("markup is not escaped in %s", data)
+			}
+			if err := json.Unmarshal([]byte(data), &got); err != nil {
+				t.Fatal(err)
+			}
+			return got
+		}
+	}
+	var all []Publication
+	for i := range rowsAMax + 1 {
+		all = append(all, row(uint16(i+1)))
+	}
+	s.provider.deltas <- Delta{Generation: 1, Put: all}
+	first, second := rowsNext(), rowsNext()
+	if !first.Reset || !first.More || len(first.Put) != rowsAMax || second.Reset || second.More || len(second.Put) != 1 {
+		t.Errorf("in parts: %v %v %d, %v %v %d", first.Reset, first.More, len(first.Put), second.Reset, second.More, len(second.Put))
+	}
+	s.provider.deltas <- Delta{Generation: 2, Removed: []Removed{{Key: row(7).Key()}}}
+	if got := rowsNext(); got.Reset || got.More || len(got.Removed) != 1 || got.Removed[0].Port != 7 || got.Generation != 2 {
+		t.Errorf("change: %+v", got)
+	}
+}
+
+func TestEventStreamsAreBounded(t *testing.T) {
+	provider := &fakeProvider{deltas: make(chan Delta)}
+	server := NewServer(Options{Provider: provider, Logger: slog.New(slog.DiscardHandler), MaxWatches: 1})
+	path := filepath.Join(t.TempDir(), "c", "s")
+	l, err := ListenControl(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	run(t, func(ctx context.Context) { _ = server.Serve(ctx, l, true) })
+	c := NewClient(path)
+	ctx, cancel := context.WithCancel(t.Context())
+	resp, err := c.do(ctx, http.MethodGet, "/v1/events", "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.do(t.Context(), http.MethodGet, "/v1/events", ""); err == nil || !strings.Contains(err.Error(), "watches run already") {
+		t.Errorf("a second stream: %v", err)
+	}
+	cancel()
+	_ = resp.Body.Close()
+	deadline := time.Now().Add(20 * time.Second)
+	for {
+		ctx, cancel := context.WithCancel(t.Context())
+		resp, err := c.do(ctx, http.MethodGet, "/v1/events", "")
+		cancel()
+		if err == nil {
+			_ = resp.Body.Close()
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("the place of a stream that ended stays taken: %v", err)
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+}
+
+func TestRelayShowsThePageOfTheControlSocket(t *testing.T) {
+	s, c := serve(t), plain(t)
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	urls := make(chan string, 1)
+	run(t, func(ctx context.Context) { _ = Relay(ctx, s.client, l, func(url string) { urls <- url }) })
+	r := served{url: <-urls}
+	if r.token() == s.token() {
+		t.Error("the relay's token is the server's")
+	}
+	if resp, body := request(t, c, http.MethodGet, r.base()+"/", nil); resp.StatusCode != http.StatusOK || !strings.Contains(body, "<title>fairlead") {
+		t.Errorf("page: %d %s", resp.StatusCode, body)
+	}
+	auth := func(r2 *http.Request) { r2.Header.Set("Authorization", "Bearer "+r.token()) }
+	if resp, _ := request(t, c, http.MethodGet, r.base()+"/v1/ports", nil); resp.StatusCode != http.StatusUnauthorized {
+		t.Errorf("without token: %d", resp.StatusCode)
+	}
+	if resp, body := request(t, c, http.MethodGet, r.base()+"/v1/ports", auth); resp.StatusCode != http.StatusOK || !strings.Contains(body, `"socket"`) {
+		t.Errorf("with token: %d %s", resp.StatusCode, body)
+	}
+	for _, path := range []string{"/v1/loglevel", "/v1/web", "/metrics"} {
+		if resp, _ := request(t, c, http.MethodGet, r.base()+path, auth); resp.StatusCode != http.StatusNotFound {
+			t.Errorf("%s: %d, want what the page does not need to be out of reach", path, resp.StatusCode)
+		}
+	}
+	// Events come through as they happen, and end with their reader.
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, r.base()+"/v1/events", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	auth(req)
+	resp, err := c.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	if event, _ := next(t, bufio.NewReader(resp.Body)); event != "hello" {
+		t.Errorf("first event through the relay: %q", event)
+	}
+}
+
+func TestTokensDiffer(t *testing.T) {
+	seen := map[string]bool{}
+	for range 100 {
+		token := newToken()
+		if len(token) != 43 || seen[token] {
+			t.Fatalf("token %q", token)
+		}
+		seen[token] = true
+	}
+}

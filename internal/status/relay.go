@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package status
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/httputil"
+)
+
+// Relay shows on l the page of whatever answers c's control socket, to whoever
+// has the token in the URL that announce is told. It closes l when ctx ends.
+func Relay(ctx context.Context, c *Client, l net.Listener, announce func(url string)) error {
+	proxy := &httputil.ReverseProxy{
+		Transport:     c.http.Transport,
+		FlushInterval: -1,
+		Rewrite: func(r *httputil.ProxyRequest) {
+			r.Out.URL.Scheme, r.Out.URL.Host, r.Out.Host = "http", clientHost, clientHost
+			// What the browser said has been judged here.
+			for _, h := range []string{"Authorization", "Origin", "Sec-Fetch-Site", "Cookie"} {
+				r.Out.Header.Del(h)
+			}
+		},
+		ErrorHandler: func(w http.ResponseWriter, _ *http.Request, _ error) {
+			text(w, http.StatusBadGateway, fmt.Sprintf("control socket %s: %v", c.path, ErrNotRunning))
+		},
+	}
+	token := newToken()
+	mux := http.NewServeMux()
+	pageRoutes(mux)
+	for _, route := range pageNeeds {
+		mux.Handle(route, withToken(token, proxy))
+	}
+	s := NewServer(Options{Logger: slog.New(slog.DiscardHandler)})
+	announce(fmt.Sprintf("http://%s/#token=%s", l.Addr(), token))
+	return s.serve(ctx, l, guard(mux))
+}
+
+// pageNeeds is all that the page may ask for.
+var pageNeeds = []string{"GET /v1/ports", "GET /v1/events", "GET /v1/explain", "POST /v1/explain"}
