@@ -4,7 +4,7 @@
 # Installs what fairlead's tests need on Debian 12. Quick, and without a word to
 # the network, when all is there.
 #
-#   hack/provision.sh [base|generate|vm|lint|wine|all]...    (default: all, which leaves wine out)
+#   hack/provision.sh [base|generate|vm|browser|lint|wine|all]...    (default: all, which leaves wine out)
 #
 # Packages need root; kernels and the linter go to a cache directory of the user:
 # ${FAIRLEAD_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/fairlead}.
@@ -18,6 +18,8 @@ generate_packages=(clang-14 libbpf-dev llvm-14)
 vm_packages=(busybox-static iproute2 iptables kmod nftables qemu-system-x86 xz-utils)
 # wine: to run tests that were built for Windows, and what makes a library that its Go needs.
 wine_packages=(binutils-mingw-w64-x86-64 wine64)
+# browser: what looks at the page; its text needs a font. Prometheus comes beside it.
+browser_packages=(chromium fonts-liberation2)
 # The kernels that tests run on: the version, and the package that names the newest build of it.
 kernels=(6.1:linux-image-cloud-amd64 6.12:linux-image-6.12-cloud-amd64)
 lint_version=v2.15.0
@@ -94,6 +96,22 @@ kernel() {
 	mv "$dir.new" "$dir"
 }
 
+# prometheus unpacks Debian's Prometheus and promtool: installed, it would start
+# a service on this machine.
+prometheus() {
+	local dir=$cache/prometheus
+	[ ! -x "$dir/promtool" ] || return 0
+	lists
+	say "fetching prometheus"
+	mkdir -p "$tmp/prometheus" "$cache"
+	(cd "$tmp/prometheus" && apt-get "${apt_options[@]}" download prometheus)
+	dpkg-deb -x "$tmp/prometheus"/*.deb "$tmp/prometheus/root"
+	rm -rf "$dir" "$dir.new"
+	mkdir "$dir.new"
+	cp "$tmp/prometheus/root/usr/bin/prometheus" "$tmp/prometheus/root/usr/bin/promtool" "$dir.new/"
+	mv "$dir.new" "$dir"
+}
+
 linter() {
 	local bin
 	command -v go >/dev/null || die "no go in PATH: install Go first"
@@ -119,15 +137,21 @@ for section; do
 		packages "${vm_packages[@]}"
 		for k in "${kernels[@]}"; do kernel "${k%%:*}" "${k#*:}"; done
 		;;
+	browser)
+		packages "${browser_packages[@]}"
+		prometheus
+		;;
 	lint) linter ;;
 	wine) packages "${wine_packages[@]}" ;;
 	all)
-		mapfile -t everything < <(printf '%s\n' "${base_packages[@]}" "${generate_packages[@]}" "${vm_packages[@]}" | sort -u)
+		mapfile -t everything < <(printf '%s\n' "${base_packages[@]}" "${generate_packages[@]}" "${vm_packages[@]}" \
+			"${browser_packages[@]}" | sort -u)
 		packages "${everything[@]}"
 		for k in "${kernels[@]}"; do kernel "${k%%:*}" "${k#*:}"; done
+		prometheus
 		linter
 		;;
-	*) die "unknown section '$section': want base, generate, vm, lint, wine or all" ;;
+	*) die "unknown section '$section': want base, generate, vm, browser, lint, wine or all" ;;
 	esac
 done
 say "ready"

@@ -1,0 +1,343 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux && browser
+
+package observe
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+)
+
+// What a person sees in the table.
+const (
+	rowOf   = `[...document.querySelectorAll('#ports tbody tr')].find((tr) => tr.querySelector('.port b').textContent === '%s')`
+	rowText = `(` + rowOf + `?.innerText ?? '').replace(/\s+/g, ' ').trim()`
+	portsIn = `[...document.querySelectorAll('#ports tbody tr:not([data-mark="gone"]) .port b')].map((b) => b.textContent).join(' ')`
+	live    = `document.getElementById('connection').dataset.state`
+)
+
+// page opens the agent's page and waits until it shows the table.
+func (r *rig) page(c *chromium, t *testing.T, width, height int) *tab {
+	t.Helper()
+	p := c.open(t, r.pageURL(), width, height)
+	p.wait("the page is live", live, "live")
+	p.wait("the table is there", `document.getElementById('empty').hidden`, true)
+	return p
+}
+
+func TestPage(t *testing.T) {
+	rules := filepath.Join(t.TempDir(), "rules.yaml")
+	text := "rules:\n  - {name: 'no-<b>debug</b>', match: {ports: 9229}, action: deny}\n"
+	if err := os.WriteFile(rules, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	r := newRig(t, "--rules-file", rules).start()
+	for _, at := range []string{"0.0.0.0:8080", "127.0.0.1:5432", "[::1]:6379", "127.0.0.1:9229", "127.0.0.1:8100"} {
+		if at == "127.0.0.1:8100" { // taken on the host: a conflict
+			l, err := r.outside.Listen("tcp", at)
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { _ = l.Close() })
+		}
+		r.listen(at)
+	}
+	udp, err := r.guest.ListenPacket("udp", "0.0.0.0:8125")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = udp.Close() })
+	r.named("postgres", "127.0.0.1:5433")
+	c := newChromium(t, r.guest)
+
+	t.Run("shows ports with state, host address, owner and age", func(t *testing.T) {
+		p := r.page(c, t, 1280, 800)
+		p.wait("all ports", portsIn, "5432 5433 6379 8080 8100 8125 9229")
+		for port, want := range map[string]string{
+			"8080": `tcp active 127\.0\.0\.1:8080 .*process .*\[::\]:8080 socket \d+ (s|min)`,
+			"5433": `tcp active 127\.0\.0\.1:5433 process postgres `,
+			"6379": `active \[::1\]:6379`,
+			"8125": `udp active 127\.0\.0\.1:8125`,
+			"8100": `conflict 127\.0\.0\.1:8100`,
+			"9229": `denied`,
+		} {
+			within(t, time.Minute, "row of "+port, func() error {
+				got, err := p.try(fmt.Sprintf(rowText, port))
+				if err != nil {
+					return err
+				}
+				if !regexp.MustCompile(want).MatchString(fmt.Sprint(got)) {
+					return fmt.Errorf("%q, want %q", got, want)
+				}
+				return nil
+			})
+		}
+		p.wait("all sources", `[...document.querySelectorAll('.source b')].map((b) => b.textContent).join(' ')`, "containerd docker kube nat socket")
+		p.wait("what there is not", `document.querySelector('.source').dataset.state`, "absent")
+		p.noConsole()
+		p.shoot("table")
+	})
+
+	t.Run("follows a port that appears and vanishes, without a reload", func(t *testing.T) {
+		p := r.page(c, t, 1280, 800)
+		p.eval(`window.same = true`)
+		l := r.listen("127.0.0.1:3000")
+		p.wait("it appears", fmt.Sprintf(rowText+`.includes('active')`, "3000"), true)
+		p.wait("the chart has it", `document.querySelectorAll('#latency circle').length > 0`, true)
+		_ = l.Close()
+		p.wait("it is gone", fmt.Sprintf(`(%s) === undefined`, fmt.Sprintf(rowOf, "3000")), true)
+		if p.eval(`window.same`) != true {
+			t.Error("the page was loaded again")
+		}
+		p.noConsole()
+	})
+
+	t.Run("finds ports by what is typed and by filter", func(t *testing.T) {
+		p := r.page(c, t, 1280, 800)
+		p.key("/")
+		p.wait("the search has the keys", `document.activeElement.id`, "search")
+		p.write("postgres")
+		p.wait("by owner", portsIn, "5433")
+		p.wait("the count", `document.getElementById('count').textContent`, "1 of 7")
+		p.key("Escape")
+		p.wait("all again", portsIn, "5432 5433 6379 8080 8100 8125 9229")
+		p.write("tcp 54") // the search still has the keys
+
+		p.wait("by several words", portsIn, "5432 5433")
+		p.key("Escape")
+		p.click(`[data-filter="state:active"]`)
+		p.wait("without those that are active", portsIn, "8100 9229")
+		p.click(`[data-filter="state:active"]`)
+		p.click(`[data-filter="protocol:tcp"]`)
+		p.wait("UDP alone", portsIn, "8125")
+		p.click(`[data-filter="protocol:tcp"]`)
+		p.click(`#search`)
+		p.write("no such thing")
+		p.wait("it says so", `document.querySelector('#empty p').textContent`, "Nothing matches.")
+		p.click(`#empty button`)
+		p.wait("all again", portsIn, "5432 5433 6379 8080 8100 8125 9229")
+		p.click(`th[data-sort="port"] button`)
+		p.wait("the other way round", portsIn, "9229 8125 8100 8080 6379 5433 5432")
+		p.noConsole()
+	})
+
+	t.Run("explains a port, by keyboard alone", func(t *testing.T) {
+		p := r.page(c, t, 1280, 800)
+		p.wait("all ports", portsIn, "5432 5433 6379 8080 8100 8125 9229")
+		for range 5 { // the fifth is the conflict
+			p.key("j")
+		}
+		p.wait("it is selected", `document.querySelector('tr[aria-current] .port b').textContent`, "8100")
+		p.key("Enter")
+		p.wait("the detail is there", `document.querySelector('#detail h2').textContent`, "8100tcp")
+		p.wait("it says why", `/taken|in use|holds|held/.test(document.querySelector('#detail .why').innerText)`, true)
+		p.wait("with each step", `document.querySelectorAll('#detail .steps li').length >= 3`, true)
+		p.shoot("detail")
+		p.key("k")
+		p.wait("it goes along", `document.querySelector('#detail h2').textContent`, "8080tcp")
+		p.key("Escape")
+		p.wait("it closes", `document.getElementById('detail').hidden`, true)
+		p.wait("and gives back the keys", `document.activeElement.querySelector('.port b').textContent`, "8080")
+		p.key("?")
+		p.wait("the keys are listed", `document.getElementById('help').open`, true)
+		p.key("Escape")
+		p.wait("and closed", `document.getElementById('help').open`, false)
+		p.noConsole()
+	})
+
+	t.Run("shows names of the guest as text", func(t *testing.T) {
+		p := r.page(c, t, 1280, 800)
+		p.eval(`window.opened = false; window.alert = () => { window.opened = true; }`)
+		markup := "<img src=x id=e" // 15 bytes are a process's name
+		turned := "a\u202egpj.exe"
+		r.named(markup, "127.0.0.1:7001")
+		r.named(turned, "127.0.0.1:7002")
+		p.wait("markup is text", fmt.Sprintf(rowText+`.includes('<img src=x id=e')`, "7001"), true)
+		p.wait("what turns the writing is shown", fmt.Sprintf(rowText+`.includes('a\\u{202e}gpj.exe')`, "7002"), true)
+		for _, port := range []string{"7001", "9229"} { // an owner; a rule's name
+			p.eval(fmt.Sprintf(rowOf+`.click()`, port))
+			p.wait("the detail", `document.querySelector('#detail h2').textContent`, port+"tcp")
+			p.wait("is text too", `/<img src=x id=e|<b>debug/.test(document.getElementById('detail').innerText)`, true)
+		}
+		p.shoot("hostile")
+		if n := p.eval(`document.querySelectorAll('#e, main img, main b b, td script, #detail .why b b').length`); n != 0.0 {
+			t.Errorf("%v elements came from names", n)
+		}
+		if p.eval(`window.opened`) != false {
+			t.Error("a name ran as script")
+		}
+		// The browser itself refuses markup made from text.
+		if _, err := p.try(`document.body.innerHTML = 'x'`); err == nil {
+			t.Error("markup can be made from text")
+		}
+		p.noConsole("TrustedHTML")
+	})
+
+	t.Run("is light or dark, as the system or as chosen", func(t *testing.T) {
+		p := r.page(c, t, 1280, 800)
+		ground := `getComputedStyle(document.body).backgroundColor`
+		p.prefer("dark")
+		p.wait("dark as the system", ground, "rgb(20, 24, 28)")
+		p.wait("rows are there", portsIn+`.includes('8080')`, true)
+		p.click(`[data-key*="|8080"]`)
+		p.wait("the detail", `document.querySelectorAll('#detail .steps li').length >= 3`, true)
+		p.shoot("dark")
+		p.key("Escape")
+		p.click("#theme") // light
+		p.wait("light by choice", ground, "rgb(247, 248, 249)")
+		p.key("t") // dark
+		p.wait("dark by choice", ground, "rgb(20, 24, 28)")
+		p.prefer("light")
+		p.do("Page.reload", nil)
+		p.wait("the choice is kept", live, "live")
+		p.wait("dark by choice", ground, "rgb(20, 24, 28)")
+		p.key("t")
+		p.wait("as the system again", ground, "rgb(247, 248, 249)")
+		p.noConsole()
+	})
+
+	t.Run("fits a window of 400 pixels", func(t *testing.T) {
+		p := r.page(c, t, 400, 800)
+		p.wait("rows are there", portsIn+`.includes('8080')`, true)
+		fits := `Math.max(document.documentElement.scrollWidth, ...[...document.querySelectorAll(
+			'header, header *, section, figure, .source, .chip, input, .list, tbody tr, tbody td, #detail *')].map((e) => e.getBoundingClientRect().right))`
+		if w, _ := p.eval(fits).(float64); w > 400 {
+			t.Errorf("something reaches to %v", w)
+		}
+		for _, part := range []string{".port", ".state", ".host", ".owner", ".age"} {
+			if p.eval(fmt.Sprintf(rowOf+`.querySelector('%s').getBoundingClientRect().width > 0`, "8080", part)) != true {
+				t.Errorf("%s is not to be seen", part)
+			}
+		}
+		p.shoot("narrow")
+		p.click(`[data-key*="|8100"]`)
+		p.wait("the detail takes the window", `document.getElementById('detail').getBoundingClientRect().width`, 400)
+		if w, _ := p.eval(fits).(float64); w > 400 {
+			t.Errorf("in the detail something reaches to %v", w)
+		}
+		p.shoot("narrow-detail")
+		p.click(`#detail .close`)
+		p.wait("it closes", `document.getElementById('detail').hidden`, true)
+		p.noConsole()
+	})
+
+	t.Run("asks for the token, and takes it", func(t *testing.T) {
+		base, token, _ := strings.Cut(r.pageURL(), "/#token=")
+		p := c.open(t, base+"/", 1280, 800)
+		p.wait("it asks", `document.getElementById('login').open`, true)
+		p.wait("nothing is shown", portsIn, "")
+		p.click("#token")
+		p.write("wrong-wrong-wrong-wrong-wrong")
+		p.key("Enter")
+		p.wait("it asks again", `document.getElementById('login').open && document.getElementById('token').value === ''`, true)
+		p.click("#token")
+		p.write(base + "/#token=" + token)
+		p.key("Enter")
+		p.wait("it is live", live, "live")
+		p.noConsole("401")
+	})
+
+	t.Run("keeps the token out of the address", func(t *testing.T) {
+		p := r.page(c, t, 1280, 800)
+		if at := fmt.Sprint(p.eval(`location.href + JSON.stringify(history.state)`)); strings.Contains(at, "token") {
+			t.Errorf("the address is %s", at)
+		}
+		if kept := fmt.Sprint(p.eval(`JSON.stringify(localStorage) + document.cookie`)); strings.Contains(kept, "token") {
+			t.Errorf("kept for other tabs: %s", kept)
+		}
+		p.noConsole()
+	})
+
+	t.Run("a page of another port cannot read it", func(t *testing.T) {
+		l := r.listen("127.0.0.1:4000") // an echo: it answers a request with the request
+		defer l.Close()
+		p := c.open(t, "about:blank", 800, 600)
+		got := p.eval(fmt.Sprintf(`fetch('http://%s/v1/ports').then((r) => 'read ' + r.status, (e) => 'refused')`, pageAddr))
+		if got != "refused" {
+			t.Errorf("another origin: %v", got)
+		}
+	})
+}
+
+// The relay of `fairlead web` outlives the agent, and so does its page.
+func TestPageComesBackWithTheAgent(t *testing.T) {
+	r := newRig(t).start()
+	r.listen("127.0.0.1:8080")
+	web := start(t, r.guest, exec.Command(binary, "web", "--control", r.control, "--addr", "127.0.0.1:7421"))
+	var url string
+	within(t, time.Minute, "fairlead web says where", func() error {
+		if url = regexp.MustCompile(`http://127\.0\.0\.1:7421/#token=\S+`).FindString(web.output()); url == "" {
+			return errors.New(web.output())
+		}
+		return nil
+	})
+	c := newChromium(t, r.guest)
+	p := c.open(t, url, 1280, 800)
+	p.wait("the ports are there, the page's own among them", portsIn, "7421 8080")
+	r.agent.kill()
+	p.wait("the loss is told", live, "lost")
+	p.wait("what was known stays", portsIn, "7421 8080")
+	r.startAgent()
+	r.listen("127.0.0.1:8081")
+	p.wait("it is live again", live, "live")
+	p.wait("with what is there now", portsIn, "7421 8080 8081")
+	p.noConsole("502", "ERR_INCOMPLETE_CHUNKED_ENCODING", "Failed to load resource")
+}
+
+func TestWebPrintsTheAddressOfTheAgentsPage(t *testing.T) {
+	r := newRig(t).start()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	out, err := exec.CommandContext(ctx, binary, "web", "--control", r.control).Output()
+	if err != nil || strings.TrimSpace(string(out)) != r.pageURL() {
+		t.Errorf("%q, %v, want %s", out, err, r.pageURL())
+	}
+	if l, err := r.client().List(t.Context()); err != nil || len(l.Publications) != 0 {
+		t.Errorf("the page's own port is published: %+v, %v", l.Publications, err)
+	}
+}
+
+// A page that nobody looks at gets nothing: the stream ends with the tab.
+func TestHiddenPageLetsGoOfTheStream(t *testing.T) {
+	r := newRig(t).start()
+	r.listen("127.0.0.1:8080")
+	c := newChromium(t, r.guest)
+	p := r.page(c, t, 800, 600)
+	p.eval(`Object.defineProperty(document, 'hidden', {get: () => window.away, configurable: true}); window.away = true; document.dispatchEvent(new Event('visibilitychange'))`)
+	p.wait("it pauses", live, "away")
+	p.eval(`window.away = false; document.dispatchEvent(new Event('visibilitychange'))`)
+	p.wait("it goes on", live, "live")
+	p.noConsole()
+}
+
+func TestPageShowsManyPortsInParts(t *testing.T) {
+	const many = 2000
+	r := newRig(t).start()
+	for i := range many {
+		l, err := r.guest.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", 20000+i))
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = l.Close() })
+	}
+	c := newChromium(t, r.guest)
+	p := r.page(c, t, 1280, 800)
+	p.wait("all are counted", `document.getElementById('count').textContent`, fmt.Sprintf("%d ports", many))
+	rows := `document.querySelectorAll('#ports tbody tr').length`
+	p.wait("some are shown", rows, 300)
+	p.click("#more button")
+	p.wait("more are shown", rows, 600)
+	p.key("/")
+	p.write("21999")
+	p.wait("all are searched", portsIn, "21999")
+	p.noConsole()
+}

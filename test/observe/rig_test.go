@@ -1,0 +1,309 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux && browser
+
+// Package observe looks at a running fairlead as people do: the page in a real
+// Chromium, the dashboard's queries and the alerts in a real Prometheus. Agent
+// and host peer are the real program in network namespaces of their own.
+package observe
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/fairlead/fairlead/internal/status"
+	"github.com/fairlead/fairlead/test/netns"
+)
+
+// binary is the program under test.
+var binary string
+
+// listenVariable makes the test binary, under whatever name it was copied to, a
+// server at the address in it: a process of the guest with a name of our choice.
+const listenVariable = "FAIRLEAD_TEST_LISTEN"
+
+func TestMain(m *testing.M) {
+	if at := os.Getenv(listenVariable); at != "" {
+		l, err := net.Listen("tcp", at)
+		if err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		serve(l) // until it is killed
+	}
+	os.Exit(run(m))
+}
+
+// serve gives back what each connection brings.
+func serve(l net.Listener) {
+	for {
+		c, err := l.Accept()
+		if err != nil {
+			return
+		}
+		go func() {
+			defer c.Close()
+			_, _ = io.Copy(c, c)
+		}()
+	}
+}
+
+func run(m *testing.M) int {
+	dir, err := os.MkdirTemp("", "fairlead-observe-")
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	defer os.RemoveAll(dir)
+	binary = filepath.Join(dir, "fairlead")
+	build := exec.Command("go", "build", "-o", binary, "github.com/fairlead/fairlead/cmd/fairlead")
+	build.Stderr = os.Stderr
+	if err := build.Run(); err != nil {
+		fmt.Fprintln(os.Stderr, "build the program under test:", err)
+		return 1
+	}
+	return m.Run()
+}
+
+// process is a program that ends with its test.
+type process struct {
+	cmd  *exec.Cmd
+	done chan struct{}
+	mu   sync.Mutex
+	out  bytes.Buffer
+}
+
+func (p *process) Write(b []byte) (int, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.out.Len() < 1<<20 {
+		p.out.Write(b)
+	}
+	return len(b), nil
+}
+
+func (p *process) output() string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.out.String()
+}
+
+func (p *process) kill() {
+	_ = p.cmd.Process.Kill()
+	<-p.done
+}
+
+func start(t *testing.T, in *netns.Space, cmd *exec.Cmd) *process {
+	t.Helper()
+	p := &process{cmd: cmd, done: make(chan struct{})}
+	cmd.Stdout, cmd.Stderr = p, p
+	if err := in.Start(cmd); err != nil {
+		t.Fatal(err)
+	}
+	go func() { _ = cmd.Wait(); close(p.done) }()
+	t.Cleanup(func() {
+		_ = cmd.Process.Signal(syscall.SIGTERM)
+		select {
+		case <-p.done:
+		case <-time.After(5 * time.Second):
+			p.kill()
+		}
+		if t.Failed() {
+			t.Logf("%s said:\n%s", filepath.Base(cmd.Path), p.output())
+		}
+	})
+	return p
+}
+
+// rig is a guest with an agent and a host with a host peer.
+type rig struct {
+	t              *testing.T
+	dir            string
+	guest, outside *netns.Space
+	control        string // the agent's control socket
+	agentFlags     []string
+	agent, host    *process
+}
+
+// Where agent and host peer show their metrics, and the agent its page.
+const (
+	agentMetrics = "127.0.0.1:9464"
+	hostMetrics  = "127.0.0.1:9465"
+	pageAddr     = "127.0.0.1:7420"
+)
+
+func newRig(t *testing.T, agentFlags ...string) *rig {
+	t.Helper()
+	r := &rig{t: t, dir: t.TempDir(), agentFlags: agentFlags}
+	r.control = filepath.Join(r.dir, "c", "s")
+	for _, s := range []**netns.Space{&r.guest, &r.outside} {
+		space, err := netns.New()
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = space.Close() })
+		*s = space
+	}
+	return r
+}
+
+func (r *rig) startAgent() {
+	r.t.Helper()
+	args := append([]string{
+		"agent", "--link", "unix://" + filepath.Join(r.dir, "l", "s"), "--link-token=", "--control", r.control,
+		"--metrics-addr", agentMetrics, "--web-addr", pageAddr,
+	}, r.agentFlags...)
+	r.agent = start(r.t, r.guest, exec.Command(binary, args...))
+}
+
+func (r *rig) start() *rig {
+	r.t.Helper()
+	r.startAgent()
+	r.host = start(r.t, r.outside, exec.Command(binary, "host", "--connect", "unix://"+filepath.Join(r.dir, "l", "s"),
+		"--link-token=", "--control", filepath.Join(r.dir, "h", "s"), "--metrics-addr", hostMetrics))
+	r.ready()
+	return r
+}
+
+func (r *rig) ready() {
+	r.t.Helper()
+	within(r.t, time.Minute, "the agent is ready", func() error {
+		l, err := r.client().List(r.t.Context())
+		if err == nil && (!l.Ready() || len(l.Sources) == 0) {
+			err = fmt.Errorf("sources %+v", l.Sources)
+		}
+		return err
+	})
+}
+
+func (r *rig) client() *status.Client { return status.NewClient(r.control) }
+
+// pageURL is the address of the page, with its token.
+func (r *rig) pageURL() string {
+	r.t.Helper()
+	var url string
+	within(r.t, time.Minute, "the page is there", func() (err error) {
+		url, err = r.client().WebURL(r.t.Context())
+		if err == nil && url == "" {
+			err = fmt.Errorf("no address")
+		}
+		return err
+	})
+	return url
+}
+
+// listen opens a port in the guest.
+func (r *rig) listen(address string) net.Listener {
+	r.t.Helper()
+	l, err := r.guest.Listen("tcp", address)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	r.t.Cleanup(func() { _ = l.Close() })
+	go serve(l)
+	return l
+}
+
+// named runs a server in the guest whose process has the given name.
+func (r *rig) named(name, address string) *process {
+	r.t.Helper()
+	self, err := os.Executable()
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	path := filepath.Join(r.dir, name)
+	if err := os.Symlink(self, path); err != nil {
+		r.t.Fatal(err)
+	}
+	cmd := exec.Command(path)
+	cmd.Env = append(os.Environ(), listenVariable+"="+address)
+	return start(r.t, r.guest, cmd)
+}
+
+// within waits for f to succeed, with a limit that only a failure reaches.
+func within(t *testing.T, limit time.Duration, what string, f func() error) {
+	t.Helper()
+	deadline := time.Now().Add(limit)
+	for {
+		err := f()
+		if err == nil {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("%s: not within %v: %v", what, limit, err)
+		}
+		select {
+		case <-t.Context().Done():
+			t.Fatal(t.Context().Err())
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+}
+
+// relay carries connections to address in one namespace to the same address in
+// another, until the test ends.
+func relay(t *testing.T, from, to *netns.Space, address string) {
+	t.Helper()
+	l, err := from.Listen("tcp", address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = l.Close() })
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer c.Close()
+				d, err := to.Dial("tcp", address)
+				if err != nil {
+					return
+				}
+				defer d.Close()
+				go func() { _, _ = io.Copy(d, c); _ = d.Close() }()
+				_, _ = io.Copy(c, d)
+			}()
+		}
+	}()
+}
+
+// tool returns the path of a program that hack/provision.sh browser installs.
+func tool(t *testing.T, name string) string {
+	t.Helper()
+	dir := os.Getenv("FAIRLEAD_CACHE")
+	if dir == "" {
+		cache, err := os.UserCacheDir()
+		if err != nil {
+			t.Fatal(err)
+		}
+		dir = filepath.Join(cache, "fairlead")
+	}
+	path := filepath.Join(dir, "prometheus", name)
+	if _, err := os.Stat(path); err != nil {
+		t.Fatalf("%v: run hack/provision.sh browser", err)
+	}
+	return path
+}
+
+// command runs a program to its end in the namespace of the test itself.
+func command(t *testing.T, stdin io.Reader, name string, args ...string) (string, error) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, name, args...)
+	cmd.Stdin = stdin
+	out, err := cmd.CombinedOutput()
+	return string(out), err
+}
