@@ -17,6 +17,8 @@ type fixed struct{ list List }
 
 func (f fixed) List() List { return f.list }
 
+func (f fixed) Sources() []Source { return f.list.Sources }
+
 func (f fixed) Changes(ctx context.Context, _ func(Delta) error) error {
 	<-ctx.Done()
 	return ctx.Err()

@@ -52,7 +52,7 @@ func (p *fakeProvider) Changes(ctx context.Context, f func(Delta) error) error {
 	}
 }
 
-func row(number uint16) Publication {
+func publication(number uint16) Publication {
 	return Describe(port.Publication{
 		Key:      port.Key{Protocol: port.TCP, Address: netip.IPv4Unspecified(), Port: number},
 		Owner:    port.Owner{Kind: port.OwnerProcess, Name: `<img src=x onerror=alert(1)>`},
@@ -67,7 +67,7 @@ type served struct {
 	url      string // of the page, with the token
 }
 
-func serve(t *testing.T) *served {
+func servePage(t *testing.T) *served {
 	t.Helper()
 	s := &served{provider: &fakeProvider{deltas: make(chan Delta), sources: []Source{{Name: "socket", State: "live"}}}}
 	server := NewServer(Options{
@@ -141,7 +141,7 @@ func plain(t *testing.T) *http.Client {
 }
 
 func TestPageOnTCPShowsNothingWithoutTheToken(t *testing.T) {
-	s, c := serve(t), plain(t)
+	s, c := servePage(t), plain(t)
 	for _, path := range []string{"/v1/ports", "/v1/events", "/v1/explain?port=80", "/v1/loglevel", "/v1/web", "/v1/other"} {
 		for _, auth := range []string{"", "Bearer ", "Bearer x" + s.token(), "Basic " + s.token()} {
 			resp, body := request(t, c, http.MethodGet, s.base()+path, func(r *http.Request) { r.Header.Set("Authorization", auth) })
@@ -165,7 +165,7 @@ func TestPageOnTCPShowsNothingWithoutTheToken(t *testing.T) {
 }
 
 func TestPageOnTCPChangesNothing(t *testing.T) {
-	s, c := serve(t), plain(t)
+	s, c := servePage(t), plain(t)
 	for _, method := range []string{http.MethodPut, http.MethodPost, http.MethodDelete, http.MethodPatch} {
 		for _, path := range []string{"/v1/loglevel", "/v1/ports", "/v1/web"} {
 			resp, _ := request(t, c, method, s.base()+path, func(r *http.Request) { r.Header.Set("Authorization", "Bearer "+s.token()) })
@@ -178,7 +178,7 @@ func TestPageOnTCPChangesNothing(t *testing.T) {
 
 // A name that somebody makes resolve to 127.0.0.1 gives his page our origin.
 func TestForeignHostNamesAreRefused(t *testing.T) {
-	s, c := serve(t), plain(t)
+	s, c := servePage(t), plain(t)
 	for host, want := range map[string]int{
 		"127.0.0.1": 200, "127.0.0.1:9": 200, "localhost:7420": 200, "[::1]:80": 200, "fairlead": 200,
 		"evil.example": 421, "evil.example:7420": 421, "127.0.0.1.evil.example": 421, "192.168.1.5": 421, "localhost.evil.example": 421,
@@ -197,7 +197,7 @@ func TestForeignHostNamesAreRefused(t *testing.T) {
 
 // Through an SSH tunnel to the control socket a browser could send this.
 func TestForeignPagesCannotChangeTheLogLevel(t *testing.T) {
-	s := serve(t)
+	s := servePage(t)
 	for header, value := range map[string]string{"Origin": "http://evil.example", "Sec-Fetch-Site": "cross-site"} {
 		resp, _ := request(t, s.client.http, http.MethodPut, "http://fairlead/v1/loglevel", func(r *http.Request) { r.Header.Set(header, value) })
 		if resp.StatusCode != http.StatusForbidden {
@@ -210,7 +210,7 @@ func TestForeignPagesCannotChangeTheLogLevel(t *testing.T) {
 }
 
 func TestPageAllowsNothingFromElsewhere(t *testing.T) {
-	s, c := serve(t), plain(t)
+	s, c := servePage(t), plain(t)
 	resp, body := request(t, c, http.MethodGet, s.base()+"/", nil)
 	csp := resp.Header.Get("Content-Security-Policy")
 	for _, want := range []string{"default-src 'none'", "script-src 'self';", "style-src 'self';", "connect-src 'self';", "frame-ancestors 'none'", "require-trusted-types-for 'script'", "trusted-types 'none'"} {
@@ -274,7 +274,7 @@ func next(t *testing.T, r *bufio.Reader) (event string, data string) {
 }
 
 func TestEventsBeginWithAllAndGoOnWithChanges(t *testing.T) {
-	s := serve(t)
+	s := servePage(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	resp, err := s.client.do(ctx, http.MethodGet, "/v1/events", "")
@@ -314,14 +314,14 @@ func TestEventsBeginWithAllAndGoOnWithChanges(t *testing.T) {
 	}
 	var all []Publication
 	for i := range rowsAMax + 1 {
-		all = append(all, row(uint16(i+1)))
+		all = append(all, publication(uint16(i+1)))
 	}
 	s.provider.deltas <- Delta{Generation: 1, Put: all}
 	first, second := rowsNext(), rowsNext()
 	if !first.Reset || !first.More || len(first.Put) != rowsAMax || second.Reset || second.More || len(second.Put) != 1 {
 		t.Errorf("in parts: %v %v %d, %v %v %d", first.Reset, first.More, len(first.Put), second.Reset, second.More, len(second.Put))
 	}
-	s.provider.deltas <- Delta{Generation: 2, Removed: []Removed{{Key: row(7).Key()}}}
+	s.provider.deltas <- Delta{Generation: 2, Removed: []Removed{{Key: publication(7).Key()}}}
 	if got := rowsNext(); got.Reset || got.More || len(got.Removed) != 1 || got.Removed[0].Port != 7 || got.Generation != 2 {
 		t.Errorf("change: %+v", got)
 	}
@@ -364,7 +364,7 @@ func TestEventStreamsAreBounded(t *testing.T) {
 }
 
 func TestRelayShowsThePageOfTheControlSocket(t *testing.T) {
-	s, c := serve(t), plain(t)
+	s, c := servePage(t), plain(t)
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)

@@ -154,7 +154,7 @@ export class Table {
       el('td', { class: 'host' },
         at.length > 0 ? address(p, at[0]) : null,
         at.length > 1 ? el('span', { class: 'dim', title: at.slice(1).join(' ') }, ` +${at.length - 1}`) : null,
-        p.reason !== '' ? el('span', { class: 'reason', title: clean(p.reason) }, clean(p.reason)) : null),
+        p.reason !== '' ? el('span', { class: 'reason', title: clean(p.reason) }, clean(said(p.reason, at[0]))) : null),
       el('td', { class: 'owner', title: ownerName(p.owner) },
         p.owner.kind === 'unknown' ? el('span', { class: 'dim' }, '–') : el('span', { class: 'kind' }, p.owner.kind), ' ',
         ownerName(p.owner)),
@@ -189,6 +189,9 @@ export class Table {
     tr?.scrollIntoView({ block: 'nearest' });
   }
 }
+
+// said leaves out of a reason the address that stands before it.
+function said(reason, at) { return reason.startsWith(`${at} `) ? reason.slice(at.length + 1) : reason; }
 
 const text = (a, b) => (a === b ? 0 : a === '' ? 1 : b === '' ? -1 : a.localeCompare(b));
 const orders = {
