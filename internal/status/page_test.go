@@ -204,7 +204,7 @@ func TestForeignPagesCannotChangeTheLogLevel(t *testing.T) {
 			t.Errorf("%s: %s: %d, want 403", header, value, resp.StatusCode)
 		}
 	}
-	if level, err := s.client.LogLevel(t.Context(), "debug"); err != nil || level != "debug" {
+	if level, err := s.client.LogLevel(t.Context(), "debug", 0); err != nil || level != "debug" {
 		t.Errorf("the command line's own: %q, %v", level, err)
 	}
 }
