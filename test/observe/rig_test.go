@@ -2,9 +2,6 @@
 
 //go:build linux && browser
 
-// Package observe looks at a running fairlead as people do: the page in a real
-// Chromium, the dashboard's queries and the alerts in a real Prometheus. Agent
-// and host peer are the real program in network namespaces of their own.
 package observe
 
 import (
