@@ -101,6 +101,9 @@ func (c *claim) set(state port.State, addr netip.AddrPort, reason string) {
 	o.Since = c.outcome.Since
 	if o.State != c.outcome.State || o.HostAddress != c.outcome.HostAddress {
 		o.Since = time.Now()
+		// Only for who looks for it: a guest decides how often.
+		c.guest.log.Debug("port changed", "publication", c.key, "state", state, "owner", c.pub.wire.Owner.Name,
+			"at", addr, "reason", reason)
 	}
 	c.outcome = o
 	c.guest.h.changed[c.pub] = struct{}{}

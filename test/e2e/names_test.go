@@ -75,7 +75,9 @@ func (s *space) server(t *testing.T, name, addr string) int {
 // terminal. Arguments are never shown: they hold secrets.
 func TestOwnersReachBothSides(t *testing.T) {
 	const hostile = "\x1b]0;x\x07\tred\x1b[31"
-	r := newRig(t).start()
+	r := newRig(t)
+	r.hostFlags = append(r.hostFlags, "--log-level", "debug")
+	r.start()
 	names := map[string]int{
 		"web-server": r.guest.server(t, "web-server", "127.0.0.1:7001"),
 		hostile:      r.guest.server(t, hostile, "127.0.0.1:7002"),
@@ -117,6 +119,9 @@ func TestOwnersReachBothSides(t *testing.T) {
 		if strings.Contains(p.output(), "\x1b") {
 			t.Errorf("the %s's log holds an escape sequence", side)
 		}
+	}
+	if out := r.host.output(); !strings.Contains(out, "owner=web-server") || !strings.Contains(out, "state=active") {
+		t.Error("the host's log does not name whose port it opened")
 	}
 	_, p := r.state("tcp 127.0.0.1:7001")
 	exe, _ := os.Executable()
