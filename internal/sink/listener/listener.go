@@ -34,7 +34,7 @@ const Name = "listener"
 
 const (
 	conflictFirst = 250 * time.Millisecond // between attempts at an address that is taken
-	conflictMax   = 5 * time.Second
+	conflictMax   = 10 * time.Second
 	failureMax    = 30 * time.Second // the same at one that cannot be had
 
 	// A server that was refused a port may be started again by hand.
