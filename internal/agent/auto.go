@@ -31,6 +31,7 @@ type facts struct {
 // Where a gvproxy may be, by product, and where Rancher Desktop's relay is.
 const (
 	rancherSwitch = "http://gateway.rancher-desktop.internal:80"
+	olderSwitch   = "http://192.168.127.1:80"
 	podmanGateway = "http://gateway.containers.internal"
 	wslProxyPath  = "/run/wsl-proxy.sock"
 )
@@ -116,9 +117,13 @@ func gather(ctx context.Context, s system) facts {
 		f.wslProxy = true
 	}
 	var wg sync.WaitGroup
-	var rancher, podman bool
-	wg.Go(func() { rancher = s.get(ctx, rancherSwitch+"/services/forwarder/all") })
-	wg.Go(func() { podman = s.get(ctx, podmanGateway+"/services/forwarder/all") })
+	peers := []struct {
+		url, product string
+		here         bool
+	}{{rancherSwitch, "Rancher Desktop", false}, {podmanGateway, "Podman machine", false}, {olderSwitch, "gvisor-tap-vsock", false}}
+	for i := range peers {
+		wg.Go(func() { peers[i].here = s.get(ctx, peers[i].url+"/services/forwarder/all") })
+	}
 	if f.wsl {
 		wg.Go(func() {
 			if out, err := s.run(ctx, "wslinfo", "--networking-mode"); err == nil {
@@ -127,11 +132,11 @@ func gather(ctx context.Context, s system) facts {
 		})
 	}
 	wg.Wait()
-	switch {
-	case rancher:
-		f.gvproxy, f.product = rancherSwitch, "Rancher Desktop"
-	case podman:
-		f.gvproxy, f.product = podmanGateway, "Podman machine"
+	for _, p := range peers {
+		if p.here {
+			f.gvproxy, f.product = p.url, p.product
+			break
+		}
 	}
 	return f
 }
