@@ -22,11 +22,7 @@ import (
 
 // dropIn builds the stand-in for Rancher Desktop's agent.
 var dropIn = sync.OnceValues(func() (string, error) {
-	dir, err := os.MkdirTemp("", "fairlead-dropin-")
-	if err != nil {
-		return "", err
-	}
-	path := filepath.Join(dir, "rancher-desktop-guestagent")
+	path := filepath.Join(scratch, "rancher-desktop-guestagent")
 	out, err := exec.Command("go", "build", "-o", path, "github.com/fairlead/fairlead/cmd/rancher-desktop-guestagent").CombinedOutput()
 	if err != nil {
 		return "", fmt.Errorf("build the stand-in: %w\n%s", err, out)

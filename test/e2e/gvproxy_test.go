@@ -25,10 +25,7 @@ import (
 // tools builds what the module in test/gvproxy names: gvproxy, which runs on the
 // host, and vm, which carries the frames of the guest's tap device to it.
 var tools = sync.OnceValues(func() (string, error) {
-	dir, err := os.MkdirTemp("", "fairlead-gvproxy-")
-	if err != nil {
-		return "", err
-	}
+	dir := filepath.Join(scratch, "gvproxy")
 	build := exec.Command("go", "build", "-o", dir+"/", "tool")
 	build.Dir = filepath.Join("..", "gvproxy")
 	build.Env = append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=-trimpath")

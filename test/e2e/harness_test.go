@@ -29,8 +29,8 @@ import (
 	"github.com/fairlead/fairlead/test/program"
 )
 
-// binary is the program under test.
-var binary string
+// binary is the program under test, and scratch a directory that ends with the tests.
+var binary, scratch string
 
 func TestMain(m *testing.M) { os.Exit(run(m)) }
 
@@ -42,6 +42,7 @@ func run(m *testing.M) int {
 	if err == nil {
 		defer os.RemoveAll(dir)
 		_ = os.Chmod(dir, 0o755) // tests run it as others too
+		scratch = dir
 		binary, err = program.Path(dir)
 	}
 	if err != nil {
