@@ -47,8 +47,24 @@ func (h rungsHandler) Rungs(rungs []observer.Rung) {
 func (r *attachReport) hooks() []doctor.Hook {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	var list []doctor.Hook
-	for _, g := range r.rungs {
+	return describeHooks(r.rungs)
+}
+
+// hooked is a sink with hooks of its own.
+type hooked interface{ hooks() []observer.Rung }
+
+// sinkHooks are those of the sinks.
+func (a *Agent) sinkHooks() (list []doctor.Hook) {
+	for _, s := range a.sinks {
+		if h, ok := s.(hooked); ok {
+			list = append(list, describeHooks(h.hooks())...)
+		}
+	}
+	return list
+}
+
+func describeHooks(rungs []observer.Rung) (list []doctor.Hook) {
+	for _, g := range rungs {
 		h := doctor.Hook{Capability: g.Capability, Rung: g.Name, Lost: g.Lost}
 		if g.Err != nil {
 			h.Error = oneLine(g.Err.Error())
@@ -70,7 +86,7 @@ func (a *Agent) Examine() doctor.Agent {
 	d := doctor.Agent{
 		Running: true, Version: build.Version(), PID: os.Getpid(), NetNS: netnsName(), Observer: a.cfg.Observer,
 		ConfigFile: a.cfg.File(), TokenFile: a.cfg.LinkToken,
-		Hooks: a.observer.hooks(), Drops: s.Drops, Drift: s.Drift, DumpFailures: s.DumpFailures,
+		Hooks: append(a.observer.hooks(), a.sinkHooks()...), Drops: s.Drops, Drift: s.Drift, DumpFailures: s.DumpFailures,
 		Publications: a.registry.Publications().View().Len(),
 	}
 	for _, src := range a.registry.Sources().View().All() {

@@ -31,6 +31,7 @@ type listenerSink struct {
 	hook bool // whether BPF programs may be loaded
 
 	conflicts atomic.Pointer[observer.Conflicts] // nil without a hook
+	rung      atomic.Pointer[observer.Rung]      // how conflicts are seen, nil before Run
 
 	untracked listener.Untracked
 	nat       sync.Once // that what NAT takes is not kept was said
@@ -82,15 +83,30 @@ func (l *listenerSink) Run(ctx context.Context) error {
 	defer func() { _ = l.untracked.Close() }()
 	g, ctx := errgroup.WithContext(ctx)
 	if c, err := l.open(); err != nil {
-		l.log.Warn("a server that finds its port held by a placeholder is not noticed, and fails to start until the "+
-			"publication goes", "err", err)
+		l.rung.Store(&observer.Rung{Capability: observer.RefusedPort, Name: rungNone, Err: err, Lost: unnoticed})
+		l.log.Warn("no hook tells who wants the port of a placeholder", "lost", unnoticed, "err", err)
 	} else {
-		l.log.Info("placeholders give way to servers that want their port", "rung", c.Rung(), "lost", c.Lost())
+		r := c.Rung()
+		l.rung.Store(&r)
+		l.log.Info("placeholders give way to servers that want their port", "rung", r.Name, "lost", r.Lost)
 		l.conflicts.Store(c)
 		g.Go(func() error { return c.Run(ctx, l.contend) })
 	}
 	g.Go(func() error { return l.Sink.Run(ctx) })
 	return g.Wait()
+}
+
+const (
+	rungNone  = "none"
+	unnoticed = "a server that finds its port held by a placeholder is not noticed, and fails to start until the publication goes"
+)
+
+// hooks implements hooked.
+func (l *listenerSink) hooks() []observer.Rung {
+	if r := l.rung.Load(); r != nil {
+		return []observer.Rung{*r}
+	}
+	return nil
 }
 
 func (l *listenerSink) open() (*observer.Conflicts, error) {

@@ -166,7 +166,7 @@ func (j *judge) observer() {
 			detail += " (better ones failed: " + h.Error + ")"
 		}
 		remedy := ""
-		if h.Rung == "poll" && a.Observer != "poll" {
+		if (h.Rung == "poll" || h.Rung == "none") && a.Observer != "poll" {
 			state, remedy = Warning, "run as root on a kernel with BTF and BPF"
 		}
 		j.add("observer", h.Capability, state, detail, remedy)

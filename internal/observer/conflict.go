@@ -137,14 +137,13 @@ func attachConflict(p *ebpf.Program, spec *ebpf.ProgramSpec) (io.Closer, error) 
 	return link.AttachCgroup(link.CgroupOptions{Path: root, Attach: spec.AttachType, Program: p})
 }
 
-// Rung names the mechanism in use.
-func (c *Conflicts) Rung() string { return c.rung }
+// RefusedPort is the capability that Conflicts has, as Rung names it.
+const RefusedPort = "refused-port"
 
-// Lost says what the rung does not see, for people; it may be empty.
-func (c *Conflicts) Lost() string { return c.lost }
-
-// Err says why better rungs failed, nil if none did.
-func (c *Conflicts) Err() error { return c.err }
+// Rung is the mechanism in use.
+func (c *Conflicts) Rung() Rung {
+	return Rung{Capability: RefusedPort, Name: c.rung, Err: c.err, Lost: c.lost}
+}
 
 // Watch begins or ends to watch a port. It may be called from any goroutine.
 func (c *Conflicts) Watch(p uint16, on bool) error {

@@ -35,7 +35,7 @@ func refusedPorts(t *testing.T, rung string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Logf("rung %s (%v)", c.Rung(), c.Err())
+	t.Logf("rung %+v", c.Rung())
 	var mu sync.Mutex
 	var told []Socket
 	ctx, cancel := context.WithCancel(context.Background())

@@ -111,6 +111,9 @@ func TestPlaceholderServesWhatReachesIt(t *testing.T) {
 	if l, err := r.list(); err != nil || len(l.Publications) != 2 {
 		t.Errorf("publications %+v, %v: want the two rules and no socket of our own", l.Publications, err)
 	}
+	if out, errs, _ := fairlead(t, "doctor", "--control", r.agentCtl); !strings.Contains(out, "refused-port") {
+		t.Errorf("doctor does not say how refused ports are seen: %s%s", out, errs)
+	}
 	r.guest.sh(t, "nft delete table ip fl")
 	r.wantState("tcp 0.0.0.0:8081", "")
 	r.eventually("the port is closed", func() error {
