@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package containerd
+
+import (
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/fairlead/fairlead/internal/source/engine"
+)
+
+// The source waits for the sockets that are configured, and takes no other for
+// them. The incumbent waits for the default one, whatever is configured.
+func TestReadinessIsThatOfTheConfiguredSocket(t *testing.T) {
+	decoy := newFake(t)
+	decoy.nerdctl("default/decoy", "decoy", `[{"HostPort":1,"ContainerPort":80,"Protocol":"tcp"}]`)
+	e := newFake(t)
+	e.nerdctl("default/web", "web", ports80)
+	e.stop() // not there yet
+	f := run(t, source(t, e, Options{Retry: engine.Retry{MaxDelay: time.Minute}}))
+	want(t, f)
+	e.start()
+	want(t, f, keys80...)
+	e.stop()
+	wantStale(t, f, e.socket)
+	want(t, f, keys80...)
+}
+
+// Of several that are configured the first that answers is taken.
+func TestFirstConfiguredSocketThatAnswersIsTaken(t *testing.T) {
+	e := newFake(t)
+	e.nerdctl("default/web", "web", ports80)
+	f := run(t, source(t, e, Options{Sockets: []string{filepath.Join(t.TempDir(), "none.sock"), e.socket}}))
+	want(t, f, keys80...)
+}
