@@ -62,11 +62,12 @@ func (h Host) Cgroup(pid int, names ...string) (path string, id uint64, ok bool)
 func parseCgroup(r io.Reader, names []string) (path string, v2 bool) {
 	sc := bufio.NewScanner(io.LimitReader(r, 1<<16))
 	for sc.Scan() {
-		p, unified, found := cgroup.ParseLine(sc.Text())
-		if !found || !namesContainer(p, names) {
+		p, unified, ok := cgroup.ParseLine(sc.Text())
+		if !ok {
 			continue
 		}
-		if unified {
+		p = containerPath(p, names)
+		if p != "" && unified {
 			return p, true
 		}
 		if path == "" {
@@ -76,21 +77,19 @@ func parseCgroup(r io.Reader, names []string) (path string, v2 bool) {
 	return path, false
 }
 
-func namesContainer(path string, names []string) bool {
-	for name := range strings.SplitSeq(path, "/") {
-		id := cgroup.ContainerID(name)
+// containerPath returns the part of a path that names the container: its first
+// process may have gone on into a cgroup of its own, as systemd does. It is "" if
+// none does.
+func containerPath(path string, names []string) string {
+	for p := range cgroup.Ancestors(path) {
+		id, last := cgroup.ContainerID(p), p[strings.LastIndexByte(p, '/')+1:]
 		for _, n := range names {
-			if n != "" && (id == n || name == n) {
-				return true
+			if n != "" && (n == id || n == last) || len(n) > 1 && n[0] == '/' && strings.HasSuffix(p, n) {
+				return p
 			}
 		}
 	}
-	for _, n := range names {
-		if strings.HasPrefix(n, "/") && len(n) > 1 && strings.HasSuffix(path, n) {
-			return true
-		}
-	}
-	return false
+	return ""
 }
 
 // cgroup2Mount returns the first cgroup2 mount whose root is the hierarchy's.

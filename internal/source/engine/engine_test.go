@@ -476,6 +476,9 @@ func TestCgroup(t *testing.T) {
 		"6": "0::/../../docker/" + id1 + "\n",
 		"7": "garbage\n",
 		"8": "0::/nested/system.slice/nerdctl-" + id1 + ".scope\n",
+		// A container that runs systemd.
+		"10": "0::/docker/" + id1 + "/init.scope\n",
+		"11": "0::/default/web/system.slice/nginx.service\n",
 	} {
 		if err := errors.Join(os.MkdirAll(filepath.Join(h.Proc, pid), 0o755),
 			os.WriteFile(filepath.Join(h.Proc, pid, "cgroup"), []byte(text), 0o600)); err != nil {
@@ -503,6 +506,8 @@ func TestCgroup(t *testing.T) {
 		{7, []string{id1}, "", false},
 		{8, []string{id1}, "/nested/system.slice/nerdctl-" + id1 + ".scope", false},
 		{9, []string{id1}, "", false},
+		{10, []string{id1}, "/docker/" + id1, true},
+		{11, []string{"web", "/default/web"}, "/default/web", false},
 		{0, []string{id1}, "", false},
 		{-1, []string{id1}, "", false},
 	} {
