@@ -12,6 +12,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/fairlead/fairlead/internal/source/nat"
 	"github.com/fairlead/fairlead/test/rounds"
 )
 
@@ -27,22 +28,27 @@ func expect(t testing.TB, f *feed, step string, want ...string) {
 	t.Fatalf("%s (-want +got):\n%s", step, cmp.Diff(want, got))
 }
 
+// expectAll is expect on each rung.
+func expectAll(t testing.TB, all []running, step string, want ...string) {
+	t.Helper()
+	for _, x := range all {
+		expect(t, x.feed, step+" on "+x.rung, want...)
+	}
+}
+
 const pre = "add table ip t\nadd chain ip t pre { type nat hook prerouting priority -100; }\n"
 
 func TestLiveNftables(t *testing.T) {
-	onEachRung(t, liveNftables)
-}
-
-func liveNftables(t *testing.T, w *world, x running) {
-	src, f := x.src, x.feed
+	w := newWorld(t)
+	all := w.startRungs(nat.Options{})
 	nft := func(s string) { t.Helper(); w.run(s, "nft", "-f", "-") }
 	const a, b, c = "tcp 0.0.0.0:80 [ip t] 10.0.0.1:80", "tcp 0.0.0.0:81 [ip t] 10.0.0.2:81", "tcp 0.0.0.0:82 [ip t] 10.0.0.3:82"
 
 	nft(pre)
 	nft("add rule ip t pre tcp dport 80 dnat to 10.0.0.1")
-	expect(t, f, "add rule", a)
+	expectAll(t, all, "add rule", a)
 	nft("insert rule ip t pre tcp dport 81 dnat to 10.0.0.2")
-	expect(t, f, "insert rule", a, b)
+	expectAll(t, all, "insert rule", a, b)
 
 	// A rule that is replaced keeps its place.
 	handle := func(text string) string {
@@ -56,18 +62,18 @@ func liveNftables(t *testing.T, w *world, x running) {
 		return ""
 	}
 	nft("replace rule ip t pre handle " + handle("dport 81") + " tcp dport 82 dnat to 10.0.0.3")
-	expect(t, f, "replace rule", a, c)
+	expectAll(t, all, "replace rule", a, c)
 	nft("add rule ip t pre position " + handle("dport 82") + " tcp dport 81 dnat to 10.0.0.2")
-	expect(t, f, "rule in the middle", a, b, c)
+	expectAll(t, all, "rule in the middle", a, b, c)
 	nft("delete rule ip t pre handle " + handle("dport 82"))
-	expect(t, f, "delete rule", a, b)
+	expectAll(t, all, "delete rule", a, b)
 
 	// An aborted batch changes nothing.
 	if out, err := try("flush ruleset\n"+pre+"add rule ip t nowhere accept\n", "ip", "netns", "exec", w.name, "nft", "-f", "-"); err == nil {
 		t.Fatalf("the batch was not refused: %s", out)
 	}
 	nft("add rule ip t pre tcp dport 82 dnat to 10.0.0.3")
-	expect(t, f, "after an abort", a, b, c)
+	expectAll(t, all, "after an abort", a, b, c)
 
 	// Elements of sets and maps.
 	nft(`flush chain ip t pre
@@ -76,43 +82,43 @@ add set ip t s { type inet_service; flags interval; elements = { 100-102 }; }
 add rule ip t pre dnat to tcp dport map @m
 add rule ip t pre tcp dport @s dnat to 10.0.0.9:1`)
 	s100 := []string{"tcp 0.0.0.0:100 [ip t] 10.0.0.9:1", "tcp 0.0.0.0:101 [ip t] 10.0.0.9:1", "tcp 0.0.0.0:102 [ip t] 10.0.0.9:1"}
-	expect(t, f, "map and set", append(s100[:3:3], a)...)
+	expectAll(t, all, "map and set", append(s100[:3:3], a)...)
 	nft("add element ip t m { 81 : 10.0.0.2 }")
-	expect(t, f, "add element", append(s100[:3:3], a, b)...)
+	expectAll(t, all, "add element", append(s100[:3:3], a, b)...)
 	nft("delete element ip t s { 100-102 }; delete element ip t m { 80 }; add element ip t s { 101 }")
-	expect(t, f, "delete elements", "tcp 0.0.0.0:101 [ip t] 10.0.0.9:1", b)
+	expectAll(t, all, "delete elements", "tcp 0.0.0.0:101 [ip t] 10.0.0.9:1", b)
 	nft("flush set ip t s; flush map ip t m; add element ip t m { 82 : 10.0.0.3 }")
-	expect(t, f, "flush set", c)
+	expectAll(t, all, "flush set", c)
 
 	// What no hook reaches, and what another namespace has, is nothing.
 	nft("add chain ip t alone\nadd rule ip t alone tcp dport 90 dnat to 10.0.0.1")
 	other := newWorld(t)
 	other.run(pre+"add rule ip t pre tcp dport 91 dnat to 10.0.0.1", "nft", "-f", "-")
 	nft("add rule ip t pre tcp dport 80 dnat to 10.0.0.1")
-	expect(t, f, "unreached", a, c)
+	expectAll(t, all, "unreached", a, c)
 	nft("add rule ip t pre jump alone")
-	expect(t, f, "reached", a, c, "tcp 0.0.0.0:90 [ip t] 10.0.0.1:90")
+	expectAll(t, all, "reached", a, c, "tcp 0.0.0.0:90 [ip t] 10.0.0.1:90")
 
 	// A table may sleep, be renamed by deletion, and be first seen through another.
 	nft("add table ip t { flags dormant; }")
-	expect(t, f, "dormant")
+	expectAll(t, all, "dormant")
 	nft("add table ip t")
 	nft("delete table ip t")
 	nft("add table ip u\nadd chain ip u f { type filter hook input priority 0; }\nadd chain ip u svc\nadd rule ip u svc tcp dport 95 dnat to 10.0.0.1\nadd set ip u z { type inet_service; }\nadd element ip u z { 96 }")
 	nft("add chain ip u pre { type nat hook prerouting priority -100; }\nadd rule ip u pre jump svc\nadd rule ip u pre tcp dport @z dnat to 10.0.0.1")
-	expect(t, f, "a filter table that gets a nat chain", "tcp 0.0.0.0:95 [ip u] 10.0.0.1:95", "tcp 0.0.0.0:96 [ip u] 10.0.0.1:96")
+	expectAll(t, all, "a filter table that gets a nat chain", "tcp 0.0.0.0:95 [ip u] 10.0.0.1:95", "tcp 0.0.0.0:96 [ip u] 10.0.0.1:96")
 	nft("flush ruleset")
-	expect(t, f, "flush ruleset")
-	if st := src.Status(); st.Drift != 0 || st.Lost > 1 {
-		t.Errorf("drift %d, lost %d", st.Drift, st.Lost)
+	expectAll(t, all, "flush ruleset")
+	for _, x := range all {
+		if st := x.src.Status(); st.Drift != 0 || st.Lost > 1 {
+			t.Errorf("%s: drift %d, lost %d", x.rung, st.Drift, st.Lost)
+		}
 	}
 }
 
 func TestLiveIptables(t *testing.T) {
-	onEachRung(t, liveIptables)
-}
-
-func liveIptables(t *testing.T, w *world, x running) {
+	w := newWorld(t)
+	all := w.startRungs(nat.Options{})
 	for _, tool := range []string{"iptables-nft", "ip6tables-nft", "iptables-legacy", "ip6tables-legacy"} {
 		table, any, to := "ip nat", "0.0.0.0", "10.0.0.1"
 		if strings.HasPrefix(tool, "ip6") {
@@ -126,24 +132,25 @@ func liveIptables(t *testing.T, w *world, x running) {
 			t.Helper()
 			w.run("", tool, "-t", "nat", op, "PREROUTING", "-p", "tcp", "--dport", fmt.Sprint(port), "-j", "DNAT", "--to-destination", to)
 		}
-		f := x.feed
 		rule("-A", 80)
-		expect(t, f, tool+" append", line(80))
+		expectAll(t, all, tool+" append", line(80))
 		rule("-I", 81)
-		expect(t, f, tool+" insert", line(80), line(81))
+		expectAll(t, all, tool+" insert", line(80), line(81))
 		w.run("", tool, "-t", "nat", "-R", "PREROUTING", "1", "-p", "tcp", "--dport", "82", "-j", "DNAT", "--to-destination", to)
-		expect(t, f, tool+" replace", line(80), line(82))
+		expectAll(t, all, tool+" replace", line(80), line(82))
 		rule("-D", 80)
-		expect(t, f, tool+" delete", line(82))
+		expectAll(t, all, tool+" delete", line(82))
 		w.run("", tool, "-t", "nat", "-N", "X")
 		w.run("", tool, "-t", "nat", "-A", "X", "-p", "tcp", "--dport", "83", "-j", "DNAT", "--to-destination", to)
 		w.run("", tool, "-t", "nat", "-A", "PREROUTING", "-j", "X")
-		expect(t, f, tool+" chain", line(82), line(83))
+		expectAll(t, all, tool+" chain", line(82), line(83))
 		w.run("", tool, "-t", "nat", "-F")
-		expect(t, f, tool+" flush")
+		expectAll(t, all, tool+" flush")
 	}
-	if st := x.src.Status(); st.Drift != 0 {
-		t.Errorf("drift %d", st.Drift)
+	for _, x := range all {
+		if st := x.src.Status(); st.Drift != 0 {
+			t.Errorf("%s: drift %d", x.rung, st.Drift)
+		}
 	}
 }
 
@@ -162,29 +169,29 @@ func refill(n, gen int) string {
 // A table of 10,000 rules that is emptied and refilled in one commit withdraws
 // nothing of what stays, however often.
 func TestRefillWithdrawsNothing(t *testing.T) {
-	onEachRung(t, refillWithdrawsNothing)
-}
-
-func refillWithdrawsNothing(t *testing.T, w *world, x running) {
 	rules := rounds.Of(t, "FAIRLEAD_REFILL", 10_000)
-	src, f := x.src, x.feed
+	w := newWorld(t)
+	all := w.startRungs(nat.Options{})
 	for gen := range 6 {
 		w.run(refill(rules, gen), "nft", "-f", "-")
-		eventually(t, "all rules of the new table", func() bool {
-			f.mu.Lock()
-			defer f.mu.Unlock()
-			_, ok := f.set[fmt.Sprintf("ip big tcp 0.0.0.0:%d", 10000+gen)]
-			return ok && len(f.set) == rules+1
-		})
-	}
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	for k, n := range f.drops {
-		if k.Port >= 20000 {
-			t.Errorf("%v was withdrawn %d times", k, n)
+		for _, x := range all {
+			eventually(t, "all rules of the new table on "+x.rung, func() bool {
+				x.feed.mu.Lock()
+				defer x.feed.mu.Unlock()
+				_, ok := x.feed.set[fmt.Sprintf("ip big tcp 0.0.0.0:%d", 10000+gen)]
+				return ok && len(x.feed.set) == rules+1
+			})
 		}
 	}
-	if st := src.Status(); st.Drift != 0 {
-		t.Errorf("drift %d", st.Drift)
+	for _, x := range all {
+		x.stop()
+		for k, n := range x.feed.drops {
+			if k.Port >= 20000 {
+				t.Errorf("%s: %v was withdrawn %d times", x.rung, k, n)
+			}
+		}
+		if st := x.src.Status(); st.Drift != 0 {
+			t.Errorf("%s: drift %d", x.rung, st.Drift)
+		}
 	}
 }

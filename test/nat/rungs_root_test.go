@@ -7,7 +7,6 @@ package nat
 import (
 	"context"
 	"strings"
-	"testing"
 	"time"
 
 	"github.com/fairlead/fairlead/internal/observer"
@@ -89,14 +88,4 @@ func (w *world) startRungs(opt nat.Options) (all []running) {
 		all = append(all, w.startRung(r, opt))
 	}
 	return all
-}
-
-// onEachRung runs a test on each rung.
-func onEachRung(t *testing.T, test func(t *testing.T, w *world, x running)) {
-	for _, r := range rungs() {
-		t.Run(r.String(), func(t *testing.T) {
-			w := newWorld(t)
-			test(t, w, w.startRung(r, nat.Options{}))
-		})
-	}
 }
