@@ -16,7 +16,7 @@ VM_ROUNDS := -env FAIRLEAD_STARTS=5 -env FAIRLEAD_WAKEUPS=500 -env FAIRLEAD_SHOR
 	-env FAIRLEAD_STORMS=2 -env FAIRLEAD_REFILL=500
 
 # Stages of "make test", in order.
-STAGES := lint generate-check test-unit test-root test-vm
+STAGES := lint generate-check test-unit test-root test-browser test-vm test-engines
 # Systems that the host side is built for beside linux/amd64, which the linter sees.
 HOST_SYSTEMS := linux/arm64 windows/amd64 windows/arm64 darwin/arm64
 # What wine 8 can run: it has neither unix sockets nor the UDP of Go 1.26, and its
