@@ -42,6 +42,8 @@ type Options struct {
 	// Dial is a net.Dialer's if nil.
 	Dial   func(ctx context.Context, network, address string) (net.Conn, error)
 	Logger *slog.Logger
+
+	retryMax time.Duration // retryMax if 0
 }
 
 // Sink keeps the entries of one peer. It implements reconcile.Sink.
@@ -79,6 +81,7 @@ func New(o Options) (*Sink, error) {
 	}
 	o.Timeout = cmp.Or(o.Timeout, 2*time.Second)
 	o.Audit = cmp.Or(o.Audit, 30*time.Second)
+	o.retryMax = cmp.Or(o.retryMax, retryMax)
 	if o.Dial == nil {
 		d := &net.Dialer{
 			Timeout: peer.DialTimeout,

@@ -260,7 +260,7 @@ func (s *Sink) expose(ctx context.Context, a *api, t target, c peer.Claim, remot
 	f, _ := get(s.faults, t)
 	f.state, f.reason = explain(no, t)
 	f.remote = remote
-	f.pause = min(max(2*f.pause, retryFirst), retryMax)
+	f.pause = min(max(2*f.pause, retryFirst), s.o.retryMax)
 	f.next = time.Now().Add(f.pause)
 	put(s.faults, t, f)
 	s.book.Say(c, f.state, f.reason)
