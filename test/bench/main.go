@@ -30,6 +30,7 @@ func main() {
 	jsonl := flag.String("json", "", "also write each result as a JSON line to this file")
 	flowRounds := flag.Int("flow-rounds", 3, "rounds of the measures of flows; 0 for none")
 	flowTime := flag.Duration("flow-time", 2*time.Second, "how long one measure of one way takes")
+	idleTime := flag.Duration("idle-time", 20*time.Second, "how long agents that nobody asks are watched; 0 for not")
 	relayed := flag.String("relay", "", "be a relay of the measures of flows")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
@@ -50,7 +51,12 @@ func main() {
 				}
 			}
 			if *flowRounds > 0 {
-				return flows(ctx, binary, dir, *flowRounds, *flowTime)
+				if err := flows(ctx, binary, dir, *flowRounds, *flowTime); err != nil {
+					return err
+				}
+			}
+			if *idleTime > 0 {
+				return idle(ctx, binary, dir, *idleTime)
 			}
 			return nil
 		})

@@ -111,7 +111,6 @@ func TestPage(t *testing.T) {
 		p.key("Escape")
 		p.wait("all again", portsIn, "5432 5433 6379 8080 8100 8125 9229")
 		p.write("tcp 54") // the search still has the keys
-
 		p.wait("by several words", portsIn, "5432 5433")
 		p.key("Escape")
 		p.click(`[data-filter="state:active"]`)
@@ -122,7 +121,7 @@ func TestPage(t *testing.T) {
 		p.click(`[data-filter="protocol:tcp"]`)
 		p.click(`#search`)
 		p.write("no such thing")
-		p.wait("it says so", `document.querySelector('#empty p').textContent`, "Nothing matches.")
+		p.wait("it says so", `document.getElementById('empty').innerText.startsWith('Nothing matches.') && !document.getElementById('empty').hidden`, true)
 		p.click(`#empty button`)
 		p.wait("all again", portsIn, "5432 5433 6379 8080 8100 8125 9229")
 		p.click(`th[data-sort="port"] button`)
@@ -140,7 +139,9 @@ func TestPage(t *testing.T) {
 		p.key("Enter")
 		p.wait("the detail is there", `document.querySelector('#detail h2').textContent`, "8100tcp")
 		p.wait("it says why", `/taken|in use|holds|held/.test(document.querySelector('#detail .why').innerText)`, true)
-		p.wait("with each step", `document.querySelectorAll('#detail .steps li').length >= 3`, true)
+		p.wait("in the words of explain", `/8100/.test(document.querySelector('#detail .summary')?.textContent)`, true)
+		p.wait("with the next step", `document.querySelector('#detail .next') !== null`, true)
+		p.wait("and each step", `document.querySelectorAll('#detail .steps li').length >= 3`, true)
 		p.shoot("detail")
 		p.key("k")
 		p.wait("it goes along", `document.querySelector('#detail h2').textContent`, "8080tcp")
@@ -291,6 +292,47 @@ func TestPageComesBackWithTheAgent(t *testing.T) {
 	p.wait("it is live again", live, "live")
 	p.wait("with what is there now", portsIn, "7421 8080 8081")
 	p.noConsole("502", "ERR_INCOMPLETE_CHUNKED_ENCODING", "Failed to load resource")
+}
+
+// What docs/web.md shows: artefact "document", of a guest as there are many.
+func TestPageOfAnOrdinaryGuest(t *testing.T) {
+	rules := filepath.Join(t.TempDir(), "rules.yaml")
+	if err := os.WriteFile(rules, []byte("rules:\n  - {name: no-debug, match: {ports: 9229}, action: deny}\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	r := newRig(t, "--rules-file", rules).start()
+	taken, err := r.outside.Listen("tcp", "127.0.0.1:5432")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = taken.Close() })
+	for _, s := range [][2]string{
+		{"nginx", "0.0.0.0:8080"}, {"postgres", "127.0.0.1:5432"}, {"redis-server", "127.0.0.1:6379"}, {"node", "0.0.0.0:3000"},
+		{"node", "127.0.0.1:9229"}, {"grafana", "0.0.0.0:3001"}, {"minio", "0.0.0.0:9000"}, {"prometheus", "[::]:9090"},
+	} {
+		r.named(s[0], s[1])
+	}
+	c := newChromium(t, r.guest)
+	p := r.page(c, t, 1240, 720)
+	p.wait("all ports", portsIn, "3000 3001 5432 6379 8080 9000 9090 9229")
+	for i := range 20 { // for the charts
+		l := r.listen(fmt.Sprintf("127.0.0.1:%d", 20000+i))
+		conn, err := r.outside.Dial("tcp", "127.0.0.1:8080")
+		if err == nil {
+			_, _ = conn.Write(make([]byte, 4000*(i%7)))
+		}
+		time.Sleep(300 * time.Millisecond)
+		if err == nil {
+			_ = conn.Close()
+		}
+		_ = l.Close()
+	}
+	p.wait("all are gone again", `document.querySelectorAll('#ports tbody tr').length`, 8)
+	p.wait("the chart has them", `document.querySelectorAll('#latency circle').length >= 20`, true)
+	p.eval(fmt.Sprintf(rowOf+`.click()`, "5432"))
+	p.wait("explained", `document.querySelector('#detail .next') !== null`, true)
+	p.noConsole()
+	p.shoot("document")
 }
 
 func TestWebPrintsTheAddressOfTheAgentsPage(t *testing.T) {
