@@ -12,6 +12,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"os/exec"
@@ -34,7 +35,34 @@ var binary, scratch string
 
 func TestMain(m *testing.M) { os.Exit(run(m)) }
 
+// reflectVariable makes the test binary a server that reflects at this address.
+const reflectVariable = "FAIRLEAD_REFLECT"
+
+// reflect answers each connection with all that it says, once it has ended its
+// writing side or before: a server as most are.
+func reflect(l net.Listener) {
+	for {
+		c, err := l.Accept()
+		if err != nil {
+			return
+		}
+		go func() {
+			defer c.Close()
+			_, _ = io.Copy(struct{ io.Writer }{c}, struct{ io.Reader }{c})
+		}()
+	}
+}
+
 func run(m *testing.M) int {
+	if addr := os.Getenv(reflectVariable); addr != "" {
+		l, err := net.Listen("tcp4", addr)
+		if err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			return 1
+		}
+		reflect(l)
+		return 0
+	}
 	if addr := os.Getenv(serverVariable); addr != "" {
 		return serve(addr)
 	}
