@@ -287,7 +287,9 @@ func TestNearIsToldBesideAPublication(t *testing.T) {
 		Query:        Query{Port: 8080},
 		Publications: []Publication{pub(port.TCP, "127.0.0.1:8080", denied)},
 		Unread:       []Unread{{Where: "ip nat pre", Rule: "meta mark 7 tcp dport 8080", Reason: "meta mark"}},
-		Elsewhere:    []Socket{sock(port.TCP, "0.0.0.0:8080", Listening)}, // of no interest then
+		// Of no interest then:
+		Elsewhere: []Socket{sock(port.TCP, "0.0.0.0:8080", Listening)},
+		Sockets:   []Socket{sock(port.UDP, "0.0.0.0:8080", Client), sock(port.TCP, "127.0.0.1:8080", Listening, func(s *Socket) { s.Own = true })},
 	})
 	if r.Verdict != VerdictDenied || len(r.Near) != 1 || r.Near[0].Kind != VerdictNAT {
 		t.Errorf("%+v", r)

@@ -22,7 +22,8 @@ type finding struct {
 func (f *Facts) nearly(published bool) []finding {
 	var list []finding
 	for _, s := range f.Sockets {
-		if f.Query.asks(s.Protocol) {
+		// Beside a publication, a listener of the sink's own or a client is usual.
+		if f.Query.asks(s.Protocol) && !(published && (s.Own || s.Kind == Client)) {
 			list = append(list, f.here(s))
 		}
 	}
