@@ -89,7 +89,7 @@ nerdctl() {
 	EOM
 	printf '//go:build tools\n\npackage tools\n\nimport _ "github.com/containerd/nerdctl/cmd/nerdctl"\n' >"$dir/tools.go"
 	with_progress nerdctl-modules env -C "$dir" GOFLAGS=-mod=mod go mod tidy
-	with_progress nerdctl nice -n 19 env -C "$dir" GOFLAGS=-mod=mod CGO_ENABLED=0 \
+	with_progress nerdctl nice env -C "$dir" GOFLAGS=-mod=mod CGO_ENABLED=0 \
 		go build -p "$JOBS" -trimpath -ldflags='-s -w' -o "$BIN/" github.com/containerd/nerdctl/cmd/nerdctl
 	stamp nerdctl "$NERDCTL_VERSION"
 }
@@ -112,7 +112,7 @@ kube() {
 	} >"$dir/go.mod"
 	printf '//go:build tools\n\npackage tools\n\nimport (\n\t_ "k8s.io/kubernetes/cmd/kube-apiserver"\n\t_ "k8s.io/kubernetes/cmd/kube-proxy"\n)\n' >"$dir/tools.go"
 	with_progress kube-modules env -C "$dir" GOFLAGS=-mod=mod go mod tidy -e
-	with_progress kube nice -n 19 env -C "$dir" GOFLAGS=-mod=mod CGO_ENABLED=0 \
+	with_progress kube nice env -C "$dir" GOFLAGS=-mod=mod CGO_ENABLED=0 \
 		go build -p "$JOBS" -trimpath -ldflags='-s -w' -o "$BIN/" k8s.io/kubernetes/cmd/kube-apiserver k8s.io/kubernetes/cmd/kube-proxy
 	stamp kube "$KUBE_VERSION"
 }
@@ -125,10 +125,10 @@ moby() {
 	fi
 	mkdir -p "$BIN/moby"
 	local flags=(-p "$JOBS" -trimpath -ldflags='-s -w')
-	with_progress moby nice -n 19 env GOBIN="$BIN/moby" GOFLAGS= CGO_ENABLED=0 go install "${flags[@]}" \
+	with_progress moby nice env GOBIN="$BIN/moby" GOFLAGS= CGO_ENABLED=0 go install "${flags[@]}" \
 		"github.com/moby/moby/v2/cmd/dockerd@v$MOBY_VERSION" "github.com/moby/moby/v2/cmd/docker-proxy@v$MOBY_VERSION"
 	# Entering namespaces is C.
-	with_progress runc nice -n 19 env GOBIN="$BIN/moby" GOFLAGS= CGO_ENABLED=1 go install "${flags[@]}" \
+	with_progress runc nice env GOBIN="$BIN/moby" GOFLAGS= CGO_ENABLED=1 go install "${flags[@]}" \
 		"github.com/opencontainers/runc@v$RUNC_VERSION"
 	stamp moby "$MOBY_VERSION $RUNC_VERSION"
 }
