@@ -23,6 +23,8 @@ import (
 	"testing"
 
 	"go.uber.org/goleak"
+
+	"github.com/fairlead/fairlead/test/program"
 )
 
 // innerEnv is set in the test binary that runs inside the namespaces, to the
@@ -66,10 +68,9 @@ func runInside() (int, error) {
 		return 0, err
 	}
 	defer func() { _ = os.RemoveAll(dir) }()
-	build := exec.Command("go", "build", "-o", filepath.Join(dir, "fairlead"), "github.com/fairlead/fairlead/cmd/fairlead")
-	build.Stderr = os.Stderr
-	if err := build.Run(); err != nil {
-		return 0, fmt.Errorf("build the program under test: %w", err)
+	binary, err := program.Path(dir)
+	if err != nil {
+		return 0, err
 	}
 	self, err := os.Executable()
 	if err != nil {
@@ -77,7 +78,7 @@ func runInside() (int, error) {
 	}
 	args := append([]string{"-c", `"$0" "$@" & wait $!`, self}, os.Args[1:]...)
 	cmd := exec.Command("/bin/bash", args...)
-	cmd.Env = append(os.Environ(), innerEnv+"="+dir)
+	cmd.Env = append(os.Environ(), innerEnv+"="+dir, program.Variable+"="+binary)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = nil, os.Stdout, os.Stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{
 		Cloneflags: syscall.CLONE_NEWNET | syscall.CLONE_NEWNS | syscall.CLONE_NEWPID | syscall.CLONE_NEWUTS,
@@ -175,8 +176,8 @@ func setUp(dir string) error {
 	return nil
 }
 
-// binary is the program under test.
-func binary() string { return filepath.Join(workDir(), "fairlead") }
+// binary is the program under test, built outside.
+func binary() string { return os.Getenv(program.Variable) }
 
 // workDir is where the tests' files are; it is seen inside and outside.
 func workDir() string { return os.Getenv(innerEnv) }
