@@ -83,6 +83,7 @@ type session struct {
 	hookable bool       // hooks could be attached to when level was chosen
 	climbAt  time.Time  // when a better rung is tried; zero: not
 	climbs   int
+	low      bool // a better rung is tried after the first set
 
 	pending []*message   // complete commits, each ending with a msgNewGen
 	partial []*message   // of a commit that has not ended
@@ -151,8 +152,15 @@ func (x *session) run(ctx context.Context) error {
 		}
 		x.pumps.Wait()
 	}()
-	if err := x.watch(x.s.opt.Rungs); err != nil {
-		return err
+	// To attach hooks takes time: begin with what does not, and climb from there.
+	rungs := x.s.opt.Rungs
+	if i := slices.Index(rungs, RungNetlink); i > 0 {
+		rungs, x.low = rungs[i:], true
+	}
+	if err := x.watch(rungs); x.level == "" {
+		return fmt.Errorf("watch nftables: %w", err)
+	} else if !x.low {
+		x.s.tell(x.level, err)
 	}
 	st, err := x.sys.watchHost()
 	if err != nil {
@@ -222,7 +230,7 @@ func (x *session) start(st stream, out chan<- batch) {
 	x.pumps.Go(func() { pump(st, out, done) })
 }
 
-// watch takes the first of the rungs that works.
+// watch takes the first of the rungs that works, and returns why others do not.
 func (x *session) watch(rungs []string) error {
 	x.hookable = x.sys.hookable()
 	var errs []error
@@ -240,37 +248,44 @@ func (x *session) watch(rungs []string) error {
 		x.start(st, x.events)
 		break
 	}
-	err := errors.Join(errs...)
-	if x.level == "" {
-		return fmt.Errorf("watch nftables: %w", err)
-	}
-	if x.level != x.s.rung {
-		x.s.rung = x.level
-		x.s.log.Info("nftables is watched", "rung", x.level, "better", err)
-	}
-	return nil
+	return errors.Join(errs...)
 }
 
-// climb takes a better rung if the hooks may be attached to now and could not
-// before, and reads all anew. It reports whether the rung is another.
+// tell logs the rung in use, if it is another than the last one.
+func (s *Source) tell(rung string, better error) {
+	if rung != s.rung {
+		s.rung = rung
+		s.log.Info("nftables is watched", "rung", rung, "better", better)
+	}
+}
+
+// climb takes a better rung, and reads all anew: after the first set was said, and
+// when the hooks may be attached to and could not before. It reports whether the
+// rung is another.
 func (x *session) climb(now time.Time) bool {
-	if x.climbAt.IsZero() || now.Before(x.climbAt) {
+	switch {
+	case x.low && x.known:
+		x.low = false
+	case x.climbAt.IsZero() || now.Before(x.climbAt):
 		return false
-	}
-	x.climbAt = time.Time{}
-	if x.hookable {
+	case x.hookable:
+		x.climbAt = time.Time{}
 		return false // it is no module that was missing
-	}
-	if !x.sys.hookable() {
+	case !x.sys.hookable():
+		x.climbAt = time.Time{}
 		// A module is told of before it is ready.
 		if x.climbs++; x.climbs < maxClimbs {
 			x.climbAt = now.Add(climbDelay << x.climbs)
 		}
 		return false
+	default:
+		x.climbAt = time.Time{}
 	}
 	better := x.s.opt.Rungs[:slices.Index(x.s.opt.Rungs, x.level)]
 	old, level := x.current, x.level
-	if err := x.watch(better); err != nil || x.level == level {
+	err := x.watch(better)
+	x.s.tell(x.level, err)
+	if x.level == level {
 		return false
 	}
 	if old != nil {
@@ -407,6 +422,7 @@ func (x *session) work(ctx context.Context, now time.Time, wake bool) time.Time 
 	}
 	soon(x.wantHost, x.hostAt)
 	soon(!x.climbAt.IsZero(), x.climbAt)
+	soon(x.low && x.known, now)
 	soon(x.polling || x.absent, x.genAt)
 	soon(x.wantDump, x.dumpAfter)
 	soon(len(x.pending) > 0 && !x.wantDump, x.busyUntil)

@@ -32,6 +32,7 @@ type fakeSystem struct {
 	broken   map[string]bool // rungs that do not work
 	watched  []string        // rungs that were tried
 	resolves int
+	attach   time.Duration // what it takes to attach hooks
 }
 
 func newFake(s *snapshot) *fakeSystem {
@@ -56,6 +57,9 @@ func (s fakeStream) next() ([]*message, error) {
 func (s fakeStream) Close() error { close(s.closed); return nil }
 
 func (f *fakeSystem) watch(rung string) (stream, error) {
+	if rung == RungFentry || rung == RungKprobe {
+		time.Sleep(f.attach)
+	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.watched = append(f.watched, rung)
@@ -210,6 +214,9 @@ func newRule(handle uint64, p uint16) *message {
 // run runs a source over f in a bubble of fake time, and test beside it.
 func run(t *testing.T, opt Options, f *fakeSystem, test func(s *Source, r *recorder)) {
 	t.Helper()
+	if len(opt.Rungs) == 0 {
+		opt.Rungs = []string{RungNetlink}
+	}
 	synctest.Test(t, func(t *testing.T) {
 		// Channels belong to the bubble that they are made in.
 		f.events = make(chan batch)
