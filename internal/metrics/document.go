@@ -31,7 +31,8 @@ system say what they know of the process, as ` + "`go_*` and `process_*`" + `.
 	section(&b, "Agent", declareAgent().all)
 	b.WriteString(fmt.Sprintf(`
 `+"`fairlead_propagation_seconds`"+` has classic buckets from %s to %s, and native ones of
-factor %g for a Prometheus that takes them (`+"`--enable-feature=native-histograms`"+`).
+factor %g for a Prometheus that takes them. Dashboard and alerts use the classic ones, which
+such a Prometheus must be told to keep (`+"`always_scrape_classic_histograms`"+`).
 `, seconds(propagationBuckets[0]), seconds(propagationBuckets[len(propagationBuckets)-1]), nativeFactor))
 	section(&b, "Host peer", declareHost().all)
 	_, err := io.WriteString(w, b.String())
