@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 
@@ -30,6 +31,8 @@ type listenerSink struct {
 	own  func(cookie uint64) bool
 	hook bool // whether BPF programs may be loaded
 
+	ready <-chan struct{} // closed when all sources have said what there is
+
 	conflicts atomic.Pointer[observer.Conflicts] // nil without a hook
 	rung      atomic.Pointer[observer.Rung]      // how conflicts are seen, nil before Run
 
@@ -38,7 +41,7 @@ type listenerSink struct {
 }
 
 func (a *Agent) wireListener() (reconcile.Sink, error) {
-	l := &listenerSink{log: a.log, own: a.sockets.Has, hook: a.cfg.Observer != observer.Poll.String()}
+	l := &listenerSink{log: a.log, own: a.sockets.Has, hook: a.cfg.Observer != observer.Poll.String(), ready: a.registry.Ready()}
 	o := listener.Options{
 		Network: a.sockets,
 		Serve:   a.forward.Carry,
@@ -81,6 +84,13 @@ func (l *listenerSink) keep(at netip.AddrPort, on bool) {
 // Run implements runner.
 func (l *listenerSink) Run(ctx context.Context) error {
 	defer func() { _ = l.untracked.Close() }()
+	// To attach costs time that the sources have a better use for.
+	select {
+	case <-l.ready:
+	case <-time.After(sourcesTimeout):
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 	g, ctx := errgroup.WithContext(ctx)
 	if c, err := l.open(); err != nil {
 		l.rung.Store(&observer.Rung{Capability: observer.RefusedPort, Name: rungNone, Err: err, Lost: unnoticed})
@@ -97,6 +107,9 @@ func (l *listenerSink) Run(ctx context.Context) error {
 }
 
 const (
+	// sourcesTimeout is how long sources may take before placeholders do without them.
+	sourcesTimeout = 3 * time.Second
+
 	rungNone  = "none"
 	unnoticed = "a server that finds its port held by a placeholder is not noticed, and fails to start until the publication goes"
 )

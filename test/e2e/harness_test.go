@@ -271,7 +271,7 @@ func (r *rig) list() (status.List, error) {
 // eventually waits for f to succeed, with a limit that only a failure reaches.
 func (r *rig) eventually(what string, f func() error) {
 	r.t.Helper()
-	within(r.t, 20*time.Second, what, f)
+	within(r.t, time.Minute, what, f)
 }
 
 func within(t testing.TB, limit time.Duration, what string, f func() error) {
