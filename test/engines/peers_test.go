@@ -134,10 +134,8 @@ func (p *peers) reach(key, text string) status.Publication {
 // source returns what status says of a source.
 func (p *peers) source(name string) status.Source {
 	p.t.Helper()
-	l, err := p.list()
-	if err != nil {
-		p.t.Fatal(err)
-	}
+	var l status.List
+	eventually(p.t, time.Minute, func() (err error) { l, err = p.list(); return err })
 	i := slices.IndexFunc(l.Sources, func(s status.Source) bool { return s.Name == name })
 	if i < 0 {
 		p.t.Fatalf("no source %q among %+v", name, l.Sources)
