@@ -202,9 +202,7 @@ func TestKubeconfigAppearsAndChanges(t *testing.T) {
 		})
 	}
 	want(t, r) // no cluster is no ports, which is not stale
-	if err := r.live(); err != nil {
-		t.Errorf("stale before there is a kubeconfig: %v", err)
-	}
+	eventually(t, 10*time.Second, r.live)
 	c.writeKubeconfig(path, "wrong")
 	stale("Unauthorized")
 	c.writeKubeconfig(path, "nobody")
