@@ -45,7 +45,7 @@ func startCluster(t testing.TB, flags ...string) *cluster {
 	t.Helper()
 	dir := t.TempDir()
 	c := &cluster{t: t, dir: dir, kubeconfig: filepath.Join(dir, "kubeconfig"), client: &http.Client{
-		Timeout:   2 * time.Minute, // to delete 2,000 Services at once
+		Timeout:   2 * time.Minute,                                                         // to delete 2,000 Services at once
 		Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}, //nolint:gosec // a server of our own
 	}}
 	t.Cleanup(c.client.CloseIdleConnections)
