@@ -10,6 +10,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/fairlead/fairlead/test/rounds"
 )
 
 // refill is a table of n rules, and one that stays, made anew in one commit.
@@ -29,7 +31,8 @@ func refill(n, generation int) string {
 // A client that connects in a loop through a port that stays notices nothing of
 // the 10,000 rules around it being flushed and filled in again in one commit.
 func TestClientsNoticeNothingOfARefill(t *testing.T) {
-	const rules, rounds = 10_000, 5
+	const refills = 5
+	rules := rounds.Of(t, "FAIRLEAD_REFILL", 10_000)
 	r := newRig(t)
 	c := container(t, r.guest)
 	go echoServer(c.listen(t, "tcp4", "0.0.0.0:80"))
@@ -37,7 +40,7 @@ func TestClientsNoticeNothingOfARefill(t *testing.T) {
 		r.guest.feed(t, refill(rules, generation), "nft", "-f", "-")
 	}
 	load(0)
-	r.hostFlags = []string{"--log-level", "warn"}
+	r.hostFlags = []string{"--log-level", "warn", "--max-listeners", "16384"}
 	r.start()
 	const key = "tcp 0.0.0.0:8081"
 	settled := func(generation int) {
@@ -76,7 +79,7 @@ func TestClientsNoticeNothingOfARefill(t *testing.T) {
 			connects.Add(1)
 		}
 	}()
-	for g := 1; g <= rounds; g++ {
+	for g := 1; g <= refills; g++ {
 		load(g)
 		settled(g)
 	}
@@ -88,8 +91,8 @@ func TestClientsNoticeNothingOfARefill(t *testing.T) {
 	if s != "active" || !after.Since.Equal(before.Since) || len(after.Outcomes) == 0 || !after.Outcomes[0].Since.Equal(before.Outcomes[0].Since) {
 		t.Errorf("withdrawn in between: before %+v\nafter %+v", before, after)
 	}
-	t.Logf("%d connects during %d refills", connects.Load(), rounds)
-	if connects.Load() < rounds {
+	t.Logf("%d connects during %d refills", connects.Load(), refills)
+	if connects.Load() < refills {
 		t.Errorf("only %d connects: it tests nothing", connects.Load())
 	}
 }
