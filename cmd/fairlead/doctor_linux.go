@@ -21,7 +21,7 @@ import (
 )
 
 // lookPatience is how long sources get to see everything where no agent runs.
-const lookPatience = 5 * time.Second
+const lookPatience = 15 * time.Second
 
 // errFailing is the exit status alone: the report has said the rest.
 var errFailing = errors.New("something is failing: see the lines marked FAIL")
