@@ -266,9 +266,12 @@ func TestWhatKeepsTheAgentFromTheClusterIsNamed(t *testing.T) {
 				return nil
 			})
 			for _, name := range []string{"socket", "nat"} {
-				if s := p.source(name); s.State != "live" {
-					t.Errorf("%s is %s: %s", name, s.State, s.Error)
-				}
+				eventually(t, time.Minute, func() error {
+					if s := p.source(name); s.State != "live" {
+						return fmt.Errorf("%s is %s: %s", name, s.State, s.Error)
+					}
+					return nil
+				})
 			}
 			p.active("tcp " + l.Addr().String())
 		})
