@@ -27,6 +27,8 @@ HOST_PACKAGES := $(wildcard ./internal/host ./cmd/fairlead)
 
 # Packages with a test file that has build tag $(1).
 tagged = $(shell grep -rlE '^//go:build.*\b$(1)\b' --include='*_test.go' . | xargs -r dirname | sort -u)
+# Packages with a test file that has not build tag $(1): the linter must look again.
+not = $(shell grep -rlE '^//go:build.*!$(1)\b' --include='*_test.go' . | xargs -r dirname | sort -u)
 need_root = @[ "$$(id -u)" = 0 ] || { echo "$@: needs root: run 'sudo make $@'" >&2; exit 1; }
 
 .PHONY: help
@@ -57,6 +59,7 @@ test: ## Run everything, installing what it needs (root; Debian 12)
 lint: ## Check style, import rules and that the host side builds everywhere
 	@[ -x "$(LINT)" ] || hack/provision.sh lint
 	@rc=0; $(RUN) check lint $(LINT) run ./... || rc=1; \
+	$(RUN) check lint-not-vm $(LINT) run --build-tags root,docs $(call not,vm) || rc=1; \
 	for system in $(HOST_SYSTEMS); do \
 		$(RUN) check "lint-$${system/\//-}" env CGO_ENABLED=0 GOOS="$${system%/*}" GOARCH="$${system#*/}" hack/vet-deps.sh $(HOST_PACKAGES) || rc=1; \
 	done; exit $$rc

@@ -189,20 +189,6 @@ func TestServerTakesThePortOfAPlaceholder(t *testing.T) {
 	r.throughRelay("127.0.0.1:8081", "server got hello\n")
 }
 
-func TestPlaceholderComesBackAfterARestart(t *testing.T) {
-	r, pod := listenerRig(t)
-	go answer(pod.listen(t, "tcp4", "0.0.0.0:80"), "pod")
-	r.guest.sh(t, ruleTo8081)
-	for range 3 {
-		r.wantState("tcp 0.0.0.0:8081", "active")
-		r.throughRelay("127.0.0.1:8081", "pod got hello\n")
-		r.agent.kill() // connections that are left over at the port do not matter
-		r.startAgent()
-	}
-	r.wantState("tcp 0.0.0.0:8081", "active")
-	r.throughRelay("127.0.0.1:8081", "pod got hello\n")
-}
-
 func TestServerThatWasThereFirstKeepsItsPort(t *testing.T) {
 	r, pod := listenerRig(t)
 	go answer(pod.listen(t, "tcp4", "0.0.0.0:80"), "pod")
