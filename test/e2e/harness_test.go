@@ -395,15 +395,3 @@ func decode[T any](t testing.TB, s string) (v T) {
 	}
 	return v
 }
-
-// echoUDP answers each datagram with itself.
-func echoUDP(c net.PacketConn) {
-	b := make([]byte, 2048)
-	for {
-		n, from, err := c.ReadFrom(b)
-		if err != nil {
-			return
-		}
-		_, _ = c.WriteTo(b[:n], from)
-	}
-}

@@ -6,6 +6,7 @@ package e2e
 
 import (
 	"fmt"
+	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -156,5 +157,17 @@ func carry(t *testing.T, c corpus.Case) {
 			defer conn.Close()
 			return roundTrip(conn, l.key)
 		})
+	}
+}
+
+// echoUDP answers each datagram with itself.
+func echoUDP(c net.PacketConn) {
+	b := make([]byte, 2048)
+	for {
+		n, from, err := c.ReadFrom(b)
+		if err != nil {
+			return
+		}
+		_, _ = c.WriteTo(b[:n], from)
 	}
 }
