@@ -107,6 +107,7 @@ test-wine: ## Run tests of the host side, built for Windows, under Debian's wine
 .PHONY: bench
 bench: ## Measure latency against polling, all modes in one run (root)
 	$(need_root)
+	@hack/provision.sh base bench
 	@go run ./test/bench
 
 .PHONY: bench-micro
