@@ -105,10 +105,10 @@ test-wine: ## Run tests of the host side, built for Windows, under Debian's wine
 	done; exit $$rc
 
 .PHONY: bench
-bench: ## Measure latency against polling, all modes in one run (root)
+bench: ## Measure fairlead against polling and write docs/benchmarks (root; a quarter of an hour)
 	$(need_root)
 	@hack/provision.sh base bench
-	@go run ./test/bench
+	@go run ./test/bench -report docs/benchmarks -json docs/benchmarks/results.jsonl
 
 .PHONY: bench-micro
 bench-micro: ## Run the Go benchmarks that match BENCH (root)

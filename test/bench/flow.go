@@ -6,11 +6,10 @@ package main
 
 import (
 	"context"
-	"fmt"
-	"os"
 	"slices"
-	"text/tabwriter"
 	"time"
+
+	"github.com/fairlead/fairlead/test/bench/report"
 )
 
 // The measures of flows, in the order of the report.
@@ -32,12 +31,14 @@ type flowSample struct {
 	lost  float64       // share of what was asked for
 }
 
-// flowMeasures are what is measured, and how.
-var flowMeasures = []struct {
+// flowMeasure is what is measured, and how.
+type flowMeasure struct {
 	name    string
-	unit    string
+	unit    string // "MB", or what value counts
 	measure func(ctx context.Context, w *way, d time.Duration) (flowSample, error)
-}{
+}
+
+var flowMeasures = []flowMeasure{
 	{toGuest, "MB", func(ctx context.Context, w *way, d time.Duration) (flowSample, error) {
 		return throughput(ctx, w, d, 1, false)
 	}},
@@ -54,69 +55,100 @@ var flowMeasures = []struct {
 	{udpEcho, "k", echoes},
 }
 
+func flowsPart() Part {
+	return Part{
+		Section: report.Section{
+			Name: "flows", Title: "What the link costs a flow", Base: spliceWay,
+			About: `A client on the host and a server in the guest, in turns over each way between them:
+directly (both in one namespace), through two relays with splice(2) and a unix socket between, through
+fairlead's host peer and agent with the link over a unix socket, through a pair of socat, and through gvproxy with its
+network stack in user space. All figures are medians of rounds; all are compared with the splice.
+There is no polling here: how a port was found does not matter to its bytes.`,
+			Figures: []report.Figure{
+				{File: "flows-tcp", Title: "TCP to the guest, 1 flow", Measure: toGuest, Kind: report.Bars, Y: "throughput"},
+				{File: "flows-roundtrip", Title: "Round trip of 64 bytes", Measure: roundTrip + p50Of, Kind: report.Bars, Y: "time"},
+			},
+		},
+		Run: flows,
+	}
+}
+
+// Measures beside a measure's own.
+const (
+	p50Of  = ": p50"
+	p99Of  = ": p99"
+	cpuOf  = ": CPU"
+	lostOf = ": lost"
+)
+
 // flows measures what carries bytes: fairlead's own way from a client on the host
 // to a server in the guest, and others beside it.
-func flows(ctx context.Context, binary, dir string, rounds int, each time.Duration) error {
-	r, err := newFlowRig(ctx, binary, dir)
+func flows(ctx context.Context, e *Env) error {
+	dir, err := e.Dir()
+	if err != nil {
+		return err
+	}
+	r, err := newFlowRig(ctx, e.Program, dir)
 	if err != nil {
 		return err
 	}
 	defer r.close()
 	type cell struct{ measure, way string }
-	samples := make(map[cell][]flowSample)
-	for i := range rounds {
+	samples, errs := make(map[cell][]flowSample), make(map[cell]error)
+	for i := range e.Of(3, 2, 1) {
+		e.Progress("round %d", i+1)
 		for _, m := range flowMeasures {
 			for _, w := range r.ways {
-				if m.name == udpEcho && !w.udp.IsValid() {
+				k := cell{m.name, w.name}
+				if m.name == udpEcho && !w.udp.IsValid() || errs[k] != nil {
 					continue
 				}
-				if err := ctx.Err(); err != nil {
-					return err
+				s, err := m.measure(ctx, w, e.For(time.Second, 500*time.Millisecond, 200*time.Millisecond))
+				if ctx.Err() != nil {
+					return ctx.Err()
 				}
-				fmt.Fprintf(os.Stderr, "\rflows: round %d of %d: %-70s", i+1, rounds, m.name+", "+w.name)
-				s, err := m.measure(ctx, w, each)
-				if err != nil {
-					return fmt.Errorf("%s: %s: %w", m.name, w.name, err)
-				}
-				samples[cell{m.name, w.name}] = append(samples[cell{m.name, w.name}], s)
+				errs[k] = err
+				samples[k] = append(samples[k], s)
 			}
 		}
 	}
-	fmt.Fprintln(os.Stderr)
-	tw := tabwriter.NewWriter(os.Stdout, 0, 4, 2, ' ', tabwriter.AlignRight)
 	for _, m := range flowMeasures {
-		_, _ = fmt.Fprintf(tw, "\n%s\n", m.name)
-		if m.unit == "MB" {
-			_, _ = fmt.Fprintln(tw, "way\tMB/s\t: splice\tCPU ms/MB\t")
-		} else {
-			_, _ = fmt.Fprintln(tw, "way\tper second\t: splice\tp50\tp99\t+ direct\tCPU ms/1,000\tlost\t")
-		}
-		base := median(samples[cell{m.name, spliceWay}])
-		direct := median(samples[cell{m.name, directWay}])
 		for _, w := range r.ways {
-			s := median(samples[cell{m.name, w.name}])
-			switch {
-			case len(samples[cell{m.name, w.name}]) == 0:
-				_, _ = fmt.Fprintf(tw, "%s\tdoes not carry it\t\t\t\t\t\t\t\n", w.name)
-			case m.unit == "MB":
-				_, _ = fmt.Fprintf(tw, "%s\t%.0f\t%.2f\t%.2f\t\n", w.name, s.value/1e6, ratio(s.value, base.value), ms(s.cpu))
-			default:
-				_, _ = fmt.Fprintf(tw, "%s\t%.0f\t%.2f\t%s\t%s\t%s\t%.0f\t%.2f%%\t\n", w.name, s.value, ratio(s.value, base.value),
-					us(usOf(s.p50)), us(usOf(s.p99)), us(usOf(s.p50-direct.p50)), ms(s.cpu), 100*s.lost)
+			k := cell{m.name, w.name}
+			if len(samples[k]) > 0 {
+				m.record(e, w.name, median(samples[k]), errs[k])
 			}
 		}
 	}
-	return tw.Flush()
+	return nil
 }
 
-func ms(d time.Duration) float64   { return float64(d) / 1e6 }
-func usOf(d time.Duration) float64 { return float64(d) / 1e3 }
-
-func ratio(a, b float64) float64 {
-	if b == 0 {
-		return 0
+// record makes the cells of a measure: a rate, and what else was measured of it.
+func (m flowMeasure) record(e *Env, way string, s flowSample, err error) {
+	put := func(of, unit string, v float64) {
+		c := report.Cell{Measure: m.name + of, Mode: way, Unit: unit}
+		if err != nil {
+			e.Fail(c, err)
+		} else {
+			e.Value(c, v)
+		}
 	}
-	return a / b
+	if m.unit == "MB" {
+		put("", "B/s", s.value)
+		if way != directWay {
+			put(cpuOf+" for each GB", "s", 1000*s.cpu.Seconds())
+		}
+		return
+	}
+	put("", "per second", s.value)
+	put(p50Of, "s", s.p50.Seconds())
+	put(p99Of, "s", s.p99.Seconds())
+	if way != directWay {
+		put(cpuOf+" for each", "s", s.cpu.Seconds()/1000)
+	}
+	if s.lost > 0 || m.name == udpEcho {
+		put(lostOf, "%", 100*s.lost)
+	}
 }
 
 // median returns the median of each figure.

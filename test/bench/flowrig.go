@@ -267,17 +267,6 @@ func (r *flowRig) gvproxy(ctx context.Context, _ string, at func(uint16) netip.A
 	return w, nil
 }
 
-// eventually tries f for up to 10 s.
-func eventually(ctx context.Context, f func() error) (err error) {
-	for range 200 {
-		if err = f(); err == nil || ctx.Err() != nil {
-			return err
-		}
-		time.Sleep(50 * time.Millisecond)
-	}
-	return err
-}
-
 // cpu returns the processor time that the relays of a way have used so far, with
 // their children's.
 func (w *way) cpu() time.Duration {

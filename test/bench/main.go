@@ -2,64 +2,36 @@
 
 //go:build linux
 
-// Command bench measures fairlead against its own polling mode, all modes in
-// one run and side by side, so that what the machine does otherwise hits them
-// alike. It needs root and works in network namespaces of its own.
+// Command bench measures fairlead against its own polling mode, and what carries
+// its bytes against other ways, all side by side in one run, so that what the
+// machine does otherwise hits them alike. It writes what it measured as JSON
+// lines, and a document with tables and figures. It needs root and works in
+// network namespaces of its own.
 package main
 
 import (
 	"context"
-	"encoding/json"
+	"errors"
 	"flag"
 	"fmt"
+	"io"
 	"os"
-	"os/exec"
 	"os/signal"
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
-	"text/tabwriter"
 	"time"
+
+	"github.com/fairlead/fairlead/test/bench/report"
+	"github.com/fairlead/fairlead/test/program"
 )
 
 func main() {
-	rounds := flag.Int("rounds", 30, "rounds of the measures of latency, in each every mode is measured; 0 for none")
-	perRound := flag.Int("per-round", 10, "measurements of an event mode in each round")
-	rules := flag.Int("nat-rounds", 20, "rounds of NAT rules at each size of the table; 0 leaves them out")
-	jsonl := flag.String("json", "", "also write each result as a JSON line to this file")
-	flowRounds := flag.Int("flow-rounds", 3, "rounds of the measures of flows; 0 for none")
-	flowTime := flag.Duration("flow-time", 2*time.Second, "how long one measure of one way takes")
-	idleTime := flag.Duration("idle-time", 20*time.Second, "how long agents that nobody asks are watched; 0 for not")
-	relayed := flag.String("relay", "", "be a relay of the measures of flows")
-	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
-	defer stop()
-	var err error
-	if *relayed != "" {
-		err = relay(ctx, *relayed)
-	} else {
-		err = inOwnDir(ctx, func(binary, dir string) error {
-			if *rounds > 0 {
-				if err := latency(ctx, binary, dir, *rounds, *perRound, *jsonl); err != nil {
-					return err
-				}
-			}
-			if *rules > 0 {
-				if err := natRules(ctx, binary, dir, *rules, *jsonl); err != nil {
-					return err
-				}
-			}
-			if *flowRounds > 0 {
-				if err := flows(ctx, binary, dir, *flowRounds, *flowTime); err != nil {
-					return err
-				}
-			}
-			if *idleTime > 0 {
-				return idle(ctx, binary, dir, *idleTime)
-			}
-			return nil
-		})
+	err := run(ctx, os.Args[1:], os.Stdout, os.Stderr)
+	stop()
+	if errors.Is(err, flag.ErrHelp) {
+		os.Exit(2)
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "bench:", err)
@@ -67,201 +39,148 @@ func main() {
 	}
 }
 
-// mode is one way to observe.
-type mode struct {
-	name  string
-	flags []string
-	poll  time.Duration // 0 for events
-}
-
-var modes = []mode{
-	{"bpf", []string{"--observer", "bpf"}, 0},
-	{"poll 1s", []string{"--observer", "poll", "--poll-interval", "1s"}, time.Second},
-	{"poll 3s", []string{"--observer", "poll", "--poll-interval", "3s"}, 3 * time.Second},
-}
-
-// The measures, in the order of the report.
-const (
-	openMessage = "listen() returns -> message on the link"
-	openHost    = "listen() returns -> host port accepts"
-	gone        = "close() returns -> withdrawal on the link"
-)
-
-type result struct {
-	Measure string  `json:"measure"`
-	Mode    string  `json:"mode"`
-	Rung    string  `json:"rung"`
-	N       int     `json:"n"`
-	P50     float64 `json:"p50_us"`
-	P90     float64 `json:"p90_us"`
-	P99     float64 `json:"p99_us"`
-	Max     float64 `json:"max_us"`
-}
-
-// inOwnDir runs f with the program and a directory of its own.
-func inOwnDir(ctx context.Context, f func(binary, dir string) error) error {
-	if os.Geteuid() != 0 {
-		return fmt.Errorf("it makes network namespaces, which needs root: run it with sudo")
+// run is the program: out gets the document where no directory is named, log the
+// progress.
+func run(ctx context.Context, args []string, out, log io.Writer) error {
+	fs := flag.NewFlagSet("bench", flag.ContinueOnError)
+	fs.SetOutput(log)
+	quick := fs.Bool("quick", false, "measure for a few minutes in all")
+	tiny := fs.Bool("tiny", false, "measure for seconds: shows that it works, and figures that mean nothing")
+	only := fs.String("only", "", "the parts to measure, by comma: "+strings.Join(names(parts()), ","))
+	jsonl := fs.String("json", "", "write the results as JSON lines to this file")
+	dir := fs.String("report", "", "write README.md and figures to this directory; without one the text goes to standard output")
+	render := fs.String("render", "", "measure nothing: make the report of this file of JSON lines")
+	relayed := fs.String("relay", "", "be a relay of the part flows")
+	if err := fs.Parse(args); err != nil {
+		return err
 	}
-	dir, err := os.MkdirTemp("", "fairlead-bench-")
+	if fs.NArg() > 0 {
+		return fmt.Errorf("argument %q: want flags only", fs.Arg(0))
+	}
+	if *relayed != "" {
+		return relay(ctx, *relayed)
+	}
+	chosen, err := choose(parts(), *only)
 	if err != nil {
 		return err
+	}
+	scale := Full
+	switch {
+	case *tiny:
+		scale = Tiny
+	case *quick:
+		scale = Quick
+	}
+	var res *report.Results
+	if *render != "" {
+		f, err := os.Open(*render)
+		if err != nil {
+			return err
+		}
+		defer func() { _ = f.Close() }()
+		if res, err = report.Read(f); err != nil {
+			return fmt.Errorf("%s: %w", *render, err)
+		}
+	} else {
+		var failure error
+		res, failure = measure(ctx, chosen, scale, *jsonl, log)
+		if res == nil {
+			return failure
+		}
+		err = failure
+	}
+	for _, c := range res.Failed() {
+		err = errors.Join(err, fmt.Errorf("%s: %s", c, c.Failed))
+	}
+	if len(res.Cells) == 0 {
+		return errors.Join(err, errors.New("nothing was measured"))
+	}
+	if *dir == "" {
+		return errors.Join(err, report.Write(out, res, document()))
+	}
+	return errors.Join(err, report.WriteDir(*dir, res, document()))
+}
+
+// document is what the report has beside the results.
+func document() report.Document {
+	d := report.Document{}
+	for _, p := range parts() {
+		d.Sections = append(d.Sections, p.Section)
+	}
+	return d
+}
+
+func names(ps []Part) (out []string) {
+	for _, p := range ps {
+		out = append(out, p.Name)
+	}
+	return out
+}
+
+func choose(all []Part, only string) ([]Part, error) {
+	if only == "" {
+		return all, nil
+	}
+	var chosen []Part
+	for name := range strings.SplitSeq(only, ",") {
+		i := slices.IndexFunc(all, func(p Part) bool { return p.Name == name })
+		if i < 0 {
+			return nil, fmt.Errorf("-only %q: want any of %s", name, strings.Join(names(all), ", "))
+		}
+		chosen = append(chosen, all[i])
+	}
+	return chosen, nil
+}
+
+// measure runs parts, one after the other. The results are nil where it could not
+// begin. An error of one part does not keep it from the next.
+func measure(ctx context.Context, chosen []Part, scale Scale, jsonl string, log io.Writer) (_ *report.Results, err error) {
+	if os.Geteuid() != 0 {
+		return nil, errors.New("it makes network namespaces, which needs root: run it with sudo")
+	}
+	dir, err := os.MkdirTemp("", "flbench-")
+	if err != nil {
+		return nil, err
 	}
 	defer func() { _ = os.RemoveAll(dir) }()
-	binary := os.Getenv("FAIRLEAD_BINARY")
-	if binary == "" {
-		binary = filepath.Join(dir, "fairlead")
-		build := exec.CommandContext(ctx, "go", "build", "-o", binary, "github.com/fairlead/fairlead/cmd/fairlead")
-		build.Stderr = os.Stderr
-		if err := build.Run(); err != nil {
-			return fmt.Errorf("build the program: %w", err)
-		}
+	e := &Env{Scale: scale, Log: log, dir: dir, begun: time.Now()}
+	if e.Program, err = program.Path(dir); err != nil {
+		return nil, err
 	}
-	return f(binary, dir)
-}
-
-func latency(ctx context.Context, binary, dir string, rounds, perRound int, jsonl string) error {
-	var probes []*probe
-	defer func() {
-		for _, p := range probes {
-			p.close()
-		}
-	}()
-	for i, m := range modes {
-		p, err := newProbe(ctx, binary, filepath.Join(dir, fmt.Sprint(i)), m)
-		if err != nil {
-			return fmt.Errorf("%s: %w", m.name, err)
-		}
-		probes = append(probes, p)
-	}
-	for r := range rounds {
-		if err := ctx.Err(); err != nil {
-			return err
-		}
-		fmt.Fprintf(os.Stderr, "\rround %d of %d", r+1, rounds)
-		if err := round(ctx, probes, perRound); err != nil {
-			return err
-		}
-	}
-	fmt.Fprintln(os.Stderr)
-	var results []result
-	for _, measure := range []string{openMessage, openHost, gone} {
-		for _, p := range probes {
-			res, err := p.result(measure)
-			if err != nil {
-				return err
-			}
-			results = append(results, res)
-		}
-	}
+	file := io.Discard
 	if jsonl != "" {
-		if err := writeJSON(jsonl, results); err != nil {
-			return err
-		}
-	}
-	return report(results)
-}
-
-func natRules(ctx context.Context, binary, dir string, natRounds int, jsonl string) error {
-	nat, err := measureNAT(ctx, binary, dir, natRounds)
-	if err != nil {
-		return fmt.Errorf("NAT: %w", err)
-	}
-	if jsonl != "" {
-		if err := appendNATJSON(jsonl, nat); err != nil {
-			return err
-		}
-	}
-	return reportNAT(nat)
-}
-
-// round measures all modes at once, each at a moment of its own choice, so that
-// pollers are met at any phase. The event mode is measured alone, after that.
-func round(ctx context.Context, probes []*probe, perRound int) error {
-	var wg sync.WaitGroup
-	errs := make([]error, len(probes))
-	for i, p := range probes {
-		n := 1
-		if p.mode.poll == 0 {
-			n = perRound
-		}
-		wg.Go(func() {
-			for range n {
-				p.pause()
-				if errs[i] = p.measure(ctx); errs[i] != nil {
-					errs[i] = fmt.Errorf("%s: %w", p.mode.name, errs[i])
-					return
-				}
-			}
-		})
-	}
-	wg.Wait()
-	for _, err := range errs {
+		f, err := os.Create(filepath.Clean(jsonl))
 		if err != nil {
-			return err
+			return nil, err
+		}
+		defer func() { _ = f.Close() }()
+		file = f
+	}
+	sink, res := report.NewSink(file), &report.Results{Machine: thisMachine(ctx, scale)}
+	if err := sink.Machine(res.Machine); err != nil {
+		return nil, err
+	}
+	e.put = func(c report.Cell) error {
+		res.Cells = append(res.Cells, c)
+		return sink.Cell(c)
+	}
+	for _, p := range chosen {
+		e.part = p.Name
+		before := len(res.Cells)
+		began := time.Now()
+		failure := p.Run(ctx, e)
+		e.Progress("took %.0f s", time.Since(began).Seconds())
+		if failure == nil && len(res.Cells) == before {
+			failure = errors.New("it measured nothing")
+		}
+		if failure != nil {
+			e.Progress("FAILED: %v", failure)
+			err = errors.Join(err, fmt.Errorf("%s: %w", p.Name, failure))
+		}
+		if ctx.Err() != nil {
+			return res, errors.Join(err, ctx.Err(), e.err)
 		}
 	}
-	return nil
-}
-
-func (p *probe) result(measure string) (result, error) {
-	ds := p.samples[measure]
-	if len(ds) == 0 {
-		return result{}, fmt.Errorf("%s: no sample of %q", p.mode.name, measure)
-	}
-	slices.Sort(ds)
-	at := func(q float64) float64 {
-		return float64(ds[min(len(ds)-1, int(q*float64(len(ds))))].Nanoseconds()) / 1e3
-	}
-	return result{measure, p.mode.name, p.rung, len(ds), at(0.5), at(0.9), at(0.99), at(1)}, nil
-}
-
-func writeJSON(path string, results []result) error {
-	f, err := os.Create(path)
-	if err != nil {
-		return err
-	}
-	enc := json.NewEncoder(f)
-	for _, r := range results {
-		if err := enc.Encode(r); err != nil {
-			_ = f.Close()
-			return err
-		}
-	}
-	return f.Close()
-}
-
-func report(results []result) error {
-	w := tabwriter.NewWriter(os.Stdout, 0, 4, 2, ' ', tabwriter.AlignRight)
-	base := map[string]float64{}
-	last := ""
-	for _, r := range results {
-		if r.Measure != last {
-			_, _ = fmt.Fprintf(w, "\n%s\n", r.Measure)
-			_, _ = fmt.Fprintln(w, "mode\tn\tp50\tp90\tp99\tmax\tp50 : bpf\t")
-			last = r.Measure
-		}
-		if r.Mode == modes[0].name {
-			base[r.Measure] = r.P50
-		}
-		_, _ = fmt.Fprintf(w, "%s\t%d\t%s\t%s\t%s\t%s\t%.0f\t\n", r.Mode, r.N, us(r.P50), us(r.P90), us(r.P99), us(r.Max), r.P50/base[r.Measure])
-	}
-	if err := w.Flush(); err != nil {
-		return err
-	}
-	var rungs []string
-	for _, r := range results {
-		if r.Measure == openMessage {
-			rungs = append(rungs, fmt.Sprintf("%s: %s", r.Mode, r.Rung))
-		}
-	}
-	fmt.Printf("\nrungs: %s\n", strings.Join(rungs, "; "))
-	return nil
-}
-
-func us(v float64) string {
-	if v >= 10_000 {
-		return fmt.Sprintf("%.0f ms", v/1e3)
-	}
-	return fmt.Sprintf("%.0f µs", v)
+	res.Machine.Seconds, res.Machine.LoadAfter = time.Since(e.begun).Seconds(), load()
+	return res, errors.Join(err, sink.Machine(res.Machine), e.err)
 }

@@ -7,20 +7,16 @@ package main
 import (
 	"context"
 	"encoding/binary"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"runtime"
-	"slices"
 	"strconv"
 	"strings"
 	"sync"
-	"text/tabwriter"
 	"time"
 
 	"github.com/google/nftables"
@@ -30,31 +26,37 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/fairlead/fairlead/internal/port"
-	"github.com/fairlead/fairlead/internal/status"
+	"github.com/fairlead/fairlead/test/bench/report"
 	"github.com/fairlead/fairlead/test/netns"
 )
 
 // natSizes are how many DNAT rules stand in the table while one is added.
 var natSizes = []int{10, 1000, 10_000}
 
-// natResult is how one way to see NAT rules did at one size of the table.
-type natResult struct {
-	Measure string  `json:"measure"`
-	Rules   int     `json:"rules"`
-	Mode    string  `json:"mode"`
-	Rung    string  `json:"rung"`
-	N       int     `json:"n"`
-	P50     float64 `json:"p50_us"`
-	P90     float64 `json:"p90_us"`
-	P99     float64 `json:"p99_us"`
-	Max     float64 `json:"max_us"`
-	// CPU is the processor time for each change, in µs, with one change in three
-	// seconds: what a poller spends between changes counts.
-	CPU float64 `json:"cpu_us"`
-}
-
 // natMeasure begins when the commit is sent: the kernel tells of it before it returns.
-const natMeasure = "NAT commit is sent -> message on the link"
+const (
+	natMeasure = "NAT commit is sent → message on the link"
+	natCPU     = "CPU time for each NAT commit, one in 3 s"
+)
+
+func natPart() Part {
+	return Part{
+		Section: report.Section{
+			Name: "nat", Title: "How soon a NAT rule is there",
+			About: `A rule that redirects a port is added to a table of others, and told on the link.
+fairlead's polling mode does not poll NAT rules, so it is compared with two pollers that the benchmark
+brings: one that reads the kernel's dump of all rules each second, as cheaply as that can be
+done and publishing nothing, and one that runs iptables-save each three seconds, as guest agents do. All run side by
+side. The CPU time is what one change costs with one change in three seconds: what a poller spends
+between changes counts.`,
+			Figures: []report.Figure{
+				{File: "nat-latency", Title: "NAT commit to message, median", Measure: natMeasure, Kind: report.Lines, X: "rules in the table", Y: "time", LogX: true, LogY: true},
+				{File: "nat-cpu", Title: "CPU for each NAT commit", Measure: natCPU, Kind: report.Lines, X: "rules in the table", Y: "CPU", LogX: true, LogY: true},
+			},
+		},
+		Run: measureNAT,
+	}
+}
 
 // natMode is one way to see NAT rules.
 type natMode struct {
@@ -70,7 +72,8 @@ type natWatcher interface {
 	// seen returns where the time comes when the port is told.
 	seen(p uint16) <-chan time.Time
 	cpu() (time.Duration, error)
-	rung() string
+	// check returns by what it sees rules, and an error unless that really ran.
+	check(ctx context.Context) (by string, err error)
 	// spacing is the time between changes at which they are met at any phase.
 	spacing() time.Duration
 	close()
@@ -80,31 +83,31 @@ type natWatcher interface {
 const natPace = 3 * time.Second
 
 var natModes = []natMode{
-	{"fairlead", newNATAgent, 20},
-	{"dump 1s", func(ctx context.Context, _, _ string, n int) (natWatcher, error) {
+	{modeBPF, newNATAgent, 20},
+	{"dump 1 s", func(ctx context.Context, _, _ string, n int) (natWatcher, error) {
 		return newNATPoller(ctx, n, time.Second, false, dumpPorts)
 	}, 1},
-	{"iptables-save 3s", func(ctx context.Context, _, _ string, n int) (natWatcher, error) {
+	{"iptables-save 3 s", func(ctx context.Context, _, _ string, n int) (natWatcher, error) {
 		return newNATPoller(ctx, n, 3*time.Second, true, savedPorts)
 	}, 1},
 }
 
-// measureNAT measures all modes side by side, at each size, with rounds samples
-// of each poller and many times that of the events.
-func measureNAT(ctx context.Context, program, dir string, rounds int) ([]natResult, error) {
-	var out []natResult
+// measureNAT measures all modes side by side, at each size.
+func measureNAT(ctx context.Context, e *Env) error {
 	for _, n := range natSizes {
-		results, err := measureNATSize(ctx, program, filepath.Join(dir, "nat-"+strconv.Itoa(n)), n, rounds)
-		if err != nil {
-			return nil, fmt.Errorf("%d rules: %w", n, err)
+		if e.Scale == Tiny && n > natSizes[0] {
+			break
 		}
-		out = append(out, results...)
+		if err := measureNATSize(ctx, e, n); err != nil {
+			return fmt.Errorf("%d rules: %w", n, err)
+		}
 	}
-	return out, nil
+	return nil
 }
 
-func measureNATSize(ctx context.Context, program, dir string, n, rounds int) ([]natResult, error) {
-	results, errs := make([]natResult, len(natModes)), make([]error, len(natModes))
+func measureNATSize(ctx context.Context, e *Env, n int) error {
+	samples, used, by := make([][]float64, len(natModes)), make([]float64, len(natModes)), make([]string, len(natModes))
+	errs := make([]error, len(natModes))
 	watchers := make([]natWatcher, len(natModes))
 	defer func() {
 		for _, w := range watchers {
@@ -114,28 +117,47 @@ func measureNATSize(ctx context.Context, program, dir string, n, rounds int) ([]
 		}
 	}()
 	for i, m := range natModes {
-		w, err := m.make(ctx, program, filepath.Join(dir, strconv.Itoa(i)), n)
+		dir, err := e.Dir()
 		if err != nil {
-			return nil, fmt.Errorf("%s: %w", m.name, err)
+			return err
 		}
-		watchers[i] = w
+		w, err := m.make(ctx, e.Program, dir, n)
+		if errs[i] = err; err == nil {
+			watchers[i] = w
+		}
 	}
+	e.Progress("%d rules", n)
+	rounds := e.Of(8, 4, 2)
 	var wg sync.WaitGroup
 	for i, m := range natModes {
+		if errs[i] != nil {
+			continue
+		}
 		wg.Go(func() {
-			fmt.Fprintf(os.Stderr, "NAT, %d rules: %s\n", n, m.name)
-			results[i], errs[i] = sampleNAT(ctx, watchers[i], rounds, m.many)
-			results[i].Measure, results[i].Rules, results[i].Mode = natMeasure, n, m.name
+			if samples[i], used[i], errs[i] = sampleNAT(ctx, watchers[i], rounds, m.many); errs[i] == nil {
+				by[i], errs[i] = watchers[i].check(ctx)
+			}
 		})
 	}
 	wg.Wait()
-	return results, errors.Join(errs...)
+	for i, m := range natModes {
+		latency := report.Cell{Measure: natMeasure, Mode: m.name, Size: float64(n), SizeUnit: "rules", Unit: "s", By: by[i]}
+		cpu := latency
+		cpu.Measure = natCPU
+		if errs[i] != nil {
+			e.Fail(latency, errs[i])
+			e.Fail(cpu, errs[i])
+			continue
+		}
+		e.Samples(latency, samples[i])
+		e.Value(cpu, used[i])
+	}
+	return ctx.Err()
 }
 
 // sampleNAT makes a change each natPace, for the CPU time, and then, where the
-// watcher hears events, more of them.
-func sampleNAT(ctx context.Context, w natWatcher, rounds, many int) (natResult, error) {
-	var ds []time.Duration
+// watcher hears events, many times as many.
+func sampleNAT(ctx context.Context, w natWatcher, rounds, many int) (samples []float64, cpu float64, err error) {
 	next := uint16(1)
 	one := func() error {
 		p := next
@@ -147,7 +169,7 @@ func sampleNAT(ctx context.Context, w natWatcher, rounds, many int) (natResult, 
 		}
 		select {
 		case at := <-said:
-			ds = append(ds, at.Sub(began))
+			samples = append(samples, at.Sub(began).Seconds())
 			return nil
 		case <-time.After(limit):
 			return fmt.Errorf("port %d was not seen within %v", p, limit)
@@ -157,34 +179,27 @@ func sampleNAT(ctx context.Context, w natWatcher, rounds, many int) (natResult, 
 	}
 	before, err := w.cpu()
 	if err != nil {
-		return natResult{}, err
+		return nil, 0, err
 	}
 	began := time.Now()
 	for i := range rounds {
 		time.Sleep(time.Until(began.Add(time.Duration(i) * natPace).Add(rand.N(natPace / 2))))
 		if err := one(); err != nil {
-			return natResult{}, err
+			return nil, 0, err
 		}
 	}
 	time.Sleep(time.Until(began.Add(time.Duration(rounds) * natPace)))
 	after, err := w.cpu()
 	if err != nil {
-		return natResult{}, err
+		return nil, 0, err
 	}
 	for range rounds * (many - 1) {
 		time.Sleep(w.spacing() + rand.N(20*time.Millisecond))
 		if err := one(); err != nil {
-			return natResult{}, err
+			return nil, 0, err
 		}
 	}
-	slices.Sort(ds)
-	at := func(q float64) float64 {
-		return float64(ds[min(len(ds)-1, int(q*float64(len(ds))))].Nanoseconds()) / 1e3
-	}
-	return natResult{
-		Rung: w.rung(), N: len(ds), P50: at(0.5), P90: at(0.9), P99: at(0.99), Max: at(1),
-		CPU: float64((after - before).Nanoseconds()) / 1e3 / float64(rounds),
-	}, nil
+	return samples, (after - before).Seconds() / float64(rounds), nil
 }
 
 // natTable is a table of n DNAT rules in a namespace, and a way to add more.
@@ -235,58 +250,80 @@ func (t *natTable) commit(p uint16) (time.Time, error) {
 // natAgent is an agent whose link the bench holds.
 type natAgent struct {
 	*natTable
-	p    *probe
-	used string
+	guest *guest
+	peer  *peer
 }
 
-func newNATAgent(ctx context.Context, program, dir string, n int) (natWatcher, error) {
-	p := &probe{samples: map[string][]time.Duration{}, seen: map[port.Key]chan time.Time{}, lost: make(chan error, 1)}
-	a := &natAgent{p: p}
-	var err error
-	if p.linked, err = newGuest(program, filepath.Join(dir, "linked"), mode{}); err != nil {
+func newNATAgent(ctx context.Context, program, dir string, n int) (_ natWatcher, err error) {
+	a := &natAgent{}
+	defer func() {
+		if err != nil {
+			a.close()
+		}
+	}()
+	if a.guest, err = newGuest(program, dir, modes[0]); err != nil {
 		return nil, err
 	}
-	if a.natTable, err = fillNAT(p.linked.space, n); err != nil {
+	if a.natTable, err = fillNAT(a.guest.space, n); err != nil {
 		return nil, err
 	}
-	if _, err = p.linked.ready(ctx); err != nil {
+	if _, err = a.guest.ready(ctx); err != nil {
 		return nil, err
 	}
-	if err = p.connect(ctx); err != nil {
+	if a.peer, err = newPeer(ctx, a.guest); err != nil {
 		return nil, err
 	}
 	// All rules are told before the first sample.
-	for range 400 {
-		l, err := status.NewClient(p.linked.control).List(ctx)
-		if err == nil && len(l.Publications) >= n {
-			for _, s := range l.Sources {
-				if s.Name == "nat" {
-					a.used = s.Rung
-				}
-			}
-			time.Sleep(2 * time.Second) // what the start left to do is no part of this
-			return a, nil
+	if err := eventually(ctx, func() error {
+		if has, _ := a.peer.standing(); has < n {
+			return fmt.Errorf("the agent published %d of %d rules", has, n)
 		}
-		time.Sleep(25 * time.Millisecond)
+		return nil
+	}); err != nil {
+		return nil, err
 	}
-	return nil, errors.New("the agent did not publish the rules within 10 s")
+	return a, pause(ctx, 2*time.Second) // what the start left to do is no part of this
 }
 
 func (a *natAgent) seen(p uint16) <-chan time.Time {
-	return a.p.expect(port.Key{Protocol: port.TCP, Address: netip.IPv4Unspecified(), Port: p})
+	return a.peer.expect(port.Key{Protocol: port.TCP, Address: netip.IPv4Unspecified(), Port: p})
 }
 
-func (a *natAgent) cpu() (time.Duration, error) {
-	return processCPU(a.p.linked.procs[0].Process.Pid)
+func (a *natAgent) cpu() (time.Duration, error) { return processCPU(a.guest.agent.Process.Pid) }
+
+// check returns the mechanism that tells of rules, which must not be a poll.
+func (a *natAgent) check(ctx context.Context) (string, error) {
+	if err := a.guest.check(ctx); err != nil {
+		return "", err
+	}
+	l, err := a.guest.list(ctx)
+	if err != nil {
+		return "", err
+	}
+	for _, s := range l.Sources {
+		if s.Name != "nat" {
+			continue
+		}
+		if s.State != "live" || strings.Contains(s.Rung, "generation poll") {
+			return "", fmt.Errorf("the NAT source is %s by %q", s.State, s.Rung)
+		}
+		return s.Rung, nil
+	}
+	return "", errors.New("the agent has no NAT source")
 }
 
-func (a *natAgent) rung() string           { return a.used }
 func (a *natAgent) spacing() time.Duration { return 20 * time.Millisecond }
 
 func (a *natAgent) close() {
-	_ = a.conn.CloseLasting()
-	_ = a.p.session.Close()
-	a.p.linked.close()
+	if a.natTable != nil {
+		_ = a.conn.CloseLasting()
+	}
+	if a.peer != nil {
+		a.peer.close()
+	}
+	if a.guest != nil {
+		a.guest.close()
+	}
 }
 
 // processCPU is what a process used, by its clock (CPUCLOCK_SCHED of clock_gettime).
@@ -385,7 +422,12 @@ func (p *natPoller) cpu() (time.Duration, error) {
 	return p.used, p.err
 }
 
-func (p *natPoller) rung() string           { return "poll" }
+func (p *natPoller) check(context.Context) (string, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return "poll", p.err
+}
+
 func (p *natPoller) spacing() time.Duration { return p.every }
 
 func (p *natPoller) close() {
@@ -463,37 +505,4 @@ func savedPorts(s *netns.Space) (ports []uint16, used time.Duration, err error) 
 	}
 	state := cmd.ProcessState
 	return ports, state.UserTime() + state.SystemTime(), nil
-}
-
-func reportNAT(results []natResult) error {
-	w := tabwriter.NewWriter(os.Stdout, 0, 4, 2, ' ', tabwriter.AlignRight)
-	_, _ = fmt.Fprintf(w, "\n%s\n", natMeasure)
-	_, _ = fmt.Fprintln(w, "rules\tmode\tn\tp50\tp90\tp99\tmax\tCPU/change\tp50 : fairlead\tCPU : fairlead\t")
-	var base natResult
-	for _, r := range results {
-		if r.Mode == natModes[0].name {
-			base = r
-		}
-		_, _ = fmt.Fprintf(w, "%d\t%s\t%d\t%s\t%s\t%s\t%s\t%s\t%.0f\t%.1f\t\n", r.Rules, r.Mode, r.N, us(r.P50), us(r.P90), us(r.P99), us(r.Max),
-			us(r.CPU), r.P50/base.P50, r.CPU/base.CPU)
-	}
-	if err := w.Flush(); err != nil {
-		return err
-	}
-	fmt.Printf("\nrung: %s\n", base.Rung)
-	return nil
-}
-
-func appendNATJSON(path string, results []natResult) error {
-	f, err := os.OpenFile(path, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o644)
-	if err != nil {
-		return err
-	}
-	enc := json.NewEncoder(f)
-	for _, r := range results {
-		if err := enc.Encode(r); err != nil {
-			return errors.Join(err, f.Close())
-		}
-	}
-	return f.Close()
 }
