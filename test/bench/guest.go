@@ -56,14 +56,23 @@ type guest struct {
 	procs          []*exec.Cmd // all that runs there, the agent first
 }
 
-// newGuest starts an agent; it need not be ready yet. The caller closes it.
-func newGuest(binary, dir string, m mode, flags ...string) (_ *guest, err error) {
+// newSpaces makes what an agent runs in; begin starts it. The caller closes it.
+func newSpaces(dir string, m mode) (_ *guest, err error) {
 	g := &guest{control: filepath.Join(dir, "control", "s"), link: "unix://" + filepath.Join(dir, "link", "s"), mode: m}
 	if g.space, err = netns.New(); err != nil {
 		return nil, err
 	}
 	if g.outside, err = netns.New(); err != nil {
 		return nil, errors.Join(err, g.space.Close())
+	}
+	return g, nil
+}
+
+// newGuest starts an agent; it need not be ready yet. The caller closes it.
+func newGuest(binary, dir string, m mode, flags ...string) (*guest, error) {
+	g, err := newSpaces(dir, m)
+	if err != nil {
+		return nil, err
 	}
 	if err := g.begin(binary, flags...); err != nil {
 		g.close()
@@ -208,12 +217,6 @@ func parseMetrics(r io.Reader) (map[string]float64, error) {
 		}
 	}
 	return out, in.Err()
-}
-
-// stop ends the agent and waits for it.
-func (g *guest) stop() {
-	_ = g.agent.Process.Signal(syscall.SIGTERM)
-	_ = g.agent.Wait()
 }
 
 func (g *guest) close() {

@@ -20,6 +20,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/fairlead/fairlead/test/bench/report"
@@ -27,7 +28,7 @@ import (
 )
 
 func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	err := run(ctx, os.Args[1:], os.Stdout, os.Stderr)
 	stop()
 	if errors.Is(err, flag.ErrHelp) {
@@ -50,6 +51,7 @@ func run(ctx context.Context, args []string, out, log io.Writer) error {
 	jsonl := fs.String("json", "", "write the results as JSON lines to this file")
 	dir := fs.String("report", "", "write README.md and figures to this directory; without one the text goes to standard output")
 	render := fs.String("render", "", "measure nothing: make the report of this file of JSON lines")
+	held := fs.Int("hold", 0, "be a process with so many listeners, for the part idle")
 	relayed := fs.String("relay", "", "be a relay of the part flows")
 	if err := fs.Parse(args); err != nil {
 		return err
@@ -59,6 +61,9 @@ func run(ctx context.Context, args []string, out, log io.Writer) error {
 	}
 	if *relayed != "" {
 		return relay(ctx, *relayed)
+	}
+	if *held > 0 {
+		return hold(ctx, *held)
 	}
 	chosen, err := choose(parts(), *only)
 	if err != nil {

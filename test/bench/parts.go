@@ -28,7 +28,11 @@ type Part struct {
 func parts() []Part {
 	return []Part{
 		latencyPart(),
+		missedPart(),
 		natPart(),
+		idlePart(),
+		churnPart(),
+		startPart(),
 		flowsPart(),
 	}
 }

@@ -1,0 +1,231 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/fairlead/fairlead/internal/status"
+	"github.com/fairlead/fairlead/test/bench/report"
+)
+
+// The measures of idle agents.
+const (
+	idleCPU  = "CPU of an idle agent"
+	idleWake = "context switches of an idle agent"
+	idleRSS  = "memory of an idle agent (RSS)"
+
+	pageWake = "context switches of an idle agent, by what of its status side is on"
+	pageRSS  = "memory of an idle agent (RSS), by what of its status side is on"
+)
+
+// idleSizes are how many listeners and NAT rules a guest has.
+var idleSizes = []int{0, 1000, 10_000}
+
+func idlePart() Part {
+	return Part{
+		Section: report.Section{
+			Name: "idle", Title: "What it costs while nothing happens",
+			About: `Agents with their link connected in guests where nothing changes, with as many listeners
+as NAT rules, all watched in the same minute, after they were left alone for a while. CPU is in percent of
+one core. The minute holds one of the background dumps by which the event mode audits itself.
+A guest agent wakes a laptop's processor with each context switch.`,
+			Figures: []report.Figure{
+				{File: "idle-cpu", Title: "CPU of an idle agent", Measure: idleCPU, Kind: report.Bars, X: "listeners and NAT rules", Y: "% of a core", LogY: true},
+				{File: "idle-wakeups", Title: "Context switches of an idle agent", Measure: idleWake, Kind: report.Bars, X: "listeners and NAT rules", Y: "per second", LogY: true},
+			},
+		},
+		Run: idle,
+	}
+}
+
+// idler is an agent that nobody asks anything.
+type idler struct {
+	*linked
+	mode   string
+	size   int
+	page   bool // it belongs to the measures of the status side
+	err    error
+	before usage
+}
+
+// The variants of the status side.
+var pageFlags = []string{"--metrics-addr", "127.0.0.1:9464", "--web-addr", "127.0.0.1:7420"}
+
+func idle(ctx context.Context, e *Env) error {
+	var all []*idler
+	defer func() {
+		for _, i := range all {
+			if i.linked != nil {
+				i.close()
+			}
+		}
+	}()
+	for _, n := range idleSizes[:e.Of(3, 3, 1)] {
+		for _, m := range modes {
+			e.Progress("starting %s with %d listeners and NAT rules", m.name, n)
+			i := &idler{mode: m.name, size: n}
+			all = append(all, i)
+			i.linked, i.err = newIdler(ctx, e, m, n)
+		}
+	}
+	for _, v := range []struct {
+		name  string
+		flags []string
+		use   bool
+	}{{"neither", nil, false}, {"metrics and page", pageFlags, false}, {"both, used before", pageFlags, true}} {
+		i := &idler{mode: v.name, page: true}
+		all = append(all, i)
+		if i.linked, i.err = newLinked(ctx, e, modes[0], v.flags...); i.err == nil && v.use {
+			i.err = i.use(ctx)
+		}
+	}
+	rest, watch := e.For(15*time.Second, 10*time.Second, time.Second), e.For(time.Minute, 20*time.Second, time.Second)
+	e.Progress("leaving %d agents alone for %v, then watching them for %v", len(all), rest, watch)
+	if err := pause(ctx, rest); err != nil {
+		return err
+	}
+	for _, i := range all {
+		if i.err == nil {
+			i.before, i.err = i.used()
+		}
+	}
+	if err := pause(ctx, watch); err != nil {
+		return err
+	}
+	for _, i := range all {
+		i.record(ctx, e)
+	}
+	return nil
+}
+
+// newIdler starts a guest with n listeners and n NAT rules.
+func newIdler(ctx context.Context, e *Env, m mode, n int) (*linked, error) {
+	l, err := newLinked(ctx, e, m)
+	if err != nil || n == 0 {
+		return l, err
+	}
+	self, err := os.Executable()
+	if err == nil {
+		// A process of its own: one may not have as many open files as all sizes need.
+		err = l.start(l.space, self, "-hold", strconv.Itoa(n))
+	}
+	var t *natTable
+	if err == nil {
+		t, err = fillNAT(l.space, n)
+	}
+	if err == nil {
+		err = t.conn.CloseLasting()
+		// A rule opens a port at the wildcard, a listener its own: both stand.
+		_, settled := l.peer.settled(ctx, 2*n)
+		err = errors.Join(err, settled)
+	}
+	if err != nil {
+		l.close()
+		return nil, err
+	}
+	return l, nil
+}
+
+// hold is the whole of a process that has listeners until it is ended.
+func hold(ctx context.Context, n int) error {
+	fds, _, err := fill(nil, n, firstPort)
+	if err != nil {
+		return err
+	}
+	<-ctx.Done()
+	fds.close()
+	return nil
+}
+
+func (i *idler) record(ctx context.Context, e *Env) {
+	cell := func(measure, unit string) report.Cell {
+		c := report.Cell{Measure: measure, Mode: i.mode, Unit: unit}
+		if !i.page {
+			c.Size, c.SizeUnit = float64(i.size), "listeners and rules"
+		}
+		return c
+	}
+	cpu, wake, rss := cell(idleCPU, "%"), cell(idleWake, "per second"), cell(idleRSS, "B")
+	if i.page {
+		wake.Measure, rss.Measure = pageWake, pageRSS
+	}
+	var now usage
+	if i.err == nil {
+		now, i.err = i.used()
+	}
+	if i.err == nil {
+		i.err = i.check(ctx)
+	}
+	if i.err != nil {
+		e.Fail(wake, i.err)
+		e.Fail(rss, i.err)
+		if !i.page {
+			e.Fail(cpu, i.err)
+		}
+		return
+	}
+	cpu.By, wake.By, rss.By = i.by, i.by, i.by
+	if !i.page {
+		e.Value(cpu, now.core(i.before))
+	}
+	e.Value(wake, float64(now.switches-i.before.switches)/now.at.Sub(i.before.at).Seconds())
+	rss.Extra = map[string]float64{"of it anonymous, MB": float64(now.own) / 1e6}
+	e.Value(rss, float64(now.rss))
+}
+
+// use scrapes the metrics and follows the events of the page for a while, twice.
+func (i *idler) use(ctx context.Context) error {
+	url, err := status.NewClient(i.control).WebURL(ctx)
+	if err != nil {
+		return err
+	}
+	base, token, _ := strings.Cut(url, "/#token=")
+	c := &http.Client{Transport: &http.Transport{
+		DisableKeepAlives: true,
+		DialContext: func(_ context.Context, network, addr string) (net.Conn, error) {
+			return i.space.Dial(network, addr)
+		},
+	}}
+	for _, u := range []string{"http://127.0.0.1:9464/metrics", base + "/", base + "/v1/events", base + "/v1/events"} {
+		short, cancel := context.WithTimeout(ctx, 2*time.Second)
+		err := read(short, c, u, token)
+		cancel()
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// read takes what comes until ctx ends, which ends a stream.
+func read(ctx context.Context, c *http.Client, url, token string) error {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return err
+	}
+	req.Header.Set("Authorization", "Bearer "+token)
+	resp, err := c.Do(req)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = resp.Body.Close() }()
+	if resp.StatusCode != http.StatusOK {
+		return fmt.Errorf("%s: %s", url, resp.Status)
+	}
+	if _, err := io.Copy(io.Discard, resp.Body); err != nil && ctx.Err() == nil {
+		return err
+	}
+	return nil
+}
