@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux && (root || vm)
+
+package e2e
+
+import (
+	"fmt"
+	"io"
+	"net"
+	"testing"
+	"time"
+)
+
+// echoThrough keeps a TCP connection through the host that echoes, and says when it breaks.
+func echoThrough(t testing.TB, r *rig, addr string) net.Conn {
+	t.Helper()
+	var c net.Conn
+	r.eventually("a connection through the host", func() (err error) {
+		if c, err = r.outside.Dial("tcp", addr); err != nil {
+			return err
+		}
+		if err = roundTrip(c, "hello"); err != nil {
+			_ = c.Close()
+		}
+		return err
+	})
+	t.Cleanup(func() { _ = c.Close() })
+	return c
+}
+
+func roundTrip(c net.Conn, text string) error {
+	_ = c.SetDeadline(time.Now().Add(5 * time.Second))
+	if _, err := io.WriteString(c, text); err != nil {
+		return err
+	}
+	b := make([]byte, len(text))
+	if _, err := io.ReadFull(c, b); err != nil {
+		return err
+	}
+	if string(b) != text {
+		return fmt.Errorf("echo of %q is %q", text, b)
+	}
+	return nil
+}
+
+func echoServer(l net.Listener) {
+	for {
+		c, err := l.Accept()
+		if err != nil {
+			return
+		}
+		go func() {
+			defer c.Close()
+			_, _ = io.Copy(c, c)
+		}()
+	}
+}
