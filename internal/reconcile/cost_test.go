@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package reconcile
+
+import (
+	"context"
+	"log/slog"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/table"
+)
+
+// hintCounter counts the keys that it is told of.
+type hintCounter struct{ keys int }
+
+func (s *hintCounter) Name() string          { return "counter" }
+func (s *hintCounter) Wake() <-chan struct{} { return nil }
+
+func (s *hintCounter) Sync(_ context.Context, want View, c Change) (port.Outcomes, error) {
+	s.keys += len(c.Keys)
+	out := make(port.Outcomes, len(c.Keys))
+	for _, k := range c.Keys {
+		if _, ok := want.Get(k); ok {
+			out[k] = []port.Outcome{{Key: k, State: port.Active, HostAddress: k.AddrPort()}}
+		}
+	}
+	return out, nil
+}
+
+// A change is carried to a sink by itself, whatever the table holds.
+func TestOneChangeCostsTheSameAmongManyPublications(t *testing.T) {
+	cost := func(n int) (allocs float64, keys int) {
+		from := table.New[port.Key, port.Publication](port.Key.Compare)
+		pub := func(i int) port.Publication {
+			k := port.Key{Protocol: port.TCP, Port: uint16(1 + i%60000), Address: netip.AddrFrom4([4]byte{10, 0, byte(i / 60000), 1})}
+			return port.Publication{Key: k, Decision: port.Decision{Allow: true}}
+		}
+		from.Update(func(tx *table.Tx[port.Key, port.Publication]) {
+			for i := range n {
+				tx.Put(pub(i).Key, pub(i))
+			}
+		})
+		sink := new(hintCounter)
+		r := New(from, []Sink{sink}, Options{Logger: slog.New(slog.DiscardHandler)})
+		upstream, downstream := from.Subscribe(), r.wanted.Subscribe()
+		defer upstream.Close()
+		defer downstream.Close()
+		h := holds{due: make(map[port.Key]time.Time)}
+		w := worker{r: r, sink: sink, count: &r.counters[0], log: r.log, keys: make(map[port.Key]struct{})}
+		carry := func() {
+			view, change := upstream.Take()
+			r.apply(view, change, &h)
+			view, change = downstream.Take()
+			w.sync(t.Context(), view, change)
+		}
+		carry()
+		x := pub(n)
+		const rounds = 100
+		sink.keys = 0
+		allocs = testing.AllocsPerRun(rounds, func() {
+			from.Update(func(tx *table.Tx[port.Key, port.Publication]) { tx.Put(x.Key, x) })
+			carry()
+			from.Update(func(tx *table.Tx[port.Key, port.Publication]) { tx.Delete(x.Key) })
+			carry()
+		})
+		return allocs, sink.keys / (rounds + 1)
+	}
+	few, keys := cost(10)
+	many, keysMany := cost(10_000)
+	if keys != 2 || keysMany != 2 {
+		t.Errorf("the sink was told of %d keys with 10 publications, of %d with 10,000; want 2", keys, keysMany)
+	}
+	if few > mostAllocs || many > few+treeAllocs {
+		t.Errorf("a publication that comes and goes allocates %v times among 10, %v among 10,000; want at most %d and %d more", few, many, mostAllocs, treeAllocs)
+	}
+}
+
+const (
+	mostAllocs = 75
+	treeAllocs = 40 // copies of the nodes on one path, each time
+)

@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux
+
+package socket
+
+import (
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/fairlead/fairlead/internal/observer"
+	"github.com/fairlead/fairlead/internal/port"
+)
+
+// tally is a feed that only counts.
+type tally struct{ puts, drops int }
+
+func (f *tally) Apply(c port.Change)    { f.puts += len(c.Put); f.drops += len(c.Drop) }
+func (f *tally) Replace([]port.Binding) {}
+func (f *tally) Stale(error)            {}
+func (f *tally) Warn([]string)          {}
+func (f *tally) Rung(string)            {}
+
+// What an event allocates is bounded: the binding that it becomes, and what is
+// read of its process.
+func TestAnEventOfASocketAllocatesLittle(t *testing.T) {
+	m := newMachine(t, "0::/\n")
+	m.run(7, "web", "/bin/web", time.Minute, "0::/\n")
+	h, _ := m.handler(0)
+	f := new(tally)
+	h.feed = f
+	s := observer.Socket{
+		Cookie: 1, Protocol: port.TCP, Address: netip.MustParseAddr("127.0.0.1"), Port: 80, Listening: true,
+		PID: 7, Comm: "web", PIDSeen: int64(2 * time.Hour),
+	}
+	up, down := []observer.Event{{Socket: s}}, []observer.Event{{Gone: true, Socket: s}}
+	n := testing.AllocsPerRun(1000, func() {
+		h.Apply(up)
+		h.Apply(down)
+	})
+	if n > mostAllocs {
+		t.Errorf("a socket that comes and goes allocates %v times, want at most %d", n, mostAllocs)
+	}
+	if f.puts != 1001 || f.drops != 1001 {
+		t.Errorf("%d puts, %d drops", f.puts, f.drops)
+	}
+}
+
+const mostAllocs = 24
