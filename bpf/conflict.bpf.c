@@ -37,21 +37,15 @@ static __always_inline __u8 port_protocol(struct sock *sk)
 static __always_inline struct event *wanted(struct sock *sk, __u16 port, __u64 cookie)
 {
 	struct event *e;
-	__u32 netns;
 
-	if (!sk || !placeholder(port))
-		return NULL;
-	netns = sock_netns(sk, false);
-	if (!bpf_map_lookup_elem(&namespaces, &netns))
+	if (!sk || !placeholder(port) || sock_netns(sk, false) != network_namespace)
 		return NULL;
 	e = bpf_ringbuf_reserve(&events, sizeof(*e), 0);
 	if (!e)
 		return NULL;
-	fill(e, sk);
-	e->kind = EVENT_BIND;
-	e->protocol = port_protocol(sk);
+	begin(e, port_protocol(sk), EVENT_BIND, cookie);
 	e->port = port;
-	e->cookie = cookie;
+	describe_probed(e, sk);
 	return e;
 }
 

@@ -21,7 +21,11 @@ enum event_kind {
 	EVENT_CHECK = 6,
 };
 
-/* One record of the ring buffer. Addresses are in network byte order, all else in the host's. */
+/*
+ * One record of the ring buffer. Of EVENT_CLOSE, EVENT_CONNECT and EVENT_CHECK
+ * only observed, cookie, kind and protocol are said, the rest is 0. Addresses are in network byte order, all else in
+ * the host's.
+ */
 struct event {
 	__u64 observed; /* CLOCK_MONOTONIC, ns */
 	__u64 cookie;	/* 0: the kernel has not made one yet */

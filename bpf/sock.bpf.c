@@ -34,7 +34,7 @@ static __always_inline int state_changed(struct sock *sk, int from, int to, bool
 		c = control();
 		/* Without a bind before, the port is chosen after this and is 0 here. */
 		if (c)
-			report(sk, EVENT_LISTEN, cookie, sock_port(sk), c);
+			report(sk, IPPROTO_TCP, EVENT_LISTEN, cookie, sock_port(sk), c, true);
 		return 0;
 	}
 	if (from == TCP_LISTEN) {
@@ -44,23 +44,23 @@ static __always_inline int state_changed(struct sock *sk, int from, int to, bool
 		if (!c)
 			return 0;
 		cookie = bpf_get_socket_cookie(sk);
-		port = sock_port(sk);
+		port = sk->__sk_common.skc_num;
 		/* close(2) has set both bits by now; shutdown(2) clears them, and
 		 * keeps a port that was bound. */
-		if (port && BPF_CORE_READ(sk, sk_shutdown) != (RCV_SHUTDOWN | SEND_SHUTDOWN)) {
+		if (port && sk->sk_shutdown != (RCV_SHUTDOWN | SEND_SHUTDOWN)) {
 			if (c->bound)
 				track(cookie, c);
-			report(sk, EVENT_UNLISTEN, cookie, port, c);
+			report(sk, IPPROTO_TCP, EVENT_UNLISTEN, cookie, port, c, true);
 			return 0;
 		}
 		untrack(cookie, c);
-		report(sk, EVENT_CLOSE, cookie, port, c);
+		mention(IPPROTO_TCP, EVENT_CLOSE, cookie, c);
 		return 0;
 	}
 	/* connect(2) of a bound socket. One that was not bound has no port yet. */
 	if (from == TCP_CLOSE && to == TCP_SYN_SENT && sk->__sk_common.skc_num &&
 	    observed(sk, IPPROTO_TCP, true))
-		ended(sk, EVENT_CONNECT, sock_cookie(sk));
+		ended(IPPROTO_TCP, EVENT_CONNECT, sock_cookie(sk));
 	return 0;
 }
 
@@ -86,7 +86,7 @@ int BPF_PROG(tcp_listen_start, struct sock *sk)
 		return 0;
 	c = control();
 	if (c)
-		report(sk, EVENT_LISTEN, bpf_get_socket_cookie(sk), sock_port(sk), c);
+		report(sk, IPPROTO_TCP, EVENT_LISTEN, bpf_get_socket_cookie(sk), sock_port(sk), c, true);
 	return 0;
 }
 
@@ -98,7 +98,7 @@ static __always_inline int bind_returned(struct socket *socket, int ret, __u16 p
 
 	if (ret || !sk || !observed(sk, protocol, true))
 		return 0;
-	bound(sk, bpf_get_socket_cookie(sk));
+	bound(sk, protocol, bpf_get_socket_cookie(sk), true);
 	return 0;
 }
 
@@ -153,7 +153,7 @@ static __always_inline int post_bind(struct bpf_sock *view, __u32 protocol)
 		return 1;
 	sk = cgroup_sock(view);
 	if (sk && observed(sk, protocol, false))
-		bound(sk, bpf_get_socket_cookie(view));
+		bound(sk, protocol, bpf_get_socket_cookie(view), false);
 	return 1;
 }
 
@@ -188,7 +188,7 @@ SEC("tp_btf/tcp_destroy_sock")
 int BPF_PROG(tcp_destroy, struct sock *sk)
 {
 	if (sk->__sk_common.skc_num && observed(sk, IPPROTO_TCP, true))
-		ended(sk, EVENT_CLOSE, sock_cookie(sk));
+		ended(IPPROTO_TCP, EVENT_CLOSE, sock_cookie(sk));
 	return 0;
 }
 
@@ -198,7 +198,7 @@ SEC("fentry/udp_lib_unhash")
 int BPF_PROG(udp_unhash, struct sock *sk)
 {
 	if (sk->__sk_common.skc_num && observed(sk, IPPROTO_UDP, true))
-		ended(sk, EVENT_CLOSE, sock_cookie(sk));
+		ended(IPPROTO_UDP, EVENT_CLOSE, sock_cookie(sk));
 	return 0;
 }
 
@@ -211,7 +211,7 @@ int udp_release(struct bpf_sock *view)
 		return 1;
 	sk = cgroup_sock(view);
 	if (sk && sock_port(sk) && observed(sk, IPPROTO_UDP, false))
-		ended(sk, EVENT_CLOSE, sock_cookie(sk));
+		ended(IPPROTO_UDP, EVENT_CLOSE, sock_cookie(sk));
 	return 1;
 }
 
@@ -220,7 +220,7 @@ int udp_release(struct bpf_sock *view)
 static __always_inline int datagram_connected(struct sock *sk, int ret)
 {
 	if (!ret && observed(sk, IPPROTO_UDP, true))
-		ended(sk, EVENT_CONNECT, sock_cookie(sk));
+		ended(IPPROTO_UDP, EVENT_CONNECT, sock_cookie(sk));
 	return 0;
 }
 
@@ -252,7 +252,7 @@ static __always_inline int datagram_connecting(struct bpf_sock_addr *view)
 	cookie = sock_cookie(sk);
 	c = control();
 	if (c && cookie && (c->open || bpf_map_lookup_elem(&tracked, &cookie)))
-		report(sk, EVENT_CHECK, cookie, sock_port(sk), c);
+		mention(IPPROTO_UDP, EVENT_CHECK, cookie, c);
 	return 1;
 }
 

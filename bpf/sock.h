@@ -18,14 +18,6 @@ struct {
 	__uint(max_entries, 1 << 21);
 } events SEC(".maps");
 
-/* Inode numbers of the network namespaces that are observed. */
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, 1024);
-	__type(key, __u32);
-	__type(value, __u8);
-} namespaces SEC(".maps");
-
 /* Cookies of the sockets whose end is of interest: bound UDP, bound TCP. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
@@ -50,6 +42,9 @@ struct {
 	__type(value, __u64);
 } losses SEC(".maps");
 
+/* Inode number of the network namespace that is observed. */
+const volatile __u32 network_namespace;
+
 /* The agent's pid namespace; 0 if that is the initial one. */
 const volatile __u32 pid_namespace;
 
@@ -73,16 +68,12 @@ static __always_inline __u32 sock_netns(struct sock *sk, bool trusted)
 		       : BPF_CORE_READ(sk, __sk_common.skc_net.net, ns.inum);
 }
 
-/* Is it a socket of this protocol, in a namespace that is observed? */
+/* Is it a socket of this protocol, in the namespace that is observed? */
 static __always_inline bool observed(struct sock *sk, __u16 protocol, bool trusted)
 {
-	__u32 netns;
-
 	/* Not a byte: MPTCP is 262. */
-	if (sock_read(trusted, sk, sk_protocol) != protocol)
-		return false;
-	netns = sock_netns(sk, trusted);
-	return bpf_map_lookup_elem(&namespaces, &netns) != NULL;
+	return sock_read(trusted, sk, sk_protocol) == protocol &&
+	       sock_netns(sk, trusted) == network_namespace;
 }
 
 static __always_inline __u16 sock_port(struct sock *sk)
@@ -101,9 +92,9 @@ static __always_inline __u64 sock_cookie(struct sock *sk)
 	return BPF_CORE_READ(sk, __sk_common.skc_cookie.counter);
 }
 
-static __always_inline __u32 sock_inode(struct sock *sk)
+static __always_inline __u32 sock_inode(struct sock *sk, bool trusted)
 {
-	struct socket *socket = BPF_CORE_READ(sk, sk_socket);
+	struct socket *socket = sock_read(trusted, sk, sk_socket);
 	struct socket_alloc *alloc;
 
 	if (!socket)
@@ -142,30 +133,38 @@ static __noinline __u32 task_pid(void)
 	return 0;
 }
 
-static __noinline void fill(struct event *e, struct sock *sk)
+static __always_inline void describe(struct event *e, struct sock *sk, bool trusted)
 {
-	e->observed = bpf_ktime_get_ns();
 	e->cgroup = 0;
 	if (bpf_core_field_exists(sk->sk_cgrp_data.cgroup))
-		e->cgroup = BPF_CORE_READ(sk, sk_cgrp_data.cgroup, kn, id);
-	e->netns = sock_netns(sk, false);
+		e->cgroup = trusted ? sk->sk_cgrp_data.cgroup->kn->id
+				    : BPF_CORE_READ(sk, sk_cgrp_data.cgroup, kn, id);
+	e->netns = network_namespace;
 	e->pid = task_pid();
-	e->uid = BPF_CORE_READ(sk, sk_uid.val);
-	e->inode = sock_inode(sk);
-	e->device = BPF_CORE_READ(sk, __sk_common.skc_bound_dev_if);
-	e->protocol = BPF_CORE_READ(sk, sk_protocol);
-	e->family = BPF_CORE_READ(sk, __sk_common.skc_family);
+	e->uid = sock_read(trusted, sk, sk_uid.val);
+	e->inode = sock_inode(sk, trusted);
+	e->device = sock_read(trusted, sk, __sk_common.skc_bound_dev_if);
+	e->family = sock_read(trusted, sk, __sk_common.skc_family);
 	e->v6only = BPF_CORE_READ_BITFIELD_PROBED(sk, __sk_common.skc_ipv6only);
-	e->state = sock_state(sk);
-	__builtin_memset(e->padding, 0, sizeof(e->padding));
+	e->state = sock_read(trusted, sk, __sk_common.skc_state);
 	__builtin_memset(e->address, 0, sizeof(e->address));
 	if (e->family == AF_INET6) {
 		if (bpf_core_field_exists(sk->__sk_common.skc_v6_rcv_saddr))
 			bpf_core_read(e->address, 16, &sk->__sk_common.skc_v6_rcv_saddr);
 	} else {
-		bpf_core_read(e->address, 4, &sk->__sk_common.skc_rcv_saddr);
+		*(__be32 *)e->address = sock_read(trusted, sk, __sk_common.skc_rcv_saddr);
 	}
 	bpf_get_current_comm(e->comm, sizeof(e->comm));
+}
+
+static __noinline __attribute__((unused)) void describe_trusted(struct event *e, struct sock *sk)
+{
+	describe(e, sk, true);
+}
+
+static __noinline __attribute__((unused)) void describe_probed(struct event *e, struct sock *sk)
+{
+	describe(e, sk, false);
 }
 
 static __always_inline void lose(volatile struct control *c)
@@ -205,9 +204,19 @@ static __always_inline void submit(struct event *e, volatile struct control *c)
 		bpf_ringbuf_discard(kick, BPF_RB_FORCE_WAKEUP);
 }
 
+/* What an event tells of any socket; the rest of it is not written. */
+static __always_inline void begin(struct event *e, __u8 protocol, __u8 kind, __u64 cookie)
+{
+	e->observed = bpf_ktime_get_ns();
+	e->cookie = cookie;
+	e->kind = kind;
+	e->protocol = protocol;
+	__builtin_memset(e->padding, 0, sizeof(e->padding));
+}
+
 /* The socket's namespace is observed: the caller has looked. */
-static __always_inline void report(struct sock *sk, __u8 kind, __u64 cookie, __u16 port,
-				   volatile struct control *c)
+static __always_inline void report(struct sock *sk, __u8 protocol, __u8 kind, __u64 cookie,
+				   __u16 port, volatile struct control *c, bool trusted)
 {
 	struct event *e = bpf_ringbuf_reserve(&events, sizeof(*e), 0);
 
@@ -215,10 +224,27 @@ static __always_inline void report(struct sock *sk, __u8 kind, __u64 cookie, __u
 		lose(c);
 		return;
 	}
-	fill(e, sk);
-	e->kind = kind;
-	e->cookie = cookie;
+	begin(e, protocol, kind, cookie);
 	e->port = port;
+	if (trusted)
+		describe_trusted(e, sk);
+	else
+		describe_probed(e, sk);
+	submit(e, c);
+}
+
+/* Of a socket that the agent knows, or need not know. */
+static __always_inline void mention(__u8 protocol, __u8 kind, __u64 cookie,
+				    volatile struct control *c)
+{
+	struct event *e = bpf_ringbuf_reserve(&events, sizeof(*e), 0);
+
+	if (!e) {
+		lose(c);
+		return;
+	}
+	__builtin_memset(e, 0, sizeof(*e));
+	begin(e, protocol, kind, cookie);
 	submit(e, c);
 }
 
@@ -238,7 +264,7 @@ static __always_inline bool untrack(__u64 cookie, volatile struct control *c)
 }
 
 /* bind(2) succeeded. */
-static __always_inline void bound(struct sock *sk, __u64 cookie)
+static __always_inline void bound(struct sock *sk, __u8 protocol, __u64 cookie, bool trusted)
 {
 	volatile struct control *c = control();
 	__u16 port = sock_port(sk);
@@ -247,16 +273,16 @@ static __always_inline void bound(struct sock *sk, __u64 cookie)
 	if (!c || !port)
 		return;
 	track(cookie, c);
-	report(sk, EVENT_BIND, cookie, port, c);
+	report(sk, protocol, EVENT_BIND, cookie, port, c, trusted);
 }
 
 /* The socket is about to give up its port, or has got a peer. */
-static __always_inline void ended(struct sock *sk, __u8 kind, __u64 cookie)
+static __always_inline void ended(__u8 protocol, __u8 kind, __u64 cookie)
 {
 	volatile struct control *c = control();
 
 	if (c && untrack(cookie, c))
-		report(sk, kind, cookie, sock_port(sk), c);
+		mention(protocol, kind, cookie, c);
 }
 
 #endif

@@ -49,7 +49,7 @@ static __always_inline int hashed(struct sock *sk)
 		return 0;
 	c = control();
 	if (c)
-		report(sk, EVENT_LISTEN, sock_cookie(sk), sock_port(sk), c);
+		report(sk, IPPROTO_TCP, EVENT_LISTEN, sock_cookie(sk), sock_port(sk), c, false);
 	return 0;
 }
 
@@ -78,7 +78,7 @@ static __always_inline int bind_returned(int ret, __u16 protocol)
 	struct sock *sk = call_returned(ret, protocol);
 
 	if (sk)
-		bound(sk, sock_cookie(sk));
+		bound(sk, protocol, sock_cookie(sk), false);
 	return 0;
 }
 
@@ -136,7 +136,7 @@ SEC("kprobe/udp_lib_unhash")
 int BPF_KPROBE(udp_unhash_kp, struct sock *sk)
 {
 	if (sock_port(sk) && observed(sk, IPPROTO_UDP, false))
-		ended(sk, EVENT_CLOSE, sock_cookie(sk));
+		ended(IPPROTO_UDP, EVENT_CLOSE, sock_cookie(sk));
 	return 0;
 }
 
@@ -145,7 +145,7 @@ static __always_inline int connect_returned(int ret)
 	struct sock *sk = call_returned(ret, IPPROTO_UDP);
 
 	if (sk)
-		ended(sk, EVENT_CONNECT, sock_cookie(sk));
+		ended(IPPROTO_UDP, EVENT_CONNECT, sock_cookie(sk));
 	return 0;
 }
 

@@ -61,22 +61,21 @@ func (k *kernel) open(ringBytes int, netns uint32) error {
 			continue
 		}
 		spec.Maps[sockMapEvents].MaxEntries = uint32(ringBytes)
-		if err := spec.Variables[sockVarPidNamespace].Set(pidns); err != nil {
+		if err := errors.Join(
+			spec.Variables[sockVarNetworkNamespace].Set(netns), spec.Variables[sockVarPidNamespace].Set(pidns),
+		); err != nil {
 			return fmt.Errorf("configure: %w", err)
 		}
 		k.specs = append(k.specs, spec)
 	}
 	for _, name := range []string{
-		sockMapEvents, sockMapNamespaces, sockMapTracked, sockMapControls, sockMapLosses,
+		sockMapEvents, sockMapTracked, sockMapControls, sockMapLosses,
 	} {
 		m, err := ebpf.NewMap(k.specs[0].Maps[name])
 		if err != nil {
 			return fmt.Errorf("make map %s: %w", name, err)
 		}
 		k.maps[name] = m
-	}
-	if err := k.maps[sockMapNamespaces].Put(netns, uint8(1)); err != nil {
-		return fmt.Errorf("observe namespace: %w", err)
 	}
 	return nil
 }

@@ -90,7 +90,9 @@ func (c *Conflicts) attach(netns uint32, hooks []string) error {
 	if err != nil {
 		return err
 	}
-	if err := spec.Variables[conflictVarPidNamespace].Set(pidns); err != nil {
+	if err := errors.Join(
+		spec.Variables[conflictVarNetworkNamespace].Set(netns), spec.Variables[conflictVarPidNamespace].Set(pidns),
+	); err != nil {
 		return fmt.Errorf("configure: %w", err)
 	}
 	for name := range spec.Programs {
@@ -108,9 +110,6 @@ func (c *Conflicts) attach(netns uint32, hooks []string) error {
 		return fmt.Errorf("load: %w", err)
 	}
 	c.made = append(c.made, closer(func() error { collection.Close(); return nil }))
-	if err := collection.Maps[conflictMapNamespaces].Put(netns, uint8(1)); err != nil {
-		return fmt.Errorf("observe namespace: %w", err)
-	}
 	c.bits = collection.Maps[conflictMapPlaceholders]
 	if c.reader, err = ringbuf.NewReader(collection.Maps[conflictMapEvents]); err != nil {
 		return fmt.Errorf("ring buffer: %w", err)

@@ -16,17 +16,17 @@ import (
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
-	conflictMapControls       = "controls"
-	conflictMapEvents         = "events"
-	conflictMapLosses         = "losses"
-	conflictMapNamespaces     = "namespaces"
-	conflictMapPlaceholders   = "placeholders"
-	conflictMapTracked        = "tracked"
-	conflictProgConflictBind4 = "conflict_bind4"
-	conflictProgConflictBind6 = "conflict_bind6"
-	conflictProgConflictTcp   = "conflict_tcp"
-	conflictProgConflictUdp   = "conflict_udp"
-	conflictVarPidNamespace   = "pid_namespace"
+	conflictMapControls         = "controls"
+	conflictMapEvents           = "events"
+	conflictMapLosses           = "losses"
+	conflictMapPlaceholders     = "placeholders"
+	conflictMapTracked          = "tracked"
+	conflictProgConflictBind4   = "conflict_bind4"
+	conflictProgConflictBind6   = "conflict_bind6"
+	conflictProgConflictTcp     = "conflict_tcp"
+	conflictProgConflictUdp     = "conflict_udp"
+	conflictVarNetworkNamespace = "network_namespace"
+	conflictVarPidNamespace     = "pid_namespace"
 )
 
 // loadConflict returns the embedded CollectionSpec for conflict.
@@ -84,7 +84,6 @@ type conflictMapSpecs struct {
 	Controls     *ebpf.MapSpec `ebpf:"controls"`
 	Events       *ebpf.MapSpec `ebpf:"events"`
 	Losses       *ebpf.MapSpec `ebpf:"losses"`
-	Namespaces   *ebpf.MapSpec `ebpf:"namespaces"`
 	Placeholders *ebpf.MapSpec `ebpf:"placeholders"`
 	Tracked      *ebpf.MapSpec `ebpf:"tracked"`
 }
@@ -93,7 +92,8 @@ type conflictMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type conflictVariableSpecs struct {
-	PidNamespace *ebpf.VariableSpec `ebpf:"pid_namespace"`
+	NetworkNamespace *ebpf.VariableSpec `ebpf:"network_namespace"`
+	PidNamespace     *ebpf.VariableSpec `ebpf:"pid_namespace"`
 }
 
 // conflictObjects contains all objects after they have been loaded into the kernel.
@@ -119,7 +119,6 @@ type conflictMaps struct {
 	Controls     *ebpf.Map `ebpf:"controls"`
 	Events       *ebpf.Map `ebpf:"events"`
 	Losses       *ebpf.Map `ebpf:"losses"`
-	Namespaces   *ebpf.Map `ebpf:"namespaces"`
 	Placeholders *ebpf.Map `ebpf:"placeholders"`
 	Tracked      *ebpf.Map `ebpf:"tracked"`
 }
@@ -129,7 +128,6 @@ func (m *conflictMaps) Close() error {
 		m.Controls,
 		m.Events,
 		m.Losses,
-		m.Namespaces,
 		m.Placeholders,
 		m.Tracked,
 	)
@@ -139,7 +137,8 @@ func (m *conflictMaps) Close() error {
 //
 // It can be passed to loadConflictObjects or ebpf.CollectionSpec.LoadAndAssign.
 type conflictVariables struct {
-	PidNamespace *ebpf.Variable `ebpf:"pid_namespace"`
+	NetworkNamespace *ebpf.Variable `ebpf:"network_namespace"`
+	PidNamespace     *ebpf.Variable `ebpf:"pid_namespace"`
 }
 
 // conflictPrograms contains all programs after they have been loaded into the kernel.

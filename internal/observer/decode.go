@@ -51,6 +51,11 @@ func (d *decoder) decode(sample []byte, r *record) error {
 	if protocol != port.TCP && protocol != port.UDP {
 		return fmt.Errorf("event of %v: want tcp or udp", protocol)
 	}
+	switch kind {
+	case sockEventKindEVENT_CLOSE, sockEventKindEVENT_CONNECT, sockEventKindEVENT_CHECK:
+		*r = record{kind: kind, socket: Socket{Cookie: e.Cookie, Protocol: protocol, Observed: int64(e.Observed)}}
+		return nil
+	}
 	address, err := localAddress(e.Family, e.Address)
 	if err != nil {
 		return fmt.Errorf("event: %w", err)

@@ -96,6 +96,19 @@ func TestDecodeRefuses(t *testing.T) {
 	}
 }
 
+func TestDecodeTakesOnlyTheCookieOfWhatEnds(t *testing.T) {
+	want := Socket{Cookie: 7, Protocol: port.UDP, Observed: 9}
+	for _, kind := range []sockEventKind{
+		sockEventKindEVENT_CLOSE, sockEventKindEVENT_CONNECT, sockEventKindEVENT_CHECK,
+	} {
+		var r record
+		e := sockEvent{Kind: uint8(kind), Protocol: uint8(port.UDP), Cookie: 7, Observed: 9, Port: 5}
+		if err := newDecoder().decode(sample(e), &r); err != nil || r.kind != kind || r.socket != want {
+			t.Errorf("kind %v: %+v, %v", kind, r, err)
+		}
+	}
+}
+
 func TestDecodeAllocatesNothing(t *testing.T) {
 	d, b := newDecoder(), sample(listenEvent())
 	var r record
@@ -131,6 +144,12 @@ func FuzzDecode(f *testing.F) {
 			return
 		}
 		s := r.socket
+		if r.kind >= sockEventKindEVENT_CLOSE {
+			if s != (Socket{Cookie: s.Cookie, Protocol: s.Protocol, Observed: s.Observed}) {
+				t.Errorf("%+v", s)
+			}
+			return
+		}
 		if !s.Address.IsValid() || s.Address.Is4In6() || s.Address.Zone() != "" || len(s.Comm) > 16 {
 			t.Errorf("%+v", s)
 		}

@@ -65,34 +65,34 @@ const (
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
-	sockMapControls        = "controls"
-	sockMapEvents          = "events"
-	sockMapLosses          = "losses"
-	sockMapNamespaces      = "namespaces"
-	sockMapTracked         = "tracked"
-	sockProgTcpDestroy     = "tcp_destroy"
-	sockProgTcpInet6Bind   = "tcp_inet6_bind"
-	sockProgTcpInetBind    = "tcp_inet_bind"
-	sockProgTcpListenStart = "tcp_listen_start"
-	sockProgTcpPostBind4   = "tcp_post_bind4"
-	sockProgTcpPostBind6   = "tcp_post_bind6"
-	sockProgTcpState       = "tcp_state"
-	sockProgTcpStateStop   = "tcp_state_stop"
-	sockProgUdpConnect4    = "udp_connect4"
-	sockProgUdpConnect6    = "udp_connect6"
-	sockProgUdpConnecting4 = "udp_connecting4"
-	sockProgUdpConnecting6 = "udp_connecting6"
-	sockProgUdpExplicit    = "udp_explicit"
-	sockProgUdpInet6Bind   = "udp_inet6_bind"
-	sockProgUdpInetBind    = "udp_inet_bind"
-	sockProgUdpPostBind4   = "udp_post_bind4"
-	sockProgUdpPostBind6   = "udp_post_bind6"
-	sockProgUdpRelease     = "udp_release"
-	sockProgUdpUnhash      = "udp_unhash"
-	sockVarPidNamespace    = "pid_namespace"
-	sockVarUnusedEvent     = "unused_event"
-	sockVarUnusedKind      = "unused_kind"
-	sockVarUnusedSleep     = "unused_sleep"
+	sockMapControls         = "controls"
+	sockMapEvents           = "events"
+	sockMapLosses           = "losses"
+	sockMapTracked          = "tracked"
+	sockProgTcpDestroy      = "tcp_destroy"
+	sockProgTcpInet6Bind    = "tcp_inet6_bind"
+	sockProgTcpInetBind     = "tcp_inet_bind"
+	sockProgTcpListenStart  = "tcp_listen_start"
+	sockProgTcpPostBind4    = "tcp_post_bind4"
+	sockProgTcpPostBind6    = "tcp_post_bind6"
+	sockProgTcpState        = "tcp_state"
+	sockProgTcpStateStop    = "tcp_state_stop"
+	sockProgUdpConnect4     = "udp_connect4"
+	sockProgUdpConnect6     = "udp_connect6"
+	sockProgUdpConnecting4  = "udp_connecting4"
+	sockProgUdpConnecting6  = "udp_connecting6"
+	sockProgUdpExplicit     = "udp_explicit"
+	sockProgUdpInet6Bind    = "udp_inet6_bind"
+	sockProgUdpInetBind     = "udp_inet_bind"
+	sockProgUdpPostBind4    = "udp_post_bind4"
+	sockProgUdpPostBind6    = "udp_post_bind6"
+	sockProgUdpRelease      = "udp_release"
+	sockProgUdpUnhash       = "udp_unhash"
+	sockVarNetworkNamespace = "network_namespace"
+	sockVarPidNamespace     = "pid_namespace"
+	sockVarUnusedEvent      = "unused_event"
+	sockVarUnusedKind       = "unused_kind"
+	sockVarUnusedSleep      = "unused_sleep"
 )
 
 // loadSock returns the embedded CollectionSpec for sock.
@@ -162,21 +162,21 @@ type sockProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type sockMapSpecs struct {
-	Controls   *ebpf.MapSpec `ebpf:"controls"`
-	Events     *ebpf.MapSpec `ebpf:"events"`
-	Losses     *ebpf.MapSpec `ebpf:"losses"`
-	Namespaces *ebpf.MapSpec `ebpf:"namespaces"`
-	Tracked    *ebpf.MapSpec `ebpf:"tracked"`
+	Controls *ebpf.MapSpec `ebpf:"controls"`
+	Events   *ebpf.MapSpec `ebpf:"events"`
+	Losses   *ebpf.MapSpec `ebpf:"losses"`
+	Tracked  *ebpf.MapSpec `ebpf:"tracked"`
 }
 
 // sockVariableSpecs contains global variables before they are loaded into the kernel.
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type sockVariableSpecs struct {
-	PidNamespace *ebpf.VariableSpec `ebpf:"pid_namespace"`
-	UnusedEvent  *ebpf.VariableSpec `ebpf:"unused_event"`
-	UnusedKind   *ebpf.VariableSpec `ebpf:"unused_kind"`
-	UnusedSleep  *ebpf.VariableSpec `ebpf:"unused_sleep"`
+	NetworkNamespace *ebpf.VariableSpec `ebpf:"network_namespace"`
+	PidNamespace     *ebpf.VariableSpec `ebpf:"pid_namespace"`
+	UnusedEvent      *ebpf.VariableSpec `ebpf:"unused_event"`
+	UnusedKind       *ebpf.VariableSpec `ebpf:"unused_kind"`
+	UnusedSleep      *ebpf.VariableSpec `ebpf:"unused_sleep"`
 }
 
 // sockObjects contains all objects after they have been loaded into the kernel.
@@ -199,11 +199,10 @@ func (o *sockObjects) Close() error {
 //
 // It can be passed to loadSockObjects or ebpf.CollectionSpec.LoadAndAssign.
 type sockMaps struct {
-	Controls   *ebpf.Map `ebpf:"controls"`
-	Events     *ebpf.Map `ebpf:"events"`
-	Losses     *ebpf.Map `ebpf:"losses"`
-	Namespaces *ebpf.Map `ebpf:"namespaces"`
-	Tracked    *ebpf.Map `ebpf:"tracked"`
+	Controls *ebpf.Map `ebpf:"controls"`
+	Events   *ebpf.Map `ebpf:"events"`
+	Losses   *ebpf.Map `ebpf:"losses"`
+	Tracked  *ebpf.Map `ebpf:"tracked"`
 }
 
 func (m *sockMaps) Close() error {
@@ -211,7 +210,6 @@ func (m *sockMaps) Close() error {
 		m.Controls,
 		m.Events,
 		m.Losses,
-		m.Namespaces,
 		m.Tracked,
 	)
 }
@@ -220,10 +218,11 @@ func (m *sockMaps) Close() error {
 //
 // It can be passed to loadSockObjects or ebpf.CollectionSpec.LoadAndAssign.
 type sockVariables struct {
-	PidNamespace *ebpf.Variable `ebpf:"pid_namespace"`
-	UnusedEvent  *ebpf.Variable `ebpf:"unused_event"`
-	UnusedKind   *ebpf.Variable `ebpf:"unused_kind"`
-	UnusedSleep  *ebpf.Variable `ebpf:"unused_sleep"`
+	NetworkNamespace *ebpf.Variable `ebpf:"network_namespace"`
+	PidNamespace     *ebpf.Variable `ebpf:"pid_namespace"`
+	UnusedEvent      *ebpf.Variable `ebpf:"unused_event"`
+	UnusedKind       *ebpf.Variable `ebpf:"unused_kind"`
+	UnusedSleep      *ebpf.Variable `ebpf:"unused_sleep"`
 }
 
 // sockPrograms contains all programs after they have been loaded into the kernel.

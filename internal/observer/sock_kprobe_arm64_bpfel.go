@@ -16,28 +16,28 @@ import (
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
-	sockKprobeMapCalls          = "calls"
-	sockKprobeMapControls       = "controls"
-	sockKprobeMapEvents         = "events"
-	sockKprobeMapLosses         = "losses"
-	sockKprobeMapNamespaces     = "namespaces"
-	sockKprobeMapTracked        = "tracked"
-	sockKprobeProgTcpBind4Enter = "tcp_bind4_enter"
-	sockKprobeProgTcpBind4Exit  = "tcp_bind4_exit"
-	sockKprobeProgTcpBind6Enter = "tcp_bind6_enter"
-	sockKprobeProgTcpBind6Exit  = "tcp_bind6_exit"
-	sockKprobeProgTcpInet6Hash  = "tcp_inet6_hash"
-	sockKprobeProgTcpInetHash   = "tcp_inet_hash"
-	sockKprobeProgUdpBind4Enter = "udp_bind4_enter"
-	sockKprobeProgUdpBind4Exit  = "udp_bind4_exit"
-	sockKprobeProgUdpBind6Enter = "udp_bind6_enter"
-	sockKprobeProgUdpBind6Exit  = "udp_bind6_exit"
-	sockKprobeProgUdpConn4Enter = "udp_conn4_enter"
-	sockKprobeProgUdpConn4Exit  = "udp_conn4_exit"
-	sockKprobeProgUdpConn6Enter = "udp_conn6_enter"
-	sockKprobeProgUdpConn6Exit  = "udp_conn6_exit"
-	sockKprobeProgUdpUnhashKp   = "udp_unhash_kp"
-	sockKprobeVarPidNamespace   = "pid_namespace"
+	sockKprobeMapCalls            = "calls"
+	sockKprobeMapControls         = "controls"
+	sockKprobeMapEvents           = "events"
+	sockKprobeMapLosses           = "losses"
+	sockKprobeMapTracked          = "tracked"
+	sockKprobeProgTcpBind4Enter   = "tcp_bind4_enter"
+	sockKprobeProgTcpBind4Exit    = "tcp_bind4_exit"
+	sockKprobeProgTcpBind6Enter   = "tcp_bind6_enter"
+	sockKprobeProgTcpBind6Exit    = "tcp_bind6_exit"
+	sockKprobeProgTcpInet6Hash    = "tcp_inet6_hash"
+	sockKprobeProgTcpInetHash     = "tcp_inet_hash"
+	sockKprobeProgUdpBind4Enter   = "udp_bind4_enter"
+	sockKprobeProgUdpBind4Exit    = "udp_bind4_exit"
+	sockKprobeProgUdpBind6Enter   = "udp_bind6_enter"
+	sockKprobeProgUdpBind6Exit    = "udp_bind6_exit"
+	sockKprobeProgUdpConn4Enter   = "udp_conn4_enter"
+	sockKprobeProgUdpConn4Exit    = "udp_conn4_exit"
+	sockKprobeProgUdpConn6Enter   = "udp_conn6_enter"
+	sockKprobeProgUdpConn6Exit    = "udp_conn6_exit"
+	sockKprobeProgUdpUnhashKp     = "udp_unhash_kp"
+	sockKprobeVarNetworkNamespace = "network_namespace"
+	sockKprobeVarPidNamespace     = "pid_namespace"
 )
 
 // loadSockKprobe returns the embedded CollectionSpec for sockKprobe.
@@ -103,19 +103,19 @@ type sockKprobeProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type sockKprobeMapSpecs struct {
-	Calls      *ebpf.MapSpec `ebpf:"calls"`
-	Controls   *ebpf.MapSpec `ebpf:"controls"`
-	Events     *ebpf.MapSpec `ebpf:"events"`
-	Losses     *ebpf.MapSpec `ebpf:"losses"`
-	Namespaces *ebpf.MapSpec `ebpf:"namespaces"`
-	Tracked    *ebpf.MapSpec `ebpf:"tracked"`
+	Calls    *ebpf.MapSpec `ebpf:"calls"`
+	Controls *ebpf.MapSpec `ebpf:"controls"`
+	Events   *ebpf.MapSpec `ebpf:"events"`
+	Losses   *ebpf.MapSpec `ebpf:"losses"`
+	Tracked  *ebpf.MapSpec `ebpf:"tracked"`
 }
 
 // sockKprobeVariableSpecs contains global variables before they are loaded into the kernel.
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type sockKprobeVariableSpecs struct {
-	PidNamespace *ebpf.VariableSpec `ebpf:"pid_namespace"`
+	NetworkNamespace *ebpf.VariableSpec `ebpf:"network_namespace"`
+	PidNamespace     *ebpf.VariableSpec `ebpf:"pid_namespace"`
 }
 
 // sockKprobeObjects contains all objects after they have been loaded into the kernel.
@@ -138,12 +138,11 @@ func (o *sockKprobeObjects) Close() error {
 //
 // It can be passed to loadSockKprobeObjects or ebpf.CollectionSpec.LoadAndAssign.
 type sockKprobeMaps struct {
-	Calls      *ebpf.Map `ebpf:"calls"`
-	Controls   *ebpf.Map `ebpf:"controls"`
-	Events     *ebpf.Map `ebpf:"events"`
-	Losses     *ebpf.Map `ebpf:"losses"`
-	Namespaces *ebpf.Map `ebpf:"namespaces"`
-	Tracked    *ebpf.Map `ebpf:"tracked"`
+	Calls    *ebpf.Map `ebpf:"calls"`
+	Controls *ebpf.Map `ebpf:"controls"`
+	Events   *ebpf.Map `ebpf:"events"`
+	Losses   *ebpf.Map `ebpf:"losses"`
+	Tracked  *ebpf.Map `ebpf:"tracked"`
 }
 
 func (m *sockKprobeMaps) Close() error {
@@ -152,7 +151,6 @@ func (m *sockKprobeMaps) Close() error {
 		m.Controls,
 		m.Events,
 		m.Losses,
-		m.Namespaces,
 		m.Tracked,
 	)
 }
@@ -161,7 +159,8 @@ func (m *sockKprobeMaps) Close() error {
 //
 // It can be passed to loadSockKprobeObjects or ebpf.CollectionSpec.LoadAndAssign.
 type sockKprobeVariables struct {
-	PidNamespace *ebpf.Variable `ebpf:"pid_namespace"`
+	NetworkNamespace *ebpf.Variable `ebpf:"network_namespace"`
+	PidNamespace     *ebpf.Variable `ebpf:"pid_namespace"`
 }
 
 // sockKprobePrograms contains all programs after they have been loaded into the kernel.
