@@ -24,8 +24,10 @@ static __always_inline int state_changed(struct sock *sk, int from, int to, bool
 	__u64 cookie;
 	__u16 port;
 
+	if (!observed(sk, IPPROTO_TCP, true))
+		return 0;
 	if (to == TCP_LISTEN) {
-		if (from == TCP_LISTEN || !observed(sk, IPPROTO_TCP, true))
+		if (from == TCP_LISTEN)
 			return 0;
 		/* Also makes the cookie, for hooks that only can read it. */
 		cookie = bpf_get_socket_cookie(sk);
@@ -38,7 +40,7 @@ static __always_inline int state_changed(struct sock *sk, int from, int to, bool
 		return 0;
 	}
 	if (from == TCP_LISTEN) {
-		if (to != TCP_CLOSE || !observed(sk, IPPROTO_TCP, true))
+		if (to != TCP_CLOSE)
 			return 0;
 		c = control();
 		if (!c)
@@ -58,8 +60,7 @@ static __always_inline int state_changed(struct sock *sk, int from, int to, bool
 		return 0;
 	}
 	/* connect(2) of a bound socket. One that was not bound has no port yet. */
-	if (from == TCP_CLOSE && to == TCP_SYN_SENT && sk->__sk_common.skc_num &&
-	    observed(sk, IPPROTO_TCP, true))
+	if (from == TCP_CLOSE && to == TCP_SYN_SENT && sk->__sk_common.skc_num)
 		ended(IPPROTO_TCP, EVENT_CONNECT, sock_cookie(sk));
 	return 0;
 }

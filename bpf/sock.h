@@ -58,7 +58,8 @@ static __always_inline volatile struct control *control(void)
 /*
  * Most sockets that the hooks meet are of no interest, so what decides that is
  * cheap: programs that know the type of sk (trusted) read it with plain loads,
- * the others with probes.
+ * the others with probes. To load a pointer plainly takes the verifier a
+ * millisecond or more, on each path to it: only sock_netns does, and once.
  */
 #define sock_read(trusted, sk, field) ((trusted) ? (sk)->field : BPF_CORE_READ(sk, field))
 
@@ -92,9 +93,9 @@ static __always_inline __u64 sock_cookie(struct sock *sk)
 	return BPF_CORE_READ(sk, __sk_common.skc_cookie.counter);
 }
 
-static __always_inline __u32 sock_inode(struct sock *sk, bool trusted)
+static __always_inline __u32 sock_inode(struct sock *sk)
 {
-	struct socket *socket = sock_read(trusted, sk, sk_socket);
+	struct socket *socket = BPF_CORE_READ(sk, sk_socket);
 	struct socket_alloc *alloc;
 
 	if (!socket)
@@ -137,12 +138,11 @@ static __always_inline void describe(struct event *e, struct sock *sk, bool trus
 {
 	e->cgroup = 0;
 	if (bpf_core_field_exists(sk->sk_cgrp_data.cgroup))
-		e->cgroup = trusted ? sk->sk_cgrp_data.cgroup->kn->id
-				    : BPF_CORE_READ(sk, sk_cgrp_data.cgroup, kn, id);
+		e->cgroup = BPF_CORE_READ(sk, sk_cgrp_data.cgroup, kn, id);
 	e->netns = network_namespace;
 	e->pid = task_pid();
 	e->uid = sock_read(trusted, sk, sk_uid.val);
-	e->inode = sock_inode(sk, trusted);
+	e->inode = sock_inode(sk);
 	e->device = sock_read(trusted, sk, __sk_common.skc_bound_dev_if);
 	e->family = sock_read(trusted, sk, __sk_common.skc_family);
 	e->v6only = BPF_CORE_READ_BITFIELD_PROBED(sk, __sk_common.skc_ipv6only);

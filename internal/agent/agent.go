@@ -48,6 +48,7 @@ type Agent struct {
 
 	sockets    *own.Sockets
 	observer   *attachReport
+	types      observer.Types // of the kernel, until the start is over
 	sources    []Source
 	registry   *registry.Registry
 	forward    *forward.Server
@@ -90,7 +91,7 @@ func (a *Agent) wireSources() error {
 		return err
 	}
 	o, err := observer.New(observer.Options{
-		Mode: mode, Interval: a.cfg.PollInterval, Audit: a.cfg.AuditInterval, Logger: a.log,
+		Mode: mode, Interval: a.cfg.PollInterval, Audit: a.cfg.AuditInterval, Logger: a.log, Types: &a.types,
 	})
 	if err != nil {
 		return fmt.Errorf("observer: %w", err)
@@ -114,7 +115,7 @@ func (a *Agent) newSource(name string) (Source, error) {
 	case socket.Name:
 		return socket.New(socket.Options{Observer: a.observer, Own: a.sockets.Has, Logger: a.log})
 	case "nat":
-		return newNATSource(a.log, a.cfg.Observer != observer.Poll.String())
+		return newNATSource(a.log, a.cfg.Observer != observer.Poll.String(), &a.types)
 	case "docker":
 		return docker.New(docker.Options{Hosts: a.cfg.Docker.Hosts, Retry: a.engineRetry(), Logger: a.log})
 	case "containerd":

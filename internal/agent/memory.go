@@ -40,6 +40,7 @@ func (a *Agent) settle(ctx context.Context) {
 		return
 	case <-pause.C:
 	}
+	a.types.Forget()
 	debug.FreeOSMemory()
 	if err := releaseCode(); err != nil {
 		a.log.Debug("pages of the executable stay mapped", "err", err)

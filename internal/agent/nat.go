@@ -20,13 +20,14 @@ type natSource struct {
 	*nat.Source
 	log     *slog.Logger
 	hooks   bool // whether BPF programs may be loaded
+	types   *observer.Types
 	legacy  *observer.Legacy
 	modules *observer.Modules
 }
 
-func newNATSource(log *slog.Logger, hooks bool) (*natSource, error) {
-	s := &natSource{log: log, hooks: hooks}
-	o := nat.Options{Log: log, Wake: s}
+func newNATSource(log *slog.Logger, hooks bool, types *observer.Types) (*natSource, error) {
+	s := &natSource{log: log, hooks: hooks, types: types}
+	o := nat.Options{Log: log, Wake: s, Types: types}
 	if !hooks {
 		o.Rungs = []string{nat.RungNetlink, nat.RungGeneration}
 	}
@@ -39,13 +40,13 @@ func newNATSource(log *slog.Logger, hooks bool) (*natSource, error) {
 func (s *natSource) Run(ctx context.Context, feed registry.Feed) error {
 	g, ctx := errgroup.WithContext(ctx)
 	if s.hooks {
-		if legacy, err := observer.OpenLegacy(observer.LegacyOptions{}); err != nil {
+		if legacy, err := observer.OpenLegacy(observer.LegacyOptions{Types: s.types}); err != nil {
 			s.log.Info("legacy iptables tables are polled", "err", err)
 		} else {
 			s.legacy = legacy
 			g.Go(func() error { return legacy.Run(ctx) })
 		}
-		if modules, err := observer.OpenModules(); err != nil {
+		if modules, err := observer.OpenModules(s.types); err != nil {
 			s.log.Debug("loads of kernel modules are not seen", "err", err)
 		} else {
 			s.modules = modules

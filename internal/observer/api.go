@@ -157,6 +157,10 @@ type Options struct {
 	// 64 KiB. It counts as the agent's memory. Default 4 MiB, some 43,000 events.
 	RingBytes int
 
+	// Types, if not nil, is shared with others that load programs. Whoever made
+	// it calls Forget when all have begun.
+	Types *Types
+
 	// Logger is told of rungs, losses, failures and their end. Default: none.
 	Logger *slog.Logger
 }

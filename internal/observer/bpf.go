@@ -24,19 +24,21 @@ import (
 // kernel is our part of the kernel: maps, programs and their links. It is used
 // by one goroutine, but for misses and track.
 type kernel struct {
-	specs    []*ebpf.CollectionSpec
+	specs    []*ebpf.CollectionSpec // the kprobes' only once they are asked for
 	maps     map[string]*ebpf.Map
-	cache    *btf.Cache      // only while attaching: it is large
+	cache    *btf.Cache      // only while attaching
 	cgroup   string          // mount point, "" until asked for
 	programs []*ebpf.Program // attached
-	explicit *link.Iter      // nil unless attached
+
+	configure func(*ebpf.CollectionSpec) error // and add to specs
+	explicit  *link.Iter                       // nil unless attached
 }
 
 var errNoHook = errors.New("no such hook in this build")
 
 // newKernel makes the maps and lets the hooks see netns. Nothing is attached.
 func newKernel(ringBytes int, netns uint32) (*kernel, error) {
-	k := &kernel{maps: make(map[string]*ebpf.Map), cache: btf.NewCache()}
+	k := &kernel{maps: make(map[string]*ebpf.Map)}
 	if err := k.open(ringBytes, netns); err != nil {
 		return nil, errors.Join(fmt.Errorf("bpf: %w", err), k.close())
 	}
@@ -52,14 +54,7 @@ func (k *kernel) open(ringBytes int, netns uint32) error {
 	if err != nil {
 		return err
 	}
-	for _, load := range []func() (*ebpf.CollectionSpec, error){loadSock, loadKprobes} {
-		spec, err := load()
-		if err != nil {
-			return err
-		}
-		if spec == nil {
-			continue
-		}
+	k.configure = func(spec *ebpf.CollectionSpec) error {
 		spec.Maps[sockMapEvents].MaxEntries = uint32(ringBytes)
 		if err := errors.Join(
 			spec.Variables[sockVarNetworkNamespace].Set(netns), spec.Variables[sockVarPidNamespace].Set(pidns),
@@ -67,6 +62,14 @@ func (k *kernel) open(ringBytes int, netns uint32) error {
 			return fmt.Errorf("configure: %w", err)
 		}
 		k.specs = append(k.specs, spec)
+		return nil
+	}
+	spec, err := loadSock()
+	if err != nil {
+		return err
+	}
+	if err := k.configure(spec); err != nil {
+		return err
 	}
 	for _, name := range []string{
 		sockMapEvents, sockMapTracked, sockMapControls, sockMapLosses,
@@ -104,6 +107,9 @@ func (k *kernel) attach(hooks []string) (_ io.Closer, err error) {
 			err = errors.Join(err, made.Close())
 		}
 	}()
+	if err := k.needKprobes(hooks); err != nil {
+		return nil, err
+	}
 	specs := make(map[string]*ebpf.ProgramSpec)
 	programs := make(map[string]*ebpf.Program)
 	for _, spec := range k.specs {
@@ -156,6 +162,19 @@ func (k *kernel) attach(hooks []string) (_ io.Closer, err error) {
 	k.programs = append(k.programs, counted...)
 	slices.Reverse(made)
 	return made, nil
+}
+
+// needKprobes reads their object if one of the hooks is in it: most kernels need
+// none of them.
+func (k *kernel) needKprobes(hooks []string) error {
+	if len(k.specs) > 1 || !slices.ContainsFunc(hooks, func(h string) bool { return k.specs[0].Programs[h] == nil }) {
+		return nil
+	}
+	spec, err := loadKprobes()
+	if spec == nil || err != nil {
+		return err
+	}
+	return k.configure(spec)
 }
 
 func (k *kernel) attachProgram(p *ebpf.Program, spec *ebpf.ProgramSpec) (link.Link, error) {

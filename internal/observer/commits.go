@@ -50,14 +50,14 @@ func CommitRungs() []string { return []string{RungFentry, RungKprobe} }
 
 // OpenCommits attaches one rung, RungFentry or RungKprobe, to nftables in the
 // network namespace at path, empty for that of the process. It fails if
-// nf_tables is a module that is not loaded. The caller calls Close.
-func OpenCommits(path, rung string) (*Commits, error) {
+// nf_tables is a module that is not loaded. The caller calls Close. types may be nil.
+func OpenCommits(path, rung string, types *Types) (*Commits, error) {
 	inode, err := netnsInode(path)
 	if err != nil {
 		return nil, fmt.Errorf("observe nftables: %w", err)
 	}
 	c := &Commits{rung: rung}
-	if err := c.attach(inode); err != nil {
+	if err := types.lend(func(cache *btf.Cache) error { return c.attach(inode, cache) }); err != nil {
 		return nil, fmt.Errorf("observe nftables: %s: %w", rung, errors.Join(err, c.Close()))
 	}
 	return c, nil
@@ -74,7 +74,7 @@ func netnsInode(path string) (uint32, error) {
 	return uint32(st.Ino), nil
 }
 
-func (c *Commits) attach(netns uint32) error {
+func (c *Commits) attach(netns uint32, types *btf.Cache) error {
 	load := loadNft
 	if c.rung == RungKprobe {
 		// Asked first, because to load the programs takes the agent 0.1 s of its start.
@@ -98,7 +98,7 @@ func (c *Commits) attach(netns uint32) error {
 	delete(spec.Maps, ".bss")
 	delete(spec.Variables, nftVarUnusedNftEvent)
 	delete(spec.Variables, nftVarUnusedNftKind)
-	collection, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{Cache: btf.NewCache()})
+	collection, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{Cache: types})
 	if err != nil {
 		return fmt.Errorf("load: %w", err)
 	}

@@ -13,6 +13,7 @@ import (
 	"sync"
 
 	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/btf"
 	"github.com/cilium/ebpf/link"
 	"github.com/cilium/ebpf/ringbuf"
 )
@@ -28,6 +29,8 @@ type LegacyOptions struct {
 	// Rungs limits the rungs that are tried, by name: RungFentry, RungKprobe,
 	// RungTracepoint. Empty means all.
 	Rungs []string
+	// Types, if not nil, is shared with others that load programs.
+	Types *Types
 }
 
 // Legacy tells when a legacy iptables table of one network namespace was replaced.
@@ -65,7 +68,7 @@ func OpenLegacy(opt LegacyOptions) (*Legacy, error) {
 			continue
 		}
 		l := &Legacy{changed: make(chan struct{}, 1), rung: r.name, lost: errors.Join(errs...)}
-		err := l.attach(netns, r.hooks)
+		err := opt.Types.lend(func(types *btf.Cache) error { return l.attach(netns, r.hooks, types) })
 		if err == nil {
 			return l, nil
 		}
@@ -74,7 +77,7 @@ func OpenLegacy(opt LegacyOptions) (*Legacy, error) {
 	return nil, fmt.Errorf("observe legacy tables: %w", errors.Join(errs...))
 }
 
-func (l *Legacy) attach(netns uint32, hooks []string) error {
+func (l *Legacy) attach(netns uint32, hooks []string, types *btf.Cache) error {
 	spec, err := loadNat()
 	if err != nil {
 		return err
@@ -88,7 +91,7 @@ func (l *Legacy) attach(netns uint32, hooks []string) error {
 		}
 	}
 	delete(spec.Maps, natMapModules)
-	collection, err := ebpf.NewCollection(spec)
+	collection, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{Cache: types})
 	if err != nil {
 		return fmt.Errorf("load: %w", err)
 	}

@@ -11,6 +11,7 @@ import (
 	"os"
 
 	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/btf"
 	"github.com/cilium/ebpf/ringbuf"
 )
 
@@ -23,8 +24,8 @@ type Modules struct {
 }
 
 // OpenModules attaches to the tracepoint of module loads. A kernel without
-// modules has none. The caller calls Run.
-func OpenModules() (_ *Modules, err error) {
+// modules has none. The caller calls Run. types may be nil.
+func OpenModules(types *Types) (_ *Modules, err error) {
 	m := &Modules{loaded: make(chan struct{}, 1)}
 	defer func() {
 		if err != nil {
@@ -38,8 +39,11 @@ func OpenModules() (_ *Modules, err error) {
 	spec.Programs = map[string]*ebpf.ProgramSpec{natProgModuleLoad: spec.Programs[natProgModuleLoad]}
 	spec.Maps = map[string]*ebpf.MapSpec{natMapModules: spec.Maps[natMapModules]}
 	clear(spec.Variables)
-	collection, err := ebpf.NewCollection(spec)
-	if err != nil {
+	var collection *ebpf.Collection
+	if err := types.lend(func(cache *btf.Cache) error {
+		collection, err = ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{Cache: cache})
+		return err
+	}); err != nil {
 		return nil, fmt.Errorf("load: %w", err)
 	}
 	m.made = closers{closer(func() error { collection.Close(); return nil })}

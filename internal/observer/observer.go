@@ -13,6 +13,8 @@ import (
 	"slices"
 	"sync"
 	"time"
+
+	"github.com/cilium/ebpf/btf"
 )
 
 // Observer tells a Handler which sockets serve.
@@ -175,7 +177,15 @@ func (s *session) run(ctx context.Context, h Handler) error {
 			}
 		})
 	}
-	rungs, polled, err := s.attach(e)
+	var rungs []Rung
+	var polled scope
+	err := s.options.Types.lend(func(types *btf.Cache) (err error) {
+		if s.kernel != nil {
+			s.kernel.cache = types
+		}
+		rungs, polled, err = s.attach(e)
+		return err
+	})
 	if err != nil {
 		return err
 	}
@@ -183,7 +193,7 @@ func (s *session) run(ctx context.Context, h Handler) error {
 	h.Rungs(rungs)
 	e.polled = polled
 	workers.Go(func() { e.findOwners(ctx) })
-	if s.kernel != nil {
+	if s.kernel != nil && s.options.Types == nil {
 		// Reading the kernel's types has left more garbage than all that is to
 		// come; the runtime alone would keep its room for minutes.
 		workers.Go(debug.FreeOSMemory)

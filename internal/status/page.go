@@ -11,7 +11,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"io/fs"
-	"mime"
 	"net"
 	"net/http"
 	"path"
@@ -57,11 +56,20 @@ func pageRoutes(mux *http.ServeMux) {
 	}
 }
 
+// contentType does not ask the system's table: it may say otherwise, and to read
+// it takes milliseconds of the start.
 func contentType(name string) string {
-	if path.Ext(name) == ".js" { // the system's table may say otherwise
+	switch path.Ext(name) {
+	case ".js":
 		return "text/javascript; charset=utf-8"
+	case ".css":
+		return "text/css; charset=utf-8"
+	case ".html":
+		return "text/html; charset=utf-8"
+	case ".svg":
+		return "image/svg+xml"
 	}
-	return mime.TypeByExtension(path.Ext(name))
+	return "application/octet-stream"
 }
 
 // WebAddress is the answer of /v1/web.

@@ -46,7 +46,7 @@ func unload(t *testing.T) {
 // been loaded, here by the source's own question for the ruleset.
 func TestHooksAreTakenWhenTheModuleIsLoaded(t *testing.T) {
 	unload(t)
-	modules, err := observer.OpenModules()
+	modules, err := observer.OpenModules(nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -62,7 +62,7 @@ func TestHooksAreTakenWhenTheModuleIsLoaded(t *testing.T) {
 	w := newWorld(t)
 	l := w.legacyHook()
 	l.modules = modules.Loaded()
-	if _, err := observer.OpenCommits(w.path(), observer.RungFentry); err == nil {
+	if _, err := observer.OpenCommits(w.path(), observer.RungFentry, nil); err == nil {
 		t.Fatal("the hooks can be attached to though nf_tables is not loaded")
 	}
 	src, f, _ := w.start(nat.Options{Wake: l})

@@ -20,7 +20,7 @@ func (k *kernel) hookable() bool {
 }
 
 func (k *kernel) watchHooks(rung string) (stream, error) {
-	c, err := observer.OpenCommits(k.path, rung)
+	c, err := observer.OpenCommits(k.path, rung, k.types)
 	if err != nil {
 		return nil, err
 	}

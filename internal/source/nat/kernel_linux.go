@@ -18,6 +18,8 @@ import (
 
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/fairlead/fairlead/internal/observer"
 )
 
 // Messages around a batch (linux/netfilter/nfnetlink.h).
@@ -36,7 +38,8 @@ const (
 
 // kernel reads rulesets from one network namespace. It is not safe for concurrent use.
 type kernel struct {
-	path  string   // of the network namespace, empty: the process's own
+	path  string // of the network namespace, empty: the process's own
+	types *observer.Types
 	netns *os.File // nil: the process's own
 	nft   *netlink.Conn
 }

@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/fairlead/fairlead/internal/observer"
 	"github.com/fairlead/fairlead/internal/registry"
 )
 
@@ -30,6 +31,8 @@ type Options struct {
 	// Wake, if not nil, tells of changes at once. A closed channel means that it
 	// has broken, and the source polls again.
 	Wake Waker
+	// Types, if not nil, is shared with others that load BPF programs.
+	Types *observer.Types
 	// Rungs limits the rungs that are tried for nftables, by name, to force a
 	// place in the chain; the last of those named must work. Empty means all.
 	Rungs []string

@@ -15,7 +15,7 @@ import (
 // again; what was published stays.
 func (s *Source) Run(ctx context.Context, feed registry.Feed) error {
 	return s.runWith(ctx, feed, func() (system, func(), error) {
-		k := &kernel{path: s.opt.NetNS}
+		k := &kernel{path: s.opt.NetNS, types: s.opt.Types}
 		if s.opt.NetNS != "" {
 			f, err := os.Open(s.opt.NetNS)
 			if err != nil {
