@@ -34,5 +34,7 @@ func parts() []Part {
 		churnPart(),
 		startPart(),
 		flowsPart(),
+		hookPart(),
+		scalingPart(),
 	}
 }
