@@ -3,6 +3,8 @@
 // Package corpus holds rulesets as tools and people write them, each with what
 // is published for it. A file has sections that begin with "-- name --": the tool
 // that loads the text, "sh" for a script before it, and "want" for the answer.
+//
+// What Docker writes is captured by test/engines: -run RulesOfTheCorpus -update.
 package corpus
 
 import (
