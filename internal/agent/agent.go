@@ -11,6 +11,7 @@ import (
 	"log/slog"
 	"os"
 	"sync/atomic"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 
@@ -85,13 +86,21 @@ func New(cfg config.Agent, log *slog.Logger, level *slog.LevelVar) (*Agent, erro
 	return a, nil
 }
 
+// orNever says of an interval that is 0, for none, what the observer calls none.
+func orNever(d time.Duration) time.Duration {
+	if d == 0 {
+		return -1
+	}
+	return d
+}
+
 func (a *Agent) wireSources() error {
 	mode, err := observer.ParseMode(a.cfg.Observer)
 	if err != nil {
 		return err
 	}
 	o, err := observer.New(observer.Options{
-		Mode: mode, Interval: a.cfg.PollInterval, Audit: a.cfg.AuditInterval, Logger: a.log, Types: &a.types,
+		Mode: mode, Interval: a.cfg.PollInterval, Audit: orNever(a.cfg.AuditInterval), Logger: a.log, Types: &a.types,
 	})
 	if err != nil {
 		return fmt.Errorf("observer: %w", err)

@@ -5,6 +5,7 @@ package agent
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"net"
 	"os"
 	"path/filepath"
@@ -53,6 +54,27 @@ func TestSinksAreChosenByWhatIsThere(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// Whatever the configuration takes for its intervals, the observer takes.
+func TestIntervalsThatCanBeConfiguredAreTaken(t *testing.T) {
+	for _, set := range [][2]string{
+		{"AUDIT_INTERVAL", "0"}, {"AUDIT_INTERVAL", "10s"}, {"AUDIT_INTERVAL", "24h"},
+		{"POLL_INTERVAL", "10ms"}, {"POLL_INTERVAL", "1h"},
+	} {
+		cfg, err := config.LoadAgent("", nil, func(name string) (string, bool) {
+			if name != "FAIRLEAD_"+set[0] {
+				return "", false
+			}
+			return set[1], true
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := (&Agent{cfg: cfg, log: slog.New(slog.DiscardHandler)}).wireSources(); err != nil {
+			t.Errorf("%s %s: %v", set[0], set[1], err)
+		}
 	}
 }
 

@@ -70,7 +70,7 @@ type Agent struct {
 	Sinks         []Sink            // at least one, each name once
 	Observer      string            // "auto", "bpf" or "poll"
 	PollInterval  time.Duration     // of the polling observer, 10ms to 1h
-	AuditInterval time.Duration     // between dumps in the background, 1s to 24h; 0 for none
+	AuditInterval time.Duration     // between dumps in the background, 10s to 24h; 0 for none
 	HoldDown      time.Duration     // how long a key without origins is kept, 0 to 1m
 	Expose        rules.HostAddress // rules.Loopback or rules.All
 	Docker        Docker
@@ -207,7 +207,7 @@ func (c *Agent) fields() []field {
 		one("pollInterval", "poll-interval", "duration", &c.PollInterval,
 			duration(10*time.Millisecond, time.Hour, false), stringOf, "time between two looks of the polling observer"),
 		one("auditInterval", "audit-interval", "duration", &c.AuditInterval,
-			duration(time.Second, 24*time.Hour, true), stringOf, "time between two audits by a full dump, 0 for none"),
+			duration(10*time.Second, 24*time.Hour, true), stringOf, "time between two audits by a full dump, 0 for none"),
 		one("holdDown", "hold-down", "duration", &c.HoldDown,
 			duration(0, time.Minute, false), stringOf, "how long a port that vanished is kept"),
 		one("expose", "expose", "where", &c.Expose, rules.ParseExpose, stringOf,

@@ -343,7 +343,7 @@ func TestErrors(t *testing.T) {
 		{name: "duration", yaml: "holdDown: 150", want: `c.yaml:1:11: holdDown: "150": want a duration such as "150ms", 0s to 1m0s`},
 		{name: "negative", yaml: "holdDown: -1s", want: `c.yaml:1:11: holdDown: "-1s": want a duration such as "150ms", 0s to 1m0s`},
 		{name: "poll", yaml: "pollInterval: 0", want: `c.yaml:1:15: pollInterval: "0": want a duration such as "150ms", 10ms to 1h0m0s`},
-		{name: "audit", yaml: "auditInterval: 1ms", want: `c.yaml:1:16: auditInterval: "1ms": want a duration such as "150ms", 0 (off), or 1s to 24h0m0s`},
+		{name: "audit", yaml: "auditInterval: 1s", want: `c.yaml:1:16: auditInterval: "1s": want a duration such as "150ms", 0 (off), or 10s to 24h0m0s`},
 		{name: "control", yaml: "control: ''", want: `c.yaml:1:10: control: "": want a path`},
 		{name: "abstract", yaml: "control: '@x'", want: `c.yaml:1:10: control: "@x": want the path of a file, not an abstract socket`},
 		{name: "page open to others", yaml: "webAddr: 0.0.0.0:7420", want: `c.yaml:1:10: webAddr: "0.0.0.0:7420": want a loopback address such as "127.0.0.1:7420", or "" for none`},

@@ -146,7 +146,7 @@ type Options struct {
 	Interval time.Duration
 
 	// Audit is the time between background dumps of what is observed by
-	// events. Default 60 s, at least 10 s.
+	// events. Default 60 s, at least 10 s; negative for none.
 	Audit time.Duration
 
 	// Rungs limits the rungs that are tried, by name, to force a place in the
@@ -188,7 +188,7 @@ func (o *Options) validate() error {
 	if o.Interval < 10*time.Millisecond {
 		errs = append(errs, fmt.Errorf("interval %v: want at least 10ms", o.Interval))
 	}
-	if o.Audit < 10*time.Second {
+	if o.Audit >= 0 && o.Audit < 10*time.Second {
 		errs = append(errs, fmt.Errorf("audit %v: want at least 10s", o.Audit))
 	}
 	if o.RingBytes < 64<<10 || o.RingBytes > 1<<30 || o.RingBytes&(o.RingBytes-1) != 0 {

@@ -582,7 +582,9 @@ func (e *engine) schedule(j job, now time.Time, rows int) {
 	case j.replace && rows > singleMessageRows:
 		e.auditAt = now.Add(firstAudit)
 	case j.replace || j.audited != 0:
-		e.auditAt = now.Add(e.audit)
+		if e.auditAt = now.Add(e.audit); e.audit < 0 {
+			e.auditAt = time.Time{}
+		}
 		e.checkDrops()
 	}
 }

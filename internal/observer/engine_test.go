@@ -252,6 +252,18 @@ func TestAuditRepairsDrift(t *testing.T) {
 	})
 }
 
+func TestNoAuditWhereNoneIsAskedFor(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		r := newRig(tcpRow(1))
+		r.audit = -1
+		r.start(t)
+		pass(time.Second)
+		r.edit(func() { r.table[3] = tcpRow(3) })
+		pass(24 * time.Hour)
+		r.wantCookies(t, 1)
+	})
+}
+
 func TestOneDumpAloneRemovesNothing(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		r := newRig(tcpRow(1), tcpRow(2))
