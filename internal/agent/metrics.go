@@ -10,6 +10,7 @@ import (
 	"github.com/fairlead/fairlead/internal/metrics"
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/registry"
+	"github.com/fairlead/fairlead/internal/source/nat"
 )
 
 // propagated notes how long the kernel's event of p took to be acknowledged.
@@ -65,6 +66,21 @@ func (a *Agent) count() metrics.AgentSnapshot {
 	}
 	for _, r := range a.observer.Rungs() {
 		s.Rungs[r.Capability] = r.Name
+	}
+	for _, src := range a.sources {
+		if src, ok := src.(interface{ Status() nat.Status }); ok {
+			n := src.Status()
+			s.NAT = &metrics.NATCounts{
+				NotUnderstood: n.ProblemCount, Commits: n.Commits, Dumps: n.Dumps, Failures: n.Failures,
+				LegacyReads: n.LegacyReads, Losses: n.Lost, Drift: n.Drift, Evaluated: n.Evaluated,
+			}
+		}
+	}
+	for _, sink := range a.sinks {
+		if sink, ok := sink.(*listenerSink); ok {
+			l := metrics.ListenerCounts(sink.Stats())
+			s.Listener = &l
+		}
 	}
 	s.Flows = metrics.FlowCounts(a.forward.Stats())
 	if a.hostlink != nil {

@@ -22,8 +22,10 @@ type AgentSnapshot struct {
 	Sinks        []SinkCounts
 	Observer     ObserverCounts
 	Rungs        map[string]string // now: the rung of each capability
+	NAT          *NATCounts        // nil where NAT rules are not read
 	Flows        FlowCounts
-	Link         *LinkCounts // nil without a link
+	Link         *LinkCounts     // nil without a link
+	Listener     *ListenerCounts // nil without that sink
 }
 
 // SourceState is a key of what is counted by source.
@@ -51,6 +53,18 @@ type ObserverCounts struct {
 	Sockets                                                       int // now
 }
 
+// NATCounts is what the reader of NAT rules did.
+type NATCounts struct {
+	NotUnderstood                                                   int // rules now
+	Commits, Dumps, Failures, LegacyReads, Losses, Drift, Evaluated uint64
+}
+
+// ListenerCounts is what the listener sink did.
+type ListenerCounts struct {
+	Open, Flows                                          int // now
+	Opened, Yields, Conflicts, Served, Failed, OverLimit uint64
+}
+
 // FlowCounts is what was carried.
 type FlowCounts struct {
 	OpenTCP, OpenUDP         int // now
@@ -76,7 +90,9 @@ type agentFamilies struct {
 	propagation                                                              *Family
 	outcomes, syncs, retries                                                 *Family
 	events, drops, malformed, resyncs, drift, dumps, dumpTime, sockets, rung *Family
+	unread, natReads, natFailures, natLosses, natDrift, natEvaluated         *Family
 	open, flows, answers, bytes                                              *Family
+	holds, held, holdFlows, holdEnds                                         *Family
 	connected, sessions, closed, messages, control, rejected, asked          *Family
 }
 
@@ -115,12 +131,26 @@ func declareAgent() *agentFamilies {
 		Label{"capability", "`tcp-listen`, `tcp-bind`, `udp-bind`, `udp-connect`, `udp-dump`"},
 		Label{"rung", "`fentry`, `kprobe`, `tp_btf`, `cgroup`, `poll`, `audit`, `iter`, `sock_diag`"})
 
+	f.unread = f.gauge("nat_not_understood_rules", "NAT rules now that lead to a port, are not understood, and so are not published.")
+	f.natReads = f.counter("nat_reads_total", "NAT rulesets that were read or followed.",
+		Label{"kind", "`commit` of nftables applied, `dump` of nftables, `legacy` table"})
+	f.natFailures = f.counter("nat_read_failures_total", "Reads of NAT rules that failed and were tried again.")
+	f.natLosses = f.counter("nat_losses_total", "Gaps in what the kernel told of NAT rules; each forces a dump.")
+	f.natDrift = f.counter("nat_drift_total", "Objects of NAT rulesets that a background dump had to put right.")
+	f.natEvaluated = f.counter("nat_rules_evaluated_total", "NAT rules worked out.")
+
 	f.open = f.gauge("flows_open", "Flows open now.", Label{"protocol", "`tcp`, `udp`"})
 	f.flows = f.counter("flows_total", "Flows that ended; every result but `served` is an error.",
 		Label{"result", "`served`, `failed`, `cut`, `lost`, `forbidden`, `limit`, `malformed`, `timeout`"})
 	f.answers = f.counter("flow_answers_total", "Answers to the host's requests for a flow.",
 		Label{"result", "`ok`, `refused`, `unreachable`"})
 	f.bytes = f.counter("flow_bytes_total", "Payload bytes carried.", Label{"direction", "`to_guest`, `to_host`"})
+
+	f.holds = f.gauge("listener_placeholders", "Placeholders of the listener sink open now.")
+	f.held = f.counter("listener_placeholders_total", "What became of placeholders.",
+		Label{"result", "`opened`, `yielded` to who wanted the port, `conflict`: the address is taken"})
+	f.holdFlows = f.gauge("listener_flows_open", "Flows that placeholders serve now.")
+	f.holdEnds = f.counter("listener_flows_total", "Flows that came to placeholders.", Label{"result", "`served`, `failed`, `limit`"})
 
 	direction := Label{"direction", "`in`, `out`"}
 	f.connected = f.gauge("link_connected", "1 while a host is connected.")
@@ -215,9 +245,39 @@ func (c agentCollector) Collect(ch chan<- prometheus.Metric) {
 	to.send(f.answers, number(s.Flows.Unreachable), "unreachable")
 	to.send(f.bytes, number(s.Flows.ToGuest), "to_guest")
 	to.send(f.bytes, number(s.Flows.ToHost), "to_host")
+	if s.NAT != nil {
+		c.nat(to, *s.NAT)
+	}
+	if s.Listener != nil {
+		c.listener(to, *s.Listener)
+	}
 	if s.Link != nil {
 		c.link(to, *s.Link)
 	}
+}
+
+func (c agentCollector) nat(to sender, n NATCounts) {
+	f := c.a.families
+	to.send(f.unread, number(n.NotUnderstood))
+	to.send(f.natReads, number(n.Commits), "commit")
+	to.send(f.natReads, number(n.Dumps), "dump")
+	to.send(f.natReads, number(n.LegacyReads), "legacy")
+	to.send(f.natFailures, number(n.Failures))
+	to.send(f.natLosses, number(n.Losses))
+	to.send(f.natDrift, number(n.Drift))
+	to.send(f.natEvaluated, number(n.Evaluated))
+}
+
+func (c agentCollector) listener(to sender, l ListenerCounts) {
+	f := c.a.families
+	to.send(f.holds, number(l.Open))
+	to.send(f.held, number(l.Opened), "opened")
+	to.send(f.held, number(l.Yields), "yielded")
+	to.send(f.held, number(l.Conflicts), "conflict")
+	to.send(f.holdFlows, number(l.Flows))
+	to.send(f.holdEnds, number(l.Served), "served")
+	to.send(f.holdEnds, number(l.Failed), "failed")
+	to.send(f.holdEnds, number(l.OverLimit), "limit")
 }
 
 func (c agentCollector) observer(to sender, s AgentSnapshot) {

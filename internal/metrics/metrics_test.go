@@ -35,6 +35,8 @@ func agentSnapshot() AgentSnapshot {
 		Observer:     ObserverCounts{21, 22, 23, 24, 25, 26, 27, 1500 * time.Millisecond, 28},
 		Rungs:        map[string]string{"tcp-listen": "tp_btf", "udp-bind": "cgroup"},
 		Flows:        FlowCounts{31, 32, 33, 34, 35, 36, 37},
+		NAT:          &NATCounts{61, 62, 63, 64, 65, 66, 67, 68},
+		Listener:     &ListenerCounts{71, 72, 73, 74, 75, 76, 77, 78},
 		Link: &LinkCounts{
 			Connected: true, Sessions: 41, Replaced: 42, Silent: 43, FramesIn: 44, FramesOut: 45, BytesIn: 46, BytesOut: 47,
 			Malformed: 48, Stray: 49, Resyncs: 50, Snapshots: 51, Changes: 52,
