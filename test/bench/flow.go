@@ -17,7 +17,7 @@ const (
 	toGuest    = "TCP to the guest, 1 flow"
 	toHost     = "TCP to the host, 1 flow"
 	manyFlows  = "TCP to the guest, 64 flows"
-	roundTrip  = "TCP round trip of 64 bytes, 1 flow"
+	roundTrip  = "TCP round trip of 64 bytes, 1 flow, median"
 	shortConns = "TCP connections of 64 bytes there and back, 1,000 a second"
 	udpEcho    = "UDP echo of 64 bytes, 16 clients, each one datagram under way"
 )
@@ -66,20 +66,12 @@ network stack in user space. All figures are medians of rounds; all are compared
 There is no polling here: how a port was found does not matter to its bytes.`,
 			Figures: []report.Figure{
 				{File: "flows-tcp", Title: "TCP to the guest, 1 flow", Measure: toGuest, Kind: report.Bars, Y: "throughput"},
-				{File: "flows-roundtrip", Title: "Round trip of 64 bytes", Measure: roundTrip + p50Of, Kind: report.Bars, Y: "time"},
+				{File: "flows-roundtrip", Title: "Round trip of 64 bytes", Measure: roundTrip, Kind: report.Bars, Y: "time"},
 			},
 		},
 		Run: flows,
 	}
 }
-
-// Measures beside a measure's own.
-const (
-	p50Of  = ": p50"
-	p99Of  = ": p99"
-	cpuOf  = ": CPU"
-	lostOf = ": lost"
-)
 
 // flows measures what carries bytes: fairlead's own way from a client on the host
 // to a server in the guest, and others beside it.
@@ -123,33 +115,38 @@ func flows(ctx context.Context, e *Env) error {
 	return nil
 }
 
-// record makes the cells of a measure: a rate, and what else was measured of it.
+// record makes the cell of a measure: its time where that is what matters, else
+// its rate, and what else was measured of it.
 func (m flowMeasure) record(e *Env, way string, s flowSample, err error) {
-	put := func(of, unit string, v float64) {
-		c := report.Cell{Measure: m.name + of, Mode: way, Unit: unit}
-		if err != nil {
-			e.Fail(c, err)
-		} else {
-			e.Value(c, v)
-		}
-	}
-	if m.unit == "MB" {
-		put("", "B/s", s.value)
-		if way != directWay {
-			put(cpuOf+" for each GB", "s", 1000*s.cpu.Seconds())
-		}
+	c := report.Cell{Measure: m.name, Mode: way, Unit: "per second", Extra: map[string]float64{}}
+	if err != nil {
+		c.Extra = nil
+		e.Fail(c, err)
 		return
 	}
-	put("", "per second", s.value)
-	put(p50Of, "s", s.p50.Seconds())
-	put(p99Of, "s", s.p99.Seconds())
+	v := s.value
+	switch {
+	case m.unit == "MB":
+		c.Unit = "B/s"
+		if way != directWay {
+			c.Extra["CPU ms for each MB"] = ms(s.cpu)
+		}
+		e.Value(c, v)
+		return
+	case m.name == roundTrip:
+		c.Unit, v = "s", s.p50.Seconds()
+	default:
+		c.Extra["p50 µs"], c.Extra["lost %"] = usOf(s.p50), 100*s.lost
+	}
+	c.Extra["p99 µs"] = usOf(s.p99)
 	if way != directWay {
-		put(cpuOf+" for each", "s", s.cpu.Seconds()/1000)
+		c.Extra["CPU µs for each"] = ms(s.cpu)
 	}
-	if s.lost > 0 || m.name == udpEcho {
-		put(lostOf, "%", 100*s.lost)
-	}
+	e.Value(c, v)
 }
+
+func ms(d time.Duration) float64   { return float64(d) / 1e6 }
+func usOf(d time.Duration) float64 { return float64(d) / 1e3 }
 
 // median returns the median of each figure.
 func median(s []flowSample) flowSample {

@@ -22,9 +22,10 @@ import (
 
 // The measures of idle agents.
 const (
-	idleCPU  = "CPU of an idle agent"
-	idleWake = "context switches of an idle agent"
-	idleRSS  = "memory of an idle agent (RSS)"
+	idleCPU   = "CPU of an idle agent"
+	idleWake  = "context switches of an idle agent"
+	idleAwake = "seconds of a minute in which an idle agent wakes up"
+	idleRSS   = "memory of an idle agent (RSS)"
 
 	pageWake = "context switches of an idle agent, by what of its status side is on"
 	pageRSS  = "memory of an idle agent (RSS), by what of its status side is on"
@@ -58,6 +59,8 @@ type idler struct {
 	page   bool // it belongs to the measures of the status side
 	err    error
 	before usage
+	last   int // context switches a second ago
+	awake  int // seconds in which there were any
 }
 
 // The variants of the status side.
@@ -99,10 +102,16 @@ func idle(ctx context.Context, e *Env) error {
 	for _, i := range all {
 		if i.err == nil {
 			i.before, i.err = i.used()
+			i.last = i.before.switches
 		}
 	}
-	if err := pause(ctx, watch); err != nil {
-		return err
+	for range int(watch / time.Second) {
+		if err := pause(ctx, time.Second); err != nil {
+			return err
+		}
+		for _, i := range all {
+			i.look()
+		}
 	}
 	for _, i := range all {
 		i.record(ctx, e)
@@ -149,6 +158,18 @@ func hold(ctx context.Context, n int) error {
 	return nil
 }
 
+// look notes whether the agent has woken up in the last second.
+func (i *idler) look() {
+	if i.err != nil {
+		return
+	}
+	var u usage
+	if u, i.err = i.used(); u.switches != i.last {
+		i.last = u.switches
+		i.awake++
+	}
+}
+
 func (i *idler) record(ctx context.Context, e *Env) {
 	cell := func(measure, unit string) report.Cell {
 		c := report.Cell{Measure: measure, Mode: i.mode, Unit: unit}
@@ -157,7 +178,7 @@ func (i *idler) record(ctx context.Context, e *Env) {
 		}
 		return c
 	}
-	cpu, wake, rss := cell(idleCPU, "%"), cell(idleWake, "per second"), cell(idleRSS, "B")
+	cpu, wake, rss, awake := cell(idleCPU, "%"), cell(idleWake, "per second"), cell(idleRSS, "B"), cell(idleAwake, "per minute")
 	if i.page {
 		wake.Measure, rss.Measure = pageWake, pageRSS
 	}
@@ -173,12 +194,14 @@ func (i *idler) record(ctx context.Context, e *Env) {
 		e.Fail(rss, i.err)
 		if !i.page {
 			e.Fail(cpu, i.err)
+			e.Fail(awake, i.err)
 		}
 		return
 	}
-	cpu.By, wake.By, rss.By = i.by, i.by, i.by
+	cpu.By, wake.By, rss.By, awake.By = i.by, i.by, i.by, i.by
 	if !i.page {
 		e.Value(cpu, now.core(i.before))
+		e.Value(awake, float64(i.awake)*60/now.at.Sub(i.before.at).Seconds())
 	}
 	e.Value(wake, float64(now.switches-i.before.switches)/now.at.Sub(i.before.at).Seconds())
 	rss.Extra = map[string]float64{"of it anonymous, MB": float64(now.own) / 1e6}

@@ -106,15 +106,6 @@ func run(ctx context.Context, args []string, out, log io.Writer) error {
 	return errors.Join(err, report.WriteDir(*dir, res, document()))
 }
 
-// document is what the report has beside the results.
-func document() report.Document {
-	d := report.Document{}
-	for _, p := range parts() {
-		d.Sections = append(d.Sections, p.Section)
-	}
-	return d
-}
-
 func names(ps []Part) (out []string) {
 	for _, p := range ps {
 		out = append(out, p.Name)

@@ -6,12 +6,19 @@ package main
 
 import (
 	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
 	"time"
 
 	"github.com/fairlead/fairlead/test/bench/report"
 )
 
-const startMeasure = "start of the program → all ports at the other end of the link"
+const (
+	startMeasure  = "start of the program → all ports at the other end of the link"
+	binaryMeasure = "size of the binary, stripped"
+)
 
 func startPart() Part {
 	return Part{
@@ -54,6 +61,31 @@ func start(ctx context.Context, e *Env) error {
 			e.Samples(c, samples[i])
 		}
 	}
+	if e.Scale == Tiny {
+		return nil // it takes a build
+	}
+	return binarySize(ctx, e)
+}
+
+// binarySize builds the program as "make build" does.
+func binarySize(ctx context.Context, e *Env) error {
+	dir, err := e.Dir()
+	if err != nil {
+		return err
+	}
+	c := report.Cell{Measure: binaryMeasure, Mode: "fairlead", Unit: "B"}
+	path := filepath.Join(dir, "fairlead")
+	build := exec.CommandContext(ctx, "go", "build", "-trimpath", "-ldflags", "-s -w", "-o", path, "github.com/fairlead/fairlead/cmd/fairlead")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := build.CombinedOutput(); err != nil {
+		e.Fail(c, fmt.Errorf("build: %w: %s", err, out))
+		return nil
+	}
+	info, err := os.Stat(path)
+	if err != nil {
+		return err
+	}
+	e.Value(c, float64(info.Size()))
 	return nil
 }
 

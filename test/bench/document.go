@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux
+
+package main
+
+import (
+	_ "embed"
+	"fmt"
+	"strings"
+
+	"github.com/fairlead/fairlead/test/bench/report"
+)
+
+// reasons say why targets are not reached. They are claims about causes, not
+// figures of a run, and are shown only where a run does not reach the target.
+//
+//go:embed reasons.md
+var reasons string
+
+// document is what the report has beside the results.
+func document() report.Document {
+	d := report.Document{
+		Modes:   []string{modeBPF, modePoll1, modePoll3},
+		Glances: glances, Words: words, Targets: targets(), Reasons: report.Reasons(reasons),
+	}
+	for _, p := range parts() {
+		d.Sections = append(d.Sections, p.Section)
+	}
+	return d
+}
+
+var glances = []report.Glance{
+	{What: "a TCP port is told, median", Part: "latency", Measure: openMessage},
+	{What: "a TCP port is told, 99 of 100", Part: "latency", Measure: openMessage, Stat: report.P99},
+	{What: "a UDP port is told, median", Part: "latency", Measure: bindMessage},
+	{What: "a client on the host can connect, median", Part: "latency", Measure: openHost},
+	{What: "a closed port is withdrawn, median", Part: "latency", Measure: gone},
+	{What: "ports seen that live 10 ms", Part: "missed", Measure: missedMeasure, Size: 10, More: true},
+	{What: "ports seen that live 100 ms", Part: "missed", Measure: missedMeasure, Size: 100, More: true},
+	{What: "ports seen that live 1 s", Part: "missed", Measure: missedMeasure, Size: 1000, More: true},
+	{What: "ports seen that live 5 s", Part: "missed", Measure: missedMeasure, Size: 5000, More: true},
+	{What: "idle, no ports: CPU", Part: "idle", Measure: idleCPU},
+	{What: "idle, 10,000 ports and rules: CPU", Part: "idle", Measure: idleCPU, Size: 10_000},
+	{What: "idle, no ports: context switches", Part: "idle", Measure: idleWake},
+	{What: "idle, no ports: memory", Part: "idle", Measure: idleRSS},
+	{What: "idle, 10,000 ports and rules: memory", Part: "idle", Measure: idleRSS, Size: 10_000},
+	{What: "1 change a second: CPU for each", Part: "churn", Measure: churnCPU, Size: 1},
+	{What: "100 changes a second: CPU for each", Part: "churn", Measure: churnCPU, Size: 100},
+	{What: "10,000 changes a second: CPU for each", Part: "churn", Measure: churnCPU, Size: 10_000},
+	{What: "burst of 2,000 listeners: until all are told", Part: "churn", Measure: burstDone, Size: 2000},
+	{What: "burst of 10,000 listeners: CPU in all", Part: "churn", Measure: burstCPU, Size: 10_000},
+	{What: "start of the agent: until all ports are told", Part: "start", Measure: startMeasure, Size: 1},
+}
+
+// words say what the first table comes to.
+func words(r *report.Results) string {
+	var out []string
+	if a, b, ok := pair(r, "latency", openMessage, 0); ok {
+		out = append(out, fmt.Sprintf("Events show a port %s sooner than polling each second, and %s sooner than each three.",
+			report.Ratio(b[0], a), report.Ratio(b[1], a)))
+	}
+	if a, b, ok := pair(r, "churn", churnCPU, 10_000); ok && a > b[0] {
+		out = append(out, fmt.Sprintf(`The price is CPU while ports come and go by the thousand: an event is handled
+at once and told, where a poller sees only what stands at its next look. At 10,000 changes a second
+a change costs %s by events and %s by polling, which never sees most of them.`, report.Value(a, "s"), report.Value(b[0], "s")))
+	}
+	if _, b, ok := pair(r, "missed", missedMeasure, 5000); ok && b[0] >= 99 {
+		out = append(out, "For ports that stay for several seconds, where a second or more of waiting does not matter, polling finds the same ports.")
+	}
+	return strings.Join(out, "\n")
+}
+
+// pair returns the figure of bpf and those of the pollers.
+func pair(r *report.Results, part, measure string, size float64) (bpf float64, polls [2]float64, ok bool) {
+	a, ok := r.Cell(part, measure, modeBPF, size)
+	for i, m := range []string{modePoll1, modePoll3} {
+		c, found := r.Cell(part, measure, m, size)
+		polls[i], ok = c.Value, ok && found
+	}
+	return a.Value, polls, ok && a.Value > 0
+}
+
+// targets are the numbers that fairlead is built to reach.
+func targets() []report.Target {
+	ref := func(part, measure, mode string, size float64, s report.Stat) report.Ref {
+		return report.Ref{Part: part, Measure: measure, Mode: mode, Size: size, Stat: s}
+	}
+	bpf := func(part, measure string, size float64, s report.Stat) report.Ref {
+		return ref(part, measure, modeBPF, size, s)
+	}
+	splice, direct := ref("flows", toGuest, spliceWay, 0, 0), ref("flows", roundTrip, directWay, 0, 0)
+	spliced := ref("flows", roundTrip, spliceWay, 0, 0)
+	return []report.Target{
+		{Key: "open-p50", What: "listen() returns → message on the link, p50", Ref: bpf("latency", openMessage, 0, report.Median), Limit: 200e-6},
+		{Key: "open-p99", What: "listen() returns → message on the link, p99", Ref: bpf("latency", openMessage, 0, report.P99), Limit: 2e-3},
+		{Key: "close-p50", What: "close() returns → withdrawal on the link, p50", Ref: bpf("latency", gone, 0, report.Median), Limit: 200e-6},
+		{Key: "close-p99", What: "close() returns → withdrawal on the link, p99", Ref: bpf("latency", gone, 0, report.P99), Limit: 2e-3},
+		{Key: "nat-10", What: "NAT commit → message on the link, p99, 10 rules in the table", Ref: bpf("nat", natMeasure, 10, report.P99), Limit: 5e-3},
+		{Key: "nat-10000", What: "NAT commit → message on the link, p99, 10,000 rules in the table", Ref: bpf("nat", natMeasure, 10_000, report.P99), Limit: 50e-3},
+		{Key: "idle-wake", What: "idle agent: seconds of a minute in which it wakes up (a timer each 10 s at most)", Ref: bpf("idle", idleAwake, 0, report.Median), Limit: 6},
+		{Key: "idle-cpu", What: "idle agent: CPU", Ref: bpf("idle", idleCPU, 0, report.Median), Limit: 0.02},
+		{Key: "idle-cpu-10000", What: "idle agent with 10,000 listeners and rules: CPU, as with none", Ref: bpf("idle", idleCPU, 10_000, report.Median), Limit: 0.02},
+		{Key: "burst-2000", What: "burst of 2,000 listeners, none lost: the last is told", Ref: bpf("churn", burstDone, 2000, report.Median), Limit: 20e-3},
+		{Key: "burst-10000", What: "burst of 10,000 listeners, none lost: the last is told", Ref: bpf("churn", burstDone, 10_000, report.Median), Limit: 200e-3},
+		{Key: "burst-cpu-2000", What: "burst of 2,000 listeners: CPU in all", Ref: bpf("churn", burstCPU, 2000, report.Median), Limit: 0.2},
+		{Key: "burst-cpu-10000", What: "burst of 10,000 listeners: CPU in all", Ref: bpf("churn", burstCPU, 10_000, report.Median), Limit: 1},
+		{Key: "burst-rss", What: "burst of 10,000 listeners: memory (RSS)", Ref: bpf("churn", burstRSS, 10_000, report.Median), Limit: 48e6},
+		{Key: "udp", What: "200 short-lived UDP binds a second beside 1,000 listeners: CPU", Ref: bpf("churn", udpCPU, 0, report.Median), Limit: 0.5},
+		{Key: "rss", What: "idle agent: memory (RSS)", Ref: bpf("idle", idleRSS, 0, report.Median), Limit: 20e6},
+		{Key: "binary", What: "binary, stripped", Ref: ref("start", binaryMeasure, "fairlead", 0, 0), Limit: 40e6},
+		{Key: "start", What: "start of the agent → first sync", Ref: bpf("start", startMeasure, 1, report.Median), Limit: 150e-3},
+		{Key: "throughput", What: "TCP to the guest through the link, beside the splice", Ref: ref("flows", toGuest, linkWay, 0, 0), Over: &splice, Limit: 0.6, AtLeast: true},
+		{Key: "roundtrip", What: "round trip of 64 bytes through the link, more than through the splice, p50", Ref: ref("flows", roundTrip, linkWay, 0, 0), Minus: &spliced, Limit: 60e-6},
+		{Key: "roundtrip-direct", What: "round trip of 64 bytes through the link, more than with no relay, p50", Ref: ref("flows", roundTrip, linkWay, 0, 0), Minus: &direct, Limit: 60e-6},
+	}
+}
