@@ -56,23 +56,23 @@ var glances = []report.Glance{
 // words say what the first table comes to.
 func words(r *report.Results) string {
 	var out []string
-	if a, b, ok := pair(r, "latency", openMessage, 0); ok {
+	if a, b, ok := sideBySide(r, "latency", openMessage, 0); ok {
 		out = append(out, fmt.Sprintf("Events show a port %s sooner than polling each second, and %s sooner than each three.",
 			report.Ratio(b[0], a), report.Ratio(b[1], a)))
 	}
-	if a, b, ok := pair(r, "churn", churnCPU, 10_000); ok && a > b[0] {
+	if a, b, ok := sideBySide(r, "churn", churnCPU, 10_000); ok && a > b[0] {
 		out = append(out, fmt.Sprintf(`The price is CPU while ports come and go by the thousand: an event is handled
 at once and told, where a poller sees only what stands at its next look. At 10,000 changes a second
 a change costs %s by events and %s by polling, which never sees most of them.`, report.Value(a, "s"), report.Value(b[0], "s")))
 	}
-	if _, b, ok := pair(r, "missed", missedMeasure, 5000); ok && b[0] >= 99 {
+	if _, b, ok := sideBySide(r, "missed", missedMeasure, 5000); ok && b[0] >= 99 {
 		out = append(out, "For ports that stay for several seconds, where a second or more of waiting does not matter, polling finds the same ports.")
 	}
 	return strings.Join(out, "\n")
 }
 
-// pair returns the figure of bpf and those of the pollers.
-func pair(r *report.Results, part, measure string, size float64) (bpf float64, polls [2]float64, ok bool) {
+// sideBySide returns the figure of bpf and those of the pollers.
+func sideBySide(r *report.Results, part, measure string, size float64) (bpf float64, polls [2]float64, ok bool) {
 	a, ok := r.Cell(part, measure, modeBPF, size)
 	for i, m := range []string{modePoll1, modePoll3} {
 		c, found := r.Cell(part, measure, m, size)
