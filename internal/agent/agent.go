@@ -61,6 +61,7 @@ type Agent struct {
 	rules      atomic.Pointer[rules.Set]
 	metrics    *metrics.Agent
 	server     *status.Server
+	served     chan struct{} // somebody read the metrics or the page
 }
 
 // New wires an agent. It reads, or at the first start makes, the token of the
@@ -69,7 +70,7 @@ func New(cfg config.Agent, log *slog.Logger, level *slog.LevelVar) (*Agent, erro
 	if cfg.Observer == observer.BPF.String() && os.Geteuid() != 0 {
 		return nil, errors.New("--observer bpf loads BPF programs, which needs root: run it as root, or with --observer poll")
 	}
-	a := &Agent{cfg: cfg, log: log, sockets: new(own.Sockets)}
+	a := &Agent{cfg: cfg, log: log, sockets: new(own.Sockets), served: make(chan struct{}, 1)}
 	if err := a.wireSources(); err != nil {
 		return nil, err
 	}
@@ -81,7 +82,7 @@ func New(cfg config.Agent, log *slog.Logger, level *slog.LevelVar) (*Agent, erro
 	a.metrics = metrics.NewAgent(a.count)
 	a.server = status.NewServer(status.Options{
 		Provider: a.provider, Explainer: newExplainer(a), Examiner: a, Ready: a.notReady, Level: level, Logger: log,
-		Metrics: a.metrics.Handler(), Role: "agent", Name: machineName("guest"), Vitals: a.vitals,
+		Metrics: a.metrics.Handler(), Role: "agent", Name: machineName("guest"), Vitals: a.vitals, Served: a.served,
 	})
 	return a, nil
 }

@@ -17,38 +17,94 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// settleAfter is how long after the first complete set the start is over.
-const settleAfter = 2 * time.Second
+// When memory is given back. Nothing here wakes an agent that nothing happens to.
+const (
+	// readyTimeout bounds the wait for the first complete set.
+	readyTimeout = 10 * time.Second
+	// settleAfter is how long work is left to end after what told of it.
+	settleAfter = 500 * time.Millisecond
+	// settlePause is between two times that memory is given back. It doubles while
+	// what was given back is taken again, up to settlePauseMax.
+	settlePause    = 2 * time.Second
+	settlePauseMax = 4 * time.Minute
+	// settleQuiet without anything that told of work begins with the short pause.
+	settleQuiet = 30 * time.Second
+	// settleGrowth is how many bytes there must be for that to be worth it.
+	settleGrowth = 1 << 20
+)
 
-// settle gives back, once, what only the start needed: garbage of reading the
-// kernel's types and of first lists, which the runtime would keep for minutes,
-// and the pages of the executable. Those stay in the kernel's page cache, and
-// what runs again is mapped again without reading.
+// settle gives back what only a burst of work needed: at first what the start
+// of the program touched and the start of the agent left, later what the first
+// list of an engine or a reader of the metrics did. That is garbage, which the
+// runtime would keep for minutes, and pages of the executable. Those stay in the
+// kernel's page cache, and what runs again is mapped again without reading.
 func (a *Agent) settle(ctx context.Context) {
-	limit := time.NewTimer(readyTimeout)
+	a.releaseCode()
+	sources := a.registry.Sources().Subscribe()
+	defer sources.Close()
+	if !pause(ctx, readyTimeout, a.registry.Ready()) {
+		return
+	}
+	for settled, rest := int64(0), settlePause; ; {
+		if !pause(ctx, settleAfter, nil) {
+			return
+		}
+		a.types.Forget() // once who has them is done
+		if now, err := resident(); err != nil || now >= settled+settleGrowth {
+			debug.FreeOSMemory()
+			a.releaseCode()
+			settled, _ = resident()
+			if !pause(ctx, rest, nil) {
+				return
+			}
+			rest = min(2*rest, settlePauseMax)
+		}
+		began := time.Now()
+		select {
+		case <-ctx.Done():
+			return
+		case <-sources.C():
+			sources.Take()
+		case <-a.served:
+		}
+		if time.Since(began) > settleQuiet {
+			rest = settlePause
+		}
+	}
+}
+
+// pause waits until d is over or done is closed, and says whether ctx still runs.
+func pause(ctx context.Context, d time.Duration, done <-chan struct{}) bool {
+	limit := time.NewTimer(d)
 	defer limit.Stop()
 	select {
 	case <-ctx.Done():
-		return
-	case <-a.registry.Ready():
+	case <-done:
 	case <-limit.C:
 	}
-	pause := time.NewTimer(settleAfter)
-	defer pause.Stop()
-	select {
-	case <-ctx.Done():
-		return
-	case <-pause.C:
+	return ctx.Err() == nil
+}
+
+// resident returns how much of our memory is resident, in bytes (proc_pid_statm(5)).
+func resident() (int64, error) {
+	b, err := os.ReadFile("/proc/self/statm")
+	if err != nil {
+		return 0, err
 	}
-	a.types.Forget()
-	debug.FreeOSMemory()
+	f := strings.Fields(string(b))
+	if len(f) < 2 {
+		return 0, fmt.Errorf("statm is %q", b)
+	}
+	pages, err := strconv.ParseInt(f[1], 10, 64)
+	return pages * int64(os.Getpagesize()), err
+}
+
+// releaseCode is the function of that name, which need not work.
+func (a *Agent) releaseCode() {
 	if err := releaseCode(); err != nil {
 		a.log.Debug("pages of the executable stay mapped", "err", err)
 	}
 }
-
-// readyTimeout bounds the wait for the first complete set.
-const readyTimeout = 10 * time.Second
 
 // releaseCode unmaps the pages of our executable from memory.
 func releaseCode() error {

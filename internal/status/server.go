@@ -35,6 +35,9 @@ type Options struct {
 	// Vitals returns what the page's charts show, with the latencies since mark.
 	// Nil leaves the charts empty.
 	Vitals func(mark uint64) Vitals
+	// Served, with a capacity of one, receives when a connection became idle or
+	// ended. Nil tells nobody.
+	Served chan<- struct{}
 }
 
 // Server answers on the control socket and, for metrics or the page alone, on TCP.
@@ -88,6 +91,7 @@ func (s *Server) serve(ctx context.Context, l net.Listener, h http.Handler) erro
 		IdleTimeout:       idleTimeout,
 		MaxHeaderBytes:    maxHeader,
 		BaseContext:       func(net.Listener) context.Context { return ctx },
+		ConnState:         s.connState,
 		ErrorLog:          slog.NewLogLogger(s.o.Logger.Handler(), slog.LevelDebug),
 	}
 	stop := context.AfterFunc(ctx, func() { _ = srv.Close() })
@@ -97,6 +101,15 @@ func (s *Server) serve(ctx context.Context, l net.Listener, h http.Handler) erro
 		return ctx.Err()
 	}
 	return fmt.Errorf("serve %s: %w", l.Addr(), err)
+}
+
+func (s *Server) connState(_ net.Conn, now http.ConnState) {
+	if now == http.StateIdle || now == http.StateClosed {
+		select {
+		case s.o.Served <- struct{}{}:
+		default:
+		}
+	}
 }
 
 func (s *Server) routes(mux *http.ServeMux, control bool) {

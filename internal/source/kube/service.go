@@ -105,11 +105,14 @@ func compact(o *corev1.Service) service {
 	return s
 }
 
-// endpoint is what a port needs of an EndpointSlice.
-type endpoint struct {
+// endpoints is what is needed of an EndpointSlice.
+type endpoints struct {
+	id        string // of its Service; "" has the slice left out
+	name      string
 	ports     []slicePort
-	addresses []netip.Addr // that serve
-	objects   []string     // facts that were made of it
+	addresses []netip.Addr           // that serve
+	facts     map[string]engine.Fact // of its pods, until they are said
+	objects   []string               // facts that were said
 }
 
 type slicePort struct {
@@ -127,9 +130,12 @@ func serviceOf(o *discoveryv1.EndpointSlice) string {
 	return o.Namespace + "/" + name
 }
 
-// compactSlice takes out of an EndpointSlice what a port needs.
-func compactSlice(o *discoveryv1.EndpointSlice) endpoint {
-	var e endpoint
+// compactSlice takes out of an EndpointSlice what is needed; the rest can go.
+func compactSlice(o *discoveryv1.EndpointSlice) endpoints {
+	e := endpoints{id: serviceOf(o), name: o.Namespace + "/" + o.Name}
+	if e.id == "" {
+		return e
+	}
 	for _, p := range o.Ports {
 		sp := slicePort{protocol: corev1.ProtocolTCP}
 		if p.Name != nil {
@@ -154,9 +160,7 @@ func compactSlice(o *discoveryv1.EndpointSlice) endpoint {
 			}
 		}
 	}
-	for object := range podFacts(o.Namespace+"/"+o.Name, o) {
-		e.objects = append(e.objects, object)
-	}
+	e.facts = podFacts(e.name, o)
 	return e
 }
 
@@ -185,7 +189,7 @@ func podFacts(slice string, o *discoveryv1.EndpointSlice) map[string]engine.Fact
 
 // declare makes the bindings of a Service, sorted by origin. What nothing serves
 // has no dial target, if the endpoints are known.
-func (s service) declare(serving []endpoint, known bool) (bindings []port.Binding, warnings []string) {
+func (s service) declare(serving []endpoints, known bool) (bindings []port.Binding, warnings []string) {
 	owner := port.Owner{Kind: port.OwnerService, ID: s.id(), Name: s.name, Namespace: s.namespace, Labels: s.labels}
 	warnings = slices.Clone(s.bad)
 	for _, p := range s.ports {
@@ -260,7 +264,7 @@ func (s service) declare(serving []endpoint, known bool) (bindings []port.Bindin
 }
 
 // pods returns a few places where a port is served, and whether it is at all.
-func (s service) pods(p servicePort, serving []endpoint) (pods []netip.AddrPort, served bool) {
+func (s service) pods(p servicePort, serving []endpoints) (pods []netip.AddrPort, served bool) {
 	for _, e := range serving {
 		for _, sp := range e.ports {
 			if sp.name != p.name || sp.protocol != p.protocol || len(e.addresses) == 0 {

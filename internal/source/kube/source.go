@@ -54,7 +54,7 @@ type Options struct {
 	Namespaces []string
 	// Selector limits the Services by their labels, in Kubernetes' own syntax.
 	Selector string
-	// Timeout bounds each list, and the start of each watch. 30 s if 0.
+	// Timeout bounds each page of a list, and the start of each watch. 30 s if 0.
 	Timeout time.Duration
 	Retry   engine.Retry
 	Logger  *slog.Logger
@@ -235,14 +235,14 @@ func (s *Source) session(ctx context.Context, st *state, up func()) error {
 		wg.Go(func() {
 			cancel(s.reflect(ctx, reflection{
 				client: core, resource: "services", namespace: ns, selector: s.o.Selector,
-				kind: &corev1.Service{}, store: &serviceStore{state: st, namespace: ns},
+				kind: &corev1.Service{}, lean: leanServices, store: &serviceStore{state: st, namespace: ns},
 			}))
 		})
 		wg.Go(func() {
 			slices := &sliceStore{state: st, namespace: ns}
 			err := s.reflect(ctx, reflection{
 				client: discovery, resource: "endpointslices", namespace: ns,
-				kind: &discoveryv1.EndpointSlice{}, store: slices,
+				kind: &discoveryv1.EndpointSlice{}, lean: leanSlices, store: slices,
 			})
 			if ctx.Err() == nil && (apierrors.IsForbidden(err) || apierrors.IsNotFound(err)) {
 				// Ports can be declared without knowing who serves them.
@@ -279,11 +279,12 @@ type reflection struct {
 	resource, namespace string
 	selector            string
 	kind                runtime.Object
+	lean                func(list listFunc) (runtime.Object, error)
 	store               cache.ReflectorStore
 }
 
-// listWatch lists, and then watches. A list as a stream of events costs as much
-// memory here, and its reflector sleeps through the loss of the server.
+// listWatch lists, and then watches. A list as a stream of events has a reflector
+// that sleeps through the loss of the server.
 type listWatch struct{ *cache.ListWatch }
 
 // IsWatchListSemanticsUnSupported is what the reflector asks for.
@@ -303,14 +304,16 @@ func (s *Source) reflect(ctx context.Context, r reflection) error {
 			MaxRetries(0) // the session is what is tried again
 	}
 	lw := listWatch{&cache.ListWatch{
-		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
-			ctx, stop := context.WithTimeout(ctx, s.o.Timeout)
-			defer stop()
-			list, err := get(&o).Do(ctx).Get()
-			if err != nil && errors.Is(ctx.Err(), context.DeadlineExceeded) {
-				err = fmt.Errorf("no answer within %v", s.o.Timeout)
-			}
-			return list, err
+		ListWithContextFunc: func(ctx context.Context, _ metav1.ListOptions) (runtime.Object, error) {
+			return r.lean(func(o metav1.ListOptions) (runtime.Object, error) {
+				ctx, stop := context.WithTimeout(ctx, s.o.Timeout)
+				defer stop()
+				list, err := get(&o).Do(ctx).Get()
+				if err != nil && errors.Is(ctx.Err(), context.DeadlineExceeded) {
+					err = fmt.Errorf("no answer within %v", s.o.Timeout)
+				}
+				return list, err
+			})
 		},
 		WatchFuncWithContext: func(wctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
 			o.Watch = true

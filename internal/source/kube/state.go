@@ -3,6 +3,7 @@
 package kube
 
 import (
+	"cmp"
 	"fmt"
 	"log/slog"
 	"maps"
@@ -29,9 +30,9 @@ type state struct {
 
 	mu       sync.Mutex
 	warnings engine.Warnings
-	services map[string]service             // by namespace/name
-	slices   map[string]map[string]endpoint // by namespace/service, by name of the slice
-	said     map[string][]port.Binding      // by namespace/name
+	services map[string]service        // by namespace/name
+	slices   map[string][]endpoints    // by namespace/service; sorted by name
+	said     map[string][]port.Binding // by namespace/name
 	// unserved is whether endpoints are not known, by namespace: nothing is
 	// said then of who serves.
 	unknown map[string]bool
@@ -44,7 +45,7 @@ func newState(log *slog.Logger, feed registry.Feed, facts *engine.Table) *state 
 		log: log, feed: feed, facts: facts,
 		warnings: engine.Warnings{Feed: feed},
 		services: make(map[string]service),
-		slices:   make(map[string]map[string]endpoint),
+		slices:   make(map[string][]endpoints),
 		said:     make(map[string][]port.Binding),
 		unknown:  make(map[string]bool),
 	}
@@ -81,11 +82,7 @@ func (st *state) arrived() {
 // declare makes the bindings of a Service that is there.
 func (st *state) declare(id string) []port.Binding {
 	s := st.services[id]
-	var serving []endpoint
-	for _, name := range slices.Sorted(maps.Keys(st.slices[id])) {
-		serving = append(serving, st.slices[id][name])
-	}
-	bs, warnings := s.declare(serving, !st.unknown[s.namespace] && !st.unknown[""])
+	bs, warnings := s.declare(st.slices[id], !st.unknown[s.namespace] && !st.unknown[""])
 	st.warnings.Set(id, warnings)
 	return bs
 }
@@ -198,12 +195,11 @@ func (s *serviceStore) Replace(list []any, _ string) error {
 	defer s.mu.Unlock()
 	next := make(map[string]service, len(list))
 	for _, obj := range list {
-		o, ok := obj.(*corev1.Service)
+		o, ok := obj.(*lean[service])
 		if !ok {
 			return fmt.Errorf("a %T among services", obj)
 		}
-		v := compact(o)
-		next[v.id()] = v
+		next[o.value.id()] = o.value
 	}
 	var touched []string
 	for id := range s.services {
@@ -258,35 +254,34 @@ func (s *sliceStore) unknown(err error) {
 	}
 }
 
-// put takes in a slice and returns the Service that it is of, "" if of none.
-func (s *sliceStore) put(o *discoveryv1.EndpointSlice) string {
-	id, gone := s.record(o)
-	if id != "" {
-		s.facts.Swap(gone, podFacts(o.Namespace+"/"+o.Name, o))
-	}
-	return id
-}
-
-// record is put without the facts; it returns those of the slice as it was.
-func (s *sliceStore) record(o *discoveryv1.EndpointSlice) (id string, gone []string) {
-	if id = serviceOf(o); id == "" {
-		return "", nil
-	}
-	name := o.Namespace + "/" + o.Name
-	if s.slices[id] == nil {
-		s.slices[id] = make(map[string]endpoint)
-	}
-	gone = s.forget(id, name)
-	s.slices[id][name] = compactSlice(o)
-	return id, gone
+// record takes in a slice, which has a Service, and returns the facts of the
+// slice as it was.
+func (s *sliceStore) record(v endpoints) (gone []string) {
+	gone = s.forget(v.id, v.name)
+	v.objects = slices.Collect(maps.Keys(v.facts))
+	v.facts = nil
+	i, _ := slices.BinarySearchFunc(s.slices[v.id], v.name, byName)
+	s.slices[v.id] = slices.Insert(s.slices[v.id], i, v)
+	return gone
 }
 
 // forget removes a slice and returns its facts, which still stand.
 func (s *sliceStore) forget(id, name string) (facts []string) {
-	facts = s.slices[id][name].objects
-	delete(s.slices[id], name)
+	all := s.slices[id]
+	i, ok := slices.BinarySearchFunc(all, name, byName)
+	if !ok {
+		return nil
+	}
+	facts = all[i].objects
+	if len(all) == 1 {
+		delete(s.slices, id)
+	} else {
+		s.slices[id] = slices.Delete(all, i, i+1)
+	}
 	return facts
 }
+
+func byName(e endpoints, name string) int { return cmp.Compare(e.name, name) }
 
 // Add implements cache.ReflectorStore.
 func (s *sliceStore) Add(obj any) error {
@@ -296,8 +291,10 @@ func (s *sliceStore) Add(obj any) error {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if id := s.put(o); id != "" {
-		s.say(id)
+	if v := compactSlice(o); v.id != "" {
+		facts := v.facts
+		s.facts.Swap(s.record(v), facts)
+		s.say(v.id)
 	}
 	return nil
 }
@@ -316,9 +313,6 @@ func (s *sliceStore) Delete(obj any) error {
 	if id := serviceOf(o); id != "" {
 		s.facts.Swap(s.forget(id, o.Namespace+"/"+o.Name), nil)
 		s.say(id)
-		if len(s.slices[id]) == 0 {
-			delete(s.slices, id)
-		}
 	}
 	return nil
 }
@@ -330,24 +324,25 @@ func (s *sliceStore) Replace(list []any, _ string) error {
 	touched := make(map[string]bool)
 	var gone []string
 	facts := make(map[string]engine.Fact)
-	for id, named := range s.slices {
+	for id, all := range s.slices {
 		if !in(s.namespace, id) {
 			continue
 		}
-		for name := range named {
-			gone = append(gone, s.forget(id, name)...)
+		for _, v := range all {
+			gone = append(gone, v.objects...)
 		}
 		delete(s.slices, id)
 		touched[id] = true
 	}
 	for _, obj := range list {
-		o, ok := obj.(*discoveryv1.EndpointSlice)
+		o, ok := obj.(*lean[endpoints])
 		if !ok {
 			return fmt.Errorf("a %T among endpointslices", obj)
 		}
-		if id, _ := s.record(o); id != "" {
-			touched[id] = true
-			maps.Copy(facts, podFacts(o.Namespace+"/"+o.Name, o))
+		if v := o.value; v.id != "" {
+			maps.Copy(facts, v.facts)
+			s.record(v)
+			touched[v.id] = true
 		}
 	}
 	s.facts.Swap(gone, facts)
