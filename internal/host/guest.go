@@ -312,7 +312,11 @@ func (g *guest) put(p wire.Publication) {
 		g.h.changed[pub] = struct{}{}
 	}
 	g.text += textOf(p) - textOf(pub.wire)
+	again := !pub.wire.Owner.Same(p.Owner)
 	pub.wire = p
+	if again {
+		g.h.touch(pub)
+	}
 	g.decide(pub)
 	g.tell(p.Key) // even if nothing changed
 }

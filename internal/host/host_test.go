@@ -348,6 +348,52 @@ func TestPrecedence(t *testing.T) {
 	}
 }
 
+// Ports of one number and one owner are no conflict where whoever dials the host's
+// loopback reaches what they are: the wildcard beside the loopback, and all of a
+// Service.
+func TestPortsOfOneOwnerShareAnAddress(t *testing.T) {
+	const service, process = port.OwnerService, port.OwnerProcess
+	for _, proto := range []port.Protocol{port.TCP, port.UDP} {
+		t.Run(proto.String(), func(t *testing.T) {
+			p := freePort(t)
+			a := newAgent(t, "vm")
+			wildcard, loopback, specific := key(proto, any4, p), key(proto, lo4, p), key(proto, lan, p)
+			of := func(k port.Key, kind port.OwnerKind, id string) wire.Publication {
+				w := pub(k)
+				w.Owner = port.Owner{Kind: kind, ID: id, Name: id}
+				return w
+			}
+			a.begins(snapshot(1, of(wildcard, service, "web"), of(loopback, port.OwnerUnknown, ""), of(specific, service, "web")))
+			start(t, Options{}, a)
+			a.wants(loopback, port.Active)
+			a.wants(wildcard, port.Conflict)
+			a.wants(specific, port.Conflict)
+			for i, step := range []struct {
+				change             wire.Control
+				wildcard, specific port.State
+			}{
+				{put(1, of(loopback, service, "web")), port.Active, port.Active},
+				{put(2, of(loopback, service, "other")), port.Conflict, port.Conflict},
+				{put(3, of(wildcard, service, "other")), port.Active, port.Conflict},
+				{put(4, of(wildcard, process, "7")), port.Conflict, port.Conflict},
+				{put(5, of(loopback, process, "7")), port.Active, port.Conflict},
+				// A process may serve another thing at another address.
+				{put(6, of(specific, process, "7")), port.Active, port.Conflict},
+				{removed(7, loopback), port.Active, port.Conflict},
+			} {
+				a.say(step.change)
+				for k, want := range map[port.Key]port.State{wildcard: step.wildcard, specific: step.specific} {
+					if o := a.wants(k, want); o.HostAddress != at(lo4, p) {
+						t.Errorf("step %d: %s is %s at %s", i, k, o.State, o.HostAddress)
+					}
+				}
+			}
+			a.say(removed(8, wildcard))
+			a.wants(specific, port.Active)
+		})
+	}
+}
+
 // One guest address is open to all, another only on the loopback: when the wider
 // one leaves, nothing wider than the loopback stays.
 func TestExposureNarrows(t *testing.T) {

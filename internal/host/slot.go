@@ -93,6 +93,16 @@ func (c *claim) holder() string {
 	return s
 }
 
+// shares says whether a claim that lost its address to another of its guest is
+// served by it all the same. All ports of one number of a Service are one, and
+// kube-proxy makes some for the loopback and for each address of the node. For
+// any one owner, the guest's loopback answers for the wildcard.
+func (c *claim) shares(by *claim) bool {
+	a, b := c.pub.wire.Owner, by.pub.wire.Owner
+	return c.guest == by.guest && c.addr == by.addr && a.Kind != port.OwnerUnknown && a.Same(b) &&
+		(a.Kind == port.OwnerService || c.rank == 1 && by.rank == 0)
+}
+
 func (c *claim) set(state port.State, addr netip.AddrPort, reason string) {
 	o := port.Outcome{Key: c.key, State: state, HostAddress: addr, Reason: reason}
 	if c.gone || c.outcome.Equal(o) {
@@ -116,6 +126,10 @@ type groupKey struct {
 	is4 bool
 }
 
+func (c *claim) group() groupKey {
+	return groupKey{port.Slot{Protocol: c.key.Protocol, Port: c.addr.Port()}, c.addr.Addr().Is4()}
+}
+
 // group shares out the host addresses of one port. Guarded by Host.mu.
 type group struct {
 	key    groupKey
@@ -134,7 +148,7 @@ func (h *Host) join(ctx context.Context, c *claim) {
 		c.slot.open(ctx)
 		return
 	}
-	k := groupKey{port.Slot{Protocol: c.key.Protocol, Port: c.addr.Port()}, c.addr.Addr().Is4()}
+	k := c.group()
 	g := h.groups[k]
 	if g == nil {
 		g = &group{key: k, claims: make(map[*claim]struct{}), slots: make(map[netip.Addr]*slot)}
@@ -157,9 +171,18 @@ func (h *Host) leave(c *claim) {
 		c.slot.close()
 		return
 	}
-	g := h.groups[groupKey{port.Slot{Protocol: c.key.Protocol, Port: c.addr.Port()}, c.addr.Addr().Is4()}]
+	g := h.groups[c.group()]
 	delete(g.claims, c)
 	h.touched[g] = struct{}{}
+}
+
+// touch has what a publication claims shared out again: it may share with another.
+func (h *Host) touch(p *publication) {
+	for _, c := range p.claims {
+		if g := h.groups[c.group()]; g != nil && c.admitted && c.slot == nil {
+			h.touched[g] = struct{}{}
+		}
+	}
 }
 
 // settle ends a step: it admits what the limit has room for, shares out what was
@@ -198,6 +221,7 @@ func (g *group) settle(ctx context.Context, h *Host) {
 	})
 	granted := make(map[netip.Addr]*claim)
 	lost := make(map[*claim]*claim)
+	shared := make(map[*claim][]*claim)
 	var first, wildcard *claim
 	for _, c := range order {
 		ip := c.addr.Addr()
@@ -209,7 +233,11 @@ func (g *group) settle(ctx context.Context, h *Host) {
 		case port.IsWildcard(ip):
 			by = first
 		}
-		if by != nil {
+		switch {
+		case by != nil && c.shares(by):
+			shared[by] = append(shared[by], c)
+			continue
+		case by != nil:
 			lost[c] = by
 			continue
 		}
@@ -236,12 +264,14 @@ func (g *group) settle(ctx context.Context, h *Host) {
 			s = h.newSlot(g.key.Protocol, c.addr)
 			g.slots[ip] = s
 			s.winner.Store(c)
+			s.shared = shared[c]
 			s.open(ctx)
 			continue
 		}
 		if old := s.winner.Swap(c); old != c && s.udp != nil {
 			s.udp.retarget(c)
 		}
+		s.shared = shared[c]
 		s.show()
 	}
 	if len(g.claims) == 0 {
@@ -256,6 +286,7 @@ type slot struct {
 	protocol port.Protocol
 	addr     netip.AddrPort
 	winner   atomic.Pointer[claim] // never nil once open
+	shared   []*claim              // others of the winner's guest that it serves
 
 	listener io.Closer // nil when not open
 	udp      *udpPort  // the listener, if it is one
@@ -366,13 +397,16 @@ func (s *slot) listen(ctx context.Context) error {
 	return nil
 }
 
-// show tells the winner how its slot stands.
+// show tells the winner, and whom it serves as well, how the slot stands.
 func (s *slot) show() {
 	addr := s.addr
 	if s.listener != nil {
 		addr = s.bound
 	}
 	s.winner.Load().set(s.state, addr, s.reason)
+	for _, c := range s.shared {
+		c.set(s.state, addr, s.reason)
+	}
 }
 
 // close gives the address back at once; flows that run go on.
