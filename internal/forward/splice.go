@@ -15,6 +15,8 @@ import (
 	"sync/atomic"
 	"syscall"
 	"time"
+
+	"github.com/fairlead/fairlead/internal/wire"
 )
 
 const (
@@ -23,8 +25,12 @@ const (
 	smallBuffer = 4 << 10
 	largeBuffer = 64<<10 - 12 // with yamux's header one frame of a link
 
-	// splice(2) holds a pipe, two descriptors, for as long as the direction lives,
-	// idle or not. Only a direction that has moved this much gets one.
+	// head is the room in front of what is read, for the header of a chunk.
+	head = wire.ChunkHeader
+
+	// splice(2) needs a pipe, two descriptors, which the net package holds for as
+	// long as it copies, idle or not. Only a direction that has moved this much
+	// gets one.
 	spliceAfter = 1 << 20
 	spliceChunk = 16 << 20
 
@@ -34,8 +40,8 @@ const (
 )
 
 var (
-	smallBuffers = sync.Pool{New: func() any { return new([smallBuffer]byte) }}
-	largeBuffers = sync.Pool{New: func() any { return new([largeBuffer]byte) }}
+	smallBuffers = sync.Pool{New: func() any { return new([head + smallBuffer]byte) }}
+	largeBuffers = sync.Pool{New: func() any { return new([head + largeBuffer]byte) }}
 )
 
 // past is a deadline that has gone by.
@@ -155,9 +161,18 @@ func (d *direction) end() {
 	d.waiting = true
 	s.mu.Unlock()
 	// The other direction goes on. Nobody reads src any more, so watch for its reset.
-	if err := awaitReset(d.src); err != nil {
+	if err := d.awaitReset(); err != nil {
 		s.abort(err)
 	}
+}
+
+// awaitReset waits until src, whose end was read, is reset; nil when its read
+// deadline passes.
+func (d *direction) awaitReset() error {
+	if v, ok := d.src.(chunked); ok {
+		return v.AwaitReset()
+	}
+	return awaitReset(d.src)
 }
 
 // drain takes what src sends and drops it, since dst takes nothing any more,
@@ -179,7 +194,7 @@ func (d *direction) drain(cause error) {
 		return
 	}
 
-	buf := smallBuffers.Get().(*[smallBuffer]byte)
+	buf := smallBuffers.Get().(*[head + smallBuffer]byte)
 	defer smallBuffers.Put(buf)
 	var err error
 	for err == nil {
@@ -199,9 +214,9 @@ func (d *direction) drain(cause error) {
 
 // copy moves bytes until a read or a write fails.
 func (d *direction) copy() (readErr, writeErr error) {
-	small := smallBuffers.Get().(*[smallBuffer]byte)
+	small := smallBuffers.Get().(*[head + smallBuffer]byte)
 	defer smallBuffers.Put(small)
-	var large *[largeBuffer]byte
+	var large *[head + largeBuffer]byte
 	defer func() {
 		if large != nil {
 			largeBuffers.Put(large)
@@ -209,14 +224,20 @@ func (d *direction) copy() (readErr, writeErr error) {
 	}()
 	buf := small[:]
 	inKernel := canSplice(d.dst, d.src)
+	to, _ := d.dst.(chunked)
 	for moved := 0; ; {
-		n, err := d.src.Read(buf)
+		n, err := d.src.Read(buf[head:])
 		if n > 0 {
-			w, werr := d.dst.Write(buf[:n])
-			d.moved.Add(uint64(max(w, 0)))
+			w, werr := n, error(nil)
+			if to != nil {
+				werr = to.WriteChunk(buf[:head+n])
+			} else {
+				w, werr = d.dst.Write(buf[head : head+n])
+			}
 			if werr != nil {
 				return nil, werr
 			}
+			d.moved.Add(uint64(w))
 			moved += n
 		}
 		switch {
@@ -227,9 +248,13 @@ func (d *direction) copy() (readErr, writeErr error) {
 				largeBuffers.Put(large)
 				large = nil
 			}
-			return d.copyInKernel()
-		case large == nil && n == len(buf):
-			large = largeBuffers.Get().(*[largeBuffer]byte)
+			readErr, writeErr = d.copyInKernel()
+			if !errors.Is(readErr, errNoPipe) {
+				return readErr, writeErr
+			}
+			inKernel = false
+		case large == nil && head+n == len(buf):
+			large = largeBuffers.Get().(*[head + largeBuffer]byte)
 			buf = large[:]
 		case large != nil && n < smallBuffer:
 			largeBuffers.Put(large)
@@ -238,12 +263,38 @@ func (d *direction) copy() (readErr, writeErr error) {
 	}
 }
 
-// canSplice reports whether the net package moves bytes from src to dst within
-// the kernel.
+// chunked is a link's stream with a connection of its own. Payload can go past
+// it: straight from and to that connection.
+type chunked interface {
+	// Raw is the connection.
+	Raw() net.Conn
+	// WriteChunk sends what stands behind head bytes.
+	WriteChunk(frame []byte) error
+	// NextChunk waits until payload can be read of Raw, and says how much.
+	NextChunk() (int, error)
+	// Took says how much was read of Raw, and returns err in the stream's terms.
+	Took(n int, err error) error
+	// BeginChunk announces n bytes that are written to Raw, Wrote that they were.
+	BeginChunk(n int) error
+	Wrote(n int, err error) error
+	// AwaitReset waits, once the end was read, for a reset.
+	AwaitReset() error
+}
+
+// raw is the connection that the kernel reads and writes for c.
+func raw(c net.Conn) net.Conn {
+	if v, ok := c.(chunked); ok {
+		return v.Raw()
+	}
+	return c
+}
+
+// canSplice reports whether bytes move from src to dst within the kernel.
 func canSplice(dst, src net.Conn) bool {
 	if runtime.GOOS != "linux" {
 		return false
 	}
+	dst, src = raw(dst), raw(src)
 	_, srcTCP := src.(*net.TCPConn)
 	_, dstTCP := dst.(*net.TCPConn)
 	_, srcUnix := src.(*net.UnixConn)
@@ -251,8 +302,17 @@ func canSplice(dst, src net.Conn) bool {
 	return srcTCP && (dstTCP || dstUnix) || srcUnix && dstTCP
 }
 
+// errNoPipe means that there are no descriptors left for splice(2).
+var errNoPipe = errors.New("no pipe")
+
 // copyInKernel moves the rest of the direction by splice(2).
 func (d *direction) copyInKernel() (readErr, writeErr error) {
+	if from, ok := d.src.(chunked); ok {
+		return d.fromChunks(from, d.dst.(*net.TCPConn))
+	}
+	if to, ok := d.dst.(chunked); ok {
+		return d.toChunks(to, d.src.(*net.TCPConn))
+	}
 	for {
 		var n int64
 		var err error
@@ -270,6 +330,28 @@ func (d *direction) copyInKernel() (readErr, writeErr error) {
 		case errors.Is(err, syscall.EPIPE): // only a write gives it
 			return nil, err
 		default:
+			return err, nil
+		}
+	}
+}
+
+// fromChunks moves the rest of a link's stream to a TCP connection.
+func (d *direction) fromChunks(src chunked, dst *net.TCPConn) (readErr, writeErr error) {
+	for {
+		n, err := src.NextChunk()
+		if err != nil {
+			return err, nil
+		}
+		m, err := dst.ReadFrom(&io.LimitedReader{R: src.Raw(), N: int64(n)})
+		d.moved.Add(uint64(m))
+		if errors.Is(err, syscall.EPIPE) { // only a write gives it
+			_ = src.Took(int(m), nil)
+			return nil, err
+		}
+		if err == nil && int(m) < n {
+			err = io.ErrUnexpectedEOF
+		}
+		if err := src.Took(int(m), err); err != nil {
 			return err, nil
 		}
 	}

@@ -119,11 +119,15 @@ func (h *Host) stream(ctx context.Context, c *claim, peer netip.AddrPort) (link.
 		return nil, err
 	}
 	octx, cancel := context.WithTimeout(ctx, openTimeout)
-	stream, err := session.Open(octx)
+	open := session.Connect
+	if c.key.Protocol == port.UDP {
+		open = session.Open
+	}
+	stream, err := open(octx)
 	cancel()
 	if err != nil {
 		h.stats.unlinked.Add(1)
-		return nil, fmt.Errorf("open a stream: %w", err)
+		return nil, fmt.Errorf("open a flow: %w", err)
 	}
 	stop := context.AfterFunc(ctx, func() { _ = stream.Reset() })
 	reply, err := ask(stream, wire.FlowRequest{Key: c.key, Peer: peer})

@@ -66,7 +66,7 @@ func (d *Dialer) Dial(ctx context.Context) (Session, error) {
 	if err != nil {
 		return nil, fmt.Errorf("dial link %s: %w", d.e, err)
 	}
-	s, err := establish(ctx, conn, d.o, dialler)
+	s, err := establish(ctx, conn, d.o, dialler, &way{dial: d.conn})
 	if err != nil {
 		return nil, fmt.Errorf("dial link %s: %w", d.e, err)
 	}

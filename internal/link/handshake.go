@@ -40,7 +40,7 @@ func overConn(ctx context.Context, conn net.Conn, o Options, d direction) (Sessi
 	if err != nil {
 		return nil, errors.Join(err, conn.Close())
 	}
-	s, err := establish(ctx, conn, o, d)
+	s, err := establish(ctx, conn, o, d, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -62,8 +62,20 @@ func (d direction) other() direction {
 	return dialler
 }
 
+// way is where connections that are one flow come from or go to: at most one of
+// its fields is set. Nil means that there are none.
+type way struct {
+	dial func(context.Context) (net.Conn, error) // of a session that we dialled
+	in   *intake                                 // of those that we accept
+}
+
 // establish runs the handshake and starts the session. It closes conn on error.
-func establish(ctx context.Context, conn net.Conn, o Options, d direction) (_ *session, err error) {
+// With an intake conn may be one flow: that is handed on, and there is neither a
+// session nor an error.
+func establish(ctx context.Context, conn net.Conn, o Options, d direction, w *way) (_ *session, err error) {
+	if w == nil {
+		w = new(way)
+	}
 	tctx, cancel := context.WithTimeout(ctx, o.HandshakeTimeout)
 	defer cancel()
 	defer func() {
@@ -78,7 +90,19 @@ func establish(ctx context.Context, conn net.Conn, o Options, d direction) (_ *s
 		return nil, err
 	}
 	stop := context.AfterFunc(tctx, func() { _ = conn.Close() })
-	hs := handshake{conn: conn, o: o, d: d}
+	hs := handshake{conn: conn, in: conn, o: o, d: d}
+	if w.in != nil {
+		head, isFlow, err := opening(conn)
+		if err != nil {
+			stop()
+			return nil, err
+		}
+		if isFlow {
+			return nil, w.in.flow(tctx, conn, head, stop)
+		}
+		w.in.hello()
+		hs.in = io.MultiReader(bytes.NewReader(head), conn)
+	}
 	hello, err := hs.run()
 	if err != nil {
 		stop()
@@ -90,7 +114,7 @@ func establish(ctx context.Context, conn net.Conn, o Options, d direction) (_ *s
 	s, err := newSession(tctx, conn, o, d, Peer{
 		Identity: hello.Identity, Name: hello.Name, Version: hello.Build,
 		Address: address(conn), Proof: proof,
-	})
+	}, w, hs.keys(hello))
 	if err != nil {
 		stop()
 		return nil, err
@@ -196,6 +220,7 @@ func address(conn net.Conn) string {
 // that knows no token learns nothing but the hello.
 type handshake struct {
 	conn net.Conn
+	in   io.Reader // conn, after what was read of it
 	o    Options
 	d    direction
 
@@ -265,7 +290,7 @@ func (h *handshake) sendHello() error {
 
 func (h *handshake) readHello() (*wire.Hello, error) {
 	var magic [len(wire.Magic)]byte
-	if n, err := io.ReadFull(h.conn, magic[:]); err != nil {
+	if n, err := io.ReadFull(h.in, magic[:]); err != nil {
 		if n > 0 && !bytes.HasPrefix([]byte(wire.Magic), magic[:n]) {
 			return nil, refuse(RefusedMagic, "not a fairlead peer, it said %q", magic[:n])
 		}
@@ -287,7 +312,7 @@ func (h *handshake) readHello() (*wire.Hello, error) {
 
 // read returns the next message, or what the peer's refusal says as an error.
 func (h *handshake) read() (wire.Handshake, []byte, error) {
-	m, raw, err := wire.ReadHandshake(h.conn)
+	m, raw, err := wire.ReadHandshake(h.in)
 	if err != nil {
 		return m, nil, err
 	}
@@ -371,6 +396,21 @@ func (h *handshake) readProof(peer *wire.Hello) error {
 // cannot be sent back to its maker), both nonces (so that it is of this
 // connection) and both hellos as sent.
 func (h *handshake) mac(prover direction, role Role, peer *wire.Hello) []byte {
+	return h.digest(peer, []byte("fairlead link proof 1"), []byte{byte(prover)}, []byte(role))
+}
+
+// keys are what the flows of this session are proved with. Without a token the
+// nonces are the secret: only who reads or writes the connection knows them, and
+// that is whom the system vouched for.
+func (h *handshake) keys(peer *wire.Hello) flowKeys {
+	k := flowKeys{key: h.digest(peer, []byte("fairlead flow key 2"))}
+	copy(k.id[:], k.sum("session", 0))
+	return k
+}
+
+// digest is HMAC-SHA256 by the token over what is said, both nonces and both
+// hellos as sent, those of the dialler first.
+func (h *handshake) digest(peer *wire.Hello, say ...[]byte) []byte {
 	m := hmac.New(sha256.New, []byte(h.o.Token.key))
 	put := func(b []byte) {
 		var n [8]byte
@@ -382,9 +422,9 @@ func (h *handshake) mac(prover direction, role Role, peer *wire.Hello) []byte {
 	if h.d == acceptor {
 		first, second = second, first
 	}
-	put([]byte("fairlead link proof 1"))
-	put([]byte{byte(prover)})
-	put([]byte(role))
+	for _, b := range say {
+		put(b)
+	}
 	for _, side := range [...][2][]byte{first, second} {
 		put(side[0])
 		put(side[1])

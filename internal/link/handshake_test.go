@@ -79,8 +79,8 @@ func TestPeersThatDoNotFit(t *testing.T) {
 			dialled: RefusedRole, accepted: RefusedRole, says: []string{"agent"},
 		},
 		"too new": {
-			edit:    func(d, _ *Options) { d.minVersion, d.maxVersion = 2, 5 },
-			dialled: RefusedVersion, accepted: RefusedVersion, says: []string{"2 to 5", "protocol", "update the older one"},
+			edit:    func(d, _ *Options) { d.minVersion, d.maxVersion = 3, 5 },
+			dialled: RefusedVersion, accepted: RefusedVersion, says: []string{"3 to 5", "protocol", "update the older one"},
 		},
 	}
 	for name, tt := range tests {

@@ -35,7 +35,11 @@ type Session interface {
 	Control() Stream
 	// Open starts a flow stream (host side).
 	Open(ctx context.Context) (Stream, error)
-	// Accept waits for a flow stream (agent side). It fails when the session ended.
+	// Connect starts a flow on a connection of its own (host side), which ends
+	// with the session. Where we cannot dial the agent it is Open. That the agent
+	// has proved itself is known with the first byte read.
+	Connect(ctx context.Context) (Stream, error)
+	// Accept waits for a flow of either kind (agent side). It fails when the session ended.
 	Accept(ctx context.Context) (Stream, error)
 	// Peer says who is at the other end.
 	Peer() Peer

@@ -13,6 +13,8 @@ import (
 	"sync"
 	"syscall"
 	"time"
+
+	"github.com/fairlead/fairlead/internal/wire"
 )
 
 // Listener accepts connections and hands out those that became proved sessions.
@@ -29,8 +31,10 @@ type Listener struct {
 	started  bool
 	closed   bool
 	cancel   context.CancelFunc
-	err      error      // why accepting ended
-	attempts []*attempt // in hand, oldest first
+	err      error                                 // why accepting ended
+	unproved []*attempt                            // connections that have not said what they are, oldest first
+	attempts []*attempt                            // handshakes in hand, oldest first
+	sessions map[[wire.SessionIDSize]byte]*session // that take flows
 	refused  map[Refusal]uint64
 	quieting map[Refusal]quietness
 }
@@ -75,7 +79,8 @@ func Listen(ctx context.Context, e Endpoint, o Options) (*Listener, error) {
 func newListener(e Endpoint, o Options, log *slog.Logger, ln net.Listener) *Listener {
 	return &Listener{
 		e: e, o: o, log: log, ln: ln, ready: make(chan *session), done: make(chan struct{}),
-		refused: make(map[Refusal]uint64), quieting: make(map[Refusal]quietness),
+		sessions: make(map[[wire.SessionIDSize]byte]*session),
+		refused:  make(map[Refusal]uint64), quieting: make(map[Refusal]quietness),
 	}
 }
 
@@ -185,27 +190,37 @@ func (l *Listener) admit(ctx context.Context, conn net.Conn) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	a := &attempt{cancel}
 	l.mu.Lock()
-	if len(l.attempts) >= l.o.MaxHandshakes {
-		l.attempts[0].cancel(refuse(RefusedBusy, "%d peers at once; the oldest gave way", l.o.MaxHandshakes))
-		l.attempts = slices.Delete(l.attempts, 0, 1)
-	}
-	l.attempts = append(l.attempts, a)
+	l.unproved = enter(l.unproved, a, l.o.maxUnproved)
 	l.mu.Unlock()
 	l.wg.Go(func() {
 		defer cancel(nil)
-		s, err := establish(ctx, conn, l.o, acceptor)
-		if err == nil {
+		s, err := establish(ctx, conn, l.o, acceptor, &way{in: &intake{l, a}})
+		if err == nil && s != nil {
 			err = l.hand(ctx, s)
 		}
 		l.mu.Lock()
-		if i := slices.Index(l.attempts, a); i >= 0 {
-			l.attempts = slices.Delete(l.attempts, i, i+1)
-		}
+		l.unproved, l.attempts = leave(l.unproved, a), leave(l.attempts, a)
 		l.mu.Unlock()
 		if err != nil {
 			l.note(address(conn), err, time.Now())
 		}
 	})
+}
+
+// enter adds a to those in hand; beyond the limit the oldest gives way.
+func enter(in []*attempt, a *attempt, limit int) []*attempt {
+	if len(in) >= limit {
+		in[0].cancel(refuse(RefusedBusy, "%d peers at once; the oldest gave way", limit))
+		in = slices.Delete(in, 0, 1)
+	}
+	return append(in, a)
+}
+
+func leave(in []*attempt, a *attempt) []*attempt {
+	if i := slices.Index(in, a); i >= 0 {
+		return slices.Delete(in, i, i+1)
+	}
+	return in
 }
 
 // hand gives s to Accept. One that waits gives way like any other attempt.

@@ -45,8 +45,9 @@ type Options struct {
 	// 0. Beyond it the oldest is given up for the newest, so that silent peers
 	// hold up nobody.
 	MaxHandshakes int
-	// MaxStreams is how many flow streams an agent has at once; 10,496 if 0. The
-	// next is reset. Each can hold 256 KiB that nobody reads.
+	// MaxStreams is how many flow streams an agent has at once, and how many
+	// connections that are one flow; 10,496 each if 0. The next is reset. A stream
+	// can hold 256 KiB that nobody reads.
 	MaxStreams int
 	// KeepAlive is how long a session may be without traffic before the peer
 	// must answer a ping within 10 s; 30 s if 0.
@@ -54,6 +55,7 @@ type Options struct {
 	Logger    *slog.Logger
 
 	minVersion, maxVersion int // wire.Version if 0
+	maxUnproved            int // connections that have not said what they are; 1,024 if 0
 }
 
 // NewIdentity returns a random identity. A process makes one and keeps it.
@@ -65,6 +67,9 @@ func (o Options) withDefaults() Options {
 	}
 	if o.MaxHandshakes == 0 {
 		o.MaxHandshakes = 16
+	}
+	if o.maxUnproved == 0 {
+		o.maxUnproved = 1024
 	}
 	if o.MaxStreams == 0 {
 		o.MaxStreams = 10_240 + 256

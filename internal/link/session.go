@@ -8,14 +8,18 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"math"
 	"net"
 	"os"
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/libp2p/go-yamux/v5"
+
+	"github.com/fairlead/fairlead/internal/wire"
 )
 
 const (
@@ -100,19 +104,25 @@ type session struct {
 	role     Role
 	peer     Peer
 	control  *stream
-	incoming chan *stream
+	incoming chan Stream
+	o        Options
+	dial     func(context.Context) (net.Conn, error) // nil if flows have no connections of their own
+	keys     flowKeys
+	number   atomic.Uint64 // of the next flow that we begin
+	used     numbers       // by the peer
 
 	once sync.Once
 	err  error // of the first close
 
-	mu     sync.Mutex // guards closed, and wg.Add against wg.Wait
+	mu     sync.Mutex // guards what follows, and wg.Add against wg.Wait
 	closed bool
+	flows  map[*flowConn]struct{} // nil once the session ended
 	wg     sync.WaitGroup
 }
 
 // newSession starts multiplexing. The dialler opens the control stream, the
 // acceptor takes the first stream for it.
-func newSession(ctx context.Context, conn net.Conn, o Options, d direction, peer Peer) (*session, error) {
+func newSession(ctx context.Context, conn net.Conn, o Options, d direction, peer Peer, w *way, keys flowKeys) (*session, error) {
 	start := yamux.Server
 	if d == dialler {
 		start = yamux.Client
@@ -122,6 +132,18 @@ func newSession(ctx context.Context, conn net.Conn, o Options, d direction, peer
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", errInternal, err)
 	}
+	s := &session{
+		conn: last, mux: mux, role: o.Role, peer: peer, incoming: make(chan Stream), o: o,
+		keys: keys, flows: make(map[*flowConn]struct{}),
+	}
+	forget := func() {}
+	switch {
+	case s.role == RoleHost:
+		s.dial = w.dial
+	case w.in != nil:
+		w.in.serves(s)
+		forget = func() { w.in.forget(s) }
+	}
 	var control *yamux.Stream
 	if d == dialler {
 		control, err = mux.OpenStream(ctx)
@@ -130,14 +152,48 @@ func newSession(ctx context.Context, conn net.Conn, o Options, d direction, peer
 	}
 	if err != nil {
 		_ = mux.Close()
+		forget()
+		s.endFlows()
 		return nil, err
 	}
-	s := &session{conn: last, mux: mux, role: o.Role, peer: peer, incoming: make(chan *stream)}
 	s.control = &stream{s: s, mux: control}
+	s.wg.Go(func() {
+		<-s.Done()
+		forget()
+		s.endFlows()
+	})
 	if s.role == RoleAgent {
 		s.wg.Go(s.accept)
 	}
 	return s, nil
+}
+
+// enter adds a flow, unless the session has ended or has limit flows already; it
+// ends with the session.
+func (s *session) enter(c *flowConn, limit int) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.flows == nil || len(s.flows) >= limit {
+		return false
+	}
+	s.flows[c] = struct{}{}
+	return true
+}
+
+func (s *session) forget(c *flowConn) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.flows, c)
+}
+
+// endFlows hangs up all flows, and lets no more begin.
+func (s *session) endFlows() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for c := range s.flows {
+		_ = c.conn.Close()
+	}
+	s.flows = nil
 }
 
 // accept gives yamux's accept a context.
@@ -175,6 +231,33 @@ func (s *session) Open(ctx context.Context) (Stream, error) {
 		return nil, fmt.Errorf("open stream: %w", s.mapError(err))
 	}
 	return &stream{s: s, mux: st}, nil
+}
+
+// busyPause is how long a dial waits after the peer had no room for one more
+// connection in its queue.
+const busyPause = 2 * time.Millisecond
+
+func (s *session) Connect(ctx context.Context) (Stream, error) {
+	if s.dial == nil {
+		return s.Open(ctx)
+	}
+	conn, err := s.dial(ctx)
+	for err != nil && errors.Is(err, syscall.EAGAIN) && sleep(ctx, busyPause) == nil { // a unix socket's way to say so
+		conn, err = s.dial(ctx)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("connect flow: %w", err)
+	}
+	if _, err := admit(conn, s.o, dialler); err != nil {
+		return nil, errors.Join(fmt.Errorf("connect flow: %w", err), conn.Close())
+	}
+	o := wire.Opening{Session: s.keys.id, Number: s.number.Add(1)}
+	copy(o.MAC[:], s.keys.sum(byHost, o.Number))
+	c := &flowConn{conn: conn, s: s, say: o.Append(nil), expect: s.keys.sum(byAgent, o.Number)}
+	if !s.enter(c, math.MaxInt) {
+		return nil, errors.Join(fmt.Errorf("connect flow: %w", s.Err()), conn.Close())
+	}
+	return c, nil
 }
 
 func (s *session) Accept(ctx context.Context) (Stream, error) {

@@ -10,8 +10,9 @@ import (
 	"github.com/fairlead/fairlead/internal/port"
 )
 
-// Version is the protocol version that this build speaks.
-const Version = 1
+// Version is the protocol version that this build speaks. Version 2 has a
+// connection for each flow where the host dials.
+const Version = 2
 
 // Limits of what one peer may send to the other.
 const (
