@@ -57,12 +57,12 @@ func pair(t *testing.T, network string) (near, far net.Conn) {
 // sessions returns both ends of a real link.
 func sessions(t *testing.T) (host, agent link.Session) {
 	t.Helper()
-	a, b := net.Pipe()
-	if !inBubble(t) {
-		a, b = pair(t, "unix")
-		_, _ = a.SetDeadline(time.Time{}), b.SetDeadline(time.Time{})
+	if inBubble(t) {
+		a, b := net.Pipe()
+		host, agent = linked(t, a, b)
+	} else {
+		host, agent = dialled(t, t.TempDir())
 	}
-	host, agent = linked(t, a, b)
 	t.Cleanup(func() {
 		_ = host.Close()
 		_ = agent.Close()
@@ -90,6 +90,30 @@ func linked(tb testing.TB, near, far net.Conn) (host, agent link.Session) {
 	}()
 	host, err := link.Client(context.Background(), near, linkOptions(tb, link.RoleHost))
 	if err != nil {
+		tb.Fatal(err)
+	}
+	if err := <-done; err != nil {
+		tb.Fatal(err)
+	}
+	return host, agent
+}
+
+// dialled makes a link whose flows have connections of their own.
+func dialled(tb testing.TB, dir string) (host, agent link.Session) {
+	tb.Helper()
+	e := link.Endpoint{Network: link.NetworkUnix, Path: dir + "/d/s"}
+	l, err := link.Listen(tb.Context(), e, linkOptions(tb, link.RoleAgent))
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() { _ = l.Close() })
+	done := make(chan error, 1)
+	go func() {
+		var err error
+		agent, err = l.Accept(context.Background())
+		done <- err
+	}()
+	if host, err = link.Dial(tb.Context(), e, linkOptions(tb, link.RoleHost)); err != nil {
 		tb.Fatal(err)
 	}
 	if err := <-done; err != nil {
@@ -158,7 +182,11 @@ func newGuest(t *testing.T, opt ServerOptions, pubs ...port.Publication) *guest 
 // open asks for a flow.
 func (g *guest) open(t *testing.T, k port.Key, peer string) (link.Stream, wire.FlowReply) {
 	t.Helper()
-	stream, err := g.host.Open(t.Context())
+	open := g.host.Connect
+	if k.Protocol == port.UDP {
+		open = g.host.Open
+	}
+	stream, err := open(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}

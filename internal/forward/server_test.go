@@ -3,6 +3,10 @@
 package forward
 
 import (
+	"bytes"
+	"crypto/sha256"
+	"math/rand/v2"
+
 	"context"
 	"errors"
 	"fmt"
@@ -74,6 +78,103 @@ func TestFlowResetOverLink(t *testing.T) {
 		})
 	}
 }
+
+// A reset is noticed at the other end of the link by one who has read the end and
+// says nothing, whichever side was done first.
+func TestFlowResetAfterHalfCloseOverLink(t *testing.T) {
+	for _, resets := range []string{"client", "server"} {
+		t.Run(resets, func(t *testing.T) {
+			ln, pub := listen(t)
+			g := newGuest(t, ServerOptions{}, pub)
+			a := g.connect(t, pub.Key)
+			write(t, a, "x")
+			b, err := ln.Accept()
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer b.Close()
+			readN(t, b, 1)
+			if resets == "server" {
+				a, b = b, a
+			}
+			closeWriting(t, a)
+			if got := readAll(t, b); got != "" {
+				t.Errorf("read %q", got)
+			}
+			Reset(a)
+			// A write would find it too, so look without one.
+			if err := awaitReset(b); err == nil {
+				t.Error("no reset")
+			}
+			eventually(t, "the flow is gone", func() bool { return g.Stats().OpenTCP == 0 })
+		})
+	}
+}
+
+// An upload that is cut is not taken for one that is complete, even by a server
+// that has ended its own side.
+func TestFlowCutAfterTheServersEnd(t *testing.T) {
+	ln, pub := listen(t)
+	g := newGuest(t, ServerOptions{}, pub)
+	client := g.connect(t, pub.Key)
+	write(t, client, "x")
+	server, err := ln.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer server.Close()
+	_ = server.SetDeadline(time.Now().Add(patience))
+	closeWriting(t, server)
+	if got := readAll(t, client); got != "" {
+		t.Errorf("read %q", got)
+	}
+	write(t, client, "half of it")
+	readN(t, server, len("x"+"half of it"))
+	Reset(client)
+	if _, err := server.Read(make([]byte, 1)); !isReset(err) {
+		t.Errorf("the server reads %v, want a reset", err)
+	}
+}
+
+// Much goes through the kernel, both ways at once, and comes out as it went in.
+func TestBulkOverLink(t *testing.T) {
+	ln, pub := listen(t)
+	g := newGuest(t, ServerOptions{}, pub)
+	a := g.connect(t, pub.Key)
+	write(t, a, "x")
+	b, err := ln.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer b.Close()
+	readN(t, b, 1)
+	const size = 64 << 20
+	var wg sync.WaitGroup
+	for name, ends := range map[string][2]net.Conn{"to the guest": {a, b}, "to the host": {b, a}} {
+		wg.Go(func() {
+			if _, err := io.CopyN(struct{ io.Writer }{ends[0]}, newPattern(), size); err != nil {
+				t.Errorf("%s: %v", name, err)
+			}
+			closeWriting(t, ends[0])
+		})
+		wg.Go(func() {
+			want, got := sha256.New(), sha256.New()
+			_, _ = io.CopyN(want, newPattern(), size)
+			n, err := io.Copy(got, struct{ io.Reader }{ends[1]})
+			if err != nil || n != size || !bytes.Equal(got.Sum(nil), want.Sum(nil)) {
+				t.Errorf("%s: %d bytes of %d, %v, or others than were sent", name, n, size, err)
+			}
+		})
+	}
+	wg.Wait()
+	eventually(t, "the flow is gone", func() bool { return g.Stats().OpenTCP == 0 })
+	if got := g.Stats(); got.ToGuest != size+1 || got.ToHost != size {
+		t.Errorf("stats = %+v", got)
+	}
+}
+
+// newPattern is always the same row of bytes.
+func newPattern() io.Reader { return rand.NewChaCha8([32]byte{1}) }
 
 func TestLostLinkResetsFlows(t *testing.T) {
 	ln, pub := listen(t)

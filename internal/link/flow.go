@@ -139,6 +139,9 @@ func (c *flowConn) header() error {
 // readHeader reads the proof if it is due, and then, between chunks, the next
 // header and no more.
 func (c *flowConn) readHeader() error {
+	if c.broken != nil {
+		return c.broken
+	}
 	if c.expect != nil {
 		var b [wire.MACSize + wire.ChunkHeader]byte
 		n, err := io.ReadAtLeast(c.conn, b[:], wire.MACSize)

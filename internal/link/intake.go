@@ -49,9 +49,9 @@ func (u *numbers) use(n uint64) bool {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	switch {
-	case n == 1<<64-1 || n+numbersBack < u.next:
+	case n == 1<<64-1 || n < u.next && u.next-n > numbersBack:
 		return false
-	case n >= u.next+numbersBack:
+	case n >= u.next && n-u.next >= numbersBack:
 		clear(u.used[:])
 		u.next = n + 1
 	default:

@@ -70,8 +70,9 @@ func echoed(t *testing.T, from, to Stream) {
 	}
 }
 
-func TestHalfClose(t *testing.T) {
-	agent, host := sessions(t)
+func TestHalfClose(t *testing.T) { eachKind(t, flowHalfClose) }
+
+func flowHalfClose(t *testing.T, agent, host Session) {
 	g, h := flow(t, agent, host)
 	if _, err := h.Write([]byte("request")); err != nil {
 		t.Fatal(err)
@@ -98,8 +99,9 @@ func TestHalfClose(t *testing.T) {
 	}
 }
 
-func TestReset(t *testing.T) {
-	agent, host := sessions(t)
+func TestReset(t *testing.T) { eachKind(t, flowReset) }
+
+func flowReset(t *testing.T, agent, host Session) {
 	g, h := flow(t, agent, host)
 	if _, err := h.Write([]byte("lost")); err != nil {
 		t.Fatal(err)
@@ -123,8 +125,9 @@ func TestReset(t *testing.T) {
 	echoed(t, h, g)
 }
 
-func TestResetUnblocks(t *testing.T) {
-	agent, host := sessions(t)
+func TestResetUnblocks(t *testing.T) { eachKind(t, flowResetUnblocks) }
+
+func flowResetUnblocks(t *testing.T, agent, host Session) {
 	g, h := flow(t, agent, host)
 	errs := make(chan error, 2)
 	go func() { _, err := g.Read(make([]byte, 1)); errs <- err }()
@@ -144,8 +147,9 @@ type zeroReader struct{}
 
 func (zeroReader) Read(b []byte) (int, error) { clear(b); return len(b), nil }
 
-func TestDeadlines(t *testing.T) {
-	agent, host := sessions(t)
+func TestDeadlines(t *testing.T) { eachKind(t, flowDeadlines) }
+
+func flowDeadlines(t *testing.T, agent, host Session) {
 	g, h := flow(t, agent, host)
 	_ = g.SetReadDeadline(time.Now().Add(-time.Second))
 	if _, err := g.Read(make([]byte, 1)); !errors.Is(err, os.ErrDeadlineExceeded) {
@@ -159,8 +163,9 @@ func TestDeadlines(t *testing.T) {
 	}
 }
 
-func TestUseAfterClose(t *testing.T) {
-	agent, host := sessions(t)
+func TestUseAfterClose(t *testing.T) { eachKind(t, flowUseAfterClose) }
+
+func flowUseAfterClose(t *testing.T, agent, host Session) {
 	g, h := flow(t, agent, host)
 	read := make(chan error, 1)
 	go func() { _, err := h.Read(make([]byte, 1)); read <- err }()
@@ -185,8 +190,9 @@ func TestUseAfterClose(t *testing.T) {
 
 // What throws away the rest after Close reads too, and yamux wakes only one of
 // two readers: the one under way must not be left asleep.
-func TestReadUnderWayEndsWithClose(t *testing.T) {
-	agent, host := sessions(t)
+func TestReadUnderWayEndsWithClose(t *testing.T) { eachKind(t, flowReadUnderWayEndsWithClose) }
+
+func flowReadUnderWayEndsWithClose(t *testing.T, agent, host Session) {
 	for range 300 {
 		g, h := flow(t, agent, host)
 		read := make(chan error, 1)
@@ -281,7 +287,12 @@ func pipeSessions(t *testing.T, edit ...func(o *Options)) (agent, host Session) 
 
 func TestCloseTellsWhy(t *testing.T) {
 	for _, reason := range []Reason{ReasonShutdown, ReasonReplaced, ReasonSilent, ReasonProtocol, 99} {
-		agent, host := sessions(t)
+		eachKind(t, func(t *testing.T, agent, host Session) { closeTellsWhy(t, reason, agent, host) })
+	}
+}
+
+func closeTellsWhy(t *testing.T, reason Reason, agent, host Session) {
+	{
 		g, _ := flow(t, agent, host)
 		if agent.Err() != nil {
 			t.Errorf("an error before the end: %v", agent.Err())
@@ -318,8 +329,9 @@ func TestCloseTellsWhy(t *testing.T) {
 	}
 }
 
-func TestLostConnection(t *testing.T) {
-	agent, host := sessions(t)
+func TestLostConnection(t *testing.T) { eachKind(t, flowLostConnection) }
+
+func flowLostConnection(t *testing.T, agent, host Session) {
 	g, _ := flow(t, agent, host)
 	_ = host.(*session).conn.Close()
 	<-agent.Done()

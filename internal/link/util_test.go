@@ -110,12 +110,54 @@ func sessions(t testing.TB, edit ...func(agent, host *Options)) (agent, host Ses
 	return g.s, h.s
 }
 
-// flow opens a stream from host to agent.
-func flow(t testing.TB, agent, host Session) (atAgent, atHost Stream) {
+// connected are the two ends of a link whose host dials: each flow has a
+// connection of its own.
+func connected(t testing.TB, edit ...func(agent, host *Options)) (agent, host Session, l *Listener) {
 	t.Helper()
-	atHost, err := host.Open(ctx10(t))
+	ao, ho := opts(t, RoleAgent), opts(t, RoleHost)
+	for _, f := range edit {
+		f(&ao, &ho)
+	}
+	e := Endpoint{Network: NetworkUnix, Path: filepath.Join(t.TempDir(), "d", "s")}
+	l = listen(t, e, ao)
+	l.start()
+	host, err := Dial(ctx10(t), e, ho)
 	if err != nil {
 		t.Fatal(err)
+	}
+	closed(t, host)
+	if agent, err = l.Accept(ctx10(t)); err != nil {
+		t.Fatal(err)
+	}
+	closed(t, agent)
+	return agent, host, l
+}
+
+// eachKind runs a test with flows that are streams of their session, and with
+// such that have a connection of their own.
+func eachKind(t *testing.T, f func(t *testing.T, agent, host Session)) {
+	t.Run("stream", func(t *testing.T) {
+		agent, host := sessions(t)
+		f(t, agent, host)
+	})
+	t.Run("connection", func(t *testing.T) {
+		agent, host, _ := connected(t)
+		f(t, agent, host)
+	})
+}
+
+// flow opens a flow from host to agent.
+func flow(t testing.TB, agent, host Session) (atAgent, atHost Stream) {
+	t.Helper()
+	atHost, err := host.Connect(ctx10(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if c, ok := atHost.(*flowConn); ok { // else said with the first write
+		if _, err := c.conn.Write(c.say); err != nil {
+			t.Fatal(err)
+		}
+		c.say = nil
 	}
 	if atAgent, err = agent.Accept(ctx10(t)); err != nil {
 		t.Fatal(err)
