@@ -3,6 +3,7 @@
 package forward
 
 import (
+	"errors"
 	"io"
 	"net"
 	"os"
@@ -64,7 +65,7 @@ func (d *direction) toChunks(dst chunked, src *net.TCPConn) (readErr, writeErr e
 
 // fill waits for bytes of from and returns a pipe with n of them.
 func fill(from syscall.RawConn) (p *kernelPipe, n int, err error) {
-	var serr error
+	var serr error // a syscall.Errno or nil
 	err = from.Read(func(fd uintptr) bool {
 		if p = pipes.Get().(*kernelPipe); p == nil {
 			return true
@@ -74,7 +75,7 @@ func fill(from syscall.RawConn) (p *kernelPipe, n int, err error) {
 			return true
 		}
 		pipes.Put(p)
-		return serr != unix.EAGAIN
+		return !errors.Is(serr, unix.EAGAIN)
 	})
 	switch {
 	case p == nil && err == nil:
@@ -94,7 +95,7 @@ func empty(p *kernelPipe, to syscall.RawConn, n int) (moved int, err error) {
 	var serr error
 	err = to.Write(func(fd uintptr) bool {
 		moved, serr = move(p.r, int(fd), n)
-		return serr != unix.EAGAIN
+		return !errors.Is(serr, unix.EAGAIN)
 	})
 	runtime.KeepAlive(p)
 	if err == nil && serr != nil {

@@ -228,16 +228,16 @@ func (d *direction) copy() (readErr, writeErr error) {
 	for moved := 0; ; {
 		n, err := d.src.Read(buf[head:])
 		if n > 0 {
-			w, werr := n, error(nil)
+			var werr error
 			if to != nil {
 				werr = to.WriteChunk(buf[:head+n])
 			} else {
-				w, werr = d.dst.Write(buf[head : head+n])
+				_, werr = d.dst.Write(buf[head : head+n])
 			}
 			if werr != nil {
 				return nil, werr
 			}
-			d.moved.Add(uint64(w))
+			d.moved.Add(uint64(n))
 			moved += n
 		}
 		switch {

@@ -136,6 +136,22 @@ func TestFlowConnectionsAreBounded(t *testing.T) {
 	echoed(t, h, g)
 }
 
+// Beyond so many connections flows go on, as streams.
+func TestFlowsBeyondTheConnectionsAreStreams(t *testing.T) {
+	agent, host, _ := connected(t)
+	s := host.(*session)
+	s.mu.Lock()
+	for range maxConnections {
+		s.flows[&flowConn{conn: new(net.UnixConn)}] = struct{}{}
+	}
+	s.mu.Unlock()
+	g, h := flow(t, agent, host)
+	if _, ok := h.(*stream); !ok {
+		t.Errorf("it is a %T", h)
+	}
+	echoed(t, h, g)
+}
+
 // What is killed is not taken for what is done, at whatever point.
 func TestCutIsNotAnEnd(t *testing.T) {
 	for name, tt := range map[string]struct {
@@ -286,9 +302,8 @@ func TestChunksOfAllSizes(t *testing.T) {
 				err = h.WriteChunk(append(make([]byte, wire.ChunkHeader), rest[:n]...))
 			default:
 				if err = h.BeginChunk(n); err == nil {
-					m := 0
-					m, err = h.Raw().Write(rest[:n])
-					err = h.Wrote(m, err)
+					_, err = h.Raw().Write(rest[:n])
+					err = h.Wrote(n, err)
 				}
 			}
 			if err != nil {

@@ -237,8 +237,15 @@ func (s *session) Open(ctx context.Context) (Stream, error) {
 // connection in its queue.
 const busyPause = 2 * time.Millisecond
 
+// maxConnections is how many flows of a session have connections of their own at
+// once, each a descriptor more on both sides. Further ones are streams.
+const maxConnections = 4096
+
 func (s *session) Connect(ctx context.Context) (Stream, error) {
-	if s.dial == nil {
+	s.mu.Lock()
+	own := s.dial != nil && len(s.flows) < maxConnections
+	s.mu.Unlock()
+	if !own {
 		return s.Open(ctx)
 	}
 	conn, err := s.dial(ctx)

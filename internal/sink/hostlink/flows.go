@@ -3,6 +3,7 @@
 package hostlink
 
 import (
+	"bufio"
 	"context"
 	"errors"
 	"fmt"
@@ -103,6 +104,9 @@ func (s *Sink) acceptFlows(ctx context.Context, sess *session) {
 	}
 }
 
+// requestBuffer takes most requests at once.
+const requestBuffer = 512
+
 // flow reads, authorises and serves one flow; open is how many there are with it.
 func (s *Sink) flow(ctx context.Context, sess *session, st link.Stream, open int64) flowResult {
 	if open > int64(s.o.MaxFlows) {
@@ -110,7 +114,7 @@ func (s *Sink) flow(ctx context.Context, sess *session, st link.Stream, open int
 		return overLimit
 	}
 	_ = st.SetReadDeadline(time.Now().Add(s.o.RequestTimeout))
-	req, err := wire.ReadRequest(st)
+	req, err := wire.ReadRequest(bufio.NewReaderSize(st, requestBuffer)) // the host says nothing more before our reply
 	if err != nil {
 		_ = st.Reset()
 		switch {
