@@ -41,13 +41,13 @@ func (s *natSource) Run(ctx context.Context, feed registry.Feed) error {
 	g, ctx := errgroup.WithContext(ctx)
 	if s.hooks {
 		if legacy, err := observer.OpenLegacy(observer.LegacyOptions{Types: s.types}); err != nil {
-			s.log.Info("legacy iptables tables are polled", "err", err)
+			s.log.Info("legacy iptables tables are polled", "why", observer.Brief(err))
 		} else {
 			s.legacy = legacy
 			g.Go(func() error { return legacy.Run(ctx) })
 		}
 		if modules, err := observer.OpenModules(s.types); err != nil {
-			s.log.Debug("loads of kernel modules are not seen", "err", err)
+			s.log.Debug("loads of kernel modules are not seen", "why", observer.Brief(err))
 		} else {
 			s.modules = modules
 			g.Go(func() error { return modules.Run(ctx) })

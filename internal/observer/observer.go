@@ -269,7 +269,7 @@ func (s *session) attach(e *engine) ([]Rung, scope, error) {
 		s.kernel.settle()
 	}
 	for _, r := range rungs {
-		s.options.Logger.Info("Observing", "capability", r.Capability, "rung", r.Name, "lost", r.Lost, "err", r.Err)
+		s.options.Logger.Info("Observing", "capability", r.Capability, "rung", r.Name, "lost", r.Lost, "better", Brief(r.Err))
 	}
 	return rungs, polled, nil
 }

@@ -11,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/fairlead/fairlead/internal/observer"
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/registry"
 )
@@ -255,7 +256,7 @@ func (x *session) watch(rungs []string) error {
 func (s *Source) tell(rung string, better error) {
 	if rung != s.rung {
 		s.rung = rung
-		s.log.Info("nftables is watched", "rung", rung, "better", better)
+		s.log.Info("nftables is watched", "rung", rung, "better", observer.Brief(better))
 	}
 }
 
