@@ -6,9 +6,9 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -150,7 +150,23 @@ func ReadAt(dirfd int, name string, limit int64) ([]byte, error) {
 	if err != nil {
 		return nil, &os.PathError{Op: "open", Path: name, Err: err}
 	}
-	f := os.NewFile(uintptr(fd), name)
-	defer func() { _ = f.Close() }()
-	return io.ReadAll(io.LimitReader(f, limit))
+	defer func() { _ = unix.Close(fd) }()
+	// Not an os.File: it would ask to be polled, for each event of a socket.
+	b := make([]byte, 0, 512)
+	for {
+		n, err := unix.Read(fd, b[len(b):min(int64(cap(b)), limit)])
+		switch {
+		case errors.Is(err, unix.EINTR):
+			continue
+		case err != nil:
+			return nil, &os.PathError{Op: "read", Path: name, Err: err}
+		}
+		b = b[:len(b)+n]
+		if n == 0 || int64(len(b)) == limit {
+			return b, nil
+		}
+		if len(b) == cap(b) {
+			b = slices.Grow(b, cap(b))
+		}
+	}
 }

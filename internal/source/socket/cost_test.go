@@ -47,4 +47,4 @@ func TestAnEventOfASocketAllocatesLittle(t *testing.T) {
 	}
 }
 
-const mostAllocs = 24
+const mostAllocs = 18
