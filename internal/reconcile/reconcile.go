@@ -197,7 +197,7 @@ func (r *Reconciler) apply(view View, change Change, h *holds) {
 			case there && p.Decision.Allow:
 				delete(h.due, k)
 				if !wanted || !old.Equal(p) {
-					tx.Put(k, p)
+					tx.Share(view, k)
 				}
 			case there && !p.Decision.Withheld: // a rule forbids it: at once
 				delete(h.due, k)

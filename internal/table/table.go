@@ -50,6 +50,21 @@ func (tx *Tx[K, V]) Put(k K, v V) {
 	tx.changed = append(tx.changed, k)
 }
 
+// Share sets k to what v holds of it, as one copy in memory, and reports whether
+// v has k. The caller says so only when that differs from what stands.
+func (tx *Tx[K, V]) Share(v View[K, V], k K) bool {
+	if v.tree == nil {
+		return false
+	}
+	e, ok := v.tree.Get(&entry[K, V]{key: k})
+	if !ok {
+		return false
+	}
+	tx.t.tree.Set(e)
+	tx.changed = append(tx.changed, k)
+	return true
+}
+
 // Delete removes k if it is there.
 func (tx *Tx[K, V]) Delete(k K) {
 	if _, ok := tx.t.tree.Delete(&entry[K, V]{key: k}); ok {

@@ -143,6 +143,25 @@ func TestSubscriberFollows(t *testing.T) {
 	}
 }
 
+func TestShareTakesWhatAViewHolds(t *testing.T) {
+	from, to := newTable(), newTable()
+	put(from, 1, "one")
+	v := from.View()
+	put(from, 1, "later")
+	to.Update(func(tx *Tx[int, string]) {
+		if !tx.Share(v, 1) || tx.Share(v, 2) || tx.Share(View[int, string]{}, 1) {
+			t.Error("a view is not what it shares")
+		}
+	})
+	if got, ok := to.View().Get(1); !ok || got != "one" || to.View().Len() != 1 || to.View().Generation() != 1 {
+		t.Errorf("%q, %v", got, ok)
+	}
+	put(to, 1, "own")
+	if got, _ := v.Get(1); got != "one" {
+		t.Errorf("the view now says %q", got)
+	}
+}
+
 // One change costs the same whatever the table holds: allocations are the
 // nodes on one path.
 func TestChangeCostIsFlat(t *testing.T) {
