@@ -133,13 +133,16 @@ int BPF_PROG(udp_inet6_bind, struct socket *socket, void *address, int length, i
  * The verifier shows a cgroup program the fields of struct bpf_sock only, but
  * the context is the socket itself, and all that is read of it is read by
  * probes, which cannot fault. The two fields that both views have are compared,
- * so that a kernel where this is not so reports nothing wrong.
+ * so that a kernel where this is not so reports nothing wrong. NULL also stands
+ * for a socket of a namespace that is not observed.
  */
 static __always_inline struct sock *cgroup_sock(struct bpf_sock *view)
 {
 	struct sock *sk = NULL;
 
 	bpf_probe_read_kernel(&sk, sizeof(sk), &view);
+	if (sock_netns(sk, false) != network_namespace)
+		return NULL; /* most: before all other work */
 	if (BPF_CORE_READ(sk, __sk_common.skc_family) != view->family ||
 	    BPF_CORE_READ(sk, sk_protocol) != view->protocol)
 		return NULL;
@@ -153,7 +156,7 @@ static __always_inline int post_bind(struct bpf_sock *view, __u32 protocol)
 	if (view->protocol != protocol)
 		return 1;
 	sk = cgroup_sock(view);
-	if (sk && observed(sk, protocol, false))
+	if (sk)
 		bound(sk, protocol, bpf_get_socket_cookie(view), false);
 	return 1;
 }
@@ -211,7 +214,7 @@ int udp_release(struct bpf_sock *view)
 	if (view->protocol != IPPROTO_UDP)
 		return 1;
 	sk = cgroup_sock(view);
-	if (sk && sock_port(sk) && observed(sk, IPPROTO_UDP, false))
+	if (sk && sock_port(sk))
 		ended(IPPROTO_UDP, EVENT_CLOSE, sock_cookie(sk));
 	return 1;
 }

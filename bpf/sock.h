@@ -145,10 +145,11 @@ static __always_inline void describe(struct event *e, struct sock *sk, bool trus
 	e->inode = sock_inode(sk);
 	e->device = sock_read(trusted, sk, __sk_common.skc_bound_dev_if);
 	e->family = sock_read(trusted, sk, __sk_common.skc_family);
-	e->v6only = BPF_CORE_READ_BITFIELD_PROBED(sk, __sk_common.skc_ipv6only);
 	e->state = sock_read(trusted, sk, __sk_common.skc_state);
+	e->v6only = 0;
 	__builtin_memset(e->address, 0, sizeof(e->address));
 	if (e->family == AF_INET6) {
+		e->v6only = BPF_CORE_READ_BITFIELD_PROBED(sk, __sk_common.skc_ipv6only);
 		if (bpf_core_field_exists(sk->__sk_common.skc_v6_rcv_saddr))
 			bpf_core_read(e->address, 16, &sk->__sk_common.skc_v6_rcv_saddr);
 	} else {
