@@ -49,7 +49,7 @@ const (
 	// Each wake-up costs tens of microseconds of CPU, and UDP sockets can come
 	// and go without end. After wakeBurst wake-ups beyond one each wakeSpacing,
 	// UDP is read once each wakeSpacing.
-	wakeSpacing = 20 * time.Millisecond
+	wakeSpacing = 40 * time.Millisecond
 	wakeBurst   = 256
 
 	retryFirst = 100 * time.Millisecond
