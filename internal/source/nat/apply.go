@@ -111,13 +111,18 @@ func (m *mirror) apply(msg *message) error {
 		delete(m.fresh, msg.table)
 		return nil
 	case msgNewTable:
+		if t := c.tables[msg.table]; t != nil && t.handle != 0 && msg.handle != 0 && t.handle != msg.handle {
+			c.dropTable(msg.table) // it went with its owner, of which nothing was said
+		}
 		if _, ok := m.others[msg.table]; ok {
 			return nil
 		}
 		if c.tables[msg.table] == nil {
 			m.fresh[msg.table] = struct{}{}
 		}
-		c.setDormant(c.table(msg.table), msg.flags&tableDormant != 0)
+		t := c.table(msg.table)
+		t.handle, t.owned = msg.handle, msg.owned()
+		c.setDormant(t, msg.flags&tableDormant != 0)
 		return nil
 	}
 	t := c.tables[msg.table]

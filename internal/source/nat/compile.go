@@ -176,6 +176,16 @@ func (c *compiler) dropTable(id tableID) {
 	delete(c.tables, id)
 }
 
+// ownedTables returns the tables that go with a program's socket.
+func (c *compiler) ownedTables() (out []tableID) {
+	for id, t := range c.tables {
+		if t.owned {
+			out = append(out, id)
+		}
+	}
+	return out
+}
+
 func (c *compiler) setDormant(t *table, dormant bool) {
 	if t.dormant == dormant {
 		return
@@ -374,6 +384,7 @@ func (c *compiler) sync(snap *snapshot, scope func(tableID) bool) int {
 		if t.dormant != ts.dormant {
 			n++
 		}
+		t.handle, t.owned = ts.handle, ts.owned
 		c.setDormant(t, ts.dormant)
 		n += c.syncSets(t, ts)
 		chains := make(map[string]*chainSnap)

@@ -158,7 +158,7 @@ func (r *resolver) add(m *message) error {
 		if err != nil {
 			return err
 		}
-		m.flags = got.flags
+		m.flags, m.handle = got.flags, got.handle
 	case msgNewChain:
 		got, err := r.ask(msgGetChain, m, appendAttr(appendAttr(nil, 1, name), 3, append([]byte(m.chain), 0)))
 		if err != nil {

@@ -221,7 +221,7 @@ func (k *kernel) dump(ctx context.Context) (*snapshot, error) {
 	tables := make(map[tableID]*tableSnap)
 	err = k.request(msgGetTable, unix.AF_UNSPEC, true, nil, func(m *message) error {
 		if m.table.family != 0 {
-			tables[m.table] = &tableSnap{id: m.table, dormant: m.flags&tableDormant != 0}
+			tables[m.table] = &tableSnap{id: m.table, handle: m.handle, dormant: m.flags&tableDormant != 0, owned: m.owned()}
 		}
 		return nil
 	})
@@ -254,6 +254,15 @@ func (k *kernel) dump(ctx context.Context) (*snapshot, error) {
 		}
 	}
 	return s, k.settled(gen)
+}
+
+// exists implements system.
+func (k *kernel) exists(t tableID) (bool, error) {
+	err := k.request(msgGetTable, t.family, false, appendAttr(nil, 1, append([]byte(t.name), 0)), func(*message) error { return nil })
+	if errors.Is(err, errMoved) {
+		return false, nil
+	}
+	return err == nil, err
 }
 
 func (k *kernel) dumpTable(t *tableSnap) error {

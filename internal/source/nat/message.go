@@ -39,6 +39,8 @@ const (
 	nlmAppend     = 0x800 // NLM_F_APPEND
 	nfgenmsgLen   = 4
 	tableDormant  = 1
+	tableOwner    = 2
+	tablePersist  = 4
 	maxElemsBytes = 1 << 16
 )
 
@@ -63,7 +65,7 @@ type message struct {
 	hook   *hookPoint
 	flags  uint32 // of a table
 
-	handle   uint64
+	handle   uint64 // of a rule or a table
 	position uint64 // handle of the rule before it, 0 if not said
 	raw      []byte // normal form of the rule's expressions
 
@@ -111,6 +113,8 @@ func parseMessage(typ uint8, flags uint16, b []byte) (*message, error) {
 				m.table.name = cstr(v)
 			case 2:
 				m.flags = be32(v)
+			case 4:
+				m.handle = be64(v)
 			}
 			return nil
 		})
@@ -178,6 +182,9 @@ func parseMessage(typ uint8, flags uint16, b []byte) (*message, error) {
 	}
 	return m, nil
 }
+
+// owned tells of a table that it goes with the socket of the program that made it.
+func (m *message) owned() bool { return m.flags&(tableOwner|tablePersist) == tableOwner }
 
 func (m *message) parseChain(b []byte) error {
 	var hook []byte

@@ -65,7 +65,9 @@ func (h *hookPoint) nat() bool {
 // goroutine.
 type table struct {
 	id      tableID
+	handle  uint64 // 0: not known
 	dormant bool
+	owned   bool // it goes with the socket of the program that made it
 	chains  map[string]*chain
 	sets    map[string]*nset
 }
@@ -166,7 +168,9 @@ type snapshot struct {
 
 type tableSnap struct {
 	id      tableID
+	handle  uint64
 	dormant bool
+	owned   bool
 	chains  []*chainSnap
 	sets    []*nset
 }

@@ -45,6 +45,8 @@ type system interface {
 	watchHost() (stream, error)
 	generation() (uint32, error)
 	dump(ctx context.Context) (*snapshot, error)
+	// exists tells whether there is a table.
+	exists(t tableID) (bool, error)
 	legacyTables() (v4, v6 bool, err error)
 	legacy(v6 bool) (legacyInfo, []byte, error)
 	host() (host, error)
@@ -63,6 +65,7 @@ const (
 	doubtDelay   = 500 * time.Millisecond // until the order of inserted rules is checked
 	dumpAttempts = 20
 	absentPoll   = 30 * time.Second
+	ownedPoll    = 10 * time.Second      // of tables that go with their owner, of which nothing is said
 	climbDelay   = 20 * time.Millisecond // until a loaded module is looked for again
 	maxClimbs    = 8
 )
@@ -103,6 +106,7 @@ type session struct {
 	hostAt, auditAt, legacyAt      time.Time
 	polling                        bool // of the generation
 	genAt                          time.Time
+	ownedAt                        time.Time
 	failures                       int
 }
 
@@ -395,6 +399,19 @@ func (x *session) work(ctx context.Context, now time.Time, wake bool) time.Time 
 			x.wantDump = true
 		}
 	}
+	owned := x.c.ownedTables()
+	if len(owned) == 0 {
+		x.ownedAt = time.Time{}
+	} else if x.ownedAt.IsZero() {
+		x.ownedAt = now.Add(ownedPoll)
+	} else if !now.Before(x.ownedAt) {
+		x.ownedAt = now.Add(ownedPoll)
+		for _, id := range owned {
+			if there, err := x.sys.exists(id); err != nil || !there {
+				x.wantDump = true
+			}
+		}
+	}
 	audit := !now.Before(x.auditAt)
 	if audit {
 		x.auditAt = now.Add(opt.Audit)
@@ -425,6 +442,7 @@ func (x *session) work(ctx context.Context, now time.Time, wake bool) time.Time 
 	soon(!x.climbAt.IsZero(), x.climbAt)
 	soon(x.low && x.known, now)
 	soon(x.polling || x.absent, x.genAt)
+	soon(len(owned) > 0, x.ownedAt)
 	soon(x.wantDump, x.dumpAfter)
 	soon(len(x.pending) > 0 && !x.wantDump, x.busyUntil)
 	soon(x.wantLegacy, x.legacyAfter)

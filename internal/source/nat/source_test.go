@@ -107,6 +107,12 @@ func (f *fakeSystem) dump(context.Context) (*snapshot, error) {
 	return f.snap, nil
 }
 
+func (f *fakeSystem) exists(t tableID) (bool, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return slices.ContainsFunc(f.snap.tables, func(ts *tableSnap) bool { return ts.id == t }), nil
+}
+
 func (f *fakeSystem) legacyTables() (v4, v6 bool, err error) { return f.v4, false, nil }
 
 func (f *fakeSystem) legacy(bool) (legacyInfo, []byte, error) {
