@@ -103,6 +103,10 @@ type Binding struct {
 	// explicit allow rule, or another binding of the same key, is needed.
 	Withheld string
 
+	// Inner says that connections from outside the guest do not meet it: it is a
+	// NAT rule for the guest's own programs alone.
+	Inner bool
+
 	// Dial lists where the guest itself reaches the port, best first. Empty
 	// means that nothing is known to serve it.
 	Dial []netip.AddrPort
@@ -135,6 +139,7 @@ type OriginInfo struct {
 	Origin
 	Detail   string
 	Withheld string
+	Inner    bool // see Binding
 	Since    time.Time
 	Dial     []netip.AddrPort
 }
@@ -171,7 +176,13 @@ func (p Publication) Equal(q Publication) bool {
 		p.Since.Equal(q.Since)
 }
 
+// Inner reports whether connections from outside the guest do not meet it: all
+// there is of it are NAT rules for the guest's own programs.
+func (p Publication) Inner() bool {
+	return len(p.Origins) > 0 && !slices.ContainsFunc(p.Origins, func(o OriginInfo) bool { return !o.Inner })
+}
+
 func (o OriginInfo) equal(p OriginInfo) bool {
-	return o.Origin == p.Origin && o.Detail == p.Detail && o.Withheld == p.Withheld &&
+	return o.Origin == p.Origin && o.Detail == p.Detail && o.Withheld == p.Withheld && o.Inner == p.Inner &&
 		o.Since.Equal(p.Since) && slices.Equal(o.Dial, p.Dial)
 }

@@ -102,7 +102,7 @@ func publication(ms, slot []member) port.Publication {
 			p.Since = b.Since
 		}
 		p.Origins = append(p.Origins, port.OriginInfo{
-			Origin: b.Origin, Detail: b.Detail, Withheld: b.Withheld, Since: b.Since, Dial: b.Dial,
+			Origin: b.Origin, Detail: b.Detail, Withheld: b.Withheld, Inner: b.Inner, Since: b.Since, Dial: b.Dial,
 		})
 		p.Dial = appendNew(p.Dial, b.Dial)
 	}

@@ -417,7 +417,10 @@ func TestWhatListensElsewhereGetsABridgeAtAPortOfItsOwn(t *testing.T) {
 		peertest.Pub(t, "tcp 127.0.0.1:81", "127.0.0.1:81"), peertest.Pub(t, "tcp [::1]:82", "[::1]:82"),
 		peertest.Pub(t, "tcp 0.0.0.0:83", "127.0.0.1:83"), peertest.Pub(t, "udp 127.0.0.1:84", "127.0.0.1:84"),
 	)
-	for _, k := range []string{"tcp 127.0.0.1:81", "tcp [::1]:82", "tcp 0.0.0.0:83"} {
+	inner := peertest.Pub(t, "tcp 0.0.0.0:85", "127.0.0.1:85")
+	inner.Origins[0].Inner = true
+	rig.Put(inner)
+	for _, k := range []string{"tcp 127.0.0.1:81", "tcp [::1]:82", "tcp 0.0.0.0:83", "tcp 0.0.0.0:85"} {
 		rig.WantState(k, port.Active)
 	}
 	rig.WantState("udp 127.0.0.1:84", port.Active)
@@ -440,7 +443,10 @@ func TestWhatListensElsewhereGetsABridgeAtAPortOfItsOwn(t *testing.T) {
 			_ = c.Close()
 		}
 	}
-	rig.Remove("tcp 127.0.0.1:81", "tcp [::1]:82", "udp 127.0.0.1:84")
+	if len(at) != 3 {
+		t.Errorf("bridges at %q, want three", at)
+	}
+	rig.Remove("tcp 127.0.0.1:81", "tcp [::1]:82", "udp 127.0.0.1:84", "tcp 0.0.0.0:85")
 	f.want("tcp/127.0.0.1:83 to 127.0.1.2:83")
 	for _, a := range at {
 		peertest.Eventually(t, "the bridge is closed", func() error {

@@ -317,18 +317,26 @@ func (s *Sink) remote(ctx context.Context, a *api, p port.Publication, t target)
 	case direct(p, guest):
 		return netip.AddrPortFrom(guest, p.Port).String(), ""
 	case s.o.Bridges == nil:
-		return "", fmt.Sprintf("the guest serves %s alone, which the peer cannot connect to", p.Address)
+		return "", alone(p)
 	}
 	at, err := s.o.Bridges.Open(ctx, p, netip.PrefixFrom(guest, 24), 0)
 	if err != nil {
-		return "", fmt.Sprintf("the guest serves %s alone, which the peer cannot connect to, and there is no bridge from %s: %v", p.Address, guest, err)
+		return "", fmt.Sprintf("%s, and there is no bridge from %s: %v", alone(p), guest, err)
 	}
 	return at.String(), ""
 }
 
 // direct reports whether the peer reaches a publication at the guest's address.
 func direct(p port.Publication, guest netip.Addr) bool {
-	return p.Address == netip.IPv4Unspecified() || p.Address == netip.IPv6Unspecified() && p.DualStack || p.Address == guest
+	return !p.Inner() && (p.Address == netip.IPv4Unspecified() || p.Address == netip.IPv6Unspecified() && p.DualStack || p.Address == guest)
+}
+
+// alone says why the peer cannot connect to a publication that needs a bridge.
+func alone(p port.Publication) string {
+	if p.Inner() {
+		return "only programs of the guest meet its NAT rule"
+	}
+	return fmt.Sprintf("the guest serves %s alone, which the peer cannot connect to", p.Address)
 }
 
 // keepBridges closes the bridges that nothing needs any more.

@@ -146,6 +146,8 @@ func (s *Sink) unreachable(ctx context.Context, p port.Publication, host netip.A
 		why = fmt.Sprintf("the guest serves %s alone, and the peer connects to %s", p.Address, at.Addr())
 	case host.Port() != p.Port:
 		why = fmt.Sprintf("the guest serves port %d, and the peer connects to %d", p.Port, host.Port())
+	case p.Inner():
+		why = "only programs of the guest meet its NAT rule"
 	}
 	if why == "" || s.o.Bridges == nil {
 		return why

@@ -312,6 +312,12 @@ func TestWhatThePeerCannotReachIsSaidSo(t *testing.T) {
 			t.Errorf("%s: reason = %q, want %q in it", tt.key, o.Reason, tt.reason)
 		}
 	}
+	inner := peertest.Pub(t, "tcp 0.0.0.0:85", "127.0.0.1:85")
+	inner.Origins[0].Inner = true
+	rig.Put(inner)
+	if o := rig.WantState("tcp 0.0.0.0:85", port.Failed); !strings.Contains(o.Reason, "only programs of the guest") {
+		t.Errorf("reason = %q", o.Reason)
+	}
 	if m := r.Messages(); len(m) > 0 {
 		t.Errorf("messages: %q", m)
 	}

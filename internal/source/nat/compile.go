@@ -1008,7 +1008,7 @@ func (c *compiler) publish() port.Change {
 }
 
 func sameBinding(a, b port.Binding) bool {
-	return a.Origin == b.Origin && a.Key == b.Key && a.Withheld == b.Withheld && a.Detail == b.Detail &&
+	return a.Origin == b.Origin && a.Key == b.Key && a.Withheld == b.Withheld && a.Inner == b.Inner && a.Detail == b.Detail &&
 		slices.Equal(a.Dial, b.Dial) && a.Hints.Equal(b.Hints)
 }
 
@@ -1137,6 +1137,7 @@ type bindingKey struct {
 type draft struct {
 	first    *entry
 	free     bool
+	outer    bool // connections from outside meet it
 	withheld string
 	targets  []netip.AddrPort
 }
@@ -1210,6 +1211,7 @@ func (c *compiler) draft(drafts map[bindingKey]*draft, id slotID, e *entry, m *m
 		if withheld == "" && !d.free {
 			d.first, d.free, d.withheld = e, true, ""
 		}
+		d.outer = d.outer || withheld == "" && e.act.hook == hookPrerouting
 		for _, t := range e.end.nat.targets(k, id.slot.Port) {
 			if !slices.Contains(d.targets, t) && len(d.targets) < maxDial {
 				d.targets = append(d.targets, t)
@@ -1265,6 +1267,7 @@ func (c *compiler) finish(id slotID, drafts map[bindingKey]*draft, output []*ent
 			Key:      key,
 			Origin:   port.Origin{Source: sourceName, ID: k.table.String() + " " + key.String()},
 			Withheld: d.withheld,
+			Inner:    d.free && !d.outer,
 			Hints:    port.Hints{Targets: d.targets},
 			Detail:   d.first.where() + ": " + ruleText(d.first.rule),
 		}

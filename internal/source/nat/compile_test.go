@@ -256,6 +256,33 @@ func TestElementIsNotAWalk(t *testing.T) {
 	}
 }
 
+// What the output hook alone sends on is for the guest's own programs, until a
+// rule that nothing limits does the same for others.
+func TestRulesOfTheOutputHookAloneAreInner(t *testing.T) {
+	rule := func(p uint16) []byte { return join(xTCP(), xDport(p), xDNAT("10.0.0.1", 80)) }
+	tb := &tableSnap{id: natTable, chains: baseChains()}
+	tb.chains[0].rules = []ruleSnap{
+		{handle: 1, raw: rule(80)},
+		{handle: 2, raw: join(xIif("docker0", cmpEq), rule(82))},
+	}
+	tb.chains[1].rules = []ruleSnap{{handle: 3, raw: rule(80)}, {handle: 4, raw: rule(81)}, {handle: 5, raw: rule(82)}}
+	c := compiled(&snapshot{tables: []*tableSnap{tb}})
+	got := map[uint16]bool{}
+	for _, b := range c.bindings() {
+		got[b.Port] = b.Inner
+	}
+	if want := map[uint16]bool{80: false, 81: true, 82: true}; !cmp.Equal(got, want) {
+		t.Errorf("inner: %v, want %v", got, want)
+	}
+	m := mirror{c: c, gen: 1}
+	if err := m.commit([]*message{{typ: msgNewRule, table: natTable, chain: "pre", append: true, handle: 9, raw: rule(81)}}, 2); err != nil {
+		t.Fatal(err)
+	}
+	if ch := c.commit(); len(ch.Put) != 1 || ch.Put[0].Port != 81 || ch.Put[0].Inner {
+		t.Errorf("put %+v", ch.Put)
+	}
+}
+
 // Emptying and refilling a table in one commit changes nothing.
 func TestRefill(t *testing.T) {
 	s := bigSnapshot(2000)
