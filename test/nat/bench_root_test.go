@@ -58,8 +58,7 @@ func benchmarkCommit(b *testing.B, rung string, n int) {
 	table := &nftables.Table{Name: "big", Family: nftables.TableFamilyIPv4}
 	chain := &nftables.Chain{Name: "svc", Table: table}
 	var waits, commits []time.Duration
-	var before, after unix.Rusage
-	_ = unix.Getrusage(unix.RUSAGE_SELF, &before)
+	before := cpuTime(unix.RUSAGE_SELF)
 	for i := 0; b.Loop() && i < 8000; i++ {
 		conn.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: dnatRule(uint16(1 + i%9000))})
 		began := time.Now()
@@ -75,14 +74,59 @@ func benchmarkCommit(b *testing.B, rung string, n int) {
 			b.Fatal("never heard")
 		}
 	}
-	_ = unix.Getrusage(unix.RUSAGE_SELF, &after)
+	used := cpuTime(unix.RUSAGE_SELF) - before
 	slices.Sort(waits)
 	slices.Sort(commits)
-	cpu := unix.TimevalToNsec(after.Utime) + unix.TimevalToNsec(after.Stime) - unix.TimevalToNsec(before.Utime) - unix.TimevalToNsec(before.Stime)
 	b.ReportMetric(float64(waits[len(waits)/2].Microseconds()), "µs-p50")
 	b.ReportMetric(float64(waits[len(waits)*99/100].Microseconds()), "µs-p99")
 	b.ReportMetric(float64(commits[len(commits)/2].Microseconds()), "commit-µs-p50")
-	b.ReportMetric(float64(cpu)/1000/float64(len(waits)), "cpu-µs/change")
+	b.ReportMetric(float64(used.Microseconds())/float64(len(waits)), "cpu-µs/change")
+}
+
+// BenchmarkRefill measures a table that another program empties and refills in one
+// commit, of which one rule is new: until the feed has it, and the CPU time of this
+// process and of that program.
+func BenchmarkRefill(b *testing.B) {
+	for _, n := range []int{100, 2000} {
+		for _, r := range rungs() {
+			if r.nft == nat.RungGeneration {
+				continue
+			}
+			b.Run(fmt.Sprintf("%s/%d", r.nft, n), func(b *testing.B) { benchmarkRefill(b, r.nft, n) })
+		}
+	}
+}
+
+func benchmarkRefill(b *testing.B, rung string, n int) {
+	w := newWorld(b)
+	f := &signalFeed{newFeed(), make(chan time.Time, 64)}
+	_, stop := w.startWith(nat.Options{LegacyPoll: time.Hour, Rungs: []string{rung}}, f)
+	defer stop()
+	eventually(b, "a first set", f.ready)
+	before, others := cpuTime(unix.RUSAGE_SELF), cpuTime(unix.RUSAGE_CHILDREN)
+	var waits []time.Duration
+	for i := 0; b.Loop(); i++ {
+		w.run(refill(n, i%2000), "nft", "-f", "-")
+		done := time.Now()
+		select {
+		case at := <-f.heard:
+			waits = append(waits, max(at.Sub(done), 0))
+		case <-time.After(patience):
+			b.Fatal("never heard")
+		}
+	}
+	count := float64(len(waits))
+	slices.Sort(waits)
+	b.ReportMetric(float64(waits[len(waits)/2].Microseconds()), "µs-p50")
+	b.ReportMetric(float64((cpuTime(unix.RUSAGE_SELF)-before).Microseconds())/count, "cpu-µs/commit")
+	b.ReportMetric(float64((cpuTime(unix.RUSAGE_CHILDREN)-others).Microseconds())/count, "writer-cpu-µs/commit")
+}
+
+// cpuTime is what a process, or its children that have ended, have used.
+func cpuTime(who int) time.Duration {
+	var u unix.Rusage
+	_ = unix.Getrusage(who, &u)
+	return time.Duration(unix.TimevalToNsec(u.Utime) + unix.TimevalToNsec(u.Stime))
 }
 
 func dnatRule(p uint16) []expr.Any {
