@@ -179,7 +179,10 @@ func TestTheRealGvproxyCarriesTCPAndUDPForAsLongAsAPortIsThere(t *testing.T) {
 	c := container(t, n.guest)
 	go echoServer(c.listen(t, "tcp4", "0.0.0.0:80"))
 	n.guest.sh(t, `nft -f - <<'END'
-table ip fl { chain pre { type nat hook prerouting priority -100; fib daddr type local tcp dport 8083 dnat to 10.88.0.2:80; }; }
+table ip fl {
+	chain pre { type nat hook prerouting priority -100; fib daddr type local tcp dport 8083 dnat to 10.88.0.2:80; }
+	chain out { type nat hook output priority -100; fib daddr type local tcp dport 8087 dnat to 10.88.0.2:80; }
+}
 END`)
 	tcp := n.guest.listen(t, "tcp4", "0.0.0.0:8080")
 	go echoServer(tcp)
@@ -187,7 +190,7 @@ END`)
 	go echoUDP(udp)
 	go echoServer(n.guest.listen(t, "tcp", "[::]:8082"))
 	r := n.agentRig()
-	for _, k := range []string{"tcp 0.0.0.0:8080", "udp 0.0.0.0:8081", "tcp [::]:8082", "tcp 0.0.0.0:8083"} {
+	for _, k := range []string{"tcp 0.0.0.0:8080", "udp 0.0.0.0:8081", "tcp [::]:8082", "tcp 0.0.0.0:8083", "tcp 0.0.0.0:8087"} {
 		r.wantState(k, "active")
 	}
 	n.answers("tcp", "127.0.0.1:8080")
@@ -195,6 +198,7 @@ END`)
 	n.answers("tcp", "127.0.0.1:8082")
 	n.answers("tcp", "[::1]:8082")
 	n.answers("tcp", "127.0.0.1:8083")
+	n.answers("tcp", "127.0.0.1:8087") // a rule for the guest's own programs alone
 
 	if err := errors.Join(tcp.Close(), udp.Close()); err != nil {
 		t.Fatal(err)
