@@ -31,6 +31,9 @@ const (
 	settleQuiet = 30 * time.Second
 	// settleGrowth is how many bytes there must be for that to be worth it.
 	settleGrowth = 1 << 20
+	// settledGC is GOGC, percent, once the start is over: an agent has little garbage,
+	// and collecting it early costs less than the memory that it would take.
+	settledGC = 35
 )
 
 // settle gives back what only a burst of work needed: at first what the start
@@ -50,6 +53,9 @@ func (a *Agent) settle(ctx context.Context) {
 			return
 		}
 		a.types.Forget() // once who has them is done
+		if os.Getenv("GOGC") == "" {
+			debug.SetGCPercent(settledGC)
+		}
 		if now, err := resident(); err != nil || now >= settled+settleGrowth {
 			debug.FreeOSMemory()
 			a.releaseCode()
