@@ -58,6 +58,9 @@ type churned struct {
 func churn(ctx context.Context, e *Env) error {
 	ls, errs := linkedModes(ctx, e, 0)
 	defer closeAll(ls)
+	if err := pause(ctx, 3*time.Second); err != nil { // what the start left to do
+		return err
+	}
 	for _, r := range []struct {
 		rate  int
 		lasts time.Duration

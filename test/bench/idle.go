@@ -41,7 +41,7 @@ func idlePart() Part {
 			About: `Agents with their link connected in guests where nothing changes, with as many listeners
 as NAT rules, all watched in the same minute, after they were left alone for a while. CPU is in percent of
 one core. The minute holds one of the background dumps by which the event mode audits itself.
-A guest agent wakes a laptop's processor with each context switch.`,
+Each wake-up of an agent keeps a laptop's processor from sleeping.`,
 			Figures: []report.Figure{
 				{File: "idle-cpu", Title: "CPU of an idle agent", Measure: idleCPU, Kind: report.Bars, X: "listeners and NAT rules", Y: "% of a core", LogY: true},
 				{File: "idle-wakeups", Title: "Context switches of an idle agent", Measure: idleWake, Kind: report.Bars, X: "listeners and NAT rules", Y: "per second", LogY: true},

@@ -65,7 +65,7 @@ func (d Document) glance(w io.Writer, res *Results) {
 			if g.More {
 				a, b = v, first
 			}
-			text := g.What + " (" + Value(first, c.Unit) + " : " + Value(v, c.Unit) + ")"
+			text := g.What
 			switch {
 			case a*asGood < b:
 				better = append(better, text)

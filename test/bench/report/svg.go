@@ -245,7 +245,7 @@ func bars(b *strings.Builder, f Figure, cells []Cell, modes []string) {
 			top := y.at(max(c.Value, y.low))
 			fmt.Fprintf(b, `<rect x="%.1f" y="%.1f" width="%.1f" height="%.1f" fill="%s"/>`+"\n",
 				x-width*0.45, top, width*0.9, max(1, padTop+plotHeight-top), colours[i%len(colours)])
-			text(b, x, top-4, "middle", 10, Value(c.Value, c.Unit))
+			text(b, x, top-4, "middle", 10, y.label(c.Value))
 			if len(sizes) == 1 {
 				text(b, x, padTop+plotHeight+18, "middle", 12, c.Mode)
 			}

@@ -123,12 +123,23 @@ func distributions(w io.Writer, cells []Cell, base string, sized bool) {
 			r = append(r, Number(c.Size))
 		}
 		if d := c.Dist; c.OK() && d != nil {
-			r = append(r, c.Mode, Number(float64(d.N)), Value(d.P50, c.Unit), Value(d.P90, c.Unit), Value(d.P99, c.Unit), Value(d.Max, c.Unit), times(c, b, ok))
+			r = append(r, c.Mode, Number(float64(d.N)), Value(d.P50, c.Unit), enough(d.N, 10, d.P90, c.Unit), enough(d.N, forP99, d.P99, c.Unit),
+				Value(d.Max, c.Unit), times(c, b, ok))
 		} else {
 			r = append(r, c.Mode, "", figure(c), "", "", "", "")
 		}
 		row(w, append(r, extraValues(c, extras)...))
 	}
+}
+
+// forP99 is how many samples a p99 needs: with fewer it would be the greatest.
+const forP99 = 100
+
+func enough(n, need int, v float64, unit string) string {
+	if n < need {
+		return "–"
+	}
+	return Value(v, unit)
 }
 
 func cmpBase(cells []Cell, base string) string {

@@ -21,7 +21,7 @@ func (s Stat) of(c Cell) (float64, bool) {
 	if s == Median {
 		return c.Value, true
 	}
-	if c.Dist == nil {
+	if c.Dist == nil || c.Dist.N < forP99 {
 		return 0, false
 	}
 	return c.Dist.P99, true
@@ -49,6 +49,7 @@ type Target struct {
 	What  string
 	Ref   Ref
 	Limit float64
+	Unit  string // of the limit, and of what is measured
 	// AtLeast: the figure must not be below the limit; else not above it.
 	AtLeast bool
 	// Over divides the figure by that of another, Minus takes another's from it.
@@ -56,9 +57,8 @@ type Target struct {
 }
 
 // judge returns what was measured and whether it is the target.
-func (t Target) judge(res *Results) (measured, limit string, reached, ok bool) {
-	v, c, ok := t.Ref.find(res)
-	unit := c.Unit
+func (t Target) judge(res *Results) (measured string, reached, ok bool) {
+	v, _, ok := t.Ref.find(res)
 	for _, other := range []*Ref{t.Over, t.Minus} {
 		if other == nil || !ok {
 			continue
@@ -68,19 +68,22 @@ func (t Target) judge(res *Results) (measured, limit string, reached, ok bool) {
 		case !found || t.Over != nil && w == 0:
 			ok = false
 		case t.Over != nil:
-			v, unit = v/w, "×"
+			v /= w
 		default:
 			v -= w
 		}
 	}
-	sign := "≤ "
-	if t.AtLeast {
-		sign = "≥ "
-	}
 	if !ok {
-		return "", sign, false, false
+		return "", false, false
 	}
-	return Value(v, unit), sign + Value(t.Limit, unit), v <= t.Limit && !t.AtLeast || v >= t.Limit && t.AtLeast, true
+	return Value(v, t.Unit), v <= t.Limit && !t.AtLeast || v >= t.Limit && t.AtLeast, true
+}
+
+func (t Target) limit() string {
+	if t.AtLeast {
+		return "≥ " + Value(t.Limit, t.Unit)
+	}
+	return "≤ " + Value(t.Limit, t.Unit)
 }
 
 // Reasons reads why targets are not reached: Markdown, in which a heading of the
@@ -101,11 +104,11 @@ func (d Document) targets(w io.Writer, res *Results) {
 	_, _ = fmt.Fprintln(w, "|---|--:|--:|---|")
 	told := map[string]int{}
 	for _, t := range d.Targets {
-		measured, limit, reached, ok := t.judge(res)
+		measured, reached, ok := t.judge(res)
 		said := "yes"
 		switch {
 		case !ok:
-			measured, limit, said = "–", "", "not measured in this run"
+			measured, said = "–", "not measured in this run"
 			if c, _ := res.Cell(t.Ref.Part, t.Ref.Measure, t.Ref.Mode, t.Ref.Size); c.Failed != "" {
 				said = "failed"
 			}
@@ -119,7 +122,7 @@ func (d Document) targets(w io.Writer, res *Results) {
 			}
 			said += fmt.Sprintf(" (%d)", told[t.Key])
 		}
-		row(w, []string{t.What, limit, measured, said})
+		row(w, []string{t.What, t.limit(), measured, said})
 	}
 	if len(reasons) > 0 {
 		_, _ = fmt.Fprint(w, "\nWhy not:\n\n")
