@@ -51,7 +51,9 @@ func (d *direction) toChunks(dst chunked, src *net.TCPConn) (readErr, writeErr e
 		err = dst.BeginChunk(n)
 		for err == nil && n > 0 {
 			var m int
-			m, err = empty(p, to, n)
+			if m, err = empty(p, to, n); m == 0 && err == nil {
+				err = io.ErrShortWrite
+			}
 			n -= m
 			d.moved.Add(uint64(m))
 			err = dst.Wrote(m, err)

@@ -4,6 +4,7 @@ package link
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"io"
 	"math/rand/v2"
@@ -150,6 +151,18 @@ func TestFlowsBeyondTheConnectionsAreStreams(t *testing.T) {
 		t.Errorf("it is a %T", h)
 	}
 	echoed(t, h, g)
+}
+
+// A flow that gets no connection is a stream, as long as there is a session.
+func TestFlowsWithoutAConnectionAreStreams(t *testing.T) {
+	agent, host, _ := connected(t)
+	host.(*session).dial = func(context.Context) (net.Conn, error) { return nil, errors.New("no descriptors") }
+	g, h := flow(t, agent, host)
+	echoed(t, h, g)
+	_ = host.Close()
+	if _, err := host.Connect(ctx10(t)); !errors.Is(err, ErrClosed) {
+		t.Error(err)
+	}
 }
 
 // What is killed is not taken for what is done, at whatever point.

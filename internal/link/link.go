@@ -36,8 +36,8 @@ type Session interface {
 	// Open starts a flow stream (host side).
 	Open(ctx context.Context) (Stream, error)
 	// Connect starts a flow on a connection of its own (host side), which ends
-	// with the session. Where we cannot dial the agent, and beyond 4,096 of them,
-	// it is Open. The agent hears of it with the first write, and has proved
+	// with the session. Where we cannot dial the agent or have no luck with it,
+	// and beyond 4,096 of them, it is Open. The agent hears of it with the first write, and has proved
 	// itself with the first byte read.
 	Connect(ctx context.Context) (Stream, error)
 	// Accept waits for a flow of either kind (agent side). It fails when the session ended.

@@ -14,7 +14,6 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"time"
 
 	"github.com/libp2p/go-yamux/v5"
@@ -233,13 +232,12 @@ func (s *session) Open(ctx context.Context) (Stream, error) {
 	return &stream{s: s, mux: st}, nil
 }
 
-// busyPause is how long a dial waits after the peer had no room for one more
-// connection in its queue.
-const busyPause = 2 * time.Millisecond
-
 // maxConnections is how many flows of a session have connections of their own at
 // once, each a descriptor more on both sides. Further ones are streams.
 const maxConnections = 4096
+
+// connectTime bounds one dial, which takes next to none.
+const connectTime = time.Second
 
 func (s *session) Connect(ctx context.Context) (Stream, error) {
 	s.mu.Lock()
@@ -248,12 +246,12 @@ func (s *session) Connect(ctx context.Context) (Stream, error) {
 	if !own {
 		return s.Open(ctx)
 	}
-	conn, err := s.dial(ctx)
-	for err != nil && errors.Is(err, syscall.EAGAIN) && sleep(ctx, busyPause) == nil { // a unix socket's way to say so
-		conn, err = s.dial(ctx)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("connect flow: %w", err)
+	dctx, cancel := context.WithTimeout(ctx, connectTime)
+	conn, err := s.dial(dctx)
+	cancel()
+	if err != nil { // no room in the peer's queue, no descriptors: the session goes on
+		s.o.Logger.Debug("flow has no connection of its own", "err", err)
+		return s.Open(ctx)
 	}
 	if _, err := admit(conn, s.o, dialler); err != nil {
 		return nil, errors.Join(fmt.Errorf("connect flow: %w", err), conn.Close())

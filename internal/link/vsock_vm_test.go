@@ -7,9 +7,16 @@ package link
 import (
 	"bytes"
 	"context"
+	"errors"
+	"fmt"
 	"io"
 	"net"
 	"testing"
+
+	"github.com/mdlayher/vsock"
+	"golang.org/x/sys/unix"
+
+	"github.com/fairlead/fairlead/internal/wire"
 )
 
 // These run in a virtual machine with the vsock_loopback module, whose both
@@ -96,26 +103,59 @@ func TestVsockNobodyListens(t *testing.T) {
 	}
 }
 
-// BenchmarkVsockThroughput is BenchmarkThroughput over vsock's loopback.
+// vsockPair are the two ends of a connection over vsock's loopback.
+func vsockPair(b *testing.B) (near, far net.Conn) {
+	b.Helper()
+	l, err := listenVsock(CIDAny, 1010)
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer func() { _ = l.Close() }()
+	if near, err = dialVsock(ctx10(b), CIDLocal, 1010); err != nil {
+		b.Fatal(err)
+	}
+	if far, err = l.Accept(); err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() { _, _ = near.Close(), far.Close() })
+	return near, far
+}
+
+// chunks writes as forward does: into a chunk that it has room for.
+type chunks struct {
+	c     *flowConn
+	frame []byte
+}
+
+func (w chunks) Write(p []byte) (int, error) {
+	n := copy(w.frame[wire.ChunkHeader:], p)
+	return n, w.c.WriteChunk(w.frame[:wire.ChunkHeader+n])
+}
+
+// BenchmarkVsockThroughput is BenchmarkThroughput over vsock's loopback: a flow
+// with a connection of its own, one that is a stream of the session, and a bare
+// connection.
 func BenchmarkVsockThroughput(b *testing.B) {
-	connect := func(b *testing.B) (near, far net.Conn) {
-		l, err := listenVsock(CIDAny, 1010)
+	ao := opts(b, RoleAgent)
+	ao.AllowCIDs = []uint32{CIDLocal}
+	b.Run("connection", func(b *testing.B) {
+		l := listen(b, Endpoint{Network: NetworkVsock, CID: CIDAny, Port: 1011}, ao)
+		l.start()
+		host, err := Dial(ctx10(b), Endpoint{Network: NetworkVsock, CID: CIDLocal, Port: 1011}, opts(b, RoleHost))
 		if err != nil {
 			b.Fatal(err)
 		}
-		defer func() { _ = l.Close() }()
-		if near, err = dialVsock(ctx10(b), CIDLocal, 1010); err != nil {
+		closed(b, host)
+		agent, err := l.Accept(ctx10(b))
+		if err != nil {
 			b.Fatal(err)
 		}
-		if far, err = l.Accept(); err != nil {
-			b.Fatal(err)
-		}
-		return near, far
-	}
-	b.Run("link", func(b *testing.B) {
-		ao := opts(b, RoleAgent)
-		ao.AllowCIDs = []uint32{CIDLocal}
-		near, far := connect(b)
+		closed(b, agent)
+		g, h := flow(b, agent, host)
+		throughput(b, chunks{h.(*flowConn), make([]byte, wire.ChunkHeader+64<<10)}, g)
+	})
+	b.Run("stream", func(b *testing.B) {
+		near, far := vsockPair(b)
 		host, agent := shake(b, opts(b, RoleHost), ao, near, far)
 		if host.err != nil || agent.err != nil {
 			b.Fatal(host.err, agent.err)
@@ -124,8 +164,82 @@ func BenchmarkVsockThroughput(b *testing.B) {
 		throughput(b, h, g)
 	})
 	b.Run("plain", func(b *testing.B) {
-		near, far := connect(b)
-		defer func() { _, _ = near.Close(), far.Close() }()
+		near, far := vsockPair(b)
 		throughput(b, near, far)
 	})
+}
+
+// BenchmarkVsockFromTCP carries what a TCP connection brings to a vsock one: by
+// read and write, and by splice(2).
+func BenchmarkVsockFromTCP(b *testing.B) {
+	run := func(b *testing.B, relay func(dst *vsock.Conn, src *net.TCPConn)) {
+		ln, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			b.Fatal(err)
+		}
+		defer func() { _ = ln.Close() }()
+		client, err := net.Dial("tcp", ln.Addr().String())
+		if err != nil {
+			b.Fatal(err)
+		}
+		src, err := ln.Accept()
+		if err != nil {
+			b.Fatal(err)
+		}
+		near, far := vsockPair(b)
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			relay(near.(*vsock.Conn), src.(*net.TCPConn))
+		}()
+		throughput(b, client, far)
+		_, _ = client.Close(), src.Close()
+		<-done
+	}
+	for _, size := range []int{16 << 10, 64 << 10, 256 << 10} {
+		b.Run(fmt.Sprintf("copied by %d KiB", size>>10), func(b *testing.B) {
+			run(b, func(dst *vsock.Conn, src *net.TCPConn) {
+				_, _ = io.CopyBuffer(struct{ io.Writer }{dst}, struct{ io.Reader }{src}, make([]byte, size))
+			})
+		})
+	}
+	b.Run("spliced", func(b *testing.B) { run(b, spliceAll) })
+}
+
+// spliceAll moves src to dst by splice(2) until either fails.
+func spliceAll(dst *vsock.Conn, src *net.TCPConn) {
+	var pipe [2]int
+	if unix.Pipe2(pipe[:], unix.O_CLOEXEC|unix.O_NONBLOCK) != nil {
+		return
+	}
+	defer func() { _, _ = unix.Close(pipe[0]), unix.Close(pipe[1]) }()
+	_, _ = unix.FcntlInt(uintptr(pipe[0]), unix.F_SETPIPE_SZ, 256<<10)
+	from, ferr := src.SyscallConn()
+	to, terr := dst.SyscallConn()
+	if ferr != nil || terr != nil {
+		return
+	}
+	for {
+		var n int64
+		_ = from.Read(func(fd uintptr) bool {
+			var err error
+			n, err = unix.Splice(int(fd), nil, pipe[1], nil, 256<<10, unix.SPLICE_F_NONBLOCK)
+			return !errors.Is(err, unix.EAGAIN)
+		})
+		if n <= 0 {
+			return
+		}
+		for n > 0 {
+			var m int64
+			_ = to.Write(func(fd uintptr) bool {
+				var err error
+				m, err = unix.Splice(pipe[0], nil, int(fd), nil, int(n), unix.SPLICE_F_NONBLOCK)
+				return !errors.Is(err, unix.EAGAIN)
+			})
+			if m <= 0 {
+				return
+			}
+			n -= m
+		}
+	}
 }
