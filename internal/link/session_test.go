@@ -418,7 +418,7 @@ func TestStreamsAreBounded(t *testing.T) {
 // The agent may open nothing: what a hostile one tries is reset and forgotten.
 func TestHostTakesNoStreamsFromAnAgent(t *testing.T) {
 	agent, host := sessions(t)
-	const tries = 20_000
+	const tries = 100_000
 	ctx := t.Context()
 	for i := range tries {
 		st, err := agent.(*session).mux.OpenStream(ctx)

@@ -149,3 +149,21 @@ func FuzzReadDatagram(f *testing.F) {
 		}
 	})
 }
+
+func FuzzOpening(f *testing.F) {
+	o := Opening{Session: [SessionIDSize]byte{1, 2}, Number: 7, MAC: [MACSize]byte{3}}
+	f.Add(o.Append(nil))
+	f.Add([]byte(FlowMagic))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		o, err := ParseOpening(b)
+		if err != nil {
+			if !errors.Is(err, ErrMalformed) {
+				t.Fatalf("unexpected kind of error: %v", err)
+			}
+			return
+		}
+		if got := o.Append(nil); !bytes.Equal(got, b) {
+			t.Fatalf("%x became %x", b, got)
+		}
+	})
+}
