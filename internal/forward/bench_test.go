@@ -58,8 +58,7 @@ func carried(b *testing.B, throughLink bool) (client, server net.Conn) {
 		spliceInBackground(b, y, guestSide)
 		return client, server
 	}
-	near, far := unix()
-	host, agent := linked(b, near, far)
+	host, agent := dialled(b, b.TempDir())
 	srv, err := NewServer(ServerOptions{})
 	if err != nil {
 		b.Fatal(err)
@@ -76,7 +75,7 @@ func carried(b *testing.B, throughLink bool) (client, server net.Conn) {
 			_ = srv.Serve(context.Background(), stream, port.Publication{Key: req.Key, Dial: []netip.AddrPort{at}}, req)
 		}
 	}()
-	stream, err := host.Open(b.Context())
+	stream, err := host.Connect(b.Context())
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -148,7 +147,7 @@ func BenchmarkRoundTrip(b *testing.B) {
 
 // BenchmarkSixtyFourFlows moves 64 KiB per operation from clients to servers, on
 // 64 flows beside one that nobody reads: on one link, on four, and with a
-// connection for each flow. It is what decided for one link.
+// connection for each flow. It is what decided for the latter.
 func BenchmarkSixtyFourFlows(b *testing.B) {
 	const flows = 64
 	for name, links := range map[string]int{"1 link": 1, "4 links": 4, "connection each": 0} {

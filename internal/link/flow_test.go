@@ -405,6 +405,39 @@ func TestSilentConnectionsHoldUpNoFlow(t *testing.T) {
 	}
 }
 
+// Many that come at once are served, though there is not room for all.
+func TestManyFlowsAtOnceAreServed(t *testing.T) {
+	agent, host, l := connected(t, func(a, _ *Options) { a.maxUnproved = 16 })
+	const n = 500
+	var wg sync.WaitGroup
+	for range n {
+		wg.Go(func() {
+			h, err := host.Connect(ctx10(t))
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			defer func() { _ = h.Reset() }()
+			_ = h.SetDeadline(time.Now().Add(time.Minute))
+			say(t, h, "x")
+			if _, err := io.ReadFull(h, make([]byte, 1)); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	for range n {
+		g, err := agent.Accept(ctx10(t))
+		if err != nil {
+			t.Fatal(err)
+		}
+		wg.Go(func() { _, _ = io.CopyN(g, g, 1) })
+	}
+	wg.Wait()
+	if r := l.Refused(); len(r) != 0 {
+		t.Errorf("refused %v", r)
+	}
+}
+
 // A session that ended leaves nothing with its listener.
 func TestListenerForgetsSessions(t *testing.T) {
 	agent, host, l := connected(t)

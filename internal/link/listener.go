@@ -183,12 +183,33 @@ func passing(err error) bool {
 }
 
 // attempt is a connection from accept until its session is handed out.
-type attempt struct{ cancel context.CancelCauseFunc }
+type attempt struct {
+	cancel context.CancelCauseFunc
+	since  time.Time
+}
+
+// turn is how long a connection has at least to say what it is. So many at once
+// that this does not suffice wait in the system's queue.
+const turn = 500 * time.Millisecond
+
+// room waits until there is room for one more connection, or one that has had
+// its turn.
+func (l *Listener) room(ctx context.Context) {
+	for {
+		l.mu.Lock()
+		full := len(l.unproved) >= l.o.maxUnproved && time.Since(l.unproved[0].since) < turn
+		l.mu.Unlock()
+		if !full || sleep(ctx, time.Millisecond) != nil {
+			return
+		}
+	}
+}
 
 // admit starts the handshake of one connection.
 func (l *Listener) admit(ctx context.Context, conn net.Conn) {
 	ctx, cancel := context.WithCancelCause(ctx)
-	a := &attempt{cancel}
+	l.room(ctx)
+	a := &attempt{cancel, time.Now()}
 	l.mu.Lock()
 	l.unproved = enter(l.unproved, a, l.o.maxUnproved)
 	l.mu.Unlock()
