@@ -42,7 +42,7 @@ func unload(t *testing.T) {
 	t.Fatalf("nf_tables stays:\n%s", bytes.TrimSpace(b))
 }
 
-// A source that starts before nf_tables is there takes the hooks when it has
+// A source that prefers hooks and starts before nf_tables is there takes them when it has
 // been loaded, here by the source's own question for the ruleset.
 func TestHooksAreTakenWhenTheModuleIsLoaded(t *testing.T) {
 	unload(t)
@@ -65,7 +65,7 @@ func TestHooksAreTakenWhenTheModuleIsLoaded(t *testing.T) {
 	if _, err := observer.OpenCommits(w.path(), observer.RungFentry, nil); err == nil {
 		t.Fatal("the hooks can be attached to though nf_tables is not loaded")
 	}
-	src, f, _ := w.start(nat.Options{Wake: l})
+	src, f, _ := w.start(nat.Options{Wake: l, Rungs: []string{nat.RungFentry, nat.RungKprobe, nat.RungNetlink, nat.RungGeneration}})
 	eventually(t, "a first set", f.ready)
 	eventually(t, "the hooks", func() bool { return strings.HasPrefix(f.rungNow(), nat.RungFentry) })
 	w.run(pre, "nft", "-f", "-")

@@ -10,6 +10,9 @@ import (
 	"time"
 )
 
+// hooksFirst is an order in which there is something to climb to.
+var hooksFirst = []string{RungFentry, RungKprobe, RungNetlink, RungGeneration}
+
 func TestTheFirstRungThatWorksIsTaken(t *testing.T) {
 	for _, tt := range []struct {
 		allowed []string
@@ -17,9 +20,11 @@ func TestTheFirstRungThatWorksIsTaken(t *testing.T) {
 		want    string
 		err     bool
 	}{
-		{allowed: Rungs(), want: "fentry"},
-		{allowed: Rungs(), broken: map[string]bool{RungFentry: true}, want: "kprobe"},
-		{allowed: Rungs(), broken: map[string]bool{RungFentry: true, RungKprobe: true}, want: "nfnetlink"},
+		{allowed: Rungs(), want: "nfnetlink"},
+		{allowed: Rungs(), broken: map[string]bool{RungNetlink: true}, want: "fentry"},
+		{allowed: hooksFirst, want: "fentry"},
+		{allowed: hooksFirst, broken: map[string]bool{RungFentry: true}, want: "kprobe"},
+		{allowed: hooksFirst, broken: map[string]bool{RungFentry: true, RungKprobe: true}, want: "nfnetlink"},
 		{allowed: Rungs(), broken: map[string]bool{RungFentry: true, RungKprobe: true, RungNetlink: true}, want: "generation poll 1s"},
 		{allowed: []string{RungNetlink}, want: "nfnetlink"},
 		{allowed: []string{RungKprobe}, broken: map[string]bool{RungKprobe: true}, err: true},
@@ -40,7 +45,7 @@ func TestTheFirstRungThatWorksIsTaken(t *testing.T) {
 func TestTheFirstSetDoesNotWaitForHooks(t *testing.T) {
 	f := newFake(oneTable(80))
 	f.attach = 3 * time.Second
-	run(t, Options{Rungs: Rungs()}, f, func(s *Source, r *recorder) {
+	run(t, Options{Rungs: hooksFirst}, f, func(s *Source, r *recorder) {
 		time.Sleep(time.Second)
 		expectPorts(t, r, 80)
 		// What is committed while they are attached is read after that.
@@ -78,7 +83,7 @@ func TestABetterRungIsTakenWhenItsModuleIsLoaded(t *testing.T) {
 	f := newFake(oneTable(80))
 	f.broken = map[string]bool{RungFentry: true, RungKprobe: true}
 	w := &wakes{}
-	run(t, Options{Wake: w, Rungs: Rungs()}, f, func(s *Source, r *recorder) {
+	run(t, Options{Wake: w, Rungs: hooksFirst}, f, func(s *Source, r *recorder) {
 		expectPorts(t, r, 80)
 		w.modules <- struct{}{} // another module
 		time.Sleep(time.Minute)

@@ -38,17 +38,18 @@ type Options struct {
 	Rungs []string
 }
 
-// Rungs for nftables, best first.
+// Rungs for nftables, best first. That notifications come before hooks is measured,
+// see docs/nat.md.
 const (
+	RungNetlink    = "nfnetlink"  // the kernel's own notifications
 	RungFentry     = "fentry"     // hooks in the kernel, by BPF trampolines
 	RungKprobe     = "kprobe"     // the same hooks, by kprobes
-	RungNetlink    = "nfnetlink"  // the kernel's own notifications
 	RungGeneration = "generation" // the number of the last commit is polled
 )
 
 // Rungs returns the rungs for nftables, best first.
 func Rungs() []string {
-	return []string{RungFentry, RungKprobe, RungNetlink, RungGeneration}
+	return []string{RungNetlink, RungFentry, RungKprobe, RungGeneration}
 }
 
 // Waker tells of what nftables does not notify of. Its channels are asked for
