@@ -100,24 +100,26 @@ func NewDialer(system System, machine string, port uint32) (*Dialer, error) {
 // WSL names the machine of WSL 2 in place of an id.
 const WSL = "wsl"
 
-// Dial connects. A machine that was restarted is found under its new id.
-func (d *Dialer) Dial(ctx context.Context) (net.Conn, error) {
+// Dial connects. A machine that was restarted is found under its new id. Again
+// connects to the same machine once more, and asks nobody which that is.
+func (d *Dialer) Dial(ctx context.Context) (conn net.Conn, again func(context.Context) (net.Conn, error), err error) {
 	machines, err := d.machines(ctx)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	var errs []error
 	for _, m := range machines {
-		conn, err := d.system.Connect(ctx, m, ServiceID(d.port))
+		again := func(ctx context.Context) (net.Conn, error) { return d.system.Connect(ctx, m, ServiceID(d.port)) }
+		conn, err := again(ctx)
 		if err == nil {
-			return conn, nil
+			return conn, again, nil
 		}
 		errs = append(errs, fmt.Errorf("machine %s: %w", m, err))
 		if ctx.Err() != nil {
 			break
 		}
 	}
-	return nil, errors.Join(errs...)
+	return nil, nil, errors.Join(errs...)
 }
 
 // machines returns the machine to connect to; several where only trying tells.

@@ -127,7 +127,7 @@ func runs(id string) func(string) ([]byte, error) {
 
 func dial(t *testing.T, d *Dialer) error {
 	t.Helper()
-	c, err := d.Dial(t.Context())
+	c, _, err := d.Dial(t.Context())
 	if err == nil {
 		_ = c.Close()
 	}
@@ -255,11 +255,37 @@ func TestListThatFailsIsNotAnEmptyOne(t *testing.T) {
 	}
 }
 
+// What goes beside a connection goes to the same machine and asks nobody, even
+// where only trying tells which it is.
+func TestAgainIsTheSameMachine(t *testing.T) {
+	w := &fakeWindows{
+		machines: []GUID{mustGUID(t, idB), mustGUID(t, idA)}, refuses: map[GUID]error{mustGUID(t, idB): errors.New("nobody listens")},
+		wsl: func(string) ([]byte, error) { return nil, errors.New("too old") },
+	}
+	first, again, err := newDialer(t, w, WSL).Dial(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	asked := len(w.asked)
+	w.refuses = nil
+	second, err := again(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, _ = first.Close(), second.Close()
+	if len(w.connected) != 2 || w.connected[0] != w.connected[1] || !strings.HasPrefix(w.connected[1], idA) {
+		t.Errorf("connected to %q", w.connected)
+	}
+	if len(w.asked) != asked {
+		t.Errorf("asked %q", w.asked)
+	}
+}
+
 func TestDialEndsWithContext(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	w := &fakeWindows{machines: []GUID{mustGUID(t, idA), mustGUID(t, idB)}}
 	w.wsl = func(string) ([]byte, error) { cancel(); return nil, ctx.Err() }
-	if _, err := newDialer(t, w, WSL).Dial(ctx); !errors.Is(err, context.Canceled) || len(w.connected) > 0 {
+	if _, _, err := newDialer(t, w, WSL).Dial(ctx); !errors.Is(err, context.Canceled) || len(w.connected) > 0 {
 		t.Errorf("%v, connected to %q", err, w.connected)
 	}
 }

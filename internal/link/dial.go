@@ -29,7 +29,18 @@ func Dial(ctx context.Context, e Endpoint, o Options) (Session, error) {
 type Dialer struct {
 	e    Endpoint
 	o    Options
-	conn func(context.Context) (net.Conn, error)
+	conn func(context.Context) (conn net.Conn, again dialFunc, err error)
+}
+
+// dialFunc connects to a place once more.
+type dialFunc = func(context.Context) (net.Conn, error)
+
+// always is how to dial a place that stays where it is.
+func always(f dialFunc) func(context.Context) (net.Conn, dialFunc, error) {
+	return func(ctx context.Context) (net.Conn, dialFunc, error) {
+		conn, err := f(ctx)
+		return conn, f, err
+	}
 }
 
 // NewDialer returns a dialer of e. It starts nothing.
@@ -41,7 +52,7 @@ func NewDialer(e Endpoint, o Options) (*Dialer, error) {
 	d := &Dialer{e: e, o: o}
 	switch {
 	case e.Network == NetworkUnix:
-		d.conn = func(ctx context.Context) (net.Conn, error) { return new(net.Dialer).DialContext(ctx, "unix", e.Path) }
+		d.conn = always(func(ctx context.Context) (net.Conn, error) { return new(net.Dialer).DialContext(ctx, "unix", e.Path) })
 	case e.Network == NetworkHvsock:
 		system, err := hvsock.NewSystem()
 		if err != nil {
@@ -55,18 +66,18 @@ func NewDialer(e Endpoint, o Options) (*Dialer, error) {
 	case e.CID == CIDAny:
 		return nil, fmt.Errorf("dial link %s: context id any is only to listen on: name one, or host", e)
 	default:
-		d.conn = func(ctx context.Context) (net.Conn, error) { return dialVsock(ctx, e.CID, e.Port) }
+		d.conn = always(func(ctx context.Context) (net.Conn, error) { return dialVsock(ctx, e.CID, e.Port) })
 	}
 	return d, nil
 }
 
 // Dial makes one session; see [Dial].
 func (d *Dialer) Dial(ctx context.Context) (Session, error) {
-	conn, err := d.conn(ctx)
+	conn, again, err := d.conn(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("dial link %s: %w", d.e, err)
 	}
-	s, err := establish(ctx, conn, d.o, dialler, &way{dial: d.conn})
+	s, err := establish(ctx, conn, d.o, dialler, &way{dial: again})
 	if err != nil {
 		return nil, fmt.Errorf("dial link %s: %w", d.e, err)
 	}

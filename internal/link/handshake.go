@@ -65,8 +65,8 @@ func (d direction) other() direction {
 // way is where connections that are one flow come from or go to: at most one of
 // its fields is set. Nil means that there are none.
 type way struct {
-	dial func(context.Context) (net.Conn, error) // of a session that we dialled
-	in   *intake                                 // of those that we accept
+	dial dialFunc // of a session that we dialled
+	in   *intake  // of those that we accept
 }
 
 // establish runs the handshake and starts the session. It closes conn on error.

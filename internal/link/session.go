@@ -105,7 +105,7 @@ type session struct {
 	control  *stream
 	incoming chan Stream
 	o        Options
-	dial     func(context.Context) (net.Conn, error) // nil if flows have no connections of their own
+	dial     dialFunc // nil if flows have no connections of their own
 	keys     flowKeys
 	number   atomic.Uint64 // of the next flow that we begin
 	used     numbers       // by the peer
