@@ -120,6 +120,7 @@ test-wine: ## Run tests of the host side, built for Windows, under Debian's wine
 bench: ## Measure fairlead against polling and write docs/benchmarks (root; a quarter of an hour)
 	$(need_root)
 	@hack/provision.sh base bench
+	@hack/provision-engines.sh packages kube
 	@go run ./test/bench -report docs/benchmarks -json docs/benchmarks/results.jsonl
 
 .PHONY: bench-micro

@@ -30,6 +30,7 @@ func parts() []Part {
 		latencyPart(),
 		missedPart(),
 		natPart(),
+		kubePart(),
 		idlePart(),
 		churnPart(),
 		startPart(),
