@@ -222,7 +222,7 @@ func bursts(ctx context.Context, e *Env) error {
 		var done, cpu, rss [3][]float64
 		var errs [3]error
 		var by [3]string
-		for range e.Of(4, 2, 1) {
+		for range e.Of(3, 2, 1) {
 			for i, m := range modes {
 				if errs[i] != nil {
 					continue

@@ -47,7 +47,10 @@ func kubePart() Part {
 			Name: "kube", Title: "How soon a Service is there",
 			About: `A Service with a node port is created at a real API server (with etcd). fairlead's agent watches;
 its polling mode does too, so it is compared with pollers that the benchmark brings: they list all Services each second or
-each three, and publish nothing. All see the same Service. The clock starts when the request is sent.`,
+each three, and publish nothing. All see the same Service. The clock starts when the request is sent.
+
+How soon a container's port bears its name is not measured here: an engine wants mounts and cgroups of its own,
+which only the tests against real engines give it.`,
 		},
 		Run: kubeServices,
 	}

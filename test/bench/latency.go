@@ -79,7 +79,7 @@ func latency(ctx context.Context, e *Env) error {
 		}
 		probes = append(probes, p)
 	}
-	rounds := e.Of(8, 4, 1)
+	rounds := e.Of(7, 4, 1)
 	for r := range rounds {
 		e.Progress("round %d of %d", r+1, rounds)
 		var wg sync.WaitGroup

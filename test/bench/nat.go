@@ -83,7 +83,7 @@ type natWatcher interface {
 const natPace = 3 * time.Second
 
 var natModes = []natMode{
-	{modeBPF, newNATAgent, 20},
+	{modeBPF, newNATAgent, 30},
 	{"dump 1 s", func(ctx context.Context, _, _ string, n int) (natWatcher, error) {
 		return newNATPoller(ctx, n, time.Second, false, dumpPorts)
 	}, 1},
