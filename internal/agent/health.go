@@ -8,9 +8,6 @@ import (
 	"time"
 
 	"github.com/coreos/go-systemd/v22/daemon"
-
-	"github.com/fairlead/fairlead/internal/port"
-	"github.com/fairlead/fairlead/internal/status"
 )
 
 // notReady says why not everything that is there has been seen and told.
@@ -75,7 +72,7 @@ func (n *notifier) run(ctx context.Context) error {
 		}
 	}
 	_, _ = n.send(daemon.SdNotifyReady)
-	tell := func() { _, _ = n.send("STATUS=" + summary(n.a.provider.List())) }
+	tell := func() { _, _ = n.send("STATUS=" + summary(n.a.provider.counts())) }
 	tell()
 	outcomes := n.a.reconciler.Outcomes().Subscribe()
 	defer outcomes.Close()
@@ -108,12 +105,6 @@ func (n *notifier) beat() {
 }
 
 // summary is one line about all publications.
-func summary(l status.List) string {
-	active := 0
-	for _, p := range l.Publications {
-		if p.State == port.Active {
-			active++
-		}
-	}
-	return fmt.Sprintf("%d of %d ports reachable on the host", active, len(l.Publications))
+func summary(active, all int) string {
+	return fmt.Sprintf("%d of %d ports reachable on the host", active, all)
 }

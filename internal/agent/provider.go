@@ -34,6 +34,21 @@ func (p provider) List() status.List {
 	return l
 }
 
+// counts returns how many publications there are, and how many are active. It
+// allocates nothing for each, as List does.
+func (p provider) counts() (active, all int) {
+	pubs := p.registry.Publications().View()
+	for k, said := range p.outcomes.View().All() {
+		if !slices.ContainsFunc(said, func(o reconcile.SinkOutcome) bool { return o.State == port.Active }) {
+			continue
+		}
+		if _, ok := pubs.Get(k); ok { // it may be gone and still held
+			active++
+		}
+	}
+	return active, pubs.Len()
+}
+
 func (p provider) Sources() []status.Source {
 	list := []status.Source{}
 	for _, s := range p.registry.Sources().View().All() {

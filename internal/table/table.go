@@ -23,15 +23,19 @@ type Table[K comparable, V any] struct {
 	mu   sync.Mutex
 	tree *btree.BTreeG[*entry[K, V]]
 	gen  uint64
-	subs map[*Subscription[K, V]]struct{}
+	// probes are entries to search with: one that is made for a search is on the
+	// heap, and as large as a value.
+	probes *sync.Pool
+	subs   map[*Subscription[K, V]]struct{}
 }
 
 // New returns an empty table at generation 0.
 func New[K comparable, V any](compare func(a, b K) int) *Table[K, V] {
 	less := func(a, b *entry[K, V]) bool { return compare(a.key, b.key) < 0 }
 	return &Table[K, V]{
-		tree: btree.NewBTreeGOptions(less, btree.Options{NoLocks: true}),
-		subs: make(map[*Subscription[K, V]]struct{}),
+		tree:   btree.NewBTreeGOptions(less, btree.Options{NoLocks: true}),
+		probes: &sync.Pool{New: func() any { return new(entry[K, V]) }},
+		subs:   make(map[*Subscription[K, V]]struct{}),
 	}
 }
 
@@ -42,7 +46,12 @@ type Tx[K comparable, V any] struct {
 }
 
 // Get returns the value of k as the step stands now.
-func (tx *Tx[K, V]) Get(k K) (V, bool) { return get(tx.t.tree, k) }
+func (tx *Tx[K, V]) Get(k K) (v V, ok bool) {
+	if e, ok := find(tx.t.tree, tx.t.probes, k); ok {
+		return e.value, true
+	}
+	return v, false
+}
 
 // Put sets k to v. The caller says so only when v differs.
 func (tx *Tx[K, V]) Put(k K, v V) {
@@ -53,10 +62,7 @@ func (tx *Tx[K, V]) Put(k K, v V) {
 // Share sets k to what v holds of it, as one copy in memory, and reports whether
 // v has k. The caller says so only when that differs from what stands.
 func (tx *Tx[K, V]) Share(v View[K, V], k K) bool {
-	if v.tree == nil {
-		return false
-	}
-	e, ok := v.tree.Get(&entry[K, V]{key: k})
+	e, ok := find(v.tree, v.probes, k)
 	if !ok {
 		return false
 	}
@@ -67,7 +73,11 @@ func (tx *Tx[K, V]) Share(v View[K, V], k K) bool {
 
 // Delete removes k if it is there.
 func (tx *Tx[K, V]) Delete(k K) {
-	if _, ok := tx.t.tree.Delete(&entry[K, V]{key: k}); ok {
+	probe := tx.t.probes.Get().(*entry[K, V])
+	probe.key = k
+	_, ok := tx.t.tree.Delete(probe)
+	tx.t.probes.Put(probe)
+	if ok {
 		tx.changed = append(tx.changed, k)
 	}
 }
@@ -118,7 +128,7 @@ func (t *Table[K, V]) View() View[K, V] {
 }
 
 func (t *Table[K, V]) view() View[K, V] {
-	return View[K, V]{tree: t.tree.Copy(), gen: t.gen}
+	return View[K, V]{tree: t.tree.Copy(), gen: t.gen, probes: t.probes}
 }
 
 // Subscribe returns a subscription whose first Take names every key.
@@ -182,8 +192,9 @@ type Change[K comparable] struct {
 
 // View is a table at one generation. The zero View is empty.
 type View[K comparable, V any] struct {
-	tree *btree.BTreeG[*entry[K, V]]
-	gen  uint64
+	tree   *btree.BTreeG[*entry[K, V]]
+	gen    uint64
+	probes *sync.Pool
 }
 
 // Generation returns the number of changes that led to this view.
@@ -198,7 +209,12 @@ func (v View[K, V]) Len() int {
 }
 
 // Get returns the value of k.
-func (v View[K, V]) Get(k K) (V, bool) { return get(v.tree, k) }
+func (v View[K, V]) Get(k K) (value V, ok bool) {
+	if e, ok := find(v.tree, v.probes, k); ok {
+		return e.value, true
+	}
+	return value, false
+}
 
 // All yields keys and values in order.
 func (v View[K, V]) All() iter.Seq2[K, V] {
@@ -223,13 +239,13 @@ func (v View[K, V]) Range(first, last K) iter.Seq2[K, V] {
 	}
 }
 
-func get[K comparable, V any](tree *btree.BTreeG[*entry[K, V]], k K) (v V, ok bool) {
+func find[K comparable, V any](tree *btree.BTreeG[*entry[K, V]], probes *sync.Pool, k K) (*entry[K, V], bool) {
 	if tree == nil {
-		return v, false
+		return nil, false
 	}
-	e, ok := tree.Get(&entry[K, V]{key: k})
-	if !ok {
-		return v, false
-	}
-	return e.value, true
+	probe := probes.Get().(*entry[K, V])
+	probe.key = k
+	e, ok := tree.Get(probe)
+	probes.Put(probe)
+	return e, ok
 }

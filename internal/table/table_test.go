@@ -183,3 +183,21 @@ func TestChangeCostIsFlat(t *testing.T) {
 		t.Errorf("a change allocates %v times in a table of 100 and %v in one of 100,000", small, large)
 	}
 }
+
+// To look a key up allocates nothing.
+func TestGetAllocatesNothing(t *testing.T) {
+	tab := newTable()
+	for i := range 1000 {
+		put(tab, i, "")
+	}
+	v := tab.View()
+	n := testing.AllocsPerRun(100, func() {
+		for i := range 1000 {
+			_, _ = v.Get(i)
+		}
+	})
+	// The race detector has pools forget now and then.
+	if n > 500 {
+		t.Errorf("1,000 look-ups allocate %v times", n)
+	}
+}

@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"log/slog"
+	"net/netip"
+	"testing"
+
+	"github.com/fairlead/fairlead/internal/config"
+	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/reconcile"
+	"github.com/fairlead/fairlead/internal/registry"
+	"github.com/fairlead/fairlead/internal/table"
+)
+
+// provided is a provider of n publications, of which every second is active, and
+// of one that is gone and still held.
+func provided(n int) provider {
+	p := provider{
+		registry.New(registry.Options{Rules: config.DefaultAgent().Rules, Logger: slog.New(slog.DiscardHandler)}),
+		table.New[port.Key, reconcile.Outcomes](port.Key.Compare),
+	}
+	set := make([]port.Binding, n)
+	key := func(i int) port.Key {
+		return port.Key{Protocol: port.TCP, Address: netip.AddrFrom4([4]byte{127, 0, 0, 1}), Port: uint16(i + 1)}
+	}
+	for i := range set {
+		set[i] = port.Binding{Key: key(i), Origin: port.Origin{ID: key(i).String()}, Dial: []netip.AddrPort{key(i).AddrPort()}}
+	}
+	p.registry.Feed("socket").Replace(set)
+	p.outcomes.Update(func(tx *table.Tx[port.Key, reconcile.Outcomes]) {
+		for i := range n {
+			state := port.Conflict
+			if i%2 == 0 {
+				state = port.Active
+			}
+			tx.Put(key(i), reconcile.Outcomes{{Sink: "hostlink", Outcome: port.Outcome{Key: key(i), State: state}}})
+		}
+		tx.Put(key(n), reconcile.Outcomes{{Sink: "hostlink", Outcome: port.Outcome{Key: key(n), State: port.Active}}})
+	})
+	return p
+}
+
+func TestCountsAreThoseOfTheListAndCostNoMemory(t *testing.T) {
+	p := provided(1000)
+	want := 0
+	list := p.List().Publications
+	for _, pub := range list {
+		if pub.State == port.Active {
+			want++
+		}
+	}
+	if active, all := p.counts(); active != want || want != 500 || all != len(list) {
+		t.Errorf("%d of %d, the list has %d of %d", active, all, want, len(list))
+	}
+	if n := testing.AllocsPerRun(10, func() { p.counts() }); n > 500 { // the race detector has pools forget now and then
+		t.Errorf("to count 1,000 publications allocates %v times", n)
+	}
+}
