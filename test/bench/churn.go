@@ -20,6 +20,7 @@ import (
 // The measures of changes.
 const (
 	churnCPU  = "CPU time for each change"
+	churnWake = "context switches of the agent for each change"
 	churnDone = "last change → the other end of the link has it all"
 
 	burstDone = "burst: last listener opened → all are at the other end of the link"
@@ -49,10 +50,11 @@ just started. Then UDP sockets that are bound and closed 5 ms later beside 1,000
 
 // churned is what one mode did at one rate.
 type churned struct {
-	changes int
-	cpu     time.Duration
-	done    []float64
-	err     error
+	changes  int
+	cpu      time.Duration
+	switches int
+	done     []float64
+	err      error
 }
 
 func churn(ctx context.Context, e *Env) error {
@@ -98,18 +100,20 @@ func churn(ctx context.Context, e *Env) error {
 		}
 		for i, m := range modes {
 			c := report.Cell{Measure: churnCPU, Mode: m.name, Size: float64(r.rate), SizeUnit: "changes per second", Unit: "s"}
-			done := c
-			done.Measure = churnDone
+			done, wake := c, c
+			done.Measure, wake.Measure, wake.Unit = churnDone, churnWake, ""
 			if all[i].err == nil {
 				all[i].err = ls[i].check(ctx)
 			}
 			if err := all[i].err; err != nil {
 				e.Fail(c, err)
+				e.Fail(wake, err)
 				e.Fail(done, err)
 				continue
 			}
-			c.By, done.By = ls[i].by, ls[i].by
+			c.By, done.By, wake.By = ls[i].by, ls[i].by, ls[i].by
 			e.Value(c, all[i].cpu.Seconds()/float64(all[i].changes))
+			e.Value(wake, float64(all[i].switches)/float64(all[i].changes))
 			e.Samples(done, all[i].done)
 		}
 	}
@@ -141,6 +145,7 @@ func (c *churned) one(ctx context.Context, l *linked, rate int, lasts time.Durat
 	}
 	c.changes += n
 	c.cpu += after.cpu - before.cpu
+	c.switches += after.switches - before.switches
 	c.done = append(c.done, max(last.Sub(ended), 0).Seconds())
 	standing.close()
 	_, c.err = l.peer.settled(ctx, 0)

@@ -65,6 +65,10 @@ func words(r *report.Results) string {
 at once and told, where a poller sees only what stands at its next look. At 10,000 changes a second
 a change costs %s by events and %s by polling, which never sees most of them.`, report.Value(a, "s"), report.Value(b[0], "s")))
 	}
+	a, okA := r.Cell("start", startMeasure, modeBPF, 1)
+	if b, ok := r.Cell("start", startMeasure, modePoll1, 1); ok && okA && a.Value > b.Value {
+		out = append(out, fmt.Sprintf("A start takes %s longer, while programs are loaded.", report.Value(a.Value-b.Value, "s")))
+	}
 	if _, b, ok := sideBySide(r, "missed", missedMeasure, 5000); ok && b[0] >= 99 {
 		out = append(out, "For ports that stay for several seconds, where a second or more of waiting does not matter, polling finds the same ports.")
 	}
