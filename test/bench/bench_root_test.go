@@ -86,6 +86,15 @@ func TestAModeThatDidNotRunIsFoundOut(t *testing.T) {
 	said("has ended", g.check)
 }
 
+func TestAnAgentThatDoesNotRunFailsTheRunAndNamesTheCells(t *testing.T) {
+	t.Setenv(program.Variable, "/bin/false")
+	var out, log bytes.Buffer
+	err := run(t.Context(), []string{"-tiny", "-only", "missed"}, &out, &log)
+	if err == nil || !strings.Contains(err.Error(), "missed: "+missedMeasure+", 1 ms alive, bpf: the agent has ended") {
+		t.Errorf("the error is %v", err)
+	}
+}
+
 func TestUnknownPartsAreRefused(t *testing.T) {
 	var out bytes.Buffer
 	if err := run(t.Context(), []string{"-only", "latency,nonsense"}, &out, &out); err == nil || !strings.Contains(err.Error(), "nonsense") {

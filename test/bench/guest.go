@@ -112,6 +112,9 @@ const readyWithin = time.Minute
 // mode says. It returns by what it observes.
 func (g *guest) ready(ctx context.Context) (by string, err error) {
 	for end := time.Now().Add(readyWithin); time.Now().Before(end) && ctx.Err() == nil; {
+		if err := g.alive(); err != nil {
+			return "", err
+		}
 		var l status.List
 		if l, err = g.list(ctx); err == nil && l.Ready() {
 			if by, err = g.observes(ctx); err == nil {
@@ -163,6 +166,7 @@ func (g *guest) check(ctx context.Context) error {
 
 func (g *guest) alive() error {
 	var info unix.Siginfo
+	// It is left to be waited for.
 	err := unix.Waitid(unix.P_PID, g.agent.Process.Pid, &info, unix.WEXITED|unix.WNOHANG|unix.WNOWAIT, nil)
 	if err != nil {
 		return fmt.Errorf("the agent: %w", err)
