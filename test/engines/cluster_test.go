@@ -187,7 +187,10 @@ func (c *cluster) must(method, path string, body any) []byte {
 
 type obj = map[string]any
 
-const servicesPath = "/api/v1/namespaces/default/services"
+const (
+	servicesPath  = "/api/v1/namespaces/default/services"
+	endpointsPath = "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices"
+)
 
 // svcPort is a port of a Service; node 0 is any, or none.
 func svcPort(name, proto string, number, node int) obj {
@@ -222,15 +225,22 @@ func (c *cluster) tryService(ns, name, kind string, spec obj, ports ...obj) erro
 }
 
 // endpoints makes one slice that serves the ports of a Service, by one pod.
-func (c *cluster) endpoints(service, address string, ports ...obj) {
+func (c *cluster) endpoints(service, pod, address string, ports ...obj) {
 	c.t.Helper()
-	c.must("POST", "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices", obj{
+	if err := c.tryEndpoints(service, pod, address, ports...); err != nil {
+		c.t.Fatal(err)
+	}
+}
+
+func (c *cluster) tryEndpoints(service, pod, address string, ports ...obj) error {
+	_, err := c.do("POST", endpointsPath, obj{
 		"apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "addressType": "IPv4",
 		"metadata": obj{"name": service + "-1", "labels": obj{"kubernetes.io/service-name": service}},
 		"endpoints": []obj{{"addresses": []string{address}, "conditions": obj{"ready": true},
-			"targetRef": obj{"kind": "Pod", "name": service + "-pod", "namespace": "default"}}},
+			"targetRef": obj{"kind": "Pod", "name": pod, "namespace": "default"}}},
 		"ports": ports,
 	})
+	return err
 }
 
 func (c *cluster) ingress(service string, ips ...string) {

@@ -14,6 +14,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/fairlead/fairlead/internal/port"
 )
 
 // The engine is killed with running containers, which survive it, stays away
@@ -168,7 +170,14 @@ func TestNATOnlyPortsAreReachedFromTheHostAndNamed(t *testing.T) {
 			t.Errorf("%s is owned by %+v", key, pub.Owner)
 		}
 	}
+	p.ruled("8000/tcp", port.OwnerContainer, "default", "web")
+	// A rule that the engine does not declare is known by where it leads.
+	ip := must(t, "inspect", "-f", "{{.NetworkSettings.IPAddress}}", "web")
+	run(t, "iptables", "-t", "nat", "-A", "PREROUTING", "-p", "tcp", "-m", "addrtype", "--dst-type", "LOCAL",
+		"-m", "tcp", "--dport", "8099", "-j", "DNAT", "--to-destination", ip+":80")
+	p.ruled("8099/tcp", port.OwnerContainer, "default", "web")
 	must(t, "rm", "-f", "web", "inner")
 	p.gone("tcp 0.0.0.0:8000")
 	p.gone("tcp 127.0.0.1:8001")
+	p.ruled("8099/tcp", port.OwnerUnknown, "", "")
 }

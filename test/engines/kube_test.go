@@ -5,11 +5,13 @@
 package engines
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -46,7 +48,7 @@ func TestKubeScenarios(t *testing.T) {
 		if len(b.Dial) > 0 || !strings.Contains(b.Detail, "nothing serves this") {
 			t.Errorf("without endpoints: dialled at %v, detail %q", b.Dial, b.Detail)
 		}
-		c.endpoints("before", "192.168.77.10", obj{"name": "a", "protocol": "TCP", "port": 8080})
+		c.endpoints("before", "before-pod", "192.168.77.10", obj{"name": "a", "protocol": "TCP", "port": 8080})
 		eventually(t, 10*time.Second, func() error {
 			b := find(r, "tcp 0.0.0.0:30000")
 			if len(b.Dial) != 3 || b.Dial[1] != netip.MustParseAddrPort("127.0.0.1:30000") ||
@@ -130,14 +132,18 @@ func TestKubeScenarios(t *testing.T) {
 		want(t, r, before)
 	})
 
-	t.Run("2,000 Services", func(t *testing.T) {
+	t.Run("2000 Services", func(t *testing.T) {
 		keys := []string{before}
 		var makers sync.WaitGroup
 		const n, at = 2000, 4
 		for m := range at {
 			makers.Go(func() {
 				for i := m; i < n && !t.Failed(); i += at {
-					if err := c.tryService("default", fmt.Sprintf("s%d", i), "NodePort", nil, svcPort("a", "TCP", 80, 30100+i)); err != nil {
+					name := fmt.Sprintf("s%d", i)
+					if err := errors.Join(
+						c.tryService("default", name, "NodePort", nil, svcPort("a", "TCP", 80, 30100+i)),
+						c.tryEndpoints(name, name+"-pod", fmt.Sprintf("10.244.%d.%d", i/250, i%250+1), obj{"name": "a", "protocol": "TCP", "port": 8080}),
+					); err != nil {
 						t.Error(err)
 					}
 				}
@@ -152,6 +158,9 @@ func TestKubeScenarios(t *testing.T) {
 		r2, stop := follow(t, kubeSource(t, kube.Options{Kubeconfigs: []string{c.kubeconfig}, Selector: "app in (s7, s8)"}))
 		want(t, r2, "tcp 0.0.0.0:30107 s7", "tcp 0.0.0.0:30108 s8")
 		stop()
+		p := startPeers(t, "--source", "socket,nat,kube", "--kubeconfig", c.kubeconfig)
+		p.active(fmt.Sprintf("tcp 0.0.0.0:%d", 30100+n-1))
+		p.agent.small(agentKubeMemory, "with 2,000 Services")
 		mark := r.mark()
 		c.api.stop(syscall.SIGKILL)
 		eventually(t, time.Minute, func() error { return not(r.live(), "live") })
@@ -162,7 +171,15 @@ func TestKubeScenarios(t *testing.T) {
 		if log := r.since(mark); len(log) > 0 {
 			t.Errorf("a restart of the API server moved %d ports, %q first", len(log), log[0])
 		}
+		eventually(t, time.Minute, func() error {
+			if s := p.source("kube"); s.State != "live" {
+				return fmt.Errorf("kube is %s: %s", s.State, s.Error)
+			}
+			return nil
+		})
+		p.agent.small(agentKubeMemory, "after the API server came back")
 		c.must("DELETE", servicesPath+"?labelSelector=app+notin+(before)", nil)
+		c.must("DELETE", endpointsPath+"?labelSelector=kubernetes.io/service-name+notin+(before)", nil)
 		want(t, r, before)
 	})
 
@@ -178,6 +195,29 @@ func TestKubeScenarios(t *testing.T) {
 		stop()
 		c.must("DELETE", "/api/v1/namespaces/other/services/there", nil)
 		want(t, r, before)
+	})
+
+	// The same source throughout: it must hold nothing of a server that is gone.
+	t.Run("the server killed and started again", func(t *testing.T) {
+		mark, goroutines := r.mark(), runtime.NumGoroutine()
+		for range 3 {
+			c.api.stop(syscall.SIGKILL)
+			eventually(t, time.Minute, func() error { return not(r.live(), "live") })
+			c.api.run()
+			c.ready()
+			eventually(t, time.Minute, r.live)
+		}
+		want(t, r, before)
+		if log := r.since(mark); len(log) > 0 {
+			t.Errorf("restarts of the API server moved %q", log)
+		}
+		c.client.CloseIdleConnections()
+		eventually(t, time.Minute, func() error {
+			if n := runtime.NumGoroutine(); n > goroutines+4 {
+				return fmt.Errorf("%d goroutines, had %d", n, goroutines)
+			}
+			return nil
+		})
 	})
 
 	if log := r.since(began); slices.Contains(log, "-tcp 0.0.0.0:30000") {

@@ -35,9 +35,9 @@ func TestServicesAreReachedInBothModesOfKubeProxy(t *testing.T) {
 			ports := []obj{{"name": "t", "protocol": "TCP", "port": 8080}, {"name": "u", "protocol": "UDP", "port": 8080}}
 			c.service("web", "LoadBalancer", nil, svcPort("t", "TCP", 80, 30080), svcPort("u", "UDP", 80, 30080))
 			c.ingress("web", "192.168.77.60")
-			c.endpoints("web", pod, ports...)
+			c.endpoints("web", "server", pod, ports...)
 			c.service("ext", "ClusterIP", obj{"externalIPs": []string{"192.168.77.50"}}, svcPort("t", "TCP", 81, 0), svcPort("u", "UDP", 81, 0))
-			c.endpoints("ext", pod, ports...)
+			c.endpoints("ext", "server", pod, ports...)
 			keys := []string{
 				"tcp 0.0.0.0:30080 web", "udp 0.0.0.0:30080 web", "tcp 192.168.77.60:80 web", "udp 192.168.77.60:80 web",
 				"tcp 192.168.77.50:81 ext", "udp 192.168.77.50:81 ext",
@@ -79,7 +79,18 @@ func TestServicesAreReachedInBothModesOfKubeProxy(t *testing.T) {
 					t.Errorf("%s is owned by %+v, want Service %s", key, o, name)
 				}
 			}
-			t.Logf("the agent holds %d KiB, with Kubernetes", p.agent.memory()>>10)
+			// What kube-proxy's rules open is the Service's, and not the pod's that they
+			// send to; a rule of somebody else that sends there is the pod's. Rules for
+			// addresses that are not this node's open nothing by themselves.
+			p.ruled("30080/tcp", port.OwnerService, "default", "web")
+			p.ruled("30080/udp", port.OwnerService, "default", "web")
+			rule := []string{"-t", "nat", "-A", "PREROUTING", "-p", "tcp", "-m", "addrtype", "--dst-type", "LOCAL",
+				"-m", "tcp", "--dport", "8099", "-j", "DNAT", "--to-destination", pod + ":8080"}
+			run(t, "iptables", rule...)
+			p.ruled("8099/tcp", port.OwnerContainer, "default", "server")
+			rule[2] = "-D"
+			run(t, "iptables", rule...)
+			p.agent.small(agentKubeMemory, "with Kubernetes, under "+mode)
 			c.must("DELETE", servicesPath+"/web", nil)
 			p.gone("tcp 0.0.0.0:30080")
 			p.gone("udp 192.168.77.60:80")

@@ -67,22 +67,43 @@ func (p *peers) active(key string) (found status.Publication) {
 		if i < 0 {
 			return fmt.Errorf("%s is not among %d publications", key, len(l.Publications))
 		}
-		if found = l.Publications[i]; found.State == port.Conflict && strings.Contains(found.Reason, " of guest ") {
-			// One host address for the port of several guest addresses: kube-proxy
-			// has rules of their own for the loopback.
-			i = slices.IndexFunc(l.Publications, func(pub status.Publication) bool {
-				return pub.Key().Slot() == found.Key().Slot() && len(pub.HostAddresses) > 0
-			})
-			if i >= 0 {
-				found = l.Publications[i]
-			}
-		}
+		found = l.Publications[i]
 		if len(found.HostAddresses) == 0 {
 			return fmt.Errorf("%s is %s: %s", key, found.State, found.Reason)
 		}
 		return nil
 	})
 	return found
+}
+
+// ruled waits until there are NAT rules for a slot, "80/tcp", and everything of
+// that slot has one owner.
+func (p *peers) ruled(slot string, kind port.OwnerKind, namespace, name string) {
+	p.t.Helper()
+	eventually(p.t, time.Minute, func() error {
+		l, err := p.list()
+		if err != nil {
+			return err
+		}
+		rules := 0
+		for _, pub := range l.Publications {
+			if pub.Key().Slot().String() != slot {
+				continue
+			}
+			if o := pub.Owner; o.Kind != kind || o.Name != name || o.Namespace != namespace {
+				return fmt.Errorf("%s is owned by %+v, want %s %s/%s (origins %+v)", pub.Key(), o, kind, namespace, name, pub.Origins)
+			}
+			for _, o := range pub.Origins {
+				if o.Source == "nat" {
+					rules++
+				}
+			}
+		}
+		if rules == 0 {
+			return fmt.Errorf("no NAT rule of %s is seen", slot)
+		}
+		return nil
+	})
 }
 
 // is says whether a publication is of a key: of one owner's two wildcards, one
@@ -154,20 +175,41 @@ func (p *peers) source(name string) status.Source {
 	return l.Sources[i]
 }
 
-// memory is the resident memory of a daemon in bytes.
-func (d *daemon) memory() int64 {
+// agentKubeMemory is what the agent may hold with Kubernetes, in bytes.
+const agentKubeMemory = 40_000_000
+
+// small waits until a daemon holds no more than limit bytes: of what its start
+// needed it gives back what it can. It says what that memory is.
+func (d *daemon) small(limit int64, when string) {
+	d.t.Helper()
+	var m map[string]int64
+	eventually(d.t, time.Minute, func() error {
+		if m = d.memory(); m["VmRSS"] > limit {
+			return fmt.Errorf("%s it holds %v bytes, want at most %d", when, m, limit)
+		}
+		return nil
+	})
+	d.t.Logf("%s the agent holds %.1f MB: %.1f of its own, %.1f of files; %.1f at most", when,
+		float64(m["VmRSS"])/1e6, float64(m["RssAnon"])/1e6, float64(m["RssFile"])/1e6, float64(m["VmHWM"])/1e6)
+}
+
+// memory returns the resident memory of a daemon in bytes (proc_pid_status(5)).
+func (d *daemon) memory() map[string]int64 {
 	d.t.Helper()
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", d.cmd.Process.Pid))
 	if err != nil {
 		d.t.Fatal(err)
 	}
-	m := regexp.MustCompile(`VmRSS:\s+(\d+) kB`).FindSubmatch(b)
-	if m == nil {
-		d.t.Fatal("no VmRSS")
+	m := make(map[string]int64)
+	for _, f := range regexp.MustCompile(`(?m)^(VmRSS|VmHWM|RssAnon|RssFile):\s+(\d+) kB$`).FindAllSubmatch(b, -1) {
+		kb, err := strconv.ParseInt(string(f[2]), 10, 64)
+		if err != nil {
+			d.t.Fatal(err)
+		}
+		m[string(f[1])] = kb << 10
 	}
-	kb, err := strconv.ParseInt(string(m[1]), 10, 64)
-	if err != nil {
-		d.t.Fatal(err)
+	if m["VmRSS"] == 0 {
+		d.t.Fatalf("no VmRSS in\n%s", b)
 	}
-	return kb << 10
+	return m
 }
