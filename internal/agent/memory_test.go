@@ -4,6 +4,7 @@ package agent
 
 import (
 	"fmt"
+	"runtime"
 	"strings"
 	"testing"
 )
@@ -38,4 +39,20 @@ func TestProcessRunsOnAfterItsCodeWasReleased(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+}
+
+func TestResidentMemoryIsRead(t *testing.T) {
+	before, err := resident()
+	if err != nil || before < 1<<20 {
+		t.Fatalf("resident = %d bytes, %v", before, err)
+	}
+	b := make([]byte, 32<<20)
+	for i := range b {
+		b[i] = 1
+	}
+	after, err := resident()
+	if err != nil || after < before+int64(len(b))/2 {
+		t.Errorf("resident = %d bytes with %d more, was %d, %v", after, len(b), before, err)
+	}
+	runtime.KeepAlive(b)
 }

@@ -327,6 +327,34 @@ func TestEventsBeginWithAllAndGoOnWithChanges(t *testing.T) {
 	}
 }
 
+func TestEndOfARequestIsTold(t *testing.T) {
+	told := make(chan struct{}, 1)
+	server := NewServer(Options{Provider: &fakeProvider{}, Logger: slog.New(slog.DiscardHandler), Served: told})
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	run(t, func(ctx context.Context) { _ = server.Serve(ctx, l, false) })
+	for range 3 {
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+l.Addr().String()+"/healthz", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp, err := http.DefaultClient.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, _ = io.Copy(io.Discard, resp.Body)
+		_ = resp.Body.Close()
+		select {
+		case <-told:
+		case <-time.After(time.Minute):
+			t.Fatal("nobody was told")
+		}
+	}
+	http.DefaultClient.CloseIdleConnections()
+}
+
 func TestEventStreamsAreBounded(t *testing.T) {
 	provider := &fakeProvider{deltas: make(chan Delta)}
 	server := NewServer(Options{Provider: provider, Logger: slog.New(slog.DiscardHandler), MaxWatches: 1})
