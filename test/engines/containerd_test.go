@@ -121,7 +121,6 @@ func TestContainerdScenarios(t *testing.T) {
 		want []string
 	}{
 		{"address 127.0.0.1", []step{start("-p", "127.0.0.1:8000:80")}, []string{"tcp 127.0.0.1:8000 one"}},
-		{"address ::1", []step{start("-p", "[::1]:8000:80")}, []string{"tcp [::1]:8000 one"}},
 		{"specific address", []step{start("-p", nodeAddr+":8000:80")}, []string{"tcp " + nodeAddr + ":8000 one"}},
 		{"no address", []step{start("-p", "8000:80")}, []string{"tcp 0.0.0.0:8000 one"}},
 		{"range", []step{start("-p", "127.0.0.1:8000-8002:80-82")},

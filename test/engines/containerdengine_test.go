@@ -173,8 +173,7 @@ func TestNATOnlyPortsAreReachedFromTheHostAndNamed(t *testing.T) {
 	p.ruled("8000/tcp", port.OwnerContainer, "default", "web")
 	// A rule that the engine does not declare is known by where it leads.
 	ip := must(t, "inspect", "-f", "{{.NetworkSettings.IPAddress}}", "web")
-	run(t, "iptables", "-t", "nat", "-A", "PREROUTING", "-p", "tcp", "-m", "addrtype", "--dst-type", "LOCAL",
-		"-m", "tcp", "--dport", "8099", "-j", "DNAT", "--to-destination", ip+":80")
+	redirect(t, "8099", ip+":80")
 	p.ruled("8099/tcp", port.OwnerContainer, "default", "web")
 	must(t, "rm", "-f", "web", "inner")
 	p.gone("tcp 0.0.0.0:8000")

@@ -179,7 +179,6 @@ func TestKubeScenarios(t *testing.T) {
 		})
 		p.agent.small(agentKubeMemory, "after the API server came back")
 		c.must("DELETE", servicesPath+"?labelSelector=app+notin+(before)", nil)
-		c.must("DELETE", endpointsPath+"?labelSelector=kubernetes.io/service-name+notin+(before)", nil)
 		want(t, r, before)
 	})
 

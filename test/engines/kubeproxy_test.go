@@ -84,12 +84,8 @@ func TestServicesAreReachedInBothModesOfKubeProxy(t *testing.T) {
 			// addresses that are not this node's open nothing by themselves.
 			p.ruled("30080/tcp", port.OwnerService, "default", "web")
 			p.ruled("30080/udp", port.OwnerService, "default", "web")
-			rule := []string{"-t", "nat", "-A", "PREROUTING", "-p", "tcp", "-m", "addrtype", "--dst-type", "LOCAL",
-				"-m", "tcp", "--dport", "8099", "-j", "DNAT", "--to-destination", pod + ":8080"}
-			run(t, "iptables", rule...)
+			redirect(t, "8099", pod+":8080")
 			p.ruled("8099/tcp", port.OwnerContainer, "default", "server")
-			rule[2] = "-D"
-			run(t, "iptables", rule...)
 			p.agent.small(agentKubeMemory, "with Kubernetes, under "+mode)
 			c.must("DELETE", servicesPath+"/web", nil)
 			p.gone("tcp 0.0.0.0:30080")

@@ -39,6 +39,19 @@ func wantOwner(t testing.TB, c *status.Client, slot string, kind port.OwnerKind,
 	})
 }
 
+// redirect has a rule of nobody's send a TCP port of the guest elsewhere, until the
+// test ends.
+func redirect(t testing.TB, number, to string) {
+	t.Helper()
+	rule := []string{"-t", "nat", "-A", "PREROUTING", "-p", "tcp", "-m", "addrtype", "--dst-type", "LOCAL",
+		"-m", "tcp", "--dport", number, "-j", "DNAT", "--to-destination", to}
+	run(t, "iptables", rule...)
+	t.Cleanup(func() {
+		rule[2] = "-D"
+		_, _ = try("iptables", rule...)
+	})
+}
+
 // Who serves is known of every way in which a container's port opens, and not of
 // what is no longer its own.
 func TestAgentNamesWhatDockerRuns(t *testing.T) {
@@ -53,8 +66,7 @@ func TestAgentNamesWhatDockerRuns(t *testing.T) {
 	wantOwner(t, c, "8000/tcp", port.OwnerContainer, "own")
 	// A rule of somebody else is known by where it leads.
 	ip := run(t, "docker", "inspect", "-f", "{{.NetworkSettings.IPAddress}}", "own")
-	run(t, "iptables", "-t", "nat", "-A", "PREROUTING", "-p", "tcp", "-m", "addrtype", "--dst-type", "LOCAL",
-		"-m", "tcp", "--dport", "8099", "-j", "DNAT", "--to-destination", ip+":80")
+	redirect(t, "8099", ip+":80")
 	wantOwner(t, c, "8099/tcp", port.OwnerContainer, "own")
 	// A plain process beside them is itself.
 	l, err := net.Listen("tcp4", "127.0.0.1:8082")

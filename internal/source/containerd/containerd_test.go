@@ -524,6 +524,9 @@ func TestPortsAreFoundWhereEachNerdctlKeepsThem(t *testing.T) {
 		want   []string
 	}{
 		{"label", map[string]string{nerdctlName: "x", nerdctlPorts: ports80}, keys80},
+		// The nerdctl of the engines' tests takes no IPv6 address; others do.
+		{"address ::1", map[string]string{nerdctlName: "x",
+			nerdctlPorts: `[{"HostPort":80,"ContainerPort":80,"Protocol":"tcp","HostIP":"::1"}]`}, []string{"tcp [::1]:80"}},
 		{"file", map[string]string{nerdctlName: "x", nerdctlStateDir: dir}, keys80},
 		{"no file", map[string]string{nerdctlName: "x", nerdctlStateDir: dir + "/none"}, nil},
 		{"neither", map[string]string{nerdctlName: "x"}, nil},
