@@ -80,12 +80,10 @@ func TestServicesAreReachedInBothModesOfKubeProxy(t *testing.T) {
 				}
 			}
 			// What kube-proxy's rules open is the Service's, and not the pod's that they
-			// send to; a rule of somebody else that sends there is the pod's. Rules for
-			// addresses that are not this node's open nothing by themselves.
+			// send to. Rules for addresses that are not this node's open nothing by
+			// themselves.
 			p.ruled("30080/tcp", port.OwnerService, "default", "web")
 			p.ruled("30080/udp", port.OwnerService, "default", "web")
-			redirect(t, "8099", pod+":8080")
-			p.ruled("8099/tcp", port.OwnerContainer, "default", "server")
 			p.agent.small(agentKubeMemory, "with Kubernetes, under "+mode)
 			c.must("DELETE", servicesPath+"/web", nil)
 			p.gone("tcp 0.0.0.0:30080")
