@@ -24,9 +24,12 @@ func TestTablesOfTheIPHelper(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := owned{port.TCP, addrOf(tcp.Addr(), netip.AddrPort{}), os.Getpid()}
-	if !slices.Contains(all, want) {
-		t.Errorf("%v is not among %d sockets", want, len(all))
+	addr := addrOf(tcp.Addr(), netip.AddrPort{})
+	if !slices.ContainsFunc(all, func(o owned) bool {
+		// Wine does not always know the process, and says 0.
+		return o.protocol == port.TCP && o.addr == addr && (o.pid == os.Getpid() || o.pid == 0)
+	}) {
+		t.Errorf("%s of process %d is not among %v", addr, os.Getpid(), all)
 	}
 }
 
