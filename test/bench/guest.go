@@ -159,7 +159,7 @@ func (g *guest) check(ctx context.Context) error {
 	}
 	n, err := g.drops(ctx)
 	if err == nil && n != 0 {
-		err = fmt.Errorf("the agent lost %v events", n)
+		err = fmt.Errorf("the agent lost %v events, or could not read them", n)
 	}
 	return err
 }
