@@ -13,7 +13,7 @@ import (
 // Measures of a figure, in pixels.
 const (
 	figWidth, figHeight     = 720, 360
-	padLeft, padRight       = 84, 20
+	padLeft, padRight       = 84, 32
 	padTop, padBottom       = 62, 56
 	plotWidth, plotHeight   = figWidth - padLeft - padRight, figHeight - padTop - padBottom
 	legendStep, legendIndex = 16, 44 // from one name to the next, beside the name itself; from the top
