@@ -442,7 +442,12 @@ func (x *session) work(ctx context.Context, now time.Time, wake bool) time.Time 
 	soon(!x.climbAt.IsZero(), x.climbAt)
 	soon(x.low && x.known, now)
 	soon(x.polling || x.absent, x.genAt)
-	soon(len(owned) > 0, x.ownedAt)
+	if len(x.c.ownedTables()) > 0 { // what was just read may have some
+		if x.ownedAt.IsZero() {
+			x.ownedAt = now.Add(ownedPoll)
+		}
+		soon(true, x.ownedAt)
+	}
 	soon(x.wantDump, x.dumpAfter)
 	soon(len(x.pending) > 0 && !x.wantDump, x.busyUntil)
 	soon(x.wantLegacy, x.legacyAfter)
