@@ -9,6 +9,7 @@ import (
 	"os"
 	"runtime"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -60,6 +61,7 @@ func TestADumpIsOfTheGenerationThatItNames(t *testing.T) {
 	stop := make(chan struct{})
 	var writer sync.WaitGroup
 	var failed error
+	var pause atomic.Int64 // between commits, in nanoseconds
 	commit := func(p uint16) error {
 		conn.FlushChain(chain)
 		conn.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: []expr.Any{
@@ -83,16 +85,19 @@ func TestADumpIsOfTheGenerationThatItNames(t *testing.T) {
 				return
 			default:
 				failed = commit(p)
+				time.Sleep(time.Duration(pause.Load()))
 			}
 		}
 	})
 	good, moved := 0, 0
-	for end := time.Now().Add(2 * time.Second); time.Now().Before(end); {
+	for good < 100 {
 		s, err := k.dump(t.Context())
-		if errors.Is(err, errMoved) {
+		if errors.Is(err, errMoved) { // the writer is just too fast for this machine
 			moved++
+			pause.Store(2*pause.Load() + int64(10*time.Microsecond))
 			continue
 		}
+		pause.Store(pause.Load() / 2)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -116,7 +121,4 @@ func TestADumpIsOfTheGenerationThatItNames(t *testing.T) {
 		t.Error(failed)
 	}
 	t.Logf("%d dumps, %d overtaken", good, moved)
-	if good == 0 {
-		t.Error("no dump was finished: it tests nothing")
-	}
 }
