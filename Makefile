@@ -13,7 +13,7 @@ KERNELS ?= 6.1,6.12
 RUNGS ?= fentry,kprobe
 BENCH ?= .
 # Rounds of what the end-to-end tests repeat, fewer where the processor is emulated.
-VM_ROUNDS := -env FAIRLEAD_STARTS=2 -env FAIRLEAD_WAKEUPS=500 -env FAIRLEAD_SHORT=500 -env FAIRLEAD_RECONNECTS=5 \
+VM_ROUNDS := -env FAIRLEAD_STARTS=2 -env FAIRLEAD_WAKEUPS=500 -env FAIRLEAD_SHORT=500 \
 	-env FAIRLEAD_STORMS=2 -env FAIRLEAD_REFILL=500
 
 # Stages of "make test": two lanes side by side, each in its order. The emulator waits
