@@ -205,11 +205,14 @@ END`)
 	}
 	r.wantState("tcp 0.0.0.0:8080", "")
 	n.refuses("127.0.0.1:8080")
-	if l, err := n.outside.ListenPacket("udp4", "127.0.0.1:8081"); err != nil {
-		t.Errorf("the UDP port is not free again: %v", err)
-	} else {
-		_ = l.Close()
-	}
+	r.wantState("udp 0.0.0.0:8081", "")
+	r.eventually("the UDP port is free again", func() error {
+		l, err := n.outside.ListenPacket("udp4", "127.0.0.1:8081")
+		if err == nil {
+			err = l.Close()
+		}
+		return err
+	})
 	if code := r.agent.stop(syscall.SIGTERM); code != 0 {
 		t.Errorf("exit code %d", code)
 	}
