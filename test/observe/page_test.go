@@ -110,8 +110,8 @@ func TestPage(t *testing.T) {
 		p.wait("the count", `document.getElementById('count').textContent`, "1 of 7")
 		p.key("Escape")
 		p.wait("all again", portsIn, "5432 5433 6379 8080 8100 8125 9229")
-		p.write("tcp 54") // the search still has the keys
-		p.wait("by several words", portsIn, "5432 5433")
+		p.write("postgres tcp") // the search still has the keys
+		p.wait("by several words", portsIn, "5433")
 		p.key("Escape")
 		p.click(`[data-filter="state:active"]`)
 		p.wait("without those that are active", portsIn, "8100 9229")

@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"net/http"
 	"net/url"
@@ -17,6 +18,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -283,15 +285,20 @@ func TestDashboardAndAlertsOnARealPrometheus(t *testing.T) {
 	t.Run("the numbers agree with ls", func(t *testing.T) { r.numbersAgree(t, ask) })
 }
 
+func (r *rig) scrape(t *testing.T, at string) (text string) {
+	t.Helper()
+	within(t, time.Minute, at+" is scraped", func() (err error) {
+		text, err = get(t, client(r.guest), "http://"+at+"/metrics")
+		return err
+	})
+	return text
+}
+
 func (r *rig) scrapes(t *testing.T) map[string]string {
 	t.Helper()
 	out := map[string]string{}
 	for name, at := range map[string]string{"agent": agentMetrics, "host": hostMetrics} {
-		text, err := get(t, client(r.guest), "http://"+at+"/metrics")
-		if err != nil {
-			t.Fatal(err)
-		}
-		out[name] = text
+		out[name] = r.scrape(t, at)
 	}
 	return out
 }
@@ -320,7 +327,10 @@ func (r *rig) scrapeIsDocumented(t *testing.T) {
 		documented[m[1]+" "+m[2]] = true
 	}
 	seen := map[string]bool{}
-	for _, text := range r.scrapes(t) {
+	scrapes := slices.Collect(maps.Values(r.scrapes(t)))
+	// One that has the other sink that counts.
+	scrapes = append(scrapes, newRig(t, "--sink", "listener").start().scrape(t, agentMetrics))
+	for _, text := range scrapes {
 		for _, m := range regexp.MustCompile(`(?m)^# TYPE (fairlead_\w+) (\w+)`).FindAllStringSubmatch(text, -1) {
 			seen[m[1]+" "+m[2]] = true
 		}
