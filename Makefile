@@ -16,8 +16,8 @@ BENCH ?= .
 VM_ROUNDS := -env FAIRLEAD_STARTS=2 -env FAIRLEAD_WAKEUPS=500 -env FAIRLEAD_SHORT=500 \
 	-env FAIRLEAD_STORMS=2 -env FAIRLEAD_REFILL=500
 
-# Stages of "make test": two lanes side by side, each in its order. The emulator waits
-# more than it computes, and so do the engines.
+# Stages of "make test": two lanes side by side, each in its order, as neither keeps two
+# processors busy by itself.
 STAGES_HERE := lint generate-check test-unit test-root test-browser test-engines
 STAGES_VM := test-vm
 # Systems that the host side is built for beside linux/amd64, which the linter sees.
