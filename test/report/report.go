@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strings"
 	"time"
 )
@@ -46,8 +47,9 @@ type Reporter struct {
 	Tests   bool   // show each test as it ends, not only packages
 	Verbose bool   // show all output at once
 
-	count Count
-	packs map[string]*pack
+	count    Count
+	packs    map[string]*pack
+	failures []string
 }
 
 type pack struct {
@@ -64,6 +66,19 @@ type test struct {
 // Count returns what was counted until now.
 func (r *Reporter) Count() Count { return r.count }
 
+// excerpt is how many lines of a failure's output are kept from its begin and its end.
+const excerpt = 15
+
+// fail keeps what failed for the tally. Its output may end in a dump of goroutines,
+// so that the reason is at the begin or at the end.
+func (r *Reporter) fail(what string, output []string) {
+	lines := strings.Split(strings.TrimRight(strings.Join(output, ""), "\n"), "\n")
+	if over := len(lines) - 2*excerpt; over > 0 {
+		lines = slices.Concat(lines[:excerpt], []string{fmt.Sprintf("... %d lines", over)}, lines[len(lines)-excerpt:])
+	}
+	r.failures = append(r.failures, strings.TrimRight(r.Prefix+what+"\n"+strings.Join(lines, "\n"), "\n"))
+}
+
 // Check counts one thing that is no Go test and shows it.
 func (r *Reporter) Check(name string, err error) {
 	if err == nil {
@@ -73,6 +88,7 @@ func (r *Reporter) Check(name string, err error) {
 	}
 	r.count.Failed++
 	r.line("FAIL %s: %v", name, err)
+	r.fail(fmt.Sprintf("%s: %v", name, err), nil)
 }
 
 // Read consumes one stream of events until it ends.
@@ -152,6 +168,7 @@ func (r *Reporter) endTest(p *pack, t *test, e event) {
 		why = ": skipped, which counts as failed"
 	}
 	r.line("  FAIL %s %s (%s)%s", e.Package, e.Test, took, why)
+	r.fail(e.Package+" "+e.Test+why, t.output)
 }
 
 func (r *Reporter) readPackage(p *pack, e event) {
@@ -167,10 +184,13 @@ func (r *Reporter) readPackage(p *pack, e event) {
 		if e.Action == "fail" && p.count.Failed == 0 {
 			// It failed outside of any test: a build, a TestMain, a crash.
 			p.count.Failed++
+			var output []string
 			for _, t := range p.tests {
-				r.dump(t.output)
+				output = append(output, t.output...)
 			}
-			r.dump(p.output)
+			output = append(output, p.output...)
+			r.dump(output)
+			r.fail(e.Package, output)
 		}
 		word := "ok  "
 		if p.count.Failed > 0 {
@@ -223,9 +243,10 @@ func (r *Reporter) line(format string, args ...any) {
 	_, _ = fmt.Fprintf(r.Out, r.Prefix+format+"\n", args...) // a progress line that cannot be shown changes no verdict
 }
 
-// Append adds a line for a finished stage to the tally file at path; an empty
-// path is no tally. Append is safe for concurrent use by processes.
-func Append(path, stage string, c Count) error {
+// Append adds a finished stage to the tally file at path: a line of its counts and,
+// each with a tab before it, the lines of what failed. An empty path is no tally.
+// Append is safe for concurrent use by processes.
+func (r *Reporter) Append(path, stage string) error {
 	if path == "" {
 		return nil
 	}
@@ -233,27 +254,39 @@ func Append(path, stage string, c Count) error {
 	if err != nil {
 		return fmt.Errorf("open tally: %w", err)
 	}
-	_, err = fmt.Fprintf(f, "%d %d %s\n", c.Passed, c.Failed, stage)
+	var b strings.Builder
+	fmt.Fprintf(&b, "%d %d %s\n", r.count.Passed, r.count.Failed, stage)
+	for _, failure := range r.failures {
+		for line := range strings.SplitSeq(failure, "\n") {
+			fmt.Fprintf(&b, "\t%s\n", line)
+		}
+	}
+	_, err = f.WriteString(b.String())
 	if err := errors.Join(err, f.Close()); err != nil {
 		return fmt.Errorf("write tally: %w", err)
 	}
 	return nil
 }
 
-// Sum reads a tally that Append wrote and shows a line for each stage.
+// Sum reads a tally that Append wrote and shows what failed, and a line for each stage.
 func Sum(out io.Writer, tally io.Reader) (Count, error) {
 	var sum Count
+	var failures, stages strings.Builder
+	var stage string
 	lines := bufio.NewScanner(tally)
+	lines.Buffer(nil, 1<<20)
 	for lines.Scan() {
+		if failure, ok := strings.CutPrefix(lines.Text(), "\t"); ok {
+			fmt.Fprintf(&failures, "%s| %s\n", stage, failure)
+			continue
+		}
 		var c Count
-		var stage string
 		if _, err := fmt.Sscan(lines.Text(), &c.Passed, &c.Failed, &stage); err != nil {
 			return sum, fmt.Errorf("tally line %q: %w", lines.Text(), err)
 		}
 		sum.Add(c)
-		if _, err := fmt.Fprintf(out, "%-20s %s\n", stage, c); err != nil {
-			return sum, err
-		}
+		fmt.Fprintf(&stages, "%-20s %s\n", stage, c)
 	}
-	return sum, lines.Err()
+	_, err := io.WriteString(out, stages.String()+failures.String())
+	return sum, errors.Join(err, lines.Err())
 }

@@ -5,6 +5,7 @@ package report
 import (
 	"bytes"
 	"errors"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -131,10 +132,17 @@ func TestCheck(t *testing.T) {
 
 func TestTally(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "tally")
-	for stage, c := range map[string]Count{"unit": {Passed: 3}, "root": {Passed: 1, Failed: 2}} {
-		if err := Append(file, stage, c); err != nil {
-			t.Fatal(err)
-		}
+	unit := Reporter{Out: io.Discard}
+	unit.Check("a", nil)
+	root := Reporter{Out: io.Discard, Prefix: "[6.1] "}
+	root.Check("b", nil)
+	root.Check("c", errors.New("no\nkernel"))
+	long := `{"Action":"output","Package":"p","Test":"TestLong","Output":"begin\n` + strings.Repeat(`x\n`, 1000) + `end\n"}`
+	if err := root.Read(strings.NewReader(long + "\n" + `{"Action":"fail","Package":"p","Test":"TestLong"}` + "\n" + `{"Action":"fail","Package":"p"}`)); err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(unit.Append(file, "unit"), root.Append(file, "root")); err != nil {
+		t.Fatal(err)
 	}
 	f, err := os.Open(file)
 	if err != nil {
@@ -143,13 +151,18 @@ func TestTally(t *testing.T) {
 	defer f.Close()
 	var out bytes.Buffer
 	sum, err := Sum(&out, f)
-	if err != nil || sum.String() != "4 passed, 2 failed" {
+	if err != nil || sum.String() != "2 passed, 2 failed" {
 		t.Errorf("sum %q, error %v", sum, err)
 	}
-	if !strings.Contains(out.String(), "unit") || !strings.Contains(out.String(), "root") {
-		t.Errorf("showed %q", out.String())
+	for _, want := range []string{
+		"unit                 1 passed, 0 failed\nroot                 1 passed, 2 failed\n",
+		"root| [6.1] c: no\nroot| kernel\n", "root| [6.1] p TestLong\nroot| begin\n", "root| ... 972 lines\n", "root| end\n",
+	} {
+		if !strings.Contains(out.String(), want) {
+			t.Errorf("want %q in %q", want, out.String())
+		}
 	}
-	if err := Append("", "unit", Count{}); err != nil {
+	if err := unit.Append("", "unit"); err != nil {
 		t.Errorf("no tally: %v", err)
 	}
 	if _, err := Sum(&out, strings.NewReader("1 x unit\n")); err == nil {

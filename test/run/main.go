@@ -5,7 +5,7 @@
 //
 //	go run ./test/run test  STAGE go test -json ...   a command that prints test events
 //	go run ./test/run check STAGE COMMAND...          any other command: one check
-//	go run ./test/run sum   FILE                      the sum of a tally, as last line
+//	go run ./test/run sum   FILE                      what failed in a tally and, as last line, its sum
 package main
 
 import (
@@ -34,8 +34,10 @@ func main() {
 	case len(args) == 2 && args[0] == "sum":
 		count, err = sum(os.Stdout, args[1])
 	case len(args) > 2 && (args[0] == "test" || args[0] == "check"):
-		count, err = stage(ctx, os.Stdout, args[0] == "test", args[1], args[2:])
-		err = errors.Join(err, report.Append(os.Getenv("FAIRLEAD_TALLY"), args[1], count))
+		r := &report.Reporter{Out: os.Stdout}
+		err = stage(ctx, r, args[0] == "test", args[1], args[2:])
+		err = errors.Join(err, r.Append(os.Getenv("FAIRLEAD_TALLY"), args[1]))
+		count = r.Count()
 	default:
 		fmt.Fprintln(os.Stderr, usage)
 		os.Exit(2)
@@ -62,14 +64,14 @@ func sum(out io.Writer, file string) (report.Count, error) {
 	return count, err
 }
 
-// stage runs command. A command that fails although no test did counts as one failure.
-func stage(ctx context.Context, out io.Writer, events bool, name string, command []string) (report.Count, error) {
+// stage runs command and reports to r. A command that fails although no test did
+// counts as one failure.
+func stage(ctx context.Context, r *report.Reporter, events bool, name string, command []string) error {
 	start := time.Now()
-	r := &report.Reporter{Out: out}
 	cmd := exec.CommandContext(ctx, command[0], command[1:]...)
 	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
 	cmd.WaitDelay = 10 * time.Second
-	cmd.Stdout, cmd.Stderr = out, os.Stderr
+	cmd.Stdout, cmd.Stderr = r.Out, os.Stderr
 	var err error
 	if events {
 		err = read(r, cmd)
@@ -80,11 +82,11 @@ func stage(ctx context.Context, out io.Writer, events bool, name string, command
 	if err != nil && r.Count().Failed == 0 {
 		r.Check(name, err)
 	}
-	if events {
-		_, err = fmt.Fprintf(out, "%s: %s (%.1fs)\n", name, r.Count(), time.Since(start).Seconds())
-		return r.Count(), err
+	if !events {
+		return nil
 	}
-	return r.Count(), nil
+	_, err = fmt.Fprintf(r.Out, "%s: %s (%.1fs)\n", name, r.Count(), time.Since(start).Seconds())
+	return err
 }
 
 func read(r *report.Reporter, cmd *exec.Cmd) error {

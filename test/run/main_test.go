@@ -29,7 +29,9 @@ func TestStage(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			var out bytes.Buffer
-			got, err := stage(t.Context(), &out, tt.events, tt.name, []string{"sh", "-c", tt.script})
+			r := &report.Reporter{Out: &out}
+			err := stage(t.Context(), r, tt.events, tt.name, []string{"sh", "-c", tt.script})
+			got := r.Count()
 			if err != nil || got != tt.want || !strings.Contains(out.String(), tt.show) {
 				t.Errorf("counted %v, error %v, want %v and %q in %q", got, err, tt.want, tt.show, out.String())
 			}
@@ -39,14 +41,14 @@ func TestStage(t *testing.T) {
 
 func TestSumEndsWithTheTotal(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "tally")
-	if err := os.WriteFile(file, []byte("3 0 test-unit\n1 2 test-vm-6.1\n"), 0o600); err != nil {
+	if err := os.WriteFile(file, []byte("3 0 test-unit\n1 2 test-vm-6.1\n\tTestA\n\tTestB\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	var out bytes.Buffer
 	if _, err := sum(&out, file); err != nil {
 		t.Fatal(err)
 	}
-	if !strings.HasSuffix(out.String(), "\n4 passed, 2 failed\n") {
+	if !strings.HasSuffix(out.String(), "\ntest-vm-6.1| TestA\ntest-vm-6.1| TestB\n4 passed, 2 failed\n") {
 		t.Errorf("got %q", out.String())
 	}
 	if _, err := sum(&out, file+"-absent"); err == nil {

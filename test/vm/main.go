@@ -139,14 +139,14 @@ func run(ctx context.Context, out io.Writer, o options) (failed bool, err error)
 			defer mu.Unlock()
 			total.Add(r.Count())
 			fmt.Fprintf(out, "[%s] %s\n", version, r.Count())
-			if err := report.Append(o.tally, "test-vm-"+version, r.Count()); err != nil {
+			if err := r.Append(o.tally, "test-vm-"+version); err != nil {
 				r.Check("tally", err)
 			}
 		})
 	}
 	machines.Wait()
 	if builds.Count().Failed > 0 {
-		if err := report.Append(o.tally, "test-vm-build", report.Count{Failed: builds.Count().Failed}); err != nil {
+		if err := builds.Append(o.tally, "test-vm-build"); err != nil {
 			return true, err
 		}
 	}
