@@ -7,6 +7,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"io"
 	"log/slog"
 	"sync"
 	"time"
@@ -51,13 +52,14 @@ func (p *peer) close() { _ = p.session.Close() }
 
 func (p *peer) read() {
 	c := p.session.Control()
+	in := &arrivals{Reader: c}
 	for {
-		m, err := wire.ReadControl(c)
+		m, err := wire.ReadControl(in)
 		if err != nil {
 			p.lost <- fmt.Errorf("the link ended: %w", err)
 			return
 		}
-		at := time.Now()
+		at := in.last
 		var ack wire.Ack
 		switch {
 		case m.Snapshot != nil:
@@ -72,6 +74,19 @@ func (p *peer) read() {
 			return
 		}
 	}
+}
+
+// arrivals notes when bytes came: to take a message apart is the reader's time,
+// not the link's.
+type arrivals struct {
+	io.Reader
+	last time.Time
+}
+
+func (a *arrivals) Read(b []byte) (int, error) {
+	n, err := a.Reader.Read(b)
+	a.last = time.Now()
+	return n, err
 }
 
 func (p *peer) told(put []wire.Publication, removed []port.Key, at time.Time) (outcomes []wire.Outcome) {
