@@ -182,11 +182,7 @@ func newGuest(t *testing.T, opt ServerOptions, pubs ...port.Publication) *guest 
 // open asks for a flow.
 func (g *guest) open(t *testing.T, k port.Key, peer string) (link.Stream, wire.FlowReply) {
 	t.Helper()
-	open := g.host.Connect
-	if k.Protocol == port.UDP {
-		open = g.host.Open
-	}
-	stream, err := open(t.Context())
+	stream, err := g.host.Connect(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -16,11 +16,6 @@ import (
 	"github.com/fairlead/fairlead/internal/wire"
 )
 
-// frameSize is the room for one framed datagram.
-const frameSize = wire.DatagramHeader + wire.MaxDatagram
-
-var frames = sync.Pool{New: func() any { return new([frameSize]byte) }}
-
 // errIdle is the orderly end of a UDP flow.
 var errIdle = errors.New("idle")
 
@@ -102,14 +97,14 @@ func (f *udpFlow) toGuest(ctx context.Context) error {
 		if _, err := r.Peek(1); err != nil { // the frame is borrowed only when needed
 			return err
 		}
-		frame := frames.Get().(*[frameSize]byte)
-		n, err := wire.ReadDatagram(r, frame[wire.DatagramHeader:])
+		frame := BorrowFrame()
+		n, err := wire.ReadDatagram(r, frame[:])
 		if err == nil {
 			f.idle.Touch()
 			f.s.meter.AToB.Add(uint64(n))
-			f.send(ctx, frame[wire.DatagramHeader:][:n])
+			f.send(ctx, frame[:n])
 		}
-		frames.Put(frame)
+		frame.Return()
 		if err != nil {
 			return err
 		}
@@ -185,16 +180,16 @@ func (f *udpFlow) current() (net.Conn, bool) {
 // toHost sends what the server answers.
 func (f *udpFlow) toHost(ctx context.Context) error {
 	var conn net.Conn
-	var wait func() error
+	var r *Receiver
 	for {
 		c, ok := f.current()
 		if !ok {
 			return net.ErrClosed
 		}
 		if c != conn {
-			conn, wait = c, Readable(c)
+			conn, r = c, NewReceiver(c)
 		}
-		err := f.receive(conn, wait)
+		err := f.receive(conn, r)
 		switch {
 		case err == nil:
 		case errors.Is(err, errStream):
@@ -219,19 +214,15 @@ func passing(err error) bool {
 var errStream = errors.New("stream")
 
 // receive takes one datagram from conn to the stream.
-func (f *udpFlow) receive(conn net.Conn, wait func() error) error {
-	if err := wait(); err != nil {
-		return err
-	}
-	frame := frames.Get().(*[frameSize]byte)
-	defer frames.Put(frame)
-	n, err := conn.Read(frame[wire.DatagramHeader:])
+func (f *udpFlow) receive(conn net.Conn, r *Receiver) error {
+	frame, n, _, err := r.Receive()
 	if err != nil {
 		return err
 	}
+	defer frame.Return()
 	f.idle.Touch()
 	f.heard(conn)
-	if err := wire.WriteDatagram(f.stream, frame[:wire.DatagramHeader+n]); err != nil {
+	if err := WriteFrame(f.stream, frame[:FrameHead+n]); err != nil {
 		return errors.Join(errStream, err)
 	}
 	f.s.meter.BToA.Add(uint64(n))

@@ -21,6 +21,10 @@ const (
 	openTimeout  = 5 * time.Second  // for a stream and the request on it
 	replyTimeout = 30 * time.Second // for the guest to try all its dial targets
 	acceptPause  = time.Second      // at most, after an accept for which there is no room
+
+	// udpConnections is how many UDP flows of one guest have connections of their
+	// own: they stay for as long as they are idle, which is long for one question.
+	udpConnections = 1024
 )
 
 // flow is one connection, or one UDP client.
@@ -35,6 +39,7 @@ type flows struct {
 	session link.Session  // nil while there is none
 	moved   chan struct{} // closed and replaced when session changes
 	open    map[*flow]struct{}
+	udp     int // of open
 }
 
 var (
@@ -77,6 +82,9 @@ func (f *flows) begin(k port.Key, cancel context.CancelCauseFunc, limit int) *fl
 	}
 	v := &flow{key: k, cancel: cancel}
 	f.open[v] = struct{}{}
+	if k.Protocol == port.UDP {
+		f.udp++
+	}
 	return v
 }
 
@@ -84,6 +92,16 @@ func (f *flows) end(v *flow) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	delete(f.open, v)
+	if v.key.Protocol == port.UDP {
+		f.udp--
+	}
+}
+
+// crowded reports whether a further UDP flow must do without a connection.
+func (f *flows) crowded() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.udp > udpConnections
 }
 
 // await returns the session, waiting up to hold for one.
@@ -120,7 +138,7 @@ func (h *Host) stream(ctx context.Context, c *claim, peer netip.AddrPort) (link.
 	}
 	octx, cancel := context.WithTimeout(ctx, openTimeout)
 	open := session.Connect
-	if c.key.Protocol == port.UDP {
+	if c.key.Protocol == port.UDP && c.guest.flows.crowded() {
 		open = session.Open
 	}
 	stream, err := open(octx)

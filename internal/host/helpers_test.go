@@ -69,8 +69,10 @@ type agent struct {
 	resyncs  []string
 	greet    func() []wire.Control // what a new session begins with
 
-	onSession func(link.Session) // runs beside each session
+	onSession func(link.Session)                              // runs beside each session
+	onFlow    func(link.Stream, wire.FlowRequest) (took bool) // in place of the server
 
+	at *link.Listener // nil where flows are streams of the session
 	wg sync.WaitGroup
 }
 
@@ -85,11 +87,45 @@ func newAgent(t *testing.T, name string) *agent {
 		dial:     make(map[port.Key][]netip.AddrPort),
 		outcomes: make(map[port.Key][]port.Outcome),
 	}
+	if hasConnections(t) {
+		dir, err := os.MkdirTemp("", "host") // t.TempDir is too long for a socket
+		if err != nil {
+			t.Fatal(err)
+		}
+		e := link.Endpoint{Network: link.NetworkUnix, Path: dir + "/d/s"}
+		if a.at, err = link.Listen(t.Context(), e, a.options(link.RoleAgent)); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _, _ = a.at.Close(), os.RemoveAll(dir) })
+	}
 	t.Cleanup(func() {
 		a.drop(errors.New("test is over"))
 		a.wg.Wait()
 	})
 	return a
+}
+
+// eachWay runs a test with a connection for each flow, and with flows that are
+// streams of the session.
+func eachWay(t *testing.T, test func(*testing.T)) {
+	t.Helper()
+	t.Run("connections", test)
+	t.Run("streams", test)
+}
+
+// hasConnections reports whether flows of this test have connections. In a bubble
+// sockets would keep time from moving on.
+func hasConnections(t *testing.T) bool {
+	t.Helper()
+	return strings.HasSuffix(t.Name(), "/connections")
+}
+
+func (a *agent) options(r link.Role) link.Options {
+	token, err := link.NewToken(strings.Repeat("k", 32))
+	if err != nil {
+		a.t.Error(err)
+	}
+	return link.Options{Role: r, Identity: a.name, Token: token, Logger: slog.New(slog.DiscardHandler)}
 }
 
 func (a *agent) guest() Guest { return Guest{Name: a.name, Dial: a.connect} }
@@ -103,24 +139,26 @@ func (a *agent) connect(ctx context.Context) (link.Session, error) {
 	if err != nil {
 		return nil, err
 	}
-	token, err := link.NewToken(strings.Repeat("k", 32))
-	if err != nil {
-		return nil, err
-	}
-	options := func(r link.Role) link.Options {
-		return link.Options{Role: r, Identity: a.name, Token: token, Logger: slog.New(slog.DiscardHandler)}
-	}
-	near, far := net.Pipe()
 	type result struct {
 		s   link.Session
 		err error
 	}
 	accepted := make(chan result, 1)
-	go func() {
-		s, err := link.Server(ctx, far, options(link.RoleAgent))
-		accepted <- result{s, err}
-	}()
-	session, err := link.Client(ctx, near, options(link.RoleHost))
+	var session link.Session
+	if a.at != nil {
+		go func() {
+			s, err := a.at.Accept(ctx)
+			accepted <- result{s, err}
+		}()
+		session, err = link.Dial(ctx, a.at.Endpoint(), a.options(link.RoleHost))
+	} else {
+		near, far := net.Pipe()
+		go func() {
+			s, err := link.Server(ctx, far, a.options(link.RoleAgent))
+			accepted <- result{s, err}
+		}()
+		session, err = link.Client(ctx, near, a.options(link.RoleHost))
+	}
 	r := <-accepted
 	if err := errors.Join(err, r.err); err != nil {
 		return nil, err
@@ -192,6 +230,9 @@ func (a *agent) accept(s link.Session) {
 			a.mu.Lock()
 			dial := a.dial[req.Key]
 			a.mu.Unlock()
+			if a.onFlow != nil && a.onFlow(stream, req) {
+				return
+			}
 			_ = a.server.Serve(ctx, stream, port.Publication{Key: req.Key, Dial: dial}, req)
 		})
 	}

@@ -51,7 +51,9 @@ func TestRunOnce(t *testing.T) {
 	}
 }
 
-func TestPublishServeWithdraw(t *testing.T) {
+func TestPublishServeWithdraw(t *testing.T) { eachWay(t, testPublishServeWithdraw) }
+
+func testPublishServeWithdraw(t *testing.T) {
 	a := newAgent(t, "vm")
 	p := freePort(t)
 	k := key(port.TCP, any4, p)
@@ -146,6 +148,10 @@ func TestNeverWider(t *testing.T) {
 }
 
 func TestPolicyReloadKeepsWhatStandsAndCutsWhatIsDenied(t *testing.T) {
+	eachWay(t, testPolicyReloadKeepsWhatStandsAndCutsWhatIsDenied)
+}
+
+func testPolicyReloadKeepsWhatStandsAndCutsWhatIsDenied(t *testing.T) {
 	a := newAgent(t, "vm")
 	kept, denied := key(port.TCP, any4, freePort(t)), key(port.TCP, any4, freePort(t))
 	var target [2]net.Listener
@@ -447,7 +453,9 @@ func TestAnyPortIsNamedWhenInTheWay(t *testing.T) {
 	a.wants(k, port.Active)
 }
 
-func TestReconnectKeepsListeners(t *testing.T) {
+func TestReconnectKeepsListeners(t *testing.T) { eachWay(t, testReconnectKeepsListeners) }
+
+func testReconnectKeepsListeners(t *testing.T) {
 	a := newAgent(t, "vm")
 	k, gone := key(port.TCP, any4, freePort(t)), key(port.TCP, any4, freePort(t))
 	anyPort := key(port.TCP, lan, 81)
@@ -482,6 +490,10 @@ func TestReconnectKeepsListeners(t *testing.T) {
 }
 
 func TestConnectionIsHeldWhileTheLinkIsDown(t *testing.T) {
+	eachWay(t, testConnectionIsHeldWhileTheLinkIsDown)
+}
+
+func testConnectionIsHeldWhileTheLinkIsDown(t *testing.T) {
 	a := newAgent(t, "vm")
 	k := key(port.TCP, any4, freePort(t))
 	a.greeter(k, "hello")
@@ -514,7 +526,9 @@ func TestConnectionIsResetWithoutLink(t *testing.T) {
 	}
 }
 
-func TestRefusedFlowResetsTheClient(t *testing.T) {
+func TestRefusedFlowResetsTheClient(t *testing.T) { eachWay(t, testRefusedFlowResetsTheClient) }
+
+func testRefusedFlowResetsTheClient(t *testing.T) {
 	a := newAgent(t, "vm")
 	k := key(port.TCP, any4, freePort(t))
 	a.serve(k) // known, and nothing serves it
@@ -565,7 +579,9 @@ func TestListenerLimit(t *testing.T) {
 	}
 }
 
-func TestFlowLimit(t *testing.T) {
+func TestFlowLimit(t *testing.T) { eachWay(t, testFlowLimit) }
+
+func testFlowLimit(t *testing.T) {
 	a := newAgent(t, "vm")
 	k := key(port.TCP, any4, freePort(t))
 	ln, err := net.Listen("tcp4", "127.0.0.1:0")
@@ -736,7 +752,9 @@ func (b *brokenListener) Accept() (net.Conn, error) {
 	return nil, errors.New("bad file descriptor")
 }
 
-func TestNothingIsLeftAfterManyFlows(t *testing.T) {
+func TestNothingIsLeftAfterManyFlows(t *testing.T) { eachWay(t, testNothingIsLeftAfterManyFlows) }
+
+func testNothingIsLeftAfterManyFlows(t *testing.T) {
 	a := newAgent(t, "vm")
 	k := key(port.TCP, any4, freePort(t))
 	a.greeter(k, "hello")
@@ -765,7 +783,9 @@ func TestNothingIsLeftAfterManyFlows(t *testing.T) {
 	eventually(t, "descriptors are back", func() bool { return fds(t) <= baseFDs })
 }
 
-func TestHalfCloseAndResetThroughHost(t *testing.T) {
+func TestHalfCloseAndResetThroughHost(t *testing.T) { eachWay(t, testHalfCloseAndResetThroughHost) }
+
+func testHalfCloseAndResetThroughHost(t *testing.T) {
 	a := newAgent(t, "vm")
 	k := key(port.TCP, any4, freePort(t))
 	ln, err := net.Listen("tcp4", "127.0.0.1:0")
@@ -817,7 +837,9 @@ func TestHalfCloseAndResetThroughHost(t *testing.T) {
 }
 
 // A flow outlives its publication: a server that drains closes its listener first.
-func TestFlowOutlivesPublication(t *testing.T) {
+func TestFlowOutlivesPublication(t *testing.T) { eachWay(t, testFlowOutlivesPublication) }
+
+func testFlowOutlivesPublication(t *testing.T) {
 	a := newAgent(t, "vm")
 	k := key(port.TCP, any4, freePort(t))
 	ln, err := net.Listen("tcp4", "127.0.0.1:0")

@@ -56,7 +56,9 @@ func TestGuestThatPublishesEveryPortIsLimited(t *testing.T) {
 
 // Many clients are not a way to use up a host: what is over the limit is reset,
 // and the guest's other ports and the control channel go on.
-func TestFlowsOverTheLimitAreReset(t *testing.T) {
+func TestFlowsOverTheLimitAreReset(t *testing.T) { eachWay(t, testFlowsOverTheLimitAreReset) }
+
+func testFlowsOverTheLimitAreReset(t *testing.T) {
 	a := newAgent(t, "vm")
 	k := key(port.TCP, any4, freePort(t))
 	ln, err := net.Listen("tcp4", "127.0.0.1:0") // it never accepts

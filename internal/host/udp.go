@@ -11,6 +11,7 @@ import (
 	"net"
 	"net/netip"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/fairlead/fairlead/internal/forward"
@@ -22,16 +23,13 @@ import (
 const (
 	clientQueue = 128     // datagrams of one client that wait for the link
 	portQueue   = 4 << 20 // bytes of all clients of one port that do
-
-	frameSize = wire.DatagramHeader + wire.MaxDatagram
 )
 
 var (
-	frames = sync.Pool{New: func() any { return new([frameSize]byte) }}
-
 	errIdle    = errors.New("idle")
 	errEvicted = errors.New("too many clients")
 	errMoved   = errors.New("the port serves another publication now")
+	errStuck   = errors.New("too much waits for the link")
 )
 
 // udpPort is one UDP listener. Each client address is one flow.
@@ -49,10 +47,21 @@ type udpPort struct {
 type udpClient struct {
 	claim  *claim
 	addr   netip.AddrPort
-	queue  chan []byte // framed datagrams
 	at     *list.Element
 	cancel context.CancelCauseFunc
 	idle   *forward.Idle
+
+	// What the link does not take at once waits in queue.
+	stream  atomic.Pointer[link.Stream] // nil before it is open
+	queue   chan queued
+	waiting atomic.Int32 // in queue, or just taken from there and not sent
+}
+
+// queued is a datagram of size bytes in its frame; if begun, what is left of it.
+type queued struct {
+	frame []byte
+	begun bool
+	size  int
 }
 
 func newUDPPort(s *slot, pc *own.UDPConn) *udpPort {
@@ -92,10 +101,10 @@ func (p *udpPort) drop(c *udpClient, cause error) {
 
 // run hands out datagrams until the listener is closed.
 func (p *udpPort) run(ctx context.Context) {
-	wait := forward.Readable(p.pc.UDPConn)
+	r := forward.NewReceiver(p.pc.UDPConn)
 	pause := time.Duration(0)
 	for {
-		err := p.receive(ctx, wait)
+		err := p.receive(ctx, r)
 		switch {
 		case err == nil:
 			pause = 0
@@ -119,43 +128,72 @@ func (p *udpPort) run(ctx context.Context) {
 }
 
 // receive takes one datagram.
-func (p *udpPort) receive(ctx context.Context, wait func() error) error {
-	if err := wait(); err != nil {
-		return err
-	}
-	frame := frames.Get().(*[frameSize]byte)
-	defer frames.Put(frame)
-	n, from, err := p.pc.ReadFromUDPAddrPort(frame[wire.DatagramHeader:])
+func (p *udpPort) receive(ctx context.Context, r *forward.Receiver) error {
+	frame, n, from, err := r.Receive()
 	if err != nil {
 		return err
 	}
-	p.queue(ctx, netip.AddrPortFrom(from.Addr().Unmap(), from.Port()), frame[:wire.DatagramHeader+n])
+	defer frame.Return()
+	c := p.client(ctx, netip.AddrPortFrom(from.Addr().Unmap(), from.Port()))
+	if c == nil {
+		return nil
+	}
+	rest, begun := c.try(frame[:forward.FrameHead+n])
+	if len(rest) > 0 {
+		p.queue(c, queued{rest, begun, n})
+		return nil
+	}
+	p.s.h.meter.AToB.Add(uint64(n))
 	return nil
 }
 
-// queue puts a copy of a framed datagram into its client's queue, or drops it if
-// there is no room.
-func (p *udpPort) queue(ctx context.Context, from netip.AddrPort, frame []byte) {
-	h := p.s.h
+// client returns the one that sends from an address, nil if it is not served.
+func (p *udpPort) client(ctx context.Context, from netip.AddrPort) *udpClient {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.closed {
-		return
+		return nil
 	}
 	c := p.clients[from]
 	if c == nil {
 		if c = p.enter(ctx, from); c == nil {
-			return
+			return nil
 		}
 	}
 	p.recent.MoveToFront(c.at)
 	c.idle.Touch()
-	if p.queued+len(frame) > portQueue || len(c.queue) == cap(c.queue) {
-		h.stats.dropped.Add(1)
+	return c
+}
+
+// try sends a frame if nothing waits before it and the link takes it at once, so
+// that most datagrams wake nobody. It returns what is left to send.
+func (c *udpClient) try(frame []byte) (rest []byte, begun bool) {
+	s := c.stream.Load()
+	if s == nil || c.waiting.Load() > 0 {
+		return frame, false
+	}
+	return forward.TryFrame(*s, frame)
+}
+
+// queue puts a copy of what a client sent into its queue, or drops it if there is
+// no room.
+func (p *udpPort) queue(c *udpClient, q queued) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.clients[c.addr] != c {
+		return // its flow ended meanwhile
+	}
+	if p.queued+len(q.frame) > portQueue || len(c.queue) == cap(c.queue) {
+		p.s.h.stats.dropped.Add(1)
+		if q.begun { // half a frame is of no use to anybody
+			p.drop(c, errStuck)
+		}
 		return
 	}
-	p.queued += len(frame)
-	c.queue <- append([]byte(nil), frame...) // only we send, so there is room
+	p.queued += len(q.frame)
+	c.waiting.Add(1)
+	q.frame = append([]byte(nil), q.frame...)
+	c.queue <- q // only we send, so there is room
 }
 
 // enter begins the flow of a new client. p.mu is held.
@@ -172,7 +210,7 @@ func (p *udpPort) enter(ctx context.Context, from netip.AddrPort) *udpClient {
 		h.stats.overLimit.Add(1)
 		return nil
 	}
-	c := &udpClient{claim: claim, addr: from, queue: make(chan []byte, clientQueue), cancel: cancel}
+	c := &udpClient{claim: claim, addr: from, queue: make(chan queued, clientQueue), cancel: cancel}
 	c.idle = forward.NewIdle(h.opt.UDPIdle, func() { cancel(errIdle) })
 	c.at = p.recent.PushFront(c)
 	p.clients[from] = c
@@ -197,8 +235,8 @@ func (p *udpPort) leave(c *udpClient) {
 	p.drop(c, nil)
 	for {
 		select {
-		case frame := <-c.queue:
-			p.queued -= len(frame)
+		case q := <-c.queue:
+			p.queued -= len(q.frame)
 		default:
 			return
 		}
@@ -211,6 +249,7 @@ func (p *udpPort) carry(ctx context.Context, c *udpClient) error {
 	if err != nil {
 		return err
 	}
+	c.stream.Store(&stream)
 	stopped := make(chan struct{})
 	stop := context.AfterFunc(ctx, func() {
 		defer close(stopped)
@@ -236,17 +275,25 @@ func (p *udpPort) toGuest(ctx context.Context, c *udpClient, stream link.Stream)
 		select {
 		case <-ctx.Done():
 			return context.Cause(ctx)
-		case frame := <-c.queue:
-			err := wire.WriteDatagram(stream, frame)
+		case q := <-c.queue:
+			err := q.send(stream)
+			c.waiting.Add(-1)
 			p.mu.Lock()
-			p.queued -= len(frame)
+			p.queued -= len(q.frame)
 			p.mu.Unlock()
 			if err != nil {
 				return err
 			}
-			p.s.h.meter.AToB.Add(uint64(len(frame) - wire.DatagramHeader))
+			p.s.h.meter.AToB.Add(uint64(q.size))
 		}
 	}
+}
+
+func (q queued) send(stream link.Stream) error {
+	if q.begun {
+		return forward.FinishFrame(stream, q.frame)
+	}
+	return forward.WriteFrame(stream, q.frame)
 }
 
 func (p *udpPort) toClient(c *udpClient, stream link.Stream) error {
@@ -263,8 +310,8 @@ func (p *udpPort) toClient(c *udpClient, stream link.Stream) error {
 
 // reply sends one datagram of the guest to the client.
 func (p *udpPort) reply(c *udpClient, r *bufio.Reader) error {
-	frame := frames.Get().(*[frameSize]byte)
-	defer frames.Put(frame)
+	frame := forward.BorrowFrame()
+	defer frame.Return()
 	n, err := wire.ReadDatagram(r, frame[:])
 	if err != nil {
 		return fmt.Errorf("link: %w", err)

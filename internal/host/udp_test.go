@@ -3,6 +3,10 @@
 package host
 
 import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"net"
@@ -11,7 +15,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/fairlead/fairlead/internal/link"
 	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/wire"
 )
 
 // echo serves a UDP key of the guest: what comes goes back after the name and
@@ -66,7 +72,9 @@ func question(t *testing.T, c *net.UDPConn, s string) string {
 	return ""
 }
 
-func TestUDPEachClientItsOwnAnswers(t *testing.T) {
+func TestUDPEachClientItsOwnAnswers(t *testing.T) { eachWay(t, testUDPEachClientItsOwnAnswers) }
+
+func testUDPEachClientItsOwnAnswers(t *testing.T) {
 	a := newAgent(t, "vm")
 	k := key(port.UDP, any4, freePort(t))
 	a.echo(k, "")
@@ -96,7 +104,9 @@ func TestUDPEachClientItsOwnAnswers(t *testing.T) {
 	}
 }
 
-func TestUDPLargeDatagram(t *testing.T) {
+func TestUDPLargeDatagram(t *testing.T) { eachWay(t, testUDPLargeDatagram) }
+
+func testUDPLargeDatagram(t *testing.T) {
 	a := newAgent(t, "vm")
 	k := key(port.UDP, any4, freePort(t))
 	a.echo(k, "")
@@ -112,7 +122,9 @@ func TestUDPLargeDatagram(t *testing.T) {
 	}
 }
 
-func TestUDPIdleFlowEnds(t *testing.T) {
+func TestUDPIdleFlowEnds(t *testing.T) { eachWay(t, testUDPIdleFlowEnds) }
+
+func testUDPIdleFlowEnds(t *testing.T) {
 	a := newAgent(t, "vm")
 	k := key(port.UDP, any4, freePort(t))
 	a.echo(k, "")
@@ -127,7 +139,9 @@ func TestUDPIdleFlowEnds(t *testing.T) {
 	}
 }
 
-func TestUDPClientLimit(t *testing.T) {
+func TestUDPClientLimit(t *testing.T) { eachWay(t, testUDPClientLimit) }
+
+func testUDPClientLimit(t *testing.T) {
 	a := newAgent(t, "vm")
 	k := key(port.UDP, any4, freePort(t))
 	a.echo(k, "")
@@ -146,7 +160,9 @@ func TestUDPClientLimit(t *testing.T) {
 	}
 }
 
-func TestUDPNewHolderGetsTheClients(t *testing.T) {
+func TestUDPNewHolderGetsTheClients(t *testing.T) { eachWay(t, testUDPNewHolderGetsTheClients) }
+
+func testUDPNewHolderGetsTheClients(t *testing.T) {
 	a := newAgent(t, "vm")
 	p := freePort(t)
 	wide, loopback := key(port.UDP, any4, p), key(port.UDP, lo4, p)
@@ -166,7 +182,9 @@ func TestUDPNewHolderGetsTheClients(t *testing.T) {
 	}
 }
 
-func TestUDPSurvivesReconnect(t *testing.T) {
+func TestUDPSurvivesReconnect(t *testing.T) { eachWay(t, testUDPSurvivesReconnect) }
+
+func testUDPSurvivesReconnect(t *testing.T) {
 	a := newAgent(t, "vm")
 	k := key(port.UDP, any4, freePort(t))
 	a.echo(k, "")
@@ -181,4 +199,104 @@ func TestUDPSurvivesReconnect(t *testing.T) {
 	if got := question(t, c, "y"); got != "y" {
 		t.Errorf("answer = %q", got)
 	}
+}
+
+func TestUDPClientWhoseGuestDoesNotReadHoldsUpNobody(t *testing.T) {
+	eachWay(t, udpClientWhoseGuestDoesNotReadHoldsUpNobody)
+}
+
+func udpClientWhoseGuestDoesNotReadHoldsUpNobody(t *testing.T) {
+	a := newAgent(t, "vm")
+	k := key(port.UDP, any4, freePort(t))
+	a.echo(k, "")
+	a.begins(snapshot(1, pub(k)))
+	stuck, quick := dialUDP(t, at(lo4, k.Port)), dialUDP(t, at(lo4, k.Port))
+	proceed, whole := make(chan struct{}), make(chan error, 1)
+	a.onFlow = func(s link.Stream, req wire.FlowRequest) bool {
+		if req.Peer != stuck.LocalAddr().(*net.UDPAddr).AddrPort() {
+			return false
+		}
+		whole <- func() error {
+			if err := wire.WriteReply(s, wire.FlowReply{Status: wire.FlowOK}); err != nil {
+				return err
+			}
+			<-proceed
+			return inOrder(s)
+		}()
+		_ = s.Reset()
+		return true
+	}
+	h, _ := start(t, Options{}, a)
+	a.wants(k, port.Active)
+	// More than any buffer on the way holds.
+	for i := 0; h.Stats().DatagramsDropped < 10; i++ {
+		if _, err := stuck.Write(numbered(i)); err != nil {
+			t.Fatal(err)
+		}
+		if i%10 == 0 {
+			if got := question(t, quick, "x"); got != "x" {
+				t.Errorf("answer = %q", got)
+			}
+		}
+	}
+	close(proceed)
+	// What comes now shows that all before it has been read.
+	go func() {
+		for len(whole) == 0 {
+			_, _ = stuck.Write([]byte("last"))
+			time.Sleep(10 * time.Millisecond)
+		}
+	}()
+	err := <-whole
+	whole <- nil
+	if err != nil {
+		t.Error(err)
+	}
+}
+
+// numbered is a datagram that shows whether it is whole.
+func numbered(i int) []byte {
+	return binary.BigEndian.AppendUint32(bytes.Repeat([]byte{byte(i)}, 20_000+i%1000), uint32(i))
+}
+
+// inOrder reads what numbered made up to a datagram that it did not.
+func inOrder(s link.Stream) error {
+	r := bufio.NewReader(s)
+	b := make([]byte, wire.MaxDatagram)
+	for before := -1; ; {
+		n, err := wire.ReadDatagram(r, b)
+		if err != nil {
+			return err
+		}
+		if string(b[:n]) == "last" {
+			return nil
+		}
+		i := int(binary.BigEndian.Uint32(b[n-4 : n]))
+		if i <= before || !bytes.Equal(b[:n], numbered(i)) {
+			return fmt.Errorf("datagram %d after %d, or not as it was sent", i, before)
+		}
+		before = i
+	}
+}
+
+func TestUDPClientsBeyondTheConnectionsAreServed(t *testing.T) {
+	eachWay(t, func(t *testing.T) {
+		a := newAgent(t, "vm")
+		k := key(port.UDP, any4, freePort(t))
+		a.echo(k, "")
+		a.begins(snapshot(1, pub(k)))
+		h, _ := start(t, Options{MaxUDPClients: 2 * udpConnections}, a)
+		a.wants(k, port.Active)
+		f := &h.guests[0].flows
+		for range udpConnections - 1 { // as if so many were there
+			_, cancel := context.WithCancelCause(t.Context())
+			v := f.begin(k, cancel, 2*udpConnections)
+			t.Cleanup(func() { f.end(v); cancel(nil) })
+		}
+		for range 3 {
+			if got := question(t, dialUDP(t, at(lo4, k.Port)), "x"); got != "x" {
+				t.Errorf("answer = %q", got)
+			}
+		}
+	})
 }

@@ -36,6 +36,7 @@ type flowConn struct {
 	writing  sync.Mutex
 	say      []byte // sent in front of the first chunk
 	owed     int    // bytes of the present chunk that were not written; -1 after a failed write
+	prompt   prompt
 	finished atomic.Bool
 
 	reset, closed atomic.Bool
@@ -275,6 +276,26 @@ func (c *flowConn) WriteChunk(frame []byte) error {
 	defer c.writing.Unlock()
 	wire.PutChunk(frame, n)
 	return c.write(frame)
+}
+
+// TryChunk is WriteChunk of as much as the connection takes at once. It returns
+// how much of frame was sent: nothing as well where somebody else writes, or
+// nothing can be written any more. What is left of a chunk that was begun must be
+// written to Raw, and then told by Wrote.
+func (c *flowConn) TryChunk(frame []byte) int {
+	if !c.writing.TryLock() {
+		return 0
+	}
+	defer c.writing.Unlock()
+	if c.owed != 0 || c.say != nil || c.finished.Load() || len(frame) == wire.ChunkHeader {
+		return 0
+	}
+	wire.PutChunk(frame, len(frame)-wire.ChunkHeader)
+	n := c.prompt.write(c.conn, frame)
+	if n > 0 {
+		c.owed = len(frame) - n
+	}
+	return n
 }
 
 // write sends b, which is whole chunks. c.writing is held.

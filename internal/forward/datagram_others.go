@@ -1,0 +1,14 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build !unix
+
+package forward
+
+import (
+	"net"
+	"syscall"
+)
+
+func rawConn(net.Conn) syscall.RawConn { return nil }
+
+func (r *Receiver) receive(uintptr) bool { return true }

@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build unix
+
+package forward
+
+import (
+	"errors"
+	"net"
+	"net/netip"
+	"os"
+	"strconv"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+func rawConn(conn net.Conn) syscall.RawConn {
+	sc, ok := conn.(syscall.Conn)
+	if !ok {
+		return nil
+	}
+	rc, err := sc.SyscallConn()
+	if err != nil {
+		return nil
+	}
+	return rc
+}
+
+// receive takes a datagram, and reports false if there is none.
+func (r *Receiver) receive(fd uintptr) bool {
+	r.frame = BorrowFrame()
+	err := r.recv(int(fd))
+	for errors.Is(err, unix.EINTR) {
+		err = r.recv(int(fd))
+	}
+	if err == nil {
+		r.err = nil
+		return true
+	}
+	r.frame.Return()
+	r.frame = nil
+	r.err = os.NewSyscallError("recvfrom", err)
+	return !errors.Is(err, unix.EAGAIN)
+}
+
+// recv does it by read(2) if the other end is known. Else by the syscall package:
+// golang.org/x/sys/unix asks the socket for its protocol each time.
+func (r *Receiver) recv(fd int) (err error) {
+	b := r.frame[FrameHead:]
+	if !r.anyone {
+		r.n, err = unix.Read(fd, b)
+		return err
+	}
+	var from syscall.Sockaddr
+	r.n, from, err = syscall.Recvfrom(fd, b, 0)
+	r.from = addrPort(from)
+	return err
+}
+
+// addrPort is a as the net package has it, but for the zone, which is a number.
+func addrPort(a syscall.Sockaddr) netip.AddrPort {
+	switch a := a.(type) {
+	case *syscall.SockaddrInet4:
+		return netip.AddrPortFrom(netip.AddrFrom4(a.Addr), uint16(a.Port))
+	case *syscall.SockaddrInet6:
+		ip := netip.AddrFrom16(a.Addr).Unmap()
+		if a.ZoneId != 0 && ip.Is6() {
+			ip = ip.WithZone(strconv.FormatUint(uint64(a.ZoneId), 10))
+		}
+		return netip.AddrPortFrom(ip, uint16(a.Port))
+	}
+	return netip.AddrPort{}
+}
