@@ -83,7 +83,7 @@ func refusedPorts(t *testing.T, rung string) {
 	expect := func(what string, want ...string) {
 		t.Helper()
 		var got []string
-		for end := time.Now().Add(10 * time.Second); time.Now().Before(end); time.Sleep(time.Millisecond) {
+		for end := time.Now().Add(patience); time.Now().Before(end); time.Sleep(time.Millisecond) {
 			mu.Lock()
 			got = nil
 			for _, s := range told {
@@ -127,7 +127,7 @@ func refusedPorts(t *testing.T, rung string) {
 	}
 	refused("all addresses", ask(r, unix.AF_INET, unix.SOCK_STREAM, 0, any4(held), false))
 	var first Socket
-	for end := time.Now().Add(10 * time.Second); time.Now().Before(end) && first.Port == 0; time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(patience); time.Now().Before(end) && first.Port == 0; time.Sleep(time.Millisecond) {
 		mu.Lock()
 		if len(told) > 0 {
 			first = told[0]

@@ -176,7 +176,7 @@ func TestSystemdIsToldOfReadinessAndLife(t *testing.T) {
 	t.Setenv("WATCHDOG_USEC", "200000")
 	hears := func(want string) (before []string) {
 		t.Helper()
-		limit := time.After(20 * time.Second)
+		limit := time.After(patience)
 		for {
 			select {
 			case s := <-said:

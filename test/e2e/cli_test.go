@@ -159,7 +159,7 @@ func TestGarbage(t *testing.T) {
 			if name == "slow" {
 				continue // stays until its deadline
 			}
-			_ = c.SetReadDeadline(time.Now().Add(20 * time.Second))
+			_ = c.SetReadDeadline(time.Now().Add(patience))
 			if _, err := io.Copy(io.Discard, c); err != nil && !isReset(err) {
 				t.Errorf("%s at %s: the peer was not dropped: %v", name, path, err)
 			}

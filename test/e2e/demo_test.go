@@ -14,7 +14,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 )
 
 // leftovers are the traces that a demo could leave.
@@ -35,7 +34,7 @@ func TestDemo(t *testing.T) {
 	before := leftovers(t)
 	p := outside.start(t, "demo")
 	var web string
-	within(t, 20*time.Second, "the demo shows its ports", func() error {
+	within(t, patience, "the demo shows its ports", func() error {
 		out := p.output()
 		m := regexp.MustCompile(`curl http://(127\.0\.0\.1:\d+)/`).FindStringSubmatch(out)
 		if m == nil || !strings.Contains(out, "/udp") {
@@ -57,7 +56,7 @@ func TestDemo(t *testing.T) {
 		b, err := io.ReadAll(c)
 		return string(b), err
 	}
-	within(t, 20*time.Second, "the page answers outside", func() error {
+	within(t, patience, "the page answers outside", func() error {
 		s, err := get()
 		if err == nil && !strings.Contains(s, "Hello from the guest") {
 			err = fmt.Errorf("page = %q", s)
@@ -73,7 +72,7 @@ func TestDemo(t *testing.T) {
 	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
-	within(t, 20*time.Second, "the server's exit removes the row", func() error {
+	within(t, patience, "the server's exit removes the row", func() error {
 		if !regexp.MustCompile(`removed +` + strings.TrimPrefix(web, "127.0.0.1:") + `/tcp`).MatchString(p.output()) {
 			return errors.New("no line of it yet")
 		}

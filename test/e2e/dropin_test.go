@@ -15,7 +15,6 @@ import (
 	"sync"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/fairlead/fairlead/internal/sink/peer/peertest"
 )
@@ -91,7 +90,7 @@ func TestTheStandInServesTheVirtualNetworkWithTheIncumbentsFlags(t *testing.T) {
 	proxy.Want(api, last)
 	p.kill()
 	p = startDropIn(t, n.guest, run, flags...)
-	within(t, 20*time.Second, "the second start stands", func() error {
+	within(t, patience, "the second start stands", func() error {
 		if !p.alive() || !strings.Contains(p.output(), "peer is there") {
 			return errors.New(p.output())
 		}
@@ -165,7 +164,7 @@ func TestTheStandInOpensListenersThatServe(t *testing.T) {
 	go echoServer(c.listen(t, "tcp4", "0.0.0.0:80"))
 	p := startDropIn(t, guest, run, "-iptables=true", "-kubernetes=false", "-adminInstall=false")
 	guest.sh(t, hostPortRule)
-	within(t, 20*time.Second, "the guest's loopback answers", func() error {
+	within(t, patience, "the guest's loopback answers", func() error {
 		conn, err := guest.Dial("tcp", "127.0.0.1:8083")
 		if err != nil {
 			return err

@@ -17,7 +17,6 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -50,7 +49,7 @@ func (r *rig) explained(ask string) (explain.Report, error) {
 func (w why) check(t *testing.T, r *rig) {
 	t.Helper()
 	ask := w.build(t, r)
-	within(t, 20*time.Second, "explain "+ask+" says "+string(w.want), func() error {
+	within(t, patience, "explain "+ask+" says "+string(w.want), func() error {
 		rep, err := r.explained(ask)
 		if err != nil {
 			return err

@@ -21,9 +21,6 @@ import (
 	"time"
 )
 
-// flowPatience bounds what must happen at all; no test measures with it.
-const flowPatience = 2 * time.Minute
-
 // reflectApart reflects in a process of its own, in the guest.
 func (r *rig) reflectApart(addr string) {
 	r.t.Helper()
@@ -46,7 +43,7 @@ func (r *rig) reflectApart(addr string) {
 // hashed sends n bytes that seed makes and returns their hash and that of what
 // comes back; pace, if not nil, is called before each read.
 func hashed(c net.Conn, seed uint64, n int64, pace func()) (sent, got [sha256.Size]byte, err error) {
-	_ = c.SetDeadline(time.Now().Add(flowPatience))
+	_ = c.SetDeadline(time.Now().Add(patience))
 	out, in := sha256.New(), sha256.New()
 	done := make(chan error, 1)
 	go func() {
@@ -139,7 +136,7 @@ func TestTenThousandFlowsAtOnce(t *testing.T) {
 	err := r.outside.Do(func() error {
 		for len(conns) < n {
 			// One loopback address has 28,000 ports to come from, some of them in use.
-			c, err := (&net.Dialer{Timeout: flowPatience}).Dial("tcp4", "127.0.0.1:7000")
+			c, err := (&net.Dialer{Timeout: patience}).Dial("tcp4", "127.0.0.1:7000")
 			if err != nil {
 				return fmt.Errorf("connection %d: %w", len(conns), err)
 			}
@@ -160,7 +157,7 @@ func TestTenThousandFlowsAtOnce(t *testing.T) {
 	}
 	b := make([]byte, 8)
 	for i, c := range conns {
-		_ = c.SetDeadline(time.Now().Add(flowPatience))
+		_ = c.SetDeadline(time.Now().Add(patience))
 		if _, err := io.ReadFull(c, b); err != nil || !bytes.Equal(b, fmt.Appendf(nil, "%08d", i+1)) {
 			t.Fatalf("connection %d of %d: %q, %v; the host carries %d, the agent has %d descriptors", i, n, b, err, r.host.openFDs(), r.agent.openFDs())
 		}
@@ -175,7 +172,7 @@ func TestTenThousandFlowsAtOnce(t *testing.T) {
 	for _, c := range conns {
 		_ = c.Close()
 	}
-	within(t, flowPatience, "descriptors are back", func() error {
+	within(t, patience, "descriptors are back", func() error {
 		if a, h := r.agent.openFDs(), r.host.openFDs(); a > agent || h > host {
 			return fmt.Errorf("agent %d of %d, host %d of %d", a, agent, h, host)
 		}

@@ -84,7 +84,7 @@ func (n *virtualNetwork) startTool(s *space, name string, args ...string) *proce
 // goes with the connection to gvproxy, and is set up here for lack of DHCP.
 func (n *virtualNetwork) awaitAPI() {
 	n.t.Helper()
-	within(n.t, time.Minute, "there is a tap device", func() error {
+	within(n.t, patience, "there is a tap device", func() error {
 		return n.guest.Do(func() error {
 			out, err := exec.Command("/bin/sh", "-ec", `
 /usr/sbin/ip link set tap0 address 5a:94:ef:e4:0c:ee mtu 1500
@@ -96,7 +96,7 @@ func (n *virtualNetwork) awaitAPI() {
 			return err
 		})
 	})
-	within(n.t, time.Minute, "the guest reaches gvproxy", func() error { _, err := n.forwards(); return err })
+	within(n.t, patience, "the guest reaches gvproxy", func() error { _, err := n.forwards(); return err })
 }
 
 // forwards is what gvproxy lists, as the guest sees it.
@@ -129,7 +129,7 @@ func (n *virtualNetwork) forwards() ([]string, error) {
 func (n *virtualNetwork) wantForwards(want ...string) {
 	n.t.Helper()
 	slices.Sort(want)
-	within(n.t, 20*time.Second, fmt.Sprintf("gvproxy has %q", want), func() error {
+	within(n.t, patience, fmt.Sprintf("gvproxy has %q", want), func() error {
 		got, err := n.forwards()
 		if err == nil && !slices.Equal(got, want) {
 			err = fmt.Errorf("it has %q", got)
@@ -141,7 +141,7 @@ func (n *virtualNetwork) wantForwards(want ...string) {
 // answers checks that an echo server answers on the host.
 func (n *virtualNetwork) answers(network, addr string) {
 	n.t.Helper()
-	within(n.t, 20*time.Second, network+" "+addr+" answers on the host", func() error {
+	within(n.t, patience, network+" "+addr+" answers on the host", func() error {
 		c, err := n.outside.Dial(network, addr)
 		if err != nil {
 			return err
@@ -153,7 +153,7 @@ func (n *virtualNetwork) answers(network, addr string) {
 
 func (n *virtualNetwork) refuses(addr string) {
 	n.t.Helper()
-	within(n.t, 20*time.Second, addr+" is closed on the host", func() error {
+	within(n.t, patience, addr+" is closed on the host", func() error {
 		c, err := n.outside.Dial("tcp", addr)
 		if err != nil {
 			return nil //nolint:nilerr // that is what is wanted

@@ -196,8 +196,8 @@ func (p *process) stop(sig syscall.Signal) int {
 	_ = p.cmd.Process.Signal(sig)
 	select {
 	case <-p.done:
-	case <-time.After(10 * time.Second):
-		p.t.Errorf("%v did not end it within 10 s", sig)
+	case <-time.After(patience):
+		p.t.Errorf("%v did not end it within %v", sig, patience)
 		p.kill()
 	}
 	return p.cmd.ProcessState.ExitCode()
@@ -268,10 +268,14 @@ func (r *rig) list() (status.List, error) {
 	return status.NewClient(r.agentCtl).List(ctx)
 }
 
-// eventually waits for f to succeed, with a limit that only a failure reaches.
+// patience is a limit that only a failure reaches, also in an emulated machine that
+// shares its processor.
+const patience = 2 * time.Minute
+
+// eventually waits for f to succeed.
 func (r *rig) eventually(what string, f func() error) {
 	r.t.Helper()
-	within(r.t, time.Minute, what, f)
+	within(r.t, patience, what, f)
 }
 
 func within(t testing.TB, limit time.Duration, what string, f func() error) {
@@ -372,7 +376,7 @@ func shown(l status.List) []string {
 // fairlead runs a command to its end.
 func fairlead(t testing.TB, args ...string) (stdout, stderr string, code int) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), 2*patience)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, binary, args...)
 	var o, e bytes.Buffer

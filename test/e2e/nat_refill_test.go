@@ -9,7 +9,6 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/fairlead/fairlead/test/rounds"
 )
@@ -45,7 +44,7 @@ func TestClientsNoticeNothingOfARefill(t *testing.T) {
 	const key = "tcp 0.0.0.0:8081"
 	settled := func(generation int) {
 		t.Helper()
-		within(t, time.Minute, fmt.Sprintf("refill %d", generation), func() error {
+		within(t, patience, fmt.Sprintf("refill %d", generation), func() error {
 			if s, p := r.state(fmt.Sprintf("tcp 0.0.0.0:%d", 10000+generation)); s != "active" {
 				return fmt.Errorf("%q (%s)", s, p.Reason)
 			}

@@ -130,7 +130,7 @@ func TestHalfClose(t *testing.T) {
 	if err := c.(*net.TCPConn).CloseWrite(); err != nil {
 		t.Fatal(err)
 	}
-	_ = c.SetReadDeadline(time.Now().Add(10 * time.Second))
+	_ = c.SetReadDeadline(time.Now().Add(patience))
 	if b, err := io.ReadAll(c); string(b) != "got 100000 bytes" {
 		t.Errorf("answer = %q, %v", b, err)
 	}
@@ -153,7 +153,7 @@ func TestResetReachesTheOtherSide(t *testing.T) {
 	_, _ = io.ReadFull(s, make([]byte, 1))
 	_ = s.(*net.TCPConn).SetLinger(0)
 	_ = s.Close()
-	_ = c.SetReadDeadline(time.Now().Add(10 * time.Second))
+	_ = c.SetReadDeadline(time.Now().Add(patience))
 	if _, err := c.Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNRESET) {
 		t.Errorf("the client read %v, want a reset", err)
 	}
@@ -329,7 +329,7 @@ func TestWatch(t *testing.T) {
 	r := newRig(t).start()
 	r.guest.listen(t, "tcp4", "127.0.0.1:7000")
 	r.wantState("tcp 127.0.0.1:7000", "active")
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	var seen []string
 	var l net.Listener

@@ -20,14 +20,14 @@ import (
 )
 
 // equal waits until agent and host show the same set, and all of it settled.
-func (r *rig) equal(limit time.Duration) {
+func (r *rig) equal() {
 	r.t.Helper()
-	within(r.t, limit, "agent and host show the same", func() error {
+	r.eventually("agent and host show the same", func() error {
 		a, err := r.list()
 		if err != nil {
 			return err
 		}
-		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 		defer cancel()
 		h, err := status.NewClient(r.hostCtl).List(ctx)
 		if err != nil {
@@ -85,7 +85,7 @@ func TestReconnect(t *testing.T) {
 	}
 	c.close()
 	r.agree()
-	r.equal(2 * time.Second)
+	r.equal()
 	if n < 4 {
 		return
 	}
@@ -110,7 +110,7 @@ func settledFDs(t *testing.T, r *rig, c *churn) (agent, host int) {
 	t.Helper()
 	c.close()
 	r.agree()
-	r.equal(20 * time.Second)
+	r.equal()
 	time.Sleep(500 * time.Millisecond)
 	agent, err1 := r.agent.fds()
 	host, err2 := r.host.fds()
