@@ -57,7 +57,7 @@ func watch(t *testing.T, path string, load func() (Agent, error)) *watched {
 // may be seen in between.
 func (w *watched) until(what string, right func(change) bool) {
 	w.t.Helper()
-	limit := time.After(20 * time.Second)
+	limit := time.After(time.Minute)
 	var last change
 	for {
 		select {

@@ -169,7 +169,7 @@ func hang(_ http.ResponseWriter, r *http.Request) bool {
 	_, _ = io.Copy(io.Discard, r.Body) // only then is the client's end seen
 	select {
 	case <-r.Context().Done():
-	case <-time.After(10 * time.Second):
+	case <-time.After(time.Minute):
 	}
 	return true
 }

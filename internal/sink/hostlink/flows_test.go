@@ -33,7 +33,7 @@ func closedSessions() sessions {
 // open asks for a flow and returns the answer.
 func (p *peer) open(k port.Key) (link.Stream, wire.FlowReply) {
 	p.t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	st, err := p.Open(ctx)
 	if err != nil {
@@ -212,7 +212,7 @@ func TestCutRacesWithOpen(t *testing.T) {
 		}
 		_ = wire.WriteRequest(st, wire.FlowRequest{Key: key(80)})
 		wg.Wait()
-		_ = st.SetReadDeadline(time.Now().Add(10 * time.Second))
+		_ = st.SetReadDeadline(time.Now().Add(time.Minute))
 		if reply, err := wire.ReadReply(st); err == nil && reply.Status == wire.FlowOK {
 			if _, err := st.Read(make([]byte, 1)); !errors.Is(err, link.ErrReset) {
 				t.Fatalf("the flow outlived the rule: %v", err)
