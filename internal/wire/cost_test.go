@@ -34,7 +34,7 @@ func TestAChangeOfOnePublicationIsSmallAndCheap(t *testing.T) {
 			t.Fatal(err)
 		}
 	})
-	if encode > 16 || decode > 60 || frame.Len() > 256 {
+	if encode > 6 || decode > 20 || frame.Len() > 256 {
 		t.Errorf("%d bytes, %v allocations to encode, %v to decode", frame.Len(), encode, decode)
 	}
 }

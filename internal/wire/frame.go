@@ -77,12 +77,20 @@ func encode(v any, limit int) ([]byte, error) {
 		return nil, err
 	}
 	frame := bytes.TrimSuffix(b.Bytes(), []byte{'\n'})
+	if err := seal(frame, limit); err != nil {
+		return nil, err
+	}
+	return frame, nil
+}
+
+// seal puts its length into the header of a frame.
+func seal(frame []byte, limit int) error {
 	n := len(frame) - frameHeader
 	if n > limit {
-		return nil, fmt.Errorf("frame of %d bytes: %w (limit %d)", n, ErrTooLarge, limit)
+		return fmt.Errorf("frame of %d bytes: %w (limit %d)", n, ErrTooLarge, limit)
 	}
 	binary.BigEndian.PutUint32(frame, uint32(n))
-	return frame, nil
+	return nil
 }
 
 // writeFrame sends v as one frame in a single Write.

@@ -23,8 +23,22 @@ func ReadControl(r io.Reader) (Control, error) {
 }
 
 func decodeControl(body []byte) (Control, error) {
-	var c Control
-	err := decodeUnion(body, func(name string) any {
+	c, ok := parseControl(body)
+	if !ok {
+		var err error
+		if c, err = unmarshalControl(body); err != nil {
+			return Control{}, err
+		}
+	}
+	if err := c.Check(); err != nil {
+		return Control{}, err
+	}
+	return c, nil
+}
+
+// unmarshalControl reads every form that JSON allows a message.
+func unmarshalControl(body []byte) (c Control, err error) {
+	err = decodeUnion(body, func(name string) any {
 		switch name {
 		case "snapshot":
 			return &c.Snapshot
@@ -39,18 +53,22 @@ func decodeControl(body []byte) (Control, error) {
 		}
 		return nil
 	})
-	if err == nil {
-		err = c.Check()
-	}
-	if err != nil {
-		return Control{}, err
-	}
-	return c, nil
+	return c, err
 }
 
 // WriteControl writes c as one frame in a single Write. What does not fit is
 // ErrTooLarge and nothing is written; see Split.
-func WriteControl(w io.Writer, c Control) error { return writeFrame(w, c, MaxControlFrame) }
+func WriteControl(w io.Writer, c Control) error {
+	frame, ok := appendControl(make([]byte, frameHeader, controlSize(&c)), &c)
+	if !ok {
+		return writeFrame(w, c, MaxControlFrame)
+	}
+	if err := seal(frame, MaxControlFrame); err != nil {
+		return err
+	}
+	_, err := w.Write(frame)
+	return err
+}
 
 // ReadRequest reads and checks the request at the start of a flow stream.
 func ReadRequest(r io.Reader) (FlowRequest, error) {
