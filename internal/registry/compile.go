@@ -23,8 +23,11 @@ var lastAddr = netip.MustParseAddr("ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff%\U00
 // compile merges the bindings of one slot into its publications, without
 // decisions. The order of the members does not matter.
 func compile(ms []member) []port.Publication {
-	if len(ms) == 0 {
+	switch len(ms) {
+	case 0:
 		return nil
+	case 1:
+		return []port.Publication{publication(ms, ms)}
 	}
 	ms = slices.Clone(ms)
 	slices.SortFunc(ms, func(a, b member) int {
@@ -161,7 +164,12 @@ func allWithheld(p *port.Publication) bool {
 	return !slices.ContainsFunc(p.Origins, func(o port.OriginInfo) bool { return o.Withheld == "" })
 }
 
+// appendNew returns to with what of from is not in it. It may share the memory
+// of either.
 func appendNew(to, from []netip.AddrPort) []netip.AddrPort {
+	if len(to) == 0 && len(from) == 1 {
+		return slices.Clip(from)
+	}
 	for _, a := range from {
 		if !slices.Contains(to, a) {
 			to = append(to, a)

@@ -84,15 +84,18 @@ func (tx *Tx[K, V]) Delete(k K) {
 
 // Range returns the keys from first to last, both included, as the step stands now.
 func (tx *Tx[K, V]) Range(first, last K) (keys []K) {
-	less := tx.t.tree.Less
-	end := &entry[K, V]{key: last}
-	tx.t.tree.Ascend(&entry[K, V]{key: first}, func(e *entry[K, V]) bool {
-		if less(end, e) {
+	t := tx.t
+	start, end := t.probes.Get().(*entry[K, V]), t.probes.Get().(*entry[K, V])
+	start.key, end.key = first, last
+	t.tree.Ascend(start, func(e *entry[K, V]) bool {
+		if t.tree.Less(end, e) {
 			return false
 		}
 		keys = append(keys, e.key)
 		return true
 	})
+	t.probes.Put(start)
+	t.probes.Put(end)
 	return keys
 }
 

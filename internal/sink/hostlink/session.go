@@ -289,7 +289,10 @@ func (c *session) snapshot(want reconcile.View, failed port.Outcomes) []wire.Con
 
 // change is what differs from what the host was told. c.mu is held.
 func (c *session) change(want reconcile.View, hint reconcile.Change, failed port.Outcomes) []wire.Control {
-	m := wire.Change{Base: c.sent, Generation: want.Generation()}
+	m := wire.Change{Base: c.sent, Generation: want.Generation(), Put: make([]wire.Publication, 0, len(hint.Keys))}
+	if len(c.unheard) == 0 && len(hint.Keys) > 8 {
+		c.unheard = make(map[port.Key]struct{}, len(hint.Keys))
+	}
 	for _, k := range hint.Keys {
 		p, ok := want.Get(k)
 		if ok {
