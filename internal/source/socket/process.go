@@ -26,6 +26,8 @@ type process struct {
 	started time.Duration // since boot, suspended time included; rounded down to a tick
 	name    string        // of its first thread; an event knows the thread that made it
 	exe     string        // "" if it cannot be read
+	owner   port.Owner    // it, as what it makes is given it
+	detail  string        // it, for people
 	asked   bool          // whether its cgroups were
 	paths   []string      // those
 }
@@ -74,6 +76,7 @@ func (p procfs) look(pid uint32, tree *cgroup.Tree) (*process, error) {
 	if tree != nil {
 		q.paths, _ = tree.Process(dir) // it may have ended meanwhile
 	}
+	q.owner, q.detail = owner(pid, q.name, q.exe)
 	return q, nil
 }
 
@@ -129,6 +132,12 @@ func newProcesses(p procfs, tree *cgroup.Tree) *processes {
 
 // next begins a batch.
 func (ps *processes) next() { clear(ps.batch) }
+
+// knows reports whether the process that made a socket is known.
+func (ps *processes) knows(cookie uint64) bool {
+	_, ok := ps.made[cookie]
+	return ok
+}
 
 // forget says that a socket is gone.
 func (ps *processes) forget(cookie uint64) { delete(ps.made, cookie) }

@@ -12,10 +12,14 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net"
 	"net/netip"
+	"slices"
 	"strconv"
 	"strings"
+	"sync"
+	"time"
 
 	"github.com/fairlead/fairlead/internal/cgroup"
 	"github.com/fairlead/fairlead/internal/observer"
@@ -73,20 +77,33 @@ func (s *Source) Run(ctx context.Context, feed registry.Feed) error {
 	} else {
 		defer func() { _ = tree.Close() }()
 	}
-	return s.o.Observer.Run(ctx, &handler{
-		feed: feed, own: s.o.Own, ifname: interfaceName, processes: newProcesses(newProcfs(), tree),
-	})
+	h := &handler{feed: feed, own: s.o.Own, ifname: interfaceName, processes: newProcesses(newProcfs(), tree)}
+	defer h.stop()
+	return s.o.Observer.Run(ctx, h)
 }
 
-// handler translates. The observer calls it from one goroutine.
+// boundDelay is how long a TCP socket that was bound may take until it listens.
+// Nearly all do at once, and to say both would cost a second pass through all
+// tables just when the first message is wanted.
+const boundDelay = 5 * time.Millisecond
+
+// handler translates.
 type handler struct {
-	feed      registry.Feed
-	own       func(uint64) bool
-	ifname    func(index uint32) string
+	feed   registry.Feed
+	own    func(uint64) bool
+	ifname func(index uint32) string
+
+	mu        sync.Mutex // guards what follows, and the order of what is fed
 	processes *processes
+	bound     map[uint64]port.Binding // by cookie: not told yet, as it may listen at once
+	timer     *time.Timer             // tells what is bound; nil before the first
+	stopped   bool
 }
 
 func (h *handler) Replace(sockets []observer.Socket) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	clear(h.bound) // among all
 	h.processes.next()
 	set := make([]port.Binding, 0, len(sockets))
 	keep := make(map[uint64]struct{}, len(sockets))
@@ -101,27 +118,87 @@ func (h *handler) Replace(sockets []observer.Socket) {
 }
 
 func (h *handler) Apply(events []observer.Event) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
 	// Within a batch the last event of a cookie decides.
-	last := make(map[uint64]int, len(events))
-	for i := range events {
-		last[events[i].Socket.Cookie] = i
+	var last map[uint64]int
+	var c port.Change
+	if len(events) > 1 {
+		last = make(map[uint64]int, len(events))
+		for i := range events {
+			last[events[i].Socket.Cookie] = i
+		}
+		c.Put = make([]port.Binding, 0, len(last))
 	}
 	h.processes.next()
-	var c port.Change
 	for i := range events {
 		s := &events[i].Socket
-		if last[s.Cookie] != i || h.own(s.Cookie) {
+		if last != nil && last[s.Cookie] != i || h.own(s.Cookie) {
 			continue
 		}
-		if events[i].Gone {
+		switch {
+		case events[i].Gone:
 			c.Drop = append(c.Drop, origin(s))
+			delete(h.bound, s.Cookie)
 			h.processes.forget(s.Cookie)
-		} else {
+		case h.mayListen(s):
+			h.bound[s.Cookie] = h.binding(s)
+		default:
+			delete(h.bound, s.Cookie)
 			c.Put = append(c.Put, h.binding(s))
 		}
 	}
+	if h.timer != nil && len(h.bound) == 0 {
+		h.timer.Stop()
+	}
 	if len(c.Put)+len(c.Drop) > 0 {
 		h.feed.Apply(c)
+	}
+}
+
+// mayListen reports whether a socket is one that was bound just now. Its process
+// is looked at while it lives, and the socket is told when it listens, or after
+// boundDelay.
+func (h *handler) mayListen(s *observer.Socket) bool {
+	if s.Listening || s.Observed == 0 || h.stopped {
+		return false
+	}
+	if _, young := h.bound[s.Cookie]; young {
+		return true
+	}
+	if h.processes.knows(s.Cookie) {
+		return false // it was told, and maybe as one that listens
+	}
+	if len(h.bound) == 0 {
+		if h.timer == nil {
+			h.bound = make(map[uint64]port.Binding)
+			h.timer = time.AfterFunc(boundDelay, h.tellBound)
+		} else {
+			h.timer.Reset(boundDelay)
+		}
+	}
+	return true
+}
+
+// tellBound tells of the sockets that were bound and do not listen.
+func (h *handler) tellBound() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.stopped || len(h.bound) == 0 {
+		return
+	}
+	c := port.Change{Put: slices.Collect(maps.Values(h.bound))}
+	clear(h.bound)
+	h.feed.Apply(c)
+}
+
+// stop ends what runs by itself.
+func (h *handler) stop() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.stopped = true
+	if h.timer != nil {
+		h.timer.Stop()
 	}
 }
 
@@ -169,7 +246,7 @@ func (h *handler) binding(s *observer.Socket) port.Binding {
 		Hints:     hints,
 		Observed:  s.Observed,
 	}
-	b.Owner, b.Detail = owner(s, made)
+	b.Owner, b.Detail = ownerOf(s, made)
 	switch {
 	case !s.Listening:
 		b.Withheld = "bound, not listening"
@@ -193,20 +270,22 @@ func dial(addr netip.Addr, p uint16, v6only bool) []netip.AddrPort {
 	return []netip.AddrPort{own}
 }
 
-// owner names the process behind a socket: its number, its name and what it
-// executes.
-func owner(s *observer.Socket, made *process) (port.Owner, string) {
+// ownerOf names the process behind a socket, and says for people what it is.
+func ownerOf(s *observer.Socket, made *process) (port.Owner, string) {
 	switch {
 	case s.PID == 0 && s.Comm == "":
 		return port.Owner{}, "socket of an unknown process"
 	case s.PID == 0:
 		return port.Owner{Kind: port.OwnerProcess, Name: s.Comm}, "process of another pid namespace (" + s.Comm + ")"
+	case made != nil:
+		return made.owner, made.detail
 	}
-	id := strconv.FormatUint(uint64(s.PID), 10)
-	name, exe := s.Comm, ""
-	if made != nil {
-		name, exe = made.name, made.exe
-	}
+	return owner(s.PID, s.Comm, "")
+}
+
+// owner names a process: its number, its name and what it executes, if that is known.
+func owner(pid uint32, name, exe string) (port.Owner, string) {
+	id := strconv.FormatUint(uint64(pid), 10)
 	detail := "pid " + id + " (" + name + ")"
 	if exe != "" {
 		detail += ", " + exe
