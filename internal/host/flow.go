@@ -106,8 +106,7 @@ func (f *flows) crowded() bool {
 
 // await returns the session, waiting up to hold for one.
 func (f *flows) await(ctx context.Context, hold time.Duration) (link.Session, error) {
-	timer := time.NewTimer(hold)
-	defer timer.Stop()
+	var timer *time.Timer // most find a session at once
 	for {
 		f.mu.Lock()
 		session, moved := f.session, f.moved
@@ -118,6 +117,10 @@ func (f *flows) await(ctx context.Context, hold time.Duration) (link.Session, er
 			default:
 				return session, nil
 			}
+		}
+		if timer == nil {
+			timer = time.NewTimer(hold)
+			defer timer.Stop()
 		}
 		select {
 		case <-ctx.Done():

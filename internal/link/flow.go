@@ -25,6 +25,7 @@ type flowConn struct {
 
 	// Reading. Only who reads touches these, and holds reading.
 	reading sync.Mutex
+	early   []byte // read before all else
 	expect  []byte // proof that the peer sends first, nil once it was read
 	left    int    // bytes of the present chunk that were not read
 	head    [wire.ChunkHeader]byte
@@ -68,14 +69,14 @@ func (c *flowConn) Read(p []byte) (int, error) {
 			return 0, c.over()
 		}
 		if c.left >= len(p) || len(p) < inPlace {
-			n, err := c.conn.Read(p[:min(len(p), c.left)])
+			n, err := c.take(p[:min(len(p), c.left)])
 			c.left -= n
 			if n > 0 {
 				return n, nil
 			}
 			return 0, c.failed(err)
 		}
-		n, err := c.conn.Read(p)
+		n, err := c.take(p)
 		if n, perr := c.strip(p[:n]); n > 0 {
 			return n, nil
 		} else if perr != nil {
@@ -85,6 +86,18 @@ func (c *flowConn) Read(p []byte) (int, error) {
 			return 0, c.failed(err)
 		}
 	}
+}
+
+// take reads of the connection. c.reading is held.
+func (c *flowConn) take(p []byte) (int, error) {
+	if len(c.early) > 0 {
+		n := copy(p, c.early)
+		if c.early = c.early[n:]; len(c.early) == 0 {
+			c.early = nil
+		}
+		return n, nil
+	}
+	return c.conn.Read(p)
 }
 
 // over is what a read says when no more will come.
@@ -160,7 +173,7 @@ func (c *flowConn) readHeader() error {
 		}
 	}
 	for c.left == 0 && c.broken == nil && !c.ended.Load() {
-		n, err := c.conn.Read(c.head[c.have:])
+		n, err := c.take(c.head[c.have:])
 		c.have += n
 		if err != nil && n == 0 {
 			return c.failed(err)
@@ -195,7 +208,7 @@ func (c *flowConn) failed(err error) error {
 func (c *flowConn) Raw() net.Conn { return c.conn }
 
 // NextChunk waits for payload and returns how much of it is next to be read of
-// Raw; io.EOF at the end.
+// Raw; io.EOF at the end. Something must have been read before, by Read.
 func (c *flowConn) NextChunk() (int, error) {
 	c.reading.Lock()
 	defer c.reading.Unlock()
@@ -230,7 +243,7 @@ func (c *flowConn) AwaitReset() error {
 		return c.broken
 	}
 	var b [1]byte
-	n, err := c.conn.Read(b[:])
+	n, err := c.take(b[:])
 	switch {
 	case n > 0:
 		c.have = 0
@@ -416,7 +429,7 @@ func (c *flowConn) linger() {
 	_ = c.conn.SetReadDeadline(time.Now().Add(lingerTime))
 	var b [4096]byte
 	for !c.ended.Load() && c.broken == nil && c.expect == nil {
-		n, err := c.conn.Read(b[:])
+		n, err := c.take(b[:])
 		if _, perr := c.strip(b[:n]); err != nil || perr != nil {
 			return
 		}

@@ -67,10 +67,13 @@ func (u *numbers) use(n uint64) bool {
 	return true
 }
 
+// openingRoom takes an opening and most requests behind it at once.
+const openingRoom = 512
+
 // opening reads what a connection begins with: the whole opening of a flow, or
-// the first bytes of a handshake.
+// the first bytes of a handshake. There may be more behind it.
 func opening(conn net.Conn) (head []byte, isFlow bool, err error) {
-	head = make([]byte, wire.OpeningSize)
+	head = make([]byte, openingRoom)
 	n := 0
 	for n < len(wire.FlowMagic) {
 		m, err := conn.Read(head[n:])
@@ -88,8 +91,12 @@ func opening(conn net.Conn) (head []byte, isFlow bool, err error) {
 	if string(head[:len(wire.FlowMagic)]) != wire.FlowMagic {
 		return head[:n], false, nil
 	}
-	_, err = io.ReadFull(conn, head[n:])
-	return head, true, err
+	if n < wire.OpeningSize {
+		var m int
+		m, err = io.ReadAtLeast(conn, head[n:], wire.OpeningSize-n)
+		n += m
+	}
+	return head[:n], true, err
 }
 
 // intake is a listener's for one connection.
@@ -115,7 +122,7 @@ func (in *intake) hello() {
 // whether it is still open.
 func (in *intake) flow(ctx context.Context, conn net.Conn, head []byte, keep func() bool) error {
 	l := in.l
-	o, err := wire.ParseOpening(head)
+	o, err := wire.ParseOpening(head[:wire.OpeningSize])
 	if err != nil {
 		return err
 	}
@@ -136,7 +143,7 @@ func (in *intake) flow(ctx context.Context, conn net.Conn, head []byte, keep fun
 	if !keep() {
 		return ctx.Err()
 	}
-	c := &flowConn{conn: conn, s: s, say: s.keys.sum(byAgent, o.Number)}
+	c := &flowConn{conn: conn, s: s, say: s.keys.sum(byAgent, o.Number), early: head[wire.OpeningSize:]}
 	if !s.enter(c, l.o.MaxStreams) {
 		return refuse(RefusedLost, "the session has ended or has too many flows")
 	}

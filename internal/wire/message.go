@@ -72,9 +72,15 @@ func WriteControl(w io.Writer, c Control) error {
 
 // ReadRequest reads and checks the request at the start of a flow stream.
 func ReadRequest(r io.Reader) (FlowRequest, error) {
-	var q FlowRequest
-	if err := readPlain(r, &q); err != nil {
+	body, err := readFrame(r, MaxRequestFrame)
+	if err != nil {
 		return FlowRequest{}, fmt.Errorf("flow request: %w", err)
+	}
+	q, ok := parseRequest(body)
+	if !ok {
+		if err := unmarshalPlain(body, &q); err != nil {
+			return FlowRequest{}, fmt.Errorf("flow request: %w", err)
+		}
 	}
 	if err := q.check(); err != nil {
 		return FlowRequest{}, fmt.Errorf("flow request: %w", err)
@@ -85,13 +91,29 @@ func ReadRequest(r io.Reader) (FlowRequest, error) {
 // WriteRequest writes q in a single Write.
 func WriteRequest(w io.Writer, q FlowRequest) error {
 	q.Peer = unmapPort(q.Peer)
-	return writeFrame(w, q, MaxRequestFrame)
+	const usual = 128
+	frame, ok := appendRequest(make([]byte, frameHeader, usual), &q)
+	if !ok {
+		return writeFrame(w, q, MaxRequestFrame)
+	}
+	if err := seal(frame, MaxRequestFrame); err != nil {
+		return err
+	}
+	_, err := w.Write(frame)
+	return err
 }
 
 // ReadReply reads and checks the answer to a flow request.
 func ReadReply(r io.Reader) (FlowReply, error) {
+	body, err := readFrame(r, MaxRequestFrame)
+	if err != nil {
+		return FlowReply{}, fmt.Errorf("flow reply: %w", err)
+	}
+	if string(body) == plainOK {
+		return FlowReply{Status: FlowOK}, nil
+	}
 	var p FlowReply
-	if err := readPlain(r, &p); err != nil {
+	if err := unmarshalPlain(body, &p); err != nil {
 		return FlowReply{}, fmt.Errorf("flow reply: %w", err)
 	}
 	if err := p.check(); err != nil {
@@ -103,15 +125,19 @@ func ReadReply(r io.Reader) (FlowReply, error) {
 
 // WriteReply writes p in a single Write. Its reason is cut to MaxReason.
 func WriteReply(w io.Writer, p FlowReply) error {
+	if p == (FlowReply{Status: FlowOK}) {
+		frame := append(make([]byte, frameHeader), plainOK...)
+		if err := seal(frame, MaxRequestFrame); err != nil {
+			return err
+		}
+		_, err := w.Write(frame)
+		return err
+	}
 	p.Reason = cut(p.Reason, MaxReason)
 	return writeFrame(w, p, MaxRequestFrame)
 }
 
-func readPlain(r io.Reader, v any) error {
-	body, err := readFrame(r, MaxRequestFrame)
-	if err != nil {
-		return err
-	}
+func unmarshalPlain(body []byte, v any) error {
 	if err := json.Unmarshal(body, v); err != nil {
 		return malformed("%v", err)
 	}
