@@ -87,12 +87,16 @@ func New(cfg config.Agent, log *slog.Logger, level *slog.LevelVar) (*Agent, erro
 	return a, nil
 }
 
-// orNever says of an interval that is 0, for none, what the observer calls none.
-func orNever(d time.Duration) time.Duration {
-	if d == 0 {
+// auditInterval says the interval as the observer does: 0 leaves it to it, and
+// what is negative is none.
+func auditInterval(cfg *config.Agent) time.Duration {
+	switch {
+	case !cfg.AuditGiven:
+		return 0
+	case cfg.AuditInterval == 0:
 		return -1
 	}
-	return d
+	return cfg.AuditInterval
 }
 
 func (a *Agent) wireSources() error {
@@ -101,7 +105,7 @@ func (a *Agent) wireSources() error {
 		return err
 	}
 	o, err := observer.New(observer.Options{
-		Mode: mode, Interval: a.cfg.PollInterval, Audit: orNever(a.cfg.AuditInterval), Logger: a.log, Types: &a.types,
+		Mode: mode, Interval: a.cfg.PollInterval, Audit: auditInterval(&a.cfg), Logger: a.log, Types: &a.types,
 	})
 	if err != nil {
 		return fmt.Errorf("observer: %w", err)

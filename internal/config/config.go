@@ -71,6 +71,7 @@ type Agent struct {
 	Observer      string            // "auto", "bpf" or "poll"
 	PollInterval  time.Duration     // of the polling observer, 10ms to 1h
 	AuditInterval time.Duration     // between dumps in the background, 10s to 24h; 0 for none
+	AuditGiven    bool              // AuditInterval is exact, not the least
 	HoldDown      time.Duration     // how long a key without origins is kept, 0 to 1m
 	Expose        rules.HostAddress // rules.Loopback or rules.All
 	Docker        Docker
@@ -207,12 +208,19 @@ func (c *Agent) fields() []field {
 		one("pollInterval", "poll-interval", "duration", &c.PollInterval,
 			duration(10*time.Millisecond, time.Hour, false), stringOf, "time between two looks of the polling observer"),
 		one("auditInterval", "audit-interval", "duration", &c.AuditInterval,
-			duration(10*time.Second, 24*time.Hour, true), stringOf, "time between two audits by a full dump, 0 for none"),
+			c.readAudit, stringOf, "time between two audits by a full dump, 0 for none; if not given, up to 10m where they cost much"),
 		one("holdDown", "hold-down", "duration", &c.HoldDown,
 			duration(0, time.Minute, false), stringOf, "how long a port that vanished is kept"),
 		one("expose", "expose", "where", &c.Expose, rules.ParseExpose, stringOf,
 			"host addresses for what listens on all guest addresses: loopback or all"),
 	}, c.engineFields(), c.listenerFields(), c.Common.fields())
+}
+
+// readAudit notes that an interval was given.
+func (c *Agent) readAudit(s string) (time.Duration, error) {
+	d, err := duration(10*time.Second, 24*time.Hour, true)(s)
+	c.AuditGiven = c.AuditGiven || err == nil
+	return d, err
 }
 
 func (c *Host) fields() []field {

@@ -146,7 +146,9 @@ type Options struct {
 	Interval time.Duration
 
 	// Audit is the time between background dumps of what is observed by
-	// events. Default 60 s, at least 10 s; negative for none.
+	// events, at least 10 s; negative for none. Default 60 s after the start and
+	// after a loss, and then up to 10 minutes: so long that audits take no more
+	// than 1/30,000 of the time.
 	Audit time.Duration
 
 	// Rungs limits the rungs that are tried, by name, to force a place in the
@@ -163,6 +165,8 @@ type Options struct {
 
 	// Logger is told of rungs, losses, failures and their end. Default: none.
 	Logger *slog.Logger
+
+	pacedAudit bool // Audit was left to us
 }
 
 func (o *Options) setDefaults() {
@@ -170,7 +174,7 @@ func (o *Options) setDefaults() {
 		o.Interval = time.Second
 	}
 	if o.Audit == 0 {
-		o.Audit = time.Minute
+		o.Audit, o.pacedAudit = time.Minute, true
 	}
 	if o.RingBytes == 0 {
 		o.RingBytes = 4 << 20

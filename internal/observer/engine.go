@@ -6,10 +6,9 @@ package observer
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
-	"os"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -41,16 +40,12 @@ type eventSource interface {
 }
 
 const (
-	batchLimit  = 1024                   // records for one Apply
-	burstPause  = 500 * time.Microsecond // between reads while events pour in
-	burstEvents = 256                    // after so many, look for hooks that were skipped
-	dumpShare   = 20                     // at most 1/20 of the time is for dumps that events ask for
+	dumpShare = 20 // at most 1/20 of the time is for dumps that events ask for
 
-	// Each wake-up costs tens of microseconds of CPU, and UDP sockets can come
-	// and go without end. After wakeBurst wake-ups beyond one each wakeSpacing,
-	// UDP is read once each wakeSpacing.
-	wakeSpacing = 40 * time.Millisecond
-	wakeBurst   = 256
+	// Where the time between audits is ours to choose, they take at most
+	// 1/auditShare of it, but come at least each auditMost.
+	auditShare = 30_000
+	auditMost  = 10 * time.Minute
 
 	retryFirst = 100 * time.Millisecond
 	retryMost  = 10 * time.Second
@@ -90,6 +85,7 @@ type engine struct {
 	polled   scope                                            // what has no events
 	interval time.Duration
 	audit    time.Duration
+	paced    bool // audit is the least
 
 	// kick wakes the dumper, ownerKick the owners' search; capacity one.
 	kick, ownerKick chan struct{}
@@ -104,6 +100,10 @@ type engine struct {
 	stale     bool // the last dump failed
 	resync    bool // events were lost
 	seenDrops uint64
+
+	urgent bool                 // TCP was read since take was called
+	dozing bool                 // UDP is read once each wakeSpacing
+	young  map[uint64]time.Time // UDP that is not told yet, and when it was read
 
 	resolve   scope     // what events need a dump of, to be understood
 	resolveAt time.Time // when
@@ -126,6 +126,7 @@ func newEngine(h Handler, log *slog.Logger, c *counters) *engine {
 		ownerKick: make(chan struct{}, 1),
 		model:     newModel(),
 		decoder:   newDecoder(),
+		young:     make(map[uint64]time.Time),
 	}
 }
 
@@ -134,116 +135,6 @@ func wake(c chan struct{}) {
 	case c <- struct{}{}:
 	default:
 	}
-}
-
-// readEvents applies events until the source is shut.
-func (e *engine) readEvents() error {
-	pouring, unchecked := false, 0
-	var paid time.Time // until when wake-ups are paid for, one each wakeSpacing
-	for {
-		n, err := e.take()
-		if err != nil {
-			return err
-		}
-		unchecked += n
-		if n > 0 {
-			now := time.Now()
-			if paid.Before(now) {
-				paid = now
-			}
-			paid = paid.Add(wakeSpacing)
-		}
-		switch {
-		case n == 0:
-			if unchecked >= burstEvents {
-				e.mu.Lock()
-				e.checkDrops()
-				e.mu.Unlock()
-				unchecked = 0
-			}
-			doze := time.Duration(0)
-			if time.Until(paid) > wakeBurst*wakeSpacing {
-				doze = wakeSpacing
-			}
-			if err := e.source.wait(doze); errors.Is(err, os.ErrClosed) {
-				return nil
-			} else if err != nil {
-				return err
-			}
-			pouring = false
-		case pouring:
-			// Being awake already, we cost the producers no wake-up.
-			time.Sleep(burstPause)
-		default:
-			pouring = true
-		}
-	}
-}
-
-// take applies one batch of events.
-func (e *engine) take() (int, error) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	return e.takeLocked()
-}
-
-func (e *engine) takeLocked() (int, error) {
-	n, err := e.source.read(batchLimit, e.sample)
-	if e.source.takeLost() {
-		e.lost("the ring buffer was full")
-	}
-	e.apply(e.batch)
-	e.batch = e.batch[:0]
-	return n, err
-}
-
-// drain applies the events that were begun before it was called.
-func (e *engine) drain() error {
-	if e.source == nil {
-		return nil
-	}
-	// A producer is between reserve and commit for far less than this.
-	const patience = 1000
-	idle := 0
-	for end := e.source.end(); int64(e.source.position()-end) < 0 && idle < patience; {
-		n, err := e.takeLocked()
-		if err != nil {
-			return err
-		}
-		if n == 0 {
-			idle++
-			time.Sleep(10 * time.Microsecond)
-		}
-	}
-	for e.source.rearm() {
-		if _, err := e.takeLocked(); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// sample takes in one event; its change is put into the batch.
-func (e *engine) sample(b []byte) {
-	e.counters.events.Add(1)
-	if err := e.decoder.decode(b, &e.record); err != nil {
-		e.counters.malformed.Add(1)
-		e.lost(err.Error())
-		return
-	}
-	change, ok, ask := e.model.apply(&e.record)
-	if ok {
-		e.batch = append(e.batch, change)
-	}
-	if ask == 0 {
-		return
-	}
-	at := time.Now()
-	if e.record.kind == sockEventKindEVENT_CHECK {
-		e.checks = 0
-		at = at.Add(checkDelays()[0])
-	}
-	e.ask(ask, at)
 }
 
 // ask plans a dump that an event needs.
@@ -258,8 +149,15 @@ func (e *engine) ask(s scope, at time.Time) {
 	}
 }
 
-// apply tells the handler of changes, in order.
+// apply tells the handler of changes that did not come by events, in order.
 func (e *engine) apply(changes []Event) {
+	if len(e.young) > 0 {
+		changes = slices.DeleteFunc(changes, func(change Event) bool { return e.withheld(&change) })
+	}
+	e.tell(changes)
+}
+
+func (e *engine) tell(changes []Event) {
 	if len(changes) == 0 {
 		return
 	}
@@ -428,7 +326,7 @@ func (e *engine) run(ctx context.Context, j job) error {
 	if gated {
 		e.source.open(!e.trackAll())
 	}
-	e.schedule(j, now, len(rows))
+	e.schedule(j, start, len(rows))
 	return nil
 }
 
@@ -484,6 +382,7 @@ func (e *engine) finish(j job, covered scope, rows int) {
 		}
 		e.live, e.stale = true, false
 		e.counters.sockets.Store(int64(len(e.model.sockets)))
+		clear(e.young) // among all
 		e.handler.Replace(e.model.all())
 		e.log.Debug("Sockets dumped", "sockets", len(e.model.sockets), "rows", rows)
 	}
@@ -563,8 +462,9 @@ func (e *engine) failed(j job, err error) {
 	e.handler.Stale(fmt.Errorf("observer: %w", err))
 }
 
-// schedule plans the next dumps after one that succeeded.
-func (e *engine) schedule(j job, now time.Time, rows int) {
+// schedule plans the next dumps after one that began at start and succeeded.
+func (e *engine) schedule(j job, start time.Time, rows int) {
+	now := time.Now()
 	switch {
 	case e.polled == 0 || !j.replace && j.polled == 0:
 	case e.polled == scopeTCPBound:
@@ -582,8 +482,13 @@ func (e *engine) schedule(j job, now time.Time, rows int) {
 	case j.replace && rows > singleMessageRows:
 		e.auditAt = now.Add(firstAudit)
 	case j.replace || j.audited != 0:
-		if e.auditAt = now.Add(e.audit); e.audit < 0 {
+		switch {
+		case e.audit < 0:
 			e.auditAt = time.Time{}
+		case e.paced && !j.replace:
+			e.auditAt = now.Add(max(e.audit, min(auditShare*now.Sub(start), auditMost)))
+		default:
+			e.auditAt = now.Add(e.audit)
 		}
 		e.checkDrops()
 	}

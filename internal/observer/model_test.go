@@ -255,7 +255,7 @@ func TestModelAfterLoss(t *testing.T) {
 		o.steps(1 + o.rng.IntN(30))
 		o.deaf = false
 		o.steps(10)
-		if _, err := e.take(); err != nil {
+		if _, _, err := e.take(); err != nil {
 			t.Fatal(err)
 		}
 		lost := o.source.drops() > 0

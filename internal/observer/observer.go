@@ -162,7 +162,7 @@ func (s *session) run(ctx context.Context, h Handler) error {
 	e.dump = s.dumper.dump
 	finder := ownerFinder{proc: "/proc", budget: ownerBudget, mptcp: s.mptcp.mptcpListeners}
 	e.owners = finder.find
-	e.interval, e.audit = s.options.Interval, s.options.Audit
+	e.interval, e.audit, e.paced = s.options.Interval, s.options.Audit, s.options.pacedAudit
 
 	if s.ring != nil {
 		// Events are read from before the first hook is attached, and are

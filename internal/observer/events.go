@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux
+
+package observer
+
+import (
+	"errors"
+	"os"
+	"time"
+
+	"github.com/fairlead/fairlead/internal/port"
+)
+
+const (
+	batchLimit  = 1024                   // records for one Apply
+	burstPause  = 500 * time.Microsecond // between reads while events pour in
+	burstEvents = 256                    // after so many, look for hooks that were skipped
+
+	// Each wake-up costs tens of microseconds of CPU, what is told a millisecond,
+	// and UDP sockets can come and go without end. After wakeBurst wake-ups for
+	// UDP beyond one each wakeSpacing, UDP is read once each wakeSpacing, and what
+	// is gone again by the next reading is not told; until half of them are made
+	// good.
+	wakeSpacing = 40 * time.Millisecond
+	wakeBurst   = 64
+)
+
+// readEvents applies events until the source is shut.
+func (e *engine) readEvents() error {
+	pouring, unchecked := false, 0
+	var paid time.Time // until when wake-ups are paid for, one each wakeSpacing
+	for {
+		n, urgent, err := e.take()
+		if err != nil {
+			return err
+		}
+		unchecked += n
+		if n > 0 && !urgent {
+			now := time.Now()
+			if paid.Before(now) {
+				paid = now
+			}
+			paid = paid.Add(wakeSpacing)
+		}
+		switch {
+		case n == 0:
+			if unchecked >= burstEvents {
+				e.mu.Lock()
+				e.checkDrops()
+				e.mu.Unlock()
+				unchecked = 0
+			}
+			if err := e.source.wait(e.rest(time.Until(paid))); errors.Is(err, os.ErrClosed) {
+				return nil
+			} else if err != nil {
+				return err
+			}
+			pouring = false
+		case pouring:
+			// Being awake already, we cost the producers no wake-up.
+			time.Sleep(burstPause)
+		default:
+			pouring = true
+		}
+	}
+}
+
+// rest decides how to wait, by how far wake-ups for UDP are ahead of what is
+// paid for. It returns for how long to doze, 0 for not at all.
+func (e *engine) rest(ahead time.Duration) time.Duration {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	most := wakeBurst * wakeSpacing
+	if e.dozing {
+		most /= 2
+	}
+	if e.dozing = ahead > most; e.dozing {
+		return wakeSpacing
+	}
+	e.ripen(0)
+	return 0
+}
+
+// take applies one batch of events, and says if any was of TCP.
+func (e *engine) take() (n int, urgent bool, err error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.urgent = false
+	n, err = e.takeLocked()
+	return n, e.urgent, err
+}
+
+func (e *engine) takeLocked() (int, error) {
+	n, err := e.source.read(batchLimit, e.sample)
+	if e.source.takeLost() {
+		e.lost("the ring buffer was full")
+	}
+	e.tell(e.batch)
+	e.batch = e.batch[:0]
+	e.ripen(wakeSpacing)
+	return n, err
+}
+
+// drain applies the events that were begun before it was called.
+func (e *engine) drain() error {
+	if e.source == nil {
+		return nil
+	}
+	// A producer is between reserve and commit for far less than this.
+	const patience = 1000
+	idle := 0
+	for end := e.source.end(); int64(e.source.position()-end) < 0 && idle < patience; {
+		n, err := e.takeLocked()
+		if err != nil {
+			return err
+		}
+		if n == 0 {
+			idle++
+			time.Sleep(10 * time.Microsecond)
+		}
+	}
+	for e.source.rearm() {
+		if _, err := e.takeLocked(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// sample takes in one event; its change is put into the batch.
+func (e *engine) sample(b []byte) {
+	e.counters.events.Add(1)
+	if err := e.decoder.decode(b, &e.record); err != nil {
+		e.counters.malformed.Add(1)
+		e.lost(err.Error())
+		return
+	}
+	urgent := e.record.socket.Protocol == port.TCP
+	e.urgent = e.urgent || urgent
+	fresh := e.dozing && !urgent && e.model.sockets[e.record.socket.Cookie] == nil
+	change, ok, ask := e.model.apply(&e.record)
+	if ok && fresh {
+		e.young[change.Socket.Cookie] = time.Now()
+	} else if ok && !e.withheld(&change) {
+		e.batch = append(e.batch, change)
+	}
+	if ask == 0 {
+		return
+	}
+	at := time.Now()
+	if e.record.kind == sockEventKindEVENT_CHECK {
+		e.checks = 0
+		at = at.Add(checkDelays()[0])
+	}
+	e.ask(ask, at)
+}
+
+// withheld reports whether a change need not be told, as its socket was not.
+func (e *engine) withheld(change *Event) bool {
+	_, young := e.young[change.Socket.Cookie]
+	if young && change.Gone {
+		delete(e.young, change.Socket.Cookie)
+	}
+	return young
+}
+
+// ripen tells of what was not told and was read so long ago.
+func (e *engine) ripen(age time.Duration) {
+	if len(e.young) == 0 {
+		return
+	}
+	var ripe []Event
+	for cookie, since := range e.young {
+		if time.Since(since) < age {
+			continue
+		}
+		delete(e.young, cookie)
+		if en := e.model.sockets[cookie]; en != nil {
+			ripe = append(ripe, Event{Socket: en.socket})
+		}
+	}
+	e.tell(ripe)
+}
