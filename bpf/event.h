@@ -59,8 +59,8 @@ _Static_assert(__builtin_offsetof(struct event, address) == 56, "no hidden paddi
  * (xchg), and so is the agent's store, so at least one of the two sees the other.
  *
  * UDP sockets can come and go by the hundred each second, for ever. When that
- * has gone on for a while the agent dozes: it comes back by itself in some tens of
- * milliseconds, and only TCP wakes it before.
+ * has gone on for a while the agent dozes: it comes back by itself in a tenth of a
+ * second, and only TCP wakes it before.
  */
 enum sleep {
 	SLEEP_AWAKE = 0,

@@ -628,21 +628,21 @@ func TestEndlessUDPIsReadAtARate(t *testing.T) {
 			defer r.source.mu.Unlock()
 			return r.source.waits - before
 		}
-		if n := churn(50); n < 45 {
-			t.Errorf("%d reads in the first quarter of a second, want one for each event", n)
+		if n := churn(25); n < 24 {
+			t.Errorf("%d reads for the first 25 events, want one for each", n)
 		}
 		churn(1000)
-		if n := churn(2000); n > 550 {
-			t.Errorf("%d reads in ten seconds, want some 500", n)
+		if n := churn(2000); n > 120 {
+			t.Errorf("%d reads in ten seconds, want some 100", n)
 		}
 		r.source.send(tcpEvent(sockEventKindEVENT_LISTEN, 2))
 		synctest.Wait()
 		r.wantCookies(t, 2)
 		r.source.send(udpEvent(sockEventKindEVENT_BIND, 3))
-		time.Sleep(2*wakeSpacing + time.Millisecond)
+		time.Sleep(2*dozeSpacing + time.Millisecond)
 		r.wantCookies(t, 2, 3)
 		// Rest pays for what was.
-		time.Sleep(10 * time.Second)
+		time.Sleep(2 * time.Second)
 		r.source.send(udpEvent(sockEventKindEVENT_BIND, 4))
 		synctest.Wait()
 		r.wantCookies(t, 2, 3, 4)
@@ -675,7 +675,7 @@ func TestShortUDPAmongMuchIsNotTold(t *testing.T) {
 		r.source.send(stays, changes)
 		changes.Port++
 		r.source.send(changes)
-		time.Sleep(2*wakeSpacing + time.Millisecond)
+		time.Sleep(2*dozeSpacing + time.Millisecond)
 		synctest.Wait()
 		if s := r.keeper.set[4]; s.Port != changes.Port {
 			t.Errorf("have %+v, want port %d", s, changes.Port)
@@ -706,7 +706,7 @@ func TestDumpsAmongMuchUDPTellOfIt(t *testing.T) {
 		// Two come; the end of one is lost.
 		r.source.send(udpEvent(sockEventKindEVENT_BIND, 2), udpEvent(sockEventKindEVENT_BIND, 3))
 		r.edit(func() { r.table[2] = udpRow(2) })
-		time.Sleep(wakeSpacing)
+		time.Sleep(dozeSpacing)
 		r.source.lose()
 		r.source.send(tcpEvent(sockEventKindEVENT_LISTEN, 4))
 		r.edit(func() { r.table[4] = tcpRow(4) })

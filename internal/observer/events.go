@@ -17,19 +17,21 @@ const (
 	burstPause  = 500 * time.Microsecond // between reads while events pour in
 	burstEvents = 256                    // after so many, look for hooks that were skipped
 
-	// Each wake-up costs tens of microseconds of CPU, what is told a millisecond,
-	// and UDP sockets can come and go without end. After wakeBurst wake-ups for
-	// UDP beyond one each wakeSpacing, UDP is read once each wakeSpacing, and what
-	// is gone again by the next reading is not told; until half of them are made
-	// good.
+	// Each wake-up costs a tenth of a millisecond of CPU, what is told a whole
+	// one, and UDP sockets can come and go without end. After wakeBurst wake-ups
+	// for UDP beyond one each wakeSpacing we doze, until half of them are made
+	// good: UDP is read once each dozeSpacing, and what is gone again by the next
+	// reading is not told.
 	wakeSpacing = 40 * time.Millisecond
-	wakeBurst   = 64
+	dozeSpacing = 100 * time.Millisecond
+	wakeBurst   = 32
 )
 
 // readEvents applies events until the source is shut.
 func (e *engine) readEvents() error {
 	pouring, unchecked := false, 0
-	var paid time.Time // until when wake-ups are paid for, one each wakeSpacing
+	var paid time.Time // until when wake-ups are paid for
+	price := wakeSpacing
 	for {
 		n, urgent, err := e.take()
 		if err != nil {
@@ -41,7 +43,7 @@ func (e *engine) readEvents() error {
 			if paid.Before(now) {
 				paid = now
 			}
-			paid = paid.Add(wakeSpacing)
+			paid = paid.Add(price)
 		}
 		switch {
 		case n == 0:
@@ -51,7 +53,9 @@ func (e *engine) readEvents() error {
 				e.mu.Unlock()
 				unchecked = 0
 			}
-			if err := e.source.wait(e.rest(time.Until(paid))); errors.Is(err, os.ErrClosed) {
+			doze := e.rest(time.Until(paid))
+			price = max(wakeSpacing, doze)
+			if err := e.source.wait(doze); errors.Is(err, os.ErrClosed) {
 				return nil
 			} else if err != nil {
 				return err
@@ -66,8 +70,7 @@ func (e *engine) readEvents() error {
 	}
 }
 
-// rest decides how to wait, by how far wake-ups for UDP are ahead of what is
-// paid for. It returns for how long to doze, 0 for not at all.
+// rest decides how to wait, by how far wake-ups for UDP are paid for in advance. It returns for how long to doze, 0 for not at all.
 func (e *engine) rest(ahead time.Duration) time.Duration {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -76,7 +79,7 @@ func (e *engine) rest(ahead time.Duration) time.Duration {
 		most /= 2
 	}
 	if e.dozing = ahead > most; e.dozing {
-		return wakeSpacing
+		return dozeSpacing
 	}
 	e.ripen(0)
 	return 0
@@ -98,7 +101,7 @@ func (e *engine) takeLocked() (int, error) {
 	}
 	e.tell(e.batch)
 	e.batch = e.batch[:0]
-	e.ripen(wakeSpacing)
+	e.ripen(dozeSpacing)
 	return n, err
 }
 
