@@ -115,6 +115,7 @@ type engine struct {
 	pollAt    time.Time // zero: never
 	polls     int       // since bound sockets were polled
 	auditAt   time.Time // zero: never
+	checkAt   time.Time // when to look for events lost without a sign; zero: at audits only
 }
 
 func newEngine(h Handler, log *slog.Logger, c *counters) *engine {
@@ -219,6 +220,11 @@ func (e *engine) due(now time.Time) (j job, next time.Time) {
 	}
 	if !e.live || e.stale {
 		return job{scope: scopeAll, replace: true}, time.Time{}
+	}
+	if reached(e.checkAt) {
+		e.checkDrops()
+		e.checkAt = now.Add(e.audit)
+		reached(e.checkAt)
 	}
 	if e.resync && (e.notBefore.IsZero() || reached(e.notBefore)) {
 		return job{scope: scopeAll, replace: true}, time.Time{}
@@ -487,6 +493,7 @@ func (e *engine) schedule(j job, start time.Time, rows int) {
 			e.auditAt = time.Time{}
 		case e.paced && !j.replace:
 			e.auditAt = now.Add(max(e.audit, min(auditShare*now.Sub(start), auditMost)))
+			e.checkAt = now.Add(e.audit)
 		default:
 			e.auditAt = now.Add(e.audit)
 		}

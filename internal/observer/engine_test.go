@@ -279,7 +279,16 @@ func TestAuditsArePacedByTheirCost(t *testing.T) {
 			if n := len(r.dumped()); n != c.want && n != c.want-1 {
 				t.Errorf("%+v: %d audits in 20 minutes", c, n)
 			}
-			// A loss makes the next one prompt again.
+			// A loss that no event tells of is found within a minute.
+			r.source.mu.Lock()
+			r.source.dropped++
+			r.source.mu.Unlock()
+			resyncs := r.counters.resyncs.Load()
+			pass(r.audit + 2*c.takes)
+			if n := r.counters.resyncs.Load() - resyncs; n != 1 {
+				t.Errorf("%+v: %d dumps for a loss", c, n)
+			}
+			// A loss makes the next audit prompt again.
 			r.source.lose()
 			pass(30 * time.Second)
 			r.dumped()

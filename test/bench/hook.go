@@ -37,24 +37,26 @@ func hookPart() Part {
 		Section: report.Section{
 			Name: "hook", Title: "What a program pays for being observed",
 			About: `The processor time of the calling thread for a pair of system calls, beyond what the same pair
-takes while no agent runs. Each round measures all cases, one after the other. What counts of a case
+takes while nobody observes. What counts of a turn
 is the time that its best tenth does not exceed, as whatever else the machine does only adds to it;
-a sample is the difference of two of one round. *Another namespace* is a container that the agent does not
-observe, *idle* means that the agent sleeps and is woken by each call, and *in a burst* the pairs
-follow each other without a pause. The time within the BPF programs is counted by the kernel itself
+a sample is the difference of two turns. *Another namespace* is a container that is not
+observed, and *in a burst* the pairs follow each other without a pause: for these two the observer alone runs within the
+benchmark, is switched on and off for each sample, and its turn is compared with those before and after, as a
+processor's speed changes from second to second by more than what is measured. *Idle* means that an agent
+sleeps and is woken by each call; a turn is compared with one before the agent was started, some seconds apart. The time within the BPF programs is counted by the kernel itself
 (BPF_ENABLE_STATS), of all that a pair needs: a listener is bound before. What it takes to enter the
 programs is not in it. The calls of nft
 and iptables are those of the whole program, from its start to its end.`,
 			Base: hookUnwatched,
 			Figures: []report.Figure{
-				{File: "hook-listen", Title: "Added to listen() and close()", Measure: added(pairs[0].name), Kind: report.Bars, Y: "time"},
+				{File: "hook-listen", Title: "Added to listen() and close()", Measure: addedTo(pairs[0].name), Kind: report.Bars, Y: "time"},
 			},
 		},
 		Run: hooks,
 	}
 }
 
-func added(what string) string { return "added to " + what }
+func addedTo(what string) string { return "added to " + what }
 
 const inPrograms = "within BPF programs, "
 
@@ -187,11 +189,17 @@ func hooks(ctx context.Context, e *Env) error {
 		return err
 	}
 	defer func() { _ = watched.Close() }()
-	var cases []hookCase
+	var cases, turns []hookCase
 	for _, p := range pairs {
 		cases = append(cases, hookCase{pair: p, n: e.Of(1500, 800, 20)})
+		turns = append(turns, hookCase{pair: p, n: e.Of(400, 400, 20)})
 	}
-	cases = append(cases, hookCase{pair: pair{"connect() and accept()", connectAccept}, n: e.Of(60, 40, 2)})
+	connects := pair{"connect() and accept()", connectAccept}
+	cases = append(cases, hookCase{pair: connects, n: e.Of(60, 40, 2)})
+	turns = append(turns, hookCase{pair: connects, n: e.Of(10, 10, 2)})
+	if err := hookTurns(ctx, e, turns); err != nil {
+		return err
+	}
 	for _, argv := range [][]string{
 		{"nft", "add table ip bench; delete table ip bench"},
 		{"iptables", "-w", "-t", "nat", "-F", "OUTPUT"},
@@ -206,7 +214,10 @@ func hooks(ctx context.Context, e *Env) error {
 		e.Progress("round %d of %d", r+1, rounds)
 		base := map[[2]string]time.Duration{}
 		for _, c := range cases {
-			for mode, wait := range map[string]time.Duration{hookBurst: 0, hookIdle: quiet} {
+			for mode, wait := range map[string]time.Duration{hookUnwatched: 0, hookIdle: quiet} {
+				if !c.compared(mode) {
+					continue
+				}
 				if base[[2]string{c.name, mode}], err = repeat(watched, c.pair, c.count(mode), wait); err != nil {
 					return err
 				}
@@ -239,7 +250,7 @@ func hooks(ctx context.Context, e *Env) error {
 		for _, mode := range []string{hookUnwatched, hookIdle, hookBurst} {
 			key := [2]string{c.name, mode}
 			if len(samples[key]) > 0 {
-				e.Samples(report.Cell{Measure: added(c.name), Mode: mode, Unit: "s", By: by}, samples[key])
+				e.Samples(report.Cell{Measure: addedTo(c.name), Mode: mode, Unit: "s", By: by}, samples[key])
 			}
 			if len(inside[key]) > 0 {
 				e.Samples(report.Cell{Measure: inPrograms + c.name, Mode: mode, Unit: "s", By: by}, inside[key])
@@ -248,6 +259,10 @@ func hooks(ctx context.Context, e *Env) error {
 	}
 	return nil
 }
+
+// compared reports whether a mode is compared with what was before the agent was
+// started; hookTurns measures the rest.
+func (c hookCase) compared(mode string) bool { return c.calls || mode == hookIdle }
 
 func (c hookCase) count(mode string) int {
 	if mode == hookIdle && !c.calls {
@@ -260,25 +275,26 @@ func (c hookCase) count(mode string) int {
 func hookRound(g *guest, other *netns.Space, cases []hookCase, base map[[2]string]time.Duration, samples, inside map[[2]string][]float64) error {
 	type where struct {
 		mode string
-		like string // the mode that it is compared with
 		in   *netns.Space
 		wait time.Duration
 	}
 	for _, w := range []where{
-		{hookUnwatched, hookBurst, other, 0},
-		{hookIdle, hookIdle, g.space, quiet},
-		{hookBurst, hookBurst, g.space, 0},
+		{hookUnwatched, other, 0},
+		{hookIdle, g.space, quiet},
+		{hookBurst, g.space, 0},
 	} {
 		for _, c := range cases {
 			if c.calls && w.mode == hookBurst {
 				continue
 			}
 			key := [2]string{c.name, w.mode}
-			d, err := repeat(w.in, c.pair, c.count(w.mode), w.wait)
-			if err != nil {
-				return err
+			if c.compared(w.mode) {
+				d, err := repeat(w.in, c.pair, c.count(w.mode), w.wait)
+				if err != nil {
+					return err
+				}
+				samples[key] = append(samples[key], (d - base[key]).Seconds())
 			}
-			samples[key] = append(samples[key], (d - base[[2]string{c.name, w.like}]).Seconds())
 			if c.calls {
 				continue
 			}
