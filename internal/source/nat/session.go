@@ -68,6 +68,8 @@ const (
 	ownedPoll    = 10 * time.Second      // of tables that go with their owner, of which nothing is said
 	climbDelay   = 20 * time.Millisecond // until a loaded module is looked for again
 	maxClimbs    = 8
+	auditShare   = 30_000 // of what an audit took, before the next one
+	auditMost    = 30 * time.Minute
 )
 
 // session is one life of the sockets. All its fields belong to run's goroutine.
@@ -104,6 +106,7 @@ type session struct {
 
 	wantDump, wantHost, wantLegacy bool
 	hostAt, auditAt, legacyAt      time.Time
+	legacyAuditAt                  time.Time
 	polling                        bool // of the generation
 	genAt                          time.Time
 	ownedAt                        time.Time
@@ -385,7 +388,7 @@ func (x *session) pace(began, now time.Time) time.Time {
 func (x *session) work(ctx context.Context, now time.Time, wake bool) time.Time {
 	opt := x.s.opt
 	if x.auditAt.IsZero() {
-		x.auditAt = now.Add(opt.Audit)
+		x.auditAt, x.legacyAuditAt = now.Add(opt.Audit), now.Add(opt.Audit)
 	}
 	if x.wantHost && !now.Before(x.hostAt) {
 		x.readHost(now)
@@ -415,6 +418,9 @@ func (x *session) work(ctx context.Context, now time.Time, wake bool) time.Time 
 	audit := !now.Before(x.auditAt)
 	if audit {
 		x.auditAt = now.Add(opt.Audit)
+	}
+	if audit || !now.Before(x.legacyAuditAt) {
+		x.legacyAuditAt = now.Add(opt.Audit)
 		x.wantLegacy = true
 	}
 	if len(x.pending) > 0 && !x.wantDump && !now.Before(x.busyUntil) {
@@ -438,6 +444,7 @@ func (x *session) work(ctx context.Context, now time.Time, wake bool) time.Time 
 			at = t
 		}
 	}
+	soon(true, x.legacyAuditAt)
 	soon(x.wantHost, x.hostAt)
 	soon(!x.climbAt.IsZero(), x.climbAt)
 	soon(x.low && x.known, now)
@@ -600,6 +607,10 @@ func (x *session) readDump(ctx context.Context, audit bool) {
 		x.count(func(st *Status) { st.Drift += uint64(n) })
 	}
 	x.done(partNFT, x.c.commit())
+	if opt := x.s.opt; audit && opt.paced {
+		now := time.Now()
+		x.auditAt = now.Add(max(opt.Audit, min(auditShare*now.Sub(began), auditMost)))
+	}
 }
 
 func later(a, b time.Time) time.Time {

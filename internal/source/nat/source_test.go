@@ -27,6 +27,7 @@ type fakeSystem struct {
 	blob     []byte
 	reads    int
 	readTime time.Duration
+	dumpTime time.Duration
 	events   chan batch
 	hooks    bool            // the hooks can be attached to
 	broken   map[string]bool // rungs that do not work
@@ -98,6 +99,7 @@ func (f *fakeSystem) set(s *snapshot, gen uint32, err error) {
 }
 
 func (f *fakeSystem) dump(context.Context) (*snapshot, error) {
+	time.Sleep(f.dumpTime)
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.dumps++
@@ -333,6 +335,31 @@ func TestAuditRepairs(t *testing.T) {
 			t.Error("the drift was not counted")
 		}
 	})
+}
+
+// An audit that takes long makes the next one wait, unless the time was given.
+func TestAuditsArePacedByTheirCost(t *testing.T) {
+	for _, c := range []struct {
+		o     Options
+		takes time.Duration
+		most  int // in two hours
+		least int
+	}{
+		{Options{}, time.Millisecond, 25, 23},
+		{Options{}, time.Second, 6, 4},
+		{Options{Audit: 5 * time.Minute}, time.Second, 25, 23},
+	} {
+		f := newFake(oneTable(80))
+		f.dumpTime = c.takes
+		run(t, c.o, f, func(s *Source, r *recorder) {
+			time.Sleep(2 * time.Minute)
+			before := s.Status().Dumps
+			time.Sleep(2 * time.Hour)
+			if n := int(s.Status().Dumps - before); n < c.least || n > c.most {
+				t.Errorf("%+v: %d dumps in two hours", c, n)
+			}
+		})
+	}
 }
 
 func TestNoNftables(t *testing.T) {
