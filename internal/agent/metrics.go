@@ -61,7 +61,7 @@ func (a *Agent) count() metrics.AgentSnapshot {
 	}
 	o := a.observer.Stats()
 	s.Observer = metrics.ObserverCounts{
-		Events: o.Events, Malformed: o.Malformed, Drops: o.Drops, Resyncs: o.Resyncs, Drift: o.Drift,
+		Events: o.Events, Malformed: o.Malformed, Drops: o.Drops, Skipped: o.Skipped, Resyncs: o.Resyncs, Drift: o.Drift,
 		Dumps: o.Dumps, DumpFailures: o.DumpFailures, DumpTime: o.DumpTime, Sockets: o.Sockets,
 	}
 	for _, r := range a.observer.Rungs() {

@@ -48,9 +48,9 @@ type SinkCounts struct {
 
 // ObserverCounts is what the observer of sockets did.
 type ObserverCounts struct {
-	Events, Malformed, Drops, Resyncs, Drift, Dumps, DumpFailures uint64
-	DumpTime                                                      time.Duration
-	Sockets                                                       int // now
+	Events, Malformed, Drops, Skipped, Resyncs, Drift, Dumps, DumpFailures uint64
+	DumpTime                                                               time.Duration
+	Sockets                                                                int // now
 }
 
 // NATCounts is what the reader of NAT rules did.
@@ -86,14 +86,14 @@ type LinkCounts struct {
 // agentFamilies declares what an agent exports.
 type agentFamilies struct {
 	set
-	build, publications, bySource, changes, sourceUp                         *Family
-	propagation                                                              *Family
-	outcomes, syncs, retries                                                 *Family
-	events, drops, malformed, resyncs, drift, dumps, dumpTime, sockets, rung *Family
-	unread, natReads, natFailures, natLosses, natDrift, natEvaluated         *Family
-	open, flows, answers, bytes                                              *Family
-	holds, held, holdFlows, holdEnds                                         *Family
-	connected, sessions, closed, messages, control, rejected, asked          *Family
+	build, publications, bySource, changes, sourceUp                                  *Family
+	propagation                                                                       *Family
+	outcomes, syncs, retries                                                          *Family
+	events, drops, skipped, malformed, resyncs, drift, dumps, dumpTime, sockets, rung *Family
+	unread, natReads, natFailures, natLosses, natDrift, natEvaluated                  *Family
+	open, flows, answers, bytes                                                       *Family
+	holds, held, holdFlows, holdEnds                                                  *Family
+	connected, sessions, closed, messages, control, rejected, asked                   *Family
 }
 
 const (
@@ -121,6 +121,8 @@ func declareAgent() *agentFamilies {
 
 	f.events = f.counter("observer_events_total", "Kernel events read.")
 	f.drops = f.counter("observer_drops_total", "Kernel events lost; each loss forces a dump.")
+	f.skipped = f.counter("observer_skipped_total",
+		"Of the kernel events lost, those whose hook was skipped because it ran on that processor already; for the others there was no room.")
 	f.malformed = f.counter("observer_malformed_total", "Kernel events that could not be decoded; each forces a dump.")
 	f.resyncs = f.counter("observer_resyncs_total", "Dumps forced by a loss.")
 	f.drift = f.counter("observer_drift_total", "Sockets that a background dump had to put right.")
@@ -284,6 +286,7 @@ func (c agentCollector) observer(to sender, s AgentSnapshot) {
 	f, o := c.a.families, s.Observer
 	to.send(f.events, number(o.Events))
 	to.send(f.drops, number(o.Drops))
+	to.send(f.skipped, number(o.Skipped))
 	to.send(f.malformed, number(o.Malformed))
 	to.send(f.resyncs, number(o.Resyncs))
 	to.send(f.drift, number(o.Drift))

@@ -212,6 +212,7 @@ type Stats struct {
 	Events       uint64        // records read from the ring
 	Malformed    uint64        // records that could not be decoded; each forces a resync
 	Drops        uint64        // events lost in the kernel: ring full, or hook skipped
+	Skipped      uint64        // of Drops, hooks that the kernel skipped as they ran on that CPU already
 	Resyncs      uint64        // dumps forced by a loss
 	Drift        uint64        // sockets that a background dump had to put right
 	Dumps        uint64        // dumps that succeeded

@@ -30,8 +30,9 @@ type eventSource interface {
 	// rearm is called by whoever read while another waits: it has the waiter
 	// woken again, and reports whether there is something to read already.
 	rearm() bool
-	// drops counts the events that were lost so far.
-	drops() uint64
+	// drops counts the events that were lost so far, and of them those whose
+	// hook was skipped.
+	drops() (all, skipped uint64)
 	// open lets the hooks report the end of sockets that they do not track.
 	open(bool)
 	track(cookie uint64) error
@@ -68,9 +69,9 @@ func checkDelays() []time.Duration {
 
 // counters are Stats, kept for all goroutines.
 type counters struct {
-	events, malformed, drops, resyncs, drift, dumps, dumpFailures atomic.Uint64
-	dumpTime, sockets                                             atomic.Int64
-	rungs                                                         atomic.Pointer[[]Rung]
+	events, malformed, drops, skipped, resyncs, drift, dumps, dumpFailures atomic.Uint64
+	dumpTime, sockets                                                      atomic.Int64
+	rungs                                                                  atomic.Pointer[[]Rung]
 }
 
 // engine keeps the model true and tells the handler. Two goroutines work in it:
@@ -91,15 +92,15 @@ type engine struct {
 	kick, ownerKick chan struct{}
 
 	// mu guards all below, the source but for its wait, and calls of the handler.
-	mu        sync.Mutex
-	model     *model
-	decoder   *decoder
-	record    record
-	batch     []Event
-	live      bool // the handler has had a Replace
-	stale     bool // the last dump failed
-	resync    bool // events were lost
-	seenDrops uint64
+	mu      sync.Mutex
+	model   *model
+	decoder *decoder
+	record  record
+	batch   []Event
+	live    bool // the handler has had a Replace
+	stale   bool // the last dump failed
+	resync  bool // events were lost
+	seen    struct{ drops, skipped uint64 }
 
 	urgent bool                 // TCP was read since take was called
 	dozing bool                 // UDP is read once each wakeSpacing
@@ -180,16 +181,21 @@ func (e *engine) lost(reason string) {
 
 // checkDrops notices events that were lost without a sign in the ring.
 func (e *engine) checkDrops() {
-	if e.source == nil {
-		return
+	if e.source != nil && e.countDrops() {
+		e.lost("hooks were skipped")
 	}
-	n := e.source.drops()
-	if n <= e.seenDrops {
-		return
+}
+
+// countDrops reports whether events were lost since it was last asked.
+func (e *engine) countDrops() bool {
+	all, skipped := e.source.drops()
+	if all <= e.seen.drops {
+		return false
 	}
-	e.counters.drops.Add(n - e.seenDrops)
-	e.seenDrops = n
-	e.lost("hooks were skipped")
+	e.counters.drops.Add(all - e.seen.drops)
+	e.counters.skipped.Add(skipped - e.seen.skipped)
+	e.seen.drops, e.seen.skipped = all, skipped
+	return true
 }
 
 // job is a dump to be made now.
@@ -376,10 +382,7 @@ func (e *engine) finish(j job, covered scope, rows int) {
 		if e.live && !e.stale {
 			e.counters.resyncs.Add(1)
 			if e.source != nil {
-				if n := e.source.drops(); n > e.seenDrops {
-					e.counters.drops.Add(n - e.seenDrops)
-					e.seenDrops = n
-				}
+				e.countDrops()
 			}
 			if covered&scopeTCPBound == 0 {
 				// Nothing can say which of these still are.

@@ -281,12 +281,15 @@ func TestAuditsArePacedByTheirCost(t *testing.T) {
 			}
 			// A loss that no event tells of is found within a minute.
 			r.source.mu.Lock()
-			r.source.dropped++
+			r.source.skipped++
 			r.source.mu.Unlock()
 			resyncs := r.counters.resyncs.Load()
 			pass(r.audit + 2*c.takes)
 			if n := r.counters.resyncs.Load() - resyncs; n != 1 {
 				t.Errorf("%+v: %d dumps for a loss", c, n)
+			}
+			if all, skipped := r.counters.drops.Load(), r.counters.skipped.Load(); all != 1 || skipped != 1 {
+				t.Errorf("%+v: %d losses, %d of them skipped; want 1, 1", c, all, skipped)
 			}
 			// A loss makes the next audit prompt again.
 			r.source.lose()

@@ -25,6 +25,7 @@ type fakeSource struct {
 	written  uint64
 	lost     bool
 	dropped  uint64
+	skipped  uint64
 	opened   bool
 	tracked  map[uint64]bool
 	limit    int // of tracked; 0: none
@@ -96,9 +97,15 @@ func (f *fakeSource) wait(doze time.Duration) error {
 
 func (f *fakeSource) position() uint64 { f.mu.Lock(); defer f.mu.Unlock(); return f.consumed }
 func (f *fakeSource) end() uint64      { f.mu.Lock(); defer f.mu.Unlock(); return f.written }
-func (f *fakeSource) drops() uint64    { f.mu.Lock(); defer f.mu.Unlock(); return f.dropped }
-func (f *fakeSource) open(open bool)   { f.mu.Lock(); defer f.mu.Unlock(); f.opened = open }
-func (f *fakeSource) trackable() int   { return f.limit }
+
+func (f *fakeSource) drops() (all, skipped uint64) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.dropped + f.skipped, f.skipped
+}
+
+func (f *fakeSource) open(open bool) { f.mu.Lock(); defer f.mu.Unlock(); f.opened = open }
+func (f *fakeSource) trackable() int { return f.limit }
 
 func (f *fakeSource) rearm() bool { return false }
 

@@ -40,6 +40,7 @@ func (o *Observer) Stats() Stats {
 		Events:       c.events.Load(),
 		Malformed:    c.malformed.Load(),
 		Drops:        c.drops.Load(),
+		Skipped:      c.skipped.Load(),
 		Resyncs:      c.resyncs.Load(),
 		Drift:        c.drift.Load(),
 		Dumps:        c.dumps.Load(),
@@ -285,7 +286,10 @@ func (k *kernelSource) takeLost() bool {
 	return k.control.lost.Load() != 0 && k.control.lost.Swap(0) != 0
 }
 
-func (k *kernelSource) drops() uint64 { return k.kernel.losses() + k.kernel.misses() }
+func (k *kernelSource) drops() (all, skipped uint64) {
+	skipped = k.kernel.misses()
+	return k.kernel.losses() + skipped, skipped
+}
 
 func (k *kernelSource) open(open bool) {
 	v := uint32(0)
