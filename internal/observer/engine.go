@@ -102,9 +102,9 @@ type engine struct {
 	resync  bool // events were lost
 	seen    struct{ drops, skipped uint64 }
 
-	urgent bool                 // TCP was read since take was called
-	dozing bool                 // UDP is read once each wakeSpacing
-	young  map[uint64]time.Time // UDP that is not told yet, and when it was read
+	tcp, udp bool                 // what was read since take was called
+	dozing   bool                 // UDP is read once each dozeSpacing
+	young    map[uint64]time.Time // UDP that is not told yet, and when it was read
 
 	resolve   scope     // what events need a dump of, to be understood
 	resolveAt time.Time // when

@@ -33,12 +33,12 @@ func (e *engine) readEvents() error {
 	var paid time.Time // until when wake-ups are paid for
 	price := wakeSpacing
 	for {
-		n, urgent, err := e.take()
+		n, onlyUDP, err := e.take()
 		if err != nil {
 			return err
 		}
 		unchecked += n
-		if n > 0 && !urgent {
+		if onlyUDP {
 			now := time.Now()
 			if paid.Before(now) {
 				paid = now
@@ -85,13 +85,13 @@ func (e *engine) rest(ahead time.Duration) time.Duration {
 	return 0
 }
 
-// take applies one batch of events, and says if any was of TCP.
-func (e *engine) take() (n int, urgent bool, err error) {
+// take applies one batch of events, and says if it was for UDP alone.
+func (e *engine) take() (n int, onlyUDP bool, err error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.urgent = false
+	e.tcp, e.udp = false, false
 	n, err = e.takeLocked()
-	return n, e.urgent, err
+	return n, e.udp && !e.tcp, err
 }
 
 func (e *engine) takeLocked() (int, error) {
@@ -139,9 +139,9 @@ func (e *engine) sample(b []byte) {
 		e.lost(err.Error())
 		return
 	}
-	urgent := e.record.socket.Protocol == port.TCP
-	e.urgent = e.urgent || urgent
-	fresh := e.dozing && !urgent && e.model.sockets[e.record.socket.Cookie] == nil
+	udp := e.record.socket.Protocol == port.UDP
+	e.tcp, e.udp = e.tcp || !udp, e.udp || udp
+	fresh := e.dozing && udp && e.model.sockets[e.record.socket.Cookie] == nil
 	change, ok, ask := e.model.apply(&e.record)
 	if ok && fresh {
 		e.young[change.Socket.Cookie] = time.Now()
