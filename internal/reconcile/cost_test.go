@@ -6,6 +6,7 @@ import (
 	"context"
 	"log/slog"
 	"net/netip"
+	"slices"
 	"testing"
 	"time"
 
@@ -49,7 +50,7 @@ func TestOneChangeCostsTheSameAmongManyPublications(t *testing.T) {
 		defer upstream.Close()
 		defer downstream.Close()
 		h := holds{due: make(map[port.Key]time.Time)}
-		w := worker{r: r, sink: sink, count: &r.counters[0], log: r.log, keys: make(map[port.Key]struct{})}
+		w := worker{r: r, sink: sink, count: &r.counters[0], log: r.log}
 		carry := func() {
 			view, change := upstream.Take()
 			r.apply(view, change, &h)
@@ -82,3 +83,17 @@ const (
 	mostAllocs = 75
 	treeAllocs = 40 // copies of the nodes on one path, each time
 )
+
+func TestKeysOfTwoChangesAreNamedOnceAndLeftAsTheyWere(t *testing.T) {
+	key := func(n uint16) port.Key { return port.Key{Protocol: port.TCP, Port: n} }
+	a, b := []port.Key{key(3), key(1)}, []port.Key{key(2), key(3)}
+	if got := union(a[:1:2], b); !slices.Equal(got, []port.Key{key(3), key(2)}) || a[1] != key(1) {
+		t.Errorf("union = %v, beside it %v", got, a)
+	}
+	if got := union(a, b); !slices.Equal(got, []port.Key{key(3), key(1), key(2)}) {
+		t.Errorf("union = %v", got)
+	}
+	if !slices.Equal(union(nil, b), b) || !slices.Equal(union(a, nil), a) {
+		t.Error("nothing adds something")
+	}
+}

@@ -287,7 +287,7 @@ func (h *holds) expired(now time.Time) (keys []port.Key) {
 
 // drive keeps one sink equal to the wanted set.
 func (r *Reconciler) drive(ctx context.Context, s Sink, count *counters) {
-	w := worker{r: r, sink: s, count: count, log: r.log.With("sink", s.Name()), pause: r.o.RetryMin, keys: make(map[port.Key]struct{})}
+	w := worker{r: r, sink: s, count: count, log: r.log.With("sink", s.Name()), pause: r.o.RetryMin}
 	sub := r.wanted.Subscribe()
 	defer sub.Close()
 	retry := time.NewTimer(time.Hour)
@@ -321,19 +321,14 @@ type worker struct {
 	bad   bool
 	once  bool // it was in sync
 
-	synced uint64                // generation of the last Sync that succeeded
-	keys   map[port.Key]struct{} // changed since then
+	synced uint64     // generation of the last Sync that succeeded
+	keys   []port.Key // changed since then, each once
 }
 
 // sync runs one Sync and returns when to try again, 0 for not before something changes.
 func (w *worker) sync(ctx context.Context, view View, change Change) time.Duration {
-	for _, k := range change.Keys {
-		w.keys[k] = struct{}{}
-	}
-	hint := Change{Base: w.synced, Generation: view.Generation(), Keys: make([]port.Key, 0, len(w.keys))}
-	for k := range w.keys {
-		hint.Keys = append(hint.Keys, k)
-	}
+	w.keys = union(w.keys, change.Keys)
+	hint := Change{Base: w.synced, Generation: view.Generation(), Keys: w.keys}
 	sctx, cancel := context.WithTimeout(ctx, w.r.o.SyncTimeout)
 	outcomes, err := w.call(sctx, view, hint)
 	cancel()
@@ -361,9 +356,29 @@ func (w *worker) sync(ctx context.Context, view View, change Change) time.Durati
 			close(w.r.first)
 		}
 	}
-	w.bad, w.pause, w.synced = false, w.r.o.RetryMin, view.Generation()
-	w.keys = make(map[port.Key]struct{})
+	w.bad, w.pause, w.synced, w.keys = false, w.r.o.RetryMin, view.Generation(), nil
 	return 0
+}
+
+// union returns the keys of both, each once. Each of a and b has a key once.
+func union(a, b []port.Key) []port.Key {
+	switch {
+	case len(a) == 0:
+		return b
+	case len(b) == 0:
+		return a
+	}
+	in := make(map[port.Key]struct{}, len(a))
+	for _, k := range a {
+		in[k] = struct{}{}
+	}
+	out := slices.Clone(a) // who has a may still hold it
+	for _, k := range b {
+		if _, ok := in[k]; !ok {
+			out = append(out, k)
+		}
+	}
+	return out
 }
 
 // call guards the loop against a sink that panics: it is that sink's failure alone.
@@ -385,19 +400,28 @@ func (w *worker) call(ctx context.Context, view View, hint Change) (out port.Out
 func (w *worker) record(view View, hint Change, said port.Outcomes, err error) {
 	now := w.r.o.Now()
 	w.r.outcomes.Update(func(tx *table.Tx[port.Key, Outcomes]) {
-		for k, outs := range said {
-			if _, wanted := view.Get(k); wanted {
-				w.replace(tx, k, outs, now)
-			}
-		}
+		asked := 0
 		for _, k := range hint.Keys {
-			_, named := said[k]
+			outs, named := said[k]
+			if named {
+				asked++
+			}
 			_, wanted := view.Get(k)
 			switch {
-			case wanted && err != nil && !named:
+			case wanted && named:
+				w.replace(tx, k, outs, now)
+			case wanted && err != nil:
 				w.replace(tx, k, []port.Outcome{{Key: k, State: port.Failed, Reason: err.Error()}}, now)
 			case !wanted && err == nil:
 				w.replace(tx, k, nil, now)
+			}
+		}
+		if asked == len(said) {
+			return
+		}
+		for k, outs := range said {
+			if _, wanted := view.Get(k); wanted {
+				w.replace(tx, k, outs, now) // once more changes nothing
 			}
 		}
 	})

@@ -55,3 +55,22 @@ const (
 	mostAllocs = 30
 	treeAllocs = 20 // copies of the nodes on one path, each time
 )
+
+func TestSlotsAreMergedOnceInTheOrderTheyWereTouched(t *testing.T) {
+	for _, n := range []int{1, fewSlots, fewSlots + 1, 10 * fewSlots} {
+		dirty := new(touched)
+		for round := range 3 {
+			for i := range n {
+				dirty.mark(port.Slot{Protocol: port.TCP, Port: uint16(n - i)}, int64(i*(2-round)))
+			}
+		}
+		if len(dirty.slots) != n {
+			t.Fatalf("%d slots of %d", len(dirty.slots), n)
+		}
+		for i, s := range dirty.slots {
+			if want := (touchedSlot{port.Slot{Protocol: port.TCP, Port: uint16(n - i)}, int64(2 * i)}); s != want {
+				t.Errorf("of %d slots, number %d = %v, want %v", n, i, s, want)
+			}
+		}
+	}
+}

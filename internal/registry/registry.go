@@ -87,7 +87,7 @@ func (r *Registry) SetRules(d Decider) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.rules = d
-	dirty := make(touched, len(r.slots))
+	dirty := &touched{slots: make([]touchedSlot, 0, len(r.slots))}
 	for s := range r.slots {
 		dirty.mark(s, 0)
 	}
@@ -100,7 +100,7 @@ func (r *Registry) SetRules(d Decider) {
 func (r *Registry) Reattribute(changed []Clue) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	dirty := make(touched)
+	dirty := new(touched)
 	r.places.reattribute(changed, func(s port.Slot) { dirty.mark(s, 0) })
 	r.merge(dirty)
 }
@@ -144,33 +144,71 @@ func (r *Registry) remove(b *port.Binding) {
 	r.slots[s] = slices.Delete(ms, i, i+1)
 }
 
-// touched are slots to merge again, each with the time of the kernel's event
-// that touched it, if one did (see Binding.Observed).
-type touched map[port.Slot]int64
+// touched are slots to merge again, in the order in which they were touched: of
+// slots that stand side by side in the table, the second is found faster.
+type touched struct {
+	slots []touchedSlot
+	index map[port.Slot]int // into slots; nil while there are few
+}
 
-func (t touched) mark(s port.Slot, observed int64) { t[s] = max(t[s], observed) }
+// touchedSlot has the time of the kernel's event that touched a slot, if one did
+// (see Binding.Observed).
+type touchedSlot struct {
+	slot     port.Slot
+	observed int64
+}
+
+// fewSlots are looked through in no time.
+const fewSlots = 8
+
+func (t *touched) mark(s port.Slot, observed int64) {
+	i, ok := t.find(s)
+	if ok {
+		t.slots[i].observed = max(t.slots[i].observed, observed)
+		return
+	}
+	t.slots = append(t.slots, touchedSlot{s, observed})
+	switch {
+	case t.index != nil:
+		t.index[s] = len(t.slots) - 1
+	case len(t.slots) > fewSlots:
+		t.index = make(map[port.Slot]int, cap(t.slots))
+		for i, u := range t.slots {
+			t.index[u.slot] = i
+		}
+	}
+}
+
+func (t *touched) find(s port.Slot) (i int, ok bool) {
+	if t.index != nil {
+		i, ok = t.index[s]
+		return i, ok
+	}
+	i = slices.IndexFunc(t.slots, func(u touchedSlot) bool { return u.slot == s })
+	return i, i >= 0
+}
 
 // merge computes the publications of the slots anew, as one step of the table.
-func (r *Registry) merge(dirty touched) {
-	if len(dirty) == 0 {
+func (r *Registry) merge(dirty *touched) {
+	if len(dirty.slots) == 0 {
 		return
 	}
 	r.publications.Update(func(tx *table.Tx[port.Key, port.Publication]) {
-		for s, observed := range dirty {
-			pubs := compile(r.slots[s])
+		for _, t := range dirty.slots {
+			pubs := compile(r.slots[t.slot])
 			for i := range pubs {
 				p := &pubs[i]
 				old, had := tx.Get(p.Key)
 				if had {
 					p.Since = old.Since
 				}
-				p.Observed = observed
+				p.Observed = t.observed
 				p.Decision = r.rules.Decide(*p)
 				if !had || !old.Equal(*p) {
 					tx.Put(p.Key, *p)
 				}
 			}
-			for _, k := range tx.Range(slotBounds(s)) {
+			for _, k := range tx.Range(slotBounds(t.slot)) {
 				if !slices.ContainsFunc(pubs, func(p port.Publication) bool { return p.Key == k }) {
 					tx.Delete(k)
 				}

@@ -56,7 +56,7 @@ var _ Feed = (*source)(nil)
 func (s *source) Replace(set []port.Binding) {
 	s.r.mu.Lock()
 	defer s.r.mu.Unlock()
-	dirty := make(touched)
+	dirty := new(touched)
 	next := make(map[string]*port.Binding, len(set))
 	for i := range set {
 		next[set[i].Origin.ID] = &set[i]
@@ -66,8 +66,10 @@ func (s *source) Replace(set []port.Binding) {
 			s.drop(b, dirty)
 		}
 	}
-	for _, b := range next {
-		s.put(b, dirty)
+	for i := range set {
+		if b := &set[i]; next[b.Origin.ID] == b { // of equal origins the last
+			s.put(b, dirty)
+		}
 	}
 	s.r.merge(dirty)
 	s.live()
@@ -83,7 +85,7 @@ func (s *source) Replace(set []port.Binding) {
 func (s *source) Apply(c port.Change) {
 	s.r.mu.Lock()
 	defer s.r.mu.Unlock()
-	dirty := make(touched, len(c.Put)+len(c.Drop))
+	dirty := &touched{slots: make([]touchedSlot, 0, len(c.Put)+len(c.Drop))}
 	for _, o := range c.Drop {
 		if b, ok := s.set[o.ID]; ok {
 			s.drop(b, dirty)
@@ -97,7 +99,7 @@ func (s *source) Apply(c port.Change) {
 
 // put adds or replaces one binding, which it copies, and keeps the time at which
 // its origin was first seen.
-func (s *source) put(said *port.Binding, dirty touched) {
+func (s *source) put(said *port.Binding, dirty *touched) {
 	old, had := s.set[said.Origin.ID]
 	if had && sameBinding(old, said) {
 		return
@@ -117,7 +119,7 @@ func (s *source) put(said *port.Binding, dirty touched) {
 	dirty.mark(b.Slot(), b.Observed)
 }
 
-func (s *source) drop(b *port.Binding, dirty touched) {
+func (s *source) drop(b *port.Binding, dirty *touched) {
 	delete(s.set, b.Origin.ID)
 	s.r.remove(b)
 	dirty.mark(b.Slot(), 0)

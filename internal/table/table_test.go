@@ -201,3 +201,21 @@ func TestGetAllocatesNothing(t *testing.T) {
 		t.Errorf("1,000 look-ups allocate %v times", n)
 	}
 }
+
+func TestChangesAreNamedOnceInTheOrderTheyCame(t *testing.T) {
+	tab := newTable()
+	s := tab.Subscribe()
+	defer s.Close()
+	s.Take()
+	for _, k := range []int{5, 3, 5, 9, 3} {
+		put(tab, k, "")
+	}
+	tab.Update(func(tx *Tx[int, string]) { tx.Delete(5); tx.Put(1, "") })
+	if _, c := s.Take(); !slices.Equal(c.Keys, []int{5, 3, 9, 1}) {
+		t.Errorf("keys = %v", c.Keys)
+	}
+	put(tab, 5, "")
+	if _, c := s.Take(); !slices.Equal(c.Keys, []int{5}) {
+		t.Errorf("then keys = %v", c.Keys)
+	}
+}
