@@ -80,7 +80,7 @@ func TestOneChangeCostsTheSameAmongManyPublications(t *testing.T) {
 }
 
 const (
-	mostAllocs = 75
+	mostAllocs = 50
 	treeAllocs = 40 // copies of the nodes on one path, each time
 )
 

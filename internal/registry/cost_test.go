@@ -52,7 +52,7 @@ func TestOneChangeCostsTheSameInALargeTable(t *testing.T) {
 }
 
 const (
-	mostAllocs = 30
+	mostAllocs = 22
 	treeAllocs = 20 // copies of the nodes on one path, each time
 )
 
