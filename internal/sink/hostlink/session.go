@@ -390,16 +390,22 @@ func (c *session) hear(m wire.Control) error {
 // keep stores outcomes of keys that the host was told; what is said last
 // counts. c.mu is held.
 func (c *session) keep(said []wire.Outcome) {
+	if len(c.outcomes) == 0 {
+		c.outcomes = make(port.Outcomes, len(said))
+	}
 	fresh := make(map[port.Key]struct{}, len(said))
-	for _, o := range said {
+	first := make([]port.Outcome, len(said)) // most keys have one outcome
+	for i, o := range said {
 		if _, ok := c.view.Get(o.Key); !ok {
 			c.stats.stray.Add(1)
 			continue
 		}
 		if _, ok := fresh[o.Key]; !ok {
 			fresh[o.Key] = struct{}{}
-			c.outcomes[o.Key] = nil
+			first[i] = o.Port()
+			c.outcomes[o.Key] = first[i : i+1 : i+1]
 			delete(c.unheard, o.Key)
+			continue
 		}
 		if len(c.outcomes[o.Key]) < maxOutcomes {
 			c.outcomes[o.Key] = append(c.outcomes[o.Key], o.Port())
