@@ -142,3 +142,15 @@ func TestNothingIsToldAfterTheEnd(t *testing.T) {
 		expect(t, d)
 	})
 }
+
+func TestOurOwnSocketIsNotToldForHavingBeenBound(t *testing.T) {
+	bound(t, func(h *handler, d *diary, bound, listening observer.Socket) {
+		ours := false
+		h.own = func(uint64) bool { return ours }
+		h.Apply(comes(bound))
+		ours = true
+		h.Apply(comes(listening))
+		time.Sleep(2 * boundDelay)
+		expect(t, d)
+	})
+}

@@ -103,7 +103,7 @@ type handler struct {
 func (h *handler) Replace(sockets []observer.Socket) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	clear(h.bound) // among all
+	h.bound = make(map[uint64]port.Binding) // among all
 	h.processes.next()
 	set := make([]port.Binding, 0, len(sockets))
 	keep := make(map[uint64]struct{}, len(sockets))
@@ -133,10 +133,12 @@ func (h *handler) Apply(events []observer.Event) {
 	h.processes.next()
 	for i := range events {
 		s := &events[i].Socket
-		if last != nil && last[s.Cookie] != i || h.own(s.Cookie) {
+		if last != nil && last[s.Cookie] != i {
 			continue
 		}
 		switch {
+		case h.own(s.Cookie):
+			delete(h.bound, s.Cookie)
 		case events[i].Gone:
 			c.Drop = append(c.Drop, origin(s))
 			delete(h.bound, s.Cookie)
@@ -169,13 +171,13 @@ func (h *handler) mayListen(s *observer.Socket) bool {
 	if h.processes.knows(s.Cookie) {
 		return false // it was told, and maybe as one that listens
 	}
-	if len(h.bound) == 0 {
-		if h.timer == nil {
-			h.bound = make(map[uint64]port.Binding)
-			h.timer = time.AfterFunc(boundDelay, h.tellBound)
-		} else {
-			h.timer.Reset(boundDelay)
-		}
+	switch {
+	case len(h.bound) > 0:
+	case h.timer == nil:
+		h.bound = make(map[uint64]port.Binding)
+		h.timer = time.AfterFunc(boundDelay, h.tellBound)
+	default:
+		h.timer.Reset(boundDelay)
 	}
 	return true
 }
@@ -188,7 +190,7 @@ func (h *handler) tellBound() {
 		return
 	}
 	c := port.Change{Put: slices.Collect(maps.Values(h.bound))}
-	clear(h.bound)
+	h.bound = make(map[uint64]port.Binding) // a cleared map would keep its room
 	h.feed.Apply(c)
 }
 
