@@ -338,7 +338,7 @@ func (r *reader) addrPort() netip.AddrPort {
 func items[T any](r *reader, read func(r *reader, item, last *T)) []T {
 	var first T
 	last := &first
-	list := make([]T, 0, min(1+bytes.Count(r.b, []byte(`},{`)), MaxListItems))
+	list := make([]T, 0, min(1+bytes.Count(r.b, []byte(`},{`)), SnapshotPart))
 	for !r.bad {
 		if len(list) == MaxListItems {
 			r.bad = true // who knows all forms says so

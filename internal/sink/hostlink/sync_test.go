@@ -520,6 +520,7 @@ func TestHostileControl(t *testing.T) {
 			p := r.connect("evil")
 			during(r.mustSync, func() { p.ack(p.next().Snapshot.Generation, key(80)) })
 			var wg sync.WaitGroup
+			began := time.Now()
 			wg.Go(func() { // at line rate
 				for p.Err() == nil {
 					if _, err := p.Control().Write(tt.msg); err != nil {
@@ -538,7 +539,8 @@ func TestHostileControl(t *testing.T) {
 			if !errors.As(p.Err(), &c) || c.Reason != link.ReasonProtocol || !c.Remote {
 				t.Errorf("host hears %v", p.Err())
 			}
-			if n := r.sink.Stats().Malformed; n < tt.dropped || n > 100 {
+			most := 100 + uint64(time.Since(began)/time.Second) // one more is forgiven each second
+			if n := r.sink.Stats().Malformed; n < tt.dropped || n > most {
 				t.Errorf("%d messages dropped", n)
 			}
 			if grown := int64(after.HeapAlloc) - int64(before.HeapAlloc); grown > 16<<20 {
