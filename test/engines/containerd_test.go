@@ -16,6 +16,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/source/containerd"
 	"github.com/fairlead/fairlead/internal/source/engine"
+	"github.com/fairlead/fairlead/test/enclave"
 )
 
 // Not the default path, where the incumbent looks whether the engine is ready,
@@ -40,7 +41,7 @@ func startContainerd(t testing.TB) *daemon {
 	containerdReady(t)
 	t.Cleanup(func() {
 		for _, ns := range []string{"default", "other"} {
-			if ids, err := try(cacheBin("nerdctl"), "-a", containerdSocket, "-n", ns, "ps", "-aq"); err == nil && ids != "" {
+			if ids, err := try(enclave.Tool("nerdctl"), "-a", containerdSocket, "-n", ns, "ps", "-aq"); err == nil && ids != "" {
 				_, _ = nerdctl(ns, append([]string{"rm", "-f"}, strings.Fields(ids)...)...)
 			}
 		}
@@ -61,7 +62,7 @@ func nerdctl(namespace string, args ...string) (string, error) {
 	if args[0] == "stop" || args[0] == "restart" {
 		args = slices.Insert(slices.Clone(args), 1, "-t", "0")
 	}
-	return try(cacheBin("nerdctl"), append([]string{"-a", containerdSocket, "-n", namespace}, args...)...)
+	return try(enclave.Tool("nerdctl"), append([]string{"-a", containerdSocket, "-n", namespace}, args...)...)
 }
 
 // must is nerdctl in the default namespace, for what has to work.

@@ -18,9 +18,10 @@ import (
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/source/docker"
 	"github.com/fairlead/fairlead/internal/source/engine"
+	"github.com/fairlead/fairlead/test/enclave"
 )
 
-const dockerSocket = "/run/docker.sock"
+const dockerSocket = enclave.DockerSocket
 
 // dockerdVariable names, in the environment, a directory with another dockerd and
 // what it needs. Its firewall back end is nftables.
@@ -29,10 +30,7 @@ const dockerdVariable = "FAIRLEAD_DOCKERD"
 // dockerd starts Debian's engine, or that of the environment, and waits until it answers.
 func dockerd(t testing.TB, args ...string) *daemon {
 	t.Helper()
-	d := &daemon{t: t, args: append([]string{
-		"dockerd", "--host=unix://" + dockerSocket, "--cgroup-parent=/" + cgroupParent(),
-		"--pidfile=/run/docker.pid", "--exec-root=/run/docker-exec",
-	}, args...)}
+	d := &daemon{t: t, args: enclave.Dockerd(args...)}
 	if dir := os.Getenv(dockerdVariable); dir != "" {
 		d.args[0] = filepath.Join(dir, "dockerd")
 		d.args = append(d.args, "--firewall-backend=nftables", "--seccomp-profile=unconfined")

@@ -7,7 +7,6 @@ package engines
 import (
 	"bytes"
 	"context"
-	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io"
@@ -16,7 +15,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -26,21 +24,9 @@ import (
 
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/registry"
+	"github.com/fairlead/fairlead/test/enclave"
 	"github.com/fairlead/fairlead/test/netns"
 )
-
-// cacheBin is where hack/provision-engines.sh puts what it builds.
-func cacheBin(name string) string {
-	dir := os.Getenv("FAIRLEAD_CACHE")
-	if dir == "" {
-		base, err := os.UserCacheDir()
-		if err != nil {
-			base = "/root/.cache"
-		}
-		dir = filepath.Join(base, "fairlead")
-	}
-	return filepath.Join(dir, "bin", name)
-}
 
 // daemon is an engine's process.
 type daemon struct {
@@ -367,52 +353,12 @@ func ask(c net.Conn) (string, error) {
 	return string(b), err
 }
 
-// busyboxRoot makes the file system of an image of one static binary.
-func busyboxRoot(t testing.TB) (tar string) {
-	t.Helper()
-	root := filepath.Join(t.TempDir(), "root")
-	b, err := os.ReadFile("/bin/busybox")
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, d := range []string{"bin", "proc", "sys", "dev", "etc", "tmp"} {
-		if err := os.MkdirAll(filepath.Join(root, d), 0o755); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if err := os.WriteFile(filepath.Join(root, "bin/busybox"), b, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	for _, name := range []string{"sh", "sleep", "nc", "httpd", "cat", "echo", "true"} {
-		if err := os.Symlink("busybox", filepath.Join(root, "bin", name)); err != nil {
-			t.Fatal(err)
-		}
-	}
-	tar = filepath.Join(t.TempDir(), "layer.tar")
-	run(t, "tar", "-C", root, "--owner=0", "--group=0", "-cf", tar, ".")
-	return tar
-}
-
 // imageArchive makes an archive as `docker save` writes it, named bb:latest.
 func imageArchive(t testing.TB) string {
 	t.Helper()
-	layer := busyboxRoot(t)
-	b, err := os.ReadFile(layer)
+	tar, err := enclave.ImageArchive(t.TempDir())
 	if err != nil {
 		t.Fatal(err)
 	}
-	diff := sha256.Sum256(b)
-	dir := t.TempDir()
-	config := fmt.Sprintf(`{"architecture":%q,"os":"linux","config":{"Cmd":["/bin/sleep","600"],"Env":["PATH=/bin"]},`+
-		`"rootfs":{"type":"layers","diff_ids":["sha256:%x"]},"history":[{}]}`, runtime.GOARCH, diff)
-	name := fmt.Sprintf("%x.json", sha256.Sum256([]byte(config)))
-	manifest := fmt.Sprintf(`[{"Config":%q,"RepoTags":["docker.io/library/bb:latest"],"Layers":["layer.tar"]}]`, name)
-	for file, text := range map[string]string{name: config, "manifest.json": manifest, "layer.tar": string(b)} {
-		if err := os.WriteFile(filepath.Join(dir, file), []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
-	out := filepath.Join(t.TempDir(), "image.tar")
-	run(t, "tar", "-C", dir, "-cf", out, name, "manifest.json", "layer.tar")
-	return out
+	return tar
 }

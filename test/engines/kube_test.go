@@ -21,6 +21,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/source/engine"
 	"github.com/fairlead/fairlead/internal/source/kube"
+	"github.com/fairlead/fairlead/test/cluster"
 )
 
 func kubeSource(t testing.TB, o kube.Options) *kube.Source {
@@ -37,7 +38,7 @@ func TestKubeScenarios(t *testing.T) {
 	c := startCluster(t)
 	// What was there before the agent is seen; the incumbent misses it.
 	c.service("before", "NodePort", nil, svcPort("a", "TCP", 80, 30000))
-	src := kubeSource(t, kube.Options{Kubeconfigs: []string{c.kubeconfig}})
+	src := kubeSource(t, kube.Options{Kubeconfigs: []string{c.Kubeconfig}})
 	r, _ := follow(t, src)
 	const before = "tcp 0.0.0.0:30000 before"
 	want(t, r, before)
@@ -69,9 +70,9 @@ func TestKubeScenarios(t *testing.T) {
 		c.ingress("dns", nodeAddr)
 		want(t, r, before, "tcp 0.0.0.0:30053 dns", "udp 0.0.0.0:30053 dns",
 			"tcp "+nodeAddr+":53 dns", "udp "+nodeAddr+":53 dns")
-		c.must("PATCH", servicesPath+"/dns", obj{"spec": obj{"ports": []obj{svcPort("u", "UDP", 53, 30053)}}})
+		c.must("PATCH", cluster.Services+"/dns", obj{"spec": obj{"ports": []obj{svcPort("u", "UDP", 53, 30053)}}})
 		want(t, r, before, "udp 0.0.0.0:30053 dns", "udp "+nodeAddr+":53 dns")
-		c.must("DELETE", servicesPath+"/dns", nil)
+		c.must("DELETE", cluster.Services+"/dns", nil)
 		want(t, r, before)
 	})
 
@@ -80,7 +81,7 @@ func TestKubeScenarios(t *testing.T) {
 		c.service("web", "NodePort", nil, svcPort("a", "TCP", 80, 30080))
 		want(t, r, before, "tcp 0.0.0.0:30080 web")
 		mark := r.mark()
-		c.must("PATCH", servicesPath+"/web", obj{"spec": obj{"ports": []obj{
+		c.must("PATCH", cluster.Services+"/web", obj{"spec": obj{"ports": []obj{
 			svcPort("a", "TCP", 80, 30080), svcPort("b", "TCP", 443, 30443), svcPort("c", "SCTP", 9, 30009),
 		}}})
 		want(t, r, before, "tcp 0.0.0.0:30080 web", "tcp 0.0.0.0:30443 web")
@@ -93,7 +94,7 @@ func TestKubeScenarios(t *testing.T) {
 		if log := r.since(mark); len(log) != 1 {
 			t.Errorf("moved %q, want one appearance", log)
 		}
-		c.must("DELETE", servicesPath+"/web", nil)
+		c.must("DELETE", cluster.Services+"/web", nil)
 		want(t, r, before)
 		if w := r.warned(); len(w) > 0 {
 			t.Errorf("warnings of a Service that is gone: %q", w)
@@ -102,16 +103,16 @@ func TestKubeScenarios(t *testing.T) {
 
 	t.Run("type patched", func(t *testing.T) {
 		c.service("web", "ClusterIP", nil, svcPort("a", "TCP", 80, 0))
-		c.must("PATCH", servicesPath+"/web", obj{"spec": obj{"type": "NodePort", "ports": []obj{svcPort("a", "TCP", 80, 30080)}}})
+		c.must("PATCH", cluster.Services+"/web", obj{"spec": obj{"type": "NodePort", "ports": []obj{svcPort("a", "TCP", 80, 30080)}}})
 		want(t, r, before, "tcp 0.0.0.0:30080 web")
-		c.must("PATCH", servicesPath+"/web", obj{"spec": obj{"ports": []obj{svcPort("a", "TCP", 80, 30082)}}})
+		c.must("PATCH", cluster.Services+"/web", obj{"spec": obj{"ports": []obj{svcPort("a", "TCP", 80, 30082)}}})
 		want(t, r, before, "tcp 0.0.0.0:30082 web")
-		c.must("PATCH", servicesPath+"/web", obj{"spec": obj{"type": "LoadBalancer"}})
+		c.must("PATCH", cluster.Services+"/web", obj{"spec": obj{"type": "LoadBalancer"}})
 		c.ingress("web", "192.168.77.60")
 		want(t, r, before, "tcp 0.0.0.0:30082 web", "tcp 192.168.77.60:80 web")
-		c.must("PATCH", servicesPath+"/web", obj{"spec": obj{"type": "ClusterIP", "ports": []obj{{"name": "a", "protocol": "TCP", "port": 80, "nodePort": nil}}}})
+		c.must("PATCH", cluster.Services+"/web", obj{"spec": obj{"type": "ClusterIP", "ports": []obj{{"name": "a", "protocol": "TCP", "port": 80, "nodePort": nil}}}})
 		want(t, r, before)
-		c.must("DELETE", servicesPath+"/web", nil)
+		c.must("DELETE", cluster.Services+"/web", nil)
 	})
 
 	// The incumbent publishes the port on the load balancer's address alone.
@@ -121,14 +122,14 @@ func TestKubeScenarios(t *testing.T) {
 		want(t, r, before, "tcp 0.0.0.0:30081 lb", "tcp "+nodeAddr+":80 lb", "tcp 192.168.77.60:80 lb", "tcp 192.168.77.50:80 lb")
 		c.ingress("lb", "192.168.77.60")
 		want(t, r, before, "tcp 0.0.0.0:30081 lb", "tcp 192.168.77.60:80 lb", "tcp 192.168.77.50:80 lb")
-		c.must("PATCH", servicesPath+"/lb", obj{"spec": obj{"loadBalancerSourceRanges": []string{"10.0.0.0/8"}}})
+		c.must("PATCH", cluster.Services+"/lb", obj{"spec": obj{"loadBalancerSourceRanges": []string{"10.0.0.0/8"}}})
 		eventually(t, 10*time.Second, func() error {
 			if b := find(r, "tcp 192.168.77.60:80"); b.Withheld != "limited to source 10.0.0.0/8" {
 				return fmt.Errorf("withheld: %q", b.Withheld)
 			}
 			return nil
 		})
-		c.must("DELETE", servicesPath+"/lb", nil)
+		c.must("DELETE", cluster.Services+"/lb", nil)
 		want(t, r, before)
 	})
 
@@ -155,10 +156,10 @@ func TestKubeScenarios(t *testing.T) {
 		}
 		want(t, r, keys...)
 		// An agent that starts now, and one whose server is away, say the same.
-		r2, stop := follow(t, kubeSource(t, kube.Options{Kubeconfigs: []string{c.kubeconfig}, Selector: "app in (s7, s8)"}))
+		r2, stop := follow(t, kubeSource(t, kube.Options{Kubeconfigs: []string{c.Kubeconfig}, Selector: "app in (s7, s8)"}))
 		want(t, r2, "tcp 0.0.0.0:30107 s7", "tcp 0.0.0.0:30108 s8")
 		stop()
-		p := startPeers(t, "--source", "socket,nat,kube", "--kubeconfig", c.kubeconfig)
+		p := startPeers(t, "--source", "socket,nat,kube", "--kubeconfig", c.Kubeconfig)
 		p.active(fmt.Sprintf("tcp 0.0.0.0:%d", 30100+n-1))
 		p.agent.small(agentKubeMemory, "with 2,000 Services")
 		mark := r.mark()
@@ -178,7 +179,7 @@ func TestKubeScenarios(t *testing.T) {
 			return nil
 		})
 		p.agent.small(agentKubeMemory, "after the API server came back")
-		c.must("DELETE", servicesPath+"?labelSelector=app+notin+(before)", nil)
+		c.must("DELETE", cluster.Services+"?labelSelector=app+notin+(before)", nil)
 		want(t, r, before)
 	})
 
@@ -186,10 +187,10 @@ func TestKubeScenarios(t *testing.T) {
 		c.must("POST", "/api/v1/namespaces", obj{"apiVersion": "v1", "kind": "Namespace", "metadata": obj{"name": "other"}})
 		c.serviceIn("other", "there", "NodePort", nil, svcPort("", "TCP", 80, 30200))
 		want(t, r, before, "tcp 0.0.0.0:30200 there")
-		r2, stop := follow(t, kubeSource(t, kube.Options{Kubeconfigs: []string{c.kubeconfig}, Namespaces: []string{"other"}}))
+		r2, stop := follow(t, kubeSource(t, kube.Options{Kubeconfigs: []string{c.Kubeconfig}, Namespaces: []string{"other"}}))
 		want(t, r2, "tcp 0.0.0.0:30200 there")
 		stop()
-		r3, stop := follow(t, kubeSource(t, kube.Options{Kubeconfigs: []string{c.kubeconfig}, Namespaces: []string{"other", "default"}}))
+		r3, stop := follow(t, kubeSource(t, kube.Options{Kubeconfigs: []string{c.Kubeconfig}, Namespaces: []string{"other", "default"}}))
 		want(t, r3, "tcp 0.0.0.0:30200 there", before)
 		stop()
 		c.must("DELETE", "/api/v1/namespaces/other/services/there", nil)
@@ -210,7 +211,7 @@ func TestKubeScenarios(t *testing.T) {
 		if log := r.since(mark); len(log) > 0 {
 			t.Errorf("restarts of the API server moved %q", log)
 		}
-		c.client.CloseIdleConnections()
+		c.Close()
 		eventually(t, time.Minute, func() error {
 			if n := runtime.NumGoroutine(); n > goroutines+4 {
 				return fmt.Errorf("%d goroutines, had %d", n, goroutines)
@@ -338,8 +339,8 @@ func TestKubeWithoutEndpoints(t *testing.T) {
 		"subjects": []obj{{"kind": "User", "name": "nobody", "apiGroup": "rbac.authorization.k8s.io"}},
 	})
 	c.service("web", "NodePort", nil, svcPort("a", "TCP", 80, 30080))
-	c.writeKubeconfig(c.kubeconfig, "nobody")
-	r, _ := follow(t, kubeSource(t, kube.Options{Kubeconfigs: []string{c.kubeconfig}}))
+	c.writeKubeconfig(c.Kubeconfig, "nobody")
+	r, _ := follow(t, kubeSource(t, kube.Options{Kubeconfigs: []string{c.Kubeconfig}}))
 	want(t, r, "tcp 0.0.0.0:30080 web")
 	if b := find(r, "tcp 0.0.0.0:30080"); len(b.Dial) == 0 || strings.Contains(b.Detail, "nothing") {
 		t.Errorf("dialled at %v, detail %q: endpoints are not known", b.Dial, b.Detail)

@@ -5,14 +5,10 @@
 package engines
 
 import (
+	"context"
 	"errors"
 	"fmt"
-	"io"
-	"net"
 	"net/netip"
-	"os"
-	"os/exec"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -20,7 +16,8 @@ import (
 
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/source/kube"
-	"github.com/fairlead/fairlead/test/netns"
+	"github.com/fairlead/fairlead/test/cluster"
+	"github.com/fairlead/fairlead/test/enclave"
 )
 
 // A real server in a pod's place is reached through a node port, a load
@@ -42,7 +39,7 @@ func TestServicesAreReachedInBothModesOfKubeProxy(t *testing.T) {
 				"tcp 0.0.0.0:30080 web", "udp 0.0.0.0:30080 web", "tcp 192.168.77.60:80 web", "udp 192.168.77.60:80 web",
 				"tcp 192.168.77.50:81 ext", "udp 192.168.77.50:81 ext",
 			}
-			r, stop := follow(t, kubeSource(t, kube.Options{Kubeconfigs: []string{c.kubeconfig}}))
+			r, stop := follow(t, kubeSource(t, kube.Options{Kubeconfigs: []string{c.Kubeconfig}}))
 			want(t, r, keys...)
 			eventually(t, time.Minute, func() error {
 				for _, b := range r.bindings() {
@@ -71,7 +68,7 @@ func TestServicesAreReachedInBothModesOfKubeProxy(t *testing.T) {
 			}
 			stop()
 
-			p := startPeers(t, "--source", "socket,nat,kube", "--kubeconfig", c.kubeconfig)
+			p := startPeers(t, "--source", "socket,nat,kube", "--kubeconfig", c.Kubeconfig)
 			for _, key := range keys {
 				key, name := key[:strings.LastIndexByte(key, ' ')], key[strings.LastIndexByte(key, ' ')+1:]
 				pub := p.reach(key, podSays)
@@ -85,7 +82,7 @@ func TestServicesAreReachedInBothModesOfKubeProxy(t *testing.T) {
 			p.ruled("30080/tcp", port.OwnerService, "default", "web")
 			p.ruled("30080/udp", port.OwnerService, "default", "web")
 			p.agent.small(agentKubeMemory, "with Kubernetes, under "+mode)
-			c.must("DELETE", servicesPath+"/web", nil)
+			c.must("DELETE", cluster.Services+"/web", nil)
 			p.gone("tcp 0.0.0.0:30080")
 			p.gone("udp 192.168.77.60:80")
 			p.reach("tcp 192.168.77.50:81", podSays)
@@ -94,80 +91,26 @@ func TestServicesAreReachedInBothModesOfKubeProxy(t *testing.T) {
 }
 
 // startProxy starts kube-proxy for a node that is this guest.
-func (c *cluster) startProxy(mode string) {
+func (c *kubernetes) startProxy(mode string) {
 	t := c.t
 	t.Helper()
-	conf := filepath.Join(c.dir, "proxy.yaml")
-	text := fmt.Sprintf("apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nmode: %s\n"+
-		"hostnameOverride: node\nclusterCIDR: 10.244.0.0/16\nclientConnection: {kubeconfig: %q}\n"+
-		"conntrack: {maxPerCore: 0}\n", mode, c.kubeconfig)
-	if err := os.WriteFile(conf, []byte(text), 0o600); err != nil {
+	args, err := c.Proxy(context.Background(), enclave.NodeAddr, mode)
+	if err != nil {
 		t.Fatal(err)
 	}
-	c.must("POST", "/api/v1/nodes", obj{"apiVersion": "v1", "kind": "Node", "metadata": obj{"name": "node"}})
-	c.must("PATCH", "/api/v1/nodes/node/status", obj{"status": obj{"addresses": []obj{{"type": "InternalIP", "address": nodeAddr}}}})
-	t.Cleanup(func() { _, _ = try(cacheBin("kube-proxy"), "--cleanup", "--config", conf) })
-	start(t, cacheBin("kube-proxy"), "--config", conf) // ends before the cleanup: it would write its rules again
+	t.Cleanup(func() { _, _ = try(args[0], append([]string{"--cleanup"}, args[1:]...)...) })
+	start(t, args[0], args[1:]...) // ends before the cleanup: it would write its rules again
 }
 
-// startPod makes a network namespace with a server on port 8080, tcp and udp, as
-// a pod on this node's network.
+// startPod makes a pod on this node's network.
 func startPod(t testing.TB, addr string) string {
 	t.Helper()
-	pod, err := netns.New()
+	pod, err := cluster.NewPod(nil, "nodebr", enclave.NodeAddr, addr)
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = pod.Close() })
-	run(t, "ip", "link", "add", "pod0", "type", "veth", "peer", "name", "podpeer")
-	t.Cleanup(func() { _, _ = try("ip", "link", "del", "pod0") })
-	run(t, "ip", "link", "set", "pod0", "master", "nodebr", "up")
-	run(t, "ip", "link", "set", "podpeer", "netns", fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), pod.FD()))
-	var l net.Listener
-	var u net.PacketConn
-	err = pod.Do(func() error {
-		for _, args := range [][]string{
-			{"link", "set", "podpeer", "up"}, {"addr", "add", addr + "/24", "dev", "podpeer"},
-			{"route", "add", "default", "via", nodeAddr},
-		} {
-			// A child of this thread is in the namespace of this thread.
-			if out, err := exec.Command("ip", args...).CombinedOutput(); err != nil {
-				return fmt.Errorf("ip %s: %w: %s", strings.Join(args, " "), err, out)
-			}
-		}
-		var err error
-		if l, err = net.Listen("tcp4", ":8080"); err != nil {
-			return err
-		}
-		t.Cleanup(func() { _ = l.Close() })
-		u, err = net.ListenPacket("udp4", ":8080")
-		return err
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = u.Close() })
-	go func() {
-		for {
-			c, err := l.Accept()
-			if err != nil {
-				return
-			}
-			_, _ = io.WriteString(c, podSays)
-			_ = c.Close()
-		}
-	}()
-	go func() {
-		b := make([]byte, 1500)
-		for {
-			_, from, err := u.ReadFrom(b)
-			if err != nil {
-				return
-			}
-			_, _ = u.WriteTo([]byte(podSays), from)
-		}
-	}()
+	t.Cleanup(pod.Close)
 	return addr
 }
 
-const podSays = "hello from the pod"
+const podSays = cluster.Says
