@@ -17,8 +17,8 @@ import (
 	"github.com/fairlead/fairlead/test/program"
 )
 
-// elsewhere needs what is not installed for these tests.
-var elsewhere = []string{"flows", "kube"}
+// elsewhere needs what is not installed for these tests: engines, another kernel.
+var elsewhere = []string{"flows", "engine", "kube", "emulated"}
 
 func TestBenchmarkMeasuresEveryPartAndReports(t *testing.T) {
 	dir := t.TempDir()
@@ -50,20 +50,6 @@ func TestBenchmarkMeasuresEveryPartAndReports(t *testing.T) {
 	if b, err := os.ReadFile(filepath.Join(again, "README.md")); err != nil || !bytes.Equal(b, readme) {
 		t.Errorf("the report of the lines differs from the run's: %v", err)
 	}
-}
-
-// beyondLosses returns err without the cells that failed because a machine with
-// other work made an agent lose events: no figure, and no fault of the benchmark's.
-func beyondLosses(err error) error {
-	if err == nil {
-		return nil
-	}
-	for line := range strings.Lines(err.Error()) {
-		if !strings.Contains(line, "the agent lost ") {
-			return err
-		}
-	}
-	return nil
 }
 
 func TestAModeThatDidNotRunIsFoundOut(t *testing.T) {

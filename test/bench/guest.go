@@ -68,6 +68,22 @@ func newSpaces(dir string, m mode) (_ *guest, err error) {
 	return g, nil
 }
 
+// beside is newSpaces in the guest's own namespace, with another host.
+func (g *guest) beside(dir string, m mode) (*guest, error) {
+	b, err := newSpaces(dir, m)
+	if err != nil {
+		return nil, err
+	}
+	same, err := netns.Open(fmt.Sprintf("/proc/self/fd/%d", g.space.FD()))
+	if err != nil {
+		b.close()
+		return nil, err
+	}
+	_ = b.space.Close()
+	b.space = same
+	return b, nil
+}
+
 // newGuest starts an agent; it need not be ready yet. The caller closes it.
 func newGuest(binary, dir string, m mode, flags ...string) (*guest, error) {
 	g, err := newSpaces(dir, m)

@@ -24,6 +24,7 @@ import (
 	"time"
 
 	"github.com/fairlead/fairlead/test/bench/report"
+	"github.com/fairlead/fairlead/test/enclave"
 	"github.com/fairlead/fairlead/test/program"
 )
 
@@ -134,6 +135,11 @@ func measure(ctx context.Context, chosen []Part, scale Scale, jsonl string, log 
 	if os.Geteuid() != 0 {
 		return nil, errors.New("it makes network namespaces, which needs root: run it with sudo")
 	}
+	if enclave.Dir() != "" {
+		if err := enclave.SetUp(); err != nil {
+			return nil, fmt.Errorf("set up the namespaces: %w", err)
+		}
+	}
 	dir, err := os.MkdirTemp("", "flbench-")
 	if err != nil {
 		return nil, err
@@ -172,6 +178,8 @@ func measure(ctx context.Context, chosen []Part, scale Scale, jsonl string, log 
 		if failure != nil {
 			e.Progress("FAILED: %v", failure)
 			err = errors.Join(err, fmt.Errorf("%s: %w", p.Name, failure))
+			// The report says so too.
+			e.Fail(report.Cell{Measure: "the part as a whole", Mode: modeBPF}, failure)
 		}
 		if ctx.Err() != nil {
 			return res, errors.Join(err, ctx.Err(), e.err)

@@ -82,12 +82,18 @@ type natWatcher interface {
 // natPace is how often a change is made while CPU time is measured.
 const natPace = 3 * time.Second
 
+// The pollers of NAT rules.
+const (
+	modeDump1 = "dump 1 s"
+	modeSave3 = "iptables-save 3 s"
+)
+
 var natModes = []natMode{
 	{modeBPF, newNATAgent, 30},
-	{"dump 1 s", func(ctx context.Context, _, _ string, n int) (natWatcher, error) {
+	{modeDump1, func(ctx context.Context, _, _ string, n int) (natWatcher, error) {
 		return newNATPoller(ctx, n, time.Second, false, dumpPorts)
 	}, 1},
-	{"iptables-save 3 s", func(ctx context.Context, _, _ string, n int) (natWatcher, error) {
+	{modeSave3, func(ctx context.Context, _, _ string, n int) (natWatcher, error) {
 		return newNATPoller(ctx, n, 3*time.Second, true, savedPorts)
 	}, 1},
 }

@@ -30,6 +30,8 @@ func parts() []Part {
 		latencyPart(),
 		missedPart(),
 		natPart(),
+		emulatedPart(),
+		enginePart(),
 		kubePart(),
 		idlePart(),
 		churnPart(),

@@ -24,11 +24,17 @@ type peer struct {
 	lost    chan error // why the session ended
 
 	mu    sync.Mutex
-	want  map[port.Key]chan time.Time // the next message about a key
-	now   map[port.Key]bool           // what stands
-	ever  map[port.Key]bool           // what was ever told, if not nil
-	last  time.Time                   // of the last message that changed something
-	added int                         // keys that were told
+	want  map[port.Key]awaited // the next message about a key
+	now   map[port.Key]bool    // what stands
+	ever  map[port.Key]bool    // what was ever told, if not nil
+	last  time.Time            // of the last message that changed something
+	added int                  // keys that were told
+}
+
+// awaited is a message that is waited for.
+type awaited struct {
+	owner string // that the publication has, if not empty
+	at    chan time.Time
 }
 
 // newPeer dials a guest; the caller closes it.
@@ -37,7 +43,7 @@ func newPeer(ctx context.Context, g *guest) (*peer, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &peer{lost: make(chan error, 1), want: map[port.Key]chan time.Time{}, now: map[port.Key]bool{}, ever: map[port.Key]bool{}}
+	p := &peer{lost: make(chan error, 1), want: map[port.Key]awaited{}, now: map[port.Key]bool{}, ever: map[port.Key]bool{}}
 	p.session, err = link.Dial(ctx, at, link.Options{
 		Role: link.RoleHost, Identity: link.NewIdentity(), Name: "bench", Version: "bench", Logger: slog.New(slog.DiscardHandler),
 	})
@@ -92,15 +98,15 @@ func (a *arrivals) Read(b []byte) (int, error) {
 func (p *peer) told(put []wire.Publication, removed []port.Key, at time.Time) (outcomes []wire.Outcome) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	say := func(k port.Key) {
+	say := func(k port.Key, owner string) {
 		p.last = at
-		if c, ok := p.want[k]; ok {
+		if w, ok := p.want[k]; ok && (w.owner == "" || w.owner == owner) {
 			delete(p.want, k)
-			c <- at
+			w.at <- at
 		}
 	}
 	for _, pub := range put {
-		say(pub.Key)
+		say(pub.Key, pub.Owner.Name)
 		if !p.now[pub.Key] {
 			p.added++
 		}
@@ -108,18 +114,21 @@ func (p *peer) told(put []wire.Publication, removed []port.Key, at time.Time) (o
 		outcomes = append(outcomes, wire.Outcome{Key: pub.Key, State: port.Active, HostAddress: pub.Host[0]})
 	}
 	for _, k := range removed {
-		say(k)
+		say(k, "")
 		delete(p.now, k)
 	}
 	return outcomes
 }
 
 // expect returns where the time of the next message about a key comes.
-func (p *peer) expect(k port.Key) <-chan time.Time {
+func (p *peer) expect(k port.Key) <-chan time.Time { return p.expectOf(k, "") }
+
+// expectOf is expect of a message that names the owner.
+func (p *peer) expectOf(k port.Key, owner string) <-chan time.Time {
 	c := make(chan time.Time, 1)
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.want[k] = c
+	p.want[k] = awaited{owner, c}
 	return c
 }
 
@@ -137,8 +146,8 @@ func (p *peer) saw(k port.Key) bool {
 	return p.ever[k]
 }
 
-// limit is far beyond what any mode needs.
-const limit = 20 * time.Second
+// limit is far beyond what any mode needs on a busy machine.
+const limit = time.Minute
 
 // wait returns when what is expected comes.
 func (p *peer) wait(ctx context.Context, said <-chan time.Time) (time.Time, error) {

@@ -75,6 +75,9 @@ func (d Document) markdown(r *Results, drawn map[string]bool) string {
 	b.WriteString("fairlead observing by events (bpf) beside its own polling mode, measured side by side in one run.\n")
 	b.WriteString("Absolute times belong to this machine on that day; the ratios travel.\n\n")
 	r.Machine.write(&b)
+	if absent := d.absent(r); len(absent) > 0 {
+		fmt.Fprintf(&b, "\n**Not in this run**: %s.\n", strings.Join(absent, "; "))
+	}
 	if failed := r.Failed(); len(failed) > 0 {
 		b.WriteString("\n## Failed\n\nThese were not measured, and nothing is compared with them:\n\n")
 		for _, c := range failed {
@@ -93,6 +96,16 @@ func (d Document) markdown(r *Results, drawn map[string]bool) string {
 		s.write(&b, r, drawn)
 	}
 	return b.String()
+}
+
+// absent are the sections of which nothing was measured, nor tried.
+func (d Document) absent(r *Results) (titles []string) {
+	for _, s := range d.Sections {
+		if len(cellsOf(r, s.Name)) == 0 {
+			titles = append(titles, s.Title)
+		}
+	}
+	return titles
 }
 
 func (s Section) write(b *bytes.Buffer, r *Results, drawn map[string]bool) {

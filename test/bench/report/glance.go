@@ -16,17 +16,33 @@ type Glance struct {
 	Size    float64
 	Stat    Stat
 	More    bool // more is better
+	// Modes are other names of the document's modes, in the same order: what stands
+	// for them in a part that has not those. What should say so.
+	Modes []string
+}
+
+// modes returns the names under which a part has the document's modes.
+func (g Glance) modes(d Document) []string {
+	if g.Modes != nil {
+		return g.Modes
+	}
+	return d.Modes
 }
 
 // asGood is how near two figures are that count as the same: what differs by
 // less than a quarter differs by chance.
 const asGood = 1.25
 
-// glance writes the first table, and in words where events are better, where
-// polling is as good, and where it is better.
+// glance writes what the run comes to, the first table, and in words where events
+// are better, where polling is as good, and where it is better.
 func (d Document) glance(w io.Writer, res *Results) {
 	if len(d.Modes) < 2 {
 		return
+	}
+	if d.Words != nil {
+		if s := strings.TrimSpace(d.Words(res)); s != "" {
+			_, _ = fmt.Fprintf(w, "%s\n\n", s)
+		}
 	}
 	head := append([]string{""}, d.Modes...)
 	for _, m := range d.Modes[1:] {
@@ -37,9 +53,9 @@ func (d Document) glance(w io.Writer, res *Results) {
 	var better, same, worse []string
 	for _, g := range d.Glances {
 		r, ratios := []string{g.What}, []string{}
-		first, _, ok := Ref{g.Part, g.Measure, d.Modes[0], g.Size, g.Stat}.find(res)
+		first, _, ok := Ref{g.Part, g.Measure, g.modes(d)[0], g.Size, g.Stat}.find(res)
 		said := false
-		for i, m := range d.Modes {
+		for i, m := range g.modes(d) {
 			v, c, found := Ref{g.Part, g.Measure, m, g.Size, g.Stat}.find(res)
 			if !found {
 				r = append(r, "–")
@@ -84,11 +100,6 @@ func (d Document) glance(w io.Writer, res *Results) {
 	}{{"**Better by events**", better}, {"**As good by polling** (within a quarter)", same}, {"**Better by polling**", worse}} {
 		if len(l.items) > 0 {
 			_, _ = fmt.Fprintf(w, "* %s: %s.\n", l.name, strings.Join(l.items, "; "))
-		}
-	}
-	if d.Words != nil {
-		if s := strings.TrimSpace(d.Words(res)); s != "" {
-			_, _ = fmt.Fprintf(w, "\n%s\n", s)
 		}
 	}
 }

@@ -115,7 +115,7 @@ func (d Document) targets(w io.Writer, res *Results) {
 		case !reached:
 			said = "**no**"
 		}
-		if why := d.Reasons[t.Key]; !reached && why != "" {
+		if why := d.Reasons[t.Key]; ok && !reached && why != "" {
 			if told[t.Key] == 0 {
 				reasons = append(reasons, why)
 				told[t.Key] = len(reasons)
