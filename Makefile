@@ -117,9 +117,9 @@ test-wine: ## Run tests of the host side, built for Windows, under Debian's wine
 	done; exit $$rc
 
 .PHONY: bench
-bench: ## Measure fairlead against polling and write docs/benchmarks (root; a quarter of an hour)
+bench: ## Measure fairlead against polling and write docs/benchmarks (root; 20 minutes)
 	$(need_root)
-	@hack/provision.sh base bench
+	@hack/provision.sh base vm bench
 	@hack/provision-engines.sh packages kube
 	@go run ./test/bench -report docs/benchmarks -json docs/benchmarks/results.jsonl
 

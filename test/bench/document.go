@@ -40,10 +40,10 @@ var glances = []report.Glance{
 	{What: "a UDP port is told, median", Part: "latency", Measure: bindMessage},
 	{What: "a client on the host can connect, median", Part: "latency", Measure: openHost},
 	{What: "a closed port is withdrawn, median", Part: "latency", Measure: gone},
-	{What: "a NAT rule among 1,000 is told, median (polls: the kernel's dump, iptables-save)", Part: "nat", Measure: natMeasure, Size: 1000, Modes: []string{modeBPF, modeDump1, modeSave3}},
+	{What: "a NAT rule among 1,000 is told, median", Note: "polls: the kernel's dump, iptables-save", Part: "nat", Measure: natMeasure, Size: 1000, Modes: []string{modeBPF, modeDump1, modeSave3}},
 	{What: "a container in the guest's network bears its name, median", Part: "engine", Measure: engineHost},
-	{What: "a port that a container publishes bears its name, median (polls: the engine's list)", Part: "engine", Measure: enginePublished, Modes: listModes},
-	{What: "a Service's node port is told, median (polls: the list of Services)", Part: "kube", Measure: kubeMeasure, Modes: listModes},
+	{What: "a port that a container publishes bears its name, median", Note: "polls: the engine's list", Part: "engine", Measure: enginePublished, Modes: listModes},
+	{What: "a Service's node port is told, median", Note: "polls: the list of Services", Part: "kube", Measure: kubeMeasure, Modes: listModes},
 	{What: "ports seen that live 10 ms", Part: "missed", Measure: missedMeasure, Size: 10, More: true},
 	{What: "ports seen that live 100 ms", Part: "missed", Measure: missedMeasure, Size: 100, More: true},
 	{What: "ports seen that live 1 s", Part: "missed", Measure: missedMeasure, Size: 1000, More: true},
@@ -67,6 +67,14 @@ func words(r *report.Results) string {
 	if a, b, ok := sideBySide(r, "latency", openMessage, 0); ok {
 		out = append(out, fmt.Sprintf("Events show a port %s sooner than polling each second, and %s sooner than each three.",
 			report.Ratio(b[0], a), report.Ratio(b[1], a)))
+	}
+	if a, b, ok := sideBySide(r, "idle", idleCPU, 0); ok {
+		said := fmt.Sprintf("While nothing happens that takes %s of a core, where polling each second takes %s",
+			report.Value(a, "%"), report.Value(b[0], "%"))
+		if a, b, ok := sideBySide(r, "idle", idleRSS, 0); ok && a > b[0] {
+			said += fmt.Sprintf("; it holds %s more memory", report.Value(a-b[0], "B"))
+		}
+		out = append(out, said+".")
 	}
 	if a, b, ok := sideBySide(r, "churn", churnCPU, 10_000); ok && a > b[0] {
 		out = append(out, fmt.Sprintf(`The price is CPU while ports come and go by the thousand: an event is handled

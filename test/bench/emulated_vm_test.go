@@ -151,7 +151,8 @@ type forcedAgent struct {
 	reg  *registry.Registry
 	peer *peer
 	stop context.CancelFunc
-	done chan error
+	done chan struct{} // closed when it has ended
+	why  error         // of its end, once done is closed
 }
 
 func forced(rung string) func(context.Context, string, string, int) (natWatcher, error) {
@@ -165,7 +166,7 @@ func newForced(ctx context.Context, dir, rung string, n int) (_ natWatcher, err 
 	if err != nil {
 		return nil, err
 	}
-	a := &forcedAgent{rung: rung, done: make(chan error, 1)}
+	a := &forcedAgent{rung: rung, done: make(chan struct{})}
 	run, stop := context.WithCancel(ctx)
 	a.stop = func() { stop(); g.close() }
 	running := false
@@ -218,7 +219,10 @@ func newForced(ctx context.Context, dir, rung string, n int) (_ natWatcher, err 
 		group.Go(func() error { return f(run) })
 	}
 	running = true
-	go func() { a.done <- errors.Join(group.Wait(), listener.Close()) }()
+	go func() {
+		defer close(a.done)
+		a.why = errors.Join(group.Wait(), listener.Close())
+	}()
 	if a.peer, err = newPeer(ctx, g); err != nil {
 		return nil, err
 	}
@@ -239,9 +243,8 @@ func (a *forcedAgent) spacing() time.Duration { return 20 * time.Millisecond }
 // check returns the mechanism that tells of rules, which must be the one that was asked for.
 func (a *forcedAgent) check(context.Context) (string, error) {
 	select {
-	case err := <-a.done:
-		a.done <- err
-		return "", fmt.Errorf("it has ended: %w", err)
+	case <-a.done:
+		return "", fmt.Errorf("it has ended: %w", a.why)
 	default:
 	}
 	for _, s := range a.reg.Sources().View().All() {

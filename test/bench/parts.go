@@ -18,7 +18,9 @@ import (
 // be measured. It measures its modes interleaved, so that what the machine does
 // otherwise hits them alike, with sizes and rounds that Env.Of picks, and it
 // returns an error only where nothing further can be measured. Tables are made of
-// all cells; figures and the words under them are in the Section.
+// all cells; figures and the words under them are in the Section. What needs an
+// engine measures in an enclave (Env.inEnclave), what needs another kernel in an
+// emulated machine (Env.inVM): both hand back cells.
 type Part struct {
 	report.Section
 	Run func(ctx context.Context, e *Env) error

@@ -11,13 +11,14 @@ import (
 // Glance is a line of the first table: one figure of each mode, side by side.
 type Glance struct {
 	What    string // "a port is told, median"
+	Note    string // shown behind it in the table alone
 	Part    string
 	Measure string
 	Size    float64
 	Stat    Stat
 	More    bool // more is better
 	// Modes are other names of the document's modes, in the same order: what stands
-	// for them in a part that has not those. What should say so.
+	// for them in a part that has not those. Note should say so.
 	Modes []string
 }
 
@@ -52,7 +53,10 @@ func (d Document) glance(w io.Writer, res *Results) {
 	rule(w, len(head))
 	var better, same, worse []string
 	for _, g := range d.Glances {
-		r, ratios := []string{g.What}, []string{}
+		r, ratios, some := []string{g.What}, []string{}, false
+		if g.Note != "" {
+			r[0] += " (" + g.Note + ")"
+		}
 		first, _, ok := Ref{g.Part, g.Measure, g.modes(d)[0], g.Size, g.Stat}.find(res)
 		said := false
 		for i, m := range g.modes(d) {
@@ -64,6 +68,7 @@ func (d Document) glance(w io.Writer, res *Results) {
 				}
 				continue
 			}
+			some = true
 			r = append(r, Value(v, c.Unit))
 			if i == 0 {
 				continue
@@ -91,8 +96,11 @@ func (d Document) glance(w io.Writer, res *Results) {
 				same = append(same, text)
 			}
 		}
-		row(w, append(r, ratios...))
+		if some {
+			row(w, append(r, ratios...))
+		}
 	}
+	_, _ = fmt.Fprintf(w, "\n–: not measured, or by too few samples: what 99 of 100 do not exceed needs %d.\n", forP99)
 	_, _ = fmt.Fprintf(w, "\nIn words, %s beside %s:\n\n", d.Modes[0], d.Modes[1])
 	for _, l := range []struct {
 		name  string
