@@ -64,10 +64,10 @@ func (e *Env) inVM(ctx context.Context, test string) error {
 	}
 	n, said, err := e.collect(out)
 	if failed := cmd.Wait(); failed != nil {
-		err = errors.Join(err, fmt.Errorf("%s in the emulated machine: %w: %s%s", test, failed, said, stderr.String()))
+		err = errors.Join(err, fmt.Errorf("%s in the emulated machine: %w\n%s%s", test, failed, said, stderr.String()))
 	}
 	if err == nil && n == 0 {
-		err = fmt.Errorf("%s in the emulated machine measured nothing: %s", test, said)
+		err = fmt.Errorf("%s in the emulated machine measured nothing\n%s", test, said)
 	}
 	return err
 }
@@ -88,7 +88,7 @@ func (e *Env) collect(r io.Reader) (n int, said string, err error) {
 					e.record(c)
 				}
 			}
-		} else if strings.TrimSpace(line) != "" {
+		} else if strings.TrimSpace(line) != "" && !strings.Contains(line, "console: ") {
 			others = append(others, line)
 			others = others[max(0, len(others)-kept):]
 		}

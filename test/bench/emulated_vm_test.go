@@ -267,7 +267,9 @@ func (a *forcedAgent) close() {
 	<-a.done
 }
 
-// all lets everything through.
+// all lets everything through, at the host's addresses.
 type all struct{}
 
-func (all) Decide(port.Publication) port.Decision { return port.Decision{Allow: true} }
+func (all) Decide(p port.Publication) port.Decision {
+	return port.Decision{Allow: true, Host: []netip.AddrPort{netip.AddrPortFrom(netip.IPv4Unspecified(), p.Port)}}
+}

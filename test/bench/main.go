@@ -176,10 +176,10 @@ func measure(ctx context.Context, chosen []Part, scale Scale, jsonl string, log 
 			failure = errors.New("it measured nothing")
 		}
 		if failure != nil {
-			e.Progress("FAILED: %v", failure)
 			err = errors.Join(err, fmt.Errorf("%s: %w", p.Name, failure))
-			// The report says so too.
-			e.Fail(report.Cell{Measure: "the part as a whole", Mode: modeBPF}, failure)
+			// The report says so too, in short.
+			brief, _, _ := strings.Cut(failure.Error(), "\n")
+			e.Fail(report.Cell{Measure: "the part as a whole", Mode: modeBPF}, errors.New(brief))
 		}
 		if ctx.Err() != nil {
 			return res, errors.Join(err, ctx.Err(), e.err)
