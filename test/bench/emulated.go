@@ -8,6 +8,7 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
@@ -72,36 +73,74 @@ func (e *Env) inVM(ctx context.Context, test string) error {
 	return err
 }
 
-// collect records the cells among the lines of r, each behind whatever prefix.
-// It returns how many there were, and the last of the other lines.
+// A cell is a long line, and what runs a test breaks long lines: it comes in
+// pieces, each behind a mark on a line of its own.
+const (
+	pieceMark = "bench-cell: "
+	pieceSize = 300 // bytes
+	pieceEnd  = "."
+)
+
+// pieces writes each line that is written to it in pieces.
+type pieces struct{ w io.Writer }
+
+func (p pieces) Write(line []byte) (int, error) {
+	var b bytes.Buffer
+	for rest := bytes.TrimSuffix(line, []byte("\n")); len(rest) > 0; {
+		n := min(pieceSize, len(rest))
+		fmt.Fprintf(&b, "%s%x\n", pieceMark, rest[:n]) // a piece may end within a character
+		rest = rest[n:]
+	}
+	b.WriteString(pieceMark + pieceEnd + "\n")
+	if _, err := p.w.Write(b.Bytes()); err != nil {
+		return 0, err
+	}
+	return len(line), nil
+}
+
+// collect records the cells whose pieces are among the lines of r, each behind
+// whatever prefix. It returns how many there were, and the last of the other lines.
 func (e *Env) collect(r io.Reader) (n int, said string, err error) {
 	const kept = 20
 	var others []string
+	var cell []byte
 	in := bufio.NewReader(r)
 	for {
 		line, rerr := in.ReadString('\n')
-		if i := strings.Index(line, report.CellMark); i >= 0 && err == nil {
-			var res *report.Results
-			if res, err = report.Read(strings.NewReader(line[i:])); err == nil {
-				n += len(res.Cells)
-				for _, c := range res.Cells {
-					e.record(c)
+		if _, piece, ok := strings.Cut(strings.TrimSpace(line), pieceMark); ok {
+			if piece != pieceEnd {
+				b, bad := hex.DecodeString(piece)
+				cell, err = append(cell, b...), errors.Join(err, bad)
+			} else {
+				var res *report.Results
+				if res, rerr = report.Read(bytes.NewReader(cell)); rerr == nil {
+					n += e.recordAll(res)
 				}
+				cell = nil
 			}
 		} else if strings.TrimSpace(line) != "" && !strings.Contains(line, "console: ") {
 			others = append(others, line)
 			others = others[max(0, len(others)-kept):]
 		}
-		if errors.Is(rerr, io.EOF) {
-			return n, strings.Join(others, ""), err
-		}
 		if rerr != nil {
-			return n, strings.Join(others, ""), errors.Join(err, rerr)
+			if errors.Is(rerr, io.EOF) {
+				rerr = nil
+			}
+			_, copied := io.Copy(io.Discard, in) // who writes must not wait
+			return n, strings.Join(others, ""), errors.Join(err, rerr, copied)
 		}
 	}
 }
 
+// recordAll records what was measured elsewhere, and says how many cells that is.
+func (e *Env) recordAll(r *report.Results) int {
+	for _, c := range r.Cells {
+		e.record(c)
+	}
+	return len(r.Cells)
+}
+
 // toStdout returns an Env whose cells are lines on standard output, for collect.
 func toStdout(dir, binary string, scale Scale) *Env {
-	return &Env{Program: binary, Scale: scale, Log: os.Stderr, dir: dir, put: report.NewSink(os.Stdout).Cell}
+	return &Env{Program: binary, Scale: scale, Log: os.Stderr, dir: dir, put: report.NewSink(pieces{os.Stdout}).Cell}
 }

@@ -74,11 +74,15 @@ func (e *Env) inEnclave(ctx context.Context) error {
 		return errors.Join(ended, err)
 	}
 	defer func() { _ = in.Close() }()
-	n, _, err := e.collect(in)
-	if n == 0 || ctx.Err() != nil {
-		err = errors.Join(err, ended, ctx.Err())
+	res, err := report.Read(in)
+	if err != nil {
+		return errors.Join(ended, err)
 	}
-	return err
+	// Where a cell failed, that says why it ended so.
+	if e.recordAll(res); len(res.Failed()) > 0 {
+		ended = nil
+	}
+	return errors.Join(ended, ctx.Err())
 }
 
 // engineSight is somebody who sees containers.

@@ -128,9 +128,6 @@ type line struct {
 	Cell    *Cell    `json:"cell,omitempty"`
 }
 
-// CellMark is how the line of a cell begins, to find it behind a prefix.
-const CellMark = `{"cell":`
-
 // Sink writes JSON lines.
 type Sink struct{ enc *json.Encoder }
 
