@@ -18,7 +18,7 @@ import (
 )
 
 // elsewhere needs what is not installed for these tests: engines, another kernel.
-var elsewhere = []string{"flows", "engine", "kube", "emulated"}
+var elsewhere = []string{"flows", "engine", "kube", "emulated", "vsock"}
 
 func TestBenchmarkMeasuresEveryPartAndReports(t *testing.T) {
 	dir := t.TempDir()

@@ -15,6 +15,7 @@ import (
 	"os"
 	"os/exec"
 	"strings"
+	"time"
 
 	"github.com/fairlead/fairlead/test/bench/report"
 )
@@ -47,12 +48,12 @@ kernel's dump of all rules each second, as cheaply as that can be done and publi
 	}
 }
 
-// inVM runs a test of this package, which has build tag vm, under the emulated
+// inVM runs a test of this package, which has build tag vm or bench, under the emulated
 // kernel and records the cells that it prints (see Env.toStdout). It is an error
 // if the test fails, or prints none.
 func (e *Env) inVM(ctx context.Context, test string) error {
 	e.Progress("building and booting kernel %s", emulatedKernel)
-	cmd := exec.CommandContext(ctx, "go", "run", "github.com/fairlead/fairlead/test/vm", "-kernel", emulatedKernel, "-tally=",
+	cmd := exec.CommandContext(ctx, "go", "run", "github.com/fairlead/fairlead/test/vm", "-kernel", emulatedKernel, "-tally=", "-tags", "root,vm,bench",
 		"-v", "-run", "^"+test+"$", "-env", scaleVariable+"="+e.Scale.String(), "github.com/fairlead/fairlead/test/bench")
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
@@ -142,5 +143,5 @@ func (e *Env) recordAll(r *report.Results) int {
 
 // toStdout returns an Env whose cells are lines on standard output, for collect.
 func toStdout(dir, binary string, scale Scale) *Env {
-	return &Env{Program: binary, Scale: scale, Log: os.Stderr, dir: dir, put: report.NewSink(pieces{os.Stdout}).Cell}
+	return &Env{Program: binary, Scale: scale, Log: os.Stderr, dir: dir, begun: time.Now(), put: report.NewSink(pieces{os.Stdout}).Cell}
 }

@@ -44,6 +44,23 @@ var emulatedModes = []natMode{
 // Hooks tell of a rule sooner than a poller each second, in one machine. The
 // benchmark collects what it measures, and how much it asks for.
 func TestNATInTheEmulatedMachine(t *testing.T) {
+	e := emulatedEnv(t)
+	for _, n := range []int{10, 1000} {
+		if e.Scale == Tiny && n > 10 {
+			break
+		}
+		if err := measureEmulated(t.Context(), e, n); err != nil {
+			t.Errorf("%d rules: %v", n, err)
+		}
+	}
+	if e.err != nil {
+		t.Error(e.err)
+	}
+}
+
+// emulatedEnv measures as much as the benchmark asks for, tiny if nobody does.
+func emulatedEnv(t *testing.T) *Env {
+	t.Helper()
 	scale := Tiny
 	if s := os.Getenv(scaleVariable); s != "" {
 		i := slices.IndexFunc([]Scale{Full, Quick, Tiny}, func(x Scale) bool { return x.String() == s })
@@ -56,23 +73,12 @@ func TestNATInTheEmulatedMachine(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer func() { _ = os.RemoveAll(dir) }()
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	binary, err := program.Path(dir)
 	if err != nil {
 		t.Fatal(err)
 	}
-	e := toStdout(dir, binary, scale)
-	for _, n := range []int{10, 1000} {
-		if scale == Tiny && n > 10 {
-			break
-		}
-		if err := measureEmulated(t.Context(), e, n); err != nil {
-			t.Errorf("%d rules: %v", n, err)
-		}
-	}
-	if e.err != nil {
-		t.Error(e.err)
-	}
+	return toStdout(dir, binary, scale)
 }
 
 func measureEmulated(ctx context.Context, e *Env, n int) error {

@@ -34,25 +34,26 @@ type flowSample struct {
 // flowMeasure is what is measured, and how.
 type flowMeasure struct {
 	name    string
-	unit    string // "MB", or what value counts
+	unit    string // "MB", "time" for its median, or empty for what value counts
+	udp     bool
 	measure func(ctx context.Context, w *way, d time.Duration) (flowSample, error)
 }
 
 var flowMeasures = []flowMeasure{
-	{toGuest, "MB", func(ctx context.Context, w *way, d time.Duration) (flowSample, error) {
+	{name: toGuest, unit: "MB", measure: func(ctx context.Context, w *way, d time.Duration) (flowSample, error) {
 		return throughput(ctx, w, d, 1, false)
 	}},
-	{toHost, "MB", func(ctx context.Context, w *way, d time.Duration) (flowSample, error) {
+	{name: toHost, unit: "MB", measure: func(ctx context.Context, w *way, d time.Duration) (flowSample, error) {
 		return throughput(ctx, w, d, 1, true)
 	}},
-	{manyFlows, "MB", func(ctx context.Context, w *way, d time.Duration) (flowSample, error) {
+	{name: manyFlows, unit: "MB", measure: func(ctx context.Context, w *way, d time.Duration) (flowSample, error) {
 		return throughput(ctx, w, d, 64, false)
 	}},
-	{roundTrip, "", roundTrips},
-	{shortConns, "k", func(ctx context.Context, w *way, d time.Duration) (flowSample, error) {
+	{name: roundTrip, unit: "time", measure: roundTrips},
+	{name: shortConns, measure: func(ctx context.Context, w *way, d time.Duration) (flowSample, error) {
 		return connections(ctx, w, d, 1000)
 	}},
-	{udpEcho, "k", echoes},
+	{name: udpEcho, udp: true, measure: echoes},
 }
 
 func flowsPart() Part {
@@ -80,22 +81,29 @@ func flows(ctx context.Context, e *Env) error {
 	if err != nil {
 		return err
 	}
-	r, err := newFlowRig(ctx, e.Program, dir)
+	r, err := newFlowRig(ctx, e.Program, dir, false, (*flowRig).splice, (*flowRig).link, (*flowRig).socat, (*flowRig).gvproxy)
 	if err != nil {
 		return err
 	}
 	defer r.close()
+	d := e.For(time.Second, 500*time.Millisecond, 200*time.Millisecond)
+	return measureFlows(ctx, e, r, flowMeasures, e.Of(3, 2, 1), d)
+}
+
+// measureFlows measures each for about d on each way, in turns, and records the
+// medians of all rounds.
+func measureFlows(ctx context.Context, e *Env, r *flowRig, measures []flowMeasure, rounds int, d time.Duration) error {
 	type cell struct{ measure, way string }
 	samples, errs := make(map[cell][]flowSample), make(map[cell]error)
-	for i := range e.Of(3, 2, 1) {
+	for i := range rounds {
 		e.Progress("round %d", i+1)
-		for _, m := range flowMeasures {
+		for _, m := range measures {
 			for _, w := range r.ways {
 				k := cell{m.name, w.name}
-				if m.name == udpEcho && !w.udp.IsValid() || errs[k] != nil {
+				if m.udp && !w.udp.IsValid() || errs[k] != nil {
 					continue
 				}
-				s, err := m.measure(ctx, w, e.For(time.Second, 500*time.Millisecond, 200*time.Millisecond))
+				s, err := m.measure(ctx, w, d)
 				if ctx.Err() != nil {
 					return ctx.Err()
 				}
@@ -104,7 +112,7 @@ func flows(ctx context.Context, e *Env) error {
 			}
 		}
 	}
-	for _, m := range flowMeasures {
+	for _, m := range measures {
 		for _, w := range r.ways {
 			k := cell{m.name, w.name}
 			if len(samples[k]) > 0 {
@@ -133,7 +141,7 @@ func (m flowMeasure) record(e *Env, way string, s flowSample, err error) {
 		}
 		e.Value(c, v)
 		return
-	case m.name == roundTrip:
+	case m.unit == "time":
 		c.Unit, v = "s", s.p50.Seconds()
 	default:
 		c.Extra["p50 µs"], c.Extra["lost %"] = usOf(s.p50), 100*s.lost

@@ -119,7 +119,7 @@ func throughput(ctx context.Context, w *way, d time.Duration, n int, toClient bo
 			return flowSample{}, err
 		}
 		defer func() { _ = c.Close() }()
-		_ = c.SetDeadline(time.Now().Add(d + 30*time.Second))
+		_ = c.SetDeadline(time.Now().Add(d + w.patience(30*time.Second)))
 		conns[i] = c
 	}
 	used, begin := w.cpu(), time.Now()
@@ -192,7 +192,7 @@ func roundTrips(ctx context.Context, w *way, d time.Duration) (flowSample, error
 		return flowSample{}, err
 	}
 	defer func() { _ = c.Close() }()
-	_ = c.SetDeadline(time.Now().Add(d + 10*time.Second))
+	_ = c.SetDeadline(time.Now().Add(d + w.patience(10*time.Second)))
 	if _, err := c.Write([]byte{askEcho}); err != nil {
 		return flowSample{}, err
 	}
@@ -260,12 +260,12 @@ func connections(ctx context.Context, w *way, d time.Duration, rate int) (flowSa
 }
 
 func oneConnection(w *way) error {
-	c, err := net.DialTimeout("tcp4", w.tcp.String(), 2*time.Second)
+	c, err := net.DialTimeout("tcp4", w.tcp.String(), w.patience(2*time.Second))
 	if err != nil {
 		return err
 	}
 	defer func() { _ = c.Close() }()
-	_ = c.SetDeadline(time.Now().Add(2 * time.Second))
+	_ = c.SetDeadline(time.Now().Add(w.patience(2 * time.Second)))
 	b := make([]byte, smallSize)
 	b[0] = askEcho
 	if _, err := c.Write(b); err != nil {
@@ -281,38 +281,35 @@ func echoes(ctx context.Context, w *way, d time.Duration) (flowSample, error) {
 	var mu sync.Mutex
 	var took []time.Duration
 	var lost, sent int
-	conns := make([]net.Conn, clients)
-	for i := range conns {
+	all := make([]echoer, clients)
+	for i := range all {
 		c, err := w.from.Dial("udp4", w.udp.String())
 		if err != nil {
 			return flowSample{}, err
 		}
 		defer func() { _ = c.Close() }()
-		conns[i] = c
+		all[i].conn = c
 	}
+	// What counts is the datagrams of clients that have their flows.
+	errs := make([]error, clients)
+	var first sync.WaitGroup
+	for i := range all {
+		first.Go(func() { _, errs[i] = all[i].echo(0, w.patience(2*time.Second)) })
+	}
+	first.Wait()
 	used, begin := w.cpu(), time.Now()
 	var wg sync.WaitGroup
-	for _, c := range conns {
+	for i := range all {
 		wg.Go(func() {
 			var mine []time.Duration
 			missed, n := 0, uint64(0)
-			b, in := make([]byte, smallSize), make([]byte, smallSize)
 			for time.Since(begin) < d && ctx.Err() == nil {
 				n++
-				binary.BigEndian.PutUint64(b, n)
-				at := time.Now()
-				_ = c.SetReadDeadline(at.Add(200 * time.Millisecond))
-				_, err := c.Write(b)
-				for err == nil {
-					if _, err = c.Read(in); err == nil && binary.BigEndian.Uint64(in) == n {
-						break
-					}
-				}
-				if err != nil {
+				if t, err := all[i].echo(n, w.patience(200*time.Millisecond)); err != nil {
 					missed++
-					continue
+				} else {
+					mine = append(mine, t)
 				}
-				mine = append(mine, time.Since(at))
 			}
 			mu.Lock()
 			defer mu.Unlock()
@@ -320,5 +317,32 @@ func echoes(ctx context.Context, w *way, d time.Duration) (flowSample, error) {
 		})
 	}
 	wg.Wait()
+	if len(took) == 0 {
+		return flowSample{}, fmt.Errorf("no datagram came back: %w", errors.Join(errs...))
+	}
 	return summary(took, time.Since(begin), w.cpu()-used, float64(lost)/float64(max(sent, 1))), nil
+}
+
+// echoer is a client of UDP.
+type echoer struct {
+	conn    net.Conn
+	out, in [smallSize]byte
+}
+
+// echo sends datagram n, waits for it to come back, and returns how long that took.
+func (e *echoer) echo(n uint64, patience time.Duration) (time.Duration, error) {
+	binary.BigEndian.PutUint64(e.out[:], n)
+	at := time.Now()
+	_ = e.conn.SetReadDeadline(at.Add(patience))
+	if _, err := e.conn.Write(e.out[:]); err != nil {
+		return 0, err
+	}
+	for {
+		if _, err := e.conn.Read(e.in[:]); err != nil {
+			return 0, err
+		}
+		if binary.BigEndian.Uint64(e.in[:]) == n {
+			return time.Since(at), nil
+		}
+	}
 }

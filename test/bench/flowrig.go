@@ -19,6 +19,9 @@ import (
 	"strings"
 	"time"
 
+	"github.com/mdlayher/vsock"
+	"golang.org/x/sys/unix"
+
 	"github.com/fairlead/fairlead/internal/forward"
 	"github.com/fairlead/fairlead/test/netns"
 )
@@ -26,8 +29,8 @@ import (
 // The ways from a client to the server.
 const (
 	directWay  = "direct"     // client and server in one namespace
-	spliceWay  = "splice"     // two relays with splice(2), a unix socket between
-	linkWay    = "fairlead"   // host peer and agent, link over unix
+	spliceWay  = "splice"     // two relays with splice(2), a unix socket between; or copying, over vsock
+	linkWay    = "fairlead"   // host peer and agent, link over unix or vsock
 	socatWay   = "socat pair" // the same as splice, with socat
 	gvproxyWay = "gvproxy"    // gvproxy's forwarder and its tap device in the guest
 )
@@ -45,10 +48,29 @@ type way struct {
 	from     *netns.Space // where the client is
 	tcp, udp netip.AddrPort
 	procs    []*exec.Cmd // that carry the bytes
+	slow     bool        // the machine is emulated
 }
+
+// patience is d, or what takes as long in an emulated machine that is busy.
+func (w *way) patience(d time.Duration) time.Duration {
+	if w.slow {
+		return 15 * d
+	}
+	return d
+}
+
+// starter makes a way; at is an address on the host.
+type starter func(r *flowRig, ctx context.Context, binary string, at func(uint16) netip.AddrPort) (*way, error)
+
+// Where the two halves of a way meet over vsock's loopback.
+const (
+	vsockSplice = "1:7100"
+	vsockLink   = "1023"
+)
 
 // flowRig is a host and a guest, a server in the guest, and the ways to it.
 type flowRig struct {
+	vsock       bool // between host and guest, in place of unix sockets
 	host, guest *netns.Space
 	dir         string
 	ways        []*way
@@ -56,8 +78,8 @@ type flowRig struct {
 	server      *flowServer
 }
 
-func newFlowRig(ctx context.Context, binary, dir string) (_ *flowRig, err error) {
-	r := &flowRig{dir: dir}
+func newFlowRig(ctx context.Context, binary, dir string, vsock bool, starters ...starter) (_ *flowRig, err error) {
+	r := &flowRig{dir: dir, vsock: vsock}
 	defer func() {
 		if err != nil {
 			r.close()
@@ -74,15 +96,13 @@ func newFlowRig(ctx context.Context, binary, dir string) (_ *flowRig, err error)
 	}
 	loopback := netip.MustParseAddr("127.0.0.1")
 	at := func(p uint16) netip.AddrPort { return netip.AddrPortFrom(loopback, p) }
-	r.ways = append(r.ways, &way{name: directWay, from: r.guest, tcp: at(serverTCP), udp: at(serverUDP)})
-	for _, start := range []func(context.Context, string, func(uint16) netip.AddrPort) (*way, error){
-		r.splice, r.link, r.socat, r.gvproxy,
-	} {
-		w, err := start(ctx, binary, at)
+	r.ways = append(r.ways, &way{name: directWay, from: r.guest, tcp: at(serverTCP), udp: at(serverUDP), slow: vsock})
+	for _, start := range starters {
+		w, err := start(r, ctx, binary, at)
 		if err != nil {
 			return nil, err
 		}
-		w.from = r.host
+		w.from, w.slow = r.host, vsock
 		r.ways = append(r.ways, w)
 	}
 	for _, w := range r.ways {
@@ -122,10 +142,10 @@ func (r *flowRig) close() {
 // answers waits until a way works.
 func (r *flowRig) answers(ctx context.Context, w *way) error {
 	var err error
-	for range 400 {
+	for end := time.Now().Add(w.patience(20 * time.Second)); time.Now().Before(end); {
 		var c net.Conn
 		if c, err = w.from.Dial("tcp4", w.tcp.String()); err == nil {
-			_ = c.SetDeadline(time.Now().Add(2 * time.Second))
+			_ = c.SetDeadline(time.Now().Add(w.patience(2 * time.Second)))
 			_, err = c.Write([]byte{askEcho, 'x'})
 			if err == nil {
 				_, err = c.Read(make([]byte, 1))
@@ -150,10 +170,13 @@ func (r *flowRig) splice(_ context.Context, _ string, at func(uint16) netip.Addr
 	if err != nil {
 		return nil, err
 	}
-	socket := filepath.Join(r.dir, "splice")
+	between := "unix " + filepath.Join(r.dir, "splice")
+	if r.vsock {
+		between = "vsock " + vsockSplice
+	}
 	err = errors.Join(
-		r.start(w, r.guest, self, "-relay", "unix "+socket+" tcp "+at(serverTCP).String()),
-		r.start(w, r.host, self, "-relay", "tcp "+w.tcp.String()+" unix "+socket))
+		r.start(w, r.guest, self, "-relay", between+" tcp "+at(serverTCP).String()),
+		r.start(w, r.host, self, "-relay", "tcp "+w.tcp.String()+" "+between))
 	return w, err
 }
 
@@ -163,7 +186,7 @@ func relay(ctx context.Context, spec string) error {
 	if len(f) != 4 {
 		return fmt.Errorf("relay %q: want NETWORK ADDRESS NETWORK ADDRESS", spec)
 	}
-	l, err := net.Listen(f[0], f[1])
+	l, err := listenAt(f[0], f[1])
 	if err != nil {
 		return err
 	}
@@ -173,7 +196,7 @@ func relay(ctx context.Context, spec string) error {
 			return err
 		}
 		go func() {
-			d, err := net.Dial(f[2], f[3])
+			d, err := dialAt(f[2], f[3])
 			if err != nil {
 				forward.Reset(c)
 				return
@@ -183,13 +206,50 @@ func relay(ctx context.Context, spec string) error {
 	}
 }
 
+// listenAt is net.Listen, which knows no vsock: CID:PORT.
+func listenAt(network, address string) (net.Listener, error) {
+	if network != "vsock" {
+		return net.Listen(network, address)
+	}
+	_, port, err := vsockAddress(address)
+	if err != nil {
+		return nil, err
+	}
+	return vsock.ListenContextID(unix.VMADDR_CID_ANY, port, nil)
+}
+
+func dialAt(network, address string) (net.Conn, error) {
+	if network != "vsock" {
+		return net.Dial(network, address)
+	}
+	cid, port, err := vsockAddress(address)
+	if err != nil {
+		return nil, err
+	}
+	return vsock.Dial(cid, port, nil)
+}
+
+func vsockAddress(s string) (cid, port uint32, err error) {
+	if n, err := fmt.Sscanf(s, "%d:%d", &cid, &port); n != 2 {
+		return 0, 0, fmt.Errorf("vsock address %q: want CID:PORT: %w", s, err)
+	}
+	return cid, port, nil
+}
+
 func (r *flowRig) link(_ context.Context, binary string, at func(uint16) netip.AddrPort) (*way, error) {
 	w := &way{name: linkWay, tcp: at(serverTCP), udp: at(serverUDP)}
-	link := "unix://" + filepath.Join(r.dir, "link", "s")
+	listen, token := "unix://"+filepath.Join(r.dir, "link", "s"), ""
+	connect := listen
+	if r.vsock { // where only a token proves who is there
+		listen, connect, token = "vsock://:"+vsockLink, "vsock://1:"+vsockLink, filepath.Join(r.dir, "token")
+		if err := os.WriteFile(token, []byte(strings.Repeat("k", 32)), 0o600); err != nil {
+			return nil, err
+		}
+	}
 	return w, errors.Join(
-		r.start(w, r.guest, binary, "agent", "--link-token=", "--link", link, "--source", "socket",
+		r.start(w, r.guest, binary, "agent", "--link-token="+token, "--link", listen, "--allow-cids", "1", "--source", "socket",
 			"--control", filepath.Join(r.dir, "agent", "s"), "--log-level", "error"),
-		r.start(w, r.host, binary, "host", "--link-token=", "--connect", link,
+		r.start(w, r.host, binary, "host", "--link-token="+token, "--connect", connect,
 			"--control", filepath.Join(r.dir, "host", "s"), "--log-level", "error"))
 }
 

@@ -39,6 +39,7 @@ func parts() []Part {
 		churnPart(),
 		startPart(),
 		flowsPart(),
+		vsockPart(),
 		hookPart(),
 		scalingPart(),
 	}

@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux
+
+package main
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/fairlead/fairlead/test/bench/report"
+)
+
+// What is measured over vsock. An emulated machine opens some tens of connections
+// a second.
+const (
+	vsockRate = 20
+
+	vsockToGuest   = "TCP to the guest over vsock, emulated, 1 flow"
+	vsockToHost    = "TCP to the host over vsock, emulated, 1 flow"
+	vsockManyFlows = "TCP to the guest over vsock, emulated, 64 flows"
+	vsockRoundTrip = "TCP round trip of 64 bytes over vsock, emulated, 1 flow, median"
+	vsockUDPEcho   = "UDP echo of 64 bytes over vsock, emulated, 16 clients, each one datagram under way"
+)
+
+var vsockShortConns = fmt.Sprintf("TCP connections of 64 bytes there and back over vsock, emulated, %d a second", vsockRate)
+
+// vsockMeasures are flowMeasures, by names of their own: nobody compares them
+// with those of a real machine.
+var vsockMeasures = []flowMeasure{
+	{name: vsockToGuest, unit: "MB", measure: func(ctx context.Context, w *way, d time.Duration) (flowSample, error) {
+		return throughput(ctx, w, d, 1, false)
+	}},
+	{name: vsockToHost, unit: "MB", measure: func(ctx context.Context, w *way, d time.Duration) (flowSample, error) {
+		return throughput(ctx, w, d, 1, true)
+	}},
+	{name: vsockManyFlows, unit: "MB", measure: func(ctx context.Context, w *way, d time.Duration) (flowSample, error) {
+		return throughput(ctx, w, d, 64, false)
+	}},
+	{name: vsockRoundTrip, unit: "time", measure: roundTrips},
+	{name: vsockShortConns, measure: func(ctx context.Context, w *way, d time.Duration) (flowSample, error) {
+		return connections(ctx, w, d, vsockRate)
+	}},
+	{name: vsockUDPEcho, udp: true, measure: echoes},
+}
+
+func vsockPart() Part {
+	return Part{
+		Section: report.Section{
+			Name: "vsock", Title: "What the link costs a flow over vsock, in an emulated machine", Base: spliceWay,
+			About: `The same as before, with vsock between host and guest: over its loopback on Linux ` + emulatedKernel + ` in a machine
+that is emulated in software. That is some tens of times slower, so only its ratios mean something. The splice is
+two relays that read and write, as splice(2) to vsock copies all the same; fairlead proves a token.`,
+		},
+		Run: func(ctx context.Context, e *Env) error { return e.inVM(ctx, "TestFlowsOverVsockInTheEmulatedMachine") },
+	}
+}
+
+// flowsOverVsock measures flows where it is run.
+func flowsOverVsock(ctx context.Context, e *Env) error {
+	dir, err := e.Dir()
+	if err != nil {
+		return err
+	}
+	r, err := newFlowRig(ctx, e.Program, dir, true, (*flowRig).splice, (*flowRig).link)
+	if err != nil {
+		return err
+	}
+	defer r.close()
+	d := e.For(3*time.Second, 3*time.Second, 500*time.Millisecond)
+	return measureFlows(ctx, e, r, vsockMeasures, e.Of(2, 1, 1), d)
+}
