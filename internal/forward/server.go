@@ -13,7 +13,6 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"time"
 
 	"github.com/fairlead/fairlead/internal/link"
@@ -180,45 +179,6 @@ func (s *Server) worked(req wire.FlowRequest, target netip.AddrPort) {
 	s.best[k] = target
 }
 
-var (
-	errNoTarget = errors.New("nothing is known to serve it")
-	errOwn      = errors.New("served by fairlead itself")
-)
-
-// dial tries the targets in order. On failure it returns the status for the host:
-// refused if any target said so, else unreachable.
-func (s *Server) dial(ctx context.Context, network string, targets []netip.AddrPort, req wire.FlowRequest) (net.Conn, int, wire.FlowStatus, error) {
-	if len(targets) == 0 {
-		return nil, 0, wire.FlowRefused, errNoTarget
-	}
-	status := wire.FlowUnreachable
-	var errs []error
-	for i, target := range targets {
-		if s.opt.Own(req.Key.Protocol, target) {
-			status = wire.FlowRefused
-			errs = append(errs, fmt.Errorf("dial %s: %w", target, errOwn))
-			continue
-		}
-		dctx, cancel := context.WithTimeout(ctx, s.opt.DialTimeout)
-		conn, err := s.opt.Dial(dctx, network, target)
-		cancel()
-		if err == nil {
-			if network == "tcp" {
-				s.worked(req, target)
-			}
-			return conn, i, wire.FlowOK, nil
-		}
-		errs = append(errs, err)
-		if errors.Is(err, syscall.ECONNREFUSED) {
-			status = wire.FlowRefused
-		}
-		if ctx.Err() != nil {
-			break
-		}
-	}
-	return nil, 0, status, oneLine(errs)
-}
-
 // accept tells the host that bytes may run.
 func (s *Server) accept(stream link.Stream) error {
 	_ = stream.SetDeadline(time.Now().Add(replyTimeout))
@@ -244,17 +204,5 @@ func (s *Server) refuse(stream link.Stream, status wire.FlowStatus, reason error
 		return errors.Join(err, fmt.Errorf("flow reply: %w", werr))
 	}
 	_ = stream.Close()
-	return err
-}
-
-// oneLine joins errors on one line, as a reason must be.
-func oneLine(errs []error) error {
-	if len(errs) == 1 {
-		return errs[0]
-	}
-	err := errs[0]
-	for _, e := range errs[1:] {
-		err = fmt.Errorf("%w; %w", err, e)
-	}
 	return err
 }
