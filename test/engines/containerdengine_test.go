@@ -158,17 +158,19 @@ func TestNATOnlyPortsAreReachedFromTheHostAndNamed(t *testing.T) {
 	must(t, append([]string{"run", "-d", "--name", "web", "-p", "8000:80"}, serve...)...)
 	must(t, append([]string{"run", "-d", "--name", "inner", "-p", "127.0.0.1:8001:80"}, serve...)...)
 	for key, name := range map[string]string{"tcp 0.0.0.0:8000": "web", "tcp 127.0.0.1:8001": "inner"} {
-		var sources []string
-		for _, o := range p.reach(key, "HTTP/1.").Origins {
-			sources = append(sources, o.Source)
-		}
-		slices.Sort(sources)
-		if sources = slices.Compact(sources); !slices.Equal(sources, []string{"containerd", "nat"}) {
-			t.Errorf("%s is seen by %q, want containerd and nat", key, sources)
-		}
-		if pub := p.active(key); pub.Owner.Name != name {
-			t.Errorf("%s is owned by %+v", key, pub.Owner)
-		}
+		p.reach(key, "HTTP/1.")
+		p.owned(key, port.OwnerContainer, name)
+		eventually(t, time.Minute, func() error {
+			var sources []string
+			for _, o := range p.active(key).Origins {
+				sources = append(sources, o.Source)
+			}
+			slices.Sort(sources)
+			if sources = slices.Compact(sources); !slices.Equal(sources, []string{"containerd", "nat"}) {
+				return fmt.Errorf("%s is seen by %q, want containerd and nat", key, sources)
+			}
+			return nil
+		})
 	}
 	p.ruled("8000/tcp", port.OwnerContainer, "default", "web")
 	// A rule that the engine does not declare is known by where it leads.

@@ -17,6 +17,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/source/engine"
 )
 
@@ -237,10 +238,8 @@ func TestDockerPortsAreReachedFromTheHostAndNamed(t *testing.T) {
 			drun(t, append([]string{"--name", "web", "-p", "8000:80"}, serve...)...)
 			drun(t, append([]string{"--name", "inner", "-p", "127.0.0.1:8001:80"}, serve...)...)
 			for key, name := range map[string]string{"tcp 0.0.0.0:8000": "web", "tcp 127.0.0.1:8001": "inner"} {
-				pub := p.reach(key, "HTTP/1.")
-				if pub.Owner.Name != name {
-					t.Errorf("%s is owned by %+v", key, pub.Owner)
-				}
+				p.reach(key, "HTTP/1.")
+				p.owned(key, port.OwnerContainer, name)
 			}
 			run(t, "docker", "rm", "-f", "web", "inner")
 			p.gone("tcp 0.0.0.0:8000")

@@ -71,10 +71,8 @@ func TestServicesAreReachedInBothModesOfKubeProxy(t *testing.T) {
 			p := startPeers(t, "--source", "socket,nat,kube", "--kubeconfig", c.Kubeconfig)
 			for _, key := range keys {
 				key, name := key[:strings.LastIndexByte(key, ' ')], key[strings.LastIndexByte(key, ' ')+1:]
-				pub := p.reach(key, podSays)
-				if o := pub.Owner; o.Kind != port.OwnerService || o.Name != name || o.Namespace != "default" {
-					t.Errorf("%s is owned by %+v, want Service %s", key, o, name)
-				}
+				p.reach(key, podSays)
+				p.owned(key, port.OwnerService, name)
 			}
 			// What kube-proxy's rules open is the Service's, and not the pod's that they
 			// send to. Rules for addresses that are not this node's open nothing by

@@ -163,6 +163,18 @@ func (p *peers) reach(key, text string) status.Publication {
 	return pub
 }
 
+// owned waits until a publication has its owner: a socket or a rule may be seen
+// before who made it says so.
+func (p *peers) owned(key string, kind port.OwnerKind, name string) {
+	p.t.Helper()
+	eventually(p.t, time.Minute, func() error {
+		if o := p.active(key).Owner; o.Kind != kind || o.Name != name {
+			return fmt.Errorf("%s is owned by %+v, want %s %s", key, o, kind, name)
+		}
+		return nil
+	})
+}
+
 // source returns what status says of a source.
 func (p *peers) source(name string) status.Source {
 	p.t.Helper()

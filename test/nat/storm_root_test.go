@@ -259,6 +259,10 @@ func TestStorm(t *testing.T) {
 			s.step()
 		}
 		want := oracle(t, w)
+		for len(want) == 0 { // which every source finds
+			s.step()
+			want = oracle(t, w)
+		}
 		lines += len(want)
 		for i, x := range all {
 			var got []string
@@ -281,9 +285,6 @@ func TestStorm(t *testing.T) {
 		if t.Failed() {
 			return
 		}
-	}
-	if lines < n {
-		t.Errorf("the storm left %d publications in %d rounds: it tests nothing", lines, n)
 	}
 	t.Logf("%d starts, %d publications, %d times read anew", starts, lines, lost)
 }

@@ -49,7 +49,13 @@ type Reporter struct {
 
 	count    Count
 	packs    map[string]*pack
-	failures []string
+	failures []failure
+}
+
+// failure is what failed, and what it said.
+type failure struct {
+	what   string
+	output []string
 }
 
 type pack struct {
@@ -72,11 +78,11 @@ const excerpt = 15
 // fail keeps what failed for the tally. Its output may end in a dump of goroutines,
 // so that the reason is at the begin or at the end.
 func (r *Reporter) fail(what string, output []string) {
-	lines := strings.Split(strings.TrimRight(strings.Join(output, ""), "\n"), "\n")
+	lines := strings.FieldsFunc(strings.Join(output, ""), func(r rune) bool { return r == '\n' })
 	if over := len(lines) - 2*excerpt; over > 0 {
 		lines = slices.Concat(lines[:excerpt], []string{fmt.Sprintf("... %d lines", over)}, lines[len(lines)-excerpt:])
 	}
-	r.failures = append(r.failures, strings.TrimRight(r.Prefix+what+"\n"+strings.Join(lines, "\n"), "\n"))
+	r.failures = append(r.failures, failure{r.Prefix + strings.ReplaceAll(what, "\n", " "), lines})
 }
 
 // Check counts one thing that is no Go test and shows it.
@@ -243,8 +249,9 @@ func (r *Reporter) line(format string, args ...any) {
 	_, _ = fmt.Fprintf(r.Out, r.Prefix+format+"\n", args...) // a progress line that cannot be shown changes no verdict
 }
 
-// Append adds a finished stage to the tally file at path: a line of its counts and,
-// each with a tab before it, the lines of what failed. An empty path is no tally.
+// Append adds a finished stage to the tally file at path: a line of its counts and
+// lines of what failed, with a tab in front, and of what that said, with two. An
+// empty path is no tally.
 // Append is safe for concurrent use by processes.
 func (r *Reporter) Append(path, stage string) error {
 	if path == "" {
@@ -256,9 +263,10 @@ func (r *Reporter) Append(path, stage string) error {
 	}
 	var b strings.Builder
 	fmt.Fprintf(&b, "%d %d %s\n", r.count.Passed, r.count.Failed, stage)
-	for _, failure := range r.failures {
-		for line := range strings.SplitSeq(failure, "\n") {
-			fmt.Fprintf(&b, "\t%s\n", line)
+	for _, f := range r.failures {
+		fmt.Fprintf(&b, "\t%s\n", f.what)
+		for _, line := range f.output {
+			fmt.Fprintf(&b, "\t\t%s\n", line)
 		}
 	}
 	_, err = f.WriteString(b.String())
@@ -268,16 +276,22 @@ func (r *Reporter) Append(path, stage string) error {
 	return nil
 }
 
-// Sum reads a tally that Append wrote and shows what failed, and a line for each stage.
+// Sum reads a tally that Append wrote and shows a line for each stage, what failures
+// said, and at the end what failed.
 func Sum(out io.Writer, tally io.Reader) (Count, error) {
 	var sum Count
-	var failures, stages strings.Builder
+	var stages, said, failures strings.Builder
 	var stage string
 	lines := bufio.NewScanner(tally)
 	lines.Buffer(nil, 1<<20)
 	for lines.Scan() {
-		if failure, ok := strings.CutPrefix(lines.Text(), "\t"); ok {
-			fmt.Fprintf(&failures, "%s| %s\n", stage, failure)
+		if line, ok := strings.CutPrefix(lines.Text(), "\t\t"); ok {
+			fmt.Fprintf(&said, "%s| %s\n", stage, line)
+			continue
+		}
+		if what, ok := strings.CutPrefix(lines.Text(), "\t"); ok {
+			fmt.Fprintf(&said, "%s| FAIL %s\n", stage, what)
+			fmt.Fprintf(&failures, "FAIL %s: %s\n", stage, what)
 			continue
 		}
 		var c Count
@@ -287,6 +301,6 @@ func Sum(out io.Writer, tally io.Reader) (Count, error) {
 		sum.Add(c)
 		fmt.Fprintf(&stages, "%-20s %s\n", stage, c)
 	}
-	_, err := io.WriteString(out, stages.String()+failures.String())
+	_, err := io.WriteString(out, stages.String()+said.String()+failures.String())
 	return sum, errors.Join(err, lines.Err())
 }

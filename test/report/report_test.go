@@ -156,7 +156,8 @@ func TestTally(t *testing.T) {
 	}
 	for _, want := range []string{
 		"unit                 1 passed, 0 failed\nroot                 1 passed, 2 failed\n",
-		"root| [6.1] c: no\nroot| kernel\n", "root| [6.1] p TestLong\nroot| begin\n", "root| ... 972 lines\n", "root| end\n",
+		"root| FAIL [6.1] p TestLong\nroot| begin\n", "root| ... 972 lines\n",
+		"root| end\nFAIL root: [6.1] c: no kernel\nFAIL root: [6.1] p TestLong\n",
 	} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("want %q in %q", want, out.String())

@@ -41,14 +41,14 @@ func TestStage(t *testing.T) {
 
 func TestSumEndsWithTheTotal(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "tally")
-	if err := os.WriteFile(file, []byte("3 0 test-unit\n1 2 test-vm-6.1\n\tTestA\n\tTestB\n"), 0o600); err != nil {
+	if err := os.WriteFile(file, []byte("3 0 test-unit\n1 2 test-vm-6.1\n\tTestA\n\t\twhy\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	var out bytes.Buffer
 	if _, err := sum(&out, file); err != nil {
 		t.Fatal(err)
 	}
-	if !strings.HasSuffix(out.String(), "\ntest-vm-6.1| TestA\ntest-vm-6.1| TestB\n4 passed, 2 failed\n") {
+	if !strings.HasSuffix(out.String(), "\ntest-vm-6.1| FAIL TestA\ntest-vm-6.1| why\nFAIL test-vm-6.1: TestA\n4 passed, 2 failed\n") {
 		t.Errorf("got %q", out.String())
 	}
 	if _, err := sum(&out, file+"-absent"); err == nil {
