@@ -67,7 +67,7 @@ The second table is about use. A client in the guest dials the node port until t
 rule is there, with or without fairlead, and its time is kube-proxy's. Clients on the host dial the port of a host peer until the
 server answers them: one comes when the rule is there, and what it needs beyond the first line is fairlead's. The other tries all
 the time, and so comes between the message and the rule: the agent then dials the Service's own address, which nothing
-serves yet, and the kernel repeats its first packet after one second.`,
+serves yet, and beside it the node port 250 ms later.`,
 		},
 		Run: kubeServices,
 	}
