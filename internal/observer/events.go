@@ -70,7 +70,8 @@ func (e *engine) readEvents() error {
 	}
 }
 
-// rest decides how to wait, by how far wake-ups for UDP are paid for in advance. It returns for how long to doze, 0 for not at all.
+// rest decides how to wait, by how far wake-ups for UDP are paid for in advance. It
+// returns for how long to doze, 0 for not at all.
 func (e *engine) rest(ahead time.Duration) time.Duration {
 	e.mu.Lock()
 	defer e.mu.Unlock()
