@@ -208,7 +208,8 @@ func (c *flowConn) failed(err error) error {
 func (c *flowConn) Raw() net.Conn { return c.conn }
 
 // NextChunk waits for payload and returns how much of it is next to be read of
-// Raw; io.EOF at the end. Something must have been read before, by Read.
+// Raw; io.EOF at the end. What the peer sent ahead with its opening can be had by
+// Read alone: payload among it ends the flow.
 func (c *flowConn) NextChunk() (int, error) {
 	c.reading.Lock()
 	defer c.reading.Unlock()
@@ -217,6 +218,10 @@ func (c *flowConn) NextChunk() (int, error) {
 	}
 	if c.left == 0 {
 		return 0, c.over()
+	}
+	if len(c.early) > 0 {
+		c.broken = fmt.Errorf("%w: payload ahead of the reply", wire.ErrMalformed)
+		return 0, c.broken
 	}
 	return c.left, nil
 }

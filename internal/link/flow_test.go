@@ -458,3 +458,12 @@ func TestListenerForgetsSessions(t *testing.T) {
 		t.Errorf("connect: %v", err)
 	}
 }
+
+func TestPayloadAheadOfTheReplyIsNotTakenForAChunk(t *testing.T) {
+	early := append(make([]byte, wire.ChunkHeader), "data"...)
+	wire.PutChunk(early, 4)
+	c := &flowConn{early: early}
+	if n, err := c.NextChunk(); !errors.Is(err, wire.ErrMalformed) {
+		t.Errorf("%d bytes, %v", n, err)
+	}
+}

@@ -39,21 +39,23 @@ type flowMeasure struct {
 	measure func(ctx context.Context, w *way, d time.Duration) (flowSample, error)
 }
 
-var flowMeasures = []flowMeasure{
-	{name: toGuest, unit: "MB", measure: func(ctx context.Context, w *way, d time.Duration) (flowSample, error) {
-		return throughput(ctx, w, d, 1, false)
-	}},
-	{name: toHost, unit: "MB", measure: func(ctx context.Context, w *way, d time.Duration) (flowSample, error) {
-		return throughput(ctx, w, d, 1, true)
-	}},
-	{name: manyFlows, unit: "MB", measure: func(ctx context.Context, w *way, d time.Duration) (flowSample, error) {
-		return throughput(ctx, w, d, 64, false)
-	}},
-	{name: roundTrip, unit: "time", measure: roundTrips},
-	{name: shortConns, measure: func(ctx context.Context, w *way, d time.Duration) (flowSample, error) {
-		return connections(ctx, w, d, 1000)
-	}},
-	{name: udpEcho, udp: true, measure: echoes},
+// flowMeasures are the six, by these names, with so many connections a second.
+func flowMeasures(toGuest, toHost, manyFlows, roundTrip, shortConns, udpEcho string, rate int) []flowMeasure {
+	bytes := func(flows int, back bool) func(context.Context, *way, time.Duration) (flowSample, error) {
+		return func(ctx context.Context, w *way, d time.Duration) (flowSample, error) {
+			return throughput(ctx, w, d, flows, back)
+		}
+	}
+	return []flowMeasure{
+		{name: toGuest, unit: "MB", measure: bytes(1, false)},
+		{name: toHost, unit: "MB", measure: bytes(1, true)},
+		{name: manyFlows, unit: "MB", measure: bytes(64, false)},
+		{name: roundTrip, unit: "time", measure: roundTrips},
+		{name: shortConns, measure: func(ctx context.Context, w *way, d time.Duration) (flowSample, error) {
+			return connections(ctx, w, d, rate)
+		}},
+		{name: udpEcho, udp: true, measure: echoes},
+	}
 }
 
 func flowsPart() Part {
@@ -87,7 +89,7 @@ func flows(ctx context.Context, e *Env) error {
 	}
 	defer r.close()
 	d := e.For(time.Second, 500*time.Millisecond, 200*time.Millisecond)
-	return measureFlows(ctx, e, r, flowMeasures, e.Of(3, 2, 1), d)
+	return measureFlows(ctx, e, r, flowMeasures(toGuest, toHost, manyFlows, roundTrip, shortConns, udpEcho, 1000), e.Of(3, 2, 1), d)
 }
 
 // measureFlows measures each for about d on each way, in turns, and records the

@@ -26,25 +26,6 @@ const (
 
 var vsockShortConns = fmt.Sprintf("TCP connections of 64 bytes there and back over vsock, emulated, %d a second", vsockRate)
 
-// vsockMeasures are flowMeasures, by names of their own: nobody compares them
-// with those of a real machine.
-var vsockMeasures = []flowMeasure{
-	{name: vsockToGuest, unit: "MB", measure: func(ctx context.Context, w *way, d time.Duration) (flowSample, error) {
-		return throughput(ctx, w, d, 1, false)
-	}},
-	{name: vsockToHost, unit: "MB", measure: func(ctx context.Context, w *way, d time.Duration) (flowSample, error) {
-		return throughput(ctx, w, d, 1, true)
-	}},
-	{name: vsockManyFlows, unit: "MB", measure: func(ctx context.Context, w *way, d time.Duration) (flowSample, error) {
-		return throughput(ctx, w, d, 64, false)
-	}},
-	{name: vsockRoundTrip, unit: "time", measure: roundTrips},
-	{name: vsockShortConns, measure: func(ctx context.Context, w *way, d time.Duration) (flowSample, error) {
-		return connections(ctx, w, d, vsockRate)
-	}},
-	{name: vsockUDPEcho, udp: true, measure: echoes},
-}
-
 func vsockPart() Part {
 	return Part{
 		Section: report.Section{
@@ -69,5 +50,6 @@ func flowsOverVsock(ctx context.Context, e *Env) error {
 	}
 	defer r.close()
 	d := e.For(3*time.Second, 3*time.Second, 500*time.Millisecond)
-	return measureFlows(ctx, e, r, vsockMeasures, e.Of(2, 1, 1), d)
+	measures := flowMeasures(vsockToGuest, vsockToHost, vsockManyFlows, vsockRoundTrip, vsockShortConns, vsockUDPEcho, vsockRate)
+	return measureFlows(ctx, e, r, measures, e.Of(2, 1, 1), d)
 }
