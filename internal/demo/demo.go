@@ -121,7 +121,7 @@ func freePorts() (web, echo uint16, err error) {
 
 func waitReady(ctx context.Context, c *status.Client) error {
 	var last error
-	for range 200 {
+	for range 2400 { // two minutes; a child that ends is told at once
 		l, err := c.List(ctx)
 		if err == nil && l.Ready() && len(l.Publications) >= 2 {
 			return nil

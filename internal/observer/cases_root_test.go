@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -53,7 +54,12 @@ func (s sock) option(level, name, value int) sock {
 
 func (s sock) bind(to unix.Sockaddr) sock {
 	s.t.Helper()
-	s.must("bind", unix.Bind(s.fd, to))
+	err := unix.Bind(s.fd, to)
+	// What was closed may linger while a dump looks at it.
+	for end := time.Now().Add(patience); errors.Is(err, unix.EADDRINUSE) && time.Now().Before(end); err = unix.Bind(s.fd, to) {
+		time.Sleep(time.Millisecond)
+	}
+	s.must("bind", err)
 	return s
 }
 

@@ -21,8 +21,8 @@ import (
 	"github.com/fairlead/fairlead/internal/port"
 )
 
-// patience bounds a wait; it is no measure.
-const patience = 60 * time.Second
+// patience bounds a wait; it is no measure, and only a failure reaches it.
+const patience = 10 * time.Minute
 
 // recorder is a Handler that keeps the set, as the contract says to.
 type recorder struct {

@@ -9,30 +9,25 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 )
-
-// leftovers are the traces that a demo could leave.
-func leftovers(t *testing.T) (found []string) {
-	t.Helper()
-	for _, pattern := range []string{"/run/netns/fairlead-demo-*", filepath.Join(os.TempDir(), "fairlead-demo-*")} {
-		names, err := filepath.Glob(pattern)
-		if err != nil {
-			t.Fatal(err)
-		}
-		found = append(found, names...)
-	}
-	return found
-}
 
 func TestDemo(t *testing.T) {
 	outside := newSpace(t)
-	before := leftovers(t)
-	p := outside.start(t, "demo")
+	tmp, err := os.MkdirTemp("", "fl") // short: sockets are in it
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(tmp) })
+	cmd := exec.Command(binary, "demo")
+	cmd.Env = append(os.Environ(), "GOTRACEBACK=all", "TMPDIR="+tmp)
+	p := outside.startCmd(t, "demo", cmd)
 	var web string
 	within(t, patience, "the demo shows its ports", func() error {
 		out := p.output()
@@ -52,6 +47,7 @@ func TestDemo(t *testing.T) {
 			return "", err
 		}
 		defer c.Close()
+		_ = c.SetDeadline(time.Now().Add(time.Minute))
 		_, _ = io.WriteString(c, "GET / HTTP/1.0\r\n\r\n")
 		b, err := io.ReadAll(c)
 		return string(b), err
@@ -84,12 +80,18 @@ func TestDemo(t *testing.T) {
 	if code := p.stop(syscall.SIGINT); code != 0 {
 		t.Errorf("exit code %d", code)
 	}
-	if after := leftovers(t); len(after) > len(before) {
-		t.Errorf("left behind: %q", after)
+	if _, err := os.Stat(filepath.Join("/run/netns", m[1])); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the namespace is left behind: %v", err)
 	}
-	if out := procsNaming(t, m[1]); len(out) > 0 {
-		t.Errorf("processes left: %q", out)
+	if left, err := os.ReadDir(tmp); err != nil || len(left) > 0 {
+		t.Errorf("left behind: %v, %v", left, err)
 	}
+	within(t, patience, "no process is left", func() error {
+		if out := procsNaming(t, m[1]); len(out) > 0 {
+			return fmt.Errorf("%q", out)
+		}
+		return nil
+	})
 }
 
 // webServer returns the process that the demo runs as the web server of the guest.

@@ -142,14 +142,14 @@ func TestTheStandInBridgesTheLoopbackForWSLProxy(t *testing.T) {
 	go echoServer(guest.listen(t, "tcp4", "127.0.0.1:8084"))
 	p := startDropIn(t, guest, run, "-docker=true")
 	proxy.Want("8084/tcp 127.0.0.1 to upstream")
-	conn, err := wsl.Dial("tcp", "192.168.143.1:8084")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Close()
-	if err := roundTrip(conn, "through wsl-proxy's address"); err != nil {
-		t.Error(err)
-	}
+	within(t, patience, "the address of wsl-proxy answers", func() error {
+		conn, err := wsl.Dial("tcp", "192.168.143.1:8084")
+		if err != nil {
+			return err
+		}
+		defer conn.Close()
+		return roundTrip(conn, "through wsl-proxy's address")
+	})
 	if code := p.stop(syscall.SIGTERM); code != 0 {
 		t.Errorf("exit code %d", code)
 	}

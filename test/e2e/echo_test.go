@@ -32,7 +32,7 @@ func echoThrough(t testing.TB, r *rig, addr string) net.Conn {
 // roundTrip sends text and wants it back. A datagram may be lost: whoever asks again
 // does not wait long.
 func roundTrip(c net.Conn, text string) error {
-	limit := patience / 4
+	limit := time.Minute
 	if c.LocalAddr().Network() == "udp" {
 		limit = 5 * time.Second
 	}

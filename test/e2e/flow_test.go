@@ -41,9 +41,9 @@ func (r *rig) reflectApart(addr string) {
 }
 
 // hashed sends n bytes that seed makes and returns their hash and that of what
-// comes back; pace, if not nil, is called before each read.
+// comes back; pace, if not nil, is called before each read. It gives up, and closes the
+// connection, when nothing comes for long.
 func hashed(c net.Conn, seed uint64, n int64, pace func()) (sent, got [sha256.Size]byte, err error) {
-	_ = c.SetDeadline(time.Now().Add(patience))
 	out, in := sha256.New(), sha256.New()
 	done := make(chan error, 1)
 	go func() {
@@ -57,11 +57,14 @@ func hashed(c net.Conn, seed uint64, n int64, pace func()) (sent, got [sha256.Si
 			pace()
 		}
 		var k int
+		_ = c.SetReadDeadline(time.Now().Add(patience))
 		k, err = c.Read(b)
 		in.Write(b[:k])
 	}
 	if err == io.EOF {
 		err = nil
+	} else {
+		_ = c.Close() // whoever still writes
 	}
 	err = errors.Join(err, <-done)
 	return [sha256.Size]byte(out.Sum(nil)), [sha256.Size]byte(in.Sum(nil)), err

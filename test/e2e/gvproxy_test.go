@@ -104,11 +104,11 @@ func (n *virtualNetwork) forwards() ([]string, error) {
 	transport := &http.Transport{
 		DisableKeepAlives: true,
 		DialContext: func(_ context.Context, network, addr string) (c net.Conn, err error) {
-			err = n.guest.Do(func() error { c, err = net.DialTimeout(network, addr, 300*time.Millisecond); return err })
+			err = n.guest.Do(func() error { c, err = net.DialTimeout(network, addr, 2*time.Second); return err })
 			return c, err
 		},
 	}
-	client := http.Client{Transport: transport, Timeout: 2 * time.Second}
+	client := http.Client{Transport: transport, Timeout: 20 * time.Second}
 	resp, err := client.Get(apiURL + "/services/forwarder/all")
 	if err != nil {
 		return nil, err
@@ -282,10 +282,8 @@ func TestAServerOnTheGuestsLoopbackIsOpenToTheHostAndNotToContainers(t *testing.
 	n.answers("tcp", "127.0.0.1:8084")
 	n.answers("tcp", "[::1]:8085")
 	n.answers("udp", "127.0.0.1:8086")
-	forwards, err := n.forwards()
-	if err != nil {
-		t.Fatal(err)
-	}
+	var forwards []string
+	r.eventually("the list of forwards", func() (err error) { forwards, err = n.forwards(); return err })
 	for _, f := range forwards {
 		if f == sshForward || strings.HasPrefix(f, "udp") {
 			continue

@@ -174,7 +174,7 @@ func (s *space) startCmd(t testing.TB, name string, cmd *exec.Cmd) *process {
 			_ = p.cmd.Process.Signal(syscall.SIGQUIT)
 			select {
 			case <-p.done:
-			case <-time.After(2 * time.Second):
+			case <-time.After(20 * time.Second):
 			}
 		}
 		p.kill()
@@ -263,14 +263,19 @@ func (r *rig) start() *rig {
 }
 
 func (r *rig) list() (status.List, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	return listAt(r.agentCtl)
+}
+
+// listAt asks whoever serves a control socket; as it is also asked once, it has time.
+func listAt(control string) (status.List, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	return status.NewClient(r.agentCtl).List(ctx)
+	return status.NewClient(control).List(ctx)
 }
 
 // patience is a limit that only a failure reaches, also in an emulated machine that
-// shares its processor.
-const patience = 2 * time.Minute
+// shares its processor: there an agent takes up to a minute to start.
+const patience = 10 * time.Minute
 
 // eventually waits for f to succeed.
 func (r *rig) eventually(what string, f func() error) {
@@ -305,6 +310,21 @@ func (r *rig) state(k string) (string, status.Publication) {
 		}
 	}
 	return "", status.Publication{}
+}
+
+// says waits until a process has said words. What it writes reaches the test a moment
+// later, even if it was written before something else that is seen already.
+func (p *process) says(words ...string) {
+	p.t.Helper()
+	within(p.t, patience, fmt.Sprintf("the log has %q", words), func() error {
+		out := p.output()
+		for _, w := range words {
+			if !strings.Contains(out, w) {
+				return fmt.Errorf("no %q in it", w)
+			}
+		}
+		return nil
+	})
 }
 
 func (r *rig) wantState(k, state string) {
@@ -376,7 +396,7 @@ func shown(l status.List) []string {
 // fairlead runs a command to its end.
 func fairlead(t testing.TB, args ...string) (stdout, stderr string, code int) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 2*patience)
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, binary, args...)
 	var o, e bytes.Buffer

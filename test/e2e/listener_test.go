@@ -68,7 +68,7 @@ func (r *rig) throughRelay(addr, want string) {
 			return err
 		}
 		defer c.Close()
-		_ = c.SetDeadline(time.Now().Add(patience))
+		_ = c.SetDeadline(time.Now().Add(time.Minute))
 		if _, err := io.WriteString(c, "hello\n"); err != nil {
 			return err
 		}
@@ -108,12 +108,20 @@ func TestPlaceholderServesWhatReachesIt(t *testing.T) {
 	r.throughRelay("127.0.0.1:8081", "pod got hello\n")
 	// UDP was not asked for, and that is said.
 	r.wantState("udp 0.0.0.0:8082", "denied")
-	if l, err := r.list(); err != nil || len(l.Publications) != 2 {
-		t.Errorf("publications %+v, %v: want the two rules and no socket of our own", l.Publications, err)
-	}
-	if out, errs, _ := fairlead(t, "doctor", "--control", r.agentCtl); !strings.Contains(out, "refused-port") {
-		t.Errorf("doctor does not say how refused ports are seen: %s%s", out, errs)
-	}
+	r.eventually("the two rules and no socket of our own", func() error {
+		l, err := r.list()
+		if err == nil && len(l.Publications) != 2 {
+			err = fmt.Errorf("publications %+v", l.Publications)
+		}
+		return err
+	})
+	r.eventually("doctor says how refused ports are seen", func() error { // it asks with limits of its own
+		out, errs, _ := fairlead(t, "doctor", "--control", r.agentCtl)
+		if !strings.Contains(out, "refused-port") {
+			return errors.New(out + errs)
+		}
+		return nil
+	})
 	r.guest.sh(t, "nft delete table ip fl")
 	r.wantState("tcp 0.0.0.0:8081", "")
 	r.eventually("the port is closed", func() error {
@@ -175,9 +183,12 @@ func TestServerTakesThePortOfAPlaceholder(t *testing.T) {
 		r.throughRelay("127.0.0.1:8081", "server got hello\n")
 	}
 	r.wantState("tcp 0.0.0.0:8081", "active")
-	if _, p := r.state("tcp 0.0.0.0:8081"); len(p.Origins) != 2 {
-		t.Errorf("origins %+v: want the rule and the server", p.Origins)
-	}
+	r.eventually("two origins, the rule and the server", func() error {
+		if _, p := r.state("tcp 0.0.0.0:8081"); len(p.Origins) != 2 {
+			return fmt.Errorf("%+v", p.Origins)
+		}
+		return nil
+	})
 	// The agent comes again: it leaves the server alone.
 	if code := r.agent.stop(syscall.SIGTERM); code != 0 {
 		t.Errorf("exit code %d", code)
@@ -223,10 +234,13 @@ func TestPortThatIsOnlyBoundIsLeftToItsOwner(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, p := r.state("tcp 0.0.0.0:8081"); !strings.Contains(p.Reason, "in use by another socket") &&
-		!strings.Contains(p.Reason, strings.TrimSpace(string(comm))) {
-		t.Errorf("reason %q: want it to name %s", p.Reason, comm)
-	}
+	r.eventually("the reason names who has it", func() error {
+		if _, p := r.state("tcp 0.0.0.0:8081"); !strings.Contains(p.Reason, "in use by another socket") &&
+			!strings.Contains(p.Reason, strings.TrimSpace(string(comm))) {
+			return fmt.Errorf("reason %q: want it to name %s", p.Reason, comm)
+		}
+		return nil
+	})
 	time.Sleep(time.Second) // several attempts
 	if err := unix.Listen(fd, 5); err != nil {
 		t.Errorf("whoever bound the port cannot listen: %v", err)
@@ -260,7 +274,8 @@ func TestAutoSinkSaysWhy(t *testing.T) {
 	r.start()
 	r.guest.listen(t, "tcp4", "127.0.0.1:8083")
 	r.wantState("tcp 127.0.0.1:8083", "active")
-	if n := strings.Count(r.agent.output(), "sinks chosen"); n != 1 || !strings.Contains(r.agent.output(), "why=") {
+	r.agent.says("sinks chosen", "why=")
+	if n := strings.Count(r.agent.output(), "sinks chosen"); n != 1 {
 		t.Errorf("%d lines say which sinks were chosen", n)
 	}
 }

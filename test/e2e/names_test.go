@@ -120,12 +120,13 @@ func TestOwnersReachBothSides(t *testing.T) {
 			t.Errorf("the %s's log holds an escape sequence", side)
 		}
 	}
-	if out := r.host.output(); !strings.Contains(out, "owner=web-server") || !strings.Contains(out, "state=active") {
-		t.Error("the host's log does not name whose port it opened")
-	}
-	_, p := r.state("tcp 127.0.0.1:7001")
+	r.host.says("owner=web-server", "state=active") // whose port it opened
 	exe, _ := os.Executable()
-	if want := fmt.Sprintf("pid %d (web-server), %s", names["web-server"], exe); p.Origins[0].Detail != want {
-		t.Errorf("detail = %q, want %q", p.Origins[0].Detail, want)
-	}
+	want := fmt.Sprintf("pid %d (web-server), %s", names["web-server"], exe)
+	r.eventually("the detail names the program", func() error {
+		if _, p := r.state("tcp 127.0.0.1:7001"); len(p.Origins) == 0 || p.Origins[0].Detail != want {
+			return fmt.Errorf("origins are %+v, want the detail %q", p.Origins, want)
+		}
+		return nil
+	})
 }

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/fairlead/fairlead/test/rounds"
 )
@@ -76,6 +77,8 @@ func TestClientsNoticeNothingOfARefill(t *testing.T) {
 				return
 			}
 			connects.Add(1)
+			// What was closed keeps its port for a minute, and there are 28,000.
+			time.Sleep(3 * time.Millisecond)
 		}
 	}()
 	for g := 1; g <= refills; g++ {

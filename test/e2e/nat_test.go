@@ -63,15 +63,15 @@ END`, `nft delete table ip fl`,
 		},
 		{
 			"iptables-nft", `
-iptables-nft -t nat -A PREROUTING -p tcp --dport 8081 -j DNAT --to-destination 10.88.0.2:80
-iptables-nft -t nat -A PREROUTING -p udp --dport 8082 -j DNAT --to-destination 10.88.0.2:80`,
-			`iptables-nft -t nat -F PREROUTING`,
+iptables-nft -w -t nat -A PREROUTING -p tcp --dport 8081 -j DNAT --to-destination 10.88.0.2:80
+iptables-nft -w -t nat -A PREROUTING -p udp --dport 8082 -j DNAT --to-destination 10.88.0.2:80`,
+			`iptables-nft -w -t nat -F PREROUTING`,
 		},
 		{
 			"iptables-legacy", `
-iptables-legacy -t nat -A PREROUTING -p tcp --dport 8081 -j DNAT --to-destination 10.88.0.2:80
-iptables-legacy -t nat -A PREROUTING -p udp --dport 8082 -j DNAT --to-destination 10.88.0.2:80`,
-			`iptables-legacy -t nat -F PREROUTING`,
+iptables-legacy -w -t nat -A PREROUTING -p tcp --dport 8081 -j DNAT --to-destination 10.88.0.2:80
+iptables-legacy -w -t nat -A PREROUTING -p udp --dport 8082 -j DNAT --to-destination 10.88.0.2:80`,
+			`iptables-legacy -w -t nat -F PREROUTING`,
 		},
 	} {
 		t.Run(tool.name, func(t *testing.T) {
@@ -96,14 +96,7 @@ iptables-legacy -t nat -A PREROUTING -p udp --dport 8082 -j DNAT --to-destinatio
 			if _, p := r.state("tcp 0.0.0.0:8081"); len(p.Origins) != 1 || p.Origins[0].Source != "nat" || !strings.Contains(p.Origins[0].Detail, "8081") {
 				t.Errorf("origins = %+v", p.Origins)
 			}
-			conn, err := r.outside.Dial("tcp", "127.0.0.1:8081")
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer conn.Close()
-			if err := roundTrip(conn, "through the rule"); err != nil {
-				t.Error(err)
-			}
+			_ = echoThrough(t, r, "127.0.0.1:8081")
 			r.eventually("an answer over UDP", func() error {
 				conn, err := r.outside.Dial("udp", "127.0.0.1:8082")
 				if err != nil {

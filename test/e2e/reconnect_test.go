@@ -5,7 +5,6 @@
 package e2e
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -27,9 +26,7 @@ func (r *rig) equal() {
 		if err != nil {
 			return err
 		}
-		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
-		defer cancel()
-		h, err := status.NewClient(r.hostCtl).List(ctx)
+		h, err := listAt(r.hostCtl)
 		if err != nil {
 			return err
 		}
@@ -122,7 +119,9 @@ func settledFDs(t *testing.T, r *rig, c *churn) (agent, host int) {
 
 // One host life through many agent lives: what is still wanted stays open.
 func TestListenerSurvivesAgentRestart(t *testing.T) {
-	r := newRig(t).start()
+	r := newRig(t)
+	r.hostFlags = []string{"--grace", "1h"} // an agent may take its time to start
+	r.start()
 	go echoServer(r.guest.listen(t, "tcp4", "0.0.0.0:7000"))
 	r.wantState("tcp 0.0.0.0:7000", "active")
 	for range 5 {

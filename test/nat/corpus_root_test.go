@@ -55,7 +55,7 @@ func TestCorpusThroughEveryRung(t *testing.T) {
 			}
 			w.run("flush ruleset", "nft", "-f", "-")
 			for _, tool := range []string{"iptables-legacy-restore", "ip6tables-legacy-restore"} {
-				w.run("*nat\nCOMMIT\n", tool)
+				w.run("*nat\nCOMMIT\n", tool, "-w")
 			}
 			for _, x := range all {
 				settle(t, x.rung+" when it is gone", func() []string { return answer(x.src, x.feed) }, nil)

@@ -77,7 +77,7 @@ func parse(name, text string) (Case, error) {
 		case "nft":
 			s.Command = []string{"nft", "-f", "-"}
 		case "iptables-nft", "ip6tables-nft", "iptables-legacy", "ip6tables-legacy":
-			s.Command = []string{s.Name + "-restore"}
+			s.Command = []string{s.Name + "-restore", "-w"} // for the lock that all on a machine share
 		default:
 			return c, fmt.Errorf("section %q is not known", s.Name)
 		}
