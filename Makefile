@@ -79,23 +79,23 @@ lint: ## Check style, import rules and that the host side builds everywhere
 
 .PHONY: test-unit
 test-unit: ## Run the tests that need neither root nor another kernel, with the race detector
-	@$(RUN) test test-unit env CGO_ENABLED=1 go test -json -race ./...
+	@$(RUN) test test-unit env CGO_ENABLED=1 go test -json -race -timeout 60m ./...
 
 .PHONY: test-root
 test-root: ## Run the tests that make namespaces, rules and BPF programs on this kernel (root)
 	$(need_root)
-	@$(RUN) test test-root go test -json -tags root,docs -p 1 -count 1 $(or $(call tagged,root),$(error no test file has build tag root))
+	@$(RUN) test test-root go test -json -tags root,docs -p 1 -count 1 -timeout 60m $(or $(call tagged,root),$(error no test file has build tag root))
 
 .PHONY: test-vm
 test-vm: ## Run root and VM tests under emulated kernels (KERNELS, RUNGS)
-	@rc=0; $(RUN) test test-vm-rig go test -json -tags rig ./test/vm || rc=1; \
+	@rc=0; $(RUN) test test-vm-rig go test -json -tags rig -timeout 60m ./test/vm || rc=1; \
 	go run ./test/vm -kernel '$(KERNELS)' -rungs '$(RUNGS)' $(VM_ROUNDS) ./... || rc=1; exit $$rc
 
 .PHONY: test-browser
 test-browser: ## Look at the page in Chromium and run dashboard and alerts in Prometheus (root)
 	$(need_root)
 	@hack/provision.sh browser
-	@$(RUN) test test-browser go test -json -tags browser -count 1 $(or $(call tagged,browser),$(error no test file has build tag browser))
+	@$(RUN) test test-browser go test -json -tags browser -count 1 -timeout 60m $(or $(call tagged,browser),$(error no test file has build tag browser))
 
 .PHONY: test-engines
 test-engines: ## Run against real Docker, containerd and Kubernetes (root; builds them once, 10 minutes)

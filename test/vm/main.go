@@ -72,8 +72,8 @@ func main() {
 		return nil
 	})
 	flag.IntVar(&o.memory, "memory", 1024, "MiB of each machine, beside what the file system takes")
-	flag.DurationVar(&o.timeout, "timeout", time.Hour, "limit for each machine")
-	flag.DurationVar(&o.testTimeout, "test-timeout", 30*time.Minute, "limit for each test binary")
+	flag.DurationVar(&o.timeout, "timeout", 4*time.Hour, "limit for each machine")
+	flag.DurationVar(&o.testTimeout, "test-timeout", time.Hour, "limit for each test binary")
 	flag.BoolVar(&o.verbose, "v", false, "show all output and the console")
 	flag.StringVar(&o.tally, "tally", os.Getenv("FAIRLEAD_TALLY"), "file to add the counts to")
 	flag.Parse()
