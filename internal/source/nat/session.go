@@ -70,6 +70,7 @@ const (
 	maxClimbs    = 8
 	auditShare   = 30_000 // of what an audit took, before the next one
 	auditMost    = 30 * time.Minute
+	legacyMost   = 30 * time.Second // between two polls, whatever they cost
 )
 
 // session is one life of the sockets. All its fields belong to run's goroutine.
@@ -656,9 +657,9 @@ func (x *session) readLegacy() {
 	took := time.Since(began)
 	x.legacyAfter = rest(time.Now(), took, dumpShare)
 	// Polling costs at most half a percent of a core. One slow read, as on a busy
-	// machine, says little of the cost.
+	// machine, says little of the cost, and many are no reason to look no more.
 	x.legacyCost = min(took, max(2*x.legacyCost, 100*time.Microsecond))
-	x.legacyAt = time.Now().Add(max(x.s.opt.LegacyPoll, 200*x.legacyCost))
+	x.legacyAt = time.Now().Add(max(x.s.opt.LegacyPoll, min(200*x.legacyCost, legacyMost)))
 	if err != nil {
 		x.legacyAfter = later(x.legacyAfter, x.fail(partLegacy, err))
 		return
