@@ -14,6 +14,23 @@ enum sleep *unused_sleep __attribute__((unused));
 /* TCP: listen ------------------------------------------------------------- */
 
 /*
+ * Is a listener that stops being closed, or shut down only? close(2) has set both
+ * bits by now; shutdown(2) clears them. The listener of an MPTCP socket gets its
+ * bits a moment later, in which it looks as if it were to live on: those of its
+ * parent, which a program holds, are set, or it is parted from that already.
+ */
+static __always_inline bool closing(struct sock *sk)
+{
+	const __u8 both = RCV_SHUTDOWN | SEND_SHUTDOWN;
+	struct sock *held;
+
+	if (sk->sk_shutdown == both)
+		return true;
+	held = BPF_CORE_READ(sk, sk_socket, sk);
+	return !held || BPF_CORE_READ(held, sk_shutdown) == both;
+}
+
+/*
  * Every change of state of a TCP socket; for MPTCP those of its parent too,
  * whose protocol is not TCP. Accepting emits LISTEN to SYN_RECV, on some
  * kernels with the listener's own cookie.
@@ -47,9 +64,8 @@ static __always_inline int state_changed(struct sock *sk, int from, int to, bool
 			return 0;
 		cookie = bpf_get_socket_cookie(sk);
 		port = sk->__sk_common.skc_num;
-		/* close(2) has set both bits by now; shutdown(2) clears them, and
-		 * keeps a port that was bound. */
-		if (port && sk->sk_shutdown != (RCV_SHUTDOWN | SEND_SHUTDOWN)) {
+		/* shutdown(2) keeps a port that was bound. */
+		if (port && !closing(sk)) {
 			if (c->bound)
 				track(cookie, c);
 			report(sk, IPPROTO_TCP, EVENT_UNLISTEN, cookie, port, c, true);

@@ -5,6 +5,8 @@
 package observer
 
 import (
+	"slices"
+
 	"github.com/fairlead/fairlead/internal/port"
 )
 
@@ -67,9 +69,18 @@ type model struct {
 	// connecting has UDP sockets that may get a peer.
 	connecting map[uint64]struct{}
 
+	// closed has the cookies of the TCP sockets that were closed last, from
+	// nextClosed on the oldest first. For a moment the kernel still has such a
+	// socket, with its port: a dump may take it for one that is bound only.
+	closed     [maxClosed]uint64
+	nextClosed int
+
 	// bound says that TCP sockets that do not listen are of interest.
 	bound bool
 }
+
+// maxClosed is far more than there are calls of close(2) under way at one time.
+const maxClosed = 64
 
 // maxNameless bounds what waits for a dump; the dump finds the socket anyway.
 const maxNameless = 4096
@@ -128,6 +139,10 @@ func (m *model) apply(r *record) (e Event, ok bool, ask scope) {
 			s.PID, s.Comm, s.PIDSeen = old.socket.PID, old.socket.Comm, old.socket.PIDSeen
 		}
 	default: // close, connect
+		if r.kind == sockEventKindEVENT_CLOSE && s.Protocol == port.TCP {
+			m.closed[m.nextClosed] = cookie
+			m.nextClosed = (m.nextClosed + 1) % maxClosed
+		}
 		return m.drop(cookie, s.Observed)
 	}
 	if s.Port == 0 || !s.Listening && !m.bound {
@@ -211,7 +226,7 @@ func (m *model) mergeRow(r *row, out []Event) []Event {
 		if named {
 			named = waiting.Protocol == s.Protocol
 		}
-		if r.client && !named {
+		if r.client && !named || !s.Listening && slices.Contains(m.closed[:], s.Cookie) {
 			return out
 		}
 		if named {

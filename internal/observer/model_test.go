@@ -33,8 +33,9 @@ type oracle struct {
 
 type oracleSocket struct {
 	protocol port.Protocol
-	state    string // "bound", "listening", "connected", "client"
+	state    string // "bound", "listening", "connected", "client", "closing"
 	port     uint16
+	left     int // steps that close(2) still takes
 }
 
 func newOracle(seed uint64) *oracle {
@@ -63,6 +64,14 @@ func (o *oracle) emit(kind sockEventKind, cookie uint64, s *oracleSocket, portNo
 
 // step makes one random change.
 func (o *oracle) step() {
+	for cookie, s := range o.sockets {
+		if s.state != "closing" {
+			continue
+		}
+		if s.left--; s.left < 0 {
+			delete(o.sockets, cookie)
+		}
+	}
 	cookies := slices.Sorted(maps.Keys(o.sockets))
 	if len(cookies) == 0 || len(cookies) < 40 && o.rng.IntN(3) == 0 {
 		o.open()
@@ -70,6 +79,9 @@ func (o *oracle) step() {
 	}
 	cookie := cookies[o.rng.IntN(len(cookies))]
 	s := o.sockets[cookie]
+	if s.state == "closing" {
+		return
+	}
 	switch o.rng.IntN(5) {
 	case 0: // shutdown, or listen again
 		switch {
@@ -90,8 +102,13 @@ func (o *oracle) step() {
 		}
 	default:
 		delete(o.sockets, cookie)
-		if s.state != "client" && s.state != "connected" {
-			o.emit(sockEventKindEVENT_CLOSE, cookie, s, s.port)
+		if s.state == "client" || s.state == "connected" {
+			return
+		}
+		o.emit(sockEventKindEVENT_CLOSE, cookie, s, s.port)
+		if s.protocol == port.TCP && o.attached && !o.deaf {
+			s.state, s.left = "closing", o.rng.IntN(20)
+			o.sockets[cookie] = s
 		}
 	}
 }

@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux && root
+
+package observer
+
+import (
+	"slices"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// TestHooksTellAListenerThatIsClosedFromOneThatIsShutDown reads the records
+// themselves: who is told of them may get two at once, and then sees the last.
+func TestHooksTellAListenerThatIsClosedFromOneThatIsShutDown(t *testing.T) {
+	const ringBytes = 64 << 10
+	r := newRoom(t)
+	k, err := newKernel(ringBytes, r.ns.inode)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = k.close() }()
+	ring, err := k.ring(ringBytes)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = ring.close() }()
+	hooks, err := k.attach([]string{"tcp_destroy", "tcp_state"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = hooks.Close() }()
+	ring.control.bound.Store(1)
+
+	closed := []sockEventKind{sockEventKindEVENT_LISTEN, sockEventKindEVENT_CLOSE}
+	shut := []sockEventKind{sockEventKindEVENT_LISTEN, sockEventKindEVENT_UNLISTEN, sockEventKindEVENT_CLOSE}
+	protocols := []struct {
+		name   string
+		number int
+	}{{"tcp", 0}, {"mptcp", protocolMPTCP}}
+	cases := []struct {
+		name string
+		end  func(w *world, s sock)
+		want []sockEventKind
+	}{
+		{"closed", func(_ *world, s sock) { s.close() }, closed},
+		{"closed with a connection in its queue", func(w *world, s sock) {
+			c := w.tcp4().connect(loopback4(8080))
+			s.close()
+			c.close()
+		}, closed},
+		{"shut down and closed", func(_ *world, s sock) { s.shutdown().close() }, shut},
+	}
+	for _, protocol := range protocols {
+		for _, c := range cases {
+			t.Run(protocol.name+" "+c.name, func(t *testing.T) {
+				w := &world{room: r, t: t}
+				t.Cleanup(func() { _, _ = ring.read(batchLimit, func([]byte) {}) }) // what a failure left
+				s := w.socket(unix.AF_INET, unix.SOCK_STREAM, protocol.number).
+					option(unix.SOL_SOCKET, unix.SO_REUSEADDR, 1).bind(loopback4(8080)).listen()
+				c.end(w, s)
+				var got []sockEventKind
+				var decoded record
+				for end := time.Now().Add(patience); len(got) < len(c.want) && time.Now().Before(end); time.Sleep(time.Millisecond) {
+					if _, err := ring.read(batchLimit, func(sample []byte) {
+						if err := newDecoder().decode(sample, &decoded); err != nil {
+							t.Error(err)
+						}
+						got = append(got, decoded.kind)
+					}); err != nil {
+						t.Fatal(err)
+					}
+				}
+				if !slices.Equal(got, c.want) {
+					t.Errorf("records of kind %d, want %d", got, c.want)
+				}
+			})
+		}
+	}
+}
