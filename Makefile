@@ -101,7 +101,7 @@ test-browser: ## Look at the page in Chromium and run dashboard and alerts in Pr
 test-engines: ## Run against real Docker, containerd and Kubernetes (root; builds them once, 10 minutes)
 	$(need_root)
 	@hack/provision-engines.sh
-	@$(RUN) test test-engines go test -json -tags engines -p 1 -count 1 -timeout 30m $(or $(call tagged,engines),$(error no test file has build tag engines))
+	@$(RUN) test test-engines go test -json -tags engines -p 1 -count 1 -timeout 60m $(or $(call tagged,engines),$(error no test file has build tag engines))
 
 .PHONY: test-moby
 test-moby: ## Run against the next Docker with its nftables back end (root; builds it once, 5 minutes)

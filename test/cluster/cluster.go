@@ -130,7 +130,7 @@ func (c *Cluster) APIServer(node string, flags ...string) []string {
 	}, flags...)
 }
 
-// Proxy makes a node with that address, writes a configuration for kube-proxy and
+// Proxy makes a node with that address if there is none, writes a configuration for kube-proxy and
 // returns its command line. mode is iptables or nftables.
 func (c *Cluster) Proxy(ctx context.Context, node, mode string) ([]string, error) {
 	conf := c.path("proxy.yaml")
@@ -140,12 +140,30 @@ func (c *Cluster) Proxy(ctx context.Context, node, mode string) ([]string, error
 	if err := os.WriteFile(conf, []byte(text), 0o600); err != nil {
 		return nil, err
 	}
-	if _, err := c.Do(ctx, http.MethodPost, "/api/v1/nodes", Object{"apiVersion": "v1", "kind": "Node", "metadata": Object{"name": "node"}}); err != nil {
+	_, err := c.Do(ctx, http.MethodPost, "/api/v1/nodes", Object{"apiVersion": "v1", "kind": "Node", "metadata": Object{"name": "node"}})
+	if no := (*Refusal)(nil); err != nil && (!errors.As(err, &no) || no.Code != http.StatusConflict) {
 		return nil, err
 	}
-	_, err := c.Do(ctx, http.MethodPatch, "/api/v1/nodes/node/status",
+	_, err = c.Do(ctx, http.MethodPatch, "/api/v1/nodes/node/status",
 		Object{"status": Object{"addresses": []Object{{"type": "InternalIP", "address": node}}}})
 	return []string{enclave.Tool("kube-proxy"), "--config", conf}, err
+}
+
+// EtcdAnswers returns why etcd does not answer yet, nil if it does.
+func (c *Cluster) EtcdAnswers(ctx context.Context) error {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://127.0.0.1:2379/health", nil)
+	if err != nil {
+		return err
+	}
+	resp, err := c.client.Do(req)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = resp.Body.Close() }()
+	if resp.StatusCode != http.StatusOK {
+		return fmt.Errorf("etcd says %s", resp.Status)
+	}
+	return nil
 }
 
 // Answers returns why the API server does not answer yet, nil if it does.
@@ -191,7 +209,20 @@ current-context: x
 	return errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path+".new", []byte(text), 0o600), os.Rename(path+".new", path))
 }
 
-// Do asks the API server; body is JSON, or with PATCH a merge patch.
+// Refusal is an answer of the API server that is not yes.
+type Refusal struct {
+	Method, Path string
+	Code         int    // of HTTP
+	Text         string // the end of what it says
+}
+
+// Error implements error.
+func (r *Refusal) Error() string {
+	return fmt.Sprintf("%s %s: %d %s: %s", r.Method, r.Path, r.Code, http.StatusText(r.Code), r.Text)
+}
+
+// Do asks the API server; body is JSON, or with PATCH a merge patch. What the
+// server refuses is a *Refusal.
 func (c *Cluster) Do(ctx context.Context, method, path string, body any) ([]byte, error) {
 	var r io.Reader
 	if body != nil {
@@ -217,7 +248,7 @@ func (c *Cluster) Do(ctx context.Context, method, path string, body any) ([]byte
 	defer func() { _ = resp.Body.Close() }()
 	b, err := io.ReadAll(resp.Body)
 	if err == nil && resp.StatusCode >= 300 {
-		err = fmt.Errorf("%s %s: %s: %s", method, path, resp.Status, b[max(0, len(b)-500):])
+		err = &Refusal{Method: method, Path: path, Code: resp.StatusCode, Text: string(b[max(0, len(b)-500):])}
 	}
 	return b, err
 }

@@ -92,7 +92,11 @@ func TestDockerWritesTheRulesOfTheCorpus(t *testing.T) {
 			for _, args := range containers {
 				drun(t, append(slices.Clone(args), "bb")...)
 			}
-			c.check(t, c.rules(t, moby), dockerPorts(t))
+			ports, err := dockerPorts()
+			if err != nil {
+				t.Fatal(err)
+			}
+			c.check(t, c.rules(t, moby), ports)
 		})
 	}
 }

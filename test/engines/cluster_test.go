@@ -6,6 +6,8 @@ package engines
 
 import (
 	"context"
+	"errors"
+	"net/http"
 	"testing"
 	"time"
 
@@ -33,14 +35,23 @@ func startCluster(t testing.TB, flags ...string) *kubernetes {
 	c := &kubernetes{Cluster: made, t: t}
 	etcd, api := made.Etcd(), made.APIServer(enclave.NodeAddr, flags...)
 	c.etcd = start(t, etcd[0], etcd[1:]...)
+	// The API server gives up if there is none.
+	c.etcd.ready(t, func() error { return c.EtcdAnswers(context.Background()) })
 	c.api = start(t, api[0], api[1:]...)
 	c.ready()
 	return c
 }
 
+// in is the same cluster, for a subtest.
+func (c *kubernetes) in(t testing.TB) *kubernetes {
+	s := *c
+	s.t = t
+	return &s
+}
+
 func (c *kubernetes) ready() {
 	c.t.Helper()
-	eventually(c.t, 2*time.Minute, func() error { return c.Answers(context.Background()) })
+	c.api.ready(c.t, func() error { return c.Answers(context.Background()) })
 }
 
 // writeKubeconfig writes a kubeconfig for a token.
@@ -65,17 +76,38 @@ func (c *kubernetes) certificate(name string, end time.Time) (user string) {
 	return user
 }
 
-func (c *kubernetes) do(method, path string, body any) ([]byte, error) {
-	return c.Do(context.Background(), method, path, body)
+// patient asks the API server again while it cannot answer: it is short of time or
+// of its etcd. What it did though it did not say so is done.
+func patient(ask func() error) error {
+	deadline := time.Now().Add(patience)
+	for again := false; ; again = true {
+		err := ask()
+		if err == nil {
+			return nil
+		}
+		if no := (*cluster.Refusal)(nil); errors.As(err, &no) {
+			done := no.Method == http.MethodPost && no.Code == http.StatusConflict ||
+				no.Method == http.MethodDelete && no.Code == http.StatusNotFound
+			if again && done {
+				return nil
+			}
+			conflict := no.Method == http.MethodPatch && no.Code == http.StatusConflict // with a controller
+			if !conflict && no.Code != http.StatusTooManyRequests && no.Code < 500 {
+				return err
+			}
+		}
+		if time.Now().After(deadline) {
+			return err
+		}
+		time.Sleep(100 * time.Millisecond)
+	}
 }
 
-func (c *kubernetes) must(method, path string, body any) []byte {
+func (c *kubernetes) must(method, path string, body any) {
 	c.t.Helper()
-	b, err := c.do(method, path, body)
-	if err != nil {
+	if err := patient(func() error { _, err := c.Do(context.Background(), method, path, body); return err }); err != nil {
 		c.t.Fatal(err)
 	}
-	return b
 }
 
 // svcPort is a port of a Service; node 0 is any, or none.
@@ -96,7 +128,7 @@ func (c *kubernetes) serviceIn(ns, name, kind string, spec obj, ports ...obj) {
 }
 
 func (c *kubernetes) tryService(ns, name, kind string, spec obj, ports ...obj) error {
-	return c.Service(context.Background(), ns, name, kind, spec, ports...)
+	return patient(func() error { return c.Service(context.Background(), ns, name, kind, spec, ports...) })
 }
 
 // endpoints makes one slice that serves the ports of a Service, by one pod.
@@ -108,7 +140,7 @@ func (c *kubernetes) endpoints(service, pod, address string, ports ...obj) {
 }
 
 func (c *kubernetes) tryEndpoints(service, pod, address string, ports ...obj) error {
-	return c.Slice(context.Background(), service, pod, address, ports...)
+	return patient(func() error { return c.Slice(context.Background(), service, pod, address, ports...) })
 }
 
 func (c *kubernetes) ingress(service string, ips ...string) {

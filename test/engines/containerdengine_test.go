@@ -5,8 +5,10 @@
 package engines
 
 import (
+	"errors"
 	"fmt"
 	"math/rand/v2"
+	"os"
 	"runtime"
 	"slices"
 	"strings"
@@ -23,53 +25,61 @@ import (
 func TestContainerdKilled(t *testing.T) {
 	d := startContainerd(t)
 	containerdImage(t)
-	r, _ := follow(t, containerdSource(t, 3*time.Second))
 	must(t, "run", "-d", "--name", "web", "-p", "8000:80", "bb")
 	const web = "tcp 0.0.0.0:8000 web"
-	want(t, r, web)
-	mark := r.mark()
-	goroutines := runtime.NumGoroutine()
 
-	// The same source throughout: it must hold nothing of an engine that is gone.
-	for range 5 {
-		d.stop(syscall.SIGKILL)
-		d.run()
-		containerdReady(t)
-		eventually(t, time.Minute, r.live)
+	t.Run("back within the grace period", func(t *testing.T) {
+		r, _ := follow(t, containerdSource(t, time.Hour))
 		want(t, r, web)
-	}
-	if log := r.since(mark); len(log) > 0 {
-		t.Errorf("restarts of the engine moved %q", log)
-	}
-	eventually(t, time.Minute, func() error {
-		if n := runtime.NumGoroutine(); n > goroutines+4 {
-			return fmt.Errorf("%d goroutines, had %d", n, goroutines)
+		mark, goroutines := r.mark(), runtime.NumGoroutine()
+		// The same source throughout: it must hold nothing of an engine that is gone.
+		for range 5 {
+			before, _ := r.losses()
+			d.stop(syscall.SIGKILL)
+			d.run(t)
+			containerdReady(t, d)
+			r.back(t, before)
+			want(t, r, web)
 		}
-		return nil
+		if log := r.since(mark); len(log) > 0 {
+			t.Errorf("restarts of the engine moved %q", log)
+		}
+		flat(t, goroutines)
 	})
 
-	d.stop(syscall.SIGKILL)
-	eventually(t, time.Minute, func() error { return not(r.live(), "live") })
-	if got := r.keys(); !slices.Equal(got, []string{web}) {
-		t.Errorf("within the grace period the set is %q", got)
-	}
-	want(t, r)
-	d.run()
-	want(t, r, web)
+	t.Run("away for longer", func(t *testing.T) {
+		r, _ := follow(t, containerdSource(t, 3*time.Second))
+		want(t, r, web)
+		d.stop(syscall.SIGKILL)
+		withdrawn(t, r, 1)
+		d.run(t)
+		containerdReady(t, d)
+		want(t, r, web)
+	})
 
 	// A container that died while nobody looked is not resurrected.
-	pid := must(t, "inspect", "-f", "{{.State.Pid}}", "web")
-	d.stop(syscall.SIGKILL)
-	run(t, "kill", "-9", pid)
-	d.run()
-	want(t, r)
+	t.Run("away while a container ends", func(t *testing.T) {
+		r, _ := follow(t, containerdSource(t, time.Hour))
+		want(t, r, web)
+		p, err := os.FindProcess(replaced(t, 0, containerdPID("web")))
+		if err != nil {
+			t.Fatal(err)
+		}
+		d.stop(syscall.SIGKILL)
+		if err := p.Kill(); err != nil {
+			t.Fatal(err)
+		}
+		d.run(t)
+		containerdReady(t, d)
+		want(t, r)
+	})
 }
 
 // nerdctlPorts asks nerdctl itself which ports everything that runs publishes.
-func nerdctlPorts(t testing.TB) []string {
-	t.Helper()
+func nerdctlPorts() ([]string, error) {
+	out, err := nerdctl("default", "ps", "-a", "--format", "{{.Status}}|{{.Names}} {{.Ports}}")
 	var keys []string
-	for line := range strings.Lines(must(t, "ps", "-a", "--format", "{{.Status}}|{{.Names}} {{.Ports}}")) {
+	for line := range strings.Lines(out) {
 		state, rest, _ := strings.Cut(strings.TrimSpace(line), "|")
 		// Without -a it leaves out what is paused, whose ports stay in place.
 		if !strings.HasPrefix(state, "Up") && state != "Paused" {
@@ -85,7 +95,7 @@ func nerdctlPorts(t testing.TB) []string {
 			keys = append(keys, proto+" "+addr+" "+name)
 		}
 	}
-	return keys
+	return keys, err
 }
 
 // The agent is started before, during and after what happens: at quiet it says
@@ -107,7 +117,7 @@ func TestContainerdStartRaces(t *testing.T) {
 		time.Sleep(time.Duration(rand.IntN(600)) * time.Millisecond)
 		r, stop := follow(t, containerdSource(t, time.Hour))
 		wg.Wait()
-		want(t, r, nerdctlPorts(t)...)
+		agree(t, r, nerdctlPorts)
 		stop()
 	}
 }
@@ -144,7 +154,7 @@ func TestContainerdRandom(t *testing.T) {
 		}
 		return []string{"rm", "-f", name}
 	}, func(args []string) error { _, err := nerdctl("default", args...); return err },
-		func() { want(t, r, nerdctlPorts(t)...) })
+		func() { agree(t, r, nerdctlPorts) })
 	r.untouched(t, mark, ":7999")
 }
 
@@ -160,7 +170,7 @@ func TestNATOnlyPortsAreReachedFromTheHostAndNamed(t *testing.T) {
 	for key, name := range map[string]string{"tcp 0.0.0.0:8000": "web", "tcp 127.0.0.1:8001": "inner"} {
 		p.reach(key, "HTTP/1.")
 		p.owned(key, port.OwnerContainer, name)
-		eventually(t, time.Minute, func() error {
+		eventually(t, func() error {
 			var sources []string
 			for _, o := range p.active(key).Origins {
 				sources = append(sources, o.Source)
@@ -174,7 +184,13 @@ func TestNATOnlyPortsAreReachedFromTheHostAndNamed(t *testing.T) {
 	}
 	p.ruled("8000/tcp", port.OwnerContainer, "default", "web")
 	// A rule that the engine does not declare is known by where it leads.
-	ip := must(t, "inspect", "-f", "{{.NetworkSettings.IPAddress}}", "web")
+	var ip string
+	eventually(t, func() (err error) {
+		if ip, err = nerdctl("default", "inspect", "-f", "{{.NetworkSettings.IPAddress}}", "web"); err == nil && ip == "" {
+			err = errors.New("it has no address")
+		}
+		return err
+	})
 	redirect(t, "8099", ip+":80")
 	p.ruled("8099/tcp", port.OwnerContainer, "default", "web")
 	must(t, "rm", "-f", "web", "inner")

@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -38,19 +39,55 @@ func dockerd(t testing.TB, args ...string) *daemon {
 		d.env = []string{"PATH=" + dir + ":" + os.Getenv("PATH"), "DOCKER_MIN_API_VERSION=1.41"}
 	}
 	d.start()
-	dockerReady(t)
+	dockerReady(t, d)
 	t.Cleanup(func() {
 		// The next test starts with an empty engine.
-		if ids, err := try("docker", "ps", "-aq"); err == nil && ids != "" {
-			_, _ = try("docker", append([]string{"rm", "-f"}, strings.Fields(ids)...)...)
+		if d.ended() {
+			d.run(t)
+			dockerReady(t, d)
 		}
+		dockerClear(t)
+		run(t, "docker", "network", "prune", "-f")
 	})
 	return d
 }
 
-func dockerReady(t testing.TB) {
+func dockerReady(t testing.TB, d *daemon) {
 	t.Helper()
-	eventually(t, 60*time.Second, func() error { _, err := try("docker", "version"); return err })
+	d.ready(t, func() error { _, err := try("docker", "version"); return err })
+}
+
+// dockerClear removes all containers but those of these ids, and waits until they
+// are gone: what ends with --rm is on its way out, and keeps its name until then.
+func dockerClear(t testing.TB, keep ...string) {
+	t.Helper()
+	eventually(t, func() error {
+		out, err := try("docker", "ps", "-aq", "--no-trunc")
+		if err != nil {
+			return err
+		}
+		left := without(strings.Fields(out), keep)
+		if len(left) == 0 {
+			return nil
+		}
+		_, err = try("docker", append([]string{"rm", "-f"}, left...)...)
+		return fmt.Errorf("containers %q were left (%v)", left, err)
+	})
+}
+
+func without(all, some []string) []string {
+	return slices.DeleteFunc(all, func(s string) bool { return slices.Contains(some, s) })
+}
+
+// dockerPID returns the pid of a container's first process, 0 if it does not run.
+func dockerPID(name string) func() (int, error) {
+	return func() (int, error) {
+		out, err := try("docker", "inspect", "-f", "{{.State.Pid}}", name)
+		if err != nil {
+			return 0, err
+		}
+		return strconv.Atoi(out)
+	}
 }
 
 func dockerImage(t testing.TB) {
@@ -85,14 +122,21 @@ func TestDockerScenarios(t *testing.T) {
 	// The agent is there before the engine, which is no failure. It hears of the
 	// engine: by itself it would not look for minutes.
 	r, _ := follow(t, dockerSource(t, time.Hour))
-	eventually(t, 10*time.Second, func() error { return r.live() })
+	eventually(t, r.live)
 	dockerd(t)
 	dockerImage(t)
 	// This one stays through everything, and must never flap.
-	drun(t, "--name", "stays", "-p", "127.0.0.1:7999:80", "bb")
+	id := drun(t, "--name", "stays", "-p", "127.0.0.1:7999:80", "bb")
 	const stays = "tcp 127.0.0.1:7999 stays"
 	want(t, r, stays)
 	began := r.mark()
+	// A scenario leaves nothing to the next, however it ends.
+	scenario := func(name string, do func(t *testing.T)) {
+		t.Run(name, func(t *testing.T) {
+			t.Cleanup(func() { dockerClear(t, id); want(t, r, stays) })
+			do(t)
+		})
+	}
 
 	for _, c := range []struct {
 		name string
@@ -115,29 +159,23 @@ func TestDockerScenarios(t *testing.T) {
 			drun(t, "--name", "one", "-p", "127.0.0.1:53:53/tcp", "-p", "127.0.0.1:53:53/udp", "bb")
 		}, func(*testing.T) []string { return []string{"tcp 127.0.0.1:53 one", "udp 127.0.0.1:53 one"} }},
 		{"random ports", func(t *testing.T) { drun(t, "--name", "one", "--expose", "80", "--expose", "81/udp", "-P", "bb") },
-			func(t *testing.T) []string { return published(dockerPorts(t), "one") }},
+			func(t *testing.T) []string { return published(t, "one") }},
 		{"restart", func(t *testing.T) {
 			drun(t, "--name", "one", "-p", "8000:80", "bb")
 			run(t, "docker", "restart", "-t", "0", "one")
 		}, func(*testing.T) []string { return both("tcp", 8000, "one") }},
 		{"restart policy", func(t *testing.T) {
 			drun(t, "--name", "one", "--restart", "always", "-p", "8000:80", "bb")
-			pid := run(t, "docker", "inspect", "-f", "{{.State.Pid}}", "one")
-			run(t, "sh", "-c", "kill -9 "+pid)
-			eventually(t, 20*time.Second, func() error {
-				if now, err := try("docker", "inspect", "-f", "{{.State.Pid}}", "one"); err != nil || now == pid || now == "0" {
-					return fmt.Errorf("pid is %s, was %s (%v)", now, pid, err)
-				}
-				return nil
-			})
+			replaced(t, killed(t, dockerPID("one")), dockerPID("one"))
 		}, func(*testing.T) []string { return both("tcp", 8000, "one") }},
 		{"restart policy that gives up", func(t *testing.T) {
 			drun(t, "--name", "one", "--restart", "on-failure:1", "-p", "8000:80", "bb", "sh", "-c", "sleep 0.3; exit 1")
-			eventually(t, time.Minute, func() error {
-				if now := run(t, "docker", "inspect", "-f", "{{.State.Status}} {{.RestartCount}}", "one"); now != "exited 1" {
-					return fmt.Errorf("it is %q", now)
+			eventually(t, func() error {
+				now, err := try("docker", "inspect", "-f", "{{.State.Status}} {{.RestartCount}}", "one")
+				if err == nil && now != "exited 1" {
+					err = fmt.Errorf("it is %q", now)
 				}
-				return nil
+				return err
 			})
 		}, func(*testing.T) []string { return nil }},
 		{"rename", func(t *testing.T) {
@@ -150,7 +188,7 @@ func TestDockerScenarios(t *testing.T) {
 			func(*testing.T) []string { return nil }},
 		{"killed from outside, --rm", func(t *testing.T) {
 			drun(t, "--name", "one", "--rm", "-p", "8000:80", "bb")
-			run(t, "sh", "-c", "kill -9 "+run(t, "docker", "inspect", "-f", "{{.State.Pid}}", "one"))
+			killed(t, dockerPID("one"))
 		}, func(*testing.T) []string { return nil }},
 		{"rm -f of several ports", func(t *testing.T) {
 			drun(t, "--name", "one", "-p", "8000:80", "-p", "8001:81/udp", "-p", "127.0.0.1:8002:82", "bb")
@@ -166,17 +204,13 @@ func TestDockerScenarios(t *testing.T) {
 		{"host network declares nothing", func(t *testing.T) { drun(t, "--name", "one", "--network", "host", "-p", "8000:80", "bb") },
 			func(*testing.T) []string { return nil }},
 	} {
-		t.Run(c.name, func(t *testing.T) {
-			defer func() { _, _ = try("docker", "rm", "-f", "one", "two") }()
+		scenario(c.name, func(t *testing.T) {
 			c.do(t)
 			want(t, r, append(c.want(t), stays)...)
-			run(t, "sh", "-c", "docker rm -f one two 2>/dev/null || true")
-			want(t, r, stays)
 		})
 	}
 
-	t.Run("pause and unpause keep the port", func(t *testing.T) {
-		defer func() { _, _ = try("docker", "rm", "-f", "one") }()
+	scenario("pause and unpause keep the port", func(t *testing.T) {
 		drun(t, "--name", "one", "-p", "127.0.0.1:8000:80", "bb")
 		want(t, r, "tcp 127.0.0.1:8000 one", stays)
 		mark := r.mark()
@@ -185,7 +219,7 @@ func TestDockerScenarios(t *testing.T) {
 			paused bool
 		}{{"pause", true}, {"unpause", false}} {
 			run(t, "docker", c.verb, "one")
-			eventually(t, 10*time.Second, func() error {
+			eventually(t, func() error {
 				if b := find(r, "tcp 127.0.0.1:8000"); strings.Contains(b.Detail, "paused") != c.paused {
 					return fmt.Errorf("after %s: detail %q", c.verb, b.Detail)
 				}
@@ -195,36 +229,23 @@ func TestDockerScenarios(t *testing.T) {
 		if log := r.since(mark); len(log) > 0 {
 			t.Errorf("pause and unpause moved %q", log)
 		}
-		run(t, "docker", "rm", "-f", "one")
-		want(t, r, stays)
 	})
 
-	t.Run("sctp is named, not dropped in silence", func(t *testing.T) {
-		defer func() { _, _ = try("docker", "rm", "-f", "one") }()
+	scenario("sctp is named, not dropped in silence", func(t *testing.T) {
 		if _, err := try("docker", "run", "-d", "--name", "one", "-p", "8000:80", "-p", "8001:81/sctp", "bb"); err != nil {
 			t.Logf("this kernel has no sctp (%v); the scripted engine covers it", err)
 			return
 		}
 		want(t, r, append(both("tcp", 8000, "one"), stays)...)
-		eventually(t, 10*time.Second, func() error {
-			if w := r.warned(); !slices.ContainsFunc(w, func(s string) bool { return strings.Contains(s, "sctp is not supported") }) {
-				return fmt.Errorf("warnings are %q", w)
-			}
-			return nil
-		})
+		r.warned(t, "sctp is not supported")
 		run(t, "docker", "rm", "-f", "one")
 		want(t, r, stays)
-		eventually(t, 10*time.Second, func() error {
-			if w := r.warned(); len(w) > 0 {
-				return fmt.Errorf("warnings are %q", w)
-			}
-			return nil
-		})
+		r.warned(t, "")
 	})
 
-	t.Run("networks change where it is dialled", func(t *testing.T) {
+	scenario("networks change where it is dialled", func(t *testing.T) {
 		run(t, "docker", "network", "create", "--subnet", "10.99.0.0/24", "other")
-		defer func() { _, _ = try("docker", "rm", "-f", "one"); _, _ = try("docker", "network", "rm", "other") }()
+		t.Cleanup(func() { dockerClear(t, id); run(t, "docker", "network", "rm", "other") })
 		drun(t, "--name", "one", "-p", "127.0.0.1:8000:80", "bb")
 		want(t, r, "tcp 127.0.0.1:8000 one", stays)
 		mark := r.mark()
@@ -233,7 +254,7 @@ func TestDockerScenarios(t *testing.T) {
 			has  bool
 		}{{"connect", true}, {"disconnect", false}} {
 			run(t, "docker", "network", c.verb, "other", "one")
-			eventually(t, 10*time.Second, func() error {
+			eventually(t, func() error {
 				b := find(r, "tcp 127.0.0.1:8000")
 				if got := slices.Contains(b.Dial, netip.MustParseAddrPort("10.99.0.2:80")); got != c.has {
 					return fmt.Errorf("after %s it is dialled at %v", c.verb, b.Dial)
@@ -246,31 +267,28 @@ func TestDockerScenarios(t *testing.T) {
 		}
 	})
 
-	t.Run("labels of Compose", func(t *testing.T) {
-		defer func() { _, _ = try("docker", "rm", "-f", "shop-web-1") }()
+	scenario("labels of Compose", func(t *testing.T) {
 		drun(t, "--name", "shop-web-1", "--label", "com.docker.compose.project=shop",
 			"--label", "com.docker.compose.service=web", "-p", "127.0.0.1:8000:80", "bb")
 		want(t, r, "tcp 127.0.0.1:8000 shop-web-1", stays)
-		l := find(r, "tcp 127.0.0.1:8000").Owner.Labels
-		if l["com.docker.compose.project"] != "shop" || l["com.docker.compose.service"] != "web" {
-			t.Errorf("labels are %v", l)
-		}
-		run(t, "docker", "rm", "-f", "shop-web-1")
-		want(t, r, stays)
+		eventually(t, func() error {
+			l := find(r, "tcp 127.0.0.1:8000").Owner.Labels
+			if l["com.docker.compose.project"] != "shop" || l["com.docker.compose.service"] != "web" {
+				return fmt.Errorf("labels are %v", l)
+			}
+			return nil
+		})
 	})
 
-	t.Run("the declared port answers", func(t *testing.T) {
-		defer func() { _, _ = try("docker", "rm", "-f", "one") }()
+	scenario("the declared port answers", func(t *testing.T) {
 		drun(t, "--name", "one", "-p", "8000:80", "bb", "httpd", "-f", "-p", "80", "-h", "/etc")
 		want(t, r, append(both("tcp", 8000, "one"), stays)...)
 		for _, b := range r.bindings() {
 			if b.Port != 8000 {
 				continue
 			}
-			eventually(t, 10*time.Second, func() error { _, err := reach(b); return err })
+			eventually(t, func() error { _, err := reach(b); return err })
 		}
-		run(t, "docker", "rm", "-f", "one")
-		want(t, r, stays)
 	})
 
 	if log := r.since(began); slices.Contains(log, "-tcp 127.0.0.1:7999") {
@@ -279,8 +297,17 @@ func TestDockerScenarios(t *testing.T) {
 }
 
 // published returns the keys of one container.
-func published(keys []string, name string) []string {
-	return slices.DeleteFunc(keys, func(k string) bool { return !strings.HasSuffix(k, " "+name) })
+func published(t testing.TB, name string) (keys []string) {
+	t.Helper()
+	eventually(t, func() error {
+		all, err := dockerPorts()
+		keys = slices.DeleteFunc(all, func(k string) bool { return !strings.HasSuffix(k, " "+name) })
+		if err == nil && len(keys) == 0 {
+			err = fmt.Errorf("the engine publishes nothing of %s", name)
+		}
+		return err
+	})
+	return keys
 }
 
 // find returns the binding of a key, or a zero one.
@@ -294,20 +321,20 @@ func find(r *recorder, key string) port.Binding {
 }
 
 // dockerPorts asks the engine itself which ports everything that runs publishes.
-func dockerPorts(t testing.TB) []string {
-	t.Helper()
-	ids := strings.Fields(run(t, "docker", "ps", "-q", "--no-trunc"))
-	if len(ids) == 0 {
-		return nil
+func dockerPorts() ([]string, error) {
+	ids, err := try("docker", "ps", "-q", "--no-trunc")
+	if err != nil || ids == "" {
+		return nil, err
 	}
 	const format = "{{.Name}}{{range $port, $all := .NetworkSettings.Ports}}{{range $all}} {{$port}} {{.HostIp}} {{.HostPort}}{{end}}{{end}}"
+	out, err := try("docker", append([]string{"inspect", "-f", format}, strings.Fields(ids)...)...)
 	var keys []string
-	for line := range strings.Lines(run(t, "docker", append([]string{"inspect", "-f", format}, ids...)...)) {
+	for line := range strings.Lines(out) {
 		f := strings.Fields(line)
 		for p := range slices.Chunk(f[1:], 3) {
 			_, proto, _ := strings.Cut(p[0], "/")
 			keys = append(keys, fmt.Sprintf("%s %s %s", proto, net.JoinHostPort(p[1], p[2]), strings.TrimPrefix(f[0], "/")))
 		}
 	}
-	return keys
+	return keys, err
 }

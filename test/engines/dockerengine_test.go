@@ -32,24 +32,37 @@ func TestDockerFacts(t *testing.T) {
 	drun(t, "--name", "host", "--network", "host", "bb")
 	want(t, r, "tcp 127.0.0.1:8000 own")
 	for _, name := range []string{"own", "host"} {
-		pid := run(t, "docker", "inspect", "-f", "{{.State.Pid}}", name)
-		eventually(t, 10*time.Second, func() error { return attributed(src.Facts(), pid, name) })
+		eventually(t, func() error {
+			pid, err := dockerPID(name)()
+			if err != nil {
+				return err
+			}
+			return attributed(src.Facts(), pid, name)
+		})
 	}
-	ip := run(t, "docker", "inspect", "-f", "{{.NetworkSettings.IPAddress}}", "own")
-	if o, ok := src.Facts().ByAddress(netip.MustParseAddr(ip)); !ok || o.Name != "own" {
-		t.Errorf("%s is owned by %+v, %v; want own", ip, o, ok)
-	}
+	ip := netip.MustParseAddr(run(t, "docker", "inspect", "-f", "{{.NetworkSettings.IPAddress}}", "own"))
+	addressOf(t, src.Facts(), ip, "own")
 	run(t, "docker", "rm", "-f", "own", "host")
 	want(t, r)
-	if o, ok := src.Facts().ByAddress(netip.MustParseAddr(ip)); ok {
-		t.Errorf("%s is still owned by %+v", ip, o)
-	}
+	addressOf(t, src.Facts(), ip, "")
+}
+
+// addressOf waits until an address is known to be of an owner with that name, or of
+// nobody.
+func addressOf(t testing.TB, f engine.Facts, a netip.Addr, name string) {
+	t.Helper()
+	eventually(t, func() error {
+		if o, ok := f.ByAddress(a); ok != (name != "") || o.Name != name {
+			return fmt.Errorf("%s is owned by %+v, %v; want %q", a, o, ok, name)
+		}
+		return nil
+	})
 }
 
 // attributed checks that a process's cgroups name the container, and so does the
 // id of its cgroup2 if the engine gives it one of its own.
-func attributed(f engine.Facts, pid, name string) error {
-	b, err := os.ReadFile("/proc/" + pid + "/cgroup")
+func attributed(f engine.Facts, pid int, name string) error {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))
 	if err != nil {
 		return err
 	}
@@ -86,43 +99,53 @@ func attributed(f engine.Facts, pid, name string) error {
 func TestDockerKilled(t *testing.T) {
 	d := dockerd(t, "--live-restore")
 	dockerImage(t)
-	const grace = 3 * time.Second
-	r, _ := follow(t, dockerSource(t, grace))
 	drun(t, "--name", "web", "-p", "8000:80", "bb")
 	web := both("tcp", 8000, "web")
-	want(t, r, web...)
-	mark := r.mark()
-	goroutines := runtime.NumGoroutine()
 
-	// The same source throughout: it must hold nothing of an engine that is gone.
-	for range 5 {
-		d.stop(syscall.SIGKILL)
-		d.run()
-		dockerReady(t)
-		eventually(t, time.Minute, r.live)
+	t.Run("back within the grace period", func(t *testing.T) {
+		r, _ := follow(t, dockerSource(t, time.Hour))
 		want(t, r, web...)
-	}
-	if log := r.since(mark); len(log) > 0 {
-		t.Errorf("restarts of the engine moved %q", log)
-	}
-	eventually(t, time.Minute, func() error {
-		if n := runtime.NumGoroutine(); n > goroutines+4 {
-			return fmt.Errorf("%d goroutines, had %d", n, goroutines)
+		mark, goroutines := r.mark(), runtime.NumGoroutine()
+		// The same source throughout: it must hold nothing of an engine that is gone.
+		for range 5 {
+			before, _ := r.losses()
+			d.stop(syscall.SIGKILL)
+			d.run(t)
+			dockerReady(t, d)
+			r.back(t, before)
+			want(t, r, web...)
+		}
+		if log := r.since(mark); len(log) > 0 {
+			t.Errorf("restarts of the engine moved %q", log)
+		}
+		flat(t, goroutines)
+	})
+
+	t.Run("away for longer", func(t *testing.T) {
+		r, _ := follow(t, dockerSource(t, 3*time.Second))
+		want(t, r, web...)
+		d.stop(syscall.SIGKILL)
+		withdrawn(t, r, len(web))
+		d.run(t)
+		dockerReady(t, d)
+		want(t, r, web...)
+	})
+}
+
+// withdrawn waits until what an engine declared that is gone was taken back, and
+// checks that it was not before the grace period began.
+func withdrawn(t testing.TB, r *recorder, stood int) {
+	t.Helper()
+	want(t, r)
+	eventually(t, func() error {
+		if err := r.live(); err == nil || !strings.Contains(err.Error(), "withdrawn after") {
+			return fmt.Errorf("stale: %v, want the withdrawal named", err)
 		}
 		return nil
 	})
-
-	d.stop(syscall.SIGKILL)
-	eventually(t, time.Minute, func() error { return not(r.live(), "live") })
-	if got := r.keys(); !slices.Equal(got, web) {
-		t.Errorf("within the grace period the set is %q", got)
+	if _, n := r.losses(); n != stood {
+		t.Errorf("%d ports stood when the engine was lost, want %d", n, stood)
 	}
-	want(t, r)
-	if err := r.live(); err == nil || !strings.Contains(err.Error(), "withdrawn after") {
-		t.Errorf("stale: %v, want the withdrawal named", err)
-	}
-	d.run()
-	want(t, r, web...)
 }
 
 // An engine that takes its containers along, killed or stopped: at quiet there
@@ -133,20 +156,23 @@ func TestDockerTakesItsContainersAlong(t *testing.T) {
 	r, _ := follow(t, dockerSource(t, time.Hour))
 	for _, sig := range []syscall.Signal{syscall.SIGKILL, syscall.SIGTERM} {
 		t.Run(sig.String(), func(t *testing.T) {
-			defer func() { _, _ = try("docker", "rm", "-f", "again", "gone") }()
+			t.Cleanup(func() {
+				if d.ended() {
+					d.run(t)
+				}
+				dockerReady(t, d)
+				dockerClear(t)
+				want(t, r)
+			})
 			drun(t, "--name", "again", "--restart", "always", "-p", "127.0.0.1:8000:80", "bb")
 			drun(t, "--name", "gone", "-p", "8001:80", "bb")
 			want(t, r, append(both("tcp", 8001, "gone"), "tcp 127.0.0.1:8000 again")...)
 			d.stop(sig)
-			eventually(t, time.Minute, func() error { return not(r.live(), "live") })
-			d.run()
-			dockerReady(t)
+			eventually(t, r.dead)
+			d.run(t)
+			dockerReady(t, d)
 			want(t, r, "tcp 127.0.0.1:8000 again")
-			if got := dockerPorts(t); !slices.Equal(got, r.keys()) {
-				t.Errorf("the engine says %q", got)
-			}
-			run(t, "docker", "rm", "-f", "again", "gone")
-			want(t, r)
+			agree(t, r, dockerPorts)
 		})
 	}
 }
@@ -158,7 +184,7 @@ func TestDockerWithoutProxy(t *testing.T) {
 	r, _ := follow(t, dockerSource(t, time.Hour))
 	drun(t, "--name", "web", "-p", "127.0.0.1:8000:80", "bb", "httpd", "-f", "-p", "80", "-h", "/etc")
 	want(t, r, "tcp 127.0.0.1:8000 web")
-	eventually(t, 10*time.Second, func() error { _, err := reach(find(r, "tcp 127.0.0.1:8000")); return err })
+	eventually(t, func() error { _, err := reach(find(r, "tcp 127.0.0.1:8000")); return err })
 }
 
 // The agent is started before, during and after what happens: at quiet it says
@@ -181,7 +207,7 @@ func TestDockerStartRaces(t *testing.T) {
 		time.Sleep(time.Duration(rand.IntN(400)) * time.Millisecond)
 		r, stop := follow(t, dockerSource(t, time.Hour))
 		wg.Wait()
-		want(t, r, dockerPorts(t)...)
+		agree(t, r, dockerPorts)
 		stop()
 	}
 }
@@ -221,7 +247,7 @@ func TestDockerRandom(t *testing.T) {
 		}
 		return []string{"rm", "-f", name}
 	}, func(args []string) error { _, err := try("docker", args...); return err },
-		func() { want(t, r, dockerPorts(t)...) })
+		func() { agree(t, r, dockerPorts) })
 	r.untouched(t, mark, ":7999")
 }
 
@@ -244,7 +270,7 @@ func TestDockerPortsAreReachedFromTheHostAndNamed(t *testing.T) {
 			run(t, "docker", "rm", "-f", "web", "inner")
 			p.gone("tcp 0.0.0.0:8000")
 			p.gone("tcp 127.0.0.1:8001")
-			t.Logf("the agent holds %d KiB", p.agent.memory()["VmRSS"]>>10)
+			t.Logf("the agent holds %d KiB", p.agent.memory(t)["VmRSS"]>>10)
 		})
 	}
 }

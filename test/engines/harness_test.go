@@ -15,6 +15,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -53,7 +54,7 @@ func (d *daemon) start() *daemon {
 	t.Helper()
 	d.name = filepath.Base(d.args[0])
 	d.log = filepath.Join(t.TempDir(), d.name+".log")
-	d.run()
+	d.run(t)
 	t.Cleanup(func() {
 		d.stop(syscall.SIGTERM)
 		if t.Failed() {
@@ -66,11 +67,11 @@ func (d *daemon) start() *daemon {
 
 func tail(b []byte, n int) []byte { return b[max(0, len(b)-n):] }
 
-func (d *daemon) run() {
-	d.t.Helper()
+func (d *daemon) run(t testing.TB) {
+	t.Helper()
 	f, err := os.OpenFile(d.log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
-		d.t.Fatal(err)
+		t.Fatal(err)
 	}
 	defer func() { _ = f.Close() }()
 	d.cmd = exec.Command(d.args[0], d.args[1:]...)
@@ -81,11 +82,35 @@ func (d *daemon) run() {
 		begin = func() error { return d.in.Start(d.cmd) }
 	}
 	if err := begin(); err != nil {
-		d.t.Fatalf("start %s: %v", d.name, err)
+		t.Fatalf("start %s: %v", d.name, err)
 	}
 	cmd, done := d.cmd, make(chan struct{})
 	d.done = done
 	go func() { _ = cmd.Wait(); close(done) }()
+}
+
+// ended says whether the daemon runs no more.
+func (d *daemon) ended() bool {
+	select {
+	case <-d.done:
+		return true
+	default:
+		return false
+	}
+}
+
+// ready waits until a daemon that was just started answers. An engine whose parts
+// do not answer each other within a time of its own gives up: it is started again.
+func (d *daemon) ready(t testing.TB, answers func() error) {
+	t.Helper()
+	eventually(t, func() error {
+		if d.ended() {
+			t.Logf("%s gave up while it started", d.name)
+			time.Sleep(time.Second)
+			d.run(t)
+		}
+		return answers()
+	})
 }
 
 // stop ends the daemon with a signal, and with SIGKILL if that does not help.
@@ -93,7 +118,7 @@ func (d *daemon) stop(sig syscall.Signal) {
 	_ = d.cmd.Process.Signal(sig)
 	select {
 	case <-d.done:
-	case <-time.After(20 * time.Second):
+	case <-time.After(time.Minute):
 		_ = d.cmd.Process.Kill()
 		<-d.done
 	}
@@ -110,9 +135,10 @@ func run(t testing.TB, name string, args ...string) string {
 }
 
 func try(name string, args ...string) (string, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), 90*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, name, args...)
+	cmd.WaitDelay = patience // what it left behind may hold its output
 	var stdout, stderr bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
 	if err := cmd.Run(); err != nil {
@@ -121,17 +147,23 @@ func try(name string, args ...string) (string, error) {
 	return strings.TrimSpace(stdout.String()), nil
 }
 
-// eventually waits until cond says nothing is wrong.
-func eventually(t testing.TB, within time.Duration, cond func() error) {
+// patience is how long is waited for what is certain to come, and for a command:
+// on a machine with much else to do, engines take many times as long as they need.
+const patience = 2 * time.Minute
+
+// eventually waits until cond says nothing is wrong. What is settled is not always
+// told at once, neither by an engine nor by a source: whatever follows from an
+// operation is waited for.
+func eventually(t testing.TB, cond func() error) {
 	t.Helper()
-	deadline := time.Now().Add(within)
+	deadline := time.Now().Add(patience)
 	for {
 		err := cond()
 		if err == nil {
 			return
 		}
 		if time.Now().After(deadline) {
-			t.Fatalf("after %v: %v", within, err)
+			t.Fatalf("after %v: %v", patience, err)
 		}
 		time.Sleep(10 * time.Millisecond)
 	}
@@ -147,6 +179,8 @@ type recorder struct {
 	warnings []string
 	stale    error
 	replaced int
+	lost     int // how often it went stale
+	atLoss   int // how much stood when it last did
 }
 
 func (r *recorder) Replace(set []port.Binding) {
@@ -195,6 +229,10 @@ func (r *recorder) change(next map[string]port.Binding) {
 
 func (r *recorder) Stale(err error) {
 	r.mu.Lock()
+	if r.stale == nil {
+		r.lost++
+		r.atLoss = len(r.set)
+	}
 	r.stale = err
 	r.mu.Unlock()
 	r.Feed.Stale(err)
@@ -251,18 +289,47 @@ func (r *recorder) live() error {
 	return r.stale
 }
 
-// not turns what is expected not to be nil into an error if it is.
-func not(err error, is string) error {
-	if err == nil {
-		return errors.New("it is " + is)
+// dead returns an error while the source is live.
+func (r *recorder) dead() error {
+	if r.live() == nil {
+		return errors.New("it is live")
 	}
 	return nil
 }
 
-func (r *recorder) warned() []string {
+// losses returns how often the source went stale, and how much stood when it did.
+func (r *recorder) losses() (times, stood int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return slices.Clone(r.warnings)
+	return r.lost, r.atLoss
+}
+
+// back waits until the source was lost once more than before, and is live.
+func (r *recorder) back(t testing.TB, before int) {
+	t.Helper()
+	eventually(t, func() error {
+		if n, _ := r.losses(); n == before {
+			return errors.New("the loss of the engine is not seen")
+		}
+		return r.live()
+	})
+}
+
+// warned waits until there is a warning with this text or, for "", none at all.
+func (r *recorder) warned(t testing.TB, text string) {
+	t.Helper()
+	eventually(t, func() error {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		ok := len(r.warnings) == 0
+		if text != "" {
+			ok = slices.ContainsFunc(r.warnings, func(s string) bool { return strings.Contains(s, text) })
+		}
+		if !ok {
+			return fmt.Errorf("warnings are %q, want %q", r.warnings, text)
+		}
+		return nil
+	})
 }
 
 // allow lets everything through.
@@ -305,13 +372,73 @@ func (w testWriter) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// want checks that exactly these keys stand, in a moment.
+// want waits until exactly these keys stand.
 func want(t testing.TB, r *recorder, keys ...string) {
 	t.Helper()
-	slices.Sort(keys)
-	eventually(t, time.Minute, func() error {
+	agree(t, r, func() ([]string, error) { return keys, nil })
+}
+
+// agree waits until what stands is what the engine says, which is asked again and
+// again: a container that was just killed may still be listed.
+func agree(t testing.TB, r *recorder, says func() ([]string, error)) {
+	t.Helper()
+	eventually(t, func() error {
+		keys, err := says()
+		if err != nil {
+			return err
+		}
+		keys = slices.Sorted(slices.Values(keys))
 		if got := r.keys(); !slices.Equal(got, keys) {
 			return fmt.Errorf("the set is\n%q, want\n%q (stale: %v)", got, keys, r.live())
+		}
+		return nil
+	})
+}
+
+// killed kills the first process of a container, as anybody but its engine may, and
+// returns its pid. ask asks the engine for the pid. What it says may be of a process
+// that is ending, so it has to say the same of one that is held by a descriptor.
+func killed(t testing.TB, ask func() (int, error)) (pid int) {
+	t.Helper()
+	eventually(t, func() error {
+		var err error
+		if pid, err = ask(); err != nil {
+			return err
+		}
+		if pid <= 0 {
+			return fmt.Errorf("pid %d: it does not run", pid)
+		}
+		p, err := os.FindProcess(pid)
+		if err != nil {
+			return err
+		}
+		defer func() { _ = p.Release() }()
+		if again, err := ask(); err != nil || again != pid {
+			return fmt.Errorf("pid %d, and then %d (%v)", pid, again, err)
+		}
+		return p.Kill() // an error if it ended meanwhile: another stands in its place then
+	})
+	return pid
+}
+
+// replaced waits until a container has a process that is not this one, which it returns.
+func replaced(t testing.TB, old int, ask func() (int, error)) (pid int) {
+	t.Helper()
+	eventually(t, func() (err error) {
+		if pid, err = ask(); err == nil && (pid <= 0 || pid == old) {
+			err = fmt.Errorf("pid is %d, was %d", pid, old)
+		}
+		return err
+	})
+	return pid
+}
+
+// flat waits until there are hardly more goroutines than there were.
+func flat(t testing.TB, before int) {
+	t.Helper()
+	eventually(t, func() error {
+		if n := runtime.NumGoroutine(); n > before+4 {
+			return fmt.Errorf("%d goroutines, had %d", n, before)
 		}
 		return nil
 	})

@@ -12,7 +12,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/source/kube"
@@ -41,7 +40,7 @@ func TestServicesAreReachedInBothModesOfKubeProxy(t *testing.T) {
 			}
 			r, stop := follow(t, kubeSource(t, kube.Options{Kubeconfigs: []string{c.Kubeconfig}}))
 			want(t, r, keys...)
-			eventually(t, time.Minute, func() error {
+			eventually(t, func() error {
 				for _, b := range r.bindings() {
 					if len(b.Dial) == 0 {
 						return errors.New("endpoints are not known yet")
@@ -59,11 +58,11 @@ func TestServicesAreReachedInBothModesOfKubeProxy(t *testing.T) {
 					}
 					return err
 				}
-				eventually(t, time.Minute, hears)
+				eventually(t, hears)
 				// The node's own address answers in both modes, loopback only in one.
 				if b.Port == 30080 {
 					b.Dial = []netip.AddrPort{netip.MustParseAddrPort(nodeAddr + ":30080")}
-					eventually(t, time.Minute, hears)
+					eventually(t, hears)
 				}
 			}
 			stop()
@@ -79,7 +78,7 @@ func TestServicesAreReachedInBothModesOfKubeProxy(t *testing.T) {
 			// themselves.
 			p.ruled("30080/tcp", port.OwnerService, "default", "web")
 			p.ruled("30080/udp", port.OwnerService, "default", "web")
-			p.agent.small(agentKubeMemory, "with Kubernetes, under "+mode)
+			p.agent.small(t, agentKubeMemory, "with Kubernetes, under "+mode)
 			c.must("DELETE", cluster.Services+"/web", nil)
 			p.gone("tcp 0.0.0.0:30080")
 			p.gone("udp 192.168.77.60:80")
@@ -92,8 +91,11 @@ func TestServicesAreReachedInBothModesOfKubeProxy(t *testing.T) {
 func (c *kubernetes) startProxy(mode string) {
 	t := c.t
 	t.Helper()
-	args, err := c.Proxy(context.Background(), enclave.NodeAddr, mode)
-	if err != nil {
+	var args []string
+	if err := patient(func() (err error) {
+		args, err = c.Proxy(context.Background(), enclave.NodeAddr, mode)
+		return err
+	}); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _, _ = try(args[0], append([]string{"--cleanup"}, args[1:]...)...) })

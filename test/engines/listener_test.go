@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -31,7 +32,7 @@ func agent(t *testing.T) *status.Client {
 	start(t, binary, "agent", "--sink", "listener", "--source", "socket,nat,docker", "--docker-host", "unix://"+dockerSocket,
 		"--control", control, "--link-token", "", "--log-level", "debug")
 	c := status.NewClient(control)
-	eventually(t, 20*time.Second, func() error {
+	eventually(t, func() error {
 		l, err := list(c)
 		if err == nil && !l.Ready() {
 			err = fmt.Errorf("not ready: %+v", l.Sources)
@@ -66,33 +67,38 @@ func state(c *status.Client, n uint16) (port.State, string) {
 // Docker writes its rules before it starts docker-proxy: a placeholder that came
 // in between would be in the proxy's way, and the container would not start.
 func TestDockerRunNeverFindsItsPortTaken(t *testing.T) {
-	const runs, workers = 200, 2
+	const runs, workers, most = 200, 2, 8 * time.Minute
 	dockerd(t)
 	dockerImage(t)
 	c := agent(t)
 	var wg sync.WaitGroup
-	var mu sync.Mutex
-	failed := 0
+	var ran, other atomic.Int64
+	began := time.Now()
 	for w := range workers {
 		wg.Go(func() {
-			for i := w; i < runs; i += workers {
+			for i := w; i < runs && time.Since(began) < most; i += workers {
 				// Ports come again, so that what an earlier container left is met too.
 				n, name := 8000+i%50, fmt.Sprintf("c%d", i)
 				_, err := try("docker", "run", "-d", "--name", name, "--stop-timeout", "0", "-p", fmt.Sprintf("%d:80", n), "bb")
-				if err != nil {
-					mu.Lock()
-					failed++
-					mu.Unlock()
+				switch {
+				case err == nil:
+					ran.Add(1)
+				case strings.Contains(err.Error(), "in use"), strings.Contains(err.Error(), "allocated"):
 					t.Errorf("run %d: %v", i, err)
+				default: // no word of the port
+					other.Add(1)
+					t.Logf("run %d: %v", i, err)
 				}
 				_, _ = try("docker", "rm", "-f", name)
 			}
 		})
 	}
 	wg.Wait()
-	t.Logf("%d of %d failed", failed, runs)
+	if t.Logf("%d ran, in %v", ran.Load(), time.Since(began).Round(time.Second)); other.Load() > ran.Load()/10 {
+		t.Errorf("%d could not be run for other reasons", other.Load())
+	}
 	drun(t, "--name", "last", "-p", "8999:80", "bb")
-	eventually(t, 20*time.Second, func() error {
+	eventually(t, func() error {
 		if s, why := state(c, 8999); s != port.Active {
 			return fmt.Errorf("8999 is %v: %s", s, why)
 		}
@@ -107,13 +113,13 @@ func TestDockerWithoutProxyIsServedByAPlaceholder(t *testing.T) {
 	dockerImage(t)
 	c := agent(t)
 	drun(t, "--name", "web", "-p", "8000:80", "bb", "httpd", "-f", "-p", "80", "-h", "/etc")
-	eventually(t, 20*time.Second, func() error {
+	eventually(t, func() error {
 		if s, why := state(c, 8000); s != port.Active {
 			return fmt.Errorf("8000 is %v: %s", s, why)
 		}
 		return nil
 	})
-	eventually(t, 20*time.Second, func() error {
+	eventually(t, func() error {
 		conn, err := net.DialTimeout("tcp", "127.0.0.1:8000", 2*time.Second)
 		if err != nil {
 			return err
@@ -130,7 +136,11 @@ func TestDockerWithoutProxyIsServedByAPlaceholder(t *testing.T) {
 		}
 		return err
 	})
-	// The next container can have the port at once.
-	run(t, "docker", "rm", "-f", "web")
-	drun(t, "--name", "web", "-p", "8000:80", "bb")
+	// The next container can have the port: at once, but for the hold-down of what
+	// was withdrawn, which a command is rarely fast enough to meet.
+	eventually(t, func() error {
+		dockerClear(t)
+		_, err := try("docker", "run", "-d", "--name", "web", "-p", "8000:80", "bb")
+		return err
+	})
 }

@@ -13,13 +13,14 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"go.uber.org/goleak"
 
@@ -31,6 +32,10 @@ import (
 const nodeAddr = enclave.NodeAddr
 
 func TestMain(m *testing.M) {
+	flag.Parse()
+	if flag.Lookup("test.list").Value.String() != "" {
+		os.Exit(m.Run())
+	}
 	if enclave.Dir() != "" {
 		if err := enclave.SetUp(); err != nil {
 			fmt.Fprintln(os.Stderr, "set up the namespaces:", err)
@@ -46,19 +51,25 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// runTests runs the tests, and fails too if a source left a goroutine behind.
+// runTests runs the tests, and fails too if a source left a goroutine behind, which
+// may take its time to end.
 func runTests(m *testing.M) int {
 	code := m.Run()
-	if err := goleak.Find(); code == 0 && err != nil {
+	err := goleak.Find()
+	for began := time.Now(); err != nil && time.Since(began) < patience; {
+		err = goleak.Find()
+	}
+	if code == 0 && err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
 	return code
 }
 
-// runInside runs this binary again in new namespaces. Where all tests run, those
-// of Docker run in namespaces of their own, beside the others: engines spend much
-// of their time waiting.
+// runInside runs this binary again in new namespaces. Where all tests run, each has
+// namespaces of its own, so that what one leaves in an engine, its state or the
+// kernel harms no other; those of Docker run beside the others, as engines spend
+// much of their time waiting.
 func runInside() (int, error) {
 	dir, err := os.MkdirTemp("", "fl-engines-")
 	if err != nil {
@@ -69,27 +80,73 @@ func runInside() (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	flag.Parse()
 	if flag.Lookup("test.run").Value.String() != "" || flag.Lookup("test.skip").Value.String() != "" {
 		return inside(binary, os.Stdout)
 	}
-	// What the second says is shown after what the first does.
-	later, err := os.Create(filepath.Join(dir, "later"))
+	lanes, err := tests()
 	if err != nil {
 		return 0, err
 	}
-	defer func() { _ = later.Close() }()
-	var code int
-	var second error
-	var wg sync.WaitGroup
-	wg.Go(func() { code, second = inside(binary, later, "-test.run=Docker") })
-	first, err := inside(binary, os.Stdout, "-test.skip=Docker")
+	var (
+		wg   sync.WaitGroup
+		mu   sync.Mutex // of all below, and of standard output
+		code int
+		errs []error
+	)
+	for _, lane := range lanes {
+		wg.Go(func() {
+			for _, name := range lane {
+				// What a test says is shown when it has ended, in one piece.
+				out := filepath.Join(dir, name)
+				c, err := insideTo(binary, out, "-test.run=^"+name+"$")
+				mu.Lock()
+				errs = append(errs, err, show(out))
+				code = max(code, c)
+				mu.Unlock()
+			}
+		})
+	}
 	wg.Wait()
-	if _, err := later.Seek(0, io.SeekStart); err != nil {
+	return code, errors.Join(errs...)
+}
+
+// tests lists the tests: those that run beside the others, and the others.
+func tests() (lanes [2][]string, err error) {
+	self, err := os.Executable()
+	if err != nil {
+		return lanes, err
+	}
+	out, err := exec.Command(self, "-test.list=.").Output()
+	if err != nil {
+		return lanes, fmt.Errorf("list the tests: %w", err)
+	}
+	for _, name := range strings.Fields(string(out)) {
+		lane := &lanes[0]
+		if strings.Contains(name, "Docker") {
+			lane = &lanes[1]
+		}
+		*lane = append(*lane, name)
+	}
+	return lanes, nil
+}
+
+// insideTo is inside with what is said written to a file.
+func insideTo(binary, path string, flags ...string) (int, error) {
+	f, err := os.Create(path)
+	if err != nil {
 		return 0, err
 	}
-	_, copied := io.Copy(os.Stdout, later)
-	return max(first, code), errors.Join(err, second, copied)
+	code, err := inside(binary, f, flags...)
+	return code, errors.Join(err, f.Close())
+}
+
+// show copies a file to standard output.
+func show(path string) error {
+	b, err := os.ReadFile(path)
+	if err == nil {
+		_, err = os.Stdout.Write(b)
+	}
+	return err
 }
 
 // inside runs this binary in new namespaces, with flags besides its own.

@@ -7,8 +7,9 @@ package engines
 import (
 	"fmt"
 	"net"
+	"os"
+	"strings"
 	"testing"
-	"time"
 
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/status"
@@ -17,7 +18,7 @@ import (
 // wantOwner waits until a port has an owner of that kind and name.
 func wantOwner(t testing.TB, c *status.Client, slot string, kind port.OwnerKind, name string) {
 	t.Helper()
-	eventually(t, 30*time.Second, func() error {
+	eventually(t, func() error {
 		l, err := list(c)
 		if err != nil {
 			return err
@@ -74,7 +75,11 @@ func TestAgentNamesWhatDockerRuns(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer l.Close()
-	wantOwner(t, c, "8082/tcp", port.OwnerProcess, "engines.test")
+	me, err := os.ReadFile("/proc/self/comm")
+	if err != nil {
+		t.Fatal(err)
+	}
+	wantOwner(t, c, "8082/tcp", port.OwnerProcess, strings.TrimSpace(string(me)))
 
 	run(t, "docker", "rename", "own", "renamed")
 	wantOwner(t, c, "8000/tcp", port.OwnerContainer, "renamed")

@@ -48,6 +48,13 @@ func startPeers(t testing.TB, flags ...string) *peers {
 	return p
 }
 
+// in is the same peers, for a subtest.
+func (p *peers) in(t testing.TB) *peers {
+	s := *p
+	s.t = t
+	return &s
+}
+
 // list is what `fairlead ls -o json` shows.
 func (p *peers) list() (status.List, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
@@ -58,7 +65,7 @@ func (p *peers) list() (status.List, error) {
 // active waits until the host has opened a publication, and returns it.
 func (p *peers) active(key string) (found status.Publication) {
 	p.t.Helper()
-	eventually(p.t, time.Minute, func() error {
+	eventually(p.t, func() error {
 		l, err := p.list()
 		if err != nil {
 			return err
@@ -80,7 +87,7 @@ func (p *peers) active(key string) (found status.Publication) {
 // that slot has one owner.
 func (p *peers) ruled(slot string, kind port.OwnerKind, namespace, name string) {
 	p.t.Helper()
-	eventually(p.t, time.Minute, func() error {
+	eventually(p.t, func() error {
 		l, err := p.list()
 		if err != nil {
 			return err
@@ -115,7 +122,7 @@ func is(pub status.Publication, key string) bool {
 // listed waits until a publication is there, in whatever state.
 func (p *peers) listed(key string) {
 	p.t.Helper()
-	eventually(p.t, time.Minute, func() error {
+	eventually(p.t, func() error {
 		l, err := p.list()
 		if err == nil && !slices.ContainsFunc(l.Publications, func(pub status.Publication) bool { return is(pub, key) }) {
 			err = fmt.Errorf("%s is not among %d publications", key, len(l.Publications))
@@ -127,7 +134,7 @@ func (p *peers) listed(key string) {
 // gone waits until a publication is not there any more.
 func (p *peers) gone(key string) {
 	p.t.Helper()
-	eventually(p.t, time.Minute, func() error {
+	eventually(p.t, func() error {
 		l, err := p.list()
 		if err != nil {
 			return err
@@ -145,7 +152,7 @@ func (p *peers) reach(key, text string) status.Publication {
 	p.t.Helper()
 	pub := p.active(key)
 	for _, a := range pub.HostAddresses {
-		eventually(p.t, time.Minute, func() error {
+		eventually(p.t, func() error {
 			c, err := p.outside.Dial(pub.Protocol.String(), a.String())
 			if err != nil {
 				return err
@@ -167,7 +174,7 @@ func (p *peers) reach(key, text string) status.Publication {
 // before who made it says so.
 func (p *peers) owned(key string, kind port.OwnerKind, name string) {
 	p.t.Helper()
-	eventually(p.t, time.Minute, func() error {
+	eventually(p.t, func() error {
 		if o := p.active(key).Owner; o.Kind != kind || o.Name != name {
 			return fmt.Errorf("%s is owned by %+v, want %s %s", key, o, kind, name)
 		}
@@ -179,7 +186,7 @@ func (p *peers) owned(key string, kind port.OwnerKind, name string) {
 func (p *peers) source(name string) status.Source {
 	p.t.Helper()
 	var l status.List
-	eventually(p.t, time.Minute, func() (err error) { l, err = p.list(); return err })
+	eventually(p.t, func() (err error) { l, err = p.list(); return err })
 	i := slices.IndexFunc(l.Sources, func(s status.Source) bool { return s.Name == name })
 	if i < 0 {
 		p.t.Fatalf("no source %q among %+v", name, l.Sources)
@@ -192,36 +199,36 @@ const agentKubeMemory = 40_000_000
 
 // small waits until a daemon holds no more than limit bytes: of what its start
 // needed it gives back what it can. It says what that memory is.
-func (d *daemon) small(limit int64, when string) {
-	d.t.Helper()
+func (d *daemon) small(t testing.TB, limit int64, when string) {
+	t.Helper()
 	var m map[string]int64
-	eventually(d.t, time.Minute, func() error {
-		if m = d.memory(); m["VmRSS"] > limit {
+	eventually(t, func() error {
+		if m = d.memory(t); m["VmRSS"] > limit {
 			return fmt.Errorf("%s it holds %v bytes, want at most %d", when, m, limit)
 		}
 		return nil
 	})
-	d.t.Logf("%s the agent holds %.1f MB: %.1f of its own, %.1f of files; %.1f at most", when,
+	t.Logf("%s the agent holds %.1f MB: %.1f of its own, %.1f of files; %.1f at most", when,
 		float64(m["VmRSS"])/1e6, float64(m["RssAnon"])/1e6, float64(m["RssFile"])/1e6, float64(m["VmHWM"])/1e6)
 }
 
 // memory returns the resident memory of a daemon in bytes (proc_pid_status(5)).
-func (d *daemon) memory() map[string]int64 {
-	d.t.Helper()
+func (d *daemon) memory(t testing.TB) map[string]int64 {
+	t.Helper()
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", d.cmd.Process.Pid))
 	if err != nil {
-		d.t.Fatal(err)
+		t.Fatal(err)
 	}
 	m := make(map[string]int64)
 	for _, f := range regexp.MustCompile(`(?m)^(VmRSS|VmHWM|RssAnon|RssFile):\s+(\d+) kB$`).FindAllSubmatch(b, -1) {
 		kb, err := strconv.ParseInt(string(f[2]), 10, 64)
 		if err != nil {
-			d.t.Fatal(err)
+			t.Fatal(err)
 		}
 		m[string(f[1])] = kb << 10
 	}
 	if m["VmRSS"] == 0 {
-		d.t.Fatalf("no VmRSS in\n%s", b)
+		t.Fatalf("no VmRSS in\n%s", b)
 	}
 	return m
 }

@@ -509,6 +509,41 @@ func TestUpdateOfAStoppedContainerPublishesNothing(t *testing.T) {
 	want(t, f, "tcp 0.0.0.0:9")
 }
 
+// An engine whose shim is slow to answer does not know whether a container runs:
+// what stands, stands, and nothing appears, until it does.
+func TestWhatTheEngineCannotTellStandsAsItWas(t *testing.T) {
+	e := newFake(t)
+	is := func(id string, st taskapi.Status) { e.mu.Lock(); e.status[id] = st; e.mu.Unlock() }
+	e.nerdctl("default/x", "web", ports80)
+	e.nerdctl("default/stopped", "s", `[{"HostPort":7,"ContainerPort":7,"Protocol":"tcp"}]`)
+	is("default/stopped", taskapi.Status_STOPPED)
+	f := run(t, source(t, e, Options{Audit: 10 * time.Millisecond}))
+	want(t, f, keys80...)
+	e.subscribed()
+	is("default/x", taskapi.Status_UNKNOWN)
+	is("default/stopped", taskapi.Status_UNKNOWN)
+	e.send("default", containerUpdate, &eventtypes.ContainerUpdate{ID: "x"})
+	e.send("default", containerUpdate, &eventtypes.ContainerUpdate{ID: "stopped"})
+	e.nerdctl("default/y", "y", `[{"HostPort":9,"ContainerPort":9,"Protocol":"tcp"}]`)
+	e.started("default/y") // behind them in the stream
+	want(t, f, append([]string{"tcp 0.0.0.0:9"}, keys80...)...)
+	f.mu.Lock()
+	replaced := f.replaced
+	f.mu.Unlock()
+	eventually(t, func() error { // some lists later
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		return errIf(f.replaced < replaced+3)
+	})
+	want(t, f, append([]string{"tcp 0.0.0.0:9"}, keys80...)...)
+	if f.mu.Lock(); len(f.removed) > 0 {
+		t.Errorf("removed %q, want nothing", f.removed)
+	}
+	f.mu.Unlock()
+	is("default/x", taskapi.Status_STOPPED)
+	want(t, f, "tcp 0.0.0.0:9")
+}
+
 // Ports are in a label, or in newer versions in a file; without either there are
 // none, which is no error as it is in the incumbent. Nor is any socket here the
 // default one, where the incumbent looks whether the engine is ready.

@@ -101,24 +101,27 @@ func (f *fetcher) listIn(ctx context.Context, namespace string) ([]engine.Object
 		return nil, fmt.Errorf("list tasks: %w", err)
 	}
 	running := make(map[string]*taskapi.Process)
+	var objects []engine.Object
 	for _, t := range r.GetTasks() {
 		// Where the list comes from the shims, the id is in the one field or the other.
 		id := t.GetContainerID()
 		if id == "" {
 			id = t.GetID()
 		}
-		if runs(t.GetStatus()) {
+		switch {
+		case runs(t.GetStatus()):
 			running[id] = t
+		case t.GetStatus() == taskapi.Status_UNKNOWN:
+			objects = append(objects, unsure(namespace, id))
 		}
 	}
 	if len(running) == 0 {
-		return nil, nil
+		return objects, nil
 	}
 	stream, err := f.containers.ListStream(ctx, &containersapi.ListContainersRequest{})
 	if err != nil {
 		return nil, fmt.Errorf("list containers: %w", err)
 	}
-	var objects []engine.Object
 	for {
 		m, err := stream.Recv()
 		if errors.Is(err, io.EOF) {
@@ -141,11 +144,15 @@ func (f *fetcher) Look(ctx context.Context, id string) (engine.Object, bool, err
 	// The task is asked first: a container without one is stopped, whatever
 	// its labels say.
 	t, err := f.tasks.Get(ctx, &tasksapi.GetRequest{ContainerID: id})
-	if status.Code(err) == codes.NotFound || err == nil && !runs(t.GetProcess().GetStatus()) {
+	switch state := t.GetProcess().GetStatus(); {
+	case status.Code(err) == codes.NotFound:
 		return engine.Object{}, false, nil
-	}
-	if err != nil {
+	case err != nil:
 		return engine.Object{}, false, fmt.Errorf("task %s/%s: %w", namespace, id, native(err))
+	case state == taskapi.Status_UNKNOWN:
+		return unsure(namespace, id), true, nil
+	case !runs(state):
+		return engine.Object{}, false, nil
 	}
 	c, err := f.containers.Get(ctx, &containersapi.GetContainerRequest{ID: id})
 	if status.Code(err) == codes.NotFound {
@@ -155,6 +162,12 @@ func (f *fetcher) Look(ctx context.Context, id string) (engine.Object, bool, err
 		return engine.Object{}, false, fmt.Errorf("container %s/%s: %w", namespace, id, native(err))
 	}
 	return f.object(namespace, c.GetContainer(), t.GetProcess()), true, nil
+}
+
+// unsure is a container whose task's state is not known: the engine says so where
+// the task's shim does not tell it within two seconds, as on a machine under load.
+func unsure(namespace, id string) engine.Object {
+	return engine.Object{ID: namespace + "/" + id, Unsure: true}
 }
 
 // runs says whether a task in this state holds its ports.

@@ -685,6 +685,47 @@ func TestLookOvertakenByDeath(t *testing.T) {
 	})
 }
 
+// Of a container that an engine could not tell the state of, what stands stands; it
+// is looked at again, without an event.
+func TestUnsureContainerIsLookedAtAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := &scripted{list: []Object{object("x"), object("y")}, look: map[string]Object{"x": object("x"), "y": object("y")}}
+		f := &feed{}
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error)
+		go func() {
+			var facts Table
+			done <- NewSet(slog.New(slog.DiscardHandler), f, &facts).Follow(ctx, e, Stream{}, time.Minute, func() {})
+		}()
+		synctest.Wait()
+		set := func(x Object, running bool) {
+			e.mu.Lock()
+			defer e.mu.Unlock()
+			e.list = []Object{object("y")}
+			delete(e.look, "x")
+			if running {
+				e.list, e.look["x"] = append(e.list, x), x
+			}
+		}
+		set(Object{ID: "x", Unsure: true}, true)
+		time.Sleep(time.Minute + 10*unsureFor) // a list, and looks after it
+		synctest.Wait()
+		if !f.stands("x") {
+			t.Error("a container whose state is not known was withdrawn")
+		}
+		set(Object{}, false)
+		time.Sleep(2 * unsureFor)
+		synctest.Wait()
+		if f.stands("x") || !f.stands("y") {
+			t.Error("it ended unseen: nobody looked again")
+		}
+		cancel()
+		if err := <-done; !errors.Is(err, context.Canceled) {
+			t.Errorf("Follow = %v, want the context's error", err)
+		}
+	})
+}
+
 // A subscription that the engine does not confirm is followed by a second list,
 // which finds what fell in between.
 func TestUnconfirmedSubscription(t *testing.T) {

@@ -27,6 +27,9 @@ type Object struct {
 	// Partial says that the list did not tell everything: a look follows, and
 	// the fact that stood before stands until then.
 	Partial bool
+	// Unsure says that the engine could not tell whether the container runs, and
+	// that nothing but the ID is said: what stands of it stands, and a look follows.
+	Unsure bool
 }
 
 // Engine fetches. Its methods are called from several goroutines.
@@ -58,6 +61,10 @@ type Stream struct {
 
 // confirmAfter is when an unconfirmed subscription is taken to stand.
 const confirmAfter = time.Second
+
+// unsureFor is the time until a container is looked at again of which the engine
+// could not tell whether it runs.
+const unsureFor = time.Second
 
 // Set is everything that a source says, and outlives its sessions: what stands
 // is known when the engine comes back, or stays away. One goroutine uses it.
@@ -108,7 +115,7 @@ func (s *Set) Follow(ctx context.Context, e Engine, st Stream, audit time.Durati
 	defer cancel()
 	f := &follower{
 		Set: s, e: e, up: up, list: true,
-		last: make(map[string]uint64), dirty: make(map[string]bool),
+		last: make(map[string]uint64), dirty: make(map[string]bool), unsure: make(map[string]struct{}),
 		jobs: make(chan look), done: make(chan look),
 	}
 	for range lookers {
@@ -136,6 +143,12 @@ func (s *Set) Follow(ctx context.Context, e Engine, st Stream, audit time.Durati
 		case <-timer.C:
 			f.list = true
 			timer.Reset(audit)
+		case <-f.again:
+			f.again = nil
+			for id := range f.unsure {
+				f.mark(id)
+			}
+			clear(f.unsure)
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		}
@@ -171,6 +184,9 @@ type follower struct {
 	list  bool // a list is wanted
 	await bool // a list is under way
 
+	unsure map[string]struct{} // containers to look at again
+	again  <-chan time.Time    // when; nil if there are none
+
 	jobs chan look
 	done chan look
 }
@@ -205,6 +221,14 @@ func (f *follower) mark(id string) {
 		f.dirty[id] = true
 	case !again:
 		f.dirty[id] = true
+	}
+}
+
+// later has a container looked at again in a moment.
+func (f *follower) later(id string) {
+	f.unsure[id] = struct{}{}
+	if f.again == nil {
+		f.again = time.After(unsureFor)
 	}
 }
 
@@ -257,6 +281,8 @@ func (f *follower) apply(l look) error {
 	switch {
 	case l.err != nil:
 		return l.err
+	case l.found && l.object.Unsure:
+		f.later(l.id)
 	case l.found:
 		f.put(l.object, l.began)
 	default:
@@ -310,8 +336,12 @@ func (f *follower) replace(l look) {
 	drift := 0
 	for _, o := range l.all {
 		old, had := f.known[o.ID]
-		if f.last[o.ID] > l.seq {
-			f.mark(o.ID)
+		if newer := f.last[o.ID] > l.seq; newer || o.Unsure {
+			if newer {
+				f.mark(o.ID)
+			} else {
+				f.later(o.ID)
+			}
 			if had {
 				next[o.ID] = old
 			}
