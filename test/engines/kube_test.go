@@ -172,7 +172,7 @@ func TestKubeScenarios(t *testing.T) {
 		stop()
 		p := startPeers(t, "--source", "socket,nat,kube", "--kubeconfig", c.Kubeconfig)
 		p.active(fmt.Sprintf("tcp 0.0.0.0:%d", 30100+n-1))
-		p.agent.small(t, agentKubeMemory, "with 2,000 Services")
+		p.small("with 2,000 Services")
 		mark := r.mark()
 		c.api.stop(syscall.SIGKILL)
 		eventually(t, r.dead)
@@ -189,7 +189,7 @@ func TestKubeScenarios(t *testing.T) {
 			}
 			return nil
 		})
-		p.agent.small(t, agentKubeMemory, "after the API server came back")
+		p.small("after the API server came back")
 		c.must("DELETE", cluster.Services+"?labelSelector=app+notin+(before)", nil)
 		want(t, r, before)
 	})
