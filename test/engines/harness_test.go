@@ -103,7 +103,7 @@ func (d *daemon) ended() bool {
 // do not answer each other within a time of its own gives up: it is started again.
 func (d *daemon) ready(t testing.TB, answers func() error) {
 	t.Helper()
-	eventually(t, func() error {
+	within(t, 3*patience, func() error { // an API server does much before it answers
 		if d.ended() {
 			t.Logf("%s gave up while it started", d.name)
 			time.Sleep(time.Second)
@@ -156,14 +156,19 @@ const patience = 2 * time.Minute
 // operation is waited for.
 func eventually(t testing.TB, cond func() error) {
 	t.Helper()
-	deadline := time.Now().Add(patience)
+	within(t, patience, cond)
+}
+
+func within(t testing.TB, limit time.Duration, cond func() error) {
+	t.Helper()
+	deadline := time.Now().Add(limit)
 	for {
 		err := cond()
 		if err == nil {
 			return
 		}
 		if time.Now().After(deadline) {
-			t.Fatalf("after %v: %v", patience, err)
+			t.Fatalf("after %v: %v", limit, err)
 		}
 		time.Sleep(10 * time.Millisecond)
 	}

@@ -203,20 +203,17 @@ const agentKubeMemory = 40_000_000
 func (p *peers) small(when string) {
 	p.t.Helper()
 	var m map[string]int64
-	asked, begun := time.Now(), time.Now()
-	for {
+	asked := time.Now()
+	within(p.t, 4*patience, func() error {
 		if m = p.agent.memory(p.t); m["VmRSS"] <= agentKubeMemory {
-			break
-		}
-		if time.Since(begun) > 4*patience {
-			p.t.Fatalf("%s it holds %v bytes, want at most %d", when, m, agentKubeMemory)
+			return nil
 		}
 		if time.Since(asked) > patience/2 { // it looks at what it holds when it was asked
 			_, _ = p.list()
 			asked = time.Now()
 		}
-		time.Sleep(10 * time.Millisecond)
-	}
+		return fmt.Errorf("%s it holds %v bytes, want at most %d", when, m, agentKubeMemory)
+	})
 	p.t.Logf("%s the agent holds %.1f MB: %.1f of its own, %.1f of files; %.1f at most", when,
 		float64(m["VmRSS"])/1e6, float64(m["RssAnon"])/1e6, float64(m["RssFile"])/1e6, float64(m["VmHWM"])/1e6)
 }
