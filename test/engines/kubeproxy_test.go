@@ -78,7 +78,7 @@ func TestServicesAreReachedInBothModesOfKubeProxy(t *testing.T) {
 			// themselves.
 			p.ruled("30080/tcp", port.OwnerService, "default", "web")
 			p.ruled("30080/udp", port.OwnerService, "default", "web")
-			p.small("with Kubernetes, under "+mode)
+			p.small("with Kubernetes, under " + mode)
 			c.must("DELETE", cluster.Services+"/web", nil)
 			p.gone("tcp 0.0.0.0:30080")
 			p.gone("udp 192.168.77.60:80")
