@@ -18,7 +18,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/fairlead/fairlead/test/netns"
 )
@@ -55,7 +54,7 @@ func newChromium(t *testing.T, in *netns.Space) *chromium {
 	}
 	// Registered first, so it runs last: the browser may still write as it ends.
 	t.Cleanup(func() {
-		within(t, 10*time.Second, "the profile goes", func() error { return os.RemoveAll(profile) })
+		within(t, patience, "the profile goes", func() error { return os.RemoveAll(profile) })
 	})
 	theirs, ours, err := os.Pipe()
 	if err != nil {
@@ -142,7 +141,7 @@ func (c *chromium) call(ctx context.Context, session, method string, params any)
 	if err != nil {
 		return nil, err
 	}
-	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	select {
 	case r, ok := <-w:
@@ -294,7 +293,7 @@ func (p *tab) try(expression string) (any, error) {
 // wait waits until an expression has the value.
 func (p *tab) wait(what, expression string, want any) {
 	p.t.Helper()
-	within(p.t, time.Minute, what, func() error {
+	within(p.t, patience, what, func() error {
 		got, err := p.try(expression)
 		if err != nil {
 			return err

@@ -70,7 +70,7 @@ func TestPage(t *testing.T) {
 			"8100": `conflict 127\.0\.0\.1:8100`,
 			"9229": `denied`,
 		} {
-			within(t, time.Minute, "row of "+port, func() error {
+			within(t, patience, "row of "+port, func() error {
 				got, err := p.try(fmt.Sprintf(rowText, port))
 				if err != nil {
 					return err
@@ -275,7 +275,7 @@ func TestPageComesBackWithTheAgent(t *testing.T) {
 	r.listen("127.0.0.1:8080")
 	web := start(t, r.guest, exec.Command(binary, "web", "--control", r.control, "--addr", "127.0.0.1:7421"))
 	var url string
-	within(t, time.Minute, "fairlead web says where", func() error {
+	within(t, patience, "fairlead web says where", func() error {
 		if url = regexp.MustCompile(`http://127\.0\.0\.1:7421/#token=\S+`).FindString(web.output()); url == "" {
 			return errors.New(web.output())
 		}
@@ -317,6 +317,7 @@ func TestPageOfAnOrdinaryGuest(t *testing.T) {
 	p.wait("all ports", portsIn, "3000 3001 5432 6379 8080 9000 9090 9229")
 	for i := range 20 { // for the charts
 		l := r.listen(fmt.Sprintf("127.0.0.1:%d", 20000+i))
+		p.wait("it appears", fmt.Sprintf(rowText+`.includes('active')`, fmt.Sprint(20000+i)), true)
 		conn, err := r.outside.Dial("tcp", "127.0.0.1:8080")
 		if err == nil {
 			_, _ = conn.Write(make([]byte, 4000*(i%7)))
@@ -337,7 +338,7 @@ func TestPageOfAnOrdinaryGuest(t *testing.T) {
 
 func TestWebPrintsTheAddressOfTheAgentsPage(t *testing.T) {
 	r := newRig(t).start()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	out, err := exec.CommandContext(ctx, binary, "web", "--control", r.control).Output()
 	if err != nil || strings.TrimSpace(string(out)) != r.pageURL() {

@@ -240,7 +240,7 @@ func TestDashboardAndAlertsOnARealPrometheus(t *testing.T) {
 	ask := r.startPrometheus()
 
 	for name, query := range queries(t) {
-		within(t, 3*time.Minute, fmt.Sprintf("%s: %s has data", name, query), func() error {
+		within(t, patience, fmt.Sprintf("%s: %s has data", name, query), func() error {
 			samples, err := ask(query)
 			if err != nil {
 				return err
@@ -287,7 +287,7 @@ func TestDashboardAndAlertsOnARealPrometheus(t *testing.T) {
 
 func (r *rig) scrape(t *testing.T, at string) (text string) {
 	t.Helper()
-	within(t, time.Minute, at+" is scraped", func() (err error) {
+	within(t, patience, at+" is scraped", func() (err error) {
 		text, err = get(t, client(r.guest), "http://"+at+"/metrics")
 		return err
 	})
@@ -348,7 +348,7 @@ func (r *rig) scrapeIsDocumented(t *testing.T) {
 }
 
 func (r *rig) numbersAgree(t *testing.T, ask func(string) ([]sample, error)) {
-	within(t, time.Minute, "fairlead_publications{state=conflict} is that of ls", func() error {
+	within(t, patience, "fairlead_publications{state=conflict} is that of ls", func() error {
 		l, err := r.client().List(t.Context())
 		if err != nil {
 			return err

@@ -112,7 +112,7 @@ func start(t *testing.T, in *netns.Space, cmd *exec.Cmd) *process {
 		_ = cmd.Process.Signal(syscall.SIGTERM)
 		select {
 		case <-p.done:
-		case <-time.After(5 * time.Second):
+		case <-time.After(30 * time.Second):
 			p.kill()
 		}
 		if t.Failed() {
@@ -174,7 +174,7 @@ func (r *rig) start() *rig {
 
 func (r *rig) ready() {
 	r.t.Helper()
-	within(r.t, time.Minute, "the agent is ready", func() error {
+	within(r.t, patience, "the agent is ready", func() error {
 		l, err := r.client().List(r.t.Context())
 		if err == nil && (!l.Ready() || len(l.Sources) == 0) {
 			err = fmt.Errorf("sources %+v", l.Sources)
@@ -189,7 +189,7 @@ func (r *rig) client() *status.Client { return status.NewClient(r.control) }
 func (r *rig) pageURL() string {
 	r.t.Helper()
 	var url string
-	within(r.t, time.Minute, "the page is there", func() (err error) {
+	within(r.t, patience, "the page is there", func() (err error) {
 		url, err = r.client().WebURL(r.t.Context())
 		if err == nil && url == "" {
 			err = fmt.Errorf("no address")
@@ -236,7 +236,10 @@ func (r *rig) named(name, address string) *process {
 	return start(r.t, r.guest, cmd)
 }
 
-// within waits for f to succeed, with a limit that only a failure reaches.
+// patience is a limit that only a failure reaches.
+const patience = 10 * time.Minute
+
+// within waits for f to succeed.
 func within(t *testing.T, limit time.Duration, what string, f func() error) {
 	t.Helper()
 	deadline := time.Now().Add(limit)
@@ -306,7 +309,7 @@ func tool(t *testing.T, name string) string {
 // command runs a program to its end in the namespace of the test itself.
 func command(t *testing.T, stdin io.Reader, name string, args ...string) (string, error) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, name, args...)
 	cmd.Stdin = stdin
