@@ -23,7 +23,7 @@ import (
 
 const (
 	acceptBacklog = 256              // streams opened and not yet accepted; the peer's Open waits beyond
-	writeTimeout  = 10 * time.Second // for one frame to leave, and for the answer to a ping
+	writeTimeout  = 30 * time.Second // for one frame to leave, and for the answer to a ping: a machine may stand still for a while
 	closeWait     = time.Second      // for a peer to take the reason of a close
 	lingerTime    = 5 * time.Second  // what is thrown away after a stream's Close
 )
