@@ -924,7 +924,9 @@ func (c *compiler) root(ch *chain) {
 		if ch.hook.num == hookOutput {
 			m.iif, m.oif, m.src = ifaceIn(false, ""), ifaceIn(false, c.loopbacks()...), srcLocal
 		} else {
-			m.oif = ifaceIn(false, "")
+			// What begins here comes in over the loopback with its destination decided
+			// in the output hook, where the kernel has its own if no rule does.
+			m.iif, m.oif = ifaceIn(true, c.loopbacks()...), ifaceIn(false, "")
 		}
 		a := &activation{chain: ch, m: m, v6: v6, hook: uint8(ch.hook.num)}
 		a.root = a
@@ -1249,11 +1251,6 @@ func (c *compiler) limits(e *entry, m *match) string {
 			}
 		}
 		return ""
-	}
-	for _, n := range c.loopbacks() {
-		if m.iif.contains(n) {
-			return ""
-		}
 	}
 	return "limited to interface " + strings.Join(m.iif.names, ", ")
 }

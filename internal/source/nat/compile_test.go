@@ -362,6 +362,7 @@ func TestHostile(t *testing.T) {
 func TestOrderDecides(t *testing.T) {
 	drop := join(xTCP(), xDport(80), xVerdict(vDrop, ""))
 	fromBridge := join(xIif("docker0", cmpEq), xVerdict(vReturn, ""))
+	overLoopback := xIif("lo", cmpEq)
 	other := join(xTCP(), xDport(80), xDaddr("192.0.2.2"), xVerdict(vAccept, ""))
 	unknown := join(xTCP(), rawExpr("mystery"), xDport(80), xVerdict(vAccept, ""))
 	mark := join(rawExpr("meta", num(2, metaMark), num(1, 1)), xCmp(cmpEq, 1, binary.NativeEndian.AppendUint32(nil, 7)), xVerdict(vAccept, ""))
@@ -376,6 +377,9 @@ func TestOrderDecides(t *testing.T) {
 		"dropped after":          {[][]byte{dnat, drop}, []string{"tcp 0.0.0.0:80 192.0.2.2:80 10.0.0.1:8080"}},
 		"first wins":             {[][]byte{dnat, second}, []string{"tcp 0.0.0.0:80 192.0.2.2:80 10.0.0.1:8080"}},
 		"bridge is left out":     {[][]byte{fromBridge, dnat}, []string{"tcp 0.0.0.0:80 192.0.2.2:80 10.0.0.1:8080"}},
+		"only the loopback":      {[][]byte{join(overLoopback, dnat)}, []string{}},
+		"loopback is left out":   {[][]byte{join(xIif("lo", cmpNeq), dnat)}, []string{"tcp 0.0.0.0:80 192.0.2.2:80 10.0.0.1:8080"}},
+		"loopback hides nothing": {[][]byte{join(overLoopback, unknown), join(overLoopback, drop), dnat}, []string{"tcp 0.0.0.0:80 192.0.2.2:80 10.0.0.1:8080"}},
 		"address is left out":    {[][]byte{other, dnat}, []string{"tcp 0.0.0.0:80 172.17.0.1:80 10.0.0.1:8080"}},
 		"a mark changes nothing": {[][]byte{mark, dnat}, []string{"tcp 0.0.0.0:80 192.0.2.2:80 10.0.0.1:8080"}},
 		"not understood before": {[][]byte{unknown, dnat}, []string{
