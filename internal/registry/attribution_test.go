@@ -291,6 +291,10 @@ func TestAttributionModel(t *testing.T) {
 		{Cgroup: 1, Paths: []string{"/x", "/docker-" + id2 + ".scope"}},
 		{Targets: []netip.AddrPort{netip.MustParseAddrPort("10.0.0.1:80")}},
 		{Targets: []netip.AddrPort{netip.MustParseAddrPort("10.0.0.1:80"), netip.MustParseAddrPort("10.0.0.2:80")}},
+		{Targets: []netip.AddrPort{netip.MustParseAddrPort("127.0.0.1:81")}},
+		{Targets: []netip.AddrPort{netip.MustParseAddrPort("[::1]:82")}},
+		{Targets: []netip.AddrPort{netip.MustParseAddrPort("127.0.0.1:81"), netip.MustParseAddrPort("127.0.0.1:82")}},
+		{Targets: []netip.AddrPort{netip.MustParseAddrPort("127.0.0.1:81"), netip.MustParseAddrPort("10.0.0.1:80")}},
 	}
 	addrs := []string{"0.0.0.0", "[::]", "10.9.9.9", "127.0.0.1"}
 	for seed := range uint64(100) {
@@ -308,6 +312,10 @@ func TestAttributionModel(t *testing.T) {
 			b.Since = time.Unix(1, 0)
 			b.Hints = hints[rng.IntN(len(hints))]
 			b.Owner.Kind = port.OwnerKind(rng.IntN(4))
+			b.DualStack = b.Address == netip.IPv6Unspecified() && rng.IntN(2) == 0
+			if rng.IntN(4) == 0 {
+				b.Withheld = "bound, not listening"
+			}
 			return b
 		}
 		for range 200 {
@@ -349,6 +357,9 @@ func TestAttributionModel(t *testing.T) {
 		}
 		if n := r.places.idle; n != len(r.places.byKey) {
 			t.Fatalf("seed %d: %d of %d places are counted as idle, with no binding left", seed, n, len(r.places.byKey))
+		}
+		if len(r.redirects) > 0 {
+			t.Fatalf("seed %d: %d redirects are left, with no binding", seed, len(r.redirects))
 		}
 	}
 }

@@ -20,36 +20,43 @@ func slotBounds(s port.Slot) (first, last port.Key) {
 // lastAddr sorts behind every address that a socket can have: a zone sorts last.
 var lastAddr = netip.MustParseAddr("ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff%\U0010ffff")
 
+// slots returns the bindings of a slot. They must not be changed.
+type slots func(port.Slot) []member
+
 // compile merges the bindings of one slot into its publications, without
-// decisions. The order of the members does not matter.
-func compile(ms []member) []port.Publication {
+// decisions. The order of the members does not matter. Of other slots it looks at
+// those that NAT rules send on to (see redirects).
+func compile(ms []member, all slots) []port.Publication {
 	switch len(ms) {
 	case 0:
 		return nil
 	case 1:
-		return []port.Publication{publication(ms, ms)}
+		return []port.Publication{publication(ms, ms, all)}
 	}
 	ms = slices.Clone(ms)
-	slices.SortFunc(ms, func(a, b member) int {
-		return cmp.Or(
-			a.binding.Address.Compare(b.binding.Address),
-			// What is withheld is dialled last, and then the sources in their order.
-			cmp.Compare(withheld(a), withheld(b)),
-			cmp.Compare(a.rank, b.rank),
-			a.binding.Since.Compare(b.binding.Since),
-			strings.Compare(a.binding.Origin.ID, b.binding.Origin.ID),
-		)
-	})
+	slices.SortFunc(ms, member.compare)
 	var pubs []port.Publication
 	for start := 0; start < len(ms); {
 		end := start + 1
 		for end < len(ms) && ms[end].binding.Address == ms[start].binding.Address {
 			end++
 		}
-		pubs = append(pubs, publication(ms[start:end], ms))
+		pubs = append(pubs, publication(ms[start:end], ms, all))
 		start = end
 	}
 	return mergeFamilies(pubs)
+}
+
+// compare orders the members of a slot.
+func (m member) compare(o member) int {
+	return cmp.Or(
+		m.binding.Address.Compare(o.binding.Address),
+		// What is withheld is dialled last, and then the sources in their order.
+		cmp.Compare(withheld(m), withheld(o)),
+		cmp.Compare(m.rank, o.rank),
+		m.binding.Since.Compare(o.binding.Since),
+		strings.Compare(m.binding.Origin.ID, o.binding.Origin.ID),
+	)
 }
 
 // standing orders owners by how they are known, the preferred ones last: a
@@ -60,20 +67,34 @@ type standing uint8
 const (
 	unknown   standing = iota
 	process            // made the socket
-	target             // a NAT rule sends to it
+	target             // a NAT rule sends to it, or to the port that it listens on
 	service            // claims the port
 	container          // claims the port, or made the socket
 )
 
 // owner returns who owns a binding, and how well that is known.
-func (m member) owner() (port.Owner, standing) {
+func (m member) owner(all slots) (port.Owner, standing) {
 	if p := m.place; p != nil && p.known {
 		if len(p.hints.Targets) > 0 {
 			return p.owner, target
 		}
 		return p.owner, standingOf(p.owner.Kind)
 	}
+	if o, ok := m.listener(all); ok {
+		return o, target
+	}
 	return m.binding.Owner, standingOf(m.binding.Owner.Kind)
+}
+
+// best returns the owner who is best known of one or more bindings.
+func best(ms []member, all slots) (port.Owner, standing) {
+	owner, best := ms[0].owner(all)
+	for _, m := range ms[1:] {
+		if o, s := m.owner(all); s > best {
+			owner, best = o, s
+		}
+	}
+	return owner, best
 }
 
 func standingOf(k port.OwnerKind) standing {
@@ -96,8 +117,8 @@ func withheld(m member) int {
 }
 
 // publication merges the bindings of one key, of all those of its slot.
-func publication(ms, slot []member) port.Publication {
-	p := port.Publication{Key: ms[0].binding.Key, Since: ms[0].binding.Since, Owner: ownerOf(ms, slot)}
+func publication(ms, slot []member, all slots) port.Publication {
+	p := port.Publication{Key: ms[0].binding.Key, Since: ms[0].binding.Since, Owner: ownerOf(ms, slot, all)}
 	for _, m := range ms {
 		b := m.binding
 		p.DualStack = p.DualStack || b.DualStack
@@ -115,22 +136,16 @@ func publication(ms, slot []member) port.Publication {
 // ownerOf returns the owner of a key: who is best known to be. What only NAT
 // rules open on one address is the Service's that claims the port on all: so
 // kube-proxy opens node ports on a node's addresses alone.
-func ownerOf(ms, slot []member) port.Owner {
-	owner, best := ms[0].owner()
-	nat := true
-	for _, m := range ms {
-		if o, s := m.owner(); s > best {
-			owner, best = o, s
-		}
-		nat = nat && len(m.binding.Hints.Targets) > 0
-	}
+func ownerOf(ms, slot []member, all slots) port.Owner {
+	owner, known := best(ms, all)
+	nat := !slices.ContainsFunc(ms, func(m member) bool { return len(m.binding.Hints.Targets) == 0 })
 	addr := ms[0].binding.Address
-	if !nat || best >= service || addr.IsUnspecified() {
+	if !nat || known >= service || addr.IsUnspecified() {
 		return owner
 	}
 	for _, m := range slot {
 		a := m.binding.Address
-		if o, s := m.owner(); s == service && a.IsUnspecified() && a.Is4() == addr.Is4() {
+		if o, s := m.owner(all); s == service && a.IsUnspecified() && a.Is4() == addr.Is4() {
 			return o
 		}
 	}

@@ -36,11 +36,12 @@ type Registry struct {
 	log *slog.Logger
 	now func() time.Time
 
-	mu      sync.Mutex
-	rules   Decider
-	sources []*source
-	slots   map[port.Slot][]member
-	places  places
+	mu        sync.Mutex
+	rules     Decider
+	sources   []*source
+	slots     map[port.Slot][]member
+	redirects redirects
+	places    places
 
 	ready   chan struct{} // closed when every source has said a complete set
 	pending int           // sources that have not
@@ -60,6 +61,7 @@ func New(o Options) *Registry {
 		rules:        o.Rules,
 		ready:        make(chan struct{}),
 		slots:        make(map[port.Slot][]member),
+		redirects:    make(redirects),
 		places:       newPlaces(o.Owners),
 		publications: table.New[port.Key, port.Publication](port.Key.Compare),
 		status:       table.New[string, SourceStatus](compareString),
@@ -127,6 +129,7 @@ type member struct {
 func (r *Registry) insert(rank int, b *port.Binding) {
 	s := b.Slot()
 	r.slots[s] = append(r.slots[s], member{rank, b, r.places.enter(b)})
+	r.redirects.add(b)
 }
 
 func (r *Registry) remove(b *port.Binding) {
@@ -137,6 +140,7 @@ func (r *Registry) remove(b *port.Binding) {
 		return
 	}
 	r.places.leave(ms[i].place, s)
+	r.redirects.drop(b)
 	if len(ms) == 1 {
 		delete(r.slots, s)
 		return
@@ -188,14 +192,17 @@ func (t *touched) find(s port.Slot) (i int, ok bool) {
 	return i, i >= 0
 }
 
-// merge computes the publications of the slots anew, as one step of the table.
+// merge computes the publications of the slots anew, and of those that NAT rules
+// send on to them, as one step of the table.
 func (r *Registry) merge(dirty *touched) {
 	if len(dirty.slots) == 0 {
 		return
 	}
+	r.redirects.spread(dirty)
+	all := func(s port.Slot) []member { return r.slots[s] }
 	r.publications.Update(func(tx *table.Tx[port.Key, port.Publication]) {
 		for _, t := range dirty.slots {
-			pubs := compile(r.slots[t.slot])
+			pubs := compile(r.slots[t.slot], all)
 			for i := range pubs {
 				p := &pubs[i]
 				old, had := tx.Get(p.Key)

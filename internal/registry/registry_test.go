@@ -248,7 +248,7 @@ func TestModel(t *testing.T) {
 			}
 		}
 		for _, ms := range slots {
-			for _, p := range compile(ms) {
+			for _, p := range compile(ms, func(port.Slot) []member { return nil }) {
 				want[describe(p)] = true
 			}
 		}
