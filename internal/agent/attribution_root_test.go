@@ -144,7 +144,7 @@ func startServer(t *testing.T, space *netns.Space, dir string) server {
 // wait waits until the port at addr has an owner with that name.
 func waitOwner(t *testing.T, r *registry.Registry, addr, name string) port.Publication {
 	t.Helper()
-	deadline := time.Now().Add(60 * time.Second)
+	deadline := time.Now().Add(10 * time.Minute)
 	for {
 		for k, p := range r.Publications().View().All() {
 			if k.AddrPort().String() == addr && p.Owner.Name == name {
@@ -204,7 +204,7 @@ func TestRealProcessIsNamedByTheContainerOfItsCgroup(t *testing.T) {
 				case err := <-done:
 					done <- nil
 					t.Fatal(err)
-				case <-time.After(60 * time.Second):
+				case <-time.After(10 * time.Minute):
 					t.Fatal("no first set")
 				}
 
