@@ -12,17 +12,16 @@ import (
 	"sync"
 	"testing"
 
-	"go.uber.org/goleak"
-
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/reconcile"
 	"github.com/fairlead/fairlead/internal/registry"
 	"github.com/fairlead/fairlead/internal/rules"
 	"github.com/fairlead/fairlead/internal/sink/peer/peertest"
 	"github.com/fairlead/fairlead/internal/sink/vtunnel"
+	"github.com/fairlead/fairlead/test/leak"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { leak.Main(m) }
 
 // newChain is registry, reconciler and the vtunnel sink, with a peer behind it.
 func newChain(t *testing.T, sources ...string) (*peertest.Receiver, []registry.Feed) {

@@ -15,17 +15,17 @@ import (
 	"testing"
 	"time"
 
-	"go.uber.org/goleak"
-
 	"github.com/fairlead/fairlead/internal/link"
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/wire"
+	"github.com/fairlead/fairlead/test/leak"
+	"github.com/fairlead/fairlead/test/ports"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { leak.Main(m) }
 
 // patience bounds what must happen at all; no test measures with it.
-const patience = 30 * time.Second
+const patience = 2 * time.Minute
 
 // pair returns the two ends of a connection over loopback.
 func pair(t *testing.T, network string) (near, far net.Conn) {
@@ -76,7 +76,10 @@ func linkOptions(tb testing.TB, r link.Role) link.Options {
 	if err != nil {
 		tb.Fatal(err)
 	}
-	return link.Options{Role: r, Identity: string(r), Token: token, Logger: slog.New(slog.DiscardHandler)}
+	return link.Options{
+		Role: r, Identity: string(r), Token: token, Logger: slog.New(slog.DiscardHandler),
+		HandshakeTimeout: patience,
+	}
 }
 
 // linked makes a link of a connection.
@@ -245,23 +248,10 @@ func listen(t *testing.T) (*net.TCPListener, port.Publication) {
 	return ln.(*net.TCPListener), port.Publication{Key: tcpKey(at.Port()), Dial: []netip.AddrPort{at}}
 }
 
-// closedPort returns an address that refuses connections.
-func closedPort(t *testing.T, network string) netip.AddrPort {
+// closedPort returns an address that refuses connections and datagrams.
+func closedPort(t *testing.T) netip.AddrPort {
 	t.Helper()
-	if network == "udp" {
-		pc, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer pc.Close()
-		return pc.LocalAddr().(*net.UDPAddr).AddrPort()
-	}
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer ln.Close()
-	return ln.Addr().(*net.TCPAddr).AddrPort()
+	return netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), ports.Free(t))
 }
 
 func isReset(err error) bool {

@@ -82,7 +82,7 @@ func TestUDPSizes(t *testing.T) {
 }
 
 func TestUDPRefusedIsTolerated(t *testing.T) {
-	at := closedPort(t, "udp")
+	at := closedPort(t)
 	pub := port.Publication{Key: udpKey(at.Port()), Dial: []netip.AddrPort{at}}
 	g := newGuest(t, ServerOptions{}, pub)
 	stream, reply := g.open(t, pub.Key, "")
@@ -104,6 +104,9 @@ func TestUDPRefusedIsTolerated(t *testing.T) {
 	_ = pc.SetDeadline(time.Now().Add(patience))
 	b := make([]byte, 64)
 	n, from, err := pc.ReadFromUDPAddrPort(b)
+	for err == nil && string(b[:n]) == "anybody there?" { // counted, and sent a moment later
+		n, from, err = pc.ReadFromUDPAddrPort(b)
+	}
 	if err != nil || string(b[:n]) != "now?" {
 		t.Fatalf("server read %q, %v", b[:n], err)
 	}
@@ -118,7 +121,7 @@ func TestUDPRefusedIsTolerated(t *testing.T) {
 func TestUDPGoesOnToTheTargetThatAnswers(t *testing.T) {
 	pub := echo(t, "echo ")
 	good := pub.Dial[0]
-	pub.Dial = []netip.AddrPort{closedPort(t, "udp"), closedPort(t, "udp"), good}
+	pub.Dial = []netip.AddrPort{closedPort(t), closedPort(t), good}
 	g := newGuest(t, ServerOptions{}, pub)
 	stream, _ := g.open(t, pub.Key, "127.0.0.1:1")
 	defer stream.Close()

@@ -16,17 +16,16 @@ import (
 	"testing"
 	"time"
 
-	"go.uber.org/goleak"
-
 	"github.com/fairlead/fairlead/internal/forward"
 	"github.com/fairlead/fairlead/internal/link"
 	"github.com/fairlead/fairlead/internal/own"
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/rules"
 	"github.com/fairlead/fairlead/internal/wire"
+	"github.com/fairlead/fairlead/test/leak"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { leak.Main(m) }
 
 // patience bounds what must happen at all; no test measures with it.
 const patience = 2 * time.Minute
@@ -125,7 +124,10 @@ func (a *agent) options(r link.Role) link.Options {
 	if err != nil {
 		a.t.Error(err)
 	}
-	return link.Options{Role: r, Identity: a.name, Token: token, Logger: slog.New(slog.DiscardHandler)}
+	return link.Options{
+		Role: r, Identity: a.name, Token: token, Logger: slog.New(slog.DiscardHandler),
+		HandshakeTimeout: patience,
+	}
 }
 
 func (a *agent) guest() Guest { return Guest{Name: a.name, Dial: a.connect} }
@@ -164,7 +166,6 @@ func (a *agent) connect(ctx context.Context) (link.Session, error) {
 		return nil, err
 	}
 	a.mu.Lock()
-	a.session = r.s
 	greet := a.greet
 	a.mu.Unlock()
 	a.wg.Go(func() { a.read(r.s) })
@@ -175,9 +176,18 @@ func (a *agent) connect(ctx context.Context) (link.Session, error) {
 	if greet != nil {
 		for _, c := range greet() {
 			if err := wire.WriteControl(r.s.Control(), c); err != nil {
+				_, _ = session.Close(), r.s.Close()
 				return nil, err
 			}
 		}
+	}
+	// Only now may others say something: a session begins with its greeting.
+	a.mu.Lock()
+	a.session, err = r.s, a.down
+	a.mu.Unlock()
+	if err != nil { // dropped meanwhile
+		_, _ = session.Close(), r.s.Close()
+		return nil, err
 	}
 	return session, nil
 }
@@ -371,24 +381,6 @@ func policy(t *testing.T, expose rules.HostAddress, list ...rules.Rule) Policy {
 		t.Fatal(err)
 	}
 	return set
-}
-
-// freePort returns a TCP and UDP port of the loopback that is free.
-func freePort(t *testing.T) uint16 {
-	t.Helper()
-	for {
-		ln, err := net.Listen("tcp4", "127.0.0.1:0")
-		if err != nil {
-			t.Fatal(err)
-		}
-		p := ln.Addr().(*net.TCPAddr).AddrPort().Port()
-		u, err := net.ListenUDP("udp4", net.UDPAddrFromAddrPort(at(any4, p)))
-		_ = ln.Close()
-		if err == nil {
-			_ = u.Close()
-			return p
-		}
-	}
 }
 
 // greeter serves a name on a TCP port of the guest, and ends.

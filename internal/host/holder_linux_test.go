@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/test/ports"
 )
 
 func TestSystemHolders(t *testing.T) {
@@ -31,7 +32,7 @@ func TestSystemHolders(t *testing.T) {
 	defer udp.Close()
 	held := Socket{port.TCP, at(lo4, tcp.Addr().(*net.TCPAddr).AddrPort().Port())}
 	held6 := Socket{port.UDP, udp.LocalAddr().(*net.UDPAddr).AddrPort()}
-	free := Socket{port.TCP, at(lo4, freePort(t))}
+	free := Socket{port.TCP, at(lo4, ports.Free(t))}
 	got, err := systemHolders().Holders(t.Context(), []Socket{held, held6, free})
 	if err != nil {
 		t.Fatal(err)

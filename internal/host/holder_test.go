@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/test/ports"
 )
 
 // tableBytes builds a table of the IP helper API with one row for each socket.
@@ -193,7 +194,7 @@ func TestPortIsNotTakenFromAProcessThatSharesIt(t *testing.T) {
 	system := &sharing{by: Holder{PID: 7, Name: "nginx.exe"}}
 	system.taken.Store(true)
 	a := newAgent(t, "vm")
-	k := key(port.TCP, any4, freePort(t))
+	k := key(port.TCP, any4, ports.Free(t))
 	a.begins(snapshot(1, pub(k)))
 	start(t, Options{Holders: system}, a)
 	a.wants(k, port.Conflict)

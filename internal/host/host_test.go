@@ -23,6 +23,7 @@ import (
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/rules"
 	"github.com/fairlead/fairlead/internal/wire"
+	"github.com/fairlead/fairlead/test/ports"
 )
 
 func isReset(err error) bool { return errors.Is(err, syscall.ECONNRESET) }
@@ -55,7 +56,7 @@ func TestPublishServeWithdraw(t *testing.T) { eachWay(t, testPublishServeWithdra
 
 func testPublishServeWithdraw(t *testing.T) {
 	a := newAgent(t, "vm")
-	p := freePort(t)
+	p := ports.Free(t)
 	k := key(port.TCP, any4, p)
 	a.greeter(k, "hello")
 	a.begins(snapshot(7, pub(k)))
@@ -114,7 +115,7 @@ func TestDualStackAndAnyPort(t *testing.T) {
 }
 
 func TestNeverWider(t *testing.T) {
-	p := freePort(t)
+	p := ports.Free(t)
 	deny := rules.Rule{Name: "no", Deny: true}
 	for _, tc := range []struct {
 		name   string
@@ -153,7 +154,7 @@ func TestPolicyReloadKeepsWhatStandsAndCutsWhatIsDenied(t *testing.T) {
 
 func testPolicyReloadKeepsWhatStandsAndCutsWhatIsDenied(t *testing.T) {
 	a := newAgent(t, "vm")
-	kept, denied := key(port.TCP, any4, freePort(t)), key(port.TCP, any4, freePort(t))
+	kept, denied := key(port.TCP, any4, ports.Free(t)), key(port.TCP, any4, ports.Free(t))
 	var target [2]net.Listener
 	for i, k := range []port.Key{kept, denied} {
 		ln, err := net.Listen("tcp4", "127.0.0.1:0")
@@ -204,9 +205,8 @@ func testPolicyReloadKeepsWhatStandsAndCutsWhatIsDenied(t *testing.T) {
 	if _, err := stays.Write([]byte("x")); err != nil {
 		t.Errorf("write on a flow that is still allowed: %v", err)
 	}
-	if n := h.Guests()[0].Flows; n != 1 {
-		t.Errorf("%d flows are open, want 1", n)
-	}
+	// The client hears of the reset before the flow is forgotten.
+	eventually(t, "one flow is open", func() bool { return h.Guests()[0].Flows == 1 })
 }
 
 func TestConflictIsTakenOver(t *testing.T) {
@@ -280,7 +280,7 @@ func (f failing) ListenPacket(context.Context, string, string) (*own.UDPConn, er
 }
 
 func TestTwoGuestsOnOnePort(t *testing.T) {
-	p := freePort(t)
+	p := ports.Free(t)
 	first, second := newAgent(t, "first"), newAgent(t, "second")
 	// The second has the better rank, which counts within one guest only.
 	k1, k2 := key(port.TCP, lan, p), key(port.TCP, lo4, p)
@@ -317,7 +317,7 @@ func TestTwoGuestsOnOnePort(t *testing.T) {
 }
 
 func TestPrecedence(t *testing.T) {
-	p := freePort(t)
+	p := ports.Free(t)
 	a := newAgent(t, "vm")
 	specific, wildcard, loopback := key(port.TCP, lan, p), key(port.TCP, any4, p), key(port.TCP, lo4, p)
 	for _, k := range []port.Key{specific, wildcard, loopback} {
@@ -340,10 +340,11 @@ func TestPrecedence(t *testing.T) {
 	for _, s := range steps {
 		a.say(s.change)
 		a.wants(s.winner, port.Active)
-		for _, k := range s.losers {
-			if o := a.wants(k, port.Conflict); !strings.Contains(o.Reason, s.winner.String()) {
-				t.Errorf("reason = %q, want it to name %s", o.Reason, s.winner)
-			}
+		for _, k := range s.losers { // that lost to another before, maybe
+			eventually(t, fmt.Sprintf("%s loses to %s", k, s.winner), func() bool {
+				o := a.wants(k, port.Conflict)
+				return strings.Contains(o.Reason, s.winner.String())
+			})
 		}
 		if got := greeting(t, at(lo4, p)); got != s.winner.Address.String() {
 			t.Errorf("greeting = %q, want %s", got, s.winner.Address)
@@ -361,7 +362,7 @@ func TestPortsOfOneOwnerShareAnAddress(t *testing.T) {
 	const service, process = port.OwnerService, port.OwnerProcess
 	for _, proto := range []port.Protocol{port.TCP, port.UDP} {
 		t.Run(proto.String(), func(t *testing.T) {
-			p := freePort(t)
+			p := ports.Free(t)
 			a := newAgent(t, "vm")
 			wildcard, loopback, specific := key(proto, any4, p), key(proto, lo4, p), key(proto, lan, p)
 			of := func(k port.Key, kind port.OwnerKind, id string) wire.Publication {
@@ -405,7 +406,7 @@ func TestPortsOfOneOwnerShareAnAddress(t *testing.T) {
 func TestExposureNarrows(t *testing.T) {
 	for _, proto := range []port.Protocol{port.TCP, port.UDP} {
 		t.Run(proto.String(), func(t *testing.T) {
-			p := freePort(t)
+			p := ports.Free(t)
 			a := newAgent(t, "vm")
 			wide, narrow := key(proto, any4, p), key(proto, lan, p)
 			a.begins(snapshot(1, pub(narrow, at(lo4, p)), pub(wide, at(any4, p))))
@@ -457,7 +458,7 @@ func TestReconnectKeepsListeners(t *testing.T) { eachWay(t, testReconnectKeepsLi
 
 func testReconnectKeepsListeners(t *testing.T) {
 	a := newAgent(t, "vm")
-	k, gone := key(port.TCP, any4, freePort(t)), key(port.TCP, any4, freePort(t))
+	k, gone := key(port.TCP, any4, ports.Free(t)), key(port.TCP, any4, ports.Free(t))
 	anyPort := key(port.TCP, lan, 81)
 	a.greeter(k, "hello")
 	a.begins(snapshot(3, pub(k), pub(gone), pub(anyPort, at(lo4, 0))))
@@ -495,7 +496,7 @@ func TestConnectionIsHeldWhileTheLinkIsDown(t *testing.T) {
 
 func testConnectionIsHeldWhileTheLinkIsDown(t *testing.T) {
 	a := newAgent(t, "vm")
-	k := key(port.TCP, any4, freePort(t))
+	k := key(port.TCP, any4, ports.Free(t))
 	a.greeter(k, "hello")
 	a.begins(snapshot(1, pub(k)))
 	h, _ := start(t, Options{Grace: time.Hour, Hold: time.Hour}, a)
@@ -512,7 +513,7 @@ func testConnectionIsHeldWhileTheLinkIsDown(t *testing.T) {
 
 func TestConnectionIsResetWithoutLink(t *testing.T) {
 	a := newAgent(t, "vm")
-	k := key(port.TCP, any4, freePort(t))
+	k := key(port.TCP, any4, ports.Free(t))
 	a.begins(snapshot(1, pub(k)))
 	h, _ := start(t, Options{Grace: time.Hour, Hold: time.Millisecond}, a)
 	a.wants(k, port.Active)
@@ -530,7 +531,7 @@ func TestRefusedFlowResetsTheClient(t *testing.T) { eachWay(t, testRefusedFlowRe
 
 func testRefusedFlowResetsTheClient(t *testing.T) {
 	a := newAgent(t, "vm")
-	k := key(port.TCP, any4, freePort(t))
+	k := key(port.TCP, any4, ports.Free(t))
 	a.serve(k) // known, and nothing serves it
 	a.begins(snapshot(1, pub(k)))
 	h, _ := start(t, Options{}, a)
@@ -545,7 +546,7 @@ func testRefusedFlowResetsTheClient(t *testing.T) {
 
 func TestGraceCloses(t *testing.T) {
 	a := newAgent(t, "vm")
-	k := key(port.TCP, any4, freePort(t))
+	k := key(port.TCP, any4, ports.Free(t))
 	a.begins(snapshot(1, pub(k)))
 	h, _ := start(t, Options{Grace: 10 * time.Millisecond, Hold: -1}, a)
 	a.wants(k, port.Active)
@@ -583,7 +584,7 @@ func TestFlowLimit(t *testing.T) { eachWay(t, testFlowLimit) }
 
 func testFlowLimit(t *testing.T) {
 	a := newAgent(t, "vm")
-	k := key(port.TCP, any4, freePort(t))
+	k := key(port.TCP, any4, ports.Free(t))
 	ln, err := net.Listen("tcp4", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -702,7 +703,7 @@ func TestSubscribe(t *testing.T) {
 
 func TestDiedListenerIsReplaced(t *testing.T) {
 	a := newAgent(t, "vm")
-	k := key(port.TCP, any4, freePort(t))
+	k := key(port.TCP, any4, ports.Free(t))
 	a.greeter(k, "hello")
 	a.begins(snapshot(1, pub(k)))
 	network := &breaking{fail: make(chan struct{})}
@@ -756,7 +757,7 @@ func TestNothingIsLeftAfterManyFlows(t *testing.T) { eachWay(t, testNothingIsLef
 
 func testNothingIsLeftAfterManyFlows(t *testing.T) {
 	a := newAgent(t, "vm")
-	k := key(port.TCP, any4, freePort(t))
+	k := key(port.TCP, any4, ports.Free(t))
 	a.greeter(k, "hello")
 	a.begins(snapshot(1, pub(k)))
 	h, _ := start(t, Options{}, a)
@@ -780,14 +781,17 @@ func testNothingIsLeftAfterManyFlows(t *testing.T) {
 	}
 	eventually(t, "all flows are gone", idle)
 	eventually(t, "goroutines are back", func() bool { return runtime.NumGoroutine() <= baseGoroutines })
-	eventually(t, "descriptors are back", func() bool { return fds(t) <= baseFDs })
+	eventually(t, "descriptors are back", func() bool {
+		runtime.GC() // what the system's pipes are kept in
+		return fds(t) <= baseFDs
+	})
 }
 
 func TestHalfCloseAndResetThroughHost(t *testing.T) { eachWay(t, testHalfCloseAndResetThroughHost) }
 
 func testHalfCloseAndResetThroughHost(t *testing.T) {
 	a := newAgent(t, "vm")
-	k := key(port.TCP, any4, freePort(t))
+	k := key(port.TCP, any4, ports.Free(t))
 	ln, err := net.Listen("tcp4", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -841,7 +845,7 @@ func TestFlowOutlivesPublication(t *testing.T) { eachWay(t, testFlowOutlivesPubl
 
 func testFlowOutlivesPublication(t *testing.T) {
 	a := newAgent(t, "vm")
-	k := key(port.TCP, any4, freePort(t))
+	k := key(port.TCP, any4, ports.Free(t))
 	ln, err := net.Listen("tcp4", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)

@@ -18,6 +18,7 @@ import (
 	"github.com/fairlead/fairlead/internal/link"
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/wire"
+	"github.com/fairlead/fairlead/test/ports"
 )
 
 // echo serves a UDP key of the guest: what comes goes back after the name and
@@ -53,7 +54,8 @@ func dialUDP(t *testing.T, to netip.AddrPort) *net.UDPConn {
 	return c
 }
 
-// question sends a datagram, again if need be, and returns the answer.
+// question sends a datagram, again if need be, and returns the answer to it. What
+// it sent twice may be answered twice: an answer to an earlier question is none.
 func question(t *testing.T, c *net.UDPConn, s string) string {
 	t.Helper()
 	b := make([]byte, 65535)
@@ -64,8 +66,11 @@ func question(t *testing.T, c *net.UDPConn, s string) string {
 			continue
 		}
 		_ = c.SetReadDeadline(time.Now().Add(time.Second))
-		if n, err := c.Read(b); err == nil {
-			return string(b[:n])
+		n, err := c.Read(b)
+		for ; err == nil; n, err = c.Read(b) {
+			if got := string(b[:n]); strings.HasSuffix(got, s) {
+				return got
+			}
 		}
 	}
 	t.Fatalf("no answer to %d bytes", len(s))
@@ -76,7 +81,7 @@ func TestUDPEachClientItsOwnAnswers(t *testing.T) { eachWay(t, testUDPEachClient
 
 func testUDPEachClientItsOwnAnswers(t *testing.T) {
 	a := newAgent(t, "vm")
-	k := key(port.UDP, any4, freePort(t))
+	k := key(port.UDP, any4, ports.Free(t))
 	a.echo(k, "")
 	a.begins(snapshot(1, pub(k)))
 	h, _ := start(t, Options{}, a)
@@ -108,7 +113,7 @@ func TestUDPLargeDatagram(t *testing.T) { eachWay(t, testUDPLargeDatagram) }
 
 func testUDPLargeDatagram(t *testing.T) {
 	a := newAgent(t, "vm")
-	k := key(port.UDP, any4, freePort(t))
+	k := key(port.UDP, any4, ports.Free(t))
 	a.echo(k, "")
 	a.begins(snapshot(1, pub(k)))
 	start(t, Options{}, a)
@@ -126,7 +131,7 @@ func TestUDPIdleFlowEnds(t *testing.T) { eachWay(t, testUDPIdleFlowEnds) }
 
 func testUDPIdleFlowEnds(t *testing.T) {
 	a := newAgent(t, "vm")
-	k := key(port.UDP, any4, freePort(t))
+	k := key(port.UDP, any4, ports.Free(t))
 	a.echo(k, "")
 	a.begins(snapshot(1, pub(k)))
 	h, _ := start(t, Options{UDPIdle: 50 * time.Millisecond}, a)
@@ -143,7 +148,7 @@ func TestUDPClientLimit(t *testing.T) { eachWay(t, testUDPClientLimit) }
 
 func testUDPClientLimit(t *testing.T) {
 	a := newAgent(t, "vm")
-	k := key(port.UDP, any4, freePort(t))
+	k := key(port.UDP, any4, ports.Free(t))
 	a.echo(k, "")
 	a.begins(snapshot(1, pub(k)))
 	h, _ := start(t, Options{MaxUDPClients: 2}, a)
@@ -164,7 +169,7 @@ func TestUDPNewHolderGetsTheClients(t *testing.T) { eachWay(t, testUDPNewHolderG
 
 func testUDPNewHolderGetsTheClients(t *testing.T) {
 	a := newAgent(t, "vm")
-	p := freePort(t)
+	p := ports.Free(t)
 	wide, loopback := key(port.UDP, any4, p), key(port.UDP, lo4, p)
 	a.echo(wide, "wide ")
 	a.echo(loopback, "loopback ")
@@ -186,7 +191,7 @@ func TestUDPSurvivesReconnect(t *testing.T) { eachWay(t, testUDPSurvivesReconnec
 
 func testUDPSurvivesReconnect(t *testing.T) {
 	a := newAgent(t, "vm")
-	k := key(port.UDP, any4, freePort(t))
+	k := key(port.UDP, any4, ports.Free(t))
 	a.echo(k, "")
 	a.begins(snapshot(1, pub(k)))
 	h, _ := start(t, Options{Grace: time.Hour}, a)
@@ -207,7 +212,7 @@ func TestUDPClientWhoseGuestDoesNotReadHoldsUpNobody(t *testing.T) {
 
 func udpClientWhoseGuestDoesNotReadHoldsUpNobody(t *testing.T) {
 	a := newAgent(t, "vm")
-	k := key(port.UDP, any4, freePort(t))
+	k := key(port.UDP, any4, ports.Free(t))
 	a.echo(k, "")
 	a.begins(snapshot(1, pub(k)))
 	stuck, quick := dialUDP(t, at(lo4, k.Port)), dialUDP(t, at(lo4, k.Port))
@@ -282,7 +287,7 @@ func inOrder(s link.Stream) error {
 func TestUDPClientsBeyondTheConnectionsAreServed(t *testing.T) {
 	eachWay(t, func(t *testing.T) {
 		a := newAgent(t, "vm")
-		k := key(port.UDP, any4, freePort(t))
+		k := key(port.UDP, any4, ports.Free(t))
 		a.echo(k, "")
 		a.begins(snapshot(1, pub(k)))
 		h, _ := start(t, Options{MaxUDPClients: 2 * udpConnections}, a)

@@ -405,9 +405,10 @@ func TestSilentConnectionsHoldUpNoFlow(t *testing.T) {
 	}
 }
 
-// Many that come at once are served, though there is not room for all.
+// Many that come at once are served, though there is not room for all: each has
+// its turn, which here is as long as a busy machine may need.
 func TestManyFlowsAtOnceAreServed(t *testing.T) {
-	agent, host, l := connected(t, func(a, _ *Options) { a.maxUnproved = 16 })
+	agent, host, l := connected(t, func(a, _ *Options) { a.maxUnproved, a.turn = 16, time.Hour })
 	const n = 500
 	var wg sync.WaitGroup
 	for range n {

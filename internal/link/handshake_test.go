@@ -327,7 +327,9 @@ func TestSilentAndSlowPeers(t *testing.T) {
 				ours, theirs := net.Pipe()
 				go func() { peer(theirs); _ = theirs.Close() }()
 				begin := time.Now()
-				_, err := Server(t.Context(), ours, opts(t, RoleAgent))
+				o := opts(t, RoleAgent)
+				o.HandshakeTimeout = 0 // as it is by itself
+				_, err := Server(t.Context(), ours, o)
 				if r := refusal(t, err); r.Code != RefusedTimeout {
 					t.Error(r)
 				}

@@ -197,7 +197,7 @@ const turn = 500 * time.Millisecond
 func (l *Listener) room(ctx context.Context) {
 	for {
 		l.mu.Lock()
-		full := len(l.unproved) >= l.o.maxUnproved && time.Since(l.unproved[0].since) < turn
+		full := len(l.unproved) >= l.o.maxUnproved && time.Since(l.unproved[0].since) < l.o.turn
 		l.mu.Unlock()
 		if !full || sleep(ctx, time.Millisecond) != nil {
 			return

@@ -54,8 +54,9 @@ type Options struct {
 	KeepAlive time.Duration
 	Logger    *slog.Logger
 
-	minVersion, maxVersion int // wire.Version if 0
-	maxUnproved            int // connections that have not said what they are; 1,024 if 0
+	minVersion, maxVersion int           // wire.Version if 0
+	maxUnproved            int           // connections that have not said what they are; 1,024 if 0
+	turn                   time.Duration // of a connection that has not; the constant if 0
 }
 
 // NewIdentity returns a random identity. A process makes one and keeps it.
@@ -67,6 +68,9 @@ func (o Options) withDefaults() Options {
 	}
 	if o.MaxHandshakes == 0 {
 		o.MaxHandshakes = 16
+	}
+	if o.turn == 0 {
+		o.turn = turn
 	}
 	if o.maxUnproved == 0 {
 		o.maxUnproved = 1024

@@ -206,7 +206,7 @@ func flowReadUnderWayEndsWithClose(t *testing.T, agent, host Session) {
 			if !errors.Is(err, net.ErrClosed) && err != io.EOF {
 				t.Fatalf("read under way: %v", err)
 			}
-		case <-time.After(30 * time.Second):
+		case <-time.After(2 * time.Minute):
 			t.Fatal("the read under way never ends")
 		}
 		wg.Wait()

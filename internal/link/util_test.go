@@ -13,10 +13,10 @@ import (
 	"testing"
 	"time"
 
-	"go.uber.org/goleak"
+	"github.com/fairlead/fairlead/test/leak"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { leak.Main(m) }
 
 // secret is a token of which no log and no error may show a part.
 const secret = "correct-horse-battery-staple-0123456789"
@@ -36,12 +36,13 @@ func opts(t testing.TB, r Role) Options {
 	return Options{
 		Role: r, Identity: "id-" + string(r), Name: "name-" + string(r), Version: "1.2.3",
 		Token: token(t, secret), Logger: slog.New(slog.DiscardHandler),
+		HandshakeTimeout: time.Minute, // a busy machine may take long
 	}
 }
 
 func ctx10(t testing.TB) context.Context {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	t.Cleanup(cancel)
 	return ctx
 }

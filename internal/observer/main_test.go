@@ -10,8 +10,9 @@ import (
 	"os"
 	"testing"
 
-	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
+
+	"github.com/fairlead/fairlead/test/leak"
 )
 
 // childVar makes the test binary play a part instead of running tests.
@@ -22,7 +23,7 @@ func TestMain(m *testing.M) {
 		play(part)
 		return
 	}
-	goleak.VerifyTestMain(m)
+	leak.Main(m)
 }
 
 // play is a process that holds sockets until it is killed.

@@ -15,13 +15,12 @@ import (
 	"testing/synctest"
 	"time"
 
-	"go.uber.org/goleak"
-
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/table"
+	"github.com/fairlead/fairlead/test/leak"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { leak.Main(m) }
 
 // fakeSink holds what it was told, may fail, and applies only what the hint
 // names, so that a wrong hint shows.

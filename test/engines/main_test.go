@@ -20,11 +20,9 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
-
-	"go.uber.org/goleak"
 
 	"github.com/fairlead/fairlead/test/enclave"
+	"github.com/fairlead/fairlead/test/leak"
 	"github.com/fairlead/fairlead/test/program"
 )
 
@@ -55,11 +53,7 @@ func TestMain(m *testing.M) {
 // may take its time to end.
 func runTests(m *testing.M) int {
 	code := m.Run()
-	err := goleak.Find()
-	for began := time.Now(); err != nil && time.Since(began) < patience; {
-		err = goleak.Find()
-	}
-	if code == 0 && err != nil {
+	if err := leak.Find(); code == 0 && err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}

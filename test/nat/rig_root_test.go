@@ -17,15 +17,14 @@ import (
 	"testing"
 	"time"
 
-	"go.uber.org/goleak"
-
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/registry"
 	"github.com/fairlead/fairlead/internal/source/nat"
+	"github.com/fairlead/fairlead/test/leak"
 	"github.com/fairlead/fairlead/test/nat/corpus"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { leak.Main(m) }
 
 // patience is how long a test waits for what must happen; a failure, not a measure.
 const patience = 10 * time.Minute

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/fairlead/fairlead/internal/sink/peer/peertest"
+	"github.com/fairlead/fairlead/test/ports"
 )
 
 // forwarder answers as gvisor-tap-vsock's does, without listening at what it is
@@ -36,7 +37,8 @@ type forwarder struct {
 
 func newForwarder(t *testing.T) *forwarder {
 	t.Helper()
-	f := &forwarder{t: t, address: "127.0.0.1:0", refuse: make(map[string]string)}
+	// It is stopped and started there.
+	f := &forwarder{t: t, address: fmt.Sprintf("127.0.0.1:%d", ports.Free(t)), refuse: make(map[string]string)}
 	f.start()
 	t.Cleanup(f.stop)
 	return f
@@ -54,7 +56,7 @@ func (f *forwarder) start() {
 	done := make(chan struct{})
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.address, f.server, f.done, f.entries = l.Addr().String(), s, done, make(map[string]forward)
+	f.server, f.done, f.entries = s, done, make(map[string]forward)
 	go func() {
 		defer close(done)
 		_ = s.Serve(l)

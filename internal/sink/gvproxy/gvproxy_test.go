@@ -15,19 +15,19 @@ import (
 	"testing"
 	"time"
 
-	"go.uber.org/goleak"
-
 	"github.com/fairlead/fairlead/internal/own"
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/sink/peer"
 	"github.com/fairlead/fairlead/internal/sink/peer/peertest"
+	"github.com/fairlead/fairlead/test/leak"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { leak.Main(m) }
 
 func start(t *testing.T, f *forwarder, edit ...func(*Options)) *peertest.Rig {
 	t.Helper()
-	o := Options{URLs: []string{f.url()}, Logger: slog.New(slog.DiscardHandler)}
+	// No slow machine is taken for a peer that does not answer.
+	o := Options{URLs: []string{f.url()}, Logger: slog.New(slog.DiscardHandler), Timeout: time.Minute}
 	for _, g := range edit {
 		g(&o)
 	}

@@ -12,12 +12,11 @@ import (
 	"testing/synctest"
 	"time"
 
-	"go.uber.org/goleak"
-
 	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/test/leak"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { leak.Main(m) }
 
 func key(addr string) port.Key {
 	a := netip.MustParseAddrPort(addr)

@@ -15,18 +15,19 @@ import (
 	"testing"
 	"time"
 
-	"go.uber.org/goleak"
-
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/sink/peer"
 	"github.com/fairlead/fairlead/internal/sink/peer/peertest"
+	"github.com/fairlead/fairlead/test/leak"
+	"github.com/fairlead/fairlead/test/ports"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { leak.Main(m) }
 
 func newSink(t *testing.T, url string, edit ...func(*Options)) *Sink {
 	t.Helper()
-	o := Options{URL: url, Logger: slog.New(slog.DiscardHandler)}
+	// No slow machine is taken for a peer that does not answer.
+	o := Options{URL: url, Logger: slog.New(slog.DiscardHandler), Timeout: time.Minute}
 	for _, f := range edit {
 		f(&o)
 	}
@@ -37,12 +38,9 @@ func newSink(t *testing.T, url string, edit ...func(*Options)) *Sink {
 	return s
 }
 
-// patient never takes a slow machine for a peer that does not answer.
-func patient(o *Options) { o.Timeout = time.Minute }
-
 func newReceiver(t *testing.T, network string) *peertest.Receiver {
 	t.Helper()
-	address := "127.0.0.1:0"
+	address := fmt.Sprintf("127.0.0.1:%d", ports.Free(t)) // it is stopped and started there
 	if network == "unix" {
 		address = filepath.Join(t.TempDir(), "wsl-proxy.sock")
 	}
@@ -140,7 +138,7 @@ func TestAtTheEndEverythingIsTakenBackUDPToo(t *testing.T) {
 // of the connections alone is not enough.
 func TestAddsAndRemovesArriveInOrder(t *testing.T) {
 	r := newReceiver(t, "unix")
-	rig := peertest.New(t, newSink(t, r.URL(), patient))
+	rig := peertest.New(t, newSink(t, r.URL()))
 	const rounds = 200
 	for range rounds {
 		rig.Put(peertest.Pub(t, "tcp 0.0.0.0:8080", "127.0.0.1:8080"))
@@ -347,7 +345,7 @@ func TestWhatAnAgentThatWasKilledLeftIsTakenBack(t *testing.T) {
 
 func TestThousandsOfPortsAreToldInFewMessages(t *testing.T) {
 	r := newReceiver(t, "unix")
-	rig := peertest.New(t, newSink(t, r.URL(), patient))
+	rig := peertest.New(t, newSink(t, r.URL()))
 	const n = 2000
 	var pubs []port.Publication
 	for i := range n {

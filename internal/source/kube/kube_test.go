@@ -30,18 +30,19 @@ import (
 	"testing"
 	"time"
 
-	"go.uber.org/goleak"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/source/engine"
+	"github.com/fairlead/fairlead/test/leak"
+	"github.com/fairlead/fairlead/test/ports"
 )
 
 func TestMain(m *testing.M) {
 	// client-go starts one goroutine for its own metrics of certificates when it is linked.
-	goleak.VerifyTestMain(m)
+	leak.Main(m)
 }
 
 // fake is an API server as far as this source asks.
@@ -70,6 +71,7 @@ type watchStream struct {
 func newFake(t *testing.T) *fake {
 	f := &fake{
 		t: t, version: 1, kubeconfig: filepath.Join(t.TempDir(), "kubeconfig"),
+		addr:     fmt.Sprintf("127.0.0.1:%d", ports.Free(t)), // it is stopped and started there
 		services: make(map[string]*corev1.Service), slices: make(map[string]*discoveryv1.EndpointSlice),
 		watches: make(map[*watchStream]bool), deny: make(map[string]int), hang: make(map[string]bool),
 	}
@@ -80,11 +82,10 @@ func newFake(t *testing.T) *fake {
 }
 
 func (f *fake) start() {
-	l, err := net.Listen("tcp4", cmp.Or(f.addr, "127.0.0.1:0"))
+	l, err := net.Listen("tcp4", f.addr)
 	if err != nil {
 		f.t.Fatal(err)
 	}
-	f.addr = l.Addr().String()
 	srv := &http.Server{Handler: f}
 	f.srv = srv
 	go func() { _ = srv.Serve(l) }()
@@ -387,7 +388,7 @@ func source(t *testing.T, e *fake, o Options) *Source {
 
 func eventually(t *testing.T, cond func() error) {
 	t.Helper()
-	deadline := time.Now().Add(20 * time.Second)
+	deadline := time.Now().Add(2 * time.Minute)
 	for {
 		err := cond()
 		if err == nil {

@@ -5,7 +5,7 @@ package nat
 import (
 	"testing"
 
-	"go.uber.org/goleak"
+	"github.com/fairlead/fairlead/test/leak"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { leak.Main(m) }

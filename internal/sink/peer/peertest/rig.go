@@ -135,7 +135,7 @@ func (r *Rig) WantState(key string, state port.State) (o port.Outcome) {
 // Eventually waits for f to succeed, with a limit that only a failure reaches.
 func Eventually(t testing.TB, what string, f func() error) {
 	t.Helper()
-	deadline := time.Now().Add(20 * time.Second)
+	deadline := time.Now().Add(2 * time.Minute)
 	for {
 		err := f()
 		if err == nil {
