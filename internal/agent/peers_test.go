@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/reconcile"
@@ -28,7 +29,8 @@ func newChain(t *testing.T, sources ...string) (*peertest.Receiver, []registry.F
 	t.Helper()
 	r := peertest.NewReceiver(t, "unix", filepath.Join(t.TempDir(), "s"), net.Listen)
 	log := slog.New(slog.DiscardHandler)
-	sink, err := vtunnel.New(vtunnel.Options{URL: r.URL(), Logger: log})
+	// No slow machine is taken for a peer that does not answer.
+	sink, err := vtunnel.New(vtunnel.Options{URL: r.URL(), Logger: log, Timeout: time.Minute})
 	if err != nil {
 		t.Fatal(err)
 	}

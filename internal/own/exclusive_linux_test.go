@@ -10,6 +10,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/fairlead/fairlead/test/ports"
 )
 
 // boundOnly returns a socket that asks to reuse its address, and its port.
@@ -49,7 +51,7 @@ func TestExclusiveListenerLeavesABoundPortToItsOwner(t *testing.T) {
 // whatever connections are left.
 func TestConnectionsOfAnExclusiveListenerKeepNobodyOut(t *testing.T) {
 	var s Sockets
-	ln, err := s.ListenExclusive(t.Context(), "tcp4", "127.0.0.1:0")
+	ln, err := s.ListenExclusive(t.Context(), "tcp4", fmt.Sprintf("127.0.0.1:%d", ports.Free(t)))
 	if err != nil {
 		t.Fatal(err)
 	}

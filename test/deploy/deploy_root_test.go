@@ -183,7 +183,7 @@ func start(t *testing.T, make func(string, ...string) *exec.Cmd, args ...string)
 	dir := t.TempDir()
 	r := &running{cmd: make(args[0], args[1:]...), control: filepath.Join(dir, "run", "c")}
 	r.cmd.Stdout, r.cmd.Stderr = &r.log, &r.log
-	r.cmd.WaitDelay = time.Second
+	r.cmd.WaitDelay = time.Minute
 	r.cmd.Env = append(os.Environ(), "FAIRLEAD_CONTROL="+r.control, "FAIRLEAD_LINK=unix://"+filepath.Join(dir, "link", "l"),
 		"FAIRLEAD_LINK_TOKEN="+filepath.Join(dir, "token"))
 	if err := ns.Start(r.cmd); err != nil {
@@ -206,8 +206,8 @@ func (r *running) ready(t *testing.T) status.List {
 	t.Helper()
 	var l status.List
 	var err error
-	for end := time.Now().Add(20 * time.Second); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
-		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	for end := time.Now().Add(2 * time.Minute); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		l, err = status.NewClient(r.control).List(ctx)
 		cancel()
 		if err == nil && l.Ready() {

@@ -15,6 +15,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -325,18 +326,29 @@ func (p *tab) write(text string) {
 	p.do("Input.insertText", map[string]any{"text": text})
 }
 
-// click clicks in the middle of the first element that matches.
+// click clicks in the middle of the first element that matches, once it is there
+// and at rest: what arrives above it moves it.
 func (p *tab) click(selector string) {
 	p.t.Helper()
-	at, ok := p.eval(fmt.Sprintf(`(() => {
-		const e = document.querySelector(%q);
-		e.scrollIntoView({block: 'nearest'});
-		const r = e.getBoundingClientRect();
-		return [r.x + r.width / 2, r.y + r.height / 2];
-	})()`, selector)).([]any)
-	if !ok {
-		p.t.Fatalf("nothing to click at %s", selector)
-	}
+	var at, before []any
+	within(p.t, patience, "to click at "+selector, func() error {
+		v, err := p.try(fmt.Sprintf(`(() => {
+			const e = document.querySelector(%q);
+			if (!e) return null;
+			e.scrollIntoView({block: 'nearest'});
+			const r = e.getBoundingClientRect();
+			const [x, y] = [r.x + r.width / 2, r.y + r.height / 2];
+			return [x, y, e.contains(document.elementFromPoint(x, y))];
+		})()`, selector))
+		if err != nil {
+			return err
+		}
+		before = at
+		if at, _ = v.([]any); at == nil || at[2] != true || !slices.Equal(at, before) {
+			return fmt.Errorf("it is at %v and was at %v", at, before)
+		}
+		return nil
+	})
 	for _, kind := range []string{"mouseMoved", "mousePressed", "mouseReleased"} {
 		p.do("Input.dispatchMouseEvent", map[string]any{"type": kind, "x": at[0], "y": at[1], "button": "left", "clickCount": 1})
 	}

@@ -254,32 +254,36 @@ func TestDashboardAndAlertsOnARealPrometheus(t *testing.T) {
 		})
 	}
 	// The restart annotation has data only after a restart.
-	if _, err := ask(`changes(process_start_time_seconds{instance=~".+",job="fairlead"}[2m]) > 0`); err != nil {
-		t.Errorf("annotation: %v", err)
-	}
+	within(t, patience, "the annotation is understood", func() error {
+		_, err := ask(`changes(process_start_time_seconds{instance=~".+",job="fairlead"}[2m]) > 0`)
+		return err
+	})
 
-	text, err := get(t, client(r.guest), "http://"+prometheusAt+"/api/v1/rules")
-	if err != nil {
-		t.Fatal(err)
-	}
-	var rules struct {
-		Data struct {
-			Groups []struct {
-				Rules []struct{ Name, Health, LastError string }
+	within(t, patience, "all alerts are evaluated", func() error {
+		text, err := get(t, client(r.guest), "http://"+prometheusAt+"/api/v1/rules")
+		if err != nil {
+			return err
+		}
+		var rules struct {
+			Data struct {
+				Groups []struct {
+					Rules []struct{ Name, Health, LastError string }
+				}
 			}
 		}
-	}
-	if err := json.Unmarshal([]byte(text), &rules); err != nil {
-		t.Fatal(err)
-	}
-	if len(rules.Data.Groups) != 1 {
-		t.Fatalf("groups: %s", text)
-	}
-	for _, rule := range rules.Data.Groups[0].Rules {
-		if rule.Health != "ok" {
-			t.Errorf("alert %s: %s %s", rule.Name, rule.Health, rule.LastError)
+		if err := json.Unmarshal([]byte(text), &rules); err != nil {
+			return err
 		}
-	}
+		if len(rules.Data.Groups) != 1 {
+			return fmt.Errorf("groups: %s", text)
+		}
+		for _, rule := range rules.Data.Groups[0].Rules {
+			if rule.Health != "ok" {
+				return fmt.Errorf("alert %s: %s %s", rule.Name, rule.Health, rule.LastError)
+			}
+		}
+		return nil
+	})
 	t.Run("a scrape is clean", r.scrapeIsClean)
 	t.Run("a scrape has what is documented", r.scrapeIsDocumented)
 	t.Run("the numbers agree with ls", func(t *testing.T) { r.numbersAgree(t, ask) })
@@ -326,25 +330,32 @@ func (r *rig) scrapeIsDocumented(t *testing.T) {
 	for _, m := range regexp.MustCompile("(?m)^\\| `(fairlead_\\w+)` \\| (\\w+)").FindAllStringSubmatch(string(b), -1) {
 		documented[m[1]+" "+m[2]] = true
 	}
-	seen := map[string]bool{}
-	scrapes := slices.Collect(maps.Values(r.scrapes(t)))
 	// One that has the other sink that counts.
-	scrapes = append(scrapes, newRig(t, "--sink", "listener").start().scrape(t, agentMetrics))
-	for _, text := range scrapes {
-		for _, m := range regexp.MustCompile(`(?m)^# TYPE (fairlead_\w+) (\w+)`).FindAllStringSubmatch(text, -1) {
-			seen[m[1]+" "+m[2]] = true
+	other := newRig(t, "--sink", "listener").start()
+	// Some have a series only once something has happened.
+	within(t, patience, "what is documented is exported, and nothing else", func() error {
+		seen := map[string]bool{}
+		for _, text := range append(slices.Collect(maps.Values(r.scrapes(t))), other.scrape(t, agentMetrics)) {
+			for _, m := range regexp.MustCompile(`(?m)^# TYPE (fairlead_\w+) (\w+)`).FindAllStringSubmatch(text, -1) {
+				seen[m[1]+" "+m[2]] = true
+			}
 		}
-	}
-	for family := range documented {
-		if !seen[family] {
-			t.Errorf("%s is documented and not exported", family)
+		var missing, extra []string
+		for family := range documented {
+			if !seen[family] {
+				missing = append(missing, family)
+			}
 		}
-	}
-	for family := range seen {
-		if !documented[family] {
-			t.Errorf("%s is exported and not documented", family)
+		for family := range seen {
+			if !documented[family] {
+				extra = append(extra, family)
+			}
 		}
-	}
+		if len(missing)+len(extra) > 0 {
+			return fmt.Errorf("documented and not exported: %q; exported and not documented: %q", missing, extra)
+		}
+		return nil
+	})
 }
 
 func (r *rig) numbersAgree(t *testing.T, ask func(string) ([]sample, error)) {

@@ -72,6 +72,10 @@ func run(m *testing.M) int {
 	return m.Run()
 }
 
+// patience bounds what must happen at all, on whatever machine; no test measures
+// with it.
+const patience = 3 * time.Minute
+
 // process is a program that ends with its test.
 type process struct {
 	cmd  *exec.Cmd
@@ -104,6 +108,7 @@ func start(t *testing.T, in *netns.Space, cmd *exec.Cmd) *process {
 	t.Helper()
 	p := &process{cmd: cmd, done: make(chan struct{})}
 	cmd.Stdout, cmd.Stderr = p, p
+	cmd.WaitDelay = 10 * time.Second // for what it leaves behind with its output
 	if err := in.Start(cmd); err != nil {
 		t.Fatal(err)
 	}

@@ -177,7 +177,14 @@ func (e *refusal) Error() string {
 
 // call makes one request. An error is a *refusal, or the peer does not work.
 func (a *api) call(ctx context.Context, method, path string, body any, limit int64) ([]byte, error) {
-	cctx, cancel := context.WithTimeout(ctx, a.timeout)
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	bound := context.WithTimeout
+	if body != nil { // it changes something
+		bound = peer.Through
+	}
+	cctx, cancel := bound(ctx, a.timeout)
 	defer cancel()
 	var in []byte
 	if body != nil {

@@ -44,6 +44,7 @@ type Options struct {
 	Logger *slog.Logger
 
 	retryMax time.Duration // retryMax if 0
+	farewell time.Duration // peer.Farewell if 0
 }
 
 // Sink keeps the entries of one peer. It implements reconcile.Sink.
@@ -82,6 +83,7 @@ func New(o Options) (*Sink, error) {
 	o.Timeout = cmp.Or(o.Timeout, 2*time.Second)
 	o.Audit = cmp.Or(o.Audit, 30*time.Second)
 	o.retryMax = cmp.Or(o.retryMax, retryMax)
+	o.farewell = cmp.Or(o.farewell, peer.Farewell)
 	if o.Dial == nil {
 		d := &net.Dialer{
 			Timeout: peer.DialTimeout,
@@ -337,7 +339,7 @@ func (s *Sink) leave(ctx context.Context) {
 	if a == nil {
 		return
 	}
-	ctx, cancel := context.WithTimeout(ctx, peer.Farewell)
+	ctx, cancel := context.WithTimeout(ctx, s.o.farewell)
 	defer cancel()
 	for slot, hosts := range s.ours {
 		for h := range hosts {

@@ -27,7 +27,9 @@ func TestMain(m *testing.M) { leak.Main(m) }
 func start(t *testing.T, f *forwarder, edit ...func(*Options)) *peertest.Rig {
 	t.Helper()
 	// No slow machine is taken for a peer that does not answer.
-	o := Options{URLs: []string{f.url()}, Logger: slog.New(slog.DiscardHandler), Timeout: time.Minute}
+	o := Options{
+		URLs: []string{f.url()}, Logger: slog.New(slog.DiscardHandler), Timeout: time.Minute, farewell: 2 * time.Minute,
+	}
 	for _, g := range edit {
 		g(&o)
 	}

@@ -122,7 +122,7 @@ func settled(t *testing.T, rec *reconcile.Reconciler, k port.Key, state port.Sta
 	t.Helper()
 	sub := rec.Outcomes().Subscribe()
 	defer sub.Close()
-	late := time.After(time.Minute)
+	late := time.After(2 * time.Minute)
 	for {
 		select {
 		case <-sub.C():

@@ -61,7 +61,7 @@ func alive(st link.Stream) bool {
 // settle waits until the sink has counted n ended flows.
 func (r *rig) settle(n uint64) map[string]uint64 {
 	r.t.Helper()
-	for range 2000 {
+	for range 24_000 { // two minutes: a busy machine may take long
 		var sum uint64
 		flows := r.sink.Stats().Flows
 		for _, v := range flows {

@@ -162,7 +162,10 @@ func (r *rig) connect(name string) *peer {
 	if err != nil {
 		r.t.Fatal(err)
 	}
-	o := link.Options{Identity: name, Name: name, Token: tok, Logger: slog.New(slog.DiscardHandler)}
+	o := link.Options{
+		Identity: name, Name: name, Token: tok, Logger: slog.New(slog.DiscardHandler),
+		HandshakeTimeout: time.Minute, // a busy machine may take long
+	}
 	a, b := net.Pipe()
 	type result struct {
 		s   link.Session
@@ -186,6 +189,7 @@ func (r *rig) connect(name string) *peer {
 	for r.sink.Stats().Sessions == before {
 		time.Sleep(time.Millisecond)
 	}
+	<-r.sink.Wake() // that it is there; what the test waits for comes later
 	return &peer{t: r.t, Session: host, in: bufio.NewReader(host.Control())}
 }
 

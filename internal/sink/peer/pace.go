@@ -22,6 +22,17 @@ const (
 	Farewell = 3 * time.Second
 )
 
+// Through bounds one thing that is said to a peer: by limit and by ctx's deadline,
+// but not by its cancellation. What has been begun is seen to its end, for else
+// what is taken back as we leave may overtake it at the peer.
+func Through(ctx context.Context, limit time.Duration) (context.Context, context.CancelFunc) {
+	end := time.Now().Add(limit)
+	if d, ok := ctx.Deadline(); ok && d.Before(end) {
+		end = d
+	}
+	return context.WithDeadline(context.WithoutCancel(ctx), end)
+}
+
 // Pace spaces out the looks at a peer each time that it ends a connection: at
 // once if the connection was held for long, as a restart wants it, and ever
 // slower if it was not. The zero value is ready.

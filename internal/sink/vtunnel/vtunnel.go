@@ -53,6 +53,8 @@ type Options struct {
 	// Dial is a net.Dialer's if nil.
 	Dial   func(ctx context.Context, network, address string) (net.Conn, error)
 	Logger *slog.Logger
+
+	farewell time.Duration // peer.Farewell if 0
 }
 
 // Sink tells one peer. It implements reconcile.Sink.
@@ -98,6 +100,7 @@ func New(o Options) (*Sink, error) {
 	}
 	o.URL = cmp.Or(o.URL, DefaultURL)
 	o.Timeout = cmp.Or(o.Timeout, 2*time.Second)
+	o.farewell = cmp.Or(o.farewell, peer.Farewell)
 	if o.Dial == nil {
 		d := new(net.Dialer)
 		d.SetMultipathTCP(false)
@@ -322,13 +325,15 @@ func (s *Sink) note(t target, v told) {
 
 // send gives the peer one message and waits until it has taken it.
 func (s *Sink) send(ctx context.Context, b []byte) error {
-	ctx, cancel := context.WithTimeout(ctx, s.o.Timeout)
+	dctx, cancel := context.WithTimeout(ctx, s.o.Timeout)
 	defer cancel()
-	conn, err := s.o.Dial(ctx, s.network, s.address)
+	conn, err := s.o.Dial(dctx, s.network, s.address)
 	if err != nil {
 		return err
 	}
 	defer func() { _ = conn.Close() }()
+	ctx, cancel = peer.Through(ctx, s.o.Timeout)
+	defer cancel()
 	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })
 	defer stop()
 	if _, err := conn.Write(b); err != nil {
@@ -395,7 +400,7 @@ func (s *Sink) leave(ctx context.Context) {
 	if up, _, _ := s.presence(); !up || len(all) == 0 {
 		return // a peer that is not there serves nothing
 	}
-	ctx, cancel := context.WithTimeout(ctx, peer.Farewell)
+	ctx, cancel := context.WithTimeout(ctx, s.o.farewell)
 	defer cancel()
 	if err := s.tell(ctx, true, all); err != nil {
 		s.log.Warn("could not take back what the peer was told", "err", err)

@@ -27,7 +27,7 @@ func TestMain(m *testing.M) { leak.Main(m) }
 func newSink(t *testing.T, url string, edit ...func(*Options)) *Sink {
 	t.Helper()
 	// No slow machine is taken for a peer that does not answer.
-	o := Options{URL: url, Logger: slog.New(slog.DiscardHandler), Timeout: time.Minute}
+	o := Options{URL: url, Logger: slog.New(slog.DiscardHandler), Timeout: time.Minute, farewell: time.Minute}
 	for _, f := range edit {
 		f(&o)
 	}
