@@ -45,6 +45,31 @@ with_progress() {
 	say "$name: done after $((SECONDS - start)) s"
 }
 
+# tried NAME COMMAND...: with_progress up to three times, for what the network does.
+tried() {
+	local i
+	for i in 1 2 3; do
+		if with_progress "$@"; then return 0; fi
+		((i == 3)) || { say "$1: again in $((i * 10)) s"; sleep $((i * 10)); }
+	done
+	say "$1: failed three times"
+	return 1
+}
+
+# fetch_kube says where the go.mod of Kubernetes is.
+fetch_kube() {
+	local i
+	for i in 1 2 3; do
+		if go -C "$1" mod download -json "k8s.io/kubernetes@v$KUBE_VERSION" >"$1/fetched"; then
+			sed -n 's/^.*"GoMod": "\(.*\)".*$/\1/p' "$1/fetched"
+			return 0
+		fi
+		((i == 3)) || { say "kube: download failed, again in $((i * 10)) s"; sleep $((i * 10)); }
+	done
+	say "kube: download failed three times"
+	return 1
+}
+
 stamped() { [[ -f $BIN/.$1 && $(<"$BIN/.$1") == "$2" ]]; }
 stamp() { printf '%s' "$2" >"$BIN/.$1"; }
 
@@ -90,7 +115,7 @@ nerdctl() {
 		require github.com/containerd/nerdctl v$NERDCTL_VERSION
 	EOM
 	printf '//go:build tools\n\npackage tools\n\nimport _ "github.com/containerd/nerdctl/cmd/nerdctl"\n' >"$dir/tools.go"
-	with_progress nerdctl nice env -C "$dir" GOFLAGS=-mod=mod CGO_ENABLED=0 \
+	tried nerdctl nice env -C "$dir" GOFLAGS=-mod=mod CGO_ENABLED=0 \
 		go build "${quick[@]}" -o "$BIN/" github.com/containerd/nerdctl/cmd/nerdctl
 	stamp nerdctl "$NERDCTL_VERSION"
 }
@@ -102,7 +127,7 @@ kube() {
 	fi
 	local dir=$CACHE/src/kube staging=v0.${KUBE_VERSION#1.} mod
 	rm -rf "$dir" && mkdir -p "$dir"
-	mod=$(cd "$dir" && go mod download -json "k8s.io/kubernetes@v$KUBE_VERSION" | sed -n 's/^.*"GoMod": "\(.*\)".*$/\1/p')
+	mod=$(fetch_kube "$dir")
 	{
 		echo "module fairlead.test/kube"
 		echo
@@ -112,7 +137,7 @@ kube() {
 		sed -nE "s#^[[:space:]]+(k8s.io/[^ ]+) => ./staging.*#replace \1 => \1 $staging#p" "$mod"
 	} >"$dir/go.mod"
 	printf '//go:build tools\n\npackage tools\n\nimport (\n\t_ "k8s.io/kubernetes/cmd/kube-apiserver"\n\t_ "k8s.io/kubernetes/cmd/kube-proxy"\n)\n' >"$dir/tools.go"
-	with_progress kube nice env -C "$dir" GOFLAGS=-mod=mod CGO_ENABLED=0 \
+	tried kube nice env -C "$dir" GOFLAGS=-mod=mod CGO_ENABLED=0 \
 		go build "${quick[@]}" -o "$BIN/" k8s.io/kubernetes/cmd/kube-apiserver k8s.io/kubernetes/cmd/kube-proxy
 	stamp kube "$KUBE_VERSION"
 }
@@ -124,10 +149,10 @@ moby() {
 		return
 	fi
 	mkdir -p "$BIN/moby"
-	with_progress moby nice env GOBIN="$BIN/moby" GOFLAGS= CGO_ENABLED=0 go install "${quick[@]}" \
+	tried moby nice env GOBIN="$BIN/moby" GOFLAGS= CGO_ENABLED=0 go install "${quick[@]}" \
 		"github.com/moby/moby/v2/cmd/dockerd@v$MOBY_VERSION" "github.com/moby/moby/v2/cmd/docker-proxy@v$MOBY_VERSION"
 	# Entering namespaces is C.
-	with_progress runc nice env GOBIN="$BIN/moby" GOFLAGS= CGO_ENABLED=1 go install "${quick[@]}" \
+	tried runc nice env GOBIN="$BIN/moby" GOFLAGS= CGO_ENABLED=1 go install "${quick[@]}" \
 		"github.com/opencontainers/runc@v$RUNC_VERSION"
 	stamp moby "$MOBY_VERSION $RUNC_VERSION"
 }

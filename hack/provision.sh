@@ -31,6 +31,17 @@ cache=${FAIRLEAD_CACHE:-${XDG_CACHE_HOME:-${HOME:?}/.cache}/fairlead}
 say() { printf 'provision: %s\n' "$*"; }
 die() { printf 'provision: %s\n' "$*" >&2; exit 1; }
 
+# retry WHAT COMMAND...: what needs the network is tried three times.
+retry() {
+	local what=$1 try
+	shift
+	for try in 1 2 3; do
+		if "$@"; then return 0; fi
+		[ "$try" = 3 ] || { say "$what: failed, again in $((try * 10)) s"; sleep $((try * 10)); }
+	done
+	die "$what: failed three times"
+}
+
 tmp=
 cleanup() { [ -z "$tmp" ] || rm -rf "$tmp"; }
 trap cleanup EXIT
@@ -49,9 +60,14 @@ packages() {
 	[ ${#missing[@]} -gt 0 ] || return 0
 	[ "$(id -u)" = 0 ] || die "packages are missing and only root installs them: run 'sudo hack/provision.sh' (missing: ${missing[*]})"
 	say "installing ${missing[*]}"
+	retry "install ${missing[*]}" install_packages "${missing[@]}"
+}
+
+# install_packages waits for others that install, as a fresh system may do.
+install_packages() {
 	export DEBIAN_FRONTEND=noninteractive
-	apt-get update -qq
-	apt-get install -y -qq --no-install-recommends -o Dpkg::Use-Pty=0 "${missing[@]}" >/dev/null
+	apt-get update -qq -o DPkg::Lock::Timeout=300 &&
+		apt-get install -y -qq --no-install-recommends -o DPkg::Lock::Timeout=300 -o Dpkg::Use-Pty=0 "$@" >/dev/null
 }
 
 # lists reads package lists of its own, so that it needs neither root nor fresh
@@ -75,8 +91,11 @@ lists() {
 	[ -s "$tmp/sources.list" ] || die "no Debian bookworm source is configured for apt"
 	apt_options=(-qq -o "Dir::State::Lists=$tmp/lists" -o "Dir::Cache=$tmp" -o "Dir::Etc::SourceList=$tmp/sources.list"
 		-o Dir::Etc::SourceParts=/dev/null -o Acquire::Languages=none -o APT::Sandbox::User=)
-	apt-get "${apt_options[@]}" update
+	retry "read Debian's package lists" apt-get "${apt_options[@]}" update
 }
+
+# download DIRECTORY PACKAGE puts the file of a package there.
+download() { (cd "$1" && apt-get "${apt_options[@]}" download "$2"); }
 
 kernel() {
 	local version=$1 meta=$2 dir=$cache/kernels/$1 package
@@ -86,7 +105,7 @@ kernel() {
 	[ -n "$package" ] || die "no package $meta in the configured Debian sources"
 	say "fetching kernel $version: $package"
 	mkdir -p "$tmp/$version" "$cache/kernels"
-	(cd "$tmp/$version" && apt-get "${apt_options[@]}" download "$package")
+	retry "download $package" download "$tmp/$version" "$package"
 	rm -rf "$dir.new"
 	dpkg-deb -x "$tmp/$version"/*.deb "$dir.new"
 	# What no test reads is most of it.
@@ -106,12 +125,23 @@ prometheus() {
 	lists
 	say "fetching prometheus"
 	mkdir -p "$tmp/prometheus" "$cache"
-	(cd "$tmp/prometheus" && apt-get "${apt_options[@]}" download prometheus)
+	retry "download prometheus" download "$tmp/prometheus" prometheus
 	dpkg-deb -x "$tmp/prometheus"/*.deb "$tmp/prometheus/root"
 	rm -rf "$dir" "$dir.new"
 	mkdir "$dir.new"
 	cp "$tmp/prometheus/root/usr/bin/prometheus" "$tmp/prometheus/root/usr/bin/promtool" "$dir.new/"
 	mv "$dir.new" "$dir"
+}
+
+# modules fetches what the tests are built from, so that no stage needs the network for it.
+modules() {
+	command -v go >/dev/null || die "no go in PATH: install Go first"
+	retry "download the Go modules" go -C "$(dirname "$0")/.." mod download
+}
+
+build_linter() {
+	GOBIN=$tmp/bin GOFLAGS=-buildvcs=false GOOS='' GOARCH='' go install -trimpath -ldflags '-s -w' \
+		"github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$lint_version" 2> >(grep -v '^go: downloading' >&2)
 }
 
 linter() {
@@ -121,8 +151,7 @@ linter() {
 	if [ ! -x "$bin" ]; then
 		say "building golangci-lint $lint_version (one or two minutes)"
 		scratch
-		GOBIN=$tmp/bin GOFLAGS=-buildvcs=false GOOS='' GOARCH='' go install -trimpath -ldflags '-s -w' \
-			"github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$lint_version" 2> >(grep -v '^go: downloading' >&2)
+		retry "build golangci-lint" build_linter
 		mkdir -p "$cache/bin"
 		cp "$tmp/bin/golangci-lint" "$bin.new"
 		mv "$bin.new" "$bin"
@@ -150,6 +179,7 @@ for section; do
 		mapfile -t everything < <(printf '%s\n' "${base_packages[@]}" "${generate_packages[@]}" "${vm_packages[@]}" \
 			"${browser_packages[@]}" | sort -u)
 		packages "${everything[@]}"
+		modules
 		for k in "${kernels[@]}"; do kernel "${k%%:*}" "${k#*:}"; done
 		prometheus
 		linter
