@@ -122,13 +122,11 @@ func pause(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// eventually tries f for up to half a minute.
+// eventually tries f for up to two minutes: a busy machine may take long.
 func eventually(ctx context.Context, f func() error) (err error) {
-	for range 600 {
-		if err = f(); err == nil || ctx.Err() != nil {
+	for end := time.Now().Add(2 * time.Minute); ; time.Sleep(50 * time.Millisecond) {
+		if err = f(); err == nil || ctx.Err() != nil || time.Now().After(end) {
 			return err
 		}
-		time.Sleep(50 * time.Millisecond)
 	}
-	return err
 }

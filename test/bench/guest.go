@@ -122,7 +122,7 @@ func (g *guest) list(ctx context.Context) (status.List, error) {
 }
 
 // readyWithin is how long an agent may take to be ready on a busy machine.
-const readyWithin = time.Minute
+const readyWithin = 2 * time.Minute
 
 // ready waits for the first complete sync, and until the agent observes as the
 // mode says. It returns by what it observes.

@@ -262,18 +262,17 @@ func (i *idler) use(ctx context.Context) error {
 		},
 	}}
 	for _, u := range []string{"http://127.0.0.1:9464/metrics", base + "/", base + "/v1/events", base + "/v1/events"} {
-		short, cancel := context.WithTimeout(ctx, 2*time.Second)
-		err := read(short, c, u, token)
-		cancel()
-		if err != nil {
+		if err := read(ctx, c, u, token); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// read takes what comes until ctx ends, which ends a stream.
+// read takes what comes within two seconds of the answer, which ends a stream.
 func read(ctx context.Context, c *http.Client, url, token string) error {
+	ctx, cancel := context.WithTimeout(ctx, readyWithin)
+	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
 		return err
@@ -284,6 +283,7 @@ func read(ctx context.Context, c *http.Client, url, token string) error {
 		return err
 	}
 	defer func() { _ = resp.Body.Close() }()
+	defer time.AfterFunc(2*time.Second, cancel).Stop()
 	if resp.StatusCode != http.StatusOK {
 		return fmt.Errorf("%s: %s", url, resp.Status)
 	}

@@ -147,7 +147,7 @@ func (p *peer) saw(k port.Key) bool {
 }
 
 // limit is far beyond what any mode needs on a busy machine.
-const limit = time.Minute
+const limit = 2 * time.Minute
 
 // wait returns when what is expected comes.
 func (p *peer) wait(ctx context.Context, said <-chan time.Time) (time.Time, error) {

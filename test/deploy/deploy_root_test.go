@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -95,6 +96,7 @@ func TestUnitsCapabilitiesAreEnough(t *testing.T) {
 		for _, s := range list.Sources {
 			out = append(out, fmt.Sprintf("%s %s %s %s", s.Name, s.State, s.Rung, s.Error))
 		}
+		a.says(t, "placeholders give way", "no hook tells who wants") // only after the sources
 		a.stop()
 		return strings.Join(out, "\n"), a.log.String()
 	}
@@ -167,8 +169,26 @@ func TestBootCommandOfWSL(t *testing.T) {
 // running is an agent in a network namespace of its own.
 type running struct {
 	cmd     *exec.Cmd
-	log     bytes.Buffer
+	log     output
 	control string
+}
+
+// output is what a process says.
+type output struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (o *output) Write(b []byte) (int, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.b.Write(b)
+}
+
+func (o *output) String() string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.b.String()
 }
 
 // start starts what make returns for the arguments. The environment says where
@@ -199,6 +219,20 @@ func start(t *testing.T, make func(string, ...string) *exec.Cmd, args ...string)
 func (r *running) stop() {
 	_ = r.cmd.Process.Signal(os.Interrupt)
 	_ = r.cmd.Wait()
+}
+
+// says waits until the agent's log has one of the lines.
+func (r *running) says(t *testing.T, lines ...string) {
+	t.Helper()
+	for end := time.Now().Add(2 * time.Minute); ; time.Sleep(10 * time.Millisecond) {
+		log := r.log.String()
+		if slices.ContainsFunc(lines, func(line string) bool { return strings.Contains(log, line) }) {
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatalf("none of %q is said:\n%s", lines, log)
+		}
+	}
 }
 
 // ready waits until the agent has seen all there is.
