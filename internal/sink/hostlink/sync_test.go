@@ -41,8 +41,7 @@ func TestWithoutHostAllIsPending(t *testing.T) {
 	r.put(pub(key(82), "c"))
 	want(t, r.mustSync(), map[uint16]port.State{82: port.Pending})
 
-	p := r.connect("h")
-	<-r.sink.Wake()
+	p := r.connect("h") // and Wake tells of it
 	want(t, during(r.mustSync, func() {
 		s := p.next().Snapshot
 		p.ack(s.Generation, key(80), key(81), key(82))

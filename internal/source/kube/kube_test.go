@@ -55,12 +55,19 @@ type fake struct {
 
 	mu       sync.Mutex
 	version  int
+	log      []logged // what happened, for watches that begin later
 	services map[string]*corev1.Service
 	slices   map[string]*discoveryv1.EndpointSlice
 	watches  map[*watchStream]bool
 	lists    int
 	deny     map[string]int  // resource to HTTP status
 	hang     map[string]bool // "list services", "watch endpointslices"
+}
+
+// logged is an event that made a version.
+type logged struct {
+	version        int
+	resource, text string
 }
 
 type watchStream struct {
@@ -152,8 +159,16 @@ func (f *fake) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 }
 
 func (f *fake) watch(w http.ResponseWriter, r *http.Request, resource string) {
-	s := &watchStream{resource: resource, c: make(chan string, 3000)}
 	f.mu.Lock()
+	s := &watchStream{resource: resource, c: make(chan string, 3000+len(f.log))}
+	// A watch begins where its list ended, whatever happened meanwhile.
+	if from, err := strconv.Atoi(r.URL.Query().Get("resourceVersion")); err == nil {
+		for _, l := range f.log {
+			if l.resource == resource && l.version > from {
+				s.c <- l.text
+			}
+		}
+	}
 	f.watches[s] = true
 	f.mu.Unlock()
 	defer func() {
@@ -186,12 +201,20 @@ func (f *fake) send(resource, text string) {
 	}
 }
 
-func (f *fake) event(resource, kind string, object any) {
+// encode is an event as a watch carries it.
+func (f *fake) encode(kind string, object any) string {
 	b, err := json.Marshal(map[string]any{"type": kind, "object": object})
 	if err != nil {
 		f.t.Fatal(err)
 	}
-	f.send(resource, string(b)+"\n")
+	return string(b) + "\n"
+}
+
+// event is what made the version that there is now.
+func (f *fake) event(resource, kind string, object any) {
+	text := f.encode(kind, object)
+	f.log = append(f.log, logged{f.version, resource, text})
+	f.send(resource, text)
 }
 
 // put adds or changes an object.
@@ -472,12 +495,11 @@ func TestRepetitionSaysNothing(t *testing.T) {
 	}
 	e.cut("") // it watches again
 	e.watched()
-	e.mu.Lock()
 	gone := metav1.Status{TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: "Failure", Code: 410, Reason: metav1.StatusReasonExpired}
+	e.mu.Lock()
 	lists := e.lists
-	e.event("services", "ERROR", gone)
-	e.event("endpointslices", "ERROR", gone)
 	e.mu.Unlock()
+	e.cut(e.encode("ERROR", gone))
 	eventually(t, func() error { // and it lists again
 		e.mu.Lock()
 		defer e.mu.Unlock()
@@ -657,9 +679,12 @@ func TestEndpoints(t *testing.T) {
 	check("[]", "nothing")
 	e.put(slice("web", "10.1.0.2"))
 	check("[10.96.0.7:80 127.0.0.1:30080 10.1.0.2:8080]", "")
-	if o, ok := s.Facts().ByAddress(netip.MustParseAddr("10.1.0.2")); !ok || o.Name != "web-pod" || o.Kind != port.OwnerContainer {
-		t.Errorf("10.1.0.2 is %+v's, %v", o, ok)
-	}
+	eventually(t, func() error {
+		if o, ok := s.Facts().ByAddress(netip.MustParseAddr("10.1.0.2")); !ok || o.Name != "web-pod" || o.Kind != port.OwnerContainer {
+			return fmt.Errorf("10.1.0.2 is %+v's, %v", o, ok)
+		}
+		return nil
+	})
 	no := false
 	unready := slice("web", "10.1.0.2")
 	unready.Endpoints[0].Conditions.Ready = &no
@@ -670,9 +695,12 @@ func TestEndpoints(t *testing.T) {
 	if o, ok := s.Facts().ByAddress(netip.MustParseAddr("127.0.0.1")); ok {
 		t.Errorf("this machine's address is %+v's", o)
 	}
-	if _, ok := s.Facts().ByAddress(netip.MustParseAddr("10.1.0.2")); ok {
-		t.Error("an address that was given up is still a pod's")
-	}
+	eventually(t, func() error {
+		if _, ok := s.Facts().ByAddress(netip.MustParseAddr("10.1.0.2")); ok {
+			return errors.New("an address that was given up is still a pod's")
+		}
+		return nil
+	})
 	e.remove("default/web-x")
 	check("[]", "nothing")
 	other := "other"
@@ -689,11 +717,14 @@ func TestEndpointsDenied(t *testing.T) {
 	e.put(svc("web", corev1.ServiceTypeNodePort, tcp(80, 30080)))
 	f := run(t, source(t, e, Options{}))
 	want(t, f, "tcp 0.0.0.0:30080")
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if len(f.warnings) != 1 || !strings.Contains(f.warnings[0], "endpointslices is denied") || f.stale != nil {
-		t.Errorf("warnings %q, stale %v", f.warnings, f.stale)
-	}
+	eventually(t, func() error {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		if len(f.warnings) != 1 || !strings.Contains(f.warnings[0], "endpointslices is denied") || f.stale != nil {
+			return fmt.Errorf("warnings %q, stale %v", f.warnings, f.stale)
+		}
+		return nil
+	})
 }
 
 // What the server says wrongly as a whole is named, and nothing is taken back.
@@ -774,9 +805,12 @@ func TestServerThatIsWaitedForIsTriedAtOnce(t *testing.T) {
 	e.start()
 	s.Try()
 	want(t, f, "tcp 0.0.0.0:30080")
-	if n := s.WaitsFor(); n != 0 {
-		t.Errorf("still waits for port %d", n)
-	}
+	eventually(t, func() error {
+		if n := s.WaitsFor(); n != 0 {
+			return fmt.Errorf("still waits for port %d", n)
+		}
+		return nil
+	})
 }
 
 // A hundred restarts leave no goroutine and no connection behind, and move nothing.
