@@ -319,7 +319,6 @@ func TestPageOfAnOrdinaryGuest(t *testing.T) {
 			_, _ = conn.Write(make([]byte, 4000*(i%7)))
 		}
 		time.Sleep(300 * time.Millisecond)
-		p.wait("the port is there", portsIn+fmt.Sprintf(`.includes('%d')`, 20000+i), true)
 		if err == nil {
 			_ = conn.Close()
 		}

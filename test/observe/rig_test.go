@@ -72,10 +72,6 @@ func run(m *testing.M) int {
 	return m.Run()
 }
 
-// patience bounds what must happen at all, on whatever machine; no test measures
-// with it.
-const patience = 3 * time.Minute
-
 // process is a program that ends with its test.
 type process struct {
 	cmd  *exec.Cmd
