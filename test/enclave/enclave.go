@@ -67,7 +67,7 @@ func Run(cmd *exec.Cmd) error {
 func removeCgroups(name string) {
 	var dirs []string
 	_ = filepath.WalkDir("/sys/fs/cgroup", func(path string, d fs.DirEntry, err error) error {
-		if err == nil && d.IsDir() && strings.Contains(path, "/"+name) {
+		if err == nil && d.IsDir() && strings.Contains(path+"/", "/"+name+"/") {
 			dirs = append(dirs, path)
 		}
 		return nil
