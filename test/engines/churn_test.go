@@ -5,6 +5,7 @@
 package engines
 
 import (
+	"fmt"
 	"math/rand/v2"
 	"os"
 	"slices"
@@ -25,6 +26,10 @@ func operations(t testing.TB) int {
 	}
 	return n
 }
+
+// churned is the name of a container that churn works on. It is not the beginning of
+// any id, which "c1" may be: for want of such a name, engines take it for that.
+func churned(n int) string { return fmt.Sprintf("x%d", n) }
 
 // churnFor bounds churn where engines are slow.
 const churnFor = 8 * time.Minute

@@ -134,7 +134,7 @@ func TestContainerdRandom(t *testing.T) {
 	ports := []string{"-p 127.0.0.1:%d:80", "-p %d:80", "-p %d:80/udp", "-p %[1]d:80 -p %[1]d:80/udp"}
 	churn(t, func(rnd *rand.Rand) []string {
 		k := rnd.IntN(6)
-		name := fmt.Sprintf("c%d", k)
+		name := churned(k)
 		switch rnd.IntN(10) {
 		case 0, 1, 2:
 			flags := strings.Fields(fmt.Sprintf(ports[rnd.IntN(len(ports))], 8000+k))
@@ -150,7 +150,7 @@ func TestContainerdRandom(t *testing.T) {
 		case 7:
 			return []string{[]string{"pause", "unpause"}[rnd.IntN(2)], name}
 		case 8:
-			return []string{"rename", name, fmt.Sprintf("c%d", rnd.IntN(6))}
+			return []string{"rename", name, churned(rnd.IntN(6))}
 		}
 		return []string{"rm", "-f", name}
 	}, func(args []string) error { _, err := nerdctl("default", args...); return err },

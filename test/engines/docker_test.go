@@ -40,6 +40,7 @@ func dockerd(t testing.TB, args ...string) *daemon {
 	}
 	d.start()
 	dockerReady(t, d)
+	t.Cleanup(func() { _, _ = try("docker", "network", "prune", "-f") })
 	t.Cleanup(func() {
 		// The next test starts with an empty engine.
 		if d.ended() {
@@ -47,7 +48,6 @@ func dockerd(t testing.TB, args ...string) *daemon {
 			dockerReady(t, d)
 		}
 		dockerClear(t)
-		run(t, "docker", "network", "prune", "-f")
 	})
 	return d
 }
@@ -67,12 +67,30 @@ func dockerClear(t testing.TB, keep ...string) {
 			return err
 		}
 		left := without(strings.Fields(out), keep)
-		if len(left) == 0 {
-			return nil
+		if _, left, err = dockerInspect("{{.Id}}", left); err != nil || len(left) == 0 {
+			return err
 		}
 		_, err = try("docker", append([]string{"rm", "-f"}, left...)...)
 		return fmt.Errorf("containers %q were left (%v)", left, err)
 	})
+}
+
+// dockerInspect inspects those of some containers that are there, and returns their
+// ids too. The engine lists, for ever, what was renamed while it was removed.
+func dockerInspect(format string, ids []string) (out string, there []string, err error) {
+	there = ids
+	for len(there) > 0 {
+		if out, err = try("docker", append([]string{"inspect", "-f", format}, there...)...); err == nil {
+			return out, there, nil
+		}
+		n := len(there)
+		says := strings.ToLower(err.Error())
+		there = slices.DeleteFunc(slices.Clone(there), func(id string) bool { return strings.Contains(says, "no such object: "+id) })
+		if len(there) == n {
+			return "", nil, err
+		}
+	}
+	return "", nil, nil
 }
 
 func without(all, some []string) []string {
@@ -323,11 +341,11 @@ func find(r *recorder, key string) port.Binding {
 // dockerPorts asks the engine itself which ports everything that runs publishes.
 func dockerPorts() ([]string, error) {
 	ids, err := try("docker", "ps", "-q", "--no-trunc")
-	if err != nil || ids == "" {
+	if err != nil {
 		return nil, err
 	}
 	const format = "{{.Name}}{{range $port, $all := .NetworkSettings.Ports}}{{range $all}} {{$port}} {{.HostIp}} {{.HostPort}}{{end}}{{end}}"
-	out, err := try("docker", append([]string{"inspect", "-f", format}, strings.Fields(ids)...)...)
+	out, _, err := dockerInspect(format, strings.Fields(ids))
 	var keys []string
 	for line := range strings.Lines(out) {
 		f := strings.Fields(line)

@@ -225,7 +225,7 @@ func TestDockerRandom(t *testing.T) {
 	ports := []string{"-p 127.0.0.1:%d:80", "-p %d:80", "-p %d:80/udp", "-p [::1]:%d:80", "-p %[1]d:80 -p %[1]d:80/udp"}
 	churn(t, func(rnd *rand.Rand) []string {
 		k := rnd.IntN(8)
-		name := fmt.Sprintf("c%d", k)
+		name := churned(k)
 		switch rnd.IntN(11) {
 		case 0, 1, 2:
 			flags := strings.Fields(fmt.Sprintf(ports[rnd.IntN(len(ports))], 8000+k))
@@ -241,7 +241,7 @@ func TestDockerRandom(t *testing.T) {
 		case 7:
 			return []string{[]string{"pause", "unpause"}[rnd.IntN(2)], name}
 		case 8:
-			return []string{"rename", name, fmt.Sprintf("c%d", rnd.IntN(8))}
+			return []string{"rename", name, churned(rnd.IntN(8))}
 		case 9:
 			return []string{"network", []string{"connect", "disconnect"}[rnd.IntN(2)], "other", name}
 		}

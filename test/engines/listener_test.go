@@ -78,7 +78,7 @@ func TestDockerRunNeverFindsItsPortTaken(t *testing.T) {
 		wg.Go(func() {
 			for i := w; i < runs && time.Since(began) < most; i += workers {
 				// Ports come again, so that what an earlier container left is met too.
-				n, name := 8000+i%50, fmt.Sprintf("c%d", i)
+				n, name := 8000+i%50, fmt.Sprintf("run%d", i)
 				_, err := try("docker", "run", "-d", "--name", name, "--stop-timeout", "0", "-p", fmt.Sprintf("%d:80", n), "bb")
 				switch {
 				case err == nil:
