@@ -18,8 +18,8 @@ import (
 func TestRedirectedPortIsNamedAfterItsListener(t *testing.T) {
 	for _, tool := range []struct{ name, add string }{
 		{"nft", `nft 'add table ip fl; add chain ip fl pre { type nat hook prerouting priority -100; }; add rule ip fl pre tcp dport 8081 redirect to :9090'`},
-		{"iptables-nft", `iptables-nft -t nat -A PREROUTING -p tcp --dport 8081 -j REDIRECT --to-ports 9090`},
-		{"iptables-legacy", `iptables-legacy -t nat -A PREROUTING -p tcp --dport 8081 -j REDIRECT --to-ports 9090`},
+		{"iptables-nft", `iptables-nft -w -t nat -A PREROUTING -p tcp --dport 8081 -j REDIRECT --to-ports 9090`},
+		{"iptables-legacy", `iptables-legacy -w -t nat -A PREROUTING -p tcp --dport 8081 -j REDIRECT --to-ports 9090`},
 	} {
 		t.Run(tool.name, func(t *testing.T) {
 			r := newRig(t).start()

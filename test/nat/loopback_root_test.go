@@ -41,19 +41,19 @@ func TestNothingMeetsARuleOfPreroutingForTheLoopback(t *testing.T) {
 		published []string // then
 	}{
 		{
-			"iptables-nft", []string{"iptables-nft-restore", "-n"},
+			"iptables-nft", []string{"iptables-nft-restore", "-w", "-n"},
 			iptables("-A PREROUTING -i lo " + legacy), iptables("-A OUTPUT " + legacy), []string{from4 + "[ip nat]" + to4},
 		},
 		{
-			"ip6tables-nft", []string{"ip6tables-nft-restore", "-n"},
+			"ip6tables-nft", []string{"ip6tables-nft-restore", "-w", "-n"},
 			iptables("-A PREROUTING -i lo " + legacy), iptables("-A OUTPUT " + legacy), []string{from6 + "[ip6 nat]" + to6},
 		},
 		{
-			"iptables-legacy", []string{"iptables-legacy-restore", "-n"},
+			"iptables-legacy", []string{"iptables-legacy-restore", "-w", "-n"},
 			iptables("-A PREROUTING -i lo " + legacy), iptables("-A OUTPUT " + legacy), []string{from4 + "[legacy ip nat]" + to4},
 		},
 		{
-			"ip6tables-legacy", []string{"ip6tables-legacy-restore", "-n"},
+			"ip6tables-legacy", []string{"ip6tables-legacy-restore", "-w", "-n"},
 			iptables("-A PREROUTING -i lo " + legacy), iptables("-A OUTPUT " + legacy), []string{from6 + "[legacy ip6 nat]" + to6},
 		},
 		{"nft without a chain on output", nft, "table ip t {\n" + pre + "}\n", "table ip t {\n" + met + "}\n", []string{from4 + "[ip t]" + to4}},
