@@ -434,7 +434,9 @@ func TestManyFlowsAtOnceAreServed(t *testing.T) {
 		wg.Go(func() { _, _ = io.CopyN(g, g, 1) })
 	}
 	wg.Wait()
-	if r := l.Refused(); len(r) != 0 {
+	r := l.Refused()
+	delete(r, RefusedLost) // a dial that took longer than connectTime: the session carries its flow
+	if len(r) != 0 {
 		t.Errorf("refused %v", r)
 	}
 }
