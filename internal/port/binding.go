@@ -30,6 +30,9 @@ func (k OwnerKind) String() string {
 	return ownerKinds[OwnerUnknown]
 }
 
+// AppendText implements encoding.TextAppender.
+func (k OwnerKind) AppendText(b []byte) ([]byte, error) { return append(b, k.String()...), nil }
+
 // MarshalText implements encoding.TextMarshaler.
 func (k OwnerKind) MarshalText() ([]byte, error) { return []byte(k.String()), nil }
 

@@ -31,6 +31,9 @@ func (s State) String() string {
 	return fmt.Sprintf("state-%d", uint8(s))
 }
 
+// AppendText implements encoding.TextAppender.
+func (s State) AppendText(b []byte) ([]byte, error) { return append(b, s.String()...), nil }
+
 // MarshalText implements encoding.TextMarshaler.
 func (s State) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
 

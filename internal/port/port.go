@@ -40,8 +40,11 @@ func ParseProtocol(s string) (Protocol, error) {
 	case "udp":
 		return UDP, nil
 	}
-	return 0, fmt.Errorf("protocol %q: want tcp or udp", s)
+	return 0, fmt.Errorf("protocol %q: want tcp or udp", strings.Clone(s)) // s does not escape
 }
+
+// AppendText implements encoding.TextAppender.
+func (p Protocol) AppendText(b []byte) ([]byte, error) { return append(b, p.String()...), nil }
 
 // MarshalText implements encoding.TextMarshaler.
 func (p Protocol) MarshalText() ([]byte, error) { return []byte(p.String()), nil }

@@ -3,15 +3,16 @@
 package wire
 
 import (
-	"bytes"
 	"encoding/binary"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"slices"
 	"strings"
 	"unicode/utf8"
+
+	"github.com/go-json-experiment/json"
+	"github.com/go-json-experiment/json/jsontext"
 )
 
 var (
@@ -25,14 +26,14 @@ var (
 
 const frameHeader = 4 // bytes of the length in front of each frame, big-endian
 
-// malformedError quotes what a peer sent, so its text is bounded.
+// malformedError quotes what a peer sent, so its text is bounded and on one line.
 type malformedError string
 
 func (e malformedError) Error() string        { return "malformed message: " + string(e) }
 func (e malformedError) Is(target error) bool { return target == ErrMalformed }
 
 func malformed(format string, args ...any) error {
-	return malformedError(cut(fmt.Sprintf(format, args...), MaxReason))
+	return malformedError(oneLine(cut(fmt.Sprintf(format, args...), MaxReason)))
 }
 
 // readFrame returns the body of the next frame. Memory is taken as bytes
@@ -67,30 +68,18 @@ func midFrame(err error) error {
 	return err
 }
 
-// encode returns v as a frame, header included.
+// encode returns v as a frame, header included. Equal values give equal frames.
 func encode(v any, limit int) ([]byte, error) {
-	var b bytes.Buffer
-	b.Write(make([]byte, frameHeader))
-	e := json.NewEncoder(&b)
-	e.SetEscapeHTML(false)
-	if err := e.Encode(v); err != nil {
+	body, err := json.Marshal(v, json.Deterministic(true))
+	if err != nil {
 		return nil, err
 	}
-	frame := bytes.TrimSuffix(b.Bytes(), []byte{'\n'})
-	if err := seal(frame, limit); err != nil {
-		return nil, err
+	if len(body) > limit {
+		return nil, fmt.Errorf("frame of %d bytes: %w (limit %d)", len(body), ErrTooLarge, limit)
 	}
-	return frame, nil
-}
-
-// seal puts its length into the header of a frame.
-func seal(frame []byte, limit int) error {
-	n := len(frame) - frameHeader
-	if n > limit {
-		return fmt.Errorf("frame of %d bytes: %w (limit %d)", n, ErrTooLarge, limit)
-	}
-	binary.BigEndian.PutUint32(frame, uint32(n))
-	return nil
+	frame := make([]byte, frameHeader, frameHeader+len(body))
+	binary.BigEndian.PutUint32(frame, uint32(len(body)))
+	return append(frame, body...), nil
 }
 
 // writeFrame sends v as one frame in a single Write.
@@ -103,67 +92,80 @@ func writeFrame(w io.Writer, v any, limit int) error {
 	return err
 }
 
-// decodeUnion reads an object with exactly one field, which names the message.
-// field returns a pointer to the pointer to fill, nil if it knows no such name.
-func decodeUnion(body []byte, field func(name string) any) error {
-	d := json.NewDecoder(bytes.NewReader(body))
-	if t, err := d.Token(); err != nil || t != json.Delim('{') {
+// decode reads body, which is one JSON value and nothing more, into v.
+func decode(body []byte, v any) error {
+	err := json.Unmarshal(body, v)
+	if err == nil {
+		return nil
+	}
+	if m, ok := errors.AsType[malformedError](err); ok {
+		return m
+	}
+	return malformed("%v", err)
+}
+
+// union reads an object with exactly one field, which names the message. It
+// returns a pointer to the pointer to fill, nil if it knows no such name.
+type union func(name string) any
+
+// UnmarshalJSONFrom implements json.UnmarshalerFrom.
+func (field union) UnmarshalJSONFrom(d *jsontext.Decoder) error {
+	if t, err := d.ReadToken(); err != nil || t.Kind() != '{' {
 		return malformed("not a JSON object")
 	}
-	t, err := d.Token()
+	t, err := d.ReadToken()
 	if err != nil {
-		return malformed("%v", err)
+		return err
 	}
-	name, ok := t.(string)
-	if !ok {
+	if t.Kind() == '}' {
 		return malformed("no message in it")
 	}
+	name := t.String()
 	dst := field(name)
 	if dst == nil {
 		return malformed("unknown message %q", name)
 	}
-	if err := d.Decode(dst); err != nil {
-		return malformed("%s: %v", name, err)
+	if err := json.UnmarshalDecode(d, dst); err != nil {
+		return err
 	}
-	if t, err = d.Token(); err != nil || t != json.Delim('}') {
-		if extra, ok := t.(string); ok {
-			return malformed("%q after %s: one message only", extra, name)
-		}
-		return malformed("%s: %v", name, err)
+	if t, err = d.ReadToken(); err != nil {
+		return err
 	}
-	if _, err := d.Token(); !errors.Is(err, io.EOF) {
-		return malformed("%s: more follows", name)
+	if t.Kind() != '}' {
+		return malformed("%q after %s: one message only", t.String(), name)
 	}
 	return nil
 }
 
-// list is a JSON array of at most MaxListItems: a few bytes of text become a
-// much larger struct, so the frame's limit alone does not bound memory.
-type list[T any] []T
+// List is a JSON array that is read up to MaxListItems: a few bytes of text become
+// a much larger struct, so the frame's limit alone does not bound memory.
+type List[T any] []T
 
-func (l *list[T]) UnmarshalJSON(b []byte) error {
-	d := json.NewDecoder(bytes.NewReader(b))
-	t, err := d.Token()
-	if err != nil {
+// UnmarshalJSONFrom implements json.UnmarshalerFrom.
+func (l *List[T]) UnmarshalJSONFrom(d *jsontext.Decoder) error {
+	t, err := d.ReadToken()
+	switch {
+	case err != nil:
 		return err
-	}
-	if t == nil {
+	case t.Kind() == 'n':
+		*l = nil
 		return nil
-	}
-	if t != json.Delim('[') {
+	case t.Kind() != '[':
 		return errors.New("want a list")
 	}
-	for d.More() {
-		if len(*l) == MaxListItems {
+	items := []T{}
+	for d.PeekKind() != ']' {
+		if len(items) == MaxListItems {
 			return fmt.Errorf("more than %d items", MaxListItems)
 		}
-		var v T
-		if err := d.Decode(&v); err != nil {
+		items = append(items, *new(T))
+		if err := json.UnmarshalDecode(d, &items[len(items)-1]); err != nil {
 			return err
 		}
-		*l = append(*l, v)
 	}
-	return nil
+	*l = items
+	_, err = d.ReadToken()
+	return err
 }
 
 // cut shortens s to at most n bytes at the end of a character. What is not

@@ -44,6 +44,10 @@ func expected(err error) bool {
 // What was accepted is accepted again after a round trip, and stays the same.
 func FuzzReadControl(f *testing.F) {
 	seed(f)
+	f.Add(frameOf(`{"ack":{"generation":01}}`))
+	f.Add(frameOf(`{"ack":{"generation":18446744073709551616}}`))
+	f.Add(frameOf(`{"change":{"base":1,"generation":2,"put":null,"more":true}}`))
+	f.Add(frameOf(`{"change":{"base":1,"generation":2,"removed":[{"protocol":"TCP","address":"::1","port":65535}]}} `))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		c, err := ReadControl(bytes.NewReader(b))
 		if err != nil {

@@ -68,7 +68,7 @@ func ReadHandshake(r io.Reader) (h Handshake, raw []byte, err error) {
 
 func decodeHandshake(body []byte) (Handshake, error) {
 	var h Handshake
-	err := decodeUnion(body, func(name string) any {
+	message := union(func(name string) any {
 		switch name {
 		case "hello":
 			return &h.Hello
@@ -79,6 +79,7 @@ func decodeHandshake(body []byte) (Handshake, error) {
 		}
 		return nil
 	})
+	err := decode(body, &message)
 	if err == nil {
 		err = h.check()
 	}

@@ -52,36 +52,36 @@ type Control struct {
 // Snapshot is the whole wanted set. A large one comes in parts: More is set on
 // all but the last, and the host applies nothing before the last.
 type Snapshot struct {
-	Epoch        string        `json:"epoch"` // names one life of the agent
-	Generation   uint64        `json:"generation"`
-	Publications []Publication `json:"publications"`
-	More         bool          `json:"more,omitempty"`
+	Epoch        string            `json:"epoch"` // names one life of the agent
+	Generation   uint64            `json:"generation"`
+	Publications List[Publication] `json:"publications"`
+	More         bool              `json:"more,omitzero"`
 }
 
 // Change turns the set of generation Base into that of Generation. A host that
 // does not stand at Base answers Resync and applies nothing. A large one comes in
 // parts with the same Base and Generation, as a Snapshot does; see Joiner.
 type Change struct {
-	Base       uint64        `json:"base"`
-	Generation uint64        `json:"generation"`
-	Put        []Publication `json:"put,omitempty"`
-	Removed    []port.Key    `json:"removed,omitempty"`
-	More       bool          `json:"more,omitempty"`
+	Base       uint64            `json:"base"`
+	Generation uint64            `json:"generation"`
+	Put        List[Publication] `json:"put,omitempty"`
+	Removed    List[port.Key]    `json:"removed,omitempty"`
+	More       bool              `json:"more,omitzero"`
 }
 
 // Ack says that the host stands at Generation, and what became of the
 // publications that the acknowledged message named. What does not fit in one
 // frame goes ahead of it in Outcomes; see Split.
 type Ack struct {
-	Generation uint64    `json:"generation"`
-	Outcomes   []Outcome `json:"outcomes,omitempty"`
+	Generation uint64        `json:"generation"`
+	Outcomes   List[Outcome] `json:"outcomes,omitempty"`
 }
 
 // Outcomes says what became of publications since the last Ack (a conflict that
 // ended, a listener that died, progress with a large set). For each key it
 // names, it is complete.
 type Outcomes struct {
-	Outcomes []Outcome `json:"outcomes"`
+	Outcomes List[Outcome] `json:"outcomes"`
 }
 
 // Resync asks for a snapshot.
@@ -92,7 +92,7 @@ type Resync struct {
 // Publication is what the host needs to know of a publication.
 type Publication struct {
 	port.Key
-	DualStack bool             `json:"dualStack,omitempty"`
+	DualStack bool             `json:"dualStack,omitzero"`
 	Host      []netip.AddrPort `json:"host"` // host addresses asked for
 	Owner     port.Owner       `json:"owner"`
 	Source    string           `json:"source,omitempty"` // of its first origin, for host rules

@@ -15,6 +15,7 @@ import (
 	"strings"
 	"testing"
 	"testing/iotest"
+	"unicode"
 	"unsafe"
 
 	"github.com/google/go-cmp/cmp"
@@ -167,9 +168,18 @@ func TestControlRefused(t *testing.T) {
 		"two messages":          {`{"ack":{"generation":1},"resync":{"reason":""}}`, `"resync"`},
 		"message twice":         {`{"ack":{"generation":1},"ack":{"generation":2}}`, `"ack"`},
 		"null":                  {`{"ack":null}`, "0 messages"},
-		"trailing":              {`{"ack":{"generation":1}}{}`, "more follows"},
+		"trailing":              {`{"ack":{"generation":1}}{}`, "after top-level value"},
 		"truncated":             {`{"ack":{"generation":1}`, ""},
 		"wrong type":            {`{"ack":7}`, "ack"},
+		"wrong type, unprinted": {"{\"ack\":\"\u009b2J\u007f\"}", "ack"},
+		"generation too large":  {`{"ack":{"generation":18446744073709551616}}`, "ack"},
+		"generation of 01":      {`{"ack":{"generation":01}}`, "ack"},
+		"fraction":              {`{"ack":{"generation":1.0}}`, "ack"},
+		"field twice":           {`{"ack":{"generation":1,"generation":2}}`, "generation"},
+		"unknown field twice":   {`{"ack":{"generation":1,"a":{"b":1,"b":2}}}`, "ack"},
+		"not UTF-8":             {"{\"resync\":{\"reason\":\"\xff\"}}", "UTF-8"},
+		"half a character":      {`{"resync":{"reason":"\ud800"}}`, "resync"},
+		"zero byte beyond":      {"{\"ack\":{\"generation\":1}}\x00", "after top-level value"},
 		"negative generation":   {`{"ack":{"generation":-1}}`, "ack"},
 		"no epoch":              {`{"snapshot":{"publications":[]}}`, "epoch"},
 		"long epoch":            {`{"snapshot":{"epoch":"` + strings.Repeat("e", 65) + `"}}`, "epoch"},
@@ -213,6 +223,9 @@ func TestControlRefused(t *testing.T) {
 			}
 			if len(err.Error()) > 2*MaxReason {
 				t.Errorf("error of %d bytes", len(err.Error()))
+			}
+			if strings.ContainsFunc(err.Error(), unicode.IsControl) {
+				t.Errorf("error %q steers a terminal", err)
 			}
 			// The stream is still in step.
 			if c, err := ReadControl(r); err != nil || c.Resync == nil || c.Resync.Reason != "after" {
@@ -478,7 +491,7 @@ func TestSplitAndJoin(t *testing.T) {
 					t.Errorf("%s of %d %s publications: lost some", what, n, name)
 				}
 				if what == "snapshot" {
-					if d := cmp.Diff(pubs, whole.Snapshot.Publications, equal...); d != "" {
+					if d := cmp.Diff(pubs, []Publication(whole.Snapshot.Publications), equal...); d != "" {
 						t.Error(d)
 					}
 				}
