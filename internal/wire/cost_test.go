@@ -34,7 +34,8 @@ func TestAChangeOfOnePublicationIsSmallAndCheap(t *testing.T) {
 			t.Fatal(err)
 		}
 	})
-	if encode > 6 || decode > 20 || frame.Len() > 256 {
+	// 5 and 11, and more under the race detector, which drops some of what is pooled.
+	if encode > 16 || decode > 24 || frame.Len() > 256 {
 		t.Errorf("%d bytes, %v allocations to encode, %v to decode", frame.Len(), encode, decode)
 	}
 }
