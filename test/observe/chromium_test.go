@@ -327,31 +327,37 @@ func (p *tab) write(text string) {
 }
 
 // click clicks in the middle of the first element that matches, once it is there
-// and at rest: what arrives above it moves it.
+// and at rest, and again if it moved away meanwhile: the page knows what was hit.
 func (p *tab) click(selector string) {
 	p.t.Helper()
-	var at, before []any
+	var at []any
 	within(p.t, patience, "to click at "+selector, func() error {
 		v, err := p.try(fmt.Sprintf(`(() => {
-			const e = document.querySelector(%q);
+			const find = () => document.querySelector(%q);
+			const e = find();
 			if (!e) return null;
 			e.scrollIntoView({block: 'nearest'});
 			const r = e.getBoundingClientRect();
 			const [x, y] = [r.x + r.width / 2, r.y + r.height / 2];
+			window.struck = false;
+			document.addEventListener('click', (c) => { window.struck = !!find()?.contains(c.target); }, {once: true, capture: true});
 			return [x, y, e.contains(document.elementFromPoint(x, y))];
 		})()`, selector))
 		if err != nil {
 			return err
 		}
-		before = at
+		before := at
 		if at, _ = v.([]any); at == nil || at[2] != true || !slices.Equal(at, before) {
 			return fmt.Errorf("it is at %v and was at %v", at, before)
 		}
+		for _, kind := range []string{"mouseMoved", "mousePressed", "mouseReleased"} {
+			p.do("Input.dispatchMouseEvent", map[string]any{"type": kind, "x": at[0], "y": at[1], "button": "left", "clickCount": 1})
+		}
+		if struck, err := p.try(`window.struck`); err != nil || struck != true {
+			return errors.Join(errors.New("another element was in its place"), err)
+		}
 		return nil
 	})
-	for _, kind := range []string{"mouseMoved", "mousePressed", "mouseReleased"} {
-		p.do("Input.dispatchMouseEvent", map[string]any{"type": kind, "x": at[0], "y": at[1], "button": "left", "clickCount": 1})
-	}
 }
 
 // shoot keeps a picture of what is in sight as an artefact of the test.
