@@ -50,7 +50,7 @@ type Options struct {
 	// can hold 256 KiB that nobody reads.
 	MaxStreams int
 	// KeepAlive is how long a session may be without traffic before the peer
-	// must answer a ping within 10 s; 30 s if 0.
+	// must answer a ping within 30 s; 30 s if 0.
 	KeepAlive time.Duration
 	Logger    *slog.Logger
 
