@@ -10,9 +10,6 @@ import (
 	"github.com/fairlead/fairlead/internal/port"
 )
 
-// socketSource is the one source whose bindings are sockets.
-const socketSource = "socket"
-
 // redirects are the slots whose NAT rules send on to ports of this machine, by
 // the slots of these: the owner is that of who listens there. The registry's lock
 // guards it.
@@ -94,7 +91,7 @@ func serving(slot []member, addr netip.Addr) (ms []member) {
 		for _, m := range slot {
 			if b := m.binding; b.Address == at && len(b.Hints.Targets) == 0 {
 				ms = append(ms, m)
-				listens = listens || b.Origin.Source == socketSource && b.Withheld == "" && (b.DualStack || at.Is4() == addr.Is4())
+				listens = listens || b.Origin.Source == port.SourceSocket && b.Withheld == "" && (b.DualStack || at.Is4() == addr.Is4())
 			}
 		}
 		if listens {

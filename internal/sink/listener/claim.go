@@ -140,9 +140,6 @@ func describe(p *port.Publication) string {
 	return p.Key.String() + " (" + strconv.Quote(p.Owner.Name) + ")"
 }
 
-// socketSource is the source of publications that have a socket of their own.
-const socketSource = "socket"
-
 // served says how the guest itself serves a host address.
 type served uint8
 
@@ -163,7 +160,7 @@ func servedBy(p *port.Publication, at netip.AddrPort) served {
 	best := notServed
 	for i := range p.Origins {
 		o := &p.Origins[i]
-		if o.Source != socketSource || o.Withheld != "" {
+		if o.Source != port.SourceSocket || o.Withheld != "" {
 			continue
 		}
 		has := func(is4 bool) bool {
@@ -189,7 +186,7 @@ func holder(all []port.Publication, at netip.AddrPort) string {
 			continue
 		}
 		for _, o := range p.Origins {
-			if o.Source != socketSource {
+			if o.Source != port.SourceSocket {
 				continue
 			}
 			text := strconv.Quote(o.Detail)

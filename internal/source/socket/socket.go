@@ -28,7 +28,7 @@ import (
 )
 
 // Name is the source's name in rules and status.
-const Name = "socket"
+const Name = port.SourceSocket
 
 // Observer is what the source needs of an observer.
 type Observer interface {
