@@ -10,7 +10,7 @@ RUN := go run ./test/run
 FUZZTIME ?= 10s
 KERNELS ?= 6.1,6.12
 # tp_btf is what the machine itself has.
-RUNGS ?= fentry,kprobe
+METHODS ?= fentry,kprobe
 BENCH ?= .
 # Rounds of what the end-to-end tests repeat, fewer where the processor is emulated.
 VM_ROUNDS := -env FAIRLEAD_STARTS=2 -env FAIRLEAD_WAKEUPS=500 -env FAIRLEAD_SHORT=500 \
@@ -87,9 +87,9 @@ test-root: ## Run the tests that make namespaces, rules and BPF programs on this
 	@$(RUN) test test-root go test -json -tags root,docs -p 1 -count 1 -timeout 60m $(or $(call tagged,root),$(error no test file has build tag root))
 
 .PHONY: test-vm
-test-vm: ## Run root and VM tests under emulated kernels (KERNELS, RUNGS)
+test-vm: ## Run root and VM tests under emulated kernels (KERNELS, METHODS)
 	@rc=0; $(RUN) test test-vm-rig go test -json -tags rig -timeout 60m ./test/vm || rc=1; \
-	go run ./test/vm -kernel '$(KERNELS)' -rungs '$(RUNGS)' $(VM_ROUNDS) ./... || rc=1; exit $$rc
+	go run ./test/vm -kernel '$(KERNELS)' -methods '$(METHODS)' $(VM_ROUNDS) ./... || rc=1; exit $$rc
 
 .PHONY: test-browser
 test-browser: ## Look at the page in Chromium and run dashboard and alerts in Prometheus (root)

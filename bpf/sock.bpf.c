@@ -2,7 +2,7 @@
 /*
  * Hooks that say when a socket starts and stops to serve a port: those that
  * need no registers, so that one object serves every little-endian machine.
- * The agent loads the programs of one rung at a time (internal/observer).
+ * The agent loads the programs of one method at a time (internal/observer).
  */
 #include "sock.h"
 

@@ -13,11 +13,11 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/fairlead/fairlead/internal/agent"
-	"github.com/fairlead/fairlead/internal/build"
 	"github.com/fairlead/fairlead/internal/config"
 	"github.com/fairlead/fairlead/internal/doctor"
 	"github.com/fairlead/fairlead/internal/link"
 	"github.com/fairlead/fairlead/internal/status"
+	"github.com/fairlead/fairlead/internal/version"
 )
 
 // lookPatience is how long sources get to see everything where no agent runs.
@@ -58,7 +58,7 @@ func newDoctor() *cobra.Command {
 
 // examine gathers the facts, from a running agent or else from a look of our own.
 func examine(ctx context.Context, file, control string) doctor.Facts {
-	f := doctor.Facts{Version: build.Version(), Now: time.Now()}
+	f := doctor.Facts{Version: version.String(), Now: time.Now()}
 	cfg, err := config.LoadAgent(file, nil, os.LookupEnv)
 	if err != nil {
 		cfg = config.DefaultAgent()

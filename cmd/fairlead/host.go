@@ -14,9 +14,9 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/fairlead/fairlead/internal/config"
-	"github.com/fairlead/fairlead/internal/hostd"
+	"github.com/fairlead/fairlead/internal/hostinstall"
+	"github.com/fairlead/fairlead/internal/hostpeer"
 	"github.com/fairlead/fairlead/internal/hvsock"
-	"github.com/fairlead/fairlead/internal/setup"
 )
 
 func newHost() *cobra.Command {
@@ -40,7 +40,7 @@ func newHost() *cobra.Command {
 				out = f
 			}
 			log, level := logger(out, cfg.Common)
-			d, err := hostd.New(cfg, log, level)
+			d, err := hostpeer.New(cfg, log, level)
 			if err != nil {
 				log.Error("cannot start", "err", err) // for who reads the file
 				return err
@@ -79,7 +79,7 @@ func openLog(name string) (*os.File, error) {
 
 func newPair() *cobra.Command {
 	var from, file string
-	o := setup.PairOptions{WSL: hvsock.RunWSL}
+	o := hostinstall.PairOptions{WSL: hvsock.RunWSL}
 	c := &cobra.Command{
 		Use: "pair", Args: noArgs,
 		Short: "Fetch the token of a guest's agent, and keep it for this user alone",
@@ -91,7 +91,7 @@ func newPair() *cobra.Command {
 				return usageError{fmt.Errorf("no WSL here: give --from FILE, or --from - for standard input (see `%s --help`)", c.CommandPath())}
 			}
 			if from != "" {
-				r, err := setup.OpenToken(from, c.InOrStdin())
+				r, err := hostinstall.OpenToken(from, c.InOrStdin())
 				if err != nil {
 					return fmt.Errorf("pair: %w", err)
 				}
@@ -99,7 +99,7 @@ func newPair() *cobra.Command {
 				o.From = r
 			}
 			o.File = file
-			if err := setup.Pair(c.Context(), o); err != nil {
+			if err := hostinstall.Pair(c.Context(), o); err != nil {
 				return err
 			}
 			_, err := fmt.Fprintf(c.OutOrStdout(), "The token is kept in %s. Restart `fairlead host` if it runs.\n", o.File)
@@ -126,7 +126,7 @@ func newInstall() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return report(c.OutOrStdout(), "Installed.", setup.Install(c.Context(), setup.Machine{}, l))
+			return report(c.OutOrStdout(), "Installed.", hostinstall.Install(c.Context(), hostinstall.Machine{}, l))
 		},
 	}
 }
@@ -139,7 +139,7 @@ func newUninstall() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return report(c.OutOrStdout(), "Uninstalled. Configuration and token are still there.", setup.Uninstall(c.Context(), setup.Machine{}, l))
+			return report(c.OutOrStdout(), "Uninstalled. Configuration and token are still there.", hostinstall.Uninstall(c.Context(), hostinstall.Machine{}, l))
 		},
 	}
 }
@@ -152,7 +152,7 @@ func report(w io.Writer, done string, err error) error {
 }
 
 // logon describes this program with flags for "host", which must be good ones.
-func logon(args []string) (setup.Logon, error) {
+func logon(args []string) (hostinstall.Logon, error) {
 	fs := pflag.NewFlagSet("host", pflag.ContinueOnError)
 	var file string
 	var flags config.Host
@@ -166,23 +166,23 @@ func logon(args []string) (setup.Logon, error) {
 		cfg, err = config.LoadHost(file, fs, func(string) (string, bool) { return "", false })
 	}
 	if err != nil {
-		return setup.Logon{}, usageError{fmt.Errorf("for `fairlead host`: %w", err)}
+		return hostinstall.Logon{}, usageError{fmt.Errorf("for `fairlead host`: %w", err)}
 	}
 	self, err := os.Executable()
 	if err != nil {
-		return setup.Logon{}, err
+		return hostinstall.Logon{}, err
 	}
 	home, err := os.UserHomeDir()
 	if err != nil {
-		return setup.Logon{}, err
+		return hostinstall.Logon{}, err
 	}
-	user, err := setup.CurrentUser()
+	user, err := hostinstall.CurrentUser()
 	if err != nil {
-		return setup.Logon{}, err
+		return hostinstall.Logon{}, err
 	}
 	all := append([]string{"host"}, args...)
 	if cfg.LogFile == "" && runtime.GOOS != "linux" { // where the journal has it
 		all = append(all, "--log-file", filepath.Join(filepath.Dir(config.DefaultHostFile()), "host.log"))
 	}
-	return setup.Logon{OS: runtime.GOOS, Program: self, Args: all, Home: home, User: user}, nil
+	return hostinstall.Logon{OS: runtime.GOOS, Program: self, Args: all, Home: home, User: user}, nil
 }

@@ -43,7 +43,7 @@ func TestHostPeerLinksNoClientOfTheAgent(t *testing.T) {
 	for _, c := range []struct{ system, program string }{
 		{"windows", module + "cmd/fairlead"},
 		{"darwin", module + "cmd/fairlead"},
-		{"linux", module + "internal/hostd"},
+		{"linux", module + "internal/hostpeer"},
 	} {
 		if found := linked(t, c.system, c.program); len(found) > 0 {
 			t.Errorf("on %s, %s links %q", c.system, c.program, found)

@@ -15,7 +15,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/fairlead/fairlead/internal/build"
+	"github.com/fairlead/fairlead/internal/version"
 )
 
 // Exit codes.
@@ -58,7 +58,7 @@ func newRoot() *cobra.Command {
 	root := &cobra.Command{
 		Use:           "fairlead",
 		Short:         "Ports of a Linux VM on its host's localhost, the moment they exist",
-		Version:       build.Version(),
+		Version:       version.String(),
 		SilenceUsage:  true,
 		SilenceErrors: true,
 		Args:          noArgs,
@@ -102,7 +102,7 @@ func newVersion() *cobra.Command {
 	return &cobra.Command{
 		Use: "version", Short: "Print the version", Args: noArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			_, err := fmt.Fprintf(c.OutOrStdout(), "fairlead %s\n", build.Version())
+			_, err := fmt.Fprintf(c.OutOrStdout(), "fairlead %s\n", version.String())
 			return err
 		},
 	}

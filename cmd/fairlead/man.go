@@ -9,7 +9,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/cobra/doc"
 
-	"github.com/fairlead/fairlead/internal/build"
+	"github.com/fairlead/fairlead/internal/version"
 )
 
 // newMan writes the manual pages, for packages ("make man").
@@ -24,7 +24,7 @@ func newMan() *cobra.Command {
 			root.DisableAutoGenTag = true
 			date := time.Unix(0, 0).UTC() // the pages are the same whenever they are made
 			return doc.GenManTree(root, &doc.GenManHeader{
-				Title: "FAIRLEAD", Section: "1", Source: "fairlead " + build.Version(), Manual: "fairlead", Date: &date,
+				Title: "FAIRLEAD", Section: "1", Source: "fairlead " + version.String(), Manual: "fairlead", Date: &date,
 			}, args[0])
 		},
 	}

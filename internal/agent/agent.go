@@ -15,7 +15,6 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
-	"github.com/fairlead/fairlead/internal/build"
 	"github.com/fairlead/fairlead/internal/config"
 	"github.com/fairlead/fairlead/internal/forward"
 	"github.com/fairlead/fairlead/internal/link"
@@ -32,6 +31,7 @@ import (
 	"github.com/fairlead/fairlead/internal/source/kube"
 	"github.com/fairlead/fairlead/internal/source/socket"
 	"github.com/fairlead/fairlead/internal/status"
+	"github.com/fairlead/fairlead/internal/version"
 	"github.com/fairlead/fairlead/internal/wire"
 )
 
@@ -177,7 +177,7 @@ func (a *Agent) wireHostlink() error {
 		}
 	}
 	o := link.Options{
-		Role: link.RoleAgent, Identity: link.NewIdentity(), Name: machineName("guest"), Version: build.Version(), Token: token,
+		Role: link.RoleAgent, Identity: link.NewIdentity(), Name: machineName("guest"), Version: version.String(), Token: token,
 		AllowUIDs: a.cfg.AllowUIDs, AllowCIDs: a.cfg.AllowCIDs, Logger: a.log,
 	}
 	a.links = &links{endpoints: a.cfg.Link, options: o, sessions: make(chan link.Session)}

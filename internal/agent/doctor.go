@@ -12,46 +12,46 @@ import (
 	"sync"
 	"time"
 
-	"github.com/fairlead/fairlead/internal/build"
 	"github.com/fairlead/fairlead/internal/config"
 	"github.com/fairlead/fairlead/internal/doctor"
 	"github.com/fairlead/fairlead/internal/explain"
 	"github.com/fairlead/fairlead/internal/observer"
 	"github.com/fairlead/fairlead/internal/own"
+	"github.com/fairlead/fairlead/internal/version"
 )
 
 // attachReport keeps what the observer said of its hooks.
 type attachReport struct {
 	*observer.Observer
-	mu    sync.Mutex
-	rungs []observer.Rung
+	mu      sync.Mutex
+	methods []observer.Method
 }
 
 // Run implements socket.Observer.
 func (r *attachReport) Run(ctx context.Context, h observer.Handler) error {
-	return r.Observer.Run(ctx, rungsHandler{h, r})
+	return r.Observer.Run(ctx, methodsHandler{h, r})
 }
 
-type rungsHandler struct {
+type methodsHandler struct {
 	observer.Handler
 	report *attachReport
 }
 
-func (h rungsHandler) Rungs(rungs []observer.Rung) {
+func (h methodsHandler) Methods(methods []observer.Method) {
 	h.report.mu.Lock()
-	h.report.rungs = slices.Clone(rungs)
+	h.report.methods = slices.Clone(methods)
 	h.report.mu.Unlock()
-	h.Handler.Rungs(rungs)
+	h.Handler.Methods(methods)
 }
 
 func (r *attachReport) hooks() []doctor.Hook {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return describeHooks(r.rungs)
+	return describeHooks(r.methods)
 }
 
 // hooked is a sink with hooks of its own.
-type hooked interface{ hooks() []observer.Rung }
+type hooked interface{ hooks() []observer.Method }
 
 // sinkHooks are those of the sinks.
 func (a *Agent) sinkHooks() (list []doctor.Hook) {
@@ -63,9 +63,9 @@ func (a *Agent) sinkHooks() (list []doctor.Hook) {
 	return list
 }
 
-func describeHooks(rungs []observer.Rung) (list []doctor.Hook) {
-	for _, g := range rungs {
-		h := doctor.Hook{Capability: g.Capability, Rung: g.Name, Lost: g.Lost}
+func describeHooks(methods []observer.Method) (list []doctor.Hook) {
+	for _, g := range methods {
+		h := doctor.Hook{Capability: g.Capability, Method: g.Name, Lost: g.Lost}
 		if g.Err != nil {
 			h.Error = oneLine(g.Err.Error())
 		}
@@ -84,14 +84,14 @@ const unreadShown = 20
 func (a *Agent) Examine() doctor.Agent {
 	s := a.observer.Stats()
 	d := doctor.Agent{
-		Running: true, Version: build.Version(), PID: os.Getpid(), NetNS: netnsName(), Observer: a.cfg.Observer,
+		Running: true, Version: version.String(), PID: os.Getpid(), NetNS: netnsName(), Observer: a.cfg.Observer,
 		ConfigFile: a.cfg.File(), TokenFile: a.cfg.LinkToken,
 		Hooks: append(a.observer.hooks(), a.sinkHooks()...), Drops: s.Drops, Drift: s.Drift, DumpFailures: s.DumpFailures,
 		Publications: a.registry.Publications().View().Len(),
 	}
 	for _, src := range a.registry.Sources().View().All() {
 		d.Sources = append(d.Sources, doctor.Source{
-			Name: src.Name, State: string(src.State), Rung: oneLine(src.Rung), Error: oneLine(src.Error), Since: src.Since, Warnings: src.Warnings,
+			Name: src.Name, State: string(src.State), Method: oneLine(src.Method), Error: oneLine(src.Error), Since: src.Since, Warnings: src.Warnings,
 		})
 	}
 	problems, all := a.notUnderstood()

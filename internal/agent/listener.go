@@ -34,7 +34,7 @@ type listenerSink struct {
 	ready <-chan struct{} // closed when all sources have said what there is
 
 	conflicts atomic.Pointer[observer.Conflicts] // nil without a hook
-	rung      atomic.Pointer[observer.Rung]      // how conflicts are seen, nil before Run
+	method    atomic.Pointer[observer.Method]    // how conflicts are seen, nil before Run
 
 	untracked listener.Untracked
 	nat       sync.Once // that what NAT takes is not kept was said
@@ -93,12 +93,12 @@ func (l *listenerSink) Run(ctx context.Context) error {
 	}
 	g, ctx := errgroup.WithContext(ctx)
 	if c, err := l.open(); err != nil {
-		l.rung.Store(&observer.Rung{Capability: observer.RefusedPort, Name: rungNone, Err: err, Lost: unnoticed})
+		l.method.Store(&observer.Method{Capability: observer.RefusedPort, Name: methodNone, Err: err, Lost: unnoticed})
 		l.log.Warn("no hook tells who wants the port of a placeholder", "lost", unnoticed, "err", err)
 	} else {
-		r := c.Rung()
-		l.rung.Store(&r)
-		l.log.Info("placeholders give way to servers that want their port", "rung", r.Name, "lost", r.Lost)
+		r := c.Method()
+		l.method.Store(&r)
+		l.log.Info("placeholders give way to servers that want their port", "method", r.Name, "lost", r.Lost)
 		l.conflicts.Store(c)
 		g.Go(func() error { return c.Run(ctx, l.contend) })
 	}
@@ -110,14 +110,14 @@ const (
 	// sourcesTimeout is how long sources may take before placeholders do without them.
 	sourcesTimeout = 3 * time.Second
 
-	rungNone  = "none"
-	unnoticed = "a server that finds its port held by a placeholder is not noticed, and fails to start until the publication goes"
+	methodNone = "none"
+	unnoticed  = "a server that finds its port held by a placeholder is not noticed, and fails to start until the publication goes"
 )
 
 // hooks implements hooked.
-func (l *listenerSink) hooks() []observer.Rung {
-	if r := l.rung.Load(); r != nil {
-		return []observer.Rung{*r}
+func (l *listenerSink) hooks() []observer.Method {
+	if r := l.method.Load(); r != nil {
+		return []observer.Method{*r}
 	}
 	return nil
 }

@@ -32,7 +32,7 @@ func (a *Agent) count() metrics.AgentSnapshot {
 		Changes:      pubs.Generation(),
 		Publications: make(map[port.State]int), BySource: make(map[metrics.SourceState]int),
 		Outcomes: make(map[metrics.SinkState]int),
-		Sources:  make(map[string]bool), Rungs: make(map[string]string),
+		Sources:  make(map[string]bool), Methods: make(map[string]string),
 	}
 	for key, p := range pubs.All() {
 		said, _ := outs.Get(key)
@@ -64,8 +64,8 @@ func (a *Agent) count() metrics.AgentSnapshot {
 		Events: o.Events, Malformed: o.Malformed, Drops: o.Drops, Skipped: o.Skipped, Resyncs: o.Resyncs, Drift: o.Drift,
 		Dumps: o.Dumps, DumpFailures: o.DumpFailures, DumpTime: o.DumpTime, Sockets: o.Sockets,
 	}
-	for _, r := range a.observer.Rungs() {
-		s.Rungs[r.Capability] = r.Name
+	for _, r := range a.observer.Methods() {
+		s.Methods[r.Capability] = r.Name
 	}
 	for _, src := range a.sources {
 		if src, ok := src.(interface{ Status() nat.Status }); ok {

@@ -29,7 +29,7 @@ func newNATSource(log *slog.Logger, hooks bool, types *observer.Types) (*natSour
 	s := &natSource{log: log, hooks: hooks, types: types}
 	o := nat.Options{Log: log, Wake: s, Types: types}
 	if !hooks {
-		o.Rungs = []string{nat.RungNetlink, nat.RungGeneration}
+		o.Methods = []string{nat.MethodNetlink, nat.MethodGeneration}
 	}
 	var err error
 	s.Source, err = nat.New(o)
@@ -73,5 +73,5 @@ func (s *natSource) ModuleLoaded() <-chan struct{} {
 	return s.modules.Loaded()
 }
 
-// Rung implements nat.Waker.
-func (s *natSource) Rung() string { return s.legacy.Rung() }
+// Method implements nat.Waker.
+func (s *natSource) Method() string { return s.legacy.Method() }

@@ -53,7 +53,7 @@ func (p provider) Sources() []status.Source {
 	list := []status.Source{}
 	for _, s := range p.registry.Sources().View().All() {
 		list = append(list, status.Source{
-			Name: s.Name, State: string(s.State), Rung: s.Rung, Error: s.Error, Warnings: s.Warnings,
+			Name: s.Name, State: string(s.State), Method: s.Method, Error: s.Error, Warnings: s.Warnings,
 		})
 	}
 	return list

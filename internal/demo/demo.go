@@ -307,7 +307,7 @@ func (v *view) table(ctx context.Context) error {
 	}
 	for _, s := range l.Sources {
 		if s.Name == "socket" {
-			_, _ = fmt.Fprintf(v.o.Out, "sockets are observed by: %s\n\n", s.Rung)
+			_, _ = fmt.Fprintf(v.o.Out, "sockets are observed by: %s\n\n", s.Method)
 		}
 	}
 	return status.WriteTable(v.o.Out, l, status.Style{Now: time.Now()})

@@ -61,18 +61,18 @@ type Agent struct {
 // Hook is how one capability is observed.
 type Hook struct {
 	Capability string `json:"capability"`
-	Rung       string `json:"rung"`
-	Lost       string `json:"lost"`  // what this rung does not see
-	Error      string `json:"error"` // why better rungs failed
+	Method     string `json:"method"`
+	Lost       string `json:"lost"`  // what this method does not see
+	Error      string `json:"error"` // why better methods failed
 }
 
 // Source is the state of one source.
 type Source struct {
-	Name  string    `json:"name"`
-	State string    `json:"state"`
-	Rung  string    `json:"rung"`
-	Error string    `json:"error"`
-	Since time.Time `json:"since"`
+	Name   string    `json:"name"`
+	State  string    `json:"state"`
+	Method string    `json:"method"`
+	Error  string    `json:"error"`
+	Since  time.Time `json:"since"`
 	// Warnings name what the source could not use, while all else goes on.
 	Warnings []string `json:"warnings"`
 }

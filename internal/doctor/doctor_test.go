@@ -24,8 +24,8 @@ func healthy() Facts {
 		Version: "v1", Now: now,
 		Agent: &Agent{
 			Running: true, Version: "v1", PID: 811, NetNS: "net:[7]", Observer: "auto", Publications: 12,
-			Hooks:   []Hook{{Capability: "tcp-listen", Rung: "fentry"}, {Capability: "udp-bind", Rung: "cgroup", Error: "fentry: no trampoline"}},
-			Sources: []Source{{Name: "socket", State: "live", Rung: "fentry"}, {Name: "nat", State: "live", Rung: "nftables events"}},
+			Hooks:   []Hook{{Capability: "tcp-listen", Method: "fentry"}, {Capability: "udp-bind", Method: "cgroup", Error: "fentry: no trampoline"}},
+			Sources: []Source{{Name: "socket", State: "live", Method: "fentry"}, {Name: "nat", State: "live", Method: "nftables events"}},
 			Link:    &Link{Endpoints: []string{"vsock://:1023"}, Connected: true, Sessions: 3},
 		},
 		Config: Config{File: "/etc/fairlead/agent.yaml", Rules: 2, TokenFile: "/var/lib/fairlead/token", NeedsToken: true},

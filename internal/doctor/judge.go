@@ -158,7 +158,7 @@ func (j *judge) observer() {
 		return
 	}
 	for _, h := range a.Hooks {
-		detail, state := h.Rung, OK
+		detail, state := h.Method, OK
 		if h.Lost != "" {
 			detail += ": " + h.Lost
 		}
@@ -166,7 +166,7 @@ func (j *judge) observer() {
 			detail += " (better ones failed: " + h.Error + ")"
 		}
 		remedy := ""
-		if (h.Rung == "poll" || h.Rung == "none") && a.Observer != "poll" {
+		if (h.Method == "poll" || h.Method == "none") && a.Observer != "poll" {
 			state, remedy = Warning, "run as root on a kernel with BTF and BPF"
 		}
 		j.add("observer", h.Capability, state, detail, remedy)
@@ -187,7 +187,7 @@ func (j *judge) sources() {
 		area := "source"
 		switch s.State {
 		case "live":
-			j.add(area, s.Name, OK, s.Rung, "")
+			j.add(area, s.Name, OK, s.Method, "")
 		case "starting":
 			j.add(area, s.Name, Warning, "has not yet seen everything "+s.Error, "ask again in a moment")
 		case "disabled":

@@ -21,7 +21,7 @@ type AgentSnapshot struct {
 	Outcomes     map[SinkState]int
 	Sinks        []SinkCounts
 	Observer     ObserverCounts
-	Rungs        map[string]string // now: the rung of each capability
+	Methods      map[string]string // now: the method of each capability
 	NAT          *NATCounts        // nil where NAT rules are not read
 	Flows        FlowCounts
 	Link         *LinkCounts     // nil without a link
@@ -86,14 +86,14 @@ type LinkCounts struct {
 // agentFamilies declares what an agent exports.
 type agentFamilies struct {
 	set
-	build, publications, bySource, changes, sourceUp                                  *Family
-	propagation                                                                       *Family
-	outcomes, syncs, retries                                                          *Family
-	events, drops, skipped, malformed, resyncs, drift, dumps, dumpTime, sockets, rung *Family
-	unread, natReads, natFailures, natLosses, natDrift, natEvaluated                  *Family
-	open, flows, answers, bytes                                                       *Family
-	holds, held, holdFlows, holdEnds                                                  *Family
-	connected, sessions, closed, messages, control, rejected, asked                   *Family
+	build, publications, bySource, changes, sourceUp                                    *Family
+	propagation                                                                         *Family
+	outcomes, syncs, retries                                                            *Family
+	events, drops, skipped, malformed, resyncs, drift, dumps, dumpTime, sockets, method *Family
+	unread, natReads, natFailures, natLosses, natDrift, natEvaluated                    *Family
+	open, flows, answers, bytes                                                         *Family
+	holds, held, holdFlows, holdEnds                                                    *Family
+	connected, sessions, closed, messages, control, rejected, asked                     *Family
 }
 
 const (
@@ -129,9 +129,9 @@ func declareAgent() *agentFamilies {
 	f.dumps = f.counter("observer_dumps_total", "Socket dumps.", Label{"result", "`ok`, `failed`"})
 	f.dumpTime = f.counter("observer_dump_seconds_total", "Time spent in socket dumps.")
 	f.sockets = f.gauge("observer_sockets", "Sockets known now.")
-	f.rung = f.gauge("observer_rung_info", "1 for the mechanism that observes each capability.",
+	f.method = f.gauge("observer_method_info", "1 for the mechanism that observes each capability.",
 		Label{"capability", "`tcp-listen`, `tcp-bind`, `udp-bind`, `udp-connect`, `udp-dump`"},
-		Label{"rung", "`fentry`, `kprobe`, `tp_btf`, `cgroup`, `poll`, `audit`, `iter`, `sock_diag`"})
+		Label{"method", "`fentry`, `kprobe`, `tp_btf`, `cgroup`, `poll`, `audit`, `iter`, `sock_diag`"})
 
 	f.unread = f.gauge("nat_not_understood_rules", "NAT rules now that lead to a port, are not understood, and so are not published.")
 	f.natReads = f.counter("nat_reads_total", "NAT rulesets that were read or followed.",
@@ -294,8 +294,8 @@ func (c agentCollector) observer(to sender, s AgentSnapshot) {
 	to.send(f.dumps, number(o.DumpFailures), "failed")
 	to.send(f.dumpTime, o.DumpTime.Seconds())
 	to.send(f.sockets, number(o.Sockets))
-	for capability, rung := range s.Rungs {
-		to.send(f.rung, 1, capability, rung)
+	for capability, method := range s.Methods {
+		to.send(f.method, 1, capability, method)
 	}
 }
 

@@ -15,7 +15,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
-	"github.com/fairlead/fairlead/internal/build"
+	"github.com/fairlead/fairlead/internal/version"
 )
 
 const namespace = "fairlead"
@@ -104,7 +104,7 @@ func (s *set) declareBuild() *Family {
 		Label{"version", "of fairlead"}, Label{"goversion", "of the compiler"})
 }
 
-func (s sender) build(f *Family) { s.send(f, 1, build.Version(), goVersion()) }
+func (s sender) build(f *Family) { s.send(f, 1, version.String(), goVersion()) }
 
 func goVersion() string {
 	if info, ok := debug.ReadBuildInfo(); ok {

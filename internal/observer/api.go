@@ -67,9 +67,9 @@ type Event struct {
 // Handler is told what the observer sees. Its methods are called one at a time
 // and must not block: while one runs, no event is read.
 type Handler interface {
-	// Rungs says how each capability is observed, once, before the first
+	// Methods says how each capability is observed, once, before the first
 	// Replace. The slice must not be changed.
-	Rungs([]Rung)
+	Methods([]Method)
 	// Replace states the complete set, after the first dump and after a loss.
 	// The slice is the handler's to keep.
 	Replace([]Socket)
@@ -81,7 +81,7 @@ type Handler interface {
 	Stale(error)
 }
 
-// Capabilities, as Rung names them.
+// Capabilities, as Method names them.
 const (
 	TCPListen  = "tcp-listen"  // TCP sockets that listen
 	TCPBind    = "tcp-bind"    // TCP sockets that are bound and do not listen
@@ -90,24 +90,24 @@ const (
 	UDPDump    = "udp-dump"    // telling servers from clients in a dump
 )
 
-// Names of rungs.
+// Names of methods.
 const (
-	RungFentry = "fentry"
-	RungKprobe = "kprobe"
-	RungTPBTF  = "tp_btf"
-	RungCgroup = "cgroup"
-	RungPoll   = "poll"
-	RungAudit  = "audit"     // udp-connect only: found by the background dump
-	RungIter   = "iter"      // udp-dump only
-	RungDiag   = "sock_diag" // udp-dump only
+	MethodFentry = "fentry"
+	MethodKprobe = "kprobe"
+	MethodTPBTF  = "tp_btf"
+	MethodCgroup = "cgroup"
+	MethodPoll   = "poll"
+	MethodAudit  = "audit"     // udp-connect only: found by the background dump
+	MethodIter   = "iter"      // udp-dump only
+	MethodDiag   = "sock_diag" // udp-dump only
 )
 
-// Rung is the mechanism that one capability is observed by.
-type Rung struct {
+// Method is the mechanism that one capability is observed by.
+type Method struct {
 	Capability string // TCPListen, ...
-	Name       string // RungFentry, ...
-	Err        error  // why better rungs failed, joined; nil if none did
-	Lost       string // what this rung does not see, for people; may be empty
+	Name       string // MethodFentry, ...
+	Err        error  // why better methods failed, joined; nil if none did
+	Lost       string // what this method does not see, for people; may be empty
 }
 
 // Mode chooses between events and polling.
@@ -151,9 +151,9 @@ type Options struct {
 	// than 1/30,000 of the time.
 	Audit time.Duration
 
-	// Rungs limits the rungs that are tried, by name, to force a place in the
+	// Methods limits the methods that are tried, by name, to force a place in the
 	// chain; polling remains the last resort. Empty means all.
-	Rungs []string
+	Methods []string
 
 	// RingBytes is the size of the ring buffer: a power of two, at least
 	// 64 KiB. It counts as the agent's memory. Default 4 MiB, some 43,000 events.
@@ -163,7 +163,7 @@ type Options struct {
 	// it calls Forget when all have begun.
 	Types *Types
 
-	// Logger is told of rungs, losses, failures and their end. Default: none.
+	// Logger is told of methods, losses, failures and their end. Default: none.
 	Logger *slog.Logger
 
 	pacedAudit bool // Audit was left to us
@@ -198,10 +198,10 @@ func (o *Options) validate() error {
 	if o.RingBytes < 64<<10 || o.RingBytes > 1<<30 || o.RingBytes&(o.RingBytes-1) != 0 {
 		errs = append(errs, fmt.Errorf("ring bytes %d: want a power of two from 64 KiB to 1 GiB", o.RingBytes))
 	}
-	known := []string{RungFentry, RungKprobe, RungTPBTF, RungCgroup, RungPoll}
-	for _, r := range o.Rungs {
+	known := []string{MethodFentry, MethodKprobe, MethodTPBTF, MethodCgroup, MethodPoll}
+	for _, r := range o.Methods {
 		if !slices.Contains(known, r) {
-			errs = append(errs, fmt.Errorf("rung %q: want one of %q", r, known))
+			errs = append(errs, fmt.Errorf("method %q: want one of %q", r, known))
 		}
 	}
 	return errors.Join(errs...)

@@ -51,28 +51,28 @@ func TestChain(t *testing.T) {
 		want    string
 		errs    []error
 	}{
-		{name: "the best", want: RungFentry},
-		{name: "the next", refuse: map[string]error{"listen_start": noFentry}, want: RungKprobe, errs: []error{noFentry}},
+		{name: "the best", want: MethodFentry},
+		{name: "the next", refuse: map[string]error{"listen_start": noFentry}, want: MethodKprobe, errs: []error{noFentry}},
 		{
-			name: "the one after", want: RungTPBTF, errs: []error{noFentry, noKprobe},
+			name: "the one after", want: MethodTPBTF, errs: []error{noFentry, noKprobe},
 			refuse: map[string]error{"listen_start": noFentry, "inet_hash": noKprobe},
 		},
 		{
-			name: "none", want: RungPoll, errs: []error{noTracepoint},
+			name: "none", want: MethodPoll, errs: []error{noTracepoint},
 			refuse: map[string]error{"tcp_state": noTracepoint},
 		},
-		{name: "one allowed", allowed: []string{RungTPBTF}, want: RungTPBTF},
+		{name: "one allowed", allowed: []string{MethodTPBTF}, want: MethodTPBTF},
 		{
-			name: "one allowed that fails", allowed: []string{RungFentry}, want: RungPoll, errs: []error{noFentry},
+			name: "one allowed that fails", allowed: []string{MethodFentry}, want: MethodPoll, errs: []error{noFentry},
 			refuse: map[string]error{"listen_start": noFentry},
 		},
-		{name: "only polling allowed", allowed: []string{RungPoll}, want: RungPoll},
+		{name: "only polling allowed", allowed: []string{MethodPoll}, want: MethodPoll},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			k := &fakeKernel{refuse: c.refuse}
 			got := attachChain(chain(t, TCPListen), k, nil, c.allowed)
 			if got.Name != c.want || got.Capability != TCPListen {
-				t.Fatalf("rung %+v, want %s", got.Rung, c.want)
+				t.Fatalf("method %+v, want %s", got.Method, c.want)
 			}
 			for _, err := range c.errs {
 				if !errors.Is(got.Err, err) {
@@ -82,10 +82,10 @@ func TestChain(t *testing.T) {
 			if len(c.errs) == 0 && got.Err != nil {
 				t.Errorf("error %v", got.Err)
 			}
-			if (got.hooks == nil) != (c.want == RungPoll) {
+			if (got.hooks == nil) != (c.want == MethodPoll) {
 				t.Errorf("hooks %v on %s", k.attached, c.want)
 			}
-			if c.want == RungPoll && got.Lost == "" {
+			if c.want == MethodPoll && got.Lost == "" {
 				t.Error("does not say what polling loses")
 			}
 		})
@@ -109,7 +109,7 @@ func TestStopHooksFirst(t *testing.T) {
 		if c.name != TCPListen && c.name != TCPBind && c.name != UDPBind {
 			continue
 		}
-		for _, r := range c.rungs {
+		for _, r := range c.methods {
 			// tcp_state is both in one.
 			if !r.last() && !slices.Contains(stops, r.hooks[0]) && r.hooks[0] != "tcp_state" {
 				t.Errorf("%s on %s attaches %s first", c.name, r.name, r.hooks[0])
@@ -118,7 +118,7 @@ func TestStopHooksFirst(t *testing.T) {
 	}
 }
 
-// TestHooksExist finds the hooks of all rungs in the objects.
+// TestHooksExist finds the hooks of all methods in the objects.
 func TestHooksExist(t *testing.T) {
 	sock, err := loadSock()
 	if err != nil {
@@ -130,7 +130,7 @@ func TestHooksExist(t *testing.T) {
 	}
 	names := make(map[string]string)
 	for _, c := range capabilities(true) {
-		for _, r := range c.rungs {
+		for _, r := range c.methods {
 			for _, h := range r.hooks {
 				if sock.Programs[h] == nil && (kprobes == nil || kprobes.Programs[h] == nil) {
 					t.Errorf("%s on %s: no program %s", c.name, r.name, h)
@@ -146,7 +146,7 @@ func TestHooksExist(t *testing.T) {
 	}
 	for name := range sock.Programs {
 		if names[name[:min(len(name), 15)]] != name {
-			t.Errorf("program %s is in no rung", name)
+			t.Errorf("program %s is in no method", name)
 		}
 	}
 }
@@ -161,7 +161,7 @@ func TestOptions(t *testing.T) {
 		"audit":    {Audit: 1},
 		"ring":     {RingBytes: 3 << 20},
 		"ring low": {RingBytes: 4096},
-		"rung":     {Rungs: []string{"magic"}},
+		"method":   {Methods: []string{"magic"}},
 	} {
 		if _, err := New(o); err == nil {
 			t.Errorf("%s: %+v is taken", name, o)

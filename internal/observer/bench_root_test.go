@@ -20,7 +20,7 @@ type echo struct {
 	seen chan int64
 }
 
-func (e *echo) Rungs([]Rung)     {}
+func (e *echo) Methods([]Method) {}
 func (e *echo) Replace([]Socket) { close(e.live) }
 func (e *echo) Stale(error)      {}
 

@@ -4,7 +4,7 @@ package observer
 
 import "strings"
 
-// Brief says on one line why better rungs failed: of each of the joined errors
+// Brief says on one line why better methods failed: of each of the joined errors
 // what failed and the cause, without the way between them, which can be long.
 func Brief(err error) string {
 	if err == nil {

@@ -129,7 +129,7 @@ type testCase struct {
 	run  func(w *world)
 }
 
-// cases is what must be seen on every rung. Each runs in a network namespace of
+// cases is what must be seen on every method. Each runs in a network namespace of
 // its own that holds no other sockets.
 func cases() []testCase {
 	return []testCase{
@@ -482,7 +482,7 @@ func boundDumped(t testing.TB) bool {
 }
 
 func TestCases(t *testing.T) {
-	for _, set := range rungSets(t) {
+	for _, set := range methodSets(t) {
 		t.Run(set, func(t *testing.T) {
 			// One observer sees all cases; after a failure the next has a new one.
 			var shared *world
@@ -490,7 +490,7 @@ func TestCases(t *testing.T) {
 				if shared == nil {
 					shared = observe(t, newRoom(t), options(set))
 					shared.boundDump = boundDumped(t)
-					requireRung(t, shared, set)
+					requireMethod(t, shared, set)
 				}
 				ok := t.Run(c.name, func(t *testing.T) {
 					w := *shared

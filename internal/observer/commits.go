@@ -26,7 +26,7 @@ var ErrCommitsLost = errors.New("changes of nftables were lost")
 
 // Commits tells what nftables commits in one network namespace.
 type Commits struct {
-	rung    string
+	method  string
 	states  *ebpf.Map
 	reader  *ringbuf.Reader
 	made    closers
@@ -38,27 +38,27 @@ type Commits struct {
 	closed  error
 }
 
-// commitHooks are the programs of each rung in the order in which they are
+// commitHooks are the programs of each method in the order in which they are
 // attached: what begins a commit last, so that one that is told in part is noticed.
 var commitHooks = map[string][]string{
-	RungFentry: {"nft_ends", "nft_table_told", "nft_chain_told", "nft_rule_told", "nft_element_told", "nft_begins"},
-	RungKprobe: {"nft_kp_ends", "nft_kp_table", "nft_kp_chain", "nft_kp_rule", "nft_kp_element", "nft_kp_begins"},
+	MethodFentry: {"nft_ends", "nft_table_told", "nft_chain_told", "nft_rule_told", "nft_element_told", "nft_begins"},
+	MethodKprobe: {"nft_kp_ends", "nft_kp_table", "nft_kp_chain", "nft_kp_rule", "nft_kp_element", "nft_kp_begins"},
 }
 
-// CommitRungs returns the rungs that OpenCommits takes, best first.
-func CommitRungs() []string { return []string{RungFentry, RungKprobe} }
+// CommitMethods returns the methods that OpenCommits takes, best first.
+func CommitMethods() []string { return []string{MethodFentry, MethodKprobe} }
 
-// OpenCommits attaches one rung, RungFentry or RungKprobe, to nftables in the
+// OpenCommits attaches one method, MethodFentry or MethodKprobe, to nftables in the
 // network namespace at path, empty for that of the process. It fails if
 // nf_tables is a module that is not loaded. The caller calls Close. types may be nil.
-func OpenCommits(path, rung string, types *Types) (*Commits, error) {
+func OpenCommits(path, method string, types *Types) (*Commits, error) {
 	inode, err := netnsInode(path)
 	if err != nil {
 		return nil, fmt.Errorf("observe nftables: %w", err)
 	}
-	c := &Commits{rung: rung}
+	c := &Commits{method: method}
 	if err := types.lend(func(cache *btf.Cache) error { return c.attach(inode, cache) }); err != nil {
-		return nil, fmt.Errorf("observe nftables: %s: %w", rung, errors.Join(err, c.Close()))
+		return nil, fmt.Errorf("observe nftables: %s: %w", method, errors.Join(err, c.Close()))
 	}
 	return c, nil
 }
@@ -76,14 +76,14 @@ func netnsInode(path string) (uint32, error) {
 
 func (c *Commits) attach(netns uint32, types *btf.Cache) error {
 	load := loadNft
-	if c.rung == RungKprobe {
+	if c.method == MethodKprobe {
 		// Asked first, because to load the programs takes the agent 0.1 s of its start.
 		if _, err := os.Stat("/sys/bus/event_source/devices/kprobe"); err != nil {
 			return fmt.Errorf("kprobes: %w", err)
 		}
 		load = loadNftKprobes
 	}
-	hooks := commitHooks[c.rung]
+	hooks := commitHooks[c.method]
 	spec, err := load()
 	if err != nil {
 		return err
@@ -119,14 +119,14 @@ func (c *Commits) attach(netns uint32, types *btf.Cache) error {
 }
 
 func (c *Commits) attachHook(p *ebpf.Program, to string) (io.Closer, error) {
-	if c.rung == RungKprobe {
+	if c.method == MethodKprobe {
 		return link.Kprobe(to, p, nil)
 	}
 	return link.AttachTracing(link.TracingOptions{Program: p})
 }
 
-// Rung names the mechanism in use.
-func (c *Commits) Rung() string { return c.rung }
+// Method names the mechanism in use.
+func (c *Commits) Method() string { return c.method }
 
 // lossDelay is how long after the last record the loss counter is looked at. A
 // record is lost only while the ring is full of others that are not yet read.

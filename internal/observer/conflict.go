@@ -22,17 +22,17 @@ import (
 
 // ConflictOptions configure Conflicts. The zero value is useful.
 type ConflictOptions struct {
-	// Rungs limits the rungs that are tried, by name: RungFentry, RungCgroup.
+	// Methods limits the methods that are tried, by name: MethodFentry, MethodCgroup.
 	// Empty means all.
-	Rungs []string
+	Methods []string
 }
 
 // Conflicts tells when somebody in one network namespace wants a port that is
 // watched: who asks is refused it as long as another socket has the address.
 type Conflicts struct {
-	rung   string
+	method string
 	lost   string
-	err    error // why better rungs failed
+	err    error // why better methods failed
 	reader *ringbuf.Reader
 	bits   *ebpf.Map
 	made   closers
@@ -43,17 +43,17 @@ type Conflicts struct {
 	words map[uint32]uint32 // what stands in bits
 }
 
-// conflictRungs are the attach chain.
-var conflictRungs = []struct {
+// conflictMethods are the attach chain.
+var conflictMethods = []struct {
 	name, lost string
 	hooks      []string
 }{
-	{RungFentry, "", []string{"conflict_tcp", "conflict_udp"}},
-	{RungCgroup, "who asks for a port is told before it is refused, which it might not be", []string{"conflict_bind4", "conflict_bind6"}},
+	{MethodFentry, "", []string{"conflict_tcp", "conflict_udp"}},
+	{MethodCgroup, "who asks for a port is told before it is refused, which it might not be", []string{"conflict_bind4", "conflict_bind6"}},
 }
 
 // OpenConflicts attaches, for the network namespace of the calling thread, the
-// first rung that the kernel takes, or returns why it takes none. The caller
+// first method that the kernel takes, or returns why it takes none. The caller
 // calls Run or Close.
 func OpenConflicts(opt ConflictOptions) (*Conflicts, error) {
 	runtime.LockOSThread()
@@ -64,11 +64,11 @@ func OpenConflicts(opt ConflictOptions) (*Conflicts, error) {
 	}
 	defer func() { _ = ns.close() }()
 	var errs []error
-	for _, r := range conflictRungs {
-		if len(opt.Rungs) > 0 && !slices.Contains(opt.Rungs, r.name) {
+	for _, r := range conflictMethods {
+		if len(opt.Methods) > 0 && !slices.Contains(opt.Methods, r.name) {
 			continue
 		}
-		c := &Conflicts{rung: r.name, lost: r.lost, err: errors.Join(errs...), words: make(map[uint32]uint32)}
+		c := &Conflicts{method: r.name, lost: r.lost, err: errors.Join(errs...), words: make(map[uint32]uint32)}
 		err := c.attach(ns.inode, r.hooks)
 		if err == nil {
 			return c, nil
@@ -136,12 +136,12 @@ func attachConflict(p *ebpf.Program, spec *ebpf.ProgramSpec) (io.Closer, error) 
 	return link.AttachCgroup(link.CgroupOptions{Path: root, Attach: spec.AttachType, Program: p})
 }
 
-// RefusedPort is the capability that Conflicts has, as Rung names it.
+// RefusedPort is the capability that Conflicts has, as Method names it.
 const RefusedPort = "refused-port"
 
-// Rung is the mechanism in use.
-func (c *Conflicts) Rung() Rung {
-	return Rung{Capability: RefusedPort, Name: c.rung, Err: c.err, Lost: c.lost}
+// Method is the mechanism in use.
+func (c *Conflicts) Method() Method {
+	return Method{Capability: RefusedPort, Name: c.method, Err: c.err, Lost: c.lost}
 }
 
 // Watch begins or ends to watch a port. It may be called from any goroutine.

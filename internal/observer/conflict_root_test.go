@@ -18,16 +18,16 @@ import (
 	"github.com/fairlead/fairlead/internal/port"
 )
 
-// Who wants a port that is watched and held is told, on the best rung that this
+// Who wants a port that is watched and held is told, on the best method that this
 // kernel takes, with what it asked for and who it is.
 func TestWhoeverIsRefusedAPortIsTold(t *testing.T) { refusedPorts(t, "") }
 
-func refusedPorts(t *testing.T, rung string) {
+func refusedPorts(t *testing.T, method string) {
 	const held, free = 8080, 8081
 	r, elsewhere := newRoom(t), newRoom(t)
 	var opt ConflictOptions
-	if rung != "" {
-		opt.Rungs = []string{rung}
+	if method != "" {
+		opt.Methods = []string{method}
 	}
 	var c *Conflicts
 	var err error
@@ -35,7 +35,7 @@ func refusedPorts(t *testing.T, rung string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Logf("rung %+v", c.Rung())
+	t.Logf("method %+v", c.Method())
 	var mu sync.Mutex
 	var told []Socket
 	ctx, cancel := context.WithCancel(context.Background())

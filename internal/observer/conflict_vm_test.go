@@ -6,9 +6,9 @@ package observer
 
 import "testing"
 
-// A full kernel takes every rung.
-func TestRefusedPortRungs(t *testing.T) {
-	for _, rung := range []string{RungFentry, RungCgroup} {
-		t.Run(rung, func(t *testing.T) { refusedPorts(t, rung) })
+// A full kernel takes every method.
+func TestRefusedPortMethods(t *testing.T) {
+	for _, method := range []string{MethodFentry, MethodCgroup} {
+		t.Run(method, func(t *testing.T) { refusedPorts(t, method) })
 	}
 }

@@ -183,7 +183,7 @@ func BenchmarkEvent(b *testing.B) {
 // discard is a Handler that keeps nothing.
 type discard struct{}
 
-func (discard) Rungs([]Rung)     {}
+func (discard) Methods([]Method) {}
 func (discard) Replace([]Socket) {}
 func (discard) Apply([]Event)    {}
 func (discard) Stale(error)      {}

@@ -71,7 +71,7 @@ func checkDelays() []time.Duration {
 type counters struct {
 	events, malformed, drops, skipped, resyncs, drift, dumps, dumpFailures atomic.Uint64
 	dumpTime, sockets                                                      atomic.Int64
-	rungs                                                                  atomic.Pointer[[]Rung]
+	methods                                                                atomic.Pointer[[]Method]
 }
 
 // engine keeps the model true and tells the handler. Two goroutines work in it:

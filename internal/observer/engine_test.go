@@ -531,7 +531,7 @@ func TestPolling(t *testing.T) {
 	})
 }
 
-func TestMixedRungs(t *testing.T) {
+func TestMixedMethods(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		r := newRig(tcpRow(1), udpRow(2))
 		r.polled = scopeUDP

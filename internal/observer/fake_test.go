@@ -154,7 +154,7 @@ func (k *keeper) note(format string, args ...any) {
 	k.calls = append(k.calls, fmt.Sprintf(format, args...))
 }
 
-func (k *keeper) Rungs([]Rung) {}
+func (k *keeper) Methods([]Method) {}
 
 func (k *keeper) Replace(set []Socket) {
 	k.mu.Lock()

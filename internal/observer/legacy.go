@@ -18,17 +18,17 @@ import (
 	"github.com/cilium/ebpf/ringbuf"
 )
 
-// RungTracepoint observes by a classic tracepoint of a system call.
-const RungTracepoint = "tracepoint"
+// MethodTracepoint observes by a classic tracepoint of a system call.
+const MethodTracepoint = "tracepoint"
 
 // LegacyOptions configure a Legacy. The zero value is useful.
 type LegacyOptions struct {
 	// NetNS is the path of the network namespace to observe; empty is that of
 	// the process.
 	NetNS string
-	// Rungs limits the rungs that are tried, by name: RungFentry, RungKprobe,
-	// RungTracepoint. Empty means all.
-	Rungs []string
+	// Methods limits the methods that are tried, by name: MethodFentry, MethodKprobe,
+	// MethodTracepoint. Empty means all.
+	Methods []string
 	// Types, if not nil, is shared with others that load programs.
 	Types *Types
 }
@@ -36,26 +36,26 @@ type LegacyOptions struct {
 // Legacy tells when a legacy iptables table of one network namespace was replaced.
 type Legacy struct {
 	changed chan struct{}
-	rung    string
-	lost    error // why better rungs failed
+	method  string
+	lost    error // why better methods failed
 	reader  *ringbuf.Reader
 	made    closers
 	once    sync.Once
 	closed  error
 }
 
-// legacyRungs are the attach chain. What is in a module that is not loaded
+// legacyMethods are the attach chain. What is in a module that is not loaded
 // cannot be attached to; the tracepoint sees its use all the same.
-var legacyRungs = []struct {
+var legacyMethods = []struct {
 	name  string
 	hooks []string
 }{
-	{RungFentry, []string{"legacy_fexit"}},
-	{RungKprobe, []string{"legacy_kprobe"}},
-	{RungTracepoint, []string{"legacy_exit", "legacy_enter"}},
+	{MethodFentry, []string{"legacy_fexit"}},
+	{MethodKprobe, []string{"legacy_kprobe"}},
+	{MethodTracepoint, []string{"legacy_exit", "legacy_enter"}},
 }
 
-// OpenLegacy attaches the first rung that the kernel takes, or returns why it
+// OpenLegacy attaches the first method that the kernel takes, or returns why it
 // takes none. The caller calls Run or Close.
 func OpenLegacy(opt LegacyOptions) (*Legacy, error) {
 	netns, err := netnsInode(opt.NetNS)
@@ -63,11 +63,11 @@ func OpenLegacy(opt LegacyOptions) (*Legacy, error) {
 		return nil, fmt.Errorf("observe legacy tables: %w", err)
 	}
 	var errs []error
-	for _, r := range legacyRungs {
-		if len(opt.Rungs) > 0 && !slices.Contains(opt.Rungs, r.name) {
+	for _, r := range legacyMethods {
+		if len(opt.Methods) > 0 && !slices.Contains(opt.Methods, r.name) {
 			continue
 		}
-		l := &Legacy{changed: make(chan struct{}, 1), rung: r.name, lost: errors.Join(errs...)}
+		l := &Legacy{changed: make(chan struct{}, 1), method: r.name, lost: errors.Join(errs...)}
 		err := opt.Types.lend(func(types *btf.Cache) error { return l.attach(netns, r.hooks, types) })
 		if err == nil {
 			return l, nil
@@ -122,10 +122,10 @@ func attachLegacy(hook string, p *ebpf.Program) (io.Closer, error) {
 	return attachTracepoint("syscalls", "sys_exit_setsockopt", p)
 }
 
-// Rung names the mechanism in use.
-func (l *Legacy) Rung() string { return l.rung }
+// Method names the mechanism in use.
+func (l *Legacy) Method() string { return l.method }
 
-// Err says why better rungs failed, nil if none did.
+// Err says why better methods failed, nil if none did.
 func (l *Legacy) Err() error { return l.lost }
 
 // LegacyChanged receives after a table may have been replaced; several

@@ -50,11 +50,11 @@ func (o *Observer) Stats() Stats {
 	}
 }
 
-// Rungs returns how each capability is observed by the latest run, or nil before
+// Methods returns how each capability is observed by the latest run, or nil before
 // it is known. The slice must not be changed. It may be called at any time.
-func (o *Observer) Rungs() []Rung {
-	if rungs := o.counters.rungs.Load(); rungs != nil {
-		return *rungs
+func (o *Observer) Methods() []Method {
+	if methods := o.counters.methods.Load(); methods != nil {
+		return *methods
 	}
 	return nil
 }
@@ -178,20 +178,20 @@ func (s *session) run(ctx context.Context, h Handler) error {
 			}
 		})
 	}
-	var rungs []Rung
+	var methods []Method
 	var polled scope
 	err := s.options.Types.lend(func(types *btf.Cache) (err error) {
 		if s.kernel != nil {
 			s.kernel.cache = types
 		}
-		rungs, polled, err = s.attach(e)
+		methods, polled, err = s.attach(e)
 		return err
 	})
 	if err != nil {
 		return err
 	}
-	s.counter.rungs.Store(&rungs)
-	h.Rungs(rungs)
+	s.counter.methods.Store(&methods)
+	h.Methods(methods)
 	e.polled = polled
 	workers.Go(func() { e.findOwners(ctx) })
 	if s.kernel != nil && s.options.Types == nil {
@@ -213,9 +213,9 @@ func (s *session) run(ctx context.Context, h Handler) error {
 	return err
 }
 
-// attach climbs down the chain of each capability. It returns the rungs and
+// attach climbs down the chain of each capability. It returns the methods and
 // what must be polled.
-func (s *session) attach(e *engine) ([]Rung, scope, error) {
+func (s *session) attach(e *engine) ([]Method, scope, error) {
 	var a attacher
 	if s.kernel != nil {
 		a = s.kernel
@@ -223,12 +223,12 @@ func (s *session) attach(e *engine) ([]Rung, scope, error) {
 	covers := map[string]scope{
 		TCPListen: scopeTCPListen, TCPBind: scopeTCPBound, UDPBind: scopeUDP,
 	}
-	var rungs []Rung
+	var methods []Method
 	var polled scope
 	for _, c := range capabilities(s.dumper.boundDump) {
 		if c.name == UDPConnect && polled&scopeUDP != 0 {
 			// The poll sees it.
-			rungs = append(rungs, Rung{Capability: c.name, Name: RungPoll})
+			methods = append(methods, Method{Capability: c.name, Name: MethodPoll})
 			continue
 		}
 		use := a
@@ -236,21 +236,21 @@ func (s *session) attach(e *engine) ([]Rung, scope, error) {
 			// What becomes of a bound socket is told by the hooks of listen.
 			use = nil
 		}
-		at := attachChain(c, use, s.bpfErr, s.options.Rungs)
+		at := attachChain(c, use, s.bpfErr, s.options.Methods)
 		if at.hooks != nil {
 			s.hooks = append(s.hooks, at.hooks)
 		}
-		if at.Name == RungPoll {
+		if at.Name == MethodPoll {
 			polled |= covers[c.name]
 			if s.options.Mode == BPF && c.name != TCPBind {
 				return nil, 0, fmt.Errorf("%s: %w: %w", c.name, ErrNoEvents, at.Err)
 			}
 		}
-		rungs = append(rungs, at.Rung)
+		methods = append(methods, at.Method)
 	}
 	// A kernel that dumps no bound sockets has nothing to poll for.
-	bound := slices.ContainsFunc(rungs, func(r Rung) bool {
-		return r.Capability == TCPBind && r.Name != RungPoll
+	bound := slices.ContainsFunc(methods, func(r Method) bool {
+		return r.Capability == TCPBind && r.Name != MethodPoll
 	})
 	e.mu.Lock()
 	e.model.bound = bound || s.dumper.boundDump
@@ -269,10 +269,10 @@ func (s *session) attach(e *engine) ([]Rung, scope, error) {
 		}
 		s.kernel.settle()
 	}
-	for _, r := range rungs {
-		s.options.Logger.Info("Observing", "capability", r.Capability, "rung", r.Name, "lost", r.Lost, "better", Brief(r.Err))
+	for _, r := range methods {
+		s.options.Logger.Info("Observing", "capability", r.Capability, "method", r.Name, "lost", r.Lost, "better", Brief(r.Err))
 	}
-	return rungs, polled, nil
+	return methods, polled, nil
 }
 
 // kernelSource is the eventSource of the kernel.

@@ -112,7 +112,7 @@ func (c *churn) close() error {
 // known is what is, and no dump had to repair it.
 func TestStartUnderChurn(t *testing.T) {
 	n := rounds.Of(t, "FAIRLEAD_STARTS", 25)
-	for _, set := range rungSets(t) {
+	for _, set := range methodSets(t) {
 		t.Run(set, func(t *testing.T) {
 			for round := range n {
 				t.Run(fmt.Sprint(round), func(t *testing.T) {
@@ -263,7 +263,7 @@ func TestAttachRollsBack(t *testing.T) {
 // TestSocketsBeforeTheStart are known by the dump alone: their owners are found,
 // also behind MPTCP, and their ends are seen.
 func TestSocketsBeforeTheStart(t *testing.T) {
-	for _, set := range rungSets(t) {
+	for _, set := range methodSets(t) {
 		t.Run(set, func(t *testing.T) {
 			w := &world{room: newRoom(t), t: t}
 			socks := []sock{
@@ -276,7 +276,7 @@ func TestSocketsBeforeTheStart(t *testing.T) {
 			client.must("sendto", unix.Sendto(client.fd, []byte("x"), 0, loopback4(9)))
 			seen := observe(t, w.room, options(set))
 			want := []string{"tcp 127.0.0.1:8080", "tcp 127.0.0.1:8081", "udp 127.0.0.1:5000"}
-			if set != RungPoll {
+			if set != MethodPoll {
 				// Only the kernel's own word tells it from a client.
 				want = append(want, "udp [::]:50000")
 			}
@@ -303,8 +303,8 @@ func TestSocketsBeforeTheStart(t *testing.T) {
 
 // TestMixedMechanisms observes TCP by events and polls the rest.
 func TestMixedMechanisms(t *testing.T) {
-	w := observe(t, newRoom(t), options(RungTPBTF))
-	if tcp, udp := w.rungs[TCPListen].Name, w.rungs[UDPBind].Name; tcp != RungTPBTF || udp != RungPoll {
+	w := observe(t, newRoom(t), options(MethodTPBTF))
+	if tcp, udp := w.methods[TCPListen].Name, w.methods[UDPBind].Name; tcp != MethodTPBTF || udp != MethodPoll {
 		t.Fatalf("tcp by %s, udp by %s", tcp, udp)
 	}
 	a, b := w.tcp4().bind(any4(8080)).listen(), w.udp4().bind(any4(5000))
@@ -316,7 +316,7 @@ func TestMixedMechanisms(t *testing.T) {
 
 func TestModeBPFNeedsEvents(t *testing.T) {
 	r := newRoom(t)
-	obs, err := New(Options{Mode: BPF, Rungs: []string{RungPoll}})
+	obs, err := New(Options{Mode: BPF, Methods: []string{MethodPoll}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -333,8 +333,8 @@ type ports struct {
 	seen map[uint16]chan bool // whether it listens
 }
 
-func (p *ports) Rungs([]Rung) {}
-func (p *ports) Stale(error)  {}
+func (p *ports) Methods([]Method) {}
+func (p *ports) Stale(error)      {}
 
 // Replace is called again where a machine that stands still loses events.
 func (p *ports) Replace(set []Socket) {
@@ -387,8 +387,8 @@ func TestNoWakeupIsLost(t *testing.T) {
 			for w := range c.workers {
 				p.seen[uint16(8080+w)] = make(chan bool, 4)
 			}
-			// On this rung a listener without bind makes a dump.
-			defer start(t, r, Options{Rungs: []string{RungTPBTF}}, p)()
+			// On this method a listener without bind makes a dump.
+			defer start(t, r, Options{Methods: []string{MethodTPBTF}}, p)()
 			<-live
 			var all, others sync.WaitGroup
 			var stop atomic.Bool

@@ -29,7 +29,7 @@ type recorder struct {
 	mu       sync.Mutex
 	changed  chan struct{} // closed at each change
 	set      map[uint64]Socket
-	rungs    map[string]Rung
+	methods  map[string]Method
 	replaces int
 	stale    error
 	starts   int // TCP sockets that began to listen
@@ -48,11 +48,11 @@ func (r *recorder) update(f func()) {
 	r.changed = make(chan struct{})
 }
 
-func (r *recorder) Rungs(rungs []Rung) {
+func (r *recorder) Methods(methods []Method) {
 	r.update(func() {
-		r.rungs = make(map[string]Rung)
-		for _, g := range rungs {
-			r.rungs[g.Capability] = g
+		r.methods = make(map[string]Method)
+		for _, g := range methods {
+			r.methods[g.Capability] = g
 		}
 	})
 }
@@ -229,7 +229,7 @@ func (w *world) only() Socket {
 func (w *world) events(capability string) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return !slices.Contains([]string{RungPoll, RungAudit}, w.rungs[capability].Name)
+	return !slices.Contains([]string{MethodPoll, MethodAudit}, w.methods[capability].Name)
 }
 
 // run runs an observer in a room; the function that it returns stops it.
@@ -273,57 +273,57 @@ func observe(t testing.TB, r *room, o Options) *world {
 	return w
 }
 
-// rungSets returns the rungs to run the cases on: those that the environment
+// methodSets returns the methods to run the cases on: those that the environment
 // names, else all that this kernel can attach. "auto" is the whole chain.
-func rungSets(t *testing.T) []string {
+func methodSets(t *testing.T) []string {
 	t.Helper()
-	if v := os.Getenv("FAIRLEAD_RUNGS"); v != "" {
+	if v := os.Getenv("FAIRLEAD_METHODS"); v != "" {
 		return strings.Split(v, ",")
 	}
-	sets := []string{"auto", RungPoll}
-	for _, name := range []string{RungFentry, RungKprobe, RungTPBTF, RungCgroup} {
+	sets := []string{"auto", MethodPoll}
+	for _, name := range []string{MethodFentry, MethodKprobe, MethodTPBTF, MethodCgroup} {
 		t.Run("probe", func(t *testing.T) {
 			w := observe(t, newRoom(t), options(name))
 			w.mu.Lock()
 			defer w.mu.Unlock()
-			for _, r := range w.rungs {
+			for _, r := range w.methods {
 				if r.Name == name {
 					sets = append(sets, name)
 					return
 				}
 			}
-			t.Logf("%s does not attach here: %v", name, w.rungs)
+			t.Logf("%s does not attach here: %v", name, w.methods)
 		})
 	}
 	return sets
 }
 
-func options(rung string) Options {
+func options(method string) Options {
 	o := Options{Interval: 20 * time.Millisecond}
-	switch rung {
+	switch method {
 	case "auto":
-	case RungPoll:
+	case MethodPoll:
 		o.Mode = Poll
-	case RungCgroup:
-		o.Rungs = []string{RungCgroup, RungTPBTF} // what becomes of a bound socket is told by the latter
+	case MethodCgroup:
+		o.Methods = []string{MethodCgroup, MethodTPBTF} // what becomes of a bound socket is told by the latter
 	default:
-		o.Rungs = []string{rung}
+		o.Methods = []string{method}
 	}
 	return o
 }
 
-// requireRung fails where a capability that has the rung is not observed by it.
-func requireRung(t *testing.T, w *world, name string) {
+// requireMethod fails where a capability that has the method is not observed by it.
+func requireMethod(t *testing.T, w *world, name string) {
 	t.Helper()
 	if name == "auto" {
 		return
 	}
 	for _, c := range capabilities(w.boundDump) {
-		if !slices.ContainsFunc(c.rungs, func(r rung) bool { return r.name == name }) {
+		if !slices.ContainsFunc(c.methods, func(r method) bool { return r.name == name }) {
 			continue
 		}
 		w.mu.Lock()
-		got := w.rungs[c.name]
+		got := w.methods[c.name]
 		w.mu.Unlock()
 		if got.Name != name {
 			t.Fatalf("%s is observed by %s, want %s: %v", c.name, got.Name, name, got.Err)

@@ -19,6 +19,6 @@ type Feed interface {
 	// is logged once while it stands; the source is not stale for them. No texts
 	// end all warnings.
 	Warn(texts []string)
-	// Rung names the mechanism in use, for status: "fentry", "poll 1s".
-	Rung(name string)
+	// Method names the mechanism in use, for status: "fentry", "poll 1s".
+	Method(name string)
 }

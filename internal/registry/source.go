@@ -25,17 +25,17 @@ const (
 
 // SourceStatus is what status shows of a source.
 type SourceStatus struct {
-	Name  string
-	State SourceState
-	Rung  string
-	Error string
-	Since time.Time // of this state
+	Name   string
+	State  SourceState
+	Method string
+	Error  string
+	Since  time.Time // of this state
 	// Warnings are what the source could not use, sorted. Immutable.
 	Warnings []string
 }
 
 func (s SourceStatus) equal(t SourceStatus) bool {
-	return s.Name == t.Name && s.State == t.State && s.Rung == t.Rung && s.Error == t.Error &&
+	return s.Name == t.Name && s.State == t.State && s.Method == t.Method && s.Error == t.Error &&
 		s.Since.Equal(t.Since) && slices.Equal(s.Warnings, t.Warnings)
 }
 
@@ -147,11 +147,11 @@ func (s *source) Stale(err error) {
 	s.setStatus(st)
 }
 
-func (s *source) Rung(name string) {
+func (s *source) Method(name string) {
 	s.r.mu.Lock()
 	defer s.r.mu.Unlock()
 	st := s.status
-	st.Rung = name
+	st.Method = name
 	s.setStatus(st)
 }
 

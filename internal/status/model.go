@@ -71,16 +71,16 @@ type Outcome struct {
 
 // Source is the state of one source, or of one guest on a host.
 type Source struct {
-	Name  string `json:"name"`
-	State string `json:"state"`
-	Rung  string `json:"rung"`
-	Error string `json:"error"`
+	Name   string `json:"name"`
+	State  string `json:"state"`
+	Method string `json:"method"`
+	Error  string `json:"error"`
 	// Warnings name what the source could not use, while all else goes on.
 	Warnings []string `json:"warnings,omitempty"`
 }
 
 func (s Source) equal(t Source) bool {
-	return s.Name == t.Name && s.State == t.State && s.Rung == t.Rung && s.Error == t.Error && slices.Equal(s.Warnings, t.Warnings)
+	return s.Name == t.Name && s.State == t.State && s.Method == t.Method && s.Error == t.Error && slices.Equal(s.Warnings, t.Warnings)
 }
 
 // Ready reports whether every source has said a complete set.

@@ -14,7 +14,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/fairlead/fairlead/internal/build"
+	"github.com/fairlead/fairlead/internal/version"
 )
 
 // Options configures a Server.
@@ -57,7 +57,7 @@ func NewServer(o Options) *Server {
 	}
 	return &Server{
 		o: o, watches: make(chan struct{}, o.MaxWatches), token: newToken(),
-		hello: hello{Role: o.Role, Name: o.Name, Version: build.Version(), Explains: o.Explainer != nil},
+		hello: hello{Role: o.Role, Name: o.Name, Version: version.String(), Explains: o.Explainer != nil},
 	}
 }
 

@@ -101,8 +101,8 @@ func TestJSONOfOwnersAndWarnings(t *testing.T) {
 	}{
 		{p.Owner, `{"kind":"container","name":"web","id":"abc","namespace":"default","labels":{"a":"b"}}`},
 		{Describe(port.Publication{}, nil).Owner, `{"kind":"unknown","name":"","id":"","labels":{}}`},
-		{Source{Name: "docker", State: "live", Warnings: []string{"port 0"}}, `{"name":"docker","state":"live","rung":"","error":"","warnings":["port 0"]}`},
-		{Source{Name: "docker", State: "live"}, `{"name":"docker","state":"live","rung":"","error":""}`},
+		{Source{Name: "docker", State: "live", Warnings: []string{"port 0"}}, `{"name":"docker","state":"live","method":"","error":"","warnings":["port 0"]}`},
+		{Source{Name: "docker", State: "live"}, `{"name":"docker","state":"live","method":"","error":""}`},
 	} {
 		got, err := json.Marshal(c.v)
 		if err != nil || string(got) != c.want {

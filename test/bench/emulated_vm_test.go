@@ -33,9 +33,9 @@ import (
 
 // emulatedModes are the hooks first, then what is compared with them.
 var emulatedModes = []natMode{
-	{emulatedHook, forced(nat.RungFentry), 1},
-	{"kprobe", forced(nat.RungKprobe), 1},
-	{"nfnetlink", forced(nat.RungNetlink), 1},
+	{emulatedHook, forced(nat.MethodFentry), 1},
+	{"kprobe", forced(nat.MethodKprobe), 1},
+	{"nfnetlink", forced(nat.MethodNetlink), 1},
 	{modeDump1, func(ctx context.Context, _, _ string, n int) (natWatcher, error) {
 		return newNATPoller(ctx, n, time.Second, false, dumpPorts)
 	}, 1},
@@ -153,26 +153,26 @@ func measureEmulated(ctx context.Context, e *Env, n int) error {
 // that has one way to hear of them.
 type forcedAgent struct {
 	*natTable
-	rung string
-	reg  *registry.Registry
-	peer *peer
-	stop context.CancelFunc
-	done chan struct{} // closed when it has ended
-	why  error         // of its end, once done is closed
+	method string
+	reg    *registry.Registry
+	peer   *peer
+	stop   context.CancelFunc
+	done   chan struct{} // closed when it has ended
+	why    error         // of its end, once done is closed
 }
 
-func forced(rung string) func(context.Context, string, string, int) (natWatcher, error) {
+func forced(method string) func(context.Context, string, string, int) (natWatcher, error) {
 	return func(ctx context.Context, _, dir string, n int) (natWatcher, error) {
-		return newForced(ctx, dir, rung, n)
+		return newForced(ctx, dir, method, n)
 	}
 }
 
-func newForced(ctx context.Context, dir, rung string, n int) (_ natWatcher, err error) {
+func newForced(ctx context.Context, dir, method string, n int) (_ natWatcher, err error) {
 	g, err := newSpaces(dir, mode{})
 	if err != nil {
 		return nil, err
 	}
-	a := &forcedAgent{rung: rung, done: make(chan struct{})}
+	a := &forcedAgent{method: method, done: make(chan struct{})}
 	run, stop := context.WithCancel(ctx)
 	a.stop = func() { stop(); g.close() }
 	running := false
@@ -187,7 +187,7 @@ func newForced(ctx context.Context, dir, rung string, n int) (_ natWatcher, err 
 		return nil, err
 	}
 	quiet := slog.New(slog.DiscardHandler)
-	src, err := nat.New(nat.Options{NetNS: fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), g.space.FD()), Rungs: []string{rung}})
+	src, err := nat.New(nat.Options{NetNS: fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), g.space.FD()), Methods: []string{method}})
 	if err != nil {
 		return nil, err
 	}
@@ -254,10 +254,10 @@ func (a *forcedAgent) check(context.Context) (string, error) {
 	default:
 	}
 	for _, s := range a.reg.Sources().View().All() {
-		if s.State == registry.Live && strings.HasPrefix(s.Rung, a.rung) {
-			return a.rung, nil
+		if s.State == registry.Live && strings.HasPrefix(s.Method, a.method) {
+			return a.method, nil
 		}
-		return "", fmt.Errorf("the NAT source is %s by %q, want %q", s.State, s.Rung, a.rung)
+		return "", fmt.Errorf("the NAT source is %s by %q, want %q", s.State, s.Method, a.method)
 	}
 	return "", errors.New("there is no NAT source")
 }

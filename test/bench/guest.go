@@ -151,15 +151,15 @@ func (g *guest) observes(ctx context.Context) (string, error) {
 		return "", err
 	}
 	for key := range m {
-		rest, ok := strings.CutPrefix(key, `fairlead_observer_rung_info{capability="tcp-listen",rung="`)
+		rest, ok := strings.CutPrefix(key, `fairlead_observer_method_info{capability="tcp-listen",method="`)
 		if !ok {
 			continue
 		}
-		rung := strings.TrimSuffix(rest, `"}`)
-		if (g.mode.poll != 0) != (rung == "poll") {
-			return "", fmt.Errorf("the agent observes by %q: mode %q did not really run", rung, g.mode.name)
+		method := strings.TrimSuffix(rest, `"}`)
+		if (g.mode.poll != 0) != (method == "poll") {
+			return "", fmt.Errorf("the agent observes by %q: mode %q did not really run", method, g.mode.name)
 		}
-		return rung, nil
+		return method, nil
 	}
 	return "", errors.New("the agent does not say how it observes")
 }

@@ -120,7 +120,7 @@ func observed(ctx context.Context, in *netns.Space, types *observer.Types, f fun
 	case err = <-done:
 		return "", 0, errors.Join(errors.New("the observer has ended"), err)
 	}
-	for _, r := range o.Rungs() {
+	for _, r := range o.Methods() {
 		if r.Capability == observer.TCPListen {
 			by = r.Name
 		}
@@ -144,9 +144,9 @@ func (d deaf) Replace([]observer.Socket) {
 	}
 }
 
-func (deaf) Rungs([]observer.Rung)  {}
-func (deaf) Apply([]observer.Event) {}
-func (deaf) Stale(error)            {}
+func (deaf) Methods([]observer.Method) {}
+func (deaf) Apply([]observer.Event)    {}
+func (deaf) Stale(error)               {}
 
 // sure is half the width of the interval that holds the median of what the
 // samples are of, 95 times of 100 (by order statistics).

@@ -310,10 +310,10 @@ func (a *natAgent) check(ctx context.Context) (string, error) {
 		if s.Name != "nat" {
 			continue
 		}
-		if s.State != "live" || strings.Contains(s.Rung, "generation poll") {
-			return "", fmt.Errorf("the NAT source is %s by %q", s.State, s.Rung)
+		if s.State != "live" || strings.Contains(s.Method, "generation poll") {
+			return "", fmt.Errorf("the NAT source is %s by %q", s.State, s.Method)
 		}
-		return s.Rung, nil
+		return s.Method, nil
 	}
 	return "", errors.New("the agent has no NAT source")
 }

@@ -89,19 +89,19 @@ func TestUnitsCapabilitiesAreEnough(t *testing.T) {
 	// systemd mounts tracefs, which a container may lack.
 	mounted := []string{"unshare", "--mount", "--propagation", "private", "sh", "-euc",
 		`mountpoint -q /sys/kernel/tracing || mount -t tracefs tracefs /sys/kernel/tracing; exec "$@"`, "sh"}
-	rungs := func(prefix ...string) (string, string) {
+	methods := func(prefix ...string) (string, string) {
 		a := start(t, exec.Command, append(slices.Concat(mounted, prefix, []string{binary}), "agent", "--sink", "listener", "--listener-settle", "50ms", "--source", "socket,nat")...)
 		list := a.ready(t)
 		var out []string
 		for _, s := range list.Sources {
-			out = append(out, fmt.Sprintf("%s %s %s %s", s.Name, s.State, s.Rung, s.Error))
+			out = append(out, fmt.Sprintf("%s %s %s %s", s.Name, s.State, s.Method, s.Error))
 		}
 		a.says(t, "placeholders give way", "no hook tells who wants") // only after the sources
 		a.stop()
 		return strings.Join(out, "\n"), a.log.String()
 	}
-	all, allLog := rungs()
-	few, fewLog := rungs("setpriv", "--no-new-privs", "--bounding-set=-all,"+strings.Join(caps, ","), "--inh-caps=-all", "--")
+	all, allLog := methods()
+	few, fewLog := methods("setpriv", "--no-new-privs", "--bounding-set=-all,"+strings.Join(caps, ","), "--inh-caps=-all", "--")
 	if all != few {
 		t.Errorf("with all capabilities:\n%s\nwith those of the unit:\n%s\n%s", all, few, fewLog)
 	}

@@ -39,7 +39,7 @@ func TestDemo(t *testing.T) {
 		return nil
 	})
 	if !regexp.MustCompile(`sockets are observed by: \w+`).MatchString(p.output()) {
-		t.Error("it does not say which rung runs")
+		t.Error("it does not say which method runs")
 	}
 	get := func() (string, error) {
 		c, err := outside.Dial("tcp", web)

@@ -30,12 +30,12 @@ func (f *signalFeed) Apply(port.Change) {
 }
 
 // BenchmarkCommit measures from the return of the commit of one rule until the
-// feed has it, on each rung that hears of it and at several sizes of the table,
+// feed has it, on each method that hears of it and at several sizes of the table,
 // and the CPU time of the process for each change, the commit's included.
 func BenchmarkCommit(b *testing.B) {
-	for _, n := range []int{10, 1000, 10_000} { // rungs side by side: the machine is never quiet
-		for _, r := range rungs() {
-			if r.nft == nat.RungGeneration {
+	for _, n := range []int{10, 1000, 10_000} { // methods side by side: the machine is never quiet
+		for _, r := range methods() {
+			if r.nft == nat.MethodGeneration {
 				continue // its second is no measure
 			}
 			b.Run(fmt.Sprintf("%s/%d", r.nft, n), func(b *testing.B) { benchmarkCommit(b, r.nft, n) })
@@ -43,12 +43,12 @@ func BenchmarkCommit(b *testing.B) {
 	}
 }
 
-func benchmarkCommit(b *testing.B, rung string, n int) {
+func benchmarkCommit(b *testing.B, method string, n int) {
 	w := newWorld(b)
 	w.run(refill(n, 0), "nft", "-f", "-")
 	conn := w.openConn(b)
 	f := &signalFeed{newFeed(), make(chan time.Time, 64)}
-	_, stop := w.startWith(nat.Options{LegacyPoll: time.Hour, Rungs: []string{rung}}, f)
+	_, stop := w.startWith(nat.Options{LegacyPoll: time.Hour, Methods: []string{method}}, f)
 	defer stop()
 	eventually(b, "a first set", f.ready)
 	time.Sleep(time.Second) // what the start left to do is no part of this
@@ -88,8 +88,8 @@ func benchmarkCommit(b *testing.B, rung string, n int) {
 // process and of that program.
 func BenchmarkRefill(b *testing.B) {
 	for _, n := range []int{100, 2000} {
-		for _, r := range rungs() {
-			if r.nft == nat.RungGeneration {
+		for _, r := range methods() {
+			if r.nft == nat.MethodGeneration {
 				continue
 			}
 			b.Run(fmt.Sprintf("%s/%d", r.nft, n), func(b *testing.B) { benchmarkRefill(b, r.nft, n) })
@@ -97,10 +97,10 @@ func BenchmarkRefill(b *testing.B) {
 	}
 }
 
-func benchmarkRefill(b *testing.B, rung string, n int) {
+func benchmarkRefill(b *testing.B, method string, n int) {
 	w := newWorld(b)
 	f := &signalFeed{newFeed(), make(chan time.Time, 64)}
-	_, stop := w.startWith(nat.Options{LegacyPoll: time.Hour, Rungs: []string{rung}}, f)
+	_, stop := w.startWith(nat.Options{LegacyPoll: time.Hour, Methods: []string{method}}, f)
 	defer stop()
 	eventually(b, "a first set", f.ready)
 	before, others := cpuTime(unix.RUSAGE_SELF), cpuTime(unix.RUSAGE_CHILDREN)

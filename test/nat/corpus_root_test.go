@@ -27,8 +27,8 @@ func TestCorpus(t *testing.T) {
 		t.Run(c.Name, func(t *testing.T) {
 			w := newWorld(t)
 			w.load(c)
-			// The rung does not matter here, and this is the quickest to take.
-			src, f, stop := w.start(nat.Options{Rungs: []string{nat.RungGeneration}})
+			// The method does not matter here, and this is the quickest to take.
+			src, f, stop := w.start(nat.Options{Methods: []string{nat.MethodGeneration}})
 			eventually(t, "a first set", f.ready)
 			got := answer(src, f)
 			stop()
@@ -41,30 +41,30 @@ func TestCorpus(t *testing.T) {
 	}
 }
 
-// Loaded and removed while sources run, each on a rung of its own, it gives the
+// Loaded and removed while sources run, each on a method of its own, it gives the
 // same on all, and nothing when it is gone.
-func TestCorpusThroughEveryRung(t *testing.T) {
+func TestCorpusThroughEveryMethod(t *testing.T) {
 	w := newWorld(t)
-	all := w.startRungs(nat.Options{})
+	all := w.startMethods(nat.Options{})
 	for _, c := range corpusCases(t) {
 		t.Run(c.Name, func(t *testing.T) {
 			w := &world{t, w.name}
 			w.load(c)
 			for _, x := range all {
-				settle(t, x.rung, func() []string { return answer(x.src, x.feed) }, c.Want)
+				settle(t, x.method, func() []string { return answer(x.src, x.feed) }, c.Want)
 			}
 			w.run("flush ruleset", "nft", "-f", "-")
 			for _, tool := range []string{"iptables-legacy-restore", "ip6tables-legacy-restore"} {
 				w.run("*nat\nCOMMIT\n", tool, "-w")
 			}
 			for _, x := range all {
-				settle(t, x.rung+" when it is gone", func() []string { return answer(x.src, x.feed) }, nil)
+				settle(t, x.method+" when it is gone", func() []string { return answer(x.src, x.feed) }, nil)
 			}
 		})
 	}
 	for _, x := range all {
 		if st := x.src.Status(); st.Drift != 0 {
-			t.Errorf("%s: drift: %d objects", x.rung, st.Drift)
+			t.Errorf("%s: drift: %d objects", x.method, st.Drift)
 		}
 	}
 }

@@ -40,7 +40,7 @@ func (w *world) openConn(t testing.TB) *nftables.Conn {
 
 // A ruleset that is changed as fast as the kernel takes it, with dumps and audits
 // in the middle of commits: nothing that an audit finds differs, and when it ends
-// every rung has the last word. A dump that begins while a commit ends reads what
+// every method has the last word. A dump that begins while a commit ends reads what
 // was before, under the new generation; it must not be taken.
 func TestDumpsInTheMiddleOfCommits(t *testing.T) {
 	w := newWorld(t)
@@ -69,8 +69,8 @@ func TestDumpsInTheMiddleOfCommits(t *testing.T) {
 	})
 	var all []running
 	for range 3 {
-		for _, r := range rungs() {
-			src, f, end := w.start(nat.Options{Rungs: []string{r.nft}, Audit: time.Second, LegacyPoll: time.Hour})
+		for _, r := range methods() {
+			src, f, end := w.start(nat.Options{Methods: []string{r.nft}, Audit: time.Second, LegacyPoll: time.Hour})
 			all = append(all, running{r.nft, src, f, end})
 			time.Sleep(200 * time.Millisecond)
 		}
@@ -87,10 +87,10 @@ func TestDumpsInTheMiddleOfCommits(t *testing.T) {
 		want = append(want, fmt.Sprintf("tcp 0.0.0.0:%d [ip t] 10.3.0.1:%d", 1000+last+p, 1000+last+p))
 	}
 	for _, x := range all {
-		expect(t, x.feed, x.rung, want...)
+		expect(t, x.feed, x.method, want...)
 		x.stop()
 		if st := x.src.Status(); st.Drift != 0 {
-			t.Errorf("%s: an audit repaired %d objects", x.rung, st.Drift)
+			t.Errorf("%s: an audit repaired %d objects", x.method, st.Drift)
 		}
 	}
 	t.Logf("%d commits", commits)

@@ -28,11 +28,11 @@ func expect(t testing.TB, f *feed, step string, want ...string) {
 	t.Fatalf("%s (-want +got):\n%s", step, cmp.Diff(want, got))
 }
 
-// expectAll is expect on each rung.
+// expectAll is expect on each method.
 func expectAll(t testing.TB, all []running, step string, want ...string) {
 	t.Helper()
 	for _, x := range all {
-		expect(t, x.feed, step+" on "+x.rung, want...)
+		expect(t, x.feed, step+" on "+x.method, want...)
 	}
 }
 
@@ -40,7 +40,7 @@ const pre = "add table ip t\nadd chain ip t pre { type nat hook prerouting prior
 
 func TestLiveNftables(t *testing.T) {
 	w := newWorld(t)
-	all := w.startRungs(nat.Options{})
+	all := w.startMethods(nat.Options{})
 	nft := func(s string) { t.Helper(); w.run(s, "nft", "-f", "-") }
 	const a, b, c = "tcp 0.0.0.0:80 [ip t] 10.0.0.1:80", "tcp 0.0.0.0:81 [ip t] 10.0.0.2:81", "tcp 0.0.0.0:82 [ip t] 10.0.0.3:82"
 
@@ -112,14 +112,14 @@ add rule ip t pre tcp dport @s dnat to 10.0.0.9:1`)
 	for _, x := range all {
 		// A machine that stands still may have one or the other commit read anew.
 		if st := x.src.Status(); st.Drift != 0 || st.Lost > 10 {
-			t.Errorf("%s: drift %d, lost %d", x.rung, st.Drift, st.Lost)
+			t.Errorf("%s: drift %d, lost %d", x.method, st.Drift, st.Lost)
 		}
 	}
 }
 
 func TestLiveIptables(t *testing.T) {
 	w := newWorld(t)
-	all := w.startRungs(nat.Options{})
+	all := w.startMethods(nat.Options{})
 	for _, tool := range []string{"iptables-nft", "ip6tables-nft", "iptables-legacy", "ip6tables-legacy"} {
 		table, any, to := "ip nat", "0.0.0.0", "10.0.0.1"
 		if strings.HasPrefix(tool, "ip6") {
@@ -150,7 +150,7 @@ func TestLiveIptables(t *testing.T) {
 	}
 	for _, x := range all {
 		if st := x.src.Status(); st.Drift != 0 {
-			t.Errorf("%s: drift %d", x.rung, st.Drift)
+			t.Errorf("%s: drift %d", x.method, st.Drift)
 		}
 	}
 }
@@ -172,11 +172,11 @@ func refill(n, gen int) string {
 func TestRefillWithdrawsNothing(t *testing.T) {
 	rules := rounds.Of(t, "FAIRLEAD_REFILL", 10_000)
 	w := newWorld(t)
-	all := w.startRungs(nat.Options{})
+	all := w.startMethods(nat.Options{})
 	for gen := range 6 {
 		w.run(refill(rules, gen), "nft", "-f", "-")
 		for _, x := range all {
-			eventually(t, "all rules of the new table on "+x.rung, func() bool {
+			eventually(t, "all rules of the new table on "+x.method, func() bool {
 				x.feed.mu.Lock()
 				defer x.feed.mu.Unlock()
 				_, ok := x.feed.set[fmt.Sprintf("ip big tcp 0.0.0.0:%d", 10000+gen)]
@@ -188,11 +188,11 @@ func TestRefillWithdrawsNothing(t *testing.T) {
 		x.stop()
 		for k, n := range x.feed.drops {
 			if k.Port >= 20000 {
-				t.Errorf("%s: %v was withdrawn %d times", x.rung, k, n)
+				t.Errorf("%s: %v was withdrawn %d times", x.method, k, n)
 			}
 		}
 		if st := x.src.Status(); st.Drift != 0 {
-			t.Errorf("%s: drift %d", x.rung, st.Drift)
+			t.Errorf("%s: drift %d", x.method, st.Drift)
 		}
 	}
 }

@@ -72,7 +72,7 @@ func TestNothingMeetsARuleOfPreroutingForTheLoopback(t *testing.T) {
 			w.listen("0.0.0.0:9090")
 			w.listen("[::]:9090")
 			published := func() []string {
-				src, f, stop := w.start(nat.Options{Rungs: []string{nat.RungGeneration}})
+				src, f, stop := w.start(nat.Options{Methods: []string{nat.MethodGeneration}})
 				defer stop()
 				eventually(t, "a first set", f.ready)
 				return answer(src, f)

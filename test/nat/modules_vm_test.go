@@ -62,12 +62,12 @@ func TestHooksAreTakenWhenTheModuleIsLoaded(t *testing.T) {
 	w := newWorld(t)
 	l := w.legacyHook()
 	l.modules = modules.Loaded()
-	if _, err := observer.OpenCommits(w.path(), observer.RungFentry, nil); err == nil {
+	if _, err := observer.OpenCommits(w.path(), observer.MethodFentry, nil); err == nil {
 		t.Fatal("the hooks can be attached to though nf_tables is not loaded")
 	}
-	src, f, _ := w.start(nat.Options{Wake: l, Rungs: []string{nat.RungFentry, nat.RungKprobe, nat.RungNetlink, nat.RungGeneration}})
+	src, f, _ := w.start(nat.Options{Wake: l, Methods: []string{nat.MethodFentry, nat.MethodKprobe, nat.MethodNetlink, nat.MethodGeneration}})
 	eventually(t, "a first set", f.ready)
-	eventually(t, "the hooks", func() bool { return strings.HasPrefix(f.rungNow(), nat.RungFentry) })
+	eventually(t, "the hooks", func() bool { return strings.HasPrefix(f.methodNow(), nat.MethodFentry) })
 	w.run(pre, "nft", "-f", "-")
 	w.run("add rule ip t pre tcp dport 80 dnat to 10.0.0.1", "nft", "-f", "-")
 	expect(t, f, "a rule", "tcp 0.0.0.0:80 [ip t] 10.0.0.1:80")

@@ -41,7 +41,7 @@ func TestTableThatGoesWithItsOwner(t *testing.T) {
 	w := newWorld(t)
 	// Not looked at by an audit, which would be right to repair what it finds just
 	// before a table that went is missed.
-	all := w.startRungs(nat.Options{Audit: time.Hour})
+	all := w.startMethods(nat.Options{Audit: time.Hour})
 	const chain = "add table ip o { flags owner; }\nadd chain ip o pre { type nat hook prerouting priority -100; }\n"
 	end := w.owner(chain + "add rule ip o pre tcp dport 80 dnat to 10.0.0.1\n")
 	expectAll(t, all, "owned", "tcp 0.0.0.0:80 [ip o] 10.0.0.1:80")
@@ -56,7 +56,7 @@ func TestTableThatGoesWithItsOwner(t *testing.T) {
 	expectAll(t, all, "both have ended")
 	for _, x := range all {
 		if st := x.src.Status(); st.Drift != 0 {
-			t.Errorf("%s: drift %d", x.rung, st.Drift)
+			t.Errorf("%s: drift %d", x.method, st.Drift)
 		}
 	}
 }

@@ -94,7 +94,7 @@ type feed struct {
 	stale    error
 	drops    map[port.Key]int
 	changes  int
-	rung     string
+	method   string
 }
 
 func newFeed() *feed { return &feed{set: map[string]port.Binding{}, drops: map[port.Key]int{}} }
@@ -146,10 +146,10 @@ func (f *feed) Stale(err error) {
 
 func (*feed) Warn([]string) {}
 
-func (f *feed) Rung(name string) {
+func (f *feed) Method(name string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.rung = name
+	f.method = name
 }
 
 func (f *feed) staleNow() error {
@@ -158,10 +158,10 @@ func (f *feed) staleNow() error {
 	return f.stale
 }
 
-func (f *feed) rungNow() string {
+func (f *feed) methodNow() string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return f.rung
+	return f.method
 }
 
 // lines renders the set as corpus files state it.

@@ -250,7 +250,7 @@ func TestStorm(t *testing.T) {
 	for round := range n {
 		var all []running
 		for i := range perRound {
-			all = append(all, w.launch(rungs()[i%len(rungs())].nft))
+			all = append(all, w.launch(methods()[i%len(methods())].nft))
 			for range s.r.IntN(4) {
 				s.step()
 			}
@@ -272,12 +272,12 @@ func TestStorm(t *testing.T) {
 				ok = x.feed.ready() && slices.Equal(got, want)
 			}
 			if !ok {
-				t.Errorf("round %d, source %d on %s (-oracle +source):\n%s\n%s", round, i, x.rung, cmp.Diff(want, got), w.run("", "nft", "list", "ruleset"))
+				t.Errorf("round %d, source %d on %s (-oracle +source):\n%s\n%s", round, i, x.method, cmp.Diff(want, got), w.run("", "nft", "list", "ruleset"))
 			}
 			x.stop()
 			st := x.src.Status()
 			if st.Drift != 0 {
-				t.Errorf("round %d, source %d on %s: an audit repaired %d objects", round, i, x.rung, st.Drift)
+				t.Errorf("round %d, source %d on %s: an audit repaired %d objects", round, i, x.method, st.Drift)
 			}
 			lost += st.Lost
 			starts++
@@ -290,7 +290,7 @@ func TestStorm(t *testing.T) {
 }
 
 // launch starts a source and waits for nothing.
-func (w *world) launch(rung string) running {
-	src, f, stop := w.start(nat.Options{Rungs: []string{rung}, LegacyPoll: 20 * time.Millisecond, Audit: time.Second})
-	return running{rung, src, f, stop}
+func (w *world) launch(method string) running {
+	src, f, stop := w.start(nat.Options{Methods: []string{method}, LegacyPoll: 20 * time.Millisecond, Audit: time.Second})
+	return running{method, src, f, stop}
 }

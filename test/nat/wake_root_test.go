@@ -16,14 +16,14 @@ import (
 // are told, those of others are not.
 func TestLegacyWake(t *testing.T) { legacyWake(t, "") }
 
-func legacyWake(t *testing.T, rung string) {
-	var rungs []string
-	if rung != "" {
-		rungs = []string{rung}
+func legacyWake(t *testing.T, method string) {
+	var methods []string
+	if method != "" {
+		methods = []string{method}
 	}
 	w, other := newWorld(t), newWorld(t)
-	l := w.legacyHook(rungs...)
-	t.Logf("rung %s (%v)", l.Rung(), l.Err())
+	l := w.legacyHook(methods...)
+	t.Logf("method %s (%v)", l.Method(), l.Err())
 	src, f, _ := w.start(nat.Options{LegacyPoll: time.Hour, Wake: l})
 	eventually(t, "a first set", f.ready)
 	rule := func(w *world, tool, op string, port int, to string) {

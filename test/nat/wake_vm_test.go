@@ -10,9 +10,9 @@ import (
 	"github.com/fairlead/fairlead/internal/observer"
 )
 
-// A full kernel takes every rung.
-func TestLegacyWakeRungs(t *testing.T) {
-	for _, rung := range []string{observer.RungFentry, observer.RungKprobe, observer.RungTracepoint} {
-		t.Run(rung, func(t *testing.T) { legacyWake(t, rung) })
+// A full kernel takes every method.
+func TestLegacyWakeMethods(t *testing.T) {
+	for _, method := range []string{observer.MethodFentry, observer.MethodKprobe, observer.MethodTracepoint} {
+		t.Run(method, func(t *testing.T) { legacyWake(t, method) })
 	}
 }

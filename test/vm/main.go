@@ -30,7 +30,7 @@ import (
 
 type options struct {
 	kernels     string
-	rungs       string
+	methods     string
 	tags        string
 	run         string
 	bench       string
@@ -63,7 +63,7 @@ func (o options) validate() error {
 func main() {
 	var o options
 	flag.StringVar(&o.kernels, "kernel", "6.1,6.12", "kernel versions, run side by side")
-	flag.StringVar(&o.rungs, "rungs", "fentry,kprobe,tp_btf", "run packages that read "+rungsVariable+" once for each of these")
+	flag.StringVar(&o.methods, "methods", "fentry,kprobe,tp_btf", "run packages that read "+methodsVariable+" once for each of these")
 	flag.StringVar(&o.tags, "tags", "root,vm", "build tags; only tests that they add are run")
 	flag.StringVar(&o.run, "run", "", "run only tests that match, instead of all that the tags add")
 	flag.StringVar(&o.bench, "bench", "", "run the benchmarks that match, and no tests")
@@ -201,14 +201,14 @@ func buildJobs(ctx context.Context, o options, suites []suite, work string, buil
 		case o.run != "":
 			j.args = append(j.args, "-test.run="+o.run)
 		}
-		if !s.Rungs || o.rungs == "" {
+		if !s.Methods || o.methods == "" {
 			jobs = append(jobs, j)
 			continue
 		}
-		for rung := range strings.SplitSeq(o.rungs, ",") {
+		for method := range strings.SplitSeq(o.methods, ",") {
 			r := j
-			r.name += " [" + rung + "]"
-			r.env = append([]string{rungsVariable + "=" + rung}, j.env...)
+			r.name += " [" + method + "]"
+			r.env = append([]string{methodsVariable + "=" + method}, j.env...)
 			jobs = append(jobs, r)
 		}
 	}

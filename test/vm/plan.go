@@ -19,9 +19,9 @@ import (
 	"strings"
 )
 
-// rungsVariable names, in the environment of a test, the attach mechanisms it
-// may use. Packages that read it are run once for each rung.
-const rungsVariable = "FAIRLEAD_RUNGS"
+// methodsVariable names, in the environment of a test, the attach mechanisms it
+// may use. Packages that read it are run once for each method.
+const methodsVariable = "FAIRLEAD_METHODS"
 
 // The program under test is built and packed for packages whose tests import
 // programImport, which finds it by the environment: a guest has no compiler.
@@ -35,7 +35,7 @@ type suite struct {
 	Package string   // import path
 	Dir     string   // on this machine
 	Tests   []string // names of Test, Fuzz and Example functions
-	Rungs   bool     // it reads rungsVariable
+	Methods bool     // it reads methodsVariable
 	Binary  bool     // it runs the program under test
 
 	Benchmarks bool // the tags add some
@@ -74,7 +74,7 @@ func findSuites(ctx context.Context, tags string, patterns []string) ([]suite, e
 		if len(s.Tests) == 0 && !s.Benchmarks {
 			continue
 		}
-		if s.Rungs, err = mentions(p.Dir, rungsVariable); err != nil {
+		if s.Methods, err = mentions(p.Dir, methodsVariable); err != nil {
 			return nil, err
 		}
 		if s.Binary, err = mentions(p.Dir, programImport); err != nil {

@@ -148,7 +148,7 @@ func TestFindSuites(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(suites) != 1 || !strings.HasSuffix(suites[0].Package, "/test/vm/selftest") || suites[0].Rungs ||
+	if len(suites) != 1 || !strings.HasSuffix(suites[0].Package, "/test/vm/selftest") || suites[0].Methods ||
 		!slices.Contains(suites[0].Tests, "TestKernel") {
 		t.Errorf("got %+v, want selftest alone", suites)
 	}

@@ -300,7 +300,7 @@ type feed struct {
 	stale    error
 	replaced int
 	warnings []string
-	rung     string
+	method   string
 }
 
 func (f *feed) Replace(set []port.Binding) {
@@ -332,7 +332,7 @@ func (f *feed) Apply(c port.Change) {
 }
 
 func (f *feed) Stale(err error) { f.mu.Lock(); defer f.mu.Unlock(); f.stale = err }
-func (f *feed) Rung(r string)   { f.mu.Lock(); defer f.mu.Unlock(); f.rung = r }
+func (f *feed) Method(r string) { f.mu.Lock(); defer f.mu.Unlock(); f.method = r }
 func (f *feed) Warn(w []string) { f.mu.Lock(); defer f.mu.Unlock(); f.warnings = w }
 
 func run(t *testing.T, s *Source) *feed {
@@ -715,8 +715,8 @@ func TestSlowAndBroken(t *testing.T) {
 		want(t, f) // no engine is no ports, which is not stale
 		f.mu.Lock()
 		defer f.mu.Unlock()
-		if f.stale != nil || !strings.Contains(f.rung, "/nowhere/a.sock") || !strings.Contains(f.rung, "/nowhere/b.sock") {
-			t.Errorf("stale %v, rung %q", f.stale, f.rung)
+		if f.stale != nil || !strings.Contains(f.method, "/nowhere/a.sock") || !strings.Contains(f.method, "/nowhere/b.sock") {
+			t.Errorf("stale %v, method %q", f.stale, f.method)
 		}
 	})
 }

@@ -130,7 +130,7 @@ func (s *Source) session(ctx context.Context, set *engine.Set, up func()) error 
 	for _, path := range s.o.Sockets {
 		f, version, err := s.dial(ctx, path)
 		if err == nil {
-			set.Feed.Rung(fmt.Sprintf("containerd %s, %s", version, path))
+			set.Feed.Method(fmt.Sprintf("containerd %s, %s", version, path))
 			err = s.follow(ctx, f, set, up)
 			_ = f.conn.Close()
 			if ctx.Err() != nil {

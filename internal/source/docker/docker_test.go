@@ -208,7 +208,7 @@ type feed struct {
 	staled   int
 	replaced int
 	warnings []string
-	rung     string
+	method   string
 }
 
 func (f *feed) Replace(set []port.Binding) {
@@ -249,10 +249,10 @@ func (f *feed) Stale(err error) {
 	f.staled++
 }
 
-func (f *feed) Rung(name string) {
+func (f *feed) Method(name string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.rung = name
+	f.method = name
 }
 
 func (f *feed) Warn(texts []string) {
@@ -667,7 +667,7 @@ func TestEngineAppears(t *testing.T) {
 	eventually(t, func() error {
 		f.mu.Lock()
 		defer f.mu.Unlock()
-		return errIf(f.replaced != 1 || f.stale != nil || !strings.Contains(f.rung, "no such file"))
+		return errIf(f.replaced != 1 || f.stale != nil || !strings.Contains(f.method, "no such file"))
 	})
 	if err := os.MkdirAll(filepath.Dir(e.socket), 0o755); err != nil {
 		t.Fatal(err)

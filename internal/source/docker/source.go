@@ -185,6 +185,6 @@ func (s *Source) follow(ctx context.Context, c *conn, host string, set *engine.S
 		return err
 	}
 	defer wait()
-	set.Feed.Rung(fmt.Sprintf("docker %s, API %s, %s", info.ServerVersion, c.ClientVersion(), host))
+	set.Feed.Method(fmt.Sprintf("docker %s, API %s, %s", info.ServerVersion, c.ClientVersion(), host))
 	return set.Follow(ctx, fetcher{c, s.o.Host, info.rootless()}, stream, s.o.Audit, up)
 }

@@ -67,7 +67,7 @@ func (f *feed) Stale(err error) {
 	f.stale = append(f.stale, err.Error())
 }
 
-func (f *feed) Rung(string)         {}
+func (f *feed) Method(string)       {}
 func (f *feed) Warn(texts []string) { f.warnings = texts }
 func (f *feed) lastStale() string   { f.mu.Lock(); defer f.mu.Unlock(); return f.stale[len(f.stale)-1] }
 func (f *feed) stands(id string) bool {

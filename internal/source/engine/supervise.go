@@ -143,7 +143,7 @@ func (s Supervisor) Run(ctx context.Context, session Session) error {
 		case !wasAbsent:
 			absent = true
 			s.Feed.Replace(nil)
-			s.Feed.Rung(err.Error())
+			s.Feed.Method(err.Error())
 		}
 		delay := s.delay(failures)
 		if time.Now().Before(hurry) {

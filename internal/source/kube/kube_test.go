@@ -365,7 +365,7 @@ func (f *feed) Apply(c port.Change) {
 }
 
 func (f *feed) Stale(err error) { f.mu.Lock(); defer f.mu.Unlock(); f.stale = err }
-func (f *feed) Rung(string)     {}
+func (f *feed) Method(string)   {}
 func (f *feed) Warn(w []string) { f.mu.Lock(); defer f.mu.Unlock(); f.warnings = w }
 
 func (f *feed) find(key string) port.Binding {

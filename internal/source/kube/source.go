@@ -219,7 +219,7 @@ func (s *Source) session(ctx context.Context, st *state, up func()) error {
 	if err != nil {
 		return fmt.Errorf("%s: %w", conf.origin, err)
 	}
-	st.feed.Rung(fmt.Sprintf("watch of %s, %s", conf.rest.Host, conf.origin))
+	st.feed.Method(fmt.Sprintf("watch of %s, %s", conf.rest.Host, conf.origin))
 
 	ctx, cancel := context.WithCancelCause(ctx)
 	var wg sync.WaitGroup

@@ -19,8 +19,8 @@ func (k *kernel) hookable() bool {
 	return err == nil && string(bytes.TrimSpace(state)) == "live"
 }
 
-func (k *kernel) watchHooks(rung string) (stream, error) {
-	c, err := observer.OpenCommits(k.path, rung, k.types)
+func (k *kernel) watchHooks(method string) (stream, error) {
+	c, err := observer.OpenCommits(k.path, method, k.types)
 	if err != nil {
 		return nil, err
 	}

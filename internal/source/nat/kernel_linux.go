@@ -374,9 +374,9 @@ func (k *kernel) dumpSet(t tableID, n *nset) error {
 }
 
 // watch implements system.
-func (k *kernel) watch(rung string) (stream, error) {
-	if rung != RungNetlink {
-		return k.watchHooks(rung)
+func (k *kernel) watch(method string) (stream, error) {
+	if method != MethodNetlink {
+		return k.watchHooks(method)
 	}
 	c, err := k.subscribe(unix.NETLINK_NETFILTER, unix.NFNLGRP_NFTABLES)
 	if err != nil {

@@ -36,8 +36,8 @@ type stream interface {
 
 // system is the kernel as a session uses it.
 type system interface {
-	// watch opens a stream of commits by a rung other than RungGeneration.
-	watch(rung string) (stream, error)
+	// watch opens a stream of commits by a method other than MethodGeneration.
+	watch(method string) (stream, error)
 	// hookable tells whether the hooks of nftables may be attached to now.
 	hookable() bool
 	// resolve completes messages of hooks, see message.bare.
@@ -61,7 +61,7 @@ const (
 	burst        = 20 * time.Millisecond  // of which this much may be put off
 	dumpShare    = 9                      // and after a dump
 	hostDelay    = 50 * time.Millisecond  // links and routes come in bursts
-	genPoll      = time.Second            // the last rung for nftables
+	genPoll      = time.Second            // the last method for nftables
 	doubtDelay   = 500 * time.Millisecond // until the order of inserted rules is checked
 	dumpAttempts = 20
 	absentPoll   = 30 * time.Second
@@ -86,11 +86,11 @@ type session struct {
 	streams  []stream   // to be closed at the end
 	events   chan batch // of current
 	current  stream     // of commits; nil while the generation is polled
-	level    string     // the rung in use for nftables
+	level    string     // the method in use for nftables
 	hookable bool       // hooks could be attached to when level was chosen
-	climbAt  time.Time  // when a better rung is tried; zero: not
+	climbAt  time.Time  // when a better method is tried; zero: not
 	climbs   int
-	low      bool // a better rung is tried after the first set
+	low      bool // a better method is tried after the first set
 
 	pending []*message   // complete commits, each ending with a msgNewGen
 	partial []*message   // of a commit that has not ended
@@ -162,11 +162,11 @@ func (x *session) run(ctx context.Context) error {
 		x.pumps.Wait()
 	}()
 	// To attach hooks takes time: begin with what does not, and climb from there.
-	rungs := x.s.opt.Rungs
-	if i := slices.Index(rungs, RungNetlink); i > 0 {
-		rungs, x.low = rungs[i:], true
+	methods := x.s.opt.Methods
+	if i := slices.Index(methods, MethodNetlink); i > 0 {
+		methods, x.low = methods[i:], true
 	}
-	if err := x.watch(rungs); x.level == "" {
+	if err := x.watch(methods); x.level == "" {
 		return fmt.Errorf("watch nftables: %w", err)
 	} else if !x.low {
 		x.s.tell(x.level, err)
@@ -180,14 +180,14 @@ func (x *session) run(ctx context.Context) error {
 	if w := x.s.opt.Wake; w != nil {
 		wake, modules = w.LegacyChanged(), w.ModuleLoaded()
 	}
-	x.feed.Rung(x.rung(wake != nil))
+	x.feed.Method(x.method(wake != nil))
 
 	x.wantDump, x.wantHost, x.wantLegacy = true, true, true
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
 		if x.climb(time.Now()) {
-			x.feed.Rung(x.rung(wake != nil))
+			x.feed.Method(x.method(wake != nil))
 		}
 		next := x.work(ctx, time.Now(), wake != nil)
 		timer.Reset(max(time.Until(next), 0))
@@ -218,13 +218,13 @@ func (x *session) run(ctx context.Context) error {
 		case _, ok := <-wake:
 			if !ok {
 				wake = nil
-				x.feed.Rung(x.rung(false))
+				x.feed.Method(x.method(false))
 			}
 			x.wantLegacy = true
 		case _, ok := <-modules:
 			if !ok {
 				modules = nil
-			} else if x.level != x.s.opt.Rungs[0] {
+			} else if x.level != x.s.opt.Methods[0] {
 				x.climbAt, x.climbs = time.Now(), 0
 			}
 		case <-timer.C:
@@ -239,12 +239,12 @@ func (x *session) start(st stream, out chan<- batch) {
 	x.pumps.Go(func() { pump(st, out, done) })
 }
 
-// watch takes the first of the rungs that works, and returns why others do not.
-func (x *session) watch(rungs []string) error {
+// watch takes the first of the methods that works, and returns why others do not.
+func (x *session) watch(methods []string) error {
 	x.hookable = x.sys.hookable()
 	var errs []error
-	for _, r := range rungs {
-		if r == RungGeneration {
+	for _, r := range methods {
+		if r == MethodGeneration {
 			x.level, x.polling = r, true
 			break
 		}
@@ -260,17 +260,17 @@ func (x *session) watch(rungs []string) error {
 	return errors.Join(errs...)
 }
 
-// tell logs the rung in use, if it is another than the last one.
-func (s *Source) tell(rung string, better error) {
-	if rung != s.rung {
-		s.rung = rung
-		s.log.Info("nftables is watched", "rung", rung, "better", observer.Brief(better))
+// tell logs the method in use, if it is another than the last one.
+func (s *Source) tell(method string, better error) {
+	if method != s.method {
+		s.method = method
+		s.log.Info("nftables is watched", "method", method, "better", observer.Brief(better))
 	}
 }
 
-// climb takes a better rung, and reads all anew: after the first set was said, and
+// climb takes a better method, and reads all anew: after the first set was said, and
 // when the hooks may be attached to and could not before. It reports whether the
-// rung is another.
+// method is another.
 func (x *session) climb(now time.Time) bool {
 	switch {
 	case x.low && x.known:
@@ -290,7 +290,7 @@ func (x *session) climb(now time.Time) bool {
 	default:
 		x.climbAt = time.Time{}
 	}
-	better := x.s.opt.Rungs[:slices.Index(x.s.opt.Rungs, x.level)]
+	better := x.s.opt.Methods[:slices.Index(x.s.opt.Methods, x.level)]
 	old, level := x.current, x.level
 	err := x.watch(better)
 	x.s.tell(x.level, err)
@@ -306,7 +306,7 @@ func (x *session) climb(now time.Time) bool {
 	return true
 }
 
-func (x *session) rung(wake bool) string {
+func (x *session) method(wake bool) string {
 	var words []string
 	if x.polling {
 		words = append(words, "generation poll "+genPoll.String())
@@ -314,7 +314,7 @@ func (x *session) rung(wake bool) string {
 		words = append(words, x.level)
 	}
 	if wake {
-		words = append(words, "legacy "+x.s.opt.Wake.Rung())
+		words = append(words, "legacy "+x.s.opt.Wake.Method())
 	} else {
 		words = append(words, "legacy poll "+x.s.opt.LegacyPoll.String())
 	}
@@ -465,7 +465,7 @@ func (x *session) work(ctx context.Context, now time.Time, wake bool) time.Time 
 
 // resolve returns the pending messages, completed.
 func (x *session) resolve() ([]*message, error) {
-	if x.level != RungFentry && x.level != RungKprobe {
+	if x.level != MethodFentry && x.level != MethodKprobe {
 		return x.pending, nil
 	}
 	// What the last dump has need not be asked for.

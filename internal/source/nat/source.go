@@ -35,23 +35,23 @@ type Options struct {
 	Wake Waker
 	// Types, if not nil, is shared with others that load BPF programs.
 	Types *observer.Types
-	// Rungs limits the rungs that are tried for nftables, by name, to force a
+	// Methods limits the methods that are tried for nftables, by name, to force a
 	// place in the chain; the last of those named must work. Empty means all.
-	Rungs []string
+	Methods []string
 }
 
-// Rungs for nftables, best first. That notifications come before hooks is measured,
+// Methods for nftables, best first. That notifications come before hooks is measured,
 // see docs/nat.md.
 const (
-	RungNetlink    = "nfnetlink"  // the kernel's own notifications
-	RungFentry     = "fentry"     // hooks in the kernel, by BPF trampolines
-	RungKprobe     = "kprobe"     // the same hooks, by kprobes
-	RungGeneration = "generation" // the number of the last commit is polled
+	MethodNetlink    = "nfnetlink"  // the kernel's own notifications
+	MethodFentry     = "fentry"     // hooks in the kernel, by BPF trampolines
+	MethodKprobe     = "kprobe"     // the same hooks, by kprobes
+	MethodGeneration = "generation" // the number of the last commit is polled
 )
 
-// Rungs returns the rungs for nftables, best first.
-func Rungs() []string {
-	return []string{RungNetlink, RungFentry, RungKprobe, RungGeneration}
+// Methods returns the methods for nftables, best first.
+func Methods() []string {
+	return []string{MethodNetlink, MethodFentry, MethodKprobe, MethodGeneration}
 }
 
 // Waker tells of what nftables does not notify of. Its channels are asked for
@@ -60,11 +60,11 @@ type Waker interface {
 	// LegacyChanged receives after a legacy nat table of the watched namespace
 	// may have been replaced. It is closed when that can no longer be told.
 	LegacyChanged() <-chan struct{}
-	// Rung names the mechanism of LegacyChanged, if that is not nil: "fentry",
+	// Method names the mechanism of LegacyChanged, if that is not nil: "fentry",
 	// "kprobe", "tracepoint".
-	Rung() string
+	Method() string
 	// ModuleLoaded receives after a kernel module was loaded, which may be the
-	// one that a better rung needs. It may be closed.
+	// one that a better method needs. It may be closed.
 	ModuleLoaded() <-chan struct{}
 }
 
@@ -78,8 +78,8 @@ func (o Options) withDefaults() Options {
 	if o.Audit == 0 {
 		o.Audit, o.paced = 5*time.Minute, true
 	}
-	if len(o.Rungs) == 0 {
-		o.Rungs = Rungs()
+	if len(o.Methods) == 0 {
+		o.Methods = Methods()
 	}
 	if o.LegacyPoll == 0 {
 		o.LegacyPoll = 2 * time.Second
@@ -96,9 +96,9 @@ func (o Options) validate() error {
 	case o.LegacyPoll < 10*time.Millisecond:
 		return fmt.Errorf("option LegacyPoll %v: want at least 10ms", o.LegacyPoll)
 	}
-	for _, r := range o.Rungs {
-		if !slices.Contains(Rungs(), r) {
-			return fmt.Errorf("option Rungs: %q: want one of %q", r, Rungs())
+	for _, r := range o.Methods {
+		if !slices.Contains(Methods(), r) {
+			return fmt.Errorf("option Methods: %q: want one of %q", r, Methods())
 		}
 	}
 	return nil
@@ -123,7 +123,7 @@ type Source struct {
 	opt Options
 	log *slog.Logger
 
-	rung string // the last one that was logged; of the goroutine that runs
+	method string // the last one that was logged; of the goroutine that runs
 
 	mu     sync.Mutex
 	status Status // guarded by mu

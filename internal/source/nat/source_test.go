@@ -30,8 +30,8 @@ type fakeSystem struct {
 	dumpTime time.Duration
 	events   chan batch
 	hooks    bool            // the hooks can be attached to
-	broken   map[string]bool // rungs that do not work
-	watched  []string        // rungs that were tried
+	broken   map[string]bool // methods that do not work
+	watched  []string        // methods that were tried
 	resolves int
 	attach   time.Duration // what it takes to attach hooks
 }
@@ -57,15 +57,15 @@ func (s fakeStream) next() ([]*message, error) {
 
 func (s fakeStream) Close() error { close(s.closed); return nil }
 
-func (f *fakeSystem) watch(rung string) (stream, error) {
-	if rung == RungFentry || rung == RungKprobe {
+func (f *fakeSystem) watch(method string) (stream, error) {
+	if method == MethodFentry || method == MethodKprobe {
 		time.Sleep(f.attach)
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.watched = append(f.watched, rung)
-	if f.broken[rung] {
-		return nil, errors.New("no " + rung)
+	f.watched = append(f.watched, method)
+	if f.broken[method] {
+		return nil, errors.New("no " + method)
 	}
 	return fakeStream{f.events, make(chan struct{})}, nil
 }
@@ -140,7 +140,7 @@ type recorder struct {
 	replaced int
 	applied  int
 	stale    error
-	rung     string
+	method   string
 }
 
 func (r *recorder) Replace(set []port.Binding) {
@@ -174,16 +174,16 @@ func (r *recorder) Stale(err error) {
 
 func (r *recorder) Warn([]string) {}
 
-func (r *recorder) Rung(name string) {
+func (r *recorder) Method(name string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.rung = name
+	r.method = name
 }
 
-func (r *recorder) rungNow() string {
+func (r *recorder) methodNow() string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.rung
+	return r.method
 }
 
 func (r *recorder) ports() []int {
@@ -222,8 +222,8 @@ func newRule(handle uint64, p uint16) *message {
 // run runs a source over f in a bubble of fake time, and test beside it.
 func run(t *testing.T, opt Options, f *fakeSystem, test func(s *Source, r *recorder)) {
 	t.Helper()
-	if len(opt.Rungs) == 0 {
-		opt.Rungs = []string{RungNetlink}
+	if len(opt.Methods) == 0 {
+		opt.Methods = []string{MethodNetlink}
 	}
 	synctest.Test(t, func(t *testing.T) {
 		// Channels belong to the bubble that they are made in.
@@ -382,7 +382,7 @@ func TestNoNftables(t *testing.T) {
 type wakes struct{ c, modules chan struct{} }
 
 func (w *wakes) LegacyChanged() <-chan struct{} { return w.c }
-func (w *wakes) Rung() string                   { return "test" }
+func (w *wakes) Method() string                 { return "test" }
 func (w *wakes) ModuleLoaded() <-chan struct{}  { return w.modules }
 
 // A legacy table that is replaced 1,000 times a second is read as often as a

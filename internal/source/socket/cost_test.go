@@ -20,7 +20,7 @@ func (f *tally) Apply(c port.Change)    { f.puts += len(c.Put); f.drops += len(c
 func (f *tally) Replace([]port.Binding) {}
 func (f *tally) Stale(error)            {}
 func (f *tally) Warn([]string)          {}
-func (f *tally) Rung(string)            {}
+func (f *tally) Method(string)          {}
 
 // What an event allocates is bounded: the binding that it becomes, and what is
 // read of its process.

@@ -206,11 +206,11 @@ func (h *handler) stop() {
 
 func (h *handler) Stale(err error) { h.feed.Stale(err) }
 
-// Rungs says "fentry" where all capabilities use one, else what each uses.
-func (h *handler) Rungs(rungs []observer.Rung) {
+// Methods says "fentry" where all capabilities use one, else what each uses.
+func (h *handler) Methods(methods []observer.Method) {
 	var order []string
 	uses := map[string][]string{}
-	for _, r := range rungs {
+	for _, r := range methods {
 		if r.Capability == observer.UDPDump {
 			continue // how a dump is read, not how sockets are observed
 		}
@@ -220,14 +220,14 @@ func (h *handler) Rungs(rungs []observer.Rung) {
 		uses[r.Name] = append(uses[r.Name], r.Capability)
 	}
 	if len(order) == 1 {
-		h.feed.Rung(order[0])
+		h.feed.Method(order[0])
 		return
 	}
 	var parts []string
 	for _, name := range order {
 		parts = append(parts, fmt.Sprintf("%s (%s)", name, strings.Join(uses[name], ", ")))
 	}
-	h.feed.Rung(strings.Join(parts, ", "))
+	h.feed.Method(strings.Join(parts, ", "))
 }
 
 func origin(s *observer.Socket) port.Origin {

@@ -162,11 +162,11 @@ const handlers = {
   },
   sources(list) {
     $('sources').replaceChildren(...list.map((s) => {
-      // A rung is "tp_btf (tcp-listen), cgroup (udp-bind)" or "no engine yet: why".
-      const how = s.rung.replace(/:.*| \([^)]*\)/gs, '');
+      // A method is "tp_btf (tcp-listen), cgroup (udp-bind)" or "no engine yet: why".
+      const how = s.method.replace(/:.*| \([^)]*\)/gs, '');
       const state = s.state === 'live' && how.startsWith('no ') ? 'absent' : s.state;
       return el('li', {
-        class: 'source', 'data-state': state, title: [s.state, s.rung, s.error, ...(s.warnings ?? [])].filter(Boolean).map(clean).join('\n'),
+        class: 'source', 'data-state': state, title: [s.state, s.method, s.error, ...(s.warnings ?? [])].filter(Boolean).map(clean).join('\n'),
       }, el('b', {}, clean(s.name)), el('span', { class: 'dim' }, clean(s.state === 'live' ? how || 'live' : s.state)));
     }));
   },

@@ -61,7 +61,7 @@ func cells() []Cell {
 			s = append(s, v*(0.5+float64(i)/100))
 		}
 		d := Summarize(s)
-		return Cell{Part: "latency", Measure: "open", Mode: mode, Unit: "s", By: "rung of " + mode, Dist: d, Value: d.P50}
+		return Cell{Part: "latency", Measure: "open", Mode: mode, Unit: "s", By: "method of " + mode, Dist: d, Value: d.P50}
 	}
 	one := func(measure, mode string, size, v float64) Cell {
 		return Cell{Part: "idle", Measure: measure, Mode: mode, Size: size, SizeUnit: "ports", Unit: "%", Value: v}

@@ -2,7 +2,7 @@
 
 //go:build !windows
 
-package setup
+package hostinstall
 
 import (
 	"os"

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package setup prepares a host for its user: it fetches the token of a guest,
+// Package hostinstall prepares a host for its user: it fetches the token of a guest,
 // and has the host peer started when the user logs on.
-package setup
+package hostinstall
 
 import (
 	"bytes"

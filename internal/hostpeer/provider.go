@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package hostd
+package hostpeer
 
 import (
 	"context"
@@ -30,7 +30,7 @@ func (p provider) Sources() []status.Source {
 	for _, g := range p.host.Guests() {
 		s := status.Source{Name: g.Name, State: "stale", Error: g.Error}
 		if g.Connected {
-			s.State, s.Rung = "live", g.Peer.Proof
+			s.State, s.Method = "live", g.Peer.Proof
 		}
 		list = append(list, s)
 	}

@@ -9,10 +9,10 @@ import (
 	"github.com/fairlead/fairlead/internal/source/nat"
 )
 
-// A full kernel takes every rung.
-func rungs() []rung {
-	return append([]rung{
-		{nat.RungFentry, observer.RungFentry},
-		{nat.RungKprobe, observer.RungKprobe},
+// A full kernel takes every method.
+func methods() []method {
+	return append([]method{
+		{nat.MethodFentry, observer.MethodFentry},
+		{nat.MethodKprobe, observer.MethodKprobe},
 	}, everywhere...)
 }

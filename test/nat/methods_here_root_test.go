@@ -4,4 +4,4 @@
 
 package nat
 
-func rungs() []rung { return everywhere }
+func methods() []method { return everywhere }

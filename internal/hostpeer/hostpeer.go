@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package hostd wires the host peer: configuration, links to the guests, the
+// Package hostpeer wires the host peer: configuration, links to the guests, the
 // host itself, and its status.
-package hostd
+package hostpeer
 
 import (
 	"context"
@@ -15,13 +15,13 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
-	"github.com/fairlead/fairlead/internal/build"
 	"github.com/fairlead/fairlead/internal/config"
 	"github.com/fairlead/fairlead/internal/host"
 	"github.com/fairlead/fairlead/internal/link"
 	"github.com/fairlead/fairlead/internal/metrics"
 	"github.com/fairlead/fairlead/internal/own"
 	"github.com/fairlead/fairlead/internal/status"
+	"github.com/fairlead/fairlead/internal/version"
 )
 
 // Daemon is the host peer.
@@ -44,7 +44,7 @@ func New(cfg config.Host, log *slog.Logger, level *slog.LevelVar) (*Daemon, erro
 		name = "host"
 	}
 	o := link.Options{
-		Role: link.RoleHost, Identity: link.NewIdentity(), Name: name, Version: build.Version(),
+		Role: link.RoleHost, Identity: link.NewIdentity(), Name: name, Version: version.String(),
 		Token: token, Logger: log,
 	}
 	d := &Daemon{cfg: cfg, log: log, sockets: new(own.Sockets)}

@@ -13,23 +13,23 @@ import (
 	"github.com/fairlead/fairlead/internal/source/nat"
 )
 
-// rung is a way to see changes: of nftables, and of legacy tables ("" polls).
-type rung struct{ nft, legacy string }
+// method is a way to see changes: of nftables, and of legacy tables ("" polls).
+type method struct{ nft, legacy string }
 
-func (r rung) String() string { return strings.TrimSuffix(r.nft+"+"+r.legacy, "+") }
+func (r method) String() string { return strings.TrimSuffix(r.nft+"+"+r.legacy, "+") }
 
-// everywhere are the rungs that every kernel takes. Others are in a file for the VM.
-var everywhere = []rung{
-	{nat.RungNetlink, observer.RungTracepoint},
-	{nat.RungGeneration, ""},
+// everywhere are the methods that every kernel takes. Others are in a file for the VM.
+var everywhere = []method{
+	{nat.MethodNetlink, observer.MethodTracepoint},
+	{nat.MethodGeneration, ""},
 }
 
-// running is a source on one rung.
+// running is a source on one method.
 type running struct {
-	rung string
-	src  *nat.Source
-	feed *feed
-	stop func()
+	method string
+	src    *nat.Source
+	feed   *feed
+	stop   func()
 }
 
 // waker is an observer's hook on legacy tables, and what tells of modules.
@@ -41,9 +41,9 @@ type waker struct {
 func (w waker) ModuleLoaded() <-chan struct{} { return w.modules }
 
 // legacyHook attaches a hook on legacy tables for the rest of the test.
-func (w *world) legacyHook(rungs ...string) waker {
+func (w *world) legacyHook(methods ...string) waker {
 	w.t.Helper()
-	l, err := observer.OpenLegacy(observer.LegacyOptions{NetNS: w.path(), Rungs: rungs})
+	l, err := observer.OpenLegacy(observer.LegacyOptions{NetNS: w.path(), Methods: methods})
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -59,12 +59,12 @@ func (w *world) legacyHook(rungs ...string) waker {
 	return waker{Legacy: l}
 }
 
-// startRung runs a source on one rung until the test ends.
-func (w *world) startRung(r rung, opt nat.Options) running {
+// startMethod runs a source on one method until the test ends.
+func (w *world) startMethod(r method, opt nat.Options) running {
 	w.t.Helper()
-	opt.Rungs = []string{r.nft}
+	opt.Methods = []string{r.nft}
 	want := r.nft + ", legacy poll"
-	if r.nft == nat.RungGeneration {
+	if r.nft == nat.MethodGeneration {
 		want = "generation poll 1s, legacy poll"
 	}
 	if r.legacy == "" {
@@ -75,17 +75,17 @@ func (w *world) startRung(r rung, opt nat.Options) running {
 	}
 	src, f, stop := w.start(opt)
 	eventually(w.t, "a first set", f.ready)
-	if got := f.rungNow(); !strings.HasPrefix(got, want) {
-		w.t.Errorf("rung %q, want %q", got, want)
+	if got := f.methodNow(); !strings.HasPrefix(got, want) {
+		w.t.Errorf("method %q, want %q", got, want)
 	}
 	return running{r.String(), src, f, stop}
 }
 
-// startRungs runs a source on each rung of this kernel until the test ends.
-func (w *world) startRungs(opt nat.Options) (all []running) {
+// startMethods runs a source on each method of this kernel until the test ends.
+func (w *world) startMethods(opt nat.Options) (all []running) {
 	w.t.Helper()
-	for _, r := range rungs() {
-		all = append(all, w.startRung(r, opt))
+	for _, r := range methods() {
+		all = append(all, w.startMethod(r, opt))
 	}
 	return all
 }

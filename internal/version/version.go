@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package build says what this binary was built from.
-package build
+// Package version says what this binary was built from.
+package version
 
 import "runtime/debug"
 
-// Version returns the module version, or the revision it was built from, or "devel".
-func Version() string {
+// String returns the module version, or the revision it was built from, or "devel".
+func String() string {
 	info, ok := debug.ReadBuildInfo()
 	if !ok {
 		return "devel"

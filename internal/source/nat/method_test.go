@@ -11,31 +11,31 @@ import (
 )
 
 // hooksFirst is an order in which there is something to climb to.
-var hooksFirst = []string{RungFentry, RungKprobe, RungNetlink, RungGeneration}
+var hooksFirst = []string{MethodFentry, MethodKprobe, MethodNetlink, MethodGeneration}
 
-func TestTheFirstRungThatWorksIsTaken(t *testing.T) {
+func TestTheFirstMethodThatWorksIsTaken(t *testing.T) {
 	for _, tt := range []struct {
 		allowed []string
 		broken  map[string]bool
 		want    string
 		err     bool
 	}{
-		{allowed: Rungs(), want: "nfnetlink"},
-		{allowed: Rungs(), broken: map[string]bool{RungNetlink: true}, want: "fentry"},
+		{allowed: Methods(), want: "nfnetlink"},
+		{allowed: Methods(), broken: map[string]bool{MethodNetlink: true}, want: "fentry"},
 		{allowed: hooksFirst, want: "fentry"},
-		{allowed: hooksFirst, broken: map[string]bool{RungFentry: true}, want: "kprobe"},
-		{allowed: hooksFirst, broken: map[string]bool{RungFentry: true, RungKprobe: true}, want: "nfnetlink"},
-		{allowed: Rungs(), broken: map[string]bool{RungFentry: true, RungKprobe: true, RungNetlink: true}, want: "generation poll 1s"},
-		{allowed: []string{RungNetlink}, want: "nfnetlink"},
-		{allowed: []string{RungKprobe}, broken: map[string]bool{RungKprobe: true}, err: true},
+		{allowed: hooksFirst, broken: map[string]bool{MethodFentry: true}, want: "kprobe"},
+		{allowed: hooksFirst, broken: map[string]bool{MethodFentry: true, MethodKprobe: true}, want: "nfnetlink"},
+		{allowed: Methods(), broken: map[string]bool{MethodFentry: true, MethodKprobe: true, MethodNetlink: true}, want: "generation poll 1s"},
+		{allowed: []string{MethodNetlink}, want: "nfnetlink"},
+		{allowed: []string{MethodKprobe}, broken: map[string]bool{MethodKprobe: true}, err: true},
 	} {
 		f := newFake(oneTable(80))
 		f.broken = tt.broken
-		run(t, Options{Rungs: tt.allowed}, f, func(_ *Source, r *recorder) {
+		run(t, Options{Methods: tt.allowed}, f, func(_ *Source, r *recorder) {
 			synctest.Wait()
-			rung, _, _ := strings.Cut(r.rungNow(), ",")
-			if rung != tt.want || (r.isStale() != nil) != tt.err {
-				t.Errorf("allowed %q, broken %v: rung %q, stale %v", tt.allowed, tt.broken, rung, r.isStale())
+			method, _, _ := strings.Cut(r.methodNow(), ",")
+			if method != tt.want || (r.isStale() != nil) != tt.err {
+				t.Errorf("allowed %q, broken %v: method %q, stale %v", tt.allowed, tt.broken, method, r.isStale())
 			}
 		})
 	}
@@ -45,15 +45,15 @@ func TestTheFirstRungThatWorksIsTaken(t *testing.T) {
 func TestTheFirstSetDoesNotWaitForHooks(t *testing.T) {
 	f := newFake(oneTable(80))
 	f.attach = 3 * time.Second
-	run(t, Options{Rungs: hooksFirst}, f, func(s *Source, r *recorder) {
+	run(t, Options{Methods: hooksFirst}, f, func(s *Source, r *recorder) {
 		time.Sleep(time.Second)
 		expectPorts(t, r, 80)
 		// What is committed while they are attached is read after that.
 		f.set(oneTable(80, 81), 2, nil)
 		time.Sleep(5 * time.Second)
 		expectPorts(t, r, 80, 81)
-		if got := r.rungNow(); !strings.HasPrefix(got, RungFentry) {
-			t.Errorf("rung %q", got)
+		if got := r.methodNow(); !strings.HasPrefix(got, MethodFentry) {
+			t.Errorf("method %q", got)
 		}
 		if st := s.Status(); st.Lost != 0 || st.Dumps != 2 {
 			t.Errorf("lost %d, dumps %d", st.Lost, st.Dumps)
@@ -64,7 +64,7 @@ func TestTheFirstSetDoesNotWaitForHooks(t *testing.T) {
 // With nothing to tell of commits, the number of the last one is looked at.
 func TestTheGenerationIsPolledAtTheEnd(t *testing.T) {
 	f := newFake(oneTable(80))
-	run(t, Options{Rungs: []string{RungGeneration}}, f, func(_ *Source, r *recorder) {
+	run(t, Options{Methods: []string{MethodGeneration}}, f, func(_ *Source, r *recorder) {
 		expectPorts(t, r, 80)
 		time.Sleep(time.Minute)
 		synctest.Wait()
@@ -79,16 +79,16 @@ func TestTheGenerationIsPolledAtTheEnd(t *testing.T) {
 
 // Hooks in a module can be attached to when it is loaded, at which time it is
 // not yet ready. What was committed meanwhile is in the dump that follows.
-func TestABetterRungIsTakenWhenItsModuleIsLoaded(t *testing.T) {
+func TestABetterMethodIsTakenWhenItsModuleIsLoaded(t *testing.T) {
 	f := newFake(oneTable(80))
-	f.broken = map[string]bool{RungFentry: true, RungKprobe: true}
+	f.broken = map[string]bool{MethodFentry: true, MethodKprobe: true}
 	w := &wakes{}
-	run(t, Options{Wake: w, Rungs: hooksFirst}, f, func(s *Source, r *recorder) {
+	run(t, Options{Wake: w, Methods: hooksFirst}, f, func(s *Source, r *recorder) {
 		expectPorts(t, r, 80)
 		w.modules <- struct{}{} // another module
 		time.Sleep(time.Minute)
-		if got := r.rungNow(); !strings.HasPrefix(got, RungNetlink) {
-			t.Fatalf("rung %q", got)
+		if got := r.methodNow(); !strings.HasPrefix(got, MethodNetlink) {
+			t.Fatalf("method %q", got)
 		}
 		f.mu.Lock()
 		f.watched = nil
@@ -98,12 +98,12 @@ func TestABetterRungIsTakenWhenItsModuleIsLoaded(t *testing.T) {
 		time.Sleep(50 * time.Millisecond)
 		f.set(oneTable(80, 81), 5, nil)
 		f.mu.Lock()
-		f.hooks, f.broken[RungKprobe] = true, false
+		f.hooks, f.broken[MethodKprobe] = true, false
 		f.mu.Unlock()
 		time.Sleep(time.Second)
 		expectPorts(t, r, 80, 81)
-		if got := r.rungNow(); !strings.HasPrefix(got, RungKprobe) {
-			t.Errorf("rung %q", got)
+		if got := r.methodNow(); !strings.HasPrefix(got, MethodKprobe) {
+			t.Errorf("method %q", got)
 		}
 		f.events <- commitOf(6, newRule(1, 82))
 		expectPorts(t, r, 80, 81, 82)
@@ -115,7 +115,7 @@ func TestABetterRungIsTakenWhenItsModuleIsLoaded(t *testing.T) {
 		time.Sleep(time.Minute)
 		f.mu.Lock()
 		defer f.mu.Unlock()
-		if want := []string{RungFentry, RungKprobe}; !slices.Equal(f.watched, want) {
+		if want := []string{MethodFentry, MethodKprobe}; !slices.Equal(f.watched, want) {
 			t.Errorf("tried %q, want %q", f.watched, want)
 		}
 		if st := s.Status(); st.Lost != 0 {
