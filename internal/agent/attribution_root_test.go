@@ -26,7 +26,7 @@ import (
 	"github.com/fairlead/fairlead/internal/registry"
 	"github.com/fairlead/fairlead/internal/source/engine"
 	"github.com/fairlead/fairlead/internal/source/socket"
-	"github.com/fairlead/fairlead/test/netns"
+	"github.com/fairlead/fairlead/test/kit/netns"
 )
 
 // serverVariable makes TestServerProcess a server: it says its address and ends

@@ -19,7 +19,7 @@ import (
 	"github.com/fairlead/fairlead/internal/rules"
 	"github.com/fairlead/fairlead/internal/sink/peer/peertest"
 	"github.com/fairlead/fairlead/internal/sink/vtunnel"
-	"github.com/fairlead/fairlead/test/leak"
+	"github.com/fairlead/fairlead/test/kit/leak"
 )
 
 func TestMain(m *testing.M) { leak.Main(m) }

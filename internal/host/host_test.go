@@ -23,7 +23,7 @@ import (
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/rules"
 	"github.com/fairlead/fairlead/internal/wire"
-	"github.com/fairlead/fairlead/test/ports"
+	"github.com/fairlead/fairlead/test/kit/ports"
 )
 
 func isReset(err error) bool { return errors.Is(err, syscall.ECONNRESET) }

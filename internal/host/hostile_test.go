@@ -18,7 +18,7 @@ import (
 	"github.com/fairlead/fairlead/internal/link"
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/wire"
-	"github.com/fairlead/fairlead/test/ports"
+	"github.com/fairlead/fairlead/test/kit/ports"
 )
 
 // A guest that publishes every port there is gets as many as the limit says, and

@@ -19,7 +19,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/fairlead/fairlead/test/rounds"
+	"github.com/fairlead/fairlead/test/kit/rounds"
 )
 
 // churn opens and closes sockets at random until it is stopped, and then knows

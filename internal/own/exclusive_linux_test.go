@@ -11,7 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/fairlead/fairlead/test/ports"
+	"github.com/fairlead/fairlead/test/kit/ports"
 )
 
 // boundOnly returns a socket that asks to reuse its address, and its port.

@@ -14,7 +14,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/fairlead/fairlead/test/program"
+	"github.com/fairlead/fairlead/test/kit/program"
 )
 
 // elsewhere needs what is not installed for these tests: engines, another kernel.

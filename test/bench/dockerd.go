@@ -24,7 +24,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/fairlead/fairlead/test/enclave"
+	"github.com/fairlead/fairlead/test/kit/enclave"
 )
 
 // dockerd is Debian's engine in this enclave, and a client of its API.

@@ -28,7 +28,7 @@ import (
 	"github.com/fairlead/fairlead/internal/source/nat"
 	"github.com/fairlead/fairlead/internal/wire"
 	"github.com/fairlead/fairlead/test/bench/report"
-	"github.com/fairlead/fairlead/test/program"
+	"github.com/fairlead/fairlead/test/kit/program"
 )
 
 // emulatedModes are the hooks first, then what is compared with them.

@@ -17,9 +17,9 @@ import (
 
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/test/bench/report"
-	"github.com/fairlead/fairlead/test/enclave"
-	"github.com/fairlead/fairlead/test/netns"
-	"github.com/fairlead/fairlead/test/program"
+	"github.com/fairlead/fairlead/test/kit/enclave"
+	"github.com/fairlead/fairlead/test/kit/netns"
+	"github.com/fairlead/fairlead/test/kit/program"
 )
 
 const (

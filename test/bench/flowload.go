@@ -16,7 +16,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/fairlead/fairlead/test/netns"
+	"github.com/fairlead/fairlead/test/kit/netns"
 )
 
 // What a client asks the server for by its first byte.

@@ -23,7 +23,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/fairlead/fairlead/internal/status"
-	"github.com/fairlead/fairlead/test/netns"
+	"github.com/fairlead/fairlead/test/kit/netns"
 )
 
 // mode is one way to observe.

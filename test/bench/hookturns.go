@@ -14,7 +14,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/observer"
 	"github.com/fairlead/fairlead/test/bench/report"
-	"github.com/fairlead/fairlead/test/netns"
+	"github.com/fairlead/fairlead/test/kit/netns"
 )
 
 // settling is what an observer is given after its first dump, to sleep.

@@ -22,8 +22,8 @@ import (
 
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/test/bench/report"
-	"github.com/fairlead/fairlead/test/cluster"
-	"github.com/fairlead/fairlead/test/netns"
+	"github.com/fairlead/fairlead/test/kit/cluster"
+	"github.com/fairlead/fairlead/test/kit/netns"
 )
 
 const (

@@ -24,8 +24,8 @@ import (
 	"time"
 
 	"github.com/fairlead/fairlead/test/bench/report"
-	"github.com/fairlead/fairlead/test/enclave"
-	"github.com/fairlead/fairlead/test/program"
+	"github.com/fairlead/fairlead/test/kit/enclave"
+	"github.com/fairlead/fairlead/test/kit/program"
 )
 
 func main() {

@@ -18,8 +18,8 @@ import (
 	"time"
 
 	"github.com/fairlead/fairlead/internal/status"
-	"github.com/fairlead/fairlead/test/netns"
-	"github.com/fairlead/fairlead/test/program"
+	"github.com/fairlead/fairlead/test/kit/netns"
+	"github.com/fairlead/fairlead/test/kit/program"
 )
 
 const (

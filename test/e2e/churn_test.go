@@ -15,7 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/fairlead/fairlead/test/rounds"
+	"github.com/fairlead/fairlead/test/kit/rounds"
 )
 
 // churn opens and closes sockets of all kinds at random in a namespace.

@@ -26,8 +26,8 @@ import (
 
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/status"
-	"github.com/fairlead/fairlead/test/netns"
-	"github.com/fairlead/fairlead/test/program"
+	"github.com/fairlead/fairlead/test/kit/netns"
+	"github.com/fairlead/fairlead/test/kit/program"
 )
 
 // binary is the program under test, and scratch a directory that ends with the tests.

@@ -20,7 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/fairlead/fairlead/internal/port"
-	"github.com/fairlead/fairlead/test/relay"
+	"github.com/fairlead/fairlead/test/kit/relay"
 )
 
 // listenerRig is a guest with the listener sink, a container behind it, and

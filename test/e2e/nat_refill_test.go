@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/fairlead/fairlead/test/rounds"
+	"github.com/fairlead/fairlead/test/kit/rounds"
 )
 
 // refill is a table of n rules, and one that stays, made anew in one commit.

@@ -20,7 +20,7 @@ import (
 	"time"
 
 	"github.com/fairlead/fairlead/internal/status"
-	"github.com/fairlead/fairlead/test/rounds"
+	"github.com/fairlead/fairlead/test/kit/rounds"
 )
 
 func TestPortAppearsCarriesAndVanishes(t *testing.T) {

@@ -15,7 +15,7 @@ import (
 	"time"
 
 	"github.com/fairlead/fairlead/internal/status"
-	"github.com/fairlead/fairlead/test/rounds"
+	"github.com/fairlead/fairlead/test/kit/rounds"
 )
 
 // equal waits until agent and host show the same set, and all of it settled.

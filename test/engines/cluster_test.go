@@ -11,8 +11,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/fairlead/fairlead/test/cluster"
-	"github.com/fairlead/fairlead/test/enclave"
+	"github.com/fairlead/fairlead/test/kit/cluster"
+	"github.com/fairlead/fairlead/test/kit/enclave"
 )
 
 // kubernetes is an API server with its etcd, for one test.

@@ -18,7 +18,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/fairlead/fairlead/internal/port"
-	"github.com/fairlead/fairlead/test/enclave"
+	"github.com/fairlead/fairlead/test/kit/enclave"
 )
 
 // cniConfig is a network with portmap, as a cluster on one node has it.

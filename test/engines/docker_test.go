@@ -19,7 +19,7 @@ import (
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/source/docker"
 	"github.com/fairlead/fairlead/internal/source/engine"
-	"github.com/fairlead/fairlead/test/enclave"
+	"github.com/fairlead/fairlead/test/kit/enclave"
 )
 
 const dockerSocket = enclave.DockerSocket

@@ -25,8 +25,8 @@ import (
 
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/registry"
-	"github.com/fairlead/fairlead/test/enclave"
-	"github.com/fairlead/fairlead/test/netns"
+	"github.com/fairlead/fairlead/test/kit/enclave"
+	"github.com/fairlead/fairlead/test/kit/netns"
 )
 
 // daemon is an engine's process.

@@ -21,7 +21,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/source/engine"
 	"github.com/fairlead/fairlead/internal/source/kube"
-	"github.com/fairlead/fairlead/test/cluster"
+	"github.com/fairlead/fairlead/test/kit/cluster"
 )
 
 func kubeSource(t testing.TB, o kube.Options) *kube.Source {

@@ -15,8 +15,8 @@ import (
 
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/source/kube"
-	"github.com/fairlead/fairlead/test/cluster"
-	"github.com/fairlead/fairlead/test/enclave"
+	"github.com/fairlead/fairlead/test/kit/cluster"
+	"github.com/fairlead/fairlead/test/kit/enclave"
 )
 
 // A real server in a pod's place is reached through a node port, a load

@@ -17,7 +17,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/status"
-	"github.com/fairlead/fairlead/test/program"
+	"github.com/fairlead/fairlead/test/kit/program"
 )
 
 // agent runs the program with the listener sink beside the engine.

@@ -21,9 +21,9 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/fairlead/fairlead/test/enclave"
-	"github.com/fairlead/fairlead/test/leak"
-	"github.com/fairlead/fairlead/test/program"
+	"github.com/fairlead/fairlead/test/kit/enclave"
+	"github.com/fairlead/fairlead/test/kit/leak"
+	"github.com/fairlead/fairlead/test/kit/program"
 )
 
 // nodeAddr is an address of the guest that is not loopback.

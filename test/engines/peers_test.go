@@ -18,7 +18,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/status"
-	"github.com/fairlead/fairlead/test/netns"
+	"github.com/fairlead/fairlead/test/kit/netns"
 )
 
 // peers are the real agent in this guest, and a real host peer in a namespace of

@@ -20,7 +20,7 @@ import (
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/registry"
 	"github.com/fairlead/fairlead/internal/source/nat"
-	"github.com/fairlead/fairlead/test/leak"
+	"github.com/fairlead/fairlead/test/kit/leak"
 	"github.com/fairlead/fairlead/test/nat/corpus"
 )
 

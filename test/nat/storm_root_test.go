@@ -17,7 +17,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/fairlead/fairlead/internal/source/nat"
-	"github.com/fairlead/fairlead/test/rounds"
+	"github.com/fairlead/fairlead/test/kit/rounds"
 )
 
 // storm makes random changes with nft and iptables-legacy.

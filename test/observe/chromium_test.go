@@ -20,7 +20,7 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/fairlead/fairlead/test/netns"
+	"github.com/fairlead/fairlead/test/kit/netns"
 )
 
 // chromium is a headless Chromium, driven over the DevTools protocol through a

@@ -24,7 +24,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/fairlead/fairlead/test/netns"
+	"github.com/fairlead/fairlead/test/kit/netns"
 )
 
 const (

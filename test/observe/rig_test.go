@@ -19,7 +19,7 @@ import (
 	"time"
 
 	"github.com/fairlead/fairlead/internal/status"
-	"github.com/fairlead/fairlead/test/netns"
+	"github.com/fairlead/fairlead/test/kit/netns"
 )
 
 // binary is the program under test.

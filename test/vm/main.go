@@ -24,7 +24,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/fairlead/fairlead/test/program"
+	"github.com/fairlead/fairlead/test/kit/program"
 	"github.com/fairlead/fairlead/test/report"
 )
 

@@ -26,7 +26,7 @@ const methodsVariable = "FAIRLEAD_METHODS"
 // The program under test is built and packed for packages whose tests import
 // programImport, which finds it by the environment: a guest has no compiler.
 const (
-	programImport = "github.com/fairlead/fairlead/test/program"
+	programImport = "github.com/fairlead/fairlead/test/kit/program"
 	binaryPackage = "github.com/fairlead/fairlead/cmd/fairlead"
 )
 

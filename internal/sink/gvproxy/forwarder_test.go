@@ -15,7 +15,7 @@ import (
 	"time"
 
 	"github.com/fairlead/fairlead/internal/sink/peer/peertest"
-	"github.com/fairlead/fairlead/test/ports"
+	"github.com/fairlead/fairlead/test/kit/ports"
 )
 
 // forwarder answers as gvisor-tap-vsock's does, without listening at what it is

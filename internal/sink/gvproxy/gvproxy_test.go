@@ -19,7 +19,7 @@ import (
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/sink/peer"
 	"github.com/fairlead/fairlead/internal/sink/peer/peertest"
-	"github.com/fairlead/fairlead/test/leak"
+	"github.com/fairlead/fairlead/test/kit/leak"
 )
 
 func TestMain(m *testing.M) { leak.Main(m) }

@@ -20,7 +20,7 @@ import (
 	"github.com/fairlead/fairlead/internal/reconcile"
 	"github.com/fairlead/fairlead/internal/table"
 	"github.com/fairlead/fairlead/internal/wire"
-	"github.com/fairlead/fairlead/test/leak"
+	"github.com/fairlead/fairlead/test/kit/leak"
 )
 
 func TestMain(m *testing.M) { leak.Main(m) }

@@ -13,7 +13,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/fairlead/fairlead/test/netns"
+	"github.com/fairlead/fairlead/test/kit/netns"
 )
 
 // takes is what hides a listener: rules that send away what is meant for loopback,

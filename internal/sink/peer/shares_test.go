@@ -13,7 +13,7 @@ import (
 	"time"
 
 	"github.com/fairlead/fairlead/internal/port"
-	"github.com/fairlead/fairlead/test/leak"
+	"github.com/fairlead/fairlead/test/kit/leak"
 )
 
 func TestMain(m *testing.M) { leak.Main(m) }

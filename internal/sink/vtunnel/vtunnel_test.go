@@ -18,8 +18,8 @@ import (
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/sink/peer"
 	"github.com/fairlead/fairlead/internal/sink/peer/peertest"
-	"github.com/fairlead/fairlead/test/leak"
-	"github.com/fairlead/fairlead/test/ports"
+	"github.com/fairlead/fairlead/test/kit/leak"
+	"github.com/fairlead/fairlead/test/kit/ports"
 )
 
 func TestMain(m *testing.M) { leak.Main(m) }

@@ -38,7 +38,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/source/engine"
-	"github.com/fairlead/fairlead/test/leak"
+	"github.com/fairlead/fairlead/test/kit/leak"
 )
 
 func TestMain(m *testing.M) { leak.Main(m) }

@@ -36,8 +36,8 @@ import (
 
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/source/engine"
-	"github.com/fairlead/fairlead/test/leak"
-	"github.com/fairlead/fairlead/test/ports"
+	"github.com/fairlead/fairlead/test/kit/leak"
+	"github.com/fairlead/fairlead/test/kit/ports"
 )
 
 func TestMain(m *testing.M) {

@@ -5,7 +5,7 @@ package nat
 import (
 	"testing"
 
-	"github.com/fairlead/fairlead/test/leak"
+	"github.com/fairlead/fairlead/test/kit/leak"
 )
 
 func TestMain(m *testing.M) { leak.Main(m) }

@@ -12,7 +12,7 @@ import (
 	"os/exec"
 	"strings"
 
-	"github.com/fairlead/fairlead/test/netns"
+	"github.com/fairlead/fairlead/test/kit/netns"
 )
 
 // Says is what a Pod answers whoever connects, and PodPort is its port.

@@ -28,7 +28,7 @@ import (
 	"path/filepath"
 	"time"
 
-	"github.com/fairlead/fairlead/test/enclave"
+	"github.com/fairlead/fairlead/test/kit/enclave"
 )
 
 // URL is where the API server listens.
