@@ -95,6 +95,17 @@ type Origin struct {
 	ID     string // socket cookie, rule handle, container id and port, ...
 }
 
+// Maker is the program that wrote a NAT rule, as far as the rule's table and
+// chain tell. Empty means that they do not.
+type Maker string
+
+// The programs whose rules are recognised.
+const (
+	MakerDocker    Maker = "docker"
+	MakerCNI       Maker = "cni" // the portmap plugin
+	MakerKubeProxy Maker = "kube-proxy"
+)
+
 // Binding is what one source saw: one origin that makes one port reachable.
 // A binding is a value; its slices and maps are never changed after it is given away.
 type Binding struct {
@@ -112,6 +123,9 @@ type Binding struct {
 	// Inner says that connections from outside the guest do not meet it: it is a
 	// NAT rule for the guest's own programs alone.
 	Inner bool
+
+	// Maker is the program that wrote the NAT rule.
+	Maker Maker
 
 	// Dial lists where the guest itself reaches the port, best first. Empty
 	// means that nothing is known to serve it.
@@ -145,7 +159,8 @@ type OriginInfo struct {
 	Origin
 	Detail   string
 	Withheld string
-	Inner    bool // see Binding
+	Inner    bool  // see Binding
+	Maker    Maker // see Binding
 	Since    time.Time
 	Dial     []netip.AddrPort
 }
@@ -189,6 +204,6 @@ func (p Publication) Inner() bool {
 }
 
 func (o OriginInfo) equal(p OriginInfo) bool {
-	return o.Origin == p.Origin && o.Detail == p.Detail && o.Withheld == p.Withheld && o.Inner == p.Inner &&
+	return o.Origin == p.Origin && o.Detail == p.Detail && o.Withheld == p.Withheld && o.Inner == p.Inner && o.Maker == p.Maker &&
 		o.Since.Equal(p.Since) && slices.Equal(o.Dial, p.Dial)
 }

@@ -126,7 +126,8 @@ func publication(ms, slot []member, all slots) port.Publication {
 			p.Since = b.Since
 		}
 		p.Origins = append(p.Origins, port.OriginInfo{
-			Origin: b.Origin, Detail: b.Detail, Withheld: b.Withheld, Inner: b.Inner, Since: b.Since, Dial: b.Dial,
+			Origin: b.Origin, Detail: b.Detail, Withheld: b.Withheld, Inner: b.Inner, Maker: b.Maker,
+			Since: b.Since, Dial: b.Dial,
 		})
 		p.Dial = appendNew(p.Dial, b.Dial)
 	}

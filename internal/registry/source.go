@@ -128,7 +128,7 @@ func (s *source) drop(b *port.Binding, dirty *touched) {
 // sameBinding reports whether a source says again what it said.
 func sameBinding(old, said *port.Binding) bool {
 	return old.Key == said.Key && old.Origin.ID == said.Origin.ID && old.DualStack == said.DualStack &&
-		old.Withheld == said.Withheld && old.Inner == said.Inner && slices.Equal(old.Dial, said.Dial) && old.Owner.Equal(said.Owner) &&
+		old.Withheld == said.Withheld && old.Inner == said.Inner && old.Maker == said.Maker && slices.Equal(old.Dial, said.Dial) && old.Owner.Equal(said.Owner) &&
 		old.Hints.Equal(said.Hints) && old.Detail == said.Detail
 }
 

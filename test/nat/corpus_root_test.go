@@ -15,10 +15,14 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/source/nat"
 )
 
 var update = flag.Bool("update", false, "write what the source says into the corpus")
+
+// makers are the programs that wrote the rulesets, by the first word of their names.
+var makers = map[string]port.Maker{"docker": port.MakerDocker, "portmap": port.MakerCNI, "kube": port.MakerKubeProxy}
 
 // Each ruleset, loaded before the source starts, gives the publications that its
 // file states.
@@ -36,6 +40,11 @@ func TestCorpus(t *testing.T) {
 				writeWant(t, filepath.Join("corpus", c.Name+".txt"), got)
 			} else if d := cmp.Diff(c.Want, got); d != "" {
 				t.Errorf("(-want +got):\n%s", d)
+			}
+			for _, b := range f.set { // the source has stopped
+				if want := makers[strings.SplitN(c.Name, "-", 2)[0]]; b.Maker != want {
+					t.Errorf("%s: maker %q, want %q", b.Key, b.Maker, want)
+				}
 			}
 		})
 	}

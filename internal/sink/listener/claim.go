@@ -8,7 +8,6 @@ import (
 	"net/netip"
 	"slices"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/fairlead/fairlead/internal/port"
@@ -199,15 +198,9 @@ func holder(all []port.Publication, at netip.AddrPort) string {
 	return ""
 }
 
-// dockerRule reports whether a rule of Docker's is among what is known of p.
+// dockerRule reports whether Docker wrote one of the NAT rules of p.
 func dockerRule(p *port.Publication) bool {
-	for i := range p.Origins {
-		where, _, _ := strings.Cut(p.Origins[i].Detail, ": ")
-		if p.Origins[i].Source == "nat" && (strings.HasSuffix(where, " > DOCKER") || strings.Contains(where, " docker-bridges ")) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(p.Origins, func(o port.OriginInfo) bool { return o.Maker == port.MakerDocker })
 }
 
 // onlyRules reports whether nobody but the rules speaks of p.

@@ -302,7 +302,7 @@ func TestNoPlaceholderWhereAServerCameInTime(t *testing.T) {
 func TestRuleOfDockerWaitsForDockersWord(t *testing.T) {
 	run(t, Options{}, func(g *rig) {
 		p := nat("0.0.0.0:8080", "172.17.0.2:80")
-		p.Origins[0].Detail = "ip nat PREROUTING > DOCKER: tcp dport 8080 dnat to 172.17.0.2:80"
+		p.Origins[0].Maker = port.MakerDocker
 		g.put(p)
 		g.wait(9 * time.Second)
 		g.wantOpen("a slow engine")

@@ -1010,7 +1010,7 @@ func (c *compiler) publish() port.Change {
 }
 
 func sameBinding(a, b port.Binding) bool {
-	return a.Origin == b.Origin && a.Key == b.Key && a.Withheld == b.Withheld && a.Inner == b.Inner && a.Detail == b.Detail &&
+	return a.Origin == b.Origin && a.Key == b.Key && a.Withheld == b.Withheld && a.Inner == b.Inner && a.Maker == b.Maker && a.Detail == b.Detail &&
 		slices.Equal(a.Dial, b.Dial) && a.Hints.Equal(b.Hints)
 }
 
@@ -1265,6 +1265,7 @@ func (c *compiler) finish(id slotID, drafts map[bindingKey]*draft, output []*ent
 			Origin:   port.Origin{Source: sourceName, ID: k.table.String() + " " + key.String()},
 			Withheld: d.withheld,
 			Inner:    d.free && !d.outer,
+			Maker:    d.first.rule.maker(),
 			Hints:    port.Hints{Targets: d.targets},
 			Detail:   d.first.where() + ": " + ruleText(d.first.rule),
 		}

@@ -6,6 +6,9 @@ import (
 	"bytes"
 	"fmt"
 	"slices"
+	"strings"
+
+	"github.com/fairlead/fairlead/internal/port"
 )
 
 // Protocol families of nftables (linux/netfilter.h, NFPROTO_*).
@@ -90,6 +93,21 @@ type rule struct {
 	gone   bool   // deleted by the commit that is being read
 
 	eval [2]*evaluation // for IPv4 and IPv6, nil until needed
+}
+
+// maker returns the program that wrote a rule, by the names of the tables and
+// chains in which such programs keep the rules that redirect.
+func (r *rule) maker() port.Maker {
+	table, chain := r.chain.table.id.name, r.chain.name
+	switch {
+	case chain == "DOCKER", table == "docker-bridges":
+		return port.MakerDocker
+	case strings.HasPrefix(chain, "CNI-DN-"), table == "cni_hostport":
+		return port.MakerCNI
+	case strings.HasPrefix(chain, "KUBE-SEP-"), table == "kube-proxy":
+		return port.MakerKubeProxy
+	}
+	return ""
 }
 
 // nset is an nftables set or map.
