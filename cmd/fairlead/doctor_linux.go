@@ -3,27 +3,28 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
-	"os"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/fairlead/fairlead/internal/agent"
 	"github.com/fairlead/fairlead/internal/config"
-	"github.com/fairlead/fairlead/internal/doctor"
-	"github.com/fairlead/fairlead/internal/link"
+	"github.com/fairlead/fairlead/internal/diagnose/doctor"
+	"github.com/fairlead/fairlead/internal/diagnose/gather"
 	"github.com/fairlead/fairlead/internal/status"
-	"github.com/fairlead/fairlead/internal/version"
 )
 
-// lookPatience is how long sources get to see everything where no agent runs.
-const lookPatience = 15 * time.Second
+// lookTimeout is how long sources may take to report everything if no agent runs.
+const lookTimeout = 15 * time.Second
 
-// errFailing is the exit status alone: the report has said the rest.
+func look(ctx context.Context, cfg config.Agent) (doctor.Agent, error) {
+	return agent.Look(ctx, cfg, lookTimeout)
+}
+
+// errFailing only sets the exit status: the report has the details.
 var errFailing = errors.New("something is failing: see the lines marked FAIL")
 
 func newDoctor() *cobra.Command {
@@ -37,7 +38,7 @@ func newDoctor() *cobra.Command {
 			if err := out.validate(); err != nil {
 				return err
 			}
-			r := doctor.Evaluate(examine(c.Context(), file, control))
+			r := doctor.Evaluate(gather.Facts(c.Context(), gather.Options{ConfigFile: file, Control: control, Look: look}))
 			var err error
 			if out.format == "json" {
 				err = json.NewEncoder(c.OutOrStdout()).Encode(r)
@@ -53,52 +54,5 @@ func newDoctor() *cobra.Command {
 	c.Flags().StringVar(&file, "config", "", "configuration file of the agent (default "+config.DefaultAgentFile+")")
 	c.Flags().StringVar(&control, "control", "", "control socket of the agent (default: $FAIRLEAD_CONTROL, else that of the configuration)")
 	out.register(c, "text", "json")
-	return c
-}
-
-// examine gathers the facts, from a running agent or else from a look of our own.
-func examine(ctx context.Context, file, control string) doctor.Facts {
-	f := doctor.Facts{Version: version.String(), Now: time.Now()}
-	cfg, err := config.LoadAgent(file, nil, os.LookupEnv)
-	if err != nil {
-		cfg = config.DefaultAgent()
-	}
-	control = cmp.Or(control, os.Getenv("FAIRLEAD_CONTROL"), cfg.Control)
-	a, agentErr := status.NewClient(control).Examine(ctx)
-	if agentErr == nil && file == "" && a.ConfigFile != "" { // what runs may have another file
-		cfg, err = config.LoadAgent(a.ConfigFile, nil, os.LookupEnv)
-	}
-	if err != nil {
-		f.Config.Error = err.Error()
-	} else {
-		if agentErr == nil {
-			cfg.LinkToken = a.TokenFile
-		}
-		f.Config = checkConfig(cfg)
-	}
-	if agentErr != nil {
-		f.AgentError = agentErr.Error()
-		if a, err = agent.Look(ctx, cfg, lookPatience); err != nil {
-			f.LookError = err.Error()
-			f.Gather(ctx, 0, agent.Dump)
-			return f
-		}
-	}
-	f.Agent = &a
-	f.Gather(ctx, a.PID, agent.Dump)
-	return f
-}
-
-func checkConfig(cfg config.Agent) doctor.Config {
-	c := doctor.Config{File: cfg.File(), Rules: cfg.Rules.Len(), TokenFile: cfg.LinkToken}
-	for _, e := range cfg.Link {
-		c.NeedsToken = c.NeedsToken || e.Network != link.NetworkUnix
-	}
-	if c.TokenFile == "" {
-		return c
-	}
-	if _, err := link.LoadToken(c.TokenFile); err != nil {
-		c.TokenError = err.Error()
-	}
 	return c
 }

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/fairlead/fairlead/internal/config"
+	"github.com/fairlead/fairlead/internal/diagnose/gather"
 	"github.com/fairlead/fairlead/internal/forward"
 	"github.com/fairlead/fairlead/internal/link"
 	"github.com/fairlead/fairlead/internal/metrics"
@@ -48,7 +49,7 @@ type Agent struct {
 	log *slog.Logger
 
 	sockets    *own.Sockets
-	observer   *attachReport
+	observer   *observer.Observer
 	types      observer.Types // of the kernel, until the start is over
 	sources    []Source
 	registry   *registry.Registry
@@ -81,7 +82,7 @@ func New(cfg config.Agent, log *slog.Logger, level *slog.LevelVar) (*Agent, erro
 	a.provider = provider{a.registry, a.reconciler.Outcomes()}
 	a.metrics = metrics.NewAgent(a.count)
 	a.server = status.NewServer(status.Options{
-		Provider: a.provider, Explainer: newExplainer(a), Examiner: a, Ready: a.notReady, Level: level, Logger: log,
+		Provider: a.provider, Explainer: gather.NewExplainer(a.diagnosed()), Examiner: a, Ready: a.notReady, Level: level, Logger: log,
 		Metrics: a.metrics.Handler(), Role: "agent", Name: machineName("guest"), Vitals: a.vitals, Served: a.served,
 	})
 	return a, nil
@@ -104,13 +105,12 @@ func (a *Agent) wireSources() error {
 	if err != nil {
 		return err
 	}
-	o, err := observer.New(observer.Options{
+	a.observer, err = observer.New(observer.Options{
 		Mode: mode, Interval: a.cfg.PollInterval, Audit: auditInterval(&a.cfg), Logger: a.log, Types: &a.types,
 	})
 	if err != nil {
 		return fmt.Errorf("observer: %w", err)
 	}
-	a.observer = &attachReport{Observer: o}
 	owners := new(owners)
 	a.registry = registry.New(registry.Options{Rules: a.cfg.Rules, Owners: owners, Logger: a.log})
 	for _, name := range a.cfg.Sources {

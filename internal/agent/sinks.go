@@ -5,13 +5,30 @@ package agent
 import (
 	"context"
 	"fmt"
+	"slices"
+	"strings"
 
 	"golang.org/x/sync/errgroup"
 
 	"github.com/fairlead/fairlead/internal/config"
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/reconcile"
+	"github.com/fairlead/fairlead/internal/sink/detect"
 )
+
+// chosenSinks returns the sinks of the configuration, or those that fit this guest.
+func (a *Agent) chosenSinks() []config.Sink {
+	if a.cfg.Sinks[0].Name != config.AutoSink {
+		return a.cfg.Sinks
+	}
+	sinks, why := detect.Sinks(context.Background(), !slices.Equal(a.cfg.Link, config.DefaultAgent().Link))
+	names := make([]string, len(sinks))
+	for i, s := range sinks {
+		names[i] = s.String()
+	}
+	a.log.Info("sinks chosen", "sinks", strings.Join(names, ","), "why", why)
+	return sinks
+}
 
 // newSink makes one of the sinks of the configuration.
 func (a *Agent) newSink(s config.Sink) (reconcile.Sink, error) {

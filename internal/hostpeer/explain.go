@@ -6,7 +6,7 @@ import (
 	"context"
 	"time"
 
-	"github.com/fairlead/fairlead/internal/explain"
+	"github.com/fairlead/fairlead/internal/diagnose/explain"
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/status"
 )

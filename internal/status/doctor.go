@@ -11,7 +11,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/fairlead/fairlead/internal/doctor"
+	"github.com/fairlead/fairlead/internal/diagnose/doctor"
 )
 
 // Examiner says what only the agent knows of its health.

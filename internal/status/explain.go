@@ -12,7 +12,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/fairlead/fairlead/internal/explain"
+	"github.com/fairlead/fairlead/internal/diagnose/explain"
 	"github.com/fairlead/fairlead/internal/port"
 )
 

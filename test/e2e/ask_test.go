@@ -17,7 +17,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/fairlead/fairlead/internal/doctor"
+	"github.com/fairlead/fairlead/internal/diagnose/doctor"
 )
 
 // Doctor needs no agent: it looks itself.

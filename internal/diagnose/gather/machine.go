@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package doctor
+//go:build linux
+
+package gather
 
 import (
 	"bufio"
@@ -18,13 +20,18 @@ import (
 
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/fairlead/fairlead/internal/diagnose/doctor"
+	"github.com/fairlead/fairlead/internal/observer"
 )
 
-// Gather fills in what can be seen from outside the agent; pid is the agent's,
-// or 0 for this process. Dump tries whether sockets can be dumped.
-func (f *Facts) Gather(ctx context.Context, pid int, dump func(context.Context) error) {
+// Machine adds to f what can be seen without the agent's help: the kernel, WSL, the
+// clock, limits and capabilities. The latter two are those of the process pid, or
+// of this process if pid is 0.
+func Machine(ctx context.Context, f *doctor.Facts, pid int) {
 	f.Kernel = kernel()
-	if err := dump(ctx); err != nil {
+	// Looking at any port dumps both protocols of both families.
+	if _, err := observer.Look(ctx, 1); err != nil {
 		f.Kernel.Diag = err.Error()
 	}
 	f.WSL = wsl(ctx, f.Kernel.Release)
@@ -42,22 +49,22 @@ func (f *Facts) Gather(ctx context.Context, pid int, dump func(context.Context) 
 	f.Limits.Files = openFiles(proc + "/limits")
 }
 
-func kernel() Kernel {
-	k := Kernel{Release: "unknown"}
+func kernel() doctor.Kernel {
+	k := doctor.Kernel{Release: "unknown"}
 	var u unix.Utsname
 	if err := unix.Uname(&u); err == nil {
 		k.Release = unix.ByteSliceToString(u.Release[:])
 	}
 	_, err := os.Stat("/sys/kernel/btf/vmlinux")
 	k.BTF = err == nil
-	nft := Module{Name: "nf_tables", For: "no NAT rules of nftables"}
+	nft := doctor.Module{Name: "nf_tables", For: "no NAT rules of nftables"}
 	switch err := nftables(); {
 	case err == nil:
 		nft.Loaded = true
 	case errors.Is(err, unix.EPERM):
 		nft.Error = err.Error()
 	}
-	k.Modules = []Module{
+	k.Modules = []doctor.Module{
 		nft,
 		{Name: "vsock", Loaded: exists("/dev/vsock"), For: "no link over vsock, only over unix sockets"},
 	}
@@ -65,7 +72,7 @@ func kernel() Kernel {
 }
 
 // nftables asks for the generation of the ruleset, as the NAT source does. A
-// directory in /sys/module would not tell of what is built in.
+// directory in /sys/module would not show what is built in.
 func nftables() error {
 	c, err := netlink.Dial(unix.NETLINK_NETFILTER, nil)
 	if err != nil {
@@ -84,13 +91,13 @@ func exists(path string) bool {
 	return err == nil
 }
 
-// wsl knows Microsoft's kernels by their release, and asks WSL's own program
+// wsl recognises Microsoft's kernels by their release, and asks WSL's own program
 // for the networking mode.
-func wsl(ctx context.Context, release string) *WSL {
+func wsl(ctx context.Context, release string) *doctor.WSL {
 	if !strings.Contains(strings.ToLower(release), "microsoft") {
 		return nil
 	}
-	w := &WSL{Version: 2}
+	w := &doctor.WSL{Version: 2}
 	if !strings.Contains(release, "WSL2") && !exists("/run/WSL") {
 		w.Version = 1
 		return w
@@ -106,8 +113,8 @@ func wsl(ctx context.Context, release string) *WSL {
 	return w
 }
 
-func clock() Clock {
-	var c Clock
+func clock() doctor.Clock {
+	var c doctor.Clock
 	b, _ := os.ReadFile("/sys/devices/system/clocksource/clocksource0/current_clocksource")
 	c.Source = strings.TrimSpace(string(b))
 	var t unix.Timex
@@ -149,7 +156,7 @@ func openFiles(path string) uint64 {
 	return 0
 }
 
-// lines yields what stands before and behind the separator in each line.
+// lines yields the parts of each line before and after the separator.
 func lines(path, sep string) func(func(string, string) bool) {
 	return func(yield func(string, string) bool) {
 		b, err := os.ReadFile(filepath.Clean(path))

@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package agent
+package detect
 
 import (
 	"context"
 	"errors"
-	"log/slog"
 	"net"
 	"os"
 	"path/filepath"
@@ -23,7 +22,7 @@ func names(sinks []config.Sink) string {
 	return strings.Join(out, ",")
 }
 
-func TestSinksAreChosenByWhatIsThere(t *testing.T) {
+func TestChoose(t *testing.T) {
 	for _, c := range []struct {
 		name      string
 		f         facts
@@ -34,7 +33,7 @@ func TestSinksAreChosenByWhatIsThere(t *testing.T) {
 		{"WSL in mirrored mode", facts{wsl: true, mode: "mirrored"}, "listener", "mirrored"},
 		{"WSL in virtioproxy mode", facts{wsl: true, mode: "virtioproxy"}, "listener", "virtioproxy"},
 		{"WSL without networking", facts{wsl: true, mode: "none"}, "hostlink", "no relay"},
-		{"WSL that does not tell", facts{wsl: true}, "listener", "not known"},
+		{"WSL of unknown mode", facts{wsl: true}, "listener", "unknown"},
 		{"WSL with a host peer", facts{wsl: true, mode: "nat", link: true}, "listener,hostlink", "a link is configured"},
 		{"Rancher Desktop", facts{wsl: true, mode: "nat", gvproxy: rancherSwitch, product: "Rancher Desktop", wslProxy: true},
 			"gvproxy=http://gateway.rancher-desktop.internal:80,vtunnel=unix:///run/wsl-proxy.sock", "Rancher Desktop"},
@@ -57,28 +56,7 @@ func TestSinksAreChosenByWhatIsThere(t *testing.T) {
 	}
 }
 
-// Whatever the configuration takes for its intervals, the observer takes.
-func TestIntervalsThatCanBeConfiguredAreTaken(t *testing.T) {
-	for _, set := range [][2]string{
-		{"AUDIT_INTERVAL", "0"}, {"AUDIT_INTERVAL", "10s"}, {"AUDIT_INTERVAL", "24h"},
-		{"POLL_INTERVAL", "10ms"}, {"POLL_INTERVAL", "1h"},
-	} {
-		cfg, err := config.LoadAgent("", nil, func(name string) (string, bool) {
-			if name != "FAIRLEAD_"+set[0] {
-				return "", false
-			}
-			return set[1], true
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := (&Agent{cfg: cfg, log: slog.New(slog.DiscardHandler)}).wireSources(); err != nil {
-			t.Errorf("%s %s: %v", set[0], set[1], err)
-		}
-	}
-}
-
-func TestFactsAreGathered(t *testing.T) {
+func TestGather(t *testing.T) {
 	root := t.TempDir()
 	if err := os.MkdirAll(filepath.Join(root, "proc/sys/kernel"), 0o755); err != nil {
 		t.Fatal(err)

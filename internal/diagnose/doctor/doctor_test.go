@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/fairlead/fairlead/internal/explain"
+	"github.com/fairlead/fairlead/internal/diagnose/explain"
 )
 
 var update = flag.Bool("update", false, "write the golden file")

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package agent
+//go:build linux
+
+package gather
 
 import "testing"
 
-func TestRuleTextsNamePorts(t *testing.T) {
+func TestNamesPort(t *testing.T) {
 	for _, tt := range []struct {
 		rule string
 		port uint16
@@ -35,7 +37,7 @@ func TestRuleTextsNamePorts(t *testing.T) {
 	}
 }
 
-func TestSimilarPortsAreSlipsOfTheFinger(t *testing.T) {
+func TestSimilar(t *testing.T) {
 	for _, tt := range []struct {
 		a, b uint16
 		want bool

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package agent
+// Package detect chooses the sinks that fit the guest it runs in: a plain VM, WSL,
+// Rancher Desktop or Podman machine.
+package detect
 
 import (
 	"context"
@@ -14,7 +16,7 @@ import (
 	"github.com/fairlead/fairlead/internal/config"
 )
 
-// facts are what the choice of sinks is made from.
+// facts is what the choice of sinks depends on.
 type facts struct {
 	wsl  bool
 	mode string // of WSL's networking: "nat", "mirrored", "virtioproxy", "consomme", "none"; empty if not known
@@ -51,15 +53,15 @@ func choose(f facts) (sinks []config.Sink, why string) {
 		sinks = []config.Sink{{Name: "vtunnel", URL: "unix://" + wslProxyPath}}
 		why = "Rancher Desktop: its relay to other distributions is at " + wslProxyPath
 	case !f.wsl:
-		return []config.Sink{hostlink}, "neither WSL nor a gvproxy is here: a host peer connects"
+		return []config.Sink{hostlink}, "neither WSL nor gvproxy found: waiting for a host peer"
 	case f.mode == "none":
-		return []config.Sink{hostlink}, "WSL without networking has no relay: a host peer connects"
+		return []config.Sink{hostlink}, "WSL without networking has no relay: waiting for a host peer"
 	case f.mode == "":
-		sinks, why = []config.Sink{listener}, "WSL, networking mode not known: its relay, or the mirror, shows what listens here"
+		sinks, why = []config.Sink{listener}, "WSL, networking mode unknown: Windows forwards to what listens here"
 	case f.mode == "nat":
-		sinks, why = []config.Sink{listener}, "WSL in NAT mode: its localhost relay shows what listens here"
+		sinks, why = []config.Sink{listener}, "WSL in NAT mode: its localhost relay forwards to what listens here"
 	default:
-		sinks, why = []config.Sink{listener}, "WSL in "+f.mode+" mode: Windows shows what listens here"
+		sinks, why = []config.Sink{listener}, "WSL in "+f.mode+" mode: Windows forwards to what listens here"
 	}
 	if f.link {
 		sinks = append(sinks, hostlink)
@@ -68,32 +70,12 @@ func choose(f facts) (sinks []config.Sink, why string) {
 	return sinks, why
 }
 
-// chosenSinks is what the configuration says, or what fits this guest.
-func (a *Agent) chosenSinks() []config.Sink {
-	if a.cfg.Sinks[0].Name != config.AutoSink {
-		return a.cfg.Sinks
-	}
-	f := gather(context.Background(), system{root: "/", get: answers, run: output})
-	f.link = !sameEndpoints(a.cfg.Link, config.DefaultAgent().Link)
-	sinks, why := choose(f)
-	names := make([]string, len(sinks))
-	for i, s := range sinks {
-		names[i] = s.String()
-	}
-	a.log.Info("sinks chosen", "sinks", strings.Join(names, ","), "why", why)
-	return sinks
-}
-
-func sameEndpoints(a, b []config.Endpoint) bool {
-	if len(a) != len(b) {
-		return false
-	}
-	for i := range a {
-		if a[i] != b[i] {
-			return false
-		}
-	}
-	return true
+// Sinks returns the sinks that fit this guest, and why. Set link if the user
+// configured a link to a host peer. It takes at most a second.
+func Sinks(ctx context.Context, link bool) (sinks []config.Sink, why string) {
+	f := gather(ctx, system{root: "/", get: answers, run: output})
+	f.link = link
+	return choose(f)
 }
 
 // system is where facts come from.
@@ -103,7 +85,7 @@ type system struct {
 	run  func(ctx context.Context, name string, args ...string) (string, error)
 }
 
-// gatherTime bounds each question: somebody waits for the start.
+// gatherTime bounds all probes together, because the start waits for them.
 const gatherTime = time.Second
 
 func gather(ctx context.Context, s system) facts {

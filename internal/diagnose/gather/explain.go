@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package agent
+//go:build linux
+
+package gather
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -21,17 +22,12 @@ import (
 	"golang.org/x/sys/unix"
 	"golang.org/x/time/rate"
 
-	"github.com/fairlead/fairlead/internal/config"
-	"github.com/fairlead/fairlead/internal/explain"
+	"github.com/fairlead/fairlead/internal/diagnose/explain"
 	"github.com/fairlead/fairlead/internal/observer"
 	"github.com/fairlead/fairlead/internal/port"
-	"github.com/fairlead/fairlead/internal/source/engine"
-	"github.com/fairlead/fairlead/internal/source/nat"
-	"github.com/fairlead/fairlead/internal/source/socket"
-	"github.com/fairlead/fairlead/internal/status"
 )
 
-// The bounds of what a question may cost.
+// Limits on the work that one question may cause.
 const (
 	dialTimeout = time.Second
 	dialsMax    = 4 // targets of one publication
@@ -40,23 +36,23 @@ const (
 	similarMax  = 3
 )
 
-// explainer gathers what is known about a port, when it is asked.
-type explainer struct {
-	a     *Agent
+// Explainer answers why a port is, or is not, reachable. It implements
+// status.Explainer and is safe for concurrent use.
+type Explainer struct {
+	agent Agent
 	dials *rate.Limiter
-	look  sync.Mutex // one look at the kernel at a time
+	look  sync.Mutex // held while sockets are dumped
 }
 
-var _ status.Explainer = (*explainer)(nil)
-
-func newExplainer(a *Agent) *explainer {
-	return &explainer{a: a, dials: rate.NewLimiter(rate.Every(250*time.Millisecond), 2*dialsMax)}
+// NewExplainer returns an explainer for the agent a.
+func NewExplainer(a Agent) *Explainer {
+	return &Explainer{agent: a, dials: rate.NewLimiter(rate.Every(250*time.Millisecond), 2*dialsMax)}
 }
 
-// Explain implements status.Explainer.
-func (e *explainer) Explain(ctx context.Context, q explain.Query) (explain.Report, error) {
-	f := explain.Facts{Query: q, Now: time.Now(), NetNS: netnsName(), RulesFile: e.rulesFile()}
-	for _, s := range e.a.registry.Sources().View().All() {
+// Explain gathers the facts about a port and judges them.
+func (e *Explainer) Explain(ctx context.Context, q explain.Query) (explain.Report, error) {
+	f := explain.Facts{Query: q, Now: time.Now(), NetNS: netnsName(), RulesFile: e.agent.RulesFile}
+	for _, s := range e.agent.Registry.Sources().View().All() {
 		f.Sources = append(f.Sources, explain.Source{Name: s.Name, State: string(s.State), Error: s.Error})
 	}
 	known := e.publications(ctx, q, &f)
@@ -76,16 +72,13 @@ func netnsName() string {
 	return fmt.Sprintf("net:[%d]", st.Ino)
 }
 
-func (e *explainer) rulesFile() string {
-	return cmp.Or(e.a.cfg.RulesFile, e.a.cfg.File(), config.DefaultAgentFile)
-}
-
-// publications adds those of the port, and returns the cookies of their sockets.
-func (e *explainer) publications(ctx context.Context, q explain.Query, f *explain.Facts) map[string]bool {
+// publications adds the publications of the port to f and returns the cookies of
+// their sockets.
+func (e *Explainer) publications(ctx context.Context, q explain.Query, f *explain.Facts) map[string]bool {
 	known := map[string]bool{}
-	outcomes := e.a.reconciler.Outcomes().View()
-	rules := e.a.rules.Load()
-	for _, p := range e.a.registry.Publications().View().All() {
+	outcomes := e.agent.Outcomes.View()
+	rules := e.agent.Rules()
+	for _, p := range e.agent.Registry.Publications().View().All() {
 		if p.Port != q.Port {
 			if similar(p.Port, q.Port) && len(f.Similar) < similarMax && !slices.Contains(f.Similar, p.Slot()) {
 				f.Similar = append(f.Similar, p.Slot())
@@ -93,13 +86,13 @@ func (e *explainer) publications(ctx context.Context, q explain.Query, f *explai
 			continue
 		}
 		for _, o := range p.Origins {
-			if o.Source == socket.Name {
+			if o.Source == socketSource {
 				known[o.ID] = true
 			}
 		}
 		pub := explain.Publication{Publication: p, Rules: rules.Explain(p)}
-		said, _ := outcomes.Get(p.Key)
-		for _, o := range said {
+		reported, _ := outcomes.Get(p.Key)
+		for _, o := range reported {
 			pub.Outcomes = append(pub.Outcomes, explain.Outcome{
 				Sink: o.Sink, State: o.State, HostAddress: o.HostAddress, Reason: o.Reason, Since: o.Since,
 			})
@@ -127,8 +120,8 @@ func similar(a, b uint16) bool {
 	return len(differ) == 1 || len(differ) == 2 && x[differ[0]] == y[differ[1]] && x[differ[1]] == y[differ[0]]
 }
 
-// dial tries the targets of a publication in their order until one answers.
-func (e *explainer) dial(ctx context.Context, p port.Publication) (list []explain.Dial) {
+// dial tries the targets of a publication in order until one answers.
+func (e *Explainer) dial(ctx context.Context, p port.Publication) (list []explain.Dial) {
 	d := net.Dialer{Timeout: dialTimeout}
 	d.SetMultipathTCP(false)
 	for i, target := range p.Dial {
@@ -137,7 +130,7 @@ func (e *explainer) dial(ctx context.Context, p port.Publication) (list []explai
 		case i == dialsMax:
 			r.Answer, r.Detail = explain.NotTried, fmt.Sprintf("%d were tried", dialsMax)
 			return append(list, r)
-		case e.a.sockets.Serves(port.TCP, target):
+		case e.agent.Sockets.Serves(port.TCP, target):
 			r.Answer = explain.Own
 		case !e.dials.Allow():
 			r.Answer, r.Detail = explain.NotTried, "asked too often"
@@ -173,8 +166,8 @@ func answer(err error) (explain.Answer, string) {
 	return explain.Errs, err.Error()
 }
 
-// sockets adds what the kernel has and the registry has not.
-func (e *explainer) sockets(ctx context.Context, q explain.Query, known map[string]bool, f *explain.Facts) {
+// sockets adds the sockets that the kernel has and the registry does not.
+func (e *Explainer) sockets(ctx context.Context, q explain.Query, known map[string]bool, f *explain.Facts) {
 	e.look.Lock()
 	defer e.look.Unlock()
 	ctx, cancel := context.WithTimeout(ctx, lookTimeout)
@@ -189,7 +182,7 @@ func (e *explainer) sockets(ctx context.Context, q explain.Query, known map[stri
 		}
 	}
 	if slices.ContainsFunc(f.Publications, func(p explain.Publication) bool { return q.Protocol == 0 || q.Protocol == p.Protocol }) {
-		return // it is here: what others have says nothing about it
+		return // published from here: other namespaces do not matter
 	}
 	elsewhere, err := observer.LookElsewhere(ctx, q.Port)
 	if err != nil {
@@ -200,10 +193,10 @@ func (e *explainer) sockets(ctx context.Context, q explain.Query, known map[stri
 	}
 }
 
-func (e *explainer) describe(s observer.Found) explain.Socket {
+func (e *Explainer) describe(s observer.Found) explain.Socket {
 	out := explain.Socket{
 		Protocol: s.Protocol, Address: netip.AddrPortFrom(s.Address, s.Port), Kind: explain.Listening,
-		Own: e.a.sockets.Has(s.Cookie), NetNS: s.Space,
+		Own: e.agent.Sockets.Has(s.Cookie), NetNS: s.Space,
 	}
 	switch {
 	case s.Client:
@@ -218,9 +211,9 @@ func (e *explainer) describe(s observer.Found) explain.Socket {
 	return out
 }
 
-// container asks the engines whose cgroup a process is in, and else takes a
-// container's id from the cgroup's name.
-func (e *explainer) container(pid uint32) port.Owner {
+// container returns the container whose cgroup the process is in: as the engines
+// know it, or else only its id, taken from the name of the cgroup.
+func (e *Explainer) container(pid uint32) port.Owner {
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))
 	if err != nil {
 		return port.Owner{}
@@ -232,15 +225,9 @@ func (e *explainer) container(pid uint32) port.Owner {
 			paths = append(paths, strings.TrimSpace(path))
 		}
 	}
-	for _, s := range e.a.sources {
-		named, ok := s.(interface{ Facts() engine.Facts })
-		if !ok {
-			continue
-		}
-		for _, path := range paths {
-			if o, ok := named.Facts().ByCgroupPath(path); ok {
-				return o
-			}
+	for _, path := range paths {
+		if o, ok := e.agent.Container(path); ok {
+			return o
 		}
 	}
 	for _, path := range paths {
@@ -253,39 +240,30 @@ func (e *explainer) container(pid uint32) port.Owner {
 
 var containerID = regexp.MustCompile(`[0-9a-f]{64}`)
 
-// unread returns the NAT rules that are not understood and name the port, or no
-// port that can be read.
-func (e *explainer) unread(q explain.Query) (list []explain.Unread) {
-	rules, _ := e.a.notUnderstood()
-	for _, p := range rules {
-		names, unsure := namesPort(p.Rule, q.Port)
+// unread returns the unsupported NAT rules that name the port, or whose ports
+// cannot be read.
+func (e *Explainer) unread(q explain.Query) (list []explain.Unread) {
+	rules, _ := e.agent.Unread()
+	for _, r := range rules {
+		names, unsure := namesPort(r.Rule, q.Port)
 		if (names || unsure) && len(list) < unreadMax {
-			list = append(list, explain.Unread{Where: p.Where, Rule: p.Rule, Reason: p.Reason, Unsure: unsure})
+			r.Unsure = unsure
+			list = append(list, r)
 		}
 	}
 	return list
 }
 
-// notUnderstood asks the source that reads NAT rules, if there is one.
-func (a *Agent) notUnderstood() ([]nat.Problem, int) {
-	for _, s := range a.sources {
-		if s, ok := s.(interface{ NotUnderstood() ([]nat.Problem, int) }); ok {
-			return s.NotUnderstood()
-		}
-	}
-	return nil, 0
-}
-
-// portLists is what stands behind "dport" or "--dports" in a rule's text.
+// portLists matches the ports after "dport" or "--dports" in a rule's text.
 var portLists = regexp.MustCompile(`dports? (?:[!={] ?)*([0-9][-0-9,: ]*)`)
 
-// portBounds is how a range of native nftables reads.
+// portBounds matches a port range of native nftables.
 var portBounds = regexp.MustCompile(`dport >= ([0-9]+) th dport <= ([0-9]+)`)
 
 var portRange = regexp.MustCompile(`([0-9]+)(?:[-:]([0-9]+))?`)
 
-// namesPort reports whether the text of a rule has the port, alone or within a
-// range, and whether it has no port that can be read: they stand in a set, say.
+// namesPort reports whether the text of a rule names the port, alone or in a
+// range. Unsure is true if the text names no port, for example because a set does.
 func namesPort(rule string, p uint16) (names, unsure bool) {
 	rule = portBounds.ReplaceAllString(rule, "dport $1-$2")
 	lists := portLists.FindAllStringSubmatch(rule, -1)

@@ -8,7 +8,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/fairlead/fairlead/internal/explain"
+	"github.com/fairlead/fairlead/internal/diagnose/explain"
 )
 
 // judge gathers checks.

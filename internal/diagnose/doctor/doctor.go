@@ -8,7 +8,7 @@ package doctor
 import (
 	"time"
 
-	"github.com/fairlead/fairlead/internal/explain"
+	"github.com/fairlead/fairlead/internal/diagnose/explain"
 )
 
 // State is how well something is.

@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/fairlead/fairlead/internal/config"
+	"github.com/fairlead/fairlead/internal/diagnose/doctor"
+	"github.com/fairlead/fairlead/internal/diagnose/explain"
+	"github.com/fairlead/fairlead/internal/diagnose/gather"
+	"github.com/fairlead/fairlead/internal/observer"
+	"github.com/fairlead/fairlead/internal/own"
+	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/source/engine"
+	"github.com/fairlead/fairlead/internal/source/nat"
+)
+
+// diagnosed is what package gather reads of this agent.
+func (a *Agent) diagnosed() gather.Agent {
+	g := gather.Agent{
+		Registry: a.registry, Rules: a.rules.Load, Sockets: a.sockets, Observer: a.observer,
+		RulesFile: cmp.Or(a.cfg.RulesFile, a.cfg.File(), config.DefaultAgentFile),
+		Unread:    a.unread, Container: a.container,
+	}
+	if a.reconciler != nil {
+		g.Outcomes = a.reconciler.Outcomes()
+	}
+	return g
+}
+
+// unread returns the NAT rules that are not understood, and how many there are.
+func (a *Agent) unread() (list []explain.Unread, all int) {
+	for _, s := range a.sources {
+		s, ok := s.(interface{ NotUnderstood() ([]nat.Problem, int) })
+		if !ok {
+			continue
+		}
+		problems, n := s.NotUnderstood()
+		for _, p := range problems {
+			list = append(list, explain.Unread{Where: p.Where, Rule: p.Rule, Reason: p.Reason})
+		}
+		all += n
+	}
+	return list, all
+}
+
+// container returns the container whose cgroup has that path, if an engine knows it.
+func (a *Agent) container(path string) (port.Owner, bool) {
+	for _, s := range a.sources {
+		if s, ok := s.(interface{ Facts() engine.Facts }); ok {
+			if o, ok := s.Facts().ByCgroupPath(path); ok {
+				return o, true
+			}
+		}
+	}
+	return port.Owner{}, false
+}
+
+// hooked is a sink with hooks of its own.
+type hooked interface{ hooks() []observer.Method }
+
+// Examine implements status.Examiner.
+func (a *Agent) Examine() doctor.Agent {
+	d := gather.Examine(a.diagnosed())
+	d.Observer, d.ConfigFile, d.TokenFile = a.cfg.Observer, a.cfg.File(), a.cfg.LinkToken
+	for _, s := range a.sinks {
+		if s, ok := s.(hooked); ok {
+			d.Hooks = append(d.Hooks, gather.Hooks(s.hooks())...)
+		}
+	}
+	if a.hostlink != nil {
+		l := a.hostlink.Stats()
+		d.Link = &doctor.Link{Connected: l.Connected, Sessions: l.Sessions}
+		for _, e := range a.cfg.Link {
+			d.Link.Endpoints = append(d.Link.Endpoints, e.String())
+		}
+	}
+	return d
+}
+
+// Look runs the sources of an agent until each has reported a complete set, or
+// until timeout, and returns what they found. Nothing is published.
+func Look(ctx context.Context, cfg config.Agent, timeout time.Duration) (doctor.Agent, error) {
+	a := &Agent{cfg: cfg, log: slog.New(slog.DiscardHandler), sockets: new(own.Sockets)}
+	if err := a.wireSources(); err != nil {
+		return doctor.Agent{}, fmt.Errorf("look without an agent: %w", err)
+	}
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	var wg sync.WaitGroup
+	var mu sync.Mutex
+	failed := map[string]error{}
+	for _, s := range a.sources {
+		feed := a.registry.Feed(s.Name())
+		wg.Go(func() {
+			if err := s.Run(ctx, feed); ctx.Err() == nil {
+				mu.Lock()
+				failed[s.Name()] = err
+				mu.Unlock()
+			}
+		})
+	}
+	select {
+	case <-a.registry.Ready():
+	case <-ctx.Done():
+	}
+	d := a.Examine()
+	cancel()
+	wg.Wait()
+	d.Running, d.PID = false, 0
+	for i := range d.Sources {
+		if err := failed[d.Sources[i].Name]; err != nil {
+			d.Sources[i].State, d.Sources[i].Error = "stale", err.Error()
+		}
+	}
+	return d, nil
+}

@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux
+
+package gather
+
+import (
+	"os"
+	"strings"
+
+	"github.com/fairlead/fairlead/internal/diagnose/doctor"
+	"github.com/fairlead/fairlead/internal/observer"
+	"github.com/fairlead/fairlead/internal/version"
+)
+
+// unreadShown is how many unsupported NAT rules are listed.
+const unreadShown = 20
+
+// Examine returns what the agent knows about its own health. The caller adds what
+// its configuration says, and the link.
+func Examine(a Agent) doctor.Agent {
+	s := a.Observer.Stats()
+	d := doctor.Agent{
+		Running: true, Version: version.String(), PID: os.Getpid(), NetNS: netnsName(),
+		Hooks: Hooks(a.Observer.Methods()), Drops: s.Drops, Drift: s.Drift, DumpFailures: s.DumpFailures,
+		Publications: a.Registry.Publications().View().Len(),
+	}
+	for _, src := range a.Registry.Sources().View().All() {
+		d.Sources = append(d.Sources, doctor.Source{
+			Name: src.Name, State: string(src.State), Method: oneLine(src.Method), Error: oneLine(src.Error),
+			Since: src.Since, Warnings: src.Warnings,
+		})
+	}
+	d.Unread, d.UnreadCount = a.Unread()
+	d.Unread = d.Unread[:min(unreadShown, len(d.Unread))]
+	return d
+}
+
+// Hooks describes how capabilities are observed.
+func Hooks(methods []observer.Method) (list []doctor.Hook) {
+	for _, m := range methods {
+		h := doctor.Hook{Capability: m.Capability, Method: m.Name, Lost: m.Lost}
+		if m.Err != nil {
+			h.Error = oneLine(m.Err.Error())
+		}
+		list = append(list, h)
+	}
+	return list
+}
+
+// oneLine puts joined errors on one line.
+func oneLine(s string) string { return strings.ReplaceAll(s, "\n", "; ") }

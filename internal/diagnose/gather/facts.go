@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux
+
+package gather
+
+import (
+	"cmp"
+	"context"
+	"os"
+	"time"
+
+	"github.com/fairlead/fairlead/internal/config"
+	"github.com/fairlead/fairlead/internal/diagnose/doctor"
+	"github.com/fairlead/fairlead/internal/link"
+	"github.com/fairlead/fairlead/internal/status"
+	"github.com/fairlead/fairlead/internal/version"
+)
+
+// Options say whom to ask. All but Look may be empty.
+type Options struct {
+	ConfigFile string // of the agent
+	Control    string // its control socket; by default that of its configuration
+
+	// Look finds out what an agent with that configuration would see. It is called
+	// if none answers.
+	Look func(context.Context, config.Agent) (doctor.Agent, error)
+}
+
+// Facts returns all that package doctor judges, from the running agent or else
+// from a look of our own.
+func Facts(ctx context.Context, o Options) doctor.Facts {
+	f := doctor.Facts{Version: version.String(), Now: time.Now()}
+	cfg, err := config.LoadAgent(o.ConfigFile, nil, os.LookupEnv)
+	if err != nil {
+		cfg = config.DefaultAgent()
+	}
+	a, agentErr := status.NewClient(cmp.Or(o.Control, os.Getenv("FAIRLEAD_CONTROL"), cfg.Control)).Examine(ctx)
+	if agentErr == nil && o.ConfigFile == "" && a.ConfigFile != "" { // the running agent may use another file
+		cfg, err = config.LoadAgent(a.ConfigFile, nil, os.LookupEnv)
+	}
+	if err != nil {
+		f.Config.Error = err.Error()
+	} else {
+		if agentErr == nil {
+			cfg.LinkToken = a.TokenFile
+		}
+		f.Config = examineConfig(cfg)
+	}
+	if agentErr != nil {
+		f.AgentError = agentErr.Error()
+		if a, err = o.Look(ctx, cfg); err != nil {
+			f.LookError = err.Error()
+			Machine(ctx, &f, 0)
+			return f
+		}
+	}
+	f.Agent = &a
+	Machine(ctx, &f, a.PID)
+	return f
+}
+
+func examineConfig(cfg config.Agent) doctor.Config {
+	c := doctor.Config{File: cfg.File(), Rules: cfg.Rules.Len(), TokenFile: cfg.LinkToken}
+	for _, e := range cfg.Link {
+		c.NeedsToken = c.NeedsToken || e.Network != link.NetworkUnix
+	}
+	if c.TokenFile == "" {
+		return c
+	}
+	if _, err := link.LoadToken(c.TokenFile); err != nil {
+		c.TokenError = err.Error()
+	}
+	return c
+}

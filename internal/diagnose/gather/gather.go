@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux
+
+// Package gather collects the facts that packages explain and doctor judge: from
+// the agent's tables, from the kernel and from the machine.
+package gather
+
+import (
+	"github.com/fairlead/fairlead/internal/diagnose/explain"
+	"github.com/fairlead/fairlead/internal/observer"
+	"github.com/fairlead/fairlead/internal/own"
+	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/reconcile"
+	"github.com/fairlead/fairlead/internal/registry"
+	"github.com/fairlead/fairlead/internal/rules"
+	"github.com/fairlead/fairlead/internal/table"
+)
+
+// Agent is what a diagnosis reads of an agent. Outcomes and Rules are needed by
+// Explainer only, Observer by Examine only.
+type Agent struct {
+	Registry  *registry.Registry
+	Outcomes  *table.Table[port.Key, reconcile.Outcomes]
+	Rules     func() *rules.Set
+	RulesFile string // the file to add a rule to
+	Sockets   *own.Sockets
+	Observer  *observer.Observer
+
+	// Unread returns NAT rules that are not understood, and how many there are.
+	Unread func() (list []explain.Unread, all int)
+	// Container returns the container of a cgroup's path.
+	Container func(path string) (port.Owner, bool)
+}
+
+// socketSource is the name of the source of sockets.
+const socketSource = "socket"
