@@ -148,7 +148,7 @@ func (d *Domain[T]) merge(a, b Set[T], f func(at T, first, inA, inB bool) bool) 
 	}
 	for i, j := 0, 0; i < len(a.cuts) || j < len(b.cuts); {
 		var at T
-		c := 0
+		var c int
 		switch {
 		case j == len(b.cuts):
 			c = -1
