@@ -34,8 +34,6 @@ export GOFLAGS ?= -trimpath
 
 # Packages with a test file that has build tag $(1).
 tagged = $(shell grep -rlE '^//go:build.*\b$(1)\b' --include='*_test.go' . | xargs -r dirname | sort -u)
-# Packages with a test file that has not build tag $(1): the linter must look again.
-not = $(shell grep -rlE '^//go:build.*!$(1)\b' --include='*_test.go' . | xargs -r dirname | sort -u)
 need_root = @[ "$$(id -u)" = 0 ] || { echo "$@: needs root: run 'sudo make $@'" >&2; exit 1; }
 
 .PHONY: help
@@ -72,7 +70,6 @@ lane-here lane-vm:
 lint: ## Check style, import rules and that the host side builds everywhere
 	@[ -x "$(LINT)" ] || hack/provision.sh lint
 	@rc=0; $(RUN) check lint $(LINT) run ./... || rc=1; \
-	$(RUN) check lint-not-vm $(LINT) run --build-tags root,docs $(call not,vm) || rc=1; \
 	for system in $(HOST_SYSTEMS); do \
 		$(RUN) check "lint-$${system/\//-}" env CGO_ENABLED=0 GOOS="$${system%/*}" GOARCH="$${system#*/}" hack/vet-deps.sh $(HOST_PACKAGES) || rc=1; \
 	done; exit $$rc
@@ -84,24 +81,24 @@ test-unit: ## Run the tests that need neither root nor another kernel, with the 
 .PHONY: test-root
 test-root: ## Run the tests that make namespaces, rules and BPF programs on this kernel (root)
 	$(need_root)
-	@$(RUN) test test-root go test -json -tags root,docs -p 1 -count 1 -timeout 60m $(or $(call tagged,root),$(error no test file has build tag root))
+	@$(RUN) test test-root go test -json -tags root -p 1 -count 1 -timeout 60m $(or $(call tagged,root),$(error no test file has build tag root))
 
 .PHONY: test-vm
 test-vm: ## Run root and VM tests under emulated kernels (KERNELS, METHODS)
-	@rc=0; $(RUN) test test-vm-rig go test -json -tags rig -timeout 60m ./test/vm || rc=1; \
+	@rc=0; $(RUN) test test-vm-rig go test -json -tags engines -timeout 60m ./test/vm || rc=1; \
 	go run ./test/vm -kernel '$(KERNELS)' -methods '$(METHODS)' $(VM_ROUNDS) ./... || rc=1; exit $$rc
 
 .PHONY: test-browser
 test-browser: ## Look at the page in Chromium and run dashboard and alerts in Prometheus (root)
 	$(need_root)
 	@hack/provision.sh browser
-	@$(RUN) test test-browser go test -json -tags browser -count 1 -timeout 60m $(or $(call tagged,browser),$(error no test file has build tag browser))
+	@$(RUN) test test-browser go test -json -tags engines -count 1 -timeout 60m ./test/observe
 
 .PHONY: test-engines
 test-engines: ## Run against real Docker, containerd and Kubernetes (root; builds them once, 10 minutes)
 	$(need_root)
 	@hack/provision-engines.sh
-	@$(RUN) test test-engines go test -json -tags engines -p 1 -count 1 -timeout 60m $(or $(call tagged,engines),$(error no test file has build tag engines))
+	@$(RUN) test test-engines go test -json -tags engines -p 1 -count 1 -timeout 60m $(filter-out ./test/observe ./test/vm,$(call tagged,engines))
 
 .PHONY: test-moby
 test-moby: ## Run against the next Docker with its nftables back end (root; builds it once, 5 minutes)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-//go:build linux && root
+//go:build linux && (root || vm)
 
 package cgroup
 

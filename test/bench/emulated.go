@@ -53,7 +53,7 @@ kernel's dump of all rules each second, as cheaply as that can be done and publi
 // if the test fails, or prints none.
 func (e *Env) inVM(ctx context.Context, test string) error {
 	e.Progress("building and booting kernel %s", emulatedKernel)
-	cmd := exec.CommandContext(ctx, "go", "run", "github.com/fairlead/fairlead/test/vm", "-kernel", emulatedKernel, "-tally=", "-tags", "root,vm,bench",
+	cmd := exec.CommandContext(ctx, "go", "run", "github.com/fairlead/fairlead/test/vm", "-kernel", emulatedKernel, "-tally=", "-tags", "vm,bench",
 		"-v", "-run", "^"+test+"$", "-env", scaleVariable+"="+e.Scale.String(), "github.com/fairlead/fairlead/test/bench")
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr

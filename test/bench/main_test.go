@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-//go:build linux && (root || engines)
+//go:build linux && (root || vm || engines)
 
 package main
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-//go:build linux && root && !vm
+//go:build linux && root
 
 package e2e
 

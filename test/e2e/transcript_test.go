@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-//go:build linux && root && docs
+//go:build linux && root
 
 package e2e
 
@@ -97,7 +97,7 @@ func TestTranscriptsInTheDocumentationAreTrue(t *testing.T) {
 		t.Fatal(err)
 	}
 	watched := time.Second // for a watch, which does not end by itself
-	r.eventually("docs/cli.md is what the commands print: go test -tags root,docs ./test/e2e -run Transcripts -update", func() error {
+	r.eventually("docs/cli.md is what the commands print: go test -tags root ./test/e2e -run Transcripts -update", func() error {
 		tried := 0
 		fresh := transcript.ReplaceAllStringFunc(string(doc), func(block string) string {
 			var out strings.Builder

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
-//go:build linux && root
+//go:build linux && (root || vm)
 
 package nat
 
 import (
 	"context"
+	"os"
 	"strings"
 	"time"
 
@@ -18,10 +19,20 @@ type method struct{ nft, legacy string }
 
 func (r method) String() string { return strings.TrimSuffix(r.nft+"+"+r.legacy, "+") }
 
-// everywhere are the methods that every kernel takes. Others are in a file for the VM.
-var everywhere = []method{
-	{nat.MethodNetlink, observer.MethodTracepoint},
-	{nat.MethodGeneration, ""},
+// methods are those to test: what any kernel takes and, in the machines of test/vm,
+// whose kernels take them all, the others.
+func methods() []method {
+	everywhere := []method{
+		{nat.MethodNetlink, observer.MethodTracepoint},
+		{nat.MethodGeneration, ""},
+	}
+	if os.Getenv("FAIRLEAD_KERNEL") == "" {
+		return everywhere
+	}
+	return append([]method{
+		{nat.MethodFentry, observer.MethodFentry},
+		{nat.MethodKprobe, observer.MethodKprobe},
+	}, everywhere...)
 }
 
 // running is a source on one method.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Vm runs tests under other kernels than this machine's. It builds the tests
-// that the tags root and vm add, packs them into an initramfs with the tools
+// that the tag vm adds, packs them into an initramfs with the tools
 // they need, boots each kernel in an emulator, and reports as go test does. It
 // needs no root.
 //
@@ -64,7 +64,7 @@ func main() {
 	var o options
 	flag.StringVar(&o.kernels, "kernel", "6.1,6.12", "kernel versions, run side by side")
 	flag.StringVar(&o.methods, "methods", "fentry,kprobe,tp_btf", "run packages that read "+methodsVariable+" once for each of these")
-	flag.StringVar(&o.tags, "tags", "root,vm", "build tags; only tests that they add are run")
+	flag.StringVar(&o.tags, "tags", "vm", "build tags; only tests that they add are run")
 	flag.StringVar(&o.run, "run", "", "run only tests that match, instead of all that the tags add")
 	flag.StringVar(&o.bench, "bench", "", "run the benchmarks that match, and no tests")
 	flag.Func("env", "`NAME=value` for the environment of the tests; may be repeated", func(s string) error {

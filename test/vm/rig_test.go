@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-//go:build linux && rig
+//go:build linux && engines
 
 package main
 
@@ -19,7 +19,7 @@ func TestFaults(t *testing.T) {
 		want      []string // in the output
 	}{
 		{"pass", "TestPass", false, []string{"pass TestPass", "2 passed, 0 failed"}},
-		{"fail", "TestFail", true, []string{"wanted", "FAIL test/vm/faults TestFail", "1 passed, 1 failed"}},
+		{"fail", "TestFail", true, []string{"wanted", "FAIL test/vm/testdata/faults TestFail", "1 passed, 1 failed"}},
 		{"skip", "TestSkip", true, []string{"TestSkip", "skipped", "1 passed, 1 failed"}},
 		{"exit", "TestExit", true, []string{"1 passed, 1 failed"}},
 		{"hang", "TestHang", true, []string{"panic: test timed out after 2s", "1 passed, 1 failed"}},
@@ -34,8 +34,8 @@ func TestFaults(t *testing.T) {
 				limit = 2 * time.Second
 			}
 			failed, err := run(t.Context(), &out, options{
-				kernels: "6.1", tags: "fault", run: "^" + tt.run + "$", memory: 512,
-				timeout: 20 * time.Minute, testTimeout: limit, patterns: []string{"./faults"},
+				kernels: "6.1", tags: "vm", run: "^" + tt.run + "$", memory: 512,
+				timeout: 20 * time.Minute, testTimeout: limit, patterns: []string{"./testdata/faults"},
 			})
 			if err != nil {
 				t.Fatalf("%v\n%s", err, out.String())
@@ -59,8 +59,8 @@ func TestFaults(t *testing.T) {
 func TestMachineTimeout(t *testing.T) {
 	var out bytes.Buffer
 	failed, err := run(t.Context(), &out, options{
-		kernels: "6.1", tags: "fault", run: "^TestHang$", memory: 512,
-		timeout: 12 * time.Second, testTimeout: time.Hour, patterns: []string{"./faults"},
+		kernels: "6.1", tags: "vm", run: "^TestHang$", memory: 512,
+		timeout: 12 * time.Second, testTimeout: time.Hour, patterns: []string{"./testdata/faults"},
 	})
 	if err != nil || !failed || !strings.Contains(out.String(), "machine still runs after 12s") {
 		t.Errorf("failed %v, error %v\n%s", failed, err, out.String())
@@ -70,7 +70,7 @@ func TestMachineTimeout(t *testing.T) {
 // TestNothingToRun proves that an empty choice is no success.
 func TestNothingToRun(t *testing.T) {
 	var out bytes.Buffer
-	failed, err := run(t.Context(), &out, options{kernels: "6.1", tags: "fault", patterns: []string{"."}})
+	failed, err := run(t.Context(), &out, options{kernels: "6.1", tags: "vm", patterns: []string{"."}})
 	if !failed || err == nil {
 		t.Errorf("failed %v, error %v: want both", failed, err)
 	}

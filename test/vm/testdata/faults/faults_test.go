@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-//go:build linux && fault
+//go:build linux && vm
 
 // Package faults fails in every way that the rig must notice. Its tests run
 // only inside a machine that the rig's own tests boot.
