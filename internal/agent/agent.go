@@ -19,6 +19,7 @@ import (
 	"github.com/fairlead/fairlead/internal/diagnose/gather"
 	"github.com/fairlead/fairlead/internal/forward"
 	"github.com/fairlead/fairlead/internal/link"
+	"github.com/fairlead/fairlead/internal/memory"
 	"github.com/fairlead/fairlead/internal/metrics"
 	"github.com/fairlead/fairlead/internal/observer"
 	"github.com/fairlead/fairlead/internal/own"
@@ -26,6 +27,7 @@ import (
 	"github.com/fairlead/fairlead/internal/reconcile"
 	"github.com/fairlead/fairlead/internal/registry"
 	"github.com/fairlead/fairlead/internal/rules"
+	"github.com/fairlead/fairlead/internal/schedule"
 	"github.com/fairlead/fairlead/internal/sink/hostlink"
 	"github.com/fairlead/fairlead/internal/source/containerd"
 	"github.com/fairlead/fairlead/internal/source/docker"
@@ -62,7 +64,7 @@ type Agent struct {
 	rules      atomic.Pointer[rules.Set]
 	metrics    *metrics.Agent
 	server     *status.Server
-	served     chan struct{} // somebody read the metrics or the page
+	served     schedule.Signal // the metrics or the page were read
 }
 
 // New wires an agent. It reads, or at the first start makes, the token of the
@@ -71,7 +73,7 @@ func New(cfg config.Agent, log *slog.Logger, level *slog.LevelVar) (*Agent, erro
 	if cfg.Observer == observer.BPF.String() && os.Geteuid() != 0 {
 		return nil, errors.New("--observer bpf loads BPF programs, which needs root: run it as root, or with --observer poll")
 	}
-	a := &Agent{cfg: cfg, log: log, sockets: new(own.Sockets), served: make(chan struct{}, 1)}
+	a := &Agent{cfg: cfg, log: log, sockets: new(own.Sockets), served: schedule.NewSignal()}
 	if err := a.wireSources(); err != nil {
 		return nil, err
 	}
@@ -219,7 +221,10 @@ func (a *Agent) Run(ctx context.Context, watch func(ctx context.Context, onChang
 	}
 	g.Go(func() error { return a.server.Serve(ctx, control, true) })
 	g.Go(func() error { return a.reconciler.Run(ctx) })
-	g.Go(func() error { a.settle(ctx); return nil })
+	g.Go(func() error {
+		a.releaseMemory(ctx)
+		return nil
+	})
 	g.Go(func() error { return newNotifier(a).run(ctx) })
 	if a.hostlink != nil {
 		if err := a.links.open(ctx); err != nil {
@@ -259,4 +264,23 @@ func (a *Agent) reload(cfg config.Agent, err error) {
 	a.registry.SetRules(cfg.Rules)
 	a.rules.Store(cfg.Rules)
 	a.log.Info("rules reloaded", "rules", cfg.Rules.Len())
+}
+
+// releaseMemory returns memory to the kernel after the start, after a source began
+// or failed, and after the metrics or the page were read.
+func (a *Agent) releaseMemory(ctx context.Context) {
+	sources := a.registry.Sources().Subscribe()
+	defer sources.Close()
+	memory.Releaser{
+		Ready: a.registry.Ready(), Forget: a.types.Forget,
+		Work: func(ctx context.Context) error {
+			select {
+			case <-ctx.Done():
+			case <-sources.C():
+				sources.Take()
+			case <-a.served:
+			}
+			return ctx.Err()
+		},
+	}.Run(ctx)
 }

@@ -7,6 +7,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/fairlead/fairlead/internal/memory"
 	"github.com/fairlead/fairlead/internal/metrics"
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/registry"
@@ -33,6 +34,11 @@ func (a *Agent) count() metrics.AgentSnapshot {
 		Publications: make(map[port.State]int), BySource: make(map[metrics.SourceState]int),
 		Outcomes: make(map[metrics.SinkState]int),
 		Sources:  make(map[string]bool), Methods: make(map[string]string),
+	}
+	if m, err := memory.Read(); err != nil {
+		a.log.Debug("memory unknown", "err", err)
+	} else {
+		s.Memory = &m
 	}
 	for key, p := range pubs.All() {
 		said, _ := outs.Get(key)
@@ -71,7 +77,7 @@ func (a *Agent) count() metrics.AgentSnapshot {
 		if src, ok := src.(interface{ Status() nat.Status }); ok {
 			n := src.Status()
 			s.NAT = &metrics.NATCounts{
-				NotUnderstood: n.ProblemCount, Commits: n.Commits, Dumps: n.Dumps, Failures: n.Failures,
+				Unsupported: n.ProblemCount, Commits: n.Commits, Dumps: n.Dumps, Failures: n.Failures,
 				LegacyReads: n.LegacyReads, Losses: n.Lost, Drift: n.Drift, Evaluated: n.Evaluated,
 			}
 		}

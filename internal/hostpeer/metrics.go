@@ -17,7 +17,7 @@ func count(h *host.Host) metrics.HostSnapshot {
 	s := metrics.HostSnapshot{
 		Publications: make(map[port.State]int),
 		OpenTCP:      st.OpenTCP, OpenUDP: st.OpenUDP, Listeners: st.Listeners,
-		OK: st.OK, Refused: st.Refused, Unlinked: st.Unlinked, OverLimit: st.OverLimit,
+		OK: st.OK, Refused: st.Refused, Disconnected: st.Unlinked, OverLimit: st.OverLimit,
 		DatagramsDropped: st.DatagramsDropped, UDPEvicted: st.UDPEvicted,
 		ToGuest: st.ToGuest, ToHost: st.ToHost,
 		Snapshots: st.Snapshots, Changes: st.Changes, Resyncs: st.Resyncs,

@@ -8,11 +8,12 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/fairlead/fairlead/internal/memory"
 	"github.com/fairlead/fairlead/internal/port"
 )
 
-// AgentSnapshot is what an agent counts, as it stands. All counts are since its
-// start, but for what is said to be now.
+// AgentSnapshot holds the counters of an agent. They count from its start, except
+// those marked "now".
 type AgentSnapshot struct {
 	Changes      uint64             // of the merged table
 	Publications map[port.State]int // now
@@ -24,55 +25,56 @@ type AgentSnapshot struct {
 	Methods      map[string]string // now: the method of each capability
 	NAT          *NATCounts        // nil where NAT rules are not read
 	Flows        FlowCounts
+	Memory       *memory.Usage   // now; nil if unknown
 	Link         *LinkCounts     // nil without a link
 	Listener     *ListenerCounts // nil without that sink
 }
 
-// SourceState is a key of what is counted by source.
+// SourceState is a key of counters by source.
 type SourceState struct {
 	Source string
 	State  port.State
 }
 
-// SinkState is a key of what is counted by sink.
+// SinkState is a key of counters by sink.
 type SinkState struct {
 	Sink  string
 	State port.State
 }
 
-// SinkCounts is what was asked of one sink.
+// SinkCounts counts the syncs of one sink.
 type SinkCounts struct {
 	Sink                     string
 	Syncs, Failures, Retries uint64
 }
 
-// ObserverCounts is what the observer of sockets did.
+// ObserverCounts holds the counters of the socket observer.
 type ObserverCounts struct {
 	Events, Malformed, Drops, Skipped, Resyncs, Drift, Dumps, DumpFailures uint64
 	DumpTime                                                               time.Duration
 	Sockets                                                                int // now
 }
 
-// NATCounts is what the reader of NAT rules did.
+// NATCounts holds the counters of the NAT source.
 type NATCounts struct {
-	NotUnderstood                                                   int // rules now
+	Unsupported                                                     int // rules now
 	Commits, Dumps, Failures, LegacyReads, Losses, Drift, Evaluated uint64
 }
 
-// ListenerCounts is what the listener sink did.
+// ListenerCounts holds the counters of the listener sink.
 type ListenerCounts struct {
 	Open, Flows                                          int // now
 	Opened, Yields, Conflicts, Served, Failed, OverLimit uint64
 }
 
-// FlowCounts is what was carried.
+// FlowCounts counts flows and their bytes.
 type FlowCounts struct {
 	OpenTCP, OpenUDP         int // now
 	OK, Refused, Unreachable uint64
 	ToGuest, ToHost          uint64 // payload bytes
 }
 
-// LinkCounts is what went over the link to the host.
+// LinkCounts holds the counters of the link to the host.
 type LinkCounts struct {
 	Connected                   bool // now
 	Sessions, Replaced, Silent  uint64
@@ -87,10 +89,11 @@ type LinkCounts struct {
 type agentFamilies struct {
 	set
 	build, publications, bySource, changes, sourceUp                                    *Family
+	anonymous, file                                                                     *Family
 	propagation                                                                         *Family
 	outcomes, syncs, retries                                                            *Family
 	events, drops, skipped, malformed, resyncs, drift, dumps, dumpTime, sockets, method *Family
-	unread, natReads, natFailures, natLosses, natDrift, natEvaluated                    *Family
+	unsupported, natReads, natFailures, natLosses, natDrift, natEvaluated               *Family
 	open, flows, answers, bytes                                                         *Family
 	holds, held, holdFlows, holdEnds                                                    *Family
 	connected, sessions, closed, messages, control, rejected, asked                     *Family
@@ -106,69 +109,72 @@ func declareAgent() *agentFamilies {
 	var f agentFamilies
 	state, source, sink := Label{"state", stateValues}, Label{"source", sourceValues}, Label{"sink", sinkValues}
 	f.build = f.declareBuild()
-	f.publications = f.gauge("publications", "Publications now, by state: the best of what the sinks say.", state)
+	f.anonymous = f.gauge("memory_anonymous_bytes", "Resident memory of the agent's own: heap and stacks.")
+	f.file = f.gauge("memory_file_bytes",
+		"Resident pages of files, most of them the executable's, which the kernel reclaims when it needs memory.")
+	f.publications = f.gauge("publications", "Current publications by state, which is the best of their outcomes.", state)
 	f.bySource = f.gauge("source_publications",
-		"Publications now, by state and by source; one that several sources see counts for each of them.", source, state)
-	f.changes = f.counter("changes_total", "Changes of the merged table.")
-	f.sourceUp = f.gauge("source_up", "1 if the source is live, 0 if it has not begun or if what it says may be old.", source)
+		"Current publications by source and state. A publication counts once for each of its sources.", source, state)
+	f.changes = f.counter("changes_total", "Changes to the merged table.")
+	f.sourceUp = f.gauge("source_up", "1 if the source is live, 0 if it is starting or stale.", source)
 
 	f.propagation = f.add(Histogram, "propagation_seconds",
-		"Time from the kernel's event to the sink's acknowledgement of an active port.", sink)
+		"Time from the kernel event to the sink's acknowledgement that the port is active.", sink)
 
-	f.outcomes = f.gauge("outcomes", "Outcomes now: what each sink made of a publication at one host address.", sink, state)
-	f.syncs = f.counter("syncs_total", "Times that a sink was brought in step.", sink, Label{"result", "`ok`, `failed`"})
-	f.retries = f.counter("sync_retries_total", "Syncs for no other reason than that the one before had failed.", sink)
+	f.outcomes = f.gauge("outcomes", "Current outcomes by sink and state. There is one per publication, sink and host address.", sink, state)
+	f.syncs = f.counter("syncs_total", "Syncs of a sink with the wanted set.", sink, Label{"result", "`ok`, `failed`"})
+	f.retries = f.counter("sync_retries_total", "Syncs whose only reason was that the previous one failed.", sink)
 
 	f.events = f.counter("observer_events_total", "Kernel events read.")
 	f.drops = f.counter("observer_drops_total", "Kernel events lost; each loss forces a dump.")
 	f.skipped = f.counter("observer_skipped_total",
-		"Of the kernel events lost, those whose hook was skipped because it ran on that processor already; for the others there was no room.")
+		"The part of observer_drops_total lost because the hook was already running on that CPU. The rest found the ring buffer full.")
 	f.malformed = f.counter("observer_malformed_total", "Kernel events that could not be decoded; each forces a dump.")
 	f.resyncs = f.counter("observer_resyncs_total", "Dumps forced by a loss.")
-	f.drift = f.counter("observer_drift_total", "Sockets that a background dump had to put right.")
+	f.drift = f.counter("observer_drift_total", "Sockets that a background dump had to correct.")
 	f.dumps = f.counter("observer_dumps_total", "Socket dumps.", Label{"result", "`ok`, `failed`"})
 	f.dumpTime = f.counter("observer_dump_seconds_total", "Time spent in socket dumps.")
-	f.sockets = f.gauge("observer_sockets", "Sockets known now.")
-	f.method = f.gauge("observer_method_info", "1 for the mechanism that observes each capability.",
+	f.sockets = f.gauge("observer_sockets", "Currently known sockets.")
+	f.method = f.gauge("observer_method_info", "1 for the method that observes each capability.",
 		Label{"capability", "`tcp-listen`, `tcp-bind`, `udp-bind`, `udp-connect`, `udp-dump`"},
 		Label{"method", "`fentry`, `kprobe`, `tp_btf`, `cgroup`, `poll`, `audit`, `iter`, `sock_diag`"})
 
-	f.unread = f.gauge("nat_not_understood_rules", "NAT rules now that lead to a port, are not understood, and so are not published.")
-	f.natReads = f.counter("nat_reads_total", "NAT rulesets that were read or followed.",
+	f.unsupported = f.gauge("nat_unsupported_rules", "Current NAT rules that forward a port but use an unsupported expression, so they are not published.")
+	f.natReads = f.counter("nat_reads_total", "NAT rulesets read, and nftables commits applied.",
 		Label{"kind", "`commit` of nftables applied, `dump` of nftables, `legacy` table"})
-	f.natFailures = f.counter("nat_read_failures_total", "Reads of NAT rules that failed and were tried again.")
-	f.natLosses = f.counter("nat_losses_total", "Gaps in what the kernel told of NAT rules; each forces a dump.")
-	f.natDrift = f.counter("nat_drift_total", "Objects of NAT rulesets that a background dump had to put right.")
-	f.natEvaluated = f.counter("nat_rules_evaluated_total", "NAT rules worked out.")
+	f.natFailures = f.counter("nat_read_failures_total", "Failed reads of NAT rules; each is retried.")
+	f.natLosses = f.counter("nat_losses_total", "Lost notifications about NAT rules; each loss forces a dump.")
+	f.natDrift = f.counter("nat_drift_total", "NAT objects that a background dump had to correct.")
+	f.natEvaluated = f.counter("nat_rules_evaluated_total", "NAT rules evaluated.")
 
-	f.open = f.gauge("flows_open", "Flows open now.", Label{"protocol", "`tcp`, `udp`"})
-	f.flows = f.counter("flows_total", "Flows that ended; every result but `served` is an error.",
+	f.open = f.gauge("flows_open", "Currently open flows.", Label{"protocol", "`tcp`, `udp`"})
+	f.flows = f.counter("flows_total", "Ended flows by result. Every result except `served` is an error.",
 		Label{"result", "`served`, `failed`, `cut`, `lost`, `forbidden`, `limit`, `malformed`, `timeout`"})
-	f.answers = f.counter("flow_answers_total", "Answers to the host's requests for a flow.",
+	f.answers = f.counter("flow_answers_total", "Replies to the host's flow requests.",
 		Label{"result", "`ok`, `refused`, `unreachable`"})
-	f.bytes = f.counter("flow_bytes_total", "Payload bytes carried.", Label{"direction", "`to_guest`, `to_host`"})
+	f.bytes = f.counter("flow_bytes_total", "Payload bytes forwarded.", Label{"direction", "`to_guest`, `to_host`"})
 
-	f.holds = f.gauge("listener_placeholders", "Placeholders of the listener sink open now.")
-	f.held = f.counter("listener_placeholders_total", "What became of placeholders.",
-		Label{"result", "`opened`, `yielded` to who wanted the port, `conflict`: the address is taken"})
-	f.holdFlows = f.gauge("listener_flows_open", "Flows that placeholders serve now.")
-	f.holdEnds = f.counter("listener_flows_total", "Flows that came to placeholders.", Label{"result", "`served`, `failed`, `limit`"})
+	f.holds = f.gauge("listener_placeholders", "Currently open placeholders of the listener sink.")
+	f.held = f.counter("listener_placeholders_total", "Placeholders by what happened to them.",
+		Label{"result", "`opened`, `yielded` to a server that wanted the port, `conflict`: the address was in use"})
+	f.holdFlows = f.gauge("listener_flows_open", "Current flows of placeholders.")
+	f.holdEnds = f.counter("listener_flows_total", "Flows of placeholders by result.", Label{"result", "`served`, `failed`, `limit`"})
 
 	direction := Label{"direction", "`in`, `out`"}
 	f.connected = f.gauge("link_connected", "1 while a host is connected.")
-	f.sessions = f.counter("link_sessions_total", "Sessions with a host that began.")
+	f.sessions = f.counter("link_sessions_total", "Sessions established with a host.")
 	f.closed = f.counter("link_sessions_closed_total", "Sessions that the agent ended.",
 		Label{"reason", "`replaced` by a newer host, `silent` host"})
-	f.messages = f.counter("link_messages_total", "Control messages.", direction)
-	f.control = f.counter("link_bytes_total", "Bytes of the control streams.", direction)
-	f.rejected = f.counter("link_rejected_total", "What a host said and was not taken.",
-		Label{"reason", "`malformed` message, `stray` outcome of a key that it was never told"})
-	f.asked = f.counter("link_updates_total", "What the host was told, and what it asked for.",
-		Label{"kind", "`snapshot` sent, `change` sent, `resync` asked for"})
+	f.messages = f.counter("link_messages_total", "Control messages by direction.", direction)
+	f.control = f.counter("link_bytes_total", "Bytes on the control streams by direction.", direction)
+	f.rejected = f.counter("link_rejected_total", "Rejected input from a host.",
+		Label{"reason", "`malformed` message, `stray` outcome for a key that was never sent"})
+	f.asked = f.counter("link_updates_total", "Updates sent to the host, and resyncs it requested.",
+		Label{"kind", "`snapshot` sent, `change` sent, `resync` requested"})
 	return &f
 }
 
-// Agent exports what an agent counts.
+// Agent exports the metrics of an agent.
 type Agent struct {
 	families *agentFamilies
 	read     func() AgentSnapshot
@@ -177,8 +183,8 @@ type Agent struct {
 	recent   recent
 }
 
-// The propagation histogram has classic buckets for every Prometheus, in seconds
-// and close where most values fall, and native ones for those that take them.
+// The propagation histogram has classic buckets, in seconds and dense where most
+// values fall, and native ones for a Prometheus that supports them.
 var propagationBuckets = []float64{50e-6, 100e-6, 200e-6, 400e-6, 800e-6, 2e-3, 5e-3, 10e-3, 50e-3, 200e-3, 1, 5}
 
 const (
@@ -204,7 +210,7 @@ func NewAgent(read func() AgentSnapshot) *Agent {
 // Handler answers scrapes.
 func (a *Agent) Handler() http.Handler { return handler(a.registry) }
 
-// Propagated notes that sink acknowledged a publication took after the kernel's event.
+// Propagated records that sink acknowledged a publication took after the kernel's event.
 func (a *Agent) Propagated(sink string, took time.Duration) {
 	a.hist.WithLabelValues(sink).Observe(took.Seconds())
 	a.recent.add(took)
@@ -221,6 +227,10 @@ func (c agentCollector) Describe(ch chan<- *prometheus.Desc) { c.a.families.Desc
 func (c agentCollector) Collect(ch chan<- prometheus.Metric) {
 	f, s, to := c.a.families, c.a.read(), sender(ch)
 	to.build(f.build)
+	if s.Memory != nil {
+		to.send(f.anonymous, number(s.Memory.Anonymous))
+		to.send(f.file, number(s.Memory.File))
+	}
 	for _, st := range states {
 		to.send(f.publications, number(s.Publications[st]), st.String())
 	}
@@ -260,7 +270,7 @@ func (c agentCollector) Collect(ch chan<- prometheus.Metric) {
 
 func (c agentCollector) nat(to sender, n NATCounts) {
 	f := c.a.families
-	to.send(f.unread, number(n.NotUnderstood))
+	to.send(f.unsupported, number(n.Unsupported))
 	to.send(f.natReads, number(n.Commits), "commit")
 	to.send(f.natReads, number(n.Dumps), "dump")
 	to.send(f.natReads, number(n.LegacyReads), "legacy")

@@ -10,13 +10,13 @@ import (
 	"github.com/fairlead/fairlead/internal/port"
 )
 
-// HostSnapshot is what a host peer counts, as it stands. All counts are since
-// its start, but for what is said to be now.
+// HostSnapshot holds the counters of a host peer. They count from its start, except
+// those marked "now".
 type HostSnapshot struct {
 	Publications                 map[port.State]int // now
 	OpenTCP, OpenUDP, Listeners  int                // now
 	Connected, Lost              int                // guests now
-	OK, Refused, Unlinked        uint64             // flows
+	OK, Refused, Disconnected    uint64             // flows
 	OverLimit                    uint64
 	DatagramsDropped, UDPEvicted uint64
 	ToGuest, ToHost              uint64 // payload bytes
@@ -24,29 +24,29 @@ type HostSnapshot struct {
 	Conflicts, ListenFailures    uint64
 }
 
-// hostFamilies declares what a host peer exports.
+// hostFamilies declares the metrics of a host peer.
 type hostFamilies struct {
 	set
-	build, publications, listeners, open, flows, bytes, lost, updates, guests, attempts *Family
+	build, publications, listeners, open, flows, bytes, dropped, updates, guests, attempts *Family
 }
 
 func declareHost() *hostFamilies {
 	var f hostFamilies
 	f.build = f.declareBuild()
-	f.publications = f.gauge("host_publications", "Publications of all guests now, by state: the best of their outcomes.",
+	f.publications = f.gauge("host_publications", "Current publications of all guests by state, which is the best of their outcomes.",
 		Label{"state", stateValues})
-	f.listeners = f.gauge("host_listeners", "Host ports open now.")
-	f.guests = f.gauge("host_guests", "Guests now.", Label{"state", "`connected`, `lost`"})
-	f.attempts = f.counter("host_listen_errors_total", "Attempts to open a host port that failed.",
-		Label{"reason", "`conflict`: somebody else has it; `error`"})
-	f.open = f.gauge("host_flows_open", "Flows open now.", Label{"protocol", "`tcp`, `udp`"})
-	f.flows = f.counter("host_flows_total", "Flows that clients asked for; every result but `ok` is an error.",
-		Label{"result", "`ok`, `refused` by the guest, `unlinked`: no link to it, `limit`"})
-	f.bytes = f.counter("host_flow_bytes_total", "Payload bytes carried.", Label{"direction", "`to_guest`, `to_host`"})
-	f.lost = f.counter("host_udp_lost_total", "What was let go for want of room.",
-		Label{"kind", "`datagram`, `client` that was quiet longest"})
-	f.updates = f.counter("host_link_updates_total", "What guests said, and what was asked of them.",
-		Label{"kind", "`snapshot` applied, `change` applied, `resync` asked for"})
+	f.listeners = f.gauge("host_listeners", "Currently open host ports.")
+	f.guests = f.gauge("host_guests", "Configured guests by state.", Label{"state", "`connected`, `lost`"})
+	f.attempts = f.counter("host_listen_errors_total", "Failed attempts to open a host port.",
+		Label{"reason", "`conflict`: in use by another program; `error`"})
+	f.open = f.gauge("host_flows_open", "Currently open flows.", Label{"protocol", "`tcp`, `udp`"})
+	f.flows = f.counter("host_flows_total", "Flows by result. Every result except `ok` is an error.",
+		Label{"result", "`ok`, `refused` by the guest, `disconnected`: the guest was, `limit`"})
+	f.bytes = f.counter("host_flow_bytes_total", "Payload bytes forwarded.", Label{"direction", "`to_guest`, `to_host`"})
+	f.dropped = f.counter("host_udp_dropped_total", "UDP datagrams and clients dropped because a limit was reached.",
+		Label{"kind", "`datagram`, `client` that was idle longest"})
+	f.updates = f.counter("host_link_updates_total", "Updates received from guests, and resyncs requested of them.",
+		Label{"kind", "`snapshot` applied, `change` applied, `resync` requested"})
 	return &f
 }
 
@@ -55,7 +55,7 @@ type hostCollector struct {
 	read     func() HostSnapshot
 }
 
-// NewHost returns what answers scrapes of a host peer. read is called at each.
+// NewHost returns the handler for scrapes of a host peer. read is called at each scrape.
 func NewHost(read func() HostSnapshot) http.Handler {
 	return handler(newRegistry(hostCollector{declareHost(), read}))
 }
@@ -77,12 +77,12 @@ func (c hostCollector) Collect(ch chan<- prometheus.Metric) {
 	to.send(f.open, number(s.OpenUDP), "udp")
 	to.send(f.flows, number(s.OK), "ok")
 	to.send(f.flows, number(s.Refused), "refused")
-	to.send(f.flows, number(s.Unlinked), "unlinked")
+	to.send(f.flows, number(s.Disconnected), "disconnected")
 	to.send(f.flows, number(s.OverLimit), "limit")
 	to.send(f.bytes, number(s.ToGuest), "to_guest")
 	to.send(f.bytes, number(s.ToHost), "to_host")
-	to.send(f.lost, number(s.DatagramsDropped), "datagram")
-	to.send(f.lost, number(s.UDPEvicted), "client")
+	to.send(f.dropped, number(s.DatagramsDropped), "datagram")
+	to.send(f.dropped, number(s.UDPEvicted), "client")
 	to.send(f.updates, number(s.Snapshots), "snapshot")
 	to.send(f.updates, number(s.Changes), "change")
 	to.send(f.updates, number(s.Resyncs), "resync")

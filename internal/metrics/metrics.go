@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package metrics is what agent and host export to Prometheus. Every family is
-// declared once, here; docs/metrics.md is generated from the declarations.
-// Labels are bounded sets: never a port, an address, a process or a name that
-// comes from a guest. The numbers are those that the rooms count themselves; a
-// scrape reads them, and between scrapes nothing runs.
+// Package metrics exports the counters of agent and host to Prometheus. Every family
+// is declared once, here; docs/metrics.md is generated from the declarations. Every
+// label has a fixed set of values: never a port, an address, a process or a name from
+// a guest. A scrape reads the counters that other packages keep; nothing runs between
+// scrapes.
 package metrics
 
 import (
@@ -30,7 +30,7 @@ const (
 	Histogram Kind = "histogram"
 )
 
-// Label is a label with the values that it can take, for people.
+// Label is a label with a human-readable list of its values.
 type Label struct{ Name, Values string }
 
 // Family is one metric family.
@@ -68,8 +68,8 @@ func (s *set) gauge(name, help string, labels ...Label) *Family {
 	return s.add(Gauge, name, help, labels...)
 }
 
-// Describe implements the half of prometheus.Collector that is the same for all.
-// What stands for itself (a histogram) is registered apart.
+// Describe implements the half of prometheus.Collector that all sets share.
+// Histograms are collectors of their own and are registered separately.
 func (s *set) Describe(ch chan<- *prometheus.Desc) {
 	for _, f := range s.all {
 		if f.Kind != Histogram {
@@ -98,9 +98,9 @@ func truth(b bool) float64 {
 	return 0
 }
 
-// declareBuild declares the family that says what runs.
+// declareBuild declares the family with the versions of program and compiler.
 func (s *set) declareBuild() *Family {
-	return s.gauge("build_info", "1, with what the binary was built from.",
+	return s.gauge("build_info", "1, labelled with the version of the program and of the compiler.",
 		Label{"version", "of fairlead"}, Label{"goversion", "of the compiler"})
 }
 
@@ -113,8 +113,8 @@ func goVersion() string {
 	return "unknown"
 }
 
-// newRegistry returns a registry of its own with c and with what the runtime and
-// the system say of the process (go_*, process_*).
+// newRegistry returns a new registry with c and the collectors of the Go runtime
+// (go_*) and of the process (process_*).
 func newRegistry(c ...prometheus.Collector) *prometheus.Registry {
 	r := prometheus.NewRegistry()
 	r.MustRegister(c...)

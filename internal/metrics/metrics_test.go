@@ -3,7 +3,6 @@
 package metrics
 
 import (
-	"bytes"
 	"flag"
 	"net/http"
 	"net/http/httptest"
@@ -18,6 +17,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
 
+	"github.com/fairlead/fairlead/internal/memory"
 	"github.com/fairlead/fairlead/internal/port"
 )
 
@@ -36,6 +36,7 @@ func agentSnapshot() AgentSnapshot {
 		Methods:      map[string]string{"tcp-listen": "tp_btf", "udp-bind": "cgroup"},
 		Flows:        FlowCounts{31, 32, 33, 34, 35, 36, 37},
 		NAT:          &NATCounts{61, 62, 63, 64, 65, 66, 67, 68},
+		Memory:       &memory.Usage{Anonymous: 81, File: 82},
 		Listener:     &ListenerCounts{71, 72, 73, 74, 75, 76, 77, 78},
 		Link: &LinkCounts{
 			Connected: true, Sessions: 41, Replaced: 42, Silent: 43, FramesIn: 44, FramesOut: 45, BytesIn: 46, BytesOut: 47,
@@ -48,7 +49,7 @@ func agentSnapshot() AgentSnapshot {
 func hostSnapshot() HostSnapshot {
 	return HostSnapshot{
 		Publications: map[port.State]int{port.Active: 3, port.Conflict: 1},
-		OpenTCP:      1, OpenUDP: 2, Listeners: 3, Connected: 4, Lost: 5, OK: 6, Refused: 7, Unlinked: 8, OverLimit: 9,
+		OpenTCP:      1, OpenUDP: 2, Listeners: 3, Connected: 4, Lost: 5, OK: 6, Refused: 7, Disconnected: 8, OverLimit: 9,
 		DatagramsDropped: 10, UDPEvicted: 11, ToGuest: 12, ToHost: 13, Snapshots: 14, Changes: 15, Resyncs: 16,
 		Conflicts: 17, ListenFailures: 18,
 	}
@@ -91,7 +92,7 @@ func golden(t *testing.T, path string, got []byte) {
 	}
 }
 
-// Names, help, types, labels and values are what they were.
+// Names, help, types, labels and values match the golden files.
 func TestExpositionIsStable(t *testing.T) {
 	for name, h := range handlers() {
 		text := regexp.MustCompile(`(?m)^(# (HELP|TYPE) )?(go|process|promhttp)_.*\n`).ReplaceAllString(scrape(t, h), "")
@@ -113,11 +114,7 @@ func TestExpositionHasNoLint(t *testing.T) {
 }
 
 func TestDocumentIsFresh(t *testing.T) {
-	var b bytes.Buffer
-	if err := Document(&b); err != nil {
-		t.Fatal(err)
-	}
-	golden(t, filepath.Join("..", "..", "docs", "metrics.md"), b.Bytes())
+	golden(t, filepath.Join("..", "..", "docs", "metrics.md"), []byte(document()))
 }
 
 // A label whose values nobody bounds would grow with every port or process.
@@ -131,7 +128,7 @@ func TestNoLabelNamesAPortAnAddressOrAProcess(t *testing.T) {
 	}
 }
 
-func TestRecentTellsEachPropagationOnce(t *testing.T) {
+func TestRecentReturnsEachPropagationOnce(t *testing.T) {
 	a := NewAgent(agentSnapshot)
 	got, n := a.Recent(0)
 	if len(got) != 0 || n != 0 {
@@ -149,7 +146,7 @@ func TestRecentTellsEachPropagationOnce(t *testing.T) {
 		t.Errorf("since then: %v, %d", got, n)
 	}
 	if got, _ = a.Recent(1 << 40); len(got) != 256 {
-		t.Errorf("asked with the count of another life: %d, want all that are kept", len(got))
+		t.Errorf("asked with the count of an earlier process: %d, want all that are kept", len(got))
 	}
 }
 

@@ -21,14 +21,14 @@ func (r *recent) add(d time.Duration) {
 	r.count++
 }
 
-// since returns what was added after the first n, and how many there were in
-// all. Of what is no longer kept nothing is said.
+// since returns the times added after the first n, as far as they are still kept,
+// and how many were ever added.
 func (r *recent) since(n uint64) ([]time.Duration, uint64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	kept := uint64(len(r.times))
 	first := n
-	if n > r.count { // of another life
+	if n > r.count { // n is from an earlier process
 		first = 0
 	}
 	if r.count > kept {

@@ -184,15 +184,18 @@ func isReset(err error) bool {
 	return strings.Contains(err.Error(), syscall.ECONNRESET.Error()) || strings.Contains(err.Error(), syscall.EPIPE.Error())
 }
 
-func (p *process) rss(t *testing.T) int64 {
+func (p *process) rss(t *testing.T) int64 { return p.memory(t, "VmRSS") }
+
+// memory returns a field of the process's status in bytes (proc_pid_status(5)).
+func (p *process) memory(t *testing.T, field string) int64 {
 	t.Helper()
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.cmd.Process.Pid))
 	if err != nil {
 		t.Fatal(err)
 	}
-	m := regexp.MustCompile(`VmRSS:\s+(\d+) kB`).FindSubmatch(b)
+	m := regexp.MustCompile(field + `:\s+(\d+) kB`).FindSubmatch(b)
 	if m == nil {
-		t.Fatal("no VmRSS")
+		t.Fatal("no", field)
 	}
 	var kb int64
 	_, _ = fmt.Sscan(string(m[1]), &kb)

@@ -194,18 +194,17 @@ func (p *peers) source(name string) status.Source {
 	return l.Sources[i]
 }
 
-// agentKubeMemory is what the agent may hold with Kubernetes, in bytes.
-const agentKubeMemory = 40_000_000
+// agentKubeMemory limits the agent's anonymous memory with Kubernetes, in bytes.
+const agentKubeMemory = 32_000_000
 
-// small waits until the agent holds no more than agentKubeMemory: of what its work
-// needed it gives back what it can, at ever longer intervals, up to minutes, while it
-// is asked again and again. It says what that memory is.
+// small waits until the agent's anonymous memory is at most agentKubeMemory. The
+// agent releases memory at increasing intervals, up to minutes, while it is in use.
 func (p *peers) small(when string) {
 	p.t.Helper()
 	var m map[string]int64
 	asked := time.Now()
 	within(p.t, 4*patience, func() error {
-		if m = p.agent.memory(p.t); m["VmRSS"] <= agentKubeMemory {
+		if m = p.agent.memory(p.t); m["RssAnon"] <= agentKubeMemory {
 			return nil
 		}
 		if time.Since(asked) > patience/2 { // it looks at what it holds when it was asked

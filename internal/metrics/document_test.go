@@ -4,12 +4,11 @@ package metrics
 
 import (
 	"fmt"
-	"io"
 	"strings"
 )
 
-// Document writes docs/metrics.md.
-func Document(w io.Writer) error {
+// document returns docs/metrics.md.
+func document() string {
 	var b strings.Builder
 	b.WriteString(`# Metrics
 
@@ -22,21 +21,21 @@ Agent and host peer serve /metrics on the control socket, and on TCP where
 curl --unix-socket /run/fairlead/control.sock http://fairlead/metrics
 ` + "```" + `
 
-Labels are bounded sets: no port, address, process or name of a guest is ever one. A
-scrape reads what is counted anyway; between scrapes nothing runs for it. Alert rules
-are in [deploy/prometheus](../deploy/prometheus), a dashboard in
-[deploy/grafana](../deploy/grafana). Besides what is listed, the Go runtime and the
-system say what they know of the process, as ` + "`go_*` and `process_*`" + `.
+Every label has a fixed set of values: never a port, an address, a process or a name
+from a guest. A scrape reads existing counters; nothing runs between scrapes. Alert
+rules are in [deploy/prometheus](../deploy/prometheus), a dashboard in
+[deploy/grafana](../deploy/grafana). The usual ` + "`go_*` and `process_*`" + ` metrics are
+exported as well.
 `)
-	section(&b, "Agent", declareAgent().all)
+	writeSection(&b, "Agent", declareAgent().all)
 	b.WriteString(fmt.Sprintf(`
-`+"`fairlead_propagation_seconds`"+` has classic buckets from %s to %s, and native ones of
-factor %g for a Prometheus that takes them. Dashboard and alerts use the classic ones, which
-such a Prometheus must be told to keep (`+"`always_scrape_classic_histograms`"+`).
+`+"`fairlead_propagation_seconds`"+` has classic buckets from %s to %s, and native buckets of
+factor %g for a Prometheus that supports them. The dashboard and the alerts use the
+classic buckets: with native histograms enabled, also set
+`+"`always_scrape_classic_histograms`"+`.
 `, seconds(propagationBuckets[0]), seconds(propagationBuckets[len(propagationBuckets)-1]), nativeFactor))
-	section(&b, "Host peer", declareHost().all)
-	_, err := io.WriteString(w, b.String())
-	return err
+	writeSection(&b, "Host peer", declareHost().all)
+	return b.String()
 }
 
 func seconds(v float64) string {
@@ -46,7 +45,7 @@ func seconds(v float64) string {
 	return fmt.Sprintf("%g s", v)
 }
 
-func section(b *strings.Builder, title string, families []*Family) {
+func writeSection(b *strings.Builder, title string, families []*Family) {
 	fmt.Fprintf(b, "\n## %s\n\n| metric | type | labels | meaning |\n|---|---|---|---|\n", title)
 	for _, f := range families {
 		labels := make([]string, len(f.Labels))

@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package memory reads how much memory this process uses, and returns to the kernel
+// what a burst of work left behind.
+package memory
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"runtime/debug"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/fairlead/fairlead/internal/schedule"
+)
+
+const (
+	// readyTimeout is how long to wait for the start to be over.
+	readyTimeout = 10 * time.Second
+	// settleAfter is how long work may go on after it was noticed.
+	settleAfter = 500 * time.Millisecond
+	// pauseMin and pauseMax bound the time between two releases. It doubles while
+	// the process allocates again what was released.
+	pauseMin = 2 * time.Second
+	pauseMax = 4 * time.Minute
+	// quiet is how long nothing may happen until the next pause is pauseMin again.
+	quiet = 30 * time.Second
+	// growth is how many bytes make a release worthwhile.
+	growth = 1 << 20
+	// gcPercent is GOGC after the start. There is little garbage then, and
+	// collecting it early costs less than the memory that it would occupy.
+	gcPercent = 35
+)
+
+// Usage is the resident memory of a process, in bytes.
+type Usage struct {
+	Anonymous int64 // heap, stacks: only this process can free it
+	File      int64 // pages of files, such as the executable's: the kernel reclaims them at will
+}
+
+// Read returns the memory of this process (proc_pid_status(5)).
+func Read() (Usage, error) {
+	b, err := os.ReadFile("/proc/self/status")
+	if err != nil {
+		return Usage{}, fmt.Errorf("memory: %w", err)
+	}
+	return parse(b)
+}
+
+func parse(status []byte) (u Usage, err error) {
+	fields := map[string]*int64{"RssAnon": &u.Anonymous, "RssFile": &u.File}
+	for s := bufio.NewScanner(bytes.NewReader(status)); s.Scan(); {
+		key, value, _ := strings.Cut(s.Text(), ":")
+		field := fields[key]
+		if field == nil {
+			continue
+		}
+		kb, err := strconv.ParseInt(strings.TrimSuffix(strings.TrimSpace(value), " kB"), 10, 64)
+		if err != nil {
+			return Usage{}, fmt.Errorf("memory: %s: %w", key, err)
+		}
+		*field = kb << 10
+		delete(fields, key)
+	}
+	if len(fields) > 0 {
+		return Usage{}, fmt.Errorf("memory: /proc/self/status lacks RssAnon or RssFile")
+	}
+	return u, nil
+}
+
+// Releaser returns memory to the kernel after the start and after each burst of
+// work. The Go runtime would keep it for minutes. An idle process is not woken.
+type Releaser struct {
+	Ready  <-chan struct{}                 // closed when the start is over
+	Forget func()                          // drops caches that only the start needed
+	Work   func(ctx context.Context) error // returns after work that may leave garbage, or with ctx's error
+}
+
+// Run works until ctx ends.
+func (r Releaser) Run(ctx context.Context) {
+	if err := schedule.Wait(ctx, time.Now().Add(readyTimeout), r.Ready); err != nil {
+		return
+	}
+	pause := schedule.Backoff{Min: pauseMin, Max: pauseMax}
+	for kept := int64(0); ; {
+		if schedule.Sleep(ctx, settleAfter) != nil {
+			return
+		}
+		r.Forget()
+		if os.Getenv("GOGC") == "" {
+			debug.SetGCPercent(gcPercent)
+		}
+		if now, err := Read(); err != nil || now.Anonymous >= kept+growth {
+			debug.FreeOSMemory()
+			now, _ = Read()
+			kept = now.Anonymous
+			if schedule.Sleep(ctx, pause.Next()) != nil {
+				return
+			}
+		}
+		began := time.Now()
+		if r.Work(ctx) != nil {
+			return
+		}
+		if time.Since(began) > quiet {
+			pause.Reset()
+		}
+	}
+}
