@@ -113,15 +113,16 @@ func (a *Agent) wireSources() error {
 	if err != nil {
 		return fmt.Errorf("observer: %w", err)
 	}
-	owners := new(owners)
-	a.registry = registry.New(registry.Options{Rules: a.cfg.Rules, Owners: owners, Logger: a.log})
+	a.registry = registry.New(registry.Options{Rules: a.cfg.Rules, Logger: a.log})
 	for _, name := range a.cfg.Sources {
 		s, err := a.newSource(name)
 		if err != nil {
 			return err
 		}
 		a.sources = append(a.sources, s)
-		owners.add(s, a.registry)
+		if s, ok := s.(interface{ Facts() registry.Facts }); ok {
+			a.registry.AddFacts(s.Facts())
+		}
 	}
 	return nil
 }

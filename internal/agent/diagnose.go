@@ -17,7 +17,7 @@ import (
 	"github.com/fairlead/fairlead/internal/observer"
 	"github.com/fairlead/fairlead/internal/own"
 	"github.com/fairlead/fairlead/internal/port"
-	"github.com/fairlead/fairlead/internal/source/engine"
+	"github.com/fairlead/fairlead/internal/registry"
 	"github.com/fairlead/fairlead/internal/source/nat"
 )
 
@@ -53,7 +53,7 @@ func (a *Agent) unread() (list []explain.Unread, all int) {
 // container returns the container whose cgroup has that path, if an engine knows it.
 func (a *Agent) container(path string) (port.Owner, bool) {
 	for _, s := range a.sources {
-		if s, ok := s.(interface{ Facts() engine.Facts }); ok {
+		if s, ok := s.(interface{ Facts() registry.Facts }); ok {
 			if o, ok := s.Facts().ByCgroupPath(path); ok {
 				return o, true
 			}

@@ -58,3 +58,23 @@ func TestCountsAreThoseOfTheListAndCostNoMemory(t *testing.T) {
 		t.Errorf("to count 1,000 publications allocates %v times", n)
 	}
 }
+
+// A Service without endpoints is published, and shown as what it is.
+func TestDeclaredPortThatNothingServesIsShownAsSuch(t *testing.T) {
+	p := port.Publication{
+		Key:      port.Key{Protocol: port.TCP, Address: netip.IPv4Unspecified(), Port: 30080},
+		Decision: port.Decision{Allow: true},
+	}
+	var none table.View[port.Key, reconcile.Outcomes]
+	if got := describe(p, none).Reason; got != unserved {
+		t.Errorf("reason = %q, want %q", got, unserved)
+	}
+	p.Dial = []netip.AddrPort{netip.MustParseAddrPort("127.0.0.1:30080")}
+	if got := describe(p, none).Reason; got != "" {
+		t.Errorf("reason of a port that is served = %q", got)
+	}
+	p.Dial, p.Decision = nil, port.Decision{Reason: "no rule allows it"}
+	if got := describe(p, none).Reason; got != "no rule allows it" {
+		t.Errorf("reason of a port that is denied = %q", got)
+	}
+}

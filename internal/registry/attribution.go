@@ -10,137 +10,130 @@ import (
 	"github.com/fairlead/fairlead/internal/port"
 )
 
-// Attributor knows who owns what. Its answers may change at any time; whoever
-// knows that they did tells Registry.Reattribute.
-type Attributor interface {
-	// Owner names the owner by hints; false means that it is not known. It is
-	// called under the registry's lock: it does not wait, and does not call back.
-	Owner(h port.Hints) (port.Owner, bool)
-}
-
-// Clue is one thing that an owner is known by. One of its fields is set.
-type Clue struct {
+// AttributionKey is one thing that an owner is known by. One of its fields is set.
+type AttributionKey struct {
 	Cgroup  uint64     // id of a cgroup2 directory
 	Path    string     // of a cgroup, or the id of a container that is in one
 	Address netip.Addr // where a NAT rule sends to, unmapped
 }
 
-// place is where a socket is, or a NAT rule leads: all bindings with the same
-// hints have the same owner. It is attributed when it is new and when a clue to
-// it changed, never for a binding that comes or goes.
-type place struct {
-	key   placeKey
+// attribution is the owner of all bindings with the same hints. It is looked up
+// when the first such binding appears and when the facts about one of its keys
+// change, never for a binding that comes or goes.
+type attribution struct {
+	id    hintsID
 	hints port.Hints
 	owner port.Owner
 	known bool
 	slots bag[port.Slot] // of the bindings, to merge again
 }
 
-type placeKey struct {
+// hintsID tells hints apart.
+type hintsID struct {
 	cgroup uint64
 	text   string // paths, or addresses
 }
 
-// maxIdle is how many places are kept that no binding is at: servers come back.
+// maxIdle is how many attributions without bindings are kept, because servers
+// restart.
 const maxIdle = 256
 
-// places is the index from clues to bindings. The registry's lock guards it.
-type places struct {
-	by    Attributor
-	byKey map[placeKey]*place
-	clues map[Clue]*bag[*place]
-	idle  int
+// attributions is the index from attribution keys to bindings. The registry's
+// lock guards it.
+type attributions struct {
+	arbiter arbiter
+	byHints map[hintsID]*attribution
+	byKey   map[AttributionKey]*bag[*attribution]
+	idle    int
 }
 
-func newPlaces(by Attributor) places {
-	return places{by: by, byKey: make(map[placeKey]*place), clues: make(map[Clue]*bag[*place])}
+func newAttributions() attributions {
+	return attributions{byHints: make(map[hintsID]*attribution), byKey: make(map[AttributionKey]*bag[*attribution])}
 }
 
-// enter counts a binding in and returns its place, nil if it hints at nothing.
-func (ps *places) enter(b *port.Binding) *place {
-	key := keyOf(b.Hints)
-	if ps.by == nil || key == (placeKey{}) {
+// enter counts a binding in and returns its attribution, nil if it has no hints
+// or no engine has facts.
+func (as *attributions) enter(b *port.Binding) *attribution {
+	id := idOf(b.Hints)
+	if len(as.arbiter.facts) == 0 || id == (hintsID{}) {
 		return nil
 	}
-	p := ps.byKey[key]
-	if p == nil {
-		p = &place{key: key, hints: b.Hints}
-		ps.byKey[key] = p
-		ps.attribute(p)
-		for c := range cluesOf(p.hints) {
-			if ps.clues[c] == nil {
-				ps.clues[c] = new(bag[*place])
+	a := as.byHints[id]
+	if a == nil {
+		a = &attribution{id: id, hints: b.Hints}
+		as.byHints[id] = a
+		as.lookUp(a)
+		for k := range keysOf(a.hints) {
+			if as.byKey[k] == nil {
+				as.byKey[k] = new(bag[*attribution])
 			}
-			ps.clues[c].add(p)
+			as.byKey[k].add(a)
 		}
-	} else if p.slots.empty() {
-		ps.idle--
+	} else if a.slots.empty() {
+		as.idle--
 	}
-	p.slots.add(b.Slot())
-	return p
+	a.slots.add(b.Slot())
+	return a
 }
 
 // leave counts a binding out.
-func (ps *places) leave(p *place, s port.Slot) {
-	if p == nil {
+func (as *attributions) leave(a *attribution, s port.Slot) {
+	if a == nil {
 		return
 	}
-	if p.slots.drop(s); !p.slots.empty() {
+	if a.slots.drop(s); !a.slots.empty() {
 		return
 	}
-	if ps.idle++; ps.idle <= maxIdle {
+	if as.idle++; as.idle <= maxIdle {
 		return
 	}
-	for _, p := range ps.byKey {
-		if p.slots.empty() {
-			ps.forget(p)
+	for _, a := range as.byHints {
+		if a.slots.empty() {
+			as.forget(a)
 		}
 	}
-	ps.idle = 0
+	as.idle = 0
 }
 
-func (ps *places) forget(p *place) {
-	delete(ps.byKey, p.key)
-	for c := range cluesOf(p.hints) {
-		if b := ps.clues[c]; b != nil {
-			if b.drop(p); b.empty() {
-				delete(ps.clues, c)
+func (as *attributions) forget(a *attribution) {
+	delete(as.byHints, a.id)
+	for k := range keysOf(a.hints) {
+		if b := as.byKey[k]; b != nil {
+			if b.drop(a); b.empty() {
+				delete(as.byKey, k)
 			}
 		}
 	}
 }
 
-// attribute asks who owns a place and reports whether that changed.
-func (ps *places) attribute(p *place) bool {
-	owner, known := ps.by.Owner(p.hints)
-	if known == p.known && owner.Equal(p.owner) {
+// lookUp asks for the owner and reports whether it changed.
+func (as *attributions) lookUp(a *attribution) bool {
+	owner, known := as.arbiter.owner(a.hints)
+	if known == a.known && owner.Equal(a.owner) {
 		return false
 	}
-	p.owner, p.known = owner, known
+	a.owner, a.known = owner, known
 	return true
 }
 
-// reattribute asks anew for the places that clues lead to, and calls dirty with
-// each slot that has another owner now.
-func (ps *places) reattribute(changed []Clue, dirty func(port.Slot)) {
-	if ps.by == nil {
-		return
-	}
-	for _, c := range changed {
-		if b := ps.clues[c]; b != nil {
-			b.each(func(p *place) {
-				if ps.attribute(p) {
-					p.slots.each(dirty)
+// factsChanged looks up again what the keys lead to, and calls dirty with each
+// slot that has another owner now.
+func (as *attributions) factsChanged(changed []AttributionKey, dirty func(port.Slot)) {
+	for _, k := range changed {
+		if b := as.byKey[k]; b != nil {
+			b.each(func(a *attribution) {
+				if as.lookUp(a) {
+					a.slots.each(dirty)
 				}
 			})
 		}
 	}
 }
 
-// keyOf tells hints apart. It allocates only where there are several paths, or
+// idOf identifies hints. It allocates only where there are several paths, or
 // targets.
-func keyOf(h port.Hints) placeKey {
-	k := placeKey{cgroup: h.Cgroup}
+func idOf(h port.Hints) hintsID {
+	id := hintsID{cgroup: h.Cgroup}
 	switch {
 	case len(h.Targets) > 0:
 		b := make([]byte, 0, 16*len(h.Targets))
@@ -148,36 +141,36 @@ func keyOf(h port.Hints) placeKey {
 			a := t.Addr().As16()
 			b = append(b, a[:]...)
 		}
-		k.text = string(b)
+		id.text = string(b)
 	case len(h.Paths) == 1:
-		k.text = h.Paths[0]
+		id.text = h.Paths[0]
 	case len(h.Paths) > 1:
-		k.text = strings.Join(h.Paths, "\n")
+		id.text = strings.Join(h.Paths, "\n")
 	}
-	return k
+	return id
 }
 
-// cluesOf yields the clues that lead to hints, each once.
-func cluesOf(h port.Hints) map[Clue]struct{} {
-	out := make(map[Clue]struct{})
+// keysOf returns the attribution keys of hints.
+func keysOf(h port.Hints) map[AttributionKey]struct{} {
+	out := make(map[AttributionKey]struct{})
 	if h.Cgroup != 0 {
-		out[Clue{Cgroup: h.Cgroup}] = struct{}{}
+		out[AttributionKey{Cgroup: h.Cgroup}] = struct{}{}
 	}
 	for _, path := range h.Paths {
 		for p := range cgroup.Ancestors(path) {
-			out[Clue{Path: p}] = struct{}{}
+			out[AttributionKey{Path: p}] = struct{}{}
 			if id := cgroup.ContainerID(p); id != "" {
-				out[Clue{Path: id}] = struct{}{}
+				out[AttributionKey{Path: id}] = struct{}{}
 			}
 		}
 	}
 	for _, t := range h.Targets {
-		out[Clue{Address: t.Addr().Unmap()}] = struct{}{}
+		out[AttributionKey{Address: t.Addr().Unmap()}] = struct{}{}
 	}
 	return out
 }
 
-// bag counts values. The first takes no memory of its own.
+// bag is a multiset. The first value takes no memory of its own.
 type bag[T comparable] struct {
 	one  T
 	n    int // of one

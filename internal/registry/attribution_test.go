@@ -17,51 +17,65 @@ import (
 	"github.com/fairlead/fairlead/internal/port"
 )
 
-// facts is an Attributor that counts how often it is asked.
+// facts are an engine's, and count how often a cgroup is asked for.
 type facts struct {
-	owners map[Clue]port.Owner
+	owners map[AttributionKey]port.Owner
 	asked  int
+	notify func([]AttributionKey)
 }
 
-func (f *facts) Owner(h port.Hints) (port.Owner, bool) {
+var _ Facts = (*facts)(nil)
+
+func (f *facts) ByCgroup(id uint64) (port.Owner, bool) {
 	f.asked++
-	if o, ok := f.owners[Clue{Cgroup: h.Cgroup}]; ok && h.Cgroup != 0 {
-		return o, true
-	}
-	for _, path := range h.Paths {
-		for p := range cgroup.Ancestors(path) {
-			for _, c := range []Clue{{Path: p}, {Path: cgroup.ContainerID(p)}} {
-				if o, ok := f.owners[c]; ok && c.Path != "" {
-					return o, true
-				}
+	o, ok := f.owners[AttributionKey{Cgroup: id}]
+	return o, ok && id != 0
+}
+
+func (f *facts) ByCgroupPath(path string) (port.Owner, bool) {
+	for p := range cgroup.Ancestors(path) {
+		for _, k := range []AttributionKey{{Path: p}, {Path: cgroup.ContainerID(p)}} {
+			if o, ok := f.owners[k]; ok && k.Path != "" {
+				return o, true
 			}
 		}
 	}
-	var owner port.Owner
-	for i, t := range h.Targets {
-		o, ok := f.owners[Clue{Address: t.Addr()}]
-		if !ok || i > 0 && !o.Same(owner) {
-			return port.Owner{}, false
-		}
-		owner = o
+	return port.Owner{}, false
+}
+
+func (f *facts) ByAddress(addr netip.Addr) (port.Owner, bool) {
+	o, ok := f.owners[AttributionKey{Address: addr.Unmap()}]
+	return o, ok
+}
+
+func (f *facts) Notify(notify func([]AttributionKey)) { f.notify = notify }
+
+func (f *facts) put(k AttributionKey, name string) {
+	f.own(port.Owner{Kind: port.OwnerContainer, ID: name + "-id", Name: name}, k)
+}
+
+func (f *facts) own(o port.Owner, keys ...AttributionKey) {
+	for _, k := range keys {
+		f.owners[k] = o
 	}
-	return owner, len(h.Targets) > 0
+	f.notify(keys)
 }
 
-func (f *facts) put(r *Registry, c Clue, name string) {
-	f.owners[c] = port.Owner{Kind: port.OwnerContainer, ID: name + "-id", Name: name}
-	r.Reattribute([]Clue{c})
+func (f *facts) remove(k AttributionKey) {
+	delete(f.owners, k)
+	f.notify([]AttributionKey{k})
 }
 
-func (f *facts) remove(r *Registry, c Clue) {
-	delete(f.owners, c)
-	r.Reattribute([]Clue{c})
+func newFacts(r *Registry) *facts {
+	f := &facts{owners: make(map[AttributionKey]port.Owner)}
+	r.AddFacts(f)
+	return f
 }
 
 func attributed() (*Registry, *facts) {
-	f := &facts{owners: make(map[Clue]port.Owner)}
 	now := time.Unix(1000, 0)
-	return New(Options{Rules: allowAll{}, Owners: f, Logger: slog.New(slog.DiscardHandler), Now: func() time.Time { return now }}), f
+	r := New(Options{Rules: allowAll{}, Logger: slog.New(slog.DiscardHandler), Now: func() time.Time { return now }})
+	return r, newFacts(r)
 }
 
 // in returns a socket's binding with its cgroup.
@@ -105,31 +119,31 @@ func TestSocketIsNamedByItsCgroupAndItsCgroupsAbove(t *testing.T) {
 	for _, c := range []struct {
 		name  string
 		hints port.Hints
-		clue  Clue
+		key   AttributionKey
 	}{
-		{"by id", port.Hints{Cgroup: 77}, Clue{Cgroup: 77}},
-		{"by path", port.Hints{Paths: []string{"/default/web"}}, Clue{Path: "/default/web"}},
-		{"by a path above", port.Hints{Cgroup: 78, Paths: []string{"/default/web/init.scope"}}, Clue{Path: "/default/web"}},
-		{"by container id", port.Hints{Paths: []string{"/system.slice/docker-" + id1 + ".scope"}}, Clue{Path: id1}},
-		{"by container id above", port.Hints{Cgroup: 79, Paths: []string{"/docker/" + id1 + "/a/b"}}, Clue{Path: id1}},
-		{"by one hierarchy of several", port.Hints{Cgroup: 1, Paths: []string{"/user.slice", "/docker/" + id1}}, Clue{Path: id1}},
+		{"by id", port.Hints{Cgroup: 77}, AttributionKey{Cgroup: 77}},
+		{"by path", port.Hints{Paths: []string{"/default/web"}}, AttributionKey{Path: "/default/web"}},
+		{"by a path above", port.Hints{Cgroup: 78, Paths: []string{"/default/web/init.scope"}}, AttributionKey{Path: "/default/web"}},
+		{"by container id", port.Hints{Paths: []string{"/system.slice/docker-" + id1 + ".scope"}}, AttributionKey{Path: id1}},
+		{"by container id above", port.Hints{Cgroup: 79, Paths: []string{"/docker/" + id1 + "/a/b"}}, AttributionKey{Path: id1}},
+		{"by one hierarchy of several", port.Hints{Cgroup: 1, Paths: []string{"/user.slice", "/docker/" + id1}}, AttributionKey{Path: id1}},
 	} {
 		for _, factFirst := range []bool{true, false} {
 			r, f := attributed()
 			feed := r.Feed("socket")
 			if factFirst {
-				f.put(r, c.clue, "web")
+				f.put(c.key, "web")
 			}
 			b := binding("1", "0.0.0.0:80", 7)
 			b.Owner.Name, b.Hints = "nginx", c.hints
 			feed.Replace([]port.Binding{b})
 			if !factFirst {
 				wantOwner(t, r, "tcp 0.0.0.0:80", "nginx")
-				f.put(r, c.clue, "web")
+				f.put(c.key, "web")
 			}
 			wantOwner(t, r, "tcp 0.0.0.0:80", "web")
 			// The container goes and the socket stays: no stale name.
-			f.remove(r, c.clue)
+			f.remove(c.key)
 			wantOwner(t, r, "tcp 0.0.0.0:80", "nginx")
 			if t.Failed() {
 				t.Fatalf("%s, fact first: %v", c.name, factFirst)
@@ -143,19 +157,19 @@ func TestNatRuleIsNamedByItsTarget(t *testing.T) {
 	feed := r.Feed("nat")
 	feed.Replace([]port.Binding{nat("1", "0.0.0.0:80", "172.17.0.2:80"), nat("2", "0.0.0.0:81", "172.17.0.3:80")})
 	wantOwner(t, r, "tcp 0.0.0.0:80", "")
-	f.put(r, Clue{Address: netip.MustParseAddr("172.17.0.2")}, "web")
+	f.put(AttributionKey{Address: netip.MustParseAddr("172.17.0.2")}, "web")
 	wantOwner(t, r, "tcp 0.0.0.0:80", "web")
 	wantOwner(t, r, "tcp 0.0.0.0:81", "")
 	// The address goes to another container.
-	f.put(r, Clue{Address: netip.MustParseAddr("172.17.0.2")}, "db")
+	f.put(AttributionKey{Address: netip.MustParseAddr("172.17.0.2")}, "db")
 	wantOwner(t, r, "tcp 0.0.0.0:80", "db")
 	feed.Apply(port.Change{Put: []port.Binding{nat("1", "0.0.0.0:80", "172.17.0.3:80")}})
 	wantOwner(t, r, "tcp 0.0.0.0:80", "")
 }
 
 func TestOwnersHaveAnOrder(t *testing.T) {
-	pod := Clue{Address: netip.MustParseAddr("10.42.0.5")}
-	cgroup := Clue{Cgroup: 5}
+	pod := AttributionKey{Address: netip.MustParseAddr("10.42.0.5")}
+	cgroup := AttributionKey{Cgroup: 5}
 	socket := in(binding("1", "0.0.0.0:80", 7), 5)
 	rule := nat("2", "0.0.0.0:80", "10.42.0.5:8080")
 	claim := declared("3", "0.0.0.0:80", port.OwnerService, "service")
@@ -163,16 +177,16 @@ func TestOwnersHaveAnOrder(t *testing.T) {
 	for _, c := range []struct {
 		name string
 		set  []port.Binding
-		know []Clue
+		know []AttributionKey
 		want string
 	}{
 		{"a process alone", []port.Binding{socket}, nil, "web"},
-		{"the container of a socket before its process", []port.Binding{socket}, []Clue{cgroup}, "fact"},
-		{"a NAT rule's pod before a process", []port.Binding{socket, rule}, []Clue{pod}, "fact"},
-		{"a Service before its pods", []port.Binding{rule, claim}, []Clue{pod}, "service"},
+		{"the container of a socket before its process", []port.Binding{socket}, []AttributionKey{cgroup}, "fact"},
+		{"a NAT rule's pod before a process", []port.Binding{socket, rule}, []AttributionKey{pod}, "fact"},
+		{"a Service before its pods", []port.Binding{rule, claim}, []AttributionKey{pod}, "service"},
 		{"a Service before a process", []port.Binding{socket, claim}, nil, "service"},
-		{"the container of a socket before a Service", []port.Binding{socket, claim}, []Clue{cgroup}, "fact"},
-		{"a container that claims the port before all", []port.Binding{published, rule, claim, socket}, []Clue{pod}, "declared"},
+		{"the container of a socket before a Service", []port.Binding{socket, claim}, []AttributionKey{cgroup}, "fact"},
+		{"a container that claims the port before all", []port.Binding{published, rule, claim, socket}, []AttributionKey{pod}, "declared"},
 	} {
 		for range 3 { // whatever order the sources speak in
 			r, f := attributed()
@@ -182,7 +196,7 @@ func TestOwnersHaveAnOrder(t *testing.T) {
 				feeds[b.Origin.ID[0]-'1'].Replace([]port.Binding{b})
 			}
 			for _, k := range c.know {
-				f.put(r, k, "fact")
+				f.put(k, "fact")
 			}
 			t.Run(c.name, func(t *testing.T) { wantOwner(t, r, "tcp 0.0.0.0:80", c.want) })
 		}
@@ -193,14 +207,14 @@ func TestOwnersHaveAnOrder(t *testing.T) {
 func TestServiceOwnsTheRulesForItsNodePortOnOneAddress(t *testing.T) {
 	r, f := attributed()
 	rules, services, sockets := r.Feed("nat"), r.Feed("kube"), r.Feed("socket")
-	pod := Clue{Address: netip.MustParseAddr("10.42.0.5")}
+	pod := AttributionKey{Address: netip.MustParseAddr("10.42.0.5")}
 	rules.Replace([]port.Binding{
 		nat("1", "192.168.1.9:30080", "10.42.0.5:80", "10.42.0.6:80"),
 		nat("2", "192.168.1.9:30081", "10.42.0.5:80"),
 		nat("3", "[fd00::9]:30080", "[fd00:42::5]:80"),
 	})
 	sockets.Replace([]port.Binding{binding("7", "192.168.1.8:30080", 7)})
-	f.put(r, pod, "pod")
+	f.put(pod, "pod")
 	wantOwner(t, r, "tcp 192.168.1.9:30080", "") // one of two pods is no owner
 	wantOwner(t, r, "tcp 192.168.1.9:30081", "pod")
 	services.Replace([]port.Binding{
@@ -223,13 +237,13 @@ func TestDeclaredPortThatTheKernelStillShowsOutlivesItsEngine(t *testing.T) {
 		declared("a", "0.0.0.0:80", port.OwnerContainer, "a"),
 		declared("b", "0.0.0.0:81", port.OwnerContainer, "b"),
 	})
-	f.put(r, Clue{Cgroup: 5}, "a")
+	f.put(AttributionKey{Cgroup: 5}, "a")
 	docker.Stale(fmt.Errorf("engine gone"))
 	expect(t, r, "tcp 0.0.0.0:80", "tcp 0.0.0.0:81")
 	wantOwner(t, r, "tcp 0.0.0.0:81", "b")
 	// The grace period ends: the source takes everything back, its facts too.
 	docker.Apply(port.Change{Drop: []port.Origin{{ID: "a"}, {ID: "b"}}})
-	f.remove(r, Clue{Cgroup: 5})
+	f.remove(AttributionKey{Cgroup: 5})
 	expect(t, r, "tcp 0.0.0.0:80")
 	wantOwner(t, r, "tcp 0.0.0.0:80", "web")
 }
@@ -250,39 +264,39 @@ func TestFactsCostWhatTheyLeadTo(t *testing.T) {
 	defer sub.Close()
 	sub.Take()
 	f.asked = 0
-	f.put(r, Clue{Cgroup: 50}, "web")
+	f.put(AttributionKey{Cgroup: 50}, "web")
 	_, c := sub.Take()
 	if f.asked != 1 || len(c.Keys) != 100 || c.Generation != c.Base+1 {
 		t.Errorf("asked %d times, %d ports changed in %d steps, want 1, 100, 1", f.asked, len(c.Keys), c.Generation-c.Base)
 	}
-	f.put(r, Clue{Cgroup: 50}, "web")
-	f.put(r, Clue{Cgroup: 5000}, "elsewhere")
+	f.put(AttributionKey{Cgroup: 50}, "web")
+	f.put(AttributionKey{Cgroup: 5000}, "elsewhere")
 	if _, c = sub.Take(); len(c.Keys) != 0 {
 		t.Errorf("facts that change nothing changed %d ports", len(c.Keys))
 	}
 }
 
-// A place without bindings is kept for a while, not for ever.
-func TestPlacesDoNotLeak(t *testing.T) {
+// An attribution without bindings is kept for a while, not for ever.
+func TestAttributionsDoNotLeak(t *testing.T) {
 	r, f := attributed()
 	feed := r.Feed("socket")
 	for i := range uint64(10 * maxIdle) {
 		feed.Apply(port.Change{Put: []port.Binding{in(binding("1", "0.0.0.0:80", 7), 2+i, fmt.Sprintf("/user.slice/run-%d.scope", i))}})
 	}
-	if n := len(r.places.byKey); n > 2*maxIdle {
-		t.Errorf("%d places are kept", n)
+	if n := len(r.owners.byHints); n > 2*maxIdle {
+		t.Errorf("%d attributions are kept", n)
 	}
-	if n := len(r.places.clues); n > 5*maxIdle {
-		t.Errorf("%d clues are kept", n)
+	if n := len(r.owners.byKey); n > 5*maxIdle {
+		t.Errorf("%d keys are kept", n)
 	}
-	f.put(r, Clue{Path: "/user.slice"}, "slice")
+	f.put(AttributionKey{Path: "/user.slice"}, "slice")
 	wantOwner(t, r, "tcp 0.0.0.0:80", "slice")
 }
 
 // Whatever order facts and bindings come in, the table is that of a registry
 // that heard the end of it all at once.
 func TestAttributionModel(t *testing.T) {
-	clues := []Clue{
+	keys := []AttributionKey{
 		{Cgroup: 2}, {Cgroup: 3}, {Path: "/a"}, {Path: "/a/b"}, {Path: id1}, {Path: id2},
 		{Address: netip.MustParseAddr("10.0.0.1")}, {Address: netip.MustParseAddr("10.0.0.2")},
 	}
@@ -320,12 +334,12 @@ func TestAttributionModel(t *testing.T) {
 		}
 		for range 200 {
 			n := names[rng.IntN(len(names))]
-			c := clues[rng.IntN(len(clues))]
+			c := keys[rng.IntN(len(keys))]
 			switch rng.IntN(7) {
 			case 0, 1:
-				f.put(r, c, fmt.Sprint("name", rng.IntN(3)))
+				f.put(c, fmt.Sprint("name", rng.IntN(3)))
 			case 2:
-				f.remove(r, c)
+				f.remove(c)
 			case 3:
 				truth[n] = make(map[string]port.Binding)
 				for range rng.IntN(8) {
@@ -355,8 +369,8 @@ func TestAttributionModel(t *testing.T) {
 		for _, n := range names {
 			feeds[n].Replace(nil)
 		}
-		if n := r.places.idle; n != len(r.places.byKey) {
-			t.Fatalf("seed %d: %d of %d places are counted as idle, with no binding left", seed, n, len(r.places.byKey))
+		if n := r.owners.idle; n != len(r.owners.byHints) {
+			t.Fatalf("seed %d: %d of %d attributions are counted as idle, with no binding left", seed, n, len(r.owners.byHints))
 		}
 		if len(r.redirects) > 0 {
 			t.Fatalf("seed %d: %d redirects are left, with no binding", seed, len(r.redirects))
@@ -385,7 +399,7 @@ func TestPropagationIsOfTheEventThatChangedThePort(t *testing.T) {
 	if p.Observed != 1234 {
 		t.Errorf("observed at %d, want 1234", p.Observed)
 	}
-	f.put(r, Clue{Cgroup: 5}, "web")
+	f.put(AttributionKey{Cgroup: 5}, "web")
 	if p, _ = r.Publications().View().Get(b.Key); p.Observed != 0 {
 		t.Errorf("a name that came later was observed at %d by the kernel", p.Observed)
 	}
@@ -420,15 +434,15 @@ func BenchmarkAttribution(b *testing.B) {
 			b.Run("fact", func(b *testing.B) {
 				b.ReportAllocs()
 				for b.Loop() {
-					f.put(r, Clue{Cgroup: 3}, "web")
-					f.remove(r, Clue{Cgroup: 3})
+					f.put(AttributionKey{Cgroup: 3}, "web")
+					f.remove(AttributionKey{Cgroup: 3})
 				}
 			})
 		})
 	}
 }
 
-// An event of a socket that nobody owns allocates for its place only once.
+// An event of a socket that nobody owns allocates for its attribution only once.
 func TestUnattributedEventAllocatesNoMore(t *testing.T) {
 	r, _ := attributed()
 	feed := r.Feed("socket")

@@ -53,41 +53,41 @@ func (m member) compare(o member) int {
 		m.binding.Address.Compare(o.binding.Address),
 		// What is withheld is dialled last, and then the sources in their order.
 		cmp.Compare(withheld(m), withheld(o)),
-		cmp.Compare(m.rank, o.rank),
+		cmp.Compare(m.order, o.order),
 		m.binding.Since.Compare(o.binding.Since),
 		strings.Compare(m.binding.Origin.ID, o.binding.Origin.ID),
 	)
 }
 
-// standing orders owners by how they are known, the preferred ones last: a
+// precedence orders owners by how they are known, the preferred ones last: a
 // container before a Service before a process, but a Service before the pods that
 // kube-proxy's rules send to.
-type standing uint8
+type precedence uint8
 
 const (
-	unknown   standing = iota
-	process            // made the socket
-	target             // a NAT rule sends to it, or to the port that it listens on
-	service            // claims the port
-	container          // claims the port, or made the socket
+	unknown   precedence = iota
+	process              // made the socket
+	target               // a NAT rule sends to it, or to the port that it listens on
+	service              // claims the port
+	container            // claims the port, or made the socket
 )
 
 // owner returns who owns a binding, and how well that is known.
-func (m member) owner(all slots) (port.Owner, standing) {
-	if p := m.place; p != nil && p.known {
-		if len(p.hints.Targets) > 0 {
-			return p.owner, target
+func (m member) owner(all slots) (port.Owner, precedence) {
+	if a := m.attribution; a != nil && a.known {
+		if len(a.hints.Targets) > 0 {
+			return a.owner, target
 		}
-		return p.owner, standingOf(p.owner.Kind)
+		return a.owner, precedenceOf(a.owner.Kind)
 	}
 	if o, ok := m.listener(all); ok {
 		return o, target
 	}
-	return m.binding.Owner, standingOf(m.binding.Owner.Kind)
+	return m.binding.Owner, precedenceOf(m.binding.Owner.Kind)
 }
 
 // best returns the owner who is best known of one or more bindings.
-func best(ms []member, all slots) (port.Owner, standing) {
+func best(ms []member, all slots) (port.Owner, precedence) {
 	owner, best := ms[0].owner(all)
 	for _, m := range ms[1:] {
 		if o, s := m.owner(all); s > best {
@@ -97,7 +97,7 @@ func best(ms []member, all slots) (port.Owner, standing) {
 	return owner, best
 }
 
-func standingOf(k port.OwnerKind) standing {
+func precedenceOf(k port.OwnerKind) precedence {
 	switch k {
 	case port.OwnerContainer:
 		return container

@@ -59,7 +59,7 @@ func TestRedirectIsOwnedByWhoListensOnThePortItLeadsTo(t *testing.T) {
 	// In a container, as soon as that is known.
 	put(in(socket("7", "0.0.0.0:8080", "inside"), 5))
 	wantOwner(t, r, key, "inside")
-	f.put(r, Clue{Cgroup: 5}, "box")
+	f.put(AttributionKey{Cgroup: 5}, "box")
 	wantOwner(t, r, key, "box")
 	nobody := binding("7", "0.0.0.0:8080", 0)
 	nobody.Owner = port.Owner{}
@@ -81,7 +81,7 @@ func TestRedirectHasNoOwnerUnlessAllThatItLeadsToHasTheSame(t *testing.T) {
 	wantOwner(t, r, key, "")
 	rules.Replace([]port.Binding{nat("1", "0.0.0.0:80", "127.0.0.1:8080", "10.0.0.1:80")})
 	wantOwner(t, r, key, "")
-	f.put(r, Clue{Address: nat("", "0.0.0.0:1", "10.0.0.1:80").Hints.Targets[0].Addr()}, "pod")
+	f.put(AttributionKey{Address: nat("", "0.0.0.0:1", "10.0.0.1:80").Hints.Targets[0].Addr()}, "pod")
 	wantOwner(t, r, key, "") // it has half of it
 }
 
@@ -90,7 +90,7 @@ func TestRedirectHasNoOwnerUnlessAllThatItLeadsToHasTheSame(t *testing.T) {
 func TestRedirectDoesNotFollowAnotherRule(t *testing.T) {
 	r, f := attributed()
 	rules, sockets := r.Feed("nat"), r.Feed("socket")
-	f.put(r, Clue{Address: nat("", "0.0.0.0:1", "10.0.0.1:80").Hints.Targets[0].Addr()}, "pod")
+	f.put(AttributionKey{Address: nat("", "0.0.0.0:1", "10.0.0.1:80").Hints.Targets[0].Addr()}, "pod")
 	rules.Replace([]port.Binding{
 		nat("1", "0.0.0.0:80", "127.0.0.1:8080"), nat("2", "0.0.0.0:8080", "10.0.0.1:80"), nat("3", "0.0.0.0:79", "127.0.0.1:80"),
 	})

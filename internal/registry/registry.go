@@ -24,7 +24,6 @@ type Decider interface {
 // Options configures a Registry.
 type Options struct {
 	Rules  Decider
-	Owners Attributor // nil: only what the sources say themselves
 	Logger *slog.Logger
 	Now    func() time.Time // time.Now if nil
 }
@@ -41,7 +40,7 @@ type Registry struct {
 	sources   []*source
 	slots     map[port.Slot][]member
 	redirects redirects
-	places    places
+	owners    attributions
 
 	ready   chan struct{} // closed when every source has said a complete set
 	pending int           // sources that have not
@@ -62,7 +61,7 @@ func New(o Options) *Registry {
 		ready:        make(chan struct{}),
 		slots:        make(map[port.Slot][]member),
 		redirects:    make(redirects),
-		places:       newPlaces(o.Owners),
+		owners:       newAttributions(),
 		publications: table.New[port.Key, port.Publication](port.Key.Compare),
 		status:       table.New[string, SourceStatus](compareString),
 	}
@@ -96,14 +95,22 @@ func (r *Registry) SetRules(d Decider) {
 	r.merge(dirty)
 }
 
-// Reattribute says that the Attributor may give other answers where one of these
-// clues leads. It costs what they lead to. It may be called from any goroutine,
-// after the answers changed.
-func (r *Registry) Reattribute(changed []Clue) {
+// AddFacts adds an engine's facts, by which the owners of other sources' bindings
+// are found. The order of the calls is the order in which engines are asked. Add
+// all facts before the first source runs.
+func (r *Registry) AddFacts(f Facts) {
+	f.Notify(r.factsChanged)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.owners.arbiter.facts = append(r.owners.arbiter.facts, f)
+}
+
+// factsChanged merges again what the keys lead to, and costs no more than that.
+func (r *Registry) factsChanged(keys []AttributionKey) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	dirty := new(touched)
-	r.places.reattribute(changed, func(s port.Slot) { dirty.mark(s, 0) })
+	r.owners.factsChanged(keys, func(s port.Slot) { dirty.mark(s, 0) })
 	r.merge(dirty)
 }
 
@@ -112,23 +119,24 @@ func (r *Registry) Reattribute(changed []Clue) {
 func (r *Registry) Feed(name string) Feed {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	s := &source{r: r, name: name, rank: len(r.sources), set: make(map[string]*port.Binding)}
+	s := &source{r: r, name: name, order: len(r.sources), set: make(map[string]*port.Binding)}
 	r.sources = append(r.sources, s)
 	r.pending++
 	s.setStatus(SourceStatus{Name: name, State: Starting})
 	return s
 }
 
-// member is one binding in a slot, with the rank of its source and its place.
+// member is one binding in a slot, with the position of its source and what the
+// engines' facts say of it (nil: no hints).
 type member struct {
-	rank    int
-	binding *port.Binding
-	place   *place
+	order       int
+	binding     *port.Binding
+	attribution *attribution
 }
 
-func (r *Registry) insert(rank int, b *port.Binding) {
+func (r *Registry) insert(order int, b *port.Binding) {
 	s := b.Slot()
-	r.slots[s] = append(r.slots[s], member{rank, b, r.places.enter(b)})
+	r.slots[s] = append(r.slots[s], member{order, b, r.owners.enter(b)})
 	r.redirects.add(b)
 }
 
@@ -139,7 +147,7 @@ func (r *Registry) remove(b *port.Binding) {
 	if i < 0 {
 		return
 	}
-	r.places.leave(ms[i].place, s)
+	r.owners.leave(ms[i].attribution, s)
 	r.redirects.drop(b)
 	if len(ms) == 1 {
 		delete(r.slots, s)

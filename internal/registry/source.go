@@ -45,7 +45,7 @@ func compareString(a, b string) int { return cmp.Compare(a, b) }
 type source struct {
 	r      *Registry
 	name   string
-	rank   int
+	order  int                      // among the sources
 	set    map[string]*port.Binding // by origin id
 	status SourceStatus
 	heard  bool // it has said a complete set
@@ -115,7 +115,7 @@ func (s *source) put(said *port.Binding, dirty *touched) {
 		b.Since = s.r.now()
 	}
 	s.set[b.Origin.ID] = b
-	s.r.insert(s.rank, b)
+	s.r.insert(s.order, b)
 	dirty.mark(b.Slot(), b.Observed)
 }
 

@@ -18,7 +18,7 @@ import (
 	"time"
 
 	"github.com/fairlead/fairlead/internal/port"
-	"github.com/fairlead/fairlead/internal/source/engine"
+	"github.com/fairlead/fairlead/internal/registry"
 )
 
 // Facts: a container's cgroup and addresses are its own, with a network of its
@@ -49,7 +49,7 @@ func TestDockerFacts(t *testing.T) {
 
 // addressOf waits until an address is known to be of an owner with that name, or of
 // nobody.
-func addressOf(t testing.TB, f engine.Facts, a netip.Addr, name string) {
+func addressOf(t testing.TB, f registry.Facts, a netip.Addr, name string) {
 	t.Helper()
 	eventually(t, func() error {
 		if o, ok := f.ByAddress(a); ok != (name != "") || o.Name != name {
@@ -61,7 +61,7 @@ func addressOf(t testing.TB, f engine.Facts, a netip.Addr, name string) {
 
 // attributed checks that a process's cgroups name the container, and so does the
 // id of its cgroup2 if the engine gives it one of its own.
-func attributed(f engine.Facts, pid int, name string) error {
+func attributed(f registry.Facts, pid int, name string) error {
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))
 	if err != nil {
 		return err

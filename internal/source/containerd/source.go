@@ -109,7 +109,7 @@ func New(o Options) (*Source, error) {
 func (s *Source) Name() string { return s.o.SourceName }
 
 // Facts answers who owns a cgroup or an address. It stays valid for ever.
-func (s *Source) Facts() engine.Facts { return &s.facts }
+func (s *Source) Facts() registry.Facts { return &s.facts }
 
 // Run follows the engine until ctx ends, and returns ctx's cause then.
 func (s *Source) Run(ctx context.Context, feed registry.Feed) error {

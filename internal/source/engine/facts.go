@@ -12,26 +12,6 @@ import (
 	"github.com/fairlead/fairlead/internal/registry"
 )
 
-// Facts names owners. Each source keeps its own and answers from what its
-// engine said last; all methods may be called from any goroutine and never
-// block on an engine. A false answer means "not known here", never "nobody":
-// ask the next source, and then say unknown.
-//
-// A socket is asked for by the id of its cgroup (sk_cgrp_data, the inode of the
-// cgroup2 directory), and then by its paths: a container has cgroups of its own
-// inside, and cgroup v1 has no ids. A NAT rule is asked for by the address that
-// it sends to. A Service that claims the same port is preferred over the
-// container or pod behind it.
-type Facts interface {
-	ByCgroup(id uint64) (port.Owner, bool)
-	ByCgroupPath(path string) (port.Owner, bool)
-	ByAddress(addr netip.Addr) (port.Owner, bool)
-	// Notify has f called after each change with all clues under which an answer
-	// may differ now. It is called once, before the source runs. f may ask for
-	// answers; it is called by several goroutines.
-	Notify(f func(changed []registry.Clue))
-}
-
 // Fact is all that one container, or one pod, is known by.
 type Fact struct {
 	Owner     port.Owner
@@ -50,13 +30,13 @@ type Table struct {
 	ids       map[string]string
 	addresses map[netip.Addr][]string
 
-	notify func([]registry.Clue)
+	notify func([]registry.AttributionKey)
 }
 
-var _ Facts = (*Table)(nil)
+var _ registry.Facts = (*Table)(nil)
 
-// Notify implements Facts.
-func (t *Table) Notify(f func(changed []registry.Clue)) { t.notify = f }
+// Notify implements registry.Facts.
+func (t *Table) Notify(f func(changed []registry.AttributionKey)) { t.notify = f }
 
 // Put replaces what is known of object.
 func (t *Table) Put(object string, f Fact) {
@@ -82,13 +62,13 @@ func (t *Table) Retain(keep func(object string) bool) {
 // Swap forgets the objects that are gone and then puts others, as one step: what
 // is in both is not gone meanwhile.
 func (t *Table) Swap(gone []string, put map[string]Fact) {
-	var changed []registry.Clue
+	var changed []registry.AttributionKey
 	t.mu.Lock()
 	for _, object := range gone {
 		f, had := t.objects[object]
 		if _, back := put[object]; had && !back {
 			t.remove(object)
-			changed = f.clues(changed)
+			changed = f.keys(changed)
 		}
 	}
 	for object, f := range put {
@@ -98,7 +78,7 @@ func (t *Table) Swap(gone []string, put map[string]Fact) {
 		}
 		t.remove(object)
 		t.insert(object, f)
-		changed = f.clues(old.clues(changed))
+		changed = f.keys(old.keys(changed))
 	}
 	t.mu.Unlock()
 	if t.notify != nil && len(changed) > 0 {
@@ -106,19 +86,19 @@ func (t *Table) Swap(gone []string, put map[string]Fact) {
 	}
 }
 
-// clues appends what f is known by.
-func (f Fact) clues(out []registry.Clue) []registry.Clue {
+// keys appends what f is known by.
+func (f Fact) keys(out []registry.AttributionKey) []registry.AttributionKey {
 	if f.Cgroup != 0 {
-		out = append(out, registry.Clue{Cgroup: f.Cgroup})
+		out = append(out, registry.AttributionKey{Cgroup: f.Cgroup})
 	}
 	if f.Path != "" && f.Path != "/" {
-		out = append(out, registry.Clue{Path: f.Path})
+		out = append(out, registry.AttributionKey{Path: f.Path})
 	}
 	if cgroup.IsContainerID(f.ID) {
-		out = append(out, registry.Clue{Path: f.ID})
+		out = append(out, registry.AttributionKey{Path: f.ID})
 	}
 	for _, a := range f.Addresses {
-		out = append(out, registry.Clue{Address: a})
+		out = append(out, registry.AttributionKey{Address: a})
 	}
 	return out
 }
@@ -181,7 +161,7 @@ func (t *Table) remove(object string) {
 	}
 }
 
-// ByCgroup implements Facts.
+// ByCgroup implements registry.Facts.
 func (t *Table) ByCgroup(id uint64) (port.Owner, bool) {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
@@ -189,7 +169,7 @@ func (t *Table) ByCgroup(id uint64) (port.Owner, bool) {
 	return t.objects[object].Owner, ok && id != 0
 }
 
-// ByCgroupPath implements Facts. A path inside a container's cgroup is the
+// ByCgroupPath implements registry.Facts. A path inside a container's cgroup is the
 // container's; the deepest container that is known wins.
 func (t *Table) ByCgroupPath(path string) (port.Owner, bool) {
 	t.mu.RLock()
@@ -205,7 +185,7 @@ func (t *Table) ByCgroupPath(path string) (port.Owner, bool) {
 	return port.Owner{}, false
 }
 
-// ByAddress implements Facts. An address that two owners claim is nobody's.
+// ByAddress implements registry.Facts. An address that two owners claim is nobody's.
 func (t *Table) ByAddress(addr netip.Addr) (port.Owner, bool) {
 	t.mu.RLock()
 	defer t.mu.RUnlock()

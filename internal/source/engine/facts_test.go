@@ -13,11 +13,11 @@ import (
 )
 
 // told returns a table and what it was last said to have changed, sorted by kind.
-func told() (*Table, func() []registry.Clue) {
-	var last []registry.Clue
+func told() (*Table, func() []registry.AttributionKey) {
+	var last []registry.AttributionKey
 	t := new(Table)
-	t.Notify(func(changed []registry.Clue) { last = append(last, changed...) })
-	return t, func() (out []registry.Clue) {
+	t.Notify(func(changed []registry.AttributionKey) { last = append(last, changed...) })
+	return t, func() (out []registry.AttributionKey) {
 		for _, c := range last {
 			if !slices.Contains(out, c) {
 				out = append(out, c)
@@ -32,11 +32,11 @@ func TestFactsTellWhatChangedAndNothingElse(t *testing.T) {
 	table, changed := told()
 	addr := netip.MustParseAddr("10.0.0.2")
 	web := Fact{Owner: port.Owner{ID: id1, Name: "web"}, ID: id1, Cgroup: 5, Path: "/docker/" + id1, Addresses: []netip.Addr{addr}}
-	all := []registry.Clue{{Cgroup: 5}, {Path: "/docker/" + id1}, {Path: id1}, {Address: addr}}
-	want := func(what string, clues ...registry.Clue) {
+	all := []registry.AttributionKey{{Cgroup: 5}, {Path: "/docker/" + id1}, {Path: id1}, {Address: addr}}
+	want := func(what string, keys ...registry.AttributionKey) {
 		t.Helper()
-		if got := changed(); !reflect.DeepEqual(got, clues) && len(got)+len(clues) > 0 {
-			t.Errorf("%s told %v, want %v", what, got, clues)
+		if got := changed(); !reflect.DeepEqual(got, keys) && len(got)+len(keys) > 0 {
+			t.Errorf("%s told %v, want %v", what, got, keys)
 		}
 	}
 	table.Put("a", web)
@@ -50,7 +50,7 @@ func TestFactsTellWhatChangedAndNothingElse(t *testing.T) {
 	moved := renamed
 	moved.Addresses = []netip.Addr{netip.MustParseAddr("10.0.0.3")}
 	table.Put("a", moved)
-	want("another address", append(slices.Clone(all), registry.Clue{Address: netip.MustParseAddr("10.0.0.3")})...)
+	want("another address", append(slices.Clone(all), registry.AttributionKey{Address: netip.MustParseAddr("10.0.0.3")})...)
 	table.Retain(func(string) bool { return true })
 	want("a list that says the same")
 	table.Swap([]string{"a"}, map[string]Fact{"a": moved})
@@ -61,14 +61,14 @@ func TestFactsTellWhatChangedAndNothingElse(t *testing.T) {
 	if _, ok := table.ByCgroup(5); ok {
 		t.Error("a fact that was removed is still known")
 	}
-	want("the end", registry.Clue{Cgroup: 5}, registry.Clue{Path: "/docker/" + id1}, registry.Clue{Path: id1}, registry.Clue{Address: netip.MustParseAddr("10.0.0.3")})
+	want("the end", registry.AttributionKey{Cgroup: 5}, registry.AttributionKey{Path: "/docker/" + id1}, registry.AttributionKey{Path: id1}, registry.AttributionKey{Address: netip.MustParseAddr("10.0.0.3")})
 }
 
 // When it is told, the answers are the new ones: whoever is told asks.
 func TestFactsStandWhenTheyAreTold(t *testing.T) {
 	table := new(Table)
 	var seen []string
-	table.Notify(func([]registry.Clue) {
+	table.Notify(func([]registry.AttributionKey) {
 		o, _ := table.ByCgroup(5)
 		seen = append(seen, o.Name)
 	})

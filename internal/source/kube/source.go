@@ -131,7 +131,7 @@ func (s *Source) Name() string { return s.o.SourceName }
 
 // Facts answers which pod has an address. It stays valid for ever. A pod in the
 // network of its node has no address of its own, and is not told.
-func (s *Source) Facts() engine.Facts { return &facts{Table: &s.facts} }
+func (s *Source) Facts() registry.Facts { return &facts{Table: &s.facts} }
 
 // facts leaves out the addresses of this machine.
 type facts struct {
@@ -145,7 +145,7 @@ type facts struct {
 // localFor is how long the addresses of this machine are taken to stay.
 const localFor = 5 * time.Second
 
-// ByAddress implements engine.Facts.
+// ByAddress implements registry.Facts.
 func (f *facts) ByAddress(a netip.Addr) (port.Owner, bool) {
 	o, ok := f.Table.ByAddress(a)
 	if !ok || f.isLocal(a.Unmap()) {

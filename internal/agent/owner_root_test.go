@@ -24,6 +24,7 @@ import (
 	"github.com/fairlead/fairlead/internal/observer"
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/registry"
+	"github.com/fairlead/fairlead/internal/rules"
 	"github.com/fairlead/fairlead/internal/source/engine"
 	"github.com/fairlead/fairlead/internal/source/socket"
 	"github.com/fairlead/fairlead/test/kit/netns"
@@ -179,8 +180,9 @@ func TestRealProcessIsNamedByTheContainerOfItsCgroup(t *testing.T) {
 				dir := makeCgroup(t, mount, "fairlead-test-"+strconv.Itoa(os.Getpid()), "docker-"+id+".scope", "inner")
 
 				log := slog.New(slog.DiscardHandler)
-				docker := new(known)
-				_, r := newOwners(docker)
+				docker := new(engine.Table)
+				r := registry.New(registry.Options{Rules: rules.Empty(rules.Loopback()), Logger: log})
+				r.AddFacts(docker)
 				o, err := observer.New(observer.Options{Mode: mode, Interval: 50 * time.Millisecond, Logger: log})
 				if err != nil {
 					t.Fatal(err)
