@@ -15,12 +15,9 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
-	"github.com/fairlead/fairlead/internal/link"
 	"github.com/fairlead/fairlead/internal/observer"
-	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/reconcile"
 	"github.com/fairlead/fairlead/internal/sink/listener"
-	"github.com/fairlead/fairlead/internal/wire"
 )
 
 // listenerSink is the listener sink with the observer's word of who wants a
@@ -52,9 +49,7 @@ func (a *Agent) wireListener() (reconcile.Sink, error) {
 		Logger:  a.log,
 	}
 	if a.cfg.Listener.UDP {
-		o.ServeUDP = func(ctx context.Context, s link.Stream, p port.Publication, req wire.FlowRequest) error {
-			return a.forward.Serve(ctx, s, p, req)
-		}
+		o.ServeUDP = a.forward.ServeUDP
 	}
 	var err error
 	l.Sink, err = listener.New(o)

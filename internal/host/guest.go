@@ -55,7 +55,7 @@ type guest struct {
 	writer chan struct{} // there is something to write
 
 	// flows has its own lock: traffic does not wait for listen(2).
-	flows flows
+	flows *flows
 }
 
 func newGuest(h *Host, g Guest) *guest {
@@ -66,7 +66,7 @@ func newGuest(h *Host, g Guest) *guest {
 		since:  time.Now(),
 		err:    "not tried yet",
 		writer: make(chan struct{}, 1),
-		flows:  flows{moved: make(chan struct{}), open: make(map[*flow]struct{})},
+		flows:  newFlows(h.opt.MaxFlows),
 	}
 }
 
@@ -74,7 +74,7 @@ func newGuest(h *Host, g Guest) *guest {
 func (g *guest) describe() GuestStatus {
 	return GuestStatus{
 		Name: g.name, Connected: g.connected, Peer: g.peer, Error: g.err, Since: g.since,
-		Generation: g.generation, Publications: len(g.pubs), Flows: g.flows.count(),
+		Generation: g.generation, Publications: len(g.pubs), Flows: g.flows.Len(),
 	}
 }
 
@@ -367,7 +367,7 @@ func (g *guest) decide(pub *publication) {
 		h.changed[pub] = struct{}{}
 		pub.denied = &port.Outcome{Key: pub.Key, State: port.Denied, Reason: reason, Since: time.Now()}
 	}
-	g.flows.cut(pub.Key)
+	g.flows.Reset(errDenied, pub.Key)
 }
 
 // release ends a claim. h.mu is held.

@@ -13,9 +13,8 @@ import (
 	"time"
 
 	"github.com/fairlead/fairlead/internal/forward"
-	"github.com/fairlead/fairlead/internal/link"
+	"github.com/fairlead/fairlead/internal/own"
 	"github.com/fairlead/fairlead/internal/port"
-	"github.com/fairlead/fairlead/internal/wire"
 )
 
 // hold is one address that some claim is given. All but protocol and at, which
@@ -148,14 +147,11 @@ func (s *Sink) listen(ctx context.Context, h *hold) error {
 		if err != nil {
 			return err
 		}
-		u := forward.NewClients(pc, func(from netip.AddrPort) (func(link.Stream), func(), bool) {
-			p, f, ok := s.begin(ctx, h)
-			if !ok {
-				return nil, nil, false
-			}
-			return func(stream link.Stream) {
-				s.finish(f, s.o.ServeUDP(f.ctx, stream, p, wire.FlowRequest{Key: p.Key, Peer: from}))
-			}, func() { f.cut(net.ErrClosed) }, true
+		u := forward.NewClients(pc, func(from netip.AddrPort) (func(forward.Datagrams), *forward.Flow) {
+			fctx, f, p := s.begin(ctx, h)
+			return func(client forward.Datagrams) {
+				s.finish(f, s.o.ServeUDP(fctx, client, forward.Request{Publication: p, Peer: from}))
+			}, f
 		})
 		h.open, h.bound = u, boundTo(pc.LocalAddr(), h.at)
 		s.wg.Go(func() { u.Run(ctx) })
@@ -222,70 +218,53 @@ func (s *Sink) watch(p uint16, n int) {
 
 // accept serves what reaches a placeholder, until it is closed.
 func (s *Sink) accept(ctx context.Context, h *hold, ln net.Listener) {
-	const pauseMax = time.Second
-	pause := time.Duration(0)
-	for {
-		conn, err := ln.Accept()
-		if errors.Is(err, net.ErrClosed) {
+	err := own.Serve(ctx, ln, s.log, func(conn net.Conn) {
+		fctx, f, p := s.begin(ctx, h)
+		if f == nil {
+			forward.Reset(conn)
 			return
 		}
-		if err != nil { // want of descriptors or memory, or a client that is gone already
-			pause = min(max(2*pause, 5*time.Millisecond), pauseMax)
-			select {
-			case <-ctx.Done():
-				return
-			case <-time.After(pause):
-			}
-			continue
-		}
-		pause = 0
-		p, f, ok := s.begin(ctx, h)
-		if !ok {
-			forward.Reset(conn)
-			continue
-		}
-		s.wg.Go(func() { s.finish(f, s.o.Serve(f.ctx, conn, p)) })
+		s.wg.Go(func() { s.finish(f, s.o.Serve(fctx, conn, p)) })
+	})
+	if err != nil {
+		s.reopen(h, ln, err)
 	}
 }
 
-// flow is one client that is served.
-type flow struct {
-	ctx context.Context //nolint:containedctx // of the flow alone
-	cut context.CancelCauseFunc
-	key port.Key
-}
-
-// begin enters a flow of the claim that has the hold now.
-func (s *Sink) begin(ctx context.Context, h *hold) (port.Publication, *flow, bool) {
+// reopen closes a placeholder that can accept no more, and tries again later.
+func (s *Sink) reopen(h *hold, ln net.Listener, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if h.open == nil { // what was accepted while it was closed
-		return port.Publication{}, nil, false
+	if h.open != ln {
+		return
 	}
-	if s.stats.flows.Load() >= int64(s.o.MaxFlows) {
-		s.stats.overLimit.Add(1)
-		return port.Publication{}, nil, false
-	}
-	s.stats.flows.Add(1)
-	f := &flow{key: h.winner.pub.Key}
-	f.ctx, f.cut = context.WithCancelCause(ctx)
-	if s.flows[f.key] == nil {
-		s.flows[f.key] = make(map[*flow]struct{})
-	}
-	s.flows[f.key][f] = struct{}{}
-	return h.winner.pub, f, true
+	s.log.Warn("placeholder failed; opening it again", "placeholder", h, "err", err)
+	s.shut(h)
+	s.again(h, time.Now(), failureMax)
+	s.say(h.winner, port.Failed, h.at, err.Error())
+	poke(s.wake)
+	poke(s.kick)
 }
 
-// finish takes a flow that ended out of the books.
-func (s *Sink) finish(f *flow, err error) {
-	f.cut(nil)
+// begin enters a flow of the claim that has the hold now; the flow is nil if the
+// hold is closed or there are too many.
+func (s *Sink) begin(ctx context.Context, h *hold) (context.Context, *forward.Flow, port.Publication) {
 	s.mu.Lock()
-	delete(s.flows[f.key], f)
-	if len(s.flows[f.key]) == 0 {
-		delete(s.flows, f.key)
+	defer s.mu.Unlock()
+	if h.open == nil { // accepted while it was closed
+		return ctx, nil, port.Publication{}
 	}
-	s.mu.Unlock()
-	s.stats.flows.Add(-1)
+	p := h.winner.pub
+	ctx, f := s.flows.Begin(ctx, p.Key)
+	if f == nil {
+		s.stats.overLimit.Add(1)
+	}
+	return ctx, f, p
+}
+
+// finish ends a flow and counts it.
+func (s *Sink) finish(f *forward.Flow, err error) {
+	f.End()
 	if err != nil {
 		s.stats.failed.Add(1)
 		return
