@@ -114,9 +114,9 @@ func (g *guest) lost(err error) {
 	}
 	g.connected, g.err, g.since = false, text, time.Now()
 	if was {
-		g.log.Warn("guest lost", "error", err)
+		g.log.Warn("guest lost", "err", err)
 	} else {
-		g.log.Warn("guest not reached", "error", err)
+		g.log.Warn("guest not reached", "err", err)
 	}
 }
 
@@ -451,7 +451,7 @@ func (g *guest) write(ctx context.Context, session link.Session) {
 			_ = control.SetWriteDeadline(time.Now().Add(controlTimeout))
 			if err := wire.WriteControl(control, c); err != nil {
 				if ctx.Err() == nil {
-					g.log.Debug("write to the guest", "error", err)
+					g.log.Debug("write to the guest", "err", err)
 				}
 				_ = session.CloseWith(link.ReasonSilent)
 				return
