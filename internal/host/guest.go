@@ -312,7 +312,7 @@ func (g *guest) put(p wire.Publication) {
 		g.h.changed[pub] = struct{}{}
 	}
 	g.text += textOf(p) - textOf(pub.wire)
-	again := !pub.wire.Owner.Same(p.Owner)
+	again := !pub.wire.Owner.Same(p.Owner) || pub.wire.Rule != p.Rule
 	pub.wire = p
 	if again {
 		g.h.touch(pub)
@@ -343,8 +343,7 @@ func (g *guest) decide(pub *publication) {
 			continue
 		}
 		isNew = true
-		h.seq++
-		c := &claim{guest: g, key: pub.Key, addr: a, rank: rank(pub.Address), seq: h.seq, pub: pub}
+		c := &claim{guest: g, key: pub.Key, addr: a, pub: pub}
 		c.outcome = port.Outcome{Key: pub.Key, State: port.Pending, HostAddress: a, Since: time.Now()}
 		pub.claims = append(pub.claims, c)
 		g.waiting = append(g.waiting, c)
@@ -492,7 +491,7 @@ func (g *guest) messages() []wire.Control {
 
 // equal reports whether both say the same.
 func equal(a, b wire.Publication) bool {
-	return a.Key == b.Key && a.DualStack == b.DualStack && a.Source == b.Source &&
+	return a.Key == b.Key && a.DualStack == b.DualStack && a.Source == b.Source && a.Rule == b.Rule &&
 		a.Owner.Equal(b.Owner) && slices.Equal(a.Host, b.Host)
 }
 

@@ -23,6 +23,7 @@ type hold struct {
 	protocol port.Protocol
 	at       netip.AddrPort
 	winner   *claim
+	shared   []*claim // other claims that the winner serves
 
 	since time.Time     // since when it could be opened
 	busy  bool          // it could not, the last time it was looked at
@@ -39,11 +40,13 @@ type hold struct {
 
 // decide makes a hold what it ought to be now. s.mu is held.
 func (s *Sink) decide(h *hold, now time.Time) {
-	c := h.winner
-	p := &c.pub
+	p := &h.winner.pub
 	h.due = time.Time{}
-	settle := s.settle(p, h.had)
-	own := servedBy(p, h.at)
+	own, settle := notServed, time.Duration(0)
+	for _, c := range append([]*claim{h.winner}, h.shared...) {
+		own = max(own, servedBy(&c.pub, h.at))
+		settle = max(settle, s.settleTime(&c.pub, h.had))
+	}
 	if h.busy { // a server that is started again has the settle time anew
 		h.since, h.busy = now, false
 	}
@@ -53,7 +56,7 @@ func (s *Sink) decide(h *hold, now time.Time) {
 	case own == byItself:
 		s.shut(h)
 		h.busy, h.had, h.retry, h.until, h.pause = true, true, 0, time.Time{}, 0
-		s.say(c, port.Active, h.at, "")
+		s.report(h, port.Active, h.at, "")
 	case own == byIPv6Only:
 		s.rest(h, port.Conflict, fmt.Sprintf("its own socket at [::]:%d holds IPv4 too, which WSL's relay shows at ::1 only", p.Port))
 	case !relayed(h.at.Addr()):
@@ -61,17 +64,17 @@ func (s *Sink) decide(h *hold, now time.Time) {
 	case len(p.Dial) == 0:
 		s.rest(h, port.Pending, "nothing is known to serve it")
 	case h.open != nil:
-		s.say(c, port.Active, h.bound, "")
+		s.report(h, port.Active, h.bound, "")
 	case s.taken(h, now):
 	case now.Before(h.until):
 		h.due = h.until
-		s.say(c, port.Pending, h.at, "released for "+h.by+", which wants the port")
+		s.report(h, port.Pending, h.at, "released for "+h.by+", which wants the port")
 	case now.Before(h.since.Add(settle)):
 		h.due = h.since.Add(settle)
-		s.say(c, port.Pending, h.at, fmt.Sprintf("opens unless a server of its own does within %v", settle))
+		s.report(h, port.Pending, h.at, fmt.Sprintf("opens unless a server of its own does within %v", settle))
 	case s.ctx == nil: // Run looks at it when it begins
 		h.due = now
-		s.say(c, port.Pending, h.at, "")
+		s.report(h, port.Pending, h.at, "")
 	default:
 		s.try(h, now)
 	}
@@ -84,7 +87,7 @@ func relayed(a netip.Addr) bool { return port.IsWildcard(a) || a == port.Loopbac
 func (s *Sink) rest(h *hold, state port.State, reason string) {
 	s.shut(h)
 	h.busy = true
-	s.say(h.winner, state, h.at, reason)
+	s.report(h, state, h.at, reason)
 }
 
 // taken looks for a socket in the way, if only a bound one.
@@ -98,7 +101,7 @@ func (s *Sink) taken(h *hold, now time.Time) bool {
 	}
 	h.busy = true
 	s.again(h, now, conflictMax)
-	s.say(h.winner, port.Conflict, h.at, fmt.Sprintf("%s is held by %s", h.at, by))
+	s.report(h, port.Conflict, h.at, fmt.Sprintf("%s is held by %s", h.at, by))
 	return true
 }
 
@@ -117,7 +120,7 @@ func (s *Sink) try(h *hold, now time.Time) {
 		s.stats.opened.Add(1)
 		s.stats.open.Add(1)
 		s.log.Debug("placeholder opened", "placeholder", h, "publication", h.winner.pub.Key)
-		s.say(h.winner, port.Active, h.bound, "")
+		s.report(h, port.Active, h.bound, "")
 		return
 	}
 	s.watch(h.at.Port(), -1)
@@ -126,14 +129,14 @@ func (s *Sink) try(h *hold, now time.Time) {
 		s.stats.conflicts.Add(1)
 		h.busy = true
 		s.again(h, now, conflictMax)
-		s.say(h.winner, port.Conflict, h.at, fmt.Sprintf("%s is in use by another socket", h.at))
+		s.report(h, port.Conflict, h.at, fmt.Sprintf("%s is in use by another socket", h.at))
 	case errors.Is(err, syscall.EACCES), errors.Is(err, syscall.EPERM):
 		s.again(h, now, failureMax)
-		s.say(h.winner, port.Failed, h.at, fmt.Sprintf("listen on %s: permission denied: grant CAP_NET_BIND_SERVICE, "+
+		s.report(h, port.Failed, h.at, fmt.Sprintf("listen on %s: permission denied: grant CAP_NET_BIND_SERVICE, "+
 			"or remap the port by a rule (hostPort)", h.at))
 	default:
 		s.again(h, now, failureMax)
-		s.say(h.winner, port.Failed, h.at, err.Error())
+		s.report(h, port.Failed, h.at, err.Error())
 	}
 }
 
@@ -241,7 +244,7 @@ func (s *Sink) reopen(h *hold, ln net.Listener, err error) {
 	s.log.Warn("placeholder failed; opening it again", "placeholder", h, "err", err)
 	s.shut(h)
 	s.again(h, time.Now(), failureMax)
-	s.say(h.winner, port.Failed, h.at, err.Error())
+	s.report(h, port.Failed, h.at, err.Error())
 	poke(s.wake)
 	poke(s.kick)
 }

@@ -235,7 +235,7 @@ func (s *Sink) Sync(_ context.Context, want reconcile.View, change reconcile.Cha
 	s.synced = want.Generation()
 	now := time.Now()
 	for g := range touched {
-		s.elect(g, now)
+		s.assign(g, now)
 	}
 	out := make(port.Outcomes, len(s.dirty))
 	for k := range s.dirty {
@@ -278,7 +278,7 @@ func (s *Sink) place(k port.Key, p port.Publication, wanted bool, touched map[*g
 	}
 	for _, c := range next {
 		if c.group == nil {
-			c.group = s.group(c)
+			c.group = s.groupOf(c)
 			c.group.claims[c] = struct{}{}
 		}
 		touched[c.group] = struct{}{}
