@@ -136,7 +136,7 @@ fuzz: ## Fuzz every decoder for FUZZTIME each
 .PHONY: generate
 generate: ## Generate the BPF objects with the pinned compiler
 	@command -v clang-14 >/dev/null || hack/provision.sh generate
-	rm -f internal/observer/*_bpfel.go internal/observer/*_bpfel.o
+	rm -f internal/kernel/bpf/*_bpfel.go internal/kernel/bpf/*_bpfel.o
 	go generate ./...
 
 .PHONY: generate-check
@@ -151,7 +151,6 @@ man: build ## Write the manual pages to bin/man
 .PHONY: docs
 docs: ## Write the documents that are made from code
 	go test -count 1 ./internal/metrics ./internal/config -update
-	go run ./hack/notices
 
 .PHONY: clean
 clean: ## Remove what was built here; the cache of kernels and tools stays

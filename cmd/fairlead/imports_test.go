@@ -13,7 +13,8 @@ import (
 var clients = []string{
 	"github.com/cilium/ebpf", "github.com/containerd/", "github.com/docker/", "github.com/moby/",
 	"github.com/google/nftables", "google.golang.org/grpc", "k8s.io/", "sigs.k8s.io/",
-	"github.com/fairlead/fairlead/internal/agent", "github.com/fairlead/fairlead/internal/observer",
+	"github.com/fairlead/fairlead/internal/agent", "github.com/fairlead/fairlead/internal/kernel",
+	"github.com/fairlead/fairlead/internal/observer",
 	"github.com/fairlead/fairlead/internal/source/",
 }
 

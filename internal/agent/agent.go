@@ -18,6 +18,7 @@ import (
 	"github.com/fairlead/fairlead/internal/config"
 	"github.com/fairlead/fairlead/internal/diagnose/gather"
 	"github.com/fairlead/fairlead/internal/forward"
+	"github.com/fairlead/fairlead/internal/kernel"
 	"github.com/fairlead/fairlead/internal/link"
 	"github.com/fairlead/fairlead/internal/memory"
 	"github.com/fairlead/fairlead/internal/metrics"
@@ -35,6 +36,7 @@ import (
 	"github.com/fairlead/fairlead/internal/source/socket"
 	"github.com/fairlead/fairlead/internal/status"
 	"github.com/fairlead/fairlead/internal/version"
+	"github.com/fairlead/fairlead/internal/wire"
 )
 
 // Source says what ports there are. Run blocks until ctx ends; an error of its
@@ -51,7 +53,7 @@ type Agent struct {
 
 	sockets    *own.Sockets
 	observer   *observer.Observer
-	types      observer.Types // of the kernel, until the start is over
+	types      kernel.Types // of the kernel, until the start is over
 	sources    []Source
 	registry   *registry.Registry
 	forward    *forward.Server
@@ -187,7 +189,9 @@ func (a *Agent) wireHostlink() error {
 	a.hostlink, err = hostlink.New(a.links, hostlink.Options{
 		Epoch:  o.Identity,
 		Lookup: func(k port.Key) (port.Publication, bool) { return a.reconciler.Wanted().View().Get(k) },
-		Serve:  a.forward.Serve, ServeUDP: a.forward.ServeUDP,
+		Serve: func(ctx context.Context, p port.Publication, req wire.FlowRequest, s link.Stream) error {
+			return a.forward.Serve(ctx, s, p, req)
+		},
 		Logger: a.log,
 	})
 	return err

@@ -14,7 +14,7 @@ import (
 	"github.com/fairlead/fairlead/internal/diagnose/doctor"
 	"github.com/fairlead/fairlead/internal/diagnose/explain"
 	"github.com/fairlead/fairlead/internal/diagnose/gather"
-	"github.com/fairlead/fairlead/internal/observer"
+	"github.com/fairlead/fairlead/internal/kernel"
 	"github.com/fairlead/fairlead/internal/own"
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/registry"
@@ -63,7 +63,7 @@ func (a *Agent) container(path string) (port.Owner, bool) {
 }
 
 // hooked is a sink with hooks of its own.
-type hooked interface{ hooks() []observer.Method }
+type hooked interface{ hooks() []kernel.Method }
 
 // Examine implements status.Examiner.
 func (a *Agent) Examine() doctor.Agent {

@@ -15,9 +15,14 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/fairlead/fairlead/internal/kernel"
+	"github.com/fairlead/fairlead/internal/link"
 	"github.com/fairlead/fairlead/internal/observer"
+	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/reconcile"
 	"github.com/fairlead/fairlead/internal/sink/listener"
+	"github.com/fairlead/fairlead/internal/sink/listener/refused"
+	"github.com/fairlead/fairlead/internal/wire"
 )
 
 // listenerSink is the listener sink with the observer's word of who wants a
@@ -30,8 +35,8 @@ type listenerSink struct {
 
 	ready <-chan struct{} // closed when all sources have said what there is
 
-	conflicts atomic.Pointer[observer.Conflicts] // nil without a hook
-	method    atomic.Pointer[observer.Method]    // how conflicts are seen, nil before Run
+	refused atomic.Pointer[refused.Watcher] // nil without a hook
+	method  atomic.Pointer[kernel.Method]   // how refused binds are seen, nil before Run
 
 	untracked listener.Untracked
 	nat       sync.Once // that what NAT takes is not kept was said
@@ -49,7 +54,9 @@ func (a *Agent) wireListener() (reconcile.Sink, error) {
 		Logger:  a.log,
 	}
 	if a.cfg.Listener.UDP {
-		o.ServeUDP = a.forward.ServeUDP
+		o.ServeUDP = func(ctx context.Context, s link.Stream, p port.Publication, req wire.FlowRequest) error {
+			return a.forward.Serve(ctx, s, p, req)
+		}
 	}
 	var err error
 	l.Sink, err = listener.New(o)
@@ -57,7 +64,7 @@ func (a *Agent) wireListener() (reconcile.Sink, error) {
 }
 
 func (l *listenerSink) watch(p uint16, on bool) {
-	if c := l.conflicts.Load(); c != nil {
+	if c := l.refused.Load(); c != nil {
 		if err := c.Watch(p, on); err != nil {
 			l.log.Warn("whoever wants the port of a placeholder is not seen", "err", err)
 		}
@@ -88,13 +95,13 @@ func (l *listenerSink) Run(ctx context.Context) error {
 	}
 	g, ctx := errgroup.WithContext(ctx)
 	if c, err := l.open(); err != nil {
-		l.method.Store(&observer.Method{Capability: observer.RefusedPort, Name: methodNone, Err: err, Lost: unnoticed})
+		l.method.Store(&kernel.Method{Capability: refused.Capability, Name: methodNone, Err: err, Lost: unnoticed})
 		l.log.Warn("no hook tells who wants the port of a placeholder", "lost", unnoticed, "err", err)
 	} else {
 		r := c.Method()
 		l.method.Store(&r)
 		l.log.Info("placeholders give way to servers that want their port", "method", r.Name, "lost", r.Lost)
-		l.conflicts.Store(c)
+		l.refused.Store(c)
 		g.Go(func() error { return c.Run(ctx, l.contend) })
 	}
 	g.Go(func() error { return l.Sink.Run(ctx) })
@@ -110,27 +117,27 @@ const (
 )
 
 // hooks implements hooked.
-func (l *listenerSink) hooks() []observer.Method {
+func (l *listenerSink) hooks() []kernel.Method {
 	if r := l.method.Load(); r != nil {
-		return []observer.Method{*r}
+		return []kernel.Method{*r}
 	}
 	return nil
 }
 
-func (l *listenerSink) open() (*observer.Conflicts, error) {
+func (l *listenerSink) open() (*refused.Watcher, error) {
 	if !l.hook {
 		return nil, fmt.Errorf("--observer %s loads no BPF programs", observer.Poll)
 	}
-	return observer.OpenConflicts(observer.ConflictOptions{})
+	return refused.Open()
 }
 
-func (l *listenerSink) contend(s observer.Socket) {
-	if l.own(s.Cookie) {
+func (l *listenerSink) contend(b refused.Bind) {
+	if l.own(b.Cookie) {
 		return
 	}
-	who := strconv.Quote(cmp.Or(s.Comm, "somebody"))
-	if s.PID != 0 {
-		who = fmt.Sprintf("pid %d (%s)", s.PID, who)
+	who := strconv.Quote(cmp.Or(b.Comm, "somebody"))
+	if b.PID != 0 {
+		who = fmt.Sprintf("pid %d (%s)", b.PID, who)
 	}
-	l.Contend(s.Protocol, netip.AddrPortFrom(s.Address, s.Port), s.V6Only, who)
+	l.Contend(b.Protocol, b.Address, b.V6Only, who)
 }

@@ -8,9 +8,10 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
-	"github.com/fairlead/fairlead/internal/observer"
+	"github.com/fairlead/fairlead/internal/kernel"
 	"github.com/fairlead/fairlead/internal/registry"
 	"github.com/fairlead/fairlead/internal/source/nat"
+	"github.com/fairlead/fairlead/internal/source/nat/hook"
 )
 
 // natSource is the NAT source with the observer's hooks, where the kernel takes
@@ -20,12 +21,12 @@ type natSource struct {
 	*nat.Source
 	log     *slog.Logger
 	hooks   bool // whether BPF programs may be loaded
-	types   *observer.Types
-	legacy  *observer.Legacy
-	modules *observer.Modules
+	types   *kernel.Types
+	legacy  *hook.Legacy
+	modules *hook.Modules
 }
 
-func newNATSource(log *slog.Logger, hooks bool, types *observer.Types) (*natSource, error) {
+func newNATSource(log *slog.Logger, hooks bool, types *kernel.Types) (*natSource, error) {
 	s := &natSource{log: log, hooks: hooks, types: types}
 	o := nat.Options{Log: log, Wake: s, Types: types}
 	if !hooks {
@@ -40,14 +41,14 @@ func newNATSource(log *slog.Logger, hooks bool, types *observer.Types) (*natSour
 func (s *natSource) Run(ctx context.Context, feed registry.Feed) error {
 	g, ctx := errgroup.WithContext(ctx)
 	if s.hooks {
-		if legacy, err := observer.OpenLegacy(observer.LegacyOptions{Types: s.types}); err != nil {
-			s.log.Info("legacy iptables tables are polled", "why", observer.Brief(err))
+		if legacy, err := hook.OpenLegacy(hook.LegacyOptions{Types: s.types}); err != nil {
+			s.log.Info("legacy iptables tables are polled", "why", kernel.Brief(err))
 		} else {
 			s.legacy = legacy
 			g.Go(func() error { return legacy.Run(ctx) })
 		}
-		if modules, err := observer.OpenModules(s.types); err != nil {
-			s.log.Debug("loads of kernel modules are not seen", "why", observer.Brief(err))
+		if modules, err := hook.OpenModules(s.types); err != nil {
+			s.log.Debug("loads of kernel modules are not seen", "why", kernel.Brief(err))
 		} else {
 			s.modules = modules
 			g.Go(func() error { return modules.Run(ctx) })

@@ -15,6 +15,8 @@ import (
 	"sync/atomic"
 	"syscall"
 	"time"
+
+	"github.com/fairlead/fairlead/internal/wire"
 )
 
 const (
@@ -24,7 +26,7 @@ const (
 	largeBuffer = 64<<10 - 12 // with yamux's header one frame of a link
 
 	// head is the room in front of what is read, for the header of a chunk.
-	head = ChunkHead
+	head = wire.ChunkHeader
 
 	// splice(2) needs a pipe, two descriptors, which the net package holds for as
 	// long as it copies, idle or not. Only a direction that has moved this much
@@ -54,8 +56,9 @@ type Meter struct {
 // Splice moves bytes between a and b until both directions ended, and closes
 // both. The end of one direction is passed on by CloseWrite and leaves the other
 // open for as long as it takes; a reset, any other failed read, and the end of
-// ctx reset both (see Reset). A side that no longer takes bytes may still deliver:
-// what it sends reaches the other side before the reset does.
+// ctx reset both (RST on TCP, Reset on a link.Stream). A side that no longer
+// takes bytes may still deliver: what it sends reaches the other side before
+// that is told.
 //
 // A connection without CloseWrite ends in both directions at once. m may be nil.
 // Splice returns nil if both directions ended in order, else why not; it leaves
@@ -166,7 +169,7 @@ func (d *direction) end() {
 // awaitReset waits until src, whose end was read, is reset; nil when its read
 // deadline passes.
 func (d *direction) awaitReset() error {
-	if v, ok := d.src.(Stream); ok {
+	if v, ok := d.src.(chunked); ok {
 		return v.AwaitReset()
 	}
 	return awaitReset(d.src)
@@ -221,7 +224,7 @@ func (d *direction) copy() (readErr, writeErr error) {
 	}()
 	buf := small[:]
 	inKernel := canSplice(d.dst, d.src)
-	to, _ := d.dst.(Stream)
+	to, _ := d.dst.(chunked)
 	for moved := 0; ; {
 		n, err := d.src.Read(buf[head:])
 		if n > 0 {
@@ -260,33 +263,27 @@ func (d *direction) copy() (readErr, writeErr error) {
 	}
 }
 
-// ChunkHead is the room for a header that Stream.WriteChunk needs, in bytes.
-const ChunkHead = 4
-
-// Stream is a flow over a link that has a connection of its own, on which bytes
-// run in chunks. Splice moves the payload of chunks within the kernel.
-type Stream interface {
-	net.Conn
-	// Raw is the connection below.
+// chunked is a link's stream with a connection of its own. Payload can go past
+// it: straight from and to that connection.
+type chunked interface {
+	// Raw is the connection.
 	Raw() net.Conn
-	// WriteChunk sends what follows the first ChunkHead bytes of frame, which it
-	// overwrites.
+	// WriteChunk sends what stands behind head bytes.
 	WriteChunk(frame []byte) error
-	// NextChunk waits for payload and returns how much of it to read from Raw.
+	// NextChunk waits until payload can be read of Raw, and says how much.
 	NextChunk() (int, error)
-	// Took reports how much was read from Raw, and translates the error of that.
+	// Took says how much was read of Raw, and returns err in the stream's terms.
 	Took(n int, err error) error
-	// BeginChunk announces n bytes, which are then written to Raw; Wrote reports
-	// how many were, and translates the error of that.
+	// BeginChunk announces n bytes that are written to Raw, Wrote that they were.
 	BeginChunk(n int) error
 	Wrote(n int, err error) error
-	// AwaitReset waits, after the end was read, for a reset.
+	// AwaitReset waits, once the end was read, for a reset.
 	AwaitReset() error
 }
 
 // raw is the connection that the kernel reads and writes for c.
 func raw(c net.Conn) net.Conn {
-	if v, ok := c.(Stream); ok {
+	if v, ok := c.(chunked); ok {
 		return v.Raw()
 	}
 	return c
@@ -310,10 +307,10 @@ var errNoPipe = errors.New("no pipe")
 
 // copyInKernel moves the rest of the direction by splice(2).
 func (d *direction) copyInKernel() (readErr, writeErr error) {
-	if from, ok := d.src.(Stream); ok {
+	if from, ok := d.src.(chunked); ok {
 		return d.fromChunks(from, d.dst.(*net.TCPConn))
 	}
-	if to, ok := d.dst.(Stream); ok {
+	if to, ok := d.dst.(chunked); ok {
 		return d.toChunks(to, d.src.(*net.TCPConn))
 	}
 	for {
@@ -339,7 +336,7 @@ func (d *direction) copyInKernel() (readErr, writeErr error) {
 }
 
 // fromChunks moves the rest of a link's stream to a TCP connection.
-func (d *direction) fromChunks(src Stream, dst *net.TCPConn) (readErr, writeErr error) {
+func (d *direction) fromChunks(src chunked, dst *net.TCPConn) (readErr, writeErr error) {
 	for {
 		n, err := src.NextChunk()
 		if err != nil {
@@ -360,9 +357,9 @@ func (d *direction) fromChunks(src Stream, dst *net.TCPConn) (readErr, writeErr 
 	}
 }
 
-// Reset closes c so that its peer sees a reset, not an end: by its Reset method if
-// it has one, by RST on TCP. Other connections are closed.
-func Reset(c io.Closer) {
+// Reset closes c so that its peer sees a reset, not an end: RST on TCP, Reset on
+// a link.Stream. Other connections are closed.
+func Reset(c net.Conn) {
 	if r, ok := c.(interface{ Reset() error }); ok {
 		_ = r.Reset()
 		return

@@ -13,7 +13,6 @@ import (
 
 	"github.com/fairlead/fairlead/internal/forward"
 	"github.com/fairlead/fairlead/internal/link"
-	"github.com/fairlead/fairlead/internal/own"
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/wire"
 )
@@ -21,24 +20,26 @@ import (
 const (
 	openTimeout  = 5 * time.Second  // for a stream and the request on it
 	replyTimeout = 30 * time.Second // for the guest to try all its dial targets
-	receivePause = time.Second      // at most, after a datagram could not be received
+	acceptPause  = time.Second      // at most, after an accept for which there is no room
 
 	// udpConnections is how many UDP flows of one guest have connections of their
 	// own: they stay for as long as they are idle, which is long for one question.
 	udpConnections = 1024
 )
 
+// flow is one connection, or one UDP client.
+type flow struct {
+	key    port.Key
+	cancel context.CancelCauseFunc
+}
+
 // flows is the traffic of one guest.
 type flows struct {
-	*forward.Book
-
 	mu      sync.Mutex
 	session link.Session  // nil while there is none
 	moved   chan struct{} // closed and replaced when session changes
-}
-
-func newFlows(limit int) *flows {
-	return &flows{Book: forward.NewBook(limit), moved: make(chan struct{})}
+	open    map[*flow]struct{}
+	udp     int // of open
 }
 
 var (
@@ -53,6 +54,54 @@ func (f *flows) use(s link.Session) {
 	f.session = s
 	close(f.moved)
 	f.moved = make(chan struct{})
+}
+
+func (f *flows) count() int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return len(f.open)
+}
+
+// cut resets the flows of a key.
+func (f *flows) cut(k port.Key) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for v := range f.open {
+		if v.key == k {
+			v.cancel(errDenied)
+		}
+	}
+}
+
+// begin enters a flow, nil if there are too many.
+func (f *flows) begin(k port.Key, cancel context.CancelCauseFunc, limit int) *flow {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if len(f.open) >= limit {
+		return nil
+	}
+	v := &flow{key: k, cancel: cancel}
+	f.open[v] = struct{}{}
+	if k.Protocol == port.UDP {
+		f.udp++
+	}
+	return v
+}
+
+func (f *flows) end(v *flow) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	delete(f.open, v)
+	if v.key.Protocol == port.UDP {
+		f.udp--
+	}
+}
+
+// crowded reports whether a further UDP flow must do without a connection.
+func (f *flows) crowded() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.udp > udpConnections
 }
 
 // await returns the session, waiting up to hold for one.
@@ -92,7 +141,7 @@ func (h *Host) stream(ctx context.Context, c *claim, peer netip.AddrPort) (link.
 	}
 	octx, cancel := context.WithTimeout(ctx, openTimeout)
 	open := session.Connect
-	if c.key.Protocol == port.UDP && c.guest.flows.Open(port.UDP) > udpConnections {
+	if c.key.Protocol == port.UDP && c.guest.flows.crowded() {
 		open = session.Open
 	}
 	stream, err := open(octx)
@@ -133,11 +182,30 @@ func ask(stream link.Stream, req wire.FlowRequest) (wire.FlowReply, error) {
 	return reply, stream.SetDeadline(time.Time{})
 }
 
-// accept serves what connects to a TCP listener until that is closed.
+// accept carries what connects to a TCP listener until that is closed.
 func (s *slot) accept(ctx context.Context, ln net.Listener) {
-	err := own.Serve(ctx, ln, s.h.opt.Logger, func(conn net.Conn) { s.carry(ctx, conn) })
-	if err != nil {
-		s.died(ctx, ln, fmt.Errorf("accept: %w", err))
+	pause := time.Duration(0)
+	for {
+		conn, err := ln.Accept()
+		if err == nil {
+			pause = 0
+			s.carry(ctx, conn)
+			continue
+		}
+		if errors.Is(err, net.ErrClosed) {
+			return
+		}
+		var t interface{ Temporary() bool }
+		if !errors.As(err, &t) || !t.Temporary() {
+			s.died(ctx, ln, fmt.Errorf("accept: %w", err))
+			return
+		}
+		pause = min(max(2*pause, 5*time.Millisecond), acceptPause)
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(pause):
+		}
 	}
 }
 
@@ -145,8 +213,10 @@ func (s *slot) accept(ctx context.Context, ln net.Listener) {
 func (s *slot) carry(ctx context.Context, conn net.Conn) {
 	h, c := s.h, s.winner.Load()
 	g := c.guest
-	ctx, f := g.flows.Begin(ctx, c.key)
+	ctx, cancel := context.WithCancelCause(ctx)
+	f := g.flows.begin(c.key, cancel, h.opt.MaxFlows)
 	if f == nil {
+		cancel(nil)
 		h.stats.overLimit.Add(1)
 		forward.Reset(conn)
 		return
@@ -154,7 +224,8 @@ func (s *slot) carry(ctx context.Context, conn net.Conn) {
 	h.stats.tcp.Add(1)
 	h.wg.Go(func() {
 		defer h.stats.tcp.Add(-1)
-		defer f.End()
+		defer cancel(nil)
+		defer g.flows.end(f)
 		peer := addrOf(conn.RemoteAddr(), netip.AddrPort{})
 		stream, err := h.stream(ctx, c, peer)
 		if err != nil {
@@ -163,7 +234,7 @@ func (s *slot) carry(ctx context.Context, conn net.Conn) {
 			err = forward.Splice(ctx, conn, stream, &h.meter)
 		}
 		if err != nil && ctx.Err() == nil {
-			g.log.Debug("flow ended", "publication", c.key, "peer", peer, "err", err)
+			g.log.Debug("flow ended", "publication", c.key, "peer", peer, "error", err)
 		}
 	})
 }

@@ -12,6 +12,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/fairlead/fairlead/internal/kernel"
 	"github.com/fairlead/fairlead/internal/port"
 )
 
@@ -69,7 +70,7 @@ type Event struct {
 type Handler interface {
 	// Methods says how each capability is observed, once, before the first
 	// Replace. The slice must not be changed.
-	Methods([]Method)
+	Methods([]kernel.Method)
 	// Replace states the complete set, after the first dump and after a loss.
 	// The slice is the handler's to keep.
 	Replace([]Socket)
@@ -81,7 +82,7 @@ type Handler interface {
 	Stale(error)
 }
 
-// Capabilities, as Method names them.
+// Capabilities, as kernel.Method names them.
 const (
 	TCPListen  = "tcp-listen"  // TCP sockets that listen
 	TCPBind    = "tcp-bind"    // TCP sockets that are bound and do not listen
@@ -90,25 +91,12 @@ const (
 	UDPDump    = "udp-dump"    // telling servers from clients in a dump
 )
 
-// Names of methods.
+// Names of methods beside those of package kernel.
 const (
-	MethodFentry = "fentry"
-	MethodKprobe = "kprobe"
-	MethodTPBTF  = "tp_btf"
-	MethodCgroup = "cgroup"
-	MethodPoll   = "poll"
-	MethodAudit  = "audit"     // udp-connect only: found by the background dump
-	MethodIter   = "iter"      // udp-dump only
-	MethodDiag   = "sock_diag" // udp-dump only
+	MethodPoll  = "poll"
+	MethodAudit = "audit"     // udp-connect only: found by the background dump
+	MethodDiag  = "sock_diag" // udp-dump only
 )
-
-// Method is the mechanism that one capability is observed by.
-type Method struct {
-	Capability string // TCPListen, ...
-	Name       string // MethodFentry, ...
-	Err        error  // why better methods failed, joined; nil if none did
-	Lost       string // what this method does not see, for people; may be empty
-}
 
 // Mode chooses between events and polling.
 type Mode uint8
@@ -161,7 +149,7 @@ type Options struct {
 
 	// Types, if not nil, is shared with others that load programs. Whoever made
 	// it calls Forget when all have begun.
-	Types *Types
+	Types *kernel.Types
 
 	// Logger is told of methods, losses, failures and their end. Default: none.
 	Logger *slog.Logger
@@ -198,7 +186,7 @@ func (o *Options) validate() error {
 	if o.RingBytes < 64<<10 || o.RingBytes > 1<<30 || o.RingBytes&(o.RingBytes-1) != 0 {
 		errs = append(errs, fmt.Errorf("ring bytes %d: want a power of two from 64 KiB to 1 GiB", o.RingBytes))
 	}
-	known := []string{MethodFentry, MethodKprobe, MethodTPBTF, MethodCgroup, MethodPoll}
+	known := []string{kernel.MethodFentry, kernel.MethodKprobe, kernel.MethodTPBTF, kernel.MethodCgroup, MethodPoll}
 	for _, r := range o.Methods {
 		if !slices.Contains(known, r) {
 			errs = append(errs, fmt.Errorf("method %q: want one of %q", r, known))

@@ -6,40 +6,41 @@ package observer
 
 import (
 	"errors"
-	"io"
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/fairlead/fairlead/internal/kernel"
+	"github.com/fairlead/fairlead/internal/kernel/bpf"
 )
 
 // fakeKernel attaches hooks unless it refuses one of them.
 type fakeKernel struct {
 	refuse   map[string]error // by a part of the hook's name
 	attached []string
-	closed   []string
 }
 
-func (f *fakeKernel) attach(hooks []string) (io.Closer, error) {
+func (f *fakeKernel) attach(hooks []string) error {
 	for _, h := range hooks {
 		for part, err := range f.refuse {
 			if strings.Contains(h, part) {
-				return nil, err
+				return err
 			}
 		}
 	}
 	f.attached = append(f.attached, hooks...)
-	return closer(func() error { f.closed = append(f.closed, hooks...); return nil }), nil
+	return nil
 }
 
-func chain(t *testing.T, name string) capability {
+func chain(t *testing.T, name string) kernel.Capability {
 	t.Helper()
 	for _, c := range capabilities(true) {
-		if c.name == name {
+		if c.Name == name {
 			return c
 		}
 	}
 	t.Fatalf("no capability %q", name)
-	return capability{}
+	return kernel.Capability{}
 }
 
 func TestChain(t *testing.T) {
@@ -51,28 +52,28 @@ func TestChain(t *testing.T) {
 		want    string
 		errs    []error
 	}{
-		{name: "the best", want: MethodFentry},
-		{name: "the next", refuse: map[string]error{"listen_start": noFentry}, want: MethodKprobe, errs: []error{noFentry}},
+		{name: "the best", want: kernel.MethodFentry},
+		{name: "the next", refuse: map[string]error{"listen_start": noFentry}, want: kernel.MethodKprobe, errs: []error{noFentry}},
 		{
-			name: "the one after", want: MethodTPBTF, errs: []error{noFentry, noKprobe},
+			name: "the one after", want: kernel.MethodTPBTF, errs: []error{noFentry, noKprobe},
 			refuse: map[string]error{"listen_start": noFentry, "inet_hash": noKprobe},
 		},
 		{
 			name: "none", want: MethodPoll, errs: []error{noTracepoint},
 			refuse: map[string]error{"tcp_state": noTracepoint},
 		},
-		{name: "one allowed", allowed: []string{MethodTPBTF}, want: MethodTPBTF},
+		{name: "one allowed", allowed: []string{kernel.MethodTPBTF}, want: kernel.MethodTPBTF},
 		{
-			name: "one allowed that fails", allowed: []string{MethodFentry}, want: MethodPoll, errs: []error{noFentry},
+			name: "one allowed that fails", allowed: []string{kernel.MethodFentry}, want: MethodPoll, errs: []error{noFentry},
 			refuse: map[string]error{"listen_start": noFentry},
 		},
 		{name: "only polling allowed", allowed: []string{MethodPoll}, want: MethodPoll},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			k := &fakeKernel{refuse: c.refuse}
-			got := attachChain(chain(t, TCPListen), k, nil, c.allowed)
-			if got.Name != c.want || got.Capability != TCPListen {
-				t.Fatalf("method %+v, want %s", got.Method, c.want)
+			got, err := chain(t, TCPListen).Attach(k.attach, nil, c.allowed)
+			if err != nil || got.Name != c.want || got.Capability != TCPListen {
+				t.Fatalf("method %+v, %v, want %s", got, err, c.want)
 			}
 			for _, err := range c.errs {
 				if !errors.Is(got.Err, err) {
@@ -82,7 +83,7 @@ func TestChain(t *testing.T) {
 			if len(c.errs) == 0 && got.Err != nil {
 				t.Errorf("error %v", got.Err)
 			}
-			if (got.hooks == nil) != (c.want == MethodPoll) {
+			if (len(k.attached) == 0) != (c.want == MethodPoll) {
 				t.Errorf("hooks %v on %s", k.attached, c.want)
 			}
 			if c.want == MethodPoll && got.Lost == "" {
@@ -95,9 +96,9 @@ func TestChain(t *testing.T) {
 func TestChainWithoutKernel(t *testing.T) {
 	cause := errors.New("no bpf here")
 	for _, c := range capabilities(false) {
-		got := attachChain(c, nil, cause, nil)
-		if got.hooks != nil || !errors.Is(got.Err, cause) {
-			t.Errorf("%s: %+v", c.name, got)
+		got, err := c.Attach(nil, cause, nil)
+		if err != nil || !errors.Is(got.Err, cause) {
+			t.Errorf("%s: %+v, %v", c.Name, got, err)
 		}
 	}
 }
@@ -106,13 +107,13 @@ func TestChainWithoutKernel(t *testing.T) {
 func TestStopHooksFirst(t *testing.T) {
 	stops := []string{"tcp_state_stop", "tcp_destroy", "udp_unhash", "udp_release", "udp_unhash_kp"}
 	for _, c := range capabilities(true) {
-		if c.name != TCPListen && c.name != TCPBind && c.name != UDPBind {
+		if c.Name != TCPListen && c.Name != TCPBind && c.Name != UDPBind {
 			continue
 		}
-		for _, r := range c.methods {
+		for _, r := range c.Choices {
 			// tcp_state is both in one.
-			if !r.last() && !slices.Contains(stops, r.hooks[0]) && r.hooks[0] != "tcp_state" {
-				t.Errorf("%s on %s attaches %s first", c.name, r.name, r.hooks[0])
+			if len(r.Hooks) > 0 && !slices.Contains(stops, r.Hooks[0]) && r.Hooks[0] != "tcp_state" {
+				t.Errorf("%s on %s attaches %s first", c.Name, r.Name, r.Hooks[0])
 			}
 		}
 	}
@@ -120,20 +121,20 @@ func TestStopHooksFirst(t *testing.T) {
 
 // TestHooksExist finds the hooks of all methods in the objects.
 func TestHooksExist(t *testing.T) {
-	sock, err := loadSock()
+	sock, err := bpf.LoadSock()
 	if err != nil {
 		t.Fatal(err)
 	}
-	kprobes, err := loadKprobes()
+	kprobes, err := bpf.LoadSockKprobes()
 	if err != nil {
 		t.Fatal(err)
 	}
 	names := make(map[string]string)
 	for _, c := range capabilities(true) {
-		for _, r := range c.methods {
-			for _, h := range r.hooks {
-				if sock.Programs[h] == nil && (kprobes == nil || kprobes.Programs[h] == nil) {
-					t.Errorf("%s on %s: no program %s", c.name, r.name, h)
+		for _, r := range c.Choices {
+			for _, h := range r.Hooks {
+				if sock.Programs[h] == nil && kprobes.Programs[h] == nil {
+					t.Errorf("%s on %s: no program %s", c.Name, r.Name, h)
 				}
 				// The kernel shows the first 15 characters.
 				short := h[:min(len(h), 15)]

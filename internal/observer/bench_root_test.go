@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/fairlead/fairlead/internal/kernel"
 )
 
 // echo is a Handler that says when it was last called.
@@ -20,9 +22,9 @@ type echo struct {
 	seen chan int64
 }
 
-func (e *echo) Methods([]Method) {}
-func (e *echo) Replace([]Socket) { close(e.live) }
-func (e *echo) Stale(error)      {}
+func (e *echo) Methods([]kernel.Method) {}
+func (e *echo) Replace([]Socket)        { close(e.live) }
+func (e *echo) Stale(error)             {}
 
 func (e *echo) Apply(events []Event) {
 	now := monotonic()

@@ -403,8 +403,8 @@ func cases() []testCase {
 			s.must("fstat", unix.Fstat(s.fd, &st))
 			cookie, err := unix.GetsockoptUint64(s.fd, unix.SOL_SOCKET, unix.SO_COOKIE)
 			s.must("SO_COOKIE", err)
-			if got.Cookie != cookie || uint64(got.Inode) != st.Ino || got.NetNS != w.ns.inode || got.UID != 0 {
-				w.t.Errorf("have %+v, want cookie %d, inode %d, namespace %d", got, cookie, st.Ino, w.ns.inode)
+			if got.Cookie != cookie || uint64(got.Inode) != st.Ino || got.NetNS != w.ns.Inode() || got.UID != 0 {
+				w.t.Errorf("have %+v, want cookie %d, inode %d, namespace %d", got, cookie, st.Ino, w.ns.Inode())
 			}
 			s.close()
 			w.wantSet()

@@ -7,6 +7,8 @@ package observer
 import (
 	"context"
 	"testing"
+
+	"github.com/fairlead/fairlead/internal/kernel/bpf"
 )
 
 // An event costs the same whatever number of sockets is known: a listener that
@@ -19,7 +21,7 @@ func TestAnEventCostsTheSameAmongManySockets(t *testing.T) {
 			e.model.sockets[uint64(1000+i)] = &entry{}
 		}
 		up, down := listenEvent(), listenEvent()
-		down.Kind = uint8(sockEventKindEVENT_CLOSE)
+		down.Kind = uint8(bpf.SockEventKindEVENT_CLOSE)
 		pair := [][]byte{sample(up), sample(down)}
 		return testing.AllocsPerRun(1000, func() {
 			for _, b := range pair {
@@ -48,20 +50,5 @@ func TestEventsThatSayAllAskForNoDump(t *testing.T) {
 	}
 	if e.resolve != 0 || dumps != 0 || len(e.batch) != 1000 {
 		t.Errorf("1,000 events made %d changes, asked for a dump of %v and made %d", len(e.batch), e.resolve, dumps)
-	}
-}
-
-// A commit's record costs the two names that it carries.
-func TestACommitsRecordAllocatesOnlyItsNames(t *testing.T) {
-	var d nftDecoder
-	rule := records(nftNftEvent{Kind: uint8(CommitRule), Family: 2, Handle: 5, Previous: 4}, []byte("nat\x00DOCKER\x00"))[0]
-	end := records(nftNftEvent{Kind: uint8(CommitEnd), Generation: 7}, nil)[0]
-	for name, c := range map[string]struct {
-		record []byte
-		most   float64
-	}{"rule": {rule, 2}, "end": {end, 0}} {
-		if n := testing.AllocsPerRun(1000, func() { _, _, _ = d.add(c.record) }); n > c.most {
-			t.Errorf("%s: %v allocations, want at most %v", name, n, c.most)
-		}
 	}
 }

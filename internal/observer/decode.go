@@ -5,24 +5,20 @@
 package observer
 
 import (
-	"bytes"
 	"fmt"
 	"net/netip"
-	"unsafe"
 
-	"golang.org/x/sys/unix"
-
+	"github.com/fairlead/fairlead/internal/kernel"
+	"github.com/fairlead/fairlead/internal/kernel/bpf"
 	"github.com/fairlead/fairlead/internal/port"
 )
 
 // record is a decoded event of the ring buffer.
 type record struct {
-	kind   sockEventKind
+	kind   bpf.SockEventKind
 	state  uint8
 	socket Socket
 }
-
-const eventSize = int(unsafe.Sizeof(sockEvent{}))
 
 // decoder decodes events without allocating: names of tasks are few and are
 // made into a string once.
@@ -37,26 +33,17 @@ func newDecoder() *decoder { return &decoder{comms: make(map[[16]byte]string)} }
 
 // decode reads one sample of the ring buffer, which it does not keep.
 func (d *decoder) decode(sample []byte, r *record) error {
-	if len(sample) != eventSize {
-		return fmt.Errorf("event of %d bytes: want %d", len(sample), eventSize)
+	var e bpf.SockEvent
+	if err := kernel.DecodeEvent(sample, &e); err != nil {
+		return err
 	}
-	var e sockEvent
-	copy(unsafe.Slice((*byte)(unsafe.Pointer(&e)), eventSize), sample)
-
-	kind := sockEventKind(e.Kind)
-	if kind < sockEventKindEVENT_BIND || kind > sockEventKindEVENT_CHECK {
-		return fmt.Errorf("event kind %d: unknown", e.Kind)
-	}
-	protocol := port.Protocol(e.Protocol)
-	if protocol != port.TCP && protocol != port.UDP {
-		return fmt.Errorf("event of %v: want tcp or udp", protocol)
-	}
+	kind, protocol := bpf.SockEventKind(e.Kind), port.Protocol(e.Protocol)
 	switch kind {
-	case sockEventKindEVENT_CLOSE, sockEventKindEVENT_CONNECT, sockEventKindEVENT_CHECK:
+	case bpf.SockEventKindEVENT_CLOSE, bpf.SockEventKindEVENT_CONNECT, bpf.SockEventKindEVENT_CHECK:
 		*r = record{kind: kind, socket: Socket{Cookie: e.Cookie, Protocol: protocol, Observed: int64(e.Observed)}}
 		return nil
 	}
-	address, err := localAddress(e.Family, e.Address)
+	address, err := kernel.Address(e.Family, e.Address)
 	if err != nil {
 		return fmt.Errorf("event: %w", err)
 	}
@@ -92,20 +79,7 @@ func (d *decoder) comm(b [16]byte) string {
 	if len(d.comms) >= maxComms {
 		clear(d.comms)
 	}
-	name, _, _ := bytes.Cut(b[:], []byte{0})
-	s := string(name)
+	s := kernel.Comm(b)
 	d.comms[b] = s
 	return s
-}
-
-// localAddress makes an address of what the kernel keeps: network byte order,
-// an IPv4 address in the first four bytes.
-func localAddress(family uint8, b [16]byte) (netip.Addr, error) {
-	switch family {
-	case unix.AF_INET:
-		return netip.AddrFrom4([4]byte(b[:4])), nil
-	case unix.AF_INET6:
-		return netip.AddrFrom16(b).Unmap(), nil
-	}
-	return netip.Addr{}, fmt.Errorf("address family %d: want IPv4 or IPv6", family)
 }

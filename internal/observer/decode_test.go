@@ -12,18 +12,20 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/fairlead/fairlead/internal/kernel"
+	"github.com/fairlead/fairlead/internal/kernel/bpf"
 	"github.com/fairlead/fairlead/internal/port"
 )
 
 // sample makes a record as the kernel would.
-func sample(e sockEvent) []byte {
-	return bytes.Clone(unsafe.Slice((*byte)(unsafe.Pointer(&e)), eventSize))
+func sample(e bpf.SockEvent) []byte {
+	return bytes.Clone(unsafe.Slice((*byte)(unsafe.Pointer(&e)), int(unsafe.Sizeof(e))))
 }
 
-func listenEvent() sockEvent {
-	e := sockEvent{
+func listenEvent() bpf.SockEvent {
+	e := bpf.SockEvent{
 		Observed: 12, Cookie: 34, Cgroup: 56, Netns: 78, Pid: 90, Uid: 12, Inode: 34, Device: 5,
-		Port: 8080, Kind: uint8(sockEventKindEVENT_LISTEN), Protocol: uint8(port.TCP),
+		Port: 8080, Kind: uint8(bpf.SockEventKindEVENT_LISTEN), Protocol: uint8(port.TCP),
 		Family: unix.AF_INET, State: tcpListen, Address: [16]byte{127, 0, 0, 53},
 	}
 	copy(e.Comm[:], "nginx")
@@ -35,26 +37,26 @@ func TestDecode(t *testing.T) {
 		Cookie: 34, Protocol: port.TCP, Address: netip.MustParseAddr("127.0.0.53"), Port: 8080,
 		Device: 5, NetNS: 78, CgroupID: 56, PID: 90, PIDSeen: 12, Comm: "nginx", UID: 12, Inode: 34, Observed: 12,
 	}
-	six := func(e *sockEvent, address string) {
+	six := func(e *bpf.SockEvent, address string) {
 		e.Family, e.Address = unix.AF_INET6, netip.MustParseAddr(address).As16()
 	}
 	for _, c := range []struct {
 		name string
-		edit func(*sockEvent)
+		edit func(*bpf.SockEvent)
 		want func(*Socket)
 	}{
-		{"ipv4", func(*sockEvent) {}, func(*Socket) {}},
-		{"ipv6", func(e *sockEvent) { six(e, "fe80::1") }, func(s *Socket) { s.Address = netip.MustParseAddr("fe80::1") }},
-		{"mapped", func(e *sockEvent) { six(e, "::ffff:10.0.0.1") }, func(s *Socket) { s.Address = netip.MustParseAddr("10.0.0.1") }},
+		{"ipv4", func(*bpf.SockEvent) {}, func(*Socket) {}},
+		{"ipv6", func(e *bpf.SockEvent) { six(e, "fe80::1") }, func(s *Socket) { s.Address = netip.MustParseAddr("fe80::1") }},
+		{"mapped", func(e *bpf.SockEvent) { six(e, "::ffff:10.0.0.1") }, func(s *Socket) { s.Address = netip.MustParseAddr("10.0.0.1") }},
 		{
-			"v6only wildcard", func(e *sockEvent) { six(e, "::"); e.V6only = 1 },
+			"v6only wildcard", func(e *bpf.SockEvent) { six(e, "::"); e.V6only = 1 },
 			func(s *Socket) { s.Address, s.V6Only = netip.IPv6Unspecified(), true },
 		},
 		// The kernel sets the bit for every address that is not a wildcard.
-		{"v6only loopback", func(e *sockEvent) { six(e, "::1"); e.V6only = 1 }, func(s *Socket) { s.Address = netip.IPv6Loopback() }},
-		{"udp", func(e *sockEvent) { e.Protocol = uint8(port.UDP) }, func(s *Socket) { s.Protocol = port.UDP }},
+		{"v6only loopback", func(e *bpf.SockEvent) { six(e, "::1"); e.V6only = 1 }, func(s *Socket) { s.Address = netip.IPv6Loopback() }},
+		{"udp", func(e *bpf.SockEvent) { e.Protocol = uint8(port.UDP) }, func(s *Socket) { s.Protocol = port.UDP }},
 		{
-			"name without end", func(e *sockEvent) { copy(e.Comm[:], "0123456789abcdef") },
+			"name without end", func(e *bpf.SockEvent) { copy(e.Comm[:], "0123456789abcdef") },
 			func(s *Socket) { s.Comm = "0123456789abcdef" },
 		},
 	} {
@@ -66,7 +68,7 @@ func TestDecode(t *testing.T) {
 			if err := newDecoder().decode(sample(e), &r); err != nil {
 				t.Fatal(err)
 			}
-			if r.socket != want || r.kind != sockEventKindEVENT_LISTEN || r.state != tcpListen {
+			if r.socket != want || r.kind != bpf.SockEventKindEVENT_LISTEN || r.state != tcpListen {
 				t.Errorf("got  %+v\nwant %+v", r, want)
 			}
 		})
@@ -75,19 +77,19 @@ func TestDecode(t *testing.T) {
 
 func TestDecodeRefuses(t *testing.T) {
 	valid := sample(listenEvent())
-	edited := func(edit func(*sockEvent)) []byte {
+	edited := func(edit func(*bpf.SockEvent)) []byte {
 		e := listenEvent()
 		edit(&e)
 		return sample(e)
 	}
 	for name, b := range map[string][]byte{
 		"nothing":  nil,
-		"short":    valid[:eventSize-1],
+		"short":    valid[:len(valid)-1],
 		"long":     append(bytes.Clone(valid), 0),
-		"kind 0":   edited(func(e *sockEvent) { e.Kind = 0 }),
-		"kind 7":   edited(func(e *sockEvent) { e.Kind = 7 }),
-		"protocol": edited(func(e *sockEvent) { e.Protocol = 1 }),
-		"family":   edited(func(e *sockEvent) { e.Family = unix.AF_UNIX }),
+		"kind 0":   edited(func(e *bpf.SockEvent) { e.Kind = 0 }),
+		"kind 7":   edited(func(e *bpf.SockEvent) { e.Kind = 7 }),
+		"protocol": edited(func(e *bpf.SockEvent) { e.Protocol = 1 }),
+		"family":   edited(func(e *bpf.SockEvent) { e.Family = unix.AF_UNIX }),
 	} {
 		var r record
 		if err := newDecoder().decode(b, &r); err == nil {
@@ -98,11 +100,11 @@ func TestDecodeRefuses(t *testing.T) {
 
 func TestDecodeTakesOnlyTheCookieOfWhatEnds(t *testing.T) {
 	want := Socket{Cookie: 7, Protocol: port.UDP, Observed: 9}
-	for _, kind := range []sockEventKind{
-		sockEventKindEVENT_CLOSE, sockEventKindEVENT_CONNECT, sockEventKindEVENT_CHECK,
+	for _, kind := range []bpf.SockEventKind{
+		bpf.SockEventKindEVENT_CLOSE, bpf.SockEventKindEVENT_CONNECT, bpf.SockEventKindEVENT_CHECK,
 	} {
 		var r record
-		e := sockEvent{Kind: uint8(kind), Protocol: uint8(port.UDP), Cookie: 7, Observed: 9, Port: 5}
+		e := bpf.SockEvent{Kind: uint8(kind), Protocol: uint8(port.UDP), Cookie: 7, Observed: 9, Port: 5}
 		if err := newDecoder().decode(sample(e), &r); err != nil || r.kind != kind || r.socket != want {
 			t.Errorf("kind %v: %+v, %v", kind, r, err)
 		}
@@ -144,7 +146,7 @@ func FuzzDecode(f *testing.F) {
 			return
 		}
 		s := r.socket
-		if r.kind >= sockEventKindEVENT_CLOSE {
+		if r.kind >= bpf.SockEventKindEVENT_CLOSE {
 			if s != (Socket{Cookie: s.Cookie, Protocol: s.Protocol, Observed: s.Observed}) {
 				t.Errorf("%+v", s)
 			}
@@ -170,7 +172,7 @@ func BenchmarkEvent(b *testing.B) {
 	e := newTestEngine(discard{})
 	e.live = true
 	up, down := listenEvent(), listenEvent()
-	down.Kind = uint8(sockEventKindEVENT_CLOSE)
+	down.Kind = uint8(bpf.SockEventKindEVENT_CLOSE)
 	pair := [][]byte{sample(up), sample(down)}
 	b.ReportAllocs()
 	for i := 0; b.Loop(); i++ {
@@ -183,7 +185,7 @@ func BenchmarkEvent(b *testing.B) {
 // discard is a Handler that keeps nothing.
 type discard struct{}
 
-func (discard) Methods([]Method) {}
-func (discard) Replace([]Socket) {}
-func (discard) Apply([]Event)    {}
-func (discard) Stale(error)      {}
+func (discard) Methods([]kernel.Method) {}
+func (discard) Replace([]Socket)        {}
+func (discard) Apply([]Event)           {}
+func (discard) Stale(error)             {}

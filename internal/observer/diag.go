@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/fairlead/fairlead/internal/kernel"
 	"github.com/fairlead/fairlead/internal/port"
 )
 
@@ -191,7 +192,7 @@ func (r *diagRow) parse(b []byte) error {
 		return fmt.Errorf("socket diag: row of %d bytes: want %d", len(b), diagMessageSize)
 	}
 	ne := binary.NativeEndian
-	address, err := localAddress(b[0], [16]byte(b[8:24]))
+	address, err := kernel.Address(b[0], [16]byte(b[8:24]))
 	if err != nil {
 		return fmt.Errorf("socket diag: %w", err)
 	}

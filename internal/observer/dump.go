@@ -15,12 +15,13 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/fairlead/fairlead/internal/kernel"
 	"github.com/fairlead/fairlead/internal/port"
 )
 
 // dumper reads the truth about one network namespace by socket diag.
 type dumper struct {
-	netns *namespace
+	netns *kernel.Namespace
 	conn  *diagConn
 	// boundDump says that the kernel dumps TCP sockets that are only bound
 	// (since Linux 6.8).
@@ -34,7 +35,7 @@ type dumper struct {
 }
 
 // openDumper prepares dumps of netns, which must be that of the calling thread.
-func openDumper(netns *namespace) (*dumper, error) {
+func openDumper(netns *kernel.Namespace) (*dumper, error) {
 	d, err := newDumper(netns)
 	if err == nil {
 		d.boundDump = d.probeBound()
@@ -43,7 +44,7 @@ func openDumper(netns *namespace) (*dumper, error) {
 }
 
 // newDumper is openDumper without the look at what the kernel can dump.
-func newDumper(netns *namespace) (*dumper, error) {
+func newDumper(netns *kernel.Namespace) (*dumper, error) {
 	conn, err := openDiag()
 	if err != nil {
 		return nil, err
@@ -150,7 +151,7 @@ func (d *dumper) protocol(ctx context.Context, p port.Protocol, states uint32, j
 		first := len(d.rows)
 		err := d.retry(ctx, family, p, states, func() { d.rows = d.rows[:first] }, func(r *diagRow) {
 			if r.port != 0 && r.cookie != 0 {
-				d.rows = append(d.rows, row{socket: r.socket(p, d.netns.inode)})
+				d.rows = append(d.rows, row{socket: r.socket(p, d.netns.Inode())})
 			}
 		})
 		if err != nil {

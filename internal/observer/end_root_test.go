@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/fairlead/fairlead/internal/kernel/bpf"
 )
 
 // TestHooksTellAListenerThatIsClosedFromOneThatIsShutDown reads the records
@@ -17,25 +19,23 @@ import (
 func TestHooksTellAListenerThatIsClosedFromOneThatIsShutDown(t *testing.T) {
 	const ringBytes = 64 << 10
 	r := newRoom(t)
-	k, err := newKernel(ringBytes, r.ns.inode)
+	o, err := openHooks(nil, ringBytes, r.ns.Inode())
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer func() { _ = k.close() }()
-	ring, err := k.ring(ringBytes)
+	defer func() { _ = o.Close() }()
+	ring, err := o.Ring(bpf.SockMapEvents, bpf.SockMapControls)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer func() { _ = ring.close() }()
-	hooks, err := k.attach([]string{"tcp_destroy", "tcp_state"})
-	if err != nil {
+	defer func() { _ = ring.Close() }()
+	if err := o.Attach([]string{"tcp_destroy", "tcp_state"}); err != nil {
 		t.Fatal(err)
 	}
-	defer func() { _ = hooks.Close() }()
-	ring.control.bound.Store(1)
+	ring.Control().Bound.Store(1)
 
-	closed := []sockEventKind{sockEventKindEVENT_LISTEN, sockEventKindEVENT_CLOSE}
-	shut := []sockEventKind{sockEventKindEVENT_LISTEN, sockEventKindEVENT_UNLISTEN, sockEventKindEVENT_CLOSE}
+	closed := []bpf.SockEventKind{bpf.SockEventKindEVENT_LISTEN, bpf.SockEventKindEVENT_CLOSE}
+	shut := []bpf.SockEventKind{bpf.SockEventKindEVENT_LISTEN, bpf.SockEventKindEVENT_UNLISTEN, bpf.SockEventKindEVENT_CLOSE}
 	protocols := []struct {
 		name   string
 		number int
@@ -43,7 +43,7 @@ func TestHooksTellAListenerThatIsClosedFromOneThatIsShutDown(t *testing.T) {
 	cases := []struct {
 		name string
 		end  func(w *world, s sock)
-		want []sockEventKind
+		want []bpf.SockEventKind
 	}{
 		{"closed", func(_ *world, s sock) { s.close() }, closed},
 		{"closed with a connection in its queue", func(w *world, s sock) {
@@ -57,14 +57,14 @@ func TestHooksTellAListenerThatIsClosedFromOneThatIsShutDown(t *testing.T) {
 		for _, c := range cases {
 			t.Run(protocol.name+" "+c.name, func(t *testing.T) {
 				w := &world{room: r, t: t}
-				t.Cleanup(func() { _, _ = ring.read(batchLimit, func([]byte) {}) }) // what a failure left
+				t.Cleanup(func() { _, _ = ring.Read(batchLimit, func([]byte) {}) }) // what a failure left
 				s := w.socket(unix.AF_INET, unix.SOCK_STREAM, protocol.number).
 					option(unix.SOL_SOCKET, unix.SO_REUSEADDR, 1).bind(loopback4(8080)).listen()
 				c.end(w, s)
-				var got []sockEventKind
+				var got []bpf.SockEventKind
 				var decoded record
 				for end := time.Now().Add(patience); len(got) < len(c.want) && time.Now().Before(end); time.Sleep(time.Millisecond) {
-					if _, err := ring.read(batchLimit, func(sample []byte) {
+					if _, err := ring.Read(batchLimit, func(sample []byte) {
 						if err := newDecoder().decode(sample, &decoded); err != nil {
 							t.Error(err)
 						}

@@ -12,24 +12,26 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/fairlead/fairlead/internal/kernel"
 )
 
-// eventSource is where events come from. All methods but wait are called by one
+// eventSource is where events come from. All methods but Wait are called by one
 // goroutine at a time.
 type eventSource interface {
-	// read lends up to limit samples to f and returns how many records it used
+	// Read lends up to limit samples to f and returns how many records it used
 	// up; 0 says that none is there.
-	read(limit int, f func(sample []byte)) (int, error)
-	// wait blocks until there is something to read, or the source is shut. With
+	Read(limit int, f func(sample []byte)) (int, error)
+	// Wait blocks until there is something to read, or the source is shut. With
 	// a doze above 0 UDP does not end it, but that time does.
-	wait(doze time.Duration) error
-	position() uint64 // of the next read
-	end() uint64      // behind the last record begun
+	Wait(doze time.Duration) error
+	Position() uint64 // of the next read
+	End() uint64      // behind the last record begun
 	// takeLost reports whether events were lost since it was last asked.
 	takeLost() bool
-	// rearm is called by whoever read while another waits: it has the waiter
+	// Rearm is called by whoever read while another waits: it has the waiter
 	// woken again, and reports whether there is something to read already.
-	rearm() bool
+	Rearm() bool
 	// drops counts the events that were lost so far, and of them those whose
 	// hook was skipped.
 	drops() (all, skipped uint64)
@@ -71,7 +73,7 @@ func checkDelays() []time.Duration {
 type counters struct {
 	events, malformed, drops, skipped, resyncs, drift, dumps, dumpFailures atomic.Uint64
 	dumpTime, sockets                                                      atomic.Int64
-	methods                                                                atomic.Pointer[[]Method]
+	methods                                                                atomic.Pointer[[]kernel.Method]
 }
 
 // engine keeps the model true and tells the handler. Two goroutines work in it:

@@ -18,6 +18,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/fairlead/fairlead/internal/kernel/bpf"
 	"github.com/fairlead/fairlead/internal/port"
 )
 
@@ -47,14 +48,14 @@ func udpRow(cookie uint64) row {
 	return r
 }
 
-func tcpEvent(kind sockEventKind, cookie uint64) sockEvent {
-	return sockEvent{
+func tcpEvent(kind bpf.SockEventKind, cookie uint64) bpf.SockEvent {
+	return bpf.SockEvent{
 		Cookie: cookie, Kind: uint8(kind), Protocol: uint8(port.TCP), Family: unix.AF_INET,
 		Port: uint16(1000 + cookie), Observed: 1, Pid: 7,
 	}
 }
 
-func udpEvent(kind sockEventKind, cookie uint64) sockEvent {
+func udpEvent(kind bpf.SockEventKind, cookie uint64) bpf.SockEvent {
 	e := tcpEvent(kind, cookie)
 	e.Protocol = uint8(port.UDP)
 	return e
@@ -153,11 +154,11 @@ func inBubble(t *testing.T, f func(t *testing.T)) {
 func TestEventsAfterTheFirstDump(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		r := newRig(tcpRow(1), udpRow(2), tcpRow(3))
-		r.source.send(tcpEvent(sockEventKindEVENT_LISTEN, 3)) // before the first dump
+		r.source.send(tcpEvent(bpf.SockEventKindEVENT_LISTEN, 3)) // before the first dump
 		r.start(t)
 		pass(time.Second)
 		r.wantCalls(t, "replace 3")
-		r.source.send(tcpEvent(sockEventKindEVENT_LISTEN, 4), tcpEvent(sockEventKindEVENT_CLOSE, 1))
+		r.source.send(tcpEvent(bpf.SockEventKindEVENT_LISTEN, 4), tcpEvent(bpf.SockEventKindEVENT_CLOSE, 1))
 		synctest.Wait()
 		r.wantCalls(t, "put 4", "gone 1")
 		r.wantCookies(t, 2, 3, 4)
@@ -197,7 +198,7 @@ func TestFailedDumpKeepsTheSet(t *testing.T) {
 		}
 		r.wantCookies(t, 1)
 		// Events go on.
-		r.source.send(tcpEvent(sockEventKindEVENT_LISTEN, 2))
+		r.source.send(tcpEvent(bpf.SockEventKindEVENT_LISTEN, 2))
 		synctest.Wait()
 		r.wantCookies(t, 1, 2)
 
@@ -224,7 +225,7 @@ func TestFirstDumpFails(t *testing.T) {
 		r.fail = errors.New("not yet")
 		r.start(t)
 		pass(time.Second)
-		r.source.send(tcpEvent(sockEventKindEVENT_LISTEN, 2), tcpEvent(sockEventKindEVENT_LISTEN, 3), tcpEvent(sockEventKindEVENT_CLOSE, 3))
+		r.source.send(tcpEvent(bpf.SockEventKindEVENT_LISTEN, 2), tcpEvent(bpf.SockEventKindEVENT_LISTEN, 3), tcpEvent(bpf.SockEventKindEVENT_CLOSE, 3))
 		synctest.Wait()
 		r.wantCookies(t)
 		r.edit(func() { r.fail = nil; r.table[2] = tcpRow(2) })
@@ -362,7 +363,7 @@ func TestMalformedEventForcesReplace(t *testing.T) {
 		r.start(t)
 		pass(time.Second)
 		r.keeper.take()
-		r.source.send(sockEvent{Kind: 200})
+		r.source.send(bpf.SockEvent{Kind: 200})
 		pass(time.Second)
 		r.wantCalls(t, "replace 1")
 		if n := r.counters.malformed.Load(); n != 1 {
@@ -396,7 +397,7 @@ func TestListenerWithoutPort(t *testing.T) {
 		pass(time.Second)
 		r.dumped()
 		r.keeper.take()
-		e := tcpEvent(sockEventKindEVENT_LISTEN, 5)
+		e := tcpEvent(bpf.SockEventKindEVENT_LISTEN, 5)
 		e.Port = 0
 		r.edit(func() { r.table[5] = tcpRow(5) })
 		r.source.send(e)
@@ -410,7 +411,7 @@ func TestListenerWithoutPort(t *testing.T) {
 		}
 		// One that failed to listen leaves nothing behind.
 		e.Cookie = 6
-		r.source.send(e, tcpEvent(sockEventKindEVENT_CLOSE, 6))
+		r.source.send(e, tcpEvent(bpf.SockEventKindEVENT_CLOSE, 6))
 		pass(time.Second)
 		r.wantCalls(t)
 		if len(r.model.portless) != 0 {
@@ -425,7 +426,7 @@ func TestEventWithoutCookie(t *testing.T) {
 		r.start(t)
 		pass(time.Second)
 		r.keeper.take()
-		e := udpEvent(sockEventKindEVENT_BIND, 0)
+		e := udpEvent(bpf.SockEventKindEVENT_BIND, 0)
 		e.Inode = 5
 		client := udpRow(5)
 		client.client = true // by what the dump says
@@ -449,7 +450,7 @@ func TestConnectingSocket(t *testing.T) {
 		pass(time.Second)
 		r.dumped()
 		r.keeper.take()
-		r.source.send(udpEvent(sockEventKindEVENT_CHECK, 1), udpEvent(sockEventKindEVENT_CHECK, 2), udpEvent(sockEventKindEVENT_CHECK, 77))
+		r.source.send(udpEvent(bpf.SockEventKindEVENT_CHECK, 1), udpEvent(bpf.SockEventKindEVENT_CHECK, 2), udpEvent(bpf.SockEventKindEVENT_CHECK, 77))
 		synctest.Wait()
 		pass(2 * time.Millisecond)
 		r.edit(func() { delete(r.table, 1) }) // took longer than the first look
@@ -471,7 +472,7 @@ func TestClientsAreHidden(t *testing.T) {
 		client := udpRow(1)
 		client.client = true
 		r := newRig(client, udpRow(2))
-		r.source.send(udpEvent(sockEventKindEVENT_BIND, 3)) // known by its event
+		r.source.send(udpEvent(bpf.SockEventKindEVENT_BIND, 3)) // known by its event
 		known := udpRow(3)
 		known.client = true
 		r.table[3] = known
@@ -539,7 +540,7 @@ func TestMixedMethods(t *testing.T) {
 		pass(r.interval / 2)
 		r.dumped()
 		r.keeper.take()
-		r.source.send(tcpEvent(sockEventKindEVENT_LISTEN, 3))
+		r.source.send(tcpEvent(bpf.SockEventKindEVENT_LISTEN, 3))
 		r.edit(func() { r.table[3] = tcpRow(3); r.table[4] = udpRow(4) })
 		synctest.Wait()
 		r.wantCalls(t, "put 3")
@@ -587,7 +588,7 @@ func TestOwnersAreSoughtOnce(t *testing.T) {
 		if got := r.keeper.set[1]; got.PID != 9 || got.Comm != "web" {
 			t.Errorf("have %+v", got)
 		}
-		r.source.send(tcpEvent(sockEventKindEVENT_LISTEN, 3)) // knows its process
+		r.source.send(tcpEvent(bpf.SockEventKindEVENT_LISTEN, 3)) // knows its process
 		r.edit(func() { r.table[3] = tcpRow(3); r.table[4] = tcpRow(4) })
 		pass(2 * r.audit)
 		if want := []string{"[1 2]", "[4]"}; !slices.Equal(asked, want) {
@@ -605,7 +606,7 @@ func TestBusyReaderPauses(t *testing.T) {
 		r.keeper.take()
 		begin := time.Now()
 		for i := range uint64(1000) {
-			r.source.send(tcpEvent(sockEventKindEVENT_LISTEN, 1+i))
+			r.source.send(tcpEvent(bpf.SockEventKindEVENT_LISTEN, 1+i))
 			pass(10 * time.Microsecond)
 		}
 		pass(burstPause)
@@ -633,7 +634,7 @@ func TestEndlessUDPIsReadAtARate(t *testing.T) {
 			before := r.source.waits
 			r.source.mu.Unlock()
 			for range n {
-				r.source.send(udpEvent(sockEventKindEVENT_BIND, 1), udpEvent(sockEventKindEVENT_CLOSE, 1))
+				r.source.send(udpEvent(bpf.SockEventKindEVENT_BIND, 1), udpEvent(bpf.SockEventKindEVENT_CLOSE, 1))
 				time.Sleep(5 * time.Millisecond)
 			}
 			r.source.mu.Lock()
@@ -647,15 +648,15 @@ func TestEndlessUDPIsReadAtARate(t *testing.T) {
 		if n := churn(2000); n > 120 {
 			t.Errorf("%d reads in ten seconds, want some 100", n)
 		}
-		r.source.send(tcpEvent(sockEventKindEVENT_LISTEN, 2))
+		r.source.send(tcpEvent(bpf.SockEventKindEVENT_LISTEN, 2))
 		synctest.Wait()
 		r.wantCookies(t, 2)
-		r.source.send(udpEvent(sockEventKindEVENT_BIND, 3))
+		r.source.send(udpEvent(bpf.SockEventKindEVENT_BIND, 3))
 		time.Sleep(2*dozeSpacing + time.Millisecond)
 		r.wantCookies(t, 2, 3)
 		// Rest pays for what was.
 		time.Sleep(2 * time.Second)
-		r.source.send(udpEvent(sockEventKindEVENT_BIND, 4))
+		r.source.send(udpEvent(bpf.SockEventKindEVENT_BIND, 4))
 		synctest.Wait()
 		r.wantCookies(t, 2, 3, 4)
 	})
@@ -671,9 +672,9 @@ func TestShortUDPAmongMuchIsNotTold(t *testing.T) {
 		churn := func() { // a second of sockets that live 15 ms
 			for range 100 {
 				next++
-				r.source.send(udpEvent(sockEventKindEVENT_BIND, next))
+				r.source.send(udpEvent(bpf.SockEventKindEVENT_BIND, next))
 				time.Sleep(10 * time.Millisecond)
-				r.source.send(udpEvent(sockEventKindEVENT_CLOSE, next-1))
+				r.source.send(udpEvent(bpf.SockEventKindEVENT_CLOSE, next-1))
 			}
 		}
 		for range 10 {
@@ -683,7 +684,7 @@ func TestShortUDPAmongMuchIsNotTold(t *testing.T) {
 		churn()
 		r.wantCalls(t)
 
-		stays, changes := udpEvent(sockEventKindEVENT_BIND, 3), udpEvent(sockEventKindEVENT_BIND, 4)
+		stays, changes := udpEvent(bpf.SockEventKindEVENT_BIND, 3), udpEvent(bpf.SockEventKindEVENT_BIND, 4)
 		r.source.send(stays, changes)
 		changes.Port++
 		r.source.send(changes)
@@ -692,12 +693,12 @@ func TestShortUDPAmongMuchIsNotTold(t *testing.T) {
 		if s := r.keeper.set[4]; s.Port != changes.Port {
 			t.Errorf("have %+v, want port %d", s, changes.Port)
 		}
-		r.source.send(udpEvent(sockEventKindEVENT_CLOSE, 3), udpEvent(sockEventKindEVENT_CONNECT, 4), udpEvent(sockEventKindEVENT_CLOSE, next))
+		r.source.send(udpEvent(bpf.SockEventKindEVENT_CLOSE, 3), udpEvent(bpf.SockEventKindEVENT_CONNECT, 4), udpEvent(bpf.SockEventKindEVENT_CLOSE, next))
 		churn()
-		r.source.send(udpEvent(sockEventKindEVENT_CLOSE, next))
+		r.source.send(udpEvent(bpf.SockEventKindEVENT_CLOSE, next))
 		time.Sleep(time.Minute)
 		r.wantCookies(t)
-		r.source.send(udpEvent(sockEventKindEVENT_BIND, 5))
+		r.source.send(udpEvent(bpf.SockEventKindEVENT_BIND, 5))
 		synctest.Wait()
 		r.wantCookies(t, 5)
 	})
@@ -711,21 +712,21 @@ func TestDumpsAmongMuchUDPTellOfIt(t *testing.T) {
 		r.start(t)
 		time.Sleep(time.Second)
 		for range 500 {
-			r.source.send(udpEvent(sockEventKindEVENT_BIND, 1), udpEvent(sockEventKindEVENT_CLOSE, 1))
+			r.source.send(udpEvent(bpf.SockEventKindEVENT_BIND, 1), udpEvent(bpf.SockEventKindEVENT_CLOSE, 1))
 			time.Sleep(5 * time.Millisecond)
 		}
 		r.keeper.take()
 		// Two come; the end of one is lost.
-		r.source.send(udpEvent(sockEventKindEVENT_BIND, 2), udpEvent(sockEventKindEVENT_BIND, 3))
+		r.source.send(udpEvent(bpf.SockEventKindEVENT_BIND, 2), udpEvent(bpf.SockEventKindEVENT_BIND, 3))
 		r.edit(func() { r.table[2] = udpRow(2) })
 		time.Sleep(dozeSpacing)
 		r.source.lose()
-		r.source.send(tcpEvent(sockEventKindEVENT_LISTEN, 4))
+		r.source.send(tcpEvent(bpf.SockEventKindEVENT_LISTEN, 4))
 		r.edit(func() { r.table[4] = tcpRow(4) })
 		synctest.Wait()
 		time.Sleep(time.Second)
 		r.wantCookies(t, 2, 4)
-		r.source.send(udpEvent(sockEventKindEVENT_CLOSE, 2))
+		r.source.send(udpEvent(bpf.SockEventKindEVENT_CLOSE, 2))
 		time.Sleep(time.Second)
 		r.wantCookies(t, 4)
 	})

@@ -9,6 +9,7 @@ import (
 	"os"
 	"time"
 
+	"github.com/fairlead/fairlead/internal/kernel/bpf"
 	"github.com/fairlead/fairlead/internal/port"
 )
 
@@ -55,7 +56,7 @@ func (e *engine) readEvents() error {
 			}
 			doze := e.rest(time.Until(paid))
 			price = max(wakeSpacing, doze)
-			if err := e.source.wait(doze); errors.Is(err, os.ErrClosed) {
+			if err := e.source.Wait(doze); errors.Is(err, os.ErrClosed) {
 				return nil
 			} else if err != nil {
 				return err
@@ -96,7 +97,7 @@ func (e *engine) take() (n int, onlyUDP bool, err error) {
 }
 
 func (e *engine) takeLocked() (int, error) {
-	n, err := e.source.read(batchLimit, e.sample)
+	n, err := e.source.Read(batchLimit, e.sample)
 	if e.source.takeLost() {
 		e.lost("the ring buffer was full")
 	}
@@ -114,7 +115,7 @@ func (e *engine) drain() error {
 	// A producer is between reserve and commit for far less than this.
 	const patience = 1000
 	idle := 0
-	for end := e.source.end(); int64(e.source.position()-end) < 0 && idle < patience; {
+	for end := e.source.End(); int64(e.source.Position()-end) < 0 && idle < patience; {
 		n, err := e.takeLocked()
 		if err != nil {
 			return err
@@ -124,7 +125,7 @@ func (e *engine) drain() error {
 			time.Sleep(10 * time.Microsecond)
 		}
 	}
-	for e.source.rearm() {
+	for e.source.Rearm() {
 		if _, err := e.takeLocked(); err != nil {
 			return err
 		}
@@ -153,7 +154,7 @@ func (e *engine) sample(b []byte) {
 		return
 	}
 	at := time.Now()
-	if e.record.kind == sockEventKindEVENT_CHECK {
+	if e.record.kind == bpf.SockEventKindEVENT_CHECK {
 		e.checks = 0
 		at = at.Add(checkDelays()[0])
 	}

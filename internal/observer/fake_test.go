@@ -14,6 +14,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/fairlead/fairlead/internal/kernel"
+	"github.com/fairlead/fairlead/internal/kernel/bpf"
 	"github.com/fairlead/fairlead/internal/port"
 )
 
@@ -42,7 +44,7 @@ func newFakeSource() *fakeSource {
 	}
 }
 
-func (f *fakeSource) send(events ...sockEvent) {
+func (f *fakeSource) send(events ...bpf.SockEvent) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for _, e := range events {
@@ -64,7 +66,7 @@ func (f *fakeSource) lose() {
 	wake(f.wakes)
 }
 
-func (f *fakeSource) read(limit int, use func([]byte)) (int, error) {
+func (f *fakeSource) Read(limit int, use func([]byte)) (int, error) {
 	f.mu.Lock()
 	n := min(limit, len(f.queue))
 	batch := f.queue[:n]
@@ -77,7 +79,7 @@ func (f *fakeSource) read(limit int, use func([]byte)) (int, error) {
 	return n, nil
 }
 
-func (f *fakeSource) wait(doze time.Duration) error {
+func (f *fakeSource) Wait(doze time.Duration) error {
 	wakes := f.wakes
 	var timeout <-chan time.Time
 	if doze > 0 {
@@ -95,8 +97,8 @@ func (f *fakeSource) wait(doze time.Duration) error {
 	return nil
 }
 
-func (f *fakeSource) position() uint64 { f.mu.Lock(); defer f.mu.Unlock(); return f.consumed }
-func (f *fakeSource) end() uint64      { f.mu.Lock(); defer f.mu.Unlock(); return f.written }
+func (f *fakeSource) Position() uint64 { f.mu.Lock(); defer f.mu.Unlock(); return f.consumed }
+func (f *fakeSource) End() uint64      { f.mu.Lock(); defer f.mu.Unlock(); return f.written }
 
 func (f *fakeSource) drops() (all, skipped uint64) {
 	f.mu.Lock()
@@ -107,7 +109,7 @@ func (f *fakeSource) drops() (all, skipped uint64) {
 func (f *fakeSource) open(open bool) { f.mu.Lock(); defer f.mu.Unlock(); f.opened = open }
 func (f *fakeSource) trackable() int { return f.limit }
 
-func (f *fakeSource) rearm() bool { return false }
+func (f *fakeSource) Rearm() bool { return false }
 
 // gate returns whether the gate is open, and a copy of what is tracked.
 func (f *fakeSource) gate() (bool, map[uint64]bool) {
@@ -154,7 +156,7 @@ func (k *keeper) note(format string, args ...any) {
 	k.calls = append(k.calls, fmt.Sprintf(format, args...))
 }
 
-func (k *keeper) Methods([]Method) {}
+func (k *keeper) Methods([]kernel.Method) {}
 
 func (k *keeper) Replace(set []Socket) {
 	k.mu.Lock()

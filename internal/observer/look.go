@@ -16,6 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/fairlead/fairlead/internal/kernel"
 	"github.com/fairlead/fairlead/internal/port"
 )
 
@@ -75,7 +76,7 @@ func LookElsewhere(ctx context.Context, p uint16) ([]Found, error) {
 			if r.err = ctx.Err(); r.err != nil {
 				break
 			}
-			if err := enter(s.path); err != nil {
+			if err := kernel.EnterNamespace(s.path); err != nil {
 				if errors.Is(err, os.ErrPermission) {
 					r.err = err
 					break
@@ -94,18 +95,6 @@ func LookElsewhere(ctx context.Context, p uint16) ([]Found, error) {
 	r := <-done
 	nameOwners(ctx, r.list)
 	return r.list, errors.Join(r.err, cut)
-}
-
-func enter(path string) error {
-	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return fmt.Errorf("open network namespace %s: %w", path, err)
-	}
-	defer func() { _ = unix.Close(fd) }()
-	if err := unix.Setns(fd, unix.CLONE_NEWNET); err != nil {
-		return fmt.Errorf("enter network namespace %s: %w", path, err)
-	}
-	return nil
 }
 
 // space is a way into a network namespace.
@@ -160,11 +149,11 @@ func otherSpaces(ctx context.Context) ([]space, error) {
 
 // lookHere looks in the calling thread's namespace.
 func lookHere(ctx context.Context, p uint16, name string) ([]Found, error) {
-	ns, err := openNamespace()
+	ns, err := kernel.OpenNamespace()
 	if err != nil {
 		return nil, err
 	}
-	defer func() { _ = ns.close() }()
+	defer func() { _ = ns.Close() }()
 	d, err := newDumper(ns)
 	if err != nil {
 		return nil, err
@@ -174,7 +163,7 @@ func lookHere(ctx context.Context, p uint16, name string) ([]Found, error) {
 	if err != nil {
 		return nil, err
 	}
-	title := fmt.Sprintf("net:[%d]", ns.inode)
+	title := fmt.Sprintf("net:[%d]", ns.Inode())
 	if name != "" {
 		title = name + ", " + title
 	}
@@ -192,7 +181,7 @@ func lookHere(ctx context.Context, p uint16, name string) ([]Found, error) {
 				if r.port != p {
 					return
 				}
-				f := Found{Socket: r.socket(protocol, ns.inode), Space: title}
+				f := Found{Socket: r.socket(protocol, ns.Inode()), Space: title}
 				if protocol == port.UDP {
 					f.Client = r.state == established || r.address.IsUnspecified() && p >= low && p <= high
 				}

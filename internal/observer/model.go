@@ -7,6 +7,7 @@ package observer
 import (
 	"slices"
 
+	"github.com/fairlead/fairlead/internal/kernel/bpf"
 	"github.com/fairlead/fairlead/internal/port"
 )
 
@@ -102,16 +103,16 @@ func (m *model) apply(r *record) (e Event, ok bool, ask scope) {
 	if cookie == 0 {
 		// A hook that cannot make a cookie. If nobody else has made one, then no
 		// dump has seen the socket and its end is of no interest.
-		if r.kind != sockEventKindEVENT_BIND && r.kind != sockEventKindEVENT_LISTEN {
+		if r.kind != bpf.SockEventKindEVENT_BIND && r.kind != bpf.SockEventKindEVENT_LISTEN {
 			return Event{}, false, 0
 		}
 		if s.Inode != 0 && len(m.nameless) < maxNameless {
 			m.nameless[s.Inode] = s
 		}
-		s.Listening = s.Protocol == port.UDP || r.kind == sockEventKindEVENT_LISTEN
+		s.Listening = s.Protocol == port.UDP || r.kind == bpf.SockEventKindEVENT_LISTEN
 		return Event{}, false, scopeOf(&s)
 	}
-	if r.kind == sockEventKindEVENT_CHECK {
+	if r.kind == bpf.SockEventKindEVENT_CHECK {
 		if _, known := m.sockets[cookie]; !known {
 			return Event{}, false, 0
 		}
@@ -125,21 +126,21 @@ func (m *model) apply(r *record) (e Event, ok bool, ask scope) {
 	delete(m.connecting, cookie)
 
 	switch r.kind {
-	case sockEventKindEVENT_BIND:
+	case bpf.SockEventKindEVENT_BIND:
 		s.Listening = s.Protocol == port.UDP || r.state == tcpListen
-	case sockEventKindEVENT_LISTEN:
+	case bpf.SockEventKindEVENT_LISTEN:
 		s.Listening = true
 		if s.Port == 0 {
 			m.portless[cookie] = s
 			return Event{}, false, scopeTCPListen
 		}
-	case sockEventKindEVENT_UNLISTEN:
+	case bpf.SockEventKindEVENT_UNLISTEN:
 		// Who shuts a socket down need not be who serves it.
 		if old := m.sockets[cookie]; old != nil {
 			s.PID, s.Comm, s.PIDSeen = old.socket.PID, old.socket.Comm, old.socket.PIDSeen
 		}
 	default: // close, connect
-		if r.kind == sockEventKindEVENT_CLOSE && s.Protocol == port.TCP {
+		if r.kind == bpf.SockEventKindEVENT_CLOSE && s.Protocol == port.TCP {
 			m.closed[m.nextClosed] = cookie
 			m.nextClosed = (m.nextClosed + 1) % maxClosed
 		}

@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/fairlead/fairlead/internal/kernel/bpf"
 	"github.com/fairlead/fairlead/internal/port"
 )
 
@@ -44,7 +45,7 @@ func newOracle(seed uint64) *oracle {
 	}
 }
 
-func (o *oracle) emit(kind sockEventKind, cookie uint64, s *oracleSocket, portNow uint16) {
+func (o *oracle) emit(kind bpf.SockEventKind, cookie uint64, s *oracleSocket, portNow uint16) {
 	if !o.attached {
 		return
 	}
@@ -52,7 +53,7 @@ func (o *oracle) emit(kind sockEventKind, cookie uint64, s *oracleSocket, portNo
 		o.source.lose()
 		return
 	}
-	e := sockEvent{
+	e := bpf.SockEvent{
 		Observed: 1 + cookie, Cookie: cookie, Port: portNow, Kind: uint8(kind), Protocol: uint8(s.protocol),
 		Family: unix.AF_INET, Pid: 1,
 	}
@@ -87,16 +88,16 @@ func (o *oracle) step() {
 		switch {
 		case s.protocol == port.TCP && s.state == "listening":
 			s.state = "bound"
-			o.emit(sockEventKindEVENT_UNLISTEN, cookie, s, s.port)
+			o.emit(bpf.SockEventKindEVENT_UNLISTEN, cookie, s, s.port)
 		case s.protocol == port.TCP && s.state == "bound":
 			s.state = "listening"
-			o.emit(sockEventKindEVENT_LISTEN, cookie, s, s.port)
+			o.emit(bpf.SockEventKindEVENT_LISTEN, cookie, s, s.port)
 		}
 	case 1: // connect
 		switch {
 		case s.state == "bound":
 			s.state = "connected"
-			o.emit(sockEventKindEVENT_CONNECT, cookie, s, s.port)
+			o.emit(bpf.SockEventKindEVENT_CONNECT, cookie, s, s.port)
 		case s.state == "client":
 			s.state = "connected"
 		}
@@ -105,7 +106,7 @@ func (o *oracle) step() {
 		if s.state == "client" || s.state == "connected" {
 			return
 		}
-		o.emit(sockEventKindEVENT_CLOSE, cookie, s, s.port)
+		o.emit(bpf.SockEventKindEVENT_CLOSE, cookie, s, s.port)
 		if s.protocol == port.TCP && o.attached && !o.deaf {
 			s.state, s.left = "closing", o.rng.IntN(20)
 			o.sockets[cookie] = s
@@ -123,18 +124,18 @@ func (o *oracle) open() {
 		s.protocol, s.state = port.UDP, "client"
 	case 1:
 		s.protocol, s.state = port.UDP, "bound"
-		o.emit(sockEventKindEVENT_BIND, cookie, s, s.port)
+		o.emit(bpf.SockEventKindEVENT_BIND, cookie, s, s.port)
 	case 2:
 		s.state = "listening"
-		o.emit(sockEventKindEVENT_LISTEN, cookie, s, 0)
+		o.emit(bpf.SockEventKindEVENT_LISTEN, cookie, s, 0)
 	case 3:
 		s.state = "bound"
-		o.emit(sockEventKindEVENT_BIND, cookie, s, s.port)
+		o.emit(bpf.SockEventKindEVENT_BIND, cookie, s, s.port)
 		s.state = "listening"
-		o.emit(sockEventKindEVENT_LISTEN, cookie, s, s.port)
+		o.emit(bpf.SockEventKindEVENT_LISTEN, cookie, s, s.port)
 	case 4:
 		s.state = "bound"
-		o.emit(sockEventKindEVENT_BIND, cookie, s, s.port)
+		o.emit(bpf.SockEventKindEVENT_BIND, cookie, s, s.port)
 	}
 }
 

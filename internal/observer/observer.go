@@ -14,7 +14,8 @@ import (
 	"sync"
 	"time"
 
-	"github.com/cilium/ebpf/btf"
+	"github.com/fairlead/fairlead/internal/kernel"
+	"github.com/fairlead/fairlead/internal/kernel/bpf"
 )
 
 // Observer tells a Handler which sockets serve.
@@ -52,7 +53,7 @@ func (o *Observer) Stats() Stats {
 
 // Methods returns how each capability is observed by the latest run, or nil before
 // it is known. The slice must not be changed. It may be called at any time.
-func (o *Observer) Methods() []Method {
+func (o *Observer) Methods() []kernel.Method {
 	if methods := o.counters.methods.Load(); methods != nil {
 		return *methods
 	}
@@ -91,13 +92,12 @@ func (o *Observer) Run(ctx context.Context, h Handler) (err error) {
 type session struct {
 	options *Options
 	counter *counters
-	netns   *namespace
+	netns   *kernel.Namespace
 	dumper  *dumper
-	mptcp   *diagConn // of the goroutine that finds owners
-	kernel  *kernel   // nil: no BPF
-	bpfErr  error     // why not
-	ring    *ring     // nil without kernel
-	hooks   closers
+	mptcp   *diagConn      // of the goroutine that finds owners
+	object  *kernel.Object // nil: no BPF
+	bpfErr  error          // why not
+	ring    *kernel.Ring   // nil without object
 }
 
 // open gathers what belongs to the calling thread's namespace.
@@ -110,7 +110,7 @@ func (o *Observer) open() (_ *session, err error) {
 			err = errors.Join(err, s.close())
 		}
 	}()
-	if s.netns, err = openNamespace(); err != nil {
+	if s.netns, err = kernel.OpenNamespace(); err != nil {
 		return nil, err
 	}
 	if s.dumper, err = openDumper(s.netns); err != nil {
@@ -122,23 +122,22 @@ func (o *Observer) open() (_ *session, err error) {
 	if o.options.Mode == Poll {
 		return s, nil
 	}
-	if s.kernel, s.bpfErr = newKernel(o.options.RingBytes, s.netns.inode); s.bpfErr != nil {
-		s.kernel = nil
+	if s.object, s.bpfErr = openHooks(o.options.Types, o.options.RingBytes, s.netns.Inode()); s.bpfErr != nil {
 		return s, nil
 	}
-	if s.ring, err = s.kernel.ring(o.options.RingBytes); err != nil {
+	if s.ring, err = s.object.Ring(bpf.SockMapEvents, bpf.SockMapControls); err != nil {
 		return nil, err
 	}
 	return s, nil
 }
 
 func (s *session) close() error {
-	errs := []error{s.hooks.Close()}
-	if s.ring != nil {
-		errs = append(errs, s.ring.close())
+	var errs []error
+	if s.object != nil {
+		errs = append(errs, s.object.Close())
 	}
-	if s.kernel != nil {
-		errs = append(errs, s.kernel.close())
+	if s.ring != nil {
+		errs = append(errs, s.ring.Close())
 	}
 	if s.mptcp != nil {
 		errs = append(errs, s.mptcp.close())
@@ -147,7 +146,7 @@ func (s *session) close() error {
 		errs = append(errs, s.dumper.close())
 	}
 	if s.netns != nil {
-		errs = append(errs, s.netns.close())
+		errs = append(errs, s.netns.Close())
 	}
 	return errors.Join(errs...)
 }
@@ -168,9 +167,9 @@ func (s *session) run(ctx context.Context, h Handler) error {
 	if s.ring != nil {
 		// Events are read from before the first hook is attached, and are
 		// applied, but not told before the first Replace.
-		e.source = &kernelSource{ring: s.ring, kernel: s.kernel}
+		e.source = &hooks{Ring: s.ring, object: s.object}
 		e.source.open(true)
-		defer func() { _ = s.ring.shut() }()
+		defer func() { _ = s.ring.Stop() }()
 		workers.Go(func() {
 			if err := e.readEvents(); err != nil {
 				failures <- err
@@ -178,15 +177,7 @@ func (s *session) run(ctx context.Context, h Handler) error {
 			}
 		})
 	}
-	var methods []Method
-	var polled scope
-	err := s.options.Types.lend(func(types *btf.Cache) (err error) {
-		if s.kernel != nil {
-			s.kernel.cache = types
-		}
-		methods, polled, err = s.attach(e)
-		return err
-	})
+	methods, polled, err := s.attach(e)
 	if err != nil {
 		return err
 	}
@@ -194,7 +185,7 @@ func (s *session) run(ctx context.Context, h Handler) error {
 	h.Methods(methods)
 	e.polled = polled
 	workers.Go(func() { e.findOwners(ctx) })
-	if s.kernel != nil && s.options.Types == nil {
+	if s.object != nil && s.options.Types == nil {
 		// Reading the kernel's types has left more garbage than all that is to
 		// come; the runtime alone would keep its room for minutes.
 		workers.Go(debug.FreeOSMemory)
@@ -203,7 +194,7 @@ func (s *session) run(ctx context.Context, h Handler) error {
 	err = e.dumps(ctx)
 	cancel()
 	if s.ring != nil {
-		err = errors.Join(err, s.ring.shut())
+		err = errors.Join(err, s.ring.Stop())
 	}
 	workers.Wait()
 	close(failures)
@@ -213,92 +204,60 @@ func (s *session) run(ctx context.Context, h Handler) error {
 	return err
 }
 
-// attach climbs down the chain of each capability. It returns the methods and
+// attach attaches the best method of each capability. It returns the methods and
 // what must be polled.
-func (s *session) attach(e *engine) ([]Method, scope, error) {
-	var a attacher
-	if s.kernel != nil {
-		a = s.kernel
+func (s *session) attach(e *engine) ([]kernel.Method, scope, error) {
+	var attach func([]string) error
+	if s.object != nil {
+		attach = s.object.Attach
+		defer s.object.Settle()
 	}
 	covers := map[string]scope{
 		TCPListen: scopeTCPListen, TCPBind: scopeTCPBound, UDPBind: scopeUDP,
 	}
-	var methods []Method
+	var methods []kernel.Method
 	var polled scope
 	for _, c := range capabilities(s.dumper.boundDump) {
-		if c.name == UDPConnect && polled&scopeUDP != 0 {
+		if c.Name == UDPConnect && polled&scopeUDP != 0 {
 			// The poll sees it.
-			methods = append(methods, Method{Capability: c.name, Name: MethodPoll})
+			methods = append(methods, kernel.Method{Capability: c.Name, Name: MethodPoll})
 			continue
 		}
-		use := a
-		if c.name == TCPBind && polled&scopeTCPListen != 0 {
-			// What becomes of a bound socket is told by the hooks of listen.
+		use := attach
+		if c.Name == TCPBind && polled&scopeTCPListen != 0 {
+			// Only the hooks of listen report what becomes of a bound socket.
 			use = nil
 		}
-		at := attachChain(c, use, s.bpfErr, s.options.Methods)
-		if at.hooks != nil {
-			s.hooks = append(s.hooks, at.hooks)
+		m, err := c.Attach(use, s.bpfErr, s.options.Methods)
+		if err != nil {
+			return nil, 0, fmt.Errorf("%s: %w", c.Name, err)
 		}
-		if at.Name == MethodPoll {
-			polled |= covers[c.name]
-			if s.options.Mode == BPF && c.name != TCPBind {
-				return nil, 0, fmt.Errorf("%s: %w: %w", c.name, ErrNoEvents, at.Err)
+		if m.Name == MethodPoll {
+			polled |= covers[c.Name]
+			if s.options.Mode == BPF && c.Name != TCPBind {
+				return nil, 0, fmt.Errorf("%s: %w: %w", c.Name, ErrNoEvents, m.Err)
 			}
 		}
-		methods = append(methods, at.Method)
+		methods = append(methods, m)
 	}
-	// A kernel that dumps no bound sockets has nothing to poll for.
-	bound := slices.ContainsFunc(methods, func(r Method) bool {
-		return r.Capability == TCPBind && r.Name != MethodPoll
-	})
-	e.mu.Lock()
-	e.model.bound = bound || s.dumper.boundDump
 	if !s.dumper.boundDump {
 		polled &^= scopeTCPBound
 	}
-	e.mu.Unlock()
-	if s.kernel != nil {
-		if s.kernel.explicit != nil {
-			s.dumper.explicit = func() (map[uint64]struct{}, error) {
-				return s.kernel.explicitUDP(s.netns)
-			}
-		}
-		if bound {
-			s.ring.control.bound.Store(1)
-		}
-		s.kernel.settle()
+	uses := func(capability, name string) bool {
+		return slices.ContainsFunc(methods, func(m kernel.Method) bool { return m.Capability == capability && m.Name == name })
 	}
-	for _, r := range methods {
-		s.options.Logger.Info("Observing", "capability", r.Capability, "method", r.Name, "lost", r.Lost, "better", Brief(r.Err))
+	bound := !uses(TCPBind, MethodPoll)
+	e.mu.Lock()
+	e.model.bound = bound || s.dumper.boundDump
+	e.mu.Unlock()
+	if s.object != nil && bound {
+		s.ring.Control().Bound.Store(1)
+	}
+	if uses(UDPDump, kernel.MethodIter) {
+		s.dumper.explicit = func() (map[uint64]struct{}, error) { return explicitUDP(s.object, s.netns) }
+	}
+	for _, m := range methods {
+		s.options.Logger.Info("observing sockets", "capability", m.Capability, "method", m.Name, "lost", m.Lost, "better", kernel.Brief(m.Err))
 	}
 	return methods, polled, nil
 }
-
-// kernelSource is the eventSource of the kernel.
-type kernelSource struct {
-	*ring
-	kernel *kernel
-}
-
-func (k *kernelSource) takeLost() bool {
-	// A plain look first: the store would take the line from the producers.
-	return k.control.lost.Load() != 0 && k.control.lost.Swap(0) != 0
-}
-
-func (k *kernelSource) drops() (all, skipped uint64) {
-	skipped = k.kernel.misses()
-	return k.kernel.losses() + skipped, skipped
-}
-
-func (k *kernelSource) open(open bool) {
-	v := uint32(0)
-	if open {
-		v = 1
-	}
-	k.control.open.Store(v)
-}
-
-func (k *kernelSource) track(cookie uint64) error { return k.kernel.track(cookie) }
-func (k *kernelSource) untrack(cookie uint64)     { k.kernel.untrack(cookie) }
-func (k *kernelSource) trackable() int            { return k.kernel.trackable() }

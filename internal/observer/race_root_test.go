@@ -19,6 +19,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/fairlead/fairlead/internal/kernel"
 	"github.com/fairlead/fairlead/test/kit/rounds"
 )
 
@@ -37,7 +38,7 @@ func startChurn(t *testing.T, r *room, workers int, seed uint64) *churn {
 	c := &churn{open: make(map[int]string)}
 	for w := range workers {
 		c.workers.Go(func() {
-			err := r.ns.do(func() error { return c.work(w, rand.New(rand.NewPCG(seed, uint64(w)))) })
+			err := r.ns.Do(func() error { return c.work(w, rand.New(rand.NewPCG(seed, uint64(w)))) })
 			if err != nil {
 				t.Error(err)
 			}
@@ -229,37 +230,6 @@ func TestRunLeavesNothing(t *testing.T) {
 	}
 }
 
-// TestAttachRollsBack attaches a hook that there is and one that there is not.
-func TestAttachRollsBack(t *testing.T) {
-	r := newRoom(t)
-	k, err := newKernel(64<<10, r.ns.inode)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() {
-		if err := k.close(); err != nil {
-			t.Error(err)
-		}
-	}()
-	before, err := os.ReadDir("/proc/self/fd")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := k.attach([]string{"tcp_state_stop", "no_such_hook"}); !errors.Is(err, errNoHook) {
-		t.Fatalf("attach: %v, want %v", err, errNoHook)
-	}
-	after, err := os.ReadDir("/proc/self/fd")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if len(after) != len(before) {
-		t.Errorf("%d descriptors after, %d before", len(after), len(before))
-	}
-	if len(k.programs) != 0 {
-		t.Errorf("%d programs count as attached", len(k.programs))
-	}
-}
-
 // TestSocketsBeforeTheStart are known by the dump alone: their owners are found,
 // also behind MPTCP, and their ends are seen.
 func TestSocketsBeforeTheStart(t *testing.T) {
@@ -303,8 +273,8 @@ func TestSocketsBeforeTheStart(t *testing.T) {
 
 // TestMixedMechanisms observes TCP by events and polls the rest.
 func TestMixedMechanisms(t *testing.T) {
-	w := observe(t, newRoom(t), options(MethodTPBTF))
-	if tcp, udp := w.methods[TCPListen].Name, w.methods[UDPBind].Name; tcp != MethodTPBTF || udp != MethodPoll {
+	w := observe(t, newRoom(t), options(kernel.MethodTPBTF))
+	if tcp, udp := w.methods[TCPListen].Name, w.methods[UDPBind].Name; tcp != kernel.MethodTPBTF || udp != MethodPoll {
 		t.Fatalf("tcp by %s, udp by %s", tcp, udp)
 	}
 	a, b := w.tcp4().bind(any4(8080)).listen(), w.udp4().bind(any4(5000))
@@ -320,7 +290,7 @@ func TestModeBPFNeedsEvents(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	err = r.ns.do(func() error { return obs.Run(t.Context(), newRecorder()) })
+	err = r.ns.Do(func() error { return obs.Run(t.Context(), newRecorder()) })
 	if !errors.Is(err, ErrNoEvents) {
 		t.Errorf("Run: %v, want %v", err, ErrNoEvents)
 	}
@@ -333,8 +303,8 @@ type ports struct {
 	seen map[uint16]chan bool // whether it listens
 }
 
-func (p *ports) Methods([]Method) {}
-func (p *ports) Stale(error)      {}
+func (p *ports) Methods([]kernel.Method) {}
+func (p *ports) Stale(error)             {}
 
 // Replace is called again where a machine that stands still loses events.
 func (p *ports) Replace(set []Socket) {
@@ -388,20 +358,20 @@ func TestNoWakeupIsLost(t *testing.T) {
 				p.seen[uint16(8080+w)] = make(chan bool, 4)
 			}
 			// On this method a listener without bind makes a dump.
-			defer start(t, r, Options{Methods: []string{MethodTPBTF}}, p)()
+			defer start(t, r, Options{Methods: []string{kernel.MethodTPBTF}}, p)()
 			<-live
 			var all, others sync.WaitGroup
 			var stop atomic.Bool
 			if c.dumps {
 				others.Go(func() {
-					if err := r.ns.do(func() error { return listenUnbound(&stop) }); err != nil {
+					if err := r.ns.Do(func() error { return listenUnbound(&stop) }); err != nil {
 						t.Error(err)
 					}
 				})
 			}
 			for w := range c.workers {
 				all.Go(func() {
-					err := r.ns.do(func() error { return oneByOne(8080+w, n, p.seen[uint16(8080+w)]) })
+					err := r.ns.Do(func() error { return oneByOne(8080+w, n, p.seen[uint16(8080+w)]) })
 					if err != nil {
 						t.Error(err)
 					}

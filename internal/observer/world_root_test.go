@@ -18,6 +18,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/fairlead/fairlead/internal/kernel"
 	"github.com/fairlead/fairlead/internal/port"
 )
 
@@ -29,7 +30,7 @@ type recorder struct {
 	mu       sync.Mutex
 	changed  chan struct{} // closed at each change
 	set      map[uint64]Socket
-	methods  map[string]Method
+	methods  map[string]kernel.Method
 	replaces int
 	stale    error
 	starts   int // TCP sockets that began to listen
@@ -48,9 +49,9 @@ func (r *recorder) update(f func()) {
 	r.changed = make(chan struct{})
 }
 
-func (r *recorder) Methods(methods []Method) {
+func (r *recorder) Methods(methods []kernel.Method) {
 	r.update(func() {
-		r.methods = make(map[string]Method)
+		r.methods = make(map[string]kernel.Method)
 		for _, g := range methods {
 			r.methods[g.Capability] = g
 		}
@@ -133,7 +134,7 @@ func describe(s Socket) string {
 
 // room is a fresh network namespace with a thread in it. It goes with the thread.
 type room struct {
-	ns    *namespace
+	ns    *kernel.Namespace
 	calls chan func()
 }
 
@@ -147,7 +148,7 @@ func newRoom(t testing.TB) *room {
 		runtime.LockOSThread() // never unlocked: the thread ends here
 		err := unix.Unshare(unix.CLONE_NEWNET)
 		if err == nil {
-			r.ns, err = openNamespace()
+			r.ns, err = kernel.OpenNamespace()
 		}
 		if err == nil {
 			err = loopbackUp()
@@ -164,7 +165,7 @@ func newRoom(t testing.TB) *room {
 	t.Cleanup(func() {
 		close(r.calls)
 		<-done
-		if err := r.ns.close(); err != nil {
+		if err := r.ns.Close(); err != nil {
 			t.Error(err)
 		}
 	})
@@ -240,7 +241,7 @@ func run(t testing.TB, r *room, o *Observer, h Handler) (stop func()) {
 	go func() {
 		defer close(done)
 		// The namespace is that of the caller's thread.
-		if err := r.ns.do(func() error { return o.Run(ctx, h) }); err != nil {
+		if err := r.ns.Do(func() error { return o.Run(ctx, h) }); err != nil {
 			t.Errorf("Run: %v", err)
 		}
 	}()
@@ -281,7 +282,7 @@ func methodSets(t *testing.T) []string {
 		return strings.Split(v, ",")
 	}
 	sets := []string{"auto", MethodPoll}
-	for _, name := range []string{MethodFentry, MethodKprobe, MethodTPBTF, MethodCgroup} {
+	for _, name := range []string{kernel.MethodFentry, kernel.MethodKprobe, kernel.MethodTPBTF, kernel.MethodCgroup} {
 		t.Run("probe", func(t *testing.T) {
 			w := observe(t, newRoom(t), options(name))
 			w.mu.Lock()
@@ -304,8 +305,8 @@ func options(method string) Options {
 	case "auto":
 	case MethodPoll:
 		o.Mode = Poll
-	case MethodCgroup:
-		o.Methods = []string{MethodCgroup, MethodTPBTF} // what becomes of a bound socket is told by the latter
+	case kernel.MethodCgroup:
+		o.Methods = []string{kernel.MethodCgroup, kernel.MethodTPBTF} // what becomes of a bound socket is told by the latter
 	default:
 		o.Methods = []string{method}
 	}
@@ -319,14 +320,14 @@ func requireMethod(t *testing.T, w *world, name string) {
 		return
 	}
 	for _, c := range capabilities(w.boundDump) {
-		if !slices.ContainsFunc(c.methods, func(r method) bool { return r.name == name }) {
+		if !slices.ContainsFunc(c.Choices, func(r kernel.Choice) bool { return r.Name == name }) {
 			continue
 		}
 		w.mu.Lock()
-		got := w.methods[c.name]
+		got := w.methods[c.Name]
 		w.mu.Unlock()
 		if got.Name != name {
-			t.Fatalf("%s is observed by %s, want %s: %v", c.name, got.Name, name, got.Err)
+			t.Fatalf("%s is observed by %s, want %s: %v", c.Name, got.Name, name, got.Err)
 		}
 	}
 }

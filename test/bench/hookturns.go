@@ -12,6 +12,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/fairlead/fairlead/internal/kernel"
 	"github.com/fairlead/fairlead/internal/observer"
 	"github.com/fairlead/fairlead/test/bench/report"
 	"github.com/fairlead/fairlead/test/kit/netns"
@@ -47,7 +48,7 @@ func hookTurns(ctx context.Context, e *Env, cases []hookCase) error {
 		}
 		return out, nil
 	}
-	types := new(observer.Types)
+	types := new(kernel.Types)
 	added := map[[2]string][]float64{}
 	before, err := without()
 	if err != nil {
@@ -103,7 +104,7 @@ func hookTurns(ctx context.Context, e *Env, cases []hookCase) error {
 
 // observed runs f while an observer that tells nobody observes a namespace by
 // events, and says by which, and how many of them were lost.
-func observed(ctx context.Context, in *netns.Space, types *observer.Types, f func() error) (by string, lost uint64, err error) {
+func observed(ctx context.Context, in *netns.Space, types *kernel.Types, f func() error) (by string, lost uint64, err error) {
 	o, err := observer.New(observer.Options{Mode: observer.BPF, Types: types})
 	if err != nil {
 		return "", 0, err
@@ -144,9 +145,9 @@ func (d deaf) Replace([]observer.Socket) {
 	}
 }
 
-func (deaf) Methods([]observer.Method) {}
-func (deaf) Apply([]observer.Event)    {}
-func (deaf) Stale(error)               {}
+func (deaf) Methods([]kernel.Method) {}
+func (deaf) Apply([]observer.Event)  {}
+func (deaf) Stale(error)             {}
 
 // sure is half the width of the interval that holds the median of what the
 // samples are of, 95 times of 100 (by order statistics).

@@ -10,8 +10,9 @@ import (
 	"strings"
 	"time"
 
-	"github.com/fairlead/fairlead/internal/observer"
+	"github.com/fairlead/fairlead/internal/kernel"
 	"github.com/fairlead/fairlead/internal/source/nat"
+	"github.com/fairlead/fairlead/internal/source/nat/hook"
 )
 
 // method is a way to see changes: of nftables, and of legacy tables ("" polls).
@@ -23,15 +24,15 @@ func (r method) String() string { return strings.TrimSuffix(r.nft+"+"+r.legacy, 
 // whose kernels take them all, the others.
 func methods() []method {
 	everywhere := []method{
-		{nat.MethodNetlink, observer.MethodTracepoint},
+		{nat.MethodNetlink, kernel.MethodTracepoint},
 		{nat.MethodGeneration, ""},
 	}
 	if os.Getenv("FAIRLEAD_KERNEL") == "" {
 		return everywhere
 	}
 	return append([]method{
-		{nat.MethodFentry, observer.MethodFentry},
-		{nat.MethodKprobe, observer.MethodKprobe},
+		{nat.MethodFentry, kernel.MethodFentry},
+		{nat.MethodKprobe, kernel.MethodKprobe},
 	}, everywhere...)
 }
 
@@ -45,7 +46,7 @@ type running struct {
 
 // waker is an observer's hook on legacy tables, and what tells of modules.
 type waker struct {
-	*observer.Legacy
+	*hook.Legacy
 	modules <-chan struct{}
 }
 
@@ -54,7 +55,7 @@ func (w waker) ModuleLoaded() <-chan struct{} { return w.modules }
 // legacyHook attaches a hook on legacy tables for the rest of the test.
 func (w *world) legacyHook(methods ...string) waker {
 	w.t.Helper()
-	l, err := observer.OpenLegacy(observer.LegacyOptions{NetNS: w.path(), Methods: methods})
+	l, err := hook.OpenLegacy(hook.LegacyOptions{NetNS: w.path(), Methods: methods})
 	if err != nil {
 		w.t.Fatal(err)
 	}

@@ -13,8 +13,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/fairlead/fairlead/internal/observer"
+	"github.com/fairlead/fairlead/internal/kernel"
 	"github.com/fairlead/fairlead/internal/source/nat"
+	"github.com/fairlead/fairlead/internal/source/nat/hook"
 )
 
 // unload takes nf_tables out of the kernel with all that needs it.
@@ -46,7 +47,7 @@ func unload(t *testing.T) {
 // been loaded, here by the source's own question for the ruleset.
 func TestHooksAreTakenWhenTheModuleIsLoaded(t *testing.T) {
 	unload(t)
-	modules, err := observer.OpenModules(nil)
+	modules, err := hook.OpenModules(nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -62,7 +63,7 @@ func TestHooksAreTakenWhenTheModuleIsLoaded(t *testing.T) {
 	w := newWorld(t)
 	l := w.legacyHook()
 	l.modules = modules.Loaded()
-	if _, err := observer.OpenCommits(w.path(), observer.MethodFentry, nil); err == nil {
+	if _, err := hook.OpenCommits(w.path(), kernel.MethodFentry, nil); err == nil {
 		t.Fatal("the hooks can be attached to though nf_tables is not loaded")
 	}
 	src, f, _ := w.start(nat.Options{Wake: l, Methods: []string{nat.MethodFentry, nat.MethodKprobe, nat.MethodNetlink, nat.MethodGeneration}})

@@ -23,7 +23,7 @@ func legacyWake(t *testing.T, method string) {
 	}
 	w, other := newWorld(t), newWorld(t)
 	l := w.legacyHook(methods...)
-	t.Logf("method %s (%v)", l.Method(), l.Err())
+	t.Logf("method %s", l.Method())
 	src, f, _ := w.start(nat.Options{LegacyPoll: time.Hour, Wake: l})
 	eventually(t, "a first set", f.ready)
 	rule := func(w *world, tool, op string, port int, to string) {

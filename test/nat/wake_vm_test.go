@@ -7,12 +7,12 @@ package nat
 import (
 	"testing"
 
-	"github.com/fairlead/fairlead/internal/observer"
+	"github.com/fairlead/fairlead/internal/kernel"
 )
 
 // A full kernel takes every method.
 func TestLegacyWakeMethods(t *testing.T) {
-	for _, method := range []string{observer.MethodFentry, observer.MethodKprobe, observer.MethodTracepoint} {
+	for _, method := range []string{kernel.MethodFentry, kernel.MethodKprobe, kernel.MethodTracepoint} {
 		t.Run(method, func(t *testing.T) { legacyWake(t, method) })
 	}
 }

@@ -9,7 +9,7 @@ import (
 	"strings"
 
 	"github.com/fairlead/fairlead/internal/diagnose/doctor"
-	"github.com/fairlead/fairlead/internal/observer"
+	"github.com/fairlead/fairlead/internal/kernel"
 	"github.com/fairlead/fairlead/internal/version"
 )
 
@@ -37,7 +37,7 @@ func Examine(a Agent) doctor.Agent {
 }
 
 // Hooks describes how capabilities are observed.
-func Hooks(methods []observer.Method) (list []doctor.Hook) {
+func Hooks(methods []kernel.Method) (list []doctor.Hook) {
 	for _, m := range methods {
 		h := doctor.Hook{Capability: m.Capability, Method: m.Name, Lost: m.Lost}
 		if m.Err != nil {

@@ -29,7 +29,7 @@ import (
 // clock, limits and capabilities. The latter two are those of the process pid, or
 // of this process if pid is 0.
 func Machine(ctx context.Context, f *doctor.Facts, pid int) {
-	f.Kernel = kernel()
+	f.Kernel = kernelFacts()
 	// Looking at any port dumps both protocols of both families.
 	if _, err := observer.Look(ctx, 1); err != nil {
 		f.Kernel.Diag = err.Error()
@@ -49,7 +49,7 @@ func Machine(ctx context.Context, f *doctor.Facts, pid int) {
 	f.Limits.Files = openFiles(proc + "/limits")
 }
 
-func kernel() doctor.Kernel {
+func kernelFacts() doctor.Kernel {
 	k := doctor.Kernel{Release: "unknown"}
 	var u unix.Utsname
 	if err := unix.Uname(&u); err == nil {

@@ -20,7 +20,6 @@ import (
 	"time"
 
 	"github.com/fairlead/fairlead/internal/port"
-	"github.com/fairlead/fairlead/internal/schedule"
 	"github.com/fairlead/fairlead/internal/sink/peer"
 )
 
@@ -51,7 +50,7 @@ type api struct {
 	base    string // what requests go to
 	client  *http.Client
 	timeout time.Duration
-	ended   schedule.Signal // receives when a connection ended
+	ended   chan struct{} // receives when a connection ended
 
 	guest netip.Addr // if it is configured
 	mu    sync.Mutex
@@ -80,7 +79,7 @@ func newAPI(text string, dial dialFunc, timeout time.Duration) (*api, error) {
 	if err != nil {
 		return nil, fmt.Errorf("gvproxy: %w", err)
 	}
-	a := &api{timeout: timeout, ended: schedule.NewSignal()}
+	a := &api{timeout: timeout, ended: make(chan struct{}, 1)}
 	query, err := url.ParseQuery(u.RawQuery)
 	if err != nil {
 		return nil, fmt.Errorf("gvproxy: %q: %w", text, err)
@@ -155,13 +154,13 @@ func (a *api) close() { a.client.CloseIdleConnections() }
 // peer ends it.
 type watchedConn struct {
 	net.Conn
-	ended schedule.Signal
+	ended chan struct{}
 	once  atomic.Bool
 }
 
 func (c *watchedConn) Close() error {
 	if !c.once.Swap(true) {
-		c.ended.Notify()
+		peer.Poke(c.ended)
 	}
 	return c.Conn.Close()
 }

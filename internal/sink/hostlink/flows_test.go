@@ -8,14 +8,12 @@ import (
 	"io"
 	"log/slog"
 	"maps"
-	"net"
 	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
-	"github.com/fairlead/fairlead/internal/forward"
 	"github.com/fairlead/fairlead/internal/link"
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/reconcile"
@@ -51,13 +49,12 @@ func (p *peer) open(k port.Key) (link.Stream, wire.FlowReply) {
 	return st, reply
 }
 
-// alive reports whether a flow still echoes: bytes, or a datagram.
+// alive reports whether a flow still echoes.
 func alive(st link.Stream) bool {
-	frame := []byte("\x00\x01x")
-	if _, err := st.Write(frame); err != nil {
+	if _, err := st.Write([]byte("x")); err != nil {
 		return false
 	}
-	_, err := io.ReadFull(st, make([]byte, len(frame)))
+	_, err := io.ReadFull(st, make([]byte, 1))
 	return err == nil
 }
 
@@ -124,12 +121,16 @@ func TestFlows(t *testing.T) {
 }
 
 func TestServeGetsWhatWasAskedFor(t *testing.T) {
-	got := make(chan forward.Request, 1)
+	type call struct {
+		pub port.Publication
+		req wire.FlowRequest
+	}
+	got := make(chan call, 1)
 	r := newRig(t, func(o *Options) {
-		o.Serve = func(_ context.Context, st net.Conn, req forward.Request) error {
-			got <- req
-			err := errors.New("connection refused")
-			return errors.Join(err, req.Answer(&forward.DialError{Refused: true, Err: err}), st.Close())
+		o.Serve = func(_ context.Context, p port.Publication, q wire.FlowRequest, st link.Stream) error {
+			got <- call{p, q}
+			err := wire.WriteReply(st, wire.FlowReply{Status: wire.FlowRefused, Reason: "connection refused"})
+			return errors.Join(errors.New("connection refused"), err, st.Close())
 		}
 	})
 	r.put(pub(key(80), "web"))
@@ -139,8 +140,8 @@ func TestServeGetsWhatWasAskedFor(t *testing.T) {
 		t.Errorf("reply %+v", reply)
 	}
 	_ = st.Close()
-	if req := <-got; req.Publication.Owner.Name != "web" || req.Publication.Key != key(80) {
-		t.Errorf("request %+v", req)
+	if c := <-got; c.pub.Owner.Name != "web" || c.req.Key != key(80) {
+		t.Errorf("call %+v", c)
 	}
 	if got := r.settle(1); got[FlowFailed] != 1 {
 		t.Errorf("counted %v", got)
@@ -150,8 +151,8 @@ func TestServeGetsWhatWasAskedFor(t *testing.T) {
 func TestCut(t *testing.T) {
 	causes := make(chan error, 10)
 	r := newRig(t, func(o *Options) {
-		o.Serve = func(ctx context.Context, st net.Conn, req forward.Request) error {
-			err := echo(ctx, st, req)
+		o.Serve = func(ctx context.Context, p port.Publication, q wire.FlowRequest, st link.Stream) error {
+			err := echo(ctx, p, q, st)
 			causes <- context.Cause(ctx)
 			return err
 		}
@@ -287,7 +288,7 @@ func TestRunWaitsForFlows(t *testing.T) {
 	running.Add(1)
 	ended := make(chan struct{})
 	r := newRig(t, func(o *Options) {
-		o.Serve = func(ctx context.Context, _ net.Conn, _ forward.Request) error {
+		o.Serve = func(ctx context.Context, _ port.Publication, _ wire.FlowRequest, _ link.Stream) error {
 			running.Done()
 			<-ctx.Done()
 			close(ended)

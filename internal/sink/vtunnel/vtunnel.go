@@ -29,7 +29,6 @@ import (
 
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/reconcile"
-	"github.com/fairlead/fairlead/internal/schedule"
 	"github.com/fairlead/fairlead/internal/sink/peer"
 )
 
@@ -68,7 +67,7 @@ type Sink struct {
 	static           []port.Slot
 	text             string // the URL, for people
 	log              *slog.Logger
-	wake             schedule.Signal
+	wake             chan struct{}
 
 	mu     sync.Mutex
 	up     bool
@@ -108,7 +107,7 @@ func New(o Options) (*Sink, error) {
 		o.Dial = d.DialContext
 	}
 	s := &Sink{
-		o: o, wake: schedule.NewSignal(), reason: "not yet connected",
+		o: o, wake: make(chan struct{}, 1), reason: "not yet connected",
 		book: peer.NewBook(), have: make(map[port.Slot]byHost[told]),
 	}
 	s.look.Store(true)
@@ -181,7 +180,7 @@ func (s *Sink) Run(ctx context.Context) error {
 		wg.Go(func() {
 			err := peer.WatchAddresses(ctx, func() {
 				s.look.Store(true)
-				s.wake.Notify()
+				peer.Poke(s.wake)
 			})
 			if ctx.Err() == nil {
 				s.log.Error("a new address of the interface will not be noticed", "interface", s.iface, "err", err)
@@ -199,7 +198,7 @@ func (s *Sink) Run(ctx context.Context) error {
 
 // hold keeps a connection open, to see the peer come and go.
 func (s *Sink) hold(ctx context.Context) {
-	pace := peer.NewPace()
+	var pace peer.Pace
 	for ctx.Err() == nil {
 		dctx, cancel := context.WithTimeout(ctx, peer.DialTimeout)
 		conn, err := s.o.Dial(dctx, s.network, s.address)
@@ -209,7 +208,7 @@ func (s *Sink) hold(ctx context.Context) {
 			if ctx.Err() == nil {
 				s.setDown(err)
 			}
-			_ = schedule.Sleep(ctx, peer.DownPause)
+			peer.Sleep(ctx, peer.DownPause)
 			continue
 		}
 		s.setUp()
@@ -239,7 +238,7 @@ func (s *Sink) setUp() {
 	if !was {
 		s.log.Info("peer is there")
 	}
-	s.wake.Notify()
+	peer.Poke(s.wake)
 }
 
 func (s *Sink) setDown(err error) {
@@ -250,7 +249,7 @@ func (s *Sink) setDown(err error) {
 	s.mu.Unlock()
 	if changed {
 		s.log.Warn("peer is not there; waiting for it", "err", err)
-		s.wake.Notify()
+		peer.Poke(s.wake)
 	}
 }
 
@@ -268,7 +267,7 @@ func (s *Sink) Sync(ctx context.Context, want reconcile.View, change reconcile.C
 	if s.closed {
 		return nil, nil
 	}
-	s.book.Update(want, change)
+	s.book.Take(want, change)
 	up, reason, epoch := s.presence()
 	if !up {
 		s.keepBridges()
@@ -293,7 +292,7 @@ func (s *Sink) forget(why told) {
 	for _, slot := range s.static {
 		s.book.Dirty()[slot] = struct{}{}
 	}
-	s.book.MarkAll()
+	s.book.Touch()
 }
 
 // readAddresses looks where the peer is to connect to. When that changed,
@@ -383,7 +382,7 @@ func (s *Sink) Cut(keys []port.Key) {
 // keepBridges closes the bridges that nothing needs any more.
 func (s *Sink) keepBridges() {
 	if s.o.Bridges != nil {
-		s.o.Bridges.Keep(s.book.Wanted)
+		s.o.Bridges.Keep(func(k port.Key) bool { return len(s.book.Asked(k)) > 0 })
 	}
 }
 

@@ -19,7 +19,6 @@ import (
 	"time"
 
 	"github.com/fairlead/fairlead/internal/registry"
-	"github.com/fairlead/fairlead/internal/schedule"
 	"github.com/fairlead/fairlead/internal/source/engine"
 )
 
@@ -131,7 +130,7 @@ func (s *Source) Run(ctx context.Context, feed registry.Feed) error {
 			paths = append(paths, p)
 		}
 	}
-	wake := schedule.NewSignal()
+	wake := make(chan struct{}, 1)
 	stopped := engine.Watch(ctx, s.o.Logger, wake, paths...)
 	defer func() { cancel(); <-stopped }()
 	set := engine.NewSet(s.o.Logger, feed, &s.facts)

@@ -9,7 +9,7 @@ import (
 	"fmt"
 	"os"
 
-	"github.com/fairlead/fairlead/internal/observer"
+	"github.com/fairlead/fairlead/internal/source/nat/hook"
 )
 
 // hookable implements system: nf_tables is loaded. Where it is built in that
@@ -20,7 +20,7 @@ func (k *kernel) hookable() bool {
 }
 
 func (k *kernel) watchHooks(method string) (stream, error) {
-	c, err := observer.OpenCommits(k.path, method, k.types)
+	c, err := hook.OpenCommits(k.path, method, k.types)
 	if err != nil {
 		return nil, err
 	}
@@ -28,13 +28,13 @@ func (k *kernel) watchHooks(method string) (stream, error) {
 }
 
 // hookStream says what hooks tell as the messages that nfnetlink would send.
-type hookStream struct{ commits *observer.Commits }
+type hookStream struct{ commits *hook.Commits }
 
 func (s *hookStream) Close() error { return s.commits.Close() }
 
 func (s *hookStream) next() ([]*message, error) {
 	events, err := s.commits.Next()
-	if errors.Is(err, observer.ErrCommitsLost) {
+	if errors.Is(err, hook.ErrCommitsLost) {
 		return nil, errors.Join(errLost, err)
 	}
 	if err != nil {
@@ -42,7 +42,7 @@ func (s *hookStream) next() ([]*message, error) {
 	}
 	out := make([]*message, 0, len(events))
 	for i := range events {
-		if events[i].Kind == observer.CommitMany {
+		if events[i].Kind == hook.CommitMany {
 			return nil, errMany
 		}
 		out = append(out, hookMessage(&events[i]))
@@ -52,8 +52,8 @@ func (s *hookStream) next() ([]*message, error) {
 
 // hookMessage returns what a hook told as a message. Its table's family is 0 if
 // it does not concern the nat ruleset.
-func hookMessage(e *observer.CommitEvent) *message {
-	if e.Kind == observer.CommitEnd {
+func hookMessage(e *hook.CommitEvent) *message {
+	if e.Kind == hook.CommitEnd {
 		return &message{typ: msgNewGen, gen: e.Generation}
 	}
 	m := &message{bare: true}
@@ -67,14 +67,14 @@ func hookMessage(e *observer.CommitEvent) *message {
 		return add
 	}
 	switch e.Kind {
-	case observer.CommitTable:
+	case hook.CommitTable:
 		m.typ = either(msgNewTable, msgDelTable)
-	case observer.CommitChain:
+	case hook.CommitChain:
 		m.typ, m.chain = either(msgNewChain, msgDelChain), e.Name
-	case observer.CommitRule:
+	case hook.CommitRule:
 		m.typ, m.chain = either(msgNewRule, msgDelRule), e.Name
 		m.handle, m.position = e.Handle, e.Previous
-	case observer.CommitElement:
+	case hook.CommitElement:
 		m.typ, m.set = either(msgNewElem, msgDelElem), &nset{name: e.Name, handle: e.Handle}
 		el := element{key: e.Key, end: e.End, data: e.Value, flags: e.Flags}
 		if e.IsVerdict {

@@ -10,7 +10,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/fairlead/fairlead/internal/observer"
+	bpfkernel "github.com/fairlead/fairlead/internal/kernel"
 	"github.com/fairlead/fairlead/internal/registry"
 )
 
@@ -34,7 +34,7 @@ type Options struct {
 	// has broken, and the source polls again.
 	Wake Waker
 	// Types, if not nil, is shared with others that load BPF programs.
-	Types *observer.Types
+	Types *bpfkernel.Types
 	// Methods limits the methods that are tried for nftables, by name, to force a
 	// place in the chain; the last of those named must work. Empty means all.
 	Methods []string

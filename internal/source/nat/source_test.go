@@ -14,7 +14,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/fairlead/fairlead/internal/port"
-	"github.com/fairlead/fairlead/internal/schedule"
 )
 
 // fakeSystem is a kernel whose ruleset the test sets.
@@ -30,7 +29,6 @@ type fakeSystem struct {
 	readTime time.Duration
 	dumpTime time.Duration
 	events   chan batch
-	hosts    schedule.Signal
 	hooks    bool            // the hooks can be attached to
 	broken   map[string]bool // methods that do not work
 	watched  []string        // methods that were tried
@@ -83,7 +81,9 @@ func (f *fakeSystem) resolve(msgs []*message, _ model) ([]*message, error) {
 	return msgs, nil
 }
 
-func (f *fakeSystem) hostChanged() <-chan struct{} { return f.hosts }
+func (f *fakeSystem) watchHost() (stream, error) {
+	return fakeStream{make(chan batch), make(chan struct{})}, nil
+}
 
 func (f *fakeSystem) generation() (uint32, error) {
 	f.mu.Lock()
@@ -227,8 +227,7 @@ func run(t *testing.T, opt Options, f *fakeSystem, test func(s *Source, r *recor
 	}
 	synctest.Test(t, func(t *testing.T) {
 		// Channels belong to the bubble that they are made in.
-		f.events, f.hosts = make(chan batch), schedule.NewSignal()
-		f.hosts.Notify()
+		f.events = make(chan batch)
 		if w, ok := opt.Wake.(*wakes); ok {
 			w.c, w.modules = make(chan struct{}, 1), make(chan struct{}, 1)
 		}

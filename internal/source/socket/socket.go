@@ -22,6 +22,7 @@ import (
 	"time"
 
 	"github.com/fairlead/fairlead/internal/cgroup"
+	"github.com/fairlead/fairlead/internal/kernel"
 	"github.com/fairlead/fairlead/internal/observer"
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/registry"
@@ -207,7 +208,7 @@ func (h *handler) stop() {
 func (h *handler) Stale(err error) { h.feed.Stale(err) }
 
 // Methods says "fentry" where all capabilities use one, else what each uses.
-func (h *handler) Methods(methods []observer.Method) {
+func (h *handler) Methods(methods []kernel.Method) {
 	var order []string
 	uses := map[string][]string{}
 	for _, r := range methods {

@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kernel
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+)
+
+// Names of methods.
+const (
+	MethodFentry     = "fentry"
+	MethodKprobe     = "kprobe"
+	MethodTPBTF      = "tp_btf"
+	MethodTracepoint = "tracepoint"
+	MethodCgroup     = "cgroup"
+	MethodIter       = "iter"
+)
+
+// Method is the mechanism by which one capability is observed.
+type Method struct {
+	Capability string
+	Name       string // MethodFentry, ...
+	Err        error  // why better methods failed, joined; nil if none did
+	Lost       string // what this method does not see, human-readable; may be empty
+}
+
+// Capability is what can be observed by more than one method.
+type Capability struct {
+	Name    string
+	Choices []Choice // best first
+}
+
+// Choice is one method of a capability.
+type Choice struct {
+	Name   string
+	Lost   string   // what it does not see, human-readable
+	Hooks  []string // names of programs in the order of attaching; none if it needs nothing
+	Always bool     // tried even if it is not among the allowed
+}
+
+// Attach tries the choices that are allowed (none named: all) in order; any error
+// leads to the next one. A nil attach leaves only choices without hooks, and
+// cause says why. It fails if no choice is left.
+func (c Capability) Attach(attach func(hooks []string) error, cause error, allowed []string) (Method, error) {
+	var errs []error
+	if attach == nil && cause != nil {
+		errs = append(errs, cause)
+	}
+	for _, choice := range c.Choices {
+		if len(choice.Hooks) > 0 {
+			if attach == nil || len(allowed) > 0 && !choice.Always && !slices.Contains(allowed, choice.Name) {
+				continue
+			}
+			if err := attach(choice.Hooks); err != nil {
+				errs = append(errs, fmt.Errorf("%s: %w", choice.Name, err))
+				continue
+			}
+		}
+		return Method{Capability: c.Name, Name: choice.Name, Lost: choice.Lost, Err: errors.Join(errs...)}, nil
+	}
+	return Method{}, errors.Join(errs...)
+}

@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux && (root || vm)
+
+package kernel
+
+import (
+	"errors"
+	"os"
+	"testing"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/fairlead/fairlead/internal/kernel/bpf"
+)
+
+func descriptors(t *testing.T) int {
+	t.Helper()
+	list, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(list)
+}
+
+// withoutExit is the file of NAT hooks, in which the function of one does not exist.
+func withoutExit() (*ebpf.CollectionSpec, error) {
+	spec, err := bpf.LoadNat()
+	if err == nil {
+		spec.Programs[bpf.NatProgLegacyExit].AttachTo = "syscalls/no_such_call"
+	}
+	return spec, err
+}
+
+// TestAttachRollsBack attaches one hook, and another whose function does not exist.
+func TestAttachRollsBack(t *testing.T) {
+	o, err := Open(nil, Config{Files: []File{withoutExit}, Maps: []string{bpf.NatMapReplacements}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := o.Close(); err != nil {
+			t.Error(err)
+		}
+	}()
+	before := descriptors(t)
+	if err := o.Attach([]string{bpf.NatProgLegacyEnter, bpf.NatProgLegacyExit}); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("attach: %v, want %v", err, os.ErrNotExist)
+	}
+	if err := o.Attach([]string{bpf.NatProgLegacyEnter, "no_such_hook"}); !errors.Is(err, errNoHook) {
+		t.Errorf("attach: %v, want %v", err, errNoHook)
+	}
+	if after := descriptors(t); after != before {
+		t.Errorf("%d descriptors after, %d before", after, before)
+	}
+	if len(o.programs) != 0 {
+		t.Errorf("%d programs count as attached", len(o.programs))
+	}
+}
+
+// TestOptionalHook leaves out a hook whose function does not exist.
+func TestOptionalHook(t *testing.T) {
+	o, err := Open(nil, Config{Files: []File{withoutExit}, Optional: []string{bpf.NatProgLegacyExit}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = o.Close() }()
+	if err := o.Attach([]string{bpf.NatProgLegacyEnter, bpf.NatProgLegacyExit}); err != nil || len(o.programs) != 1 {
+		t.Errorf("%d hooks, %v; want one", len(o.programs), err)
+	}
+}
