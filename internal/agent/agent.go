@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package agent wires the guest agent: sources, registry, reconciler, sinks and
-// status. It is the only place that knows them all.
+// status. No other package imports all of them.
 package agent
 
 import (
@@ -39,8 +39,8 @@ import (
 	"github.com/fairlead/fairlead/internal/wire"
 )
 
-// Source says what ports there are. Run blocks until ctx ends; an error of its
-// own ends the agent.
+// Source reports which ports exist. Run blocks until ctx ends; any other error ends
+// the agent.
 type Source interface {
 	Name() string
 	Run(ctx context.Context, feed registry.Feed) error
@@ -53,7 +53,7 @@ type Agent struct {
 
 	sockets    *own.Sockets
 	observer   *observer.Observer
-	types      kernel.Types // of the kernel, until the start is over
+	types      kernel.Types // kept until the start is over
 	sources    []Source
 	registry   *registry.Registry
 	forward    *forward.Server
@@ -68,8 +68,8 @@ type Agent struct {
 	served     schedule.Signal // the metrics or the page were read
 }
 
-// New wires an agent. It reads, or at the first start makes, the token of the
-// link, and starts nothing.
+// New wires an agent. It reads the link's token, or creates it at the first start.
+// It starts nothing.
 func New(cfg config.Agent, log *slog.Logger, level *slog.LevelVar) (*Agent, error) {
 	if cfg.Observer == observer.BPF.String() && os.Geteuid() != 0 {
 		return nil, errors.New("--observer bpf loads BPF programs, which needs root: run it as root, or with --observer poll")
@@ -91,8 +91,8 @@ func New(cfg config.Agent, log *slog.Logger, level *slog.LevelVar) (*Agent, erro
 	return a, nil
 }
 
-// auditInterval says the interval as the observer does: 0 leaves it to it, and
-// what is negative is none.
+// auditInterval converts the interval to the observer's terms: 0 is its default, a
+// negative value disables audits.
 func auditInterval(cfg *config.Agent) time.Duration {
 	switch {
 	case !cfg.AuditGiven:
@@ -171,7 +171,7 @@ func (a *Agent) wireSinks() error {
 	return nil
 }
 
-// wireHostlink makes the sink for the links that are configured.
+// wireHostlink makes the sink for the configured links.
 func (a *Agent) wireHostlink() error {
 	var token link.Token
 	if a.cfg.LinkToken != "" {
@@ -197,15 +197,15 @@ func (a *Agent) wireHostlink() error {
 	return err
 }
 
-// Run works until ctx ends. watch calls its argument with each new
-// configuration, or with why the old one stays; it blocks until its context ends.
+// Run works until ctx ends. watch blocks until its context ends, and calls its
+// argument with each new configuration, or with the error for which the old one is kept.
 func (a *Agent) Run(ctx context.Context, watch func(ctx context.Context, onChange func(config.Agent, error))) error {
 	control, err := status.ListenControl(a.cfg.Control)
 	if err != nil {
 		return err
 	}
 	defer func() { _ = control.Close() }()
-	// All feeds before the first source runs: the registry is ready when all have spoken.
+	// Create all feeds before the first source runs: the registry is ready when each has reported.
 	feeds := make([]registry.Feed, len(a.sources))
 	for i, s := range a.sources {
 		feeds[i] = a.registry.Feed(s.Name())
@@ -238,7 +238,7 @@ func (a *Agent) Run(ctx context.Context, watch func(ctx context.Context, onChang
 	for i, s := range a.sources {
 		feed := feeds[i]
 		if w, ok := s.(waiter); ok {
-			g.Go(func() error { return a.tellWaiter(ctx, w) })
+			g.Go(func() error { return a.wakeWaiter(ctx, w) })
 		}
 		g.Go(func() error {
 			if err := s.Run(ctx, feed); ctx.Err() == nil {
@@ -257,10 +257,10 @@ func (a *Agent) Run(ctx context.Context, watch func(ctx context.Context, onChang
 	return nil
 }
 
-// reload takes over what can change while running: the rules.
+// reload applies the settings that can change while running: the rules.
 func (a *Agent) reload(cfg config.Agent, err error) {
 	if err != nil {
-		a.log.Error("configuration refused; the old one stands", "err", err)
+		a.log.Error("configuration refused; keeping the previous one", "err", err)
 		return
 	}
 	a.registry.SetRules(cfg.Rules)

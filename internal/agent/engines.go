@@ -10,24 +10,24 @@ import (
 	"github.com/fairlead/fairlead/internal/source/engine"
 )
 
-// engineRetry is how long an engine that is gone is still believed.
+// engineRetry is how long the ports of an engine that disappeared are kept.
 func (a *Agent) engineRetry() engine.Retry {
 	if a.cfg.EngineGrace == 0 {
-		return engine.Retry{Grace: -1} // never withdrawn
+		return engine.Retry{Grace: -1} // for ever
 	}
 	return engine.Retry{Grace: a.cfg.EngineGrace}
 }
 
-// waiter is a source that waits for a server, which may be on this machine.
+// waiter is a source that waits for a server, which may run on this machine.
 type waiter interface {
-	Waits() <-chan struct{} // receives when it begins to wait
+	Waits() <-chan struct{} // receives when it starts to wait
 	WaitsFor() uint16       // the TCP port, 0 while it does not wait
 	Try()
 }
 
-// tellWaiter lets a source know when its server begins to listen here, so that it
-// need not try again and again. It looks at nothing while the source does not wait.
-func (a *Agent) tellWaiter(ctx context.Context, w waiter) error {
+// wakeWaiter wakes a source when its server begins to listen on this machine, so that
+// the source need not poll. It does nothing while the source does not wait.
+func (a *Agent) wakeWaiter(ctx context.Context, w waiter) error {
 	for {
 		select {
 		case <-ctx.Done():
@@ -35,7 +35,7 @@ func (a *Agent) tellWaiter(ctx context.Context, w waiter) error {
 		case <-w.Waits():
 		}
 		pubs := a.registry.Publications().Subscribe()
-		pubs.Take() // what listened before was tried
+		pubs.Take() // the source has tried these
 		for w.WaitsFor() != 0 && ctx.Err() == nil {
 			select {
 			case <-ctx.Done():
@@ -44,8 +44,8 @@ func (a *Agent) tellWaiter(ctx context.Context, w waiter) error {
 				view, change := pubs.Take()
 				number := w.WaitsFor()
 				if slices.ContainsFunc(change.Keys, func(k port.Key) bool {
-					_, stands := view.Get(k)
-					return stands && k.Protocol == port.TCP && k.Port == number
+					_, present := view.Get(k)
+					return present && k.Protocol == port.TCP && k.Port == number
 				}) {
 					w.Try()
 				}

@@ -10,47 +10,47 @@ import (
 	"github.com/coreos/go-systemd/v22/daemon"
 )
 
-// notReady says why not everything that is there has been seen and told.
+// notReady returns why the agent is not ready, or "" if it is.
 func (a *Agent) notReady() string {
 	for _, s := range a.registry.Sources().View().All() {
 		if s.State == "starting" {
-			return "source " + s.Name + " has not yet seen everything"
+			return "source " + s.Name + " is starting"
 		}
 	}
 	select {
 	case <-a.reconciler.FirstSync():
 		return ""
 	default:
-		return "not every sink has been told what there is"
+		return "a sink has not completed its first sync"
 	}
 }
 
-// statusPause is the least time between two lines of status for systemd.
+// statusPause is the least time between two status lines for systemd.
 const statusPause = 10 * time.Second
 
-// notifier tells systemd that the agent is ready, that it lives, and what it
-// does. Where nobody asks (no NOTIFY_SOCKET) it costs nothing.
+// notifier reports readiness, liveness and status to systemd. Without NOTIFY_SOCKET
+// it does nothing.
 type notifier struct {
 	send     func(state string) (bool, error)
-	watchdog time.Duration // 0 if systemd does not watch
+	watchdog time.Duration // 0 if disabled
 	a        *Agent
 }
 
 func newNotifier(a *Agent) *notifier {
 	every, err := daemon.SdWatchdogEnabled(false)
 	if err != nil {
-		a.log.Warn("the watchdog of systemd is not heeded", "err", err)
+		a.log.Warn("systemd watchdog disabled", "err", err)
 	}
 	return &notifier{
 		send: func(state string) (bool, error) { return daemon.SdNotify(false, state) }, watchdog: every, a: a,
 	}
 }
 
-// run tells until ctx ends.
+// run notifies systemd until ctx ends.
 func (n *notifier) run(ctx context.Context) error {
-	if heard, err := n.send("STATUS=waiting for the first look at everything"); !heard {
+	if sent, err := n.send("STATUS=waiting for all sources"); !sent {
 		if err != nil {
-			n.a.log.Warn("systemd cannot be told", "err", err)
+			n.a.log.Warn("cannot notify systemd", "err", err)
 		}
 		return nil
 	}
@@ -72,8 +72,8 @@ func (n *notifier) run(ctx context.Context) error {
 		}
 	}
 	_, _ = n.send(daemon.SdNotifyReady)
-	tell := func() { _, _ = n.send("STATUS=" + summary(n.a.provider.counts())) }
-	tell()
+	report := func() { _, _ = n.send("STATUS=" + summary(n.a.provider.counts())) }
+	report()
 	outcomes := n.a.reconciler.Outcomes().Subscribe()
 	defer outcomes.Close()
 	pause := time.NewTimer(statusPause)
@@ -91,20 +91,20 @@ func (n *notifier) run(ctx context.Context) error {
 			changed = nil // until the pause is over
 			pause.Reset(statusPause)
 		case <-pause.C:
-			tell()
+			report()
 			changed = outcomes.C()
 		}
 	}
 }
 
-// beat says that the agent lives. It takes the registry's lock on the way, which
-// an agent that hangs does not give.
+// beat reports liveness. It acquires the registry's lock first, which a deadlocked
+// agent never releases.
 func (n *notifier) beat() {
 	n.a.registry.Touch()
 	_, _ = n.send(daemon.SdNotifyWatchdog)
 }
 
-// summary is one line about all publications.
+// summary describes all publications in one line.
 func summary(active, all int) string {
 	return fmt.Sprintf("%d of %d ports reachable on the host", active, all)
 }

@@ -12,7 +12,7 @@ import (
 	"github.com/fairlead/fairlead/internal/sink/hostlink"
 )
 
-// links takes sessions from every configured endpoint.
+// links accepts sessions from every configured endpoint.
 type links struct {
 	endpoints []config.Endpoint
 	options   link.Options
@@ -21,7 +21,7 @@ type links struct {
 	listeners []*link.Listener
 }
 
-// open claims all endpoints, or none.
+// open opens all endpoints, or none.
 func (l *links) open(ctx context.Context) error {
 	for _, e := range l.endpoints {
 		at := link.Endpoint{Network: e.Network, Path: e.Path, CID: e.CID, Port: e.Port}
@@ -54,7 +54,7 @@ func (l *links) close() error {
 	return errors.Join(errs...)
 }
 
-// run gathers sessions until ctx ends.
+// run accepts sessions until ctx ends.
 func (l *links) run(ctx context.Context) error {
 	defer func() { _ = l.close() }()
 	ctx, cancel := context.WithCancelCause(ctx)

@@ -20,26 +20,27 @@ import (
 	"github.com/fairlead/fairlead/internal/observer"
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/reconcile"
+	"github.com/fairlead/fairlead/internal/schedule"
 	"github.com/fairlead/fairlead/internal/sink/listener"
 	"github.com/fairlead/fairlead/internal/sink/listener/refused"
 	"github.com/fairlead/fairlead/internal/wire"
 )
 
-// listenerSink is the listener sink with the observer's word of who wants a
-// port that a placeholder has, where the kernel takes a hook.
+// listenerSink is the listener sink with the observer's hook that reports a refused
+// bind to a placeholder's port, where the kernel supports it.
 type listenerSink struct {
 	*listener.Sink
 	log  *slog.Logger
 	own  func(cookie uint64) bool
 	hook bool // whether BPF programs may be loaded
 
-	ready <-chan struct{} // closed when all sources have said what there is
+	ready <-chan struct{} // closed when all sources have reported
 
 	refused atomic.Pointer[refused.Watcher] // nil without a hook
-	method  atomic.Pointer[kernel.Method]   // how refused binds are seen, nil before Run
+	method  atomic.Pointer[kernel.Method]   // how refused binds are observed, nil before Run
 
 	untracked listener.Untracked
-	nat       sync.Once // that what NAT takes is not kept was said
+	nat       sync.Once // warned that NAT rules are not bypassed
 }
 
 func (a *Agent) wireListener() (reconcile.Sink, error) {
@@ -66,7 +67,7 @@ func (a *Agent) wireListener() (reconcile.Sink, error) {
 func (l *listenerSink) watch(p uint16, on bool) {
 	if c := l.refused.Load(); c != nil {
 		if err := c.Watch(p, on); err != nil {
-			l.log.Warn("whoever wants the port of a placeholder is not seen", "err", err)
+			l.log.Warn("cannot detect bind conflicts of a placeholder", "err", err)
 		}
 	}
 }
@@ -78,7 +79,7 @@ func (l *listenerSink) keep(at netip.AddrPort, on bool) {
 	}
 	if err := do(at); err != nil {
 		l.nat.Do(func() {
-			l.log.Warn("a NAT rule of the output hook that takes loopback takes what is meant for placeholders, too", "err", err)
+			l.log.Warn("OUTPUT NAT rules may intercept loopback traffic to placeholders", "err", err)
 		})
 	}
 }
@@ -86,21 +87,18 @@ func (l *listenerSink) keep(at netip.AddrPort, on bool) {
 // Run implements runner.
 func (l *listenerSink) Run(ctx context.Context) error {
 	defer func() { _ = l.untracked.Close() }()
-	// To attach costs time that the sources have a better use for.
-	select {
-	case <-l.ready:
-	case <-time.After(sourcesTimeout):
-	case <-ctx.Done():
-		return ctx.Err()
+	// Attach after the sources' start, which needs the CPU more urgently.
+	if err := schedule.Wait(ctx, time.Now().Add(sourcesTimeout), l.ready); err != nil {
+		return err
 	}
 	g, ctx := errgroup.WithContext(ctx)
 	if c, err := l.open(); err != nil {
 		l.method.Store(&kernel.Method{Capability: refused.Capability, Name: methodNone, Err: err, Lost: unnoticed})
-		l.log.Warn("no hook tells who wants the port of a placeholder", "lost", unnoticed, "err", err)
+		l.log.Warn("bind conflicts cannot be detected", "lost", unnoticed, "err", err)
 	} else {
 		r := c.Method()
 		l.method.Store(&r)
-		l.log.Info("placeholders give way to servers that want their port", "method", r.Name, "lost", r.Lost)
+		l.log.Info("bind conflicts are detected", "method", r.Name, "lost", r.Lost)
 		l.refused.Store(c)
 		g.Go(func() error { return c.Run(ctx, l.contend) })
 	}
@@ -109,11 +107,11 @@ func (l *listenerSink) Run(ctx context.Context) error {
 }
 
 const (
-	// sourcesTimeout is how long sources may take before placeholders do without them.
+	// sourcesTimeout is how long the start of the sources may delay the hook.
 	sourcesTimeout = 3 * time.Second
 
 	methodNone = "none"
-	unnoticed  = "a server that finds its port held by a placeholder is not noticed, and fails to start until the publication goes"
+	unnoticed  = "a server whose port a placeholder holds cannot start until the publication ends"
 )
 
 // hooks implements hooked.
@@ -135,7 +133,7 @@ func (l *listenerSink) contend(b refused.Bind) {
 	if l.own(b.Cookie) {
 		return
 	}
-	who := strconv.Quote(cmp.Or(b.Comm, "somebody"))
+	who := strconv.Quote(cmp.Or(b.Comm, "unknown"))
 	if b.PID != 0 {
 		who = fmt.Sprintf("pid %d (%s)", b.PID, who)
 	}

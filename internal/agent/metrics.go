@@ -14,7 +14,7 @@ import (
 	"github.com/fairlead/fairlead/internal/source/nat"
 )
 
-// propagated notes how long the kernel's event of p took to be acknowledged.
+// propagated records the time from p's kernel event to the acknowledgement of sink.
 func (a *Agent) propagated(sink string, p port.Publication) {
 	if p.Observed == 0 {
 		return
@@ -26,7 +26,7 @@ func (a *Agent) propagated(sink string, p port.Publication) {
 	a.metrics.Propagated(sink, time.Duration(now.Nano()-p.Observed))
 }
 
-// count gathers what the rooms count themselves.
+// count collects the counters of all parts.
 func (a *Agent) count() metrics.AgentSnapshot {
 	pubs, outs := a.registry.Publications().View(), a.reconciler.Outcomes().View()
 	s := metrics.AgentSnapshot{
@@ -41,9 +41,9 @@ func (a *Agent) count() metrics.AgentSnapshot {
 		s.Memory = &m
 	}
 	for key, p := range pubs.All() {
-		said, _ := outs.Get(key)
+		reported, _ := outs.Get(key)
 		state := port.Pending
-		for i, o := range said {
+		for i, o := range reported {
 			if i == 0 || o.State > state {
 				state = o.State
 			}

@@ -14,9 +14,9 @@ import (
 	"github.com/fairlead/fairlead/internal/source/nat/hook"
 )
 
-// natSource is the NAT source with the observer's hooks, where the kernel takes
-// them. Without those the source listens to nftables, and looks at legacy tables
-// itself. It is the source's waker.
+// natSource is the NAT source with the observer's hooks, where the kernel supports
+// them. Without hooks the source follows nftables notifications and polls legacy
+// tables. natSource implements nat.Waker.
 type natSource struct {
 	*nat.Source
 	log     *slog.Logger
@@ -42,13 +42,13 @@ func (s *natSource) Run(ctx context.Context, feed registry.Feed) error {
 	g, ctx := errgroup.WithContext(ctx)
 	if s.hooks {
 		if legacy, err := hook.OpenLegacy(hook.LegacyOptions{Types: s.types}); err != nil {
-			s.log.Info("legacy iptables tables are polled", "why", kernel.Brief(err))
+			s.log.Info("polling legacy iptables tables", "reason", kernel.Brief(err))
 		} else {
 			s.legacy = legacy
 			g.Go(func() error { return legacy.Run(ctx) })
 		}
 		if modules, err := hook.OpenModules(s.types); err != nil {
-			s.log.Debug("loads of kernel modules are not seen", "why", kernel.Brief(err))
+			s.log.Debug("cannot observe kernel module loads", "reason", kernel.Brief(err))
 		} else {
 			s.modules = modules
 			g.Go(func() error { return modules.Run(ctx) })

@@ -13,15 +13,15 @@ import (
 	"github.com/fairlead/fairlead/internal/sink/vtunnel"
 )
 
-// runner is a sink that looks after its peer itself. Run blocks until ctx ends.
+// runner is a sink with work of its own. Run blocks until ctx ends.
 type runner interface {
 	reconcile.Sink
 	Run(ctx context.Context) error
 }
 
-// newPeerSink makes a sink for a peer that is not fairlead's own.
+// newPeerSink makes a sink for another product's forwarder.
 func (a *Agent) newPeerSink(s config.Sink) (runner, error) {
-	// Beside the control socket: its directory is root's, and ends with the system.
+	// Next to the control socket: the directory belongs to root and is empty after a reboot.
 	memory := peer.Memory(filepath.Join(filepath.Dir(a.cfg.Control), s.Name+".json"))
 	bridges := peer.NewBridges(peer.BridgeOptions{
 		Listen: a.sockets.Listen, ListenPacket: a.sockets.ListenPacket,

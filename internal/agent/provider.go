@@ -13,7 +13,7 @@ import (
 	"github.com/fairlead/fairlead/internal/table"
 )
 
-// provider shows the registry and the outcomes as status asks for them.
+// provider implements status.Provider with the registry and the outcomes.
 type provider struct {
 	registry *registry.Registry
 	outcomes *table.Table[port.Key, reconcile.Outcomes]
@@ -34,15 +34,15 @@ func (p provider) List() status.List {
 	return l
 }
 
-// counts returns how many publications there are, and how many are active. It
-// allocates nothing for each, as List does.
+// counts returns the number of active publications, and of all. Unlike List it does
+// not allocate for each.
 func (p provider) counts() (active, all int) {
 	pubs := p.registry.Publications().View()
-	for k, said := range p.outcomes.View().All() {
-		if !slices.ContainsFunc(said, func(o reconcile.SinkOutcome) bool { return o.State == port.Active }) {
+	for k, reported := range p.outcomes.View().All() {
+		if !slices.ContainsFunc(reported, func(o reconcile.SinkOutcome) bool { return o.State == port.Active }) {
 			continue
 		}
-		if _, ok := pubs.Get(k); ok { // it may be gone and still held
+		if _, ok := pubs.Get(k); ok { // not if it is in its hold-down
 			active++
 		}
 	}
@@ -60,9 +60,9 @@ func (p provider) Sources() []status.Source {
 }
 
 func describe(p port.Publication, outs table.View[port.Key, reconcile.Outcomes]) status.Publication {
-	said, _ := outs.Get(p.Key)
-	list := make([]status.Outcome, 0, len(said))
-	for _, o := range said {
+	reported, _ := outs.Get(p.Key)
+	list := make([]status.Outcome, 0, len(reported))
+	for _, o := range reported {
 		list = append(list, status.DescribeOutcome(o.Sink, o.Outcome))
 	}
 	row := status.Describe(p, list)
@@ -72,7 +72,7 @@ func describe(p port.Publication, outs table.View[port.Key, reconcile.Outcomes])
 	return row
 }
 
-// unserved says of a port that it is only declared.
+// unserved is the reason of a port that is declared but has no server.
 const unserved = "nothing is known to serve it"
 
 func (p provider) Changes(ctx context.Context, f func(status.Delta) error) error {

@@ -26,11 +26,11 @@ func (a *Agent) chosenSinks() []config.Sink {
 	for i, s := range sinks {
 		names[i] = s.String()
 	}
-	a.log.Info("sinks chosen", "sinks", strings.Join(names, ","), "why", why)
+	a.log.Info("sinks chosen", "sinks", strings.Join(names, ","), "reason", why)
 	return sinks
 }
 
-// newSink makes one of the sinks of the configuration.
+// newSink makes a sink.
 func (a *Agent) newSink(s config.Sink) (reconcile.Sink, error) {
 	switch s.Name {
 	case "hostlink":
@@ -46,12 +46,12 @@ func (a *Agent) newSink(s config.Sink) (reconcile.Sink, error) {
 	return nil, fmt.Errorf("sink %q: want hostlink, listener, gvproxy or vtunnel", s.Name)
 }
 
-// cutter is a sink that ends the flows of keys that a rule forbids.
+// cutter is a sink that resets the flows of keys that a rule now denies.
 type cutter interface {
 	Cut(keys []port.Key)
 }
 
-// runSinks runs those that have something to run.
+// runSinks runs the sinks that have work of their own.
 func (a *Agent) runSinks(ctx context.Context, g *errgroup.Group) {
 	for _, s := range a.sinks {
 		if r, ok := s.(runner); ok {
@@ -60,7 +60,7 @@ func (a *Agent) runSinks(ctx context.Context, g *errgroup.Group) {
 	}
 }
 
-// cut resets the flows of publications that a rule forbids.
+// cut resets the flows of publications that a rule now denies.
 func (a *Agent) cut(keys []port.Key) {
 	for _, s := range a.sinks {
 		if c, ok := s.(cutter); ok {

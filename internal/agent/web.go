@@ -14,7 +14,7 @@ import (
 	"github.com/fairlead/fairlead/internal/status"
 )
 
-// machineName is what the machine calls itself, or else fallback.
+// machineName returns the host name, or fallback if it is unknown.
 func machineName(fallback string) string {
 	if name, err := os.Hostname(); err == nil {
 		return name
@@ -22,7 +22,7 @@ func machineName(fallback string) string {
 	return fallback
 }
 
-// serveWeb shows the page on TCP where the configuration asks for it.
+// serveWeb serves the page on TCP if the configuration has an address for it.
 func (a *Agent) serveWeb(ctx context.Context, g *errgroup.Group) error {
 	if a.cfg.WebAddr == "" {
 		return nil
@@ -35,7 +35,7 @@ func (a *Agent) serveWeb(ctx context.Context, g *errgroup.Group) error {
 	return nil
 }
 
-// vitals is what the page's charts show.
+// vitals returns the numbers for the page's charts.
 func (a *Agent) vitals(mark uint64) status.Vitals {
 	f := a.forward.Stats()
 	v := status.Vitals{

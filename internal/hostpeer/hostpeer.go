@@ -149,7 +149,7 @@ func (d *Daemon) Run(ctx context.Context, watch func(ctx context.Context, onChan
 
 func (d *Daemon) reload(cfg config.Host, err error) {
 	if err != nil {
-		d.log.Error("configuration refused; the old one stands", "err", err)
+		d.log.Error("configuration refused; keeping the previous one", "err", err)
 		return
 	}
 	d.host.SetPolicy(cfg.Rules)

@@ -96,7 +96,7 @@ func TestUnitsCapabilitiesAreEnough(t *testing.T) {
 		for _, s := range list.Sources {
 			out = append(out, fmt.Sprintf("%s %s %s %s", s.Name, s.State, s.Method, s.Error))
 		}
-		a.says(t, "placeholders give way", "no hook tells who wants") // only after the sources
+		a.says(t, "bind conflicts are detected", "bind conflicts cannot be detected") // only after the sources
 		a.stop()
 		return strings.Join(out, "\n"), a.log.String()
 	}
@@ -105,9 +105,9 @@ func TestUnitsCapabilitiesAreEnough(t *testing.T) {
 	if all != few {
 		t.Errorf("with all capabilities:\n%s\nwith those of the unit:\n%s\n%s", all, few, fewLog)
 	}
-	for _, line := range []string{"placeholders give way", "legacy iptables tables are polled"} {
+	for _, line := range []string{"bind conflicts are detected", "polling legacy iptables tables"} {
 		if a, b := strings.Contains(allLog, line), strings.Contains(fewLog, line); a != b {
-			t.Errorf("%q is said: with all capabilities %v, with those of the unit %v", line, a, b)
+			t.Errorf("%q logged with all capabilities: %v, with those of the unit: %v", line, a, b)
 		}
 	}
 }

@@ -274,7 +274,7 @@ func TestAutoSinkSaysWhy(t *testing.T) {
 	r.start()
 	r.guest.listen(t, "tcp4", "127.0.0.1:8083")
 	r.wantState("tcp 127.0.0.1:8083", "active")
-	r.agent.says("sinks chosen", "why=")
+	r.agent.says("sinks chosen", "reason=")
 	if n := strings.Count(r.agent.output(), "sinks chosen"); n != 1 {
 		t.Errorf("%d lines say which sinks were chosen", n)
 	}
