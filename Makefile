@@ -151,6 +151,7 @@ man: build ## Write the manual pages to bin/man
 .PHONY: docs
 docs: ## Write the documents that are made from code
 	go test -count 1 ./internal/metrics ./internal/config -update
+	go run ./hack/notices
 
 .PHONY: clean
 clean: ## Remove what was built here; the cache of kernels and tools stays

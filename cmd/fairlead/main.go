@@ -15,6 +15,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/fairlead/fairlead/internal/notices"
 	"github.com/fairlead/fairlead/internal/version"
 )
 
@@ -99,11 +100,17 @@ func oneArg(what string) cobra.PositionalArgs {
 }
 
 func newVersion() *cobra.Command {
-	return &cobra.Command{
-		Use: "version", Short: "Print the version", Args: noArgs,
+	var licenses bool
+	c := &cobra.Command{
+		Use: "version", Short: "Print the version, or the licences of all that this program contains", Args: noArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
+			if licenses {
+				return notices.Write(c.OutOrStdout())
+			}
 			_, err := fmt.Fprintf(c.OutOrStdout(), "fairlead %s\n", version.String())
 			return err
 		},
 	}
+	c.Flags().BoolVar(&licenses, "licenses", false, "print the licences of fairlead and of the libraries in it")
+	return c
 }

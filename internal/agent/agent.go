@@ -36,7 +36,6 @@ import (
 	"github.com/fairlead/fairlead/internal/source/socket"
 	"github.com/fairlead/fairlead/internal/status"
 	"github.com/fairlead/fairlead/internal/version"
-	"github.com/fairlead/fairlead/internal/wire"
 )
 
 // Source reports which ports exist. Run blocks until ctx ends; any other error ends
@@ -189,9 +188,7 @@ func (a *Agent) wireHostlink() error {
 	a.hostlink, err = hostlink.New(a.links, hostlink.Options{
 		Epoch:  o.Identity,
 		Lookup: func(k port.Key) (port.Publication, bool) { return a.reconciler.Wanted().View().Get(k) },
-		Serve: func(ctx context.Context, p port.Publication, req wire.FlowRequest, s link.Stream) error {
-			return a.forward.Serve(ctx, s, p, req)
-		},
+		Serve:  a.forward.Serve, ServeUDP: a.forward.ServeUDP,
 		Logger: a.log,
 	})
 	return err

@@ -16,14 +16,11 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/fairlead/fairlead/internal/kernel"
-	"github.com/fairlead/fairlead/internal/link"
 	"github.com/fairlead/fairlead/internal/observer"
-	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/reconcile"
 	"github.com/fairlead/fairlead/internal/schedule"
 	"github.com/fairlead/fairlead/internal/sink/listener"
 	"github.com/fairlead/fairlead/internal/sink/listener/refused"
-	"github.com/fairlead/fairlead/internal/wire"
 )
 
 // listenerSink is the listener sink with the observer's hook that reports a refused
@@ -55,9 +52,7 @@ func (a *Agent) wireListener() (reconcile.Sink, error) {
 		Logger:  a.log,
 	}
 	if a.cfg.Listener.UDP {
-		o.ServeUDP = func(ctx context.Context, s link.Stream, p port.Publication, req wire.FlowRequest) error {
-			return a.forward.Serve(ctx, s, p, req)
-		}
+		o.ServeUDP = a.forward.ServeUDP
 	}
 	var err error
 	l.Sink, err = listener.New(o)

@@ -25,7 +25,7 @@ func (a *Agent) newPeerSink(s config.Sink) (runner, error) {
 	memory := peer.Memory(filepath.Join(filepath.Dir(a.cfg.Control), s.Name+".json"))
 	bridges := peer.NewBridges(peer.BridgeOptions{
 		Listen: a.sockets.Listen, ListenPacket: a.sockets.ListenPacket,
-		Serve: a.forward.Carry, ServeUDP: a.forward.Serve, Logger: a.log,
+		Serve: a.forward.Carry, ServeUDP: a.forward.ServeUDP, Logger: a.log,
 	})
 	if s.Name == "gvproxy" {
 		o := gvproxy.Options{Memory: memory, Bridges: bridges, Logger: a.log}

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package config is what guest agent and host peer are told: by flags, by the
-// environment, by a YAML file, in this order of precedence, else by defaults.
-// One table of fields makes all three; a value that is wrong is refused with
-// where it stands and what is allowed.
+// Package config reads the configuration of agent and host peer from flags, the
+// environment and a YAML file, in this order of precedence. One table of fields
+// defines all three. A wrong value is refused with its position and with what is
+// allowed.
 package config
 
 import (
@@ -22,11 +22,11 @@ import (
 	"github.com/fairlead/fairlead/internal/rules"
 )
 
-// DefaultAgentFile is read by the agent where no file is named. It may be absent.
+// DefaultAgentFile is the agent's configuration file by default. It may be absent.
 const DefaultAgentFile = "/etc/fairlead/agent.yaml"
 
-// DefaultHostFile is read by the host peer where no file is named. It may be
-// absent. Outside Linux it is the user's, and empty where the user has no home.
+// DefaultHostFile is the host peer's configuration file by default. It may be absent.
+// Outside Linux it is the user's own, and empty if the user has no home directory.
 func DefaultHostFile() string { return hostPath("/etc/fairlead", "host.yaml") }
 
 // hostPath is where the host peer keeps a file: a directory of the system on
@@ -42,7 +42,7 @@ func hostPath(linux, name string) string {
 	return filepath.Join(dir, "fairlead", name)
 }
 
-// Common is what agent and host have in common.
+// Common holds the settings that agent and host share.
 type Common struct {
 	LinkToken   string     // file that holds the shared token of the link; empty for none
 	Control     string     // path of the control socket
@@ -91,7 +91,7 @@ type Host struct {
 	Limits  Limits
 }
 
-// Limits bounds what one guest may use up on the host.
+// Limits bounds the resources that one guest may use on the host.
 type Limits struct {
 	Listeners int           // open at the same time, 1 to 65536
 	Flows     int           // TCP connections at the same time, 1 to 1048576
@@ -99,8 +99,8 @@ type Limits struct {
 	UDPIdle   time.Duration // after which a UDP client is forgotten, 1s to 1h
 }
 
-// Sources returns the names of the sources that the agent knows, all of which
-// are on by default. Their order is that in which dial targets are tried.
+// Sources returns the names of all sources. By default all are enabled. Dial targets
+// are tried in this order.
 func Sources() []string { return []string{"socket", "nat", "docker", "containerd", "kube"} }
 
 // DefaultAgent returns the agent's defaults.
@@ -142,12 +142,12 @@ func DefaultHost() Host {
 	}
 }
 
-// vsockPort is where an agent on vsock is met unless told otherwise: below 1024,
-// which only root can listen at.
+// vsockPort is the agent's default vsock port. It is below 1024, so only root can
+// listen on it.
 const vsockPort = 1023
 
-// defaultConnect is where guests usually are on a system: the machine of WSL 2
-// on Windows, a socket elsewhere.
+// defaultConnect is the default endpoint of a guest: the WSL 2 VM on Windows, a
+// unix socket elsewhere.
 func defaultConnect(goos string) Endpoint {
 	if goos == "windows" {
 		return Endpoint{Network: "hvsock", Machine: hvsock.WSL, Port: vsockPort}
@@ -156,19 +156,19 @@ func defaultConnect(goos string) Endpoint {
 }
 
 // Flags sets c to the defaults and registers a flag for each field. Afterwards c
-// holds what the flags say and nothing else; LoadAgent, given fs, merges all.
+// holds the values of the flags and nothing else; LoadAgent, given fs, merges all.
 func (c *Agent) Flags(fs *pflag.FlagSet) {
 	*c = DefaultAgent()
 	register(fs, c.fields())
 }
 
 // Flags sets c to the defaults and registers a flag for each field. Afterwards c
-// holds what the flags say and nothing else; LoadHost, given fs, merges all.
+// holds the values of the flags and nothing else; LoadHost, given fs, merges all.
 func (c *Host) Flags(fs *pflag.FlagSet) {
 	*c = DefaultHost()
 	register(fs, c.fields())
 	fs.SetNormalizeFunc(func(_ *pflag.FlagSet, name string) pflag.NormalizedName {
-		if name == "expose" { // as the agent calls it
+		if name == "expose" { // the agent's name for it
 			name = "bind"
 		}
 		return pflag.NormalizedName(name)
@@ -178,45 +178,46 @@ func (c *Host) Flags(fs *pflag.FlagSet) {
 func (c *Common) fields() []field {
 	return []field{
 		one("linkToken", "link-token", "file", &c.LinkToken, filePath(true), str,
-			"file that holds the shared token of the link"),
+			"file with the shared token of the link"),
 		one("control", "control", "path", &c.Control, filePath(false), str, "path of the control socket"),
 		one("metricsAddr", "metrics-addr", "host:port", &c.MetricsAddr, listenAddr, str,
 			"serve /metrics at this address"),
 		one("webAddr", "web-addr", "host:port", &c.WebAddr, loopbackAddr, str,
-			"show the page at this loopback address, to whoever has the token that 'fairlead web' prints"),
-		one("logLevel", "log-level", "level", &c.LogLevel, level, levelName, "debug, info, warn or error"),
-		one("logFormat", "log-format", "format", &c.LogFormat, enum("text", "json"), str, "text or json"),
+			"serve the status page at this loopback address; 'fairlead web' prints its URL"),
+		one("logLevel", "log-level", "level", &c.LogLevel, level, levelName, "debug, info, warn or error").oneOf(logLevels()...),
+		one("logFormat", "log-format", "format", &c.LogFormat, enum("text", "json"), str, "text or json").oneOf("text", "json"),
 		one("rulesFile", "rules-file", "file", &c.RulesFile, filePath(true), str,
-			"file with rules that follow those of the configuration"),
+			"file with more rules, evaluated after those of the configuration"),
 	}
 }
 
 func (c *Agent) fields() []field {
 	return slices.Concat([]field{
 		many("link", "link", "endpoint", &c.Link, ParseEndpoint, stringOf,
-			"where to meet the host: unix:///PATH, vsock://:PORT to listen, vsock://2:PORT to dial"),
+			"where to connect with the host: unix:///PATH, vsock://:PORT to listen, vsock://2:PORT to dial"),
 		many("allowCIDs", "allow-cids", "cid", &c.AllowCIDs, whole[uint32](0, 1<<32-2), number,
 			"vsock peers that may connect"),
 		many("allowUIDs", "allow-uids", "uid", &c.AllowUIDs, whole[uint32](0, 1<<32-2), number,
 			"users that may connect to a unix link, besides root and the agent's own"),
 		many("source", "source", "source", &c.Sources, enum(Sources()...), str,
-			"where ports are seen: "+strings.Join(Sources(), ", ")),
+			"where to look for ports: "+strings.Join(Sources(), ", ")).oneOf(Sources()...),
 		many("sink", "sink", "sink", &c.Sinks, ParseSink, stringOf,
-			"where publications go: hostlink, listener, gvproxy[=URL], vtunnel[=URL]; auto chooses"),
+			"where to publish ports: hostlink, listener, gvproxy[=URL], vtunnel[=URL]; auto detects the product").
+			oneOf(sinkNames()...).orMatching("^(gvproxy|vtunnel)="),
 		one("observer", "observer", "mode", &c.Observer, enum("auto", "bpf", "poll"), str,
-			"how sockets are seen: auto, bpf or poll"),
+			"how to observe sockets: auto, bpf or poll").oneOf("auto", "bpf", "poll"),
 		one("pollInterval", "poll-interval", "duration", &c.PollInterval,
-			duration(10*time.Millisecond, time.Hour, false), stringOf, "time between two looks of the polling observer"),
+			duration(10*time.Millisecond, time.Hour, false), stringOf, "interval of the polling observer"),
 		one("auditInterval", "audit-interval", "duration", &c.AuditInterval,
-			c.readAudit, stringOf, "time between two audits by a full dump, 0 for none; if not given, up to 10m where they cost much"),
+			c.readAudit, stringOf, "interval of full dumps that check the events, 0 for none; by default up to 10m where dumps are expensive"),
 		one("holdDown", "hold-down", "duration", &c.HoldDown,
-			duration(0, time.Minute, false), stringOf, "how long a port that vanished is kept"),
+			duration(0, time.Minute, false), stringOf, "how long a port that disappeared stays published"),
 		one("expose", "expose", "where", &c.Expose, rules.ParseExpose, stringOf,
-			"host addresses for what listens on all guest addresses: loopback or all"),
+			"host addresses of ports that listen on all guest addresses: loopback or all").oneOf("loopback", "all"),
 	}, c.engineFields(), c.listenerFields(), c.Common.fields())
 }
 
-// readAudit notes that an interval was given.
+// readAudit reads the interval and records that it was given.
 func (c *Agent) readAudit(s string) (time.Duration, error) {
 	d, err := duration(10*time.Second, 24*time.Hour, true)(s)
 	c.AuditGiven = c.AuditGiven || err == nil
@@ -226,21 +227,22 @@ func (c *Agent) readAudit(s string) (time.Duration, error) {
 func (c *Host) fields() []field {
 	return append([]field{
 		many("connect", "connect", "endpoint", &c.Connect, ParseEndpoint, stringOf,
-			"where to meet the agent: unix:///PATH, vsock://CID:PORT, on Windows hvsock://wsl:PORT or hvsock://ID:PORT"),
+			"where the agent is: unix:///PATH, vsock://CID:PORT, on Windows hvsock://wsl:PORT or hvsock://ID:PORT"),
 		one("bind", "bind", "where", &c.Bind, parseBind, stringOf,
-			"host addresses for what listens on all guest addresses: asked (by the agent), loopback, all or an address"),
+			"host addresses of ports that listen on all guest addresses: asked (by the agent), loopback, all or an address").
+			oneOf("asked", "loopback", "all").orMatching("[.:]"),
 		one("grace", "grace", "duration", &c.Grace, duration(0, time.Hour, false), stringOf,
-			"how long ports stay open after the guest is lost"),
+			"how long ports stay open after the guest disconnects"),
 		one("logFile", "log-file", "file", &c.LogFile, filePath(true), str,
-			"file that the log is added to, in place of standard error"),
+			"file to append the log to, instead of standard error"),
 		one("limits.listeners", "max-listeners", "n", &c.Limits.Listeners, whole[int](1, 1<<16), number,
-			"ports open at the same time"),
+			"maximum of open ports").atLeast(1),
 		one("limits.flows", "max-flows", "n", &c.Limits.Flows, whole[int](1, 1<<20), number,
-			"TCP connections at the same time"),
+			"maximum of concurrent TCP connections").atLeast(1),
 		one("limits.udpFlows", "max-udp-flows", "n", &c.Limits.UDPFlows, whole[int](1, 1<<20), number,
-			"UDP clients at the same time"),
+			"maximum of concurrent UDP clients").atLeast(1),
 		one("limits.udpIdle", "udp-idle", "duration", &c.Limits.UDPIdle, duration(time.Second, time.Hour, false), stringOf,
-			"when a UDP client that is silent is forgotten"),
+			"how long an idle UDP client is remembered"),
 	}, c.Common.fields()...)
 }
 
@@ -255,7 +257,7 @@ func parseBind(s string) (rules.HostAddress, error) {
 	return a, err
 }
 
-// validate checks what no single field shows. It names the field.
+// validate checks what involves several fields. It returns the key of the wrong one.
 func (c *Agent) validate() (key string, err error) {
 	if len(c.Link) == 0 {
 		return "link", fmt.Errorf("an empty list: want at least one endpoint")
@@ -268,7 +270,7 @@ func (c *Agent) validate() (key string, err error) {
 		case e.Listen && e.Port >= 1024:
 			return "link", fmt.Errorf("%q: want a port below 1024, which only root can listen at", e)
 		case !e.Listen && e.CID != 2:
-			return "link", fmt.Errorf("%q: an agent dials the host only, want vsock://2:PORT (or vsock://:PORT to listen)", e)
+			return "link", fmt.Errorf("%q: an agent dials only the host, want vsock://2:PORT (or vsock://:PORT to listen)", e)
 		case c.LinkToken == "":
 			return "linkToken", fmt.Errorf("%q: want a file, %q needs a token", "", e)
 		}
@@ -295,7 +297,7 @@ func (c *Agent) validate() (key string, err error) {
 	return "", nil
 }
 
-// twice returns the first name that is there before.
+// twice returns the first name that occurs a second time.
 func twice(names []string) (string, bool) {
 	for i, n := range names {
 		if slices.Contains(names[:i], n) {

@@ -9,20 +9,20 @@ import (
 	"time"
 )
 
-// Docker says where the Docker engine is.
+// Docker configures the Docker source.
 type Docker struct {
 	// Hosts are tried in order: unix:///PATH, or tcp://HOST:PORT on loopback.
 	// Empty means $DOCKER_HOST, or else the rootful and the rootless socket.
 	Hosts []string
 }
 
-// Containerd says where containerd is, and what of it is looked at.
+// Containerd configures the containerd source.
 type Containerd struct {
 	Sockets    []string // absolute paths, tried in order; empty means its own and k3s's
 	Namespaces []string // empty means all but Docker's
 }
 
-// Kube says where the cluster is, and what of it is looked at.
+// Kube configures the Kubernetes source.
 type Kube struct {
 	// Kubeconfigs are absolute paths, tried in order. Empty means the service
 	// account in a cluster, or $KUBECONFIG, or k3s's and kubeadm's.
@@ -32,7 +32,7 @@ type Kube struct {
 	Selector    string   // of labels, in Kubernetes' own syntax
 }
 
-// engineFields are the settings of the sources that ask engines.
+// engineFields are the settings of the sources that query engines.
 func (c *Agent) engineFields() []field {
 	return []field{
 		many("docker.hosts", "docker-host", "url", &c.Docker.Hosts, dockerHost, str,
@@ -40,14 +40,14 @@ func (c *Agent) engineFields() []field {
 		many("containerd.sockets", "containerd-socket", "path", &c.Containerd.Sockets, absolute, str,
 			"where containerd is, tried in order (default its own socket, then k3s's)"),
 		many("containerd.namespaces", "containerd-namespace", "name", &c.Containerd.Namespaces, namespaceName, str,
-			"namespaces of containerd to look at (default all but Docker's)"),
+			"containerd namespaces to read (default all but Docker's)"),
 		many("kube.kubeconfigs", "kubeconfig", "path", &c.Kube.Kubeconfigs, absolute, str,
 			"kubeconfig files, tried in order (default the service account in a cluster, else $KUBECONFIG, else k3s's and kubeadm's)"),
 		one("kube.context", "kube-context", "name", &c.Kube.Context, plain, str, "context of the kubeconfig (default its current one)"),
-		many("kube.namespaces", "kube-namespace", "name", &c.Kube.Namespaces, namespaceName, str, "namespaces of Services to look at (default all)"),
-		one("kube.selector", "kube-selector", "labels", &c.Kube.Selector, plain, str, "look only at Services with these labels"),
+		many("kube.namespaces", "kube-namespace", "name", &c.Kube.Namespaces, namespaceName, str, "namespaces of Services to read (default all)"),
+		one("kube.selector", "kube-selector", "labels", &c.Kube.Selector, plain, str, "read only Services with these labels"),
 		one("engineGrace", "engine-grace", "duration", &c.EngineGrace, duration(time.Second, 24*time.Hour, true), stringOf,
-			"how long declared ports outlive their engine, 0 for ever"),
+			"how long declared ports stay published after their engine stopped, 0 for ever"),
 	}
 }
 

@@ -19,12 +19,16 @@ import (
 	"github.com/fairlead/fairlead/internal/yamltree"
 )
 
-// field is one setting: its key in the file ("limits.flows" stands in a mapping
-// "limits"), its flag, and with FAIRLEAD_ before the flag's name its variable.
+// field is one setting: its key in the file ("limits.flows" is the key "flows" of
+// the mapping "limits"), its flag, and its environment variable, which is
+// FAIRLEAD_ and the flag's name.
 type field struct {
 	key, flag, usage string
 	kind             string // what --help shows as the value
 	list             bool
+	words            []string // the values that it accepts; empty for any text
+	pattern          string   // of further values that it accepts beside words; empty for none
+	least            int      // of a number: the smallest that it accepts
 	get              func() []string
 	set              func([]string) error
 }
@@ -34,7 +38,27 @@ func (f *field) env() string {
 	return "FAIRLEAD_" + strings.ToUpper(strings.ReplaceAll(f.flag, "-", "_"))
 }
 
-// setText sets the field from a flag or a variable, where commas part a list.
+// oneOf declares which values the field accepts.
+func (f field) oneOf(words ...string) field {
+	f.words = words
+	return f
+}
+
+// orMatching declares the pattern of values that the field accepts beside its words.
+func (f field) orMatching(pattern string) field {
+	f.pattern = pattern
+	return f
+}
+
+// atLeast declares the smallest number that the field accepts.
+func (f field) atLeast(n int) field {
+	f.least = n
+	return f
+}
+
+func (f *field) isNumber() bool { return f.kind == "n" || f.kind == "cid" || f.kind == "uid" }
+
+// setText sets the field from a flag or a variable, where commas separate a list.
 func (f *field) setText(s string) error {
 	if !f.list {
 		return f.set([]string{s})
@@ -197,8 +221,10 @@ func filePath(none bool) func(string) (string, error) {
 	}
 }
 
+func logLevels() []string { return []string{"debug", "info", "warn", "error"} }
+
 func level(s string) (slog.Level, error) {
-	words := []string{"debug", "info", "warn", "error"}
+	words := logLevels()
 	var l slog.Level
 	if !slices.Contains(words, strings.ToLower(s)) {
 		return 0, fmt.Errorf("%q: want %s%s", s, yamltree.OneOf(words), yamltree.Suggest(s, words))
@@ -223,7 +249,7 @@ func listenAddr(s string) (string, error) {
 	return s, nil
 }
 
-// loopbackAddr reads an address that the machine's own programs alone can reach.
+// loopbackAddr reads an address that only programs of this machine can reach.
 func loopbackAddr(s string) (string, error) {
 	if s == "" {
 		return "", nil
@@ -235,9 +261,9 @@ func loopbackAddr(s string) (string, error) {
 }
 
 // Endpoint is one end of a link. Its text is unix:///PATH; vsock://CID:PORT,
-// which is dialled; vsock://:PORT, at which one listens; or hvsock://MACHINE:PORT,
-// which a Windows host dials. A unix endpoint is listened at by the agent and
-// dialled by the host.
+// which is dialled; vsock://:PORT, which is listened on; or hvsock://MACHINE:PORT,
+// which a Windows host dials. The agent listens on a unix endpoint, and the host
+// dials it.
 type Endpoint struct {
 	Network string // "unix", "vsock" or "hvsock"
 	Path    string // of a unix socket, absolute
@@ -315,6 +341,8 @@ type Sink struct {
 	URL string
 }
 
+func sinkNames() []string { return []string{"hostlink", "listener", "gvproxy", "vtunnel", AutoSink} }
+
 // sinkSchemes is which URLs each sink takes.
 func sinkSchemes(name string) (schemes []string, known bool) {
 	switch name {
@@ -333,7 +361,7 @@ func ParseSink(s string) (Sink, error) {
 	name, target, has := strings.Cut(s, "=")
 	schemes, known := sinkSchemes(name)
 	if !known {
-		words := []string{"hostlink", "listener", "gvproxy", "vtunnel", AutoSink}
+		words := sinkNames()
 		return Sink{}, fmt.Errorf("%q: want %s%s", s, yamltree.OneOf(words), yamltree.Suggest(name, words))
 	}
 	if !has {

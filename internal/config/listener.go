@@ -9,12 +9,12 @@ import (
 	"time"
 )
 
-// AutoSink lets the agent choose its sinks by what it finds.
+// AutoSink lets the agent choose its sinks by the product it runs in.
 const AutoSink = "auto"
 
 // Listener configures the sink of that name.
 type Listener struct {
-	Settle time.Duration // how long a port must be without a server of its own, 10ms to 1m
+	Settle time.Duration // how long a port must have no local server, 10ms to 1m
 	UDP    bool          // whether UDP ports are opened too
 }
 
@@ -22,9 +22,9 @@ func (c *Agent) listenerFields() []field {
 	return []field{
 		one("listener.settle", "listener-settle", "duration", &c.Listener.Settle,
 			duration(10*time.Millisecond, time.Minute, false), stringOf,
-			"how long a port must be without a server of its own before the listener sink opens it"),
+			"how long a port must have no local server before the listener sink opens it"),
 		one("listener.udp", "listener-udp", boolKind, &c.Listener.UDP, truth, strconv.FormatBool,
-			"let the listener sink open UDP ports too"),
+			"open UDP ports with the listener sink, too"),
 	}
 }
 
@@ -44,7 +44,7 @@ func truth(s string) (bool, error) {
 // aloneIfAuto refuses auto beside other sinks.
 func aloneIfAuto(names []string) error {
 	if len(names) > 1 && slices.Contains(names, AutoSink) {
-		return fmt.Errorf("%q: want it alone, it chooses the sinks", AutoSink)
+		return fmt.Errorf("%q: cannot be combined with other sinks", AutoSink)
 	}
 	return nil
 }

@@ -5,10 +5,6 @@ package config
 import (
 	"bytes"
 	"encoding/json"
-	"maps"
-	"regexp"
-	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/fairlead/fairlead/internal/rules"
@@ -18,16 +14,15 @@ import (
 type object map[string]any
 
 // Schema returns the JSON Schema (draft 2020-12) of the configuration files of
-// agent and host. It is made of the same table of fields as flags, environment
-// and file, so that it cannot say anything else; it is indented, with a newline
-// at its end.
+// agent and host, indented. It is generated from the table of fields, as are flags,
+// environment and file.
 func Schema() []byte {
 	agent, host := DefaultAgent(), DefaultHost()
 	b := new(bytes.Buffer)
 	enc := json.NewEncoder(b)
 	enc.SetEscapeHTML(false)
 	enc.SetIndent("", "  ")
-	// What is encoded has no value that could fail.
+	// Nothing in this value can fail to encode.
 	_ = enc.Encode(object{
 		"$schema":     "https://json-schema.org/draft/2020-12/schema",
 		"title":       "fairlead configuration",
@@ -66,7 +61,7 @@ func schemaOf(fields []field) object {
 	return root
 }
 
-// schema describes one field by what its own parser takes.
+// schema describes one field.
 func (f *field) schema() object {
 	value := f.valueSchema()
 	if f.list {
@@ -91,54 +86,21 @@ func (f *field) schema() object {
 	return value
 }
 
-var usageWords = regexp.MustCompile(`[a-z0-9]+`)
-
-// valueSchema tries the words of the usage on the parser: if it takes no word
-// that nobody knows, those that it takes are all there are.
+// valueSchema describes one value of the field.
 func (f *field) valueSchema() object {
-	if f.kind == "duration" {
-		return object{"type": []string{"string", "number"}, "pattern": `^[+-]?([0-9]+(\.[0-9]*)?(ns|us|µs|ms|s|m|h))+$|^0$`}
-	}
-	if f.isNumber() {
-		return object{"type": "integer", "minimum": f.least()}
-	}
-	if f.takes("zz-nobody-knows") {
-		return object{"$ref": "#/$defs/text"}
-	}
-	var words []string
-	for _, w := range usageWords.FindAllString(f.usage, -1) {
-		if f.takes(w) && !slices.Contains(words, w) {
-			words = append(words, w)
-		}
-	}
 	switch {
-	case len(words) == 0:
+	case f.kind == "duration":
+		return object{"type": []string{"string", "number"}, "pattern": `^[+-]?([0-9]+(\.[0-9]*)?(ns|us|µs|ms|s|m|h))+$|^0$`}
+	case f.kind == boolKind:
+		return object{"enum": []any{true, false, "yes", "no"}}
+	case f.isNumber():
+		return object{"type": "integer", "minimum": f.least}
+	case len(f.words) == 0:
 		return object{"$ref": "#/$defs/text"}
-	case strings.Contains(f.usage, "=URL"):
-		return object{"anyOf": []object{{"enum": words}, {"type": "string", "pattern": "^(" + strings.Join(words, "|") + ")="}}}
-	case f.takes("192.0.2.1"):
-		return object{"anyOf": []object{{"enum": words}, {"type": "string", "pattern": "[.:]"}}}
+	case f.pattern != "":
+		return object{"anyOf": []object{{"enum": f.words}, {"type": "string", "pattern": f.pattern}}}
 	}
-	return object{"enum": words}
-}
-
-func (f *field) isNumber() bool { return f.kind == "n" || f.kind == "cid" || f.kind == "uid" }
-
-// takes reports whether the parser takes the value. The field belongs to a
-// configuration that nobody uses.
-func (f *field) takes(s string) bool {
-	old := f.get()
-	ok := f.set([]string{s}) == nil
-	_ = f.set(old)
-	return ok
-}
-
-// least is 0 or 1: whole numbers begin at either.
-func (f *field) least() int {
-	if f.takes("0") {
-		return 0
-	}
-	return 1
+	return object{"enum": f.words}
 }
 
 func ruleSchema() object {
@@ -172,30 +134,3 @@ func ruleSchema() object {
 		},
 	}
 }
-
-// Keys returns the keys that a configuration file of the agent, or of the host,
-// can have, sorted, with the flag and the variable of each.
-func Keys(host bool) []Key {
-	agent, h := DefaultAgent(), DefaultHost()
-	fields := agent.fields()
-	if host {
-		fields = h.fields()
-	}
-	byKey := map[string]Key{}
-	for i := range fields {
-		f := &fields[i]
-		def := strings.Join(f.get(), ", ")
-		if def == "" {
-			def = strconv.Quote("")
-		}
-		byKey[f.key] = Key{Key: f.key, Flag: "--" + f.flag, Variable: f.env(), Default: def, Usage: f.usage}
-	}
-	var list []Key
-	for _, k := range slices.Sorted(maps.Keys(byKey)) {
-		list = append(list, byKey[k])
-	}
-	return list
-}
-
-// Key is one setting, as its documentation shows it.
-type Key struct{ Key, Flag, Variable, Default, Usage string }

@@ -8,7 +8,6 @@ import (
 	"flag"
 	"os"
 	"path/filepath"
-	"strings"
 	"testing"
 
 	"github.com/goccy/go-yaml"
@@ -19,7 +18,7 @@ var update = flag.Bool("update", false, "write the schema to docs")
 
 const schemaFile = "../../docs/config.schema.json"
 
-func TestShippedSchemaIsFresh(t *testing.T) {
+func TestSchemaIsUpToDate(t *testing.T) {
 	if *update {
 		if err := os.WriteFile(schemaFile, Schema(), 0o644); err != nil {
 			t.Fatal(err)
@@ -27,7 +26,7 @@ func TestShippedSchemaIsFresh(t *testing.T) {
 	}
 	got, err := os.ReadFile(schemaFile)
 	if err != nil || !bytes.Equal(got, Schema()) {
-		t.Errorf("docs/config.schema.json is not what the code says (%v): go test ./internal/config -update", err)
+		t.Errorf("docs/config.schema.json is out of date (%v): go test ./internal/config -update", err)
 	}
 }
 
@@ -49,7 +48,7 @@ func compiled(t *testing.T) *jsonschema.Schema {
 	return s
 }
 
-// What the loader takes the schema takes; what the schema refuses the loader refuses.
+// The schema accepts what the loader accepts, and the loader refuses what the schema refuses.
 func TestSchemaAgreesWithTheLoader(t *testing.T) {
 	s := compiled(t)
 	for _, tt := range []struct {
@@ -78,6 +77,9 @@ func TestSchemaAgreesWithTheLoader(t *testing.T) {
 		{"link: unix:///run/x.sock", true, true},
 		{"allowCIDs: [2, 3]", true, true},
 		{"allowCIDs: [-1]", false, false},
+		{"listener: {udp: true}", true, true},
+		{"listener: {udp: yes}", true, true},
+		{"listener: {udp: perhaps}", false, false},
 		{"kube: {context: a, namespaces: [b]}", true, true},
 		{"kube: {contxt: a}", false, false},
 		{"docker: {hosts: [unix:///run/docker.sock]}", true, true},
@@ -95,7 +97,7 @@ func TestSchemaAgreesWithTheLoader(t *testing.T) {
 			t.Fatal(err)
 		}
 		if _, err := LoadAgent(path, nil, nil); (err == nil) != tt.loader {
-			t.Errorf("%q: the loader says %v, want ok %v", tt.yaml, err, tt.loader)
+			t.Errorf("%q: loader: %v, want ok %v", tt.yaml, err, tt.loader)
 		}
 		var v any
 		if err := yaml.Unmarshal([]byte(tt.yaml), &v); err != nil {
@@ -110,16 +112,29 @@ func TestSchemaAgreesWithTheLoader(t *testing.T) {
 			t.Fatal(err)
 		}
 		if err := s.Validate(doc); (err == nil) != tt.schema {
-			t.Errorf("%q: the schema says %v, want ok %v", tt.yaml, err, tt.schema)
+			t.Errorf("%q: schema: %v, want ok %v", tt.yaml, err, tt.schema)
 		}
 	}
 }
 
-func TestEveryFlagStandsInTheFile(t *testing.T) {
-	for _, host := range []bool{false, true} {
-		for _, k := range Keys(host) {
-			if k.Key == "" || k.Usage == "" || !strings.HasPrefix(k.Variable, "FAIRLEAD_") {
-				t.Errorf("%+v", k)
+// The declared words are those that the parser accepts.
+func TestDeclaredValuesAreAccepted(t *testing.T) {
+	for _, s := range subjects() {
+		for _, f := range s.fields {
+			if f.key == "" || f.usage == "" {
+				t.Errorf("%s: %+v lacks a key or a description", s.name, f)
+			}
+			for _, w := range f.words {
+				if err := f.set([]string{w}); err != nil {
+					t.Errorf("%s: %s does not accept %q: %v", s.name, f.key, w, err)
+				}
+			}
+			accepts := f.set([]string{"zz-unknown"}) == nil
+			if closed := len(f.words) > 0 || f.isNumber() || f.kind == "duration" || f.kind == boolKind; closed && accepts {
+				t.Errorf("%s: %s accepts any word", s.name, f.key)
+			}
+			if f.isNumber() && f.least > 0 && f.set([]string{"0"}) == nil {
+				t.Errorf("%s: %s accepts 0", s.name, f.key)
 			}
 		}
 	}

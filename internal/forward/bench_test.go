@@ -11,7 +11,6 @@ import (
 	"testing"
 
 	"github.com/fairlead/fairlead/internal/link"
-	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/wire"
 )
 
@@ -72,7 +71,7 @@ func carried(b *testing.B, throughLink bool) (client, server net.Conn) {
 			return
 		}
 		if req, err := wire.ReadRequest(stream); err == nil {
-			_ = srv.Serve(context.Background(), stream, port.Publication{Key: req.Key, Dial: []netip.AddrPort{at}}, req)
+			_ = serveStream(context.Background(), srv, stream, []netip.AddrPort{at}, req)
 		}
 	}()
 	stream, err := host.Connect(b.Context())
@@ -224,7 +223,7 @@ func newLanes(b *testing.B, links int) *lanes {
 				}
 				wg.Go(func() {
 					if req, err := wire.ReadRequest(stream); err == nil {
-						_ = srv.Serve(context.Background(), stream, port.Publication{Key: req.Key, Dial: []netip.AddrPort{at}}, req)
+						_ = serveStream(context.Background(), srv, stream, []netip.AddrPort{at}, req)
 					}
 				})
 			}

@@ -3,71 +3,48 @@
 package forward
 
 import (
-	"encoding/binary"
 	"net"
 	"net/netip"
 	"sync"
 	"syscall"
-
-	"github.com/fairlead/fairlead/internal/link"
-	"github.com/fairlead/fairlead/internal/wire"
 )
 
-// FrameHead is the room in front of a datagram, for the headers of the frame and
-// of the chunk that holds it.
-const FrameHead = wire.ChunkHeader + wire.DatagramHeader
+const (
+	// FrameHead is the room in front of a datagram, in bytes, for what a link puts
+	// there.
+	FrameHead = ChunkHead + 2
+	// MaxDatagram bounds the payload of one datagram, in bytes.
+	MaxDatagram = 1<<16 - 1
+)
 
-// Frame is room for any datagram, which stands behind FrameHead.
-type Frame [FrameHead + wire.MaxDatagram]byte
+// Datagrams is a UDP client's end of a flow: over a link, or within the process.
+// One goroutine may receive while another sends.
+type Datagrams interface {
+	// Wait returns when a datagram can be received.
+	Wait() error
+	// Receive waits for a datagram and copies it to b, which has room for
+	// MaxDatagram bytes. io.EOF is the client's end.
+	Receive(b []byte) (n int, err error)
+	// Send sends what follows the first FrameHead bytes of frame, which it may
+	// overwrite.
+	Send(frame []byte) error
+	// Stop makes all other methods but Reset and Close return.
+	Stop()
+	// Reset aborts the flow, Close ends it.
+	Reset() error
+	Close() error
+}
+
+// Frame has room for any datagram, which follows FrameHead bytes.
+type Frame [FrameHead + MaxDatagram]byte
 
 var frames = sync.Pool{New: func() any { return new(Frame) }}
 
 // BorrowFrame returns a frame, which Return gives back.
 func BorrowFrame() *Frame { return frames.Get().(*Frame) }
 
-// Return gives f back: nobody uses it any more.
+// Return gives f back, which must not be used any more.
 func (f *Frame) Return() { frames.Put(f) }
-
-// WriteFrame sends the datagram that stands in frame behind FrameHead bytes, which
-// it fills.
-func WriteFrame(s link.Stream, frame []byte) error {
-	if v, ok := s.(chunked); ok {
-		putDatagram(frame)
-		return v.WriteChunk(frame)
-	}
-	return wire.WriteDatagram(s, frame[wire.ChunkHeader:])
-}
-
-func putDatagram(frame []byte) {
-	binary.BigEndian.PutUint16(frame[wire.ChunkHeader:], uint16(len(frame)-FrameHead))
-}
-
-// prompt is a link's stream that can be written to without waiting.
-type prompt interface {
-	chunked
-	// TryChunk is WriteChunk of as much as is taken at once, maybe nothing. What is
-	// left of a chunk that was begun must be written to Raw, and then told by Wrote.
-	TryChunk(frame []byte) (n int)
-}
-
-// TryFrame is WriteFrame if s takes the datagram without a wait. It returns what is
-// left to send: nothing, all of frame, or, if begun, bytes for FinishFrame.
-func TryFrame(s link.Stream, frame []byte) (rest []byte, begun bool) {
-	v, ok := s.(prompt)
-	if !ok {
-		return frame, false
-	}
-	putDatagram(frame)
-	n := v.TryChunk(frame)
-	return frame[n:], n > 0 && n < len(frame)
-}
-
-// FinishFrame writes what TryFrame left of a frame that it began.
-func FinishFrame(s link.Stream, rest []byte) error {
-	v := s.(chunked)
-	n, err := v.Raw().Write(rest)
-	return v.Wrote(n, err)
-}
 
 // Receiver reads the datagrams of a socket into frames that are borrowed only
 // once there is one. One goroutine at a time may use it.
@@ -94,8 +71,8 @@ func NewReceiver(conn net.Conn) *Receiver {
 	return r
 }
 
-// Receive waits for a datagram of n bytes, which stands in frame behind
-// FrameHead. The caller gives frame back. From is set for sockets that are not
+// Receive waits for a datagram of n bytes, which follows FrameHead bytes of
+// frame. The caller gives frame back. From is set for sockets that are not
 // connected.
 func (r *Receiver) Receive() (frame *Frame, n int, from netip.AddrPort, err error) {
 	if r.raw == nil {

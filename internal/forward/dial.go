@@ -12,7 +12,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/fairlead/fairlead/internal/wire"
+	"github.com/fairlead/fairlead/internal/port"
 )
 
 var (
@@ -20,22 +20,25 @@ var (
 	errOwn      = errors.New("served by fairlead itself")
 )
 
-// attemptDelay is how long a target may take to answer until the next one is tried
-// beside it ("Connection Attempt Delay", RFC 8305, section 5). A Service's own
-// address answers nobody until kube-proxy has its rules, when its node port may.
+// attemptDelay is how long an attempt may be pending until the next target is tried
+// as well ("Connection Attempt Delay", RFC 8305, section 5). A Service's own address
+// does not answer until kube-proxy has its rules, while its node port may.
 const attemptDelay = 250 * time.Millisecond
 
-// dial tries the targets in order, and takes the first that answers. It returns the
-// index of that one. On failure it returns the status for the host: refused if any
-// target said so, else unreachable.
-func (s *Server) dial(ctx context.Context, network string, targets []netip.AddrPort, req wire.FlowRequest) (net.Conn, int, wire.FlowStatus, error) {
+// dial tries the targets in order, and takes the first that answers. It returns
+// the index of that one. An error is a *DialError.
+func (s *Server) dial(ctx context.Context, network string, targets []netip.AddrPort, req Request) (net.Conn, int, error) {
 	if len(targets) == 0 {
-		return nil, 0, wire.FlowRefused, errNoTarget
+		return nil, 0, &DialError{Refused: true, Err: errNoTarget}
 	}
-	d := attempts{s: s, network: network, targets: targets, status: wire.FlowUnreachable}
+	d := attempts{s: s, network: network, targets: targets}
+	protocol := port.TCP
+	if network == "udp" {
+		protocol = port.UDP
+	}
 	for i, target := range targets {
-		if s.opt.Own(req.Key.Protocol, target) {
-			d.status = wire.FlowRefused
+		if s.opt.Own(protocol, target) {
+			d.refused = true
 			d.errs = append(d.errs, fmt.Errorf("dial %s: %w", target, errOwn))
 		} else {
 			d.left = append(d.left, i)
@@ -46,12 +49,12 @@ func (s *Server) dial(ctx context.Context, network string, targets []netip.AddrP
 		if len(d.errs) == 0 { // ctx ended before the first attempt
 			d.errs = append(d.errs, context.Cause(ctx))
 		}
-		return nil, 0, d.status, oneLine(d.errs)
+		return nil, 0, &DialError{d.refused, oneLine(d.errs)}
 	}
 	if network == "tcp" {
 		s.worked(req, targets[d.at])
 	}
-	return d.conn, d.at, wire.FlowOK, nil
+	return d.conn, d.at, nil
 }
 
 // attempts are those at the targets of one flow.
@@ -60,21 +63,21 @@ type attempts struct {
 	network string
 	targets []netip.AddrPort
 
-	mu     sync.Mutex
-	left   []int // indexes of the targets that were not tried
-	conn   net.Conn
-	at     int // index of what conn leads to
-	status wire.FlowStatus
-	errs   []error
+	mu      sync.Mutex
+	left    []int // indexes of the targets that were not tried
+	conn    net.Conn
+	at      int  // index of conn's target
+	refused bool // a target refused, or is served by ourselves
+	errs    []error
 
-	timer  *time.Timer // adds one who tries
-	over   bool        // nobody is added any more
+	timer  *time.Timer // starts a further attempt
+	over   bool        // no further attempt may start
 	others sync.WaitGroup
 	cancel context.CancelFunc
 }
 
-// all returns when a target has answered or none is left. The caller tries alone
-// until one is slow: what is slow is then waited for beside the others.
+// all returns when a target has answered or none is left. It tries one at a time
+// until one is slow; then the next ones are tried while that is still pending.
 func (d *attempts) all(ctx context.Context) {
 	if len(d.left) > 1 {
 		ctx, d.cancel = context.WithCancel(ctx)
@@ -94,7 +97,7 @@ func (d *attempts) all(ctx context.Context) {
 	d.others.Wait()
 }
 
-// beside tries targets while others are being tried.
+// beside tries targets while earlier attempts are pending.
 func (d *attempts) beside(ctx context.Context) {
 	d.mu.Lock()
 	if d.over || len(d.left) == 0 {
@@ -108,7 +111,7 @@ func (d *attempts) beside(ctx context.Context) {
 	d.some(ctx)
 }
 
-// some tries one target after the other until one has answered or none is left.
+// some tries one target after the other until one answers or none is left.
 func (d *attempts) some(ctx context.Context) {
 	for ctx.Err() == nil {
 		d.mu.Lock()
@@ -126,7 +129,7 @@ func (d *attempts) some(ctx context.Context) {
 	}
 }
 
-// ended takes in how an attempt ended.
+// ended records the result of an attempt.
 func (d *attempts) ended(i int, conn net.Conn, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -138,7 +141,7 @@ func (d *attempts) ended(i int, conn net.Conn, err error) {
 	case err != nil:
 		d.errs = append(d.errs, err)
 		if errors.Is(err, syscall.ECONNREFUSED) {
-			d.status = wire.FlowRefused
+			d.refused = true
 		}
 	default:
 		d.conn, d.at, d.left = conn, i, nil

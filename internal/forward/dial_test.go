@@ -14,8 +14,6 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
-
-	"github.com/fairlead/fairlead/internal/wire"
 )
 
 // answer is what a target does after a while: it takes the connection if err is nil.
@@ -42,18 +40,18 @@ func TestASlowTargetIsNotWaitedForAlone(t *testing.T) {
 		answers []answer // of 192.0.2.0, 192.0.2.1, ...
 		took    time.Duration
 		at      int
-		status  wire.FlowStatus
+		failure string
 		reasons int
 	}{
-		{"the only one", []answer{{after: time.Second}}, time.Second, 0, wire.FlowOK, 0},
-		{"the first is quick", []answer{{after: 200 * time.Millisecond}, {}}, 200 * time.Millisecond, 0, wire.FlowOK, 0},
-		{"the first refuses", []answer{{err: refused}, {after: 100 * time.Millisecond}}, 100 * time.Millisecond, 1, wire.FlowOK, 0},
-		{"the first is silent", []answer{never, {}}, attemptDelay, 1, wire.FlowOK, 0},
-		{"the first is slow, the second slower", []answer{{after: time.Second}, never}, time.Second, 0, wire.FlowOK, 0},
-		{"two are silent", []answer{never, never, {after: time.Millisecond}}, 2*attemptDelay + time.Millisecond, 2, wire.FlowOK, 0},
-		{"silent, then refused", []answer{never, {err: refused}, {}}, attemptDelay, 2, wire.FlowOK, 0},
-		{"none", []answer{never, {err: refused}}, 5 * time.Second, 0, wire.FlowRefused, 2},
-		{"all silent", []answer{never, never}, 5*time.Second + attemptDelay, 0, wire.FlowUnreachable, 2},
+		{"the only one", []answer{{after: time.Second}}, time.Second, 0, "", 0},
+		{"the first is quick", []answer{{after: 200 * time.Millisecond}, {}}, 200 * time.Millisecond, 0, "", 0},
+		{"the first refuses", []answer{{err: refused}, {after: 100 * time.Millisecond}}, 100 * time.Millisecond, 1, "", 0},
+		{"the first is silent", []answer{never, {}}, attemptDelay, 1, "", 0},
+		{"the first is slow, the second slower", []answer{{after: time.Second}, never}, time.Second, 0, "", 0},
+		{"two are silent", []answer{never, never, {after: time.Millisecond}}, 2*attemptDelay + time.Millisecond, 2, "", 0},
+		{"silent, then refused", []answer{never, {err: refused}, {}}, attemptDelay, 2, "", 0},
+		{"none", []answer{never, {err: refused}}, 5 * time.Second, 0, "refused", 2},
+		{"all silent", []answer{never, never}, 5*time.Second + attemptDelay, 0, "unreachable", 2},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -83,12 +81,15 @@ func TestASlowTargetIsNotWaitedForAlone(t *testing.T) {
 					targets = append(targets, netip.AddrPortFrom(netip.AddrFrom4([4]byte{192, 0, 2, byte(i)}), 80))
 				}
 				began := time.Now()
-				conn, at, status, err := s.dial(t.Context(), "tcp", targets, wire.FlowRequest{})
+				conn, at, err := s.dial(t.Context(), "tcp", targets, Request{})
 				if took := time.Since(began); took != tt.took {
 					t.Errorf("took %v, want %v", took, tt.took)
 				}
-				if status != tt.status || (conn != nil) != (status == wire.FlowOK) || at != tt.at {
-					t.Errorf("%v to target %d, %s, %v", conn, at, status, err)
+				if (conn != nil) != (tt.failure == "") || at != tt.at {
+					t.Errorf("%v to target %d, %v", conn, at, err)
+				}
+				if tt.failure != "" && !strings.HasPrefix(err.Error(), tt.failure+": ") {
+					t.Errorf("error %q, want %s", err, tt.failure)
 				}
 				if err != nil && strings.Count(err.Error(), ";") != tt.reasons-1 {
 					t.Errorf("reason %q, want %d", err, tt.reasons)
@@ -128,9 +129,9 @@ func TestOfTwoThatAnswerTogetherOneIsClosed(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		conn, _, _, err := s.dial(t.Context(), "tcp", []netip.AddrPort{
+		conn, _, err := s.dial(t.Context(), "tcp", []netip.AddrPort{
 			netip.MustParseAddrPort("192.0.2.1:1"), netip.MustParseAddrPort("192.0.2.1:2"),
-		}, wire.FlowRequest{})
+		}, Request{})
 		if err != nil || len(made) != 2 {
 			t.Fatalf("%d connections, %v", len(made), err)
 		}
@@ -159,7 +160,7 @@ func TestNothingIsDialledAfterTheEnd(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, _, _, err := s.dial(ctx, "tcp", []netip.AddrPort{netip.MustParseAddrPort("192.0.2.1:1")}, wire.FlowRequest{}); !errors.Is(err, context.Canceled) {
+	if _, _, err := s.dial(ctx, "tcp", []netip.AddrPort{netip.MustParseAddrPort("192.0.2.1:1")}, Request{}); !errors.Is(err, context.Canceled) {
 		t.Errorf("%v", err)
 	}
 }

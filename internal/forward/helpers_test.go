@@ -167,7 +167,7 @@ func newGuest(t *testing.T, opt ServerOptions, pubs ...port.Publication) *guest 
 					_ = stream.Reset()
 					return
 				}
-				_ = s.Serve(ctx, stream, g.pubs[req.Key], req)
+				_ = serveStream(ctx, s, stream, g.pubs[req.Key].Dial, req)
 			}()
 		}
 	}()
@@ -180,6 +180,25 @@ func newGuest(t *testing.T, opt ServerOptions, pubs ...port.Publication) *guest 
 		}
 	})
 	return g
+}
+
+// serveStream serves a flow of a link as the agent does.
+func serveStream(ctx context.Context, s *Server, stream link.Stream, dial []netip.AddrPort, q wire.FlowRequest) error {
+	req := Request{Publication: port.Publication{Key: q.Key, Dial: dial}, Peer: q.Peer, Answer: func(err error) error {
+		r := wire.FlowReply{Status: wire.FlowOK}
+		var d *DialError
+		if errors.As(err, &d) {
+			r = wire.FlowReply{Status: wire.FlowUnreachable, Reason: d.Err.Error()}
+			if d.Refused {
+				r.Status = wire.FlowRefused
+			}
+		}
+		return wire.WriteReply(stream, r)
+	}}
+	if q.Key.Protocol == port.UDP {
+		return s.ServeUDP(ctx, link.NewDatagrams(stream), req)
+	}
+	return s.Serve(ctx, stream, req)
 }
 
 // open asks for a flow.

@@ -3,21 +3,20 @@
 package forward
 
 import (
-	"bufio"
 	"context"
 	"errors"
+	"io"
 	"net"
 	"net/netip"
 	"sync"
 	"time"
 
-	"github.com/fairlead/fairlead/internal/link"
-	"github.com/fairlead/fairlead/internal/wire"
+	"github.com/fairlead/fairlead/internal/schedule"
 )
 
 const (
 	localClients = 1024 // of one socket; more are not served until one ends
-	localQueue   = 64   // datagrams of one client that wait for the guest
+	localQueue   = 64   // datagrams of one client that wait for its server
 )
 
 // PacketConn is a UDP socket (net.UDPConn, own.UDPConn).
@@ -27,11 +26,11 @@ type PacketConn interface {
 	Close() error
 }
 
-// Clients makes flows of the datagrams that come in at a socket within the guest:
-// each client's address is one, and speaks with a Server as a host's does.
+// Clients makes flows of the datagrams that arrive at a socket within the guest,
+// one for each client address.
 type Clients struct {
 	conn  PacketConn
-	begin func(from netip.AddrPort) (carry func(link.Stream), cut func(), ok bool)
+	begin Begin
 
 	mu      sync.Mutex
 	closed  bool
@@ -39,134 +38,141 @@ type Clients struct {
 	wg      sync.WaitGroup
 }
 
-type client struct {
-	queue chan []byte // framed datagrams
-	cut   func()
-}
+// Begin starts the flow of a new UDP client. Serve moves its datagrams, owns
+// them, and returns when the flow ended; Reset of the flow makes it return.
+// Without a flow the client is not served.
+type Begin func(from netip.AddrPort) (serve func(Datagrams), flow *Flow)
 
-// NewClients returns the clients of conn, which it owns from now on. Begin is
-// asked about each new one: carry takes its stream to a Server, owns it and
-// returns when the flow ended; cut makes it return.
-func NewClients(conn PacketConn, begin func(from netip.AddrPort) (carry func(link.Stream), cut func(), ok bool)) *Clients {
+// NewClients returns the clients of conn, which it owns from now on.
+func NewClients(conn PacketConn, begin Begin) *Clients {
 	return &Clients{conn: conn, begin: begin, clients: make(map[netip.AddrPort]*client)}
 }
 
-// Close gives the address back and ends the flows: there is no way back for
-// their answers.
+// Close closes the socket and resets the flows, whose answers have no way back.
 func (c *Clients) Close() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.closed = true
 	for _, v := range c.clients {
-		v.cut()
+		v.flow.Reset(net.ErrClosed)
 	}
 	return c.conn.Close()
 }
 
-// Run hands out datagrams until Close. All flows have ended when it returns.
+// Run reads datagrams until Close. All flows have ended when it returns.
 func (c *Clients) Run(ctx context.Context) {
 	defer c.wg.Wait()
-	buf := make([]byte, wire.DatagramHeader+wire.MaxDatagram)
+	buf := make([]byte, MaxDatagram)
+	pause := schedule.Backoff{Min: time.Millisecond, Max: time.Second}
 	for {
-		n, from, err := c.conn.ReadFromUDPAddrPort(buf[wire.DatagramHeader:])
-		if errors.Is(err, net.ErrClosed) {
+		n, from, err := c.conn.ReadFromUDPAddrPort(buf)
+		switch {
+		case err == nil:
+			pause.Reset()
+			c.receive(netip.AddrPortFrom(from.Addr().Unmap(), from.Port()), buf[:n])
+		case errors.Is(err, net.ErrClosed):
 			return
-		}
-		if err != nil { // want of memory; the socket itself stays good
-			select {
-			case <-ctx.Done():
+		default: // short of memory
+			if schedule.Sleep(ctx, pause.Next()) != nil {
 				return
-			case <-time.After(10 * time.Millisecond):
 			}
-			continue
 		}
-		c.queue(ctx, netip.AddrPortFrom(from.Addr().Unmap(), from.Port()), buf[:wire.DatagramHeader+n])
 	}
 }
 
-// queue hands a copy of a datagram to its client's flow; what has no room is
-// lost, as datagrams are.
-func (c *Clients) queue(ctx context.Context, from netip.AddrPort, frame []byte) {
-	c.mu.Lock()
-	v := c.clients[from]
-	full := len(c.clients) >= localClients
-	c.mu.Unlock()
+// receive queues a copy of a datagram for its client's flow, and drops it if the
+// queue is full.
+func (c *Clients) receive(from netip.AddrPort, b []byte) {
+	v := c.client(from)
 	if v == nil {
-		if full {
-			return
-		}
-		carry, cut, ok := c.begin(from)
-		if !ok {
-			return
-		}
-		v = &client{make(chan []byte, localQueue), cut}
-		c.mu.Lock()
-		c.clients[from] = v
-		if c.closed {
-			cut()
-		}
-		c.mu.Unlock()
-		c.wg.Go(func() {
-			c.carry(ctx, from, v, carry)
-			c.mu.Lock()
-			delete(c.clients, from)
-			c.mu.Unlock()
-		})
+		return
 	}
 	select {
-	case v.queue <- append([]byte(nil), frame...):
+	case v.queue <- append([]byte{}, b...):
 	default:
 	}
 }
 
-// carry moves a client's datagrams both ways until the flow ends.
-func (c *Clients) carry(ctx context.Context, from netip.AddrPort, v *client, serve func(link.Stream)) {
-	near, far := net.Pipe()
-	ctx, cancel := context.WithCancel(ctx)
-	var wg sync.WaitGroup
-	wg.Go(func() { c.answers(near, from) })
-	wg.Go(func() {
-		defer near.Close()
-		for {
-			select {
-			case <-ctx.Done():
-				return
-			case frame := <-v.queue:
-				if wire.WriteDatagram(near, frame) != nil {
-					return
-				}
-			}
-		}
+// client returns the client at an address, nil if it is not served. Only Run
+// calls it.
+func (c *Clients) client(from netip.AddrPort) *client {
+	c.mu.Lock()
+	v := c.clients[from]
+	full := len(c.clients) >= localClients
+	c.mu.Unlock()
+	if v != nil || full {
+		return v
+	}
+	serve, flow := c.begin(from)
+	if flow == nil {
+		return nil
+	}
+	v = &client{conn: c.conn, addr: from, flow: flow, queue: make(chan []byte, localQueue), stopped: make(chan struct{})}
+	c.mu.Lock()
+	c.clients[from] = v
+	if c.closed {
+		flow.Reset(net.ErrClosed)
+	}
+	c.mu.Unlock()
+	c.wg.Go(func() {
+		serve(v)
+		c.mu.Lock()
+		delete(c.clients, from)
+		c.mu.Unlock()
 	})
-	serve(pipe{far})
-	cancel()
-	wg.Wait()
+	return v
 }
 
-// answers sends the client what comes back.
-func (c *Clients) answers(near net.Conn, to netip.AddrPort) {
-	defer near.Close()
-	r := bufio.NewReader(near)
-	if reply, err := wire.ReadReply(r); err != nil || reply.Status != wire.FlowOK {
-		return
-	}
-	buf := make([]byte, wire.MaxDatagram)
-	for {
-		n, err := wire.ReadDatagram(r, buf)
-		if err != nil {
-			return
-		}
-		if _, err := c.conn.WriteToUDPAddrPort(buf[:n], to); errors.Is(err, net.ErrClosed) {
-			return
-		}
+// client is the Datagrams of one client of a Clients.
+type client struct {
+	conn  PacketConn
+	addr  netip.AddrPort
+	flow  *Flow
+	queue chan []byte
+	next  []byte // taken from queue by Wait
+
+	once    sync.Once
+	stopped chan struct{}
+}
+
+// Wait implements Datagrams.
+func (c *client) Wait() error {
+	select {
+	case c.next = <-c.queue:
+		return nil
+	case <-c.stopped:
+		return io.EOF
 	}
 }
 
-// pipe is a stream within the process.
-type pipe struct{ net.Conn }
+// Receive implements Datagrams.
+func (c *client) Receive(b []byte) (int, error) {
+	if c.next == nil {
+		if err := c.Wait(); err != nil {
+			return 0, err
+		}
+	}
+	n := copy(b, c.next)
+	c.next = nil
+	return n, nil
+}
 
-// CloseWrite implements link.Stream.
-func (p pipe) CloseWrite() error { return p.Close() }
+// Send implements Datagrams. What the network does not take is lost, as UDP may.
+func (c *client) Send(frame []byte) error {
+	if _, err := c.conn.WriteToUDPAddrPort(frame[FrameHead:], c.addr); errors.Is(err, net.ErrClosed) {
+		return err
+	}
+	return nil
+}
 
-// Reset implements link.Stream.
-func (p pipe) Reset() error { return p.Close() }
+// Stop implements Datagrams.
+func (c *client) Stop() { c.once.Do(func() { close(c.stopped) }) }
+
+// Reset implements Datagrams.
+func (c *client) Reset() error { return c.Close() }
+
+// Close implements Datagrams.
+func (c *client) Close() error {
+	c.Stop()
+	return nil
+}

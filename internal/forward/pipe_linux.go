@@ -34,7 +34,7 @@ var pipes = sync.Pool{New: func() any {
 
 // toChunks moves the rest of a TCP connection to a link's stream. A pipe is held
 // only while there is something to move.
-func (d *direction) toChunks(dst chunked, src *net.TCPConn) (readErr, writeErr error) {
+func (d *direction) toChunks(dst Stream, src *net.TCPConn) (readErr, writeErr error) {
 	from, err := src.SyscallConn()
 	if err != nil {
 		return err, nil

@@ -7,4 +7,4 @@ package forward
 import "net"
 
 // toChunks is for systems that move bytes within the kernel; see canSplice.
-func (d *direction) toChunks(chunked, *net.TCPConn) (readErr, writeErr error) { return nil, nil }
+func (d *direction) toChunks(Stream, *net.TCPConn) (readErr, writeErr error) { return nil, nil }

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
 	"net/netip"
@@ -15,13 +16,11 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/fairlead/fairlead/internal/link"
 	"github.com/fairlead/fairlead/internal/port"
-	"github.com/fairlead/fairlead/internal/wire"
 )
 
-// replyTimeout bounds the wait for a stream to take the reply.
-const replyTimeout = 10 * time.Second
+// maxRemembered bounds the targets that a Server remembers.
+const maxRemembered = 131_072
 
 // ServerOptions configure a Server. The zero value is usable.
 type ServerOptions struct {
@@ -30,7 +29,7 @@ type ServerOptions struct {
 	// Dial connects to a target in the guest; network is tcp or udp. A UDP
 	// connection keeps datagrams apart. Nil means the net package, without MPTCP.
 	Dial func(ctx context.Context, network string, target netip.AddrPort) (net.Conn, error)
-	// Own reports whether a target is served by a listener of our own, which is
+	// Own reports whether a listener of our own serves a target, which is then
 	// never dialled (own.Sockets.Serves). Nil means none is.
 	Own func(port.Protocol, netip.AddrPort) bool
 	// DialTimeout bounds the attempt at one target. 0 means 5 s.
@@ -66,11 +65,11 @@ func (o *ServerOptions) validate() error {
 	return nil
 }
 
-// Server is the guest's end of flows: it dials what a publication names and
-// carries the bytes. It starts nothing by itself and is safe for concurrent use.
+// Server is the guest's end of flows: it dials the targets of a publication and
+// moves the bytes. It starts nothing by itself and is safe for concurrent use.
 type Server struct {
 	opt   ServerOptions
-	meter Meter // A is the host
+	meter Meter // A is the client's side
 	stats struct {
 		tcp, udp                 atomic.Int64
 		ok, refused, unreachable atomic.Uint64
@@ -110,99 +109,112 @@ func (s *Server) Stats() Stats {
 	}
 }
 
-// Serve answers a request that was read and authorised, and carries the flow of
-// the publication that it names until both directions ended; the end of ctx
-// resets it. It owns stream. The error says why a flow did not end in order; it
-// has been logged.
-func (s *Server) Serve(ctx context.Context, stream link.Stream, pub port.Publication, req wire.FlowRequest) error {
-	targets := s.targets(pub, req.Peer)
-	open, serve := &s.stats.tcp, s.serveTCP
-	if req.Key.Protocol == port.UDP {
-		open, serve = &s.stats.udp, s.serveUDP
-	}
-	open.Add(1)
-	defer open.Add(-1)
-	err := serve(ctx, stream, targets, req)
-	if err != nil {
-		s.opt.Logger.Debug("flow ended", "publication", pub.Key, "peer", req.Peer, "error", err)
-	}
+// Serve opens the TCP flow that req asks for, and moves the bytes of client to and
+// from a target until both directions ended; the end of ctx resets it. It owns
+// client, which is reset if the flow cannot be opened and nobody waits for an
+// answer. The error is why the flow did not end in order; it has been logged.
+func (s *Server) Serve(ctx context.Context, client net.Conn, req Request) error {
+	s.stats.tcp.Add(1)
+	defer s.stats.tcp.Add(-1)
+	err := s.serveTCP(ctx, client, req)
+	s.log(req, err)
 	return err
 }
 
-func (s *Server) serveTCP(ctx context.Context, stream link.Stream, targets []netip.AddrPort, req wire.FlowRequest) error {
-	conn, _, status, err := s.dial(ctx, "tcp", targets, req)
+// ServeUDP is Serve for the datagrams of a UDP client. It also ends, in order,
+// after UDPIdle without any.
+func (s *Server) ServeUDP(ctx context.Context, client Datagrams, req Request) error {
+	s.stats.udp.Add(1)
+	defer s.stats.udp.Add(-1)
+	err := s.serveUDP(ctx, client, req)
+	s.log(req, err)
+	return err
+}
+
+func (s *Server) log(req Request, err error) {
 	if err != nil {
-		return s.refuse(stream, status, err)
+		s.opt.Logger.Debug("flow ended", "publication", req.Publication.Key, "peer", req.Peer, "err", err)
 	}
-	if err := s.accept(stream); err != nil {
+}
+
+func (s *Server) serveTCP(ctx context.Context, client net.Conn, req Request) error {
+	conn, _, err := s.dial(ctx, "tcp", s.targets(req), req)
+	if err != nil {
+		return s.refuse(client, req, err)
+	}
+	if err := s.accept(client, req); err != nil {
 		Reset(conn)
 		return err
 	}
-	return Splice(ctx, stream, conn, &s.meter)
+	return Splice(ctx, client, conn, &s.meter)
 }
 
 // targets orders the candidates: the one that worked last, then those of the
 // peer's family, each as the publication has them.
-func (s *Server) targets(pub port.Publication, peer netip.AddrPort) []netip.AddrPort {
-	is4 := isIPv4(peer.Addr())
+func (s *Server) targets(req Request) []netip.AddrPort {
+	is4 := isIPv4(req.Peer.Addr())
 	s.mu.Lock()
-	best, ok := s.best[bestKey{pub.Key, is4}]
+	best, ok := s.best[bestKey{req.Publication.Key, is4}]
 	s.mu.Unlock()
-	rank := func(a netip.AddrPort) int {
+	precedence := func(a netip.AddrPort) int {
 		switch {
 		case ok && a == best:
 			return 0
-		case peer.IsValid() && isIPv4(a.Addr()) == is4:
+		case req.Peer.IsValid() && isIPv4(a.Addr()) == is4:
 			return 1
 		}
 		return 2
 	}
-	targets := slices.Clone(pub.Dial)
-	slices.SortStableFunc(targets, func(a, b netip.AddrPort) int { return cmp.Compare(rank(a), rank(b)) })
+	targets := slices.Clone(req.Publication.Dial)
+	slices.SortStableFunc(targets, func(a, b netip.AddrPort) int { return cmp.Compare(precedence(a), precedence(b)) })
 	return targets
 }
 
 func isIPv4(a netip.Addr) bool { return a.Unmap().Is4() }
 
 // worked remembers the target that a flow reached.
-func (s *Server) worked(req wire.FlowRequest, target netip.AddrPort) {
-	k := bestKey{req.Key, isIPv4(req.Peer.Addr())}
+func (s *Server) worked(req Request, target netip.AddrPort) {
+	k := bestKey{req.Publication.Key, isIPv4(req.Peer.Addr())}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.best[k] == target {
 		return
 	}
-	// Publications come and go; what is lost here is found again by dialling.
-	if len(s.best) >= 2*wire.MaxPublications {
+	// Publications come and go; what is forgotten is found again by dialling.
+	if len(s.best) >= maxRemembered {
 		clear(s.best)
 	}
 	s.best[k] = target
 }
 
-// accept tells the host that bytes may run.
-func (s *Server) accept(stream link.Stream) error {
-	_ = stream.SetDeadline(time.Now().Add(replyTimeout))
-	if err := wire.WriteReply(stream, wire.FlowReply{Status: wire.FlowOK}); err != nil {
-		_ = stream.Reset()
-		return fmt.Errorf("flow reply: %w", err)
+// accept reports that the flow is open.
+func (s *Server) accept(client io.Closer, req Request) error {
+	if req.Answer != nil {
+		if err := req.Answer(nil); err != nil {
+			Reset(client)
+			return fmt.Errorf("flow reply: %w", err)
+		}
 	}
 	s.stats.ok.Add(1)
-	return stream.SetDeadline(time.Time{})
+	return nil
 }
 
-// refuse tells the host why there is no flow.
-func (s *Server) refuse(stream link.Stream, status wire.FlowStatus, reason error) error {
-	if status == wire.FlowUnreachable {
-		s.stats.unreachable.Add(1)
-	} else {
+// refuse reports why there is no flow, a *DialError, and closes the client's side.
+func (s *Server) refuse(client io.Closer, req Request, err error) error {
+	var d *DialError
+	if errors.As(err, &d) && d.Refused {
 		s.stats.refused.Add(1)
+	} else {
+		s.stats.unreachable.Add(1)
 	}
-	err := fmt.Errorf("%s: %w", status, reason)
-	_ = stream.SetDeadline(time.Now().Add(replyTimeout))
-	if werr := wire.WriteReply(stream, wire.FlowReply{Status: status, Reason: reason.Error()}); werr != nil {
-		_ = stream.Reset()
-		return errors.Join(err, fmt.Errorf("flow reply: %w", werr))
+	if req.Answer == nil {
+		Reset(client)
+		return err
 	}
-	_ = stream.Close()
+	if aerr := req.Answer(err); aerr != nil {
+		Reset(client)
+		return errors.Join(err, fmt.Errorf("flow reply: %w", aerr))
+	}
+	_ = client.Close()
 	return err
 }

@@ -351,9 +351,9 @@ func TestTargetOrder(t *testing.T) {
 		{"for the other family nothing is remembered", client6, netip.AddrPort{}, []netip.AddrPort{v6a, v6b, v4a, v4b}},
 	} {
 		if tc.worked.IsValid() {
-			s.worked(wire.FlowRequest{Key: pub.Key, Peer: tc.peer}, tc.worked)
+			s.worked(Request{Publication: pub, Peer: tc.peer}, tc.worked)
 		}
-		if got := s.targets(pub, tc.peer); !slices.Equal(got, tc.want) {
+		if got := s.targets(Request{Publication: pub, Peer: tc.peer}); !slices.Equal(got, tc.want) {
 			t.Errorf("%s: targets = %v, want %v", tc.name, got, tc.want)
 		}
 	}

@@ -15,8 +15,6 @@ import (
 	"sync/atomic"
 	"syscall"
 	"time"
-
-	"github.com/fairlead/fairlead/internal/wire"
 )
 
 const (
@@ -26,7 +24,7 @@ const (
 	largeBuffer = 64<<10 - 12 // with yamux's header one frame of a link
 
 	// head is the room in front of what is read, for the header of a chunk.
-	head = wire.ChunkHeader
+	head = ChunkHead
 
 	// splice(2) needs a pipe, two descriptors, which the net package holds for as
 	// long as it copies, idle or not. Only a direction that has moved this much
@@ -56,9 +54,8 @@ type Meter struct {
 // Splice moves bytes between a and b until both directions ended, and closes
 // both. The end of one direction is passed on by CloseWrite and leaves the other
 // open for as long as it takes; a reset, any other failed read, and the end of
-// ctx reset both (RST on TCP, Reset on a link.Stream). A side that no longer
-// takes bytes may still deliver: what it sends reaches the other side before
-// that is told.
+// ctx reset both (see Reset). A side that no longer takes bytes may still deliver:
+// what it sends reaches the other side before the reset does.
 //
 // A connection without CloseWrite ends in both directions at once. m may be nil.
 // Splice returns nil if both directions ended in order, else why not; it leaves
@@ -169,7 +166,7 @@ func (d *direction) end() {
 // awaitReset waits until src, whose end was read, is reset; nil when its read
 // deadline passes.
 func (d *direction) awaitReset() error {
-	if v, ok := d.src.(chunked); ok {
+	if v, ok := d.src.(Stream); ok {
 		return v.AwaitReset()
 	}
 	return awaitReset(d.src)
@@ -224,7 +221,7 @@ func (d *direction) copy() (readErr, writeErr error) {
 	}()
 	buf := small[:]
 	inKernel := canSplice(d.dst, d.src)
-	to, _ := d.dst.(chunked)
+	to, _ := d.dst.(Stream)
 	for moved := 0; ; {
 		n, err := d.src.Read(buf[head:])
 		if n > 0 {
@@ -263,27 +260,33 @@ func (d *direction) copy() (readErr, writeErr error) {
 	}
 }
 
-// chunked is a link's stream with a connection of its own. Payload can go past
-// it: straight from and to that connection.
-type chunked interface {
-	// Raw is the connection.
+// ChunkHead is the room for a header that Stream.WriteChunk needs, in bytes.
+const ChunkHead = 4
+
+// Stream is a flow over a link that has a connection of its own, on which bytes
+// run in chunks. Splice moves the payload of chunks within the kernel.
+type Stream interface {
+	net.Conn
+	// Raw is the connection below.
 	Raw() net.Conn
-	// WriteChunk sends what stands behind head bytes.
+	// WriteChunk sends what follows the first ChunkHead bytes of frame, which it
+	// overwrites.
 	WriteChunk(frame []byte) error
-	// NextChunk waits until payload can be read of Raw, and says how much.
+	// NextChunk waits for payload and returns how much of it to read from Raw.
 	NextChunk() (int, error)
-	// Took says how much was read of Raw, and returns err in the stream's terms.
+	// Took reports how much was read from Raw, and translates the error of that.
 	Took(n int, err error) error
-	// BeginChunk announces n bytes that are written to Raw, Wrote that they were.
+	// BeginChunk announces n bytes, which are then written to Raw; Wrote reports
+	// how many were, and translates the error of that.
 	BeginChunk(n int) error
 	Wrote(n int, err error) error
-	// AwaitReset waits, once the end was read, for a reset.
+	// AwaitReset waits, after the end was read, for a reset.
 	AwaitReset() error
 }
 
 // raw is the connection that the kernel reads and writes for c.
 func raw(c net.Conn) net.Conn {
-	if v, ok := c.(chunked); ok {
+	if v, ok := c.(Stream); ok {
 		return v.Raw()
 	}
 	return c
@@ -307,10 +310,10 @@ var errNoPipe = errors.New("no pipe")
 
 // copyInKernel moves the rest of the direction by splice(2).
 func (d *direction) copyInKernel() (readErr, writeErr error) {
-	if from, ok := d.src.(chunked); ok {
+	if from, ok := d.src.(Stream); ok {
 		return d.fromChunks(from, d.dst.(*net.TCPConn))
 	}
-	if to, ok := d.dst.(chunked); ok {
+	if to, ok := d.dst.(Stream); ok {
 		return d.toChunks(to, d.src.(*net.TCPConn))
 	}
 	for {
@@ -336,7 +339,7 @@ func (d *direction) copyInKernel() (readErr, writeErr error) {
 }
 
 // fromChunks moves the rest of a link's stream to a TCP connection.
-func (d *direction) fromChunks(src chunked, dst *net.TCPConn) (readErr, writeErr error) {
+func (d *direction) fromChunks(src Stream, dst *net.TCPConn) (readErr, writeErr error) {
 	for {
 		n, err := src.NextChunk()
 		if err != nil {
@@ -357,9 +360,9 @@ func (d *direction) fromChunks(src chunked, dst *net.TCPConn) (readErr, writeErr
 	}
 }
 
-// Reset closes c so that its peer sees a reset, not an end: RST on TCP, Reset on
-// a link.Stream. Other connections are closed.
-func Reset(c net.Conn) {
+// Reset closes c so that its peer sees a reset, not an end: by its Reset method if
+// it has one, by RST on TCP. Other connections are closed.
+func Reset(c io.Closer) {
 	if r, ok := c.(interface{ Reset() error }); ok {
 		_ = r.Reset()
 		return

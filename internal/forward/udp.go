@@ -3,7 +3,6 @@
 package forward
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"io"
@@ -12,20 +11,19 @@ import (
 	"sync"
 	"syscall"
 
-	"github.com/fairlead/fairlead/internal/link"
-	"github.com/fairlead/fairlead/internal/wire"
+	"github.com/fairlead/fairlead/internal/port"
 )
 
 // errIdle is the orderly end of a UDP flow.
 var errIdle = errors.New("idle")
 
-// udpFlow is one client's datagrams to one server. Which of several targets
-// answers is found by trying: a target that refuses before anything was ever
-// answered hands the flow, and the last datagram, to the next.
+// udpFlow moves one client's datagrams to and from one server. Which of several
+// targets answers is found by trying: a target that refuses before any answer
+// hands the flow, and the last datagram, to the next.
 type udpFlow struct {
 	s       *Server
-	stream  link.Stream
-	req     wire.FlowRequest
+	client  Datagrams
+	req     Request
 	targets []netip.AddrPort
 	idle    *Idle
 
@@ -38,18 +36,19 @@ type udpFlow struct {
 	closed   bool
 }
 
-func (s *Server) serveUDP(ctx context.Context, stream link.Stream, targets []netip.AddrPort, req wire.FlowRequest) error {
-	conn, at, status, err := s.dial(ctx, "udp", targets, req)
+func (s *Server) serveUDP(ctx context.Context, client Datagrams, req Request) error {
+	targets := s.targets(req)
+	conn, at, err := s.dial(ctx, "udp", targets, req)
 	if err != nil {
-		return s.refuse(stream, status, err)
+		return s.refuse(client, req, err)
 	}
-	if err := s.accept(stream); err != nil {
+	if err := s.accept(client, req); err != nil {
 		_ = conn.Close()
 		return err
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	f := &udpFlow{s: s, stream: stream, req: req, targets: targets, conn: conn, at: at}
+	f := &udpFlow{s: s, client: client, req: req, targets: targets, conn: conn, at: at}
 	f.idle = NewIdle(s.opt.UDPIdle, func() { cancel(errIdle) })
 	defer f.idle.Stop()
 
@@ -59,8 +58,8 @@ func (s *Server) serveUDP(ctx context.Context, stream link.Stream, targets []net
 		f.close(context.Cause(ctx))
 	})
 	var wg sync.WaitGroup
-	wg.Go(func() { cancel(f.toHost(ctx)) })
-	cancel(f.toGuest(ctx))
+	wg.Go(func() { cancel(f.toClient(ctx)) })
+	cancel(f.toServer(ctx))
 	wg.Wait()
 	if !stop() {
 		<-stopped
@@ -68,19 +67,19 @@ func (s *Server) serveUDP(ctx context.Context, stream link.Stream, targets []net
 	if err := context.Cause(ctx); !inOrder(err) {
 		return err
 	}
-	_ = stream.Close()
+	_ = client.Close()
 	return nil
 }
 
-// inOrder reports whether a flow ended because it was idle or the host ended it.
+// inOrder reports whether a flow ended because it was idle or the client ended it.
 func inOrder(cause error) bool { return errors.Is(cause, errIdle) || errors.Is(cause, io.EOF) }
 
 // close makes both directions return.
 func (f *udpFlow) close(cause error) {
 	if inOrder(cause) {
-		_ = f.stream.SetDeadline(past)
+		f.client.Stop()
 	} else {
-		_ = f.stream.Reset()
+		_ = f.client.Reset()
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -88,17 +87,14 @@ func (f *udpFlow) close(cause error) {
 	_ = f.conn.Close()
 }
 
-// toGuest sends what the client sends.
-func (f *udpFlow) toGuest(ctx context.Context) error {
-	// The small reader takes header and most payloads at once; what is larger it
-	// passes through.
-	r := bufio.NewReaderSize(f.stream, smallBuffer)
+// toServer sends what the client sends.
+func (f *udpFlow) toServer(ctx context.Context) error {
 	for {
-		if _, err := r.Peek(1); err != nil { // the frame is borrowed only when needed
+		if err := f.client.Wait(); err != nil { // the frame is borrowed only when needed
 			return err
 		}
 		frame := BorrowFrame()
-		n, err := wire.ReadDatagram(r, frame[:])
+		n, err := f.client.Receive(frame[:])
 		if err == nil {
 			f.idle.Touch()
 			f.s.meter.AToB.Add(uint64(n))
@@ -111,7 +107,7 @@ func (f *udpFlow) toGuest(ctx context.Context) error {
 	}
 }
 
-// send gives one datagram to the guest. What fails is lost, as datagrams are.
+// send sends one datagram to the server. A failure loses it, as UDP may.
 func (f *udpFlow) send(ctx context.Context, b []byte) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -122,24 +118,24 @@ func (f *udpFlow) send(ctx context.Context, b []byte) {
 		f.last, f.tried = append(f.last[:0], b...), 0
 	}
 	if _, err := f.conn.Write(b); errors.Is(err, syscall.ECONNREFUSED) {
-		// That was the answer to an earlier datagram; this one was not sent.
+		// The refusal of an earlier datagram; this one was not sent.
 		if conn := f.conn; !f.next(ctx, conn) {
 			_, _ = conn.Write(b)
 		}
 	}
 }
 
-// refused notes that conn's target refused a datagram, and reports whether
-// another is tried.
+// refused records that conn's target refused a datagram, and reports whether
+// another target is tried.
 func (f *udpFlow) refused(ctx context.Context, conn net.Conn) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.next(ctx, conn)
 }
 
-// next goes from conn to the next target, once round for each datagram, and
-// sends the last datagram to it. It reports whether conn is no longer in use.
-// f.mu is held.
+// next goes from conn to the next target, trying each target at most once for a
+// datagram, and sends the last datagram to it. It reports whether conn is no
+// longer in use. f.mu is held.
 func (f *udpFlow) next(ctx context.Context, conn net.Conn) bool {
 	if conn != f.conn {
 		return true
@@ -153,7 +149,7 @@ func (f *udpFlow) next(ctx context.Context, conn net.Conn) bool {
 	for i := 1; i < len(f.targets); i++ {
 		at := (f.at + i) % len(f.targets)
 		target := f.targets[at]
-		if f.s.opt.Own(f.req.Key.Protocol, target) {
+		if f.s.opt.Own(port.UDP, target) {
 			continue
 		}
 		dctx, cancel := context.WithTimeout(ctx, f.s.opt.DialTimeout)
@@ -177,8 +173,8 @@ func (f *udpFlow) current() (net.Conn, bool) {
 	return f.conn, !f.closed
 }
 
-// toHost sends what the server answers.
-func (f *udpFlow) toHost(ctx context.Context) error {
+// toClient sends what the server answers.
+func (f *udpFlow) toClient(ctx context.Context) error {
 	var conn net.Conn
 	var r *Receiver
 	for {
@@ -192,11 +188,11 @@ func (f *udpFlow) toHost(ctx context.Context) error {
 		err := f.receive(conn, r)
 		switch {
 		case err == nil:
-		case errors.Is(err, errStream):
+		case errors.Is(err, errClient):
 			return err
 		case errors.Is(err, syscall.ECONNREFUSED):
 			f.refused(ctx, conn)
-		case passing(err):
+		case temporary(err):
 		default:
 			if c, ok := f.current(); ok && c == conn {
 				return err
@@ -205,15 +201,15 @@ func (f *udpFlow) toHost(ctx context.Context) error {
 	}
 }
 
-// passing reports whether a socket goes on after err, which came by ICMP.
-func passing(err error) bool {
+// temporary reports whether a socket remains usable after err, which came by ICMP.
+func temporary(err error) bool {
 	return errors.Is(err, syscall.EHOSTUNREACH) || errors.Is(err, syscall.ENETUNREACH) || errors.Is(err, syscall.EMSGSIZE)
 }
 
-// errStream marks an error of the stream among those of the socket.
-var errStream = errors.New("stream")
+// errClient marks an error of the client's side among those of the socket.
+var errClient = errors.New("client")
 
-// receive takes one datagram from conn to the stream.
+// receive moves one datagram from conn to the client.
 func (f *udpFlow) receive(conn net.Conn, r *Receiver) error {
 	frame, n, _, err := r.Receive()
 	if err != nil {
@@ -221,16 +217,16 @@ func (f *udpFlow) receive(conn net.Conn, r *Receiver) error {
 	}
 	defer frame.Return()
 	f.idle.Touch()
-	f.heard(conn)
-	if err := WriteFrame(f.stream, frame[:FrameHead+n]); err != nil {
-		return errors.Join(errStream, err)
+	f.received(conn)
+	if err := f.client.Send(frame[:FrameHead+n]); err != nil {
+		return errors.Join(errClient, err)
 	}
 	f.s.meter.BToA.Add(uint64(n))
 	return nil
 }
 
-// heard notes that conn's target answers.
-func (f *udpFlow) heard(conn net.Conn) {
+// received records that conn's target answers.
+func (f *udpFlow) received(conn net.Conn) {
 	f.mu.Lock()
 	if f.answered || conn != f.conn {
 		f.mu.Unlock()

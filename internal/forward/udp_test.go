@@ -129,7 +129,7 @@ func TestUDPGoesOnToTheTargetThatAnswers(t *testing.T) {
 	if got := readDatagram(t, stream); got != "echo 1" {
 		t.Errorf("client read %q", got)
 	}
-	if got := g.targets(pub, netip.MustParseAddrPort("127.0.0.1:2")); got[0] != good {
+	if got := g.targets(Request{Publication: pub, Peer: netip.MustParseAddrPort("127.0.0.1:2")}); got[0] != good {
 		t.Errorf("targets = %v, want %v first", got, good)
 	}
 }

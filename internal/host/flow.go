@@ -13,6 +13,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/forward"
 	"github.com/fairlead/fairlead/internal/link"
+	"github.com/fairlead/fairlead/internal/own"
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/wire"
 )
@@ -20,26 +21,24 @@ import (
 const (
 	openTimeout  = 5 * time.Second  // for a stream and the request on it
 	replyTimeout = 30 * time.Second // for the guest to try all its dial targets
-	acceptPause  = time.Second      // at most, after an accept for which there is no room
+	receivePause = time.Second      // at most, after a datagram could not be received
 
 	// udpConnections is how many UDP flows of one guest have connections of their
 	// own: they stay for as long as they are idle, which is long for one question.
 	udpConnections = 1024
 )
 
-// flow is one connection, or one UDP client.
-type flow struct {
-	key    port.Key
-	cancel context.CancelCauseFunc
-}
-
 // flows is the traffic of one guest.
 type flows struct {
+	*forward.Book
+
 	mu      sync.Mutex
 	session link.Session  // nil while there is none
 	moved   chan struct{} // closed and replaced when session changes
-	open    map[*flow]struct{}
-	udp     int // of open
+}
+
+func newFlows(limit int) *flows {
+	return &flows{Book: forward.NewBook(limit), moved: make(chan struct{})}
 }
 
 var (
@@ -54,54 +53,6 @@ func (f *flows) use(s link.Session) {
 	f.session = s
 	close(f.moved)
 	f.moved = make(chan struct{})
-}
-
-func (f *flows) count() int {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return len(f.open)
-}
-
-// cut resets the flows of a key.
-func (f *flows) cut(k port.Key) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	for v := range f.open {
-		if v.key == k {
-			v.cancel(errDenied)
-		}
-	}
-}
-
-// begin enters a flow, nil if there are too many.
-func (f *flows) begin(k port.Key, cancel context.CancelCauseFunc, limit int) *flow {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if len(f.open) >= limit {
-		return nil
-	}
-	v := &flow{key: k, cancel: cancel}
-	f.open[v] = struct{}{}
-	if k.Protocol == port.UDP {
-		f.udp++
-	}
-	return v
-}
-
-func (f *flows) end(v *flow) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	delete(f.open, v)
-	if v.key.Protocol == port.UDP {
-		f.udp--
-	}
-}
-
-// crowded reports whether a further UDP flow must do without a connection.
-func (f *flows) crowded() bool {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return f.udp > udpConnections
 }
 
 // await returns the session, waiting up to hold for one.
@@ -141,7 +92,7 @@ func (h *Host) stream(ctx context.Context, c *claim, peer netip.AddrPort) (link.
 	}
 	octx, cancel := context.WithTimeout(ctx, openTimeout)
 	open := session.Connect
-	if c.key.Protocol == port.UDP && c.guest.flows.crowded() {
+	if c.key.Protocol == port.UDP && c.guest.flows.Open(port.UDP) > udpConnections {
 		open = session.Open
 	}
 	stream, err := open(octx)
@@ -182,30 +133,11 @@ func ask(stream link.Stream, req wire.FlowRequest) (wire.FlowReply, error) {
 	return reply, stream.SetDeadline(time.Time{})
 }
 
-// accept carries what connects to a TCP listener until that is closed.
+// accept serves what connects to a TCP listener until that is closed.
 func (s *slot) accept(ctx context.Context, ln net.Listener) {
-	pause := time.Duration(0)
-	for {
-		conn, err := ln.Accept()
-		if err == nil {
-			pause = 0
-			s.carry(ctx, conn)
-			continue
-		}
-		if errors.Is(err, net.ErrClosed) {
-			return
-		}
-		var t interface{ Temporary() bool }
-		if !errors.As(err, &t) || !t.Temporary() {
-			s.died(ctx, ln, fmt.Errorf("accept: %w", err))
-			return
-		}
-		pause = min(max(2*pause, 5*time.Millisecond), acceptPause)
-		select {
-		case <-ctx.Done():
-			return
-		case <-time.After(pause):
-		}
+	err := own.Serve(ctx, ln, s.h.opt.Logger, func(conn net.Conn) { s.carry(ctx, conn) })
+	if err != nil {
+		s.died(ctx, ln, fmt.Errorf("accept: %w", err))
 	}
 }
 
@@ -213,10 +145,8 @@ func (s *slot) accept(ctx context.Context, ln net.Listener) {
 func (s *slot) carry(ctx context.Context, conn net.Conn) {
 	h, c := s.h, s.winner.Load()
 	g := c.guest
-	ctx, cancel := context.WithCancelCause(ctx)
-	f := g.flows.begin(c.key, cancel, h.opt.MaxFlows)
+	ctx, f := g.flows.Begin(ctx, c.key)
 	if f == nil {
-		cancel(nil)
 		h.stats.overLimit.Add(1)
 		forward.Reset(conn)
 		return
@@ -224,8 +154,7 @@ func (s *slot) carry(ctx context.Context, conn net.Conn) {
 	h.stats.tcp.Add(1)
 	h.wg.Go(func() {
 		defer h.stats.tcp.Add(-1)
-		defer cancel(nil)
-		defer g.flows.end(f)
+		defer f.End()
 		peer := addrOf(conn.RemoteAddr(), netip.AddrPort{})
 		stream, err := h.stream(ctx, c, peer)
 		if err != nil {
@@ -234,7 +163,7 @@ func (s *slot) carry(ctx context.Context, conn net.Conn) {
 			err = forward.Splice(ctx, conn, stream, &h.meter)
 		}
 		if err != nil && ctx.Err() == nil {
-			g.log.Debug("flow ended", "publication", c.key, "peer", peer, "error", err)
+			g.log.Debug("flow ended", "publication", c.key, "peer", peer, "err", err)
 		}
 	})
 }

@@ -55,7 +55,7 @@ type guest struct {
 	writer chan struct{} // there is something to write
 
 	// flows has its own lock: traffic does not wait for listen(2).
-	flows flows
+	flows *flows
 }
 
 func newGuest(h *Host, g Guest) *guest {
@@ -66,7 +66,7 @@ func newGuest(h *Host, g Guest) *guest {
 		since:  time.Now(),
 		err:    "not tried yet",
 		writer: make(chan struct{}, 1),
-		flows:  flows{moved: make(chan struct{}), open: make(map[*flow]struct{})},
+		flows:  newFlows(h.opt.MaxFlows),
 	}
 }
 
@@ -74,7 +74,7 @@ func newGuest(h *Host, g Guest) *guest {
 func (g *guest) describe() GuestStatus {
 	return GuestStatus{
 		Name: g.name, Connected: g.connected, Peer: g.peer, Error: g.err, Since: g.since,
-		Generation: g.generation, Publications: len(g.pubs), Flows: g.flows.count(),
+		Generation: g.generation, Publications: len(g.pubs), Flows: g.flows.Len(),
 	}
 }
 
@@ -114,9 +114,9 @@ func (g *guest) lost(err error) {
 	}
 	g.connected, g.err, g.since = false, text, time.Now()
 	if was {
-		g.log.Warn("guest lost", "error", err)
+		g.log.Warn("guest lost", "err", err)
 	} else {
-		g.log.Warn("guest not reached", "error", err)
+		g.log.Warn("guest not reached", "err", err)
 	}
 }
 
@@ -312,7 +312,7 @@ func (g *guest) put(p wire.Publication) {
 		g.h.changed[pub] = struct{}{}
 	}
 	g.text += textOf(p) - textOf(pub.wire)
-	again := !pub.wire.Owner.Same(p.Owner)
+	again := !pub.wire.Owner.Same(p.Owner) || pub.wire.Rule != p.Rule
 	pub.wire = p
 	if again {
 		g.h.touch(pub)
@@ -343,8 +343,7 @@ func (g *guest) decide(pub *publication) {
 			continue
 		}
 		isNew = true
-		h.seq++
-		c := &claim{guest: g, key: pub.Key, addr: a, rank: rank(pub.Address), seq: h.seq, pub: pub}
+		c := &claim{guest: g, key: pub.Key, addr: a, pub: pub}
 		c.outcome = port.Outcome{Key: pub.Key, State: port.Pending, HostAddress: a, Since: time.Now()}
 		pub.claims = append(pub.claims, c)
 		g.waiting = append(g.waiting, c)
@@ -367,7 +366,7 @@ func (g *guest) decide(pub *publication) {
 		h.changed[pub] = struct{}{}
 		pub.denied = &port.Outcome{Key: pub.Key, State: port.Denied, Reason: reason, Since: time.Now()}
 	}
-	g.flows.cut(pub.Key)
+	g.flows.Reset(errDenied, pub.Key)
 }
 
 // release ends a claim. h.mu is held.
@@ -451,7 +450,7 @@ func (g *guest) write(ctx context.Context, session link.Session) {
 			_ = control.SetWriteDeadline(time.Now().Add(controlTimeout))
 			if err := wire.WriteControl(control, c); err != nil {
 				if ctx.Err() == nil {
-					g.log.Debug("write to the guest", "error", err)
+					g.log.Debug("write to the guest", "err", err)
 				}
 				_ = session.CloseWith(link.ReasonSilent)
 				return
@@ -492,7 +491,7 @@ func (g *guest) messages() []wire.Control {
 
 // equal reports whether both say the same.
 func equal(a, b wire.Publication) bool {
-	return a.Key == b.Key && a.DualStack == b.DualStack && a.Source == b.Source &&
+	return a.Key == b.Key && a.DualStack == b.DualStack && a.Source == b.Source && a.Rule == b.Rule &&
 		a.Owner.Equal(b.Owner) && slices.Equal(a.Host, b.Host)
 }
 

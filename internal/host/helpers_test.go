@@ -243,9 +243,28 @@ func (a *agent) accept(s link.Session) {
 			if a.onFlow != nil && a.onFlow(stream, req) {
 				return
 			}
-			_ = a.server.Serve(ctx, stream, port.Publication{Key: req.Key, Dial: dial}, req)
+			_ = serveStream(ctx, a.server, stream, dial, req)
 		})
 	}
+}
+
+// serveStream serves a flow of a link as the agent does.
+func serveStream(ctx context.Context, s *forward.Server, stream link.Stream, dial []netip.AddrPort, q wire.FlowRequest) error {
+	req := forward.Request{Publication: port.Publication{Key: q.Key, Dial: dial}, Peer: q.Peer, Answer: func(err error) error {
+		r := wire.FlowReply{Status: wire.FlowOK}
+		var d *forward.DialError
+		if errors.As(err, &d) {
+			r = wire.FlowReply{Status: wire.FlowUnreachable, Reason: d.Err.Error()}
+			if d.Refused {
+				r.Status = wire.FlowRefused
+			}
+		}
+		return wire.WriteReply(stream, r)
+	}}
+	if q.Key.Protocol == port.UDP {
+		return s.ServeUDP(ctx, link.NewDatagrams(stream), req)
+	}
+	return s.Serve(ctx, stream, req)
 }
 
 // drop loses the link; the host cannot dial until up.

@@ -65,7 +65,7 @@ func (h *Host) findHolders(ctx context.Context) {
 		}
 		holders, err := h.opt.Holders.Holders(ctx, want)
 		if err != nil {
-			h.opt.Logger.Debug("look up who holds a port", "error", err)
+			h.opt.Logger.Debug("look up who holds a port", "err", err)
 		}
 		h.mu.Lock()
 		for s := range slots {

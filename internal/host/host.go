@@ -239,7 +239,6 @@ type Host struct {
 	anyPort map[*slot]struct{} // slots of any free port
 	retries map[*slot]time.Time
 	unheld  map[*slot]struct{} // holder to be looked up
-	seq     uint64
 
 	wg sync.WaitGroup // listeners and flows
 }

@@ -355,9 +355,8 @@ func TestPrecedence(t *testing.T) {
 	}
 }
 
-// Ports of one number and one owner are no conflict where whoever dials the host's
-// loopback reaches what they are: the wildcard beside the loopback, and all of a
-// Service.
+// Publications of one guest port and one owner are no conflict: one of them serves
+// the host address for all.
 func TestPortsOfOneOwnerShareAnAddress(t *testing.T) {
 	const service, process = port.OwnerService, port.OwnerProcess
 	for _, proto := range []port.Protocol{port.TCP, port.UDP} {
@@ -384,9 +383,11 @@ func TestPortsOfOneOwnerShareAnAddress(t *testing.T) {
 				{put(3, of(wildcard, service, "other")), port.Active, port.Conflict},
 				{put(4, of(wildcard, process, "7")), port.Conflict, port.Conflict},
 				{put(5, of(loopback, process, "7")), port.Active, port.Conflict},
-				// A process may serve another thing at another address.
-				{put(6, of(specific, process, "7")), port.Active, port.Conflict},
-				{removed(7, loopback), port.Active, port.Conflict},
+				{put(6, of(specific, process, "7")), port.Active, port.Active},
+				{removed(7, loopback), port.Active, port.Active},
+				{put(8, of(specific, process, "8")), port.Active, port.Conflict},
+				// A process in another pid namespace has a name and no id.
+				{put(9, of(wildcard, process, ""), of(specific, process, "")), port.Active, port.Conflict},
 			} {
 				a.say(step.change)
 				for k, want := range map[port.Key]port.State{wildcard: step.wildcard, specific: step.specific} {
@@ -395,10 +396,76 @@ func TestPortsOfOneOwnerShareAnAddress(t *testing.T) {
 					}
 				}
 			}
-			a.say(removed(8, wildcard))
+			a.say(removed(10, wildcard))
 			a.wants(specific, port.Active)
 		})
 	}
+}
+
+// The guest's localhost is the host's localhost, whatever came first.
+func TestExactLoopbackPrecedesOtherLoopbackAddresses(t *testing.T) {
+	p := ports.Free(t)
+	exact, other := key(port.UDP, lo4, p), key(port.UDP, netip.MustParseAddr("127.0.0.53"), p)
+	for _, order := range [][]port.Key{{exact, other}, {other, exact}} {
+		a := newAgent(t, "vm")
+		a.begins(snapshot(1, pub(order[0])))
+		_, stop := start(t, Options{}, a)
+		a.wants(order[0], port.Active)
+		a.say(put(1, pub(order[1])))
+		a.wants(exact, port.Active)
+		if o := a.wants(other, port.Conflict); !strings.Contains(o.Reason, exact.String()) {
+			t.Errorf("reason = %q", o.Reason)
+		}
+		a.say(removed(2, exact))
+		a.wants(other, port.Active)
+		stop()
+	}
+}
+
+// A NAT rule for two own addresses makes two publications of nobody.
+func TestOneRuleIsNoConflictWithItself(t *testing.T) {
+	p := ports.Free(t)
+	a := newAgent(t, "vm")
+	one, two, three := key(port.TCP, lan, p), key(port.TCP, lan.Next(), p), key(port.TCP, lan.Next().Next(), p)
+	rule := func(k port.Key, id uint64) wire.Publication { w := pub(k); w.Rule = id; return w }
+	a.begins(snapshot(1, rule(one, 1), rule(two, 1), rule(three, 2)))
+	start(t, Options{}, a)
+	a.wants(one, port.Active)
+	a.wants(two, port.Active)
+	a.wants(three, port.Conflict)
+	a.say(put(1, rule(two, 2))) // it leads elsewhere now
+	a.wants(two, port.Conflict)
+	a.say(removed(2, one))
+	a.wants(two, port.Active)
+	a.wants(three, port.Active)
+}
+
+// What one owner has on the loopback and on all addresses is served at the widest
+// address that it asks for, and narrows when that leaves.
+func TestWidestAddressOfOneOwnerServesAll(t *testing.T) {
+	p := ports.Free(t)
+	a := newAgent(t, "vm")
+	of := func(w wire.Publication) wire.Publication {
+		w.Owner = port.Owner{Kind: port.OwnerService, ID: "default/web", Name: "web"}
+		return w
+	}
+	wide, narrow := key(port.TCP, any4, p), key(port.TCP, lo4, p)
+	a.begins(snapshot(1, of(pub(narrow))))
+	start(t, Options{Policy: exposeAll(t)}, a)
+	a.wants(narrow, port.Active)
+	a.say(put(1, of(pub(wide, at(any4, p)))))
+	if o := a.wants(wide, port.Active); o.HostAddress != at(any4, p) {
+		t.Errorf("%s is active at %s", wide, o.HostAddress)
+	}
+	if o := a.wants(narrow, port.Active); o.HostAddress != at(lo4, p) {
+		t.Errorf("%s is active at %s", narrow, o.HostAddress)
+	}
+	other := at(netip.MustParseAddr("127.0.0.2"), p)
+	if refused(other) {
+		t.Error("the wildcard is not open")
+	}
+	a.say(removed(2, wide))
+	eventually(t, "only the loopback is open", func() bool { return refused(other) && !refused(at(lo4, p)) })
 }
 
 // One guest address is open to all, another only on the loopback: when the wider

@@ -7,13 +7,14 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"net/netip"
 	"slices"
-	"strconv"
 	"sync/atomic"
 	"time"
 
+	"github.com/fairlead/fairlead/internal/claims"
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/wire"
 )
@@ -57,14 +58,12 @@ func (p *publication) view() Publication {
 	}
 }
 
-// claim is one publication's wish for one host address. guest, key, addr, rank
-// and seq never change; the rest is guarded by Host.mu.
+// claim is one publication's wish for one host address. guest, key and addr never
+// change; the rest is guarded by Host.mu.
 type claim struct {
 	guest *guest
 	key   port.Key
 	addr  netip.AddrPort
-	rank  int
-	seq   uint64
 
 	pub      *publication
 	admitted bool // within the guest's limit
@@ -73,35 +72,8 @@ type claim struct {
 	outcome  port.Outcome
 }
 
-// rank orders the guest addresses that share one host address.
-func rank(guest netip.Addr) int {
-	switch {
-	case guest.IsLoopback():
-		return 0
-	case port.IsWildcard(guest):
-		return 1
-	}
-	return 2
-}
-
-// holder says for people whose the claim is.
-func (c *claim) holder() string {
-	s := fmt.Sprintf("%s of guest %s", c.key, strconv.Quote(c.guest.name))
-	if name := c.pub.wire.Owner.Name; name != "" {
-		s += " (" + strconv.Quote(name) + ")"
-	}
-	return s
-}
-
-// shares says whether a claim that lost its address to another of its guest is
-// served by it all the same. All ports of one number of a Service are one, and
-// kube-proxy makes some for the loopback and for each address of the node. For
-// any one owner, the guest's loopback answers for the wildcard.
-func (c *claim) shares(by *claim) bool {
-	a, b := c.pub.wire.Owner, by.pub.wire.Owner
-	return c.guest == by.guest && c.addr == by.addr && a.Kind != port.OwnerUnknown && a.Same(b) &&
-		(a.Kind == port.OwnerService || c.rank == 1 && by.rank == 0)
-}
+// holder is the human-readable name of the claim's publication.
+func (c *claim) holder() string { return claims.Name(c.key, c.guest.name, c.pub.wire.Owner) }
 
 func (c *claim) set(state port.State, addr netip.AddrPort, reason string) {
 	o := port.Outcome{Key: c.key, State: state, HostAddress: addr, Reason: reason}
@@ -192,91 +164,76 @@ func (h *Host) settle(ctx context.Context) {
 		g.admit(ctx)
 	}
 	for g := range h.touched {
-		g.settle(ctx, h)
+		g.decide(ctx, h)
 	}
 	clear(h.touched)
 	h.publish()
 }
 
-// settle gives each host address to one claim. The guest that came first keeps
-// what it has against others; within a guest rank decides, then who came first.
-func (g *group) settle(ctx context.Context, h *Host) {
-	if len(g.guests) > 1 || len(g.claims) == 0 {
-		has := make(map[*guest]bool)
-		for c := range g.claims {
-			has[c.guest] = true
-		}
-		g.guests = slices.DeleteFunc(g.guests, func(v *guest) bool { return !has[v] })
-	}
-	order := make([]*claim, 0, len(g.claims))
-	for c := range g.claims {
-		order = append(order, c)
-	}
-	at := make(map[*guest]int, len(g.guests))
-	for i, v := range g.guests {
-		at[v] = i
-	}
-	slices.SortFunc(order, func(a, b *claim) int {
-		return cmp.Or(cmp.Compare(at[a.guest], at[b.guest]), cmp.Compare(a.rank, b.rank), cmp.Compare(a.seq, b.seq))
-	})
-	granted := make(map[netip.Addr]*claim)
-	lost := make(map[*claim]*claim)
-	shared := make(map[*claim][]*claim)
-	var first, wildcard *claim
-	for _, c := range order {
-		ip := c.addr.Addr()
-		by := granted[ip]
+// decide gives each host address to one claim; see package claims.
+func (g *group) decide(ctx context.Context, h *Host) {
+	all := slices.Collect(maps.Keys(g.claims))
+	winners := make(map[netip.Addr]*claim)
+	served := make(map[*claim][]*claim)
+	for i, v := range claims.Decide(g.asked(all)) {
+		c, by := all[i], all[v.Winner]
 		switch {
-		case by != nil:
-		case wildcard != nil:
-			by = wildcard
-		case port.IsWildcard(ip):
-			by = first
-		}
-		switch {
-		case by != nil && c.shares(by):
-			shared[by] = append(shared[by], c)
-			continue
-		case by != nil:
-			lost[c] = by
-			continue
-		}
-		granted[ip] = c
-		if first == nil {
-			first = c
-		}
-		if port.IsWildcard(ip) {
-			wildcard = c
+		case v.Conflict:
+			c.set(port.Conflict, c.addr, fmt.Sprintf("%s is held by %s", by.addr, by.holder()))
+		case by == c:
+			winners[c.addr.Addr()] = c
+		default:
+			served[by] = append(served[by], c)
 		}
 	}
 	for ip, s := range g.slots {
-		if granted[ip] == nil {
+		if winners[ip] == nil {
 			s.close()
 			delete(g.slots, ip)
 		}
 	}
-	for c, by := range lost {
-		c.set(port.Conflict, c.addr, fmt.Sprintf("%s is held by %s", by.addr, by.holder()))
-	}
-	for ip, c := range granted {
-		s := g.slots[ip]
-		if s == nil {
-			s = h.newSlot(g.key.Protocol, c.addr)
-			g.slots[ip] = s
-			s.winner.Store(c)
-			s.shared = shared[c]
-			s.open(ctx)
-			continue
-		}
-		if old := s.winner.Swap(c); old != c && s.udp != nil {
-			s.udp.retarget(c)
-		}
-		s.shared = shared[c]
-		s.show()
+	for ip, c := range winners {
+		g.give(ctx, h, ip, c, served[c])
 	}
 	if len(g.claims) == 0 {
 		delete(h.groups, g.key)
 	}
+}
+
+// asked returns the claims as package claims wants them. It forgets the guests
+// that have none left.
+func (g *group) asked(all []*claim) []claims.Claim {
+	has := make(map[*guest]bool)
+	for _, c := range all {
+		has[c.guest] = true
+	}
+	g.guests = slices.DeleteFunc(g.guests, func(v *guest) bool { return !has[v] })
+	out := make([]claims.Claim, 0, len(all))
+	for _, c := range all {
+		w := &c.pub.wire
+		out = append(out, claims.Claim{
+			Guest: slices.Index(g.guests, c.guest), Key: c.key, Owner: w.Owner, Rule: w.Rule, Host: c.addr,
+		})
+	}
+	return out
+}
+
+// give has c served at an address, and others by it.
+func (g *group) give(ctx context.Context, h *Host, ip netip.Addr, c *claim, others []*claim) {
+	s := g.slots[ip]
+	if s == nil {
+		s = h.newSlot(g.key.Protocol, c.addr)
+		g.slots[ip] = s
+		s.winner.Store(c)
+		s.shared = others
+		s.open(ctx)
+		return
+	}
+	if old := s.winner.Swap(c); old != c && s.udp != nil {
+		s.udp.retarget(c)
+	}
+	s.shared = others
+	s.show()
 }
 
 // slot is one host address that some claim is given. h, protocol and addr never
@@ -286,7 +243,7 @@ type slot struct {
 	protocol port.Protocol
 	addr     netip.AddrPort
 	winner   atomic.Pointer[claim] // never nil once open
-	shared   []*claim              // others of the winner's guest that it serves
+	shared   []*claim              // others that the winner serves
 
 	listener io.Closer // nil when not open
 	udp      *udpPort  // the listener, if it is one
@@ -397,7 +354,8 @@ func (s *slot) listen(ctx context.Context) error {
 	return nil
 }
 
-// show tells the winner, and whom it serves as well, how the slot stands.
+// show reports the slot's state for its winner, and for the claims that the winner
+// serves as well at the addresses that they ask for.
 func (s *slot) show() {
 	addr := s.addr
 	if s.listener != nil {
@@ -405,7 +363,7 @@ func (s *slot) show() {
 	}
 	s.winner.Load().set(s.state, addr, s.reason)
 	for _, c := range s.shared {
-		c.set(s.state, addr, s.reason)
+		c.set(s.state, c.addr, s.reason)
 	}
 }
 

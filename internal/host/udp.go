@@ -3,7 +3,6 @@
 package host
 
 import (
-	"bufio"
 	"container/list"
 	"context"
 	"errors"
@@ -17,7 +16,7 @@ import (
 	"github.com/fairlead/fairlead/internal/forward"
 	"github.com/fairlead/fairlead/internal/link"
 	"github.com/fairlead/fairlead/internal/own"
-	"github.com/fairlead/fairlead/internal/wire"
+	"github.com/fairlead/fairlead/internal/schedule"
 )
 
 const (
@@ -45,14 +44,14 @@ type udpPort struct {
 }
 
 type udpClient struct {
-	claim  *claim
-	addr   netip.AddrPort
-	at     *list.Element
-	cancel context.CancelCauseFunc
-	idle   *forward.Idle
+	claim *claim
+	addr  netip.AddrPort
+	at    *list.Element
+	flow  *forward.Flow
+	idle  *forward.Idle
 
 	// What the link does not take at once waits in queue.
-	stream  atomic.Pointer[link.Stream] // nil before it is open
+	stream  atomic.Pointer[link.Datagrams] // nil before it is open
 	queue   chan queued
 	waiting atomic.Int32 // in queue, or just taken from there and not sent
 }
@@ -96,33 +95,27 @@ func (p *udpPort) drop(c *udpClient, cause error) {
 		delete(p.clients, c.addr)
 		p.recent.Remove(c.at)
 	}
-	c.cancel(cause)
+	c.flow.Reset(cause)
 }
 
 // run hands out datagrams until the listener is closed.
 func (p *udpPort) run(ctx context.Context) {
 	r := forward.NewReceiver(p.pc.UDPConn)
-	pause := time.Duration(0)
+	pause := schedule.Backoff{Min: time.Millisecond, Max: receivePause}
 	for {
 		err := p.receive(ctx, r)
 		switch {
 		case err == nil:
-			pause = 0
-			continue
+			pause.Reset()
 		case errors.Is(err, net.ErrClosed):
 			return
-		}
-		// What a client that is gone sends back, on systems that say so here; or
-		// want of memory. The socket itself stays good.
-		if pause == 0 {
-			pause = time.Millisecond
-			continue
-		}
-		pause = min(2*pause, acceptPause)
-		select {
-		case <-ctx.Done():
-			return
-		case <-time.After(pause):
+		default:
+			// Some systems report here that a client is gone, which the next call does
+			// not; or memory is short. The socket remains usable.
+			first := !pause.Failing()
+			if d := pause.Next(); !first && schedule.Sleep(ctx, d) != nil {
+				return
+			}
 		}
 	}
 }
@@ -172,7 +165,7 @@ func (c *udpClient) try(frame []byte) (rest []byte, begun bool) {
 	if s == nil || c.waiting.Load() > 0 {
 		return frame, false
 	}
-	return forward.TryFrame(*s, frame)
+	return s.TrySend(frame)
 }
 
 // queue puts a copy of what a client sent into its queue, or drops it if there is
@@ -203,26 +196,24 @@ func (p *udpPort) enter(ctx context.Context, from netip.AddrPort) *udpClient {
 		h.stats.evicted.Add(1)
 		p.drop(p.recent.Back().Value.(*udpClient), errEvicted)
 	}
-	ctx, cancel := context.WithCancelCause(ctx)
-	f := claim.guest.flows.begin(claim.key, cancel, h.opt.MaxFlows)
+	ctx, f := claim.guest.flows.Begin(ctx, claim.key)
 	if f == nil {
-		cancel(nil)
 		h.stats.overLimit.Add(1)
 		return nil
 	}
-	c := &udpClient{claim: claim, addr: from, queue: make(chan queued, clientQueue), cancel: cancel}
-	c.idle = forward.NewIdle(h.opt.UDPIdle, func() { cancel(errIdle) })
+	c := &udpClient{claim: claim, addr: from, queue: make(chan queued, clientQueue), flow: f}
+	c.idle = forward.NewIdle(h.opt.UDPIdle, func() { f.Reset(errIdle) })
 	c.at = p.recent.PushFront(c)
 	p.clients[from] = c
 	h.stats.udp.Add(1)
 	h.wg.Go(func() {
 		defer h.stats.udp.Add(-1)
-		defer claim.guest.flows.end(f)
+		defer f.End()
 		err := p.carry(ctx, c)
 		c.idle.Stop()
 		p.leave(c)
 		if !errors.Is(err, errIdle) && !errors.Is(err, net.ErrClosed) {
-			claim.guest.log.Debug("flow ended", "publication", claim.key, "peer", from, "error", err)
+			claim.guest.log.Debug("flow ended", "publication", claim.key, "peer", from, "err", err)
 		}
 	})
 	return c
@@ -245,23 +236,24 @@ func (p *udpPort) leave(c *udpClient) {
 
 // carry moves a client's datagrams both ways until its flow ends, and says why.
 func (p *udpPort) carry(ctx context.Context, c *udpClient) error {
-	stream, err := p.s.h.stream(ctx, c.claim, c.addr)
+	s, err := p.s.h.stream(ctx, c.claim, c.addr)
 	if err != nil {
 		return err
 	}
-	c.stream.Store(&stream)
+	stream := link.NewDatagrams(s)
+	c.stream.Store(stream)
 	stopped := make(chan struct{})
 	stop := context.AfterFunc(ctx, func() {
 		defer close(stopped)
 		if errors.Is(context.Cause(ctx), errIdle) {
-			_ = stream.SetDeadline(time.Unix(1, 0)) // both directions return
+			stream.Stop() // both directions return
 		} else {
 			_ = stream.Reset()
 		}
 	})
 	var wg sync.WaitGroup
-	wg.Go(func() { c.cancel(p.toClient(c, stream)) })
-	c.cancel(p.toGuest(ctx, c, stream))
+	wg.Go(func() { c.flow.Reset(p.toClient(c, stream)) })
+	c.flow.Reset(p.toGuest(ctx, c, stream))
 	wg.Wait()
 	if !stop() {
 		<-stopped
@@ -270,7 +262,7 @@ func (p *udpPort) carry(ctx context.Context, c *udpClient) error {
 	return context.Cause(ctx)
 }
 
-func (p *udpPort) toGuest(ctx context.Context, c *udpClient, stream link.Stream) error {
+func (p *udpPort) toGuest(ctx context.Context, c *udpClient, stream *link.Datagrams) error {
 	for {
 		select {
 		case <-ctx.Done():
@@ -289,30 +281,29 @@ func (p *udpPort) toGuest(ctx context.Context, c *udpClient, stream link.Stream)
 	}
 }
 
-func (q queued) send(stream link.Stream) error {
+func (q queued) send(stream *link.Datagrams) error {
 	if q.begun {
-		return forward.FinishFrame(stream, q.frame)
+		return stream.Finish(q.frame)
 	}
-	return forward.WriteFrame(stream, q.frame)
+	return stream.Send(q.frame)
 }
 
-func (p *udpPort) toClient(c *udpClient, stream link.Stream) error {
-	r := bufio.NewReaderSize(stream, 4<<10)
+func (p *udpPort) toClient(c *udpClient, stream *link.Datagrams) error {
 	for {
-		if _, err := r.Peek(1); err != nil { // the frame is borrowed only when needed
+		if err := stream.Wait(); err != nil { // the frame is borrowed only when needed
 			return fmt.Errorf("link: %w", err)
 		}
-		if err := p.reply(c, r); err != nil {
+		if err := p.reply(c, stream); err != nil {
 			return err
 		}
 	}
 }
 
 // reply sends one datagram of the guest to the client.
-func (p *udpPort) reply(c *udpClient, r *bufio.Reader) error {
+func (p *udpPort) reply(c *udpClient, stream *link.Datagrams) error {
 	frame := forward.BorrowFrame()
 	defer frame.Return()
-	n, err := wire.ReadDatagram(r, frame[:])
+	n, err := stream.Receive(frame[:])
 	if err != nil {
 		return fmt.Errorf("link: %w", err)
 	}

@@ -5,7 +5,6 @@ package host
 import (
 	"bufio"
 	"bytes"
-	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -292,11 +291,9 @@ func TestUDPClientsBeyondTheConnectionsAreServed(t *testing.T) {
 		a.begins(snapshot(1, pub(k)))
 		h, _ := start(t, Options{MaxUDPClients: 2 * udpConnections}, a)
 		a.wants(k, port.Active)
-		f := &h.guests[0].flows
 		for range udpConnections - 1 { // as if so many were there
-			_, cancel := context.WithCancelCause(t.Context())
-			v := f.begin(k, cancel, 2*udpConnections)
-			t.Cleanup(func() { f.end(v); cancel(nil) })
+			_, f := h.guests[0].flows.Begin(t.Context(), k)
+			t.Cleanup(f.End)
 		}
 		for range 3 {
 			if got := question(t, dialUDP(t, at(lo4, k.Port)), "x"); got != "x" {

@@ -11,9 +11,9 @@ import (
 	"net"
 	"slices"
 	"sync"
-	"syscall"
 	"time"
 
+	"github.com/fairlead/fairlead/internal/own"
 	"github.com/fairlead/fairlead/internal/wire"
 )
 
@@ -147,39 +147,13 @@ func (l *Listener) Refused() map[Refusal]uint64 {
 
 func (l *Listener) run(ctx context.Context) {
 	defer close(l.done)
-	var pause time.Duration
-	for {
-		conn, err := l.ln.Accept()
-		if err == nil {
-			pause = 0
-			l.admit(ctx, conn)
-			continue
-		}
-		if ctx.Err() == nil && passing(err) {
-			pause = min(max(2*pause, 5*time.Millisecond), time.Second)
-			l.note("", &RefusedError{Code: RefusedOther, Detail: "accept", Err: err}, time.Now())
-			if sleep(ctx, pause) == nil {
-				continue
-			}
-		}
-		if ctx.Err() != nil {
-			err = net.ErrClosed
-		}
-		l.mu.Lock()
-		l.err = err
-		l.mu.Unlock()
-		return
+	err := own.Serve(ctx, l.ln, l.log, func(conn net.Conn) { l.admit(ctx, conn) })
+	if err == nil {
+		err = net.ErrClosed
 	}
-}
-
-// passing reports whether accept can succeed later.
-func passing(err error) bool {
-	for _, e := range []error{syscall.EMFILE, syscall.ENFILE, syscall.ENOBUFS, syscall.ENOMEM, syscall.ECONNABORTED, syscall.EINTR} {
-		if errors.Is(err, e) {
-			return true
-		}
-	}
-	return false
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.err = err
 }
 
 // attempt is a connection from accept until its session is handed out.

@@ -186,11 +186,16 @@ type Publication struct {
 	Decision  Decision
 	Since     time.Time
 	Observed  int64 // see Binding; of the latest event that changed this publication
+
+	// Rule identifies the NAT rule that opens the port, by a hash of where it
+	// leads: publications with one Rule lead to the same servers. 0 means that no
+	// rule does, or that several do that lead elsewhere.
+	Rule uint64
 }
 
 // Equal reports whether both would be shown and served alike. Observed does not count.
 func (p Publication) Equal(q Publication) bool {
-	return p.Key == q.Key && p.DualStack == q.DualStack && p.Owner.Equal(q.Owner) &&
+	return p.Key == q.Key && p.DualStack == q.DualStack && p.Owner.Equal(q.Owner) && p.Rule == q.Rule &&
 		slices.EqualFunc(p.Origins, q.Origins, OriginInfo.equal) && slices.Equal(p.Dial, q.Dial) &&
 		p.Decision.Allow == q.Decision.Allow && p.Decision.Rule == q.Decision.Rule &&
 		p.Decision.Reason == q.Decision.Reason && slices.Equal(p.Decision.Host, q.Decision.Host) &&

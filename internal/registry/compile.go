@@ -4,6 +4,7 @@ package registry
 
 import (
 	"cmp"
+	"hash/fnv"
 	"net/netip"
 	"slices"
 	"strings"
@@ -118,7 +119,7 @@ func withheld(m member) int {
 
 // publication merges the bindings of one key, of all those of its slot.
 func publication(ms, slot []member, all slots) port.Publication {
-	p := port.Publication{Key: ms[0].binding.Key, Since: ms[0].binding.Since, Owner: ownerOf(ms, slot, all)}
+	p := port.Publication{Key: ms[0].binding.Key, Since: ms[0].binding.Since, Owner: ownerOf(ms, slot, all), Rule: ruleOf(ms)}
 	for _, m := range ms {
 		b := m.binding
 		p.DualStack = p.DualStack || b.DualStack
@@ -151,6 +152,21 @@ func ownerOf(ms, slot []member, all slots) port.Owner {
 		}
 	}
 	return owner
+}
+
+// ruleOf returns Publication.Rule.
+func ruleOf(ms []member) uint64 {
+	targets := ms[0].binding.Hints.Targets
+	if len(targets) == 0 || slices.ContainsFunc(ms[1:], func(m member) bool { return !slices.Equal(m.binding.Hints.Targets, targets) }) {
+		return 0
+	}
+	sum := fnv.New64a()
+	var buf [32]byte
+	for _, t := range targets {
+		text, _ := t.AppendBinary(buf[:0]) // it never fails
+		_, _ = sum.Write(text)
+	}
+	return sum.Sum64()
 }
 
 // mergeFamilies makes one dual-stack publication of the IPv4 and the IPv6

@@ -96,6 +96,7 @@ type Publication struct {
 	Host      []netip.AddrPort `json:"host"` // host addresses asked for
 	Owner     port.Owner       `json:"owner"`
 	Source    string           `json:"source,omitempty"` // of its first origin, for host rules
+	Rule      uint64           `json:"rule,omitzero"`    // see port.Publication
 }
 
 // Outcome is port.Outcome on the wire.

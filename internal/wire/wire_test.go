@@ -408,7 +408,7 @@ func TestConversion(t *testing.T) {
 		labels[fmt.Sprintf("l%03d", i)] = strings.Repeat("v", 100)
 	}
 	p := port.Publication{
-		Key: key(port.TCP, "::", 80), DualStack: true,
+		Key: key(port.TCP, "::", 80), DualStack: true, Rule: 1<<64 - 1,
 		Owner:    port.Owner{Kind: port.OwnerService, Name: long + "x", ID: strings.Repeat("\xff", MaxName), Namespace: long, Labels: labels},
 		Origins:  []port.OriginInfo{{Origin: port.Origin{Source: "nat"}}, {Origin: port.Origin{Source: "socket"}}},
 		Decision: port.Decision{Allow: true, Host: []netip.AddrPort{netip.MustParseAddrPort("[::ffff:127.0.0.1]:80")}},
@@ -417,7 +417,7 @@ func TestConversion(t *testing.T) {
 	if err := w.Check(); err != nil {
 		t.Fatal(err)
 	}
-	if w.Key != p.Key || !w.DualStack || w.Source != "nat" || w.Host[0] != netip.MustParseAddrPort("127.0.0.1:80") {
+	if w.Key != p.Key || !w.DualStack || w.Rule != p.Rule || w.Source != "nat" || w.Host[0] != netip.MustParseAddrPort("127.0.0.1:80") {
 		t.Errorf("got %+v", w)
 	}
 	if len(w.Owner.Labels) != MaxLabels || w.Owner.Labels["l000"] == "" || w.Owner.Labels["l063"] == "" {
@@ -430,7 +430,7 @@ func TestConversion(t *testing.T) {
 		t.Errorf("name of %d bytes", len(w.Owner.Name))
 	}
 	back := w.Port()
-	if back.Key != p.Key || !back.Decision.Allow || back.Origins[0].Source != "nat" || back.Owner.Kind != port.OwnerService {
+	if back.Key != p.Key || back.Rule != p.Rule || !back.Decision.Allow || back.Origins[0].Source != "nat" || back.Owner.Kind != port.OwnerService {
 		t.Errorf("back %+v", back)
 	}
 

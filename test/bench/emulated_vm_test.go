@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
+	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -20,13 +21,13 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/fairlead/fairlead/internal/forward"
 	"github.com/fairlead/fairlead/internal/link"
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/reconcile"
 	"github.com/fairlead/fairlead/internal/registry"
 	"github.com/fairlead/fairlead/internal/sink/hostlink"
 	"github.com/fairlead/fairlead/internal/source/nat"
-	"github.com/fairlead/fairlead/internal/wire"
 	"github.com/fairlead/fairlead/test/bench/report"
 	"github.com/fairlead/fairlead/test/kit/program"
 )
@@ -208,8 +209,11 @@ func newForced(ctx context.Context, dir, method string, n int) (_ natWatcher, er
 	sink, err := hostlink.New(listener, hostlink.Options{
 		Epoch:  o.Identity,
 		Lookup: func(k port.Key) (port.Publication, bool) { return r.Wanted().View().Get(k) },
-		Serve: func(_ context.Context, _ port.Publication, _ wire.FlowRequest, s link.Stream) error {
+		Serve: func(_ context.Context, s net.Conn, _ forward.Request) error {
 			return errors.Join(errors.New("no flows here"), s.Close())
+		},
+		ServeUDP: func(_ context.Context, client forward.Datagrams, _ forward.Request) error {
+			return errors.Join(errors.New("no flows here"), client.Close())
 		},
 		Logger: quiet,
 	})

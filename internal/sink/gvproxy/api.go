@@ -20,6 +20,7 @@ import (
 	"time"
 
 	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/schedule"
 	"github.com/fairlead/fairlead/internal/sink/peer"
 )
 
@@ -50,7 +51,7 @@ type api struct {
 	base    string // what requests go to
 	client  *http.Client
 	timeout time.Duration
-	ended   chan struct{} // receives when a connection ended
+	ended   schedule.Signal // receives when a connection ended
 
 	guest netip.Addr // if it is configured
 	mu    sync.Mutex
@@ -79,7 +80,7 @@ func newAPI(text string, dial dialFunc, timeout time.Duration) (*api, error) {
 	if err != nil {
 		return nil, fmt.Errorf("gvproxy: %w", err)
 	}
-	a := &api{timeout: timeout, ended: make(chan struct{}, 1)}
+	a := &api{timeout: timeout, ended: schedule.NewSignal()}
 	query, err := url.ParseQuery(u.RawQuery)
 	if err != nil {
 		return nil, fmt.Errorf("gvproxy: %q: %w", text, err)
@@ -154,13 +155,13 @@ func (a *api) close() { a.client.CloseIdleConnections() }
 // peer ends it.
 type watchedConn struct {
 	net.Conn
-	ended chan struct{}
+	ended schedule.Signal
 	once  atomic.Bool
 }
 
 func (c *watchedConn) Close() error {
 	if !c.once.Swap(true) {
-		peer.Poke(c.ended)
+		c.ended.Notify()
 	}
 	return c.Conn.Close()
 }

@@ -21,6 +21,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/reconcile"
+	"github.com/fairlead/fairlead/internal/schedule"
 	"github.com/fairlead/fairlead/internal/sink/peer"
 )
 
@@ -52,10 +53,10 @@ type Sink struct {
 	o    Options
 	log  *slog.Logger
 	apis []*api
-	wake chan struct{}
-	look chan struct{} // asks Run for a look at the peer
-	plan chan struct{} // tells Run that retry is another
-	move chan struct{} // tells Run that links or addresses changed
+	wake schedule.Signal
+	look schedule.Signal // asks Run for a look at the peer
+	plan schedule.Signal // tells Run that retry is another
+	move schedule.Signal // tells Run that links or addresses changed
 
 	mu     sync.Mutex
 	api    *api // nil while no peer answers
@@ -97,7 +98,7 @@ func New(o Options) (*Sink, error) {
 		o.URLs = DefaultURLs()
 	}
 	s := &Sink{
-		o: o, log: o.Logger, wake: make(chan struct{}, 1), look: make(chan struct{}, 1), plan: make(chan struct{}, 1), move: make(chan struct{}, 1),
+		o: o, log: o.Logger, wake: schedule.NewSignal(), look: schedule.NewSignal(), plan: schedule.NewSignal(), move: schedule.NewSignal(),
 		reason: "not yet connected",
 		book:   peer.NewBook(), have: make(map[port.Slot]byHost[entry]),
 		ours: make(map[port.Slot]byHost[string]), faults: make(map[port.Slot]byHost[fault]),
@@ -136,17 +137,17 @@ func (s *Sink) Run(ctx context.Context) error {
 	wg.Go(func() {
 		// A virtual network that breaks says nothing on its connections, but its
 		// interface goes down or loses its carrier.
-		if err := peer.WatchAddresses(ctx, func() { peer.Poke(s.move) }); ctx.Err() == nil {
+		if err := peer.WatchAddresses(ctx, func() { s.move.Notify() }); ctx.Err() == nil {
 			s.log.Warn("a virtual network that breaks is noticed late", "err", err)
 		}
 	})
 	defer wg.Wait()
-	var pace peer.Pace
+	pace := peer.NewPace()
 	for ctx.Err() == nil {
 		a := s.find(ctx)
 		pace.Begin(a != nil)
 		if a == nil {
-			peer.Sleep(ctx, peer.DownPause)
+			_ = schedule.Sleep(ctx, peer.DownPause)
 			continue
 		}
 		if s.await(ctx, a) {
@@ -198,7 +199,7 @@ func (s *Sink) await(ctx context.Context, a *api) (ended bool) {
 			s.mu.Lock()
 			s.retry = time.Time{}
 			s.mu.Unlock()
-			peer.Poke(s.wake)
+			s.wake.Notify()
 		}
 	}
 }
@@ -265,7 +266,7 @@ func (s *Sink) lookAt(ctx context.Context, a *api) error {
 	if !current {
 		s.log.Info("peer is there", "peer", a.text, "guest", a.guestAddr(), "forwards", len(all))
 	}
-	peer.Poke(s.wake)
+	s.wake.Notify()
 	return nil
 }
 
@@ -291,7 +292,7 @@ func (s *Sink) setAbsent(errs []error) {
 	s.mu.Unlock()
 	if changed {
 		s.log.Info("no peer answers; waiting for it", "why", reason)
-		peer.Poke(s.wake)
+		s.wake.Notify()
 	}
 }
 
@@ -303,7 +304,7 @@ func (s *Sink) Sync(ctx context.Context, want reconcile.View, change reconcile.C
 	if s.closed {
 		return nil, nil
 	}
-	s.book.Take(want, change)
+	s.book.Update(want, change)
 	s.mu.Lock()
 	a, reason := s.api, s.reason
 	s.mu.Unlock()
@@ -313,7 +314,7 @@ func (s *Sink) Sync(ctx context.Context, want reconcile.View, change reconcile.C
 	}
 	if s.book.Present() || s.listed {
 		s.listed = false
-		s.book.Touch()
+		s.book.MarkAll()
 		for slot := range s.ours {
 			s.book.Dirty()[slot] = struct{}{}
 		}

@@ -135,13 +135,13 @@ func (s *Sink) settle(ctx context.Context, a *api) (port.Outcomes, error) {
 	var wishes []wish
 	var gone []target
 	for _, slot := range slots {
-		granted := byHost[port.Key](s.book.Judge(slot))
+		granted := byHost[port.Key](s.book.Decide(slot))
 		want := make(byHost[string])
 		for _, h := range sorted(granted) {
 			t, k := target{slot, h}, granted[h]
 			remote, why := s.remote(ctx, a, s.book.Publication(k), t)
 			if why != "" {
-				s.book.Say(peer.Claim{Key: k, Host: t.addrPort()}, port.Failed, why)
+				s.book.Report(peer.Claim{Key: k, Host: t.addrPort()}, port.Failed, why)
 				continue
 			}
 			want[h] = remote
@@ -181,7 +181,7 @@ func (s *Sink) settle(ctx context.Context, a *api) (port.Outcomes, error) {
 			failed = s.expose(ctx, a, w.target, c, w.remote)
 		}
 		if failed != nil {
-			s.book.Say(c, port.Pending, failed.Error())
+			s.book.Report(c, port.Pending, failed.Error())
 			left[w.slot] = struct{}{}
 		}
 	}
@@ -208,7 +208,7 @@ func (s *Sink) broken(ctx context.Context, a *api, err error) (port.Outcomes, er
 	}
 	s.log.Debug("the peer must be looked at", "peer", a.text, "err", err)
 	s.listed = true // all that is wanted is looked at again
-	peer.Poke(s.look)
+	s.look.Notify()
 	return s.book.Outcomes(), nil
 }
 
@@ -217,9 +217,9 @@ func (s *Sink) stands(t target, k port.Key, remote string) bool {
 	c := peer.Claim{Key: k, Host: t.addrPort()}
 	if e, ok := get(s.have, t); ok {
 		if e.remote == remote {
-			s.book.Say(c, port.Active, "") // ours, or just what we would ask for
+			s.book.Report(c, port.Active, "") // ours, or just what we would ask for
 		} else {
-			s.book.Say(c, port.Conflict, fmt.Sprintf("the peer forwards it to %q already", e.remote))
+			s.book.Report(c, port.Conflict, fmt.Sprintf("the peer forwards it to %q already", e.remote))
 		}
 		drop(s.faults, t)
 		return true
@@ -227,12 +227,12 @@ func (s *Sink) stands(t target, k port.Key, remote string) bool {
 	// Somebody else's entry for all addresses may serve this one too.
 	for _, wild := range []netip.Addr{netip.IPv4Unspecified(), netip.IPv6Unspecified()} {
 		if e, ok := get(s.have, target{t.slot, wild}); ok && e.remote == remote && (wild.Is4() == t.host.Is4() || strings.HasPrefix(e.local, ":")) {
-			s.book.Say(c, port.Active, "")
+			s.book.Report(c, port.Active, "")
 			return true
 		}
 	}
 	if f, ok := get(s.faults, t); ok && f.remote == remote && time.Now().Before(f.next) {
-		s.book.Say(c, f.state, f.reason)
+		s.book.Report(c, f.state, f.reason)
 		return true
 	}
 	return false
@@ -248,7 +248,7 @@ func (s *Sink) expose(ctx context.Context, a *api, t target, c peer.Claim, remot
 	case err == nil:
 		put(s.have, t, entry{local, remote})
 		drop(s.faults, t)
-		s.book.Say(c, port.Active, "")
+		s.book.Report(c, port.Active, "")
 		return nil
 	case !errors.As(err, &no):
 		return err // it may have been done: ours until a list says otherwise
@@ -263,7 +263,7 @@ func (s *Sink) expose(ctx context.Context, a *api, t target, c peer.Claim, remot
 	f.pause = min(max(2*f.pause, retryFirst), s.o.retryMax)
 	f.next = time.Now().Add(f.pause)
 	put(s.faults, t, f)
-	s.book.Say(c, f.state, f.reason)
+	s.book.Report(c, f.state, f.reason)
 	return nil
 }
 
@@ -342,7 +342,7 @@ func alone(p port.Publication) string {
 // keepBridges closes the bridges that nothing needs any more.
 func (s *Sink) keepBridges() {
 	if s.o.Bridges != nil {
-		s.o.Bridges.Keep(func(k port.Key) bool { return len(s.book.Asked(k)) > 0 })
+		s.o.Bridges.Keep(s.book.Wanted)
 	}
 }
 
@@ -362,7 +362,7 @@ func (s *Sink) schedule() {
 	s.retry = at
 	s.mu.Unlock()
 	if changed {
-		peer.Poke(s.plan)
+		s.plan.Notify()
 	}
 }
 

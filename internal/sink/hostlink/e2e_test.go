@@ -46,7 +46,7 @@ func TestThroughTheReconciler(t *testing.T) {
 			from := table.New[port.Key, port.Publication](port.Key.Compare)
 			var rec *reconcile.Reconciler
 			sink, err := New(forAgent, Options{
-				Epoch: "E", Logger: discard(), Serve: echo,
+				Epoch: "E", Logger: discard(), Serve: echo, ServeUDP: echoUDP,
 				Lookup: func(k port.Key) (port.Publication, bool) { return rec.Wanted().View().Get(k) },
 			})
 			if err != nil {

@@ -11,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/fairlead/fairlead/internal/forward"
 	"github.com/fairlead/fairlead/internal/link"
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/wire"
@@ -45,48 +46,12 @@ var flowResults = [...]string{
 	FlowServed, FlowFailed, FlowCut, FlowLost, FlowForbidden, FlowLimit, FlowMalformed, FlowTimeout,
 }
 
-// flows are those that run, by key.
-type flows struct {
-	mu    sync.Mutex
-	byKey map[port.Key]map[*flow]struct{}
-}
+// Cut resets the flows of keys that a rule forbids. The keys must be out of the
+// wanted set before, so that no new flow can begin. Flows of keys that are merely
+// gone continue: a server that drains closes its listener first.
+func (s *Sink) Cut(keys []port.Key) { s.flows.Reset(ErrCut, keys...) }
 
-type flow struct{ cut context.CancelCauseFunc }
-
-func newFlows() *flows { return &flows{byKey: make(map[port.Key]map[*flow]struct{})} }
-
-func (f *flows) add(k port.Key, fl *flow) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.byKey[k] == nil {
-		f.byKey[k] = make(map[*flow]struct{})
-	}
-	f.byKey[k][fl] = struct{}{}
-}
-
-func (f *flows) remove(k port.Key, fl *flow) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	delete(f.byKey[k], fl)
-	if len(f.byKey[k]) == 0 {
-		delete(f.byKey, k)
-	}
-}
-
-// Cut ends the flows of keys that a rule forbids. The keys must be out of the
-// wanted set before, so that no flow slips in between. Flows of keys that are
-// merely gone are left alone: a server that drains closes its listener first.
-func (s *Sink) Cut(keys []port.Key) {
-	s.flows.mu.Lock()
-	defer s.flows.mu.Unlock()
-	for _, k := range keys {
-		for fl := range s.flows.byKey[k] {
-			fl.cut(ErrCut)
-		}
-	}
-}
-
-// acceptFlows serves the streams of a session until it ends, and waits for them.
+// acceptFlows serves the flows of a session until it ends, and waits for them.
 func (s *Sink) acceptFlows(ctx context.Context, sess *session) {
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -96,25 +61,23 @@ func (s *Sink) acceptFlows(ctx context.Context, sess *session) {
 			return
 		}
 		wg.Go(func() {
-			open := s.stats.open.Add(1)
-			result := s.flow(ctx, sess, st, open)
+			s.stats.open.Add(1)
+			result := s.flow(ctx, sess, st)
 			s.stats.open.Add(-1)
 			s.stats.flows[result].Add(1)
 		})
 	}
 }
 
-// requestBuffer takes most requests at once.
-const requestBuffer = 512
+const (
+	requestBuffer = 512              // takes most requests at once
+	replyTimeout  = 10 * time.Second // for a stream to take the reply
+)
 
-// flow reads, authorises and serves one flow; open is how many there are with it.
-func (s *Sink) flow(ctx context.Context, sess *session, st link.Stream, open int64) flowResult {
-	if open > int64(s.o.MaxFlows) {
-		s.forbid(st, fmt.Sprintf("limit of %d flows reached", s.o.MaxFlows))
-		return overLimit
-	}
+// flow reads, authorises and serves one flow.
+func (s *Sink) flow(ctx context.Context, sess *session, st link.Stream) flowResult {
 	_ = st.SetReadDeadline(time.Now().Add(s.o.RequestTimeout))
-	req, err := wire.ReadRequest(bufio.NewReaderSize(st, requestBuffer)) // the host says nothing more before our reply
+	q, err := wire.ReadRequest(bufio.NewReaderSize(st, requestBuffer)) // nothing follows it before our reply
 	if err != nil {
 		_ = st.Reset()
 		switch {
@@ -127,22 +90,25 @@ func (s *Sink) flow(ctx context.Context, sess *session, st link.Stream, open int
 	}
 	_ = st.SetReadDeadline(time.Time{})
 
-	fctx, cut := context.WithCancelCause(ctx)
-	defer cut(nil)
-	fl := &flow{cut}
-	// First known, then looked up: a rule that denies the key in between either
-	// hides it from the lookup or finds the flow to cut.
-	s.flows.add(req.Key, fl)
-	defer s.flows.remove(req.Key, fl)
-	pub, ok := s.o.Lookup(req.Key)
+	// Entered, then looked up: if a rule denies the key in between, either the
+	// lookup fails or Cut finds the flow.
+	fctx, f := s.flows.Begin(ctx, q.Key)
+	if f == nil {
+		s.forbid(st, fmt.Sprintf("limit of %d flows reached", s.o.MaxFlows))
+		return overLimit
+	}
+	defer f.End()
+	pub, ok := s.o.Lookup(q.Key)
 	if !ok {
 		s.forbid(st, "no such publication")
 		return forbidden
 	}
 	stop := context.AfterFunc(fctx, func() { _ = st.Reset() })
-	err = s.o.Serve(fctx, pub, req, st)
+	err = s.handle(fctx, st, forward.Request{
+		Publication: pub, Peer: q.Peer, Answer: func(err error) error { return reply(st, err) },
+	})
 	ended := !stop()
-	_ = st.Close() // no-op after a Serve that did it
+	_ = st.Close() // usually closed already
 	switch cause := context.Cause(fctx); {
 	case ended && errors.Is(cause, ErrCut):
 		return wasCut
@@ -154,7 +120,42 @@ func (s *Sink) flow(ctx context.Context, sess *session, st link.Stream, open int
 	return served
 }
 
-// forbid answers a request in place of Serve.
+// handle serves the flow by its protocol.
+func (s *Sink) handle(ctx context.Context, st link.Stream, req forward.Request) error {
+	if req.Publication.Protocol == port.UDP {
+		return s.o.ServeUDP(ctx, link.NewDatagrams(st), req)
+	}
+	return s.o.Serve(ctx, st, req)
+}
+
+// What forward leaves room for is what the link needs.
+var (
+	_ [forward.ChunkHead]byte   = [wire.ChunkHeader]byte{}
+	_ [forward.FrameHead]byte   = [link.DatagramHead]byte{}
+	_ [forward.MaxDatagram]byte = [wire.MaxDatagram]byte{}
+)
+
+// reply answers a request: with an error, nil or a *forward.DialError.
+func reply(st link.Stream, err error) error {
+	r := wire.FlowReply{Status: wire.FlowOK}
+	if err != nil {
+		r = wire.FlowReply{Status: wire.FlowUnreachable, Reason: err.Error()}
+	}
+	var d *forward.DialError
+	if errors.As(err, &d) {
+		r.Reason = d.Err.Error()
+		if d.Refused {
+			r.Status = wire.FlowRefused
+		}
+	}
+	_ = st.SetDeadline(time.Now().Add(replyTimeout))
+	if err := wire.WriteReply(st, r); err != nil {
+		return err
+	}
+	return st.SetDeadline(time.Time{})
+}
+
+// forbid answers a request in place of handle.
 func (s *Sink) forbid(st link.Stream, reason string) {
 	_ = st.SetWriteDeadline(time.Now().Add(s.o.RequestTimeout))
 	if err := wire.WriteReply(st, wire.FlowReply{Status: wire.FlowForbidden, Reason: reason}); err != nil {

@@ -8,12 +8,14 @@ import (
 	"io"
 	"log/slog"
 	"maps"
+	"net"
 	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/fairlead/fairlead/internal/forward"
 	"github.com/fairlead/fairlead/internal/link"
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/reconcile"
@@ -49,12 +51,13 @@ func (p *peer) open(k port.Key) (link.Stream, wire.FlowReply) {
 	return st, reply
 }
 
-// alive reports whether a flow still echoes.
+// alive reports whether a flow still echoes: bytes, or a datagram.
 func alive(st link.Stream) bool {
-	if _, err := st.Write([]byte("x")); err != nil {
+	frame := []byte("\x00\x01x")
+	if _, err := st.Write(frame); err != nil {
 		return false
 	}
-	_, err := io.ReadFull(st, make([]byte, 1))
+	_, err := io.ReadFull(st, make([]byte, len(frame)))
 	return err == nil
 }
 
@@ -121,16 +124,12 @@ func TestFlows(t *testing.T) {
 }
 
 func TestServeGetsWhatWasAskedFor(t *testing.T) {
-	type call struct {
-		pub port.Publication
-		req wire.FlowRequest
-	}
-	got := make(chan call, 1)
+	got := make(chan forward.Request, 1)
 	r := newRig(t, func(o *Options) {
-		o.Serve = func(_ context.Context, p port.Publication, q wire.FlowRequest, st link.Stream) error {
-			got <- call{p, q}
-			err := wire.WriteReply(st, wire.FlowReply{Status: wire.FlowRefused, Reason: "connection refused"})
-			return errors.Join(errors.New("connection refused"), err, st.Close())
+		o.Serve = func(_ context.Context, st net.Conn, req forward.Request) error {
+			got <- req
+			err := errors.New("connection refused")
+			return errors.Join(err, req.Answer(&forward.DialError{Refused: true, Err: err}), st.Close())
 		}
 	})
 	r.put(pub(key(80), "web"))
@@ -140,8 +139,8 @@ func TestServeGetsWhatWasAskedFor(t *testing.T) {
 		t.Errorf("reply %+v", reply)
 	}
 	_ = st.Close()
-	if c := <-got; c.pub.Owner.Name != "web" || c.req.Key != key(80) {
-		t.Errorf("call %+v", c)
+	if req := <-got; req.Publication.Owner.Name != "web" || req.Publication.Key != key(80) {
+		t.Errorf("request %+v", req)
 	}
 	if got := r.settle(1); got[FlowFailed] != 1 {
 		t.Errorf("counted %v", got)
@@ -151,8 +150,8 @@ func TestServeGetsWhatWasAskedFor(t *testing.T) {
 func TestCut(t *testing.T) {
 	causes := make(chan error, 10)
 	r := newRig(t, func(o *Options) {
-		o.Serve = func(ctx context.Context, p port.Publication, q wire.FlowRequest, st link.Stream) error {
-			err := echo(ctx, p, q, st)
+		o.Serve = func(ctx context.Context, st net.Conn, req forward.Request) error {
+			err := echo(ctx, st, req)
 			causes <- context.Cause(ctx)
 			return err
 		}
@@ -288,7 +287,7 @@ func TestRunWaitsForFlows(t *testing.T) {
 	running.Add(1)
 	ended := make(chan struct{})
 	r := newRig(t, func(o *Options) {
-		o.Serve = func(ctx context.Context, _ port.Publication, _ wire.FlowRequest, _ link.Stream) error {
+		o.Serve = func(ctx context.Context, _ net.Conn, _ forward.Request) error {
 			running.Done()
 			<-ctx.Done()
 			close(ended)

@@ -10,10 +10,12 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"sync"
 	"sync/atomic"
 	"time"
 
+	"github.com/fairlead/fairlead/internal/forward"
 	"github.com/fairlead/fairlead/internal/link"
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/reconcile"
@@ -27,12 +29,8 @@ type Acceptor interface {
 	Accept(ctx context.Context) (link.Session, error)
 }
 
-// Serve carries one flow to the end. It answers the request with a FlowReply,
-// owns stream and has closed or reset it when it returns. The end of ctx cuts
-// the flow; context.Cause says why. pub is the publication that req names.
-type Serve func(ctx context.Context, pub port.Publication, req wire.FlowRequest, stream link.Stream) error
-
-// Options configures a Sink. Epoch, Lookup, Serve and Logger are required.
+// Options configures a Sink. Epoch, Lookup, Serve, ServeUDP and Logger are
+// required.
 type Options struct {
 	// Epoch names one life of the agent, at most 64 bytes: the link's identity.
 	Epoch string
@@ -40,7 +38,12 @@ type Options struct {
 	// (reconcile.Reconciler's Wanted), not as it was last synced: what a rule has
 	// just denied must open no flow.
 	Lookup func(port.Key) (port.Publication, bool)
-	Serve  Serve
+	// Serve moves the bytes of one flow until it ends. It answers req, owns stream,
+	// and has closed or reset it when it returns. The end of ctx resets the flow;
+	// context.Cause is why.
+	Serve func(ctx context.Context, stream net.Conn, req forward.Request) error
+	// ServeUDP is Serve for the datagrams of one client.
+	ServeUDP func(ctx context.Context, client forward.Datagrams, req forward.Request) error
 	// MaxFlows bounds the flows at one time; 10,240 if 0. The link must allow
 	// some more streams, so that the host is told of the limit.
 	MaxFlows int
@@ -58,8 +61,8 @@ func (o Options) complete() (Options, error) {
 	switch {
 	case o.Epoch == "" || len(o.Epoch) > wire.MaxWord:
 		return o, fmt.Errorf("hostlink options: Epoch of %d bytes: want 1 to %d", len(o.Epoch), wire.MaxWord)
-	case o.Lookup == nil || o.Serve == nil || o.Logger == nil:
-		return o, errors.New("hostlink options: Lookup, Serve and Logger are required")
+	case o.Lookup == nil || o.Serve == nil || o.ServeUDP == nil || o.Logger == nil:
+		return o, errors.New("hostlink options: Lookup, Serve, ServeUDP and Logger are required")
 	case o.MaxFlows < 0 || o.RequestTimeout < 0 || o.Patience < 0:
 		return o, errors.New("hostlink options: MaxFlows, RequestTimeout and Patience: want 0 for the default, or more")
 	}
@@ -95,7 +98,7 @@ type Sink struct {
 
 	syncing sync.Mutex // held by Sync
 
-	flows *flows
+	flows *forward.Book
 
 	mu   sync.Mutex
 	cur  *session // the active one, nil if none
@@ -108,7 +111,7 @@ func New(accept Acceptor, o Options) (*Sink, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Sink{o: o, log: o.Logger, accept: accept, wake: make(chan struct{}, 1), flows: newFlows()}, nil
+	return &Sink{o: o, log: o.Logger, accept: accept, wake: make(chan struct{}, 1), flows: forward.NewBook(o.MaxFlows)}, nil
 }
 
 // Name implements reconcile.Sink.

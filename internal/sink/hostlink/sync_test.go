@@ -389,7 +389,7 @@ func TestShutdownDuringSync(t *testing.T) {
 }
 
 func TestRunEndsWithItsAcceptor(t *testing.T) {
-	s, err := New(closedSessions(), Options{Epoch: "E", Logger: discard(), Serve: echo, Lookup: func(port.Key) (port.Publication, bool) { return port.Publication{}, false }})
+	s, err := New(closedSessions(), Options{Epoch: "E", Logger: discard(), Serve: echo, ServeUDP: echoUDP, Lookup: func(port.Key) (port.Publication, bool) { return port.Publication{}, false }})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -590,7 +590,7 @@ func TestHostClosesControl(t *testing.T) {
 }
 
 func TestOptions(t *testing.T) {
-	good := Options{Epoch: "E", Logger: discard(), Serve: echo, Lookup: func(port.Key) (port.Publication, bool) { return port.Publication{}, false }}
+	good := Options{Epoch: "E", Logger: discard(), Serve: echo, ServeUDP: echoUDP, Lookup: func(port.Key) (port.Publication, bool) { return port.Publication{}, false }}
 	for name, edit := range map[string]func(*Options){
 		"no epoch":   func(o *Options) { o.Epoch = "" },
 		"long epoch": func(o *Options) { o.Epoch = strings.Repeat("e", 65) },

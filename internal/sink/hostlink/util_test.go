@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/fairlead/fairlead/internal/forward"
 	"github.com/fairlead/fairlead/internal/link"
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/reconcile"
@@ -71,7 +72,7 @@ func newRig(t testing.TB, edit ...func(*Options)) *rig {
 	o := Options{
 		Epoch: "E1", Logger: slog.New(slog.DiscardHandler),
 		Lookup: func(k port.Key) (port.Publication, bool) { return r.wanted.View().Get(k) },
-		Serve:  echo,
+		Serve:  echo, ServeUDP: echoUDP,
 	}
 	for _, f := range edit {
 		f(&o)
@@ -94,12 +95,32 @@ func newRig(t testing.TB, edit ...func(*Options)) *rig {
 }
 
 // echo is a Serve that sends back what it gets.
-func echo(_ context.Context, _ port.Publication, _ wire.FlowRequest, st link.Stream) error {
-	if err := wire.WriteReply(st, wire.FlowReply{Status: wire.FlowOK}); err != nil {
+func echo(_ context.Context, st net.Conn, req forward.Request) error {
+	if err := req.Answer(nil); err != nil {
 		return err
 	}
 	_, err := io.Copy(st, st)
 	return errors.Join(err, st.Close())
+}
+
+// echoUDP is a ServeUDP that sends back what it gets.
+func echoUDP(_ context.Context, client forward.Datagrams, req forward.Request) error {
+	if err := req.Answer(nil); err != nil {
+		return err
+	}
+	var frame forward.Frame
+	for {
+		n, err := client.Receive(frame[forward.FrameHead:])
+		if errors.Is(err, io.EOF) {
+			return client.Close()
+		}
+		if err == nil {
+			err = client.Send(frame[:forward.FrameHead+n])
+		}
+		if err != nil {
+			return err
+		}
+	}
 }
 
 func (r *rig) put(pubs ...port.Publication) {

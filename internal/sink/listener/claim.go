@@ -3,13 +3,14 @@
 package listener
 
 import (
-	"cmp"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strconv"
 	"time"
 
+	"github.com/fairlead/fairlead/internal/claims"
 	"github.com/fairlead/fairlead/internal/port"
 )
 
@@ -21,22 +22,23 @@ type claim struct {
 	outcome port.Outcome
 }
 
-// groupKey names the addresses that can be in each other's way. A claim of any
-// free port, 0, is alone in its group.
+// groupKey names the addresses that can overlap. A claim of any free port, 0, is
+// alone in its group.
 type groupKey struct {
 	port.Slot
 	is4 bool
 	any port.Key
 }
 
-// group shares out the addresses of one port.
+// group is the claims to one port, and the addresses that they are given.
 type group struct {
 	key    groupKey
 	claims map[*claim]struct{}
 	holds  map[netip.Addr]*hold
 }
 
-func (s *Sink) group(c *claim) *group {
+// groupOf returns the group of a claim, new if there is none.
+func (s *Sink) groupOf(c *claim) *group {
 	k := groupKey{Slot: port.Slot{Protocol: c.pub.Protocol, Port: c.at.Port()}, is4: c.at.Addr().Is4()}
 	if c.at.Port() == 0 {
 		k.any = c.pub.Key
@@ -49,34 +51,25 @@ func (s *Sink) group(c *claim) *group {
 	return g
 }
 
-// rank orders the guest addresses that want one host address.
-func rank(guest netip.Addr) int {
-	switch {
-	case guest.IsLoopback():
-		return 0
-	case port.IsWildcard(guest):
-		return 1
+// assign gives each address of a group to one claim; see package claims.
+func (s *Sink) assign(g *group, now time.Time) {
+	all := slices.Collect(maps.Keys(g.claims))
+	asked := make([]claims.Claim, 0, len(all))
+	for _, c := range all {
+		asked = append(asked, claims.Of(&c.pub, c.at))
 	}
-	return 2
-}
-
-// elect gives each address of a group to one claim.
-func (s *Sink) elect(g *group, now time.Time) {
-	order := make([]*claim, 0, len(g.claims))
-	for c := range g.claims {
-		order = append(order, c)
-	}
-	slices.SortFunc(order, func(a, b *claim) int {
-		return cmp.Or(cmp.Compare(rank(a.pub.Address), rank(b.pub.Address)), a.pub.Key.Compare(b.pub.Key))
-	})
-	winners := make(map[netip.Addr]*claim, len(order))
-	for _, c := range order {
-		by := inTheWay(winners, c.at.Addr())
-		if by == nil {
+	winners := make(map[netip.Addr]*claim)
+	served := make(map[*claim][]*claim)
+	for i, v := range claims.Decide(asked) {
+		c, by := all[i], all[v.Winner]
+		switch {
+		case v.Conflict:
+			s.set(c, port.Conflict, c.at, fmt.Sprintf("%s is held by %s", by.at, asked[v.Winner]))
+		case by == c:
 			winners[c.at.Addr()] = c
-			continue
+		default:
+			served[by] = append(served[by], c)
 		}
-		s.say(c, port.Conflict, c.at, fmt.Sprintf("%s is held by %s", by.at, describe(&by.pub)))
 	}
 	for addr, h := range g.holds {
 		if winners[addr] == nil {
@@ -86,44 +79,38 @@ func (s *Sink) elect(g *group, now time.Time) {
 		}
 	}
 	for addr, c := range winners {
-		h := g.holds[addr]
-		if h == nil {
-			h = &hold{protocol: g.key.Protocol, at: c.at, since: now}
-			g.holds[addr] = h
-			s.holds[h] = struct{}{}
-		}
-		if h.winner == nil || h.winner.pub.Key != c.pub.Key {
-			h.until, h.pause = time.Time{}, 0 // another's server did not want it
-		}
-		h.winner = c
-		s.decide(h, now)
+		s.give(g, addr, c, served[c], now)
 	}
 	if len(g.claims) == 0 {
 		delete(s.groups, g.key)
 	}
 }
 
-// inTheWay returns the claim that keeps a from being had, nil if none does.
-func inTheWay(winners map[netip.Addr]*claim, a netip.Addr) *claim {
-	for w, c := range winners {
-		if overlap(w, false, a) {
-			return c
-		}
+// give has c served at an address, and others by it.
+func (s *Sink) give(g *group, addr netip.Addr, c *claim, others []*claim, now time.Time) {
+	h := g.holds[addr]
+	if h == nil {
+		h = &hold{protocol: g.key.Protocol, at: c.at, since: now}
+		g.holds[addr] = h
+		s.holds[h] = struct{}{}
 	}
-	return nil
+	if h.winner == nil || h.winner.pub.Key != c.pub.Key {
+		h.until, h.pause = time.Time{}, 0 // another's server did not want it
+	}
+	h.winner, h.shared = c, others
+	s.decide(h, now)
 }
 
-// overlap reports whether a socket at a cannot stand beside one at b. dual says
-// of :: that it takes IPv4 too.
-func overlap(a netip.Addr, dual bool, b netip.Addr) bool {
-	if a.Is4() != b.Is4() {
-		return a == netip.IPv6Unspecified() && dual
+// report sets the outcome of the claims that a hold serves.
+func (s *Sink) report(h *hold, state port.State, at netip.AddrPort, reason string) {
+	s.set(h.winner, state, at, reason)
+	for _, c := range h.shared {
+		s.set(c, state, c.at, reason)
 	}
-	return a == b || port.IsWildcard(a) || port.IsWildcard(b)
 }
 
-// say notes the outcome of a claim.
-func (s *Sink) say(c *claim, state port.State, at netip.AddrPort, reason string) {
+// set sets the outcome of a claim.
+func (s *Sink) set(c *claim, state port.State, at netip.AddrPort, reason string) {
 	o := port.Outcome{Key: c.pub.Key, State: state, HostAddress: at, Reason: reason}
 	if !c.outcome.Equal(o) {
 		c.outcome = o
@@ -131,12 +118,13 @@ func (s *Sink) say(c *claim, state port.State, at netip.AddrPort, reason string)
 	}
 }
 
-// describe names a publication for people.
-func describe(p *port.Publication) string {
-	if p.Owner.Name == "" {
-		return p.Key.String()
+// overlap reports whether a socket at a cannot be beside one at b. dual says of ::
+// that it takes IPv4 too.
+func overlap(a netip.Addr, dual bool, b netip.Addr) bool {
+	if a.Is4() != b.Is4() {
+		return a == netip.IPv6Unspecified() && dual
 	}
-	return p.Key.String() + " (" + strconv.Quote(p.Owner.Name) + ")"
+	return a == b || port.IsWildcard(a) || port.IsWildcard(b)
 }
 
 // served says how the guest itself serves a host address.
@@ -144,8 +132,8 @@ type served uint8
 
 const (
 	notServed  served = iota
+	byIPv6Only        // a socket of the publication listens at ::, which a relay shows at ::1 only
 	byItself          // a socket of the publication listens there
-	byIPv6Only        // the same, but a relay shows its :: socket at ::1 only
 )
 
 // servedBy reports whether p has a socket of its own that a relay sees, and
@@ -208,11 +196,11 @@ func onlyRules(p *port.Publication) bool {
 	return !slices.ContainsFunc(p.Origins, func(o port.OriginInfo) bool { return o.Source != "nat" })
 }
 
-// settle is how long p must go without a socket. Docker writes a rule before it
+// settleTime is how long p must go without a socket. Docker writes a rule before it
 // starts the proxy that is to have the port, and says that the container runs
 // only after that. A proxy that was there goes when Docker is started again with
 // containers that live on, and then comes back.
-func (s *Sink) settle(p *port.Publication, hadSocket bool) time.Duration {
+func (s *Sink) settleTime(p *port.Publication, hadSocket bool) time.Duration {
 	switch {
 	case !dockerRule(p):
 		return s.o.Settle

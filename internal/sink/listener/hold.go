@@ -13,9 +13,8 @@ import (
 	"time"
 
 	"github.com/fairlead/fairlead/internal/forward"
-	"github.com/fairlead/fairlead/internal/link"
+	"github.com/fairlead/fairlead/internal/own"
 	"github.com/fairlead/fairlead/internal/port"
-	"github.com/fairlead/fairlead/internal/wire"
 )
 
 // hold is one address that some claim is given. All but protocol and at, which
@@ -24,6 +23,7 @@ type hold struct {
 	protocol port.Protocol
 	at       netip.AddrPort
 	winner   *claim
+	shared   []*claim // other claims that the winner serves
 
 	since time.Time     // since when it could be opened
 	busy  bool          // it could not, the last time it was looked at
@@ -40,11 +40,13 @@ type hold struct {
 
 // decide makes a hold what it ought to be now. s.mu is held.
 func (s *Sink) decide(h *hold, now time.Time) {
-	c := h.winner
-	p := &c.pub
+	p := &h.winner.pub
 	h.due = time.Time{}
-	settle := s.settle(p, h.had)
-	own := servedBy(p, h.at)
+	own, settle := notServed, time.Duration(0)
+	for _, c := range append([]*claim{h.winner}, h.shared...) {
+		own = max(own, servedBy(&c.pub, h.at))
+		settle = max(settle, s.settleTime(&c.pub, h.had))
+	}
 	if h.busy { // a server that is started again has the settle time anew
 		h.since, h.busy = now, false
 	}
@@ -54,7 +56,7 @@ func (s *Sink) decide(h *hold, now time.Time) {
 	case own == byItself:
 		s.shut(h)
 		h.busy, h.had, h.retry, h.until, h.pause = true, true, 0, time.Time{}, 0
-		s.say(c, port.Active, h.at, "")
+		s.report(h, port.Active, h.at, "")
 	case own == byIPv6Only:
 		s.rest(h, port.Conflict, fmt.Sprintf("its own socket at [::]:%d holds IPv4 too, which WSL's relay shows at ::1 only", p.Port))
 	case !relayed(h.at.Addr()):
@@ -62,17 +64,17 @@ func (s *Sink) decide(h *hold, now time.Time) {
 	case len(p.Dial) == 0:
 		s.rest(h, port.Pending, "nothing is known to serve it")
 	case h.open != nil:
-		s.say(c, port.Active, h.bound, "")
+		s.report(h, port.Active, h.bound, "")
 	case s.taken(h, now):
 	case now.Before(h.until):
 		h.due = h.until
-		s.say(c, port.Pending, h.at, "released for "+h.by+", which wants the port")
+		s.report(h, port.Pending, h.at, "released for "+h.by+", which wants the port")
 	case now.Before(h.since.Add(settle)):
 		h.due = h.since.Add(settle)
-		s.say(c, port.Pending, h.at, fmt.Sprintf("opens unless a server of its own does within %v", settle))
+		s.report(h, port.Pending, h.at, fmt.Sprintf("opens unless a server of its own does within %v", settle))
 	case s.ctx == nil: // Run looks at it when it begins
 		h.due = now
-		s.say(c, port.Pending, h.at, "")
+		s.report(h, port.Pending, h.at, "")
 	default:
 		s.try(h, now)
 	}
@@ -85,7 +87,7 @@ func relayed(a netip.Addr) bool { return port.IsWildcard(a) || a == port.Loopbac
 func (s *Sink) rest(h *hold, state port.State, reason string) {
 	s.shut(h)
 	h.busy = true
-	s.say(h.winner, state, h.at, reason)
+	s.report(h, state, h.at, reason)
 }
 
 // taken looks for a socket in the way, if only a bound one.
@@ -99,7 +101,7 @@ func (s *Sink) taken(h *hold, now time.Time) bool {
 	}
 	h.busy = true
 	s.again(h, now, conflictMax)
-	s.say(h.winner, port.Conflict, h.at, fmt.Sprintf("%s is held by %s", h.at, by))
+	s.report(h, port.Conflict, h.at, fmt.Sprintf("%s is held by %s", h.at, by))
 	return true
 }
 
@@ -118,7 +120,7 @@ func (s *Sink) try(h *hold, now time.Time) {
 		s.stats.opened.Add(1)
 		s.stats.open.Add(1)
 		s.log.Debug("placeholder opened", "placeholder", h, "publication", h.winner.pub.Key)
-		s.say(h.winner, port.Active, h.bound, "")
+		s.report(h, port.Active, h.bound, "")
 		return
 	}
 	s.watch(h.at.Port(), -1)
@@ -127,14 +129,14 @@ func (s *Sink) try(h *hold, now time.Time) {
 		s.stats.conflicts.Add(1)
 		h.busy = true
 		s.again(h, now, conflictMax)
-		s.say(h.winner, port.Conflict, h.at, fmt.Sprintf("%s is in use by another socket", h.at))
+		s.report(h, port.Conflict, h.at, fmt.Sprintf("%s is in use by another socket", h.at))
 	case errors.Is(err, syscall.EACCES), errors.Is(err, syscall.EPERM):
 		s.again(h, now, failureMax)
-		s.say(h.winner, port.Failed, h.at, fmt.Sprintf("listen on %s: permission denied: grant CAP_NET_BIND_SERVICE, "+
+		s.report(h, port.Failed, h.at, fmt.Sprintf("listen on %s: permission denied: grant CAP_NET_BIND_SERVICE, "+
 			"or remap the port by a rule (hostPort)", h.at))
 	default:
 		s.again(h, now, failureMax)
-		s.say(h.winner, port.Failed, h.at, err.Error())
+		s.report(h, port.Failed, h.at, err.Error())
 	}
 }
 
@@ -148,14 +150,11 @@ func (s *Sink) listen(ctx context.Context, h *hold) error {
 		if err != nil {
 			return err
 		}
-		u := forward.NewClients(pc, func(from netip.AddrPort) (func(link.Stream), func(), bool) {
-			p, f, ok := s.begin(ctx, h)
-			if !ok {
-				return nil, nil, false
-			}
-			return func(stream link.Stream) {
-				s.finish(f, s.o.ServeUDP(f.ctx, stream, p, wire.FlowRequest{Key: p.Key, Peer: from}))
-			}, func() { f.cut(net.ErrClosed) }, true
+		u := forward.NewClients(pc, func(from netip.AddrPort) (func(forward.Datagrams), *forward.Flow) {
+			fctx, f, p := s.begin(ctx, h)
+			return func(client forward.Datagrams) {
+				s.finish(f, s.o.ServeUDP(fctx, client, forward.Request{Publication: p, Peer: from}))
+			}, f
 		})
 		h.open, h.bound = u, boundTo(pc.LocalAddr(), h.at)
 		s.wg.Go(func() { u.Run(ctx) })
@@ -222,70 +221,53 @@ func (s *Sink) watch(p uint16, n int) {
 
 // accept serves what reaches a placeholder, until it is closed.
 func (s *Sink) accept(ctx context.Context, h *hold, ln net.Listener) {
-	const pauseMax = time.Second
-	pause := time.Duration(0)
-	for {
-		conn, err := ln.Accept()
-		if errors.Is(err, net.ErrClosed) {
+	err := own.Serve(ctx, ln, s.log, func(conn net.Conn) {
+		fctx, f, p := s.begin(ctx, h)
+		if f == nil {
+			forward.Reset(conn)
 			return
 		}
-		if err != nil { // want of descriptors or memory, or a client that is gone already
-			pause = min(max(2*pause, 5*time.Millisecond), pauseMax)
-			select {
-			case <-ctx.Done():
-				return
-			case <-time.After(pause):
-			}
-			continue
-		}
-		pause = 0
-		p, f, ok := s.begin(ctx, h)
-		if !ok {
-			forward.Reset(conn)
-			continue
-		}
-		s.wg.Go(func() { s.finish(f, s.o.Serve(f.ctx, conn, p)) })
+		s.wg.Go(func() { s.finish(f, s.o.Serve(fctx, conn, p)) })
+	})
+	if err != nil {
+		s.reopen(h, ln, err)
 	}
 }
 
-// flow is one client that is served.
-type flow struct {
-	ctx context.Context //nolint:containedctx // of the flow alone
-	cut context.CancelCauseFunc
-	key port.Key
-}
-
-// begin enters a flow of the claim that has the hold now.
-func (s *Sink) begin(ctx context.Context, h *hold) (port.Publication, *flow, bool) {
+// reopen closes a placeholder that can accept no more, and tries again later.
+func (s *Sink) reopen(h *hold, ln net.Listener, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if h.open == nil { // what was accepted while it was closed
-		return port.Publication{}, nil, false
+	if h.open != ln {
+		return
 	}
-	if s.stats.flows.Load() >= int64(s.o.MaxFlows) {
-		s.stats.overLimit.Add(1)
-		return port.Publication{}, nil, false
-	}
-	s.stats.flows.Add(1)
-	f := &flow{key: h.winner.pub.Key}
-	f.ctx, f.cut = context.WithCancelCause(ctx)
-	if s.flows[f.key] == nil {
-		s.flows[f.key] = make(map[*flow]struct{})
-	}
-	s.flows[f.key][f] = struct{}{}
-	return h.winner.pub, f, true
+	s.log.Warn("placeholder failed; opening it again", "placeholder", h, "err", err)
+	s.shut(h)
+	s.again(h, time.Now(), failureMax)
+	s.report(h, port.Failed, h.at, err.Error())
+	poke(s.wake)
+	poke(s.kick)
 }
 
-// finish takes a flow that ended out of the books.
-func (s *Sink) finish(f *flow, err error) {
-	f.cut(nil)
+// begin enters a flow of the claim that has the hold now; the flow is nil if the
+// hold is closed or there are too many.
+func (s *Sink) begin(ctx context.Context, h *hold) (context.Context, *forward.Flow, port.Publication) {
 	s.mu.Lock()
-	delete(s.flows[f.key], f)
-	if len(s.flows[f.key]) == 0 {
-		delete(s.flows, f.key)
+	defer s.mu.Unlock()
+	if h.open == nil { // accepted while it was closed
+		return ctx, nil, port.Publication{}
 	}
-	s.mu.Unlock()
-	s.stats.flows.Add(-1)
+	p := h.winner.pub
+	ctx, f := s.flows.Begin(ctx, p.Key)
+	if f == nil {
+		s.stats.overLimit.Add(1)
+	}
+	return ctx, f, p
+}
+
+// finish ends a flow and counts it.
+func (s *Sink) finish(f *forward.Flow, err error) {
+	f.End()
 	if err != nil {
 		s.stats.failed.Add(1)
 		return

@@ -22,11 +22,10 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/fairlead/fairlead/internal/link"
+	"github.com/fairlead/fairlead/internal/forward"
 	"github.com/fairlead/fairlead/internal/own"
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/reconcile"
-	"github.com/fairlead/fairlead/internal/wire"
 )
 
 // Name is the sink's name in the configuration and in status.
@@ -60,7 +59,7 @@ type Options struct {
 	Serve func(ctx context.Context, conn net.Conn, pub port.Publication) error
 	// ServeUDP, if not nil, asks for UDP: it carries the datagrams of one client,
 	// as a link's stream has them, and owns the stream.
-	ServeUDP func(ctx context.Context, stream link.Stream, pub port.Publication, req wire.FlowRequest) error
+	ServeUDP func(ctx context.Context, client forward.Datagrams, req forward.Request) error
 	// Sockets returns all that is known at a port, whatever the rules say of it:
 	// who holds it is read from that.
 	Sockets func(port.Slot) []port.Publication
@@ -129,7 +128,7 @@ type Sink struct {
 	holds   map[*hold]struct{}
 	watched map[uint16]int
 	dirty   map[port.Key]struct{} // whose outcomes changed
-	flows   map[port.Key]map[*flow]struct{}
+	flows   *forward.Book
 }
 
 // New returns a sink. It opens nothing before Run.
@@ -141,7 +140,7 @@ func New(o Options) (*Sink, error) {
 	return &Sink{
 		o: o, log: o.Logger, wake: make(chan struct{}, 1), kick: make(chan struct{}, 1),
 		claims: make(map[port.Key][]*claim), groups: make(map[groupKey]*group), holds: make(map[*hold]struct{}),
-		watched: make(map[uint16]int), dirty: make(map[port.Key]struct{}), flows: make(map[port.Key]map[*flow]struct{}),
+		watched: make(map[uint16]int), dirty: make(map[port.Key]struct{}), flows: forward.NewBook(o.MaxFlows),
 	}, nil
 }
 
@@ -236,7 +235,7 @@ func (s *Sink) Sync(_ context.Context, want reconcile.View, change reconcile.Cha
 	s.synced = want.Generation()
 	now := time.Now()
 	for g := range touched {
-		s.elect(g, now)
+		s.assign(g, now)
 	}
 	out := make(port.Outcomes, len(s.dirty))
 	for k := range s.dirty {
@@ -279,7 +278,7 @@ func (s *Sink) place(k port.Key, p port.Publication, wanted bool, touched map[*g
 	}
 	for _, c := range next {
 		if c.group == nil {
-			c.group = s.group(c)
+			c.group = s.groupOf(c)
 			c.group.claims[c] = struct{}{}
 		}
 		touched[c.group] = struct{}{}
@@ -321,15 +320,7 @@ func (s *Sink) Contend(p port.Protocol, at netip.AddrPort, v6only bool, who stri
 
 // Cut ends the flows of keys that a rule forbids. The keys must be out of the
 // wanted set before.
-func (s *Sink) Cut(keys []port.Key) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, k := range keys {
-		for f := range s.flows[k] {
-			f.cut(ErrCut)
-		}
-	}
-}
+func (s *Sink) Cut(keys []port.Key) { s.flows.Reset(ErrCut, keys...) }
 
 // Stats are counts since the start, but for Open and Flows.
 type Stats struct {
@@ -345,14 +336,14 @@ type Stats struct {
 
 type counters struct {
 	opened, yields, conflicts, served, failed, overLimit atomic.Uint64
-	open, flows                                          atomic.Int64
+	open                                                 atomic.Int64
 }
 
 // Stats returns the counts.
 func (s *Sink) Stats() Stats {
 	c := &s.stats
 	return Stats{
-		Open: int(c.open.Load()), Flows: int(c.flows.Load()), Opened: c.opened.Load(), Yields: c.yields.Load(),
+		Open: int(c.open.Load()), Flows: s.flows.Len(), Opened: c.opened.Load(), Yields: c.yields.Load(),
 		Conflicts: c.conflicts.Load(), Served: c.served.Load(), Failed: c.failed.Load(), OverLimit: c.overLimit.Load(),
 	}
 }

@@ -477,6 +477,79 @@ func TestOneAddressForTwoPublications(t *testing.T) {
 	})
 }
 
+// owned gives publications an owner.
+func owned(o port.Owner, ps ...port.Publication) []port.Publication {
+	for i := range ps {
+		ps[i].Owner = o
+	}
+	return ps
+}
+
+var web = port.Owner{Kind: port.OwnerService, ID: "default/web", Name: "web"}
+
+func TestPublicationsOfOneServiceAreNoConflict(t *testing.T) {
+	run(t, Options{}, func(g *rig) {
+		ps := owned(web, nat("0.0.0.0:80", "10.0.0.1:80"), nat("127.0.0.1:80", "10.0.0.1:80"), nat("192.0.2.2:80", "10.0.0.1:80"))
+		for i := range ps {
+			ps[i].Decision.Host = []netip.AddrPort{ap("127.0.0.1:80")}
+		}
+		other := nat("192.0.2.3:80", "10.0.0.9:80")
+		g.put(append(ps, other)...)
+		g.wait(time.Second)
+		for _, p := range ps {
+			g.wantOutcome("together", p, "active 127.0.0.1:80")
+		}
+		g.wantOutcome("another's", other, `conflict 127.0.0.1:80 127.0.0.1:80 is held by tcp 127.0.0.1:80 ("web")`)
+		g.wantOpen("together", "127.0.0.1:80")
+		g.net.fail("127.0.0.1:80", syscall.EACCES)
+		g.drop(ps[1])
+		g.wantOutcome("without the first", ps[0], "active 127.0.0.1:80")
+		g.wantOutcome("without the first", ps[2], "active 127.0.0.1:80")
+	})
+}
+
+// A socket of any of them is the server: a placeholder would be in its way.
+func TestServerOfOneServesAllOfItsOwner(t *testing.T) {
+	run(t, Options{}, func(g *rig) {
+		ps := owned(web, socket(nat("0.0.0.0:80"), "", "127.0.0.1:80"), nat("127.0.0.1:80", "10.0.0.1:80"))
+		g.put(ps...)
+		g.wait(time.Second)
+		g.wantOpen("a server is there")
+		for _, p := range ps {
+			g.wantOutcome("a server is there", p, "active 127.0.0.1:80")
+		}
+	})
+}
+
+func TestExactLoopbackPrecedesOtherLoopbackAddresses(t *testing.T) {
+	exact, other := nat("127.0.0.1:53", "10.0.0.1:53"), nat("127.0.0.53:53", "10.0.0.2:53")
+	for _, order := range [][]port.Publication{{exact, other}, {other, exact}} {
+		run(t, Options{}, func(g *rig) {
+			for _, p := range order {
+				g.put(p)
+				g.wait(time.Second)
+			}
+			g.wantOutcome("both", exact, "active 127.0.0.1:53")
+			g.wantOutcome("both", other, "conflict 127.0.0.1:53 127.0.0.1:53 is held by tcp 127.0.0.1:53")
+		})
+	}
+}
+
+// Of several that are in the way, one is named, and always the same.
+func TestReasonOfAConflictIsStable(t *testing.T) {
+	run(t, Options{}, func(g *rig) {
+		all := nat("0.0.0.0:80", "10.0.0.1:80")
+		all.Decision.Host = []netip.AddrPort{ap("0.0.0.0:80")}
+		one, two := nat("127.0.0.1:79", "10.0.0.2:79"), nat("127.0.0.1:78", "10.0.0.3:78")
+		one.Decision.Host, two.Decision.Host = []netip.AddrPort{ap("127.0.0.1:80")}, []netip.AddrPort{ap("127.0.0.2:80")}
+		g.put(all, one, two)
+		for range 50 {
+			g.put(all)
+			g.wantOutcome("all", all, "conflict 0.0.0.0:80 127.0.0.2:80 is held by tcp 127.0.0.1:78")
+		}
+	})
+}
+
 func TestFlowOutlivesItsPublicationAndARuleCutsIt(t *testing.T) {
 	run(t, Options{}, func(g *rig) {
 		p := nat("0.0.0.0:80", "10.0.0.1:80")

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
+// Package peer is what sinks have in common that speak to a foreign peer: one
+// that knows ports, but neither publications nor sessions.
 package peer
 
 import (
@@ -8,138 +10,181 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/fairlead/fairlead/internal/claims"
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/reconcile"
 )
 
+// Claim is one publication's wish for one host address.
+type Claim struct {
+	Key  port.Key
+	Host netip.AddrPort
+}
+
+// slot returns the protocol and host port of a claim.
+func (c Claim) slot() port.Slot { return port.Slot{Protocol: c.Key.Protocol, Port: c.Host.Port()} }
+
 // Book keeps what is wanted, who gets which host address, and what became of
-// each claim. It is not safe for concurrent use.
+// each claim. The zero value is not usable: see NewBook. It is not safe for
+// concurrent use.
 type Book struct {
-	*Shares
-	pubs    map[port.Key]port.Publication
-	results map[port.Slot]map[Claim]port.Outcome
-	touched map[port.Key]struct{}
-	absent  bool
-	reason  string // why
+	pubs     map[port.Key]port.Publication
+	slots    map[port.Slot]map[Claim]port.Outcome // by protocol and host port; no state: nothing to report yet
+	served   map[Claim][]Claim                    // other claims that a winner serves
+	dirty    map[port.Slot]struct{}
+	reported map[port.Key]struct{} // since the last Outcomes
+	absent   bool
+	reason   string // why
 }
 
 // NewBook returns an empty book.
 func NewBook() *Book {
 	return &Book{
-		Shares: NewShares(), pubs: make(map[port.Key]port.Publication),
-		results: make(map[port.Slot]map[Claim]port.Outcome), touched: make(map[port.Key]struct{}),
+		pubs: make(map[port.Key]port.Publication), slots: make(map[port.Slot]map[Claim]port.Outcome),
+		served: make(map[Claim][]Claim), dirty: make(map[port.Slot]struct{}), reported: make(map[port.Key]struct{}),
 	}
 }
 
-// Take notes what changed of what is wanted.
-func (b *Book) Take(want reconcile.View, change reconcile.Change) {
-	set := func(k port.Key) {
-		p, ok := want.Get(k)
-		if !ok {
-			delete(b.pubs, k)
-			b.Set(k, nil)
-			return
-		}
-		b.pubs[k] = p
-		b.Set(k, p.Decision.Host)
-	}
+// Update applies what changed of what is wanted. The slots of a publication that
+// is named are dirty then, even if it asks for the same addresses: it may be
+// served in another way.
+func (b *Book) Update(want reconcile.View, change reconcile.Change) {
 	if change.Base != 0 {
 		for _, k := range change.Keys {
-			set(k)
+			b.update(want, k)
 		}
 		return
 	}
 	for _, k := range slices.Collect(maps.Keys(b.pubs)) {
-		set(k)
+		b.update(want, k)
 	}
 	for k := range want.All() {
-		set(k)
+		b.update(want, k)
+	}
+}
+
+func (b *Book) update(want reconcile.View, k port.Key) {
+	for _, h := range b.pubs[k].Decision.Host {
+		c := Claim{k, h}
+		b.dirty[c.slot()] = struct{}{}
+		delete(b.slots[c.slot()], c)
+		delete(b.served, c)
+		if len(b.slots[c.slot()]) == 0 {
+			delete(b.slots, c.slot())
+		}
+	}
+	p, ok := want.Get(k)
+	if !ok {
+		delete(b.pubs, k)
+		return
+	}
+	b.pubs[k] = p
+	for _, h := range p.Decision.Host {
+		c := Claim{k, h}
+		b.dirty[c.slot()] = struct{}{}
+		if b.slots[c.slot()] == nil {
+			b.slots[c.slot()] = make(map[Claim]port.Outcome)
+		}
+		b.slots[c.slot()][c] = port.Outcome{}
 	}
 }
 
 // Publication returns one that is wanted.
 func (b *Book) Publication(k port.Key) port.Publication { return b.pubs[k] }
 
-// Pending says that there is no peer: of every key when that or its reason is
-// new, else of those that change.
+// Wanted reports whether a publication is wanted at any host address.
+func (b *Book) Wanted(k port.Key) bool { return len(b.pubs[k].Decision.Host) > 0 }
+
+// Dirty is the set of slots to look at. The caller deletes those it has looked at.
+func (b *Book) Dirty() map[port.Slot]struct{} { return b.dirty }
+
+// MarkAll makes every slot dirty that anything asks for.
+func (b *Book) MarkAll() {
+	for slot := range b.slots {
+		b.dirty[slot] = struct{}{}
+	}
+}
+
+// Pending returns outcomes for the time without a peer: of every publication when
+// the peer went or the reason is new, else of those that change.
 func (b *Book) Pending(change reconcile.Change, reason string) port.Outcomes {
+	keys := slices.Values(change.Keys)
+	if !b.absent || b.reason != reason {
+		b.absent, b.reason = true, reason
+		keys = maps.Keys(b.pubs)
+	}
 	out := make(port.Outcomes)
-	say := func(k port.Key) {
+	for k := range keys {
 		if _, ok := b.pubs[k]; ok {
 			out[k] = []port.Outcome{{Key: k, State: port.Pending, Reason: reason}}
 		}
 	}
-	if b.absent && b.reason == reason {
-		for _, k := range change.Keys {
-			say(k)
-		}
-		return out
-	}
-	b.absent, b.reason = true, reason
-	for k := range b.pubs {
-		say(k)
-	}
 	return out
 }
 
-// Present says that there is a peer, and reports whether there was none before.
+// Present notes that there is a peer, and reports whether there was none before.
 func (b *Book) Present() bool {
 	was := b.absent
 	b.absent = false
 	return was
 }
 
-// Judge shares out a slot: it returns who gets which host address, and has an
-// outcome for those who get none. It begins the slot anew: nothing is said of
-// the others yet.
-func (b *Book) Judge(slot port.Slot) map[netip.Addr]port.Key {
-	for c := range b.results[slot] {
-		b.touched[c.Key] = struct{}{}
+// Decide returns who gets which host address of a slot (see package claims) and
+// reports conflicts. The other outcomes of the slot are forgotten until Report.
+func (b *Book) Decide(slot port.Slot) map[netip.Addr]port.Key {
+	all := slices.Collect(maps.Keys(b.slots[slot]))
+	asked := make([]claims.Claim, 0, len(all))
+	for _, c := range all {
+		p := b.pubs[c.Key]
+		asked = append(asked, claims.Of(&p, c.Host))
+		b.slots[slot][c] = port.Outcome{}
+		b.reported[c.Key] = struct{}{}
+		delete(b.served, c)
 	}
-	delete(b.results, slot)
-	granted, lost := b.Share(slot)
-	for c, by := range lost {
-		b.Say(c, port.Conflict, fmt.Sprintf("%s serves %s", c.Host, by))
+	winners := make(map[netip.Addr]port.Key)
+	for i, v := range claims.Decide(asked) {
+		c, by := all[i], all[v.Winner]
+		switch {
+		case v.Conflict:
+			b.Report(c, port.Conflict, fmt.Sprintf("%s is held by %s", by.Host, asked[v.Winner]))
+		case by == c:
+			winners[c.Host.Addr()] = c.Key
+		default:
+			b.served[by] = append(b.served[by], c)
+		}
 	}
-	return granted
+	return winners
 }
 
-// Say notes what became of a claim.
-func (b *Book) Say(c Claim, state port.State, reason string) {
-	slot := port.Slot{Protocol: c.Key.Protocol, Port: c.Host.Port()}
-	if b.results[slot] == nil {
-		b.results[slot] = make(map[Claim]port.Outcome)
+// Report notes what became of a claim, and so of those that it serves.
+func (b *Book) Report(c Claim, state port.State, reason string) {
+	b.slots[c.slot()][c] = port.Outcome{Key: c.Key, State: state, HostAddress: c.Host, Reason: reason}
+	b.reported[c.Key] = struct{}{}
+	for _, o := range b.served[c] {
+		b.Report(o, state, reason)
 	}
-	b.results[slot][c] = port.Outcome{Key: c.Key, State: state, HostAddress: c.Host, Reason: reason}
-	b.touched[c.Key] = struct{}{}
 }
 
-// Outcomes returns what became of the publications that anything was said of
-// since the last call.
+// Outcomes returns what became of the publications that were reported since the
+// last call.
 func (b *Book) Outcomes() port.Outcomes {
-	out := make(port.Outcomes, len(b.touched))
-	for k := range b.touched {
-		if _, ok := b.pubs[k]; !ok {
+	out := make(port.Outcomes, len(b.reported))
+	for k := range b.reported {
+		p, ok := b.pubs[k]
+		if !ok {
 			continue
 		}
 		list := []port.Outcome{}
-		for _, h := range b.Asked(k) {
-			if o, ok := b.results[port.Slot{Protocol: k.Protocol, Port: h.Port()}][Claim{k, h}]; ok {
+		for _, h := range p.Decision.Host {
+			c := Claim{k, h}
+			if o := b.slots[c.slot()][c]; o.State != 0 {
 				list = append(list, o)
 			}
 		}
 		out[k] = list
 	}
-	clear(b.touched)
+	clear(b.reported)
 	return out
-}
-
-// Poke sends to a channel of capacity one, if there is room.
-func Poke(c chan struct{}) {
-	select {
-	case c <- struct{}{}:
-	default:
-	}
 }
 
 // SortedSlots returns slots by port and protocol.

@@ -12,13 +12,10 @@ import (
 	"net/netip"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"github.com/fairlead/fairlead/internal/forward"
-	"github.com/fairlead/fairlead/internal/link"
 	"github.com/fairlead/fairlead/internal/own"
 	"github.com/fairlead/fairlead/internal/port"
-	"github.com/fairlead/fairlead/internal/wire"
 )
 
 // maxFlows bounds the connections through all bridges at one time.
@@ -34,9 +31,8 @@ type BridgeOptions struct {
 	// Serve carries a connection to what serves pub, owns it, and has closed or
 	// reset it when it returns. The end of ctx cuts it.
 	Serve func(ctx context.Context, conn net.Conn, pub port.Publication) error
-	// ServeUDP is the same for the datagrams of one client, as a link's stream has
-	// them.
-	ServeUDP func(ctx context.Context, stream link.Stream, pub port.Publication, req wire.FlowRequest) error
+	// ServeUDP is the same for the datagrams of one client.
+	ServeUDP func(ctx context.Context, client forward.Datagrams, req forward.Request) error
 	Logger   *slog.Logger
 }
 
@@ -49,7 +45,7 @@ type Bridges struct {
 	o      BridgeOptions
 	ctx    context.Context //nolint:containedctx // of all flows, which outlive the Sync that opened their bridge
 	cancel context.CancelFunc
-	busy   atomic.Int64
+	flows  *forward.Book
 	wg     sync.WaitGroup // accept loops and flows
 
 	mu     sync.Mutex
@@ -57,19 +53,18 @@ type Bridges struct {
 	open   map[port.Key]*bridge
 }
 
+var errCut = errors.New("the port is no longer allowed")
+
 type bridge struct {
-	l      io.Closer
-	addr   netip.AddrPort
-	pub    atomic.Pointer[port.Publication]
-	from   netip.Prefix
-	ctx    context.Context //nolint:containedctx // of its flows, as that of Bridges
-	cancel context.CancelFunc
-	flows  sync.WaitGroup
+	l    io.Closer
+	addr netip.AddrPort
+	pub  atomic.Pointer[port.Publication]
+	from netip.Prefix
 }
 
 // NewBridges returns none. The caller must Close them.
 func NewBridges(o BridgeOptions) *Bridges {
-	b := &Bridges{o: o, open: make(map[port.Key]*bridge)}
+	b := &Bridges{o: o, flows: forward.NewBook(maxFlows), open: make(map[port.Key]*bridge)}
 	b.ctx, b.cancel = context.WithCancel(context.Background())
 	return b
 }
@@ -104,20 +99,15 @@ func (b *Bridges) listen(ctx context.Context, br *bridge, at netip.AddrPort, pro
 		if err != nil {
 			return err
 		}
-		br.ctx, br.cancel = context.WithCancel(b.ctx)
-		clients := forward.NewClients(pc, func(from netip.AddrPort) (func(link.Stream), func(), bool) { return b.client(br, from) })
+		clients := forward.NewClients(pc, func(from netip.AddrPort) (func(forward.Datagrams), *forward.Flow) { return b.client(br, from) })
 		br.l, br.addr = clients, boundTo(pc.LocalAddr())
-		b.wg.Go(func() {
-			defer br.cancel()
-			clients.Run(br.ctx)
-		})
+		b.wg.Go(func() { clients.Run(b.ctx) })
 		return nil
 	}
 	l, err := b.o.Listen(ctx, "tcp", at.String())
 	if err != nil {
 		return err
 	}
-	br.ctx, br.cancel = context.WithCancel(b.ctx)
 	br.l, br.addr = l, boundTo(l.Addr())
 	b.wg.Go(func() { b.accept(br, l) })
 	return nil
@@ -149,17 +139,15 @@ func (b *Bridges) drop(k port.Key) {
 	}
 }
 
-// Cut closes the bridges of publications that are forbidden now, with their
+// Cut closes the bridges of publications that are forbidden now, and resets their
 // connections.
 func (b *Bridges) Cut(keys []port.Key) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for _, k := range keys {
-		if br := b.open[k]; br != nil {
-			br.cancel()
-			b.drop(k)
-		}
+		b.drop(k)
 	}
+	b.flows.Reset(errCut, keys...)
 }
 
 // Close ends all bridges and their connections, and returns when they have ended.
@@ -175,56 +163,53 @@ func (b *Bridges) Close() {
 }
 
 func (b *Bridges) accept(br *bridge, l net.Listener) {
-	defer func() {
-		br.flows.Wait()
-		br.cancel()
-	}()
-	for {
-		conn, err := l.Accept()
-		if errors.Is(err, net.ErrClosed) {
+	err := own.Serve(b.ctx, l, b.o.Logger, func(conn net.Conn) {
+		ctx, f := b.begin(br, boundTo(conn.RemoteAddr()))
+		if f == nil {
+			_ = conn.Close()
 			return
 		}
-		if err != nil { // want of descriptors or memory; the listener stays good
-			Sleep(br.ctx, 10*time.Millisecond)
-			continue
-		}
-		if !b.admit(br, boundTo(conn.RemoteAddr())) {
-			_ = conn.Close()
-			continue
-		}
-		br.flows.Go(func() {
-			defer b.busy.Add(-1)
-			_ = b.o.Serve(br.ctx, conn, *br.pub.Load()) // it logs
+		b.wg.Go(func() {
+			defer f.End()
+			_ = b.o.Serve(ctx, conn, *br.pub.Load()) // it logs
 		})
+	})
+	if err != nil {
+		b.failed(br, err)
+	}
+}
+
+// failed closes a bridge that can accept no more. The next Open replaces it.
+func (b *Bridges) failed(br *bridge, err error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	k := br.pub.Load().Key
+	b.o.Logger.Warn("bridge failed", "publication", k, "err", err)
+	if b.open[k] == br {
+		b.drop(k)
 	}
 }
 
 // client begins the flow of a UDP client.
-func (b *Bridges) client(br *bridge, from netip.AddrPort) (carry func(link.Stream), cut func(), ok bool) {
-	if !b.admit(br, from) {
-		return nil, nil, false
-	}
-	ctx, cancel := context.WithCancel(br.ctx)
-	return func(stream link.Stream) {
-		defer b.busy.Add(-1)
-		defer cancel()
-		p := *br.pub.Load()
-		_ = b.o.ServeUDP(ctx, stream, p, wire.FlowRequest{Key: p.Key, Peer: from}) // it logs
-	}, cancel, true
+func (b *Bridges) client(br *bridge, from netip.AddrPort) (func(forward.Datagrams), *forward.Flow) {
+	ctx, f := b.begin(br, from)
+	return func(client forward.Datagrams) {
+		defer f.End()
+		_ = b.o.ServeUDP(ctx, client, forward.Request{Publication: *br.pub.Load(), Peer: from}) // it logs
+	}, f
 }
 
-// admit counts a flow in, unless it must not be.
-func (b *Bridges) admit(br *bridge, from netip.AddrPort) bool {
-	var why string
-	switch {
-	case !br.from.Contains(from.Addr()) || from.Addr() == br.addr.Addr():
-		why = fmt.Sprintf("it does not come from %s", br.from)
-	case b.busy.Load() >= maxFlows:
+// begin enters a flow, nil if it is refused.
+func (b *Bridges) begin(br *bridge, from netip.AddrPort) (context.Context, *forward.Flow) {
+	k := br.pub.Load().Key
+	why := fmt.Sprintf("it does not come from %s", br.from)
+	if br.from.Contains(from.Addr()) && from.Addr() != br.addr.Addr() {
+		ctx, f := b.flows.Begin(b.ctx, k)
+		if f != nil {
+			return ctx, f
+		}
 		why = "too many connections"
-	default:
-		b.busy.Add(1)
-		return true
 	}
-	b.o.Logger.Debug("connection refused", "publication", br.pub.Load().Key, "from", from, "why", why)
-	return false
+	b.o.Logger.Debug("connection refused", "publication", k, "from", from, "why", why)
+	return nil, nil
 }

@@ -12,10 +12,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/fairlead/fairlead/internal/link"
+	"github.com/fairlead/fairlead/internal/forward"
 	"github.com/fairlead/fairlead/internal/own"
 	"github.com/fairlead/fairlead/internal/port"
-	"github.com/fairlead/fairlead/internal/wire"
 )
 
 // newBridges serves each connection by an echo; the end of its context cuts it.
@@ -31,15 +30,20 @@ func newBridges(t *testing.T) *Bridges {
 			return err
 		},
 		ListenPacket: new(own.Sockets).ListenPacket,
-		ServeUDP: func(ctx context.Context, stream link.Stream, _ port.Publication, _ wire.FlowRequest) error {
-			defer stream.Close()
-			stop := context.AfterFunc(ctx, func() { _ = stream.Reset() })
+		ServeUDP: func(ctx context.Context, client forward.Datagrams, _ forward.Request) error {
+			defer client.Close()
+			stop := context.AfterFunc(ctx, client.Stop)
 			defer stop()
-			if err := wire.WriteReply(stream, wire.FlowReply{Status: wire.FlowOK}); err != nil {
-				return err
+			var frame forward.Frame
+			for {
+				n, err := client.Receive(frame[forward.FrameHead:])
+				if err == nil {
+					err = client.Send(frame[:forward.FrameHead+n])
+				}
+				if err != nil {
+					return err
+				}
 			}
-			_, err := io.Copy(stream, stream)
-			return err
 		},
 		Logger: slog.New(slog.DiscardHandler),
 	})

@@ -7,6 +7,8 @@ import (
 	"errors"
 	"net"
 	"time"
+
+	"github.com/fairlead/fairlead/internal/schedule"
 )
 
 // How often a peer is looked for and looked at.
@@ -35,41 +37,37 @@ func Through(ctx context.Context, limit time.Duration) (context.Context, context
 
 // Pace spaces out the looks at a peer each time that it ends a connection: at
 // once if the connection was held for long, as a restart wants it, and ever
-// slower if it was not. The zero value is ready.
+// slower if it was not. Make one with NewPace.
 type Pace struct {
 	since time.Time
-	pause time.Duration
+	pause schedule.Backoff
+	next  time.Duration
 }
+
+// NewPace returns a pace that begins without a pause.
+func NewPace() *Pace { return &Pace{pause: schedule.Backoff{Min: DownPause, Max: MaxPause}} }
 
 // Begin notes the begin of a connection, or that the peer is gone.
 func (p *Pace) Begin(up bool) {
 	p.since = time.Now()
 	if !up {
-		p.pause = 0
+		p.reset()
 	}
+}
+
+func (p *Pace) reset() {
+	p.pause.Reset()
+	p.next = 0
 }
 
 // End waits as long as the connection that ended calls for, or until ctx ends.
 func (p *Pace) End(ctx context.Context) {
 	if time.Since(p.since) >= MaxPause {
-		p.pause = 0
+		p.reset()
 		return
 	}
-	Sleep(ctx, p.pause)
-	p.pause = min(max(2*p.pause, DownPause), MaxPause)
-}
-
-// Sleep waits for d, or until ctx ends.
-func Sleep(ctx context.Context, d time.Duration) {
-	if d <= 0 {
-		return
-	}
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-ctx.Done():
-	case <-t.C:
-	}
+	_ = schedule.Sleep(ctx, p.next)
+	p.next = p.pause.Next()
 }
 
 // Cause is an error without what a dialer puts before it.

@@ -90,9 +90,9 @@ func (s *Sink) confirm(slot port.Slot, want byHost[port.Key], err error) bool {
 		switch {
 		case k == port.Key{}: // static
 		case sent:
-			s.book.Say(c, port.Active, "")
+			s.book.Report(c, port.Active, "")
 		case err != nil:
-			s.book.Say(c, port.Failed, err.Error())
+			s.book.Report(c, port.Failed, err.Error())
 		}
 	}
 	return done
@@ -101,11 +101,11 @@ func (s *Sink) confirm(slot port.Slot, want byHost[port.Key], err error) bool {
 // judge says which host addresses of a slot the peer must serve, and for whom;
 // nobody's key stands for what is static.
 func (s *Sink) judge(ctx context.Context, slot port.Slot) byHost[port.Key] {
-	holders := byHost[port.Key](s.book.Judge(slot))
+	holders := byHost[port.Key](s.book.Decide(slot))
 	for h, k := range holders {
 		c := peer.Claim{Key: k, Host: netip.AddrPortFrom(h, slot.Port)}
 		if why := s.unreachable(ctx, s.book.Publication(k), c.Host); why != "" {
-			s.book.Say(c, port.Failed, why)
+			s.book.Report(c, port.Failed, why)
 			delete(holders, h)
 		}
 	}
@@ -115,7 +115,7 @@ func (s *Sink) judge(ctx context.Context, slot port.Slot) byHost[port.Key] {
 		chosen := holders[all[0]]
 		for _, h := range all[1:] {
 			if k := holders[h]; k != chosen {
-				s.book.Say(peer.Claim{Key: k, Host: netip.AddrPortFrom(h, slot.Port)}, port.Conflict,
+				s.book.Report(peer.Claim{Key: k, Host: netip.AddrPortFrom(h, slot.Port)}, port.Conflict,
 					fmt.Sprintf("wsl-proxy has one listener for each port, and %s has it", chosen))
 			}
 			delete(holders, h)

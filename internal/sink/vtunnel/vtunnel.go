@@ -29,6 +29,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/reconcile"
+	"github.com/fairlead/fairlead/internal/schedule"
 	"github.com/fairlead/fairlead/internal/sink/peer"
 )
 
@@ -67,7 +68,7 @@ type Sink struct {
 	static           []port.Slot
 	text             string // the URL, for people
 	log              *slog.Logger
-	wake             chan struct{}
+	wake             schedule.Signal
 
 	mu     sync.Mutex
 	up     bool
@@ -107,7 +108,7 @@ func New(o Options) (*Sink, error) {
 		o.Dial = d.DialContext
 	}
 	s := &Sink{
-		o: o, wake: make(chan struct{}, 1), reason: "not yet connected",
+		o: o, wake: schedule.NewSignal(), reason: "not yet connected",
 		book: peer.NewBook(), have: make(map[port.Slot]byHost[told]),
 	}
 	s.look.Store(true)
@@ -180,7 +181,7 @@ func (s *Sink) Run(ctx context.Context) error {
 		wg.Go(func() {
 			err := peer.WatchAddresses(ctx, func() {
 				s.look.Store(true)
-				peer.Poke(s.wake)
+				s.wake.Notify()
 			})
 			if ctx.Err() == nil {
 				s.log.Error("a new address of the interface will not be noticed", "interface", s.iface, "err", err)
@@ -198,7 +199,7 @@ func (s *Sink) Run(ctx context.Context) error {
 
 // hold keeps a connection open, to see the peer come and go.
 func (s *Sink) hold(ctx context.Context) {
-	var pace peer.Pace
+	pace := peer.NewPace()
 	for ctx.Err() == nil {
 		dctx, cancel := context.WithTimeout(ctx, peer.DialTimeout)
 		conn, err := s.o.Dial(dctx, s.network, s.address)
@@ -208,7 +209,7 @@ func (s *Sink) hold(ctx context.Context) {
 			if ctx.Err() == nil {
 				s.setDown(err)
 			}
-			peer.Sleep(ctx, peer.DownPause)
+			_ = schedule.Sleep(ctx, peer.DownPause)
 			continue
 		}
 		s.setUp()
@@ -238,7 +239,7 @@ func (s *Sink) setUp() {
 	if !was {
 		s.log.Info("peer is there")
 	}
-	peer.Poke(s.wake)
+	s.wake.Notify()
 }
 
 func (s *Sink) setDown(err error) {
@@ -249,7 +250,7 @@ func (s *Sink) setDown(err error) {
 	s.mu.Unlock()
 	if changed {
 		s.log.Warn("peer is not there; waiting for it", "err", err)
-		peer.Poke(s.wake)
+		s.wake.Notify()
 	}
 }
 
@@ -267,7 +268,7 @@ func (s *Sink) Sync(ctx context.Context, want reconcile.View, change reconcile.C
 	if s.closed {
 		return nil, nil
 	}
-	s.book.Take(want, change)
+	s.book.Update(want, change)
 	up, reason, epoch := s.presence()
 	if !up {
 		s.keepBridges()
@@ -292,7 +293,7 @@ func (s *Sink) forget(why told) {
 	for _, slot := range s.static {
 		s.book.Dirty()[slot] = struct{}{}
 	}
-	s.book.Touch()
+	s.book.MarkAll()
 }
 
 // readAddresses looks where the peer is to connect to. When that changed,
@@ -382,7 +383,7 @@ func (s *Sink) Cut(keys []port.Key) {
 // keepBridges closes the bridges that nothing needs any more.
 func (s *Sink) keepBridges() {
 	if s.o.Bridges != nil {
-		s.o.Bridges.Keep(func(k port.Key) bool { return len(s.book.Asked(k)) > 0 })
+		s.o.Bridges.Keep(s.book.Wanted)
 	}
 }
 

@@ -282,7 +282,7 @@ func TestAPortStaysForAsLongAsAnybodyWantsIt(t *testing.T) {
 	rig := peertest.New(t, newSink(t, r.URL()))
 	rig.Put(peertest.Pub(t, "tcp 0.0.0.0:80", "127.0.0.1:80"), peertest.Pub(t, "tcp [::]:80+", "127.0.0.1:80"))
 	rig.WantState("tcp 0.0.0.0:80", port.Active)
-	if o := rig.WantState("tcp [::]:80", port.Conflict); !strings.Contains(o.Reason, "serves tcp 0.0.0.0:80") {
+	if o := rig.WantState("tcp [::]:80", port.Conflict); !strings.Contains(o.Reason, "held by tcp 0.0.0.0:80") {
 		t.Errorf("reason = %q", o.Reason)
 	}
 	told := len(r.Messages())

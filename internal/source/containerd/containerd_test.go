@@ -5,15 +5,12 @@ package containerd
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
-	"runtime"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -36,8 +33,8 @@ import (
 	"google.golang.org/protobuf/types/known/emptypb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
-	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/source/engine"
+	"github.com/fairlead/fairlead/internal/source/engine/enginetest"
 	"github.com/fairlead/fairlead/test/kit/leak"
 )
 
@@ -274,10 +271,10 @@ func (f *fake) started(id string) {
 
 func (f *fake) subscribed() {
 	f.t.Helper()
-	eventually(f.t, func() error {
+	enginetest.Eventually(f.t, func() error {
 		f.mu.Lock()
 		defer f.mu.Unlock()
-		return errIf(len(f.streams) == 0)
+		return enginetest.ErrIf(len(f.streams) == 0)
 	})
 }
 
@@ -290,64 +287,6 @@ func (f *fake) exited(id, exec string) {
 		f.mu.Unlock()
 	}
 	f.send(ns, taskExit, &eventtypes.TaskExit{ContainerID: name, ID: exec})
-}
-
-// feed records what the source says.
-type feed struct {
-	mu       sync.Mutex
-	set      map[string]port.Binding
-	removed  []string
-	stale    error
-	replaced int
-	warnings []string
-	method   string
-}
-
-func (f *feed) Replace(set []port.Binding) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	next := make(map[string]port.Binding)
-	for _, b := range set {
-		next[b.Origin.ID] = b
-	}
-	for id, b := range f.set {
-		if _, ok := next[id]; !ok {
-			f.removed = append(f.removed, b.Key.String())
-		}
-	}
-	f.set, f.stale = next, nil
-	f.replaced++
-}
-
-func (f *feed) Apply(c port.Change) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	for _, o := range c.Drop {
-		f.removed = append(f.removed, f.set[o.ID].Key.String())
-		delete(f.set, o.ID)
-	}
-	for _, b := range c.Put {
-		f.set[b.Origin.ID] = b
-	}
-}
-
-func (f *feed) Stale(err error) { f.mu.Lock(); defer f.mu.Unlock(); f.stale = err }
-func (f *feed) Method(r string) { f.mu.Lock(); defer f.mu.Unlock(); f.method = r }
-func (f *feed) Warn(w []string) { f.mu.Lock(); defer f.mu.Unlock(); f.warnings = w }
-
-func run(t *testing.T, s *Source) *feed {
-	t.Helper()
-	f := &feed{}
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() { done <- s.Run(ctx, f) }()
-	t.Cleanup(func() {
-		cancel()
-		if err := <-done; !errors.Is(err, context.Canceled) {
-			t.Errorf("Run = %v, want the context's error", err)
-		}
-	})
-	return f
 }
 
 func source(t *testing.T, e *fake, o Options) *Source {
@@ -366,70 +305,6 @@ func source(t *testing.T, e *fake, o Options) *Source {
 	return s
 }
 
-func eventually(t *testing.T, cond func() error) {
-	t.Helper()
-	deadline := time.Now().Add(2 * time.Minute)
-	for {
-		err := cond()
-		if err == nil {
-			return
-		}
-		if time.Now().After(deadline) {
-			t.Fatal(err)
-		}
-		time.Sleep(2 * time.Millisecond)
-	}
-}
-
-func errIf(bad bool) error {
-	if bad {
-		return errors.New("not yet")
-	}
-	return nil
-}
-
-func want(t *testing.T, f *feed, keys ...string) {
-	t.Helper()
-	slices.Sort(keys)
-	eventually(t, func() error {
-		f.mu.Lock()
-		defer f.mu.Unlock()
-		got := []string{}
-		for _, b := range f.set {
-			got = append(got, b.Key.String())
-		}
-		slices.Sort(got)
-		if f.replaced == 0 || !slices.Equal(got, keys) {
-			return fmt.Errorf("the set is %q, want %q (stale: %v)", got, keys, f.stale)
-		}
-		return nil
-	})
-}
-
-func wantStale(t *testing.T, f *feed, text string) {
-	t.Helper()
-	eventually(t, func() error {
-		f.mu.Lock()
-		defer f.mu.Unlock()
-		if f.stale == nil || !strings.Contains(f.stale.Error(), text) {
-			return fmt.Errorf("stale says %v, want %q in it", f.stale, text)
-		}
-		return nil
-	})
-}
-
-func wantWarning(t *testing.T, f *feed, text string) {
-	t.Helper()
-	eventually(t, func() error {
-		f.mu.Lock()
-		defer f.mu.Unlock()
-		if !slices.ContainsFunc(f.warnings, func(w string) bool { return strings.Contains(w, text) }) {
-			return fmt.Errorf("warnings are %q, want %q among them", f.warnings, text)
-		}
-		return nil
-	})
-}
-
 const ports80 = `[{"HostPort":80,"ContainerPort":8080,"Protocol":"tcp","HostIP":"127.0.0.1"},{"HostPort":53,"ContainerPort":53,"Protocol":"udp","HostIP":"0.0.0.0"}]`
 
 var keys80 = []string{"tcp 127.0.0.1:80", "udp 0.0.0.0:53"}
@@ -446,13 +321,13 @@ func TestEveryNamespaceIsWatched(t *testing.T) {
 		{[]string{"moby", "default"}, []string{"tcp 0.0.0.0:1", "tcp 0.0.0.0:3"}},
 	} {
 		e := newFake(t)
-		f := run(t, source(t, e, Options{Namespaces: c.namespaces}))
-		want(t, f)
+		f := enginetest.Run(t, source(t, e, Options{Namespaces: c.namespaces}))
+		enginetest.WantKeys(t, f)
 		for i, ns := range []string{"default", "other", "moby"} {
 			e.nerdctl(ns+"/x", "x", fmt.Sprintf(`[{"HostPort":%d,"ContainerPort":80,"Protocol":"tcp"}]`, i+1))
 			e.started(ns + "/x")
 		}
-		want(t, f, c.want...)
+		enginetest.WantKeys(t, f, c.want...)
 	}
 }
 
@@ -467,8 +342,8 @@ func TestExitDuringTheListLeavesNothing(t *testing.T) {
 			e.exited("default/x", "")
 		})
 	}
-	f := run(t, source(t, e, Options{}))
-	want(t, f)
+	f := enginetest.Run(t, source(t, e, Options{}))
+	enginetest.WantKeys(t, f)
 }
 
 // The end of an exec is not the container's. It costs the incumbent's container
@@ -476,20 +351,17 @@ func TestExitDuringTheListLeavesNothing(t *testing.T) {
 func TestEndOfAnExecChangesNothing(t *testing.T) {
 	e := newFake(t)
 	e.nerdctl("default/x", "web", ports80)
-	f := run(t, source(t, e, Options{}))
-	want(t, f, keys80...)
+	f := enginetest.Run(t, source(t, e, Options{}))
+	enginetest.WantKeys(t, f, keys80...)
 	e.subscribed()
 	e.exited("default/x", "exec-1")
 	e.send("default", taskDelete, &eventtypes.TaskDelete{ContainerID: "x", ID: "exec-1"})
 	e.nerdctl("default/y", "y", `[{"HostPort":9,"ContainerPort":9,"Protocol":"tcp"}]`)
 	e.started("default/y") // behind it in the stream
-	want(t, f, append([]string{"tcp 0.0.0.0:9"}, keys80...)...)
-	if f.mu.Lock(); len(f.removed) > 0 {
-		t.Errorf("removed %q, want nothing", f.removed)
-	}
-	f.mu.Unlock()
+	enginetest.WantKeys(t, f, append([]string{"tcp 0.0.0.0:9"}, keys80...)...)
+	enginetest.WantNoneRemoved(t, f)
 	e.exited("default/x", "")
-	want(t, f, "tcp 0.0.0.0:9")
+	enginetest.WantKeys(t, f, "tcp 0.0.0.0:9")
 }
 
 // An update of a stopped container publishes nothing, as it does in the incumbent.
@@ -499,14 +371,14 @@ func TestUpdateOfAStoppedContainerPublishesNothing(t *testing.T) {
 	e.status["default/x"] = taskapi.Status_STOPPED
 	e.nerdctl("default/created", "c", ports80)
 	e.status["default/created"] = taskapi.Status_CREATED
-	f := run(t, source(t, e, Options{}))
-	want(t, f)
+	f := enginetest.Run(t, source(t, e, Options{}))
+	enginetest.WantKeys(t, f)
 	e.subscribed()
 	e.send("default", containerUpdate, &eventtypes.ContainerUpdate{ID: "x"})
 	e.send("default", containerUpdate, &eventtypes.ContainerUpdate{ID: "created"})
 	e.nerdctl("default/y", "y", `[{"HostPort":9,"ContainerPort":9,"Protocol":"tcp"}]`)
 	e.started("default/y")
-	want(t, f, "tcp 0.0.0.0:9")
+	enginetest.WantKeys(t, f, "tcp 0.0.0.0:9")
 }
 
 // An engine whose shim is slow to answer does not know whether a container runs:
@@ -517,8 +389,8 @@ func TestWhatTheEngineCannotTellStandsAsItWas(t *testing.T) {
 	e.nerdctl("default/x", "web", ports80)
 	e.nerdctl("default/stopped", "s", `[{"HostPort":7,"ContainerPort":7,"Protocol":"tcp"}]`)
 	is("default/stopped", taskapi.Status_STOPPED)
-	f := run(t, source(t, e, Options{Audit: 10 * time.Millisecond}))
-	want(t, f, keys80...)
+	f := enginetest.Run(t, source(t, e, Options{Audit: 10 * time.Millisecond}))
+	enginetest.WantKeys(t, f, keys80...)
 	e.subscribed()
 	is("default/x", taskapi.Status_UNKNOWN)
 	is("default/stopped", taskapi.Status_UNKNOWN)
@@ -526,22 +398,19 @@ func TestWhatTheEngineCannotTellStandsAsItWas(t *testing.T) {
 	e.send("default", containerUpdate, &eventtypes.ContainerUpdate{ID: "stopped"})
 	e.nerdctl("default/y", "y", `[{"HostPort":9,"ContainerPort":9,"Protocol":"tcp"}]`)
 	e.started("default/y") // behind them in the stream
-	want(t, f, append([]string{"tcp 0.0.0.0:9"}, keys80...)...)
-	f.mu.Lock()
-	replaced := f.replaced
-	f.mu.Unlock()
-	eventually(t, func() error { // some lists later
-		f.mu.Lock()
-		defer f.mu.Unlock()
-		return errIf(f.replaced < replaced+3)
+	enginetest.WantKeys(t, f, append([]string{"tcp 0.0.0.0:9"}, keys80...)...)
+	f.Lock()
+	replaced := f.Replaced
+	f.Unlock()
+	enginetest.Eventually(t, func() error { // some lists later
+		f.Lock()
+		defer f.Unlock()
+		return enginetest.ErrIf(f.Replaced < replaced+3)
 	})
-	want(t, f, append([]string{"tcp 0.0.0.0:9"}, keys80...)...)
-	if f.mu.Lock(); len(f.removed) > 0 {
-		t.Errorf("removed %q, want nothing", f.removed)
-	}
-	f.mu.Unlock()
+	enginetest.WantKeys(t, f, append([]string{"tcp 0.0.0.0:9"}, keys80...)...)
+	enginetest.WantNoneRemoved(t, f)
 	is("default/x", taskapi.Status_STOPPED)
-	want(t, f, "tcp 0.0.0.0:9")
+	enginetest.WantKeys(t, f, "tcp 0.0.0.0:9")
 }
 
 // Ports are in a label, or in newer versions in a file; without either there are
@@ -573,12 +442,12 @@ func TestPortsAreFoundWhereEachNerdctlKeepsThem(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			e := newFake(t)
 			e.put("default/x", c.labels)
-			f := run(t, source(t, e, Options{}))
-			want(t, f, c.want...)
-			if f.mu.Lock(); len(f.warnings) > 0 {
-				t.Errorf("warnings: %q", f.warnings)
+			f := enginetest.Run(t, source(t, e, Options{}))
+			enginetest.WantKeys(t, f, c.want...)
+			if f.Lock(); len(f.Warnings) > 0 {
+				t.Errorf("warnings: %q", f.Warnings)
 			}
-			f.mu.Unlock()
+			f.Unlock()
 		})
 	}
 }
@@ -607,10 +476,10 @@ func TestMalformed(t *testing.T) {
 			c.labels[nerdctlName] = "bad"
 			e.put("default/bad", c.labels)
 			e.nerdctl("default/x", "web", ports80)
-			f := run(t, source(t, e, Options{}))
-			want(t, f, keys80...)
-			wantWarning(t, f, c.warning)
-			wantWarning(t, f, `"bad"`)
+			f := enginetest.Run(t, source(t, e, Options{}))
+			enginetest.WantKeys(t, f, keys80...)
+			enginetest.WantWarning(t, f, c.warning)
+			enginetest.WantWarning(t, f, `"bad"`)
 		})
 	}
 	t.Run("sandbox and spec", func(t *testing.T) {
@@ -619,10 +488,10 @@ func TestMalformed(t *testing.T) {
 		c.Extensions = map[string]*anypb.Any{sandboxMetadata: {Value: []byte("{")}}
 		c.Spec = &anypb.Any{Value: []byte("[]")}
 		e.nerdctl("default/x", "web", ports80)
-		f := run(t, source(t, e, Options{}))
-		want(t, f, keys80...)
-		wantWarning(t, f, "sandbox metadata")
-		wantWarning(t, f, "spec")
+		f := enginetest.Run(t, source(t, e, Options{}))
+		enginetest.WantKeys(t, f, keys80...)
+		enginetest.WantWarning(t, f, "sandbox metadata")
+		enginetest.WantWarning(t, f, "spec")
 	})
 }
 
@@ -636,11 +505,11 @@ func TestSandbox(t *testing.T) {
 		`"Config":{"port_mappings":[{"container_port":80,"host_port":8080},{"protocol":1,"container_port":53,"host_port":53,"host_ip":"127.0.0.1"},{"container_port":99}]}}}`)}}
 	e.put("k8s.io/"+strings.Repeat("b", 64), map[string]string{criPodName: "web-1", criPodNamespace: "shop", criContainer: "app"})
 	s := source(t, e, Options{})
-	f := run(t, s)
-	want(t, f, "tcp 0.0.0.0:8080", "tcp [::]:8080", "udp 127.0.0.1:53")
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	for _, b := range f.set {
+	f := enginetest.Run(t, s)
+	enginetest.WantKeys(t, f, "tcp 0.0.0.0:8080", "tcp [::]:8080", "udp 127.0.0.1:53")
+	f.Lock()
+	defer f.Unlock()
+	for _, b := range f.Set {
 		if b.Owner.Name != "web-1" || b.Owner.Namespace != "shop" || b.Owner.Labels["app"] != "web" || len(b.Owner.Labels) != 4-1 {
 			t.Errorf("owner is %+v", b.Owner)
 		}
@@ -688,15 +557,15 @@ func TestSlowAndBroken(t *testing.T) {
 	t.Run("slow version", func(t *testing.T) {
 		e := newFake(t)
 		e.hang["Version"] = true
-		f := run(t, source(t, e, Options{Timeout: 50 * time.Millisecond}))
-		wantStale(t, f, "version: no answer in time")
+		f := enginetest.Run(t, source(t, e, Options{Timeout: 50 * time.Millisecond}))
+		enginetest.WantStale(t, f, "version: no answer in time")
 	})
 	t.Run("slow list", func(t *testing.T) {
 		e := newFake(t)
 		e.nerdctl("default/x", "web", ports80)
 		e.hang["Tasks.List"] = true
-		f := run(t, source(t, e, Options{Timeout: 50 * time.Millisecond}))
-		wantStale(t, f, "namespace default: no answer in time")
+		f := enginetest.Run(t, source(t, e, Options{Timeout: 50 * time.Millisecond}))
+		enginetest.WantStale(t, f, "namespace default: no answer in time")
 	})
 	t.Run("not a containerd", func(t *testing.T) {
 		e := &fake{t: t, socket: filepath.Join(t.TempDir(), "x.sock")}
@@ -707,16 +576,16 @@ func TestSlowAndBroken(t *testing.T) {
 		srv := grpc.NewServer()
 		go func() { _ = srv.Serve(l) }()
 		defer srv.Stop()
-		f := run(t, source(t, e, Options{}))
-		wantStale(t, f, "too old, or is no containerd")
+		f := enginetest.Run(t, source(t, e, Options{}))
+		enginetest.WantStale(t, f, "too old, or is no containerd")
 	})
 	t.Run("nobody", func(t *testing.T) {
-		f := run(t, source(t, nil, Options{Sockets: []string{"/nowhere/a.sock", "/nowhere/b.sock"}}))
-		want(t, f) // no engine is no ports, which is not stale
-		f.mu.Lock()
-		defer f.mu.Unlock()
-		if f.stale != nil || !strings.Contains(f.method, "/nowhere/a.sock") || !strings.Contains(f.method, "/nowhere/b.sock") {
-			t.Errorf("stale %v, method %q", f.stale, f.method)
+		f := enginetest.Run(t, source(t, nil, Options{Sockets: []string{"/nowhere/a.sock", "/nowhere/b.sock"}}))
+		enginetest.WantKeys(t, f) // no engine is no ports, which is not stale
+		f.Lock()
+		defer f.Unlock()
+		if f.Err != nil || !strings.Contains(f.MethodName, "/nowhere/a.sock") || !strings.Contains(f.MethodName, "/nowhere/b.sock") {
+			t.Errorf("stale %v, method %q", f.Err, f.MethodName)
 		}
 	})
 }
@@ -725,64 +594,32 @@ func TestSlowAndBroken(t *testing.T) {
 func TestStreamEnds(t *testing.T) {
 	e := newFake(t)
 	e.nerdctl("default/x", "web", ports80)
-	f := run(t, source(t, e, Options{}))
-	want(t, f, keys80...)
+	f := enginetest.Run(t, source(t, e, Options{}))
+	enginetest.WantKeys(t, f, keys80...)
 	e.subscribed()
 	e.cut()
-	eventually(t, func() error {
-		f.mu.Lock()
-		defer f.mu.Unlock()
-		return errIf(f.replaced < 2 || f.stale != nil)
+	enginetest.Eventually(t, func() error {
+		f.Lock()
+		defer f.Unlock()
+		return enginetest.ErrIf(f.Replaced < 2 || f.Err != nil)
 	})
-	want(t, f, keys80...)
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if len(f.removed) > 0 {
-		t.Errorf("removed %q, want nothing", f.removed)
-	}
+	enginetest.WantKeys(t, f, keys80...)
+	enginetest.WantNoneRemoved(t, f)
 }
 
 // A hundred restarts leave no goroutine and no connection behind.
 func TestHundredRestarts(t *testing.T) {
 	e := newFake(t)
 	e.nerdctl("default/x", "web", ports80)
-	f := run(t, source(t, e, Options{Retry: engine.Retry{MinDelay: time.Millisecond, MaxDelay: 2 * time.Millisecond}}))
-	want(t, f, keys80...)
-	var before, after runtime.MemStats
-	goroutines := 0
-	for i := range 110 {
-		if i == 10 {
-			runtime.GC()
-			runtime.ReadMemStats(&before)
-			goroutines = runtime.NumGoroutine()
-		}
-		f.mu.Lock()
-		replaced := f.replaced
-		f.mu.Unlock()
+	f := enginetest.Run(t, source(t, e, Options{Retry: engine.Retry{MinDelay: time.Millisecond, MaxDelay: 2 * time.Millisecond}}))
+	enginetest.WantKeys(t, f, keys80...)
+	enginetest.Restarts(t, func() {
+		sets := f.Sets()
 		e.stop()
 		e.start()
-		eventually(t, func() error {
-			f.mu.Lock()
-			defer f.mu.Unlock()
-			return errIf(f.replaced <= replaced)
-		})
-	}
-	eventually(t, func() error {
-		runtime.GC()
-		runtime.ReadMemStats(&after)
-		if n := runtime.NumGoroutine(); n > goroutines+10 {
-			return fmt.Errorf("%d goroutines, had %d", n, goroutines)
-		}
-		if after.HeapInuse > before.HeapInuse+2<<20 {
-			return fmt.Errorf("heap grew from %d to %d bytes", before.HeapInuse, after.HeapInuse)
-		}
-		return nil
+		enginetest.Eventually(t, func() error { return enginetest.ErrIf(f.Sets() <= sets) })
 	})
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if len(f.removed) > 0 {
-		t.Errorf("removed %q, want nothing", f.removed)
-	}
+	enginetest.WantNoneRemoved(t, f)
 }
 
 func TestOptions(t *testing.T) {

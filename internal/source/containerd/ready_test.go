@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/fairlead/fairlead/internal/source/engine"
+	"github.com/fairlead/fairlead/internal/source/engine/enginetest"
 )
 
 // The source waits for the sockets that are configured, and takes no other for
@@ -18,19 +19,19 @@ func TestReadinessIsThatOfTheConfiguredSocket(t *testing.T) {
 	e := newFake(t)
 	e.nerdctl("default/web", "web", ports80)
 	e.stop() // not there yet
-	f := run(t, source(t, e, Options{Retry: engine.Retry{MaxDelay: time.Minute}}))
-	want(t, f)
+	f := enginetest.Run(t, source(t, e, Options{Retry: engine.Retry{MaxDelay: time.Minute}}))
+	enginetest.WantKeys(t, f)
 	e.start()
-	want(t, f, keys80...)
+	enginetest.WantKeys(t, f, keys80...)
 	e.stop()
-	wantStale(t, f, e.socket)
-	want(t, f, keys80...)
+	enginetest.WantStale(t, f, e.socket)
+	enginetest.WantKeys(t, f, keys80...)
 }
 
 // Of several that are configured the first that answers is taken.
 func TestFirstConfiguredSocketThatAnswersIsTaken(t *testing.T) {
 	e := newFake(t)
 	e.nerdctl("default/web", "web", ports80)
-	f := run(t, source(t, e, Options{Sockets: []string{filepath.Join(t.TempDir(), "none.sock"), e.socket}}))
-	want(t, f, keys80...)
+	f := enginetest.Run(t, source(t, e, Options{Sockets: []string{filepath.Join(t.TempDir(), "none.sock"), e.socket}}))
+	enginetest.WantKeys(t, f, keys80...)
 }

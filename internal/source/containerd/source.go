@@ -27,6 +27,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/fairlead/fairlead/internal/registry"
+	"github.com/fairlead/fairlead/internal/schedule"
 	"github.com/fairlead/fairlead/internal/source/engine"
 )
 
@@ -114,7 +115,7 @@ func (s *Source) Facts() registry.Facts { return &s.facts }
 // Run follows the engine until ctx ends, and returns ctx's cause then.
 func (s *Source) Run(ctx context.Context, feed registry.Feed) error {
 	ctx, cancel := context.WithCancel(ctx)
-	wake := make(chan struct{}, 1)
+	wake := schedule.NewSignal()
 	stopped := engine.Watch(ctx, s.o.Logger, wake, s.o.Sockets...)
 	defer func() { cancel(); <-stopped }()
 	set := engine.NewSet(s.o.Logger, feed, &s.facts)

@@ -4,23 +4,14 @@ package docker
 
 import (
 	"cmp"
-	"context"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
-	"crypto/x509"
-	"crypto/x509/pkix"
-	"encoding/pem"
 	"errors"
 	"fmt"
 	"log/slog"
-	"math/big"
 	"net"
 	"net/http"
 	"net/netip"
 	"os"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -29,6 +20,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/source/engine"
+	"github.com/fairlead/fairlead/internal/source/engine/enginetest"
 	"github.com/fairlead/fairlead/test/kit/leak"
 )
 
@@ -199,94 +191,6 @@ func inspection(id, name, ports string) string {
 		`"NetworkSettings":{"Ports":{%s},"Networks":{"bridge":{"IPAddress":"172.17.0.2"}}}}`, id, name, ports)
 }
 
-// feed records what the source says.
-type feed struct {
-	mu       sync.Mutex
-	set      map[string]port.Binding
-	removed  []string // keys, in order
-	stale    error
-	staled   int
-	replaced int
-	warnings []string
-	method   string
-}
-
-func (f *feed) Replace(set []port.Binding) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	next := make(map[string]port.Binding)
-	for _, b := range set {
-		next[b.Origin.ID] = b
-	}
-	for id, b := range f.set {
-		if _, ok := next[id]; !ok {
-			f.removed = append(f.removed, b.Key.String())
-		}
-	}
-	f.set, f.stale = next, nil
-	f.replaced++
-}
-
-func (f *feed) Apply(c port.Change) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.set == nil {
-		f.set = make(map[string]port.Binding)
-	}
-	for _, o := range c.Drop {
-		f.removed = append(f.removed, f.set[o.ID].Key.String())
-		delete(f.set, o.ID)
-	}
-	for _, b := range c.Put {
-		f.set[b.Origin.ID] = b
-	}
-}
-
-func (f *feed) Stale(err error) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.stale = err
-	f.staled++
-}
-
-func (f *feed) Method(name string) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.method = name
-}
-
-func (f *feed) Warn(texts []string) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.warnings = texts
-}
-
-func (f *feed) keys() []string {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	out := []string{}
-	for _, b := range f.set {
-		out = append(out, b.Key.String())
-	}
-	slices.Sort(out)
-	return out
-}
-
-func run(t *testing.T, s *Source) *feed {
-	t.Helper()
-	f := &feed{}
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() { done <- s.Run(ctx, f) }()
-	t.Cleanup(func() {
-		cancel()
-		if err := <-done; !errors.Is(err, context.Canceled) {
-			t.Errorf("Run = %v, want the context's error", err)
-		}
-	})
-	return f
-}
-
 func source(t *testing.T, e *fakeEngine, o Options) *Source {
 	t.Helper()
 	if o.Hosts == nil {
@@ -302,57 +206,6 @@ func source(t *testing.T, e *fakeEngine, o Options) *Source {
 		t.Fatal(err)
 	}
 	return s
-}
-
-func eventually(t *testing.T, cond func() error) {
-	t.Helper()
-	deadline := time.Now().Add(2 * time.Minute)
-	for {
-		err := cond()
-		if err == nil {
-			return
-		}
-		if time.Now().After(deadline) {
-			t.Fatal(err)
-		}
-		time.Sleep(2 * time.Millisecond)
-	}
-}
-
-func want(t *testing.T, f *feed, keys ...string) {
-	t.Helper()
-	slices.Sort(keys)
-	eventually(t, func() error {
-		if got := f.keys(); !slices.Equal(got, keys) {
-			return fmt.Errorf("the set is %q, want %q", got, keys)
-		}
-		return nil
-	})
-}
-
-// wantStale waits until the source is stale and says text.
-func wantStale(t *testing.T, f *feed, text string) {
-	t.Helper()
-	eventually(t, func() error {
-		f.mu.Lock()
-		defer f.mu.Unlock()
-		if f.stale == nil || !strings.Contains(f.stale.Error(), text) {
-			return fmt.Errorf("stale says %v, want %q in it", f.stale, text)
-		}
-		return nil
-	})
-}
-
-func wantWarning(t *testing.T, f *feed, text string) {
-	t.Helper()
-	eventually(t, func() error {
-		f.mu.Lock()
-		defer f.mu.Unlock()
-		if !slices.ContainsFunc(f.warnings, func(w string) bool { return strings.Contains(w, text) }) {
-			return fmt.Errorf("warnings are %q, want %q among them", f.warnings, text)
-		}
-		return nil
-	})
 }
 
 const (
@@ -385,12 +238,12 @@ func (e *fakeEngine) none() {
 func TestDeathAsksNothing(t *testing.T) {
 	e := newFake(t)
 	e.one(cid(1), "web")
-	f := run(t, source(t, e, Options{}))
-	want(t, f, "tcp 0.0.0.0:8080", "tcp [::]:8080")
+	f := enginetest.Run(t, source(t, e, Options{}))
+	enginetest.WantKeys(t, f, "tcp 0.0.0.0:8080", "tcp [::]:8080")
 	e.none()
 	e.set(func() { e.slow["/json"] = make(chan struct{}) }) // and nobody answers
 	e.send(event("die", cid(1)))
-	want(t, f)
+	enginetest.WantKeys(t, f)
 }
 
 // The two families of one port stand side by side from the first list on. In the
@@ -398,11 +251,11 @@ func TestDeathAsksNothing(t *testing.T) {
 func TestBothFamiliesStandFromTheFirstListOn(t *testing.T) {
 	e := newFake(t)
 	e.one(cid(1), "web")
-	f := run(t, source(t, e, Options{}))
-	want(t, f, "tcp 0.0.0.0:8080", "tcp [::]:8080")
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	for _, b := range f.set {
+	f := enginetest.Run(t, source(t, e, Options{}))
+	enginetest.WantKeys(t, f, "tcp 0.0.0.0:8080", "tcp [::]:8080")
+	f.Lock()
+	defer f.Unlock()
+	for _, b := range f.Set {
 		want := []netip.AddrPort{
 			netip.AddrPortFrom(port.Loopback(b.Address), 8080), netip.MustParseAddrPort("172.17.0.2:80"),
 		}
@@ -437,16 +290,16 @@ func TestNothingIsLostBetweenSubscriptionAndList(t *testing.T) {
 					}
 				})
 			}
-			f := run(t, source(t, e, Options{}))
-			eventually(t, func() error {
-				f.mu.Lock()
-				defer f.mu.Unlock()
-				if f.replaced == 0 {
+			f := enginetest.Run(t, source(t, e, Options{}))
+			enginetest.Eventually(t, func() error {
+				f.Lock()
+				defer f.Unlock()
+				if f.Replaced == 0 {
 					return errors.New("nothing was listed")
 				}
 				return nil
 			})
-			want(t, f)
+			enginetest.WantKeys(t, f)
 		})
 	}
 }
@@ -459,24 +312,17 @@ func TestAllPortsGoWithTheContainer(t *testing.T) {
 			return 200, inspection(id, "many", inspected8080+`,"53/udp":[{"HostIp":"127.0.0.1","HostPort":"53"}],"53/tcp":[{"HostIp":"127.0.0.1","HostPort":"53"}],"9/tcp":null`)
 		}
 	})
-	f := run(t, source(t, e, Options{}))
-	want(t, f)
-	eventually(t, func() error {
+	f := enginetest.Run(t, source(t, e, Options{}))
+	enginetest.WantKeys(t, f)
+	enginetest.Eventually(t, func() error {
 		e.send(event("start", cid(1)))
 		time.Sleep(10 * time.Millisecond)
-		return errIf(len(f.keys()) == 0)
+		return enginetest.ErrIf(len(f.Keys()) == 0)
 	})
-	want(t, f, "tcp 0.0.0.0:8080", "tcp [::]:8080", "tcp 127.0.0.1:53", "udp 127.0.0.1:53")
+	enginetest.WantKeys(t, f, "tcp 0.0.0.0:8080", "tcp [::]:8080", "tcp 127.0.0.1:53", "udp 127.0.0.1:53")
 	e.none()
 	e.send(event("die", cid(1)))
-	want(t, f)
-}
-
-func errIf(bad bool) error {
-	if bad {
-		return errors.New("not yet")
-	}
-	return nil
+	enginetest.WantKeys(t, f)
 }
 
 // A death that is older than the list is history: the container runs again.
@@ -484,8 +330,8 @@ func TestOldDeathIsHistory(t *testing.T) {
 	e := newFake(t)
 	e.one(cid(1), "web")
 	old := event("die", cid(1))
-	f := run(t, source(t, e, Options{}))
-	want(t, f, "tcp 0.0.0.0:8080", "tcp [::]:8080")
+	f := enginetest.Run(t, source(t, e, Options{}))
+	enginetest.WantKeys(t, f, "tcp 0.0.0.0:8080", "tcp [::]:8080")
 	e.send(old)
 	e.send(event("rename", cid(2))) // an event behind it that can be waited for
 	e.set(func() {
@@ -498,12 +344,8 @@ func TestOldDeathIsHistory(t *testing.T) {
 		}
 	})
 	e.send(event("rename", cid(2)))
-	want(t, f, "tcp 0.0.0.0:8080", "tcp [::]:8080", "tcp 0.0.0.0:1")
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if len(f.removed) > 0 {
-		t.Errorf("removed %q, want nothing", f.removed)
-	}
+	enginetest.WantKeys(t, f, "tcp 0.0.0.0:8080", "tcp [::]:8080", "tcp 0.0.0.0:1")
+	enginetest.WantNoneRemoved(t, f)
 }
 
 // What cannot be published is named, and harms nobody else.
@@ -529,14 +371,14 @@ func TestMalformed(t *testing.T) {
 					return 500, `{"message":"cannot"}`
 				}
 			})
-			f := run(t, source(t, e, Options{}))
-			want(t, f, "tcp 0.0.0.0:8080", "tcp [::]:8080")
-			wantWarning(t, f, c.warning)
-			wantWarning(t, f, `"bad"`)
-			if f.mu.Lock(); f.stale != nil {
-				t.Errorf("stale: %v", f.stale)
+			f := enginetest.Run(t, source(t, e, Options{}))
+			enginetest.WantKeys(t, f, "tcp 0.0.0.0:8080", "tcp [::]:8080")
+			enginetest.WantWarning(t, f, c.warning)
+			enginetest.WantWarning(t, f, `"bad"`)
+			if f.Lock(); f.Err != nil {
+				t.Errorf("stale: %v", f.Err)
 			}
-			f.mu.Unlock()
+			f.Unlock()
 		})
 	}
 }
@@ -549,10 +391,10 @@ func TestMalformedInspection(t *testing.T) {
 			return 200, inspection(id, "web", inspected8080+`,"81/tcp":[{"HostIp":"","HostPort":"70000"},{"HostIp":"","HostPort":"x"}]`)
 		}
 	})
-	f := run(t, source(t, e, Options{}))
-	wantWarning(t, f, "70000 is no port")
-	wantWarning(t, f, `"x" is no port`)
-	want(t, f, "tcp 0.0.0.0:8080", "tcp [::]:8080")
+	f := enginetest.Run(t, source(t, e, Options{}))
+	enginetest.WantWarning(t, f, "70000 is no port")
+	enginetest.WantWarning(t, f, `"x" is no port`)
+	enginetest.WantKeys(t, f, "tcp 0.0.0.0:8080", "tcp [::]:8080")
 }
 
 // An inspection that hangs, or is of another container, leaves what the list says.
@@ -560,9 +402,9 @@ func TestListStandsWhereInspectionFails(t *testing.T) {
 	e := newFake(t)
 	e.one(cid(1), "web")
 	e.slow["/"+cid(1)+"/json"] = make(chan struct{})
-	f := run(t, source(t, e, Options{Timeout: 50 * time.Millisecond}))
-	want(t, f, "tcp 0.0.0.0:8080", "tcp [::]:8080")
-	wantWarning(t, f, "no answer within 50ms")
+	f := enginetest.Run(t, source(t, e, Options{Timeout: 50 * time.Millisecond}))
+	enginetest.WantKeys(t, f, "tcp 0.0.0.0:8080", "tcp [::]:8080")
+	enginetest.WantWarning(t, f, "no answer within 50ms")
 }
 
 // What an engine says wrongly as a whole is named, and nothing is taken back.
@@ -584,12 +426,12 @@ func TestUnusableEngine(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			e := newFake(t)
 			e.set(func() { c.make(e) })
-			f := run(t, source(t, e, Options{Timeout: 50 * time.Millisecond}))
-			wantStale(t, f, c.text)
-			wantStale(t, f, e.socket)
-			f.mu.Lock()
-			defer f.mu.Unlock()
-			if f.replaced > 0 {
+			f := enginetest.Run(t, source(t, e, Options{Timeout: 50 * time.Millisecond}))
+			enginetest.WantStale(t, f, c.text)
+			enginetest.WantStale(t, f, e.socket)
+			f.Lock()
+			defer f.Unlock()
+			if f.Replaced > 0 {
 				t.Error("an engine that cannot be used stated a set")
 			}
 		})
@@ -601,8 +443,8 @@ func TestNewerAPI(t *testing.T) {
 	e := newFake(t)
 	e.version = "1.99"
 	e.one(cid(1), "web")
-	f := run(t, source(t, e, Options{}))
-	want(t, f, "tcp 0.0.0.0:8080", "tcp [::]:8080")
+	f := enginetest.Run(t, source(t, e, Options{}))
+	enginetest.WantKeys(t, f, "tcp 0.0.0.0:8080", "tcp [::]:8080")
 }
 
 // A stream that ends, or ends in the middle, makes the source stale, not empty;
@@ -612,23 +454,19 @@ func TestStreamEnds(t *testing.T) {
 		t.Run("after "+last, func(t *testing.T) {
 			e := newFake(t)
 			e.one(cid(1), "web")
-			f := run(t, source(t, e, Options{}))
-			want(t, f, "tcp 0.0.0.0:8080", "tcp [::]:8080")
+			f := enginetest.Run(t, source(t, e, Options{}))
+			enginetest.WantKeys(t, f, "tcp 0.0.0.0:8080", "tcp [::]:8080")
 			if last != "" {
 				e.send(last)
 			}
 			e.cut()
-			eventually(t, func() error {
-				f.mu.Lock()
-				defer f.mu.Unlock()
-				return errIf(f.replaced < 2 || f.staled == 0 || f.stale != nil)
+			enginetest.Eventually(t, func() error {
+				f.Lock()
+				defer f.Unlock()
+				return enginetest.ErrIf(f.Replaced < 2 || f.Stales == 0 || f.Err != nil)
 			})
-			want(t, f, "tcp 0.0.0.0:8080", "tcp [::]:8080")
-			f.mu.Lock()
-			defer f.mu.Unlock()
-			if len(f.removed) > 0 {
-				t.Errorf("removed %q, want nothing", f.removed)
-			}
+			enginetest.WantKeys(t, f, "tcp 0.0.0.0:8080", "tcp [::]:8080")
+			enginetest.WantNoneRemoved(t, f)
 		})
 	}
 }
@@ -639,20 +477,20 @@ func TestGrace(t *testing.T) {
 	e := newFake(t)
 	e.one(cid(1), "web")
 	s := source(t, e, Options{Retry: engine.Retry{Grace: 150 * time.Millisecond}})
-	f := run(t, s)
-	want(t, f, "tcp 0.0.0.0:8080", "tcp [::]:8080")
-	eventually(t, func() error {
+	f := enginetest.Run(t, s)
+	enginetest.WantKeys(t, f, "tcp 0.0.0.0:8080", "tcp [::]:8080")
+	enginetest.Eventually(t, func() error {
 		_, ok := s.Facts().ByAddress(netip.MustParseAddr("172.17.0.2"))
-		return errIf(!ok)
+		return enginetest.ErrIf(!ok)
 	})
 	e.stop()
-	want(t, f)
-	wantStale(t, f, "declared ports withdrawn after 150ms")
+	enginetest.WantKeys(t, f)
+	enginetest.WantStale(t, f, "declared ports withdrawn after 150ms")
 	if _, ok := s.Facts().ByAddress(netip.MustParseAddr("172.17.0.2")); ok {
 		t.Error("a fact outlived the grace period")
 	}
 	e.start()
-	want(t, f, "tcp 0.0.0.0:8080", "tcp [::]:8080")
+	enginetest.WantKeys(t, f, "tcp 0.0.0.0:8080", "tcp [::]:8080")
 }
 
 // The engine's socket appears, in a directory that was not there: it is found at
@@ -662,62 +500,34 @@ func TestEngineAppears(t *testing.T) {
 	e.stop()
 	e.socket = filepath.Join(t.TempDir(), "later", "run", "d.sock")
 	s := source(t, e, Options{Retry: engine.Retry{MinDelay: time.Hour, MaxDelay: 2 * time.Hour}})
-	f := run(t, s)
+	f := enginetest.Run(t, s)
 	// No engine is no ports, which is not stale.
-	eventually(t, func() error {
-		f.mu.Lock()
-		defer f.mu.Unlock()
-		return errIf(f.replaced != 1 || f.stale != nil || !strings.Contains(f.method, "no such file"))
+	enginetest.Eventually(t, func() error {
+		f.Lock()
+		defer f.Unlock()
+		return enginetest.ErrIf(f.Replaced != 1 || f.Err != nil || !strings.Contains(f.MethodName, "no such file"))
 	})
 	if err := os.MkdirAll(filepath.Dir(e.socket), 0o755); err != nil {
 		t.Fatal(err)
 	}
 	e.one(cid(1), "web")
 	e.start()
-	want(t, f, "tcp 0.0.0.0:8080", "tcp [::]:8080")
+	enginetest.WantKeys(t, f, "tcp 0.0.0.0:8080", "tcp [::]:8080")
 }
 
 // A hundred restarts leave no goroutine and no connection behind.
 func TestHundredRestarts(t *testing.T) {
 	e := newFake(t)
 	e.one(cid(1), "web")
-	f := run(t, source(t, e, Options{Retry: engine.Retry{MinDelay: time.Millisecond, MaxDelay: 2 * time.Millisecond}}))
-	want(t, f, "tcp 0.0.0.0:8080", "tcp [::]:8080")
-	var before, after runtime.MemStats
-	goroutines := 0
-	for i := range 110 {
-		if i == 10 {
-			runtime.GC()
-			runtime.ReadMemStats(&before)
-			goroutines = runtime.NumGoroutine()
-		}
-		f.mu.Lock()
-		replaced := f.replaced
-		f.mu.Unlock()
+	f := enginetest.Run(t, source(t, e, Options{Retry: engine.Retry{MinDelay: time.Millisecond, MaxDelay: 2 * time.Millisecond}}))
+	enginetest.WantKeys(t, f, "tcp 0.0.0.0:8080", "tcp [::]:8080")
+	enginetest.Restarts(t, func() {
+		sets := f.Sets()
 		e.stop()
 		e.start()
-		eventually(t, func() error {
-			f.mu.Lock()
-			defer f.mu.Unlock()
-			return errIf(f.replaced <= replaced)
-		})
-	}
-	eventually(t, func() error {
-		runtime.GC()
-		runtime.ReadMemStats(&after)
-		if n := runtime.NumGoroutine(); n > goroutines+5 {
-			return fmt.Errorf("%d goroutines, had %d", n, goroutines)
-		}
-		if after.HeapInuse > before.HeapInuse+2<<20 {
-			return fmt.Errorf("heap grew from %d to %d bytes", before.HeapInuse, after.HeapInuse)
-		}
-		return nil
+		enginetest.Eventually(t, func() error { return enginetest.ErrIf(f.Sets() <= sets) })
 	})
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if len(f.removed) > 0 {
-		t.Errorf("removed %q, want nothing", f.removed)
-	}
+	enginetest.WantNoneRemoved(t, f)
 }
 
 func TestOptions(t *testing.T) {
@@ -753,32 +563,14 @@ func TestOptions(t *testing.T) {
 // An expired client certificate is named before it is tried.
 func TestExpiredCertificate(t *testing.T) {
 	dir := t.TempDir()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
-	tmpl := &x509.Certificate{
-		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "x"},
-		NotBefore: time.Now().Add(-2 * time.Hour), NotAfter: time.Now().Add(-time.Hour),
-	}
-	cert, err := x509.CreateCertificate(rand.Reader, tmpl, tmpl, key.Public(), key)
-	if err != nil {
-		t.Fatal(err)
-	}
-	der, err := x509.MarshalECPrivateKey(key)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for name, b := range map[string]*pem.Block{
-		"cert.pem": {Type: "CERTIFICATE", Bytes: cert}, "ca.pem": {Type: "CERTIFICATE", Bytes: cert},
-		"key.pem": {Type: "EC PRIVATE KEY", Bytes: der},
-	} {
-		if err := os.WriteFile(filepath.Join(dir, name), pem.EncodeToMemory(b), 0o600); err != nil {
+	cert, key := enginetest.ExpiredCertificate(t)
+	for name, b := range map[string][]byte{"cert.pem": cert, "ca.pem": cert, "key.pem": key} {
+		if err := os.WriteFile(filepath.Join(dir, name), b, 0o600); err != nil {
 			t.Fatal(err)
 		}
 	}
-	f := run(t, source(t, nil, Options{Hosts: []string{"tcp://127.0.0.1:1"}, CertPath: dir}))
-	wantStale(t, f, "expired on")
+	f := enginetest.Run(t, source(t, nil, Options{Hosts: []string{"tcp://127.0.0.1:1"}, CertPath: dir}))
+	enginetest.WantStale(t, f, "expired on")
 }
 
 func TestNameOf(t *testing.T) {

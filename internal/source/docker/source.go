@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/fairlead/fairlead/internal/registry"
+	"github.com/fairlead/fairlead/internal/schedule"
 	"github.com/fairlead/fairlead/internal/source/engine"
 )
 
@@ -130,7 +131,7 @@ func (s *Source) Run(ctx context.Context, feed registry.Feed) error {
 			paths = append(paths, p)
 		}
 	}
-	wake := make(chan struct{}, 1)
+	wake := schedule.NewSignal()
 	stopped := engine.Watch(ctx, s.o.Logger, wake, paths...)
 	defer func() { cancel(); <-stopped }()
 	set := engine.NewSet(s.o.Logger, feed, &s.facts)

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package engine is what the sources of declared ports share: one session after
-// another with an engine that comes and goes, what an engine says wrongly, and
-// the facts by which a socket or a NAT rule gets its owner.
+// another with an engine that comes and goes, warnings about an engine's bad data,
+// and the facts by which a socket or a NAT rule gets its owner.
 package engine
 
 import (
@@ -10,10 +10,10 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"math/rand/v2"
 	"time"
 
 	"github.com/fairlead/fairlead/internal/registry"
+	"github.com/fairlead/fairlead/internal/schedule"
 )
 
 // The defaults of Retry.
@@ -23,24 +23,27 @@ const (
 	DefaultMaxDelay = 30 * time.Second
 )
 
-// hurryFor is how long after an engine was lost, or may be back, it is tried at
-// least every hurryDelay: it is starting then, more likely than not.
+// For hurryFor after an engine was lost, or may be back, it is tried at least
+// every hurryDelay, because it is probably starting.
 const (
 	hurryFor   = 30 * time.Second
 	hurryDelay = time.Second
 )
 
 // absentDelay is between two tries where there is no trace of an engine. Wake
-// says when one appears; the try is for what the kernel does not tell, such as a
-// mount that brings a socket.
+// notifies when one appears; the try is for what the kernel does not report, such
+// as a mount that brings a socket.
 const absentDelay = 5 * time.Minute
 
-// Retry says how often an engine that is gone is tried again, and how long what
-// it declared outlives it. Zero means the default; a negative Grace never withdraws.
+// jitter keeps agents that lost one server from trying in step.
+const jitter = 0.25
+
+// Retry is how often an engine that is gone is tried again, and how long what it
+// declared outlives it. Zero means the default; a negative Grace never withdraws.
 type Retry struct {
 	Grace    time.Duration // from the loss of the engine until its ports are withdrawn
 	MinDelay time.Duration // before the second try
-	MaxDelay time.Duration // between two tries at most
+	MaxDelay time.Duration // between two tries at most, without jitter
 }
 
 // WithDefaults fills in what is zero.
@@ -57,7 +60,7 @@ func (r Retry) WithDefaults() Retry {
 	return r
 }
 
-// Validate names the field that cannot be.
+// Validate returns an error that names the invalid field.
 func (r Retry) Validate() error {
 	if r.MinDelay < 0 || r.MaxDelay < 0 || r.MaxDelay > 0 && r.MaxDelay < r.MinDelay {
 		return fmt.Errorf("retry delays %v to %v: want 0 (the default) or a positive range", r.MinDelay, r.MaxDelay)
@@ -74,7 +77,7 @@ var ErrAbsent = errors.New("no engine yet")
 // once: something changed, and nothing is stale by that.
 var ErrAgain = errors.New("run the session again")
 
-// Session talks to an engine until it is lost and says why. It calls up after
+// Session talks to an engine until it is lost, and returns why. It calls up after
 // each complete set that it gave to the feed.
 type Session func(ctx context.Context, up func()) error
 
@@ -83,122 +86,147 @@ type Supervisor struct {
 	Retry  Retry
 	Logger *slog.Logger
 	Feed   registry.Feed
-	// Wake receives when the engine may be back; the next try is then at once. An
-	// engine of which there is no trace is hardly looked for otherwise.
+	// Wake receives when the engine may be back; the next try is then at once. It
+	// is nearly the only way to find an engine of which there is no trace.
 	Wake <-chan struct{}
 	// Withdraw takes back everything that was declared. It is called once for
 	// each loss that outlasts the grace period, never during a session.
 	Withdraw func()
-	// Jitter returns a number in [0,1); rand.Float64 if nil.
-	Jitter func() float64
 }
 
 // Run returns ctx's error when ctx ends, and never before. The registry logs
 // the transitions between live and stale; a try that fails like the one before
 // it logs nothing.
 func (s Supervisor) Run(ctx context.Context, session Session) error {
-	if s.Jitter == nil {
-		s.Jitter = rand.Float64
+	l := supervision{
+		Supervisor: s, downSince: time.Now(),
+		backoff: schedule.Backoff{Min: s.Retry.MinDelay, Max: s.Retry.MaxDelay, Jitter: jitter},
 	}
-	var (
-		failures  int
-		downSince = time.Now()
-		declared  bool // something may stand that must be withdrawn
-		withdrawn bool
-		absent    bool // it was said that there is no engine
-		everUp    bool
-		hurry     time.Time // until then, tries are close together
-	)
 	for {
-		began := time.Now()
-		isUp := false
-		err := session(ctx, func() { isUp, declared = true, true })
+		began, isUp := time.Now(), false
+		err := session(ctx, func() { isUp, l.declared = true, true })
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
+		if isUp {
+			l.wasUp(began)
+		}
 		if errors.Is(err, ErrAgain) {
 			if isUp {
-				failures, downSince, withdrawn, everUp = 0, time.Now(), false, true
+				l.backoff.Reset()
 			}
 			continue
 		}
 		if err == nil {
-			err = fmt.Errorf("the session ended")
+			err = errors.New("the session ended")
 		}
-		if isUp {
-			withdrawn, everUp = false, true
-			downSince = time.Now()
-			// An engine that accepts and drops at once is no reason to hurry.
-			if time.Since(began) >= s.Retry.MaxDelay/2 {
-				failures, hurry = 0, downSince.Add(hurryFor)
-			}
+		l.report(err)
+		if err := l.wait(ctx, err); err != nil {
+			return err
 		}
-		if withdrawn {
-			err = fmt.Errorf("declared ports withdrawn after %v: %w", s.Retry.Grace, err)
-		}
-		switch wasAbsent := absent; {
-		case everUp || !errors.Is(err, ErrAbsent):
-			absent = false
-			s.Feed.Stale(err)
-		case !wasAbsent:
-			absent = true
-			s.Feed.Replace(nil)
-			s.Feed.Method(err.Error())
-		}
-		delay := s.delay(failures)
-		if time.Now().Before(hurry) {
-			delay = min(delay, max(hurryDelay, s.Retry.MinDelay))
-		}
-		failures++
-		if errors.Is(err, ErrAbsent) {
-			// Nothing is to be had by asking, and an idle machine stays idle.
-			delay, failures = s.jittered(max(absentDelay, s.Retry.MaxDelay)), 0
-		}
-		s.Logger.Debug("engine is not reachable", "err", err, "failures", failures, "retry", delay)
-
-		retry := time.NewTimer(delay)
-		for waiting := true; waiting; {
-			var grace <-chan time.Time
-			var graceTimer *time.Timer
-			if declared && s.Retry.Grace >= 0 {
-				graceTimer = time.NewTimer(time.Until(downSince.Add(s.Retry.Grace)))
-				grace = graceTimer.C
-			}
-			select {
-			case <-ctx.Done():
-			case <-retry.C:
-				waiting = false
-			case <-s.Wake:
-				// What appears is rarely ready in the same instant.
-				failures, waiting, hurry = 0, false, time.Now().Add(hurryFor)
-			case <-grace:
-				declared, withdrawn = false, true
-				s.Logger.Info("engine stays away; its declared ports are withdrawn",
-					"after", s.Retry.Grace, "err", err)
-				s.Withdraw()
-				s.Feed.Stale(fmt.Errorf("declared ports withdrawn after %v: %w", s.Retry.Grace, err))
-			}
-			if graceTimer != nil {
-				graceTimer.Stop()
-			}
-			if ctx.Err() != nil {
-				retry.Stop()
-				return context.Cause(ctx)
-			}
-		}
-		retry.Stop()
 	}
 }
 
-// delay doubles with each failure up to the maximum, less up to a half by chance.
-func (s Supervisor) delay(failures int) time.Duration {
-	d := s.Retry.MaxDelay
-	if failures < 16 && s.Retry.MinDelay<<failures < d {
-		d = s.Retry.MinDelay << failures
-	}
-	return s.jittered(d)
+// supervision is the state of one Run.
+type supervision struct {
+	Supervisor
+
+	backoff   schedule.Backoff
+	downSince time.Time
+	declared  bool      // something may be declared that must be withdrawn
+	withdrawn bool      // it was
+	absent    bool      // it was reported that there is no engine
+	everUp    bool      // there was an engine
+	hurry     time.Time // until then, tries are close together
 }
 
-func (s Supervisor) jittered(d time.Duration) time.Duration {
-	return d - time.Duration(s.Jitter()*float64(d)/2)
+// wasUp notes the end of a session that reported a complete set.
+func (l *supervision) wasUp(began time.Time) {
+	l.withdrawn, l.everUp, l.downSince = false, true, time.Now()
+	// An engine that accepts and closes at once is no reason to hurry.
+	if time.Since(began) >= l.Retry.MaxDelay/2 {
+		l.backoff.Reset()
+		l.hurry = l.downSince.Add(hurryFor)
+	}
+}
+
+// report gives the state after a failed session to the feed.
+func (l *supervision) report(err error) {
+	if l.everUp || !errors.Is(err, ErrAbsent) {
+		l.absent = false
+		l.stale(err)
+		return
+	}
+	if !l.absent {
+		l.absent = true
+		l.Feed.Replace(nil)
+		l.Feed.Method(err.Error())
+	}
+}
+
+func (l *supervision) stale(err error) {
+	if l.withdrawn {
+		err = fmt.Errorf("declared ports withdrawn after %v: %w", l.Retry.Grace, err)
+	}
+	l.Feed.Stale(err)
+}
+
+// wait returns when it is time for the next try, or ctx's cause. Meanwhile it
+// withdraws what was declared when the grace period is over.
+func (l *supervision) wait(ctx context.Context, cause error) error {
+	retry := time.Now().Add(l.delay(cause))
+	for {
+		until, withdraw := retry, false
+		if grace := l.downSince.Add(l.Retry.Grace); l.declared && l.Retry.Grace >= 0 && grace.Before(retry) {
+			until, withdraw = grace, true
+		}
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		woken, err := l.sleep(ctx, until)
+		switch {
+		case err != nil:
+			return context.Cause(ctx)
+		case woken:
+			// What appears is rarely ready in the same instant.
+			l.backoff.Reset()
+			l.hurry = time.Now().Add(hurryFor)
+			return nil
+		case !withdraw:
+			return nil
+		}
+		l.declared, l.withdrawn = false, true
+		l.Logger.Info("grace period expired; withdrawing declared ports", "after", l.Retry.Grace, "err", cause)
+		l.Withdraw()
+		l.stale(cause)
+	}
+}
+
+// sleep waits until a time, and reports whether it was woken before.
+func (l *supervision) sleep(ctx context.Context, until time.Time) (woken bool, err error) {
+	timer := time.NewTimer(time.Until(until))
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return false, nil
+	case <-l.Wake:
+		return true, nil
+	case <-ctx.Done():
+		return false, ctx.Err()
+	}
+}
+
+// delay returns the pause before the next try.
+func (l *supervision) delay(cause error) time.Duration {
+	delay := l.backoff.Next()
+	if time.Now().Before(l.hurry) {
+		delay = min(delay, max(hurryDelay, l.Retry.MinDelay))
+	}
+	if errors.Is(cause, ErrAbsent) {
+		// Trying does not help, and an idle machine must stay idle.
+		delay = max(absentDelay, l.Retry.MaxDelay)
+		l.backoff.Reset()
+	}
+	l.Logger.Debug("engine is not reachable", "err", cause, "retry", delay)
+	return delay
 }

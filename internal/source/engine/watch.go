@@ -14,10 +14,12 @@ import (
 	"time"
 
 	"github.com/fsnotify/fsnotify"
+
+	"github.com/fairlead/fairlead/internal/schedule"
 )
 
-// fileState tells one state of a file from another: a socket made anew has
-// another inode, a file written again another time.
+// fileState identifies one state of a file: a new socket has another inode, a
+// file that was written again another time.
 type fileState struct {
 	exists   bool
 	dev, ino uint64
@@ -37,13 +39,13 @@ func stateOf(path string) fileState {
 	return st
 }
 
-// Watch says when one of the paths appears, changes or is replaced, against how
-// it is when Watch is called; what goes away is no news. The paths, and any of
-// their directories, need not exist. wake, which has room for one message, is
-// never waited for. The channel returned is closed when ctx has ended and nothing
-// runs any more. Where the kernel gives no notifications, as it does when too
-// many ask for them, that is logged, and the paths are looked at instead.
-func Watch(ctx context.Context, logger *slog.Logger, wake chan<- struct{}, paths ...string) (stopped <-chan struct{}) {
+// Watch notifies wake when one of the paths appears, changes or is replaced,
+// compared with its state when Watch is called; a removal does not count. The
+// paths, and any of their directories, need not exist. The channel returned is
+// closed when ctx has ended and nothing runs any more. Where the kernel gives no
+// notifications, because too many programs ask for them, that is logged and the
+// paths are polled.
+func Watch(ctx context.Context, logger *slog.Logger, wake schedule.Signal, paths ...string) (stopped <-chan struct{}) {
 	last := make(map[string]fileState, len(paths))
 	for _, p := range paths {
 		last[p] = stateOf(p)
@@ -52,50 +54,38 @@ func Watch(ctx context.Context, logger *slog.Logger, wake chan<- struct{}, paths
 	go func() {
 		defer close(done)
 		if err := watchFiles(ctx, wake, paths, last); err != nil {
-			logger.Warn("files cannot be watched; they are looked at now and then", "paths", paths, "every", lookEvery, "err", err)
-			lookAtFiles(ctx, wake, paths, last)
+			logger.Warn("cannot watch files; polling them", "paths", paths, "interval", pollInterval, "err", err)
+			pollFiles(ctx, wake, paths, last)
 		}
 	}()
 	return done
 }
 
-// lookEvery is the time between two looks where nothing is told.
-const lookEvery = 10 * time.Second
+// pollInterval is for where the kernel gives no notifications.
+const pollInterval = 10 * time.Second
 
-// lookAtFiles does by looking what watchFiles is told.
-func lookAtFiles(ctx context.Context, wake chan<- struct{}, paths []string, last map[string]fileState) {
-	tick := time.NewTicker(lookEvery)
-	defer tick.Stop()
+// pollFiles is watchFiles without notifications.
+func pollFiles(ctx context.Context, wake schedule.Signal, paths []string, last map[string]fileState) {
 	for {
 		compare(wake, paths, last)
-		select {
-		case <-ctx.Done():
+		if schedule.Sleep(ctx, pollInterval) != nil {
 			return
-		case <-tick.C:
 		}
 	}
 }
 
-// Wake sends a message if there is room for it.
-func Wake(wake chan<- struct{}) {
-	select {
-	case wake <- struct{}{}:
-	default:
-	}
-}
-
-// compare wakes if a path is there and is not what it was.
-func compare(wake chan<- struct{}, paths []string, last map[string]fileState) {
+// compare notifies wake if a path exists and is not in the state that it was in.
+func compare(wake schedule.Signal, paths []string, last map[string]fileState) {
 	for _, p := range paths {
 		now := stateOf(p)
 		if now != last[p] && now.exists {
-			Wake(wake)
+			wake.Notify()
 		}
 		last[p] = now
 	}
 }
 
-func watchFiles(ctx context.Context, wake chan<- struct{}, paths []string, last map[string]fileState) error {
+func watchFiles(ctx context.Context, wake schedule.Signal, paths []string, last map[string]fileState) error {
 	w, err := fsnotify.NewWatcher()
 	if err != nil {
 		return fmt.Errorf("watch files: %w", err)
@@ -111,7 +101,7 @@ func watchFiles(ctx context.Context, wake chan<- struct{}, paths []string, last 
 				return err
 			}
 		}
-		// What happened before the watch stood is seen here.
+		// This sees what happened before the watch was in place.
 		compare(wake, paths, last)
 		select {
 		case <-ctx.Done():
@@ -134,7 +124,7 @@ func watchFiles(ctx context.Context, wake chan<- struct{}, paths []string, last 
 // follow watches, for each path, its directory or the nearest one that exists,
 // and the same for what a symbolic link points to; and nothing else. A directory
 // that was removed and made again is another one under the same name: watched
-// has the one that is meant. It says whether it began to watch anything.
+// has its identity. It reports whether it began to watch anything.
 func follow(w *fsnotify.Watcher, watched map[string]fileState, paths []string) (moved bool, err error) {
 	want := make(map[string]bool)
 	for _, p := range paths {

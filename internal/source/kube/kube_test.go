@@ -5,18 +5,11 @@ package kube
 import (
 	"cmp"
 	"context"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
-	"crypto/x509"
-	"crypto/x509/pkix"
 	"encoding/base64"
 	"encoding/json"
-	"encoding/pem"
 	"errors"
 	"fmt"
 	"log/slog"
-	"math/big"
 	"net"
 	"net/http"
 	"net/netip"
@@ -36,6 +29,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/source/engine"
+	"github.com/fairlead/fairlead/internal/source/engine/enginetest"
 	"github.com/fairlead/fairlead/test/kit/leak"
 	"github.com/fairlead/fairlead/test/kit/ports"
 )
@@ -277,14 +271,14 @@ func (f *fake) cut(last string) {
 // watched waits until both resources are watched.
 func (f *fake) watched() {
 	f.t.Helper()
-	eventually(f.t, func() error {
+	enginetest.Eventually(f.t, func() error {
 		f.mu.Lock()
 		defer f.mu.Unlock()
 		seen := make(map[string]bool)
 		for s := range f.watches {
 			seen[s.resource] = true
 		}
-		return errIf(len(seen) < 2)
+		return enginetest.ErrIf(len(seen) < 2)
 	})
 }
 
@@ -318,82 +312,6 @@ func slice(service, address string) *discoveryv1.EndpointSlice {
 	}
 }
 
-// feed records what the source says.
-type feed struct {
-	mu       sync.Mutex
-	set      map[string]port.Binding
-	moved    []string // keys that came or went, in order
-	applied  int
-	stale    error
-	replaced int
-	warnings []string
-}
-
-func (f *feed) Replace(set []port.Binding) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	next := make(map[string]port.Binding)
-	for _, b := range set {
-		next[b.Origin.ID] = b
-		if _, ok := f.set[b.Origin.ID]; !ok {
-			f.moved = append(f.moved, "+"+b.Key.String())
-		}
-	}
-	for id, b := range f.set {
-		if _, ok := next[id]; !ok {
-			f.moved = append(f.moved, "-"+b.Key.String())
-		}
-	}
-	f.set, f.stale = next, nil
-	f.replaced++
-}
-
-func (f *feed) Apply(c port.Change) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.applied++
-	for _, o := range c.Drop {
-		f.moved = append(f.moved, "-"+f.set[o.ID].Key.String())
-		delete(f.set, o.ID)
-	}
-	for _, b := range c.Put {
-		if _, ok := f.set[b.Origin.ID]; !ok {
-			f.moved = append(f.moved, "+"+b.Key.String())
-		}
-		f.set[b.Origin.ID] = b
-	}
-}
-
-func (f *feed) Stale(err error) { f.mu.Lock(); defer f.mu.Unlock(); f.stale = err }
-func (f *feed) Method(string)   {}
-func (f *feed) Warn(w []string) { f.mu.Lock(); defer f.mu.Unlock(); f.warnings = w }
-
-func (f *feed) find(key string) port.Binding {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	for _, b := range f.set {
-		if b.Key.String() == key {
-			return b
-		}
-	}
-	return port.Binding{}
-}
-
-func run(t *testing.T, s *Source) *feed {
-	t.Helper()
-	f := &feed{}
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() { done <- s.Run(ctx, f) }()
-	t.Cleanup(func() {
-		cancel()
-		if err := <-done; !errors.Is(err, context.Canceled) {
-			t.Errorf("Run = %v, want the context's error", err)
-		}
-	})
-	return f
-}
-
 func source(t *testing.T, e *fake, o Options) *Source {
 	t.Helper()
 	if o.Kubeconfigs == nil {
@@ -409,70 +327,18 @@ func source(t *testing.T, e *fake, o Options) *Source {
 	return s
 }
 
-func eventually(t *testing.T, cond func() error) {
-	t.Helper()
-	deadline := time.Now().Add(2 * time.Minute)
-	for {
-		err := cond()
-		if err == nil {
-			return
-		}
-		if time.Now().After(deadline) {
-			t.Fatal(err)
-		}
-		time.Sleep(2 * time.Millisecond)
-	}
-}
-
-func errIf(bad bool) error {
-	if bad {
-		return errors.New("not yet")
-	}
-	return nil
-}
-
-func want(t *testing.T, f *feed, keys ...string) {
-	t.Helper()
-	slices.Sort(keys)
-	eventually(t, func() error {
-		f.mu.Lock()
-		defer f.mu.Unlock()
-		got := []string{}
-		for _, b := range f.set {
-			got = append(got, b.Key.String())
-		}
-		slices.Sort(got)
-		if f.replaced == 0 || !slices.Equal(got, keys) {
-			return fmt.Errorf("the set is %q, want %q (stale: %v)", got, keys, f.stale)
-		}
-		return nil
-	})
-}
-
-func wantStale(t *testing.T, f *feed, text string) {
-	t.Helper()
-	eventually(t, func() error {
-		f.mu.Lock()
-		defer f.mu.Unlock()
-		if f.stale == nil || !strings.Contains(f.stale.Error(), text) {
-			return fmt.Errorf("stale says %v, want %q in it", f.stale, text)
-		}
-		return nil
-	})
-}
-
 // 53/TCP and 53/UDP are two ports, and Services that were there before are listed.
 // The incumbent keeps one of the two, and misses what was there.
 func TestProtocolsOfOnePortStandApart(t *testing.T) {
 	e := newFake(t)
 	e.put(svc("dns", corev1.ServiceTypeNodePort, tcp(53, 30053), udp(53, 30053)))
-	f := run(t, source(t, e, Options{}))
-	want(t, f, "tcp 0.0.0.0:30053", "udp 0.0.0.0:30053")
+	f := enginetest.Run(t, source(t, e, Options{}))
+	enginetest.WantKeys(t, f, "tcp 0.0.0.0:30053", "udp 0.0.0.0:30053")
 	e.watched()
 	e.put(svc("dns", corev1.ServiceTypeNodePort, udp(53, 30053)))
-	want(t, f, "udp 0.0.0.0:30053")
+	enginetest.WantKeys(t, f, "udp 0.0.0.0:30053")
 	e.remove("default/dns")
-	want(t, f)
+	enginetest.WantKeys(t, f)
 }
 
 // A list that says what is known, and events that change no port, say nothing.
@@ -481,12 +347,12 @@ func TestRepetitionSaysNothing(t *testing.T) {
 	e := newFake(t)
 	e.put(svc("web", corev1.ServiceTypeNodePort, tcp(80, 30080)))
 	e.put(slice("web", "10.1.0.2"))
-	f := run(t, source(t, e, Options{}))
-	want(t, f, "tcp 0.0.0.0:30080")
+	f := enginetest.Run(t, source(t, e, Options{}))
+	enginetest.WantKeys(t, f, "tcp 0.0.0.0:30080")
 	e.watched()
-	f.mu.Lock()
-	applied, moved := f.applied, len(f.moved)
-	f.mu.Unlock()
+	f.Lock()
+	applied, moved := f.Applied, len(f.Moved)
+	f.Unlock()
 	for i := range 10 {
 		s := svc("web", corev1.ServiceTypeNodePort, tcp(80, 30080))
 		s.Annotations = map[string]string{"touched": strconv.Itoa(i)}
@@ -500,18 +366,18 @@ func TestRepetitionSaysNothing(t *testing.T) {
 	lists := e.lists
 	e.mu.Unlock()
 	e.cut(e.encode("ERROR", gone))
-	eventually(t, func() error { // and it lists again
+	enginetest.Eventually(t, func() error { // and it lists again
 		e.mu.Lock()
 		defer e.mu.Unlock()
-		return errIf(e.lists < lists+2)
+		return enginetest.ErrIf(e.lists < lists+2)
 	})
 	e.watched()
 	e.put(svc("more", corev1.ServiceTypeNodePort, tcp(80, 30081)))
-	want(t, f, "tcp 0.0.0.0:30080", "tcp 0.0.0.0:30081")
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.applied != applied+1 || len(f.moved) != moved+1 || f.replaced != 1 || f.stale != nil {
-		t.Errorf("%d changes, moved %q, %d sets, stale %v; want one change and one set", f.applied-applied, f.moved, f.replaced, f.stale)
+	enginetest.WantKeys(t, f, "tcp 0.0.0.0:30080", "tcp 0.0.0.0:30081")
+	f.Lock()
+	defer f.Unlock()
+	if f.Applied != applied+1 || len(f.Moved) != moved+1 || f.Replaced != 1 || f.Err != nil {
+		t.Errorf("%d changes, moved %q, %d sets, stale %v; want one change and one set", f.Applied-applied, f.Moved, f.Replaced, f.Err)
 	}
 }
 
@@ -520,20 +386,20 @@ func TestFailedTriesLeakNothing(t *testing.T) {
 	e := newFake(t)
 	e.put(svc("web", corev1.ServiceTypeNodePort, tcp(80, 30080)))
 	e.stop()
-	f := run(t, source(t, e, Options{Retry: engine.Retry{MinDelay: time.Millisecond, MaxDelay: 2 * time.Millisecond}}))
-	wantStale(t, f, "connection refused")
+	f := enginetest.Run(t, source(t, e, Options{Retry: engine.Retry{MinDelay: time.Millisecond, MaxDelay: 2 * time.Millisecond}}))
+	enginetest.WantStale(t, f, "connection refused")
 	goroutines := runtime.NumGoroutine()
 	for _, status := range []int{403, 401, 500} {
 		e.mu.Lock()
 		e.deny["services"] = status
 		e.mu.Unlock()
 		e.start()
-		wantStale(t, f, "services")
+		enginetest.WantStale(t, f, "services")
 		time.Sleep(50 * time.Millisecond) // many tries
 		e.stop()
-		wantStale(t, f, "connection refused")
+		enginetest.WantStale(t, f, "connection refused")
 	}
-	eventually(t, func() error {
+	enginetest.Eventually(t, func() error {
 		if n := runtime.NumGoroutine(); n > goroutines+8 {
 			return fmt.Errorf("%d goroutines, had %d", n, goroutines)
 		}
@@ -543,7 +409,7 @@ func TestFailedTriesLeakNothing(t *testing.T) {
 	e.deny["services"] = 0
 	e.mu.Unlock()
 	e.start()
-	want(t, f, "tcp 0.0.0.0:30080")
+	enginetest.WantKeys(t, f, "tcp 0.0.0.0:30080")
 }
 
 // Waiting for a kubeconfig ends with the context, at once. The incumbent hangs on SIGTERM.
@@ -551,9 +417,9 @@ func TestWaitingForAKubeconfigEndsWithTheContext(t *testing.T) {
 	s := source(t, nil, Options{Kubeconfigs: []string{"/nowhere/kubeconfig"}, Retry: engine.Retry{MinDelay: time.Hour, MaxDelay: time.Hour}})
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
-	f := &feed{}
+	f := new(enginetest.Feed)
 	go func() { done <- s.Run(ctx, f) }()
-	want(t, f)
+	enginetest.WantKeys(t, f)
 	cancel()
 	select {
 	case err := <-done:
@@ -663,13 +529,13 @@ func TestEndpoints(t *testing.T) {
 	e := newFake(t)
 	e.put(svc("web", corev1.ServiceTypeNodePort, tcp(80, 30080)))
 	s := source(t, e, Options{})
-	f := run(t, s)
-	want(t, f, "tcp 0.0.0.0:30080")
+	f := enginetest.Run(t, s)
+	enginetest.WantKeys(t, f, "tcp 0.0.0.0:30080")
 	e.watched()
 	check := func(dial, detail string) {
 		t.Helper()
-		eventually(t, func() error {
-			b := f.find("tcp 0.0.0.0:30080")
+		enginetest.Eventually(t, func() error {
+			b := f.Find("tcp 0.0.0.0:30080")
 			if got := fmt.Sprint(b.Dial); got != dial || strings.Contains(b.Detail, "nothing serves this") != (detail != "") {
 				return fmt.Errorf("dialled at %s, detail %q; want %s", got, b.Detail, dial)
 			}
@@ -679,7 +545,7 @@ func TestEndpoints(t *testing.T) {
 	check("[]", "nothing")
 	e.put(slice("web", "10.1.0.2"))
 	check("[10.96.0.7:80 127.0.0.1:30080 10.1.0.2:8080]", "")
-	eventually(t, func() error {
+	enginetest.Eventually(t, func() error {
 		if o, ok := s.Facts().ByAddress(netip.MustParseAddr("10.1.0.2")); !ok || o.Name != "web-pod" || o.Kind != port.OwnerContainer {
 			return fmt.Errorf("10.1.0.2 is %+v's, %v", o, ok)
 		}
@@ -695,7 +561,7 @@ func TestEndpoints(t *testing.T) {
 	if o, ok := s.Facts().ByAddress(netip.MustParseAddr("127.0.0.1")); ok {
 		t.Errorf("this machine's address is %+v's", o)
 	}
-	eventually(t, func() error {
+	enginetest.Eventually(t, func() error {
 		if _, ok := s.Facts().ByAddress(netip.MustParseAddr("10.1.0.2")); ok {
 			return errors.New("an address that was given up is still a pod's")
 		}
@@ -715,13 +581,13 @@ func TestEndpointsDenied(t *testing.T) {
 	e := newFake(t)
 	e.deny["endpointslices"] = 403
 	e.put(svc("web", corev1.ServiceTypeNodePort, tcp(80, 30080)))
-	f := run(t, source(t, e, Options{}))
-	want(t, f, "tcp 0.0.0.0:30080")
-	eventually(t, func() error {
-		f.mu.Lock()
-		defer f.mu.Unlock()
-		if len(f.warnings) != 1 || !strings.Contains(f.warnings[0], "endpointslices is denied") || f.stale != nil {
-			return fmt.Errorf("warnings %q, stale %v", f.warnings, f.stale)
+	f := enginetest.Run(t, source(t, e, Options{}))
+	enginetest.WantKeys(t, f, "tcp 0.0.0.0:30080")
+	enginetest.Eventually(t, func() error {
+		f.Lock()
+		defer f.Unlock()
+		if len(f.Warnings) != 1 || !strings.Contains(f.Warnings[0], "endpointslices is denied") || f.Err != nil {
+			return fmt.Errorf("warnings %q, stale %v", f.Warnings, f.Err)
 		}
 		return nil
 	})
@@ -742,9 +608,9 @@ func TestUnusableServer(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			e := newFake(t)
 			c.make(e)
-			f := run(t, source(t, e, Options{Timeout: 100 * time.Millisecond}))
-			wantStale(t, f, c.text)
-			wantStale(t, f, "kubeconfig "+e.kubeconfig)
+			f := enginetest.Run(t, source(t, e, Options{Timeout: 100 * time.Millisecond}))
+			enginetest.WantStale(t, f, c.text)
+			enginetest.WantStale(t, f, "kubeconfig "+e.kubeconfig)
 		})
 	}
 }
@@ -755,18 +621,18 @@ func TestHalfAStream(t *testing.T) {
 		t.Run("after "+last, func(t *testing.T) {
 			e := newFake(t)
 			e.put(svc("web", corev1.ServiceTypeNodePort, tcp(80, 30080)))
-			f := run(t, source(t, e, Options{}))
-			want(t, f, "tcp 0.0.0.0:30080")
+			f := enginetest.Run(t, source(t, e, Options{}))
+			enginetest.WantKeys(t, f, "tcp 0.0.0.0:30080")
 			e.watched()
 			e.cut(last)
 			// What happens while nobody watches is in the next list, or the next watch's start.
 			e.watched()
 			e.put(svc("more", corev1.ServiceTypeNodePort, tcp(80, 30081)))
-			want(t, f, "tcp 0.0.0.0:30080", "tcp 0.0.0.0:30081")
-			f.mu.Lock()
-			defer f.mu.Unlock()
-			if len(f.moved) != 2 {
-				t.Errorf("moved %q, want two appearances", f.moved)
+			enginetest.WantKeys(t, f, "tcp 0.0.0.0:30080", "tcp 0.0.0.0:30081")
+			f.Lock()
+			defer f.Unlock()
+			if len(f.Moved) != 2 {
+				t.Errorf("moved %q, want two appearances", f.Moved)
 			}
 		})
 	}
@@ -778,16 +644,16 @@ func TestGrace(t *testing.T) {
 	e.put(svc("web", corev1.ServiceTypeNodePort, tcp(80, 30080)))
 	e.put(slice("web", "10.1.0.2"))
 	s := source(t, e, Options{Retry: engine.Retry{Grace: 200 * time.Millisecond}})
-	f := run(t, s)
-	want(t, f, "tcp 0.0.0.0:30080")
+	f := enginetest.Run(t, s)
+	enginetest.WantKeys(t, f, "tcp 0.0.0.0:30080")
 	e.stop()
-	want(t, f)
-	wantStale(t, f, "declared ports withdrawn after 200ms")
+	enginetest.WantKeys(t, f)
+	enginetest.WantStale(t, f, "declared ports withdrawn after 200ms")
 	if _, ok := s.Facts().ByAddress(netip.MustParseAddr("10.1.0.2")); ok {
 		t.Error("a fact outlived the grace period")
 	}
 	e.start()
-	want(t, f, "tcp 0.0.0.0:30080")
+	enginetest.WantKeys(t, f, "tcp 0.0.0.0:30080")
 }
 
 // A server that is waited for has a port, and is tried at once when told to.
@@ -796,16 +662,16 @@ func TestServerThatIsWaitedForIsTriedAtOnce(t *testing.T) {
 	e.put(svc("web", corev1.ServiceTypeNodePort, tcp(80, 30080)))
 	e.stop()
 	s := source(t, e, Options{Retry: engine.Retry{MinDelay: time.Hour, MaxDelay: 2 * time.Hour}})
-	f := run(t, s)
-	wantStale(t, f, "connection refused")
+	f := enginetest.Run(t, s)
+	enginetest.WantStale(t, f, "connection refused")
 	<-s.Waits()
 	if at := fmt.Sprint("127.0.0.1:", s.WaitsFor()); at != e.addr {
 		t.Errorf("waits for %s, want %s", at, e.addr)
 	}
 	e.start()
 	s.Try()
-	want(t, f, "tcp 0.0.0.0:30080")
-	eventually(t, func() error {
+	enginetest.WantKeys(t, f, "tcp 0.0.0.0:30080")
+	enginetest.Eventually(t, func() error {
 		if n := s.WaitsFor(); n != 0 {
 			return fmt.Errorf("still waits for port %d", n)
 		}
@@ -820,71 +686,36 @@ func TestHundredRestarts(t *testing.T) {
 		e.put(svc(fmt.Sprint("web", i), corev1.ServiceTypeNodePort, tcp(80, int32(30080+i))))
 		e.put(slice(fmt.Sprint("web", i), fmt.Sprint("10.1.0.", i)))
 	}
-	f := run(t, source(t, e, Options{Retry: engine.Retry{MinDelay: time.Millisecond, MaxDelay: 2 * time.Millisecond}}))
-	var before, after runtime.MemStats
-	goroutines := 0
-	for i := range 110 {
+	f := enginetest.Run(t, source(t, e, Options{Retry: engine.Retry{MinDelay: time.Millisecond, MaxDelay: 2 * time.Millisecond}}))
+	i := 0
+	enginetest.Restarts(t, func() {
 		e.watched()
-		if i == 10 {
-			runtime.GC()
-			runtime.ReadMemStats(&before)
-			goroutines = runtime.NumGoroutine()
-		}
 		e.stop()
-		eventually(t, func() error {
+		enginetest.Eventually(t, func() error {
 			e.mu.Lock()
 			defer e.mu.Unlock()
-			return errIf(len(e.watches) > 0)
+			return enginetest.ErrIf(len(e.watches) > 0)
 		})
-		if i%2 == 0 {
-			wantStale(t, f, "connection refused")
+		if i++; i%2 == 0 {
+			enginetest.WantStale(t, f, "connection refused")
 		}
 		e.start()
-	}
-	eventually(t, func() error {
-		runtime.GC()
-		runtime.ReadMemStats(&after)
-		if n := runtime.NumGoroutine(); n > goroutines+10 {
-			return fmt.Errorf("%d goroutines, had %d", n, goroutines)
-		}
-		if after.HeapInuse > before.HeapInuse+3<<20 {
-			return fmt.Errorf("heap grew from %d to %d bytes", before.HeapInuse, after.HeapInuse)
-		}
-		return nil
 	})
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if len(f.moved) != 20 {
-		t.Errorf("moved %q, want twenty appearances", f.moved)
+	f.Lock()
+	defer f.Unlock()
+	if len(f.Moved) != 20 {
+		t.Errorf("moved %q, want twenty appearances", f.Moved)
 	}
 }
 
 // An expired client certificate is named before it is tried.
 func TestExpiredCertificate(t *testing.T) {
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
-	tmpl := &x509.Certificate{
-		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "me"},
-		NotBefore: time.Now().Add(-2 * time.Hour), NotAfter: time.Now().Add(-time.Hour),
-	}
-	cert, err := x509.CreateCertificate(rand.Reader, tmpl, tmpl, key.Public(), key)
-	if err != nil {
-		t.Fatal(err)
-	}
-	der, err := x509.MarshalECPrivateKey(key)
-	if err != nil {
-		t.Fatal(err)
-	}
-	encode := func(kind string, b []byte) string {
-		return base64.StdEncoding.EncodeToString(pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: b}))
-	}
+	cert, key := enginetest.ExpiredCertificate(t)
 	e := newFake(t)
 	e.scheme = "https" // else the certificate is of no account
-	e.write(e.kubeconfig, "client-certificate-data: "+encode("CERTIFICATE", cert)+", client-key-data: "+encode("EC PRIVATE KEY", der))
-	f := run(t, source(t, e, Options{}))
-	wantStale(t, f, `the client certificate of "me" expired on`)
+	e.write(e.kubeconfig, "client-certificate-data: "+base64.StdEncoding.EncodeToString(cert)+", client-key-data: "+base64.StdEncoding.EncodeToString(key))
+	f := enginetest.Run(t, source(t, e, Options{}))
+	enginetest.WantStale(t, f, `the client certificate of "me" expired on`)
 }
 
 func TestOptions(t *testing.T) {

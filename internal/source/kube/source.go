@@ -36,6 +36,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/registry"
+	"github.com/fairlead/fairlead/internal/schedule"
 	"github.com/fairlead/fairlead/internal/source/engine"
 )
 
@@ -90,9 +91,9 @@ type Source struct {
 	o         Options
 	inCluster bool
 	facts     engine.Table
-	wake      chan struct{} // the server may be back, or is another one
-	waits     chan struct{} // a server did not answer
-	server    atomic.Uint32 // its port, 0 while one answers
+	wake      schedule.Signal // the server may be back, or is another one
+	waits     schedule.Signal // a server did not answer
+	server    atomic.Uint32   // its port, 0 while one answers
 }
 
 // New checks the options and fills in defaults. It connects to nothing.
@@ -103,7 +104,7 @@ func New(o Options) (*Source, error) {
 	if o.Getenv == nil {
 		o.Getenv = os.Getenv
 	}
-	s := &Source{wake: make(chan struct{}, 1), waits: make(chan struct{}, 1)}
+	s := &Source{wake: schedule.NewSignal(), waits: schedule.NewSignal()}
 	if len(o.Kubeconfigs) == 0 {
 		s.inCluster = o.Getenv("KUBERNETES_SERVICE_HOST") != ""
 		if env := o.Getenv("KUBECONFIG"); env != "" {
@@ -182,7 +183,7 @@ func (s *Source) Waits() <-chan struct{} { return s.waits }
 func (s *Source) WaitsFor() uint16 { return uint16(s.server.Load()) }
 
 // Try has the server tried at once: somebody listens at its port. It never blocks.
-func (s *Source) Try() { engine.Wake(s.wake) }
+func (s *Source) Try() { s.wake.Notify() }
 
 // Run follows the cluster until ctx ends, and returns ctx's cause then.
 func (s *Source) Run(ctx context.Context, feed registry.Feed) error {
@@ -203,7 +204,7 @@ func (s *Source) session(ctx context.Context, st *state, up func()) error {
 	}
 	defer func() {
 		s.server.Store(uint32(conf.port()))
-		engine.Wake(s.waits)
+		s.waits.Notify()
 	}()
 	hc, err := rest.HTTPClientFor(conf.rest)
 	if err != nil {
@@ -330,7 +331,8 @@ func (s *Source) reflect(ctx context.Context, r reflection) error {
 	}}
 	logger := logr.Discard()
 	reflector := cache.NewReflectorWithOptions(lw, r.kind, r.store, cache.ReflectorOptions{Logger: &logger, Name: r.resource})
-	for rounds := 0; ; rounds++ {
+	pause := schedule.Backoff{Min: 10 * time.Millisecond, Max: time.Second}
+	for {
 		began := time.Now()
 		err := reflector.ListAndWatchWithContext(ctx)
 		if ctx.Err() != nil {
@@ -339,13 +341,12 @@ func (s *Source) reflect(ctx context.Context, r reflection) error {
 		if err != nil {
 			return fmt.Errorf("%s: %w", r.resource, err)
 		}
-		// The watch fell behind, or was cut: another list, but never in a rush.
+		// The watch fell behind, or was closed: list again, but never in a loop
+		// without pauses.
 		if time.Since(began) > time.Minute {
-			rounds = 0
+			pause.Reset()
 		}
-		select {
-		case <-time.After(min(time.Second, 10*time.Millisecond<<min(rounds, 10))):
-		case <-ctx.Done():
+		if schedule.Sleep(ctx, pause.Next()) != nil {
 			return context.Cause(ctx)
 		}
 	}

@@ -3,13 +3,11 @@
 package nat
 
 import (
-	"bytes"
 	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"io/fs"
-	"net/netip"
 	"os"
 	"runtime"
 	"slices"
@@ -20,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	bpfkernel "github.com/fairlead/fairlead/internal/kernel"
+	"github.com/fairlead/fairlead/internal/netwatch"
 )
 
 // Messages around a batch (linux/netfilter/nfnetlink.h).
@@ -42,6 +41,7 @@ type kernel struct {
 	types *bpfkernel.Types
 	netns *os.File // nil: the process's own
 	nft   *netlink.Conn
+	net   *netwatch.Watcher
 }
 
 // inNetns runs f on a thread that is in the watched network namespace.
@@ -62,18 +62,14 @@ func (k *kernel) inNetns(f func() error) error {
 	return <-errc
 }
 
-func (k *kernel) dial(family int, strict bool) (*netlink.Conn, error) {
+func (k *kernel) dial() (*netlink.Conn, error) {
 	cfg := &netlink.Config{MessageBufferSize: messageSize}
 	if k.netns != nil {
 		cfg.NetNS = int(k.netns.Fd())
 	}
-	c, err := netlink.Dial(family, cfg)
+	c, err := netlink.Dial(unix.NETLINK_NETFILTER, cfg)
 	if err != nil {
-		return nil, fmt.Errorf("netlink %d: %w", family, err)
-	}
-	if strict {
-		// Best effort: without it the kernel sends more than was asked for.
-		_ = c.SetOption(netlink.GetStrictCheck, true)
+		return nil, fmt.Errorf("nfnetlink: %w", err)
 	}
 	return c, nil
 }
@@ -85,27 +81,10 @@ func (k *kernel) close() {
 	}
 }
 
-// subscribe opens a socket that receives the notifications of group.
-func (k *kernel) subscribe(family int, groups ...uint32) (*netlink.Conn, error) {
-	c, err := k.dial(family, false)
-	if err != nil {
-		return nil, err
-	}
-	// SO_RCVBUFFORCE, which mdlayher/socket tries first, needs CAP_NET_ADMIN; a
-	// smaller buffer only means that overflow comes sooner.
-	_ = c.SetReadBuffer(recvBuffer)
-	for _, g := range groups {
-		if err := c.JoinGroup(g); err != nil {
-			return nil, errors.Join(fmt.Errorf("join netlink group %d: %w", g, err), c.Close())
-		}
-	}
-	return c, nil
-}
-
 // request sends one nftables request and hands each answer to f.
 func (k *kernel) request(typ uint8, family uint8, dump bool, attrs []byte, f func(*message) error) error {
 	if k.nft == nil {
-		c, err := k.dial(unix.NETLINK_NETFILTER, false)
+		c, err := k.dial()
 		if err != nil {
 			return err
 		}
@@ -378,9 +357,15 @@ func (k *kernel) watch(method string) (stream, error) {
 	if method != MethodNetlink {
 		return k.watchHooks(method)
 	}
-	c, err := k.subscribe(unix.NETLINK_NETFILTER, unix.NFNLGRP_NFTABLES)
+	c, err := k.dial()
 	if err != nil {
 		return nil, err
+	}
+	// SO_RCVBUFFORCE, which mdlayher/socket tries first, needs CAP_NET_ADMIN; a
+	// smaller buffer only means that overflow comes sooner.
+	_ = c.SetReadBuffer(recvBuffer)
+	if err := c.JoinGroup(unix.NFNLGRP_NFTABLES); err != nil {
+		return nil, errors.Join(fmt.Errorf("join the group of nftables: %w", err), c.Close())
 	}
 	return &nftStream{c}, nil
 }
@@ -406,27 +391,6 @@ func (s *nftStream) next() ([]*message, error) {
 		out = append(out, msg)
 	}
 	return out, nil
-}
-
-// watchHost subscribes to changes of links, addresses and routes.
-func (k *kernel) watchHost() (stream, error) {
-	c, err := k.subscribe(unix.NETLINK_ROUTE, unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV4_ROUTE,
-		unix.RTNLGRP_IPV6_IFADDR, unix.RTNLGRP_IPV6_ROUTE)
-	if err != nil {
-		return nil, err
-	}
-	return &hostStream{c}, nil
-}
-
-type hostStream struct{ *netlink.Conn }
-
-func (s *hostStream) next() ([]*message, error) {
-	for _, err := range s.ReceiveIter() {
-		if err != nil && !errors.Is(err, unix.ENOBUFS) {
-			return nil, err
-		}
-	}
-	return nil, nil
 }
 
 // legacyTables tells which families have a legacy nat table. It only looks,
@@ -508,178 +472,14 @@ func getsockopt(fd, level, opt int, b []byte) error {
 	return nil
 }
 
-// host reads own addresses, interfaces and default routes.
-func (k *kernel) host() (h host, err error) {
-	c, err := k.dial(unix.NETLINK_ROUTE, true)
+// hostChanged implements system.
+func (k *kernel) hostChanged() <-chan struct{} { return k.net.Changed() }
+
+// host implements system.
+func (k *kernel) host() (host, error) {
+	s, err := k.net.Snapshot()
 	if err != nil {
-		return h, err
+		return host{}, err
 	}
-	defer func() { err = errors.Join(err, c.Close()) }()
-	h.links = make(map[uint32]string)
-	for range 8 {
-		h = host{links: make(map[uint32]string)}
-		if err = readHost(c, &h); !errors.Is(err, errMoved) {
-			break
-		}
-	}
-	return h, err
-}
-
-func rtDump(c *netlink.Conn, typ uint16, body []byte, f func([]byte) error) error {
-	m := netlink.Message{Header: netlink.Header{Type: netlink.HeaderType(typ), Flags: netlink.Request | netlink.Dump}, Data: body}
-	if _, err := c.Send(m); err != nil {
-		return err
-	}
-	var first error
-	for m, err := range c.ReceiveIter() {
-		switch {
-		case err != nil:
-			return err
-		case first != nil:
-		case m.Header.Flags&netlink.DumpInterrupted != 0:
-			first = errMoved
-		default:
-			first = f(m.Data)
-		}
-	}
-	return first
-}
-
-func readHost(c *netlink.Conn, h *host) error {
-	err := rtDump(c, unix.RTM_GETLINK, make([]byte, unix.SizeofIfInfomsg), func(b []byte) error {
-		index, name, loop, err := parseLink(b)
-		if err == nil && name != "" {
-			h.links[index] = name
-			if loop {
-				h.loopback = append(h.loopback, name)
-			}
-		}
-		return err
-	})
-	if err != nil {
-		return fmt.Errorf("dump links: %w", err)
-	}
-	type node struct {
-		addr netip.Addr
-		oif  string
-	}
-	var nodes []node
-	for _, family := range []byte{unix.AF_INET, unix.AF_INET6} {
-		for _, tbl := range []byte{unix.RT_TABLE_MAIN, unix.RT_TABLE_LOCAL} {
-			body := make([]byte, unix.SizeofRtMsg)
-			body[0], body[4] = family, tbl
-			err := rtDump(c, unix.RTM_GETROUTE, body, func(b []byte) error {
-				r, err := parseRoute(b)
-				if err != nil || r.table != uint32(tbl) {
-					return err
-				}
-				switch {
-				case tbl == unix.RT_TABLE_MAIN && r.typ == unix.RTN_UNICAST && r.dst.Bits() == 0:
-					for _, oif := range r.oifs {
-						if n := h.links[oif]; n != "" && !slices.Contains(h.uplinks, n) {
-							h.uplinks = append(h.uplinks, n)
-						}
-					}
-				case tbl == unix.RT_TABLE_LOCAL && r.typ == unix.RTN_LOCAL:
-					h.local = append(h.local, r.dst)
-					a := r.dst.Addr()
-					if r.dst.IsSingleIP() && !a.IsLoopback() && !a.IsLinkLocalUnicast() && len(r.oifs) == 1 {
-						nodes = append(nodes, node{a, h.links[r.oifs[0]]})
-					}
-				}
-				return nil
-			})
-			if err != nil && !errors.Is(err, unix.EAFNOSUPPORT) && !errors.Is(err, unix.ENOENT) {
-				return fmt.Errorf("dump routes: %w", err)
-			}
-		}
-	}
-	slices.SortFunc(h.local, func(a, b netip.Prefix) int {
-		if c := a.Addr().Compare(b.Addr()); c != 0 {
-			return c
-		}
-		return a.Bits() - b.Bits()
-	})
-	h.local = slices.Compact(h.local)
-	slices.SortStableFunc(nodes, func(a, b node) int {
-		rank := func(n node) int {
-			if slices.Contains(h.uplinks, n.oif) {
-				return 0
-			}
-			return 1
-		}
-		if c := rank(a) - rank(b); c != 0 {
-			return c
-		}
-		return a.addr.Compare(b.addr)
-	})
-	for _, n := range nodes {
-		h.nodes = append(h.nodes, n.addr)
-	}
-	slices.Sort(h.loopback)
-	return nil
-}
-
-func parseLink(b []byte) (index uint32, name string, loopback bool, err error) {
-	if len(b) < unix.SizeofIfInfomsg {
-		return 0, "", false, errAttr
-	}
-	index = binary.NativeEndian.Uint32(b[4:])
-	loopback = binary.NativeEndian.Uint32(b[8:])&unix.IFF_LOOPBACK != 0
-	err = eachAttr(b[unix.SizeofIfInfomsg:], func(typ uint16, v []byte) error {
-		if typ == unix.IFLA_IFNAME {
-			name = cstr(v)
-		}
-		return nil
-	})
-	return index, name, loopback, err
-}
-
-type route struct {
-	dst   netip.Prefix
-	table uint32
-	typ   uint8
-	oifs  []uint32
-}
-
-func parseRoute(b []byte) (route, error) {
-	var r route
-	if len(b) < unix.SizeofRtMsg {
-		return r, errAttr
-	}
-	family, bits := b[0], int(b[1])
-	r.table, r.typ = uint32(b[4]), b[7]
-	addr := make([]byte, 4)
-	if family == unix.AF_INET6 {
-		addr = make([]byte, 16)
-	}
-	err := eachAttr(b[unix.SizeofRtMsg:], func(typ uint16, v []byte) error {
-		switch {
-		case typ == unix.RTA_DST && len(v) == len(addr):
-			addr = bytes.Clone(v)
-		case typ == unix.RTA_OIF && len(v) == 4:
-			r.oifs = append(r.oifs, binary.NativeEndian.Uint32(v))
-		case typ == unix.RTA_TABLE && len(v) == 4:
-			r.table = binary.NativeEndian.Uint32(v)
-		case typ == unix.RTA_MULTIPATH:
-			for len(v) >= unix.SizeofRtNexthop {
-				r.oifs = append(r.oifs, binary.NativeEndian.Uint32(v[4:]))
-				n := int(binary.NativeEndian.Uint16(v))
-				if n < unix.SizeofRtNexthop || n > len(v) {
-					return errAttr
-				}
-				v = v[min((n+3)&^3, len(v)):]
-			}
-		}
-		return nil
-	})
-	if err != nil {
-		return r, err
-	}
-	a, _ := netip.AddrFromSlice(addr)
-	r.dst = netip.PrefixFrom(a, bits)
-	if !r.dst.IsValid() {
-		return r, errAttr
-	}
-	return r, nil
+	return hostOf(&s), nil
 }

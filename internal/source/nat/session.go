@@ -42,7 +42,8 @@ type system interface {
 	hookable() bool
 	// resolve completes messages of hooks, see message.bare.
 	resolve(msgs []*message, known model) ([]*message, error)
-	watchHost() (stream, error)
+	// hostChanged receives when host has something new to say.
+	hostChanged() <-chan struct{}
 	generation() (uint32, error)
 	dump(ctx context.Context) (*snapshot, error)
 	// exists tells whether there is a table.
@@ -60,7 +61,6 @@ const (
 	deltaShare   = 3                      // of time worked, that much is rested after a commit
 	burst        = 20 * time.Millisecond  // of which this much may be put off
 	dumpShare    = 9                      // and after a dump
-	hostDelay    = 50 * time.Millisecond  // links and routes come in bursts
 	genPoll      = time.Second            // the last method for nftables
 	doubtDelay   = 500 * time.Millisecond // until the order of inserted rules is checked
 	dumpAttempts = 20
@@ -105,13 +105,13 @@ type session struct {
 	legacyAfter time.Time // no legacy table is read before
 	legacyCost  time.Duration
 
-	wantDump, wantHost, wantLegacy bool
-	hostAt, auditAt, legacyAt      time.Time
-	legacyAuditAt                  time.Time
-	polling                        bool // of the generation
-	genAt                          time.Time
-	ownedAt                        time.Time
-	failures                       int
+	wantDump, wantLegacy bool
+	auditAt, legacyAt    time.Time
+	legacyAuditAt        time.Time
+	polling              bool // of the generation
+	genAt                time.Time
+	ownedAt              time.Time
+	failures             int
 }
 
 // The parts of what a session reads.
@@ -153,7 +153,6 @@ func pump(st stream, out chan<- batch, done <-chan struct{}) {
 // run keeps feed equal to the ruleset until ctx ends (nil) or a socket breaks.
 func (x *session) run(ctx context.Context) error {
 	x.ended, x.events = make(chan struct{}), make(chan batch, 64)
-	hosts := make(chan batch, 1)
 	defer func() {
 		close(x.ended)
 		for _, st := range x.streams {
@@ -171,18 +170,13 @@ func (x *session) run(ctx context.Context) error {
 	} else if !x.low {
 		x.s.tell(x.level, err)
 	}
-	st, err := x.sys.watchHost()
-	if err != nil {
-		return fmt.Errorf("watch addresses: %w", err)
-	}
-	x.start(st, hosts)
 	var wake, modules <-chan struct{}
 	if w := x.s.opt.Wake; w != nil {
 		wake, modules = w.LegacyChanged(), w.ModuleLoaded()
 	}
 	x.feed.Method(x.method(wake != nil))
 
-	x.wantDump, x.wantHost, x.wantLegacy = true, true, true
+	x.wantDump, x.wantLegacy = true, true
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
@@ -208,13 +202,8 @@ func (x *session) run(ctx context.Context) error {
 					more = false
 				}
 			}
-		case b := <-hosts:
-			if b.err != nil {
-				return fmt.Errorf("watch addresses: %w", b.err)
-			}
-			if !x.wantHost {
-				x.wantHost, x.hostAt = true, time.Now().Add(hostDelay)
-			}
+		case <-x.sys.hostChanged():
+			x.readHost()
 		case _, ok := <-wake:
 			if !ok {
 				wake = nil
@@ -233,10 +222,9 @@ func (x *session) run(ctx context.Context) error {
 }
 
 // start pumps a stream until the session ends or the stream is closed.
-func (x *session) start(st stream, out chan<- batch) {
+func (x *session) start(st stream) {
 	x.streams = append(x.streams, st)
-	done := x.ended
-	x.pumps.Go(func() { pump(st, out, done) })
+	x.pumps.Go(func() { pump(st, x.events, x.ended) })
 }
 
 // watch takes the first of the methods that works, and returns why others do not.
@@ -254,7 +242,7 @@ func (x *session) watch(methods []string) error {
 			continue
 		}
 		x.level, x.polling, x.current = r, false, st
-		x.start(st, x.events)
+		x.start(st)
 		break
 	}
 	return errors.Join(errs...)
@@ -391,9 +379,6 @@ func (x *session) work(ctx context.Context, now time.Time, wake bool) time.Time 
 	if x.auditAt.IsZero() {
 		x.auditAt, x.legacyAuditAt = now.Add(opt.Audit), now.Add(opt.Audit)
 	}
-	if x.wantHost && !now.Before(x.hostAt) {
-		x.readHost(now)
-	}
 	if x.absent && (len(x.pending) > 0 || !now.Before(x.genAt)) {
 		x.wantDump, x.genAt = true, now.Add(absentPoll)
 	}
@@ -446,7 +431,6 @@ func (x *session) work(ctx context.Context, now time.Time, wake bool) time.Time 
 		}
 	}
 	soon(true, x.legacyAuditAt)
-	soon(x.wantHost, x.hostAt)
 	soon(!x.climbAt.IsZero(), x.climbAt)
 	soon(x.low && x.known, now)
 	soon(x.polling || x.absent, x.genAt)
@@ -507,14 +491,13 @@ func (x *session) done(part int, ch port.Change) {
 	}
 }
 
-func (x *session) readHost(now time.Time) {
+// readHost takes over what the machine is like; a failure ends with the next change.
+func (x *session) readHost() {
 	h, err := x.sys.host()
 	if err != nil {
-		x.hostAt = x.fail(partHost, err)
+		x.fail(partHost, err)
 		return
 	}
-	x.wantHost = false
-	x.hostAt = rest(time.Now(), time.Since(now), dumpShare)
 	x.c.setHost(h)
 	x.done(partHost, x.c.commit())
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/schedule"
 )
 
 // fakeSystem is a kernel whose ruleset the test sets.
@@ -29,6 +30,7 @@ type fakeSystem struct {
 	readTime time.Duration
 	dumpTime time.Duration
 	events   chan batch
+	hosts    schedule.Signal
 	hooks    bool            // the hooks can be attached to
 	broken   map[string]bool // methods that do not work
 	watched  []string        // methods that were tried
@@ -81,9 +83,7 @@ func (f *fakeSystem) resolve(msgs []*message, _ model) ([]*message, error) {
 	return msgs, nil
 }
 
-func (f *fakeSystem) watchHost() (stream, error) {
-	return fakeStream{make(chan batch), make(chan struct{})}, nil
-}
+func (f *fakeSystem) hostChanged() <-chan struct{} { return f.hosts }
 
 func (f *fakeSystem) generation() (uint32, error) {
 	f.mu.Lock()
@@ -227,7 +227,8 @@ func run(t *testing.T, opt Options, f *fakeSystem, test func(s *Source, r *recor
 	}
 	synctest.Test(t, func(t *testing.T) {
 		// Channels belong to the bubble that they are made in.
-		f.events = make(chan batch)
+		f.events, f.hosts = make(chan batch), schedule.NewSignal()
+		f.hosts.Notify()
 		if w, ok := opt.Wake.(*wakes); ok {
 			w.c, w.modules = make(chan struct{}, 1), make(chan struct{}, 1)
 		}

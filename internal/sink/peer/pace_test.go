@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package peer
+
+import (
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+func TestAPeerThatKeepsHangingUpIsLookedAtEverMoreSeldom(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := NewPace()
+		begin := time.Now()
+		for range 10 { // one that ends each connection at once
+			p.Begin(true)
+			p.End(t.Context())
+		}
+		if d := time.Since(begin); d < 30*time.Second || d > 60*time.Second {
+			t.Errorf("10 looks took %v", d)
+		}
+		p.Begin(true)
+		time.Sleep(MaxPause)
+		begin = time.Now()
+		p.End(t.Context())
+		if d := time.Since(begin); d > 0 {
+			t.Errorf("after a long connection it is looked at after %v", d)
+		}
+		p.Begin(false)
+		p.Begin(true)
+		begin = time.Now()
+		p.End(t.Context())
+		if d := time.Since(begin); d > 0 {
+			t.Errorf("after the peer was gone it is looked at after %v", d)
+		}
+	})
+}
