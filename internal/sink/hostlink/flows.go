@@ -21,12 +21,12 @@ import (
 const (
 	FlowServed    = "served"    // carried to its end
 	FlowFailed    = "failed"    // Serve returned an error, after a refusal or on the way
-	FlowCut       = "cut"       // denied by a rule while it ran
-	FlowLost      = "lost"      // the link went
+	FlowCut       = "cut"       // reset because a rule denied it
+	FlowLost      = "lost"      // the link was lost
 	FlowForbidden = "forbidden" // names no publication that is wanted
 	FlowLimit     = "limit"     // over MaxFlows
-	FlowMalformed = "malformed" // its request was
-	FlowTimeout   = "timeout"   // its request did not come
+	FlowMalformed = "malformed" // has a malformed request
+	FlowTimeout   = "timeout"   // sent no request in time
 )
 
 type flowResult int
@@ -34,7 +34,7 @@ type flowResult int
 const (
 	served flowResult = iota
 	failed
-	wasCut
+	denied
 	lost
 	forbidden
 	overLimit
@@ -111,7 +111,7 @@ func (s *Sink) flow(ctx context.Context, sess *session, st link.Stream) flowResu
 	_ = st.Close() // usually closed already
 	switch cause := context.Cause(fctx); {
 	case ended && errors.Is(cause, ErrCut):
-		return wasCut
+		return denied
 	case ended || (err != nil && sess.Err() != nil):
 		return lost
 	case err != nil:

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package hostlink is the sink that publishes through a link to a host peer:
-// it keeps the host's set equal to the wanted one, carries back what became of
-// each publication, and authorises the flows that the host opens.
+// it keeps the host's set equal to the wanted one, returns the outcome of each
+// publication, and authorises the flows that the host opens.
 package hostlink
 
 import (
@@ -19,6 +19,7 @@ import (
 	"github.com/fairlead/fairlead/internal/link"
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/reconcile"
+	"github.com/fairlead/fairlead/internal/schedule"
 	"github.com/fairlead/fairlead/internal/wire"
 )
 
@@ -34,9 +35,9 @@ type Acceptor interface {
 type Options struct {
 	// Epoch names one life of the agent, at most 64 bytes: the link's identity.
 	Epoch string
-	// Lookup returns a publication of the wanted set as it stands at the moment
-	// (reconcile.Reconciler's Wanted), not as it was last synced: what a rule has
-	// just denied must open no flow.
+	// Lookup returns a publication of the current wanted set (reconcile.Reconciler's
+	// Wanted), not of the last one that was synced: no flow may be opened to what a
+	// rule has just denied.
 	Lookup func(port.Key) (port.Publication, bool)
 	// Serve moves the bytes of one flow until it ends. It answers req, owns stream,
 	// and has closed or reset it when it returns. The end of ctx resets the flow;
@@ -45,12 +46,12 @@ type Options struct {
 	// ServeUDP is Serve for the datagrams of one client.
 	ServeUDP func(ctx context.Context, client forward.Datagrams, req forward.Request) error
 	// MaxFlows bounds the flows at one time; 10,240 if 0. The link must allow
-	// some more streams, so that the host is told of the limit.
+	// some more streams, on which the limit is reported to the host.
 	MaxFlows int
 	// RequestTimeout bounds the wait for the request of a flow; 5 s if 0.
 	RequestTimeout time.Duration
-	// Patience is how long a host that shows signs of work may take to
-	// acknowledge; 60 s if 0. One that says nothing has until Sync's deadline.
+	// Patience is how long a host may take to acknowledge until its session is
+	// closed; 60 s if 0. Until then its publications are pending.
 	Patience time.Duration
 	Logger   *slog.Logger
 
@@ -81,7 +82,7 @@ func (o Options) complete() (Options, error) {
 	return o, nil
 }
 
-// Why flows end that could have gone on; context.Cause of Serve's context.
+// Why a flow is reset by us; context.Cause of Serve's context.
 var (
 	ErrCut  = errors.New("the port is no longer allowed")
 	ErrLost = errors.New("the link to the host is lost")
@@ -93,7 +94,7 @@ type Sink struct {
 	o      Options
 	log    *slog.Logger
 	accept Acceptor
-	wake   chan struct{}
+	wake   schedule.Signal
 	stats  counters
 
 	syncing sync.Mutex // held by Sync
@@ -102,7 +103,7 @@ type Sink struct {
 
 	mu   sync.Mutex
 	cur  *session // the active one, nil if none
-	told bool     // every key was said to be pending since the last session went
+	idle bool     // every key was returned as pending since the last session ended
 }
 
 // New returns a sink for the sessions of accept. It starts nothing: see Run.
@@ -111,7 +112,7 @@ func New(accept Acceptor, o Options) (*Sink, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Sink{o: o, log: o.Logger, accept: accept, wake: make(chan struct{}, 1), flows: forward.NewBook(o.MaxFlows)}, nil
+	return &Sink{o: o, log: o.Logger, accept: accept, wake: schedule.NewSignal(), flows: forward.NewBook(o.MaxFlows)}, nil
 }
 
 // Name implements reconcile.Sink.
@@ -119,13 +120,6 @@ func (s *Sink) Name() string { return "hostlink" }
 
 // Wake implements reconcile.Sink.
 func (s *Sink) Wake() <-chan struct{} { return s.wake }
-
-func (s *Sink) poke() {
-	select {
-	case s.wake <- struct{}{}:
-	default:
-	}
-}
 
 // Run takes sessions and serves their flows until ctx ends or no more sessions
 // can come. It then closes the session and waits for all flows to end.
@@ -142,7 +136,7 @@ func (s *Sink) Run(ctx context.Context) error {
 			}
 			return fmt.Errorf("hostlink: %w", err)
 		}
-		sess := newSession(ls, &s.stats, s.o, s.poke)
+		sess := newSession(ls, &s.stats, s.o, s.wake)
 		s.mu.Lock()
 		old := s.cur
 		s.cur = sess
@@ -155,14 +149,14 @@ func (s *Sink) Run(ctx context.Context) error {
 			wg.Go(func() { _ = old.CloseWith(link.ReasonReplaced) })
 		}
 		wg.Go(func() { s.serve(ctx, sess) })
-		s.poke()
+		s.wake.Notify()
 	}
 }
 
 // serve runs one session to its end.
 func (s *Sink) serve(ctx context.Context, sess *session) {
 	var wg sync.WaitGroup
-	fctx, cut := context.WithCancelCause(ctx)
+	fctx, reset := context.WithCancelCause(ctx)
 	wg.Go(func() { s.read(sess) })
 	wg.Go(func() { s.acceptFlows(fctx, sess) })
 	select {
@@ -170,11 +164,11 @@ func (s *Sink) serve(ctx context.Context, sess *session) {
 	case <-sess.Done():
 	}
 	_ = sess.CloseWith(link.ReasonShutdown) // no-op if it ended
-	cut(ErrLost)
+	reset(ErrLost)
 	s.drop(sess)
 	wg.Wait()
 	s.log.Info("host disconnected", "host", sess.Peer().Name, "identity", sess.Peer().Identity, "why", sess.Err())
-	s.poke()
+	s.wake.Notify()
 }
 
 // drop forgets a session that ended.
@@ -182,7 +176,7 @@ func (s *Sink) drop(sess *session) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.cur == sess {
-		s.cur, s.told = nil, false
+		s.cur, s.idle = nil, false
 	}
 }
 
@@ -197,9 +191,8 @@ func (s *Sink) Peer() (link.Peer, bool) {
 }
 
 // Sync implements reconcile.Sink. Without a host all is pending, which is no
-// error: Wake tells when one comes. A host that says nothing until ctx's
-// deadline loses its session; one that works but has not acknowledged is an
-// error, and the next Sync waits on.
+// error: Wake receives when one connects. A host that has not acknowledged when
+// ctx reaches its deadline is an error, and the next Sync continues to wait.
 func (s *Sink) Sync(ctx context.Context, want reconcile.View, change reconcile.Change) (port.Outcomes, error) {
 	s.syncing.Lock()
 	defer s.syncing.Unlock()
@@ -216,31 +209,31 @@ func (s *Sink) Sync(ctx context.Context, want reconcile.View, change reconcile.C
 		}
 		s.drop(sess)
 		if ctx.Err() != nil {
-			return s.pending(want, change), nil // what came meanwhile has woken us
+			return s.pending(want, change), nil // a host that connected meanwhile has woken us
 		}
 	}
 }
 
-// pending says that there is no host: of every key once after a session went,
-// then of those that change.
+// pending returns the outcomes when there is no host: of every key once after a
+// session ended, then of those that change.
 func (s *Sink) pending(want reconcile.View, change reconcile.Change) port.Outcomes {
 	s.mu.Lock()
-	told := s.told
-	s.told = s.cur == nil
+	idle := s.idle
+	s.idle = s.cur == nil
 	s.mu.Unlock()
 	out := make(port.Outcomes)
-	say := func(k port.Key) {
+	add := func(k port.Key) {
 		out[k] = []port.Outcome{{Key: k, State: port.Pending, Reason: "no host connected"}}
 	}
-	if !told {
+	if !idle {
 		for k := range want.All() {
-			say(k)
+			add(k)
 		}
 		return out
 	}
 	for _, k := range change.Keys {
 		if _, ok := want.Get(k); ok {
-			say(k)
+			add(k)
 		}
 	}
 	return out
@@ -260,13 +253,13 @@ type Stats struct {
 	Connected bool
 	Sessions  uint64 // sessions begun
 	Replaced  uint64 // sessions closed because a newer host came
-	Silent    uint64 // sessions closed because the host did not answer
+	Silent    uint64 // sessions closed because the host took too long to answer
 	FramesIn  uint64 // control messages from hosts, whole ones
 	FramesOut uint64 // control messages to hosts
 	BytesIn   uint64 // of the control streams
 	BytesOut  uint64
 	Malformed uint64 // control messages that were dropped
-	Stray     uint64 // outcomes of keys that the host was never told, dropped
+	Stray     uint64 // outcomes of keys that were never sent, dropped
 	Resyncs   uint64 // snapshots that hosts asked for
 	Snapshots uint64 // snapshots sent
 	Changes   uint64 // changes sent

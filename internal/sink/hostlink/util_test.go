@@ -254,7 +254,7 @@ func (p *peer) ack(gen uint64, keys ...port.Key) {
 	p.say(wire.Ack{Generation: gen, Outcomes: active(keys...)}.Split()...)
 }
 
-// serve acknowledges all it is told until the session ends.
+// serve acknowledges everything until the session ends.
 func (p *peer) serve() {
 	for {
 		c, err := wire.ReadControl(p.in)
