@@ -166,8 +166,8 @@ func (m *mirror) apply(msg *message) error {
 		c.removeRule(r)
 		m.last = r
 	case msgNewSet:
-		n := c.putSet(t, msg.set)
-		if msg.full && n != msg.set && n.blank {
+		n, fresh := c.putSet(t, msg.set)
+		if msg.full && !fresh && n.blank {
 			n.blank = false
 			for _, e := range msg.set.elems {
 				c.putElem(n, e)
@@ -180,7 +180,7 @@ func (m *mirror) apply(msg *message) error {
 		if n == nil || msg.set.handle != 0 && n.handle != msg.set.handle {
 			return unknown("set " + msg.set.name)
 		}
-		if n.blank || n.flags&(setTimeout|setEval) != 0 {
+		if n.blank || n.changing() {
 			return nil
 		}
 		for _, e := range msg.elems {

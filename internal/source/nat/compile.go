@@ -94,7 +94,7 @@ type compiler struct {
 	bad    map[*entry]struct{} // those with a problem
 
 	dirtyRules map[*rule]struct{}
-	dirtyElems map[*nset]map[string]struct{}
+	dirtyElems map[*namedSet]map[string]struct{}
 	dirtyChain map[*chain]struct{} // base chains that came or changed
 	dirtySlots map[slotID]struct{}
 	dirtyWide  map[wideID]struct{}
@@ -122,7 +122,7 @@ func newCompiler(maxPorts int) *compiler {
 		wide:       make(map[wideID][]*entry),
 		bad:        make(map[*entry]struct{}),
 		dirtyRules: make(map[*rule]struct{}),
-		dirtyElems: make(map[*nset]map[string]struct{}),
+		dirtyElems: make(map[*namedSet]map[string]struct{}),
 		dirtyChain: make(map[*chain]struct{}),
 		dirtySlots: make(map[slotID]struct{}),
 		dirtyWide:  make(map[wideID]struct{}),
@@ -159,7 +159,7 @@ func (c *compiler) setHost(h host) {
 func (c *compiler) table(id tableID) *table {
 	t := c.tables[id]
 	if t == nil {
-		t = &table{id: id, chains: make(map[string]*chain), sets: make(map[string]*nset)}
+		t = &table{id: id, chains: make(map[string]*chain), sets: make(map[string]*namedSet)}
 		c.tables[id] = t
 	}
 	return t
@@ -309,21 +309,22 @@ func (c *compiler) unread(r *rule) {
 	}
 }
 
-// putSet states a set without its elements; a set of another make replaces the old one.
-func (c *compiler) putSet(t *table, n *nset) *nset {
+// putSet states a set; one of another make replaces the old one. It reports
+// whether the set is new. If it is not, its elements are as they were.
+func (c *compiler) putSet(t *table, n *nset) (set *namedSet, fresh bool) {
 	old := t.sets[n.name]
 	if old != nil && old.handle == n.handle && old.flags == n.flags && old.keyLen == n.keyLen && old.dataLen == n.dataLen && old.dataType == n.dataType {
-		return old
+		return old, false
 	}
 	if old != nil {
 		c.dropSet(t, n.name)
 	}
-	n.users = make(map[*rule]struct{})
-	if n.elems == nil {
-		n.elems = make(map[string]element)
+	set = &namedSet{nset: *n, users: make(map[*rule]struct{})}
+	if set.elems == nil {
+		set.elems = make(map[string]element)
 	}
-	t.sets[n.name] = n
-	return n
+	t.sets[n.name] = set
+	return set, true
 }
 
 func (c *compiler) dropSet(t *table, name string) {
@@ -338,7 +339,7 @@ func (c *compiler) dropSet(t *table, name string) {
 	delete(t.sets, name)
 }
 
-func (c *compiler) putElem(n *nset, e element) {
+func (c *compiler) putElem(n *namedSet, e element) {
 	id := e.id()
 	if old, ok := n.elems[id]; ok && old.equal(e) {
 		return
@@ -347,7 +348,7 @@ func (c *compiler) putElem(n *nset, e element) {
 	c.touchElem(n, id)
 }
 
-func (c *compiler) dropElem(n *nset, id string) {
+func (c *compiler) dropElem(n *namedSet, id string) {
 	if _, ok := n.elems[id]; !ok {
 		return
 	}
@@ -355,7 +356,7 @@ func (c *compiler) dropElem(n *nset, id string) {
 	c.touchElem(n, id)
 }
 
-func (c *compiler) touchElem(n *nset, id string) {
+func (c *compiler) touchElem(n *namedSet, id string) {
 	m := c.dirtyElems[n]
 	if m == nil {
 		m = make(map[string]struct{})
@@ -424,8 +425,8 @@ func (c *compiler) syncSets(t *table, ts *tableSnap) int {
 	}
 	for _, s := range ts.sets {
 		elems := s.elems
-		have := c.putSet(t, &nset{name: s.name, handle: s.handle, flags: s.flags, keyLen: s.keyLen, dataLen: s.dataLen, dataType: s.dataType})
-		if s.blank || have.flags&(setTimeout|setEval) != 0 {
+		have, _ := c.putSet(t, &nset{name: s.name, handle: s.handle, flags: s.flags, keyLen: s.keyLen, dataLen: s.dataLen, dataType: s.dataType})
+		if s.blank || have.changing() {
 			if len(have.users) == 0 {
 				have.blank, have.elems = s.blank, make(map[string]element)
 			}
@@ -850,7 +851,7 @@ func (c *compiler) commit() port.Change {
 // commitElems works out elements that came or went, alone where that is enough.
 func (c *compiler) commitElems() {
 	sets := c.dirtyElems
-	c.dirtyElems = make(map[*nset]map[string]struct{})
+	c.dirtyElems = make(map[*namedSet]map[string]struct{})
 	for n, ids := range sets {
 		for r := range n.users {
 			if _, ok := c.dirtyRules[r]; ok {
@@ -864,7 +865,7 @@ func (c *compiler) commitElems() {
 }
 
 // patchRule works out only the branches of some elements of n.
-func (c *compiler) patchRule(r *rule, n *nset, ids map[string]struct{}) bool {
+func (c *compiler) patchRule(r *rule, n *namedSet, ids map[string]struct{}) bool {
 	keys := make(map[string]struct{}, len(ids))
 	for id := range ids {
 		keys[id+";"] = struct{}{}
@@ -1366,20 +1367,7 @@ func addrsText(s set[netip.Addr]) string {
 			out = append(out, "…")
 			break
 		}
-		out = append(out, spanText(r))
+		out = append(out, addrRange{r.lo, r.hi}.String())
 	}
 	return strings.Join(out, ", ")
-}
-
-func spanText(r span[netip.Addr]) string {
-	if r.lo == r.hi {
-		return r.lo.String()
-	}
-	for bits := r.lo.BitLen(); bits >= 0; bits-- {
-		p := netip.PrefixFrom(r.lo, bits)
-		if s := prefixSpan(p); s.lo == r.lo && s.hi == r.hi {
-			return p.String()
-		}
-	}
-	return r.lo.String() + "-" + r.hi.String()
 }

@@ -15,8 +15,8 @@ import (
 // each with the packets that take it.
 type evaluation struct {
 	branches map[string]*branch // by the set elements that led there
-	sets     []*nset            // that were read
-	split    *nset              // the one set whose elements are the branches' keys, if so
+	sets     []*namedSet        // that were read
+	split    *namedSet          // the one set whose elements are the branches' keys, if so
 	inert    bool               // no branch jumps or decides
 	tooMany  bool
 }
@@ -618,7 +618,7 @@ type ielem struct {
 }
 
 // items returns the elements of n as intervals. Without only, all of them.
-func (n *nset) items(only map[string]struct{}) []ielem {
+func (n *namedSet) items(only map[string]struct{}) []ielem {
 	var out []ielem
 	add := func(id string, e element, lo, hi []byte) {
 		out = append(out, ielem{id: id, lo: lo, hi: hi, data: e.data, verdict: e.verdict, catchall: e.flags&elemCatchall != 0})
@@ -675,16 +675,6 @@ func (e element) keyEnd() []byte {
 	return e.key
 }
 
-func (n *nset) concat() bool {
-	if n.flags&setConcat != 0 {
-		return true
-	}
-	for _, e := range n.elems {
-		return e.end != nil // concatenated ranges carry NFTA_SET_ELEM_KEY_END
-	}
-	return false
-}
-
 // before returns the number before the big-endian b.
 func before(b []byte) []byte {
 	b = bytes.Clone(b)
@@ -698,7 +688,7 @@ func before(b []byte) []byte {
 }
 
 // lookup narrows s to the set's elements; a map leaves one state for each.
-func (s *state) lookup(e exprLookup, n *nset, only map[string]struct{}, emit func(*state, *verdict)) {
+func (s *state) lookup(e exprLookup, n *namedSet, only map[string]struct{}, emit func(*state, *verdict)) {
 	if n == nil {
 		s.blind("@" + e.set + ", which is not known")
 		emit(s, nil)
@@ -713,7 +703,7 @@ func (s *state) lookup(e exprLookup, n *nset, only map[string]struct{}, emit fun
 	for _, p := range s.read(e.sreg, n.keyLen) {
 		parts = append(parts, s.splitPiece(p)...)
 	}
-	if n.flags&(setTimeout|setEval) != 0 {
+	if n.changing() {
 		// Packets fill it, as with the clients that a balancer remembers.
 		f := fieldNone
 		if len(parts) == 1 {
@@ -848,7 +838,7 @@ func (s *state) nat(e exprNat) (branchEnd, bool) {
 		}
 		a, _ := netip.AddrFromSlice(lo)
 		b, _ := netip.AddrFromSlice(hi)
-		n.setAddrs(a, b)
+		n.setAddrs(addrRange{a, b})
 	}
 	if why := s.natPorts(n, e.protoMin, e.protoMax); why != "" {
 		return bad(why)
@@ -910,7 +900,7 @@ func evaluate(r *rule, v6 bool, ev *env, only map[string]struct{}) *evaluation {
 		return out
 	}
 	splits := 0
-	reads := make(map[*nset]int)
+	reads := make(map[*namedSet]int)
 	states := []*state{first}
 	for _, x := range exprs {
 		if l, ok := x.(exprLookup); ok {
@@ -974,17 +964,12 @@ func pick(yes bool, only map[string]struct{}) map[string]struct{} {
 	return nil
 }
 
-func s0Parts(s *state, l exprLookup, n *nset) int {
+func s0Parts(s *state, l exprLookup, n *namedSet) int {
 	parts := 0
 	for _, p := range s.read(l.sreg, n.keyLen) {
 		parts += len(s.splitPiece(p))
 	}
 	return parts
-}
-
-func (n *nset) hasCatchall() bool {
-	_, ok := n.elems[element{flags: elemCatchall}.id()]
-	return ok
 }
 
 func verdictEnd(v verdict) (branchEnd, bool) {

@@ -194,13 +194,8 @@ func addrNumber(a netip.Addr) float64 {
 
 // prefixSpan returns the first and last address of p.
 func prefixSpan(p netip.Prefix) span[netip.Addr] {
-	lo := p.Masked().Addr()
-	b := lo.AsSlice()
-	for i := p.Bits(); i < len(b)*8; i++ {
-		b[i/8] |= 0x80 >> (i % 8)
-	}
-	hi, _ := netip.AddrFromSlice(b)
-	return span[netip.Addr]{lo, hi}
+	r := rangeOfPrefix(p)
+	return span[netip.Addr]{r.first, r.last}
 }
 
 // ifaces is a set of interface names. A name that ends in "*" stands for all

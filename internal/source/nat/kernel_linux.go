@@ -335,7 +335,7 @@ func (k *kernel) dumpReached(t *tableSnap, chains map[string]*chainSnap, sets ma
 
 func (k *kernel) dumpSet(t tableID, n *nset) error {
 	n.blank = false
-	if n.flags&(setTimeout|setEval) != 0 {
+	if n.changing() {
 		return nil
 	}
 	attrs := appendAttr(nil, 1, append([]byte(t.name), 0))

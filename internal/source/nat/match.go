@@ -138,7 +138,6 @@ func (m *match) local(addr netip.Addr, v6 bool) bool {
 type natAction struct {
 	redirect  bool
 	addrs     []netip.Addr // empty: the address stays
-	more      bool         // a range holds more addresses than are listed
 	ports     span[uint16] // zero: the port stays
 	base      uint16       // with shift: the port that becomes ports.lo
 	shift     bool

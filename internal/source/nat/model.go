@@ -6,9 +6,6 @@ import (
 	"bytes"
 	"fmt"
 	"slices"
-	"strings"
-
-	"github.com/fairlead/fairlead/internal/port"
 )
 
 // Protocol families of nftables (linux/netfilter.h, NFPROTO_*).
@@ -64,52 +61,6 @@ func (h *hookPoint) nat() bool {
 	return h != nil && h.typ == "nat" && (h.num == hookPrerouting || h.num == hookOutput)
 }
 
-// table, chain and rule are the compiler's ruleset. They are owned by one
-// goroutine.
-type table struct {
-	id      tableID
-	handle  uint64 // 0: not known
-	dormant bool
-	owned   bool // it goes with the socket of the program that made it
-	chains  map[string]*chain
-	sets    map[string]*nset
-}
-
-type chain struct {
-	table *table
-	name  string
-	hook  *hookPoint // nil: not a base chain
-	rules []*rule
-	acts  []*activation    // every way in which packets come here
-	index map[uint64]*rule // by handle, in nftables
-	holes bool             // some rules are gone
-}
-
-type rule struct {
-	chain  *chain
-	handle uint64 // 0 in legacy tables
-	raw    []byte // as the kernel gave it; decides whether a rule changed
-	pos    int    // index in chain.rules
-	gone   bool   // deleted by the commit that is being read
-
-	eval [2]*evaluation // for IPv4 and IPv6, nil until needed
-}
-
-// maker returns the program that wrote a rule, by the names of the tables and
-// chains in which such programs keep the rules that redirect.
-func (r *rule) maker() port.Maker {
-	table, chain := r.chain.table.id.name, r.chain.name
-	switch {
-	case chain == "DOCKER", table == "docker-bridges":
-		return port.MakerDocker
-	case strings.HasPrefix(chain, "CNI-DN-"), table == "cni_hostport":
-		return port.MakerCNI
-	case strings.HasPrefix(chain, "KUBE-SEP-"), table == "kube-proxy":
-		return port.MakerKubeProxy
-	}
-	return ""
-}
-
 // nset is an nftables set or map.
 type nset struct {
 	name     string
@@ -118,9 +69,28 @@ type nset struct {
 	keyLen   int
 	dataLen  int
 	dataType uint32
-	elems    map[string]element // by key, flags and key end
-	users    map[*rule]struct{} // rules whose evaluation read it
-	blank    bool               // its elements were not dumped, because no packet could come here
+	elems    map[string]element // by id
+	blank    bool               // the elements were not read, because no packet can get here
+}
+
+// changing reports whether packets change the elements.
+func (n *nset) changing() bool { return n.flags&(setTimeout|setEval) != 0 }
+
+// concat reports whether the key is a concatenation.
+func (n *nset) concat() bool {
+	if n.flags&setConcat != 0 {
+		return true
+	}
+	for _, e := range n.elems {
+		return e.end != nil // concatenated ranges carry NFTA_SET_ELEM_KEY_END
+	}
+	return false
+}
+
+// hasCatchall reports whether an element stands for all keys without another.
+func (n *nset) hasCatchall() bool {
+	_, ok := n.elems[element{flags: elemCatchall}.id()]
+	return ok
 }
 
 // element is one element as the kernel gave it; key is nil for the catch-all.
@@ -206,8 +176,4 @@ type ruleSnap struct {
 
 func (s *tableSnap) nat() bool {
 	return slices.ContainsFunc(s.chains, func(c *chainSnap) bool { return c.hook.nat() })
-}
-
-func sameHook(a, b *hookPoint) bool {
-	return a == nil && b == nil || a != nil && b != nil && *a == *b
 }

@@ -3,6 +3,7 @@
 package nat
 
 import (
+	"bytes"
 	"encoding/binary"
 	"encoding/hex"
 	"fmt"
@@ -279,22 +280,14 @@ func (t *text) natText(addr, proto uint32, v6 bool) string {
 }
 
 func (t *text) header(h exprHeader) {
-	neg := func(bit uint8) string {
-		if h.invert&bit != 0 {
-			return "! "
+	neg := func(bit uint8) string { return not(h.invert&bit != 0) }
+	addr := func(flag string, bit uint8, a, mask []byte) {
+		if len(bytes.Trim(mask, "\x00")) == 0 && h.invert&bit == 0 {
+			return
 		}
-		return ""
-	}
-	addr := func(flag string, bit uint8, a, m []byte) {
-		lo, hi, ok := maskSpan(a, m)
-		if ok && lo != hi {
-			if addrOrderOf(h.v6).normal([]span[netip.Addr]{{lo, hi}}).all() {
-				return
-			}
-		}
-		s := spanText(span[netip.Addr]{lo, hi})
-		if !ok {
-			s = hex.EncodeToString(a) + "/" + hex.EncodeToString(m)
+		s := hex.EncodeToString(a) + "/" + hex.EncodeToString(mask)
+		if r, ok := maskRange(a, mask); ok {
+			s = r.String()
 		}
 		t.add("%s%s %s", neg(bit), flag, s)
 	}
@@ -312,50 +305,53 @@ func (t *text) header(h exprHeader) {
 }
 
 func (t *text) match(e exprMatch) {
-	s := state{v6: t.v6, m: everything()}
-	s.match(e)
-	switch {
-	case e.name == "comment":
-		t.add("-m comment --comment %q", cstr(e.info))
-	case e.name == "addrtype" && len(e.info) >= 8:
-		src, dst := binary.NativeEndian.Uint16(e.info), binary.NativeEndian.Uint16(e.info[2:])
+	decoded, _ := e.decode(t.v6)
+	switch m := decoded.(type) {
+	case addrtypeMatch:
 		t.add("-m addrtype")
-		f := binary.NativeEndian.Uint32(e.info[4:])
-		for _, x := range []struct {
-			name string
-			v    uint16
-			bit  uint32
-		}{{"src", src, 1}, {"dst", dst, 2}} {
-			if x.v == 0 {
-				continue
-			}
-			kind := fmt.Sprintf("%#x", x.v)
-			if x.v == 1<<2 {
-				kind = "LOCAL"
-			}
-			neg := ""
-			if e.rev == 1 && f&x.bit != 0 {
-				neg = "! "
-			}
-			t.add("%s--%s-type %s", neg, x.name, kind)
+		t.addrtype("src", m.src, m.notSrc)
+		t.addrtype("dst", m.dst, m.notDst)
+	case portMatch:
+		if m.dst.all() && !m.notDst {
+			t.add("-m %s", e.name)
+			return
 		}
-	case len(s.m.opaque) == 0 && (e.name == "tcp" || e.name == "udp" || e.name == "multiport") && s.m.dport != nil:
-		var ps []string
-		for _, r := range s.m.dport {
-			if r.lo == r.hi {
-				ps = append(ps, fmt.Sprint(r.lo))
-			} else {
-				ps = append(ps, fmt.Sprintf("%d:%d", r.lo, r.hi))
-			}
-		}
-		flag := "--dport"
-		if len(ps) > 1 {
+		t.add("-m %s %s--dport %s", e.name, not(m.notDst), m.dst)
+	case multiportMatch:
+		flag := "--sports"
+		if m.dst {
 			flag = "--dports"
 		}
-		t.add("-m %s %s %s", e.name, flag, strings.Join(ps, ","))
+		ports := make([]string, len(m.ports))
+		for i, r := range m.ports {
+			ports[i] = r.String()
+		}
+		t.add("-m %s %s%s %s", e.name, not(m.invert), flag, strings.Join(ports, ","))
 	default:
+		if e.name == "comment" {
+			t.add("-m comment --comment %q", cstr(e.info))
+			return
+		}
 		t.add("-m %s", e.name)
 	}
+}
+
+func not(yes bool) string {
+	if yes {
+		return "! "
+	}
+	return ""
+}
+
+func (t *text) addrtype(side string, types uint16, invert bool) {
+	if types == 0 {
+		return
+	}
+	kind := fmt.Sprintf("%#x", types)
+	if types == 1<<rtnLocal {
+		kind = "LOCAL"
+	}
+	t.add("%s--%s-type %s", not(invert), side, kind)
 }
 
 func (t *text) target(e exprTarget) {
@@ -363,29 +359,26 @@ func (t *text) target(e exprTarget) {
 		t.add("-j %s", e.name)
 		return
 	}
-	n, why := xtNat(t.v6, e)
-	if n == nil {
-		t.add("-j %s (%s)", e.name, why)
+	n, err := e.decodeNAT(t.v6)
+	if err != nil {
+		t.add("-j %s (%s)", e.name, err)
 		return
 	}
 	to := ""
-	if len(n.addrs) > 0 {
-		to = n.addrs[0].String()
-		if n.addrs[0].Is6() {
+	if a := n.addrs; a.first.IsValid() {
+		to = a.first.String()
+		if a.first.Is6() {
 			to = "[" + to + "]"
 		}
-		if n.more || len(n.addrs) > 1 {
+		if a.last != a.first {
 			to += "-…"
 		}
 	}
-	if n.setsPorts {
+	if n.setsPort {
 		if !n.redirect {
 			to += ":"
 		}
-		to += fmt.Sprint(n.ports.lo)
-		if n.ports.hi != n.ports.lo {
-			to += fmt.Sprintf("-%d", n.ports.hi)
-		}
+		to += strings.Replace(n.ports.String(), ":", "-", 1)
 	}
 	switch {
 	case n.redirect && to != "":
