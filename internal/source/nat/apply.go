@@ -18,14 +18,6 @@ type mirror struct {
 	last   *rule                // that was deleted by the message before
 }
 
-// model is what resolving needs to know.
-type model interface {
-	// ignored tells that a table has no nat base chain.
-	ignored(t tableID) bool
-	// set returns a set's handle, and whether its elements are known.
-	set(t tableID, name string) (handle uint64, elements, ok bool)
-}
-
 func (m *mirror) ignored(t tableID) bool {
 	_, ok := m.others[t]
 	return ok
@@ -37,6 +29,17 @@ func (m *mirror) set(t tableID, name string) (handle uint64, elements, ok bool) 
 		return n.handle, !n.blank, true
 	}
 	return 0, false, false
+}
+
+// generation returns that of the last commit that was applied or loaded.
+func (m *mirror) generation() uint32 { return m.gen }
+
+// orderDoubtful reports whether the messages since this was last asked leave the
+// order of rules in doubt, so that a dump should confirm it.
+func (m *mirror) orderDoubtful() bool {
+	doubt := m.doubt
+	m.doubt = false
+	return doubt
 }
 
 func nextGen(g uint32) uint32 {

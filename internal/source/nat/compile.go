@@ -106,12 +106,7 @@ type compiler struct {
 	holes      []*chain // with rules that are gone
 	badChanged bool     // since problems was last asked
 	evals      int      // rules evaluated since the start
-	missing    bool     // a set was read whose elements are not known
-}
-
-type chainID struct {
-	table tableID
-	name  string
+	missing    bool     // the last commit read a set whose elements are not known
 }
 
 func newCompiler(maxPorts int) *compiler {
@@ -819,6 +814,7 @@ func (c *compiler) unbad(e *entry) {
 
 // commit works out what changed and returns it as one step.
 func (c *compiler) commit() port.Change {
+	c.missing = false
 	c.tidy()
 	for round := 0; len(c.dirtyElems)+len(c.dirtyRules)+len(c.dirtyChain) > 0 && round < 4*maxDepth; round++ {
 		c.commitElems()
@@ -1015,6 +1011,14 @@ func sameBinding(a, b port.Binding) bool {
 		slices.Equal(a.Dial, b.Dial) && a.Hints.Equal(b.Hints)
 }
 
+// incomplete reports whether the last commit needed a set whose elements were not
+// read, because no packet could get there before.
+func (c *compiler) incomplete() bool { return c.missing }
+
+// counts returns how many bindings there are, and how many rules were evaluated
+// since the start.
+func (c *compiler) counts() (bindings, evaluated int) { return c.count, c.evals }
+
 // bindings returns everything that is published, sorted by origin.
 func (c *compiler) bindings() []port.Binding {
 	out := []port.Binding{}
@@ -1023,6 +1027,14 @@ func (c *compiler) bindings() []port.Binding {
 	}
 	slices.SortFunc(out, func(a, b port.Binding) int { return cmp.Compare(a.Origin.ID, b.Origin.ID) })
 	return out
+}
+
+// problemsChanged reports whether what problems returns may have changed since
+// this was last asked.
+func (c *compiler) problemsChanged() bool {
+	changed := c.badChanged
+	c.badChanged = false
+	return changed
 }
 
 // problems returns what is not understood, sorted, at most limit, and how many there are.

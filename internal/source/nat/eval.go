@@ -104,17 +104,6 @@ func (s *state) blind(what string) {
 	s.m.opaque = append(slices.Clip(s.m.opaque), what)
 }
 
-// regIndex maps NFT_REG_1..4 (16 bytes) and NFT_REG32_00..15 to a four-byte index.
-func regIndex(r uint32) (int, bool) {
-	switch {
-	case r >= 1 && r <= 4:
-		return int(r-1) * 4, true
-	case r >= 8 && r <= 23:
-		return int(r - 8), true
-	}
-	return 0, false
-}
-
 func (s *state) store(r uint32, v *value) {
 	i, ok := regIndex(r)
 	if !ok {
@@ -181,38 +170,6 @@ const (
 	fieldOif
 	fieldBool // answered for each value by truth
 )
-
-// Meta and ct keys (linux/netfilter/nf_tables.h).
-const (
-	metaProtocol = 1
-	metaMark     = 3
-	metaIif      = 4
-	metaOif      = 5
-	metaIifname  = 6
-	metaOifname  = 7
-	metaNfproto  = 15
-	metaL4proto  = 16
-
-	ctKeyState    = 0
-	ctKeyDst      = 8
-	ctKeyProtocol = 10
-	ctKeyProtoDst = 12
-	ctKeyDstIP    = 19
-	ctKeyDstIP6   = 21
-
-	fibAddrtype = 3
-	fibSaddr    = 1
-	fibDaddr    = 2
-
-	rtnLocal = 2
-)
-
-var metaNames = map[uint32]string{
-	0: "meta length", 1: "meta protocol", 2: "meta priority", 3: "meta mark", 4: "iif", 5: "oif", 6: "iifname",
-	7: "oifname", 8: "iiftype", 9: "oiftype", 10: "meta skuid", 11: "meta skgid", 13: "rtclassid", 15: "meta nfproto",
-	16: "meta l4proto", 19: "meta pkttype", 20: "meta cpu", 21: "iifgroup", 22: "oifgroup", 23: "meta cgroup",
-	24: "meta random", 30: "meta time", 31: "meta day", 32: "meta hour",
-}
 
 // pieceField names what p is a part of, and how many bytes before p belong to
 // it. ok is false for what is not understood.
@@ -551,10 +508,6 @@ func (s *state) apply(n narrowing, neg bool) {
 		}
 	}
 }
-
-const (
-	cmpEq, cmpNeq, cmpLt, cmpLte, cmpGt, cmpGte = 0, 1, 2, 3, 4, 5
-)
 
 func (s *state) cmp(e exprCmp) {
 	pieces := s.read(e.sreg, len(e.data))

@@ -420,8 +420,17 @@ const (
 	soGetEntries = 65 // IPT_SO_GET_ENTRIES
 )
 
-// legacy reads the legacy nat table of one family; raw is nil when there is none.
-func (k *kernel) legacy(v6 bool) (info legacyInfo, raw []byte, err error) {
+// legacy implements system.
+func (k *kernel) legacy(v6 bool) (*tableSnap, error) {
+	info, raw, err := k.readLegacy(v6)
+	if err != nil {
+		return nil, fmt.Errorf("read legacy nat table: %w", err)
+	}
+	return parseLegacy(v6, info, raw)
+}
+
+// readLegacy returns the legacy nat table of one family as the kernel has it.
+func (k *kernel) readLegacy(v6 bool) (info legacyInfo, raw []byte, err error) {
 	err = k.inNetns(func() error {
 		domain, level := unix.AF_INET, unix.IPPROTO_IP
 		if v6 {
@@ -456,10 +465,7 @@ func (k *kernel) legacy(v6 bool) (info legacyInfo, raw []byte, err error) {
 		}
 		return errMoved
 	})
-	if err != nil {
-		return info, nil, fmt.Errorf("read legacy nat table: %w", err)
-	}
-	return info, raw, nil
+	return info, raw, err
 }
 
 func getsockopt(fd, level, opt int, b []byte) error {
@@ -472,14 +478,8 @@ func getsockopt(fd, level, opt int, b []byte) error {
 	return nil
 }
 
-// hostChanged implements system.
-func (k *kernel) hostChanged() <-chan struct{} { return k.net.Changed() }
+// networkChanged implements system.
+func (k *kernel) networkChanged() <-chan struct{} { return k.net.Changed() }
 
-// host implements system.
-func (k *kernel) host() (host, error) {
-	s, err := k.net.Snapshot()
-	if err != nil {
-		return host{}, err
-	}
-	return hostOf(&s), nil
-}
+// network implements system.
+func (k *kernel) network() (netwatch.Snapshot, error) { return k.net.Snapshot() }

@@ -49,6 +49,12 @@ func (t tableID) String() string {
 	return s
 }
 
+// chainID names a chain.
+type chainID struct {
+	table tableID
+	name  string
+}
+
 // hookPoint is where a base chain hangs.
 type hookPoint struct {
 	num  uint32

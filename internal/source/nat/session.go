@@ -12,27 +12,10 @@ import (
 	"time"
 
 	bpfkernel "github.com/fairlead/fairlead/internal/kernel"
+	"github.com/fairlead/fairlead/internal/netwatch"
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/registry"
 )
-
-// errLost says that notifications were dropped.
-var errLost = errors.New("notifications were lost")
-
-// errMany says that a commit has too many changes to be told one by one.
-var errMany = errors.New("a commit with many changes")
-
-// errMoved says that the ruleset changed while it was read.
-var errMoved = errors.New("the ruleset changed while it was read")
-
-// errAbsent says that the kernel has no nftables.
-var errAbsent = errors.New("no nftables in this kernel")
-
-// stream is a socket that receives notifications. next blocks; Close ends it.
-type stream interface {
-	next() ([]*message, error)
-	Close() error
-}
 
 // system is the kernel as a session uses it.
 type system interface {
@@ -42,15 +25,15 @@ type system interface {
 	hookable() bool
 	// resolve completes messages of hooks, see message.bare.
 	resolve(msgs []*message, known model) ([]*message, error)
-	// hostChanged receives when host has something new to say.
-	hostChanged() <-chan struct{}
+	// networkChanged receives after what network returns has changed.
+	networkChanged() <-chan struct{}
 	generation() (uint32, error)
 	dump(ctx context.Context) (*snapshot, error)
 	// exists tells whether there is a table.
 	exists(t tableID) (bool, error)
 	legacyTables() (v4, v6 bool, err error)
-	legacy(v6 bool) (legacyInfo, []byte, error)
-	host() (host, error)
+	legacy(v6 bool) (*tableSnap, error)
+	network() (netwatch.Snapshot, error)
 }
 
 const (
@@ -202,7 +185,7 @@ func (x *session) run(ctx context.Context) error {
 					more = false
 				}
 			}
-		case <-x.sys.hostChanged():
+		case <-x.sys.networkChanged():
 			x.readHost()
 		case _, ok := <-wake:
 			if !ok {
@@ -384,7 +367,7 @@ func (x *session) work(ctx context.Context, now time.Time, wake bool) time.Time 
 	}
 	if x.polling && !x.wantDump && !now.Before(x.genAt) {
 		x.genAt = now.Add(genPoll)
-		if gen, err := x.sys.generation(); err != nil || gen != x.m.gen {
+		if gen, err := x.sys.generation(); err != nil || gen != x.m.generation() {
 			x.wantDump = true
 		}
 	}
@@ -456,7 +439,7 @@ func (x *session) resolve() ([]*message, error) {
 	from := 0
 	for i, m := range x.pending {
 		if m.typ == msgNewGen {
-			if int32(m.gen-x.m.gen) > 0 {
+			if int32(m.gen-x.m.generation()) > 0 {
 				break
 			}
 			from = i + 1
@@ -493,12 +476,12 @@ func (x *session) done(part int, ch port.Change) {
 
 // readHost takes over what the machine is like; a failure ends with the next change.
 func (x *session) readHost() {
-	h, err := x.sys.host()
+	net, err := x.sys.network()
 	if err != nil {
 		x.fail(partHost, err)
 		return
 	}
-	x.c.setHost(h)
+	x.c.setHost(hostOf(&net))
 	x.done(partHost, x.c.commit())
 }
 
@@ -529,9 +512,8 @@ func (x *session) applyPending(now time.Time) {
 	if cap(x.pending) > 4096 {
 		x.pending = nil
 	}
-	x.c.missing = false
 	ch := x.c.commit()
-	if x.c.missing {
+	if x.c.incomplete() {
 		// A set that no packet met until now: read it before anything is said.
 		x.wantDump, x.known, x.have[partNFT] = true, false, false
 		return
@@ -539,8 +521,7 @@ func (x *session) applyPending(now time.Time) {
 	x.say(ch)
 	x.count(func(st *Status) { st.Commits += commits })
 	x.busyUntil = x.pace(now, time.Now())
-	if x.m.doubt {
-		x.m.doubt = false
+	if x.m.orderDoubtful() {
 		if t := time.Now().Add(doubtDelay); t.Before(x.auditAt) {
 			x.auditAt = t
 		}
@@ -579,12 +560,11 @@ func (x *session) readDump(ctx context.Context, audit bool) {
 	default:
 		x.absent = false
 	}
-	if audit && snap.gen != x.m.gen {
+	if audit && snap.gen != x.m.generation() {
 		x.auditAt = x.dumpAfter // notifications of a later commit are on their way
 		return
 	}
 	x.wantDump = false
-	x.c.missing = false
 	n := x.m.load(snap)
 	if audit && n > 0 {
 		x.s.log.Warn("the model had drifted from the kernel's ruleset and was repaired", "objects", n)
@@ -619,17 +599,16 @@ func (x *session) say(ch port.Change) {
 func (x *session) note() {
 	var problems []Problem
 	var all int
-	fresh := x.c.badChanged
+	fresh := x.c.problemsChanged()
 	if fresh {
-		x.c.badChanged = false
 		problems, all = x.c.problems(maxProblems)
 	}
-	n := x.c.count
+	published, evaluated := x.c.counts()
 	x.count(func(st *Status) {
 		if fresh {
 			st.Problems, st.ProblemCount = problems, all
 		}
-		st.Published, st.Evaluated = n, uint64(x.c.evals)
+		st.Published, st.Evaluated = published, uint64(evaluated)
 	})
 }
 
@@ -663,11 +642,7 @@ func (x *session) loadLegacy() error {
 			fam = famIP6
 		}
 		if six && v6 || !six && v4 {
-			info, raw, err := x.sys.legacy(six)
-			if err != nil {
-				return err
-			}
-			t, err := parseLegacy(six, info, raw)
+			t, err := x.sys.legacy(six)
 			if err != nil {
 				return err
 			}

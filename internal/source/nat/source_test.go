@@ -5,6 +5,7 @@ package nat
 import (
 	"context"
 	"errors"
+	"net/netip"
 	"slices"
 	"sync"
 	"testing"
@@ -13,6 +14,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/fairlead/fairlead/internal/netwatch"
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/schedule"
 )
@@ -23,7 +25,6 @@ type fakeSystem struct {
 	snap     *snapshot
 	dumpErr  error
 	dumps    int
-	hostErr  error
 	v4       bool
 	blob     []byte
 	reads    int
@@ -83,7 +84,7 @@ func (f *fakeSystem) resolve(msgs []*message, _ model) ([]*message, error) {
 	return msgs, nil
 }
 
-func (f *fakeSystem) hostChanged() <-chan struct{} { return f.hosts }
+func (f *fakeSystem) networkChanged() <-chan struct{} { return f.hosts }
 
 func (f *fakeSystem) generation() (uint32, error) {
 	f.mu.Lock()
@@ -117,12 +118,12 @@ func (f *fakeSystem) exists(t tableID) (bool, error) {
 
 func (f *fakeSystem) legacyTables() (v4, v6 bool, err error) { return f.v4, false, nil }
 
-func (f *fakeSystem) legacy(bool) (legacyInfo, []byte, error) {
+func (f *fakeSystem) legacy(v6 bool) (*tableSnap, error) {
 	time.Sleep(f.readTime)
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.reads++
-	return legacyInfo{validHooks: 1}, f.blob, nil
+	return parseLegacy(v6, legacyInfo{validHooks: 1}, f.blob)
 }
 
 func (f *fakeSystem) readCount() int {
@@ -131,7 +132,13 @@ func (f *fakeSystem) readCount() int {
 	return f.reads
 }
 
-func (f *fakeSystem) host() (host, error) { return testHost(), f.hostErr }
+func (f *fakeSystem) network() (netwatch.Snapshot, error) {
+	return netwatch.Snapshot{
+		Links:    []netwatch.Link{{Index: 2, Name: "eth0"}},
+		Defaults: []netwatch.Route{{Dst: netip.MustParsePrefix("0.0.0.0/0"), Link: 2}},
+		Local:    []netwatch.Route{{Dst: netip.MustParsePrefix("192.0.2.2/32"), Link: 2}},
+	}, nil
+}
 
 // recorder keeps what a source says.
 type recorder struct {

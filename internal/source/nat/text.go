@@ -312,11 +312,9 @@ func (t *text) match(e exprMatch) {
 		t.addrtype("src", m.src, m.notSrc)
 		t.addrtype("dst", m.dst, m.notDst)
 	case portMatch:
-		if m.dst.all() && !m.notDst {
-			t.add("-m %s", e.name)
-			return
-		}
-		t.add("-m %s %s--dport %s", e.name, not(m.notDst), m.dst)
+		t.add("-m %s", e.name)
+		t.port("sport", m.src, m.notSrc)
+		t.port("dport", m.dst, m.notDst)
 	case multiportMatch:
 		flag := "--sports"
 		if m.dst {
@@ -333,6 +331,12 @@ func (t *text) match(e exprMatch) {
 			return
 		}
 		t.add("-m %s", e.name)
+	}
+}
+
+func (t *text) port(side string, r portRange, invert bool) {
+	if !r.all() || invert {
+		t.add("%s--%s %s", not(invert), side, r)
 	}
 }
 
