@@ -6,39 +6,64 @@ SHELL := /bin/bash
 
 CACHE := $(or $(FAIRLEAD_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/fairlead)
 LINT := $(CACHE)/bin/golangci-lint
-RUN := go run ./test/run
+export RESULTS := $(CURDIR)/bin/results
+# Run one part of a stage and keep its result: "test" reads events of go test -json.
+TEST := hack/stage.sh test
+CHECK := hack/stage.sh check
 FUZZTIME ?= 10s
 KERNELS ?= 6.1,6.12
 # tp_btf is what the machine itself has.
 METHODS ?= fentry,kprobe
 BENCH ?= .
+
+# Stages run in two lanes side by side, each in its order, as neither keeps two
+# processors busy by itself.
+STAGES := lint generate-check test-unit test-root test-browser test-engines-smoke
+STAGES_VM := test-vm-smoke
+STAGES_ALL = lint generate-check test-unit test-root test-browser test-engines test-wine fuzz $(STAGES_LONG)
+STAGES_VM_ALL := test-vm
+# Tests that take hours: a target each.
+STAGES_LONG =
+# End-to-end tests that the smoke test runs in each machine.
+VM_SMOKE := TestPortAppearsCarriesAndVanishes,TestPortThatIsOnlyARule,TestReconnect
 # Rounds of what the end-to-end tests repeat, fewer where the processor is emulated.
-VM_ROUNDS := -env FAIRLEAD_STARTS=2 -env FAIRLEAD_WAKEUPS=500 -env FAIRLEAD_SHORT=500 \
+VM := go run ./test/vm -json -kernel '$(KERNELS)' -methods '$(METHODS)' \
+	-env FAIRLEAD_STARTS=2 -env FAIRLEAD_WAKEUPS=500 -env FAIRLEAD_SHORT=500 \
 	-env FAIRLEAD_STORMS=2 -env FAIRLEAD_REFILL=500
 
-# Stages of "make test": two lanes side by side, each in its order, as neither keeps two
-# processors busy by itself.
-STAGES_HERE := lint generate-check test-unit test-root test-browser test-engines
-STAGES_VM := test-vm
-# Systems that the host side is built for beside linux/amd64, which the linter sees.
-HOST_SYSTEMS := linux/arm64 windows/amd64 windows/arm64 darwin/arm64
+# What each build tag selects: root, tests that need root on this kernel; vm, tests for the
+# machines of test/vm; engines, tests that need what hack/provision*.sh installs.
+TAGS := root,vm,engines,bench
+# Systems that the host side is built for beside linux/amd64 and windows/amd64, which the
+# linter sees.
+HOST_SYSTEMS := linux/arm64 windows/arm64 darwin/arm64
+HOST_PACKAGES := ./internal/host/... ./cmd/fairlead
 # What wine 8 can run: it has neither unix sockets nor the UDP of Go 1.26, and its
 # files cannot be removed the way os.RemoveAll does it.
 WINE_PACKAGES := ./internal/rules ./internal/wire ./internal/table ./internal/hvsock
 WINE_HOST := OwnerTables|IPHelper|ProcessName|Reserved|Lsof|NonsenseAt|PublishesEvery|WithoutTheToken
-HOST_PACKAGES := $(wildcard ./internal/host ./cmd/fairlead)
 
 # One set of flags for builds, tests and linter, so that each package is compiled once.
 export CGO_ENABLED ?= 0
 export GOFLAGS ?= -trimpath
 
 # Packages with a test file that has build tag $(1).
-tagged = $(shell grep -rlE '^//go:build.*\b$(1)\b' --include='*_test.go' . | xargs -r dirname | sort -u)
+tagged = $(or $(shell grep -rlE '^//go:build.*\b$(1)\b' --include='*_test.go' cmd internal test | xargs -r dirname | sort -u | sed 's|^|./|'),\
+	$(error no test file has build tag $(1)))
+# Packages with tests that import neither network, processes nor system calls, nor do their tests.
+pure = $(shell go list -f '{{if or .TestGoFiles .XTestGoFiles}}{{.ImportPath}} {{join .Imports " "}} {{join .TestImports " "}} {{join .XTestImports " "}}{{end}}' ./... | \
+	grep -vE ' (net|net/http|os/exec|syscall|golang.org/x/sys/unix|[^ ]*/netlink)( |$$)' | cut -d ' ' -f 1)
 need_root = @[ "$$(id -u)" = 0 ] || { echo "$@: needs root: run 'sudo make $@'" >&2; exit 1; }
+
+.PHONY: quick
+quick: ## Check format, vet, and test the packages without I/O: a minute; needs nothing but Go
+	@bad=$$(gofmt -l cmd internal test hack *.go); [ -z "$$bad" ] || { printf 'not formatted, run gofmt -w:\n%s\n' "$$bad" >&2; exit 1; }
+	@go vet -tags $(TAGS) ./...
+	@go test $(pure)
 
 .PHONY: help
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: build
 build: ## Build bin/fairlead for this machine; needs nothing but Go
@@ -50,68 +75,87 @@ demo: build ## Show the whole path on this machine, in a network namespace (root
 	@exec bin/fairlead demo
 
 .PHONY: test
-test: ## Run everything, installing what it needs (root; Debian 12)
+test: ## Run what a change must pass, installing what it needs (root; Debian 12): 15 minutes
 	@hack/provision.sh all
-	@export FAIRLEAD_TALLY=$$(mktemp); trap 'rm -f "$$FAIRLEAD_TALLY"' EXIT; \
-	$(MAKE) --no-print-directory -k -j lane-here lane-vm; \
-	printf '\n'; $(RUN) sum "$$FAIRLEAD_TALLY"
+	@$(call run_stages,$(STAGES),$(STAGES_VM))
 
-lane-here: STAGES := $(STAGES_HERE)
-lane-vm: STAGES := $(STAGES_VM)
-.PHONY: lane-here lane-vm
-lane-here lane-vm:
-	@for stage in $(STAGES); do \
-		printf '\n== %s\n' "$$stage"; \
-		$(MAKE) --no-print-directory "$$stage" </dev/null || \
-			grep -q "^[0-9]* [1-9][0-9]* $$stage" "$$FAIRLEAD_TALLY" || echo "0 1 $$stage" >>"$$FAIRLEAD_TALLY"; \
+.PHONY: test-all
+test-all: ## Run everything: each engine in each mode, all tests in each kernel, wine, fuzzing
+	@hack/provision.sh all wine
+	@$(call run_stages,$(STAGES_ALL),$(STAGES_VM_ALL))
+
+# Runs two lists of stages side by side, and shows the slowest tests and the sum.
+run_stages = rm -rf '$(RESULTS)'; mkdir -p '$(RESULTS)'; \
+	$(MAKE) --no-print-directory -j2 lane-1 lane-2 LANE_1='$(1)' LANE_2='$(2)' || true; \
+	printf '\n== slowest tests\n'; cat '$(RESULTS)'/*.json | $(CACHE)/bin/gotestsum tool slowest --num 15 --threshold 5s || true; \
+	printf '\n== result\n'; go run ./test/sum '$(RESULTS)' $(1) $(2)
+
+lane-1: LANE = $(LANE_1)
+lane-2: LANE = $(LANE_2)
+.PHONY: lane-1 lane-2
+lane-1 lane-2:
+	@for stage in $(LANE); do \
+		printf '\n== %s\n' "$$stage"; start=$$SECONDS rc=0; \
+		$(MAKE) --no-print-directory "$$stage" </dev/null || rc=$$?; \
+		echo "$$rc $$((SECONDS - start))" >"$(RESULTS)/$$stage.exit"; \
 	done
 
 .PHONY: lint
 lint: ## Check style, import rules and that the host side builds everywhere
 	@[ -x "$(LINT)" ] || hack/provision.sh lint
-	@rc=0; $(RUN) check lint $(LINT) run ./... || rc=1; \
-	for system in $(HOST_SYSTEMS); do \
-		$(RUN) check "lint-$${system/\//-}" env CGO_ENABLED=0 GOOS="$${system%/*}" GOARCH="$${system#*/}" hack/vet-deps.sh $(HOST_PACKAGES) || rc=1; \
-	done; exit $$rc
+	@rc=0; $(CHECK) lint.linux $(LINT) run ./... || rc=1; \
+	$(CHECK) lint.windows env GOOS=windows $(LINT) run $(HOST_PACKAGES) || rc=1; \
+	printf '%s\n' $(HOST_SYSTEMS) | xargs -P 3 -I{} sh -c \
+		'$(CHECK) "lint.$$(echo {} | tr / -)" hack/vet-deps.sh {} $(HOST_PACKAGES)' || rc=1; exit $$rc
 
 .PHONY: test-unit
 test-unit: ## Run the tests that need neither root nor another kernel, with the race detector
-	@$(RUN) test test-unit env CGO_ENABLED=1 go test -json -race -timeout 60m ./...
+	@$(TEST) test-unit env CGO_ENABLED=1 go test -json -race -timeout 20m ./...
 
 .PHONY: test-root
 test-root: ## Run the tests that make namespaces, rules and BPF programs on this kernel (root)
 	$(need_root)
-	@$(RUN) test test-root go test -json -tags root -p 1 -count 1 -timeout 60m $(or $(call tagged,root),$(error no test file has build tag root))
+	@$(TEST) test-root go test -json -tags root -p 1 -count 1 -timeout 60m $(call tagged,root)
 
 .PHONY: test-vm
-test-vm: ## Run root and VM tests under emulated kernels (KERNELS, METHODS)
-	@rc=0; $(RUN) test test-vm-rig go test -json -tags engines -timeout 60m ./test/vm || rc=1; \
-	go run ./test/vm -kernel '$(KERNELS)' -methods '$(METHODS)' $(VM_ROUNDS) ./... || rc=1; exit $$rc
+test-vm: ## Run the tests for other kernels in emulated machines (KERNELS, METHODS): 30 minutes
+	@rc=0; $(TEST) test-vm.rig go test -json -tags engines -timeout 60m ./test/vm || rc=1; \
+	FORMAT=testname $(TEST) test-vm.machines $(VM) ./... || rc=1; exit $$rc
+
+.PHONY: test-vm-smoke
+test-vm-smoke: ## Run in emulated machines what depends on the kernel, and three end-to-end tests
+	@FORMAT=testname $(TEST) test-vm-smoke $(VM) -smoke $(VM_SMOKE) ./...
 
 .PHONY: test-browser
 test-browser: ## Look at the page in Chromium and run dashboard and alerts in Prometheus (root)
 	$(need_root)
 	@hack/provision.sh browser
-	@$(RUN) test test-browser go test -json -tags engines -count 1 -timeout 60m ./test/observe
+	@$(TEST) test-browser go test -json -tags engines -count 1 -timeout 30m ./test/observe
 
 .PHONY: test-engines
 test-engines: ## Run against real Docker, containerd and Kubernetes (root; builds them once, 10 minutes)
 	$(need_root)
 	@hack/provision-engines.sh
-	@$(RUN) test test-engines go test -json -tags engines -p 1 -count 1 -timeout 60m $(filter-out ./test/observe ./test/vm,$(call tagged,engines))
+	@$(TEST) test-engines go test -json -tags engines -p 1 -count 1 -timeout 60m $(filter-out ./test/observe ./test/vm,$(call tagged,engines))
+
+.PHONY: test-engines-smoke
+test-engines-smoke: ## Reach one port of each engine in each of its modes (root)
+	$(need_root)
+	@hack/provision-engines.sh
+	@$(TEST) test-engines-smoke go test -json -tags engines -run '^TestReach' -count 1 -timeout 20m ./test/engines
 
 .PHONY: test-moby
 test-moby: ## Run against the next Docker with its nftables back end (root; builds it once, 5 minutes)
 	$(need_root)
 	@hack/provision-engines.sh packages moby
-	@FAIRLEAD_DOCKERD=$(CACHE)/bin/moby $(RUN) test test-moby go test -json -tags engines -run Docker -count 1 -timeout 30m ./test/engines
+	@FAIRLEAD_DOCKERD=$(CACHE)/bin/moby $(TEST) test-moby go test -json -tags engines -run Docker -count 1 -timeout 30m ./test/engines
 
 .PHONY: test-wine
-test-wine: ## Run tests of the host side, built for Windows, under Debian's wine (not part of test)
+test-wine: ## Run tests of the host side, built for Windows, under Debian's wine
 	@hack/provision.sh wine
-	@rc=0; for what in "$(WINE_PACKAGES)" "-run $(WINE_HOST) ./internal/host"; do \
-		set -f; $(RUN) test test-wine env CGO_ENABLED=0 GOOS=windows GOARCH=amd64 go test -json -p 1 -exec "$$PWD/hack/wine.sh" $$what || rc=1; \
-	done; exit $$rc
+	@rc=0; set -f; export GOOS=windows GOARCH=amd64; \
+	$(TEST) test-wine.packages go test -json -p 1 -exec "$$PWD/hack/wine.sh" $(WINE_PACKAGES) || rc=1; \
+	$(TEST) test-wine.host go test -json -p 1 -exec "$$PWD/hack/wine.sh" -run '$(WINE_HOST)' ./internal/host || rc=1; exit $$rc
 
 .PHONY: bench
 bench: ## Measure fairlead against polling and write docs/benchmarks (root; 20 minutes)
@@ -128,10 +172,10 @@ bench-micro: ## Run the Go benchmarks that match BENCH (root)
 
 .PHONY: fuzz
 fuzz: ## Fuzz every decoder for FUZZTIME each
-	@grep -rHoE '^func Fuzz[A-Za-z0-9_]*' --include='*_test.go' . | sort | while IFS=: read -r file func; do \
-		printf '\n== %s %s\n' "$$(dirname "$$file")" "$${func#func }"; \
-		go test -run '^$$' -fuzz "^$${func#func }\$$" -fuzztime $(FUZZTIME) "$$(dirname "$$file")"; \
-	done
+	@grep -rHoE '^func Fuzz[A-Za-z0-9_]*' --include='*_test.go' cmd internal test | sort | { rc=0; while IFS=: read -r file func; do \
+		name=$${func#func }; \
+		$(CHECK) "fuzz.$$name" go test -run '^$$' -fuzz "^$$name\$$" -fuzztime $(FUZZTIME) "./$$(dirname "$$file")" || rc=1; \
+	done; exit $$rc; }
 
 .PHONY: generate
 generate: ## Generate the BPF objects with the pinned compiler
@@ -142,7 +186,7 @@ generate: ## Generate the BPF objects with the pinned compiler
 .PHONY: generate-check
 generate-check: ## Check that what "make generate" makes is what is committed
 	@command -v clang-14 >/dev/null || hack/provision.sh generate
-	@$(RUN) check generate-check hack/generate-check.sh
+	@$(CHECK) generate-check hack/generate-check.sh
 
 .PHONY: man
 man: build ## Write the manual pages to bin/man

@@ -4,7 +4,7 @@
 # Installs what fairlead's tests need on Debian 12. Quick, and without a word to
 # the network, when all is there.
 #
-#   hack/provision.sh [base|generate|vm|browser|bench|lint|wine|all]...    (default: all, which leaves bench and wine out)
+#   hack/provision.sh [base|generate|vm|browser|bench|gotestsum|lint|wine|all]...    (default: all, which leaves bench and wine out)
 #
 # Packages need root; kernels and the linter go to a cache directory of the user:
 # ${FAIRLEAD_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/fairlead}.
@@ -25,6 +25,7 @@ bench_packages=(socat)
 # The kernels that tests run on: the version, and the package that names the newest build of it.
 kernels=(6.1:linux-image-cloud-amd64 6.12:linux-image-6.12-cloud-amd64)
 lint_version=v2.15.0
+gotestsum_version=v1.13.0
 
 cache=${FAIRLEAD_CACHE:-${XDG_CACHE_HOME:-${HOME:?}/.cache}/fairlead}
 
@@ -139,9 +140,45 @@ modules() {
 	retry "download the Go modules" go -C "$(dirname "$0")/.." mod download
 }
 
-build_linter() {
+build_build_gotestsum() {
+	GOBIN=$tmp/bin GOFLAGS=-buildvcs=false GOOS='' GOARCH='' go install -trimpath -ldflags '-s -w' \
+		"gotest.tools/gotestsum@$gotestsum_version" 2> >(grep -v '^go: downloading' >&2)
+}
+
+gotestsum() {
+	local bin=$cache/bin/gotestsum-$gotestsum_version
+	command -v go >/dev/null || die "no go in PATH: install Go first"
+	if [ ! -x "$bin" ]; then
+		scratch
+		retry "build gotestsum" build_gotestsum
+		mkdir -p "$cache/bin"
+		cp "$tmp/bin/gotestsum" "$bin.new"
+		mv "$bin.new" "$bin"
+	fi
+	ln -sf "${bin##*/}" "$cache/bin/gotestsum"
+}
+
+linter() {
 	GOBIN=$tmp/bin GOFLAGS=-buildvcs=false GOOS='' GOARCH='' go install -trimpath -ldflags '-s -w' \
 		"github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$lint_version" 2> >(grep -v '^go: downloading' >&2)
+}
+
+build_gotestsum() {
+	GOBIN=$tmp/bin GOFLAGS=-buildvcs=false GOOS='' GOARCH='' go install -trimpath -ldflags '-s -w' \
+		"gotest.tools/gotestsum@$gotestsum_version" 2> >(grep -v '^go: downloading' >&2)
+}
+
+gotestsum() {
+	local bin=$cache/bin/gotestsum-$gotestsum_version
+	command -v go >/dev/null || die "no go in PATH: install Go first"
+	if [ ! -x "$bin" ]; then
+		scratch
+		retry "build gotestsum" build_gotestsum
+		mkdir -p "$cache/bin"
+		cp "$tmp/bin/gotestsum" "$bin.new"
+		mv "$bin.new" "$bin"
+	fi
+	ln -sf "${bin##*/}" "$cache/bin/gotestsum"
 }
 
 linter() {
@@ -172,6 +209,7 @@ for section; do
 		packages "${browser_packages[@]}"
 		prometheus
 		;;
+	gotestsum) gotestsum ;;
 	lint) linter ;;
 	bench) packages "${bench_packages[@]}" ;;
 	wine) packages "${wine_packages[@]}" ;;
@@ -182,9 +220,10 @@ for section; do
 		modules
 		for k in "${kernels[@]}"; do kernel "${k%%:*}" "${k#*:}"; done
 		prometheus
+		gotestsum
 		linter
 		;;
-	*) die "unknown section '$section': want base, generate, vm, browser, bench, lint, wine or all" ;;
+	*) die "unknown section '$section': want base, generate, vm, browser, bench, gotestsum, lint, wine or all" ;;
 	esac
 done
 say "ready"

@@ -179,7 +179,7 @@ func single(t testing.TB) {
 
 // A port of CNI is a NAT rule and nothing else: no socket listens. It is reached
 // from the host, and named after its container.
-func TestNATOnlyPortsAreReachedFromTheHostAndNamed(t *testing.T) {
+func TestReachContainerdPorts(t *testing.T) {
 	startContainerd(t)
 	containerdImage(t)
 	p := startPeers(t, "--source", "socket,nat,containerd", "--containerd-socket", containerdSocket)

@@ -30,7 +30,7 @@ const cniConfig = `{"cniVersion":"0.4.0","name":"pods","plugins":[
 const criImage = "docker.io/library/" + enclave.Image + ":latest"
 
 // A pod with hostPorts, made through the CRI as a kubelet does.
-func TestCRIHostPorts(t *testing.T) {
+func TestReachCRIHostPorts(t *testing.T) {
 	if err := os.MkdirAll("/etc/cni/net.d", 0o755); err != nil {
 		t.Fatal(err)
 	}

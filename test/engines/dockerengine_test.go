@@ -254,7 +254,7 @@ func TestDockerRandom(t *testing.T) {
 // A published port is reached from the host, and named after its container, be it
 // a socket of a proxy, a NAT rule, or a socket of a container in the guest's own
 // network.
-func TestDockerPortsAreReachedFromTheHostAndNamed(t *testing.T) {
+func TestReachDockerPorts(t *testing.T) {
 	for _, proxy := range []bool{true, false} {
 		t.Run(fmt.Sprintf("proxy %v", proxy), func(t *testing.T) {
 			p := startPeers(t, "--source", "socket,nat,docker", "--docker-host", "unix://"+dockerSocket)

@@ -22,7 +22,7 @@ import (
 // A real server in a pod's place is reached through a node port, a load
 // balancer's address and an external IP, under both modes of kube-proxy: from the
 // guest, and from the host through the agent and its host peer.
-func TestServicesAreReachedInBothModesOfKubeProxy(t *testing.T) {
+func TestReachServices(t *testing.T) {
 	for i, mode := range []string{"iptables", "nftables"} {
 		t.Run(mode, func(t *testing.T) {
 			c := startCluster(t)

@@ -10,6 +10,7 @@
 package engines
 
 import (
+	"cmp"
 	"errors"
 	"flag"
 	"fmt"
@@ -60,10 +61,10 @@ func runTests(m *testing.M) int {
 	return code
 }
 
-// runInside runs this binary again in new namespaces. Where all tests run, each has
-// namespaces of its own, so that what one leaves in an engine, its state or the
-// kernel harms no other; those of Docker run beside the others, as engines spend
-// much of their time waiting.
+// runInside runs this binary again in new namespaces. Each test has namespaces of its
+// own, so that what one leaves in an engine, its state or the kernel harms no other;
+// those of Docker run beside the others, as engines spend much of their time waiting.
+// Where subtests are chosen, all run in the same namespaces.
 func runInside() (int, error) {
 	dir, err := os.MkdirTemp("", "fl-engines-")
 	if err != nil {
@@ -74,12 +75,16 @@ func runInside() (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	if flag.Lookup("test.run").Value.String() != "" || flag.Lookup("test.skip").Value.String() != "" {
+	chosen := flag.Lookup("test.run").Value.String()
+	if strings.Contains(chosen, "/") || flag.Lookup("test.skip").Value.String() != "" {
 		return inside(binary, os.Stdout)
 	}
-	lanes, err := tests()
+	lanes, err := tests(cmp.Or(chosen, "."))
 	if err != nil {
 		return 0, err
+	}
+	if len(lanes[0])+len(lanes[1]) < 2 { // its output is shown while it runs
+		return inside(binary, os.Stdout)
 	}
 	var (
 		wg   sync.WaitGroup
@@ -104,13 +109,13 @@ func runInside() (int, error) {
 	return code, errors.Join(errs...)
 }
 
-// tests lists the tests: those that run beside the others, and the others.
-func tests() (lanes [2][]string, err error) {
+// tests lists the tests that match: those of Docker, and the others.
+func tests(chosen string) (lanes [2][]string, err error) {
 	self, err := os.Executable()
 	if err != nil {
 		return lanes, err
 	}
-	out, err := exec.Command(self, "-test.list=.").Output()
+	out, err := exec.Command(self, "-test.list="+chosen).Output()
 	if err != nil {
 		return lanes, fmt.Errorf("list the tests: %w", err)
 	}

@@ -20,16 +20,20 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/fairlead/fairlead/test/report"
+	"github.com/fairlead/fairlead/test/kit/wait"
 )
 
 // job is one run of one test binary in the guest.
 type job struct {
-	name string // as shown
+	name string // of its package, as reported
 	dir  string // in the guest, holds the binary "run.test"
 	args []string
 	env  []string // NAME=value
 }
+
+// guestLimit is how long tests in the guest wait for what must come: an emulated
+// machine that shares its processor is some tens of times slower.
+const guestLimit = "10m"
 
 // Lines on the guest's second serial port that begin with mark are the run script's.
 const mark = "\x1e"
@@ -37,7 +41,7 @@ const mark = "\x1e"
 // script is the guest's run script for these jobs.
 func script(k kernel, jobs []job) []byte {
 	var b bytes.Buffer
-	fmt.Fprintf(&b, "export FAIRLEAD_KERNEL=%s\n", quote(k.release))
+	fmt.Fprintf(&b, "export %s=%s %s=%s\n", kernelVariable, quote(k.release), wait.Variable, guestLimit)
 	for i, j := range jobs {
 		fmt.Fprintf(&b, "echo; echo '%sbegin %d'; cd %s;", mark, i, quote(j.dir))
 		for _, e := range j.env {
@@ -50,6 +54,7 @@ func script(k kernel, jobs []job) []byte {
 		}
 		fmt.Fprintf(&b, "; rc=$?; echo; echo \"%send %d $rc\"\n", mark, i)
 	}
+	fmt.Fprintf(&b, "echo; echo '%sdone'\n", mark)
 	return b.Bytes()
 }
 
@@ -65,18 +70,15 @@ var complaint = regexp.MustCompile(strings.Join([]string{
 
 // console watches the kernel's console.
 type console struct {
-	out     io.Writer
-	prefix  string
-	verbose bool
+	live io.Writer // gets every line, if not nil
 
 	mu        sync.Mutex
-	complaint string // the first one
-	shown     int
-	tail      []string
+	complaint string   // the first one
+	lines     []string // from the complaint on, or else the last ones
 }
 
 const (
-	consoleShown = 120 // lines shown from the first complaint on
+	consoleShown = 120 // lines kept from the first complaint on
 	consoleTail  = 20  // lines kept for a machine that ends too early
 )
 
@@ -98,33 +100,43 @@ func (c *console) line(text string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.complaint == "" && complaint.MatchString(text) {
-		c.complaint = text
+		c.complaint, c.lines = text, nil
 	}
-	if c.tail = append(c.tail, text); len(c.tail) > consoleTail {
-		c.tail = c.tail[1:]
+	switch {
+	case c.complaint == "":
+		c.lines = append(c.lines, text)
+		c.lines = c.lines[max(0, len(c.lines)-consoleTail):]
+	case len(c.lines) < consoleShown:
+		c.lines = append(c.lines, text)
 	}
-	if c.complaint != "" && c.shown < consoleShown {
-		c.shown++
-	} else if !c.verbose {
-		return
+	if c.live != nil {
+		fmt.Fprintf(c.live, "console: %s\n", text)
 	}
-	fmt.Fprintf(c.out, "%sconsole: %s\n", c.prefix, text)
 }
 
-// err says what the kernel complained of, if it did.
+// err returns the kernel's first complaint with what followed it, if there is one.
 func (c *console) err() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.complaint == "" {
 		return nil
 	}
-	return fmt.Errorf("the kernel complained: %s", c.complaint)
+	return fmt.Errorf("the kernel complained: %s\n%s", c.complaint, c.text())
 }
 
+// last returns the last lines.
 func (c *console) last() string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return strings.Join(c.tail, "\n")
+	return c.text()
+}
+
+func (c *console) text() string {
+	var b strings.Builder
+	for _, line := range c.lines {
+		fmt.Fprintf(&b, "console: %s\n", line)
+	}
+	return b.String()
 }
 
 // machine is one emulated computer that runs jobs and powers off.
@@ -132,19 +144,20 @@ type machine struct {
 	kernel  kernel
 	initrd  string // path of the whole initramfs
 	memory  int    // MiB
+	accel   accelerator
 	timeout time.Duration
 	jobs    []job
-	report  *report.Reporter
+	report  *reporter
 	console *console
 }
 
-// run boots the machine, runs its jobs and counts them, and the machine itself
-// as one check: it came up, ran everything, and its kernel did not complain.
+// run boots the machine and runs its jobs. The machine itself is one check: it came
+// up, ran everything, and its kernel did not complain.
 func (m *machine) run(ctx context.Context) {
 	start := time.Now()
 	err := m.boot(ctx)
 	err = errors.Join(err, m.console.err())
-	m.report.Check(fmt.Sprintf("kernel %s (%d runs, %.1fs with boot)", m.kernel.release, len(m.jobs), time.Since(start).Seconds()), err)
+	m.report.check(m.kernel.version+"/machine", "Linux-"+m.kernel.release, time.Since(start), err)
 }
 
 func (m *machine) boot(ctx context.Context) error {
@@ -164,12 +177,10 @@ func (m *machine) boot(ctx context.Context) error {
 		}
 		defer ports[i].Close()
 	}
-	// One thread for all virtual processors: with more, attaching programs
-	// under load breaks in the emulator. No KVM, so that it runs anywhere.
 	// The timer check and the watchdogs look at a clock that emulation on a
 	// busy host stretches.
 	qemu := exec.CommandContext(ctx, "qemu-system-x86_64",
-		"-accel", "tcg,thread=single", "-cpu", "max", "-smp", "2", "-m", strconv.Itoa(m.memory),
+		"-accel", m.accel.accel, "-cpu", m.accel.cpu, "-smp", "2", "-m", strconv.Itoa(m.memory),
 		"-nodefaults", "-display", "none", "-no-reboot", "-monitor", "none",
 		"-chardev", "socket,id=tty0,path="+filepath.Join(dir, "ttyS0"), "-serial", "chardev:tty0",
 		"-chardev", "socket,id=tty1,path="+filepath.Join(dir, "ttyS1"), "-serial", "chardev:tty1",
@@ -197,24 +208,24 @@ func (m *machine) boot(ctx context.Context) error {
 			conn.Close()
 		}
 	})
-	var told results
+	var got results
 	conn, err := ports[1].Accept()
 	if err == nil {
-		told, err = m.read(ctx, conn)
+		got, err = m.read(ctx, conn)
 		err = errors.Join(err, conn.Close())
 	} else {
-		err = nil // said better by the exit below
+		err = nil // the exit below is the better error
 	}
 	exit := <-ended
 	consoleDone.Wait()
 	if cause := context.Cause(ctx); cause != nil {
 		exit = cause
 	}
-	if !told.ended {
+	if !got.ended {
 		exit = errors.Join(exit, errors.New("ended before the jobs did"))
 	}
-	for _, j := range m.jobs[told.jobs:] {
-		m.report.Check(j.name, errors.New("did not run"))
+	for _, j := range m.jobs[got.jobs:] {
+		m.report.check(m.kernel.version+"/"+j.name, "all", 0, errors.New("did not run"))
 	}
 	if exit != nil && m.console.err() == nil {
 		exit = fmt.Errorf("%w\n%s%s", exit, stderr.String(), m.console.last())
@@ -229,13 +240,13 @@ type results struct {
 }
 
 // read reports what the jobs print, until the machine ends.
-func (m *machine) read(ctx context.Context, port io.Reader) (told results, err error) {
+func (m *machine) read(ctx context.Context, port io.Reader) (got results, err error) {
 	lines := bufio.NewReader(port)
 	var running *converter
 	defer func() {
 		if running != nil {
-			err = errors.Join(err, running.close())
-			m.report.End()
+			_, cerr := running.close()
+			err = errors.Join(err, cerr)
 		}
 	}()
 	for {
@@ -245,46 +256,49 @@ func (m *machine) read(ctx context.Context, port io.Reader) (told results, err e
 			var index, rc int
 			_, _ = fmt.Sscan(text, &word, &index, &rc) // begin has two fields; a broken word is caught below
 			switch {
-			case word == "begin" && running == nil && index == told.jobs && index < len(m.jobs):
+			case word == "begin" && running == nil && index == got.jobs && index < len(m.jobs):
 				if running, err = m.convert(ctx, m.jobs[index].name); err != nil {
-					return told, err
+					return got, err
 				}
-				told.jobs++
-			case word == "end" && running != nil && index == told.jobs-1:
-				before := m.report.Count().Failed
-				err = running.close()
+				got.jobs++
+			case word == "end" && running != nil && index == got.jobs-1:
+				failed, err := running.close()
 				running = nil
-				m.report.End()
 				if err != nil {
-					return told, err
+					return got, err
 				}
-				if rc != 0 && m.report.Count().Failed == before {
-					m.report.Check(m.jobs[index].name, fmt.Errorf("exit status %d", rc))
+				if rc != 0 && !failed {
+					m.report.check(m.kernel.version+"/"+m.jobs[index].name, "exit", 0, fmt.Errorf("exit status %d", rc))
 				}
-				told.ended = told.jobs == len(m.jobs)
+			case word == "done" && running == nil && got.jobs == len(m.jobs):
+				got.ended = true
 			default:
-				return told, fmt.Errorf("unexpected line from the run script: %q", text)
+				return got, fmt.Errorf("unexpected line from the run script: %q", text)
 			}
 		} else if running != nil {
 			if _, err := io.WriteString(running.in, line); err != nil {
-				return told, fmt.Errorf("convert output: %w", err)
+				return got, fmt.Errorf("convert output: %w", err)
 			}
 		}
 		if rerr != nil {
-			return told, nil // the end of the machine, whose reason its exit tells
+			return got, nil // the end of the machine, whose reason is its exit
 		}
 	}
 }
 
 // converter turns the output of one test binary to events and reports them.
 type converter struct {
-	in  io.WriteCloser
-	cmd *exec.Cmd
-	got chan error
+	in   io.WriteCloser
+	cmd  *exec.Cmd
+	done chan struct{}
+
+	// From here on valid once done is closed.
+	failed bool
+	err    error
 }
 
 func (m *machine) convert(ctx context.Context, name string) (*converter, error) {
-	cmd := exec.CommandContext(ctx, "go", "tool", "test2json", "-t", "-p", name)
+	cmd := exec.CommandContext(ctx, "go", "tool", "test2json", "-t", "-p", m.kernel.version+"/"+name)
 	cmd.Stderr = os.Stderr
 	in, err := cmd.StdinPipe()
 	if err != nil {
@@ -297,11 +311,22 @@ func (m *machine) convert(ctx context.Context, name string) (*converter, error) 
 	if err := cmd.Start(); err != nil {
 		return nil, fmt.Errorf("start test2json: %w", err)
 	}
-	c := &converter{in: in, cmd: cmd, got: make(chan error, 1)}
-	go func() { c.got <- m.report.Read(out) }()
+	c := &converter{in: in, cmd: cmd, done: make(chan struct{})}
+	go func() {
+		defer close(c.done)
+		c.failed, c.err = m.report.copy(out)
+	}()
 	return c, nil
 }
 
-func (c *converter) close() error {
-	return errors.Join(c.in.Close(), <-c.got, c.cmd.Wait())
+// close waits for the end of the events, and returns whether any is a failure.
+func (c *converter) close() (failed bool, err error) {
+	err = c.in.Close()
+	<-c.done
+	return c.failed, errors.Join(err, c.err, c.cmd.Wait())
+}
+
+func firstLine(err error) string {
+	line, _, _ := strings.Cut(err.Error(), "\n")
+	return line
 }

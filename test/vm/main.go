@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Vm runs tests under other kernels than this machine's. It builds the tests
-// that the tag vm adds, packs them into an initramfs with the tools
-// they need, boots each kernel in an emulator, and reports as go test does. It
-// needs no root.
+// Vm runs tests under other kernels than this machine's. It builds the tests that
+// the tag vm adds, packs them into an initramfs with the tools they need, boots each
+// kernel in a machine of QEMU, and reports as go test does. It needs no root.
 //
 //	go run ./test/vm [flags] [packages]
 package main
@@ -25,32 +24,39 @@ import (
 	"time"
 
 	"github.com/fairlead/fairlead/test/kit/program"
-	"github.com/fairlead/fairlead/test/report"
 )
 
 type options struct {
 	kernels     string
 	methods     string
 	tags        string
+	smoke       string
 	run         string
 	bench       string
 	env         []string
+	accel       string
 	memory      int
 	timeout     time.Duration
 	testTimeout time.Duration
 	verbose     bool
-	tally       string
+	json        bool
 	patterns    []string
+	stderr      io.Writer // for progress
 }
+
+// minMemory is what a machine needs to boot, in MiB.
+const minMemory = 512
 
 func (o options) validate() error {
 	switch {
 	case o.kernels == "":
 		return errors.New("-kernel is empty: want for example 6.1,6.12")
-	case o.memory < 512:
-		return fmt.Errorf("-memory %d: want at least 512 MiB", o.memory)
+	case o.memory < minMemory:
+		return fmt.Errorf("-memory %d: want at least %d MiB", o.memory, minMemory)
 	case o.timeout <= 0 || o.testTimeout <= 0:
 		return errors.New("-timeout and -test-timeout: want more than 0")
+	case o.accel != "auto" && o.accel != "kvm" && o.accel != "tcg":
+		return fmt.Errorf("-accel %q: want auto, kvm or tcg", o.accel)
 	}
 	for _, e := range o.env {
 		if !strings.Contains(e, "=") {
@@ -61,21 +67,23 @@ func (o options) validate() error {
 }
 
 func main() {
-	var o options
+	o := options{stderr: os.Stderr}
 	flag.StringVar(&o.kernels, "kernel", "6.1,6.12", "kernel versions, run side by side")
 	flag.StringVar(&o.methods, "methods", "fentry,kprobe,tp_btf", "run packages that read "+methodsVariable+" once for each of these")
 	flag.StringVar(&o.tags, "tags", "vm", "build tags; only tests that they add are run")
+	flag.StringVar(&o.smoke, "smoke", "", "comma-separated `names`: of the tests that also run outside, under tag root, run only these, and packages that depend on the kernel")
 	flag.StringVar(&o.run, "run", "", "run only tests that match, instead of all that the tags add")
 	flag.StringVar(&o.bench, "bench", "", "run the benchmarks that match, and no tests")
 	flag.Func("env", "`NAME=value` for the environment of the tests; may be repeated", func(s string) error {
 		o.env = append(o.env, s)
 		return nil
 	})
+	flag.StringVar(&o.accel, "accel", "auto", "kvm, tcg (emulation), or auto: kvm if a machine boots under it")
 	flag.IntVar(&o.memory, "memory", 1024, "MiB of each machine, beside what the file system takes")
 	flag.DurationVar(&o.timeout, "timeout", 4*time.Hour, "limit for each machine")
 	flag.DurationVar(&o.testTimeout, "test-timeout", time.Hour, "limit for each test binary")
-	flag.BoolVar(&o.verbose, "v", false, "show all output and the console")
-	flag.StringVar(&o.tally, "tally", os.Getenv("FAIRLEAD_TALLY"), "file to add the counts to")
+	flag.BoolVar(&o.verbose, "v", false, "show the console")
+	flag.BoolVar(&o.json, "json", false, "print the events of go test -json instead of text")
 	flag.Parse()
 	o.patterns = flag.Args()
 	if len(o.patterns) == 0 {
@@ -98,12 +106,11 @@ func main() {
 
 // run does everything and reports whether anything failed.
 func run(ctx context.Context, out io.Writer, o options) (failed bool, err error) {
-	out = &lockedWriter{w: out}
 	cache, err := cacheDir()
 	if err != nil {
 		return true, err
 	}
-	suites, err := findSuites(ctx, o.tags, o.patterns)
+	suites, err := findSuites(ctx, o.tags, o.smoke, o.patterns)
 	if err != nil {
 		return true, err
 	}
@@ -119,39 +126,29 @@ func run(ctx context.Context, out io.Writer, o options) (failed bool, err error)
 	}
 	defer os.RemoveAll(work)
 
-	builds := &report.Reporter{Out: out, Prefix: "[build] "}
-	fmt.Fprintf(out, "[build] %d packages with tags %s\n", len(suites), o.tags)
-	jobs := buildJobs(ctx, o, suites, work, builds)
-	total := builds.Count()
-	total.Passed = 0 // what was built is counted when it runs
-	if len(jobs) == 0 {
-		return true, fmt.Errorf("%d of %d packages failed to build", total.Failed, len(suites))
+	versions := strings.Split(o.kernels, ",")
+	accel, accelErr := emulated, error(nil)
+	var probe sync.WaitGroup
+	probe.Go(func() { accel, accelErr = chooseAccelerator(ctx, o, cache, work, versions[0]) })
+	r := &reporter{out: out, json: o.json}
+	jobs := buildJobs(ctx, o, suites, work, r)
+	probe.Wait()
+	if accelErr != nil {
+		return true, accelErr
 	}
-	var mu sync.Mutex
+	if len(jobs) == 0 {
+		return true, fmt.Errorf("none of %d packages could be built", len(suites))
+	}
 	var machines sync.WaitGroup
-	for version := range strings.SplitSeq(o.kernels, ",") {
+	for _, version := range versions {
 		machines.Go(func() {
-			r := &report.Reporter{Out: out, Prefix: "[" + version + "] ", Tests: true, Verbose: o.verbose || o.bench != ""}
-			if err := runKernel(ctx, o, cache, work, version, jobs, r); err != nil {
-				r.Check("machine", err)
-			}
-			mu.Lock()
-			defer mu.Unlock()
-			total.Add(r.Count())
-			fmt.Fprintf(out, "[%s] %s\n", version, r.Count())
-			if err := r.Append(o.tally, "test-vm-"+version); err != nil {
-				r.Check("tally", err)
+			if err := runKernel(ctx, o, cache, work, version, accel, jobs, r); err != nil {
+				r.check(version+"/machine", "prepare", 0, err)
 			}
 		})
 	}
 	machines.Wait()
-	if builds.Count().Failed > 0 {
-		if err := builds.Append(o.tally, "test-vm-build"); err != nil {
-			return true, err
-		}
-	}
-	fmt.Fprintln(out, total)
-	return total.Failed > 0, nil
+	return r.anyFailed(), nil
 }
 
 func withBenchmarks(suites []suite) []suite {
@@ -165,7 +162,7 @@ func withBenchmarks(suites []suite) []suite {
 }
 
 // buildJobs builds the suites below work/test, which becomes /test in the guest.
-func buildJobs(ctx context.Context, o options, suites []suite, work string, builds *report.Reporter) []job {
+func buildJobs(ctx context.Context, o options, suites []suite, work string, r *reporter) []job {
 	var jobs []job
 	buildProgram := sync.OnceValue(func() error {
 		return goBuild(ctx, []string{"build"}, filepath.Join(work, "test", "fairlead"), binaryPackage)
@@ -176,17 +173,17 @@ func buildJobs(ctx context.Context, o options, suites []suite, work string, buil
 		env := o.env
 		if s.Binary {
 			if err := buildProgram(); err != nil {
-				builds.Check(name, err)
+				r.check("build", name, 0, err)
 				continue
 			}
 			env = append([]string{program.Variable + "=/test/fairlead"}, env...)
 		}
 		if err := goBuild(ctx, []string{"test", "-c", "-tags=" + o.tags}, filepath.Join(dir, "run.test"), s.Package); err != nil {
-			builds.Check(name, err)
+			r.check("build", name, 0, err)
 			continue
 		}
 		if err := copyData(dir, s.Dir); err != nil {
-			builds.Check(name, err)
+			r.check("build", name, 0, err)
 			continue
 		}
 		j := job{
@@ -206,10 +203,10 @@ func buildJobs(ctx context.Context, o options, suites []suite, work string, buil
 			continue
 		}
 		for method := range strings.SplitSeq(o.methods, ",") {
-			r := j
-			r.name += " [" + method + "]"
-			r.env = append([]string{methodsVariable + "=" + method}, j.env...)
-			jobs = append(jobs, r)
+			once := j
+			once.name += "@" + method
+			once.env = append([]string{methodsVariable + "=" + method}, j.env...)
+			jobs = append(jobs, once)
 		}
 	}
 	return jobs
@@ -224,7 +221,7 @@ func copyData(dst, src string) error {
 	return err
 }
 
-func runKernel(ctx context.Context, o options, cache, work, version string, jobs []job, r *report.Reporter) error {
+func runKernel(ctx context.Context, o options, cache, work, version string, accel accelerator, jobs []job, r *reporter) error {
 	k, err := findKernel(cache, version)
 	if err != nil {
 		return err
@@ -242,10 +239,13 @@ func runKernel(ctx context.Context, o options, cache, work, version string, jobs
 		return err
 	}
 	m := machine{
-		kernel: k, initrd: initrd, jobs: jobs, report: r, timeout: o.timeout,
+		kernel: k, initrd: initrd, accel: accel, jobs: jobs, report: r, timeout: o.timeout,
 		// The archive and what is unpacked from it exist at the same time.
 		memory:  o.memory + 2*int(info.Size()>>20),
-		console: &console{out: r.Out, prefix: r.Prefix, verbose: o.verbose},
+		console: &console{},
+	}
+	if o.verbose {
+		m.console.live = o.stderr
 	}
 	m.run(ctx)
 	return nil
@@ -283,16 +283,4 @@ func cacheDir() (string, error) {
 		return "", fmt.Errorf("find cache directory: %w: set FAIRLEAD_CACHE", err)
 	}
 	return filepath.Join(dir, "fairlead"), nil
-}
-
-// lockedWriter keeps the lines of several machines whole.
-type lockedWriter struct {
-	mu sync.Mutex
-	w  io.Writer
-}
-
-func (l *lockedWriter) Write(b []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.w.Write(b)
 }

@@ -12,6 +12,7 @@ import (
 	"go/parser"
 	"go/token"
 	"io"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -22,6 +23,10 @@ import (
 // methodsVariable names, in the environment of a test, the attach mechanisms it
 // may use. Packages that read it are run once for each method.
 const methodsVariable = "FAIRLEAD_METHODS"
+
+// kernelVariable is the release of the machine's kernel. Packages that read it do more
+// in a machine than outside.
+const kernelVariable = "FAIRLEAD_KERNEL"
 
 // The program under test is built and packed for packages whose tests import
 // programImport, which finds it by the environment: a guest has no compiler.
@@ -48,8 +53,10 @@ type listed struct {
 	XTestGoFiles []string
 }
 
-// findSuites returns the packages of the patterns with tests that tags add.
-func findSuites(ctx context.Context, tags string, patterns []string) ([]suite, error) {
+// findSuites returns the packages of the patterns with tests that tags add. If smoke is
+// not empty, a list of names, tests that also run outside, under tag root, are left out
+// unless they are in it or their package depends on the machine's kernel.
+func findSuites(ctx context.Context, tags, smoke string, patterns []string) ([]suite, error) {
 	without, err := goList(ctx, "", patterns)
 	if err != nil {
 		return nil, err
@@ -58,33 +65,55 @@ func findSuites(ctx context.Context, tags string, patterns []string) ([]suite, e
 	if err != nil {
 		return nil, err
 	}
+	outside, err := goList(ctx, "root", patterns)
+	if err != nil {
+		return nil, err
+	}
+	missing := map[string]bool{}
+	for _, name := range strings.Fields(strings.ReplaceAll(smoke, ",", " ")) {
+		missing[name] = true
+	}
+	chosen := maps.Clone(missing)
 	var suites []suite
 	for importPath, p := range with {
-		plain := without[importPath]
-		known := slices.Concat(plain.TestGoFiles, plain.XTestGoFiles)
 		s := suite{Package: importPath, Dir: p.Dir}
-		for _, file := range slices.Concat(p.TestGoFiles, p.XTestGoFiles) {
+		if s.Methods, err = mentions(p.Dir, methodsVariable); err != nil {
+			return nil, err
+		}
+		kernel, err := mentions(p.Dir, kernelVariable)
+		if err != nil {
+			return nil, err
+		}
+		known, elsewhere := without[importPath].tests(), outside[importPath].tests()
+		for _, file := range p.tests() {
 			if slices.Contains(known, file) {
 				continue
 			}
-			if err := s.addTests(filepath.Join(p.Dir, file)); err != nil {
+			keep := func(name string) bool {
+				delete(missing, name)
+				return smoke == "" || s.Methods || kernel || !slices.Contains(elsewhere, file) || chosen[name]
+			}
+			if err := s.addTests(filepath.Join(p.Dir, file), keep); err != nil {
 				return nil, err
 			}
 		}
 		if len(s.Tests) == 0 && !s.Benchmarks {
 			continue
 		}
-		if s.Methods, err = mentions(p.Dir, methodsVariable); err != nil {
-			return nil, err
-		}
 		if s.Binary, err = mentions(p.Dir, programImport); err != nil {
 			return nil, err
 		}
 		suites = append(suites, s)
 	}
+	if len(missing) > 0 {
+		return nil, fmt.Errorf("no test is named %s", strings.Join(slices.Sorted(maps.Keys(missing)), ", "))
+	}
 	slices.SortFunc(suites, func(a, b suite) int { return strings.Compare(a.Package, b.Package) })
 	return suites, nil
 }
+
+// tests returns the names of the files with tests.
+func (l listed) tests() []string { return slices.Concat(l.TestGoFiles, l.XTestGoFiles) }
 
 // goList lists packages as guests see them. A pattern that matches only
 // packages whose files all need tags is no error here.
@@ -115,8 +144,8 @@ func guestEnv() []string {
 	return append(os.Environ(), "CGO_ENABLED=0", "GOOS=linux", "GOARCH=amd64")
 }
 
-// addTests adds what -test.run can choose in one file.
-func (s *suite) addTests(file string) error {
+// addTests adds what -test.run can choose in one file, if keep is true of its name.
+func (s *suite) addTests(file string, keep func(name string) bool) error {
 	parsed, err := parser.ParseFile(token.NewFileSet(), file, nil, parser.SkipObjectResolution)
 	if err != nil {
 		return err
@@ -127,7 +156,7 @@ func (s *suite) addTests(file string) error {
 			continue
 		}
 		for _, kind := range []string{"Test", "Fuzz", "Example"} {
-			if strings.HasPrefix(f.Name.Name, kind) {
+			if strings.HasPrefix(f.Name.Name, kind) && keep(f.Name.Name) {
 				s.Tests = append(s.Tests, f.Name.Name)
 			}
 		}

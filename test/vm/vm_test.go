@@ -118,39 +118,76 @@ func TestConsole(t *testing.T) {
 		{"[    1.0] reboot: Power down", false},
 		{"[    1.0] DEBUG: nothing", false},
 	} {
-		var out bytes.Buffer
-		c := console{out: &out, prefix: "> "}
+		var c console
 		c.read(strings.NewReader(tt.line + "\r\nafter\r\n"))
-		if bad := c.err() != nil; bad != tt.bad {
-			t.Errorf("%q: error %v", tt.line, c.err())
+		err := c.err()
+		if bad := err != nil; bad != tt.bad {
+			t.Errorf("%q: error %v", tt.line, err)
 		}
-		if shown := strings.Contains(out.String(), "> console: after\n"); shown != tt.bad {
-			t.Errorf("%q: showed %q", tt.line, out.String())
+		if err != nil && !strings.Contains(err.Error(), "console: after\n") {
+			t.Errorf("%q: error %v lacks what followed", tt.line, err)
+		}
+		if last := c.last(); !strings.HasSuffix(last, "console: after\n") {
+			t.Errorf("%q: last lines %q", tt.line, last)
 		}
 	}
 }
 
 func TestConsoleIsBounded(t *testing.T) {
-	var out bytes.Buffer
-	c := console{out: &out}
-	c.read(strings.NewReader(strings.Repeat("Call Trace:\n", 10*consoleShown)))
-	if n := bytes.Count(out.Bytes(), []byte("\n")); n != consoleShown {
-		t.Errorf("showed %d lines, want %d", n, consoleShown)
-	}
-	if n := len(c.tail); n != consoleTail {
-		t.Errorf("kept %d lines, want %d", n, consoleTail)
+	for line, want := range map[string]int{"Call Trace:\n": consoleShown, "all is well\n": consoleTail} {
+		var live bytes.Buffer
+		c := console{live: &live}
+		c.read(strings.NewReader(strings.Repeat(line, 10*consoleShown)))
+		if n := len(c.lines); n != want {
+			t.Errorf("%q: kept %d lines, want %d", line, n, want)
+		}
+		if n := strings.Count(live.String(), "console: "); n != 10*consoleShown {
+			t.Errorf("%q: showed %d lines", line, n)
+		}
 	}
 }
 
 // TestFindSuites finds what a tag adds, and only that.
 func TestFindSuites(t *testing.T) {
-	suites, err := findSuites(t.Context(), "vm", []string{"./..."})
+	suites, err := findSuites(t.Context(), "vm", "", []string{"./..."})
 	if err != nil {
 		t.Fatal(err)
 	}
 	if len(suites) != 1 || !strings.HasSuffix(suites[0].Package, "/test/vm/selftest") || suites[0].Methods ||
 		!slices.Contains(suites[0].Tests, "TestKernel") {
 		t.Errorf("got %+v, want selftest alone", suites)
+	}
+}
+
+// TestFindSuitesForASmokeTest leaves out what also runs outside, except what was chosen
+// and what depends on the kernel.
+func TestFindSuitesForASmokeTest(t *testing.T) {
+	if _, err := findSuites(t.Context(), "vm", "TestHTTP,TestAbsent", []string{"../e2e"}); err == nil {
+		t.Error("a name that no test has is no error")
+	}
+	suites, err := findSuites(t.Context(), "vm", "TestHTTP", []string{"../e2e", "../../internal/...", "./selftest"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	tests := make(map[string][]string)
+	for _, s := range suites {
+		tests[strings.TrimPrefix(s.Package, "github.com/fairlead/fairlead/")] = s.Tests
+	}
+	e2e := tests["test/e2e"]
+	if !slices.Contains(e2e, "TestHTTP") || slices.Contains(e2e, "TestUDP") || !slices.Contains(e2e, "TestVsock") {
+		t.Errorf("of test/e2e: %q, want TestHTTP, what needs a machine, and nothing else", e2e)
+	}
+	if len(tests["test/vm/selftest"]) == 0 {
+		t.Error("selftest is missing")
+	}
+	methods := 0
+	for _, s := range suites {
+		if s.Methods {
+			methods++
+		}
+	}
+	if methods == 0 {
+		t.Error("no package depends on the attach methods")
 	}
 }
 

@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+)
+
+// accelerator is what executes the instructions of a machine.
+type accelerator struct{ accel, cpu string }
+
+var (
+	virtual = accelerator{"kvm", "host"}
+	// One thread for all virtual processors: with more, attaching programs under load
+	// breaks in the emulator.
+	emulated = accelerator{"tcg,thread=single", "max"}
+)
+
+// probeLimit is how long a machine under KVM may take to boot and power off, which is
+// a second or two where KVM works.
+const probeLimit = 15 * time.Second
+
+// chooseAccelerator returns the accelerator that o asks for. "auto" is KVM if a kernel
+// boots and ends under it: a /dev/kvm that can be opened may still belong to a
+// hypervisor that cannot run guests.
+func chooseAccelerator(ctx context.Context, o options, cache, work, version string) (accelerator, error) {
+	switch o.accel {
+	case "kvm":
+		return virtual, nil
+	case "tcg":
+		return emulated, nil
+	}
+	start := time.Now()
+	if err := probeKVM(ctx, cache, work, version); err != nil {
+		if ctx.Err() != nil {
+			return emulated, ctx.Err()
+		}
+		o.progress("accelerator tcg: no kvm after %.1fs: %s", time.Since(start).Seconds(), firstLine(err))
+		return emulated, nil
+	}
+	o.progress("accelerator kvm: booted in %.1fs", time.Since(start).Seconds())
+	return virtual, nil
+}
+
+// probeKVM boots a machine without jobs under KVM.
+func probeKVM(ctx context.Context, cache, work, version string) error {
+	f, err := os.OpenFile("/dev/kvm", os.O_RDWR, 0)
+	if err != nil {
+		return err
+	}
+	f.Close()
+	k, err := findKernel(cache, version)
+	if err != nil {
+		return err
+	}
+	base, err := baseImage(ctx, cache, k)
+	if err != nil {
+		return err
+	}
+	dir := filepath.Join(work, "probe")
+	if err := os.MkdirAll(filepath.Join(dir, "test"), 0o755); err != nil {
+		return err
+	}
+	initrd := filepath.Join(dir, "initrd")
+	if err := appendImage(initrd, base, dir, script(k, nil)); err != nil {
+		return fmt.Errorf("pack probe: %w", err)
+	}
+	m := machine{kernel: k, initrd: initrd, memory: minMemory, accel: virtual, timeout: probeLimit, console: &console{}}
+	return errors.Join(m.boot(ctx), m.console.err())
+}
