@@ -53,8 +53,8 @@ kernel's dump of all rules each second, as cheaply as that can be done and publi
 // if the test fails, or prints none.
 func (e *Env) inVM(ctx context.Context, test string) error {
 	e.Progress("building and booting kernel %s", emulatedKernel)
-	cmd := exec.CommandContext(ctx, "go", "run", "github.com/fairlead/fairlead/test/vm", "-kernel", emulatedKernel, "-tally=", "-tags", "vm,bench",
-		"-v", "-run", "^"+test+"$", "-env", scaleVariable+"="+e.Scale.String(), "github.com/fairlead/fairlead/test/bench")
+	cmd := exec.CommandContext(ctx, "go", "run", "github.com/fairlead/fairlead/test/vm", "-kernel", emulatedKernel, "-tags", "vm,bench",
+		"-run", "^"+test+"$", "-env", scaleVariable+"="+e.Scale.String(), "github.com/fairlead/fairlead/test/bench")
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
 	out, err := cmd.StdoutPipe()
