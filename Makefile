@@ -197,6 +197,10 @@ docs: ## Write the documents that are made from code
 	go test -count 1 ./internal/metrics ./internal/config -update
 	go run ./hack/notices
 
+.PHONY: release
+release: ## Build archives, packages, image, SBOM and checksums of VERSION (default: this commit's tag) in dist/
+	@go -C hack/release run . -out "$(CURDIR)/dist" $(if $(VERSION),-version $(VERSION))
+
 .PHONY: clean
 clean: ## Remove what was built here; the cache of kernels and tools stays
-	rm -rf bin
+	rm -rf bin dist

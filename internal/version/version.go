@@ -5,8 +5,14 @@ package version
 
 import "runtime/debug"
 
-// String returns the module version, or the revision it was built from, or "devel".
+// release is set by the linker when a release is built, from its tag.
+var release string
+
+// String returns the version of the release, the module version, or the revision it was built from, or "devel".
 func String() string {
+	if release != "" {
+		return release
+	}
 	info, ok := debug.ReadBuildInfo()
 	if !ok {
 		return "devel"
