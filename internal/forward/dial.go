@@ -144,6 +144,7 @@ func (d *attempts) ended(i int, conn net.Conn, err error) {
 			d.refused = true
 		}
 	default:
+		Abortive(conn)
 		d.conn, d.at, d.left = conn, i, nil
 		if d.cancel != nil {
 			d.cancel()

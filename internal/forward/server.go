@@ -138,6 +138,7 @@ func (s *Server) log(req Request, err error) {
 }
 
 func (s *Server) serveTCP(ctx context.Context, client net.Conn, req Request) error {
+	Abortive(client)
 	conn, _, err := s.dial(ctx, "tcp", s.targets(req), req)
 	if err != nil {
 		return s.refuse(client, req, err)

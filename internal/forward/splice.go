@@ -57,7 +57,8 @@ type Meter struct {
 // ctx reset both (see Reset). A side that no longer takes bytes may still deliver:
 // what it sends reaches the other side before the reset does.
 //
-// A connection without CloseWrite ends in both directions at once. m may be nil.
+// TCP connections should be Abortive. One without CloseWrite ends in both
+// directions at once. m may be nil.
 // Splice returns nil if both directions ended in order, else why not; it leaves
 // no goroutine behind.
 func Splice(ctx context.Context, a, b net.Conn, m *Meter) error {
@@ -81,10 +82,8 @@ func Splice(ctx context.Context, a, b net.Conn, m *Meter) error {
 		<-stopped
 	}
 	if !s.aborted {
-		// Both directions have ended: what close says of a peer that has gone in
-		// the meantime is of no interest.
-		_ = a.Close()
-		_ = b.Close()
+		closeOrderly(a)
+		closeOrderly(b)
 	}
 	return s.err
 }
@@ -367,7 +366,7 @@ func Reset(c io.Closer) {
 		_ = r.Reset()
 		return
 	}
-	if l, ok := c.(interface{ SetLinger(sec int) error }); ok {
+	if l, ok := c.(lingerer); ok {
 		_ = l.SetLinger(0)
 	}
 	_ = c.Close()

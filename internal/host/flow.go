@@ -143,6 +143,7 @@ func (s *slot) accept(ctx context.Context, ln net.Listener) {
 
 // carry starts the flow of one connection.
 func (s *slot) carry(ctx context.Context, conn net.Conn) {
+	forward.Abortive(conn)
 	h, c := s.h, s.winner.Load()
 	g := c.guest
 	ctx, f := g.flows.Begin(ctx, c.key)

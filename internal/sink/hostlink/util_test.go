@@ -21,10 +21,7 @@ import (
 	"github.com/fairlead/fairlead/internal/reconcile"
 	"github.com/fairlead/fairlead/internal/table"
 	"github.com/fairlead/fairlead/internal/wire"
-	"github.com/fairlead/fairlead/test/kit/leak"
 )
-
-func TestMain(m *testing.M) { leak.Main(m) }
 
 func key(n uint16) port.Key {
 	return port.Key{Protocol: port.TCP, Address: netip.IPv4Unspecified(), Port: n}
