@@ -25,7 +25,7 @@ STAGES_VM_ALL := test-vm
 # Tests that take hours: a target each.
 STAGES_LONG =
 # End-to-end tests that the smoke test runs in each machine.
-VM_SMOKE := TestPortAppearsCarriesAndVanishes,TestPortThatIsOnlyARule,TestReconnect
+VM_SMOKE := TestPortAppearsCarriesAndVanishes,TestPortThatIsOnlyARule,TestUDP
 # Rounds of what the end-to-end tests repeat, fewer where the processor is emulated.
 VM := go run ./test/vm -json -kernel '$(KERNELS)' -methods '$(METHODS)' \
 	-env FAIRLEAD_STARTS=2 -env FAIRLEAD_WAKEUPS=500 -env FAIRLEAD_SHORT=500 \
@@ -120,11 +120,11 @@ test-root: ## Run the tests that make namespaces, rules and BPF programs on this
 .PHONY: test-vm
 test-vm: ## Run the tests for other kernels in emulated machines (KERNELS, METHODS): 30 minutes
 	@rc=0; $(TEST) test-vm.rig go test -json -tags engines -timeout 60m ./test/vm || rc=1; \
-	FORMAT=testname $(TEST) test-vm.machines $(VM) ./... || rc=1; exit $$rc
+	$(TEST) test-vm.machines $(VM) ./... || rc=1; exit $$rc
 
 .PHONY: test-vm-smoke
 test-vm-smoke: ## Run in emulated machines what depends on the kernel, and three end-to-end tests
-	@FORMAT=testname $(TEST) test-vm-smoke $(VM) -smoke $(VM_SMOKE) ./...
+	@$(TEST) test-vm-smoke $(VM) -smoke $(VM_SMOKE) ./...
 
 .PHONY: test-browser
 test-browser: ## Look at the page in Chromium and run dashboard and alerts in Prometheus (root)

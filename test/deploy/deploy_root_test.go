@@ -7,6 +7,7 @@ package deploy
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -20,6 +21,7 @@ import (
 	"github.com/fairlead/fairlead/internal/status"
 	"github.com/fairlead/fairlead/test/kit/netns"
 	"github.com/fairlead/fairlead/test/kit/program"
+	"github.com/fairlead/fairlead/test/kit/wait"
 )
 
 const (
@@ -224,30 +226,27 @@ func (r *running) stop() {
 // says waits until the agent's log has one of the lines.
 func (r *running) says(t *testing.T, lines ...string) {
 	t.Helper()
-	for end := time.Now().Add(2 * time.Minute); ; time.Sleep(10 * time.Millisecond) {
+	wait.Until(t, fmt.Sprintf("the log has one of %q", lines), func() error {
 		log := r.log.String()
-		if slices.ContainsFunc(lines, func(line string) bool { return strings.Contains(log, line) }) {
-			return
+		if !slices.ContainsFunc(lines, func(line string) bool { return strings.Contains(log, line) }) {
+			return fmt.Errorf("the log is:\n%s", log)
 		}
-		if time.Now().After(end) {
-			t.Fatalf("none of %q is said:\n%s", lines, log)
-		}
-	}
+		return nil
+	})
 }
 
 // ready waits until the agent has seen all there is.
 func (r *running) ready(t *testing.T) status.List {
 	t.Helper()
 	var l status.List
-	var err error
-	for end := time.Now().Add(2 * time.Minute); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
-		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	wait.Until(t, "the agent is ready", func() (err error) {
+		ctx, cancel := context.WithTimeout(t.Context(), wait.Limit())
+		defer cancel()
 		l, err = status.NewClient(r.control).List(ctx)
-		cancel()
-		if err == nil && l.Ready() {
-			return l
+		if err == nil && !l.Ready() {
+			err = errors.New("not ready")
 		}
-	}
-	t.Fatalf("the agent is not ready: %v", err)
+		return err
+	})
 	return l
 }

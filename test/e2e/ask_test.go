@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/fairlead/fairlead/internal/diagnose/doctor"
+	"github.com/fairlead/fairlead/test/kit/wait"
 )
 
 // Doctor needs no agent: it looks itself.
@@ -28,7 +29,7 @@ func TestDoctorWithoutAnAgent(t *testing.T) {
 		t.Fatal(err)
 	}
 	none := filepath.Join(t.TempDir(), "none.sock")
-	within(t, patience, "doctor finds what there is", func() error { // it looks within limits of its own
+	wait.Until(t, "doctor finds what there is", func() error { // it looks within limits of its own
 		p := s.start(t, "doctor", "-o", "json", "--config", config, "--control", none)
 		<-p.done
 		if p.cmd.ProcessState.ExitCode() != 0 {
@@ -183,7 +184,7 @@ func TestSystemdIsToldOfReadinessAndLife(t *testing.T) {
 	t.Setenv("WATCHDOG_USEC", "200000")
 	hears := func(want string) (before []string) {
 		t.Helper()
-		limit := time.After(patience)
+		limit := time.After(wait.Limit())
 		for {
 			select {
 			case s := <-said:

@@ -10,12 +10,14 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/fairlead/fairlead/test/kit/rounds"
+	"github.com/fairlead/fairlead/test/kit/wait"
 )
 
 // churn opens and closes sockets of all kinds at random in a namespace.
@@ -24,6 +26,8 @@ type churn struct {
 	wg   sync.WaitGroup
 	mu   sync.Mutex
 	fds  []int // open when it was stopped
+
+	changes atomic.Int64
 }
 
 // startChurn runs workers until quiet. base is the first of 100 ports for each.
@@ -52,6 +56,7 @@ func startChurn(t testing.TB, s *space, seed uint64, workers, base int, pause ti
 					} else if fd, err := randomSocket(rng, p); err == nil {
 						open[p] = fd
 					}
+					c.changes.Add(1)
 					if pause > 0 {
 						time.Sleep(time.Duration(rng.Int64N(int64(pause))))
 					}
@@ -64,6 +69,18 @@ func startChurn(t testing.TB, s *space, seed uint64, workers, base int, pause ti
 	}
 	t.Cleanup(func() { c.close() })
 	return c
+}
+
+// passes waits until n more sockets were opened or closed.
+func (c *churn) passes(t testing.TB, n int64) {
+	t.Helper()
+	want := c.changes.Load() + n
+	wait.Until(t, "the churn goes on", func() error {
+		if got := c.changes.Load(); got < want {
+			return fmt.Errorf("%d changes, want %d", got, want)
+		}
+		return nil
+	})
 }
 
 // quiet ends the churn and leaves open what is open.

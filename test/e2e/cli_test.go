@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/fairlead/fairlead/internal/status"
+	"github.com/fairlead/fairlead/test/kit/wait"
 )
 
 // oneLine checks that an error is one line that names what it is about.
@@ -159,7 +160,7 @@ func TestGarbage(t *testing.T) {
 			if name == "slow" {
 				continue // stays until its deadline
 			}
-			_ = c.SetReadDeadline(time.Now().Add(patience))
+			_ = c.SetReadDeadline(time.Now().Add(wait.Limit()))
 			if _, err := io.Copy(io.Discard, c); err != nil && !isReset(err) {
 				t.Errorf("%s at %s: the peer was not dropped: %v", name, path, err)
 			}

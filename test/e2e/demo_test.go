@@ -16,6 +16,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/fairlead/fairlead/test/kit/wait"
 )
 
 func TestDemo(t *testing.T) {
@@ -29,7 +31,7 @@ func TestDemo(t *testing.T) {
 	cmd.Env = append(os.Environ(), "GOTRACEBACK=all", "TMPDIR="+tmp)
 	p := outside.startCmd(t, "demo", cmd)
 	var web string
-	within(t, patience, "the demo shows its ports", func() error {
+	wait.Until(t, "the demo shows its ports", func() error {
 		out := p.output()
 		m := regexp.MustCompile(`curl http://(127\.0\.0\.1:\d+)/`).FindStringSubmatch(out)
 		if m == nil || !strings.Contains(out, "/udp") {
@@ -52,7 +54,7 @@ func TestDemo(t *testing.T) {
 		b, err := io.ReadAll(c)
 		return string(b), err
 	}
-	within(t, patience, "the page answers outside", func() error {
+	wait.Until(t, "the page answers outside", func() error {
 		s, err := get()
 		if err == nil && !strings.Contains(s, "Hello from the guest") {
 			err = fmt.Errorf("page = %q", s)
@@ -68,7 +70,7 @@ func TestDemo(t *testing.T) {
 	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
-	within(t, patience, "the server's exit removes the row", func() error {
+	wait.Until(t, "the server's exit removes the row", func() error {
 		if !regexp.MustCompile(`removed +` + strings.TrimPrefix(web, "127.0.0.1:") + `/tcp`).MatchString(p.output()) {
 			return errors.New("no line of it yet")
 		}
@@ -86,7 +88,7 @@ func TestDemo(t *testing.T) {
 	if left, err := os.ReadDir(tmp); err != nil || len(left) > 0 {
 		t.Errorf("left behind: %v, %v", left, err)
 	}
-	within(t, patience, "no process is left", func() error {
+	wait.Until(t, "no process is left", func() error {
 		if out := procsNaming(t, m[1]); len(out) > 0 {
 			return fmt.Errorf("%q", out)
 		}

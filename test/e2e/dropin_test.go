@@ -17,6 +17,7 @@ import (
 	"testing"
 
 	"github.com/fairlead/fairlead/internal/sink/peer/peertest"
+	"github.com/fairlead/fairlead/test/kit/wait"
 )
 
 // dropIn builds the stand-in for Rancher Desktop's agent.
@@ -90,7 +91,7 @@ func TestTheStandInServesTheVirtualNetworkWithTheIncumbentsFlags(t *testing.T) {
 	proxy.Want(api, last)
 	p.kill()
 	p = startDropIn(t, n.guest, run, flags...)
-	within(t, patience, "the second start stands", func() error {
+	wait.Until(t, "the second start stands", func() error {
 		if !p.alive() || !strings.Contains(p.output(), "peer is there") {
 			return errors.New(p.output())
 		}
@@ -142,7 +143,7 @@ func TestTheStandInBridgesTheLoopbackForWSLProxy(t *testing.T) {
 	go echoServer(guest.listen(t, "tcp4", "127.0.0.1:8084"))
 	p := startDropIn(t, guest, run, "-docker=true")
 	proxy.Want("8084/tcp 127.0.0.1 to upstream")
-	within(t, patience, "the address of wsl-proxy answers", func() error {
+	wait.Until(t, "the address of wsl-proxy answers", func() error {
 		conn, err := wsl.Dial("tcp", "192.168.143.1:8084")
 		if err != nil {
 			return err
@@ -164,7 +165,7 @@ func TestTheStandInOpensListenersThatServe(t *testing.T) {
 	go echoServer(c.listen(t, "tcp4", "0.0.0.0:80"))
 	p := startDropIn(t, guest, run, "-iptables=true", "-kubernetes=false", "-adminInstall=false")
 	guest.sh(t, hostPortRule)
-	within(t, patience, "the guest's loopback answers", func() error {
+	wait.Until(t, "the guest's loopback answers", func() error {
 		conn, err := guest.Dial("tcp", "127.0.0.1:8083")
 		if err != nil {
 			return err

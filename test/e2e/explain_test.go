@@ -22,6 +22,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/demo"
 	"github.com/fairlead/fairlead/internal/diagnose/explain"
+	"github.com/fairlead/fairlead/test/kit/wait"
 )
 
 // why is one situation, built for real, and what explain must say of it.
@@ -49,7 +50,7 @@ func (r *rig) explained(ask string) (explain.Report, error) {
 func (w why) check(t *testing.T, r *rig) {
 	t.Helper()
 	ask := w.build(t, r)
-	within(t, patience, "explain "+ask+" says "+string(w.want), func() error {
+	wait.Until(t, "explain "+ask+" says "+string(w.want), func() error {
 		rep, err := r.explained(ask)
 		if err != nil {
 			return err

@@ -18,6 +18,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/fairlead/fairlead/test/kit/wait"
 )
 
 // reflectApart reflects in a process of its own, in the guest.
@@ -56,7 +58,7 @@ func hashed(c net.Conn, seed uint64, n int64, pace func()) (sent, got [sha256.Si
 			pace()
 		}
 		var k int
-		_ = c.SetReadDeadline(time.Now().Add(patience))
+		_ = c.SetReadDeadline(time.Now().Add(wait.Limit()))
 		k, err = c.Read(b)
 		in.Write(b[:k])
 	}
@@ -144,7 +146,7 @@ func TestTenThousandFlowsAtOnce(t *testing.T) {
 	// carry it is refused after some seconds.
 	refused := 0
 	err := r.outside.Do(func() error {
-		for deadline := time.Now().Add(patience); len(conns) < n; {
+		for deadline := time.Now().Add(6 * wait.Limit()); len(conns) < n; {
 			// One loopback address has 28,000 ports to come from, some of them in use.
 			c, err := (&net.Dialer{Timeout: time.Minute}).Dial("tcp4", "127.0.0.1:7000")
 			if err == nil {
@@ -178,7 +180,7 @@ func TestTenThousandFlowsAtOnce(t *testing.T) {
 	for _, c := range conns {
 		_ = c.Close()
 	}
-	within(t, patience, "descriptors are back", func() error {
+	wait.Until(t, "descriptors are back", func() error {
 		if a, h := r.agent.openFDs(), r.host.openFDs(); a > agent || h > host {
 			return fmt.Errorf("agent %d of %d, host %d of %d", a, agent, h, host)
 		}

@@ -20,6 +20,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/fairlead/fairlead/test/kit/wait"
 )
 
 // tools builds what the module in test/gvproxy names: gvproxy, which runs on the
@@ -84,7 +86,7 @@ func (n *virtualNetwork) startTool(s *space, name string, args ...string) *proce
 // goes with the connection to gvproxy, and is set up here for lack of DHCP.
 func (n *virtualNetwork) awaitAPI() {
 	n.t.Helper()
-	within(n.t, patience, "there is a tap device", func() error {
+	wait.Until(n.t, "there is a tap device", func() error {
 		return n.guest.Do(func() error {
 			out, err := exec.Command("/bin/sh", "-ec", `
 /usr/sbin/ip link set tap0 address 5a:94:ef:e4:0c:ee mtu 1500
@@ -96,7 +98,7 @@ func (n *virtualNetwork) awaitAPI() {
 			return err
 		})
 	})
-	within(n.t, patience, "the guest reaches gvproxy", func() error { _, err := n.forwards(); return err })
+	wait.Until(n.t, "the guest reaches gvproxy", func() error { _, err := n.forwards(); return err })
 }
 
 // forwards is what gvproxy lists, as the guest sees it.
@@ -129,7 +131,7 @@ func (n *virtualNetwork) forwards() ([]string, error) {
 func (n *virtualNetwork) wantForwards(want ...string) {
 	n.t.Helper()
 	slices.Sort(want)
-	within(n.t, patience, fmt.Sprintf("gvproxy has %q", want), func() error {
+	wait.Until(n.t, fmt.Sprintf("gvproxy has %q", want), func() error {
 		got, err := n.forwards()
 		if err == nil && !slices.Equal(got, want) {
 			err = fmt.Errorf("it has %q", got)
@@ -141,7 +143,7 @@ func (n *virtualNetwork) wantForwards(want ...string) {
 // answers checks that an echo server answers on the host.
 func (n *virtualNetwork) answers(network, addr string) {
 	n.t.Helper()
-	within(n.t, patience, network+" "+addr+" answers on the host", func() error {
+	wait.Until(n.t, network+" "+addr+" answers on the host", func() error {
 		c, err := n.outside.Dial(network, addr)
 		if err != nil {
 			return err
@@ -153,7 +155,7 @@ func (n *virtualNetwork) answers(network, addr string) {
 
 func (n *virtualNetwork) refuses(addr string) {
 	n.t.Helper()
-	within(n.t, patience, addr+" is closed on the host", func() error {
+	wait.Until(n.t, addr+" is closed on the host", func() error {
 		c, err := n.outside.Dial("tcp", addr)
 		if err != nil {
 			return nil //nolint:nilerr // that is what is wanted

@@ -28,6 +28,7 @@ import (
 	"github.com/fairlead/fairlead/internal/status"
 	"github.com/fairlead/fairlead/test/kit/netns"
 	"github.com/fairlead/fairlead/test/kit/program"
+	"github.com/fairlead/fairlead/test/kit/wait"
 )
 
 // binary is the program under test, and scratch a directory that ends with the tests.
@@ -196,8 +197,8 @@ func (p *process) stop(sig syscall.Signal) int {
 	_ = p.cmd.Process.Signal(sig)
 	select {
 	case <-p.done:
-	case <-time.After(patience):
-		p.t.Errorf("%v did not end it within %v", sig, patience)
+	case <-time.After(wait.Limit()):
+		p.t.Errorf("%v did not end it within %v", sig, wait.Limit())
 		p.kill()
 	}
 	return p.cmd.ProcessState.ExitCode()
@@ -273,29 +274,10 @@ func listAt(control string) (status.List, error) {
 	return status.NewClient(control).List(ctx)
 }
 
-// patience is a limit that only a failure reaches, also in an emulated machine that
-// shares its processor: there an agent takes up to a minute to start.
-const patience = 10 * time.Minute
-
 // eventually waits for f to succeed.
 func (r *rig) eventually(what string, f func() error) {
 	r.t.Helper()
-	within(r.t, patience, what, f)
-}
-
-func within(t testing.TB, limit time.Duration, what string, f func() error) {
-	t.Helper()
-	deadline := time.Now().Add(limit)
-	for {
-		err := f()
-		if err == nil {
-			return
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("%s: not within %v: %v", what, limit, err)
-		}
-		time.Sleep(5 * time.Millisecond)
-	}
+	wait.Until(r.t, what, f)
 }
 
 // state returns the state of a publication, or "" if it is not there.
@@ -316,7 +298,7 @@ func (r *rig) state(k string) (string, status.Publication) {
 // later, even if it was written before something else that is seen already.
 func (p *process) says(words ...string) {
 	p.t.Helper()
-	within(p.t, patience, fmt.Sprintf("the log has %q", words), func() error {
+	wait.Until(p.t, fmt.Sprintf("the log has %q", words), func() error {
 		out := p.output()
 		for _, w := range words {
 			if !strings.Contains(out, w) {
@@ -396,7 +378,7 @@ func shown(l status.List) []string {
 // fairlead runs a command to its end.
 func fairlead(t testing.TB, args ...string) (stdout, stderr string, code int) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), wait.Limit())
 	defer cancel()
 	cmd := exec.CommandContext(ctx, binary, args...)
 	var o, e bytes.Buffer

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/fairlead/fairlead/test/kit/rounds"
+	"github.com/fairlead/fairlead/test/kit/wait"
 )
 
 // refill is a table of n rules, and one that stays, made anew in one commit.
@@ -45,7 +46,7 @@ func TestClientsNoticeNothingOfARefill(t *testing.T) {
 	const key = "tcp 0.0.0.0:8081"
 	settled := func(generation int) {
 		t.Helper()
-		within(t, patience, fmt.Sprintf("refill %d", generation), func() error {
+		wait.Until(t, fmt.Sprintf("refill %d", generation), func() error {
 			if s, p := r.state(fmt.Sprintf("tcp 0.0.0.0:%d", 10000+generation)); s != "active" {
 				return fmt.Errorf("%q (%s)", s, p.Reason)
 			}

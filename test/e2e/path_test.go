@@ -21,6 +21,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/status"
 	"github.com/fairlead/fairlead/test/kit/rounds"
+	"github.com/fairlead/fairlead/test/kit/wait"
 )
 
 func TestPortAppearsCarriesAndVanishes(t *testing.T) {
@@ -153,7 +154,7 @@ func TestResetReachesTheOtherSide(t *testing.T) {
 		_ = s.(*net.TCPConn).SetLinger(0)
 		return errors.Join(err, s.Close())
 	})
-	_ = c.SetReadDeadline(time.Now().Add(patience))
+	_ = c.SetReadDeadline(time.Now().Add(wait.Limit()))
 	if _, err := c.Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNRESET) {
 		t.Errorf("the client read %v, want a reset", err)
 	}
@@ -304,7 +305,7 @@ func TestShortLivedListeners(t *testing.T) {
 	r := newRig(t, "--hold-down", "0s").start()
 	n := rounds.Of(t, "FAIRLEAD_SHORT", 10000)
 	err := r.guest.Do(func() error {
-		deadline := time.Now().Add(patience)
+		deadline := time.Now().Add(wait.Limit())
 		for i := 0; i < n; i++ {
 			l, err := net.Listen("tcp4", "127.0.0.1:7000")
 			if errors.Is(err, syscall.EADDRINUSE) && time.Now().Before(deadline) {
@@ -334,7 +335,7 @@ func TestWatch(t *testing.T) {
 	r := newRig(t).start()
 	r.guest.listen(t, "tcp4", "127.0.0.1:7000")
 	r.wantState("tcp 127.0.0.1:7000", "active")
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), wait.Limit())
 	defer cancel()
 	var seen []string
 	var l net.Listener

@@ -79,7 +79,7 @@ func (c *kubernetes) certificate(name string, end time.Time) (user string) {
 // patient asks the API server again while it cannot answer: it is short of time or
 // of its etcd. What it did though it did not say so is done.
 func patient(ask func() error) error {
-	deadline := time.Now().Add(patience)
+	deadline := time.Now().Add(limit())
 	for again := false; ; again = true {
 		err := ask()
 		if err == nil {

@@ -53,7 +53,7 @@ func TestReachCRIHostPorts(t *testing.T) {
 	}
 	defer func() { _ = cc.Close() }()
 	cri, images := runtimeapi.NewRuntimeServiceClient(cc), runtimeapi.NewImageServiceClient(cc)
-	ctx, cancel := context.WithTimeout(context.Background(), 3*patience)
+	ctx, cancel := context.WithTimeout(context.Background(), 3*limit())
 	defer cancel()
 	// The CRI begins when containerd answers already, and hears of the image later:
 	// one that it does not know, it would look for in a registry.

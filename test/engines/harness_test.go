@@ -27,6 +27,7 @@ import (
 	"github.com/fairlead/fairlead/internal/registry"
 	"github.com/fairlead/fairlead/test/kit/enclave"
 	"github.com/fairlead/fairlead/test/kit/netns"
+	"github.com/fairlead/fairlead/test/kit/wait"
 )
 
 // daemon is an engine's process.
@@ -103,7 +104,7 @@ func (d *daemon) ended() bool {
 // do not answer each other within a time of its own gives up: it is started again.
 func (d *daemon) ready(t testing.TB, answers func() error) {
 	t.Helper()
-	within(t, 3*patience, func() error { // an API server does much before it answers
+	wait.Within(t, 3*limit(), d.name+" answers", func() error { // an API server does much before it answers
 		if d.ended() {
 			t.Logf("%s gave up while it started", d.name)
 			time.Sleep(time.Second)
@@ -135,10 +136,10 @@ func run(t testing.TB, name string, args ...string) string {
 }
 
 func try(name string, args ...string) (string, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), limit())
 	defer cancel()
 	cmd := exec.CommandContext(ctx, name, args...)
-	cmd.WaitDelay = patience // what it left behind may hold its output
+	cmd.WaitDelay = limit() // what it left behind may hold its output
 	var stdout, stderr bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
 	if err := cmd.Run(); err != nil {
@@ -147,31 +148,15 @@ func try(name string, args ...string) (string, error) {
 	return strings.TrimSpace(stdout.String()), nil
 }
 
-// patience is how long is waited for what is certain to come, and for a command:
-// on a machine with much else to do, engines take many times as long as they need.
-const patience = 2 * time.Minute
+// limit is how long is waited for what is certain to come, and for a command: engines
+// take their time.
+func limit() time.Duration { return 3 * wait.Limit() }
 
-// eventually waits until cond says nothing is wrong. What is settled is not always
-// told at once, neither by an engine nor by a source: whatever follows from an
-// operation is waited for.
+// eventually waits until cond returns nil: neither an engine nor a source reports a
+// change at once, so what follows from an operation is waited for.
 func eventually(t testing.TB, cond func() error) {
 	t.Helper()
-	within(t, patience, cond)
-}
-
-func within(t testing.TB, limit time.Duration, cond func() error) {
-	t.Helper()
-	deadline := time.Now().Add(limit)
-	for {
-		err := cond()
-		if err == nil {
-			return
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("after %v: %v", limit, err)
-		}
-		time.Sleep(10 * time.Millisecond)
-	}
+	wait.Within(t, limit(), "the state that is wanted", cond)
 }
 
 // recorder is a feed in front of a registry that remembers what came and went,

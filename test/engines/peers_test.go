@@ -19,6 +19,7 @@ import (
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/status"
 	"github.com/fairlead/fairlead/test/kit/netns"
+	"github.com/fairlead/fairlead/test/kit/wait"
 )
 
 // peers are the real agent in this guest, and a real host peer in a namespace of
@@ -203,11 +204,11 @@ func (p *peers) small(when string) {
 	p.t.Helper()
 	var m map[string]int64
 	asked := time.Now()
-	within(p.t, 4*patience, func() error {
+	wait.Within(p.t, 8*time.Minute, "the agent releases memory", func() error {
 		if m = p.agent.memory(p.t); m["RssAnon"] <= agentKubeMemory {
 			return nil
 		}
-		if time.Since(asked) > patience/2 { // it looks at what it holds when it was asked
+		if time.Since(asked) > time.Minute { // it looks at what it holds when it was asked
 			_, _ = p.list()
 			asked = time.Now()
 		}

@@ -21,6 +21,7 @@ import (
 	"testing"
 
 	"github.com/fairlead/fairlead/test/kit/netns"
+	"github.com/fairlead/fairlead/test/kit/wait"
 )
 
 // chromium is a headless Chromium, driven over the DevTools protocol through a
@@ -55,7 +56,7 @@ func newChromium(t *testing.T, in *netns.Space) *chromium {
 	}
 	// Registered first, so it runs last: the browser may still write as it ends.
 	t.Cleanup(func() {
-		within(t, patience, "the profile goes", func() error { return os.RemoveAll(profile) })
+		wait.Within(t, limit(), "the profile goes", func() error { return os.RemoveAll(profile) })
 	})
 	theirs, ours, err := os.Pipe()
 	if err != nil {
@@ -142,7 +143,7 @@ func (c *chromium) call(ctx context.Context, session, method string, params any)
 	if err != nil {
 		return nil, err
 	}
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	ctx, cancel := context.WithTimeout(ctx, limit())
 	defer cancel()
 	select {
 	case r, ok := <-w:
@@ -294,7 +295,7 @@ func (p *tab) try(expression string) (any, error) {
 // wait waits until an expression has the value.
 func (p *tab) wait(what, expression string, want any) {
 	p.t.Helper()
-	within(p.t, patience, what, func() error {
+	wait.Within(p.t, limit(), what, func() error {
 		got, err := p.try(expression)
 		if err != nil {
 			return err
@@ -331,7 +332,7 @@ func (p *tab) write(text string) {
 func (p *tab) click(selector string) {
 	p.t.Helper()
 	var at []any
-	within(p.t, patience, "to click at "+selector, func() error {
+	wait.Within(p.t, limit(), "to click at "+selector, func() error {
 		v, err := p.try(fmt.Sprintf(`(() => {
 			const find = () => document.querySelector(%q);
 			const e = find();

@@ -15,6 +15,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/fairlead/fairlead/test/kit/wait"
 )
 
 // What a person sees in the table.
@@ -70,7 +72,7 @@ func TestPage(t *testing.T) {
 			"8100": `conflict 127\.0\.0\.1:8100`,
 			"9229": `denied`,
 		} {
-			within(t, patience, "row of "+port, func() error {
+			wait.Within(t, limit(), "row of "+port, func() error {
 				got, err := p.try(fmt.Sprintf(rowText, port))
 				if err != nil {
 					return err
@@ -271,7 +273,7 @@ func TestPageComesBackWithTheAgent(t *testing.T) {
 	r.listen("127.0.0.1:8080")
 	web := start(t, r.guest, exec.Command(binary, "web", "--control", r.control, "--addr", "127.0.0.1:7421"))
 	var url string
-	within(t, patience, "fairlead web says where", func() error {
+	wait.Within(t, limit(), "fairlead web says where", func() error {
 		if url = regexp.MustCompile(`http://127\.0\.0\.1:7421/#token=\S+`).FindString(web.output()); url == "" {
 			return errors.New(web.output())
 		}
@@ -334,7 +336,7 @@ func TestPageOfAnOrdinaryGuest(t *testing.T) {
 
 func TestWebPrintsTheAddressOfTheAgentsPage(t *testing.T) {
 	r := newRig(t).start()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), limit())
 	defer cancel()
 	out, err := exec.CommandContext(ctx, binary, "web", "--control", r.control).Output()
 	if err != nil || strings.TrimSpace(string(out)) != r.pageURL() {

@@ -25,6 +25,7 @@ import (
 	"time"
 
 	"github.com/fairlead/fairlead/test/kit/netns"
+	"github.com/fairlead/fairlead/test/kit/wait"
 )
 
 const (
@@ -240,7 +241,7 @@ func TestDashboardAndAlertsOnARealPrometheus(t *testing.T) {
 	ask := r.startPrometheus()
 
 	for name, query := range queries(t) {
-		within(t, patience, fmt.Sprintf("%s: %s has data", name, query), func() error {
+		wait.Within(t, limit(), fmt.Sprintf("%s: %s has data", name, query), func() error {
 			samples, err := ask(query)
 			if err != nil {
 				return err
@@ -254,12 +255,12 @@ func TestDashboardAndAlertsOnARealPrometheus(t *testing.T) {
 		})
 	}
 	// The restart annotation has data only after a restart.
-	within(t, patience, "the annotation is understood", func() error {
+	wait.Within(t, limit(), "the annotation is understood", func() error {
 		_, err := ask(`changes(process_start_time_seconds{instance=~".+",job="fairlead"}[2m]) > 0`)
 		return err
 	})
 
-	within(t, patience, "all alerts are evaluated", func() error {
+	wait.Within(t, limit(), "all alerts are evaluated", func() error {
 		text, err := get(t, client(r.guest), "http://"+prometheusAt+"/api/v1/rules")
 		if err != nil {
 			return err
@@ -291,7 +292,7 @@ func TestDashboardAndAlertsOnARealPrometheus(t *testing.T) {
 
 func (r *rig) scrape(t *testing.T, at string) (text string) {
 	t.Helper()
-	within(t, patience, at+" is scraped", func() (err error) {
+	wait.Within(t, limit(), at+" is scraped", func() (err error) {
 		text, err = get(t, client(r.guest), "http://"+at+"/metrics")
 		return err
 	})
@@ -333,7 +334,7 @@ func (r *rig) scrapeIsDocumented(t *testing.T) {
 	// One that has the other sink that counts.
 	other := newRig(t, "--sink", "listener").start()
 	// Some have a series only once something has happened.
-	within(t, patience, "what is documented is exported, and nothing else", func() error {
+	wait.Within(t, limit(), "what is documented is exported, and nothing else", func() error {
 		seen := map[string]bool{}
 		for _, text := range append(slices.Collect(maps.Values(r.scrapes(t))), other.scrape(t, agentMetrics)) {
 			for _, m := range regexp.MustCompile(`(?m)^# TYPE (fairlead_\w+) (\w+)`).FindAllStringSubmatch(text, -1) {
@@ -359,7 +360,7 @@ func (r *rig) scrapeIsDocumented(t *testing.T) {
 }
 
 func (r *rig) numbersAgree(t *testing.T, ask func(string) ([]sample, error)) {
-	within(t, patience, "fairlead_publications{state=conflict} is that of ls", func() error {
+	wait.Within(t, limit(), "fairlead_publications{state=conflict} is that of ls", func() error {
 		l, err := r.client().List(t.Context())
 		if err != nil {
 			return err

@@ -20,6 +20,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/status"
 	"github.com/fairlead/fairlead/test/kit/netns"
+	"github.com/fairlead/fairlead/test/kit/wait"
 )
 
 // binary is the program under test.
@@ -175,7 +176,7 @@ func (r *rig) start() *rig {
 
 func (r *rig) ready() {
 	r.t.Helper()
-	within(r.t, patience, "the agent is ready", func() error {
+	wait.Within(r.t, limit(), "the agent is ready", func() error {
 		l, err := r.client().List(r.t.Context())
 		if err == nil && (!l.Ready() || len(l.Sources) == 0) {
 			err = fmt.Errorf("sources %+v", l.Sources)
@@ -190,7 +191,7 @@ func (r *rig) client() *status.Client { return status.NewClient(r.control) }
 func (r *rig) pageURL() string {
 	r.t.Helper()
 	var url string
-	within(r.t, patience, "the page is there", func() (err error) {
+	wait.Within(r.t, limit(), "the page is there", func() (err error) {
 		url, err = r.client().WebURL(r.t.Context())
 		if err == nil && url == "" {
 			err = fmt.Errorf("no address")
@@ -237,28 +238,8 @@ func (r *rig) named(name, address string) *process {
 	return start(r.t, r.guest, cmd)
 }
 
-// patience is a limit that only a failure reaches.
-const patience = 10 * time.Minute
-
-// within waits for f to succeed.
-func within(t *testing.T, limit time.Duration, what string, f func() error) {
-	t.Helper()
-	deadline := time.Now().Add(limit)
-	for {
-		err := f()
-		if err == nil {
-			return
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("%s: not within %v: %v", what, limit, err)
-		}
-		select {
-		case <-t.Context().Done():
-			t.Fatal(t.Context().Err())
-		case <-time.After(20 * time.Millisecond):
-		}
-	}
-}
+// limit is how long is waited for a browser, or for Prometheus, which are slow to start.
+func limit() time.Duration { return 3 * wait.Limit() }
 
 // relay carries connections to address in one namespace to the same address in
 // another, until the test ends.
@@ -310,7 +291,7 @@ func tool(t *testing.T, name string) string {
 // command runs a program to its end in the namespace of the test itself.
 func command(t *testing.T, stdin io.Reader, name string, args ...string) (string, error) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), limit())
 	defer cancel()
 	cmd := exec.CommandContext(ctx, name, args...)
 	cmd.Stdin = stdin

@@ -10,11 +10,9 @@ import (
 	"time"
 
 	"go.uber.org/goleak"
-)
 
-// patience is how long goroutines have that only wait for a processor: goleak
-// itself gives them less than half a second, which a busy machine may take.
-const patience = 2 * time.Minute
+	"github.com/fairlead/fairlead/test/kit/wait"
+)
 
 // Main is what a TestMain does: it runs the tests, and fails if they pass and a
 // goroutine stays. It does not return.
@@ -29,9 +27,10 @@ func Main(m *testing.M) {
 	os.Exit(code)
 }
 
-// Find returns which goroutines stay for good, besides the caller's.
+// Find returns which goroutines stay for good, besides the caller's. Those that only
+// wait for a processor have more time than the half second that goleak gives them.
 func Find() error {
-	for end := time.Now().Add(patience); ; {
+	for end := time.Now().Add(wait.Limit()); ; {
 		err := goleak.Find()
 		if err == nil || time.Now().After(end) {
 			return err

@@ -15,7 +15,7 @@ const Variable = "FAIRLEAD_LIMIT"
 const (
 	limit   = 10 * time.Second
 	limitCI = 2 * time.Minute // a busy machine may be ten times slower
-	pause   = 5 * time.Millisecond
+	pause   = 10 * time.Millisecond
 )
 
 // Limit is how long a test waits for what must come before it fails: what Variable
