@@ -50,13 +50,13 @@ type Options struct {
 
 // Sink keeps the entries of one peer. It implements reconcile.Sink.
 type Sink struct {
-	o    Options
-	log  *slog.Logger
-	apis []*api
-	wake schedule.Signal
-	look schedule.Signal // asks Run for a look at the peer
-	plan schedule.Signal // tells Run that retry is another
-	move schedule.Signal // tells Run that links or addresses changed
+	o          Options
+	log        *slog.Logger
+	apis       []*api
+	wake       schedule.Signal
+	look       schedule.Signal // asks Run for a look at the peer
+	retryMoved schedule.Signal // notifies Run of another retry time
+	linkMoved  schedule.Signal // notifies Run that links or addresses changed
 
 	mu     sync.Mutex
 	api    *api // nil while no peer answers
@@ -65,12 +65,10 @@ type Sink struct {
 
 	syncing sync.Mutex // held by Sync, by looks and at the end; guards what follows
 	closed  bool
-	book    *peer.Book
-	have    map[port.Slot]byHost[entry]  // the peer's list, as far as it is tcp and udp
-	ours    map[port.Slot]byHost[string] // the remote that we asked for
-	faults  map[port.Slot]byHost[fault]
+	driver  *peer.Driver
+	have    peer.Targets[entry] // the peer's list, as far as it is tcp and udp
+	refused peer.Targets[refused]
 	listed  bool // have is new
-	unsaved bool // ours is not what is saved
 }
 
 // New checks the options, reads the memory and starts nothing: see Run.
@@ -98,10 +96,9 @@ func New(o Options) (*Sink, error) {
 		o.URLs = DefaultURLs()
 	}
 	s := &Sink{
-		o: o, log: o.Logger, wake: schedule.NewSignal(), look: schedule.NewSignal(), plan: schedule.NewSignal(), move: schedule.NewSignal(),
-		reason: "not yet connected",
-		book:   peer.NewBook(), have: make(map[port.Slot]byHost[entry]),
-		ours: make(map[port.Slot]byHost[string]), faults: make(map[port.Slot]byHost[fault]),
+		o: o, log: o.Logger, reason: "not yet connected",
+		wake: schedule.NewSignal(), look: schedule.NewSignal(), retryMoved: schedule.NewSignal(), linkMoved: schedule.NewSignal(),
+		have: make(peer.Targets[entry]), refused: make(peer.Targets[refused]),
 	}
 	for _, u := range o.URLs {
 		a, err := newAPI(u, o.Dial, o.Timeout)
@@ -110,13 +107,7 @@ func New(o Options) (*Sink, error) {
 		}
 		s.apis = append(s.apis, a)
 	}
-	entries, err := o.Memory.Load()
-	if err != nil {
-		s.log.Warn("cannot tell which forwards an earlier agent left", "err", err)
-	}
-	for _, e := range entries {
-		put(s.ours, target{port.Slot{Protocol: e.Protocol, Port: e.Host.Port()}, e.Host.Addr()}, e.Remote)
-	}
+	s.driver = peer.NewDriver(o.Memory, o.Bridges, o.Logger)
 	return s, nil
 }
 
@@ -137,7 +128,7 @@ func (s *Sink) Run(ctx context.Context) error {
 	wg.Go(func() {
 		// A virtual network that breaks says nothing on its connections, but its
 		// interface goes down or loses its carrier.
-		if err := peer.WatchAddresses(ctx, func() { s.move.Notify() }); ctx.Err() == nil {
+		if err := peer.WatchAddresses(ctx, func() { s.linkMoved.Notify() }); ctx.Err() == nil {
 			s.log.Warn("a virtual network that breaks is noticed late", "err", err)
 		}
 	})
@@ -155,9 +146,7 @@ func (s *Sink) Run(ctx context.Context) error {
 		}
 	}
 	s.leave(context.WithoutCancel(ctx))
-	if s.o.Bridges != nil {
-		s.o.Bridges.Close()
-	}
+	s.driver.Close()
 	return ctx.Err()
 }
 
@@ -190,8 +179,8 @@ func (s *Sink) await(ctx context.Context, a *api) (ended bool) {
 			return false
 		case <-s.look:
 			return false
-		case <-s.plan:
-		case <-s.move: // containers come with links too: not more often than each second
+		case <-s.retryMoved:
+		case <-s.linkMoved: // containers come with links too: not more often than each second
 			moved.Reset(time.Second - time.Since(begin))
 		case <-moved.C:
 			return false
@@ -304,32 +293,35 @@ func (s *Sink) Sync(ctx context.Context, want reconcile.View, change reconcile.C
 	if s.closed {
 		return nil, nil
 	}
-	s.book.Update(want, change)
+	s.driver.Update(want, change)
 	s.mu.Lock()
 	a, reason := s.api, s.reason
 	s.mu.Unlock()
 	if a == nil {
-		s.keepBridges()
-		return s.book.Pending(change, reason), nil
+		s.driver.KeepBridges()
+		return s.driver.Pending(change, reason), nil
 	}
-	if s.book.Present() || s.listed {
+	if s.driver.Present() || s.listed {
 		s.listed = false
-		s.book.MarkAll()
-		for slot := range s.ours {
-			s.book.Dirty()[slot] = struct{}{}
-		}
+		s.driver.MarkAll()
 	}
-	return s.settle(ctx, a)
+	err := s.driver.Apply(ctx, session{s, a})
+	s.planRetry()
+	if err != nil && ctx.Err() != nil {
+		return s.driver.Outcomes(), fmt.Errorf("%s: %w", a.text, err)
+	}
+	if err != nil { // Run looks at the peer, and then all is applied again
+		s.log.Debug("peer must be looked at", "peer", a.text, "err", err)
+		s.listed = true
+		s.look.Notify()
+	}
+	return s.driver.Outcomes(), nil
 }
 
-// Cut ends the connections through bridges to publications that a rule forbids.
-func (s *Sink) Cut(keys []port.Key) {
-	if s.o.Bridges != nil {
-		s.o.Bridges.Cut(keys)
-	}
-}
+// Cut resets the connections through bridges to publications that a rule forbids.
+func (s *Sink) Cut(keys []port.Key) { s.driver.Cut(keys) }
 
-// leave takes back what is ours.
+// leave removes the entries that are ours.
 func (s *Sink) leave(ctx context.Context) {
 	s.syncing.Lock()
 	defer s.syncing.Unlock()
@@ -342,14 +334,5 @@ func (s *Sink) leave(ctx context.Context) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, s.o.farewell)
 	defer cancel()
-	for slot, hosts := range s.ours {
-		for h := range hosts {
-			if err := s.unexpose(ctx, a, target{slot, h}); err != nil {
-				s.log.Warn("could not take back what was exposed", "peer", a.text, "err", err)
-				s.save()
-				return
-			}
-		}
-	}
-	s.save()
+	s.driver.Leave(ctx, session{s, a})
 }

@@ -186,13 +186,3 @@ func (b *Book) Outcomes() port.Outcomes {
 	clear(b.reported)
 	return out
 }
-
-// SortedSlots returns slots by port and protocol.
-func SortedSlots(slots map[port.Slot]struct{}) []port.Slot {
-	return slices.SortedFunc(maps.Keys(slots), CompareSlots)
-}
-
-// CompareSlots orders slots by port and protocol.
-func CompareSlots(a, b port.Slot) int {
-	return port.Key{Protocol: a.Protocol, Port: a.Port}.Compare(port.Key{Protocol: b.Protocol, Port: b.Port})
-}

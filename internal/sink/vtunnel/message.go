@@ -4,15 +4,11 @@ package vtunnel
 
 import (
 	"bytes"
-	"cmp"
 	"encoding/json"
-	"maps"
 	"net"
 	"net/netip"
-	"slices"
 	"strconv"
 
-	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/sink/peer"
 )
 
@@ -40,31 +36,16 @@ type connectAddr struct {
 	Addr    string `json:"addr"`    // with its prefix length
 }
 
-// target is one host address that the peer serves, or is to serve.
-type target struct {
-	slot port.Slot // protocol and host port
-	host netip.Addr
-}
-
-func compareTargets(a, b target) int {
-	return cmp.Or(peer.CompareSlots(a.slot, b.slot), a.host.Compare(b.host))
-}
-
-// encode makes the messages that name all targets, in order, each with the keys
-// of the targets that it carries.
-func encode(remove bool, targets []target, connect []connectAddr) (messages [][]byte, carried [][]target) {
-	slices.SortFunc(targets, compareTargets)
-	for part := range slices.Chunk(targets, maxBindings) {
-		m := message{Remove: remove, Ports: make(map[string][]binding), ConnectAddrs: connect}
-		for _, t := range part {
-			k := t.slot.String()
-			m.Ports[k] = append(m.Ports[k], binding{t.host.String(), strconv.Itoa(int(t.slot.Port))})
-		}
-		var b bytes.Buffer
-		_ = json.NewEncoder(&b).Encode(m) // of strings alone: it cannot fail
-		messages, carried = append(messages, b.Bytes()), append(carried, part)
+// encode makes the message that names the targets, maxBindings at most.
+func encode(remove bool, targets []peer.Target, connect []connectAddr) []byte {
+	m := message{Remove: remove, Ports: make(map[string][]binding), ConnectAddrs: connect}
+	for _, t := range targets {
+		k := t.Slot.String()
+		m.Ports[k] = append(m.Ports[k], binding{t.Host.String(), strconv.Itoa(int(t.Port))})
 	}
-	return messages, carried
+	var b bytes.Buffer
+	_ = json.NewEncoder(&b).Encode(m) // of strings alone: it cannot fail
+	return b.Bytes()
 }
 
 // connectAddrs are the addresses of the interface that the peer connects to.
@@ -87,11 +68,4 @@ func first(nets []*net.IPNet, is4 bool) (netip.Prefix, bool) {
 		}
 	}
 	return netip.Prefix{}, false
-}
-
-// byHost is what one slot has, by host address.
-type byHost[T any] map[netip.Addr]T
-
-func sorted[T any](m byHost[T]) []netip.Addr {
-	return slices.SortedFunc(maps.Keys(m), netip.Addr.Compare)
 }

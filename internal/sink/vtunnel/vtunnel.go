@@ -78,21 +78,12 @@ type Sink struct {
 	syncing sync.Mutex // held by Sync and at the end; guards what follows
 	closed  bool
 	seen    uint64 // epoch that have is of
-	book    *peer.Book
-	have    map[port.Slot]byHost[told] // what the peer was told to serve
-	nets    []*net.IPNet               // of the interface
+	driver  *peer.Driver
+	have    peer.Targets[string] // what the peer was sent since it came up, with the remote
+	nets    []*net.IPNet         // of the interface
 	connect []connectAddr
 	look    atomic.Bool // the interface may have other addresses
 }
-
-// told is what a peer knows of one host address.
-type told uint8
-
-const (
-	known told = iota
-	again      // maybe not: it must be told again
-	moved      // with other addresses to connect to: it must be taken back first
-)
 
 // New checks the options, reads the memory and starts nothing: see Run.
 func New(o Options) (*Sink, error) {
@@ -109,20 +100,14 @@ func New(o Options) (*Sink, error) {
 	}
 	s := &Sink{
 		o: o, wake: schedule.NewSignal(), reason: "not yet connected",
-		book: peer.NewBook(), have: make(map[port.Slot]byHost[told]),
+		have: make(peer.Targets[string]),
 	}
 	s.look.Store(true)
 	if err := s.parse(o.URL); err != nil {
 		return nil, fmt.Errorf("vtunnel: %q: %w", o.URL, err)
 	}
 	s.log = o.Logger.With("peer", s.text)
-	entries, err := o.Memory.Load()
-	if err != nil {
-		s.log.Warn("cannot tell what an earlier agent left open", "err", err)
-	}
-	for _, e := range entries {
-		s.note(target{port.Slot{Protocol: e.Protocol, Port: e.Host.Port()}, e.Host.Addr()}, moved)
-	}
+	s.driver = peer.NewDriver(o.Memory, o.Bridges, s.log)
 	return s, nil
 }
 
@@ -191,9 +176,7 @@ func (s *Sink) Run(ctx context.Context) error {
 	s.hold(ctx)
 	wg.Wait()
 	s.leave(context.WithoutCancel(ctx))
-	if s.o.Bridges != nil {
-		s.o.Bridges.Close()
-	}
+	s.driver.Close()
 	return ctx.Err()
 }
 
@@ -268,36 +251,32 @@ func (s *Sink) Sync(ctx context.Context, want reconcile.View, change reconcile.C
 	if s.closed {
 		return nil, nil
 	}
-	s.book.Update(want, change)
+	s.driver.Update(want, change)
 	up, reason, epoch := s.presence()
 	if !up {
-		s.keepBridges()
-		return s.book.Pending(change, reason), nil
-	}
-	if s.book.Present() || epoch != s.seen { // it may know nothing of what it was told
-		s.seen = epoch
-		s.forget(again)
+		s.driver.KeepBridges()
+		return s.driver.Pending(change, reason), nil
 	}
 	s.readAddresses()
-	return s.settle(ctx)
+	if s.driver.Present() || epoch != s.seen { // a new peer knows nothing
+		s.seen = epoch
+		clear(s.have)
+		s.markAll()
+	}
+	err := s.driver.Apply(ctx, s)
+	return s.driver.Outcomes(), err
 }
 
-// forget makes everything that the peer was told be told again.
-func (s *Sink) forget(why told) {
-	for slot, hosts := range s.have {
-		for h, t := range hosts {
-			hosts[h] = max(t, why)
-		}
-		s.book.Dirty()[slot] = struct{}{}
-	}
+// markAll has everything compared with what the peer was sent.
+func (s *Sink) markAll() {
+	s.driver.MarkAll()
 	for _, slot := range s.static {
-		s.book.Dirty()[slot] = struct{}{}
+		s.driver.Dirty()[slot] = struct{}{}
 	}
-	s.book.MarkAll()
 }
 
-// readAddresses looks where the peer is to connect to. When that changed,
-// everything must be told again.
+// readAddresses reads where the peer is to connect to. When that changed,
+// everything must be sent again.
 func (s *Sink) readAddresses() {
 	if s.perPort || !s.look.Swap(false) {
 		return
@@ -311,17 +290,10 @@ func (s *Sink) readAddresses() {
 		return
 	}
 	if s.connect != nil {
-		s.log.Info("the interface has other addresses: the peer is told again", "interface", s.iface, "addresses", len(nets))
+		s.log.Info("interface addresses changed; sending all entries again", "interface", s.iface, "addresses", len(nets))
 	}
 	s.nets, s.connect = nets, connect
-	s.forget(moved)
-}
-
-func (s *Sink) note(t target, v told) {
-	if s.have[t.slot] == nil {
-		s.have[t.slot] = make(byHost[told])
-	}
-	s.have[t.slot][t.host] = v
+	s.markAll()
 }
 
 // send gives the peer one message and waits until it has taken it.
@@ -360,51 +332,18 @@ func (s *Sink) late(ctx context.Context, err error) error {
 	return fmt.Errorf("%s: %w", s.text, peer.Cause(err))
 }
 
-// remember saves what the peer knows, or may know.
-func (s *Sink) remember() {
-	var entries []peer.Entry
-	for slot, hosts := range s.have {
-		for h := range hosts {
-			entries = append(entries, peer.Entry{Protocol: slot.Protocol, Host: netip.AddrPortFrom(h, slot.Port)})
-		}
-	}
-	if err := s.o.Memory.Save(entries); err != nil {
-		s.log.Warn("cannot note what the peer was told", "err", err)
-	}
-}
+// Cut resets the connections through bridges to publications that a rule forbids.
+func (s *Sink) Cut(keys []port.Key) { s.driver.Cut(keys) }
 
-// Cut ends the connections through bridges to publications that a rule forbids.
-func (s *Sink) Cut(keys []port.Key) {
-	if s.o.Bridges != nil {
-		s.o.Bridges.Cut(keys)
-	}
-}
-
-// keepBridges closes the bridges that nothing needs any more.
-func (s *Sink) keepBridges() {
-	if s.o.Bridges != nil {
-		s.o.Bridges.Keep(s.book.Wanted)
-	}
-}
-
-// leave takes back what the peer was told.
+// leave removes what the peer was sent.
 func (s *Sink) leave(ctx context.Context) {
 	s.syncing.Lock()
 	defer s.syncing.Unlock()
 	s.closed = true
-	var all []target
-	for slot, hosts := range s.have {
-		for h := range hosts {
-			all = append(all, target{slot, h})
-		}
-	}
-	if up, _, _ := s.presence(); !up || len(all) == 0 {
+	if up, _, _ := s.presence(); !up {
 		return // a peer that is not there serves nothing
 	}
 	ctx, cancel := context.WithTimeout(ctx, s.o.farewell)
 	defer cancel()
-	if err := s.tell(ctx, true, all); err != nil {
-		s.log.Warn("could not take back what the peer was told", "err", err)
-	}
-	s.remember()
+	s.driver.Leave(ctx, s)
 }

@@ -1,0 +1,260 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package gvproxy
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/schedule"
+	"github.com/fairlead/fairlead/internal/sink/peer"
+)
+
+// Pauses between attempts at an entry that the peer refused.
+const (
+	retryMin = time.Second
+	retryMax = time.Minute
+)
+
+// entry is one forward of the peer, as it writes it.
+type entry struct{ local, remote string }
+
+// refused is an entry that the peer refused, and when to try again.
+type refused struct {
+	state  port.State
+	reason string
+	remote string
+	pause  schedule.Backoff
+	next   time.Time
+}
+
+// parse makes a target of an entry of the list. Entries that are neither tcp nor
+// udp are not ours.
+func parse(f forward) (peer.Target, bool) {
+	p, err := port.ParseProtocol(f.Protocol)
+	if err != nil {
+		return peer.Target{}, false
+	}
+	i := strings.LastIndexByte(f.Local, ':')
+	if i < 0 {
+		return peer.Target{}, false
+	}
+	n, err := strconv.ParseUint(f.Local[i+1:], 10, 16)
+	if err != nil {
+		return peer.Target{}, false
+	}
+	host := netip.IPv6Unspecified() // no address is all addresses
+	switch text := strings.Trim(f.Local[:i], "[]"); text {
+	case "":
+	case "localhost":
+		host = port.Loopback(netip.IPv4Unspecified())
+	default:
+		if host, err = netip.ParseAddr(text); err != nil {
+			return peer.Target{}, false
+		}
+		host = host.Unmap()
+	}
+	return peer.Target{Slot: port.Slot{Protocol: p, Port: uint16(n)}, Host: host}, true
+}
+
+// adopt takes over the peer's list. Refusals of another peer do not count for one
+// that is new.
+func (s *Sink) adopt(all []forward, fresh bool) {
+	clear(s.have)
+	for _, f := range all {
+		if t, ok := parse(f); ok {
+			s.have.Put(t, entry{f.Local, f.Remote})
+		}
+	}
+	if fresh {
+		clear(s.refused)
+	}
+	// The peer may have restarted, or somebody else may have taken the address.
+	s.driver.Verify(func(t peer.Target, remote string) bool {
+		e, ok := s.have.Get(t)
+		return ok && e.remote == remote
+	})
+	s.listed = true
+}
+
+// session is the sink with the peer that one Sync uses. It implements peer.Peer.
+type session struct {
+	*Sink
+	api *api
+}
+
+// Wishes implements peer.Peer.
+func (s session) Wishes(ctx context.Context, slot port.Slot) []peer.Wish {
+	var out []peer.Wish
+	for h, k := range s.driver.Decide(slot) {
+		w := peer.Wish{Target: peer.Target{Slot: slot, Host: h}, Key: k}
+		problem := ""
+		if w.Remote, problem = s.remote(ctx, s.driver.Publication(k), w.Target); problem != "" {
+			s.driver.Answer(w, port.Failed, problem)
+			continue
+		}
+		out = append(out, w)
+	}
+	for _, t := range s.refused.Of(slot) {
+		if !slices.ContainsFunc(out, func(w peer.Wish) bool { return w.Target == t }) {
+			s.refused.Delete(t)
+		}
+	}
+	return out
+}
+
+// remote is what the peer connects to for a publication, or why it cannot: it
+// knows one address of the guest, and IPv4 alone. What is served elsewhere gets a
+// bridge, at a port that the kernel chooses, which keeps all others free.
+func (s session) remote(ctx context.Context, p port.Publication, t peer.Target) (remote, problem string) {
+	guest := s.api.guestAddr()
+	switch {
+	case t.Port == 0:
+		return "", "the peer cannot choose a free port: a rule must name one"
+	case direct(p, guest):
+		return netip.AddrPortFrom(guest, p.Port).String(), ""
+	}
+	reason := fmt.Sprintf("the guest serves %s alone, which the peer cannot connect to", p.Address)
+	if p.Inner() {
+		reason = "only programs of the guest meet its NAT rule"
+	}
+	at, problem := s.driver.Bridge(ctx, p, netip.PrefixFrom(guest, 24), 0, reason)
+	return at.String(), problem
+}
+
+// direct reports whether the peer reaches a publication at the guest's address.
+func direct(p port.Publication, guest netip.Addr) bool {
+	return !p.Inner() && (p.Address == netip.IPv4Unspecified() || p.Address == netip.IPv6Unspecified() && p.DualStack || p.Address == guest)
+}
+
+// Known implements peer.Peer.
+func (s session) Known(w peer.Wish) bool {
+	if e, ok := s.have.Get(w.Target); ok {
+		if e.remote == w.Remote { // ours, or just what we would ask for
+			s.driver.Answer(w, port.Active, "")
+		} else {
+			s.driver.Answer(w, port.Conflict, fmt.Sprintf("the peer forwards it to %q already", e.remote))
+		}
+		s.refused.Delete(w.Target)
+		return true
+	}
+	// Somebody else's entry for all addresses may serve this one too.
+	for _, wild := range []netip.Addr{netip.IPv4Unspecified(), netip.IPv6Unspecified()} {
+		e, ok := s.have.Get(peer.Target{Slot: w.Slot, Host: wild})
+		if ok && e.remote == w.Remote && (wild.Is4() == w.Host.Is4() || strings.HasPrefix(e.local, ":")) {
+			s.driver.Answer(w, port.Active, "")
+			return true
+		}
+	}
+	r, ok := s.refused.Get(w.Target)
+	if !ok || r.remote != w.Remote || !time.Now().Before(r.next) {
+		return false
+	}
+	s.driver.Answer(w, r.state, r.reason)
+	return true
+}
+
+// Add implements peer.Peer.
+func (s session) Add(ctx context.Context, wishes []peer.Wish) error {
+	for _, w := range wishes {
+		if err := s.add(ctx, w); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// add asks for one entry. A refusal is an outcome; any other error is the peer's.
+func (s session) add(ctx context.Context, w peer.Wish) error {
+	local := w.AddrPort().String()
+	err := s.api.expose(ctx, w.Protocol, local, w.Remote)
+	var no *refusal
+	switch {
+	case err == nil:
+		s.have.Put(w.Target, entry{local, w.Remote})
+		s.refused.Delete(w.Target)
+		s.driver.Answer(w, port.Active, "")
+		return nil
+	case !errors.As(err, &no):
+		return err // it may have been done: ours until a list says otherwise
+	case strings.Contains(no.text, "proxy already running"):
+		return errors.New("the peer has forwards that its list did not show")
+	}
+	r, ok := s.refused.Get(w.Target)
+	if !ok {
+		r.pause = schedule.Backoff{Min: retryMin, Max: s.o.retryMax}
+	}
+	r.state, r.reason = explain(no, w.Target)
+	r.remote = w.Remote
+	r.next = time.Now().Add(r.pause.Next())
+	s.refused.Put(w.Target, r)
+	s.driver.Refused(w, r.state, r.reason)
+	return nil
+}
+
+// explain turns the peer's words into an outcome. They are Go's and the
+// operating system's, of Linux, macOS or Windows.
+func explain(no *refusal, t peer.Target) (port.State, string) {
+	has := func(words ...string) bool {
+		return slices.ContainsFunc(words, func(w string) bool { return strings.Contains(no.text, w) })
+	}
+	switch {
+	case has("address already in use", "Only one usage of each socket address"):
+		return port.Conflict, fmt.Sprintf("another program of the host holds %s", t.AddrPort())
+	case has("permission denied", "forbidden by its access permissions"):
+		why := "the host may have reserved it"
+		if t.Port < 1024 {
+			why = "ports below 1024 may need an administrator: a rule can give it another host port"
+		}
+		return port.Failed, fmt.Sprintf("the host does not let the peer listen on %s: %s", t.AddrPort(), why)
+	case has("cannot assign requested address", "can't assign requested address", "not valid in its context"):
+		return port.Failed, fmt.Sprintf("%s is no address of the host", t.Host)
+	}
+	return port.Failed, "the peer " + no.Error()
+}
+
+// Remove implements peer.Peer. It also asks for entries that are not known to be
+// there: the answer to an earlier call may have been lost.
+func (s session) Remove(ctx context.Context, targets []peer.Target) error {
+	for _, t := range targets {
+		local := t.AddrPort().String()
+		if e, ok := s.have.Get(t); ok {
+			local = e.local
+		}
+		err := s.api.unexpose(ctx, t.Protocol, local)
+		var no *refusal
+		if err != nil && (!errors.As(err, &no) || !strings.Contains(no.text, "proxy not found")) {
+			return err
+		}
+		s.have.Delete(t)
+		s.driver.Removed(t)
+	}
+	return nil
+}
+
+// planRetry has Run wake Sync when the next entry is to be tried again.
+func (s *Sink) planRetry() {
+	var at time.Time
+	for slot, hosts := range s.refused {
+		for _, r := range hosts {
+			if at.IsZero() || r.next.Before(at) {
+				at = r.next
+			}
+		}
+		s.driver.Dirty()[slot] = struct{}{}
+	}
+	s.mu.Lock()
+	changed := !s.retry.Equal(at)
+	s.retry = at
+	s.mu.Unlock()
+	if changed {
+		s.retryMoved.Notify()
+	}
+}

@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package vtunnel
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/sink/peer"
+)
+
+// Wishes implements peer.Peer. What is static has no publication.
+func (s *Sink) Wishes(ctx context.Context, slot port.Slot) []peer.Wish {
+	var out []peer.Wish
+	winners := s.driver.Decide(slot)
+	for _, h := range slices.SortedFunc(maps.Keys(winners), netip.Addr.Compare) {
+		w := peer.Wish{Target: peer.Target{Slot: slot, Host: h}, Key: winners[h], Remote: s.remote()}
+		if problem := s.unreachable(ctx, s.driver.Publication(w.Key), w.Target); problem != "" {
+			s.driver.Answer(w, port.Failed, problem)
+			continue
+		}
+		// wsl-proxy keeps its listeners by port alone: of two it would lose one. The
+		// widest is chosen, and IPv4 before IPv6, as the addresses sort.
+		if s.perPort && len(out) > 0 {
+			if out[0].Key != w.Key {
+				s.driver.Answer(w, port.Conflict, fmt.Sprintf("wsl-proxy has one listener for each port, and %s has it", out[0].Key))
+			}
+			continue
+		}
+		out = append(out, w)
+	}
+	if len(out) == 0 && slices.Contains(s.static, slot) {
+		t := peer.Target{Slot: slot, Host: port.Loopback(netip.IPv4Unspecified())}
+		out = append(out, peer.Wish{Target: t, Remote: s.remote()})
+	}
+	return out
+}
+
+// remote names the addresses that the peer is sent with an entry, so that it is
+// made anew when they change. wsl-proxy is sent none.
+func (s *Sink) remote() string {
+	var out []string
+	for _, c := range s.connect {
+		out = append(out, c.Addr)
+	}
+	return strings.Join(out, ",")
+}
+
+// Known implements peer.Peer.
+func (s *Sink) Known(w peer.Wish) bool {
+	remote, ok := s.have.Get(w.Target)
+	if !ok || remote != w.Remote {
+		return false
+	}
+	s.driver.Answer(w, port.Active, "")
+	return true
+}
+
+// Add implements peer.Peer.
+func (s *Sink) Add(ctx context.Context, wishes []peer.Wish) error {
+	for part := range slices.Chunk(wishes, maxBindings) {
+		var targets []peer.Target
+		for _, w := range part {
+			targets = append(targets, w.Target)
+		}
+		if err := s.send(ctx, encode(false, targets, s.connect)); err != nil {
+			return err
+		}
+		for _, w := range part {
+			s.have.Put(w.Target, w.Remote)
+			s.driver.Answer(w, port.Active, "")
+		}
+	}
+	return nil
+}
+
+// Remove implements peer.Peer.
+func (s *Sink) Remove(ctx context.Context, targets []peer.Target) error {
+	for part := range slices.Chunk(targets, maxBindings) {
+		for _, t := range part { // before it is known: the answer may get lost
+			s.have.Delete(t)
+		}
+		if err := s.send(ctx, encode(true, part, s.connect)); err != nil {
+			return err
+		}
+		for _, t := range part {
+			s.driver.Removed(t)
+		}
+	}
+	return nil
+}
+
+// unreachable returns why the peer cannot reach a publication: it connects to one
+// address of the guest, at the host's port. What is served elsewhere gets a
+// bridge there.
+func (s *Sink) unreachable(ctx context.Context, p port.Publication, t peer.Target) (problem string) {
+	if t.Port == 0 {
+		return "the peer cannot choose a free port: a rule must name one"
+	}
+	at, ok := s.reached(t.Host.Is4())
+	if !ok {
+		return fmt.Sprintf("the peer connects to %s, which has no %s address", s.iface, family(t.Host.Is4()))
+	}
+	is4 := at.Addr().Is4()
+	all := p.Address == netip.IPv6Unspecified() && (!is4 || p.DualStack) || p.Address == netip.IPv4Unspecified() && is4
+	reason := ""
+	switch {
+	case !all && p.Address != at.Addr():
+		reason = fmt.Sprintf("the guest serves %s alone, and the peer connects to %s", p.Address, at.Addr())
+	case t.Port != p.Port:
+		reason = fmt.Sprintf("the guest serves port %d, and the peer connects to %d", p.Port, t.Port)
+	case p.Inner():
+		reason = "only programs of the guest meet its NAT rule"
+	default:
+		return ""
+	}
+	_, problem = s.driver.Bridge(ctx, p, at, t.Port, reason)
+	return problem
+}
+
+func family(is4 bool) string {
+	if is4 {
+		return "IPv4"
+	}
+	return "IPv6"
+}
+
+// reached is the address that the peer connects to for a binding of a family,
+// with the network from which it connects.
+func (s *Sink) reached(is4 bool) (netip.Prefix, bool) {
+	if s.perPort {
+		return netip.PrefixFrom(s.upstream, 24), true
+	}
+	return first(s.nets, is4)
+}
