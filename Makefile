@@ -25,7 +25,7 @@ STAGES_VM_ALL := test-vm
 # Tests that take hours: a target each.
 STAGES_LONG =
 # End-to-end tests that the smoke test runs in each machine.
-VM_SMOKE := TestPortAppearsCarriesAndVanishes,TestPortThatIsOnlyARule,TestUDP
+VM_SMOKE := TestPortAppearsCarriesAndVanishes,TestRuleOnlyPort,TestUDP
 # Rounds of what the end-to-end tests repeat, fewer where the processor is emulated.
 VM := go run ./test/vm -json -kernel '$(KERNELS)' -methods '$(METHODS)' \
 	-env FAIRLEAD_STARTS=2 -env FAIRLEAD_WAKEUPS=500 -env FAIRLEAD_SHORT=500 \

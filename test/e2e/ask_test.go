@@ -52,7 +52,7 @@ func TestDoctorWithoutAnAgent(t *testing.T) {
 	})
 }
 
-func TestDoctorSaysByItsExitStatusThatSomethingIsFailing(t *testing.T) {
+func TestDoctorExitStatus(t *testing.T) {
 	r := newRig(t)
 	r.startAgent()
 	r.eventually("the agent answers", func() error { _, err := r.list(); return err })
@@ -72,7 +72,7 @@ func TestDoctorSaysByItsExitStatusThatSomethingIsFailing(t *testing.T) {
 }
 
 // A watch tells what a restart changed, and nothing that it did not.
-func TestWatchGoesOnWhenTheAgentRestarts(t *testing.T) {
+func TestWatchSurvivesAgentRestart(t *testing.T) {
 	r := newRig(t)
 	l := r.guest.listen(t, "tcp4", "127.0.0.1:8001")
 	r.guest.listen(t, "tcp4", "127.0.0.1:8002")
@@ -103,7 +103,7 @@ func TestWatchGoesOnWhenTheAgentRestarts(t *testing.T) {
 	}
 }
 
-func TestLsWaitsForAnAgentThatRestarts(t *testing.T) {
+func TestLsWaitsForAgentRestart(t *testing.T) {
 	r := newRig(t).start()
 	r.agent.stop(syscall.SIGTERM)
 	ls := r.guest.start(t, "ls", "--control", r.agentCtl)
@@ -139,7 +139,7 @@ func TestManualPages(t *testing.T) {
 	}
 }
 
-func TestConfigCheckNamesThePlace(t *testing.T) {
+func TestConfigCheckNamesPosition(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "agent.yaml")
 	if err := os.WriteFile(path, []byte("holdDown: 1s\nrules:\n- {match: {ports: 80}, acton: deny}\n"), 0o600); err != nil {
 		t.Fatal(err)
@@ -161,7 +161,7 @@ func TestConfigCheckNamesThePlace(t *testing.T) {
 	}
 }
 
-func TestSystemdIsToldOfReadinessAndLife(t *testing.T) {
+func TestSystemdNotifications(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "notify")
 	c, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: path, Net: "unixgram"})
 	if err != nil {

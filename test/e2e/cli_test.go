@@ -109,7 +109,7 @@ func TestDemoWithoutRoot(t *testing.T) {
 	oneLine(t, p.output(), "root")
 }
 
-func TestSocketsThatAreThere(t *testing.T) {
+func TestExistingSockets(t *testing.T) {
 	r := newRig(t).start()
 	t.Run("alive", func(t *testing.T) {
 		for _, args := range [][]string{

@@ -47,7 +47,7 @@ const hostPortRule = `nft -f - <<'END'
 table ip fl { chain pre { type nat hook prerouting priority -100; fib daddr type local tcp dport 8083 dnat to 10.88.0.2:80; }; }
 END`
 
-func TestTheStandInServesTheVirtualNetworkWithTheIncumbentsFlags(t *testing.T) {
+func TestDropInServesVirtualNetwork(t *testing.T) {
 	n := newVirtualNetwork(t)
 	run := t.TempDir()
 	proxy := peertest.NewReceiver(t, "unix", filepath.Join(run, "wsl-proxy.sock"), net.Listen)
@@ -104,7 +104,7 @@ func TestTheStandInServesTheVirtualNetworkWithTheIncumbentsFlags(t *testing.T) {
 	proxy.Want()
 }
 
-func TestTheStandInServesVtunnelWithTheIncumbentsFlags(t *testing.T) {
+func TestDropInServesVtunnel(t *testing.T) {
 	guest, run := newSpace(t), t.TempDir()
 	guest.sh(t, `
 /usr/sbin/ip link add eth0 type veth peer name far0
@@ -130,7 +130,7 @@ echo 1 > /proc/sys/net/ipv6/conf/eth0/disable_ipv6
 
 // wsl-proxy connects to an address of its own, from the network of the other
 // distributions.
-func TestTheStandInBridgesTheLoopbackForWSLProxy(t *testing.T) {
+func TestDropInBridgesLoopback(t *testing.T) {
 	guest, wsl, run := newSpace(t), newSpace(t), t.TempDir()
 	guest.sh(t, fmt.Sprintf(`
 /usr/sbin/ip link add veth-rd-ns type veth peer name veth-rd-wsl netns /proc/%d/fd/%d
@@ -159,7 +159,7 @@ func TestTheStandInBridgesTheLoopbackForWSLProxy(t *testing.T) {
 
 // Without a tunnel and without an administrator, WSL's own relay opens what
 // listens. The incumbent's listeners drop every connection that reaches them.
-func TestTheStandInOpensListenersThatServe(t *testing.T) {
+func TestDropInListenersServe(t *testing.T) {
 	guest, run := newSpace(t), t.TempDir()
 	c := container(t, guest)
 	go echoServer(c.listen(t, "tcp4", "0.0.0.0:80"))

@@ -165,7 +165,7 @@ func intoContainer(t *testing.T, p *process) {
 
 // No incumbent can say why a port is not there; here each reason has its words
 // and its next step.
-func TestExplainSaysWhyNot(t *testing.T) {
+func TestExplainReasons(t *testing.T) {
 	situations := []why{
 		{
 			name: "it is reachable", build: listens("tcp4", "0.0.0.0:8001"),
@@ -342,7 +342,7 @@ func TestExplainWithoutAHost(t *testing.T) {
 	why{build: listens("tcp4", "0.0.0.0:8001"), want: explain.VerdictNoHost, says: "no host is connected", next: "start `fairlead host`"}.check(t, r)
 }
 
-func TestExplainNamesASourceThatDoesNotLook(t *testing.T) {
+func TestExplainNamesDisabledAndStaleSources(t *testing.T) {
 	t.Run("disabled", func(t *testing.T) {
 		r := newRig(t, "--source", "nat")
 		r.startAgent()

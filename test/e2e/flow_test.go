@@ -73,7 +73,7 @@ func hashed(c net.Conn, seed uint64, n int64, pace func()) (sent, got [sha256.Si
 
 // A gibibyte there and back on 199 flows, while one more reads nothing until they
 // are done: it holds up none of them, and loses nothing itself.
-func TestGibibyteBothWaysBesideASlowReader(t *testing.T) {
+func TestGibibyteBesideSlowReader(t *testing.T) {
 	r := newRig(t).start()
 	go reflect(r.guest.listen(t, "tcp4", "127.0.0.1:7000"))
 	r.wantState("tcp 127.0.0.1:7000", "active")

@@ -176,7 +176,7 @@ func (n *virtualNetwork) agentRig(flags ...string) *rig {
 	return r
 }
 
-func TestTheRealGvproxyCarriesTCPAndUDPForAsLongAsAPortIsThere(t *testing.T) {
+func TestGvproxyCarriesTCPAndUDP(t *testing.T) {
 	n := newVirtualNetwork(t)
 	c := container(t, n.guest)
 	go echoServer(c.listen(t, "tcp4", "0.0.0.0:80"))
@@ -221,7 +221,7 @@ END`)
 	n.wantForwards(sshForward) // which is not ours
 }
 
-func TestAHostProgramOnThePortIsAConflictUntilItEnds(t *testing.T) {
+func TestGvproxyConflictWithHostProgram(t *testing.T) {
 	n := newVirtualNetwork(t)
 	l := n.outside.listen(t, "tcp4", "127.0.0.1:8080")
 	go echoServer(n.guest.listen(t, "tcp4", "0.0.0.0:8080"))
@@ -236,7 +236,7 @@ func TestAHostProgramOnThePortIsAConflictUntilItEnds(t *testing.T) {
 }
 
 // The incumbent tells a peer that restarts nothing any more.
-func TestTheRealGvproxyIsRefilledWhenItComesBack(t *testing.T) {
+func TestGvproxyRestartIsResynced(t *testing.T) {
 	n := newVirtualNetwork(t)
 	go echoServer(n.guest.listen(t, "tcp4", "0.0.0.0:8080"))
 	r := n.agentRig()
@@ -253,7 +253,7 @@ func TestTheRealGvproxyIsRefilledWhenItComesBack(t *testing.T) {
 	}
 }
 
-func TestAnAgentThatWasKilledTakesItsForwardsOver(t *testing.T) {
+func TestGvproxyForwardsSurviveAgentKill(t *testing.T) {
 	n := newVirtualNetwork(t)
 	stays := n.guest.listen(t, "tcp4", "0.0.0.0:8080")
 	go echoServer(stays)
@@ -271,7 +271,7 @@ func TestAnAgentThatWasKilledTakesItsForwardsOver(t *testing.T) {
 
 // The incumbent reaches the guest's loopback by NAT rules of its own, and opens
 // it to containers with them.
-func TestAServerOnTheGuestsLoopbackIsOpenToTheHostAndNotToContainers(t *testing.T) {
+func TestGvproxyLoopbackServerIsHostOnly(t *testing.T) {
 	n := newVirtualNetwork(t)
 	c := container(t, n.guest)
 	go echoServer(n.guest.listen(t, "tcp4", "127.0.0.1:8084"))

@@ -21,7 +21,7 @@ import (
 // relay, which by itself shows none of them. A rule of the output hook may leave
 // 127.0.0.0/8 out, as Docker's does, or take it, or take ::1, from where packets
 // cannot be sent on: the placeholder gets the connection all the same.
-func TestRelayShowsEveryPortThatIsOnlyARule(t *testing.T) {
+func TestRelayShowsRuleOnlyPorts(t *testing.T) {
 	cases, err := corpus.Cases()
 	if err != nil {
 		t.Fatal(err)
@@ -84,7 +84,7 @@ func relayCorpus(t *testing.T, c corpus.Case) {
 	}
 }
 
-func TestPlaceholderComesBackAfterARestart(t *testing.T) {
+func TestPlaceholderAfterRestart(t *testing.T) {
 	r, pod := listenerRig(t)
 	go answer(pod.listen(t, "tcp4", "0.0.0.0:80"), "pod")
 	r.guest.sh(t, ruleTo8081)

@@ -160,7 +160,7 @@ func TestPlaceholderForUDP(t *testing.T) {
 
 // A real server is never stolen from, and has the port as soon as the agent
 // hears that it wants it; the incumbent shares the port with it instead.
-func TestServerTakesThePortOfAPlaceholder(t *testing.T) {
+func TestServerTakesPlaceholderPort(t *testing.T) {
 	r, pod := listenerRig(t)
 	go answer(pod.listen(t, "tcp4", "0.0.0.0:80"), "pod")
 	r.guest.sh(t, ruleTo8081)
@@ -198,7 +198,7 @@ func TestServerTakesThePortOfAPlaceholder(t *testing.T) {
 	r.throughRelay("127.0.0.1:8081", "server got hello\n")
 }
 
-func TestServerThatWasThereFirstKeepsItsPort(t *testing.T) {
+func TestEarlierServerKeepsItsPort(t *testing.T) {
 	r, pod := listenerRig(t)
 	go answer(pod.listen(t, "tcp4", "0.0.0.0:80"), "pod")
 	go answer(r.guest.listen(t, "tcp4", "127.0.0.1:8081"), "server")
@@ -212,7 +212,7 @@ func TestServerThatWasThereFirstKeepsItsPort(t *testing.T) {
 
 // Nobody else can open a port that is bound; whoever has it is named. The
 // program that bound it can still listen.
-func TestPortThatIsOnlyBoundIsLeftToItsOwner(t *testing.T) {
+func TestBoundPortIsLeftToItsOwner(t *testing.T) {
 	r, pod := listenerRig(t)
 	go answer(pod.listen(t, "tcp4", "0.0.0.0:80"), "pod")
 	fd := -1
@@ -283,7 +283,7 @@ func TestAutoSinkSaysWhy(t *testing.T) {
 // A signal ends the agent in order, and the next one starts where a killed one
 // left its sockets. The incumbent ends with status 1, does not know SIGINT, and
 // stumbles over the socket that it left.
-func TestSignalsEndInOrderAndStaleSocketsAreReplaced(t *testing.T) {
+func TestSignalsAndStaleSockets(t *testing.T) {
 	r := newRig(t)
 	for _, sig := range []syscall.Signal{syscall.SIGTERM, syscall.SIGINT, syscall.SIGKILL} {
 		r.startAgent()

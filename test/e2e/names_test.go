@@ -73,7 +73,7 @@ func (s *space) server(t *testing.T, name, addr string) int {
 
 // Who serves a port is said on both sides, and nothing of it is obeyed by a
 // terminal. Arguments are never shown: they hold secrets.
-func TestOwnersReachBothSides(t *testing.T) {
+func TestOwnersOnBothSides(t *testing.T) {
 	const hostile = "\x1b]0;x\x07\tred\x1b[31"
 	r := newRig(t)
 	r.hostFlags = append(r.hostFlags, "--log-level", "debug")

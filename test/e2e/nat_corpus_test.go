@@ -99,7 +99,7 @@ func liveLines(t *testing.T, c corpus.Case) (out []live) {
 // What each ruleset of the corpus publishes carries traffic from the host to the
 // server behind its rules, where all there is of the port in the guest is a rule.
 // The incumbent sees TCP over IPv4 in chains of one name.
-func TestTrafficReachesTheServerBehindEachRuleset(t *testing.T) {
+func TestTrafficThroughEachRuleset(t *testing.T) {
 	cases, err := corpus.Cases()
 	if err != nil {
 		t.Fatal(err)

@@ -31,7 +31,7 @@ func refill(n, generation int) string {
 
 // A client that connects in a loop through a port that stays notices nothing of
 // the 10,000 rules around it being flushed and filled in again in one commit.
-func TestClientsNoticeNothingOfARefill(t *testing.T) {
+func TestRefillIsInvisibleToClients(t *testing.T) {
 	const refills = 5
 	rules := rounds.Of(t, "FAIRLEAD_REFILL", 10_000)
 	r := newRig(t)

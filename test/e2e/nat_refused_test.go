@@ -13,7 +13,7 @@ import (
 
 // An agent that may not read the rules says so, and all else works on. The
 // incumbent ends when iptables fails.
-func TestWithoutPrivilegeTheRulesAreStaleAndTheRestLives(t *testing.T) {
+func TestUnprivilegedRulesAreStale(t *testing.T) {
 	r := newRig(t, "--observer", "poll", "--poll-interval", "50ms", "--source", "socket,nat")
 	// The link's and the control socket's folders belong to who serves them.
 	for _, dir := range []string{filepath.Dir(r.agentCtl), r.dir + "/link"} {

@@ -54,7 +54,7 @@ echo 1 > /proc/sys/net/ipv4/ip_forward`, os.Getpid(), c.FD()))
 }
 
 // A port that exists only as a rule, as CNI portmap and kube-proxy write them.
-func TestPortThatIsOnlyARule(t *testing.T) {
+func TestRuleOnlyPort(t *testing.T) {
 	for _, tool := range []struct{ name, add, remove string }{
 		{
 			"nft", `nft -f - <<'END'

@@ -205,7 +205,7 @@ func TestUDP(t *testing.T) {
 	}
 }
 
-func TestConflictNamesTheHolderAndEnds(t *testing.T) {
+func TestConflictNamesHolder(t *testing.T) {
 	r := newRig(t).start()
 	taken := r.outside.listen(t, "tcp4", "127.0.0.1:7000")
 	go echoServer(r.guest.listen(t, "tcp4", "0.0.0.0:7000"))
@@ -220,7 +220,7 @@ func TestConflictNamesTheHolderAndEnds(t *testing.T) {
 	r.wantState("tcp 0.0.0.0:7000", "active")
 }
 
-func TestRulesReloadCutsNothingElse(t *testing.T) {
+func TestRulesReloadResetsOnlyDeniedFlows(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "agent.yaml")
 	write := func(s string) {
 		t.Helper()

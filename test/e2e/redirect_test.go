@@ -15,7 +15,7 @@ import (
 
 // A port that a rule leads to another of the guest's is whose listener is there,
 // on both sides and for as long as it is.
-func TestRedirectedPortIsNamedAfterItsListener(t *testing.T) {
+func TestRedirectedPortOwner(t *testing.T) {
 	for _, tool := range []struct{ name, add string }{
 		{"nft", `nft 'add table ip fl; add chain ip fl pre { type nat hook prerouting priority -100; }; add rule ip fl pre tcp dport 8081 redirect to :9090'`},
 		{"iptables-nft", `iptables-nft -w -t nat -A PREROUTING -p tcp --dport 8081 -j REDIRECT --to-ports 9090`},

@@ -66,7 +66,7 @@ var (
 
 // The transcripts in docs/cli.md are what the commands print, but for numbers
 // that differ from run to run.
-func TestTranscriptsInTheDocumentationAreTrue(t *testing.T) {
+func TestDocumentedTranscripts(t *testing.T) {
 	r := newRig(t)
 	for name, text := range map[string]string{
 		"agent.yaml": "holdDown: 150ms\nrules:\n- {name: no-debug, match: {ports: 9229}, action: deny}\n",

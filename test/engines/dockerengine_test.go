@@ -150,7 +150,7 @@ func withdrawn(t testing.TB, r *recorder, stood int) {
 
 // An engine that takes its containers along, killed or stopped: at quiet there
 // stands what runs again by its restart policy, and nothing else.
-func TestDockerTakesItsContainersAlong(t *testing.T) {
+func TestDockerExitStopsContainers(t *testing.T) {
 	d := dockerd(t)
 	dockerImage(t)
 	r, _ := follow(t, dockerSource(t, time.Hour))

@@ -283,7 +283,7 @@ func TestKubeconfigAppearsAndChanges(t *testing.T) {
 
 // What keeps the agent from the cluster is named among its sources, and harms no
 // other source. Each is mended by a kubeconfig that replaces the one before.
-func TestWhatKeepsTheAgentFromTheClusterIsNamed(t *testing.T) {
+func TestKubeErrorsAreNamed(t *testing.T) {
 	c := startCluster(t)
 	c.service("web", "NodePort", nil, svcPort("a", "TCP", 80, 30080))
 	path := filepath.Join(t.TempDir(), "kubeconfig")

@@ -66,7 +66,7 @@ func state(c *status.Client, n uint16) (port.State, string) {
 
 // Docker writes its rules before it starts docker-proxy: a placeholder that came
 // in between would be in the proxy's way, and the container would not start.
-func TestDockerRunNeverFindsItsPortTaken(t *testing.T) {
+func TestPlaceholderYieldsToDockerRun(t *testing.T) {
 	const runs, workers, most = 200, 2, 8 * time.Minute
 	dockerd(t)
 	dockerImage(t)
@@ -113,7 +113,7 @@ func TestDockerRunNeverFindsItsPortTaken(t *testing.T) {
 
 // Without docker-proxy nothing listens: the placeholder opens once Docker says
 // that the container runs, and serves.
-func TestDockerWithoutProxyIsServedByAPlaceholder(t *testing.T) {
+func TestDockerWithoutProxyUsesPlaceholder(t *testing.T) {
 	dockerd(t, "--userland-proxy=false")
 	dockerImage(t)
 	c := agent(t)

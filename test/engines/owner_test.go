@@ -55,7 +55,7 @@ func redirect(t testing.TB, number, to string) {
 
 // Who serves is known of every way in which a container's port opens, and not of
 // what is no longer its own.
-func TestAgentNamesWhatDockerRuns(t *testing.T) {
+func TestDockerOwnerNames(t *testing.T) {
 	dockerd(t, "--userland-proxy=false")
 	dockerImage(t)
 	c := agent(t)

@@ -268,7 +268,7 @@ func TestPage(t *testing.T) {
 }
 
 // The relay of `fairlead web` outlives the agent, and so does its page.
-func TestPageComesBackWithTheAgent(t *testing.T) {
+func TestPageReconnects(t *testing.T) {
 	r := newRig(t).start()
 	r.listen("127.0.0.1:8080")
 	web := start(t, r.guest, exec.Command(binary, "web", "--control", r.control, "--addr", "127.0.0.1:7421"))
@@ -293,7 +293,7 @@ func TestPageComesBackWithTheAgent(t *testing.T) {
 }
 
 // What docs/web.md shows: artefact "document", of a guest as there are many.
-func TestPageOfAnOrdinaryGuest(t *testing.T) {
+func TestPageScreenshot(t *testing.T) {
 	rules := filepath.Join(t.TempDir(), "rules.yaml")
 	if err := os.WriteFile(rules, []byte("rules:\n  - {name: no-debug, match: {ports: 9229}, action: deny}\n"), 0o600); err != nil {
 		t.Fatal(err)
@@ -334,7 +334,7 @@ func TestPageOfAnOrdinaryGuest(t *testing.T) {
 	p.shoot("document")
 }
 
-func TestWebPrintsTheAddressOfTheAgentsPage(t *testing.T) {
+func TestWebPrintsAgentURL(t *testing.T) {
 	r := newRig(t).start()
 	ctx, cancel := context.WithTimeout(t.Context(), limit())
 	defer cancel()
@@ -348,7 +348,7 @@ func TestWebPrintsTheAddressOfTheAgentsPage(t *testing.T) {
 }
 
 // A page that nobody looks at gets nothing: the stream ends with the tab.
-func TestHiddenPageLetsGoOfTheStream(t *testing.T) {
+func TestHiddenPageClosesStream(t *testing.T) {
 	r := newRig(t).start()
 	r.listen("127.0.0.1:8080")
 	c := newChromium(t, r.guest)
@@ -360,7 +360,7 @@ func TestHiddenPageLetsGoOfTheStream(t *testing.T) {
 	p.noConsole()
 }
 
-func TestPageShowsManyPortsInParts(t *testing.T) {
+func TestPageRendersManyPortsInChunks(t *testing.T) {
 	const many = 2000
 	r := newRig(t).start()
 	for i := range many {

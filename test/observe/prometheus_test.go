@@ -65,7 +65,7 @@ func get(t *testing.T, c *http.Client, url string) (string, error) {
 	return string(b), err
 }
 
-func TestAlertsFireWhenTheyShould(t *testing.T) {
+func TestAlertRules(t *testing.T) {
 	promtool := tool(t, "promtool")
 	if out, err := command(t, nil, promtool, "check", "rules", rulesFile); err != nil {
 		t.Errorf("check rules: %v\n%s", err, out)
