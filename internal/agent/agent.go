@@ -45,6 +45,12 @@ type Source interface {
 	Run(ctx context.Context, feed registry.Feed) error
 }
 
+// named is a source that knows owners.
+type named interface {
+	Source
+	Facts() registry.Facts
+}
+
 // Agent is the guest agent.
 type Agent struct {
 	cfg config.Agent
@@ -120,8 +126,8 @@ func (a *Agent) wireSources() error {
 			return err
 		}
 		a.sources = append(a.sources, s)
-		if s, ok := s.(interface{ Facts() registry.Facts }); ok {
-			a.registry.AddFacts(s.Facts())
+		if f, ok := s.(named); ok {
+			a.registry.AddFacts(f.Name(), f.Facts())
 		}
 	}
 	return nil
@@ -219,6 +225,7 @@ func (a *Agent) Run(ctx context.Context, watch func(ctx context.Context, onChang
 		return err
 	}
 	g.Go(func() error { return a.server.Serve(ctx, control, true) })
+	g.Go(func() error { return a.registry.Run(ctx) })
 	g.Go(func() error { return a.reconciler.Run(ctx) })
 	g.Go(func() error {
 		a.releaseMemory(ctx)

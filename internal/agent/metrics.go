@@ -49,7 +49,7 @@ func (a *Agent) count() metrics.AgentSnapshot {
 			}
 			s.Outcomes[metrics.SinkState{Sink: o.Sink, State: o.State}]++
 		}
-		if !p.Decision.Allow {
+		if !p.Decision.Allow && !p.Decision.Pending {
 			state = port.Denied
 		}
 		s.Publications[state]++

@@ -182,7 +182,7 @@ func TestRealProcessIsNamedByTheContainerOfItsCgroup(t *testing.T) {
 				log := slog.New(slog.DiscardHandler)
 				docker := new(engine.Table)
 				r := registry.New(registry.Options{Rules: rules.Empty(rules.Loopback()), Logger: log})
-				r.AddFacts(docker)
+				r.AddFacts("docker", docker)
 				o, err := observer.New(observer.Options{Mode: mode, Interval: 50 * time.Millisecond, Logger: log})
 				if err != nil {
 					t.Fatal(err)

@@ -171,9 +171,12 @@ type Decision struct {
 	Rule   string // the rule that decided, for people: "rule 3 (no-debug)", "default"
 	Reason string // why it is denied
 	// Withheld says of a denial that nothing forbids the port: there is only no
-	// reason to publish it. Its flows are not cut.
+	// reason to publish it. Its flows are not reset.
 	Withheld bool
-	Host     []netip.AddrPort // the host addresses asked for; port 0 asks for any free port
+	// Pending says of a denial that it is provisional: what the rules decide
+	// depends on an owner that is not known yet.
+	Pending bool
+	Host    []netip.AddrPort // the host addresses asked for; port 0 asks for any free port
 }
 
 // Publication is one entry of the merged table. It is immutable.
@@ -181,11 +184,13 @@ type Publication struct {
 	Key
 	DualStack bool
 	Owner     Owner
-	Origins   []OriginInfo     // sorted by source and id, at least one
-	Dial      []netip.AddrPort // candidates in order, without repetition
-	Decision  Decision
-	Since     time.Time
-	Observed  int64 // see Binding; of the latest event that changed this publication
+	// OwnerPending says that an engine is expected to name another owner.
+	OwnerPending bool
+	Origins      []OriginInfo     // sorted by source and id, at least one
+	Dial         []netip.AddrPort // candidates in order, without repetition
+	Decision     Decision
+	Since        time.Time
+	Observed     int64 // see Binding; of the latest event that changed this publication
 
 	// Rule identifies the NAT rule that opens the port, by a hash of where it
 	// leads: publications with one Rule lead to the same servers. 0 means that no
@@ -195,10 +200,10 @@ type Publication struct {
 
 // Equal reports whether both would be shown and served alike. Observed does not count.
 func (p Publication) Equal(q Publication) bool {
-	return p.Key == q.Key && p.DualStack == q.DualStack && p.Owner.Equal(q.Owner) && p.Rule == q.Rule &&
-		slices.EqualFunc(p.Origins, q.Origins, OriginInfo.equal) && slices.Equal(p.Dial, q.Dial) &&
+	return p.Key == q.Key && p.DualStack == q.DualStack && p.Owner.Equal(q.Owner) && p.OwnerPending == q.OwnerPending &&
+		p.Rule == q.Rule && slices.EqualFunc(p.Origins, q.Origins, OriginInfo.equal) && slices.Equal(p.Dial, q.Dial) &&
 		p.Decision.Allow == q.Decision.Allow && p.Decision.Rule == q.Decision.Rule &&
-		p.Decision.Reason == q.Decision.Reason && slices.Equal(p.Decision.Host, q.Decision.Host) &&
+		p.Decision.Reason == q.Decision.Reason && p.Decision.Pending == q.Decision.Pending && slices.Equal(p.Decision.Host, q.Decision.Host) &&
 		p.Since.Equal(q.Since)
 }
 

@@ -136,7 +136,7 @@ func (r *Reconciler) Run(ctx context.Context) error {
 	}
 	sub := r.from.Subscribe()
 	defer sub.Close()
-	h := holds{due: make(map[port.Key]time.Time)}
+	h := holds{due: make(map[port.Key]time.Time), pending: make(map[port.Key]struct{})}
 	// What stands is wanted before the first sink is synced.
 	view, change := sub.Take()
 	r.apply(view, change, &h)
@@ -196,15 +196,25 @@ func (r *Reconciler) apply(view View, change Change, h *holds) {
 			switch {
 			case there && p.Decision.Allow:
 				delete(h.due, k)
+				delete(h.pending, k)
 				if !wanted || !old.Equal(p) {
 					tx.Share(view, k)
 				}
-			case there && !p.Decision.Withheld: // a rule forbids it: at once
+			case there && p.Decision.Pending: // it may turn out to be forbidden: at once
 				delete(h.due, k)
 				if wanted {
-					denied = append(denied, k)
+					h.pending[k] = struct{}{}
 				}
 				tx.Delete(k)
+			case there && !p.Decision.Withheld: // a rule forbids it: at once
+				delete(h.due, k)
+				if _, was := h.pending[k]; wanted || was {
+					denied = append(denied, k)
+				}
+				delete(h.pending, k)
+				tx.Delete(k)
+			case !there && !wanted:
+				delete(h.pending, k)
 			case wanted && r.o.HoldDown > 0 && !replaced(view, old):
 				h.add(k, r.o.Now().Add(r.o.HoldDown))
 			default:
@@ -246,6 +256,10 @@ func (r *Reconciler) expire(h *holds) {
 type holds struct {
 	due   map[port.Key]time.Time
 	queue []held
+
+	// pending were wanted until their owner became uncertain. Their flows go on,
+	// and are reset if a rule forbids the port in the end.
+	pending map[port.Key]struct{}
 }
 
 type held struct {

@@ -232,6 +232,32 @@ func TestWithheldIsHeldAndNotCut(t *testing.T) {
 	})
 }
 
+// A port whose owner became uncertain may turn out to be forbidden.
+func TestPendingIsNotHeldAndResetsOnceDenied(t *testing.T) {
+	s := newSink()
+	var reset []port.Key
+	o := Options{HoldDown: time.Minute, Denied: func(ks []port.Key) { reset = append(reset, ks...) }}
+	run(t, o, []Sink{s}, func(g rig) {
+		p := pub("127.0.0.1:80", true)
+		g.put(p)
+		want(t, s, "tcp 127.0.0.1:80")
+		for _, d := range []port.Decision{{Pending: true}, p.Decision, {Pending: true}} {
+			p.Decision = d
+			g.put(p)
+			synctest.Wait()
+		}
+		want(t, s)
+		if len(reset) != 0 {
+			t.Errorf("reset %v while pending", reset)
+		}
+		g.put(pub("127.0.0.1:80", false))
+		want(t, s)
+		if len(reset) != 1 {
+			t.Errorf("reset %v once denied, want one port", reset)
+		}
+	})
+}
+
 func TestFailedSyncIsRetriedAndLosesNothing(t *testing.T) {
 	s := newSink()
 	fails := 7

@@ -5,6 +5,7 @@ package registry
 import (
 	"net/netip"
 	"strings"
+	"time"
 
 	"github.com/fairlead/fairlead/internal/cgroup"
 	"github.com/fairlead/fairlead/internal/port"
@@ -26,6 +27,10 @@ type attribution struct {
 	owner port.Owner
 	known bool
 	slots bag[port.Slot] // of the bindings, to merge again
+
+	container   bool      // a path names a container by its id
+	provisional bool      // an engine was not live when the NAT rule appeared: its fact may be old
+	since       time.Time // when it was last without bindings, or its owner became unknown
 }
 
 // hintsID tells hints apart.
@@ -52,8 +57,8 @@ func newAttributions() attributions {
 }
 
 // enter counts a binding in and returns its attribution, nil if it has no hints
-// or no engine has facts.
-func (as *attributions) enter(b *port.Binding) *attribution {
+// or no engine has facts. live says that all engines are.
+func (as *attributions) enter(b *port.Binding, now func() time.Time, live bool) *attribution {
 	id := idOf(b.Hints)
 	if len(as.arbiter.facts) == 0 || id == (hintsID{}) {
 		return nil
@@ -62,15 +67,19 @@ func (as *attributions) enter(b *port.Binding) *attribution {
 	if a == nil {
 		a = &attribution{id: id, hints: b.Hints}
 		as.byHints[id] = a
-		as.lookUp(a)
+		as.lookUp(a, time.Time{})
 		for k := range keysOf(a.hints) {
 			if as.byKey[k] == nil {
 				as.byKey[k] = new(bag[*attribution])
 			}
 			as.byKey[k].add(a)
+			a.container = a.container || cgroup.IsContainerID(k.Path)
 		}
 	} else if a.slots.empty() {
 		as.idle--
+	}
+	if a.slots.empty() {
+		a.since, a.provisional = now(), !live && len(a.hints.Targets) > 0
 	}
 	a.slots.add(b.Slot())
 	return a
@@ -107,10 +116,13 @@ func (as *attributions) forget(a *attribution) {
 }
 
 // lookUp asks for the owner and reports whether it changed.
-func (as *attributions) lookUp(a *attribution) bool {
+func (as *attributions) lookUp(a *attribution, now time.Time) bool {
 	owner, known := as.arbiter.owner(a.hints)
 	if known == a.known && owner.Equal(a.owner) {
 		return false
+	}
+	if a.known && !known {
+		a.since = now
 	}
 	a.owner, a.known = owner, known
 	return true
@@ -118,14 +130,25 @@ func (as *attributions) lookUp(a *attribution) bool {
 
 // factsChanged looks up again what the keys lead to, and calls dirty with each
 // slot that has another owner now.
-func (as *attributions) factsChanged(changed []AttributionKey, dirty func(port.Slot)) {
+func (as *attributions) factsChanged(changed []AttributionKey, now time.Time, dirty func(port.Slot)) {
 	for _, k := range changed {
 		if b := as.byKey[k]; b != nil {
 			b.each(func(a *attribution) {
-				if as.lookUp(a) {
+				if as.lookUp(a, now) {
 					a.slots.each(dirty)
 				}
 			})
+		}
+	}
+}
+
+// confirm takes the facts of all engines for current, and calls dirty with each
+// slot that was attributed provisionally.
+func (as *attributions) confirm(dirty func(port.Slot)) {
+	for _, a := range as.byHints {
+		if a.provisional {
+			a.provisional = false
+			a.slots.each(dirty)
 		}
 	}
 }

@@ -66,16 +66,16 @@ func (f *facts) remove(k AttributionKey) {
 	f.notify([]AttributionKey{k})
 }
 
-func newFacts(r *Registry) *facts {
+func newFacts(r *Registry, source string) *facts {
 	f := &facts{owners: make(map[AttributionKey]port.Owner)}
-	r.AddFacts(f)
+	r.AddFacts(source, f)
 	return f
 }
 
 func attributed() (*Registry, *facts) {
 	now := time.Unix(1000, 0)
 	r := New(Options{Rules: allowAll{}, Logger: slog.New(slog.DiscardHandler), Now: func() time.Time { return now }})
-	return r, newFacts(r)
+	return r, newFacts(r, "docker")
 }
 
 // in returns a socket's binding with its cgroup.

@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/fairlead/fairlead/internal/port"
 )
@@ -24,19 +25,26 @@ var lastAddr = netip.MustParseAddr("ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff%\U00
 // slots returns the bindings of a slot. They must not be changed.
 type slots func(port.Slot) []member
 
+// merged is a publication without a decision.
+type merged struct {
+	port.Publication
+
+	uncertain time.Time // see uncertain
+}
+
 // compile merges the bindings of one slot into its publications, without
 // decisions. The order of the members does not matter. Of other slots it looks at
 // those that NAT rules send on to (see redirects).
-func compile(ms []member, all slots) []port.Publication {
+func compile(ms []member, all slots) []merged {
 	switch len(ms) {
 	case 0:
 		return nil
 	case 1:
-		return []port.Publication{publication(ms, ms, all)}
+		return []merged{publication(ms, ms, all)}
 	}
 	ms = slices.Clone(ms)
 	slices.SortFunc(ms, member.compare)
-	var pubs []port.Publication
+	var pubs []merged
 	for start := 0; start < len(ms); {
 		end := start + 1
 		for end < len(ms) && ms[end].binding.Address == ms[start].binding.Address {
@@ -118,8 +126,12 @@ func withheld(m member) int {
 }
 
 // publication merges the bindings of one key, of all those of its slot.
-func publication(ms, slot []member, all slots) port.Publication {
-	p := port.Publication{Key: ms[0].binding.Key, Since: ms[0].binding.Since, Owner: ownerOf(ms, slot, all), Rule: ruleOf(ms)}
+func publication(ms, slot []member, all slots) merged {
+	owner, known := ownerOf(ms, slot, all)
+	p := merged{
+		port.Publication{Key: ms[0].binding.Key, Since: ms[0].binding.Since, Owner: owner, Rule: ruleOf(ms)},
+		uncertain(ms, known, all),
+	}
 	for _, m := range ms {
 		b := m.binding
 		p.DualStack = p.DualStack || b.DualStack
@@ -135,23 +147,23 @@ func publication(ms, slot []member, all slots) port.Publication {
 	return p
 }
 
-// ownerOf returns the owner of a key: who is best known to be. What only NAT
-// rules open on one address is the Service's that claims the port on all: so
+// ownerOf returns the owner of a key, and how well it is known. What only NAT
+// rules open on one address is the Service's that claims the port on all, because
 // kube-proxy opens node ports on a node's addresses alone.
-func ownerOf(ms, slot []member, all slots) port.Owner {
+func ownerOf(ms, slot []member, all slots) (port.Owner, precedence) {
 	owner, known := best(ms, all)
 	nat := !slices.ContainsFunc(ms, func(m member) bool { return len(m.binding.Hints.Targets) == 0 })
 	addr := ms[0].binding.Address
 	if !nat || known >= service || addr.IsUnspecified() {
-		return owner
+		return owner, known
 	}
 	for _, m := range slot {
 		a := m.binding.Address
-		if o, s := m.owner(all); s == service && a.IsUnspecified() && a.Is4() == addr.Is4() {
-			return o
+		if o, p := m.owner(all); p == service && a.IsUnspecified() && a.Is4() == addr.Is4() {
+			return o, p
 		}
 	}
-	return owner
+	return owner, known
 }
 
 // ruleOf returns Publication.Rule.
@@ -172,9 +184,9 @@ func ruleOf(ms []member) uint64 {
 // mergeFamilies makes one dual-stack publication of the IPv4 and the IPv6
 // wildcard of one owner. Where the owners differ, the IPv4 wildcard has its own
 // server, so the IPv6 one does not serve IPv4.
-func mergeFamilies(pubs []port.Publication) []port.Publication {
-	i4 := slices.IndexFunc(pubs, func(p port.Publication) bool { return p.Address == netip.IPv4Unspecified() })
-	i6 := slices.IndexFunc(pubs, func(p port.Publication) bool { return p.Address == netip.IPv6Unspecified() })
+func mergeFamilies(pubs []merged) []merged {
+	i4 := slices.IndexFunc(pubs, func(p merged) bool { return p.Address == netip.IPv4Unspecified() })
+	i6 := slices.IndexFunc(pubs, func(p merged) bool { return p.Address == netip.IPv6Unspecified() })
 	if i4 < 0 || i6 < 0 {
 		return pubs
 	}
@@ -184,6 +196,7 @@ func mergeFamilies(pubs []port.Publication) []port.Publication {
 		return pubs
 	}
 	v6.DualStack = true
+	v6.uncertain = latest(v4.uncertain, v6.uncertain)
 	if v4.Since.Before(v6.Since) {
 		v6.Since = v4.Since
 	}
@@ -192,7 +205,7 @@ func mergeFamilies(pubs []port.Publication) []port.Publication {
 	return slices.Delete(pubs, i4, i4+1)
 }
 
-func allWithheld(p *port.Publication) bool {
+func allWithheld(p *merged) bool {
 	return !slices.ContainsFunc(p.Origins, func(o port.OriginInfo) bool { return o.Withheld == "" })
 }
 

@@ -18,7 +18,7 @@ func targets(addrs ...string) (h port.Hints) {
 
 func TestOwnerIsNeverGuessed(t *testing.T) {
 	r, docker := attributed()
-	containerd, kube := newFacts(r), newFacts(r)
+	containerd, kube := newFacts(r, "containerd"), newFacts(r, "kube")
 	owns := func(f *facts, id, name, namespace string, addrs ...string) {
 		for _, a := range addrs {
 			f.own(port.Owner{Kind: port.OwnerContainer, ID: id, Name: name, Namespace: namespace}, AttributionKey{Address: netip.MustParseAddr(a)})

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/schedule"
 	"github.com/fairlead/fairlead/internal/table"
 )
 
@@ -41,6 +42,8 @@ type Registry struct {
 	slots     map[port.Slot][]member
 	redirects redirects
 	owners    attributions
+	engines   map[string]bool // the sources that have facts
+	waits     waits
 
 	ready   chan struct{} // closed when every source has said a complete set
 	pending int           // sources that have not
@@ -62,6 +65,8 @@ func New(o Options) *Registry {
 		slots:        make(map[port.Slot][]member),
 		redirects:    make(redirects),
 		owners:       newAttributions(),
+		engines:      make(map[string]bool),
+		waits:        waits{wake: schedule.NewSignal()},
 		publications: table.New[port.Key, port.Publication](port.Key.Compare),
 		status:       table.New[string, SourceStatus](compareString),
 	}
@@ -95,13 +100,14 @@ func (r *Registry) SetRules(d Decider) {
 	r.merge(dirty)
 }
 
-// AddFacts adds an engine's facts, by which the owners of other sources' bindings
-// are found. The order of the calls is the order in which engines are asked. Add
-// all facts before the first source runs.
-func (r *Registry) AddFacts(f Facts) {
+// AddFacts adds the facts of the source of that name, by which the owners of other
+// sources' bindings are found. The order of the calls is the order in which engines
+// are asked. Add all facts before the first source runs.
+func (r *Registry) AddFacts(source string, f Facts) {
 	f.Notify(r.factsChanged)
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	r.engines[source] = true
 	r.owners.arbiter.facts = append(r.owners.arbiter.facts, f)
 }
 
@@ -110,7 +116,7 @@ func (r *Registry) factsChanged(keys []AttributionKey) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	dirty := new(touched)
-	r.owners.factsChanged(keys, func(s port.Slot) { dirty.mark(s, 0) })
+	r.owners.factsChanged(keys, r.now(), func(s port.Slot) { dirty.mark(s, 0) })
 	r.merge(dirty)
 }
 
@@ -136,7 +142,7 @@ type member struct {
 
 func (r *Registry) insert(order int, b *port.Binding) {
 	s := b.Slot()
-	r.slots[s] = append(r.slots[s], member{order, b, r.owners.enter(b)})
+	r.slots[s] = append(r.slots[s], member{order, b, r.owners.enter(b, r.now, !r.waits.live.IsZero())})
 	r.redirects.add(b)
 }
 
@@ -212,20 +218,21 @@ func (r *Registry) merge(dirty *touched) {
 		for _, t := range dirty.slots {
 			pubs := compile(r.slots[t.slot], all)
 			for i := range pubs {
-				p := &pubs[i]
+				p := &pubs[i].Publication
 				old, had := tx.Get(p.Key)
 				if had {
 					p.Since = old.Since
 				}
 				p.Observed = t.observed
-				p.Decision = r.rules.Decide(*p)
+				r.decide(p, pubs[i].uncertain, old)
 				if !had || !old.Equal(*p) {
 					tx.Put(p.Key, *p)
 				}
 			}
 			for _, k := range tx.Range(slotBounds(t.slot)) {
-				if !slices.ContainsFunc(pubs, func(p port.Publication) bool { return p.Key == k }) {
+				if !slices.ContainsFunc(pubs, func(p merged) bool { return p.Key == k }) {
 					tx.Delete(k)
+					delete(r.waits.byKey, k)
 				}
 			}
 		}

@@ -280,7 +280,7 @@ func TestModel(t *testing.T) {
 		}
 		for _, ms := range slots {
 			for _, p := range compile(ms, func(port.Slot) []member { return nil }) {
-				want[describe(p)] = true
+				want[describe(p.Publication)] = true
 			}
 		}
 		got := map[string]bool{}

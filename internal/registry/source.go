@@ -191,6 +191,10 @@ func (s *source) setStatus(st SourceStatus) {
 	if st.State != s.status.State {
 		st.Since = s.r.now()
 	}
+	changed := st.State != s.status.State
 	s.status = st
 	s.r.status.Update(func(tx *table.Tx[string, SourceStatus]) { tx.Put(s.name, st) })
+	if changed && s.r.engines[s.name] {
+		s.r.engineStateChanged()
+	}
 }

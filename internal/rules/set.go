@@ -70,22 +70,42 @@ func Empty(expose HostAddress) *Set { return &Set{expose: expose} }
 // Len is the number of rules, without the defaults.
 func (s *Set) Len() int { return len(s.rules) }
 
-// Decide says on the agent whether p, which has no decision yet, may appear, and
-// where. The first rule that matches decides. Without one, the well-known UDP
-// ports and what every origin withholds are denied and all else is allowed; to
-// allow these, a rule must name their ports. A wildcard appears on the host's
-// loopback unless the set exposes all; any other guest address appears there
-// whatever the set exposes, unless a rule names a host address.
+// Decide returns whether p, which has no decision yet, may appear on the agent's
+// behalf, and where. The first rule that matches decides. Without one, the
+// well-known UDP ports and what every origin withholds are denied and all else is
+// allowed; to allow these, a rule must name their ports. A wildcard appears on the
+// host's loopback unless the set exposes all; any other guest address appears
+// there whatever the set exposes, unless a rule names a host address.
+//
+// While p's owner is pending, rules that name an owner may come to match. If that
+// would change the decision, p is denied as pending.
 func (s *Set) Decide(p port.Publication) port.Decision {
-	by, reason := held(&p)
-	r := s.first(&p, by != "")
+	d, _, _ := s.decide(&p)
+	return d
+}
+
+// notKnownYet is the reason of a decision that is pending.
+const notKnownYet = "owner not known yet"
+
+// decide is Decide, with the rule that decides, nil if none does, and the default
+// that would deny p.
+func (s *Set) decide(p *port.Publication) (d port.Decision, winner *rule, by string) {
+	by, reason := held(p)
+	winner, maybe := s.first(p, by != "")
 	switch {
-	case r != nil:
-		return r.decide(r.title, s.agentAddresses(&p))
+	case winner != nil:
+		d = winner.decide(winner.title, s.agentAddresses(p))
 	case by != "":
-		return port.Decision{Rule: by, Reason: reason, Withheld: by == defaultWithheld}
+		d = port.Decision{Rule: by, Reason: reason, Withheld: by == defaultWithheld}
+	default:
+		d = port.Decision{Allow: true, Rule: defaultAllow, Host: s.agentAddresses(p)}
 	}
-	return port.Decision{Allow: true, Rule: defaultAllow, Host: s.agentAddresses(&p)}
+	for _, r := range maybe {
+		if m := r.decide(r.title, s.agentAddresses(p)); m.Allow != d.Allow || !slices.Equal(m.Host, d.Host) {
+			return port.Decision{Rule: r.title, Reason: notKnownYet, Pending: true}, r, by
+		}
+	}
+	return d, winner, by
 }
 
 // Host says the last word on the host: asked is what the agent asks for p. The
@@ -97,20 +117,37 @@ func (s *Set) Host(p port.Publication, asked []netip.AddrPort) port.Decision {
 		return port.Decision{Rule: hostDefault, Reason: "the guest asks for no host address"}
 	}
 	addrs := s.hostAddresses(&p, asked)
-	if r := s.first(&p, false); r != nil {
+	if r, _ := s.first(&p, false); r != nil {
 		return r.decide(r.hostTitle, addrs)
 	}
 	return port.Decision{Allow: true, Rule: hostDefault, Host: addrs}
 }
 
-// first returns the rule that decides, nil if none does.
-func (s *Set) first(p *port.Publication, isHeld bool) *rule {
+// first returns the rule that decides, nil if none does, and the rules before it
+// that decide if an engine names an owner that they match.
+func (s *Set) first(p *port.Publication, isHeld bool) (winner *rule, maybe []*rule) {
 	for i := range s.rules {
-		if r := &s.rules[i]; r.mismatch(p) == fieldNone && r.decides(isHeld) {
-			return r
+		r := &s.rules[i]
+		f := r.mismatch(p)
+		switch {
+		case !r.decides(isHeld):
+		case r.depends(p, f):
+			maybe = append(maybe, r)
+		case f == fieldNone:
+			return r, maybe
 		}
 	}
-	return nil
+	return nil, maybe
+}
+
+// depends reports whether r matches p or not by an owner that is not known yet. f
+// is the first field that does not match.
+func (r *rule) depends(p *port.Publication, f field) bool {
+	return p.OwnerPending && (f == fieldNone || f >= fieldOwner) && r.Match.namesOwner()
+}
+
+func (m *Match) namesOwner() bool {
+	return len(m.Owners) > 0 || m.Name != "" || m.Namespace != "" || len(m.Labels) > 0
 }
 
 // decides reports whether a rule that matches also decides. A broad allow ("all
@@ -199,7 +236,7 @@ func unique(addrs []netip.AddrPort) []netip.AddrPort {
 	return out
 }
 
-// field names what did not match.
+// field names what did not match. Those of the owner come last.
 type field uint8
 
 const (
@@ -286,8 +323,8 @@ type Step struct {
 // those behind the one that decides too. The Why of a step quotes what comes
 // from the guest.
 func (s *Set) Explain(p port.Publication) []Step {
-	by, reason := held(&p)
-	winner := s.first(&p, by != "")
+	_, reason := held(&p)
+	_, winner, by := s.decide(&p)
 	steps := make([]Step, 0, len(s.rules)+2)
 	for i := range s.rules {
 		r := &s.rules[i]
@@ -301,7 +338,7 @@ func (s *Set) Explain(p port.Publication) []Step {
 
 // ExplainHost is Explain for what Host decides.
 func (s *Set) ExplainHost(p port.Publication) []Step {
-	winner := s.first(&p, false)
+	winner, _ := s.first(&p, false)
 	steps := make([]Step, 0, len(s.rules)+1)
 	for i := range s.rules {
 		r := &s.rules[i]
@@ -314,6 +351,8 @@ func (r *rule) explain(p *port.Publication, title string, isHeld, decides bool) 
 	f := r.mismatch(p)
 	step := Step{Rule: title, Matched: f == fieldNone, Decides: decides}
 	switch {
+	case r.depends(p, f):
+		step.Matched, step.Why = false, notKnownYet
 	case f != fieldNone:
 		step.Why = r.why(f, p)
 	case r.Deny:

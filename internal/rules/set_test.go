@@ -432,3 +432,67 @@ func BenchmarkDecide(b *testing.B) {
 		s.Decide(p)
 	}
 }
+
+// While an engine may still name the owner, a rule that names one neither matches
+// nor fails to match: the port waits if that makes a difference.
+func TestRuleThatNamesAnOwnerWaitsForIt(t *testing.T) {
+	deny := func(m Match) Rule { return Rule{Match: m, Deny: true} }
+	allow := func(m Match) Rule { return Rule{Match: m} }
+	secret := Match{Name: "secret*"}
+	for _, c := range []struct {
+		name  string
+		rules []Rule
+		want  string // "pending", or what Decide says without an engine
+	}{
+		{"no rules", nil, "allow"},
+		{"no rule about owners", []Rule{deny(Match{Ports: []PortRange{{1, 2}}})}, "allow"},
+		{"deny by name", []Rule{deny(secret)}, "pending"},
+		{"deny by namespace", []Rule{deny(Match{Namespace: "prod"})}, "pending"},
+		{"deny by label", []Rule{deny(Match{Labels: map[string]string{"zone": "internal"}})}, "pending"},
+		{"deny by kind", []Rule{deny(Match{Owners: []port.OwnerKind{port.OwnerContainer}})}, "pending"},
+		{"deny what the owner is now", []Rule{deny(Match{Name: "docker-proxy"})}, "pending"},
+		{"deny by name of another port", []Rule{deny(Match{Name: "secret*", Ports: []PortRange{{1, 2}}})}, "allow"},
+		{"deny by name of another protocol", []Rule{deny(Match{Name: "secret*", Protocol: port.UDP})}, "allow"},
+		{"deny by name of another source", []Rule{deny(Match{Name: "secret*", Sources: []string{"kube"}})}, "allow"},
+		{"allow the port first", []Rule{allow(Match{Ports: []PortRange{{8200, 8200}}}), deny(secret)}, "allow"},
+		{"deny the port anyway", []Rule{deny(secret), deny(Match{Ports: []PortRange{{8200, 8200}}})}, "deny"},
+		{"allow by name, as by default", []Rule{allow(secret)}, "allow"},
+		{"allow by name, deny all else", []Rule{allow(secret), deny(Match{})}, "pending"},
+		{"allow by name, at another port", []Rule{{Match: secret, HostPort: HostPort{kind: fixedPort, port: 9000}}}, "pending"},
+		{"allow by name, elsewhere", []Rule{{Match: secret, HostAddress: All()}}, "pending"},
+	} {
+		set, err := New(Loopback(), c.rules)
+		if err != nil {
+			t.Fatal(err)
+		}
+		p := port.Publication{
+			Key:     port.Key{Protocol: port.TCP, Address: netip.IPv4Unspecified(), Port: 8200},
+			Owner:   port.Owner{Kind: port.OwnerProcess, Name: "docker-proxy"},
+			Origins: []port.OriginInfo{{Origin: port.Origin{Source: "socket"}}}, OwnerPending: true,
+		}
+		got := "deny"
+		switch d := set.Decide(p); {
+		case d.Pending && (d.Allow || d.Reason != "owner not known yet" || len(d.Host) > 0):
+			t.Errorf("%s: a pending decision is %+v", c.name, d)
+		case d.Pending:
+			got = "pending"
+		case d.Allow:
+			got = "allow"
+		}
+		if got != c.want {
+			t.Errorf("%s: %s, want %s", c.name, got, c.want)
+		}
+		decides := 0
+		for _, s := range set.Explain(p) {
+			if s.Decides {
+				decides++
+			}
+		}
+		if decides != 1 {
+			t.Errorf("%s: %d steps decide: %+v", c.name, decides, set.Explain(p))
+		}
+		if p.OwnerPending = false; set.Decide(p).Pending {
+			t.Errorf("%s: pending though the owner is known", c.name)
+		}
+	}
+}

@@ -158,6 +158,9 @@ func Describe(p port.Publication, outcomes []Outcome) Publication {
 	}
 	if !p.Decision.Allow {
 		row.State, row.Reason = port.Denied, p.Decision.Reason
+		if p.Decision.Pending {
+			row.State = port.Pending
+		}
 		return row
 	}
 	row.State = port.Pending

@@ -284,6 +284,9 @@ func (f *Facts) judgeDenied(p *Publication) (v Verdict, summary, next string) {
 		f.rulesFile(), p.Protocol, p.Port)
 	summary = fmt.Sprintf("%s is not published: %s", name, d.Reason)
 	switch {
+	case d.Pending:
+		return VerdictPending, fmt.Sprintf("%s is not published yet: %s depends on who owns it, and no engine has named its owner", name, d.Rule),
+			"ask again in a moment; a port stays so while an engine is starting or stale (`fairlead ls` shows the sources)"
 	case d.Rule == rules.DefaultUDP:
 		return VerdictWellKnown, summary, allow
 	case !d.Withheld:

@@ -151,6 +151,10 @@ var cases = []struct {
 		VerdictPending, "no sink has answered", "ask again",
 	},
 	{
+		"owner pending", Facts{Publications: []Publication{ownerPending(pub(port.TCP, "0.0.0.0:8080"))}},
+		VerdictPending, "rule 1 (secrets) depends on who owns it", "engine is starting or stale",
+	},
+	{
 		"denied", Facts{Publications: []Publication{pub(port.TCP, "0.0.0.0:8080", denied)}},
 		VerdictDenied, "denied by rule 2 (no-debug)", "change rule 2 (no-debug) in the agent's configuration",
 	},
@@ -328,4 +332,9 @@ func TestJSON(t *testing.T) {
 	if err != nil || !bytes.Equal(got.Bytes(), want) {
 		t.Errorf("got\n%s\nwant (%v)\n%s", got.Bytes(), err, want)
 	}
+}
+
+func ownerPending(p Publication) Publication {
+	p.Decision = port.Decision{Pending: true, Rule: "rule 1 (secrets)", Reason: "owner not known yet"}
+	return p
 }

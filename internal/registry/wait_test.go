@@ -1,0 +1,315 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package registry
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"net/netip"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/rules"
+)
+
+// guarded is a registry that denies what belongs to "secret*", with Docker's
+// facts, and the feeds of the sources.
+type guarded struct {
+	*Registry
+	facts                *facts
+	sockets, nat, docker Feed
+}
+
+func newGuarded(t *testing.T) guarded {
+	t.Helper()
+	set, err := rules.New(rules.Loopback(), []rules.Rule{{Match: rules.Match{Name: "secret*"}, Deny: true}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := New(Options{Rules: set, Logger: slog.New(slog.DiscardHandler)})
+	g := guarded{Registry: r, facts: newFacts(r, "docker")}
+	g.sockets, g.nat, g.docker = r.Feed("socket"), r.Feed("nat"), r.Feed("docker")
+	done := make(chan struct{})
+	go func() { defer close(done); _ = r.Run(t.Context()) }()
+	t.Cleanup(func() { <-done })
+	return g
+}
+
+// want checks the state of each publication: "allow", "deny" or "pending".
+func (g guarded) want(t *testing.T, when, state string) {
+	t.Helper()
+	synctest.Wait()
+	if g.Publications().View().Len() == 0 && state != "" {
+		t.Errorf("%s: no publications", when)
+	}
+	for k, p := range g.Publications().View().All() {
+		got := "deny"
+		switch {
+		case p.Decision.Pending:
+			got = "pending"
+		case p.Decision.Allow:
+			got = "allow"
+		}
+		if got != state {
+			t.Errorf("%s: %s is %s (owner %q), want %s", when, k, got, p.Owner.Name, state)
+		}
+	}
+}
+
+// proxy returns the bindings of a published port before Docker has reported its
+// container: the sockets of docker-proxy, and the NAT rule.
+func proxy(id string, n int, target string) (sockets, rules []port.Binding) {
+	for i, addr := range []string{"0.0.0.0", "[::]"} {
+		b := in(binding(fmt.Sprint(id, i), fmt.Sprintf("%s:%d", addr, n), 100+i), 7, "/system.slice/docker.service")
+		b.Owner.Name = "docker-proxy"
+		sockets = append(sockets, b)
+	}
+	return sockets, []port.Binding{nat(id, fmt.Sprintf("0.0.0.0:%d", n), target+":80")}
+}
+
+// claim returns what Docker declares for a container.
+func claim(id, name string, n int) []port.Binding {
+	var out []port.Binding
+	for i, addr := range []string{"0.0.0.0", "[::]"} {
+		b := declared(fmt.Sprint(id, i), fmt.Sprintf("%s:%d", addr, n), port.OwnerContainer, name)
+		b.Owner.ID = id
+		out = append(out, b)
+	}
+	return out
+}
+
+func drop(bs []port.Binding) (c port.Change) {
+	for _, b := range bs {
+		c.Drop = append(c.Drop, b.Origin)
+	}
+	return c
+}
+
+func put(bs []port.Binding) port.Change { return port.Change{Put: bs} }
+
+func address(s string) AttributionKey { return AttributionKey{Address: netip.MustParseAddr(s)} }
+
+// start and stop are what the sources report when a container with a published
+// port does, in the order of Docker.
+func TestDeniedContainerIsNeverOpenFromStartToRemoval(t *testing.T) {
+	for _, name := range []string{"secret0", "web"} {
+		synctest.Test(t, func(t *testing.T) {
+			named := map[string]string{"secret0": "deny", "web": "allow"}[name]
+			g := newGuarded(t)
+			g.docker.Replace(nil)
+			for range 3 {
+				sockets, rules := proxy("c", 8200, "172.17.0.2")
+				g.nat.Apply(put(rules))
+				g.want(t, "the NAT rule", "pending")
+				g.sockets.Apply(put(sockets))
+				g.want(t, "docker-proxy", "pending")
+				time.Sleep(900 * time.Millisecond)
+				g.facts.put(address("172.17.0.2"), name)
+				g.docker.Apply(put(claim("c", name, 8200)))
+				g.want(t, "the start event", named)
+				time.Sleep(time.Hour)
+				g.want(t, "an hour later", named)
+				g.facts.remove(address("172.17.0.2"))
+				g.docker.Apply(drop(claim("c", name, 8200)))
+				g.want(t, "the die event", "pending")
+				g.nat.Apply(drop(rules))
+				g.want(t, "the NAT rule gone", "pending")
+				g.sockets.Apply(drop(sockets))
+				g.want(t, "the end", "")
+			}
+		})
+	}
+}
+
+// A container in the guest's own network has no ports of its own to declare.
+func TestDeniedContainerOfTheHostNetworkIsNeverOpen(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := newGuarded(t)
+		g.docker.Replace(nil)
+		b := in(binding("1", "0.0.0.0:8200", 9), 50, "/system.slice/docker-"+id1+".scope")
+		g.sockets.Apply(put([]port.Binding{b}))
+		g.want(t, "listen", "pending")
+		time.Sleep(time.Second)
+		g.facts.put(AttributionKey{Path: id1}, "secret0")
+		g.want(t, "the start event", "deny")
+		g.facts.remove(AttributionKey{Path: id1})
+		g.want(t, "the die event", "pending")
+	})
+}
+
+// What no engine can name is published at once, whatever state engines are in.
+func TestPlainProcessDoesNotWait(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := newGuarded(t)
+		b := in(binding("1", "0.0.0.0:8200", 9), 50, "/system.slice/nginx.service")
+		g.sockets.Apply(put([]port.Binding{b}))
+		g.want(t, "Docker is starting", "allow")
+		g.docker.Replace(nil)
+		g.want(t, "Docker is live", "allow")
+		g.docker.Stale(errors.New("gone"))
+		c := in(binding("2", "0.0.0.0:8201", 9), 50, "/system.slice/nginx.service")
+		g.sockets.Apply(put([]port.Binding{c}))
+		g.want(t, "Docker is stale", "allow")
+	})
+}
+
+// An agent that starts beside an engine that hangs knows no owners.
+func TestPortsWaitWhileAnEngineIsStartingOrStale(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := newGuarded(t)
+		sockets, rules := proxy("c", 8200, "172.17.0.2")
+		g.sockets.Replace(sockets)
+		g.nat.Replace(rules)
+		g.want(t, "Docker is starting", "pending")
+		time.Sleep(time.Minute)
+		g.docker.Stale(errors.New("no answer"))
+		g.want(t, "Docker is stale", "pending")
+		time.Sleep(time.Hour)
+		g.want(t, "an hour later", "pending")
+		g.docker.Replace(claim("c", "secret0", 8200))
+		g.want(t, "Docker lists its containers", "deny")
+		// The facts come with a look at each container.
+		g.facts.put(address("172.17.0.2"), "secret0")
+		g.want(t, "Docker is looked at", "deny")
+	})
+}
+
+// An address that an engine gave to one container before the connection to it was
+// lost may be another's since.
+func TestFactOfAStaleEngineDoesNotNameANewRule(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := newGuarded(t)
+		g.docker.Replace(nil)
+		g.facts.put(address("172.17.0.2"), "web")
+		_, old := proxy("old", 8200, "172.17.0.2")
+		g.nat.Apply(put(old))
+		g.want(t, "a rule of a container that is known", "allow")
+		g.docker.Stale(errors.New("gone"))
+		g.want(t, "Docker is stale", "allow") // what is open stays open
+		g.nat.Apply(drop(old))
+		_, rules := proxy("new", 8200, "172.17.0.2")
+		g.nat.Apply(put(rules))
+		g.want(t, "another rule to the same address", "pending")
+		g.facts.put(address("172.17.0.2"), "secret0")
+		g.docker.Replace(nil)
+		g.want(t, "Docker is back", "deny")
+	})
+}
+
+func TestWaitForAnOwnerEnds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := newGuarded(t)
+		g.docker.Replace(nil)
+		_, rules := proxy("lxc", 8200, "10.0.3.5")
+		g.nat.Apply(put(rules))
+		time.Sleep(ownerWait - time.Second)
+		g.want(t, "nobody named it yet", "pending")
+		time.Sleep(2 * time.Second)
+		g.want(t, "nobody named it in time", "allow")
+		g.docker.Stale(errors.New("gone"))
+		g.want(t, "Docker is stale", "allow") // it was decided
+		g.docker.Replace(nil)
+		g.want(t, "Docker is back", "allow")
+		// A container takes over the port before the old rule is gone.
+		_, next := proxy("c", 8200, "172.17.0.2")
+		g.nat.Apply(put(next))
+		g.want(t, "another rule for the port", "pending")
+		g.facts.put(address("172.17.0.2"), "secret0")
+		g.want(t, "the start event", "pending") // two rules, one of an unknown owner
+		time.Sleep(2 * ownerWait)
+		g.want(t, "later", "deny")
+		g.facts.remove(address("172.17.0.2"))
+		g.want(t, "the die event", "pending")
+		g.nat.Apply(drop(next))
+		time.Sleep(2 * ownerWait)
+		g.want(t, "the old rule is left", "allow")
+	})
+}
+
+func TestRenameAndRulesDecideAnew(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := newGuarded(t)
+		g.docker.Replace(nil)
+		g.facts.put(address("172.17.0.2"), "web")
+		_, rs := proxy("c", 8200, "172.17.0.2")
+		g.nat.Apply(put(rs))
+		g.want(t, "web", "allow")
+		g.facts.put(address("172.17.0.2"), "secret0")
+		g.want(t, "renamed", "deny")
+		g.SetRules(rules.Empty(rules.Loopback()))
+		g.want(t, "no rules", "allow")
+	})
+}
+
+// Whatever order the sources report in, no port that a denied container serves
+// is ever open.
+func TestDeniedContainerModel(t *testing.T) {
+	for seed := range uint64(200) {
+		synctest.Test(t, func(t *testing.T) { deniedModel(t, rand.New(rand.NewPCG(seed, 3))) })
+		if t.Failed() {
+			t.Fatalf("seed %d", seed)
+		}
+	}
+}
+
+func deniedModel(t *testing.T, rng *rand.Rand) {
+	g := newGuarded(t)
+	g.docker.Replace(nil)
+	for round := range 30 {
+		name, ip, n := []string{"secret0", "web"}[rng.IntN(2)], fmt.Sprint("172.17.0.", 2+rng.IntN(2)), 8200
+		id := fmt.Sprint("c", round)
+		sockets, rs := proxy(id, n, ip)
+		key, host := address(ip), rng.IntN(3) == 0
+		if host {
+			cid := fmt.Sprintf("%064x", round)
+			b := in(binding(id, fmt.Sprintf("0.0.0.0:%d", n), 9), uint64(100+round), "/docker/"+cid)
+			sockets, rs, key = []port.Binding{b}, nil, AttributionKey{Path: cid}
+		}
+		if rng.IntN(4) == 0 {
+			sockets = sockets[:1] // IPv4 alone
+		}
+		up := []func(){func() { g.sockets.Apply(put(sockets)) }, func() { g.nat.Apply(put(rs)) }}
+		known := func() {
+			g.facts.put(key, name)
+			if !host {
+				g.docker.Apply(put(claim(id, name, n)))
+			}
+		}
+		unknown := func() {
+			g.facts.remove(key)
+			if !host {
+				g.docker.Apply(drop(claim(id, name, n)))
+			}
+		}
+		down := []func(){func() { g.sockets.Apply(drop(sockets)) }, func() { g.nat.Apply(drop(rs)) }, unknown}
+		rng.Shuffle(len(up), func(i, j int) { up[i], up[j] = up[j], up[i] })
+		rng.Shuffle(len(down), func(i, j int) { down[i], down[j] = down[j], down[i] })
+		steps := append(up, known)
+		steps = append(steps, down...)
+		if rng.IntN(5) == 0 {
+			at := rng.IntN(len(steps))
+			steps = append(steps[:at:at], append([]func(){func() { g.docker.Stale(errors.New("gone")) }}, steps[at:]...)...)
+		}
+		for i, step := range steps {
+			step()
+			synctest.Wait()
+			for k, p := range g.Publications().View().All() {
+				if name == "secret0" && p.Decision.Allow {
+					t.Errorf("round %d, step %d: %s is open, owner %+v, host network %v", round, i, k, p.Owner, host)
+					return
+				}
+			}
+			time.Sleep(time.Duration(rng.IntN(3000)) * time.Millisecond)
+		}
+		if n := g.Publications().View().Len(); n != 0 || len(g.waits.byKey) != 0 {
+			t.Errorf("round %d: %d publications and %d waits are left", round, n, len(g.waits.byKey))
+		}
+		if st, _ := g.Sources().View().Get("docker"); st.State == Stale {
+			g.docker.Replace(nil)
+		}
+	}
+}
