@@ -414,8 +414,8 @@ func TestListenerWithoutPort(t *testing.T) {
 		r.source.send(e, tcpEvent(bpf.SockEventKindEVENT_CLOSE, 6))
 		pass(time.Second)
 		r.wantCalls(t)
-		if len(r.model.portless) != 0 {
-			t.Errorf("still waiting: %v", r.model.portless)
+		if len(r.model.noPort) != 0 {
+			t.Errorf("still waiting: %v", r.model.noPort)
 		}
 	})
 }
@@ -652,7 +652,7 @@ func TestEndlessUDPIsReadAtARate(t *testing.T) {
 		synctest.Wait()
 		r.wantCookies(t, 2)
 		r.source.send(udpEvent(bpf.SockEventKindEVENT_BIND, 3))
-		time.Sleep(2*dozeSpacing + time.Millisecond)
+		time.Sleep(2*throttleInterval + time.Millisecond)
 		r.wantCookies(t, 2, 3)
 		// Rest pays for what was.
 		time.Sleep(2 * time.Second)
@@ -688,7 +688,7 @@ func TestShortUDPAmongMuchIsNotTold(t *testing.T) {
 		r.source.send(stays, changes)
 		changes.Port++
 		r.source.send(changes)
-		time.Sleep(2*dozeSpacing + time.Millisecond)
+		time.Sleep(2*throttleInterval + time.Millisecond)
 		synctest.Wait()
 		if s := r.keeper.set[4]; s.Port != changes.Port {
 			t.Errorf("have %+v, want port %d", s, changes.Port)
@@ -719,7 +719,7 @@ func TestDumpsAmongMuchUDPTellOfIt(t *testing.T) {
 		// Two come; the end of one is lost.
 		r.source.send(udpEvent(bpf.SockEventKindEVENT_BIND, 2), udpEvent(bpf.SockEventKindEVENT_BIND, 3))
 		r.edit(func() { r.table[2] = udpRow(2) })
-		time.Sleep(dozeSpacing)
+		time.Sleep(throttleInterval)
 		r.source.lose()
 		r.source.send(tcpEvent(bpf.SockEventKindEVENT_LISTEN, 4))
 		r.edit(func() { r.table[4] = tcpRow(4) })

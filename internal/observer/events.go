@@ -15,37 +15,28 @@ import (
 
 const (
 	batchLimit  = 1024                   // records for one Apply
-	burstPause  = 500 * time.Microsecond // between reads while events pour in
+	burstPause  = 500 * time.Microsecond // between reads during a burst
 	burstEvents = 256                    // after so many, look for hooks that were skipped
 
-	// Each wake-up costs a tenth of a millisecond of CPU, what is told a whole
-	// one, and UDP sockets can come and go without end. After wakeBurst wake-ups
-	// for UDP beyond one each wakeSpacing we doze, until half of them are made
-	// good: UDP is read once each dozeSpacing, and what is gone again by the next
-	// reading is not told.
-	wakeSpacing = 40 * time.Millisecond
-	dozeSpacing = 100 * time.Millisecond
-	wakeBurst   = 32
+	// Each wake-up costs 0.1 ms of CPU, each report 1 ms, and UDP sockets can come
+	// and go without end. So wake-ups for UDP alone have a budget: udpBurst of
+	// them, and one more each udpWakeCost. When it is spent, UDP is read once each
+	// throttleInterval, and what is gone by the next reading is not reported, until
+	// half of the budget is back.
+	udpWakeCost      = 40 * time.Millisecond
+	udpBurst         = 32
+	throttleInterval = 100 * time.Millisecond
 )
 
-// readEvents applies events until the source is shut.
+// readEvents applies events until the source is stopped.
 func (e *engine) readEvents() error {
-	pouring, unchecked := false, 0
-	var paid time.Time // until when wake-ups are paid for
-	price := wakeSpacing
+	burst, unchecked := false, 0
 	for {
-		n, onlyUDP, err := e.take()
+		n, err := e.take()
 		if err != nil {
 			return err
 		}
 		unchecked += n
-		if onlyUDP {
-			now := time.Now()
-			if paid.Before(now) {
-				paid = now
-			}
-			paid = paid.Add(price)
-		}
 		switch {
 		case n == 0:
 			if unchecked >= burstEvents {
@@ -54,46 +45,56 @@ func (e *engine) readEvents() error {
 				e.mu.Unlock()
 				unchecked = 0
 			}
-			doze := e.rest(time.Until(paid))
-			price = max(wakeSpacing, doze)
-			if err := e.source.Wait(doze); errors.Is(err, os.ErrClosed) {
+			if err := e.source.Wait(e.throttle()); errors.Is(err, os.ErrClosed) {
 				return nil
 			} else if err != nil {
 				return err
 			}
-			pouring = false
-		case pouring:
-			// Being awake already, we cost the producers no wake-up.
+			burst = false
+		case burst:
+			// Not a wait for an event: programs send no wake-ups to a reader that is awake.
 			time.Sleep(burstPause)
 		default:
-			pouring = true
+			burst = true
 		}
 	}
 }
 
-// rest decides how to wait, by how far wake-ups for UDP are paid for in advance. It
-// returns for how long to doze, 0 for not at all.
-func (e *engine) rest(ahead time.Duration) time.Duration {
+// throttle returns how long to leave UDP unread, 0 while there is budget.
+func (e *engine) throttle() time.Duration {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	most := wakeBurst * wakeSpacing
-	if e.dozing {
-		most /= 2
+	least := 0.0
+	if e.throttled {
+		least = float64(e.budget.Burst()) / 2
 	}
-	if e.dozing = ahead > most; e.dozing {
-		return dozeSpacing
+	if e.throttled = e.budget.Tokens() < least; e.throttled {
+		return throttleInterval
 	}
-	e.ripen(0)
+	e.reportPending(0)
 	return 0
 }
 
-// take applies one batch of events, and says if it was for UDP alone.
-func (e *engine) take() (n int, onlyUDP bool, err error) {
+// spend pays for a wake-up for UDP alone. Throttled readings cost their interval,
+// so that the budget recovers only while there are fewer events.
+func (e *engine) spend() {
+	cost := udpWakeCost
+	if e.throttled {
+		cost = throttleInterval
+	}
+	e.budget.ReserveN(time.Now(), int(cost/time.Millisecond))
+}
+
+// take applies one batch of events and returns how many records there were.
+func (e *engine) take() (int, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.tcp, e.udp = false, false
-	n, err = e.takeLocked()
-	return n, e.udp && !e.tcp, err
+	n, err := e.takeLocked()
+	if e.udp && !e.tcp {
+		e.spend()
+	}
+	return n, err
 }
 
 func (e *engine) takeLocked() (int, error) {
@@ -101,9 +102,9 @@ func (e *engine) takeLocked() (int, error) {
 	if e.source.takeLost() {
 		e.lost("the ring buffer was full")
 	}
-	e.tell(e.batch)
+	e.report(e.batch)
 	e.batch = e.batch[:0]
-	e.ripen(dozeSpacing)
+	e.reportPending(throttleInterval)
 	return n, err
 }
 
@@ -112,17 +113,17 @@ func (e *engine) drain() error {
 	if e.source == nil {
 		return nil
 	}
-	// A producer is between reserve and commit for far less than this.
-	const patience = 1000
+	// A program commits its record within far less than this.
+	const maxIdle = 1000
 	idle := 0
-	for end := e.source.End(); int64(e.source.Position()-end) < 0 && idle < patience; {
+	for end := e.source.End(); int64(e.source.Position()-end) < 0 && idle < maxIdle; {
 		n, err := e.takeLocked()
 		if err != nil {
 			return err
 		}
 		if n == 0 {
 			idle++
-			time.Sleep(10 * time.Microsecond)
+			time.Sleep(10 * time.Microsecond) // the commit of a record that was begun notifies nobody
 		}
 	}
 	for e.source.Rearm() {
@@ -143,14 +144,14 @@ func (e *engine) sample(b []byte) {
 	}
 	udp := e.record.socket.Protocol == port.UDP
 	e.tcp, e.udp = e.tcp || !udp, e.udp || udp
-	fresh := e.dozing && udp && e.model.sockets[e.record.socket.Cookie] == nil
-	change, ok, ask := e.model.apply(&e.record)
+	fresh := e.throttled && udp && e.model.sockets[e.record.socket.Cookie] == nil
+	change, ok, need := e.model.apply(&e.record)
 	if ok && fresh {
-		e.young[change.Socket.Cookie] = time.Now()
-	} else if ok && !e.withheld(&change) {
+		e.pending[change.Socket.Cookie] = time.Now()
+	} else if ok && !e.isPending(&change) {
 		e.batch = append(e.batch, change)
 	}
-	if ask == 0 {
+	if need == 0 {
 		return
 	}
 	at := time.Now()
@@ -158,32 +159,33 @@ func (e *engine) sample(b []byte) {
 		e.checks = 0
 		at = at.Add(checkDelays()[0])
 	}
-	e.ask(ask, at)
+	e.planDump(need, at)
 }
 
-// withheld reports whether a change need not be told, as its socket was not.
-func (e *engine) withheld(change *Event) bool {
-	_, young := e.young[change.Socket.Cookie]
-	if young && change.Gone {
-		delete(e.young, change.Socket.Cookie)
+// isPending reports whether a change need not be reported, because its socket was
+// not. If the socket is gone, it is no longer pending.
+func (e *engine) isPending(change *Event) bool {
+	_, pending := e.pending[change.Socket.Cookie]
+	if pending && change.Gone {
+		delete(e.pending, change.Socket.Cookie)
 	}
-	return young
+	return pending
 }
 
-// ripen tells of what was not told and was read so long ago.
-func (e *engine) ripen(age time.Duration) {
-	if len(e.young) == 0 {
+// reportPending reports the pending sockets that were read at least age ago.
+func (e *engine) reportPending(age time.Duration) {
+	if len(e.pending) == 0 {
 		return
 	}
-	var ripe []Event
-	for cookie, since := range e.young {
+	var due []Event
+	for cookie, since := range e.pending {
 		if time.Since(since) < age {
 			continue
 		}
-		delete(e.young, cookie)
+		delete(e.pending, cookie)
 		if en := e.model.sockets[cookie]; en != nil {
-			ripe = append(ripe, Event{Socket: en.socket})
+			due = append(due, Event{Socket: en.socket})
 		}
 	}
-	e.tell(ripe)
+	e.report(due)
 }

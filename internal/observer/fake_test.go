@@ -17,6 +17,7 @@ import (
 	"github.com/fairlead/fairlead/internal/kernel"
 	"github.com/fairlead/fairlead/internal/kernel/bpf"
 	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/schedule"
 )
 
 // fakeSource is an eventSource whose kernel is the test.
@@ -31,8 +32,8 @@ type fakeSource struct {
 	opened   bool
 	tracked  map[uint64]bool
 	limit    int // of tracked; 0: none
-	wakes    chan struct{}
-	urgent   chan struct{} // what TCP wakes beside
+	wakes    schedule.Signal
+	urgent   schedule.Signal // what TCP wakes beside
 	waits    int
 	shut     chan struct{}
 }
@@ -40,7 +41,7 @@ type fakeSource struct {
 func newFakeSource() *fakeSource {
 	return &fakeSource{
 		opened: true, tracked: make(map[uint64]bool), limit: 1 << 20,
-		wakes: make(chan struct{}, 1), urgent: make(chan struct{}, 1), shut: make(chan struct{}),
+		wakes: schedule.NewSignal(), urgent: schedule.NewSignal(), shut: make(chan struct{}),
 	}
 }
 
@@ -51,10 +52,10 @@ func (f *fakeSource) send(events ...bpf.SockEvent) {
 		f.queue = append(f.queue, sample(e))
 		f.written++
 		if e.Protocol == uint8(port.TCP) {
-			wake(f.urgent)
+			f.urgent.Notify()
 		}
 	}
-	wake(f.wakes)
+	f.wakes.Notify()
 }
 
 // lose is what a full ring does.
@@ -63,7 +64,7 @@ func (f *fakeSource) lose() {
 	defer f.mu.Unlock()
 	f.lost = true
 	f.dropped++
-	wake(f.wakes)
+	f.wakes.Notify()
 }
 
 func (f *fakeSource) Read(limit int, use func([]byte)) (int, error) {
@@ -79,11 +80,11 @@ func (f *fakeSource) Read(limit int, use func([]byte)) (int, error) {
 	return n, nil
 }
 
-func (f *fakeSource) Wait(doze time.Duration) error {
+func (f *fakeSource) Wait(throttle time.Duration) error {
 	wakes := f.wakes
 	var timeout <-chan time.Time
-	if doze > 0 {
-		wakes, timeout = f.urgent, time.After(doze)
+	if throttle > 0 {
+		wakes, timeout = f.urgent, time.After(throttle)
 	}
 	f.mu.Lock()
 	f.waits++

@@ -35,18 +35,18 @@ func scopeOf(s *Socket) scope {
 // row is one socket of a dump.
 type row struct {
 	socket Socket
-	// client marks a UDP socket that by all that the dump says may as well be a
-	// client that never was bound. It is shown only if an event said otherwise.
+	// client marks a UDP socket that may be a client that never was bound: the
+	// dump does not tell. It counts only if an event reported its bind.
 	client bool
 }
 
 type entry struct {
 	socket Socket
 	mark   uint32 // the dump that last had this socket
-	// tracked says that the kernel's hooks know to report the end of this
-	// socket: they do so by themselves if they saw its beginning.
+	// tracked says that the hooks will report the end of this socket. They track
+	// it by themselves if they saw its beginning.
 	tracked bool
-	// ownerSought says that /proc has been searched for the owner.
+	// ownerSought says that /proc was searched for the owner.
 	ownerSought bool
 }
 
@@ -55,24 +55,24 @@ type entry struct {
 type model struct {
 	sockets map[uint64]*entry
 
-	// touched has the cookies that had an event since the dump under way began;
-	// nil when there is none.
+	// touched has the cookies that had an event since the current dump began; nil
+	// if there is none.
 	touched map[uint64]struct{}
 	mark    uint32
 
-	// portless has listeners whose port was not yet chosen at the event.
-	portless map[uint64]Socket
+	// noPort has listeners whose port was not yet chosen at their event.
+	noPort map[uint64]Socket
 
-	// nameless has sockets for which the kernel had no cookie at the event, by
-	// inode, so that the row of a dump can be given their process.
-	nameless map[uint32]Socket
+	// noCookie has sockets for which the kernel had no cookie at their event, by
+	// inode. It gives a row of a dump its process.
+	noCookie map[uint32]Socket
 
 	// connecting has UDP sockets that may get a peer.
 	connecting map[uint64]struct{}
 
-	// closed has the cookies of the TCP sockets that were closed last, from
-	// nextClosed on the oldest first. For a moment the kernel still has such a
-	// socket, with its port: a dump may take it for one that is bound only.
+	// closed has the cookies of the TCP sockets that were closed last, a ring with
+	// the oldest at nextClosed. For a moment the kernel keeps such a socket and its
+	// port: a dump would show it as one that is bound only.
 	closed     [maxClosed]uint64
 	nextClosed int
 
@@ -80,34 +80,34 @@ type model struct {
 	bound bool
 }
 
-// maxClosed is far more than there are calls of close(2) under way at one time.
+// maxClosed is far more than calls of close(2) that run at one time.
 const maxClosed = 64
 
-// maxNameless bounds what waits for a dump; the dump finds the socket anyway.
-const maxNameless = 4096
+// maxNoCookie bounds the sockets that wait for a dump, which finds them anyway.
+const maxNoCookie = 4096
 
 func newModel() *model {
 	return &model{
 		sockets:    make(map[uint64]*entry),
-		portless:   make(map[uint64]Socket),
-		nameless:   make(map[uint32]Socket),
+		noPort:     make(map[uint64]Socket),
+		noCookie:   make(map[uint32]Socket),
 		connecting: make(map[uint64]struct{}),
 	}
 }
 
-// apply takes in one event. It returns the change to tell, if ok; and the kinds
-// of sockets that a dump is needed for to understand the event.
-func (m *model) apply(r *record) (e Event, ok bool, ask scope) {
+// apply takes in one event. It returns the change to report, if ok, and the kinds
+// of sockets of which a dump is needed to understand the event.
+func (m *model) apply(r *record) (e Event, ok bool, need scope) {
 	s := r.socket
 	cookie := s.Cookie
 	if cookie == 0 {
-		// A hook that cannot make a cookie. If nobody else has made one, then no
-		// dump has seen the socket and its end is of no interest.
+		// This hook cannot make a cookie. If nothing else has made one, then no
+		// dump has seen the socket and its end does not matter.
 		if r.kind != bpf.SockEventKindEVENT_BIND && r.kind != bpf.SockEventKindEVENT_LISTEN {
 			return Event{}, false, 0
 		}
-		if s.Inode != 0 && len(m.nameless) < maxNameless {
-			m.nameless[s.Inode] = s
+		if s.Inode != 0 && len(m.noCookie) < maxNoCookie {
+			m.noCookie[s.Inode] = s
 		}
 		s.Listening = s.Protocol == port.UDP || r.kind == bpf.SockEventKindEVENT_LISTEN
 		return Event{}, false, scopeOf(&s)
@@ -122,7 +122,7 @@ func (m *model) apply(r *record) (e Event, ok bool, ask scope) {
 	if m.touched != nil {
 		m.touched[cookie] = struct{}{}
 	}
-	delete(m.portless, cookie)
+	delete(m.noPort, cookie)
 	delete(m.connecting, cookie)
 
 	switch r.kind {
@@ -131,11 +131,11 @@ func (m *model) apply(r *record) (e Event, ok bool, ask scope) {
 	case bpf.SockEventKindEVENT_LISTEN:
 		s.Listening = true
 		if s.Port == 0 {
-			m.portless[cookie] = s
+			m.noPort[cookie] = s
 			return Event{}, false, scopeTCPListen
 		}
 	case bpf.SockEventKindEVENT_UNLISTEN:
-		// Who shuts a socket down need not be who serves it.
+		// The process that shuts a socket down need not be the one that serves it.
 		if old := m.sockets[cookie]; old != nil {
 			s.PID, s.Comm, s.PIDSeen = old.socket.PID, old.socket.Comm, old.socket.PIDSeen
 		}
@@ -183,24 +183,24 @@ func (m *model) drop(cookie uint64, observed int64) (Event, bool, scope) {
 	return Event{Gone: true, Socket: s}, true, 0
 }
 
-// begin says that a dump begins: from here on, an event decides its cookie.
+// begin starts a dump: from here on, an event decides its cookie.
 func (m *model) begin() {
 	m.mark++
 	m.touched = make(map[uint64]struct{})
 }
 
-// end says that the dump is over.
+// end ends the dump.
 func (m *model) end() { m.touched = nil }
 
 // merge takes in the rows of a dump and appends the changes to out. All events
-// of the time of the dump must have been applied. It may be called more than
-// once between begin and end; sockets that have gone are dropped by expire.
+// that happened during the dump must have been applied. It may be called more than
+// once between begin and end; expire drops the sockets that are gone.
 func (m *model) merge(rows []row, out []Event) []Event {
 	for i := range rows {
 		r := &rows[i]
 		cookie := r.socket.Cookie
-		if waiting, ok := m.portless[cookie]; ok && r.socket.Listening {
-			delete(m.portless, cookie)
+		if waiting, ok := m.noPort[cookie]; ok && r.socket.Listening {
+			delete(m.noPort, cookie)
 			waiting.Port, waiting.Address = r.socket.Port, r.socket.Address
 			waiting.V6Only = r.socket.V6Only
 			if e, ok, _ := m.put(waiting); ok {
@@ -223,7 +223,7 @@ func (m *model) mergeRow(r *row, out []Event) []Event {
 	}
 	en := m.sockets[s.Cookie]
 	if en == nil {
-		waiting, named := m.nameless[s.Inode]
+		waiting, named := m.noCookie[s.Inode]
 		if named {
 			named = waiting.Protocol == s.Protocol
 		}
@@ -231,7 +231,7 @@ func (m *model) mergeRow(r *row, out []Event) []Event {
 			return out
 		}
 		if named {
-			delete(m.nameless, s.Inode)
+			delete(m.noCookie, s.Inode)
 			s.PID, s.Comm, s.PIDSeen = waiting.PID, waiting.Comm, waiting.PIDSeen
 			s.Observed = waiting.Observed
 			if s.CgroupID == 0 {
@@ -241,7 +241,7 @@ func (m *model) mergeRow(r *row, out []Event) []Event {
 		m.sockets[s.Cookie] = &entry{socket: s}
 		return append(out, Event{Socket: s})
 	}
-	// The event knew the process; the dump knows the rest.
+	// The process is known from the event, the rest from the dump.
 	old := &en.socket
 	changed := s.Protocol != old.Protocol || s.Address != old.Address || s.Port != old.Port ||
 		s.V6Only != old.V6Only || s.Listening != old.Listening || s.Device != old.Device
@@ -292,10 +292,22 @@ func (m *model) expire(covered scope, out []Event) []Event {
 	return out
 }
 
+// waiting returns the kinds of sockets that wait for a dump.
+func (m *model) waiting() scope {
+	var s scope
+	if len(m.noPort) > 0 {
+		s |= scopeTCPListen
+	}
+	if len(m.connecting) > 0 {
+		s |= scopeUDP
+	}
+	return s
+}
+
 // forgetWaiting gives up on what no dump has explained.
 func (m *model) forgetWaiting() {
-	clear(m.portless)
-	clear(m.nameless)
+	clear(m.noPort)
+	clear(m.noCookie)
 	clear(m.connecting)
 }
 

@@ -273,7 +273,7 @@ func TestModelAfterLoss(t *testing.T) {
 		o.steps(1 + o.rng.IntN(30))
 		o.deaf = false
 		o.steps(10)
-		if _, _, err := e.take(); err != nil {
+		if _, err := e.take(); err != nil {
 			t.Fatal(err)
 		}
 		drops, _ := o.source.drops()
