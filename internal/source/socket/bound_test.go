@@ -14,19 +14,18 @@ import (
 	"github.com/fairlead/fairlead/internal/port"
 )
 
-// diary is a feed that keeps what it is told: whether each binding listens, or
-// "gone".
+// diary is a feed that records each binding as "listens" or "bound", or "gone".
 type diary struct {
 	tally
-	said []string
+	entries []string
 }
 
 func (d *diary) note(bs []port.Binding) {
 	for _, b := range bs {
 		if b.Withheld == "" {
-			d.said = append(d.said, "listens")
+			d.entries = append(d.entries, "listens")
 		} else {
-			d.said = append(d.said, "bound")
+			d.entries = append(d.entries, "bound")
 		}
 	}
 }
@@ -35,25 +34,25 @@ func (d *diary) Replace(set []port.Binding) { d.note(set) }
 
 func (d *diary) Apply(c port.Change) {
 	for range c.Drop {
-		d.said = append(d.said, "gone")
+		d.entries = append(d.entries, "gone")
 	}
 	d.note(c.Put)
 }
 
-// bound runs f with a handler and sockets of a process that lives, as they are
-// bound and as they listen.
+// bound runs f with a handler and a socket of a living process, first bound and
+// then listening.
 func bound(t *testing.T, f func(h *handler, d *diary, bound, listening observer.Socket)) {
 	m := newMachine(t, "0::/\n")
 	m.run(7, "web", "/bin/web", time.Hour, "0::/\n")
 	h, _ := m.handler(0)
 	s := listener(1, 80, 7, "web", seen(2*time.Hour))
-	young := s
-	young.Listening = false
+	onlyBound := s
+	onlyBound.Listening = false
 	synctest.Test(t, func(t *testing.T) {
 		d := new(diary)
 		h.feed = d
 		defer h.stop()
-		f(h, d, young, s)
+		f(h, d, onlyBound, s)
 	})
 }
 
@@ -63,12 +62,12 @@ func goes(s observer.Socket) []observer.Event  { return []observer.Event{{Gone: 
 func expect(t *testing.T, d *diary, want ...string) {
 	t.Helper()
 	synctest.Wait()
-	if !slices.Equal(d.said, want) {
-		t.Errorf("told %q, want %q", d.said, want)
+	if !slices.Equal(d.entries, want) {
+		t.Errorf("fed %q, want %q", d.entries, want)
 	}
 }
 
-func TestSocketThatListensAtOnceIsToldOnce(t *testing.T) {
+func TestSocketThatListensAtOnceIsFedOnce(t *testing.T) {
 	bound(t, func(h *handler, d *diary, bound, listening observer.Socket) {
 		h.Apply(comes(bound))
 		expect(t, d)
@@ -79,7 +78,7 @@ func TestSocketThatListensAtOnceIsToldOnce(t *testing.T) {
 	})
 }
 
-func TestSocketThatIsOnlyBoundIsToldAMomentLater(t *testing.T) {
+func TestBoundSocketIsFedAfterDelay(t *testing.T) {
 	bound(t, func(h *handler, d *diary, bound, listening observer.Socket) {
 		h.Apply(comes(bound))
 		time.Sleep(2 * boundDelay)
@@ -89,16 +88,16 @@ func TestSocketThatIsOnlyBoundIsToldAMomentLater(t *testing.T) {
 	})
 }
 
-func TestSocketThatIsGoneBeforeItListensIsNeverTold(t *testing.T) {
+func TestSocketGoneBeforeDelayIsNotFed(t *testing.T) {
 	bound(t, func(h *handler, d *diary, bound, _ observer.Socket) {
 		h.Apply(comes(bound))
 		h.Apply(goes(bound))
 		time.Sleep(2 * boundDelay)
-		expect(t, d, "gone") // of what nobody knows: no change
+		expect(t, d, "gone") // a drop of an unknown binding changes nothing
 	})
 }
 
-func TestSocketThatListensNoMoreIsToldAtOnce(t *testing.T) {
+func TestSocketThatStopsListeningIsFedAtOnce(t *testing.T) {
 	bound(t, func(h *handler, d *diary, bound, listening observer.Socket) {
 		h.Apply(comes(listening))
 		h.Apply(comes(bound))
@@ -106,7 +105,7 @@ func TestSocketThatListensNoMoreIsToldAtOnce(t *testing.T) {
 	})
 }
 
-func TestEachOfManyThatAreOnlyBoundIsTold(t *testing.T) {
+func TestManyBoundSocketsAreFed(t *testing.T) {
 	bound(t, func(h *handler, d *diary, bound, listening observer.Socket) {
 		for i := range 4 {
 			bound.Cookie, listening.Cookie = uint64(i+1), uint64(i+1)
@@ -121,7 +120,7 @@ func TestEachOfManyThatAreOnlyBoundIsTold(t *testing.T) {
 	})
 }
 
-func TestADumpSaysAllAtOnceAndEndsTheWait(t *testing.T) {
+func TestReplaceEndsTheDelay(t *testing.T) {
 	bound(t, func(h *handler, d *diary, bound, _ observer.Socket) {
 		h.Apply(comes(bound))
 		h.Replace([]observer.Socket{bound})
@@ -129,12 +128,12 @@ func TestADumpSaysAllAtOnceAndEndsTheWait(t *testing.T) {
 		time.Sleep(2 * boundDelay)
 		expect(t, d, "bound")
 		bound.Cookie, bound.Observed = 2, 0
-		h.Apply(comes(bound)) // of a dump: it is not young
+		h.Apply(comes(bound)) // from a dump: not bound just now
 		expect(t, d, "bound", "bound")
 	})
 }
 
-func TestNothingIsToldAfterTheEnd(t *testing.T) {
+func TestNothingIsFedAfterStop(t *testing.T) {
 	bound(t, func(h *handler, d *diary, bound, _ observer.Socket) {
 		h.Apply(comes(bound))
 		h.stop()
@@ -143,7 +142,7 @@ func TestNothingIsToldAfterTheEnd(t *testing.T) {
 	})
 }
 
-func TestOurOwnSocketIsNotToldForHavingBeenBound(t *testing.T) {
+func TestOwnBoundSocketIsNotFed(t *testing.T) {
 	bound(t, func(h *handler, d *diary, bound, listening observer.Socket) {
 		ours := false
 		h.own = func(uint64) bool { return ours }

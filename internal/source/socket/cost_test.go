@@ -22,9 +22,8 @@ func (f *tally) Stale(error)            {}
 func (f *tally) Warn([]string)          {}
 func (f *tally) Method(string)          {}
 
-// What an event allocates is bounded: the binding that it becomes, and what is
-// read of its process.
-func TestAnEventOfASocketAllocatesLittle(t *testing.T) {
+// An event allocates only its binding and what is read of its process.
+func TestSocketEventAllocatesLittle(t *testing.T) {
 	m := newMachine(t, "0::/\n")
 	m.run(7, "web", "/bin/web", time.Minute, "0::/\n")
 	h, _ := m.handler(0)

@@ -20,16 +20,17 @@ import (
 	"github.com/fairlead/fairlead/internal/port"
 )
 
-// process is what /proc tells of a process: never its arguments or environment,
-// which hold secrets.
+// process is what is read of a process in /proc: never its arguments or
+// environment, which hold secrets.
 type process struct {
 	started time.Duration // since boot, suspended time included; rounded down to a tick
-	name    string        // of its first thread; an event knows the thread that made it
+	name    string        // of its first thread; an event has that of the thread at work
 	exe     string        // "" if it cannot be read
-	owner   port.Owner    // it, as what it makes is given it
-	detail  string        // it, for people
-	asked   bool          // whether its cgroups were
-	paths   []string      // those
+	owner   port.Owner
+	detail  string // human-readable
+
+	hasCgroups bool     // they were read
+	paths      []string // of its cgroups
 }
 
 // tick is the unit of time in /proc (USER_HZ).
@@ -52,10 +53,9 @@ func suspended() time.Duration {
 	return time.Duration(boot.Nano() - mono.Nano())
 }
 
-// look returns what is known of the process that has the number now, with its
-// cgroups if tree is given. All is read through one open directory, so that it is
-// of one process.
-func (p procfs) look(pid uint32, tree *cgroup.Tree) (*process, error) {
+// read returns the process that has the pid now, with its cgroups if tree is given.
+// All is read through one open directory, so that it is of one process.
+func (p procfs) read(pid uint32, tree *cgroup.Tree) (*process, error) {
 	dir, err := unix.Open(filepath.Join(p.root, strconv.FormatUint(uint64(pid), 10)), unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return nil, fmt.Errorf("process %d: %w", pid, err)
@@ -65,7 +65,7 @@ func (p procfs) look(pid uint32, tree *cgroup.Tree) (*process, error) {
 	if err != nil {
 		return nil, fmt.Errorf("process %d: %w", pid, err)
 	}
-	q := &process{asked: tree != nil}
+	q := &process{hasCgroups: tree != nil}
 	if q.name, q.started, err = parseStat(stat); err != nil {
 		return nil, fmt.Errorf("process %d: %w", pid, err)
 	}
@@ -89,7 +89,7 @@ func parseStat(b []byte) (name string, started time.Duration, err error) {
 	if open < 0 || end < open {
 		return "", 0, errStat
 	}
-	field := 3 // behind the name
+	field := 3 // after the name
 	for f := range bytes.FieldsSeq(b[end+1:]) {
 		if field == 22 {
 			ticks, err := strconv.ParseInt(string(f), 10, 64)
@@ -103,93 +103,121 @@ func parseStat(b []byte) (name string, started time.Duration, err error) {
 	return "", 0, errStat
 }
 
-// was reports whether q is the process that had its number at a time of
-// CLOCK_MONOTONIC: numbers are used again, but never by two at a time. It can
-// err if the number was used again within one tick.
-func (p procfs) was(q *process, seen int64) bool {
+// existed reports whether q already had its pid at the time seen of
+// CLOCK_MONOTONIC, 0 if unknown. Otherwise the pid was another process's then. It
+// can err if the pid was recycled within one tick.
+func (p procfs) existed(q *process, seen int64) bool {
 	return seen != 0 && q.started <= time.Duration(seen)+p.suspended()
 }
 
-// processes keeps what is known of the processes behind sockets. One goroutine
-// uses it.
+// attribution is who a socket belongs to, as far as it is known here.
+type attribution struct {
+	hints  port.Hints
+	owner  port.Owner
+	detail string // human-readable
+}
+
+// processes attributes sockets. It caches the processes that made them. One
+// goroutine uses it.
 type processes struct {
 	procfs
 	tree *cgroup.Tree // nil: cgroups are not known
 
-	batch map[uint32]*process // by number, of one batch of events; nil if there is none
-	made  map[uint64]maker    // by cookie
+	batch  map[uint32]*process // by pid, of one batch of events; nil if there is none
+	makers map[uint64]maker    // by cookie
 }
 
-// maker is who made a socket.
+// maker is the process that made a socket.
 type maker struct {
 	pid     uint32
 	process *process
 }
 
 func newProcesses(p procfs, tree *cgroup.Tree) *processes {
-	return &processes{procfs: p, tree: tree, batch: make(map[uint32]*process), made: make(map[uint64]maker)}
+	return &processes{procfs: p, tree: tree, batch: make(map[uint32]*process), makers: make(map[uint64]maker)}
 }
 
-// next begins a batch.
-func (ps *processes) next() { clear(ps.batch) }
+// beginBatch forgets which process has which pid.
+func (ps *processes) beginBatch() { clear(ps.batch) }
 
-// knows reports whether the process that made a socket is known.
+// knows reports whether the maker of a socket is known.
 func (ps *processes) knows(cookie uint64) bool {
-	_, ok := ps.made[cookie]
+	_, ok := ps.makers[cookie]
 	return ok
 }
 
-// forget says that a socket is gone.
-func (ps *processes) forget(cookie uint64) { delete(ps.made, cookie) }
+// forget is called when a socket is gone.
+func (ps *processes) forget(cookie uint64) { delete(ps.makers, cookie) }
 
-// retain forgets all sockets that keep does not hold.
+// retain forgets all sockets that are not in keep.
 func (ps *processes) retain(keep map[uint64]struct{}) {
-	for cookie := range ps.made {
+	for cookie := range ps.makers {
 		if _, ok := keep[cookie]; !ok {
-			delete(ps.made, cookie)
+			delete(ps.makers, cookie)
 		}
 	}
 }
 
-// of returns the process that made a socket, with its cgroups if they are asked
-// for; nil if it cannot be known for certain. What was once known stays so while
-// the socket lives.
-func (ps *processes) of(cookie uint64, pid uint32, seen int64, cgroups bool) *process {
-	if pid == 0 {
+// attribute returns where a socket is and who made it.
+func (ps *processes) attribute(s *observer.Socket) attribution {
+	a := attribution{hints: port.Hints{Cgroup: s.CgroupID}}
+	needsCgroups := false
+	if ps.tree != nil {
+		a.hints.Paths = ps.tree.Path(s.CgroupID)
+		needsCgroups = ps.tree.NeedsProcess(s.CgroupID, a.hints.Paths)
+	}
+	q := ps.maker(s, needsCgroups)
+	if q != nil && needsCgroups {
+		a.hints.Paths = join(a.hints.Paths, q.paths)
+	}
+	switch {
+	case q != nil:
+		a.owner, a.detail = q.owner, q.detail
+	case s.PID != 0:
+		a.owner, a.detail = owner(s.PID, s.Comm, "")
+	case s.Comm != "":
+		a.owner = port.Owner{Kind: port.OwnerProcess, Name: s.Comm}
+		a.detail = "process of another pid namespace (" + s.Comm + ")"
+	default:
+		a.detail = "socket of an unknown process"
+	}
+	return a
+}
+
+// maker returns the process that made a socket, with its cgroups if they are
+// needed; nil if it cannot be known for certain. A result stays valid while the
+// socket exists.
+func (ps *processes) maker(s *observer.Socket, cgroups bool) *process {
+	if s.PID == 0 {
 		return nil
 	}
-	if m, ok := ps.made[cookie]; ok && m.pid == pid && (m.process.asked || !cgroups) {
+	if m, ok := ps.makers[s.Cookie]; ok && m.pid == s.PID && (m.process.hasCgroups || !cgroups) {
 		return m.process
 	}
-	q, known := ps.batch[pid]
-	if !known || q != nil && cgroups && !q.asked {
+	q, known := ps.batch[s.PID]
+	if !known || q != nil && cgroups && !q.hasCgroups {
 		tree := ps.tree
 		if !cgroups {
 			tree = nil
 		}
-		q, _ = ps.look(pid, tree) // nil: it has ended
-		ps.batch[pid] = q
+		q, _ = ps.read(s.PID, tree) // nil: it has ended
+		ps.batch[s.PID] = q
 	}
-	if q == nil || !ps.was(q, seen) {
+	if q == nil || !ps.existed(q, s.PIDSeen) {
 		return nil
 	}
-	ps.made[cookie] = maker{pid, q}
+	ps.makers[s.Cookie] = maker{s.PID, q}
 	return q
 }
 
-// hints returns where the socket is, and the process that made it if that is known.
-func (ps *processes) hints(s *observer.Socket) (port.Hints, *process) {
-	h := port.Hints{Cgroup: s.CgroupID}
-	if ps.tree == nil {
-		return h, ps.of(s.Cookie, s.PID, s.PIDSeen, false)
+// owner describes a process by its pid, its name and its executable, if known.
+func owner(pid uint32, name, exe string) (port.Owner, string) {
+	id := strconv.FormatUint(uint64(pid), 10)
+	detail := "pid " + id + " (" + name + ")"
+	if exe != "" {
+		detail += ", " + exe
 	}
-	h.Paths = ps.tree.Path(s.CgroupID)
-	ask := ps.tree.NeedsProcess(s.CgroupID, h.Paths)
-	q := ps.of(s.Cookie, s.PID, s.PIDSeen, ask)
-	if ask && q != nil {
-		h.Paths = join(h.Paths, q.paths)
-	}
-	return h, q
+	return port.Owner{Kind: port.OwnerProcess, Name: name, ID: id}, detail
 }
 
 // join returns the paths of both, each once.

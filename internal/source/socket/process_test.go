@@ -45,7 +45,7 @@ func (m machine) write(name, text string) {
 	}
 }
 
-// run has a process with a number, started so long after boot.
+// run adds a process that started so long after boot.
 func (m machine) run(pid int, comm, exe string, started time.Duration, cgroups string) {
 	m.t.Helper()
 	dir := filepath.Join(m.root, fmt.Sprint(pid))
@@ -99,7 +99,7 @@ func only(t *testing.T, r *registry.Registry) port.Publication {
 	panic("unreachable")
 }
 
-func TestProcessIsNamedByItsFirstThreadAndItsExecutable(t *testing.T) {
+func TestProcessIsNamedByFirstThreadAndExecutable(t *testing.T) {
 	m := newMachine(t, "0::/\n")
 	m.run(811, "java", "/usr/bin/java", 2*time.Hour, "0::/\n")
 	h, r := m.handler(0)
@@ -114,7 +114,7 @@ func TestProcessIsNamedByItsFirstThreadAndItsExecutable(t *testing.T) {
 	}
 }
 
-func TestProcessThatHasTheNumberNowIsNotTakenForTheOneThatHadIt(t *testing.T) {
+func TestRecycledPIDIsNotAttributed(t *testing.T) {
 	m := newMachine(t, "5:cpu:/\n0::/\n")
 	m.run(811, "other", "/usr/bin/other", 3*time.Hour, "5:cpu:/docker/other\n0::/\n")
 	h, r := m.handler(0)
@@ -124,17 +124,17 @@ func TestProcessThatHasTheNumberNowIsNotTakenForTheOneThatHadIt(t *testing.T) {
 		t.Errorf("owner %+v, detail %q", p.Owner, p.Origins[0].Detail)
 	}
 	s := listener(1, 80, 811, "nginx", seen(2*time.Hour))
-	if hints, _ := h.processes.hints(&s); len(hints.Paths) != 0 {
+	if hints := h.processes.attribute(&s).hints; len(hints.Paths) != 0 {
 		t.Errorf("paths %q are another process's", hints.Paths)
 	}
-	// When it is not known when the process had the number, it is nobody's.
+	// Without a time at which the process had the pid nothing is attributed.
 	s.PIDSeen, s.Cookie = 0, 2
-	if hints, q := h.processes.hints(&s); len(hints.Paths) != 0 || q != nil {
-		t.Errorf("paths %q, process %v of a number that was never seen", hints.Paths, q)
+	if a := h.processes.attribute(&s); len(a.hints.Paths) != 0 || h.processes.knows(s.Cookie) {
+		t.Errorf("attribution %+v by a pid that was never seen", a)
 	}
 }
 
-func TestWhatWasKnownOfAProcessStaysWhileItsSocketLives(t *testing.T) {
+func TestAttributionOutlivesItsProcess(t *testing.T) {
 	m := newMachine(t, "5:cpu:/\n0::/\n")
 	m.run(811, "nginx", "/usr/sbin/nginx", time.Hour, "5:cpu:/docker/web\n0::/\n")
 	h, r := m.handler(0)
@@ -148,17 +148,17 @@ func TestWhatWasKnownOfAProcessStaysWhileItsSocketLives(t *testing.T) {
 	if p := only(t, r); !p.Equal(before) {
 		t.Errorf("a dump made %+v of %+v", p, before)
 	}
-	if hints, _ := h.processes.hints(&s); !slices.Equal(hints.Paths, []string{"/docker/web"}) {
+	if hints := h.processes.attribute(&s).hints; !slices.Equal(hints.Paths, []string{"/docker/web"}) {
 		t.Errorf("paths = %q", hints.Paths)
 	}
 	h.Apply([]observer.Event{{Gone: true, Socket: s}})
 	h.Replace([]observer.Socket{listener(2, 80, 811, "nginx", seen(2*time.Hour))})
-	if n := len(h.processes.made); n != 0 {
+	if n := len(h.processes.makers); n != 0 {
 		t.Errorf("%d processes are kept of sockets that are gone", n)
 	}
 }
 
-func TestCgroupsOfTheProcessAreReadOnlyWhereTheSocketsDoNotTell(t *testing.T) {
+func TestProcessCgroupsAreReadOnlyIfNeeded(t *testing.T) {
 	for _, c := range []struct {
 		name, own string
 		cgroup    uint64
@@ -179,15 +179,15 @@ func TestCgroupsOfTheProcessAreReadOnlyWhereTheSocketsDoNotTell(t *testing.T) {
 			h, _ := m.handler(0)
 			s := listener(1, 80, 5, "web", seen(2*time.Hour))
 			s.CgroupID = c.cgroup
-			if hints, _ := h.processes.hints(&s); !slices.Equal(hints.Paths, c.want) || hints.Cgroup != c.cgroup {
+			if hints := h.processes.attribute(&s).hints; !slices.Equal(hints.Paths, c.want) || hints.Cgroup != c.cgroup {
 				t.Errorf("hints = %+v, want paths %q", hints, c.want)
 			}
 		})
 	}
 }
 
-// A distribution beside ours has pids that mean nothing here.
-func TestProcessOfAnotherPidNamespaceIsNamedWithoutNumber(t *testing.T) {
+// The pids of another WSL distribution mean nothing here.
+func TestProcessOfAnotherPIDNamespaceHasNoPID(t *testing.T) {
 	m := newMachine(t, "0::/\n")
 	h, r := m.handler(0)
 	s := listener(1, 80, 0, "nginx", 0)
@@ -200,7 +200,7 @@ func TestProcessOfAnotherPidNamespaceIsNamedWithoutNumber(t *testing.T) {
 	six.Cookie, six.Address, six.V6Only = 2, netip.IPv6Unspecified(), true
 	h.Apply([]observer.Event{{Socket: six}})
 	if n := r.Publications().View().Len(); n != 2 {
-		t.Errorf("%d publications, want 2: who serves them need not be one", n)
+		t.Errorf("%d publications, want 2: different processes may serve them", n)
 	}
 }
 
@@ -236,9 +236,8 @@ func TestParseStat(t *testing.T) {
 	}
 }
 
-// Our own process is one that we know all about.
-func TestProcfsReadsTheKernels(t *testing.T) {
-	q, err := newProcfs().look(uint32(os.Getpid()), nil)
+func TestReadOwnProcess(t *testing.T) {
+	q, err := newProcfs().read(uint32(os.Getpid()), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -249,7 +248,7 @@ func TestProcfsReadsTheKernels(t *testing.T) {
 	if q.exe != exe || q.name == "" || q.started <= 0 {
 		t.Errorf("process = %+v, executable %s", q, exe)
 	}
-	if _, err := newProcfs().look(1<<31-1, nil); err == nil {
-		t.Error("a process that is not there was found")
+	if _, err := newProcfs().read(1<<31-1, nil); err == nil {
+		t.Error("a process that does not exist was found")
 	}
 }
