@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * Hooks that say when somebody wants a port at which the agent keeps a
- * placeholder: the port was refused, or, where only the cgroup hook can be had,
- * is about to be asked for, which is the same while the placeholder stands.
+ * Hooks that report when a process is refused a port that the agent holds with a
+ * placeholder. The cgroup hooks report each attempt, which will be refused while
+ * the placeholder exists.
  *
- * What cannot be reported is lost: whoever was refused the port will be so again.
+ * A report that finds no room is dropped: the process will try again.
  */
 #include "sock.h"
 
@@ -24,7 +24,7 @@ static __always_inline bool placeholder(__u16 port)
 	return bits && *bits & 1U << port % 32;
 }
 
-/* The protocol of the port: that of MPTCP is its own, but its ports are TCP's. */
+/* MPTCP has a protocol of its own, but its ports are TCP's. */
 #define IPPROTO_MPTCP 262
 
 static __always_inline __u8 port_protocol(struct sock *sk)
@@ -49,7 +49,7 @@ static __always_inline struct event *wanted(struct sock *sk, __u16 port, __u64 c
 	return e;
 }
 
-/* The address stands in the socket already; a refusal takes it out later. */
+/* The socket already has the address; it is removed after the refusal. */
 static __always_inline int refused(struct sock *sk, __u16 port, int ret)
 {
 	struct event *e;

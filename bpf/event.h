@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * What the programs and the agent share. Generation makes the Go types from
- * these, so a change here is a change there.
+ * What the programs and the agent share. The Go types are generated from these.
  */
 #ifndef FAIRLEAD_EVENT_H
 #define FAIRLEAD_EVENT_H
@@ -13,18 +12,18 @@ enum event_kind {
 	EVENT_LISTEN = 2,
 	/* A TCP socket left LISTEN but stays bound: shutdown(2), or a failed listen(2). */
 	EVENT_UNLISTEN = 3,
-	/* The socket gave up its port. */
+	/* The socket released its port. */
 	EVENT_CLOSE = 4,
-	/* The socket got a peer: it serves nobody else. */
+	/* The socket got a peer and serves nobody else. */
 	EVENT_CONNECT = 5,
-	/* The socket is about to get a peer; ask the kernel in a moment whether it did. */
+	/* The socket is about to get a peer; a dump a moment later shows whether it did. */
 	EVENT_CHECK = 6,
 };
 
 /*
- * One record of the ring buffer. Of EVENT_CLOSE, EVENT_CONNECT and EVENT_CHECK
- * only observed, cookie, kind and protocol are said, the rest is 0. Addresses are in network byte order, all else in
- * the host's.
+ * One record of the ring buffer. EVENT_CLOSE, EVENT_CONNECT and EVENT_CHECK have
+ * only observed, cookie, kind and protocol; the rest is 0. Addresses are in network
+ * byte order, all else in the host's.
  */
 struct event {
 	__u64 observed; /* CLOCK_MONOTONIC, ns */
@@ -52,20 +51,19 @@ _Static_assert(__builtin_offsetof(struct event, address) == 56, "no hidden paddi
 /*
  * One page of memory shared with the agent.
  *
- * Wake-ups are the cost of an event, so they are made only when the agent
- * sleeps. It says so in asleep, looks at the ring once more, and then waits. A
- * producer that finds it asleep clears that and wakes it; one that did not find
- * it so looks again after its record is committed. Commit is a full barrier
- * (xchg), and so is the agent's store, so at least one of the two sees the other.
+ * Most of the cost of an event is the wake-up, so there is one only when the agent
+ * sleeps. The agent sets asleep, checks the ring once more, and then waits. A
+ * program that finds asleep set clears it and wakes the agent; one that does not
+ * checks again after its record is committed. Commit is a full barrier (xchg), and
+ * so is the agent's store, so at least one of the two sees the other.
  *
- * UDP sockets can come and go by the hundred each second, for ever. When that
- * has gone on for a while the agent dozes: it comes back by itself in a tenth of a
- * second, and only TCP wakes it before.
+ * Hundreds of UDP sockets can come and go each second without end. Then the agent
+ * sleeps for a tenth of a second at a time, and only TCP wakes it before.
  */
 enum sleep {
 	SLEEP_AWAKE = 0,
-	SLEEP_DEEP = 1,
-	SLEEP_DOZE = 2,
+	SLEEP_ANY = 1, /* any event wakes the agent */
+	SLEEP_TCP = 2, /* only events of TCP do */
 };
 
 struct control {
@@ -75,7 +73,7 @@ struct control {
 	 * a dump, whose rows are not tracked yet, and when the map is full.
 	 */
 	__u32 open;
-	__u32 lost;  /* a record was lost since the agent last cleared this */
+	__u32 lost;  /* a record was lost since the agent cleared this */
 	__u32 bound; /* bound TCP sockets are observed */
 };
 _Static_assert(sizeof(struct control) == 16, "control is the ABI with the agent");

@@ -7,7 +7,7 @@
 #ifndef FAIRLEAD_KERNEL_H
 #define FAIRLEAD_KERNEL_H
 
-/* bpf_tracing.h shall use the kernel's register names. */
+/* Makes bpf_tracing.h use the kernel's register names. */
 #define __VMLINUX_H__
 
 typedef unsigned char __u8;

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * Hooks that say when a legacy iptables table of the observed network namespace
- * was replaced. nftables says that itself, by netlink; legacy tables do not.
+ * Hooks that report when a legacy iptables table of the observed network namespace
+ * was replaced. nftables reports that itself, by netlink; legacy tables do not.
  *
- * A record says only that and when: the table is then read. So a record that
- * finds no room is no loss, because one that is not yet read is before it.
+ * A record says only when: the agent then reads the table. So a record that finds
+ * no room is no loss, because another one is still unread.
  */
 #include "kernel.h"
 
@@ -14,7 +14,7 @@
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
-/* Inode of the network namespace whose tables are of interest. */
+/* Inode of the network namespace whose tables are observed. */
 const volatile __u32 observed_netns = 0;
 
 struct {
@@ -30,7 +30,7 @@ struct {
 	__type(value, __u8);
 } replacing SEC(".maps");
 
-/* Kernel modules that were loaded. One unread record stands for all. */
+/* Loads of kernel modules. One unread record is enough for all. */
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
 	__uint(max_entries, 4096);
@@ -53,8 +53,8 @@ struct task_struct___nat {
 	struct nsproxy *nsproxy;
 } __attribute__((preserve_access_index));
 
-/* Legacy tables are replaced from the caller's namespace: the sockets of other
- * namespaces that it may hold are not told apart. */
+/* Takes the caller's namespace for the table's, although a caller may hold a socket
+ * of another namespace. */
 static __always_inline bool observed_task(void)
 {
 	struct task_struct___nat *task = (void *)bpf_get_current_task();
@@ -73,7 +73,7 @@ static __always_inline int replaced(void)
 	return 0;
 }
 
-/* The table's lock is held until after these, so a reader waits for the new one. */
+/* The table's lock is held until after these, so a reader waits for the new table. */
 SEC("fexit/xt_replace_table")
 int legacy_fexit(void *ctx)
 {

@@ -2,7 +2,7 @@
 /* Commits of nftables, by BPF trampolines. */
 #include "nft.h"
 
-/* Generation reads these types from the object; nothing else names them there. */
+/* Puts these types into the object, from which Go types are generated. */
 struct nft_event *unused_nft_event __attribute__((unused));
 enum nft_kind *unused_nft_kind __attribute__((unused));
 
@@ -13,25 +13,25 @@ int BPF_PROG(nft_begins, struct net *net)
 }
 
 SEC("fentry/nf_tables_table_notify")
-int BPF_PROG(nft_table_told, const struct nft_ctx *nft, int event)
+int BPF_PROG(nft_table, const struct nft_ctx *nft, int event)
 {
 	return nft_table_changes(nft, event);
 }
 
 SEC("fentry/nf_tables_chain_notify")
-int BPF_PROG(nft_chain_told, const struct nft_ctx *nft, int event)
+int BPF_PROG(nft_chain, const struct nft_ctx *nft, int event)
 {
 	return nft_chain_changes(nft, event);
 }
 
 SEC("fentry/nf_tables_rule_notify")
-int BPF_PROG(nft_rule_told, const struct nft_ctx *nft, const struct nft_rule *rule, int event)
+int BPF_PROG(nft_rule, const struct nft_ctx *nft, const struct nft_rule *rule, int event)
 {
 	return nft_rule_changes(nft, rule, event);
 }
 
 SEC("fentry/nf_tables_setelem_notify")
-int BPF_PROG(nft_element_told, const struct nft_ctx *nft, const struct nft_set *set, const void *element, int event)
+int BPF_PROG(nft_element, const struct nft_ctx *nft, const struct nft_set *set, const void *element, int event)
 {
 	return nft_element_changes(nft, set, element, event);
 }

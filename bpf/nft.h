@@ -2,11 +2,11 @@
 /*
  * What nftables commits in one network namespace, as records of a ring buffer.
  *
- * The hooks run inside a commit, where the kernel would tell netlink listeners:
- * so an aborted batch is silent, and the commit mutex of the namespace lets one
- * of them run at a time. A rule is told by its handle: the kernel gives its text
- * on request, in a form that does not change, while the private bytes of
- * expressions do from version to version. Elements of sets are told in full.
+ * The hooks run inside a commit, where the kernel notifies netlink listeners: so an
+ * aborted batch is silent, and the commit mutex of the namespace lets one of them
+ * run at a time. A rule is reported by its handle: on request the kernel returns the
+ * rule in a stable format, while the private bytes of expressions change from
+ * version to version. Elements of sets are reported in full.
  */
 #ifndef FAIRLEAD_NFT_H
 #define FAIRLEAD_NFT_H
@@ -25,7 +25,7 @@ enum nft_kind {
 	NFT_ELEMENT = 4,
 	/* The commit is complete, and the ruleset has this generation. */
 	NFT_END = 5,
-	/* The commit has more changes than are told. */
+	/* The commit has more changes than are reported. */
 	NFT_MANY = 6,
 	/* A change outside of any commit. */
 	NFT_STRAY = 7,
@@ -60,7 +60,7 @@ struct nft_event {
 _Static_assert(sizeof(struct nft_event) == 256, "nft_event is the ABI with the agent");
 _Static_assert(__builtin_offsetof(struct nft_event, bytes) == 48, "no hidden padding");
 
-/* Changes of one commit that are told one by one; beyond, a dump is cheaper. */
+/* Changes of one commit that are reported; beyond these, a dump is cheaper. */
 #define NFT_LIMIT 256
 
 /* Names of tables, chains and sets have up to 255 bytes; keys and values 64. */
@@ -76,7 +76,7 @@ struct nft_scratch {
 /* A commit of the observed namespace that has begun. */
 struct nft_commit {
 	__u64 thread;
-	__u32 told; /* records, or NFT_LIMIT + 1 */
+	__u32 sent; /* records, or NFT_LIMIT + 1 */
 	__u32 lost; /* records that found no room since the start */
 };
 
@@ -142,7 +142,7 @@ struct nft_verdict {
 	__u32 code;
 	struct nft_chain *chain;
 };
-/* Up to Linux 6.6 hooks are given the first, since then the second, which priv points to. */
+/* Up to Linux 6.6 hooks get the first, since then the second, to which priv points. */
 struct nft_set_elem {
 	void *priv;
 };
@@ -180,7 +180,7 @@ static __always_inline bool nft_observed(struct net *net)
 	return BPF_CORE_READ(net, ns.inum) == observed_netns;
 }
 
-/* Hands the record to the agent, which sleeps until a commit is complete. */
+/* Sends the record to the agent, which is woken when a commit is complete. */
 static __always_inline void nft_send(struct nft_event *e, struct nft_commit *c, bool wake)
 {
 	if (bpf_ringbuf_output(&commits, e, sizeof(*e), wake ? BPF_RB_FORCE_WAKEUP : BPF_RB_NO_WAKEUP))
@@ -209,13 +209,13 @@ static __always_inline struct nft_scratch *nft_begin(const struct nft_ctx *ctx, 
 		nft_signal(s, NFT_STRAY, 0, c);
 		return NULL;
 	}
-	if (c->told >= NFT_LIMIT) {
-		if (c->told == NFT_LIMIT)
+	if (c->sent >= NFT_LIMIT) {
+		if (c->sent == NFT_LIMIT)
 			nft_signal(s, NFT_MANY, 0, c);
-		c->told = NFT_LIMIT + 1;
+		c->sent = NFT_LIMIT + 1;
 		return NULL;
 	}
-	c->told++;
+	c->sent++;
 	__builtin_memset(&s->event, 0, sizeof(s->event));
 	s->event.kind = kind;
 	s->event.deleted = deleted;
@@ -277,14 +277,14 @@ static __always_inline int nft_commit_begins(struct net *net)
 		return 0;
 	if (nft_observed(net)) {
 		c->thread = thread;
-		c->told = 0;
+		c->sent = 0;
 	} else if (c->thread == thread) {
 		c->thread = 0;
 	}
 	return 0;
 }
 
-/* Runs at the end of a commit, whether or not anybody audits, before the mutex is left. */
+/* Runs at the end of each commit, audited or not, before the mutex is unlocked. */
 static __always_inline int nft_commit_ends(__u32 generation)
 {
 	struct nft_commit *c = nft_state();

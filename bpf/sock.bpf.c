@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * Hooks that say when a socket starts and stops to serve a port: those that
- * need no registers, so that one object serves every little-endian machine.
- * The agent loads the programs of one method at a time (internal/observer).
+ * Hooks that report when a socket starts and stops to serve a port: those that
+ * read no registers, so that one object serves every little-endian machine. The
+ * agent loads the programs of one method at a time (internal/observer).
  */
 #include "sock.h"
 
-/* Generation reads these types from the object; nothing else names them there. */
+/* Puts these types into the object, from which Go types are generated. */
 struct event *unused_event __attribute__((unused));
 enum event_kind *unused_kind __attribute__((unused));
 enum sleep *unused_sleep __attribute__((unused));
@@ -14,10 +14,10 @@ enum sleep *unused_sleep __attribute__((unused));
 /* TCP: listen ------------------------------------------------------------- */
 
 /*
- * Is a listener that stops being closed, or shut down only? close(2) has set both
- * bits by now; shutdown(2) clears them. The listener of an MPTCP socket gets its
- * bits a moment later, in which it looks as if it were to live on: those of its
- * parent, which a program holds, are set, or it is parted from that already.
+ * Reports whether a listener that stops is being closed, not only shut down.
+ * close(2) has set both bits by now; shutdown(2) clears them. The listener of an
+ * MPTCP socket gets its bits a moment later. Until then those of its parent, which a
+ * process holds, are set, or it has no parent any more.
  */
 static __always_inline bool closing(struct sock *sk)
 {
@@ -31,9 +31,9 @@ static __always_inline bool closing(struct sock *sk)
 }
 
 /*
- * Every change of state of a TCP socket; for MPTCP those of its parent too,
- * whose protocol is not TCP. Accepting emits LISTEN to SYN_RECV, on some
- * kernels with the listener's own cookie.
+ * Every change of state of a TCP socket, and for MPTCP of its parent, whose
+ * protocol is not TCP. accept emits LISTEN to SYN_RECV, on some kernels with the
+ * listener's own cookie.
  */
 static __always_inline int state_changed(struct sock *sk, int from, int to, bool start)
 {
@@ -46,12 +46,12 @@ static __always_inline int state_changed(struct sock *sk, int from, int to, bool
 	if (to == TCP_LISTEN) {
 		if (from == TCP_LISTEN)
 			return 0;
-		/* Also makes the cookie, for hooks that only can read it. */
+		/* Makes the cookie, for hooks that can only read it. */
 		cookie = bpf_get_socket_cookie(sk);
 		if (!start)
 			return 0;
 		c = control();
-		/* Without a bind before, the port is chosen after this and is 0 here. */
+		/* Without a bind before, the port is chosen later and is 0 here. */
 		if (c)
 			report(sk, IPPROTO_TCP, EVENT_LISTEN, cookie, sock_port(sk), c, true);
 		return 0;
@@ -75,7 +75,7 @@ static __always_inline int state_changed(struct sock *sk, int from, int to, bool
 		mention(IPPROTO_TCP, EVENT_CLOSE, cookie, c);
 		return 0;
 	}
-	/* connect(2) of a bound socket. One that was not bound has no port yet. */
+	/* connect(2) of a bound socket. An unbound one has no port yet. */
 	if (from == TCP_CLOSE && to == TCP_SYN_SENT && sk->__sk_common.skc_num)
 		ended(IPPROTO_TCP, EVENT_CONNECT, sock_cookie(sk));
 	return 0;
@@ -93,7 +93,7 @@ int BPF_PROG(tcp_state, struct sock *sk, int from, int to)
 	return state_changed(sk, from, to, true);
 }
 
-/* The arguments after sk, and so the place of the return value, differ between kernels. */
+/* The arguments after sk, and so the position of the return value, differ between kernels. */
 SEC("fexit/inet_csk_listen_start")
 int BPF_PROG(tcp_listen_start, struct sock *sk)
 {
@@ -146,11 +146,11 @@ int BPF_PROG(udp_inet6_bind, struct socket *socket, void *address, int length, i
 /* bind: cgroup ------------------------------------------------------------ */
 
 /*
- * The verifier shows a cgroup program the fields of struct bpf_sock only, but
- * the context is the socket itself, and all that is read of it is read by
- * probes, which cannot fault. The two fields that both views have are compared,
- * so that a kernel where this is not so reports nothing wrong. NULL also stands
- * for a socket of a namespace that is not observed.
+ * The verifier gives a cgroup program only the fields of struct bpf_sock, but the
+ * context is the socket itself, and it is read by probes, which cannot fault. The
+ * two fields that both views have are compared, so that a kernel where this does
+ * not hold reports nothing wrong. Returns NULL also for a socket of a namespace that
+ * is not observed.
  */
 static __always_inline struct sock *cgroup_sock(struct bpf_sock *view)
 {
@@ -158,7 +158,7 @@ static __always_inline struct sock *cgroup_sock(struct bpf_sock *view)
 
 	bpf_probe_read_kernel(&sk, sizeof(sk), &view);
 	if (sock_netns(sk, false) != network_namespace)
-		return NULL; /* most: before all other work */
+		return NULL; /* most sockets */
 	if (BPF_CORE_READ(sk, __sk_common.skc_family) != view->family ||
 	    BPF_CORE_READ(sk, sk_protocol) != view->protocol)
 		return NULL;
@@ -203,7 +203,7 @@ int udp_post_bind6(struct bpf_sock *view)
 
 /* TCP: the end of a socket that is bound and does not listen ---------------- */
 
-/* The last moment of every TCP socket, before it gives up its port. */
+/* The last moment of every TCP socket, before it releases its port. */
 SEC("tp_btf/tcp_destroy_sock")
 int BPF_PROG(tcp_destroy, struct sock *sk)
 {
@@ -292,13 +292,13 @@ int udp_connecting6(struct bpf_sock_addr *view)
 
 /*
  * Cookies of the UDP sockets that were bound to an address or a port. A socket
- * diag dump does not tell them from clients that got a port with their first
- * datagram.
+ * diag dump does not distinguish them from clients that got a port with their
+ * first datagram.
  */
 SEC("iter/udp")
 int udp_explicit(struct bpf_iter__udp *it)
 {
-	struct udp_sock *udp = it->udp_sk; /* loaded once: the check counts for this load only */
+	struct udp_sock *udp = it->udp_sk; /* loaded once: the NULL check holds for one load */
 	struct sock *sk = (struct sock *)udp;
 	__u64 cookie;
 

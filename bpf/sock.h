@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Maps and helpers shared by all objects; the agent gives them the same maps. */
+/* Maps and helpers of the objects for sockets, which share their maps. */
 #ifndef FAIRLEAD_SOCK_H
 #define FAIRLEAD_SOCK_H
 
@@ -18,7 +18,7 @@ struct {
 	__uint(max_entries, 1 << 21);
 } events SEC(".maps");
 
-/* Cookies of the sockets whose end is of interest: bound UDP, bound TCP. */
+/* Cookies of the sockets whose end is reported: bound UDP, bound TCP. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 16384);
@@ -56,10 +56,10 @@ static __always_inline volatile struct control *control(void)
 }
 
 /*
- * Most sockets that the hooks meet are of no interest, so what decides that is
- * cheap: programs that know the type of sk (trusted) read it with plain loads,
- * the others with probes. To load a pointer plainly takes the verifier a
- * millisecond or more, on each path to it: only sock_netns does, and once.
+ * Most sockets that the hooks see are not observed, so that check is cheap:
+ * programs that know the type of sk (trusted) read it with plain loads, the others
+ * with probes. A plain load of a pointer costs the verifier a millisecond or more
+ * on each path to it: only sock_netns has one.
  */
 #define sock_read(trusted, sk, field) ((trusted) ? (sk)->field : BPF_CORE_READ(sk, field))
 
@@ -69,7 +69,7 @@ static __always_inline __u32 sock_netns(struct sock *sk, bool trusted)
 		       : BPF_CORE_READ(sk, __sk_common.skc_net.net, ns.inum);
 }
 
-/* Is it a socket of this protocol, in the namespace that is observed? */
+/* Reports whether sk is of this protocol and in the observed namespace. */
 static __always_inline bool observed(struct sock *sk, __u16 protocol, bool trusted)
 {
 	/* Not a byte: MPTCP is 262. */
@@ -87,7 +87,7 @@ static __always_inline __u8 sock_state(struct sock *sk)
 	return BPF_CORE_READ(sk, __sk_common.skc_state);
 }
 
-/* The cookie if the kernel has made one: kprobe programs cannot ask for it. */
+/* The cookie, or 0 if the kernel has made none: kprobe programs cannot make one. */
 static __always_inline __u64 sock_cookie(struct sock *sk)
 {
 	return BPF_CORE_READ(sk, __sk_common.skc_cookie.counter);
@@ -105,9 +105,9 @@ static __always_inline __u32 sock_inode(struct sock *sk)
 }
 
 /*
- * The task's thread group id as the agent's pid namespace shows it. Not
- * bpf_get_ns_current_pid_tgid: that knows only tasks directly in the namespace,
- * not those of containers below it.
+ * The task's thread group id in the agent's pid namespace. The helper
+ * bpf_get_ns_current_pid_tgid knows only tasks directly in the namespace, not those
+ * of containers below it.
  */
 static __noinline __u32 task_pid(void)
 {
@@ -178,18 +178,18 @@ static __always_inline void lose(volatile struct control *c)
 	c->lost = 1;
 }
 
-/* Is there somebody to be woken by an event of this protocol? */
+/* Reports whether an event of this protocol must wake the agent. */
 static __always_inline bool asleep(volatile struct control *c, __u8 protocol)
 {
 	__u32 sleep = c->asleep;
 
-	return sleep == SLEEP_DEEP || (sleep == SLEEP_DOZE && protocol == IPPROTO_TCP);
+	return sleep == SLEEP_ANY || (sleep == SLEEP_TCP && protocol == IPPROTO_TCP);
 }
 
 static __always_inline void submit(struct event *e, volatile struct control *c)
 {
 	__u8 protocol = e->protocol;
-	void *kick;
+	void *wake;
 
 	if (asleep(c, protocol)) {
 		c->asleep = SLEEP_AWAKE;
@@ -199,13 +199,13 @@ static __always_inline void submit(struct event *e, volatile struct control *c)
 	bpf_ringbuf_submit(e, BPF_RB_NO_WAKEUP);
 	if (!asleep(c, protocol))
 		return;
-	/* The agent went to sleep before it could see this record. Only a record can wake it. */
-	kick = bpf_ringbuf_reserve(&events, 8, 0);
-	if (kick)
-		bpf_ringbuf_discard(kick, BPF_RB_FORCE_WAKEUP);
+	/* The agent went to sleep before it could see this record. Only another can wake it. */
+	wake = bpf_ringbuf_reserve(&events, 8, 0);
+	if (wake)
+		bpf_ringbuf_discard(wake, BPF_RB_FORCE_WAKEUP);
 }
 
-/* What an event tells of any socket; the rest of it is not written. */
+/* Writes what every event has; the rest is not written. */
 static __always_inline void begin(struct event *e, __u8 protocol, __u8 kind, __u64 cookie)
 {
 	e->observed = bpf_ktime_get_ns();
@@ -215,7 +215,7 @@ static __always_inline void begin(struct event *e, __u8 protocol, __u8 kind, __u
 	__builtin_memset(e->padding, 0, sizeof(e->padding));
 }
 
-/* The socket's namespace is observed: the caller has looked. */
+/* Reports an event with all fields. The caller has checked the socket's namespace. */
 static __always_inline void report(struct sock *sk, __u8 protocol, __u8 kind, __u64 cookie,
 				   __u16 port, volatile struct control *c, bool trusted)
 {
@@ -234,7 +234,7 @@ static __always_inline void report(struct sock *sk, __u8 protocol, __u8 kind, __
 	submit(e, c);
 }
 
-/* Of a socket that the agent knows, or need not know. */
+/* Reports an event with the cookie alone, of a socket that the agent knows. */
 static __always_inline void mention(__u8 protocol, __u8 kind, __u64 cookie,
 				    volatile struct control *c)
 {
@@ -253,12 +253,12 @@ static __always_inline void track(__u64 cookie, volatile struct control *c)
 {
 	__u8 one = 1;
 
-	/* What cannot be tracked is found by letting everything through. */
+	/* No room: report the end of all sockets. */
 	if (cookie && bpf_map_update_elem(&tracked, &cookie, &one, BPF_ANY))
 		c->open = 1;
 }
 
-/* Reports whether the end of this socket is of interest, and forgets it. */
+/* Reports whether the end of this socket must be reported, and forgets it. */
 static __always_inline bool untrack(__u64 cookie, volatile struct control *c)
 {
 	return cookie && (!bpf_map_delete_elem(&tracked, &cookie) || c->open);
@@ -277,7 +277,7 @@ static __always_inline void bound(struct sock *sk, __u8 protocol, __u64 cookie, 
 	report(sk, protocol, EVENT_BIND, cookie, port, c, trusted);
 }
 
-/* The socket is about to give up its port, or has got a peer. */
+/* The socket is about to release its port, or has got a peer. */
 static __always_inline void ended(__u8 protocol, __u8 kind, __u64 cookie)
 {
 	volatile struct control *c = control();

@@ -2,7 +2,7 @@
 /*
  * The same hooks as kprobes, for kernels without BPF trampolines. They read
  * registers, so this file is built for each architecture. They cannot make a
- * socket's cookie: an event without one is looked up by the agent.
+ * socket's cookie: for an event without one the agent dumps.
  */
 #include "sock.h"
 
@@ -23,7 +23,7 @@ static __always_inline void call_entered(struct sock *sk, __u16 protocol)
 		bpf_map_update_elem(&calls, &thread, &value, BPF_ANY);
 }
 
-/* Calls may nest (an IPv6 connect makes an IPv4 one) but protocols do not mix. */
+/* Calls may nest (an IPv6 connect makes an IPv4 one), but only of one protocol. */
 static __always_inline struct sock *call_returned(int ret, __u16 protocol)
 {
 	__u64 thread = bpf_get_current_pid_tgid();

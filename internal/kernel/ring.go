@@ -188,13 +188,13 @@ func (r *Ring) sample(at, length uint64) []byte {
 }
 
 // Wait blocks until a record is committed, or returns os.ErrClosed when Stop is
-// called. With a doze above 0 it returns after that time at the latest, and
-// records of UDP do not end it before. It may return without a record.
-func (r *Ring) Wait(doze time.Duration) error {
-	sleep := bpf.SockSleepSLEEP_DEEP
-	if doze > 0 {
-		sleep = bpf.SockSleepSLEEP_DOZE
-		if err := r.file.SetReadDeadline(time.Now().Add(doze)); err != nil {
+// called. With throttle above 0 it returns after that time at the latest, and
+// events of UDP do not end it before. It may return without a record.
+func (r *Ring) Wait(throttle time.Duration) error {
+	sleep := bpf.SockSleepSLEEP_ANY
+	if throttle > 0 {
+		sleep = bpf.SockSleepSLEEP_TCP
+		if err := r.file.SetReadDeadline(time.Now().Add(throttle)); err != nil {
 			return r.waited(err)
 		}
 	}
@@ -210,7 +210,7 @@ func (r *Ring) Wait(doze time.Duration) error {
 		r.control.asleep.Store(uint32(bpf.SockSleepSLEEP_AWAKE))
 		return true
 	})
-	if doze > 0 {
+	if throttle > 0 {
 		r.control.asleep.Store(uint32(bpf.SockSleepSLEEP_AWAKE))
 		if errors.Is(err, os.ErrDeadlineExceeded) {
 			err = nil

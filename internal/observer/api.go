@@ -48,7 +48,7 @@ type Socket struct {
 	Comm string
 
 	// PIDSeen is CLOCK_MONOTONIC in nanoseconds when PID was that process, 0 if
-	// PID is. Whoever has the number now and started later is another.
+	// PID is. A process that has the number now and started later is another one.
 	PIDSeen int64
 
 	UID   uint32 // the socket's owner
@@ -59,26 +59,26 @@ type Socket struct {
 }
 
 // Event is a socket that appeared or changed, or, if Gone, one that no longer
-// serves. A gone socket is as it was last told, but for Observed.
+// serves. A gone socket is as it was last reported, except for Observed.
 type Event struct {
 	Gone   bool
 	Socket Socket
 }
 
-// Handler is told what the observer sees. Its methods are called one at a time
+// Handler receives what the observer sees. Its methods are called one at a time
 // and must not block: while one runs, no event is read.
 type Handler interface {
-	// Methods says how each capability is observed, once, before the first
+	// Methods receives how each capability is observed, once, before the first
 	// Replace. The slice must not be changed.
 	Methods([]kernel.Method)
-	// Replace states the complete set, after the first dump and after a loss.
-	// The slice is the handler's to keep.
+	// Replace receives the complete set, after the first dump and after a loss.
+	// The handler may keep the slice.
 	Replace([]Socket)
-	// Apply states changes in the order in which they happened. The slice is
+	// Apply receives changes in the order in which they happened. The slice is
 	// valid only during the call.
 	Apply([]Event)
-	// Stale says that a dump failed: what was told may be old. The next Replace
-	// ends it.
+	// Stale is called when a dump failed: the reported state may be outdated until
+	// the next Replace.
 	Stale(error)
 }
 
@@ -88,7 +88,7 @@ const (
 	TCPBind    = "tcp-bind"    // TCP sockets that are bound and do not listen
 	UDPBind    = "udp-bind"    // UDP sockets that are bound
 	UDPConnect = "udp-connect" // bound UDP sockets that get a peer
-	UDPDump    = "udp-dump"    // telling servers from clients in a dump
+	UDPDump    = "udp-dump"    // distinguishing servers from clients in a dump
 )
 
 // Names of methods beside those of package kernel.
@@ -103,7 +103,7 @@ type Mode uint8
 
 // The modes.
 const (
-	Auto Mode = iota // events where the kernel lets us, else polling
+	Auto Mode = iota // events where the kernel allows them, else polling
 	BPF              // events, or Run fails
 	Poll             // polling, no BPF at all
 )
@@ -135,26 +135,26 @@ type Options struct {
 
 	// Audit is the time between background dumps of what is observed by
 	// events, at least 10 s; negative for none. Default 60 s after the start and
-	// after a loss, and then up to 10 minutes: so long that audits take no more
-	// than 1/30,000 of the time.
+	// after a loss, and then up to 10 minutes, so that audits take at most 1/30,000
+	// of the time.
 	Audit time.Duration
 
-	// Methods limits the methods that are tried, by name, to force a place in the
-	// chain; polling remains the last resort. Empty means all.
+	// Methods limits the methods that are tried, by name; polling remains the last
+	// resort. Empty means all.
 	Methods []string
 
 	// RingBytes is the size of the ring buffer: a power of two, at least
 	// 64 KiB. It counts as the agent's memory. Default 4 MiB, some 43,000 events.
 	RingBytes int
 
-	// Types, if not nil, is shared with others that load programs. Whoever made
-	// it calls Forget when all have begun.
+	// Types, if not nil, is shared with others that load programs. Its owner calls
+	// Forget when all have started.
 	Types *kernel.Types
 
-	// Logger is told of methods, losses, failures and their end. Default: none.
+	// Logger receives methods, losses, failures and their end. Default: none.
 	Logger *slog.Logger
 
-	pacedAudit bool // Audit was left to us
+	pacedAudit bool // Audit was not set
 }
 
 func (o *Options) setDefaults() {
@@ -200,9 +200,9 @@ type Stats struct {
 	Events       uint64        // records read from the ring
 	Malformed    uint64        // records that could not be decoded; each forces a resync
 	Drops        uint64        // events lost in the kernel: ring full, or hook skipped
-	Skipped      uint64        // of Drops, hooks that the kernel skipped as they ran on that CPU already
+	Skipped      uint64        // of Drops, hooks that the kernel skipped because they ran on that CPU already
 	Resyncs      uint64        // dumps forced by a loss
-	Drift        uint64        // sockets that a background dump had to put right
+	Drift        uint64        // sockets that a background dump had to correct
 	Dumps        uint64        // dumps that succeeded
 	DumpFailures uint64        // dumps that failed
 	DumpTime     time.Duration // spent in dumps

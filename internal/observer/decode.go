@@ -20,13 +20,13 @@ type record struct {
 	socket Socket
 }
 
-// decoder decodes events without allocating: names of tasks are few and are
-// made into a string once.
+// decoder decodes events without allocating: it keeps the names of tasks, which
+// are few.
 type decoder struct {
 	comms map[[16]byte]string
 }
 
-// A guest can make as many names as it likes.
+// maxComms bounds the memory for names: processes can choose any number of them.
 const maxComms = 1024
 
 func newDecoder() *decoder { return &decoder{comms: make(map[[16]byte]string)} }

@@ -42,13 +42,12 @@ const (
 	netlinkErrnoPayload = 4
 )
 
-// errInterrupted says that the table changed under the dump.
+// errInterrupted says that the table changed during the dump.
 var errInterrupted = errors.New("dump was interrupted")
 
 // diagConn asks the kernel for sockets of the network namespace in which it was
-// opened. It is our own request because the libraries' dump all states, drop the
-// v6only attribute and build a value for each socket; this one reads rows in
-// place from one buffer.
+// opened. The libraries dump all states, drop the v6only attribute and build a value
+// for each socket; this reads rows in place from one buffer.
 type diagConn struct {
 	fd       int
 	sequence uint32
@@ -73,7 +72,7 @@ func openDiag() (*diagConn, error) {
 
 func (c *diagConn) close() error { return unix.Close(c.fd) }
 
-// diagRow is one socket as inet_diag_msg says it, before it is judged.
+// diagRow is one inet_diag_msg.
 type diagRow struct {
 	family   uint8
 	state    uint8
@@ -88,8 +87,8 @@ type diagRow struct {
 }
 
 // dump calls f for each socket of a family and protocol in one of the states (a
-// mask). After an error the rows that f got are not a set; errInterrupted asks
-// for another try.
+// mask). After an error the rows that f received are incomplete; after
+// errInterrupted another try may succeed.
 func (c *diagConn) dump(family uint8, protocol uint16, states uint32, f func(*diagRow)) error {
 	c.sequence++
 	request := diagRequest(c.sequence, family, protocol, states)
@@ -108,8 +107,8 @@ func (c *diagConn) dump(family uint8, protocol uint16, states uint32, f func(*di
 		if kernel, ok := from.(*unix.SockaddrNetlink); !ok || kernel.Pid != 0 {
 			continue
 		}
-		done, cut, err := parseDiag(c.buffer[:n], c.sequence, f)
-		interrupted = interrupted || cut
+		done, inconsistent, err := parseDiag(c.buffer[:n], c.sequence, f)
+		interrupted = interrupted || inconsistent
 		if err != nil {
 			return err
 		}
@@ -147,7 +146,7 @@ func diagRequest(sequence uint32, family uint8, protocol uint16, states uint32) 
 	return b
 }
 
-// parseDiag reads one datagram of an answer. It says whether the answer ends
+// parseDiag reads one datagram of an answer. It reports whether the answer ends
 // with it and whether the kernel marked it as inconsistent.
 func parseDiag(b []byte, sequence uint32, f func(*diagRow)) (done, interrupted bool, err error) {
 	ne := binary.NativeEndian
@@ -161,7 +160,7 @@ func parseDiag(b []byte, sequence uint32, f func(*diagRow)) (done, interrupted b
 		ours := ne.Uint32(b[8:]) == sequence
 		b = b[min((size+3)&^3, len(b)):]
 		if !ours {
-			continue // the rest of an answer that was given up
+			continue // part of an earlier answer that was abandoned
 		}
 		interrupted = interrupted || flags&netlinkInterrupted != 0
 		switch kind {
@@ -224,7 +223,7 @@ func (r *diagRow) parse(b []byte) error {
 	return nil
 }
 
-// socket makes a Socket of a row; the namespace is the caller's to know.
+// socket makes a Socket of a row.
 func (r *diagRow) socket(protocol port.Protocol, netns uint32) Socket {
 	return Socket{
 		Cookie:    r.cookie,

@@ -2,21 +2,19 @@
 
 //go:build linux
 
-// Package observer tells which sockets of a network namespace serve a port, as
-// the kernel says it: TCP sockets in LISTEN, UDP sockets that are bound and
-// have no peer, and TCP sockets that are bound and do not listen.
+// Package observer reports which sockets of a network namespace serve a port: TCP
+// sockets in LISTEN, UDP sockets that are bound and have no peer, and TCP sockets
+// that are bound and do not listen.
 //
-// Hooks in the kernel (BPF programs, see bpf/) bring each change within
-// microseconds through a ring buffer; a socket diag dump at the start, after a
-// loss and now and then in the background is the truth that the state is
-// checked against. Where a kernel lacks a hook the next one is tried, for each
-// capability on its own, down to polling by dumps.
+// Hooks in the kernel (BPF programs, see bpf/) report each change within
+// microseconds through a ring buffer. A socket diag dump at the start, after a
+// loss and now and then in the background corrects the state. Where a kernel lacks
+// a hook the next one is tried, for each capability on its own, down to polling by
+// dumps.
 //
-// A socket is known by its cookie, a number that the kernel never uses twice,
-// and that hooks and dumps agree on. While a dump runs, a cookie with an event
-// is decided by its last event in the order of the ring; the dump decides the
-// rest. That is exact because the hooks that end a socket are attached before
-// those that start one, and both before the first dump.
-//
-// This is the only package that imports cilium/ebpf.
+// A socket is identified by its cookie, a number that the kernel never uses twice
+// and that hooks and dumps have in common. While a dump runs, the last event of a
+// cookie, in the order of the ring, decides; the dump decides for cookies without
+// an event. That is exact because the hooks that report the end of a socket are
+// attached before those that report a start, and both before the first dump.
 package observer

@@ -19,7 +19,7 @@ import (
 	"github.com/fairlead/fairlead/internal/port"
 )
 
-// dumper reads the truth about one network namespace by socket diag.
+// dumper reads the sockets of one network namespace by socket diag.
 type dumper struct {
 	netns *kernel.Namespace
 	conn  *diagConn
@@ -28,7 +28,7 @@ type dumper struct {
 	boundDump bool
 	ephemeral *os.File // ip_local_port_range of the namespace
 	// explicit returns the cookies of the UDP sockets that were bound to an
-	// address or port; nil where the kernel cannot say.
+	// address or port; nil where the kernel cannot tell.
 	explicit func() (map[uint64]struct{}, error)
 
 	rows []row // reused
@@ -43,7 +43,7 @@ func openDumper(netns *kernel.Namespace) (*dumper, error) {
 	return d, err
 }
 
-// newDumper is openDumper without the look at what the kernel can dump.
+// newDumper is openDumper without the probe of what the kernel can dump.
 func newDumper(netns *kernel.Namespace) (*dumper, error) {
 	conn, err := openDiag()
 	if err != nil {
@@ -66,8 +66,8 @@ func (d *dumper) close() error {
 	return err
 }
 
-// probeBound looks whether a dump shows a socket that is bound and does not
-// listen, by making one. What it cannot find out counts as no.
+// probeBound makes a socket that is bound and does not listen, and reports whether
+// a dump shows it. A probe that fails counts as no.
 func (d *dumper) probeBound() bool {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -119,7 +119,7 @@ func (d *dumper) dump(ctx context.Context, want scope) ([]row, scope, error) {
 		return nil, 0, fmt.Errorf("dump udp: %w", err)
 	}
 	err = d.protocol(ctx, port.UDP, 1<<tcpClose, func(r *row) {
-		// An unbound socket that sends gets a port like this one.
+		// An unbound socket that sends gets such a port.
 		s := &r.socket
 		if s.Address.IsUnspecified() && s.Port >= low && s.Port <= high {
 			r.client = true
@@ -145,7 +145,8 @@ func (d *dumper) dump(ctx context.Context, want scope) ([]row, scope, error) {
 	return d.rows, covered, nil
 }
 
-// protocol appends the rows of one protocol, both families; judge may be nil.
+// protocol appends the rows of one protocol, both families, and calls judge, if not
+// nil, with each.
 func (d *dumper) protocol(ctx context.Context, p port.Protocol, states uint32, judge func(*row)) error {
 	for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
 		first := len(d.rows)
@@ -166,7 +167,7 @@ func (d *dumper) protocol(ctx context.Context, p port.Protocol, states uint32, j
 	return nil
 }
 
-// retry dumps, and again after reset while the table changes under the dump.
+// retry dumps, and after reset once more while the table changes during the dump.
 func (d *dumper) retry(ctx context.Context, family uint8, p port.Protocol, states uint32, reset func(), f func(*diagRow)) error {
 	for try := 1; ; try++ {
 		if err := ctx.Err(); err != nil {
@@ -193,8 +194,8 @@ func (d *dumper) ephemeralRange() (low, high uint16, err error) {
 }
 
 // mptcpListeners maps the addresses of MPTCP listeners to the inodes of the
-// sockets that programs hold. What serves is a subflow, a TCP socket with an
-// inode that no file descriptor shows.
+// sockets that processes hold. What serves is a subflow, a TCP socket whose inode
+// no file descriptor shows.
 func (c *diagConn) mptcpListeners() (map[netip.AddrPort]uint32, error) {
 	inodes := make(map[netip.AddrPort]uint32)
 	for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {

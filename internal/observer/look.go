@@ -24,10 +24,10 @@ import (
 type Found struct {
 	Socket
 	// Client says of a UDP socket that it has a peer, or a wildcard address and
-	// a port of the ephemeral range, as what an unbound socket gets when it sends.
+	// a port of the ephemeral range, as an unbound socket gets when it sends.
 	Client bool
-	// Space names the network namespace: "net:[4026531840]", behind the name
-	// that ip-netns(8) gave it, if any.
+	// Space names the network namespace: "net:[4026531840]", after the name that
+	// ip-netns(8) gave it, if any.
 	Space string
 }
 
@@ -51,18 +51,18 @@ const (
 	maxLookSpaces    = 512
 )
 
-// ErrTooMany says that a look did not get to everything.
-var ErrTooMany = errors.New("not everything was looked at")
+// ErrTooMany says that a search stopped at a limit.
+var ErrTooMany = errors.New("the search stopped at a limit")
 
 // LookElsewhere returns the sockets with the local port p in all network
 // namespaces but that of the calling process: those of processes, and those
-// with a name in /run/netns. It enters each of them on a thread that is thrown
-// away, which needs CAP_SYS_ADMIN. With ErrTooMany, or the end of ctx, what it
-// returns is good, but may lack some.
+// with a name in /run/netns. It enters each of them on a thread of its own, which
+// needs CAP_SYS_ADMIN. With ErrTooMany, or the error of ctx, the result is correct
+// but may be incomplete.
 func LookElsewhere(ctx context.Context, p uint16) ([]Found, error) {
-	spaces, cut := otherSpaces(ctx)
+	spaces, truncated := otherSpaces(ctx)
 	if len(spaces) == 0 {
-		return nil, cut
+		return nil, truncated
 	}
 	type result struct {
 		list []Found
@@ -94,16 +94,16 @@ func LookElsewhere(ctx context.Context, p uint16) ([]Found, error) {
 	}()
 	r := <-done
 	nameOwners(ctx, r.list)
-	return r.list, errors.Join(r.err, cut)
+	return r.list, errors.Join(r.err, truncated)
 }
 
-// space is a way into a network namespace.
+// space is a path to a network namespace, and its name if it has one.
 type space struct{ path, name string }
 
 // namedSpaces is where ip-netns(8) keeps names.
 const namedSpaces = "/run/netns"
 
-// otherSpaces finds one way into each network namespace but our own.
+// otherSpaces finds one path to each network namespace except the process's own.
 func otherSpaces(ctx context.Context) ([]space, error) {
 	var own unix.Stat_t
 	if err := unix.Stat("/proc/self/ns/net", &own); err != nil {
@@ -111,14 +111,14 @@ func otherSpaces(ctx context.Context) ([]space, error) {
 	}
 	seen := map[uint64]bool{own.Ino: true}
 	var list []space
-	var cut error
+	var truncated error
 	add := func(path, name string) bool {
 		var st unix.Stat_t
 		if err := unix.Stat(path, &st); err != nil || seen[st.Ino] {
 			return true
 		}
 		if len(list) == maxLookSpaces {
-			cut = fmt.Errorf("%w: more than %d network namespaces", ErrTooMany, maxLookSpaces)
+			truncated = fmt.Errorf("%w: more than %d network namespaces", ErrTooMany, maxLookSpaces)
 			return false
 		}
 		seen[st.Ino] = true
@@ -139,12 +139,12 @@ func otherSpaces(ctx context.Context) ([]space, error) {
 			return true
 		}
 		if processes++; processes > maxLookProcesses {
-			cut = fmt.Errorf("%w: more than %d processes", ErrTooMany, maxLookProcesses)
+			truncated = fmt.Errorf("%w: more than %d processes", ErrTooMany, maxLookProcesses)
 			return false
 		}
 		return ctx.Err() == nil && add(filepath.Join("/proc", name, "ns/net"), "")
 	})
-	return list, errors.Join(err, cut, ctx.Err())
+	return list, errors.Join(err, truncated, ctx.Err())
 }
 
 // lookHere looks in the calling thread's namespace.
@@ -198,7 +198,7 @@ func lookHere(ctx context.Context, p uint16, name string) ([]Found, error) {
 	return list, nil
 }
 
-// aliasMPTCP gives listeners of MPTCP the inode that their program holds.
+// aliasMPTCP gives listeners of MPTCP the inode that their process holds.
 func aliasMPTCP(conn *diagConn, list []Found) {
 	inodes, err := conn.mptcpListeners()
 	if err != nil {
@@ -220,7 +220,7 @@ func nameOwners(ctx context.Context, list []Found) {
 	sockets := make([]Socket, len(list))
 	for i := range list {
 		sockets[i] = list[i].Socket
-		sockets[i].Cookie = uint64(i) // cookies are unique within the kernel, indices are here
+		sockets[i].Cookie = uint64(i) // only a key for find
 	}
 	finder := ownerFinder{proc: "/proc", budget: ownerBudget}
 	for i, o := range finder.find(ctx, sockets) {

@@ -18,7 +18,7 @@ import (
 	"github.com/fairlead/fairlead/internal/kernel/bpf"
 )
 
-// Observer tells a Handler which sockets serve.
+// Observer reports to a Handler which sockets serve.
 type Observer struct {
 	options  Options
 	counters counters
@@ -60,18 +60,18 @@ func (o *Observer) Methods() []kernel.Method {
 	return nil
 }
 
-// ErrNoEvents says that mode BPF was asked for and the kernel has no hook for a
+// ErrNoEvents says that mode BPF was configured and the kernel has no hook for a
 // capability that matters.
-var ErrNoEvents = errors.New("the kernel gives no events")
+var ErrNoEvents = errors.New("no hook can be attached")
 
 // Run observes the network namespace of the calling thread until ctx ends, and
 // then returns nil. It returns an error if it cannot begin, or if the ring
-// buffer breaks; a failed dump it tells to the handler and tries again. Nothing
-// that it made outlives it.
+// buffer breaks. It reports a failed dump to the handler and tries again. When it
+// returns, everything that it made is gone.
 //
-// It needs CAP_BPF, CAP_PERFMON, CAP_NET_ADMIN and, for processes of others,
-// CAP_SYS_PTRACE; with less it polls, or knows less. Where a caller wants a
-// namespace other than the process's own, it locks its thread in it.
+// It needs CAP_BPF, CAP_PERFMON, CAP_NET_ADMIN and, for other users' processes,
+// CAP_SYS_PTRACE; with less it polls, or finds fewer processes. To observe another
+// namespace than the process's own, the caller locks its thread in it.
 func (o *Observer) Run(ctx context.Context, h Handler) (err error) {
 	s, err := o.open()
 	if err != nil {
@@ -100,7 +100,7 @@ type session struct {
 	ring    *kernel.Ring   // nil without object
 }
 
-// open gathers what belongs to the calling thread's namespace.
+// open opens what belongs to the calling thread's namespace.
 func (o *Observer) open() (_ *session, err error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -165,8 +165,8 @@ func (s *session) run(ctx context.Context, h Handler) error {
 	e.interval, e.audit, e.paced = s.options.Interval, s.options.Audit, s.options.pacedAudit
 
 	if s.ring != nil {
-		// Events are read from before the first hook is attached, and are
-		// applied, but not told before the first Replace.
+		// Events are read and applied from before the first hook is attached, but
+		// not reported before the first Replace.
 		e.source = &hooks{Ring: s.ring, object: s.object}
 		e.source.open(true)
 		defer func() { _ = s.ring.Stop() }()
@@ -186,8 +186,8 @@ func (s *session) run(ctx context.Context, h Handler) error {
 	e.polled = polled
 	workers.Go(func() { e.findOwners(ctx) })
 	if s.object != nil && s.options.Types == nil {
-		// Reading the kernel's types has left more garbage than all that is to
-		// come; the runtime alone would keep its room for minutes.
+		// Reading the kernel's types leaves far more garbage than anything later;
+		// the runtime by itself would keep that memory for minutes.
 		workers.Go(debug.FreeOSMemory)
 	}
 

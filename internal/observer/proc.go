@@ -24,20 +24,20 @@ type owner struct {
 	comm string
 }
 
-// ownerFinder finds the processes of sockets that no event told of. There is no
-// index from socket to process, so it reads the descriptors of all processes,
-// up to a budget, and stops when all are found.
+// ownerFinder finds the processes of sockets that only a dump knows. There is no
+// index from socket to process, so it reads the descriptors of all processes, up to
+// a budget, and stops when all are found.
 type ownerFinder struct {
 	proc   string // "/proc"
-	budget int    // descriptors to look at in one search
+	budget int    // descriptors to read in one search
 	// mptcp maps the addresses of MPTCP listeners to the inodes that programs
-	// hold; nil if there is no way to know.
+	// hold; nil if that is unknown.
 	mptcp func() (map[netip.AddrPort]uint32, error)
 }
 
 const ownerBudget = 200_000
 
-// find returns the owners of the sockets, by cookie, as far as it found them.
+// find returns the owners that it found, by cookie.
 func (f *ownerFinder) find(ctx context.Context, sockets []Socket) map[uint64]owner {
 	cookies := make(map[uint32][]uint64, len(sockets)) // by inode
 	var aliases map[netip.AddrPort]uint32
@@ -86,7 +86,7 @@ func (f *ownerFinder) find(ctx context.Context, sockets []Socket) map[uint64]own
 	return owners
 }
 
-// monotonicNow returns CLOCK_MONOTONIC in nanoseconds, 0 if the kernel does not tell.
+// monotonicNow returns CLOCK_MONOTONIC in nanoseconds, 0 if it cannot be read.
 func monotonicNow() int64 {
 	var ts unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts); err != nil {

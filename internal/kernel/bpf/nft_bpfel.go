@@ -16,7 +16,7 @@ import (
 type NftNftCommit struct {
 	_      structs.HostLayout
 	Thread uint64
-	Told   uint32
+	Sent   uint32
 	Lost   uint32
 }
 
@@ -62,18 +62,18 @@ type NftNftScratch struct {
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
-	NftMapCommits         = "commits"
-	NftMapScratches       = "scratches"
-	NftMapStates          = "states"
-	NftProgNftBegins      = "nft_begins"
-	NftProgNftChainTold   = "nft_chain_told"
-	NftProgNftElementTold = "nft_element_told"
-	NftProgNftEnds        = "nft_ends"
-	NftProgNftRuleTold    = "nft_rule_told"
-	NftProgNftTableTold   = "nft_table_told"
-	NftVarObservedNetns   = "observed_netns"
-	NftVarUnusedNftEvent  = "unused_nft_event"
-	NftVarUnusedNftKind   = "unused_nft_kind"
+	NftMapCommits        = "commits"
+	NftMapScratches      = "scratches"
+	NftMapStates         = "states"
+	NftProgNftBegins     = "nft_begins"
+	NftProgNftChain      = "nft_chain"
+	NftProgNftElement    = "nft_element"
+	NftProgNftEnds       = "nft_ends"
+	NftProgNftRule       = "nft_rule"
+	NftProgNftTable      = "nft_table"
+	NftVarObservedNetns  = "observed_netns"
+	NftVarUnusedNftEvent = "unused_nft_event"
+	NftVarUnusedNftKind  = "unused_nft_kind"
 )
 
 // LoadNft returns the embedded CollectionSpec for Nft.
@@ -118,12 +118,12 @@ type NftSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type NftProgramSpecs struct {
-	NftBegins      *ebpf.ProgramSpec `ebpf:"nft_begins"`
-	NftChainTold   *ebpf.ProgramSpec `ebpf:"nft_chain_told"`
-	NftElementTold *ebpf.ProgramSpec `ebpf:"nft_element_told"`
-	NftEnds        *ebpf.ProgramSpec `ebpf:"nft_ends"`
-	NftRuleTold    *ebpf.ProgramSpec `ebpf:"nft_rule_told"`
-	NftTableTold   *ebpf.ProgramSpec `ebpf:"nft_table_told"`
+	NftBegins  *ebpf.ProgramSpec `ebpf:"nft_begins"`
+	NftChain   *ebpf.ProgramSpec `ebpf:"nft_chain"`
+	NftElement *ebpf.ProgramSpec `ebpf:"nft_element"`
+	NftEnds    *ebpf.ProgramSpec `ebpf:"nft_ends"`
+	NftRule    *ebpf.ProgramSpec `ebpf:"nft_rule"`
+	NftTable   *ebpf.ProgramSpec `ebpf:"nft_table"`
 }
 
 // NftMapSpecs contains maps before they are loaded into the kernel.
@@ -190,22 +190,22 @@ type NftVariables struct {
 //
 // It can be passed to LoadNftObjects or ebpf.CollectionSpec.LoadAndAssign.
 type NftPrograms struct {
-	NftBegins      *ebpf.Program `ebpf:"nft_begins"`
-	NftChainTold   *ebpf.Program `ebpf:"nft_chain_told"`
-	NftElementTold *ebpf.Program `ebpf:"nft_element_told"`
-	NftEnds        *ebpf.Program `ebpf:"nft_ends"`
-	NftRuleTold    *ebpf.Program `ebpf:"nft_rule_told"`
-	NftTableTold   *ebpf.Program `ebpf:"nft_table_told"`
+	NftBegins  *ebpf.Program `ebpf:"nft_begins"`
+	NftChain   *ebpf.Program `ebpf:"nft_chain"`
+	NftElement *ebpf.Program `ebpf:"nft_element"`
+	NftEnds    *ebpf.Program `ebpf:"nft_ends"`
+	NftRule    *ebpf.Program `ebpf:"nft_rule"`
+	NftTable   *ebpf.Program `ebpf:"nft_table"`
 }
 
 func (p *NftPrograms) Close() error {
 	return _NftClose(
 		p.NftBegins,
-		p.NftChainTold,
-		p.NftElementTold,
+		p.NftChain,
+		p.NftElement,
 		p.NftEnds,
-		p.NftRuleTold,
-		p.NftTableTold,
+		p.NftRule,
+		p.NftTable,
 	)
 }
 

@@ -57,8 +57,8 @@ type SockSleep uint32
 
 const (
 	SockSleepSLEEP_AWAKE SockSleep = 0
-	SockSleepSLEEP_DEEP  SockSleep = 1
-	SockSleepSLEEP_DOZE  SockSleep = 2
+	SockSleepSLEEP_ANY   SockSleep = 1
+	SockSleepSLEEP_TCP   SockSleep = 2
 )
 
 // Names of all BPF objects in the ELF.

@@ -69,7 +69,7 @@ func programs(method string) (kernel.File, []string, error) {
 	switch method {
 	case kernel.MethodFentry:
 		return bpf.LoadNft, []string{
-			"nft_ends", "nft_table_told", "nft_chain_told", "nft_rule_told", "nft_element_told", "nft_begins",
+			"nft_ends", "nft_table", "nft_chain", "nft_rule", "nft_element", "nft_begins",
 		}, nil
 	case kernel.MethodKprobe:
 		return bpf.LoadNftKprobes, []string{
