@@ -67,14 +67,14 @@ func TestUnitIsValidAndHardened(t *testing.T) {
 	if err != nil || strings.Contains(string(out), filepath.Base(unit)) {
 		t.Errorf("systemd-analyze verify: %v\n%s", err, out)
 	}
-	// 3.7 when this was written; a rise is a door that was opened.
+	// 3.7 when this was written. Find out why if it rises.
 	out, err = exec.Command("systemd-analyze", "security", "--offline=true", "--threshold=38", copied).CombinedOutput()
 	if err != nil {
 		t.Errorf("systemd-analyze security: %v\n%s", err, out)
 	}
 }
 
-// The agent does all that it can with the capabilities of the unit alone.
+// The agent needs no other capabilities than those of the unit.
 func TestUnitsCapabilitiesAreEnough(t *testing.T) {
 	var caps []string
 	for line := range strings.Lines(read(t, unit)) {
@@ -121,7 +121,7 @@ func TestOpenRCScript(t *testing.T) {
 	if st, err := os.Stat(openrc); err != nil || st.Mode()&0o111 == 0 {
 		t.Errorf("mode %v, %v: want it executable", st.Mode(), err)
 	}
-	// A shell plays openrc-run: it reads the script and calls its functions.
+	// A shell stands for openrc-run: it reads the script and calls its functions.
 	play := `set -eu
 RC_SVCNAME=fairlead-agent
 checkpath() { echo "checkpath $*"; }; ebegin() { :; }; eend() { return "$1"; }
@@ -154,7 +154,8 @@ func TestBootCommandOfWSL(t *testing.T) {
 		}
 	}
 	log := filepath.Join(t.TempDir(), "log")
-	// What the shell leaves behind says its number, so that the test can end it.
+	// The process that the shell leaves behind prints its pid, so that the test can end
+	// it.
 	command = strings.NewReplacer(installed, build(t), "/var/log/fairlead.log", log).Replace(command) + "\necho $!"
 	if !strings.Contains(command, log) {
 		t.Fatalf("command %q", command)
@@ -175,7 +176,7 @@ type running struct {
 	control string
 }
 
-// output is what a process says.
+// output is the output of a process.
 type output struct {
 	mu sync.Mutex
 	b  bytes.Buffer
@@ -193,8 +194,8 @@ func (o *output) String() string {
 	return o.b.String()
 }
 
-// start starts what make returns for the arguments. The environment says where
-// its files are.
+// start starts the command that make returns for the arguments. The environment has the
+// paths of its files.
 func start(t *testing.T, make func(string, ...string) *exec.Cmd, args ...string) *running {
 	t.Helper()
 	ns, err := netns.New()
@@ -235,7 +236,7 @@ func (r *running) says(t *testing.T, lines ...string) {
 	})
 }
 
-// ready waits until the agent has seen all there is.
+// ready waits until every source of the agent is complete.
 func (r *running) ready(t *testing.T) status.List {
 	t.Helper()
 	var l status.List

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package deploy tries what deploy/ holds, as far as it can be without booting a
-// system with it. It needs tools of the machine, so it is not for the emulated
+// Package deploy tests the files of deploy/ as far as that is possible without booting
+// a system with them. It needs tools of this machine, so it does not run in emulated
 // kernels.
 package deploy

@@ -21,7 +21,7 @@ import (
 	"github.com/fairlead/fairlead/test/kit/wait"
 )
 
-// Doctor needs no agent: it looks itself.
+// Doctor needs no agent.
 func TestDoctorWithoutAnAgent(t *testing.T) {
 	s := newSpace(t)
 	config := filepath.Join(t.TempDir(), "agent.yaml")
@@ -71,7 +71,7 @@ func TestDoctorExitStatus(t *testing.T) {
 	})
 }
 
-// A watch tells what a restart changed, and nothing that it did not.
+// A watch shows what a restart changed and nothing else.
 func TestWatchSurvivesAgentRestart(t *testing.T) {
 	r := newRig(t)
 	l := r.guest.listen(t, "tcp4", "127.0.0.1:8001")

@@ -153,8 +153,8 @@ func randomSocket(rng *rand.Rand, port int) (fd int, err error) {
 	return fd, err
 }
 
-// merged is the truth with what one owner's two wildcards make of it: one
-// dual-stack publication.
+// merged is what the agent should show for the sockets of ss: the IPv4 and IPv6
+// wildcards of one owner are one dual-stack publication.
 func merged(truth []string) []string {
 	return slices.DeleteFunc(slices.Clone(truth), func(k string) bool {
 		return slices.Contains(truth, strings.Replace(k, "0.0.0.0:", "[::]:", 1)) && strings.Contains(k, " 0.0.0.0:")

@@ -134,8 +134,8 @@ func TestExistingSockets(t *testing.T) {
 	})
 }
 
-// Garbage, too much and too slow on the sockets: that peer is dropped, nobody
-// else is harmed.
+// A peer that sends garbage, too much or too slowly is dropped; others are not
+// affected.
 func TestGarbage(t *testing.T) {
 	r := newRig(t).start()
 	go echoServer(r.guest.listen(t, "tcp4", "127.0.0.1:7000"))

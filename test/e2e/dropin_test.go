@@ -20,7 +20,7 @@ import (
 	"github.com/fairlead/fairlead/test/kit/wait"
 )
 
-// dropIn builds the stand-in for Rancher Desktop's agent.
+// dropIn builds the drop-in for Rancher Desktop's agent.
 var dropIn = sync.OnceValues(func() (string, error) {
 	path := filepath.Join(scratch, "rancher-desktop-guestagent")
 	out, err := exec.Command("go", "build", "-o", path, "github.com/fairlead/fairlead/cmd/rancher-desktop-guestagent").CombinedOutput()
@@ -74,8 +74,8 @@ func TestDropInServesVirtualNetwork(t *testing.T) {
 	proxy.Want(api)
 	n.wantForwards(sshForward)
 
-	// The incumbent ends with status 1 on SIGTERM, does not heed SIGINT, and takes
-	// nothing back.
+	// The incumbent exits with status 1 on SIGTERM, ignores SIGINT, and withdraws
+	// nothing.
 	go echoServer(n.guest.listen(t, "tcp4", "0.0.0.0:9090"))
 	const last = "9090/tcp 127.0.0.1 to upstream"
 	for _, sig := range []syscall.Signal{syscall.SIGTERM, syscall.SIGINT} {
@@ -87,7 +87,7 @@ func TestDropInServesVirtualNetwork(t *testing.T) {
 		n.wantForwards(sshForward)
 		p = startDropIn(t, n.guest, run, flags...)
 	}
-	// And after a kill a second start trips over nothing that the first left.
+	// What a killed agent left behind does not keep the next one from starting.
 	proxy.Want(api, last)
 	p.kill()
 	p = startDropIn(t, n.guest, run, flags...)
@@ -157,8 +157,8 @@ func TestDropInBridgesLoopback(t *testing.T) {
 	proxy.Want()
 }
 
-// Without a tunnel and without an administrator, WSL's own relay opens what
-// listens. The incumbent's listeners drop every connection that reaches them.
+// Without a tunnel and without an administrator, WSL's own relay opens the ports that
+// listen in the guest. The incumbent's listeners drop every connection.
 func TestDropInListenersServe(t *testing.T) {
 	guest, run := newSpace(t), t.TempDir()
 	c := container(t, guest)

@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// echoThrough keeps a TCP connection through the host that echoes, and says when it breaks.
+// echoThrough opens a TCP connection through the host to an echo server.
 func echoThrough(t testing.TB, r *rig, addr string) net.Conn {
 	t.Helper()
 	var c net.Conn
@@ -29,8 +29,8 @@ func echoThrough(t testing.TB, r *rig, addr string) net.Conn {
 	return c
 }
 
-// roundTrip sends text and wants it back. A datagram may be lost: whoever asks again
-// does not wait long.
+// roundTrip sends text and expects it back. A datagram may be lost, so the limit for
+// one is short and callers retry.
 func roundTrip(c net.Conn, text string) error {
 	limit := time.Minute
 	if c.LocalAddr().Network() == "udp" {

@@ -25,7 +25,7 @@ import (
 	"github.com/fairlead/fairlead/test/kit/wait"
 )
 
-// why is one situation, built for real, and what explain must say of it.
+// why is one real situation and what explain must answer.
 type why struct {
 	name  string
 	build func(t *testing.T, r *rig) (ask string) // returns the arguments of explain
@@ -35,7 +35,7 @@ type why struct {
 	step  string // in the text of a step, "" for none
 }
 
-// explained is what `explain -o json` says.
+// explained is the output of `explain -o json`.
 func (r *rig) explained(ask string) (explain.Report, error) {
 	args := append([]string{"explain", "-o", "json", "--control", r.agentCtl}, strings.Fields(ask)...)
 	out, stderr, code := fairlead(r.t, args...)
@@ -163,8 +163,8 @@ func intoContainer(t *testing.T, p *process) {
 	})
 }
 
-// No incumbent can say why a port is not there; here each reason has its words
-// and its next step.
+// Each reason why a port is not reachable has a text and a next step. No incumbent can
+// explain one.
 func TestExplainReasons(t *testing.T) {
 	situations := []why{
 		{
@@ -352,7 +352,7 @@ func TestExplainNamesDisabledAndStaleSources(t *testing.T) {
 		}.check(t, r)
 	})
 	t.Run("stale", func(t *testing.T) {
-		// An engine that takes connections and ends them.
+		// An engine that accepts connections and closes them.
 		path := filepath.Join(t.TempDir(), "docker.sock")
 		l, err := net.Listen("unix", path)
 		if err != nil {
@@ -369,7 +369,7 @@ func TestExplainNamesDisabledAndStaleSources(t *testing.T) {
 	})
 }
 
-// A question without a dial touches nobody, however often it is asked.
+// Without --dial, explain connects to nothing.
 func TestExplainDialsOnlyWhenAsked(t *testing.T) {
 	r := newRig(t).start()
 	l := r.guest.listen(t, "tcp4", "127.0.0.1:8001")

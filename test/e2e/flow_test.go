@@ -22,7 +22,7 @@ import (
 	"github.com/fairlead/fairlead/test/kit/wait"
 )
 
-// reflectApart reflects in a process of its own, in the guest.
+// reflectApart runs reflect in a process of its own in the guest.
 func (r *rig) reflectApart(addr string) {
 	r.t.Helper()
 	self, err := os.Executable()
@@ -41,9 +41,9 @@ func (r *rig) reflectApart(addr string) {
 	})
 }
 
-// hashed sends n bytes that seed makes and returns their hash and that of what
-// comes back; pace, if not nil, is called before each read. It gives up, and closes the
-// connection, when nothing comes for long.
+// hashed sends n bytes that seed makes and returns their hash and that of what comes
+// back. It calls pace, if not nil, before each read. It closes the connection when
+// nothing comes within the limit.
 func hashed(c net.Conn, seed uint64, n int64, pace func()) (sent, got [sha256.Size]byte, err error) {
 	out, in := sha256.New(), sha256.New()
 	done := make(chan error, 1)
@@ -71,8 +71,8 @@ func hashed(c net.Conn, seed uint64, n int64, pace func()) (sent, got [sha256.Si
 	return [sha256.Size]byte(out.Sum(nil)), [sha256.Size]byte(in.Sum(nil)), err
 }
 
-// A gibibyte there and back on 199 flows, while one more reads nothing until they
-// are done: it holds up none of them, and loses nothing itself.
+// A gibibyte is echoed on 199 flows while one more reads nothing until they are done:
+// it delays none of them and loses no data itself.
 func TestGibibyteBesideSlowReader(t *testing.T) {
 	r := newRig(t).start()
 	go reflect(r.guest.listen(t, "tcp4", "127.0.0.1:7000"))
@@ -128,8 +128,8 @@ func (p *process) openFDs() int {
 	return len(d)
 }
 
-// Ten thousand flows at once are carried, cost a bounded amount of memory, and
-// leave nothing behind.
+// Ten thousand concurrent flows work, need a bounded amount of memory, and leave
+// nothing behind.
 func TestTenThousandFlowsAtOnce(t *testing.T) {
 	const n = 10_000
 	r := newRig(t).start()
@@ -142,8 +142,8 @@ func TestTenThousandFlowsAtOnce(t *testing.T) {
 			_ = c.Close()
 		}
 	}()
-	// Each answers before the next comes: what is opened faster than a busy machine can
-	// carry it is refused after some seconds.
+	// Each flow answers before the next one starts: those opened faster than a busy
+	// machine can serve them are refused after some seconds.
 	refused := 0
 	err := r.outside.Do(func() error {
 		for deadline := time.Now().Add(6 * wait.Limit()); len(conns) < n; {

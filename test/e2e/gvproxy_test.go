@@ -24,7 +24,7 @@ import (
 	"github.com/fairlead/fairlead/test/kit/wait"
 )
 
-// tools builds what the module in test/gvproxy names: gvproxy, which runs on the
+// tools builds the commands of the module in test/gvproxy: gvproxy, which runs on the
 // host, and vm, which carries the frames of the guest's tap device to it.
 var tools = sync.OnceValues(func() (string, error) {
 	dir := filepath.Join(scratch, "gvproxy")
@@ -61,7 +61,7 @@ func newVirtualNetwork(t *testing.T) *virtualNetwork {
 	}
 	n := &virtualNetwork{t: t, guest: newSpace(t), outside: newSpace(t), dir: t.TempDir(), bin: bin}
 	n.startProxy()
-	// It comes back by itself when gvproxy does.
+	// It reconnects to gvproxy by itself.
 	n.startTool(n.guest, "vm", "-url=unix://"+n.socket(), "-iface=tap0", "-preexisting", "-stop-if-exist=", "-mtu=1500")
 	n.awaitAPI()
 	return n
@@ -82,8 +82,8 @@ func (n *virtualNetwork) startTool(s *space, name string, args ...string) *proce
 	return s.startCmd(n.t, name, cmd)
 }
 
-// awaitAPI waits until the guest reaches the forwarder. The tap device comes and
-// goes with the connection to gvproxy, and is set up here for lack of DHCP.
+// awaitAPI waits until the guest reaches the forwarder. The tap device lives as long as
+// the connection to gvproxy and is configured here, as there is no DHCP.
 func (n *virtualNetwork) awaitAPI() {
 	n.t.Helper()
 	wait.Until(n.t, "there is a tap device", func() error {
@@ -235,7 +235,7 @@ func TestGvproxyConflictWithHostProgram(t *testing.T) {
 	n.answers("tcp", "127.0.0.1:8080")
 }
 
-// The incumbent tells a peer that restarts nothing any more.
+// The incumbent does not send its ports again to a peer that restarted.
 func TestGvproxyRestartIsResynced(t *testing.T) {
 	n := newVirtualNetwork(t)
 	go echoServer(n.guest.listen(t, "tcp4", "0.0.0.0:8080"))
@@ -269,8 +269,8 @@ func TestGvproxyForwardsSurviveAgentKill(t *testing.T) {
 	n.answers("tcp", "127.0.0.1:8080")
 }
 
-// The incumbent reaches the guest's loopback by NAT rules of its own, and opens
-// it to containers with them.
+// The incumbent reaches the guest's loopback by NAT rules, which open it to containers
+// too.
 func TestGvproxyLoopbackServerIsHostOnly(t *testing.T) {
 	n := newVirtualNetwork(t)
 	c := container(t, n.guest)

@@ -2,8 +2,8 @@
 
 //go:build linux && (root || vm)
 
-// Package e2e runs the real binary: agents in network namespaces that play the
-// guest, host peers in others, and looks at what a user would see.
+// Package e2e tests the real binary end to end: agents run in network namespaces that
+// stand for the guest, host peers in others, and the tests check what a user would see.
 package e2e
 
 import (
@@ -36,11 +36,10 @@ var binary, scratch string
 
 func TestMain(m *testing.M) { os.Exit(run(m)) }
 
-// reflectVariable makes the test binary a server that reflects at this address.
+// reflectVariable makes the test binary a server at this address that runs reflect.
 const reflectVariable = "FAIRLEAD_REFLECT"
 
-// reflect answers each connection with all that it says, once it has ended its
-// writing side or before: a server as most are.
+// reflect is an echo server.
 func reflect(l net.Listener) {
 	for {
 		c, err := l.Accept()
@@ -154,8 +153,8 @@ func (s *space) startAs(t testing.TB, uid uint32, args ...string) *process {
 	return s.startCmd(t, args[0], cmd)
 }
 
-// startCmd runs any program in the namespace, as start does; without an
-// environment of its own it gets that of the test.
+// startCmd runs any program in the namespace, as start does. It inherits the
+// environment of the test if it has none.
 func (s *space) startCmd(t testing.TB, name string, cmd *exec.Cmd) *process {
 	t.Helper()
 	p := &process{t: t, cmd: cmd, done: make(chan struct{})}
@@ -191,7 +190,7 @@ func (p *process) kill() {
 	<-p.done
 }
 
-// stop asks for the end and returns the exit code.
+// stop sends a signal, waits for the exit and returns the exit code.
 func (p *process) stop(sig syscall.Signal) int {
 	p.t.Helper()
 	_ = p.cmd.Process.Signal(sig)
@@ -267,7 +266,8 @@ func (r *rig) list() (status.List, error) {
 	return listAt(r.agentCtl)
 }
 
-// listAt asks whoever serves a control socket; as it is also asked once, it has time.
+// listAt asks the server of a control socket for its list. The limit is long, as some
+// callers do not retry.
 func listAt(control string) (status.List, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
@@ -294,8 +294,8 @@ func (r *rig) state(k string) (string, status.Publication) {
 	return "", status.Publication{}
 }
 
-// says waits until a process has said words. What it writes reaches the test a moment
-// later, even if it was written before something else that is seen already.
+// says waits until the output of a process contains words. The output reaches the test
+// with a delay, possibly after later events.
 func (p *process) says(words ...string) {
 	p.t.Helper()
 	wait.Until(p.t, fmt.Sprintf("the log has %q", words), func() error {
@@ -319,7 +319,8 @@ func (r *rig) wantState(k, state string) {
 	})
 }
 
-// truth is what ss says of the namespace, after the documented exclusions.
+// truth is the set of sockets that ss lists in the namespace, without the documented
+// exclusions.
 func (s *space) truth() ([]string, error) {
 	var out []byte
 	err := s.Do(func() (err error) {
@@ -359,7 +360,7 @@ func (s *space) truth() ([]string, error) {
 	return keys, nil
 }
 
-// shown is what `ls -o json` says, in the same form.
+// shown is the list of `ls -o json` in the form of truth.
 func shown(l status.List) []string {
 	keys := []string{}
 	for _, p := range l.Publications {

@@ -14,8 +14,8 @@ import (
 	"github.com/fairlead/fairlead/test/nat/corpus"
 )
 
-// Not for the emulated kernels: there each of the agents takes its time to start,
-// and what the rulesets are to the kernel is tried with the host peer.
+// Not for the emulated kernels: an agent starts slowly there, and
+// TestTrafficThroughEachRuleset covers how the kernel treats the rulesets.
 //
 // Every TCP port that is only a rule, of whatever tool, is reachable through WSL's
 // relay, which by itself shows none of them. A rule of the output hook may leave

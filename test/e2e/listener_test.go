@@ -158,8 +158,8 @@ func TestPlaceholderForUDP(t *testing.T) {
 	}
 }
 
-// A real server is never stolen from, and has the port as soon as the agent
-// hears that it wants it; the incumbent shares the port with it instead.
+// A placeholder never takes a port from a real server, and yields it as soon as the
+// agent sees that one wants it. The incumbent shares the port with it instead.
 func TestServerTakesPlaceholderPort(t *testing.T) {
 	r, pod := listenerRig(t)
 	go answer(pod.listen(t, "tcp4", "0.0.0.0:80"), "pod")
@@ -189,7 +189,7 @@ func TestServerTakesPlaceholderPort(t *testing.T) {
 		}
 		return nil
 	})
-	// The agent comes again: it leaves the server alone.
+	// An agent that restarts leaves the port to the server.
 	if code := r.agent.stop(syscall.SIGTERM); code != 0 {
 		t.Errorf("exit code %d", code)
 	}
@@ -210,7 +210,7 @@ func TestEarlierServerKeepsItsPort(t *testing.T) {
 	}
 }
 
-// Nobody else can open a port that is bound; whoever has it is named. The
+// Nobody else can open a port that is bound, and the conflict names the holder. The
 // program that bound it can still listen.
 func TestBoundPortIsLeftToItsOwner(t *testing.T) {
 	r, pod := listenerRig(t)
@@ -268,7 +268,7 @@ func TestSinksSideBySide(t *testing.T) {
 	r.throughRelay("127.0.0.1:8081", "pod got hello\n") // over the link here
 }
 
-// What an agent finds is said in one line, and it works with that.
+// The agent logs in one line which sinks it found, and uses them.
 func TestAutoSinkSaysWhy(t *testing.T) {
 	r := newRig(t, "--sink", "auto")
 	r.start()
@@ -280,9 +280,9 @@ func TestAutoSinkSaysWhy(t *testing.T) {
 	}
 }
 
-// A signal ends the agent in order, and the next one starts where a killed one
-// left its sockets. The incumbent ends with status 1, does not know SIGINT, and
-// stumbles over the socket that it left.
+// A signal ends the agent gracefully, and an agent starts where a killed one left its
+// sockets. The incumbent exits with status 1, ignores SIGINT, and fails on the socket
+// that it left.
 func TestSignalsAndStaleSockets(t *testing.T) {
 	r := newRig(t)
 	for _, sig := range []syscall.Signal{syscall.SIGTERM, syscall.SIGINT, syscall.SIGKILL} {

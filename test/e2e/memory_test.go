@@ -18,7 +18,7 @@ import (
 // bytes. Pages of files are not limited: the kernel reclaims them when it needs to.
 const idleMemory = 12_000_000
 
-// The agent releases what only its start, or a scrape of the metrics, needed.
+// The agent releases memory that only its start or a scrape of the metrics needed.
 func TestIdleAgentReleasesMemory(t *testing.T) {
 	r := newRig(t, "--metrics-addr", "127.0.0.1:9111").start()
 	small := func(when string) {

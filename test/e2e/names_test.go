@@ -71,8 +71,8 @@ func (s *space) server(t *testing.T, name, addr string) int {
 	return cmd.Process.Pid
 }
 
-// Who serves a port is said on both sides, and nothing of it is obeyed by a
-// terminal. Arguments are never shown: they hold secrets.
+// Both sides show who serves a port, with control characters escaped. Arguments are
+// never shown: they hold secrets.
 func TestOwnersOnBothSides(t *testing.T) {
 	const hostile = "\x1b]0;x\x07\tred\x1b[31"
 	r := newRig(t)

@@ -17,11 +17,11 @@ import (
 	"github.com/fairlead/fairlead/test/nat/corpus"
 )
 
-// node is the address of the guest that the corpus speaks of.
+// node is the guest's address in the corpus.
 var nodes = []netip.Addr{netip.MustParseAddr("192.0.2.2"), netip.MustParseAddr("2001:db8::2")}
 
-// backends is a namespace behind the guest's bridge that has every address that
-// the corpus sends packets to.
+// backends is a namespace behind the guest's bridge that has every target address of
+// the corpus.
 func backends(t *testing.T, guest *space, addresses []netip.Addr) *space {
 	t.Helper()
 	b := newSpace(t)
@@ -96,9 +96,9 @@ func liveLines(t *testing.T, c corpus.Case) (out []live) {
 	return out
 }
 
-// What each ruleset of the corpus publishes carries traffic from the host to the
-// server behind its rules, where all there is of the port in the guest is a rule.
-// The incumbent sees TCP over IPv4 in chains of one name.
+// The ports that each ruleset of the corpus publishes carry traffic from the host to
+// the server behind the rules, although the guest has nothing but a rule for them. The
+// incumbent sees only TCP over IPv4, in chains of one name.
 func TestTrafficThroughEachRuleset(t *testing.T) {
 	cases, err := corpus.Cases()
 	if err != nil {

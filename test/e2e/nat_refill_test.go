@@ -29,8 +29,8 @@ func refill(n, generation int) string {
 	return b.String()
 }
 
-// A client that connects in a loop through a port that stays notices nothing of
-// the 10,000 rules around it being flushed and filled in again in one commit.
+// A client that connects in a loop through one port is not affected when the 10,000
+// rules around it are flushed and added again in one commit.
 func TestRefillIsInvisibleToClients(t *testing.T) {
 	const refills = 5
 	rules := rounds.Of(t, "FAIRLEAD_REFILL", 10_000)
@@ -78,7 +78,7 @@ func TestRefillIsInvisibleToClients(t *testing.T) {
 				return
 			}
 			connects.Add(1)
-			// What was closed keeps its port for a minute, and there are 28,000.
+			// A closed connection keeps its port for a minute, and there are 28,000.
 			time.Sleep(3 * time.Millisecond)
 		}
 	}()

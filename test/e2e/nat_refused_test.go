@@ -11,11 +11,12 @@ import (
 	"testing"
 )
 
-// An agent that may not read the rules says so, and all else works on. The
-// incumbent ends when iptables fails.
+// An agent that may not read the rules reports that, and everything else works. The
+// incumbent exits when iptables fails.
 func TestUnprivilegedRulesAreStale(t *testing.T) {
 	r := newRig(t, "--observer", "poll", "--poll-interval", "50ms", "--source", "socket,nat")
-	// The link's and the control socket's folders belong to who serves them.
+	// The folders of the link and of the control socket belong to the user that serves
+	// them.
 	for _, dir := range []string{filepath.Dir(r.agentCtl), r.dir + "/link"} {
 		if err := os.MkdirAll(dir, 0o700); err != nil {
 			t.Fatal(err)

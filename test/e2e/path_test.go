@@ -41,7 +41,7 @@ func TestPortAppearsCarriesAndVanishes(t *testing.T) {
 			c := echoThrough(t, r, net.JoinHostPort(outside, port))
 			_ = l.Close()
 			r.wantState(k, "")
-			// The server that drains closed its listener first: the flow lives on.
+			// A server that drains closes its listener first: the flow goes on.
 			if err := roundTrip(c, "still"); err != nil {
 				t.Error("an established flow was cut with its publication:", err)
 			}
@@ -224,7 +224,8 @@ func TestRulesReloadResetsOnlyDeniedFlows(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "agent.yaml")
 	write := func(s string) {
 		t.Helper()
-		// As editors do it: a file that is written in place can be read while it is empty.
+		// As editors do: a file that is written in place could be read while it is
+		// empty.
 		if err := errors.Join(os.WriteFile(file+".new", []byte(s), 0o600), os.Rename(file+".new", file)); err != nil {
 			t.Fatal(err)
 		}
@@ -359,8 +360,8 @@ func TestWatch(t *testing.T) {
 		t.Fatal(err, seen)
 	}
 	isActive := func(s string) bool { return strings.HasSuffix(s, " 7001 active") }
-	// A socket that takes long from bind(2) to listen(2) is denied at first. Once it
-	// is active it is nothing else until it is gone.
+	// A socket that takes long from bind(2) to listen(2) is denied at first. Once
+	// active, it stays active until it is gone.
 	i := slices.IndexFunc(seen, isActive)
 	if seen[0] != "present 7000 active" || !strings.HasPrefix(seen[1], "added 7001 ") || i < 1 ||
 		slices.ContainsFunc(seen[i:], func(s string) bool { return strings.Contains(s, " 7001 ") && !isActive(s) }) ||

@@ -116,7 +116,7 @@ func settledFDs(t *testing.T, r *rig, c *churn) (agent, host int) {
 	return agent, host
 }
 
-// One host life through many agent lives: what is still wanted stays open.
+// The host keeps ports open while the agent restarts again and again.
 func TestListenerSurvivesAgentRestart(t *testing.T) {
 	r := newRig(t)
 	r.hostFlags = []string{"--grace", "1h"} // an agent may take its time to start

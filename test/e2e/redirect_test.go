@@ -13,8 +13,8 @@ import (
 	"github.com/fairlead/fairlead/internal/status"
 )
 
-// A port that a rule leads to another of the guest's is whose listener is there,
-// on both sides and for as long as it is.
+// A port that a rule redirects to another port of the guest is owned by the listener
+// there, on both sides and as long as it listens.
 func TestRedirectedPortOwner(t *testing.T) {
 	for _, tool := range []struct{ name, add string }{
 		{"nft", `nft 'add table ip fl; add chain ip fl pre { type nat hook prerouting priority -100; }; add rule ip fl pre tcp dport 8081 redirect to :9090'`},

@@ -24,7 +24,7 @@ const cliDoc = "../../docs/cli.md"
 // transcript is a block of docs/cli.md that shows what commands print.
 var transcript = regexp.MustCompile("(?m)^<!-- tried -->\n```\n((?s:.*?))```\n")
 
-// What differs from run to run, and what the documentation says instead.
+// varies are texts that differ from run to run, and what the documentation has instead.
 var varies = []struct {
 	what *regexp.Regexp
 	as   string
@@ -49,12 +49,12 @@ func same(s, dir string) string {
 	return s
 }
 
-// owner is this process in a table, with what keeps the columns in line.
+// owner is this process in a table, with the spaces that align the columns.
 var owner = regexp.MustCompile(`e2e\.test \(\d+\)  `)
 
 func inLine(s string) string { return fmt.Sprintf("%-*s", len(s), "nginx (811)") }
 
-// alike makes texts equal that differ by how wide a column is.
+// alike makes texts equal that differ only in the width of columns.
 func alike(s string) string {
 	return spaces.ReplaceAllString(cutOff.ReplaceAllString(s, "…"), " ")
 }
@@ -149,7 +149,7 @@ func (r *rig) typed(line string, watched time.Duration) string {
 	return string(out)
 }
 
-// Every command has its place in the documentation.
+// Every command is in the documentation.
 func TestEveryCommandIsDocumented(t *testing.T) {
 	doc, err := os.ReadFile(cliDoc)
 	if err != nil {

@@ -30,12 +30,12 @@ type capture struct {
 	legacy bool // its iptables are iptables-legacy
 }
 
-// What the engine says it publishes and has no rule for.
+// Ports that the engine publishes without a rule.
 const (
 	// The container has no IPv6 address: docker-proxy alone serves it.
 	proxied = "tcp [::]:8086"
-	// Debian's engine asks ip6tables-legacy whether a rule is there already, and
-	// is told so for all but the first of a protocol.
+	// Debian's engine asks ip6tables-legacy whether a rule exists already, and the
+	// answer is yes for all but the first of a protocol.
 	ruleless = "[::]"
 )
 
@@ -46,7 +46,7 @@ var (
 	}
 	mobyCaptures = []capture{{"docker-nftables", true, false}, {"docker-nftables-noproxy", false, false}}
 
-	// What every engine is asked to publish, and what only the next one is.
+	// What every engine publishes, and what only the next version does.
 	debianContainers = [][]string{{"--name", "web", "-p", "8080:80", "-p", "127.0.0.1:8081:81", "-p", "5353:53/udp",
 		"-p", "9000-9002:9000-9002", "-p", "192.0.2.2:8082:82"}}
 	mobyContainers = append(slices.Clone(debianContainers),
@@ -54,9 +54,9 @@ var (
 		[]string{"--name", "user", "--network", "own", "-p", "8086:86"})
 )
 
-// Engines still write the rules that the corpus says they write, and what it
-// expects of them is what the engine says it publishes. With -update the rules are
-// captured anew; what is expected of them is written by hand.
+// Engines still write the rules of the corpus, and publish the ports that the corpus
+// expects of them. With -update the rules are captured anew; the expectations are
+// written by hand.
 func TestDockerRulesMatchCorpus(t *testing.T) {
 	for _, args := range [][]string{
 		{"ip", "addr", "add", "192.0.2.2/24", "dev", "nodebr"},
@@ -109,7 +109,7 @@ for tool in iptables-legacy ip6tables-legacy; do printf '*nat\nCOMMIT\n' | $tool
 ip link del docker0 2>/dev/null || true`)
 }
 
-// legacyFirst lets iptables be iptables-legacy for the rest of the test.
+// legacyFirst makes iptables iptables-legacy until the end of the test.
 func legacyFirst(t *testing.T) {
 	t.Helper()
 	dir := t.TempDir()
@@ -121,7 +121,7 @@ func legacyFirst(t *testing.T) {
 	t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
 }
 
-// rules are the sections of a corpus file: what packets count is left out.
+// rules are the sections of a corpus file, without packet counters.
 func (c capture) rules(t testing.TB, nftables bool) (out []corpus.Section) {
 	t.Helper()
 	if nftables {

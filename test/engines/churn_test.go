@@ -27,16 +27,16 @@ func operations(t testing.TB) int {
 	return n
 }
 
-// churned is the name of a container that churn works on. It is not the beginning of
-// any id, which "c1" may be: for want of such a name, engines take it for that.
+// churned is the name of a container that churn works on. It cannot be the prefix of an
+// id, as "c1" can: engines accept those where there is no such name.
 func churned(n int) string { return fmt.Sprintf("x%d", n) }
 
 // churnFor bounds churn where engines are slow.
 const churnFor = 8 * time.Minute
 
-// churn does random operations, a few at once, for some minutes at most. Some
-// cannot be done, which is fine; a container that is run takes the place of one of
-// its name. Now and then, and at the end, it waits for all and calls quiet.
+// churn does random operations, a few at once, for some minutes at most. Some fail,
+// which is fine; a new container replaces one of the same name. Now and then, and at
+// the end, it waits for all of them and calls quiet.
 func churn(t testing.TB, draw func(*rand.Rand) []string, do func(args []string) error, quiet func()) {
 	t.Helper()
 	const workers, batch = 3, 50

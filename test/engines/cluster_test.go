@@ -76,8 +76,8 @@ func (c *kubernetes) certificate(name string, end time.Time) (user string) {
 	return user
 }
 
-// patient asks the API server again while it cannot answer: it is short of time or
-// of its etcd. What it did though it did not say so is done.
+// patient retries a request while the API server cannot answer, because it is
+// overloaded or waits for etcd. A retry that finds the request done succeeds.
 func patient(ask func() error) error {
 	deadline := time.Now().Add(limit())
 	for again := false; ; again = true {

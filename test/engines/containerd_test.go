@@ -22,8 +22,8 @@ import (
 	"github.com/fairlead/fairlead/test/kit/enclave"
 )
 
-// Not the default path, where the incumbent looks whether the engine is ready,
-// whatever is configured.
+// Not the default path, at which the incumbent checks the engine whatever is
+// configured.
 const containerdSocket = "/run/elsewhere/containerd.sock"
 
 // startContainerd starts Debian's containerd with empty data and waits until it answers.
@@ -61,8 +61,8 @@ func containerdReady(t testing.TB, d *daemon) {
 }
 
 // containerdClear removes all containers of a namespace but those of these ids, and
-// waits until they are gone. Names are no help: two containers may share one, as a
-// name is free as soon as its container has ended.
+// waits until they are gone. It does not go by names: two containers may share one, as
+// a name is free as soon as its container has ended.
 func containerdClear(t testing.TB, namespace string, keep ...string) {
 	t.Helper()
 	eventually(t, func() error {
@@ -133,8 +133,8 @@ func containerdSource(t testing.TB, grace time.Duration) *containerd.Source {
 }
 
 func TestContainerdScenarios(t *testing.T) {
-	// The agent is there before the engine, which is no failure. It hears of the
-	// engine: by itself it would not look for minutes.
+	// The agent starts before the engine, which is no error. It is notified of the
+	// engine: its own retry comes minutes later.
 	src := containerdSource(t, time.Hour)
 	r, _ := follow(t, src)
 	eventually(t, r.live)
@@ -176,9 +176,9 @@ func TestContainerdScenarios(t *testing.T) {
 		{"stop and start", []step{start("-p", "8000:80"), cmd("stop", "one"), cmd("start", "one")}, []string{"tcp 0.0.0.0:8000 one"}},
 		{"restart", []step{start("-p", "8000:80"), cmd("restart", "one")}, []string{"tcp 0.0.0.0:8000 one"}},
 		{"restart policy", []step{func(t *testing.T) {
-			// Each ten seconds, containerd looks for containers that are labelled to
-			// run and do not. One that is just made is one of these: containerd then
-			// starts it itself, so that nerdctl cannot, or starts it a second time.
+			// Every ten seconds, containerd looks for containers that should run, by
+			// their label, and do not. A new one may be among these: containerd then
+			// starts it, so that nerdctl fails, or starts it a second time.
 			args := []string{"run", "-d", "--name", "one", "--restart", "always", "-p", "8000:80", "bb"}
 			if _, err := nerdctl("default", args...); err != nil {
 				t.Logf("containerd came first: %v", err)
@@ -197,9 +197,9 @@ func TestContainerdScenarios(t *testing.T) {
 		}}, []string{"tcp 0.0.0.0:8000 one"}},
 		{"rm -f of several ports", []step{start("-p", "8000:80", "-p", "8001:81/udp"), cmd("rm", "-f", "one")}, nil},
 		{"rename", []step{start("-p", "8000:80"), cmd("rename", "one", "two")}, []string{"tcp 0.0.0.0:8000 two"}},
-		// It costs the incumbent's container its ports.
+		// The incumbent loses the container's ports.
 		{"the end of an exec changes nothing", []step{start("-p", "8000:80"), cmd("exec", "one", "true")}, []string{"tcp 0.0.0.0:8000 one"}},
-		// In the incumbent it does.
+		// For the incumbent it does.
 		{"an update of a stopped container publishes nothing",
 			[]step{start("-p", "8000:80"), cmd("stop", "one"), cmd("rename", "one", "two")}, nil},
 		// The incumbent takes a missing label for an error.
@@ -217,7 +217,8 @@ func TestContainerdScenarios(t *testing.T) {
 					t.Error("a container that was killed ended well")
 				}
 			})
-			// Before the scenario's own, or the command makes what was removed already.
+			// Before the scenario's own cleanup, or the command would create the
+			// container again.
 			t.Cleanup(func() { containerdClear(t, "default", id); wg.Wait() })
 			want(t, r, stays, "tcp 127.0.0.1:8000 one")
 			must(t, "kill", "one")

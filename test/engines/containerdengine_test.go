@@ -32,7 +32,7 @@ func TestContainerdKilled(t *testing.T) {
 		r, _ := follow(t, containerdSource(t, time.Hour))
 		want(t, r, web)
 		mark, goroutines := r.mark(), runtime.NumGoroutine()
-		// The same source throughout: it must hold nothing of an engine that is gone.
+		// The same source throughout: it must keep no state of an engine that is gone.
 		for range 5 {
 			before, _ := r.losses()
 			d.stop(syscall.SIGKILL)
@@ -57,7 +57,7 @@ func TestContainerdKilled(t *testing.T) {
 		want(t, r, web)
 	})
 
-	// A container that died while nobody looked is not resurrected.
+	// A container that died while the engine was away does not come back.
 	t.Run("away while a container ends", func(t *testing.T) {
 		r, _ := follow(t, containerdSource(t, time.Hour))
 		want(t, r, web)
@@ -98,8 +98,8 @@ func nerdctlPorts() ([]string, error) {
 	return keys, err
 }
 
-// The agent is started before, during and after what happens: at quiet it says
-// what the engine says. In the incumbent an exit during the first list leaves a
+// The agent starts before, during and after the operations. Once they have ended, it
+// agrees with the engine. With the incumbent, an exit during the first list leaves a
 // port behind.
 func TestContainerdStartRaces(t *testing.T) {
 	startContainerd(t)
@@ -122,8 +122,8 @@ func TestContainerdStartRaces(t *testing.T) {
 	}
 }
 
-// Random operations: at quiet there is no difference from nerdctl's own listing,
-// and what nobody touched never moved.
+// After random operations the agent agrees with nerdctl's own list, and containers that
+// were not touched never changed.
 func TestContainerdRandom(t *testing.T) {
 	startContainerd(t)
 	containerdImage(t)
@@ -158,8 +158,8 @@ func TestContainerdRandom(t *testing.T) {
 	r.untouched(t, mark, ":7999")
 }
 
-// single removes all but one container of each name. A name is free again when its
-// container was started a second time, and two that share one answer to it no more.
+// single removes all but one container of each name. A name becomes free when its
+// container starts a second time, and commands refuse a name that two containers share.
 func single(t testing.TB) {
 	t.Helper()
 	var more []string
@@ -177,8 +177,8 @@ func single(t testing.TB) {
 	}
 }
 
-// A port of CNI is a NAT rule and nothing else: no socket listens. It is reached
-// from the host, and named after its container.
+// A port of CNI is only a NAT rule: no socket listens. It is reachable from the host
+// and owned by its container.
 func TestReachContainerdPorts(t *testing.T) {
 	startContainerd(t)
 	containerdImage(t)
@@ -202,7 +202,7 @@ func TestReachContainerdPorts(t *testing.T) {
 		})
 	}
 	p.ruled("8000/tcp", port.OwnerContainer, "default", "web")
-	// A rule that the engine does not declare is known by where it leads.
+	// A rule that the engine does not declare is attributed by its target.
 	var ip string
 	eventually(t, func() (err error) {
 		if ip, err = nerdctl("default", "inspect", "-f", "{{.NetworkSettings.IPAddress}}", "web"); err == nil && ip == "" {

@@ -55,8 +55,8 @@ func TestReachCRIHostPorts(t *testing.T) {
 	cri, images := runtimeapi.NewRuntimeServiceClient(cc), runtimeapi.NewImageServiceClient(cc)
 	ctx, cancel := context.WithTimeout(context.Background(), 3*limit())
 	defer cancel()
-	// The CRI begins when containerd answers already, and hears of the image later:
-	// one that it does not know, it would look for in a registry.
+	// The CRI starts after containerd answers and learns of the image later. It would
+	// look up an unknown image in a registry.
 	eventually(t, func() error {
 		status, err := cri.Status(ctx, &runtimeapi.StatusRequest{})
 		if err != nil {

@@ -57,8 +57,8 @@ func dockerReady(t testing.TB, d *daemon) {
 	d.ready(t, func() error { _, err := try("docker", "version"); return err })
 }
 
-// dockerClear removes all containers but those of these ids, and waits until they
-// are gone: what ends with --rm is on its way out, and keeps its name until then.
+// dockerClear removes all containers but those of these ids, and waits until they are
+// gone: one that ended with --rm keeps its name until it is removed.
 func dockerClear(t testing.TB, keep ...string) {
 	t.Helper()
 	eventually(t, func() error {
@@ -75,8 +75,8 @@ func dockerClear(t testing.TB, keep ...string) {
 	})
 }
 
-// dockerInspect inspects those of some containers that are there, and returns their
-// ids too. The engine lists, for ever, what was renamed while it was removed.
+// dockerInspect inspects those containers that exist, and returns their ids too. The
+// engine keeps listing a container that was renamed while it was removed.
 func dockerInspect(format string, ids []string) (out string, there []string, err error) {
 	there = ids
 	for len(there) > 0 {
@@ -137,13 +137,13 @@ func both(proto string, n int, name string) []string {
 }
 
 func TestDockerScenarios(t *testing.T) {
-	// The agent is there before the engine, which is no failure. It hears of the
-	// engine: by itself it would not look for minutes.
+	// The agent starts before the engine, which is no error. It is notified of the
+	// engine: its own retry comes minutes later.
 	r, _ := follow(t, dockerSource(t, time.Hour))
 	eventually(t, r.live)
 	dockerd(t)
 	dockerImage(t)
-	// This one stays through everything, and must never flap.
+	// This one exists throughout and must never change.
 	id := drun(t, "--name", "stays", "-p", "127.0.0.1:7999:80", "bb")
 	const stays = "tcp 127.0.0.1:7999 stays"
 	want(t, r, stays)

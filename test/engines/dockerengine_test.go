@@ -47,8 +47,7 @@ func TestDockerFacts(t *testing.T) {
 	addressOf(t, src.Facts(), ip, "")
 }
 
-// addressOf waits until an address is known to be of an owner with that name, or of
-// nobody.
+// addressOf waits until the owner of an address has that name, or there is none.
 func addressOf(t testing.TB, f registry.Facts, a netip.Addr, name string) {
 	t.Helper()
 	eventually(t, func() error {
@@ -59,8 +58,8 @@ func addressOf(t testing.TB, f registry.Facts, a netip.Addr, name string) {
 	})
 }
 
-// attributed checks that a process's cgroups name the container, and so does the
-// id of its cgroup2 if the engine gives it one of its own.
+// attributed checks that the cgroups of a process name the container, as must the id of
+// its cgroup2 if the engine gives it one.
 func attributed(f registry.Facts, pid int, name string) error {
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))
 	if err != nil {
@@ -106,7 +105,7 @@ func TestDockerKilled(t *testing.T) {
 		r, _ := follow(t, dockerSource(t, time.Hour))
 		want(t, r, web...)
 		mark, goroutines := r.mark(), runtime.NumGoroutine()
-		// The same source throughout: it must hold nothing of an engine that is gone.
+		// The same source throughout: it must keep no state of an engine that is gone.
 		for range 5 {
 			before, _ := r.losses()
 			d.stop(syscall.SIGKILL)
@@ -132,8 +131,8 @@ func TestDockerKilled(t *testing.T) {
 	})
 }
 
-// withdrawn waits until what an engine declared that is gone was taken back, and
-// checks that it was not before the grace period began.
+// withdrawn waits until the ports of an engine that is gone are withdrawn, and checks
+// that this was not before the grace period.
 func withdrawn(t testing.TB, r *recorder, stood int) {
 	t.Helper()
 	want(t, r)
@@ -148,8 +147,8 @@ func withdrawn(t testing.TB, r *recorder, stood int) {
 	}
 }
 
-// An engine that takes its containers along, killed or stopped: at quiet there
-// stands what runs again by its restart policy, and nothing else.
+// An engine whose containers end with it, killed or stopped: only those that run again
+// by their restart policy remain.
 func TestDockerExitStopsContainers(t *testing.T) {
 	d := dockerd(t)
 	dockerImage(t)
@@ -177,7 +176,7 @@ func TestDockerExitStopsContainers(t *testing.T) {
 	}
 }
 
-// Without a proxy nothing listens in the guest: the container itself is dialled.
+// Without a proxy nothing listens in the guest: the agent dials the container itself.
 func TestDockerWithoutProxy(t *testing.T) {
 	dockerd(t, "--userland-proxy=false")
 	dockerImage(t)
@@ -187,9 +186,9 @@ func TestDockerWithoutProxy(t *testing.T) {
 	eventually(t, func() error { _, err := reach(find(r, "tcp 127.0.0.1:8000")); return err })
 }
 
-// The agent is started before, during and after what happens: at quiet it says
-// what the engine says. The incumbent lists first and subscribes later, and its
-// list of several ports of both families collides with itself.
+// The agent starts before, during and after the operations. Once they have ended, it
+// agrees with the engine. The incumbent lists first and subscribes later, and its list
+// of several ports of both families conflicts with itself.
 func TestDockerStartRaces(t *testing.T) {
 	dockerd(t)
 	dockerImage(t)
@@ -212,8 +211,8 @@ func TestDockerStartRaces(t *testing.T) {
 	}
 }
 
-// Random operations: at quiet there is no difference from the engine's own
-// listing, and what nobody touched never moved.
+// After random operations the agent agrees with the engine's own list, and containers
+// that were not touched never changed.
 func TestDockerRandom(t *testing.T) {
 	dockerd(t)
 	dockerImage(t)
@@ -251,9 +250,8 @@ func TestDockerRandom(t *testing.T) {
 	r.untouched(t, mark, ":7999")
 }
 
-// A published port is reached from the host, and named after its container, be it
-// a socket of a proxy, a NAT rule, or a socket of a container in the guest's own
-// network.
+// A published port is reachable from the host and owned by its container, whether it is
+// a proxy's socket, a NAT rule, or a socket of a container in the guest's own network.
 func TestReachDockerPorts(t *testing.T) {
 	for _, proxy := range []bool{true, false} {
 		t.Run(fmt.Sprintf("proxy %v", proxy), func(t *testing.T) {

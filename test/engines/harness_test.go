@@ -90,7 +90,7 @@ func (d *daemon) run(t testing.TB) {
 	go func() { _ = cmd.Wait(); close(done) }()
 }
 
-// ended says whether the daemon runs no more.
+// ended reports whether the daemon has ended.
 func (d *daemon) ended() bool {
 	select {
 	case <-d.done:
@@ -100,8 +100,8 @@ func (d *daemon) ended() bool {
 	}
 }
 
-// ready waits until a daemon that was just started answers. An engine whose parts
-// do not answer each other within a time of its own gives up: it is started again.
+// ready waits until a daemon that was just started answers. An engine exits if its
+// parts do not answer each other in time: it is started again.
 func (d *daemon) ready(t testing.TB, answers func() error) {
 	t.Helper()
 	wait.Within(t, 3*limit(), d.name+" answers", func() error { // an API server does much before it answers
@@ -159,8 +159,8 @@ func eventually(t testing.TB, cond func() error) {
 	wait.Within(t, limit(), "the state that is wanted", cond)
 }
 
-// recorder is a feed in front of a registry that remembers what came and went,
-// and every warning.
+// recorder is a feed in front of a registry that records every appearance, removal and
+// warning.
 type recorder struct {
 	registry.Feed
 	mu       sync.Mutex
@@ -234,7 +234,7 @@ func (r *recorder) Warn(texts []string) {
 	r.warnings = texts
 }
 
-// keys returns what stands, sorted, as "tcp 0.0.0.0:80 web".
+// keys returns the current set, sorted, as "tcp 0.0.0.0:80 web".
 func (r *recorder) keys() []string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -287,14 +287,14 @@ func (r *recorder) dead() error {
 	return nil
 }
 
-// losses returns how often the source went stale, and how much stood when it did.
+// losses returns how often the source went stale, and the size of the set when it did.
 func (r *recorder) losses() (times, stood int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.lost, r.atLoss
 }
 
-// back waits until the source was lost once more than before, and is live.
+// back waits until the source has gone stale once more than before and is live again.
 func (r *recorder) back(t testing.TB, before int) {
 	t.Helper()
 	eventually(t, func() error {
@@ -327,7 +327,7 @@ type allow struct{}
 
 func (allow) Decide(port.Publication) port.Decision { return port.Decision{Allow: true} }
 
-// source is what all three sources are.
+// source is one of the three sources of declared ports.
 type source interface {
 	Name() string
 	Run(ctx context.Context, feed registry.Feed) error
@@ -362,14 +362,14 @@ func (w testWriter) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// want waits until exactly these keys stand.
+// want waits until the current set is exactly these keys.
 func want(t testing.TB, r *recorder, keys ...string) {
 	t.Helper()
 	agree(t, r, func() ([]string, error) { return keys, nil })
 }
 
-// agree waits until what stands is what the engine says, which is asked again and
-// again: a container that was just killed may still be listed.
+// agree waits until the current set is that of the engine, which is asked each time: a
+// container that was just killed may still be listed.
 func agree(t testing.TB, r *recorder, says func() ([]string, error)) {
 	t.Helper()
 	eventually(t, func() error {
@@ -385,9 +385,9 @@ func agree(t testing.TB, r *recorder, says func() ([]string, error)) {
 	})
 }
 
-// killed kills the first process of a container, as anybody but its engine may, and
-// returns its pid. ask asks the engine for the pid. What it says may be of a process
-// that is ending, so it has to say the same of one that is held by a descriptor.
+// killed kills the first process of a container behind the back of its engine and
+// returns its pid. ask asks the engine for the pid, which may be of a process that is
+// ending: it is asked again while a descriptor holds the process.
 func killed(t testing.TB, ask func() (int, error)) (pid int) {
 	t.Helper()
 	eventually(t, func() error {
@@ -423,7 +423,7 @@ func replaced(t testing.TB, old int, ask func() (int, error)) (pid int) {
 	return pid
 }
 
-// flat waits until there are hardly more goroutines than there were.
+// flat waits until there are at most a few more goroutines than before.
 func flat(t testing.TB, before int) {
 	t.Helper()
 	eventually(t, func() error {
@@ -451,7 +451,7 @@ func reach(b port.Binding) (string, error) {
 	return "", fmt.Errorf("nothing answers for %s: %s", b.Key, strings.Join(errs, "; "))
 }
 
-// ask sends a line, closes the connection and returns what was said to it.
+// ask sends a line, closes the connection and returns the answer.
 func ask(c net.Conn) (string, error) {
 	defer func() { _ = c.Close() }()
 	_ = c.SetDeadline(time.Now().Add(5 * time.Second))

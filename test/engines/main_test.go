@@ -129,7 +129,7 @@ func tests(chosen string) (lanes [2][]string, err error) {
 	return lanes, nil
 }
 
-// insideTo is inside with what is said written to a file.
+// insideTo is inside with its output written to a file.
 func insideTo(binary, path string, flags ...string) (int, error) {
 	f, err := os.Create(path)
 	if err != nil {

@@ -213,13 +213,13 @@ func (p *tab) size(width, height int) {
 	p.do("Emulation.setDeviceMetricsOverride", map[string]any{"width": width, "height": height, "deviceScaleFactor": 1, "mobile": false})
 }
 
-// prefer sets what the system's setting seems to be: "dark" or "light".
+// prefer sets the color scheme that the system prefers: "dark" or "light".
 func (p *tab) prefer(scheme string) {
 	p.t.Helper()
 	p.do("Emulation.setEmulatedMedia", map[string]any{"features": []map[string]string{{"name": "prefers-color-scheme", "value": scheme}}})
 }
 
-// note keeps what a person would find in the console.
+// note records what appears in the console.
 func (p *tab) note(method string, params json.RawMessage) {
 	var said string
 	switch method {
@@ -327,8 +327,8 @@ func (p *tab) write(text string) {
 	p.do("Input.insertText", map[string]any{"text": text})
 }
 
-// click clicks in the middle of the first element that matches, once it is there
-// and at rest, and again if it moved away meanwhile: the page knows what was hit.
+// click clicks in the middle of the first element that matches, once it exists and does
+// not move. It clicks again if the page reports that another element was hit.
 func (p *tab) click(selector string) {
 	p.t.Helper()
 	var at []any
@@ -361,7 +361,7 @@ func (p *tab) click(selector string) {
 	})
 }
 
-// shoot keeps a picture of what is in sight as an artefact of the test.
+// shoot saves a screenshot as an artefact of the test.
 func (p *tab) shoot(name string) {
 	p.t.Helper()
 	var shot struct{ Data string }

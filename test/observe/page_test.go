@@ -292,7 +292,7 @@ func TestPageReconnects(t *testing.T) {
 	p.noConsole("502", "ERR_INCOMPLETE_CHUNKED_ENCODING", "Failed to load resource")
 }
 
-// What docs/web.md shows: artefact "document", of a guest as there are many.
+// The screenshot in docs/web.md, artefact "document", of a typical guest.
 func TestPageScreenshot(t *testing.T) {
 	rules := filepath.Join(t.TempDir(), "rules.yaml")
 	if err := os.WriteFile(rules, []byte("rules:\n  - {name: no-debug, match: {ports: 9229}, action: deny}\n"), 0o600); err != nil {
@@ -347,7 +347,7 @@ func TestWebPrintsAgentURL(t *testing.T) {
 	}
 }
 
-// A page that nobody looks at gets nothing: the stream ends with the tab.
+// A hidden page receives nothing: its stream is closed.
 func TestHiddenPageClosesStream(t *testing.T) {
 	r := newRig(t).start()
 	r.listen("127.0.0.1:8080")

@@ -78,7 +78,7 @@ func TestAlertRules(t *testing.T) {
 	}
 }
 
-// An alert that no test knows may never fire, or always.
+// An alert without a test may never fire, or always.
 func TestEveryAlertIsTested(t *testing.T) {
 	rules, err := os.ReadFile(rulesFile)
 	if err != nil {
@@ -99,7 +99,7 @@ func TestEveryAlertIsTested(t *testing.T) {
 	}
 }
 
-// load keeps ports coming and going and bytes running, until the test ends.
+// load opens and closes ports and carries bytes until the test ends.
 func (r *rig) load() {
 	r.t.Helper()
 	for p := 8001; p <= 8010; p++ {
@@ -313,7 +313,7 @@ func (r *rig) scrapeIsClean(t *testing.T) {
 		if out, err := command(t, strings.NewReader(text), tool(t, "promtool"), "check", "metrics"); err != nil || out != "" {
 			t.Errorf("%s: %v\n%s", name, err, out)
 		}
-		// What a guest does must not become a series: no port, no address.
+		// No label may come from the guest's activity, such as a port or an address.
 		for line := range strings.Lines(text) {
 			if regexp.MustCompile(`^fairlead_.*["=](127\.0\.0\.1|0\.0\.0\.0|80\d\d|90\d\d)`).MatchString(line) {
 				t.Errorf("%s names a port or an address: %s", name, line)

@@ -42,7 +42,7 @@ func TestMain(m *testing.M) {
 	os.Exit(run(m))
 }
 
-// serve gives back what each connection brings.
+// serve is an echo server.
 func serve(l net.Listener) {
 	for {
 		c, err := l.Accept()
