@@ -17,9 +17,9 @@ import (
 	"github.com/fairlead/fairlead/internal/reconcile"
 	"github.com/fairlead/fairlead/internal/registry"
 	"github.com/fairlead/fairlead/internal/rules"
-	"github.com/fairlead/fairlead/internal/sink/peer/peertest"
 	"github.com/fairlead/fairlead/internal/sink/vtunnel"
 	"github.com/fairlead/fairlead/test/kit/leak"
+	"github.com/fairlead/fairlead/test/kit/peertest"
 )
 
 func TestMain(m *testing.M) { leak.Main(m) }

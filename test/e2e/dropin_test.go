@@ -16,7 +16,7 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/fairlead/fairlead/internal/sink/peer/peertest"
+	"github.com/fairlead/fairlead/test/kit/peertest"
 	"github.com/fairlead/fairlead/test/kit/wait"
 )
 

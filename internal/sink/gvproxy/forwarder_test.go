@@ -14,8 +14,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/fairlead/fairlead/internal/sink/peer/peertest"
 	"github.com/fairlead/fairlead/test/kit/ports"
+	"github.com/fairlead/fairlead/test/kit/wait"
 )
 
 // forwarder answers as gvisor-tap-vsock's does, without listening at what it is
@@ -158,7 +158,7 @@ func (f *forwarder) said() []string {
 
 func (f *forwarder) want(want ...string) {
 	f.t.Helper()
-	peertest.Eventually(f.t, fmt.Sprintf("the peer has %q", want), func() error {
+	wait.Until(f.t, fmt.Sprintf("the peer has %q", want), func() error {
 		if got := f.state(); !slices.Equal(got, want) {
 			return fmt.Errorf("it has %q", got)
 		}

@@ -18,8 +18,9 @@ import (
 	"github.com/fairlead/fairlead/internal/own"
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/sink/peer"
-	"github.com/fairlead/fairlead/internal/sink/peer/peertest"
 	"github.com/fairlead/fairlead/test/kit/leak"
+	"github.com/fairlead/fairlead/test/kit/peertest"
+	"github.com/fairlead/fairlead/test/kit/wait"
 )
 
 func TestMain(m *testing.M) { leak.Main(m) }
@@ -122,7 +123,7 @@ func TestAPeerThatDoesNotAnswerIsWaitedForInVain(t *testing.T) {
 	rig.WantState("tcp 0.0.0.0:8080", port.Active)
 	f.set(func() { f.answer = hang })
 	rig.Put(peertest.Pub(t, "tcp 0.0.0.0:9090", "127.0.0.1:9090"))
-	peertest.Eventually(t, "the reason is told", func() error {
+	wait.Until(t, "the reason is told", func() error {
 		for _, k := range []string{"tcp 0.0.0.0:8080", "tcp 0.0.0.0:9090"} {
 			if o := rig.Outcomes(k); len(o) != 1 || o[0].State != port.Pending || !strings.Contains(o[0].Reason, "no answer within") {
 				return fmt.Errorf("%+v", o)
@@ -184,7 +185,7 @@ func TestNonsenseIsNoEmptyList(t *testing.T) {
 				}
 			})
 			rig.Put(peertest.Pub(t, "tcp 0.0.0.0:9090", "127.0.0.1:9090"))
-			peertest.Eventually(t, "the peer is given up", func() error {
+			wait.Until(t, "the peer is given up", func() error {
 				o := rig.Outcomes("tcp 0.0.0.0:9090")
 				if len(o) != 1 || o[0].State == port.Active || !strings.Contains(o[0].Reason, strings.Fields(tt.reason)[0]) {
 					return fmt.Errorf("%+v", o)
@@ -193,7 +194,7 @@ func TestNonsenseIsNoEmptyList(t *testing.T) {
 			})
 			f.stop() // its connection ends, so that it must be looked at
 			f.start()
-			peertest.Eventually(t, "the reason is told", func() error {
+			wait.Until(t, "the reason is told", func() error {
 				o := rig.Outcomes("tcp 0.0.0.0:9090")
 				if len(o) != 1 || o[0].State != port.Pending || !strings.Contains(o[0].Reason, tt.reason) {
 					return fmt.Errorf("%+v", o)
@@ -398,7 +399,7 @@ func TestHundredsOfPortsAreExposedAndTakenBack(t *testing.T) {
 		pubs = append(pubs, peertest.Pub(t, fmt.Sprintf("tcp 0.0.0.0:%d", 10000+i), fmt.Sprintf("127.0.0.1:%d", 10000+i)))
 	}
 	rig.Put(pubs...)
-	peertest.Eventually(t, "all are exposed", func() error {
+	wait.Until(t, "all are exposed", func() error {
 		if got := len(f.state()); got != n {
 			return fmt.Errorf("%d of %d", got, n)
 		}
@@ -469,7 +470,7 @@ func TestWhatListensElsewhereGetsABridgeAtAPortOfItsOwn(t *testing.T) {
 	rig.Remove("tcp 127.0.0.1:81", "tcp [::1]:82", "udp 127.0.0.1:84", "tcp 0.0.0.0:85")
 	f.want("tcp/127.0.0.1:83 to 127.0.1.2:83")
 	for _, a := range at {
-		peertest.Eventually(t, "the bridge is closed", func() error {
+		wait.Until(t, "the bridge is closed", func() error {
 			c, err := net.Dial("tcp", a)
 			if err != nil {
 				return nil //nolint:nilerr // that is what is wanted

@@ -13,8 +13,8 @@ import (
 	"testing"
 
 	"github.com/fairlead/fairlead/internal/port"
-	"github.com/fairlead/fairlead/internal/sink/peer/peertest"
 	"github.com/fairlead/fairlead/test/kit/netns"
+	"github.com/fairlead/fairlead/test/kit/peertest"
 )
 
 // inside is set where a test runs in a namespace of its own.

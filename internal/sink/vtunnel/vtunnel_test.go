@@ -17,9 +17,10 @@ import (
 
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/sink/peer"
-	"github.com/fairlead/fairlead/internal/sink/peer/peertest"
 	"github.com/fairlead/fairlead/test/kit/leak"
+	"github.com/fairlead/fairlead/test/kit/peertest"
 	"github.com/fairlead/fairlead/test/kit/ports"
+	"github.com/fairlead/fairlead/test/kit/wait"
 )
 
 func TestMain(m *testing.M) { leak.Main(m) }
@@ -190,7 +191,7 @@ func TestAFailedSendIsTriedAgain(t *testing.T) {
 			return new(net.Dialer).DialContext(ctx, network, address)
 		}
 	}))
-	peertest.Eventually(t, "the peer is there", func() error {
+	wait.Until(t, "the peer is there", func() error {
 		if dials.Load() == 0 {
 			return errors.New("no connection")
 		}
@@ -211,7 +212,7 @@ func TestAPeerThatReadsNothingIsAFailureAndNotTheEnd(t *testing.T) {
 	r.Deafen(true)
 	rig := peertest.New(t, newSink(t, r.URL(), func(o *Options) { o.Timeout = 50 * time.Millisecond }))
 	rig.Put(peertest.Pub(t, "tcp 0.0.0.0:8080", "127.0.0.1:8080"))
-	peertest.Eventually(t, "the reason is reported", func() error {
+	wait.Until(t, "the reason is reported", func() error {
 		if o := rig.Outcomes("tcp 0.0.0.0:8080"); len(o) != 1 || o[0].State != port.Pending || !strings.Contains(o[0].Reason, "took no message within") {
 			return fmt.Errorf("%+v", o)
 		}
@@ -228,7 +229,7 @@ func TestAPeerThatIsNotThereLeavesEverythingPending(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "none.sock")
 	rig := peertest.New(t, newSink(t, "unix://"+path))
 	rig.Put(peertest.Pub(t, "tcp 0.0.0.0:8080", "127.0.0.1:8080"))
-	peertest.Eventually(t, "the reason is told", func() error {
+	wait.Until(t, "the reason is told", func() error {
 		if o := rig.Outcomes("tcp 0.0.0.0:8080"); len(o) != 1 || o[0].State != port.Pending || !strings.Contains(o[0].Reason, "no such file") {
 			return fmt.Errorf("%+v", o)
 		}
@@ -243,7 +244,7 @@ func TestAPeerThatEndsIdleConnectionsIsServedAllTheSame(t *testing.T) {
 	rig.Put(peertest.Pub(t, "tcp 0.0.0.0:8080", "127.0.0.1:8080"))
 	r.Want("8080/tcp 127.0.0.1 to upstream")
 	r.Hangup() // what comes next it decodes again
-	peertest.Eventually(t, "it is told again", func() error {
+	wait.Until(t, "it is told again", func() error {
 		if n := len(r.Messages()); n < 2 {
 			return fmt.Errorf("%d messages", n)
 		}
@@ -363,7 +364,7 @@ func TestThousandsOfPortsAreToldInFewMessages(t *testing.T) {
 		pubs = append(pubs, peertest.Pub(t, fmt.Sprintf("tcp 0.0.0.0:%d", 10000+i), fmt.Sprintf("127.0.0.1:%d", 10000+i)))
 	}
 	rig.Put(pubs...)
-	peertest.Eventually(t, "all are told", func() error {
+	wait.Until(t, "all are told", func() error {
 		if got := len(r.State()); got != n {
 			return fmt.Errorf("%d of %d", got, n)
 		}

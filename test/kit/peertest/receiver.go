@@ -15,10 +15,12 @@ import (
 	"strings"
 	"sync"
 	"testing"
+
+	"github.com/fairlead/fairlead/test/kit/wait"
 )
 
-// Receiver decodes what the vtunnel sink sends as the real peers do, and keeps,
-// as wsl-proxy does, one listener for each protocol and port.
+// Receiver is a peer of the vtunnel sink. It decodes messages as the real peers do,
+// and keeps one listener for each protocol and port, as wsl-proxy does.
 type Receiver struct {
 	t                testing.TB
 	network, address string
@@ -61,7 +63,7 @@ func NewReceiver(t testing.TB, network, address string, listen func(network, add
 	return r
 }
 
-// URL is what the sink is given to reach it.
+// URL is the sink's URL of the receiver.
 func (r *Receiver) URL() string {
 	if r.network == "unix" {
 		return "unix://" + r.address
@@ -69,7 +71,7 @@ func (r *Receiver) URL() string {
 	return "tcp://" + r.address
 }
 
-// Start begins a life that knows nothing.
+// Start starts the receiver without any entry.
 func (r *Receiver) Start() {
 	l, err := r.listen(r.network, r.address)
 	if err != nil {
@@ -97,7 +99,7 @@ func (r *Receiver) Start() {
 	})
 }
 
-// Stop ends as a killed process does.
+// Stop ends the receiver as the end of its process does.
 func (r *Receiver) Stop() {
 	r.mu.Lock()
 	if r.l != nil {
@@ -137,7 +139,7 @@ func (r *Receiver) handle(c net.Conn) {
 	r.Exec(raw.String(), m)
 }
 
-// Exec does what a message says.
+// Exec carries a message out.
 func (r *Receiver) Exec(raw string, m PortMapping) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -180,7 +182,7 @@ func (r *Receiver) Exec(raw string, m PortMapping) {
 	}
 }
 
-// State is what is open, sorted, and then the listeners that were lost.
+// State returns what is open, sorted, and then the listeners that were lost.
 func (r *Receiver) State() []string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -192,21 +194,21 @@ func (r *Receiver) State() []string {
 	return append(all, r.lost...)
 }
 
-// Messages are all that it was told in this life, as they came.
+// Messages returns the messages since the start, as they came.
 func (r *Receiver) Messages() []string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return slices.Clone(r.raw)
 }
 
-// Deafen makes it take connections and read nothing, or ends that.
+// Deafen makes the receiver accept connections and read nothing, or ends that.
 func (r *Receiver) Deafen(deaf bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.deaf = deaf
 }
 
-// Hangup ends the connections that are open, and reports how many there were.
+// Hangup closes the connections that are open, and returns how many there were.
 func (r *Receiver) Hangup() int {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -219,7 +221,7 @@ func (r *Receiver) Hangup() int {
 // Want waits until the state is this.
 func (r *Receiver) Want(want ...string) {
 	r.t.Helper()
-	Eventually(r.t, fmt.Sprintf("the peer has %q", want), func() error {
+	wait.Until(r.t, fmt.Sprintf("the peer has %q", want), func() error {
 		if got := r.State(); !slices.Equal(got, want) {
 			return fmt.Errorf("it has %q", got)
 		}

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package peertest drives a sink in tests as the agent does.
+// Package peertest runs the sinks for foreign peers in tests, as the agent runs
+// them, and imitates a peer.
 package peertest
 
 import (
@@ -11,14 +12,14 @@ import (
 	"net/netip"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/reconcile"
 	"github.com/fairlead/fairlead/internal/table"
+	"github.com/fairlead/fairlead/test/kit/wait"
 )
 
-// Sink is a sink that looks after its peer itself.
+// Sink is a sink that watches its peer while it runs.
 type Sink interface {
 	reconcile.Sink
 	Run(ctx context.Context) error
@@ -29,8 +30,8 @@ type Rig struct {
 	t        testing.TB
 	pubs     *table.Table[port.Key, port.Publication]
 	outcomes *table.Table[port.Key, reconcile.Outcomes]
-	// Stop ends it as the agent ends, and returns when all has ended. It may be
-	// called more than once.
+	// Stop ends the sink as the end of the agent does, and returns when it has
+	// ended. It may be called more than once.
 	Stop func()
 }
 
@@ -69,8 +70,8 @@ func Key(t testing.TB, s string) port.Key {
 	return port.Key{Protocol: p, Address: a.Addr(), Port: a.Port()}
 }
 
-// Pub makes a publication that asks for host addresses; the key's may end with
-// "+" if it is dual-stack.
+// Pub returns a publication that asks for host addresses. A key that ends with "+"
+// makes it dual-stack.
 func Pub(t testing.TB, key string, hosts ...string) port.Publication {
 	t.Helper()
 	p := port.Publication{
@@ -87,7 +88,7 @@ func Pub(t testing.TB, key string, hosts ...string) port.Publication {
 	return p
 }
 
-// Put wants publications, in one step.
+// Put adds publications, in one step.
 func (r *Rig) Put(pubs ...port.Publication) {
 	r.pubs.Update(func(tx *table.Tx[port.Key, port.Publication]) {
 		for _, p := range pubs {
@@ -96,7 +97,7 @@ func (r *Rig) Put(pubs ...port.Publication) {
 	})
 }
 
-// Remove no longer wants publications, in one step.
+// Remove removes publications, in one step.
 func (r *Rig) Remove(keys ...string) {
 	r.t.Helper()
 	r.pubs.Update(func(tx *table.Tx[port.Key, port.Publication]) {
@@ -106,7 +107,7 @@ func (r *Rig) Remove(keys ...string) {
 	})
 }
 
-// Outcomes returns what the sink said of a publication.
+// Outcomes returns the outcomes that the sink reported of a publication.
 func (r *Rig) Outcomes(key string) []port.Outcome {
 	r.t.Helper()
 	said, _ := r.outcomes.View().Get(Key(r.t, key))
@@ -121,7 +122,7 @@ func (r *Rig) Outcomes(key string) []port.Outcome {
 // returns it.
 func (r *Rig) WantState(key string, state port.State) (o port.Outcome) {
 	r.t.Helper()
-	Eventually(r.t, fmt.Sprintf("%s is %s", key, state), func() error {
+	wait.Until(r.t, fmt.Sprintf("%s is %s", key, state), func() error {
 		out := r.Outcomes(key)
 		if len(out) != 1 || out[0].State != state {
 			return fmt.Errorf("outcomes are %+v", out)
@@ -130,20 +131,4 @@ func (r *Rig) WantState(key string, state port.State) (o port.Outcome) {
 		return nil
 	})
 	return o
-}
-
-// Eventually waits for f to succeed, with a limit that only a failure reaches.
-func Eventually(t testing.TB, what string, f func() error) {
-	t.Helper()
-	deadline := time.Now().Add(2 * time.Minute)
-	for {
-		err := f()
-		if err == nil {
-			return
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("%s: not in time: %v", what, err)
-		}
-		time.Sleep(5 * time.Millisecond)
-	}
 }
