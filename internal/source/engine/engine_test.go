@@ -595,19 +595,23 @@ func TestWarnings(t *testing.T) {
 	}
 }
 
+// A rule may name any label, so none is left out, however many and long they are.
 func TestLabels(t *testing.T) {
-	in := map[string]string{"a": "1", "nerdctl/name": "x", "long": strings.Repeat("x", maxLabelSize)}
-	if got := Labels(in, "nerdctl/"); len(got) != 1 || got["a"] != "1" {
-		t.Errorf("Labels = %v", got)
-	}
-	if got := Labels(nil); got != nil {
-		t.Errorf("Labels(nil) = %v", got)
-	}
+	in := map[string]string{"a": "1", "nerdctl/name": "x", "long": strings.Repeat("x", 1<<16)}
 	for i := range 1000 {
-		in[fmt.Sprint(i)] = ""
+		in[fmt.Sprint("label", i)] = fmt.Sprint(i)
 	}
-	if got := Labels(in); len(got) != maxLabels {
-		t.Errorf("%d labels, want %d", len(got), maxLabels)
+	got := Labels(in, "nerdctl/")
+	if len(got) != len(in)-1 || got["a"] != "1" || got["long"] != in["long"] || got["label999"] != "999" {
+		t.Errorf("%d labels of %d, want all but an engine's own", len(got), len(in))
+	}
+	if got["b"] = "2"; in["b"] != "" {
+		t.Error("the map is shared")
+	}
+	for _, none := range []map[string]string{nil, {"nerdctl/name": "x"}} {
+		if got := Labels(none, "nerdctl/"); got != nil {
+			t.Errorf("Labels(%v) = %v, want nil", none, got)
+		}
 	}
 }
 

@@ -2,35 +2,25 @@
 
 package engine
 
-import (
-	"maps"
-	"slices"
-	"strings"
-)
+import "strings"
 
-// Bounds on the labels that an owner carries: they cross the link with each
-// publication.
-const (
-	maxLabels    = 64
-	maxLabelSize = 256 // bytes of key and value together
-)
-
-// Labels returns the labels that an owner keeps, in a map of its own: those of
-// people and of Compose, not an engine's private notes, whose prefixes are given.
-// What is too long is left out, never cut.
+// Labels returns the labels that an owner has, in a map of its own: those of
+// people and of Compose, not an engine's private ones, whose prefixes are given.
+// None is left out for its size, because rules must see them all. What shows
+// labels to others limits them.
 func Labels(all map[string]string, private ...string) map[string]string {
-	out := make(map[string]string)
+	if len(all) == 0 {
+		return nil
+	}
+	out := make(map[string]string, len(all))
 next:
-	for _, k := range slices.Sorted(maps.Keys(all)) {
-		if len(out) == maxLabels || len(k)+len(all[k]) > maxLabelSize {
-			continue
-		}
+	for k, v := range all {
 		for _, p := range private {
 			if strings.HasPrefix(k, p) {
 				continue next
 			}
 		}
-		out[k] = all[k]
+		out[k] = v
 	}
 	if len(out) == 0 {
 		return nil

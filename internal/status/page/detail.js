@@ -115,7 +115,9 @@ function facts() {
   if (p.guest) fact('Guest', clean(p.guest));
   if (p.dialTarget) fact('Dialled', el('code', {}, p.dialTarget));
   fact('Owner', `${p.owner.kind} `, el('b', {}, ownerName(p.owner)), p.owner.id && p.owner.id !== p.owner.name ? el('code', { class: 'id' }, ` ${clean(p.owner.id)}`) : null);
-  for (const [k, v] of Object.entries(p.owner.labels ?? {})) fact('Label', el('code', {}, `${clean(k)}=${clean(v)}`));
+  const labels = Object.entries(p.owner.labels ?? {});
+  for (const [k, v] of labels.slice(0, 64)) fact('Label', el('code', {}, `${clean(k)}=${clean(v.length > 1024 ? v.slice(0, 1024) + '…' : v)}`));
+  if (labels.length > 64) fact('Labels', `and ${labels.length - 64} more`);
   if (p.rule) fact('Rule', clean(p.rule));
   fact('Since', new Date(p.since).toLocaleString());
   return list;
