@@ -8,99 +8,91 @@ import (
 	"bytes"
 	"context"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/fairlead/fairlead/test/kit/program"
 )
 
-// elsewhere needs what is not installed for these tests: engines, another kernel.
-var elsewhere = []string{"flows", "engine", "kube", "emulated", "vsock"}
+// elsewhere needs engines or another kernel.
+var elsewhere = []string{"engine", "kube", "emulated", "vsock"}
 
-func TestBenchmarkMeasuresEveryPartAndReports(t *testing.T) {
-	dir := t.TempDir()
-	json := filepath.Join(dir, "results.jsonl")
-	var log bytes.Buffer
-	var only []string
+// notTiny is what the tiny scale leaves out.
+func notTiny(measure, mode string) bool {
+	return mode == waySocat || mode == wayGvproxy || measure == perPublication
+}
+
+func TestEveryMeasureIsInTheReport(t *testing.T) {
+	var chosen []part
 	for _, p := range parts() {
-		if !slices.Contains(elsewhere, p.Name) {
-			only = append(only, p.Name)
+		if !slices.Contains(elsewhere, p.name) {
+			chosen = append(chosen, p)
 		}
 	}
-	err := run(t.Context(), []string{"-tiny", "-only", strings.Join(only, ","), "-json", json, "-report", dir}, &log, &log)
-	if err := beyondLosses(err); err != nil {
+	var log, out bytes.Buffer
+	dir := t.TempDir()
+	if err := run(t.Context(), []string{"-scale", "tiny", "-only", strings.Join(names(chosen), ","), "-json", dir + "/results", "-report", dir}, &out, &log); err != nil {
 		t.Fatalf("%v\n%s", err, log.String())
 	}
-	readme, err := os.ReadFile(filepath.Join(dir, "README.md"))
+	res, err := readFile(dir + "/results")
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, p := range parts() {
-		if has := strings.Contains(string(readme), "\n## "+p.Title+"\n"); has == slices.Contains(elsewhere, p.Name) {
-			t.Errorf("the report has section %q: %v", p.Title, has)
-		}
-	}
-	again := t.TempDir()
-	if err := beyondLosses(run(t.Context(), []string{"-render", json, "-report", again}, &log, &log)); err != nil {
+	report, err := os.ReadFile(dir + "/README.md")
+	if err != nil {
 		t.Fatal(err)
 	}
-	if b, err := os.ReadFile(filepath.Join(again, "README.md")); err != nil || !bytes.Equal(b, readme) {
-		t.Errorf("the report of the lines differs from the run's: %v", err)
+	for _, p := range chosen {
+		for _, m := range p.measures {
+			for _, mode := range m.modes {
+				if _, ok := res.find(m.name, mode, m.eachSize()[0]); !ok && !notTiny(m.name, mode) {
+					t.Errorf("no result of %q in mode %q", m.name, mode)
+				}
+			}
+			if !strings.Contains(string(report), "**"+m.name+"**") && m.name != perPublication {
+				t.Errorf("no table of %q", m.name)
+			}
+		}
 	}
 }
 
-func TestAModeThatDidNotRunIsFoundOut(t *testing.T) {
-	dir, err := os.MkdirTemp("", "flb")
+func TestFailedPartsAreReported(t *testing.T) {
+	t.Setenv(program.Variable, "/bin/false")
+	var out, log bytes.Buffer
+	err := run(t.Context(), []string{"-scale", "tiny", "-only", "missed"}, &out, &log)
+	if err == nil || !strings.Contains(err.Error(), "missed: bpf: ") || !strings.Contains(err.Error(), "the agent has ended") {
+		t.Errorf("error %v", err)
+	}
+	if !strings.Contains(out.String(), "* missed: ") {
+		t.Errorf("the report does not say so:\n%s", out.String())
+	}
+}
+
+func TestModeThatDidNotRunIsAnError(t *testing.T) {
+	b, err := newBench(tiny, "", t.Output(), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	binary, err := program.Path(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	// It claims to observe by events, and polls.
-	g, err := newGuest(binary, dir, mode{name: modeBPF, flags: modes[1].flags})
+	b.methods = map[string]string{}
+	g, err := b.newGuest(mode{name: modeBPF, flags: modes[1].flags}, nil) // it polls
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(g.close)
-	said := func(want string, f func(context.Context) error) {
-		t.Helper()
-		var err error
-		for range 600 {
-			if err = f(t.Context()); err != nil && strings.Contains(err.Error(), want) {
-				return
-			}
-			time.Sleep(100 * time.Millisecond)
-		}
-		t.Errorf("the error is %v, want %q", err, want)
-	}
-	said("did not really run", g.check)
-	if err := g.agent.Process.Kill(); err != nil {
+	if err := g.start(); err != nil {
 		t.Fatal(err)
 	}
-	said("has ended", g.check)
-}
-
-func TestAnAgentThatDoesNotRunFailsTheRunAndNamesTheCells(t *testing.T) {
-	t.Setenv(program.Variable, "/bin/false")
-	var out, log bytes.Buffer
-	err := run(t.Context(), []string{"-tiny", "-only", "missed"}, &out, &log)
-	if err == nil || !strings.Contains(err.Error(), "missed: "+missedMeasure+", 1 ms alive, bpf: the agent has ended") {
-		t.Errorf("the error is %v", err)
-	}
-}
-
-func TestUnknownPartsAreRefused(t *testing.T) {
-	var out bytes.Buffer
-	if err := run(t.Context(), []string{"-only", "latency,nonsense"}, &out, &out); err == nil || !strings.Contains(err.Error(), "nonsense") {
-		t.Errorf("error %v", err)
-	}
-	if err := run(t.Context(), []string{"-render", "/dev/null"}, &out, &out); err == nil {
-		t.Error("a file without results makes a report")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	defer cancel(nil)
+	err = eventually(ctx, func() error {
+		err := g.check(ctx)
+		if err != nil && strings.Contains(err.Error(), "is not mode") {
+			return nil
+		}
+		return err
+	})
+	if err != nil {
+		t.Error(err)
 	}
 }

@@ -13,16 +13,17 @@ import (
 	"net"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
+
+	"golang.org/x/sync/errgroup"
 
 	"github.com/fairlead/fairlead/test/kit/netns"
 )
 
 // What a client asks the server for by its first byte.
 const (
-	askSink   = 'S' // takes all, then answers with how much it was: 8 bytes
-	askSource = 'R' // 8 bytes say how much to send
+	askSink   = 'S' // the server takes all, then answers with how much it was: 8 bytes
+	askSource = 'R' // the server sends until it is closed
 	askEcho   = 'E'
 )
 
@@ -31,49 +32,42 @@ const (
 	smallSize  = 64 // bytes of a small message
 )
 
-// flowServer is the server in the guest.
-type flowServer struct {
-	tcp net.Listener
-	udp net.PacketConn
-	wg  sync.WaitGroup
-}
-
-func startServer(in *netns.Space) (*flowServer, error) {
-	s := &flowServer{}
-	var err error
-	if s.tcp, err = in.Listen("tcp4", fmt.Sprintf("0.0.0.0:%d", serverTCP)); err != nil {
+// startServer starts the server in the guest.
+func startServer(in *netns.Space) (stop func(), err error) {
+	tcp, err := in.Listen("tcp4", fmt.Sprintf("0.0.0.0:%d", serverTCP))
+	if err != nil {
 		return nil, err
 	}
-	if s.udp, err = in.ListenPacket("udp4", fmt.Sprintf("0.0.0.0:%d", serverUDP)); err != nil {
-		return nil, errors.Join(err, s.tcp.Close())
+	udp, err := in.ListenPacket("udp4", fmt.Sprintf("0.0.0.0:%d", serverUDP))
+	if err != nil {
+		return nil, errors.Join(err, tcp.Close())
 	}
-	s.wg.Go(func() {
+	var wg sync.WaitGroup
+	wg.Go(func() {
 		for {
-			c, err := s.tcp.Accept()
+			c, err := tcp.Accept()
 			if err != nil {
 				return
 			}
-			s.wg.Go(func() { serveTCP(c) })
+			wg.Go(func() { serveTCP(c) })
 		}
 	})
-	s.wg.Go(func() {
+	wg.Go(func() {
 		b := make([]byte, 2048)
 		for {
-			n, from, err := s.udp.ReadFrom(b)
+			n, from, err := udp.ReadFrom(b)
 			if errors.Is(err, net.ErrClosed) {
 				return
 			}
 			if err == nil {
-				_, _ = s.udp.WriteTo(b[:n], from)
+				_, _ = udp.WriteTo(b[:n], from)
 			}
 		}
 	})
-	return s, nil
-}
-
-func (s *flowServer) close() {
-	_, _ = s.tcp.Close(), s.udp.Close()
-	s.wg.Wait()
+	return func() {
+		_, _ = tcp.Close(), udp.Close()
+		wg.Wait()
+	}, nil
 }
 
 func serveTCP(c net.Conn) {
@@ -82,84 +76,118 @@ func serveTCP(c net.Conn) {
 	if _, err := io.ReadFull(c, ask[:]); err != nil {
 		return
 	}
-	var n [8]byte
+	b := make([]byte, bulkBuffer)
 	switch ask[0] {
 	case askEcho:
-		b := make([]byte, 4<<10)
-		_, _ = io.CopyBuffer(struct{ io.Writer }{c}, struct{ io.Reader }{c}, b)
+		_, _ = io.CopyBuffer(struct{ io.Writer }{c}, struct{ io.Reader }{c}, b[:4<<10])
 	case askSink:
-		b := make([]byte, bulkBuffer)
 		sum, _ := io.CopyBuffer(io.Discard, struct{ io.Reader }{c}, b)
-		binary.BigEndian.PutUint64(n[:], uint64(sum))
-		_, _ = c.Write(n[:])
+		_, _ = c.Write(binary.BigEndian.AppendUint64(nil, uint64(sum)))
 	case askSource:
-		if _, err := io.ReadFull(c, n[:]); err != nil {
-			return
-		}
-		b := make([]byte, bulkBuffer)
-		for rest := binary.BigEndian.Uint64(n[:]); rest > 0; {
-			w, err := c.Write(b[:min(rest, uint64(len(b)))])
-			if err != nil {
+		for {
+			if _, err := c.Write(b); err != nil {
 				return
 			}
-			rest -= uint64(w)
 		}
 	}
 }
 
-// throughput moves bytes on several flows for about d.
-func throughput(ctx context.Context, w *way, d time.Duration, n int, toClient bool) (flowSample, error) {
-	var sum atomic.Int64
-	var wg sync.WaitGroup
-	errs := make([]error, n)
-	conns := make([]net.Conn, n)
-	for i := range conns {
-		c, err := w.from.Dial("tcp4", w.tcp.String())
-		if err != nil {
-			return flowSample{}, err
-		}
-		defer func() { _ = c.Close() }()
-		_ = c.SetDeadline(time.Now().Add(d + w.patience(30*time.Second)))
-		conns[i] = c
+// load puts load on a way for about d.
+type load func(ctx context.Context, w *way, d time.Duration) (flowSample, error)
+
+// flowSample is what a load measured.
+type flowSample struct {
+	n        float64 // bytes, round trips, connections or datagrams
+	took     time.Duration
+	p50, p99 time.Duration // of each, but for bytes
+	cpu      time.Duration // of the relays
+	lost     float64       // share
+}
+
+// meter measures a load from begin on.
+type meter struct {
+	w     *way
+	begin time.Time
+	used  time.Duration
+
+	mu   sync.Mutex
+	n    float64
+	each []time.Duration
+	lost int
+}
+
+func (w *way) meter() *meter { return &meter{w: w, used: w.cpu(), begin: time.Now()} }
+
+// count counts one, which took d, or failed.
+func (m *meter) count(d time.Duration, err error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if err != nil {
+		m.lost++
+		return
 	}
-	used, begin := w.cpu(), time.Now()
-	for i, c := range conns {
-		wg.Go(func() {
-			move := push
-			if toClient {
-				move = pull
+	m.n++
+	m.each = append(m.each, d)
+}
+
+func (m *meter) sample(err error) (flowSample, error) {
+	s := flowSample{n: m.n, took: time.Since(m.begin), cpu: m.w.cpu() - m.used, lost: float64(m.lost) / (m.n + float64(m.lost))}
+	if n := len(m.each); n > 0 {
+		slices.Sort(m.each)
+		s.p50, s.p99 = m.each[n/2], m.each[n*99/100]
+	}
+	if err == nil && m.n == 0 {
+		err = errors.New("nothing arrived")
+	}
+	return s, err
+}
+
+// throughput moves bytes on several flows.
+func throughput(flows int, move func(c net.Conn, end time.Time) (int64, error)) load {
+	return func(_ context.Context, w *way, d time.Duration) (flowSample, error) {
+		conns := make([]net.Conn, flows)
+		for i := range conns {
+			c, err := w.from.Dial("tcp4", w.tcp.String())
+			if err != nil {
+				return flowSample{}, err
 			}
-			moved, err := move(ctx, c, begin.Add(d))
-			sum.Add(moved)
-			errs[i] = err
-		})
+			defer func() { _ = c.Close() }()
+			_ = c.SetDeadline(time.Now().Add(d + w.patience(30*time.Second)))
+			conns[i] = c
+		}
+		m := w.meter()
+		var group errgroup.Group
+		for _, c := range conns {
+			group.Go(func() error {
+				moved, err := move(c, m.begin.Add(d))
+				m.mu.Lock()
+				defer m.mu.Unlock()
+				m.n += float64(moved)
+				return err
+			})
+		}
+		return m.sample(group.Wait())
 	}
-	wg.Wait()
-	took, used := time.Since(begin), w.cpu()-used
-	bytes := float64(sum.Load())
-	return flowSample{value: bytes / took.Seconds(), cpu: time.Duration(float64(used) / (bytes / 1e6))}, errors.Join(errs...)
 }
 
-// push sends until the end, and hears how much has arrived.
-func push(ctx context.Context, c net.Conn, end time.Time) (int64, error) {
-	b := make([]byte, bulkBuffer)
+// push sends until the end, and receives how much has arrived.
+func push(c net.Conn, end time.Time) (sent int64, err error) {
 	if _, err := c.Write([]byte{askSink}); err != nil {
 		return 0, err
 	}
-	sent := int64(0)
-	for time.Now().Before(end) && ctx.Err() == nil {
+	for b := make([]byte, bulkBuffer); time.Now().Before(end); {
 		n, err := c.Write(b)
-		sent += int64(n)
 		if err != nil {
 			return 0, err
 		}
+		sent += int64(n)
 	}
 	if err := c.(*net.TCPConn).CloseWrite(); err != nil {
 		return 0, err
 	}
 	var n [8]byte
 	if _, err := io.ReadFull(c, n[:]); err != nil {
-		return 0, fmt.Errorf("after %d bytes: %w", sent, err)
+		return 0, err
 	}
 	if got := int64(binary.BigEndian.Uint64(n[:])); got != sent {
 		return 0, fmt.Errorf("%d bytes arrived of %d", got, sent)
@@ -168,25 +196,22 @@ func push(ctx context.Context, c net.Conn, end time.Time) (int64, error) {
 }
 
 // pull receives until the end.
-func pull(ctx context.Context, c net.Conn, end time.Time) (int64, error) {
-	ask := binary.BigEndian.AppendUint64([]byte{askSource}, 1<<62)
-	if _, err := c.Write(ask); err != nil {
+func pull(c net.Conn, end time.Time) (got int64, err error) {
+	if _, err := c.Write([]byte{askSource}); err != nil {
 		return 0, err
 	}
-	b := make([]byte, bulkBuffer)
-	got := int64(0)
-	for time.Now().Before(end) && ctx.Err() == nil {
+	for b := make([]byte, bulkBuffer); time.Now().Before(end); {
 		n, err := c.Read(b)
-		got += int64(n)
 		if err != nil {
 			return 0, err
 		}
+		got += int64(n)
 	}
 	return got, c.Close()
 }
 
 // roundTrips sends a small message there and back, one at a time.
-func roundTrips(ctx context.Context, w *way, d time.Duration) (flowSample, error) {
+func roundTrips(_ context.Context, w *way, d time.Duration) (flowSample, error) {
 	c, err := w.from.Dial("tcp4", w.tcp.String())
 	if err != nil {
 		return flowSample{}, err
@@ -196,10 +221,8 @@ func roundTrips(ctx context.Context, w *way, d time.Duration) (flowSample, error
 	if _, err := c.Write([]byte{askEcho}); err != nil {
 		return flowSample{}, err
 	}
-	b := make([]byte, smallSize)
-	var took []time.Duration
-	used := w.cpu()
-	for end := time.Now().Add(d); time.Now().Before(end) && ctx.Err() == nil; {
+	m := w.meter()
+	for b := make([]byte, smallSize); time.Since(m.begin) < d; {
 		begin := time.Now()
 		if _, err := c.Write(b); err != nil {
 			return flowSample{}, err
@@ -207,59 +230,39 @@ func roundTrips(ctx context.Context, w *way, d time.Duration) (flowSample, error
 		if _, err := io.ReadFull(c, b); err != nil {
 			return flowSample{}, err
 		}
-		took = append(took, time.Since(begin))
+		m.count(time.Since(begin), nil)
 	}
-	return summary(took, d, w.cpu()-used, 0), nil
-}
-
-// summary makes a sample of how long each of many took.
-func summary(took []time.Duration, d, used time.Duration, lost float64) flowSample {
-	if len(took) == 0 {
-		return flowSample{lost: lost}
-	}
-	slices.Sort(took)
-	return flowSample{
-		value: float64(len(took)) / d.Seconds(), p50: took[len(took)/2], p99: took[len(took)*99/100],
-		cpu: used * 1000 / time.Duration(len(took)), lost: lost,
-	}
+	return m.sample(nil)
 }
 
 // connections opens connections at a rate, whatever becomes of those before.
-func connections(ctx context.Context, w *way, d time.Duration, rate int) (flowSample, error) {
-	const workers = 50 // one in the way of none: each has its time to finish
-	var mu sync.Mutex
-	var took []time.Duration
-	var failed int
-	var last error
-	used, begin := w.cpu(), time.Now()
-	each := time.Second * workers / time.Duration(rate)
-	var wg sync.WaitGroup
-	for i := range workers {
-		wg.Go(func() {
-			_ = w.from.Do(func() error {
-				for next := begin.Add(each * time.Duration(i) / workers); next.Before(begin.Add(d)) && ctx.Err() == nil; next = next.Add(each) {
-					time.Sleep(time.Until(next))
-					err := oneConnection(w)
-					mu.Lock()
-					if err != nil {
-						failed, last = failed+1, err
-					} else {
-						took = append(took, time.Since(next)) // from when it was due
+func connections(rate int) load {
+	const workers = 50 // so many at a time: each has its time to finish
+	return func(ctx context.Context, w *way, d time.Duration) (flowSample, error) {
+		m := w.meter()
+		each := time.Second * workers / time.Duration(rate)
+		var group errgroup.Group
+		for i := range workers {
+			group.Go(func() error {
+				return w.from.Do(func() error {
+					for next := m.begin.Add(each * time.Duration(i) / workers); next.Before(m.begin.Add(d)) && ctx.Err() == nil; next = next.Add(each) {
+						time.Sleep(time.Until(next))
+						err := echo(w)
+						m.count(time.Since(next), err) // from when it was due
 					}
-					mu.Unlock()
-				}
-				return nil
+					return nil
+				})
 			})
-		})
+		}
+		return m.sample(group.Wait())
 	}
-	wg.Wait()
-	if len(took) == 0 {
-		return flowSample{}, fmt.Errorf("every connection failed: %w", last)
-	}
-	return summary(took, time.Since(begin), w.cpu()-used, float64(failed)/float64(failed+len(took))), nil
 }
 
-func oneConnection(w *way) error {
+// oneConnection is echo in the namespace of the client.
+func oneConnection(w *way) error { return w.from.Do(func() error { return echo(w) }) }
+
+// echo makes a connection and sends a small message there and back.
+func echo(w *way) error {
 	c, err := net.DialTimeout("tcp4", w.tcp.String(), w.patience(2*time.Second))
 	if err != nil {
 		return err
@@ -275,52 +278,29 @@ func oneConnection(w *way) error {
 	return err
 }
 
-// echoes has clients send one datagram after another.
-func echoes(ctx context.Context, w *way, d time.Duration) (flowSample, error) {
-	const clients = 16
-	var mu sync.Mutex
-	var took []time.Duration
-	var lost, sent int
-	all := make([]echoer, clients)
+// echoes has 16 clients send one datagram after another.
+func echoes(_ context.Context, w *way, d time.Duration) (flowSample, error) {
+	all := make([]*echoer, 16)
 	for i := range all {
 		c, err := w.from.Dial("udp4", w.udp.String())
 		if err != nil {
 			return flowSample{}, err
 		}
 		defer func() { _ = c.Close() }()
-		all[i].conn = c
+		all[i] = &echoer{conn: c}
+		_, _ = all[i].echo(0, w.patience(2*time.Second)) // to set up the flow is not measured
 	}
-	// What counts is the datagrams of clients that have their flows.
-	errs := make([]error, clients)
-	var first sync.WaitGroup
-	for i := range all {
-		first.Go(func() { _, errs[i] = all[i].echo(0, w.patience(2*time.Second)) })
-	}
-	first.Wait()
-	used, begin := w.cpu(), time.Now()
+	m := w.meter()
 	var wg sync.WaitGroup
-	for i := range all {
+	for _, e := range all {
 		wg.Go(func() {
-			var mine []time.Duration
-			missed, n := 0, uint64(0)
-			for time.Since(begin) < d && ctx.Err() == nil {
-				n++
-				if t, err := all[i].echo(n, w.patience(200*time.Millisecond)); err != nil {
-					missed++
-				} else {
-					mine = append(mine, t)
-				}
+			for n := uint64(1); time.Since(m.begin) < d; n++ {
+				m.count(e.echo(n, w.patience(200*time.Millisecond)))
 			}
-			mu.Lock()
-			defer mu.Unlock()
-			took, lost, sent = append(took, mine...), lost+missed, sent+int(n)
 		})
 	}
 	wg.Wait()
-	if len(took) == 0 {
-		return flowSample{}, fmt.Errorf("no datagram came back: %w", errors.Join(errs...))
-	}
-	return summary(took, time.Since(begin), w.cpu()-used, float64(lost)/float64(max(sent, 1))), nil
+	return m.sample(nil)
 }
 
 // echoer is a client of UDP.

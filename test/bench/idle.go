@@ -6,241 +6,207 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
-	"net"
-	"net/http"
 	"os"
-	"strconv"
+	"os/exec"
+	"regexp"
 	"strings"
 	"time"
 
+	"github.com/fairlead/fairlead/internal/schedule"
 	"github.com/fairlead/fairlead/internal/status"
-	"github.com/fairlead/fairlead/test/bench/report"
+	"github.com/fairlead/fairlead/test/kit/usage"
 )
 
-// The measures of idle agents.
 const (
-	idleCPU   = "CPU of an idle agent"
-	idleWake  = "context switches of an idle agent"
-	idleAwake = "seconds of a minute in which an idle agent wakes up"
-	idleRSS   = "memory of an idle agent (RSS)"
+	idleCPU      = "CPU of an idle agent"
+	idleAwake    = "seconds of a minute in which an idle agent wakes up"
+	idleSwitches = "context switches of an idle agent"
+	idleRSS      = "memory of an idle agent (RSS)"
 
-	pageWake = "context switches of an idle agent, by what of its status side is on"
-	pageRSS  = "memory of an idle agent (RSS), by what of its status side is on"
+	pageSwitches = "context switches of an idle agent, by what of its status side is on"
+	pageRSS      = "memory of an idle agent (RSS), by what of its status side is on"
+
+	anonymous = "of it anonymous, MB"
 )
 
-// idleSizes are how many listeners and NAT rules a guest has.
+// idleSizes are numbers of listeners, and of NAT rules.
 var idleSizes = []int{0, 1000, 10_000}
 
-func idlePart() Part {
-	return Part{
-		Section: report.Section{
-			Name: "idle", Title: "What it costs while nothing happens",
-			About: `Agents with their link connected in guests where nothing changes, with as many listeners
-as NAT rules, all watched in the same two minutes, after they were left alone for a while: the Go runtime collects
-garbage each two minutes where nothing else makes it. CPU is in percent of
-one core. The event mode audits itself by dumps, the more seldom the longer they take: the first is a minute
-after the start, before these minutes. To what it used in them is added what its audits of sockets take in the long run, by what
-the agent says that they took. The audit of NAT rules, each five minutes or up to thirty, is not in these figures.
-Each wake-up of an agent keeps a laptop's processor from sleeping.`,
-			Figures: []report.Figure{
-				{File: "idle-cpu", Title: "CPU of an idle agent", Measure: idleCPU, Kind: report.Bars, X: "listeners and NAT rules", Y: "% of a core", LogY: true},
-				{File: "idle-wakeups", Title: "Context switches of an idle agent", Measure: idleWake, Kind: report.Bars, X: "listeners and NAT rules", Y: "per second", LogY: true},
-			},
-		},
-		Run: idle,
-	}
+var pageModes = []string{"neither", "metrics and page", "both, used before"}
+
+func idlePart() part {
+	of := "listeners and rules"
+	return part{"idle", "idle", []measure{
+		{name: idleCPU, unit: "%", modes: ownModes, sizes: idleSizes, sizeUnit: of, figure: figure{"idle-cpu", lines}},
+		{name: idleAwake, unit: "per minute", modes: ownModes, sizes: idleSizes, sizeUnit: of},
+		{name: idleSwitches, unit: "per second", modes: ownModes, sizes: idleSizes, sizeUnit: of, figure: figure{"idle-wakeups", lines}},
+		{name: idleRSS, unit: "B", modes: ownModes, sizes: idleSizes, sizeUnit: of},
+		{name: pageSwitches, unit: "per second", modes: pageModes},
+		{name: pageRSS, unit: "B", modes: pageModes},
+	}, idle}
 }
 
-// idler is an agent that nobody asks anything.
+// idler is an agent that is left alone.
 type idler struct {
-	*linked
-	mode   string
+	*guest
+	page   string // the mode of its status side, if that is measured
 	size   int
-	page   bool // it belongs to the measures of the status side
-	err    error
-	dumps  dumped // when it was ready
-	before usage
-	last   int // context switches a second ago
-	awake  int // seconds in which there were any
+	dumps  dumps // when it was ready
+	before usage.Usage
+	last   int64 // context switches a second ago
+	awake  int   // seconds in which there were any
 }
 
-// The variants of the status side.
-var pageFlags = []string{"--metrics-addr", "127.0.0.1:9464", "--web-addr", "127.0.0.1:7420"}
-
-func idle(ctx context.Context, e *Env) error {
+func idle(ctx context.Context, b *bench) error {
 	var all []*idler
-	defer func() {
-		for _, i := range all {
-			if i.linked != nil {
-				i.close()
-			}
-		}
-	}()
-	for _, n := range idleSizes[:e.Of(3, 3, 1)] {
+	for _, n := range b.sizes(idleSizes) {
 		for _, m := range modes {
-			e.Progress("starting %s with %d listeners and NAT rules", m.name, n)
-			i := &idler{mode: m.name, size: n}
-			all = append(all, i)
-			if i.linked, i.err = newIdler(ctx, e, m, n); i.err == nil {
-				i.dumps, i.err = i.dumped(ctx)
+			g, err := b.busyGuest(ctx, m, n)
+			if err != nil {
+				return fmt.Errorf("%s: %w", m.name, err)
 			}
+			all = append(all, &idler{guest: g, size: n})
 		}
 	}
-	for _, v := range []struct {
-		name  string
-		flags []string
-		use   bool
-	}{{"neither", nil, false}, {"metrics and page", pageFlags, false}, {"both, used before", pageFlags, true}} {
-		i := &idler{mode: v.name, page: true}
-		all = append(all, i)
-		if i.linked, i.err = newLinked(ctx, e, modes[0], v.flags...); i.err == nil && v.use {
-			i.err = i.use(ctx)
+	for _, page := range pageModes {
+		var flags []string
+		if page != pageModes[0] {
+			flags = []string{"--metrics-addr", "127.0.0.1:9464", "--web-addr", "127.0.0.1:7420"}
+		}
+		g, err := b.guest(ctx, modes[0], 0, flags...)
+		if err == nil && page == pageModes[2] {
+			err = g.usePage(ctx)
+		}
+		if err != nil {
+			return fmt.Errorf("%s: %w", page, err)
+		}
+		all = append(all, &idler{guest: g, page: page})
+	}
+	return watch(ctx, b, all)
+}
+
+// busyGuest starts a guest with n listeners and n NAT rules.
+func (b *bench) busyGuest(ctx context.Context, m mode, n int) (*guest, error) {
+	g, err := b.guest(ctx, m, n)
+	if err != nil || n == 0 {
+		return g, err
+	}
+	if err := g.handOver(); err != nil {
+		return nil, err
+	}
+	t, err := fillNAT(g.space, n)
+	if err != nil {
+		return nil, err
+	}
+	// A rule opens a port at the wildcard address, so its publications are others.
+	_, err = g.peer.settle(ctx, 2*n)
+	t.close()
+	return g, err
+}
+
+// handOver makes another process hold the listeners of the guest: one process cannot
+// have as many open files as all guests need.
+func (g *guest) handOver() error {
+	cmd := exec.Command("sleep", "infinity")
+	for _, fd := range g.fds {
+		cmd.ExtraFiles = append(cmd.ExtraFiles, os.NewFile(uintptr(fd), "listener"))
+	}
+	err := cmd.Start()
+	for _, f := range cmd.ExtraFiles {
+		_ = f.Close()
+	}
+	if g.fds = nil; err == nil {
+		g.procs = append(g.procs, cmd)
+	}
+	return err
+}
+
+func watch(ctx context.Context, b *bench, all []*idler) (err error) {
+	for _, i := range all {
+		if i.dumps, err = i.dumped(ctx); err != nil {
+			return err
 		}
 	}
-	rest, watch := e.For(75*time.Second, 10*time.Second, time.Second), e.For(2*time.Minute, 20*time.Second, time.Second)
-	e.Progress("leaving %d agents alone for %v, then watching them for %v", len(all), rest, watch)
-	if err := pause(ctx, rest); err != nil {
+	rest, lasts := b.lasting(75*time.Second, 10*time.Second, time.Second), b.lasting(2*time.Minute, 20*time.Second, time.Second)
+	b.progress("leaving %d agents alone for %v, then watching them for %v", len(all), rest, lasts)
+	if err := schedule.Sleep(ctx, rest); err != nil {
 		return err
 	}
 	for _, i := range all {
-		if i.err == nil {
-			i.before, i.err = i.used()
-			i.last = i.before.switches
+		if i.before, err = i.used(); err != nil {
+			return err
 		}
+		i.last = i.before.Switches
 	}
-	for range int(watch / time.Second) {
-		if err := pause(ctx, time.Second); err != nil {
+	for range int(lasts / time.Second) {
+		if err := schedule.Sleep(ctx, time.Second); err != nil {
 			return err
 		}
 		for _, i := range all {
-			i.look()
+			now, err := i.used()
+			if err != nil {
+				return err
+			}
+			if now.Switches != i.last {
+				i.last = now.Switches
+				i.awake++
+			}
 		}
 	}
 	for _, i := range all {
-		i.record(ctx, e)
+		if err := i.record(ctx); err != nil {
+			return err
+		}
 	}
 	return nil
 }
 
-// newIdler starts a guest with n listeners and n NAT rules.
-func newIdler(ctx context.Context, e *Env, m mode, n int) (*linked, error) {
-	l, err := newLinked(ctx, e, m)
-	if err != nil || n == 0 {
-		return l, err
-	}
-	self, err := os.Executable()
-	if err == nil {
-		// A process of its own: one may not have as many open files as all sizes need.
-		err = l.start(l.space, self, "-hold", strconv.Itoa(n))
-	}
-	var t *natTable
-	if err == nil {
-		t, err = fillNAT(l.space, n)
-	}
-	if err == nil {
-		err = t.conn.CloseLasting()
-		// A rule opens a port at the wildcard, a listener its own: both stand.
-		_, settled := l.peer.settled(ctx, 2*n)
-		err = errors.Join(err, settled)
-	}
-	if err != nil {
-		l.close()
-		return nil, err
-	}
-	return l, nil
-}
-
-// hold is the whole of a process that has listeners until it is ended.
-func hold(ctx context.Context, n int) error {
-	fds, _, err := fill(nil, n, firstPort)
+func (i *idler) record(ctx context.Context) error {
+	now, err := i.used()
 	if err != nil {
 		return err
 	}
-	<-ctx.Done()
-	fds.close()
+	if err := i.check(ctx); err != nil {
+		return err
+	}
+	dumps, err := i.dumped(ctx)
+	if err != nil {
+		return err
+	}
+	took := now.At.Sub(i.before.At)
+	mode, switches, rss := i.page, pageSwitches, pageRSS
+	if mode == "" {
+		mode, switches, rss = i.mode.name, idleSwitches, idleRSS
+		cpu := now.Core(i.before)
+		if i.mode.poll == 0 {
+			cpu += dumps.longTerm(i.dumps)
+		}
+		i.b.add(idleCPU, mode, i.size, cpu)
+		i.b.add(idleAwake, mode, i.size, float64(i.awake)/took.Minutes())
+	}
+	i.b.add(switches, mode, i.size, float64(now.Switches-i.before.Switches)/took.Seconds())
+	i.b.add(rss, mode, i.size, float64(now.RSS))
+	i.b.extra(rss, mode, i.size, anonymous, float64(now.Anon)/1e6)
 	return nil
 }
 
-// look notes whether the agent has woken up in the last second.
-func (i *idler) look() {
-	if i.err != nil {
-		return
-	}
-	var u usage
-	if u, i.err = i.used(); u.switches != i.last {
-		i.last = u.switches
-		i.awake++
-	}
+// dumps are an agent's dumps of all sockets.
+type dumps struct {
+	n    float64
+	took time.Duration
 }
 
-func (i *idler) record(ctx context.Context, e *Env) {
-	cell := func(measure, unit string) report.Cell {
-		c := report.Cell{Measure: measure, Mode: i.mode, Unit: unit}
-		if !i.page {
-			c.Size, c.SizeUnit = float64(i.size), "listeners and rules"
-		}
-		return c
-	}
-	cpu, wake, rss, awake := cell(idleCPU, "%"), cell(idleWake, "per second"), cell(idleRSS, "B"), cell(idleAwake, "per minute")
-	if i.page {
-		wake.Measure, rss.Measure = pageWake, pageRSS
-	}
-	var now usage
-	if i.err == nil {
-		now, i.err = i.used()
-	}
-	if i.err == nil {
-		i.err = i.check(ctx)
-	}
-	var since dumped
-	if i.err == nil {
-		since, i.err = i.dumped(ctx)
-	}
-	if i.err != nil {
-		e.Fail(wake, i.err)
-		e.Fail(rss, i.err)
-		if !i.page {
-			e.Fail(cpu, i.err)
-			e.Fail(awake, i.err)
-		}
-		return
-	}
-	cpu.By, wake.By, rss.By, awake.By = i.by, i.by, i.by, i.by
-	if !i.page {
-		share := now.core(i.before)
-		if i.mode == modeBPF {
-			share += since.audits(i.dumps)
-		}
-		e.Value(cpu, share)
-		e.Value(awake, float64(i.awake)*60/now.at.Sub(i.before.at).Seconds())
-	}
-	e.Value(wake, float64(now.switches-i.before.switches)/now.at.Sub(i.before.at).Seconds())
-	rss.Extra = map[string]float64{"of it anonymous, MB": float64(now.own) / 1e6}
-	e.Value(rss, float64(now.rss))
+func (g *guest) dumped(ctx context.Context) (dumps, error) {
+	m, err := g.metrics(ctx)
+	return dumps{m[`fairlead_observer_dumps_total{result="ok"}`], time.Duration(m["fairlead_observer_dump_seconds_total"] * float64(time.Second))}, err
 }
 
-// dumped is what an agent has done to read all sockets.
-type dumped struct {
-	times float64
-	took  time.Duration
-}
-
-func (l *linked) dumped(ctx context.Context) (dumped, error) {
-	m, err := l.metrics(ctx)
-	return dumped{
-		m[`fairlead_observer_dumps_total{result="ok"}`],
-		time.Duration(m["fairlead_observer_dump_seconds_total"] * float64(time.Second)),
-	}, err
-}
-
-// audits is the share of a core that audits take in the long run, in percent, by
-// those since before: the agent makes them as seldom as observer.Options.Audit
-// says.
-func (d dumped) audits(before dumped) float64 {
-	n := d.times - before.times
+// longTerm is the share of a core, in percent, that background dumps take in the long
+// term, by those since before. See observer.Options.Audit for how often they come.
+func (d dumps) longTerm(before dumps) float64 {
+	n := d.n - before.n
 	if n == 0 {
 		return 0
 	}
@@ -248,47 +214,32 @@ func (d dumped) audits(before dumped) float64 {
 	return 100 * one.Seconds() / max(time.Minute, min(30_000*one, 10*time.Minute)).Seconds()
 }
 
-// use scrapes the metrics and follows the events of the page for a while, twice.
-func (i *idler) use(ctx context.Context) error {
-	url, err := status.NewClient(i.control).WebURL(ctx)
+// webURL matches the dashboard's URL, which has the token.
+var webURL = regexp.MustCompile(`^(http://[^/]+)/#token=(\S+)$`)
+
+// usePage reads the metrics and the dashboard, and follows its events twice.
+func (g *guest) usePage(ctx context.Context) error {
+	url, err := status.NewClient(g.control).WebURL(ctx)
 	if err != nil {
 		return err
 	}
-	base, token, _ := strings.Cut(url, "/#token=")
-	c := &http.Client{Transport: &http.Transport{
-		DisableKeepAlives: true,
-		DialContext: func(_ context.Context, network, addr string) (net.Conn, error) {
-			return i.space.Dial(network, addr)
-		},
-	}}
-	for _, u := range []string{"http://127.0.0.1:9464/metrics", base + "/", base + "/v1/events", base + "/v1/events"} {
-		if err := read(ctx, c, u, token); err != nil {
+	m := webURL.FindStringSubmatch(strings.TrimSpace(url))
+	if m == nil {
+		return fmt.Errorf("the agent's URL %q has no token", url)
+	}
+	for _, u := range []string{"http://127.0.0.1:9464/metrics", m[1] + "/", m[1] + "/v1/events", m[1] + "/v1/events"} {
+		reading, cancel := context.WithTimeout(ctx, 2*time.Second)
+		err := g.get(reading, u, m[2], func(body io.Reader) error {
+			_, err := io.Copy(io.Discard, body)
+			if reading.Err() != nil && ctx.Err() == nil {
+				return nil // events do not end
+			}
+			return err
+		})
+		cancel()
+		if err != nil {
 			return err
 		}
-	}
-	return nil
-}
-
-// read takes what comes within two seconds of the answer, which ends a stream.
-func read(ctx context.Context, c *http.Client, url, token string) error {
-	ctx, cancel := context.WithTimeout(ctx, readyWithin)
-	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
-	if err != nil {
-		return err
-	}
-	req.Header.Set("Authorization", "Bearer "+token)
-	resp, err := c.Do(req)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = resp.Body.Close() }()
-	defer time.AfterFunc(2*time.Second, cancel).Stop()
-	if resp.StatusCode != http.StatusOK {
-		return fmt.Errorf("%s: %s", url, resp.Status)
-	}
-	if _, err := io.Copy(io.Discard, resp.Body); err != nil && ctx.Err() == nil {
-		return err
 	}
 	return nil
 }

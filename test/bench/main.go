@@ -2,11 +2,10 @@
 
 //go:build linux
 
-// Command bench measures fairlead against its own polling mode, and what carries
-// its bytes against other ways, all side by side in one run, so that what the
-// machine does otherwise hits them alike. It writes what it measured as JSON
-// lines, and a document with tables and figures. It needs root and works in
-// network namespaces of its own.
+// Command bench compares fairlead with its own polling mode, and its link with other
+// ways to carry bytes. Both sides are measured in one run, so that other load on the
+// machine affects them alike. It writes the results as JSON lines, and a report with
+// tables and figures. It needs root and works in network namespaces of its own.
 package main
 
 import (
@@ -16,111 +15,95 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"os/exec"
 	"os/signal"
-	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"syscall"
 	"time"
 
-	"github.com/fairlead/fairlead/test/bench/report"
+	"golang.org/x/sys/unix"
+
 	"github.com/fairlead/fairlead/test/kit/enclave"
-	"github.com/fairlead/fairlead/test/kit/program"
 )
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	err := run(ctx, os.Args[1:], os.Stdout, os.Stderr)
-	stop()
-	if errors.Is(err, flag.ErrHelp) {
-		os.Exit(2)
-	}
-	if err != nil {
+	defer stop()
+	if err := run(ctx, os.Args[1:], os.Stdout, os.Stderr); err != nil {
 		fmt.Fprintln(os.Stderr, "bench:", err)
 		os.Exit(1)
 	}
 }
 
-// run is the program: out gets the document where no directory is named, log the
-// progress.
+// run is the program. The report goes to out if no directory is given; progress goes
+// to log.
 func run(ctx context.Context, args []string, out, log io.Writer) error {
 	fs := flag.NewFlagSet("bench", flag.ContinueOnError)
 	fs.SetOutput(log)
-	quick := fs.Bool("quick", false, "measure for a few minutes in all")
-	tiny := fs.Bool("tiny", false, "measure for seconds: shows that it works, and figures that mean nothing")
-	only := fs.String("only", "", "the parts to measure, by comma: "+strings.Join(names(parts()), ","))
+	size := fs.String("scale", "full", "how much to measure: full, quick or tiny (seconds; shows that it works)")
+	only := fs.String("only", "", "the parts to measure, separated by commas: "+strings.Join(names(parts()), ","))
 	jsonl := fs.String("json", "", "write the results as JSON lines to this file")
-	dir := fs.String("report", "", "write README.md and figures to this directory; without one the text goes to standard output")
-	render := fs.String("render", "", "measure nothing: make the report of this file of JSON lines")
-	held := fs.Int("hold", 0, "be a process with so many listeners, for the part idle")
-	relayed := fs.String("relay", "", "be a relay of the part flows")
+	dir := fs.String("report", "", "write README.md and figures to this directory instead of the report to standard output")
+	render := fs.String("render", "", "measure nothing, write the report of this file of JSON lines")
+	emit := fs.Bool("emit", false, "write samples to standard output instead of a report; for internal use")
+	relay := fs.String("relay", "", "be a relay of the part flows; for internal use")
 	if err := fs.Parse(args); err != nil {
 		return err
 	}
-	if fs.NArg() > 0 {
-		return fmt.Errorf("argument %q: want flags only", fs.Arg(0))
-	}
-	if *relayed != "" {
-		return relay(ctx, *relayed)
-	}
-	if *held > 0 {
-		return hold(ctx, *held)
+	if *relay != "" {
+		return runRelay(ctx, *relay)
 	}
 	chosen, err := choose(parts(), *only)
 	if err != nil {
 		return err
 	}
-	scale := Full
+	scale := scale(slices.Index(scales, *size))
+	if scale < 0 {
+		return fmt.Errorf("-scale %q: want one of %s", *size, strings.Join(scales, ", "))
+	}
+	var res *results
 	switch {
-	case *tiny:
-		scale = Tiny
-	case *quick:
-		scale = Quick
+	case *render != "":
+		res, err = readFile(*render)
+	case *emit:
+		_, err = measureAll(ctx, chosen, scale, "", log, out)
+		return err
+	default:
+		res, err = measureAll(ctx, chosen, scale, *jsonl, log, nil)
 	}
-	var res *report.Results
-	if *render != "" {
-		f, err := os.Open(*render)
-		if err != nil {
-			return err
-		}
-		defer func() { _ = f.Close() }()
-		if res, err = report.Read(f); err != nil {
-			return fmt.Errorf("%s: %w", *render, err)
-		}
-	} else {
-		var failure error
-		res, failure = measure(ctx, chosen, scale, *jsonl, log)
-		if res == nil {
-			return failure
-		}
-		err = failure
-	}
-	for _, c := range res.Failed() {
-		err = errors.Join(err, fmt.Errorf("%s: %s", c, c.Failed))
-	}
-	if len(res.Cells) == 0 {
-		return errors.Join(err, errors.New("nothing was measured"))
+	if res == nil {
+		return err
 	}
 	if *dir == "" {
-		return errors.Join(err, report.Write(out, res, document()))
+		return errors.Join(err, writeReport(out, "", res))
 	}
-	return errors.Join(err, report.WriteDir(*dir, res, document()))
+	return errors.Join(err, writeReportDir(*dir, res))
 }
 
-func names(ps []Part) (out []string) {
+func readFile(name string) (*results, error) {
+	f, err := os.Open(name)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = f.Close() }()
+	return readResults(f)
+}
+
+func names(ps []part) (out []string) {
 	for _, p := range ps {
-		out = append(out, p.Name)
+		out = append(out, p.name)
 	}
 	return out
 }
 
-func choose(all []Part, only string) ([]Part, error) {
+func choose(all []part, only string) (chosen []part, err error) {
 	if only == "" {
 		return all, nil
 	}
-	var chosen []Part
 	for name := range strings.SplitSeq(only, ",") {
-		i := slices.IndexFunc(all, func(p Part) bool { return p.Name == name })
+		i := slices.Index(names(all), name)
 		if i < 0 {
 			return nil, fmt.Errorf("-only %q: want any of %s", name, strings.Join(names(all), ", "))
 		}
@@ -129,62 +112,70 @@ func choose(all []Part, only string) ([]Part, error) {
 	return chosen, nil
 }
 
-// measure runs parts, one after the other. The results are nil where it could not
-// begin. An error of one part does not keep it from the next.
-func measure(ctx context.Context, chosen []Part, scale Scale, jsonl string, log io.Writer) (_ *report.Results, err error) {
+// measureAll measures parts, one after the other. A failed part does not keep the next
+// from being measured. The results are nil if it could not start. With emit, samples
+// are written there as they come.
+func measureAll(ctx context.Context, chosen []part, scale scale, jsonl string, log, emit io.Writer) (_ *results, err error) {
 	if os.Geteuid() != 0 {
-		return nil, errors.New("it makes network namespaces, which needs root: run it with sudo")
+		return nil, errors.New("the benchmark makes network namespaces: run it as root")
 	}
 	if enclave.Dir() != "" {
 		if err := enclave.SetUp(); err != nil {
 			return nil, fmt.Errorf("set up the namespaces: %w", err)
 		}
 	}
-	dir, err := os.MkdirTemp("", "flbench-")
+	b, err := newBench(scale, jsonl, log, emit)
 	if err != nil {
 		return nil, err
 	}
-	defer func() { _ = os.RemoveAll(dir) }()
-	e := &Env{Scale: scale, Log: log, dir: dir, begun: time.Now()}
-	if e.Program, err = program.Path(dir); err != nil {
-		return nil, err
-	}
-	file := io.Discard
-	if jsonl != "" {
-		f, err := os.Create(filepath.Clean(jsonl))
-		if err != nil {
-			return nil, err
-		}
-		defer func() { _ = f.Close() }()
-		file = f
-	}
-	sink, res := report.NewSink(file), &report.Results{Machine: thisMachine(ctx, scale)}
-	if err := sink.Machine(res.Machine); err != nil {
-		return nil, err
-	}
-	e.put = func(c report.Cell) error {
-		res.Cells = append(res.Cells, c)
-		return sink.Cell(c)
-	}
+	defer func() { err = errors.Join(err, b.close()) }()
+	res := &results{machine: thisMachine(ctx, scale)}
+	began := time.Now()
+	b.write(line{Machine: &res.machine})
 	for _, p := range chosen {
-		e.part = p.Name
-		before := len(res.Cells)
-		began := time.Now()
-		failure := p.Run(ctx, e)
-		e.Progress("took %.0f s", time.Since(began).Seconds())
-		if failure == nil && len(res.Cells) == before {
-			failure = errors.New("it measured nothing")
-		}
+		cells, failure := b.measure(ctx, p)
+		res.cells = append(res.cells, cells...)
 		if failure != nil {
-			err = errors.Join(err, fmt.Errorf("%s: %w", p.Name, failure))
-			// The report says so too, in short.
-			brief, _, _ := strings.Cut(failure.Error(), "\n")
-			e.Fail(report.Cell{Measure: "the part as a whole", Mode: modeBPF}, errors.New(brief))
+			err = errors.Join(err, fmt.Errorf("%s: %w", p.name, failure))
 		}
 		if ctx.Err() != nil {
-			return res, errors.Join(err, ctx.Err(), e.err)
+			return res, errors.Join(err, ctx.Err())
 		}
 	}
-	res.Machine.Seconds, res.Machine.LoadAfter = time.Since(e.begun).Seconds(), load()
-	return res, errors.Join(err, sink.Machine(res.Machine), e.err)
+	res.machine.Seconds, res.machine.LoadAfter = time.Since(began).Seconds(), loadAverage()
+	b.write(line{Machine: &res.machine})
+	return res, err
+}
+
+// thisMachine describes the machine; what cannot be found out is left empty.
+func thisMachine(ctx context.Context, scale scale) machine {
+	m := machine{
+		CPUs: runtime.NumCPU(), Go: strings.TrimPrefix(runtime.Version(), "go"),
+		Date: time.Now().UTC().Truncate(time.Second), Load: loadAverage(), Scale: scales[scale],
+	}
+	cpu, _ := os.ReadFile("/proc/cpuinfo")
+	for line := range strings.Lines(string(cpu)) {
+		if key, value, _ := strings.Cut(line, ":"); strings.TrimSpace(key) == "model name" {
+			m.CPU = strings.TrimSpace(value)
+		}
+	}
+	var info unix.Sysinfo_t
+	if unix.Sysinfo(&info) == nil {
+		m.MemoryMB = int(info.Totalram * uint64(info.Unit) / 1e6)
+	}
+	var u unix.Utsname
+	if unix.Uname(&u) == nil {
+		m.Kernel = unix.ByteSliceToString(u.Release[:])
+	}
+	if out, err := exec.CommandContext(ctx, "git", "describe", "--always", "--abbrev=12", "--exclude=*", "--dirty=+").Output(); err == nil {
+		m.Commit = strings.TrimSpace(string(out))
+	}
+	return m
+}
+
+// loadAverage returns the load averages.
+func loadAverage() string {
+	b, _ := os.ReadFile("/proc/loadavg")
+	f := strings.Fields(string(b))
+	return strings.Join(f[:min(3, len(f))], " ")
 }

@@ -9,81 +9,78 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net/netip"
 	"sync"
 	"time"
 
 	"github.com/fairlead/fairlead/internal/link"
 	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/schedule"
 	"github.com/fairlead/fairlead/internal/wire"
 )
 
-// peer takes the part of the host on a guest's link: it acknowledges all that it
-// is told, and notes when.
+// peer is the host end of a guest's link. It acknowledges every message and notes
+// when it came.
 type peer struct {
 	session link.Session
-	lost    chan error // why the session ended
+	ended   chan struct{} // closed when the session has ended
+	why     error         // of the end
 
-	mu    sync.Mutex
-	want  map[port.Key]awaited // the next message about a key
-	now   map[port.Key]bool    // what stands
-	ever  map[port.Key]bool    // what was ever told, if not nil
-	last  time.Time            // of the last message that changed something
-	added int                  // keys that were told
+	mu   sync.Mutex
+	want map[port.Key]awaited
+	now  map[port.Key]bool // published now
+	ever map[port.Key]bool // published at some time
+	last time.Time         // of the last message that changed something
 }
 
-// awaited is a message that is waited for.
+// awaited is a message that somebody waits for.
 type awaited struct {
-	owner string // that the publication has, if not empty
+	owner string // that the publication must have, if not empty
 	at    chan time.Time
 }
 
-// newPeer dials a guest; the caller closes it.
-func newPeer(ctx context.Context, g *guest) (*peer, error) {
-	at, err := link.ParseEndpoint(g.link)
+// newPeer dials a guest; the caller closes its session.
+func newPeer(ctx context.Context, address string) (*peer, error) {
+	at, err := link.ParseEndpoint(address)
 	if err != nil {
 		return nil, err
 	}
-	p := &peer{lost: make(chan error, 1), want: map[port.Key]awaited{}, now: map[port.Key]bool{}, ever: map[port.Key]bool{}}
+	p := &peer{ended: make(chan struct{}), want: map[port.Key]awaited{}, now: map[port.Key]bool{}, ever: map[port.Key]bool{}}
 	p.session, err = link.Dial(ctx, at, link.Options{
 		Role: link.RoleHost, Identity: link.NewIdentity(), Name: "bench", Version: "bench", Logger: slog.New(slog.DiscardHandler),
 	})
 	if err != nil {
 		return nil, err
 	}
-	go p.read()
+	go func() {
+		defer close(p.ended)
+		p.why = fmt.Errorf("the link ended: %w", p.serve())
+	}()
 	return p, nil
 }
 
-func (p *peer) close() { _ = p.session.Close() }
-
-func (p *peer) read() {
+func (p *peer) serve() error {
 	c := p.session.Control()
 	in := &arrivals{Reader: c}
 	for {
 		m, err := wire.ReadControl(in)
 		if err != nil {
-			p.lost <- fmt.Errorf("the link ended: %w", err)
-			return
+			return err
 		}
-		at := in.last
 		var ack wire.Ack
 		switch {
 		case m.Snapshot != nil:
-			ack.Generation = m.Snapshot.Generation
-			ack.Outcomes = p.told(m.Snapshot.Publications, nil, at)
+			ack = wire.Ack{Generation: m.Snapshot.Generation, Outcomes: p.receive(m.Snapshot.Publications, nil, in.last)}
 		case m.Change != nil:
-			ack.Generation = m.Change.Generation
-			ack.Outcomes = p.told(m.Change.Put, m.Change.Removed, at)
+			ack = wire.Ack{Generation: m.Change.Generation, Outcomes: p.receive(m.Change.Put, m.Change.Removed, in.last)}
 		}
 		if err := wire.WriteControl(c, wire.Control{Ack: &ack}); err != nil {
-			p.lost <- fmt.Errorf("acknowledge: %w", err)
-			return
+			return fmt.Errorf("acknowledge: %w", err)
 		}
 	}
 }
 
-// arrivals notes when bytes came: to take a message apart is the reader's time,
-// not the link's.
+// arrivals notes when bytes came, because decoding is not the link's time.
 type arrivals struct {
 	io.Reader
 	last time.Time
@@ -95,71 +92,104 @@ func (a *arrivals) Read(b []byte) (int, error) {
 	return n, err
 }
 
-func (p *peer) told(put []wire.Publication, removed []port.Key, at time.Time) (outcomes []wire.Outcome) {
+func (p *peer) receive(put []wire.Publication, removed []port.Key, at time.Time) (outcomes []wire.Outcome) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	say := func(k port.Key, owner string) {
+	if len(put)+len(removed) > 0 {
 		p.last = at
-		if w, ok := p.want[k]; ok && (w.owner == "" || w.owner == owner) {
-			delete(p.want, k)
-			w.at <- at
-		}
 	}
 	for _, pub := range put {
-		say(pub.Key, pub.Owner.Name)
-		if !p.now[pub.Key] {
-			p.added++
-		}
+		p.notify(pub.Key, pub.Owner.Name, at)
 		p.now[pub.Key], p.ever[pub.Key] = true, true
 		outcomes = append(outcomes, wire.Outcome{Key: pub.Key, State: port.Active, HostAddress: pub.Host[0]})
 	}
 	for _, k := range removed {
-		say(k, "")
+		p.notify(k, "", at)
 		delete(p.now, k)
 	}
 	return outcomes
 }
 
-// expect returns where the time of the next message about a key comes.
-func (p *peer) expect(k port.Key) <-chan time.Time { return p.expectOf(k, "") }
-
-// expectOf is expect of a message that names the owner.
-func (p *peer) expectOf(k port.Key, owner string) <-chan time.Time {
-	c := make(chan time.Time, 1)
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.want[k] = awaited{owner, c}
-	return c
+// notify requires p.mu.
+func (p *peer) notify(k port.Key, owner string, at time.Time) {
+	if w, ok := p.want[k]; ok && (w.owner == "" || w.owner == owner) {
+		delete(p.want, k)
+		w.at <- at
+	}
 }
 
-// standing is how many keys stand, and when that changed last.
-func (p *peer) standing() (n int, last time.Time) {
+// expect returns a function that waits for the next message about a key, of this
+// owner if that is not empty, and returns the time of its arrival.
+func (p *peer) expect(k port.Key, owner string) func(context.Context) (time.Time, error) {
+	w := awaited{owner, make(chan time.Time, 1)}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.want[k] = w
+	return func(ctx context.Context) (time.Time, error) {
+		select {
+		case at := <-w.at:
+			return at, nil
+		case <-p.ended:
+			return time.Time{}, p.why
+		case <-time.After(limit):
+			return time.Time{}, fmt.Errorf("no message about %s within %v", k, limit)
+		case <-ctx.Done():
+			return time.Time{}, ctx.Err()
+		}
+	}
+}
+
+// published returns how many publications there are, and when that changed last.
+func (p *peer) published() (n int, last time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return len(p.now), p.last
 }
 
-// saw says whether a key was ever told.
 func (p *peer) saw(k port.Key) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.ever[k]
 }
 
-// limit is far beyond what any mode needs on a busy machine.
-const limit = 2 * time.Minute
-
-// wait returns when what is expected comes.
-func (p *peer) wait(ctx context.Context, said <-chan time.Time) (time.Time, error) {
-	select {
-	case at := <-said:
-		return at, nil
-	case err := <-p.lost:
-		p.lost <- err // for others that wait
-		return time.Time{}, err
-	case <-time.After(limit):
-		return time.Time{}, fmt.Errorf("nothing within %v", limit)
-	case <-ctx.Done():
-		return time.Time{}, ctx.Err()
+// settle waits until there are n publications, among them these ports, and returns when
+// the last message came.
+func (p *peer) settle(ctx context.Context, n int, ports ...uint16) (last time.Time, err error) {
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	for {
+		var has int
+		if has, last = p.published(); has == n && p.has(ports) {
+			return last, nil
+		}
+		select {
+		case <-p.ended:
+			return last, p.why
+		default:
+		}
+		if err := schedule.Sleep(ctx, time.Millisecond); err != nil {
+			return last, fmt.Errorf("%d publications, want %d: %w", has, n, err)
+		}
 	}
+}
+
+func (p *peer) has(ports []uint16) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, n := range ports {
+		if !p.now[tcpKey(n)] {
+			return false
+		}
+	}
+	return true
+}
+
+// tcpKey is the key of a listener at 127.0.0.1.
+func tcpKey(p uint16) port.Key {
+	return port.Key{Protocol: port.TCP, Address: netip.AddrFrom4([4]byte{127, 0, 0, 1}), Port: p}
+}
+
+// natKey is the key of a port that a NAT rule opens.
+func natKey(p uint16) port.Key {
+	return port.Key{Protocol: port.TCP, Address: netip.IPv4Unspecified(), Port: p}
 }

@@ -1,0 +1,399 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/mdlayher/vsock"
+	"golang.org/x/sys/unix"
+
+	"github.com/fairlead/fairlead/internal/forward"
+	"github.com/fairlead/fairlead/test/kit/netns"
+)
+
+// The ways from a client to the server; splice is the baseline.
+const (
+	waySplice  = "splice"     // two relays with splice(2), or copying over vsock
+	wayDirect  = "direct"     // client and server in one namespace
+	wayLink    = "fairlead"   // host peer and agent
+	waySocat   = "socat pair" // like splice, with socat
+	wayGvproxy = "gvproxy"    // gvproxy's forwarder and its tap device in the guest
+)
+
+const (
+	toGuest   = "TCP to the guest, 1 flow"
+	roundTrip = "TCP round trip of 64 bytes, 1 flow, median"
+)
+
+var tcpWays = []string{waySplice, wayDirect, wayLink, waySocat, wayGvproxy}
+
+// flowMeasure is a measure, and the load that measures it.
+type flowMeasure struct {
+	measure
+	load load
+}
+
+// flowMeasures returns all measures, with so many connections a second.
+func flowMeasures(rate int) []flowMeasure {
+	return []flowMeasure{
+		{measure{name: toGuest, unit: "B/s", modes: tcpWays, figure: figure{"flows-tcp", bars}}, throughput(1, push)},
+		{measure{name: "TCP to the host, 1 flow", unit: "B/s", modes: tcpWays}, throughput(1, pull)},
+		{measure{name: "TCP to the guest, 64 flows", unit: "B/s", modes: tcpWays}, throughput(64, push)},
+		{measure{name: roundTrip, unit: "s", modes: tcpWays, figure: figure{"flows-roundtrip", bars}}, roundTrips},
+		{measure{name: fmt.Sprintf("TCP connections of 64 bytes there and back, %s a second", number(float64(rate))), unit: "per second", modes: tcpWays}, connections(rate)},
+		{measure{name: "UDP echo of 64 bytes, 16 clients, each one datagram under way", unit: "per second", modes: []string{wayDirect, wayLink, wayGvproxy}}, echoes},
+	}
+}
+
+// vsockMeasures are the same in an emulated machine, which opens tens of connections a
+// second.
+func vsockMeasures() []flowMeasure {
+	all := flowMeasures(20)
+	for i := range all {
+		m := &all[i].measure
+		m.figure = figure{}
+		what, rest, _ := strings.Cut(m.name, ",")
+		m.name = what + " over vsock, emulated," + rest
+	}
+	return all
+}
+
+func measuresOf(all []flowMeasure) (out []measure) {
+	for _, m := range all {
+		out = append(out, m.measure)
+	}
+	return out
+}
+
+func flowsPart() part {
+	all := flowMeasures(1000)
+	return part{"flows", "flows", measuresOf(all), func(ctx context.Context, b *bench) error {
+		starters := []starter{startSplice, startLink, startSocat, startGvproxy}
+		if b.scale == tiny {
+			starters = starters[:2] // the others need what only "make bench" installs
+		}
+		return b.flows(ctx, false, all, b.of(3, 2, 1), b.lasting(time.Second, 500*time.Millisecond, 200*time.Millisecond), starters...)
+	}}
+}
+
+func vsockPart() part {
+	return part{"vsock", "vsock", measuresOf(vsockMeasures()), inVM}
+}
+
+// flows measures each for d on each way, in turns.
+func (b *bench) flows(ctx context.Context, overVsock bool, all []flowMeasure, rounds int, d time.Duration, starters ...starter) error {
+	r, err := b.newFlowRig(ctx, overVsock, starters...)
+	if err != nil {
+		return err
+	}
+	for range rounds {
+		for _, m := range all {
+			for _, w := range r.ways {
+				if !slices.Contains(m.modes, w.name) {
+					continue
+				}
+				s, err := m.load(ctx, w, d)
+				if err != nil {
+					return fmt.Errorf("%s, %s: %w", m.name, w.name, err)
+				}
+				s.record(b, m.measure, w.name)
+			}
+		}
+	}
+	return nil
+}
+
+func (s flowSample) record(b *bench, m measure, way string) {
+	perUnit := func(name string, scale float64) {
+		if way != wayDirect && s.n > 0 {
+			b.extra(m.name, way, 0, name, s.cpu.Seconds()*scale/s.n)
+		}
+	}
+	switch m.unit {
+	case "B/s":
+		b.add(m.name, way, 0, s.n/s.took.Seconds())
+		perUnit("CPU ms for each MB", 1e9)
+		return
+	case "s":
+		b.add(m.name, way, 0, s.p50.Seconds())
+	default:
+		b.add(m.name, way, 0, s.n/s.took.Seconds())
+		b.extra(m.name, way, 0, "p50 µs", float64(s.p50.Nanoseconds())/1e3)
+		b.extra(m.name, way, 0, "lost %", 100*s.lost)
+	}
+	b.extra(m.name, way, 0, "p99 µs", float64(s.p99.Nanoseconds())/1e3)
+	perUnit("CPU µs for each", 1e6)
+}
+
+// way is one way to the server.
+type way struct {
+	name     string
+	from     *netns.Space // where the client is
+	tcp, udp netip.AddrPort
+	procs    []*exec.Cmd // that carry the bytes
+	slow     bool        // the machine is emulated
+}
+
+// patience is d, or more in an emulated machine.
+func (w *way) patience(d time.Duration) time.Duration {
+	if w.slow {
+		return 15 * d
+	}
+	return d
+}
+
+// flowRig is a host and a guest, a server in the guest, and the ways to it.
+type flowRig struct {
+	b           *bench
+	vsock       bool // between host and guest, instead of unix sockets
+	host, guest *netns.Space
+	dir         string
+	ways        []*way
+}
+
+// starter starts a way.
+type starter func(ctx context.Context, r *flowRig) (*way, error)
+
+const serverTCP, serverUDP = 7000, 7001
+
+func at(port uint16) netip.AddrPort {
+	return netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), port)
+}
+
+func (b *bench) newFlowRig(ctx context.Context, overVsock bool, starters ...starter) (_ *flowRig, err error) {
+	r := &flowRig{b: b, vsock: overVsock}
+	if r.dir, err = b.tempDir(); err != nil {
+		return nil, err
+	}
+	for _, s := range []**netns.Space{&r.host, &r.guest} {
+		if *s, err = netns.New(); err != nil {
+			return nil, err
+		}
+		b.cleanup(func() { _ = (*s).Close() })
+	}
+	stop, err := startServer(r.guest)
+	if err != nil {
+		return nil, err
+	}
+	b.cleanup(stop)
+	r.ways = []*way{{name: wayDirect, from: r.guest, tcp: at(serverTCP), udp: at(serverUDP)}}
+	for _, start := range starters {
+		w, err := start(ctx, r)
+		if err != nil {
+			return nil, err
+		}
+		w.from = r.host
+		r.ways = append(r.ways, w)
+	}
+	for _, w := range r.ways {
+		w.slow = overVsock
+		if err := eventually(ctx, func() error { return oneConnection(w) }); err != nil {
+			return nil, fmt.Errorf("%s does not work: %w", w.name, err)
+		}
+	}
+	return r, nil
+}
+
+// start starts a program of a way.
+func (r *flowRig) start(w *way, in *netns.Space, name string, args ...string) error {
+	cmd := exec.Command(name, args...)
+	cmd.Stdout, cmd.Stderr = r.b.log, r.b.log
+	if err := in.Start(cmd); err != nil {
+		return fmt.Errorf("%s: %w", name, err)
+	}
+	w.procs = append(w.procs, cmd)
+	r.b.cleanup(func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	})
+	return nil
+}
+
+func startSplice(_ context.Context, r *flowRig) (*way, error) {
+	w := &way{name: waySplice, tcp: at(7100)}
+	self, err := os.Executable()
+	if err != nil {
+		return nil, err
+	}
+	between := "unix " + filepath.Join(r.dir, "splice")
+	if r.vsock {
+		between = "vsock 7100"
+	}
+	return w, errors.Join(
+		r.start(w, r.guest, self, "-relay", between+" tcp "+at(serverTCP).String()),
+		r.start(w, r.host, self, "-relay", "tcp "+w.tcp.String()+" "+between))
+}
+
+// runRelay is all that a process of the way "splice" does.
+func runRelay(ctx context.Context, spec string) error {
+	f := strings.Fields(spec)
+	if len(f) != 4 {
+		return fmt.Errorf("relay %q: want NETWORK ADDRESS NETWORK ADDRESS", spec)
+	}
+	l, err := listenAt(f[0], f[1])
+	if err != nil {
+		return err
+	}
+	for {
+		c, err := l.Accept()
+		if err != nil {
+			return err
+		}
+		go func() {
+			d, err := dialAt(f[2], f[3])
+			if err != nil {
+				forward.Reset(c)
+				return
+			}
+			_ = forward.Splice(ctx, c, d, nil)
+		}()
+	}
+}
+
+// listenAt is net.Listen, and also listens on a vsock port.
+func listenAt(network, address string) (net.Listener, error) {
+	if network != "vsock" {
+		return net.Listen(network, address)
+	}
+	port, err := strconv.ParseUint(address, 10, 32)
+	if err != nil {
+		return nil, err
+	}
+	return vsock.ListenContextID(unix.VMADDR_CID_ANY, uint32(port), nil)
+}
+
+// dialAt is net.Dial, and also dials a port of vsock's loopback.
+func dialAt(network, address string) (net.Conn, error) {
+	if network != "vsock" {
+		return net.Dial(network, address)
+	}
+	port, err := strconv.ParseUint(address, 10, 32)
+	if err != nil {
+		return nil, err
+	}
+	return vsock.Dial(unix.VMADDR_CID_LOCAL, uint32(port), nil)
+}
+
+func startLink(_ context.Context, r *flowRig) (*way, error) {
+	w := &way{name: wayLink, tcp: at(serverTCP), udp: at(serverUDP)}
+	listen, token := "unix://"+filepath.Join(r.dir, "link", "s"), ""
+	connect := listen
+	if r.vsock { // which needs a token
+		listen, connect, token = "vsock://:1023", "vsock://1:1023", filepath.Join(r.dir, "token")
+		if err := os.WriteFile(token, []byte(strings.Repeat("k", 32)), 0o600); err != nil {
+			return nil, err
+		}
+	}
+	return w, errors.Join(
+		r.start(w, r.guest, r.b.program, "agent", "--link-token="+token, "--link", listen, "--allow-cids", "1", "--source", "socket",
+			"--control", filepath.Join(r.dir, "agent", "s"), "--log-level", "error"),
+		r.start(w, r.host, r.b.program, "host", "--link-token="+token, "--connect", connect,
+			"--control", filepath.Join(r.dir, "host", "s"), "--log-level", "error"))
+}
+
+func startSocat(_ context.Context, r *flowRig) (*way, error) {
+	w := &way{name: waySocat, tcp: at(7200)}
+	socket := filepath.Join(r.dir, "socat")
+	return w, errors.Join(
+		r.start(w, r.guest, "socat", "-b65536", "UNIX-LISTEN:"+socket+",fork,backlog=1024", "TCP:"+at(serverTCP).String()),
+		r.start(w, r.host, "socat", "-b65536", fmt.Sprintf("TCP-LISTEN:%d,bind=%s,fork,reuseaddr,backlog=1024", w.tcp.Port(), w.tcp.Addr()), "UNIX-CONNECT:"+socket))
+}
+
+// The addresses are gvproxy's defaults.
+var gvproxyGuest = []string{
+	"tuntap add dev tap0 mode tap", "link set tap0 address 5a:94:ef:e4:0c:ee mtu 1500 up",
+	"addr add 192.168.127.2/24 dev tap0", "route add default via 192.168.127.1",
+}
+
+func startGvproxy(ctx context.Context, r *flowRig) (*way, error) {
+	w := &way{name: wayGvproxy, tcp: at(7300), udp: at(7300)}
+	for _, tool := range []string{"gvproxy", "vm"} {
+		build := exec.CommandContext(ctx, "go", "build", "-C", "test/gvproxy", "-o", filepath.Join(r.dir, tool), "github.com/containers/gvisor-tap-vsock/cmd/"+tool)
+		if out, err := build.CombinedOutput(); err != nil {
+			return nil, fmt.Errorf("build %s (in the root of the repository): %w: %s", tool, err, out)
+		}
+	}
+	for _, args := range gvproxyGuest {
+		if err := runIn(r.guest, exec.CommandContext(ctx, "ip", strings.Fields(args)...)); err != nil {
+			return nil, err
+		}
+	}
+	network, api := filepath.Join(r.dir, "gvnet"), filepath.Join(r.dir, "gvapi")
+	if err := r.start(w, r.host, filepath.Join(r.dir, "gvproxy"), "-listen", "unix://"+network, "-listen", "unix://"+api, "-ssh-port", "7399"); err != nil {
+		return nil, err
+	}
+	if err := eventually(ctx, func() error { _, err := os.Stat(api); return err }); err != nil {
+		return nil, err
+	}
+	if err := r.start(w, r.guest, filepath.Join(r.dir, "vm"), "-preexisting", "-iface", "tap0", "-url", "unix://"+network); err != nil {
+		return nil, err
+	}
+	client := &http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, "unix", api)
+	}}}
+	for protocol, port := range map[string]int{"tcp": serverTCP, "udp": serverUDP} {
+		body := fmt.Sprintf(`{"local":%q,"remote":"192.168.127.2:%d","protocol":%q}`, w.tcp, port, protocol)
+		if err := eventually(ctx, func() error { return post(ctx, client, "http://gvproxy/services/forwarder/expose", body) }); err != nil {
+			return nil, err
+		}
+	}
+	return w, nil
+}
+
+func post(ctx context.Context, c *http.Client, url, body string) error {
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, url, strings.NewReader(body))
+	if err != nil {
+		return err
+	}
+	resp, err := c.Do(req)
+	if err != nil {
+		return err
+	}
+	_ = resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		return fmt.Errorf("POST %s %s: %s", url, body, resp.Status)
+	}
+	return nil
+}
+
+// cpu is the CPU time of the processes of a way, and of their children, so far.
+func (w *way) cpu() time.Duration {
+	var ticks int64
+	for _, p := range w.procs {
+		ticks += cpuTicks(p.Process.Pid)
+	}
+	return time.Duration(ticks) * (time.Second / 100) // USER_HZ is 100
+}
+
+func cpuTicks(pid int) (ticks int64) {
+	stat, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid)) // its parent has the time if it ended
+	_, rest, _ := strings.Cut(string(stat), ") ")
+	if f := strings.Fields(rest); len(f) > 14 {
+		for _, v := range f[11:15] { // utime, stime, cutime, cstime
+			n, _ := strconv.ParseInt(v, 10, 64)
+			ticks += n
+		}
+	}
+	children, _ := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", pid, pid))
+	for _, c := range strings.Fields(string(children)) {
+		if n, err := strconv.Atoi(c); err == nil {
+			ticks += cpuTicks(n)
+		}
+	}
+	return ticks
+}

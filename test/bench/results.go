@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux
+
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"time"
+
+	"github.com/aclements/go-moremath/stats"
+	"golang.org/x/perf/benchmath"
+)
+
+// machine is where and when a run was made.
+type machine struct {
+	CPU      string    `json:"cpu"`
+	CPUs     int       `json:"cpus"`
+	MemoryMB int       `json:"memory_mb"`
+	Kernel   string    `json:"kernel"`
+	Go       string    `json:"go"`
+	Commit   string    `json:"commit"` // with "+" if the tree had changes
+	Date     time.Time `json:"date"`
+	Load     string    `json:"load"`  // averages over 1, 5 and 15 minutes at the start
+	Scale    string    `json:"scale"` // full, quick or tiny
+	// Seconds and LoadAfter are missing if the run was interrupted.
+	Seconds   float64 `json:"seconds,omitempty"`
+	LoadAfter string  `json:"load_after,omitempty"`
+}
+
+// cell is one measure in one mode at one size.
+type cell struct {
+	Part     string  `json:"part"`
+	Measure  string  `json:"measure"`
+	Mode     string  `json:"mode"`
+	Size     float64 `json:"size,omitempty"`
+	SizeUnit string  `json:"size_unit,omitempty"`
+	Unit     string  `json:"unit"`         // of Value and Dist
+	By       string  `json:"by,omitempty"` // the method in use, as the agent reports it
+	Value    float64 `json:"value"`        // the only sample, or the median
+	Dist     *dist   `json:"dist,omitempty"`
+	// Extra holds further figures of the same measurement; the name has the unit.
+	Extra  map[string]float64 `json:"extra,omitempty"`
+	Failed string             `json:"failed,omitempty"` // why there is no figure
+}
+
+// dist is a distribution of samples.
+type dist struct {
+	N   int     `json:"n"`
+	Min float64 `json:"min"`
+	P50 float64 `json:"p50"`
+	P90 float64 `json:"p90"`
+	P99 float64 `json:"p99"`
+	Max float64 `json:"max"`
+	// Lo and Hi enclose the median with a confidence of 95 %; both are 0 if there are
+	// too few samples to tell.
+	Lo float64 `json:"lo,omitempty"`
+	Hi float64 `json:"hi,omitempty"`
+	// Quantiles are the values at 0, 1, … 100 percent.
+	Quantiles []float64 `json:"quantiles"`
+}
+
+// summarize sorts the samples, of which there is at least one.
+func summarize(samples []float64) *dist {
+	sorted := benchmath.NewSample(samples, &benchmath.DefaultThresholds)
+	median := benchmath.AssumeNothing.Summary(sorted, 0.95)
+	at := stats.Sample{Xs: sorted.Values, Sorted: true}.Quantile
+	d := &dist{N: len(samples), Min: at(0), P50: median.Center, P90: at(0.9), P99: at(0.99), Max: at(1)}
+	if !math.IsInf(median.Lo, 0) && !math.IsInf(median.Hi, 0) {
+		d.Lo, d.Hi = median.Lo, median.Hi
+	}
+	for q := range 101 {
+		d.Quantiles = append(d.Quantiles, at(float64(q)/100))
+	}
+	return d
+}
+
+// results is a run.
+type results struct {
+	machine machine
+	cells   []cell
+}
+
+// find returns the cell of a measure, if it was measured.
+func (r *results) find(measure, mode string, size int) (cell, bool) {
+	for _, c := range r.cells {
+		if c.Measure == measure && c.Mode == mode && c.Size == float64(size) && c.Failed == "" {
+			return c, true
+		}
+	}
+	return cell{}, false
+}
+
+// line is one line of the results file. A complete run has its machine in the first
+// line and, with the time it took, in the last.
+type line struct {
+	Machine *machine `json:"machine,omitempty"`
+	Cell    *cell    `json:"cell,omitempty"`
+}
+
+func readResults(r io.Reader) (*results, error) {
+	res := &results{}
+	for in := json.NewDecoder(r); ; {
+		var l line
+		err := in.Decode(&l)
+		switch {
+		case errors.Is(err, io.EOF) && len(res.cells) == 0:
+			return nil, errors.New("no results")
+		case errors.Is(err, io.EOF):
+			return res, nil
+		case err != nil:
+			return nil, fmt.Errorf("result %d: %w", len(res.cells)+1, err)
+		case l.Machine != nil:
+			res.machine = *l.Machine
+		case l.Cell != nil:
+			res.cells = append(res.cells, *l.Cell)
+		}
+	}
+}
