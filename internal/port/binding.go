@@ -85,13 +85,16 @@ func (h Hints) Equal(i Hints) bool {
 	return h.Cgroup == i.Cgroup && slices.Equal(h.Paths, i.Paths) && slices.Equal(h.Targets, i.Targets)
 }
 
-// SourceSocket is the one source whose bindings are sockets.
-const SourceSocket = "socket"
+// Sources whose bindings have a meaning of their own.
+const (
+	SourceSocket = "socket" // sockets of the guest
+	SourceNAT    = "nat"    // NAT rules
+)
 
 // Origin is the object that a binding comes from. ID is unique within its source
 // for as long as the object lives.
 type Origin struct {
-	Source string // SourceSocket, "nat", "docker", "containerd", "kube"
+	Source string // SourceSocket, SourceNAT, "docker", "containerd", "kube"
 	ID     string // socket cookie, rule handle, container id and port, ...
 }
 

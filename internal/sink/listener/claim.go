@@ -193,7 +193,7 @@ func dockerRule(p *port.Publication) bool {
 
 // onlyRules reports whether nobody but the rules speaks of p.
 func onlyRules(p *port.Publication) bool {
-	return !slices.ContainsFunc(p.Origins, func(o port.OriginInfo) bool { return o.Source != "nat" })
+	return !slices.ContainsFunc(p.Origins, func(o port.OriginInfo) bool { return o.Source != port.SourceNAT })
 }
 
 // settleTime is how long p must go without a socket. Docker writes a rule before it

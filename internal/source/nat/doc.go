@@ -2,16 +2,8 @@
 
 // Package nat publishes the ports that exist only as NAT rules.
 //
-// It keeps a model of the part of the kernel's nftables and iptables-legacy
-// rulesets that nat hooks can reach (model.go), and compiles it to bindings
-// (compile.go): for each protocol and port, which local addresses lead to which
-// DNAT or REDIRECT, and what limits it. The compiler is a pure function of the
-// model, worked out again only where a change reaches. What it cannot read for
-// certain it lists as a [Problem] and does not publish.
-//
-// [Source] feeds the model: a generation-checked dump at the start and after
-// every gap, the kernel's own notifications in between, one commit as one step.
+// A [Source] joins three packages, and data flows through them one way: watch
+// reads rulesets and their changes from the kernel, ruleset decodes them, compile
+// works out which ports they make reachable. A session begins with a dump and reads
+// another after every gap; in between it applies commits, each as one step.
 package nat
-
-// sourceName is the source of all origins of this package.
-const sourceName = "nat"

@@ -9,21 +9,22 @@ import (
 	"slices"
 
 	"github.com/fairlead/fairlead/internal/netwatch"
+	"github.com/fairlead/fairlead/internal/source/nat/compile"
 )
 
 // hostOf takes from a snapshot what the compiler needs to know of the machine.
-func hostOf(s *netwatch.Snapshot) host {
-	h := host{links: make(map[uint32]string, len(s.Links))}
+func hostOf(s *netwatch.Snapshot) compile.Host {
+	h := compile.Host{Links: make(map[uint32]string, len(s.Links))}
 	for _, l := range s.Links {
-		h.links[uint32(l.Index)] = l.Name
+		h.Links[uint32(l.Index)] = l.Name
 		if l.Flags&net.FlagLoopback != 0 {
-			h.loopback = append(h.loopback, l.Name)
+			h.Loopback = append(h.Loopback, l.Name)
 		}
 	}
-	slices.Sort(h.loopback)
+	slices.Sort(h.Loopback)
 	for _, r := range s.Defaults {
-		if l, ok := s.Link(r.Link); ok && !slices.Contains(h.uplinks, l.Name) {
-			h.uplinks = append(h.uplinks, l.Name)
+		if l, ok := s.Link(r.Link); ok && !slices.Contains(h.Uplinks, l.Name) {
+			h.Uplinks = append(h.Uplinks, l.Name)
 		}
 	}
 	type node struct {
@@ -32,22 +33,22 @@ func hostOf(s *netwatch.Snapshot) host {
 	}
 	var nodes []node
 	for _, r := range s.Local {
-		h.local = append(h.local, r.Dst)
+		h.Local = append(h.Local, r.Dst)
 		a := r.Dst.Addr()
 		if !r.Dst.IsSingleIP() || a.IsLoopback() || a.IsLinkLocalUnicast() {
 			continue
 		}
 		n := node{1, a}
-		if l, ok := s.Link(r.Link); ok && slices.Contains(h.uplinks, l.Name) {
+		if l, ok := s.Link(r.Link); ok && slices.Contains(h.Uplinks, l.Name) {
 			n.rank = 0
 		}
 		nodes = append(nodes, n)
 	}
-	h.local = slices.Compact(h.local)
+	h.Local = slices.Compact(h.Local)
 	slices.SortFunc(nodes, func(a, b node) int { return cmp.Or(a.rank-b.rank, a.addr.Compare(b.addr)) })
 	for _, n := range nodes {
-		if !slices.Contains(h.nodes, n.addr) {
-			h.nodes = append(h.nodes, n.addr)
+		if !slices.Contains(h.Nodes, n.addr) {
+			h.Nodes = append(h.Nodes, n.addr)
 		}
 	}
 	return h

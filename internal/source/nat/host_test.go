@@ -11,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/fairlead/fairlead/internal/netwatch"
+	"github.com/fairlead/fairlead/internal/source/nat/compile"
 )
 
 func TestHostOfSnapshot(t *testing.T) {
@@ -23,14 +24,14 @@ func TestHostOfSnapshot(t *testing.T) {
 			{Dst: p("192.0.2.2/32"), Link: 2}, {Dst: p("192.0.2.2/32"), Link: 3}, {Dst: p("fe80::1/128"), Link: 2},
 		},
 	})
-	want := host{
-		links:    map[uint32]string{1: "lo", 2: "eth0", 3: "docker0"},
-		local:    []netip.Prefix{p("127.0.0.0/8"), p("127.0.0.1/32"), p("172.17.0.1/32"), p("192.0.2.2/32"), p("fe80::1/128")},
-		nodes:    []netip.Addr{a("192.0.2.2"), a("172.17.0.1")},
-		uplinks:  []string{"eth0"},
-		loopback: []string{"lo"},
+	want := compile.Host{
+		Links:    map[uint32]string{1: "lo", 2: "eth0", 3: "docker0"},
+		Local:    []netip.Prefix{p("127.0.0.0/8"), p("127.0.0.1/32"), p("172.17.0.1/32"), p("192.0.2.2/32"), p("fe80::1/128")},
+		Nodes:    []netip.Addr{a("192.0.2.2"), a("172.17.0.1")},
+		Uplinks:  []string{"eth0"},
+		Loopback: []string{"lo"},
 	}
-	if d := cmp.Diff(want, got, cmp.AllowUnexported(host{}), cmpopts.EquateComparable(netip.Prefix{}, netip.Addr{})); d != "" {
+	if d := cmp.Diff(want, got, cmp.AllowUnexported(compile.Host{}), cmpopts.EquateComparable(netip.Prefix{}, netip.Addr{})); d != "" {
 		t.Errorf("(-want +got):\n%s", d)
 	}
 }

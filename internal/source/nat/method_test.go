@@ -8,6 +8,10 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/fairlead/fairlead/internal/source/nat/ruleset"
+	"github.com/fairlead/fairlead/internal/source/nat/watch"
+	"github.com/fairlead/fairlead/test/kit/natrules"
 )
 
 // hooksFirst is an order in which there is something to climb to.
@@ -130,7 +134,7 @@ func TestACommitOfManyChangesIsDumped(t *testing.T) {
 	run(t, Options{}, f, func(s *Source, r *recorder) {
 		expectPorts(t, r, 80)
 		f.set(oneTable(80, 81), 9, nil)
-		f.events <- batch{err: errMany}
+		f.events <- batch{err: watch.ErrMany}
 		time.Sleep(time.Second)
 		expectPorts(t, r, 80, 81)
 		if st := s.Status(); st.Lost != 0 || st.Dumps != 2 {
@@ -144,16 +148,16 @@ func TestACommitOfManyChangesIsDumped(t *testing.T) {
 func TestAReplacedRuleKeepsItsPlace(t *testing.T) {
 	replacement := newRule(200, 90)
 	appended := newRule(201, 91)
-	appended.create = true
+	appended.Create = true
 	f := newFake(oneTable(80, 81))
 	run(t, Options{}, f, func(s *Source, r *recorder) {
 		expectPorts(t, r, 80, 81)
-		del := &message{typ: msgDelRule, table: natTable, chain: "pre", handle: 100}
+		del := &ruleset.Message{Type: ruleset.MsgDelRule, Table: natrules.Table, Chain: "pre", Handle: 100}
 		f.events <- commitOf(2, del, replacement, appended)
 		expectPorts(t, r, 81, 90, 91)
 		snap := oneTable(90, 81, 91)
 		for i, h := range []uint64{200, 101, 201} {
-			snap.tables[0].chains[0].rules[i].handle = h
+			snap.Tables[0].Chains[0].Rules[i].Handle = h
 		}
 		f.set(snap, 2, nil)
 		time.Sleep(time.Second)
@@ -161,33 +165,4 @@ func TestAReplacedRuleKeepsItsPlace(t *testing.T) {
 			t.Errorf("drift %d, dumps %d", st.Drift, st.Dumps)
 		}
 	})
-}
-
-func TestDestroyedObjectsAreDeleted(t *testing.T) {
-	body := append([]byte{famIP, 0, 0, 0}, appendAttr(nil, 1, []byte("nat\x00"))...)
-	for typ, want := range map[uint8]uint8{26: msgDelTable, 27: msgDelChain, 28: msgDelRule, 29: msgDelSet, 30: msgDelElem} {
-		m, err := parseMessage(typ, 0, body)
-		if err != nil || m.typ != want || m.table.name != "nat" {
-			t.Errorf("type %d: %+v, %v", typ, m, err)
-		}
-	}
-}
-
-// What a later commit deletes cannot be asked for any more.
-func TestWhatIsDeletedLaterIsNotAskedFor(t *testing.T) {
-	other := tableID{family: famIP, name: "other"}
-	msgs := []*message{
-		{typ: msgNewTable, table: other},
-		{typ: msgNewChain, table: natTable, chain: "a"},
-		{typ: msgNewRule, table: natTable, chain: "pre", handle: 1},
-		{typ: msgNewRule, table: natTable, chain: "pre", handle: 2},
-		{typ: msgDelRule, table: natTable, chain: "pre", handle: 1},
-		{typ: msgDelChain, table: natTable, chain: "a"},
-		{typ: msgDelTable, table: other},
-		{typ: msgNewTable, table: other},
-	}
-	want := []bool{true, true, true, false, false, false, false, false}
-	if got := doomed(msgs); !slices.Equal(got, want) {
-		t.Errorf("got %v, want %v", got, want)
-	}
 }

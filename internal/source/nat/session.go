@@ -15,25 +15,28 @@ import (
 	"github.com/fairlead/fairlead/internal/netwatch"
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/registry"
+	"github.com/fairlead/fairlead/internal/source/nat/compile"
+	"github.com/fairlead/fairlead/internal/source/nat/ruleset"
+	"github.com/fairlead/fairlead/internal/source/nat/watch"
 )
 
 // system is the kernel as a session uses it.
 type system interface {
-	// watch opens a stream of commits by a method other than MethodGeneration.
-	watch(method string) (stream, error)
-	// hookable tells whether the hooks of nftables may be attached to now.
-	hookable() bool
-	// resolve completes messages of hooks, see message.bare.
-	resolve(msgs []*message, known model) ([]*message, error)
-	// networkChanged receives after what network returns has changed.
-	networkChanged() <-chan struct{}
-	generation() (uint32, error)
-	dump(ctx context.Context) (*snapshot, error)
-	// exists tells whether there is a table.
-	exists(t tableID) (bool, error)
-	legacyTables() (v4, v6 bool, err error)
-	legacy(v6 bool) (*tableSnap, error)
-	network() (netwatch.Snapshot, error)
+	// Watch opens a stream of commits by a method other than MethodGeneration.
+	Watch(method string) (watch.Stream, error)
+	// Hookable tells whether the hooks of nftables may be attached to now.
+	Hookable() bool
+	// Resolve completes messages of hooks, see message.bare.
+	Resolve(msgs []*ruleset.Message, known watch.Known) ([]*ruleset.Message, error)
+	// NetworkChanged receives after what network returns has changed.
+	NetworkChanged() <-chan struct{}
+	Generation() (uint32, error)
+	Dump(ctx context.Context) (*ruleset.Snapshot, error)
+	// Exists tells whether there is a table.
+	Exists(t ruleset.TableID) (bool, error)
+	LegacyTables() (v4, v6 bool, err error)
+	Legacy(v6 bool) (*ruleset.Table, error)
+	Network() (netwatch.Snapshot, error)
 }
 
 const (
@@ -61,26 +64,26 @@ type session struct {
 	s    *Source
 	sys  system
 	feed registry.Feed
-	c    *compiler
-	m    mirror
+	c    *compile.Compiler
+	m    *compile.Mirror
 
 	ended    chan struct{} // closed at the end
 	pumps    sync.WaitGroup
-	streams  []stream   // to be closed at the end
-	events   chan batch // of current
-	current  stream     // of commits; nil while the generation is polled
-	level    string     // the method in use for nftables
-	hookable bool       // hooks could be attached to when level was chosen
-	climbAt  time.Time  // when a better method is tried; zero: not
+	streams  []watch.Stream // to be closed at the end
+	events   chan batch     // of current
+	current  watch.Stream   // of commits; nil while the generation is polled
+	level    string         // the method in use for nftables
+	hookable bool           // hooks could be attached to when level was chosen
+	climbAt  time.Time      // when a better method is tried; zero: not
 	climbs   int
 	low      bool // a better method is tried after the first set
 
-	pending []*message   // complete commits, each ending with a msgNewGen
-	partial []*message   // of a commit that has not ended
-	absent  bool         // no nftables
-	have    [parts]bool  // what was read since the start
-	broken  [parts]error // what could not be read the last time
-	known   bool         // feed has a complete set from this session
+	pending []*ruleset.Message // complete commits, each ending with a msgNewGen
+	partial []*ruleset.Message // of a commit that has not ended
+	absent  bool               // no nftables
+	have    [parts]bool        // what was read since the start
+	broken  [parts]error       // what could not be read the last time
+	known   bool               // feed has a complete set from this session
 
 	busyUntil   time.Time // no commit is worked out before
 	idleFrom    time.Time // when the work done so far is rested from
@@ -108,20 +111,20 @@ const (
 var partNames = [parts]string{"addresses", "nftables", "iptables-legacy"}
 
 type batch struct {
-	from stream
-	msgs []*message
+	from watch.Stream
+	msgs []*ruleset.Message
 	err  error
 }
 
 // goesOn reports whether a stream gives more after err.
 func goesOn(err error) bool {
-	return err == nil || errors.Is(err, errLost) || errors.Is(err, errMany)
+	return err == nil || errors.Is(err, watch.ErrLost) || errors.Is(err, watch.ErrMany)
 }
 
 // pump hands what a stream receives to a channel until the stream is closed.
-func pump(st stream, out chan<- batch, done <-chan struct{}) {
+func pump(st watch.Stream, out chan<- batch, done <-chan struct{}) {
 	for {
-		msgs, err := st.next()
+		msgs, err := st.Next()
 		select {
 		case out <- batch{st, msgs, err}:
 		case <-done:
@@ -185,7 +188,7 @@ func (x *session) run(ctx context.Context) error {
 					more = false
 				}
 			}
-		case <-x.sys.networkChanged():
+		case <-x.sys.NetworkChanged():
 			x.readHost()
 		case _, ok := <-wake:
 			if !ok {
@@ -205,21 +208,21 @@ func (x *session) run(ctx context.Context) error {
 }
 
 // start pumps a stream until the session ends or the stream is closed.
-func (x *session) start(st stream) {
+func (x *session) start(st watch.Stream) {
 	x.streams = append(x.streams, st)
 	x.pumps.Go(func() { pump(st, x.events, x.ended) })
 }
 
-// watch takes the first of the methods that works, and returns why others do not.
+// Watch takes the first of the methods that works, and returns why others do not.
 func (x *session) watch(methods []string) error {
-	x.hookable = x.sys.hookable()
+	x.hookable = x.sys.Hookable()
 	var errs []error
 	for _, r := range methods {
 		if r == MethodGeneration {
 			x.level, x.polling = r, true
 			break
 		}
-		st, err := x.sys.watch(r)
+		st, err := x.sys.Watch(r)
 		if err != nil {
 			errs = append(errs, fmt.Errorf("%s: %w", r, err))
 			continue
@@ -251,7 +254,7 @@ func (x *session) climb(now time.Time) bool {
 	case x.hookable:
 		x.climbAt = time.Time{}
 		return false // it is no module that was missing
-	case !x.sys.hookable():
+	case !x.sys.Hookable():
 		x.climbAt = time.Time{}
 		// A module is told of before it is ready.
 		if x.climbs++; x.climbs < maxClimbs {
@@ -269,7 +272,7 @@ func (x *session) climb(now time.Time) bool {
 		return false
 	}
 	if old != nil {
-		x.streams = slices.DeleteFunc(x.streams, func(st stream) bool { return st == old })
+		x.streams = slices.DeleteFunc(x.streams, func(st watch.Stream) bool { return st == old })
 		_ = old.Close()
 	}
 	x.pending, x.partial = nil, nil
@@ -299,11 +302,11 @@ func (x *session) take(b batch) error {
 	}
 	switch {
 	case b.err == nil:
-	case errors.Is(b.err, errMany):
+	case errors.Is(b.err, watch.ErrMany):
 		x.pending, x.partial = nil, nil
 		x.wantDump = true
 		return nil
-	case errors.Is(b.err, errLost):
+	case errors.Is(b.err, watch.ErrLost):
 		x.lost(b.err)
 		return nil
 	default:
@@ -316,13 +319,13 @@ func (x *session) take(b batch) error {
 	}
 	for _, m := range b.msgs {
 		x.partial = append(x.partial, m)
-		if m.typ == msgNewGen {
+		if m.Type == ruleset.MsgNewGen {
 			x.pending = append(x.pending, x.partial...)
 			x.partial = x.partial[:0]
 		}
 	}
 	if len(x.pending)+len(x.partial) > maxPending {
-		x.lost(errLost)
+		x.lost(watch.ErrLost)
 	}
 	return nil
 }
@@ -367,11 +370,11 @@ func (x *session) work(ctx context.Context, now time.Time, wake bool) time.Time 
 	}
 	if x.polling && !x.wantDump && !now.Before(x.genAt) {
 		x.genAt = now.Add(genPoll)
-		if gen, err := x.sys.generation(); err != nil || gen != x.m.generation() {
+		if gen, err := x.sys.Generation(); err != nil || gen != x.m.Generation() {
 			x.wantDump = true
 		}
 	}
-	owned := x.c.ownedTables()
+	owned := x.c.OwnedTables()
 	if len(owned) == 0 {
 		x.ownedAt = time.Time{}
 	} else if x.ownedAt.IsZero() {
@@ -379,7 +382,7 @@ func (x *session) work(ctx context.Context, now time.Time, wake bool) time.Time 
 	} else if !now.Before(x.ownedAt) {
 		x.ownedAt = now.Add(ownedPoll)
 		for _, id := range owned {
-			if there, err := x.sys.exists(id); err != nil || !there {
+			if there, err := x.sys.Exists(id); err != nil || !there {
 				x.wantDump = true
 			}
 		}
@@ -417,7 +420,7 @@ func (x *session) work(ctx context.Context, now time.Time, wake bool) time.Time 
 	soon(!x.climbAt.IsZero(), x.climbAt)
 	soon(x.low && x.known, now)
 	soon(x.polling || x.absent, x.genAt)
-	if len(x.c.ownedTables()) > 0 { // what was just read may have some
+	if len(x.c.OwnedTables()) > 0 { // what was just read may have some
 		if x.ownedAt.IsZero() {
 			x.ownedAt = now.Add(ownedPoll)
 		}
@@ -430,22 +433,22 @@ func (x *session) work(ctx context.Context, now time.Time, wake bool) time.Time 
 	return at
 }
 
-// resolve returns the pending messages, completed.
-func (x *session) resolve() ([]*message, error) {
+// Resolve returns the pending messages, completed.
+func (x *session) resolve() ([]*ruleset.Message, error) {
 	if x.level != MethodFentry && x.level != MethodKprobe {
 		return x.pending, nil
 	}
 	// What the last dump has need not be asked for.
 	from := 0
 	for i, m := range x.pending {
-		if m.typ == msgNewGen {
-			if int32(m.gen-x.m.generation()) > 0 {
+		if m.Type == ruleset.MsgNewGen {
+			if int32(m.Generation-x.m.Generation()) > 0 {
 				break
 			}
 			from = i + 1
 		}
 	}
-	return x.sys.resolve(x.pending[from:], &x.m)
+	return x.sys.Resolve(x.pending[from:], x.m)
 }
 
 // fail keeps what stands and says why; what failed is tried again later.
@@ -468,7 +471,7 @@ func (x *session) done(part int, ch port.Change) {
 	case !x.known || was && !now:
 		x.known, x.failures = true, 0
 		x.note()
-		x.feed.Replace(x.c.bindings())
+		x.feed.Replace(x.c.Bindings())
 	default:
 		x.say(ch)
 	}
@@ -476,20 +479,20 @@ func (x *session) done(part int, ch port.Change) {
 
 // readHost takes over what the machine is like; a failure ends with the next change.
 func (x *session) readHost() {
-	net, err := x.sys.network()
+	net, err := x.sys.Network()
 	if err != nil {
 		x.fail(partHost, err)
 		return
 	}
-	x.c.setHost(hostOf(&net))
-	x.done(partHost, x.c.commit())
+	x.c.SetHost(hostOf(&net))
+	x.done(partHost, x.c.Commit())
 }
 
 // applyPending applies all commits that have come, as one step.
 func (x *session) applyPending(now time.Time) {
 	pending, err := x.resolve()
 	if err != nil {
-		if !errors.Is(err, errMoved) {
+		if !errors.Is(err, watch.ErrMoved) {
 			x.lost(err)
 		}
 		x.pending, x.wantDump = nil, true
@@ -498,10 +501,10 @@ func (x *session) applyPending(now time.Time) {
 	commits := uint64(0)
 	from := 0
 	for i, m := range pending {
-		if m.typ != msgNewGen {
+		if m.Type != ruleset.MsgNewGen {
 			continue
 		}
-		if err := x.m.commit(pending[from:i], m.gen); err != nil {
+		if err := x.m.Commit(pending[from:i], m.Generation); err != nil {
 			x.lost(err)
 			return
 		}
@@ -512,8 +515,8 @@ func (x *session) applyPending(now time.Time) {
 	if cap(x.pending) > 4096 {
 		x.pending = nil
 	}
-	ch := x.c.commit()
-	if x.c.incomplete() {
+	ch := x.c.Commit()
+	if x.c.Incomplete() {
 		// A set that no packet met until now: read it before anything is said.
 		x.wantDump, x.known, x.have[partNFT] = true, false, false
 		return
@@ -521,7 +524,7 @@ func (x *session) applyPending(now time.Time) {
 	x.say(ch)
 	x.count(func(st *Status) { st.Commits += commits })
 	x.busyUntil = x.pace(now, time.Now())
-	if x.m.orderDoubtful() {
+	if x.m.OrderDoubtful() {
 		if t := time.Now().Add(doubtDelay); t.Before(x.auditAt) {
 			x.auditAt = t
 		}
@@ -532,10 +535,10 @@ func (x *session) applyPending(now time.Time) {
 // happened since.
 func (x *session) readDump(ctx context.Context, audit bool) {
 	began := time.Now()
-	var snap *snapshot
-	err := errMoved
-	for try := 0; try < dumpAttempts && errors.Is(err, errMoved) && ctx.Err() == nil; try++ {
-		snap, err = x.sys.dump(ctx)
+	var snap *ruleset.Snapshot
+	err := watch.ErrMoved
+	for try := 0; try < dumpAttempts && errors.Is(err, watch.ErrMoved) && ctx.Err() == nil; try++ {
+		snap, err = x.sys.Dump(ctx)
 		x.count(func(st *Status) { st.Dumps++ })
 		if audit {
 			break
@@ -546,11 +549,11 @@ func (x *session) readDump(ctx context.Context, audit bool) {
 	}
 	x.dumpAfter = rest(time.Now(), time.Since(began), dumpShare)
 	switch {
-	case errors.Is(err, errAbsent):
+	case errors.Is(err, watch.ErrAbsent):
 		x.absent = true
-		snap = &snapshot{}
+		snap = &ruleset.Snapshot{}
 		x.genAt = time.Now().Add(absentPoll)
-	case err != nil && audit && errors.Is(err, errMoved):
+	case err != nil && audit && errors.Is(err, watch.ErrMoved):
 		x.auditAt = x.dumpAfter
 		return
 	case err != nil:
@@ -560,17 +563,17 @@ func (x *session) readDump(ctx context.Context, audit bool) {
 	default:
 		x.absent = false
 	}
-	if audit && snap.gen != x.m.generation() {
+	if audit && snap.Generation != x.m.Generation() {
 		x.auditAt = x.dumpAfter // notifications of a later commit are on their way
 		return
 	}
 	x.wantDump = false
-	n := x.m.load(snap)
+	n := x.m.Load(snap)
 	if audit && n > 0 {
 		x.s.log.Warn("the model had drifted from the kernel's ruleset and was repaired", "objects", n)
 		x.count(func(st *Status) { st.Drift += uint64(n) })
 	}
-	x.done(partNFT, x.c.commit())
+	x.done(partNFT, x.c.Commit())
 	if opt := x.s.opt; audit && opt.paced {
 		now := time.Now()
 		x.auditAt = now.Add(max(opt.Audit, min(auditShare*now.Sub(began), auditMost)))
@@ -597,13 +600,13 @@ func (x *session) say(ch port.Change) {
 
 // note brings the status up to date.
 func (x *session) note() {
-	var problems []Problem
+	var problems []compile.Problem
 	var all int
-	fresh := x.c.problemsChanged()
+	fresh := x.c.ProblemsChanged()
 	if fresh {
-		problems, all = x.c.problems(maxProblems)
+		problems, all = x.c.Problems(maxProblems)
 	}
-	published, evaluated := x.c.counts()
+	published, evaluated := x.c.Counts()
 	x.count(func(st *Status) {
 		if fresh {
 			st.Problems, st.ProblemCount = problems, all
@@ -627,29 +630,29 @@ func (x *session) readLegacy() {
 		return
 	}
 	x.wantLegacy = false
-	x.done(partLegacy, x.c.commit())
+	x.done(partLegacy, x.c.Commit())
 }
 
 func (x *session) loadLegacy() error {
-	v4, v6, err := x.sys.legacyTables()
+	v4, v6, err := x.sys.LegacyTables()
 	if err != nil {
 		return err
 	}
 	for _, six := range []bool{false, true} {
-		snap := &snapshot{}
-		fam := uint8(famIP)
+		snap := &ruleset.Snapshot{}
+		fam := uint8(ruleset.FamilyIP)
 		if six {
-			fam = famIP6
+			fam = ruleset.FamilyIP6
 		}
 		if six && v6 || !six && v4 {
-			t, err := x.sys.legacy(six)
+			t, err := x.sys.Legacy(six)
 			if err != nil {
 				return err
 			}
-			snap.tables = []*tableSnap{t}
+			snap.Tables = []*ruleset.Table{t}
 			x.count(func(st *Status) { st.LegacyReads++ })
 		}
-		x.c.sync(snap, func(id tableID) bool { return id.legacy && id.family == fam })
+		x.c.Sync(snap, func(id ruleset.TableID) bool { return id.Legacy && id.Family == fam })
 	}
 	return nil
 }

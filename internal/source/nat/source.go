@@ -11,7 +11,10 @@ import (
 	"time"
 
 	bpfkernel "github.com/fairlead/fairlead/internal/kernel"
+	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/registry"
+	"github.com/fairlead/fairlead/internal/source/nat/compile"
+	"github.com/fairlead/fairlead/internal/source/nat/watch"
 )
 
 // Options say what a Source watches and how. The zero value of a field stands
@@ -40,13 +43,12 @@ type Options struct {
 	Methods []string
 }
 
-// Methods for nftables, best first. That notifications come before hooks is measured,
-// see docs/nat.md.
+// Methods for nftables, best first; see [watch].
 const (
-	MethodNetlink    = "nfnetlink"  // the kernel's own notifications
-	MethodFentry     = "fentry"     // hooks in the kernel, by BPF trampolines
-	MethodKprobe     = "kprobe"     // the same hooks, by kprobes
-	MethodGeneration = "generation" // the number of the last commit is polled
+	MethodNetlink    = watch.MethodNetlink
+	MethodFentry     = watch.MethodFentry
+	MethodKprobe     = watch.MethodKprobe
+	MethodGeneration = watch.MethodGeneration
 )
 
 // Methods returns the methods for nftables, best first.
@@ -104,18 +106,21 @@ func (o Options) validate() error {
 	return nil
 }
 
+// Problem is a rule that leads to a DNAT or REDIRECT but is not published.
+type Problem = compile.Problem
+
 // Status is what a Source can tell of itself.
 type Status struct {
-	Published    int       // bindings
-	Problems     []Problem // what is not understood, sorted, at most 1,000
-	ProblemCount int       // how many there are in all
-	Commits      uint64    // nftables commits that were applied as changes
-	LegacyReads  uint64    // legacy tables that were read
-	Dumps        uint64    // whole nftables rulesets that were read
-	Lost         uint64    // gaps in the notifications, each followed by a dump
-	Failures     uint64    // reads that failed and were tried again
-	Drift        uint64    // objects that an audit found different
-	Evaluated    uint64    // rules worked out
+	Published    int               // bindings
+	Problems     []compile.Problem // what is not understood, sorted, at most 1,000
+	ProblemCount int               // how many there are in all
+	Commits      uint64            // nftables commits that were applied as changes
+	LegacyReads  uint64            // legacy tables that were read
+	Dumps        uint64            // whole nftables rulesets that were read
+	Lost         uint64            // gaps in the notifications, each followed by a dump
+	Failures     uint64            // reads that failed and were tried again
+	Drift        uint64            // objects that an audit found different
+	Evaluated    uint64            // rules worked out
 }
 
 // Source publishes the ports that NAT rules make reachable.
@@ -139,12 +144,12 @@ func New(opt Options) (*Source, error) {
 }
 
 // Name returns "nat".
-func (s *Source) Name() string { return sourceName }
+func (s *Source) Name() string { return port.SourceNAT }
 
 // NotUnderstood returns the rules that lead to a DNAT or REDIRECT and are not
 // published because they are not understood, sorted, at most 1,000, and how many
 // there are in all. The slice is shared and immutable.
-func (s *Source) NotUnderstood() (rules []Problem, all int) {
+func (s *Source) NotUnderstood() (rules []compile.Problem, all int) {
 	st := s.Status()
 	return st.Problems, st.ProblemCount
 }
@@ -173,7 +178,7 @@ func wait(ctx context.Context, d time.Duration) {
 
 // runWith runs sessions over what open gives until ctx ends.
 func (s *Source) runWith(ctx context.Context, feed registry.Feed, open func() (system, func(), error)) error {
-	c := newCompiler(s.opt.MaxPorts)
+	c := compile.New(s.opt.MaxPorts)
 	for n := 0; ctx.Err() == nil; n++ {
 		known, err := s.live(ctx, feed, c, open)
 		if known {
@@ -188,13 +193,13 @@ func (s *Source) runWith(ctx context.Context, feed registry.Feed, open func() (s
 }
 
 // live runs one session and reports whether it got as far as a complete set.
-func (s *Source) live(ctx context.Context, feed registry.Feed, c *compiler, open func() (system, func(), error)) (bool, error) {
+func (s *Source) live(ctx context.Context, feed registry.Feed, c *compile.Compiler, open func() (system, func(), error)) (bool, error) {
 	sys, done, err := open()
 	if err != nil {
 		return false, err
 	}
 	defer done()
-	x := &session{s: s, sys: sys, feed: feed, c: c, m: mirror{c: c}}
+	x := &session{s: s, sys: sys, feed: feed, c: c, m: compile.NewMirror(c)}
 	err = x.run(ctx)
 	return x.known, err
 }

@@ -17,12 +17,15 @@ import (
 	"github.com/fairlead/fairlead/internal/netwatch"
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/schedule"
+	"github.com/fairlead/fairlead/internal/source/nat/ruleset"
+	"github.com/fairlead/fairlead/internal/source/nat/watch"
+	"github.com/fairlead/fairlead/test/kit/natrules"
 )
 
 // fakeSystem is a kernel whose ruleset the test sets.
 type fakeSystem struct {
 	mu       sync.Mutex
-	snap     *snapshot
+	snap     *ruleset.Snapshot
 	dumpErr  error
 	dumps    int
 	v4       bool
@@ -39,8 +42,8 @@ type fakeSystem struct {
 	attach   time.Duration // what it takes to attach hooks
 }
 
-func newFake(s *snapshot) *fakeSystem {
-	s.gen = 1
+func newFake(s *ruleset.Snapshot) *fakeSystem {
+	s.Generation = 1
 	return &fakeSystem{snap: s}
 }
 
@@ -49,7 +52,7 @@ type fakeStream struct {
 	closed chan struct{}
 }
 
-func (s fakeStream) next() ([]*message, error) {
+func (s fakeStream) Next() ([]*ruleset.Message, error) {
 	select {
 	case b := <-s.events:
 		return b.msgs, b.err
@@ -60,7 +63,7 @@ func (s fakeStream) next() ([]*message, error) {
 
 func (s fakeStream) Close() error { close(s.closed); return nil }
 
-func (f *fakeSystem) watch(method string) (stream, error) {
+func (f *fakeSystem) Watch(method string) (watch.Stream, error) {
 	if method == MethodFentry || method == MethodKprobe {
 		time.Sleep(f.attach)
 	}
@@ -73,33 +76,33 @@ func (f *fakeSystem) watch(method string) (stream, error) {
 	return fakeStream{f.events, make(chan struct{})}, nil
 }
 
-func (f *fakeSystem) hookable() bool {
+func (f *fakeSystem) Hookable() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.hooks
 }
 
-func (f *fakeSystem) resolve(msgs []*message, _ model) ([]*message, error) {
+func (f *fakeSystem) Resolve(msgs []*ruleset.Message, _ watch.Known) ([]*ruleset.Message, error) {
 	f.resolves++
 	return msgs, nil
 }
 
-func (f *fakeSystem) networkChanged() <-chan struct{} { return f.hosts }
+func (f *fakeSystem) NetworkChanged() <-chan struct{} { return f.hosts }
 
-func (f *fakeSystem) generation() (uint32, error) {
+func (f *fakeSystem) Generation() (uint32, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return f.snap.gen, nil
+	return f.snap.Generation, nil
 }
 
-func (f *fakeSystem) set(s *snapshot, gen uint32, err error) {
+func (f *fakeSystem) set(s *ruleset.Snapshot, gen uint32, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	s.gen = gen
+	s.Generation = gen
 	f.snap, f.dumpErr = s, err
 }
 
-func (f *fakeSystem) dump(context.Context) (*snapshot, error) {
+func (f *fakeSystem) Dump(context.Context) (*ruleset.Snapshot, error) {
 	time.Sleep(f.dumpTime)
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -110,20 +113,20 @@ func (f *fakeSystem) dump(context.Context) (*snapshot, error) {
 	return f.snap, nil
 }
 
-func (f *fakeSystem) exists(t tableID) (bool, error) {
+func (f *fakeSystem) Exists(t ruleset.TableID) (bool, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return slices.ContainsFunc(f.snap.tables, func(ts *tableSnap) bool { return ts.id == t }), nil
+	return slices.ContainsFunc(f.snap.Tables, func(ts *ruleset.Table) bool { return ts.ID == t }), nil
 }
 
-func (f *fakeSystem) legacyTables() (v4, v6 bool, err error) { return f.v4, false, nil }
+func (f *fakeSystem) LegacyTables() (v4, v6 bool, err error) { return f.v4, false, nil }
 
-func (f *fakeSystem) legacy(v6 bool) (*tableSnap, error) {
+func (f *fakeSystem) Legacy(v6 bool) (*ruleset.Table, error) {
 	time.Sleep(f.readTime)
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.reads++
-	return parseLegacy(v6, legacyInfo{validHooks: 1}, f.blob)
+	return ruleset.ParseLegacy(v6, ruleset.LegacyInfo{ValidHooks: 1}, f.blob)
 }
 
 func (f *fakeSystem) readCount() int {
@@ -132,7 +135,7 @@ func (f *fakeSystem) readCount() int {
 	return f.reads
 }
 
-func (f *fakeSystem) network() (netwatch.Snapshot, error) {
+func (f *fakeSystem) Network() (netwatch.Snapshot, error) {
 	return netwatch.Snapshot{
 		Links:    []netwatch.Link{{Index: 2, Name: "eth0"}},
 		Defaults: []netwatch.Route{{Dst: netip.MustParsePrefix("0.0.0.0/0"), Link: 2}},
@@ -210,20 +213,20 @@ func (r *recorder) isStale() error {
 	return r.stale
 }
 
-func oneTable(ports ...uint16) *snapshot {
-	t := &tableSnap{id: natTable, chains: baseChains()}
+func oneTable(ports ...uint16) *ruleset.Snapshot {
+	t := &ruleset.Table{ID: natrules.Table, Chains: natrules.BaseChains()}
 	for i, p := range ports {
-		t.chains[0].rules = append(t.chains[0].rules, ruleSnap{handle: uint64(100 + i), raw: join(xTCP(), xDport(p), xDNAT("10.0.0.1", 80))})
+		t.Chains[0].Rules = append(t.Chains[0].Rules, ruleset.Rule{Handle: uint64(100 + i), Raw: natrules.Join(natrules.TCP(), natrules.Dport(p), natrules.DNAT("10.0.0.1", 80))})
 	}
-	return &snapshot{tables: []*tableSnap{t}}
+	return &ruleset.Snapshot{Tables: []*ruleset.Table{t}}
 }
 
-func commitOf(gen uint32, msgs ...*message) batch {
-	return batch{msgs: append(msgs, &message{typ: msgNewGen, gen: gen})}
+func commitOf(gen uint32, msgs ...*ruleset.Message) batch {
+	return batch{msgs: append(msgs, &ruleset.Message{Type: ruleset.MsgNewGen, Generation: gen})}
 }
 
-func newRule(handle uint64, p uint16) *message {
-	return &message{typ: msgNewRule, append: true, table: natTable, chain: "pre", handle: handle, raw: join(xTCP(), xDport(p), xDNAT("10.0.0.1", 80))}
+func newRule(handle uint64, p uint16) *ruleset.Message {
+	return &ruleset.Message{Type: ruleset.MsgNewRule, Append: true, Table: natrules.Table, Chain: "pre", Handle: handle, Raw: natrules.Join(natrules.TCP(), natrules.Dport(p), natrules.DNAT("10.0.0.1", 80))}
 }
 
 // run runs a source over f in a bubble of fake time, and test beside it.
@@ -268,7 +271,7 @@ func TestCommitIsOneStep(t *testing.T) {
 	f := newFake(oneTable(80))
 	run(t, Options{}, f, func(_ *Source, r *recorder) {
 		expectPorts(t, r, 80)
-		f.events <- batch{msgs: []*message{newRule(1, 81)}}
+		f.events <- batch{msgs: []*ruleset.Message{newRule(1, 81)}}
 		expectPorts(t, r, 80)
 		f.events <- commitOf(2, newRule(2, 82))
 		expectPorts(t, r, 80, 81, 82)
@@ -284,9 +287,9 @@ func TestGapsLeadToADump(t *testing.T) {
 		expectPorts(t, r, 80)
 		for i, gap := range []func(gen uint32){
 			func(gen uint32) { f.events <- commitOf(gen, newRule(1, 99)) },
-			func(uint32) { f.events <- batch{err: errLost} },
+			func(uint32) { f.events <- batch{err: watch.ErrLost} },
 			func(gen uint32) {
-				f.events <- commitOf(gen-8, &message{typ: msgDelRule, table: natTable, chain: "pre", handle: 4711})
+				f.events <- commitOf(gen-8, &ruleset.Message{Type: ruleset.MsgDelRule, Table: natrules.Table, Chain: "pre", Handle: 4711})
 			},
 		} {
 			gen := uint32(10 * (i + 1))
@@ -308,8 +311,8 @@ func TestErrorsKeepWhatStands(t *testing.T) {
 	f := newFake(oneTable(80))
 	run(t, Options{}, f, func(_ *Source, r *recorder) {
 		expectPorts(t, r, 80)
-		f.set(&snapshot{}, 5, errors.New("no memory"))
-		f.events <- batch{err: errLost}
+		f.set(&ruleset.Snapshot{}, 5, errors.New("no memory"))
+		f.events <- batch{err: watch.ErrLost}
 		time.Sleep(10 * time.Second)
 		expectPorts(t, r, 80)
 		if r.isStale() == nil {
@@ -322,11 +325,11 @@ func TestErrorsKeepWhatStands(t *testing.T) {
 			t.Errorf("still stale: %v", err)
 		}
 		// A ruleset that never stands still is said to be stale, too.
-		f.set(oneTable(1), 7, errMoved)
-		f.events <- batch{err: errLost}
+		f.set(oneTable(1), 7, watch.ErrMoved)
+		f.events <- batch{err: watch.ErrLost}
 		time.Sleep(10 * time.Second)
 		expectPorts(t, r, 80, 81)
-		if !errors.Is(r.isStale(), errMoved) {
+		if !errors.Is(r.isStale(), watch.ErrMoved) {
 			t.Errorf("stale: %v", r.isStale())
 		}
 	})
@@ -371,9 +374,9 @@ func TestAuditsArePacedByTheirCost(t *testing.T) {
 }
 
 func TestNoNftables(t *testing.T) {
-	f := newFake(&snapshot{})
-	f.dumpErr = errAbsent
-	f.v4, f.blob = true, legacySample(false)
+	f := newFake(&ruleset.Snapshot{})
+	f.dumpErr = watch.ErrAbsent
+	f.v4, f.blob = true, natrules.LegacyTable(false)
 	run(t, Options{}, f, func(_ *Source, r *recorder) {
 		synctest.Wait()
 		if r.replaced != 1 || r.isStale() != nil {
@@ -396,8 +399,8 @@ func (w *wakes) ModuleLoaded() <-chan struct{}  { return w.modules }
 // A legacy table that is replaced 1,000 times a second is read as often as a
 // tenth of a core allows, and once more after the last time.
 func TestLegacyStormIsBounded(t *testing.T) {
-	f := newFake(&snapshot{})
-	f.v4, f.blob, f.readTime = true, legacySample(false), 5*time.Millisecond
+	f := newFake(&ruleset.Snapshot{})
+	f.v4, f.blob, f.readTime = true, natrules.LegacyTable(false), 5*time.Millisecond
 	w := &wakes{}
 	run(t, Options{Wake: w}, f, func(s *Source, _ *recorder) {
 		before := s.Status().LegacyReads

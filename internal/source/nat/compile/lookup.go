@@ -1,0 +1,204 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package compile
+
+import (
+	"bytes"
+	"net/netip"
+	"slices"
+
+	"github.com/fairlead/fairlead/internal/source/nat/ruleset"
+)
+
+// ielem is an element with its whole interval.
+type ielem struct {
+	id       string
+	lo, hi   []byte
+	data     []byte
+	verdict  *ruleset.Verdict
+	catchall bool
+}
+
+// items returns the elements of n as intervals. Without only, all of them.
+func (n *namedSet) items(only map[string]struct{}) []ielem {
+	var out []ielem
+	add := func(id string, e ruleset.Element, lo, hi []byte) {
+		out = append(out, ielem{id: id, lo: lo, hi: hi, data: e.Data, verdict: e.Verdict, catchall: e.Flags&ruleset.ElemCatchall != 0})
+	}
+	if only != nil {
+		for id := range only {
+			if e, ok := n.Elements[id]; ok {
+				add(id, e, e.Key, e.KeyEnd())
+			}
+		}
+		return out
+	}
+	if n.Flags&ruleset.SetInterval == 0 || n.Concat() {
+		for id, e := range n.Elements {
+			add(id, e, e.Key, e.KeyEnd())
+		}
+		return out
+	}
+	list := make([]string, 0, len(n.Elements))
+	for id, e := range n.Elements {
+		if e.Flags&ruleset.ElemCatchall != 0 {
+			add(id, e, nil, nil)
+			continue
+		}
+		list = append(list, id)
+	}
+	slices.SortFunc(list, func(a, b string) int {
+		x, y := n.Elements[a], n.Elements[b]
+		if c := bytes.Compare(x.Key, y.Key); c != 0 {
+			return c
+		}
+		return int(y.Flags&ruleset.ElemIntervalEnd) - int(x.Flags&ruleset.ElemIntervalEnd) // an end comes first
+	})
+	for i, id := range list {
+		e := n.Elements[id]
+		if e.Flags&ruleset.ElemIntervalEnd != 0 {
+			continue
+		}
+		hi := bytes.Repeat([]byte{0xff}, len(e.Key))
+		if e.End != nil {
+			hi = e.End
+		} else if i+1 < len(list) {
+			hi = before(n.Elements[list[i+1]].Key)
+		}
+		add(id, e, e.Key, hi)
+	}
+	return out
+}
+
+// before returns the number before the big-endian b.
+func before(b []byte) []byte {
+	b = bytes.Clone(b)
+	for i := len(b) - 1; i >= 0; i-- {
+		b[i]--
+		if b[i] != 0xff {
+			break
+		}
+	}
+	return b
+}
+
+// lookup narrows s to the set's elements; a map leaves one state for each.
+func (s *state) lookup(e ruleset.Lookup, n *namedSet, only map[string]struct{}, emit func(*state, *ruleset.Verdict)) {
+	if n == nil {
+		s.blind("@" + e.Set + ", which is not known")
+		emit(s, nil)
+		return
+	}
+	if n.Blank {
+		s.blind("@" + e.Set + ", which is not read yet")
+		emit(s, nil)
+		return
+	}
+	var parts []piece
+	for _, p := range s.read(e.Sreg, n.KeyLen) {
+		parts = append(parts, s.splitPiece(p)...)
+	}
+	if n.Changing() {
+		// Packets fill it, as with the clients that a balancer remembers.
+		f := fieldNone
+		if len(parts) == 1 {
+			f, _, _ = s.pieceField(parts[0])
+		}
+		if f == fieldSaddr && !e.HasDreg {
+			s.m.maybe = true
+			if !e.Invert {
+				s.m.clients = "@" + e.Set
+			}
+		} else {
+			s.blind("@" + e.Set + ", whose elements come and go")
+		}
+		emit(s, nil)
+		return
+	}
+	items := n.items(only)
+	if !e.HasDreg && (len(parts) == 1 || e.Invert) {
+		if len(parts) != 1 {
+			s.blind("!= @" + e.Set)
+			emit(s, nil)
+			return
+		}
+		if len(items) == 0 {
+			if !e.Invert {
+				s.m.proto = 0
+			}
+			emit(s, nil)
+			return
+		}
+		s.apply(s.uniteItems(parts[0], items), e.Invert)
+		emit(s, nil)
+		return
+	}
+	for _, it := range items {
+		t := *s
+		t.key += it.id + ";"
+		switch {
+		case it.catchall && len(parts) == 1:
+			var rest []ielem
+			for _, o := range n.items(nil) {
+				if !o.catchall {
+					rest = append(rest, o)
+				}
+			}
+			if len(rest) > 0 {
+				t.apply(t.uniteItems(parts[0], rest), true)
+			}
+		case it.catchall:
+			t.blind("the rest of @" + e.Set)
+		default:
+			for _, p := range parts {
+				if p.at+p.n > len(it.lo) || p.at+p.n > len(it.hi) {
+					t.blind(p.v.describe())
+					continue
+				}
+				t.apply(t.between(p, it.lo[p.at:], it.hi[p.at:]), false)
+			}
+		}
+		if e.HasDreg && e.Dreg != 0 {
+			t.store(e.Dreg, &value{kind: valConst, data: it.data, n: len(it.data)})
+		}
+		emit(&t, it.verdict)
+	}
+}
+
+// uniteItems is what membership of p in items means.
+func (s *state) uniteItems(p piece, items []ielem) narrowing {
+	acc := narrowing{}
+	var ports []span[uint16]
+	var addrs []span[netip.Addr]
+	for i, it := range items {
+		n := s.between(p, it.lo, it.hi)
+		if n.why != "" {
+			return n
+		}
+		switch {
+		case n.f == fieldDport || n.f == fieldSport:
+			acc.f = n.f
+			if n.ports == nil {
+				return n
+			}
+			ports = append(ports, n.ports...)
+		case n.f == fieldDaddr || n.f == fieldSaddr:
+			acc.f = n.f
+			if n.addrs == nil {
+				return n
+			}
+			addrs = append(addrs, n.addrs...)
+		case i == 0:
+			acc = n
+		default:
+			acc = s.unite(acc, n)
+		}
+	}
+	if ports != nil {
+		acc.ports = portOrder.normal(ports)
+	}
+	if addrs != nil {
+		acc.addrs = addrOrderOf(s.v6).normal(addrs)
+	}
+	return acc
+}

@@ -1,0 +1,240 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package compile
+
+import (
+	"fmt"
+
+	"github.com/fairlead/fairlead/internal/source/nat/ruleset"
+)
+
+// errUnknown says that a notification speaks of something that the model does
+// not have, so that only a dump can tell the truth.
+var errUnknown = fmt.Errorf("a notification does not fit the model")
+
+// Mirror applies notifications of nftables to a compiler's model.
+type Mirror struct {
+	c      *Compiler
+	gen    uint32
+	others map[ruleset.TableID]struct{} // tables that have no nat base chain
+	fresh  map[ruleset.TableID]struct{} // tables that the commit being read has made
+	doubt  bool                         // the order of rules should be checked by a dump
+	last   *rule                        // that was deleted by the message before
+}
+
+// Ignored reports whether a table has no chain at a nat hook.
+func (m *Mirror) Ignored(t ruleset.TableID) bool {
+	_, ok := m.others[t]
+	return ok
+}
+
+// Set returns the handle of a set, and whether its elements are known.
+func (m *Mirror) Set(t ruleset.TableID, name string) (handle uint64, elements, ok bool) {
+	if t := m.c.tables[t]; t != nil && t.sets[name] != nil {
+		n := t.sets[name]
+		return n.Handle, !n.Blank, true
+	}
+	return 0, false, false
+}
+
+// NewMirror returns a mirror of an empty ruleset.
+func NewMirror(c *Compiler) *Mirror { return &Mirror{c: c} }
+
+// Generation returns that of the last commit that was applied or loaded.
+func (m *Mirror) Generation() uint32 { return m.gen }
+
+// OrderDoubtful reports whether the messages since this was last asked leave the
+// order of rules in doubt, so that a dump should confirm it.
+func (m *Mirror) OrderDoubtful() bool {
+	doubt := m.doubt
+	m.doubt = false
+	return doubt
+}
+
+func nextGen(g uint32) uint32 {
+	if g++; g == 0 {
+		g = 1 // the kernel skips 0 (nf_tables_commit)
+	}
+	return g
+}
+
+// Load makes the model equal to a dump and returns how many objects differed.
+func (m *Mirror) Load(s *ruleset.Snapshot) int {
+	m.gen = s.Generation
+	m.others = make(map[ruleset.TableID]struct{}, len(s.Others))
+	for _, id := range s.Others {
+		m.others[id] = struct{}{}
+	}
+	m.fresh = make(map[ruleset.TableID]struct{})
+	m.doubt = false
+	return m.c.Sync(s, func(id ruleset.TableID) bool { return !id.Legacy })
+}
+
+// Commit applies the messages of one commit, whose generation is gen, to the
+// model. The compiler's commit is still to be called.
+func (m *Mirror) Commit(msgs []*ruleset.Message, gen uint32) error {
+	if int32(gen-m.gen) <= 0 {
+		return nil // the dump has it
+	}
+	if gen != nextGen(m.gen) {
+		return fmt.Errorf("%w: generation %d after %d", errUnknown, gen, m.gen)
+	}
+	m.last = nil
+	for _, msg := range msgs {
+		if msg.Table.Family == 0 {
+			continue
+		}
+		last := m.last
+		if err := m.apply(msg); err != nil {
+			return err
+		}
+		if m.last == last {
+			m.last = nil
+		}
+	}
+	for id := range m.fresh {
+		delete(m.fresh, id)
+		t := m.c.tables[id]
+		if t == nil {
+			continue
+		}
+		nat := false
+		for _, ch := range t.chains {
+			nat = nat || ch.hook.IsNAT()
+		}
+		if !nat {
+			m.c.dropTable(id)
+			m.others[id] = struct{}{}
+		}
+	}
+	m.gen = gen
+	return nil
+}
+
+func (m *Mirror) apply(msg *ruleset.Message) error {
+	c := m.c
+	unknown := func(what string) error {
+		return fmt.Errorf("%w: %s of table %s", errUnknown, what, msg.Table)
+	}
+	switch msg.Type {
+	case ruleset.MsgDelTable:
+		c.dropTable(msg.Table)
+		delete(m.others, msg.Table)
+		delete(m.fresh, msg.Table)
+		return nil
+	case ruleset.MsgNewTable:
+		if t := c.tables[msg.Table]; t != nil && t.handle != 0 && msg.Handle != 0 && t.handle != msg.Handle {
+			c.dropTable(msg.Table) // it went with its owner, of which nothing was said
+		}
+		if _, ok := m.others[msg.Table]; ok {
+			return nil
+		}
+		if c.tables[msg.Table] == nil {
+			m.fresh[msg.Table] = struct{}{}
+		}
+		t := c.table(msg.Table)
+		t.handle, t.owned = msg.Handle, msg.Owned()
+		c.setDormant(t, msg.Flags&ruleset.TableDormant != 0)
+		return nil
+	}
+	t := c.tables[msg.Table]
+	if t == nil {
+		if _, ok := m.others[msg.Table]; !ok {
+			return unknown("an object")
+		}
+		if msg.Type == ruleset.MsgNewChain && msg.Hook.IsNAT() {
+			return unknown("a first nat chain")
+		}
+		return nil
+	}
+	switch msg.Type {
+	case ruleset.MsgNewChain:
+		hook := msg.Hook
+		if old := t.chains[msg.Chain]; old != nil && hook == nil {
+			hook = old.hook
+		}
+		c.putChain(t, msg.Chain, hook)
+	case ruleset.MsgDelChain:
+		ch := t.chains[msg.Chain]
+		if ch == nil {
+			return unknown("chain " + msg.Chain)
+		}
+		c.dropChain(ch)
+	case ruleset.MsgNewRule:
+		ch := t.chains[msg.Chain]
+		if ch == nil {
+			return unknown("chain " + msg.Chain)
+		}
+		return m.newRule(ch, msg)
+	case ruleset.MsgDelRule:
+		ch := t.chains[msg.Chain]
+		if ch == nil {
+			return unknown("chain " + msg.Chain)
+		}
+		r := ch.index[msg.Handle]
+		if r == nil || r.gone {
+			return unknown(fmt.Sprintf("rule %d", msg.Handle))
+		}
+		c.removeRule(r)
+		m.last = r
+	case ruleset.MsgNewSet:
+		n, fresh := c.putSet(t, msg.Set)
+		if msg.Full && !fresh && n.Blank {
+			n.Blank = false
+			for _, e := range msg.Set.Elements {
+				c.putElem(n, e)
+			}
+		}
+	case ruleset.MsgDelSet:
+		c.dropSet(t, msg.Set.Name)
+	case ruleset.MsgNewElem, ruleset.MsgDelElem:
+		n := t.sets[msg.Set.Name]
+		if n == nil || msg.Set.Handle != 0 && n.Handle != msg.Set.Handle {
+			return unknown("set " + msg.Set.Name)
+		}
+		if n.Blank || n.Changing() {
+			return nil
+		}
+		for _, e := range msg.Elements {
+			if msg.Type == ruleset.MsgNewElem {
+				c.putElem(n, e)
+			} else {
+				c.dropElem(n, e.ID())
+			}
+		}
+	}
+	return nil
+}
+
+func (m *Mirror) newRule(ch *chain, msg *ruleset.Message) error {
+	c := m.c
+	if old := ch.index[msg.Handle]; old != nil {
+		// A replaced rule keeps its place.
+		if !old.gone {
+			c.removeRule(old)
+		}
+		m.doubt = true
+		c.insertRule(ch, old.pos, msg.Handle, msg.Raw)
+		return nil
+	}
+	switch {
+	case msg.Position != 0:
+		prev := ch.index[msg.Position]
+		if prev == nil {
+			return fmt.Errorf("%w: rule %d after %d", errUnknown, msg.Handle, msg.Position)
+		}
+		m.doubt = m.doubt || !msg.Bare
+		c.insertRule(ch, prev.pos+1, msg.Handle, msg.Raw)
+	case msg.Append && !msg.Create && m.last != nil && m.last.chain == ch:
+		// It replaces the rule that was deleted just before, which was the first
+		// or the last of the chain. Before Linux 5.15 it may also be appended.
+		m.doubt = true
+		c.insertRule(ch, m.last.pos, msg.Handle, msg.Raw)
+	case msg.Append:
+		c.insertRule(ch, len(ch.rules), msg.Handle, msg.Raw)
+	default:
+		m.doubt = m.doubt || !msg.Bare
+		c.insertRule(ch, 0, msg.Handle, msg.Raw)
+	}
+	return nil
+}

@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package compile
+
+import (
+	"cmp"
+	"slices"
+	"strings"
+)
+
+// where names the way from the hook to the rule.
+func (e *entry) where() string {
+	var names []string
+	for a := e.act; a != nil; a = a.parent {
+		names = append(names, a.chain.name)
+	}
+	slices.Reverse(names)
+	return e.rule.chain.table.id.String() + " " + strings.Join(names, " > ")
+}
+
+// before orders entries of one hook as packets meet them.
+func (e *entry) before(f *entry) int {
+	if e.act.root != f.act.root {
+		a, b := e.act.root.chain, f.act.root.chain
+		legacy := func(c *chain) int {
+			if c.table.id.Legacy {
+				return 1
+			}
+			return 0
+		}
+		return cmp.Or(cmp.Compare(a.hook.Priority, b.hook.Priority), cmp.Compare(legacy(a), legacy(b)),
+			cmp.Compare(a.table.id.String(), b.table.id.String()), cmp.Compare(a.name, b.name))
+	}
+	var pe, pf [maxDepth + 2]int
+	a, b := e.path(pe[:0]), f.path(pf[:0])
+	if c := slices.Compare(a, b); c != 0 {
+		// The end of a goto comes after what it leads to.
+		if n := min(len(a), len(b)); slices.Equal(a[:n], b[:n]) {
+			return -c
+		}
+		return c
+	}
+	if e.act == f.act {
+		return cmp.Compare(e.key, f.key)
+	}
+	return slices.Compare(e.keys(), f.keys())
+}
+
+// keys names the branches on the way to e, to order entries that packets meet
+// by choice and not in turn.
+func (e *entry) keys() []string {
+	out := []string{e.key}
+	for a := e.act; a.parent != nil; a = a.parent {
+		out = append(out, a.key)
+	}
+	slices.Reverse(out)
+	return out
+}
+
+func (e *entry) path(p []int) []int {
+	p = append(p, e.rule.pos)
+	for a := e.act; a.parent != nil; a = a.parent {
+		p = append(p, a.via.pos)
+	}
+	slices.Reverse(p)
+	return p
+}
+
+// hides reports whether what e decides can keep packets from a later entry f.
+func (e *entry) hides(f *entry) bool {
+	switch e.end.kind {
+	case endReturn:
+		for a := f.act; a != nil; a = a.parent {
+			if a == e.act {
+				return true
+			}
+		}
+		return false
+	case endAccept:
+		return e.act.root == f.act.root
+	}
+	return true
+}

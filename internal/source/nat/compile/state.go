@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package compile
+
+import (
+	"strings"
+
+	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/source/nat/ruleset"
+)
+
+// table, chain and rule are the compiler's ruleset. They are owned by one
+// goroutine.
+type table struct {
+	id      ruleset.TableID
+	handle  uint64 // 0: not known
+	dormant bool
+	owned   bool // it goes with the socket of the program that made it
+	chains  map[string]*chain
+	sets    map[string]*namedSet
+}
+
+type chain struct {
+	table *table
+	name  string
+	hook  *ruleset.Hook // nil: not a base chain
+	rules []*rule
+	acts  []*activation    // every way in which packets come here
+	index map[uint64]*rule // by handle, in nftables
+	holes bool             // some rules are gone
+}
+
+type rule struct {
+	chain  *chain
+	handle uint64 // 0 in legacy tables
+	raw    []byte // as the kernel gave it; decides whether a rule changed
+	pos    int    // index in chain.rules
+	gone   bool   // deleted by the commit that is being read
+
+	eval [2]*evaluation // for IPv4 and IPv6, nil until needed
+}
+
+// namedSet is a set with the rules that read it.
+type namedSet struct {
+	ruleset.Set
+	users map[*rule]struct{} // rules whose evaluation read it
+}
+
+// text returns the rule's human-readable text.
+func (r *rule) text() string { return ruleset.Text(r.chain.table.id, r.raw) }
+
+// maker returns the program that wrote a rule, by the names of the tables and
+// chains in which such programs keep the rules that redirect.
+func (r *rule) maker() port.Maker {
+	table, chain := r.chain.table.id.Name, r.chain.name
+	switch {
+	case chain == "DOCKER", table == "docker-bridges":
+		return port.MakerDocker
+	case strings.HasPrefix(chain, "CNI-DN-"), table == "cni_hostport":
+		return port.MakerCNI
+	case strings.HasPrefix(chain, "KUBE-SEP-"), table == "kube-proxy":
+		return port.MakerKubeProxy
+	}
+	return ""
+}
+
+func sameHook(a, b *ruleset.Hook) bool {
+	return a == nil && b == nil || a != nil && b != nil && *a == *b
+}

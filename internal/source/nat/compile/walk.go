@@ -1,0 +1,245 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package compile
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/fairlead/fairlead/internal/port"
+)
+
+// activation is one way in which packets come into a chain.
+type activation struct {
+	chain  *chain
+	parent *activation
+	via    *rule
+	key    string // branch of via
+	m      match
+	v6     bool
+	hook   uint8
+	depth  int
+	root   *activation
+	kids   map[*rule]map[string]*activation
+	outs   map[*rule][]*entry
+}
+
+// entry is a rule that decides, reached in one way.
+type entry struct {
+	act     *activation
+	rule    *rule
+	key     string
+	m       match
+	end     branchEnd
+	problem string // why it cannot be published
+	wide    bool
+}
+
+// enter begins to walk packets m through ch.
+func (c *Compiler) enter(a *activation) {
+	a.kids = make(map[*rule]map[string]*activation)
+	a.outs = make(map[*rule][]*entry)
+	a.chain.acts = append(a.chain.acts, a)
+	for _, r := range a.chain.rules {
+		c.addRule(a, r, nil)
+	}
+}
+
+// leave takes back an activation and all below it.
+func (c *Compiler) leave(a *activation) {
+	for r := range a.outs {
+		c.dropEntries(a, r, nil)
+	}
+	for r, kids := range a.kids {
+		for k, kid := range kids {
+			delete(kids, k)
+			c.leave(kid)
+		}
+		delete(a.kids, r)
+	}
+	if i := slices.Index(a.chain.acts, a); i >= 0 {
+		a.chain.acts = slices.Delete(a.chain.acts, i, i+1)
+	}
+	if a.parent != nil && a.parent.kids[a.via][a.key] == a {
+		delete(a.parent.kids[a.via], a.key)
+	}
+}
+
+func (c *Compiler) clearRule(a *activation, r *rule) {
+	c.dropEntries(a, r, nil)
+	for k, kid := range a.kids[r] {
+		delete(a.kids[r], k)
+		c.leave(kid)
+	}
+	delete(a.kids, r)
+}
+
+// clearBranches takes back what came from some branches of r.
+func (c *Compiler) clearBranches(a *activation, r *rule, keys map[string]struct{}) {
+	c.dropEntries(a, r, keys)
+	for k := range keys {
+		if kid := a.kids[r][k]; kid != nil {
+			delete(a.kids[r], k)
+			c.leave(kid)
+		}
+	}
+}
+
+// addRule adds what r, or only some branches of it, does to packets of a.
+func (c *Compiler) addRule(a *activation, r *rule, only map[string]struct{}) {
+	ev := c.evaluation(r, a.v6)
+	add := func(key string, b *branch) {
+		m := a.m.and(b.m, a.v6)
+		if m.dead() || !c.reachesHost(&m, a.v6) {
+			return
+		}
+		c.addBranch(a, r, key, m, b.end)
+	}
+	if only != nil {
+		for k := range only {
+			if b := ev.branches[k]; b != nil {
+				add(k, b)
+			}
+		}
+	} else {
+		for k, b := range ev.branches {
+			add(k, b)
+		}
+	}
+	if ev.tooMany {
+		m := a.m
+		m.opaque = append(slices.Clip(m.opaque), "too many combinations")
+		c.addEntry(&entry{act: a, rule: r, m: m, end: branchEnd{kind: endUnknown}, problem: "too many combinations"})
+	}
+}
+
+func (c *Compiler) addBranch(a *activation, r *rule, key string, m match, end branchEnd) {
+	e := &entry{act: a, rule: r, key: key, m: m, end: end}
+	switch end.kind {
+	case endJump, endGoto:
+		to := r.chain.table.chains[end.chain]
+		// Without a chain there is nothing to say yet; putChain asks again.
+		if to == nil {
+			return
+		}
+		if !c.isInert(to) {
+			if a.depth >= maxDepth || len(to.acts) >= maxActivations {
+				e.end = branchEnd{kind: endUnknown}
+				e.problem = fmt.Sprintf("chain %s is reached too deep or in too many ways", to.name)
+				e.m.opaque = append(slices.Clip(m.opaque), e.problem)
+				c.addEntry(e)
+				return
+			}
+			kid := &activation{chain: to, parent: a, via: r, key: key, m: m, v6: a.v6, hook: a.hook, depth: a.depth + 1, root: a.root}
+			if a.kids[r] == nil {
+				a.kids[r] = make(map[string]*activation)
+			}
+			a.kids[r][key] = kid
+			c.enter(kid)
+		}
+		if end.kind == endJump {
+			return
+		}
+		e.end.kind = endReturn // nothing comes back from a goto
+	case endNat:
+		ports := portCount(m.dport)
+		switch {
+		case len(m.opaque) > 0:
+			e.problem = "condition not understood: " + strings.Join(m.opaque, ", ")
+		case m.marked:
+			e.problem = "condition not understood: a packet mark or a related connection"
+		case end.why != "":
+			e.problem = "target not understood: " + end.why
+		case ports > c.maxPorts:
+			e.problem = fmt.Sprintf("matches %d ports, more than %d", ports, c.maxPorts)
+		}
+	case endUnknown:
+		e.m.opaque = append(slices.Clip(m.opaque), end.why)
+	}
+	c.addEntry(e)
+}
+
+func (c *Compiler) eachSlot(e *entry, f func(slotID)) {
+	for _, r := range e.m.dport {
+		for p := max(int(r.lo), 1); p <= int(r.hi); p++ {
+			if e.m.proto&bitTCP != 0 {
+				f(slotID{e.act.v6, port.Slot{Protocol: port.TCP, Port: uint16(p)}})
+			}
+			if e.m.proto&bitUDP != 0 {
+				f(slotID{e.act.v6, port.Slot{Protocol: port.UDP, Port: uint16(p)}})
+			}
+		}
+	}
+}
+
+func (c *Compiler) addEntry(e *entry) {
+	limit := narrowPorts
+	if e.end.kind == endNat && e.problem == "" {
+		limit = c.maxPorts
+	}
+	e.wide = portCount(e.m.dport) > limit
+	if e.wide {
+		id := wideID{e.act.v6, e.act.hook}
+		c.wide[id] = append(c.wide[id], e)
+		c.dirtyWide[id] = struct{}{}
+	} else {
+		c.eachSlot(e, func(id slotID) {
+			c.slots[id] = append(c.slots[id], e)
+			c.dirtySlots[id] = struct{}{}
+		})
+	}
+	if e.problem != "" {
+		c.bad[e] = struct{}{}
+		c.badChanged = true
+	}
+	e.act.outs[e.rule] = append(e.act.outs[e.rule], e)
+}
+
+func (c *Compiler) dropEntries(a *activation, r *rule, keys map[string]struct{}) {
+	keep := a.outs[r][:0:0]
+	for _, e := range a.outs[r] {
+		if keys != nil {
+			if _, ok := keys[e.key]; !ok {
+				keep = append(keep, e)
+				continue
+			}
+		}
+		if e.wide {
+			id := wideID{a.v6, a.hook}
+			c.wide[id] = without(c.wide[id], e)
+			c.dirtyWide[id] = struct{}{}
+		} else {
+			c.eachSlot(e, func(id slotID) {
+				if s := without(c.slots[id], e); len(s) > 0 {
+					c.slots[id] = s
+				} else {
+					delete(c.slots, id)
+				}
+				c.dirtySlots[id] = struct{}{}
+			})
+		}
+		c.unbad(e)
+	}
+	if len(keep) > 0 {
+		a.outs[r] = keep
+	} else {
+		delete(a.outs, r)
+	}
+}
+
+func without(s []*entry, e *entry) []*entry {
+	if i := slices.Index(s, e); i >= 0 {
+		s[i] = s[len(s)-1]
+		s[len(s)-1] = nil
+		return s[:len(s)-1]
+	}
+	return s
+}
+
+func (c *Compiler) unbad(e *entry) {
+	if _, ok := c.bad[e]; ok {
+		delete(c.bad, e)
+		c.badChanged = true
+	}
+}

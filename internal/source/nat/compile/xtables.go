@@ -1,0 +1,250 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package compile
+
+import (
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/fairlead/fairlead/internal/source/nat/ruleset"
+)
+
+// narrowAddrs narrows a set of addresses by a range or its contrary.
+func (s *state) narrowAddrs(to *set[netip.Addr], r ruleset.AddrRange, invert bool) {
+	o := addrOrderOf(s.v6)
+	in := o.normal([]span[netip.Addr]{{r.First, r.Last}})
+	if invert {
+		in = o.complement(in)
+	}
+	*to = o.intersect(*to, in)
+}
+
+// narrowPorts narrows the destination port by ranges or their contrary.
+func (s *state) narrowPorts(invert bool, ranges ...ruleset.PortRange) {
+	in := portsOf(ranges)
+	if invert {
+		in = portOrder.complement(in)
+	}
+	s.m.dport = portOrder.intersect(s.m.dport, in)
+}
+
+func portsOf(ranges []ruleset.PortRange) set[uint16] {
+	spans := make([]span[uint16], 0, len(ranges))
+	for _, r := range ranges {
+		spans = append(spans, span[uint16]{r.First, r.Last})
+	}
+	return portOrder.normal(spans)
+}
+
+// narrowProto narrows the transport protocol to p or its contrary.
+func (s *state) narrowProto(p uint16, invert bool) {
+	bit := uint8(0)
+	if p < 256 {
+		bit = protoBit(byte(p))
+	}
+	if invert {
+		bit = bitsBoth &^ bit
+	}
+	s.m.proto &= bit
+}
+
+// header narrows s by a legacy rule's header.
+func (s *state) header(h ruleset.Header) {
+	addr := func(to *set[netip.Addr], a, mask []byte, invert bool) {
+		r, ok := ruleset.MaskRange(a, mask)
+		if !ok {
+			s.blind("an address mask with holes")
+			return
+		}
+		s.narrowAddrs(to, r, invert)
+	}
+	addr(&s.m.saddr, h.Src, h.SrcMask, h.Invert&ruleset.InvSrc != 0)
+	addr(&s.m.daddr, h.Dst, h.DstMask, h.Invert&ruleset.InvDst != 0)
+	if h.In != "" {
+		s.m.iif = s.m.iif.intersect(ifaceIn(h.Invert&ruleset.InvIn != 0, h.In))
+	}
+	if h.Out != "" {
+		s.m.oif = s.m.oif.intersect(ifaceIn(h.Invert&ruleset.InvOut != 0, h.Out))
+	}
+	if h.Proto != 0 {
+		s.narrowProto(h.Proto, h.Invert&ruleset.InvProto != 0)
+	}
+}
+
+// match narrows s by a match of x_tables.
+func (s *state) match(e ruleset.Match) {
+	decoded, err := e.Decode(s.v6)
+	if err != nil {
+		s.blind(err.Error())
+		return
+	}
+	switch m := decoded.(type) {
+	case ruleset.PortMatch:
+		s.portMatch(m)
+	case ruleset.MultiportMatch:
+		if !m.Dst {
+			s.blind("source ports")
+			return
+		}
+		s.narrowPorts(m.Invert, m.Ports...)
+	case ruleset.AddrtypeMatch:
+		s.addrtype(m)
+	case ruleset.ConntrackMatch:
+		s.conntrack(m)
+	case ruleset.StateMatch:
+		s.ctState(m.States, false)
+	case ruleset.MarkMatch:
+		if (m.Mark == 0) == m.Invert {
+			s.m.marked = true
+		}
+	case ruleset.RecentMatch:
+		switch {
+		case m.Uncertain:
+			s.blind("match recent")
+		case !m.OnlyAdds:
+			s.m.maybe, s.m.clients = true, "the recent list "+m.List
+		}
+	case ruleset.StatisticMatch:
+		s.m.maybe = true
+	}
+}
+
+func (s *state) portMatch(m ruleset.PortMatch) {
+	s.m.proto &= protoBit(m.Proto)
+	if !m.Src.All() || m.NotSrc {
+		s.blind("source port")
+	}
+	s.narrowPorts(m.NotDst, m.Dst)
+	if m.Option {
+		s.blind("tcp option")
+	}
+	// A new connection's first packet has SYN of FIN,SYN,RST,ACK.
+	const syn, known = 0x02, 0x17
+	if m.FlagMask != 0 && (m.FlagWant != syn&m.FlagMask || m.FlagMask&^known != 0) != m.NotFlags {
+		s.blind("tcp flags")
+	}
+}
+
+func (s *state) addrtype(m ruleset.AddrtypeMatch) {
+	const local = 1 << ruleset.RtnLocal
+	if m.OneLink {
+		s.blind("addrtype of one interface")
+	}
+	if m.Dst != 0 && (m.Dst&local != 0) == m.NotDst {
+		s.m.proto = 0
+	}
+	switch {
+	case m.Src == 0:
+	case m.Src == local:
+		s.source(!m.NotSrc)
+	case m.Src&local == 0 && m.NotSrc:
+	case m.Src&local != 0 && m.NotSrc:
+		s.source(false)
+	default:
+		s.blind("source address type")
+	}
+}
+
+// source narrows s to sources on this machine, or to others.
+func (s *state) source(local bool) {
+	want := uint8(srcRemote)
+	if local {
+		want = srcLocal
+	}
+	if s.m.src != srcAny && s.m.src != want {
+		s.m.proto = 0
+	}
+	s.m.src = want
+}
+
+// States of a connection as xt_conntrack and ct state have them; nat chains see
+// only the first packet of one.
+const (
+	ctRelated = 1 << 2
+	ctNew     = 1 << 3
+)
+
+// ctState narrows s to connections whose state is in mask (or not, if neg).
+func (s *state) ctState(mask uint32, neg bool) {
+	hasNew, hasRelated := mask&ctNew != 0 != neg, mask&ctRelated != 0 != neg
+	switch {
+	case hasNew:
+	case hasRelated:
+		s.m.marked = true
+	default:
+		s.m.proto = 0
+	}
+}
+
+func (s *state) conntrack(m ruleset.ConntrackMatch) {
+	if m.State.Asked {
+		s.ctState(m.States, m.State.Invert)
+	}
+	if m.Protocol.Asked {
+		s.narrowProto(uint16(m.Proto), m.Protocol.Invert)
+	}
+	if m.Holes {
+		s.blind("an address mask with holes")
+		return
+	}
+	if m.OrigDst.Asked {
+		s.narrowAddrs(&s.m.daddr, m.Dst, m.OrigDst.Invert)
+	}
+	if m.Port.Asked {
+		s.narrowPorts(m.Port.Invert, m.Ports)
+	}
+	if m.Other {
+		s.blind("match conntrack")
+	}
+}
+
+// target returns how a target of x_tables ends its rule; stop is false if the
+// rule goes on.
+func (s *state) target(e ruleset.Target) (end branchEnd, stop bool) {
+	switch e.Name {
+	case "DNAT", "REDIRECT":
+		n, err := e.DecodeNAT(s.v6)
+		if err != nil {
+			return branchEnd{kind: endNat, why: err.Error()}, true
+		}
+		return branchEnd{kind: endNat, nat: actionOf(n)}, true
+	case "LOG", "MARK", "CONNMARK", "NFLOG", "TRACE", "CLASSIFY", "SET", "ULOG", "AUDIT", "CONNSECMARK", "SECMARK":
+		return branchEnd{}, false
+	case "MASQUERADE", "SNAT":
+		return branchEnd{}, false // of POSTROUTING; the packet's destination stays
+	case "ACCEPT":
+		return branchEnd{kind: endAccept}, true
+	case "DROP":
+		return branchEnd{kind: endDrop}, true
+	case "RETURN":
+		return branchEnd{kind: endReturn}, true
+	}
+	return branchEnd{kind: endUnknown, why: "target " + strings.ToValidUTF8(e.Name, "?")}, true
+}
+
+// actionOf returns what the range of a target does to a destination.
+func actionOf(r ruleset.NATRange) *natAction {
+	n := &natAction{redirect: r.Redirect, shift: r.Shift, base: r.Base}
+	if r.Addrs.First.IsValid() {
+		n.setAddrs(r.Addrs)
+	}
+	if r.SetsPort {
+		n.setPorts(r.Ports.First, r.Ports.Last)
+	}
+	return n
+}
+
+// setAddrs makes the action send to a range of addresses, of which it keeps the
+// first few.
+func (n *natAction) setAddrs(r ruleset.AddrRange) {
+	n.addrs = []netip.Addr{r.First}
+	for a := r.First.Next(); a.IsValid() && a.Compare(r.Last) <= 0 && len(n.addrs) < rangeAddrs; a = a.Next() {
+		n.addrs = append(n.addrs, a)
+	}
+	n.addrs = slices.Clip(n.addrs)
+}
+
+func (n *natAction) setPorts(lo, hi uint16) {
+	n.ports, n.setsPorts = span[uint16]{lo, max(lo, hi)}, true
+}

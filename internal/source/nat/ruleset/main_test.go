@@ -1,0 +1,11 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ruleset
+
+import (
+	"testing"
+
+	"github.com/fairlead/fairlead/test/kit/leak"
+)
+
+func TestMain(m *testing.M) { leak.Main(m) }

@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package watch
+
+import (
+	"slices"
+	"testing"
+
+	"github.com/fairlead/fairlead/internal/source/nat/ruleset"
+	"github.com/fairlead/fairlead/test/kit/natrules"
+)
+
+// What a later commit deletes cannot be asked for any more.
+func TestWhatIsDeletedLaterIsNotAskedFor(t *testing.T) {
+	other := ruleset.TableID{Family: ruleset.FamilyIP, Name: "other"}
+	msgs := []*ruleset.Message{
+		{Type: ruleset.MsgNewTable, Table: other},
+		{Type: ruleset.MsgNewChain, Table: natrules.Table, Chain: "a"},
+		{Type: ruleset.MsgNewRule, Table: natrules.Table, Chain: "pre", Handle: 1},
+		{Type: ruleset.MsgNewRule, Table: natrules.Table, Chain: "pre", Handle: 2},
+		{Type: ruleset.MsgDelRule, Table: natrules.Table, Chain: "pre", Handle: 1},
+		{Type: ruleset.MsgDelChain, Table: natrules.Table, Chain: "a"},
+		{Type: ruleset.MsgDelTable, Table: other},
+		{Type: ruleset.MsgNewTable, Table: other},
+	}
+	want := []bool{true, true, true, false, false, false, false, false}
+	if got := doomed(msgs); !slices.Equal(got, want) {
+		t.Errorf("got %v, want %v", got, want)
+	}
+}

@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package watch reads NAT rulesets from a network namespace and streams their
+// changes: dumps at one generation, commits by nfnetlink or by hooks, tables of
+// iptables-legacy, and the links and routes that rules depend on.
+package watch
+
+import (
+	"errors"
+
+	"github.com/fairlead/fairlead/internal/source/nat/ruleset"
+)
+
+// ErrLost says that notifications were dropped.
+var ErrLost = errors.New("notifications were lost")
+
+// ErrMany says that a commit has too many changes to be told one by one.
+var ErrMany = errors.New("a commit with many changes")
+
+// ErrMoved says that the ruleset changed while it was read.
+var ErrMoved = errors.New("the ruleset changed while it was read")
+
+// ErrAbsent says that the kernel has no nftables.
+var ErrAbsent = errors.New("no nftables in this kernel")
+
+// Stream is a socket that receives notifications. next blocks; Close ends it.
+type Stream interface {
+	Next() ([]*ruleset.Message, error)
+	Close() error
+}
+
+// Known is what resolving needs to know.
+type Known interface {
+	// Ignored tells that a table has no nat base chain.
+	Ignored(t ruleset.TableID) bool
+	// Set returns a set's handle, and whether its elements are known.
+	Set(t ruleset.TableID, name string) (handle uint64, elements, ok bool)
+}
+
+// Methods for nftables, best first; docs/nat.md has the measurements.
+const (
+	MethodNetlink    = "nfnetlink"  // the kernel's own notifications
+	MethodFentry     = "fentry"     // hooks in the kernel, by BPF trampolines
+	MethodKprobe     = "kprobe"     // the same hooks, by kprobes
+	MethodGeneration = "generation" // the number of the last commit is polled
+)
