@@ -42,7 +42,7 @@ for name in GOPROXY GONOPROXY GOSUMDB GONOSUMDB GOPRIVATE; do
 	value=$(go env "$name")
 	[ -z "$value" ] || environment+=("$name=$value")
 done
-for name in http_proxy https_proxy no_proxy HTTP_PROXY HTTPS_PROXY NO_PROXY CI FUZZTIME KERNELS METHODS; do
+for name in http_proxy https_proxy no_proxy HTTP_PROXY HTTPS_PROXY NO_PROXY CI FUZZTIME KERNELS METHODS FAIRLEAD_LIMIT; do
 	[ -z "${!name+set}" ] || environment+=("$name=${!name}")
 done
 

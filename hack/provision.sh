@@ -138,63 +138,33 @@ prometheus() {
 modules() {
 	command -v go >/dev/null || die "no go in PATH: install Go first"
 	retry "download the Go modules" go -C "$(dirname "$0")/.." mod download
+	# The end-to-end tests build gvproxy.
+	retry "download the modules of gvproxy" go -C "$(dirname "$0")/../test/gvproxy" mod download
 }
 
-build_build_gotestsum() {
-	GOBIN=$tmp/bin GOFLAGS=-buildvcs=false GOOS='' GOARCH='' go install -trimpath -ldflags '-s -w' \
-		"gotest.tools/gotestsum@$gotestsum_version" 2> >(grep -v '^go: downloading' >&2)
+build_tool() {
+	GOBIN=$tmp/bin GOFLAGS=-buildvcs=false GOOS='' GOARCH='' go install -trimpath -ldflags '-s -w' "$1" \
+		2> >(grep -v '^go: downloading' >&2)
 }
 
-gotestsum() {
-	local bin=$cache/bin/gotestsum-$gotestsum_version
+# tool PACKAGE VERSION builds a command into the cache, once for each version of it and of Go.
+tool() {
+	local name=${1##*/} bin
 	command -v go >/dev/null || die "no go in PATH: install Go first"
+	bin=$cache/bin/$name-$2-$(go env GOVERSION)
 	if [ ! -x "$bin" ]; then
+		say "building $name $2"
 		scratch
-		retry "build gotestsum" build_gotestsum
+		retry "build $name" build_tool "$1@$2"
 		mkdir -p "$cache/bin"
-		cp "$tmp/bin/gotestsum" "$bin.new"
+		cp "$tmp/bin/$name" "$bin.new"
 		mv "$bin.new" "$bin"
 	fi
-	ln -sf "${bin##*/}" "$cache/bin/gotestsum"
+	ln -sf "${bin##*/}" "$cache/bin/$name"
 }
 
-linter() {
-	GOBIN=$tmp/bin GOFLAGS=-buildvcs=false GOOS='' GOARCH='' go install -trimpath -ldflags '-s -w' \
-		"github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$lint_version" 2> >(grep -v '^go: downloading' >&2)
-}
-
-build_gotestsum() {
-	GOBIN=$tmp/bin GOFLAGS=-buildvcs=false GOOS='' GOARCH='' go install -trimpath -ldflags '-s -w' \
-		"gotest.tools/gotestsum@$gotestsum_version" 2> >(grep -v '^go: downloading' >&2)
-}
-
-gotestsum() {
-	local bin=$cache/bin/gotestsum-$gotestsum_version
-	command -v go >/dev/null || die "no go in PATH: install Go first"
-	if [ ! -x "$bin" ]; then
-		scratch
-		retry "build gotestsum" build_gotestsum
-		mkdir -p "$cache/bin"
-		cp "$tmp/bin/gotestsum" "$bin.new"
-		mv "$bin.new" "$bin"
-	fi
-	ln -sf "${bin##*/}" "$cache/bin/gotestsum"
-}
-
-linter() {
-	local bin
-	command -v go >/dev/null || die "no go in PATH: install Go first"
-	bin=$cache/bin/golangci-lint-$lint_version-$(go env GOVERSION)
-	if [ ! -x "$bin" ]; then
-		say "building golangci-lint $lint_version (one or two minutes)"
-		scratch
-		retry "build golangci-lint" build_linter
-		mkdir -p "$cache/bin"
-		cp "$tmp/bin/golangci-lint" "$bin.new"
-		mv "$bin.new" "$bin"
-	fi
-	ln -sf "${bin##*/}" "$cache/bin/golangci-lint"
-}
+gotestsum() { tool gotest.tools/gotestsum "$gotestsum_version"; }
+linter() { tool github.com/golangci/golangci-lint/v2/cmd/golangci-lint "$lint_version"; }
 
 [ $# -gt 0 ] || set -- all
 for section; do
