@@ -116,7 +116,11 @@ func dialled(tb testing.TB, dir string) (host, agent link.Session) {
 		agent, err = l.Accept(context.Background())
 		done <- err
 	}()
-	if host, err = link.Dial(tb.Context(), e, linkOptions(tb, link.RoleHost)); err != nil {
+	d, err := link.NewDialer(e, linkOptions(tb, link.RoleHost))
+	if err != nil {
+		tb.Fatal(err)
+	}
+	if host, err = d.Dial(tb.Context()); err != nil {
 		tb.Fatal(err)
 	}
 	if err := <-done; err != nil {

@@ -152,7 +152,10 @@ func (a *agent) connect(ctx context.Context) (link.Session, error) {
 			s, err := a.at.Accept(ctx)
 			accepted <- result{s, err}
 		}()
-		session, err = link.Dial(ctx, a.at.Endpoint(), a.options(link.RoleHost))
+		var d *link.Dialer
+		if d, err = link.NewDialer(a.at.Endpoint(), a.options(link.RoleHost)); err == nil {
+			session, err = d.Dial(ctx)
+		}
 	} else {
 		near, far := net.Pipe()
 		go func() {

@@ -7,35 +7,25 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"math/rand/v2"
 	"net"
 	"time"
 
 	"github.com/fairlead/fairlead/internal/hvsock"
+	"github.com/fairlead/fairlead/internal/schedule"
 )
 
-// Dial connects to e and proves both ends to each other. A peer that was
-// reached and refused, or refuses us, is a *RefusedError.
-func Dial(ctx context.Context, e Endpoint, o Options) (Session, error) {
-	d, err := NewDialer(e, o)
-	if err != nil {
-		return nil, err
-	}
-	return d.Dial(ctx)
-}
-
-// Dialer dials one endpoint, and remembers what it learned of the way there. It
-// is safe for concurrent use.
+// Dialer dials one endpoint, and remembers how it was reached. It is safe for
+// concurrent use.
 type Dialer struct {
 	e    Endpoint
 	o    Options
 	conn func(context.Context) (conn net.Conn, again dialFunc, err error)
 }
 
-// dialFunc connects to a place once more.
+// dialFunc connects once more to an endpoint that was reached.
 type dialFunc = func(context.Context) (net.Conn, error)
 
-// always is how to dial a place that stays where it is.
+// always is for an endpoint whose address does not change.
 func always(f dialFunc) func(context.Context) (net.Conn, dialFunc, error) {
 	return func(ctx context.Context) (net.Conn, dialFunc, error) {
 		conn, err := f(ctx)
@@ -71,7 +61,8 @@ func NewDialer(e Endpoint, o Options) (*Dialer, error) {
 	return d, nil
 }
 
-// Dial makes one session; see [Dial].
+// Dial connects and proves both ends to each other. A peer that was reached and
+// refused, or refuses us, is a *RefusedError.
 func (d *Dialer) Dial(ctx context.Context) (Session, error) {
 	conn, again, err := d.conn(ctx)
 	if err != nil {
@@ -84,20 +75,18 @@ func (d *Dialer) Dial(ctx context.Context) (Session, error) {
 	return s, nil
 }
 
-// How a Redialer waits between attempts.
-const (
-	redialMin = 200 * time.Millisecond
-	redialMax = 10 * time.Second
-)
+// redialMax is the longest pause of a Redialer.
+const redialMax = 10 * time.Second
 
 // Redialer hands out one session after another by dialling: the counterpart of
 // a Listener for the side that dials. It is used by one goroutine.
 type Redialer struct {
-	d    *Dialer
-	log  *slog.Logger
-	last Session
-	wait time.Duration // before the next attempt
-	said string        // the last failure that was logged
+	d      *Dialer
+	log    *slog.Logger
+	last   Session
+	pause  schedule.Backoff
+	wait   time.Duration // before the next attempt
+	logged string        // the last failure
 }
 
 // NewRedialer returns a Redialer of e. It starts nothing.
@@ -106,13 +95,16 @@ func NewRedialer(e Endpoint, o Options) (*Redialer, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Redialer{d: d, log: d.o.Logger.With("endpoint", e.String())}, nil
+	return &Redialer{
+		d: d, log: d.o.Logger.With("endpoint", e.String()),
+		pause: schedule.Backoff{Min: 200 * time.Millisecond, Max: redialMax, Jitter: 0.1},
+	}, nil
 }
 
 // Accept waits for the end of the session it returned before, then dials until
 // it succeeds: at once at first, later at growing pauses of up to 10 s. A peer
-// that refuses us, or took another in our place, is not asked sooner. It fails
-// only when ctx ends.
+// that refuses us, or that closed the session for another host or agent, is
+// dialled again after the longest pause. Accept fails only when ctx ends.
 func (r *Redialer) Accept(ctx context.Context) (Session, error) {
 	if r.last != nil {
 		select {
@@ -120,48 +112,47 @@ func (r *Redialer) Accept(ctx context.Context) (Session, error) {
 		case <-ctx.Done():
 			return nil, ctx.Err()
 		}
-		var c *CloseError
-		r.wait = redialMin
-		if errors.As(r.last.Err(), &c) && c.Remote && c.Reason == ReasonReplaced {
-			r.wait = redialMax
-		}
+		r.failed(r.last.Err())
 		r.last = nil
 	}
 	for {
-		if err := sleep(ctx, r.wait); err != nil {
+		if err := schedule.Sleep(ctx, r.wait); err != nil {
 			return nil, err
 		}
 		s, err := r.d.Dial(ctx)
 		if err == nil {
-			r.last, r.wait, r.said = s, 0, ""
+			r.pause.Reset()
+			r.last, r.wait, r.logged = s, 0, ""
 			return s, nil
 		}
 		if ctx.Err() != nil {
 			return nil, ctx.Err()
 		}
-		if r.said != err.Error() {
-			r.said = err.Error()
-			r.log.Warn("no link; trying on", "err", err)
+		if r.logged != err.Error() {
+			r.logged = err.Error()
+			r.log.Warn("link down; retrying", "err", err)
 		}
-		var refused *RefusedError
-		r.wait = min(max(2*r.wait, redialMin), redialMax)
-		if errors.As(err, &refused) && refused.Code != RefusedLost && refused.Code != RefusedTimeout && refused.Code != RefusedBusy {
-			r.wait = redialMax
-		}
+		r.failed(err)
 	}
 }
 
-// sleep waits for d, give or take a tenth so that peers do not march in step.
-func sleep(ctx context.Context, d time.Duration) error {
-	if d == 0 {
-		return ctx.Err()
+// failed sets the pause after an attempt or a session ended with err.
+func (r *Redialer) failed(err error) {
+	if Unwelcome(err) {
+		r.wait = r.pause.Longest()
+		return
 	}
-	t := time.NewTimer(d*9/10 + rand.N(d/5))
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
+	r.wait = r.pause.Next()
+}
+
+// Unwelcome reports whether err is a peer's decision against us, so that another
+// attempt soon is of no use: it refused us, or a newer peer took our place.
+func Unwelcome(err error) bool {
+	var c *CloseError
+	if errors.As(err, &c) {
+		return c.Remote && c.Reason == ReasonReplaced
 	}
+	var refused *RefusedError
+	return errors.As(err, &refused) &&
+		refused.Code != RefusedLost && refused.Code != RefusedTimeout && refused.Code != RefusedBusy
 }

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/fairlead/fairlead/internal/own"
+	"github.com/fairlead/fairlead/internal/schedule"
 	"github.com/fairlead/fairlead/internal/wire"
 )
 
@@ -173,7 +174,7 @@ func (l *Listener) room(ctx context.Context) {
 		l.mu.Lock()
 		full := len(l.unproved) >= l.o.maxUnproved && time.Since(l.unproved[0].since) < l.o.turn
 		l.mu.Unlock()
-		if !full || sleep(ctx, time.Millisecond) != nil {
+		if !full || schedule.Sleep(ctx, time.Millisecond) != nil {
 			return
 		}
 	}

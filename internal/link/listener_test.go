@@ -476,7 +476,7 @@ func TestRedialer(t *testing.T) {
 		t.Error(err)
 	}
 	// For each time that it is away a line, and one for a socket that is not listened on yet.
-	if n := strings.Count(log.String(), "no link"); n > 6 {
+	if n := strings.Count(log.String(), "link down"); n > 6 {
 		t.Errorf("%d lines:\n%s", n, log.String())
 	}
 }

@@ -178,3 +178,12 @@ func refusal(t testing.TB, err error) *RefusedError {
 	}
 	return r
 }
+
+// Dial makes one session.
+func Dial(ctx context.Context, e Endpoint, o Options) (Session, error) {
+	d, err := NewDialer(e, o)
+	if err != nil {
+		return nil, err
+	}
+	return d.Dial(ctx)
+}

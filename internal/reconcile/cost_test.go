@@ -14,7 +14,7 @@ import (
 	"github.com/fairlead/fairlead/internal/table"
 )
 
-// hintCounter counts the keys that it is told of.
+// hintCounter counts the keys that it is given.
 type hintCounter struct{ keys int }
 
 func (s *hintCounter) Name() string          { return "counter" }
@@ -32,7 +32,7 @@ func (s *hintCounter) Sync(_ context.Context, want View, c Change) (port.Outcome
 }
 
 // A change is carried to a sink by itself, whatever the table holds.
-func TestOneChangeCostsTheSameAmongManyPublications(t *testing.T) {
+func TestSyncCostIsFlat(t *testing.T) {
 	cost := func(n int) (allocs float64, keys int) {
 		from := table.New[port.Key, port.Publication](port.Key.Compare)
 		pub := func(i int) port.Publication {
@@ -72,7 +72,7 @@ func TestOneChangeCostsTheSameAmongManyPublications(t *testing.T) {
 	few, keys := cost(10)
 	many, keysMany := cost(10_000)
 	if keys != 2 || keysMany != 2 {
-		t.Errorf("the sink was told of %d keys with 10 publications, of %d with 10,000; want 2", keys, keysMany)
+		t.Errorf("the sink was given %d keys with 10 publications, %d with 10,000; want 2", keys, keysMany)
 	}
 	if few > mostAllocs || many > few+treeAllocs {
 		t.Errorf("a publication that comes and goes allocates %v times among 10, %v among 10,000; want at most %d and %d more", few, many, mostAllocs, treeAllocs)
@@ -84,7 +84,7 @@ const (
 	treeAllocs = 40 // copies of the nodes on one path, each time
 )
 
-func TestKeysOfTwoChangesAreNamedOnceAndLeftAsTheyWere(t *testing.T) {
+func TestUnionOfChangedKeys(t *testing.T) {
 	key := func(n uint16) port.Key { return port.Key{Protocol: port.TCP, Port: n} }
 	a, b := []port.Key{key(3), key(1)}, []port.Key{key(2), key(3)}
 	if got := union(a[:1:2], b); !slices.Equal(got, []port.Key{key(3), key(2)}) || a[1] != key(1) {

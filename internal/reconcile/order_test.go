@@ -40,7 +40,7 @@ func (s *slowSink) Sync(ctx context.Context, want View, c Change) (port.Outcomes
 
 // The incumbent starts a goroutine for each add and each remove, and what comes
 // last at the peer is a matter of luck.
-func TestAddsAndRemovesNeverOvertakeEachOther(t *testing.T) {
+func TestAddsAndRemovesKeepTheirOrder(t *testing.T) {
 	s := &slowSink{fakeSink: newSink(), t: t}
 	synctest.Test(t, func(t *testing.T) {
 		s.wake = make(chan struct{}, 1)
@@ -93,7 +93,7 @@ func binding(id, addr string) port.Binding {
 
 // The incumbent counts no references: the first source that leaves takes the
 // port with it.
-func TestPortStaysAtTheSinkWhileOneSourceWantsIt(t *testing.T) {
+func TestPortIsWantedWhileOneSourceHasIt(t *testing.T) {
 	sourced(t, func(s *fakeSink, docker, containerd registry.Feed) {
 		docker.Replace([]port.Binding{binding("a", "0.0.0.0:80")})
 		containerd.Replace([]port.Binding{binding("b", "0.0.0.0:80")})
@@ -107,7 +107,7 @@ func TestPortStaysAtTheSinkWhileOneSourceWantsIt(t *testing.T) {
 
 // The incumbent removes the ports of all sources when one engine's stream
 // breaks, and the other sources never add theirs again.
-func TestLostEngineTakesNoPortFromTheSink(t *testing.T) {
+func TestLostEngineRemovesNoPort(t *testing.T) {
 	sourced(t, func(s *fakeSink, docker, containerd registry.Feed) {
 		docker.Replace([]port.Binding{binding("a", "0.0.0.0:80")})
 		containerd.Replace([]port.Binding{binding("b", "0.0.0.0:81")})

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package reconcile is the only loop that drives sinks: it turns the merged
-// table into the wanted set (rules obeyed, what vanished held for a moment) and
+// table into the wanted set (rules applied, what vanished held for a moment) and
 // keeps each sink equal to it, with retries, on a worker of its own.
 package reconcile
 
@@ -18,17 +18,19 @@ import (
 	"time"
 
 	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/schedule"
 	"github.com/fairlead/fairlead/internal/table"
 )
 
 // Options configures a Reconciler.
 type Options struct {
-	// HoldDown is how long a publication whose last origin went is still
-	// wanted, so that an atomic rebuild or a restart cuts no client. 0 is allowed.
+	// HoldDown is how long a publication is still wanted after its last origin
+	// vanished, so that an atomic rebuild or a restart resets no client. 0 is
+	// allowed.
 	HoldDown time.Duration
 	// Ready, if not nil, is closed when the publications are complete. Until then,
-	// or for ReadyTimeout (3 s if 0), no sink is synced: a set that lacks what was
-	// not yet seen would close ports that are still wanted.
+	// or for ReadyTimeout (3 s if 0), no sink is synced: an incomplete set would
+	// close ports that are still wanted.
 	Ready        <-chan struct{}
 	ReadyTimeout time.Duration
 	// SyncTimeout bounds one Sync; 5 s if 0.
@@ -36,22 +38,21 @@ type Options struct {
 	// RetryMin and RetryMax bound the pause after a failed Sync, which doubles
 	// each time; 100 ms and 5 s if 0.
 	RetryMin, RetryMax time.Duration
-	// Denied, if not nil, is told the keys that a rule forbade while they were
-	// wanted, so that their flows can be cut.
+	// Denied, if not nil, is called with the keys that a rule forbade while they
+	// were wanted, so that their flows can be reset.
 	Denied func([]port.Key)
-	// Synced, if not nil, is told each publication that a sink made active.
+	// Synced, if not nil, is called with each publication that a sink made active.
 	Synced func(sink string, p port.Publication)
 	Logger *slog.Logger
-	Now    func() time.Time // time.Now if nil
 }
 
-// SinkOutcome is an outcome with the sink that said it.
+// SinkOutcome is an outcome with the sink that returned it.
 type SinkOutcome struct {
 	Sink string
 	port.Outcome
 }
 
-// Outcomes is what all sinks said of one publication, sorted by sink and host address.
+// Outcomes are those of all sinks for one publication, sorted by sink and host address.
 type Outcomes []SinkOutcome
 
 // Reconciler keeps sinks equal to a table of publications.
@@ -103,9 +104,6 @@ func New(from *table.Table[port.Key, port.Publication], sinks []Sink, o Options)
 	if o.RetryMax == 0 {
 		o.RetryMax = 5 * time.Second
 	}
-	if o.Now == nil {
-		o.Now = time.Now
-	}
 	r := &Reconciler{
 		o: o, log: o.Logger, from: from, sinks: sinks,
 		wanted:   table.New[port.Key, port.Publication](port.Key.Compare),
@@ -126,7 +124,7 @@ func (r *Reconciler) FirstSync() <-chan struct{} { return r.first }
 // Wanted is the set that the sinks are kept equal to. Only the reconciler writes it.
 func (r *Reconciler) Wanted() *table.Table[port.Key, port.Publication] { return r.wanted }
 
-// Outcomes is what the sinks said, by publication. Only the reconciler writes it.
+// Outcomes is what the sinks returned, by publication. Only the reconciler writes it.
 func (r *Reconciler) Outcomes() *table.Table[port.Key, Outcomes] { return r.outcomes }
 
 // Run drives the sinks until ctx ends.
@@ -137,7 +135,7 @@ func (r *Reconciler) Run(ctx context.Context) error {
 	sub := r.from.Subscribe()
 	defer sub.Close()
 	h := holds{due: make(map[port.Key]time.Time), pending: make(map[port.Key]struct{})}
-	// What stands is wanted before the first sink is synced.
+	// The wanted set is complete before the first sink is synced.
 	view, change := sub.Take()
 	r.apply(view, change, &h)
 	var wg sync.WaitGroup
@@ -152,38 +150,27 @@ func (r *Reconciler) awaitReady(ctx context.Context) error {
 	if r.o.Ready == nil {
 		return nil
 	}
-	timeout := time.NewTimer(r.o.ReadyTimeout)
-	defer timeout.Stop()
+	if err := schedule.Wait(ctx, time.Now().Add(r.o.ReadyTimeout), r.o.Ready); err != nil {
+		return err
+	}
 	select {
 	case <-r.o.Ready:
-	case <-timeout.C:
-		r.log.Warn("not all sources have said what there is; going on without them", "waited", r.o.ReadyTimeout)
-	case <-ctx.Done():
-		return ctx.Err()
+	default:
+		r.log.Warn("some sources are not ready; continuing without them", "waited", r.o.ReadyTimeout)
 	}
 	return nil
 }
 
 // want keeps the wanted set: what is allowed, and for the hold-down what was.
 func (r *Reconciler) want(ctx context.Context, sub *table.Subscription[port.Key, port.Publication], h *holds) error {
-	timer := time.NewTimer(time.Hour)
-	timer.Stop()
-	defer timer.Stop()
 	for {
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-sub.C():
-			view, change := sub.Take()
+		if err := schedule.Wait(ctx, h.next(), sub.C()); err != nil {
+			return err
+		}
+		if view, change := sub.Take(); len(change.Keys) > 0 {
 			r.apply(view, change, h)
-		case <-timer.C:
-			r.expire(h)
 		}
-		if at, ok := h.next(); ok {
-			timer.Reset(at.Sub(r.o.Now()))
-		} else {
-			timer.Stop()
-		}
+		r.expire(h)
 	}
 }
 
@@ -206,7 +193,7 @@ func (r *Reconciler) apply(view View, change Change, h *holds) {
 					h.pending[k] = struct{}{}
 				}
 				tx.Delete(k)
-			case there && !p.Decision.Withheld: // a rule forbids it: at once
+			case there && !p.Decision.Withheld: // forbidden by a rule: at once
 				delete(h.due, k)
 				if _, was := h.pending[k]; wanted || was {
 					denied = append(denied, k)
@@ -216,7 +203,7 @@ func (r *Reconciler) apply(view View, change Change, h *holds) {
 			case !there && !wanted:
 				delete(h.pending, k)
 			case wanted && r.o.HoldDown > 0 && !replaced(view, old):
-				h.add(k, r.o.Now().Add(r.o.HoldDown))
+				h.add(k, time.Now().Add(r.o.HoldDown))
 			default:
 				tx.Delete(k)
 			}
@@ -227,9 +214,9 @@ func (r *Reconciler) apply(view View, change Change, h *holds) {
 	}
 }
 
-// replaced reports whether another publication took over all host addresses of
-// p, as when the second half of a dual-stack pair comes or goes: to hold p
-// would only stand in its way.
+// replaced reports whether another publication took over all host addresses of p,
+// as when one half of a dual-stack pair appears or vanishes. To hold p would only
+// block that one.
 func replaced(view View, p port.Publication) bool {
 	for _, a := range []netip.Addr{netip.IPv4Unspecified(), netip.IPv6Unspecified()} {
 		q, ok := view.Get(port.Key{Protocol: p.Protocol, Address: a, Port: p.Port})
@@ -243,16 +230,19 @@ func replaced(view View, p port.Publication) bool {
 }
 
 func (r *Reconciler) expire(h *holds) {
-	now := r.o.Now()
+	keys := h.expired(time.Now())
+	if len(keys) == 0 {
+		return
+	}
 	r.wanted.Update(func(tx *table.Tx[port.Key, port.Publication]) {
-		for _, k := range h.expired(now) {
+		for _, k := range keys {
 			tx.Delete(k)
 		}
 	})
 }
 
-// holds is the keys that are held, and when each ends. As all are held equally
-// long, the order of arrival is the order of the ends.
+// holds are the keys that are held, and when each hold ends. As all are held
+// equally long, they end in the order in which they began.
 type holds struct {
 	due   map[port.Key]time.Time
 	queue []held
@@ -275,19 +265,20 @@ func (h *holds) add(k port.Key, at time.Time) {
 	h.queue = append(h.queue, held{k, at})
 }
 
-// skim drops the ends of holds that were taken back.
+// skim drops holds from the front of the queue that were cancelled.
 func (h *holds) skim() {
 	for len(h.queue) > 0 && h.due[h.queue[0].key] != h.queue[0].at {
 		h.queue = h.queue[1:]
 	}
 }
 
-func (h *holds) next() (time.Time, bool) {
+// next returns when the next hold ends, the zero time if there is none.
+func (h *holds) next() time.Time {
 	h.skim()
 	if len(h.queue) == 0 {
-		return time.Time{}, false
+		return time.Time{}
 	}
-	return h.queue[0].at, true
+	return h.queue[0].at
 }
 
 func (h *holds) expired(now time.Time) (keys []port.Key) {
@@ -301,26 +292,26 @@ func (h *holds) expired(now time.Time) (keys []port.Key) {
 
 // drive keeps one sink equal to the wanted set.
 func (r *Reconciler) drive(ctx context.Context, s Sink, count *counters) {
-	w := worker{r: r, sink: s, count: count, log: r.log.With("sink", s.Name()), pause: r.o.RetryMin}
+	w := worker{
+		r: r, sink: s, count: count, log: r.log.With("sink", s.Name()),
+		pause: schedule.Backoff{Min: r.o.RetryMin, Max: r.o.RetryMax},
+	}
 	sub := r.wanted.Subscribe()
 	defer sub.Close()
-	retry := time.NewTimer(time.Hour)
-	retry.Stop()
-	defer retry.Stop()
+	var retry <-chan time.Time // nil while the sink is in sync
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-sub.C():
 		case <-s.Wake():
-		case <-retry.C:
+		case <-retry:
 			count.retries.Add(1)
 		}
 		view, change := sub.Take()
+		retry = nil
 		if again := w.sync(ctx, view, change); again > 0 {
-			retry.Reset(again)
-		} else {
-			retry.Stop()
+			retry = time.After(again)
 		}
 	}
 }
@@ -331,8 +322,7 @@ type worker struct {
 	sink  Sink
 	count *counters
 	log   *slog.Logger
-	pause time.Duration
-	bad   bool
+	pause schedule.Backoff
 	once  bool // it was in sync
 
 	synced uint64     // generation of the last Sync that succeeded
@@ -352,16 +342,13 @@ func (w *worker) sync(ctx context.Context, view View, change Change) time.Durati
 	w.record(view, hint, outcomes, err)
 	if err != nil {
 		w.count.failures.Add(1)
-		if !w.bad {
-			w.log.Warn("sync failed; trying again", "err", err)
+		if !w.pause.Failing() {
+			w.log.Warn("sync failed; retrying", "err", err)
 		}
-		w.bad = true
-		pause := w.pause
-		w.pause = min(2*w.pause, w.r.o.RetryMax)
-		return pause
+		return w.pause.Next()
 	}
 	w.count.syncs.Add(1)
-	if w.bad {
+	if w.pause.Failing() {
 		w.log.Info("in sync again")
 	}
 	if !w.once {
@@ -370,7 +357,8 @@ func (w *worker) sync(ctx context.Context, view View, change Change) time.Durati
 			close(w.r.first)
 		}
 	}
-	w.bad, w.pause, w.synced, w.keys = false, w.r.o.RetryMin, view.Generation(), nil
+	w.pause.Reset()
+	w.synced, w.keys = view.Generation(), nil
 	return 0
 }
 
@@ -386,7 +374,7 @@ func union(a, b []port.Key) []port.Key {
 	for _, k := range a {
 		in[k] = struct{}{}
 	}
-	out := slices.Clone(a) // who has a may still hold it
+	out := slices.Clone(a) // the sink may have kept a
 	for _, k := range b {
 		if _, ok := in[k]; !ok {
 			out = append(out, k)
@@ -395,7 +383,7 @@ func union(a, b []port.Key) []port.Key {
 	return out
 }
 
-// call guards the loop against a sink that panics: it is that sink's failure alone.
+// call runs Sync. A panic in it is an error of this sink alone.
 func (w *worker) call(ctx context.Context, view View, hint Change) (out port.Outcomes, err error) {
 	defer func() {
 		if p := recover(); p != nil {
@@ -409,14 +397,14 @@ func (w *worker) call(ctx context.Context, view View, hint Change) (out port.Out
 	return out, err
 }
 
-// record keeps what the sink said: its outcomes, for changed keys that it did
-// not name after an error the error, and nothing for keys that are gone.
-func (w *worker) record(view View, hint Change, said port.Outcomes, err error) {
-	now := w.r.o.Now()
+// record stores the sink's outcomes; after an error, that error for changed keys
+// without an outcome; and nothing for keys that are gone.
+func (w *worker) record(view View, hint Change, outcomes port.Outcomes, err error) {
+	now := time.Now()
 	w.r.outcomes.Update(func(tx *table.Tx[port.Key, Outcomes]) {
 		asked := 0
 		for _, k := range hint.Keys {
-			outs, named := said[k]
+			outs, named := outcomes[k]
 			if named {
 				asked++
 			}
@@ -430,12 +418,12 @@ func (w *worker) record(view View, hint Change, said port.Outcomes, err error) {
 				w.replace(tx, k, nil, now)
 			}
 		}
-		if asked == len(said) {
+		if asked == len(outcomes) {
 			return
 		}
-		for k, outs := range said {
+		for k, outs := range outcomes {
 			if _, wanted := view.Get(k); wanted {
-				w.replace(tx, k, outs, now) // once more changes nothing
+				w.replace(tx, k, outs, now) // a second time changes nothing
 			}
 		}
 	})
@@ -443,7 +431,7 @@ func (w *worker) record(view View, hint Change, said port.Outcomes, err error) {
 		return
 	}
 	for _, k := range hint.Keys {
-		active := slices.ContainsFunc(said[k], func(o port.Outcome) bool { return o.State == port.Active })
+		active := slices.ContainsFunc(outcomes[k], func(o port.Outcome) bool { return o.State == port.Active })
 		if p, ok := view.Get(k); ok && active {
 			w.r.o.Synced(w.sink.Name(), p)
 		}
@@ -451,16 +439,16 @@ func (w *worker) record(view View, hint Change, said port.Outcomes, err error) {
 }
 
 // replace sets this sink's outcomes of one key and leaves those of other sinks.
-func (w *worker) replace(tx *table.Tx[port.Key, Outcomes], k port.Key, said []port.Outcome, now time.Time) {
+func (w *worker) replace(tx *table.Tx[port.Key, Outcomes], k port.Key, outcomes []port.Outcome, now time.Time) {
 	old, _ := tx.Get(k)
 	name := w.sink.Name()
-	next := make(Outcomes, 0, len(old)+len(said))
+	next := make(Outcomes, 0, len(old)+len(outcomes))
 	for _, o := range old {
 		if o.Sink != name {
 			next = append(next, o)
 		}
 	}
-	for _, o := range said {
+	for _, o := range outcomes {
 		o.Key, o.Since = k, now
 		if i := slices.IndexFunc(old, func(p SinkOutcome) bool { return p.Sink == name && p.Equal(o) }); i >= 0 {
 			o.Since = old[i].Since

@@ -22,7 +22,7 @@ import (
 
 func TestMain(m *testing.M) { leak.Main(m) }
 
-// fakeSink holds what it was told, may fail, and applies only what the hint
+// fakeSink holds what it was given, may fail, and applies only what the hint
 // names, so that a wrong hint shows.
 type fakeSink struct {
 	mu    sync.Mutex
@@ -150,7 +150,7 @@ func TestHoldDown(t *testing.T) {
 	})
 }
 
-func TestReturnDuringHoldDownIsSilent(t *testing.T) {
+func TestReturnDuringHoldDownChangesNothing(t *testing.T) {
 	s := newSink()
 	run(t, Options{HoldDown: 150 * time.Millisecond}, []Sink{s}, func(g rig) {
 		p := pub("127.0.0.1:80", true)
@@ -196,26 +196,26 @@ func TestReplacedPublicationIsNotHeld(t *testing.T) {
 	})
 }
 
-func TestDenyIsAtOnceAndCuts(t *testing.T) {
+func TestDenyTakesEffectAtOnce(t *testing.T) {
 	s := newSink()
-	var cut []port.Key // read once the reconciler rests
-	o := Options{HoldDown: time.Minute, Denied: func(ks []port.Key) { cut = append(cut, ks...) }}
+	var denied []port.Key // read once the reconciler is idle
+	o := Options{HoldDown: time.Minute, Denied: func(ks []port.Key) { denied = append(denied, ks...) }}
 	run(t, o, []Sink{s}, func(g rig) {
 		g.put(pub("127.0.0.1:80", true))
 		want(t, s, "tcp 127.0.0.1:80")
 		g.put(pub("127.0.0.1:80", false))
 		want(t, s)
-		if len(cut) != 1 {
-			t.Errorf("cut = %v", cut)
+		if len(denied) != 1 {
+			t.Errorf("denied = %v", denied)
 		}
 	})
 }
 
 // A server that closes its listener may still hold the port for a moment.
-func TestWithheldIsHeldAndNotCut(t *testing.T) {
+func TestWithheldIsHeldAndNotDenied(t *testing.T) {
 	s := newSink()
-	var cut []port.Key
-	o := Options{HoldDown: 150 * time.Millisecond, Denied: func(ks []port.Key) { cut = append(cut, ks...) }}
+	var denied []port.Key
+	o := Options{HoldDown: 150 * time.Millisecond, Denied: func(ks []port.Key) { denied = append(denied, ks...) }}
 	run(t, o, []Sink{s}, func(g rig) {
 		p := pub("127.0.0.1:80", true)
 		g.put(p)
@@ -226,8 +226,8 @@ func TestWithheldIsHeldAndNotCut(t *testing.T) {
 		g.drop(p)
 		time.Sleep(time.Second)
 		want(t, s)
-		if len(cut) != 0 {
-			t.Errorf("cut = %v", cut)
+		if len(denied) != 0 {
+			t.Errorf("denied = %v", denied)
 		}
 	})
 }
@@ -295,7 +295,7 @@ func (h *hungSink) Sync(ctx context.Context, _ View, _ Change) (port.Outcomes, e
 	return nil, ctx.Err()
 }
 
-func TestHungSinkHoldsUpNobody(t *testing.T) {
+func TestHungSinkBlocksNoOther(t *testing.T) {
 	s := newSink()
 	run(t, Options{}, []Sink{&hungSink{}, s}, func(g rig) {
 		p := pub("127.0.0.1:80", true)
@@ -353,7 +353,7 @@ func TestWakeSyncsAgain(t *testing.T) {
 	})
 }
 
-func TestIdleHasNoTimers(t *testing.T) {
+func TestIdleReconcilerHasNoTimers(t *testing.T) {
 	s := newSink()
 	run(t, Options{HoldDown: 150 * time.Millisecond}, []Sink{s}, func(g rig) {
 		p := pub("127.0.0.1:80", true)

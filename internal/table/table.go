@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package table is a sorted map with cheap immutable views, a generation for
-// each change, and subscribers that are woken at the edge and read the level.
+// each change, and subscribers that are notified of changes and read the latest
+// state.
 package table
 
 import (
@@ -9,6 +10,8 @@ import (
 	"sync"
 
 	"github.com/tidwall/btree"
+
+	"github.com/fairlead/fairlead/internal/schedule"
 )
 
 // entry is kept by pointer, so that a node that is copied on write stays small.
@@ -23,8 +26,8 @@ type Table[K comparable, V any] struct {
 	mu   sync.Mutex
 	tree *btree.BTreeG[*entry[K, V]]
 	gen  uint64
-	// probes are entries to search with: one that is made for a search is on the
-	// heap, and as large as a value.
+	// probes are entries to search with, which would otherwise be allocated for each
+	// search, as large as a value.
 	probes *sync.Pool
 	subs   map[*Subscription[K, V]]struct{}
 }
@@ -45,7 +48,7 @@ type Tx[K comparable, V any] struct {
 	changed []K
 }
 
-// Get returns the value of k as the step stands now.
+// Get returns the value of k within the step.
 func (tx *Tx[K, V]) Get(k K) (v V, ok bool) {
 	if e, ok := find(tx.t.tree, tx.t.probes, k); ok {
 		return e.value, true
@@ -53,14 +56,14 @@ func (tx *Tx[K, V]) Get(k K) (v V, ok bool) {
 	return v, false
 }
 
-// Put sets k to v. The caller says so only when v differs.
+// Put sets k to v. To be called only if v differs from the current value.
 func (tx *Tx[K, V]) Put(k K, v V) {
 	tx.t.tree.Set(&entry[K, V]{k, v})
 	tx.changed = append(tx.changed, k)
 }
 
-// Share sets k to what v holds of it, as one copy in memory, and reports whether
-// v has k. The caller says so only when that differs from what stands.
+// Share sets k to its value in v, without a second copy in memory, and reports
+// whether v has k. To be called only if that differs from the current value.
 func (tx *Tx[K, V]) Share(v View[K, V], k K) bool {
 	e, ok := find(v.tree, v.probes, k)
 	if !ok {
@@ -82,7 +85,7 @@ func (tx *Tx[K, V]) Delete(k K) {
 	}
 }
 
-// Range returns the keys from first to last, both included, as the step stands now.
+// Range returns the keys from first to last, both included, within the step.
 func (tx *Tx[K, V]) Range(first, last K) (keys []K) {
 	t := tx.t
 	start, end := t.probes.Get().(*entry[K, V]), t.probes.Get().(*entry[K, V])
@@ -100,8 +103,8 @@ func (tx *Tx[K, V]) Range(first, last K) (keys []K) {
 }
 
 // Update runs f and, if f changed anything, raises the generation by one and
-// wakes the subscribers. f must not call back into the table. It returns the
-// generation that stands after it.
+// notifies the subscribers. f must not call back into the table. It returns the
+// generation after it.
 func (t *Table[K, V]) Update(f func(*Tx[K, V])) uint64 {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -115,15 +118,12 @@ func (t *Table[K, V]) Update(f func(*Tx[K, V])) uint64 {
 		for _, k := range tx.changed {
 			s.add(k)
 		}
-		select {
-		case s.c <- struct{}{}:
-		default:
-		}
+		s.c.Notify()
 	}
 	return t.gen
 }
 
-// View returns the table as it stands, in constant time.
+// View returns the current state of the table, in constant time.
 func (t *Table[K, V]) View() View[K, V] {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -139,23 +139,23 @@ func (t *Table[K, V]) view() View[K, V] {
 func (t *Table[K, V]) Subscribe() *Subscription[K, V] {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	s := &Subscription[K, V]{t: t, c: make(chan struct{}, 1), keys: make(map[K]struct{})}
+	s := &Subscription[K, V]{t: t, c: schedule.NewSignal(), keys: make(map[K]struct{})}
 	t.tree.Scan(func(e *entry[K, V]) bool {
 		s.add(e.key)
 		return true
 	})
-	s.c <- struct{}{}
+	s.c.Notify()
 	t.subs[s] = struct{}{}
 	return s
 }
 
-// Subscription gathers the keys that changed since it was last read. Its memory
+// Subscription collects the keys that changed since it was last read. Its memory
 // is bounded by the number of different keys that changed.
 type Subscription[K comparable, V any] struct {
 	t    *Table[K, V]
-	c    chan struct{}
+	c    schedule.Signal
 	keys map[K]struct{}
-	list []K // of keys, as they came: neighbours in a table are found faster in a row
+	list []K // of keys, in order of change: neighbours in a table are faster to look up in a row
 	base uint64
 }
 
@@ -169,14 +169,14 @@ func (s *Subscription[K, V]) add(k K) {
 // C receives when there is something to Take, with a capacity of one.
 func (s *Subscription[K, V]) C() <-chan struct{} { return s.c }
 
-// Take returns the table as it stands and what changed since the last Take, in
-// the order of the changes.
+// Take returns the current view of the table and what changed since the last
+// Take, in the order of the changes.
 func (s *Subscription[K, V]) Take() (View[K, V], Change[K]) {
 	s.t.mu.Lock()
 	defer s.t.mu.Unlock()
 	c := Change[K]{Base: s.base, Generation: s.t.gen, Keys: s.list}
 	s.list = nil
-	// A map keeps the room of its largest burst: a fresh one gives it back.
+	// A map keeps the memory of its largest burst; a new one releases it.
 	if len(s.keys) > 1024 {
 		s.keys = make(map[K]struct{})
 	} else {

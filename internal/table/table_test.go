@@ -67,7 +67,7 @@ func TestRange(t *testing.T) {
 	}
 }
 
-func TestSubscriptionJoinsChanges(t *testing.T) {
+func TestSubscriptionCoalescesChanges(t *testing.T) {
 	tab := newTable()
 	put(tab, 1, "a")
 	sub := tab.Subscribe()
@@ -143,7 +143,7 @@ func TestSubscriberFollows(t *testing.T) {
 	}
 }
 
-func TestShareTakesWhatAViewHolds(t *testing.T) {
+func TestShare(t *testing.T) {
 	from, to := newTable(), newTable()
 	put(from, 1, "one")
 	v := from.View()
@@ -202,7 +202,7 @@ func TestGetAllocatesNothing(t *testing.T) {
 	}
 }
 
-func TestChangesAreNamedOnceInTheOrderTheyCame(t *testing.T) {
+func TestChangedKeysAreUniqueAndOrdered(t *testing.T) {
 	tab := newTable()
 	s := tab.Subscribe()
 	defer s.Close()

@@ -46,10 +46,13 @@ func newPeer(ctx context.Context, address string) (*peer, error) {
 		return nil, err
 	}
 	p := &peer{ended: make(chan struct{}), want: map[port.Key]awaited{}, now: map[port.Key]bool{}, ever: map[port.Key]bool{}}
-	p.session, err = link.Dial(ctx, at, link.Options{
+	d, err := link.NewDialer(at, link.Options{
 		Role: link.RoleHost, Identity: link.NewIdentity(), Name: "bench", Version: "bench", Logger: slog.New(slog.DiscardHandler),
 	})
 	if err != nil {
+		return nil, err
+	}
+	if p.session, err = d.Dial(ctx); err != nil {
 		return nil, err
 	}
 	go func() {
