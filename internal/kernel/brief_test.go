@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-func TestBriefNamesWhatFailedAndTheCause(t *testing.T) {
+func TestBriefKeepsFirstAndInnermostPart(t *testing.T) {
 	load := fmt.Errorf("fentry: load: program tcp_listen_start: load program: %w (MEMLOCK may be too low)", syscall.EPERM)
 	attach := fmt.Errorf("kprobe: attach: %w", errors.New("no tracefs\nis mounted"))
 	for want, err := range map[string]error{

@@ -42,7 +42,7 @@ type Choice struct {
 
 // Attach tries the choices that are allowed (none named: all) in order; any error
 // leads to the next one. A nil attach leaves only choices without hooks, and
-// cause says why. It fails if no choice is left.
+// cause is the reason. It fails if no choice is left.
 func (c Capability) Attach(attach func(hooks []string) error, cause error, allowed []string) (Method, error) {
 	var errs []error
 	if attach == nil && cause != nil {

@@ -67,7 +67,7 @@ func TestRing(t *testing.T) {
 	}
 }
 
-func TestRingStopsAtTheUncommitted(t *testing.T) {
+func TestRingStopsAtUncommittedRecord(t *testing.T) {
 	r := fakeRing(256)
 	r.produce([]byte("one"), 0)
 	busy := r.End()
@@ -88,7 +88,7 @@ func TestRingStopsAtTheUncommitted(t *testing.T) {
 	}
 }
 
-func TestRingRefusesNonsense(t *testing.T) {
+func TestRingRefusesBadRecord(t *testing.T) {
 	r := fakeRing(128)
 	r.produce([]byte("one"), 0)
 	binary.NativeEndian.PutUint32(r.data, 100)

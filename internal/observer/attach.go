@@ -31,27 +31,27 @@ func capabilities(boundDump bool) []kernel.Capability {
 			{Name: kernel.MethodKprobe, Hooks: []string{"tcp_state_stop", "tcp_inet_hash", "tcp_inet6_hash"}},
 			{
 				Name: kernel.MethodTPBTF, Hooks: []string{"tcp_state"},
-				Lost: "a listener that did not bind is seen a dump later",
+				Lost: "a listener that did not bind is seen only after a dump",
 			},
 			{Name: MethodPoll, Lost: late},
 		}},
 		{Name: TCPBind, Choices: slices.DeleteFunc([]kernel.Choice{
 			{
-				Name: kernel.MethodFentry, Lost: "since Linux 6.6, MPTCP sockets that are bound only are seen by an audit",
+				Name: kernel.MethodFentry, Lost: "since Linux 6.6, MPTCP sockets that are only bound are seen only by an audit",
 				Hooks: []string{"tcp_destroy", "tcp_inet_bind", "tcp_inet6_bind"},
 			},
 			{Name: kernel.MethodCgroup, Hooks: []string{"tcp_destroy", "tcp_post_bind4", "tcp_post_bind6"}},
-			{Name: kernel.MethodKprobe, Lost: "sockets are seen a dump later", Hooks: bindKprobes},
+			{Name: kernel.MethodKprobe, Lost: "sockets are seen only after a dump", Hooks: bindKprobes},
 			{Name: MethodPoll, Lost: cmp.Or(noBound, late)},
 		}, func(c kernel.Choice) bool { return c.Name == kernel.MethodKprobe && !boundDump })},
 		{Name: UDPBind, Choices: []kernel.Choice{
 			{Name: kernel.MethodFentry, Hooks: []string{"udp_unhash", "udp_inet_bind", "udp_inet6_bind"}},
 			{
-				Name: kernel.MethodCgroup, Lost: "sockets of the kernel itself (tunnels) are seen to end only by an audit",
+				Name: kernel.MethodCgroup, Lost: "the end of the kernel's own sockets (tunnels) is seen only by an audit",
 				Hooks: []string{"udp_release", "udp_post_bind4", "udp_post_bind6"},
 			},
 			{
-				Name: kernel.MethodKprobe, Lost: "sockets are seen a dump later",
+				Name: kernel.MethodKprobe, Lost: "sockets are seen only after a dump",
 				Hooks: []string{"udp_unhash_kp", "udp_bind4_exit", "udp_bind6_exit", "udp_bind4_enter", "udp_bind6_enter"},
 			},
 			{Name: MethodPoll, Lost: late},
@@ -59,7 +59,7 @@ func capabilities(boundDump bool) []kernel.Capability {
 		{Name: UDPConnect, Choices: []kernel.Choice{
 			{Name: kernel.MethodFentry, Hooks: []string{"udp_connect4", "udp_connect6"}},
 			{
-				Name: kernel.MethodCgroup, Lost: "a bound socket that gets a peer is seen a dump later",
+				Name: kernel.MethodCgroup, Lost: "a bound socket that gets a peer is seen only after a dump",
 				Hooks: []string{"udp_connecting4", "udp_connecting6"},
 			},
 			{

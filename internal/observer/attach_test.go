@@ -77,7 +77,7 @@ func TestChain(t *testing.T) {
 			}
 			for _, err := range c.errs {
 				if !errors.Is(got.Err, err) {
-					t.Errorf("error %v does not say %v", got.Err, err)
+					t.Errorf("error %v does not wrap %v", got.Err, err)
 				}
 			}
 			if len(c.errs) == 0 && got.Err != nil {
@@ -87,7 +87,7 @@ func TestChain(t *testing.T) {
 				t.Errorf("hooks %v on %s", k.attached, c.want)
 			}
 			if c.want == MethodPoll && got.Lost == "" {
-				t.Error("does not say what polling loses")
+				t.Error("does not name what polling loses")
 			}
 		})
 	}
@@ -103,7 +103,7 @@ func TestChainWithoutKernel(t *testing.T) {
 	}
 }
 
-// TestStopHooksFirst guards the order that makes a start without a race.
+// TestStopHooksFirst: this order is what makes the start free of races.
 func TestStopHooksFirst(t *testing.T) {
 	stops := []string{"tcp_state_stop", "tcp_destroy", "udp_unhash", "udp_release", "udp_unhash_kp"}
 	for _, c := range capabilities(true) {

@@ -16,7 +16,7 @@ import (
 	"github.com/fairlead/fairlead/internal/kernel"
 )
 
-// echo is a Handler that says when it was last called.
+// echo is a Handler that records when it was last called.
 type echo struct {
 	live chan struct{}
 	seen chan int64

@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/fairlead/fairlead/test/kit/wait"
 )
 
 // sock is a socket under test.
@@ -55,8 +57,8 @@ func (s sock) option(level, name, value int) sock {
 func (s sock) bind(to unix.Sockaddr) sock {
 	s.t.Helper()
 	err := unix.Bind(s.fd, to)
-	// What was closed may linger while a dump looks at it.
-	for end := time.Now().Add(patience); errors.Is(err, unix.EADDRINUSE) && time.Now().Before(end); err = unix.Bind(s.fd, to) {
+	// A dump can keep a closed socket for a moment.
+	for end := time.Now().Add(wait.Limit()); errors.Is(err, unix.EADDRINUSE) && time.Now().Before(end); err = unix.Bind(s.fd, to) {
 		time.Sleep(time.Millisecond)
 	}
 	s.must("bind", err)
@@ -129,8 +131,8 @@ type testCase struct {
 	run  func(w *world)
 }
 
-// cases is what must be seen on every method. Each runs in a network namespace of
-// its own that holds no other sockets.
+// cases must pass on every method. Each runs in a network namespace of its own
+// without other sockets.
 func cases() []testCase {
 	return []testCase{
 		{"tcp wildcard", func(w *world) {
@@ -211,7 +213,7 @@ func cases() []testCase {
 			a.must("dup", err)
 			w.wantSet("tcp 0.0.0.0:8080")
 			a.close()
-			// Nothing to wait for: something else must be seen, and this still be there.
+			// No event to wait for: when another socket is seen, this must still exist.
 			b := w.tcp4().bind(any4(8081)).listen()
 			w.wantSet("tcp 0.0.0.0:8080", "tcp 0.0.0.0:8081")
 			sock{w.t, fd}.close()
@@ -509,7 +511,7 @@ func TestCases(t *testing.T) {
 	}
 }
 
-// child is a process in the room; it says when it is ready.
+// child is a process in the room.
 type child struct {
 	t   testing.TB
 	cmd *exec.Cmd

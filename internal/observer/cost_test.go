@@ -11,9 +11,9 @@ import (
 	"github.com/fairlead/fairlead/internal/kernel/bpf"
 )
 
-// An event costs the same whatever number of sockets is known: a listener that
-// comes takes its entry, one that goes takes nothing.
-func TestAnEventCostsTheSameAmongManySockets(t *testing.T) {
+// The cost of an event does not depend on the number of sockets: a listener that
+// appears allocates its entry, one that disappears nothing.
+func TestEventCostIsIndependentOfSockets(t *testing.T) {
 	cost := func(known int) float64 {
 		e := newTestEngine(discard{})
 		e.live = true
@@ -37,8 +37,8 @@ func TestAnEventCostsTheSameAmongManySockets(t *testing.T) {
 	}
 }
 
-// An event asks for no dump where its hook knows the socket's cookie.
-func TestEventsThatSayAllAskForNoDump(t *testing.T) {
+// An event with a cookie needs no dump.
+func TestCompleteEventsNeedNoDump(t *testing.T) {
 	e := newTestEngine(discard{})
 	e.live = true
 	dumps := 0

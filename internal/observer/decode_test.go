@@ -98,7 +98,7 @@ func TestDecodeRefuses(t *testing.T) {
 	}
 }
 
-func TestDecodeTakesOnlyTheCookieOfWhatEnds(t *testing.T) {
+func TestDecodeOfEndsHasOnlyTheCookie(t *testing.T) {
 	want := Socket{Cookie: 7, Protocol: port.UDP, Observed: 9}
 	for _, kind := range []bpf.SockEventKind{
 		bpf.SockEventKindEVENT_CLOSE, bpf.SockEventKindEVENT_CONNECT, bpf.SockEventKindEVENT_CHECK,

@@ -31,7 +31,7 @@ type rig struct {
 	mu     sync.Mutex
 	table  map[uint64]row
 	fail   error
-	takes  time.Duration // what a dump takes
+	takes  time.Duration // duration of a dump
 	scopes []scope       // of the dumps made
 }
 
@@ -91,14 +91,14 @@ func newRig(rows ...row) *rig {
 	return r
 }
 
-// edit changes what dumps say.
+// edit changes what dumps return.
 func (r *rig) edit(f func()) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	f()
 }
 
-// dumped returns the scopes of the dumps since it was last asked.
+// dumped returns the scopes of the dumps since the last call.
 func (r *rig) dumped() []scope {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -163,7 +163,7 @@ func TestEventsAfterTheFirstDump(t *testing.T) {
 		r.wantCalls(t, "put 4", "gone 1")
 		r.wantCookies(t, 2, 3, 4)
 		if r.keeper.set[3].PID != 7 {
-			t.Error("the dump hides what the event said")
+			t.Error("the dump hides the event's process")
 		}
 	})
 }
@@ -253,8 +253,8 @@ func TestAuditRepairsDrift(t *testing.T) {
 	})
 }
 
-// TestAuditsArePacedByTheirCost shows that an audit that takes long makes the
-// next one wait, unless the interval was given; never the first one.
+// TestAuditsArePacedByTheirCost: a long audit delays the next one, unless the
+// interval was configured. The first one is never delayed.
 func TestAuditsArePacedByTheirCost(t *testing.T) {
 	for _, c := range []struct {
 		paced bool
@@ -280,7 +280,7 @@ func TestAuditsArePacedByTheirCost(t *testing.T) {
 			if n := len(r.dumped()); n != c.want && n != c.want-1 {
 				t.Errorf("%+v: %d audits in 20 minutes", c, n)
 			}
-			// A loss that no event tells of is found within a minute.
+			// A loss without a sign in the ring is found within a minute.
 			r.source.mu.Lock()
 			r.source.skipped++
 			r.source.mu.Unlock()
@@ -304,7 +304,7 @@ func TestAuditsArePacedByTheirCost(t *testing.T) {
 	}
 }
 
-func TestNoAuditWhereNoneIsAskedFor(t *testing.T) {
+func TestNegativeAuditDisablesAudits(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		r := newRig(tcpRow(1))
 		r.audit = -1
@@ -316,7 +316,7 @@ func TestNoAuditWhereNoneIsAskedFor(t *testing.T) {
 	})
 }
 
-func TestOneDumpAloneRemovesNothing(t *testing.T) {
+func TestOneDumpRemovesNothing(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		r := newRig(tcpRow(1), tcpRow(2))
 		whole := r.dump
@@ -429,7 +429,7 @@ func TestEventWithoutCookie(t *testing.T) {
 		e := udpEvent(bpf.SockEventKindEVENT_BIND, 0)
 		e.Inode = 5
 		client := udpRow(5)
-		client.client = true // by what the dump says
+		client.client = true // as the dump shows it
 		r.edit(func() { r.table[5] = client })
 		r.source.send(e)
 		pass(time.Second)
@@ -453,7 +453,7 @@ func TestConnectingSocket(t *testing.T) {
 		r.source.send(udpEvent(bpf.SockEventKindEVENT_CHECK, 1), udpEvent(bpf.SockEventKindEVENT_CHECK, 2), udpEvent(bpf.SockEventKindEVENT_CHECK, 77))
 		synctest.Wait()
 		pass(2 * time.Millisecond)
-		r.edit(func() { delete(r.table, 1) }) // took longer than the first look
+		r.edit(func() { delete(r.table, 1) }) // took longer than the first check
 		pass(time.Second)
 		r.wantCalls(t, "gone 1")
 		if n := r.counters.drift.Load(); n != 0 {
@@ -569,7 +569,7 @@ func TestLargeFirstDumpIsAuditedSoon(t *testing.T) {
 	})
 }
 
-func TestOwnersAreSoughtOnce(t *testing.T) {
+func TestOwnersAreSearchedOnce(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		r := newRig(tcpRow(1), tcpRow(2))
 		var asked []string
@@ -597,7 +597,7 @@ func TestOwnersAreSoughtOnce(t *testing.T) {
 	})
 }
 
-// TestBusyReaderPauses shows that events which pour in are taken in batches.
+// TestBusyReaderPauses: a burst of events is read in batches.
 func TestBusyReaderPauses(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		r := newRig()
@@ -616,15 +616,15 @@ func TestBusyReaderPauses(t *testing.T) {
 	})
 }
 
-// pass lets time go by and waits until all that it woke rests.
+// pass lets time go by and waits until everything is idle again.
 func pass(d time.Duration) {
 	time.Sleep(d)
 	synctest.Wait()
 }
 
-// TestEndlessUDPIsReadAtARate shows that UDP which comes and goes for ever is
-// gathered, and that TCP does not wait for it.
-func TestEndlessUDPIsReadAtARate(t *testing.T) {
+// TestEndlessUDPIsThrottled: UDP that comes and goes without end is read in batches,
+// and TCP does not wait for it.
+func TestEndlessUDPIsThrottled(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		r := newRig()
 		r.start(t)
@@ -654,7 +654,7 @@ func TestEndlessUDPIsReadAtARate(t *testing.T) {
 		r.source.send(udpEvent(bpf.SockEventKindEVENT_BIND, 3))
 		time.Sleep(2*throttleInterval + time.Millisecond)
 		r.wantCookies(t, 2, 3)
-		// Rest pays for what was.
+		// A quiet second restores the budget.
 		time.Sleep(2 * time.Second)
 		r.source.send(udpEvent(bpf.SockEventKindEVENT_BIND, 4))
 		synctest.Wait()
@@ -662,9 +662,9 @@ func TestEndlessUDPIsReadAtARate(t *testing.T) {
 	})
 }
 
-// TestShortUDPAmongMuchIsNotTold shows that of UDP which comes and goes for ever
-// only what stays is told, as it then is, and that the end of it is.
-func TestShortUDPAmongMuchIsNotTold(t *testing.T) {
+// TestThrottledUDPReportsOnlyWhatStays: while UDP is throttled, only sockets that
+// stay are reported, in their latest state, and so is their end.
+func TestThrottledUDPReportsOnlyWhatStays(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		r := newRig()
 		r.start(t)
@@ -704,9 +704,9 @@ func TestShortUDPAmongMuchIsNotTold(t *testing.T) {
 	})
 }
 
-// TestDumpsAmongMuchUDPTellOfIt shows that what was withheld is neither lost nor
-// kept when a dump has the word.
-func TestDumpsAmongMuchUDPTellOfIt(t *testing.T) {
+// TestDumpWhileUDPIsThrottled: pending sockets are reported by a dump if they exist,
+// and forgotten if not.
+func TestDumpWhileUDPIsThrottled(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		r := newRig()
 		r.start(t)

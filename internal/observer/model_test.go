@@ -19,8 +19,8 @@ import (
 	"github.com/fairlead/fairlead/internal/port"
 )
 
-// oracle is a kernel: it has sockets, tells of their changes through a ring, and
-// lets itself be dumped while they change.
+// oracle is a kernel: it has sockets, reports their changes through a ring, and
+// can be dumped while they change.
 type oracle struct {
 	rng      *rand.Rand
 	source   *fakeSource
@@ -197,7 +197,7 @@ func shown(k *keeper) []string {
 	return all
 }
 
-// settle runs what is due until nothing that an event asked for is left.
+// settle makes dumps until no event needs another one.
 func settle(t *testing.T, e *engine) {
 	t.Helper()
 	for range 100 {

@@ -21,6 +21,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/kernel"
 	"github.com/fairlead/fairlead/test/kit/rounds"
+	"github.com/fairlead/fairlead/test/kit/wait"
 )
 
 // churn opens and closes sockets at random until it is stopped, and then knows
@@ -71,7 +72,7 @@ func (c *churn) work(worker int, rng *rand.Rand) error {
 		if err == nil && kind == unix.SOCK_STREAM {
 			err = unix.Listen(fd, 1)
 		}
-		if errors.Is(err, unix.EADDRINUSE) { // what was closed may linger while a dump looks at it
+		if errors.Is(err, unix.EADDRINUSE) { // a dump can keep a closed socket for a moment
 			if err := unix.Close(fd); err != nil {
 				return err
 			}
@@ -109,8 +110,8 @@ func (c *churn) close() error {
 	return errors.Join(errs...)
 }
 
-// TestStartUnderChurn starts in the midst of changes; when they stop, what is
-// known is what is, and no dump had to repair it.
+// TestStartUnderChurn starts during changes. When they stop, the known state is
+// correct, and no dump had to repair it.
 func TestStartUnderChurn(t *testing.T) {
 	n := rounds.Of(t, "FAIRLEAD_STARTS", 25)
 	for _, set := range methodSets(t) {
@@ -137,7 +138,7 @@ func TestStartUnderChurn(t *testing.T) {
 	}
 }
 
-// stall is a Handler that can be held up.
+// stall is a Handler that can be blocked.
 type stall struct {
 	*recorder
 	held chan struct{}
@@ -148,7 +149,7 @@ func (s *stall) Apply(events []Event) {
 	s.recorder.Apply(events)
 }
 
-// TestRingOverflow holds the handler up until the ring is full: the loss must be
+// TestRingOverflow blocks the handler until the ring is full: the loss must be
 // noticed, counted and repaired.
 func TestRingOverflow(t *testing.T) {
 	r := newRoom(t)
@@ -219,9 +220,9 @@ func TestRunLeavesNothing(t *testing.T) {
 	for range 3 {
 		once()
 	}
-	// What other tests made may go a moment later; what stays is a leak.
+	// What other tests made may go a moment later; what remains is a leak.
 	f, m := count()
-	for end := time.Now().Add(patience); (f > fds || m > maps) && time.Now().Before(end); f, m = count() {
+	for end := time.Now().Add(wait.Limit()); (f > fds || m > maps) && time.Now().Before(end); f, m = count() {
 		runtime.GC()
 		time.Sleep(time.Millisecond)
 	}
@@ -230,8 +231,8 @@ func TestRunLeavesNothing(t *testing.T) {
 	}
 }
 
-// TestSocketsBeforeTheStart are known by the dump alone: their owners are found,
-// also behind MPTCP, and their ends are seen.
+// TestSocketsBeforeTheStart: only the dump knows these. Their owners are found,
+// with MPTCP too, and their ends are seen.
 func TestSocketsBeforeTheStart(t *testing.T) {
 	for _, set := range methodSets(t) {
 		t.Run(set, func(t *testing.T) {
@@ -247,7 +248,7 @@ func TestSocketsBeforeTheStart(t *testing.T) {
 			seen := observe(t, w.room, options(set))
 			want := []string{"tcp 127.0.0.1:8080", "tcp 127.0.0.1:8081", "udp 127.0.0.1:5000"}
 			if set != MethodPoll {
-				// Only the kernel's own word tells it from a client.
+				// Only the iterator distinguishes it from a client.
 				want = append(want, "udp [::]:50000")
 			}
 			seen.wantSet(want...)
@@ -306,7 +307,7 @@ type ports struct {
 func (p *ports) Methods([]kernel.Method) {}
 func (p *ports) Stale(error)             {}
 
-// Replace is called again where a machine that stands still loses events.
+// Replace is called again if a machine that was suspended lost events.
 func (p *ports) Replace(set []Socket) {
 	p.live()
 	listens := make(map[uint16]bool)
@@ -314,27 +315,27 @@ func (p *ports) Replace(set []Socket) {
 		listens[s.Port] = listens[s.Port] || s.Listening
 	}
 	for n := range p.seen {
-		p.say(n, listens[n])
+		p.send(n, listens[n])
 	}
 }
 
 func (p *ports) Apply(events []Event) {
 	for _, e := range events {
 		if n := e.Socket.Port; p.seen[n] != nil && (e.Gone || e.Socket.Listening) {
-			p.say(n, !e.Gone)
+			p.send(n, !e.Gone)
 		}
 	}
 }
 
-func (p *ports) say(n uint16, listens bool) {
+func (p *ports) send(n uint16, listens bool) {
 	if p.last[n] != listens {
 		p.last[n] = listens
 		p.seen[n] <- listens
 	}
 }
 
-// TestNoWakeupIsLost makes events one at a time, each just when the reader may
-// be about to sleep: none may need another one to be seen.
+// TestNoWakeupIsLost makes events one at a time, each just when the reader may be
+// about to sleep: none may need a later one to be seen.
 func TestNoWakeupIsLost(t *testing.T) {
 	n := rounds.Of(t, "FAIRLEAD_WAKEUPS", 4000)
 	for _, c := range []struct {
@@ -344,7 +345,7 @@ func TestNoWakeupIsLost(t *testing.T) {
 	}{
 		{"one", 1, false},
 		{"two", 2, false},
-		// A dump reads the ring too, while the reader waits.
+		// A dump also reads the ring, while the reader waits.
 		{"dumps", 1, true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -401,9 +402,9 @@ func listenUnbound(stop *atomic.Bool) error {
 
 func oneByOne(port, rounds int, seen <-chan bool) error {
 	rng := rand.New(rand.NewPCG(uint64(port), 0))
-	timeout := time.NewTimer(patience)
+	timeout := time.NewTimer(wait.Limit())
 	expect := func(listening bool) error {
-		timeout.Reset(patience)
+		timeout.Reset(wait.Limit())
 		select {
 		case got := <-seen:
 			if got != listening {
@@ -423,7 +424,7 @@ func oneByOne(port, rounds int, seen <-chan bool) error {
 			return err
 		}
 		for err = unix.Bind(fd, loopback4(port)); errors.Is(err, unix.EADDRINUSE); err = unix.Bind(fd, loopback4(port)) {
-			time.Sleep(time.Millisecond) // what was closed may linger while a dump looks at it
+			time.Sleep(time.Millisecond) // a dump can keep a closed socket for a moment
 		}
 		if err := errors.Join(err, unix.Listen(fd, 1), expect(true)); err != nil {
 			return err

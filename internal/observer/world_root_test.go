@@ -20,12 +20,10 @@ import (
 
 	"github.com/fairlead/fairlead/internal/kernel"
 	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/test/kit/wait"
 )
 
-// patience bounds a wait; it is no measure, and only a failure reaches it.
-const patience = 10 * time.Minute
-
-// recorder is a Handler that keeps the set, as the contract says to.
+// recorder is a Handler that keeps the set.
 type recorder struct {
 	mu       sync.Mutex
 	changed  chan struct{} // closed at each change
@@ -92,7 +90,7 @@ func (r *recorder) Stale(err error) { r.update(func() { r.stale = err }) }
 // await waits until f, called with the lock held, is true.
 func (r *recorder) await(t testing.TB, what func() string, f func() bool) {
 	t.Helper()
-	timeout := time.NewTimer(patience)
+	timeout := time.NewTimer(wait.Limit())
 	defer timeout.Stop()
 	for {
 		r.mu.Lock()
@@ -120,7 +118,7 @@ func (r *recorder) describe() []string {
 	return all
 }
 
-// describe says of a socket what does not differ between runs.
+// describe returns what does not differ between runs.
 func describe(s Socket) string {
 	d := fmt.Sprintf("%v %v", s.Protocol, netip.AddrPortFrom(s.Address, s.Port))
 	if s.V6Only {
@@ -132,7 +130,7 @@ func describe(s Socket) string {
 	return d
 }
 
-// room is a fresh network namespace with a thread in it. It goes with the thread.
+// room is a new network namespace with a thread in it, whose end frees it.
 type room struct {
 	ns    *kernel.Namespace
 	calls chan func()
@@ -226,7 +224,7 @@ func (w *world) only() Socket {
 	panic("unreachable")
 }
 
-// by reports whether a capability is observed by events.
+// events reports whether a capability is observed by events.
 func (w *world) events(capability string) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -274,8 +272,8 @@ func observe(t testing.TB, r *room, o Options) *world {
 	return w
 }
 
-// methodSets returns the methods to run the cases on: those that the environment
-// names, else all that this kernel can attach. "auto" is the whole chain.
+// methodSets returns the methods to test: those in the environment, else all that
+// this kernel can attach. "auto" is the whole chain.
 func methodSets(t *testing.T) []string {
 	t.Helper()
 	if v := os.Getenv("FAIRLEAD_METHODS"); v != "" {
@@ -306,14 +304,14 @@ func options(method string) Options {
 	case MethodPoll:
 		o.Mode = Poll
 	case kernel.MethodCgroup:
-		o.Methods = []string{kernel.MethodCgroup, kernel.MethodTPBTF} // what becomes of a bound socket is told by the latter
+		o.Methods = []string{kernel.MethodCgroup, kernel.MethodTPBTF} // the latter reports what becomes of a bound socket
 	default:
 		o.Methods = []string{method}
 	}
 	return o
 }
 
-// requireMethod fails where a capability that has the method is not observed by it.
+// requireMethod fails if a capability that has the method does not use it.
 func requireMethod(t *testing.T, w *world, name string) {
 	t.Helper()
 	if name == "auto" {
@@ -356,5 +354,5 @@ func clock(id int32) int64 {
 
 func monotonic() int64 { return clock(unix.CLOCK_MONOTONIC) }
 
-// threadTime is what the calling thread has used of a CPU, whoever else runs.
+// threadTime is the CPU time of the calling thread.
 func threadTime() int64 { return clock(unix.CLOCK_THREAD_CPUTIME_ID) }

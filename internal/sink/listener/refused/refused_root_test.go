@@ -11,12 +11,12 @@ import (
 	"os"
 	"slices"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/fairlead/fairlead/internal/kernel"
 	"github.com/fairlead/fairlead/test/kit/netns"
+	"github.com/fairlead/fairlead/test/kit/wait"
 )
 
 const (
@@ -121,13 +121,7 @@ func start(t *testing.T, in *netns.Space, methods []string) (*Watcher, <-chan Bi
 
 func next(t *testing.T, binds <-chan Bind) Bind {
 	t.Helper()
-	select {
-	case b := <-binds:
-		return b
-	case <-time.After(time.Minute):
-		t.Fatal("nothing is reported")
-	}
-	return Bind{}
+	return wait.For(t, "a report", binds)
 }
 
 func describe(b Bind) string { return fmt.Sprintf("%s %s", b.Protocol, b.Address) }
