@@ -12,13 +12,18 @@ import (
 )
 
 // accelerator is what executes the instructions of a machine.
-type accelerator struct{ accel, cpu string }
+type accelerator struct {
+	name    string
+	options string // of QEMU
+	cpu     string
+	why     string // for a human
+}
 
 var (
-	virtual = accelerator{"kvm", "host"}
+	virtual = accelerator{name: "kvm", options: "kvm", cpu: "host"}
 	// One thread for all virtual processors: with more, attaching programs under load
 	// breaks in the emulator.
-	emulated = accelerator{"tcg,thread=single", "max"}
+	emulated = accelerator{name: "tcg", options: "tcg,thread=single", cpu: "max"}
 )
 
 // probeLimit is how long a machine under KVM may take to boot and power off, which is
@@ -36,15 +41,12 @@ func chooseAccelerator(ctx context.Context, o options, cache, work, version stri
 		return emulated, nil
 	}
 	start := time.Now()
-	if err := probeKVM(ctx, cache, work, version); err != nil {
-		if ctx.Err() != nil {
-			return emulated, ctx.Err()
-		}
-		o.progress("accelerator tcg: no kvm after %.1fs: %s", time.Since(start).Seconds(), firstLine(err))
-		return emulated, nil
+	accel, err := virtual, probeKVM(ctx, cache, work, version)
+	if err != nil {
+		accel = emulated
+		accel.why = fmt.Sprintf("kvm does not work: after %.1fs: %s", time.Since(start).Seconds(), firstLine(err))
 	}
-	o.progress("accelerator kvm: booted in %.1fs", time.Since(start).Seconds())
-	return virtual, nil
+	return accel, context.Cause(ctx)
 }
 
 // probeKVM boots a machine without jobs under KVM.

@@ -82,15 +82,18 @@ func (r *reporter) check(pkg, test string, took time.Duration, err error) {
 	r.event(tally.Event{Action: "run", Package: pkg, Test: test})
 	if err != nil {
 		e.Action = "fail"
-		for line := range strings.Lines(err.Error() + "\n") {
-			r.event(tally.Event{Action: "output", Package: pkg, Test: test, Output: line})
-		}
+		r.text(pkg, test, err.Error())
 	}
 	r.event(e)
 	r.event(tally.Event{Action: e.Action, Package: pkg, Elapsed: took.Seconds()})
 }
 
-// progress says what the rig itself does, beside the events.
-func (o options) progress(format string, args ...any) {
-	fmt.Fprintf(o.stderr, "vm: "+format+"\n", args...)
+// text reports the output of a test, if there is any.
+func (r *reporter) text(pkg, test, s string) {
+	if s == "" {
+		return
+	}
+	for line := range strings.Lines(s + "\n") {
+		r.event(tally.Event{Action: "output", Package: pkg, Test: test, Output: line})
+	}
 }

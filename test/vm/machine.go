@@ -157,7 +157,9 @@ func (m *machine) run(ctx context.Context) {
 	start := time.Now()
 	err := m.boot(ctx)
 	err = errors.Join(err, m.console.err())
-	m.report.check(m.kernel.version+"/machine", "Linux-"+m.kernel.release, time.Since(start), err)
+	name, release := m.kernel.version+"/machine-"+m.accel.name, "Linux-"+m.kernel.release
+	m.report.text(name, release, m.accel.why)
+	m.report.check(name, release, time.Since(start), err)
 }
 
 func (m *machine) boot(ctx context.Context) error {
@@ -180,7 +182,7 @@ func (m *machine) boot(ctx context.Context) error {
 	// The timer check and the watchdogs look at a clock that emulation on a
 	// busy host stretches.
 	qemu := exec.CommandContext(ctx, "qemu-system-x86_64",
-		"-accel", m.accel.accel, "-cpu", m.accel.cpu, "-smp", "2", "-m", strconv.Itoa(m.memory),
+		"-accel", m.accel.options, "-cpu", m.accel.cpu, "-smp", "2", "-m", strconv.Itoa(m.memory),
 		"-nodefaults", "-display", "none", "-no-reboot", "-monitor", "none",
 		"-chardev", "socket,id=tty0,path="+filepath.Join(dir, "ttyS0"), "-serial", "chardev:tty0",
 		"-chardev", "socket,id=tty1,path="+filepath.Join(dir, "ttyS1"), "-serial", "chardev:tty1",

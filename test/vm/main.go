@@ -41,7 +41,6 @@ type options struct {
 	verbose     bool
 	json        bool
 	patterns    []string
-	stderr      io.Writer // for progress
 }
 
 // minMemory is what a machine needs to boot, in MiB.
@@ -67,7 +66,7 @@ func (o options) validate() error {
 }
 
 func main() {
-	o := options{stderr: os.Stderr}
+	var o options
 	flag.StringVar(&o.kernels, "kernel", "6.1,6.12", "kernel versions, run side by side")
 	flag.StringVar(&o.methods, "methods", "fentry,kprobe,tp_btf", "run packages that read "+methodsVariable+" once for each of these")
 	flag.StringVar(&o.tags, "tags", "vm", "build tags; only tests that they add are run")
@@ -245,7 +244,7 @@ func runKernel(ctx context.Context, o options, cache, work, version string, acce
 		console: &console{},
 	}
 	if o.verbose {
-		m.console.live = o.stderr
+		m.console.live = os.Stderr
 	}
 	m.run(ctx)
 	return nil
