@@ -213,7 +213,7 @@ func TestRealProcessIsNamedByTheContainerOfItsCgroup(t *testing.T) {
 				s := startServer(t, space, dir)
 				p := waitOwner(t, r, s.addr, comm)
 				exe, _ := os.Executable()
-				if want := fmt.Sprintf("pid %d (%s), %s", s.pid, comm, exe); p.Origins[0].Detail != want || p.Owner.Kind != port.OwnerProcess {
+				if want := fmt.Sprintf("pid %d (%s), %s", s.pid, comm, exe); p.Origins[0].Detail.String() != want || p.Owner.Kind != port.OwnerProcess {
 					t.Errorf("detail = %q, owner %+v, want %q", p.Origins[0].Detail, p.Owner, want)
 				}
 				// What the engine tells: an id, and its first process.

@@ -139,8 +139,8 @@ type Binding struct {
 	Owner Owner
 	Hints Hints
 
-	// Detail is one line for people: "pid 811 (nginx)", a rule's text.
-	Detail string
+	// Detail describes the origin: "pid 811 (nginx)", a rule's text.
+	Detail Detail
 
 	// Since is when the source first saw the origin.
 	Since time.Time
@@ -160,7 +160,7 @@ type Change struct {
 // OriginInfo is an origin as a publication shows it.
 type OriginInfo struct {
 	Origin
-	Detail   string
+	Detail   Detail
 	Withheld string
 	Inner    bool  // see Binding
 	Maker    Maker // see Binding
@@ -217,6 +217,6 @@ func (p Publication) Inner() bool {
 }
 
 func (o OriginInfo) equal(p OriginInfo) bool {
-	return o.Origin == p.Origin && o.Detail == p.Detail && o.Withheld == p.Withheld && o.Inner == p.Inner && o.Maker == p.Maker &&
+	return o.Origin == p.Origin && o.Detail.Equal(p.Detail) && o.Withheld == p.Withheld && o.Inner == p.Inner && o.Maker == p.Maker &&
 		o.Since.Equal(p.Since) && slices.Equal(o.Dial, p.Dial)
 }

@@ -129,7 +129,7 @@ func (s *source) drop(b *port.Binding, dirty *touched) {
 func sameBinding(old, said *port.Binding) bool {
 	return old.Key == said.Key && old.Origin.ID == said.Origin.ID && old.DualStack == said.DualStack &&
 		old.Withheld == said.Withheld && old.Inner == said.Inner && old.Maker == said.Maker && slices.Equal(old.Dial, said.Dial) && old.Owner.Equal(said.Owner) &&
-		old.Hints.Equal(said.Hints) && old.Detail == said.Detail
+		old.Hints.Equal(said.Hints) && old.Detail.Equal(said.Detail)
 }
 
 func (s *source) Stale(err error) {

@@ -148,7 +148,7 @@ func Describe(p port.Publication, outcomes []Outcome) Publication {
 		row.Owner.Labels = map[string]string{}
 	}
 	for _, o := range p.Origins {
-		row.Origins = append(row.Origins, Origin{Source: o.Source, Detail: o.Detail, Since: o.Since.UTC()})
+		row.Origins = append(row.Origins, Origin{Source: o.Source, Detail: o.Detail.String(), Since: o.Since.UTC()})
 	}
 	if len(p.Dial) > 0 {
 		row.DialTarget = p.Dial[0].String()

@@ -238,7 +238,7 @@ func TestDockerScenarios(t *testing.T) {
 		}{{"pause", true}, {"unpause", false}} {
 			run(t, "docker", c.verb, "one")
 			eventually(t, func() error {
-				if b := find(r, "tcp 127.0.0.1:8000"); strings.Contains(b.Detail, "paused") != c.paused {
+				if b := find(r, "tcp 127.0.0.1:8000"); strings.Contains(b.Detail.String(), "paused") != c.paused {
 					return fmt.Errorf("after %s: detail %q", c.verb, b.Detail)
 				}
 				return nil

@@ -64,7 +64,7 @@ func TestKubeScenarios(t *testing.T) {
 
 	scenario("nothing serves this", func(t *testing.T, c *kubernetes) {
 		eventually(t, func() error {
-			if b := find(r, "tcp 0.0.0.0:30000"); len(b.Dial) > 0 || !strings.Contains(b.Detail, "nothing serves this") {
+			if b := find(r, "tcp 0.0.0.0:30000"); len(b.Dial) > 0 || !strings.Contains(b.Detail.String(), "nothing serves this") {
 				return fmt.Errorf("without endpoints: dialled at %v, detail %q", b.Dial, b.Detail)
 			}
 			return nil
@@ -73,7 +73,7 @@ func TestKubeScenarios(t *testing.T) {
 		eventually(t, func() error {
 			b := find(r, "tcp 0.0.0.0:30000")
 			if len(b.Dial) != 3 || b.Dial[1] != netip.MustParseAddrPort("127.0.0.1:30000") ||
-				b.Dial[2] != netip.MustParseAddrPort("192.168.77.10:8080") || strings.Contains(b.Detail, "nothing") {
+				b.Dial[2] != netip.MustParseAddrPort("192.168.77.10:8080") || strings.Contains(b.Detail.String(), "nothing") {
 				return fmt.Errorf("with endpoints: dialled at %v, detail %q", b.Dial, b.Detail)
 			}
 			return nil
@@ -358,7 +358,7 @@ func TestKubeWithoutEndpoints(t *testing.T) {
 	r, _ := follow(t, kubeSource(t, kube.Options{Kubeconfigs: []string{c.Kubeconfig}}))
 	want(t, r, "tcp 0.0.0.0:30080 web")
 	eventually(t, func() error {
-		if b := find(r, "tcp 0.0.0.0:30080"); len(b.Dial) == 0 || strings.Contains(b.Detail, "nothing") {
+		if b := find(r, "tcp 0.0.0.0:30080"); len(b.Dial) == 0 || strings.Contains(b.Detail.String(), "nothing") {
 			return fmt.Errorf("dialled at %v, detail %q: endpoints are not known", b.Dial, b.Detail)
 		}
 		return nil

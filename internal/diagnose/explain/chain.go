@@ -35,8 +35,8 @@ func (f *Facts) chain(p *Publication) Chain {
 
 func (f *Facts) seen(o port.OriginInfo) Step {
 	s := Step{Step: "seen", Mark: OK, Text: o.Source}
-	if o.Detail != "" {
-		s.Text += ": " + o.Detail
+	if d := o.Detail.String(); d != "" {
+		s.Text += ": " + d
 	}
 	if f.NetNS != "" && o.Source == "socket" {
 		s.Text += ", in " + f.NetNS

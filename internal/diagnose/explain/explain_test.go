@@ -26,7 +26,7 @@ func pub(protocol port.Protocol, at string, change ...func(*Publication)) Public
 		Key:   port.Key{Protocol: protocol, Address: a.Addr(), Port: a.Port()},
 		Owner: port.Owner{Kind: port.OwnerProcess, Name: "nginx", ID: "811"},
 		Origins: []port.OriginInfo{{
-			Origin: port.Origin{Source: "socket", ID: "1"}, Detail: "pid 811 (nginx)", Since: since,
+			Origin: port.Origin{Source: "socket", ID: "1"}, Detail: port.NewDetail("pid 811 (nginx)"), Since: since,
 		}},
 		Dial:  []netip.AddrPort{netip.AddrPortFrom(port.Loopback(a.Addr()), a.Port())},
 		Since: since,

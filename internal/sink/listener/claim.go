@@ -176,7 +176,7 @@ func holder(all []port.Publication, at netip.AddrPort) string {
 			if o.Source != port.SourceSocket {
 				continue
 			}
-			text := strconv.Quote(o.Detail)
+			text := strconv.Quote(o.Detail.String())
 			if o.Withheld != "" {
 				text += " (" + o.Withheld + ")"
 			}

@@ -234,7 +234,7 @@ func nat(addr string, dial ...string) port.Publication {
 	a := ap(addr)
 	p := port.Publication{
 		Key:     port.Key{Protocol: port.TCP, Address: a.Addr(), Port: a.Port()},
-		Origins: []port.OriginInfo{{Origin: port.Origin{Source: "nat", ID: "ip nat " + addr}, Detail: "ip nat PREROUTING: …"}},
+		Origins: []port.OriginInfo{{Origin: port.Origin{Source: "nat", ID: "ip nat " + addr}, Detail: port.NewDetail("ip nat PREROUTING: …")}},
 		Decision: port.Decision{Allow: true, Host: []netip.AddrPort{
 			netip.AddrPortFrom(port.Loopback(a.Addr()), a.Port()),
 		}},
@@ -248,7 +248,7 @@ func nat(addr string, dial ...string) port.Publication {
 // socket adds a socket of its own.
 func socket(p port.Publication, withheld string, dial ...string) port.Publication {
 	o := port.OriginInfo{
-		Origin: port.Origin{Source: "socket", ID: strings.Join(dial, ",")}, Detail: "pid 811 (nginx)", Withheld: withheld,
+		Origin: port.Origin{Source: "socket", ID: strings.Join(dial, ",")}, Detail: port.NewDetail("pid 811 (nginx)"), Withheld: withheld,
 	}
 	for _, d := range dial {
 		o.Dial = append(o.Dial, ap(d))

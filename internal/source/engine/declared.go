@@ -73,11 +73,12 @@ func declare(c Container, p Published) (port.Binding, error) {
 		Key:    port.Key{Protocol: proto, Address: host, Port: uint16(p.HostPort)},
 		Owner:  c.Owner,
 		Origin: port.Origin{ID: c.ID + "/" + proto.String() + "/" + netip.AddrPortFrom(host, uint16(p.HostPort)).String()},
-		Detail: c.Owner.Name + " container port " + strconv.FormatInt(p.ContainerPort, 10) + "/" + proto.String(),
 	}
+	detail := c.Owner.Name + " container port " + strconv.FormatInt(p.ContainerPort, 10) + "/" + proto.String()
 	if c.Note != "" {
-		b.Detail += " (" + c.Note + ")"
+		detail += " (" + c.Note + ")"
 	}
+	b.Detail = port.NewDetail(detail)
 	own := host
 	if port.IsWildcard(host) {
 		own = port.Loopback(host)

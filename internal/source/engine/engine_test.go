@@ -552,7 +552,7 @@ func TestDeclare(t *testing.T) {
 		if got := fmt.Sprint(bs[0].Dial); got != tc.dial {
 			t.Errorf("Declare(%+v) is dialled at %s, want %s", tc.p, got, tc.dial)
 		}
-		if !strings.HasSuffix(bs[0].Detail, "(paused)") || bs[0].Origin.ID == "" {
+		if !strings.HasSuffix(bs[0].Detail.String(), "(paused)") || bs[0].Origin.ID == "" {
 			t.Errorf("Declare(%+v) = %+v", tc.p, bs[0])
 		}
 	}

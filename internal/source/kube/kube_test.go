@@ -536,7 +536,7 @@ func TestEndpoints(t *testing.T) {
 		t.Helper()
 		enginetest.Eventually(t, func() error {
 			b := f.Find("tcp 0.0.0.0:30080")
-			if got := fmt.Sprint(b.Dial); got != dial || strings.Contains(b.Detail, "nothing serves this") != (detail != "") {
+			if got := fmt.Sprint(b.Dial); got != dial || strings.Contains(b.Detail.String(), "nothing serves this") != (detail != "") {
 				return fmt.Errorf("dialled at %s, detail %q; want %s", got, b.Detail, dial)
 			}
 			return nil

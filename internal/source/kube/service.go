@@ -215,11 +215,11 @@ func (s service) declare(serving []endpoints, known bool) (bindings []port.Bindi
 				Key:      port.Key{Protocol: proto, Address: addr, Port: uint16(number)},
 				Origin:   port.Origin{ID: s.id() + "/" + kind + "/" + proto.String() + "/" + netip.AddrPortFrom(addr, uint16(number)).String()},
 				Owner:    owner,
-				Detail:   text + ", " + kind,
+				Detail:   port.NewDetail(text + ", " + kind),
 				Withheld: withheld,
 			}
 			if !served {
-				b.Detail += ": nothing serves this, it has no ready endpoints"
+				b.Detail = port.NewDetail(text + ", " + kind + ": nothing serves this, it has no ready endpoints")
 				bindings = append(bindings, b)
 				return
 			}

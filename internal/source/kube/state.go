@@ -122,7 +122,7 @@ func (st *state) say(id string) {
 }
 
 func same(a, b port.Binding) bool {
-	return a.Key == b.Key && a.Withheld == b.Withheld && a.Detail == b.Detail &&
+	return a.Key == b.Key && a.Withheld == b.Withheld && a.Detail.Equal(b.Detail) &&
 		slices.Equal(a.Dial, b.Dial) && a.Owner.Equal(b.Owner)
 }
 

@@ -32,7 +32,7 @@ func (h *handler) binding(s *observer.Socket) port.Binding {
 		Owner:     at.owner,
 		Observed:  s.Observed,
 	}
-	b.Detail = at.detail
+	b.Detail = port.NewDetail(at.detail)
 	switch {
 	case !s.Listening:
 		b.Withheld = "bound, not listening"

@@ -109,7 +109,7 @@ func TestProcessIsNamedByFirstThreadAndExecutable(t *testing.T) {
 	if p.Owner.Name != "java" || p.Owner.ID != "811" || p.Owner.Kind != port.OwnerProcess {
 		t.Errorf("owner = %+v", p.Owner)
 	}
-	if d := p.Origins[0].Detail; d != "pid 811 (java), /usr/bin/java" {
+	if d := p.Origins[0].Detail.String(); d != "pid 811 (java), /usr/bin/java" {
 		t.Errorf("detail = %q", d)
 	}
 }
@@ -120,7 +120,7 @@ func TestRecycledPIDIsNotAttributed(t *testing.T) {
 	h, r := m.handler(0)
 	h.Apply([]observer.Event{{Socket: listener(1, 80, 811, "nginx", seen(2*time.Hour))}})
 	p := only(t, r)
-	if p.Owner.Name != "nginx" || strings.Contains(p.Origins[0].Detail, "other") {
+	if p.Owner.Name != "nginx" || strings.Contains(p.Origins[0].Detail.String(), "other") {
 		t.Errorf("owner %+v, detail %q", p.Owner, p.Origins[0].Detail)
 	}
 	s := listener(1, 80, 811, "nginx", seen(2*time.Hour))

@@ -496,7 +496,7 @@ func (c *Compiler) root(ch *chain) {
 			// in the output hook, where the kernel has its own if no rule does.
 			m.iif, m.oif = ifaceIn(true, c.loopbacks()...), ifaceIn(false, "")
 		}
-		a := &activation{chain: ch, m: m, v6: v6, hook: uint8(ch.hook.Num)}
+		a := &activation{chain: ch, way: &way{chain: ch.name}, m: m, v6: v6, hook: uint8(ch.hook.Num)}
 		a.root = a
 		c.enter(a)
 	}

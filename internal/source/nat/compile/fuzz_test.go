@@ -26,7 +26,7 @@ func whole(raw []byte, legacy, v6 bool) {
 	c := compiled(&ruleset.Snapshot{Tables: []*ruleset.Table{t}})
 	c.Problems(10)
 	for _, b := range c.Bindings() {
-		if b.Port == 0 || !b.Address.IsValid() || b.Detail == "" {
+		if b.Port == 0 || !b.Address.IsValid() || b.Detail.String() == "" {
 			panic("a binding that cannot be")
 		}
 	}

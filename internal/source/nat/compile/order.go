@@ -5,18 +5,7 @@ package compile
 import (
 	"cmp"
 	"slices"
-	"strings"
 )
-
-// where names the way from the hook to the rule.
-func (e *entry) where() string {
-	var names []string
-	for a := e.act; a != nil; a = a.parent {
-		names = append(names, a.chain.name)
-	}
-	slices.Reverse(names)
-	return e.rule.chain.table.id.String() + " " + strings.Join(names, " > ")
-}
 
 // before orders entries of one hook as packets meet them.
 func (e *entry) before(f *entry) int {

@@ -28,7 +28,8 @@ func (c *Compiler) ProblemsChanged() bool {
 func (c *Compiler) Problems(limit int) ([]Problem, int) {
 	seen := make(map[Problem]struct{})
 	for e := range c.bad {
-		seen[Problem{Where: e.where(), Rule: e.rule.text(), Reason: e.problem}] = struct{}{}
+		d := e.detail()
+		seen[Problem{Where: d.where(), Rule: d.rule(), Reason: e.problem}] = struct{}{}
 	}
 	out := slices.SortedFunc(maps.Keys(seen), func(a, b Problem) int {
 		return cmp.Or(cmp.Compare(a.Where, b.Where), cmp.Compare(a.Rule, b.Rule), cmp.Compare(a.Reason, b.Reason))

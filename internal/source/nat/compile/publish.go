@@ -49,7 +49,7 @@ func (c *Compiler) publish() port.Change {
 }
 
 func sameBinding(a, b port.Binding) bool {
-	return a.Origin == b.Origin && a.Key == b.Key && a.Withheld == b.Withheld && a.Inner == b.Inner && a.Maker == b.Maker && a.Detail == b.Detail &&
+	return a.Origin == b.Origin && a.Key == b.Key && a.Withheld == b.Withheld && a.Inner == b.Inner && a.Maker == b.Maker && a.Detail.Equal(b.Detail) &&
 		slices.Equal(a.Dial, b.Dial) && a.Hints.Equal(b.Hints)
 }
 
@@ -228,7 +228,7 @@ func (c *Compiler) finish(id slotID, drafts map[bindingKey]*draft, output []*ent
 			Inner:    d.free && !d.outer,
 			Maker:    d.first.rule.maker(),
 			Hints:    port.Hints{Targets: d.targets},
-			Detail:   d.first.where() + ": " + d.first.rule.text(),
+			Detail:   port.LazyDetail(d.first.detail()),
 		}
 		targets := d.targets
 		for _, a := range c.dialAddrs(k.addr, id.v6) {

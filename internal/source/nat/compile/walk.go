@@ -13,6 +13,7 @@ import (
 // activation is one way in which packets come into a chain.
 type activation struct {
 	chain  *chain
+	way    *way
 	parent *activation
 	via    *rule
 	key    string // branch of via
@@ -131,7 +132,7 @@ func (c *Compiler) addBranch(a *activation, r *rule, key string, m match, end br
 				c.addEntry(e)
 				return
 			}
-			kid := &activation{chain: to, parent: a, via: r, key: key, m: m, v6: a.v6, hook: a.hook, depth: a.depth + 1, root: a.root}
+			kid := &activation{chain: to, way: &way{to.name, a.way}, parent: a, via: r, key: key, m: m, v6: a.v6, hook: a.hook, depth: a.depth + 1, root: a.root}
 			if a.kids[r] == nil {
 				a.kids[r] = make(map[string]*activation)
 			}
