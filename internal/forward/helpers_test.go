@@ -20,12 +20,13 @@ import (
 	"github.com/fairlead/fairlead/internal/wire"
 	"github.com/fairlead/fairlead/test/kit/leak"
 	"github.com/fairlead/fairlead/test/kit/ports"
+	"github.com/fairlead/fairlead/test/kit/wait"
 )
 
 func TestMain(m *testing.M) { leak.Main(m) }
 
-// patience bounds what must happen at all; no test measures with it.
-const patience = 2 * time.Minute
+// patience is a limit that only a failure reaches.
+var patience = wait.Limit()
 
 // pair returns the two ends of a connection over loopback.
 func pair(t *testing.T, network string) (near, far net.Conn) {

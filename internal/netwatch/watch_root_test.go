@@ -18,9 +18,11 @@ import (
 	"time"
 
 	"github.com/fairlead/fairlead/test/kit/netns"
+	"github.com/fairlead/fairlead/test/kit/wait"
 )
 
-const patience = 10 * time.Second
+// patience is a limit that only a failure reaches.
+var patience = wait.Limit()
 
 type world struct {
 	t     *testing.T

@@ -21,13 +21,14 @@ import (
 	"github.com/fairlead/fairlead/internal/registry"
 	"github.com/fairlead/fairlead/internal/source/nat"
 	"github.com/fairlead/fairlead/test/kit/leak"
+	"github.com/fairlead/fairlead/test/kit/wait"
 	"github.com/fairlead/fairlead/test/nat/corpus"
 )
 
 func TestMain(m *testing.M) { leak.Main(m) }
 
-// patience is how long a test waits for what must happen; a failure, not a measure.
-const patience = 10 * time.Minute
+// patience is a limit that only a failure reaches.
+var patience = wait.Limit()
 
 var netnsCount atomic.Int32
 

@@ -24,6 +24,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/registry"
+	"github.com/fairlead/fairlead/test/kit/wait"
 )
 
 // Feed records what a source reports. Its lock guards its fields.
@@ -156,8 +157,8 @@ func Run(t *testing.T, s Source) *Feed {
 	return f
 }
 
-// patience is for a machine under load: a wait ends when its condition holds.
-const patience = 2 * time.Minute
+// patience is a limit that only a failure reaches.
+var patience = wait.Limit()
 
 // Eventually waits until cond returns nil.
 func Eventually(t *testing.T, cond func() error) {
