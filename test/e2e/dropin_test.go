@@ -92,7 +92,7 @@ func TestDropInServesVirtualNetwork(t *testing.T) {
 	p.kill()
 	p = startDropIn(t, n.guest, run, flags...)
 	wait.Until(t, "the second start stands", func() error {
-		if !p.alive() || !strings.Contains(p.output(), "peer is there") {
+		if !p.alive() || !strings.Contains(p.output(), "peer found") {
 			return errors.New(p.output())
 		}
 		return nil

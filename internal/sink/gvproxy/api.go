@@ -32,8 +32,8 @@ const (
 // defaultGuest is the address that the peers reserve for their guest.
 var defaultGuest = netip.MustParseAddr("192.168.127.2")
 
-// DefaultURLs returns where the forwarder of a gvisor-tap-vsock is looked for:
-// Rancher Desktop's, its older address, and Podman machine's.
+// DefaultURLs returns the usual URLs of a gvisor-tap-vsock forwarder: Rancher
+// Desktop's, its older one, and Podman machine's.
 func DefaultURLs() []string {
 	return []string{
 		"http://gateway.rancher-desktop.internal:80",
@@ -47,25 +47,25 @@ type dialFunc func(ctx context.Context, network, address string) (net.Conn, erro
 
 // api is the forwarder's API at one address, over one connection at a time.
 type api struct {
-	text    string // the URL, for people
+	text    string // the URL without parameters
 	base    string // what requests go to
 	client  *http.Client
 	timeout time.Duration
-	ended   schedule.Signal // receives when a connection ended
+	ended   schedule.Signal // notifies of the end of a connection
 
-	guest netip.Addr // if it is configured
+	guest netip.Addr // as configured, or zero
 	mu    sync.Mutex
-	local netip.Addr // our end of the connection
+	local netip.Addr // of the last connection
 
-	noName   error // there is no such host, found at noNameAt; of Run's goroutine
+	noName   error // the host name does not exist, as of noNameAt; only for Run's goroutine
 	noNameAt time.Time
 }
 
-// namePause is between questions for a name that does not exist.
+// namePause is the time between look-ups of a name that does not exist.
 const namePause = 10 * time.Second
 
-// unknown returns the error of a host that was found not to exist a short while
-// ago: name servers are not asked at the pace of a peer that is away.
+// unknown returns the error of a host name that did not exist a short while ago, so
+// that name servers are asked less often than the peer is tried.
 func (a *api) unknown(now time.Time) error {
 	if a.noName != nil && now.Sub(a.noNameAt) < namePause {
 		return a.noName
@@ -73,8 +73,8 @@ func (a *api) unknown(now time.Time) error {
 	return nil
 }
 
-// newAPI reads http://HOST[:PORT] or unix:///PATH, both with an optional
-// ?guest=ADDRESS: where the peer finds the guest.
+// newAPI parses http://HOST[:PORT] or unix:///PATH, both with an optional
+// ?guest=ADDRESS, the guest's address as the peer knows it.
 func newAPI(text string, dial dialFunc, timeout time.Duration) (*api, error) {
 	u, err := url.Parse(text)
 	if err != nil {
@@ -116,7 +116,7 @@ func newAPI(text string, dial dialFunc, timeout time.Duration) (*api, error) {
 				a.note(c)
 				return &watchedConn{Conn: c, ended: a.ended}, nil
 			},
-			// One connection, which is kept: its end tells that the peer went.
+			// One connection, which is kept open: it ends when the peer does.
 			MaxConnsPerHost: 1, DisableCompression: true,
 		},
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
@@ -124,7 +124,7 @@ func newAPI(text string, dial dialFunc, timeout time.Duration) (*api, error) {
 	return a, nil
 }
 
-// note remembers our end of a connection.
+// note remembers the local address of a connection.
 func (a *api) note(c net.Conn) {
 	t, ok := c.LocalAddr().(*net.TCPAddr)
 	if !ok {
@@ -135,8 +135,8 @@ func (a *api) note(c net.Conn) {
 	a.local = t.AddrPort().Addr().Unmap()
 }
 
-// guestAddr is where the peer finds the guest: as configured, or else the
-// address that the guest itself speaks from.
+// guestAddr returns the guest's address as the peer knows it: as configured, or
+// else the local address of the connection.
 func (a *api) guestAddr() netip.Addr {
 	if a.guest.IsValid() {
 		return a.guest
@@ -151,7 +151,7 @@ func (a *api) guestAddr() netip.Addr {
 
 func (a *api) close() { a.client.CloseIdleConnections() }
 
-// watchedConn tells when it is closed, which the transport does as soon as the
+// watchedConn notifies when it is closed, which the transport does as soon as the
 // peer ends it.
 type watchedConn struct {
 	net.Conn
@@ -166,7 +166,7 @@ func (c *watchedConn) Close() error {
 	return c.Conn.Close()
 }
 
-// refusal is the peer's own no.
+// refusal is an error that the peer answered.
 type refusal struct {
 	status int
 	text   string
@@ -176,13 +176,14 @@ func (e *refusal) Error() string {
 	return fmt.Sprintf("answered %d: %s", e.status, cmp.Or(e.text, http.StatusText(e.status)))
 }
 
-// call makes one request. An error is a *refusal, or the peer does not work.
+// call makes one request. An error that is no *refusal means that the peer does not
+// work.
 func (a *api) call(ctx context.Context, method, path string, body any, limit int64) ([]byte, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
 	bound := context.WithTimeout
-	if body != nil { // it changes something
+	if body != nil { // a change must not be interrupted
 		bound = peer.Through
 	}
 	cctx, cancel := bound(ctx, a.timeout)
@@ -198,8 +199,8 @@ func (a *api) call(ctx context.Context, method, path string, body any, limit int
 	if err != nil {
 		return nil, err
 	}
-	// All calls may be made twice. An empty key says so to the transport, which
-	// then tries again on a connection that the peer had just ended; it is not sent.
+	// All calls are idempotent. This empty key, which is not sent, has the transport
+	// try again where the peer had just ended the connection.
 	req.Header["Idempotency-Key"] = nil
 	if body != nil {
 		req.Header.Set("Content-Type", "application/json")
@@ -225,7 +226,7 @@ func (a *api) call(ctx context.Context, method, path string, body any, limit int
 	return out, nil
 }
 
-// firstLine is what of an answer fits into a reason.
+// firstLine returns as much of an answer as a reason can hold.
 func firstLine(b []byte) string {
 	line, _, _ := strings.Cut(strings.TrimSpace(string(b)), "\n")
 	line = strings.ToValidUTF8(strings.TrimSpace(line), "?")
@@ -240,7 +241,7 @@ func firstLine(b []byte) string {
 	}, line)
 }
 
-// forward is one entry as the peer has it.
+// forward is one entry of the peer's list.
 type forward struct {
 	Local    string `json:"local"`
 	Remote   string `json:"remote,omitempty"`
@@ -260,12 +261,12 @@ func (a *api) list(ctx context.Context) ([]forward, error) {
 	}
 	var all []forward
 	if err := json.Unmarshal(b, &all); err != nil || all == nil {
-		return nil, fmt.Errorf("answered with what is no list of forwards: %q", firstLine(b[:min(len(b), 60)]))
+		return nil, fmt.Errorf("answered no list of forwards: %q", firstLine(b[:min(len(b), 60)]))
 	}
 	return all, nil
 }
 
-// The protocol is always named: the peer would take a missing one for tcp.
+// The protocol is always given: the peer would take a missing one for tcp.
 
 func (a *api) expose(ctx context.Context, p port.Protocol, local, remote string) error {
 	_, err := a.call(ctx, http.MethodPost, "/services/forwarder/expose", forward{local, remote, p.String()}, maxError)

@@ -64,8 +64,8 @@ func parse(f forward) (peer.Target, bool) {
 	return peer.Target{Slot: port.Slot{Protocol: p, Port: uint16(n)}, Host: host}, true
 }
 
-// adopt takes over the peer's list. Refusals of another peer do not count for one
-// that is new.
+// adopt takes over the peer's list. Refusals of the last peer do not count for a
+// new one.
 func (s *Sink) adopt(all []forward, fresh bool) {
 	clear(s.have)
 	for _, f := range all {
@@ -111,8 +111,8 @@ func (s session) Wishes(ctx context.Context, slot port.Slot) []peer.Wish {
 }
 
 // remote is what the peer connects to for a publication, or why it cannot: it
-// knows one address of the guest, and IPv4 alone. What is served elsewhere gets a
-// bridge, at a port that the kernel chooses, which keeps all others free.
+// knows one IPv4 address of the guest. What is served elsewhere gets a bridge, at a
+// port that the kernel chooses.
 func (s session) remote(ctx context.Context, p port.Publication, t peer.Target) (remote, problem string) {
 	guest := s.api.guestAddr()
 	switch {
@@ -145,7 +145,7 @@ func (s session) Known(w peer.Wish) bool {
 		s.refused.Delete(w.Target)
 		return true
 	}
-	// Somebody else's entry for all addresses may serve this one too.
+	// An entry of another program for all addresses may serve this one too.
 	for _, wild := range []netip.Addr{netip.IPv4Unspecified(), netip.IPv6Unspecified()} {
 		e, ok := s.have.Get(peer.Target{Slot: w.Slot, Host: wild})
 		if ok && e.remote == w.Remote && (wild.Is4() == w.Host.Is4() || strings.HasPrefix(e.local, ":")) {
@@ -183,7 +183,7 @@ func (s session) add(ctx context.Context, w peer.Wish) error {
 		s.driver.Answer(w, port.Active, "")
 		return nil
 	case !errors.As(err, &no):
-		return err // it may have been done: ours until a list says otherwise
+		return err // the entry may be there: ours until a list says otherwise
 	case strings.Contains(no.text, "proxy already running"):
 		return errors.New("the peer has forwards that its list did not show")
 	}
@@ -199,8 +199,8 @@ func (s session) add(ctx context.Context, w peer.Wish) error {
 	return nil
 }
 
-// explain turns the peer's words into an outcome. They are Go's and the
-// operating system's, of Linux, macOS or Windows.
+// explain turns the peer's error text into an outcome. The text comes from Go and
+// from Linux, macOS or Windows.
 func explain(no *refusal, t peer.Target) (port.State, string) {
 	has := func(words ...string) bool {
 		return slices.ContainsFunc(words, func(w string) bool { return strings.Contains(no.text, w) })
@@ -250,11 +250,7 @@ func (s *Sink) planRetry() {
 		}
 		s.driver.Dirty()[slot] = struct{}{}
 	}
-	s.mu.Lock()
-	changed := !s.retry.Equal(at)
-	s.retry = at
-	s.mu.Unlock()
-	if changed {
+	if s.setRetry(at) {
 		s.retryMoved.Notify()
 	}
 }

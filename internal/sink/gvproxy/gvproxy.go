@@ -3,10 +3,10 @@
 // Package gvproxy is the sink for the port forwarder of gvisor-tap-vsock, which
 // Rancher Desktop's host-switch and Podman machine's gvproxy serve.
 //
-// The peer is looked at by its own list: when a connection is made, when one
-// ends (the one over which it was asked is kept open, so that its end tells of a
-// restart at once), when it answers what the list does not explain, and now and
-// then. Between two looks the sink knows what it changed itself.
+// The sink lists the peer's forwards when a connection is made, when one ends (the
+// connection of the last call is kept open, so that a restart is noticed at once),
+// after an answer that the list does not explain, and every Audit. In between, it
+// applies its own changes to its copy of the list.
 package gvproxy
 
 import (
@@ -28,8 +28,8 @@ import (
 // Options configures a Sink. Logger is required.
 type Options struct {
 	// URLs are tried in order: http://HOST[:PORT] or unix:///PATH, each with an
-	// optional ?guest=ADDRESS, at which the peer finds the guest; else that is the
-	// address that the guest speaks from. DefaultURLs if empty.
+	// optional ?guest=ADDRESS, the guest's address as the peer knows it. Without it,
+	// that is the local address of the connection. DefaultURLs if empty.
 	URLs []string
 	// Bridges serve what the peer cannot connect to; nil for none. The sink closes
 	// them at the end of Run.
@@ -38,7 +38,7 @@ type Options struct {
 	Memory peer.Memory
 	// Timeout bounds each call; 2 s if 0.
 	Timeout time.Duration
-	// Audit is the time between two looks at a peer's list; 30 s if 0.
+	// Audit is the time between two listings of the peer's forwards; 30 s if 0.
 	Audit time.Duration
 	// Dial is a net.Dialer's if nil.
 	Dial   func(ctx context.Context, network, address string) (net.Conn, error)
@@ -54,7 +54,7 @@ type Sink struct {
 	log        *slog.Logger
 	apis       []*api
 	wake       schedule.Signal
-	look       schedule.Signal // asks Run for a look at the peer
+	look       schedule.Signal // notifies Run that the peer must be listed
 	retryMoved schedule.Signal // notifies Run of another retry time
 	linkMoved  schedule.Signal // notifies Run that links or addresses changed
 
@@ -63,7 +63,7 @@ type Sink struct {
 	reason string
 	retry  time.Time // of the first entry that is to be tried again
 
-	syncing sync.Mutex // held by Sync, by looks and at the end; guards what follows
+	syncing sync.Mutex // held by Sync, while listing, and at the end; guards what follows
 	closed  bool
 	driver  *peer.Driver
 	have    peer.Targets[entry] // the peer's list, as far as it is tcp and udp
@@ -86,7 +86,7 @@ func New(o Options) (*Sink, error) {
 	if o.Dial == nil {
 		d := &net.Dialer{
 			Timeout: peer.DialTimeout,
-			// A virtual network that is gone sends no end of a connection.
+			// Connections over a virtual network that is gone do not end by themselves.
 			KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: 3 * time.Second, Interval: time.Second, Count: 3},
 		}
 		d.SetMultipathTCP(false)
@@ -117,7 +117,7 @@ func (s *Sink) Name() string { return "gvproxy" }
 // Wake implements reconcile.Sink.
 func (s *Sink) Wake() <-chan struct{} { return s.wake }
 
-// Run keeps an eye on the peer until ctx ends, and then takes back what is ours.
+// Run watches the peer until ctx ends, and then removes the entries that are ours.
 func (s *Sink) Run(ctx context.Context) error {
 	defer func() {
 		for _, a := range s.apis {
@@ -125,13 +125,9 @@ func (s *Sink) Run(ctx context.Context) error {
 		}
 	}()
 	var wg sync.WaitGroup
-	wg.Go(func() {
-		// A virtual network that breaks says nothing on its connections, but its
-		// interface goes down or loses its carrier.
-		if err := peer.WatchAddresses(ctx, func() { s.linkMoved.Notify() }); ctx.Err() == nil {
-			s.log.Warn("a virtual network that breaks is noticed late", "err", err)
-		}
-	})
+	// Connections do not end when a virtual network breaks, but its interface goes
+	// down or loses its carrier.
+	wg.Go(func() { peer.WatchNetwork(ctx, s.log, s.linkMoved.Notify) })
 	defer wg.Wait()
 	pace := peer.NewPace()
 	for ctx.Err() == nil {
@@ -150,50 +146,67 @@ func (s *Sink) Run(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// await waits for a reason to look at the peer again, and reports whether that
-// is the end of a connection. It wakes Sync when entries are to be tried again.
+// What await does at a time.
+type due uint8
+
+const (
+	dueAudit due = iota // list the peer's forwards
+	dueLink             // the same, after links or addresses changed
+	dueRetry            // wake Sync: entries are to be tried again
+)
+
+// await waits for a reason to list the peer's forwards again, and reports whether
+// that is the end of a connection.
 func (s *Sink) await(ctx context.Context, a *api) (ended bool) {
-	audit := time.NewTimer(s.o.Audit)
-	defer audit.Stop()
-	retry := time.NewTimer(time.Hour)
-	defer retry.Stop()
-	moved := time.NewTimer(time.Hour)
-	moved.Stop()
-	defer moved.Stop()
 	begin := time.Now()
+	var deadlines schedule.Deadlines[due]
+	deadlines.Set(dueAudit, begin.Add(s.o.Audit))
+	timer := time.NewTimer(0)
+	defer timer.Stop()
 	for {
-		s.mu.Lock()
-		at := s.retry
-		s.mu.Unlock()
-		if at.IsZero() {
-			retry.Stop()
-		} else {
-			retry.Reset(time.Until(at))
-		}
+		deadlines.Set(dueRetry, s.nextRetry())
+		timer.Reset(time.Until(deadlines.Next()))
 		select {
 		case <-ctx.Done():
 			return false
 		case <-a.ended:
 			return true
-		case <-audit.C:
-			return false
 		case <-s.look:
 			return false
 		case <-s.retryMoved:
-		case <-s.linkMoved: // containers come with links too: not more often than each second
-			moved.Reset(time.Second - time.Since(begin))
-		case <-moved.C:
-			return false
-		case <-retry.C:
-			s.mu.Lock()
-			s.retry = time.Time{}
-			s.mu.Unlock()
-			s.wake.Notify()
+		case <-s.linkMoved: // containers bring links too: not more often than each second
+			deadlines.Set(dueLink, begin.Add(time.Second))
+		case <-timer.C:
+			now := time.Now()
+			if deadlines.Due(dueAudit, now) || deadlines.Due(dueLink, now) {
+				return false
+			}
+			if deadlines.Due(dueRetry, now) {
+				s.setRetry(time.Time{})
+				s.wake.Notify()
+			}
 		}
 	}
 }
 
-// find looks for a peer that lists its forwards, first where the last one was.
+// nextRetry returns when the next entry is to be tried again, zero for never.
+func (s *Sink) nextRetry() time.Time {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.retry
+}
+
+// setRetry sets it, and reports whether it is another time.
+func (s *Sink) setRetry(at time.Time) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	changed := !s.retry.Equal(at)
+	s.retry = at
+	return changed
+}
+
+// find returns a peer that lists its forwards, nil if there is none. The last one is
+// tried first.
 func (s *Sink) find(ctx context.Context) *api {
 	s.mu.Lock()
 	last := s.api
@@ -227,16 +240,16 @@ func (s *Sink) find(ctx context.Context) *api {
 	return nil
 }
 
-// lookAt takes over what a peer lists.
+// lookAt lists a peer's forwards and makes the peer the current one.
 func (s *Sink) lookAt(ctx context.Context, a *api) error {
 	s.mu.Lock()
 	current := s.api == a
 	s.mu.Unlock()
-	if current { // a Sync would change what is being listed
+	if current { // a Sync would change the list meanwhile
 		s.syncing.Lock()
 		defer s.syncing.Unlock()
 	}
-	select { // an end that came before is of no interest
+	select { // forget a connection that ended earlier
 	case <-a.ended:
 	default:
 	}
@@ -253,7 +266,7 @@ func (s *Sink) lookAt(ctx context.Context, a *api) error {
 	s.api, s.reason = a, ""
 	s.mu.Unlock()
 	if !current {
-		s.log.Info("peer is there", "peer", a.text, "guest", a.guestAddr(), "forwards", len(all))
+		s.log.Info("peer found", "peer", a.text, "guest", a.guestAddr(), "forwards", len(all))
 	}
 	s.wake.Notify()
 	return nil
@@ -264,7 +277,7 @@ func (s *Sink) setDown(a *api, err error) {
 	s.api = nil
 	s.mu.Unlock()
 	a.close()
-	s.log.Warn("peer does not work; waiting for it", "peer", a.text, "err", err)
+	s.log.Warn("peer failed; retrying", "peer", a.text, "err", err)
 }
 
 func (s *Sink) setAbsent(errs []error) {
@@ -280,13 +293,13 @@ func (s *Sink) setAbsent(errs []error) {
 	s.reason = reason
 	s.mu.Unlock()
 	if changed {
-		s.log.Info("no peer answers; waiting for it", "why", reason)
+		s.log.Info("no peer answers; retrying", "reason", reason)
 		s.wake.Notify()
 	}
 }
 
-// Sync implements reconcile.Sink. Without a peer all is pending, which is no
-// error: Wake tells when it comes.
+// Sync implements reconcile.Sink. Without a peer all is pending, which is not an
+// error: Wake notifies when there is one.
 func (s *Sink) Sync(ctx context.Context, want reconcile.View, change reconcile.Change) (port.Outcomes, error) {
 	s.syncing.Lock()
 	defer s.syncing.Unlock()
@@ -310,8 +323,8 @@ func (s *Sink) Sync(ctx context.Context, want reconcile.View, change reconcile.C
 	if err != nil && ctx.Err() != nil {
 		return s.driver.Outcomes(), fmt.Errorf("%s: %w", a.text, err)
 	}
-	if err != nil { // Run looks at the peer, and then all is applied again
-		s.log.Debug("peer must be looked at", "peer", a.text, "err", err)
+	if err != nil { // Run lists the peer's forwards, and then all is applied again
+		s.log.Debug("peer must be listed", "peer", a.text, "err", err)
 		s.listed = true
 		s.look.Notify()
 	}

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package peer is what sinks have in common that speak to a foreign peer: one
-// that knows ports, but neither publications nor sessions.
+// Package peer is the common part of the sinks for foreign peers: programs that
+// forward ports, and know neither publications nor sessions.
 package peer
 
 import (

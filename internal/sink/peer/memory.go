@@ -22,17 +22,17 @@ const maxMemory = 16 << 20
 type Entry struct {
 	Protocol port.Protocol  `json:"protocol"`
 	Host     netip.AddrPort `json:"host"`
-	// Remote is what the peer was told to connect to, as it was told.
+	// Remote is what the peer was asked to connect to; its form is the sink's own.
 	Remote string `json:"remote,omitempty"`
 }
 
-// Memory is a file that holds what a peer was asked for, so that an agent that
-// was killed knows after its restart which of the peer's entries are its own. It
-// must be in a directory that only root writes to. "" keeps nothing.
+// Memory is the path of a file that holds the entries that a peer was asked for: an
+// agent that was killed needs it to know which of the peer's entries are its own.
+// It must be in a directory that only root writes to. "" keeps nothing.
 type Memory string
 
-// Load returns what was saved last, nothing if there is no file. What cannot be
-// read is an error, and nothing.
+// Load returns the entries that were saved last, none if there is no file or with
+// an error.
 func (m Memory) Load() ([]Entry, error) {
 	if m == "" {
 		return nil, nil
@@ -53,12 +53,12 @@ func (m Memory) Load() ([]Entry, error) {
 		err = json.Unmarshal(b, &entries)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("what the peer was told, %s: %w", m, err)
+		return nil, fmt.Errorf("read the entries of the peer from %s: %w", m, err)
 	}
 	return slices.DeleteFunc(entries, func(e Entry) bool { return !e.Host.IsValid() }), nil
 }
 
-// Save replaces what is saved, in one step.
+// Save replaces the saved entries, atomically.
 func (m Memory) Save(entries []Entry) error {
 	if m == "" {
 		return nil

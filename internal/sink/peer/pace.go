@@ -11,22 +11,22 @@ import (
 	"github.com/fairlead/fairlead/internal/schedule"
 )
 
-// How often a peer is looked for and looked at.
+// How often a peer is tried and watched.
 const (
-	// DialTimeout bounds one attempt to reach a peer, and DownPause is between two:
-	// together they are less than the second within which a peer that comes back
-	// is to be served again.
+	// DialTimeout bounds one attempt to reach a peer, and DownPause is between two.
+	// Together they take less than a second: a peer that comes back is to have its
+	// entries within that time.
 	DialTimeout = 600 * time.Millisecond
 	DownPause   = 300 * time.Millisecond
-	// MaxPause is between looks at a peer that ends connections though it lives.
+	// MaxPause is the longest pause after a peer that runs closed a connection.
 	MaxPause = 10 * time.Second
-	// Farewell bounds what is taken back at the end.
+	// Farewell bounds the removal of entries at the end.
 	Farewell = 3 * time.Second
 )
 
-// Through bounds one thing that is said to a peer: by limit and by ctx's deadline,
-// but not by its cancellation. What has been begun is seen to its end, for else
-// what is taken back as we leave may overtake it at the peer.
+// Through returns a context for one message to a peer, with limit and ctx's
+// deadline, but without ctx's cancellation. A message that was begun is finished,
+// because otherwise the removal at the end might reach the peer before it.
 func Through(ctx context.Context, limit time.Duration) (context.Context, context.CancelFunc) {
 	end := time.Now().Add(limit)
 	if d, ok := ctx.Deadline(); ok && d.Before(end) {
@@ -35,19 +35,19 @@ func Through(ctx context.Context, limit time.Duration) (context.Context, context
 	return context.WithDeadline(context.WithoutCancel(ctx), end)
 }
 
-// Pace spaces out the looks at a peer each time that it ends a connection: at
-// once if the connection was held for long, as a restart wants it, and ever
-// slower if it was not. Make one with NewPace.
+// Pace is the pause before a peer is tried again after it closed a connection: none
+// if the connection lasted long, as for a restart, and a longer one each time if it
+// did not. Make one with NewPace.
 type Pace struct {
 	since time.Time
 	pause schedule.Backoff
 	next  time.Duration
 }
 
-// NewPace returns a pace that begins without a pause.
+// NewPace returns a pace whose first pause is none.
 func NewPace() *Pace { return &Pace{pause: schedule.Backoff{Min: DownPause, Max: MaxPause}} }
 
-// Begin notes the begin of a connection, or that the peer is gone.
+// Begin notes that a connection was made, or (up is false) that none could be.
 func (p *Pace) Begin(up bool) {
 	p.since = time.Now()
 	if !up {
@@ -60,7 +60,7 @@ func (p *Pace) reset() {
 	p.next = 0
 }
 
-// End waits as long as the connection that ended calls for, or until ctx ends.
+// End waits after a connection was closed, at most until ctx ends.
 func (p *Pace) End(ctx context.Context) {
 	if time.Since(p.since) >= MaxPause {
 		p.reset()
@@ -70,7 +70,7 @@ func (p *Pace) End(ctx context.Context) {
 	p.next = p.pause.Next()
 }
 
-// Cause is an error without what a dialer puts before it.
+// Cause returns an error without the address that a dialer puts before it.
 func Cause(err error) error {
 	var op *net.OpError
 	if errors.As(err, &op) {

@@ -14,7 +14,7 @@ import (
 	"github.com/fairlead/fairlead/internal/sink/peer"
 )
 
-// Wishes implements peer.Peer. What is static has no publication.
+// Wishes implements peer.Peer. Static entries have no publication.
 func (s *Sink) Wishes(ctx context.Context, slot port.Slot) []peer.Wish {
 	var out []peer.Wish
 	winners := s.driver.Decide(slot)
@@ -24,8 +24,8 @@ func (s *Sink) Wishes(ctx context.Context, slot port.Slot) []peer.Wish {
 			s.driver.Answer(w, port.Failed, problem)
 			continue
 		}
-		// wsl-proxy keeps its listeners by port alone: of two it would lose one. The
-		// widest is chosen, and IPv4 before IPv6, as the addresses sort.
+		// wsl-proxy keeps its listeners by port alone, and would lose one of two. The
+		// first is kept: wildcards sort before other addresses, IPv4 before IPv6.
 		if s.perPort && len(out) > 0 {
 			if out[0].Key != w.Key {
 				s.driver.Answer(w, port.Conflict, fmt.Sprintf("wsl-proxy has one listener for each port, and %s has it", out[0].Key))
@@ -41,8 +41,8 @@ func (s *Sink) Wishes(ctx context.Context, slot port.Slot) []peer.Wish {
 	return out
 }
 
-// remote names the addresses that the peer is sent with an entry, so that it is
-// made anew when they change. wsl-proxy is sent none.
+// remote returns the addresses that an entry is sent with; the entry is replaced
+// when they change. wsl-proxy is sent none.
 func (s *Sink) remote() string {
 	var out []string
 	for _, c := range s.connect {
@@ -82,7 +82,7 @@ func (s *Sink) Add(ctx context.Context, wishes []peer.Wish) error {
 // Remove implements peer.Peer.
 func (s *Sink) Remove(ctx context.Context, targets []peer.Target) error {
 	for part := range slices.Chunk(targets, maxBindings) {
-		for _, t := range part { // before it is known: the answer may get lost
+		for _, t := range part { // before the answer, which may get lost
 			s.have.Delete(t)
 		}
 		if err := s.send(ctx, encode(true, part, s.connect)); err != nil {

@@ -18,10 +18,11 @@ const maxBindings = 64
 // message is what both peers read, one in each connection.
 type message struct {
 	Remove bool `json:"remove"`
-	// Ports is keyed "PORT/PROTOCOL". The peers heed the protocol alone.
+	// Ports is keyed "PORT/PROTOCOL". The peers use the protocol alone.
 	Ports map[string][]binding `json:"ports"`
 	// ConnectAddrs is where the peer connects to, at the host's port: the first
-	// address of the binding's family. wsl-proxy has its own idea, and is told null.
+	// address of the binding's family. wsl-proxy has an address of its own, and is
+	// sent null.
 	ConnectAddrs []connectAddr `json:"connectAddrs"`
 }
 

@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package vtunnel is the sink for the two peers that Rancher Desktop's own agent
-// tells of ports by JSON messages: the privileged service behind vtunnel (TCP),
-// and wsl-proxy (unix).
+// Package vtunnel is the sink for the two peers to which Rancher Desktop's own agent
+// sends ports as JSON messages: the privileged service behind vtunnel (TCP), and
+// wsl-proxy (unix).
 //
-// The peers answer nothing and list nothing. That a message was taken is known
-// by the peer closing the connection; what it was told is remembered here, and
-// in a file; that it restarted is seen by a connection that carries nothing and
-// is held open for as long as the peer lives.
+// The peers send no answers and no lists. A message was processed when the peer
+// closes its connection. The sink remembers what it sent, also in a file, and
+// notices a restart by an idle connection that it holds open to the peer.
 package vtunnel
 
 import (
@@ -47,9 +46,9 @@ type Options struct {
 	// Bridges serve what the peer cannot connect to; nil for none. The sink closes
 	// them at the end of Run.
 	Bridges *peer.Bridges
-	// Memory is the file that says what the peer was told; "" for none.
+	// Memory is the file that says what the peer was sent; "" for none.
 	Memory peer.Memory
-	// Timeout bounds the wait for the peer to take one message; 2 s if 0.
+	// Timeout bounds the wait until the peer has processed a message; 2 s if 0.
 	Timeout time.Duration
 	// Dial is a net.Dialer's if nil.
 	Dial   func(ctx context.Context, network, address string) (net.Conn, error)
@@ -58,7 +57,7 @@ type Options struct {
 	farewell time.Duration // peer.Farewell if 0
 }
 
-// Sink tells one peer. It implements reconcile.Sink.
+// Sink keeps the entries of one peer. It implements reconcile.Sink and peer.Peer.
 type Sink struct {
 	o                Options
 	network, address string
@@ -66,7 +65,7 @@ type Sink struct {
 	iface            string
 	upstream         netip.Addr
 	static           []port.Slot
-	text             string // the URL, for people
+	text             string // the URL without parameters
 	log              *slog.Logger
 	wake             schedule.Signal
 
@@ -82,7 +81,7 @@ type Sink struct {
 	have    peer.Targets[string] // what the peer was sent since it came up, with the remote
 	nets    []*net.IPNet         // of the interface
 	connect []connectAddr
-	look    atomic.Bool // the interface may have other addresses
+	look    atomic.Bool // the addresses of the interface may have changed
 }
 
 // New checks the options, reads the memory and starts nothing: see Run.
@@ -158,19 +157,15 @@ func (s *Sink) Name() string { return "vtunnel" }
 // Wake implements reconcile.Sink.
 func (s *Sink) Wake() <-chan struct{} { return s.wake }
 
-// Run keeps an eye on the peer until ctx ends, and then takes back what the peer
-// was told.
+// Run watches the peer until ctx ends, and then removes its entries.
 func (s *Sink) Run(ctx context.Context) error {
 	var wg sync.WaitGroup
 	if !s.perPort {
 		wg.Go(func() {
-			err := peer.WatchAddresses(ctx, func() {
+			peer.WatchNetwork(ctx, s.log, func() {
 				s.look.Store(true)
 				s.wake.Notify()
 			})
-			if ctx.Err() == nil {
-				s.log.Error("a new address of the interface will not be noticed", "interface", s.iface, "err", err)
-			}
 		})
 	}
 	s.hold(ctx)
@@ -180,7 +175,7 @@ func (s *Sink) Run(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// hold keeps a connection open, to see the peer come and go.
+// hold keeps a connection open, which shows whether the peer runs.
 func (s *Sink) hold(ctx context.Context) {
 	pace := peer.NewPace()
 	for ctx.Err() == nil {
@@ -199,13 +194,13 @@ func (s *Sink) hold(ctx context.Context) {
 		err = awaitEnd(ctx, conn)
 		_ = conn.Close()
 		if ctx.Err() == nil {
-			s.log.Debug("peer ended the held connection", "err", err)
+			s.log.Debug("peer closed the idle connection", "err", err)
 			pace.End(ctx)
 		}
 	}
 }
 
-// awaitEnd waits for the peer to close conn; what it says is not for us.
+// awaitEnd waits for the peer to close conn, and discards what it sends.
 func awaitEnd(ctx context.Context, conn net.Conn) error {
 	stop := context.AfterFunc(ctx, func() { _ = conn.SetReadDeadline(time.Unix(1, 0)) })
 	defer stop()
@@ -220,19 +215,19 @@ func (s *Sink) setUp() {
 	s.epoch++
 	s.mu.Unlock()
 	if !was {
-		s.log.Info("peer is there")
+		s.log.Info("peer found")
 	}
 	s.wake.Notify()
 }
 
 func (s *Sink) setDown(err error) {
-	reason := fmt.Sprintf("%s is not there: %v", s.text, peer.Cause(err))
+	reason := fmt.Sprintf("%s cannot be reached: %v", s.text, peer.Cause(err))
 	s.mu.Lock()
 	changed := s.up || s.reason != reason
 	s.up, s.reason = false, reason
 	s.mu.Unlock()
 	if changed {
-		s.log.Warn("peer is not there; waiting for it", "err", err)
+		s.log.Warn("peer cannot be reached; retrying", "err", err)
 		s.wake.Notify()
 	}
 }
@@ -243,8 +238,8 @@ func (s *Sink) presence() (up bool, reason string, epoch uint64) {
 	return s.up, s.reason, s.epoch
 }
 
-// Sync implements reconcile.Sink. Without a peer all is pending, which is no
-// error: Wake tells when it comes.
+// Sync implements reconcile.Sink. Without a peer all is pending, which is not an
+// error: Wake notifies when there is one.
 func (s *Sink) Sync(ctx context.Context, want reconcile.View, change reconcile.Change) (port.Outcomes, error) {
 	s.syncing.Lock()
 	defer s.syncing.Unlock()
@@ -296,7 +291,7 @@ func (s *Sink) readAddresses() {
 	s.markAll()
 }
 
-// send gives the peer one message and waits until it has taken it.
+// send sends the peer one message and waits until it has processed it.
 func (s *Sink) send(ctx context.Context, b []byte) error {
 	dctx, cancel := context.WithTimeout(ctx, s.o.Timeout)
 	defer cancel()
@@ -310,24 +305,25 @@ func (s *Sink) send(ctx context.Context, b []byte) error {
 	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })
 	defer stop()
 	if _, err := conn.Write(b); err != nil {
-		return s.late(ctx, err)
+		return s.failed(ctx, err)
 	}
 	if c, ok := conn.(interface{ CloseWrite() error }); ok {
 		if err := c.CloseWrite(); err != nil {
-			return s.late(ctx, err)
+			return s.failed(ctx, err)
 		}
 	}
-	// The peer closes when it has done what it was told. Until then the next
-	// message must wait: the peers handle each connection on its own.
+	// The peer closes the connection when it is done. The next message must wait for
+	// that, because the peers handle each connection on its own.
 	if _, err := io.Copy(io.Discard, conn); err != nil {
-		return s.late(ctx, err)
+		return s.failed(ctx, err)
 	}
 	return nil
 }
 
-func (s *Sink) late(ctx context.Context, err error) error {
+// failed says what went wrong with a message.
+func (s *Sink) failed(ctx context.Context, err error) error {
 	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
-		return fmt.Errorf("%s took no message within %v", s.text, s.o.Timeout)
+		return fmt.Errorf("%s did not process a message within %v", s.text, s.o.Timeout)
 	}
 	return fmt.Errorf("%s: %w", s.text, peer.Cause(err))
 }
@@ -341,7 +337,7 @@ func (s *Sink) leave(ctx context.Context) {
 	defer s.syncing.Unlock()
 	s.closed = true
 	if up, _, _ := s.presence(); !up {
-		return // a peer that is not there serves nothing
+		return // a peer that does not run has no entries
 	}
 	ctx, cancel := context.WithTimeout(ctx, s.o.farewell)
 	defer cancel()
