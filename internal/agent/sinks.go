@@ -48,7 +48,7 @@ func (a *Agent) newSink(s config.Sink) (reconcile.Sink, error) {
 
 // cutter is a sink that resets the flows of keys that a rule now denies.
 type cutter interface {
-	Cut(keys []port.Key)
+	Reset(keys []port.Key)
 }
 
 // runSinks runs the sinks that have work of their own.
@@ -64,7 +64,7 @@ func (a *Agent) runSinks(ctx context.Context, g *errgroup.Group) {
 func (a *Agent) cut(keys []port.Key) {
 	for _, s := range a.sinks {
 		if c, ok := s.(cutter); ok {
-			c.Cut(keys)
+			c.Reset(keys)
 		}
 	}
 }

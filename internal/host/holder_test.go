@@ -190,7 +190,7 @@ func (s *sharing) Holders(_ context.Context, sockets []Socket) (map[Socket]Holde
 
 // Windows lets a socket on 127.0.0.1 stand beside another process's on 0.0.0.0,
 // and takes its connections: a port is not ours because listen succeeded.
-func TestPortIsNotTakenFromAProcessThatSharesIt(t *testing.T) {
+func TestSharedPortIsAConflict(t *testing.T) {
 	system := &sharing{by: Holder{PID: 7, Name: "nginx.exe"}}
 	system.taken.Store(true)
 	a := newAgent(t, "vm")

@@ -148,11 +148,11 @@ func TestNeverWider(t *testing.T) {
 	}
 }
 
-func TestPolicyReloadKeepsWhatStandsAndCutsWhatIsDenied(t *testing.T) {
-	eachWay(t, testPolicyReloadKeepsWhatStandsAndCutsWhatIsDenied)
+func TestPolicyReload(t *testing.T) {
+	eachWay(t, testPolicyReload)
 }
 
-func testPolicyReloadKeepsWhatStandsAndCutsWhatIsDenied(t *testing.T) {
+func testPolicyReload(t *testing.T) {
 	a := newAgent(t, "vm")
 	kept, denied := key(port.TCP, any4, ports.Free(t)), key(port.TCP, any4, ports.Free(t))
 	var target [2]net.Listener
@@ -506,7 +506,7 @@ func TestExposureNarrows(t *testing.T) {
 	}
 }
 
-func TestAnyPortIsNamedWhenInTheWay(t *testing.T) {
+func TestConflictWithAnyFreePort(t *testing.T) {
 	a := newAgent(t, "vm")
 	free := key(port.TCP, any4, 80)
 	a.begins(snapshot(1, pub(free, at(lo4, 0))))
@@ -557,11 +557,11 @@ func testReconnectKeepsListeners(t *testing.T) {
 	}
 }
 
-func TestConnectionIsHeldWhileTheLinkIsDown(t *testing.T) {
-	eachWay(t, testConnectionIsHeldWhileTheLinkIsDown)
+func TestConnectionWaitsForTheLink(t *testing.T) {
+	eachWay(t, testConnectionWaitsForTheLink)
 }
 
-func testConnectionIsHeldWhileTheLinkIsDown(t *testing.T) {
+func testConnectionWaitsForTheLink(t *testing.T) {
 	a := newAgent(t, "vm")
 	k := key(port.TCP, any4, ports.Free(t))
 	a.greeter(k, "hello")
@@ -722,7 +722,7 @@ func TestPartsAreAppliedAsOne(t *testing.T) {
 	}
 }
 
-func TestNonsenseEndsTheSession(t *testing.T) {
+func TestMalformedMessagesEndTheSession(t *testing.T) {
 	a := newAgent(t, "vm")
 	bad := wire.Control{Ack: &wire.Ack{Generation: 1}}
 	part := snapshot(1)
@@ -820,9 +820,9 @@ func (b *brokenListener) Accept() (net.Conn, error) {
 	return nil, errors.New("bad file descriptor")
 }
 
-func TestNothingIsLeftAfterManyFlows(t *testing.T) { eachWay(t, testNothingIsLeftAfterManyFlows) }
+func TestManyFlowsLeaveNothing(t *testing.T) { eachWay(t, testManyFlowsLeaveNothing) }
 
-func testNothingIsLeftAfterManyFlows(t *testing.T) {
+func testManyFlowsLeaveNothing(t *testing.T) {
 	a := newAgent(t, "vm")
 	k := key(port.TCP, any4, ports.Free(t))
 	a.greeter(k, "hello")

@@ -97,7 +97,7 @@ func testFlowsOverTheLimitAreReset(t *testing.T) {
 
 // A guest that says nonsense as fast as it can is given up, and tried again at
 // growing pauses: it costs next to nothing.
-func TestNonsenseAtLineRateIsGivenUp(t *testing.T) {
+func TestFloodOfMalformedMessagesEndsTheSession(t *testing.T) {
 	for name, valid := range map[string]bool{"all of it": false, "with something valid now and then": true} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -145,7 +145,7 @@ func flooding(a *agent, cs []wire.Control) *agent {
 }
 
 // Only an agent that proves the token is obeyed.
-func TestGuestWithoutTheTokenOpensNothing(t *testing.T) {
+func TestGuestWithoutTokenIsRefused(t *testing.T) {
 	token := func(s string) link.Token {
 		v, err := link.NewToken(strings.Repeat(s, 32))
 		if err != nil {

@@ -204,7 +204,7 @@ func TestGuestIsDialledWithBackoff(t *testing.T) {
 	})
 }
 
-func TestSilentGuestIsGivenUp(t *testing.T) {
+func TestSilentGuestIsDisconnected(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := newAgent(t, "vm") // it never sends a snapshot
 		_, stop := start(t, Options{}, a)

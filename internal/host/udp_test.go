@@ -164,7 +164,7 @@ func testUDPClientLimit(t *testing.T) {
 	}
 }
 
-func TestUDPNewHolderGetsTheClients(t *testing.T) { eachWay(t, testUDPNewHolderGetsTheClients) }
+func TestUDPNewWinnerGetsTheClients(t *testing.T) { eachWay(t, testUDPNewHolderGetsTheClients) }
 
 func testUDPNewHolderGetsTheClients(t *testing.T) {
 	a := newAgent(t, "vm")
@@ -205,7 +205,7 @@ func testUDPSurvivesReconnect(t *testing.T) {
 	}
 }
 
-func TestUDPClientWhoseGuestDoesNotReadHoldsUpNobody(t *testing.T) {
+func TestUDPSlowFlowDelaysNoOther(t *testing.T) {
 	eachWay(t, udpClientWhoseGuestDoesNotReadHoldsUpNobody)
 }
 
@@ -283,7 +283,7 @@ func inOrder(s link.Stream) error {
 	}
 }
 
-func TestUDPClientsBeyondTheConnectionsAreServed(t *testing.T) {
+func TestUDPClientsBeyondTheConnectionLimit(t *testing.T) {
 	eachWay(t, func(t *testing.T) {
 		a := newAgent(t, "vm")
 		k := key(port.UDP, any4, ports.Free(t))

@@ -331,8 +331,8 @@ func (s *Sink) Sync(ctx context.Context, want reconcile.View, change reconcile.C
 	return s.driver.Outcomes(), nil
 }
 
-// Cut resets the connections through bridges to publications that a rule forbids.
-func (s *Sink) Cut(keys []port.Key) { s.driver.Cut(keys) }
+// Reset resets the connections through bridges to publications that a rule forbids.
+func (s *Sink) Reset(keys []port.Key) { s.driver.Reset(keys) }
 
 // leave removes the entries that are ours.
 func (s *Sink) leave(ctx context.Context) {

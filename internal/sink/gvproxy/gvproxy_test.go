@@ -43,7 +43,7 @@ func start(t *testing.T, f *forwarder, edit ...func(*Options)) *peertest.Rig {
 
 func quick(o *Options) { o.Timeout = 400 * time.Millisecond }
 
-func TestExposesWhatIsWantedAndTakesItBack(t *testing.T) {
+func TestExposeAndUnexpose(t *testing.T) {
 	f := newForwarder(t)
 	f.add("tcp", "127.0.0.1:2222", "192.168.127.2:22") // not ours
 	f.add("unix", "/run/x.sock", "ssh-tunnel://...")
@@ -73,7 +73,7 @@ func sortedStrings(s ...string) []string {
 }
 
 // The incumbent sends nothing more to a peer that restarts.
-func TestAPeerThatRestartsIsRefilled(t *testing.T) {
+func TestPeerRestartIsResynced(t *testing.T) {
 	f := newForwarder(t)
 	rig := start(t, f)
 	rig.Put(peertest.Pub(t, "tcp 0.0.0.0:8080", "127.0.0.1:8080"))
@@ -87,7 +87,7 @@ func TestAPeerThatRestartsIsRefilled(t *testing.T) {
 	}
 }
 
-func TestARestartBetweenTwoCallsLosesNothing(t *testing.T) {
+func TestPeerRestartBetweenTwoCalls(t *testing.T) {
 	f := newForwarder(t)
 	restarts := make(chan struct{}, 2)
 	for range cap(restarts) {
@@ -116,7 +116,7 @@ func TestARestartBetweenTwoCallsLosesNothing(t *testing.T) {
 }
 
 // With the incumbent a peer that does not answer blocks everything for ever.
-func TestAPeerThatDoesNotAnswerIsWaitedForInVain(t *testing.T) {
+func TestHangingPeerLeavesPortsPending(t *testing.T) {
 	f := newForwarder(t)
 	rig := start(t, f, quick)
 	rig.Put(peertest.Pub(t, "tcp 0.0.0.0:8080", "127.0.0.1:8080"))
@@ -137,7 +137,7 @@ func TestAPeerThatDoesNotAnswerIsWaitedForInVain(t *testing.T) {
 }
 
 // The answer to a call that was carried out gets lost.
-func TestACallThatTimesOutAfterItWasDoneIsOurs(t *testing.T) {
+func TestLostAnswerLeavesEntryOurs(t *testing.T) {
 	f := newForwarder(t)
 	lost := make(chan struct{}, 1)
 	lost <- struct{}{}
@@ -160,7 +160,7 @@ func TestACallThatTimesOutAfterItWasDoneIsOurs(t *testing.T) {
 	f.want()
 }
 
-func TestNonsenseIsNoEmptyList(t *testing.T) {
+func TestInvalidListIsNotAnEmptyList(t *testing.T) {
 	for _, tt := range []struct {
 		name, reason string
 		answer       func(http.ResponseWriter)
@@ -207,7 +207,7 @@ func TestNonsenseIsNoEmptyList(t *testing.T) {
 	}
 }
 
-func TestRefusalsAreOutcomesAndTriedAgainSeldom(t *testing.T) {
+func TestRefusalsAreRetriedWithBackoff(t *testing.T) {
 	f := newForwarder(t)
 	rig := start(t, f)
 	refusals := []struct {
@@ -249,7 +249,7 @@ func TestRefusalsAreOutcomesAndTriedAgainSeldom(t *testing.T) {
 	}
 }
 
-func TestAPortThatTheHostGivesFreeIsTaken(t *testing.T) {
+func TestFreedHostPortIsTaken(t *testing.T) {
 	f := newForwarder(t)
 	rig := start(t, f, func(o *Options) { o.retryMax = time.Second })
 	f.set(func() { f.refuse["tcp/127.0.0.1:8081"] = "bind: address already in use" })
@@ -259,7 +259,7 @@ func TestAPortThatTheHostGivesFreeIsTaken(t *testing.T) {
 	rig.WantState("tcp 0.0.0.0:8081", port.Active)
 }
 
-func TestEntriesOfOthersAreNeitherTakenNorRemoved(t *testing.T) {
+func TestEntriesOfOthersAreLeftAlone(t *testing.T) {
 	f := newForwarder(t)
 	f.add("tcp", "127.0.0.1:8080", "192.168.127.3:80")
 	f.add("tcp", "127.0.0.1:6443", "192.168.127.2:6443")
@@ -287,7 +287,7 @@ func TestEntriesOfOthersAreNeitherTakenNorRemoved(t *testing.T) {
 	}
 }
 
-func TestWhatSomebodyElseRemovedComesBack(t *testing.T) {
+func TestEntryRemovedByOthersIsRestored(t *testing.T) {
 	f := newForwarder(t)
 	rig := start(t, f, func(o *Options) { o.Audit = 20 * time.Millisecond })
 	rig.Put(peertest.Pub(t, "tcp 0.0.0.0:8080", "127.0.0.1:8080"))
@@ -296,7 +296,7 @@ func TestWhatSomebodyElseRemovedComesBack(t *testing.T) {
 	f.want("tcp/127.0.0.1:8080 to 192.168.127.2:8080")
 }
 
-func TestForwardsOfAnAgentThatWasKilledAreTakenOver(t *testing.T) {
+func TestEntriesOfKilledAgentAreTakenOver(t *testing.T) {
 	f := newForwarder(t)
 	f.add("tcp", "127.0.0.1:8080", "192.168.127.2:8080")
 	f.add("tcp", "127.0.0.1:9090", "192.168.127.2:9090")
@@ -321,7 +321,7 @@ func TestForwardsOfAnAgentThatWasKilledAreTakenOver(t *testing.T) {
 	}
 }
 
-func TestAPortStaysForAsLongAsAnybodyWantsIt(t *testing.T) {
+func TestPortStaysWhileWanted(t *testing.T) {
 	f := newForwarder(t)
 	rig := start(t, f)
 	rig.Put(peertest.Pub(t, "tcp 0.0.0.0:80", "127.0.0.1:80"), peertest.Pub(t, "tcp [::]:80+", "127.0.0.1:80"))
@@ -354,7 +354,7 @@ func TestPublicationsOfOneServiceAreNoConflict(t *testing.T) {
 	f.want()
 }
 
-func TestAWiderHostAddressReplacesTheNarrowOne(t *testing.T) {
+func TestWiderHostAddressReplacesNarrowOne(t *testing.T) {
 	f := newForwarder(t)
 	rig := start(t, f)
 	rig.Put(peertest.Pub(t, "tcp 0.0.0.0:80", "127.0.0.1:80"))
@@ -364,7 +364,7 @@ func TestAWiderHostAddressReplacesTheNarrowOne(t *testing.T) {
 	rig.WantState("tcp 0.0.0.0:80", port.Active)
 }
 
-func TestWhatThePeerCannotReachIsSaidSo(t *testing.T) {
+func TestUnreachablePublicationFails(t *testing.T) {
 	f := newForwarder(t)
 	rig := start(t, f)
 	for _, tt := range []struct{ key, host, reason string }{
@@ -381,7 +381,7 @@ func TestWhatThePeerCannotReachIsSaidSo(t *testing.T) {
 	rig.WantState("tcp 192.168.127.2:85", port.Active)
 }
 
-func TestTheFirstURLThatListsForwardsIsTaken(t *testing.T) {
+func TestFirstWorkingURLIsUsed(t *testing.T) {
 	f := newForwarder(t)
 	rig := start(t, f, func(o *Options) {
 		o.URLs = []string{"http://127.0.0.1:1", "unix://" + filepath.Join(t.TempDir(), "none.sock"), f.url()}
@@ -390,7 +390,7 @@ func TestTheFirstURLThatListsForwardsIsTaken(t *testing.T) {
 	f.want("tcp/127.0.0.1:8080 to 192.168.127.2:8080")
 }
 
-func TestHundredsOfPortsAreExposedAndTakenBack(t *testing.T) {
+func TestHundredsOfPorts(t *testing.T) {
 	f := newForwarder(t)
 	rig := start(t, f)
 	const n = 500
@@ -409,7 +409,7 @@ func TestHundredsOfPortsAreExposedAndTakenBack(t *testing.T) {
 	f.want()
 }
 
-func TestURLsThatMakeNoSenseAreRefused(t *testing.T) {
+func TestInvalidURLs(t *testing.T) {
 	for _, u := range []string{
 		"https://127.0.0.1", "http://", "http://h/path", "unix://relative", "http://h?guest=::1", "http://h?guest=x", "http://h?other=1",
 	} {
@@ -431,7 +431,7 @@ func bridges(o *Options) {
 	})
 }
 
-func TestWhatListensElsewhereGetsABridgeAtAPortOfItsOwn(t *testing.T) {
+func TestUnreachablePublicationGetsABridge(t *testing.T) {
 	f := newForwarder(t)
 	rig := start(t, f, bridges, func(o *Options) { o.URLs = []string{"http://" + f.address + "?guest=127.0.1.2"} })
 	rig.Put(

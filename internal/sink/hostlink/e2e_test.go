@@ -53,7 +53,7 @@ func TestThroughTheReconciler(t *testing.T) {
 				t.Fatal(err)
 			}
 			rec = reconcile.New(from, []reconcile.Sink{sink}, reconcile.Options{
-				Logger: slog.New(slog.DiscardHandler), Denied: sink.Cut,
+				Logger: slog.New(slog.DiscardHandler), Denied: sink.Reset,
 			})
 
 			ctx, cancel := context.WithCancel(context.Background())

@@ -46,10 +46,10 @@ var flowResults = [...]string{
 	FlowServed, FlowFailed, FlowCut, FlowLost, FlowForbidden, FlowLimit, FlowMalformed, FlowTimeout,
 }
 
-// Cut resets the flows of keys that a rule forbids. The keys must be out of the
+// Reset resets the flows of keys that a rule forbids. The keys must be out of the
 // wanted set before, so that no new flow can begin. Flows of keys that are merely
 // gone continue: a server that drains closes its listener first.
-func (s *Sink) Cut(keys []port.Key) { s.flows.Reset(ErrCut, keys...) }
+func (s *Sink) Reset(keys []port.Key) { s.flows.Reset(ErrCut, keys...) }
 
 // acceptFlows serves the flows of a session until it ends, and waits for them.
 func (s *Sink) acceptFlows(ctx context.Context, sess *session) {
@@ -91,7 +91,7 @@ func (s *Sink) flow(ctx context.Context, sess *session, st link.Stream) flowResu
 	_ = st.SetReadDeadline(time.Time{})
 
 	// Entered, then looked up: if a rule denies the key in between, either the
-	// lookup fails or Cut finds the flow.
+	// lookup fails or Reset finds the flow.
 	fctx, f := s.flows.Begin(ctx, q.Key)
 	if f == nil {
 		s.forbid(st, fmt.Sprintf("limit of %d flows reached", s.o.MaxFlows))

@@ -147,7 +147,7 @@ func TestServeGetsWhatWasAskedFor(t *testing.T) {
 	}
 }
 
-func TestCut(t *testing.T) {
+func TestReset(t *testing.T) {
 	causes := make(chan error, 10)
 	r := newRig(t, func(o *Options) {
 		o.Serve = func(ctx context.Context, st net.Conn, req forward.Request) error {
@@ -164,7 +164,7 @@ func TestCut(t *testing.T) {
 	stays, _ := p.open(key(82))
 
 	r.remove(key(80), key(81)) // a rule denies the one; the other's server closed its listener
-	r.sink.Cut([]port.Key{key(80), key(9)})
+	r.sink.Reset([]port.Key{key(80), key(9)})
 	for _, st := range []link.Stream{denied, denied2} {
 		if _, err := st.Read(make([]byte, 1)); !errors.Is(err, link.ErrReset) {
 			t.Errorf("denied flow: %v", err)
@@ -195,7 +195,7 @@ func TestCut(t *testing.T) {
 }
 
 // A rule that comes while a flow is being authorised finds it in any case.
-func TestCutRacesWithOpen(t *testing.T) {
+func TestResetRacesWithOpen(t *testing.T) {
 	r := newRig(t)
 	p := r.connect("h")
 	for range 200 {
@@ -203,7 +203,7 @@ func TestCutRacesWithOpen(t *testing.T) {
 		var wg sync.WaitGroup
 		wg.Go(func() {
 			r.remove(key(80))
-			r.sink.Cut([]port.Key{key(80)})
+			r.sink.Reset([]port.Key{key(80)})
 		})
 		st, err := p.Open(context.Background())
 		if err != nil {

@@ -108,8 +108,8 @@ func (o Options) complete() (Options, error) {
 	return o, nil
 }
 
-// ErrCut is why a flow ends that a rule forbids; context.Cause of Serve's context.
-var ErrCut = errors.New("the port is no longer allowed")
+// ErrForbidden is why a flow ends that a rule forbids; context.Cause of Serve's context.
+var ErrForbidden = errors.New("the port is no longer allowed")
 
 // Sink keeps placeholders. It implements reconcile.Sink.
 type Sink struct {
@@ -318,9 +318,9 @@ func (s *Sink) Contend(p port.Protocol, at netip.AddrPort, v6only bool, who stri
 	poke(s.kick)
 }
 
-// Cut ends the flows of keys that a rule forbids. The keys must be out of the
+// Reset ends the flows of keys that a rule forbids. The keys must be out of the
 // wanted set before.
-func (s *Sink) Cut(keys []port.Key) { s.flows.Reset(ErrCut, keys...) }
+func (s *Sink) Reset(keys []port.Key) { s.flows.Reset(ErrForbidden, keys...) }
 
 // Stats are counts since the start, but for Open and Flows.
 type Stats struct {

@@ -156,7 +156,7 @@ func run(t *testing.T, o Options, f func(*rig)) {
 		if g.sink, err = New(o); err != nil {
 			t.Fatal(err)
 		}
-		g.r = reconcile.New(g.pubs, []reconcile.Sink{g.sink}, reconcile.Options{Logger: o.Logger, Denied: g.sink.Cut})
+		g.r = reconcile.New(g.pubs, []reconcile.Sink{g.sink}, reconcile.Options{Logger: o.Logger, Denied: g.sink.Reset})
 		ctx, cancel := context.WithCancel(t.Context())
 		var wg sync.WaitGroup
 		wg.Go(func() { _ = g.sink.Run(ctx) })
@@ -258,7 +258,7 @@ func socket(p port.Publication, withheld string, dial ...string) port.Publicatio
 	return p
 }
 
-func TestPlaceholderOpensAfterTheSettleTimeAndGoesWithItsPublication(t *testing.T) {
+func TestPlaceholderOpensAfterSettleTime(t *testing.T) {
 	run(t, Options{}, func(g *rig) {
 		p := nat("0.0.0.0:8080", "172.17.0.2:80")
 		g.put(p)
@@ -279,7 +279,7 @@ func TestPlaceholderOpensAfterTheSettleTimeAndGoesWithItsPublication(t *testing.
 	})
 }
 
-func TestNoPlaceholderWhereAServerCameInTime(t *testing.T) {
+func TestNoPlaceholderBesideAServer(t *testing.T) {
 	run(t, Options{}, func(g *rig) {
 		p := nat("0.0.0.0:8080", "172.17.0.2:80")
 		g.put(p)
@@ -299,7 +299,7 @@ func TestNoPlaceholderWhereAServerCameInTime(t *testing.T) {
 }
 
 // Docker starts the proxy after the rule, how long after depends on the machine.
-func TestRuleOfDockerWaitsForDockersWord(t *testing.T) {
+func TestDockerRuleWaitsForItsProxy(t *testing.T) {
 	run(t, Options{}, func(g *rig) {
 		p := nat("0.0.0.0:8080", "172.17.0.2:80")
 		p.Origins[0].Maker = port.MakerDocker
@@ -325,7 +325,7 @@ func TestRuleOfDockerWaitsForDockersWord(t *testing.T) {
 	})
 }
 
-func TestEachShape(t *testing.T) {
+func TestPublicationShapes(t *testing.T) {
 	expose := func(p port.Publication, host ...string) port.Publication {
 		p.Decision.Host = nil
 		for _, h := range host {
@@ -384,7 +384,7 @@ func TestEachShape(t *testing.T) {
 
 // A socket that no rule allows, or that does not listen, is in the table all the
 // same: its owner is named, and the port is left alone until it is free.
-func TestPortThatIsOnlyBoundIsAConflictThatNamesItsOwner(t *testing.T) {
+func TestBoundPortIsAConflictThatNamesItsOwner(t *testing.T) {
 	run(t, Options{}, func(g *rig) {
 		held := socket(nat("0.0.0.0:80"), "bound, not listening")
 		held.Origins = held.Origins[1:]
@@ -400,7 +400,7 @@ func TestPortThatIsOnlyBoundIsAConflictThatNamesItsOwner(t *testing.T) {
 	})
 }
 
-func TestPortInUseIsAConflictAndIsTriedAgain(t *testing.T) {
+func TestPortInUseIsRetried(t *testing.T) {
 	run(t, Options{}, func(g *rig) {
 		p := nat("0.0.0.0:80", "10.0.0.1:80")
 		g.net.fail("127.0.0.1:80", syscall.EADDRINUSE)
@@ -419,7 +419,7 @@ func TestPortInUseIsAConflictAndIsTriedAgain(t *testing.T) {
 	})
 }
 
-func TestServerThatWantsThePortGetsIt(t *testing.T) {
+func TestPlaceholderYieldsToServer(t *testing.T) {
 	run(t, Options{}, func(g *rig) {
 		p, q := nat("0.0.0.0:80", "10.0.0.1:80"), nat("[::]:80", "[fd00::1]:80")
 		other := nat("0.0.0.0:81", "10.0.0.1:81")
@@ -459,7 +459,7 @@ func TestServerThatWantsThePortGetsIt(t *testing.T) {
 }
 
 // The host address goes to who has it most exactly; the other is told by whom.
-func TestOneAddressForTwoPublications(t *testing.T) {
+func TestTwoPublicationsForOneAddress(t *testing.T) {
 	run(t, Options{}, func(g *rig) {
 		any, exact := nat("0.0.0.0:80", "10.0.0.1:80"), nat("127.0.0.1:80", "10.0.0.2:80")
 		g.put(any)
@@ -509,7 +509,7 @@ func TestPublicationsOfOneServiceAreNoConflict(t *testing.T) {
 }
 
 // A socket of any of them is the server: a placeholder would be in its way.
-func TestServerOfOneServesAllOfItsOwner(t *testing.T) {
+func TestServerServesAllPublicationsOfItsOwner(t *testing.T) {
 	run(t, Options{}, func(g *rig) {
 		ps := owned(web, socket(nat("0.0.0.0:80"), "", "127.0.0.1:80"), nat("127.0.0.1:80", "10.0.0.1:80"))
 		g.put(ps...)
@@ -550,7 +550,7 @@ func TestReasonOfAConflictIsStable(t *testing.T) {
 	})
 }
 
-func TestFlowOutlivesItsPublicationAndARuleCutsIt(t *testing.T) {
+func TestFlowOutlivesItsPublicationUnlessDenied(t *testing.T) {
 	run(t, Options{}, func(g *rig) {
 		p := nat("0.0.0.0:80", "10.0.0.1:80")
 		g.put(p)
@@ -574,7 +574,7 @@ func TestFlowOutlivesItsPublicationAndARuleCutsIt(t *testing.T) {
 	})
 }
 
-func TestFlowsAreLimited(t *testing.T) {
+func TestFlowLimit(t *testing.T) {
 	run(t, Options{MaxFlows: 2}, func(g *rig) {
 		g.put(nat("0.0.0.0:80", "10.0.0.1:80"))
 		g.wait(time.Second)
@@ -588,13 +588,13 @@ func TestFlowsAreLimited(t *testing.T) {
 	})
 }
 
-func TestOptionsThatAreMissingAreRefused(t *testing.T) {
+func TestMissingOptions(t *testing.T) {
 	if _, err := New(Options{}); err == nil {
 		t.Error("no options, no error")
 	}
 }
 
-func TestConnectionsLeftAtAPort(t *testing.T) {
+func TestLeftoverConnections(t *testing.T) {
 	const table = `  sl  local_address rem_address   st tx_queue rx_queue
    0: 0100007F:1F90 00000000:0000 0A 00000000:00000000
    1: 0100007F:1F91 0100007F:8888 06 00000000:00000000

@@ -27,7 +27,7 @@ const takes = `table inet takes {
 }
 `
 
-func TestRulesOfTheOutputHookDoNotTakeWhatIsKept(t *testing.T) {
+func TestUntrackedBypassesOutputRules(t *testing.T) {
 	ns, err := netns.New()
 	if err != nil {
 		t.Fatal(err)

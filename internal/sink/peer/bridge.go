@@ -53,7 +53,7 @@ type Bridges struct {
 	open   map[port.Key]*bridge
 }
 
-var errCut = errors.New("the port is no longer allowed")
+var errForbidden = errors.New("the port is no longer allowed")
 
 type bridge struct {
 	l    io.Closer
@@ -139,15 +139,15 @@ func (b *Bridges) drop(k port.Key) {
 	}
 }
 
-// Cut closes the bridges of publications that are forbidden now, and resets their
+// Reset closes the bridges of publications that are forbidden now, and resets their
 // connections.
-func (b *Bridges) Cut(keys []port.Key) {
+func (b *Bridges) Reset(keys []port.Key) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for _, k := range keys {
 		b.drop(k)
 	}
-	b.flows.Reset(errCut, keys...)
+	b.flows.Reset(errForbidden, keys...)
 }
 
 // Close ends all bridges and their connections, and returns when they have ended.

@@ -81,7 +81,7 @@ func open(t *testing.T, b *Bridges, guest string, at string, n uint16) netip.Add
 	return where
 }
 
-func TestABridgeServesTheNetworkOfItsAddressAlone(t *testing.T) {
+func TestBridgeServesOnlyItsNetwork(t *testing.T) {
 	b := newBridges(t)
 	where := open(t, b, "127.0.0.1:80", "127.0.1.2/24", 0)
 	if err := echoes(dialFrom(t, "127.0.1.1", where)); err != nil {
@@ -94,7 +94,7 @@ func TestABridgeServesTheNetworkOfItsAddressAlone(t *testing.T) {
 	}
 }
 
-func TestABridgeStaysWhereItIsWhileItsAddressDoes(t *testing.T) {
+func TestBridgeIsKeptWhileItsAddressIs(t *testing.T) {
 	b := newBridges(t)
 	where := open(t, b, "127.0.0.1:80", "127.0.1.2/24", 0)
 	if again := open(t, b, "127.0.0.1:80", "127.0.1.2/24", 0); again != where {
@@ -108,7 +108,7 @@ func TestABridgeStaysWhereItIsWhileItsAddressDoes(t *testing.T) {
 	}
 }
 
-func TestABridgeOfUDPAnswersTheNetworkOfItsAddressAlone(t *testing.T) {
+func TestUDPBridgeServesOnlyItsNetwork(t *testing.T) {
 	b := newBridges(t)
 	k := key("127.0.0.1:80")
 	k.Protocol = port.UDP
@@ -147,7 +147,7 @@ func TestABridgeOfUDPAnswersTheNetworkOfItsAddressAlone(t *testing.T) {
 	}
 }
 
-func TestConnectionsOutliveTheirBridgeUnlessARuleForbidsIt(t *testing.T) {
+func TestConnectionsOutliveTheirBridgeUnlessForbidden(t *testing.T) {
 	b := newBridges(t)
 	where := open(t, b, "127.0.0.1:80", "127.0.1.2/24", 0)
 	c := dialFrom(t, "127.0.1.1", where)
@@ -166,7 +166,7 @@ func TestConnectionsOutliveTheirBridgeUnlessARuleForbidsIt(t *testing.T) {
 	if err := echoes(forbidden); err != nil {
 		t.Fatal(err)
 	}
-	b.Cut([]port.Key{key("127.0.0.1:80")})
+	b.Reset([]port.Key{key("127.0.0.1:80")})
 	_ = forbidden.SetReadDeadline(time.Now().Add(time.Minute))
 	if _, err := io.Copy(io.Discard, forbidden); errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Error("a forbidden connection lives")
@@ -180,7 +180,7 @@ func TestConnectionsOutliveTheirBridgeUnlessARuleForbidsIt(t *testing.T) {
 	}
 }
 
-func TestABridgeWhosePortIsTakenSaysSo(t *testing.T) {
+func TestBridgeWithTakenPort(t *testing.T) {
 	b := newBridges(t)
 	l, err := net.Listen("tcp", "127.0.1.2:0")
 	if err != nil {

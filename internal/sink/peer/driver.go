@@ -257,11 +257,11 @@ func (d *Driver) KeepBridges() {
 	}
 }
 
-// Cut resets the connections through bridges to publications that a rule forbids.
+// Reset resets the connections through bridges to publications that a rule forbids.
 // It may be called from any goroutine.
-func (d *Driver) Cut(keys []port.Key) {
+func (d *Driver) Reset(keys []port.Key) {
 	if d.bridges != nil {
-		d.bridges.Cut(keys)
+		d.bridges.Reset(keys)
 	}
 }
 

@@ -12,7 +12,7 @@ import (
 	"github.com/fairlead/fairlead/internal/port"
 )
 
-func TestMemoryGivesBackWhatWasSaved(t *testing.T) {
+func TestMemory(t *testing.T) {
 	m := Memory(filepath.Join(t.TempDir(), "peer.json"))
 	if e, err := m.Load(); err != nil || e != nil {
 		t.Errorf("nothing saved: %v, %v", e, err)

@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-func TestAPeerThatKeepsHangingUpIsLookedAtEverMoreSeldom(t *testing.T) {
+func TestPaceBacksOff(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := NewPace()
 		begin := time.Now()

@@ -53,7 +53,7 @@ func sh(t *testing.T, script string) {
 }
 
 // The incumbent reads the addresses of eth0 once, at its start.
-func TestAnAddressOfTheInterfaceThatChangesIsToldAtOnce(t *testing.T) {
+func TestChangedInterfaceAddressIsSent(t *testing.T) {
 	if !alone(t) {
 		return
 	}

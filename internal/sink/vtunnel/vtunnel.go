@@ -328,8 +328,8 @@ func (s *Sink) failed(ctx context.Context, err error) error {
 	return fmt.Errorf("%s: %w", s.text, peer.Cause(err))
 }
 
-// Cut resets the connections through bridges to publications that a rule forbids.
-func (s *Sink) Cut(keys []port.Key) { s.driver.Cut(keys) }
+// Reset resets the connections through bridges to publications that a rule forbids.
+func (s *Sink) Reset(keys []port.Key) { s.driver.Reset(keys) }
 
 // leave removes what the peer was sent.
 func (s *Sink) leave(ctx context.Context) {

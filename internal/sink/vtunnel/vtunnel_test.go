@@ -59,7 +59,7 @@ func mustNet(t *testing.T, s string) *net.IPNet {
 }
 
 // What the incumbent's encoder writes, byte for byte.
-func TestMessagesAreThoseOfTheIncumbentByteForByte(t *testing.T) {
+func TestMessagesEqualRancherDesktops(t *testing.T) {
 	tcp := func(n uint16, host string) peer.Target {
 		return peer.Target{Slot: port.Slot{Protocol: port.TCP, Port: n}, Host: netip.MustParseAddr(host)}
 	}
@@ -103,7 +103,7 @@ func TestMessagesAreThoseOfTheIncumbentByteForByte(t *testing.T) {
 	}
 }
 
-func TestWSLProxyIsToldOfEachPortAndOfItsEnd(t *testing.T) {
+func TestAddAndRemove(t *testing.T) {
 	r := newReceiver(t, "unix")
 	rig := peertest.New(t, newSink(t, r.URL()))
 	rig.Put(peertest.Pub(t, "tcp 0.0.0.0:8080", "127.0.0.1:8080"), peertest.Pub(t, "udp 0.0.0.0:5000", "127.0.0.1:5000"))
@@ -116,7 +116,7 @@ func TestWSLProxyIsToldOfEachPortAndOfItsEnd(t *testing.T) {
 
 // The incumbent's removal of all names no protocol, so that UDP stays open on
 // the host, and it is sent with a context that has ended, so that none goes out.
-func TestAtTheEndEverythingIsTakenBackUDPToo(t *testing.T) {
+func TestAllIsRemovedAtTheEnd(t *testing.T) {
 	r := newReceiver(t, "unix")
 	rig := peertest.New(t, newSink(t, r.URL()+"?static=6443/tcp"))
 	rig.Put(peertest.Pub(t, "tcp 0.0.0.0:8080", "127.0.0.1:8080"), peertest.Pub(t, "udp 0.0.0.0:5000", "127.0.0.1:5000"))
@@ -149,7 +149,7 @@ func TestAddsAndRemovesArriveInOrder(t *testing.T) {
 }
 
 // With the incumbent a peer that restarts is never told anything again.
-func TestAPeerThatRestartsIsToldEverythingAgain(t *testing.T) {
+func TestPeerRestartIsResynced(t *testing.T) {
 	for _, network := range []string{"unix", "tcp"} {
 		t.Run(network, func(t *testing.T) {
 			r := newReceiver(t, network)
@@ -180,7 +180,7 @@ func TestAPeerThatRestartsIsToldEverythingAgain(t *testing.T) {
 }
 
 // The incumbent notes a port as told before the send, and never tries again.
-func TestAFailedSendIsTriedAgain(t *testing.T) {
+func TestFailedSendIsRetried(t *testing.T) {
 	r := newReceiver(t, "unix")
 	var dials atomic.Int32
 	rig := peertest.New(t, newSink(t, r.URL(), func(o *Options) {
@@ -207,7 +207,7 @@ func TestAFailedSendIsTriedAgain(t *testing.T) {
 
 // With the incumbent a peer that takes the connection and reads nothing blocks
 // everything for ever.
-func TestAPeerThatReadsNothingIsAFailureAndNotTheEnd(t *testing.T) {
+func TestHangingPeerLeavesPortsPending(t *testing.T) {
 	r := newReceiver(t, "unix")
 	r.Deafen(true)
 	rig := peertest.New(t, newSink(t, r.URL(), func(o *Options) { o.Timeout = 50 * time.Millisecond }))
@@ -225,7 +225,7 @@ func TestAPeerThatReadsNothingIsAFailureAndNotTheEnd(t *testing.T) {
 	rig.WantState("tcp 0.0.0.0:8080", port.Active)
 }
 
-func TestAPeerThatIsNotThereLeavesEverythingPending(t *testing.T) {
+func TestAbsentPeerLeavesPortsPending(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "none.sock")
 	rig := peertest.New(t, newSink(t, "unix://"+path))
 	rig.Put(peertest.Pub(t, "tcp 0.0.0.0:8080", "127.0.0.1:8080"))
@@ -237,7 +237,7 @@ func TestAPeerThatIsNotThereLeavesEverythingPending(t *testing.T) {
 	})
 }
 
-func TestAPeerThatEndsIdleConnectionsIsServedAllTheSame(t *testing.T) {
+func TestPeerThatClosesIdleConnections(t *testing.T) {
 	r := newReceiver(t, "unix")
 	sink := newSink(t, r.URL())
 	rig := peertest.New(t, sink)
@@ -256,7 +256,7 @@ func TestAPeerThatEndsIdleConnectionsIsServedAllTheSame(t *testing.T) {
 
 // wsl-proxy keeps its listeners by port: of two for one port it loses the first
 // and never closes it.
-func TestWSLProxyGetsOneListenerForEachPort(t *testing.T) {
+func TestWSLProxyGetsOneListenerPerPort(t *testing.T) {
 	r := newReceiver(t, "unix")
 	rig := peertest.New(t, newSink(t, r.URL()))
 	rig.Put(peertest.Pub(t, "tcp [::]:8080+", "127.0.0.1:8080", "[::1]:8080"))
@@ -272,7 +272,7 @@ func TestWSLProxyGetsOneListenerForEachPort(t *testing.T) {
 }
 
 // With the incumbent, of two that want a port the first to leave takes it along.
-func TestAPortStaysForAsLongAsAnybodyWantsIt(t *testing.T) {
+func TestPortStaysWhileWanted(t *testing.T) {
 	r := newReceiver(t, "unix")
 	rig := peertest.New(t, newSink(t, r.URL()))
 	rig.Put(peertest.Pub(t, "tcp 0.0.0.0:80", "127.0.0.1:80"), peertest.Pub(t, "tcp [::]:80+", "127.0.0.1:80"))
@@ -308,7 +308,7 @@ func TestPublicationsOfOneServiceAreNoConflict(t *testing.T) {
 	r.Want()
 }
 
-func TestWhatThePeerCannotReachIsSaidSo(t *testing.T) {
+func TestUnreachablePublicationFails(t *testing.T) {
 	r := newReceiver(t, "unix")
 	rig := peertest.New(t, newSink(t, r.URL()))
 	for _, tt := range []struct{ key, host, reason string }{
@@ -333,7 +333,7 @@ func TestWhatThePeerCannotReachIsSaidSo(t *testing.T) {
 	}
 }
 
-func TestWhatAnAgentThatWasKilledLeftIsTakenBack(t *testing.T) {
+func TestEntriesOfKilledAgentAreRemoved(t *testing.T) {
 	r := newReceiver(t, "unix")
 	memory := peer.Memory(filepath.Join(t.TempDir(), "vtunnel.json"))
 	with := func(o *Options) { o.Memory = memory }
@@ -355,7 +355,7 @@ func TestWhatAnAgentThatWasKilledLeftIsTakenBack(t *testing.T) {
 	}
 }
 
-func TestThousandsOfPortsAreToldInFewMessages(t *testing.T) {
+func TestThousandsOfPortsTakeFewMessages(t *testing.T) {
 	r := newReceiver(t, "unix")
 	rig := peertest.New(t, newSink(t, r.URL()))
 	const n = 2000
@@ -375,7 +375,7 @@ func TestThousandsOfPortsAreToldInFewMessages(t *testing.T) {
 	}
 }
 
-func TestURLsThatMakeNoSenseAreRefused(t *testing.T) {
+func TestInvalidURLs(t *testing.T) {
 	for _, u := range []string{
 		"http://127.0.0.1:3040", "tcp://127.0.0.1", "unix://relative", "unix:///s?static=80", "unix:///s?static=0/tcp", "unix:///s?other=1",
 	} {
