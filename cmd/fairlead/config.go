@@ -15,7 +15,7 @@ import (
 )
 
 func newConfig() *cobra.Command {
-	root := &cobra.Command{Use: "config", Short: "Check configuration files", Args: noArgs,
+	root := &cobra.Command{Use: "config", Short: "Check a configuration file, or print its JSON Schema", Args: noArgs, GroupID: groupCheck,
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() }}
 	root.AddCommand(newConfigCheck(), &cobra.Command{
 		Use: "schema", Short: "Print the JSON Schema of the configuration, for editors", Args: noArgs,
@@ -27,7 +27,7 @@ func newConfig() *cobra.Command {
 	return root
 }
 
-// checked is the answer of "config check -o json".
+// checked is the output of "config check -o json".
 type checked struct {
 	File    string `json:"file"`
 	OK      bool   `json:"ok"`
@@ -61,7 +61,7 @@ func newConfigCheck() *cobra.Command {
 				default:
 					v.Problem = err.Error()
 				}
-				return errors.Join(json.NewEncoder(c.OutOrStdout()).Encode(v), err)
+				return errors.Join(json.NewEncoder(c.OutOrStdout()).Encode(versioned(v)), err)
 			}
 			if err != nil {
 				return err
@@ -70,7 +70,7 @@ func newConfigCheck() *cobra.Command {
 			return err
 		},
 	}
-	c.Flags().BoolVar(&host, "host", false, "the file is of `fairlead host`, not of the agent")
+	c.Flags().BoolVar(&host, "host", false, "check a file of the host peer, not of the agent")
 	out.register(c, "text", "json")
 	return c
 }

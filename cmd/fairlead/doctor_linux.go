@@ -25,15 +25,19 @@ func look(ctx context.Context, cfg config.Agent) (doctor.Agent, error) {
 }
 
 // errFailing only sets the exit status: the report has the details.
-var errFailing = errors.New("something is failing: see the lines marked FAIL")
+var errFailing = errors.New("some checks failed: see the lines marked FAIL")
 
 func newDoctor() *cobra.Command {
 	var file, control string
 	var out output
 	c := &cobra.Command{
 		Use:   "doctor",
-		Short: "Check what this guest has and what the agent makes of it; exit status 1 if something is failing",
-		Args:  noArgs,
+		Short: "Diagnose the guest: privileges, kernel, sources, link",
+		Long: "Diagnose the guest: privileges, kernel, sources, link. It works without a running agent.\n\n" +
+			"Exit status: 0 if nothing fails, 1 if something does, 2 usage error. Warnings do not count.",
+		Example: "  fairlead doctor\n  fairlead doctor -o json",
+		GroupID: groupCheck,
+		Args:    noArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if err := out.validate(); err != nil {
 				return err
@@ -41,7 +45,7 @@ func newDoctor() *cobra.Command {
 			r := doctor.Evaluate(gather.Facts(c.Context(), gather.Options{ConfigFile: file, Control: control, Look: look}))
 			var err error
 			if out.format == "json" {
-				err = json.NewEncoder(c.OutOrStdout()).Encode(r)
+				err = json.NewEncoder(c.OutOrStdout()).Encode(versioned(r))
 			} else {
 				err = status.WriteDoctor(c.OutOrStdout(), r, painter(c.OutOrStdout()))
 			}

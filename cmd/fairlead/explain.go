@@ -19,8 +19,12 @@ func newExplain() *cobra.Command {
 	var out output
 	c := &cobra.Command{
 		Use:   "explain PORT[/tcp|/udp]",
-		Short: "Say why a port is, or is not, reachable on the host, and what to do next",
-		Args:  oneArg("a port such as 8080 or 53/udp"),
+		Short: "Explain why a port is, or is not, reachable on the host, and what to do next",
+		Long: "Explain why a port is, or is not, reachable on the host, and what to do next.\n\n" +
+			"Exit status: 0 if it is reachable, 1 if not or if the agent does not answer, 2 usage error.",
+		Example: "  fairlead explain 8080\n  fairlead explain 53/udp\n  fairlead explain 8080 && xdg-open http://localhost:8080",
+		GroupID: groupInspect,
+		Args:    oneArg("a port such as 8080 or 53/udp"),
 		ValidArgsFunction: func(c *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
 			return completePorts(c.Context(), control, args)
 		},
@@ -38,27 +42,32 @@ func newExplain() *cobra.Command {
 				return err
 			}
 			if out.format == "json" {
-				return json.NewEncoder(c.OutOrStdout()).Encode(r)
+				err = json.NewEncoder(c.OutOrStdout()).Encode(versioned(r))
+			} else {
+				err = status.WriteReport(c.OutOrStdout(), r, painter(c.OutOrStdout()), time.Now())
 			}
-			return status.WriteReport(c.OutOrStdout(), r, painter(c.OutOrStdout()), time.Now())
+			if err == nil && !r.Verdict.Reachable() {
+				err = errNo
+			}
+			return err
 		},
 	}
 	controlFlag(c, &control)
-	c.Flags().BoolVar(&noDial, "no-dial", false, "do not try whether the server answers (TCP only)")
+	c.Flags().BoolVar(&noDial, "no-dial", false, "do not connect to the server (TCP only)")
 	out.register(c, "text", "json")
 	return c
 }
 
-// completionPatience is how long a shell waits for its completions.
-const completionPatience = time.Second
+// completionTimeout is how long a shell waits for completions.
+const completionTimeout = time.Second
 
-// completePorts offers the ports that are there now, with their owners.
+// completePorts completes the current ports, with their owners.
 func completePorts(ctx context.Context, control string, args []string) ([]string, cobra.ShellCompDirective) {
 	const directive = cobra.ShellCompDirectiveNoFileComp | cobra.ShellCompDirectiveKeepOrder
 	if len(args) > 0 {
 		return nil, directive
 	}
-	ctx, cancel := context.WithTimeout(ctx, completionPatience)
+	ctx, cancel := context.WithTimeout(ctx, completionTimeout)
 	defer cancel()
 	l, err := client(control).List(ctx)
 	if err != nil {

@@ -23,7 +23,8 @@ func newHost() *cobra.Command {
 	var file string
 	var flags config.Host
 	c := &cobra.Command{
-		Use: "host", Short: "Run the host peer: open here what guests publish", Args: noArgs,
+		Use: "host", Short: "Run the host peer, which opens the ports of guests on this machine", Args: noArgs, GroupID: groupRun,
+		Example: "  fairlead host --connect vsock://3:1023 --link-token FILE\n  fairlead host --config host.yaml",
 		RunE: func(c *cobra.Command, _ []string) error {
 			load := func() (config.Host, error) { return config.LoadHost(file, c.Flags(), os.LookupEnv) }
 			cfg, err := load()
@@ -42,7 +43,9 @@ func newHost() *cobra.Command {
 			log, level := logger(out, cfg.Common)
 			d, err := hostpeer.New(cfg, log, level)
 			if err != nil {
-				log.Error("cannot start", "err", err) // for who reads the file
+				if cfg.LogFile != "" { // else it is printed once, on standard error
+					log.Error("cannot start", "err", err)
+				}
 				return err
 			}
 			hup, stop := hangups()
@@ -62,7 +65,7 @@ func hostFlags(fs *pflag.FlagSet, file *string, flags *config.Host) {
 	flags.Flags(fs)
 }
 
-// logMax is the size in bytes at which a log file is put aside at the next start.
+// logMax is the size in bytes at which a log file is rotated at the next start.
 const logMax = 8 << 20
 
 func openLog(name string) (*os.File, error) {
@@ -82,9 +85,9 @@ func newPair() *cobra.Command {
 	o := hostinstall.PairOptions{WSL: hvsock.RunWSL}
 	c := &cobra.Command{
 		Use: "pair", Args: noArgs,
-		Short: "Fetch the token of a guest's agent, and keep it for this user alone",
-		Long: "Fetch the token by which host and agent know each other, and keep it for this user alone.\n\n" +
-			"On Windows it is read in WSL as root. Elsewhere bring it by a channel of your own:\n" +
+		Short: "Fetch the link's token from a guest",
+		Long: "Fetch the token with which agent and host authenticate, and store it for this user only.\n\n" +
+			"On Windows the command reads it in WSL as root. Elsewhere pass it in:\n" +
 			"  limactl shell VM sudo cat " + config.DefaultAgent().LinkToken + " | fairlead host pair --from -",
 		RunE: func(c *cobra.Command, _ []string) error {
 			if from == "" && runtime.GOOS != "windows" {
@@ -102,25 +105,26 @@ func newPair() *cobra.Command {
 			if err := hostinstall.Pair(c.Context(), o); err != nil {
 				return err
 			}
-			_, err := fmt.Fprintf(c.OutOrStdout(), "The token is kept in %s. Restart `fairlead host` if it runs.\n", o.File)
+			_, err := fmt.Fprintf(c.OutOrStdout(), "Token stored in %s. Restart `fairlead host` if it is running.\n", o.File)
 			return err
 		},
 	}
 	f := c.Flags()
-	f.StringVar(&o.Distribution, "distribution", "", "distribution of WSL in which the agent runs (default: the default one)")
-	f.StringVar(&o.GuestFile, "guest-file", config.DefaultAgent().LinkToken, "file of the token in the guest")
-	f.StringVar(&from, "from", "", "file to read the token from in place of WSL; - for standard input")
-	f.StringVar(&file, "link-token", config.DefaultHost().LinkToken, "file to keep the token in")
+	f.StringVar(&o.Distribution, "distribution", "", "WSL distribution of the agent (default: WSL's default)")
+	f.StringVar(&o.GuestFile, "guest-file", config.DefaultAgent().LinkToken, "path of the token in the guest")
+	f.StringVar(&from, "from", "", "file to read the token from instead of WSL; - for standard input")
+	f.StringVar(&file, "link-token", config.DefaultHost().LinkToken, "file to store the token in")
 	return c
 }
 
 func newInstall() *cobra.Command {
 	return &cobra.Command{
 		Use:   "install [-- HOST FLAGS]",
-		Short: "Start the host peer now, and whenever this user logs on",
-		Long: "Start the host peer now, and whenever this user logs on: by a task of the Task Scheduler on Windows,\n" +
-			"a launch agent on macOS, a user unit on Linux. What follows -- is given to `fairlead host`.",
-		Args: cobra.ArbitraryArgs,
+		Short: "Start the host peer now and at each logon",
+		Long: "Start the host peer now and at each logon of this user: with a task of the Task Scheduler on Windows,\n" +
+			"a launch agent on macOS, a systemd user unit on Linux. Flags after -- are passed to `fairlead host`.",
+		Example: "  fairlead host install -- --connect vsock://3:1023",
+		Args:    cobra.ArbitraryArgs,
 		RunE: func(c *cobra.Command, args []string) error {
 			l, err := logon(args)
 			if err != nil {
@@ -133,13 +137,13 @@ func newInstall() *cobra.Command {
 
 func newUninstall() *cobra.Command {
 	return &cobra.Command{
-		Use: "uninstall", Short: "Stop the host peer, and no longer start it at logon", Args: noArgs,
+		Use: "uninstall", Short: "Stop the host peer, and do not start it at logon any more", Args: noArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			l, err := logon(nil)
 			if err != nil {
 				return err
 			}
-			return report(c.OutOrStdout(), "Uninstalled. Configuration and token are still there.", hostinstall.Uninstall(c.Context(), hostinstall.Machine{}, l))
+			return report(c.OutOrStdout(), "Uninstalled. Configuration and token were kept.", hostinstall.Uninstall(c.Context(), hostinstall.Machine{}, l))
 		},
 	}
 }
@@ -151,7 +155,7 @@ func report(w io.Writer, done string, err error) error {
 	return err
 }
 
-// logon describes this program with flags for "host", which must be good ones.
+// logon describes this program with flags for "host", which it validates.
 func logon(args []string) (hostinstall.Logon, error) {
 	fs := pflag.NewFlagSet("host", pflag.ContinueOnError)
 	var file string
@@ -166,7 +170,7 @@ func logon(args []string) (hostinstall.Logon, error) {
 		cfg, err = config.LoadHost(file, fs, func(string) (string, bool) { return "", false })
 	}
 	if err != nil {
-		return hostinstall.Logon{}, usageError{fmt.Errorf("for `fairlead host`: %w", err)}
+		return hostinstall.Logon{}, usageError{fmt.Errorf("for `fairlead host`: %w", flagError(err))}
 	}
 	self, err := os.Executable()
 	if err != nil {
@@ -181,7 +185,7 @@ func logon(args []string) (hostinstall.Logon, error) {
 		return hostinstall.Logon{}, err
 	}
 	all := append([]string{"host"}, args...)
-	if cfg.LogFile == "" && runtime.GOOS != "linux" { // where the journal has it
+	if cfg.LogFile == "" && runtime.GOOS != "linux" { // on Linux the journal has it
 		all = append(all, "--log-file", filepath.Join(filepath.Dir(config.DefaultHostFile()), "host.log"))
 	}
 	return hostinstall.Logon{OS: runtime.GOOS, Program: self, Args: all, Home: home, User: user}, nil

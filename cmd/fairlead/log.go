@@ -9,8 +9,7 @@ import (
 	"github.com/fairlead/fairlead/internal/config"
 )
 
-// logger returns the logger that the configuration asks for, and its level,
-// which can be changed while it runs.
+// logger returns the configured logger, and its level, which can be changed.
 func logger(w io.Writer, c config.Common) (*slog.Logger, *slog.LevelVar) {
 	var level slog.LevelVar
 	level.Set(c.LogLevel)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command fairlead is guest agent, host peer and command line in one binary.
+// Command fairlead is the guest agent, the host peer and their command line.
 package main
 
 import (
@@ -10,16 +10,18 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"strconv"
 	"strings"
 	"syscall"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/fairlead/fairlead/internal/notices"
 	"github.com/fairlead/fairlead/internal/version"
 )
 
-// Exit codes.
+// Exit statuses. "No" is a failure: explain of a port that is not reachable.
 const (
 	exitOK    = 0
 	exitError = 1
@@ -33,7 +35,11 @@ func main() {
 	os.Exit(code)
 }
 
-// usageError is an error of the command line itself.
+// errNo is the answer "no" of a command that has printed why. It only sets the exit
+// status.
+var errNo = errors.New("no")
+
+// usageError is a wrong command line.
 type usageError struct{ error }
 
 func (e usageError) Unwrap() error { return e.error }
@@ -47,6 +53,9 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	if err == nil || errors.Is(err, context.Canceled) && ctx.Err() != nil {
 		return exitOK
 	}
+	if errors.Is(err, errNo) {
+		return exitError
+	}
 	_, _ = fmt.Fprintf(stderr, "fairlead: %s\n", strings.ReplaceAll(err.Error(), "\n", "; "))
 	var usage usageError
 	if errors.As(err, &usage) {
@@ -57,8 +66,12 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 
 func newRoot() *cobra.Command {
 	root := &cobra.Command{
-		Use:           "fairlead",
-		Short:         "Ports of a Linux VM on its host's localhost, the moment they exist",
+		Use:   "fairlead",
+		Short: "Make the ports of a Linux VM reachable on its host's localhost the moment they open",
+		Long: "Make the ports of a Linux VM reachable on its host's localhost the moment they open.\n\n" +
+			"Run `fairlead agent` in the VM and `fairlead host` on the host.\n\n" +
+			"Exit status: 0 success, 1 failure or the answer \"no\", 2 usage error.",
+		Example:       "  fairlead ls\n  fairlead explain 8080",
 		Version:       version.String(),
 		SilenceUsage:  true,
 		SilenceErrors: true,
@@ -68,14 +81,57 @@ func newRoot() *cobra.Command {
 	root.SuggestionsMinimumDistance = 2
 	root.SetVersionTemplate("fairlead {{.Version}}\n")
 	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
-		return usageError{fmt.Errorf("%w (see `%s --help`)", err, c.CommandPath())}
+		return usageError{fmt.Errorf("%w (see `%s --help`)", flagError(err), c.CommandPath())}
 	})
+	root.AddGroup(groups()...)
 	root.AddCommand(newHost(), newLs(), newWatch(), newExplain(), newRules(), newConfig(), newLogLevel(), newWeb(), newMan(), newVersion())
 	root.AddCommand(platformCommands()...)
+	root.SetHelpCommand(newHelp())
 	return root
 }
 
-// noArgs refuses arguments, and a command that does not exist, as misuse.
+// The groups of commands.
+const (
+	groupRun     = "run"
+	groupInspect = "inspect"
+	groupCheck   = "check"
+)
+
+func groups() []*cobra.Group {
+	return []*cobra.Group{
+		{ID: groupRun, Title: "Run:"},
+		{ID: groupInspect, Title: "See the ports:"},
+		{ID: groupCheck, Title: "Configure and diagnose:"},
+	}
+}
+
+// flagError returns err without the repetition of the value, which the errors of our
+// own settings name already.
+func flagError(err error) error {
+	var invalid *pflag.InvalidValueError
+	if errors.As(err, &invalid) && strings.HasPrefix(invalid.Unwrap().Error(), strconv.Quote(invalid.GetValue())) {
+		return fmt.Errorf("--%s %w", invalid.GetFlag().Name, invalid.Unwrap())
+	}
+	return err
+}
+
+func newHelp() *cobra.Command {
+	return &cobra.Command{
+		Use: "help [COMMAND]", Short: "Help about a command",
+		RunE: func(c *cobra.Command, args []string) error {
+			about, rest, err := c.Root().Find(args)
+			if err == nil && len(rest) > 0 {
+				err = fmt.Errorf("unknown command %q (see `%s --help`)", strings.Join(args, " "), c.Root().Name())
+			}
+			if err != nil {
+				return usageError{err}
+			}
+			return about.Help()
+		},
+	}
+}
+
+// noArgs refuses arguments, and unknown commands.
 func noArgs(c *cobra.Command, args []string) error {
 	if len(args) == 0 {
 		return nil

@@ -12,7 +12,7 @@ import (
 	"github.com/fairlead/fairlead/internal/version"
 )
 
-// newMan writes the manual pages, for packages ("make man").
+// newMan writes the manual pages for packages ("make man").
 func newMan() *cobra.Command {
 	return &cobra.Command{
 		Use: "man DIR", Short: "Write the manual pages to a directory", Hidden: true, Args: oneArg("a directory"),
@@ -22,7 +22,7 @@ func newMan() *cobra.Command {
 			}
 			root := c.Root()
 			root.DisableAutoGenTag = true
-			date := time.Unix(0, 0).UTC() // the pages are the same whenever they are made
+			date := time.Unix(0, 0).UTC() // for reproducible builds
 			return doc.GenManTree(root, &doc.GenManHeader{
 				Title: "FAIRLEAD", Section: "1", Source: "fairlead " + version.String(), Manual: "fairlead", Date: &date,
 			}, args[0])

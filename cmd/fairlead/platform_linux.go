@@ -14,7 +14,7 @@ import (
 	"github.com/fairlead/fairlead/internal/demo"
 )
 
-// platformCommands are those of the guest.
+// platformCommands are the commands of the guest.
 func platformCommands() []*cobra.Command {
 	return []*cobra.Command{newAgent(), newDoctor(), newDemo(), newDemoServer()}
 }
@@ -23,7 +23,8 @@ func newAgent() *cobra.Command {
 	var file string
 	var flags config.Agent
 	c := &cobra.Command{
-		Use: "agent", Short: "Run the guest agent", Args: noArgs,
+		Use: "agent", Short: "Run the guest agent", Args: noArgs, GroupID: groupRun,
+		Example: "  fairlead agent --link vsock://:1023\n  fairlead agent --config agent.yaml --log-level debug",
 		RunE: func(c *cobra.Command, _ []string) error {
 			load := func() (config.Agent, error) { return config.LoadAgent(file, c.Flags(), os.LookupEnv) }
 			cfg, err := load()
@@ -50,9 +51,10 @@ func newAgent() *cobra.Command {
 func newDemo() *cobra.Command {
 	var mode string
 	c := &cobra.Command{
-		Use:   "demo",
-		Short: "Watch ports of a guest appear on this machine: a network namespace plays the guest",
-		Args:  noArgs,
+		Use:     "demo",
+		Short:   "Show fairlead on this machine, with a network namespace as the guest",
+		GroupID: groupRun,
+		Args:    noArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if mode != "auto" && mode != "bpf" && mode != "poll" {
 				return usageError{fmt.Errorf("--observer %q: want auto, bpf or poll", mode)}
@@ -64,7 +66,7 @@ func newDemo() *cobra.Command {
 			return demo.Run(c.Context(), demo.Options{Self: self, Observer: mode, Out: c.OutOrStdout(), Err: c.ErrOrStderr()})
 		},
 	}
-	c.Flags().StringVar(&mode, "observer", "auto", "how the agent sees sockets: auto, bpf or poll")
+	c.Flags().StringVar(&mode, "observer", "auto", "how to observe sockets: auto, bpf or poll")
 	return c
 }
 

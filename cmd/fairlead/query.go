@@ -10,15 +10,18 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/fairlead/fairlead/internal/config"
+	"github.com/fairlead/fairlead/internal/schedule"
 	"github.com/fairlead/fairlead/internal/status"
+	"github.com/fairlead/fairlead/internal/yamltree"
 )
 
-// output is a -o flag with the formats that a command knows.
+// output is the -o flag of a command.
 type output struct {
 	format string
 	known  []string
@@ -26,8 +29,8 @@ type output struct {
 
 func (o *output) register(c *cobra.Command, known ...string) {
 	o.known = known
-	c.Flags().StringVarP(&o.format, "output", "o", known[0], fmt.Sprintf("one of %q", known))
-	// The flag was registered in the line before, which is the one error there is.
+	c.Flags().StringVarP(&o.format, "output", "o", known[0], "output format: "+yamltree.OneOf(known))
+	// The only error is an unknown flag.
 	_ = c.RegisterFlagCompletionFunc("output", cobra.FixedCompletions(known, cobra.ShellCompDirectiveNoFileComp))
 }
 
@@ -37,22 +40,22 @@ func (o *output) validate() error {
 			return nil
 		}
 	}
-	return usageError{fmt.Errorf("--output %q: want one of %q", o.format, o.known)}
+	return usageError{fmt.Errorf("--output %q: want %s", o.format, yamltree.OneOf(o.known))}
 }
 
 func controlFlag(c *cobra.Command, path *string) {
 	c.Flags().StringVar(path, "control", "", "control socket of the agent or host to ask (default: $FAIRLEAD_CONTROL, else the agent's, else the host's)")
 }
 
-// client returns a client of the control socket that path names, or else of
-// the one that is there.
+// client returns a client of the control socket at path; by default of the agent's, or
+// else the host's.
 func client(path string) *status.Client {
 	path = cmp.Or(path, os.Getenv("FAIRLEAD_CONTROL"))
 	if path == "" {
 		path = config.DefaultAgent().Control
 		if _, err := os.Stat(path); errors.Is(err, os.ErrNotExist) {
 			if host := config.DefaultHost().Control; host != "" {
-				if _, err := os.Stat(host); !errors.Is(err, os.ErrNotExist) { // Windows may not look into a socket
+				if _, err := os.Stat(host); !errors.Is(err, os.ErrNotExist) { // on Windows the error may be another one
 					path = host
 				}
 			}
@@ -63,18 +66,28 @@ func client(path string) *status.Client {
 
 func filterFlag(c *cobra.Command, terms *[]string) {
 	c.Flags().StringArrayVar(terms, "filter", nil,
-		"show what matches: a word, or KEY=VALUE with port, protocol, address, state, owner, source or guest (may be repeated)")
+		"show matching ports: a word, or KEY=VALUE with "+yamltree.OneOf(status.FilterKeys())+" (may be repeated)")
+	keys := status.FilterKeys()
+	for i := range keys {
+		keys[i] += "="
+	}
+	// The only error is an unknown flag.
+	_ = c.RegisterFlagCompletionFunc("filter", cobra.FixedCompletions(keys, cobra.ShellCompDirectiveNoFileComp|cobra.ShellCompDirectiveNoSpace))
 }
 
-// restartPatience is how long ls waits for an agent that restarts.
-const restartPatience = time.Second
+// restartTimeout is how long ls waits for an agent that restarts.
+const restartTimeout = time.Second
 
 func newLs() *cobra.Command {
 	var control string
 	var terms []string
 	var out output
 	c := &cobra.Command{
-		Use: "ls", Short: "List the ports, where they are reachable, and who serves them", Args: noArgs,
+		Use: "ls", Short: "List the ports, where they are reachable, and who serves them", Args: noArgs, GroupID: groupInspect,
+		Long: "List the ports, where they are reachable, and who serves them.\n\n" +
+			"AGE is how long fairlead has known the port; it restarts with the agent. On a terminal,\n" +
+			"or if COLUMNS is set, long cells are truncated; `fairlead explain PORT` has the whole reason.",
+		Example: "  fairlead ls\n  fairlead ls --filter state=conflict\n  fairlead ls -o json | jq '.publications[].hostAddresses'",
 		RunE: func(c *cobra.Command, _ []string) error {
 			if err := out.validate(); err != nil {
 				return err
@@ -83,16 +96,21 @@ func newLs() *cobra.Command {
 			if err != nil {
 				return usageError{err}
 			}
-			l, err := client(control).Await(c.Context(), restartPatience)
+			l, err := client(control).Await(c.Context(), restartTimeout)
 			if err != nil {
 				return err
 			}
+			empty := "No ports."
+			if len(l.Publications) > 0 {
+				empty = "No ports match the filter."
+			}
 			l = filter.List(l)
 			if out.format == "json" {
-				return json.NewEncoder(c.OutOrStdout()).Encode(l)
+				return json.NewEncoder(c.OutOrStdout()).Encode(versioned(l))
 			}
 			return status.WriteTable(c.OutOrStdout(), l, status.Style{
-				Wide: out.format == "wide", Paint: painter(c.OutOrStdout()), Now: time.Now(),
+				Wide: out.format == "wide", Width: width(c.OutOrStdout(), out.format == "wide"),
+				Paint: painter(c.OutOrStdout()), Now: time.Now(), Empty: empty,
 			})
 		},
 	}
@@ -107,7 +125,8 @@ func newWatch() *cobra.Command {
 	var terms []string
 	var out output
 	c := &cobra.Command{
-		Use: "watch", Short: "Show ports as they come, change and go", Args: noArgs,
+		Use: "watch", Short: "Print ports as they open, change and close", Args: noArgs, GroupID: groupInspect,
+		Example: "  fairlead watch\n  fairlead watch --filter owner=web -o json",
 		RunE: func(c *cobra.Command, _ []string) error {
 			if err := out.validate(); err != nil {
 				return err
@@ -118,12 +137,12 @@ func newWatch() *cobra.Command {
 			}
 			w := watcher{client: client(control), stderr: c.ErrOrStderr()}
 			enc, paint := json.NewEncoder(c.OutOrStdout()), painter(c.OutOrStdout())
-			w.tell = func(e status.Event) error {
+			w.report = func(e status.Event) error {
 				switch {
 				case e.Publication != nil && !filter.Match(*e.Publication):
 					return nil
 				case out.format == "json":
-					return enc.Encode(e)
+					return enc.Encode(versioned(e))
 				}
 				return status.WriteEvent(c.OutOrStdout(), e, paint)
 			}
@@ -136,28 +155,28 @@ func newWatch() *cobra.Command {
 	return c
 }
 
-// reconnectPause is how long watch waits before it looks for a restarted agent.
+// reconnectPause is between two attempts of watch to connect again.
 const reconnectPause = 500 * time.Millisecond
 
-// watcher tells events and survives a restart of what it watches, but not its
-// absence at the start. After a restart it tells what differs.
+// watcher reports events. It survives a restart of the agent, after which it reports
+// the differences. At its own start the agent must be running.
 type watcher struct {
 	client *status.Client
-	tell   func(status.Event) error
+	report func(status.Event) error
 	stderr io.Writer
 }
 
 func (w watcher) run(ctx context.Context) error {
-	var story status.Resume
-	connected, told := false, false
+	var resume status.Resume
+	connected, warned := false, false
 	for {
 		err := w.client.Watch(ctx, func(e status.Event) error {
-			if told {
-				_, _ = fmt.Fprintln(w.stderr, "fairlead: connected again")
+			if warned {
+				_, _ = fmt.Fprintln(w.stderr, "fairlead: reconnected")
 			}
-			connected, told = true, false
-			for _, e := range story.Events(e) {
-				if err := w.tell(e); err != nil {
+			connected, warned = true, false
+			for _, e := range resume.Events(e) {
+				if err := w.report(e); err != nil {
 					return err
 				}
 			}
@@ -167,15 +186,13 @@ func (w watcher) run(ctx context.Context) error {
 		if ctx.Err() != nil || !connected || !lost {
 			return err
 		}
-		story.Lost()
-		if !told {
-			_, _ = fmt.Fprintln(w.stderr, "fairlead: connection lost, waiting for it to come back")
-			told = true
+		resume.Lost()
+		if !warned {
+			_, _ = fmt.Fprintln(w.stderr, "fairlead: connection lost; reconnecting")
+			warned = true
 		}
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-time.After(reconnectPause):
+		if err := schedule.Sleep(ctx, reconnectPause); err != nil {
+			return err
 		}
 	}
 }
@@ -183,8 +200,9 @@ func (w watcher) run(ctx context.Context) error {
 func newLogLevel() *cobra.Command {
 	var control string
 	var lasts time.Duration
-	root := &cobra.Command{Use: "loglevel", Short: "Show or set the log level of a running agent or host", Args: noArgs,
-		RunE: func(c *cobra.Command, _ []string) error { return c.Help() }}
+	root := &cobra.Command{Use: "loglevel", Short: "Print or set the log level of a running agent or host", Args: noArgs, GroupID: groupCheck,
+		Example: "  fairlead loglevel set debug --for 10m",
+		RunE:    func(c *cobra.Command, _ []string) error { return c.Help() }}
 	level := func(c *cobra.Command, set string) error {
 		l, err := client(control).LogLevel(c.Context(), set, lasts)
 		if err != nil {
@@ -201,9 +219,12 @@ func newLogLevel() *cobra.Command {
 			if lasts != 0 && (lasts < status.LevelLastsMin || lasts > status.LevelLastsMax) {
 				return usageError{fmt.Errorf("--for %s: want %s to %s", lasts, status.LevelLastsMin, status.LevelLastsMax)}
 			}
+			if !slices.Contains(c.ValidArgs, args[0]) {
+				return usageError{fmt.Errorf("log level %q: want %s%s", args[0], yamltree.OneOf(c.ValidArgs), yamltree.Suggest(args[0], c.ValidArgs))}
+			}
 			return level(c, args[0])
 		}}
-	set.Flags().DurationVar(&lasts, "for", 0, "go back to the level before after this time, such as 10m")
+	set.Flags().DurationVar(&lasts, "for", 0, "restore the previous level after this time, such as 10m")
 	controlFlag(get, &control)
 	controlFlag(set, &control)
 	root.AddCommand(get, set)

@@ -20,7 +20,7 @@ import (
 )
 
 func newRules() *cobra.Command {
-	root := &cobra.Command{Use: "rules", Short: "Try the rules", Args: noArgs,
+	root := &cobra.Command{Use: "rules", Short: "Test the rules of a configuration", Args: noArgs, GroupID: groupCheck,
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() }}
 	root.AddCommand(newRulesTest())
 	return root
@@ -41,9 +41,10 @@ func newRulesTest() *cobra.Command {
 	var owner port.Owner
 	var out output
 	c := &cobra.Command{
-		Use:   "test PORT[/tcp|/udp]",
-		Short: "Show what the agent's rules make of a port, and which rule decides",
-		Args:  oneArg("a port such as 8080 or 53/udp"),
+		Use:     "test PORT[/tcp|/udp]",
+		Short:   "Print which rule decides about a port, and how",
+		Example: "  fairlead rules test 9229\n  fairlead rules test 53/udp --owner container --name dns",
+		Args:    oneArg("a port such as 8080 or 53/udp"),
 		RunE: func(c *cobra.Command, args []string) error {
 			if err := out.validate(); err != nil {
 				return err
@@ -73,12 +74,13 @@ func newRulesTest() *cobra.Command {
 	}
 	f := c.Flags()
 	f.StringVar(&file, "config", "", "configuration file of the agent (default "+config.DefaultAgentFile+")")
-	f.StringVar(&address, "address", "0.0.0.0", "guest address that the port is on")
-	f.StringVar(&source, "source", "socket", "source that saw it: "+strings.Join(rules.Sources(), ", "))
+	f.StringVar(&address, "address", "0.0.0.0", "guest address of the port")
+	f.StringVar(&source, "source", "socket", "source that reports it: "+strings.Join(rules.Sources(), ", "))
 	f.StringVar(&kind, "owner", "process", "kind of its owner: container, service, process or unknown")
 	f.StringVar(&owner.Name, "name", "", "name of its owner")
 	f.StringVar(&owner.Namespace, "namespace", "", "namespace of its owner")
-	f.StringToStringVar(&owner.Labels, "label", nil, "label of its owner, KEY=VALUE (may be repeated)")
+	f.StringToStringVar(&owner.Labels, "label", nil, "label of its owner, `KEY=VALUE` (may be repeated)")
+	f.Lookup("label").DefValue = ""
 	out.register(c, "text", "json")
 	return c
 }
@@ -90,7 +92,7 @@ func writeVerdict(w io.Writer, set *rules.Set, p port.Publication, asJSON bool) 
 		v.Host = append(v.Host, a.String())
 	}
 	if asJSON {
-		return json.NewEncoder(w).Encode(v)
+		return json.NewEncoder(w).Encode(versioned(v))
 	}
 	tw := tabwriter.NewWriter(w, 0, 4, 2, ' ', 0)
 	for _, s := range steps {
@@ -104,6 +106,10 @@ func writeVerdict(w io.Writer, set *rules.Set, p port.Publication, asJSON bool) 
 		return err
 	}
 	answer := "denied: " + status.Quote(d.Reason)
+	if strings.Contains(d.Reason, d.Rule) {
+		_, err := fmt.Fprintf(w, "%s: %s\n", v.Publication, status.Quote(d.Reason))
+		return err
+	}
 	if d.Allow {
 		answer = "allowed on the host at " + strings.Join(v.Host, ", ")
 	}
@@ -111,7 +117,7 @@ func writeVerdict(w io.Writer, set *rules.Set, p port.Publication, asJSON bool) 
 	return err
 }
 
-// parseSlot reads PORT or PORT/PROTOCOL; the protocol is tcp where it is not said.
+// parseSlot reads PORT, which means TCP, or PORT/PROTOCOL.
 func parseSlot(s string) (port.Slot, error) {
 	q, err := status.ParseQuery(s)
 	slot := port.Slot{Protocol: port.TCP, Port: q.Port}

@@ -15,7 +15,7 @@ import (
 func newWeb() *cobra.Command {
 	var control, addr string
 	c := &cobra.Command{
-		Use: "web", Short: "Print the address of the page, and show it while this runs if nothing else does", Args: noArgs,
+		Use: "web", Short: "Print the URL of the status page; serve it until Ctrl-C if the agent does not", Args: noArgs, GroupID: groupInspect,
 		RunE: func(c *cobra.Command, _ []string) error {
 			at, err := netip.ParseAddrPort(addr)
 			if err != nil || !at.Addr().IsLoopback() {
@@ -36,11 +36,11 @@ func newWeb() *cobra.Command {
 			}
 			return status.Relay(c.Context(), cl, l, func(url string) {
 				_, _ = fmt.Fprintf(c.OutOrStdout(), "%s\n", url)
-				_, _ = fmt.Fprintln(c.ErrOrStderr(), "The page is there until Ctrl-C. Whoever has the address can read it.")
+				_, _ = fmt.Fprintln(c.ErrOrStderr(), "Serving the page until Ctrl-C. Anybody with this URL can read it.")
 			})
 		},
 	}
 	controlFlag(c, &control)
-	c.Flags().StringVar(&addr, "addr", "127.0.0.1:0", "loopback address to show the page at")
+	c.Flags().StringVar(&addr, "addr", "127.0.0.1:0", "loopback address to serve the page at")
 	return c
 }

@@ -14,15 +14,17 @@ import (
 	"net/http"
 	"strings"
 	"time"
+
+	"github.com/fairlead/fairlead/internal/schedule"
 )
 
-// Client asks a running agent or host over its control socket.
+// Client queries a running agent or host over its control socket.
 type Client struct {
 	path string
 	http *http.Client
 }
 
-// NewClient returns a client of the control socket at path. It connects at each call.
+// NewClient returns a client of the control socket at path. Each call makes a connection.
 func NewClient(path string) *Client {
 	dial := func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return (&net.Dialer{}).DialContext(ctx, "unix", path)
@@ -30,8 +32,8 @@ func NewClient(path string) *Client {
 	return &Client{path: path, http: &http.Client{Transport: &http.Transport{DialContext: dial, DisableKeepAlives: true}}}
 }
 
-// ErrNotRunning is returned when nothing answers on the control socket.
-var ErrNotRunning = errors.New("nothing answers there: is `fairlead agent` (or `fairlead host`) running?")
+// ErrNotRunning is returned when nothing listens on the control socket.
+var ErrNotRunning = errors.New("not running: start `fairlead agent` in the guest, or `fairlead host` on the host")
 
 func (c *Client) do(ctx context.Context, method, path, body string) (*http.Response, error) {
 	req, err := http.NewRequestWithContext(ctx, method, "http://"+clientHost+path, strings.NewReader(body))
@@ -54,7 +56,7 @@ func (c *Client) do(ctx context.Context, method, path, body string) (*http.Respo
 	return resp, nil
 }
 
-// ask decodes what the other end says.
+// ask decodes a JSON answer.
 func ask[T any](ctx context.Context, c *Client, method, path string) (v T, err error) {
 	resp, err := c.do(ctx, method, path, "")
 	if err != nil {
@@ -67,12 +69,12 @@ func ask[T any](ctx context.Context, c *Client, method, path string) (v T, err e
 	return v, nil
 }
 
-// List returns everything as it stands.
+// List returns the current state.
 func (c *Client) List(ctx context.Context) (List, error) {
 	return ask[List](ctx, c, http.MethodGet, "/v1/ports")
 }
 
-// Watch calls f with each event until ctx ends, f fails, or the other end goes
+// Watch calls f with each event until ctx ends, f fails, or the connection is lost
 // (io.ErrUnexpectedEOF).
 func (c *Client) Watch(ctx context.Context, f func(Event) error) error {
 	resp, err := c.do(ctx, http.MethodGet, "/v1/watch", "")
@@ -95,8 +97,8 @@ func (c *Client) Watch(ctx context.Context, f func(Event) error) error {
 	}
 }
 
-// LogLevel returns the level, and sets it first if level is not empty: for good,
-// or, if lasts is not 0 (1s to 24h), until then.
+// LogLevel returns the level, and sets it first if level is not empty: permanently, or
+// for a time if lasts is not 0 (1s to 24h).
 func (c *Client) LogLevel(ctx context.Context, level string, lasts time.Duration) (string, error) {
 	method, path := http.MethodGet, "/v1/loglevel"
 	if level != "" {
@@ -114,22 +116,20 @@ func (c *Client) LogLevel(ctx context.Context, level string, lasts time.Duration
 	return strings.TrimSpace(string(b)), err
 }
 
-// The pause between two tries of Await.
+// awaitPause is between two attempts of Await.
 const awaitPause = 50 * time.Millisecond
 
-// Await is List for an agent that may be about to restart: while nothing
-// answers, or not all sources have said what there is, it asks again until
-// patience has gone by, and then returns what it got last.
-func (c *Client) Await(ctx context.Context, patience time.Duration) (l List, err error) {
-	for deadline := time.Now().Add(patience); ; {
+// Await is List for an agent that may be restarting: while it is not running, or not
+// all sources have reported, it retries for the given time, and then returns the last
+// result.
+func (c *Client) Await(ctx context.Context, timeout time.Duration) (l List, err error) {
+	for deadline := time.Now().Add(timeout); ; {
 		l, err = c.List(ctx)
 		if err == nil && l.Ready() || err != nil && !errors.Is(err, ErrNotRunning) || time.Now().After(deadline) {
 			return l, err
 		}
-		select {
-		case <-ctx.Done():
-			return l, ctx.Err()
-		case <-time.After(awaitPause):
+		if err := schedule.Sleep(ctx, awaitPause); err != nil {
+			return l, err
 		}
 	}
 }

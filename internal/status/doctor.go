@@ -14,7 +14,7 @@ import (
 	"github.com/fairlead/fairlead/internal/diagnose/doctor"
 )
 
-// Examiner says what only the agent knows of its health.
+// Examiner returns what the agent knows about its health.
 type Examiner interface {
 	Examine() doctor.Agent
 }
@@ -25,12 +25,12 @@ func (s *Server) examine(w http.ResponseWriter, _ *http.Request) {
 	_ = json.NewEncoder(w).Encode(s.o.Examiner.Examine())
 }
 
-// Examine asks a running agent for what only it knows.
+// Examine asks a running agent about its health.
 func (c *Client) Examine(ctx context.Context) (doctor.Agent, error) {
 	return ask[doctor.Agent](ctx, c, http.MethodGet, "/v1/doctor")
 }
 
-// WriteDoctor writes the report for people.
+// WriteDoctor writes a human-readable report.
 func WriteDoctor(w io.Writer, r doctor.Report, paint Painter) error {
 	words := map[doctor.State]string{
 		doctor.OK:      paint.Paint(Green, "ok  "),

@@ -10,10 +10,12 @@ import (
 	"slices"
 	"sync"
 	"time"
+
+	"github.com/fairlead/fairlead/internal/schedule"
 )
 
-// Vitals is what the page's charts show of a moment. Counts are since the start,
-// but for what is open now.
+// Vitals are the numbers for the page's charts. They count from the start, except
+// open flows.
 type Vitals struct {
 	Time    time.Time `json:"time"`
 	TCP     int       `json:"tcp"` // flows open now
@@ -21,10 +23,10 @@ type Vitals struct {
 	ToGuest uint64    `json:"toGuest"` // payload bytes
 	ToHost  uint64    `json:"toHost"`
 	Errors  uint64    `json:"errors"` // flows that failed
-	// Latencies are the seconds from the kernel's event to the acknowledgement,
-	// of what was published since the Vitals before, at most 256.
+	// Latencies are the seconds from kernel event to acknowledgement of the ports
+	// published since the previous Vitals, at most 256.
 	Latencies []float64 `json:"latencies"`
-	// Mark is where the next Vitals begin with Latencies.
+	// Mark is where the Latencies of the next Vitals begin.
 	Mark uint64 `json:"-"`
 }
 
@@ -33,29 +35,28 @@ type hello struct {
 	Role    string `json:"role"` // "agent" or "host"
 	Name    string `json:"name"` // of the machine
 	Version string `json:"version"`
-	// Explains says that /v1/explain is there.
+	// Explains reports whether /v1/explain is served.
 	Explains bool `json:"explains"`
 }
 
-// rows is what changed in the table. Several may make up one reset.
+// rows is a change of the table. A reset may consist of several.
 type rows struct {
 	Generation uint64        `json:"generation"`
-	Reset      bool          `json:"reset,omitempty"` // forget what was said before
-	More       bool          `json:"more,omitempty"`  // the next one belongs to it
+	Reset      bool          `json:"reset,omitempty"` // forget all previous rows
+	More       bool          `json:"more,omitempty"`  // the next one continues it
 	Put        []Publication `json:"put,omitempty"`
 	Removed    []Removed     `json:"removed,omitempty"`
 }
 
 const (
-	pulse     = 2 * time.Second       // between two Vitals
-	pace      = 50 * time.Millisecond // at least, between two changes; what comes faster is joined
+	pulse     = 2 * time.Second       // interval of Vitals
+	pace      = 50 * time.Millisecond // least interval of changes; faster ones are coalesced
 	rowsAMax  = 500                   // publications in one event
 	eventKind = "text/event-stream"
 )
 
-// events streams what the page shows, as server-sent events: hello, sources,
-// rows and vitals. It is all that ever runs for the page, and only while one is
-// open and in sight.
+// events streams the page's data as server-sent events: hello, sources, rows and
+// vitals. Nothing else runs for the page, and this only while it is open and visible.
 func (s *Server) events(w http.ResponseWriter, r *http.Request) {
 	if !s.enter(w) {
 		return
@@ -83,7 +84,7 @@ func (s *Server) events(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// stream is one page that looks on.
+// stream serves one open page.
 type stream struct {
 	rc       *http.ResponseController
 	provider Provider
@@ -110,10 +111,9 @@ func (s *stream) send(event string, data any) error {
 	return s.rc.Flush()
 }
 
-// change sends a delta, in parts that a browser digests one by one, and then
-// holds back for a moment.
+// change sends a delta, in parts of limited size, and then pauses.
 func (s *stream) change(ctx context.Context, d Delta) error {
-	if err := s.tellSources(); err != nil {
+	if err := s.sendSources(); err != nil {
 		return err
 	}
 	slices.SortFunc(d.Put, func(a, b Publication) int { return a.Key().Compare(b.Key()) })
@@ -132,28 +132,22 @@ func (s *stream) change(ctx context.Context, d Delta) error {
 	if err := s.send("rows", part); err != nil {
 		return err
 	}
-	select {
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-time.After(pace):
-		return nil
-	}
+	return schedule.Sleep(ctx, pace)
 }
 
-// beat sends what is not told by changes of the table, until ctx ends or the
-// client does not read.
+// beat sends sources and vitals regularly, until ctx ends or the client stops reading.
 func (s *stream) beat(ctx context.Context) {
 	tick := time.NewTicker(pulse)
 	defer tick.Stop()
 	var mark uint64
 	for first := true; ; first = false {
-		if err := s.tellSources(); err != nil {
+		if err := s.sendSources(); err != nil {
 			return
 		}
 		if s.vitals != nil {
 			v := s.vitals(mark)
 			mark = v.Mark
-			if first { // nobody knows when they were
+			if first { // of an unknown time
 				v.Latencies = []float64{}
 			}
 			if err := s.send("vitals", v); err != nil {
@@ -168,8 +162,8 @@ func (s *stream) beat(ctx context.Context) {
 	}
 }
 
-// tellSources sends the sources if they are not as they were told last.
-func (s *stream) tellSources() error {
+// sendSources sends the sources if they changed.
+func (s *stream) sendSources() error {
 	now := s.provider.Sources()
 	s.mu.Lock()
 	same := s.sources != nil && slices.EqualFunc(now, s.sources, Source.equal)

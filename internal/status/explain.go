@@ -16,17 +16,17 @@ import (
 	"github.com/fairlead/fairlead/internal/port"
 )
 
-// Explainer answers why a port is, or is not, reachable.
+// Explainer returns why a port is, or is not, reachable.
 type Explainer interface {
 	Explain(ctx context.Context, q explain.Query) (explain.Report, error)
 }
 
-// ParseQuery reads "8080", "8080/tcp" or "53/udp". Without a protocol both are meant.
+// ParseQuery reads "8080", which means both protocols, "8080/tcp" or "53/udp".
 func ParseQuery(s string) (explain.Query, error) {
 	number, protocol, given := strings.Cut(s, "/")
 	n, err := strconv.ParseUint(number, 10, 16)
 	if err != nil || n == 0 {
-		return explain.Query{}, fmt.Errorf("port %q: want 1 to 65535, with /tcp or /udp behind it if need be", s)
+		return explain.Query{}, fmt.Errorf("port %q: want 1 to 65535, optionally followed by /tcp or /udp", s)
 	}
 	q := explain.Query{Port: uint16(n)}
 	if given {
@@ -37,7 +37,7 @@ func ParseQuery(s string) (explain.Query, error) {
 	return q, nil
 }
 
-// explain answers GET, which never dials, and POST, which may.
+// explain serves GET, which never dials, and POST, which may.
 func (s *Server) explain(w http.ResponseWriter, r *http.Request) {
 	q, err := ParseQuery(r.URL.Query().Get("port"))
 	if err != nil {
@@ -57,11 +57,11 @@ func (s *Server) explain(w http.ResponseWriter, r *http.Request) {
 	_ = json.NewEncoder(w).Encode(report)
 }
 
-// explainTimeout bounds the look into other namespaces and the dials.
+// explainTimeout bounds dumping other namespaces and dialling.
 const explainTimeout = 10 * time.Second
 
-// Explain asks why a port is, or is not, reachable. Only if q.Dial is set, its
-// dial targets are tried.
+// Explain asks why a port is, or is not, reachable. Its dial targets are tried only if
+// q.Dial is set.
 func (c *Client) Explain(ctx context.Context, q explain.Query) (explain.Report, error) {
 	method := http.MethodGet
 	if q.Dial {
@@ -81,7 +81,7 @@ var marks = map[explain.Mark]struct {
 	explain.OK: {"ok", Green}, explain.Warning: {"warn", Yellow}, explain.Failing: {"FAIL", Red}, explain.Skipped: {"-", Plain},
 }
 
-// WriteReport writes the answer for people.
+// WriteReport writes a human-readable report.
 func WriteReport(w io.Writer, r explain.Report, paint Painter, now time.Time) error {
 	var b strings.Builder
 	for _, c := range r.Chains {
@@ -104,10 +104,10 @@ func WriteReport(w io.Writer, r explain.Report, paint Painter, now time.Time) er
 		b.WriteByte('\n')
 	}
 	for _, n := range r.Near {
-		fmt.Fprintf(&b, "near: %s: %s\n", n.Kind, Quote(n.Text))
+		fmt.Fprintf(&b, "related: %s: %s\n", n.Kind, Quote(n.Text))
 	}
 	for _, m := range r.Missing {
-		fmt.Fprintf(&b, "not looked at: %s\n", Quote(m))
+		fmt.Fprintf(&b, "not checked: %s\n", Quote(m))
 	}
 	if len(r.Near)+len(r.Missing) > 0 {
 		b.WriteByte('\n')

@@ -12,20 +12,22 @@ import (
 	"github.com/fairlead/fairlead/internal/yamltree"
 )
 
-// Filter says which rows are shown: those that match all its terms. The zero
-// value shows all.
+// Filter selects the rows that match all its terms. The zero value selects all.
 type Filter struct{ terms []term }
 
 type term struct{ key, value string }
 
-// filterKeys is what a term can name.
-var filterKeys = []string{"port", "protocol", "address", "state", "owner", "source", "guest"}
+// FilterKeys returns the keys of filter terms.
+func FilterKeys() []string {
+	return []string{"port", "protocol", "address", "state", "owner", "source", "guest"}
+}
 
-// ParseFilter reads terms: KEY=VALUE, in which the value is looked for within
-// the field (a port, a protocol and a state must be equal), or a word that is
-// looked for in all of them. Case does not matter.
+// ParseFilter reads terms: KEY=VALUE, which matches fields that contain the value
+// (port, protocol and state must be equal), or a word, which matches any field that
+// contains it. Case is ignored.
 func ParseFilter(texts []string) (Filter, error) {
 	var f Filter
+	keys := FilterKeys()
 	for _, t := range texts {
 		key, value, ok := strings.Cut(t, "=")
 		if !ok {
@@ -33,8 +35,8 @@ func ParseFilter(texts []string) (Filter, error) {
 		}
 		key, value = strings.ToLower(strings.TrimSpace(key)), strings.ToLower(strings.TrimSpace(value))
 		switch {
-		case ok && !slices.Contains(filterKeys, key):
-			return f, fmt.Errorf("--filter %q: unknown key %q%s: want %s", t, key, yamltree.Suggest(key, filterKeys), yamltree.OneOf(filterKeys))
+		case ok && !slices.Contains(keys, key):
+			return f, fmt.Errorf("--filter %q: unknown key %q%s: want %s", t, key, yamltree.Suggest(key, keys), yamltree.OneOf(keys))
 		case value == "":
 			return f, fmt.Errorf("--filter %q: want KEY=VALUE or a word", t)
 		case key == "state":
@@ -47,7 +49,7 @@ func ParseFilter(texts []string) (Filter, error) {
 	return f, nil
 }
 
-// Match reports whether the row is shown.
+// Match reports whether the filter selects the row.
 func (f Filter) Match(p Publication) bool {
 	for _, t := range f.terms {
 		if !t.match(p) {
@@ -57,7 +59,7 @@ func (f Filter) Match(p Publication) bool {
 	return true
 }
 
-// List returns the list with the rows that are shown.
+// List returns the list with the selected rows.
 func (f Filter) List(l List) List {
 	if len(f.terms) > 0 {
 		l.Publications = slices.DeleteFunc(slices.Clone(l.Publications), func(p Publication) bool { return !f.Match(p) })

@@ -13,17 +13,16 @@ import (
 	"strings"
 )
 
-// newToken returns 256 bits of chance, fit for a URL.
+// newToken returns 256 random bits, fit for a URL.
 func newToken() string {
 	b := make([]byte, 32)
 	_, _ = rand.Read(b) // never fails
 	return base64.RawURLEncoding.EncodeToString(b)
 }
 
-// guard refuses what a web page of somebody else could send through a browser:
-// requests under a foreign name (a name that was made to resolve to us) and
-// requests of another origin that would change something. It adds the headers
-// that keep the page to itself.
+// guard refuses requests that a foreign web page could make a browser send: with a
+// foreign Host (DNS rebinding), and requests from another origin that would change
+// something. It adds headers that isolate the page.
 func guard(next http.Handler) http.Handler {
 	protected := http.NewCrossOriginProtection().Handler(next)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -36,22 +35,21 @@ func guard(next http.Handler) http.Handler {
 		h.Set("Cross-Origin-Resource-Policy", "same-origin")
 		h.Set("Cache-Control", "no-store")
 		if !ourName(r.Host) {
-			text(w, http.StatusMisdirectedRequest, "this is fairlead, under no such name: use http://127.0.0.1")
+			text(w, http.StatusMisdirectedRequest, "unknown host name: use http://127.0.0.1")
 			return
 		}
 		protected.ServeHTTP(w, r)
 	})
 }
 
-// contentPolicy lets the page load its own script, style and icon, talk to
-// where it came from, and no more. Markup made from text is refused by the
-// browser itself.
+// contentPolicy lets the page load its own script, style and icon, and connect to its
+// own origin only. The browser refuses markup made from text.
 const contentPolicy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; " +
 	"base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
 
 // ourName reports whether a Host header names this machine and nothing else:
-// a loopback address or localhost, with any port (it may have been relayed), or
-// what our own client says.
+// a loopback address or localhost, with any port (it may be relayed), or the name
+// that our own client sends.
 func ourName(host string) bool {
 	name := host
 	if h, _, err := net.SplitHostPort(host); err == nil {
@@ -65,19 +63,19 @@ func ourName(host string) bool {
 	return err == nil && a.IsLoopback()
 }
 
-// clientHost is the Host that Client and the documents' curl lines send.
+// clientHost is the Host header of Client and of the documented curl commands.
 const clientHost = "fairlead"
 
-// withToken asks for the token in an Authorization header. It is not a cookie:
-// a browser sends cookies to every port of a host, and other ports of this host
-// belong to others.
+// withToken requires the token in an Authorization header. It is not a cookie, because
+// a browser sends cookies to every port of a host, and other ports of this host may
+// belong to other users.
 func withToken(token string, next http.Handler) http.Handler {
 	want := sha256.Sum256([]byte("Bearer " + token))
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		got := sha256.Sum256([]byte(r.Header.Get("Authorization")))
 		if subtle.ConstantTimeCompare(got[:], want[:]) != 1 {
 			w.Header().Set("WWW-Authenticate", "Bearer")
-			text(w, http.StatusUnauthorized, "the token is missing or wrong: `fairlead web` prints an address with it")
+			text(w, http.StatusUnauthorized, "missing or wrong token: `fairlead web` prints the URL with the token")
 			return
 		}
 		next.ServeHTTP(w, r)

@@ -12,12 +12,12 @@ import (
 	"time"
 )
 
-// ready answers whether what there is has been seen and told.
+// ready serves /readyz.
 func (s *Server) ready(w http.ResponseWriter, _ *http.Request) {
 	reason := ""
 	for _, src := range s.o.Provider.List().Sources {
 		if src.State == "starting" {
-			reason = "source " + src.Name + " has not yet seen everything"
+			reason = "source " + src.Name + " is starting"
 		}
 	}
 	if s.o.Ready != nil {
@@ -30,20 +30,20 @@ func (s *Server) ready(w http.ResponseWriter, _ *http.Request) {
 	text(w, http.StatusOK, "ready")
 }
 
-// The bounds of how long a log level lasts that is not set for good.
+// Limits of how long a temporary log level lasts.
 const (
 	LevelLastsMin = time.Second
 	LevelLastsMax = 24 * time.Hour
 )
 
-// levelTimer goes back to the log level that was set for good.
+// levelTimer restores the permanent log level after a temporary one.
 type levelTimer struct {
 	mu    sync.Mutex
 	timer *time.Timer
 	back  slog.Level
 }
 
-// set sets the level, for good if lasts is 0.
+// set sets the level, permanently if lasts is 0.
 func (t *levelTimer) set(v *slog.LevelVar, l slog.Level, lasts time.Duration, log *slog.Logger) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -65,7 +65,7 @@ func (t *levelTimer) set(v *slog.LevelVar, l slog.Level, lasts time.Duration, lo
 		if t.timer == own {
 			t.timer = nil
 			v.Set(before)
-			log.Info("log level set back", "level", levelName(before))
+			log.Info("log level restored", "level", levelName(before))
 		}
 	})
 	t.timer = own

@@ -77,7 +77,7 @@ func TestBadLogLevelIsRefused(t *testing.T) {
 }
 
 func TestReadyOnceEverySourceHasSpokenAndEverySinkWasTold(t *testing.T) {
-	reason := "not every sink has been told"
+	reason := "a sink has not completed its first sync"
 	for _, c := range []struct {
 		state string
 		ready func() string

@@ -15,23 +15,23 @@ import (
 	"golang.org/x/net/netutil"
 )
 
-// maxConns bounds the connections of one listener.
+// maxConns is the maximum of connections of one listener.
 const maxConns = 256
 
 func limitListener(l net.Listener) net.Listener { return netutil.LimitListener(l, maxConns) }
 
-// errWSAConnRefused is ECONNREFUSED as Windows says it; no other system has it.
+// errWSAConnRefused is ECONNREFUSED on Windows; no other system has this number.
 const errWSAConnRefused = syscall.Errno(10061)
 
 // ListenControl opens the control socket at path: 0600 in a directory of mode
-// 0700. A socket that nothing answers on is replaced; one that is alive is an error.
+// 0700. A dead socket is replaced; a live one is an error.
 func ListenControl(path string) (net.Listener, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return nil, fmt.Errorf("control socket: %w", err)
 	}
 	if c, err := net.DialTimeout("unix", path, time.Second); err == nil {
 		_ = c.Close()
-		return nil, fmt.Errorf("control socket %s: another fairlead is running there: stop it, or choose another --control path", path)
+		return nil, fmt.Errorf("control socket %s: in use by a running fairlead: stop it, or choose another --control path", path)
 	} else if errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, errWSAConnRefused) {
 		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return nil, fmt.Errorf("control socket %s: remove the dead socket: %w", path, err)

@@ -9,8 +9,8 @@ import (
 	"os"
 )
 
-// listenPrivate binds under a name of its own, sets the mode, and only then
-// gives the socket its name, so that it is never open to others.
+// listenPrivate binds under a temporary name, sets the mode, and then renames the
+// socket, so that other users can never connect.
 func listenPrivate(path string) (net.Listener, error) {
 	tmp := path + ".new"
 	_ = os.Remove(tmp)

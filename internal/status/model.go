@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package status is what people and programs can ask of a running agent or
-// host: the JSON model, the control socket that serves it, and its client. It
-// reads views and never changes what it shows.
+// Package status lets people and programs query a running agent or host. It has the
+// JSON model, the server of the control socket and the page, and the client. It only
+// reads views, except for the log level.
 package status
 
 import (
@@ -14,7 +14,11 @@ import (
 	"github.com/fairlead/fairlead/internal/port"
 )
 
-// List is the answer to "ls -o json". Its form is stable.
+// SchemaVersion is the version of all JSON documents that commands print. It changes
+// when a field is removed or changes its meaning; fields may be added at any time.
+const SchemaVersion = 1
+
+// List is the output of "ls -o json". Its form is stable.
 type List struct {
 	Generation   uint64        `json:"generation"`
 	Publications []Publication `json:"publications"`
@@ -44,7 +48,7 @@ func (p Publication) Key() port.Key {
 	return port.Key{Protocol: p.Protocol, Address: p.Address, Port: p.Port}
 }
 
-// Owner is who serves a port; names and labels are the guest's word.
+// Owner is who serves a port. Names and labels come from the guest and are not trusted.
 type Owner struct {
 	Kind      port.OwnerKind    `json:"kind"`
 	Name      string            `json:"name"`
@@ -60,7 +64,7 @@ type Origin struct {
 	Since  time.Time `json:"since"`
 }
 
-// Outcome is what one sink made of it.
+// Outcome is the result of one sink at one host address.
 type Outcome struct {
 	Sink        string     `json:"sink"`
 	State       port.State `json:"state"`
@@ -75,7 +79,7 @@ type Source struct {
 	State  string `json:"state"`
 	Method string `json:"method"`
 	Error  string `json:"error"`
-	// Warnings name what the source could not use, while all else goes on.
+	// Warnings name entries that the source had to ignore.
 	Warnings []string `json:"warnings,omitempty"`
 }
 
@@ -83,7 +87,7 @@ func (s Source) equal(t Source) bool {
 	return s.Name == t.Name && s.State == t.State && s.Method == t.Method && s.Error == t.Error && slices.Equal(s.Warnings, t.Warnings)
 }
 
-// Ready reports whether every source has said a complete set.
+// Ready reports whether every source has reported a complete set.
 func (l List) Ready() bool {
 	for _, s := range l.Sources {
 		if s.State == "starting" {
@@ -93,25 +97,25 @@ func (l List) Ready() bool {
 	return true
 }
 
-// Provider is what status needs of the agent or the host.
+// Provider supplies the data of an agent or a host.
 type Provider interface {
-	// List returns everything as it stands.
+	// List returns the current state.
 	List() List
-	// Sources returns the sources as they stand, never nil.
+	// Sources returns the current sources, never nil.
 	Sources() []Source
-	// Changes calls f with what stands and then with each change, until ctx ends
-	// or f fails. Changes that come faster than f returns are joined.
+	// Changes calls f with the current state and then with each change, until ctx
+	// ends or f fails. Changes that come faster than f returns are coalesced.
 	Changes(ctx context.Context, f func(Delta) error) error
 }
 
-// Delta is what changed: rows to put, and keys that are gone.
+// Delta is a change: rows to put, and keys to remove.
 type Delta struct {
 	Generation uint64
 	Put        []Publication
 	Removed    []Removed
 }
 
-// Removed names a row that is gone.
+// Removed identifies a removed row.
 type Removed struct {
 	port.Key
 	Guest string `json:"guest,omitempty"`
@@ -121,23 +125,23 @@ type Removed struct {
 type Event struct {
 	Time        time.Time    `json:"time"`
 	Type        EventType    `json:"type"`
-	Publication *Publication `json:"publication,omitempty"` // as it is, or as it last was
-	Previous    *port.State  `json:"previous,omitempty"`    // the state before, when it changed
+	Publication *Publication `json:"publication,omitempty"` // its current state, or its last one if it was removed
+	Previous    *port.State  `json:"previous,omitempty"`    // the previous state, if it changed
 }
 
-// EventType says what happened to a publication.
+// EventType is what happened to a publication.
 type EventType string
 
 // The types of a watch event.
 const (
-	Present EventType = "present" // stood when the watch began
-	Synced  EventType = "synced"  // all that stood has been said
+	Present EventType = "present" // existed when the watch began
+	Synced  EventType = "synced"  // all present ones have been sent
 	Added   EventType = "added"
 	Changed EventType = "changed"
 	Gone    EventType = "removed"
 )
 
-// Describe makes a row of a publication and what the sinks said of it.
+// Describe makes a row of a publication and its outcomes.
 func Describe(p port.Publication, outcomes []Outcome) Publication {
 	row := Publication{
 		Protocol: p.Protocol, Address: p.Address, Port: p.Port, DualStack: p.DualStack,

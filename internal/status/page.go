@@ -17,7 +17,7 @@ import (
 	"time"
 )
 
-// The page is plain HTML, CSS and modules: no build step, nothing from elsewhere.
+// The page is plain HTML, CSS and modules: no build step, no external resources.
 //
 //go:embed page
 var pageFiles embed.FS
@@ -31,11 +31,11 @@ type asset struct {
 func (a asset) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Content-Type", a.kind)
 	w.Header().Set("ETag", a.etag)
-	w.Header().Set("Cache-Control", "no-cache") // ask each time whether it is still this one
+	w.Header().Set("Cache-Control", "no-cache") // revalidate at each request
 	http.ServeContent(w, r, "", time.Time{}, bytes.NewReader(a.content))
 }
 
-// pageRoutes serves the page itself, which holds nothing that is worth a token.
+// pageRoutes serves the page's files, which are public and need no token.
 func pageRoutes(mux *http.ServeMux) {
 	files, err := fs.ReadDir(pageFiles, "page")
 	if err != nil {
@@ -56,8 +56,8 @@ func pageRoutes(mux *http.ServeMux) {
 	}
 }
 
-// contentType does not ask the system's table: it may say otherwise, and to read
-// it takes milliseconds of the start.
+// contentType does not use the system's table, which may differ and takes
+// milliseconds to read.
 func contentType(name string) string {
 	switch path.Ext(name) {
 	case ".js":
@@ -72,12 +72,12 @@ func contentType(name string) string {
 	return "application/octet-stream"
 }
 
-// WebAddress is the answer of /v1/web.
+// WebAddress is the response of /v1/web.
 type WebAddress struct {
 	URL string `json:"url"`
 }
 
-// webRoutes is what the page asks for. None of it changes anything.
+// webRoutes are the routes that the page needs. They change nothing.
 func (s *Server) webRoutes(mux *http.ServeMux) {
 	mux.HandleFunc("GET /v1/ports", s.list)
 	mux.HandleFunc("GET /v1/events", s.events)
@@ -87,10 +87,9 @@ func (s *Server) webRoutes(mux *http.ServeMux) {
 	}
 }
 
-// ServeWeb shows the page on l, which must listen on a loopback address and is
-// closed when ctx ends. Whoever has no token, which WebURL tells, gets no data:
-// a loopback port is open to every program of the machine, and a relay such as
-// WSL's opens it to those of another.
+// ServeWeb serves the page on l, which must listen on a loopback address and is closed
+// when ctx ends. Data needs the token in WebURL: every program of the machine can
+// connect to a loopback port, and with a relay such as WSL's those of another machine.
 func (s *Server) ServeWeb(ctx context.Context, l net.Listener) error {
 	api := http.NewServeMux()
 	s.webRoutes(api)
@@ -102,15 +101,14 @@ func (s *Server) ServeWeb(ctx context.Context, l net.Listener) error {
 	return s.serve(ctx, l, guard(mux))
 }
 
-// web tells whoever may use the control socket where the page is.
+// web returns the page's URL to users of the control socket.
 func (s *Server) web(w http.ResponseWriter, _ *http.Request) {
 	url, _ := s.webURL.Load().(string)
 	w.Header().Set("Content-Type", "application/json")
 	_ = json.NewEncoder(w).Encode(WebAddress{url})
 }
 
-// WebURL returns where the page is served on TCP, with its token; empty where
-// it is not.
+// WebURL returns the page's URL with its token, or "" if it is not served on TCP.
 func (c *Client) WebURL(ctx context.Context) (string, error) {
 	resp, err := c.do(ctx, http.MethodGet, "/v1/web", "")
 	if err != nil {

@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/schedule"
 	"github.com/fairlead/fairlead/test/kit/leak"
 )
 
@@ -327,7 +328,7 @@ func TestEventsBeginWithAllAndGoOnWithChanges(t *testing.T) {
 }
 
 func TestEndOfARequestIsTold(t *testing.T) {
-	told := make(chan struct{}, 1)
+	told := schedule.NewSignal()
 	server := NewServer(Options{Provider: &fakeProvider{}, Logger: slog.New(slog.DiscardHandler), Served: told})
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -373,7 +374,7 @@ func TestEventStreamsAreBounded(t *testing.T) {
 	if err == nil {
 		_ = second.Body.Close()
 		t.Error("a second stream was given")
-	} else if !strings.Contains(err.Error(), "watches run already") {
+	} else if !strings.Contains(err.Error(), "too many watches") {
 		t.Errorf("a second stream: %v", err)
 	}
 	cancel()

@@ -2,11 +2,10 @@
 
 package status
 
-// Color is how a word stands out on a terminal: the parameter of an SGR
-// sequence (ECMA-48), empty for plain.
+// Color is the parameter of an SGR sequence (ECMA-48); empty for plain text.
 type Color string
 
-// The colours that are used. Each is readable on dark and on light ground.
+// The colours in use. Each is readable on dark and on light background.
 const (
 	Plain  Color = ""
 	Bold   Color = "1"
@@ -15,7 +14,7 @@ const (
 	Yellow Color = "33"
 )
 
-// Painter paints words, or, as its zero value, does not.
+// Painter adds colours to text. The zero value adds none.
 type Painter struct{ On bool }
 
 // Paint returns s in colour c.

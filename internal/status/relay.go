@@ -11,15 +11,15 @@ import (
 	"net/http/httputil"
 )
 
-// Relay shows on l the page of whatever answers c's control socket, to whoever
-// has the token in the URL that announce is told. It closes l when ctx ends.
+// Relay serves the page on l, with the data of c's control socket. Requests need the
+// token of the URL that announce is called with. Relay closes l when ctx ends.
 func Relay(ctx context.Context, c *Client, l net.Listener, announce func(url string)) error {
 	proxy := &httputil.ReverseProxy{
 		Transport:     c.http.Transport,
 		FlushInterval: -1,
 		Rewrite: func(r *httputil.ProxyRequest) {
 			r.Out.URL.Scheme, r.Out.URL.Host, r.Out.Host = "http", clientHost, clientHost
-			// What the browser said has been judged here.
+			// These have been checked here.
 			for _, h := range []string{"Authorization", "Origin", "Sec-Fetch-Site", "Cookie"} {
 				r.Out.Header.Del(h)
 			}
@@ -39,5 +39,5 @@ func Relay(ctx context.Context, c *Client, l net.Listener, announce func(url str
 	return s.serve(ctx, l, guard(mux))
 }
 
-// pageNeeds is all that the page may ask for.
+// pageNeeds lists the routes that the page may use.
 var pageNeeds = []string{"GET /v1/ports", "GET /v1/events", "GET /v1/explain", "POST /v1/explain"}

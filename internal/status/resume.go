@@ -7,18 +7,18 @@ import (
 	"slices"
 )
 
-// Resume makes one story of several watches: what stands at the start of a
-// second one is told only as far as it differs from what was last said.
+// Resume joins several watches into one: at the start of a second watch only the
+// differences to the end of the first one are reported.
 type Resume struct {
 	rows  map[rowKey]Publication
-	seen  map[rowKey]bool // present in the watch that begins
+	seen  map[rowKey]bool // present in the watch that is beginning
 	again bool            // a watch ended before
 }
 
-// Lost says that the watch ended.
+// Lost ends a watch.
 func (r *Resume) Lost() { r.again, r.seen = r.rows != nil, nil }
 
-// Events returns what is to be told for one event of the watch.
+// Events returns the events to report for one event of the watch.
 func (r *Resume) Events(e Event) []Event {
 	if r.rows == nil {
 		r.rows = make(map[rowKey]Publication)
@@ -58,7 +58,7 @@ func (r *Resume) Events(e Event) []Event {
 	return []Event{e}
 }
 
-// synced ends the beginning of a watch: what was there before and is not now is gone.
+// synced ends the beginning of a watch: what is missing was removed meanwhile.
 func (r *Resume) synced(e Event) (list []Event) {
 	if r.again {
 		for k, p := range r.rows {

@@ -14,6 +14,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/fairlead/fairlead/internal/schedule"
 	"github.com/fairlead/fairlead/internal/version"
 )
 
@@ -21,8 +22,8 @@ import (
 type Options struct {
 	Provider  Provider
 	Explainer Explainer // nil leaves /v1/explain out
-	// Ready says why not all is in place yet, "" once it is. Nil means once every
-	// source has said a complete set.
+	// Ready returns why the process is not ready, or "" if it is. With nil it is
+	// ready when every source has reported a complete set.
 	Ready    func() string
 	Examiner Examiner       // nil leaves /v1/doctor out
 	Metrics  http.Handler   // of /metrics; nil leaves it out
@@ -32,22 +33,21 @@ type Options struct {
 	MaxWatches int
 	// Role is "agent" or "host"; Name is the machine's. The page shows both.
 	Role, Name string
-	// Vitals returns what the page's charts show, with the latencies since mark.
-	// Nil leaves the charts empty.
+	// Vitals returns the numbers for the page's charts, with the latencies since mark.
+	// With nil the charts are empty.
 	Vitals func(mark uint64) Vitals
-	// Served, with a capacity of one, receives when a connection became idle or
-	// ended. Nil tells nobody.
-	Served chan<- struct{}
+	// Served is notified when a connection became idle or ended. It may be nil.
+	Served schedule.Signal
 }
 
-// Server answers on the control socket and, for metrics or the page alone, on TCP.
+// Server serves the control socket, and metrics and the page on TCP.
 type Server struct {
 	o       Options
 	watches chan struct{}
 	level   levelTimer
 	hello   hello
 	token   string       // of the page on TCP; new at each start
-	webURL  atomic.Value // string: where that page is
+	webURL  atomic.Value // string: the page's URL
 }
 
 // NewServer returns a server. It starts nothing.
@@ -70,8 +70,8 @@ const (
 	maxBody       = 4 << 10
 )
 
-// Serve answers on l, which it closes, until ctx ends. The control socket gets
-// everything; a listener for metrics gets /metrics, /healthz and /readyz.
+// Serve serves l until ctx ends, and closes it. The control socket has all routes; a
+// listener for metrics has /metrics, /healthz and /readyz.
 func (s *Server) Serve(ctx context.Context, l net.Listener, control bool) error {
 	mux := http.NewServeMux()
 	s.routes(mux, control)
@@ -105,10 +105,7 @@ func (s *Server) serve(ctx context.Context, l net.Listener, h http.Handler) erro
 
 func (s *Server) connState(_ net.Conn, now http.ConnState) {
 	if now == http.StateIdle || now == http.StateClosed {
-		select {
-		case s.o.Served <- struct{}{}:
-		default:
-		}
+		s.o.Served.Notify()
 	}
 }
 
@@ -147,20 +144,20 @@ func (s *Server) list(w http.ResponseWriter, _ *http.Request) {
 	_ = json.NewEncoder(w).Encode(s.o.Provider.List())
 }
 
-// enter counts a stream in, or refuses it.
+// enter admits a stream, or refuses it.
 func (s *Server) enter(w http.ResponseWriter) bool {
 	select {
 	case s.watches <- struct{}{}:
 		return true
 	default:
-		text(w, http.StatusTooManyRequests, fmt.Sprintf("%d watches run already: end one first", s.o.MaxWatches))
+		text(w, http.StatusTooManyRequests, fmt.Sprintf("too many watches (limit %d): end one first", s.o.MaxWatches))
 		return false
 	}
 }
 
 func (s *Server) leave() { <-s.watches }
 
-// watch streams events as JSON lines until the client goes.
+// watch streams events as JSON lines until the client disconnects.
 func (s *Server) watch(w http.ResponseWriter, r *http.Request) {
 	if !s.enter(w) {
 		return

@@ -23,14 +23,14 @@ func row(p uint16, state port.State, owner string) Publication {
 	}
 }
 
-func TestTableFits80ColumnsWhateverTheNames(t *testing.T) {
+func TestTableFitsWidth(t *testing.T) {
 	long := row(65535, port.Conflict, strings.Repeat("x", 200))
 	long.Address = netip.MustParseAddr("2001:db8:1111:2222:3333:4444:5555:6666")
 	long.HostAddresses = append(long.HostAddresses, netip.MustParseAddrPort("[2001:db8:1111:2222:3333:4444:5555:6666]:65535"))
 	long.Guest = "unix:///a/very/long/path/to/a/link.sock"
 	for _, pubs := range [][]Publication{{long}, {row(80, port.Active, "nginx"), long}, {row(80, port.Active, "nginx")}, {}} {
 		var b strings.Builder
-		if err := WriteTable(&b, List{Publications: pubs}, Style{Now: noon}); err != nil {
+		if err := WriteTable(&b, List{Publications: pubs}, Style{Width: 80, Now: noon}); err != nil {
 			t.Fatal(err)
 		}
 		for line := range strings.Lines(b.String()) {
@@ -38,6 +38,31 @@ func TestTableFits80ColumnsWhateverTheNames(t *testing.T) {
 				t.Errorf("%d columns: %s", n, line)
 			}
 		}
+	}
+}
+
+func TestReasonIsTruncatedToTheWidthOnly(t *testing.T) {
+	p := row(5432, port.Conflict, "postgres")
+	p.HostAddresses, p.Reason = nil, `127.0.0.1:5432 is in use by "postgres" (pid 811)`
+	for width, whole := range map[int]bool{0: true, 160: true, 80: false} {
+		var b strings.Builder
+		if err := WriteTable(&b, List{Publications: []Publication{p}}, Style{Width: width, Now: noon}); err != nil {
+			t.Fatal(err)
+		}
+		if got := strings.Contains(b.String(), p.Reason); got != whole {
+			t.Errorf("width %d: whole reason %v, want %v:\n%s", width, got, whole, b.String())
+		}
+		if !whole && !strings.Contains(b.String(), "127.0.0.1:5432 is in us…") { // all that fits
+			t.Errorf("width %d: %s", width, b.String())
+		}
+	}
+}
+
+func TestTableWithoutRows(t *testing.T) {
+	var b strings.Builder
+	l := List{Sources: []Source{{Name: "docker", State: "stale", Error: "gone"}}}
+	if err := WriteTable(&b, l, Style{Now: noon, Empty: "No ports."}); err != nil || b.String() != "No ports.\nsource docker is stale: gone\n" {
+		t.Errorf("%q, %v", b.String(), err)
 	}
 }
 
@@ -62,7 +87,6 @@ func TestColoursChangeNothingButColours(t *testing.T) {
 	}
 }
 
-// A name that the guest chose cannot steer the terminal.
 func TestHostileNamesAreQuoted(t *testing.T) {
 	p := row(80, port.Failed, "\x1b[2J\nactive")
 	p.Reason = "\x1b]0;title\x07"
@@ -102,13 +126,13 @@ func TestFilter(t *testing.T) {
 	}
 	for _, bad := range []string{"prot=80", "port=", "", "state=good"} {
 		if _, err := ParseFilter([]string{bad}); err == nil {
-			t.Errorf("%q is taken", bad)
+			t.Errorf("%q is accepted", bad)
 		}
 	}
 }
 
-// After a restart of the agent, a watch tells what differs and nothing else.
-func TestResumeTellsWhatDiffers(t *testing.T) {
+// After a restart of the agent, a watch reports the differences only.
+func TestResume(t *testing.T) {
 	a, b, c := row(1, port.Active, "a"), row(2, port.Active, "b"), row(3, port.Active, "c")
 	var r Resume
 	var got []string
@@ -121,7 +145,7 @@ func TestResumeTellsWhatDiffers(t *testing.T) {
 			got = append(got, s)
 		}
 	}
-	r.Lost() // before anything was heard
+	r.Lost() // before any event
 	feed(Present, &a)
 	feed(Present, &b)
 	feed(Synced, nil)

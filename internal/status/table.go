@@ -10,8 +10,8 @@ import (
 	"github.com/fairlead/fairlead/internal/port"
 )
 
-// table aligns columns of text, with the state painted, and cuts what is too
-// long for the width. text/tabwriter would count the colours as text.
+// table aligns columns of text, with the state in colour, and truncates cells until
+// a row fits the width. text/tabwriter would count the colours as text.
 type table struct {
 	style   Style
 	columns []column
@@ -21,10 +21,10 @@ type table struct {
 
 type column struct {
 	head  string
-	least int // how narrow it may be cut; 0 for not at all
+	least int // the width that it may be truncated to; 0 for never
 }
 
-// stateColumn is the one that is painted.
+// stateColumn is the coloured one.
 const stateColumn = 2
 
 var stateColors = map[port.State]Color{
@@ -36,14 +36,14 @@ func (t *table) add(row []string, s port.State) {
 	t.states = append(t.states, s)
 }
 
-// cutOrder is which columns give way to keep a table narrow: where it is on the
-// host, or why not, which explain tells in full; the guest; the address; the owner.
-var cutOrder = []int{3, 6, 1, 4}
+// truncateOrder lists the columns to truncate, first to last: the host address or
+// reason, which explain prints in full; the guest; the address; the owner.
+var truncateOrder = []int{3, 6, 1, 4}
 
-// gap is between two columns.
+// gap is the space between two columns.
 const gap = 2
 
-// widths returns the columns' widths, cut until all fit.
+// widths returns the columns' widths, truncated until a row fits.
 func (t *table) widths() []int {
 	widths := make([]int, len(t.columns))
 	total := -gap
@@ -54,13 +54,13 @@ func (t *table) widths() []int {
 		}
 		total += widths[i] + gap
 	}
-	if t.style.Wide {
+	if t.style.Width == 0 {
 		return widths
 	}
-	for _, i := range cutOrder {
-		if total > tableWidth && i < len(widths) {
+	for _, i := range truncateOrder {
+		if total > t.style.Width && i < len(widths) {
 			room := widths[i] - max(t.columns[i].least, utf8.RuneCountInString(t.columns[i].head))
-			cut := max(0, min(room, total-tableWidth))
+			cut := max(0, min(room, total-t.style.Width))
 			widths[i] -= cut
 			total -= cut
 		}

@@ -14,17 +14,16 @@ import (
 	"github.com/fairlead/fairlead/internal/port"
 )
 
-// Style is how text for people looks.
+// Style is the format of human-readable text.
 type Style struct {
-	Wide  bool // all columns, whatever their width
+	Wide  bool // with all columns
+	Width int  // of a row, to which cells are truncated; 0 for unlimited
 	Paint Painter
 	Now   time.Time
+	Empty string // written instead of a table without rows
 }
 
-// tableWidth is what the table fits in, if it is not wide.
-const tableWidth = 80
-
-// WriteTable writes the list for people: within 80 columns, or wide.
+// WriteTable writes the list as a human-readable table.
 func WriteTable(w io.Writer, l List, style Style) error {
 	t := table{style: style}
 	guests := map[string]bool{}
@@ -59,7 +58,11 @@ func WriteTable(w io.Writer, l List, style Style) error {
 		}
 		t.add(row, p.State)
 	}
-	if err := t.write(w); err != nil {
+	if len(t.rows) > 0 || style.Empty == "" {
+		if err := t.write(w); err != nil {
+			return err
+		}
+	} else if _, err := fmt.Fprintln(w, style.Empty); err != nil {
 		return err
 	}
 	if err := writeNotes(w, l); err != nil {
@@ -71,7 +74,7 @@ func WriteTable(w io.Writer, l List, style Style) error {
 		case s.Error != "":
 			line = fmt.Sprintf("source %s is %s: %s", s.Name, s.State, Quote(s.Error))
 		case s.State == "starting":
-			line = fmt.Sprintf("source %s is starting: it has not yet seen everything", s.Name)
+			line = fmt.Sprintf("source %s is starting", s.Name)
 		}
 		if line != "" {
 			if _, err := fmt.Fprintln(w, style.Paint.Paint(Yellow, line)); err != nil {
@@ -85,7 +88,7 @@ func WriteTable(w io.Writer, l List, style Style) error {
 	return nil
 }
 
-// writeNotes says what is to be said of ports that are reachable.
+// writeNotes writes the reasons of reachable ports that have one.
 func writeNotes(w io.Writer, l List) error {
 	var notes []string
 	for _, p := range l.Publications {
@@ -100,7 +103,7 @@ func writeWarnings(w io.Writer, s Source) error {
 	return writeSome(w, "source "+s.Name+": ", s.Warnings)
 }
 
-// writeSome writes as many lines as people read.
+// writeSome writes the first lines, and how many more there are.
 func writeSome(w io.Writer, prefix string, lines []string) error {
 	const limit = 5
 	for i, text := range lines {
@@ -114,16 +117,13 @@ func writeSome(w io.Writer, prefix string, lines []string) error {
 	return nil
 }
 
-// reasonWidth is what a reason gets of a narrow table; explain tells it in full.
-const reasonWidth = 20
-
-// hostColumn says where a port is reachable, or else why not.
+// hostColumn returns where a port is reachable, or else why not.
 func hostColumn(p Publication, wide bool) string {
 	if len(p.HostAddresses) == 0 {
 		if wide || p.Reason == "" {
 			return "-"
 		}
-		return shorten(Quote(p.Reason), reasonWidth)
+		return Quote(p.Reason)
 	}
 	first := p.HostAddresses[0].String()
 	if n := len(p.HostAddresses) - 1; n > 0 {
@@ -170,7 +170,7 @@ func unique(list []string) (out []string) {
 	return out
 }
 
-// shorten cuts s to at most n characters and says so by its last one.
+// shorten truncates s to n characters, with an ellipsis as the last.
 func shorten(s string, n int) string {
 	if utf8.RuneCountInString(s) <= n {
 		return s
@@ -178,8 +178,8 @@ func shorten(s string, n int) string {
 	return string([]rune(s)[:n-1]) + "…"
 }
 
-// Quote makes a name that comes from the guest safe for a terminal: what is not
-// a printable character, or would end a table's cell, is shown escaped.
+// Quote makes a name from the guest safe for a terminal: if a character is not
+// printable, the whole is quoted with escapes.
 func Quote(s string) string {
 	if !strings.ContainsFunc(s, unsafeRune) && utf8.ValidString(s) {
 		return s
@@ -189,7 +189,7 @@ func Quote(s string) string {
 
 func unsafeRune(r rune) bool { return !unicode.IsPrint(r) || r == utf8.RuneError }
 
-// Age says a duration as people do, in one unit.
+// Age formats a duration in one unit.
 func Age(d time.Duration) string {
 	switch {
 	case d < 0:
@@ -204,10 +204,10 @@ func Age(d time.Duration) string {
 	return fmt.Sprintf("%dd", int(d.Hours()/24))
 }
 
-// eventColors paint what happened.
+// eventColors are the colours of the events' types.
 var eventColors = map[EventType]Color{Added: Green, Gone: Yellow}
 
-// WriteEvent writes one watch event as a line for people.
+// WriteEvent writes one watch event as a human-readable line.
 func WriteEvent(w io.Writer, e Event, paint Painter) error {
 	if e.Publication == nil {
 		return nil

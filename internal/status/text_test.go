@@ -22,7 +22,7 @@ func published(n uint16, o Owner) Publication {
 	}
 }
 
-func TestNamesOfTheGuestAreNotObeyedByATerminal(t *testing.T) {
+func TestGuestNamesAreEscaped(t *testing.T) {
 	l := List{
 		Publications: []Publication{
 			published(80, Owner{Kind: port.OwnerContainer, Name: hostile, ID: hostile}),
@@ -54,7 +54,7 @@ func TestNamesOfTheGuestAreNotObeyedByATerminal(t *testing.T) {
 	}
 }
 
-func TestWarningsAndUnservedPortsAreSaidUnderTheTable(t *testing.T) {
+func TestNotesBelowTheTable(t *testing.T) {
 	l := List{Publications: []Publication{published(30080, Owner{Kind: port.OwnerService, Name: "web"})}, Sources: []Source{{Name: "docker"}}}
 	l.Publications[0].Reason = "nothing is known to serve it"
 	for i := range 8 {
@@ -70,7 +70,7 @@ func TestWarningsAndUnservedPortsAreSaidUnderTheTable(t *testing.T) {
 		}
 	}
 	if strings.Contains(b.String(), "container 5") {
-		t.Errorf("all warnings are said to people:\n%s", b.String())
+		t.Errorf("all warnings are shown:\n%s", b.String())
 	}
 }
 
@@ -88,7 +88,7 @@ func TestOwnerColumn(t *testing.T) {
 	}
 }
 
-// What scripts read: owners with all fields, and warnings only where there are any.
+// Owners have all fields in JSON, sources have warnings only if there are any.
 func TestJSONOfOwnersAndWarnings(t *testing.T) {
 	p := Describe(port.Publication{
 		Key:      port.Key{Protocol: port.TCP, Address: netip.IPv4Unspecified(), Port: 80},

@@ -10,8 +10,8 @@ import (
 	"github.com/fairlead/fairlead/internal/port"
 )
 
-// tracker turns deltas into events: it remembers what a client was told, so
-// that a removed row can be shown as it last was.
+// tracker turns deltas into events. It remembers the rows that a client was sent, so
+// that a removed row can be shown in its last state.
 type tracker struct {
 	rows   map[rowKey]Publication
 	synced bool

@@ -145,6 +145,11 @@ const (
 	VerdictNothingHere Verdict = "nothing-listens"
 )
 
+// Reachable reports whether a client on the host reaches the port.
+func (v Verdict) Reachable() bool {
+	return v == VerdictActive || v == VerdictPartial || v == VerdictOneFamily
+}
+
 // Mark is the verdict of one step.
 type Mark string
 

@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux
+
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"log/slog"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/fairlead/fairlead/internal/diagnose/explain"
+	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/status"
+)
+
+// guest is a provider with one port in each of two states. It explains 8080 as
+// reachable, every other port as not.
+type guest struct{ empty bool }
+
+const longReason = `127.0.0.1:5432 is in use by "postgres" (pid 811)`
+
+func (g guest) List() status.List {
+	l := status.List{Publications: []status.Publication{}, Sources: []status.Source{}}
+	for n, state := range map[uint16]port.State{8080: port.Active, 5432: port.Conflict} {
+		p := status.Publication{Protocol: port.TCP, Address: netip.IPv4Unspecified(), Port: n, State: state}
+		if state == port.Conflict {
+			p.Reason = longReason
+		}
+		if !g.empty {
+			l.Publications = append(l.Publications, p)
+		}
+	}
+	return l
+}
+
+func (guest) Sources() []status.Source { return []status.Source{} }
+
+func (guest) Changes(ctx context.Context, _ func(status.Delta) error) error {
+	<-ctx.Done()
+	return ctx.Err()
+}
+
+func (guest) Explain(_ context.Context, q explain.Query) (explain.Report, error) {
+	f := explain.Facts{Query: q}
+	if q.Port == 8080 {
+		f.Publications = []explain.Publication{{
+			Publication: port.Publication{
+				Key:      port.Key{Protocol: port.TCP, Address: netip.IPv4Unspecified(), Port: 8080},
+				Decision: port.Decision{Allow: true}, Dial: []netip.AddrPort{netip.MustParseAddrPort("127.0.0.1:8080")},
+			},
+			Outcomes: []explain.Outcome{{Sink: "hostlink", State: port.Active}},
+		}}
+	}
+	return explain.Evaluate(f), nil
+}
+
+// serve serves g on a control socket that the commands use.
+func serve(t *testing.T, g guest) {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "c")
+	l, err := status.ListenControl(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	s := status.NewServer(status.Options{Provider: g, Explainer: g, Logger: slog.New(slog.DiscardHandler)})
+	go func() { done <- s.Serve(ctx, l, true) }()
+	t.Cleanup(func() {
+		cancel()
+		<-done
+	})
+	t.Setenv("FAIRLEAD_CONTROL", path)
+	t.Setenv("COLUMNS", "")
+}
+
+func TestExplainExitStatusIsTheAnswer(t *testing.T) {
+	serve(t, guest{})
+	for args, want := range map[string]int{"8080": exitOK, "8080 -o json": exitOK, "1234": exitError, "1234 -o json": exitError, "x": exitUsage} {
+		out, stderr, code := execute(t, append([]string{"explain"}, strings.Fields(args)...)...)
+		if code != want || code != exitUsage && (stderr != "" || out == "") {
+			t.Errorf("explain %s: exit %d, want %d; %q, %q", args, code, want, out, stderr)
+		}
+	}
+}
+
+func TestLsInPipeTruncatesNothing(t *testing.T) {
+	serve(t, guest{})
+	if out, _, code := execute(t, "ls"); code != exitOK || !strings.Contains(out, longReason) {
+		t.Errorf("exit %d:\n%s", code, out)
+	}
+	t.Setenv("COLUMNS", "80")
+	if out, _, code := execute(t, "ls"); code != exitOK || strings.Contains(out, longReason) || !strings.Contains(out, "…") {
+		t.Errorf("in 80 columns: exit %d:\n%s", code, out)
+	}
+}
+
+func TestLsWithoutPortsSaysSo(t *testing.T) {
+	serve(t, guest{})
+	if out, _, _ := execute(t, "ls", "--filter", "nginx"); out != "No ports match the filter.\n" {
+		t.Errorf("%q", out)
+	}
+	serve(t, guest{empty: true})
+	if out, _, _ := execute(t, "ls"); out != "No ports.\n" {
+		t.Errorf("%q", out)
+	}
+}
+
+func TestJSONHasASchemaVersion(t *testing.T) {
+	serve(t, guest{})
+	file := filepath.Join(t.TempDir(), "agent.yaml")
+	if err := os.WriteFile(file, []byte("holdDown: 1s\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, args := range []string{"ls", "explain 8080", "config check " + file, "rules test 80 --config " + file} {
+		out, stderr, _ := execute(t, append(strings.Fields(args), "-o", "json")...)
+		var v struct {
+			SchemaVersion int `json:"schemaVersion"`
+		}
+		if err := json.Unmarshal([]byte(out), &v); err != nil || v.SchemaVersion != status.SchemaVersion {
+			t.Errorf("%s: %v, %+v: %q, %q", args, err, v, out, stderr)
+		}
+	}
+}
+
+func TestUsageErrors(t *testing.T) {
+	for args, want := range map[string]string{
+		"agent --sink foo":     `fairlead: --sink "foo": want hostlink, listener, gvproxy, vtunnel or auto (see ` + "`fairlead agent --help`)\n",
+		"host --grace soon":    `fairlead: --grace "soon": want a duration such as "150ms", 0s to 1h0m0s (see ` + "`fairlead host --help`)\n",
+		"ls -o yaml":           `fairlead: --output "yaml": want table, wide or json` + "\n",
+		"help nosuch":          `fairlead: unknown command "nosuch" (see ` + "`fairlead --help`)\n",
+		"loglevel set debgu":   `fairlead: log level "debgu": want debug, info, warn or error (did you mean "debug"?)` + "\n",
+		"host install -- -x=1": "fairlead: for `fairlead host`: unknown shorthand flag: 'x' in -x=1\n",
+	} {
+		if _, stderr, code := execute(t, strings.Fields(args)...); code != exitUsage || stderr != want {
+			t.Errorf("%s: exit %d\n got %swant %s", args, code, stderr, want)
+		}
+	}
+}
+
+// Help is for people: no Go types or quoting, and an example where it helps.
+func TestHelp(t *testing.T) {
+	for args, want := range map[string][]string{
+		"--help":              {"Run:", "See the ports:", "Configure and diagnose:", "Exit status: 0"},
+		"help explain":        {"Examples:", "Exit status: 0 if it is reachable"},
+		"ls --help":           {"output format: table, wide or json", "AGE is how long", "Examples:"},
+		"rules test --help":   {"--label KEY=VALUE"},
+		"config check --help": {"--host ", "check a file of the host peer"},
+	} {
+		out, _, code := execute(t, strings.Fields(args)...)
+		if code != exitOK || strings.Contains(out, "stringToString") || strings.Contains(out, `["`) {
+			t.Errorf("%s: exit %d\n%s", args, code, out)
+		}
+		for _, w := range want {
+			if !strings.Contains(out, w) {
+				t.Errorf("%s lacks %q:\n%s", args, w, out)
+			}
+		}
+	}
+}
