@@ -2,9 +2,9 @@
 
 //go:build linux
 
-// Package demo shows the whole path on one machine: a private network namespace
-// plays the guest, with an agent and two small servers in it; the host peer
-// runs outside. It leaves nothing behind.
+// Package demo shows fairlead on one machine: a private network namespace is the
+// guest, with an agent and two small servers in it; the host peer runs outside. The
+// demo removes everything at its end.
 package demo
 
 import (
@@ -24,13 +24,14 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/fairlead/fairlead/internal/schedule"
 	"github.com/fairlead/fairlead/internal/status"
 )
 
-// ServerCommand is the hidden command that Run starts as "guest server".
+// ServerCommand is the hidden command that Run starts for each server in the guest.
 const ServerCommand = "demo-server"
 
-// ErrNotRoot says that the caller lacks the privileges.
+// ErrNotRoot is returned if the caller is not root.
 var ErrNotRoot = errors.New("the demo makes a network namespace and loads BPF programs, which needs root: run it with sudo")
 
 // Options configures a demo.
@@ -56,7 +57,7 @@ func Run(ctx context.Context, o Options) (err error) {
 	}
 	defer func() { err = errors.Join(err, ns.Close()) }()
 
-	// Children die with us, and are ended in reverse order before the namespace goes.
+	// Children die with this process. They are stopped in reverse order, before the namespace is removed.
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	c := children{o: o, ns: ns, dead: func(err error) { cancel(err) }}
@@ -85,7 +86,7 @@ func Run(ctx context.Context, o Options) (err error) {
 	if err := waitReady(ctx, client); err != nil {
 		return err
 	}
-	v := view{o: o, ns: ns, web: web, echo: echo, client: client, tty: isTerminal(o.Out)}
+	v := view{o: o, ns: ns, web: web, echo: echo, control: control, client: client, columns: columns(o.Out)}
 	err = v.follow(ctx)
 	if cause := context.Cause(ctx); cause != nil && !errors.Is(cause, context.Canceled) {
 		return cause
@@ -96,8 +97,7 @@ func Run(ctx context.Context, o Options) (err error) {
 	return err
 }
 
-// freePorts returns ports that are free outside, so that the demo shows no
-// conflict of its own making.
+// freePorts returns ports that are free on the host, so that they do not conflict.
 func freePorts() (web, echo uint16, err error) {
 	for p := uint16(8080); p < 8180; p++ {
 		l, err := net.Listen("tcp4", fmt.Sprintf("127.0.0.1:%d", p))
@@ -121,16 +121,14 @@ func freePorts() (web, echo uint16, err error) {
 
 func waitReady(ctx context.Context, c *status.Client) error {
 	var last error
-	for range 2400 { // two minutes; a child that ends is told at once
+	for range 2400 { // two minutes; the end of a child cancels ctx
 		l, err := c.List(ctx)
 		if err == nil && l.Ready() && len(l.Publications) >= 2 {
 			return nil
 		}
 		last = err
-		select {
-		case <-ctx.Done():
+		if schedule.Sleep(ctx, 50*time.Millisecond) != nil {
 			return context.Cause(ctx)
-		case <-time.After(50 * time.Millisecond):
 		}
 	}
 	return fmt.Errorf("demo: the agent did not become ready: %w", last)
@@ -153,10 +151,10 @@ func (c *children) start(inGuest bool, args ...string) error {
 		c.ended = make(chan struct{})
 	}
 	cmd := exec.Command(c.o.Self, args...)
-	var said bytes.Buffer
-	cmd.Stdout, cmd.Stderr = c.o.Err, io.MultiWriter(&limited{&said}, prefixed{c.o.Err, args[0]})
+	var log bytes.Buffer
+	cmd.Stdout, cmd.Stderr = c.o.Err, io.MultiWriter(&limited{&log}, prefixed{c.o.Err, args[0]})
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true}
-	// The death signal follows the thread that started the child: keep it.
+	// The death signal is sent when the thread that started the child ends.
 	run := onLastingThread
 	if inGuest {
 		run = c.ns.Do
@@ -171,7 +169,7 @@ func (c *children) start(inGuest bool, args ...string) error {
 		case <-c.ended:
 		default:
 			if args[0] != ServerCommand {
-				c.dead(fmt.Errorf("demo: %s ended: %w: %s", args[0], err, strings.TrimSpace(said.String())))
+				c.dead(fmt.Errorf("demo: %s ended: %w: %s", args[0], err, strings.TrimSpace(log.String())))
 			}
 		}
 	})
@@ -219,45 +217,55 @@ func (p prefixed) Write(b []byte) (int, error) {
 	return len(b), err
 }
 
-func isTerminal(w io.Writer) bool {
+// columns returns the width of a terminal, 0 if w is none.
+func columns(w io.Writer) int {
 	f, ok := w.(*os.File)
 	if !ok {
-		return false
+		return 0
 	}
-	_, err := unix.IoctlGetTermios(int(f.Fd()), unix.TCGETS)
-	return err == nil
+	size, err := unix.IoctlGetWinsize(int(f.Fd()), unix.TIOCGWINSZ)
+	switch {
+	case err != nil:
+		return 0
+	case size.Col == 0: // unknown
+		return 80
+	}
+	return int(size.Col)
 }
 
-// view shows what the agent says: a live table on a terminal, else a line for each event.
+// view shows the agent's ports: a live table on a terminal, or else a line per event.
 type view struct {
 	o         Options
 	ns        *guest
 	web, echo uint16
 	client    *status.Client
-	tty       bool
+	control   string
+	columns   int // of the terminal; 0 if there is none
 	last      []string
 }
 
 func (v *view) intro() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "The guest is network namespace %s; this shell is the host.\n", v.ns.name)
-	fmt.Fprintf(&b, "Try, from another shell (as root where it enters the guest):\n")
+	fmt.Fprintf(&b, "In another shell, as root:\n")
 	fmt.Fprintf(&b, "  curl http://127.0.0.1:%d/\n", v.web)
-	fmt.Fprintf(&b, "  %s python3 -m http.server 9000     # a server of your own in the guest\n", v.ns.enter())
+	fmt.Fprintf(&b, "  %s python3 -m http.server 9000\n", v.ns.enter())
 	fmt.Fprintf(&b, "  echo hello | nc -u -w1 127.0.0.1 %d\n", v.echo)
-	fmt.Fprintf(&b, "Ctrl-C ends it and leaves nothing behind.\n\n")
+	fmt.Fprintf(&b, "  export FAIRLEAD_CONTROL=%s\n", v.control)
+	fmt.Fprintf(&b, "  %s ls; %[1]s explain %d; %[1]s web\n", v.o.Self, v.web)
+	fmt.Fprintf(&b, "Ctrl-C ends the demo and removes everything.\n\n")
 	return b.String()
 }
 
 func (v *view) follow(ctx context.Context) error {
-	if !v.tty {
+	if v.columns == 0 {
 		_, _ = io.WriteString(v.o.Out, v.intro())
 		if err := v.table(ctx); err != nil {
 			return err
 		}
 	}
 	return v.client.Watch(ctx, func(e status.Event) error {
-		if v.tty {
+		if v.columns > 0 {
 			if e.Type == status.Present {
 				return nil
 			}
@@ -271,7 +279,7 @@ func (v *view) follow(ctx context.Context) error {
 	})
 }
 
-// note keeps the last few events below the table.
+// note keeps the latest events, to show them below the table.
 func (v *view) note(e status.Event) {
 	var line strings.Builder
 	_ = status.WriteEvent(&line, e, status.Painter{})
@@ -294,7 +302,7 @@ func (v *view) redraw(ctx context.Context) error {
 		return err
 	}
 	if len(v.last) > 0 {
-		b.WriteString("\nlately:\n  " + strings.Join(v.last, "\n  ") + "\n")
+		b.WriteString("\nlatest:\n  " + strings.Join(v.last, "\n  ") + "\n")
 	}
 	_, err := io.WriteString(v.o.Out, b.String())
 	return err
@@ -307,10 +315,10 @@ func (v *view) table(ctx context.Context) error {
 	}
 	for _, s := range l.Sources {
 		if s.Name == "socket" {
-			_, _ = fmt.Fprintf(v.o.Out, "sockets are observed by: %s\n\n", s.Method)
+			_, _ = fmt.Fprintf(v.o.Out, "sockets observed by: %s\n\n", s.Method)
 		}
 	}
-	return status.WriteTable(v.o.Out, l, status.Style{Now: time.Now()})
+	return status.WriteTable(v.o.Out, l, status.Style{Now: time.Now(), Width: v.columns})
 }
 
 // Serve runs one of the guest's servers until ctx ends.

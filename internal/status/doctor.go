@@ -46,7 +46,7 @@ func WriteDoctor(w io.Writer, r doctor.Report, paint Painter) error {
 			fmt.Fprintf(&b, "      %-26s → %s\n", "", Quote(c.Remedy))
 		}
 	}
-	fmt.Fprintf(&b, "\n%d ok, %d warnings, %d failing\n", count[doctor.OK], count[doctor.Warning], count[doctor.Failing])
+	fmt.Fprintf(&b, "\n%d ok, %d warnings, %d failed\n", count[doctor.OK], count[doctor.Warning], count[doctor.Failing])
 	_, err := io.WriteString(w, b.String())
 	return err
 }

@@ -103,13 +103,13 @@ func WriteReport(w io.Writer, r explain.Report, paint Painter, now time.Time) er
 		}
 		b.WriteByte('\n')
 	}
-	for _, n := range r.Near {
+	for _, n := range r.Related {
 		fmt.Fprintf(&b, "related: %s: %s\n", n.Kind, Quote(n.Text))
 	}
 	for _, m := range r.Missing {
 		fmt.Fprintf(&b, "not checked: %s\n", Quote(m))
 	}
-	if len(r.Near)+len(r.Missing) > 0 {
+	if len(r.Related)+len(r.Missing) > 0 {
 		b.WriteByte('\n')
 	}
 	fmt.Fprintf(&b, "%s\n", Quote(r.Summary))

@@ -176,8 +176,8 @@ func TestExplainReasons(t *testing.T) {
 			want: explain.VerdictActive, says: "127.0.0.1:8002", step: "seen ok: socket: pid " + strconv.Itoa(os.Getpid()),
 		},
 		{
-			name: "IPv6 alone", build: listens("tcp6", "[::1]:8003"),
-			want: explain.VerdictOneFamily, says: "IPv6 alone", next: "connect to [::1]:8003",
+			name: "IPv6 only", build: listens("tcp6", "[::1]:8003"),
+			want: explain.VerdictOneFamily, says: "IPv6 only", next: "connect to [::1]:8003",
 		},
 		{
 			name: "UDP is there", build: binds("udp4", "0.0.0.0:8004", "8004"),
@@ -200,7 +200,7 @@ func TestExplainReasons(t *testing.T) {
 				r.outside.listen(t, "tcp4", "127.0.0.1:8008")
 				return listens("tcp4", "0.0.0.0:8008")(t, r)
 			},
-			want: explain.VerdictConflict, says: "(pid " + strconv.Itoa(os.Getpid()), next: "stop what holds 127.0.0.1:8008",
+			want: explain.VerdictConflict, says: "(pid " + strconv.Itoa(os.Getpid()), next: "stop the program that uses 127.0.0.1:8008",
 		},
 		{
 			name: "a conflict in one family", build: func(t *testing.T, r *rig) string {
@@ -240,7 +240,7 @@ func TestExplainReasons(t *testing.T) {
 		},
 		{
 			name: "a NAT rule that is not understood", build: natRule("8015", `meta mark 7 tcp dport 8000-8015 dnat to 10.9.0.2:80`),
-			want: explain.VerdictNAT, says: "th dport >= 8000 th dport <= 8015", next: "docs/nat.md",
+			want: explain.VerdictNAT, says: "th dport >= 8000 th dport <= 8015", next: "supported form",
 		},
 		{
 			name: "a NAT rule that works", build: func(t *testing.T, r *rig) string {
@@ -266,7 +266,7 @@ func TestExplainReasons(t *testing.T) {
 				t.Cleanup(func() { _ = c.Close() })
 				return strings.TrimPrefix(c.LocalAddr().String(), "127.0.0.1:") + "/udp"
 			},
-			want: explain.VerdictClient, says: "serves nobody", next: "bind its port explicitly",
+			want: explain.VerdictClient, says: "chosen by the kernel", next: "bind its port explicitly",
 		},
 		{
 			name: "a process in another network namespace", build: elsewhere("0.0.0.0:8019", "8019", nil),
@@ -274,7 +274,7 @@ func TestExplainReasons(t *testing.T) {
 		},
 		{
 			name: "a loopback in another network namespace", build: elsewhere("127.0.0.1:8020", "8020", nil),
-			want: explain.VerdictNetNS, says: "127.0.0.1:8020 of pid", next: "that namespace's loopback alone",
+			want: explain.VerdictNetNS, says: "127.0.0.1:8020 of pid", next: "nothing else can reach it",
 		},
 		{
 			name: "a container that publishes nothing", build: elsewhere("0.0.0.0:8021", "8021", intoContainer),
@@ -348,7 +348,7 @@ func TestExplainNamesDisabledAndStaleSources(t *testing.T) {
 		r.startAgent()
 		why{
 			build: listens("tcp4", "0.0.0.0:8001"), want: explain.VerdictDisabled,
-			says: "does not look at sockets", next: "add socket to the agent's sources",
+			says: "the socket source is disabled", next: "add socket to the agent's sources",
 		}.check(t, r)
 	})
 	t.Run("stale", func(t *testing.T) {
@@ -364,7 +364,7 @@ func TestExplainNamesDisabledAndStaleSources(t *testing.T) {
 		r.startAgent()
 		why{
 			build: func(*testing.T, *rig) string { return "8001" }, want: explain.VerdictStale,
-			says: "source docker cannot look", next: "fairlead doctor",
+			says: "source docker fails", next: "fairlead doctor",
 		}.check(t, r)
 	})
 }

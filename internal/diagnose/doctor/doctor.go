@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package doctor says whether the guest has what fairlead needs, what fairlead
-// made of it, and what to do about what is missing. Judging is pure; gathering
-// only looks, and works without a running agent.
+// Package doctor decides whether the guest has what fairlead needs, and what to do
+// about what is missing. It is pure: package gather collects the facts.
 package doctor
 
 import (
@@ -11,7 +10,7 @@ import (
 	"github.com/fairlead/fairlead/internal/diagnose/explain"
 )
 
-// State is how well something is.
+// State is the state of a check.
 type State string
 
 // The states.
@@ -21,7 +20,7 @@ const (
 	Failing State = "failing" // does not work
 )
 
-// Check is one thing that was looked at.
+// Check is the result of one check.
 type Check struct {
 	Area   string `json:"area"` // "kernel", "observer", ...
 	Name   string `json:"name"`
@@ -37,20 +36,20 @@ type Report struct {
 	Checks  []Check `json:"checks"`
 }
 
-// Agent is what only an agent knows: one that runs, or one whose sources were
-// started for a moment to look.
+// Agent is what an agent knows about itself: a running one, or one whose sources were
+// run for a moment.
 type Agent struct {
 	Running      bool             `json:"running"`
 	Version      string           `json:"version"`
 	PID          int              `json:"pid"`
 	NetNS        string           `json:"netns"`
-	Observer     string           `json:"observer"` // the mode that is configured
+	Observer     string           `json:"observer"` // the configured mode
 	ConfigFile   string           `json:"configFile"`
 	TokenFile    string           `json:"tokenFile"`
 	Hooks        []Hook           `json:"hooks"`
 	Sources      []Source         `json:"sources"`
-	Unread       []explain.Unread `json:"notUnderstood"` // NAT rules, some of them
-	UnreadCount  int              `json:"notUnderstoodCount"`
+	Unread       []explain.Unread `json:"unsupportedRules"` // NAT rules, the first ones
+	UnreadCount  int              `json:"unsupportedRuleCount"`
 	Link         *Link            `json:"link,omitempty"`
 	Drops        uint64           `json:"drops"`
 	Drift        uint64           `json:"drift"`
@@ -62,8 +61,8 @@ type Agent struct {
 type Hook struct {
 	Capability string `json:"capability"`
 	Method     string `json:"method"`
-	Lost       string `json:"lost"`  // what this method does not see
-	Error      string `json:"error"` // why better methods failed
+	Lost       string `json:"limitation"` // what this method does not see
+	Error      string `json:"error"`      // why better methods failed
 }
 
 // Source is the state of one source.
@@ -73,24 +72,24 @@ type Source struct {
 	Method string    `json:"method"`
 	Error  string    `json:"error"`
 	Since  time.Time `json:"since"`
-	// Warnings name what the source could not use, while all else goes on.
+	// Warnings name entries that the source had to ignore.
 	Warnings []string `json:"warnings"`
 }
 
-// Link is the way to the host.
+// Link is the connection to the host.
 type Link struct {
 	Endpoints []string `json:"endpoints"`
 	Connected bool     `json:"connected"`
 	Sessions  uint64   `json:"sessions"` // since the start
 }
 
-// Facts is all that is judged.
+// Facts is what is judged.
 type Facts struct {
 	Version    string
 	Now        time.Time
-	Agent      *Agent // nil if even a look without an agent failed
+	Agent      *Agent // nil if even running the sources failed
 	AgentError string // why no agent answers; "" if one does
-	LookError  string // why the look failed
+	LookError  string // why the sources could not be run
 
 	Config Config
 	Kernel Kernel
@@ -118,12 +117,12 @@ type Kernel struct {
 	Diag    string // why sockets cannot be dumped, "" if they can
 }
 
-// Module is a part of the kernel that something needs.
+// Module is a part of the kernel that a feature needs.
 type Module struct {
 	Name   string
 	Loaded bool
-	For    string // what is lost without it
-	Error  string // why it is not known whether it is there
+	For    string // what does not work without it
+	Error  string // why its presence is unknown
 }
 
 // Limits of the process.
@@ -132,7 +131,7 @@ type Limits struct {
 	OpenFiles int    // of the agent, -1 if unknown
 }
 
-// WSL is what Windows runs this guest in.
+// WSL is the Windows Subsystem for Linux that this guest runs in.
 type WSL struct {
 	Version    int    // 1 or 2
 	Networking string // "nat", "mirrored", "none", "virtioproxy", or "" if unknown
@@ -143,10 +142,10 @@ type WSL struct {
 type Clock struct {
 	Source       string // tsc, hyperv_clocksource_tsc_page, ...
 	Synchronised bool
-	Built        time.Time // no clock can be before it; zero if unknown
+	Built        time.Time // when this program was built; zero if unknown
 }
 
-// Caps is what the agent, or else this process, may do.
+// Caps are the capabilities of the agent, or else of this process.
 type Caps struct {
 	Effective uint64 // the mask of capabilities(7)
 	Whose     string // "the agent (pid 811)" or "this process"

@@ -11,7 +11,7 @@ import (
 	"github.com/fairlead/fairlead/internal/diagnose/explain"
 )
 
-// judge gathers checks.
+// judge collects checks.
 type judge struct {
 	f      Facts
 	checks []Check
@@ -57,9 +57,9 @@ func (j *judge) agent() {
 		}
 		return
 	}
-	j.add("agent", "running", Warning, j.f.AgentError, "start it: `fairlead agent`, or its unit; what follows is what it would find")
+	j.add("agent", "running", Warning, j.f.AgentError, "start `fairlead agent` or its unit; the checks below are what it would find")
 	if j.f.LookError != "" {
-		j.add("agent", "look", Failing, j.f.LookError, "put this right, or run as root")
+		j.add("agent", "look", Failing, j.f.LookError, "fix this, or run as root")
 	}
 }
 
@@ -67,22 +67,22 @@ func (j *judge) config() {
 	c := j.f.Config
 	switch {
 	case c.Error != "":
-		j.add("config", "file", Failing, c.Error, "correct it: `fairlead config check` names the place; a running agent keeps the old one")
+		j.add("config", "file", Failing, c.Error, "correct it: `fairlead config check` lists the mistakes; a running agent keeps the previous configuration")
 		return
 	case c.File == "":
 		j.add("config", "file", OK, "none: defaults", "")
 	default:
-		j.add("config", "file", OK, fmt.Sprintf("%s, %d rules", c.File, c.Rules), "")
+		j.add("config", "file", OK, fmt.Sprintf("%s, %s", c.File, plural(c.Rules, "rule")), "")
 	}
 	switch {
 	case c.TokenFile == "":
-		j.add("config", "token", OK, "none: unix peers are known by their user", "")
+		j.add("config", "token", OK, "none: unix peers are authenticated by their user", "")
 	case c.TokenError == "":
 		j.add("config", "token", OK, c.TokenFile+", readable by its owner only", "")
 	case c.NeedsToken:
-		j.add("config", "token", Failing, c.TokenError, "start the agent once, which makes it, and give the host a copy")
+		j.add("config", "token", Failing, c.TokenError, "start the agent once, which creates it, and copy it to the host")
 	default:
-		j.add("config", "token", Warning, c.TokenError, "start the agent once, which makes it")
+		j.add("config", "token", Warning, c.TokenError, "start the agent once, which creates it")
 	}
 }
 
@@ -107,10 +107,10 @@ func (j *judge) caps() {
 		{capBPF, "CAP_BPF", "no kernel events, only polling", Warning},
 		{capPerfmon, "CAP_PERFMON", "no kernel events, only polling", Warning},
 		{capNetAdmin, "CAP_NET_ADMIN", "no NAT rules", Failing},
-		{capSysPtrace, "CAP_SYS_PTRACE", "no owners of other users' processes", Warning},
-		{capSysAdmin, "CAP_SYS_ADMIN", "`explain` does not look into other network namespaces", Warning},
+		{capSysPtrace, "CAP_SYS_PTRACE", "cannot name other users' processes", Warning},
+		{capSysAdmin, "CAP_SYS_ADMIN", "`explain` cannot search other network namespaces", Warning},
 	} {
-		// CAP_SYS_ADMIN stands for the two that were split off it.
+		// CAP_SYS_ADMIN includes the two that were split off it.
 		if j.f.Caps.Effective&(1<<c.bit) != 0 || c.bit >= capPerfmon && j.f.Caps.Effective&(1<<capSysAdmin) != 0 {
 			continue
 		}
@@ -120,7 +120,7 @@ func (j *judge) caps() {
 		}
 	}
 	if len(missing) == 0 {
-		j.add("privileges", "capabilities", OK, j.f.Caps.Whose+" has all that is used", "")
+		j.add("privileges", "capabilities", OK, j.f.Caps.Whose+" has all it needs", "")
 		return
 	}
 	j.add("privileges", "capabilities", state, j.f.Caps.Whose+" lacks "+strings.Join(missing, ", "), "run as root, or give the unit these capabilities")
@@ -133,7 +133,7 @@ func (j *judge) kernel() {
 		j.add("kernel", "btf", OK, "/sys/kernel/btf/vmlinux", "")
 	} else {
 		j.add("kernel", "btf", Warning, "no /sys/kernel/btf/vmlinux: no kernel events, only polling",
-			"use a kernel with CONFIG_DEBUG_INFO_BTF (all distributions' since 2021, and Microsoft's for WSL)")
+			"use a kernel with CONFIG_DEBUG_INFO_BTF (distributions' since 2021 and WSL's have it)")
 	}
 	if k.Diag == "" {
 		j.add("kernel", "sock_diag", OK, "sockets can be dumped", "")
@@ -145,9 +145,9 @@ func (j *judge) kernel() {
 		case m.Loaded:
 			j.add("kernel", m.Name, OK, "present", "")
 		case m.Error != "":
-			j.add("kernel", m.Name, Warning, "not known: "+m.Error, "run as root")
+			j.add("kernel", m.Name, Warning, "unknown: "+m.Error, "run as root")
 		default:
-			j.add("kernel", m.Name, Warning, "not present: "+m.For, "modprobe "+m.Name+", if you need it")
+			j.add("kernel", m.Name, Warning, "not present: "+m.For, "run modprobe "+m.Name+" if you need it")
 		}
 	}
 }
@@ -172,10 +172,10 @@ func (j *judge) observer() {
 		j.add("observer", h.Capability, state, detail, remedy)
 	}
 	if a.DumpFailures > 0 || a.Drift > 0 {
-		j.add("observer", "audits", Warning, fmt.Sprintf("%d dumps failed, %d sockets had to be put right", a.DumpFailures, a.Drift),
-			"look into the agent's log; a few after a suspend are no harm")
+		j.add("observer", "audits", Warning, fmt.Sprintf("%s failed, %s corrected", plural(a.DumpFailures, "dump"), plural(a.Drift, "socket")),
+			"read the agent's log; a few after a suspend are harmless")
 	} else if a.Running {
-		j.add("observer", "audits", OK, fmt.Sprintf("nothing had to be put right; %d events lost and caught up", a.Drops), "")
+		j.add("observer", "audits", OK, fmt.Sprintf("no corrections; %d events lost and recovered", a.Drops), "")
 	}
 }
 
@@ -189,7 +189,7 @@ func (j *judge) sources() {
 		case "live":
 			j.add(area, s.Name, OK, s.Method, "")
 		case "starting":
-			j.add(area, s.Name, Warning, "has not yet seen everything "+s.Error, "ask again in a moment")
+			j.add(area, s.Name, Warning, strings.TrimSpace("starting "+s.Error), "ask again in a moment")
 		case "disabled":
 			j.add(area, s.Name, Warning, "disabled "+s.Error, "add it to source: in the agent's configuration")
 		default:
@@ -200,12 +200,12 @@ func (j *judge) sources() {
 			j.add(area, s.Name, Failing, detail, sourceRemedies[s.Name])
 		}
 		for _, w := range s.Warnings[:min(warningsShown, len(s.Warnings))] {
-			j.add(area, s.Name, Warning, w, "correct it at the engine; all else goes on")
+			j.add(area, s.Name, Warning, w, "correct it in the engine; everything else works")
 		}
 	}
 }
 
-// warningsShown bounds what one source can fill the report with.
+// warningsShown is how many warnings of one source are listed.
 const warningsShown = 10
 
 var sourceRemedies = map[string]string{
@@ -222,14 +222,29 @@ func (j *judge) nat() {
 		return
 	}
 	if a.UnreadCount == 0 {
-		j.add("nat", "rules", OK, "all rules are understood", "")
+		j.add("nat", "rules", OK, "all rules are supported", "")
 		return
 	}
-	j.add("nat", "rules", Warning, fmt.Sprintf("%d rules are not understood, and so not published", a.UnreadCount),
-		"write them in one of the forms of docs/nat.md, if they are to be published")
+	j.add("nat", "rules", Warning, unsupported(a.UnreadCount),
+		"rewrite what should be published in a supported form (`fairlead explain PORT` shows the rule)")
 	for _, u := range a.Unread {
 		j.add("nat", "rule", Warning, unread(u), "")
 	}
+}
+
+// plural returns "1 rule" or "2 rules".
+func plural[T int | uint64](n T, what string) string {
+	if n == 1 {
+		return "1 " + what
+	}
+	return fmt.Sprintf("%d %ss", n, what)
+}
+
+func unsupported(rules int) string {
+	if rules == 1 {
+		return "1 rule is not supported, so it is not published"
+	}
+	return fmt.Sprintf("%d rules are not supported, so they are not published", rules)
 }
 
 func unread(u explain.Unread) string { return u.Where + ": " + u.Rule + " (" + u.Reason + ")" }
@@ -244,11 +259,11 @@ func (j *judge) link() {
 		j.add("link", "host", OK, fmt.Sprintf("connected at %s, session %d", at, a.Link.Sessions), "")
 		return
 	}
-	detail := "no host has ever connected at " + at
+	detail := "no host has connected yet at " + at
 	if a.Link.Sessions > 0 {
 		detail = "no host is connected at " + at
 	}
-	j.add("link", "host", Failing, detail, "start `fairlead host --connect …` on the host with a copy of the token; its log says why it cannot connect")
+	j.add("link", "host", Failing, detail, "start `fairlead host --connect …` on the host with a copy of the token, or read its log")
 }
 
 func (j *judge) wsl() {
@@ -265,8 +280,8 @@ func (j *judge) wsl() {
 	case "nat":
 		j.add("wsl", "networking", OK, "nat", "")
 	case "mirrored":
-		j.add("wsl", "networking", Warning, "mirrored: ports of this guest are on the host's addresses without fairlead",
-			"use networkingMode=nat in .wslconfig for what fairlead adds, or fairlead for NAT and UDP ports alone")
+		j.add("wsl", "networking", Warning, "mirrored: Windows shows this guest's ports without fairlead",
+			"use networkingMode=nat in .wslconfig, or fairlead for NAT and UDP ports only")
 	case "":
 		j.add("wsl", "networking", Warning, "unknown: "+w.Error, "update WSL: wsl --update")
 	default:
@@ -274,7 +289,7 @@ func (j *judge) wsl() {
 	}
 }
 
-// fewFiles is what a thousand flows need: two descriptors each, and some.
+// fewFiles is enough descriptors for a thousand flows, which take two each.
 const fewFiles = 4096
 
 func (j *judge) limits() {
@@ -301,9 +316,9 @@ func (j *judge) clock() {
 	}
 	switch {
 	case !c.Built.IsZero() && j.f.Now.Before(c.Built):
-		j.add("clock", "wall", Failing, detail+": before this program was built", "set it (hwclock -s); certificates are refused until then")
+		j.add("clock", "wall", Failing, detail+": before this program was built", "set the clock (hwclock -s); certificates are refused until then")
 	case !c.Synchronised:
-		j.add("clock", "wall", Warning, detail+", not synchronised", "run chrony or systemd-timesyncd; a suspended VM may lag behind")
+		j.add("clock", "wall", Warning, detail+", not synchronised", "run chrony or systemd-timesyncd; the clock of a suspended VM lags behind")
 	default:
 		j.add("clock", "wall", OK, detail+", synchronised", "")
 	}

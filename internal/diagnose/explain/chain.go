@@ -13,7 +13,7 @@ import (
 	"github.com/fairlead/fairlead/internal/rules"
 )
 
-// chain walks one publication from the kernel to the host.
+// chain follows one publication from the kernel to the host.
 func (f *Facts) chain(p *Publication) Chain {
 	c := Chain{Publication: p.Key.String(), Guest: p.Guest}
 	for _, o := range p.Origins {
@@ -52,7 +52,7 @@ func (f *Facts) seen(o port.OriginInfo) Step {
 	for _, src := range f.Sources {
 		if src.Name == o.Source && src.State == "stale" {
 			s.Mark = Warning
-			s.Text += " (may be old: " + src.Error + ")"
+			s.Text += " (may be out of date: " + src.Error + ")"
 		}
 	}
 	return s
@@ -65,7 +65,7 @@ func ownerStep(o port.Owner) Step {
 	return Step{Step: "owner", Mark: OK, Text: Owner(o)}
 }
 
-// Owner names an owner for people.
+// Owner returns a human-readable name of an owner.
 func Owner(o port.Owner) string {
 	s := o.Kind.String()
 	if o.Name != "" {
@@ -110,7 +110,7 @@ func (p *Publication) dialStep() Step {
 	s := Step{Step: "dial", Mark: Skipped}
 	switch {
 	case len(p.Dial) == 0:
-		s.Mark, s.Text = Failing, "nothing is known to serve it"
+		s.Mark, s.Text = Failing, "no server is known"
 		return s
 	case len(p.Dials) == 0:
 		s.Text = "not tried: " + p.Dial[0].String()
@@ -160,7 +160,7 @@ func (p *Publication) sinkSteps() []Step {
 		steps = append(steps, s)
 	}
 	if len(steps) == 0 {
-		steps = append(steps, Step{Step: "sink", Mark: Warning, Text: "no sink has said anything yet"})
+		steps = append(steps, Step{Step: "sink", Mark: Warning, Text: "no sink has reported yet"})
 	}
 	return steps
 }
@@ -173,7 +173,7 @@ func addresses(list []netip.AddrPort) string {
 	return strings.Join(texts, " and ")
 }
 
-// judge says what became of a publication, and what to do.
+// judge returns the verdict about a publication, and what to do.
 func (f *Facts) judge(p *Publication) (v Verdict, summary, next string) {
 	name := p.Slot().String()
 	if !p.Decision.Allow {
@@ -194,26 +194,26 @@ func (f *Facts) judge(p *Publication) (v Verdict, summary, next string) {
 		switch s {
 		case port.Conflict:
 			return VerdictConflict, fmt.Sprintf("%s is not reachable on the host: %s", name, located(o)),
-				fmt.Sprintf("stop what holds %s on the host (fairlead takes the port over at once), or give this port another one there with a rule: hostPort: %s",
+				fmt.Sprintf("stop the program that uses %s on the host (fairlead takes the port over within seconds), or map this port to another one with a rule: hostPort: %s",
 					o.HostAddress, otherPort(o.HostAddress.Port()))
 		case port.Denied:
 			return VerdictHostDenied, fmt.Sprintf("%s is not reachable: the host refuses it: %s", name, o.Reason),
 				"change the rules of the host peer (`fairlead host`), in its configuration"
 		case port.Failed:
 			return VerdictFailed, fmt.Sprintf("%s is not reachable: %s failed: %s", name, o.Sink, o.Reason),
-				"it is tried again; if it stays so, run `fairlead doctor`"
+				"fairlead retries; if it keeps failing, run `fairlead doctor`"
 		default:
 			if o.Reason == noHost {
 				return VerdictNoHost, fmt.Sprintf("%s is published, but no host is connected", name),
-					"start `fairlead host` on the host, or look at its log for why it cannot connect"
+					"start `fairlead host` on the host, or read its log"
 			}
-			return VerdictPending, fmt.Sprintf("%s is published, and %s has not answered yet", name, o.Sink), "ask again in a moment"
+			return VerdictPending, fmt.Sprintf("%s is published, and %s has not reported yet", name, o.Sink), "ask again in a moment"
 		}
 	}
-	return VerdictPending, fmt.Sprintf("%s is allowed, and no sink has answered yet", name), "ask again in a moment"
+	return VerdictPending, fmt.Sprintf("%s is allowed, and no sink has reported yet", name), "ask again in a moment"
 }
 
-// located is the reason of an outcome, with the host address that it is about.
+// located returns the reason of an outcome with its host address.
 func located(o Outcome) string {
 	if !o.HostAddress.IsValid() || strings.Contains(o.Reason, o.HostAddress.String()) {
 		return o.Reason
@@ -221,7 +221,7 @@ func located(o Outcome) string {
 	return o.HostAddress.String() + ": " + o.Reason
 }
 
-// noHost is what the sink of the link says without a session.
+// noHost is the reason of the link's sink without a session.
 const noHost = "no host connected"
 
 func otherPort(n uint16) string {
@@ -256,13 +256,13 @@ func (f *Facts) judgeActive(p *Publication, active, conflicts []Outcome) (v Verd
 			"start the server behind it" + declarer(p)
 	case tried > 0 && !answered:
 		return VerdictNoAnswer, fmt.Sprintf("%s is open %s, but its server does not answer: %s %s", name, where, p.Dials[0].Target, p.Dials[0].Answer),
-			fmt.Sprintf("look at the server: in the guest, a connection to %s must work first", p.Dials[0].Target)
+			fmt.Sprintf("check the server: in the guest, a connection to %s must work first", p.Dials[0].Target)
 	case len(conflicts) > 0:
 		o := conflicts[0]
 		return VerdictPartial, fmt.Sprintf("%s is reachable %s, but not everywhere: %s", name, where, located(o)),
-			fmt.Sprintf("use %s, or stop what holds %s on the host", at[0], o.HostAddress)
+			fmt.Sprintf("use %s, or stop the program that uses %s on the host", at[0], o.HostAddress)
 	case len(at) > 0 && !slices.ContainsFunc(at, func(a netip.AddrPort) bool { return a.Addr().Is4() }):
-		return VerdictOneFamily, fmt.Sprintf("%s is reachable %s: the guest serves IPv6 alone", name, where),
+		return VerdictOneFamily, fmt.Sprintf("%s is reachable %s: the guest serves IPv6 only", name, where),
 			fmt.Sprintf("connect to %s or to localhost; for 127.0.0.1 the server must listen on IPv4 too (0.0.0.0 or a dual-stack [::])", at[0])
 	case len(at) > 0 && at[0].Port() != p.Port:
 		return VerdictActive, fmt.Sprintf("%s is reachable %s, another port than in the guest, by %s", name, where, p.Decision.Rule), ""
@@ -277,10 +277,10 @@ func declarer(p *Publication) string {
 	return ": " + Owner(p.Owner)
 }
 
-// judgeDenied tells a rule that forbids from a reason to withhold.
+// judgeDenied distinguishes a rule that denies from a reason to withhold.
 func (f *Facts) judgeDenied(p *Publication) (v Verdict, summary, next string) {
 	name, d := p.Slot().String(), p.Decision
-	allow := fmt.Sprintf("add a rule that names the port to %s: {match: {protocol: %s, ports: %d}, action: allow}",
+	allow := fmt.Sprintf("add a rule for the port to %s: {match: {protocol: %s, ports: %d}, action: allow}",
 		f.rulesFile(), p.Protocol, p.Port)
 	summary = fmt.Sprintf("%s is not published: %s", name, d.Reason)
 	switch {
@@ -291,13 +291,13 @@ func (f *Facts) judgeDenied(p *Publication) (v Verdict, summary, next string) {
 		return VerdictWellKnown, summary, allow
 	case !d.Withheld:
 		return VerdictDenied, summary,
-			fmt.Sprintf("change %s in %s, or put a rule that allows the port before it (`fairlead rules test %s` shows what each rule does)",
+			fmt.Sprintf("change %s in %s, or add a rule that allows the port before it (`fairlead rules test %s` shows which rule decides)",
 				d.Rule, f.rulesFile(), name)
 	}
 	switch has := func(words string) bool { return strings.HasPrefix(d.Reason, words) }; {
 	case has("bound, not listening"):
 		return VerdictUnlistened, summary,
-			"wait for the program to call listen(), or look why it does not; a rule that names the port publishes it as it is"
+			"wait until the program calls listen(), or find out why it does not; a rule for the port publishes it anyway"
 	case has("bound to interface"), has("limited to interface"), has("excludes interface"):
 		return VerdictInterface, summary, allow
 	case has("limited to source"), has("limited to local sources"):

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package explain answers why a port is, or is not, reachable on the host:
-// facts in, a verdict and the one next step out. It gathers nothing itself.
+// Package explain decides why a port is, or is not, reachable on the host, and what to
+// do next. It is pure: package gather collects the facts.
 package explain
 
 import (
@@ -13,35 +13,35 @@ import (
 	"github.com/fairlead/fairlead/internal/rules"
 )
 
-// Query is what is asked.
+// Query is a question about a port.
 type Query struct {
 	Port     uint16
-	Protocol port.Protocol // 0 asks for both
-	// Dial lets the dial targets be tried: TCP only, and only where the agent
-	// has published the port.
+	Protocol port.Protocol // 0 for both
+	// Dial lets the dial targets be tried: TCP only, and only if the port is
+	// published.
 	Dial bool
 }
 
 // asks reports whether the query is about protocol p.
 func (q Query) asks(p port.Protocol) bool { return q.Protocol == 0 || q.Protocol == p }
 
-// Facts is all that is known about a port.
+// Facts is what is known about a port.
 type Facts struct {
 	Query        Query
 	Now          time.Time
-	Host         bool // asked of a host, which knows publications and guests alone
+	Host         bool // the query is to a host, which knows publications and guests only
 	NetNS        string
-	RulesFile    string // where rules stand, for people
+	RulesFile    string // the file to add a rule to
 	Publications []Publication
-	Sockets      []Socket // in the watched network namespace, that no publication tells of
+	Sockets      []Socket // in the watched network namespace, without a publication
 	Elsewhere    []Socket // in other network namespaces
 	Unread       []Unread
 	Sources      []Source
 	Similar      []port.Slot // publications whose number differs by one digit
-	Missing      []string    // what could not be looked at, and why
+	Missing      []string    // what could not be checked, and why
 }
 
-// Publication is one entry of the merged table with what became of it.
+// Publication is one entry of the merged table with its outcomes.
 type Publication struct {
 	port.Publication
 	Guest    string // on a host
@@ -50,7 +50,7 @@ type Publication struct {
 	Outcomes []Outcome
 }
 
-// Outcome is what one sink made of a publication.
+// Outcome is the result of one sink.
 type Outcome struct {
 	Sink        string
 	State       port.State
@@ -59,7 +59,7 @@ type Outcome struct {
 	Since       time.Time
 }
 
-// Answer is what a dial target did when it was tried.
+// Answer is the result of dialling a target.
 type Answer string
 
 // The answers of a dial target.
@@ -79,7 +79,7 @@ type Dial struct {
 	Detail string // the error, or why it was not tried
 }
 
-// Socket is a socket with the port that is asked for.
+// Socket is a socket with the port of the query.
 type Socket struct {
 	Protocol  port.Protocol
 	Address   netip.AddrPort
@@ -97,13 +97,12 @@ type SocketKind string
 const (
 	Listening SocketKind = "listening"
 	Bound     SocketKind = "bound"  // TCP, bound and not listening
-	Client    SocketKind = "client" // UDP with a peer, or on a port that the kernel chose
+	Client    SocketKind = "client" // UDP with a peer, or on a port chosen by the kernel
 )
 
-// Unread is a NAT rule that is not understood and names the port, or, if Unsure,
-// does not show which ports it is about.
+// Unread is an unsupported NAT rule that names the port or, if Unsure, may be about it.
 type Unread struct {
-	Where  string `json:"where"` // table and chains, from the hook to the rule
+	Where  string `json:"where"` // table and chains, from hook to rule
 	Rule   string `json:"rule"`  // its text
 	Reason string `json:"reason"`
 	Unsure bool   `json:"-"`
@@ -112,7 +111,7 @@ type Unread struct {
 // Source is the state of one source.
 type Source struct{ Name, State, Error string }
 
-// Verdict is the answer in one word, for programs.
+// Verdict is the machine-readable answer.
 type Verdict string
 
 // The verdicts.
@@ -120,28 +119,28 @@ const (
 	VerdictActive      Verdict = "active"              // reachable on the host
 	VerdictPartial     Verdict = "partial"             // reachable at some of the host addresses
 	VerdictOneFamily   Verdict = "ipv6-only"           // reachable over IPv6 only
-	VerdictNoAnswer    Verdict = "no-answer"           // open on the host, nothing answers in the guest
-	VerdictNotServed   Verdict = "declared-not-served" // an engine declares it, nothing serves it
-	VerdictConflict    Verdict = "conflict"            // somebody holds the host address
-	VerdictHostDenied  Verdict = "denied-by-host"      // a rule of the host forbids it
-	VerdictDenied      Verdict = "denied-by-rule"      // a rule of the agent forbids it
+	VerdictNoAnswer    Verdict = "no-answer"           // open on the host, the server does not answer
+	VerdictNotServed   Verdict = "declared-not-served" // an engine declares it, but nothing serves it
+	VerdictConflict    Verdict = "conflict"            // another program uses the host address
+	VerdictHostDenied  Verdict = "denied-by-host"      // a rule of the host denies it
+	VerdictDenied      Verdict = "denied-by-rule"      // a rule of the agent denies it
 	VerdictWellKnown   Verdict = "udp-well-known"      // denied by default
-	VerdictUnlistened  Verdict = "not-listening"       // TCP that is bound only
+	VerdictUnlistened  Verdict = "not-listening"       // TCP, bound but not listening
 	VerdictInterface   Verdict = "interface-limited"   // a socket or a NAT rule of one interface
 	VerdictSourceOnly  Verdict = "source-limited"      // a NAT rule for some clients only
-	VerdictWithheld    Verdict = "withheld"            // another reason not to publish
+	VerdictWithheld    Verdict = "withheld"            // not published for another reason
 	VerdictNoHost      Verdict = "no-host"             // no host is connected
 	VerdictFailed      Verdict = "failed"              // a sink failed
-	VerdictPending     Verdict = "pending"             // asked for, not yet answered
+	VerdictPending     Verdict = "pending"             // requested, no result yet
 	VerdictOwn         Verdict = "own"                 // fairlead's own socket
-	VerdictClient      Verdict = "udp-client"          // a UDP socket that serves nobody
-	VerdictDisabled    Verdict = "source-disabled"     // it is there, and nobody is to look
-	VerdictStarting    Verdict = "source-starting"     // a source has not yet seen everything
-	VerdictStale       Verdict = "source-stale"        // a source that would see it cannot look
-	VerdictUnseen      Verdict = "not-yet-seen"        // it is there, and the source did not tell
-	VerdictNAT         Verdict = "nat-not-understood"  // a NAT rule that cannot be read for certain
+	VerdictClient      Verdict = "udp-client"          // a UDP client's socket
+	VerdictDisabled    Verdict = "source-disabled"     // it exists, but the source is disabled
+	VerdictStarting    Verdict = "source-starting"     // a source is starting
+	VerdictStale       Verdict = "source-stale"        // the source that would see it fails
+	VerdictUnseen      Verdict = "not-yet-seen"        // it exists, but the source has not reported it
+	VerdictNAT         Verdict = "nat-unsupported"     // a NAT rule with an unsupported expression
 	VerdictNetNS       Verdict = "other-netns"         // it listens in another network namespace
-	VerdictProtocol    Verdict = "other-protocol"      // only the other protocol is there
+	VerdictProtocol    Verdict = "other-protocol"      // it exists for the other protocol only
 	VerdictNothingHere Verdict = "nothing-listens"
 )
 
@@ -161,7 +160,7 @@ const (
 	Skipped Mark = "skipped"
 )
 
-// Step is one link of the chain from the kernel to the host.
+// Step is one step of the path from the kernel to the host.
 type Step struct {
 	Step  string     `json:"step"` // "seen", "owner", "rule", "dial", or "sink NAME"
 	Mark  Mark       `json:"verdict"`
@@ -169,7 +168,7 @@ type Step struct {
 	Since *time.Time `json:"since,omitempty"`
 }
 
-// Chain is the way of one publication.
+// Chain is the path of one publication from the kernel to the host.
 type Chain struct {
 	Publication string  `json:"publication"` // "tcp 0.0.0.0:8080"
 	Guest       string  `json:"guest,omitempty"`
@@ -179,28 +178,28 @@ type Chain struct {
 	Steps       []Step  `json:"steps"`
 }
 
-// Near is something that is not the port asked for, and could have been meant.
-type Near struct {
+// Related is something that is not the port, but may be what was meant or why it fails.
+type Related struct {
 	Kind Verdict `json:"kind"`
 	Text string  `json:"text"`
 }
 
-// Report is the answer. Its JSON form is stable. Texts hold names that the
-// guest chose: they are data to be quoted.
+// Report is the answer. Its JSON form is stable. Texts contain names from the guest:
+// quote them before showing them.
 type Report struct {
-	Port     uint16   `json:"port"`
-	Protocol string   `json:"protocol"` // as asked, empty for both
-	Verdict  Verdict  `json:"verdict"`
-	Summary  string   `json:"summary"`
-	Next     string   `json:"next"` // the one next step, empty if there is nothing to do
-	Chains   []Chain  `json:"publications"`
-	Near     []Near   `json:"near"`
-	Missing  []string `json:"missing"` // what could not be looked at
+	Port     uint16    `json:"port"`
+	Protocol string    `json:"protocol"` // of the query, empty for both
+	Verdict  Verdict   `json:"verdict"`
+	Summary  string    `json:"summary"`
+	Next     string    `json:"next"` // what to do next, empty if nothing
+	Chains   []Chain   `json:"publications"`
+	Related  []Related `json:"related"`
+	Missing  []string  `json:"missing"` // what could not be looked at
 }
 
-// Evaluate says what the facts mean. It is pure.
+// Evaluate judges the facts. It is pure.
 func Evaluate(f Facts) Report {
-	r := Report{Port: f.Query.Port, Chains: []Chain{}, Near: []Near{}, Missing: f.Missing}
+	r := Report{Port: f.Query.Port, Chains: []Chain{}, Related: []Related{}, Missing: f.Missing}
 	if f.Query.Protocol != 0 {
 		r.Protocol = f.Query.Protocol.String()
 	}
@@ -218,7 +217,7 @@ func Evaluate(f Facts) Report {
 			best = n
 		}
 	}
-	findings := f.nearly(best >= 0)
+	findings := f.related(best >= 0)
 	if best >= 0 {
 		c := r.Chains[best]
 		r.Verdict, r.Summary, r.Next = c.Verdict, c.Summary, c.Next
@@ -230,7 +229,7 @@ func Evaluate(f Facts) Report {
 		findings = findings[1:]
 	}
 	for _, n := range append(findings, f.unsure()...) {
-		r.Near = append(r.Near, Near{n.verdict, n.text})
+		r.Related = append(r.Related, Related{n.verdict, n.text})
 	}
 	return r
 }

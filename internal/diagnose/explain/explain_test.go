@@ -105,7 +105,7 @@ var cases = []struct {
 	},
 	{
 		"one family", Facts{Publications: []Publication{pub(port.TCP, "[::1]:8080", dialed(Answers), outcome(port.Active, "[::1]:8080", ""))}},
-		VerdictOneFamily, "the guest serves IPv6 alone", "connect to [::1]:8080",
+		VerdictOneFamily, "the guest serves IPv6 only", "connect to [::1]:8080",
 	},
 	{
 		"half in conflict", Facts{Publications: []Publication{pub(port.TCP, "[::]:8080",
@@ -144,11 +144,11 @@ var cases = []struct {
 	},
 	{
 		"pending", Facts{Publications: []Publication{pub(port.TCP, "0.0.0.0:8080", outcome(port.Pending, "127.0.0.1:8080", ""))}},
-		VerdictPending, "hostlink has not answered yet", "ask again",
+		VerdictPending, "hostlink has not reported yet", "ask again",
 	},
 	{
-		"no sink spoke", Facts{Publications: []Publication{pub(port.TCP, "0.0.0.0:8080")}},
-		VerdictPending, "no sink has answered", "ask again",
+		"no sink reported", Facts{Publications: []Publication{pub(port.TCP, "0.0.0.0:8080")}},
+		VerdictPending, "no sink has reported", "ask again",
 	},
 	{
 		"owner pending", Facts{Publications: []Publication{ownerPending(pub(port.TCP, "0.0.0.0:8080"))}},
@@ -188,15 +188,15 @@ var cases = []struct {
 	},
 	{
 		"UDP client", Facts{Query: Query{Port: 40000, Protocol: port.UDP}, Sockets: []Socket{sock(port.UDP, "0.0.0.0:40000", Client)}},
-		VerdictClient, "serves nobody", "bind its port explicitly",
+		VerdictClient, "chosen by the kernel", "bind its port explicitly",
 	},
 	{
-		"sockets not watched", Facts{Sockets: []Socket{sock(port.TCP, "0.0.0.0:8080", Listening)}},
-		VerdictDisabled, "does not look at sockets", "add socket",
+		"socket source disabled", Facts{Sockets: []Socket{sock(port.TCP, "0.0.0.0:8080", Listening)}},
+		VerdictDisabled, "the socket source is disabled", "add socket",
 	},
 	{
 		"starting", Facts{Sockets: []Socket{sock(port.TCP, "0.0.0.0:8080", Listening)}, Sources: source("starting")},
-		VerdictStarting, "not yet seen everything", "ask again",
+		VerdictStarting, "still starting", "ask again",
 	},
 	{
 		"stale", Facts{Sockets: []Socket{sock(port.TCP, "0.0.0.0:8080", Listening)}, Sources: source("stale")},
@@ -206,11 +206,11 @@ var cases = []struct {
 	{"starting and nothing else", Facts{Sources: source("starting")}, VerdictStarting, "socket", "ask again"},
 	{
 		"not told", Facts{Sockets: []Socket{sock(port.TCP, "0.0.0.0:8080", Listening)}, Sources: source("live")},
-		VerdictUnseen, "has not told of it", "ask again",
+		VerdictUnseen, "has not reported it yet", "ask again",
 	},
 	{
-		"NAT rule not understood", Facts{Unread: []Unread{{Where: "ip nat PREROUTING", Rule: "meta mark 7 tcp dport 8080 dnat to 10.0.0.2", Reason: "meta mark"}}},
-		VerdictNAT, "meta mark 7 tcp dport 8080", "docs/nat.md",
+		"unsupported NAT rule", Facts{Unread: []Unread{{Where: "ip nat PREROUTING", Rule: "meta mark 7 tcp dport 8080 dnat to 10.0.0.2", Reason: "meta mark"}}},
+		VerdictNAT, "meta mark 7 tcp dport 8080", "supported form",
 	},
 	{
 		"container elsewhere", Facts{Elsewhere: []Socket{sock(port.TCP, "0.0.0.0:8080", Listening, inContainer)}},
@@ -218,7 +218,7 @@ var cases = []struct {
 	},
 	{
 		"loopback elsewhere", Facts{Elsewhere: []Socket{sock(port.TCP, "127.0.0.1:8080", Listening)}},
-		VerdictNetNS, "of pid 9 (nc) is listening in another", "loopback alone",
+		VerdictNetNS, "of pid 9 (nc) is listening in another", "nothing else can reach it",
 	},
 	{
 		"process elsewhere", Facts{Elsewhere: []Socket{sock(port.TCP, "0.0.0.0:8080", Listening)}},
@@ -238,7 +238,7 @@ var cases = []struct {
 	},
 	{"nothing", Facts{}, VerdictNothingHere, "nothing in the guest serves 8080/tcp", "start the server"},
 	{"similar", Facts{Similar: []port.Slot{{Protocol: port.TCP, Port: 8081}}}, VerdictNothingHere, "nothing", "did you mean 8081/tcp?"},
-	{"nothing on a host", Facts{Host: true}, VerdictNothingHere, "no guest publishes 8080/tcp", "ask in the guest"},
+	{"nothing on a host", Facts{Host: true}, VerdictNothingHere, "no guest publishes 8080/tcp", "run in the guest"},
 	{
 		"no guest on a host", Facts{Host: true, Sources: []Source{{"unix:///run/link.sock", "stale", "no such file"}}},
 		VerdictStale, "guest unix:///run/link.sock is not connected: no such file", "start `fairlead agent`",
@@ -251,7 +251,7 @@ var cases = []struct {
 	},
 }
 
-func TestEachSituationHasItsVerdictAndNextStep(t *testing.T) {
+func TestVerdicts(t *testing.T) {
 	for _, tt := range cases {
 		t.Run(tt.name, func(t *testing.T) {
 			f := tt.facts
@@ -285,25 +285,25 @@ func TestEveryVerdictHasACase(t *testing.T) {
 	}
 }
 
-// What nearly matched is told beside a publication too.
-func TestNearIsToldBesideAPublication(t *testing.T) {
+// Related findings are reported with a publication, too.
+func TestRelatedWithPublication(t *testing.T) {
 	r := Evaluate(Facts{
 		Query:        Query{Port: 8080},
 		Publications: []Publication{pub(port.TCP, "127.0.0.1:8080", denied)},
 		Unread:       []Unread{{Where: "ip nat pre", Rule: "meta mark 7 tcp dport 8080", Reason: "meta mark"}},
-		// Of no interest then:
+		// Does not matter then:
 		Elsewhere: []Socket{sock(port.TCP, "0.0.0.0:8080", Listening)},
 		Sockets:   []Socket{sock(port.UDP, "0.0.0.0:8080", Client), sock(port.TCP, "127.0.0.1:8080", Listening, func(s *Socket) { s.Own = true })},
 	})
-	if r.Verdict != VerdictDenied || len(r.Near) != 1 || r.Near[0].Kind != VerdictNAT {
+	if r.Verdict != VerdictDenied || len(r.Related) != 1 || r.Related[0].Kind != VerdictNAT {
 		t.Errorf("%+v", r)
 	}
 }
 
-// A rule whose ports cannot be read is told, and does not drown what is likelier.
-func TestRuleOfUnknownPortsIsOnlyNear(t *testing.T) {
+// A rule whose ports cannot be read is reported after likelier causes.
+func TestRuleOfUnknownPortsIsOnlyRelated(t *testing.T) {
 	r := Evaluate(Facts{Query: tcp8080, Unread: []Unread{{Where: "ip nat pre", Rule: "meta mark 7", Reason: "meta mark", Unsure: true}}})
-	if r.Verdict != VerdictNothingHere || len(r.Near) != 1 || !strings.Contains(r.Near[0].Text, "may be about port 8080") {
+	if r.Verdict != VerdictNothingHere || len(r.Related) != 1 || !strings.Contains(r.Related[0].Text, "may be about port 8080") {
 		t.Errorf("%+v", r)
 	}
 }

@@ -10,19 +10,19 @@ import (
 	"github.com/fairlead/fairlead/internal/port"
 )
 
-// finding is something near, with what to do about it.
+// finding is something related to the port, with what to do about it.
 type finding struct {
 	verdict    Verdict
 	text, next string
 }
 
-// nearly returns what nearly matched, the most telling first. Where there is no
-// publication, the first one is the answer; where there is one, what other
-// network namespaces have is of no interest.
-func (f *Facts) nearly(published bool) []finding {
+// related returns what is related to the port, the most likely cause first. Without a
+// publication the first one is the answer. With one, other network namespaces do not
+// matter.
+func (f *Facts) related(published bool) []finding {
 	var list []finding
 	for _, s := range f.Sockets {
-		// Beside a publication, a listener of the sink's own or a client is usual.
+		// With a publication, a listener of the sink or a client is normal.
 		if f.Query.asks(s.Protocol) && !(published && (s.Own || s.Kind == Client)) {
 			list = append(list, f.here(s))
 		}
@@ -39,24 +39,24 @@ func (f *Facts) nearly(published bool) []finding {
 		case s.State == "stale" && f.Host:
 			list = append(list, finding{
 				VerdictStale, fmt.Sprintf("guest %s is not connected: %s", s.Name, s.Error),
-				"start `fairlead agent` in that guest; its log says why it does not answer",
+				"start `fairlead agent` in that guest, or read its log",
 			})
 		case s.State == "stale":
 			list = append(list, finding{
 				VerdictStale,
-				fmt.Sprintf("source %s cannot look, so what it last saw may be old: %s", s.Name, s.Error),
-				"put that right first: `fairlead doctor` says how",
+				fmt.Sprintf("source %s fails, so its ports may be out of date: %s", s.Name, s.Error),
+				"fix that first: `fairlead doctor` says how",
 			})
 		case s.State == "starting":
 			list = append(list, finding{
-				VerdictStarting, fmt.Sprintf("source %s has not yet seen everything", s.Name), "ask again in a moment",
+				VerdictStarting, fmt.Sprintf("source %s is starting", s.Name), "ask again in a moment",
 			})
 		}
 	}
 	return list
 }
 
-// unread tells of NAT rules that are not understood.
+// unread returns findings about unsupported NAT rules.
 func (f *Facts) unread(what string, unsure bool) (list []finding) {
 	for _, u := range f.Unread {
 		if u.Unsure != unsure {
@@ -64,51 +64,51 @@ func (f *Facts) unread(what string, unsure bool) (list []finding) {
 		}
 		list = append(list, finding{
 			VerdictNAT,
-			fmt.Sprintf(what+" is not understood, so it is not published: %s: %s (%s)", f.Query.Port, u.Where, u.Rule, u.Reason),
-			"write the rule in one of the forms of docs/nat.md, or publish the port by the engine that owns it",
+			fmt.Sprintf(what+" is not supported, so it is not published: %s: %s (%s)", f.Query.Port, u.Where, u.Rule, u.Reason),
+			"write the rule in a supported form, or publish the port with the engine that owns it",
 		})
 	}
 	return list
 }
 
-// unsure is what could be about the port, and more likely is not.
+// unsure returns rules that may be about the port, but more likely are not.
 func (f *Facts) unsure() []finding { return f.unread("a NAT rule that may be about port %d", true) }
 
-// here judges a socket of the watched namespace that is not published.
+// here judges an unpublished socket of the watched namespace.
 func (f *Facts) here(s Socket) finding {
 	what := fmt.Sprintf("%s %s%s", s.Protocol, s.Address, by(s))
 	switch {
 	case s.Own:
 		return finding{
 			VerdictOwn, what + " is fairlead's own socket, which is never published",
-			"use another port, or move fairlead's (--metrics-addr, or the sink's address)",
+			"use another port, or move fairlead's own (--metrics-addr, --web-addr or the sink's address)",
 		}
 	case s.Kind == Client:
 		return finding{
-			VerdictClient, what + " is a UDP client's socket: it has a peer, or a port that the kernel chose, so it serves nobody",
-			"if it is a server, let it bind its port explicitly and not connect() it",
+			VerdictClient, what + " is a UDP client's socket: it has a peer, or a port chosen by the kernel",
+			"if it is a server, make it bind its port explicitly and not call connect()",
 		}
 	}
 	i := slices.IndexFunc(f.Sources, func(s Source) bool { return s.Name == "socket" })
 	switch {
 	case i < 0:
 		return finding{
-			VerdictDisabled, fmt.Sprintf("%s is %s, but the agent does not look at sockets", what, s.Kind),
+			VerdictDisabled, fmt.Sprintf("%s is %s, but the socket source is disabled", what, s.Kind),
 			"add socket to the agent's sources (--source, or source: in its configuration)",
 		}
 	case f.Sources[i].State == "starting":
 		return finding{
-			VerdictStarting, fmt.Sprintf("%s is %s, and the agent has not yet seen everything", what, s.Kind), "ask again in a moment",
+			VerdictStarting, fmt.Sprintf("%s is %s, but the agent is still starting", what, s.Kind), "ask again in a moment",
 		}
 	case f.Sources[i].State == "stale":
 		return finding{
-			VerdictStale, fmt.Sprintf("%s is %s, but the agent cannot look: %s", what, s.Kind, f.Sources[i].Error),
-			"put that right first: `fairlead doctor` says how",
+			VerdictStale, fmt.Sprintf("%s is %s, but the socket source fails: %s", what, s.Kind, f.Sources[i].Error),
+			"fix that first: `fairlead doctor` says how",
 		}
 	}
 	return finding{
-		VerdictUnseen, fmt.Sprintf("%s is %s, and the agent has not told of it", what, s.Kind),
-		"ask again in a moment; if it stays so, run `fairlead doctor`",
+		VerdictUnseen, fmt.Sprintf("%s is %s, but the agent has not reported it yet", what, s.Kind),
+		"ask again in a moment; if nothing changes, run `fairlead doctor`",
 	}
 }
 
@@ -126,27 +126,27 @@ func by(s Socket) string {
 
 func elsewhere(s Socket) finding {
 	n := finding{verdict: VerdictNetNS}
-	n.text = fmt.Sprintf("%s %s%s is %s in another network namespace (%s), which this guest's ports do not include",
+	n.text = fmt.Sprintf("%s %s%s is %s in another network namespace (%s), whose ports are not published",
 		s.Protocol, s.Address, by(s), s.Kind, s.NetNS)
 	switch {
 	case s.Container.Kind == port.OwnerContainer:
 		n.next = fmt.Sprintf("publish the port when the container is started (-p %d:%d), or run it with --network host",
 			s.Address.Port(), s.Address.Port())
 	case s.Address.Addr().IsLoopback():
-		n.next = "let it listen in the agent's network namespace; inside its own it serves that namespace's loopback alone"
+		n.next = "start it in the agent's network namespace: on its own loopback nothing else can reach it"
 	default:
-		n.next = "start it in the agent's network namespace, or forward the port into its own with a NAT rule (docs/nat.md)"
+		n.next = "start it in the agent's network namespace, or forward the port to it with a NAT rule"
 	}
 	return n
 }
 
-// otherProtocol finds what is there for the protocol that was not asked for.
+// otherProtocol returns what exists for the other protocol.
 func (f *Facts) otherProtocol(published bool) []finding {
 	var list []finding
 	say := func(p port.Protocol, what string) {
 		n := finding{
 			VerdictProtocol, fmt.Sprintf("%s is %s, not %s", what, strings.ToUpper(p.String()), strings.ToUpper(f.Query.Protocol.String())),
-			fmt.Sprintf("ask for it: fairlead explain %d/%s", f.Query.Port, p),
+			fmt.Sprintf("run: fairlead explain %d/%s", f.Query.Port, p),
 		}
 		if !slices.Contains(list, n) {
 			list = append(list, n)
@@ -177,7 +177,7 @@ func (f *Facts) otherProtocol(published bool) []finding {
 	return list
 }
 
-// nothing is the answer where nothing is near.
+// nothing is the answer if nothing related was found.
 func (f *Facts) nothing() finding {
 	what := fmt.Sprintf("port %d", f.Query.Port)
 	if f.Query.Protocol != 0 {
@@ -186,11 +186,11 @@ func (f *Facts) nothing() finding {
 	if f.Host {
 		return finding{
 			VerdictNothingHere, "no guest publishes " + what,
-			fmt.Sprintf("ask in the guest: fairlead explain %d", f.Query.Port),
+			fmt.Sprintf("run in the guest: fairlead explain %d", f.Query.Port),
 		}
 	}
 	n := finding{
-		VerdictNothingHere, fmt.Sprintf("nothing in the guest serves %s: no socket, no NAT rule, no engine and no Service has it", what),
+		VerdictNothingHere, fmt.Sprintf("nothing in the guest serves %s: no socket, NAT rule, engine or Service has it", what),
 		"start the server; it is published the moment it listens",
 	}
 	if len(f.Similar) > 0 {
@@ -198,7 +198,7 @@ func (f *Facts) nothing() finding {
 		for _, s := range f.Similar {
 			slots = append(slots, s.String())
 		}
-		n.next = fmt.Sprintf("did you mean %s? Else start the server: it is published the moment it listens", strings.Join(slots, " or "))
+		n.next = fmt.Sprintf("did you mean %s? Otherwise start the server; it is published the moment it listens", strings.Join(slots, " or "))
 	}
 	return n
 }

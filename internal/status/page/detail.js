@@ -85,7 +85,7 @@ function why() {
     el('li', { 'data-mark': s.verdict },
       el('b', {}, clean(s.step)), ' ', el('span', {}, clean(s.text)),
       s.since ? el('time', { class: 'dim', dateTime: s.since }, ` for ${age(shown.now - Date.parse(s.since))}`) : null))));
-  for (const n of report?.near ?? []) part.append(el('p', { class: 'near' }, el('b', {}, 'Near: '), clean(n.text)));
+  for (const n of report?.related ?? []) part.append(el('p', { class: 'near' }, el('b', {}, 'Related: '), clean(n.text)));
   for (const m of report?.missing ?? []) part.append(el('p', { class: 'near' }, el('b', {}, 'Not looked at: '), clean(m)));
   if (report !== null && p.protocol === 'tcp' && !gone && p.state !== 'denied') {
     part.append(el('button', { type: 'button', onclick: () => explain('POST') }, 'Try whether it answers'));
