@@ -13,4 +13,4 @@ package fairlead
 //go:generate hack/bpf2go.sh -target bpfel -no-global-types Nat bpf/nat.bpf.c
 //go:generate hack/bpf2go.sh -target bpfel -type nft_event -type nft_kind Nft bpf/nft.bpf.c
 //go:generate hack/bpf2go.sh -target amd64,arm64 -no-global-types -output-stem nft_kprobe NftKprobe bpf/nft_kprobe.bpf.c
-//go:generate hack/bpf2go.sh -target bpfel -no-global-types Conflict bpf/conflict.bpf.c
+//go:generate hack/bpf2go.sh -target bpfel -no-global-types Refused bpf/refused.bpf.c

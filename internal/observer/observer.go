@@ -11,8 +11,9 @@ import (
 	"runtime"
 	"runtime/debug"
 	"slices"
-	"sync"
 	"time"
+
+	"golang.org/x/sync/errgroup"
 
 	"github.com/fairlead/fairlead/internal/kernel"
 	"github.com/fairlead/fairlead/internal/kernel/bpf"
@@ -152,56 +153,39 @@ func (s *session) close() error {
 }
 
 func (s *session) run(ctx context.Context, h Handler) error {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	var workers sync.WaitGroup
-	failures := make(chan error, 2)
-	defer workers.Wait()
-
 	e := newEngine(h, s.options.Logger, s.counter)
 	e.dump = s.dumper.dump
 	finder := ownerFinder{proc: "/proc", budget: ownerBudget, mptcp: s.mptcp.mptcpListeners}
 	e.owners = finder.find
 	e.interval, e.audit, e.paced = s.options.Interval, s.options.Audit, s.options.pacedAudit
 
+	work, ctx := errgroup.WithContext(ctx)
 	if s.ring != nil {
 		// Events are read and applied from before the first hook is attached, but
 		// not reported before the first Replace.
 		e.source = &hooks{Ring: s.ring, object: s.object}
 		e.source.open(true)
-		defer func() { _ = s.ring.Stop() }()
-		workers.Go(func() {
-			if err := e.readEvents(); err != nil {
-				failures <- err
-				cancel()
-			}
-		})
+		stop := context.AfterFunc(ctx, func() { _ = s.ring.Stop() })
+		defer stop()
+		work.Go(e.readEvents)
 	}
-	methods, polled, err := s.attach(e)
-	if err != nil {
-		return err
-	}
-	s.counter.methods.Store(&methods)
-	h.Methods(methods)
-	e.polled = polled
-	workers.Go(func() { e.findOwners(ctx) })
-	if s.object != nil && s.options.Types == nil {
-		// Reading the kernel's types leaves far more garbage than anything later;
-		// the runtime by itself would keep that memory for minutes.
-		workers.Go(debug.FreeOSMemory)
-	}
-
-	err = e.dumps(ctx)
-	cancel()
-	if s.ring != nil {
-		err = errors.Join(err, s.ring.Stop())
-	}
-	workers.Wait()
-	close(failures)
-	for f := range failures {
-		err = errors.Join(err, f)
-	}
-	return err
+	work.Go(func() error {
+		methods, polled, err := s.attach(e)
+		if err != nil {
+			return err
+		}
+		s.counter.methods.Store(&methods)
+		h.Methods(methods)
+		e.polled = polled
+		work.Go(func() error { e.findOwners(ctx); return nil })
+		if s.object != nil && s.options.Types == nil {
+			// Reading the kernel's types leaves far more garbage than anything
+			// later; the runtime by itself would keep that memory for minutes.
+			work.Go(func() error { debug.FreeOSMemory(); return nil })
+		}
+		return e.dumps(ctx)
+	})
+	return work.Wait()
 }
 
 // attach attaches the best method of each capability. It returns the methods and

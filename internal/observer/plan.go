@@ -126,22 +126,7 @@ func (e *engine) dumps(ctx context.Context) error {
 // dump is reported to the handler and tried again.
 func (e *engine) run(ctx context.Context, j job) error {
 	start := time.Now()
-	e.mu.Lock()
-	// What events ask for from here on needs another dump.
-	if j.scope&e.resolve == e.resolve {
-		e.resolve = 0
-		e.plan.Cancel(planResolve)
-	}
-	if j.replace {
-		e.resync = false
-	}
-	e.model.begin()
-	gated := e.source != nil && j.scope&(scopeTCPBound|scopeUDP) != 0
-	if gated {
-		e.source.open(true)
-	}
-	e.mu.Unlock()
-
+	gated := e.begin(j)
 	rows, covered, dumpErr := e.dump(ctx, j.scope)
 	again := false
 	if dumpErr == nil {
@@ -160,9 +145,9 @@ func (e *engine) run(ctx context.Context, j job) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	defer e.model.end()
-	now := time.Now()
-	e.counters.dumpTime.Add(int64(now.Sub(start)))
-	e.notBefore = now.Add(schedule.Rest(now.Sub(start), dumpShare))
+	cost := time.Since(start)
+	e.counters.dumpTime.Add(int64(cost))
+	e.notBefore = time.Now().Add(schedule.Rest(cost, dumpShare))
 	if dumpErr != nil {
 		if ctx.Err() == nil {
 			e.failed(j, dumpErr)
@@ -177,14 +162,34 @@ func (e *engine) run(ctx context.Context, j job) error {
 	if again {
 		changes = e.model.merge(rows, nil)
 	}
-	changes = e.model.expire(covered, changes)
-	e.merged(j, changes)
+	e.merged(j, e.model.expire(covered, changes))
 	e.finish(j, covered, len(rows))
 	if gated {
 		e.source.open(!e.trackAll())
 	}
 	e.planNext(j, start, len(rows))
 	return nil
+}
+
+// begin starts a dump. It reports whether it lets the hooks report the end of
+// sockets that they do not track.
+func (e *engine) begin(j job) (gated bool) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	// What events ask for from here on needs another dump.
+	if j.scope&e.resolve == e.resolve {
+		e.resolve = 0
+		e.plan.Cancel(planResolve)
+	}
+	if j.replace {
+		e.resync = false
+	}
+	e.model.begin()
+	gated = e.source != nil && j.scope&(scopeTCPBound|scopeUDP) != 0
+	if gated {
+		e.source.open(true)
+	}
+	return gated
 }
 
 // merge takes in the rows of a first dump and returns how many sockets it misses.

@@ -45,10 +45,10 @@ type Watcher struct {
 
 func capability() kernel.Capability {
 	return kernel.Capability{Name: Capability, Choices: []kernel.Choice{
-		{Name: kernel.MethodFentry, Hooks: []string{bpf.ConflictProgConflictTcp, bpf.ConflictProgConflictUdp}},
+		{Name: kernel.MethodFentry, Hooks: []string{bpf.RefusedProgTcpRefused, bpf.RefusedProgUdpRefused}},
 		{
 			Name: kernel.MethodCgroup, Lost: "an attempt is reported before it is refused, and might not be refused",
-			Hooks: []string{bpf.ConflictProgConflictBind4, bpf.ConflictProgConflictBind6},
+			Hooks: []string{bpf.RefusedProgBind4Attempt, bpf.RefusedProgBind6Attempt},
 		},
 	}}
 }
@@ -74,16 +74,16 @@ func (w *Watcher) open(methods []string) error {
 		return err
 	}
 	w.object, err = kernel.Open(nil, kernel.Config{
-		Files:     []kernel.File{bpf.LoadConflict},
-		Constants: map[string]any{bpf.ConflictVarNetworkNamespace: netns, bpf.ConflictVarPidNamespace: pidns},
-		Maps:      []string{bpf.ConflictMapEvents, bpf.ConflictMapPlaceholders},
-		Sizes:     map[string]uint32{bpf.ConflictMapEvents: 64 << 10},
+		Files:     []kernel.File{bpf.LoadRefused},
+		Constants: map[string]any{bpf.RefusedVarNetworkNamespace: netns, bpf.RefusedVarPidNamespace: pidns},
+		Maps:      []string{bpf.RefusedMapEvents, bpf.RefusedMapPlaceholders},
+		Sizes:     map[string]uint32{bpf.RefusedMapEvents: 64 << 10},
 	})
 	if err != nil {
 		return err
 	}
 	defer w.object.Settle()
-	if w.reader, err = w.object.Reader(bpf.ConflictMapEvents); err != nil {
+	if w.reader, err = w.object.Reader(bpf.RefusedMapEvents); err != nil {
 		return err
 	}
 	w.method, err = capability().Attach(w.object.Attach, nil, methods)
@@ -102,7 +102,7 @@ func (w *Watcher) Watch(p uint16, on bool) error {
 	if on {
 		bits |= bit
 	}
-	if err := w.object.Map(bpf.ConflictMapPlaceholders).Put(word, bits); err != nil {
+	if err := w.object.Map(bpf.RefusedMapPlaceholders).Put(word, bits); err != nil {
 		return fmt.Errorf("watch port %d: %w", p, err)
 	}
 	w.words[word] = bits

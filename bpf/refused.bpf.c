@@ -34,7 +34,7 @@ static __always_inline __u8 port_protocol(struct sock *sk)
 	return protocol == IPPROTO_MPTCP ? IPPROTO_TCP : protocol;
 }
 
-static __always_inline struct event *wanted(struct sock *sk, __u16 port, __u64 cookie)
+static __always_inline struct event *describe_attempt(struct sock *sk, __u16 port, __u64 cookie)
 {
 	struct event *e;
 
@@ -56,27 +56,27 @@ static __always_inline int refused(struct sock *sk, __u16 port, int ret)
 
 	if (!ret)
 		return 0;
-	e = wanted(sk, port, sock_cookie(sk));
+	e = describe_attempt(sk, port, sock_cookie(sk));
 	if (e)
 		bpf_ringbuf_submit(e, 0);
 	return 0;
 }
 
 SEC("fexit/inet_csk_get_port")
-int BPF_PROG(conflict_tcp, struct sock *sk, unsigned short port, int ret)
+int BPF_PROG(tcp_refused, struct sock *sk, unsigned short port, int ret)
 {
 	return refused(sk, port, ret);
 }
 
 SEC("fexit/udp_lib_get_port")
-int BPF_PROG(conflict_udp, struct sock *sk, unsigned short port, unsigned int hash, int ret)
+int BPF_PROG(udp_refused, struct sock *sk, unsigned short port, unsigned int hash, int ret)
 {
 	return refused(sk, port, ret);
 }
 
 /* cgroup: before the socket is bound ----------------------------------------- */
 
-static __always_inline int binding(struct bpf_sock_addr *view, bool six)
+static __always_inline int attempt(struct bpf_sock_addr *view, bool six)
 {
 	__u16 port = bpf_ntohs(view->user_port);
 	struct bpf_sock *peek = view->sk;
@@ -88,7 +88,7 @@ static __always_inline int binding(struct bpf_sock_addr *view, bool six)
 		return 1;
 	cookie = bpf_get_socket_cookie(view);
 	bpf_probe_read_kernel(&sk, sizeof(sk), &peek);
-	e = wanted(sk, port, cookie);
+	e = describe_attempt(sk, port, cookie);
 	if (!e)
 		return 1;
 	if (six) {
@@ -106,13 +106,13 @@ static __always_inline int binding(struct bpf_sock_addr *view, bool six)
 }
 
 SEC("cgroup/bind4")
-int conflict_bind4(struct bpf_sock_addr *view)
+int bind4_attempt(struct bpf_sock_addr *view)
 {
-	return binding(view, false);
+	return attempt(view, false);
 }
 
 SEC("cgroup/bind6")
-int conflict_bind6(struct bpf_sock_addr *view)
+int bind6_attempt(struct bpf_sock_addr *view)
 {
-	return binding(view, true);
+	return attempt(view, true);
 }
