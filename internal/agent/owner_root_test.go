@@ -224,7 +224,7 @@ func TestRealProcessIsNamedByTheContainerOfItsCgroup(t *testing.T) {
 				waitOwner(t, r, s.addr, comm)
 
 				var ok bool
-				if fact.Path, fact.Cgroup, ok = (engine.Host{}).Cgroup(s.pid, id); !ok || v2 && fact.Cgroup == 0 {
+				if fact.Path, fact.Cgroup, ok = (engine.Host{}).Cgroup(s.pid, 0, id); !ok || v2 && fact.Cgroup == 0 {
 					t.Fatalf("the cgroup of process %d is not known: %+v", s.pid, fact)
 				}
 				fact.ID, fact.Owner.Name = "", "by its cgroup"

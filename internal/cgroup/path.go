@@ -24,10 +24,11 @@ func Ancestors(path string) iter.Seq[string] {
 	}
 }
 
-// ContainerID takes the container's id out of the last name of a cgroup's path:
+// ContainerID returns the container's id in the last name of a cgroup's path:
 // "ID", "docker-ID.scope", "cri-containerd-ID.scope", "slice:prefix:ID". It is ""
-// for all but what can be nothing but a generated id: a name that a person chose
-// could be any directory's.
+// for everything but a generated id: a name that a person chose could be any
+// directory's. Whoever may make a cgroup may give it such a name, so the owner of
+// the directory matters, too.
 func ContainerID(path string) string {
 	name := strings.TrimSuffix(path[strings.LastIndexByte(path, '/')+1:], ".scope")
 	if id := name[strings.LastIndexAny(name, "-:")+1:]; IsContainerID(id) {
@@ -36,20 +37,21 @@ func ContainerID(path string) string {
 	return ""
 }
 
-// IsContainerID says whether s is 64 hexadecimal digits.
+// IsContainerID reports whether s is 64 hexadecimal digits.
 func IsContainerID(s string) bool {
 	return len(s) == 64 && !strings.ContainsFunc(s, func(c rune) bool {
 		return (c < '0' || c > '9') && (c < 'a' || c > 'f')
 	})
 }
 
-// ParseLine reads a line of /proc/PID/cgroup (cgroups(7)). v2 says that it is of
-// the unified hierarchy. A path that leads out of the reader's cgroup namespace
-// is none: it names nothing here.
+// ParseLine parses a line of /proc/PID/cgroup (cgroups(7)). v2 reports whether it
+// is of the unified hierarchy. ok is false for a hierarchy without a controller,
+// because users may make cgroups there, and for a path outside the reader's cgroup
+// namespace, because it names nothing here.
 func ParseLine(line string) (path string, v2, ok bool) {
 	hierarchy, rest, ok1 := strings.Cut(line, ":")
-	_, path, ok2 := strings.Cut(rest, ":")
-	if !ok1 || !ok2 || !strings.HasPrefix(path, "/") || strings.Contains(path+"/", "/../") {
+	controllers, path, ok2 := strings.Cut(rest, ":")
+	if !ok1 || !ok2 || strings.HasPrefix(controllers, "name=") || !strings.HasPrefix(path, "/") || strings.Contains(path+"/", "/../") {
 		return "", false, false
 	}
 	return strings.TrimSuffix(path, " (deleted)"), hierarchy == "0", true
@@ -81,8 +83,18 @@ func parsePaths(text string) (paths []string, v1 bool) {
 }
 
 // Mounts returns where the unified hierarchy is mounted, whole or a part of it,
-// as a mountinfo file says (proc_pid_mountinfo(5)).
+// according to a mountinfo file (proc_pid_mountinfo(5)).
 func Mounts(mountinfo io.Reader) (whole, parts []string, err error) {
+	return mountsOf("cgroup2", mountinfo)
+}
+
+// MountsV1 returns where the hierarchies of cgroup v1 are mounted whole.
+func MountsV1(mountinfo io.Reader) ([]string, error) {
+	whole, _, err := mountsOf("cgroup", mountinfo)
+	return whole, err
+}
+
+func mountsOf(kind string, mountinfo io.Reader) (whole, parts []string, err error) {
 	text, err := io.ReadAll(mountinfo)
 	if err != nil {
 		return nil, nil, fmt.Errorf("read mounts: %w", err)
@@ -92,7 +104,7 @@ func Mounts(mountinfo io.Reader) (whole, parts []string, err error) {
 		left, right, ok := strings.Cut(line, " - ")
 		fields := strings.Fields(left)
 		switch {
-		case !ok || len(fields) < 5 || !strings.HasPrefix(right, "cgroup2 "):
+		case !ok || len(fields) < 5 || !strings.HasPrefix(right, kind+" "):
 		case fields[3] == "/":
 			whole = append(whole, unescape.Replace(fields[4]))
 		default:

@@ -47,9 +47,10 @@ func TestParsePaths(t *testing.T) {
 		{"0::/\n", nil, false},
 		{"0::/a/b\n", []string{"/a/b"}, false},
 		{"0::/a (deleted)\n", []string{"/a"}, false},
-		{"5:cpu,cpuacct:/x\n4:pids:/\n3:name=systemd:/y\n1:net_cls:/x\n0::/a\n", []string{"/a", "/x", "/y"}, true},
-		{"1:name=systemd:/a:b\n", []string{"/a:b"}, true},
-		{"0::/../../docker/x\n5:cpu:/..\n", nil, false}, // outside of our view
+		{"5:cpu,cpuacct:/x\n4:pids:/\n3:name=systemd:/y\n1:net_cls:/x\n0::/a\n", []string{"/a", "/x"}, true},
+		{"1:pids:/a:b\n", []string{"/a:b"}, true},
+		{"1:name=systemd:/docker/x\n0::/a\n", []string{"/a"}, false}, // a user may make that
+		{"0::/../../docker/x\n5:cpu:/..\n", nil, false},              // outside of our view
 		{"garbage\n\n:\n0::relative", nil, false},
 		{"", nil, false},
 	} {
@@ -73,6 +74,9 @@ nonsense
 	}
 	if !slices.Equal(whole, []string{"/sys/fs/cgroup/unified"}) || !slices.Equal(parts, []string{"/mnt/a part"}) {
 		t.Errorf("got %q and %q", whole, parts)
+	}
+	if v1, err := MountsV1(strings.NewReader(mountinfo)); err != nil || !slices.Equal(v1, []string{"/sys/fs/cgroup/systemd"}) {
+		t.Errorf("MountsV1 = %q, %v", v1, err)
 	}
 }
 

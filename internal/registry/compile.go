@@ -183,7 +183,8 @@ func ruleOf(ms []member) uint64 {
 
 // mergeFamilies makes one dual-stack publication of the IPv4 and the IPv6
 // wildcard of one owner. Where the owners differ, the IPv4 wildcard has its own
-// server, so the IPv6 one does not serve IPv4.
+// server, so the IPv6 one does not serve IPv4; unless the IPv4 one is withheld,
+// because then nothing is known to serve it.
 func mergeFamilies(pubs []merged) []merged {
 	i4 := slices.IndexFunc(pubs, func(p merged) bool { return p.Address == netip.IPv4Unspecified() })
 	i6 := slices.IndexFunc(pubs, func(p merged) bool { return p.Address == netip.IPv6Unspecified() })
@@ -191,7 +192,10 @@ func mergeFamilies(pubs []merged) []merged {
 		return pubs
 	}
 	v4, v6 := &pubs[i4], &pubs[i6]
-	if !v4.Owner.Same(v6.Owner) || v4.Owner.ID == "" || allWithheld(v4) != allWithheld(v6) {
+	switch withheld4, withheld6 := allWithheld(v4), allWithheld(v6); {
+	case withheld4 && !withheld6:
+		return pubs
+	case withheld4 != withheld6, !v4.Owner.Same(v6.Owner), v4.Owner.ID == "":
 		v6.DualStack = false
 		return pubs
 	}

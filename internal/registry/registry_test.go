@@ -113,6 +113,33 @@ func TestWildcardsOfTwoOwnersStayApart(t *testing.T) {
 	}
 }
 
+// What is withheld serves nothing, so it takes no address from a dual-stack
+// listener of another owner.
+func TestWithheldWildcardTakesNothingFromADualStackListener(t *testing.T) {
+	for _, c := range []struct {
+		name                 string
+		withheld4, withheld6 string
+		owner4               int
+		dualStack            bool
+		keys                 []string
+	}{
+		{"IPv4 reserved by another", "bound, not listening", "", 8, true, []string{"tcp 0.0.0.0:80", "tcp [::]:80"}},
+		{"IPv4 reserved by the same", "bound, not listening", "", 7, true, []string{"tcp 0.0.0.0:80", "tcp [::]:80"}},
+		{"IPv4 served by another", "", "", 8, false, []string{"tcp 0.0.0.0:80", "tcp [::]:80"}},
+		{"IPv6 reserved", "", "bound, not listening", 8, false, []string{"tcp 0.0.0.0:80", "tcp [::]:80"}},
+		{"both of one", "", "", 7, true, []string{"tcp [::]:80"}},
+	} {
+		r := newRegistry()
+		v4, v6 := binding("1", "0.0.0.0:80", c.owner4), binding("2", "[::]:80", 7)
+		v4.Withheld, v6.Withheld, v6.DualStack = c.withheld4, c.withheld6, true
+		r.Feed("socket").Replace([]port.Binding{v4, v6})
+		expect(t, r, c.keys...)
+		if p, _ := r.Publications().View().Get(v6.Key); p.DualStack != c.dualStack {
+			t.Errorf("%s: dual stack is %v, want %v", c.name, p.DualStack, c.dualStack)
+		}
+	}
+}
+
 // A NAT rule with several addresses makes several publications, which a sink must
 // know to be one rule's.
 func TestPublicationsOfOneRuleNameIt(t *testing.T) {

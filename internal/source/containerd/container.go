@@ -84,12 +84,12 @@ func (f *fetcher) object(namespace string, c *containersapi.Container, t *taskap
 	var warnings []string
 	o.Bindings, warnings = engine.Declare(cc, ports)
 	o.Warnings = append(o.Warnings, warnings...)
-	o.Fact = engine.Fact{Owner: owner, ID: c.GetID(), Addresses: cc.Addresses}
+	o.Fact = engine.Fact{Owner: owner, ID: c.GetID(), User: f.user, Addresses: cc.Addresses}
 	cgroup, err := cgroupsPath(c.GetSpec().GetValue())
 	if err != nil {
 		bad("spec", err)
 	}
-	if path, cg, ok := f.o.Host.Cgroup(int(t.GetPid()), c.GetID(), cgroup); ok {
+	if path, cg, ok := f.o.Host.Cgroup(int(t.GetPid()), f.user, c.GetID(), cgroup); ok {
 		o.Fact.Path, o.Fact.Cgroup = path, cg
 	}
 	return o

@@ -504,7 +504,11 @@ func TestSandbox(t *testing.T) {
 	c.Extensions = map[string]*anypb.Any{sandboxMetadata: {Value: []byte(`{"Version":"v1","Metadata":{"IP":"10.4.0.5","AdditionalIPs":["fd00::5"],` +
 		`"Config":{"port_mappings":[{"container_port":80,"host_port":8080},{"protocol":1,"container_port":53,"host_port":53,"host_ip":"127.0.0.1"},{"container_port":99}]}}}`)}}
 	e.put("k8s.io/"+strings.Repeat("b", 64), map[string]string{criPodName: "web-1", criPodNamespace: "shop", criContainer: "app"})
-	s := source(t, e, Options{})
+	path, cgroups := "/kubepods/podx/"+strings.Repeat("b", 64), t.TempDir()
+	if err := os.MkdirAll(filepath.Join(cgroups, path), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	s := source(t, e, Options{Host: engine.Host{Cgroup2: cgroups}})
 	f := enginetest.Run(t, s)
 	enginetest.WantKeys(t, f, "tcp 0.0.0.0:8080", "tcp [::]:8080", "udp 127.0.0.1:53")
 	f.Lock()
@@ -520,7 +524,7 @@ func TestSandbox(t *testing.T) {
 	if o, ok := s.Facts().ByAddress(netip.MustParseAddr("fd00::5")); !ok || o.Name != "web-1" {
 		t.Errorf("the pod's address is %+v's, %v", o, ok)
 	}
-	if o, ok := s.Facts().ByCgroupPath("/kubepods/podx/" + strings.Repeat("b", 64)); !ok || o.Name != "web-1/app" {
+	if o, ok := s.Facts().ByCgroupPath(path); !ok || o.Name != "web-1/app" {
 		t.Errorf("the container's cgroup is %+v's, %v", o, ok)
 	}
 }

@@ -31,6 +31,7 @@ import (
 // "namespace/container".
 type fetcher struct {
 	o          Options
+	user       uint32 // as whom the engine runs
 	conn       *grpc.ClientConn
 	namespaces namespacesapi.NamespacesClient
 	containers containersapi.ContainersClient

@@ -103,7 +103,7 @@ func New(o Options) (*Source, error) {
 		o.Audit = 5 * time.Minute
 	}
 	o.Retry = o.Retry.WithDefaults()
-	return &Source{o: o}, nil
+	return &Source{o: o, facts: engine.Table{CgroupUser: o.Host.CgroupUser}}, nil
 }
 
 // Name returns the name that the registry knows the source by.
@@ -165,6 +165,7 @@ func (s *Source) dial(ctx context.Context, path string) (*fetcher, string, error
 		return nil, "", err
 	}
 	f := newFetcher(cc, s.o)
+	f.user = engine.SocketUser(path)
 	version, err := f.version(ctx)
 	if err != nil {
 		_ = cc.Close()

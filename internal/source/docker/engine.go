@@ -26,6 +26,7 @@ type fetcher struct {
 	// rootless engines keep their networks in a namespace of their own, and
 	// another engine may use the same addresses here.
 	rootless bool
+	user     uint32 // as whom the engine runs
 }
 
 var _ engine.Engine = fetcher{}
@@ -117,8 +118,8 @@ func (f fetcher) inspected(d details) engine.Object {
 	}
 	o := f.object(d.ID, name, d.State.Paused, d.Config.Labels, d.Network.Networks, ports)
 	o.Warnings = append(o.Warnings, bad...)
-	o.Fact = engine.Fact{Owner: owner(d.ID, name, d.Config.Labels), ID: d.ID, Addresses: f.addresses(d.Network.Networks)}
-	if path, cgroup, ok := f.host.Cgroup(d.State.Pid, d.ID); ok {
+	o.Fact = engine.Fact{Owner: owner(d.ID, name, d.Config.Labels), ID: d.ID, User: f.user, Addresses: f.addresses(d.Network.Networks)}
+	if path, cgroup, ok := f.host.Cgroup(d.State.Pid, f.user, d.ID); ok {
 		o.Fact.Path, o.Fact.Cgroup = path, cgroup
 	}
 	return o

@@ -102,7 +102,7 @@ func New(o Options) (*Source, error) {
 		o.Audit = 5 * time.Minute
 	}
 	o.Retry = o.Retry.WithDefaults()
-	return &Source{o: o}, nil
+	return &Source{o: o, facts: engine.Table{CgroupUser: o.Host.CgroupUser}}, nil
 }
 
 func defaultHosts(getenv func(string) string) []string {
@@ -179,6 +179,10 @@ func (s *Source) follow(ctx context.Context, c *conn, host string, set *engine.S
 	if err != nil {
 		return err
 	}
+	var user uint32
+	if path, ok := strings.CutPrefix(host, "unix://"); ok && info.rootless() {
+		user = engine.SocketUser(path)
+	}
 	// The engine confirms a subscription just before it stands; what it replays
 	// since now closes that gap.
 	stream, wait, err := c.subscribe(ctx, time.Now())
@@ -187,5 +191,5 @@ func (s *Source) follow(ctx context.Context, c *conn, host string, set *engine.S
 	}
 	defer wait()
 	set.Feed.Method(fmt.Sprintf("docker %s, API %s, %s", info.ServerVersion, c.ClientVersion(), host))
-	return set.Follow(ctx, fetcher{c, s.o.Host, info.rootless()}, stream, s.o.Audit, up)
+	return set.Follow(ctx, fetcher{c, s.o.Host, info.rootless(), user}, stream, s.o.Audit, up)
 }

@@ -4,6 +4,8 @@ package engine
 
 import (
 	"bufio"
+	"bytes"
+	"cmp"
 	"io"
 	"os"
 	"path/filepath"
@@ -14,7 +16,7 @@ import (
 	"github.com/fairlead/fairlead/internal/cgroup"
 )
 
-// Host says where the kernel shows processes and cgroups.
+// Host is where the kernel shows processes and cgroups.
 type Host struct {
 	Proc    string // "/proc" if empty
 	Cgroup2 string // the cgroup2 mount; found in Proc/self/mountinfo if empty
@@ -23,16 +25,14 @@ type Host struct {
 // Cgroup finds the cgroup of a container by its first process. The engine may
 // live in another pid namespace (each WSL distribution has its own), so a
 // process is only believed if its cgroup names the container: one of names, its
-// id or its configured cgroup, must be a component of the path. The id is 0
-// where cgroup2 is not mounted, or does not hold the process.
-func (h Host) Cgroup(pid int, names ...string) (path string, id uint64, ok bool) {
-	if h.Proc == "" {
-		h.Proc = "/proc"
-	}
+// id or its configured cgroup, must be a component of the path. The cgroup must
+// belong to root or to user, as whom the engine runs. The id is 0 where cgroup2
+// is not mounted, or does not hold the process.
+func (h Host) Cgroup(pid int, user uint32, names ...string) (path string, id uint64, ok bool) {
 	if pid <= 0 {
 		return "", 0, false
 	}
-	f, err := os.Open(filepath.Join(h.Proc, strconv.Itoa(pid), "cgroup"))
+	f, err := os.Open(filepath.Join(h.proc(), strconv.Itoa(pid), "cgroup"))
 	if err != nil {
 		return "", 0, false
 	}
@@ -41,20 +41,65 @@ func (h Host) Cgroup(pid int, names ...string) (path string, id uint64, ok bool)
 	if path == "" {
 		return "", 0, false
 	}
-	if !v2 {
-		return path, 0, true
+	if uid, found := h.CgroupUser(path); found && uid != 0 && uid != user {
+		return "", 0, false
 	}
-	if h.Cgroup2 == "" {
-		h.Cgroup2 = cgroup2Mount(filepath.Join(h.Proc, "self", "mountinfo"))
-	}
-	if h.Cgroup2 != "" {
-		if fi, err := os.Stat(filepath.Join(h.Cgroup2, path)); err == nil {
-			if st, isStat := fi.Sys().(*syscall.Stat_t); isStat {
-				id = st.Ino
-			}
-		}
+	if v2 {
+		id, _ = h.inode(path)
 	}
 	return path, id, true
+}
+
+func (h Host) proc() string { return cmp.Or(h.Proc, "/proc") }
+
+// inode returns the inode of a cgroup2 directory.
+func (h Host) inode(path string) (uint64, bool) {
+	mount := cmp.Or(h.Cgroup2, cgroup2Mount(h.mountinfo()))
+	if mount == "" {
+		return 0, false
+	}
+	st, ok := statOf(filepath.Join(mount, path))
+	return st.Ino, ok
+}
+
+func (h Host) mountinfo() string { return filepath.Join(h.proc(), "self", "mountinfo") }
+
+// CgroupUser returns the user who owns a cgroup's directory. Where several
+// hierarchies have that path, a user other than root wins. found is false if none
+// has it.
+func (h Host) CgroupUser(path string) (uid uint32, found bool) {
+	for _, mount := range h.mounts() {
+		if st, ok := statOf(filepath.Join(mount, path)); ok {
+			uid, found = max(uid, st.Uid), true
+		}
+	}
+	return uid, found
+}
+
+// mounts returns where all hierarchies are mounted whole.
+func (h Host) mounts() []string {
+	if h.Cgroup2 != "" {
+		return []string{h.Cgroup2}
+	}
+	text, err := os.ReadFile(h.mountinfo())
+	if err != nil {
+		return nil
+	}
+	v2, _, _ := cgroup.Mounts(bytes.NewReader(text)) // reading memory does not fail
+	v1, _ := cgroup.MountsV1(bytes.NewReader(text))
+	return append(v2, v1...)
+}
+
+func statOf(path string) (syscall.Stat_t, bool) {
+	var st syscall.Stat_t
+	return st, syscall.Stat(path, &st) == nil
+}
+
+// SocketUser returns the user who owns an engine's socket, which is the one as
+// whom a rootless engine runs; root if that cannot be told.
+func SocketUser(path string) uint32 {
+	st, _ := statOf(path)
+	return st.Uid
 }
 
 // parseCgroup reads /proc/PID/cgroup and returns the path that names the

@@ -400,20 +400,23 @@ func TestPollFiles(t *testing.T) {
 const (
 	id1 = "1111111111111111111111111111111111111111111111111111111111111111"
 	id2 = "2222222222222222222222222222222222222222222222222222222222222222"
+	id3 = "3333333333333333333333333333333333333333333333333333333333333333"
 )
 
 func TestFacts(t *testing.T) {
 	var f Table
 	a, b, shared := netip.MustParseAddr("10.0.0.2"), netip.MustParseAddr("10.0.0.3"), netip.MustParseAddr("10.0.0.9")
 	f.Put("1", Fact{Owner: port.Owner{Name: "one", ID: "1"}, ID: id1, Cgroup: 7, Path: "/docker/" + id1, Addresses: []netip.Addr{a, shared}})
+	f.Put("3", Fact{Owner: port.Owner{Name: "three", ID: "3"}, ID: id3})
 	f.Put("2", Fact{Owner: port.Owner{Name: "web", ID: "2"}, ID: "web", Cgroup: 8, Path: "/default/web", Addresses: []netip.Addr{b, shared}})
 
 	paths := map[string]string{
 		"/docker/" + id1:                                  "one",
 		"/docker/" + id1 + "/init.scope/x":                "one",
-		"/system.slice/docker-" + id1 + ".scope":          "one",
-		"/kubepods/pod1/cri-containerd-" + id1 + ".scope": "one",
-		"/kubepods-pod1.slice:cri-containerd:" + id1:      "one",
+		"/system.slice/docker-" + id1 + ".scope":          "", // the engine says that it is elsewhere
+		"/system.slice/docker-" + id3 + ".scope":          "three",
+		"/kubepods/pod1/cri-containerd-" + id3 + ".scope": "three",
+		"/kubepods-pod1.slice:cri-containerd:" + id3:      "three",
 		"/docker/" + id2:                                  "",
 		"/default/web":                                    "web",
 		"/default/web/inner":                              "web",
@@ -502,9 +505,39 @@ func TestCgroup(t *testing.T) {
 		{0, []string{id1}, "", false},
 		{-1, []string{id1}, "", false},
 	} {
-		path, id, ok := h.Cgroup(c.pid, c.names...)
+		path, id, ok := h.Cgroup(c.pid, uint32(os.Getuid()), c.names...)
 		if path != c.path || ok != (c.path != "") || (id != 0) != c.id {
 			t.Errorf("Cgroup(%d, %q) = %q, %d, %v; want %q, an id: %v", c.pid, c.names, path, id, ok, c.path, c.id)
+		}
+	}
+}
+
+// A user with a cgroup tree of their own can give a cgroup any name.
+func TestForgedCgroupNamesNoContainer(t *testing.T) {
+	const user, engine = 1000, 1001
+	owned := map[string]uint32{
+		"/system.slice/docker-" + id1 + ".scope":                  0,
+		"/user.slice/user-1000.slice/docker-" + id1 + ".scope":    user,
+		"/user.slice/user-1001.slice/docker-" + id1 + ".scope":    engine,
+		"/user.slice/docker-" + id2 + ".scope/docker-" + id1:      user,
+		"/user.slice/docker-" + id2 + ".scope":                    0,
+		"/user.slice/user-1001.slice/docker-" + id2 + ".scope":    engine,
+		"/user.slice/user-1000.slice/init.scope/docker-" + id1:    user,
+		"/user.slice/user-1000.slice/user@1000.service/docker-/x": user,
+	}
+	f := Table{CgroupUser: func(path string) (uint32, bool) { uid, ok := owned[path]; return uid, ok }}
+	f.Put("1", Fact{Owner: port.Owner{Name: "rootless"}, ID: id1, User: engine})
+	f.Put("2", Fact{Owner: port.Owner{Name: "root's"}, ID: id2})
+	for path, want := range map[string]string{
+		"/system.slice/docker-" + id1 + ".scope":               "rootless",
+		"/user.slice/user-1000.slice/docker-" + id1 + ".scope": "",
+		"/user.slice/user-1001.slice/docker-" + id1 + ".scope": "rootless",
+		"/user.slice/user-1001.slice/docker-" + id2 + ".scope": "",
+		"/user.slice/docker-" + id2 + ".scope/docker-" + id1:   "root's", // made inside a container
+		"/gone/docker-" + id1 + ".scope":                       "",
+	} {
+		if o, ok := f.ByCgroupPath(path); o.Name != want || ok != (want != "") {
+			t.Errorf("ByCgroupPath(%q) = %q, %v; want %q", path, o.Name, ok, want)
 		}
 	}
 }
@@ -750,4 +783,27 @@ func TestUnconfirmedSubscription(t *testing.T) {
 			t.Errorf("Follow = %v, want the context's error", err)
 		}
 	})
+}
+
+// A process with the number of a container's first process, in a cgroup that a
+// user named like the container, is not that process.
+func TestForgedCgroupOfAProcessIsNotTheContainers(t *testing.T) {
+	h := Host{Proc: t.TempDir(), Cgroup2: t.TempDir()}
+	path := "/user.slice/docker-" + id1 + ".scope"
+	if err := errors.Join(os.MkdirAll(filepath.Join(h.Proc, "7"), 0o755), os.MkdirAll(filepath.Join(h.Cgroup2, path), 0o755),
+		os.WriteFile(filepath.Join(h.Proc, "7", "cgroup"), []byte("0::"+path+"\n"), 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	if uid, found := h.CgroupUser(path); !found || int(uid) != os.Getuid() {
+		t.Errorf("CgroupUser = %d, %v", uid, found)
+	}
+	if _, _, ok := h.Cgroup(7, uint32(os.Getuid()), id1); !ok {
+		t.Error("the cgroup of the engine's user is not believed")
+	}
+	if err := os.Chown(filepath.Join(h.Cgroup2, path), 4242, -1); err != nil {
+		return // only root can try the rest
+	}
+	if _, _, ok := h.Cgroup(7, 0, id1); ok {
+		t.Error("a cgroup of another user is believed")
+	}
 }

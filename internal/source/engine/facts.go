@@ -15,9 +15,10 @@ import (
 // Fact is all that one container, or one pod, is known by.
 type Fact struct {
 	Owner     port.Owner
-	ID        string       // looked for in cgroup paths if it is 64 hexadecimal digits
+	ID        string       // looked for in cgroup paths if it is 64 hexadecimal digits and Path is not known
 	Cgroup    uint64       // inode of its cgroup2 directory, 0 if not known
 	Path      string       // its cgroup as /proc/PID/cgroup names it, "" if not known
+	User      uint32       // as whom its engine runs, who may own its cgroups
 	Addresses []netip.Addr // that are its alone, on networks that the guest reaches
 }
 
@@ -29,6 +30,11 @@ type Table struct {
 	paths     map[string]string
 	ids       map[string]string
 	addresses map[netip.Addr][]string
+
+	// CgroupUser returns the user who owns the directory of a cgroup that names a
+	// container by its id. It does not wait. If nil, a name is believed whoever
+	// made the cgroup. Set it before the first use.
+	CgroupUser func(path string) (uid uint32, found bool)
 
 	notify func([]registry.AttributionKey)
 }
@@ -104,7 +110,7 @@ func (f Fact) keys(out []registry.AttributionKey) []registry.AttributionKey {
 }
 
 func (f Fact) equal(g Fact) bool {
-	return f.Owner.Equal(g.Owner) && f.ID == g.ID && f.Cgroup == g.Cgroup && f.Path == g.Path &&
+	return f.Owner.Equal(g.Owner) && f.ID == g.ID && f.Cgroup == g.Cgroup && f.Path == g.Path && f.User == g.User &&
 		slices.Equal(f.Addresses, g.Addresses)
 }
 
@@ -170,7 +176,10 @@ func (t *Table) ByCgroup(id uint64) (port.Owner, bool) {
 }
 
 // ByCgroupPath implements registry.Facts. A path inside a container's cgroup is the
-// container's; the deepest container that is known wins.
+// container's; the deepest container that is known wins. The path that the engine
+// reported decides where it is known. Otherwise the container's id does, if root or
+// the engine's user made the cgroup: any user with a cgroup tree of their own can
+// make one with such a name.
 func (t *Table) ByCgroupPath(path string) (port.Owner, bool) {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
@@ -178,11 +187,24 @@ func (t *Table) ByCgroupPath(path string) (port.Owner, bool) {
 		if object, ok := t.paths[p]; ok {
 			return t.objects[object].Owner, true
 		}
-		if object, ok := t.ids[cgroup.ContainerID(p)]; ok {
+		if object, ok := t.ids[cgroup.ContainerID(p)]; ok && t.trusted(p, t.objects[object]) {
 			return t.objects[object].Owner, true
 		}
 	}
 	return port.Owner{}, false
+}
+
+// trusted reports whether a cgroup that has a container's id in its name is the
+// container's.
+func (t *Table) trusted(path string, f Fact) bool {
+	if f.Path != "" && f.Path != "/" {
+		return false // it is another one
+	}
+	if t.CgroupUser == nil {
+		return true
+	}
+	uid, found := t.CgroupUser(path)
+	return found && (uid == 0 || uid == f.User)
 }
 
 // ByAddress implements registry.Facts. An address that two owners claim is nobody's.
