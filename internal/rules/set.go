@@ -30,14 +30,6 @@ type rule struct {
 
 type label struct{ key, glob string }
 
-// What decides when no rule does, as Decision.Rule names it.
-const (
-	defaultAllow    = "default"
-	DefaultUDP      = "default: udp well-known" // of the UDP ports of a guest's own network
-	defaultWithheld = "default: withheld"
-	hostDefault     = "host default"
-)
-
 // New compiles rules. Expose says where a guest wildcard appears: on the agent
 // Loopback or All (Asked means Loopback); on the host also Asked, which leaves
 // it to the agent, or one address. An error names the rule and the field.
@@ -72,8 +64,9 @@ func (s *Set) Len() int { return len(s.rules) }
 
 // Decide returns whether p, which has no decision yet, may appear on the agent's
 // behalf, and where. The first rule that matches decides. Without one, the
-// well-known UDP ports and what every origin withholds are denied and all else is
-// allowed; to allow these, a rule must name their ports. A wildcard appears on the
+// well-known UDP ports, the ports of engines themselves and what every origin
+// withholds are denied and all else is allowed; to allow these, a rule must name
+// their ports. A wildcard appears on the
 // host's loopback unless the set exposes all; any other guest address appears
 // there whatever the set exposes, unless a rule names a host address.
 //
@@ -170,31 +163,6 @@ func (r *rule) decide(title string, addrs []netip.AddrPort) port.Decision {
 		addrs[i] = netip.AddrPortFrom(r.HostAddress.of(a.Addr()), n)
 	}
 	return port.Decision{Allow: true, Rule: title, Host: unique(addrs)}
-}
-
-// held returns the default that denies p unless a rule names its port.
-func held(p *port.Publication) (by, reason string) {
-	if p.Protocol == port.UDP {
-		switch p.Port {
-		case 53, 67, 68, 123, 323, 5353, 5355: // DNS, DHCP, NTP, chrony, mDNS, LLMNR
-			return DefaultUDP, "a service of the guest's own network; an allow rule that names the port publishes it"
-		}
-	}
-	for i := range p.Origins {
-		if p.Origins[i].Withheld == "" {
-			return "", ""
-		}
-	}
-	if len(p.Origins) == 0 {
-		return "", ""
-	}
-	reason = p.Origins[0].Withheld
-	for i, o := range p.Origins[1:] {
-		if !slices.ContainsFunc(p.Origins[:i+1], func(q port.OriginInfo) bool { return q.Withheld == o.Withheld }) {
-			reason += "; " + o.Withheld
-		}
-	}
-	return defaultWithheld, reason
 }
 
 // agentAddresses is what the agent asks for where no rule says more.

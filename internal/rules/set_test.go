@@ -496,3 +496,74 @@ func TestRuleThatNamesAnOwnerWaitsForIt(t *testing.T) {
 		}
 	}
 }
+
+// Who publishes 53/udp of a container has named the port.
+func TestDeclaredWellKnownPortIsPublished(t *testing.T) {
+	for _, source := range []string{"docker", "containerd", "kube", "socket", "nat"} {
+		for _, n := range []uint16{53, 5353} {
+			p := port.Publication{
+				Key:     port.Key{Protocol: port.UDP, Address: netip.IPv4Unspecified(), Port: n},
+				Origins: []port.OriginInfo{{Origin: port.Origin{Source: "socket"}}, {Origin: port.Origin{Source: source}}},
+			}
+			want := source != "socket" && source != "nat"
+			if d := Empty(Loopback()).Decide(p); d.Allow != want {
+				t.Errorf("%d/udp of %s: %+v, want allowed: %v", n, source, d, want)
+			}
+		}
+	}
+}
+
+func TestEnginesOwnPortsAreDeniedUnlessNamed(t *testing.T) {
+	process := func(name string) port.Owner { return port.Owner{Kind: port.OwnerProcess, Name: name} }
+	pod := func(namespace, name string) port.Owner {
+		return port.Owner{Kind: port.OwnerContainer, Namespace: namespace, Name: name}
+	}
+	for _, c := range []struct {
+		owner  port.Owner
+		proto  port.Protocol
+		at     string
+		source string
+		denied bool
+	}{
+		{process("etcd"), port.TCP, "127.0.0.1:2379", "socket", true},
+		{process("etcd"), port.TCP, "0.0.0.0:2380", "socket", true},
+		{process("nginx"), port.TCP, "0.0.0.0:2379", "socket", false},
+		{pod("kube-system", "etcd-node/etcd"), port.TCP, "127.0.0.1:2379", "socket", true},
+		{pod("shop", "etcd-0/etcd"), port.TCP, "127.0.0.1:2379", "socket", false},
+		{process("etcd"), port.TCP, "0.0.0.0:2379", "docker", false}, // docker run -p 2379:2379
+		{process("kube-proxy"), port.TCP, "127.0.0.1:10249", "socket", true},
+		{process("kube-proxy"), port.TCP, "0.0.0.0:30080", "socket", false},
+		{process("kubelet"), port.TCP, "[::]:10250", "socket", true},
+		{process("k3s-server"), port.TCP, "[::]:10250", "socket", true},
+		{process("k3s-server"), port.TCP, "[::]:6443", "socket", false},
+		{process("kube-apiserver"), port.TCP, "[::]:6443", "socket", false},
+		{process("containerd"), port.TCP, "127.0.0.1:43427", "socket", true},
+		{process("dockerd"), port.TCP, "127.0.0.1:43427", "socket", true},
+		{process("dockerd"), port.TCP, "[::]:2377", "socket", true},
+		{process("dockerd"), port.UDP, "[::]:7946", "socket", true},
+		{process("dockerd"), port.TCP, "0.0.0.0:2375", "socket", false},
+		{process("dockerd"), port.TCP, "0.0.0.0:8080", "socket", false},
+		{port.Owner{}, port.UDP, "0.0.0.0:4789", "socket", true},
+		{port.Owner{}, port.TCP, "0.0.0.0:4789", "socket", false},
+	} {
+		at := netip.MustParseAddrPort(c.at)
+		p := port.Publication{
+			Key: port.Key{Protocol: c.proto, Address: at.Addr(), Port: at.Port()}, Owner: c.owner,
+			Origins: []port.OriginInfo{{Origin: port.Origin{Source: c.source}}},
+		}
+		d := Empty(Loopback()).Decide(p)
+		if d.Allow == c.denied || c.denied && (d.Rule != DefaultEngine || d.Withheld) {
+			t.Errorf("%s of %q: %+v, want denied: %v", p.Key, c.owner.Name, d, c.denied)
+		}
+		if steps := Empty(Loopback()).Explain(p); c.denied && (!steps[0].Decides || steps[0].Rule != DefaultEngine) {
+			t.Errorf("%s of %q: steps %+v", p.Key, c.owner.Name, steps)
+		}
+		set, err := New(Loopback(), []Rule{{Match: Match{Ports: []PortRange{{at.Port(), at.Port()}}}}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if d := set.Decide(p); !d.Allow {
+			t.Errorf("%s of %q with a rule that names it: %+v", p.Key, c.owner.Name, d)
+		}
+	}
+}

@@ -287,7 +287,7 @@ func (f *Facts) judgeDenied(p *Publication) (v Verdict, summary, next string) {
 	case d.Pending:
 		return VerdictPending, fmt.Sprintf("%s is not published yet: %s depends on who owns it, and no engine has named its owner", name, d.Rule),
 			"ask again in a moment; a port stays so while an engine is starting or stale (`fairlead ls` shows the sources)"
-	case d.Rule == rules.DefaultUDP:
+	case d.Rule == rules.DefaultUDP, d.Rule == rules.DefaultEngine:
 		return VerdictWellKnown, summary, allow
 	case !d.Withheld:
 		return VerdictDenied, summary,

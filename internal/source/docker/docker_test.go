@@ -4,6 +4,7 @@ package docker
 
 import (
 	"cmp"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -17,6 +18,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/moby/moby/api/types/events"
 
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/source/engine"
@@ -140,12 +143,25 @@ func (e *fakeEngine) serveEvents(w http.ResponseWriter, r *http.Request) {
 			if !ok {
 				return
 			}
+			if !wanted(r, s) {
+				continue
+			}
 			_, _ = fmt.Fprint(w, s)
 			w.(http.Flusher).Flush()
 		case <-r.Context().Done():
 			return
 		}
 	}
+}
+
+// wanted applies the request's filter by the action's name, as engines do.
+func wanted(r *http.Request, text string) bool {
+	var filters struct{ Event map[string]bool }
+	var e struct{ Action string }
+	if json.Unmarshal([]byte(r.URL.Query().Get("filters")), &filters) != nil || json.Unmarshal([]byte(text), &e) != nil {
+		return true
+	}
+	return len(filters.Event) == 0 || filters.Event[e.Action]
 }
 
 // send writes text to every stream of events.
@@ -264,6 +280,37 @@ func TestBothFamiliesStandFromTheFirstListOn(t *testing.T) {
 		}
 		if b.Owner.Name != "web" || b.Owner.ID != cid(1) || b.Owner.Labels["a"] != "b" || b.Owner.Kind != port.OwnerContainer {
 			t.Errorf("%s is owned by %+v", b.Key, b.Owner)
+		}
+	}
+}
+
+// Podman's Docker API of before 4.4 has words of its own, and filters by them.
+func TestEventsOfPodmanAreUnderstood(t *testing.T) {
+	for _, gone := range []string{"die", "died", "destroy", "remove"} {
+		e := newFake(t)
+		e.one(cid(1), "web")
+		f := enginetest.Run(t, source(t, e, Options{}))
+		enginetest.WantKeys(t, f, "tcp 0.0.0.0:8080", "tcp [::]:8080")
+		e.send(event("exec_create: sh", cid(1)))
+		e.none()
+		e.send(event(gone, cid(1)))
+		enginetest.WantKeys(t, f)
+		e.one(cid(2), "db")
+		e.send(event("start", cid(2)))
+		enginetest.WantKeys(t, f, "tcp 0.0.0.0:8080", "tcp [::]:8080")
+	}
+}
+
+// An engine's health checks are no reason to look at a container.
+func TestEventsThatChangeNoPortAreIgnored(t *testing.T) {
+	for _, action := range []string{"exec_create: sh -c x", "exec_start: sh", "exec_die", "health_status: healthy", "top", "attach", "resize", "create", "init", ""} {
+		if ev, ok := eventOf(events.Message{Type: events.ContainerEventType, Action: events.Action(action), Actor: events.Actor{ID: "x"}}); ok {
+			t.Errorf("%q means %+v, want nothing", action, ev)
+		}
+	}
+	for _, action := range []string{"start", "restart", "pause", "unpause", "rename", "update", "cleanup"} {
+		if ev, ok := eventOf(events.Message{Type: events.ContainerEventType, Action: events.Action(action), Actor: events.Actor{ID: "x"}}); !ok || ev.Gone {
+			t.Errorf("%q means %+v, %v, want a look", action, ev, ok)
 		}
 	}
 }

@@ -157,20 +157,27 @@ func nameOf(names []string, id string) string {
 	return id[:min(12, len(id))]
 }
 
-// watchedEvents are those that change who publishes what.
-var watchedEvents = [...]events.Action{
-	events.ActionStart, events.ActionRestart, events.ActionDie, events.ActionDestroy,
-	events.ActionPause, events.ActionUnPause, events.ActionRename, events.ActionUpdate,
-	events.ActionConnect, events.ActionDisconnect,
+// effect is what an event of a container means for its ports.
+type effect uint8
+
+const (
+	none    effect = iota
+	changed        // it has to be looked at
+	gone           // it has none any more
+)
+
+// effects has the words of Docker and those of Podman before 4.4. Podman compares
+// a filter by action with its own words, so that none is asked for.
+var effects = map[events.Action]effect{
+	events.ActionStart: changed, events.ActionRestart: changed, events.ActionPause: changed, events.ActionUnPause: changed,
+	events.ActionRename: changed, events.ActionUpdate: changed, "cleanup": changed, "restore": changed,
+	events.ActionDie: gone, events.ActionDestroy: gone, "died": gone, "remove": gone,
 }
 
 // subscribe returns the engine's events since a time. ctx's end ends the
 // stream, and wait returns when nothing of it runs any more.
 func (c *conn) subscribe(ctx context.Context, since time.Time) (s engine.Stream, wait func(), err error) {
 	filters := make(client.Filters).Add("type", string(events.ContainerEventType), string(events.NetworkEventType))
-	for _, a := range watchedEvents {
-		filters.Add("event", string(a))
-	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	slow := time.AfterFunc(c.timeout, func() { cancel(fmt.Errorf("no answer within %v", c.timeout)) })
 	r := c.Events(ctx, client.EventsListOptions{
@@ -208,13 +215,20 @@ func (c *conn) subscribe(ctx context.Context, since time.Time) (s engine.Stream,
 	return engine.Stream{Events: out, Failed: failed}, func() { cancel(nil); <-done }, nil
 }
 
-// eventOf says what an event means.
-func eventOf(m events.Message) (engine.Event, bool) {
-	ev := engine.Event{ID: m.Actor.ID}
+// eventOf translates an event; ok is false if it changes no port.
+func eventOf(m events.Message) (ev engine.Event, ok bool) {
+	ev.ID = m.Actor.ID
 	switch m.Type {
 	case events.ContainerEventType:
-		ev.Gone = m.Action == events.ActionDie || m.Action == events.ActionDestroy
+		effect := effects[m.Action]
+		if effect == none {
+			return ev, false
+		}
+		ev.Gone = effect == gone
 	case events.NetworkEventType:
+		if m.Action != events.ActionConnect && m.Action != events.ActionDisconnect {
+			return ev, false
+		}
 		ev.ID = m.Actor.Attributes["container"]
 	default:
 		return ev, false

@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package rules
+
+import (
+	"slices"
+	"strings"
+
+	"github.com/fairlead/fairlead/internal/port"
+)
+
+// What decides when no rule does, as Decision.Rule names it.
+const (
+	defaultAllow    = "default"
+	DefaultUDP      = "default: udp well-known"     // of the UDP ports of a guest's own network
+	DefaultEngine   = "default: engine's own ports" // of the ports by which engines talk to themselves
+	defaultWithheld = "default: withheld"
+	hostDefault     = "host default"
+)
+
+// held returns the default that denies p unless a rule names its port. A port that
+// a container or Service declares is named by that.
+func held(p *port.Publication) (by, reason string) {
+	if !declared(p) {
+		switch {
+		case p.Protocol == port.UDP && wellKnownUDP(p.Port):
+			return DefaultUDP, "a service of the guest's own network; an allow rule that names the port publishes it"
+		case slices.ContainsFunc(engineInternals, func(e engineInternal) bool { return e.matches(p) }):
+			return DefaultEngine, "a port of an engine itself; an allow rule that names the port publishes it"
+		}
+	}
+	if reason := withheld(p.Origins); reason != "" {
+		return defaultWithheld, reason
+	}
+	return "", ""
+}
+
+// declared reports whether somebody asked an engine for the port.
+func declared(p *port.Publication) bool {
+	return slices.ContainsFunc(p.Origins, func(o port.OriginInfo) bool {
+		return o.Source == "docker" || o.Source == "containerd" || o.Source == "kube"
+	})
+}
+
+func wellKnownUDP(n uint16) bool {
+	switch n {
+	case 53, 67, 68, 123, 323, 5353, 5355: // DNS, DHCP, NTP, chrony, mDNS, LLMNR
+		return true
+	}
+	return false
+}
+
+// engineInternal are ports of an engine that nobody asked for.
+type engineInternal struct {
+	owner    string // the process's name begins with it, "" is an unknown process
+	ports    []PortRange
+	protocol port.Protocol // 0 is any
+	loopback bool          // only there
+	pods     bool          // also of pods that begin with this name, in kube-system
+}
+
+var engineInternals = []engineInternal{
+	{owner: "etcd", ports: []PortRange{{2379, 2382}}, pods: true},
+	{owner: "kube-controller", ports: []PortRange{{10252, 10252}, {10257, 10257}}, pods: true},
+	{owner: "kube-scheduler", ports: []PortRange{{10251, 10251}, {10259, 10259}}, pods: true},
+	{owner: "kube-proxy", ports: []PortRange{{10249, 10249}, {10256, 10256}}, pods: true},
+	{owner: "kubelet", ports: []PortRange{{10248, 10248}, {10250, 10250}, {10255, 10255}}},
+	{owner: "kubelet", ports: []PortRange{{32768, 65535}}, loopback: true},
+	{owner: "k3s", ports: []PortRange{{2379, 2382}, {6444, 6444}, {10248, 10259}}},
+	{owner: "rke2", ports: []PortRange{{2379, 2382}, {6444, 6444}, {10248, 10259}}},
+	{owner: "containerd", ports: []PortRange{{1, 65535}}}, // streams of the CRI, metrics
+	{owner: "dockerd", ports: []PortRange{{2377, 2377}, {7946, 7946}, {4789, 4789}}},
+	{owner: "dockerd", ports: []PortRange{{32768, 65535}}, loopback: true},
+	{owner: "", ports: []PortRange{{4789, 4789}, {8472, 8472}}, protocol: port.UDP}, // the kernel's VXLAN sockets
+}
+
+func (e engineInternal) matches(p *port.Publication) bool {
+	if e.protocol != 0 && e.protocol != p.Protocol || e.loopback && !p.Address.IsLoopback() ||
+		!slices.ContainsFunc(e.ports, func(r PortRange) bool { return r.First <= p.Port && p.Port <= r.Last }) {
+		return false
+	}
+	switch o := p.Owner; o.Kind {
+	case port.OwnerProcess:
+		return e.owner != "" && strings.HasPrefix(o.Name, e.owner)
+	case port.OwnerContainer:
+		return e.pods && o.Namespace == "kube-system" && strings.HasPrefix(o.Name, e.owner)
+	case port.OwnerUnknown:
+		return e.owner == ""
+	}
+	return false
+}
+
+// withheld returns why all origins withhold the port, "" if one does not.
+func withheld(origins []port.OriginInfo) (reason string) {
+	for i, o := range origins {
+		switch {
+		case o.Withheld == "":
+			return ""
+		case i == 0:
+			reason = o.Withheld
+		case !slices.ContainsFunc(origins[:i], func(q port.OriginInfo) bool { return q.Withheld == o.Withheld }):
+			reason += "; " + o.Withheld
+		}
+	}
+	return reason
+}
