@@ -46,13 +46,13 @@ func (m measure) eachSize() []int {
 
 // part is a part of the benchmark. To add one, write a file with a function that
 // returns a part, name it in parts, and describe its section in report.md. run
-// interleaves the modes, so that other load affects them alike, and returns an
-// error if any of them did not work: then nothing of the part counts.
+// interleaves the modes, so that other load affects them alike, and fails (see
+// check) if any of them did not work: then nothing of the part counts.
 type part struct {
 	name     string
 	section  string // of the report
 	measures []measure
-	run      func(ctx context.Context, b *bench) error
+	run      func(ctx context.Context, b *bench)
 }
 
 // parts returns all parts, in the order of the report.
@@ -87,7 +87,6 @@ type bench struct {
 
 	mu       sync.Mutex
 	part     part
-	dirs     int
 	samples  map[sampleKey][]float64
 	methods  map[string]string // by mode
 	cleanups []func()
@@ -152,13 +151,7 @@ func (b *bench) sizes(all []int) []int {
 }
 
 // tempDir makes a directory with a path that is short enough for sockets.
-func (b *bench) tempDir() (string, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.dirs++
-	dir := filepath.Join(b.dir, fmt.Sprint(b.dirs))
-	return dir, os.MkdirAll(dir, 0o700)
-}
+func (b *bench) tempDir() string { return must(os.MkdirTemp(b.dir, "")) }
 
 // progress logs what is measured next, or how far it is.
 func (b *bench) progress(format string, args ...any) {
@@ -217,7 +210,7 @@ func (b *bench) write(l line) {
 func (b *bench) measure(ctx context.Context, p part) (cells []cell, err error) {
 	b.part, b.samples, b.methods = p, map[sampleKey][]float64{}, map[string]string{}
 	began := time.Now()
-	err = p.run(ctx, b)
+	err = attempt(func() { p.run(ctx, b) })
 	for _, f := range slices.Backward(b.cleanups) {
 		f()
 	}
@@ -274,7 +267,7 @@ func (b *bench) extras(of sampleKey) map[string]float64 {
 
 // collect runs another process and records the samples that it writes to standard
 // output. run starts it and waits.
-func (b *bench) collect(cmd *exec.Cmd, run func(*exec.Cmd) error) error {
+func (b *bench) collect(cmd *exec.Cmd, run func(*exec.Cmd) error) {
 	out, in := io.Pipe()
 	cmd.Stdout, cmd.Stderr = in, b.log
 	ended := make(chan error, 1)
@@ -293,11 +286,9 @@ func (b *bench) collect(cmd *exec.Cmd, run func(*exec.Cmd) error) error {
 			others = append(others, scan.Text())
 		}
 	}
-	err := <-ended
-	if err != nil {
-		err = fmt.Errorf("%s: %w: %s", filepath.Base(cmd.Path), err, strings.Join(others[max(0, len(others)-20):], "\n"))
+	if err := <-ended; err != nil {
+		check(fmt.Errorf("%s: %w: %s", filepath.Base(cmd.Path), err, strings.Join(others[max(0, len(others)-20):], "\n")))
 	}
-	return err
 }
 
 // limit is far beyond what any mode needs on a busy machine.

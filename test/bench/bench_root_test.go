@@ -6,7 +6,7 @@ package main
 
 import (
 	"bytes"
-	"context"
+	"fmt"
 	"os"
 	"slices"
 	"strings"
@@ -75,22 +75,19 @@ func TestModeThatDidNotRunIsAnError(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.methods = map[string]string{}
-	g, err := b.newGuest(mode{name: modeBPF, flags: modes[1].flags}, nil) // it polls
-	if err != nil {
+	var g *guest
+	if err := attempt(func() {
+		g = b.newGuest(mode{name: modeBPF, flags: modes[1].flags}, nil) // it polls
+		g.start()
+	}); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(g.close)
-	if err := g.start(); err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithCancelCause(t.Context())
-	defer cancel(nil)
-	err = eventually(ctx, func() error {
-		err := g.check(ctx)
-		if err != nil && strings.Contains(err.Error(), "is not mode") {
-			return nil
+	err = eventually(t.Context(), func() error {
+		if err := attempt(func() { g.check(t.Context()) }); err == nil || !strings.Contains(err.Error(), "is not mode") {
+			return fmt.Errorf("error %w", err)
 		}
-		return err
+		return nil
 	})
 	if err != nil {
 		t.Error(err)

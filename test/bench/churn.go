@@ -6,7 +6,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"sync"
 	"time"
 
@@ -27,7 +26,7 @@ const (
 	udpCPU = "200 short-lived UDP binds a second beside 1,000 listeners: CPU"
 )
 
-// A hundred listeners are open while others come and go at these rates per second.
+// rates of changes per second, with a hundred listeners open.
 var rates = []int{1, 100, 10_000}
 
 func churnPart() part {
@@ -35,22 +34,19 @@ func churnPart() part {
 		{name: churnCPU, unit: "s", modes: ownModes, sizes: rates, sizeUnit: "changes per second", figure: figure{"churn-cpu", lines}},
 		{name: churnSwitches, modes: ownModes, sizes: rates, sizeUnit: "changes per second"},
 		{name: churnDone, unit: "s", modes: ownModes, sizes: rates, sizeUnit: "changes per second"},
-	}, func(ctx context.Context, b *bench) error {
+	}, func(ctx context.Context, b *bench) {
 		var alone sync.Mutex // held at the highest rate, which is too much for all modes at once
-		return b.each(ctx, 0, 3*time.Second, func(ctx context.Context, g *guest) error {
+		b.each(ctx, 0, 3*time.Second, func(ctx context.Context, g *guest) {
 			for _, rate := range b.sizes(rates) {
 				for range b.of(3, 1, 1) {
-					if err := g.churn(ctx, rate, &alone); err != nil {
-						return err
-					}
+					g.churn(ctx, rate, &alone)
 				}
 			}
-			return nil
 		})
 	}}
 }
 
-func (g *guest) churn(ctx context.Context, rate int, alone *sync.Mutex) error {
+func (g *guest) churn(ctx context.Context, rate int, alone *sync.Mutex) {
 	lasts := g.b.lasting(5*time.Second, 3*time.Second, time.Second)
 	if rate == 1 {
 		lasts *= 2
@@ -59,67 +55,43 @@ func (g *guest) churn(ctx context.Context, rate int, alone *sync.Mutex) error {
 		alone.Lock()
 		defer alone.Unlock()
 	}
-	before, err := g.used()
-	if err != nil {
-		return err
-	}
-	c, err := g.change(ctx, rate, lasts)
-	defer c.fds.close()
-	if err != nil {
-		return err
-	}
-	last, err := g.peer.settle(ctx, len(c.ports), c.ports...)
-	if err != nil {
-		return err
-	}
-	after, err := g.used()
-	if err != nil {
-		return err
-	}
-	g.b.add(churnCPU, g.mode.name, rate, (after.CPU-before.CPU).Seconds()/float64(c.n))
-	g.b.add(churnSwitches, g.mode.name, rate, float64(after.Switches-before.Switches)/float64(c.n))
-	g.b.add(churnDone, g.mode.name, rate, max(last.Sub(c.ended), 0).Seconds())
-	c.fds.close()
-	c.fds = nil
-	_, err = g.peer.settle(ctx, 0)
-	return err
+	before := g.used()
+	n, ended, ports := g.change(ctx, rate, lasts)
+	last := g.peer.settle(ctx, len(ports), ports...)
+	after := g.used()
+	g.b.add(churnCPU, g.mode.name, rate, (after.CPU-before.CPU).Seconds()/n)
+	g.b.add(churnSwitches, g.mode.name, rate, float64(after.Switches-before.Switches)/n)
+	g.b.add(churnDone, g.mode.name, rate, max(last.Sub(ended), 0).Seconds())
+	g.fds.close()
+	g.peer.settle(ctx, 0)
 }
 
-// changes are changes that were made, and what is open after them.
-type changes struct {
-	n     int
-	ended time.Time
-	fds   sockets // oldest first
-	ports []uint16
-}
-
-// change opens and closes listeners at a rate.
-func (g *guest) change(ctx context.Context, rate int, lasts time.Duration) (c changes, err error) {
-	err = g.space.Do(func() error {
+// change opens and closes listeners at a rate. It returns the number of changes, the time
+// of the last, and the ports that are still open.
+func (g *guest) change(ctx context.Context, rate int, lasts time.Duration) (n float64, ended time.Time, ports []uint16) {
+	inside(g.space, func() {
 		begin := time.Now()
 		total := int(float64(rate) * lasts.Seconds())
-		for next := uint16(0); c.n < total && ctx.Err() == nil; {
+		next := uint16(0)
+		for i := 0; i < total; {
 			// Several changes may be due at once, because a sleep takes a millisecond.
-			for due := min(total, 1+int(float64(rate)*time.Since(begin).Seconds())); c.n < due; c.n++ {
-				if len(c.fds) > 100 || c.n%2 == 1 && rate < 100 {
-					_ = unix.Close(c.fds[0])
-					c.fds, c.ports = c.fds[1:], c.ports[1:]
+			for due := min(total, 1+int(float64(rate)*time.Since(begin).Seconds())); i < due; i++ {
+				if len(g.fds) > 100 || i%2 == 1 && rate < 100 {
+					_ = unix.Close(g.fds[0])
+					g.fds, ports = g.fds[1:], ports[1:]
 					continue
 				}
 				port := firstPort + next%20_000
 				next++
-				fd, _, err := openSocket(tcpKey(port))
-				if err != nil {
-					return err
-				}
-				c.fds, c.ports = append(c.fds, fd), append(c.ports, port)
+				fd, _ := openSocket(tcpKey(port))
+				g.fds, ports = append(g.fds, fd), append(ports, port)
 			}
-			c.ended = time.Now()
-			time.Sleep(max(time.Millisecond, time.Until(begin.Add(time.Duration(c.n)*time.Second/time.Duration(rate)))))
+			ended = time.Now()
+			check(schedule.Sleep(ctx, max(time.Millisecond, time.Until(begin.Add(time.Duration(i)*time.Second/time.Duration(rate))))))
 		}
-		return ctx.Err()
+		n = float64(total)
 	})
-	return c, err
+	return n, ended, ports
 }
 
 var bursts = []int{2000, 10_000}
@@ -129,93 +101,56 @@ func burstPart() part {
 		{name: burstDone, unit: "s", modes: ownModes, sizes: bursts, sizeUnit: "listeners", figure: figure{"burst", lines}},
 		{name: burstCPU, unit: "s", modes: ownModes, sizes: bursts, sizeUnit: "listeners"},
 		{name: burstRSS, unit: "B", modes: ownModes, sizes: bursts, sizeUnit: "listeners"},
-	}, func(ctx context.Context, b *bench) error {
+	}, func(ctx context.Context, b *bench) {
 		for _, n := range b.sizes(bursts) {
 			for range b.of(3, 3, 1) {
 				for _, m := range modes {
-					if err := b.burst(ctx, m, n); err != nil {
-						return err
-					}
+					b.burst(ctx, m, n)
 				}
 			}
 		}
-		return nil
 	}}
 }
 
 // burst opens many listeners at once beside a new agent.
-func (b *bench) burst(ctx context.Context, m mode, n int) error {
-	g, err := b.guest(ctx, m, 0)
-	if err != nil {
-		return err
-	}
+func (b *bench) burst(ctx context.Context, m mode, n int) {
+	g := b.guest(ctx, m, 0)
 	defer g.close()
-	if err := schedule.Sleep(ctx, 500*time.Millisecond); err != nil { // what the start left to do
-		return err
-	}
-	before, err := g.used()
-	if err != nil {
-		return err
-	}
-	ended, err := g.fill(n)
-	if err != nil {
-		return err
-	}
-	last, err := g.peer.settle(ctx, n) // all of them: an error if one was lost
-	if err != nil {
-		return err
-	}
-	if err := schedule.Sleep(ctx, 200*time.Millisecond); err != nil { // acknowledgements
-		return err
-	}
-	after, err := g.used()
-	if err != nil {
-		return err
-	}
+	check(schedule.Sleep(ctx, 500*time.Millisecond)) // what the start left to do
+	before := g.used()
+	ended := g.fill(n)
+	last := g.peer.settle(ctx, n)                    // all of them: it fails if one was lost
+	check(schedule.Sleep(ctx, 200*time.Millisecond)) // acknowledgements
+	after := g.used()
 	b.add(burstDone, m.name, n, max(last.Sub(ended), 0).Seconds())
 	b.add(burstCPU, m.name, n, (after.CPU - before.CPU).Seconds())
 	b.add(burstRSS, m.name, n, float64(after.RSS))
-	return g.check(ctx)
+	g.check(ctx)
 }
 
 func udpPart() part {
-	return part{"udp", "churn", []measure{{name: udpCPU, unit: "%", modes: ownModes}}, func(ctx context.Context, b *bench) error {
+	return part{"udp", "churn", []measure{{name: udpCPU, unit: "%", modes: ownModes}}, func(ctx context.Context, b *bench) {
 		lasts := b.lasting(10*time.Second, 5*time.Second, time.Second)
-		return b.each(ctx, b.of(1000, 1000, 100), time.Second, func(ctx context.Context, g *guest) error {
-			if err := g.bindUDP(ctx, lasts/5); err != nil { // before the agent begins to batch
-				return err
-			}
-			before, err := g.used()
-			if err != nil {
-				return err
-			}
-			if err := g.bindUDP(ctx, lasts); err != nil {
-				return err
-			}
-			after, err := g.used()
-			b.add(udpCPU, g.mode.name, 0, after.Core(before))
-			return err
+		b.each(ctx, b.of(1000, 1000, 100), time.Second, func(_ context.Context, g *guest) {
+			g.bindUDP(lasts / 5) // until the agent batches
+			before := g.used()
+			g.bindUDP(lasts)
+			b.add(udpCPU, g.mode.name, 0, g.used().Core(before))
 		})
 	}}
 }
 
 // bindUDP binds 200 UDP sockets a second, each of which lives for 5 ms.
-func (g *guest) bindUDP(ctx context.Context, lasts time.Duration) error {
+func (g *guest) bindUDP(lasts time.Duration) {
 	const life = 5 * time.Millisecond
-	return g.space.Do(func() error {
+	inside(g.space, func() {
 		begin := time.Now()
-		for n := 0; time.Since(begin) < lasts && ctx.Err() == nil; n++ {
+		for n := 0; time.Since(begin) < lasts; n++ {
 			time.Sleep(time.Until(begin.Add(time.Duration(n) * life)))
-			fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
-			if err != nil {
-				return err
-			}
-			err = unix.Bind(fd, &unix.SockaddrInet4{Port: 40_000 + n%10_000})
+			fd := must(unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0))
+			check(unix.Bind(fd, &unix.SockaddrInet4{Port: 40_000 + n%10_000}))
 			time.Sleep(life)
-			if err := errors.Join(err, unix.Close(fd)); err != nil {
-				return err
-			}
+			check(unix.Close(fd))
 		}
-		return ctx.Err()
 	})
 }

@@ -28,9 +28,9 @@ func emulatedPart() part {
 }
 
 // inVM measures the part in an emulated machine.
-func inVM(ctx context.Context, b *bench) error {
+func inVM(ctx context.Context, b *bench) {
 	b.progress("building and booting Linux %s", emulatedKernel)
-	return b.collect(exec.CommandContext(ctx, "go", "run", "github.com/fairlead/fairlead/test/vm", "-kernel", emulatedKernel,
+	b.collect(exec.CommandContext(ctx, "go", "run", "github.com/fairlead/fairlead/test/vm", "-kernel", emulatedKernel,
 		"-tags", "vm,bench", "-run", "^TestMeasureInTheEmulatedMachine$",
 		"-env", partVariable+"="+b.part.name, "-env", scaleVariable+"="+scales[b.scale],
 		"github.com/fairlead/fairlead/test/bench"), (*exec.Cmd).Run)
@@ -38,17 +38,14 @@ func inVM(ctx context.Context, b *bench) error {
 
 // inEnclave returns a function that runs f with mounts and cgroups of its own, as engines
 // need them: in another process, except if this is that process.
-func inEnclave(f func(context.Context, *bench) error) func(context.Context, *bench) error {
-	return func(ctx context.Context, b *bench) error {
+func inEnclave(f func(context.Context, *bench)) func(context.Context, *bench) {
+	return func(ctx context.Context, b *bench) {
 		if enclave.Dir() != "" {
-			return f(ctx, b)
+			f(ctx, b)
+			return
 		}
-		self, err := os.Executable()
-		if err != nil {
-			return err
-		}
-		cmd := exec.CommandContext(ctx, self, "-emit", "-only", b.part.name, "-scale", scales[b.scale])
+		cmd := exec.CommandContext(ctx, must(os.Executable()), "-emit", "-only", b.part.name, "-scale", scales[b.scale])
 		cmd.Env = append(os.Environ(), program.Variable+"="+b.program)
-		return b.collect(cmd, enclave.Run)
+		b.collect(cmd, enclave.Run)
 	}
 }

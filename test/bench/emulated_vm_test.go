@@ -6,7 +6,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
@@ -42,8 +41,8 @@ func TestMeasureInTheEmulatedMachine(t *testing.T) {
 	p.run = measureEmulated
 	if os.Getenv(partVariable) == "vsock" {
 		p = vsockPart()
-		p.run = func(ctx context.Context, b *bench) error {
-			return b.flows(ctx, true, vsockMeasures(), b.of(2, 1, 1), b.lasting(3*time.Second, 3*time.Second, 500*time.Millisecond), startSplice, startLink)
+		p.run = func(ctx context.Context, b *bench) {
+			b.flows(ctx, true, vsockMeasures(), b.of(2, 1, 1), b.lasting(3*time.Second, 3*time.Second, 500*time.Millisecond), startSplice, startLink)
 		}
 	}
 	if _, err := b.measure(t.Context(), p); err != nil {
@@ -54,44 +53,31 @@ func TestMeasureInTheEmulatedMachine(t *testing.T) {
 	}
 }
 
-func measureEmulated(ctx context.Context, b *bench) error {
+func measureEmulated(ctx context.Context, b *bench) {
 	for _, n := range b.sizes(natSizes[:2]) {
-		watchers := map[string]natWatcher{}
-		poller, err := newNATPoller(ctx, b, n, time.Second, dumpPorts)
-		if err != nil {
-			return err
-		}
-		watchers[modeDump1] = poller
+		watchers := map[string]natWatcher{modeDump1: newNATPoller(ctx, b, n, time.Second, dumpPorts, false)}
 		for _, method := range []string{nat.MethodFentry, nat.MethodKprobe, nat.MethodNetlink} {
-			if watchers[method], err = newForced(ctx, b, method, n); err != nil {
-				return fmt.Errorf("%s: %w", method, err)
-			}
+			watchers[method] = newForced(ctx, b, method, n)
 		}
-		polled, ctx := errgroup.WithContext(ctx)
+		var polled errgroup.Group
 		for i := range b.of(110, 40, 3) {
 			for mode, w := range watchers {
-				one := func() error { return b.oneNAT(ctx, w, emulatedNAT, mode, n, uint16(i+1)) }
+				one := func() { b.oneNAT(ctx, w, emulatedNAT, mode, n, uint16(i+1)) }
 				// At a random phase of the poller's interval.
-				if err := schedule.Sleep(ctx, 20*time.Millisecond+rand.N(60*time.Millisecond)); err != nil {
-					return err
-				}
+				check(schedule.Sleep(ctx, 20*time.Millisecond+rand.N(60*time.Millisecond)))
 				if mode == modeDump1 {
-					polled.Go(one)
-				} else if err := one(); err != nil {
-					return fmt.Errorf("%s: %w", mode, err)
+					polled.Go(func() error { return attempt(one) })
+				} else {
+					one()
 				}
 			}
 		}
-		err = polled.Wait()
+		check(polled.Wait())
 		for mode, w := range watchers {
-			err = errors.Join(err, w.check(ctx))
+			w.verify(ctx)
 			b.method(mode, mode)
 		}
-		if err != nil {
-			return err
-		}
 	}
-	return nil
 }
 
 // forced is the part of an agent between NAT rules and the link, with a source that has
@@ -102,47 +88,23 @@ type forced struct {
 	reg    *registry.Registry
 }
 
-func newForced(ctx context.Context, b *bench, method string, n int) (_ natWatcher, err error) {
-	f := &forced{method: method}
-	if f.guest, err = b.newGuest(modes[0], nil); err != nil {
-		return nil, err
-	}
-	if f.natTable, err = fillNAT(f.guest.space, n); err != nil {
-		return nil, err
-	}
-	src, err := nat.New(nat.Options{NetNS: fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), f.guest.space.FD()), Methods: []string{method}})
-	if err != nil {
-		return nil, err
-	}
-	at, err := link.ParseEndpoint(f.link)
-	if err != nil {
-		return nil, err
-	}
-	if err := os.MkdirAll(filepath.Dir(at.Path), 0o700); err != nil {
-		return nil, err
-	}
+func newForced(ctx context.Context, b *bench, method string, n int) natWatcher {
+	g := b.newGuest(modes[0], nil)
 	quiet := slog.New(slog.DiscardHandler)
+	f := &forced{natAgent{fillNAT(b, g.space, n), g}, method, registry.New(registry.Options{Rules: allowAll{}, Logger: quiet})}
+	src := must(nat.New(nat.Options{NetNS: fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), g.space.FD()), Methods: []string{method}}))
+	at := must(link.ParseEndpoint(g.link))
+	check(os.MkdirAll(filepath.Dir(at.Path), 0o700))
 	o := link.Options{Role: link.RoleAgent, Identity: link.NewIdentity(), Name: "bench", Version: "bench", Logger: quiet}
-	listener, err := link.Listen(ctx, at, o)
-	if err != nil {
-		return nil, err
-	}
-	f.reg = registry.New(registry.Options{Rules: allowAll{}, Logger: quiet})
+	listener := must(link.Listen(ctx, at, o))
 	var r *reconcile.Reconciler
-	sink, err := hostlink.New(listener, hostlink.Options{
-		Epoch:  o.Identity,
-		Lookup: func(k port.Key) (port.Publication, bool) { return r.Wanted().View().Get(k) },
-		Serve: func(_ context.Context, s net.Conn, _ forward.Request) error {
-			return errors.Join(errors.New("no flows here"), s.Close())
-		},
-		ServeUDP: func(_ context.Context, client forward.Datagrams, _ forward.Request) error {
-			return errors.Join(errors.New("no flows here"), client.Close())
-		},
-		Logger: quiet,
-	})
-	if err != nil {
-		return nil, err
-	}
+	sink := must(hostlink.New(listener, hostlink.Options{
+		Epoch:    o.Identity,
+		Lookup:   func(k port.Key) (port.Publication, bool) { return r.Wanted().View().Get(k) },
+		Serve:    func(_ context.Context, s net.Conn, _ forward.Request) error { return s.Close() },
+		ServeUDP: func(_ context.Context, client forward.Datagrams, _ forward.Request) error { return client.Close() },
+		Logger:   quiet,
+	}))
 	r = reconcile.New(f.reg.Publications(), []reconcile.Sink{sink}, reconcile.Options{Ready: f.reg.Ready(), Logger: quiet})
 	feed := f.reg.Feed(src.Name())
 	ctx, cancel := context.WithCancel(ctx)
@@ -155,21 +117,18 @@ func newForced(ctx context.Context, b *bench, method string, n int) (_ natWatche
 	group.Go(func() error { return sink.Run(running) })
 	group.Go(func() error { return r.Run(running) })
 	group.Go(func() error { return src.Run(running, feed) })
-	if f.peer, err = newPeer(ctx, f.link); err != nil {
-		return nil, err
-	}
-	_, err = f.peer.settle(ctx, n)
-	return f, err
+	g.peer = must(newPeer(ctx, g.link))
+	g.peer.settle(ctx, n)
+	return f
 }
 
-// check returns an error unless the source uses its method.
-func (f *forced) check(context.Context) error {
+// verify fails unless the source uses its method.
+func (f *forced) verify(context.Context) {
 	for _, s := range f.reg.Sources().View().All() {
 		if s.State != registry.Live || !strings.HasPrefix(s.Method, f.method) {
-			return fmt.Errorf("the NAT source is %s by %q, want %q", s.State, s.Method, f.method)
+			check(fmt.Errorf("the NAT source is %s by %q, want %q", s.State, s.Method, f.method))
 		}
 	}
-	return nil
 }
 
 // allowAll allows everything, at the host's wildcard.

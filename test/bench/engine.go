@@ -8,11 +8,9 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"math/rand/v2"
-	"net"
 	"net/http"
 	"net/netip"
 	"net/url"
@@ -48,53 +46,31 @@ func enginePart() part {
 	}, inEnclave(containers)}
 }
 
-func containers(ctx context.Context, b *bench) error {
-	d, err := startDocker(ctx, b)
-	if err != nil {
-		return err
-	}
+func containers(ctx context.Context, b *bench) {
+	d := startDocker(ctx, b)
 	var guests []*guest
 	for _, m := range modes {
-		here, err := netns.Open("/proc/self/ns/net")
-		if err != nil {
-			return err
-		}
-		g, err := b.newGuest(m, here)
-		if err == nil {
-			err = g.start("--docker-host", "unix://"+enclave.DockerSocket)
-		}
-		if err == nil {
-			err = g.connect(ctx)
-		}
-		if err != nil {
-			return fmt.Errorf("%s: %w", m.name, err)
-		}
+		g := b.newGuest(m, must(netns.Open("/proc/self/ns/net")))
+		g.start("--docker-host", "unix://"+enclave.DockerSocket)
+		g.connect(ctx)
 		guests = append(guests, g)
 	}
-	polled := b.of(14, 6, 1)
+	polled := b.of(14, 6, 1) // of all rounds, because pollers are slow
 	for i := range b.of(104, 30, 2) {
-		if err := d.round(ctx, b, guests, i, i < polled); err != nil {
-			return fmt.Errorf("container %d: %w", i, err)
-		}
+		d.round(ctx, b, guests, i, i < polled)
 	}
 	for _, g := range guests {
-		if err := g.check(ctx); err != nil {
-			return fmt.Errorf("%s: %w", g.mode.name, err)
-		}
+		g.check(ctx)
 	}
-	return nil
 }
 
-// round starts a container of each kind, and waits until it was seen. Pollers are slow,
-// so they are not part of all rounds.
-func (d *dockerd) round(ctx context.Context, b *bench, guests []*guest, i int, polled bool) error {
+// round starts a container of each kind, and waits until it was seen.
+func (d *dockerd) round(ctx context.Context, b *bench, guests []*guest, i int, polled bool) {
 	for j, measure := range []string{containerPublished, containerHost} {
-		if err := schedule.Sleep(ctx, rand.N(300*time.Millisecond)); err != nil {
-			return err
-		}
+		check(schedule.Sleep(ctx, rand.N(300*time.Millisecond)))
 		name := fmt.Sprintf("bench-%d-%d", i, j)
 		k := tcpKey(uint16(20_000 + 2*i + j))
-		waits := map[string]func(context.Context) (time.Time, error){}
+		waits := map[string]wait{}
 		for _, g := range guests {
 			if polled || g.mode.poll == 0 || measure == containerPublished {
 				waits[g.mode.name] = g.peer.expect(k, name)
@@ -102,51 +78,33 @@ func (d *dockerd) round(ctx context.Context, b *bench, guests []*guest, i int, p
 		}
 		for mode, every := range listEvery {
 			if polled && measure == containerPublished {
-				waits[mode] = pollEach(ctx, every, func(ctx context.Context) (bool, error) { return d.publishes(ctx, name) })
+				waits[mode] = pollEach(ctx, every, func() bool { return d.publishes(ctx, name) })
 			}
 		}
-		id, started, err := d.run(ctx, name, k.AddrPort(), measure == containerHost)
-		if err != nil {
-			return err
+		id, started := d.run(ctx, name, k.AddrPort(), measure == containerHost)
+		for mode, seen := range waits {
+			b.add(measure, mode, 0, seen(ctx).Sub(started).Seconds())
 		}
-		for mode, wait := range waits {
-			at, err := wait(ctx)
-			if err != nil {
-				return fmt.Errorf("%s: %w", mode, err)
-			}
-			b.add(measure, mode, 0, at.Sub(started).Seconds())
-		}
-		if err := d.ask(ctx, http.MethodDelete, "/containers/"+id+"?force=1", nil, nil); err != nil {
-			return err
-		}
+		d.ask(ctx, http.MethodDelete, "/containers/"+id+"?force=1", nil, nil)
 	}
-	return nil
 }
 
-// pollEach calls look in intervals, from a random moment on, until it is true. It
-// returns a function that waits for that.
-func pollEach(ctx context.Context, every time.Duration, look func(context.Context) (bool, error)) func(context.Context) (time.Time, error) {
-	type result struct {
-		at  time.Time
-		err error
-	}
-	done := make(chan result, 1)
+// pollEach calls look in intervals, from a random moment on, until it is true.
+func pollEach(ctx context.Context, every time.Duration, look func() bool) wait {
+	var seen time.Time
+	ended := make(chan error, 1)
 	go func() {
-		for next := rand.N(every); ; next = every {
-			err := schedule.Sleep(ctx, next)
-			seen := false
-			if err == nil {
-				seen, err = look(ctx)
+		ended <- attempt(func() {
+			check(schedule.Sleep(ctx, rand.N(every)))
+			for !look() {
+				check(schedule.Sleep(ctx, every))
 			}
-			if seen || err != nil {
-				done <- result{time.Now(), err}
-				return
-			}
-		}
+			seen = time.Now()
+		})
 	}()
-	return func(context.Context) (time.Time, error) {
-		r := <-done
-		return r.at, r.err
+	return func(context.Context) time.Time {
+		check(<-ended)
+		return seen
 	}
 }
 
@@ -157,126 +115,64 @@ type dockerd struct {
 }
 
 // startDocker starts the engine, and waits until it has the image.
-func startDocker(ctx context.Context, b *bench) (*dockerd, error) {
-	dir, err := b.tempDir()
-	if err != nil {
-		return nil, err
-	}
-	d := &dockerd{client: &http.Client{Transport: &http.Transport{
-		MaxIdleConnsPerHost: 8,
-		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-			return new(net.Dialer).DialContext(ctx, "unix", enclave.DockerSocket)
-		},
-	}}}
-	log, err := b.daemon(dir, enclave.Dockerd())
-	if err != nil {
-		return nil, err
-	}
-	b.progress("waiting for dockerd")
-	if err := eventually(ctx, func() error { return d.ask(ctx, http.MethodGet, "/_ping", nil, nil) }); err != nil {
-		return nil, log.tail(err)
-	}
-	image, err := enclave.ImageArchive(dir)
-	if err != nil {
-		return nil, err
-	}
-	tar, err := os.Open(image)
-	if err != nil {
-		return nil, err
-	}
+func startDocker(ctx context.Context, b *bench) *dockerd {
+	dir := b.tempDir()
+	d := &dockerd{client: unixClient(enclave.DockerSocket)}
+	b.daemon(ctx, dir, enclave.Dockerd(), func() error { return attempt(func() { d.ask(ctx, http.MethodGet, "/_ping", nil, nil) }) })
+	tar := must(os.Open(must(enclave.ImageArchive(dir))))
 	defer func() { _ = tar.Close() }()
-	if err := d.ask(ctx, http.MethodPost, "/images/load", tar, nil); err != nil {
-		return nil, err
-	}
-	events, err := d.send(ctx, http.MethodGet, "/events?filters="+url.QueryEscape(`{"type":["container"],"event":["start"]}`), nil)
-	if err != nil {
-		return nil, err
-	}
-	b.cleanup(func() { _ = events.Close() })
-	d.events = json.NewDecoder(events)
-	return d, nil
+	d.ask(ctx, http.MethodPost, "/images/load", tar, nil)
+	events := d.send(ctx, http.MethodGet, "/events?filters="+url.QueryEscape(`{"type":["container"],"event":["start"]}`), nil)
+	b.cleanup(func() { _ = events.Body.Close() })
+	d.events = json.NewDecoder(events.Body)
+	return d
 }
 
-// logFile has the output of a daemon.
-type logFile string
-
-// tail adds the end of the log to an error.
-func (l logFile) tail(err error) error {
-	b, _ := os.ReadFile(string(l))
-	return fmt.Errorf("%w; the end of %s:\n%s", err, filepath.Base(string(l)), b[max(0, len(b)-1000):])
-}
-
-// daemon starts a program that lives until the part ends.
-func (b *bench) daemon(dir string, args []string) (logFile, error) {
+// daemon starts a program that lives until the part ends, and waits until it answers.
+func (b *bench) daemon(ctx context.Context, dir string, args []string, answers func() error) {
 	name := filepath.Join(dir, filepath.Base(args[0])+".log")
-	out, err := os.Create(name)
-	if err != nil {
-		return "", err
-	}
+	out := must(os.Create(name))
 	defer func() { _ = out.Close() }()
-	cmd := exec.Command(args[0], args[1:]...)
+	cmd := exec.Command(args[0], args[1:]...) // hack/provision-engines.sh provides it
 	cmd.Stdout, cmd.Stderr = out, out
-	if err := cmd.Start(); err != nil {
-		return "", fmt.Errorf("%s, which hack/provision-engines.sh provides: %w", args[0], err)
-	}
+	check(cmd.Start())
 	b.cleanup(func() {
 		_ = cmd.Process.Signal(syscall.SIGTERM)
 		kill := time.AfterFunc(10*time.Second, func() { _ = cmd.Process.Kill() })
 		_ = cmd.Wait()
 		kill.Stop()
 	})
-	return logFile(name), nil
+	b.progress("waiting for %s", filepath.Base(args[0]))
+	if err := eventually(ctx, answers); err != nil {
+		log, _ := os.ReadFile(name)
+		check(fmt.Errorf("%s: %w\n%s", args[0], err, log[max(0, len(log)-1000):]))
+	}
 }
 
-// send asks the engine; body is an io.Reader, or sent as JSON. The caller closes the
+// send asks the engine; content is an io.Reader, or sent as JSON. The caller closes the
 // answer.
-func (d *dockerd) send(ctx context.Context, method, path string, body any) (io.ReadCloser, error) {
-	kind, in := "application/x-tar", io.Reader(nil)
-	switch b := body.(type) {
-	case nil:
-	case io.Reader:
-		in = b
-	default:
-		text, err := json.Marshal(b)
-		if err != nil {
-			return nil, err
-		}
-		kind, in = "application/json", bytes.NewReader(text)
+func (d *dockerd) send(ctx context.Context, method, path string, content any) *http.Response {
+	kind := "application/x-tar"
+	in, ok := content.(io.Reader)
+	if !ok && content != nil {
+		kind, in = "application/json", bytes.NewReader(must(json.Marshal(content)))
 	}
-	req, err := http.NewRequestWithContext(ctx, method, "http://docker"+path, in)
-	if err != nil {
-		return nil, err
-	}
+	req := must(http.NewRequestWithContext(ctx, method, "http://docker"+path, in))
 	req.Header.Set("Content-Type", kind)
-	resp, err := d.client.Do(req)
-	if err != nil {
-		return nil, err
-	}
-	if resp.StatusCode >= 300 {
-		b, _ := io.ReadAll(resp.Body)
-		_ = resp.Body.Close()
-		return nil, fmt.Errorf("docker: %s %s: %s: %.300s", method, path, resp.Status, b)
-	}
-	return resp.Body, nil
+	return must(d.client.Do(req))
 }
 
 // ask is send with the whole answer, which is JSON if it is wanted.
-func (d *dockerd) ask(ctx context.Context, method, path string, body, answer any) error {
-	in, err := d.send(ctx, method, path, body)
-	if err != nil {
-		return err
+func (d *dockerd) ask(ctx context.Context, method, path string, content, answer any) {
+	text := must(body(d.send(ctx, method, path, content), nil))
+	if answer != nil {
+		check(json.Unmarshal([]byte(text), answer))
 	}
-	b, err := io.ReadAll(in)
-	err = errors.Join(err, in.Close())
-	if err == nil && answer != nil {
-		err = json.Unmarshal(b, answer)
-	}
-	return err
 }
 
 // run starts a container with a web server, which publishes a port or, with the host's
 // network, has that of the guest. It returns the time of the engine's event.
-func (d *dockerd) run(ctx context.Context, name string, at netip.AddrPort, host bool) (id string, started time.Time, err error) {
+func (d *dockerd) run(ctx context.Context, name string, at netip.AddrPort, host bool) (id string, started time.Time) {
 	type object = map[string]any
 	config := object{"Image": enclave.Image, "Cmd": []string{"httpd", "-f", "-p", at.String()}, "HostConfig": object{"NetworkMode": "host"}}
 	if !host {
@@ -285,39 +181,29 @@ func (d *dockerd) run(ctx context.Context, name string, at netip.AddrPort, host 
 		config["HostConfig"] = object{"PortBindings": object{"80/tcp": []object{{"HostIp": at.Addr().String(), "HostPort": fmt.Sprint(at.Port())}}}}
 	}
 	var made struct{ ID string }
-	if err := d.ask(ctx, http.MethodPost, "/containers/create?name="+name, config, &made); err != nil {
-		return "", started, err
+	d.ask(ctx, http.MethodPost, "/containers/create?name="+name, config, &made)
+	d.ask(ctx, http.MethodPost, "/containers/"+made.ID+"/start", nil, nil)
+	var event struct {
+		Actor    struct{ ID string }
+		TimeNano int64 `json:"timeNano"`
 	}
-	if err := d.ask(ctx, http.MethodPost, "/containers/"+made.ID+"/start", nil, nil); err != nil {
-		return "", started, err
+	for event.Actor.ID != made.ID {
+		check(d.events.Decode(&event))
 	}
-	for {
-		var event struct {
-			Actor    struct{ ID string }
-			TimeNano int64 `json:"timeNano"`
-		}
-		if err := d.events.Decode(&event); err != nil {
-			return "", started, fmt.Errorf("events of docker: %w", err)
-		}
-		if event.Actor.ID == made.ID {
-			return made.ID, time.Unix(0, event.TimeNano), nil
-		}
-	}
+	return made.ID, time.Unix(0, event.TimeNano)
 }
 
 // publishes reports whether a container of that name publishes a port.
-func (d *dockerd) publishes(ctx context.Context, name string) (bool, error) {
+func (d *dockerd) publishes(ctx context.Context, name string) bool {
 	var all []struct {
 		Names []string
 		Ports []struct{ PublicPort uint16 }
 	}
-	if err := d.ask(ctx, http.MethodGet, "/containers/json", nil, &all); err != nil {
-		return false, err
-	}
+	d.ask(ctx, http.MethodGet, "/containers/json", nil, &all)
 	for _, c := range all {
 		if strings.Join(c.Names, "") == "/"+name && len(c.Ports) > 0 {
-			return true, nil
+			return true
 		}
 	}
-	return false, nil
+	return false
 }

@@ -15,8 +15,7 @@ import (
 	"sync"
 	"time"
 
-	"golang.org/x/sync/errgroup"
-
+	"github.com/fairlead/fairlead/internal/schedule"
 	"github.com/fairlead/fairlead/test/kit/netns"
 )
 
@@ -33,15 +32,9 @@ const (
 )
 
 // startServer starts the server in the guest.
-func startServer(in *netns.Space) (stop func(), err error) {
-	tcp, err := in.Listen("tcp4", fmt.Sprintf("0.0.0.0:%d", serverTCP))
-	if err != nil {
-		return nil, err
-	}
-	udp, err := in.ListenPacket("udp4", fmt.Sprintf("0.0.0.0:%d", serverUDP))
-	if err != nil {
-		return nil, errors.Join(err, tcp.Close())
-	}
+func startServer(in *netns.Space) (stop func()) {
+	tcp := must(in.Listen("tcp4", fmt.Sprintf("0.0.0.0:%d", serverTCP)))
+	udp := must(in.ListenPacket("udp4", fmt.Sprintf("0.0.0.0:%d", serverUDP)))
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		for {
@@ -67,7 +60,7 @@ func startServer(in *netns.Space) (stop func(), err error) {
 	return func() {
 		_, _ = tcp.Close(), udp.Close()
 		wg.Wait()
-	}, nil
+	}
 }
 
 func serveTCP(c net.Conn) {
@@ -93,7 +86,7 @@ func serveTCP(c net.Conn) {
 }
 
 // load puts load on a way for about d.
-type load func(ctx context.Context, w *way, d time.Duration) (flowSample, error)
+type load func(ctx context.Context, w *way, d time.Duration) flowSample
 
 // flowSample is what a load measured.
 type flowSample struct {
@@ -130,136 +123,105 @@ func (m *meter) count(d time.Duration, err error) {
 	m.each = append(m.each, d)
 }
 
-func (m *meter) sample(err error) (flowSample, error) {
+func (m *meter) sample() flowSample {
 	s := flowSample{n: m.n, took: time.Since(m.begin), cpu: m.w.cpu() - m.used, lost: float64(m.lost) / (m.n + float64(m.lost))}
+	if m.n == 0 {
+		check(fmt.Errorf("%s: nothing arrived", m.w.name))
+	}
 	if n := len(m.each); n > 0 {
 		slices.Sort(m.each)
 		s.p50, s.p99 = m.each[n/2], m.each[n*99/100]
 	}
-	if err == nil && m.n == 0 {
-		err = errors.New("nothing arrived")
-	}
-	return s, err
+	return s
+}
+
+// dial connects to the server, for d.
+func (w *way) dial(d time.Duration) net.Conn {
+	c := must(w.from.Dial("tcp4", w.tcp.String()))
+	_ = c.SetDeadline(time.Now().Add(d + w.patience(30*time.Second)))
+	return c
 }
 
 // throughput moves bytes on several flows.
-func throughput(flows int, move func(c net.Conn, end time.Time) (int64, error)) load {
-	return func(_ context.Context, w *way, d time.Duration) (flowSample, error) {
-		conns := make([]net.Conn, flows)
-		for i := range conns {
-			c, err := w.from.Dial("tcp4", w.tcp.String())
-			if err != nil {
-				return flowSample{}, err
-			}
-			defer func() { _ = c.Close() }()
-			_ = c.SetDeadline(time.Now().Add(d + w.patience(30*time.Second)))
-			conns[i] = c
+func throughput(flows int, move func(c net.Conn, end time.Time) int64) load {
+	return func(ctx context.Context, w *way, d time.Duration) flowSample {
+		var conns []net.Conn
+		for range flows {
+			conns = append(conns, w.dial(d))
 		}
 		m := w.meter()
-		var group errgroup.Group
-		for _, c := range conns {
-			group.Go(func() error {
-				moved, err := move(c, m.begin.Add(d))
-				m.mu.Lock()
-				defer m.mu.Unlock()
-				m.n += float64(moved)
-				return err
-			})
-		}
-		return m.sample(group.Wait())
+		together(ctx, conns, func(_ context.Context, c net.Conn) {
+			defer func() { _ = c.Close() }()
+			moved := move(c, m.begin.Add(d))
+			m.mu.Lock()
+			defer m.mu.Unlock()
+			m.n += float64(moved)
+		})
+		return m.sample()
 	}
 }
 
 // push sends until the end, and receives how much has arrived.
-func push(c net.Conn, end time.Time) (sent int64, err error) {
-	if _, err := c.Write([]byte{askSink}); err != nil {
-		return 0, err
-	}
+func push(c net.Conn, end time.Time) (sent int64) {
+	must(c.Write([]byte{askSink}))
 	for b := make([]byte, bulkBuffer); time.Now().Before(end); {
-		n, err := c.Write(b)
-		if err != nil {
-			return 0, err
-		}
-		sent += int64(n)
+		sent += int64(must(c.Write(b)))
 	}
-	if err := c.(*net.TCPConn).CloseWrite(); err != nil {
-		return 0, err
-	}
+	check(c.(*net.TCPConn).CloseWrite())
 	var n [8]byte
-	if _, err := io.ReadFull(c, n[:]); err != nil {
-		return 0, err
-	}
+	must(io.ReadFull(c, n[:]))
 	if got := int64(binary.BigEndian.Uint64(n[:])); got != sent {
-		return 0, fmt.Errorf("%d bytes arrived of %d", got, sent)
+		check(fmt.Errorf("%d bytes arrived of %d", got, sent))
 	}
-	return sent, nil
+	return sent
 }
 
 // pull receives until the end.
-func pull(c net.Conn, end time.Time) (got int64, err error) {
-	if _, err := c.Write([]byte{askSource}); err != nil {
-		return 0, err
-	}
+func pull(c net.Conn, end time.Time) (got int64) {
+	must(c.Write([]byte{askSource}))
 	for b := make([]byte, bulkBuffer); time.Now().Before(end); {
-		n, err := c.Read(b)
-		if err != nil {
-			return 0, err
-		}
-		got += int64(n)
+		got += int64(must(c.Read(b)))
 	}
-	return got, c.Close()
+	return got
 }
 
 // roundTrips sends a small message there and back, one at a time.
-func roundTrips(_ context.Context, w *way, d time.Duration) (flowSample, error) {
-	c, err := w.from.Dial("tcp4", w.tcp.String())
-	if err != nil {
-		return flowSample{}, err
-	}
+func roundTrips(_ context.Context, w *way, d time.Duration) flowSample {
+	c := w.dial(d)
 	defer func() { _ = c.Close() }()
-	_ = c.SetDeadline(time.Now().Add(d + w.patience(10*time.Second)))
-	if _, err := c.Write([]byte{askEcho}); err != nil {
-		return flowSample{}, err
-	}
+	must(c.Write([]byte{askEcho}))
 	m := w.meter()
 	for b := make([]byte, smallSize); time.Since(m.begin) < d; {
 		begin := time.Now()
-		if _, err := c.Write(b); err != nil {
-			return flowSample{}, err
-		}
-		if _, err := io.ReadFull(c, b); err != nil {
-			return flowSample{}, err
-		}
+		must(c.Write(b))
+		must(io.ReadFull(c, b))
 		m.count(time.Since(begin), nil)
 	}
-	return m.sample(nil)
+	return m.sample()
 }
 
 // connections opens connections at a rate, whatever becomes of those before.
 func connections(rate int) load {
 	const workers = 50 // so many at a time: each has its time to finish
-	return func(ctx context.Context, w *way, d time.Duration) (flowSample, error) {
+	return func(ctx context.Context, w *way, d time.Duration) flowSample {
 		m := w.meter()
 		each := time.Second * workers / time.Duration(rate)
-		var group errgroup.Group
+		var starts []time.Time
 		for i := range workers {
-			group.Go(func() error {
-				return w.from.Do(func() error {
-					for next := m.begin.Add(each * time.Duration(i) / workers); next.Before(m.begin.Add(d)) && ctx.Err() == nil; next = next.Add(each) {
-						time.Sleep(time.Until(next))
-						err := echo(w)
-						m.count(time.Since(next), err) // from when it was due
-					}
-					return nil
-				})
-			})
+			starts = append(starts, m.begin.Add(each*time.Duration(i)/workers))
 		}
-		return m.sample(group.Wait())
+		together(ctx, starts, func(ctx context.Context, next time.Time) {
+			inside(w.from, func() {
+				for ; next.Before(m.begin.Add(d)); next = next.Add(each) {
+					check(schedule.Sleep(ctx, time.Until(next)))
+					err := echo(w)
+					m.count(time.Since(next), err) // from when it was due
+				}
+			})
+		})
+		return m.sample()
 	}
 }
-
-// oneConnection is echo in the namespace of the client.
-func oneConnection(w *way) error { return w.from.Do(func() error { return echo(w) }) }
 
 // echo makes a connection and sends a small message there and back.
 func echo(w *way) error {
@@ -279,28 +241,21 @@ func echo(w *way) error {
 }
 
 // echoes has 16 clients send one datagram after another.
-func echoes(_ context.Context, w *way, d time.Duration) (flowSample, error) {
-	all := make([]*echoer, 16)
-	for i := range all {
-		c, err := w.from.Dial("udp4", w.udp.String())
-		if err != nil {
-			return flowSample{}, err
-		}
-		defer func() { _ = c.Close() }()
-		all[i] = &echoer{conn: c}
-		_, _ = all[i].echo(0, w.patience(2*time.Second)) // to set up the flow is not measured
+func echoes(ctx context.Context, w *way, d time.Duration) flowSample {
+	var all []*echoer
+	for range 16 {
+		e := &echoer{conn: must(w.from.Dial("udp4", w.udp.String()))}
+		defer func() { _ = e.conn.Close() }()
+		_, _ = e.echo(0, w.patience(2*time.Second)) // to set up the flow is not measured
+		all = append(all, e)
 	}
 	m := w.meter()
-	var wg sync.WaitGroup
-	for _, e := range all {
-		wg.Go(func() {
-			for n := uint64(1); time.Since(m.begin) < d; n++ {
-				m.count(e.echo(n, w.patience(200*time.Millisecond)))
-			}
-		})
-	}
-	wg.Wait()
-	return m.sample(nil)
+	together(ctx, all, func(_ context.Context, e *echoer) {
+		for n := uint64(1); time.Since(m.begin) < d; n++ {
+			m.count(e.echo(n, w.patience(200*time.Millisecond)))
+		}
+	})
+	return m.sample()
 }
 
 // echoer is a client of UDP.

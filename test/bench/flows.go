@@ -6,7 +6,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net"
 	"net/http"
@@ -82,12 +81,12 @@ func measuresOf(all []flowMeasure) (out []measure) {
 
 func flowsPart() part {
 	all := flowMeasures(1000)
-	return part{"flows", "flows", measuresOf(all), func(ctx context.Context, b *bench) error {
+	return part{"flows", "flows", measuresOf(all), func(ctx context.Context, b *bench) {
 		starters := []starter{startSplice, startLink, startSocat, startGvproxy}
 		if b.scale == tiny {
 			starters = starters[:2] // the others need what only "make bench" installs
 		}
-		return b.flows(ctx, false, all, b.of(3, 2, 1), b.lasting(time.Second, 500*time.Millisecond, 200*time.Millisecond), starters...)
+		b.flows(ctx, false, all, b.of(3, 2, 1), b.lasting(time.Second, 500*time.Millisecond, 200*time.Millisecond), starters...)
 	}}
 }
 
@@ -96,26 +95,18 @@ func vsockPart() part {
 }
 
 // flows measures each for d on each way, in turns.
-func (b *bench) flows(ctx context.Context, overVsock bool, all []flowMeasure, rounds int, d time.Duration, starters ...starter) error {
-	r, err := b.newFlowRig(ctx, overVsock, starters...)
-	if err != nil {
-		return err
-	}
+func (b *bench) flows(ctx context.Context, overVsock bool, all []flowMeasure, rounds int, d time.Duration, starters ...starter) {
+	r := b.newFlowRig(ctx, overVsock, starters...)
 	for range rounds {
 		for _, m := range all {
 			for _, w := range r.ways {
-				if !slices.Contains(m.modes, w.name) {
-					continue
+				if slices.Contains(m.modes, w.name) {
+					b.progress("%s, %s", m.name, w.name)
+					m.load(ctx, w, d).record(b, m.measure, w.name)
 				}
-				s, err := m.load(ctx, w, d)
-				if err != nil {
-					return fmt.Errorf("%s, %s: %w", m.name, w.name, err)
-				}
-				s.record(b, m.measure, w.name)
 			}
 		}
 	}
-	return nil
 }
 
 func (s flowSample) record(b *bench, m measure, way string) {
@@ -167,7 +158,7 @@ type flowRig struct {
 }
 
 // starter starts a way.
-type starter func(ctx context.Context, r *flowRig) (*way, error)
+type starter func(ctx context.Context, r *flowRig) *way
 
 const serverTCP, serverUDP = 7000, 7001
 
@@ -175,76 +166,53 @@ func at(port uint16) netip.AddrPort {
 	return netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), port)
 }
 
-func (b *bench) newFlowRig(ctx context.Context, overVsock bool, starters ...starter) (_ *flowRig, err error) {
-	r := &flowRig{b: b, vsock: overVsock}
-	if r.dir, err = b.tempDir(); err != nil {
-		return nil, err
-	}
-	for _, s := range []**netns.Space{&r.host, &r.guest} {
-		if *s, err = netns.New(); err != nil {
-			return nil, err
-		}
-		b.cleanup(func() { _ = (*s).Close() })
-	}
-	stop, err := startServer(r.guest)
-	if err != nil {
-		return nil, err
-	}
-	b.cleanup(stop)
+func (b *bench) newFlowRig(ctx context.Context, overVsock bool, starters ...starter) *flowRig {
+	r := &flowRig{b: b, vsock: overVsock, host: must(netns.New()), guest: must(netns.New()), dir: b.tempDir()}
+	b.cleanup(func() { _, _ = r.host.Close(), r.guest.Close() })
+	b.cleanup(startServer(r.guest))
 	r.ways = []*way{{name: wayDirect, from: r.guest, tcp: at(serverTCP), udp: at(serverUDP)}}
 	for _, start := range starters {
-		w, err := start(ctx, r)
-		if err != nil {
-			return nil, err
-		}
+		w := start(ctx, r)
 		w.from = r.host
 		r.ways = append(r.ways, w)
 	}
 	for _, w := range r.ways {
 		w.slow = overVsock
-		if err := eventually(ctx, func() error { return oneConnection(w) }); err != nil {
-			return nil, fmt.Errorf("%s does not work: %w", w.name, err)
+		if err := eventually(ctx, func() error { return w.from.Do(func() error { return echo(w) }) }); err != nil {
+			check(fmt.Errorf("%s does not work: %w", w.name, err))
 		}
 	}
-	return r, nil
+	return r
 }
 
 // start starts a program of a way.
-func (r *flowRig) start(w *way, in *netns.Space, name string, args ...string) error {
+func (r *flowRig) start(w *way, in *netns.Space, name string, args ...string) {
 	cmd := exec.Command(name, args...)
 	cmd.Stdout, cmd.Stderr = r.b.log, r.b.log
-	if err := in.Start(cmd); err != nil {
-		return fmt.Errorf("%s: %w", name, err)
-	}
+	check(in.Start(cmd))
 	w.procs = append(w.procs, cmd)
 	r.b.cleanup(func() {
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()
 	})
-	return nil
 }
 
-func startSplice(_ context.Context, r *flowRig) (*way, error) {
+func startSplice(_ context.Context, r *flowRig) *way {
 	w := &way{name: waySplice, tcp: at(7100)}
-	self, err := os.Executable()
-	if err != nil {
-		return nil, err
-	}
+	self := must(os.Executable())
 	between := "unix " + filepath.Join(r.dir, "splice")
 	if r.vsock {
 		between = "vsock 7100"
 	}
-	return w, errors.Join(
-		r.start(w, r.guest, self, "-relay", between+" tcp "+at(serverTCP).String()),
-		r.start(w, r.host, self, "-relay", "tcp "+w.tcp.String()+" "+between))
+	r.start(w, r.guest, self, "-relay", between+" tcp "+at(serverTCP).String())
+	r.start(w, r.host, self, "-relay", "tcp "+w.tcp.String()+" "+between)
+	return w
 }
 
-// runRelay is all that a process of the way "splice" does.
+// runRelay is all that a process of the way "splice" does: spec is network and address to
+// listen at, and to dial.
 func runRelay(ctx context.Context, spec string) error {
 	f := strings.Fields(spec)
-	if len(f) != 4 {
-		return fmt.Errorf("relay %q: want NETWORK ADDRESS NETWORK ADDRESS", spec)
-	}
 	l, err := listenAt(f[0], f[1])
 	if err != nil {
 		return err
@@ -289,86 +257,64 @@ func dialAt(network, address string) (net.Conn, error) {
 	return vsock.Dial(unix.VMADDR_CID_LOCAL, uint32(port), nil)
 }
 
-func startLink(_ context.Context, r *flowRig) (*way, error) {
+func startLink(_ context.Context, r *flowRig) *way {
 	w := &way{name: wayLink, tcp: at(serverTCP), udp: at(serverUDP)}
 	listen, token := "unix://"+filepath.Join(r.dir, "link", "s"), ""
 	connect := listen
 	if r.vsock { // which needs a token
 		listen, connect, token = "vsock://:1023", "vsock://1:1023", filepath.Join(r.dir, "token")
-		if err := os.WriteFile(token, []byte(strings.Repeat("k", 32)), 0o600); err != nil {
-			return nil, err
-		}
+		check(os.WriteFile(token, []byte(strings.Repeat("k", 32)), 0o600))
 	}
-	return w, errors.Join(
-		r.start(w, r.guest, r.b.program, "agent", "--link-token="+token, "--link", listen, "--allow-cids", "1", "--source", "socket",
-			"--control", filepath.Join(r.dir, "agent", "s"), "--log-level", "error"),
-		r.start(w, r.host, r.b.program, "host", "--link-token="+token, "--connect", connect,
-			"--control", filepath.Join(r.dir, "host", "s"), "--log-level", "error"))
+	r.start(w, r.guest, r.b.program, "agent", "--link-token="+token, "--link", listen, "--allow-cids", "1", "--source", "socket",
+		"--control", filepath.Join(r.dir, "agent", "s"), "--log-level", "error")
+	r.start(w, r.host, r.b.program, "host", "--link-token="+token, "--connect", connect,
+		"--control", filepath.Join(r.dir, "host", "s"), "--log-level", "error")
+	return w
 }
 
-func startSocat(_ context.Context, r *flowRig) (*way, error) {
+func startSocat(_ context.Context, r *flowRig) *way {
 	w := &way{name: waySocat, tcp: at(7200)}
 	socket := filepath.Join(r.dir, "socat")
-	return w, errors.Join(
-		r.start(w, r.guest, "socat", "-b65536", "UNIX-LISTEN:"+socket+",fork,backlog=1024", "TCP:"+at(serverTCP).String()),
-		r.start(w, r.host, "socat", "-b65536", fmt.Sprintf("TCP-LISTEN:%d,bind=%s,fork,reuseaddr,backlog=1024", w.tcp.Port(), w.tcp.Addr()), "UNIX-CONNECT:"+socket))
+	r.start(w, r.guest, "socat", "-b65536", "UNIX-LISTEN:"+socket+",fork,backlog=1024", "TCP:"+at(serverTCP).String())
+	r.start(w, r.host, "socat", "-b65536", fmt.Sprintf("TCP-LISTEN:%d,bind=%s,fork,reuseaddr,backlog=1024", w.tcp.Port(), w.tcp.Addr()), "UNIX-CONNECT:"+socket)
+	return w
 }
 
-// The addresses are gvproxy's defaults.
-var gvproxyGuest = []string{
-	"tuntap add dev tap0 mode tap", "link set tap0 address 5a:94:ef:e4:0c:ee mtu 1500 up",
-	"addr add 192.168.127.2/24 dev tap0", "route add default via 192.168.127.1",
-}
-
-func startGvproxy(ctx context.Context, r *flowRig) (*way, error) {
+// startGvproxy uses the addresses that are gvproxy's defaults.
+func startGvproxy(ctx context.Context, r *flowRig) *way {
 	w := &way{name: wayGvproxy, tcp: at(7300), udp: at(7300)}
 	for _, tool := range []string{"gvproxy", "vm"} {
 		build := exec.CommandContext(ctx, "go", "build", "-C", "test/gvproxy", "-o", filepath.Join(r.dir, tool), "github.com/containers/gvisor-tap-vsock/cmd/"+tool)
 		if out, err := build.CombinedOutput(); err != nil {
-			return nil, fmt.Errorf("build %s (in the root of the repository): %w: %s", tool, err, out)
+			check(fmt.Errorf("build %s (in the root of the repository): %w: %s", tool, err, out))
 		}
 	}
-	for _, args := range gvproxyGuest {
-		if err := runIn(r.guest, exec.CommandContext(ctx, "ip", strings.Fields(args)...)); err != nil {
-			return nil, err
-		}
+	for _, args := range []string{
+		"tuntap add dev tap0 mode tap", "link set tap0 address 5a:94:ef:e4:0c:ee mtu 1500 up",
+		"addr add 192.168.127.2/24 dev tap0", "route add default via 192.168.127.1",
+	} {
+		check(runIn(r.guest, exec.CommandContext(ctx, "ip", strings.Fields(args)...)))
 	}
 	network, api := filepath.Join(r.dir, "gvnet"), filepath.Join(r.dir, "gvapi")
-	if err := r.start(w, r.host, filepath.Join(r.dir, "gvproxy"), "-listen", "unix://"+network, "-listen", "unix://"+api, "-ssh-port", "7399"); err != nil {
-		return nil, err
-	}
-	if err := eventually(ctx, func() error { _, err := os.Stat(api); return err }); err != nil {
-		return nil, err
-	}
-	if err := r.start(w, r.guest, filepath.Join(r.dir, "vm"), "-preexisting", "-iface", "tap0", "-url", "unix://"+network); err != nil {
-		return nil, err
-	}
-	client := &http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-		return new(net.Dialer).DialContext(ctx, "unix", api)
-	}}}
+	r.start(w, r.host, filepath.Join(r.dir, "gvproxy"), "-listen", "unix://"+network, "-listen", "unix://"+api, "-ssh-port", "7399")
+	check(eventually(ctx, func() error { _, err := os.Stat(api); return err }))
+	r.start(w, r.guest, filepath.Join(r.dir, "vm"), "-preexisting", "-iface", "tap0", "-url", "unix://"+network)
+	client := unixClient(api)
 	for protocol, port := range map[string]int{"tcp": serverTCP, "udp": serverUDP} {
-		body := fmt.Sprintf(`{"local":%q,"remote":"192.168.127.2:%d","protocol":%q}`, w.tcp, port, protocol)
-		if err := eventually(ctx, func() error { return post(ctx, client, "http://gvproxy/services/forwarder/expose", body) }); err != nil {
-			return nil, err
-		}
+		check(eventually(ctx, func() error {
+			_, err := body(client.Post("http://gvproxy/services/forwarder/expose", "application/json",
+				strings.NewReader(fmt.Sprintf(`{"local":%q,"remote":"192.168.127.2:%d","protocol":%q}`, w.tcp, port, protocol))))
+			return err
+		}))
 	}
-	return w, nil
+	return w
 }
 
-func post(ctx context.Context, c *http.Client, url, body string) error {
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, url, strings.NewReader(body))
-	if err != nil {
-		return err
-	}
-	resp, err := c.Do(req)
-	if err != nil {
-		return err
-	}
-	_ = resp.Body.Close()
-	if resp.StatusCode != http.StatusOK {
-		return fmt.Errorf("POST %s %s: %s", url, body, resp.Status)
-	}
-	return nil
+// unixClient returns a client of a server at a unix socket.
+func unixClient(path string) *http.Client {
+	return &http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, "unix", path)
+	}}}
 }
 
 // cpu is the CPU time of the processes of a way, and of their children, so far.

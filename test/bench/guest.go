@@ -5,7 +5,6 @@
 package main
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
@@ -20,10 +19,10 @@ import (
 	"syscall"
 	"time"
 
-	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
 	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/schedule"
 	"github.com/fairlead/fairlead/internal/status"
 	"github.com/fairlead/fairlead/test/kit/netns"
 	"github.com/fairlead/fairlead/test/kit/usage"
@@ -64,21 +63,15 @@ type guest struct {
 
 // newGuest makes a guest without an agent. space is its namespace, which it closes; nil
 // makes one.
-func (b *bench) newGuest(m mode, space *netns.Space) (_ *guest, err error) {
-	g := &guest{b: b, mode: m, space: space, ended: make(chan struct{})}
+func (b *bench) newGuest(m mode, space *netns.Space) *guest {
+	g := &guest{b: b, mode: m, space: space, outside: must(netns.New()), dir: b.tempDir(), ended: make(chan struct{})}
+	g.control, g.link = filepath.Join(g.dir, "control", "s"), "unix://"+filepath.Join(g.dir, "link", "s")
 	g.close = sync.OnceFunc(g.end)
 	b.cleanup(g.close)
-	if g.space == nil {
-		g.space, err = netns.New()
+	if space == nil {
+		g.space = must(netns.New())
 	}
-	if err == nil {
-		g.outside, err = netns.New()
-	}
-	if err == nil {
-		g.dir, err = b.tempDir()
-	}
-	g.control, g.link = filepath.Join(g.dir, "control", "s"), "unix://"+filepath.Join(g.dir, "link", "s")
-	return g, err
+	return g
 }
 
 func (g *guest) end() {
@@ -102,50 +95,42 @@ func (g *guest) end() {
 }
 
 // start starts the agent.
-func (g *guest) start(flags ...string) error {
+func (g *guest) start(flags ...string) {
 	args := append([]string{"agent", "--link-token=", "--link", g.link, "--control", g.control, "--hold-down", "0s", "--log-level", "error"}, g.mode.flags...)
-	cmd, err := g.run(g.space, append(args, flags...)...)
-	if err != nil {
-		return err
-	}
-	g.agent = cmd
+	g.agent = g.run(g.space, append(args, flags...)...)
 	go func() {
-		_ = cmd.Wait()
+		_ = g.agent.Wait()
 		close(g.ended)
 	}()
-	return nil
 }
 
 // startHost starts a host peer.
-func (g *guest) startHost() error {
-	_, err := g.run(g.outside, "host", "--link-token=", "--connect", g.link, "--control", filepath.Join(g.dir, "host", "s"), "--log-level", "error")
-	return err
+func (g *guest) startHost() {
+	g.run(g.outside, "host", "--link-token=", "--connect", g.link, "--control", filepath.Join(g.dir, "host", "s"), "--log-level", "error")
 }
 
 // run starts fairlead in a namespace.
-func (g *guest) run(in *netns.Space, args ...string) (*exec.Cmd, error) {
+func (g *guest) run(in *netns.Space, args ...string) *exec.Cmd {
 	cmd := exec.Command(g.b.program, args...)
 	cmd.Stdout, cmd.Stderr = g.b.log, g.b.log
-	if err := in.Start(cmd); err != nil {
-		return nil, err
-	}
+	check(in.Start(cmd))
 	g.procs = append(g.procs, cmd)
-	return cmd, nil
+	return cmd
 }
 
 // ready waits until the agent has synced and observes as the mode says.
-func (g *guest) ready(ctx context.Context) error {
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
+func (g *guest) ready(ctx context.Context) {
+	waiting, cancel := context.WithCancel(ctx)
+	defer cancel()
 	go func() {
 		select {
 		case <-g.ended:
-			cancel(errors.New("the agent has ended"))
-		case <-ctx.Done():
+			cancel()
+		case <-waiting.Done():
 		}
 	}()
-	err := eventually(ctx, func() error {
-		l, err := status.NewClient(g.control).List(ctx)
+	err := eventually(waiting, func() error {
+		l, err := status.NewClient(g.control).List(waiting)
 		if err == nil && !l.Ready() {
 			err = errors.New("the agent has not synced")
 		}
@@ -154,10 +139,12 @@ func (g *guest) ready(ctx context.Context) error {
 		}
 		return err
 	})
-	if err != nil {
-		err = errors.Join(err, context.Cause(ctx))
+	if err != nil && waiting.Err() != nil && ctx.Err() == nil {
+		err = errors.New("the agent has ended")
 	}
-	return err
+	if err != nil {
+		check(fmt.Errorf("%s: %w", g.mode.name, err))
+	}
 }
 
 // observes records the method by which the agent observes sockets. It is an error if
@@ -182,99 +169,61 @@ func methodOf(l status.List, source string) string {
 }
 
 // connect waits until the agent is ready, and connects to its link.
-func (g *guest) connect(ctx context.Context) (err error) {
-	if err := g.ready(ctx); err != nil {
-		return err
-	}
-	g.peer, err = newPeer(ctx, g.link)
-	return err
+func (g *guest) connect(ctx context.Context) {
+	g.ready(ctx)
+	g.peer = must(newPeer(ctx, g.link))
 }
 
 // guest starts a guest with n listeners and connects to it.
-func (b *bench) guest(ctx context.Context, m mode, n int, flags ...string) (*guest, error) {
-	g, err := b.newGuest(m, nil)
-	if err == nil {
-		err = g.start(flags...)
-	}
-	if err == nil {
-		err = g.connect(ctx)
-	}
-	if err == nil {
-		_, err = g.fill(n)
-	}
-	if err == nil {
-		_, err = g.peer.settle(ctx, n)
-	}
-	return g, err
+func (b *bench) guest(ctx context.Context, m mode, n int, flags ...string) *guest {
+	g := b.newGuest(m, nil)
+	g.start(flags...)
+	g.connect(ctx)
+	g.fill(n)
+	g.peer.settle(ctx, n)
+	return g
 }
 
-// each starts a guest with n listeners in each mode, and calls f for all of them at the
-// same time.
-func (b *bench) each(ctx context.Context, n int, rest time.Duration, f func(context.Context, *guest) error) error {
+// each starts a guest with n listeners in each mode, and then calls f for all of them at
+// the same time.
+func (b *bench) each(ctx context.Context, n int, rest time.Duration, f func(context.Context, *guest)) {
 	var all []*guest
 	for _, m := range modes {
-		g, err := b.guest(ctx, m, n)
-		if err != nil {
-			return fmt.Errorf("%s: %w", m.name, err)
-		}
-		all = append(all, g)
+		all = append(all, b.guest(ctx, m, n))
 	}
-	time.Sleep(rest) // for what the start left to do
-	return together(ctx, all, f)
-}
-
-// together calls f for all guests at the same time, and checks them.
-func together(ctx context.Context, all []*guest, f func(context.Context, *guest) error) error {
-	group, ctx := errgroup.WithContext(ctx)
-	for _, g := range all {
-		group.Go(func() error {
-			if err := errors.Join(f(ctx, g), g.check(ctx)); err != nil {
-				return fmt.Errorf("%s: %w", g.mode.name, err)
-			}
-			return nil
-		})
-	}
-	return group.Wait()
+	check(schedule.Sleep(ctx, rest)) // for what the start left to do
+	together(ctx, all, func(ctx context.Context, g *guest) {
+		f(ctx, g)
+		g.check(ctx)
+	})
 }
 
 // used reads what the agent has used.
-func (g *guest) used() (usage.Usage, error) { return usage.Of(g.agent.Process.Pid) }
+func (g *guest) used() usage.Usage { return must(usage.Of(g.agent.Process.Pid)) }
 
-// check returns an error unless the agent observes as the mode says, and has lost no
-// event.
-func (g *guest) check(ctx context.Context) error {
-	l, err := status.NewClient(g.control).List(ctx)
-	if err == nil {
-		err = g.observes(l)
+// check fails unless the agent observes as the mode says, and has lost no event.
+func (g *guest) check(ctx context.Context) {
+	check(g.observes(must(status.NewClient(g.control).List(ctx))))
+	m := must(g.metrics(ctx))
+	if n := m["fairlead_observer_drops_total"] + m["fairlead_observer_malformed_total"]; n != 0 {
+		check(fmt.Errorf("%s: the agent lost %v events, or could not decode them", g.mode.name, n))
 	}
-	if err != nil {
-		return err
-	}
-	m, err := g.metrics(ctx)
-	if n := m["fairlead_observer_drops_total"] + m["fairlead_observer_malformed_total"]; err == nil && n != 0 {
-		err = fmt.Errorf("the agent lost %v events, or could not decode them", n)
-	}
-	return err
 }
 
 // metrics returns the agent's metrics: values by name and labels, as written.
 func (g *guest) metrics(ctx context.Context) (map[string]float64, error) {
+	text, err := g.get(ctx, "http://fairlead/metrics", "")
 	out := map[string]float64{}
-	err := g.get(ctx, "http://fairlead/metrics", "", func(body io.Reader) error {
-		in := bufio.NewScanner(body)
-		for in.Scan() {
-			i := strings.LastIndexByte(in.Text(), ' ')
-			if v, err := strconv.ParseFloat(in.Text()[i+1:], 64); err == nil && i > 0 {
-				out[in.Text()[:i]] = v
-			}
+	for line := range strings.Lines(text) {
+		if i := strings.LastIndexByte(line, ' '); i > 0 {
+			out[line[:i]], _ = strconv.ParseFloat(strings.TrimSpace(line[i+1:]), 64) // a comment is no number
 		}
-		return in.Err()
-	})
+	}
 	return out, err
 }
 
 // get asks the agent: the host "fairlead" is its control socket.
-func (g *guest) get(ctx context.Context, url, token string, f func(io.Reader) error) error {
+func (g *guest) get(ctx context.Context, url, token string) (string, error) {
 	c := &http.Client{Transport: &http.Transport{
 		DisableKeepAlives: true,
 		DialContext: func(ctx context.Context, network, addr string) (net.Conn, error) {
@@ -286,27 +235,33 @@ func (g *guest) get(ctx context.Context, url, token string, f func(io.Reader) er
 	}}
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
-		return err
+		return "", err
 	}
 	req.Header.Set("Authorization", "Bearer "+token)
-	resp, err := c.Do(req)
+	return body(c.Do(req))
+}
+
+// body reads an answer, which must be a success.
+func body(resp *http.Response, err error) (string, error) {
 	if err != nil {
-		return err
+		return "", err
 	}
 	defer func() { _ = resp.Body.Close() }()
-	if resp.StatusCode != http.StatusOK {
-		return fmt.Errorf("%s: %s", url, resp.Status)
+	b, err := io.ReadAll(resp.Body)
+	if resp.StatusCode >= http.StatusMultipleChoices {
+		err = fmt.Errorf("%s: %s: %.300s", resp.Request.URL, resp.Status, b)
 	}
-	return f(resp.Body)
+	return string(b), err
 }
 
 // sockets are open until they are closed.
 type sockets []int
 
-func (s sockets) close() {
-	for _, fd := range s {
+func (s *sockets) close() {
+	for _, fd := range *s {
 		_ = unix.Close(fd)
 	}
+	*s = nil
 }
 
 // firstPort is the first port of fill.
@@ -314,47 +269,39 @@ const firstPort = 10_000
 
 // fill opens n listeners as fast as one thread can, and returns when the last call
 // returned. They are closed with the guest.
-func (g *guest) fill(n int) (returned time.Time, err error) {
-	err = g.space.Do(func() error {
+func (g *guest) fill(n int) (returned time.Time) {
+	inside(g.space, func() {
 		for i := range n {
 			var fd int
-			if fd, returned, err = openSocket(tcpKey(firstPort + uint16(i))); err != nil {
-				return err
-			}
+			fd, returned = openSocket(tcpKey(firstPort + uint16(i)))
 			g.fds = append(g.fds, fd)
 		}
-		return nil
 	})
-	return returned, err
+	return returned
 }
 
 // open makes a listener or a bound UDP socket in the guest.
-func (g *guest) open(k port.Key) (fd int, returned time.Time, err error) {
-	err = g.space.Do(func() error {
-		fd, returned, err = openSocket(k)
-		return err
-	})
-	return fd, returned, err
+func (g *guest) open(k port.Key) (fd int, returned time.Time) {
+	inside(g.space, func() { fd, returned = openSocket(k) })
+	return fd, returned
 }
 
 // openSocket uses bare system calls, so that the time is that of the return of listen(2)
 // or bind(2).
-func openSocket(k port.Key) (fd int, returned time.Time, err error) {
+func openSocket(k port.Key) (fd int, returned time.Time) {
 	kind := unix.SOCK_STREAM
 	if k.Protocol == port.UDP {
 		kind = unix.SOCK_DGRAM
 	}
-	if fd, err = unix.Socket(unix.AF_INET, kind|unix.SOCK_CLOEXEC, 0); err != nil {
-		return -1, returned, err
-	}
-	err = unix.Bind(fd, &unix.SockaddrInet4{Port: int(k.Port), Addr: k.Address.As4()})
+	fd = must(unix.Socket(unix.AF_INET, kind|unix.SOCK_CLOEXEC, 0))
+	err := unix.Bind(fd, &unix.SockaddrInet4{Port: int(k.Port), Addr: k.Address.As4()})
 	if err == nil && kind == unix.SOCK_STREAM {
 		err = unix.Listen(fd, 8)
 	}
 	returned = time.Now()
 	if err != nil {
 		_ = unix.Close(fd)
-		return -1, returned, fmt.Errorf("open %s: %w", k, err)
+		check(fmt.Errorf("open %s: %w", k, err))
 	}
-	return fd, returned, nil
+	return fd, returned
 }

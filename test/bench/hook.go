@@ -11,9 +11,9 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
-	"strings"
 	"time"
 	"unsafe"
 
@@ -37,15 +37,15 @@ type pair struct {
 	name string
 	// do does it once, and returns the CPU time of the thread. ln is a listener at
 	// another port.
-	do func(port, ln int) (time.Duration, error)
+	do func(port, ln int) time.Duration
 	// tool is a program that is run instead.
 	tool []string
 }
 
 var pairs = []pair{
 	{name: "listen() and close()", do: listenClose},
-	{name: "TCP bind() and close()", do: func(port, _ int) (time.Duration, error) { return bindClose(unix.SOCK_STREAM, port) }},
-	{name: "UDP bind() and close()", do: func(port, _ int) (time.Duration, error) { return bindClose(unix.SOCK_DGRAM, port) }},
+	{name: "TCP bind() and close()", do: func(port, _ int) time.Duration { return bindClose(unix.SOCK_STREAM, port) }},
+	{name: "UDP bind() and close()", do: func(port, _ int) time.Duration { return bindClose(unix.SOCK_DGRAM, port) }},
 	{name: "connect() and accept()", do: connectAccept},
 	{name: "nft", tool: []string{"nft", "add table ip bench; delete table ip bench"}},
 	{name: "iptables", tool: []string{"iptables", "-w", "-t", "nat", "-F", "OUTPUT"}},
@@ -80,38 +80,19 @@ func hookPart() part {
 // changes by more than an observer costs from one second to the next, so the observer
 // runs in this process, where it can start and stop in a tenth of a second, and each
 // turn is compared with those before and after.
-func hooks(ctx context.Context, b *bench) error {
-	watched, err := netns.New()
-	if err != nil {
-		return err
-	}
-	b.cleanup(func() { _ = watched.Close() })
-	other, err := netns.New()
-	if err != nil {
-		return err
-	}
-	b.cleanup(func() { _ = other.Close() })
+func hooks(ctx context.Context, b *bench) {
+	watched, other := must(netns.New()), must(netns.New())
+	b.cleanup(func() { _, _ = watched.Close(), other.Close() })
 	h := &hookTurns{b: b, in: map[string]*netns.Space{hookUnwatched: other, hookBurst: watched, hookIdle: watched}, types: new(kernel.Types)}
-	before, err := h.turn()
-	if err != nil {
-		return err
-	}
+	before := h.turn()
 	rounds, lossy := b.of(100, 40, 1), 0
 	for range rounds {
 		var with map[sampleKey]time.Duration
-		lost, err := h.observed(ctx, watched, func() (err error) {
-			if with, err = h.turn(); err == nil {
-				err = h.inside()
-			}
-			return err
+		lost := h.observed(ctx, watched, func() {
+			with = h.turn()
+			h.programs()
 		})
-		if err != nil {
-			return err
-		}
-		after, err := h.turn()
-		if err != nil {
-			return err
-		}
+		after := h.turn()
 		if lost > 0 { // this turn does not count
 			lossy++
 		} else {
@@ -122,9 +103,8 @@ func hooks(ctx context.Context, b *bench) error {
 		before = after
 	}
 	if 10*lossy > rounds {
-		return fmt.Errorf("the observer lost events in %d of %d turns", lossy, rounds)
+		check(fmt.Errorf("the observer lost events in %d of %d turns", lossy, rounds))
 	}
-	return nil
 }
 
 type hookTurns struct {
@@ -134,35 +114,26 @@ type hookTurns struct {
 }
 
 // turn measures all pairs in all modes.
-func (h *hookTurns) turn() (map[sampleKey]time.Duration, error) {
+func (h *hookTurns) turn() map[sampleKey]time.Duration {
 	out := map[sampleKey]time.Duration{}
 	for _, p := range pairs {
 		for _, mode := range p.modes() {
-			d, err := h.repeat(p, mode)
-			if err != nil {
-				return nil, err
-			}
-			out[sampleKey{Measure: addedTo(p.name), Mode: mode}] = d
+			out[sampleKey{Measure: addedTo(p.name), Mode: mode}] = h.repeat(p, mode)
 		}
 	}
-	return out, nil
+	return out
 }
 
-// inside measures the time within BPF programs, which costs time itself.
-func (h *hookTurns) inside() error {
+// programs measures the time within BPF programs, which itself costs time.
+func (h *hookTurns) programs() {
 	for _, p := range pairs {
 		for _, mode := range p.modes() {
-			if p.tool != nil {
-				continue
+			if p.tool == nil {
+				spent := programTime(func() { h.repeat(p, mode) })
+				h.b.add(insidePrograms(p.name), mode, 0, spent.Seconds()/float64(h.times(p, mode)))
 			}
-			spent, err := programTime(func() error { _, err := h.repeat(p, mode); return err })
-			if err != nil {
-				return err
-			}
-			h.b.add(insidePrograms(p.name), mode, 0, spent.Seconds()/float64(h.times(p, mode)))
 		}
 	}
-	return nil
 }
 
 // times is how often a turn repeats a pair.
@@ -180,44 +151,33 @@ func (h *hookTurns) times(p pair, mode string) int {
 const idleWait = 300 * time.Microsecond
 
 // repeat returns the tenth percentile, because any other load only adds time.
-func (h *hookTurns) repeat(p pair, mode string) (time.Duration, error) {
+func (h *hookTurns) repeat(p pair, mode string) time.Duration {
 	var spent []time.Duration
-	err := h.in[mode].Do(func() error {
+	inside(h.in[mode], func() {
 		const port = 20_000
-		ln, _, err := openSocket(tcpKey(port))
-		if err != nil {
-			return err
-		}
+		ln, _ := openSocket(tcpKey(port))
 		defer func() { _ = unix.Close(ln) }()
 		for i := range h.times(p, mode) {
 			// Without a sleep, because a cold cache is not the observer's cost.
 			for until := time.Now().Add(idleWait); mode == hookIdle && time.Now().Before(until); {
 				continue
 			}
-			d, err := p.once(port+1+i, ln)
-			if err != nil {
-				return fmt.Errorf("%s: %w", p.name, err)
-			}
-			spent = append(spent, d)
+			spent = append(spent, p.once(port+1+i, ln))
 		}
-		return nil
 	})
-	if err != nil {
-		return 0, err
-	}
 	slices.Sort(spent)
-	return spent[len(spent)/10], nil
+	return spent[len(spent)/10]
 }
 
-func (p pair) once(port, ln int) (time.Duration, error) {
+func (p pair) once(port, ln int) time.Duration {
 	if p.tool == nil {
 		return p.do(port, ln)
 	}
 	cmd := exec.Command(p.tool[0], p.tool[1:]...)
 	if out, err := cmd.CombinedOutput(); err != nil {
-		return 0, fmt.Errorf("%w: %s", err, out)
+		check(fmt.Errorf("%s: %w: %s", p.name, err, out))
 	}
-	return cmd.ProcessState.SystemTime() + cmd.ProcessState.UserTime(), nil
+	return cmd.ProcessState.SystemTime() + cmd.ProcessState.UserTime()
 }
 
 // threadTime is the CPU time of the calling thread.
@@ -231,77 +191,67 @@ func loopback(port int) *unix.SockaddrInet4 {
 	return &unix.SockaddrInet4{Port: port, Addr: [4]byte{127, 0, 0, 1}}
 }
 
-func listenClose(port, _ int) (time.Duration, error) {
-	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return 0, err
-	}
-	err = unix.Bind(fd, loopback(port))
+func tcpSocket() int {
+	return must(unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0))
+}
+
+func listenClose(port, _ int) time.Duration {
+	fd := tcpSocket()
+	err := unix.Bind(fd, loopback(port))
 	began := threadTime()
 	err = errors.Join(err, unix.Listen(fd, 1), unix.Close(fd))
-	return threadTime() - began, err
+	took := threadTime() - began
+	check(err)
+	return took
 }
 
-func bindClose(kind, port int) (time.Duration, error) {
-	fd, err := unix.Socket(unix.AF_INET, kind|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return 0, err
-	}
+func bindClose(kind, port int) time.Duration {
+	fd := must(unix.Socket(unix.AF_INET, kind|unix.SOCK_CLOEXEC, 0))
 	began := threadTime()
-	err = errors.Join(unix.Bind(fd, loopback(port)), unix.Close(fd))
-	return threadTime() - began, err
+	err := errors.Join(unix.Bind(fd, loopback(port)), unix.Close(fd))
+	took := threadTime() - began
+	check(err)
+	return took
 }
 
-func connectAccept(_, ln int) (time.Duration, error) {
-	at, err := unix.Getsockname(ln)
-	if err != nil {
-		return 0, err
-	}
-	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return 0, err
-	}
+func connectAccept(_, ln int) time.Duration {
+	at, fd := must(unix.Getsockname(ln)), tcpSocket()
 	_ = unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1}) // leaves no TIME_WAIT
 	began := threadTime()
-	if err := unix.Connect(fd, at); err != nil {
-		return 0, errors.Join(err, unix.Close(fd))
-	}
+	check(unix.Connect(fd, at))
 	in, _, err := unix.Accept4(ln, unix.SOCK_CLOEXEC)
-	if err == nil {
-		err = unix.Close(in)
-	}
-	err = errors.Join(err, unix.Close(fd))
-	return threadTime() - began, err
+	check(err)
+	err = errors.Join(unix.Close(fd), unix.Close(in))
+	took := threadTime() - began
+	check(err)
+	return took
 }
 
 // observed runs f while a namespace is observed by events, and returns how many were
 // lost.
-func (h *hookTurns) observed(ctx context.Context, in *netns.Space, f func() error) (lost uint64, err error) {
-	o, err := observer.New(observer.Options{Mode: observer.BPF, Types: h.types})
-	if err != nil {
-		return 0, err
-	}
+func (h *hookTurns) observed(ctx context.Context, in *netns.Space, f func()) (lost uint64) {
+	o := must(observer.New(observer.Options{Mode: observer.BPF, Types: h.types}))
 	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
 	live, done := make(chan struct{}), make(chan error, 1)
 	go func() { done <- in.Do(func() error { return o.Run(ctx, deaf{live}) }) }()
-	select {
-	case <-live:
-		err = schedule.Sleep(ctx, 100*time.Millisecond) // until it sleeps
-	case err = <-done:
-		return 0, errors.Join(errors.New("the observer has ended"), err)
-	}
-	for _, m := range o.Methods() {
-		if m.Capability == observer.TCPListen {
-			h.b.method(hookUnwatched, m.Name)
+	err := attempt(func() {
+		select {
+		case <-live:
+			check(schedule.Sleep(ctx, 100*time.Millisecond)) // until it sleeps
+		case err := <-done:
+			done <- err
+			check(errors.Join(errors.New("the observer has ended"), err))
 		}
-	}
-	if err == nil {
-		err = f()
-	}
+		for _, m := range o.Methods() {
+			if m.Capability == observer.TCPListen {
+				h.b.method(hookUnwatched, m.Name)
+			}
+		}
+		f()
+	})
 	cancel()
-	err = errors.Join(err, <-done)
-	return o.Stats().Drops, err
+	check(errors.Join(err, <-done))
+	return o.Stats().Drops
 }
 
 // deaf is a handler that only notes that the observer runs.
@@ -321,47 +271,33 @@ func (deaf) Stale(error)             {}
 
 // programTime is how long the BPF programs of this process ran during f. The kernel
 // counts it only while asked to.
-func programTime(f func() error) (time.Duration, error) {
+func programTime(f func()) time.Duration {
 	const bpfEnableStats = 32        // enum bpf_cmd
 	attr := struct{ kind uint32 }{0} // BPF_STATS_RUN_TIME
 	fd, _, errno := unix.Syscall(unix.SYS_BPF, bpfEnableStats, uintptr(unsafe.Pointer(&attr)), unsafe.Sizeof(attr))
 	if errno != 0 {
-		return 0, fmt.Errorf("count the time of BPF programs: %w", errno)
+		check(fmt.Errorf("count the time of BPF programs: %w", errno))
 	}
 	defer func() { _ = unix.Close(int(fd)) }()
-	before, err := programsRan()
-	if err != nil {
-		return 0, err
-	}
-	if err := f(); err != nil {
-		return 0, err
-	}
-	after, err := programsRan()
-	return after - before, err
+	before := programsRan()
+	f()
+	return programsRan() - before
 }
 
+var runTime = regexp.MustCompile(`run_time_ns:\s*(\d+)`)
+
 // programsRan sums the run time of each BPF program that this process holds.
-func programsRan() (ran time.Duration, err error) {
-	infos, err := filepath.Glob("/proc/self/fdinfo/*")
-	if err != nil {
-		return 0, err
-	}
+func programsRan() (ran time.Duration) {
 	programs := 0
-	for _, info := range infos {
-		b, _ := os.ReadFile(info) // empty if it was closed meanwhile
-		for line := range strings.Lines(string(b)) {
-			if v, ok := strings.CutPrefix(line, "run_time_ns:"); ok {
-				n, err := strconv.ParseInt(strings.TrimSpace(v), 10, 64)
-				if err != nil {
-					return 0, fmt.Errorf("%s: %w", info, err)
-				}
-				ran += time.Duration(n)
-				programs++
-			}
+	for _, info := range must(filepath.Glob("/proc/self/fdinfo/*")) {
+		text, _ := os.ReadFile(info) // empty if it was closed meanwhile
+		if m := runTime.FindSubmatch(text); m != nil {
+			ran += time.Duration(must(strconv.ParseInt(string(m[1]), 10, 64)))
+			programs++
 		}
 	}
 	if programs == 0 {
-		return 0, errors.New("the observer holds no BPF program")
+		check(errors.New("the observer holds no BPF program"))
 	}
-	return ran, nil
+	return ran
 }

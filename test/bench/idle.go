@@ -6,12 +6,10 @@ package main
 
 import (
 	"context"
-	"fmt"
-	"io"
+	"errors"
 	"os"
 	"os/exec"
 	"regexp"
-	"strings"
 	"time"
 
 	"github.com/fairlead/fairlead/internal/schedule"
@@ -59,15 +57,11 @@ type idler struct {
 	awake  int   // seconds in which there were any
 }
 
-func idle(ctx context.Context, b *bench) error {
+func idle(ctx context.Context, b *bench) {
 	var all []*idler
 	for _, n := range b.sizes(idleSizes) {
 		for _, m := range modes {
-			g, err := b.busyGuest(ctx, m, n)
-			if err != nil {
-				return fmt.Errorf("%s: %w", m.name, err)
-			}
-			all = append(all, &idler{guest: g, size: n})
+			all = append(all, &idler{guest: b.busyGuest(ctx, m, n), size: n})
 		}
 	}
 	for _, page := range pageModes {
@@ -75,113 +69,71 @@ func idle(ctx context.Context, b *bench) error {
 		if page != pageModes[0] {
 			flags = []string{"--metrics-addr", "127.0.0.1:9464", "--web-addr", "127.0.0.1:7420"}
 		}
-		g, err := b.guest(ctx, modes[0], 0, flags...)
-		if err == nil && page == pageModes[2] {
-			err = g.usePage(ctx)
-		}
-		if err != nil {
-			return fmt.Errorf("%s: %w", page, err)
+		g := b.guest(ctx, modes[0], 0, flags...)
+		if page == pageModes[2] {
+			g.usePage(ctx)
 		}
 		all = append(all, &idler{guest: g, page: page})
 	}
-	return watch(ctx, b, all)
-}
-
-// busyGuest starts a guest with n listeners and n NAT rules.
-func (b *bench) busyGuest(ctx context.Context, m mode, n int) (*guest, error) {
-	g, err := b.guest(ctx, m, n)
-	if err != nil || n == 0 {
-		return g, err
-	}
-	if err := g.handOver(); err != nil {
-		return nil, err
-	}
-	t, err := fillNAT(g.space, n)
-	if err != nil {
-		return nil, err
-	}
-	// A rule opens a port at the wildcard address, so its publications are others.
-	_, err = g.peer.settle(ctx, 2*n)
-	t.close()
-	return g, err
-}
-
-// handOver makes another process hold the listeners of the guest: one process cannot
-// have as many open files as all guests need.
-func (g *guest) handOver() error {
-	cmd := exec.Command("sleep", "infinity")
-	for _, fd := range g.fds {
-		cmd.ExtraFiles = append(cmd.ExtraFiles, os.NewFile(uintptr(fd), "listener"))
-	}
-	err := cmd.Start()
-	for _, f := range cmd.ExtraFiles {
-		_ = f.Close()
-	}
-	if g.fds = nil; err == nil {
-		g.procs = append(g.procs, cmd)
-	}
-	return err
-}
-
-func watch(ctx context.Context, b *bench, all []*idler) (err error) {
 	for _, i := range all {
-		if i.dumps, err = i.dumped(ctx); err != nil {
-			return err
-		}
+		i.dumps = i.dumped(ctx)
 	}
 	rest, lasts := b.lasting(75*time.Second, 10*time.Second, time.Second), b.lasting(2*time.Minute, 20*time.Second, time.Second)
 	b.progress("leaving %d agents alone for %v, then watching them for %v", len(all), rest, lasts)
-	if err := schedule.Sleep(ctx, rest); err != nil {
-		return err
-	}
+	check(schedule.Sleep(ctx, rest))
 	for _, i := range all {
-		if i.before, err = i.used(); err != nil {
-			return err
-		}
+		i.before = i.used()
 		i.last = i.before.Switches
 	}
 	for range int(lasts / time.Second) {
-		if err := schedule.Sleep(ctx, time.Second); err != nil {
-			return err
-		}
+		check(schedule.Sleep(ctx, time.Second))
 		for _, i := range all {
-			now, err := i.used()
-			if err != nil {
-				return err
-			}
-			if now.Switches != i.last {
+			if now := i.used(); now.Switches != i.last {
 				i.last = now.Switches
 				i.awake++
 			}
 		}
 	}
 	for _, i := range all {
-		if err := i.record(ctx); err != nil {
-			return err
-		}
+		i.record(ctx)
 	}
-	return nil
 }
 
-func (i *idler) record(ctx context.Context) error {
-	now, err := i.used()
-	if err != nil {
-		return err
+// busyGuest starts a guest with n listeners and n NAT rules.
+func (b *bench) busyGuest(ctx context.Context, m mode, n int) *guest {
+	g := b.guest(ctx, m, n)
+	if n > 0 {
+		g.handOver()
+		fillNAT(b, g.space, n)
+		g.peer.settle(ctx, 2*n) // a rule opens a port at the wildcard address
 	}
-	if err := i.check(ctx); err != nil {
-		return err
+	return g
+}
+
+// handOver makes another process hold the listeners of the guest: one process cannot
+// have as many open files as all guests need.
+func (g *guest) handOver() {
+	cmd := exec.Command("sleep", "infinity")
+	for _, fd := range g.fds {
+		cmd.ExtraFiles = append(cmd.ExtraFiles, os.NewFile(uintptr(fd), "listener"))
 	}
-	dumps, err := i.dumped(ctx)
-	if err != nil {
-		return err
+	check(cmd.Start())
+	g.procs, g.fds = append(g.procs, cmd), nil
+	for _, f := range cmd.ExtraFiles {
+		_ = f.Close()
 	}
+}
+
+func (i *idler) record(ctx context.Context) {
+	now := i.used()
+	i.check(ctx)
 	took := now.At.Sub(i.before.At)
 	mode, switches, rss := i.page, pageSwitches, pageRSS
 	if mode == "" {
 		mode, switches, rss = i.mode.name, idleSwitches, idleRSS
 		cpu := now.Core(i.before)
 		if i.mode.poll == 0 {
-			cpu += dumps.longTerm(i.dumps)
+			cpu += i.dumped(ctx).longTerm(i.dumps)
 		}
 		i.b.add(idleCPU, mode, i.size, cpu)
 		i.b.add(idleAwake, mode, i.size, float64(i.awake)/took.Minutes())
@@ -189,7 +141,6 @@ func (i *idler) record(ctx context.Context) error {
 	i.b.add(switches, mode, i.size, float64(now.Switches-i.before.Switches)/took.Seconds())
 	i.b.add(rss, mode, i.size, float64(now.RSS))
 	i.b.extra(rss, mode, i.size, anonymous, float64(now.Anon)/1e6)
-	return nil
 }
 
 // dumps are an agent's dumps of all sockets.
@@ -198,9 +149,9 @@ type dumps struct {
 	took time.Duration
 }
 
-func (g *guest) dumped(ctx context.Context) (dumps, error) {
-	m, err := g.metrics(ctx)
-	return dumps{m[`fairlead_observer_dumps_total{result="ok"}`], time.Duration(m["fairlead_observer_dump_seconds_total"] * float64(time.Second))}, err
+func (g *guest) dumped(ctx context.Context) dumps {
+	m := must(g.metrics(ctx))
+	return dumps{m[`fairlead_observer_dumps_total{result="ok"}`], time.Duration(m["fairlead_observer_dump_seconds_total"] * float64(time.Second))}
 }
 
 // longTerm is the share of a core, in percent, that background dumps take in the long
@@ -215,31 +166,20 @@ func (d dumps) longTerm(before dumps) float64 {
 }
 
 // webURL matches the dashboard's URL, which has the token.
-var webURL = regexp.MustCompile(`^(http://[^/]+)/#token=(\S+)$`)
+var webURL = regexp.MustCompile(`^(http://[^/]+)/#token=(\S+)`)
 
 // usePage reads the metrics and the dashboard, and follows its events twice.
-func (g *guest) usePage(ctx context.Context) error {
-	url, err := status.NewClient(g.control).WebURL(ctx)
-	if err != nil {
-		return err
-	}
-	m := webURL.FindStringSubmatch(strings.TrimSpace(url))
+func (g *guest) usePage(ctx context.Context) {
+	m := webURL.FindStringSubmatch(must(status.NewClient(g.control).WebURL(ctx)))
 	if m == nil {
-		return fmt.Errorf("the agent's URL %q has no token", url)
+		check(errors.New("the agent's URL has no token"))
 	}
 	for _, u := range []string{"http://127.0.0.1:9464/metrics", m[1] + "/", m[1] + "/v1/events", m[1] + "/v1/events"} {
 		reading, cancel := context.WithTimeout(ctx, 2*time.Second)
-		err := g.get(reading, u, m[2], func(body io.Reader) error {
-			_, err := io.Copy(io.Discard, body)
-			if reading.Err() != nil && ctx.Err() == nil {
-				return nil // events do not end
-			}
-			return err
-		})
-		cancel()
-		if err != nil {
-			return err
+		_, err := g.get(reading, u, m[2])
+		if reading.Err() == nil { // events do not end
+			check(err)
 		}
+		cancel()
 	}
-	return nil
 }

@@ -7,7 +7,6 @@ package main
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"math/rand/v2"
@@ -15,8 +14,6 @@ import (
 	"net/http"
 	"net/netip"
 	"time"
-
-	"golang.org/x/sync/errgroup"
 
 	"github.com/fairlead/fairlead/internal/schedule"
 	"github.com/fairlead/fairlead/test/kit/cluster"
@@ -59,210 +56,130 @@ const firstNodePort = 30_000
 
 const podAddr = "192.168.77.10"
 
-func services(ctx context.Context, b *bench) error {
-	c, err := startCluster(ctx, b)
-	if err != nil {
-		return err
-	}
-	if c.linked, err = c.agent(ctx); err != nil {
-		return err
-	}
-	if c.linked.peer, err = newPeer(ctx, c.linked.link); err != nil {
-		return err
-	}
-	if err := schedule.Sleep(ctx, b.lasting(5*time.Second, 5*time.Second, time.Second)); err != nil { // what the start left to do
-		return err
-	}
-	used, err := c.linked.used()
-	if err != nil {
-		return err
-	}
+func services(ctx context.Context, b *bench) {
+	c := startCluster(ctx, b)
+	c.linked = c.agent(ctx)
+	c.linked.peer = must(newPeer(ctx, c.linked.link))
+	check(schedule.Sleep(ctx, b.lasting(5*time.Second, 5*time.Second, time.Second))) // what the start left to do
+	used := c.linked.used()
 	b.add(kubeRSS, modeBPF, 0, float64(used.RSS))
 	b.extra(kubeRSS, modeBPF, 0, anonymous, float64(used.Anon)/1e6)
 	polled, reached := b.of(12, 6, 1), b.of(40, 12, 2)
-	if err := c.serveNodes(ctx, reached); err != nil {
-		return err
-	}
+	c.serveNodes(ctx, reached)
 	for i := range b.of(132, 46, 4) {
-		if err := c.sample(ctx, uint16(firstNodePort+i), i < polled, i < reached); err != nil {
-			return fmt.Errorf("node port %d: %w", firstNodePort+i, err)
-		}
+		c.sample(ctx, uint16(firstNodePort+i), i < polled, i < reached)
 	}
-	return errors.Join(c.linked.check(ctx), c.hosted.check(ctx))
+	c.linked.check(ctx)
+	c.hosted.check(ctx)
 }
 
 // startCluster starts the API server, and waits until it answers.
-func startCluster(ctx context.Context, b *bench) (*kubernetes, error) {
-	dir, err := b.tempDir()
-	if err != nil {
-		return nil, err
-	}
-	c := &kubernetes{b: b}
-	if c.Cluster, err = cluster.New(dir, nil); err != nil {
-		return nil, err
-	}
+func startCluster(ctx context.Context, b *bench) *kubernetes {
+	dir := b.tempDir()
+	c := &kubernetes{Cluster: must(cluster.New(dir, nil)), b: b}
 	b.cleanup(c.Close)
-	if _, err := b.daemon(dir, c.Etcd()); err != nil {
-		return nil, err
-	}
-	log, err := b.daemon(dir, c.APIServer(enclave.NodeAddr))
-	if err != nil {
-		return nil, err
-	}
-	b.progress("waiting for the API server")
-	if err := eventually(ctx, func() error { return c.Answers(ctx) }); err != nil {
-		return nil, log.tail(err)
-	}
-	return c, nil
+	b.daemon(ctx, dir, c.Etcd(), func() error { return c.EtcdAnswers(ctx) })
+	b.daemon(ctx, dir, c.APIServer(enclave.NodeAddr), func() error { return c.Answers(ctx) })
+	return c
 }
 
 // agent starts an agent that watches the cluster.
-func (c *kubernetes) agent(ctx context.Context) (*guest, error) {
-	here, err := netns.Open("/proc/self/ns/net")
-	if err != nil {
-		return nil, err
-	}
-	g, err := c.b.newGuest(modes[0], here)
-	if err == nil {
-		err = g.start("--kubeconfig", c.Kubeconfig)
-	}
-	if err == nil {
-		err = g.ready(ctx)
-	}
-	return g, err
+func (c *kubernetes) agent(ctx context.Context) *guest {
+	g := c.b.newGuest(modes[0], must(netns.Open("/proc/self/ns/net")))
+	g.start("--kubeconfig", c.Kubeconfig)
+	g.ready(ctx)
+	return g
 }
 
 // serveNodes makes the first n Services answer: with a pod that is their endpoint,
 // kube-proxy, and an agent with a host peer.
-func (c *kubernetes) serveNodes(ctx context.Context, n int) error {
-	here, err := netns.Open("/proc/self/ns/net")
-	if err != nil {
-		return err
-	}
+func (c *kubernetes) serveNodes(ctx context.Context, n int) {
+	here := must(netns.Open("/proc/self/ns/net"))
 	c.b.cleanup(func() { _ = here.Close() })
-	pod, err := cluster.NewPod(here, "nodebr", enclave.NodeAddr, podAddr)
-	if err != nil {
-		return err
-	}
-	c.b.cleanup(pod.Close)
+	c.b.cleanup(must(cluster.NewPod(here, "nodebr", enclave.NodeAddr, podAddr)).Close)
 	for i := range n {
-		if err := c.endpoint(ctx, uint16(firstNodePort+i)); err != nil {
-			return err
-		}
+		c.endpoint(ctx, uint16(firstNodePort+i))
 	}
-	proxy, err := c.Proxy(ctx, enclave.NodeAddr, "nftables")
-	if err != nil {
-		return err
-	}
-	log, err := c.b.daemon(c.Dir, proxy)
-	if err != nil {
-		return err
-	}
-	if c.hosted, err = c.agent(ctx); err != nil {
-		return err
-	}
-	if err := c.hosted.startHost(); err != nil {
-		return err
-	}
+	c.hosted = c.agent(ctx)
+	c.hosted.startHost()
 	// When one more Service answers, all that started is ready.
 	const extra = firstNodePort + 2000
-	if err := errors.Join(c.endpoint(ctx, extra), c.create(ctx, extra)); err != nil {
-		return err
-	}
-	if _, err := c.answer(ctx, c.linked.space, enclave.NodeAddr, extra); err != nil {
-		return log.tail(err)
-	}
-	_, err = c.answer(ctx, c.hosted.outside, "127.0.0.1", extra)
-	return err
+	c.endpoint(ctx, extra)
+	c.create(ctx, extra)
+	c.b.daemon(ctx, c.Dir, must(c.Proxy(ctx, enclave.NodeAddr, "nftables")), func() error {
+		return attempt(func() { c.answer(ctx, c.linked.space, enclave.NodeAddr, extra) })
+	})
+	c.answer(ctx, c.hosted.outside, "127.0.0.1", extra)
 }
 
 // endpoint creates the endpoint of a Service that may come later.
-func (c *kubernetes) endpoint(ctx context.Context, n uint16) error {
-	return c.Slice(ctx, fmt.Sprintf("s%d", n), "server", podAddr, cluster.Object{"name": "a", "protocol": "TCP", "port": cluster.PodPort})
+func (c *kubernetes) endpoint(ctx context.Context, n uint16) {
+	check(c.Slice(ctx, fmt.Sprintf("s%d", n), "server", podAddr, cluster.Object{"name": "a", "protocol": "TCP", "port": cluster.PodPort}))
 }
 
 // create creates a Service with a node port.
-func (c *kubernetes) create(ctx context.Context, n uint16) error {
-	return c.Service(ctx, "default", fmt.Sprintf("s%d", n), "NodePort", nil, cluster.ServicePort("a", "TCP", 80, int(n)))
+func (c *kubernetes) create(ctx context.Context, n uint16) {
+	check(c.Service(ctx, "default", fmt.Sprintf("s%d", n), "NodePort", nil, cluster.ServicePort("a", "TCP", 80, int(n))))
 }
 
 // sample creates a Service and measures all who see it.
-func (c *kubernetes) sample(ctx context.Context, n uint16, polled, reached bool) error {
-	message := c.linked.peer.expect(natKey(n), "")
+func (c *kubernetes) sample(ctx context.Context, n uint16, polled, reached bool) {
+	waits := map[string]wait{modeBPF: c.linked.peer.expect(natKey(n), "")}
 	// kube-proxy writes rules once a second at most: it must not have to wait.
-	wait := 20 * time.Millisecond
+	pause := 20 * time.Millisecond
 	if reached {
-		wait = 1200 * time.Millisecond
+		pause = 1200 * time.Millisecond
 	}
-	if err := schedule.Sleep(ctx, wait+rand.N(100*time.Millisecond)); err != nil {
-		return err
-	}
-	waits := map[string]func(context.Context) (time.Time, error){modeBPF: message}
+	check(schedule.Sleep(ctx, pause+rand.N(100*time.Millisecond)))
 	for mode, every := range listEvery {
 		if polled {
-			waits[mode] = pollEach(ctx, every, func(ctx context.Context) (bool, error) { return c.listed(ctx, n) })
+			waits[mode] = pollEach(ctx, every, func() bool { return c.listed(ctx, n) })
 		}
 	}
 	began := time.Now()
-	clients, ctx := errgroup.WithContext(ctx)
-	if reached {
-		clients.Go(func() error {
-			at, err := c.answer(ctx, c.linked.space, enclave.NodeAddr, n)
-			if err != nil {
-				return err
-			}
-			c.b.add(serviceReached, reachProxy, 0, at.Sub(began).Seconds())
-			at, err = c.answer(ctx, c.hosted.outside, "127.0.0.1", n)
-			c.b.add(serviceReached, reachHost, 0, at.Sub(began).Seconds())
-			return err
-		})
-		clients.Go(func() error {
-			at, err := c.answer(ctx, c.hosted.outside, "127.0.0.1", n)
-			c.b.add(serviceReached, reachEarly, 0, at.Sub(began).Seconds())
-			return err
-		})
-	}
-	if err := c.create(ctx, n); err != nil {
-		return err
-	}
-	if reached {
-		c.b.add(serviceReached, reachAPI, 0, time.Since(began).Seconds())
-	}
-	for mode, wait := range waits {
-		at, err := wait(ctx)
-		if err != nil {
-			return fmt.Errorf("%s: %w", mode, err)
+	took := func(mode string, at time.Time) { c.b.add(serviceReached, mode, 0, at.Sub(began).Seconds()) }
+	clients := []func(context.Context){func(ctx context.Context) {
+		c.create(ctx, n)
+		if reached {
+			took(reachAPI, time.Now())
 		}
-		c.b.add(serviceMessage, mode, 0, at.Sub(began).Seconds())
+		for mode, seen := range waits {
+			c.b.add(serviceMessage, mode, 0, seen(ctx).Sub(began).Seconds())
+		}
+	}}
+	if reached {
+		clients = append(clients, func(ctx context.Context) {
+			took(reachProxy, c.answer(ctx, c.linked.space, enclave.NodeAddr, n))
+			took(reachHost, c.answer(ctx, c.hosted.outside, "127.0.0.1", n))
+		}, func(ctx context.Context) {
+			took(reachEarly, c.answer(ctx, c.hosted.outside, "127.0.0.1", n))
+		})
 	}
-	return clients.Wait()
+	together(ctx, clients, func(ctx context.Context, client func(context.Context)) { client(ctx) })
 }
 
 // listed reports whether a Service with the node port is listed.
-func (c *kubernetes) listed(ctx context.Context, n uint16) (bool, error) {
-	all, err := c.Do(ctx, http.MethodGet, cluster.Services, nil)
-	return bytes.Contains(all, fmt.Appendf(nil, `"nodePort":%d`, n)), err
+func (c *kubernetes) listed(ctx context.Context, n uint16) bool {
+	return bytes.Contains(must(c.Do(ctx, http.MethodGet, cluster.Services, nil)), fmt.Appendf(nil, `"nodePort":%d`, n))
 }
 
 // answer dials until the pod answers, and returns when.
-func (c *kubernetes) answer(ctx context.Context, from *netns.Space, host string, n uint16) (at time.Time, err error) {
+func (c *kubernetes) answer(ctx context.Context, from *netns.Space, host string, n uint16) (at time.Time) {
 	to := netip.AddrPortFrom(netip.MustParseAddr(host), n).String()
-	err = from.Do(func() error {
-		for end := time.Now().Add(limit); ; time.Sleep(time.Millisecond) {
-			if ask(to) == cluster.Says {
-				at = time.Now()
-				return nil
+	inside(from, func() {
+		for end := time.Now().Add(limit); said(to) != cluster.Says; {
+			if time.Now().After(end) {
+				check(fmt.Errorf("%s does not answer", to))
 			}
-			if ctx.Err() != nil || time.Now().After(end) {
-				return errors.Join(fmt.Errorf("%s does not answer", to), ctx.Err())
-			}
+			check(schedule.Sleep(ctx, time.Millisecond))
 		}
+		at = time.Now()
 	})
-	return at, err
+	return at
 }
 
-// ask returns what a server sends to a client.
-func ask(to string) string {
+// said returns what a server sends to a client.
+func said(to string) string {
 	c, err := net.DialTimeout("tcp4", to, time.Second)
 	if err != nil {
 		return ""

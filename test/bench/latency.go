@@ -12,7 +12,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
 	"github.com/fairlead/fairlead/internal/port"
@@ -32,7 +31,19 @@ func latencyPart() part {
 		{name: bindMessage, unit: "s", modes: ownModes},
 		{name: openHost, unit: "s", modes: ownModes},
 		{name: closeMessage, unit: "s", modes: ownModes, figure: figure{"latency-close", cdf}},
-	}, latency}
+	}, func(ctx context.Context, b *bench) {
+		var probes []*probe
+		for _, m := range modes {
+			probes = append(probes, newProbe(ctx, b, m))
+		}
+		together(ctx, probes, func(ctx context.Context, p *probe) {
+			for range b.of(7, 2, 1) {
+				p.round(ctx)
+			}
+			p.linked.check(ctx)
+			p.hosted.check(ctx)
+		})
+	}}
 }
 
 // probe measures one mode: in a guest whose link the benchmark holds, to see the
@@ -44,102 +55,43 @@ type probe struct {
 	ports          atomic.Uint32
 }
 
-func latency(ctx context.Context, b *bench) error {
-	var probes []*probe
-	for _, m := range modes {
-		p, err := newProbe(ctx, b, m)
-		if err != nil {
-			return fmt.Errorf("%s: %w", m.name, err)
-		}
-		probes = append(probes, p)
-	}
-	group, sampling := errgroup.WithContext(ctx)
-	rounds := b.of(7, 2, 1)
-	for _, p := range probes {
-		group.Go(func() error {
-			for range rounds {
-				if err := p.round(sampling); err != nil {
-					return fmt.Errorf("%s: %w", p.mode.name, err)
-				}
-			}
-			return nil
-		})
-	}
-	if err := group.Wait(); err != nil {
-		return err
-	}
-	for _, p := range probes {
-		if err := together(ctx, []*guest{p.linked, p.hosted}, func(context.Context, *guest) error { return nil }); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-func newProbe(ctx context.Context, b *bench, m mode) (p *probe, err error) {
-	p = &probe{b: b, mode: m}
-	if p.linked, err = b.guest(ctx, m, 0); err != nil {
-		return nil, err
-	}
-	if p.hosted, err = b.newGuest(m, nil); err != nil {
-		return nil, err
-	}
-	if err := p.hosted.start(); err != nil {
-		return nil, err
-	}
-	if err := p.hosted.ready(ctx); err != nil {
-		return nil, err
-	}
-	return p, p.hosted.startHost()
+func newProbe(ctx context.Context, b *bench, m mode) *probe {
+	p := &probe{b: b, mode: m, linked: b.guest(ctx, m, 0), hosted: b.newGuest(m, nil)}
+	p.hosted.start()
+	p.hosted.ready(ctx)
+	p.hosted.startHost()
+	return p
 }
 
 // round takes samples one after the other if they are quick, and several at once if
 // they wait for a poller.
-func (p *probe) round(ctx context.Context) error {
-	if p.mode.poll == 0 {
-		for range p.b.of(150, 100, 5) {
-			if err := p.sample(ctx); err != nil {
-				return err
-			}
-		}
-		return nil
+func (p *probe) round(ctx context.Context) {
+	if p.mode.poll > 0 {
+		together(ctx, make([]struct{}, p.b.of(12, 12, 2)), func(ctx context.Context, _ struct{}) { p.sample(ctx) })
+		return
 	}
-	group, ctx := errgroup.WithContext(ctx)
-	for range p.b.of(12, 12, 2) {
-		group.Go(func() error { return p.sample(ctx) })
+	for range p.b.of(150, 100, 5) {
+		p.sample(ctx)
 	}
-	return group.Wait()
 }
 
 // sample takes one sample of each measure.
-func (p *probe) sample(ctx context.Context) error {
+func (p *probe) sample(ctx context.Context) {
 	n := p.ports.Add(1)
 	k := tcpKey(uint16(20_000 + n%10_000))
-	fd, err := p.await(ctx, openMessage, k)
-	if err != nil {
-		return err
-	}
+	fd := p.await(ctx, openMessage, k)
 	wait := p.linked.peer.expect(k, "")
-	if err := p.pause(ctx); err != nil {
-		return err
-	}
+	p.pause(ctx)
 	_ = unix.Close(fd)
 	closed := time.Now()
-	at, err := wait(ctx)
-	if err != nil {
-		return err
-	}
-	p.add(closeMessage, at.Sub(closed))
+	p.add(closeMessage, wait(ctx).Sub(closed))
 	// The agent batches UDP binds that are frequent.
 	if p.mode.poll != 0 || n%10 == 1 {
 		udp := k
 		udp.Protocol = port.UDP
-		if fd, err = p.await(ctx, bindMessage, udp); err != nil {
-			return err
-		}
-		_ = unix.Close(fd)
+		_ = unix.Close(p.await(ctx, bindMessage, udp))
 	}
-	return p.throughHost(ctx, k)
+	p.throughHost(ctx, k)
 }
 
 func (p *probe) add(measure string, d time.Duration) {
@@ -148,38 +100,23 @@ func (p *probe) add(measure string, d time.Duration) {
 
 // pause ends at a random phase of a poller's interval, and after the acknowledgement,
 // which is not measured.
-func (p *probe) pause(ctx context.Context) error {
-	return schedule.Sleep(ctx, 2*time.Millisecond+rand.N(8*time.Millisecond+p.mode.poll))
+func (p *probe) pause(ctx context.Context) {
+	check(schedule.Sleep(ctx, 2*time.Millisecond+rand.N(8*time.Millisecond+p.mode.poll)))
 }
 
 // await opens a socket and measures the time until its message.
-func (p *probe) await(ctx context.Context, measure string, k port.Key) (fd int, err error) {
-	if err := p.pause(ctx); err != nil {
-		return -1, err
-	}
+func (p *probe) await(ctx context.Context, measure string, k port.Key) (fd int) {
+	p.pause(ctx)
 	wait := p.linked.peer.expect(k, "")
-	fd, opened, err := p.linked.open(k)
-	if err != nil {
-		return -1, err
-	}
-	at, err := wait(ctx)
-	if err != nil {
-		_ = unix.Close(fd)
-		return -1, err
-	}
-	p.add(measure, at.Sub(opened))
-	return fd, nil
+	fd, opened := p.linked.open(k)
+	p.add(measure, wait(ctx).Sub(opened))
+	return fd
 }
 
 // throughHost dials the host's port until it accepts.
-func (p *probe) throughHost(ctx context.Context, k port.Key) error {
-	if err := p.pause(ctx); err != nil {
-		return err
-	}
-	fd, opened, err := p.hosted.open(k)
-	if err != nil {
-		return err
-	}
+func (p *probe) throughHost(ctx context.Context, k port.Key) {
+	p.pause(ctx)
+	fd, opened := p.hosted.open(k)
 	defer func() { _ = unix.Close(fd) }()
 	// Each try runs the hooks of every agent. If one interrupts another on the same
 	// processor, the agent counts a loss.
@@ -187,17 +124,16 @@ func (p *probe) throughHost(ctx context.Context, k port.Key) error {
 	if p.mode.poll != 0 {
 		between = 2 * time.Millisecond
 	}
-	return p.hosted.outside.Do(func() error {
+	inside(p.hosted.outside, func() {
 		for time.Since(opened) < limit {
 			c, err := net.DialTimeout("tcp4", k.AddrPort().String(), time.Second)
 			if err == nil {
 				p.add(openHost, time.Since(opened))
-				return c.Close()
+				_ = c.Close()
+				return
 			}
-			if err := schedule.Sleep(ctx, between); err != nil {
-				return err
-			}
+			check(schedule.Sleep(ctx, between))
 		}
-		return fmt.Errorf("%s: not within %v", openHost, limit)
+		check(fmt.Errorf("%s: not within %v", openHost, limit))
 	})
 }

@@ -9,7 +9,6 @@ import (
 	"math/rand/v2"
 	"time"
 
-	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
 	"github.com/fairlead/fairlead/internal/schedule"
@@ -27,41 +26,35 @@ func missedPart() part {
 }
 
 // missed opens ports at random moments, and counts those that were reported.
-func missed(ctx context.Context, b *bench) error {
+func missed(ctx context.Context, b *bench) {
+	type listener struct {
+		port uint16
+		life int
+	}
+	var all []listener
 	n, window := b.of(200, 100, 5), b.lasting(20*time.Second, 10*time.Second, time.Second)
-	return b.each(ctx, 0, 0, func(ctx context.Context, g *guest) error {
-		group, opening := errgroup.WithContext(ctx)
-		for i, life := range b.sizes(lifetimes) {
-			for j := range n {
-				group.Go(func() error {
-					if err := schedule.Sleep(opening, rand.N(window)); err != nil {
-						return err
-					}
-					fd, opened, err := g.open(tcpKey(uint16(firstPort + i*n + j)))
-					if err != nil {
-						return err
-					}
-					time.Sleep(time.Until(opened.Add(time.Duration(life) * time.Millisecond)))
-					return unix.Close(fd)
-				})
+	for _, life := range b.sizes(lifetimes) {
+		for range n {
+			all = append(all, listener{firstPort + uint16(len(all)), life})
+		}
+	}
+	b.each(ctx, 0, 0, func(ctx context.Context, g *guest) {
+		together(ctx, all, func(ctx context.Context, l listener) {
+			check(schedule.Sleep(ctx, rand.N(window)))
+			fd, opened := g.open(tcpKey(l.port))
+			time.Sleep(time.Until(opened.Add(time.Duration(l.life) * time.Millisecond)))
+			_ = unix.Close(fd)
+		})
+		check(schedule.Sleep(ctx, 3500*time.Millisecond)) // the slowest poller polls once more
+		seen := map[int]float64{}
+		for _, l := range all {
+			if g.peer.saw(tcpKey(l.port)) {
+				seen[l.life]++
 			}
 		}
-		if err := group.Wait(); err != nil {
-			return err
-		}
-		if err := schedule.Sleep(ctx, 3500*time.Millisecond); err != nil { // the slowest poller polls once more
-			return err
-		}
-		for i, life := range b.sizes(lifetimes) {
-			seen := 0
-			for j := range n {
-				if g.peer.saw(tcpKey(uint16(firstPort + i*n + j))) {
-					seen++
-				}
-			}
-			b.add(missedShare, g.mode.name, life, 100*float64(seen)/float64(n))
+		for _, life := range b.sizes(lifetimes) {
+			b.add(missedShare, g.mode.name, life, 100*seen[life]/float64(n))
 			b.extra(missedShare, g.mode.name, life, "ports", float64(n))
 		}
-		return nil
 	})
 }

@@ -22,7 +22,6 @@ import (
 	"github.com/google/nftables/binaryutil"
 	"github.com/google/nftables/expr"
 	"github.com/mdlayher/netlink"
-	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
 	"github.com/fairlead/fairlead/internal/schedule"
@@ -47,103 +46,62 @@ func natPart() part {
 	return part{"nat", "nat", []measure{
 		{name: natMessage, unit: "s", modes: natModes, sizes: natSizes, sizeUnit: "rules", figure: figure{"nat-latency", lines}},
 		{name: natCPU, unit: "s", modes: natModes, sizes: natSizes, sizeUnit: "rules", figure: figure{"nat-cpu", lines}},
-	}, func(ctx context.Context, b *bench) error {
+	}, func(ctx context.Context, b *bench) {
 		for _, n := range b.sizes(natSizes) {
-			if err := b.nat(ctx, n); err != nil {
-				return fmt.Errorf("%d rules: %w", n, err)
-			}
+			b.nat(ctx, n)
 		}
-		return nil
 	}}
 }
 
 // natWatcher sees NAT rules in a namespace of its own.
 type natWatcher interface {
 	// commit adds a rule for a port, and returns when it began.
-	commit(p uint16) (began time.Time, err error)
-	// expect returns a function that waits until the port is seen.
-	expect(p uint16) func(context.Context) (time.Time, error)
-	cpu() (time.Duration, error)
-	// check returns an error unless it worked as its name says.
-	check(ctx context.Context) error
+	commit(p uint16) (began time.Time)
+	// expect waits until the port is seen.
+	expect(p uint16) wait
+	cpu() time.Duration
+	// verify fails unless it worked as its name says.
+	verify(ctx context.Context)
 }
 
 // nat measures all modes side by side.
-func (b *bench) nat(ctx context.Context, n int) error {
-	agent, err := newNATAgent(ctx, b, n)
-	if err != nil {
-		return err
+func (b *bench) nat(ctx context.Context, n int) {
+	watchers := map[string]natWatcher{
+		modeBPF:   newNATAgent(ctx, b, n),
+		modeDump1: newNATPoller(ctx, b, n, time.Second, dumpPorts, false),
+		modeSave3: newNATPoller(ctx, b, n, 3*time.Second, savedPorts, true),
 	}
-	dump, err := newNATPoller(ctx, b, n, time.Second, dumpPorts)
-	if err != nil {
-		return err
-	}
-	save, err := newNATPoller(ctx, b, n, 3*time.Second, savedPorts)
-	if err != nil {
-		return err
-	}
-	save.tool = true
-	group, ctx := errgroup.WithContext(ctx)
-	for mode, w := range map[string]natWatcher{modeBPF: agent, modeDump1: dump, modeSave3: save} {
-		group.Go(func() error {
-			if err := errors.Join(b.sampleNAT(ctx, w, mode, n), w.check(ctx)); err != nil {
-				return fmt.Errorf("%s: %w", mode, err)
-			}
-			return nil
-		})
-	}
-	return group.Wait()
+	together(ctx, natModes, func(ctx context.Context, mode string) {
+		b.sampleNAT(ctx, watchers[mode], mode, n)
+		watchers[mode].verify(ctx)
+	})
 }
 
 // sampleNAT makes a change every 3 s, for the CPU time, and then many more for the
 // mode that need not wait for its next poll.
-func (b *bench) sampleNAT(ctx context.Context, w natWatcher, mode string, n int) error {
+func (b *bench) sampleNAT(ctx context.Context, w natWatcher, mode string, n int) {
 	const pace = 3 * time.Second
-	before, err := w.cpu()
-	if err != nil {
-		return err
-	}
-	rounds, more := b.of(8, 4, 2), 0
+	rounds, more := b.of(8, 4, 1), 0
 	if mode == modeBPF {
 		more = b.of(240, 120, 10)
 	}
-	began := time.Now()
-	for i := range rounds + more {
-		pause := 20*time.Millisecond + rand.N(20*time.Millisecond)
-		if i < rounds {
-			pause = time.Until(began.Add(time.Duration(i) * pace).Add(rand.N(pace / 2)))
-		}
-		if err := schedule.Sleep(ctx, pause); err != nil {
-			return err
-		}
-		if err := b.oneNAT(ctx, w, natMessage, mode, n, uint16(1+i)); err != nil {
-			return err
-		}
-		if i != rounds-1 {
-			continue
-		}
-		time.Sleep(time.Until(began.Add(time.Duration(rounds) * pace)))
-		after, err := w.cpu()
-		if err != nil {
-			return err
-		}
-		b.add(natCPU, mode, n, (after-before).Seconds()/float64(rounds))
+	before, began := w.cpu(), time.Now()
+	for i := range rounds {
+		check(schedule.Sleep(ctx, time.Until(began.Add(time.Duration(i)*pace+rand.N(pace/2)))))
+		b.oneNAT(ctx, w, natMessage, mode, n, uint16(1+i))
 	}
-	return nil
+	check(schedule.Sleep(ctx, time.Until(began.Add(time.Duration(rounds)*pace))))
+	b.add(natCPU, mode, n, (w.cpu()-before).Seconds()/float64(rounds))
+	for i := range more {
+		check(schedule.Sleep(ctx, 20*time.Millisecond+rand.N(20*time.Millisecond)))
+		b.oneNAT(ctx, w, natMessage, mode, n, uint16(1+rounds+i))
+	}
 }
 
-func (b *bench) oneNAT(ctx context.Context, w natWatcher, measure, mode string, n int, port uint16) error {
-	wait := w.expect(port)
-	began, err := w.commit(port)
-	if err != nil {
-		return err
-	}
-	at, err := wait(ctx)
-	if err != nil {
-		return err
-	}
-	b.add(measure, mode, n, at.Sub(began).Seconds())
-	return nil
+func (b *bench) oneNAT(ctx context.Context, w natWatcher, measure, mode string, n int, port uint16) {
+	seen := w.expect(port)
+	began := w.commit(port)
+	b.add(measure, mode, n, seen(ctx).Sub(began).Seconds())
 }
 
 // natTable is a table of DNAT rules, and a way to add more.
@@ -155,21 +113,20 @@ type natTable struct {
 }
 
 // fillNAT makes a table of n rules, in the form that iptables-save can read.
-func fillNAT(s *netns.Space, n int) (*natTable, error) {
-	var b strings.Builder
-	b.WriteString("*nat\n:PREROUTING ACCEPT [0:0]\n")
+func fillNAT(b *bench, s *netns.Space, n int) *natTable {
+	var rules strings.Builder
+	rules.WriteString("*nat\n:PREROUTING ACCEPT [0:0]\n")
 	for i := range n {
-		fmt.Fprintf(&b, "-A PREROUTING -p tcp -m tcp --dport %d -j DNAT --to-destination 10.1.%d.%d:80\n", 20_000+i, i/250, i%250+1)
+		fmt.Fprintf(&rules, "-A PREROUTING -p tcp -m tcp --dport %d -j DNAT --to-destination 10.1.%d.%d:80\n", 20_000+i, i/250, i%250+1)
 	}
-	b.WriteString("COMMIT\n")
+	rules.WriteString("COMMIT\n")
 	cmd := exec.Command("iptables-nft-restore")
-	cmd.Stdin = strings.NewReader(b.String())
-	if err := runIn(s, cmd); err != nil {
-		return nil, err
-	}
-	conn, err := nftables.New(nftables.WithNetNSFd(s.FD()), nftables.AsLasting())
+	cmd.Stdin = strings.NewReader(rules.String())
+	check(runIn(s, cmd))
+	conn := must(nftables.New(nftables.WithNetNSFd(s.FD()), nftables.AsLasting()))
+	b.cleanup(func() { _ = conn.CloseLasting() })
 	table := &nftables.Table{Name: "nat", Family: nftables.TableFamilyIPv4}
-	return &natTable{space: s, conn: conn, chain: &nftables.Chain{Name: "PREROUTING", Table: table}}, err
+	return &natTable{space: s, conn: conn, chain: &nftables.Chain{Name: "PREROUTING", Table: table}}
 }
 
 // runIn runs a command in a namespace to its end.
@@ -186,9 +143,7 @@ func runIn(s *netns.Space, cmd *exec.Cmd) error {
 	return nil
 }
 
-func (t *natTable) close() { _ = t.conn.CloseLasting() }
-
-func (t *natTable) commit(p uint16) (time.Time, error) {
+func (t *natTable) commit(p uint16) time.Time {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.conn.AddRule(&nftables.Rule{Table: t.chain.Table, Chain: t.chain, Exprs: []expr.Any{
@@ -200,7 +155,8 @@ func (t *natTable) commit(p uint16) (time.Time, error) {
 		&expr.NAT{Type: expr.NATTypeDestNAT, Family: unix.NFPROTO_IPV4, RegAddrMin: 1},
 	}})
 	began := time.Now()
-	return began, t.conn.Flush()
+	check(t.conn.Flush())
+	return began
 }
 
 // natAgent is a guest with NAT rules.
@@ -209,50 +165,28 @@ type natAgent struct {
 	*guest
 }
 
-func newNATAgent(ctx context.Context, b *bench, n int) (a natAgent, err error) {
-	if a.guest, err = b.newGuest(modes[0], nil); err != nil {
-		return a, err
-	}
-	if a.natTable, err = fillNAT(a.guest.space, n); err != nil {
-		return a, err
-	}
-	b.cleanup(a.natTable.close)
-	if err := a.guest.start(); err != nil {
-		return a, err
-	}
-	if err := a.connect(ctx); err != nil {
-		return a, err
-	}
-	if _, err := a.peer.settle(ctx, n); err != nil {
-		return a, err
-	}
-	return a, schedule.Sleep(ctx, 2*time.Second) // what the start left to do
+func newNATAgent(ctx context.Context, b *bench, n int) natAgent {
+	g := b.newGuest(modes[0], nil)
+	a := natAgent{fillNAT(b, g.space, n), g}
+	g.start()
+	g.connect(ctx)
+	g.peer.settle(ctx, n)
+	check(schedule.Sleep(ctx, 2*time.Second)) // what the start left to do
+	return a
 }
 
-func (a natAgent) expect(p uint16) func(context.Context) (time.Time, error) {
-	return a.peer.expect(natKey(p), "")
-}
+func (a natAgent) expect(p uint16) wait { return a.peer.expect(natKey(p), "") }
 
-func (a natAgent) cpu() (time.Duration, error) {
-	u, err := a.used()
-	return u.CPU, err
-}
+func (a natAgent) cpu() time.Duration { return a.used().CPU }
 
-// check also returns an error if the agent polls for rules.
-func (a natAgent) check(ctx context.Context) error {
-	if err := a.guest.check(ctx); err != nil {
-		return err
-	}
-	l, err := status.NewClient(a.control).List(ctx)
-	if err != nil {
-		return err
-	}
-	method := methodOf(l, "nat")
+// verify also fails if the agent polls for rules.
+func (a natAgent) verify(ctx context.Context) {
+	a.check(ctx)
+	method := methodOf(must(status.NewClient(a.control).List(ctx)), "nat")
 	if method == "" || strings.Contains(method, "generation poll") {
-		return fmt.Errorf("the agent sees NAT rules by %q", method)
+		check(fmt.Errorf("the agent sees NAT rules by %q", method))
 	}
 	a.b.method(a.mode.name, method)
-	return nil
 }
 
 // natPoller reads the whole table in intervals.
@@ -267,34 +201,28 @@ type natPoller struct {
 }
 
 // reader returns the ports below 20000 that have rules, and the CPU time that it took.
-type reader func(s *netns.Space) (ports []uint16, used time.Duration, err error)
+type reader func(s *netns.Space) (ports []uint16, used time.Duration)
 
-func newNATPoller(ctx context.Context, b *bench, n int, every time.Duration, read reader) (*natPoller, error) {
-	s, err := netns.New()
-	if err != nil {
-		return nil, err
-	}
+func newNATPoller(ctx context.Context, b *bench, n int, every time.Duration, read reader, tool bool) *natPoller {
+	s := must(netns.New())
 	b.cleanup(func() { _ = s.Close() })
-	t, err := fillNAT(s, n)
-	if err != nil {
-		return nil, err
-	}
-	p := &natPoller{natTable: t, want: map[uint16]chan time.Time{}}
+	p := &natPoller{natTable: fillNAT(b, s, n), tool: tool, want: map[uint16]chan time.Time{}}
 	ctx, cancel := context.WithCancel(ctx)
 	done := make(chan struct{})
 	b.cleanup(func() {
 		cancel()
 		<-done
-		t.close()
 	})
 	go func() {
 		defer close(done)
 		for next := time.Now().Add(every); schedule.Sleep(ctx, time.Until(next)) == nil; next = next.Add(every) {
-			ports, used, err := read(s)
+			var ports []uint16
+			var used time.Duration
+			err := attempt(func() { ports, used = read(s) })
 			p.receive(ports, used, err)
 		}
 	}()
-	return p, nil
+	return p
 }
 
 func (p *natPoller) receive(ports []uint16, used time.Duration, err error) {
@@ -311,69 +239,60 @@ func (p *natPoller) receive(ports []uint16, used time.Duration, err error) {
 	}
 }
 
-func (p *natPoller) commit(port uint16) (time.Time, error) {
+func (p *natPoller) commit(port uint16) time.Time {
 	if !p.tool {
 		return p.natTable.commit(port)
 	}
 	began := time.Now()
-	return began, runIn(p.space, exec.Command("iptables-nft", "-t", "nat", "-A", "PREROUTING", "-p", "tcp", "--dport", strconv.Itoa(int(port)),
-		"-j", "DNAT", "--to-destination", "10.3.0.1"))
+	check(runIn(p.space, exec.Command("iptables-nft", "-t", "nat", "-A", "PREROUTING", "-p", "tcp", "--dport", strconv.Itoa(int(port)),
+		"-j", "DNAT", "--to-destination", "10.3.0.1")))
+	return began
 }
 
-func (p *natPoller) expect(port uint16) func(context.Context) (time.Time, error) {
+func (p *natPoller) expect(port uint16) wait {
 	c := make(chan time.Time, 1)
 	p.seen.Lock()
 	defer p.seen.Unlock()
 	p.want[port] = c
-	return func(ctx context.Context) (time.Time, error) {
+	return func(ctx context.Context) (at time.Time) {
 		select {
-		case at := <-c:
-			return at, nil
+		case at = <-c:
 		case <-time.After(limit):
-			return time.Time{}, fmt.Errorf("port %d was not seen within %v", port, limit)
+			check(fmt.Errorf("port %d was not seen within %v", port, limit))
 		case <-ctx.Done():
-			return time.Time{}, ctx.Err()
+			check(ctx.Err())
 		}
+		return at
 	}
 }
 
-func (p *natPoller) cpu() (time.Duration, error) {
+func (p *natPoller) cpu() time.Duration {
 	p.seen.Lock()
 	defer p.seen.Unlock()
-	return p.used, p.err
+	check(p.err)
+	return p.used
 }
 
-func (p *natPoller) check(context.Context) error {
-	_, err := p.cpu()
-	return err
-}
+func (p *natPoller) verify(context.Context) { p.cpu() }
 
 // dumpPorts dumps the rules from the kernel, at the lowest possible cost.
-func dumpPorts(s *netns.Space) (ports []uint16, used time.Duration, err error) {
+func dumpPorts(s *netns.Space) (ports []uint16, used time.Duration) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	began := threadTime()
-	c, err := netlink.Dial(unix.NETLINK_NETFILTER, &netlink.Config{NetNS: s.FD(), MessageBufferSize: 256 << 10})
-	if err != nil {
-		return nil, 0, err
-	}
-	defer func() { err = errors.Join(err, c.Close()) }()
-	_, err = c.Send(netlink.Message{
+	c := must(netlink.Dial(unix.NETLINK_NETFILTER, &netlink.Config{NetNS: s.FD(), MessageBufferSize: 256 << 10}))
+	defer func() { _ = c.Close() }()
+	must(c.Send(netlink.Message{
 		Header: netlink.Header{Type: unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_GETRULE, Flags: netlink.Request | netlink.Dump},
 		Data:   []byte{unix.NFPROTO_IPV4, 0, 0, 0},
-	})
-	if err != nil {
-		return nil, 0, err
-	}
+	}))
 	for m, err := range c.ReceiveIter() {
-		if err != nil {
-			return nil, 0, err
-		}
+		check(err)
 		if p, ok := comparedPort(m.Data); ok && p < 20_000 {
 			ports = append(ports, p)
 		}
 	}
-	return ports, threadTime() - began, nil
+	return ports, threadTime() - began
 }
 
 // comparedPort finds a comparison with two bytes in a rule: an attribute of type 1
@@ -387,20 +306,16 @@ func comparedPort(b []byte) (uint16, bool) {
 	return 0, false
 }
 
-var dport = regexp.MustCompile(`--dport (\d+)`)
+var dport = regexp.MustCompile(`--dport (\d{1,4}) `) // below 10000: those that are added
 
 // savedPorts reads the rules with iptables-save.
-func savedPorts(s *netns.Space) (ports []uint16, used time.Duration, err error) {
+func savedPorts(s *netns.Space) (ports []uint16, used time.Duration) {
 	cmd := exec.Command("iptables-nft-save", "-t", "nat")
 	var out strings.Builder
 	cmd.Stdout = &out
-	if err := runIn(s, cmd); err != nil {
-		return nil, 0, err
-	}
+	check(runIn(s, cmd))
 	for _, m := range dport.FindAllStringSubmatch(out.String(), -1) {
-		if p, err := strconv.Atoi(m[1]); err == nil && p < 20_000 {
-			ports = append(ports, uint16(p))
-		}
+		ports = append(ports, uint16(must(strconv.Atoi(m[1]))))
 	}
-	return ports, cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime(), nil
+	return ports, cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime()
 }

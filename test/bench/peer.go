@@ -39,6 +39,9 @@ type awaited struct {
 	at    chan time.Time
 }
 
+// wait waits until something is seen, and returns when.
+type wait func(context.Context) time.Time
+
 // newPeer dials a guest; the caller closes its session.
 func newPeer(ctx context.Context, address string) (*peer, error) {
 	at, err := link.ParseEndpoint(address)
@@ -123,22 +126,22 @@ func (p *peer) notify(k port.Key, owner string, at time.Time) {
 
 // expect returns a function that waits for the next message about a key, of this
 // owner if that is not empty, and returns the time of its arrival.
-func (p *peer) expect(k port.Key, owner string) func(context.Context) (time.Time, error) {
+func (p *peer) expect(k port.Key, owner string) wait {
 	w := awaited{owner, make(chan time.Time, 1)}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.want[k] = w
-	return func(ctx context.Context) (time.Time, error) {
+	return func(ctx context.Context) (at time.Time) {
 		select {
-		case at := <-w.at:
-			return at, nil
+		case at = <-w.at:
 		case <-p.ended:
-			return time.Time{}, p.why
+			check(p.why)
 		case <-time.After(limit):
-			return time.Time{}, fmt.Errorf("no message about %s within %v", k, limit)
+			check(fmt.Errorf("no message about %s within %v", k, limit))
 		case <-ctx.Done():
-			return time.Time{}, ctx.Err()
+			check(ctx.Err())
 		}
+		return at
 	}
 }
 
@@ -157,22 +160,21 @@ func (p *peer) saw(k port.Key) bool {
 
 // settle waits until there are n publications, among them these ports, and returns when
 // the last message came.
-func (p *peer) settle(ctx context.Context, n int, ports ...uint16) (last time.Time, err error) {
-	ctx, cancel := context.WithTimeout(ctx, limit)
-	defer cancel()
-	for {
+func (p *peer) settle(ctx context.Context, n int, ports ...uint16) (last time.Time) {
+	for end := time.Now().Add(limit); ; {
 		var has int
 		if has, last = p.published(); has == n && p.has(ports) {
-			return last, nil
+			return last
 		}
 		select {
 		case <-p.ended:
-			return last, p.why
+			check(p.why)
 		default:
 		}
-		if err := schedule.Sleep(ctx, time.Millisecond); err != nil {
-			return last, fmt.Errorf("%d publications, want %d: %w", has, n, err)
+		if time.Now().After(end) {
+			check(fmt.Errorf("%d publications, want %d", has, n))
 		}
+		check(schedule.Sleep(ctx, time.Millisecond))
 	}
 }
 

@@ -44,53 +44,43 @@ func scalingPart() part {
 	}, scaling}
 }
 
-func scaling(ctx context.Context, b *bench) error {
+func scaling(ctx context.Context, b *bench) {
 	ctx, cancel := context.WithCancel(ctx)
 	group, ctx := errgroup.WithContext(ctx)
 	b.cleanup(func() {
 		cancel()
 		_ = group.Wait()
 	})
-	var all []*pipeline
+	all := map[int]*pipeline{}
 	for _, n := range b.sizes(tableSizes) {
 		before := heap()
-		p, err := newPipeline(ctx, group, n)
-		if err != nil {
-			return err
-		}
-		all = append(all, p)
+		all[n] = newPipeline(ctx, group, n)
 		if n >= 1000 { // fewer are lost in the noise
 			b.add(perPublication, modeBPF, n, float64(heap()-before)/float64(n))
 		}
 	}
 	for range b.of(100, 40, 2) { // in turns
-		for i, n := range b.sizes(tableSizes) {
-			if err := b.changes(ctx, all[i], n); err != nil {
-				return err
-			}
+		for n, p := range all {
+			b.changes(ctx, p, n)
 		}
 	}
-	return nil
 }
 
 // changes measures some changes in a table of n publications.
-func (b *bench) changes(ctx context.Context, p *pipeline, n int) error {
+func (b *bench) changes(ctx context.Context, p *pipeline, n int) {
 	const changes = 100
 	var times []float64
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
 	for i := range changes {
-		d, err := p.change(ctx, i%2 == 1)
-		if err != nil {
-			return err
-		}
-		times = append(times, d.Seconds())
+		began := time.Now()
+		p.to.Apply([]observer.Event{{Socket: p.next, Gone: i%2 == 1}})
+		times = append(times, p.wait(ctx).Sub(began).Seconds())
 	}
 	runtime.ReadMemStats(&after)
 	b.add(changeTime, modeBPF, n, times...)
 	b.add(changeAllocs, modeBPF, n, float64(after.Mallocs-before.Mallocs)/changes)
 	b.add(changeBytes, modeBPF, n, float64(after.TotalAlloc-before.TotalAlloc)/changes)
-	return nil
 }
 
 // heap is the size of the heap without garbage.
@@ -112,35 +102,26 @@ type pipeline struct {
 }
 
 // newPipeline starts a pipeline that knows n sockets.
-func newPipeline(ctx context.Context, group *errgroup.Group, n int) (*pipeline, error) {
-	p := &pipeline{handler: make(chan observer.Handler), synced: make(chan time.Time, 1), next: anySocket(n)}
+func newPipeline(ctx context.Context, group *errgroup.Group, n int) *pipeline {
+	p := &pipeline{handler: make(chan observer.Handler, 1), synced: make(chan time.Time, 1), next: anySocket(n)}
 	log := slog.New(slog.DiscardHandler)
-	src, err := socket.New(socket.Options{Observer: p, Own: func(uint64) bool { return false }, Logger: log})
-	if err != nil {
-		return nil, err
-	}
+	src := must(socket.New(socket.Options{Observer: p, Own: func(uint64) bool { return false }, Logger: log}))
 	reg := registry.New(registry.Options{Rules: config.DefaultAgent().Rules, Logger: log})
 	rec := reconcile.New(reg.Publications(), []reconcile.Sink{p}, reconcile.Options{Ready: reg.Ready(), Logger: log})
 	feed := reg.Feed(src.Name())
 	group.Go(func() error { return src.Run(ctx, feed) })
 	group.Go(func() error { return rec.Run(ctx) })
-	select {
-	case p.to = <-p.handler:
-	case <-ctx.Done():
-		return nil, ctx.Err()
-	}
+	p.to = <-p.handler
 	set := make([]observer.Socket, n)
 	for i := range set {
 		set[i] = anySocket(i)
 	}
 	p.to.Replace(set)
-	if _, err := p.wait(ctx); err != nil {
-		return nil, err
-	}
+	p.wait(ctx)
 	if got := rec.Wanted().View().Len(); got != n {
-		return nil, fmt.Errorf("%d publications of %d sockets", got, n)
+		check(fmt.Errorf("%d publications of %d sockets", got, n))
 	}
-	return p, nil
+	return p
 }
 
 // anySocket is one of many, by its number.
@@ -154,30 +135,19 @@ func anySocket(i int) observer.Socket {
 	}
 }
 
-// change makes one socket appear or disappear, and returns how long it took until the
-// sink was called.
-func (p *pipeline) change(ctx context.Context, gone bool) (time.Duration, error) {
-	began := time.Now()
-	p.to.Apply([]observer.Event{{Socket: p.next, Gone: gone}})
-	at, err := p.wait(ctx)
-	return at.Sub(began), err
-}
-
-func (p *pipeline) wait(ctx context.Context) (time.Time, error) {
+// wait waits until the sink was called, and returns when.
+func (p *pipeline) wait(ctx context.Context) (at time.Time) {
 	select {
-	case at := <-p.synced:
-		return at, nil
+	case at = <-p.synced:
 	case <-ctx.Done():
-		return time.Time{}, ctx.Err()
+		check(ctx.Err())
 	}
+	return at
 }
 
 // Run implements socket.Observer.
 func (p *pipeline) Run(ctx context.Context, h observer.Handler) error {
-	select {
-	case p.handler <- h:
-	case <-ctx.Done():
-	}
+	p.handler <- h
 	<-ctx.Done()
 	return nil
 }

@@ -24,69 +24,49 @@ const (
 var startSizes = []int{1, 10_000}
 
 func startPart() part {
-	tried := modes[:2] // the first poll comes at once, whatever the interval
 	return part{"start", "start", []measure{
 		{name: startTime, unit: "s", modes: ownModes[:2], sizes: startSizes, sizeUnit: "ports"},
-	}, func(ctx context.Context, b *bench) error {
+	}, func(ctx context.Context, b *bench) {
 		for _, n := range b.sizes(startSizes) {
 			for range b.of(12, 6, 1) {
-				for _, m := range tried {
-					if err := b.start(ctx, m, n); err != nil {
-						return err
-					}
+				for _, m := range modes[:2] { // the first poll comes at once, whatever the interval
+					b.start(ctx, m, n)
 				}
 			}
 		}
-		return nil
 	}}
 }
 
 // start starts an agent in a guest that has n ports.
-func (b *bench) start(ctx context.Context, m mode, n int) error {
-	g, err := b.newGuest(m, nil)
-	if err != nil {
-		return err
-	}
+func (b *bench) start(ctx context.Context, m mode, n int) {
+	g := b.newGuest(m, nil)
 	defer g.close()
-	if _, err := g.fill(n); err != nil {
-		return err
-	}
+	g.fill(n)
 	began := time.Now()
-	if err := g.start(); err != nil {
-		return err
-	}
-	for g.peer == nil {
-		if g.peer, err = newPeer(ctx, g.link); err != nil && time.Since(began) > limit {
-			return err
+	g.start()
+	for {
+		var err error
+		if g.peer, err = newPeer(ctx, g.link); err == nil {
+			break
 		}
-		if err := schedule.Sleep(ctx, time.Millisecond); err != nil {
-			return err
+		if time.Since(began) > limit {
+			check(err)
 		}
+		check(schedule.Sleep(ctx, time.Millisecond))
 	}
-	last, err := g.peer.settle(ctx, n)
-	if err != nil {
-		return err
-	}
-	b.add(startTime, m.name, n, last.Sub(began).Seconds())
-	if err := g.ready(ctx); err != nil {
-		return err
-	}
-	return g.check(ctx)
+	b.add(startTime, m.name, n, g.peer.settle(ctx, n).Sub(began).Seconds())
+	g.ready(ctx)
+	g.check(ctx)
 }
 
 func binaryPart() part {
-	return part{"binary", "start", []measure{{name: binarySize, unit: "B", modes: []string{"fairlead"}}}, func(ctx context.Context, b *bench) error {
-		path := filepath.Join(b.dir, "stripped")
+	return part{"binary", "start", []measure{{name: binarySize, unit: "B", modes: []string{"fairlead"}}}, func(ctx context.Context, b *bench) {
+		path := filepath.Join(b.tempDir(), "fairlead")
 		build := exec.CommandContext(ctx, "go", "build", "-trimpath", "-ldflags", "-s -w", "-o", path, "github.com/fairlead/fairlead/cmd/fairlead")
 		build.Env = append(os.Environ(), "CGO_ENABLED=0")
 		if out, err := build.CombinedOutput(); err != nil {
-			return fmt.Errorf("build: %w: %s", err, out)
+			check(fmt.Errorf("build: %w: %s", err, out))
 		}
-		info, err := os.Stat(path)
-		if err != nil {
-			return err
-		}
-		b.add(binarySize, "fairlead", 0, float64(info.Size()))
-		return nil
+		b.add(binarySize, "fairlead", 0, float64(must(os.Stat(path)).Size()))
 	}}
 }
