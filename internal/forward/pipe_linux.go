@@ -17,9 +17,12 @@ import (
 // pipeSize is what is asked for; the kernel may give less.
 const pipeSize = 256 << 10
 
-// kernelPipe is what splice(2) moves bytes through. It is empty whenever it is in the
-// pool, which closes it some time after it was last used.
-type kernelPipe struct{ r, w int }
+// kernelPipe is what splice(2) moves bytes through. In the pool it is empty; the
+// pool drops it some time after it was last used, which closes it.
+type kernelPipe struct {
+	r, w    int
+	cleanup runtime.Cleanup
+}
 
 var pipes = sync.Pool{New: func() any {
 	var fds [2]int
@@ -27,10 +30,18 @@ var pipes = sync.Pool{New: func() any {
 		return (*kernelPipe)(nil)
 	}
 	_, _ = unix.FcntlInt(uintptr(fds[0]), unix.F_SETPIPE_SZ, pipeSize)
-	p := &kernelPipe{fds[0], fds[1]}
-	runtime.AddCleanup(p, func(fds [2]int) { _, _ = unix.Close(fds[0]), unix.Close(fds[1]) }, fds)
+	p := &kernelPipe{r: fds[0], w: fds[1]}
+	p.cleanup = runtime.AddCleanup(p, closeBoth, fds)
 	return p
 }}
+
+// close is for a pipe that has bytes in it and cannot go back to the pool.
+func (p *kernelPipe) close() {
+	p.cleanup.Stop()
+	closeBoth([2]int{p.r, p.w})
+}
+
+func closeBoth(fds [2]int) { _, _ = unix.Close(fds[0]), unix.Close(fds[1]) }
 
 // toChunks moves the rest of a TCP connection to a link's stream. A pipe is held
 // only while there is something to move.
@@ -59,7 +70,8 @@ func (d *direction) toChunks(dst Stream, src *net.TCPConn) (readErr, writeErr er
 			err = dst.Wrote(m, err)
 		}
 		if err != nil {
-			return nil, err // p has bytes in it: not for the pool
+			p.close()
+			return nil, err
 		}
 		pipes.Put(p)
 	}
