@@ -76,7 +76,7 @@ func (a *Agent) Examine() doctor.Agent {
 	}
 	if a.hostlink != nil {
 		l := a.hostlink.Stats()
-		d.Link = &doctor.Link{Connected: l.Connected, Sessions: l.Sessions}
+		d.Link = &doctor.Link{Connected: l.Connected, Sessions: l.Sessions, Rivals: l.Rivals}
 		for _, e := range a.cfg.Link {
 			d.Link.Endpoints = append(d.Link.Endpoints, e.String())
 		}

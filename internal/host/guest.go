@@ -9,14 +9,16 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
-	"math/rand/v2"
 	"net/netip"
 	"slices"
 	"sync"
 	"time"
 
+	"golang.org/x/time/rate"
+
 	"github.com/fairlead/fairlead/internal/link"
 	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/schedule"
 	"github.com/fairlead/fairlead/internal/wire"
 )
 
@@ -26,6 +28,11 @@ const (
 	controlTimeout  = 10 * time.Second // for the guest to take a control message
 	stableAfter     = 10 * time.Second // a session this old makes the next attempt a prompt one
 	maxMalformed    = 3                // messages in a row
+
+	// Control messages of one guest that are read a second, and at once. A guest
+	// whose changes wait collects them in one message.
+	messageRate  = 500
+	messageBurst = 1000
 
 	maxMalformedSession = 30 // messages in all
 )
@@ -80,28 +87,54 @@ func (g *guest) describe() GuestStatus {
 
 // run keeps a session to the guest until ctx ends.
 func (g *guest) run(ctx context.Context) {
-	wait := time.Duration(0)
+	p := newPauses(g.h.opt)
 	for ctx.Err() == nil {
 		began := time.Now()
 		err := g.session(ctx)
 		if ctx.Err() != nil {
 			return
 		}
-		var closed *link.CloseError
-		switch {
-		case errors.As(err, &closed) && closed.Remote && closed.Reason == link.ReasonReplaced:
-			wait = g.h.opt.BackoffMax // two hosts must not take the guest from each other all the time
-		case time.Since(began) >= stableAfter:
-			wait = g.h.opt.BackoffMin
-		default:
-			wait = min(max(2*wait, g.h.opt.BackoffMin), g.h.opt.BackoffMax)
+		pause := p.next(err, time.Since(began))
+		if replaced(err) {
+			err = fmt.Errorf("another host took over this guest, which serves one host at a time; retrying in %s", pause.Round(time.Second))
 		}
 		g.lost(err)
-		select {
-		case <-ctx.Done():
-		case <-time.After(wait/2 + rand.N(wait/2+1)):
-		}
+		_ = schedule.Sleep(ctx, pause)
 	}
+}
+
+// replacedMax is the longest pause of a host whose guest another host took over.
+// If both came back soon, each would reset the flows of the other again and again.
+const replacedMax = 5 * time.Minute
+
+// replaced reports whether a session ended because another host took over.
+func replaced(err error) bool {
+	var closed *link.CloseError
+	return errors.As(err, &closed) && closed.Remote && closed.Reason == link.ReasonReplaced
+}
+
+// pauses are those between the sessions of a guest.
+type pauses struct{ failed, replaced schedule.Backoff }
+
+func newPauses(o Options) *pauses {
+	return &pauses{
+		failed:   schedule.Backoff{Min: o.BackoffMin, Max: o.BackoffMax, Jitter: 0.25},
+		replaced: schedule.Backoff{Min: o.BackoffMax, Max: max(replacedMax, o.BackoffMax), Jitter: 0.25},
+	}
+}
+
+// next returns the pause after a session, or the attempt at one, ended with err.
+func (p *pauses) next(err error, lasted time.Duration) time.Duration {
+	if lasted >= 2*replacedMax {
+		p.replaced.Reset()
+	}
+	if replaced(err) {
+		return p.replaced.Next()
+	}
+	if lasted >= stableAfter {
+		p.failed.Reset()
+	}
+	return p.failed.Next()
 }
 
 // lost notes why there is no session; it logs a transition or a new reason only.
@@ -168,7 +201,11 @@ func (g *guest) read(ctx context.Context, session link.Session) error {
 	var join wire.Joiner
 	var synced, up bool // we stand at a generation of this session; and did once
 	bad, allBad := 0, 0
+	limit := rate.NewLimiter(messageRate, messageBurst)
 	for {
+		if err := limit.Wait(ctx); err != nil {
+			return err
+		}
 		c, err := wire.ReadControl(r)
 		whole := false
 		if err == nil {

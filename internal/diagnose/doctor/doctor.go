@@ -80,7 +80,8 @@ type Source struct {
 type Link struct {
 	Endpoints []string `json:"endpoints"`
 	Connected bool     `json:"connected"`
-	Sessions  uint64   `json:"sessions"` // since the start
+	Sessions  uint64   `json:"sessions"`         // since the start
+	Rivals    []string `json:"rivals,omitempty"` // two hosts that take the agent from each other
 }
 
 // Facts is what is judged.

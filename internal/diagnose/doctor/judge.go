@@ -255,6 +255,10 @@ func (j *judge) link() {
 		return
 	}
 	at := strings.Join(a.Link.Endpoints, ", ")
+	if r := a.Link.Rivals; len(r) > 0 {
+		j.add("link", "hosts", Warning, fmt.Sprintf("the hosts %q take this agent from each other, which resets all flows each time", r),
+			"stop fairlead on one of them, or give it another agent: an agent serves one host at a time")
+	}
 	if a.Link.Connected {
 		j.add("link", "host", OK, fmt.Sprintf("connected at %s, session %d", at, a.Link.Sessions), "")
 		return

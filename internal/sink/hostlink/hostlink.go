@@ -101,9 +101,10 @@ type Sink struct {
 
 	flows *forward.Book
 
-	mu   sync.Mutex
-	cur  *session // the active one, nil if none
-	idle bool     // every key was returned as pending since the last session ended
+	mu     sync.Mutex
+	rivals rivals
+	cur    *session // the active one, nil if none
+	idle   bool     // every key was returned as pending since the last session ended
 }
 
 // New returns a sink for the sessions of accept. It starts nothing: see Run.
@@ -137,20 +138,32 @@ func (s *Sink) Run(ctx context.Context) error {
 			return fmt.Errorf("hostlink: %w", err)
 		}
 		sess := newSession(ls, &s.stats, s.o, s.wake)
-		s.mu.Lock()
-		old := s.cur
-		s.cur = sess
-		s.mu.Unlock()
+		old, again := s.replace(sess)
 		s.stats.sessions.Add(1)
 		p := ls.Peer()
 		s.log.Info("host connected", "host", p.Name, "version", p.Version, "identity", p.Identity, "address", p.Address, "proof", p.Proof)
 		if old != nil {
 			s.stats.replaced.Add(1)
+			if again {
+				s.log.Warn("two hosts take this agent from each other; it serves one at a time", "host", p.Name, "other", old.Peer().Name)
+			}
 			wg.Go(func() { _ = old.CloseWith(link.ReasonReplaced) })
 		}
 		wg.Go(func() { s.serve(ctx, sess) })
 		s.wake.Notify()
 	}
+}
+
+// replace makes a session the active one. It returns the one before, nil if there
+// was none, and whether that host had taken over from this one earlier.
+func (s *Sink) replace(sess *session) (old *session, again bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	old, s.cur = s.cur, sess
+	if old != nil {
+		again = s.rivals.takeover(old.Peer(), sess.Peer(), time.Now())
+	}
+	return old, again
 }
 
 // serve runs one session to its end.
@@ -251,12 +264,13 @@ type counters struct {
 // Stats are counts since the start, but for Connected and FlowsOpen.
 type Stats struct {
 	Connected bool
-	Sessions  uint64 // sessions begun
-	Replaced  uint64 // sessions closed because a newer host came
-	Silent    uint64 // sessions closed because the host took too long to answer
-	FramesIn  uint64 // control messages from hosts, whole ones
-	FramesOut uint64 // control messages to hosts
-	BytesIn   uint64 // of the control streams
+	Rivals    []string // names of two hosts that take the agent from each other, nil if there are none
+	Sessions  uint64   // sessions begun
+	Replaced  uint64   // sessions closed because a newer host came
+	Silent    uint64   // sessions closed because the host took too long to answer
+	FramesIn  uint64   // control messages from hosts, whole ones
+	FramesOut uint64   // control messages to hosts
+	BytesIn   uint64   // of the control streams
 	BytesOut  uint64
 	Malformed uint64 // control messages that were dropped
 	Stray     uint64 // outcomes of keys that were never sent, dropped
@@ -270,11 +284,11 @@ type Stats struct {
 // Stats returns the counts.
 func (s *Sink) Stats() Stats {
 	s.mu.Lock()
-	connected := s.cur != nil
+	connected, names := s.cur != nil, s.rivals.current(time.Now())
 	s.mu.Unlock()
 	c := &s.stats
 	st := Stats{
-		Connected: connected, Sessions: c.sessions.Load(), Replaced: c.replaced.Load(), Silent: c.silent.Load(),
+		Connected: connected, Rivals: names, Sessions: c.sessions.Load(), Replaced: c.replaced.Load(), Silent: c.silent.Load(),
 		FramesIn: c.framesIn.Load(), FramesOut: c.framesOut.Load(), BytesIn: c.bytesIn.Load(), BytesOut: c.bytesOut.Load(),
 		Malformed: c.malformed.Load(), Stray: c.stray.Load(), Resyncs: c.resyncs.Load(),
 		Snapshots: c.snapshots.Load(), Changes: c.changes.Load(),

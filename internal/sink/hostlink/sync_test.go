@@ -365,6 +365,21 @@ func TestTakeover(t *testing.T) {
 	}
 }
 
+// Two hosts that replace each other are reported; a new host, and one that lost its
+// own connection, are not.
+func TestRivals(t *testing.T) {
+	r := newRig(t)
+	for _, c := range []struct {
+		host string
+		want []string
+	}{{"a", nil}, {"a", nil}, {"b", nil}, {"a", []string{"b", "a"}}, {"b", []string{"a", "b"}}} {
+		_ = r.connect(c.host)
+		if got := r.sink.Stats().Rivals; !slices.Equal(got, c.want) {
+			t.Errorf("%s connected: rivals %q, want %q", c.host, got, c.want)
+		}
+	}
+}
+
 func TestSessionLostDuringSync(t *testing.T) {
 	r := newRig(t)
 	r.put(pub(key(80), "a"))

@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package host
+
+import (
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/fairlead/fairlead/internal/link"
+	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/test/kit/ports"
+)
+
+// Two hosts that take a guest from each other do so ever less often.
+func TestTwoHostsOfOneGuestBackOff(t *testing.T) {
+	o := Options{BackoffMin: 100 * time.Millisecond, BackoffMax: 10 * time.Second}
+	taken := &link.CloseError{Reason: link.ReasonReplaced, Remote: true}
+	hosts := [2]*pauses{newPauses(o), newPauses(o)}
+	var now, since time.Duration
+	const hour = time.Hour
+	takeovers := 0
+	for at := 0; now < hour; at = 1 - at {
+		pause := hosts[at].next(taken, now-since) // host at lost the guest, and takes it again
+		since, now = now, now+pause
+		takeovers++
+	}
+	if takeovers > 25 {
+		t.Errorf("%d takeovers in an hour", takeovers)
+	}
+	// A host that had the guest for long is not one of two that compete.
+	if d := hosts[0].next(taken, hour); d > 13*time.Second {
+		t.Errorf("paused %s after an hour", d)
+	}
+	if d := hosts[0].next(errors.New("refused"), 0); d > 125*time.Millisecond {
+		t.Errorf("paused %s after a failed attempt", d)
+	}
+}
+
+// A guest that floods its host with changes is read at a limited rate, and its last
+// change is applied.
+func TestFloodOfChangesIsLimited(t *testing.T) {
+	a := newAgent(t, "vm")
+	k := key(port.TCP, any4, ports.Free(t))
+	a.begins(snapshot(1))
+	start(t, Options{}, a)
+	a.settled(1)
+	begin := time.Now()
+	const changes = messageBurst + messageRate
+	for n := range uint64(changes) {
+		c := put(n+1, pub(k))
+		if n%2 == 1 {
+			c = removed(n+1, k)
+		}
+		a.say(c)
+	}
+	a.settled(1 + changes)
+	if d := time.Since(begin); d < 900*time.Millisecond {
+		t.Errorf("%d changes were read in %s, want a second", changes, d)
+	}
+}
