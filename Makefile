@@ -164,6 +164,11 @@ bench: ## Measure fairlead against polling and write docs/benchmarks (root; 20 m
 	@hack/provision-engines.sh packages kube
 	@go run ./test/bench -report docs/benchmarks -json docs/benchmarks/results.jsonl
 
+.PHONY: bench-quick
+bench-quick: ## Measure latency, a burst, NAT rules and flows as ratios (root; 2 minutes)
+	$(need_root)
+	@go run ./test/bench -scale quick -only latency,burst,nat,flows
+
 .PHONY: bench-micro
 bench-micro: ## Run the Go benchmarks that match BENCH (root)
 	$(need_root)

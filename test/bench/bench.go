@@ -142,9 +142,13 @@ func (b *bench) lasting(full, quick, tiny time.Duration) time.Duration {
 	return [...]time.Duration{full, quick, tiny}[b.scale]
 }
 
-// sizes returns the sizes to measure: the tiny scale has the smallest only.
+// sizes returns the sizes to measure: the quick scale has the smallest and the largest,
+// the tiny scale the smallest.
 func (b *bench) sizes(all []int) []int {
-	if b.scale == tiny {
+	switch b.scale {
+	case quick:
+		return []int{all[0], all[len(all)-1]}
+	case tiny:
 		return all[:1]
 	}
 	return all

@@ -103,7 +103,7 @@ func burstPart() part {
 		{name: burstRSS, unit: "B", modes: ownModes, sizes: bursts, sizeUnit: "listeners"},
 	}, func(ctx context.Context, b *bench) {
 		for _, n := range b.sizes(bursts) {
-			for range b.of(3, 3, 1) {
+			for range b.of(3, 1, 1) {
 				for _, m := range modes {
 					b.burst(ctx, m, n)
 				}

@@ -37,7 +37,7 @@ func latencyPart() part {
 			probes = append(probes, newProbe(ctx, b, m))
 		}
 		together(ctx, probes, func(ctx context.Context, p *probe) {
-			for range b.of(7, 2, 1) {
+			for range b.of(7, 1, 1) {
 				p.round(ctx)
 			}
 			p.linked.check(ctx)

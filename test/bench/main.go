@@ -45,8 +45,8 @@ func run(ctx context.Context, args []string, out, log io.Writer) error {
 	size := fs.String("scale", "full", "how much to measure: full, quick or tiny (seconds; shows that it works)")
 	only := fs.String("only", "", "the parts to measure, separated by commas: "+strings.Join(names(parts()), ","))
 	jsonl := fs.String("json", "", "write the results as JSON lines to this file")
-	dir := fs.String("report", "", "write README.md and figures to this directory instead of the report to standard output")
-	render := fs.String("render", "", "measure nothing, write the report of this file of JSON lines")
+	dir := fs.String("report", "", "write README.md and figures to this directory instead of tables to standard output")
+	render := fs.String("render", "", "measure nothing, and report this file of JSON lines")
 	emit := fs.Bool("emit", false, "write samples to standard output instead of a report; for internal use")
 	relay := fs.String("relay", "", "be a relay of the part flows; for internal use")
 	if err := fs.Parse(args); err != nil {

@@ -53,7 +53,8 @@ type section struct {
 	Tables  []table
 }
 
-// writeReport writes the report to w and, if dir is not empty, its figures to dir.
+// writeReport writes the report to w and its figures to dir; without a directory it
+// writes the tables only.
 func writeReport(w io.Writer, dir string, res *results) error {
 	drawn, err := drawAll(dir, res)
 	if err != nil {
@@ -70,10 +71,21 @@ func writeReport(w io.Writer, dir string, res *results) error {
 		"failed": func() []cell {
 			return slices.DeleteFunc(slices.Clone(res.cells), func(c cell) bool { return c.Failed == "" })
 		},
+		"sections": func() (out []*section) {
+			for _, p := range parts() {
+				if s := res.section(p.section, nil); s != nil && p.section == p.name {
+					out = append(out, s)
+				}
+			}
+			return out
+		},
 		"seconds": func(s float64) time.Duration { return time.Duration(s) * time.Second },
 	}).Parse(document)
 	if err != nil {
 		return err
+	}
+	if dir == "" {
+		return t.ExecuteTemplate(w, "brief", nil)
 	}
 	return t.Execute(w, res.machine)
 }
