@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/fairlead/fairlead/internal/status"
+	"github.com/fairlead/fairlead/test/kit/usage"
 	"github.com/fairlead/fairlead/test/kit/wait"
 )
 
@@ -170,7 +171,7 @@ func TestGarbage(t *testing.T) {
 		t.Error("a flow was harmed:", err)
 	}
 	r.eventually("the agent is small", func() error {
-		if rss := r.agent.rss(t); rss > 64<<20 {
+		if rss := r.agent.usage(t).RSS; rss > 64<<20 {
 			return fmt.Errorf("it holds %d MiB", rss>>20)
 		}
 		return nil
@@ -185,22 +186,13 @@ func isReset(err error) bool {
 	return strings.Contains(err.Error(), syscall.ECONNRESET.Error()) || strings.Contains(err.Error(), syscall.EPIPE.Error())
 }
 
-func (p *process) rss(t *testing.T) int64 { return p.memory(t, "VmRSS") }
-
-// memory returns a field of the process's status in bytes (proc_pid_status(5)).
-func (p *process) memory(t *testing.T, field string) int64 {
+func (p *process) usage(t *testing.T) usage.Usage {
 	t.Helper()
-	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.cmd.Process.Pid))
+	u, err := usage.Of(p.cmd.Process.Pid)
 	if err != nil {
 		t.Fatal(err)
 	}
-	m := regexp.MustCompile(field + `:\s+(\d+) kB`).FindSubmatch(b)
-	if m == nil {
-		t.Fatal("no", field)
-	}
-	var kb int64
-	_, _ = fmt.Sscan(string(m[1]), &kb)
-	return kb << 10
+	return u
 }
 
 func TestLs(t *testing.T) {

@@ -171,7 +171,7 @@ func TestTenThousandFlowsAtOnce(t *testing.T) {
 		}
 	}
 	for name, p := range map[string]*process{"agent": r.agent, "host": r.host} {
-		each := p.rss(t) / int64(n)
+		each := p.usage(t).RSS / int64(n)
 		t.Logf("the %s holds %d KiB for each of %d flows", name, each>>10, n)
 		if limit := int64(48 << 10); each > limit {
 			t.Errorf("the %s holds %d KiB for each flow that is idle, want at most %d", name, each>>10, limit>>10)

@@ -268,7 +268,7 @@ func TestReachDockerPorts(t *testing.T) {
 			run(t, "docker", "rm", "-f", "web", "inner")
 			p.gone("tcp 0.0.0.0:8000")
 			p.gone("tcp 127.0.0.1:8001")
-			t.Logf("the agent holds %d KiB", p.agent.memory(t)["VmRSS"]>>10)
+			t.Logf("the agent holds %d KiB", p.agent.usage(t).RSS>>10)
 		})
 	}
 }

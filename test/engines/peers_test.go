@@ -7,11 +7,8 @@ package engines
 import (
 	"context"
 	"fmt"
-	"os"
 	"path/filepath"
-	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -19,6 +16,7 @@ import (
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/status"
 	"github.com/fairlead/fairlead/test/kit/netns"
+	"github.com/fairlead/fairlead/test/kit/usage"
 	"github.com/fairlead/fairlead/test/kit/wait"
 )
 
@@ -202,39 +200,28 @@ const agentKubeMemory = 32_000_000
 // agent releases memory at increasing intervals, up to minutes, while it is in use.
 func (p *peers) small(when string) {
 	p.t.Helper()
-	var m map[string]int64
+	var u usage.Usage
 	asked := time.Now()
 	wait.Within(p.t, 8*time.Minute, "the agent releases memory", func() error {
-		if m = p.agent.memory(p.t); m["RssAnon"] <= agentKubeMemory {
+		if u = p.agent.usage(p.t); u.Anon <= agentKubeMemory {
 			return nil
 		}
 		if time.Since(asked) > time.Minute { // it looks at what it holds when it was asked
 			_, _ = p.list()
 			asked = time.Now()
 		}
-		return fmt.Errorf("%s it holds %v bytes, want at most %d", when, m, agentKubeMemory)
+		return fmt.Errorf("%s it holds %d bytes, want at most %d", when, u.Anon, agentKubeMemory)
 	})
 	p.t.Logf("%s the agent holds %.1f MB: %.1f of its own, %.1f of files; %.1f at most", when,
-		float64(m["VmRSS"])/1e6, float64(m["RssAnon"])/1e6, float64(m["RssFile"])/1e6, float64(m["VmHWM"])/1e6)
+		float64(u.RSS)/1e6, float64(u.Anon)/1e6, float64(u.File)/1e6, float64(u.Peak)/1e6)
 }
 
-// memory returns the resident memory of a daemon in bytes (proc_pid_status(5)).
-func (d *daemon) memory(t testing.TB) map[string]int64 {
+// usage returns what a daemon uses.
+func (d *daemon) usage(t testing.TB) usage.Usage {
 	t.Helper()
-	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", d.cmd.Process.Pid))
+	u, err := usage.Of(d.cmd.Process.Pid)
 	if err != nil {
 		t.Fatal(err)
 	}
-	m := make(map[string]int64)
-	for _, f := range regexp.MustCompile(`(?m)^(VmRSS|VmHWM|RssAnon|RssFile):\s+(\d+) kB$`).FindAllSubmatch(b, -1) {
-		kb, err := strconv.ParseInt(string(f[2]), 10, 64)
-		if err != nil {
-			t.Fatal(err)
-		}
-		m[string(f[1])] = kb << 10
-	}
-	if m["VmRSS"] == 0 {
-		t.Fatalf("no VmRSS in\n%s", b)
-	}
-	return m
+	return u
 }
