@@ -74,6 +74,8 @@ demo: build ## Show the whole path on this machine, in a network namespace (root
 	$(need_root)
 	@exec bin/fairlead demo
 
+# Rounds of what tests repeat: fewer than in "make test-all".
+test: export FAIRLEAD_STARTS ?= 20
 .PHONY: test
 test: ## Run what a change must pass, installing what it needs (root; Debian 12): 15 minutes
 	@hack/provision.sh all

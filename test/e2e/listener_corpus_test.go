@@ -10,7 +10,9 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
+	"github.com/fairlead/fairlead/test/kit/wait"
 	"github.com/fairlead/fairlead/test/nat/corpus"
 )
 
@@ -61,8 +63,9 @@ func relayCorpus(t *testing.T, c corpus.Case) {
 		r.guest.feed(t, s.Text, s.Command...)
 	}
 	r.startListening()
+	const placeholder = 10 * time.Second // until one is opened for a rule of Docker
 	for _, l := range lines {
-		r.eventually(l.key+" answers at "+l.host, func() error {
+		wait.Within(t, placeholder+wait.Limit(), l.key+" answers at "+l.host, func() error {
 			conn, err := r.outside.Dial("tcp", l.host)
 			if err != nil {
 				return err
