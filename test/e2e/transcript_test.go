@@ -15,6 +15,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/google/go-cmp/cmp"
 )
 
 var update = flag.Bool("update", false, "write the transcripts into docs/cli.md")
@@ -119,7 +121,8 @@ func TestDocumentedTranscripts(t *testing.T) {
 		}
 		if alike(string(doc)) != alike(fresh) {
 			if watched *= 2; watched > time.Minute {
-				t.Fatalf("got\n%s", fresh)
+				t.Fatalf("docs/cli.md (-) differs from the output (+):\n%s",
+					cmp.Diff(strings.Split(alike(string(doc)), "\n"), strings.Split(alike(fresh), "\n")))
 			}
 			return errors.New("perhaps it takes longer")
 		}
