@@ -2,12 +2,12 @@
 
 package host
 
-// listenError says what kind of error a listen gave.
+// listenError is the kind of an error of listen.
 type listenError uint8
 
 const (
 	otherError listenError = iota
-	inUse                  // somebody holds the address
-	forbidden              // the system does not let us
-	noAddress              // the address is not of this machine
+	inUse                  // another socket has the address
+	forbidden              // permission denied
+	noAddress              // this machine has no such address
 )

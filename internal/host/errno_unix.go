@@ -12,8 +12,8 @@ import (
 	"syscall"
 )
 
-// forbiddenHasHolder says whether somebody in the way can be why the system
-// refuses an address.
+// forbiddenHasHolder is whether the system also denies permission for an address
+// that another process holds.
 const forbiddenHasHolder = false
 
 func kindOf(err error) listenError {
@@ -35,7 +35,7 @@ func kindOf(err error) listenError {
 	return otherError
 }
 
-// forbiddenHint says how to get an address that the system refuses.
+// forbiddenHint says how to get permission for an address.
 func forbiddenHint(addr netip.AddrPort) string {
 	switch {
 	case addr.Port() >= 1024:

@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/windows"
 )
 
-// forbiddenHasHolder says whether somebody in the way can be why the system
-// refuses an address.
+// forbiddenHasHolder is whether the system also denies permission for an address
+// that another process holds.
 const forbiddenHasHolder = true
 
 func kindOf(err error) listenError {
@@ -33,8 +33,8 @@ func kindOf(err error) listenError {
 	return otherError
 }
 
-// forbiddenHint says how to get an address that the system refuses: Windows keeps
-// ranges of ports to itself (Hyper-V, WinNAT) and lets a process hold one for itself.
+// forbiddenHint says how to get permission for an address. Windows reserves ranges of
+// ports (Hyper-V, WinNAT), and a process can hold a port exclusively.
 func forbiddenHint(netip.AddrPort) string {
 	return "access denied: Windows reserves the port, or a process holds it exclusively; see " +
 		"\"netsh int ipv4 show excludedportrange\", or remap the port by a rule (hostPort)"

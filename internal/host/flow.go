@@ -24,7 +24,7 @@ const (
 	receivePause = time.Second      // at most, after a datagram could not be received
 
 	// udpConnections is how many UDP flows of one guest have connections of their
-	// own: they stay for as long as they are idle, which is long for one question.
+	// own. They are kept until they are idle, which is long after a single datagram.
 	udpConnections = 1024
 )
 
@@ -57,14 +57,14 @@ func (f *flows) use(s link.Session) {
 
 // await returns the session, waiting up to hold for one.
 func (f *flows) await(ctx context.Context, hold time.Duration) (link.Session, error) {
-	var timer *time.Timer // most find a session at once
+	var timer *time.Timer // most callers find a session at once
 	for {
 		f.mu.Lock()
 		session, moved := f.session, f.moved
 		f.mu.Unlock()
 		if session != nil {
 			select {
-			case <-session.Done(): // that is about to be noticed
+			case <-session.Done(): // moved will follow
 			default:
 				return session, nil
 			}
@@ -83,7 +83,7 @@ func (f *flows) await(ctx context.Context, hold time.Duration) (link.Session, er
 	}
 }
 
-// stream opens the flow of a claim: the guest has said ok to what it returns.
+// stream opens a flow to the publication of a claim. The guest has accepted it.
 func (h *Host) stream(ctx context.Context, c *claim, peer netip.AddrPort) (link.Stream, error) {
 	session, err := c.guest.flows.await(ctx, h.opt.Hold)
 	if err != nil {
@@ -120,6 +120,7 @@ func (h *Host) stream(ctx context.Context, c *claim, peer netip.AddrPort) (link.
 	return stream, nil
 }
 
+// ask sends the request of a flow and reads the reply.
 func ask(stream link.Stream, req wire.FlowRequest) (wire.FlowReply, error) {
 	_ = stream.SetDeadline(time.Now().Add(openTimeout))
 	if err := wire.WriteRequest(stream, req); err != nil {
@@ -133,7 +134,7 @@ func ask(stream link.Stream, req wire.FlowRequest) (wire.FlowReply, error) {
 	return reply, stream.SetDeadline(time.Time{})
 }
 
-// accept serves what connects to a TCP listener until that is closed.
+// accept serves the connections of a TCP listener until that is closed.
 func (s *slot) accept(ctx context.Context, ln net.Listener) {
 	err := own.Serve(ctx, ln, s.h.opt.Logger, func(conn net.Conn) { s.carry(ctx, conn) })
 	if err != nil {

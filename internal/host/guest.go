@@ -26,7 +26,7 @@ const (
 	dialTimeout     = 30 * time.Second // one attempt at a session, handshake included
 	snapshotTimeout = 30 * time.Second // from a session to its first snapshot
 	controlTimeout  = 10 * time.Second // for the guest to take a control message
-	stableAfter     = 10 * time.Second // a session this old makes the next attempt a prompt one
+	stableAfter     = 10 * time.Second // the next attempt after a session this long is prompt
 	maxMalformed    = 3                // messages in a row
 
 	// Control messages of one guest that are read a second, and at once. A guest
@@ -49,17 +49,17 @@ type guest struct {
 	text       int // bytes of names and labels in pubs
 	generation uint64
 	admitted   int      // claims that count against the limit
-	waiting    []*claim // for room within the limit, in order; those gone are skipped
+	waiting    []*claim // for the limit, in order; those that are gone are skipped
 	dirty      map[port.Key]struct{}
-	ack        bool   // the guest waits to hear that we stand at generation
-	resync     string // why we want a snapshot, if we do
+	ack        bool   // generation is to be acknowledged
+	resync     string // why a snapshot is to be requested, empty if it is not
 	graceEnd   time.Time
 	connected  bool
 	peer       link.Peer
 	err        string
 	since      time.Time
 
-	writer chan struct{} // there is something to write
+	writer schedule.Signal // there is something to write
 
 	// flows has its own lock: traffic does not wait for listen(2).
 	flows *flows
@@ -72,7 +72,7 @@ func newGuest(h *Host, g Guest) *guest {
 		dirty:  make(map[port.Key]struct{}),
 		since:  time.Now(),
 		err:    "not tried yet",
-		writer: make(chan struct{}, 1),
+		writer: schedule.NewSignal(),
 		flows:  newFlows(h.opt.MaxFlows),
 	}
 }
@@ -147,13 +147,13 @@ func (g *guest) lost(err error) {
 	}
 	g.connected, g.err, g.since = false, text, time.Now()
 	if was {
-		g.log.Warn("guest lost", "err", err)
+		g.log.Warn("connection to the guest lost; retrying", "err", err)
 	} else {
-		g.log.Warn("guest not reached", "err", err)
+		g.log.Warn("guest unreachable; retrying", "err", err)
 	}
 }
 
-// session makes one session and follows it to its end, which it returns.
+// session makes one session and returns why it ended.
 func (g *guest) session(ctx context.Context) error {
 	dctx, cancel := context.WithTimeout(ctx, dialTimeout)
 	session, err := g.dial(dctx)
@@ -184,22 +184,22 @@ func (g *guest) session(ctx context.Context) error {
 	g.h.mu.Lock()
 	if len(g.pubs) > 0 && g.graceEnd.IsZero() {
 		g.graceEnd = time.Now().Add(g.h.opt.Grace)
-		wake(g.h.kick)
+		g.h.timers.Notify()
 	}
 	g.h.mu.Unlock()
 	return err
 }
 
-// errProtocol marks what no honest agent does.
+// errProtocol marks errors that a correct agent never causes.
 var errProtocol = errors.New("protocol violated")
 
-// read applies what the guest says until the session ends.
+// read applies the guest's messages until the session ends.
 func (g *guest) read(ctx context.Context, session link.Session) error {
 	control := session.Control()
 	_ = control.SetReadDeadline(time.Now().Add(snapshotTimeout))
 	r := bufio.NewReader(control)
 	var join wire.Joiner
-	var synced, up bool // we stand at a generation of this session; and did once
+	var synced, up bool // a generation of this session is applied; and once was
 	bad, allBad := 0, 0
 	limit := rate.NewLimiter(messageRate, messageBurst)
 	for {
@@ -252,12 +252,12 @@ func (g *guest) read(ctx context.Context, session link.Session) error {
 				bad = 0
 			}
 		}
-		// Changes before the snapshot that we asked for build on what we lack,
-		// and nothing else is the agent's to say.
+		// Changes before the requested snapshot have a base that is missing here.
+		// Agents send nothing else.
 	}
 }
 
-// linked notes that the guest is there: flows may run.
+// linked notes that the guest is connected: flows may run.
 func (g *guest) linked(session link.Session) {
 	g.flows.use(session)
 	g.h.mu.Lock()
@@ -270,15 +270,15 @@ func (g *guest) linked(session link.Session) {
 
 func (g *guest) wantSnapshot(reason string) {
 	g.h.stats.resyncs.Add(1)
-	g.log.Info("ask the guest for a snapshot", "reason", reason)
+	g.log.Info("requesting a snapshot from the guest", "reason", reason)
 	g.h.mu.Lock()
 	defer g.h.mu.Unlock()
 	g.resync, g.ack = reason, false
-	wake(g.writer)
+	g.writer.Notify()
 }
 
-// applySnapshot makes the guest's publications equal to s. What is equal stays
-// as it is, its listeners too.
+// applySnapshot makes the guest's publications equal to s. Those that are equal
+// already are left alone, with their listeners.
 func (g *guest) applySnapshot(ctx context.Context, s *wire.Snapshot) error {
 	h := g.h
 	h.mu.Lock()
@@ -302,14 +302,14 @@ func (g *guest) applySnapshot(ctx context.Context, s *wire.Snapshot) error {
 	return g.applied(ctx, s.Generation, &h.stats.snapshots)
 }
 
-// applyChange applies c if we stand at its base, else asks for a snapshot.
+// applyChange applies c if its base is current, and requests a snapshot otherwise.
 func (g *guest) applyChange(ctx context.Context, c *wire.Change) (ok bool, err error) {
 	h := g.h
 	h.mu.Lock()
 	if c.Base != g.generation {
 		at := g.generation
 		h.mu.Unlock()
-		g.wantSnapshot(fmt.Sprintf("change builds on generation %d, we stand at %d", c.Base, at))
+		g.wantSnapshot(fmt.Sprintf("change is based on generation %d, current is %d", c.Base, at))
 		return false, nil
 	}
 	defer h.mu.Unlock()
@@ -325,12 +325,12 @@ func (g *guest) applyChange(ctx context.Context, c *wire.Change) (ok bool, err e
 	return true, g.applied(ctx, c.Generation, &h.stats.changes)
 }
 
-// applied ends a step that the guest caused. h.mu is held.
+// applied ends a step that a message of the guest began. h.mu is held.
 func (g *guest) applied(ctx context.Context, generation uint64, count interface{ Add(uint64) uint64 }) error {
 	count.Add(1)
 	g.generation, g.ack, g.resync = generation, true, ""
-	g.h.settle(ctx)
-	wake(g.writer)
+	g.h.commit(ctx)
+	g.writer.Notify()
 	if len(g.pubs) > wire.MaxPublications || g.text > wire.MaxSetBytes {
 		return fmt.Errorf("%w: more than %d publications, or than %d bytes of names and labels",
 			errProtocol, wire.MaxPublications, wire.MaxSetBytes)
@@ -338,7 +338,7 @@ func (g *guest) applied(ctx context.Context, generation uint64, count interface{
 	return nil
 }
 
-// put makes one publication what p says. h.mu is held.
+// put adds or replaces one publication. h.mu is held.
 func (g *guest) put(p wire.Publication) {
 	pub := g.pubs[p.Key]
 	if pub == nil {
@@ -355,11 +355,11 @@ func (g *guest) put(p wire.Publication) {
 		g.h.touch(pub)
 	}
 	g.decide(pub)
-	g.tell(p.Key) // even if nothing changed
+	g.report(p.Key) // even if nothing changed
 }
 
-// decide asks the policy where pub appears, and keeps the claims that are still
-// right. h.mu is held.
+// decide makes the claims of pub those that the policy allows. Claims that remain
+// are kept. h.mu is held.
 func (g *guest) decide(pub *publication) {
 	h := g.h
 	d := h.policy.Host(pub.wire.Port(), slices.Clone(pub.wire.Host))
@@ -429,21 +429,21 @@ func (g *guest) remove(k port.Key) {
 	g.h.changed[pub] = struct{}{}
 }
 
-// withdraw removes all publications. h.mu is held; the caller settles.
+// withdraw removes all publications. h.mu is held; the caller commits.
 func (g *guest) withdraw() {
 	for k := range g.pubs {
 		g.remove(k)
 	}
 }
 
-// reconsider applies a new policy. h.mu is held; the caller settles.
+// reconsider applies a new policy. h.mu is held; the caller commits.
 func (g *guest) reconsider() {
 	for _, p := range g.pubs {
 		g.decide(p)
 	}
 }
 
-// admit lets claims in, in order, up to the limit. h.mu is held.
+// admit admits waiting claims, in order, up to the limit. h.mu is held.
 func (g *guest) admit(ctx context.Context) {
 	limit := g.h.opt.MaxListeners
 	for len(g.waiting) > 0 && (g.waiting[0].gone || g.admitted < limit) {
@@ -465,14 +465,14 @@ func (g *guest) admit(ctx context.Context) {
 	}
 }
 
-// tell notes that the guest is to hear of the outcomes of k. h.mu is held.
-func (g *guest) tell(k port.Key) {
+// report notes that the outcomes of k are to be sent to the guest. h.mu is held.
+func (g *guest) report(k port.Key) {
 	g.dirty[k] = struct{}{}
-	wake(g.writer)
+	g.writer.Notify()
 }
 
-// write tells the guest what became of its publications until ctx ends. Changes
-// that come faster than the guest reads are told once, as they stand.
+// write sends the guest the outcomes of its publications until ctx ends. Of changes
+// that are faster than the guest reads, only the latest state is sent.
 func (g *guest) write(ctx context.Context, session link.Session) {
 	control := session.Control()
 	for {
@@ -487,7 +487,7 @@ func (g *guest) write(ctx context.Context, session link.Session) {
 			_ = control.SetWriteDeadline(time.Now().Add(controlTimeout))
 			if err := wire.WriteControl(control, c); err != nil {
 				if ctx.Err() == nil {
-					g.log.Debug("write to the guest", "err", err)
+					g.log.Debug("write to the guest failed", "err", err)
 				}
 				_ = session.CloseWith(link.ReasonSilent)
 				return
@@ -496,7 +496,7 @@ func (g *guest) write(ctx context.Context, session link.Session) {
 	}
 }
 
-// messages returns what there is to tell.
+// messages returns what there is to send.
 func (g *guest) messages() []wire.Control {
 	h := g.h
 	h.mu.Lock()
@@ -526,7 +526,7 @@ func (g *guest) messages() []wire.Control {
 	return wire.Outcomes{Outcomes: out}.Split()
 }
 
-// equal reports whether both say the same.
+// equal reports whether both are the same.
 func equal(a, b wire.Publication) bool {
 	return a.Key == b.Key && a.DualStack == b.DualStack && a.Source == b.Source && a.Rule == b.Rule &&
 		a.Owner.Equal(b.Owner) && slices.Equal(a.Host, b.Host)

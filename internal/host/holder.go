@@ -22,29 +22,30 @@ type Socket struct {
 type Holder struct {
 	PID  int    // 0 if not known
 	Name string // its command; text to be quoted
-	// Reserved is the range of ports that the system called Name keeps to itself,
-	// if that is what is in the way.
+	// Reserved is set if the port is in a range that the operating system, called
+	// Name, reserves.
 	Reserved PortRange
 }
 
-// HolderFinder says who holds addresses that are in use. It may take long and
-// leaves out what it does not know. An error means that nothing could be read.
+// HolderFinder finds the holders of addresses that are in use. It may take long, and
+// leaves out those that it does not find. An error means that nothing could be read.
 type HolderFinder interface {
 	Holders(ctx context.Context, sockets []Socket) (map[Socket]Holder, error)
 }
 
-// Vetter is a HolderFinder of a system on which listen succeeds beside others.
+// Vetter is a HolderFinder for systems on which listen succeeds although another
+// process has the port.
 type Vetter interface {
-	// Taken reports whether another process would share the port of s with us. It
-	// is asked before each attempt to listen.
+	// Taken reports whether another process would share the port of s. It is called
+	// before each attempt to listen.
 	Taken(ctx context.Context, s Socket) bool
 }
 
 // errTaken is the conflict that a Vetter found.
 var errTaken = errors.New("another process listens there")
 
-// findHolders looks up who holds what we cannot have, many at a time, off the
-// path of everything else.
+// findHolders looks up the holders of addresses that are in use, many at a time and
+// without h.mu.
 func (h *Host) findHolders(ctx context.Context) {
 	for {
 		select {
@@ -65,7 +66,7 @@ func (h *Host) findHolders(ctx context.Context) {
 		}
 		holders, err := h.opt.Holders.Holders(ctx, want)
 		if err != nil {
-			h.opt.Logger.Debug("look up who holds a port", "err", err)
+			h.opt.Logger.Debug("look-up of port holders failed", "err", err)
 		}
 		h.mu.Lock()
 		for s := range slots {

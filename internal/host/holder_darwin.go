@@ -12,8 +12,8 @@ import (
 
 func systemHolders() HolderFinder { return lsofHolders{} }
 
-// lsofHolders asks lsof, which macOS has in its base system. Sockets of other
-// users' processes are seen by root only.
+// lsofHolders runs lsof, which is part of macOS. Only root sees the sockets of other
+// users' processes.
 type lsofHolders struct{}
 
 // Holders implements HolderFinder.

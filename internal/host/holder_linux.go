@@ -22,8 +22,8 @@ import (
 func systemHolders() HolderFinder { return procHolders{"/proc"} }
 
 // procHolders reads /proc: net/tcp and the like for the inodes of sockets, and
-// PID/fd for who has them open. The descriptors of other users' processes can be
-// read by root only.
+// PID/fd for the processes that have them open. Only root can read the descriptors
+// of other users' processes.
 type procHolders struct{ root string }
 
 // Holders implements HolderFinder.
@@ -43,7 +43,7 @@ func (f procHolders) Holders(ctx context.Context, sockets []Socket) (map[Socket]
 		}
 		err = parseSockets(file, table.protocol, func(addr netip.AddrPort, inode uint64) {
 			for _, s := range sockets {
-				if s.Protocol == table.protocol && (inTheWay(addr, s.Addr) || maybeDual(addr, s.Addr)) {
+				if s.Protocol == table.protocol && (excludes(addr, s.Addr) || maybeDual(addr, s.Addr)) {
 					inodes[inode] = append(inodes[inode], s)
 				}
 			}
@@ -86,7 +86,7 @@ func (f procHolders) owners(ctx context.Context, inodes map[uint64][]Socket) (ma
 		}
 		fds, err := os.ReadDir(filepath.Join(f.root, name, "fd"))
 		if err != nil {
-			continue // gone, or not ours to read
+			continue // it ended, or we may not read it
 		}
 		for _, fd := range fds {
 			to, err := os.Readlink(filepath.Join(f.root, name, "fd", fd.Name()))

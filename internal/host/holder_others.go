@@ -8,7 +8,7 @@ import "context"
 
 func systemHolders() HolderFinder { return nobody{} }
 
-// nobody is the HolderFinder of a system that does not tell.
+// nobody is the HolderFinder of other systems: it finds none.
 type nobody struct{}
 
 func (nobody) Holders(context.Context, []Socket) (map[Socket]Holder, error) { return nil, nil }

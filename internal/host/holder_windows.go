@@ -22,9 +22,9 @@ import (
 )
 
 const (
-	ownersAge   = 200 * time.Millisecond // how long what the tables said holds for Taken
+	ownersAge   = 200 * time.Millisecond // how long Taken uses the tables that it read
 	netshTime   = 10 * time.Second
-	maxTableTry = 5 // the table grows between the question for its size and the next
+	maxTableTry = 5 // the table may grow after its size was read
 )
 
 func systemHolders() HolderFinder {
@@ -34,8 +34,8 @@ func systemHolders() HolderFinder {
 	}
 }
 
-// windowsHolders asks the IP helper API who holds a port, and netsh which ports
-// Windows keeps to itself.
+// windowsHolders asks the IP helper API for the holders of ports, and netsh for the
+// ports that Windows reserves.
 type windowsHolders struct {
 	tcp, udp *windows.LazyProc
 	reserved func(context.Context, Socket) ([]PortRange, error)
@@ -52,20 +52,20 @@ type owned struct {
 	pid      int
 }
 
-// Taken implements Vetter: Windows lets two processes bind one port, the one to
-// the wildcard, the other to an address, and the latter gets the connections.
+// Taken implements Vetter: on Windows two processes can bind one port, one at the
+// wildcard and one at an address, and the latter gets the connections.
 func (w *windowsHolders) Taken(_ context.Context, s Socket) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if time.Since(w.read) > ownersAge {
 		all, err := w.owners()
 		if err != nil {
-			return false // bind will tell what it can
+			return false // bind may still fail
 		}
 		w.last, w.read = all, time.Now()
 	}
 	for _, o := range w.last {
-		if o.protocol == s.Protocol && o.pid != os.Getpid() && inTheWay(o.addr, s.Addr) {
+		if o.protocol == s.Protocol && o.pid != os.Getpid() && excludes(o.addr, s.Addr) {
 			return true
 		}
 	}
@@ -79,7 +79,7 @@ func (w *windowsHolders) Holders(ctx context.Context, sockets []Socket) (map[Soc
 	ranges := make(map[Socket][]PortRange) // by protocol and family: address and port are not set
 	for _, s := range sockets {
 		for _, o := range all {
-			if o.protocol == s.Protocol && o.pid != os.Getpid() && inTheWay(o.addr, s.Addr) {
+			if o.protocol == s.Protocol && o.pid != os.Getpid() && excludes(o.addr, s.Addr) {
 				out[s] = Holder{PID: o.pid, Name: processName(o.pid)}
 				break
 			}
@@ -153,8 +153,8 @@ func readTable(proc *windows.LazyProc, family, class uint32) ([]byte, error) {
 	return nil, windows.ERROR_INSUFFICIENT_BUFFER
 }
 
-// processName returns the file name of a process's program, empty if it is not
-// ours to know.
+// processName returns the file name of a process's program, empty if access to it
+// is denied.
 func processName(pid int) string {
 	if pid == 4 {
 		return "System" // the kernel: HTTP.sys and the like

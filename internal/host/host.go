@@ -23,6 +23,7 @@ import (
 	"github.com/fairlead/fairlead/internal/own"
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/rules"
+	"github.com/fairlead/fairlead/internal/schedule"
 	"github.com/fairlead/fairlead/internal/table"
 )
 
@@ -55,8 +56,7 @@ type Options struct {
 	Policy Policy
 	// Network opens listeners. Nil means the machine's own.
 	Network Network
-	// Holders says who holds a port that is in use. Nil means what the system
-	// tells: Linux only.
+	// Holders finds the holder of a port that is in use. Nil asks the system.
 	Holders HolderFinder
 
 	// Grace is how long listeners outlive a lost guest. 0 means 10 s, a negative
@@ -76,8 +76,8 @@ type Options struct {
 	MaxListeners int
 	// MaxFlows bounds the flows of one guest at one time. 0 means 8,192.
 	MaxFlows int
-	// MaxUDPClients bounds the clients of one UDP port; the one that was quiet
-	// longest makes room. 0 means 1,024.
+	// MaxUDPClients bounds the clients of one UDP port; the least recently used is
+	// dropped for a new one. 0 means 1,024.
 	MaxUDPClients int
 }
 
@@ -163,7 +163,7 @@ func (i ID) Compare(j ID) int {
 }
 
 // Publication is one publication of a guest and what became of it here. It is
-// immutable. Owner and Source are the guest's word: text to be quoted.
+// immutable. Owner and Source come from the guest: text to be quoted.
 type Publication struct {
 	ID
 	DualStack bool
@@ -171,7 +171,7 @@ type Publication struct {
 	Source    string
 	Asked     []netip.AddrPort // host addresses that the agent asks for
 	Outcomes  []port.Outcome   // one per host address after the policy, at least one
-	Since     time.Time        // when the host first heard of it
+	Since     time.Time        // when the host first received it
 }
 
 // State is the best of the outcomes.
@@ -186,17 +186,17 @@ func (p Publication) State() port.State {
 // View is what all guests publish, at one generation.
 type View = table.View[ID, Publication]
 
-// Subscription tells of changes of the View.
+// Subscription notifies of changes of the View.
 type Subscription = table.Subscription[ID, Publication]
 
 // GuestStatus is how one guest is doing.
 type GuestStatus struct {
 	Name         string
-	Connected    bool      // a session stands and its first snapshot was applied
+	Connected    bool      // there is a session, and its first snapshot was applied
 	Peer         link.Peer // of the last session
 	Error        string    // why there is no session
 	Since        time.Time // when Connected or Error last changed
-	Generation   uint64    // of the guest's set that the host stands at
+	Generation   uint64    // of the guest's set that is applied
 	Publications int
 	Flows        int // open now
 }
@@ -205,10 +205,10 @@ type GuestStatus struct {
 type Stats struct {
 	OpenTCP, OpenUDP, Listeners  int    // open now
 	OK, Refused, Unlinked        uint64 // flows: carried; refused by the guest; without a link to it
-	OverLimit                    uint64 // connections over the limit of flows
+	OverLimit                    uint64 // connections refused for the limit of flows
 	DatagramsDropped, UDPEvicted uint64 // for want of room
 	ToGuest, ToHost              uint64 // payload bytes
-	Snapshots, Changes, Resyncs  uint64 // control messages applied; resyncs asked for
+	Snapshots, Changes, Resyncs  uint64 // control messages applied; snapshots requested
 	Conflicts, ListenFailures    uint64 // attempts to listen that found the address taken; that failed otherwise
 }
 
@@ -223,8 +223,8 @@ type Host struct {
 		evicted, snapshots, changes, resyncs      atomic.Uint64
 		conflicts, failures                       atomic.Uint64
 	}
-	kick   chan struct{} // the timekeeper has something new to look at
-	lookup chan struct{} // the same for the search for holders
+	timers schedule.Signal // to runTimers: something may be due
+	lookup schedule.Signal // to findHolders: holders are to be looked up
 
 	// mu guards all below, and the fields of guests, publications, claims,
 	// groups and slots that say so. It is held over listen(2), not over more.
@@ -234,10 +234,10 @@ type Host struct {
 	renewed bool // policy was set and is not applied yet
 	guests  []*guest
 	groups  map[groupKey]*group
-	touched map[*group]struct{} // to be settled at the end of this step
+	touched map[*group]struct{} // to be decided at the end of this step
 	changed map[*publication]struct{}
 	anyPort map[*slot]struct{} // slots of any free port
-	retries map[*slot]time.Time
+	retries schedule.Deadlines[*slot]
 	unheld  map[*slot]struct{} // holder to be looked up
 
 	wg sync.WaitGroup // listeners and flows
@@ -252,14 +252,13 @@ func New(opt Options) (*Host, error) {
 	h := &Host{
 		opt:     opt,
 		table:   table.New[ID, Publication](ID.Compare),
-		kick:    make(chan struct{}, 1),
-		lookup:  make(chan struct{}, 1),
+		timers:  schedule.NewSignal(),
+		lookup:  schedule.NewSignal(),
 		policy:  opt.Policy,
 		groups:  make(map[groupKey]*group),
 		touched: make(map[*group]struct{}),
 		changed: make(map[*publication]struct{}),
 		anyPort: make(map[*slot]struct{}),
-		retries: make(map[*slot]time.Time),
 		unheld:  make(map[*slot]struct{}),
 	}
 	for _, g := range opt.Guests {
@@ -268,7 +267,7 @@ func New(opt Options) (*Host, error) {
 	return h, nil
 }
 
-// View returns the publications as they stand.
+// View returns the current publications.
 func (h *Host) View() View { return h.table.View() }
 
 // Subscribe returns a subscription to the publications; the caller closes it.
@@ -298,14 +297,14 @@ func (h *Host) Stats() Stats {
 	}
 }
 
-// SetPolicy replaces the policy, for example after the rules were reloaded. What
-// stands and is still allowed where it is stays open; flows of what is now
-// denied are reset. A running Host applies it soon after, any other when it runs.
+// SetPolicy replaces the policy, for example after the rules were reloaded.
+// Listeners that are still allowed stay open; flows that are now denied are reset.
+// A running Host applies it soon after, any other when it runs.
 func (h *Host) SetPolicy(p Policy) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.policy, h.renewed = p, true
-	wake(h.kick)
+	h.timers.Notify()
 }
 
 // Run follows the guests until ctx ends, then closes all and returns nil. It may
@@ -322,7 +321,7 @@ func (h *Host) Run(ctx context.Context) error {
 	for _, g := range h.guests {
 		loops.Go(func() { g.run(ctx) })
 	}
-	loops.Go(func() { h.keepTime(ctx) })
+	loops.Go(func() { h.runTimers(ctx) })
 	loops.Go(func() { h.findHolders(ctx) })
 	loops.Wait()
 
@@ -330,39 +329,28 @@ func (h *Host) Run(ctx context.Context) error {
 	for _, g := range h.guests {
 		g.withdraw()
 	}
-	h.settle(ctx)
+	h.commit(ctx)
 	h.mu.Unlock()
 	h.wg.Wait()
 	return nil
 }
 
-// keepTime does what is due at a time: retries, the end of grace periods; and
-// what is asked from outside.
-func (h *Host) keepTime(ctx context.Context) {
-	timer := time.NewTimer(0)
-	defer timer.Stop()
+// runTimers does what is due: retries, ends of grace periods, a new policy.
+func (h *Host) runTimers(ctx context.Context) {
 	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-h.kick:
-		case <-timer.C:
-		}
 		h.mu.Lock()
 		if ctx.Err() == nil {
 			h.due(ctx, time.Now())
 		}
-		next, ok := h.next()
+		next := h.next()
 		h.mu.Unlock()
-		if ok {
-			timer.Reset(max(time.Until(next), 0))
-		} else {
-			timer.Stop()
+		if schedule.Wait(ctx, next, h.timers) != nil {
+			return
 		}
 	}
 }
 
-// due does what the time has come for. h.mu is held.
+// due does what is due now. h.mu is held.
 func (h *Host) due(ctx context.Context, now time.Time) {
 	if h.renewed {
 		h.renewed = false
@@ -374,38 +362,31 @@ func (h *Host) due(ctx context.Context, now time.Time) {
 		if !g.graceEnd.IsZero() && !g.graceEnd.After(now) {
 			g.graceEnd = time.Time{}
 			if n := len(g.pubs); n > 0 {
-				g.log.Info("guest stays away, its ports are closed", "publications", n)
+				g.log.Info("grace period expired; closing listeners", "publications", n)
 			}
 			g.withdraw()
 		}
 	}
-	for s, at := range h.retries {
-		// What is due soon is done now: one wake-up for many.
-		if at.Sub(now) <= retrySlack {
-			delete(h.retries, s)
-			s.open(ctx)
-		}
+	// What is due soon is done now: one wake-up for many.
+	for _, s := range h.retries.TakeAll(now.Add(retrySlack)) {
+		s.open(ctx)
 	}
-	h.settle(ctx)
+	h.commit(ctx)
 }
 
-// next returns the earliest time for due. h.mu is held.
-func (h *Host) next() (at time.Time, ok bool) {
-	earliest := func(t time.Time) {
-		if !t.IsZero() && (!ok || t.Before(at)) {
-			at, ok = t, true
-		}
-	}
+// next returns when something is due, zero for never. h.mu is held.
+func (h *Host) next() time.Time {
+	at := h.retries.Next()
 	for _, g := range h.guests {
-		earliest(g.graceEnd)
+		if end := g.graceEnd; !end.IsZero() && (at.IsZero() || end.Before(at)) {
+			at = end
+		}
 	}
-	for _, t := range h.retries {
-		earliest(t)
-	}
-	return at, ok
+	return at
 }
 
-// publish shows in the table and to the guests what this step changed. h.mu is held.
+// publish puts what this step changed into the table, and reports it to the guests.
+// h.mu is held.
 func (h *Host) publish() {
 	if len(h.changed) == 0 {
 		return
@@ -415,19 +396,11 @@ func (h *Host) publish() {
 			switch p.guest.pubs[p.Key] {
 			case p:
 				tx.Put(p.id(), p.view())
-				p.guest.tell(p.Key)
+				p.guest.report(p.Key)
 			case nil:
 				tx.Delete(p.id())
 			}
 		}
 	})
 	clear(h.changed)
-}
-
-// wake puts a token into a channel of capacity one.
-func wake(c chan struct{}) {
-	select {
-	case c <- struct{}{}:
-	default:
-	}
 }

@@ -450,6 +450,8 @@ func TestWidestAddressOfOneOwnerServesAll(t *testing.T) {
 		return w
 	}
 	wide, narrow := key(port.TCP, any4, p), key(port.TCP, lo4, p)
+	a.greeter(wide, "wide")
+	a.greeter(narrow, "narrow")
 	a.begins(snapshot(1, of(pub(narrow))))
 	start(t, Options{Policy: exposeAll(t)}, a)
 	a.wants(narrow, port.Active)
@@ -461,11 +463,16 @@ func TestWidestAddressOfOneOwnerServesAll(t *testing.T) {
 		t.Errorf("%s is active at %s", narrow, o.HostAddress)
 	}
 	other := at(netip.MustParseAddr("127.0.0.2"), p)
-	if refused(other) {
-		t.Error("the wildcard is not open")
+	for _, to := range []netip.AddrPort{other, at(lo4, p)} {
+		if got := greeting(t, to); got != "wide" {
+			t.Errorf("%s is served by %q", to, got)
+		}
 	}
 	a.say(removed(2, wide))
 	eventually(t, "only the loopback is open", func() bool { return refused(other) && !refused(at(lo4, p)) })
+	if got := greeting(t, at(lo4, p)); got != "narrow" {
+		t.Errorf("the loopback is served by %q", got)
+	}
 }
 
 // One guest address is open to all, another only on the loopback: when the wider

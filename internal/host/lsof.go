@@ -12,8 +12,8 @@ import (
 	"github.com/fairlead/fairlead/internal/port"
 )
 
-// lsofFind finds holders in what "lsof -FpcPtn" prints: one field on each line, a
-// letter in front; p begins a process, f a file.
+// lsofFind finds holders in the output of "lsof -FpcPtn": one field on each line,
+// after a letter; p begins a process, f a file.
 func lsofFind(r io.Reader, sockets []Socket) (map[Socket]Holder, error) {
 	out := make(map[Socket]Holder)
 	var by Holder
@@ -41,7 +41,7 @@ func lsofFind(r io.Reader, sockets []Socket) (map[Socket]Holder, error) {
 		case 'n':
 			addr, ok := lsofAddr(value, is6)
 			for _, s := range sockets {
-				if _, known := out[s]; ok && !known && s.Protocol == protocol && (inTheWay(addr, s.Addr) || maybeDual(addr, s.Addr)) {
+				if _, known := out[s]; ok && !known && s.Protocol == protocol && (excludes(addr, s.Addr) || maybeDual(addr, s.Addr)) {
 					out[s] = by
 				}
 			}
@@ -50,7 +50,7 @@ func lsofFind(r io.Reader, sockets []Socket) (map[Socket]Holder, error) {
 	return out, sc.Err()
 }
 
-// lsofAddr reads "127.0.0.1:80", "[::1]:80" or "*:80"; a connection is none.
+// lsofAddr parses "127.0.0.1:80", "[::1]:80" or "*:80", and refuses connections.
 func lsofAddr(s string, is6 bool) (netip.AddrPort, bool) {
 	if strings.Contains(s, "->") {
 		return netip.AddrPort{}, false

@@ -7,11 +7,11 @@ import (
 	"fmt"
 	"net/netip"
 
-	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/claims"
 )
 
-// The tables of the IP helper API (tcpmib.h, udpmib.h) are parsed here and not
-// beside the call that gets them, so that every system tests it.
+// The tables of the IP helper API (tcpmib.h, udpmib.h) are parsed in this file, so
+// that it is tested on every system.
 
 // ownerTable is how one of its tables is laid out: a count, then rows.
 type ownerTable struct {
@@ -44,14 +44,14 @@ func (t ownerTable) parse(b []byte, yield func(addr netip.AddrPort, pid int)) er
 	return nil
 }
 
-// inTheWay reports whether a socket bound to addr keeps another from want.
-func inTheWay(addr, want netip.AddrPort) bool {
-	a, b := addr.Addr().WithZone(""), want.Addr().WithZone("")
-	return addr.Port() == want.Port() && a.Is4() == b.Is4() && (a == b || port.IsWildcard(a) || port.IsWildcard(b))
+// excludes reports whether a socket bound to addr excludes another at want.
+func excludes(addr, want netip.AddrPort) bool {
+	without := func(a netip.AddrPort) netip.AddrPort { return netip.AddrPortFrom(a.Addr().WithZone(""), a.Port()) }
+	return claims.Overlap(without(addr), without(want))
 }
 
-// maybeDual reports whether addr is a wildcard of IPv6 that may take IPv4 as
-// well, which the system's tables do not say.
+// maybeDual reports whether addr is the IPv6 wildcard, which may take IPv4 as well:
+// the system's tables do not tell.
 func maybeDual(addr, want netip.AddrPort) bool {
 	return addr.Port() == want.Port() && addr.Addr() == netip.IPv6Unspecified()
 }

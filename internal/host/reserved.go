@@ -10,7 +10,7 @@ import (
 	"strings"
 )
 
-// PortRange is First to Last, both included; the zero PortRange is none.
+// PortRange is First to Last, both included. The zero value is an empty range.
 type PortRange struct{ First, Last uint16 }
 
 // String returns "FIRST-LAST".
@@ -19,9 +19,9 @@ func (r PortRange) String() string { return fmt.Sprintf("%d-%d", r.First, r.Last
 // Contains reports whether p is in the range.
 func (r PortRange) Contains(p uint16) bool { return r != PortRange{} && r.First <= p && p <= r.Last }
 
-// parseReserved reads what "netsh interface ipv4 show excludedportrange" prints:
-// a heading in the user's language, then lines with the first and the last port,
-// some with a star behind for ranges that an administrator made.
+// parseReserved parses the output of "netsh interface ipv4 show excludedportrange": a
+// heading in the user's language, then lines with the first and the last port, and
+// an asterisk for ranges that an administrator added.
 func parseReserved(r io.Reader) ([]PortRange, error) {
 	var ranges []PortRange
 	sc := bufio.NewScanner(r)

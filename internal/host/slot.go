@@ -16,6 +16,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/claims"
 	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/schedule"
 	"github.com/fairlead/fairlead/internal/wire"
 )
 
@@ -24,7 +25,7 @@ const (
 	conflictMax = 4 * time.Second  // between attempts at an address that is taken
 	failureMax  = 30 * time.Second // between attempts at one that cannot be had
 	retrySlack  = 20 * time.Millisecond
-	holderAge   = time.Minute // a holder is looked up again after this
+	holderAge   = time.Minute // before a holder is looked up again
 )
 
 // publication is what one guest asks for. All is guarded by Host.mu; guest and
@@ -83,7 +84,7 @@ func (c *claim) set(state port.State, addr netip.AddrPort, reason string) {
 	o.Since = c.outcome.Since
 	if o.State != c.outcome.State || o.HostAddress != c.outcome.HostAddress {
 		o.Since = time.Now()
-		// Only for who looks for it: a guest decides how often.
+		// At debug level, because the guest decides how often this happens.
 		c.guest.log.Debug("port changed", "publication", c.key, "state", state, "owner", c.pub.wire.Owner.Name,
 			"at", addr, "reason", reason)
 	}
@@ -91,8 +92,8 @@ func (c *claim) set(state port.State, addr netip.AddrPort, reason string) {
 	c.guest.h.changed[c.pub] = struct{}{}
 }
 
-// groupKey names the host addresses that can be in each other's way: a wildcard
-// takes its port on all addresses of its family.
+// groupKey names host addresses that can overlap: a wildcard takes its port on all
+// addresses of its family.
 type groupKey struct {
 	port.Slot
 	is4 bool
@@ -102,11 +103,12 @@ func (c *claim) group() groupKey {
 	return groupKey{port.Slot{Protocol: c.key.Protocol, Port: c.addr.Port()}, c.addr.Addr().Is4()}
 }
 
-// group shares out the host addresses of one port. Guarded by Host.mu.
+// group is the claims to one port, and the addresses that they are given. Guarded by
+// Host.mu.
 type group struct {
 	key    groupKey
 	claims map[*claim]struct{}
-	guests []*guest // that have claims, the first come first
+	guests []*guest // that have claims, in the order in which they came
 	slots  map[netip.Addr]*slot
 }
 
@@ -148,7 +150,7 @@ func (h *Host) leave(c *claim) {
 	h.touched[g] = struct{}{}
 }
 
-// touch has what a publication claims shared out again: it may share with another.
+// touch has the addresses that a publication claims decided again: its owner changed.
 func (h *Host) touch(p *publication) {
 	for _, c := range p.claims {
 		if g := h.groups[c.group()]; g != nil && c.admitted && c.slot == nil {
@@ -157,9 +159,9 @@ func (h *Host) touch(p *publication) {
 	}
 }
 
-// settle ends a step: it admits what the limit has room for, shares out what was
-// touched, and shows the result. h.mu is held.
-func (h *Host) settle(ctx context.Context) {
+// commit ends a step: it admits claims up to the limit, decides what was touched,
+// and publishes the result. h.mu is held.
+func (h *Host) commit(ctx context.Context) {
 	for _, g := range h.guests {
 		g.admit(ctx)
 	}
@@ -250,9 +252,9 @@ type slot struct {
 	bound    netip.AddrPort
 	state    port.State
 	reason   string
-	why      string // what was found to be in the way, empty if nothing was
-	backoff  time.Duration
-	held     time.Time // when the holder was last looked up
+	why      string // the reason with the holder, empty while no holder is known
+	pause    schedule.Backoff
+	asked    time.Time // when the holder was last looked up
 	closed   bool
 }
 
@@ -264,14 +266,15 @@ func (h *Host) newSlot(protocol port.Protocol, addr netip.AddrPort) *slot {
 	return s
 }
 
-// open tries to listen, and makes up its mind when to try again.
+// open tries to listen, and plans the next attempt if that fails.
 func (s *slot) open(ctx context.Context) {
 	if s.closed || s.listener != nil {
 		return
 	}
 	err := s.listen(ctx)
 	if err == nil {
-		s.state, s.reason, s.why, s.backoff, s.held = port.Active, "", "", 0, time.Time{}
+		s.state, s.reason, s.why, s.asked = port.Active, "", "", time.Time{}
+		s.pause.Reset()
 		s.h.stats.listeners.Add(1)
 		s.show()
 		return
@@ -303,18 +306,23 @@ func (s *slot) open(ctx context.Context) {
 	default:
 		s.fail(err.Error())
 	}
-	s.backoff = min(max(2*s.backoff, retryFirst), limit)
-	s.h.retries[s] = time.Now().Add(s.backoff)
-	wake(s.h.kick)
+	s.retryIn(limit)
 	s.show()
 }
 
-// findHolder asks who is in the way, unless that was asked a moment ago.
+// retryIn plans the next attempt, after limit at the latest.
+func (s *slot) retryIn(limit time.Duration) {
+	s.pause.Min, s.pause.Max = retryFirst, limit
+	s.h.retries.Set(s, time.Now().Add(s.pause.Next()))
+	s.h.timers.Notify()
+}
+
+// findHolder has the holder looked up, unless that was done a short while ago.
 func (s *slot) findHolder() {
-	if time.Since(s.held) >= holderAge {
-		s.held = time.Now()
+	if time.Since(s.asked) >= holderAge {
+		s.asked = time.Now()
 		s.h.unheld[s] = struct{}{}
-		wake(s.h.lookup)
+		s.h.lookup.Notify()
 	}
 }
 
@@ -367,7 +375,7 @@ func (s *slot) show() {
 	}
 }
 
-// close gives the address back at once; flows that run go on.
+// close stops listening; flows that run go on.
 func (s *slot) close() {
 	if s.closed {
 		return
@@ -375,7 +383,7 @@ func (s *slot) close() {
 	s.closed = true
 	s.shut()
 	delete(s.h.anyPort, s)
-	delete(s.h.retries, s)
+	s.h.retries.Cancel(s)
 	delete(s.h.unheld, s)
 }
 
@@ -388,7 +396,7 @@ func (s *slot) shut() {
 	s.h.stats.listeners.Add(-1)
 }
 
-// died notes that a listener failed by itself. h.mu is not held.
+// died handles a listener that failed by itself. h.mu is not held.
 func (s *slot) died(ctx context.Context, listener io.Closer, err error) {
 	s.h.mu.Lock()
 	defer s.h.mu.Unlock()
@@ -397,29 +405,24 @@ func (s *slot) died(ctx context.Context, listener io.Closer, err error) {
 	}
 	s.shut()
 	s.fail(err.Error())
-	s.backoff = retryFirst
-	s.h.retries[s] = time.Now().Add(s.backoff)
-	wake(s.h.kick)
+	s.pause.Reset()
+	s.retryIn(failureMax)
 	s.show()
 	s.h.publish()
 }
 
-// heldByUs returns the slot of ours that is in the way of s, if any: only one of
-// any free port, which may have been given the port that s wants.
+// heldByUs returns the slot of ours that holds the address of s, if any. It can only
+// be one of any free port that was given the port that s wants.
 func (h *Host) heldByUs(s *slot) *slot {
 	for o := range h.anyPort {
-		if o == s || o.listener == nil || o.protocol != s.protocol || o.bound.Port() != s.addr.Port() {
-			continue
-		}
-		a, b := o.bound.Addr(), s.addr.Addr()
-		if a.Is4() == b.Is4() && (a == b || port.IsWildcard(a) || port.IsWildcard(b)) {
+		if o != s && o.listener != nil && o.protocol == s.protocol && claims.Overlap(o.bound, s.addr) {
 			return o
 		}
 	}
 	return nil
 }
 
-// addrOf returns where a listener is; asked fills in what it does not say.
+// addrOf returns the address of a listener, or asked if it has none.
 func addrOf(a net.Addr, asked netip.AddrPort) netip.AddrPort {
 	if v, ok := a.(interface{ AddrPort() netip.AddrPort }); ok {
 		ap := v.AddrPort()

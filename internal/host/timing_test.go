@@ -229,10 +229,10 @@ func TestNoTimerAtRest(t *testing.T) {
 		h, stop := start(t, Options{Network: newMemory()}, a)
 		synctest.Wait()
 		h.mu.Lock()
-		_, ok := h.next()
+		next := h.next()
 		h.mu.Unlock()
-		if ok {
-			t.Error("something is due though nothing is wrong")
+		if !next.IsZero() {
+			t.Errorf("something is due at %v", next)
 		}
 		stop()
 	})

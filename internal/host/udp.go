@@ -20,15 +20,15 @@ import (
 )
 
 const (
-	clientQueue = 128     // datagrams of one client that wait for the link
-	portQueue   = 4 << 20 // bytes of all clients of one port that do
+	clientQueue = 128     // queued datagrams of one client
+	portQueue   = 4 << 20 // queued bytes of all clients of one port
 )
 
 var (
 	errIdle    = errors.New("idle")
 	errEvicted = errors.New("too many clients")
 	errMoved   = errors.New("the port serves another publication now")
-	errStuck   = errors.New("too much waits for the link")
+	errStuck   = errors.New("too much is queued for the link")
 )
 
 // udpPort is one UDP listener. Each client address is one flow.
@@ -39,7 +39,7 @@ type udpPort struct {
 	mu      sync.Mutex
 	closed  bool
 	clients map[netip.AddrPort]*udpClient
-	recent  list.List // of *udpClient, the one heard last in front
+	recent  list.List // of *udpClient, the most recently used in front
 	queued  int       // bytes in all queues
 }
 
@@ -50,13 +50,13 @@ type udpClient struct {
 	flow  *forward.Flow
 	idle  *forward.Idle
 
-	// What the link does not take at once waits in queue.
+	// Datagrams that the link does not take at once are queued.
 	stream  atomic.Pointer[link.Datagrams] // nil before it is open
 	queue   chan queued
-	waiting atomic.Int32 // in queue, or just taken from there and not sent
+	waiting atomic.Int32 // in queue, or taken from there and not sent yet
 }
 
-// queued is a datagram of size bytes in its frame; if begun, what is left of it.
+// queued is a datagram of size bytes in its frame; if begun, the unsent part of it.
 type queued struct {
 	frame []byte
 	begun bool
@@ -67,7 +67,7 @@ func newUDPPort(s *slot, pc *own.UDPConn) *udpPort {
 	return &udpPort{s: s, pc: pc, clients: make(map[netip.AddrPort]*udpClient)}
 }
 
-// Close gives the address back and ends the flows of all clients.
+// Close stops listening and ends the flows of all clients.
 func (p *udpPort) Close() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -98,7 +98,7 @@ func (p *udpPort) drop(c *udpClient, cause error) {
 	c.flow.Reset(cause)
 }
 
-// run hands out datagrams until the listener is closed.
+// run serves datagrams until the listener is closed.
 func (p *udpPort) run(ctx context.Context) {
 	r := forward.NewReceiver(p.pc.UDPConn)
 	pause := schedule.Backoff{Min: time.Millisecond, Max: receivePause}
@@ -120,7 +120,7 @@ func (p *udpPort) run(ctx context.Context) {
 	}
 }
 
-// receive takes one datagram.
+// receive serves one datagram.
 func (p *udpPort) receive(ctx context.Context, r *forward.Receiver) error {
 	frame, n, from, err := r.Receive()
 	if err != nil {
@@ -140,7 +140,7 @@ func (p *udpPort) receive(ctx context.Context, r *forward.Receiver) error {
 	return nil
 }
 
-// client returns the one that sends from an address, nil if it is not served.
+// client returns the client at an address, nil if it is not served.
 func (p *udpPort) client(ctx context.Context, from netip.AddrPort) *udpClient {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -158,8 +158,8 @@ func (p *udpPort) client(ctx context.Context, from netip.AddrPort) *udpClient {
 	return c
 }
 
-// try sends a frame if nothing waits before it and the link takes it at once, so
-// that most datagrams wake nobody. It returns what is left to send.
+// try sends a frame if the queue is empty and the link takes it at once, so that
+// most datagrams wake no other goroutine. It returns what is left to send.
 func (c *udpClient) try(frame []byte) (rest []byte, begun bool) {
 	s := c.stream.Load()
 	if s == nil || c.waiting.Load() > 0 {
@@ -168,8 +168,8 @@ func (c *udpClient) try(frame []byte) (rest []byte, begun bool) {
 	return s.TrySend(frame)
 }
 
-// queue puts a copy of what a client sent into its queue, or drops it if there is
-// no room.
+// queue puts a copy of a datagram into its client's queue, or drops it if the queue
+// is full.
 func (p *udpPort) queue(c *udpClient, q queued) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -178,7 +178,7 @@ func (p *udpPort) queue(c *udpClient, q queued) {
 	}
 	if p.queued+len(q.frame) > portQueue || len(c.queue) == cap(c.queue) {
 		p.s.h.stats.dropped.Add(1)
-		if q.begun { // half a frame is of no use to anybody
+		if q.begun { // the stream cannot go on after half a frame
 			p.drop(c, errStuck)
 		}
 		return
@@ -186,7 +186,7 @@ func (p *udpPort) queue(c *udpClient, q queued) {
 	p.queued += len(q.frame)
 	c.waiting.Add(1)
 	q.frame = append([]byte(nil), q.frame...)
-	c.queue <- q // only we send, so there is room
+	c.queue <- q // there is room, because nothing else sends
 }
 
 // enter begins the flow of a new client. p.mu is held.
@@ -219,7 +219,7 @@ func (p *udpPort) enter(ctx context.Context, from netip.AddrPort) *udpClient {
 	return c
 }
 
-// leave gives up what a client whose flow ended holds.
+// leave releases what a client held whose flow has ended.
 func (p *udpPort) leave(c *udpClient) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -234,7 +234,7 @@ func (p *udpPort) leave(c *udpClient) {
 	}
 }
 
-// carry moves a client's datagrams both ways until its flow ends, and says why.
+// carry moves a client's datagrams both ways until its flow ends, and returns why.
 func (p *udpPort) carry(ctx context.Context, c *udpClient) error {
 	s, err := p.s.h.stream(ctx, c.claim, c.addr)
 	if err != nil {
@@ -312,5 +312,5 @@ func (p *udpPort) reply(c *udpClient, stream *link.Datagrams) error {
 	if _, err := p.pc.WriteToUDPAddrPort(frame[:n], c.addr); errors.Is(err, net.ErrClosed) {
 		return err
 	}
-	return nil // what the network does not take is lost, as datagrams are
+	return nil // datagrams may be lost
 }

@@ -142,6 +142,18 @@ func (d *Deadlines[K]) Take(k K, now time.Time) bool {
 	return due
 }
 
+// TakeAll returns all that is planned for now or earlier, and cancels it.
+func (d *Deadlines[K]) TakeAll(now time.Time) []K {
+	var due []K
+	for k, t := range d.at {
+		if !t.After(now) {
+			due = append(due, k)
+			delete(d.at, k)
+		}
+	}
+	return due
+}
+
 // Next returns the earliest time that is planned, the zero time if none is.
 func (d *Deadlines[K]) Next() time.Time {
 	var next time.Time

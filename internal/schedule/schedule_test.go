@@ -129,6 +129,11 @@ func TestDeadlines(t *testing.T) {
 	if d.Due("a", after(0)) || !d.Due("a", after(1)) || !d.Take("a", after(1)) || d.Take("a", after(9)) {
 		t.Error("a is due once, from its time on")
 	}
+	d.Set("d", after(3))
+	if due := d.TakeAll(after(4)); len(due) != 2 || len(d.TakeAll(after(4))) > 0 || d.Next() != after(5) {
+		t.Errorf("due after 4 s: %q", due)
+	}
+	d.Set("b", after(2))
 	d.Cancel("b")
 	d.Set("c", time.Time{})
 	if !d.Next().IsZero() {
