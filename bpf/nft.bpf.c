@@ -3,8 +3,8 @@
 #include "nft.h"
 
 /* Puts these types into the object, from which Go types are generated. */
-struct nft_event *unused_nft_event __attribute__((unused));
-enum nft_kind *unused_nft_kind __attribute__((unused));
+struct change_event *unused_event __attribute__((unused));
+enum change *unused_change __attribute__((unused));
 
 SEC("fentry/nf_tables_commit")
 int BPF_PROG(nft_begins, struct net *net)

@@ -18,17 +18,17 @@
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
-enum nft_kind {
-	NFT_TABLE = 1,
-	NFT_CHAIN = 2,
-	NFT_RULE = 3,
-	NFT_ELEMENT = 4,
+enum change {
+	CHANGE_TABLE = 1,
+	CHANGE_CHAIN = 2,
+	CHANGE_RULE = 3,
+	CHANGE_ELEMENT = 4,
 	/* The commit is complete, and the ruleset has this generation. */
-	NFT_END = 5,
+	CHANGE_END = 5,
 	/* The commit has more changes than are reported. */
-	NFT_MANY = 6,
+	CHANGE_MANY = 6,
 	/* A change outside of any commit. */
-	NFT_STRAY = 7,
+	CHANGE_STRAY = 7,
 };
 
 #define NFT_CHUNK 208
@@ -39,7 +39,7 @@ enum nft_kind {
  * one after the other, the table's name, the chain's or set's name, the
  * element's key, the end of its range, and its value. Names end with a 0.
  */
-struct nft_event {
+struct change_event {
 	__u64 handle;	/* of the rule, or of the element's set */
 	__u64 previous; /* handle of the rule before it in the chain, 0 if it is the first */
 	__u32 generation;
@@ -47,7 +47,7 @@ struct nft_event {
 	__u32 verdict; /* code of the element's value, if that is a verdict */
 	__u16 total;   /* bytes in all chunks */
 	__u16 offset;  /* of the first byte here */
-	__u8 kind;     /* enum nft_kind */
+	__u8 kind;     /* enum change */
 	__u8 family;   /* NFPROTO_* */
 	__u8 deleted;
 	__u8 key_length;
@@ -57,8 +57,8 @@ struct nft_event {
 	__u8 padding[9];
 	__u8 bytes[NFT_CHUNK];
 };
-_Static_assert(sizeof(struct nft_event) == 256, "nft_event is the ABI with the agent");
-_Static_assert(__builtin_offsetof(struct nft_event, bytes) == 48, "no hidden padding");
+_Static_assert(sizeof(struct change_event) == 256, "change_event is the ABI with the agent");
+_Static_assert(__builtin_offsetof(struct change_event, bytes) == 48, "no hidden padding");
 
 /* Changes of one commit that are reported; beyond these, a dump is cheaper. */
 #define NFT_LIMIT 256
@@ -68,13 +68,13 @@ _Static_assert(__builtin_offsetof(struct nft_event, bytes) == 48, "no hidden pad
 #define NFT_DATA 64
 #define NFT_BYTES 2048 /* a power of two, above NFT_CHUNK * NFT_CHUNKS + NFT_NAME */
 
-struct nft_scratch {
-	struct nft_event event;
+struct scratch {
+	struct change_event event;
 	__u8 bytes[NFT_BYTES];
 };
 
 /* A commit of the observed namespace that has begun. */
-struct nft_commit {
+struct commit {
 	__u64 thread;
 	__u32 sent; /* records, or NFT_LIMIT + 1 */
 	__u32 lost; /* records that found no room since the start */
@@ -91,14 +91,14 @@ struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1);
 	__type(key, __u32);
-	__type(value, struct nft_scratch);
+	__type(value, struct scratch);
 } scratches SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1);
 	__type(key, __u32);
-	__type(value, struct nft_commit);
+	__type(value, struct commit);
 } states SEC(".maps");
 
 #pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
@@ -161,14 +161,14 @@ struct nft_elem_priv {
 #define NFT_JUMP -3
 #define NFT_GOTO -4
 
-static __always_inline struct nft_commit *nft_state(void)
+static __always_inline struct commit *nft_state(void)
 {
 	__u32 zero = 0;
 
 	return bpf_map_lookup_elem(&states, &zero);
 }
 
-static __always_inline struct nft_scratch *nft_scratch(void)
+static __always_inline struct scratch *nft_scratch(void)
 {
 	__u32 zero = 0;
 
@@ -181,37 +181,37 @@ static __always_inline bool nft_observed(struct net *net)
 }
 
 /* Sends the record to the agent, which is woken when a commit is complete. */
-static __always_inline void nft_send(struct nft_event *e, struct nft_commit *c, bool wake)
+static __always_inline void nft_send(struct change_event *e, struct commit *c, bool wake)
 {
 	if (bpf_ringbuf_output(&commits, e, sizeof(*e), wake ? BPF_RB_FORCE_WAKEUP : BPF_RB_NO_WAKEUP))
 		__sync_fetch_and_add(&c->lost, 1);
 }
 
-static __always_inline void nft_signal(struct nft_scratch *s, __u8 kind, __u32 generation, struct nft_commit *c)
+static __always_inline void nft_signal(struct scratch *s, __u8 kind, __u32 generation, struct commit *c)
 {
 	__builtin_memset(&s->event, 0, sizeof(s->event));
 	s->event.kind = kind;
 	s->event.generation = generation;
-	nft_send(&s->event, c, kind != NFT_MANY);
+	nft_send(&s->event, c, kind != CHANGE_MANY);
 }
 
 /* Returns where to lay out a change of the observed namespace, or NULL. */
-static __always_inline struct nft_scratch *nft_begin(const struct nft_ctx *ctx, __u8 kind, bool deleted,
-						     struct nft_commit **commit)
+static __always_inline struct scratch *nft_begin(const struct nft_ctx *ctx, __u8 kind, bool deleted,
+						     struct commit **commit)
 {
-	struct nft_commit *c = nft_state();
-	struct nft_scratch *s = nft_scratch();
+	struct commit *c = nft_state();
+	struct scratch *s = nft_scratch();
 
 	if (!c || !s || !nft_observed(BPF_CORE_READ(ctx, net)))
 		return NULL;
 	*commit = c;
 	if (c->thread != bpf_get_current_pid_tgid()) {
-		nft_signal(s, NFT_STRAY, 0, c);
+		nft_signal(s, CHANGE_STRAY, 0, c);
 		return NULL;
 	}
 	if (c->sent >= NFT_LIMIT) {
 		if (c->sent == NFT_LIMIT)
-			nft_signal(s, NFT_MANY, 0, c);
+			nft_signal(s, CHANGE_MANY, 0, c);
 		c->sent = NFT_LIMIT + 1;
 		return NULL;
 	}
@@ -224,7 +224,7 @@ static __always_inline struct nft_scratch *nft_begin(const struct nft_ctx *ctx, 
 }
 
 /* Appends a name with its 0. */
-static __always_inline void nft_name(struct nft_scratch *s, const char *name)
+static __always_inline void nft_name(struct scratch *s, const char *name)
 {
 	__u32 at = s->event.total;
 	long n;
@@ -240,7 +240,7 @@ static __always_inline void nft_name(struct nft_scratch *s, const char *name)
 }
 
 /* Appends bytes, and returns how many. */
-static __always_inline __u8 nft_bytes(struct nft_scratch *s, const void *from, __u32 length)
+static __always_inline __u8 nft_bytes(struct scratch *s, const void *from, __u32 length)
 {
 	__u32 at = s->event.total;
 
@@ -256,7 +256,7 @@ static __always_inline __u8 nft_bytes(struct nft_scratch *s, const void *from, _
 }
 
 /* Sends what was laid out, in as many records as it takes. */
-static __always_inline void nft_finish(struct nft_scratch *s, struct nft_commit *c)
+static __always_inline void nft_finish(struct scratch *s, struct commit *c)
 {
 #pragma unroll
 	for (int i = 0; i < NFT_CHUNKS; i++) {
@@ -270,7 +270,7 @@ static __always_inline void nft_finish(struct nft_scratch *s, struct nft_commit 
 
 static __always_inline int nft_commit_begins(struct net *net)
 {
-	struct nft_commit *c = nft_state();
+	struct commit *c = nft_state();
 	__u64 thread = bpf_get_current_pid_tgid();
 
 	if (!c)
@@ -287,20 +287,20 @@ static __always_inline int nft_commit_begins(struct net *net)
 /* Runs at the end of each commit, audited or not, before the mutex is unlocked. */
 static __always_inline int nft_commit_ends(__u32 generation)
 {
-	struct nft_commit *c = nft_state();
-	struct nft_scratch *s = nft_scratch();
+	struct commit *c = nft_state();
+	struct scratch *s = nft_scratch();
 
 	if (!c || !s || c->thread != bpf_get_current_pid_tgid())
 		return 0;
 	c->thread = 0;
-	nft_signal(s, NFT_END, generation, c);
+	nft_signal(s, CHANGE_END, generation, c);
 	return 0;
 }
 
 static __always_inline int nft_table_changes(const struct nft_ctx *ctx, int event)
 {
-	struct nft_commit *c;
-	struct nft_scratch *s = nft_begin(ctx, NFT_TABLE, event != NFT_MSG_NEWTABLE, &c);
+	struct commit *c;
+	struct scratch *s = nft_begin(ctx, CHANGE_TABLE, event != NFT_MSG_NEWTABLE, &c);
 
 	if (!s)
 		return 0;
@@ -311,8 +311,8 @@ static __always_inline int nft_table_changes(const struct nft_ctx *ctx, int even
 
 static __always_inline int nft_chain_changes(const struct nft_ctx *ctx, int event)
 {
-	struct nft_commit *c;
-	struct nft_scratch *s = nft_begin(ctx, NFT_CHAIN, event != NFT_MSG_NEWCHAIN, &c);
+	struct commit *c;
+	struct scratch *s = nft_begin(ctx, CHANGE_CHAIN, event != NFT_MSG_NEWCHAIN, &c);
 
 	if (!s)
 		return 0;
@@ -324,8 +324,8 @@ static __always_inline int nft_chain_changes(const struct nft_ctx *ctx, int even
 
 static __always_inline int nft_rule_changes(const struct nft_ctx *ctx, const struct nft_rule *rule, int event)
 {
-	struct nft_commit *c;
-	struct nft_scratch *s = nft_begin(ctx, NFT_RULE, event != NFT_MSG_NEWRULE, &c);
+	struct commit *c;
+	struct scratch *s = nft_begin(ctx, CHANGE_RULE, event != NFT_MSG_NEWRULE, &c);
 	struct list_head *head, *previous;
 
 	if (!s)
@@ -348,8 +348,8 @@ static __always_inline int nft_rule_changes(const struct nft_ctx *ctx, const str
 static __always_inline int nft_element_changes(const struct nft_ctx *ctx, const struct nft_set *set, const void *element,
 					       int event)
 {
-	struct nft_commit *c;
-	struct nft_scratch *s = nft_begin(ctx, NFT_ELEMENT, event != NFT_MSG_NEWSETELEM, &c);
+	struct commit *c;
+	struct scratch *s = nft_begin(ctx, CHANGE_ELEMENT, event != NFT_MSG_NEWSETELEM, &c);
 	const struct nft_set_ext *ext;
 	const struct nft_verdict *value;
 	__u8 at[4] = {}, flags = 0;

@@ -115,8 +115,8 @@ func (o *Object) readFile() error {
 	return nil
 }
 
-// Settle frees what only Attach needs.
-func (o *Object) Settle() {
+// FinishAttach frees what only Attach needs.
+func (o *Object) FinishAttach() {
 	o.files = nil
 	if o.ownTypes {
 		o.types.Forget()

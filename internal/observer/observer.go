@@ -194,7 +194,7 @@ func (s *session) attach(e *engine) ([]kernel.Method, scope, error) {
 	var attach func([]string) error
 	if s.object != nil {
 		attach = s.object.Attach
-		defer s.object.Settle()
+		defer s.object.FinishAttach()
 	}
 	covers := map[string]scope{
 		TCPListen: scopeTCPListen, TCPBind: scopeTCPBound, UDPBind: scopeUDP,

@@ -13,14 +13,19 @@ import (
 	"github.com/cilium/ebpf"
 )
 
-type NftNftCommit struct {
-	_      structs.HostLayout
-	Thread uint64
-	Sent   uint32
-	Lost   uint32
-}
+type NftChange uint32
 
-type NftNftEvent struct {
+const (
+	NftChangeCHANGE_TABLE   NftChange = 1
+	NftChangeCHANGE_CHAIN   NftChange = 2
+	NftChangeCHANGE_RULE    NftChange = 3
+	NftChangeCHANGE_ELEMENT NftChange = 4
+	NftChangeCHANGE_END     NftChange = 5
+	NftChangeCHANGE_MANY    NftChange = 6
+	NftChangeCHANGE_STRAY   NftChange = 7
+)
+
+type NftChangeEvent struct {
 	_           structs.HostLayout
 	Handle      uint64
 	Previous    uint64
@@ -40,21 +45,16 @@ type NftNftEvent struct {
 	Bytes       [208]uint8
 }
 
-type NftNftKind uint32
+type NftCommit struct {
+	_      structs.HostLayout
+	Thread uint64
+	Sent   uint32
+	Lost   uint32
+}
 
-const (
-	NftNftKindNFT_TABLE   NftNftKind = 1
-	NftNftKindNFT_CHAIN   NftNftKind = 2
-	NftNftKindNFT_RULE    NftNftKind = 3
-	NftNftKindNFT_ELEMENT NftNftKind = 4
-	NftNftKindNFT_END     NftNftKind = 5
-	NftNftKindNFT_MANY    NftNftKind = 6
-	NftNftKindNFT_STRAY   NftNftKind = 7
-)
-
-type NftNftScratch struct {
+type NftScratch struct {
 	_     structs.HostLayout
-	Event NftNftEvent
+	Event NftChangeEvent
 	Bytes [2048]uint8
 }
 
@@ -62,18 +62,18 @@ type NftNftScratch struct {
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
-	NftMapCommits        = "commits"
-	NftMapScratches      = "scratches"
-	NftMapStates         = "states"
-	NftProgNftBegins     = "nft_begins"
-	NftProgNftChain      = "nft_chain"
-	NftProgNftElement    = "nft_element"
-	NftProgNftEnds       = "nft_ends"
-	NftProgNftRule       = "nft_rule"
-	NftProgNftTable      = "nft_table"
-	NftVarObservedNetns  = "observed_netns"
-	NftVarUnusedNftEvent = "unused_nft_event"
-	NftVarUnusedNftKind  = "unused_nft_kind"
+	NftMapCommits       = "commits"
+	NftMapScratches     = "scratches"
+	NftMapStates        = "states"
+	NftProgNftBegins    = "nft_begins"
+	NftProgNftChain     = "nft_chain"
+	NftProgNftElement   = "nft_element"
+	NftProgNftEnds      = "nft_ends"
+	NftProgNftRule      = "nft_rule"
+	NftProgNftTable     = "nft_table"
+	NftVarObservedNetns = "observed_netns"
+	NftVarUnusedChange  = "unused_change"
+	NftVarUnusedEvent   = "unused_event"
 )
 
 // LoadNft returns the embedded CollectionSpec for Nft.
@@ -139,9 +139,9 @@ type NftMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type NftVariableSpecs struct {
-	ObservedNetns  *ebpf.VariableSpec `ebpf:"observed_netns"`
-	UnusedNftEvent *ebpf.VariableSpec `ebpf:"unused_nft_event"`
-	UnusedNftKind  *ebpf.VariableSpec `ebpf:"unused_nft_kind"`
+	ObservedNetns *ebpf.VariableSpec `ebpf:"observed_netns"`
+	UnusedChange  *ebpf.VariableSpec `ebpf:"unused_change"`
+	UnusedEvent   *ebpf.VariableSpec `ebpf:"unused_event"`
 }
 
 // NftObjects contains all objects after they have been loaded into the kernel.
@@ -181,9 +181,9 @@ func (m *NftMaps) Close() error {
 //
 // It can be passed to LoadNftObjects or ebpf.CollectionSpec.LoadAndAssign.
 type NftVariables struct {
-	ObservedNetns  *ebpf.Variable `ebpf:"observed_netns"`
-	UnusedNftEvent *ebpf.Variable `ebpf:"unused_nft_event"`
-	UnusedNftKind  *ebpf.Variable `ebpf:"unused_nft_kind"`
+	ObservedNetns *ebpf.Variable `ebpf:"observed_netns"`
+	UnusedChange  *ebpf.Variable `ebpf:"unused_change"`
+	UnusedEvent   *ebpf.Variable `ebpf:"unused_event"`
 }
 
 // NftPrograms contains all programs after they have been loaded into the kernel.

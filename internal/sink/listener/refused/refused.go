@@ -82,7 +82,7 @@ func (w *Watcher) open(methods []string) error {
 	if err != nil {
 		return err
 	}
-	defer w.object.Settle()
+	defer w.object.FinishAttach()
 	if w.reader, err = w.object.Reader(bpf.RefusedMapEvents); err != nil {
 		return err
 	}

@@ -59,7 +59,7 @@ func (c *Commits) open(path string, types *kernel.Types) error {
 	if c.reader, err = c.object.Reader(bpf.NftMapCommits); err != nil {
 		return err
 	}
-	defer c.object.Settle()
+	defer c.object.FinishAttach()
 	return c.object.Attach(hooks)
 }
 
@@ -129,7 +129,7 @@ func (c *Commits) Next() ([]CommitEvent, error) {
 
 // lossCheck returns ErrCommitsLost if records were lost since it last did.
 func (c *Commits) lossCheck() error {
-	var s bpf.NftNftCommit
+	var s bpf.NftCommit
 	if err := c.object.Map(bpf.NftMapStates).Lookup(uint32(0), &s); err != nil {
 		return fmt.Errorf("observe nftables: read the count of losses: %w", err)
 	}

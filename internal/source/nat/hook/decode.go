@@ -18,14 +18,14 @@ type CommitKind uint8
 
 // The kinds of changes, and the end of a commit.
 const (
-	CommitTable   = CommitKind(bpf.NftNftKindNFT_TABLE)
-	CommitChain   = CommitKind(bpf.NftNftKindNFT_CHAIN)
-	CommitRule    = CommitKind(bpf.NftNftKindNFT_RULE)
-	CommitElement = CommitKind(bpf.NftNftKindNFT_ELEMENT)
-	CommitEnd     = CommitKind(bpf.NftNftKindNFT_END)
+	CommitTable   = CommitKind(bpf.NftChangeCHANGE_TABLE)
+	CommitChain   = CommitKind(bpf.NftChangeCHANGE_CHAIN)
+	CommitRule    = CommitKind(bpf.NftChangeCHANGE_RULE)
+	CommitElement = CommitKind(bpf.NftChangeCHANGE_ELEMENT)
+	CommitEnd     = CommitKind(bpf.NftChangeCHANGE_END)
 	// CommitMany says that a commit has more changes than are reported.
-	CommitMany  = CommitKind(bpf.NftNftKindNFT_MANY)
-	commitStray = CommitKind(bpf.NftNftKindNFT_STRAY)
+	CommitMany  = CommitKind(bpf.NftChangeCHANGE_MANY)
+	commitStray = CommitKind(bpf.NftChangeCHANGE_STRAY)
 )
 
 // CommitEvent is one change of a commit, in the order in which the kernel made it.
@@ -54,21 +54,21 @@ type CommitEvent struct {
 
 var errCommitRecord = errors.New("malformed record of a commit")
 
-const commitRecordSize = int(unsafe.Sizeof(bpf.NftNftEvent{}))
+const commitRecordSize = int(unsafe.Sizeof(bpf.NftChangeEvent{}))
 
 // maxCommitBytes is what the hooks can send at most.
-const maxCommitBytes = 5 * len(bpf.NftNftEvent{}.Bytes)
+const maxCommitBytes = 5 * len(bpf.NftChangeEvent{}.Bytes)
 
 // decoder joins the chunks of records.
 type decoder struct {
-	head bpf.NftNftEvent
+	head bpf.NftChangeEvent
 	have []byte
 }
 
 // add takes the next record and reports whether e is complete. It copies what
 // it keeps.
 func (d *decoder) add(record []byte) (e CommitEvent, complete bool, err error) {
-	var r bpf.NftNftEvent
+	var r bpf.NftChangeEvent
 	if len(record) != commitRecordSize {
 		return e, false, fmt.Errorf("%w: %d bytes, want %d", errCommitRecord, len(record), commitRecordSize)
 	}
@@ -88,7 +88,7 @@ func (d *decoder) add(record []byte) (e CommitEvent, complete bool, err error) {
 }
 
 // change makes an event of a record and the bytes of all its chunks.
-func change(r *bpf.NftNftEvent, b []byte) (CommitEvent, error) {
+func change(r *bpf.NftChangeEvent, b []byte) (CommitEvent, error) {
 	e := CommitEvent{
 		Kind: CommitKind(r.Kind), Deleted: r.Deleted != 0, Family: r.Family,
 		Handle: r.Handle, Previous: r.Previous, Generation: r.Generation,

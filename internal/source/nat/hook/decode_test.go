@@ -17,7 +17,7 @@ import (
 )
 
 // records are what the hooks send for an event with these bytes.
-func records(e bpf.NftNftEvent, payload []byte) (out [][]byte) {
+func records(e bpf.NftChangeEvent, payload []byte) (out [][]byte) {
 	e.Total = uint16(len(payload))
 	for at := 0; at == 0 || at < len(payload); at += len(e.Bytes) {
 		e.Offset = uint16(at)
@@ -31,25 +31,25 @@ func records(e bpf.NftNftEvent, payload []byte) (out [][]byte) {
 func TestDecodeCommitRecords(t *testing.T) {
 	long := strings.Repeat("n", 255)
 	for _, tt := range []struct {
-		event   bpf.NftNftEvent
+		event   bpf.NftChangeEvent
 		payload string
 		chunks  int
 		want    CommitEvent
 	}{
 		{
-			bpf.NftNftEvent{Kind: uint8(CommitEnd), Generation: 7}, "", 1,
+			bpf.NftChangeEvent{Kind: uint8(CommitEnd), Generation: 7}, "", 1,
 			CommitEvent{Kind: CommitEnd, Generation: 7},
 		},
 		{
-			bpf.NftNftEvent{Kind: uint8(CommitRule), Family: 2, Handle: 5, Previous: 4}, "nat\x00DOCKER\x00", 1,
+			bpf.NftChangeEvent{Kind: uint8(CommitRule), Family: 2, Handle: 5, Previous: 4}, "nat\x00DOCKER\x00", 1,
 			CommitEvent{Kind: CommitRule, Family: 2, Table: "nat", Name: "DOCKER", Handle: 5, Previous: 4},
 		},
 		{
-			bpf.NftNftEvent{Kind: uint8(CommitChain), Family: 10, Deleted: 1}, "t\x00" + long + "\x00", 2,
+			bpf.NftChangeEvent{Kind: uint8(CommitChain), Family: 10, Deleted: 1}, "t\x00" + long + "\x00", 2,
 			CommitEvent{Kind: CommitChain, Family: 10, Deleted: true, Table: "t", Name: long},
 		},
 		{
-			bpf.NftNftEvent{Kind: uint8(CommitElement), Handle: 9, KeyLength: 2, EndLength: 2, ValueLength: 4, Flags: 1},
+			bpf.NftChangeEvent{Kind: uint8(CommitElement), Handle: 9, KeyLength: 2, EndLength: 2, ValueLength: 4, Flags: 1},
 			"t\x00m\x00\x00P\x00Z\x0a\x00\x00\x01", 1,
 			CommitEvent{
 				Kind: CommitElement, Table: "t", Name: "m", Handle: 9, Flags: 1,
@@ -57,7 +57,7 @@ func TestDecodeCommitRecords(t *testing.T) {
 			},
 		},
 		{
-			bpf.NftNftEvent{Kind: uint8(CommitElement), KeyLength: 1, IsVerdict: 1, Verdict: 0xfffffffc}, long + "\x00" + long + "\x00k" + long + "\x00", 4,
+			bpf.NftChangeEvent{Kind: uint8(CommitElement), KeyLength: 1, IsVerdict: 1, Verdict: 0xfffffffc}, long + "\x00" + long + "\x00k" + long + "\x00", 4,
 			CommitEvent{Kind: CommitElement, Table: long, Name: long, Key: []byte("k"), IsVerdict: true, Verdict: -4, Chain: long},
 		},
 	} {
@@ -82,7 +82,7 @@ func TestDecodeCommitRecords(t *testing.T) {
 
 // A missing chunk must not look like a shorter name.
 func TestMissingChunkIsAnError(t *testing.T) {
-	rs := records(bpf.NftNftEvent{Kind: uint8(CommitRule)}, []byte(strings.Repeat("t", 255)+"\x00"+strings.Repeat("c", 255)+"\x00"))
+	rs := records(bpf.NftChangeEvent{Kind: uint8(CommitRule)}, []byte(strings.Repeat("t", 255)+"\x00"+strings.Repeat("c", 255)+"\x00"))
 	for _, order := range [][]int{{1}, {0, 2}, {0, 0}} {
 		var d decoder
 		var err error
@@ -98,8 +98,8 @@ func TestMissingChunkIsAnError(t *testing.T) {
 // A record of a rule costs the two names in it.
 func TestDecodeAllocatesOnlyNames(t *testing.T) {
 	var d decoder
-	rule := records(bpf.NftNftEvent{Kind: uint8(CommitRule), Family: 2, Handle: 5, Previous: 4}, []byte("nat\x00DOCKER\x00"))[0]
-	end := records(bpf.NftNftEvent{Kind: uint8(CommitEnd), Generation: 7}, nil)[0]
+	rule := records(bpf.NftChangeEvent{Kind: uint8(CommitRule), Family: 2, Handle: 5, Previous: 4}, []byte("nat\x00DOCKER\x00"))[0]
+	end := records(bpf.NftChangeEvent{Kind: uint8(CommitEnd), Generation: 7}, nil)[0]
 	for name, c := range map[string]struct {
 		record []byte
 		most   float64
@@ -111,7 +111,7 @@ func TestDecodeAllocatesOnlyNames(t *testing.T) {
 }
 
 func FuzzCommitRecord(f *testing.F) {
-	for _, r := range records(bpf.NftNftEvent{Kind: uint8(CommitElement), KeyLength: 4, ValueLength: 9}, []byte("a\x00b\x00keyvalue")) {
+	for _, r := range records(bpf.NftChangeEvent{Kind: uint8(CommitElement), KeyLength: 4, ValueLength: 9}, []byte("a\x00b\x00keyvalue")) {
 		f.Add(r, r)
 	}
 	f.Fuzz(func(t *testing.T, a, b []byte) {

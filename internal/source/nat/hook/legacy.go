@@ -71,7 +71,7 @@ func (l *Legacy) open(opt LegacyOptions) error {
 	if l.reader, err = l.object.Reader(bpf.NatMapReplacements); err != nil {
 		return err
 	}
-	defer l.object.Settle()
+	defer l.object.FinishAttach()
 	l.method, err = legacyTables().Attach(l.object.Attach, nil, opt.Methods)
 	return err
 }

@@ -42,7 +42,7 @@ func (m *Modules) open(types *kernel.Types) (err error) {
 	if m.reader, err = m.object.Reader(bpf.NatMapModules); err == nil {
 		err = m.object.Attach([]string{bpf.NatProgModuleLoad})
 	}
-	m.object.Settle()
+	m.object.FinishAttach()
 	if err != nil {
 		return errors.Join(err, m.object.Close())
 	}
