@@ -76,7 +76,7 @@ func TestTheGenerationIsPolledAtTheEnd(t *testing.T) {
 			t.Errorf("%d dumps though nothing was committed", f.dumps)
 		}
 		f.set(oneTable(80, 81), 2, nil)
-		time.Sleep(2 * genPoll)
+		time.Sleep(2 * generationPoll)
 		expectPorts(t, r, 80, 81)
 	})
 }

@@ -13,6 +13,7 @@ import (
 	bpfkernel "github.com/fairlead/fairlead/internal/kernel"
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/registry"
+	"github.com/fairlead/fairlead/internal/schedule"
 	"github.com/fairlead/fairlead/internal/source/nat/compile"
 	"github.com/fairlead/fairlead/internal/source/nat/watch"
 )
@@ -161,45 +162,31 @@ func (s *Source) Status() Status {
 	return s.status
 }
 
-// backoff grows from half a second to half a minute.
-func backoff(n int) time.Duration {
-	return min(500*time.Millisecond<<min(n, 6), 30*time.Second)
-}
-
-// wait sleeps unless ctx ends.
-func wait(ctx context.Context, d time.Duration) {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-ctx.Done():
-	case <-t.C:
-	}
-}
-
 // runWith runs sessions over what open gives until ctx ends.
 func (s *Source) runWith(ctx context.Context, feed registry.Feed, open func() (system, func(), error)) error {
 	c := compile.New(s.opt.MaxPorts)
-	for n := 0; ctx.Err() == nil; n++ {
-		known, err := s.live(ctx, feed, c, open)
+	pause := schedule.Backoff{Min: 500 * time.Millisecond, Max: 30 * time.Second}
+	for ctx.Err() == nil {
+		known, err := s.runSession(ctx, feed, c, open)
 		if known {
-			n = 0
+			pause.Reset()
 		}
 		if ctx.Err() == nil {
 			feed.Stale(err)
-			wait(ctx, backoff(n))
+			_ = schedule.Sleep(ctx, pause.Next())
 		}
 	}
 	return nil
 }
 
-// live runs one session and reports whether it got as far as a complete set.
-func (s *Source) live(ctx context.Context, feed registry.Feed, c *compile.Compiler, open func() (system, func(), error)) (bool, error) {
+// runSession runs one session and reports whether it stated a complete set.
+func (s *Source) runSession(ctx context.Context, feed registry.Feed, c *compile.Compiler, open func() (system, func(), error)) (bool, error) {
 	sys, done, err := open()
 	if err != nil {
 		return false, err
 	}
 	defer done()
-	x := &session{s: s, sys: sys, feed: feed, c: c, m: compile.NewMirror(c)}
+	x := newSession(s, feed, c, sys)
 	err = x.run(ctx)
 	return x.known, err
 }
