@@ -3,7 +3,6 @@
 package compile
 
 import (
-	"bytes"
 	"encoding/binary"
 	"fmt"
 	"net/netip"
@@ -143,92 +142,114 @@ func (s *state) natPorts(n *natAction, minReg, maxReg uint32) string {
 // evaluate works out rule r for one family. With only, just the branches of
 // those elements of the set that splits it.
 func evaluate(r *rule, v6 bool, ev *env, only map[string]struct{}) *evaluation {
-	out := &evaluation{branches: make(map[string]*branch), inert: true}
-	t := r.chain.table
-	exprs, err := ruleset.ParseRule(t.id, r.raw)
-	end := func(s *state, e branchEnd) {
-		if s.m.dead() || e.kind == endNone {
-			return
-		}
-		out.inert = false
-		if len(out.branches) >= maxBranches {
-			out.tooMany = true
-			return
-		}
-		out.branches[s.key] = &branch{m: s.m, end: e}
+	e := &evaluator{
+		out:  &evaluation{branches: make(map[string]*branch), inert: true},
+		sets: r.chain.table.sets, only: only, reads: make(map[*namedSet]int),
 	}
 	first := &state{v6: v6, m: everything(), env: ev}
+	exprs, err := ruleset.ParseRule(r.chain.table.id, r.raw)
 	if err != nil {
 		first.blind(err.Error())
-		end(first, branchEnd{kind: endUnknown, why: err.Error()})
-		return out
+		e.end(first, branchEnd{kind: endUnknown, why: err.Error()})
+		return e.out
 	}
-	splits := 0
-	reads := make(map[*namedSet]int)
 	states := []*state{first}
 	for _, x := range exprs {
 		if l, ok := x.(ruleset.Lookup); ok {
-			n := t.sets[l.Set]
-			if n != nil {
-				reads[n]++
-			}
-			branching := n != nil && (l.HasDreg || len(states) > 0 && s0Parts(states[0], l, n) > 1 && !l.Invert)
-			if branching {
-				splits++
-				out.split = n
-			}
-			var next []*state
-			for _, s := range states {
-				s.lookup(l, n, pick(branching, only), func(s *state, v *ruleset.Verdict) {
-					if s.m.dead() || len(next) >= maxBranches {
-						out.tooMany = out.tooMany || len(next) >= maxBranches
-						return
-					}
-					if v != nil {
-						if e, stop := verdictEnd(*v); stop {
-							end(s, e)
-							return
-						}
-					}
-					next = append(next, s)
-				})
-			}
-			states = next
-			continue
-		}
-		next := states[:0]
-		for _, s := range states {
-			e, stop := s.step(x)
-			if stop {
-				end(s, e)
-				continue
-			}
-			if !s.m.dead() {
-				next = append(next, s)
-			}
-		}
-		states = next
-	}
-	for n, times := range reads {
-		out.sets = append(out.sets, n)
-		if n == out.split && times > 1 {
-			out.split = nil
+			states = e.lookup(states, l)
+		} else {
+			states = e.step(states, x)
 		}
 	}
-	if splits != 1 || out.split != nil && (out.split.Flags&ruleset.SetInterval != 0 && !out.split.Concat() || out.split.HasCatchall()) {
-		out.split = nil
-	}
-	return out
+	e.finish()
+	return e.out
 }
 
-func pick(yes bool, only map[string]struct{}) map[string]struct{} {
-	if yes {
-		return only
-	}
-	return nil
+// evaluator evaluates one rule.
+type evaluator struct {
+	out    *evaluation
+	sets   map[string]*namedSet
+	only   map[string]struct{}
+	reads  map[*namedSet]int // how often each set is read
+	splits int               // lookups that lead to a branch for each element
 }
 
-func s0Parts(s *state, l ruleset.Lookup, n *namedSet) int {
+// end ends a state's way through the rule.
+func (e *evaluator) end(s *state, end branchEnd) {
+	if s.m.dead() || end.kind == endNone {
+		return
+	}
+	e.out.inert = false
+	if len(e.out.branches) >= maxBranches {
+		e.out.tooMany = true
+		return
+	}
+	e.out.branches[s.key] = &branch{m: s.m, end: end}
+}
+
+// step runs an expression in each state and returns those that go on.
+func (e *evaluator) step(states []*state, x any) []*state {
+	next := states[:0]
+	for _, s := range states {
+		if end, stop := s.step(x); stop {
+			e.end(s, end)
+		} else if !s.m.dead() {
+			next = append(next, s)
+		}
+	}
+	return next
+}
+
+// lookup runs a lookup in each state and returns those that go on.
+func (e *evaluator) lookup(states []*state, l ruleset.Lookup) []*state {
+	n := e.sets[l.Set]
+	var only map[string]struct{}
+	if n != nil {
+		e.reads[n]++
+		if l.HasDreg || len(states) > 0 && states[0].keyParts(l, n) > 1 && !l.Invert {
+			e.splits++
+			e.out.split, only = n, e.only
+		}
+	}
+	var next []*state
+	for _, s := range states {
+		s.lookup(l, n, only, func(s *state, v *ruleset.Verdict) {
+			switch {
+			case s.m.dead():
+				return
+			case len(next) >= maxBranches:
+				e.out.tooMany = true
+				return
+			case v != nil:
+				if end, stop := verdictEnd(*v); stop {
+					e.end(s, end)
+					return
+				}
+			}
+			next = append(next, s)
+		})
+	}
+	return next
+}
+
+// finish notes which sets were read, and whether the branches are those of the
+// elements of a single set, so that each can be evaluated alone.
+func (e *evaluator) finish() {
+	for n := range e.reads {
+		e.out.sets = append(e.out.sets, n)
+	}
+	n := e.out.split
+	if n == nil {
+		return
+	}
+	intervals := n.Flags&ruleset.SetInterval != 0 && !n.Concat() // elements depend on their neighbours
+	if e.splits != 1 || e.reads[n] > 1 || intervals || n.HasCatchall() {
+		e.out.split = nil
+	}
+}
+
+// keyParts returns of how many fields the key of a lookup consists.
+func (s *state) keyParts(l ruleset.Lookup, n *namedSet) int {
 	parts := 0
 	for _, p := range s.read(l.Sreg, n.KeyLen) {
 		parts += len(s.splitPiece(p))
@@ -264,81 +285,11 @@ func (s *state) step(x any) (end branchEnd, stop bool) {
 		s.store(e.Dreg, &value{kind: valConst, data: e.Data, n: len(e.Data)})
 	case ruleset.StandardTarget:
 		return verdictEnd(e.Verdict)
-	case ruleset.Cmp:
-		s.cmp(e)
-	case ruleset.Range:
-		parts := s.read(e.Sreg, len(e.From))
-		if len(parts) != 1 || len(e.From) != len(e.To) {
-			s.blind(describePieces(parts))
-			break
-		}
-		n := s.between(parts[0], e.From, e.To)
-		if n.f == fieldBool && n.truth >= 0 && !bytes.Equal(e.From, e.To) {
-			n = narrowing{why: parts[0].v.describe()}
-		}
-		s.apply(n, e.Op == ruleset.CmpNeq)
 	case ruleset.Payload:
-		if e.Sreg == 0 && e.Length <= 64 && e.Offset < 1<<16 {
-			s.store(e.Dreg, &value{kind: valPayload, key: e.Base, off: int(e.Offset), n: int(e.Length),
-				name: fmt.Sprintf("payload @%d,%d,%d", e.Base, e.Offset*8, e.Length*8)})
-		} else if e.Sreg != 0 {
+		if e.Sreg != 0 {
 			return branchEnd{kind: endUnknown, why: "a payload that is written"}, true
 		}
-	case ruleset.Meta:
-		if e.Sreg != 0 {
-			break // marks the packet
-		}
-		n := 4
-		switch e.Key {
-		case ruleset.MetaIifname, ruleset.MetaOifname:
-			n = 16
-		case ruleset.MetaNfproto, ruleset.MetaL4proto:
-			n = 1
-		case ruleset.MetaProtocol:
-			n = 2
-		}
-		name, ok := ruleset.MetaNames[e.Key]
-		if !ok {
-			name = fmt.Sprintf("meta %d", e.Key)
-		}
-		s.store(e.Dreg, &value{kind: valMeta, key: e.Key, n: n, name: name})
-	case ruleset.Ct:
-		if e.Sreg != 0 {
-			break
-		}
-		v := &value{kind: valCt, key: e.Key, n: 4, name: fmt.Sprintf("ct key %d", e.Key)}
-		switch {
-		case e.Key == ruleset.CtKeyState:
-			v.name = "ct state"
-		case e.Dir != 0:
-			v.kind, v.n = valUnknown, 16
-		case e.Key == ruleset.CtKeyProtocol:
-			v.n = 1
-		case e.Key == ruleset.CtKeyProtoDst:
-			v.n = 2
-		case e.Key == ruleset.CtKeyDstIP6 || e.Key == ruleset.CtKeyDst && s.v6:
-			v.n = 16
-		case e.Key != ruleset.CtKeyDst && e.Key != ruleset.CtKeyDstIP:
-			v.kind = valUnknown
-		}
-		s.store(e.Dreg, v)
-	case ruleset.Fib:
-		v := &value{kind: valFib, key: e.Flags, n: 4, name: "fib"}
-		if e.Result != ruleset.FibAddrtype {
-			v.kind, v.n = valUnknown, 16
-		}
-		s.store(e.Dreg, v)
-	case ruleset.Bitwise:
-		s.bitwise(e)
-	case ruleset.Byteorder:
-		if p := s.read(e.Sreg, int(min(e.Length, 64))); len(p) == 1 && p[0].v.kind == valConst {
-			break
-		}
-		if e.Sreg != e.Dreg || e.Length > 1 {
-			s.store(e.Dreg, &value{n: int(min(e.Length, 64)), name: "a number in another byte order"})
-		}
-	case ruleset.Numgen:
-		s.store(e.Dreg, &value{kind: valAny, n: 4, name: e.What})
+		s.load(x)
 	case ruleset.NAT:
 		return s.nat(e)
 	case ruleset.Redirect:
@@ -347,38 +298,33 @@ func (s *state) step(x any) (end branchEnd, stop bool) {
 			return branchEnd{kind: endNat, why: why}, true
 		}
 		return branchEnd{kind: endNat, nat: n}, true
-	case ruleset.Pass:
+	case ruleset.Target:
+		return s.target(e)
+	case ruleset.Other:
+		return s.other(e.Name)
+	case ruleset.Cmp:
+		s.cmp(e)
+	case ruleset.Range:
+		s.inSpan(e)
 	case ruleset.Header:
 		s.header(e)
 	case ruleset.Match:
 		s.match(e)
-	case ruleset.Target:
-		return s.target(e)
-	case ruleset.Other:
-		switch e.Name {
-		case "masq", "objref", "dynset":
-		case "queue", "tproxy", "reject", "fwd", "synproxy":
-			return branchEnd{kind: endUnknown, why: e.Name}, true
-		default:
-			s.blind(e.Name)
-		}
+	case ruleset.Pass:
+	default:
+		s.load(x)
 	}
 	return branchEnd{}, false
 }
 
-func (s *state) bitwise(e ruleset.Bitwise) {
-	n := int(min(e.Length, 64))
-	p := s.read(e.Sreg, n)
-	if e.Op == 0 && len(p) == 1 && p[0].off == 0 && p[0].n == p[0].v.n && p[0].v.mask == nil &&
-		p[0].v.kind != valUnknown && p[0].v.kind != valConst && len(e.Mask) >= p[0].n {
-		v := *p[0].v
-		v.mask, v.xor = e.Mask, e.Xor
-		s.store(e.Dreg, &v)
-		return
+// other returns what an expression does that is not decoded.
+func (s *state) other(name string) (end branchEnd, stop bool) {
+	switch name {
+	case "masq", "objref", "dynset":
+	case "queue", "tproxy", "reject", "fwd", "synproxy":
+		return branchEnd{kind: endUnknown, why: name}, true
+	default:
+		s.blind(name)
 	}
-	name := "bit arithmetic"
-	if len(p) > 0 {
-		name = "bit arithmetic on " + p[0].v.describe()
-	}
-	s.store(e.Dreg, &value{n: n, name: name})
+	return branchEnd{}, false
 }

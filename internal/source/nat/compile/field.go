@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/source/nat/ruleset"
 )
 
@@ -27,61 +28,87 @@ const (
 	fieldBool // answered for each value by truth
 )
 
-// pieceField names what p is a part of, and how many bytes before p belong to
-// it. ok is false for what is not understood.
+// pieceField returns the field that p is a part of, the field's size, and how many
+// bytes of it come before p. It is fieldNone for what is not understood.
 func (s *state) pieceField(p piece) (f field, size, before int) {
-	v := p.v
-	switch v.kind {
+	switch p.v.kind {
 	case valPayload:
-		off := v.off + p.off
-		type loc struct {
-			f      field
-			at, sz int
-		}
-		var locs []loc
-		switch {
-		case v.key == 2: // transport header
-			locs = []loc{{fieldSport, 0, 2}, {fieldDport, 2, 2}}
-		case v.key == 1 && s.v6:
-			locs = []loc{{fieldProto, 6, 1}, {fieldSaddr, 8, 16}, {fieldDaddr, 24, 16}}
-		case v.key == 1:
-			locs = []loc{{fieldProto, 9, 1}, {fieldSaddr, 12, 4}, {fieldDaddr, 16, 4}}
-		}
-		for _, l := range locs {
-			if off >= l.at && off < l.at+l.sz {
-				return l.f, l.sz, off - l.at
-			}
-		}
+		return s.headerField(p.v.key, p.v.off+p.off, p.n)
 	case valMeta:
-		switch v.key {
-		case ruleset.MetaL4proto:
-			return fieldProto, 1, p.off
-		case ruleset.MetaIifname:
-			return fieldIif, 16, p.off
-		case ruleset.MetaOifname:
-			return fieldOif, 16, p.off
-		case ruleset.MetaIif, ruleset.MetaOif, ruleset.MetaNfproto, ruleset.MetaProtocol, ruleset.MetaMark:
-			return fieldBool, p.n, p.off
-		}
+		f, size = metaField(p.v.key, p.n)
 	case valCt:
-		switch v.key {
-		case ruleset.CtKeyProtocol:
-			return fieldProto, 1, p.off
-		case ruleset.CtKeyProtoDst:
-			return fieldDport, 2, p.off
-		case ruleset.CtKeyDst, ruleset.CtKeyDstIP, ruleset.CtKeyDstIP6:
-			n := 4
-			if s.v6 {
-				n = 16
-			}
-			return fieldDaddr, n, p.off
-		case ruleset.CtKeyState:
-			return fieldBool, p.n, p.off
-		}
+		f, size = s.ctField(p.v.key, p.n)
 	case valFib:
-		return fieldBool, p.n, p.off
+		f, size = fieldBool, p.n
+	default:
+		f, size = fieldNone, p.n
 	}
-	return fieldNone, p.n, 0
+	if f == fieldNone {
+		return f, size, 0
+	}
+	return f, size, p.off
+}
+
+// headerField is a field of a header, by offset and size.
+type headerField struct {
+	f        field
+	at, size int
+}
+
+var (
+	transportFields = []headerField{{fieldSport, 0, 2}, {fieldDport, 2, 2}}
+	ipv4Fields      = []headerField{{fieldProto, 9, 1}, {fieldSaddr, 12, 4}, {fieldDaddr, 16, 4}}
+	ipv6Fields      = []headerField{{fieldProto, 6, 1}, {fieldSaddr, 8, 16}, {fieldDaddr, 24, 16}}
+)
+
+// headerField returns the field at an offset of the header that nftables calls base.
+func (s *state) headerField(base uint32, off, n int) (f field, size, before int) {
+	var fields []headerField
+	switch {
+	case base == ruleset.PayloadTransport:
+		fields = transportFields
+	case base == ruleset.PayloadNetwork && s.v6:
+		fields = ipv6Fields
+	case base == ruleset.PayloadNetwork:
+		fields = ipv4Fields
+	}
+	for _, h := range fields {
+		if off >= h.at && off < h.at+h.size {
+			return h.f, h.size, off - h.at
+		}
+	}
+	return fieldNone, n, 0
+}
+
+func metaField(key uint32, n int) (f field, size int) {
+	switch key {
+	case ruleset.MetaL4proto:
+		return fieldProto, 1
+	case ruleset.MetaIifname:
+		return fieldIif, 16
+	case ruleset.MetaOifname:
+		return fieldOif, 16
+	case ruleset.MetaIif, ruleset.MetaOif, ruleset.MetaNfproto, ruleset.MetaProtocol, ruleset.MetaMark:
+		return fieldBool, n
+	}
+	return fieldNone, n
+}
+
+func (s *state) ctField(key uint32, n int) (f field, size int) {
+	switch key {
+	case ruleset.CtKeyProtocol:
+		return fieldProto, 1
+	case ruleset.CtKeyProtoDst:
+		return fieldDport, 2
+	case ruleset.CtKeyDst, ruleset.CtKeyDstIP, ruleset.CtKeyDstIP6:
+		if s.v6 {
+			return fieldDaddr, 16
+		}
+		return fieldDaddr, 4
+	case ruleset.CtKeyState:
+		return fieldBool, n
+	}
+	return fieldNone, n
 }
 
 // splitPiece cuts p where one field ends and the next begins, as merged payload
@@ -116,53 +143,33 @@ type narrowing struct {
 	why   string // not understood
 }
 
-// between works out what lo ≤ p ≤ hi means.
+// between returns what lo ≤ p ≤ hi means.
 func (s *state) between(p piece, lo, hi []byte) narrowing {
-	f, size, before := s.pieceField(p)
-	bad := func() narrowing { return narrowing{why: p.v.describe()} }
 	if p.v.kind == valAny {
 		return narrowing{f: fieldBool, truth: -1}
 	}
+	bad := narrowing{why: p.v.describe()}
+	f, size, before := s.pieceField(p)
 	if f == fieldNone || len(lo) < p.n || len(hi) < p.n {
-		return bad()
+		return bad
 	}
 	lo, hi = lo[:p.n], hi[:p.n]
 	eq := bytes.Equal(lo, hi)
 	if f == fieldBool {
-		return s.truth(p, lo, eq)
+		if !eq || p.off != 0 || p.v.mask != nil && p.v.key != ruleset.MetaMark {
+			return bad
+		}
+		if n, ok := s.truth(p.v, lo); ok {
+			return n
+		}
+		return bad
 	}
 	if before != 0 || p.n < size && !eq {
-		return bad()
+		return bad
 	}
-	// Bytes and bits that the comparison does not see may have any value.
-	full := func() (l, h []byte, ok bool) {
-		l, h = make([]byte, size), make([]byte, size)
-		copy(l, lo)
-		copy(h, hi)
-		for i := p.n; i < size; i++ {
-			h[i] = 0xff
-		}
-		if p.v.mask != nil {
-			if !eq || len(p.v.mask) < p.off+p.n || len(bytes.Trim(p.v.xor, "\x00")) != 0 {
-				return nil, nil, false
-			}
-			gap := false
-			for i := range p.n {
-				m := p.v.mask[p.off+i]
-				inv := ^m
-				if gap && m != 0 || inv&(inv+1) != 0 || lo[i]&inv != 0 {
-					return nil, nil, false
-				}
-				gap = gap || m != 0xff
-				h[i] |= inv
-			}
-		}
-		return l, h, true
-	}
-	switch f {
-	case fieldIif, fieldOif:
+	if f == fieldIif || f == fieldOif {
 		if !eq || p.v.mask != nil {
-			return bad()
+			return bad
 		}
 		name := ruleset.CString(lo)
 		if len(name) == p.n && p.n < size {
@@ -170,113 +177,131 @@ func (s *state) between(p piece, lo, hi []byte) narrowing {
 		}
 		return narrowing{f: f, names: []string{name}}
 	}
-	l, h, ok := full()
+	l, h, ok := p.widen(lo, hi, size, eq)
 	if !ok {
-		return bad()
+		return bad
 	}
-	switch f {
-	case fieldProto:
-		n := narrowing{f: f}
-		for _, pr := range []byte{6, 17} {
-			if pr >= l[0] && pr <= h[0] {
-				n.proto |= protoBit(pr)
-			}
-		}
-		return n
-	case fieldSport, fieldDport:
-		r := portOrder.normal([]span[uint16]{{binary.BigEndian.Uint16(l), binary.BigEndian.Uint16(h)}})
-		return narrowing{f: f, ports: r}
-	case fieldSaddr, fieldDaddr:
-		a, _ := netip.AddrFromSlice(l)
-		b, _ := netip.AddrFromSlice(h)
-		return narrowing{f: f, addrs: addrOrderOf(s.v6).normal([]span[netip.Addr]{{a, b}})}
-	}
-	return bad()
+	return s.inRange(f, l, h)
 }
 
-// truth answers a comparison of p with b for the packets that are of interest.
-func (s *state) truth(p piece, b []byte, eq bool) narrowing {
-	bad := narrowing{why: p.v.describe()}
-	n := narrowing{f: fieldBool}
-	set := func(t bool) narrowing {
-		n.truth = 0
-		if t {
-			n.truth = 1
+// widen extends lo ≤ p ≤ hi to the whole field, of which p is the beginning: bytes
+// and bits that the comparison does not see may have any value.
+func (p piece) widen(lo, hi []byte, size int, eq bool) (l, h []byte, ok bool) {
+	l, h = make([]byte, size), bytes.Repeat([]byte{0xff}, size)
+	copy(l, lo)
+	copy(h, hi)
+	if p.v.mask == nil {
+		return l, h, true
+	}
+	if !eq || len(p.v.mask) < p.off+p.n || len(bytes.Trim(p.v.xor, "\x00")) != 0 {
+		return nil, nil, false
+	}
+	ended := false // the mask must be a prefix
+	for i := range p.n {
+		m := p.v.mask[p.off+i]
+		inv := ^m
+		if ended && m != 0 || inv&(inv+1) != 0 || lo[i]&inv != 0 {
+			return nil, nil, false
 		}
-		return n
+		ended = ended || m != 0xff
+		h[i] |= inv
 	}
-	v := p.v
-	if !eq || p.off != 0 {
-		return bad
-	}
-	host := func() (uint32, bool) {
-		if len(b) < 4 {
-			return 0, false
+	return l, h, true
+}
+
+// inRange is the condition that a field is between l and h.
+func (s *state) inRange(f field, l, h []byte) narrowing {
+	n := narrowing{f: f}
+	switch f {
+	case fieldProto:
+		for _, p := range []byte{byte(port.TCP), byte(port.UDP)} {
+			if p >= l[0] && p <= h[0] {
+				n.proto |= protoBit(p)
+			}
 		}
-		return binary.NativeEndian.Uint32(b), true
+	case fieldSport, fieldDport:
+		n.ports = portOrder.normal([]span[uint16]{{binary.BigEndian.Uint16(l), binary.BigEndian.Uint16(h)}})
+	default: // an address
+		a, _ := netip.AddrFromSlice(l)
+		b, _ := netip.AddrFromSlice(h)
+		n.addrs = addrOrderOf(s.v6).normal([]span[netip.Addr]{{a, b}})
 	}
-	if v.mask != nil && v.key != ruleset.MetaMark {
-		return bad
+	return n
+}
+
+// truth answers v == b for the packets that are of interest; not ok if that is not
+// understood.
+func (s *state) truth(v *value, b []byte) (n narrowing, ok bool) {
+	switch {
+	case v.kind == valMeta && v.key == ruleset.MetaNfproto:
+		family := byte(ruleset.FamilyIP)
+		if s.v6 {
+			family = ruleset.FamilyIP6
+		}
+		return isTrue(b[0] == family), true
+	case v.kind == valMeta && v.key == ruleset.MetaProtocol:
+		if len(b) < 2 {
+			return n, false
+		}
+		etherType := uint16(etherIPv4)
+		if s.v6 {
+			etherType = etherIPv6
+		}
+		return isTrue(binary.BigEndian.Uint16(b) == etherType), true
 	}
+	if len(b) < 4 {
+		return n, false
+	}
+	number := binary.NativeEndian.Uint32(b)
 	switch v.kind {
 	case valMeta:
-		switch v.key {
-		case ruleset.MetaNfproto:
-			return set(b[0] == 2 && !s.v6 || b[0] == 10 && s.v6)
-		case ruleset.MetaProtocol:
-			if len(b) < 2 {
-				return bad
-			}
-			e := binary.BigEndian.Uint16(b)
-			return set(e == 0x0800 && !s.v6 || e == 0x86dd && s.v6)
-		case ruleset.MetaIif, ruleset.MetaOif:
-			i, ok := host()
-			if !ok {
-				return bad
-			}
-			n.f = fieldIif
-			if v.key == ruleset.MetaOif {
-				n.f = fieldOif
-			}
-			n.names = []string{s.env.ifname(i)}
-			return n
-		case ruleset.MetaMark:
-			if len(b) < 4 || v.xor != nil && len(v.xor) < 4 {
-				return bad
-			}
-			zero := make([]byte, 4)
-			copy(zero, v.xor)
-			n.mark = true
-			return set(bytes.Equal(zero, b[:4]))
-		}
+		return s.metaTruth(v, number, b[:4])
 	case valCt:
-		st, ok := host()
-		switch {
-		case !ok:
-			return bad
-		case st&ctNew != 0:
-			return set(true)
-		case st&ctRelated != 0:
-			n.mark = true
-		}
-		return set(false)
+		n = isTrue(number&ctNew != 0)
+		n.mark = number&(ctNew|ctRelated) == ctRelated
+		return n, true
 	case valFib:
-		t, ok := host()
-		if !ok {
-			return bad
-		}
-		switch v.key {
-		case ruleset.FibDaddr:
-			return set(t == ruleset.RtnLocal)
-		case ruleset.FibSaddr:
-			if t != ruleset.RtnLocal {
-				return bad
-			}
-			n.src = srcLocal
-			return set(true)
+		switch {
+		case v.key == ruleset.FibDaddr:
+			return isTrue(number == ruleset.RtnLocal), true
+		case v.key == ruleset.FibSaddr && number == ruleset.RtnLocal:
+			return narrowing{f: fieldBool, truth: 1, src: srcLocal}, true
 		}
 	}
-	return bad
+	return n, false
+}
+
+// Ethernet types (linux/if_ether.h).
+const (
+	etherIPv4 = 0x0800
+	etherIPv6 = 0x86dd
+)
+
+// metaTruth answers for an interface's index and for the packet mark.
+func (s *state) metaTruth(v *value, number uint32, b []byte) (n narrowing, ok bool) {
+	switch v.key {
+	case ruleset.MetaIif:
+		return narrowing{f: fieldIif, names: []string{s.env.ifname(number)}}, true
+	case ruleset.MetaOif:
+		return narrowing{f: fieldOif, names: []string{s.env.ifname(number)}}, true
+	case ruleset.MetaMark:
+		if v.xor != nil && len(v.xor) < 4 {
+			return n, false
+		}
+		zero := make([]byte, 4) // the mark of a packet that nothing marked
+		copy(zero, v.xor)
+		n = isTrue(bytes.Equal(zero, b))
+		n.mark = true
+		return n, true
+	}
+	return n, false
+}
+
+func isTrue(t bool) narrowing {
+	if t {
+		return narrowing{f: fieldBool, truth: 1}
+	}
+	return narrowing{f: fieldBool}
 }
 
 func (v *value) describe() string {
@@ -320,6 +345,13 @@ func (s *state) apply(n narrowing, neg bool) {
 		s.blind(n.why)
 		return
 	}
+	addrs := func(to *set[netip.Addr]) {
+		o := addrOrderOf(s.v6)
+		if neg {
+			n.addrs = o.complement(n.addrs)
+		}
+		*to = o.intersect(*to, n.addrs)
+	}
 	switch n.f {
 	case fieldProto:
 		if neg {
@@ -335,33 +367,31 @@ func (s *state) apply(n narrowing, neg bool) {
 		if !n.ports.all() || neg {
 			s.blind("source port")
 		}
-	case fieldSaddr, fieldDaddr:
-		o := addrOrderOf(s.v6)
-		if neg {
-			n.addrs = o.complement(n.addrs)
-		}
-		if n.f == fieldSaddr {
-			s.m.saddr = o.intersect(s.m.saddr, n.addrs)
-		} else {
-			s.m.daddr = o.intersect(s.m.daddr, n.addrs)
-		}
+	case fieldSaddr:
+		addrs(&s.m.saddr)
+	case fieldDaddr:
+		addrs(&s.m.daddr)
 	case fieldIif:
 		s.m.iif = s.m.iif.intersect(ifaceIn(neg, n.names...))
 	case fieldOif:
 		s.m.oif = s.m.oif.intersect(ifaceIn(neg, n.names...))
 	case fieldBool:
-		switch {
-		case n.truth < 0:
-			s.m.maybe = true
-		case n.src != srcAny:
-			s.source(!neg)
-		case n.mark:
-			if (n.truth == 1) == neg {
-				s.m.marked = true
-			}
-		case (n.truth == 1) == neg:
-			s.m.proto = 0
-		}
+		s.applyTruth(n, neg)
+	}
+}
+
+// applyTruth narrows s by a condition that is true, false or not known.
+func (s *state) applyTruth(n narrowing, neg bool) {
+	fails := (n.truth == 1) == neg
+	switch {
+	case n.truth < 0:
+		s.m.maybe = true
+	case n.src != srcAny:
+		s.source(!neg)
+	case n.mark:
+		s.m.marked = s.m.marked || fails
+	case fails:
+		s.m.proto = 0
 	}
 }
 
@@ -415,4 +445,18 @@ func describePieces(ps []piece) string {
 		return "a register"
 	}
 	return strings.Join(names, " . ")
+}
+
+// inSpan narrows s by a comparison with a range.
+func (s *state) inSpan(e ruleset.Range) {
+	parts := s.read(e.Sreg, len(e.From))
+	if len(parts) != 1 || len(e.From) != len(e.To) {
+		s.blind(describePieces(parts))
+		return
+	}
+	n := s.between(parts[0], e.From, e.To)
+	if n.f == fieldBool && n.truth >= 0 && !bytes.Equal(e.From, e.To) {
+		n = narrowing{why: parts[0].v.describe()}
+	}
+	s.apply(n, e.Op == ruleset.CmpNeq)
 }

@@ -2,7 +2,11 @@
 
 package compile
 
-import "github.com/fairlead/fairlead/internal/source/nat/ruleset"
+import (
+	"fmt"
+
+	"github.com/fairlead/fairlead/internal/source/nat/ruleset"
+)
 
 type valueKind uint8
 
@@ -81,4 +85,98 @@ func (s *state) constant(r uint32, n int) ([]byte, bool) {
 		return p[0].v.data[p[0].off : p[0].off+n], true
 	}
 	return nil, false
+}
+
+// load runs an expression that loads a register.
+func (s *state) load(x any) {
+	switch e := x.(type) {
+	case ruleset.Payload:
+		if e.Length <= 64 && e.Offset < 1<<16 {
+			s.store(e.Dreg, &value{kind: valPayload, key: e.Base, off: int(e.Offset), n: int(e.Length),
+				name: fmt.Sprintf("payload @%d,%d,%d", e.Base, e.Offset*8, e.Length*8)})
+		}
+	case ruleset.Meta:
+		if e.Sreg == 0 { // else it marks the packet
+			s.store(e.Dreg, metaValue(e.Key))
+		}
+	case ruleset.Ct:
+		if e.Sreg == 0 {
+			s.store(e.Dreg, s.ctValue(e))
+		}
+	case ruleset.Fib:
+		v := &value{kind: valFib, key: e.Flags, n: 4, name: "fib"}
+		if e.Result != ruleset.FibAddrtype {
+			v.kind, v.n = valUnknown, 16
+		}
+		s.store(e.Dreg, v)
+	case ruleset.Numgen:
+		s.store(e.Dreg, &value{kind: valAny, n: 4, name: e.What})
+	case ruleset.Bitwise:
+		s.bitwise(e)
+	case ruleset.Byteorder:
+		s.byteorder(e)
+	}
+}
+
+func metaValue(key uint32) *value {
+	n := 4
+	switch key {
+	case ruleset.MetaIifname, ruleset.MetaOifname:
+		n = 16
+	case ruleset.MetaNfproto, ruleset.MetaL4proto:
+		n = 1
+	case ruleset.MetaProtocol:
+		n = 2
+	}
+	name, ok := ruleset.MetaNames[key]
+	if !ok {
+		name = fmt.Sprintf("meta %d", key)
+	}
+	return &value{kind: valMeta, key: key, n: n, name: name}
+}
+
+func (s *state) ctValue(e ruleset.Ct) *value {
+	v := &value{kind: valCt, key: e.Key, n: 4, name: fmt.Sprintf("ct key %d", e.Key)}
+	switch {
+	case e.Key == ruleset.CtKeyState:
+		v.name = "ct state"
+	case e.Dir != 0: // not as the connection's first packet has it
+		v.kind, v.n = valUnknown, 16
+	case e.Key == ruleset.CtKeyProtocol:
+		v.n = 1
+	case e.Key == ruleset.CtKeyProtoDst:
+		v.n = 2
+	case e.Key == ruleset.CtKeyDstIP6 || e.Key == ruleset.CtKeyDst && s.v6:
+		v.n = 16
+	case e.Key != ruleset.CtKeyDst && e.Key != ruleset.CtKeyDstIP:
+		v.kind = valUnknown
+	}
+	return v
+}
+
+func (s *state) byteorder(e ruleset.Byteorder) {
+	n := int(min(e.Length, 64))
+	if p := s.read(e.Sreg, n); len(p) == 1 && p[0].v.kind == valConst {
+		return
+	}
+	if e.Sreg != e.Dreg || e.Length > 1 {
+		s.store(e.Dreg, &value{n: n, name: "a number in another byte order"})
+	}
+}
+
+func (s *state) bitwise(e ruleset.Bitwise) {
+	n := int(min(e.Length, 64))
+	p := s.read(e.Sreg, n)
+	if e.Op == 0 && len(p) == 1 && p[0].off == 0 && p[0].n == p[0].v.n && p[0].v.mask == nil &&
+		p[0].v.kind != valUnknown && p[0].v.kind != valConst && len(e.Mask) >= p[0].n {
+		v := *p[0].v
+		v.mask, v.xor = e.Mask, e.Xor
+		s.store(e.Dreg, &v)
+		return
+	}
+	name := "bit arithmetic"
+	if len(p) > 0 {
+		name = "bit arithmetic on " + p[0].v.describe()
+	}
+	s.store(e.Dreg, &value{n: n, name: name})
 }

@@ -115,6 +115,12 @@ const (
 	AttrVerdictChain = 2
 )
 
+// Headers that Payload loads from (NFT_PAYLOAD_*).
+const (
+	PayloadNetwork   = 1
+	PayloadTransport = 2
+)
+
 // Operators of a comparison (NFT_CMP_*).
 const (
 	CmpEq  = 0
