@@ -31,6 +31,7 @@ type attribution struct {
 	container   bool      // a path names a container by its id
 	provisional bool      // an engine was not live when the NAT rule appeared: its fact may be old
 	since       time.Time // when it was last without bindings, or its owner became unknown
+	left        string    // the container that was at a NAT rule's targets and has stopped
 }
 
 // hintsID tells hints apart.
@@ -67,7 +68,7 @@ func (as *attributions) enter(b *port.Binding, now func() time.Time, live bool) 
 	if a == nil {
 		a = &attribution{id: id, hints: b.Hints}
 		as.byHints[id] = a
-		as.lookUp(a, time.Time{})
+		as.lookUp(a, time.Time{}, live)
 		for k := range keysOf(a.hints) {
 			if as.byKey[k] == nil {
 				as.byKey[k] = new(bag[*attribution])
@@ -79,7 +80,7 @@ func (as *attributions) enter(b *port.Binding, now func() time.Time, live bool) 
 		as.idle--
 	}
 	if a.slots.empty() {
-		a.since, a.provisional = now(), !live && len(a.hints.Targets) > 0
+		a.since, a.provisional, a.left = now(), !live && len(a.hints.Targets) > 0, ""
 	}
 	a.slots.add(b.Slot())
 	return a
@@ -115,14 +116,18 @@ func (as *attributions) forget(a *attribution) {
 	}
 }
 
-// lookUp asks for the owner and reports whether it changed.
-func (as *attributions) lookUp(a *attribution, now time.Time) bool {
+// lookUp asks for the owner and reports whether it changed. live reports that all
+// engines are, so that an owner who is gone has stopped.
+func (as *attributions) lookUp(a *attribution, now time.Time, live bool) bool {
 	owner, known := as.arbiter.owner(a.hints)
 	if known == a.known && owner.Equal(a.owner) {
 		return false
 	}
-	if a.known && !known {
+	if a.left = ""; a.known && !known {
 		a.since = now
+		if live && len(a.hints.Targets) > 0 {
+			a.left = a.owner.Name
+		}
 	}
 	a.owner, a.known = owner, known
 	return true
@@ -130,11 +135,11 @@ func (as *attributions) lookUp(a *attribution, now time.Time) bool {
 
 // factsChanged looks up again what the keys lead to, and calls dirty with each
 // slot that has another owner now.
-func (as *attributions) factsChanged(changed []AttributionKey, now time.Time, dirty func(port.Slot)) {
+func (as *attributions) factsChanged(changed []AttributionKey, now time.Time, live bool, dirty func(port.Slot)) {
 	for _, k := range changed {
 		if b := as.byKey[k]; b != nil {
 			b.each(func(a *attribution) {
-				if as.lookUp(a, now) {
+				if as.lookUp(a, now, live) {
 					a.slots.each(dirty)
 				}
 			})

@@ -8,7 +8,6 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/fairlead/fairlead/internal/port"
 )
@@ -29,7 +28,7 @@ type slots func(port.Slot) []member
 type merged struct {
 	port.Publication
 
-	uncertain time.Time // see uncertain
+	doubt doubt
 }
 
 // compile merges the bindings of one slot into its publications, without
@@ -61,7 +60,7 @@ func (m member) compare(o member) int {
 	return cmp.Or(
 		m.binding.Address.Compare(o.binding.Address),
 		// What is withheld is dialled last, and then the sources in their order.
-		cmp.Compare(withheld(m), withheld(o)),
+		cmp.Compare(m.withheldRank(), o.withheldRank()),
 		cmp.Compare(m.order, o.order),
 		m.binding.Since.Compare(o.binding.Since),
 		strings.Compare(m.binding.Origin.ID, o.binding.Origin.ID),
@@ -118,11 +117,21 @@ func precedenceOf(k port.OwnerKind) precedence {
 	return unknown
 }
 
-func withheld(m member) int {
-	if m.binding.Withheld == "" {
+func (m member) withheldRank() int {
+	if m.withheld() == "" {
 		return 0
 	}
 	return 1
+}
+
+// withheld returns why the binding alone is no reason to publish, "" if it is one.
+// Some engines leave the NAT rules of a container that stopped.
+func (m member) withheld() string {
+	b, a := m.binding, m.attribution
+	if b.Withheld == "" && b.Maker == port.MakerCNI && a != nil && a.left != "" {
+		return "left behind by container " + a.left + ", stopped"
+	}
+	return b.Withheld
 }
 
 // publication merges the bindings of one key, of all those of its slot.
@@ -139,7 +148,7 @@ func publication(ms, slot []member, all slots) merged {
 			p.Since = b.Since
 		}
 		p.Origins = append(p.Origins, port.OriginInfo{
-			Origin: b.Origin, Detail: b.Detail, Withheld: b.Withheld, Inner: b.Inner, Maker: b.Maker,
+			Origin: b.Origin, Detail: b.Detail, Withheld: m.withheld(), Inner: b.Inner, Maker: b.Maker,
 			Since: b.Since, Dial: b.Dial,
 		})
 		p.Dial = appendNew(p.Dial, b.Dial)
@@ -200,7 +209,7 @@ func mergeFamilies(pubs []merged) []merged {
 		return pubs
 	}
 	v6.DualStack = true
-	v6.uncertain = latest(v4.uncertain, v6.uncertain)
+	v6.doubt = doubt{latest(v4.doubt.since, v6.doubt.since), v4.doubt.left || v6.doubt.left}
 	if v4.Since.Before(v6.Since) {
 		v6.Since = v4.Since
 	}

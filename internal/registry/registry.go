@@ -116,7 +116,7 @@ func (r *Registry) factsChanged(keys []AttributionKey) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	dirty := new(touched)
-	r.owners.factsChanged(keys, r.now(), func(s port.Slot) { dirty.mark(s, 0) })
+	r.owners.factsChanged(keys, r.now(), !r.waits.live.IsZero(), func(s port.Slot) { dirty.mark(s, 0) })
 	r.merge(dirty)
 }
 
@@ -224,7 +224,7 @@ func (r *Registry) merge(dirty *touched) {
 					p.Since = old.Since
 				}
 				p.Observed = t.observed
-				r.decide(p, pubs[i].uncertain, old)
+				r.decide(p, pubs[i].doubt, old)
 				if !had || !old.Equal(*p) {
 					tx.Put(p.Key, *p)
 				}

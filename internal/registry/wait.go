@@ -25,6 +25,7 @@ type wait struct {
 	from  time.Time // when the wait began
 	since time.Time // when the owner became uncertain, which may be long before
 	lost  bool      // an engine's owner is gone, and something else keeps the port
+	left  bool      // the owner has stopped and may start again: the wait does not end
 	over  bool      // nobody named an owner in time: it counts as known
 }
 
@@ -37,23 +38,28 @@ type waits struct {
 	live  time.Time // since when all engines are live, zero if they are not
 }
 
-// uncertain returns since when an engine may be expected to name another owner
-// for a publication with these bindings; the zero time means that none is. known
-// is how well the owner is known.
-func uncertain(ms []member, known precedence, all slots) (since time.Time) {
+// doubt is how certain the owner of a publication is.
+type doubt struct {
+	since time.Time // since when an engine is expected to name another owner; zero: none is
+	left  bool      // it has stopped, and its NAT rule waits for it to start again
+}
+
+// uncertain returns how certain the owner of a publication with these bindings
+// is. known is how well the owner is known.
+func uncertain(ms []member, known precedence, all slots) (d doubt) {
 	if known == container {
-		return since
+		return d
 	}
 	for _, m := range ms {
 		if !m.uncertain(known, all) {
 			continue
 		}
-		since = latest(since, m.binding.Since)
-		if m.attribution != nil {
-			since = latest(since, m.attribution.since)
+		d.since = latest(d.since, m.binding.Since)
+		if a := m.attribution; a != nil {
+			d.since, d.left = latest(d.since, a.since), d.left || a.left != ""
 		}
 	}
-	return since
+	return d
 }
 
 func latest(a, b time.Time) time.Time {
@@ -88,7 +94,7 @@ func (m member) redirectUncertain(all slots) bool {
 		if len(ms) == 0 {
 			return true
 		}
-		if _, known := best(ms, all); !uncertain(ms, known, all).IsZero() {
+		if _, known := best(ms, all); !uncertain(ms, known, all).since.IsZero() {
 			return true
 		}
 	}
@@ -150,14 +156,14 @@ func (r *Registry) engineStateChanged() {
 }
 
 // decide sets the decision of p, which replaces old, and notes whether it waits
-// for an owner. since is when that became uncertain, zero if it is not.
-func (r *Registry) decide(p *port.Publication, since time.Time, old port.Publication) {
+// for an owner.
+func (r *Registry) decide(p *port.Publication, d doubt, old port.Publication) {
 	if len(r.engines) == 0 {
 		p.OwnerPending = false
 		p.Decision = r.rules.Decide(*p)
 		return
 	}
-	w := r.waits.byKey[p.Key]
+	since, w := d.since, r.waits.byKey[p.Key]
 	lost := old.Owner.Kind >= port.OwnerService && p.Owner.Kind < port.OwnerService
 	switch {
 	case lost, w != nil && w.lost && p.Owner.Kind < port.OwnerService && since.IsZero():
@@ -174,8 +180,8 @@ func (r *Registry) decide(p *port.Publication, since time.Time, old port.Publica
 	switch {
 	case !p.Decision.Pending:
 		delete(r.waits.byKey, p.Key)
-	case w == nil, lost, since.After(w.since):
-		r.waits.begin(p.Key, wait{from: r.now(), since: since, lost: lost})
+	case w == nil, lost, since.After(w.since), d.left != w.left:
+		r.waits.begin(p.Key, wait{from: r.now(), since: since, lost: lost, left: d.left})
 	}
 }
 
@@ -210,7 +216,7 @@ func (r *Registry) endWaits() (next time.Time) {
 	now, dirty := r.now(), new(touched)
 	for k, w := range r.waits.byKey {
 		switch end := latest(w.from, r.waits.live).Add(ownerWait); {
-		case w.over:
+		case w.over, w.left:
 		case !end.After(now):
 			w.over = true
 			dirty.mark(k.Slot(), 0)

@@ -230,6 +230,54 @@ func TestWaitForAnOwnerEnds(t *testing.T) {
 	})
 }
 
+// nerdctl 1.7 leaves the NAT rule of a container that stops.
+func TestRuleOfAStoppedContainerIsWithheld(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for _, name := range []string{"web", "secret0"} {
+			named := map[string]string{"secret0": "deny", "web": "allow"}[name]
+			g := newGuarded(t)
+			g.docker.Replace(nil)
+			_, rs := proxy("c", 8200, "10.4.0.2")
+			rs[0].Maker = port.MakerCNI
+			g.nat.Apply(put(rs))
+			g.want(t, "the NAT rule", "pending")
+			for range 2 { // stopped and started with the same address
+				g.facts.put(address("10.4.0.2"), name)
+				g.want(t, "the start event", named)
+				g.facts.remove(address("10.4.0.2"))
+				g.want(t, "the exit event", "deny")
+				p, _ := g.Publications().View().Get(rs[0].Key)
+				if want := "left behind by container " + name + ", stopped"; p.Decision.Reason != want || !p.Decision.Withheld {
+					t.Errorf("decision %+v, want it withheld, %q", p.Decision, want)
+				}
+				time.Sleep(time.Hour)
+				g.want(t, "an hour later", "deny")
+			}
+			g.nat.Apply(drop(rs))
+			g.nat.Apply(put(rs))
+			g.want(t, "another rule", "pending")
+		}
+	})
+}
+
+// What an engine that is lost had declared is withdrawn after a time; what the
+// kernel shows stays.
+func TestRuleOfAContainerWhoseEngineIsLostStays(t *testing.T) {
+	r := New(Options{Rules: allowAll{}, Logger: slog.New(slog.DiscardHandler)})
+	f := newFacts(r, "docker")
+	docker, feed := r.Feed("docker"), r.Feed("nat")
+	docker.Replace(nil)
+	f.put(address("10.4.0.2"), "web")
+	_, rs := proxy("c", 8200, "10.4.0.2")
+	rs[0].Maker = port.MakerCNI
+	feed.Replace(rs)
+	docker.Stale(errors.New("gone"))
+	f.remove(address("10.4.0.2"))
+	if p, _ := r.Publications().View().Get(rs[0].Key); p.Origins[0].Withheld != "" {
+		t.Errorf("withheld: %q", p.Origins[0].Withheld)
+	}
+}
+
 func TestRenameAndRulesDecideAnew(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := newGuarded(t)
