@@ -45,7 +45,7 @@ with_progress() {
 	say "$name: done after $((SECONDS - start)) s"
 }
 
-# tried NAME COMMAND...: with_progress up to three times, for what the network does.
+# tried NAME COMMAND...: with_progress up to three times, for failures of the network.
 tried() {
 	local i
 	for i in 1 2 3; do
@@ -56,7 +56,7 @@ tried() {
 	return 1
 }
 
-# fetch_kube says where the go.mod of Kubernetes is.
+# fetch_kube prints the path of the go.mod of Kubernetes.
 fetch_kube() {
 	local i
 	for i in 1 2 3; do
@@ -83,14 +83,14 @@ packages() {
 		return
 	fi
 	[[ $(id -u) == 0 ]] || { say "packages: ${missing[*]} are missing; run this as root, or install them"; return 1; }
-	# Debian's maintainer scripts start daemons unless this file says no.
+	# Debian's maintainer scripts start daemons unless this file denies it.
 	local rcd=/usr/sbin/policy-rc.d made=
 	if [[ ! -e $rcd ]]; then
 		printf '#!/bin/sh\nexit 101\n' >$rcd
 		chmod 755 $rcd
 		made=1
 	fi
-	# Somebody else may be installing; what was cut short is picked up by a second run.
+	# Another process may be installing; a second run completes what was interrupted.
 	local rc=0 apt=(env DEBIAN_FRONTEND=noninteractive apt-get -q -o DPkg::Lock::Timeout=300 -o Dpkg::Use-Pty=0)
 	with_progress apt-update "${apt[@]}" update || true
 	with_progress apt-install "${apt[@]}" install -y --no-install-recommends "${missing[@]}" ||
@@ -142,7 +142,7 @@ kube() {
 	stamp kube "$KUBE_VERSION"
 }
 
-# moby has a folder of its own: what is in it stands before Debian's in a PATH.
+# moby has a folder of its own, which tests put before Debian's programs in PATH.
 moby() {
 	if stamped moby "$MOBY_VERSION $RUNC_VERSION" && [[ -x $BIN/moby/dockerd && -x $BIN/moby/runc ]]; then
 		say "moby: $MOBY_VERSION present"

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# Installs what fairlead's tests need on Debian 12. Quick, and without a word to
-# the network, when all is there.
+# Installs what fairlead's tests need on Debian 12. Takes a second and no network if
+# all of it is installed.
 #
 #   hack/provision.sh [base|generate|vm|browser|bench|gotestsum|lint|wine|all]...    (default: all, which leaves bench and wine out)
 #
@@ -18,9 +18,9 @@ generate_packages=(clang-14 libbpf-dev llvm-14)
 vm_packages=(busybox-static iproute2 iptables kmod nftables qemu-system-x86 xz-utils)
 # wine: to run tests that were built for Windows, and what makes a library that its Go needs.
 wine_packages=(binutils-mingw-w64-x86-64 wine64)
-# browser: what looks at the page; its text needs a font. Prometheus comes beside it.
+# browser: Chromium and a font for the page. Prometheus is unpacked beside it.
 browser_packages=(chromium fonts-liberation2)
-# bench: what the link is measured against.
+# bench: what the link is compared with.
 bench_packages=(socat)
 # The kernels that tests run on: the version, and the package that names the newest build of it.
 kernels=(6.1:linux-image-cloud-amd64 6.12:linux-image-6.12-cloud-amd64)
@@ -32,7 +32,7 @@ cache=${FAIRLEAD_CACHE:-${XDG_CACHE_HOME:-${HOME:?}/.cache}/fairlead}
 say() { printf 'provision: %s\n' "$*"; }
 die() { printf 'provision: %s\n' "$*" >&2; exit 1; }
 
-# retry WHAT COMMAND...: what needs the network is tried three times.
+# retry WHAT COMMAND...: runs a command that needs the network up to three times.
 retry() {
 	local what=$1 try
 	shift
@@ -64,7 +64,7 @@ packages() {
 	retry "install ${missing[*]}" install_packages "${missing[@]}"
 }
 
-# install_packages waits for others that install, as a fresh system may do.
+# install_packages waits for other installations, as a fresh system may run one.
 install_packages() {
 	export DEBIAN_FRONTEND=noninteractive
 	apt-get update -qq -o DPkg::Lock::Timeout=300 &&
@@ -109,7 +109,7 @@ kernel() {
 	retry "download $package" download "$tmp/$version" "$package"
 	rm -rf "$dir.new"
 	dpkg-deb -x "$tmp/$version"/*.deb "$dir.new"
-	# What no test reads is most of it.
+	# Most of it is not used.
 	rm -rf "$dir.new/usr" "$dir.new"/boot/System.map-*
 	mv "$dir.new"/boot/vmlinuz-* "$dir.new/vmlinuz"
 	PATH=$PATH:/usr/sbin:/sbin depmod -b "$dir.new" "${package#linux-image-}"
@@ -134,7 +134,7 @@ prometheus() {
 	mv "$dir.new" "$dir"
 }
 
-# modules fetches what the tests are built from, so that no stage needs the network for it.
+# modules downloads the Go modules of the tests, so that no stage needs the network for them.
 modules() {
 	command -v go >/dev/null || die "no go in PATH: install Go first"
 	retry "download the Go modules" go -C "$(dirname "$0")/.." mod download

@@ -11,8 +11,8 @@ export WINEPREFIX=$cache/wine WINEDEBUG=-all
 wine=/usr/lib/wine/wine64
 [ -x "$wine" ] || { echo "$wine is missing: run hack/provision.sh wine" >&2; exit 1; }
 
-# Go takes its random numbers from a library that wine 8 does not have. What it
-# asks for is there under another name.
+# Go takes random numbers from a library that wine 8 lacks. Wine has the same function
+# under another name.
 library=$WINEPREFIX/drive_c/windows/system32/bcryptprimitives.dll
 if [ ! -f "$library" ]; then
 	mkdir -p "$cache"

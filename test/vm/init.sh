@@ -20,7 +20,7 @@ mount -t debugfs debug /sys/kernel/debug
 mount -t bpf bpf /sys/fs/bpf
 ip link set lo up
 stty -F /dev/ttyS1 raw -echo
-# What stands on a machine with containers: a test that wants a module to come
+# Modules that a machine with containers has: a test that wants one to be loaded
 # later can remove it first.
 modprobe -a nf_tables nft_chain_nat iptable_nat ip6table_nat vsock_loopback tcp_diag udp_diag
 . /test/run.sh </dev/null >/dev/ttyS1 2>&1
