@@ -34,7 +34,7 @@ type groupKey struct {
 type group struct {
 	key    groupKey
 	claims map[*claim]struct{}
-	holds  map[netip.Addr]*hold
+	given  map[netip.Addr]*placeholder
 }
 
 // groupOf returns the group of a claim, new if there is none.
@@ -45,7 +45,7 @@ func (s *Sink) groupOf(c *claim) *group {
 	}
 	g := s.groups[k]
 	if g == nil {
-		g = &group{key: k, claims: make(map[*claim]struct{}), holds: make(map[netip.Addr]*hold)}
+		g = &group{key: k, claims: make(map[*claim]struct{}), given: make(map[netip.Addr]*placeholder)}
 		s.groups[k] = g
 	}
 	return g
@@ -71,11 +71,12 @@ func (s *Sink) assign(g *group, now time.Time) {
 			served[by] = append(served[by], c)
 		}
 	}
-	for addr, h := range g.holds {
+	for addr, h := range g.given {
 		if winners[addr] == nil {
 			s.shut(h)
-			delete(g.holds, addr)
-			delete(s.holds, h)
+			s.due.Cancel(h)
+			delete(g.given, addr)
+			delete(s.placeholders, h)
 		}
 	}
 	for addr, c := range winners {
@@ -88,21 +89,22 @@ func (s *Sink) assign(g *group, now time.Time) {
 
 // give has c served at an address, and others by it.
 func (s *Sink) give(g *group, addr netip.Addr, c *claim, others []*claim, now time.Time) {
-	h := g.holds[addr]
+	h := g.given[addr]
 	if h == nil {
-		h = &hold{protocol: g.key.Protocol, at: c.at, since: now}
-		g.holds[addr] = h
-		s.holds[h] = struct{}{}
+		h = &placeholder{protocol: g.key.Protocol, at: c.at, since: now}
+		g.given[addr] = h
+		s.placeholders[h] = struct{}{}
 	}
-	if h.winner == nil || h.winner.pub.Key != c.pub.Key {
-		h.until, h.pause = time.Time{}, 0 // another's server did not want it
+	if h.winner == nil || h.winner.pub.Key != c.pub.Key { // it was released for another publication's server
+		h.until = time.Time{}
+		h.rest.Reset()
 	}
 	h.winner, h.shared = c, others
-	s.decide(h, now)
+	s.update(h, now)
 }
 
-// report sets the outcome of the claims that a hold serves.
-func (s *Sink) report(h *hold, state port.State, at netip.AddrPort, reason string) {
+// report sets the outcome of the claims that a placeholder serves.
+func (s *Sink) report(h *placeholder, state port.State, at netip.AddrPort, reason string) {
 	s.set(h.winner, state, at, reason)
 	for _, c := range h.shared {
 		s.set(c, state, c.at, reason)
@@ -118,8 +120,8 @@ func (s *Sink) set(c *claim, state port.State, at netip.AddrPort, reason string)
 	}
 }
 
-// overlap reports whether a socket at a cannot be beside one at b. dual says of ::
-// that it takes IPv4 too.
+// overlap reports whether a socket at a excludes one at b. dual says that a socket at
+// :: takes IPv4 too.
 func overlap(a netip.Addr, dual bool, b netip.Addr) bool {
 	if a.Is4() != b.Is4() {
 		return a == netip.IPv6Unspecified() && dual
@@ -127,7 +129,7 @@ func overlap(a netip.Addr, dual bool, b netip.Addr) bool {
 	return a == b || port.IsWildcard(a) || port.IsWildcard(b)
 }
 
-// served says how the guest itself serves a host address.
+// served is how a publication is served at a host address without a placeholder.
 type served uint8
 
 const (
@@ -136,8 +138,8 @@ const (
 	byItself          // a socket of the publication listens there
 )
 
-// servedBy reports whether p has a socket of its own that a relay sees, and
-// shows at the host address that p asks for.
+// servedBy reports whether p has a socket of its own that a relay shows at the host
+// address that p asks for.
 func servedBy(p *port.Publication, at netip.AddrPort) served {
 	switch {
 	case at.Port() != p.Port, p.Address != port.Loopback(p.Address) && !port.IsWildcard(p.Address),
@@ -164,8 +166,8 @@ func servedBy(p *port.Publication, at netip.AddrPort) served {
 	return best
 }
 
-// holder returns for people who has a socket where at cannot stand beside it, ""
-// if nobody is known to.
+// holder describes the socket that excludes another at an address, "" if none is
+// known.
 func holder(all []port.Publication, at netip.AddrPort) string {
 	for i := range all {
 		p := &all[i]
@@ -191,26 +193,26 @@ func dockerRule(p *port.Publication) bool {
 	return slices.ContainsFunc(p.Origins, func(o port.OriginInfo) bool { return o.Maker == port.MakerDocker })
 }
 
-// onlyRules reports whether nobody but the rules speaks of p.
+// onlyRules reports whether p has no other origins than NAT rules.
 func onlyRules(p *port.Publication) bool {
 	return !slices.ContainsFunc(p.Origins, func(o port.OriginInfo) bool { return o.Source != port.SourceNAT })
 }
 
-// settleTime is how long p must go without a socket. Docker writes a rule before it
-// starts the proxy that is to have the port, and says that the container runs
-// only after that. A proxy that was there goes when Docker is started again with
-// containers that live on, and then comes back.
+// settleTime is how long p must be without a socket. Docker writes a rule before it
+// starts the proxy that is to have the port, and reports that the container runs
+// only after that. A proxy that was there ends when Docker is restarted while its
+// containers go on, and comes back later.
 func (s *Sink) settleTime(p *port.Publication, hadSocket bool) time.Duration {
 	switch {
 	case !dockerRule(p):
 		return s.o.Settle
 	case hadSocket:
-		return absences * s.o.Patience
+		return absences * s.o.ProxySettle
 	case onlyRules(p):
-		return s.o.Patience
+		return s.o.ProxySettle
 	}
 	return s.o.Settle
 }
 
-// absences is how many times Patience a proxy of Docker's may be away.
+// absences is how many times ProxySettle a proxy of Docker's may be away.
 const absences = 6

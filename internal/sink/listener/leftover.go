@@ -10,9 +10,8 @@ import (
 	"strings"
 )
 
-// leftOver reports whether TCP connections stand at a local port: those of an
-// earlier listener keep a new one from binding unless it asks to reuse the
-// address.
+// leftOver reports whether there are TCP connections at a local port. Those of an
+// earlier listener keep a new one from binding, unless it asks to reuse the address.
 func leftOver(p uint16) bool {
 	for _, name := range []string{"tcp", "tcp6"} {
 		// thread-self: another thread may be in another network namespace.

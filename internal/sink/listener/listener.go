@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package listener is the sink that opens real listeners in the guest for
-// publications that have no socket of their own, so that whoever forwards what
-// listens there (WSL's localhost relay) sees them too. Such a placeholder serves
-// what reaches it: the connection is carried to what the publication names.
+// Package listener is the sink that opens listeners in the guest for publications
+// without a socket of their own, so that a relay which forwards the guest's
+// listeners (WSL's localhost relay) sees them too. Connections to such a
+// placeholder are carried to the publication's dial targets.
 //
-// A placeholder is never in the way of a real server: it opens only if nobody
-// else did within a settle time, never shares a port, and is closed when a
-// server is seen to want its port.
+// A placeholder does not keep a server from its port. It opens only if no server
+// did within the settle time, never shares a port, and is closed when a server
+// tries to bind the port.
 package listener
 
 import (
@@ -26,6 +26,7 @@ import (
 	"github.com/fairlead/fairlead/internal/own"
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/reconcile"
+	"github.com/fairlead/fairlead/internal/schedule"
 )
 
 // Name is the sink's name in the configuration and in status.
@@ -55,28 +56,27 @@ type Network interface {
 type Options struct {
 	Network Network
 	// Serve carries a connection to what serves pub, owns it, and has closed or
-	// reset it when it returns. The end of ctx cuts it.
+	// reset it when it returns. The end of ctx resets it.
 	Serve func(ctx context.Context, conn net.Conn, pub port.Publication) error
-	// ServeUDP, if not nil, asks for UDP: it carries the datagrams of one client,
-	// as a link's stream has them, and owns the stream.
+	// ServeUDP carries the datagrams of one client, and owns client. Without it UDP
+	// is not served.
 	ServeUDP func(ctx context.Context, client forward.Datagrams, req forward.Request) error
-	// Sockets returns all that is known at a port, whatever the rules say of it:
-	// who holds it is read from that.
+	// Sockets returns all publications of a port, also those that rules deny: the
+	// holder of the port is among them.
 	Sockets func(port.Slot) []port.Publication
-	// Watch, if not nil, is told the ports at which placeholders are open, or
-	// about to be, so that Contend is called when somebody wants one. It must not
-	// call back.
+	// Watch, if not nil, is called with the ports at which placeholders are open, or
+	// about to be, so that Contend is called when a program tries to bind one. It
+	// must not call back.
 	Watch func(port uint16, on bool)
-	// Keep, if not nil, is told the addresses of TCP placeholders as they open and
-	// close, to keep rules of NAT from taking what is meant for them. It must not
-	// call back.
+	// Keep, if not nil, is called with the addresses of TCP placeholders as they open
+	// and close, to exempt connections to them from NAT. It must not call back.
 	Keep func(at netip.AddrPort, on bool)
 	// Settle is how long a publication must be without a socket of its own before
 	// a placeholder opens; 750 ms if 0.
 	Settle time.Duration
-	// Patience is the same for a rule that an engine writes before it starts a
-	// proxy of its own, until the engine says that the container runs; 10 s if 0.
-	Patience time.Duration
+	// ProxySettle is the same for a rule that an engine writes before it starts a
+	// proxy of its own, until the engine reports that the container runs; 10 s if 0.
+	ProxySettle time.Duration
 	// MaxFlows bounds the connections at one time; 10,240 if 0.
 	MaxFlows int
 	Logger   *slog.Logger
@@ -86,16 +86,16 @@ func (o Options) complete() (Options, error) {
 	switch {
 	case o.Network == nil || o.Serve == nil || o.Sockets == nil || o.Logger == nil:
 		return o, errors.New("listener options: Network, Serve, Sockets and Logger are required")
-	case o.Settle < 0 || o.Patience < 0 || o.MaxFlows < 0:
-		return o, errors.New("listener options: Settle, Patience and MaxFlows: want 0 for the default, or more")
+	case o.Settle < 0 || o.ProxySettle < 0 || o.MaxFlows < 0:
+		return o, errors.New("listener options: Settle, ProxySettle and MaxFlows: want 0 for the default, or more")
 	}
 	if o.Settle == 0 {
 		o.Settle = 750 * time.Millisecond
 	}
-	if o.Patience == 0 {
-		o.Patience = 10 * time.Second
+	if o.ProxySettle == 0 {
+		o.ProxySettle = 10 * time.Second
 	}
-	o.Patience = max(o.Patience, o.Settle)
+	o.ProxySettle = max(o.ProxySettle, o.Settle)
 	if o.MaxFlows == 0 {
 		o.MaxFlows = 10_240
 	}
@@ -108,27 +108,28 @@ func (o Options) complete() (Options, error) {
 	return o, nil
 }
 
-// ErrForbidden is why a flow ends that a rule forbids; context.Cause of Serve's context.
+// ErrForbidden is the context.Cause of a flow that a rule forbids.
 var ErrForbidden = errors.New("the port is no longer allowed")
 
 // Sink keeps placeholders. It implements reconcile.Sink.
 type Sink struct {
-	o     Options
-	log   *slog.Logger
-	wake  chan struct{} // to the reconciler
-	kick  chan struct{} // to Run: look at what is due
-	stats counters
-	wg    sync.WaitGroup // of accept loops and flows
+	o      Options
+	log    *slog.Logger
+	wake   schedule.Signal // to the reconciler
+	timers schedule.Signal // to Run: something may be due
+	stats  counters
+	wg     sync.WaitGroup // of accept loops and flows
 
-	mu      sync.Mutex
-	ctx     context.Context //nolint:containedctx // of Run: what it owns outlives the Sync that asked for it
-	synced  uint64
-	claims  map[port.Key][]*claim
-	groups  map[groupKey]*group
-	holds   map[*hold]struct{}
-	watched map[uint16]int
-	dirty   map[port.Key]struct{} // whose outcomes changed
-	flows   *forward.Book
+	mu           sync.Mutex
+	ctx          context.Context //nolint:containedctx // of Run: what it owns outlives the Sync that asked for it
+	synced       uint64
+	claims       map[port.Key][]*claim
+	groups       map[groupKey]*group
+	placeholders map[*placeholder]struct{}
+	due          schedule.Deadlines[*placeholder]
+	watched      map[uint16]int
+	dirty        map[port.Key]struct{} // whose outcomes changed
+	flows        *forward.Book
 }
 
 // New returns a sink. It opens nothing before Run.
@@ -138,8 +139,8 @@ func New(o Options) (*Sink, error) {
 		return nil, err
 	}
 	return &Sink{
-		o: o, log: o.Logger, wake: make(chan struct{}, 1), kick: make(chan struct{}, 1),
-		claims: make(map[port.Key][]*claim), groups: make(map[groupKey]*group), holds: make(map[*hold]struct{}),
+		o: o, log: o.Logger, wake: schedule.NewSignal(), timers: schedule.NewSignal(),
+		claims: make(map[port.Key][]*claim), groups: make(map[groupKey]*group), placeholders: make(map[*placeholder]struct{}),
 		watched: make(map[uint16]int), dirty: make(map[port.Key]struct{}), flows: forward.NewBook(o.MaxFlows),
 	}, nil
 }
@@ -150,15 +151,8 @@ func (s *Sink) Name() string { return Name }
 // Wake implements reconcile.Sink.
 func (s *Sink) Wake() <-chan struct{} { return s.wake }
 
-func poke(c chan<- struct{}) {
-	select {
-	case c <- struct{}{}:
-	default:
-	}
-}
-
-// Run opens, closes and serves placeholders until ctx ends. It then closes all
-// of them, cuts their flows, and waits for these.
+// Run opens, closes and serves placeholders until ctx ends. It then closes all of
+// them, resets their flows, and waits for these to end.
 func (s *Sink) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -167,19 +161,9 @@ func (s *Sink) Run(ctx context.Context) error {
 	s.mu.Unlock()
 	defer s.wg.Wait()
 	defer s.end()
-	timer := time.NewTimer(0)
-	defer timer.Stop()
 	for {
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-timer.C:
-		case <-s.kick:
-		}
-		if at := s.work(time.Now()); !at.IsZero() {
-			timer.Reset(time.Until(at))
-		} else {
-			timer.Stop()
+		if err := schedule.Wait(ctx, s.updateDue(time.Now()), s.timers); err != nil {
+			return err
 		}
 	}
 }
@@ -187,32 +171,27 @@ func (s *Sink) Run(ctx context.Context) error {
 func (s *Sink) end() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for h := range s.holds {
+	for h := range s.placeholders {
 		s.shut(h)
 	}
 	s.ctx = nil
 }
 
-// work looks at what is due and returns when the next is, zero for never.
-func (s *Sink) work(now time.Time) (next time.Time) {
+// updateDue updates what is due, and returns when the next is, zero for never.
+func (s *Sink) updateDue(now time.Time) time.Time {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for h := range s.holds {
-		if !h.due.IsZero() && !h.due.After(now) {
-			s.decide(h, now)
-		}
-		if !h.due.IsZero() && (next.IsZero() || h.due.Before(next)) {
-			next = h.due
-		}
+	for _, h := range s.due.TakeAll(now) {
+		s.update(h, now)
 	}
 	if len(s.dirty) > 0 {
-		poke(s.wake)
+		s.wake.Notify()
 	}
-	return next
+	return s.due.Next()
 }
 
-// Sync implements reconcile.Sink. It never fails: what could not be opened is an
-// outcome, and tried again by itself.
+// Sync implements reconcile.Sink. It never fails: a placeholder that could not be
+// opened is an outcome, and is retried by the sink.
 func (s *Sink) Sync(_ context.Context, want reconcile.View, change reconcile.Change) (port.Outcomes, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -220,16 +199,16 @@ func (s *Sink) Sync(_ context.Context, want reconcile.View, change reconcile.Cha
 	if change.Base == s.synced && change.Base != 0 {
 		for _, k := range change.Keys {
 			p, ok := want.Get(k)
-			s.place(k, p, ok, touched)
+			s.setClaims(k, p, ok, touched)
 		}
 	} else {
 		for k := range s.claims {
 			if _, ok := want.Get(k); !ok {
-				s.place(k, port.Publication{}, false, touched)
+				s.setClaims(k, port.Publication{}, false, touched)
 			}
 		}
 		for k, p := range want.All() {
-			s.place(k, p, true, touched)
+			s.setClaims(k, p, true, touched)
 		}
 	}
 	s.synced = want.Generation()
@@ -244,7 +223,7 @@ func (s *Sink) Sync(_ context.Context, want reconcile.View, change reconcile.Cha
 		}
 	}
 	clear(s.dirty)
-	poke(s.kick)
+	s.timers.Notify()
 	return out, nil
 }
 
@@ -256,8 +235,8 @@ func (s *Sink) outcomes(k port.Key) []port.Outcome {
 	return out
 }
 
-// place makes the claims of one key those of p, or none.
-func (s *Sink) place(k port.Key, p port.Publication, wanted bool, touched map[*group]struct{}) {
+// setClaims makes the claims of one key those of p, or none.
+func (s *Sink) setClaims(k port.Key, p port.Publication, wanted bool, touched map[*group]struct{}) {
 	s.dirty[k] = struct{}{}
 	old := s.claims[k]
 	var next []*claim
@@ -290,16 +269,16 @@ func (s *Sink) place(k port.Key, p port.Publication, wanted bool, touched map[*g
 	s.claims[k] = next
 }
 
-// Contend says that somebody wants the address of a placeholder: it is closed,
-// with those of the same port beside it, and stays so for a while. v6only says
-// of :: that IPv4 is not wanted. who is for people.
+// Contend notes that a program was refused the address of a placeholder. All
+// placeholders of that port are closed for a while. v6only says of :: that IPv4 is
+// not wanted. who describes the program.
 func (s *Sink) Contend(p port.Protocol, at netip.AddrPort, v6only bool, who string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	hit := false
-	var beside []*hold
-	for h := range s.holds {
-		if h.open == nil || h.protocol != p || h.bound.Port() != at.Port() {
+	var beside []*placeholder
+	for h := range s.placeholders {
+		if h.listener == nil || h.protocol != p || h.bound.Port() != at.Port() {
 			continue
 		}
 		beside = append(beside, h)
@@ -313,12 +292,13 @@ func (s *Sink) Contend(p port.Protocol, at netip.AddrPort, v6only bool, who stri
 		s.yield(h, now, who)
 	}
 	s.stats.yields.Add(1)
-	s.log.Info("released a port that somebody wants", "protocol", p, "address", at, "by", who, "for", beside[0].pause)
-	poke(s.wake)
-	poke(s.kick)
+	s.log.Info("released a port for a program that wants it", "protocol", p, "address", at, "program", who,
+		"for", beside[0].until.Sub(now))
+	s.wake.Notify()
+	s.timers.Notify()
 }
 
-// Reset ends the flows of keys that a rule forbids. The keys must be out of the
+// Reset resets the flows of keys that a rule forbids. The keys must have left the
 // wanted set before.
 func (s *Sink) Reset(keys []port.Key) { s.flows.Reset(ErrForbidden, keys...) }
 
@@ -327,10 +307,10 @@ type Stats struct {
 	Open      int    // placeholders that are open now
 	Flows     int    // connections and UDP clients that are served now
 	Opened    uint64 // placeholders opened
-	Yields    uint64 // released because somebody wanted the port
+	Yields    uint64 // released because a program wanted the port
 	Conflicts uint64 // attempts at an address that is taken
-	Served    uint64 // flows that ended in order
-	Failed    uint64 // flows that did not
+	Served    uint64 // flows that ended without an error
+	Failed    uint64 // flows that ended with one
 	OverLimit uint64 // connections refused because of MaxFlows
 }
 
@@ -348,5 +328,5 @@ func (s *Sink) Stats() Stats {
 	}
 }
 
-// String names a placeholder for people.
-func (h *hold) String() string { return fmt.Sprintf("%s %s", h.protocol, h.at) }
+// String returns the protocol and address of a placeholder.
+func (h *placeholder) String() string { return fmt.Sprintf("%s %s", h.protocol, h.at) }

@@ -352,7 +352,7 @@ func TestPublicationShapes(t *testing.T) {
 		{"all addresses", expose(dual, "0.0.0.0:80", "[::]:80"), []string{"0.0.0.0:80", "[::]:80"}, []string{"active 0.0.0.0:80", "active [::]:80"}},
 		{"another port", expose(nat("0.0.0.0:80", "10.0.0.1:80"), "127.0.0.1:8080"), []string{"127.0.0.1:8080"}, []string{"active 127.0.0.1:8080"}},
 		{"another address", expose(nat("0.0.0.0:80", "10.0.0.1:80"), "192.168.1.5:80"), nil, []string{"failed 192.168.1.5:80 only 127.0.0.1"}},
-		{"UDP", udp, nil, []string{"denied 127.0.0.1:80 UDP is not asked for"}},
+		{"UDP", udp, nil, []string{"denied 127.0.0.1:80 UDP is not enabled"}},
 		{"nothing serves it", nat("0.0.0.0:80"), nil, []string{"pending 127.0.0.1:80 nothing is known to serve it"}},
 		{"server on all addresses", socket(bare("0.0.0.0:80"), "", "127.0.0.1:80"), nil, []string{"active 127.0.0.1:80"}},
 		{"server on loopback", socket(bare("127.0.0.1:80"), "", "127.0.0.1:80"), nil, []string{"active 127.0.0.1:80"}},
