@@ -28,7 +28,7 @@ func (s *supply) Write(b []byte) (int, error)     { return len(b), nil }
 func (s *supply) SetReadDeadline(time.Time) error { return nil }
 
 // What is set up once carries any number of bytes: no read or write allocates.
-func TestCopyingAllocatesNothingForEachRead(t *testing.T) {
+func TestCopyAllocations(t *testing.T) {
 	for _, size := range []int{64, largeBuffer} {
 		src := &supply{size: size}
 		d := direction{src: src, dst: &supply{}, moved: new(atomic.Uint64)}

@@ -22,7 +22,7 @@ type answer struct {
 	err   error
 }
 
-// closed is a connection that says whether it was closed.
+// closed is a connection that records whether it was closed.
 type closed struct {
 	net.Conn
 	to   netip.AddrPort
@@ -32,7 +32,7 @@ type closed struct {
 
 func (c *closed) Close() error { c.once.Do(func() { close(c.done) }); return nil }
 
-func TestASlowTargetIsNotWaitedForAlone(t *testing.T) {
+func TestParallelDial(t *testing.T) {
 	refused := fmt.Errorf("dial: %w", syscall.ECONNREFUSED)
 	never := answer{after: time.Hour}
 	for _, tt := range []struct {
@@ -111,7 +111,7 @@ func TestASlowTargetIsNotWaitedForAlone(t *testing.T) {
 	}
 }
 
-func TestOfTwoThatAnswerTogetherOneIsClosed(t *testing.T) {
+func TestLosingConnectionIsClosed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var made []*closed
 		var mu sync.Mutex
@@ -119,7 +119,7 @@ func TestOfTwoThatAnswerTogetherOneIsClosed(t *testing.T) {
 			if to.Port() == 1 {
 				time.Sleep(attemptDelay)
 			}
-			time.Sleep(time.Second) // whatever the context says
+			time.Sleep(time.Second) // ignoring the context
 			c := &closed{to: to, done: make(chan struct{})}
 			mu.Lock()
 			defer mu.Unlock()
@@ -150,7 +150,7 @@ func TestOfTwoThatAnswerTogetherOneIsClosed(t *testing.T) {
 	})
 }
 
-func TestNothingIsDialledAfterTheEnd(t *testing.T) {
+func TestNoDialAfterCancel(t *testing.T) {
 	s, err := NewServer(ServerOptions{Dial: func(context.Context, string, netip.AddrPort) (net.Conn, error) {
 		t.Error("dialled")
 		return nil, errors.New("dialled")

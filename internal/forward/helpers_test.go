@@ -307,7 +307,7 @@ func readN(t *testing.T, c net.Conn, n int) string {
 	return string(b)
 }
 
-// eventually waits until f says yes.
+// eventually waits until f returns true.
 func eventually(t *testing.T, what string, f func() bool) {
 	t.Helper()
 	for end := time.Now().Add(patience); !f(); time.Sleep(time.Millisecond) {

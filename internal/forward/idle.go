@@ -48,12 +48,12 @@ func (i *Idle) Stop() {
 }
 
 func (i *Idle) fire() {
-	rest := i.after - i.Quiet()
-	if rest > 0 {
+	left := i.after - i.Quiet()
+	if left > 0 {
 		i.mu.Lock()
 		defer i.mu.Unlock()
 		if i.timer != nil {
-			i.timer.Reset(rest)
+			i.timer.Reset(left)
 		}
 		return
 	}

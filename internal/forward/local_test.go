@@ -15,7 +15,7 @@ import (
 
 // A connection that came in within the guest is carried to the first target that
 // is not ours, with half-close.
-func TestCarryServesAndNeverDialsItself(t *testing.T) {
+func TestCarrySkipsOwnListener(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -59,7 +59,7 @@ func TestCarryServesAndNeverDialsItself(t *testing.T) {
 	}
 }
 
-func TestCarryResetsWhatNothingServes(t *testing.T) {
+func TestCarryResetsWithoutTarget(t *testing.T) {
 	self := netip.MustParseAddrPort("127.0.0.1:9")
 	s, err := NewServer(ServerOptions{Own: func(port.Protocol, netip.AddrPort) bool { return true }})
 	if err != nil {

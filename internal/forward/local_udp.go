@@ -48,7 +48,7 @@ func NewClients(conn PacketConn, begin Begin) *Clients {
 	return &Clients{conn: conn, begin: begin, clients: make(map[netip.AddrPort]*client)}
 }
 
-// Close closes the socket and resets the flows, whose answers have no way back.
+// Close closes the socket and resets the flows, whose answers can no longer be sent.
 func (c *Clients) Close() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -79,7 +79,7 @@ type Server struct {
 	best map[bestKey]netip.AddrPort // the target that worked last
 }
 
-// bestKey tells families apart: a client over IPv6 may reach another server.
+// bestKey includes the family: a client over IPv6 may reach another server.
 type bestKey struct {
 	key port.Key
 	is4 bool

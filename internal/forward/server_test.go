@@ -81,8 +81,8 @@ func TestFlowResetOverLink(t *testing.T) {
 	}
 }
 
-// A reset is noticed at the other end of the link by one who has read the end and
-// says nothing, whichever side was done first.
+// A reset is noticed at the other end of the link by a side that has read the end
+// and sends nothing, whichever side ended first.
 func TestFlowResetAfterHalfCloseOverLink(t *testing.T) {
 	for _, resets := range []string{"client", "server"} {
 		t.Run(resets, func(t *testing.T) {
@@ -113,9 +113,9 @@ func TestFlowResetAfterHalfCloseOverLink(t *testing.T) {
 	}
 }
 
-// An upload that is cut is not taken for one that is complete, even by a server
+// A truncated upload does not look complete, even to a server
 // that has ended its own side.
-func TestFlowCutAfterTheServersEnd(t *testing.T) {
+func TestFlowLostAfterServerEOF(t *testing.T) {
 	ln, pub := listen(t)
 	g := newGuest(t, ServerOptions{}, pub)
 	client := g.connect(t, pub.Key)
@@ -196,7 +196,7 @@ func TestLostLinkResetsFlows(t *testing.T) {
 	}
 }
 
-func TestSlowReaderStallsNobody(t *testing.T) {
+func TestSlowReaderBlocksNoOther(t *testing.T) {
 	ln, pub := listen(t)
 	g := newGuest(t, ServerOptions{}, pub)
 	const flows, size = 200, 64 << 10
@@ -242,7 +242,7 @@ func TestSlowReaderStallsNobody(t *testing.T) {
 	Reset(slow)
 }
 
-func TestNothingIsLeftAfterManyFlows(t *testing.T) {
+func TestManyFlowsLeaveNothing(t *testing.T) {
 	ln, pub := listen(t)
 	g := newGuest(t, ServerOptions{}, pub)
 	go func() {
@@ -361,7 +361,7 @@ func TestTargetOrder(t *testing.T) {
 	}
 }
 
-func TestRemembersWhatWorked(t *testing.T) {
+func TestWorkingTargetIsRemembered(t *testing.T) {
 	_, pub := listen(t)
 	bad := closedPort(t)
 	pub.Dial = []netip.AddrPort{bad, pub.Dial[0]}

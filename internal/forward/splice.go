@@ -32,8 +32,8 @@ const (
 	spliceAfter = 1 << 20
 	spliceChunk = 16 << 20
 
-	// drainTime is how long we still take what one side sends to a side that is
-	// gone, so that the answer on its way is not destroyed by a reset.
+	// drainTime is how long we still read what one side sends to a side that no
+	// longer receives, so that an answer under way is not destroyed by a reset.
 	drainTime = time.Second
 )
 
@@ -42,7 +42,7 @@ var (
 	largeBuffers = sync.Pool{New: func() any { return new([head + largeBuffer]byte) }}
 )
 
-// past is a deadline that has gone by.
+// past is a deadline that has passed.
 var past = time.Unix(1, 0)
 
 // Meter counts the bytes that a splice moved, while it moves them. Several
@@ -143,7 +143,7 @@ func (d *direction) end() {
 	s.mu.Lock()
 	d.ended = true
 	if d.other.waiting {
-		// It waits on our dst: give what that still sends a moment, or end the wait.
+		// It waits on our dst: end the wait, after a moment if dst may still send.
 		deadline := past
 		if d.other.draining {
 			deadline = time.Now().Add(drainTime)
@@ -156,7 +156,7 @@ func (d *direction) end() {
 	}
 	d.waiting = true
 	s.mu.Unlock()
-	// The other direction goes on. Nobody reads src any more, so watch for its reset.
+	// The other direction continues. Nobody reads src any more, so watch for a reset.
 	if err := d.awaitReset(); err != nil {
 		s.abort(err)
 	}
@@ -172,7 +172,7 @@ func (d *direction) awaitReset() error {
 }
 
 // drain takes what src sends and drops it, since dst takes nothing any more,
-// until the other direction has delivered what dst still had to say.
+// until the other direction has delivered what dst still sends.
 func (d *direction) drain(cause error) {
 	s := d.s
 	s.mu.Lock()
@@ -183,9 +183,9 @@ func (d *direction) drain(cause error) {
 	if d.other.ended {
 		_ = d.src.SetReadDeadline(time.Now().Add(drainTime))
 	}
-	hopeless := d.other.draining // neither side takes anything
+	neither := d.other.draining // side receives anything
 	s.mu.Unlock()
-	if hopeless {
+	if neither {
 		s.abort(cause)
 		return
 	}
@@ -197,13 +197,13 @@ func (d *direction) drain(cause error) {
 		_, err = d.src.Read(buf[:])
 	}
 	if !errors.Is(err, io.EOF) {
-		s.abort(cause) // still sending, or gone as well: a reset tells it
+		s.abort(cause) // it still sends, or failed as well
 		return
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	d.ended = true
-	if d.other.waiting { // on dst, which may never say more
+	if d.other.waiting { // on dst, which may never send more
 		_ = d.dst.SetReadDeadline(past)
 	}
 }
@@ -372,7 +372,7 @@ func Reset(c io.Closer) {
 	_ = c.Close()
 }
 
-// closeWrite ends the writing side. A peer that is gone already is found by the
+// closeWrite ends the writing side. A peer that is already gone is detected by the
 // other direction.
 func closeWrite(c net.Conn) {
 	if w, ok := c.(interface{ CloseWrite() error }); ok {

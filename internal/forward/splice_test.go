@@ -110,7 +110,7 @@ func TestReset(t *testing.T) {
 
 func TestResetAfterHalfClose(t *testing.T) {
 	if runtime.GOOS != "linux" {
-		return // the kernel does not tell
+		return // the kernel does not report it
 	}
 	a, b, result := spliced(t.Context(), t, "tcp", "tcp", nil)
 	closeWriting(t, a)
@@ -128,8 +128,8 @@ func TestResetAfterHalfClose(t *testing.T) {
 	})
 }
 
-// Whichever of the two directions notices first that a side is gone, both end.
-func TestEndsWhenOneSideGoesWhileTheOtherSends(t *testing.T) {
+// Whichever direction notices first that a side closed, both end.
+func TestOneSideClosesWhileOtherSends(t *testing.T) {
 	for range 50 {
 		a, b, result := spliced(t.Context(), t, "tcp", "tcp", nil)
 		closeWriting(t, a)
@@ -170,9 +170,9 @@ func TestContextResetsBoth(t *testing.T) {
 	}
 }
 
-// A server that stops reading may still answer; the client that goes on sending
+// A server that stops reading may still answer; the client that continues to send
 // must get the answer, not a reset in its place.
-func TestAnswerOfOneThatNoLongerReads(t *testing.T) {
+func TestAnswerAfterReadShutdown(t *testing.T) {
 	a, b, result := spliced(t.Context(), t, "tcp", "unix", nil)
 	if err := b.(*net.UnixConn).CloseRead(); err != nil {
 		t.Fatal(err)

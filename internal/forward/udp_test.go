@@ -81,7 +81,7 @@ func TestUDPSizes(t *testing.T) {
 	}
 }
 
-func TestUDPRefusedIsTolerated(t *testing.T) {
+func TestUDPAfterPortUnreachable(t *testing.T) {
 	at := closedPort(t)
 	pub := port.Publication{Key: udpKey(at.Port()), Dial: []netip.AddrPort{at}}
 	g := newGuest(t, ServerOptions{}, pub)
@@ -118,7 +118,7 @@ func TestUDPRefusedIsTolerated(t *testing.T) {
 	}
 }
 
-func TestUDPGoesOnToTheTargetThatAnswers(t *testing.T) {
+func TestUDPTargetFallback(t *testing.T) {
 	pub := echo(t, "echo ")
 	good := pub.Dial[0]
 	pub.Dial = []netip.AddrPort{closedPort(t), closedPort(t), good}

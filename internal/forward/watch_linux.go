@@ -13,7 +13,7 @@ import (
 // awaitReset waits, on a TCP connection whose end was read, until its peer resets
 // it, and returns that error; nil when the read deadline passes or c is closed,
 // and at once for other connections. The kernel raises EPOLLERR for a reset
-// (tcp_reset in net/ipv4/tcp_input.c); a read would only say end again.
+// (tcp_reset in net/ipv4/tcp_input.c); a read would only return the end again.
 func awaitReset(c net.Conn) error {
 	var rc syscall.RawConn
 	if tcp, ok := c.(*net.TCPConn); ok {

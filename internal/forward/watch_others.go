@@ -6,5 +6,5 @@ package forward
 
 import "net"
 
-// awaitReset is for kernels that tell of a reset after the end was read.
+// awaitReset is for kernels that report a reset after the end was read.
 func awaitReset(net.Conn) error { return nil }

@@ -2,7 +2,7 @@
 
 // Package hvsock connects a Windows host to a port of a Linux virtual machine
 // over Hyper-V sockets: the guest listens on a vsock port, the host names the
-// machine by its id, which is a new one each time that the machine starts.
+// machine by its id, which changes each time that the machine starts.
 package hvsock
 
 import (
@@ -43,7 +43,7 @@ func (g GUID) String() string {
 		binary.LittleEndian.Uint16(g[4:]), binary.LittleEndian.Uint16(g[6:]), g[8:10], g[10:])
 }
 
-// ServiceID returns the Hyper-V service that stands for a vsock port of a Linux
+// ServiceID returns the Hyper-V service of a vsock port of a Linux
 // guest: the template 00000000-facb-11e6-bd58-64006a7986d3 with the port in its
 // first field (HV_GUID_VSOCK_TEMPLATE in hvsocket.h).
 func ServiceID(port uint32) GUID {
@@ -52,7 +52,7 @@ func ServiceID(port uint32) GUID {
 	return g
 }
 
-// System is what Windows tells of its virtual machines.
+// System is what Windows reports of its virtual machines.
 type System interface {
 	// Machines returns the ids of the machines that run.
 	Machines(ctx context.Context) ([]GUID, error)
@@ -62,8 +62,8 @@ type System interface {
 	Connect(ctx context.Context, machine, service GUID) (net.Conn, error)
 }
 
-// ErrNotRunning is returned while the machine that is looked for does not run.
-// It is never started: that is its user's to do.
+// ErrNotRunning is returned while the machine does not run. It is never started
+// from here.
 var ErrNotRunning = errors.New("not running")
 
 // Dialer connects to one machine, whatever its id is now. It is safe for
@@ -73,10 +73,10 @@ type Dialer struct {
 	fixed  GUID // zero: the machine of WSL 2
 	port   uint32
 
-	known chan knowledge // capacity one: held by who looks
+	known chan knowledge // capacity one: a lock
 }
 
-// knowledge is which machine WSL's was when those were running.
+// knowledge is which of the machines that were running was that of WSL.
 type knowledge struct {
 	running []GUID
 	machine GUID
@@ -97,11 +97,11 @@ func NewDialer(system System, machine string, port uint32) (*Dialer, error) {
 	return d, nil
 }
 
-// WSL names the machine of WSL 2 in place of an id.
+// WSL names the machine of WSL 2 instead of an id.
 const WSL = "wsl"
 
 // Dial connects. A machine that was restarted is found under its new id. Again
-// connects to the same machine once more, and asks nobody which that is.
+// connects to the same machine once more, without looking for it.
 func (d *Dialer) Dial(ctx context.Context) (conn net.Conn, again func(context.Context) (net.Conn, error), err error) {
 	machines, err := d.machines(ctx)
 	if err != nil {
@@ -122,7 +122,7 @@ func (d *Dialer) Dial(ctx context.Context) (conn net.Conn, again func(context.Co
 	return nil, nil, errors.Join(errs...)
 }
 
-// machines returns the machine to connect to; several where only trying tells.
+// machines returns the machine to connect to, or several to be tried.
 func (d *Dialer) machines(ctx context.Context) ([]GUID, error) {
 	if d.fixed != (GUID{}) {
 		return []GUID{d.fixed}, nil
@@ -137,7 +137,7 @@ func (d *Dialer) machines(ctx context.Context) ([]GUID, error) {
 	running, err := d.system.Machines(ctx)
 	switch {
 	case err != nil:
-		running = nil // wsl.exe may know
+		running = nil // wsl.exe may find it
 	case len(running) == 0:
 		known = knowledge{}
 		return nil, fmt.Errorf("WSL is %w: no virtual machine runs", ErrNotRunning)
@@ -153,7 +153,7 @@ func (d *Dialer) machines(ctx context.Context) ([]GUID, error) {
 		known = knowledge{}
 		return nil, werr
 	case len(running) > 0 && ctx.Err() == nil:
-		return running, nil // the link's token proves which it is
+		return running, nil // the link's token proves the right one
 	}
 	return nil, errors.Join(werr, err)
 }
@@ -168,7 +168,7 @@ func (d *Dialer) ask(ctx context.Context) (GUID, error) {
 		}
 		return GUID{}, fmt.Errorf("WSL is %w: no distribution runs", ErrNotRunning)
 	}
-	if err != nil { // it says in words that there is none
+	if err != nil { // its text says that there is none
 		return GUID{}, fmt.Errorf("WSL is %w: %q", ErrNotRunning, strings.Join(names, " "))
 	}
 	var errs []error
@@ -180,7 +180,7 @@ func (d *Dialer) ask(ctx context.Context) (GUID, error) {
 		}
 		lines := Lines(out)
 		if len(lines) == 0 {
-			errs = append(errs, fmt.Errorf("wslinfo --vm-id in %q says nothing", name))
+			errs = append(errs, fmt.Errorf("wslinfo --vm-id in %q printed nothing", name))
 			continue
 		}
 		id, err := ParseGUID(lines[len(lines)-1])

@@ -26,7 +26,7 @@ func mustGUID(t *testing.T, s string) GUID {
 	return g
 }
 
-func TestGUIDReadsWhatItPrints(t *testing.T) {
+func TestGUIDRoundTrip(t *testing.T) {
 	for _, s := range []string{idA, "{" + idB + "}", strings.ToUpper(idA)} {
 		want := strings.ToLower(strings.Trim(s, "{}"))
 		if got := mustGUID(t, s).String(); got != want {
@@ -40,7 +40,7 @@ func TestGUIDReadsWhatItPrints(t *testing.T) {
 	}
 }
 
-func TestServiceOfAVsockPort(t *testing.T) {
+func TestServiceID(t *testing.T) {
 	for port, want := range map[uint32]string{
 		1023: "000003ff-facb-11e6-bd58-64006a7986d3", 0xfffffffe: "fffffffe-facb-11e6-bd58-64006a7986d3",
 	} {
@@ -58,7 +58,7 @@ func utf16le(s string) []byte {
 	return b
 }
 
-func TestLinesOfBothEncodings(t *testing.T) {
+func TestLines(t *testing.T) {
 	want := []string{"Ubuntu", "Größe 24.04"}
 	text := "Ubuntu\r\n\r\n Größe 24.04\r\n"
 	for name, out := range map[string][]byte{
@@ -143,7 +143,7 @@ func newDialer(t *testing.T, w *fakeWindows, machine string) *Dialer {
 	return d
 }
 
-func TestExactMachineAsksNobody(t *testing.T) {
+func TestFixedMachine(t *testing.T) {
 	w := &fakeWindows{}
 	if err := dial(t, newDialer(t, w, idB)); err != nil {
 		t.Fatal(err)
@@ -159,7 +159,7 @@ func TestExactMachineAsksNobody(t *testing.T) {
 	}
 }
 
-func TestWSLIsFoundAndFollowedWhenItRestarts(t *testing.T) {
+func TestWSLMachineIsFoundAfterRestart(t *testing.T) {
 	w := &fakeWindows{machines: []GUID{mustGUID(t, idB), mustGUID(t, idA)}, wsl: runs(idA)}
 	d := newDialer(t, w, WSL)
 	for range 3 {
@@ -186,7 +186,7 @@ func TestWSLIsNeverStarted(t *testing.T) {
 	if err := dial(t, newDialer(t, w, WSL)); !errors.Is(err, ErrNotRunning) || len(w.asked) > 0 {
 		t.Errorf("without a machine: %v, asked %q", err, w.asked)
 	}
-	// Another machine runs, WSL does not; it says so in words and by its exit status.
+	// Another machine runs, WSL does not; its text and exit status say so.
 	w = &fakeWindows{machines: []GUID{mustGUID(t, idB)}, wsl: func(string) ([]byte, error) {
 		return utf16le("There are no running distributions.\r\n"), errors.New("exit status 0xffffffff")
 	}}
@@ -199,9 +199,9 @@ func TestWSLIsNeverStarted(t *testing.T) {
 	}
 }
 
-// A distribution without wslinfo (too old, or not a common one) says nothing of
+// A distribution without wslinfo (too old, or not a common one) prints nothing of
 // the machine: what runs is tried, and the token proves which it is.
-func TestMachinesAreTriedWhereWSLDoesNotTell(t *testing.T) {
+func TestAllMachinesAreTriedWithoutWSLInfo(t *testing.T) {
 	w := &fakeWindows{machines: []GUID{mustGUID(t, idB), mustGUID(t, idA)}, refuses: map[GUID]error{mustGUID(t, idB): errors.New("refused")}}
 	w.wsl = func(args string) ([]byte, error) {
 		switch {
@@ -225,7 +225,7 @@ func TestMachinesAreTriedWhereWSLDoesNotTell(t *testing.T) {
 	}
 }
 
-func TestSecondDistributionAnswersForTheFirst(t *testing.T) {
+func TestSecondDistributionIsAsked(t *testing.T) {
 	w := &fakeWindows{machines: []GUID{mustGUID(t, idA)}}
 	w.wsl = func(args string) ([]byte, error) {
 		switch {
@@ -242,7 +242,7 @@ func TestSecondDistributionAnswersForTheFirst(t *testing.T) {
 }
 
 // Not being allowed to list machines is not the same as there being none.
-func TestListThatFailsIsNotAnEmptyOne(t *testing.T) {
+func TestFailedListIsAnError(t *testing.T) {
 	denied := errors.New("access denied")
 	w := &fakeWindows{listErr: denied, wsl: runs(idA)}
 	if err := dial(t, newDialer(t, w, WSL)); err != nil {
@@ -255,9 +255,9 @@ func TestListThatFailsIsNotAnEmptyOne(t *testing.T) {
 	}
 }
 
-// What goes beside a connection goes to the same machine and asks nobody, even
-// where only trying tells which it is.
-func TestAgainIsTheSameMachine(t *testing.T) {
+// Again connects to the same machine without looking for it, even where it was
+// found by trying.
+func TestRedialSameMachine(t *testing.T) {
 	w := &fakeWindows{
 		machines: []GUID{mustGUID(t, idB), mustGUID(t, idA)}, refuses: map[GUID]error{mustGUID(t, idB): errors.New("nobody listens")},
 		wsl: func(string) ([]byte, error) { return nil, errors.New("too old") },

@@ -28,7 +28,7 @@ const computeSystems = `SOFTWARE\Microsoft\Windows NT\CurrentVersion\HostCompute
 
 const (
 	askTimeout = 15 * time.Second // for wsl.exe
-	outputMax  = 64 << 10         // bytes of what it says
+	outputMax  = 64 << 10         // bytes of its output
 )
 
 // NewSystem returns this machine.
@@ -110,7 +110,7 @@ func (system) Connect(ctx context.Context, machine, service GUID) (net.Conn, err
 	}
 }
 
-// hint says what the codes of Hyper-V sockets mean in practice.
+// hint adds what the error codes of Hyper-V sockets mean in practice.
 func hint(err error) error {
 	switch {
 	case errors.Is(err, windows.WSAEACCES):

@@ -9,9 +9,9 @@ import (
 	"unicode/utf16"
 )
 
-// Lines returns the lines that wsl.exe printed, without blank ones. What it
-// says itself is UTF-16, unless WSL_UTF8 is set and it is new enough to heed
-// it; what a Linux program says is passed on as it is.
+// Lines returns the lines that wsl.exe printed, without blank ones. Its own output
+// is UTF-16, unless WSL_UTF8 is set and supported; that of a Linux program is
+// passed through.
 func Lines(out []byte) []string {
 	text := string(out)
 	if bytes.HasPrefix(out, []byte{0xff, 0xfe}) || len(out) > 1 && bytes.IndexByte(out, 0) >= 0 {

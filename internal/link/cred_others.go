@@ -6,5 +6,5 @@ package link
 
 import "net"
 
-// peerUID knows nothing here: a token must prove the peer.
+// peerUID is not available here: a token must prove the peer.
 func peerUID(*net.UnixConn) (uid uint32, known bool, err error) { return 0, false, nil }

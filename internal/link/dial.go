@@ -68,7 +68,7 @@ func (d *Dialer) Dial(ctx context.Context) (Session, error) {
 	if err != nil {
 		return nil, fmt.Errorf("dial link %s: %w", d.e, err)
 	}
-	s, err := establish(ctx, conn, d.o, dialler, &way{dial: again})
+	s, err := establish(ctx, conn, d.o, dialler, &flowSource{dial: again})
 	if err != nil {
 		return nil, fmt.Errorf("dial link %s: %w", d.e, err)
 	}

@@ -16,27 +16,27 @@ import (
 	"github.com/fairlead/fairlead/internal/wire"
 )
 
-// flowConn is a Stream that has a connection of its own. Its ends are said in
-// chunks (wire.ChunkHeader), so that nothing depends on what a transport makes
-// of a half-close, and whoever is killed is not taken for one who is done.
+// flowConn is a Stream that has a connection of its own. The end of a direction is
+// sent in a chunk (wire.ChunkHeader), so that nothing depends on what a transport
+// makes of a half-close, and a peer that is killed does not look finished.
 type flowConn struct {
 	conn net.Conn
 	s    *session
 
-	// Reading. Only who reads touches these, and holds reading.
+	// Guarded by reading.
 	reading sync.Mutex
-	early   []byte // read before all else
+	early   []byte // received with the opening; read first
 	expect  []byte // proof that the peer sends first, nil once it was read
-	left    int    // bytes of the present chunk that were not read
+	left    int    // bytes of the current chunk that were not read
 	head    [wire.ChunkHeader]byte
 	have    int   // bytes in head
-	broken  error // nothing can be read any more
+	broken  error // of all further reads
 	ended   atomic.Bool
 
-	// Writing. Only who writes touches these, and holds writing.
+	// Guarded by writing.
 	writing  sync.Mutex
-	say      []byte // sent in front of the first chunk
-	owed     int    // bytes of the present chunk that were not written; -1 after a failed write
+	opening  []byte // sent in front of the first chunk
+	owed     int    // bytes of the current chunk that were not written; -1 after a failed write
 	prompt   prompt
 	finished atomic.Bool
 
@@ -44,10 +44,11 @@ type flowConn struct {
 	deadlines     sync.Mutex // keeps a caller's deadline from prolonging a Read that Close ends
 }
 
-var errNoFlow = errors.New("the agent did not take the connection")
+var errNoFlow = errors.New("the agent did not accept the connection")
 
-// inPlace is the least room into which a read takes all that is there, headers
-// too; with less it asks for each by itself.
+// inPlace is the smallest buffer into which all available bytes are read,
+// including headers, which are then removed; for a smaller one each header is
+// read by itself.
 const inPlace = 512
 
 func (c *flowConn) Read(p []byte) (int, error) {
@@ -88,7 +89,7 @@ func (c *flowConn) Read(p []byte) (int, error) {
 	}
 }
 
-// take reads of the connection. c.reading is held.
+// take reads from the connection. c.reading is held.
 func (c *flowConn) take(p []byte) (int, error) {
 	if len(c.early) > 0 {
 		n := copy(p, c.early)
@@ -100,7 +101,7 @@ func (c *flowConn) take(p []byte) (int, error) {
 	return c.conn.Read(p)
 }
 
-// over is what a read says when no more will come.
+// over returns the error of a read after the last byte.
 func (c *flowConn) over() error {
 	if c.broken != nil {
 		return c.broken
@@ -108,7 +109,7 @@ func (c *flowConn) over() error {
 	return io.EOF
 }
 
-// strip takes the headers out of b and returns how much payload is left in it.
+// strip removes the headers from b and returns how much payload is left in it.
 func (c *flowConn) strip(b []byte) (n int, err error) {
 	for i := 0; i < len(b); {
 		if c.left > 0 {
@@ -128,10 +129,10 @@ func (c *flowConn) strip(b []byte) (n int, err error) {
 	return n, nil
 }
 
-// header takes in c.head when it is whole.
+// header handles c.head when it is complete.
 func (c *flowConn) header() error {
 	if c.ended.Load() {
-		c.broken = fmt.Errorf("%w: the peer goes on after its end", ErrReset)
+		c.broken = fmt.Errorf("%w: the peer sends after its end", ErrReset)
 		return c.broken
 	}
 	if c.have < len(c.head) {
@@ -150,8 +151,8 @@ func (c *flowConn) header() error {
 	return nil
 }
 
-// readHeader reads the proof if it is due, and then, between chunks, the next
-// header and no more.
+// readHeader reads the proof if it is due and then, between chunks, no more than
+// the next header.
 func (c *flowConn) readHeader() error {
 	if c.broken != nil {
 		return c.broken
@@ -164,7 +165,7 @@ func (c *flowConn) readHeader() error {
 			return c.broken
 		}
 		if !hmac.Equal(b[:wire.MACSize], c.expect) {
-			c.broken = refuse(RefusedProof, "who answers for the agent does not know the session's key")
+			c.broken = refuse(RefusedProof, "the peer that answered does not have the session's key")
 			return c.broken
 		}
 		c.expect = nil
@@ -185,7 +186,7 @@ func (c *flowConn) readHeader() error {
 	return nil
 }
 
-// failed says why conn failed.
+// failed translates an error of conn.
 func (c *flowConn) failed(err error) error {
 	switch {
 	case c.reset.Load():
@@ -203,13 +204,13 @@ func (c *flowConn) failed(err error) error {
 	}
 }
 
-// Raw is the connection beneath, for who moves payload within the kernel: reads
-// of it what NextChunk says, and writes to it what BeginChunk announced.
+// Raw is the connection below, for moving payload within the kernel: what
+// NextChunk returned is read from it, and what BeginChunk announced is written.
 func (c *flowConn) Raw() net.Conn { return c.conn }
 
-// NextChunk waits for payload and returns how much of it is next to be read of
-// Raw; io.EOF at the end. What the peer sent ahead with its opening can be had by
-// Read alone: payload among it ends the flow.
+// NextChunk waits for payload and returns how much of it to read from Raw; io.EOF
+// at the end. What the peer sent together with its opening is not in Raw any more,
+// so payload among it is an error.
 func (c *flowConn) NextChunk() (int, error) {
 	c.reading.Lock()
 	defer c.reading.Unlock()
@@ -226,8 +227,8 @@ func (c *flowConn) NextChunk() (int, error) {
 	return c.left, nil
 }
 
-// Took says that n bytes were read of Raw. err is why it was less than what was
-// there, and is returned as Read would say it.
+// Took reports that n bytes were read from Raw. err is why it was less than
+// NextChunk returned; it is returned as Read would return it.
 func (c *flowConn) Took(n int, err error) error {
 	c.reading.Lock()
 	defer c.reading.Unlock()
@@ -240,7 +241,7 @@ func (c *flowConn) Took(n int, err error) error {
 
 // AwaitReset waits, after the peer's end was read, until the peer resets the
 // flow, and returns that error; nil when the read deadline passes, and when both
-// sides had said their end.
+// sides had sent their end.
 func (c *flowConn) AwaitReset() error {
 	c.reading.Lock()
 	defer c.reading.Unlock()
@@ -283,8 +284,8 @@ var frames = sync.Pool{New: func() any {
 	return &b
 }}
 
-// WriteChunk sends what stands in frame behind wire.ChunkHeader bytes, which it
-// fills: so nothing is copied. It sends all or fails.
+// WriteChunk sends what follows the first wire.ChunkHeader bytes of frame, which
+// it overwrites, so that nothing is copied. It sends all or fails.
 func (c *flowConn) WriteChunk(frame []byte) error {
 	n := len(frame) - wire.ChunkHeader
 	if n == 0 {
@@ -296,16 +297,16 @@ func (c *flowConn) WriteChunk(frame []byte) error {
 	return c.write(frame)
 }
 
-// TryChunk is WriteChunk of as much as the connection takes at once. It returns
-// how much of frame was sent: nothing as well where somebody else writes, or
-// nothing can be written any more. What is left of a chunk that was begun must be
-// written to Raw, and then told by Wrote.
+// TryChunk is WriteChunk of as much as the connection takes without waiting. It
+// returns how much of frame was sent: nothing also during another write, or after
+// a failed one. What is left of a chunk that was begun must be written to Raw and
+// then reported to Wrote.
 func (c *flowConn) TryChunk(frame []byte) int {
 	if !c.writing.TryLock() {
 		return 0
 	}
 	defer c.writing.Unlock()
-	if c.owed != 0 || c.say != nil || c.finished.Load() || len(frame) == wire.ChunkHeader {
+	if c.owed != 0 || c.opening != nil || c.finished.Load() || len(frame) == wire.ChunkHeader {
 		return 0
 	}
 	wire.PutChunk(frame, len(frame)-wire.ChunkHeader)
@@ -321,9 +322,9 @@ func (c *flowConn) write(b []byte) error {
 	if c.owed != 0 || c.finished.Load() {
 		return c.stopped()
 	}
-	if c.say != nil {
-		b = append(c.say, b...)
-		c.say = nil
+	if c.opening != nil {
+		b = append(c.opening, b...)
+		c.opening = nil
 	}
 	if _, err := c.conn.Write(b); err != nil {
 		c.owed = -1
@@ -332,7 +333,7 @@ func (c *flowConn) write(b []byte) error {
 	return nil
 }
 
-// stopped says why nothing can be written any more. c.writing is held.
+// stopped returns the error of a write after the last one. c.writing is held.
 func (c *flowConn) stopped() error {
 	if c.finished.Load() && !c.reset.Load() {
 		return net.ErrClosed
@@ -353,8 +354,8 @@ func (c *flowConn) BeginChunk(n int) error {
 	return nil
 }
 
-// Wrote says that n bytes were written to Raw, and err why not more. It returns
-// err as Write would say it.
+// Wrote reports that n bytes were written to Raw, and err why not more. It is
+// returned as Write would return it.
 func (c *flowConn) Wrote(n int, err error) error {
 	c.writing.Lock()
 	defer c.writing.Unlock()
@@ -374,24 +375,24 @@ func (c *flowConn) CloseWrite() error {
 	if c.owed != 0 {
 		return c.stopped()
 	}
-	// First noted, then said: the peer may hang up as soon as it has read it.
-	say := c.say
-	c.say = nil
+	// Set before the write: the peer may close as soon as it has read it.
+	opening := c.opening
+	c.opening = nil
 	c.finished.Store(true)
-	if _, err := c.conn.Write(append(say, make([]byte, wire.ChunkHeader)...)); err != nil {
+	if _, err := c.conn.Write(append(opening, make([]byte, wire.ChunkHeader)...)); err != nil {
 		return c.failed(err)
 	}
 	return nil
 }
 
-// Reset closes the connection, which the peer takes for a reset unless both
-// sides had said their end.
+// Reset closes the connection, which is a reset for the peer unless both sides had
+// sent their end.
 func (c *flowConn) Reset() error {
 	c.reset.Store(true)
-	return c.hangUp()
+	return c.closeConn()
 }
 
-func (c *flowConn) hangUp() error {
+func (c *flowConn) closeConn() error {
 	c.closed.Store(true)
 	c.s.forget(c)
 	if err := c.conn.Close(); err != nil && !errors.Is(err, net.ErrClosed) {
@@ -409,26 +410,26 @@ func (c *flowConn) Close() error {
 	}
 	_ = c.conn.SetWriteDeadline(time.Now().Add(lingerTime))
 	if err := c.CloseWrite(); err != nil {
-		_ = c.hangUp()
+		_ = c.closeConn()
 		if errors.Is(err, ErrReset) || errors.Is(err, net.ErrClosed) {
-			return nil // the other side was quicker: closed is closed
+			return nil // the other side closed first
 		}
 		return err
 	}
 	if c.ended.Load() {
-		return c.hangUp()
+		return c.closeConn()
 	}
 	_ = c.conn.SetReadDeadline(time.Unix(1, 0)) // ends a Read under way
 	if !c.s.background(c.linger) {
-		return c.hangUp()
+		return c.closeConn()
 	}
 	return nil
 }
 
-// linger throws away what the peer still sends, so that what we sent is not lost
-// with it.
+// linger discards what the peer still sends, so that what we sent is not lost by a
+// reset.
 func (c *flowConn) linger() {
-	defer func() { _ = c.hangUp() }()
+	defer func() { _ = c.closeConn() }()
 	c.reading.Lock()
 	defer c.reading.Unlock()
 	_ = c.conn.SetReadDeadline(time.Now().Add(lingerTime))

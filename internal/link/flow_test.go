@@ -29,9 +29,9 @@ func dialled(t *testing.T, l *Listener) net.Conn {
 	return c
 }
 
-// Who does not know the session's key opens no flow, nor does one who heard what
-// another said.
-func TestFlowsThatAreNotOfTheSession(t *testing.T) {
+// A peer without the session's key opens no flow, not even by replay of another's
+// opening.
+func TestForeignFlowIsRefused(t *testing.T) {
 	agent, host, l := connected(t)
 	s := host.(*session)
 	good := func(number uint64) wire.Opening {
@@ -81,7 +81,7 @@ func TestFlowsThatAreNotOfTheSession(t *testing.T) {
 			if b, err := io.ReadAll(c); err != nil || len(b) != 0 {
 				t.Errorf("it was told %q, %v", b, err)
 			}
-			for l.Refused()[tt.want] != before+1 { // it counts after it hung up
+			for l.Refused()[tt.want] != before+1 { // it counts after the close
 				time.Sleep(time.Millisecond)
 			}
 		})
@@ -92,12 +92,12 @@ func TestFlowsThatAreNotOfTheSession(t *testing.T) {
 }
 
 // Who answers in the agent's place without the key is not believed.
-func TestImpostorOfTheAgent(t *testing.T) {
+func TestFlowVerifiesTheAgent(t *testing.T) {
 	_, host, _ := connected(t)
 	s := host.(*session)
 	near, far := sockets(t)
 	defer func() { _ = far.Close() }()
-	c := &flowConn{conn: near, s: s, say: []byte("opening"), expect: s.keys.sum(byAgent, 5)}
+	c := &flowConn{conn: near, s: s, opening: []byte("opening"), expect: s.keys.sum(byAgent, 5)}
 	defer func() { _ = c.Reset() }()
 	if _, err := far.Write(append(s.keys.sum(byHost, 5), 0, 0, 0, 1, 'x')); err != nil {
 		t.Fatal(err)
@@ -110,8 +110,8 @@ func TestImpostorOfTheAgent(t *testing.T) {
 	}
 }
 
-// Flows beyond the limit are hung up on, and there is room again when some end.
-func TestFlowConnectionsAreBounded(t *testing.T) {
+// Flows beyond the limit are closed, and there is room again when some end.
+func TestFlowConnectionLimit(t *testing.T) {
 	agent, host, l := connected(t, func(a, _ *Options) { a.MaxStreams = 3 })
 	var held []Stream
 	for range 3 {
@@ -129,7 +129,7 @@ func TestFlowConnectionsAreBounded(t *testing.T) {
 		t.Errorf("one too many: %v", err)
 	}
 	_ = over.Close()
-	for l.Refused()[RefusedLost] != 1 { // it counts after it hung up
+	for l.Refused()[RefusedLost] != 1 { // it counts after the close
 		time.Sleep(time.Millisecond)
 	}
 	_ = held[0].Reset()
@@ -138,7 +138,7 @@ func TestFlowConnectionsAreBounded(t *testing.T) {
 }
 
 // Beyond so many connections flows go on, as streams.
-func TestFlowsBeyondTheConnectionsAreStreams(t *testing.T) {
+func TestFlowsBeyondTheLimitAreStreams(t *testing.T) {
 	agent, host, _ := connected(t)
 	s := host.(*session)
 	s.mu.Lock()
@@ -154,7 +154,7 @@ func TestFlowsBeyondTheConnectionsAreStreams(t *testing.T) {
 }
 
 // A flow that gets no connection is a stream, as long as there is a session.
-func TestFlowsWithoutAConnectionAreStreams(t *testing.T) {
+func TestFailedConnectFallsBackToStream(t *testing.T) {
 	agent, host, _ := connected(t)
 	host.(*session).dial = func(context.Context) (net.Conn, error) { return nil, errors.New("no descriptors") }
 	g, h := flow(t, agent, host)
@@ -166,7 +166,7 @@ func TestFlowsWithoutAConnectionAreStreams(t *testing.T) {
 }
 
 // What is killed is not taken for what is done, at whatever point.
-func TestCutIsNotAnEnd(t *testing.T) {
+func TestLostConnectionIsNotEOF(t *testing.T) {
 	for name, tt := range map[string]struct {
 		before func(t *testing.T, g, h *flowConn)
 		read   string
@@ -203,7 +203,7 @@ func TestCutIsNotAnEnd(t *testing.T) {
 				if string(got) != tt.read || !errors.Is(err, ErrReset) {
 					t.Errorf("got %q, %v", got, err)
 				}
-				if _, err = g.NextChunk(); err == nil { // announced, and cut
+				if _, err = g.NextChunk(); err == nil { // announced, then the connection ends
 					n, rerr := g.Raw().Read(make([]byte, 1))
 					err = g.Took(n, rerr)
 				}
@@ -222,8 +222,8 @@ func say(t *testing.T, s Stream, text string) {
 	}
 }
 
-// A reset is noticed by one who has nothing more to read and nothing to write.
-func TestResetAfterTheEnd(t *testing.T) {
+// A reset is noticed by a peer that neither reads nor writes any more.
+func TestResetAfterHalfCloseOfFlow(t *testing.T) {
 	agent, host, _ := connected(t)
 	g, h := flow(t, agent, host)
 	if err := h.CloseWrite(); err != nil {
@@ -239,7 +239,7 @@ func TestResetAfterTheEnd(t *testing.T) {
 		t.Error(err)
 	}
 
-	// An end on both sides is none, whoever hangs up first.
+	// After an end on both sides a close is not a reset, whichever closes first.
 	g, h = flow(t, agent, host)
 	if err := errors.Join(h.CloseWrite(), g.CloseWrite()); err != nil {
 		t.Fatal(err)
@@ -266,8 +266,8 @@ func TestResetAfterTheEnd(t *testing.T) {
 	}
 }
 
-// A peer that breaks the rules of chunks is cut off.
-func TestChunksThatAreNone(t *testing.T) {
+// A peer that sends malformed chunks is reset.
+func TestMalformedChunks(t *testing.T) {
 	for name, bytes := range map[string][]byte{
 		"too large":     {0xff, 0, 0, 0},
 		"after the end": {0, 0, 0, 0, 0, 0, 0, 1, 'x'},
@@ -293,7 +293,7 @@ func TestChunksThatAreNone(t *testing.T) {
 
 // Whatever the sizes of writes and of the room to read into, and however they
 // are mixed with payload that goes past the stream, it comes out as it went in.
-func TestChunksOfAllSizes(t *testing.T) {
+func TestChunkSizes(t *testing.T) {
 	agent, host, _ := connected(t)
 	a, b := flow(t, agent, host)
 	g, h := a.(*flowConn), b.(*flowConn)
@@ -351,7 +351,7 @@ func TestChunksOfAllSizes(t *testing.T) {
 }
 
 // A chunk that could not be written whole is not made to look whole.
-func TestFailedWriteIsNotAnEnd(t *testing.T) {
+func TestFailedWriteIsNotEOF(t *testing.T) {
 	agent, host, _ := connected(t)
 	g, h := flow(t, agent, host)
 	_ = h.SetWriteDeadline(time.Now().Add(10 * time.Millisecond))
@@ -372,7 +372,7 @@ func TestFailedWriteIsNotAnEnd(t *testing.T) {
 	}
 }
 
-func TestNumbersAreUsedOnce(t *testing.T) {
+func TestFlowNumberReplay(t *testing.T) {
 	var u numbers
 	for _, tt := range []struct {
 		n  uint64
@@ -390,7 +390,7 @@ func TestNumbersAreUsedOnce(t *testing.T) {
 }
 
 // Silent connections, more than there is room for, hold up no flow.
-func TestSilentConnectionsHoldUpNoFlow(t *testing.T) {
+func TestSilentConnectionsBlockNoFlow(t *testing.T) {
 	agent, host, l := connected(t, func(a, _ *Options) { a.HandshakeTimeout, a.maxUnproved = time.Hour, 16 })
 	for range 40 {
 		dialled(t, l)
@@ -406,9 +406,9 @@ func TestSilentConnectionsHoldUpNoFlow(t *testing.T) {
 }
 
 // Many that come at once are served, though there is not room for all: each has
-// its turn, which here is as long as a busy machine may need.
-func TestManyFlowsAtOnceAreServed(t *testing.T) {
-	agent, host, l := connected(t, func(a, _ *Options) { a.maxUnproved, a.turn = 16, time.Hour })
+// its time, which here is as long as a busy machine may need.
+func TestManyConcurrentFlows(t *testing.T) {
+	agent, host, l := connected(t, func(a, _ *Options) { a.maxUnproved, a.openingTime = 16, time.Hour })
 	const n = 500
 	var wg sync.WaitGroup
 	for range n {
@@ -462,7 +462,7 @@ func TestListenerForgetsSessions(t *testing.T) {
 	}
 }
 
-func TestPayloadAheadOfTheReplyIsNotTakenForAChunk(t *testing.T) {
+func TestPayloadBeforeReplyIsRefused(t *testing.T) {
 	early := append(make([]byte, wire.ChunkHeader), "data"...)
 	wire.PutChunk(early, 4)
 	c := &flowConn{early: early}

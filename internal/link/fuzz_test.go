@@ -12,16 +12,16 @@ import (
 	"github.com/fairlead/fairlead/internal/wire"
 )
 
-// heard is a connection from which the same bytes come, then the end.
-type heard struct {
+// scriptedConn is a connection from which the same bytes come, then the end.
+type scriptedConn struct {
 	net.Conn
 	from io.Reader
 }
 
-func (h heard) Read(b []byte) (int, error) { return h.from.Read(b) }
+func (h scriptedConn) Read(b []byte) (int, error) { return h.from.Read(b) }
 
 // FuzzChunks has a flow read whatever a peer may send, with rooms of all sizes:
-// the payload is what the chunks say, and only an end that was said is one.
+// the payload is that of the chunks, and only an end that was sent is one.
 func FuzzChunks(f *testing.F) {
 	f.Add([]byte{0, 0, 0, 1, 'x', 0, 0, 0, 0}, uint16(1))
 	f.Add([]byte{0, 0, 0, 2, 'x', 'y', 0, 0, 0, 1, 'z', 0, 0, 0, 0}, uint16(4096))
@@ -40,7 +40,7 @@ func FuzzChunks(f *testing.F) {
 			n = min(n, len(rest))
 			want, rest = append(want, rest[:n]...), rest[n:]
 		}
-		c := &flowConn{conn: heard{from: bytes.NewReader(in)}, s: host.(*session)}
+		c := &flowConn{conn: scriptedConn{from: bytes.NewReader(in)}, s: host.(*session)}
 		var got []byte
 		var err error
 		for err == nil {

@@ -62,25 +62,25 @@ func (d direction) other() direction {
 	return dialler
 }
 
-// way is where connections that are one flow come from or go to: at most one of
-// its fields is set. Nil means that there are none.
-type way struct {
+// flowSource is how the connections of single flows are made: at most one of its
+// fields is set. Nil means that flows are streams only.
+type flowSource struct {
 	dial dialFunc // of a session that we dialled
-	in   *intake  // of those that we accept
+	in   *intake  // of sessions that we accept
 }
 
 // establish runs the handshake and starts the session. It closes conn on error.
 // With an intake conn may be one flow: that is handed on, and there is neither a
 // session nor an error.
-func establish(ctx context.Context, conn net.Conn, o Options, d direction, w *way) (_ *session, err error) {
+func establish(ctx context.Context, conn net.Conn, o Options, d direction, w *flowSource) (_ *session, err error) {
 	if w == nil {
-		w = new(way)
+		w = new(flowSource)
 	}
 	tctx, cancel := context.WithTimeout(ctx, o.HandshakeTimeout)
 	defer cancel()
 	defer func() {
 		if err != nil {
-			_ = conn.Close() // the error at hand says more
+			_ = conn.Close() // err is the more useful one
 			err = explain(ctx, tctx, o, err)
 		}
 	}()
@@ -148,8 +148,8 @@ func explain(ctx, tctx context.Context, o Options, err error) error {
 	return &RefusedError{Code: RefusedLost, Detail: "the connection ended during the handshake", Err: err}
 }
 
-// turnAway tells a peer that was refused unheard why, if it fits in the
-// socket's buffer.
+// turnAway sends the reason to a peer that is refused before anything was read, if
+// it fits in the socket's buffer.
 func turnAway(conn net.Conn, d direction, err error) {
 	var r *RefusedError
 	if d != acceptor || !errors.As(err, &r) || conn.SetWriteDeadline(time.Now().Add(turnAwayTime)) != nil {
@@ -163,11 +163,11 @@ func turnAway(conn net.Conn, d direction, err error) {
 
 const turnAwayTime = 10 * time.Millisecond
 
-// errInternal marks what is not the peer's doing.
+// errInternal marks what is not the peer's fault.
 var errInternal = errors.New("internal error")
 
-// admit checks what the system knows of the peer before a byte is read. It
-// returns the proof in it, empty if only a token can prove the peer.
+// admit checks the peer's credentials from the system before a byte is read. It
+// returns them as proof, empty if only a token can prove the peer.
 func admit(conn net.Conn, o Options, d direction) (proof string, err error) {
 	if cid, ok := addrCID(conn.RemoteAddr()); ok && d == acceptor {
 		if err := admitCID(cid, o); err != nil {
@@ -177,7 +177,7 @@ func admit(conn net.Conn, o Options, d direction) (proof string, err error) {
 	if uc, ok := conn.(*net.UnixConn); ok {
 		uid, known, err := peerUID(uc)
 		if err != nil {
-			return "", &RefusedError{Code: RefusedUID, Detail: "cannot tell the peer's user", Err: err}
+			return "", &RefusedError{Code: RefusedUID, Detail: "the peer's user is not known", Err: err}
 		}
 		if known {
 			if err := admitUID(uid, o); err != nil {
@@ -187,7 +187,7 @@ func admit(conn net.Conn, o Options, d direction) (proof string, err error) {
 		}
 	}
 	if o.Token.IsZero() {
-		return "", refuse(RefusedToken, "nothing proves the peer here but a token, and this side has none")
+		return "", refuse(RefusedToken, "only a token can prove the peer here, and this side has none")
 	}
 	return "", nil
 }
@@ -206,8 +206,8 @@ func admitUID(uid uint32, o Options) error {
 	return nil
 }
 
-// address names the peer for people. The remote address of an accepted unix
-// socket is empty: then the socket's own says more.
+// address is a human-readable address of the peer. The remote address of an
+// accepted unix socket is empty; the socket's own is used then.
 func address(conn net.Conn) string {
 	a := conn.RemoteAddr()
 	if a.String() == "" || a.String() == "@" {
@@ -216,8 +216,8 @@ func address(conn net.Conn) string {
 	return a.Network() + " " + a.String()
 }
 
-// handshake is one exchange. The dialler speaks first and proves first: a peer
-// that knows no token learns nothing but the hello.
+// handshake is one exchange. The dialler sends and proves first, so that a peer
+// without the token receives nothing but the hello.
 type handshake struct {
 	conn net.Conn
 	in   io.Reader // conn, after what was read of it
@@ -239,14 +239,14 @@ func (h *handshake) run() (*wire.Hello, error) {
 		if err = h.sendHello(); err == nil {
 			peer, err = h.readHello()
 		} else if !errors.Is(err, errInternal) {
-			// A peer that turned us away unheard has hung up: what it said is still there.
+			// The peer refused us before it read anything. Its reason can still be read.
 			var r *RefusedError
 			if _, rerr := h.readHello(); errors.As(rerr, &r) {
 				err = r
 			}
 		}
 	} else {
-		// The hello is answered even if it does not suit, so that both know why.
+		// The hello is answered even if it will be refused, so that both log why.
 		if peer, err = h.readHello(); err == nil {
 			err = h.sendHello()
 		}
@@ -254,8 +254,8 @@ func (h *handshake) run() (*wire.Hello, error) {
 	if err != nil {
 		return nil, err
 	}
-	if r := h.judge(peer); r != nil {
-		h.sayRefusal(r)
+	if r := h.check(peer); r != nil {
+		h.sendRefusal(r)
 		return nil, r
 	}
 	if h.o.Token.IsZero() {
@@ -292,12 +292,12 @@ func (h *handshake) readHello() (*wire.Hello, error) {
 	var magic [len(wire.Magic)]byte
 	if n, err := io.ReadFull(h.in, magic[:]); err != nil {
 		if n > 0 && !bytes.HasPrefix([]byte(wire.Magic), magic[:n]) {
-			return nil, refuse(RefusedMagic, "not a fairlead peer, it said %q", magic[:n])
+			return nil, refuse(RefusedMagic, "not a fairlead peer, it sent %q", magic[:n])
 		}
 		return nil, err
 	}
 	if string(magic[:]) != wire.Magic {
-		return nil, refuse(RefusedMagic, "not a fairlead peer, it said %q", magic[:])
+		return nil, refuse(RefusedMagic, "not a fairlead peer, it sent %q", magic[:])
 	}
 	m, raw, err := h.read()
 	if err != nil {
@@ -310,7 +310,7 @@ func (h *handshake) readHello() (*wire.Hello, error) {
 	return m.Hello, nil
 }
 
-// read returns the next message, or what the peer's refusal says as an error.
+// read returns the next message, or the peer's refusal as an error.
 func (h *handshake) read() (wire.Handshake, []byte, error) {
 	m, raw, err := wire.ReadHandshake(h.in)
 	if err != nil {
@@ -326,8 +326,8 @@ func (h *handshake) read() (wire.Handshake, []byte, error) {
 	return m, raw, nil
 }
 
-// judge compares the hellos. All but the nonce is symmetric: the peer finds the same.
-func (h *handshake) judge(peer *wire.Hello) *RefusedError {
+// check compares the hellos. All but the nonce is symmetric: the peer finds the same.
+func (h *handshake) check(peer *wire.Hello) *RefusedError {
 	lo, hi := max(h.o.minVersion, peer.MinVersion), min(h.o.maxVersion, peer.MaxVersion)
 	switch {
 	case hi < lo:
@@ -336,7 +336,7 @@ func (h *handshake) judge(peer *wire.Hello) *RefusedError {
 	case peer.Role == h.o.Role:
 		return refuse(RefusedRole, "both ends have the role %s", peer.Role)
 	case bytes.Equal(peer.Nonce, h.nonce):
-		return refuse(RefusedProof, "the peer echoes our own words")
+		return refuse(RefusedProof, "the peer echoes our own nonce")
 	case peer.Token && h.o.Token.IsZero():
 		return refuse(RefusedToken, "the %s has a token, the %s has none: give both the same token file", peer.Role, h.o.Role)
 	case !peer.Token && !h.o.Token.IsZero():
@@ -352,10 +352,10 @@ func versions(lo, hi int) string {
 	return fmt.Sprintf("%d to %d", lo, hi)
 }
 
-// sayRefusal tells the peer why. Failing to is no news. Only the acceptor does:
-// the peer waits for it, while what the dialler refuses the acceptor found as
-// well, or takes for the start of the session.
-func (h *handshake) sayRefusal(r *RefusedError) {
+// sendRefusal sends the reason to the peer; an error is of no interest. Only the
+// acceptor does: what the dialler refuses, the acceptor has found itself, or it
+// expects the session to start.
+func (h *handshake) sendRefusal(r *RefusedError) {
 	if h.d != acceptor {
 		return
 	}
@@ -388,29 +388,29 @@ func (h *handshake) readProof(peer *wire.Hello) error {
 	default:
 		return nil
 	}
-	h.sayRefusal(r)
+	h.sendRefusal(r)
 	return r
 }
 
-// mac is HMAC-SHA256 over who proves (direction and role, so that a proof
-// cannot be sent back to its maker), both nonces (so that it is of this
-// connection) and both hellos as sent.
+// mac is HMAC-SHA256 over the prover (direction and role, so that a proof cannot
+// be sent back to it), both nonces (so that it is of this connection) and both
+// hellos as sent.
 func (h *handshake) mac(prover direction, role Role, peer *wire.Hello) []byte {
 	return h.digest(peer, []byte("fairlead link proof 1"), []byte{byte(prover)}, []byte(role))
 }
 
-// keys are what the flows of this session are proved with. Without a token the
-// nonces are the secret: only who reads or writes the connection knows them, and
-// that is whom the system vouched for.
+// keys authenticate the flows of this session. Without a token the nonces are the
+// secret: only the two ends of the connection have them, whose users the system
+// has checked.
 func (h *handshake) keys(peer *wire.Hello) flowKeys {
 	k := flowKeys{key: h.digest(peer, []byte("fairlead flow key 2"))}
 	copy(k.id[:], k.sum("session", 0))
 	return k
 }
 
-// digest is HMAC-SHA256 by the token over what is said, both nonces and both
-// hellos as sent, those of the dialler first.
-func (h *handshake) digest(peer *wire.Hello, say ...[]byte) []byte {
+// digest is HMAC-SHA256 by the token over context, both nonces and both hellos as
+// sent, those of the dialler first.
+func (h *handshake) digest(peer *wire.Hello, context ...[]byte) []byte {
 	m := hmac.New(sha256.New, []byte(h.o.Token.key))
 	put := func(b []byte) {
 		var n [8]byte
@@ -422,7 +422,7 @@ func (h *handshake) digest(peer *wire.Hello, say ...[]byte) []byte {
 	if h.d == acceptor {
 		first, second = second, first
 	}
-	for _, b := range say {
+	for _, b := range context {
 		put(b)
 	}
 	for _, side := range [...][2][]byte{first, second} {

@@ -53,7 +53,7 @@ func TestHandshakeByUser(t *testing.T) {
 	}
 }
 
-func TestPeersThatDoNotFit(t *testing.T) {
+func TestIncompatiblePeers(t *testing.T) {
 	tests := map[string]struct {
 		edit           func(dial, accept *Options)
 		dialled        Refusal
@@ -112,7 +112,7 @@ func TestVersionsOverlap(t *testing.T) {
 	})
 }
 
-func TestNothingProvesThePeer(t *testing.T) {
+func TestPeerWithoutCredentials(t *testing.T) {
 	d, a := opts(t, RoleHost), opts(t, RoleAgent)
 	d.Token, a.Token = Token{}, Token{}
 	x, y := net.Pipe()
@@ -125,7 +125,7 @@ func TestNothingProvesThePeer(t *testing.T) {
 	}
 }
 
-// raw is a peer that says what it likes.
+// raw is a peer that sends anything.
 type raw struct {
 	t *testing.T
 	net.Conn
@@ -136,7 +136,7 @@ func (r raw) send(h wire.Handshake, magic string) {
 	if err != nil {
 		r.t.Error(err)
 	}
-	_, _ = r.Write(append([]byte(magic), frame...)) // the other end may be gone
+	_, _ = r.Write(append([]byte(magic), frame...)) // the other end may be closed
 }
 
 // hello reads what the other end opens with.
@@ -232,7 +232,7 @@ func proveWith(answer func(hello wire.Handshake) wire.Handshake) func(r raw) {
 	}
 }
 
-// A peer without the token sends back what it hears.
+// A peer without the token sends back what it receives.
 func TestReflection(t *testing.T) {
 	t.Run("everything", func(t *testing.T) {
 		err := against(t, opts(t, RoleHost), dialler, func(r raw) {
@@ -288,7 +288,7 @@ type tee struct {
 
 func (c *tee) Write(b []byte) (int, error) { c.wrote.Write(b); return c.Conn.Write(b) }
 
-// All that an honest dialler once wrote gets nobody in a second time.
+// A recorded handshake is refused the second time.
 func TestReplay(t *testing.T) {
 	a, b := net.Pipe()
 	rec := &tee{Conn: a}

@@ -14,13 +14,13 @@ import (
 	"github.com/fairlead/fairlead/internal/wire"
 )
 
-// flowKeys are what the connections of one session are proved with.
+// flowKeys authenticate the connections of one session.
 type flowKeys struct {
 	key []byte
 	id  [wire.SessionIDSize]byte
 }
 
-// sum is the HMAC-SHA256 over who proves and for which flow.
+// sum is the HMAC-SHA256 over the prover and the number of the flow.
 func (k flowKeys) sum(prover string, number uint64) []byte {
 	m := hmac.New(sha256.New, k.key)
 	m.Write([]byte("fairlead flow 2 " + prover))
@@ -28,14 +28,14 @@ func (k flowKeys) sum(prover string, number uint64) []byte {
 	return m.Sum(nil)
 }
 
-// The words of sum for flows.
+// The provers of flows.
 const (
 	byHost  = "host"
 	byAgent = "agent"
 )
 
-// numbers are those of the flows of a session that have been used. What is far
-// behind the newest counts as used.
+// numbers are those of a session's flows that have been used, as protection from
+// replay. Numbers far behind the newest count as used.
 type numbers struct {
 	mu   sync.Mutex
 	next uint64                   // after the newest
@@ -67,18 +67,18 @@ func (u *numbers) use(n uint64) bool {
 	return true
 }
 
-// openingRoom takes an opening and most requests behind it at once.
-const openingRoom = 512
+// openingBuffer takes an opening and most requests behind it at once.
+const openingBuffer = 512
 
 // opening reads what a connection begins with: the whole opening of a flow, or
 // the first bytes of a handshake. There may be more behind it.
 func opening(conn net.Conn) (head []byte, isFlow bool, err error) {
-	head = make([]byte, openingRoom)
+	head = make([]byte, openingBuffer)
 	n := 0
 	for n < len(wire.FlowMagic) {
 		m, err := conn.Read(head[n:])
 		n += m
-		if n > 0 && head[0] != wire.FlowMagic[0] { // the handshake says what it is not
+		if n > 0 && head[0] != wire.FlowMagic[0] { // the handshake finds out what is wrong
 			return head[:n], false, nil
 		}
 		if err != nil {
@@ -99,27 +99,27 @@ func opening(conn net.Conn) (head []byte, isFlow bool, err error) {
 	return head[:n], true, err
 }
 
-// intake is a listener's for one connection.
+// intake is a listener's end of one connection that may be a flow.
 type intake struct {
 	l *Listener
 	a *attempt
 }
 
-// hello notes that the connection begins a handshake.
+// hello records that the connection begins a handshake.
 func (in *intake) hello() {
 	l := in.l
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	n := len(l.unproved)
 	if l.unproved = leave(l.unproved, in.a); len(l.unproved) == n {
-		return // it gave way meanwhile
+		return // it was closed for a newer one
 	}
 	l.attempts = enter(l.attempts, in.a, l.o.MaxHandshakes)
 }
 
-// flow hands a connection that begins with head to its session, once it is
-// proved to be of it. keep ends what closes conn when ctx ends, and reports
-// whether it is still open.
+// flow authenticates a connection that begins with head and hands it to its
+// session. keep stops the closing of conn at the end of ctx, and reports whether
+// conn is still open.
 func (in *intake) flow(ctx context.Context, conn net.Conn, head []byte, keep func() bool) error {
 	l := in.l
 	o, err := wire.ParseOpening(head[:wire.OpeningSize])
@@ -131,9 +131,9 @@ func (in *intake) flow(ctx context.Context, conn net.Conn, head []byte, keep fun
 	l.mu.Unlock()
 	switch {
 	case s == nil:
-		return refuse(RefusedLost, "a flow of a session that is over")
+		return refuse(RefusedLost, "a flow of a session that has ended")
 	case !hmac.Equal(o.MAC[:], s.keys.sum(byHost, o.Number)):
-		return refuse(RefusedProof, "a flow that does not know its session's key")
+		return refuse(RefusedProof, "a flow without its session's key")
 	case !s.used.use(o.Number):
 		return refuse(RefusedProof, "a flow that was opened before")
 	}
@@ -143,7 +143,7 @@ func (in *intake) flow(ctx context.Context, conn net.Conn, head []byte, keep fun
 	if !keep() {
 		return ctx.Err()
 	}
-	c := &flowConn{conn: conn, s: s, say: s.keys.sum(byAgent, o.Number), early: head[wire.OpeningSize:]}
+	c := &flowConn{conn: conn, s: s, opening: s.keys.sum(byAgent, o.Number), early: head[wire.OpeningSize:]}
 	if !s.enter(c, l.o.MaxStreams) {
 		return refuse(RefusedLost, "the session has ended or has too many flows")
 	}
@@ -159,14 +159,14 @@ func (in *intake) flow(ctx context.Context, conn net.Conn, head []byte, keep fun
 	return err
 }
 
-// serves makes s take flows.
+// serves registers s for flows.
 func (in *intake) serves(s *session) {
 	in.l.mu.Lock()
 	defer in.l.mu.Unlock()
 	in.l.sessions[s.keys.id] = s
 }
 
-// forget ends that.
+// forget removes s.
 func (in *intake) forget(s *session) {
 	in.l.mu.Lock()
 	defer in.l.mu.Unlock()

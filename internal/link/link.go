@@ -13,8 +13,8 @@ import (
 )
 
 // Stream is one multiplexed stream of a session. Its Close sends what was
-// written and an end, and throws away what the peer still sends: for some
-// seconds, after which the stream is reset. A deadline that passed is
+// written and an end, and discards what the peer still sends: for some seconds,
+// after which the stream is reset. A deadline that passed is
 // os.ErrDeadlineExceeded, use after Close net.ErrClosed, the end of the session
 // ErrClosed.
 type Stream interface {
@@ -36,27 +36,27 @@ type Session interface {
 	// Open starts a flow stream (host side).
 	Open(ctx context.Context) (Stream, error)
 	// Connect starts a flow on a connection of its own (host side), which ends
-	// with the session. Where we cannot dial the agent or have no luck with it,
-	// and beyond 4,096 of them, it is Open. The agent hears of it with the first write, and has proved
-	// itself with the first byte read.
+	// with the session. It is Open where we cannot dial the agent, where dialling
+	// fails, and beyond 4,096 such flows. The agent sees the flow with the first
+	// write, and has proved itself with the first byte read.
 	Connect(ctx context.Context) (Stream, error)
 	// Accept waits for a flow of either kind (agent side). It fails when the session ended.
 	Accept(ctx context.Context) (Stream, error)
-	// Peer says who is at the other end.
+	// Peer describes the other end.
 	Peer() Peer
 	// Done is closed when the session ended.
 	Done() <-chan struct{}
-	// Err says why the session ended, nil before. After a close that gave a
-	// reason, on either side, errors.As finds a *CloseError in it.
+	// Err is why the session ended, nil before. After a close with a reason, on
+	// either side, errors.As finds a *CloseError in it.
 	Err() error
-	// CloseWith ends the session and all its streams and tells the peer why, if
-	// it still reads. It waits at most a second. Only the first close counts.
+	// CloseWith ends the session and all its streams and sends the peer the reason.
+	// It waits at most a second for the peer to take it. Only the first close counts.
 	CloseWith(r Reason) error
 	// Close is CloseWith(ReasonShutdown).
 	Close() error
 }
 
-// Reason says why a side closed a session. It travels as yamux's go-away code.
+// Reason is why a side closed a session. It is sent as yamux's go-away code.
 type Reason uint32
 
 // The reasons. yamux itself uses 0 to 2; peers ignore what they do not know.
@@ -64,10 +64,10 @@ const (
 	ReasonShutdown Reason = 16 + iota // the process or this side of the link ends
 	ReasonReplaced                    // a newer peer took over
 	ReasonSilent                      // the peer did not answer in time
-	ReasonProtocol                    // the peer sent what it must not
+	ReasonProtocol                    // the peer violated the protocol
 )
 
-// String returns the reason for people.
+// String returns the human-readable reason.
 func (r Reason) String() string {
 	switch r {
 	case 1:
@@ -110,8 +110,8 @@ var ErrClosed = errors.New("session closed")
 // Peer is what is known of the other end after the handshake.
 type Peer struct {
 	Identity string // names one life of the peer's process
-	Name     string // host name, for people; the peer's word only
+	Name     string // host name, human-readable; not proved
 	Version  string // build version
 	Address  string // transport address
-	Proof    string // "token", "uid 0": how it proved itself
+	Proof    string // how it proved itself: "token", "uid 0"
 }

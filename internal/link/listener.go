@@ -33,15 +33,15 @@ type Listener struct {
 	closed   bool
 	cancel   context.CancelFunc
 	err      error                                 // why accepting ended
-	unproved []*attempt                            // connections that have not said what they are, oldest first
-	attempts []*attempt                            // handshakes in hand, oldest first
+	unproved []*attempt                            // connections that have sent no opening yet, oldest first
+	attempts []*attempt                            // handshakes under way, oldest first
 	sessions map[[wire.SessionIDSize]byte]*session // that take flows
 	refused  map[Refusal]uint64
-	quieting map[Refusal]quietness
+	unlogged map[Refusal]unlogged
 }
 
-// quietness is how often one reason was not logged since it last was.
-type quietness struct {
+// unlogged is how often one reason was not logged since it last was.
+type unlogged struct {
 	until time.Time
 	count uint64
 }
@@ -81,7 +81,7 @@ func newListener(e Endpoint, o Options, log *slog.Logger, ln net.Listener) *List
 	return &Listener{
 		e: e, o: o, log: log, ln: ln, ready: make(chan *session), done: make(chan struct{}),
 		sessions: make(map[[wire.SessionIDSize]byte]*session),
-		refused:  make(map[Refusal]uint64), quieting: make(map[Refusal]quietness),
+		refused:  make(map[Refusal]uint64), unlogged: make(map[Refusal]unlogged),
 	}
 }
 
@@ -89,7 +89,7 @@ func newListener(e Endpoint, o Options, log *slog.Logger, ln net.Listener) *List
 func (l *Listener) Endpoint() Endpoint { return l.e }
 
 // Accept waits for the next proved session. The first call starts accepting,
-// which goes on, handshakes side by side, until Close. It fails when ctx ends,
+// which continues, with handshakes in parallel, until Close. It fails when ctx ends,
 // when the listener is closed (net.ErrClosed) or cannot accept any more.
 func (l *Listener) Accept(ctx context.Context) (Session, error) {
 	l.start()
@@ -117,8 +117,8 @@ func (l *Listener) start() {
 	l.wg.Go(func() { l.run(ctx) })
 }
 
-// Close stops listening, gives up handshakes in hand and waits for their ends.
-// Sessions that were handed out go on. It may be called more than once.
+// Close stops listening, aborts handshakes under way and waits for their ends.
+// Sessions that were handed out continue. It may be called more than once.
 func (l *Listener) Close() error {
 	l.mu.Lock()
 	if l.closed {
@@ -163,16 +163,16 @@ type attempt struct {
 	since  time.Time
 }
 
-// turn is how long a connection has at least to say what it is. So many at once
-// that this does not suffice wait in the system's queue.
-const turn = 500 * time.Millisecond
+// openingTime is how long a connection has at least to send its opening. When too
+// many wait for that, further ones stay in the system's queue.
+const openingTime = 500 * time.Millisecond
 
-// room waits until there is room for one more connection, or one that has had
-// its turn.
-func (l *Listener) room(ctx context.Context) {
+// awaitRoom waits until there is room for one more connection, or the oldest has
+// had its time.
+func (l *Listener) awaitRoom(ctx context.Context) {
 	for {
 		l.mu.Lock()
-		full := len(l.unproved) >= l.o.maxUnproved && time.Since(l.unproved[0].since) < l.o.turn
+		full := len(l.unproved) >= l.o.maxUnproved && time.Since(l.unproved[0].since) < l.o.openingTime
 		l.mu.Unlock()
 		if !full || schedule.Sleep(ctx, time.Millisecond) != nil {
 			return
@@ -183,14 +183,14 @@ func (l *Listener) room(ctx context.Context) {
 // admit starts the handshake of one connection.
 func (l *Listener) admit(ctx context.Context, conn net.Conn) {
 	ctx, cancel := context.WithCancelCause(ctx)
-	l.room(ctx)
+	l.awaitRoom(ctx)
 	a := &attempt{cancel, time.Now()}
 	l.mu.Lock()
 	l.unproved = enter(l.unproved, a, l.o.maxUnproved)
 	l.mu.Unlock()
 	l.wg.Go(func() {
 		defer cancel(nil)
-		s, err := establish(ctx, conn, l.o, acceptor, &way{in: &intake{l, a}})
+		s, err := establish(ctx, conn, l.o, acceptor, &flowSource{in: &intake{l, a}})
 		if err == nil && s != nil {
 			err = l.hand(ctx, s)
 		}
@@ -203,10 +203,10 @@ func (l *Listener) admit(ctx context.Context, conn net.Conn) {
 	})
 }
 
-// enter adds a to those in hand; beyond the limit the oldest gives way.
+// enter adds a to those under way; beyond the limit the oldest is closed.
 func enter(in []*attempt, a *attempt, limit int) []*attempt {
 	if len(in) >= limit {
-		in[0].cancel(refuse(RefusedBusy, "%d peers at once; the oldest gave way", limit))
+		in[0].cancel(refuse(RefusedBusy, "%d peers at once; the oldest was closed", limit))
 		in = slices.Delete(in, 0, 1)
 	}
 	return append(in, a)
@@ -219,13 +219,13 @@ func leave(in []*attempt, a *attempt) []*attempt {
 	return in
 }
 
-// hand gives s to Accept. One that waits gives way like any other attempt.
+// hand gives s to Accept. While it waits it can be closed for a newer attempt.
 func (l *Listener) hand(ctx context.Context, s *session) error {
 	select {
 	case l.ready <- s:
 		return nil
 	case <-s.Done():
-		return refuse(RefusedLost, "the peer left before it was served")
+		return refuse(RefusedLost, "the peer closed the session before it was served")
 	case <-ctx.Done():
 		_ = s.CloseWith(ReasonShutdown)
 		return context.Cause(ctx)
@@ -240,22 +240,21 @@ func (l *Listener) note(peer string, err error, now time.Time) {
 	}
 	l.mu.Lock()
 	l.refused[r.Code]++
-	q := l.quieting[r.Code]
-	quiet := now.Before(q.until)
-	unsaid := q.count
-	if quiet {
-		q.count++
+	u := l.unlogged[r.Code]
+	skip, skipped := now.Before(u.until), u.count
+	if skip {
+		u.count++
 	} else {
-		q = quietness{until: now.Add(refusalLogPause)}
+		u = unlogged{until: now.Add(refusalLogPause)}
 	}
-	l.quieting[r.Code] = q
+	l.unlogged[r.Code] = u
 	l.mu.Unlock()
-	if quiet {
+	if skip {
 		return
 	}
 	level := slog.LevelWarn
 	if r.Code == RefusedLost {
-		level = slog.LevelDebug // a look whether somebody listens
+		level = slog.LevelDebug // a probe whether the socket is served
 	}
-	l.log.Log(context.Background(), level, "peer refused", "peer", peer, "err", err, "unsaid", unsaid)
+	l.log.Log(context.Background(), level, "peer refused", "peer", peer, "err", err, "unlogged", skipped)
 }

@@ -116,8 +116,8 @@ func TestAcceptEndsWithContext(t *testing.T) {
 	}
 }
 
-// Silent peers, more than there is room for, hold up nobody.
-func TestSilentPeersHoldUpNobody(t *testing.T) {
+// Silent peers, more than there is room for, block no other.
+func TestSilentPeersBlockNoOther(t *testing.T) {
 	ao := opts(t, RoleAgent)
 	ao.HandshakeTimeout, ao.maxUnproved = time.Hour, 16
 	e := unixEndpoint(t)
@@ -155,12 +155,12 @@ func TestSilentPeersHoldUpNobody(t *testing.T) {
 		t.Error(err)
 	}
 	if n := l.Refused()[RefusedBusy]; n < 40-16 {
-		t.Errorf("%d gave way", n)
+		t.Errorf("%d were closed", n)
 	}
 }
 
-// A session that nobody takes gives way as well, and its peer learns of it.
-func TestSessionsThatNobodyTakes(t *testing.T) {
+// A session that nobody accepts is closed for a newer one, and its peer notices.
+func TestSessionsNotAccepted(t *testing.T) {
 	ao := opts(t, RoleAgent)
 	ao.MaxHandshakes = 1
 	e := unixEndpoint(t)
@@ -203,7 +203,7 @@ func (l *lockedBuffer) String() string {
 	return l.b.String()
 }
 
-func TestRefusalsAreCountedAndLoggedSparely(t *testing.T) {
+func TestRefusalLogIsRateLimited(t *testing.T) {
 	var log lockedBuffer
 	ao := opts(t, RoleAgent)
 	ao.Logger = slog.New(slog.NewTextHandler(&log, nil))
@@ -239,14 +239,14 @@ func TestRefusalsAreCountedAndLoggedSparely(t *testing.T) {
 	if strings.Contains(out, secret[:8]) {
 		t.Errorf("the log shows the token:\n%s", out)
 	}
-	// The next one after the pause says how many went unsaid.
+	// The next one after the pause reports how many were not logged.
 	l.note("x", refuse(RefusedProof, "once more"), time.Now().Add(refusalLogPause))
-	if !strings.Contains(log.String(), "unsaid=49") {
+	if !strings.Contains(log.String(), "unlogged=49") {
 		t.Error(log.String())
 	}
 }
 
-func TestPeersByUser(t *testing.T) {
+func TestPeerUID(t *testing.T) {
 	me := uint32(os.Geteuid())
 	for _, tt := range []struct {
 		uid   uint32
@@ -283,7 +283,7 @@ func TestStaleSocketIsReplaced(t *testing.T) {
 	_ = host.Close()
 }
 
-func TestPlacesThatAreRefused(t *testing.T) {
+func TestUnsafeSocketPaths(t *testing.T) {
 	dir := t.TempDir()
 	for name, tt := range map[string]struct {
 		prepare func(path string) error
@@ -350,7 +350,7 @@ func relink(t *testing.T, dir string) error {
 }
 
 // Of many that start at once over a dead socket, one has it.
-func TestOneClaims(t *testing.T) {
+func TestConcurrentListen(t *testing.T) {
 	e := unixEndpoint(t)
 	if err := os.Mkdir(filepath.Dir(e.Path), 0o700); err != nil {
 		t.Fatal(err)
@@ -377,7 +377,7 @@ func TestOneClaims(t *testing.T) {
 	}
 }
 
-// scripted is a listener whose Accept returns what it is told.
+// scripted is a listener whose Accept returns what a test sends to it.
 type scripted struct {
 	next chan any // net.Conn or error
 	once sync.Once

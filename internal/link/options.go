@@ -12,7 +12,7 @@ import (
 	"github.com/fairlead/fairlead/internal/wire"
 )
 
-// Role is which end of the link a peer is, whoever dials.
+// Role is which end of the link a peer is, independent of which dials.
 type Role = wire.Role
 
 // The roles. A link joins one of each.
@@ -27,8 +27,8 @@ type Options struct {
 	Role Role
 	// Identity names one life of this process, at most 64 bytes; see NewIdentity.
 	Identity string
-	// Name is the host name, at most 256 bytes, and Version the build version,
-	// at most 64 bytes: for people.
+	// Name is the host name, at most 256 bytes, and Version the build version, at
+	// most 64 bytes. They are only shown.
 	Name, Version string
 	// Token, if not zero, must be proved by the peer, and is proved to it.
 	// Required on vsock and wherever the peer's user cannot be known.
@@ -41,13 +41,12 @@ type Options struct {
 	AllowCIDs []uint32
 	// HandshakeTimeout bounds one handshake; 5 s if 0.
 	HandshakeTimeout time.Duration
-	// MaxHandshakes is how many handshakes a listener has in hand at once; 16 if
-	// 0. Beyond it the oldest is given up for the newest, so that silent peers
-	// hold up nobody.
+	// MaxHandshakes is how many handshakes a listener runs at once; 16 if 0. Beyond
+	// it the oldest is aborted for the newest, so that silent peers block no others.
 	MaxHandshakes int
 	// MaxStreams is how many flow streams an agent has at once, and how many
 	// connections that are one flow; 10,496 each if 0. The next is reset. A stream
-	// can hold 256 KiB that nobody reads.
+	// can hold 256 KiB of unread data.
 	MaxStreams int
 	// KeepAlive is how long a session may be without traffic before the peer
 	// must answer a ping within 30 s; 30 s if 0.
@@ -55,8 +54,8 @@ type Options struct {
 	Logger    *slog.Logger
 
 	minVersion, maxVersion int           // wire.Version if 0
-	maxUnproved            int           // connections that have not said what they are; 1,024 if 0
-	turn                   time.Duration // of a connection that has not; the constant if 0
+	maxUnproved            int           // connections that have sent no opening yet; 1,024 if 0
+	openingTime            time.Duration // the constant if 0
 }
 
 // NewIdentity returns a random identity. A process makes one and keeps it.
@@ -69,8 +68,8 @@ func (o Options) withDefaults() Options {
 	if o.MaxHandshakes == 0 {
 		o.MaxHandshakes = 16
 	}
-	if o.turn == 0 {
-		o.turn = turn
+	if o.openingTime == 0 {
+		o.openingTime = openingTime
 	}
 	if o.maxUnproved == 0 {
 		o.maxUnproved = 1024

@@ -17,7 +17,7 @@ func openToken(path string) (*os.File, error) { return os.Open(path) }
 // changed so that it can be.
 const readRights = windows.FILE_READ_DATA | windows.GENERIC_READ | windows.GENERIC_ALL | windows.WRITE_DAC | windows.WRITE_OWNER
 
-// privateFile looks at the access list: mode bits say nothing here. Besides us
+// privateFile checks the access list: mode bits mean nothing here. Besides us
 // only the system and administrators may read, who can read everything.
 func privateFile(path string, _ fs.FileInfo) error {
 	sd, err := windows.GetNamedSecurityInfo(path, windows.SE_FILE_OBJECT, windows.DACL_SECURITY_INFORMATION)
@@ -77,7 +77,7 @@ func restrict(path string) error {
 func currentUser() (*windows.SID, error) {
 	u, err := windows.GetCurrentProcessToken().GetTokenUser()
 	if err != nil {
-		return nil, fmt.Errorf("find out who we are: %w", err)
+		return nil, fmt.Errorf("find out the current user: %w", err)
 	}
 	return u.User.Sid, nil
 }

@@ -17,7 +17,7 @@ func chunkOf(n, number int) []byte {
 	return append(make([]byte, wire.ChunkHeader), bytes.Repeat([]byte{byte(number)}, n)...)
 }
 
-func TestChunksAreTakenAtOnceOrLeft(t *testing.T) {
+func TestTryChunk(t *testing.T) {
 	agent, host, _ := connected(t)
 	atAgent, atHost := flow(t, agent, host)
 	c := atHost.(*flowConn)
@@ -73,7 +73,7 @@ func TestChunksAreTakenAtOnceOrLeft(t *testing.T) {
 	}
 }
 
-func TestChunksAreLeftWhileAnotherWrites(t *testing.T) {
+func TestTryChunkDuringWrite(t *testing.T) {
 	agent, host, _ := connected(t)
 	_, atHost := flow(t, agent, host)
 	c := atHost.(*flowConn)

@@ -4,7 +4,7 @@ package link
 
 import "fmt"
 
-// Refusal is one word for why a peer was refused. The set is bounded, so that
+// Refusal is the code of why a peer was refused. The set is bounded, so that
 // it can label a metric.
 type Refusal string
 
@@ -12,16 +12,16 @@ type Refusal string
 const (
 	RefusedCID       Refusal = "cid"       // vsock context that is not allowed
 	RefusedUID       Refusal = "uid"       // user that is not allowed
-	RefusedMagic     Refusal = "magic"     // speaks something else
+	RefusedMagic     Refusal = "magic"     // another protocol
 	RefusedVersion   Refusal = "version"   // no protocol version in common
-	RefusedRole      Refusal = "role"      // has the same role as we
-	RefusedToken     Refusal = "token"     // has no token and we do, or the reverse
-	RefusedProof     Refusal = "proof"     // does not know the token
-	RefusedMalformed Refusal = "malformed" // sent what it must not
+	RefusedRole      Refusal = "role"      // the same role as ours
+	RefusedToken     Refusal = "token"     // only one side has a token
+	RefusedProof     Refusal = "proof"     // another token
+	RefusedMalformed Refusal = "malformed" // a malformed message
 	RefusedTimeout   Refusal = "timeout"   // did not finish in time
-	RefusedBusy      Refusal = "busy"      // gave way to newer peers
-	RefusedLost      Refusal = "lost"      // went away
-	RefusedOther     Refusal = "other"     // an error of our own; what a peer said that we do not know
+	RefusedBusy      Refusal = "busy"      // closed for newer peers
+	RefusedLost      Refusal = "lost"      // closed the connection
+	RefusedOther     Refusal = "other"     // an error of our own, or an unknown code of the peer
 )
 
 func (r Refusal) known() bool {
@@ -33,10 +33,10 @@ func (r Refusal) known() bool {
 	return false
 }
 
-// RefusedError says why there is no session with a peer.
+// RefusedError is why there is no session with a peer.
 type RefusedError struct {
 	Code   Refusal
-	Detail string // for people; what a peer wrote in it is quoted
+	Detail string // human-readable; a peer's own text in it is quoted
 	Remote bool   // the peer refused us
 	Err    error  // the cause, if there is one
 }

@@ -23,9 +23,9 @@ import (
 
 const (
 	acceptBacklog = 256              // streams opened and not yet accepted; the peer's Open waits beyond
-	writeTimeout  = 30 * time.Second // for one frame to leave, and for the answer to a ping: a machine may stand still for a while
+	writeTimeout  = 30 * time.Second // to write one frame, and for the answer to a ping: a machine may be suspended for a while
 	closeWait     = time.Second      // for a peer to take the reason of a close
-	lingerTime    = 5 * time.Second  // what is thrown away after a stream's Close
+	lingerTime    = 5 * time.Second  // in which data after a stream's Close is discarded
 )
 
 // muxConfig tunes yamux. Its windows: 256 KiB is the least the specification
@@ -54,11 +54,11 @@ func muxConfig(o Options, d direction) *yamux.Config {
 
 const (
 	maxWindow  = 1 << 20  // bytes that one busy stream may have under way
-	maxMessage = 64 << 10 // bytes of one frame: what a control message waits behind
+	maxMessage = 64 << 10 // bytes of one frame, which can delay a control message
 	readBuffer = 4 << 10
 )
 
-// muxLog takes yamux's log lines. They are the peer's doing: for debugging only.
+// muxLog takes yamux's log lines. The peer can cause them, so they are debug logs.
 type muxLog struct{ log *slog.Logger }
 
 func (l muxLog) Write(b []byte) (int, error) {
@@ -66,9 +66,9 @@ func (l muxLog) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// lastWords is a connection on which a failed write does not keep what the peer
-// said before it hung up from being read: yamux closes at once after one, and
-// the reason of the close would be lost.
+// lastWords is a connection on which what the peer sent before it closed can be
+// read after a failed write: yamux closes at once after one, and the peer's reason
+// would be lost.
 type lastWords struct {
 	net.Conn
 	once sync.Once
@@ -88,7 +88,7 @@ func (c *lastWords) Write(b []byte) (int, error) {
 	return n, err
 }
 
-// hurry lets a failed write return: the reader came to the end, or we close.
+// hurry lets a failed write return, as the reader reached the end or we close.
 func (c *lastWords) hurry() { c.once.Do(func() { close(c.done) }) }
 
 func (c *lastWords) Close() error {
@@ -121,7 +121,7 @@ type session struct {
 
 // newSession starts multiplexing. The dialler opens the control stream, the
 // acceptor takes the first stream for it.
-func newSession(ctx context.Context, conn net.Conn, o Options, d direction, peer Peer, w *way, keys flowKeys) (*session, error) {
+func newSession(ctx context.Context, conn net.Conn, o Options, d direction, peer Peer, w *flowSource, keys flowKeys) (*session, error) {
 	start := yamux.Server
 	if d == dialler {
 		start = yamux.Client
@@ -185,7 +185,7 @@ func (s *session) forget(c *flowConn) {
 	delete(s.flows, c)
 }
 
-// endFlows hangs up all flows, and lets no more begin.
+// endFlows closes all flows, and lets no more begin.
 func (s *session) endFlows() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -218,7 +218,7 @@ func (s *session) Open(ctx context.Context) (Stream, error) {
 	if s.role != RoleHost {
 		return nil, errors.New("open stream: the agent only accepts flows")
 	}
-	// yamux calls the end of ctx a timeout, and forgets no stream it began.
+	// yamux turns the end of ctx into a timeout, and keeps a stream that it began.
 	if err := ctx.Err(); err != nil {
 		return nil, fmt.Errorf("open stream: %w", err)
 	}
@@ -233,10 +233,10 @@ func (s *session) Open(ctx context.Context) (Stream, error) {
 }
 
 // maxConnections is how many flows of a session have connections of their own at
-// once, each a descriptor more on both sides. Further ones are streams.
+// once, each with a descriptor on both sides. Further ones are streams.
 const maxConnections = 4096
 
-// connectTime bounds one dial, which takes next to none.
+// connectTime bounds one dial, which is usually immediate.
 const connectTime = time.Second
 
 func (s *session) Connect(ctx context.Context) (Stream, error) {
@@ -249,7 +249,7 @@ func (s *session) Connect(ctx context.Context) (Stream, error) {
 	dctx, cancel := context.WithTimeout(ctx, connectTime)
 	conn, err := s.dial(dctx)
 	cancel()
-	if err != nil { // no room in the peer's queue, no descriptors: the session goes on
+	if err != nil { // the peer's queue is full, or no descriptors: the session continues
 		s.o.Logger.Debug("flow has no connection of its own", "err", err)
 		return s.Open(ctx)
 	}
@@ -258,7 +258,7 @@ func (s *session) Connect(ctx context.Context) (Stream, error) {
 	}
 	o := wire.Opening{Session: s.keys.id, Number: s.number.Add(1)}
 	copy(o.MAC[:], s.keys.sum(byHost, o.Number))
-	c := &flowConn{conn: conn, s: s, say: o.Append(nil), expect: s.keys.sum(byAgent, o.Number)}
+	c := &flowConn{conn: conn, s: s, opening: o.Append(nil), expect: s.keys.sum(byAgent, o.Number)}
 	if !s.enter(c, math.MaxInt) {
 		return nil, errors.Join(fmt.Errorf("connect flow: %w", s.Err()), conn.Close())
 	}
@@ -285,7 +285,7 @@ func (s *session) Err() error {
 	default:
 		return nil
 	}
-	_, err := s.mux.OpenStream(context.Background()) // a closed session only says why
+	_, err := s.mux.OpenStream(context.Background()) // of a closed session: only its error
 	return closeError(err)
 }
 
@@ -293,7 +293,7 @@ func (s *session) Close() error { return s.CloseWith(ReasonShutdown) }
 
 func (s *session) CloseWith(r Reason) error {
 	s.once.Do(func() {
-		// yamux waits for the frame in flight, which a stalled peer does not take.
+		// yamux waits for the frame being written, which a stalled peer does not take.
 		s.conn.hurry()
 		stall := time.AfterFunc(closeWait, func() { _ = s.conn.Close() })
 		s.err = s.mux.CloseWithError(uint32(r))
@@ -317,7 +317,7 @@ func (s *session) background(f func()) bool {
 	return true
 }
 
-// closeError says why a session ended.
+// closeError translates the error with which a session ended.
 func closeError(err error) error {
 	var g *yamux.GoAwayError
 	switch {
@@ -332,7 +332,7 @@ func closeError(err error) error {
 	case errors.Is(err, yamux.ErrKeepAliveTimeout), errors.Is(err, yamux.ErrConnectionWriteTimeout):
 		return fmt.Errorf("%w: the peer stopped answering", ErrClosed)
 	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
-		return fmt.Errorf("%w: the peer hung up", ErrClosed)
+		return fmt.Errorf("%w: the peer closed the connection", ErrClosed)
 	}
 	return fmt.Errorf("%w: %w", ErrClosed, err)
 }
@@ -369,8 +369,8 @@ type stream struct {
 	ended  atomic.Bool // the peer's side was read to its end
 	closed atomic.Bool
 
-	// reading is held by who reads: yamux wakes one reader only, so that of two
-	// the other would not hear of the end.
+	// reading is held by the reader: yamux wakes only one, so that a second one
+	// would miss the end.
 	reading sync.Mutex
 	// deadlines keeps a caller's deadline from prolonging a Read that Close ends.
 	deadlines sync.Mutex
@@ -407,9 +407,9 @@ func (t *stream) CloseWrite() error { return t.s.mapError(t.mux.CloseWrite()) }
 
 func (t *stream) Reset() error { return t.s.mapError(t.mux.Reset()) }
 
-// Close ends the writing side. yamux does not tell a peer that nobody reads:
+// Close ends the writing side. In yamux the peer does not learn that nobody reads:
 // it would write until the window is full and then wait for ever. So what it
-// sends is thrown away until it ends too, or for lingerTime.
+// sends is discarded until it ends too, or for lingerTime.
 func (t *stream) Close() error {
 	t.deadlines.Lock()
 	again := t.closed.Swap(true)

@@ -19,7 +19,7 @@ import (
 	"github.com/libp2p/go-yamux/v5"
 )
 
-func TestControlIsTheFirstStream(t *testing.T) {
+func TestControlStream(t *testing.T) {
 	for name, dials := range map[string]Role{"host dials": RoleHost, "agent dials": RoleAgent} {
 		t.Run(name, func(t *testing.T) {
 			other := RoleAgent
@@ -58,7 +58,7 @@ func TestControlIsTheFirstStream(t *testing.T) {
 	}
 }
 
-// echoed sends a word from one end to the other.
+// echoed sends a few bytes from one end to the other.
 func echoed(t *testing.T, from, to Stream) {
 	t.Helper()
 	if _, err := from.Write([]byte("word")); err != nil {
@@ -190,9 +190,9 @@ func flowUseAfterClose(t *testing.T, agent, host Session) {
 
 // What throws away the rest after Close reads too, and yamux wakes only one of
 // two readers: the one under way must not be left asleep.
-func TestReadUnderWayEndsWithClose(t *testing.T) { eachKind(t, flowReadUnderWayEndsWithClose) }
+func TestCloseUnblocksRead(t *testing.T) { eachKind(t, flowCloseUnblocksRead) }
 
-func flowReadUnderWayEndsWithClose(t *testing.T, agent, host Session) {
+func flowCloseUnblocksRead(t *testing.T, agent, host Session) {
 	for range 300 {
 		g, h := flow(t, agent, host)
 		read := make(chan error, 1)
@@ -216,8 +216,8 @@ func flowReadUnderWayEndsWithClose(t *testing.T, agent, host Session) {
 	}
 }
 
-// A peer that goes on writing after our Close is not left hanging.
-func TestCloseUnderAWriter(t *testing.T) {
+// A peer that continues to write after our Close does not hang.
+func TestCloseWhilePeerWrites(t *testing.T) {
 	for name, stops := range map[string]bool{"it ends": true, "it never ends": false} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -285,7 +285,7 @@ func pipeSessions(t *testing.T, edit ...func(o *Options)) (agent, host Session) 
 	return r.s, host
 }
 
-func TestCloseTellsWhy(t *testing.T) {
+func TestCloseReason(t *testing.T) {
 	for _, reason := range []Reason{ReasonShutdown, ReasonReplaced, ReasonSilent, ReasonProtocol, 99} {
 		eachKind(t, func(t *testing.T, agent, host Session) { closeTellsWhy(t, reason, agent, host) })
 	}
@@ -400,7 +400,7 @@ func TestManyStreams(t *testing.T) {
 	}
 }
 
-func TestStreamsAreBounded(t *testing.T) {
+func TestStreamLimit(t *testing.T) {
 	agent, host := sessions(t, func(a, _ *Options) { a.MaxStreams = 3 })
 	for range 3 {
 		flow(t, agent, host)
@@ -416,7 +416,7 @@ func TestStreamsAreBounded(t *testing.T) {
 }
 
 // The agent may open nothing: what a hostile one tries is reset and forgotten.
-func TestHostTakesNoStreamsFromAnAgent(t *testing.T) {
+func TestHostRefusesStreams(t *testing.T) {
 	agent, host := sessions(t)
 	const tries = 100_000
 	ctx := t.Context()
@@ -448,7 +448,7 @@ type countConn struct {
 
 func (c *countConn) Write(b []byte) (int, error) { c.writes.Add(1); return c.Conn.Write(b) }
 
-func TestIdleSessionIsQuiet(t *testing.T) {
+func TestIdleSessionTraffic(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a, b := net.Pipe()
 		ca, cb := &countConn{Conn: a}, &countConn{Conn: b}

@@ -16,7 +16,7 @@ import (
 	"testing"
 )
 
-func TestTokenDoesNotShow(t *testing.T) {
+func TestTokenIsNotPrinted(t *testing.T) {
 	tok := token(t, secret)
 	for _, v := range []any{tok, &tok, struct{ T Token }{tok}, Options{Token: tok}, []Token{tok}, map[string]Token{"t": tok}} {
 		for _, verb := range []string{"%v", "%+v", "%#v", "%s", "%q", "%x", "%X", "%d"} {
@@ -65,7 +65,7 @@ func TestLoadOrCreateToken(t *testing.T) {
 	}
 }
 
-func TestStoreTokenReplacesForTheUserAlone(t *testing.T) {
+func TestStoreTokenPermissions(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "new", "token")
 	for _, text := range []string{secret, "another" + secret + "\r\n"} {
 		if err := StoreToken(path, text); err != nil {
@@ -87,7 +87,7 @@ func TestStoreTokenReplacesForTheUserAlone(t *testing.T) {
 	}
 }
 
-func TestTokenIsMadeOnce(t *testing.T) {
+func TestConcurrentTokenCreation(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "token")
 	var toks [20]Token
 	var wg sync.WaitGroup

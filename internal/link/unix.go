@@ -101,15 +101,15 @@ func clearSocket(ctx context.Context, path string) error {
 		return nil
 	}
 	if !errors.Is(err, syscall.ECONNREFUSED) && !errors.Is(err, errWSAConnRefused) {
-		return fmt.Errorf("%s: cannot tell whether another process serves it: %w", path, err)
+		return fmt.Errorf("%s: cannot find out whether another process serves it: %w", path, err)
 	}
 	return os.Remove(path)
 }
 
-// errWSAConnRefused is ECONNREFUSED as Windows says it; no other system has it.
+// errWSAConnRefused is ECONNREFUSED on Windows; no other system has it.
 const errWSAConnRefused = syscall.Errno(10061)
 
-// Close stops listening and removes the socket, unless another has its place.
+// Close stops listening and removes the socket, unless another socket has replaced it.
 func (l *unixListener) Close() error {
 	var err error
 	if fi, serr := os.Lstat(l.path); serr == nil && os.SameFile(fi, l.file) {

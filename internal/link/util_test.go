@@ -154,11 +154,11 @@ func flow(t testing.TB, agent, host Session) (atAgent, atHost Stream) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if c, ok := atHost.(*flowConn); ok { // else said with the first write
-		if _, err := c.conn.Write(c.say); err != nil {
+	if c, ok := atHost.(*flowConn); ok { // otherwise sent with the first write
+		if _, err := c.conn.Write(c.opening); err != nil {
 			t.Fatal(err)
 		}
-		c.say = nil
+		c.opening = nil
 	}
 	if atAgent, err = agent.Accept(ctx10(t)); err != nil {
 		t.Fatal(err)

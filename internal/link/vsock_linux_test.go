@@ -9,7 +9,7 @@ import (
 	"github.com/mdlayher/vsock"
 )
 
-// fromCID is a connection that says it comes from a vsock context.
+// fromCID is a connection whose remote address is a vsock context.
 type fromCID struct {
 	net.Conn
 	cid uint32
@@ -17,7 +17,7 @@ type fromCID struct {
 
 func (c fromCID) RemoteAddr() net.Addr { return &vsock.Addr{ContextID: c.cid, Port: 900} }
 
-func TestPeersByContext(t *testing.T) {
+func TestPeerCID(t *testing.T) {
 	for _, tt := range []struct {
 		cid   uint32
 		allow []uint32

@@ -61,7 +61,7 @@ func TestVsockLoopback(t *testing.T) {
 	}
 }
 
-// Only the host may dial unless the options say otherwise.
+// Only the host may dial unless the options allow others.
 func TestVsockRefusesOtherContexts(t *testing.T) {
 	l := listen(t, Endpoint{Network: NetworkVsock, CID: CIDAny, Port: 1002}, opts(t, RoleAgent))
 	l.start()
@@ -97,7 +97,7 @@ func TestVsockPortTaken(t *testing.T) {
 	}
 }
 
-func TestVsockNobodyListens(t *testing.T) {
+func TestVsockNoListener(t *testing.T) {
 	if _, err := Dial(ctx10(t), Endpoint{Network: NetworkVsock, CID: CIDLocal, Port: 1005}, opts(t, RoleHost)); err == nil {
 		t.Error("dialled nobody")
 	}

@@ -10,8 +10,8 @@ import (
 )
 
 // growthBudget bounds, in bytes, what the windows of one session may grow to in
-// all beyond the 256 KiB that each stream begins with: a peer whose flows nobody
-// reads makes us hold no more than that.
+// all beyond the 256 KiB that each stream begins with, so that flows that nobody
+// reads hold no more memory than that.
 const growthBudget = 64 << 20
 
 // growthPriority is below the one that yamux opens streams with, and is what it

@@ -5,7 +5,7 @@ package link
 import "testing"
 
 // A session's streams together hold a bounded amount, and give it back.
-func TestWindowsGrowWithinABudget(t *testing.T) {
+func TestWindowBudget(t *testing.T) {
 	var w budget
 	const step = 1 << 20
 	spans := make([]*windowSpan, 0, growthBudget/step)

@@ -27,7 +27,7 @@ func rawCookie(t *testing.T, c any) uint64 {
 	return cookie
 }
 
-func TestCookieKnownBeforeBindAndForgottenAfterClose(t *testing.T) {
+func TestCookieLifetime(t *testing.T) {
 	var s Sockets
 	lc := s.ListenConfig()
 	known := false

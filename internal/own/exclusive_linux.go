@@ -13,14 +13,13 @@ import (
 )
 
 // ListenExclusive is Listen with "tcp", "tcp4" or "tcp6" at an address that
-// nobody else has. The net package asks to reuse the address, and with that
-// bind(2) also succeeds beside a socket of the same wish that is bound and does
-// not listen yet, which could then no longer do so (inet_csk_bind_conflict in
+// no other socket has. The net package sets SO_REUSEADDR, with which bind(2) also
+// succeeds beside a socket that has it, is bound, and does not listen yet; that one
+// could then not listen any more (inet_csk_bind_conflict in
 // net/ipv4/inet_connection_sock.c). This one fails with EADDRINUSE there, and
-// where connections of an earlier listener are left over.
+// where connections of an earlier listener remain.
 //
-// Its own connections do not keep the port from a later server that asks to
-// reuse the address.
+// Its own connections do not keep a later server with SO_REUSEADDR from the port.
 func (s *Sockets) ListenExclusive(ctx context.Context, network, address string) (net.Listener, error) {
 	ln, err := s.listen(ctx, network, address, func(c syscall.RawConn) error { return reuse(c, 0) })
 	if err != nil {

@@ -31,8 +31,8 @@ func boundOnly(t *testing.T) (fd, p int) {
 	return fd, sa.(*unix.SockaddrInet4).Port
 }
 
-// A plain listener would take the port from whoever bound it to listen later.
-func TestExclusiveListenerLeavesABoundPortToItsOwner(t *testing.T) {
+// A plain listener would take the port from a socket that is bound to listen later.
+func TestListenExclusiveOnBoundPort(t *testing.T) {
 	var s Sockets
 	fd, p := boundOnly(t)
 	addr := fmt.Sprintf("127.0.0.1:%d", p)
@@ -49,7 +49,7 @@ func TestExclusiveListenerLeavesABoundPortToItsOwner(t *testing.T) {
 
 // A server that asks to reuse the address has the port as soon as it is given up,
 // whatever connections are left.
-func TestConnectionsOfAnExclusiveListenerKeepNobodyOut(t *testing.T) {
+func TestListenAfterExclusive(t *testing.T) {
 	var s Sockets
 	ln, err := s.ListenExclusive(t.Context(), "tcp4", fmt.Sprintf("127.0.0.1:%d", ports.Free(t)))
 	if err != nil {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package own knows the sockets that fairlead itself opened, so that it neither
-// publishes them nor dials them. A socket is known by its kernel cookie before
-// it listens: an observer can see it at listen(2) or bind(2), not earlier.
+// Package own records the sockets that fairlead itself opened, so that it neither
+// publishes nor dials them. A socket is recorded by its kernel cookie before it is
+// bound, and so before an observer can see it.
 package own
 
 import (
@@ -40,9 +40,8 @@ func (s *Sockets) Has(cookie uint64) bool {
 	return ok
 }
 
-// Serves reports whether what is sent to addr arrives at a listener of ours: one
-// on that address, or on the wildcard of its family. Dialling it would splice
-// us to ourselves.
+// Serves reports whether a listener of ours, on addr or on the wildcard of its
+// family, receives what is sent to addr. To dial it would connect us to ourselves.
 func (s *Sockets) Serves(protocol port.Protocol, addr netip.AddrPort) bool {
 	ip := addr.Addr().Unmap()
 	s.mu.RLock()
@@ -58,8 +57,8 @@ func (s *Sockets) Serves(protocol port.Protocol, addr netip.AddrPort) bool {
 }
 
 // ListenConfig returns a configuration whose sockets are in the set before they
-// are bound. They stay in it for good, so it is for sockets that
-// live as long as the process; Listen and ListenPacket clean up after themselves.
+// are bound. They are never removed, so it is for sockets that live
+// as long as the process; Listen and ListenPacket clean up after themselves.
 //
 // MPTCP is off: an MPTCP socket listens through a subflow that has another
 // cookie (mptcp_listen in net/mptcp/protocol.c).
@@ -67,9 +66,8 @@ func (s *Sockets) ListenConfig() net.ListenConfig {
 	return s.listenConfig(nil, nil)
 }
 
-// listenConfig notes the cookies of the sockets that it makes in seen, if given:
-// then it is good for one call only. setUp, if given, is done to each before it
-// is bound.
+// listenConfig appends the cookies of its sockets to seen, if given; it is then for
+// one call only. setUp, if given, is called for each before it is bound.
 func (s *Sockets) listenConfig(seen *[]uint64, setUp func(syscall.RawConn) error) net.ListenConfig {
 	lc := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
 		if setUp != nil {
@@ -80,7 +78,7 @@ func (s *Sockets) listenConfig(seen *[]uint64, setUp func(syscall.RawConn) error
 		cookie, err := cookieOf(c)
 		switch {
 		case errors.Is(err, errors.ErrUnsupported):
-			return nil // nothing here observes sockets either
+			return nil // sockets are not observed here either
 		case err != nil:
 			return fmt.Errorf("read socket cookie: %w", err)
 		}
@@ -95,7 +93,7 @@ func (s *Sockets) listenConfig(seen *[]uint64, setUp func(syscall.RawConn) error
 }
 
 // Listen is net.Listen ("tcp", "tcp4", "tcp6", "unix") with a socket of ours.
-// Closing the listener takes it out of the set. Connections that it accepts are
+// Closing the listener removes it from the set. Connections that it accepts are
 // the net package's own types.
 func (s *Sockets) Listen(ctx context.Context, network, address string) (net.Listener, error) {
 	ln, err := s.listen(ctx, network, address, nil)
@@ -119,7 +117,7 @@ func (s *Sockets) listen(ctx context.Context, network, address string, setUp fun
 }
 
 // ListenPacket is net.ListenPacket ("udp", "udp4", "udp6") with a socket of ours.
-// The caller owns the connection; closing it takes it out of the set.
+// The caller owns the connection; closing it removes it from the set.
 func (s *Sockets) ListenPacket(ctx context.Context, network, address string) (*UDPConn, error) {
 	var cookies []uint64
 	lc := s.listenConfig(&cookies, nil)
@@ -223,7 +221,7 @@ type UDPConn struct {
 	release func()
 }
 
-// Close closes the socket and takes it out of the set.
+// Close closes the socket and removes it from the set.
 func (c *UDPConn) Close() error {
 	err := c.UDPConn.Close()
 	c.release()

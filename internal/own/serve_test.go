@@ -34,7 +34,7 @@ func (s *scripted) Accept() (net.Conn, error) {
 func (s *scripted) Close() error   { return nil }
 func (s *scripted) Addr() net.Addr { return &net.TCPAddr{Port: 80} }
 
-func TestServeRetriesWhatIsTemporary(t *testing.T) {
+func TestServeRetriesTemporaryErrors(t *testing.T) {
 	for _, errno := range []error{syscall.EMFILE, syscall.ENFILE, syscall.ENOBUFS, syscall.ENOMEM, syscall.ECONNABORTED, syscall.ENETDOWN} {
 		synctest.Test(t, func(t *testing.T) {
 			var log bytes.Buffer

@@ -11,16 +11,16 @@ import (
 	"github.com/fairlead/fairlead/internal/port"
 )
 
-// FromPublication returns what the host is told of p. Names longer than MaxName
-// are cut; labels that are not UTF-8 or beyond the limits are left out, in the
+// FromPublication returns what is sent of p to the host. Names longer than MaxName
+// are truncated; labels that are not UTF-8 or beyond the limits are left out, in the
 // order of their keys.
 // What no receiver would accept even so (see Check) the caller keeps to itself.
 func FromPublication(p port.Publication) Publication {
 	w := Publication{
 		Key: p.Key, DualStack: p.DualStack, Rule: p.Rule,
 		Owner: port.Owner{
-			Kind: p.Owner.Kind, Name: cut(p.Owner.Name, MaxName), ID: cut(p.Owner.ID, MaxName),
-			Namespace: cut(p.Owner.Namespace, MaxName), Labels: fitLabels(p.Owner.Labels),
+			Kind: p.Owner.Kind, Name: truncate(p.Owner.Name, MaxName), ID: truncate(p.Owner.ID, MaxName),
+			Namespace: truncate(p.Owner.Namespace, MaxName), Labels: fitLabels(p.Owner.Labels),
 		},
 	}
 	w.Host = make([]netip.AddrPort, 0, len(p.Decision.Host))
@@ -28,7 +28,7 @@ func FromPublication(p port.Publication) Publication {
 		w.Host = append(w.Host, unmapPort(h))
 	}
 	if len(p.Origins) > 0 {
-		w.Source = cut(p.Origins[0].Source, MaxWord)
+		w.Source = truncate(p.Origins[0].Source, MaxWord)
 	}
 	return w
 }
@@ -72,9 +72,9 @@ func (p Publication) Port() port.Publication {
 	}
 }
 
-// FromOutcome returns o for the wire. Its reason is cut to MaxReason.
+// FromOutcome returns o for the wire. Its reason is truncated to MaxReason.
 func FromOutcome(o port.Outcome) Outcome {
-	return Outcome{Key: o.Key, State: o.State, HostAddress: unmapPort(o.HostAddress), Reason: cut(o.Reason, MaxReason)}
+	return Outcome{Key: o.Key, State: o.State, HostAddress: unmapPort(o.HostAddress), Reason: truncate(o.Reason, MaxReason)}
 }
 
 // Port returns o with its reason on one line. Since is not on the wire.

@@ -12,7 +12,7 @@ import (
 )
 
 // One publication that changes is one small message.
-func TestAChangeOfOnePublicationIsSmallAndCheap(t *testing.T) {
+func TestChangeCost(t *testing.T) {
 	at := netip.MustParseAddrPort("127.0.0.1:8080")
 	key := port.Key{Protocol: port.TCP, Address: at.Addr(), Port: at.Port()}
 	change := Change{Base: 7, Generation: 8, Put: []Publication{{

@@ -9,7 +9,7 @@ import (
 )
 
 // DatagramHeader is the number of bytes in front of each datagram: its length,
-// big-endian. A UDP flow's stream is a row of such frames in each direction.
+// big-endian. A UDP flow's stream is a sequence of such frames in each direction.
 const DatagramHeader = 2
 
 // ReadDatagram reads one datagram into buf and returns its length, which may be
@@ -31,8 +31,8 @@ func ReadDatagram(r io.Reader, buf []byte) (int, error) {
 	return n, nil
 }
 
-// WriteDatagram writes one datagram in a single Write. The payload stands in
-// frame[DatagramHeader:]; the room before it is filled with the length, so that
+// WriteDatagram writes one datagram in a single Write. The payload is in
+// frame[DatagramHeader:]; the bytes before it are set to the length, so that
 // nothing is copied:
 //
 //	n, err := udp.Read(buf[wire.DatagramHeader:])

@@ -33,11 +33,11 @@ func (e malformedError) Error() string        { return "malformed message: " + s
 func (e malformedError) Is(target error) bool { return target == ErrMalformed }
 
 func malformed(format string, args ...any) error {
-	return malformedError(oneLine(cut(fmt.Sprintf(format, args...), MaxReason)))
+	return malformedError(oneLine(truncate(fmt.Sprintf(format, args...), MaxReason)))
 }
 
 // readFrame returns the body of the next frame. Memory is taken as bytes
-// arrive, not on the peer's word. io.EOF means an end between frames.
+// arrive, not by the length that the peer claims. io.EOF means an end between frames.
 func readFrame(r io.Reader, limit int) ([]byte, error) {
 	var h [frameHeader]byte
 	if _, err := io.ReadFull(r, h[:]); err != nil {
@@ -105,7 +105,7 @@ func decode(body []byte, v any) error {
 }
 
 // union reads an object with exactly one field, which names the message. It
-// returns a pointer to the pointer to fill, nil if it knows no such name.
+// returns a pointer to the pointer to fill, nil for an unknown name.
 type union func(name string) any
 
 // UnmarshalJSONFrom implements json.UnmarshalerFrom.
@@ -168,9 +168,9 @@ func (l *List[T]) UnmarshalJSONFrom(d *jsontext.Decoder) error {
 	return err
 }
 
-// cut shortens s to at most n bytes at the end of a character. What is not
+// truncate shortens s to at most n bytes at the end of a character. What is not
 // UTF-8 is replaced first: JSON would do so later, and make it longer.
-func cut(s string, n int) string {
+func truncate(s string, n int) string {
 	s = strings.ToValidUTF8(s, "\uFFFD")
 	if len(s) <= n {
 		return s

@@ -13,7 +13,7 @@ const (
 	MACSize   = 32 // HMAC-SHA256
 )
 
-// Role is which end of the link a peer is, whoever dialled.
+// Role is which end of the link a peer is, independent of which dialled.
 type Role string
 
 // The roles. A link joins one of each.
@@ -24,15 +24,15 @@ const (
 
 // Handshake is one message before multiplexing starts; exactly one field is
 // set. The dialler sends Hello, the listener answers Hello; where proof is
-// configured the dialler sends Proof, then the listener. A Refusal may stand
-// in place of any message and is the last.
+// configured the dialler sends Proof, then the listener. A Refusal may be
+// sent instead of any message and is the last.
 type Handshake struct {
 	Hello   *Hello   `json:"hello,omitempty"`
 	Proof   *Proof   `json:"proof,omitempty"`
 	Refusal *Refusal `json:"refusal,omitempty"`
 }
 
-// Hello says who a peer is. Until proved it is that peer's word only.
+// Hello describes a peer. Nothing in it is proved until Proof.
 type Hello struct {
 	MinVersion int    `json:"minVersion"` // protocol versions spoken, both included
 	MaxVersion int    `json:"maxVersion"`
@@ -44,12 +44,12 @@ type Hello struct {
 	Token      bool   `json:"token"` // proves a shared token and demands the same
 }
 
-// Proof shows that a peer knows the shared token.
+// Proof shows that a peer has the shared token.
 type Proof struct {
 	MAC []byte `json:"mac"`
 }
 
-// Refusal says why a peer will not talk.
+// Refusal is why a peer refuses the session.
 type Refusal struct {
 	Code   string `json:"code"` // one word
 	Reason string `json:"reason,omitempty"`

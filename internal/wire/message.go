@@ -89,8 +89,8 @@ func ReadReply(r io.Reader) (FlowReply, error) {
 	return p, nil
 }
 
-// WriteReply writes p in a single Write. Its reason is cut to MaxReason.
+// WriteReply writes p in a single Write. Its reason is truncated to MaxReason.
 func WriteReply(w io.Writer, p FlowReply) error {
-	p.Reason = cut(p.Reason, MaxReason)
+	p.Reason = truncate(p.Reason, MaxReason)
 	return writeFrame(w, &p, MaxRequestFrame)
 }

@@ -8,7 +8,7 @@ import (
 )
 
 // FlowMagic is what the host sends first on a connection that is one flow of a
-// session, in place of Magic.
+// session, instead of Magic.
 const FlowMagic = "FAIRFLOW"
 
 // OpeningSize is the length of an Opening with its magic, in bytes.
@@ -20,7 +20,7 @@ const SessionIDSize = 16
 // Opening begins a connection that is one flow. The agent answers with the bare
 // MAC of its own proof, in front of its first chunk.
 type Opening struct {
-	Session [SessionIDSize]byte // names the session, and tells nothing of its key
+	Session [SessionIDSize]byte // names the session, and reveals nothing of its key
 	Number  uint64              // of the flow: never twice in one session
 	MAC     [MACSize]byte       // the host's proof that it has the session's key
 }
@@ -49,7 +49,7 @@ func ParseOpening(b []byte) (Opening, error) {
 // On a connection that is one flow, what each side sends runs in chunks: the
 // length in ChunkHeader bytes, big-endian, then as many bytes, at most MaxChunk.
 // Length 0 is the end of what that side sends, and nothing follows it. A
-// connection that ends before both sides have said their end was reset.
+// connection that closes before both sides have sent their end was reset.
 const (
 	ChunkHeader = 4
 	MaxChunk    = 1 << 20

@@ -94,7 +94,7 @@ func (c Change) Split() []Control {
 
 // Split returns a in messages that each fit in a frame: Outcomes first, the Ack
 // last. The outcomes of one key stay together; outcomes of equal keys must
-// stand side by side in a.
+// are adjacent in a.
 func (a Ack) Split() []Control {
 	parts := splitOutcomes(a.Outcomes)
 	last := Ack{Generation: a.Generation}
@@ -109,7 +109,7 @@ func (a Ack) Split() []Control {
 }
 
 // Split returns o in messages that each fit in a frame. The outcomes of one key
-// stay together; outcomes of equal keys must stand side by side in o.
+// stay together; outcomes of equal keys must be adjacent in o.
 func (o Outcomes) Split() []Control {
 	var out []Control
 	for _, p := range splitOutcomes(o.Outcomes) {

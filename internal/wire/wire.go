@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package wire is what guest agent and host peer say to each other: message
-// schema, framing and limits. It does no authentication and holds no state.
+// Package wire is the protocol between guest agent and host peer: message schema,
+// framing and limits. It does no authentication and holds no state.
 package wire
 
 import (
@@ -26,8 +26,8 @@ const (
 	MaxListItems    = 16384    // items that a receiver takes in one list of a message
 )
 
-// Limits of what one item may hold, in bytes where it is text. A sender cuts or
-// leaves out what is longer, a receiver refuses it.
+// Limits of one item, in bytes where it is text. A sender truncates or leaves out
+// what is longer, a receiver refuses it.
 const (
 	MaxName       = 256  // name, ID and namespace of an owner; host names
 	MaxWord       = 64   // epoch, source, identity, build version
@@ -45,7 +45,7 @@ type Control struct {
 	Snapshot *Snapshot `json:"snapshot,omitempty"` // agent to host
 	Change   *Change   `json:"change,omitempty"`   // agent to host
 	Ack      *Ack      `json:"ack,omitempty"`      // host to agent
-	Outcomes *Outcomes `json:"outcomes,omitempty"` // host to agent, unasked
+	Outcomes *Outcomes `json:"outcomes,omitempty"` // host to agent, at any time
 	Resync   *Resync   `json:"resync,omitempty"`   // host to agent
 }
 
@@ -59,7 +59,7 @@ type Snapshot struct {
 }
 
 // Change turns the set of generation Base into that of Generation. A host that
-// does not stand at Base answers Resync and applies nothing. A large one comes in
+// is not at Base answers Resync and applies nothing. A large one comes in
 // parts with the same Base and Generation, as a Snapshot does; see Joiner.
 type Change struct {
 	Base       uint64            `json:"base"`
@@ -69,17 +69,17 @@ type Change struct {
 	More       bool              `json:"more,omitzero"`
 }
 
-// Ack says that the host stands at Generation, and what became of the
-// publications that the acknowledged message named. What does not fit in one
-// frame goes ahead of it in Outcomes; see Split.
+// Ack reports that the host is at Generation, with the outcomes of the publications
+// that the acknowledged message named. What does not fit in one frame is sent
+// before it in Outcomes; see Split.
 type Ack struct {
 	Generation uint64        `json:"generation"`
 	Outcomes   List[Outcome] `json:"outcomes,omitempty"`
 }
 
-// Outcomes says what became of publications since the last Ack (a conflict that
-// ended, a listener that died, progress with a large set). For each key it
-// names, it is complete.
+// Outcomes reports outcomes that changed since the last Ack (a conflict that ended,
+// a listener that failed, progress with a large set). For each key it names, it is
+// complete.
 type Outcomes struct {
 	Outcomes List[Outcome] `json:"outcomes"`
 }
@@ -111,7 +111,7 @@ type Outcome struct {
 // publication, never an address to dial.
 type FlowRequest struct {
 	Key  port.Key       `json:"key"`
-	Peer netip.AddrPort `json:"peer"` // who connected to the host, for logs and the choice of family
+	Peer netip.AddrPort `json:"peer"` // the client of the host, for logs and the choice of family
 }
 
 // FlowStatus is the agent's answer to a FlowRequest.

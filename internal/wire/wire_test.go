@@ -279,8 +279,8 @@ func TestFrames(t *testing.T) {
 	}
 }
 
-// A length is only a word: no memory is taken on it.
-func TestFrameTakesMemoryAsBytesArrive(t *testing.T) {
+// No memory is allocated for a length before its bytes arrive.
+func TestFrameMemoryFollowsInput(t *testing.T) {
 	per := testing.AllocsPerRun(10, func() {
 		r := &io.LimitedReader{R: zeros{}, N: 4 + 100}
 		h := binary.BigEndian.AppendUint32(nil, MaxControlFrame)
@@ -402,7 +402,7 @@ func TestDatagrams(t *testing.T) {
 }
 
 func TestConversion(t *testing.T) {
-	long := strings.Repeat("ü", MaxName) // two bytes each: cut at a character
+	long := strings.Repeat("ü", MaxName) // two bytes each: truncated at a character
 	labels := map[string]string{"a\xff": "x", "b": "\xff", "big": strings.Repeat("v", MaxLabelValue+1)}
 	for i := range 100 {
 		labels[fmt.Sprintf("l%03d", i)] = strings.Repeat("v", 100)

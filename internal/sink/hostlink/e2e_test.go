@@ -103,7 +103,7 @@ func TestThroughTheReconciler(t *testing.T) {
 				t.Error("no flow")
 			}
 
-			// A rule denies: the flow is cut.
+			// A rule denies: the flow is reset.
 			update(func(tx *table.Tx[port.Key, port.Publication]) {
 				p := pub(key(81), "db")
 				p.Decision.Allow = false

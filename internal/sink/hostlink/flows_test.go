@@ -123,7 +123,7 @@ func TestFlows(t *testing.T) {
 	}
 }
 
-func TestServeGetsWhatWasAskedFor(t *testing.T) {
+func TestServeArguments(t *testing.T) {
 	got := make(chan forward.Request, 1)
 	r := newRig(t, func(o *Options) {
 		o.Serve = func(_ context.Context, st net.Conn, req forward.Request) error {

@@ -116,8 +116,8 @@ func TestSlowReaderGetsAll(t *testing.T) {
 	}
 }
 
-// slowly sends a whole transfer and closes, while its reader, which has nothing to
-// say, leaves much of it in the buffers of the relays.
+// slowly sends a whole transfer and closes, while its reader, which sends
+// nothing, leaves much of it in the buffers of the relays.
 func slowly(from, to *net.TCPConn) error {
 	defer to.Close()
 	_ = to.SetReadBuffer(64 << 10)

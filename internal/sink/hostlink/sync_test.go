@@ -29,7 +29,7 @@ func want(t testing.TB, got port.Outcomes, expected map[uint16]port.State) {
 	}
 }
 
-func TestWithoutHostAllIsPending(t *testing.T) {
+func TestPendingWithoutHost(t *testing.T) {
 	r := newRig(t)
 	r.put(pub(key(80), "a"), pub(key(81), "b"))
 	out := r.mustSync()
@@ -41,7 +41,7 @@ func TestWithoutHostAllIsPending(t *testing.T) {
 	r.put(pub(key(82), "c"))
 	want(t, r.mustSync(), map[uint16]port.State{82: port.Pending})
 
-	p := r.connect("h") // and Wake tells of it
+	p := r.connect("h") // and Wake receives
 	want(t, during(r.mustSync, func() {
 		s := p.next().Snapshot
 		p.ack(s.Generation, key(80), key(81), key(82))
@@ -152,7 +152,7 @@ func drain(c <-chan struct{}) {
 	}
 }
 
-func TestUnaskedOutcomes(t *testing.T) {
+func TestUnsolicitedOutcomes(t *testing.T) {
 	r := newRig(t)
 	r.put(pub(key(80), "a"), pub(key(81), "b"))
 	p := r.connect("h")
@@ -340,7 +340,7 @@ func TestTakeover(t *testing.T) {
 	r.put(pub(key(80), "a"))
 	first := r.connect("first")
 	var second *peer
-	// The Sync that waits for the first goes on with the second.
+	// The Sync that waits for the first continues with the second.
 	want(t, during(r.mustSync, func() {
 		first.next()
 		second = r.connect("second")
@@ -462,7 +462,7 @@ func TestLargeSet(t *testing.T) {
 	}
 }
 
-func TestMoreThanAHostTakes(t *testing.T) {
+func TestPublicationLimit(t *testing.T) {
 	const limit = 1000
 	r := newRig(t, func(o *Options) { o.maxPublications = limit })
 	var pubs []port.Publication
@@ -576,7 +576,7 @@ func TestHostileControl(t *testing.T) {
 
 // Messages that are in order but useless, at line rate, take no memory and
 // hold up no Sync.
-func TestChattyHost(t *testing.T) {
+func TestFloodingHost(t *testing.T) {
 	r := newRig(t)
 	var keys []port.Key
 	for i := range 100 {
