@@ -17,13 +17,13 @@ import (
 const (
 	churnCPU      = "CPU time for each change"
 	churnSwitches = "context switches of the agent for each change"
-	churnDone     = "last change → the other end of the link has it all"
+	churnDone     = "last change → all changes at the other end of the link"
 
-	burstDone = "burst: last listener opened → all are at the other end of the link"
-	burstCPU  = "burst: CPU time in all"
-	burstRSS  = "burst: memory afterwards (RSS)"
+	burstDone = "burst: last listener opened → all at the other end of the link"
+	burstCPU  = "burst: total CPU time"
+	burstRSS  = "burst: memory after it (RSS)"
 
-	udpCPU = "200 short-lived UDP binds a second beside 1,000 listeners: CPU"
+	udpCPU = "200 short-lived UDP binds per second beside 1,000 listeners: CPU"
 )
 
 // rates of changes per second, with a hundred listeners open.

@@ -27,8 +27,8 @@ import (
 )
 
 const (
-	containerPublished = "container is started → message that names it, of a port that it publishes"
-	containerHost      = "container is started → message that names it, of a port in the guest's own network"
+	containerPublished = "container starts → message with it as the owner of a published port"
+	containerHost      = "container starts → message with it as the owner of a port in the guest's network"
 )
 
 // Pollers list all that an API has.

@@ -54,8 +54,8 @@ func flowMeasures(rate int) []flowMeasure {
 		{measure{name: "TCP to the host, 1 flow", unit: "B/s", modes: tcpWays}, throughput(1, pull)},
 		{measure{name: "TCP to the guest, 64 flows", unit: "B/s", modes: tcpWays}, throughput(64, push)},
 		{measure{name: roundTrip, unit: "s", modes: tcpWays, figure: figure{"flows-roundtrip", bars}}, roundTrips},
-		{measure{name: fmt.Sprintf("TCP connections of 64 bytes there and back, %s a second", number(float64(rate))), unit: "per second", modes: tcpWays}, connections(rate)},
-		{measure{name: "UDP echo of 64 bytes, 16 clients, each one datagram under way", unit: "per second", modes: []string{wayDirect, wayLink, wayGvproxy}}, echoes},
+		{measure{name: fmt.Sprintf("TCP connections with 64 bytes each way, %s per second", number(float64(rate))), unit: "per second", modes: tcpWays}, connections(rate)},
+		{measure{name: "UDP echo of 64 bytes, 16 clients, one datagram in flight each", unit: "per second", modes: []string{wayDirect, wayLink, wayGvproxy}}, echoes},
 	}
 }
 

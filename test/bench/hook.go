@@ -28,8 +28,8 @@ import (
 // What the caller's namespace is to the observer.
 const (
 	hookUnwatched = "another namespace"
-	hookBurst     = "watched, in a burst"
-	hookIdle      = "watched, idle"
+	hookBurst     = "observed, in a burst"
+	hookIdle      = "observed, idle"
 )
 
 // pair is what a program does, and pays for.

@@ -23,16 +23,16 @@ const (
 	idleSwitches = "context switches of an idle agent"
 	idleRSS      = "memory of an idle agent (RSS)"
 
-	pageSwitches = "context switches of an idle agent, by what of its status side is on"
-	pageRSS      = "memory of an idle agent (RSS), by what of its status side is on"
+	pageSwitches = "context switches of an idle agent, by enabled status endpoints"
+	pageRSS      = "memory of an idle agent (RSS), by enabled status endpoints"
 
-	anonymous = "of it anonymous, MB"
+	anonymous = "anonymous, MB"
 )
 
 // idleSizes are numbers of listeners, and of NAT rules.
 var idleSizes = []int{0, 1000, 10_000}
 
-var pageModes = []string{"neither", "metrics and page", "both, used before"}
+var pageModes = []string{"none", "metrics and dashboard", "both, after use"}
 
 func idlePart() part {
 	of := "listeners and rules"

@@ -29,10 +29,10 @@ const (
 
 // The clients of serviceReached; the first has nothing to do with fairlead.
 const (
-	reachProxy = "a client in the guest, by kube-proxy's rule alone"
-	reachHost  = "a client on the host, which comes when that is answered"
-	reachEarly = "a client on the host, which tries from the beginning"
-	reachAPI   = "of all: the API server's answer"
+	reachProxy = "client in the guest, through kube-proxy alone"
+	reachHost  = "client on the host, after the guest got its answer"
+	reachEarly = "client on the host, trying from the beginning"
+	reachAPI   = "API server's response (included above)"
 )
 
 func kubePart() part {

@@ -14,14 +14,14 @@ import (
 	"github.com/fairlead/fairlead/internal/schedule"
 )
 
-const missedShare = "ports that were seen"
+const missedShare = "ports that were reported"
 
 // lifetimes of ports, in milliseconds.
 var lifetimes = []int{1, 10, 100, 1000, 5000}
 
 func missedPart() part {
 	return part{"missed", "missed", []measure{
-		{name: missedShare, unit: "%", modes: ownModes, sizes: lifetimes, sizeUnit: "ms alive", figure: figure{"missed", lines}},
+		{name: missedShare, unit: "%", modes: ownModes, sizes: lifetimes, sizeUnit: "ms lifetime", figure: figure{"missed", lines}},
 	}, missed}
 }
 

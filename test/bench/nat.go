@@ -32,7 +32,7 @@ import (
 // The clock starts before the commit, because the kernel notifies before it returns.
 const (
 	natMessage = "NAT commit is sent → message on the link"
-	natCPU     = "CPU time for each NAT commit, one in 3 s"
+	natCPU     = "CPU time for each NAT commit, one every 3 s"
 )
 
 const modeDump1, modeSave3 = "dump 1 s", "iptables-save 3 s"
