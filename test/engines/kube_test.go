@@ -39,7 +39,7 @@ func kubeSource(t testing.TB, o kube.Options) *kube.Source {
 
 func TestKubeScenarios(t *testing.T) {
 	c := startCluster(t)
-	// What was there before the agent is seen; the incumbent misses it.
+	// Services that existed before the agent are seen; the incumbent misses them.
 	c.service("before", "NodePort", nil, svcPort("a", "TCP", 80, 30000))
 	src := kubeSource(t, kube.Options{Kubeconfigs: []string{c.Kubeconfig}})
 	r, _ := follow(t, src)
@@ -94,7 +94,7 @@ func TestKubeScenarios(t *testing.T) {
 		want(t, r, before)
 	})
 
-	// A port that is added forgets no other: in the incumbent the others leak.
+	// Adding a port does not affect the others, which the incumbent leaks.
 	scenario("ports added and removed", func(t *testing.T, c *kubernetes) {
 		c.service("web", "NodePort", nil, svcPort("a", "TCP", 80, 30080))
 		want(t, r, before, "tcp 0.0.0.0:30080 web")
@@ -166,7 +166,7 @@ func TestKubeScenarios(t *testing.T) {
 			keys = append(keys, fmt.Sprintf("tcp 0.0.0.0:%d s%d", 30100+i, i))
 		}
 		want(t, r, keys...)
-		// An agent that starts now, and one whose server is away, say the same.
+		// An agent that starts now has the same set as one that lost its server.
 		r2, stop := follow(t, kubeSource(t, kube.Options{Kubeconfigs: []string{c.Kubeconfig}, Selector: "app in (s7, s8)"}))
 		want(t, r2, "tcp 0.0.0.0:30107 s7", "tcp 0.0.0.0:30108 s8")
 		stop()
@@ -208,7 +208,7 @@ func TestKubeScenarios(t *testing.T) {
 		want(t, r, before)
 	})
 
-	// The same source throughout: it must hold nothing of a server that is gone.
+	// The same source throughout: it must keep no state of a server that is gone.
 	scenario("the server killed and started again", func(t *testing.T, c *kubernetes) {
 		mark, goroutines := r.mark(), runtime.NumGoroutine()
 		for range 3 {
@@ -231,16 +231,16 @@ func TestKubeScenarios(t *testing.T) {
 	}
 }
 
-// The kubeconfig appears later, in a directory that is not there yet; points to
-// a user who may not; and is changed to one who may.
+// The kubeconfig appears later, in a directory that does not exist yet. It names a user
+// without permission and is then changed to one with permission.
 func TestKubeconfigAppearsAndChanges(t *testing.T) {
 	c := startCluster(t)
 	c.service("web", "NodePort", nil, svcPort("a", "TCP", 80, 30080))
 	path := filepath.Join(t.TempDir(), "later", "k3s", "k3s.yaml")
 	r, stop := follow(t, kubeSource(t, kube.Options{Kubeconfigs: []string{path}, Retry: engine.Retry{MinDelay: time.Hour, MaxDelay: 2 * time.Hour}}))
-	// change replaces the kubeconfig and waits until the source is live by it, or stale
-	// for a reason. By itself the source tries again after an hour; where a server that
-	// is short of time failed it for another reason, the file is written again.
+	// change replaces the kubeconfig and waits until the source is live, or stale for a
+	// reason. By itself the source retries after an hour. If an overloaded server made
+	// it fail for another reason, the file is written again.
 	change := func(token, reason string) {
 		t.Helper()
 		var wrote time.Time
@@ -266,7 +266,7 @@ func TestKubeconfigAppearsAndChanges(t *testing.T) {
 	change("token", "")
 	want(t, r, "tcp 0.0.0.0:30080 web")
 	mark := r.mark()
-	// While it is live: one that is broken is refused, one that is good is taken.
+	// While the source is live, a broken kubeconfig is refused and a good one is used.
 	if err := os.WriteFile(path, []byte("{"), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -281,8 +281,8 @@ func TestKubeconfigAppearsAndChanges(t *testing.T) {
 	stop()
 }
 
-// What keeps the agent from the cluster is named among its sources, and harms no
-// other source. Each is mended by a kubeconfig that replaces the one before.
+// An error that keeps the agent from the cluster is shown with its sources and affects
+// no other source. Each is fixed by a new kubeconfig.
 func TestKubeErrorsAreNamed(t *testing.T) {
 	c := startCluster(t)
 	c.service("web", "NodePort", nil, svcPort("a", "TCP", 80, 30080))
@@ -341,7 +341,7 @@ func TestKubeErrorsAreNamed(t *testing.T) {
 	p.listed("tcp 0.0.0.0:30080")
 }
 
-// Who may read Services and nothing else gets their ports, and a warning.
+// A user who may only read Services gets their ports and a warning.
 func TestKubeWithoutEndpoints(t *testing.T) {
 	c := startCluster(t)
 	c.must("POST", "/apis/rbac.authorization.k8s.io/v1/clusterroles", obj{

@@ -19,9 +19,9 @@ import (
 	"github.com/fairlead/fairlead/test/kit/enclave"
 )
 
-// A real server in a pod's place is reached through a node port, a load
-// balancer's address and an external IP, under both modes of kube-proxy: from the
-// guest, and from the host through the agent and its host peer.
+// A pod's server is reachable through a node port, a load balancer's address and an
+// external IP, in both modes of kube-proxy: from the guest, and from the host through
+// the agent and its host peer.
 func TestReachServices(t *testing.T) {
 	for i, mode := range []string{"iptables", "nftables"} {
 		t.Run(mode, func(t *testing.T) {
@@ -49,7 +49,7 @@ func TestReachServices(t *testing.T) {
 				return nil
 			})
 			for _, b := range r.bindings() {
-				// Not the pod itself: what kube-proxy made must answer.
+				// Not the pod itself: the address that kube-proxy serves must answer.
 				b.Dial = slices.DeleteFunc(slices.Clone(b.Dial), func(a netip.AddrPort) bool { return a.Addr() == netip.MustParseAddr(pod) })
 				hears := func() error {
 					got, err := reach(b)
@@ -73,8 +73,8 @@ func TestReachServices(t *testing.T) {
 				p.reach(key, podSays)
 				p.owned(key, port.OwnerService, name)
 			}
-			// What kube-proxy's rules open is the Service's, and not the pod's that they
-			// send to. Rules for addresses that are not this node's open nothing by
+			// The ports of kube-proxy's rules are owned by the Service, not by the pod
+			// that they send to. Rules for addresses of other nodes publish nothing by
 			// themselves.
 			p.ruled("30080/tcp", port.OwnerService, "default", "web")
 			p.ruled("30080/udp", port.OwnerService, "default", "web")

@@ -48,7 +48,7 @@ func list(c *status.Client) (status.List, error) {
 	return c.List(ctx)
 }
 
-// state returns what the listener sink makes of a port at 127.0.0.1.
+// state returns the listener sink's state of a port at 127.0.0.1.
 func state(c *status.Client, n uint16) (port.State, string) {
 	l, err := list(c)
 	if err != nil {
@@ -64,8 +64,8 @@ func state(c *status.Client, n uint16) (port.State, string) {
 	return 0, "not there"
 }
 
-// Docker writes its rules before it starts docker-proxy: a placeholder that came
-// in between would be in the proxy's way, and the container would not start.
+// Docker writes its rules before it starts docker-proxy: a placeholder that opened in
+// between would hold the proxy's port, and the container would not start.
 func TestPlaceholderYieldsToDockerRun(t *testing.T) {
 	const runs, workers, most = 200, 2, 8 * time.Minute
 	dockerd(t)
@@ -77,7 +77,7 @@ func TestPlaceholderYieldsToDockerRun(t *testing.T) {
 	for w := range workers {
 		wg.Go(func() {
 			for i := w; i < runs && time.Since(began) < most; i += workers {
-				// Ports come again, so that what an earlier container left is met too.
+				// Ports are reused, to meet what an earlier container left behind.
 				n, name := 8000+i%50, fmt.Sprintf("run%d", i)
 				_, err := try("docker", "run", "-d", "--name", name, "--stop-timeout", "0", "-p", fmt.Sprintf("%d:80", n), "bb")
 				switch {
@@ -89,7 +89,8 @@ func TestPlaceholderYieldsToDockerRun(t *testing.T) {
 					other.Add(1)
 					t.Logf("run %d: %v", i, err)
 				}
-				// Under load the engine gives up to wait for the end of what it killed.
+				// Under load the engine stops waiting for the end of a process that it
+				// killed.
 				for tries := 0; tries < 5; tries++ {
 					if _, err := try("docker", "rm", "-f", name); err == nil {
 						break
@@ -111,8 +112,8 @@ func TestPlaceholderYieldsToDockerRun(t *testing.T) {
 	})
 }
 
-// Without docker-proxy nothing listens: the placeholder opens once Docker says
-// that the container runs, and serves.
+// Without docker-proxy nothing listens: the placeholder opens once Docker reports that
+// the container runs, and serves.
 func TestDockerWithoutProxyUsesPlaceholder(t *testing.T) {
 	dockerd(t, "--userland-proxy=false")
 	dockerImage(t)
@@ -141,8 +142,8 @@ func TestDockerWithoutProxyUsesPlaceholder(t *testing.T) {
 		}
 		return err
 	})
-	// The next container can have the port: at once, but for the hold-down of what
-	// was withdrawn, which a command is rarely fast enough to meet.
+	// The next container can have the port at once, apart from the hold-down, which a
+	// command is rarely fast enough to meet.
 	eventually(t, func() error {
 		dockerClear(t)
 		_, err := try("docker", "run", "-d", "--name", "web", "-p", "8000:80", "bb")

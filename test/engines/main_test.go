@@ -50,8 +50,7 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// runTests runs the tests, and fails too if a source left a goroutine behind, which
-// may take its time to end.
+// runTests runs the tests, and also fails if a source left a goroutine behind.
 func runTests(m *testing.M) int {
 	code := m.Run()
 	if err := leak.Find(); code == 0 && err != nil {
@@ -95,7 +94,7 @@ func runInside() (int, error) {
 	for _, lane := range lanes {
 		wg.Go(func() {
 			for _, name := range lane {
-				// What a test says is shown when it has ended, in one piece.
+				// The output of a test is shown when it has ended, in one piece.
 				out := filepath.Join(dir, name)
 				c, err := insideTo(binary, out, "-test.run=^"+name+"$")
 				mu.Lock()

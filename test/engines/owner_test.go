@@ -40,8 +40,8 @@ func wantOwner(t testing.TB, c *status.Client, slot string, kind port.OwnerKind,
 	})
 }
 
-// redirect has a rule of nobody's send a TCP port of the guest elsewhere, until the
-// test ends.
+// redirect adds a rule without an owner that sends a TCP port of the guest elsewhere,
+// until the test ends.
 func redirect(t testing.TB, number, to string) {
 	t.Helper()
 	rule := []string{"-t", "nat", "-A", "PREROUTING", "-p", "tcp", "-m", "addrtype", "--dst-type", "LOCAL",
@@ -53,8 +53,8 @@ func redirect(t testing.TB, number, to string) {
 	})
 }
 
-// Who serves is known of every way in which a container's port opens, and not of
-// what is no longer its own.
+// The owner of a container's port is known however the port is opened, and no longer
+// once the container has lost it.
 func TestDockerOwnerNames(t *testing.T) {
 	dockerd(t, "--userland-proxy=false")
 	dockerImage(t)
@@ -62,14 +62,14 @@ func TestDockerOwnerNames(t *testing.T) {
 	// A container in the host's network is known by its cgroup alone.
 	drun(t, "--name", "host", "--network", "host", "bb", "httpd", "-f", "-p", "8081")
 	wantOwner(t, c, "8081/tcp", port.OwnerContainer, "host")
-	// A published port is known by what the engine says, and by its rules.
+	// A published port is known by the engine's declaration and by its rules.
 	drun(t, "--name", "own", "-p", "8000:80", "bb", "httpd", "-f", "-p", "80")
 	wantOwner(t, c, "8000/tcp", port.OwnerContainer, "own")
-	// A rule of somebody else is known by where it leads.
+	// A rule of another program is attributed by its target.
 	ip := run(t, "docker", "inspect", "-f", "{{.NetworkSettings.IPAddress}}", "own")
 	redirect(t, "8099", ip+":80")
 	wantOwner(t, c, "8099/tcp", port.OwnerContainer, "own")
-	// A plain process beside them is itself.
+	// A plain process is its own owner.
 	l, err := net.Listen("tcp4", "127.0.0.1:8082")
 	if err != nil {
 		t.Fatal(err)

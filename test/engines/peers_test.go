@@ -29,7 +29,7 @@ type peers struct {
 	control     string
 }
 
-// startPeers starts both. Engines are where their flags say.
+// startPeers starts both. flags are the agent's.
 func startPeers(t testing.TB, flags ...string) *peers {
 	t.Helper()
 	dir := t.TempDir()
@@ -112,13 +112,13 @@ func (p *peers) ruled(slot string, kind port.OwnerKind, namespace, name string) 
 	})
 }
 
-// is says whether a publication is of a key: of one owner's two wildcards, one
-// publication is made.
+// is reports whether a publication has a key. The two wildcards of one owner are one
+// publication.
 func is(pub status.Publication, key string) bool {
 	return pub.Key().String() == key || pub.DualStack && pub.Key().String() == strings.Replace(key, "0.0.0.0", "[::]", 1)
 }
 
-// listed waits until a publication is there, in whatever state.
+// listed waits until a publication is listed, in whatever state.
 func (p *peers) listed(key string) {
 	p.t.Helper()
 	eventually(p.t, func() error {
@@ -130,7 +130,7 @@ func (p *peers) listed(key string) {
 	})
 }
 
-// gone waits until a publication is not there any more.
+// gone waits until a publication is no longer listed.
 func (p *peers) gone(key string) {
 	p.t.Helper()
 	eventually(p.t, func() error {
@@ -145,7 +145,7 @@ func (p *peers) gone(key string) {
 	})
 }
 
-// reach asks what the host opened for a publication, as a user of the host does,
+// reach connects to the host address of a publication, as a user of the host does,
 // until it answers with text.
 func (p *peers) reach(key, text string) status.Publication {
 	p.t.Helper()
@@ -169,8 +169,8 @@ func (p *peers) reach(key, text string) status.Publication {
 	return pub
 }
 
-// owned waits until a publication has its owner: a socket or a rule may be seen
-// before who made it says so.
+// owned waits until a publication has its owner: a socket or a rule may be seen before
+// the engine declares it.
 func (p *peers) owned(key string, kind port.OwnerKind, name string) {
 	p.t.Helper()
 	eventually(p.t, func() error {
@@ -181,7 +181,7 @@ func (p *peers) owned(key string, kind port.OwnerKind, name string) {
 	})
 }
 
-// source returns what status says of a source.
+// source returns the status of a source.
 func (p *peers) source(name string) status.Source {
 	p.t.Helper()
 	var l status.List

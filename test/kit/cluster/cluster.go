@@ -40,10 +40,10 @@ const (
 	Endpoints = "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices"
 )
 
-// Object is what the API server is sent, as JSON.
+// Object is a request's body, as JSON.
 type Object = map[string]any
 
-// Cluster is the files of one, and a client.
+// Cluster is the files of a cluster and a client.
 type Cluster struct {
 	Dir        string
 	Kubeconfig string // of "token"
@@ -53,9 +53,9 @@ type Cluster struct {
 	ca     *x509.Certificate
 }
 
-// New writes what the programs know each other by to dir. The token "token" may do
-// everything, "nobody" nothing. dial, if not nil, is how the client connects. The
-// caller closes it.
+// New writes keys, certificates and tokens to dir. The token "token" may do everything,
+// "nobody" nothing. The client connects by dial, if not nil. The caller closes the
+// cluster.
 func New(dir string, dial func(network, addr string) (net.Conn, error)) (*Cluster, error) {
 	t := &http.Transport{
 		TLSClientConfig:     &tls.Config{InsecureSkipVerify: true}, //nolint:gosec // a server of our own
@@ -101,7 +101,7 @@ func encode(kind string, b []byte) []byte {
 	return pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: b})
 }
 
-// Close lets go of the client's connections.
+// Close closes the client's idle connections.
 func (c *Cluster) Close() { c.client.CloseIdleConnections() }
 
 func (c *Cluster) path(name string) string { return filepath.Join(c.Dir, name) }
@@ -209,7 +209,7 @@ current-context: x
 	return errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path+".new", []byte(text), 0o600), os.Rename(path+".new", path))
 }
 
-// Refusal is an answer of the API server that is not yes.
+// Refusal is an error response of the API server.
 type Refusal struct {
 	Method, Path string
 	Code         int    // of HTTP
@@ -221,8 +221,8 @@ func (r *Refusal) Error() string {
 	return fmt.Sprintf("%s %s: %d %s: %s", r.Method, r.Path, r.Code, http.StatusText(r.Code), r.Text)
 }
 
-// Do asks the API server; body is JSON, or with PATCH a merge patch. What the
-// server refuses is a *Refusal.
+// Do sends a request to the API server; body is JSON, or with PATCH a merge patch. If
+// the server refuses, the error is a *Refusal.
 func (c *Cluster) Do(ctx context.Context, method, path string, body any) ([]byte, error) {
 	var r io.Reader
 	if body != nil {
@@ -274,7 +274,7 @@ func (c *Cluster) Service(ctx context.Context, ns, name, kind string, spec Objec
 	return err
 }
 
-// Slice makes one slice that serves the ports of a Service, by one pod.
+// Slice creates an EndpointSlice with one pod for the ports of a Service.
 func (c *Cluster) Slice(ctx context.Context, service, pod, address string, ports ...Object) error {
 	_, err := c.Do(ctx, http.MethodPost, Endpoints, Object{
 		"apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "addressType": "IPv4",

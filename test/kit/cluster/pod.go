@@ -15,7 +15,7 @@ import (
 	"github.com/fairlead/fairlead/test/kit/netns"
 )
 
-// Says is what a Pod answers whoever connects, and PodPort is its port.
+// Says is the answer of a Pod to each client, and PodPort its port.
 const (
 	Says    = "hello from the pod"
 	PodPort = 8080

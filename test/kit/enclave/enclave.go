@@ -19,8 +19,8 @@ import (
 	"syscall"
 )
 
-// variable is set, in the environment of what runs in an enclave, to the directory
-// for its files.
+// variable names the directory for an enclave's files in the environment of its
+// programs.
 const variable = "FAIRLEAD_ENCLAVE_DIR"
 
 // NodeAddr is an address of an enclave, after SetUp, that is not loopback: it is on
@@ -35,11 +35,11 @@ func Dir() string { return os.Getenv(variable) }
 func CgroupParent() string { return filepath.Base(Dir()) }
 
 // Run runs cmd in an enclave until it ends; the program that it starts calls SetUp
-// first. A shell is process 1 there: it reaps what engines leave, so that a dead
-// engine looks dead. What still runs when cmd ends is killed, also when this
+// first. A shell is process 1 there and reaps the processes that engines leave, so that
+// a dead engine is seen as dead. Processes that remain are killed when cmd ends or this
 // process dies. The enclave's files are removed.
 func Run(cmd *exec.Cmd) error {
-	// Process 1 must die with this one, and the kernel takes the thread for it.
+	// Process 1 must die with this one, which to the kernel is this thread.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	dir, err := os.MkdirTemp("", "fl-enclave-")
@@ -62,8 +62,8 @@ func Run(cmd *exec.Cmd) error {
 	return err
 }
 
-// removeCgroups removes what killed containers left: every engine here puts its
-// containers below one cgroup of that name.
+// removeCgroups removes the cgroups that killed containers left: every engine here puts
+// its containers below one cgroup of that name.
 func removeCgroups(name string) {
 	var dirs []string
 	_ = filepath.WalkDir("/sys/fs/cgroup", func(path string, d fs.DirEntry, err error) error {
@@ -87,7 +87,7 @@ func SetUp() error {
 	if err := syscall.Mount("", "/", "", syscall.MS_REC|syscall.MS_PRIVATE, ""); err != nil {
 		return fmt.Errorf("make mounts private: %w", err)
 	}
-	// An overlay does not lie on every file system: a tmpfs carries its upper side.
+	// Not every file system can be the upper side of an overlay: a tmpfs is.
 	over := filepath.Join(dir, "over")
 	if err := os.MkdirAll(over, 0o700); err != nil {
 		return err

@@ -27,8 +27,9 @@ func Main(m *testing.M) {
 	os.Exit(code)
 }
 
-// Find returns which goroutines stay for good, besides the caller's. Those that only
-// wait for a processor have more time than the half second that goleak gives them.
+// Find returns an error that names the goroutines that do not end, besides the
+// caller's. They have more time than the half second that goleak gives them, as a busy
+// machine may need it.
 func Find() error {
 	for end := time.Now().Add(wait.Limit()); ; {
 		err := goleak.Find()

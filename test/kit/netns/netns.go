@@ -2,8 +2,8 @@
 
 //go:build linux
 
-// Package netns makes nameless network namespaces for tests and benchmarks: a
-// guest, a host, a bystander, each without touching the machine's own network.
+// Package netns makes nameless network namespaces for tests and benchmarks. The
+// machine's own network is not touched.
 package netns
 
 import (
@@ -16,8 +16,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Space is a network namespace with its loopback up. It lives as long as its
-// handle and whoever is in it.
+// Space is a network namespace with its loopback up. It lives as long as its handle and
+// the processes and sockets in it.
 type Space struct{ fd int }
 
 // New makes a namespace; the caller closes it. It needs root.
@@ -50,7 +50,7 @@ func Open(path string) (*Space, error) {
 	return &Space{fd: fd}, nil
 }
 
-// Close lets go of the namespace.
+// Close closes the handle of the namespace.
 func (s *Space) Close() error { return unix.Close(s.fd) }
 
 // FD is the descriptor of the namespace's handle in this process.
@@ -70,7 +70,7 @@ func loopbackUp() error {
 	return unix.IoctlIfreq(fd, unix.SIOCSIFFLAGS, req)
 }
 
-// inThread runs f on a thread that is thrown away.
+// inThread runs f on a thread that then ends.
 func inThread(f func() error) error {
 	done := make(chan error, 1)
 	go func() {
@@ -106,8 +106,8 @@ func (s *Space) ListenPacket(network, addr string) (c net.PacketConn, err error)
 	return c, err
 }
 
-// Dial is net.Dial in the namespace, within 30 s: what stands answers sooner, also on a
-// machine that stands still for a while.
+// Dial is net.Dial in the namespace, within 30 s, which is enough on a machine that
+// stalls for a while.
 func (s *Space) Dial(network, addr string) (c net.Conn, err error) {
 	err = s.Do(func() error {
 		d := net.Dialer{Timeout: 30 * time.Second}

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package ports gives tests ports that nobody else takes before they do.
+// Package ports gives tests ports that no other test takes.
 package ports
 
 import (
@@ -12,14 +12,12 @@ import (
 	"testing"
 )
 
-// Ports that no system gives to clients, or to who listens on port 0: what one of
-// those took from another test would be in the way only now and then. Neither are
-// they node ports of Kubernetes.
+// Ports that no system gives to clients or to listeners on port 0, which could take a
+// test's port now and then. Nor are they node ports of Kubernetes.
 const first, last = 10_000, 29_999
 
-// Free returns a port that is free for TCP and UDP on all addresses. On Linux no
-// other test of this network namespace that asks here, in whatever process, has it
-// before the test ends.
+// Free returns a port that is free for TCP and UDP on all addresses. On Linux no other
+// caller in this network namespace, in whatever process, gets it before the test ends.
 func Free(tb testing.TB) uint16 {
 	tb.Helper()
 	var err error
@@ -39,8 +37,8 @@ func Free(tb testing.TB) uint16 {
 	return 0
 }
 
-// reserve keeps others that ask here from a port until release. An abstract socket
-// belongs to a network namespace, as ports do, and goes with its process.
+// reserve keeps a port from other callers until release. An abstract socket belongs to
+// a network namespace, as ports do, and ends with its process.
 func reserve(p int) (release func(), err error) {
 	if runtime.GOOS != "linux" {
 		return func() {}, nil

@@ -10,7 +10,7 @@ import (
 	"path/filepath"
 )
 
-// Variable names the binary where no compiler is, as inside a VM.
+// Variable names the binary where there is no compiler, as inside a VM.
 const Variable = "FAIRLEAD_BINARY"
 
 // Path returns the binary that the environment names, or builds it in dir.

@@ -30,7 +30,7 @@ const tcpListen = 10 // TCP_LISTEN
 type Relay struct {
 	// Guest is where sockets listen, Outside where they are shown.
 	Guest, Outside *netns.Space
-	// Interval is the time between two looks; WSL's is 1 s.
+	// Interval is the time between two dumps; WSL's is 1 s.
 	Interval time.Duration
 
 	mu    sync.Mutex
@@ -68,7 +68,7 @@ func (r *Relay) Shows(addr netip.AddrPort) bool {
 	return r.shown[addr] != nil
 }
 
-// scan returns what is to be shown.
+// scan returns the addresses to show.
 func (r *Relay) scan() (map[netip.AddrPort]struct{}, error) {
 	want := make(map[netip.AddrPort]struct{})
 	err := r.Guest.Do(func() error {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package rounds lets the environment say how often a test does what it
-// repeats: less where the processor is emulated, more to hunt a rare failure.
+// Package rounds sets by the environment how often tests repeat: less in an emulator,
+// more to find a rare failure.
 package rounds
 
 import (
