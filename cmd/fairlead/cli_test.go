@@ -164,3 +164,31 @@ func TestHelp(t *testing.T) {
 		}
 	}
 }
+
+func TestConfigCheckListsAllMistakes(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "c.yaml")
+	for _, tt := range []struct {
+		yaml           string
+		code           int
+		stdout, stderr string
+	}{
+		{"holdDwon: 1s\nobserver: x\n", exitError, "", "fairlead: F:1:1: unknown key \"holdDwon\" (did you mean \"holdDown\"?)\nfairlead: F:2:11: observer: \"x\": want auto, bpf or poll\n"},
+		{"rules: [{action: deny}, {name: web, action: allow, match: {ports: 80}}]\n", exitOK, "F: ok, 2 rules\n",
+			"F: warning: rule 2 (web) never decides: rule 1 matches everything that it matches\n"},
+		{"holdDown: 1s\n", exitOK, "F: ok, 0 rules\n", ""},
+	} {
+		if err := os.WriteFile(file, []byte(tt.yaml), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		out, stderr, code := execute(t, "config", "check", file)
+		if out, stderr = strings.ReplaceAll(out, file, "F"), strings.ReplaceAll(stderr, file, "F"); code != tt.code || out != tt.stdout || stderr != tt.stderr {
+			t.Errorf("%q: exit %d\n%s%s", tt.yaml, code, out, stderr)
+		}
+	}
+	if err := os.WriteFile(file, []byte("grace: 1s\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, stderr, code := execute(t, "config", "check", file); code != exitError || !strings.Contains(stderr, "use --host") {
+		t.Errorf("a file of the host: exit %d, %s", code, stderr)
+	}
+}

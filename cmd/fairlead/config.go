@@ -3,9 +3,12 @@
 package main
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
+	"slices"
 
 	"github.com/spf13/cobra"
 
@@ -29,50 +32,104 @@ func newConfig() *cobra.Command {
 
 // checked is the output of "config check -o json".
 type checked struct {
-	File    string `json:"file"`
-	OK      bool   `json:"ok"`
-	Rules   int    `json:"rules"`
-	Line    int    `json:"line,omitempty"` // of the error, from 1
-	Column  int    `json:"column,omitempty"`
-	Field   string `json:"field,omitempty"`
-	Problem string `json:"problem,omitempty"`
+	File     string    `json:"file"`
+	OK       bool      `json:"ok"`
+	Rules    int       `json:"rules"`
+	Problems []problem `json:"problems"`
+	Warnings []string  `json:"warnings"` // rules that never decide, and the like
+}
+
+// problem is one mistake.
+type problem struct {
+	File   string `json:"file"`
+	Line   int    `json:"line,omitempty"` // from 1
+	Column int    `json:"column,omitempty"`
+	Field  string `json:"field,omitempty"`
+	Text   string `json:"text"`
+
+	line string // as an error
 }
 
 func newConfigCheck() *cobra.Command {
 	var host bool
 	var out output
 	c := &cobra.Command{
-		Use:   "check FILE",
-		Short: "Say whether a configuration file would be taken, and if not, where it is wrong",
-		Args:  oneArg("a configuration file"),
+		Use:     "check FILE",
+		Short:   "Check a configuration file and list its mistakes",
+		Example: "  fairlead config check /etc/fairlead/agent.yaml",
+		Args:    oneArg("a configuration file"),
 		RunE: func(c *cobra.Command, args []string) error {
 			if err := out.validate(); err != nil {
 				return err
 			}
-			set, err := loadRules(args[0], host)
+			v := check(args[0], host)
 			if out.format == "json" {
-				v := checked{File: args[0], OK: err == nil}
-				var at *yamltree.Error
-				switch {
-				case err == nil:
-					v.Rules = set.Len()
-				case errors.As(err, &at):
-					v.File, v.Line, v.Column, v.Field, v.Problem = at.File, at.Line, at.Column, at.Field, at.Reason
-				default:
-					v.Problem = err.Error()
+				if err := json.NewEncoder(c.OutOrStdout()).Encode(versioned(v)); err != nil || v.OK {
+					return err
 				}
-				return errors.Join(json.NewEncoder(c.OutOrStdout()).Encode(versioned(v)), err)
+				return errNo
 			}
-			if err != nil {
-				return err
-			}
-			_, err = fmt.Fprintf(c.OutOrStdout(), "%s: ok, %d rules\n", args[0], set.Len())
-			return err
+			return v.write(c.OutOrStdout(), c.ErrOrStderr())
 		},
 	}
 	c.Flags().BoolVar(&host, "host", false, "check a file of the host peer, not of the agent")
 	out.register(c, "text", "json")
 	return c
+}
+
+// check loads a file and collects its mistakes in the order of their lines.
+func check(path string, host bool) checked {
+	set, err := loadRules(path, host)
+	v := checked{File: path, OK: err == nil, Problems: []problem{}, Warnings: []string{}}
+	if err == nil {
+		v.Rules = set.Len()
+		v.Warnings = append(v.Warnings, set.Unreachable()...)
+		return v
+	}
+	for _, err := range leaves(err) {
+		p := problem{File: path, Text: err.Error(), line: err.Error()}
+		if at, ok := errors.AsType[*yamltree.Error](err); ok {
+			p.File, p.Line, p.Column, p.Field, p.Text = at.File, at.Line, at.Column, at.Field, at.Reason
+		}
+		v.Problems = append(v.Problems, p)
+	}
+	if _, err := loadRules(path, !host); err == nil {
+		other := map[bool]string{false: "of the host peer: use --host", true: "of the agent: do not use --host"}
+		v.Warnings = append(v.Warnings, "this is a valid file "+other[host])
+	}
+	slices.SortStableFunc(v.Problems, func(a, b problem) int { return cmp.Compare(a.Line, b.Line) })
+	return v
+}
+
+// leaves returns the errors that were joined in err.
+func leaves(err error) (list []error) {
+	joined, ok := err.(interface{ Unwrap() []error }) //nolint:errorlint // only what was joined
+	if !ok {
+		return []error{err}
+	}
+	for _, e := range joined.Unwrap() {
+		list = append(list, leaves(e)...)
+	}
+	return list
+}
+
+// write prints the result: mistakes on stderr, one per line.
+func (v checked) write(stdout, stderr io.Writer) error {
+	for _, p := range v.Problems {
+		_, _ = fmt.Fprintf(stderr, "fairlead: %s\n", p.line)
+	}
+	for _, w := range v.Warnings {
+		_, _ = fmt.Fprintf(stderr, "%s: warning: %s\n", v.File, w)
+	}
+	if !v.OK {
+		return errNo
+	}
+	rules := fmt.Sprintf("%d rules", v.Rules)
+	if v.Rules == 1 {
+		rules = "1 rule"
+	}
+	_, err := fmt.Fprintf(stdout, "%s: ok, %s\n", v.File, rules)
+	return err
 }
 
 // loadRules loads a configuration file alone, without flags and environment.

@@ -41,6 +41,7 @@ func newHost() *cobra.Command {
 				out = f
 			}
 			log, level := logger(out, cfg.Common)
+			warnUnknown(log)
 			d, err := hostpeer.New(cfg, log, level)
 			if err != nil {
 				if cfg.LogFile != "" { // else it is printed once, on standard error

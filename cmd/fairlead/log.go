@@ -5,6 +5,7 @@ package main
 import (
 	"io"
 	"log/slog"
+	"os"
 
 	"github.com/fairlead/fairlead/internal/config"
 )
@@ -18,4 +19,11 @@ func logger(w io.Writer, c config.Common) (*slog.Logger, *slog.LevelVar) {
 		return slog.New(slog.NewJSONHandler(w, &o)), &level
 	}
 	return slog.New(slog.NewTextHandler(w, &o)), &level
+}
+
+// warnUnknown warns about misspelt environment variables.
+func warnUnknown(log *slog.Logger) {
+	for _, w := range config.UnknownVariables(os.Environ()) {
+		log.Warn("environment variable ignored", "reason", w)
+	}
 }

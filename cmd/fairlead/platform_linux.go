@@ -32,6 +32,7 @@ func newAgent() *cobra.Command {
 				return usageError{err}
 			}
 			log, level := logger(c.ErrOrStderr(), cfg.Common)
+			warnUnknown(log)
 			a, err := agent.New(cfg, log, level)
 			if err != nil {
 				return err

@@ -208,6 +208,7 @@ func (a *Agent) Run(ctx context.Context, watch func(ctx context.Context, onChang
 		return err
 	}
 	defer func() { _ = control.Close() }()
+	a.logStart()
 	// Create all feeds before the first source runs: the registry is ready when each has reported.
 	feeds := make([]registry.Feed, len(a.sources))
 	for i, s := range a.sources {
@@ -232,6 +233,10 @@ func (a *Agent) Run(ctx context.Context, watch func(ctx context.Context, onChang
 		return nil
 	})
 	g.Go(func() error { return newNotifier(a).run(ctx) })
+	g.Go(func() error {
+		a.logReady(ctx)
+		return nil
+	})
 	if a.hostlink != nil {
 		if err := a.links.open(ctx); err != nil {
 			return err

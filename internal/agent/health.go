@@ -3,11 +3,16 @@
 package agent
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/coreos/go-systemd/v22/daemon"
+
+	"github.com/fairlead/fairlead/internal/schedule"
+	"github.com/fairlead/fairlead/internal/version"
 )
 
 // notReady returns why the agent is not ready, or "" if it is.
@@ -107,4 +112,36 @@ func (n *notifier) beat() {
 // summary describes all publications in one line.
 func summary(active, all int) string {
 	return fmt.Sprintf("%d of %d ports reachable on the host", active, all)
+}
+
+// logStart logs what this agent is and how it is configured.
+func (a *Agent) logStart() {
+	var sinks []string
+	for _, s := range a.sinks {
+		sinks = append(sinks, s.Name())
+	}
+	a.log.Info("starting", "version", version.String(), "config", cmp.Or(a.cfg.File(), "none"),
+		"sources", strings.Join(a.cfg.Sources, ","), "sinks", strings.Join(sinks, ","), "control", a.cfg.Control)
+}
+
+// logReady logs once that everything was reported, and where a host can connect.
+func (a *Agent) logReady(ctx context.Context) {
+	if schedule.Wait(ctx, time.Time{}, a.reconciler.FirstSync()) != nil {
+		return
+	}
+	_, all := a.provider.counts()
+	args := []any{"ports", all}
+	if a.hostlink != nil && !a.hostlink.Stats().Connected {
+		args = append(args, "waitingForHostAt", a.endpoints())
+	}
+	a.log.Info("ready", args...)
+}
+
+// endpoints lists where the agent and the host meet.
+func (a *Agent) endpoints() string {
+	var list []string
+	for _, e := range a.cfg.Link {
+		list = append(list, e.String())
+	}
+	return strings.Join(list, ",")
 }

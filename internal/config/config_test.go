@@ -319,7 +319,7 @@ func TestErrors(t *testing.T) {
 		want       string
 	}{
 		{name: "misspelt", yaml: "holdown: 1s",
-			want: `c.yaml:1:1: unknown key "holdown" (did you mean "holdDown"?): want link, allowCIDs, allowUIDs, source, sink, observer, pollInterval, auditInterval, holdDown, expose, docker, containerd, kube, engineGrace, listener, linkToken, control, metricsAddr, webAddr, logLevel, logFormat, rulesFile or rules`},
+			want: `c.yaml:1:1: unknown key "holdown" (did you mean "holdDown"?)`},
 		{name: "not a mapping", yaml: "- a", want: `c.yaml:1:1: a list: want a mapping (key: value)`},
 		{name: "list for one", yaml: "observer: [bpf]", want: `c.yaml:1:11: observer: a list: want one value`},
 		{name: "no value", yaml: "link:\n", want: `c.yaml:1:1: link: no value: give one, or leave the key out`},
@@ -366,7 +366,7 @@ func TestErrors(t *testing.T) {
 		{"connect: []", `c.yaml:1:10: connect: an empty list: want at least one endpoint`},
 		{"bind: wide", `c.yaml:1:7: bind: "wide": want asked, loopback, all or an address of the host`},
 		{"limits: 5", `c.yaml:1:9: limits: "5": want a mapping (key: value)`},
-		{"limits:\n  flow: 5", `c.yaml:2:3: limits: unknown key "flow" (did you mean "flows"?): want listeners, flows, udpFlows or udpIdle`},
+		{"limits:\n  flow: 5", `c.yaml:2:3: limits: unknown key "flow" (did you mean "flows"?)`},
 		{"limits: {flows: 0}", `c.yaml:1:17: limits.flows: "0": want a whole number from 1 to 1048576`},
 		{"{connect: 'vsock://3:7', linkToken: ''}", `c.yaml:1:37: linkToken: "": want a file, "vsock://3:7" needs a token`},
 	} {
@@ -477,5 +477,40 @@ func TestAnAuditIntervalThatIsGivenIsNoted(t *testing.T) {
 		if err != nil || c.AuditGiven != want {
 			t.Errorf("%q: given %v, %v; want %v", text, c.AuditGiven, err, want)
 		}
+	}
+}
+
+// All mistakes of a file are reported, not only the first.
+func TestAllMistakesAreReported(t *testing.T) {
+	path := write(t, filepath.Join(t.TempDir(), "c.yaml"), `
+holdDwon: 1s
+observer: guess
+dockerHost: unix:///run/docker.sock
+rules:
+- action: permit
+- match: {ports: 80x}
+  action: deny
+`)
+	_, err := LoadAgent(path, nil, nil)
+	if err == nil {
+		t.Fatal("accepted")
+	}
+	for _, want := range []string{
+		`:2:1: unknown key "holdDwon" (did you mean "holdDown"?)`,
+		`:3:11: observer: "guess": want auto, bpf or poll`,
+		`:4:1: unknown key "dockerHost": want "hosts" in the mapping "docker"`,
+		`:6:11: rules[0].action: "permit": want allow or deny`,
+		`:7:18: rules[1].match.ports: "80x"`,
+	} {
+		if !strings.Contains(err.Error(), want) {
+			t.Errorf("no %s in\n%v", want, err)
+		}
+	}
+}
+
+func TestUnknownVariables(t *testing.T) {
+	got := UnknownVariables([]string{"FAIRLEAD_HOLDDOWN=1s", "FAIRLEAD_HOLD_DOWN=1s", "FAIRLEAD_MAX_FLOWS=1", "FAIRLEAD_CONFIG=x", "HOME=/", "FAIRLEAD_SOMETHING_ELSE=1"})
+	if want := []string{`environment variable FAIRLEAD_HOLDDOWN is unknown (did you mean "FAIRLEAD_HOLD_DOWN"?)`}; !slices.Equal(got, want) {
+		t.Errorf("got %q", got)
 	}
 }

@@ -38,6 +38,15 @@ func (f *field) env() string {
 	return "FAIRLEAD_" + strings.ToUpper(strings.ReplaceAll(f.flag, "-", "_"))
 }
 
+// camel is the flag's name written as a key: "dockerHost".
+func (f *field) camel() string {
+	words := strings.Split(f.flag, "-")
+	for i := range words[1:] {
+		words[i+1] = strings.ToUpper(words[i+1][:1]) + words[i+1][1:]
+	}
+	return strings.Join(words, "")
+}
+
 // oneOf declares which values the field accepts.
 func (f field) oneOf(words ...string) field {
 	f.words = words

@@ -19,12 +19,12 @@ import (
 	"github.com/fairlead/fairlead/internal/yamltree"
 )
 
-// LoadAgent merges flags, environment, file and defaults. Path names the file;
-// if it is empty, FAIRLEAD_CONFIG does, and else DefaultAgentFile is read if
-// there is one. Flags counts where it was given on the command line; it is
-// what [Agent.Flags] registered with, or nil. Environ is os.LookupEnv, or nil for no environment.
-// A value that is wrong is an error that says where it stands; what is returned
-// with it is good for [Watch] alone. Last are rules that follow all others.
+// LoadAgent merges flags, environment, file and defaults. The file is path, or else
+// FAIRLEAD_CONFIG, or else DefaultAgentFile if it exists. Flags is what [Agent.Flags]
+// registered with, or nil; only flags of the command line count. Environ is
+// os.LookupEnv, or nil for no environment. The error joins all mistakes, with their
+// positions; the configuration returned with it is for [Watch] only. Rules in last are
+// evaluated after all others.
 func LoadAgent(path string, flags *pflag.FlagSet, environ func(string) (string, bool), last ...rules.Rule) (Agent, error) {
 	c := DefaultAgent()
 	l := newLoader(&c.Common, c.fields(), flags, environ)
@@ -57,27 +57,27 @@ func LoadHost(path string, flags *pflag.FlagSet, environ func(string) (string, b
 	return c, nil
 }
 
-// loader merges what is said about one configuration.
+// loader merges the settings of one configuration.
 type loader struct {
 	common  *Common
 	fields  []field
 	flags   *pflag.FlagSet
 	environ func(string) (string, bool)
-	said    map[string]string // who gave a field its value: "FILE:LINE:COLUMN", variable or flag
+	from    map[string]string // where a field got its value: "FILE:LINE:COLUMN", variable or flag
 	inline  []rules.Rule
-	last    []rules.Rule // behind those of all files
+	last    []rules.Rule // after those of all files
 }
 
 func newLoader(c *Common, fields []field, flags *pflag.FlagSet, environ func(string) (string, bool)) *loader {
 	if environ == nil {
 		environ = func(string) (string, bool) { return "", false }
 	}
-	return &loader{common: c, fields: fields, flags: flags, environ: environ, said: map[string]string{}}
+	return &loader{common: c, fields: fields, flags: flags, environ: environ, from: map[string]string{}}
 }
 
-// wrap says of an error in a field who gave it its value.
+// wrap adds to an error where the field got its value.
 func (l *loader) wrap(key string, err error) error {
-	if by := l.said[key]; by != "" {
+	if by := l.from[key]; by != "" {
 		return fmt.Errorf("%s: %s: %w", by, key, err)
 	}
 	return fmt.Errorf("%s: %w", key, err)
@@ -100,7 +100,7 @@ func (l *loader) load(path, fallback string) error {
 	for i := range l.fields {
 		f := &l.fields[i]
 		if s, ok := l.environ(f.env()); ok {
-			l.said[f.key] = f.env()
+			l.from[f.key] = f.env()
 			if err := f.setText(s); err != nil {
 				return l.wrap(f.key, err)
 			}
@@ -109,7 +109,7 @@ func (l *loader) load(path, fallback string) error {
 			continue
 		}
 		if given := l.flags.Lookup(f.flag); given != nil && given.Changed {
-			l.said[f.key] = "--" + f.flag
+			l.from[f.key] = "--" + f.flag
 			if err := f.setText(given.Value.String()); err != nil {
 				return l.wrap(f.key, err)
 			}
@@ -141,9 +141,7 @@ func (l *loader) mapping(n yamltree.Node, prefix string) error {
 		known = append(known, "rules")
 	}
 	entries, err := n.Map(known...)
-	if err != nil {
-		return err
-	}
+	errs := []error{l.hint(err)}
 	for _, e := range entries {
 		key := prefix + e.Key
 		i := slices.IndexFunc(l.fields, func(f field) bool { return f.key == key })
@@ -153,18 +151,38 @@ func (l *loader) mapping(n yamltree.Node, prefix string) error {
 		case i < 0:
 			err = l.mapping(e.Node, key+".")
 		default:
-			l.said[key] = e.Where()
+			l.from[key] = e.Where()
 			err = l.fields[i].setNode(e.Node)
 		}
-		if err != nil {
-			return err
-		}
+		errs = append(errs, err)
 	}
-	return nil
+	return errors.Join(errs...)
 }
 
-// compile makes the rules, with those of the rules file, once all fields are
-// set. What the rules file exposes counts if nothing else names it.
+// hint replaces the suggestion in errors about unknown keys that are a flag's name
+// written as a key: dockerHost is docker.hosts.
+func (l *loader) hint(err error) error {
+	joined, ok := err.(interface{ Unwrap() []error }) //nolint:errorlint // as yamltree joined it
+	if !ok {
+		return err
+	}
+	errs := joined.Unwrap()
+	for _, err := range errs {
+		at, ok := errors.AsType[*yamltree.Error](err)
+		if !ok {
+			continue
+		}
+		for _, f := range l.fields {
+			if outer, inner, nested := strings.Cut(f.key, "."); nested && strings.HasPrefix(at.Reason, fmt.Sprintf("unknown key %q", f.camel())) {
+				at.Reason = fmt.Sprintf("unknown key %q: want %q in the mapping %q", f.camel(), inner, outer)
+			}
+		}
+	}
+	return err
+}
+
+// compile makes the rules, with those of the rules file, after all fields are set. The
+// rules file's expose counts if it is set nowhere else.
 func (l *loader) compile(key string, expose *rules.HostAddress) error {
 	list := l.inline
 	if path := l.common.RulesFile; path != "" {
@@ -177,7 +195,7 @@ func (l *loader) compile(key string, expose *rules.HostAddress) error {
 			return err
 		}
 		list = append(list, f.Rules...)
-		if f.Expose != rules.Asked() && l.said[key] == "" {
+		if f.Expose != rules.Asked() && l.from[key] == "" {
 			*expose = f.Expose
 		}
 	}
@@ -186,15 +204,14 @@ func (l *loader) compile(key string, expose *rules.HostAddress) error {
 	return err
 }
 
-// file is what was found at a path.
+// file is a file as it was read.
 type file struct {
 	path  string
 	sum   [sha256.Size]byte // of its content, zero if it could not be read
 	empty bool              // nothing there, or nothing in it
 }
 
-// read returns the content of a file and notes what it was. One that is optional
-// may be absent.
+// read returns the content of a file and records it. An optional one may be absent.
 func (l *loader) read(path string, optional bool) ([]byte, error) {
 	data, err := readFile(path)
 	l.common.files = append(l.common.files, newFile(path, data, err))
@@ -211,7 +228,7 @@ func newFile(path string, data []byte, err error) file {
 	return file{path: path, sum: sha256.Sum256(data), empty: len(data) == 0}
 }
 
-// readFile reads no more of a file than yamltree would take.
+// readFile reads at most as much of a file as yamltree accepts.
 func readFile(path string) (data []byte, err error) {
 	f, err := os.Open(path)
 	if err != nil {

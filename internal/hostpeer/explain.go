@@ -13,8 +13,8 @@ import (
 
 var _ status.Explainer = provider{}
 
-// Explain implements status.Explainer with what a host knows: what guests
-// publish, and what became of it here. It dials nothing.
+// Explain implements status.Explainer with what a host knows: the publications of
+// guests and their outcomes. It dials nothing.
 func (p provider) Explain(_ context.Context, q explain.Query) (explain.Report, error) {
 	f := explain.Facts{Query: q, Now: time.Now(), Host: true}
 	for _, g := range p.host.Guests() {

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package hostpeer wires the host peer: configuration, links to the guests, the
-// host itself, and its status.
+// Package hostpeer wires the host peer: configuration, links to the guests, host and
+// status.
 package hostpeer
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -12,6 +13,7 @@ import (
 	"log/slog"
 	"net"
 	"os"
+	"strings"
 
 	"golang.org/x/sync/errgroup"
 
@@ -33,7 +35,7 @@ type Daemon struct {
 	server  *status.Server
 }
 
-// New wires a host peer. It reads the token, and starts nothing.
+// New wires a host peer. It reads the token and starts nothing.
 func New(cfg config.Host, log *slog.Logger, level *slog.LevelVar) (*Daemon, error) {
 	token, err := loadToken(cfg)
 	if err != nil {
@@ -51,9 +53,9 @@ func New(cfg config.Host, log *slog.Logger, level *slog.LevelVar) (*Daemon, erro
 	var guests []host.Guest
 	for _, e := range cfg.Connect {
 		if e.Listen {
-			return nil, fmt.Errorf("connect %s: a host that listens for its guests is not supported: let the agent listen, and connect to vsock://CID:PORT", e)
+			return nil, fmt.Errorf("connect %s: a host cannot listen for its guests: let the agent listen, and connect to vsock://CID:PORT", e)
 		}
-		at, err := link.ParseEndpoint(e.String()) // on Windows a path is written otherwise than it is used
+		at, err := link.ParseEndpoint(e.String()) // on Windows a path is converted
 		if err != nil {
 			return nil, err
 		}
@@ -78,7 +80,7 @@ func New(cfg config.Host, log *slog.Logger, level *slog.LevelVar) (*Daemon, erro
 	return d, nil
 }
 
-// negativeZero says "none" where 0 would mean "the default".
+// negativeZero converts 0 to "none" for options whose 0 is "the default".
 func negativeZero[T ~int64](d T) T {
 	if d == 0 {
 		return -1
@@ -86,8 +88,8 @@ func negativeZero[T ~int64](d T) T {
 	return d
 }
 
-// loadToken reads the token. On unix the peer is known by its user, so that a
-// default file that is absent means no token; vsock needs one.
+// loadToken reads the token. A unix peer is authenticated by its user, so the default
+// file may be absent if all links are unix; others need it.
 func loadToken(cfg config.Host) (link.Token, error) {
 	if cfg.LinkToken == "" {
 		return link.Token{}, nil
@@ -111,8 +113,8 @@ func needsToken(cfg config.Host) bool {
 	return false
 }
 
-// Run works until ctx ends. watch calls its argument with each new
-// configuration, or with why the old one stays; it blocks until its context ends.
+// Run works until ctx ends. watch blocks until its context ends, and calls its
+// argument with each new configuration, or with the error for which the old one is kept.
 func (d *Daemon) Run(ctx context.Context, watch func(ctx context.Context, onChange func(config.Host, error))) error {
 	control, err := status.ListenControl(d.cfg.Control)
 	if err != nil {
@@ -132,6 +134,7 @@ func (d *Daemon) Run(ctx context.Context, watch func(ctx context.Context, onChan
 		}
 		listeners[false] = l
 	}
+	d.logStart()
 	g, ctx := errgroup.WithContext(ctx)
 	for isControl, l := range listeners {
 		g.Go(func() error { return d.server.Serve(ctx, l, isControl) })
@@ -145,6 +148,16 @@ func (d *Daemon) Run(ctx context.Context, watch func(ctx context.Context, onChan
 		return nil
 	})
 	return g.Wait()
+}
+
+// logStart logs what this host peer is and which guests it connects to.
+func (d *Daemon) logStart() {
+	var guests []string
+	for _, e := range d.cfg.Connect {
+		guests = append(guests, e.String())
+	}
+	d.log.Info("starting", "version", version.String(), "config", cmp.Or(d.cfg.File(), "none"),
+		"connect", strings.Join(guests, ","), "control", d.cfg.Control)
 }
 
 func (d *Daemon) reload(cfg config.Host, err error) {

@@ -11,7 +11,7 @@ import (
 	"github.com/fairlead/fairlead/internal/status"
 )
 
-// count gathers what the host counts itself.
+// count collects the host's counters.
 func count(h *host.Host) metrics.HostSnapshot {
 	st := h.Stats()
 	s := metrics.HostSnapshot{
@@ -36,7 +36,7 @@ func count(h *host.Host) metrics.HostSnapshot {
 	return s
 }
 
-// vitals is what the page's charts show. A host knows no kernel's events, so
+// vitals returns the numbers for the page's charts. A host has no kernel events, so
 // there are no latencies.
 func vitals(h *host.Host) status.Vitals {
 	s := h.Stats()

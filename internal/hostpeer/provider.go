@@ -11,7 +11,7 @@ import (
 	"github.com/fairlead/fairlead/internal/status"
 )
 
-// provider shows the host as status asks for it: guests are its sources.
+// provider implements status.Provider; guests are the sources.
 type provider struct{ host *host.Host }
 
 var _ status.Provider = provider{}

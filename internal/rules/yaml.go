@@ -3,6 +3,7 @@
 package rules
 
 import (
+	"errors"
 	"fmt"
 	"strings"
 
@@ -10,14 +11,14 @@ import (
 	"github.com/fairlead/fairlead/internal/yamltree"
 )
 
-// File is what a rules file says.
+// File is the content of a rules file.
 type File struct {
-	Expose HostAddress // Asked if the file does not say
+	Expose HostAddress // Asked if the file has none
 	Rules  []Rule
 }
 
-// Parse reads a rules file; name names it in errors. An error is a
-// *yamltree.Error, with line, column, field and what is allowed.
+// Parse reads a rules file; name names it in errors. The error joins all mistakes, each
+// a *yamltree.Error with line, column, field and what is allowed.
 func Parse(name string, data []byte) (File, error) {
 	var f File
 	root, err := yamltree.Parse(name, data)
@@ -25,37 +26,38 @@ func Parse(name string, data []byte) (File, error) {
 		return f, err
 	}
 	entries, err := root.Map("expose", "rules")
-	if err != nil {
-		return f, err
-	}
+	errs := []error{err}
 	for _, e := range entries {
 		if e.Key == "expose" {
 			err = scalar(e.Node, &f.Expose, ParseExpose)
 		} else {
 			f.Rules, err = ParseList(e.Node)
 		}
-		if err != nil {
-			return File{}, err
-		}
+		errs = append(errs, err)
+	}
+	if err := errors.Join(errs...); err != nil {
+		return File{}, err
 	}
 	return f, nil
 }
 
-// ParseList reads a list of rules out of a larger document.
+// ParseList reads a list of rules in a larger document. The error joins the first
+// mistake of each rule.
 func ParseList(n yamltree.Node) ([]Rule, error) {
-	if n.IsNull() { // "rules:" with everything behind it commented out
+	if n.IsNull() { // "rules:" with all rules commented out
 		return nil, nil
 	}
 	if !n.IsList() {
 		return nil, n.Errorf(`want a list of rules ("- action: allow")`)
 	}
 	var list []Rule
+	var errs []error
 	for _, item := range n.List() {
 		r, err := parseRule(item)
-		if err != nil {
-			return nil, err
-		}
-		list = append(list, r)
+		list, errs = append(list, r), append(errs, err)
+	}
+	if err := errors.Join(errs...); err != nil {
+		return nil, err
 	}
 	return list, nil
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package yamltree reads YAML strictly: each value knows its file, line, column
-// and field, so that an error says where it is and what would be right. Only
-// plain YAML is read: no anchors, aliases, merge keys or tags.
+// Package yamltree reads YAML strictly. Each value knows its file, line, column and
+// field, so that an error names its position and what is allowed. Only plain YAML is
+// accepted: no anchors, aliases, merge keys or tags.
 package yamltree
 
 import (
@@ -22,7 +22,7 @@ import (
 // MaxSize is the size of the largest document that is read, in bytes.
 const MaxSize = 256 << 10
 
-// Error is what is wrong with one value.
+// Error is a mistake in one value.
 type Error struct {
 	File   string
 	Line   int    // 1-based, 0 if the whole file is meant
@@ -120,7 +120,7 @@ func (n Node) IsList() bool { _, ok := n.node.(*ast.SequenceNode); return ok }
 // Where returns "FILE:LINE:COLUMN".
 func (n Node) Where() string { return fmt.Sprintf("%s:%d:%d", n.file, n.line, n.column) }
 
-// Line is the line that the value stands in, from 1.
+// Line is the line of the value, from 1.
 func (n Node) Line() int { return n.line }
 
 // Errorf returns an *Error at this value.
@@ -134,23 +134,27 @@ type Entry struct {
 	Node
 }
 
-// Map returns the entries of a mapping in their order. Known names the keys that
-// are allowed; none allows any.
+// Map returns the entries of a mapping in order. Known lists the allowed keys; if it is
+// empty, all are. The error joins all mistakes in the keys; the other entries are
+// returned with it.
 func (n Node) Map(known ...string) ([]Entry, error) {
 	m, ok := n.node.(*ast.MappingNode)
 	if !ok {
 		return nil, n.Errorf("%s: want a mapping (key: value)", n.describe())
 	}
+	var errs []error
 	entries := make([]Entry, 0, len(m.Values))
 	seen := make(map[string]bool, len(m.Values))
 	for _, v := range m.Values {
 		at := n.child(n.field, v.Key)
 		if v.Key.IsMergeKey() {
-			return nil, at.Errorf("merge keys (<<) are not read: write the keys out")
+			errs = append(errs, at.Errorf("merge keys (<<) are not supported: write the keys out"))
+			continue
 		}
 		key, err := at.Text()
 		if err != nil {
-			return nil, err
+			errs = append(errs, err)
+			continue
 		}
 		field := key
 		if strings.ContainsFunc(key, func(r rune) bool { return !unicode.IsPrint(r) }) {
@@ -160,10 +164,12 @@ func (n Node) Map(known ...string) ([]Entry, error) {
 			field = n.field + "." + field
 		}
 		if len(known) > 0 && !slices.Contains(known, key) {
-			return nil, at.Errorf("unknown key %q%s: want %s", key, Suggest(key, known), OneOf(known))
+			errs = append(errs, at.unknown(key, known))
+			continue
 		}
 		if seen[key] {
-			return nil, at.Errorf("key %q is given twice", key)
+			errs = append(errs, at.Errorf("key %q is given twice", key))
+			continue
 		}
 		seen[key] = true
 		c := at.child(field, v.Value)
@@ -172,7 +178,15 @@ func (n Node) Map(known ...string) ([]Entry, error) {
 		}
 		entries = append(entries, Entry{key, c})
 	}
-	return entries, nil
+	return entries, errors.Join(errs...)
+}
+
+// unknown is the error of an unknown key: with the likely one, or else with all.
+func (n Node) unknown(key string, known []string) error {
+	if s := Suggest(key, known); s != "" {
+		return n.Errorf("unknown key %q%s", key, s)
+	}
+	return n.Errorf("unknown key %q: want %s", key, OneOf(known))
 }
 
 // List returns the values of a sequence; any other value is a list of itself.
@@ -214,11 +228,11 @@ func (n Node) describe() string {
 	case *ast.SequenceNode:
 		return "a list"
 	case *ast.AliasNode:
-		return `an alias, which is not read (quote a value that begins with "*")`
+		return `an alias, which is not supported (quote a value that begins with "*")`
 	case *ast.AnchorNode:
-		return `an anchor, which is not read (quote a value that begins with "&")`
+		return `an anchor, which is not supported (quote a value that begins with "&")`
 	case *ast.TagNode:
-		return `a tag, which is not read (quote a value that begins with "!")`
+		return `a tag, which is not supported (quote a value that begins with "!")`
 	default:
 		return fmt.Sprintf("%q", v.GetToken().Value)
 	}
@@ -236,7 +250,7 @@ func OneOf(words []string) string {
 	}
 }
 
-// Suggest returns ` (did you mean "x"?)` for the nearest of the words, or "" if none is near.
+// Suggest returns ` (did you mean "x"?)` for the most similar word, or "" if none is similar.
 func Suggest(got string, words []string) string {
 	best, distance := "", min(3, 1+len(got)/3)
 	for _, w := range words {
@@ -250,8 +264,8 @@ func Suggest(got string, words []string) string {
 	return fmt.Sprintf(" (did you mean %q?)", best)
 }
 
-// edits is the Levenshtein distance, with a swap of neighbours counted as one
-// edit. What is longer than any word of ours is far from all of them.
+// edits is the Levenshtein distance, with a swap of neighbours counted as one edit. A
+// text longer than any word of ours is distant from all of them.
 func edits(a, b string) int {
 	if len(a) > 64 {
 		return len(a)

@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package config
+
+import (
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+)
+
+const documentFile = "../../docs/config.md"
+
+const documentIntro = `# Configuration
+
+<!-- Generated from internal/config by "make docs": do not edit. -->
+
+Each setting is a flag, an environment variable and a key of a YAML file. A flag takes
+precedence over the environment, and that over the file. The agent reads
+` + "`/etc/fairlead/agent.yaml`" + `, the host peer ` + "`host.yaml`" + ` in ` + "`/etc/fairlead`" + ` (Linux),
+` + "`%AppData%\\fairlead`" + ` (Windows) or ` + "`~/Library/Application Support/fairlead`" + ` (macOS); ` + "`--config`" + ` or
+` + "`FAIRLEAD_CONFIG`" + ` names another file.
+
+A key with a dot is in a mapping: ` + "`docker.hosts`" + ` is
+
+` + "```yaml" + `
+docker:
+  hosts: [unix:///run/docker.sock]
+` + "```" + `
+
+A list may be one value. In flags and variables commas separate its values. Rules
+change while fairlead runs: it reloads them when a file changes, and on SIGHUP. Other
+settings need a restart. A file with a mistake is refused, and the previous
+configuration remains.
+
+` + "`fairlead config check FILE`" + ` lists all mistakes of a file.
+[config.schema.json](config.schema.json) is its JSON Schema, for editors.
+
+## Example
+
+` + "```yaml" + `
+# yaml-language-server: $schema=config.schema.json
+link: vsock://:1023        # listen for the host on vsock
+expose: loopback           # never wider than the host's loopback
+source: [socket, nat, docker]
+rules:
+  - name: no-debug         # the first matching rule decides
+    match: {ports: 9229}
+    action: deny
+  - match: {owner: container, labels: {public: "yes"}}
+    action: allow
+    hostAddress: all
+` + "```" + `
+
+The keys of a rule are explained in the [README](../README.md#rules).
+`
+
+// document returns docs/config.md.
+func document() string {
+	agent, host := DefaultAgent(), DefaultHost()
+	var b strings.Builder
+	b.WriteString(documentIntro)
+	writeFields(&b, "Agent", agent.fields())
+	writeFields(&b, "Host peer", host.fields())
+	return b.String()
+}
+
+func writeFields(b *strings.Builder, title string, fields []field) {
+	fmt.Fprintf(b, "\n## %s\n\n| key | flag | variable | default | meaning |\n|---|---|---|---|---|\n", title)
+	for i := range fields {
+		f := &fields[i]
+		def := strings.Join(f.get(), ", ")
+		if def != "" {
+			def = "`" + def + "`"
+		}
+		fmt.Fprintf(b, "| `%s` | `--%s` | `%s` | %s | %s |\n", f.key, f.flag, f.env(), def, strings.ReplaceAll(f.usage, "|", `\|`))
+	}
+}
+
+func TestDocumentIsUpToDate(t *testing.T) {
+	want := document()
+	if *update {
+		if err := os.WriteFile(documentFile, []byte(want), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	got, err := os.ReadFile(documentFile)
+	if err != nil || string(got) != want {
+		t.Errorf("docs/config.md is out of date (%v): run make docs", err)
+	}
+}
+
+// The example in the documentation is accepted.
+func TestDocumentedExample(t *testing.T) {
+	_, rest, _ := strings.Cut(documentIntro, "## Example\n\n```yaml\n")
+	example, _, _ := strings.Cut(rest, "```")
+	c, err := LoadAgent(write(t, t.TempDir()+"/agent.yaml", example), nil, nil)
+	if err != nil || c.Rules.Len() != 2 {
+		t.Errorf("%v, %v", c.Rules, err)
+	}
+}
