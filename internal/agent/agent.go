@@ -208,7 +208,6 @@ func (a *Agent) Run(ctx context.Context, watch func(ctx context.Context, onChang
 		return err
 	}
 	defer func() { _ = control.Close() }()
-	a.logStart()
 	// Create all feeds before the first source runs: the registry is ready when each has reported.
 	feeds := make([]registry.Feed, len(a.sources))
 	for i, s := range a.sources {
@@ -225,6 +224,13 @@ func (a *Agent) Run(ctx context.Context, watch func(ctx context.Context, onChang
 	if err := a.serveWeb(ctx, g); err != nil {
 		return err
 	}
+	if a.hostlink != nil {
+		if err := a.links.open(ctx); err != nil {
+			return err
+		}
+		g.Go(func() error { return a.links.run(ctx) })
+	}
+	a.logStart()
 	g.Go(func() error { return a.server.Serve(ctx, control, true) })
 	g.Go(func() error { return a.registry.Run(ctx) })
 	g.Go(func() error { return a.reconciler.Run(ctx) })
@@ -237,12 +243,6 @@ func (a *Agent) Run(ctx context.Context, watch func(ctx context.Context, onChang
 		a.logReady(ctx)
 		return nil
 	})
-	if a.hostlink != nil {
-		if err := a.links.open(ctx); err != nil {
-			return err
-		}
-		g.Go(func() error { return a.links.run(ctx) })
-	}
 	a.runSinks(ctx, g)
 	for i, s := range a.sources {
 		feed := feeds[i]

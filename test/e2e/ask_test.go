@@ -64,7 +64,7 @@ func TestDoctorExitStatus(t *testing.T) {
 				return fmt.Errorf("no %q in\n%s", w, out)
 			}
 		}
-		if code != 1 || !strings.HasPrefix(stderr, "fairlead: something is failing") {
+		if code != 1 || !strings.HasPrefix(stderr, "fairlead: some checks failed") {
 			return fmt.Errorf("exit code %d, %s", code, stderr)
 		}
 		return nil
@@ -91,7 +91,7 @@ func TestWatchSurvivesAgentRestart(t *testing.T) {
 	r.startAgent()
 	r.eventually("watch tells what differs", func() error {
 		out := w.output()
-		for _, words := range []string{"connection lost", "connected again", "removed   8001/tcp", "added     8003/tcp"} {
+		for _, words := range []string{"connection lost", "reconnected", "removed   8001/tcp", "added     8003/tcp"} {
 			if !strings.Contains(out, words) {
 				return fmt.Errorf("no %q in %q", words, out)
 			}

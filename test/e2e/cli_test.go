@@ -233,7 +233,7 @@ func TestLogLevel(t *testing.T) {
 		t.Errorf("get = %q", out)
 	}
 	_, stderr, code := fairlead(t, "loglevel", "set", "loud", "--control", r.agentCtl)
-	if code != 1 {
+	if code != 2 {
 		t.Errorf("exit code %d", code)
 	}
 	oneLine(t, stderr, "loud", "debug")
