@@ -200,10 +200,10 @@ func TestIncrementalEqualsFresh(t *testing.T) {
 		}
 		c.Sync(&ruleset.Snapshot{}, func(ruleset.TableID) bool { return true })
 		c.Commit()
-		if n := len(c.slots) + len(c.published) + len(c.bad) + len(c.callers) + len(c.tables); n != 0 {
+		if n := len(c.index.slots) + len(c.published) + len(c.index.bad) + len(c.callers) + len(c.tables); n != 0 {
 			t.Fatalf("seed %d: %d things are left of an empty ruleset", seed, n)
 		}
-		for id, w := range c.wide {
+		for id, w := range c.index.wide {
 			if len(w) != 0 {
 				t.Fatalf("seed %d: %v keeps %d entries", seed, id, len(w))
 			}

@@ -21,60 +21,48 @@ const (
 	maxKeys        = 256 // addresses that one rule is published for
 )
 
-type slotID struct {
-	v6   bool
-	slot port.Slot
-}
-
-type wideID struct {
-	v6   bool
-	hook uint8
-}
-
-// Compiler keeps the ruleset and what follows from it. It is owned by one goroutine.
+// Compiler keeps a ruleset and what follows from it. It is not safe for concurrent
+// use.
 type Compiler struct {
 	maxPorts int
 	host     Host
 	env      env
 
-	tables map[ruleset.TableID]*table
-	slots  map[slotID][]*entry
-	wide   map[wideID][]*entry
-	bad    map[*entry]struct{} // those with a problem
+	tables  map[ruleset.TableID]*table
+	callers map[ruleset.ChainID]map[*rule]int // rules that jump to a chain, and by how many branches
+	holes   []*chain                          // chains with rules that are gone
+	dirty   dirty
+	index   index
 
-	dirtyRules map[*rule]struct{}
-	dirtyElems map[*namedSet]map[string]struct{}
-	dirtyChain map[*chain]struct{} // base chains that came or changed
-	dirtySlots map[slotID]struct{}
-	dirtyWide  map[wideID]struct{}
-	callers    map[ruleset.ChainID]map[*rule]int // rules that jump to a chain, and by how many branches
-	inert      map[*chain]bool
-
-	published  map[slotID][]port.Binding
-	count      int      // of what is published
-	holes      []*chain // with rules that are gone
-	badChanged bool     // since problems was last asked
-	evals      int      // rules evaluated since the start
-	missing    bool     // the last commit read a set whose elements are not known
+	published map[slotID][]port.Binding
+	count     int  // of bindings in published
+	evals     int  // rules evaluated since the start
+	missing   bool // the last commit read a set whose elements are not known
 }
+
+// dirty is what changed since the last commit.
+type dirty struct {
+	rules  map[*rule]struct{}
+	elems  map[*namedSet]map[string]struct{}
+	chains map[*chain]struct{} // base chains that are new or changed
+}
+
+func (d *dirty) any() bool { return len(d.rules)+len(d.elems)+len(d.chains) > 0 }
 
 // New returns a compiler of an empty ruleset. A rule for more than maxPorts ports
 // is not published.
 func New(maxPorts int) *Compiler {
 	return &Compiler{
-		maxPorts:   maxPorts,
-		tables:     make(map[ruleset.TableID]*table),
-		slots:      make(map[slotID][]*entry),
-		wide:       make(map[wideID][]*entry),
-		bad:        make(map[*entry]struct{}),
-		dirtyRules: make(map[*rule]struct{}),
-		dirtyElems: make(map[*namedSet]map[string]struct{}),
-		dirtyChain: make(map[*chain]struct{}),
-		dirtySlots: make(map[slotID]struct{}),
-		dirtyWide:  make(map[wideID]struct{}),
-		callers:    make(map[ruleset.ChainID]map[*rule]int),
-		inert:      make(map[*chain]bool),
-		published:  make(map[slotID][]port.Binding),
+		maxPorts: maxPorts,
+		tables:   make(map[ruleset.TableID]*table),
+		callers:  make(map[ruleset.ChainID]map[*rule]int),
+		dirty: dirty{
+			rules:  make(map[*rule]struct{}),
+			elems:  make(map[*namedSet]map[string]struct{}),
+			chains: make(map[*chain]struct{}),
+		},
+		index:     newIndex(),
+		published: make(map[slotID][]port.Binding),
 	}
 }
 
@@ -91,12 +79,12 @@ func (c *Compiler) SetHost(h Host) {
 				c.touch(r)
 			}
 			if ch.hook.IsNAT() {
-				c.dirtyChain[ch] = struct{}{}
+				c.dirty.chains[ch] = struct{}{}
 			}
 		}
 	}
-	for id := range c.slots {
-		c.dirtySlots[id] = struct{}{}
+	for id := range c.index.slots {
+		c.index.dirtySlots[id] = struct{}{}
 	}
 }
 
@@ -137,7 +125,7 @@ func (c *Compiler) setDormant(t *table, dormant bool) {
 	t.dormant = dormant
 	for _, ch := range t.chains {
 		if ch.hook.IsNAT() {
-			c.dirtyChain[ch] = struct{}{}
+			c.dirty.chains[ch] = struct{}{}
 		}
 	}
 }
@@ -147,13 +135,13 @@ func (c *Compiler) putChain(t *table, name string, hook *ruleset.Hook) *chain {
 	if ch == nil {
 		ch = &chain{table: t, name: name, hook: hook}
 		t.chains[name] = ch
-		c.dirtyChain[ch] = struct{}{}
+		c.dirty.chains[ch] = struct{}{}
 		for r := range c.callers[ruleset.ChainID{Table: t.id, Name: name}] {
 			c.touch(r)
 		}
 	} else if !sameHook(ch.hook, hook) {
 		ch.hook = hook
-		c.dirtyChain[ch] = struct{}{}
+		c.dirty.chains[ch] = struct{}{}
 	}
 	return ch
 }
@@ -166,8 +154,7 @@ func (c *Compiler) dropChain(ch *chain) {
 		c.forget(r)
 	}
 	ch.rules = nil
-	delete(c.dirtyChain, ch)
-	delete(c.inert, ch)
+	delete(c.dirty.chains, ch)
 	delete(ch.table.chains, ch.name)
 	for r := range c.callers[ruleset.ChainID{Table: ch.table.id, Name: ch.name}] {
 		c.touch(r)
@@ -225,7 +212,7 @@ func (ch *chain) learn(r *rule) {
 }
 
 // touch marks a rule to be worked out again.
-func (c *Compiler) touch(r *rule) { c.dirtyRules[r] = struct{}{} }
+func (c *Compiler) touch(r *rule) { c.dirty.rules[r] = struct{}{} }
 
 // forget removes all that came from a rule.
 func (c *Compiler) forget(r *rule) {
@@ -233,7 +220,7 @@ func (c *Compiler) forget(r *rule) {
 		c.clearRule(a, r)
 	}
 	c.unread(r)
-	delete(c.dirtyRules, r)
+	delete(c.dirty.rules, r)
 	c.inertChanged(r.chain)
 }
 
@@ -279,7 +266,7 @@ func (c *Compiler) dropSet(t *table, name string) {
 	for r := range n.users {
 		c.touch(r)
 	}
-	delete(c.dirtyElems, n)
+	delete(c.dirty.elems, n)
 	delete(t.sets, name)
 }
 
@@ -301,10 +288,10 @@ func (c *Compiler) dropElem(n *namedSet, id string) {
 }
 
 func (c *Compiler) touchElem(n *namedSet, id string) {
-	m := c.dirtyElems[n]
+	m := c.dirty.elems[n]
 	if m == nil {
 		m = make(map[string]struct{})
-		c.dirtyElems[n] = m
+		c.dirty.elems[n] = m
 	}
 	m[id] = struct{}{}
 }
@@ -349,48 +336,47 @@ func (c *Compiler) calls(r *rule, b *branch, n int) {
 	}
 }
 
-// isInert reports whether nothing in ch jumps or decides, as in chains that only mark.
+// isInert reports whether nothing in ch jumps or decides, as in chains that only
+// mark packets.
 func (c *Compiler) isInert(ch *chain) bool {
-	if v, ok := c.inert[ch]; ok {
-		return v
-	}
-	v := true
-	for _, r := range ch.rules {
-		// Both families, so that one answer serves both.
-		for _, six := range []bool{false, true} {
-			if ch.table.id.Family == ruleset.FamilyIP && six || ch.table.id.Family == ruleset.FamilyIP6 && !six {
-				continue
-			}
-			if !c.evaluation(r, six).inert {
-				v = false
-			}
-		}
-		if !v {
-			break
+	if ch.inert == notKnown {
+		ch.inert = isInert
+		if slices.ContainsFunc(ch.rules, func(r *rule) bool { return !c.ruleInert(r) }) {
+			ch.inert = notInert
 		}
 	}
-	c.inert[ch] = v
-	return v
+	return ch.inert == isInert
 }
 
-// inertChanged asks again whether ch matters to those who jump to it.
+// ruleInert answers for both families that the rule's table serves.
+func (c *Compiler) ruleInert(r *rule) bool {
+	for _, v6 := range r.chain.table.families() {
+		if !c.evaluation(r, v6).inert {
+			return false
+		}
+	}
+	return true
+}
+
+// inertChanged forgets whether ch is inert. If it was, those who jump to it are
+// evaluated again.
 func (c *Compiler) inertChanged(ch *chain) {
-	if v, ok := c.inert[ch]; ok && v {
+	if ch.inert == isInert {
 		for r := range c.callers[ruleset.ChainID{Table: ch.table.id, Name: ch.name}] {
 			c.touch(r)
 		}
 	}
-	delete(c.inert, ch)
+	ch.inert = notKnown
 }
 
 // Commit works out what changed and returns it as one step.
 func (c *Compiler) Commit() port.Change {
 	c.missing = false
 	c.tidy()
-	for round := 0; len(c.dirtyElems)+len(c.dirtyRules)+len(c.dirtyChain) > 0 && round < 4*maxDepth; round++ {
+	for round := 0; c.dirty.any() && round < 4*maxDepth; round++ {
 		c.commitElems()
-		rules := c.dirtyRules
-		c.dirtyRules = make(map[*rule]struct{})
+		rules := c.dirty.rules
+		c.dirty.rules = make(map[*rule]struct{})
 		for r := range rules {
 			for _, a := range r.chain.acts {
 				c.clearRule(a, r)
@@ -398,8 +384,8 @@ func (c *Compiler) Commit() port.Change {
 			c.unread(r)
 			c.inertChanged(r.chain)
 		}
-		chains := c.dirtyChain
-		c.dirtyChain = make(map[*chain]struct{})
+		chains := c.dirty.chains
+		c.dirty.chains = make(map[*chain]struct{})
 		for ch := range chains {
 			c.root(ch)
 		}
@@ -417,11 +403,11 @@ func (c *Compiler) Commit() port.Change {
 
 // commitElems works out elements that came or went, alone where that is enough.
 func (c *Compiler) commitElems() {
-	sets := c.dirtyElems
-	c.dirtyElems = make(map[*namedSet]map[string]struct{})
+	sets := c.dirty.elems
+	c.dirty.elems = make(map[*namedSet]map[string]struct{})
 	for n, ids := range sets {
 		for r := range n.users {
-			if _, ok := c.dirtyRules[r]; ok {
+			if _, ok := c.dirty.rules[r]; ok {
 				continue
 			}
 			if !c.patchRule(r, n, ids) {
@@ -484,10 +470,7 @@ func (c *Compiler) root(ch *chain) {
 	if ch.table.chains[ch.name] != ch || !ch.hook.IsNAT() || ch.table.dormant {
 		return
 	}
-	for _, v6 := range []bool{false, true} {
-		if ch.table.id.Family == ruleset.FamilyIP && v6 || ch.table.id.Family == ruleset.FamilyIP6 && !v6 {
-			continue
-		}
+	for _, v6 := range ch.table.families() {
 		m := everything()
 		if ch.hook.Num == ruleset.HookOutput {
 			m.iif, m.oif, m.src = ifaceIn(false, ""), ifaceIn(false, c.loopbacks()...), srcLocal

@@ -10,8 +10,8 @@ import (
 	"github.com/fairlead/fairlead/internal/source/nat/ruleset"
 )
 
-// ielem is an element with its whole interval.
-type ielem struct {
+// item is an element with both ends of its interval.
+type item struct {
 	id       string
 	lo, hi   []byte
 	data     []byte
@@ -20,10 +20,10 @@ type ielem struct {
 }
 
 // items returns the elements of n as intervals. Without only, all of them.
-func (n *namedSet) items(only map[string]struct{}) []ielem {
-	var out []ielem
+func (n *namedSet) items(only map[string]struct{}) []item {
+	var out []item
 	add := func(id string, e ruleset.Element, lo, hi []byte) {
-		out = append(out, ielem{id: id, lo: lo, hi: hi, data: e.Data, verdict: e.Verdict, catchall: e.Flags&ruleset.ElemCatchall != 0})
+		out = append(out, item{id: id, lo: lo, hi: hi, data: e.Data, verdict: e.Verdict, catchall: e.Flags&ruleset.ElemCatchall != 0})
 	}
 	if only != nil {
 		for id := range only {
@@ -82,15 +82,15 @@ func before(b []byte) []byte {
 	return b
 }
 
-// lookup narrows s to the set's elements; a map leaves one state for each.
+// lookup narrows s to the set's elements; a map, and a set whose key has several
+// fields, leaves one state for each. With only, it does so for those elements.
 func (s *state) lookup(e ruleset.Lookup, n *namedSet, only map[string]struct{}, emit func(*state, *ruleset.Verdict)) {
-	if n == nil {
-		s.blind("@" + e.Set + ", which is not known")
-		emit(s, nil)
-		return
-	}
-	if n.Blank {
-		s.blind("@" + e.Set + ", which is not read yet")
+	if n == nil || n.Blank {
+		why := "which is not known"
+		if n != nil {
+			why = "which is not read yet"
+		}
+		s.blind("@" + e.Set + ", " + why)
 		emit(s, nil)
 		return
 	}
@@ -98,75 +98,83 @@ func (s *state) lookup(e ruleset.Lookup, n *namedSet, only map[string]struct{}, 
 	for _, p := range s.read(e.Sreg, n.KeyLen) {
 		parts = append(parts, s.splitPiece(p)...)
 	}
-	if n.Changing() {
-		// Packets fill it, as with the clients that a balancer remembers.
-		f := fieldNone
-		if len(parts) == 1 {
-			f, _, _ = s.pieceField(parts[0])
-		}
-		if f == fieldSaddr && !e.HasDreg {
-			s.m.maybe = true
-			if !e.Invert {
-				s.m.clients = "@" + e.Set
+	switch {
+	case n.Changing():
+		s.lookupChanging(e, parts)
+	case e.HasDreg || len(parts) > 1 && !e.Invert:
+		for _, it := range n.items(only) {
+			t := *s
+			t.key += it.id + ";"
+			t.narrowToItem(e.Set, n, it, parts)
+			if e.HasDreg && e.Dreg != 0 {
+				t.store(e.Dreg, &value{kind: valConst, data: it.data, n: len(it.data)})
 			}
-		} else {
-			s.blind("@" + e.Set + ", whose elements come and go")
+			emit(&t, it.verdict)
 		}
-		emit(s, nil)
+		return
+	case len(parts) != 1:
+		s.blind("!= @" + e.Set)
+	default:
+		s.lookupMember(e, parts[0], n.items(only))
+	}
+	emit(s, nil)
+}
+
+// lookupChanging looks up in a set that packets fill, as with the clients that a
+// balancer remembers.
+func (s *state) lookupChanging(e ruleset.Lookup, parts []piece) {
+	f := fieldNone
+	if len(parts) == 1 {
+		f, _, _ = s.pieceField(parts[0])
+	}
+	if f != fieldSaddr || e.HasDreg {
+		s.blind("@" + e.Set + ", whose elements come and go")
 		return
 	}
-	items := n.items(only)
-	if !e.HasDreg && (len(parts) == 1 || e.Invert) {
-		if len(parts) != 1 {
-			s.blind("!= @" + e.Set)
-			emit(s, nil)
-			return
-		}
-		if len(items) == 0 {
-			if !e.Invert {
-				s.m.proto = 0
-			}
-			emit(s, nil)
-			return
-		}
-		s.apply(s.uniteItems(parts[0], items), e.Invert)
-		emit(s, nil)
+	s.m.maybe = true
+	if !e.Invert {
+		s.m.clients = "@" + e.Set
+	}
+}
+
+// lookupMember narrows s to the members of a set, or to all others.
+func (s *state) lookupMember(e ruleset.Lookup, p piece, items []item) {
+	if len(items) > 0 {
+		s.apply(s.uniteItems(p, items), e.Invert)
+	} else if !e.Invert {
+		s.m.proto = 0
+	}
+}
+
+// narrowToItem narrows s to packets with one item's key.
+func (s *state) narrowToItem(set string, n *namedSet, it item, parts []piece) {
+	if it.catchall {
+		s.narrowToOthers(set, n, parts)
 		return
 	}
-	for _, it := range items {
-		t := *s
-		t.key += it.id + ";"
-		switch {
-		case it.catchall && len(parts) == 1:
-			var rest []ielem
-			for _, o := range n.items(nil) {
-				if !o.catchall {
-					rest = append(rest, o)
-				}
-			}
-			if len(rest) > 0 {
-				t.apply(t.uniteItems(parts[0], rest), true)
-			}
-		case it.catchall:
-			t.blind("the rest of @" + e.Set)
-		default:
-			for _, p := range parts {
-				if p.at+p.n > len(it.lo) || p.at+p.n > len(it.hi) {
-					t.blind(p.v.describe())
-					continue
-				}
-				t.apply(t.between(p, it.lo[p.at:], it.hi[p.at:]), false)
-			}
+	for _, p := range parts {
+		if p.at+p.n > len(it.lo) || p.at+p.n > len(it.hi) {
+			s.blind(p.v.describe())
+			continue
 		}
-		if e.HasDreg && e.Dreg != 0 {
-			t.store(e.Dreg, &value{kind: valConst, data: it.data, n: len(it.data)})
-		}
-		emit(&t, it.verdict)
+		s.apply(s.between(p, it.lo[p.at:], it.hi[p.at:]), false)
+	}
+}
+
+// narrowToOthers narrows s to packets whose key no item has, for the catch-all.
+func (s *state) narrowToOthers(set string, n *namedSet, parts []piece) {
+	if len(parts) != 1 {
+		s.blind("the rest of @" + set)
+		return
+	}
+	items := slices.DeleteFunc(n.items(nil), func(it item) bool { return it.catchall })
+	if len(items) > 0 {
+		s.apply(s.uniteItems(parts[0], items), true)
 	}
 }
 
 // uniteItems is what membership of p in items means.
-func (s *state) uniteItems(p piece, items []ielem) narrowing {
+func (s *state) uniteItems(p piece, items []item) narrowing {
 	acc := narrowing{}
 	var ports []span[uint16]
 	var addrs []span[netip.Addr]

@@ -19,15 +19,15 @@ type Problem struct {
 // ProblemsChanged reports whether what problems returns may have changed since
 // this was last asked.
 func (c *Compiler) ProblemsChanged() bool {
-	changed := c.badChanged
-	c.badChanged = false
+	changed := c.index.badChanged
+	c.index.badChanged = false
 	return changed
 }
 
 // Problems returns what is not understood, sorted, at most limit, and how many there are.
 func (c *Compiler) Problems(limit int) ([]Problem, int) {
 	seen := make(map[Problem]struct{})
-	for e := range c.bad {
+	for e := range c.index.bad {
 		d := e.detail()
 		seen[Problem{Where: d.where(), Rule: d.rule(), Reason: e.problem}] = struct{}{}
 	}

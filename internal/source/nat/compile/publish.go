@@ -13,16 +13,8 @@ import (
 )
 
 func (c *Compiler) publish() port.Change {
-	for id := range c.dirtyWide {
-		for s := range c.slots {
-			if s.v6 == id.v6 {
-				c.dirtySlots[s] = struct{}{}
-			}
-		}
-		delete(c.dirtyWide, id)
-	}
 	var ch port.Change
-	for id := range c.dirtySlots {
+	for id := range c.index.takeDirty() {
 		now := c.slotBindings(id)
 		was := c.published[id]
 		for _, b := range was {
@@ -41,7 +33,6 @@ func (c *Compiler) publish() port.Change {
 		} else {
 			delete(c.published, id)
 		}
-		delete(c.dirtySlots, id)
 	}
 	slices.SortFunc(ch.Put, func(a, b port.Binding) int { return cmp.Compare(a.Origin.ID, b.Origin.ID) })
 	slices.SortFunc(ch.Drop, func(a, b port.Origin) int { return cmp.Compare(a.ID, b.ID) })
@@ -74,7 +65,7 @@ func (c *Compiler) Bindings() []port.Binding {
 // hookEntries returns the entries that packets for a slot meet at a hook, in order.
 func (c *Compiler) hookEntries(id slotID, hook uint8) (list []*entry, crowded bool) {
 	bit := protoBit(byte(id.slot.Protocol))
-	wide := c.wide[wideID{id.v6, hook}]
+	wide := c.index.wide[wideID{id.v6, hook}]
 	crowded = len(wide) > maxWide
 	if !crowded {
 		for _, e := range wide {
@@ -83,7 +74,7 @@ func (c *Compiler) hookEntries(id slotID, hook uint8) (list []*entry, crowded bo
 			}
 		}
 	}
-	for _, e := range c.slots[id] {
+	for _, e := range c.index.slots[id] {
 		if e.act.hook == hook {
 			list = append(list, e)
 		}
@@ -107,7 +98,7 @@ type draft struct {
 
 // slotBindings works out one port of one protocol and family.
 func (c *Compiler) slotBindings(id slotID) []port.Binding {
-	if len(c.slots[id]) == 0 {
+	if len(c.index.slots[id]) == 0 {
 		return nil
 	}
 	one := portOrder.one(id.slot.Port)

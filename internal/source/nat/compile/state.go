@@ -20,6 +20,26 @@ type table struct {
 	sets    map[string]*namedSet
 }
 
+// families returns for which of IPv4 (false) and IPv6 (true) the table has rules.
+func (t *table) families() []bool {
+	switch t.id.Family {
+	case ruleset.FamilyIP:
+		return []bool{false}
+	case ruleset.FamilyIP6:
+		return []bool{true}
+	}
+	return []bool{false, true}
+}
+
+// inertness says whether nothing in a chain jumps or decides.
+type inertness uint8
+
+const (
+	notKnown inertness = iota
+	isInert
+	notInert
+)
+
 type chain struct {
 	table *table
 	name  string
@@ -28,6 +48,7 @@ type chain struct {
 	acts  []*activation    // every way in which packets come here
 	index map[uint64]*rule // by handle, in nftables
 	holes bool             // some rules are gone
+	inert inertness
 }
 
 type rule struct {

@@ -6,8 +6,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-
-	"github.com/fairlead/fairlead/internal/port"
 )
 
 // activation is one way in which packets come into a chain.
@@ -161,42 +159,17 @@ func (c *Compiler) addBranch(a *activation, r *rule, key string, m match, end br
 	c.addEntry(e)
 }
 
-func (c *Compiler) eachSlot(e *entry, f func(slotID)) {
-	for _, r := range e.m.dport {
-		for p := max(int(r.lo), 1); p <= int(r.hi); p++ {
-			if e.m.proto&bitTCP != 0 {
-				f(slotID{e.act.v6, port.Slot{Protocol: port.TCP, Port: uint16(p)}})
-			}
-			if e.m.proto&bitUDP != 0 {
-				f(slotID{e.act.v6, port.Slot{Protocol: port.UDP, Port: uint16(p)}})
-			}
-		}
-	}
-}
-
+// addEntry adds what a rule decides.
 func (c *Compiler) addEntry(e *entry) {
 	limit := narrowPorts
 	if e.end.kind == endNat && e.problem == "" {
 		limit = c.maxPorts
 	}
-	e.wide = portCount(e.m.dport) > limit
-	if e.wide {
-		id := wideID{e.act.v6, e.act.hook}
-		c.wide[id] = append(c.wide[id], e)
-		c.dirtyWide[id] = struct{}{}
-	} else {
-		c.eachSlot(e, func(id slotID) {
-			c.slots[id] = append(c.slots[id], e)
-			c.dirtySlots[id] = struct{}{}
-		})
-	}
-	if e.problem != "" {
-		c.bad[e] = struct{}{}
-		c.badChanged = true
-	}
+	c.index.add(e, limit)
 	e.act.outs[e.rule] = append(e.act.outs[e.rule], e)
 }
 
+// dropEntries takes back what r decides, or only some branches of it.
 func (c *Compiler) dropEntries(a *activation, r *rule, keys map[string]struct{}) {
 	keep := a.outs[r][:0:0]
 	for _, e := range a.outs[r] {
@@ -206,41 +179,11 @@ func (c *Compiler) dropEntries(a *activation, r *rule, keys map[string]struct{})
 				continue
 			}
 		}
-		if e.wide {
-			id := wideID{a.v6, a.hook}
-			c.wide[id] = without(c.wide[id], e)
-			c.dirtyWide[id] = struct{}{}
-		} else {
-			c.eachSlot(e, func(id slotID) {
-				if s := without(c.slots[id], e); len(s) > 0 {
-					c.slots[id] = s
-				} else {
-					delete(c.slots, id)
-				}
-				c.dirtySlots[id] = struct{}{}
-			})
-		}
-		c.unbad(e)
+		c.index.drop(e)
 	}
 	if len(keep) > 0 {
 		a.outs[r] = keep
 	} else {
 		delete(a.outs, r)
-	}
-}
-
-func without(s []*entry, e *entry) []*entry {
-	if i := slices.Index(s, e); i >= 0 {
-		s[i] = s[len(s)-1]
-		s[len(s)-1] = nil
-		return s[:len(s)-1]
-	}
-	return s
-}
-
-func (c *Compiler) unbad(e *entry) {
-	if _, ok := c.bad[e]; ok {
-		delete(c.bad, e)
-		c.badChanged = true
 	}
 }

@@ -14,34 +14,33 @@ import (
 const (
 	Subsystem = 10
 
-	MsgNewTable   = 0
-	MsgGetTable   = 1
-	MsgDelTable   = 2
-	MsgNewChain   = 3
-	MsgGetChain   = 4
-	MsgDelChain   = 5
-	MsgNewRule    = 6
-	MsgGetRule    = 7
-	MsgDelRule    = 8
-	MsgNewSet     = 9
-	MsgGetSet     = 10
-	MsgDelSet     = 11
-	MsgNewElem    = 12
-	MsgGetElem    = 13
-	MsgDelElem    = 14
-	MsgNewGen     = 15
-	MsgGetGen     = 16
-	msgNewObj     = 18
-	msgDelObj     = 20
-	msgNewFlow    = 22
-	msgDelFlow    = 24
-	nlmCreate     = 0x400 // NLM_F_CREATE
-	NLMAppend     = 0x800 // NLM_F_APPEND
-	nfgenmsgLen   = 4
-	TableDormant  = 1
-	tableOwner    = 2
-	tablePersist  = 4
-	maxElemsBytes = 1 << 16
+	MsgNewTable  = 0
+	MsgGetTable  = 1
+	MsgDelTable  = 2
+	MsgNewChain  = 3
+	MsgGetChain  = 4
+	MsgDelChain  = 5
+	MsgNewRule   = 6
+	MsgGetRule   = 7
+	MsgDelRule   = 8
+	MsgNewSet    = 9
+	MsgGetSet    = 10
+	MsgDelSet    = 11
+	MsgNewElem   = 12
+	MsgGetElem   = 13
+	MsgDelElem   = 14
+	MsgNewGen    = 15
+	MsgGetGen    = 16
+	msgNewObj    = 18
+	msgDelObj    = 20
+	msgNewFlow   = 22
+	msgDelFlow   = 24
+	nlmCreate    = 0x400 // NLM_F_CREATE
+	NLMAppend    = 0x800 // NLM_F_APPEND
+	nfgenmsgLen  = 4
+	TableDormant = 1
+	tableOwner   = 2
+	tablePersist = 4
 )
 
 // Since Linux 6.3 objects may also be destroyed, which is to delete what may not
@@ -53,20 +52,20 @@ var (
 
 var errMessage = errors.New("malformed nftables message")
 
-// Message is one nftables message: what a dump gives and what a notification says.
+// Message is a message of nftables, of a dump or a notification.
 type Message struct {
 	Type   uint8
 	Append bool // NLM_F_APPEND
 	Create bool // NLM_F_CREATE: a new rule that replaces none
-	Bare   bool // as a hook tells it: the object's content is still to be asked for
-	Full   bool // set has all its elements
+	Bare   bool // from a hook: the object's content is not known yet
+	Full   bool // Set has all its elements
 	Table  TableID
 	Chain  string
 	Hook   *Hook
 	Flags  uint32 // of a table
 
 	Handle   uint64 // of a rule or a table
-	Position uint64 // handle of the rule before it, 0 if not said
+	Position uint64 // handle of the rule before it, 0 if unknown
 	Raw      []byte // normal form of the rule's expressions
 
 	Set      *Set
@@ -104,86 +103,104 @@ func ParseMessage(typ uint8, flags uint16, b []byte) (*Message, error) {
 		return m, nil
 	}
 	m.Table.Family = family
-	var err error
-	switch typ {
-	case MsgNewTable, MsgDelTable:
-		err = eachAttr(b, func(typ uint16, v []byte) error {
-			switch typ {
-			case 1:
-				m.Table.Name = CString(v)
-			case 2:
-				m.Flags = be32(v)
-			case 4:
-				m.Handle = be64(v)
-			}
-			return nil
-		})
-	case MsgNewChain, MsgDelChain:
-		err = m.parseChain(b)
-	case MsgNewRule, MsgDelRule:
-		err = eachAttr(b, func(typ uint16, v []byte) error {
-			switch typ {
-			case 1:
-				m.Table.Name = CString(v)
-			case 2:
-				m.Chain = CString(v)
-			case 3:
-				m.Handle = be64(v)
-			case 4:
-				var err error
-				m.Raw, err = NormalExprs(v)
-				return err
-			case 6:
-				m.Position = be64(v)
-			}
-			return nil
-		})
-	case MsgNewSet, MsgDelSet:
-		m.Set = &Set{Elements: make(map[string]Element)}
-		err = eachAttr(b, func(typ uint16, v []byte) error {
-			switch typ {
-			case 1:
-				m.Table.Name = CString(v)
-			case 2:
-				m.Set.Name = CString(v)
-			case 3:
-				m.Set.Flags = be32(v)
-			case 5:
-				m.Set.KeyLen = int(min(be32(v), 64))
-			case 6:
-				m.Set.DataType = be32(v)
-			case 7:
-				m.Set.DataLen = int(min(be32(v), 64))
-			case 16:
-				m.Set.Handle = be64(v)
-			}
-			return nil
-		})
-	case MsgNewElem, MsgDelElem:
-		m.Set = &Set{}
-		err = eachAttr(b, func(typ uint16, v []byte) error {
-			switch typ {
-			case 1:
-				m.Table.Name = CString(v)
-			case 2:
-				m.Set.Name = CString(v)
-			case 3:
-				return eachAttr(v, func(_ uint16, v []byte) error {
-					e, err := parseElement(v)
-					m.Elements = append(m.Elements, e)
-					return err
-				})
-			}
-			return nil
-		})
-	}
-	if err != nil {
+	if err := m.parse(b); err != nil {
 		return nil, fmt.Errorf("message %d: %w", typ, err)
 	}
 	return m, nil
 }
 
-// Owned tells of a table that it goes with the socket of the program that made it.
+// parse decodes the attributes of an object of the nat ruleset.
+func (m *Message) parse(b []byte) error {
+	switch m.Type {
+	case MsgNewTable, MsgDelTable:
+		return m.parseTable(b)
+	case MsgNewChain, MsgDelChain:
+		return m.parseChain(b)
+	case MsgNewRule, MsgDelRule:
+		return m.parseRule(b)
+	case MsgNewSet, MsgDelSet:
+		return m.parseSet(b)
+	case MsgNewElem, MsgDelElem:
+		return m.parseElements(b)
+	}
+	return nil
+}
+
+func (m *Message) parseTable(b []byte) error {
+	return eachAttr(b, func(typ uint16, v []byte) error {
+		switch typ {
+		case 1:
+			m.Table.Name = CString(v)
+		case 2:
+			m.Flags = be32(v)
+		case 4:
+			m.Handle = be64(v)
+		}
+		return nil
+	})
+}
+
+func (m *Message) parseRule(b []byte) error {
+	return eachAttr(b, func(typ uint16, v []byte) (err error) {
+		switch typ {
+		case 1:
+			m.Table.Name = CString(v)
+		case 2:
+			m.Chain = CString(v)
+		case 3:
+			m.Handle = be64(v)
+		case 4:
+			m.Raw, err = NormalExprs(v)
+		case 6:
+			m.Position = be64(v)
+		}
+		return err
+	})
+}
+
+func (m *Message) parseSet(b []byte) error {
+	m.Set = &Set{Elements: make(map[string]Element)}
+	return eachAttr(b, func(typ uint16, v []byte) error {
+		switch typ {
+		case 1:
+			m.Table.Name = CString(v)
+		case 2:
+			m.Set.Name = CString(v)
+		case 3:
+			m.Set.Flags = be32(v)
+		case 5:
+			m.Set.KeyLen = int(min(be32(v), 64))
+		case 6:
+			m.Set.DataType = be32(v)
+		case 7:
+			m.Set.DataLen = int(min(be32(v), 64))
+		case 16:
+			m.Set.Handle = be64(v)
+		}
+		return nil
+	})
+}
+
+func (m *Message) parseElements(b []byte) error {
+	m.Set = &Set{}
+	return eachAttr(b, func(typ uint16, v []byte) error {
+		switch typ {
+		case 1:
+			m.Table.Name = CString(v)
+		case 2:
+			m.Set.Name = CString(v)
+		case 3:
+			return eachAttr(v, func(_ uint16, v []byte) error {
+				e, err := parseElement(v)
+				m.Elements = append(m.Elements, e)
+				return err
+			})
+		}
+		return nil
+	})
+}
+
+// Owned reports whether a table is removed when the program that made it closes its socket.
 func (m *Message) Owned() bool { return m.Flags&(tableOwner|tablePersist) == tableOwner }
 
 func (m *Message) parseChain(b []byte) error {

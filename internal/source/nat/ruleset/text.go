@@ -126,6 +126,7 @@ func (t *text) value(name string, b []byte) string {
 
 var cmpText = [...]string{"", "!= ", "< ", "<= ", "> ", ">= "}
 
+// expr adds what an expression does, or notes what it loads.
 func (t *text) expr(x any) {
 	switch e := x.(type) {
 	case Immediate:
@@ -134,8 +135,6 @@ func (t *text) expr(x any) {
 			return
 		}
 		t.set(e.Dreg, "", e.Data)
-	case StandardTarget:
-		t.add("-j %s", strings.TrimPrefix(strings.TrimPrefix(verdictText(e.Verdict), "jump "), "goto "))
 	case Cmp:
 		op := fmt.Sprintf("op-%d ", e.Op)
 		if int(e.Op) < len(cmpText) {
@@ -147,15 +146,47 @@ func (t *text) expr(x any) {
 		name := t.get(e.Sreg, len(e.From))
 		neg := ""
 		if e.Op == CmpNeq {
-			neg = "!= "
+			neg = cmpText[CmpNeq]
 		}
 		t.add("%s %s%s-%s", name, neg, t.value(name, e.From), t.value(name, e.To))
+	case Lookup:
+		t.lookup(e)
+	case NAT:
+		kind := "snat"
+		if e.Kind == 1 {
+			kind = "dnat"
+		}
+		t.add("%s to %s", kind, t.natText(e.AddrMin, e.ProtoMin, e.Family == FamilyIP6))
+	case Redirect:
+		s := "redirect"
+		if e.ProtoMin != 0 {
+			s += " to " + t.natText(0, e.ProtoMin, false)
+		}
+		t.add("%s", s)
+	case Other:
+		t.add("[%s]", e.Name)
+	case Header:
+		t.header(e)
+	case Match:
+		t.match(e)
+	case Target:
+		t.target(e)
+	case StandardTarget:
+		t.add("-j %s", strings.TrimPrefix(strings.TrimPrefix(verdictText(e.Verdict), "jump "), "goto "))
+	default:
+		t.load(x)
+	}
+}
+
+// load notes what an expression loads, or adds what it writes to the packet.
+func (t *text) load(x any) {
+	switch e := x.(type) {
 	case Payload:
-		if e.Sreg == 0 {
-			t.set(e.Dreg, t.payloadName(e.Base, e.Offset, e.Length), nil)
+		if e.Sreg != 0 {
+			t.add("payload set")
 			return
 		}
-		t.add("payload set")
+		t.set(e.Dreg, t.payloadName(e.Base, e.Offset, e.Length), nil)
 	case Meta:
 		name, ok := MetaNames[e.Key]
 		if !ok {
@@ -177,55 +208,39 @@ func (t *text) expr(x any) {
 		}
 		t.set(e.Dreg, name, nil)
 	case Fib:
-		name := "fib"
-		if e.Flags&FibSaddr != 0 {
-			name += " saddr"
-		}
-		if e.Flags&FibDaddr != 0 {
-			name += " daddr"
-		}
-		if e.Result == FibAddrtype {
-			name += " type"
-		}
-		t.set(e.Dreg, name, nil)
+		t.set(e.Dreg, fibName(e), nil)
 	case Bitwise:
 		t.set(e.Dreg, t.get(e.Sreg, int(min(e.Length, 64)))+" & 0x"+hex.EncodeToString(e.Mask), nil)
-	case Byteorder:
 	case Numgen:
 		t.set(e.Dreg, fmt.Sprintf("%s mod %d", e.What, e.Modulus), nil)
-	case Lookup:
-		name := t.get(e.Sreg, 64)
-		switch {
-		case e.HasDreg && e.Dreg == 0:
-			t.add("%s vmap @%s", name, e.Set)
-		case e.HasDreg:
-			t.set(e.Dreg, name+" map @"+e.Set, nil)
-		case e.Invert:
-			t.add("%s != @%s", name, e.Set)
-		default:
-			t.add("%s @%s", name, e.Set)
-		}
-	case NAT:
-		kind := "snat"
-		if e.Kind == 1 {
-			kind = "dnat"
-		}
-		t.add("%s to %s", kind, t.natText(e.AddrMin, e.ProtoMin, e.Family == FamilyIP6))
-	case Redirect:
-		s := "redirect"
-		if e.ProtoMin != 0 {
-			s += " to " + t.natText(0, e.ProtoMin, false)
-		}
-		t.add("%s", s)
-	case Pass:
-	case Other:
-		t.add("[%s]", e.Name)
-	case Header:
-		t.header(e)
-	case Match:
-		t.match(e)
-	case Target:
-		t.target(e)
+	}
+}
+
+func fibName(e Fib) string {
+	name := "fib"
+	if e.Flags&FibSaddr != 0 {
+		name += " saddr"
+	}
+	if e.Flags&FibDaddr != 0 {
+		name += " daddr"
+	}
+	if e.Result == FibAddrtype {
+		name += " type"
+	}
+	return name
+}
+
+func (t *text) lookup(e Lookup) {
+	name := t.get(e.Sreg, 64)
+	switch {
+	case e.HasDreg && e.Dreg == 0:
+		t.add("%s vmap @%s", name, e.Set)
+	case e.HasDreg:
+		t.set(e.Dreg, name+" map @"+e.Set, nil)
+	case e.Invert:
+		t.add("%s != @%s", name, e.Set)
+	default:
+		t.add("%s @%s", name, e.Set)
 	}
 }
 
