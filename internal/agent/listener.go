@@ -23,7 +23,7 @@ import (
 	"github.com/fairlead/fairlead/internal/sink/listener/refused"
 )
 
-// listenerSink is the listener sink with the observer's hook that reports a refused
+// listenerSink is the listener sink with the hook that reports a refused
 // bind to a placeholder's port, where the kernel supports it.
 type listenerSink struct {
 	*listener.Sink

@@ -14,7 +14,7 @@ import (
 	"github.com/fairlead/fairlead/internal/source/nat/hook"
 )
 
-// natSource is the NAT source with the observer's hooks, where the kernel supports
+// natSource is the NAT source with its hooks, where the kernel supports
 // them. Without hooks the source follows nftables notifications and polls legacy
 // tables. natSource implements nat.Waker.
 type natSource struct {

@@ -6,10 +6,10 @@ package observer
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"os"
-	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -20,6 +20,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/kernel"
 	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/test/kit/netns"
 	"github.com/fairlead/fairlead/test/kit/wait"
 )
 
@@ -130,39 +131,25 @@ func describe(s Socket) string {
 	return d
 }
 
-// room is a new network namespace with a thread in it, whose end frees it.
+// room is a new network namespace.
 type room struct {
-	ns    *kernel.Namespace
-	calls chan func()
+	ns *kernel.Namespace
+	t  testing.TB
 }
 
 func newRoom(t testing.TB) *room {
 	t.Helper()
-	r := &room{calls: make(chan func())}
-	ready := make(chan error)
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		runtime.LockOSThread() // never unlocked: the thread ends here
-		err := unix.Unshare(unix.CLONE_NEWNET)
-		if err == nil {
-			r.ns, err = kernel.OpenNamespace()
-		}
-		if err == nil {
-			err = loopbackUp()
-		}
-		ready <- err
-		for f := range r.calls {
-			f()
-		}
-	}()
-	if err := <-ready; err != nil {
-		close(r.calls)
-		t.Fatalf("make a network namespace: %v", err)
+	space, err := netns.New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := &room{t: t}
+	if err := errors.Join(
+		space.Do(func() (err error) { r.ns, err = kernel.OpenNamespace(); return err }), space.Close(),
+	); err != nil {
+		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		close(r.calls)
-		<-done
 		if err := r.ns.Close(); err != nil {
 			t.Error(err)
 		}
@@ -170,25 +157,11 @@ func newRoom(t testing.TB) *room {
 	return r
 }
 
-func loopbackUp() error {
-	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = unix.Close(fd) }()
-	ifr, err := unix.NewIfreq("lo")
-	if err != nil {
-		return err
-	}
-	ifr.SetUint16(unix.IFF_UP)
-	return unix.IoctlIfreq(fd, unix.SIOCSIFFLAGS, ifr)
-}
-
-// do runs f on the thread that is in the namespace.
+// do runs f on a thread that is in the namespace.
 func (r *room) do(f func()) {
-	done := make(chan struct{})
-	r.calls <- func() { defer close(done); f() }
-	<-done
+	if err := r.ns.Do(func() error { f(); return nil }); err != nil {
+		r.t.Error(err)
+	}
 }
 
 // world is a room that is observed.
