@@ -178,19 +178,21 @@ func (a *Agent) wireSinks() error {
 
 // wireHostlink makes the sink for the configured links.
 func (a *Agent) wireHostlink() error {
-	var token link.Token
-	if a.cfg.LinkToken != "" {
-		var err error
-		if token, err = link.LoadOrCreateToken(a.cfg.LinkToken); err != nil {
-			return err
+	load := func() (link.Token, error) {
+		if a.cfg.LinkToken == "" {
+			return link.Token{}, nil
 		}
+		return link.LoadOrCreateToken(a.cfg.LinkToken)
+	}
+	token, err := load()
+	if err != nil {
+		return err
 	}
 	o := link.Options{
-		Role: link.RoleAgent, Identity: link.NewIdentity(), Name: machineName("guest"), Version: version.String(), Token: token,
+		Role: link.RoleAgent, Identity: link.NewIdentity(), Name: machineName("guest"), Version: version.String(), Token: token, LoadToken: load,
 		AllowUIDs: a.cfg.AllowUIDs, AllowCIDs: a.cfg.AllowCIDs, Logger: a.log,
 	}
 	a.links = &links{endpoints: a.cfg.Link, options: o, sessions: make(chan link.Session)}
-	var err error
 	a.hostlink, err = hostlink.New(a.links, hostlink.Options{
 		Epoch:  o.Identity,
 		Lookup: func(k port.Key) (port.Publication, bool) { return a.reconciler.Wanted().View().Get(k) },

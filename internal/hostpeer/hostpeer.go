@@ -47,7 +47,7 @@ func New(cfg config.Host, log *slog.Logger, level *slog.LevelVar) (*Daemon, erro
 	}
 	o := link.Options{
 		Role: link.RoleHost, Identity: link.NewIdentity(), Name: name, Version: version.String(),
-		Token: token, Logger: log,
+		Token: token, LoadToken: func() (link.Token, error) { return loadToken(cfg) }, Logger: log,
 	}
 	d := &Daemon{cfg: cfg, log: log, sockets: new(own.Sockets)}
 	var guests []host.Guest

@@ -103,6 +103,15 @@ func establish(ctx context.Context, conn net.Conn, o Options, d direction, w *fl
 		w.in.hello()
 		hs.in = io.MultiReader(bytes.NewReader(head), conn)
 	}
+	if o, err = o.withToken(); err == nil && o.Token.IsZero() && proof == "" {
+		err = errNoToken
+	}
+	if err != nil {
+		turnAway(conn, d, err)
+		stop()
+		return nil, err
+	}
+	hs.o = o
 	hello, err := hs.run()
 	if err != nil {
 		stop()
@@ -187,10 +196,12 @@ func admit(conn net.Conn, o Options, d direction) (proof string, err error) {
 		}
 	}
 	if o.Token.IsZero() {
-		return "", refuse(RefusedToken, "only a token can prove the peer here, and this side has none")
+		return "", errNoToken
 	}
 	return "", nil
 }
+
+var errNoToken = refuse(RefusedToken, "only a token can prove the peer here, and this side has none")
 
 func admitCID(cid uint32, o Options) error {
 	if !slices.Contains(o.AllowCIDs, cid) {

@@ -10,6 +10,7 @@ import (
 	"io"
 	"net"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -50,6 +51,57 @@ func TestHandshakeByUser(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// A token that is replaced on both sides is used for the next session, and one that
+// is replaced on one side alone is refused until the other follows.
+func TestTokenRotation(t *testing.T) {
+	tokens := map[Role]Token{}
+	var mu sync.Mutex
+	set := func(r Role, s string) { mu.Lock(); defer mu.Unlock(); tokens[r] = token(t, s) }
+	load := func(r Role) func() (Token, error) {
+		return func() (Token, error) { mu.Lock(); defer mu.Unlock(); return tokens[r], nil }
+	}
+	set(RoleAgent, secret)
+	set(RoleHost, secret)
+	e := unixEndpoint(t)
+	ao, ho := opts(t, RoleAgent), opts(t, RoleHost)
+	ao.LoadToken, ho.LoadToken = load(RoleAgent), load(RoleHost)
+	l, err := Listen(ctx10(t), e, ao)
+	if err != nil {
+		t.Fatal(err)
+	}
+	closed(t, l)
+	d, err := NewDialer(e, ho)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dial := func() error {
+		t.Helper()
+		go func() {
+			if s, err := l.Accept(ctx10(t)); err == nil {
+				_ = s.Close()
+			}
+		}()
+		s, err := d.Dial(ctx10(t))
+		if err == nil {
+			<-s.Done()
+			_ = s.Close()
+		}
+		return err
+	}
+	if err := dial(); err != nil {
+		t.Error(err)
+	}
+	set(RoleAgent, strings.Repeat("n", 32))
+	var r *RefusedError
+	if err := dial(); !errors.As(err, &r) || r.Code != RefusedProof {
+		t.Errorf("with the old token: %v", err)
+	}
+	set(RoleHost, strings.Repeat("n", 32))
+	if err := dial(); err != nil {
+		t.Errorf("with the new token: %v", err)
 	}
 }
 

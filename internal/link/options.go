@@ -33,6 +33,9 @@ type Options struct {
 	// Token, if not zero, must be proved by the peer, and is proved to it.
 	// Required on vsock and wherever the peer's user cannot be known.
 	Token Token
+	// LoadToken, if not nil, is called for each handshake and returns the token to
+	// use instead, so that it can be replaced while we run.
+	LoadToken func() (Token, error)
 	// AllowUIDs are the users besides root and our own that may be at the other
 	// end of a unix socket.
 	AllowUIDs []uint32
@@ -119,4 +122,17 @@ func (o Options) completeFor(e Endpoint) (Options, error) {
 		return o, fmt.Errorf("link %s: vsock needs a token on both sides: any process may hold a port; give both the same token file", e)
 	}
 	return o.complete()
+}
+
+// withToken returns o with the current token.
+func (o Options) withToken() (Options, error) {
+	if o.LoadToken == nil {
+		return o, nil
+	}
+	t, err := o.LoadToken()
+	if err != nil {
+		return o, &RefusedError{Code: RefusedToken, Detail: "this side's token cannot be read", Err: err}
+	}
+	o.Token = t
+	return o, nil
 }

@@ -27,23 +27,22 @@ const (
 func Serve(ctx context.Context, ln net.Listener, log *slog.Logger, handle func(net.Conn)) error {
 	pause := schedule.Backoff{Min: acceptMin, Max: acceptMax}
 	warn := rate.Sometimes{Interval: time.Minute}
-	for {
+	for ctx.Err() == nil {
 		conn, err := ln.Accept()
 		switch {
 		case err == nil:
 			pause.Reset()
 			handle(conn)
 			continue
-		case errors.Is(err, net.ErrClosed) || ctx.Err() != nil:
+		case errors.Is(err, net.ErrClosed):
 			return nil
 		case !temporary(err):
 			return err
 		}
 		warn.Do(func() { log.Warn("cannot accept connections; retrying", "address", ln.Addr().String(), "err", err) })
-		if schedule.Sleep(ctx, pause.Next()) != nil {
-			return nil
-		}
+		_ = schedule.Sleep(ctx, pause.Next())
 	}
+	return nil
 }
 
 // temporary reports whether a later accept can succeed: resources are short, or
