@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package cgroup tells which cgroup a socket or a process is in, and which
-// container a cgroup's path names.
+// Package cgroup finds the cgroup of a socket or a process, and the container that
+// a cgroup's path names.
 package cgroup
 
 import (

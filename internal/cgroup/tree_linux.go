@@ -75,7 +75,7 @@ func (t *Tree) Close() error {
 
 // Path returns the path of a cgroup2 directory by its id, as /proc/PID/cgroup
 // would name it: none for the root, for one that is gone, and where the kernel
-// does not tell (it needs CAP_DAC_READ_SEARCH). The slice is shared.
+// refuses (it needs CAP_DAC_READ_SEARCH). The slice is shared.
 //
 // The kernel never gives an id twice, so what was once found stays true.
 func (t *Tree) Path(id uint64) []string {
@@ -119,9 +119,9 @@ func (t *Tree) find(id uint64) (string, error) {
 	return strings.TrimSuffix(rel, " (deleted)"), nil
 }
 
-// NeedsProcess says whether a socket whose own cgroup has these paths may be
+// NeedsProcess reports whether a socket whose own cgroup has these paths may be
 // known better by the cgroups of its process: there is no path, or there are
-// hierarchies beside the unified one, in which a socket has no place.
+// hierarchies beside the unified one, in which a socket has no cgroup.
 func (t *Tree) NeedsProcess(id uint64, paths []string) bool {
 	return t.v1 || len(paths) == 0 && id != rootID
 }
@@ -144,7 +144,7 @@ func (t *Tree) Process(dirfd int) ([]string, error) {
 const maxProcFile = 64 << 10
 
 // ReadAt reads a file of at most limit bytes in a directory. A directory of
-// /proc/PID that is open stays that of the same process, whoever gets its number.
+// /proc/PID that is open stays that of the same process, even if the number is used again.
 func ReadAt(dirfd int, name string, limit int64) ([]byte, error) {
 	fd, err := unix.Openat(dirfd, name, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {

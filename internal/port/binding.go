@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// OwnerKind says what kind of thing serves a port. Higher kinds win attribution.
+// OwnerKind is what kind of thing serves a port. Higher kinds win attribution.
 type OwnerKind uint8
 
 // Owner kinds in rising order of preference.
@@ -55,7 +55,7 @@ type Owner struct {
 	Labels    map[string]string `json:"labels,omitempty"` // shared and immutable
 }
 
-// Equal reports whether both say the same.
+// Equal reports whether both are the same.
 func (o Owner) Equal(p Owner) bool {
 	return o.Same(p) && o.Name == p.Name && maps.Equal(o.Labels, p.Labels)
 }
@@ -65,13 +65,13 @@ func (o Owner) Same(p Owner) bool {
 	return o.Kind == p.Kind && o.ID == p.ID && o.Namespace == p.Namespace
 }
 
-// Hints are what a source knows of the server behind a binding, for whoever knows
-// owners to name it. They are never shown, and mean nothing outside this machine.
+// Hints are what a source knows of the server behind a binding, by which the
+// registry finds its owner. They are never shown, and mean nothing outside this machine.
 type Hints struct {
 	// Cgroup is the id (the inode) of the socket's cgroup2 directory, 0 if not known.
 	Cgroup uint64
 
-	// Paths are cgroups as /proc/PID/cgroup names them, most telling first: of
+	// Paths are cgroups as /proc/PID/cgroup names them, most specific first: of
 	// the socket, or else of the process that made it, if it is certain which one
 	// that was. They are shared and immutable.
 	Paths []string
@@ -80,7 +80,7 @@ type Hints struct {
 	Targets []netip.AddrPort
 }
 
-// Equal reports whether both say the same.
+// Equal reports whether both are the same.
 func (h Hints) Equal(i Hints) bool {
 	return h.Cgroup == i.Cgroup && slices.Equal(h.Paths, i.Paths) && slices.Equal(h.Targets, i.Targets)
 }
@@ -118,13 +118,13 @@ type Binding struct {
 	// DualStack marks a :: binding that serves IPv4 as well.
 	DualStack bool
 
-	// Withheld, when not empty, says why this binding alone is no reason to
+	// Withheld, when not empty, is why this binding alone is no reason to
 	// publish ("bound, not listening"; "limited to source 10.0.0.0/8"): an
 	// explicit allow rule, or another binding of the same key, is needed.
 	Withheld string
 
-	// Inner says that connections from outside the guest do not meet it: it is a
-	// NAT rule for the guest's own programs alone.
+	// Inner marks a NAT rule for the guest's own programs alone, which connections
+	// from outside the guest do not match.
 	Inner bool
 
 	// Maker is the program that wrote the NAT rule.
@@ -168,16 +168,16 @@ type OriginInfo struct {
 	Dial     []netip.AddrPort
 }
 
-// Decision is what the rules say of a publication.
+// Decision is what the rules decide about a publication.
 type Decision struct {
 	Allow  bool
-	Rule   string // the rule that decided, for people: "rule 3 (no-debug)", "default"
+	Rule   string // the rule that decided, human-readable: "rule 3 (no-debug)", "default"
 	Reason string // why it is denied
-	// Withheld says of a denial that nothing forbids the port: there is only no
-	// reason to publish it. Its flows are not reset.
+	// Withheld marks a denial by default: no rule forbids the port, but nothing is
+	// a reason to publish it either. Its flows are not reset.
 	Withheld bool
-	// Pending says of a denial that it is provisional: what the rules decide
-	// depends on an owner that is not known yet.
+	// Pending marks a provisional denial: what the rules decide depends on an owner
+	// that is not known yet.
 	Pending bool
 	Host    []netip.AddrPort // the host addresses asked for; port 0 asks for any free port
 }
@@ -187,7 +187,7 @@ type Publication struct {
 	Key
 	DualStack bool
 	Owner     Owner
-	// OwnerPending says that an engine is expected to name another owner.
+	// OwnerPending is true while an engine is expected to name another owner.
 	OwnerPending bool
 	Origins      []OriginInfo     // sorted by source and id, at least one
 	Dial         []netip.AddrPort // candidates in order, without repetition
@@ -210,8 +210,8 @@ func (p Publication) Equal(q Publication) bool {
 		p.Since.Equal(q.Since)
 }
 
-// Inner reports whether connections from outside the guest do not meet it: all
-// there is of it are NAT rules for the guest's own programs.
+// Inner reports whether connections from outside the guest do not match it: all
+// its origins are NAT rules for the guest's own programs.
 func (p Publication) Inner() bool {
 	return len(p.Origins) > 0 && !slices.ContainsFunc(p.Origins, func(o OriginInfo) bool { return !o.Inner })
 }

@@ -53,15 +53,15 @@ type Outcome struct {
 	Key         Key
 	State       State
 	HostAddress netip.AddrPort // where it is, or would be, reachable; zero if nowhere
-	Reason      string         // one line for people, empty when active
+	Reason      string         // one human-readable line, empty when active
 	Since       time.Time      // when this state began
 }
 
-// Equal reports whether both say the same; Since does not count.
+// Equal reports whether both are the same; Since does not count.
 func (o Outcome) Equal(p Outcome) bool {
 	return o.Key == p.Key && o.State == p.State && o.HostAddress == p.HostAddress && o.Reason == p.Reason
 }
 
-// Outcomes is what a sink says after a Sync: for each key named, all its outcomes,
-// replacing what was said of it before. Keys not named keep what was said.
+// Outcomes is what a sink reports after a Sync: for each key in it, all its
+// outcomes, which replace the earlier ones. Other keys keep theirs.
 type Outcomes map[Key][]Outcome

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package port holds the values that flow through fairlead: what a source saw
-// (Binding), what the merged table says (Publication) and what a sink made of
+// (Binding), what the merged table has (Publication) and what a sink made of
 // it (Outcome). It knows nothing of where they come from or go to.
 package port
 
@@ -68,7 +68,7 @@ type Key struct {
 	Port     uint16     `json:"port"`
 }
 
-// Compare orders keys by port, protocol and address, as a table for people shows them.
+// Compare orders keys by port, protocol and address, as the table of `fairlead ls` shows them.
 func (k Key) Compare(o Key) int {
 	if c := cmp.Compare(k.Port, o.Port); c != 0 {
 		return c

@@ -59,7 +59,7 @@ func compile(ms []member, all slots) []merged {
 func (m member) compare(o member) int {
 	return cmp.Or(
 		m.binding.Address.Compare(o.binding.Address),
-		// What is withheld is dialled last, and then the sources in their order.
+		// What is withheld is dialled last; the rest in the order of the sources.
 		cmp.Compare(m.withheldRank(), o.withheldRank()),
 		cmp.Compare(m.order, o.order),
 		m.binding.Since.Compare(o.binding.Since),

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package registry merges what all sources say into one table of publications,
-// applies the rules, and numbers each change. It keeps what each source last
-// said: a source that fails is stale, never empty.
+// Package registry merges what all sources report into one table of publications,
+// finds their owners, applies the rules, and numbers each change. It keeps what
+// each source last reported: a source that fails is stale, never empty.
 package registry
 
 import (
@@ -16,7 +16,7 @@ import (
 	"github.com/fairlead/fairlead/internal/table"
 )
 
-// Decider says what the rules make of a publication that has no decision yet.
+// Decider applies the rules to a publication that has no decision yet.
 // It must be a pure function.
 type Decider interface {
 	Decide(port.Publication) port.Decision
@@ -45,7 +45,7 @@ type Registry struct {
 	engines   map[string]bool // the sources that have facts
 	waits     waits
 
-	ready   chan struct{} // closed when every source has said a complete set
+	ready   chan struct{} // closed when every source has reported a complete set
 	pending int           // sources that have not
 
 	publications *table.Table[port.Key, port.Publication]
@@ -78,7 +78,7 @@ func (r *Registry) Publications() *table.Table[port.Key, port.Publication] { ret
 // Sources is the state of each source by name. Only the registry writes it.
 func (r *Registry) Sources() *table.Table[string, SourceStatus] { return r.status }
 
-// Ready is closed once every source has said a complete set: before that the
+// Ready is closed once every source has reported a complete set: before that the
 // table lacks ports that exist. Add all feeds first.
 func (r *Registry) Ready() <-chan struct{} { return r.ready }
 
@@ -133,7 +133,7 @@ func (r *Registry) Feed(name string) Feed {
 }
 
 // member is one binding in a slot, with the position of its source and what the
-// engines' facts say of it (nil: no hints).
+// engines' facts tell about it (nil: no hints).
 type member struct {
 	order       int
 	binding     *port.Binding
@@ -163,7 +163,7 @@ func (r *Registry) remove(b *port.Binding) {
 }
 
 // touched are slots to merge again, in the order in which they were touched: of
-// slots that stand side by side in the table, the second is found faster.
+// slots that are adjacent in the table, the second is found faster.
 type touched struct {
 	slots []touchedSlot
 	index map[port.Slot]int // into slots; nil while there are few

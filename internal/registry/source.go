@@ -12,14 +12,14 @@ import (
 	"github.com/fairlead/fairlead/internal/table"
 )
 
-// SourceState says whether a source's set can be trusted.
+// SourceState tells whether a source's set can be trusted.
 type SourceState string
 
 // The states of a source.
 const (
-	Starting SourceState = "starting" // has not yet said a complete set
+	Starting SourceState = "starting" // has not yet reported a complete set
 	Live     SourceState = "live"
-	Stale    SourceState = "stale" // what it said last stands, and may be old
+	Stale    SourceState = "stale" // its last set is kept, and may be old
 	Disabled SourceState = "disabled"
 )
 
@@ -43,12 +43,12 @@ func compareString(a, b string) int { return cmp.Compare(a, b) }
 
 // source implements Feed. Its fields are guarded by the registry's lock.
 type source struct {
-	r      *Registry
-	name   string
-	order  int                      // among the sources
-	set    map[string]*port.Binding // by origin id
-	status SourceStatus
-	heard  bool // it has said a complete set
+	r        *Registry
+	name     string
+	order    int                      // among the sources
+	set      map[string]*port.Binding // by origin id
+	status   SourceStatus
+	complete bool // it has reported a complete set
 }
 
 var _ Feed = (*source)(nil)
@@ -73,10 +73,10 @@ func (s *source) Replace(set []port.Binding) {
 	}
 	s.r.merge(dirty)
 	s.live()
-	if s.heard {
+	if s.complete {
 		return
 	}
-	s.heard = true
+	s.complete = true
 	if s.r.pending--; s.r.pending == 0 {
 		close(s.r.ready)
 	}
@@ -99,13 +99,13 @@ func (s *source) Apply(c port.Change) {
 
 // put adds or replaces one binding, which it copies, and keeps the time at which
 // its origin was first seen.
-func (s *source) put(said *port.Binding, dirty *touched) {
-	old, had := s.set[said.Origin.ID]
-	if had && sameBinding(old, said) {
+func (s *source) put(reported *port.Binding, dirty *touched) {
+	old, had := s.set[reported.Origin.ID]
+	if had && sameBinding(old, reported) {
 		return
 	}
 	b := new(port.Binding)
-	*b = *said
+	*b = *reported
 	b.Origin.Source = s.name
 	switch {
 	case had:
@@ -125,11 +125,11 @@ func (s *source) drop(b *port.Binding, dirty *touched) {
 	dirty.mark(b.Slot(), 0)
 }
 
-// sameBinding reports whether a source says again what it said.
-func sameBinding(old, said *port.Binding) bool {
-	return old.Key == said.Key && old.Origin.ID == said.Origin.ID && old.DualStack == said.DualStack &&
-		old.Withheld == said.Withheld && old.Inner == said.Inner && old.Maker == said.Maker && slices.Equal(old.Dial, said.Dial) && old.Owner.Equal(said.Owner) &&
-		old.Hints.Equal(said.Hints) && old.Detail.Equal(said.Detail)
+// sameBinding reports whether a source repeats a binding.
+func sameBinding(old, b *port.Binding) bool {
+	return old.Key == b.Key && old.Origin.ID == b.Origin.ID && old.DualStack == b.DualStack &&
+		old.Withheld == b.Withheld && old.Inner == b.Inner && old.Maker == b.Maker && slices.Equal(old.Dial, b.Dial) && old.Owner.Equal(b.Owner) &&
+		old.Hints.Equal(b.Hints) && old.Detail.Equal(b.Detail)
 }
 
 func (s *source) Stale(err error) {
@@ -140,7 +140,7 @@ func (s *source) Stale(err error) {
 		return
 	}
 	if s.status.State != Stale {
-		s.r.log.Warn("source is stale; what it last said stands", "source", s.name, "err", err)
+		s.r.log.Warn("source is stale; keeping its last set", "source", s.name, "err", err)
 	}
 	st := s.status
 	st.State, st.Error = Stale, text
@@ -163,7 +163,7 @@ func (s *source) Warn(texts []string) {
 	defer s.r.mu.Unlock()
 	for _, t := range texts[:min(len(texts), loggedWarnings)] {
 		if !slices.Contains(s.status.Warnings, t) {
-			s.r.log.Warn("source cannot use what it was told", "source", s.name, "what", t)
+			s.r.log.Warn("source ignores bad data", "source", s.name, "warning", t)
 		}
 	}
 	st := s.status

@@ -19,14 +19,14 @@ import (
 
 // Rule is one rule. Its zero value allows everything that nothing withholds.
 type Rule struct {
-	Name        string // for people, may be empty
+	Name        string // human-readable, may be empty
 	Match       Match
 	Deny        bool
 	HostPort    HostPort    // only where it allows
 	HostAddress HostAddress // only where it allows
 }
 
-// Match says which publications a rule is about. A field that is empty matches
+// Match selects the publications that a rule is about. A field that is empty matches
 // all; a field with several values matches any of them.
 type Match struct {
 	Protocol  port.Protocol // 0 is any
@@ -136,7 +136,7 @@ func (m AddressMatch) contains(a netip.Addr) bool {
 	return m.prefix.Contains(a.WithZone(""))
 }
 
-// HostPort says which host port an allowed publication gets. The zero value is
+// HostPort is the host port that an allowed publication gets. The zero value is
 // the port that is asked for: the guest's own.
 type HostPort struct {
 	kind   hostPortKind
@@ -192,7 +192,7 @@ func (h HostPort) of(asked uint16) (uint16, bool) {
 	return asked, true
 }
 
-// HostAddress says on which host addresses something appears. The zero value is
+// HostAddress is the host addresses on which something appears. The zero value is
 // what is asked for, which on the agent is the host's loopback.
 type HostAddress struct {
 	kind hostAddressKind

@@ -30,7 +30,7 @@ type rule struct {
 
 type label struct{ key, glob string }
 
-// New compiles rules. Expose says where a guest wildcard appears: on the agent
+// New compiles rules. Expose is where a guest wildcard appears: on the agent
 // Loopback or All (Asked means Loopback); on the host also Asked, which leaves
 // it to the agent, or one address. An error names the rule and the field.
 func New(expose HostAddress, list []Rule) (*Set, error) {
@@ -101,7 +101,8 @@ func (s *Set) decide(p *port.Publication) (d port.Decision, winner *rule, by str
 	return d, winner, by
 }
 
-// Host says the last word on the host: asked is what the agent asks for p. The
+// Host decides on the host, which has the last word: asked is what the agent asks
+// for p. The
 // result is never wider than that unless this set, the host user's own, exposes
 // more or a rule in it names a host address. The agent has already applied the
 // defaults, so none is applied here.
@@ -144,8 +145,8 @@ func (m *Match) namesOwner() bool {
 }
 
 // decides reports whether a rule that matches also decides. A broad allow ("all
-// containers, open to all") says nothing of a port that is withheld, which
-// might be limited to one client or belong to no server at all.
+// containers, open to all") does not cover a port that is withheld, which might
+// be limited to one client or belong to no server at all.
 func (r *rule) decides(isHeld bool) bool {
 	return r.Deny || !isHeld || len(r.Match.Ports) > 0
 }
@@ -165,7 +166,7 @@ func (r *rule) decide(title string, addrs []netip.AddrPort) port.Decision {
 	return port.Decision{Allow: true, Rule: title, Host: unique(addrs)}
 }
 
-// agentAddresses is what the agent asks for where no rule says more.
+// agentAddresses is what the agent asks for unless a rule has more.
 func (s *Set) agentAddresses(p *port.Publication) []netip.AddrPort {
 	addrs := make([]netip.AddrPort, 0, 2)
 	if p.DualStack {
@@ -180,7 +181,7 @@ func (s *Set) agentAddresses(p *port.Publication) []netip.AddrPort {
 	return unique(addrs)
 }
 
-// hostAddresses is where the host opens p where no rule says more.
+// hostAddresses is where the host opens p unless a rule has more.
 func (s *Set) hostAddresses(p *port.Publication, asked []netip.AddrPort) []netip.AddrPort {
 	expose := s.expose
 	if !port.IsWildcard(p.Address) && expose != Loopback() {
@@ -279,7 +280,7 @@ func (r *rule) hasLabels(p *port.Publication) bool {
 	return true
 }
 
-// Step is what one rule makes of a publication, for people.
+// Step is how one rule applies to a publication, human-readable.
 type Step struct {
 	Rule    string `json:"rule"`    // "rule 3 (no-debug)", "default"
 	Matched bool   `json:"matched"` // whether all its fields match
@@ -287,8 +288,8 @@ type Step struct {
 	Why     string `json:"why"`     // what did not match, or what it does
 }
 
-// Explain returns what each rule and each default makes of p, in their order;
-// those behind the one that decides too. The Why of a step quotes what comes
+// Explain returns how each rule and each default applies to p, in their order,
+// including those behind the one that decides. The Why of a step quotes what comes
 // from the guest.
 func (s *Set) Explain(p port.Publication) []Step {
 	_, reason := held(&p)
@@ -339,7 +340,7 @@ func (r *rule) explain(p *port.Publication, title string, isHeld, decides bool) 
 	return step
 }
 
-// why says how the field f of p differs from what the rule wants.
+// why describes how the field f of p differs from what the rule wants.
 func (r *rule) why(f field, p *port.Publication) string {
 	m := &r.Match
 	switch f {

@@ -165,13 +165,14 @@ func (f *fetcher) Look(ctx context.Context, id string) (engine.Object, bool, err
 	return f.object(namespace, c.GetContainer(), t.GetProcess()), true, nil
 }
 
-// unsure is a container whose task's state is not known: the engine says so where
-// the task's shim does not tell it within two seconds, as on a machine under load.
+// unsure is a container whose task's state is not known: that is what
+// the engine answers if the task's shim is silent for two seconds, as on a machine
+// under load.
 func unsure(namespace, id string) engine.Object {
 	return engine.Object{ID: namespace + "/" + id, Unsure: true}
 }
 
-// runs says whether a task in this state holds its ports.
+// runs reports whether a task in this state holds its ports.
 func runs(s taskapi.Status) bool {
 	switch s {
 	case taskapi.Status_RUNNING, taskapi.Status_PAUSED, taskapi.Status_PAUSING:
@@ -231,7 +232,7 @@ func (f *fetcher) subscribe(ctx context.Context) (engine.Stream, func(), error) 
 	return engine.Stream{Events: out, Failed: failed, Unconfirmed: true}, func() { cancel(); <-done }, nil
 }
 
-// eventOf says what an event means, if it means anything here.
+// eventOf translates an event; ok is false if it changes no port.
 func (f *fetcher) eventOf(env *apitypes.Envelope) (engine.Event, bool) {
 	if !f.o.wanted(env.GetNamespace()) {
 		return engine.Event{}, false

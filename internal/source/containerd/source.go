@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package containerd declares the ports that containers of nerdctl and pods of
-// the CRI publish, in every namespace of a containerd, and says which cgroups
+// the CRI publish, in every namespace of a containerd, and which cgroups
 // and addresses are whose.
 //
 // It speaks the protocol of containerd's API module directly: the client of the
@@ -183,7 +183,7 @@ func (s *Source) follow(ctx context.Context, f *fetcher, set *engine.Set, up fun
 	return set.Follow(ctx, f, stream, s.o.Audit, up)
 }
 
-// wanted says whether a namespace is looked at.
+// wanted reports whether a namespace is watched.
 func (o Options) wanted(namespace string) bool {
 	if len(o.Namespaces) == 0 {
 		return namespace != "moby"
@@ -191,7 +191,7 @@ func (o Options) wanted(namespace string) bool {
 	return slices.Contains(o.Namespaces, namespace)
 }
 
-// native puts plain words in the place of gRPC's.
+// native replaces gRPC's error texts by plain ones.
 func native(err error) error {
 	st, ok := status.FromError(err)
 	if err == nil || !ok || errors.Is(err, io.EOF) {

@@ -79,7 +79,7 @@ func (c *conn) limit(ctx context.Context) (context.Context, context.CancelFunc) 
 	return context.WithTimeoutCause(ctx, c.timeout, fmt.Errorf("no answer within %v", c.timeout))
 }
 
-// withCause puts the reason in the place of a bare "context deadline exceeded".
+// withCause replaces a bare "context deadline exceeded" by its reason.
 func withCause(ctx context.Context, err error) error {
 	if cause := context.Cause(ctx); cause != nil && !errors.Is(cause, context.Canceled) {
 		return cause
@@ -231,7 +231,7 @@ func decodeList(body []byte) ([]listed, error) {
 				ID    string `json:"Id"`
 				Names []string
 			}
-			// As much of the name as there is: it stands in the warning.
+			// As much of the name as there is, for the warning.
 			_ = json.Unmarshal(r, &only)
 			l.summary = summary{ID: only.ID, Names: only.Names}
 		}
@@ -243,7 +243,7 @@ func decodeList(body []byte) ([]listed, error) {
 	return out, nil
 }
 
-// details is what inspecting one container says.
+// details is what inspecting one container returns.
 type details struct {
 	ID    string `json:"Id"`
 	Name  string

@@ -32,7 +32,7 @@ type fetcher struct {
 var _ engine.Engine = fetcher{}
 
 // List implements engine.Engine. The engine answers it without locking any
-// container, but does not tell their processes: a look follows.
+// container, but without their processes: a look follows.
 func (f fetcher) List(ctx context.Context) ([]engine.Object, error) {
 	all, err := f.c.list(ctx, "")
 	if err != nil {
@@ -41,7 +41,7 @@ func (f fetcher) List(ctx context.Context) ([]engine.Object, error) {
 	objects := make([]engine.Object, 0, len(all))
 	for _, l := range all {
 		if l.ID == "" {
-			// Whose ports are lost cannot be said, so nothing may be withdrawn.
+			// It is not known whose ports are missing, so nothing may be withdrawn.
 			return nil, fmt.Errorf("list containers: %w", l.err)
 		}
 		o := f.summarised(l)
@@ -51,8 +51,8 @@ func (f fetcher) List(ctx context.Context) ([]engine.Object, error) {
 	return objects, nil
 }
 
-// Look implements engine.Engine. A container that is locked, or of which more
-// is said than can be read, still stands in the list.
+// Look implements engine.Engine. A container that is locked, or whose details
+// are too large to read, is still in the list.
 func (f fetcher) Look(ctx context.Context, id string) (engine.Object, bool, error) {
 	d, err := f.c.inspect(ctx, id)
 	switch {
@@ -61,7 +61,7 @@ func (f fetcher) Look(ctx context.Context, id string) (engine.Object, bool, erro
 	case err == nil && d.ID == id, cerrdefs.IsNotFound(err):
 		return engine.Object{}, false, nil
 	case err == nil:
-		err = fmt.Errorf("inspect: asked for %s, was told of %q", id, d.ID)
+		err = fmt.Errorf("inspect: asked for %s, got %q", id, d.ID)
 	}
 	all, lerr := f.c.list(ctx, id)
 	if lerr != nil {
@@ -70,7 +70,7 @@ func (f fetcher) Look(ctx context.Context, id string) (engine.Object, bool, erro
 	for _, l := range all {
 		if l.ID == id {
 			o := f.summarised(l)
-			o.Partial = true // the fact that stands is not known to be wrong
+			o.Partial = true // the known fact may still be right
 			o.Warnings = append(o.Warnings, fmt.Sprintf("container %q: %v; shown as the list has it", nameOf(l.Names, id), err))
 			return o, true, nil
 		}

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package docker declares the ports that containers of a Docker engine publish,
-// and says which cgroups and addresses are whose.
+// and which cgroups and addresses are whose.
 package docker
 
 import (
@@ -183,8 +183,8 @@ func (s *Source) follow(ctx context.Context, c *conn, host string, set *engine.S
 	if path, ok := strings.CutPrefix(host, "unix://"); ok && info.rootless() {
 		user = engine.SocketUser(path)
 	}
-	// The engine confirms a subscription just before it stands; what it replays
-	// since now closes that gap.
+	// The engine confirms a subscription just before it is in place; events since
+	// now are replayed, which closes that gap.
 	stream, wait, err := c.subscribe(ctx, time.Now())
 	if err != nil {
 		return err

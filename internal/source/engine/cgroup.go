@@ -96,7 +96,7 @@ func statOf(path string) (syscall.Stat_t, bool) {
 }
 
 // SocketUser returns the user who owns an engine's socket, which is the one as
-// whom a rootless engine runs; root if that cannot be told.
+// whom a rootless engine runs; root if that is not known.
 func SocketUser(path string) uint32 {
 	st, _ := statOf(path)
 	return st.Uid

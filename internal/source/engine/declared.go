@@ -13,7 +13,7 @@ import (
 	"github.com/fairlead/fairlead/internal/port"
 )
 
-// Published is one published port as an engine says it, unchecked.
+// Published is one published port as an engine reports it, unchecked.
 type Published struct {
 	Protocol      string // "tcp" if empty
 	HostIP        string // "0.0.0.0" if empty
@@ -26,7 +26,7 @@ type Container struct {
 	ID        string
 	Owner     port.Owner
 	Addresses []netip.Addr // that the guest can dial, best first
-	Note      string       // for people: "paused"
+	Note      string       // human-readable: "paused"
 }
 
 // Declare turns published ports into bindings, sorted by origin. What cannot be

@@ -32,8 +32,8 @@ type Table struct {
 	addresses map[netip.Addr][]string
 
 	// CgroupUser returns the user who owns the directory of a cgroup that names a
-	// container by its id. It does not wait. If nil, a name is believed whoever
-	// made the cgroup. Set it before the first use.
+	// container by its id. It does not wait. If nil, a name is believed no
+	// matter who made the cgroup. Set it before the first use.
 	CgroupUser func(path string) (uid uint32, found bool)
 
 	notify func([]registry.AttributionKey)
@@ -52,7 +52,7 @@ func (t *Table) Put(object string, f Fact) {
 // Remove forgets object.
 func (t *Table) Remove(object string) { t.Swap([]string{object}, nil) }
 
-// Retain forgets every object for which keep says no.
+// Retain forgets every object for which keep is false.
 func (t *Table) Retain(keep func(object string) bool) {
 	t.mu.RLock()
 	var gone []string

@@ -22,13 +22,13 @@ const lookers = 4
 type Object struct {
 	ID       string // unique at its engine
 	Bindings []port.Binding
-	Warnings []string // what it says that cannot be used
+	Warnings []string // bad data that is ignored
 	Fact     Fact
-	// Partial says that the list did not tell everything: a look follows, and
-	// the fact that stood before stands until then.
+	// Partial marks an incomplete object of a list: a look follows, and the fact
+	// known before is kept until then.
 	Partial bool
-	// Unsure says that the engine could not tell whether the container runs, and
-	// that nothing but the ID is said: what stands of it stands, and a look follows.
+	// Unsure marks a container of which the engine does not know whether it runs.
+	// Only the ID is set. What is known of it is kept, and a look follows.
 	Unsure bool
 }
 
@@ -41,7 +41,7 @@ type Engine interface {
 	Look(ctx context.Context, id string) (o Object, found bool, err error)
 }
 
-// Event says that something happened to a container.
+// Event is that something happened to a container.
 type Event struct {
 	ID   string
 	Gone bool // it ended; otherwise it is looked at
@@ -54,32 +54,32 @@ type Stream struct {
 	Events <-chan Event
 	// Failed yields why the stream ended, once.
 	Failed <-chan error
-	// Unconfirmed says that the engine does not tell when the subscription
-	// stands, so that a second list has to follow the first one.
+	// Unconfirmed is set where the engine does not confirm the subscription, so
+	// that a second list has to follow the first one.
 	Unconfirmed bool
 }
 
-// confirmAfter is when an unconfirmed subscription is taken to stand.
+// confirmAfter is when an unconfirmed subscription is assumed to be in place.
 const confirmAfter = time.Second
 
 // unsureFor is the time until a container is looked at again of which the engine
 // could not tell whether it runs.
 const unsureFor = time.Second
 
-// Set is everything that a source says, and outlives its sessions: what stands
-// is known when the engine comes back, or stays away. One goroutine uses it.
+// Set is everything that a source reports. It outlives sessions, so that it can be
+// compared or withdrawn after the engine is lost. One goroutine uses it.
 type Set struct {
 	Logger   *slog.Logger
 	Feed     registry.Feed
 	Facts    *Table
 	Warnings Warnings
 
-	known map[string]stands
+	known map[string]reported
 	drift int
 }
 
-// stands is what was said of one container.
-type stands struct {
+// reported is what was reported of one container.
+type reported struct {
 	bindings []port.Binding
 	asOf     time.Time // when it was asked for
 }
@@ -87,7 +87,7 @@ type stands struct {
 // NewSet returns an empty set.
 func NewSet(logger *slog.Logger, feed registry.Feed, facts *Table) *Set {
 	return &Set{
-		Logger: logger, Feed: feed, Facts: facts, known: make(map[string]stands),
+		Logger: logger, Feed: feed, Facts: facts, known: make(map[string]reported),
 		Warnings: Warnings{Feed: feed},
 	}
 }
@@ -291,7 +291,7 @@ func (f *follower) apply(l look) error {
 	return nil
 }
 
-// put states what stands of one container.
+// put reports one container.
 func (f *follower) put(o Object, asOf time.Time) {
 	var c port.Change
 	for _, b := range f.known[o.ID].bindings {
@@ -306,16 +306,16 @@ func (f *follower) put(o Object, asOf time.Time) {
 	}
 }
 
-// keep records what stands, apart from the feed.
-func (f *follower) keep(o Object, asOf time.Time, in map[string]stands) {
-	in[o.ID] = stands{o.Bindings, asOf}
+// keep records a container, without reporting it to the feed.
+func (f *follower) keep(o Object, asOf time.Time, in map[string]reported) {
+	in[o.ID] = reported{o.Bindings, asOf}
 	f.Warnings.Set(o.ID, o.Warnings)
 	if !o.Partial {
 		f.Facts.Put(o.ID, o.Fact)
 	}
 }
 
-// drop states that a container is gone.
+// drop reports that a container is gone.
 func (f *follower) drop(id string) {
 	var c port.Change
 	for _, b := range f.known[id].bindings {
@@ -332,7 +332,7 @@ func (f *follower) drop(id string) {
 // replace makes the set equal to a list, save for containers of which there is
 // newer word: they are looked at.
 func (f *follower) replace(l look) {
-	next := make(map[string]stands, len(l.all))
+	next := make(map[string]reported, len(l.all))
 	drift := 0
 	for _, o := range l.all {
 		old, had := f.known[o.ID]
@@ -371,7 +371,7 @@ func (f *follower) replace(l look) {
 	}
 	if f.live && drift > 0 {
 		f.drift += drift
-		f.Logger.Warn("a list showed what no event had told; repaired", "containers", drift, "ever", f.drift)
+		f.Logger.Warn("a list differed from what events had reported; repaired", "containers", drift, "total", f.drift)
 	}
 	f.known = next
 	f.Facts.Retain(func(id string) bool { _, ok := next[id]; return ok })

@@ -30,7 +30,7 @@ import (
 
 // config is how to reach the server, and where that is written.
 type config struct {
-	origin string // for people
+	origin string // human-readable
 	sum    []byte // of everything that was read
 	rest   *rest.Config
 }

@@ -111,8 +111,8 @@ type endpoints struct {
 	name      string
 	ports     []slicePort
 	addresses []netip.Addr           // that serve
-	facts     map[string]engine.Fact // of its pods, until they are said
-	objects   []string               // facts that were said
+	facts     map[string]engine.Fact // of its pods, until they are reported
+	objects   []string               // facts that were reported
 }
 
 type slicePort struct {
@@ -150,7 +150,7 @@ func compactSlice(o *discoveryv1.EndpointSlice) endpoints {
 		e.ports = append(e.ports, sp)
 	}
 	for _, ep := range o.Endpoints {
-		// A condition that is not told counts as true.
+		// An absent condition counts as true.
 		if c := ep.Conditions; c.Ready != nil && !*c.Ready && (c.Serving == nil || !*c.Serving) {
 			continue
 		}
@@ -164,7 +164,7 @@ func compactSlice(o *discoveryv1.EndpointSlice) endpoints {
 	return e
 }
 
-// podFacts says which pods have the addresses of a slice.
+// podFacts returns which pods have the addresses of a slice.
 func podFacts(slice string, o *discoveryv1.EndpointSlice) map[string]engine.Fact {
 	facts := make(map[string]engine.Fact)
 	for _, ep := range o.Endpoints {

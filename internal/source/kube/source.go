@@ -131,7 +131,7 @@ func New(o Options) (*Source, error) {
 func (s *Source) Name() string { return s.o.SourceName }
 
 // Facts answers which pod has an address. It stays valid for ever. A pod in the
-// network of its node has no address of its own, and is not told.
+// network of its node has no address of its own, and is left out.
 func (s *Source) Facts() registry.Facts { return &facts{Table: &s.facts} }
 
 // facts leaves out the addresses of this machine.
@@ -155,7 +155,7 @@ func (f *facts) ByAddress(a netip.Addr) (port.Owner, bool) {
 	return o, true
 }
 
-// isLocal says yes where the kernel does not tell.
+// isLocal returns true if the kernel's list cannot be read.
 func (f *facts) isLocal(a netip.Addr) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -322,7 +322,7 @@ func (s *Source) reflect(ctx context.Context, r reflection) error {
 			w, err := get(&o).Watch(wctx)
 			slow.Stop()
 			// A reflector waits for a server that is away without a word. An
-			// answer that says no is for it to judge: it lists then.
+			// refusal is for it to judge: it lists then.
 			if status := apierrors.APIStatus(nil); err != nil && !errors.As(err, &status) {
 				cancel(fmt.Errorf("watch: %w", err))
 			}

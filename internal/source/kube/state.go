@@ -20,9 +20,9 @@ import (
 	"github.com/fairlead/fairlead/internal/source/engine"
 )
 
-// state is everything the source knows. It outlives sessions, so that what
-// stands is known when the server comes back, or stays away. Reflectors write to
-// it, each in its goroutine.
+// state is everything the source knows. It outlives sessions, so that it can be
+// compared or withdrawn after the server is lost. Reflectors write to it, each in
+// its goroutine.
 type state struct {
 	log   *slog.Logger
 	feed  registry.Feed
@@ -32,9 +32,9 @@ type state struct {
 	warnings engine.Warnings
 	services map[string]service        // by namespace/name
 	slices   map[string][]endpoints    // by namespace/service; sorted by name
-	said     map[string][]port.Binding // by namespace/name
-	// unserved is whether endpoints are not known, by namespace: nothing is
-	// said then of who serves.
+	reported map[string][]port.Binding // by namespace/name
+	// unknown is where endpoints cannot be read, by namespace: a Service is not
+	// shown as served or not then.
 	unknown map[string]bool
 	missing int // first lists of this session that have not come
 	up      func()
@@ -46,12 +46,12 @@ func newState(log *slog.Logger, feed registry.Feed, facts *engine.Table) *state 
 		warnings: engine.Warnings{Feed: feed},
 		services: make(map[string]service),
 		slices:   make(map[string][]endpoints),
-		said:     make(map[string][]port.Binding),
+		reported: make(map[string][]port.Binding),
 		unknown:  make(map[string]bool),
 	}
 }
 
-// begin starts a session: nothing is said until so many first lists have come.
+// begin starts a session: nothing is reported before that many first lists arrived.
 func (st *state) begin(lists int, up func()) {
 	st.mu.Lock()
 	defer st.mu.Unlock()
@@ -59,21 +59,21 @@ func (st *state) begin(lists int, up func()) {
 	clear(st.unknown)
 }
 
-// arrived counts a first list, and states the whole when it was the last.
+// arrived counts a first list, and reports the complete set when it was the last.
 func (st *state) arrived() {
 	if st.missing--; st.missing > 0 {
 		return
 	}
 	var set []port.Binding
-	for id := range st.said {
+	for id := range st.reported {
 		if _, ok := st.services[id]; !ok {
 			st.warnings.Set(id, nil)
 		}
 	}
-	clear(st.said)
+	clear(st.reported)
 	for _, id := range slices.Sorted(maps.Keys(st.services)) {
-		st.said[id] = st.declare(id)
-		set = append(set, st.said[id]...)
+		st.reported[id] = st.declare(id)
+		set = append(set, st.reported[id]...)
 	}
 	st.feed.Replace(set)
 	st.up()
@@ -87,8 +87,8 @@ func (st *state) declare(id string) []port.Binding {
 	return bs
 }
 
-// say states what changed of one Service, if anything did.
-func (st *state) say(id string) {
+// update reports what changed of one Service, if anything did.
+func (st *state) update(id string) {
 	if st.missing > 0 {
 		return
 	}
@@ -98,7 +98,7 @@ func (st *state) say(id string) {
 	} else {
 		st.warnings.Set(id, nil)
 	}
-	old := st.said[id]
+	old := st.reported[id]
 	var c port.Change
 	for _, b := range old {
 		if !slices.ContainsFunc(next, func(n port.Binding) bool { return n.Origin == b.Origin }) {
@@ -112,9 +112,9 @@ func (st *state) say(id string) {
 		}
 	}
 	if len(next) == 0 {
-		delete(st.said, id)
+		delete(st.reported, id)
 	} else {
-		st.said[id] = next
+		st.reported[id] = next
 	}
 	if len(c.Drop)+len(c.Put) > 0 {
 		st.feed.Apply(c)
@@ -131,20 +131,20 @@ func (st *state) withdraw() {
 	st.mu.Lock()
 	defer st.mu.Unlock()
 	var c port.Change
-	for _, bs := range st.said {
+	for _, bs := range st.reported {
 		for _, b := range bs {
 			c.Drop = append(c.Drop, b.Origin)
 		}
 	}
 	clear(st.services)
 	clear(st.slices)
-	clear(st.said)
+	clear(st.reported)
 	st.facts.Retain(func(string) bool { return false })
 	st.warnings.Clear()
 	st.feed.Apply(c)
 }
 
-// in says whether an object's key is of a namespace; "" is all of them.
+// in reports whether an object's key is of a namespace; "" is all of them.
 func in(namespace, key string) bool {
 	return namespace == "" || strings.HasPrefix(key, namespace+"/")
 }
@@ -168,7 +168,7 @@ func (s *serviceStore) Add(obj any) error {
 	defer s.mu.Unlock()
 	v := compact(o)
 	s.services[v.id()] = v
-	s.say(v.id())
+	s.update(v.id())
 	return nil
 }
 
@@ -185,7 +185,7 @@ func (s *serviceStore) Delete(obj any) error {
 	defer s.mu.Unlock()
 	id := o.Namespace + "/" + o.Name
 	delete(s.services, id)
-	s.say(id)
+	s.update(id)
 	return nil
 }
 
@@ -218,13 +218,12 @@ func (s *serviceStore) Replace(list []any, _ string) error {
 		return nil
 	}
 	for _, id := range touched {
-		s.say(id)
+		s.update(id)
 	}
 	return nil
 }
 
-// Resync implements cache.ReflectorStore. There is nothing to do again: what
-// stands was said.
+// Resync implements cache.ReflectorStore. There is nothing to repeat.
 func (s *serviceStore) Resync() error { return nil }
 
 // sliceStore takes what a reflector of EndpointSlices brings.
@@ -236,7 +235,7 @@ type sliceStore struct {
 
 var _ cache.ReflectorStore = (*sliceStore)(nil)
 
-// unknown says that endpoints cannot be read in this namespace.
+// unknown notes that endpoints cannot be read in this namespace.
 func (s *sliceStore) unknown(err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -249,7 +248,7 @@ func (s *sliceStore) unknown(err error) {
 	}
 	for id := range s.services {
 		if in(s.namespace, id) {
-			s.say(id)
+			s.update(id)
 		}
 	}
 }
@@ -265,7 +264,7 @@ func (s *sliceStore) record(v endpoints) (gone []string) {
 	return gone
 }
 
-// forget removes a slice and returns its facts, which still stand.
+// forget removes a slice and returns its facts, which are still in the table.
 func (s *sliceStore) forget(id, name string) (facts []string) {
 	all := s.slices[id]
 	i, ok := slices.BinarySearchFunc(all, name, byName)
@@ -294,7 +293,7 @@ func (s *sliceStore) Add(obj any) error {
 	if v := compactSlice(o); v.id != "" {
 		facts := v.facts
 		s.facts.Swap(s.record(v), facts)
-		s.say(v.id)
+		s.update(v.id)
 	}
 	return nil
 }
@@ -312,7 +311,7 @@ func (s *sliceStore) Delete(obj any) error {
 	defer s.mu.Unlock()
 	if id := serviceOf(o); id != "" {
 		s.facts.Swap(s.forget(id, o.Namespace+"/"+o.Name), nil)
-		s.say(id)
+		s.update(id)
 	}
 	return nil
 }
@@ -354,7 +353,7 @@ func (s *sliceStore) Replace(list []any, _ string) error {
 		return nil
 	}
 	for id := range touched {
-		s.say(id)
+		s.update(id)
 	}
 	return nil
 }
