@@ -13,7 +13,7 @@ import (
 	"testing"
 )
 
-func TestPathOfAnIDFollowsTheKernel(t *testing.T) {
+func TestPathOfID(t *testing.T) {
 	tree, err := Open("")
 	if err != nil {
 		t.Fatal(err)

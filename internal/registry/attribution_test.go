@@ -115,7 +115,7 @@ func wantOwner(t *testing.T, r *Registry, key, name string) {
 
 var id1, id2 = strings.Repeat("1", 64), strings.Repeat("2", 64)
 
-func TestSocketIsNamedByItsCgroupAndItsCgroupsAbove(t *testing.T) {
+func TestSocketOwnerByCgroup(t *testing.T) {
 	for _, c := range []struct {
 		name  string
 		hints port.Hints
@@ -152,7 +152,7 @@ func TestSocketIsNamedByItsCgroupAndItsCgroupsAbove(t *testing.T) {
 	}
 }
 
-func TestNatRuleIsNamedByItsTarget(t *testing.T) {
+func TestNATRuleOwnerByTarget(t *testing.T) {
 	r, f := attributed()
 	feed := r.Feed("nat")
 	feed.Replace([]port.Binding{nat("1", "0.0.0.0:80", "172.17.0.2:80"), nat("2", "0.0.0.0:81", "172.17.0.3:80")})
@@ -167,7 +167,7 @@ func TestNatRuleIsNamedByItsTarget(t *testing.T) {
 	wantOwner(t, r, "tcp 0.0.0.0:80", "")
 }
 
-func TestOwnersHaveAnOrder(t *testing.T) {
+func TestOwnerPrecedence(t *testing.T) {
 	pod := AttributionKey{Address: netip.MustParseAddr("10.42.0.5")}
 	cgroup := AttributionKey{Cgroup: 5}
 	socket := in(binding("1", "0.0.0.0:80", 7), 5)
@@ -204,7 +204,7 @@ func TestOwnersHaveAnOrder(t *testing.T) {
 }
 
 // kube-proxy in nftables mode opens a node port on the node's own addresses only.
-func TestServiceOwnsTheRulesForItsNodePortOnOneAddress(t *testing.T) {
+func TestServiceOwnsNodePortRules(t *testing.T) {
 	r, f := attributed()
 	rules, services, sockets := r.Feed("nat"), r.Feed("kube"), r.Feed("socket")
 	pod := AttributionKey{Address: netip.MustParseAddr("10.42.0.5")}
@@ -229,7 +229,7 @@ func TestServiceOwnsTheRulesForItsNodePortOnOneAddress(t *testing.T) {
 	wantOwner(t, r, "tcp 192.168.1.9:30081", "pod")
 }
 
-func TestDeclaredPortThatTheKernelStillShowsOutlivesItsEngine(t *testing.T) {
+func TestServedPortOutlivesItsEngine(t *testing.T) {
 	r, f := attributed()
 	sockets, docker := r.Feed("socket"), r.Feed("docker")
 	sockets.Replace([]port.Binding{in(binding("1", "0.0.0.0:80", 7), 5)})
@@ -248,7 +248,7 @@ func TestDeclaredPortThatTheKernelStillShowsOutlivesItsEngine(t *testing.T) {
 	wantOwner(t, r, "tcp 0.0.0.0:80", "web")
 }
 
-func TestFactsCostWhatTheyLeadTo(t *testing.T) {
+func TestFactCostsWhatItNames(t *testing.T) {
 	r, f := attributed()
 	feed := r.Feed("socket")
 	var set []port.Binding
@@ -294,7 +294,7 @@ func TestAttributionsDoNotLeak(t *testing.T) {
 }
 
 // Whatever order facts and bindings come in, the table is that of a registry
-// that heard the end of it all at once.
+// that got the final state at once.
 func TestAttributionModel(t *testing.T) {
 	keys := []AttributionKey{
 		{Cgroup: 2}, {Cgroup: 3}, {Path: "/a"}, {Path: "/a/b"}, {Path: id1}, {Path: id2},
@@ -389,7 +389,7 @@ func content(r *Registry) (out []string) {
 	return out
 }
 
-func TestPropagationIsOfTheEventThatChangedThePort(t *testing.T) {
+func TestObservedTimeIsOfTheLatestEvent(t *testing.T) {
 	r, f := attributed()
 	feed := r.Feed("socket")
 	b := in(binding("1", "0.0.0.0:80", 7), 5)
@@ -443,7 +443,7 @@ func BenchmarkAttribution(b *testing.B) {
 }
 
 // An event of a socket that nobody owns allocates for its attribution only once.
-func TestUnattributedEventAllocatesNoMore(t *testing.T) {
+func TestHintsAllocateNothingPerEvent(t *testing.T) {
 	r, _ := attributed()
 	feed := r.Feed("socket")
 	x := binding("x", "0.0.0.0:65000", 1)

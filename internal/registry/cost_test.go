@@ -19,7 +19,7 @@ func (c *counting) Decide(port.Publication) port.Decision {
 }
 
 // A change looks at what it names, not at what the table holds.
-func TestOneChangeCostsTheSameInALargeTable(t *testing.T) {
+func TestChangeCostIsIndependentOfTableSize(t *testing.T) {
 	cost := func(n int) (allocs float64, asked int) {
 		rules := new(counting)
 		r := New(Options{Rules: rules, Logger: slog.New(slog.DiscardHandler)})
@@ -56,7 +56,7 @@ const (
 	treeAllocs = 20 // copies of the nodes on one path, each time
 )
 
-func TestSlotsAreMergedOnceInTheOrderTheyWereTouched(t *testing.T) {
+func TestTouchedSlotsMergeOnceInOrder(t *testing.T) {
 	for _, n := range []int{1, fewSlots, fewSlots + 1, 10 * fewSlots} {
 		dirty := new(touched)
 		for round := range 3 {

@@ -17,7 +17,7 @@ func socket(id, addr, process string) port.Binding {
 	return b
 }
 
-func TestRedirectIsOwnedByWhoListensOnThePortItLeadsTo(t *testing.T) {
+func TestRedirectOwnerIsTheListener(t *testing.T) {
 	r, f := attributed()
 	rules, sockets := r.Feed("nat"), r.Feed("socket")
 	const key = "tcp 0.0.0.0:80"
@@ -70,7 +70,7 @@ func TestRedirectIsOwnedByWhoListensOnThePortItLeadsTo(t *testing.T) {
 	wantOwner(t, r, key, "beside")
 }
 
-func TestRedirectHasNoOwnerUnlessAllThatItLeadsToHasTheSame(t *testing.T) {
+func TestRedirectToSeveralOwnersHasNone(t *testing.T) {
 	r, f := attributed()
 	rules, sockets := r.Feed("nat"), r.Feed("socket")
 	const key = "tcp 0.0.0.0:80"
@@ -87,7 +87,7 @@ func TestRedirectHasNoOwnerUnlessAllThatItLeadsToHasTheSame(t *testing.T) {
 
 // What NAT has sent on meets no other rule: the socket gets it, though a rule
 // takes that port elsewhere for others.
-func TestRedirectDoesNotFollowAnotherRule(t *testing.T) {
+func TestRedirectFollowsOneRule(t *testing.T) {
 	r, f := attributed()
 	rules, sockets := r.Feed("nat"), r.Feed("socket")
 	f.put(AttributionKey{Address: nat("", "0.0.0.0:1", "10.0.0.1:80").Hints.Targets[0].Addr()}, "pod")
@@ -103,7 +103,7 @@ func TestRedirectDoesNotFollowAnotherRule(t *testing.T) {
 
 // A listener that comes or goes is looked at with the rules that lead to it, not
 // with all that there are.
-func TestRedirectCostsWhatLeadsToThePort(t *testing.T) {
+func TestRedirectCost(t *testing.T) {
 	rules := new(counting)
 	r := New(Options{Rules: rules, Logger: slog.New(slog.DiscardHandler)})
 	var set []port.Binding

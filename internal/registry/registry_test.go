@@ -53,7 +53,7 @@ func expect(t *testing.T, r *Registry, want ...string) {
 	}
 }
 
-func TestPublicationLivesWhileAnyOriginLives(t *testing.T) {
+func TestPublicationLivesAsLongAsAnOrigin(t *testing.T) {
 	r := newRegistry()
 	socket, docker := r.Feed("socket"), r.Feed("docker")
 	socket.Replace([]port.Binding{binding("1", "0.0.0.0:80", 7)})
@@ -65,7 +65,7 @@ func TestPublicationLivesWhileAnyOriginLives(t *testing.T) {
 	expect(t, r)
 }
 
-func TestLosingOneSourceHarmsNoOther(t *testing.T) {
+func TestStaleSourceKeepsItsSet(t *testing.T) {
 	r := newRegistry()
 	socket, docker := r.Feed("socket"), r.Feed("docker")
 	socket.Replace([]port.Binding{binding("1", "0.0.0.0:80", 7)})
@@ -96,7 +96,7 @@ func TestWildcardsOfOneOwnerMerge(t *testing.T) {
 	expect(t, r, "tcp 0.0.0.0:80")
 }
 
-func TestWildcardsOfTwoOwnersStayApart(t *testing.T) {
+func TestWildcardsOfTwoOwnersDoNotMerge(t *testing.T) {
 	r := newRegistry()
 	f := r.Feed("socket")
 	v6 := binding("2", "[::]:80", 8)
@@ -171,7 +171,7 @@ func TestPublicationsOfOneRuleNameIt(t *testing.T) {
 	}
 }
 
-func TestReadyWhenEverySourceHasSpoken(t *testing.T) {
+func TestReadyWhenEverySourceReported(t *testing.T) {
 	r := newRegistry()
 	a, b := r.Feed("socket"), r.Feed("docker")
 	ready := func() bool {
@@ -185,7 +185,7 @@ func TestReadyWhenEverySourceHasSpoken(t *testing.T) {
 	a.Replace(nil)
 	b.Stale(errors.New("no engine"))
 	if ready() {
-		t.Error("ready before the second source said anything")
+		t.Error("ready before the second source reported")
 	}
 	b.Replace(nil)
 	if !ready() {
@@ -215,7 +215,7 @@ func TestAttributionPrefersContainer(t *testing.T) {
 	}
 }
 
-func TestReplaceWithEqualSetChangesNothing(t *testing.T) {
+func TestReplaceWithEqualSetIsNoChange(t *testing.T) {
 	r := newRegistry()
 	f := r.Feed("kube")
 	set := []port.Binding{binding("1", "0.0.0.0:80", 7), binding("2", "[::1]:81", 7)}
@@ -227,7 +227,7 @@ func TestReplaceWithEqualSetChangesNothing(t *testing.T) {
 	}
 }
 
-func TestOriginThatMovesLeavesItsOldKey(t *testing.T) {
+func TestMovedOriginLeavesItsOldKey(t *testing.T) {
 	r := newRegistry()
 	f := r.Feed("docker")
 	f.Replace([]port.Binding{binding("1", "0.0.0.0:80", 7)})
@@ -358,7 +358,7 @@ func BenchmarkApply(b *testing.B) {
 	}
 }
 
-func TestWarningsAreShownAndLoggedOnceAndMakeNothingStale(t *testing.T) {
+func TestWarningsAreLoggedOnce(t *testing.T) {
 	var log strings.Builder
 	r := New(Options{Rules: allowAll{}, Logger: slog.New(slog.NewTextHandler(&log, nil))})
 	f := r.Feed("docker")

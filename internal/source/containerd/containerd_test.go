@@ -332,7 +332,7 @@ func TestEveryNamespaceIsWatched(t *testing.T) {
 }
 
 // An exit while the list is read leaves nothing behind, as it does in the incumbent.
-func TestExitDuringTheListLeavesNothing(t *testing.T) {
+func TestExitDuringListIsNotLost(t *testing.T) {
 	e := newFake(t)
 	e.nerdctl("default/x", "web", ports80)
 	var once sync.Once
@@ -348,7 +348,7 @@ func TestExitDuringTheListLeavesNothing(t *testing.T) {
 
 // The end of an exec is not the container's. It costs the incumbent's container
 // its ports.
-func TestEndOfAnExecChangesNothing(t *testing.T) {
+func TestExecExitIsIgnored(t *testing.T) {
 	e := newFake(t)
 	e.nerdctl("default/x", "web", ports80)
 	f := enginetest.Run(t, source(t, e, Options{}))
@@ -365,7 +365,7 @@ func TestEndOfAnExecChangesNothing(t *testing.T) {
 }
 
 // An update of a stopped container publishes nothing, as it does in the incumbent.
-func TestUpdateOfAStoppedContainerPublishesNothing(t *testing.T) {
+func TestUpdateOfStoppedContainerIsIgnored(t *testing.T) {
 	e := newFake(t)
 	e.nerdctl("default/x", "web", ports80)
 	e.status["default/x"] = taskapi.Status_STOPPED
@@ -382,8 +382,8 @@ func TestUpdateOfAStoppedContainerPublishesNothing(t *testing.T) {
 }
 
 // An engine whose shim is slow to answer does not know whether a container runs:
-// what stands, stands, and nothing appears, until it does.
-func TestWhatTheEngineCannotTellStandsAsItWas(t *testing.T) {
+// until it does, no port is withdrawn and none appears.
+func TestUnknownTaskStateKeepsPorts(t *testing.T) {
 	e := newFake(t)
 	is := func(id string, st taskapi.Status) { e.mu.Lock(); e.status[id] = st; e.mu.Unlock() }
 	e.nerdctl("default/x", "web", ports80)
@@ -416,7 +416,7 @@ func TestWhatTheEngineCannotTellStandsAsItWas(t *testing.T) {
 // Ports are in a label, or in newer versions in a file; without either there are
 // none, which is no error as it is in the incumbent. Nor is any socket here the
 // default one, where the incumbent looks whether the engine is ready.
-func TestPortsAreFoundWhereEachNerdctlKeepsThem(t *testing.T) {
+func TestPortsOfEachNerdctlVersion(t *testing.T) {
 	dir := t.TempDir()
 	if err := os.WriteFile(filepath.Join(dir, "network-config.json"),
 		[]byte(`{"portMappings":`+ports80+`,"other":1}`), 0o600); err != nil {

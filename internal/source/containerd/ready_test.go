@@ -13,7 +13,7 @@ import (
 
 // The source waits for the sockets that are configured, and takes no other for
 // them. The incumbent waits for the default one, whatever is configured.
-func TestReadinessIsThatOfTheConfiguredSocket(t *testing.T) {
+func TestOnlyConfiguredSocketIsUsed(t *testing.T) {
 	decoy := newFake(t)
 	decoy.nerdctl("default/decoy", "decoy", `[{"HostPort":1,"ContainerPort":80,"Protocol":"tcp"}]`)
 	e := newFake(t)
@@ -29,7 +29,7 @@ func TestReadinessIsThatOfTheConfiguredSocket(t *testing.T) {
 }
 
 // Of several that are configured the first that answers is taken.
-func TestFirstConfiguredSocketThatAnswersIsTaken(t *testing.T) {
+func TestFirstAnsweringSocketIsUsed(t *testing.T) {
 	e := newFake(t)
 	e.nerdctl("default/web", "web", ports80)
 	f := enginetest.Run(t, source(t, e, Options{Sockets: []string{filepath.Join(t.TempDir(), "none.sock"), e.socket}}))

@@ -41,7 +41,7 @@ type fakeEngine struct {
 	inspect func(id string) (status int, body string)
 	listed  int
 	streams map[chan string]bool
-	// onSubscribe runs when a subscription stands, before anything is sent.
+	// onSubscribe runs when a subscription is in place, before anything is sent.
 	onSubscribe func()
 	slow        map[string]chan struct{} // paths that answer when the channel is closed
 }
@@ -251,7 +251,7 @@ func (e *fakeEngine) none() {
 
 // Nothing is asked of a container that died: with --rm it is gone. The incumbent
 // inspects it first, learns nothing, and leaves its ports open.
-func TestDeathAsksNothing(t *testing.T) {
+func TestDeathNeedsNoInspection(t *testing.T) {
 	e := newFake(t)
 	e.one(cid(1), "web")
 	f := enginetest.Run(t, source(t, e, Options{}))
@@ -264,7 +264,7 @@ func TestDeathAsksNothing(t *testing.T) {
 
 // The two families of one port stand side by side from the first list on. In the
 // incumbent they collide there.
-func TestBothFamiliesStandFromTheFirstListOn(t *testing.T) {
+func TestBothFamiliesAreListed(t *testing.T) {
 	e := newFake(t)
 	e.one(cid(1), "web")
 	f := enginetest.Run(t, source(t, e, Options{}))
@@ -317,7 +317,7 @@ func TestEventsThatChangeNoPortAreIgnored(t *testing.T) {
 
 // What happens between the subscription and the list is not lost. The incumbent
 // lists first and subscribes later.
-func TestNothingIsLostBetweenSubscriptionAndList(t *testing.T) {
+func TestNoEventLostBetweenSubscriptionAndList(t *testing.T) {
 	for _, during := range []string{"before the list", "while the list is read"} {
 		t.Run(during, func(t *testing.T) {
 			e := newFake(t)
@@ -352,7 +352,7 @@ func TestNothingIsLostBetweenSubscriptionAndList(t *testing.T) {
 }
 
 // Every port of a container goes with it. The incumbent remembers one of them.
-func TestAllPortsGoWithTheContainer(t *testing.T) {
+func TestAllPortsOfAContainerAreWithdrawn(t *testing.T) {
 	e := newFake(t)
 	e.set(func() {
 		e.inspect = func(id string) (int, string) {
@@ -373,7 +373,7 @@ func TestAllPortsGoWithTheContainer(t *testing.T) {
 }
 
 // A death that is older than the list is history: the container runs again.
-func TestOldDeathIsHistory(t *testing.T) {
+func TestOldDeathIsIgnored(t *testing.T) {
 	e := newFake(t)
 	e.one(cid(1), "web")
 	old := event("die", cid(1))
@@ -445,7 +445,7 @@ func TestMalformedInspection(t *testing.T) {
 }
 
 // An inspection that hangs, or is of another container, leaves what the list says.
-func TestListStandsWhereInspectionFails(t *testing.T) {
+func TestFailedInspectionFallsBackToTheList(t *testing.T) {
 	e := newFake(t)
 	e.one(cid(1), "web")
 	e.slow["/"+cid(1)+"/json"] = make(chan struct{})

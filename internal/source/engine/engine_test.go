@@ -71,7 +71,7 @@ func (f *feed) Stale(err error) {
 func (f *feed) Method(string)       {}
 func (f *feed) Warn(texts []string) { f.warnings = texts }
 func (f *feed) lastStale() string   { f.mu.Lock(); defer f.mu.Unlock(); return f.stale[len(f.stale)-1] }
-func (f *feed) stands(id string) bool {
+func (f *feed) has(id string) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	_, ok := f.set[id]
@@ -89,7 +89,7 @@ func TestSupervisorBacksOff(t *testing.T) {
 		defer cancel()
 		err := Supervisor{
 			Retry: Retry{}.WithDefaults(), Logger: slog.New(slog.DiscardHandler), Feed: &feed{},
-			Withdraw: func() { t.Error("withdrawn though nothing ever stood") },
+			Withdraw: func() { t.Error("withdrawn though nothing was declared") },
 		}.Run(ctx, func(context.Context, func()) error {
 			at = append(at, time.Since(began))
 			return errGone
@@ -168,7 +168,7 @@ func TestSupervisorHurriesAfterALoss(t *testing.T) {
 	})
 }
 
-// What stood is withdrawn once, when the grace period is over, and the reason
+// Declared ports are withdrawn once, when the grace period is over, and the reason
 // stays to be read.
 func TestSupervisorGrace(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -234,7 +234,7 @@ func TestSupervisorAbsent(t *testing.T) {
 				return fmt.Errorf("%w: no socket", ErrAbsent)
 			case tries == 10:
 				if f.replaced != 1 {
-					t.Errorf("said %d times that there is nothing, want once", f.replaced)
+					t.Errorf("reported an empty set %d times, want once", f.replaced)
 				}
 				up()
 				return errGone
@@ -245,7 +245,7 @@ func TestSupervisorAbsent(t *testing.T) {
 			return fmt.Errorf("%w: no socket", ErrAbsent)
 		})
 		if f.replaced != 1 {
-			t.Errorf("said %d times that there is nothing, want once", f.replaced)
+			t.Errorf("reported an empty set %d times, want once", f.replaced)
 		}
 	})
 }
@@ -287,8 +287,8 @@ func TestSupervisorIsIdleWithoutAnEngine(t *testing.T) {
 	})
 }
 
-// A session that asks to run again is run at once, and nothing is stale; what it
-// stated stands though no trace of an engine is left then.
+// A session that asks to run again is run at once, and nothing is stale. Its set is
+// kept even if no trace of an engine is left then.
 func TestSupervisorAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := &feed{}
@@ -703,8 +703,8 @@ func TestLookOvertakenByDeath(t *testing.T) {
 		events <- Event{ID: "x", Gone: true}
 		close(gate)
 		synctest.Wait()
-		if f.stands("x") {
-			t.Error("a dead container stands")
+		if f.has("x") {
+			t.Error("a dead container is still published")
 		}
 		cancel()
 		if err := <-done; !errors.Is(err, context.Canceled) {
@@ -713,9 +713,9 @@ func TestLookOvertakenByDeath(t *testing.T) {
 	})
 }
 
-// Of a container that an engine could not tell the state of, what stands stands; it
-// is looked at again, without an event.
-func TestUnsureContainerIsLookedAtAgain(t *testing.T) {
+// If the engine does not know a container's state, its ports stay as they are, and
+// it is inspected again without an event.
+func TestUnsureContainerIsInspectedAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := &scripted{list: []Object{object("x"), object("y")}, look: map[string]Object{"x": object("x"), "y": object("y")}}
 		f := &feed{}
@@ -738,13 +738,13 @@ func TestUnsureContainerIsLookedAtAgain(t *testing.T) {
 		set(Object{ID: "x", Unsure: true}, true)
 		time.Sleep(time.Minute + 10*unsureFor) // a list, and looks after it
 		synctest.Wait()
-		if !f.stands("x") {
+		if !f.has("x") {
 			t.Error("a container whose state is not known was withdrawn")
 		}
 		set(Object{}, false)
 		time.Sleep(2 * unsureFor)
 		synctest.Wait()
-		if f.stands("x") || !f.stands("y") {
+		if f.has("x") || !f.has("y") {
 			t.Error("it ended unseen: nobody looked again")
 		}
 		cancel()
@@ -767,16 +767,16 @@ func TestUnconfirmedSubscription(t *testing.T) {
 			done <- NewSet(slog.New(slog.DiscardHandler), f, &facts).Follow(ctx, e, Stream{Unconfirmed: true}, time.Hour, func() {})
 		}()
 		synctest.Wait()
-		if !f.stands("x") {
+		if !f.has("x") {
 			t.Error("the first list is not applied")
 		}
 		e.mu.Lock()
-		e.list = nil // it ended, and nobody said so
+		e.list = nil // it ended, and there was no event
 		e.mu.Unlock()
 		time.Sleep(confirmAfter + time.Millisecond)
 		synctest.Wait()
-		if f.stands("x") {
-			t.Error("what ended unheard stands after the second list")
+		if f.has("x") {
+			t.Error("a container that ended without an event is published after the second list")
 		}
 		cancel()
 		if err := <-done; !errors.Is(err, context.Canceled) {

@@ -12,8 +12,8 @@ import (
 	"github.com/fairlead/fairlead/internal/registry"
 )
 
-// told returns a table and what it was last said to have changed, sorted by kind.
-func told() (*Table, func() []registry.AttributionKey) {
+// notified returns a table and the keys of its last notification, sorted by kind.
+func notified() (*Table, func() []registry.AttributionKey) {
 	var last []registry.AttributionKey
 	t := new(Table)
 	t.Notify(func(changed []registry.AttributionKey) { last = append(last, changed...) })
@@ -28,15 +28,15 @@ func told() (*Table, func() []registry.AttributionKey) {
 	}
 }
 
-func TestFactsTellWhatChangedAndNothingElse(t *testing.T) {
-	table, changed := told()
+func TestFactsNotifyWhatChanged(t *testing.T) {
+	table, changed := notified()
 	addr := netip.MustParseAddr("10.0.0.2")
 	web := Fact{Owner: port.Owner{ID: id1, Name: "web"}, ID: id1, Cgroup: 5, Path: "/docker/" + id1, Addresses: []netip.Addr{addr}}
 	all := []registry.AttributionKey{{Cgroup: 5}, {Path: "/docker/" + id1}, {Path: id1}, {Address: addr}}
 	want := func(what string, keys ...registry.AttributionKey) {
 		t.Helper()
 		if got := changed(); !reflect.DeepEqual(got, keys) && len(got)+len(keys) > 0 {
-			t.Errorf("%s told %v, want %v", what, got, keys)
+			t.Errorf("%s: notified %v, want %v", what, got, keys)
 		}
 	}
 	table.Put("a", web)
@@ -64,8 +64,8 @@ func TestFactsTellWhatChangedAndNothingElse(t *testing.T) {
 	want("the end", registry.AttributionKey{Cgroup: 5}, registry.AttributionKey{Path: "/docker/" + id1}, registry.AttributionKey{Path: id1}, registry.AttributionKey{Address: netip.MustParseAddr("10.0.0.3")})
 }
 
-// When it is told, the answers are the new ones: whoever is told asks.
-func TestFactsStandWhenTheyAreTold(t *testing.T) {
+// When facts notify, their answers are the new ones.
+func TestFactsAreCurrentWhenNotified(t *testing.T) {
 	table := new(Table)
 	var seen []string
 	table.Notify(func([]registry.AttributionKey) {
@@ -76,6 +76,6 @@ func TestFactsStandWhenTheyAreTold(t *testing.T) {
 	table.Swap([]string{"a"}, map[string]Fact{"b": {Owner: port.Owner{Name: "db"}, Cgroup: 5}})
 	table.Remove("b")
 	if want := []string{"web", "db", ""}; !slices.Equal(seen, want) {
-		t.Errorf("the answers were %q when they were told, want %q", seen, want)
+		t.Errorf("the answers were %q when notified, want %q", seen, want)
 	}
 }

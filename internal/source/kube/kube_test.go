@@ -329,7 +329,7 @@ func source(t *testing.T, e *fake, o Options) *Source {
 
 // 53/TCP and 53/UDP are two ports, and Services that were there before are listed.
 // The incumbent keeps one of the two, and misses what was there.
-func TestProtocolsOfOnePortStandApart(t *testing.T) {
+func TestTCPAndUDPAreTwoPorts(t *testing.T) {
 	e := newFake(t)
 	e.put(svc("dns", corev1.ServiceTypeNodePort, tcp(53, 30053), udp(53, 30053)))
 	f := enginetest.Run(t, source(t, e, Options{}))
@@ -343,7 +343,7 @@ func TestProtocolsOfOnePortStandApart(t *testing.T) {
 
 // A list that says what is known, and events that change no port, say nothing.
 // The incumbent tells every port anew at each resync.
-func TestRepetitionSaysNothing(t *testing.T) {
+func TestRepeatedObjectsAreNoChange(t *testing.T) {
 	e := newFake(t)
 	e.put(svc("web", corev1.ServiceTypeNodePort, tcp(80, 30080)))
 	e.put(slice("web", "10.1.0.2"))
@@ -413,7 +413,7 @@ func TestFailedTriesLeakNothing(t *testing.T) {
 }
 
 // Waiting for a kubeconfig ends with the context, at once. The incumbent hangs on SIGTERM.
-func TestWaitingForAKubeconfigEndsWithTheContext(t *testing.T) {
+func TestWaitForKubeconfigEndsWithContext(t *testing.T) {
 	s := source(t, nil, Options{Kubeconfigs: []string{"/nowhere/kubeconfig"}, Retry: engine.Retry{MinDelay: time.Hour, MaxDelay: time.Hour}})
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
@@ -433,7 +433,7 @@ func TestWaitingForAKubeconfigEndsWithTheContext(t *testing.T) {
 
 // A load balancer is open on its addresses and its node port, and external IPs
 // are too. The incumbent publishes the first of these alone.
-func TestWhatIsOpen(t *testing.T) {
+func TestOpenPortsByServiceType(t *testing.T) {
 	type tc struct {
 		name string
 		s    *corev1.Service
@@ -616,7 +616,7 @@ func TestUnusableServer(t *testing.T) {
 }
 
 // A watch that ends, or ends in the middle of an event, loses nothing.
-func TestHalfAStream(t *testing.T) {
+func TestTruncatedWatchStream(t *testing.T) {
 	for _, last := range []string{"", `{"type":"DELETED","obj`, "not json\n", `{"type":"DELETED","object":{"kind":"Service","apiVersion":"v1","spec":{"ports":[{"port":"x"}]}}}` + "\n"} {
 		t.Run("after "+last, func(t *testing.T) {
 			e := newFake(t)
@@ -656,8 +656,8 @@ func TestGrace(t *testing.T) {
 	enginetest.WantKeys(t, f, "tcp 0.0.0.0:30080")
 }
 
-// A server that is waited for has a port, and is tried at once when told to.
-func TestServerThatIsWaitedForIsTriedAtOnce(t *testing.T) {
+// A server that is waited for has a port, and is tried at once on Try.
+func TestTryEndsTheWaitForAServer(t *testing.T) {
 	e := newFake(t)
 	e.put(svc("web", corev1.ServiceTypeNodePort, tcp(80, 30080)))
 	e.stop()

@@ -40,7 +40,7 @@ func (p *pager) list(o metav1.ListOptions) (runtime.Object, error) {
 	return l, nil
 }
 
-func TestListsAreReadPageByPage(t *testing.T) {
+func TestListsArePaged(t *testing.T) {
 	const first = `250 from ""`
 	for _, c := range []struct {
 		name           string
