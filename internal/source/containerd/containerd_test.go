@@ -34,7 +34,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/fairlead/fairlead/internal/source/engine"
-	"github.com/fairlead/fairlead/internal/source/engine/enginetest"
+	"github.com/fairlead/fairlead/test/kit/enginetest"
 	"github.com/fairlead/fairlead/test/kit/leak"
 )
 

@@ -23,7 +23,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/source/engine"
-	"github.com/fairlead/fairlead/internal/source/engine/enginetest"
+	"github.com/fairlead/fairlead/test/kit/enginetest"
 	"github.com/fairlead/fairlead/test/kit/leak"
 )
 

@@ -193,7 +193,7 @@ func WantKeys(t *testing.T, f *Feed, keys ...string) {
 		f.Lock()
 		defer f.Unlock()
 		if f.Replaced == 0 || !slices.Equal(got, keys) {
-			return fmt.Errorf("the set is %q, want %q (stale: %v)", got, keys, f.Err)
+			return fmt.Errorf("the set is %q, want %q (stale: %s)", got, keys, fmt.Sprint(f.Err))
 		}
 		return nil
 	})
@@ -206,7 +206,7 @@ func WantStale(t *testing.T, f *Feed, text string) {
 		f.Lock()
 		defer f.Unlock()
 		if f.Err == nil || !strings.Contains(f.Err.Error(), text) {
-			return fmt.Errorf("stale is %v, want %q in it", f.Err, text)
+			return fmt.Errorf("stale is %s, want %q in it", fmt.Sprint(f.Err), text)
 		}
 		return nil
 	})
