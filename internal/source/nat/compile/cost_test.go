@@ -34,4 +34,4 @@ func TestOneRuleCostsTheSameInALargeRuleset(t *testing.T) {
 	}
 }
 
-const mostAllocs = 150
+const mostAllocs = 100

@@ -144,7 +144,7 @@ func (s *state) natPorts(n *natAction, minReg, maxReg uint32) string {
 func evaluate(r *rule, v6 bool, ev *env, only map[string]struct{}) *evaluation {
 	e := &evaluator{
 		out:  &evaluation{branches: make(map[string]*branch), inert: true},
-		sets: r.chain.table.sets, only: only, reads: make(map[*namedSet]int),
+		sets: r.chain.table.sets, only: only,
 	}
 	first := &state{v6: v6, m: everything(), env: ev}
 	exprs, err := ruleset.ParseRule(r.chain.table.id, r.raw)
@@ -205,6 +205,9 @@ func (e *evaluator) lookup(states []*state, l ruleset.Lookup) []*state {
 	n := e.sets[l.Set]
 	var only map[string]struct{}
 	if n != nil {
+		if e.reads == nil {
+			e.reads = make(map[*namedSet]int)
+		}
 		e.reads[n]++
 		if l.HasDreg || len(states) > 0 && states[0].keyParts(l, n) > 1 && !l.Invert {
 			e.splits++

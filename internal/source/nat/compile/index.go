@@ -80,9 +80,8 @@ func (x *index) drop(e *entry) {
 	}
 }
 
-// takeDirty returns the slots whose bindings may have changed since the last call.
-// What it returns may be changed.
-func (x *index) takeDirty() map[slotID]struct{} {
+// spread marks the slots as dirty that dirty wide entries are for.
+func (x *index) spread() {
 	for id := range x.dirtyWide {
 		for s := range x.slots {
 			if s.v6 == id.v6 {
@@ -91,9 +90,6 @@ func (x *index) takeDirty() map[slotID]struct{} {
 		}
 	}
 	clear(x.dirtyWide)
-	dirty := x.dirtySlots
-	x.dirtySlots = make(map[slotID]struct{})
-	return dirty
 }
 
 // eachSlot calls f with each port and protocol that an entry is for.

@@ -13,8 +13,9 @@ import (
 )
 
 func (c *Compiler) publish() port.Change {
+	c.index.spread()
 	var ch port.Change
-	for id := range c.index.takeDirty() {
+	for id := range c.index.dirtySlots {
 		now := c.slotBindings(id)
 		was := c.published[id]
 		for _, b := range was {
@@ -34,6 +35,7 @@ func (c *Compiler) publish() port.Change {
 			delete(c.published, id)
 		}
 	}
+	clear(c.index.dirtySlots)
 	slices.SortFunc(ch.Put, func(a, b port.Binding) int { return cmp.Compare(a.Origin.ID, b.Origin.ID) })
 	slices.SortFunc(ch.Drop, func(a, b port.Origin) int { return cmp.Compare(a.ID, b.ID) })
 	return ch
@@ -88,10 +90,11 @@ type bindingKey struct {
 	addr  netip.Addr
 }
 
+// draft is a binding before it is known where the port is dialled.
 type draft struct {
-	first    *entry
-	free     bool
-	outer    bool // connections from outside meet it
+	first    *entry // that packets meet, of those that nothing limits if there are any
+	free     bool   // nothing limits it
+	outer    bool   // connections from outside meet it
 	withheld string
 	targets  []netip.AddrPort
 }
@@ -101,13 +104,13 @@ func (c *Compiler) slotBindings(id slotID) []port.Binding {
 	if len(c.index.slots[id]) == 0 {
 		return nil
 	}
-	one := portOrder.one(id.slot.Port)
-	bit := protoBit(byte(id.slot.Protocol))
 	drafts := make(map[bindingKey]*draft)
-	var out [2][]*entry
-	for i, hook := range []uint8{ruleset.HookPrerouting, ruleset.HookOutput} {
+	var output []*entry
+	for _, hook := range []uint8{ruleset.HookPrerouting, ruleset.HookOutput} {
 		list, crowded := c.hookEntries(id, hook)
-		out[i] = list
+		if hook == ruleset.HookOutput {
+			output = list
+		}
 		if len(list) > maxSlotEntries {
 			list, crowded = list[:maxSlotEntries], true
 		}
@@ -115,43 +118,47 @@ func (c *Compiler) slotBindings(id slotID) []port.Binding {
 			if e.end.kind != endNat || e.problem != "" || e.end.nat == nil {
 				continue
 			}
-			m := e.m
-			m.dport, m.proto = one, bit
-			hidden := ""
-			for _, f := range list[:at] {
-				if f.rule == e.rule && f.act == e.act || !f.hides(e) || !f.m.overlaps(&m, id.v6) {
-					continue
-				}
-				if f.m.marked {
-					continue
-				}
-				if len(f.m.opaque) > 0 {
-					hidden = "may be decided by an earlier rule that is not understood: " + f.rule.text()
-					continue
-				}
-				if m = f.m.minus(&m, id.v6); m.dead() {
-					break
-				}
-			}
+			m, uncertain := remaining(id, list[:at], e)
 			if m.dead() {
 				continue
 			}
-			if hidden == "" && crowded {
-				hidden = "too many rules come before it"
+			if uncertain == "" && crowded {
+				uncertain = "too many rules come before it"
 			}
-			c.draft(drafts, id, e, &m, hidden)
+			c.draft(drafts, id, e, &m, uncertain)
 		}
 	}
-	return c.finish(id, drafts, out[1])
+	return c.finish(id, drafts, output)
 }
 
-func (c *Compiler) draft(drafts map[bindingKey]*draft, id slotID, e *entry, m *match, hidden string) {
+// remaining returns which packets for a slot reach an entry past those before it,
+// and why that is uncertain, if it is.
+func remaining(id slotID, earlier []*entry, e *entry) (m match, uncertain string) {
+	m = e.m
+	m.dport, m.proto = portOrder.one(id.slot.Port), protoBit(byte(id.slot.Protocol))
+	for _, f := range earlier {
+		switch {
+		case f.rule == e.rule && f.act == e.act, !f.hides(e), !f.m.overlaps(&m, id.v6), f.m.marked:
+		case len(f.m.opaque) > 0:
+			uncertain = "may be decided by an earlier rule that is not understood: " + f.rule.text()
+		default:
+			if m = f.m.minus(&m, id.v6); m.dead() {
+				return m, uncertain
+			}
+		}
+	}
+	return m, uncertain
+}
+
+// draft adds what packets m that meet an entry are for: an own address each, or the
+// wildcard.
+func (c *Compiler) draft(drafts map[bindingKey]*draft, id slotID, e *entry, m *match, uncertain string) {
 	o := addrOrderOf(id.v6)
 	keys := []netip.Addr{o.min}
 	if !mostAddrs(m.daddr) {
 		keys = c.localKeys(m.daddr, id.v6, maxKeys)
 	}
-	withheld := hidden
+	withheld := uncertain
 	if withheld == "" {
 		withheld = c.limits(e, m)
 	}
@@ -174,7 +181,7 @@ func (c *Compiler) draft(drafts map[bindingKey]*draft, id slotID, e *entry, m *m
 	}
 }
 
-// limits says what keeps a match from being open to all, or "".
+// limits returns what limits the clients of a match, "" if nothing does.
 func (c *Compiler) limits(e *entry, m *match) string {
 	if !mostAddrs(m.saddr) {
 		return "limited to source " + addrsText(m.saddr)
@@ -221,29 +228,36 @@ func (c *Compiler) finish(id slotID, drafts map[bindingKey]*draft, output []*ent
 			Hints:    port.Hints{Targets: d.targets},
 			Detail:   port.LazyDetail(d.first.detail()),
 		}
-		targets := d.targets
-		for _, a := range c.dialAddrs(k.addr, id.v6) {
-			if !c.answers(output, a, id.v6, k.table) {
-				continue
-			}
-			own := netip.AddrPortFrom(a, id.slot.Port)
-			if a.IsLoopback() && slices.ContainsFunc(targets, func(t netip.AddrPort) bool { return !t.Addr().IsLoopback() }) {
-				// What leaves the machine with a loopback source needs route_localnet,
-				// or is lost without an answer.
-				targets = append(slices.Clone(targets), own)
-			} else {
-				targets = append([]netip.AddrPort{own}, targets...)
-			}
-			break
-		}
-		for _, t := range targets {
-			if !slices.Contains(b.Dial, t) && len(b.Dial) < maxDial {
-				b.Dial = append(b.Dial, t)
-			}
-		}
+		b.Dial = c.dial(id, k, d.targets, output)
 		out = append(out, b)
 	}
 	slices.SortFunc(out, func(a, b port.Binding) int { return cmp.Compare(a.Origin.ID, b.Origin.ID) })
+	return out
+}
+
+// dial returns where the machine itself reaches a port: an own address that the
+// rules are certain to redirect, and the targets.
+func (c *Compiler) dial(id slotID, k bindingKey, targets []netip.AddrPort, output []*entry) []netip.AddrPort {
+	for _, a := range c.dialAddrs(k.addr, id.v6) {
+		if !c.answers(output, a, id.v6, k.table) {
+			continue
+		}
+		own := netip.AddrPortFrom(a, id.slot.Port)
+		if a.IsLoopback() && slices.ContainsFunc(targets, func(t netip.AddrPort) bool { return !t.Addr().IsLoopback() }) {
+			// What leaves the machine with a loopback source needs route_localnet,
+			// or is lost without an answer.
+			targets = append(slices.Clone(targets), own)
+		} else {
+			targets = append([]netip.AddrPort{own}, targets...)
+		}
+		break
+	}
+	var out []netip.AddrPort
+	for _, t := range targets {
+		if !slices.Contains(out, t) && len(out) < maxDial {
+			out = append(out, t)
+		}
+	}
 	return out
 }
 
@@ -264,7 +278,7 @@ func (c *Compiler) dialAddrs(key netip.Addr, v6 bool) []netip.Addr {
 }
 
 // answers reports whether a connection from this machine to its address a is
-// certain to be sent on by a rule of table t.
+// certain to be redirected by a rule of table t.
 func (c *Compiler) answers(output []*entry, a netip.Addr, v6 bool, t ruleset.TableID) bool {
 	found := false
 	var left []*activation // chains that the packet returned from
