@@ -14,10 +14,10 @@ import (
 	"github.com/fairlead/fairlead/test/kit/natrules"
 )
 
-// hooksFirst is an order in which there is something to climb to.
+// hooksFirst is an order in which better methods are tried later.
 var hooksFirst = []string{MethodFentry, MethodKprobe, MethodNetlink, MethodGeneration}
 
-func TestTheFirstMethodThatWorksIsTaken(t *testing.T) {
+func TestFirstWorkingMethodIsUsed(t *testing.T) {
 	for _, tt := range []struct {
 		allowed []string
 		broken  map[string]bool
@@ -45,8 +45,8 @@ func TestTheFirstMethodThatWorksIsTaken(t *testing.T) {
 	}
 }
 
-// To attach hooks takes time, so the first set is said before.
-func TestTheFirstSetDoesNotWaitForHooks(t *testing.T) {
+// Attaching hooks takes time, so the first set is published before.
+func TestFirstSetDoesNotWaitForHooks(t *testing.T) {
 	f := newFake(oneTable(80))
 	f.attach = 3 * time.Second
 	run(t, Options{Methods: hooksFirst}, f, func(s *Source, r *recorder) {
@@ -65,8 +65,8 @@ func TestTheFirstSetDoesNotWaitForHooks(t *testing.T) {
 	})
 }
 
-// With nothing to tell of commits, the number of the last one is looked at.
-func TestTheGenerationIsPolledAtTheEnd(t *testing.T) {
+// If nothing reports commits, the generation is polled.
+func TestGenerationPoll(t *testing.T) {
 	f := newFake(oneTable(80))
 	run(t, Options{Methods: []string{MethodGeneration}}, f, func(_ *Source, r *recorder) {
 		expectPorts(t, r, 80)
@@ -83,7 +83,7 @@ func TestTheGenerationIsPolledAtTheEnd(t *testing.T) {
 
 // Hooks in a module can be attached to when it is loaded, at which time it is
 // not yet ready. What was committed meanwhile is in the dump that follows.
-func TestABetterMethodIsTakenWhenItsModuleIsLoaded(t *testing.T) {
+func TestBetterMethodAfterModuleLoad(t *testing.T) {
 	f := newFake(oneTable(80))
 	f.broken = map[string]bool{MethodFentry: true, MethodKprobe: true}
 	w := &wakes{}
@@ -112,7 +112,7 @@ func TestABetterMethodIsTakenWhenItsModuleIsLoaded(t *testing.T) {
 		f.events <- commitOf(6, newRule(1, 82))
 		expectPorts(t, r, 80, 81, 82)
 		if f.resolves == 0 {
-			t.Error("what a hook told was not completed")
+			t.Error("messages of a hook were not completed")
 		}
 		// A module that is loaded later changes nothing.
 		w.modules <- struct{}{}
@@ -128,8 +128,8 @@ func TestABetterMethodIsTakenWhenItsModuleIsLoaded(t *testing.T) {
 	})
 }
 
-// A commit that is too large to be told is read, and is no loss.
-func TestACommitOfManyChangesIsDumped(t *testing.T) {
+// A commit that is too large to be reported is dumped, and is no loss.
+func TestLargeCommitIsDumped(t *testing.T) {
 	f := newFake(oneTable(80))
 	run(t, Options{}, f, func(s *Source, r *recorder) {
 		expectPorts(t, r, 80)
@@ -145,7 +145,7 @@ func TestACommitOfManyChangesIsDumped(t *testing.T) {
 
 // A rule that replaces the first one of a chain is notified without a position,
 // like one that is appended.
-func TestAReplacedRuleKeepsItsPlace(t *testing.T) {
+func TestReplacedRuleKeepsItsPlace(t *testing.T) {
 	replacement := newRule(200, 90)
 	appended := newRule(201, 91)
 	appended.Create = true

@@ -103,7 +103,7 @@ func newSession(s *Source, feed registry.Feed, c *compile.Compiler, sys system) 
 	}
 }
 
-// plan has a task done as soon as it is rested from.
+// plan plans a task for as soon as its pause allows.
 func (x *session) plan(t task) {
 	at := time.Now()
 	if x.rested[t].After(at) {

@@ -18,8 +18,7 @@ import (
 	"github.com/fairlead/fairlead/internal/source/nat/watch"
 )
 
-// Options say what a Source watches and how. The zero value of a field stands
-// for its default.
+// Options configure a Source. The zero value of a field is its default.
 type Options struct {
 	// Log receives transitions. Nil discards them.
 	Log *slog.Logger
@@ -30,12 +29,12 @@ type Options struct {
 	// Audit is how often the model is compared with a dump. By default each 5
 	// minutes, and up to 30: so seldom that it takes no more than 1/30,000 of the time.
 	Audit time.Duration
-	paced bool // Audit was left to us
-	// LegacyPoll is how often a legacy table is read while nothing tells of
-	// changes to it; 2 seconds by default.
+	paced bool // Audit was not given
+	// LegacyPoll is how often a legacy table is read while nothing reports
+	// changes of it; 2 seconds by default.
 	LegacyPoll time.Duration
-	// Wake, if not nil, tells of changes at once. A closed channel means that it
-	// has broken, and the source polls again.
+	// Wake, if not nil, reports changes at once. A closed channel means that it
+	// failed, and the source polls again.
 	Wake Waker
 	// Types, if not nil, is shared with others that load BPF programs.
 	Types *bpfkernel.Types
@@ -57,11 +56,12 @@ func Methods() []string {
 	return []string{MethodNetlink, MethodFentry, MethodKprobe, MethodGeneration}
 }
 
-// Waker tells of what nftables does not notify of. Its channels are asked for
-// when the source runs; nil stands for what cannot be told.
+// Waker reports what nftables does not notify of. Its channels are asked for when
+// the source runs; nil means that it cannot report.
 type Waker interface {
 	// LegacyChanged receives after a legacy nat table of the watched namespace
-	// may have been replaced. It is closed when that can no longer be told.
+	// may have been replaced. It is closed when that can no longer be
+	// reported.
 	LegacyChanged() <-chan struct{}
 	// Method names the mechanism of LegacyChanged, if that is not nil: "fentry",
 	// "kprobe", "tracepoint".
@@ -110,7 +110,7 @@ func (o Options) validate() error {
 // Problem is a rule that leads to a DNAT or REDIRECT but is not published.
 type Problem = compile.Problem
 
-// Status is what a Source can tell of itself.
+// Status is what a Source reports of itself.
 type Status struct {
 	Published    int               // bindings
 	Problems     []compile.Problem // what is not understood, sorted, at most 1,000

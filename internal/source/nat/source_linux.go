@@ -10,8 +10,8 @@ import (
 )
 
 // Run keeps feed equal to the ruleset until ctx ends, and returns nil then. It
-// owns every goroutine that it starts. Failures are told to feed and tried
-// again; what was published stays.
+// owns every goroutine that it starts. Failures are reported to feed and tried
+// again; what was published remains.
 func (s *Source) Run(ctx context.Context, feed registry.Feed) error {
 	return s.runWith(ctx, feed, s.open)
 }

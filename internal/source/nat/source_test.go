@@ -143,7 +143,7 @@ func (f *fakeSystem) Network() (netwatch.Snapshot, error) {
 	}, nil
 }
 
-// recorder keeps what a source says.
+// recorder keeps what a source publishes.
 type recorder struct {
 	mu       sync.Mutex
 	set      map[string]port.Binding
@@ -281,7 +281,7 @@ func TestCommitIsOneStep(t *testing.T) {
 	})
 }
 
-func TestGapsLeadToADump(t *testing.T) {
+func TestGapCausesDump(t *testing.T) {
 	f := newFake(oneTable(80))
 	run(t, Options{}, f, func(s *Source, r *recorder) {
 		expectPorts(t, r, 80)
@@ -307,7 +307,7 @@ func TestGapsLeadToADump(t *testing.T) {
 	})
 }
 
-func TestErrorsKeepWhatStands(t *testing.T) {
+func TestErrorsKeepCurrentState(t *testing.T) {
 	f := newFake(oneTable(80))
 	run(t, Options{}, f, func(_ *Source, r *recorder) {
 		expectPorts(t, r, 80)
@@ -324,7 +324,7 @@ func TestErrorsKeepWhatStands(t *testing.T) {
 		if err := r.isStale(); err != nil {
 			t.Errorf("still stale: %v", err)
 		}
-		// A ruleset that never stands still is said to be stale, too.
+		// A ruleset that changes all the time is reported as stale, too.
 		f.set(oneTable(1), 7, watch.ErrMoved)
 		f.events <- batch{err: watch.ErrLost}
 		time.Sleep(10 * time.Second)
@@ -348,8 +348,8 @@ func TestAuditRepairs(t *testing.T) {
 	})
 }
 
-// An audit that takes long makes the next one wait, unless the time was given.
-func TestAuditsArePacedByTheirCost(t *testing.T) {
+// An audit that takes long delays the next one, unless the interval was given.
+func TestAuditIntervalFollowsCost(t *testing.T) {
 	for _, c := range []struct {
 		o     Options
 		takes time.Duration
@@ -389,7 +389,7 @@ func TestNoNftables(t *testing.T) {
 	})
 }
 
-// wakes is a hook that fires as fast as it is read.
+// wakes is a hook that reports as fast as it is read.
 type wakes struct{ c, modules chan struct{} }
 
 func (w *wakes) LegacyChanged() <-chan struct{} { return w.c }
@@ -434,8 +434,8 @@ func TestLegacyStormIsBounded(t *testing.T) {
 	})
 }
 
-// Endless commits are worked out together, within a quarter of a core, and none
-// is forgotten.
+// Endless commits are applied together, within a quarter of a core, and none is
+// forgotten.
 func TestCommitStorm(t *testing.T) {
 	f := newFake(oneTable(80))
 	run(t, Options{}, f, func(s *Source, r *recorder) {
@@ -456,7 +456,7 @@ func TestCommitStorm(t *testing.T) {
 func TestOptions(t *testing.T) {
 	for _, o := range []Options{{MaxPorts: -1}, {MaxPorts: 70000}, {Audit: time.Millisecond}, {LegacyPoll: time.Microsecond}} {
 		if _, err := New(o); err == nil {
-			t.Errorf("%+v was taken", o)
+			t.Errorf("%+v was accepted", o)
 		}
 	}
 }

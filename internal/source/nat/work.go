@@ -133,7 +133,7 @@ func (x *session) checkOwned() {
 	}
 }
 
-// readHost takes over the links and routes. After a failure the next change tells.
+// readHost takes over the links and routes. After a failure the next change is awaited.
 func (x *session) readHost() {
 	net, err := x.sys.Network()
 	if err != nil {
@@ -286,8 +286,8 @@ func (x *session) readLegacy() {
 	if x.wake != nil {
 		return
 	}
-	// One slow read, as on a busy machine, says little of the cost, and many are no
-	// reason to stop polling.
+	// A single slow read, as on a busy machine, does not count in full, and slow reads
+	// never stop the polling.
 	x.legacyCost = min(took, max(2*x.legacyCost, restMin))
 	pause := max(x.s.opt.LegacyPoll, min(schedule.Rest(x.legacyCost, legacyShare), legacyMost))
 	x.due.Advance(readLegacy, time.Now().Add(pause))

@@ -152,8 +152,8 @@ func cloneTable(t *ruleset.Table) *ruleset.Table {
 	return u
 }
 
-// Whatever changes, a compiler that follows says what a fresh one says, and the
-// changes that it hands out add up to that.
+// After any change a compiler has the bindings that a fresh one has, and the
+// changes that it returned add up to them.
 func TestIncrementalEqualsFresh(t *testing.T) {
 	for seed := range uint64(150) {
 		g := &generator{r: rand.New(rand.NewPCG(seed, 7))}
@@ -224,8 +224,8 @@ func bigSnapshot(n int) *ruleset.Snapshot {
 	return &ruleset.Snapshot{Tables: []*ruleset.Table{t}}
 }
 
-// A change of one rule among 10,000 works out one rule.
-func TestChangeIsNotAWalk(t *testing.T) {
+// A change of one rule among 10,000 evaluates one rule.
+func TestChangeEvaluatesOneRule(t *testing.T) {
 	c := compiled(bigSnapshot(10_000))
 	if n := len(c.Bindings()); n != 10_000 {
 		t.Fatalf("%d bindings", n)
@@ -244,8 +244,8 @@ func TestChangeIsNotAWalk(t *testing.T) {
 	}
 }
 
-// So does a change of one element of a verdict map.
-func TestElementIsNotAWalk(t *testing.T) {
+// A change of one element of a verdict map evaluates one element.
+func TestElementEvaluatesOneBranch(t *testing.T) {
 	tb := &ruleset.Table{ID: natrules.Table, Chains: natrules.BaseChains()}
 	v := &ruleset.Set{Name: "v", Flags: ruleset.SetMap, KeyLen: 2, DataType: ruleset.VerdictDataType, Elements: map[string]ruleset.Element{}}
 	tb.Sets = []*ruleset.Set{v}
@@ -270,9 +270,9 @@ func TestElementIsNotAWalk(t *testing.T) {
 	}
 }
 
-// What the output hook alone sends on is for the guest's own programs, until a
-// rule that nothing limits does the same for others.
-func TestRulesOfTheOutputHookAloneAreInner(t *testing.T) {
+// What only the output hook redirects is for the guest's own programs, until a
+// rule without limits does the same for others.
+func TestOutputHookOnlyIsInner(t *testing.T) {
 	rule := func(p uint16) []byte {
 		return natrules.Join(natrules.TCP(), natrules.Dport(p), natrules.DNAT("10.0.0.1", 80))
 	}
@@ -339,8 +339,8 @@ func TestRefill(t *testing.T) {
 	}
 }
 
-// A ruleset whose chains call each other in a circle, or that branches without
-// end, ends and publishes nothing.
+// Chains that jump in a loop, or that branch endlessly, are bounded and publish
+// nothing.
 func TestHostile(t *testing.T) {
 	tb := &ruleset.Table{ID: natrules.Table, Chains: natrules.BaseChains()}
 	tb.Chains[0].Rules = []ruleset.Rule{{Handle: 1, Raw: natrules.Verdict(ruleset.VerdictJump, "a")}}

@@ -66,7 +66,8 @@ func New(maxPorts int) *Compiler {
 	}
 }
 
-// SetHost says what the machine is like now; if that changed, everything is worked out again.
+// SetHost states what the machine is like. If that changed, every rule is evaluated
+// again.
 func (c *Compiler) SetHost(h Host) {
 	if c.host.equal(&h) {
 		return
@@ -170,8 +171,8 @@ func (c *Compiler) insertRule(ch *chain, at int, handle uint64, raw []byte) {
 	c.touch(r)
 }
 
-// removeRule takes a rule out; its place is closed by tidy, so that a deletion
-// of many costs little and a position that names it can still be found.
+// removeRule removes a rule. Its place is closed by tidy, so that deleting many is
+// cheap and a position that names it can still be found.
 func (c *Compiler) removeRule(r *rule) {
 	c.forget(r)
 	r.gone = true
@@ -211,7 +212,7 @@ func (ch *chain) learn(r *rule) {
 	}
 }
 
-// touch marks a rule to be worked out again.
+// touch marks a rule to be evaluated again.
 func (c *Compiler) touch(r *rule) { c.dirty.rules[r] = struct{}{} }
 
 // forget removes all that came from a rule.
@@ -224,7 +225,7 @@ func (c *Compiler) forget(r *rule) {
 	c.inertChanged(r.chain)
 }
 
-// unread takes back a rule's evaluations.
+// unread drops a rule's evaluations.
 func (c *Compiler) unread(r *rule) {
 	for i, e := range r.eval {
 		if e == nil {
@@ -317,7 +318,7 @@ func (c *Compiler) evaluation(r *rule, v6 bool) *evaluation {
 	return e
 }
 
-// calls counts a branch of r that jumps, or takes it back.
+// calls adds n to the count of branches of r that jump to b's chain.
 func (c *Compiler) calls(r *rule, b *branch, n int) {
 	if b.end.chain == "" {
 		return
@@ -369,7 +370,7 @@ func (c *Compiler) inertChanged(ch *chain) {
 	ch.inert = notKnown
 }
 
-// Commit works out what changed and returns it as one step.
+// Commit evaluates what is dirty and returns what that changed, as one step.
 func (c *Compiler) Commit() port.Change {
 	c.missing = false
 	c.tidy()
@@ -401,7 +402,7 @@ func (c *Compiler) Commit() port.Change {
 	return c.publish()
 }
 
-// commitElems works out elements that came or went, alone where that is enough.
+// commitElems evaluates elements that were added or removed, alone where that is enough.
 func (c *Compiler) commitElems() {
 	sets := c.dirty.elems
 	c.dirty.elems = make(map[*namedSet]map[string]struct{})
@@ -417,7 +418,8 @@ func (c *Compiler) commitElems() {
 	}
 }
 
-// patchRule works out only the branches of some elements of n.
+// patchRule evaluates only the branches of some elements of n. It reports whether
+// that is enough.
 func (c *Compiler) patchRule(r *rule, n *namedSet, ids map[string]struct{}) bool {
 	keys := make(map[string]struct{}, len(ids))
 	for id := range ids {
@@ -460,7 +462,7 @@ func (c *Compiler) patchRule(r *rule, n *namedSet, ids map[string]struct{}) bool
 	return true
 }
 
-// root walks a base chain anew, for each family that its table serves.
+// root walks a base chain again, for each family that its table serves.
 func (c *Compiler) root(ch *chain) {
 	for _, a := range slices.Clone(ch.acts) {
 		if a.parent == nil {

@@ -139,7 +139,7 @@ func (s *state) natPorts(n *natAction, minReg, maxReg uint32) string {
 	return ""
 }
 
-// evaluate works out rule r for one family. With only, just the branches of
+// evaluate evaluates rule r for one family. With only, just the branches of
 // those elements of the set that splits it.
 func evaluate(r *rule, v6 bool, ev *env, only map[string]struct{}) *evaluation {
 	e := &evaluator{
@@ -278,7 +278,7 @@ func verdictEnd(v ruleset.Verdict) (branchEnd, bool) {
 	return branchEnd{kind: endUnknown, why: fmt.Sprintf("verdict %d", v.Code)}, true
 }
 
-// step runs one expression; stop says that the rule ends here.
+// step runs one expression; stop means that the rule ends here.
 func (s *state) step(x any) (end branchEnd, stop bool) {
 	switch e := x.(type) {
 	case ruleset.Immediate:

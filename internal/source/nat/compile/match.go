@@ -88,8 +88,8 @@ func (m *match) overlaps(b *match, v6 bool) bool {
 	return !both.dead()
 }
 
-// minus takes from b what m matches. It is exact when m is narrower than b in
-// one respect only; else it takes nothing, because some packets remain for each.
+// minus removes from b what m matches. It is exact if m is narrower than b in one
+// respect. Otherwise it removes nothing, because some packets remain for each.
 func (m *match) minus(b *match, v6 bool) match {
 	o := addrOrderOf(v6)
 	rest := *b
@@ -146,7 +146,7 @@ type natAction struct {
 
 const rangeAddrs = 4 // of a range of addresses, as many are tried
 
-// targets says where a connection to addr:p ends up, best guess first.
+// targets returns where a connection to addr:p ends up, best guess first.
 func (n *natAction) targets(addr netip.Addr, p uint16) []netip.AddrPort {
 	to := p
 	switch {

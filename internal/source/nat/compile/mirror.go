@@ -8,8 +8,8 @@ import (
 	"github.com/fairlead/fairlead/internal/source/nat/ruleset"
 )
 
-// errUnknown says that a notification speaks of something that the model does
-// not have, so that only a dump can tell the truth.
+// errUnknown means that a notification is about an object that the model does not
+// have, so that the ruleset must be dumped.
 var errUnknown = fmt.Errorf("a notification does not fit the model")
 
 // Mirror applies notifications of nftables to a compiler's model.
@@ -124,7 +124,7 @@ func (m *Mirror) apply(msg *ruleset.Message) error {
 		return nil
 	case ruleset.MsgNewTable:
 		if t := c.tables[msg.Table]; t != nil && t.handle != 0 && msg.Handle != 0 && t.handle != msg.Handle {
-			c.dropTable(msg.Table) // it went with its owner, of which nothing was said
+			c.dropTable(msg.Table) // it was removed with its owner, which is not notified
 		}
 		if _, ok := m.others[msg.Table]; ok {
 			return nil

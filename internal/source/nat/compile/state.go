@@ -31,7 +31,7 @@ func (t *table) families() []bool {
 	return []bool{false, true}
 }
 
-// inertness says whether nothing in a chain jumps or decides.
+// inertness is whether nothing in a chain jumps or decides.
 type inertness uint8
 
 const (

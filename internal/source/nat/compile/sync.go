@@ -57,7 +57,7 @@ func (c *Compiler) syncSets(t *table, ts *ruleset.Table) int {
 	for _, s := range ts.Sets {
 		want[s.Name] = s
 	}
-	// Sets that no rule reads do not matter: hooks tell of them only when one does.
+	// Sets that no rule reads do not count: hooks report them only when one does.
 	for name, have := range t.sets {
 		if want[name] == nil {
 			if len(have.users) > 0 {

@@ -8,23 +8,23 @@ import (
 	"strings"
 )
 
-// activation is one way in which packets come into a chain.
+// activation is one way in which packets enter a chain.
 type activation struct {
 	chain  *chain
 	way    *way
 	parent *activation
-	via    *rule
+	via    *rule  // that jumps here; nil for a base chain
 	key    string // branch of via
 	m      match
 	v6     bool
 	hook   uint8
 	depth  int
 	root   *activation
-	kids   map[*rule]map[string]*activation
-	outs   map[*rule][]*entry
+	kids   map[*rule]map[string]*activation // entered from here, by rule and branch
+	outs   map[*rule][]*entry               // what rules decide here
 }
 
-// entry is a rule that decides, reached in one way.
+// entry is a rule that decides about packets, reached in one way.
 type entry struct {
 	act     *activation
 	rule    *rule
@@ -35,7 +35,7 @@ type entry struct {
 	wide    bool
 }
 
-// enter begins to walk packets m through ch.
+// enter walks packets through a chain.
 func (c *Compiler) enter(a *activation) {
 	a.kids = make(map[*rule]map[string]*activation)
 	a.outs = make(map[*rule][]*entry)
@@ -45,7 +45,7 @@ func (c *Compiler) enter(a *activation) {
 	}
 }
 
-// leave takes back an activation and all below it.
+// leave removes an activation and all below it.
 func (c *Compiler) leave(a *activation) {
 	for r := range a.outs {
 		c.dropEntries(a, r, nil)
@@ -65,6 +65,7 @@ func (c *Compiler) leave(a *activation) {
 	}
 }
 
+// clearRule removes what came from r.
 func (c *Compiler) clearRule(a *activation, r *rule) {
 	c.dropEntries(a, r, nil)
 	for k, kid := range a.kids[r] {
@@ -74,7 +75,7 @@ func (c *Compiler) clearRule(a *activation, r *rule) {
 	delete(a.kids, r)
 }
 
-// clearBranches takes back what came from some branches of r.
+// clearBranches removes what came from some branches of r.
 func (c *Compiler) clearBranches(a *activation, r *rule, keys map[string]struct{}) {
 	c.dropEntries(a, r, keys)
 	for k := range keys {
@@ -118,7 +119,7 @@ func (c *Compiler) addBranch(a *activation, r *rule, key string, m match, end br
 	switch end.kind {
 	case endJump, endGoto:
 		to := r.chain.table.chains[end.chain]
-		// Without a chain there is nothing to say yet; putChain asks again.
+		// The chain does not exist yet; putChain evaluates the rule again.
 		if to == nil {
 			return
 		}
@@ -169,7 +170,7 @@ func (c *Compiler) addEntry(e *entry) {
 	e.act.outs[e.rule] = append(e.act.outs[e.rule], e)
 }
 
-// dropEntries takes back what r decides, or only some branches of it.
+// dropEntries removes what r decides, or only what some of its branches do.
 func (c *Compiler) dropEntries(a *activation, r *rule, keys map[string]struct{}) {
 	keep := a.outs[r][:0:0]
 	for _, e := range a.outs[r] {

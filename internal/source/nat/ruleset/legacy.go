@@ -51,7 +51,7 @@ func entryLayoutOf(v6 bool) *entryLayout {
 	return &layout4
 }
 
-// ErrMalformedTable says that the bytes of a legacy table make no sense.
+// ErrMalformedTable means that a legacy table cannot be decoded.
 var ErrMalformedTable = errors.New("malformed legacy table")
 
 func blobError(off int, what string) error {

@@ -64,7 +64,7 @@ type (
 	StatisticMatch struct{}
 )
 
-// Condition says whether something is asked for, and whether of its contrary.
+// Condition is whether something is asked for, and whether it is inverted.
 type Condition struct{ Asked, Invert bool }
 
 // PortRange is a range of ports with both ends.
@@ -136,7 +136,7 @@ func (b info) ports(off int) PortRange { return PortRange{b.u16(off), b.u16(off 
 
 var errTruncated = errors.New("truncated")
 
-// Decode reads the binary data of a match. Its error says what is not understood.
+// Decode reads the binary data of a match. Its error names what is not understood.
 func (e Match) Decode(v6 bool) (any, error) {
 	var m any
 	var err error
@@ -308,7 +308,7 @@ type NATRange struct {
 	Base     uint16 // of shift
 }
 
-// DecodeNAT reads the range of a DNAT or REDIRECT target. Its error says what is
+// DecodeNAT reads the range of a DNAT or REDIRECT target. Its error names what is
 // not understood.
 func (e Target) DecodeNAT(v6 bool) (NATRange, error) {
 	n := NATRange{Redirect: e.Name == "REDIRECT"}

@@ -28,7 +28,7 @@ func (k *Kernel) watchHooks(method string) (Stream, error) {
 	return &hookStream{c}, nil
 }
 
-// hookStream says what hooks tell as the messages that nfnetlink would send.
+// hookStream turns what hooks report into the messages that nfnetlink would send.
 type hookStream struct{ commits *hook.Commits }
 
 func (s *hookStream) Close() error { return s.commits.Close() }
@@ -51,7 +51,7 @@ func (s *hookStream) Next() ([]*ruleset.Message, error) {
 	return out, nil
 }
 
-// hookMessage returns what a hook told as a message. Its table's family is 0 if
+// hookMessage returns what a hook reported as a message. Its table's family is 0 if
 // it does not concern the nat ruleset.
 func hookMessage(e *hook.CommitEvent) *ruleset.Message {
 	if e.Kind == hook.CommitEnd {
@@ -86,7 +86,7 @@ func hookMessage(e *hook.CommitEvent) *ruleset.Message {
 	return m
 }
 
-// resolver completes messages that hooks told in bare form.
+// resolver completes the bare messages of hooks.
 type resolver struct {
 	k     *Kernel
 	known Known
@@ -117,7 +117,7 @@ func (k *Kernel) Resolve(msgs []*ruleset.Message, known Known) ([]*ruleset.Messa
 	return r.out, nil
 }
 
-// doomed tells of each message whether a later one deletes what it makes.
+// doomed returns for each message whether a later one deletes what it makes.
 func doomed(msgs []*ruleset.Message) []bool {
 	out := make([]bool, len(msgs))
 	tables := make(map[ruleset.TableID]bool)
@@ -206,11 +206,11 @@ func (r *resolver) ask(typ uint8, m *ruleset.Message, attrs []byte) (got *rulese
 	return got, nil
 }
 
-// lookups sees that the sets that a new rule reads are known.
+// lookups reads the sets that a new rule reads, unless they are known.
 func (r *resolver) lookups(m *ruleset.Message) error {
 	exprs, err := ruleset.ParseExprs(m.Raw)
 	if err != nil {
-		return nil //nolint:nilerr // the compiler will say so
+		return nil //nolint:nilerr // the compiler reports it
 	}
 	for _, x := range exprs {
 		e, ok := x.(ruleset.Lookup)
@@ -239,8 +239,8 @@ func (r *resolver) lookups(m *ruleset.Message) error {
 	return nil
 }
 
-// elements sees that the set of an element is known, and reports whether it is
-// still there. Of a new one that no rule reads only that much is known.
+// elements reads the set of an element unless it is known, without its elements,
+// and reports whether the set still exists.
 func (r *resolver) elements(m *ruleset.Message) (there bool, err error) {
 	id := setID{m.Table, m.Set.Name}
 	if h, ok := r.sets[id]; ok && h == m.Set.Handle {

@@ -10,8 +10,8 @@ import (
 	"github.com/fairlead/fairlead/test/kit/natrules"
 )
 
-// What a later commit deletes cannot be asked for any more.
-func TestWhatIsDeletedLaterIsNotAskedFor(t *testing.T) {
+// What a later commit deletes can no longer be asked for.
+func TestResolveSkipsDeletedObjects(t *testing.T) {
 	other := ruleset.TableID{Family: ruleset.FamilyIP, Name: "other"}
 	msgs := []*ruleset.Message{
 		{Type: ruleset.MsgNewTable, Table: other},

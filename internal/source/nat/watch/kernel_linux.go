@@ -191,9 +191,9 @@ func (k *Kernel) Generation() (uint32, error) {
 }
 
 // settled returns nil if the ruleset is that of generation gen and no commit is
-// under way, else errMoved.
+// under way, and ErrMoved otherwise.
 //
-// The number alone does not say that: a commit raises it before its changes can
+// The number alone does not prove that: a commit raises it before its changes can
 // be read, and reading takes no lock. A batch waits for the commit under way and
 // is refused unless the number is the one it names; an empty one changes nothing.
 func (k *Kernel) settled(gen uint32) error {
@@ -222,7 +222,7 @@ func (k *Kernel) settled(gen uint32) error {
 	return nil
 }
 
-// Dump returns the nat-relevant nftables ruleset at one generation, or errMoved.
+// Dump returns the nat-relevant nftables ruleset at one generation, or ErrMoved.
 func (k *Kernel) Dump(ctx context.Context) (*ruleset.Snapshot, error) {
 	gen, err := k.Generation()
 	if err != nil {
@@ -340,7 +340,7 @@ func (k *Kernel) dumpReached(t *ruleset.Table, chains map[string]*ruleset.Chain,
 		for _, r := range c.Rules {
 			exprs, err := ruleset.ParseExprs(r.Raw)
 			if err != nil {
-				continue // the compiler will say so
+				continue // the compiler reports it
 			}
 			for _, x := range exprs {
 				switch e := x.(type) {
@@ -428,8 +428,8 @@ func (s *nftStream) Next() ([]*ruleset.Message, error) {
 	return out, nil
 }
 
-// LegacyTables tells which families have a legacy nat table. It only looks,
-// because asking for a table would make the kernel create it.
+// LegacyTables reports which families have a legacy nat table. It does not ask for
+// the table, because that would create it.
 func (k *Kernel) LegacyTables() (v4, v6 bool, err error) {
 	err = k.inNetns(func() error {
 		for _, f := range []struct {

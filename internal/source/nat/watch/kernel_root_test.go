@@ -48,9 +48,8 @@ func newNetns(t *testing.T) *os.File {
 	return m.f
 }
 
-// A dump has what the generation that it names has, also if it was read while
-// others were committed. Each commit here puts another port into the only rule.
-func TestADumpIsOfTheGenerationThatItNames(t *testing.T) {
+// A dump is of the generation that it names, also if it was read during commits. Each commit here puts another port into the only rule.
+func TestDumpMatchesItsGeneration(t *testing.T) {
 	ns := newNetns(t)
 	conn, err := nftables.New(nftables.WithNetNSFd(int(ns.Fd())), nftables.AsLasting())
 	if err != nil {
@@ -119,7 +118,7 @@ func TestADumpIsOfTheGenerationThatItNames(t *testing.T) {
 		}
 		p := binaryutil.BigEndian.Uint16(exprs[0].(ruleset.Immediate).Data)
 		if want := uint16(s.Generation - first.Generation); p != want {
-			t.Fatalf("the dump that says generation %d has that of %d commits before", s.Generation, want-p)
+			t.Fatalf("the dump that names generation %d has that of %d commits before", s.Generation, want-p)
 		}
 	}
 	close(stop)

@@ -11,27 +11,27 @@ import (
 	"github.com/fairlead/fairlead/internal/source/nat/ruleset"
 )
 
-// ErrLost says that notifications were dropped.
+// ErrLost means that notifications were lost.
 var ErrLost = errors.New("notifications were lost")
 
-// ErrMany says that a commit has too many changes to be told one by one.
+// ErrMany means that a commit has too many changes to be reported one by one.
 var ErrMany = errors.New("a commit with many changes")
 
-// ErrMoved says that the ruleset changed while it was read.
+// ErrMoved means that the ruleset changed while it was read.
 var ErrMoved = errors.New("the ruleset changed while it was read")
 
-// ErrAbsent says that the kernel has no nftables.
+// ErrAbsent means that the kernel has no nftables.
 var ErrAbsent = errors.New("no nftables in this kernel")
 
-// Stream is a socket that receives notifications. next blocks; Close ends it.
+// Stream receives notifications. Next blocks; Close ends it.
 type Stream interface {
 	Next() ([]*ruleset.Message, error)
 	Close() error
 }
 
-// Known is what resolving needs to know.
+// Known is what Resolve needs to know of the model.
 type Known interface {
-	// Ignored tells that a table has no nat base chain.
+	// Ignored reports whether a table has no chain at a nat hook.
 	Ignored(t ruleset.TableID) bool
 	// Set returns a set's handle, and whether its elements are known.
 	Set(t ruleset.TableID, name string) (handle uint64, elements, ok bool)
