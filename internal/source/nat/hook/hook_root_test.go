@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux && (root || vm)
+
+package hook
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+
+	"github.com/fairlead/fairlead/internal/kernel"
+	"github.com/fairlead/fairlead/test/kit/netns"
+	"github.com/fairlead/fairlead/test/kit/wait"
+)
+
+// every reports whether this kernel must take every method, as those of test/vm do.
+func every() bool { return os.Getenv("FAIRLEAD_KERNEL") != "" }
+
+// guest returns a network namespace, its path, and what runs a command in it.
+func guest(t *testing.T) (path string, run func(line string)) {
+	t.Helper()
+	s, err := netns.New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = s.Close() })
+	return fmt.Sprintf("/proc/self/fd/%d", s.FD()), func(line string) {
+		t.Helper()
+		args := strings.Fields(line)
+		cmd := exec.Command(args[0], args[1:]...)
+		var out strings.Builder
+		cmd.Stdout, cmd.Stderr = &out, &out
+		if err := s.Start(cmd); err != nil {
+			t.Fatal(err)
+		}
+		if err := cmd.Wait(); err != nil {
+			t.Fatalf("%s: %v\n%s", line, err, out.String())
+		}
+	}
+}
+
+func TestCommits(t *testing.T) {
+	for _, method := range []string{kernel.MethodFentry, kernel.MethodKprobe} {
+		t.Run(method, func(t *testing.T) {
+			path, run := guest(t)
+			run("nft list ruleset") // loads the module
+			c, err := OpenCommits(path, method, nil)
+			if err != nil && !every() {
+				t.Logf("this kernel does not take the method: %v", err)
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			commits := make(chan string)
+			go func() {
+				defer close(commits)
+				for {
+					events, err := c.Next()
+					if err != nil {
+						return // closed
+					}
+					var got []string
+					for _, e := range events {
+						got = append(got, fmt.Sprintf("%d %v %s %s", e.Kind, e.Deleted, e.Table, e.Name))
+					}
+					commits <- strings.Join(got, "; ")
+				}
+			}()
+			defer func() {
+				if err := c.Close(); err != nil {
+					t.Error(err)
+				}
+				for range commits { // until it ends
+				}
+			}()
+			end := fmt.Sprintf("%d false  ", CommitEnd)
+			for _, change := range []struct{ line, want string }{
+				{"nft add table ip t", fmt.Sprintf("%d false t ; %s", CommitTable, end)},
+				{"nft add chain ip t c", fmt.Sprintf("%d false t c; %s", CommitChain, end)},
+				{"nft add rule ip t c counter", fmt.Sprintf("%d false t c; %s", CommitRule, end)},
+				{"nft add set ip t s { type inet_service; }", end},
+				{"nft add element ip t s { 80 }", fmt.Sprintf("%d false t s; %s", CommitElement, end)},
+			} {
+				run(change.line)
+				if got := wait.For(t, change.line, commits); got != change.want {
+					t.Errorf("%s: reported %q, want %q", change.line, got, change.want)
+				}
+			}
+		})
+	}
+}
+
+func TestLegacy(t *testing.T) {
+	for _, method := range []string{kernel.MethodFentry, kernel.MethodKprobe, kernel.MethodTracepoint} {
+		t.Run(method, func(t *testing.T) {
+			path, run := guest(t)
+			run("iptables-legacy -w -t nat -N BEFORE") // loads the module
+			l, err := OpenLegacy(LegacyOptions{NetNS: path, Methods: []string{method}})
+			if err != nil && method != kernel.MethodTracepoint && !every() {
+				t.Logf("this kernel does not take the method: %v", err)
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			if l.Method() != method {
+				t.Errorf("method %s", l.Method())
+			}
+			ctx, cancel := context.WithCancel(context.Background())
+			done := make(chan error, 1)
+			go func() { done <- l.Run(ctx) }()
+			run("iptables-legacy -w -t nat -N AFTER")
+			wait.For(t, "a replacement", l.LegacyChanged())
+			cancel()
+			if err := wait.For(t, "the end", done); err != nil {
+				t.Error(err)
+			}
+			for range l.LegacyChanged() { // Run closed it
+			}
+		})
+	}
+}
+
+func TestModulesOpensAndCloses(t *testing.T) {
+	m, err := OpenModules(nil)
+	if err != nil && !every() {
+		t.Logf("this kernel has no modules: %v", err)
+		return
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	if err := m.Run(ctx); err != nil {
+		t.Error(err)
+	}
+	for range m.Loaded() { // Run closed it
+	}
+}
