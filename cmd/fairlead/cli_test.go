@@ -7,6 +7,7 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"log/slog"
 	"net/netip"
 	"os"
@@ -74,7 +75,9 @@ func serve(t *testing.T, g guest) {
 	go func() { done <- s.Serve(ctx, l, true) }()
 	t.Cleanup(func() {
 		cancel()
-		<-done
+		if err := <-done; !errors.Is(err, context.Canceled) {
+			t.Error(err)
+		}
 	})
 	t.Setenv("FAIRLEAD_CONTROL", path)
 	t.Setenv("COLUMNS", "")

@@ -103,7 +103,7 @@ func check(path string, host bool) checked {
 
 // leaves returns the errors that were joined in err.
 func leaves(err error) (list []error) {
-	joined, ok := err.(interface{ Unwrap() []error }) //nolint:errorlint // only what was joined
+	joined, ok := err.(interface{ Unwrap() []error })
 	if !ok {
 		return []error{err}
 	}

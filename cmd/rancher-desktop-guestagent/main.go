@@ -2,9 +2,8 @@
 
 //go:build linux
 
-// Command rancher-desktop-guestagent takes the flags of Rancher Desktop's guest
-// agent and runs fairlead's agent as they ask for, so that one binary can stand
-// in the other's place.
+// Command rancher-desktop-guestagent is a drop-in for Rancher Desktop's guest agent: it
+// accepts the same flags and runs fairlead's agent with the corresponding ones.
 package main
 
 import (
@@ -71,7 +70,7 @@ func run(ctx context.Context, args []string, stderr io.Writer) int {
 	var level slog.LevelVar
 	level.Set(cfg.LogLevel)
 	log := slog.New(slog.NewTextHandler(stderr, &slog.HandlerOptions{Level: &level}))
-	log.Info("standing in for Rancher Desktop's guest agent", "mode", p.mode, "flags", strings.Join(p.flags, " "))
+	log.Info("replacing Rancher Desktop's guest agent", "mode", p.mode, "flags", strings.Join(p.flags, " "))
 	a, err := agent.New(cfg, log, &level)
 	if err != nil {
 		return fail(exitError, err)

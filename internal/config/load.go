@@ -162,7 +162,7 @@ func (l *loader) mapping(n yamltree.Node, prefix string) error {
 // hint replaces the suggestion in errors about unknown keys that are a flag's name
 // written as a key: dockerHost is docker.hosts.
 func (l *loader) hint(err error) error {
-	joined, ok := err.(interface{ Unwrap() []error }) //nolint:errorlint // as yamltree joined it
+	joined, ok := err.(interface{ Unwrap() []error })
 	if !ok {
 		return err
 	}

@@ -13,8 +13,7 @@ import (
 	"github.com/fsnotify/fsnotify"
 )
 
-// How long the files must be quiet until they are read, and how long that can
-// be put off by further changes.
+// Files are read when they have not changed for quiet, or patience after the first change.
 const (
 	quiet    = 100 * time.Millisecond
 	patience = time.Second
@@ -29,22 +28,22 @@ type Config interface {
 // read returns the files that the configuration, or the attempt to load it, read.
 func (c Common) read() []file { return c.files }
 
-// Watch loads the configuration again when the content of one of its files
-// changes, and when hup receives, until ctx ends. It calls onChange, one call at
-// a time, with the new configuration, or with the error for which the old one is
-// to be kept. Current is what stands; load is LoadAgent or LoadHost with the
-// arguments of the start. Hup is what SIGHUP is notified to; it may be nil.
+// Watch reloads the configuration when one of its files changes, and when hup
+// receives, until ctx ends. It calls onChange, one call at a time, with the new
+// configuration, or with the error for which the current one is kept. Load is
+// LoadAgent or LoadHost with the arguments of the start. Hup is notified of SIGHUP; it
+// may be nil.
 //
-// Files are watched through their directories, so that a rename over a file and
-// the exchange of a symbolic link (as Kubernetes does it) are seen. A file that
-// becomes empty or vanishes is an error, unless hup says that it is meant: it is
-// more often half written than an order to fall back to the defaults.
+// Watch watches the directories of the files, to notice a rename over a file and the
+// replacement of a symbolic link (as Kubernetes does). A file that becomes empty or is
+// removed is an error, unless hup confirms it: it is more likely half written than
+// meant to restore the defaults.
 //
-// Watch blocks and owns its goroutines. Where files cannot be watched, it says
-// so once through onChange and goes on with hup alone.
+// Watch blocks and owns its goroutines. If files cannot be watched it reports that once
+// through onChange, and uses hup only.
 func Watch[C Config](ctx context.Context, current C, hup <-chan os.Signal, load func() (C, error), onChange func(C, error)) {
-	good := current.read() // behind the configuration that stands
-	seen := good           // when we last looked
+	good := current.read() // of the current configuration
+	seen := good           // at the last check
 	reload := func() {
 		next, err := load()
 		seen = next.read()
@@ -56,7 +55,7 @@ func Watch[C Config](ctx context.Context, current C, hup <-chan os.Signal, load 
 
 	var dirs *dirWatch
 	var events chan fsnotify.Event
-	var errs chan error // an overflow, for one: something changed
+	var errs chan error // such as an overflow: something changed
 	if w, err := fsnotify.NewWatcher(); err == nil {
 		defer func() { _ = w.Close() }()
 		dirs, events, errs = &dirWatch{w}, w.Events, w.Errors
@@ -65,24 +64,24 @@ func Watch[C Config](ctx context.Context, current C, hup <-chan os.Signal, load 
 		onChange(none, fmt.Errorf("watch configuration files: %w", err))
 	}
 
-	// It begins with a look: current may be older than the watch.
+	// Check at the beginning: current may be older than the watch.
 	settle := time.NewTimer(0)
 	defer settle.Stop()
-	var since time.Time // of the first event that was not looked into
+	var since time.Time // of the first event not yet handled
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-events:
 			since = putOff(settle, since)
-		case <-errs: //nolint:errcheck // that something was missed matters, not what
+		case <-errs: //nolint:errcheck // an event was lost, whatever the reason
 			since = putOff(settle, since)
 		case <-hup:
 			reload()
 			dirs.set(seen)
 		case <-settle.C:
 			since = time.Time{}
-			dirs.set(seen) // first, so that nothing changes unseen after the look
+			dirs.set(seen) // first, so that no change after the check is missed
 			now := look(seen)
 			if slices.Equal(now, seen) {
 				continue
@@ -90,7 +89,7 @@ func Watch[C Config](ctx context.Context, current C, hup <-chan os.Signal, load 
 			if path := emptied(good, now); path != "" {
 				seen = now
 				var none C
-				onChange(none, fmt.Errorf("%s: empty or gone, the old configuration stays", path))
+				onChange(none, fmt.Errorf("%s: empty or removed; keeping the previous configuration", path))
 				continue
 			}
 			reload()
@@ -101,8 +100,8 @@ func Watch[C Config](ctx context.Context, current C, hup <-chan os.Signal, load 
 	}
 }
 
-// putOff waits until no event has come for a while, but not for ever. It returns
-// when the first event came.
+// putOff restarts the timer, but not beyond patience. It returns the time of the first
+// event.
 func putOff(settle *time.Timer, since time.Time) time.Time {
 	now := time.Now()
 	if since.IsZero() {
@@ -112,7 +111,7 @@ func putOff(settle *time.Timer, since time.Time) time.Time {
 	return since
 }
 
-// look reads the files again.
+// look reads the files.
 func look(files []file) []file {
 	now := make([]file, len(files))
 	for i, f := range files {
@@ -122,7 +121,7 @@ func look(files []file) []file {
 	return now
 }
 
-// emptied returns a file that held something before and holds nothing now.
+// emptied returns a file that had content before and has none now.
 func emptied(before, now []file) string {
 	for _, b := range before {
 		for _, n := range now {
@@ -134,14 +133,13 @@ func emptied(before, now []file) string {
 	return ""
 }
 
-// dirWatch watches the directories that files stand in.
+// dirWatch watches the directories of files.
 type dirWatch struct{ w *fsnotify.Watcher }
 
-// set watches what the files need and nothing else, and reports whether it added
-// a directory. A directory that does not exist is awaited in the nearest one
-// that does.
+// set watches the directories of the files and no others, and reports whether it added
+// one. If a directory does not exist, its nearest existing parent is watched.
 func (d *dirWatch) set(files []file) (added bool) {
-	for d != nil && d.add(files) { // once more: a directory may have come up meanwhile
+	for d != nil && d.add(files) { // again: a directory may have been created meanwhile
 		added = true
 	}
 	return added

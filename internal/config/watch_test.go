@@ -107,13 +107,13 @@ func TestWatchEmptied(t *testing.T) {
 	path := write(t, filepath.Join(t.TempDir(), "agent.yaml"), "holdDown: 1s\n")
 	w := watch(t, path, nil)
 	write(t, path, "")
-	w.untilError("empty or gone")
+	w.untilError("empty or removed")
 	write(t, path, "holdDown: 2s\n")
 	w.untilHoldDown(2 * time.Second)
 	if err := os.Remove(path); err != nil {
 		t.Fatal(err)
 	}
-	w.untilError("empty or gone")
+	w.untilError("empty or removed")
 	write(t, path, "")
 	w.hup <- os.Interrupt // any signal: it is meant
 	w.untilHoldDown(DefaultAgent().HoldDown)

@@ -25,7 +25,7 @@ type Logon struct {
 	User    string   // SID on Windows, user id on macOS, not used on Linux
 }
 
-// System is what the steps of an installation do.
+// System performs the steps of an installation.
 type System interface {
 	// Run runs a command of the system; its output is in the error.
 	Run(ctx context.Context, name string, args ...string) error
@@ -35,12 +35,12 @@ type System interface {
 	Remove(path string) error
 }
 
-// Install has the host peer started at each logon, and starts it now. It replaces
-// an installation that is there.
+// Install starts the host peer now and at each logon. It replaces an existing
+// installation.
 //
-// On Windows that is a task of the Task Scheduler and no service: the machine of
-// WSL and the token belong to the user, a service runs as another; and the task
-// needs no administrator. On macOS it is a launch agent, on Linux a user unit.
+// On Windows it uses a task of the Task Scheduler. A service would run as another user,
+// but the WSL VM and the token belong to this one, and a task needs no administrator.
+// On macOS it uses a launch agent, on Linux a user unit.
 func Install(ctx context.Context, s System, l Logon) error {
 	switch l.OS {
 	case "windows":
@@ -76,8 +76,8 @@ func Install(ctx context.Context, s System, l Logon) error {
 	return fmt.Errorf("install: %s is not known here: start `fairlead host` by hand", l.OS)
 }
 
-// Uninstall stops the host peer and takes back what Install did. An installation
-// that is not there is no error.
+// Uninstall stops the host peer and undoes Install. It is no error if nothing is
+// installed.
 func Uninstall(ctx context.Context, s System, l Logon) error {
 	switch l.OS {
 	case "windows":
@@ -85,10 +85,10 @@ func Uninstall(ctx context.Context, s System, l Logon) error {
 		if !there {
 			return nil
 		}
-		_ = s.Run(ctx, "schtasks.exe", "/End", "/TN", taskName) // it may not run
+		_ = s.Run(ctx, "schtasks.exe", "/End", "/TN", taskName) // it may not be running
 		return wrap("uninstall", s.Run(ctx, "schtasks.exe", "/Delete", "/F", "/TN", taskName))
 	case "darwin":
-		_ = s.Run(ctx, "launchctl", "bootout", "gui/"+l.User+"/"+label) // it may not run
+		_ = s.Run(ctx, "launchctl", "bootout", "gui/"+l.User+"/"+label) // it may not be running
 		return wrap("uninstall", absent(s.Remove(l.plistPath())))
 	case "linux":
 		_ = s.Run(ctx, "systemctl", "--user", "disable", "--now", unitName) // it may not be there
@@ -107,7 +107,7 @@ func wrap(what string, err error) error {
 	return fmt.Errorf("%s: %w", what, err)
 }
 
-// absent takes it for done that a file is not there.
+// absent ignores that a file does not exist.
 func absent(err error) error {
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil

@@ -18,7 +18,7 @@ import (
 	"github.com/fairlead/fairlead/internal/link"
 )
 
-// maxToken is more than any token has, in bytes.
+// maxToken is longer than any token, in bytes.
 const maxToken = 4096
 
 // PairOptions say where a token comes from and where it goes.
@@ -29,17 +29,17 @@ type PairOptions struct {
 	Distribution string
 	// GuestFile is the token's file in the guest.
 	GuestFile string
-	// From, if given, is read in place of asking WSL.
+	// From, if given, is read instead of WSL.
 	From io.Reader
-	// File is where the token is kept on this machine.
+	// File is where the token is stored on this machine.
 	File string
 }
 
-// Pair fetches the token of a guest's agent through an administrator's channel,
-// and keeps it for the current user alone. The token is in no error.
+// Pair fetches the token of a guest's agent and stores it for the current user only.
+// No error contains the token.
 func Pair(ctx context.Context, o PairOptions) error {
 	if o.File == "" {
-		return errors.New("pair: no file to keep the token in: give --link-token FILE")
+		return errors.New("pair: no file to store the token in: give --link-token FILE")
 	}
 	text, err := o.fetch(ctx)
 	if err != nil {
@@ -61,14 +61,14 @@ func (o PairOptions) fetch(ctx context.Context) (string, error) {
 	if err == nil {
 		return string(bytes.TrimSpace(out[:min(len(out), maxToken)])), nil
 	}
-	var said string
+	var output string
 	if lines := hvsock.Lines(out); len(lines) > 0 { // of wsl.exe: cat's would have been the token
-		said = ": " + strconv.Quote(strings.Join(lines, " "))
+		output = ": " + strconv.Quote(strings.Join(lines, " "))
 	}
-	return "", fmt.Errorf("read %s as root in WSL: %w%s: start the agent there once, it makes the file", o.GuestFile, err, said)
+	return "", fmt.Errorf("read %s as root in WSL: %w%s: start the agent there once, which creates the file", o.GuestFile, err, output)
 }
 
-// OpenToken opens what --from names: a file, or "-" for standard input.
+// OpenToken opens the argument of --from: a file, or "-" for standard input.
 func OpenToken(from string, stdin io.Reader) (io.ReadCloser, error) {
 	if from == "-" {
 		return io.NopCloser(stdin), nil

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package version says what this binary was built from.
+// Package version reports the version of this binary.
 package version
 
 import "runtime/debug"

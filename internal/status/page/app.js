@@ -10,13 +10,13 @@ const search = $('search');
 const latency = new Latency($('latency'));
 const flows = new Flows($('flows'));
 
-// Ages count by the server's clock.
+// Ages use the server's clock.
 let ahead = 0;
 const now = () => Date.now() + ahead;
 
 const table = new Table($('ports'), { more: $('more'), empty: $('empty'), onChange: changed, onOpen: open });
 
-// Drawing: at most once for each frame.
+// Drawing: at most once per frame.
 let due = false;
 function changed(cleared = false) {
   if (cleared) search.value = '';
@@ -49,7 +49,7 @@ function drawFilters(counts) {
   if (box.children.length === 0) {
     box.append(...chips.map((c) => el('button', {
       type: 'button', class: 'chip', 'data-filter': c.name, 'data-state': c.kind === 'state' ? c.value : null,
-      title: 'Click to hide or show; double-click for this one alone',
+      title: 'Click to hide or show; double-click to show only these',
       onclick: () => toggle(c.name), ondblclick: () => only(c.kind, c.value),
     }, el('span', {}, c.value), el('b', {}))));
   }
@@ -140,7 +140,7 @@ function nextTheme() {
   try {
     localStorage.setItem('fairlead-theme', theme);
   } catch {
-    // It is not remembered, then.
+    // Storage is not available: the choice is not remembered.
   }
   sayTheme();
 }
@@ -151,7 +151,7 @@ function sayTheme() {
 $('theme').onclick = nextTheme;
 sayTheme();
 
-// What the server says.
+// Events of the server.
 const handlers = {
   hello({ role, name, version, explains }) {
     document.body.dataset.role = role;
@@ -182,7 +182,7 @@ const handlers = {
   },
 };
 
-// The stream: only while the page is in sight, and again when it broke.
+// The stream: only while the page is visible, and again after it broke.
 const silence = 15000;
 let reader = null;
 
@@ -211,7 +211,7 @@ async function follow() {
   }
 }
 
-const words = { connecting: 'connecting', live: 'live', lost: 'connection lost, trying again', locked: 'token needed', away: 'paused' };
+const words = { connecting: 'connecting', live: 'live', lost: 'connection lost, retrying', locked: 'token needed', away: 'paused' };
 
 function connection(state) {
   const c = $('connection');
@@ -232,7 +232,7 @@ addEventListener('resize', () => { latency.draw(now()); flows.draw(now()); });
 
 function fromHash() {
   if (!takeToken(location.hash)) return false;
-  history.replaceState(null, '', location.pathname); // out of sight and of the history
+  history.replaceState(null, '', location.pathname); // remove it from the address bar and the history
   return true;
 }
 addEventListener('hashchange', () => { if (fromHash()) { $('login').close(); follow(); } });

@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-// What is known of one port: why it is, or is not, reachable.
+// The detail of one port: why it is, or is not, reachable.
 import { el, clean, lines, age, joined, ownerName, hostAddresses, keyOf } from './format.js';
 import { ask } from './stream.js';
 
 const box = document.getElementById('detail');
 
 let shown = null; // {key, p, gone, report}
-let question = 0; // the latest; answers to older ones are dropped
+let question = 0; // the latest query; answers to older ones are dropped
 let later = 0;
 
-// What the server can do.
+// Features of the server.
 export const can = { explain: false };
 
 export function openKey() { return shown?.key ?? null; }
 
-// show opens the detail of p, or brings it up to date.
+// show opens or updates the detail of p.
 export function show(p, { now, gone = null, onClose }) {
   const key = keyOf(p);
   const same = shown?.key === key;
@@ -40,7 +40,7 @@ export function close() {
   onClose?.();
 }
 
-// explain asks the server. Only method POST lets it try whether the port answers.
+// explain asks the server. Only method POST lets it connect to the port.
 async function explain(method = 'GET') {
   if (shown === null || !can.explain) return;
   const { key, p } = shown;
@@ -50,7 +50,7 @@ async function explain(method = 'GET') {
     const response = await ask(`/v1/explain?port=${p.port}/${p.protocol}`, { method });
     if (response.ok) report = await response.json();
   } catch {
-    // Without an answer there is what the table knows.
+    // Without an answer the table's data is shown.
   }
   if (mine !== question || shown?.key !== key || report === null) return;
   shown.report = report;
@@ -76,7 +76,7 @@ function why() {
   const name = `${p.protocol} ${joined(p.address, p.port)}`;
   const chain = gone ? null : report?.publications?.find((c) => c.publication === name && (c.guest ?? '') === (p.guest ?? ''));
   const steps = chain?.steps ?? known(p);
-  const summary = gone ? 'It is gone: nothing in the guest serves or declares it any more.' : chain?.summary;
+  const summary = gone ? 'Closed: nothing in the guest serves or declares this port any more.' : chain?.summary;
   const next = chain?.next;
   const part = el('section', { class: 'why' }, el('h3', {}, 'Why'));
   if (summary) part.append(el('p', { class: 'summary' }, clean(summary)));
@@ -86,14 +86,14 @@ function why() {
       el('b', {}, clean(s.step)), ' ', el('span', {}, clean(s.text)),
       s.since ? el('time', { class: 'dim', dateTime: s.since }, ` for ${age(shown.now - Date.parse(s.since))}`) : null))));
   for (const n of report?.related ?? []) part.append(el('p', { class: 'near' }, el('b', {}, 'Related: '), clean(n.text)));
-  for (const m of report?.missing ?? []) part.append(el('p', { class: 'near' }, el('b', {}, 'Not looked at: '), clean(m)));
+  for (const m of report?.missing ?? []) part.append(el('p', { class: 'near' }, el('b', {}, 'Not checked: '), clean(m)));
   if (report !== null && p.protocol === 'tcp' && !gone && p.state !== 'denied') {
-    part.append(el('button', { type: 'button', onclick: () => explain('POST') }, 'Try whether it answers'));
+    part.append(el('button', { type: 'button', onclick: () => explain('POST') }, 'Test the connection'));
   }
   return part;
 }
 
-// known is the chain as far as the table itself tells.
+// known is the chain as far as the table's data shows it.
 function known(p) {
   const steps = p.origins.map((o) => ({ step: 'seen', verdict: 'ok', text: `by ${o.source}${o.detail ? `: ${o.detail}` : ''}`, since: o.since }));
   if (p.rule) steps.push({ step: 'rule', verdict: p.state === 'denied' ? 'failing' : 'ok', text: p.rule });
@@ -123,7 +123,7 @@ function facts() {
   return list;
 }
 
-// address is a link where a browser could have use of it.
+// address is a link if a browser may be able to open it.
 export function address(p, a) {
   if (p.protocol !== 'tcp' || p.state !== 'active') return el('code', {}, clean(a));
   return el('a', { href: `http://${encodeURI(a)}/`, target: '_blank', rel: 'noopener noreferrer' }, clean(a));

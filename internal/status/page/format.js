@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Words for values, and elements for words. Names come from guests: they only
-// ever become text nodes.
+// Formatting of values. Names come from guests: they only become text nodes.
 
 export const states = ['active', 'pending', 'conflict', 'failed', 'denied'];
 
@@ -25,8 +24,8 @@ export function svg(tag, attrs = {}) {
   return e;
 }
 
-// clean makes a hostile name visible: control characters and what turns the
-// direction of writing are shown, not obeyed.
+// clean makes a hostile name visible: control characters and those that change the
+// direction of writing are shown escaped.
 export function clean(s) {
   return String(s ?? '').replace(/[\p{Cc}\p{Cf}\p{Zl}\p{Zp}\p{Co}\p{Cs}]/gu, (c) =>
     `\\u{${c.codePointAt(0).toString(16)}}`);
@@ -72,7 +71,7 @@ export function ownerName(owner) {
     ? `${clean(owner.namespace)}/${name}` : name;
 }
 
-// hostAddresses is where a port is, or would be, reachable.
+// hostAddresses returns where a port is, or would be, reachable.
 export function hostAddresses(p) {
   if (p.hostAddresses.length > 0) return p.hostAddresses;
   return [...new Set(p.outcomes.map((o) => o.hostAddress).filter((a) => a !== ''))];

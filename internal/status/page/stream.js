@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The event stream, read by fetch and not by EventSource, as only fetch can send
-// the token in a header.
+// The event stream, read by fetch because EventSource cannot send a header.
 
-// The token arrives behind the # of the address, which no server is sent, and
-// is kept for this tab and this port alone.
+// The token comes in the fragment of the URL, which browsers do not send, and is kept
+// for this tab and port only.
 const slot = 'fairlead-token';
 
 export function takeToken(text) {
@@ -36,8 +35,8 @@ export function ask(path, options = {}) {
 
 export class Refused extends Error {}
 
-// events yields {event, data} until the stream ends. silence is how many
-// milliseconds without a word make it a dead one.
+// events yields {event, data} until the stream ends. After silence milliseconds without
+// data it is dead.
 export async function* events(path, { signal, silence }) {
   const dead = new AbortController();
   const any = AbortSignal.any([signal, dead.signal]);

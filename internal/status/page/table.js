@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The table of ports: what there is, what of it is to be seen, and in which order.
+// The table of ports: its rows, which of them are shown, and in which order.
 import { el, clean, age, states, joined, keyOf, ownerName, hostAddresses } from './format.js';
 import { address } from './detail.js';
 
-const lingers = 4000; // ms that a row which is gone is still shown
-const fresh = 2500; // ms that a new one is marked
+const lingers = 4000; // ms that a closed port is still shown
+const fresh = 2500; // ms that a new port is marked
 const step = 300; // rows that are shown at once
 
 export class Table {
@@ -35,7 +35,7 @@ export class Table {
     };
   }
 
-  // take applies what the server said.
+  // take applies an event of the server.
   take({ reset, more, put = [], removed = [] }, now) {
     if (reset) this.#incoming = new Set();
     for (const p of put) {
@@ -108,7 +108,7 @@ export class Table {
     return rows;
   }
 
-  // draw brings the page in step. Rows that did not change are not touched.
+  // draw updates the page. Rows that did not change are not touched.
   draw(now) {
     const rows = this.visible();
     const shown = rows.slice(0, this.#limit);
@@ -140,7 +140,7 @@ export class Table {
     this.#empty.hidden = !this.#loaded || n > 0;
     const filtered = this.rows.size > 0;
     this.#empty.querySelector('p').textContent = filtered ? 'Nothing matches.'
-      : 'No ports yet. The moment something listens in the guest it is here.';
+      : 'No ports yet. A port appears here the moment it opens in the guest.';
     this.#empty.querySelector('button').hidden = !filtered;
   }
 
@@ -166,7 +166,7 @@ export class Table {
     row.drawn = p;
   }
 
-  // move selects the row that is by so many further, and returns its key.
+  // move selects the row that many further down, and returns its key.
   move(by) {
     const rows = this.visible().slice(0, this.#limit);
     if (rows.length === 0) return null;
@@ -176,7 +176,7 @@ export class Table {
     return this.selected;
   }
 
-  // select makes sure that a row in sight is selected, and returns its key.
+  // select makes sure that a visible row is selected, and returns its key.
   select() {
     const rows = this.visible().slice(0, this.#limit);
     if (!rows.some((r) => r.key === this.selected)) this.selected = rows[0]?.key ?? null;
@@ -190,7 +190,7 @@ export class Table {
   }
 }
 
-// said leaves out of a reason the address that stands before it.
+// said removes the address at the beginning of a reason.
 function said(reason, at) { return reason.startsWith(`${at} `) ? reason.slice(at.length + 1) : reason; }
 
 const text = (a, b) => (a === b ? 0 : a === '' ? 1 : b === '' ? -1 : a.localeCompare(b));
