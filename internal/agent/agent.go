@@ -170,7 +170,7 @@ func (a *Agent) wireSinks() error {
 	}
 	a.reconciler = reconcile.New(a.registry.Publications(), a.sinks, reconcile.Options{
 		HoldDown: a.cfg.HoldDown, Ready: a.registry.Ready(), Logger: a.log,
-		Denied: a.cut,
+		Denied: a.resetFlows,
 		Synced: a.propagated,
 	})
 	return nil

@@ -46,8 +46,8 @@ func (a *Agent) newSink(s config.Sink) (reconcile.Sink, error) {
 	return nil, fmt.Errorf("sink %q: want hostlink, listener, gvproxy or vtunnel", s.Name)
 }
 
-// cutter is a sink that resets the flows of keys that a rule now denies.
-type cutter interface {
+// resetter is a sink that resets the flows of keys that a rule now denies.
+type resetter interface {
 	Reset(keys []port.Key)
 }
 
@@ -60,10 +60,10 @@ func (a *Agent) runSinks(ctx context.Context, g *errgroup.Group) {
 	}
 }
 
-// cut resets the flows of publications that a rule now denies.
-func (a *Agent) cut(keys []port.Key) {
+// resetFlows resets the flows of publications that a rule now denies.
+func (a *Agent) resetFlows(keys []port.Key) {
 	for _, s := range a.sinks {
-		if c, ok := s.(cutter); ok {
+		if c, ok := s.(resetter); ok {
 			c.Reset(keys)
 		}
 	}

@@ -204,7 +204,7 @@ func stringsOf(claims []Claim) (out []string) {
 
 func TestDecideAsTheModel(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
-	for range 20_000 {
+	for range 3_000 {
 		claims := random(rng)
 		if got, want := show(Decide(claims)), show(model(claims)); !slices.Equal(got, want) {
 			t.Fatalf("claims %+v\nverdicts %q, want %q", claims, got, want)
@@ -215,7 +215,7 @@ func TestDecideAsTheModel(t *testing.T) {
 // What holds of any set of claims, whatever their order.
 func TestDecideProperties(t *testing.T) {
 	rng := rand.New(rand.NewPCG(3, 4))
-	for range 20_000 {
+	for range 3_000 {
 		claims := random(rng)
 		verdicts := Decide(claims)
 		for i, v := range verdicts {

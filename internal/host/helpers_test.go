@@ -28,7 +28,7 @@ import (
 
 func TestMain(m *testing.M) { leak.Main(m) }
 
-// patience is a limit that only a failure reaches.
+// patience is a limit that is reached only if the test fails.
 var patience = wait.Limit()
 
 var (
@@ -42,7 +42,7 @@ func key(p port.Protocol, a netip.Addr, n uint16) port.Key {
 	return port.Key{Protocol: p, Address: a, Port: n}
 }
 
-// pub is a publication that asks for hosts; without any, for the loopback and
+// pub returns a publication that asks for hosts, or without any for the loopback with
 // its own port.
 func pub(k port.Key, hosts ...netip.AddrPort) wire.Publication {
 	if len(hosts) == 0 {
@@ -53,7 +53,7 @@ func pub(k port.Key, hosts ...netip.AddrPort) wire.Publication {
 
 func at(a netip.Addr, n uint16) netip.AddrPort { return netip.AddrPortFrom(a, n) }
 
-// agent is a guest of the test: it says what it is told to say.
+// agent is a guest that sends what the test wants.
 type agent struct {
 	t      *testing.T
 	name   string
@@ -113,8 +113,8 @@ func eachWay(t *testing.T, test func(*testing.T)) {
 	t.Run("streams", test)
 }
 
-// hasConnections reports whether flows of this test have connections. In a bubble
-// sockets would keep time from moving on.
+// hasConnections reports whether flows of this test have connections. In a bubble of
+// fake time, sockets would stop the time.
 func hasConnections(t *testing.T) bool {
 	t.Helper()
 	return strings.HasSuffix(t.Name(), "/connections")
@@ -185,7 +185,7 @@ func (a *agent) connect(ctx context.Context) (link.Session, error) {
 			}
 		}
 	}
-	// Only now may others say something: a session begins with its greeting.
+	// The session begins with these messages; others may follow.
 	a.mu.Lock()
 	a.session, err = r.s, a.down
 	a.mu.Unlock()
@@ -271,7 +271,7 @@ func serveStream(ctx context.Context, s *forward.Server, stream link.Stream, dia
 	return s.Serve(ctx, stream, req)
 }
 
-// drop loses the link; the host cannot dial until up.
+// drop breaks the link; the host cannot dial until up.
 func (a *agent) drop(err error) {
 	a.mu.Lock()
 	a.down = err
@@ -289,14 +289,14 @@ func (a *agent) up() {
 	a.down = nil
 }
 
-// begins sets what each new session begins with.
+// begins sets the first messages of each new session.
 func (a *agent) begins(cs ...wire.Control) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.greet = func() []wire.Control { return cs }
 }
 
-// say sends a control message on the session that stands, when there is one.
+// say sends control messages on the current session, and waits for one.
 func (a *agent) say(cs ...wire.Control) {
 	a.t.Helper()
 	var s link.Session
@@ -335,14 +335,14 @@ func (a *agent) settled(generation uint64) {
 	})
 }
 
-// heard returns what the host said of a key.
+// heard returns the outcomes that the host reported of a key.
 func (a *agent) heard(k port.Key) []port.Outcome {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.outcomes[k]
 }
 
-// wants waits until the host says that k has this state, and returns the first outcome.
+// wants waits until the host reports this state of k, and returns the first outcome.
 func (a *agent) wants(k port.Key, state port.State) port.Outcome {
 	a.t.Helper()
 	var got []port.Outcome
@@ -406,7 +406,7 @@ func policy(t *testing.T, expose rules.HostAddress, list ...rules.Rule) Policy {
 	return set
 }
 
-// greeter serves a name on a TCP port of the guest, and ends.
+// greeter writes a name to each connection to a TCP port of the guest, and closes it.
 func (a *agent) greeter(k port.Key, name string) {
 	a.t.Helper()
 	ln, err := net.Listen("tcp4", "127.0.0.1:0")
@@ -427,7 +427,7 @@ func (a *agent) greeter(k port.Key, name string) {
 	a.t.Cleanup(func() { _ = ln.Close() })
 }
 
-// serve says where the guest reaches a key.
+// serve sets the dial targets of a key.
 func (a *agent) serve(k port.Key, targets ...netip.AddrPort) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -445,7 +445,7 @@ func connect(t *testing.T, to netip.AddrPort) *net.TCPConn {
 	return c.(*net.TCPConn)
 }
 
-// greeting returns what a connection to the host address yields.
+// greeting returns what a connection to a host address receives.
 func greeting(t *testing.T, to netip.AddrPort) string {
 	t.Helper()
 	c := connect(t, to)
@@ -457,8 +457,8 @@ func greeting(t *testing.T, to netip.AddrPort) string {
 	return string(b)
 }
 
-// isCutOff reports whether a connection is reset, maybe before it is seen to stand.
-func isCutOff(t *testing.T, to netip.AddrPort) bool {
+// wasReset reports whether a new connection is reset, maybe before it is made.
+func wasReset(t *testing.T, to netip.AddrPort) bool {
 	t.Helper()
 	c, err := net.Dial("tcp", to.String())
 	if err == nil {

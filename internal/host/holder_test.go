@@ -172,7 +172,7 @@ func FuzzLsof(f *testing.F) {
 	})
 }
 
-// sharing is a system that lets two processes listen on one port.
+// sharing is a Vetter of a system on which two processes can listen on one port.
 type sharing struct {
 	taken atomic.Bool
 	by    Holder
@@ -188,8 +188,8 @@ func (s *sharing) Holders(_ context.Context, sockets []Socket) (map[Socket]Holde
 	return out, nil
 }
 
-// Windows lets a socket on 127.0.0.1 stand beside another process's on 0.0.0.0,
-// and takes its connections: a port is not ours because listen succeeded.
+// On Windows listen succeeds on 127.0.0.1 beside another process's 0.0.0.0, whose
+// connections it then takes: success does not mean that the port was free.
 func TestSharedPortIsAConflict(t *testing.T) {
 	system := &sharing{by: Holder{PID: 7, Name: "nginx.exe"}}
 	system.taken.Store(true)

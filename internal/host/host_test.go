@@ -205,7 +205,7 @@ func testPolicyReload(t *testing.T) {
 	if _, err := stays.Write([]byte("x")); err != nil {
 		t.Errorf("write on a flow that is still allowed: %v", err)
 	}
-	// The client hears of the reset before the flow is forgotten.
+	// The client sees the reset before the flow is gone.
 	eventually(t, "one flow is open", func() bool { return h.Guests()[0].Flows == 1 })
 }
 
@@ -250,7 +250,7 @@ func TestConflictIsTakenOver(t *testing.T) {
 	}
 }
 
-// named says that one process holds everything.
+// named is a HolderFinder that finds one process for all addresses.
 type named struct{ Holder }
 
 func (n named) Holders(_ context.Context, sockets []Socket) (map[Socket]Holder, error) {
@@ -282,7 +282,7 @@ func (f failing) ListenPacket(context.Context, string, string) (*own.UDPConn, er
 func TestTwoGuestsOnOnePort(t *testing.T) {
 	p := ports.Free(t)
 	first, second := newAgent(t, "first"), newAgent(t, "second")
-	// The second has the better rank, which counts within one guest only.
+	// The second would precede the first, which counts within one guest only.
 	k1, k2 := key(port.TCP, lan, p), key(port.TCP, lo4, p)
 	first.greeter(k1, "first")
 	second.greeter(k2, "second")
@@ -303,7 +303,7 @@ func TestTwoGuestsOnOnePort(t *testing.T) {
 	if got := greeting(t, at(lo4, p)); got != "second" {
 		t.Errorf("greeting = %q", got)
 	}
-	// It comes back, and is the second now.
+	// It comes back, after the other guest now.
 	first.say(put(2, pub(k1)))
 	first.wants(k1, port.Conflict)
 	second.drop(errors.New("gone"))
@@ -402,7 +402,7 @@ func TestPortsOfOneOwnerShareAnAddress(t *testing.T) {
 	}
 }
 
-// The guest's localhost is the host's localhost, whatever came first.
+// The guest's localhost is the host's localhost, in whatever order they come.
 func TestExactLoopbackPrecedesOtherLoopbackAddresses(t *testing.T) {
 	p := ports.Free(t)
 	exact, other := key(port.UDP, lo4, p), key(port.UDP, netip.MustParseAddr("127.0.0.53"), p)
@@ -422,7 +422,7 @@ func TestExactLoopbackPrecedesOtherLoopbackAddresses(t *testing.T) {
 	}
 }
 
-// A NAT rule for two own addresses makes two publications of nobody.
+// A NAT rule for two own addresses makes two publications without an owner.
 func TestOneRuleIsNoConflictWithItself(t *testing.T) {
 	p := ports.Free(t)
 	a := newAgent(t, "vm")
@@ -440,8 +440,8 @@ func TestOneRuleIsNoConflictWithItself(t *testing.T) {
 	a.wants(three, port.Active)
 }
 
-// What one owner has on the loopback and on all addresses is served at the widest
-// address that it asks for, and narrows when that leaves.
+// One owner's publications for the loopback and for all addresses are served on all
+// addresses, and on the loopback alone when the wider one leaves.
 func TestWidestAddressOfOneOwnerServesAll(t *testing.T) {
 	p := ports.Free(t)
 	a := newAgent(t, "vm")
@@ -493,7 +493,7 @@ func TestExposureNarrows(t *testing.T) {
 			if o := a.wants(narrow, port.Active); o.HostAddress != at(lo4, p) {
 				t.Errorf("host address = %s", o.HostAddress)
 			}
-			// Another loopback address stands for the network here.
+			// Another loopback address takes the place of the network here.
 			other := netip.MustParseAddr("127.0.0.2")
 			if proto == port.TCP && !refused(at(other, p)) {
 				t.Error("the port answers beyond the loopback address asked for")
@@ -593,7 +593,7 @@ func TestConnectionIsResetWithoutLink(t *testing.T) {
 	a.wants(k, port.Active)
 	a.drop(errors.New("gone"))
 	eventually(t, "the guest is lost", func() bool { return !h.Guests()[0].Connected })
-	if !isCutOff(t, at(lo4, k.Port)) {
+	if !wasReset(t, at(lo4, k.Port)) {
 		t.Error("the connection is not reset")
 	}
 	if n := h.Stats().Unlinked; n != 1 {
@@ -610,7 +610,7 @@ func testRefusedFlowResetsTheClient(t *testing.T) {
 	a.begins(snapshot(1, pub(k)))
 	h, _ := start(t, Options{}, a)
 	a.wants(k, port.Active)
-	if !isCutOff(t, at(lo4, k.Port)) {
+	if !wasReset(t, at(lo4, k.Port)) {
 		t.Error("the connection is not reset")
 	}
 	if n := h.Stats().Refused; n != 1 {
@@ -670,7 +670,7 @@ func testFlowLimit(t *testing.T) {
 	a.wants(k, port.Active)
 	first := connect(t, at(lo4, k.Port))
 	eventually(t, "the first flow", func() bool { return h.Guests()[0].Flows == 1 })
-	if !isCutOff(t, at(lo4, k.Port)) {
+	if !wasReset(t, at(lo4, k.Port)) {
 		t.Error("the connection over the limit is not reset")
 	}
 	forward.Reset(first)
@@ -692,7 +692,7 @@ func TestGapAsksForSnapshot(t *testing.T) {
 		}
 	}
 	eventually(t, "a resync", asked(1))
-	// What was on its way is not applied, whatever it builds on.
+	// Changes that were on their way are not applied, whatever their base.
 	a.say(put(5, pub(k2, at(lo4, 0))), snapshot(8, pub(k2, at(lo4, 0))), put(8, pub(k1, at(lo4, 0))))
 	a.settled(9)
 	if n := h.View().Len(); n != 2 {
@@ -795,7 +795,7 @@ func TestDiedListenerIsReplaced(t *testing.T) {
 	}
 }
 
-// breaking is a Network whose first listener fails when told to.
+// breaking is a Network whose first listener fails on demand.
 type breaking struct {
 	own.Sockets
 	fail   chan struct{}
@@ -914,7 +914,7 @@ func testHalfCloseAndResetThroughHost(t *testing.T) {
 	}
 }
 
-// A flow outlives its publication: a server that drains closes its listener first.
+// A flow outlives its publication: servers close their listener before they drain.
 func TestFlowOutlivesPublication(t *testing.T) { eachWay(t, testFlowOutlivesPublication) }
 
 func testFlowOutlivesPublication(t *testing.T) {

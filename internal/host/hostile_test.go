@@ -21,8 +21,8 @@ import (
 	"github.com/fairlead/fairlead/test/kit/ports"
 )
 
-// A guest that publishes every port there is gets as many as the limit says, and
-// hears that of the others; what other guests have it cannot take.
+// A guest that publishes every port gets as many as the limit allows, and failed
+// outcomes for the others. It cannot take the addresses of other guests.
 func TestGuestThatPublishesEveryPortIsLimited(t *testing.T) {
 	modest, greedy := newAgent(t, "modest"), newAgent(t, "greedy")
 	k := key(port.TCP, any4, 80)
@@ -47,7 +47,7 @@ func TestGuestThatPublishesEveryPortIsLimited(t *testing.T) {
 	if o := greedy.wants(k, port.Conflict); !strings.Contains(o.Reason, `guest "modest"`) {
 		t.Errorf("reason = %q", o.Reason)
 	}
-	// It lets go of all: nothing is left.
+	// It withdraws all: nothing is left.
 	greedy.say(snapshot(2))
 	greedy.settled(2)
 	if n := h.Stats().Listeners; n != 1 {
@@ -55,8 +55,8 @@ func TestGuestThatPublishesEveryPortIsLimited(t *testing.T) {
 	}
 }
 
-// Many clients are not a way to use up a host: what is over the limit is reset,
-// and the guest's other ports and the control channel go on.
+// Clients over the limit are reset; the guest's other ports and the control channel
+// go on.
 func TestFlowsOverTheLimitAreReset(t *testing.T) { eachWay(t, testFlowsOverTheLimitAreReset) }
 
 func testFlowsOverTheLimitAreReset(t *testing.T) {
@@ -95,8 +95,8 @@ func testFlowsOverTheLimitAreReset(t *testing.T) {
 	a.settled(2)
 }
 
-// A guest that says nonsense as fast as it can is given up, and tried again at
-// growing pauses: it costs next to nothing.
+// A guest that sends malformed messages as fast as it can is disconnected, and tried
+// again with backoff: it costs next to nothing.
 func TestFloodOfMalformedMessagesEndsTheSession(t *testing.T) {
 	for name, valid := range map[string]bool{"all of it": false, "with something valid now and then": true} {
 		t.Run(name, func(t *testing.T) {
@@ -144,7 +144,7 @@ func flooding(a *agent, cs []wire.Control) *agent {
 	return a
 }
 
-// Only an agent that proves the token is obeyed.
+// Only an agent that proves the token can open ports.
 func TestGuestWithoutTokenIsRefused(t *testing.T) {
 	token := func(s string) link.Token {
 		v, err := link.NewToken(strings.Repeat(s, 32))
@@ -166,7 +166,7 @@ func TestGuestWithoutTokenIsRefused(t *testing.T) {
 						o := link.Options{Role: link.RoleAgent, Identity: "a", Token: theirs, Logger: slog.New(slog.DiscardHandler)}
 						s, err := link.Server(ctx, far, o)
 						if err != nil {
-							// It goes on as if it had been believed.
+							// It goes on as if it had been accepted.
 							_ = wire.WriteControl(far, snapshot(1, pub(key(port.TCP, any4, 8080), netip.AddrPortFrom(lo4, 0))))
 							_ = far.Close()
 							return

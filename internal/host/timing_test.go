@@ -18,8 +18,8 @@ import (
 	"github.com/fairlead/fairlead/internal/port"
 )
 
-// memory is a Network without sockets, which would keep a bubble's time from
-// moving on. Addresses in taken are held by somebody else.
+// memory is a Network without sockets, which would stop fake time. Addresses in taken
+// are held by another process.
 type memory struct {
 	mu    sync.Mutex
 	start time.Time

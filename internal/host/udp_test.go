@@ -244,7 +244,7 @@ func udpClientWhoseGuestDoesNotReadHoldsUpNobody(t *testing.T) {
 		}
 	}
 	close(proceed)
-	// What comes now shows that all before it has been read.
+	// This answer shows that everything before it was read.
 	go func() {
 		for len(whole) == 0 {
 			_, _ = stuck.Write([]byte("last"))
@@ -258,7 +258,7 @@ func udpClientWhoseGuestDoesNotReadHoldsUpNobody(t *testing.T) {
 	}
 }
 
-// numbered is a datagram that shows whether it is whole.
+// numbered returns a datagram whose content shows whether it is complete.
 func numbered(i int) []byte {
 	return binary.BigEndian.AppendUint32(bytes.Repeat([]byte{byte(i)}, 20_000+i%1000), uint32(i))
 }

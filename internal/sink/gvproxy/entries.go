@@ -95,7 +95,7 @@ func (s session) Wishes(ctx context.Context, slot port.Slot) []peer.Wish {
 	var out []peer.Wish
 	for h, k := range s.driver.Decide(slot) {
 		w := peer.Wish{Target: peer.Target{Slot: slot, Host: h}, Key: k}
-		problem := ""
+		var problem string
 		if w.Remote, problem = s.remote(ctx, s.driver.Publication(k), w.Target); problem != "" {
 			s.driver.Answer(w, port.Failed, problem)
 			continue

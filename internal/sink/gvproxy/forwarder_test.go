@@ -18,8 +18,8 @@ import (
 	"github.com/fairlead/fairlead/test/kit/wait"
 )
 
-// forwarder answers as gvisor-tap-vsock's does, without listening at what it is
-// asked for; test/e2e runs the real one.
+// forwarder imitates the API of gvisor-tap-vsock, without opening ports; test/e2e runs
+// the real one.
 type forwarder struct {
 	t       *testing.T
 	address string
@@ -37,14 +37,14 @@ type forwarder struct {
 
 func newForwarder(t *testing.T) *forwarder {
 	t.Helper()
-	// It is stopped and started there.
+	// It is restarted at the same address.
 	f := &forwarder{t: t, address: fmt.Sprintf("127.0.0.1:%d", ports.Free(t)), refuse: make(map[string]string)}
 	f.start()
 	t.Cleanup(f.stop)
 	return f
 }
 
-// start begins a life with no entry.
+// start starts it without any entry.
 func (f *forwarder) start() {
 	l, err := net.Listen("tcp", f.address)
 	if err != nil {
@@ -63,7 +63,7 @@ func (f *forwarder) start() {
 	}()
 }
 
-// stop ends as a killed process does.
+// stop ends it as the end of its process does.
 func (f *forwarder) stop() {
 	f.mu.Lock()
 	s, done := f.server, f.done
@@ -126,7 +126,7 @@ func (f *forwarder) serve(w http.ResponseWriter, r *http.Request, path string) {
 	}
 }
 
-// add makes an entry of somebody else.
+// add adds an entry of another program.
 func (f *forwarder) add(protocol, local, remote string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -166,7 +166,7 @@ func (f *forwarder) want(want ...string) {
 	})
 }
 
-// hang answers nothing until the client gives up.
+// hang does not answer until the client gives up.
 func hang(_ http.ResponseWriter, r *http.Request) bool {
 	_, _ = io.Copy(io.Discard, r.Body) // only then is the client's end seen
 	select {

@@ -27,7 +27,7 @@ func TestMain(m *testing.M) { leak.Main(m) }
 
 func start(t *testing.T, f *forwarder, edit ...func(*Options)) *peertest.Rig {
 	t.Helper()
-	// No slow machine is taken for a peer that does not answer.
+	// Long, so that a slow machine does not look like a peer that hangs.
 	o := Options{
 		URLs: []string{f.url()}, Logger: slog.New(slog.DiscardHandler), Timeout: time.Minute, farewell: 2 * time.Minute,
 	}
@@ -62,7 +62,7 @@ func TestExposeAndUnexpose(t *testing.T) {
 	rig.WantState("udp 0.0.0.0:8080", port.Active)
 	rig.Remove("tcp 0.0.0.0:8080", "tcp [::]:9090")
 	f.want(sortedStrings("tcp/127.0.0.1:8000 to 192.168.127.2:80", "udp/127.0.0.1:8080 to 192.168.127.2:8080", static[0], static[1])...)
-	// The incumbent's removal of all names no protocol, and its context has ended.
+	// Rancher Desktop's agent names no protocol here, and its context has ended.
 	rig.Stop()
 	f.want(static...)
 }
@@ -72,7 +72,7 @@ func sortedStrings(s ...string) []string {
 	return s
 }
 
-// The incumbent sends nothing more to a peer that restarts.
+// Rancher Desktop's agent sends nothing to a peer that was restarted.
 func TestPeerRestartIsResynced(t *testing.T) {
 	f := newForwarder(t)
 	rig := start(t, f)
@@ -115,7 +115,7 @@ func TestPeerRestartBetweenTwoCalls(t *testing.T) {
 	rig.WantState("tcp 0.0.0.0:9090", port.Active)
 }
 
-// With the incumbent a peer that does not answer blocks everything for ever.
+// In Rancher Desktop's agent a peer that does not answer blocks everything for ever.
 func TestHangingPeerLeavesPortsPending(t *testing.T) {
 	f := newForwarder(t)
 	rig := start(t, f, quick)
@@ -136,7 +136,7 @@ func TestHangingPeerLeavesPortsPending(t *testing.T) {
 	rig.WantState("tcp 0.0.0.0:9090", port.Active)
 }
 
-// The answer to a call that was carried out gets lost.
+// The call was carried out, and its answer lost.
 func TestLostAnswerLeavesEntryOurs(t *testing.T) {
 	f := newForwarder(t)
 	lost := make(chan struct{}, 1)
@@ -236,7 +236,7 @@ func TestRefusalsAreRetriedWithBackoff(t *testing.T) {
 			t.Errorf("%s: reason = %q, want %q in it", tt.key, o.Reason, tt.reason)
 		}
 	}
-	// Other changes are no reason to try again.
+	// Other changes do not cause a retry.
 	before := len(f.said())
 	for range 20 {
 		rig.Put(peertest.Pub(t, "tcp 0.0.0.0:9000", "127.0.0.1:9000"))
@@ -422,7 +422,7 @@ func TestInvalidURLs(t *testing.T) {
 	}
 }
 
-// bridges serve by closing: what is exposed is looked at, not carried.
+// bridges close each connection: only the entries matter.
 func bridges(o *Options) {
 	o.Bridges = peer.NewBridges(peer.BridgeOptions{
 		Listen: new(net.ListenConfig).Listen, ListenPacket: new(own.Sockets).ListenPacket,

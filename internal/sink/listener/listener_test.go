@@ -24,7 +24,8 @@ import (
 
 func TestMain(m *testing.M) { leak.Main(m) }
 
-// network is a guest's ports: what is open, and what is not to be had.
+// network is a Network without sockets: open holds its listeners, errs the addresses
+// that cannot be opened.
 type network struct {
 	mu   sync.Mutex
 	open map[string]*listening
@@ -115,7 +116,7 @@ func (l *listening) Close() error {
 
 func (l *listening) Addr() net.Addr { return l.addr }
 
-// rig is a sink that a reconciler drives, in fake time.
+// rig is a sink with its reconciler, in fake time.
 type rig struct {
 	t       *testing.T
 	pubs    *table.Table[port.Key, port.Publication]
@@ -126,7 +127,7 @@ type rig struct {
 	served  chan port.Publication
 }
 
-// run plays f with a sink in a bubble of fake time.
+// run runs f with a sink in fake time.
 func run(t *testing.T, o Options, f func(*rig)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
@@ -205,8 +206,8 @@ func (g *rig) wantOpen(when string, want ...string) {
 	}
 }
 
-// wantOutcome checks that some outcome of p is as stated: "active 127.0.0.1:80",
-// with a part of its reason after that.
+// wantOutcome checks that the outcomes of p begin as stated: "active 127.0.0.1:80",
+// then the reason.
 func (g *rig) wantOutcome(when string, p port.Publication, want ...string) {
 	g.t.Helper()
 	outs, _ := g.r.Outcomes().View().Get(p.Key)
@@ -229,7 +230,7 @@ func (g *rig) wantOutcome(when string, p port.Publication, want ...string) {
 
 func ap(s string) netip.AddrPort { return netip.MustParseAddrPort(s) }
 
-// nat is a publication that is only a rule.
+// nat returns a publication of a NAT rule alone.
 func nat(addr string, dial ...string) port.Publication {
 	a := ap(addr)
 	p := port.Publication{
@@ -245,7 +246,7 @@ func nat(addr string, dial ...string) port.Publication {
 	return p
 }
 
-// socket adds a socket of its own.
+// socket adds a socket to a publication.
 func socket(p port.Publication, withheld string, dial ...string) port.Publication {
 	o := port.OriginInfo{
 		Origin: port.Origin{Source: "socket", ID: strings.Join(dial, ",")}, Detail: port.NewDetail("pid 811 (nginx)"), Withheld: withheld,
@@ -289,7 +290,7 @@ func TestNoPlaceholderBesideAServer(t *testing.T) {
 		g.wait(time.Hour)
 		g.wantOpen("a proxy has the port")
 		g.wantOutcome("a proxy has the port", both, "active 127.0.0.1:8080")
-		// The proxy goes: whoever comes next has the settle time again.
+		// The proxy ends: the settle time begins again.
 		g.put(p)
 		g.wait(740 * time.Millisecond)
 		g.wantOpen("the proxy went a moment ago")
@@ -298,7 +299,7 @@ func TestNoPlaceholderBesideAServer(t *testing.T) {
 	})
 }
 
-// Docker starts the proxy after the rule, how long after depends on the machine.
+// Docker starts the proxy after the rule; how long after depends on the machine.
 func TestDockerRuleWaitsForItsProxy(t *testing.T) {
 	run(t, Options{}, func(g *rig) {
 		p := nat("0.0.0.0:8080", "172.17.0.2:80")
@@ -315,7 +316,7 @@ func TestDockerRuleWaitsForItsProxy(t *testing.T) {
 		g.wait(10 * time.Second)
 		g.wantOpen("nobody says what Docker does", "127.0.0.1:8080")
 		g.drop(p)
-		// The proxy goes while Docker is started again; the container lives on.
+		// The proxy ends while Docker is restarted; the container goes on.
 		g.put(socket(said, "", "127.0.0.1:8080"))
 		g.put(said)
 		g.wait(59 * time.Second)
@@ -382,8 +383,8 @@ func TestPublicationShapes(t *testing.T) {
 	}
 }
 
-// A socket that no rule allows, or that does not listen, is in the table all the
-// same: its owner is named, and the port is left alone until it is free.
+// Denied and withheld sockets are in the table too: their owner is named, and the port
+// is left alone until it is free.
 func TestBoundPortIsAConflictThatNamesItsOwner(t *testing.T) {
 	run(t, Options{}, func(g *rig) {
 		held := socket(nat("0.0.0.0:80"), "bound, not listening")
@@ -447,7 +448,7 @@ func TestPlaceholderYieldsToServer(t *testing.T) {
 		g.sink.Contend(port.TCP, ap("[::]:80"), false, `"nginx"`)
 		g.wait(59 * time.Second)
 		g.wantOpen("released again", "127.0.0.1:81")
-		// The server starts: it is what the publication is served by.
+		// The server starts, and serves the publication.
 		both := socket(p, "", "127.0.0.1:80")
 		g.put(both)
 		g.wait(time.Hour)
@@ -458,7 +459,8 @@ func TestPlaceholderYieldsToServer(t *testing.T) {
 	})
 }
 
-// The host address goes to who has it most exactly; the other is told by whom.
+// The host address goes to the most exact guest address; the loser's reason names the
+// winner.
 func TestTwoPublicationsForOneAddress(t *testing.T) {
 	run(t, Options{}, func(g *rig) {
 		any, exact := nat("0.0.0.0:80", "10.0.0.1:80"), nat("127.0.0.1:80", "10.0.0.2:80")
@@ -508,7 +510,7 @@ func TestPublicationsOfOneServiceAreNoConflict(t *testing.T) {
 	})
 }
 
-// A socket of any of them is the server: a placeholder would be in its way.
+// A socket of one publication serves all of its owner, and needs no placeholder.
 func TestServerServesAllPublicationsOfItsOwner(t *testing.T) {
 	run(t, Options{}, func(g *rig) {
 		ps := owned(web, socket(nat("0.0.0.0:80"), "", "127.0.0.1:80"), nat("127.0.0.1:80", "10.0.0.1:80"))
@@ -535,7 +537,7 @@ func TestExactLoopbackPrecedesOtherLoopbackAddresses(t *testing.T) {
 	}
 }
 
-// Of several that are in the way, one is named, and always the same.
+// Of several winners that overlap, the reason always names the same.
 func TestReasonOfAConflictIsStable(t *testing.T) {
 	run(t, Options{}, func(g *rig) {
 		all := nat("0.0.0.0:80", "10.0.0.1:80")

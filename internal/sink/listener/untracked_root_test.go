@@ -16,8 +16,8 @@ import (
 	"github.com/fairlead/fairlead/test/kit/netns"
 )
 
-// takes is what hides a listener: rules that send away what is meant for loopback,
-// to where nobody listens.
+// takes has rules that hide listeners: they send connections to the loopback to a
+// closed port.
 const takes = `table inet takes {
 	chain out {
 		type nat hook output priority -100;
@@ -109,7 +109,7 @@ func TestUntrackedBypassesOutputRules(t *testing.T) {
 		t.Fatal(err)
 	}
 	expect("one more, one less", "[::1]:80", "[::1]:81")
-	// Nobody else takes it away by accident, and nothing is left of it.
+	// Other programs do not remove it by accident, and it leaves nothing behind.
 	nft("flush ruleset\n"+takes, "-f", "-")
 	expect("after a flush of all rules", "[::1]:80", "[::1]:81")
 	if err := u.Close(); err != nil {

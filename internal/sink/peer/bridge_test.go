@@ -18,7 +18,7 @@ import (
 	"github.com/fairlead/fairlead/internal/port"
 )
 
-// newBridges serves each connection by an echo; the end of its context cuts it.
+// newBridges echoes on each connection until its context ends.
 func newBridges(t *testing.T) *Bridges {
 	t.Helper()
 	b := NewBridges(BridgeOptions{

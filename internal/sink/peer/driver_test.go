@@ -92,7 +92,7 @@ func TestDriverConverges(t *testing.T) {
 	begin()
 	guests := []string{"0.0.0.0:80", "127.0.0.1:80", "10.0.0.1:80", "[::]:80", "10.0.0.1:81"}
 	hosts := []string{"127.0.0.1:80", "0.0.0.0:80", "[::1]:80", "127.0.0.1:81"}
-	for range 3000 {
+	for range 1500 {
 		switch rng.IntN(20) {
 		case 0: // the peer restarts
 			clear(f.entries)

@@ -17,11 +17,11 @@ import (
 	"github.com/fairlead/fairlead/test/kit/peertest"
 )
 
-// inside is set where a test runs in a namespace of its own.
+// inside is set in the process that runs a test in a namespace of its own.
 const inside = "FAIRLEAD_TEST_INSIDE"
 
-// alone runs the test again, in a process in a namespace of its own, and reports
-// whether this is that process.
+// alone runs the test again in a process in a network namespace of its own, and
+// reports whether this is that process.
 func alone(t *testing.T) bool {
 	t.Helper()
 	if os.Getenv(inside) != "" {
@@ -52,7 +52,7 @@ func sh(t *testing.T, script string) {
 	}
 }
 
-// The incumbent reads the addresses of eth0 once, at its start.
+// Rancher Desktop's agent reads the addresses of eth0 once, at its start.
 func TestChangedInterfaceAddressIsSent(t *testing.T) {
 	if !alone(t) {
 		return

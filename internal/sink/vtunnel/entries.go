@@ -108,7 +108,7 @@ func (s *Sink) unreachable(ctx context.Context, p port.Publication, t peer.Targe
 	}
 	is4 := at.Addr().Is4()
 	all := p.Address == netip.IPv6Unspecified() && (!is4 || p.DualStack) || p.Address == netip.IPv4Unspecified() && is4
-	reason := ""
+	var reason string
 	switch {
 	case !all && p.Address != at.Addr():
 		reason = fmt.Sprintf("the guest serves %s alone, and the peer connects to %s", p.Address, at.Addr())

@@ -27,7 +27,7 @@ func TestMain(m *testing.M) { leak.Main(m) }
 
 func newSink(t *testing.T, url string, edit ...func(*Options)) *Sink {
 	t.Helper()
-	// No slow machine is taken for a peer that does not answer.
+	// Long, so that a slow machine does not look like a peer that hangs.
 	o := Options{URL: url, Logger: slog.New(slog.DiscardHandler), Timeout: time.Minute, farewell: time.Minute}
 	for _, f := range edit {
 		f(&o)
@@ -58,7 +58,7 @@ func mustNet(t *testing.T, s string) *net.IPNet {
 	return n
 }
 
-// What the incumbent's encoder writes, byte for byte.
+// The messages of Rancher Desktop's agent, byte for byte.
 func TestMessagesEqualRancherDesktops(t *testing.T) {
 	tcp := func(n uint16, host string) peer.Target {
 		return peer.Target{Slot: port.Slot{Protocol: port.TCP, Port: n}, Host: netip.MustParseAddr(host)}
@@ -114,8 +114,8 @@ func TestAddAndRemove(t *testing.T) {
 	r.Want("8080/tcp 127.0.0.1 to upstream")
 }
 
-// The incumbent's removal of all names no protocol, so that UDP stays open on
-// the host, and it is sent with a context that has ended, so that none goes out.
+// Rancher Desktop's agent names no protocol here, so that UDP stays open on the host,
+// and its context has ended, so that nothing is sent at all.
 func TestAllIsRemovedAtTheEnd(t *testing.T) {
 	r := newReceiver(t, "unix")
 	rig := peertest.New(t, newSink(t, r.URL()+"?static=6443/tcp"))
@@ -125,9 +125,8 @@ func TestAllIsRemovedAtTheEnd(t *testing.T) {
 	r.Want()
 }
 
-// The incumbent sends each change from a goroutine of its own; here one waits
-// for the other. The peer handles each connection on its own, so that the order
-// of the connections alone is not enough.
+// Rancher Desktop's agent sends each change from a goroutine of its own. The peer
+// handles each connection on its own, so each message must wait for the one before.
 func TestAddsAndRemovesArriveInOrder(t *testing.T) {
 	r := newReceiver(t, "unix")
 	rig := peertest.New(t, newSink(t, r.URL()))
@@ -148,7 +147,7 @@ func TestAddsAndRemovesArriveInOrder(t *testing.T) {
 	}
 }
 
-// With the incumbent a peer that restarts is never told anything again.
+// Rancher Desktop's agent sends nothing to a peer that was restarted.
 func TestPeerRestartIsResynced(t *testing.T) {
 	for _, network := range []string{"unix", "tcp"} {
 		t.Run(network, func(t *testing.T) {
@@ -179,7 +178,7 @@ func TestPeerRestartIsResynced(t *testing.T) {
 	}
 }
 
-// The incumbent notes a port as told before the send, and never tries again.
+// Rancher Desktop's agent takes a port for sent before it is, and never retries.
 func TestFailedSendIsRetried(t *testing.T) {
 	r := newReceiver(t, "unix")
 	var dials atomic.Int32
@@ -205,8 +204,8 @@ func TestFailedSendIsRetried(t *testing.T) {
 	}
 }
 
-// With the incumbent a peer that takes the connection and reads nothing blocks
-// everything for ever.
+// In Rancher Desktop's agent a peer that accepts and does not read blocks everything
+// for ever.
 func TestHangingPeerLeavesPortsPending(t *testing.T) {
 	r := newReceiver(t, "unix")
 	r.Deafen(true)
@@ -244,7 +243,7 @@ func TestPeerThatClosesIdleConnections(t *testing.T) {
 	rig.Put(peertest.Pub(t, "tcp 0.0.0.0:8080", "127.0.0.1:8080"))
 	r.Want("8080/tcp 127.0.0.1 to upstream")
 	r.Hangup() // what comes next it decodes again
-	wait.Until(t, "it is told again", func() error {
+	wait.Until(t, "it is sent again", func() error {
 		if n := len(r.Messages()); n < 2 {
 			return fmt.Errorf("%d messages", n)
 		}
@@ -254,8 +253,8 @@ func TestPeerThatClosesIdleConnections(t *testing.T) {
 	r.Want("8080/tcp 127.0.0.1 to upstream")
 }
 
-// wsl-proxy keeps its listeners by port: of two for one port it loses the first
-// and never closes it.
+// wsl-proxy keeps its listeners by port: a second one for a port replaces the first,
+// which is never closed.
 func TestWSLProxyGetsOneListenerPerPort(t *testing.T) {
 	r := newReceiver(t, "unix")
 	rig := peertest.New(t, newSink(t, r.URL()))
@@ -271,7 +270,8 @@ func TestWSLProxyGetsOneListenerPerPort(t *testing.T) {
 	r.Want()
 }
 
-// With the incumbent, of two that want a port the first to leave takes it along.
+// In Rancher Desktop's agent, of two publications of one port the first that leaves
+// closes it.
 func TestPortStaysWhileWanted(t *testing.T) {
 	r := newReceiver(t, "unix")
 	rig := peertest.New(t, newSink(t, r.URL()))
@@ -280,12 +280,12 @@ func TestPortStaysWhileWanted(t *testing.T) {
 	if o := rig.WantState("tcp [::]:80", port.Conflict); !strings.Contains(o.Reason, "held by tcp 0.0.0.0:80") {
 		t.Errorf("reason = %q", o.Reason)
 	}
-	told := len(r.Messages())
+	sent := len(r.Messages())
 	rig.Remove("tcp 0.0.0.0:80")
 	rig.WantState("tcp [::]:80", port.Active)
 	r.Want("80/tcp 127.0.0.1 to upstream")
-	if n := len(r.Messages()) - told; n != 0 {
-		t.Errorf("the peer was told %d times of what did not change", n)
+	if n := len(r.Messages()) - sent; n != 0 {
+		t.Errorf("%d messages, though nothing changed", n)
 	}
 	rig.Remove("tcp [::]:80")
 	r.Want()
@@ -364,7 +364,7 @@ func TestThousandsOfPortsTakeFewMessages(t *testing.T) {
 		pubs = append(pubs, peertest.Pub(t, fmt.Sprintf("tcp 0.0.0.0:%d", 10000+i), fmt.Sprintf("127.0.0.1:%d", 10000+i)))
 	}
 	rig.Put(pubs...)
-	wait.Until(t, "all are told", func() error {
+	wait.Until(t, "all are sent", func() error {
 		if got := len(r.State()); got != n {
 			return fmt.Errorf("%d of %d", got, n)
 		}
