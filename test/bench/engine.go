@@ -122,7 +122,8 @@ func startDocker(ctx context.Context, b *bench) *dockerd {
 	tar := must(os.Open(must(enclave.ImageArchive(dir))))
 	defer func() { _ = tar.Close() }()
 	d.ask(ctx, http.MethodPost, "/images/load", tar, nil)
-	events := d.send(ctx, http.MethodGet, "/events?filters="+url.QueryEscape(`{"type":["container"],"event":["start"]}`), nil)
+	starts := "/events?filters=" + url.QueryEscape(`{"type":["container"],"event":["start"]}`)
+	events := must(d.client.Do(d.request(ctx, http.MethodGet, starts, nil))) //nolint:bodyclose // closed when the part ends
 	b.cleanup(func() { _ = events.Body.Close() })
 	d.events = json.NewDecoder(events.Body)
 	return d
@@ -149,9 +150,8 @@ func (b *bench) daemon(ctx context.Context, dir string, args []string, answers f
 	}
 }
 
-// send asks the engine; content is an io.Reader, or sent as JSON. The caller closes the
-// answer.
-func (d *dockerd) send(ctx context.Context, method, path string, content any) *http.Response {
+// request is a request to the engine; content is an io.Reader, or sent as JSON.
+func (d *dockerd) request(ctx context.Context, method, path string, content any) *http.Request {
 	kind := "application/x-tar"
 	in, ok := content.(io.Reader)
 	if !ok && content != nil {
@@ -159,12 +159,12 @@ func (d *dockerd) send(ctx context.Context, method, path string, content any) *h
 	}
 	req := must(http.NewRequestWithContext(ctx, method, "http://docker"+path, in))
 	req.Header.Set("Content-Type", kind)
-	return must(d.client.Do(req))
+	return req
 }
 
-// ask is send with the whole answer, which is JSON if it is wanted.
+// ask sends a request; the answer is JSON, if it is wanted.
 func (d *dockerd) ask(ctx context.Context, method, path string, content, answer any) {
-	text := must(body(d.send(ctx, method, path, content), nil))
+	text := must(fetch(d.client, d.request(ctx, method, path, content)))
 	if answer != nil {
 		check(json.Unmarshal([]byte(text), answer))
 	}

@@ -302,8 +302,8 @@ func startGvproxy(ctx context.Context, r *flowRig) *way {
 	client := unixClient(api)
 	for protocol, port := range map[string]int{"tcp": serverTCP, "udp": serverUDP} {
 		check(eventually(ctx, func() error {
-			_, err := body(client.Post("http://gvproxy/services/forwarder/expose", "application/json",
-				strings.NewReader(fmt.Sprintf(`{"local":%q,"remote":"192.168.127.2:%d","protocol":%q}`, w.tcp, port, protocol))))
+			expose := fmt.Sprintf(`{"local":%q,"remote":"192.168.127.2:%d","protocol":%q}`, w.tcp, port, protocol)
+			_, err := fetch(client, must(http.NewRequestWithContext(ctx, http.MethodPost, "http://gvproxy/services/forwarder/expose", strings.NewReader(expose))))
 			return err
 		}))
 	}

@@ -238,18 +238,19 @@ func (g *guest) get(ctx context.Context, url, token string) (string, error) {
 		return "", err
 	}
 	req.Header.Set("Authorization", "Bearer "+token)
-	return body(c.Do(req))
+	return fetch(c, req)
 }
 
-// body reads an answer, which must be a success.
-func body(resp *http.Response, err error) (string, error) {
+// fetch returns the body of an answer, which must be a success.
+func fetch(c *http.Client, req *http.Request) (string, error) {
+	resp, err := c.Do(req)
 	if err != nil {
 		return "", err
 	}
 	defer func() { _ = resp.Body.Close() }()
 	b, err := io.ReadAll(resp.Body)
 	if resp.StatusCode >= http.StatusMultipleChoices {
-		err = fmt.Errorf("%s: %s: %.300s", resp.Request.URL, resp.Status, b)
+		err = fmt.Errorf("%s %s: %s: %.300s", req.Method, req.URL, resp.Status, b)
 	}
 	return string(b), err
 }
