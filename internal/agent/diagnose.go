@@ -5,8 +5,11 @@ package agent
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
+	"os"
 	"sync"
 	"time"
 
@@ -15,6 +18,7 @@ import (
 	"github.com/fairlead/fairlead/internal/diagnose/explain"
 	"github.com/fairlead/fairlead/internal/diagnose/gather"
 	"github.com/fairlead/fairlead/internal/kernel"
+	"github.com/fairlead/fairlead/internal/link"
 	"github.com/fairlead/fairlead/internal/own"
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/registry"
@@ -79,6 +83,9 @@ func (a *Agent) Examine() doctor.Agent {
 		d.Link = &doctor.Link{Connected: l.Connected, Sessions: l.Sessions, Rivals: l.Rivals}
 		for _, e := range a.cfg.Link {
 			d.Link.Endpoints = append(d.Link.Endpoints, e.String())
+			if _, err := os.Stat(e.Path); e.Network == link.NetworkUnix && errors.Is(err, fs.ErrNotExist) {
+				d.Link.Removed = append(d.Link.Removed, e.Path)
+			}
 		}
 	}
 	return d

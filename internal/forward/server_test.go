@@ -13,9 +13,7 @@ import (
 	"io"
 	"net"
 	"net/netip"
-	"os"
 	"runtime"
-	"runtime/debug"
 	"slices"
 	"strings"
 	"sync"
@@ -399,28 +397,4 @@ func TestDialTimesOut(t *testing.T) {
 	if _, reply := g.open(t, pub.Key, ""); reply.Status != wire.FlowUnreachable {
 		t.Errorf("reply = %+v", reply)
 	}
-}
-
-// A flow that is reset while bytes are stuck in its pipe closes the pipe, and does
-// not leave it to the garbage collector.
-func TestResetFlowClosesItsPipe(t *testing.T) {
-	defer debug.SetGCPercent(debug.SetGCPercent(-1))
-	ln, pub := listen(t)
-	g := newGuest(t, ServerOptions{}, pub)
-	base, data := fds(t), make([]byte, 64<<20)
-	const flows = 20
-	for range flows {
-		client := g.connect(t, pub.Key).(*net.TCPConn)
-		server, err := ln.Accept()
-		if err != nil {
-			t.Fatal(err)
-		}
-		_ = client.SetWriteDeadline(time.Now().Add(100 * time.Millisecond))
-		if n, err := client.Write(data); !errors.Is(err, os.ErrDeadlineExceeded) {
-			t.Fatalf("wrote %d bytes, %v; want the flow stuck", n, err)
-		}
-		Reset(client)
-		Reset(server)
-	}
-	eventually(t, "descriptors are closed", func() bool { return fds(t) <= base+8 }) // idle pipes
 }

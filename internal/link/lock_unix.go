@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/fairlead/fairlead/internal/schedule"
 )
 
 // lockDir keeps other processes of ours from claiming a socket in dir at the
@@ -29,10 +31,8 @@ func lockDir(ctx context.Context, dir string) (unlock func() error, err error) {
 		if !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR) {
 			break
 		}
-		select {
-		case <-ctx.Done():
-			return nil, errors.Join(ctx.Err(), f.Close())
-		case <-time.After(10 * time.Millisecond):
+		if err := schedule.Sleep(ctx, 10*time.Millisecond); err != nil {
+			return nil, errors.Join(err, f.Close())
 		}
 	}
 	return nil, errors.Join(fmt.Errorf("lock directory %s: %w", dir, err), f.Close())

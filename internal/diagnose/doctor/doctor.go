@@ -80,8 +80,9 @@ type Source struct {
 type Link struct {
 	Endpoints []string `json:"endpoints"`
 	Connected bool     `json:"connected"`
-	Sessions  uint64   `json:"sessions"`         // since the start
-	Rivals    []string `json:"rivals,omitempty"` // two hosts that take the agent from each other
+	Sessions  uint64   `json:"sessions"`          // since the start
+	Rivals    []string `json:"rivals,omitempty"`  // two hosts that take the agent from each other
+	Removed   []string `json:"removed,omitempty"` // sockets that were removed while the agent listens on them
 }
 
 // Facts is what is judged.

@@ -78,6 +78,7 @@ func TestEachFaultHasItsRemedy(t *testing.T) {
 			f.Agent.UnreadCount, f.Agent.Unread = 1, []explain.Unread{{Where: "ip nat pre", Rule: "meta mark 7", Reason: "meta mark"}}
 		}, Warning, "nat rules", "1 rule is", "supported form"},
 		{"no host ever", func(f *Facts) { f.Agent.Link = &Link{Endpoints: []string{"vsock://:1023"}} }, Failing, "link host", "yet", "fairlead host"},
+		{"socket removed", func(f *Facts) { f.Agent.Link.Removed = []string{"/run/fairlead/link.sock"} }, Failing, "link socket", "link.sock was removed", "restart the agent"},
 		{"two hosts", func(f *Facts) { f.Agent.Link.Rivals = []string{"desk", "laptop"} }, Warning, "link hosts", `"desk" "laptop"`, "one of them"},
 		{"host gone", func(f *Facts) { f.Agent.Link.Connected = false }, Failing, "link host", "no host is connected", "fairlead host"},
 		{"WSL 1", func(f *Facts) { f.WSL = &WSL{Version: 1} }, Failing, "wsl version", "WSL 1", "--set-version"},

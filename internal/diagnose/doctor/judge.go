@@ -259,6 +259,10 @@ func (j *judge) link() {
 		j.add("link", "hosts", Warning, fmt.Sprintf("the hosts %q take this agent from each other, which resets all flows each time", r),
 			"stop fairlead on one of them, or give it another agent: an agent serves one host at a time")
 	}
+	for _, path := range a.Link.Removed {
+		j.add("link", "socket", Failing, path+" was removed; hosts cannot connect any more",
+			"restart the agent, and exclude the directory from what cleans it, such as tmpfiles.d")
+	}
 	if a.Link.Connected {
 		j.add("link", "host", OK, fmt.Sprintf("connected at %s, session %d", at, a.Link.Sessions), "")
 		return
