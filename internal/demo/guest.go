@@ -23,14 +23,14 @@ const netnsDir = "/run/netns"
 
 const namePrefix = "fairlead-demo-"
 
-// guest is a named network namespace that plays the guest.
+// guest is a named network namespace that is used as the guest.
 type guest struct {
 	name string
 	path string
 }
 
 // newGuest makes the namespace with its loopback up, as `ip netns add` would,
-// and removes what a demo that was killed left behind.
+// and removes those of demos that were killed.
 func newGuest() (*guest, error) {
 	removeDead()
 	g := &guest{name: namePrefix + strconv.Itoa(os.Getpid())}
@@ -66,7 +66,7 @@ func newGuest() (*guest, error) {
 	return g, nil
 }
 
-// removeDead removes namespaces of demos whose process is gone.
+// removeDead removes namespaces of demos whose process has ended.
 func removeDead() {
 	old, _ := filepath.Glob(filepath.Join(netnsDir, namePrefix+"*"))
 	for _, path := range old {
@@ -77,13 +77,13 @@ func removeDead() {
 	}
 }
 
-// Close takes the name away; the namespace goes with the last process in it.
+// Close removes the name; the namespace ends with its last process.
 func (g *guest) Close() error {
 	err := unix.Unmount(g.path, unix.MNT_DETACH)
 	return errors.Join(err, os.Remove(g.path))
 }
 
-// enter is how a person runs a command in the guest.
+// enter returns the command prefix that enters the guest.
 func (g *guest) enter() string {
 	if _, err := exec.LookPath("ip"); err == nil {
 		return "ip netns exec " + g.name
@@ -91,8 +91,8 @@ func (g *guest) enter() string {
 	return "nsenter --net=" + g.path
 }
 
-// Do runs f in the namespace, on a thread that lasts: a child that f starts
-// gets its death signal when its starting thread ends.
+// Do runs f in the namespace, on a thread that never ends, because a child gets its
+// death signal when the thread that started it ends.
 func (g *guest) Do(f func() error) error {
 	return onLastingThread(func() error {
 		ns, err := os.Open(g.path)
@@ -107,7 +107,7 @@ func (g *guest) Do(f func() error) error {
 	})
 }
 
-// inThread runs f on a thread that is thrown away.
+// inThread runs f on a thread that ends afterwards.
 func inThread(f func() error) error {
 	done := make(chan error, 1)
 	go func() {
