@@ -160,6 +160,9 @@ func (c *Claim) serverOf() server {
 	return s
 }
 
+// Same reports whether two claims are of one server and can share an address.
+func Same(a, b Claim) bool { return a.serverOf() == b.serverOf() }
+
 // group is one port of one family: only claims of one group can overlap.
 type group struct {
 	port.Slot

@@ -24,13 +24,19 @@ type Claim struct {
 // slot returns the protocol and host port of a claim.
 func (c Claim) slot() port.Slot { return port.Slot{Protocol: c.Key.Protocol, Port: c.Host.Port()} }
 
+// shared is a claim that another one serves, and the host address of its outcome.
+type shared struct {
+	Claim
+	at netip.AddrPort
+}
+
 // Book keeps what is wanted, who gets which host address, and what became of
 // each claim. The zero value is not usable: see NewBook. It is not safe for
 // concurrent use.
 type Book struct {
 	pubs     map[port.Key]port.Publication
 	slots    map[port.Slot]map[Claim]port.Outcome // by protocol and host port; no state: nothing to report yet
-	served   map[Claim][]Claim                    // other claims that a winner serves
+	served   map[Claim][]shared                   // other claims that a winner serves
 	dirty    map[port.Slot]struct{}
 	reported map[port.Key]struct{} // since the last Outcomes
 	absent   bool
@@ -41,7 +47,7 @@ type Book struct {
 func NewBook() *Book {
 	return &Book{
 		pubs: make(map[port.Key]port.Publication), slots: make(map[port.Slot]map[Claim]port.Outcome),
-		served: make(map[Claim][]Claim), dirty: make(map[port.Slot]struct{}), reported: make(map[port.Key]struct{}),
+		served: make(map[Claim][]shared), dirty: make(map[port.Slot]struct{}), reported: make(map[port.Key]struct{}),
 	}
 }
 
@@ -150,19 +156,37 @@ func (b *Book) Decide(slot port.Slot) map[netip.Addr]port.Key {
 		case by == c:
 			winners[c.Host.Addr()] = c.Key
 		default:
-			b.served[by] = append(b.served[by], c)
+			b.served[by] = append(b.served[by], shared{c, c.Host})
 		}
 	}
 	return winners
 }
 
+// Share has a winner serve c too, at the winner's address, and reports whether it
+// can: they must be of one server. It is for peers that cannot serve both addresses.
+func (b *Book) Share(c, winner Claim) bool {
+	p, q := b.pubs[c.Key], b.pubs[winner.Key]
+	if !claims.Same(claims.Of(&p, c.Host), claims.Of(&q, winner.Host)) {
+		return false
+	}
+	for _, o := range append(b.served[c], shared{Claim: c}) {
+		b.served[winner] = append(b.served[winner], shared{o.Claim, winner.Host})
+	}
+	delete(b.served, c)
+	return true
+}
+
 // Report notes what became of a claim, and so of those that it serves.
 func (b *Book) Report(c Claim, state port.State, reason string) {
-	b.slots[c.slot()][c] = port.Outcome{Key: c.Key, State: state, HostAddress: c.Host, Reason: reason}
-	b.reported[c.Key] = struct{}{}
+	b.report(c, c.Host, state, reason)
 	for _, o := range b.served[c] {
-		b.Report(o, state, reason)
+		b.report(o.Claim, o.at, state, reason)
 	}
+}
+
+func (b *Book) report(c Claim, at netip.AddrPort, state port.State, reason string) {
+	b.slots[c.slot()][c] = port.Outcome{Key: c.Key, State: state, HostAddress: at, Reason: reason}
+	b.reported[c.Key] = struct{}{}
 }
 
 // Outcomes returns what became of the publications that were reported since the

@@ -77,6 +77,9 @@ type Wish struct {
 	Remote string
 }
 
+// Claim returns the claim that a wish is for.
+func (w Wish) Claim() Claim { return Claim{w.Key, w.AddrPort()} }
+
 // Peer is what a Driver needs to know of a peer and to ask of it.
 type Peer interface {
 	// Wishes returns the entries that the peer is to have of a slot. It asks
@@ -143,7 +146,7 @@ func (d *Driver) MarkAll() {
 // Answer reports what became of an entry.
 func (d *Driver) Answer(w Wish, state port.State, reason string) {
 	if w.Key != (port.Key{}) {
-		d.Report(Claim{w.Key, w.AddrPort()}, state, reason)
+		d.Report(w.Claim(), state, reason)
 	}
 }
 

@@ -27,7 +27,7 @@ func (s *Sink) Wishes(ctx context.Context, slot port.Slot) []peer.Wish {
 		// wsl-proxy keeps its listeners by port alone, and would lose one of two. The
 		// first is kept: wildcards sort before other addresses, IPv4 before IPv6.
 		if s.perPort && len(out) > 0 {
-			if out[0].Key != w.Key {
+			if out[0].Key != w.Key && !s.driver.Share(w.Claim(), out[0].Claim()) {
 				s.driver.Answer(w, port.Conflict, fmt.Sprintf("wsl-proxy has one listener for each port, and %s has it", out[0].Key))
 			}
 			continue

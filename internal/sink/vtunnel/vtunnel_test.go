@@ -266,7 +266,12 @@ func TestWSLProxyGetsOneListenerPerPort(t *testing.T) {
 	r.Want("8080/tcp 127.0.0.1 to upstream")
 	rig.Put(peertest.Pub(t, "tcp [::]:8080+", "0.0.0.0:8080", "[::]:8080"))
 	r.Want("8080/tcp 0.0.0.0 to upstream")
-	rig.Remove("tcp [::]:8080")
+	rig.Put(peertest.Pub(t, "tcp 0.0.0.0:8080", "127.0.0.1:8080"), peertest.Pub(t, "tcp [::]:8080+", "[::1]:8080"))
+	if o := rig.WantState("tcp [::]:8080", port.Conflict); !strings.Contains(o.Reason, "one listener for each port") {
+		t.Errorf("reason = %q", o.Reason)
+	}
+	r.Want("8080/tcp 127.0.0.1 to upstream")
+	rig.Remove("tcp 0.0.0.0:8080", "tcp [::]:8080")
 	r.Want()
 }
 
@@ -295,13 +300,15 @@ func TestPublicationsOfOneServiceAreNoConflict(t *testing.T) {
 	r := newReceiver(t, "unix")
 	rig := peertest.New(t, newSink(t, r.URL()+"?guest=192.168.143.1"))
 	keys := []string{"tcp 0.0.0.0:30080", "tcp 192.168.143.1:30080", "tcp [::]:30080+"}
-	for _, k := range keys {
-		p := peertest.Pub(t, k, "127.0.0.1:30080")
+	for i, k := range keys {
+		p := peertest.Pub(t, k, []string{"127.0.0.1:30080", "127.0.0.1:30080", "[::1]:30080"}[i])
 		p.Owner = port.Owner{Kind: port.OwnerService, ID: "default/web", Name: "web"}
 		rig.Put(p)
 	}
-	for _, k := range keys {
-		rig.WantState(strings.TrimSuffix(k, "+"), port.Active)
+	for _, k := range keys { // also the one that asks for [::1]: wsl-proxy has one listener for each port
+		if o := rig.WantState(strings.TrimSuffix(k, "+"), port.Active); o.HostAddress.String() != "127.0.0.1:30080" {
+			t.Errorf("%s is active at %s", k, o.HostAddress)
+		}
 	}
 	r.Want("30080/tcp 127.0.0.1 to upstream")
 	rig.Remove("tcp 0.0.0.0:30080", "tcp 192.168.143.1:30080", "tcp [::]:30080")
