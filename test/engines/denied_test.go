@@ -46,7 +46,29 @@ func (p *peers) probe(addr string) *prober {
 	return b
 }
 
-func (b *prober) end() { close(b.stop); <-b.done }
+func (b *prober) end(t *testing.T) {
+	close(b.stop)
+	<-b.done
+	t.Logf("%d connections were tried", b.tried.Load())
+}
+
+// closed checks that no connection was accepted since the last time.
+func (b *prober) closed(t *testing.T, when string) {
+	t.Helper()
+	if n := b.open.Swap(0); n > 0 {
+		t.Errorf("%s: %d connections to a denied container were accepted", when, n)
+	}
+}
+
+// denySecrets returns a configuration with a rule that denies by name.
+func denySecrets(t *testing.T) (config string) {
+	t.Helper()
+	config = filepath.Join(t.TempDir(), "agent.yaml")
+	if err := os.WriteFile(config, []byte("rules:\n  - match: {name: \"secret*\"}\n    action: deny\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return config
+}
 
 // state waits until a publication has a state.
 func (p *peers) state(key string, s port.State) {
@@ -68,11 +90,7 @@ func (p *peers) state(key string, s port.State) {
 // A container that a rule denies by its name is never open on the host: not while it
 // starts, restarts or goes, and not while an agent starts beside an engine that hangs.
 func TestDeniedContainerIsNeverOpen(t *testing.T) {
-	config := filepath.Join(t.TempDir(), "agent.yaml")
-	if err := os.WriteFile(config, []byte("rules:\n  - match: {name: \"secret*\"}\n    action: deny\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	p := startPeers(t, "--config", config, "--source", "socket,nat,docker", "--docker-host", "unix://"+dockerSocket)
+	p := startPeers(t, "--config", denySecrets(t), "--source", "socket,nat,docker", "--docker-host", "unix://"+dockerSocket)
 	d := dockerd(t)
 	dockerImage(t)
 	serve := []string{"bb", "httpd", "-f", "-p", "8200", "-h", "/etc"}
@@ -80,16 +98,8 @@ func TestDeniedContainerIsNeverOpen(t *testing.T) {
 	p.reach("tcp [::]:8201", "HTTP/1.") // what no rule denies is open
 
 	b := p.probe("127.0.0.1:8200")
-	defer func() {
-		b.end()
-		t.Logf("%d of %d connections were accepted", b.open.Load(), b.tried.Load())
-	}()
-	check := func(when string) {
-		t.Helper()
-		if n := b.open.Swap(0); n > 0 {
-			t.Errorf("%s: %d connections to a denied container were accepted", when, n)
-		}
-	}
+	defer b.end(t)
+	check := func(when string) { t.Helper(); b.closed(t, when) }
 	for round := 0; round < 5 || b.tried.Load() < deniedConnects; round++ {
 		network := []string{"-p", "8200:8200"}
 		if round%3 == 2 {
@@ -121,4 +131,55 @@ func TestDeniedContainerIsNeverOpen(t *testing.T) {
 		check("removal")
 	}
 	p.reach("tcp [::]:8201", "HTTP/1.")
+}
+
+// nerdctl leaves the NAT rule of a container that stops, and the next one gets the
+// same address.
+func TestDeniedContainerOfNerdctlIsNeverOpen(t *testing.T) {
+	startContainerd(t)
+	containerdImage(t)
+	p := startPeers(t, "--config", denySecrets(t), "--source", "socket,nat,containerd", "--containerd-socket", containerdSocket)
+	serve := []string{"bb", "httpd", "-f", "-p", "80", "-h", "/etc"}
+	must(t, append([]string{"run", "-d", "--name", "web", "-p", "8201:80"}, serve...)...)
+	p.reach("tcp 0.0.0.0:8201", "HTTP/1.")
+
+	b := p.probe("127.0.0.1:8200")
+	defer b.end(t)
+	for range 4 {
+		must(t, append([]string{"run", "-d", "--name", "secret0", "-p", "8200:80"}, serve...)...)
+		time.Sleep(500 * time.Millisecond)
+		b.closed(t, "start")
+		must(t, "restart", "secret0")
+		b.closed(t, "restart")
+		must(t, "stop", "secret0")
+		time.Sleep(time.Second)
+		b.closed(t, "stop")
+		must(t, "start", "secret0")
+		time.Sleep(500 * time.Millisecond)
+		b.closed(t, "start again")
+		must(t, "rm", "-f", "secret0")
+		b.closed(t, "removal")
+	}
+	// A port that no rule denies goes with its container, too.
+	must(t, "stop", "web")
+	p.withheld("tcp 0.0.0.0:8201", "left behind by container web, stopped")
+	must(t, "start", "web")
+	p.reach("tcp 0.0.0.0:8201", "HTTP/1.")
+}
+
+// withheld waits until a publication is denied for that reason, or gone.
+func (p *peers) withheld(key, reason string) {
+	p.t.Helper()
+	eventually(p.t, func() error {
+		l, err := p.list()
+		if err != nil {
+			return err
+		}
+		for _, pub := range l.Publications {
+			if is(pub, key) && (pub.State != port.Denied || pub.Reason != reason) {
+				return fmt.Errorf("%s is %s: %s", key, pub.State, pub.Reason)
+			}
+		}
+		return nil
+	})
 }
