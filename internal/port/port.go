@@ -99,6 +99,16 @@ type Slot struct {
 // String returns for example "8080/tcp".
 func (s Slot) String() string { return fmt.Sprintf("%d/%s", s.Port, s.Protocol) }
 
+// Bounds returns the first and the last key that a slot can have, in the order of
+// Key.Compare.
+func (s Slot) Bounds() (first, last Key) {
+	return Key{Protocol: s.Protocol, Port: s.Port}, // the zero Addr sorts first
+		Key{Protocol: s.Protocol, Port: s.Port, Address: lastAddr}
+}
+
+// lastAddr sorts behind every address that a socket can have: a zone sorts last.
+var lastAddr = netip.MustParseAddr("ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff%\U0010ffff")
+
 // IsWildcard reports whether a is 0.0.0.0 or ::.
 func IsWildcard(a netip.Addr) bool { return a.IsUnspecified() }
 

@@ -193,6 +193,7 @@ func (r *Reconciler) apply(view View, change Change, h *holds) {
 					h.pending[k] = struct{}{}
 				}
 				tx.Delete(k)
+				h.release(tx, k.Slot())
 			case there && !p.Decision.Withheld: // forbidden by a rule: at once
 				delete(h.due, k)
 				if _, was := h.pending[k]; wanted || was {
@@ -200,9 +201,10 @@ func (r *Reconciler) apply(view View, change Change, h *holds) {
 				}
 				delete(h.pending, k)
 				tx.Delete(k)
+				h.release(tx, k.Slot())
 			case !there && !wanted:
 				delete(h.pending, k)
-			case wanted && r.o.HoldDown > 0 && !replaced(view, old):
+			case wanted && r.o.HoldDown > 0 && !replaced(view, old) && !ownerPending(view, k.Slot()):
 				h.add(k, time.Now().Add(r.o.HoldDown))
 			default:
 				tx.Delete(k)
@@ -223,6 +225,16 @@ func replaced(view View, p port.Publication) bool {
 		if ok && q.Decision.Allow && !slices.ContainsFunc(p.Decision.Host, func(h netip.AddrPort) bool {
 			return !slices.Contains(q.Decision.Host, h)
 		}) {
+			return true
+		}
+	}
+	return false
+}
+
+// ownerPending reports whether something on a slot waits for its owner.
+func ownerPending(view View, s port.Slot) bool {
+	for _, p := range view.Range(s.Bounds()) {
+		if p.Decision.Pending {
 			return true
 		}
 	}
@@ -263,6 +275,20 @@ func (h *holds) add(k port.Key, at time.Time) {
 	}
 	h.due[k] = at
 	h.queue = append(h.queue, held{k, at})
+}
+
+// release ends the holds on a slot: a client of the old server must not reach the
+// new one by them.
+func (h *holds) release(tx *table.Tx[port.Key, port.Publication], s port.Slot) {
+	if len(h.due) == 0 {
+		return
+	}
+	for _, k := range tx.Range(s.Bounds()) {
+		if _, held := h.due[k]; held {
+			delete(h.due, k)
+			tx.Delete(k)
+		}
+	}
 }
 
 // skim drops holds from the front of the queue that were cancelled.

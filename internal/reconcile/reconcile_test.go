@@ -258,6 +258,39 @@ func TestPendingIsNotHeldAndResetsOnceDenied(t *testing.T) {
 	})
 }
 
+// A port that is held is open: what comes next on it must not be reached by that
+// if it is, or may be, forbidden.
+func TestForbiddenPortEndsTheHoldOnItsSlot(t *testing.T) {
+	for _, d := range []port.Decision{{Pending: true}, {Reason: "denied by rule 1"}} {
+		s := newSink()
+		run(t, Options{HoldDown: time.Minute}, []Sink{s}, func(g rig) {
+			old, other := pub("[::]:80", true), pub("[::]:81", true)
+			g.put(old)
+			g.put(other)
+			want(t, s, "tcp [::]:80", "tcp [::]:81")
+			g.drop(old)
+			g.drop(other)
+			want(t, s, "tcp [::]:80", "tcp [::]:81")
+			p := pub("0.0.0.0:80", true)
+			p.Decision = d
+			g.put(p)
+			want(t, s, "tcp [::]:81")
+		})
+	}
+}
+
+func TestPendingPortKeepsItsSlotFromBeingHeld(t *testing.T) {
+	s := newSink()
+	run(t, Options{HoldDown: time.Minute}, []Sink{s}, func(g rig) {
+		old, next := pub("[::]:80", true), pub("0.0.0.0:80", false)
+		next.Decision = port.Decision{Pending: true}
+		g.put(old)
+		want(t, s, "tcp [::]:80")
+		g.pubs.Update(func(tx *table.Tx[port.Key, port.Publication]) { tx.Delete(old.Key); tx.Put(next.Key, next) })
+		want(t, s)
+	})
+}
+
 func TestFailedSyncIsRetriedAndLosesNothing(t *testing.T) {
 	s := newSink()
 	fails := 7

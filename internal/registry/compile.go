@@ -12,15 +12,6 @@ import (
 	"github.com/fairlead/fairlead/internal/port"
 )
 
-// slotBounds returns the first and the last key that a slot can hold.
-func slotBounds(s port.Slot) (first, last port.Key) {
-	return port.Key{Protocol: s.Protocol, Port: s.Port}, // the zero Addr sorts first
-		port.Key{Protocol: s.Protocol, Port: s.Port, Address: lastAddr}
-}
-
-// lastAddr sorts behind every address that a socket can have: a zone sorts last.
-var lastAddr = netip.MustParseAddr("ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff%\U0010ffff")
-
 // slots returns the bindings of a slot. They must not be changed.
 type slots func(port.Slot) []member
 

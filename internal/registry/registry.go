@@ -229,7 +229,7 @@ func (r *Registry) merge(dirty *touched) {
 					tx.Put(p.Key, *p)
 				}
 			}
-			for _, k := range tx.Range(slotBounds(t.slot)) {
+			for _, k := range tx.Range(t.slot.Bounds()) {
 				if !slices.ContainsFunc(pubs, func(p merged) bool { return p.Key == k }) {
 					tx.Delete(k)
 					delete(r.waits.byKey, k)
