@@ -83,7 +83,7 @@ func (o options) check() error {
 
 // plan is what the flags come to.
 type plan struct {
-	mode  string   // for people
+	mode  string   // human-readable
 	flags []string // of fairlead's agent
 	rules []rules.Rule
 }

@@ -87,7 +87,7 @@ func TestFlagsOfBothGenerationsBecomeOurs(t *testing.T) {
 	}
 }
 
-func TestServicesStayOnLoopbackWhereTheFlagSaysSo(t *testing.T) {
+func TestServicesOnLoopback(t *testing.T) {
 	o, err := parse(strings.Fields("-docker -kubernetes -adminInstall -k8sServiceListenerAddr=127.0.0.1"), new(bytes.Buffer))
 	if err != nil {
 		t.Fatal(err)
@@ -120,7 +120,7 @@ func TestServicesStayOnLoopbackWhereTheFlagSaysSo(t *testing.T) {
 	}
 }
 
-func TestFlagsThatContradictEachOtherAreRefusedByName(t *testing.T) {
+func TestContradictingFlags(t *testing.T) {
 	for _, tt := range []struct{ args, want string }{
 		{"-docker -containerd", "-docker and -containerd: want one of them"},
 		{"-privilegedService", "want -docker or -containerd"},

@@ -161,7 +161,7 @@ func waitOwner(t *testing.T, r *registry.Registry, addr, name string) port.Publi
 
 // A container in the host's network has no port of its own to declare: its
 // sockets are known by their cgroup alone.
-func TestRealProcessIsNamedByTheContainerOfItsCgroup(t *testing.T) {
+func TestProcessAttributedByCgroup(t *testing.T) {
 	comm := filepath.Base(os.Args[0])
 	comm = comm[:min(len(comm), 15)]
 	for _, mode := range []observer.Mode{observer.Auto, observer.Poll} {

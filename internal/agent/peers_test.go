@@ -74,7 +74,7 @@ func drop(source string, ids ...string) (c port.Change) {
 
 // The incumbent counts no references across its sources: the first of two that
 // leaves takes the port along, and what the other still wants is gone.
-func TestAPortThatTwoSourcesWantOutlivesTheFirst(t *testing.T) {
+func TestPortOfTwoSources(t *testing.T) {
 	peer, feeds := newChain(t, "docker", "kube")
 	feeds[0].Apply(put(binding("docker", "c1", port.TCP, 80)))
 	feeds[1].Apply(put(binding("kube", "default/web", port.TCP, 80)))
@@ -92,7 +92,7 @@ func TestAPortThatTwoSourcesWantOutlivesTheFirst(t *testing.T) {
 
 // The incumbent, when one engine's stream is lost, removes everything of all
 // sources, and the others never add theirs again.
-func TestASourceThatIsLostTakesNothingOfOthersAlong(t *testing.T) {
+func TestLostSource(t *testing.T) {
 	peer, feeds := newChain(t, "docker", "kube")
 	feeds[0].Apply(put(binding("docker", "c1", port.TCP, 80)))
 	feeds[1].Apply(put(binding("kube", "default/web", port.TCP, 30080)))
@@ -106,7 +106,7 @@ func TestASourceThatIsLostTakesNothingOfOthersAlong(t *testing.T) {
 
 // The incumbent, when a Service gains port 443, forgets its port 80, which then
 // stays open when the Service goes.
-func TestAServiceThatGainsAPortKeepsAndLaterLosesAll(t *testing.T) {
+func TestServiceGainsPort(t *testing.T) {
 	peer, feeds := newChain(t, "kube")
 	feeds[0].Apply(put(binding("kube", "default/web/80", port.TCP, 80)))
 	peer.Want("80/tcp 127.0.0.1 to upstream")

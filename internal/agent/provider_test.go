@@ -42,7 +42,7 @@ func provided(n int) provider {
 	return p
 }
 
-func TestCountsAreThoseOfTheListAndCostNoMemory(t *testing.T) {
+func TestCountsDoNotAllocate(t *testing.T) {
 	p := provided(1000)
 	want := 0
 	list := p.List().Publications
@@ -60,7 +60,7 @@ func TestCountsAreThoseOfTheListAndCostNoMemory(t *testing.T) {
 }
 
 // A Service without endpoints is published, and shown as what it is.
-func TestDeclaredPortThatNothingServesIsShownAsSuch(t *testing.T) {
+func TestUnservedPort(t *testing.T) {
 	p := port.Publication{
 		Key:      port.Key{Protocol: port.TCP, Address: netip.IPv4Unspecified(), Port: 30080},
 		Decision: port.Decision{Allow: true},

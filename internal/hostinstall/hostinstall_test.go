@@ -17,7 +17,7 @@ import (
 
 const secret = "0123456789abcdef0123456789abcdef"
 
-func TestPairFetchesAsRootAndKeepsForTheUser(t *testing.T) {
+func TestPair(t *testing.T) {
 	for distribution, want := range map[string]string{
 		"":         "--user root --exec cat /var/lib/fairlead/token",
 		"Debian 1": "--distribution Debian 1 --user root --exec cat /var/lib/fairlead/token",
@@ -50,7 +50,7 @@ func TestPairReadsWhatAnotherChannelBrings(t *testing.T) {
 	}
 }
 
-func TestPairThatFailsKeepsNothingAndShowsNoToken(t *testing.T) {
+func TestFailedPairStoresNothing(t *testing.T) {
 	for name, o := range map[string]PairOptions{
 		"no agent yet": {WSL: func(context.Context, ...string) ([]byte, error) {
 			return nil, errors.New("exit status 1")

@@ -76,7 +76,7 @@ func TestBadLogLevelIsRefused(t *testing.T) {
 	}
 }
 
-func TestReadyOnceEverySourceHasSpokenAndEverySinkWasTold(t *testing.T) {
+func TestReady(t *testing.T) {
 	reason := "a sink has not completed its first sync"
 	for _, c := range []struct {
 		state string

@@ -140,7 +140,7 @@ func plain(t *testing.T) *http.Client {
 	return &http.Client{Transport: tr}
 }
 
-func TestPageOnTCPShowsNothingWithoutTheToken(t *testing.T) {
+func TestPageNeedsToken(t *testing.T) {
 	s, c := servePage(t), plain(t)
 	for _, path := range []string{"/v1/ports", "/v1/events", "/v1/explain?port=80", "/v1/loglevel", "/v1/web", "/v1/other"} {
 		for _, auth := range []string{"", "Bearer ", "Bearer x" + s.token(), "Basic " + s.token()} {
@@ -196,7 +196,7 @@ func TestForeignHostNamesAreRefused(t *testing.T) {
 }
 
 // Through an SSH tunnel to the control socket a browser could send this.
-func TestForeignPagesCannotChangeTheLogLevel(t *testing.T) {
+func TestForeignOriginRefused(t *testing.T) {
 	s := servePage(t)
 	for header, value := range map[string]string{"Origin": "http://evil.example", "Sec-Fetch-Site": "cross-site"} {
 		resp, _ := request(t, s.client.http, http.MethodPut, "http://fairlead/v1/loglevel", func(r *http.Request) { r.Header.Set(header, value) })
@@ -273,7 +273,7 @@ func next(t *testing.T, r *bufio.Reader) (event string, data string) {
 	}
 }
 
-func TestEventsBeginWithAllAndGoOnWithChanges(t *testing.T) {
+func TestEventStream(t *testing.T) {
 	s := servePage(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
@@ -395,7 +395,7 @@ func TestEventStreamsAreBounded(t *testing.T) {
 	}
 }
 
-func TestRelayShowsThePageOfTheControlSocket(t *testing.T) {
+func TestRelay(t *testing.T) {
 	s, c := servePage(t), plain(t)
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

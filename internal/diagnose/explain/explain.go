@@ -90,7 +90,7 @@ type Socket struct {
 	Container port.Owner // zero if none is known
 }
 
-// SocketKind says what a socket does.
+// SocketKind is what a socket does.
 type SocketKind string
 
 // The kinds of sockets.
