@@ -19,14 +19,14 @@ import (
 	"github.com/fairlead/fairlead/internal/source/nat"
 )
 
-// signalFeed only tells when something came; keeping the set is the registry's cost.
+// signalFeed only reports when something came; keeping the set is the registry's cost.
 type signalFeed struct {
 	*feed
-	heard chan time.Time
+	changed chan time.Time
 }
 
 func (f *signalFeed) Apply(port.Change) {
-	f.heard <- time.Now()
+	f.changed <- time.Now()
 }
 
 // BenchmarkCommit measures from the return of the commit of one rule until the
@@ -52,8 +52,8 @@ func benchmarkCommit(b *testing.B, method string, n int) {
 	defer stop()
 	eventually(b, "a first set", f.ready)
 	time.Sleep(time.Second) // what the start left to do is no part of this
-	for len(f.heard) > 0 {
-		<-f.heard
+	for len(f.changed) > 0 {
+		<-f.changed
 	}
 	table := &nftables.Table{Name: "big", Family: nftables.TableFamilyIPv4}
 	chain := &nftables.Chain{Name: "svc", Table: table}
@@ -68,10 +68,10 @@ func benchmarkCommit(b *testing.B, method string, n int) {
 		done := time.Now()
 		commits = append(commits, done.Sub(began))
 		select {
-		case at := <-f.heard:
+		case at := <-f.changed:
 			waits = append(waits, max(at.Sub(done), 0))
 		case <-time.After(patience):
-			b.Fatal("never heard")
+			b.Fatal("never reported")
 		}
 	}
 	used := cpuTime(unix.RUSAGE_SELF) - before
@@ -109,10 +109,10 @@ func benchmarkRefill(b *testing.B, method string, n int) {
 		w.run(refill(n, i%2000), "nft", "-f", "-")
 		done := time.Now()
 		select {
-		case at := <-f.heard:
+		case at := <-f.changed:
 			waits = append(waits, max(at.Sub(done), 0))
 		case <-time.After(patience):
-			b.Fatal("never heard")
+			b.Fatal("never reported")
 		}
 	}
 	count := float64(len(waits))

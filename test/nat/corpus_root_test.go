@@ -19,7 +19,7 @@ import (
 	"github.com/fairlead/fairlead/internal/source/nat"
 )
 
-var update = flag.Bool("update", false, "write what the source says into the corpus")
+var update = flag.Bool("update", false, "write what the source publishes into the corpus")
 
 // makers are the programs that wrote the rulesets, by the first word of their names.
 var makers = map[string]port.Maker{"docker": port.MakerDocker, "portmap": port.MakerCNI, "kube": port.MakerKubeProxy}

@@ -42,7 +42,7 @@ func (w *world) openConn(t testing.TB) *nftables.Conn {
 // in the middle of commits: nothing that an audit finds differs, and when it ends
 // every method has the last word. A dump that begins while a commit ends reads what
 // was before, under the new generation; it must not be taken.
-func TestDumpsInTheMiddleOfCommits(t *testing.T) {
+func TestDumpsDuringCommits(t *testing.T) {
 	w := newWorld(t)
 	w.run(pre, "nft", "-f", "-")
 	conn := w.openConn(t)
@@ -177,8 +177,8 @@ func (r *replacer) replace() error {
 }
 
 // A legacy table that is replaced a thousand times a second is not read a
-// thousand times a second, and what stands in the end is read.
-func TestALegacyTableThatIsReplacedWithoutEnd(t *testing.T) {
+// thousand times a second, and the last state is read.
+func TestLegacyReplacementStorm(t *testing.T) {
 	w := newWorld(t)
 	dnat := func(port int) {
 		w.run("", "iptables-legacy", "-w", "-t", "nat", "-A", "PREROUTING", "-p", "tcp", "--dport", fmt.Sprint(port), "-j", "DNAT", "--to-destination", "10.0.0.1")

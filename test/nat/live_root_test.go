@@ -110,7 +110,7 @@ add rule ip t pre tcp dport @s dnat to 10.0.0.9:1`)
 	nft("flush ruleset")
 	expectAll(t, all, "flush ruleset")
 	for _, x := range all {
-		// A machine that stands still may have one or the other commit read anew.
+		// A machine that stalls may have a commit read again.
 		if st := x.src.Status(); st.Drift != 0 || st.Lost > 10 {
 			t.Errorf("%s: drift %d, lost %d", x.method, st.Drift, st.Lost)
 		}

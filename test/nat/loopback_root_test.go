@@ -20,7 +20,7 @@ import (
 // the guest, whether or not the output hook has rules, or a chain at all: its
 // destination was decided there. So nothing is published for it. The same rule
 // in the output hook is met, and published.
-func TestNothingMeetsARuleOfPreroutingForTheLoopback(t *testing.T) {
+func TestPreroutingLoopbackRuleIgnored(t *testing.T) {
 	const (
 		legacy = "-p tcp --dport 80 -j REDIRECT --to-ports 9090\n"
 		pre    = "chain pre { type nat hook prerouting priority -100; iifname lo tcp dport 80 redirect to :9090; }\n"

@@ -44,7 +44,7 @@ type running struct {
 	stop   func()
 }
 
-// waker is an observer's hook on legacy tables, and what tells of modules.
+// waker is a hook on legacy tables, and one that reports modules.
 type waker struct {
 	*hook.Legacy
 	modules <-chan struct{}

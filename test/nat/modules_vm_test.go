@@ -45,7 +45,7 @@ func unload(t *testing.T) {
 
 // A source that prefers hooks and starts before nf_tables is there takes them when it has
 // been loaded, here by the source's own question for the ruleset.
-func TestHooksAreTakenWhenTheModuleIsLoaded(t *testing.T) {
+func TestHooksUsedAfterModuleLoad(t *testing.T) {
 	unload(t)
 	modules, err := hook.OpenModules(nil)
 	if err != nil {

@@ -35,9 +35,9 @@ func (w *world) owner(rules string) (end func()) {
 	}
 }
 
-// The kernel says nothing of a table that goes with its owner, not even another
+// The kernel does not notify of a table that is removed with its owner, not even another
 // generation. One that is made anew in its place has none of its rules.
-func TestTableThatGoesWithItsOwner(t *testing.T) {
+func TestOwnedTableIsFollowed(t *testing.T) {
 	w := newWorld(t)
 	// Not looked at by an audit, which would be right to repair what it finds just
 	// before a table that went is missed.

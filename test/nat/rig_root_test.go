@@ -87,7 +87,7 @@ func (w *world) sh(script string) string {
 
 func (w *world) path() string { return "/run/netns/" + w.name }
 
-// feed keeps what a source says.
+// feed keeps what a source publishes.
 type feed struct {
 	mu       sync.Mutex
 	set      map[string]port.Binding
@@ -251,7 +251,7 @@ func (w *world) load(c corpus.Case) {
 	}
 }
 
-// answer is what the source says of a namespace, as corpus files state it.
+// answer is what the source publishes of a namespace, as corpus files state it.
 func answer(src *nat.Source, f *feed) []string {
 	lines := f.lines()
 	rules, _ := src.NotUnderstood()

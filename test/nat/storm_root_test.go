@@ -126,7 +126,7 @@ func (s *storm) legacy() {
 	_, _ = try("", args...)
 }
 
-// oracle says what the tools' own listings mean: for each port the first DNAT.
+// oracle returns what the tools' own listings mean: for each port the first DNAT.
 func oracle(t *testing.T, w *world) []string {
 	t.Helper()
 	var list struct {

@@ -13,7 +13,7 @@ import (
 )
 
 // With a hook, legacy tables need no polling: changes of the watched namespace
-// are told, those of others are not.
+// are reported, those of others are not.
 func TestLegacyWake(t *testing.T) { legacyWake(t, "") }
 
 func legacyWake(t *testing.T, method string) {
