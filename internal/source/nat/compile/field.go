@@ -395,15 +395,12 @@ func (s *state) applyTruth(n narrowing, neg bool) {
 	}
 }
 
+// cmp narrows s by a comparison with a constant.
 func (s *state) cmp(e ruleset.Cmp) {
 	pieces := s.read(e.Sreg, len(e.Data))
-	// "ct state new,…" is a mask compared with zero.
-	if len(pieces) == 1 && pieces[0].v.kind == valCt && pieces[0].v.key == ruleset.CtKeyState && len(pieces[0].v.mask) == 4 {
-		zero := len(bytes.Trim(e.Data, "\x00")) == 0
-		if zero && e.Op <= ruleset.CmpNeq {
-			s.ctState(binary.NativeEndian.Uint32(pieces[0].v.mask), e.Op == ruleset.CmpEq)
-			return
-		}
+	if mask, ok := stateMask(pieces); ok && len(bytes.Trim(e.Data, "\x00")) == 0 && e.Op <= ruleset.CmpNeq {
+		s.ctState(mask, e.Op == ruleset.CmpEq)
+		return
 	}
 	var parts []piece
 	for _, p := range pieces {
@@ -418,22 +415,41 @@ func (s *state) cmp(e ruleset.Cmp) {
 			s.blind(p.v.describe())
 			return
 		}
-		d := e.Data[p.at : p.at+p.n]
-		lo, hi := bytes.Repeat([]byte{0}, p.n), bytes.Repeat([]byte{0xff}, p.n)
-		switch e.Op {
-		case ruleset.CmpEq, ruleset.CmpNeq:
-			lo, hi = d, d
-		case ruleset.CmpLte, ruleset.CmpGt:
-			hi = d
-		case ruleset.CmpGte, ruleset.CmpLt:
-			lo = d
-		}
+		lo, hi, neg := bounds(e.Op, e.Data[p.at:p.at+p.n])
 		n := s.between(p, lo, hi)
 		if n.f == fieldBool && e.Op > ruleset.CmpNeq && n.truth >= 0 {
 			n = narrowing{why: p.v.describe()}
 		}
-		s.apply(n, e.Op == ruleset.CmpNeq || e.Op == ruleset.CmpGt || e.Op == ruleset.CmpLt)
+		s.apply(n, neg)
 	}
+}
+
+// stateMask returns the mask under which the connection's state was loaded:
+// "ct state new,…" is a mask compared with zero.
+func stateMask(pieces []piece) (uint32, bool) {
+	if len(pieces) != 1 {
+		return 0, false
+	}
+	v := pieces[0].v
+	if v.kind != valCt || v.key != ruleset.CtKeyState || len(v.mask) != 4 {
+		return 0, false
+	}
+	return binary.NativeEndian.Uint32(v.mask), true
+}
+
+// bounds returns between which values a comparison with b holds, or does not hold
+// if neg.
+func bounds(op uint32, b []byte) (lo, hi []byte, neg bool) {
+	lo, hi = make([]byte, len(b)), bytes.Repeat([]byte{0xff}, len(b))
+	switch op {
+	case ruleset.CmpEq, ruleset.CmpNeq:
+		lo, hi = b, b
+	case ruleset.CmpLte, ruleset.CmpGt:
+		hi = b
+	case ruleset.CmpGte, ruleset.CmpLt:
+		lo = b
+	}
+	return lo, hi, op == ruleset.CmpNeq || op == ruleset.CmpGt || op == ruleset.CmpLt
 }
 
 func describePieces(ps []piece) string {

@@ -111,101 +111,125 @@ func (m *Mirror) Commit(msgs []*ruleset.Message, gen uint32) error {
 	return nil
 }
 
+// unknown is the error of a message about something that the model does not have.
+func unknown(msg *ruleset.Message, what string) error {
+	return fmt.Errorf("%w: %s of table %s", errUnknown, what, msg.Table)
+}
+
+// apply applies one message.
 func (m *Mirror) apply(msg *ruleset.Message) error {
-	c := m.c
-	unknown := func(what string) error {
-		return fmt.Errorf("%w: %s of table %s", errUnknown, what, msg.Table)
-	}
 	switch msg.Type {
 	case ruleset.MsgDelTable:
-		c.dropTable(msg.Table)
+		m.c.dropTable(msg.Table)
 		delete(m.others, msg.Table)
 		delete(m.fresh, msg.Table)
 		return nil
 	case ruleset.MsgNewTable:
-		if t := c.tables[msg.Table]; t != nil && t.handle != 0 && msg.Handle != 0 && t.handle != msg.Handle {
-			c.dropTable(msg.Table) // it was removed with its owner, which is not notified
-		}
-		if _, ok := m.others[msg.Table]; ok {
-			return nil
-		}
-		if c.tables[msg.Table] == nil {
-			m.fresh[msg.Table] = struct{}{}
-		}
-		t := c.table(msg.Table)
-		t.handle, t.owned = msg.Handle, msg.Owned()
-		c.setDormant(t, msg.Flags&ruleset.TableDormant != 0)
+		m.newTable(msg)
 		return nil
 	}
-	t := c.tables[msg.Table]
-	if t == nil {
-		if _, ok := m.others[msg.Table]; !ok {
-			return unknown("an object")
-		}
-		if msg.Type == ruleset.MsgNewChain && msg.Hook.IsNAT() {
-			return unknown("a first nat chain")
-		}
-		return nil
+	t := m.c.tables[msg.Table]
+	switch {
+	case t != nil:
+		return m.applyTo(t, msg)
+	case !m.Ignored(msg.Table):
+		return unknown(msg, "an object")
+	case msg.Type == ruleset.MsgNewChain && msg.Hook.IsNAT():
+		return unknown(msg, "a first nat chain")
 	}
+	return nil
+}
+
+func (m *Mirror) newTable(msg *ruleset.Message) {
+	c := m.c
+	if t := c.tables[msg.Table]; t != nil && t.handle != 0 && msg.Handle != 0 && t.handle != msg.Handle {
+		c.dropTable(msg.Table) // it was removed with its owner, which is not notified
+	}
+	if m.Ignored(msg.Table) {
+		return
+	}
+	if c.tables[msg.Table] == nil {
+		m.fresh[msg.Table] = struct{}{}
+	}
+	t := c.table(msg.Table)
+	t.handle, t.owned = msg.Handle, msg.Owned()
+	c.setDormant(t, msg.Flags&ruleset.TableDormant != 0)
+}
+
+// applyTo applies a message about an object of a table.
+func (m *Mirror) applyTo(t *table, msg *ruleset.Message) error {
 	switch msg.Type {
 	case ruleset.MsgNewChain:
 		hook := msg.Hook
 		if old := t.chains[msg.Chain]; old != nil && hook == nil {
 			hook = old.hook
 		}
-		c.putChain(t, msg.Chain, hook)
-	case ruleset.MsgDelChain:
+		m.c.putChain(t, msg.Chain, hook)
+	case ruleset.MsgDelChain, ruleset.MsgNewRule, ruleset.MsgDelRule:
 		ch := t.chains[msg.Chain]
 		if ch == nil {
-			return unknown("chain " + msg.Chain)
+			return unknown(msg, "chain "+msg.Chain)
 		}
-		c.dropChain(ch)
-	case ruleset.MsgNewRule:
-		ch := t.chains[msg.Chain]
-		if ch == nil {
-			return unknown("chain " + msg.Chain)
-		}
-		return m.newRule(ch, msg)
-	case ruleset.MsgDelRule:
-		ch := t.chains[msg.Chain]
-		if ch == nil {
-			return unknown("chain " + msg.Chain)
-		}
-		r := ch.index[msg.Handle]
-		if r == nil || r.gone {
-			return unknown(fmt.Sprintf("rule %d", msg.Handle))
-		}
-		c.removeRule(r)
-		m.last = r
+		return m.applyToChain(ch, msg)
 	case ruleset.MsgNewSet:
-		n, fresh := c.putSet(t, msg.Set)
-		if msg.Full && !fresh && n.Blank {
-			n.Blank = false
-			for _, e := range msg.Set.Elements {
-				c.putElem(n, e)
-			}
-		}
+		m.newSet(t, msg)
 	case ruleset.MsgDelSet:
-		c.dropSet(t, msg.Set.Name)
+		m.c.dropSet(t, msg.Set.Name)
 	case ruleset.MsgNewElem, ruleset.MsgDelElem:
-		n := t.sets[msg.Set.Name]
-		if n == nil || msg.Set.Handle != 0 && n.Handle != msg.Set.Handle {
-			return unknown("set " + msg.Set.Name)
-		}
-		if n.Blank || n.Changing() {
-			return nil
-		}
-		for _, e := range msg.Elements {
-			if msg.Type == ruleset.MsgNewElem {
-				c.putElem(n, e)
-			} else {
-				c.dropElem(n, e.ID())
-			}
+		return m.elements(t, msg)
+	}
+	return nil
+}
+
+// applyToChain deletes a chain, or applies a message about one of its rules.
+func (m *Mirror) applyToChain(ch *chain, msg *ruleset.Message) error {
+	switch msg.Type {
+	case ruleset.MsgDelChain:
+		m.c.dropChain(ch)
+		return nil
+	case ruleset.MsgNewRule:
+		return m.newRule(ch, msg)
+	}
+	r := ch.index[msg.Handle]
+	if r == nil || r.gone {
+		return unknown(msg, fmt.Sprintf("rule %d", msg.Handle))
+	}
+	m.c.removeRule(r)
+	m.last = r
+	return nil
+}
+
+func (m *Mirror) newSet(t *table, msg *ruleset.Message) {
+	n, fresh := m.c.putSet(t, msg.Set)
+	if !msg.Full || fresh || !n.Blank {
+		return
+	}
+	n.Blank = false
+	for _, e := range msg.Set.Elements {
+		m.c.putElem(n, e)
+	}
+}
+
+// elements adds or deletes elements of a set.
+func (m *Mirror) elements(t *table, msg *ruleset.Message) error {
+	n := t.sets[msg.Set.Name]
+	if n == nil || msg.Set.Handle != 0 && n.Handle != msg.Set.Handle {
+		return unknown(msg, "set "+msg.Set.Name)
+	}
+	if n.Blank || n.Changing() {
+		return nil
+	}
+	for _, e := range msg.Elements {
+		if msg.Type == ruleset.MsgNewElem {
+			m.c.putElem(n, e)
+		} else {
+			m.c.dropElem(n, e.ID())
 		}
 	}
 	return nil
 }
 
+// newRule inserts a rule at the place that its message gives.
 func (m *Mirror) newRule(ch *chain, msg *ruleset.Message) error {
 	c := m.c
 	if old := ch.index[msg.Handle]; old != nil {

@@ -86,83 +86,119 @@ var legacyHooks = [...]string{"PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTR
 // bytes are brought to a form without offsets and counters, so that a rule that
 // did not change compares equal after the table was replaced.
 func ParseLegacy(v6 bool, info LegacyInfo, blob []byte) (*Table, error) {
-	l := entryLayoutOf(v6)
-	fam := uint8(FamilyIP)
-	if v6 {
-		fam = FamilyIP6
-	}
-	t := &Table{ID: TableID{Legacy: true, Family: fam, Name: "nat"}}
-	type entry struct{ off, target, next int }
-	var entries []entry
-	starts := make(map[int]string) // offset of a chain's first rule
-	names := make(map[int]string)  // offset of the entry that opens a user chain
-	for h := range legacyHooks {
+	p := &legacyParser{v6: v6, layout: entryLayoutOf(v6), blob: blob,
+		hooks: make(map[int]int), starts: make(map[int]string), opens: make(map[int]bool)}
+	for h, name := range legacyHooks {
 		if info.ValidHooks&(1<<h) != 0 {
-			starts[int(info.Hook[h])] = legacyHooks[h]
+			p.hooks[int(info.Hook[h])], p.starts[int(info.Hook[h])] = h, name
 		}
 	}
-	for off := 0; off < len(blob); {
-		if off+l.size > len(blob) {
-			return nil, blobError(off, "short header")
+	if err := p.split(); err != nil {
+		return nil, err
+	}
+	t := &Table{ID: TableID{Legacy: true, Family: FamilyIP, Name: "nat"}}
+	if v6 {
+		t.ID.Family = FamilyIP6
+	}
+	if err := p.chains(t); err != nil {
+		return nil, err
+	}
+	for _, c := range t.Chains {
+		p.endChain(c)
+	}
+	return t, nil
+}
+
+type legacyEntry struct{ off, target, next int }
+
+// legacyParser reads one legacy table.
+type legacyParser struct {
+	v6      bool
+	layout  *entryLayout
+	blob    []byte
+	entries []legacyEntry
+	hooks   map[int]int    // hooks by the offset of a base chain's first rule
+	starts  map[int]string // chains by the offset of their first rule
+	opens   map[int]bool   // offsets of entries that open a user chain or end the table
+}
+
+// split finds the entries and where chains start.
+func (p *legacyParser) split() error {
+	l := p.layout
+	for off := 0; off < len(p.blob); {
+		if off+l.size > len(p.blob) {
+			return blobError(off, "short header")
 		}
-		b := blob[off:]
+		b := p.blob[off:]
 		to := int(binary.NativeEndian.Uint16(b[l.targetOff:]))
 		next := int(binary.NativeEndian.Uint16(b[l.targetOff+2:]))
-		if to < l.size || to+xtHeaderLen > next || off+next > len(blob) {
-			return nil, blobError(off, "offsets out of range")
+		if to < l.size || to+xtHeaderLen > next || off+next > len(p.blob) {
+			return blobError(off, "offsets out of range")
 		}
 		if CString(b[to+2:to+31]) == "ERROR" {
-			name := CString(b[to+xtHeaderLen : next])
-			names[off] = name
-			if off+next < len(blob) {
-				starts[off+next] = name
+			p.opens[off] = true
+			if off+next < len(p.blob) {
+				p.starts[off+next] = CString(b[to+xtHeaderLen : next])
 			}
 		}
-		entries = append(entries, entry{off, to, next})
+		p.entries = append(p.entries, legacyEntry{off, to, next})
 		off += next
 	}
+	return nil
+}
+
+// chains adds the chains with their rules to t.
+func (p *legacyParser) chains(t *Table) error {
 	var cur *Chain
-	for _, e := range entries {
-		if _, ok := names[e.off]; ok {
-			cur = nil // the header of the chain that begins after it, or the table's end
+	for _, e := range p.entries {
+		if p.opens[e.off] {
+			cur = nil
 			continue
 		}
-		if name, ok := starts[e.off]; ok {
-			cur = &Chain{Name: name}
-			for h := range legacyHooks {
-				if info.ValidHooks&(1<<h) != 0 && int(info.Hook[h]) == e.off && legacyHooks[h] == name {
-					prio := int32(-100)
-					if h == 1 || h == 4 {
-						prio = 100
-					}
-					cur.Hook = &Hook{Num: uint32(h), Priority: prio, Type: "nat"}
-				}
-			}
+		if name, ok := p.starts[e.off]; ok {
+			cur = &Chain{Name: name, Hook: p.hook(e.off, name)}
 			t.Chains = append(t.Chains, cur)
 		}
 		if cur == nil {
-			return nil, blobError(e.off, "rule outside of a chain")
+			return blobError(e.off, "rule outside of a chain")
 		}
-		raw, err := normalEntry(l, blob[e.off:e.off+e.next], e.target, e.off, starts)
+		raw, err := normalEntry(p.layout, p.blob[e.off:e.off+e.next], e.target, e.off, p.starts)
 		if err != nil {
-			return nil, err
+			return err
 		}
 		cur.Rules = append(cur.Rules, Rule{Raw: raw})
 	}
-	// A chain's last entry is its policy, or the return of a user chain.
-	for _, c := range t.Chains {
-		if n := len(c.Rules); n > 0 {
-			if c.Hook != nil {
-				if exprs, err := parseLegacyRule(v6, c.Rules[n-1].Raw); err == nil {
-					if v, ok := exprs[len(exprs)-1].(StandardTarget); ok {
-						c.Hook.Drop = v.Verdict.Code == VerdictDrop
-					}
-				}
+	return nil
+}
+
+// hook returns the hook of the chain that starts at an offset, nil if it has none.
+func (p *legacyParser) hook(off int, name string) *Hook {
+	h, ok := p.hooks[off]
+	if !ok || legacyHooks[h] != name {
+		return nil
+	}
+	priority := int32(-100)
+	if name == "INPUT" || name == "POSTROUTING" {
+		priority = 100
+	}
+	return &Hook{Num: uint32(h), Priority: priority, Type: "nat"}
+}
+
+// endChain removes a chain's last entry, which is its policy, or the return of a
+// user chain.
+func (p *legacyParser) endChain(c *Chain) {
+	n := len(c.Rules)
+	if n == 0 {
+		return
+	}
+	if c.Hook != nil {
+		if exprs, err := parseLegacyRule(p.v6, c.Rules[n-1].Raw); err == nil {
+			if v, ok := exprs[len(exprs)-1].(StandardTarget); ok {
+				c.Hook.Drop = v.Verdict.Code == VerdictDrop
 			}
-			c.Rules = c.Rules[:n-1]
 		}
 	}
-	return t, nil
+	c.Rules = c.Rules[:n-1]
 }
 
 // normalEntry returns entry b with counters and kernel state cleared and a
