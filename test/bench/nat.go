@@ -254,16 +254,7 @@ func (p *natPoller) expect(port uint16) wait {
 	p.seen.Lock()
 	defer p.seen.Unlock()
 	p.want[port] = c
-	return func(ctx context.Context) (at time.Time) {
-		select {
-		case at = <-c:
-		case <-time.After(limit):
-			check(fmt.Errorf("port %d was not seen within %v", port, limit))
-		case <-ctx.Done():
-			check(ctx.Err())
-		}
-		return at
-	}
+	return arrival(c, nil, nil, fmt.Sprintf("port %d", port))
 }
 
 func (p *natPoller) cpu() time.Duration {

@@ -131,13 +131,18 @@ func (p *peer) expect(k port.Key, owner string) wait {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.want[k] = w
+	return arrival(w.at, p.ended, func() error { return p.why }, k.String())
+}
+
+// arrival returns a function that waits for a time, until the other end has ended.
+func arrival(c <-chan time.Time, ended <-chan struct{}, why func() error, what string) wait {
 	return func(ctx context.Context) (at time.Time) {
 		select {
-		case at = <-w.at:
-		case <-p.ended:
-			check(p.why)
+		case at = <-c:
+		case <-ended:
+			check(why())
 		case <-time.After(limit):
-			check(fmt.Errorf("no message about %s within %v", k, limit))
+			check(fmt.Errorf("%s was not seen within %v", what, limit))
 		case <-ctx.Done():
 			check(ctx.Err())
 		}
