@@ -121,7 +121,7 @@ type Status struct {
 	Lost         uint64            // gaps in the notifications, each followed by a dump
 	Failures     uint64            // reads that failed and were tried again
 	Drift        uint64            // objects that an audit found different
-	Evaluated    uint64            // rules worked out
+	Evaluated    uint64            // rules evaluated
 }
 
 // Source publishes the ports that NAT rules make reachable.
