@@ -32,7 +32,7 @@ func TestFaults(t *testing.T) {
 		{"pass", "TestPass", 2, 0, nil},
 		{"fail", "TestFail", 1, 1, []string{"6.1/test/vm/testdata/faults TestFail", "wanted"}},
 		{"skip", "TestSkip", 1, 1, []string{"TestSkip", "skipped"}},
-		{"exit", "TestExit", 1, 1, []string{"6.1/test/vm/testdata/faults TestExit"}},
+		{"exit", "TestExit", 1, 1, []string{"6.1/test/vm/testdata/faults exit", "exit status 1"}},
 		{"hang", "TestHang", 1, 1, []string{"panic: test timed out after 2s"}},
 		{"complaint", "TestComplaint", 1, 1, []string{"6.1/machine-tcg", "the kernel complained", "console: ", "BUG: wanted"}},
 		{"panic", "TestPanic", 0, 2, []string{"6.1/machine-tcg", "Kernel panic", "ended before the jobs did"}},
