@@ -126,7 +126,10 @@ func (e *engine) dumps(ctx context.Context) error {
 // dump is reported to the handler and tried again.
 func (e *engine) run(ctx context.Context, j job) error {
 	start := time.Now()
-	gated := e.begin(j)
+	gated, err := e.begin(j)
+	if err != nil {
+		return err
+	}
 	rows, covered, dumpErr := e.dump(ctx, j.scope)
 	again := false
 	if dumpErr == nil {
@@ -173,23 +176,40 @@ func (e *engine) run(ctx context.Context, j job) error {
 
 // begin starts a dump. It reports whether it lets the hooks report the end of
 // sockets that they do not track.
-func (e *engine) begin(j job) (gated bool) {
+func (e *engine) begin(j job) (gated bool, err error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	if j.replace {
+		if err := e.prepareReplace(); err != nil {
+			return false, err
+		}
+	}
 	// What events ask for from here on needs another dump.
 	if j.scope&e.resolve == e.resolve {
 		e.resolve = 0
 		e.plan.Cancel(planResolve)
-	}
-	if j.replace {
-		e.resync = false
 	}
 	e.model.begin()
 	gated = e.source != nil && j.scope&(scopeTCPBound|scopeUDP) != 0
 	if gated {
 		e.source.open(true)
 	}
-	return gated
+	return gated, nil
+}
+
+// prepareReplace applies the events that are older than the dump. The event that
+// would have corrected them can be lost, so they must not count as newer. A loss
+// from here on needs another dump.
+func (e *engine) prepareReplace() error {
+	e.resync = false
+	if e.source == nil {
+		return nil
+	}
+	if err := e.drain(); err != nil {
+		return err
+	}
+	e.countDrops()
+	return nil
 }
 
 // merge takes in the rows of a first dump and returns how many sockets it misses.
@@ -253,8 +273,9 @@ func (e *engine) finish(j job, covered scope, rows int) {
 func (e *engine) replace(covered scope, rows int) {
 	if e.live && !e.stale {
 		e.counters.resyncs.Add(1)
-		if e.source != nil {
-			e.countDrops()
+		// The hooks may have forgotten a socket whose event was lost.
+		for _, en := range e.model.sockets {
+			en.tracked = false
 		}
 		if covered&scopeTCPBound == 0 {
 			// Nothing can tell which of these still exist.

@@ -435,3 +435,110 @@ func oneByOne(port, rounds int, seen <-chan bool) error {
 	}
 	return nil
 }
+
+// TestOverflowWhileOlderEventsWait loses the end of a socket, and the second
+// listen of another, while the ring has older events of both.
+func TestOverflowWhileOlderEventsWait(t *testing.T) {
+	for _, set := range methodSets(t) {
+		if set == MethodPoll {
+			continue
+		}
+		t.Run(set, func(t *testing.T) {
+			for round := range rounds.Of(t, "FAIRLEAD_OVERFLOWS", 4) {
+				o := options(set)
+				o.Audit, o.RingBytes = -1, 256<<10
+				overflow(t, o, uint64(round))
+			}
+		})
+	}
+}
+
+func overflow(t *testing.T, o Options, seed uint64) {
+	r := newRoom(t)
+	obs, err := New(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	h := &stall{recorder: newRecorder(), held: make(chan struct{})}
+	defer run(t, r, obs, h)()
+	h.await(t, func() string { return "no first Replace" }, func() bool { return h.replaces == 1 })
+	w := &world{room: r, recorder: h.recorder, t: t, observer: obs, boundDump: boundDumped(t)}
+
+	k := newSocketChanges(w, seed)
+	for range 10_000 {
+		k.change()
+	}
+	close(h.held)
+	w.wantSet(k.want()...)
+	if s := obs.Stats(); s.Drops == 0 || s.Resyncs == 0 {
+		t.Errorf("stats: %+v, want drops and a resync", s)
+	}
+	for range 100 {
+		k.change()
+	}
+	w.wantSet(k.want()...)
+	k.closeAll()
+	w.wantSet()
+}
+
+// socketChanges makes random changes to sockets, of which each has its port.
+type socketChanges struct {
+	w     *world
+	rng   *rand.Rand
+	open  map[int]sock   // by port
+	state map[int]string // by port, as describe has it; "" if it serves nothing
+}
+
+func newSocketChanges(w *world, seed uint64) *socketChanges {
+	return &socketChanges{w, rand.New(rand.NewPCG(seed, 1)), make(map[int]sock), make(map[int]string)}
+}
+
+func (k *socketChanges) want() (all []string) {
+	boundSeen := k.w.events(TCPBind) || k.w.boundDump
+	for _, state := range k.state {
+		if state != "" && (!strings.HasSuffix(state, "bound") || boundSeen) {
+			all = append(all, state)
+		}
+	}
+	return all
+}
+
+func (k *socketChanges) closeAll() {
+	for n := range k.open {
+		k.remove(n)
+	}
+}
+
+func (k *socketChanges) remove(n int) {
+	k.open[n].close()
+	delete(k.open, n)
+	delete(k.state, n)
+}
+
+// change makes one change. Ports that are even are of TCP, the others of UDP.
+func (k *socketChanges) change() {
+	n := 20_000 + k.rng.IntN(30)
+	s, open := k.open[n]
+	tcp := n%2 == 0
+	name := fmt.Sprintf("udp 127.0.0.1:%d", n)
+	if tcp {
+		name = fmt.Sprintf("tcp 127.0.0.1:%d", n)
+	}
+	switch {
+	case !open && tcp:
+		k.open[n], k.state[n] = k.w.tcp4().bind(loopback4(n)), name+" bound"
+	case !open:
+		k.open[n], k.state[n] = k.w.udp4().bind(loopback4(n)), name
+	case k.rng.IntN(3) == 0:
+		k.remove(n)
+	case !tcp:
+		s.connect(loopback4(9))
+		k.state[n] = ""
+	case k.state[n] == name:
+		s.shutdown()
+		k.state[n] = name + " bound"
+	default:
+		s.listen()
+		k.state[n] = name
+	}
+}

@@ -8,7 +8,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/netip"
 	"os"
 	"slices"
 	"strings"
@@ -117,18 +116,6 @@ func (r *recorder) describe() []string {
 	}
 	slices.Sort(all)
 	return all
-}
-
-// describe returns what does not differ between runs.
-func describe(s Socket) string {
-	d := fmt.Sprintf("%v %v", s.Protocol, netip.AddrPortFrom(s.Address, s.Port))
-	if s.V6Only {
-		d += " v6only"
-	}
-	if !s.Listening {
-		d += " bound"
-	}
-	return d
 }
 
 // room is a new network namespace.
