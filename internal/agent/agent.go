@@ -87,7 +87,7 @@ func New(cfg config.Agent, log *slog.Logger, level *slog.LevelVar) (*Agent, erro
 		return nil, err
 	}
 	a.rules.Store(cfg.Rules)
-	a.provider = provider{a.registry, a.reconciler.Outcomes()}
+	a.provider = provider{a.registry, a.reconciler.Outcomes(), a.observer.CheckOwners}
 	a.metrics = metrics.NewAgent(a.count)
 	a.server = status.NewServer(status.Options{
 		Provider: a.provider, Explainer: gather.NewExplainer(a.diagnosed()), Examiner: a, Ready: a.notReady, Level: level, Logger: log,

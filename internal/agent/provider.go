@@ -17,11 +17,14 @@ import (
 type provider struct {
 	registry *registry.Registry
 	outcomes *table.Table[port.Key, reconcile.Outcomes]
+	// checkOwners looks for owners that have ended, before they are shown.
+	checkOwners func()
 }
 
 var _ status.Provider = provider{}
 
 func (p provider) List() status.List {
+	p.checkOwners()
 	pubs, outs := p.registry.Publications().View(), p.outcomes.View()
 	l := status.List{
 		Generation:   pubs.Generation(),

@@ -20,6 +20,7 @@ func provided(n int) provider {
 	p := provider{
 		registry.New(registry.Options{Rules: config.DefaultAgent().Rules, Logger: slog.New(slog.DiscardHandler)}),
 		table.New[port.Key, reconcile.Outcomes](port.Key.Compare),
+		func() {},
 	}
 	set := make([]port.Binding, n)
 	key := func(i int) port.Key {

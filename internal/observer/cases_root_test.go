@@ -10,6 +10,8 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
+	"strconv"
 	"testing"
 	"time"
 
@@ -543,4 +545,76 @@ func (c *child) kill() {
 		c.t.Fatal(err)
 	}
 	_ = c.cmd.Wait()
+}
+
+// takeSocket gets a copy of a socket of the child, as SCM_RIGHTS would.
+func (c *child) takeSocket(inode uint32) (sock, error) {
+	pid := c.cmd.Process.Pid
+	pidfd, err := unix.PidfdOpen(pid, 0)
+	if err != nil {
+		return sock{}, err
+	}
+	defer func() { _ = unix.Close(pidfd) }()
+	path := fmt.Sprintf("/proc/%d/fd", pid)
+	names, err := os.ReadDir(path)
+	if err != nil {
+		return sock{}, err
+	}
+	for _, n := range names {
+		link, _ := os.Readlink(filepath.Join(path, n.Name()))
+		if link != fmt.Sprintf("socket:[%d]", inode) {
+			continue
+		}
+		fd, err := strconv.Atoi(n.Name())
+		if err != nil {
+			return sock{}, err
+		}
+		fd, err = unix.PidfdGetfd(pidfd, fd, 0)
+		return sock{c.t, fd}, err
+	}
+	return sock{}, fmt.Errorf("process %d has no socket %d", pid, inode)
+}
+
+// TestOwnerEndsAndTheSocketRemains: another process has got the socket.
+func TestOwnerEndsAndTheSocketRemains(t *testing.T) {
+	for _, set := range methodSets(t) {
+		t.Run(set, func(t *testing.T) {
+			w := observe(t, newRoom(t), options(set))
+			c := w.child("listen")
+			w.wantSet("tcp 127.0.0.1:8080", "udp 127.0.0.1:8080")
+			var kept []sock
+			w.mu.Lock()
+			for _, s := range w.set {
+				s, err := c.takeSocket(s.Inode)
+				if err != nil {
+					t.Error(err)
+				}
+				kept = append(kept, s)
+			}
+			w.mu.Unlock()
+			c.kill()
+			for end := time.Now().Add(wait.Limit()); !w.owned(os.Getpid()); time.Sleep(10 * time.Millisecond) {
+				if time.Now().After(end) {
+					t.Fatal("the sockets have their old process")
+				}
+				w.observer.CheckOwners()
+			}
+			for _, s := range kept {
+				s.close()
+			}
+			w.wantSet()
+		})
+	}
+}
+
+// owned reports whether a process has all sockets.
+func (w *world) owned(pid int) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, s := range w.set {
+		if s.PID != uint32(pid) || s.Comm == "" {
+			return false
+		}
+	}
+	return true
 }

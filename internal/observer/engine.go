@@ -67,6 +67,13 @@ type engine struct {
 
 	dumpWanted, ownersWanted schedule.Signal
 
+	// ended reports whether the process that had a pid at a time of CLOCK_MONOTONIC
+	// has ended.
+	ended func(pid uint32, seen int64) bool
+
+	searching  sync.Mutex // guards calls of owners, and nextSearch
+	nextSearch time.Time  // for sockets whose process has ended
+
 	// mu guards all below, the source but for its Wait, and calls of the handler.
 	mu      sync.Mutex
 	model   *model
@@ -98,6 +105,7 @@ func newEngine(h Handler, log *slog.Logger, c *counters) *engine {
 		counters:     c,
 		dumpWanted:   schedule.NewSignal(),
 		ownersWanted: schedule.NewSignal(),
+		ended:        func(pid uint32, seen int64) bool { return ended("/proc", pid, seen) },
 		model:        newModel(),
 		decoder:      newDecoder(),
 		budget:       rate.NewLimiter(rate.Every(time.Millisecond), int(udpBurst*udpWakeCost/time.Millisecond)),

@@ -597,6 +597,42 @@ func TestOwnersAreSearchedOnce(t *testing.T) {
 	})
 }
 
+// TestOwnersThatEndedAreSearchedWhenAsked: a socket that no process is found for
+// keeps its old one, and searches are paced.
+func TestOwnersThatEndedAreSearchedWhenAsked(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		r := newRig()
+		gone, searches := false, 0
+		r.ended = func(pid uint32, _ int64) bool { return pid == 7 && gone }
+		r.owners = func(_ context.Context, sockets []Socket) map[uint64]owner {
+			searches += len(sockets)
+			return map[uint64]owner{1: {pid: 9, comm: "web"}}
+		}
+		r.start(t)
+		pass(time.Second)
+		r.source.send(tcpEvent(bpf.SockEventKindEVENT_LISTEN, 1), tcpEvent(bpf.SockEventKindEVENT_LISTEN, 2))
+		pass(time.Second)
+		r.checkOwners(t.Context())
+		if searches != 0 {
+			t.Errorf("searched for %d owners, all of which live", searches)
+		}
+		gone = true
+		r.checkOwners(t.Context())
+		r.checkOwners(t.Context())
+		if first, second := r.keeper.set[1], r.keeper.set[2]; first.PID != 9 || first.Comm != "web" || second.PID != 7 {
+			t.Errorf("have %+v and %+v", first, second)
+		}
+		if searches != 2 {
+			t.Errorf("searched for %d owners, want 2", searches)
+		}
+		pass(ownerPause)
+		r.checkOwners(t.Context())
+		if searches != 3 {
+			t.Errorf("searched for %d owners, want one more a second later", searches)
+		}
+	})
+}
+
 // TestBusyReaderPauses: a burst of events is read in batches.
 func TestBusyReaderPauses(t *testing.T) {
 	inBubble(t, func(t *testing.T) {

@@ -11,6 +11,7 @@ import (
 	"runtime"
 	"runtime/debug"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -23,6 +24,7 @@ import (
 type Observer struct {
 	options  Options
 	counters counters
+	running  atomic.Pointer[engine] // nil while no Run works
 }
 
 // New returns an Observer. It starts nothing.
@@ -61,6 +63,21 @@ func (o *Observer) Methods() []kernel.Method {
 	return nil
 }
 
+// ownerTimeout bounds CheckOwners.
+const ownerTimeout = 2 * time.Second
+
+// CheckOwners looks for sockets whose process has ended while another one kept the
+// socket, as after fork(2) or SCM_RIGHTS, and reports the new process to the handler
+// before it returns. Nothing else notices that change, so it is for those who are
+// about to show processes. It returns after two seconds at the latest.
+func (o *Observer) CheckOwners() {
+	if e := o.running.Load(); e != nil {
+		ctx, cancel := context.WithTimeout(context.Background(), ownerTimeout)
+		defer cancel()
+		e.checkOwners(ctx)
+	}
+}
+
 // ErrNoEvents says that mode BPF was configured and the kernel has no hook for a
 // capability that matters.
 var ErrNoEvents = errors.New("no hook can be attached")
@@ -93,6 +110,7 @@ func (o *Observer) Run(ctx context.Context, h Handler) (err error) {
 type session struct {
 	options *Options
 	counter *counters
+	running *atomic.Pointer[engine]
 	netns   *kernel.Namespace
 	dumper  *dumper
 	mptcp   *diagConn      // of the goroutine that finds owners
@@ -105,7 +123,7 @@ type session struct {
 func (o *Observer) open() (_ *session, err error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	s := &session{options: &o.options, counter: &o.counters}
+	s := &session{options: &o.options, counter: &o.counters, running: &o.running}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, s.close())
@@ -159,6 +177,9 @@ func (s *session) run(ctx context.Context, h Handler) error {
 	e.owners = finder.find
 	e.interval, e.audit, e.paced = s.options.Interval, s.options.Audit, s.options.pacedAudit
 
+	s.running.Store(e)
+	defer s.withdraw(e)
+
 	work, ctx := errgroup.WithContext(ctx)
 	if s.ring != nil {
 		// Events are read and applied from before the first hook is attached, but
@@ -186,6 +207,14 @@ func (s *session) run(ctx context.Context, h Handler) error {
 		return e.dumps(ctx)
 	})
 	return work.Wait()
+}
+
+// withdraw ends calls of CheckOwners, which use what the session closes.
+func (s *session) withdraw(e *engine) {
+	s.running.Store(nil)
+	e.searching.Lock()
+	defer e.searching.Unlock()
+	e.owners = nil
 }
 
 // attach attaches the best method of each capability. It returns the methods and

@@ -6,6 +6,7 @@ package observer
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"github.com/fairlead/fairlead/internal/schedule"
@@ -25,7 +26,9 @@ func (e *engine) findOwners(ctx context.Context) {
 			continue
 		}
 		start, seen := time.Now(), monotonicNow()
+		e.searching.Lock()
 		found := e.owners(ctx, wanted)
+		e.searching.Unlock()
 		e.setOwners(found, seen)
 		_ = schedule.Sleep(ctx, max(ownerPause, schedule.Rest(time.Since(start), ownerShare)))
 	}
@@ -60,4 +63,58 @@ func (e *engine) setOwners(found map[uint64]owner, seen int64) {
 		changes = append(changes, Event{Socket: en.socket})
 	}
 	e.reportDumped(changes)
+}
+
+// checkOwners searches for the processes of sockets whose process has ended, and
+// reports those that it found before it returns. A socket that no process is found
+// for keeps its old one.
+func (e *engine) checkOwners(ctx context.Context) {
+	e.searching.Lock()
+	defer e.searching.Unlock()
+	if e.owners == nil || time.Now().Before(e.nextSearch) {
+		return
+	}
+	start, seen := time.Now(), monotonicNow()
+	wanted := e.abandoned()
+	if len(wanted) == 0 {
+		return
+	}
+	found := e.owners(ctx, wanted)
+	e.nextSearch = time.Now().Add(max(ownerPause, schedule.Rest(time.Since(start), ownerShare)))
+
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	var changes []Event
+	for i := range wanted {
+		old := &wanted[i]
+		o, ok := found[old.Cookie]
+		en := e.model.sockets[old.Cookie]
+		if !ok || en == nil || en.socket.PID != old.PID || en.socket.PIDSeen != old.PIDSeen {
+			continue
+		}
+		en.socket.PID, en.socket.Comm, en.socket.PIDSeen = o.pid, o.comm, seen
+		en.socket.Observed = 0
+		changes = append(changes, Event{Socket: en.socket})
+	}
+	e.reportDumped(changes)
+}
+
+// abandoned returns the sockets whose process has ended.
+func (e *engine) abandoned() []Socket {
+	e.mu.Lock()
+	list := e.model.all()
+	e.mu.Unlock()
+	// A process that has not ended since the first time it was seen, never has.
+	first := make(map[uint32]int64)
+	for i := range list {
+		s := &list[i]
+		if seen, ok := first[s.PID]; !ok || s.PIDSeen < seen {
+			first[s.PID] = s.PIDSeen
+		}
+	}
+	lives := make(map[uint32]bool)
+	for pid, seen := range first {
+		lives[pid] = pid == 0 || !e.ended(pid, seen)
+	}
+	return slices.DeleteFunc(list, func(s Socket) bool { return lives[s.PID] || !e.ended(s.PID, s.PIDSeen) })
 }

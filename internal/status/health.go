@@ -15,7 +15,7 @@ import (
 // ready serves /readyz.
 func (s *Server) ready(w http.ResponseWriter, _ *http.Request) {
 	reason := ""
-	for _, src := range s.o.Provider.List().Sources {
+	for _, src := range s.o.Provider.Sources() {
 		if src.State == "starting" {
 			reason = "source " + src.Name + " is starting"
 		}

@@ -51,6 +51,9 @@ func NewExplainer(a Agent) *Explainer {
 
 // Explain gathers the facts about a port and judges them.
 func (e *Explainer) Explain(ctx context.Context, q explain.Query) (explain.Report, error) {
+	if e.agent.Observer != nil {
+		e.agent.Observer.CheckOwners()
+	}
 	f := explain.Facts{Query: q, Now: time.Now(), NetNS: netnsName(), RulesFile: e.agent.RulesFile}
 	for _, s := range e.agent.Registry.Sources().View().All() {
 		f.Sources = append(f.Sources, explain.Source{Name: s.Name, State: string(s.State), Error: s.Error})

@@ -18,7 +18,7 @@ import (
 )
 
 // Agent is what a diagnosis reads of an agent. Outcomes and Rules are needed by
-// Explainer only, Observer by Examine only.
+// Explainer only.
 type Agent struct {
 	Registry  *registry.Registry
 	Outcomes  *table.Table[port.Key, reconcile.Outcomes]

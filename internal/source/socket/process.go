@@ -5,8 +5,6 @@
 package socket
 
 import (
-	"bytes"
-	"errors"
 	"fmt"
 	"path/filepath"
 	"slices"
@@ -33,9 +31,6 @@ type process struct {
 	paths      []string // of its cgroups
 }
 
-// tick is the unit of time in /proc (USER_HZ).
-const tick = time.Second / 100
-
 // procfs reads processes.
 type procfs struct {
 	root string
@@ -43,15 +38,7 @@ type procfs struct {
 	suspended func() time.Duration
 }
 
-func newProcfs() procfs { return procfs{"/proc", suspended} }
-
-func suspended() time.Duration {
-	var boot, mono unix.Timespec
-	if unix.ClockGettime(unix.CLOCK_BOOTTIME, &boot) != nil || unix.ClockGettime(unix.CLOCK_MONOTONIC, &mono) != nil {
-		return 0
-	}
-	return time.Duration(boot.Nano() - mono.Nano())
-}
+func newProcfs() procfs { return procfs{"/proc", observer.Suspended} }
 
 // read returns the process that has the pid now, with its cgroups if tree is given.
 // All is read through one open directory, so that it is of one process.
@@ -65,10 +52,11 @@ func (p procfs) read(pid uint32, tree *cgroup.Tree) (*process, error) {
 	if err != nil {
 		return nil, fmt.Errorf("process %d: %w", pid, err)
 	}
-	q := &process{hasCgroups: tree != nil}
-	if q.name, q.started, err = parseStat(stat); err != nil {
+	parsed, err := observer.ParseStat(stat)
+	if err != nil {
 		return nil, fmt.Errorf("process %d: %w", pid, err)
 	}
+	q := &process{name: parsed.Name, started: parsed.Started, hasCgroups: tree != nil}
 	var link [unix.PathMax]byte
 	if n, err := unix.Readlinkat(dir, "exe", link[:]); err == nil {
 		q.exe = string(link[:n])
@@ -81,27 +69,6 @@ func (p procfs) read(pid uint32, tree *cgroup.Tree) (*process, error) {
 }
 
 const maxStat = 4096
-
-var errStat = errors.New("not a stat file as in proc_pid_stat(5)")
-
-func parseStat(b []byte) (name string, started time.Duration, err error) {
-	open, end := bytes.IndexByte(b, '('), bytes.LastIndexByte(b, ')')
-	if open < 0 || end < open {
-		return "", 0, errStat
-	}
-	field := 3 // after the name
-	for f := range bytes.FieldsSeq(b[end+1:]) {
-		if field == 22 {
-			ticks, err := strconv.ParseInt(string(f), 10, 64)
-			if err != nil {
-				return "", 0, errStat
-			}
-			return string(b[open+1 : end]), time.Duration(ticks) * tick, nil
-		}
-		field++
-	}
-	return "", 0, errStat
-}
 
 // existed reports whether q already had its pid at the time seen of
 // CLOCK_MONOTONIC, 0 if unknown. Otherwise the pid was another process's then. It
