@@ -24,6 +24,8 @@ func capabilities(boundDump bool) []kernel.Capability {
 	}
 	// These know no cookie, so a dump must find the socket.
 	bindKprobes := []string{"tcp_destroy", "tcp_bind4_exit", "tcp_bind6_exit", "tcp_bind4_enter", "tcp_bind6_enter"}
+	// The kernel removes the peer where these hooks do not see it.
+	const unpeered = "a bound socket that had a peer and lost it is seen only by an audit"
 	const late = "changes are seen only at the next poll, and shorter-lived sockets never"
 	return []kernel.Capability{
 		{Name: TCPListen, Choices: []kernel.Choice{
@@ -57,22 +59,22 @@ func capabilities(boundDump bool) []kernel.Capability {
 			{Name: MethodPoll, Lost: late},
 		}},
 		{Name: UDPConnect, Choices: []kernel.Choice{
-			{Name: kernel.MethodFentry, Hooks: []string{"udp_connect4", "udp_connect6"}},
+			{Name: kernel.MethodFentry, Lost: unpeered, Hooks: []string{"udp_connect4", "udp_connect6"}},
 			{
-				Name: kernel.MethodCgroup, Lost: "a bound socket that gets a peer is seen only after a dump",
+				Name: kernel.MethodCgroup, Lost: "a bound socket that gets a peer is seen only after a dump; " + unpeered,
 				Hooks: []string{"udp_connecting4", "udp_connecting6"},
 			},
 			{
-				Name:  kernel.MethodKprobe,
+				Name: kernel.MethodKprobe, Lost: unpeered,
 				Hooks: []string{"udp_conn4_exit", "udp_conn6_exit", "udp_conn4_enter", "udp_conn6_enter"},
 			},
-			{Name: MethodAudit, Lost: "a bound socket that gets a peer is seen only by an audit"},
+			{Name: MethodAudit, Lost: "a bound socket that gets a peer, or loses it, is seen only by an audit"},
 		}},
 		{Name: UDPDump, Choices: []kernel.Choice{
 			{Name: kernel.MethodIter, Hooks: []string{"udp_explicit"}, Always: true},
 			{
 				Name: MethodDiag,
-				Lost: "a wildcard socket on an ephemeral port that was bound before the start counts as a client",
+				Lost: "a wildcard socket on an ephemeral port counts as a client, unless a hook reported its bind",
 			},
 		}},
 	}

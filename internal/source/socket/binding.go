@@ -5,9 +5,12 @@
 package socket
 
 import (
+	"errors"
 	"net"
 	"net/netip"
 	"strconv"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/fairlead/fairlead/internal/observer"
 	"github.com/fairlead/fairlead/internal/port"
@@ -41,7 +44,43 @@ func (h *handler) binding(s *observer.Socket) port.Binding {
 		b.Withheld = "bound to interface " + h.ifname(s.Device) + ": not reachable from the guest itself"
 		b.Dial = nil
 	}
+	if b.Withheld == "" && s.Protocol == port.UDP {
+		if kind := h.unanswerable(addr); kind != "" {
+			b.Withheld = "bound to " + kind + " address: no answer can come from there"
+			b.Dial = nil
+		}
+	}
 	return b
+}
+
+// unanswerable returns "a multicast" or "a broadcast" for an address that datagrams
+// can be sent to but never come from, so that no flow to it gets an answer; "" for
+// all others.
+func (h *handler) unanswerable(addr netip.Addr) string {
+	switch {
+	case addr.IsMulticast():
+		return "a multicast"
+	case addr.Is4() && !addr.IsUnspecified() && addr != port.Loopback(netip.IPv4Unspecified()) && h.broadcast(addr):
+		return "a broadcast"
+	}
+	return ""
+}
+
+// isBroadcast reports whether the kernel's routes have an IPv4 address as one of
+// broadcast. A socket that may not send to such an address cannot connect to it. No
+// datagram is sent.
+func isBroadcast(addr netip.Addr) bool {
+	if addr == netip.AddrFrom4([4]byte{255, 255, 255, 255}) {
+		return true // also without a route
+	}
+	const discard = 9 // connect(2) needs some port
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return false
+	}
+	defer func() { _ = unix.Close(fd) }()
+	err = unix.Connect(fd, &unix.SockaddrInet4{Addr: addr.As4(), Port: discard})
+	return errors.Is(err, unix.EACCES)
 }
 
 // dial returns where the guest itself reaches a socket bound to addr.

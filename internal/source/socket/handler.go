@@ -7,6 +7,7 @@ package socket
 import (
 	"fmt"
 	"maps"
+	"net/netip"
 	"slices"
 	"strings"
 	"sync"
@@ -28,6 +29,8 @@ type handler struct {
 	feed   registry.Feed
 	own    func(uint64) bool
 	ifname func(index uint32) string
+	// broadcast reports whether an IPv4 address is one of broadcast.
+	broadcast func(netip.Addr) bool
 
 	mu        sync.Mutex // guards what follows, and the order of calls of feed
 	processes *processes

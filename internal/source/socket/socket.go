@@ -68,7 +68,10 @@ func (s *Source) Run(ctx context.Context, feed registry.Feed) error {
 	} else {
 		defer func() { _ = tree.Close() }()
 	}
-	h := &handler{feed: feed, own: s.o.Own, ifname: interfaceName, processes: newProcesses(newProcfs(), tree)}
+	h := &handler{
+		feed: feed, own: s.o.Own, ifname: interfaceName, broadcast: isBroadcast,
+		processes: newProcesses(newProcfs(), tree),
+	}
 	defer h.stop()
 	return s.o.Observer.Run(ctx, h)
 }
