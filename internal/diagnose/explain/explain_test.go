@@ -167,7 +167,7 @@ var cases = []struct {
 		VerdictUnlistened, "bound, not listening", "listen()",
 	},
 	{
-		"device", Facts{Publications: []Publication{pub(port.TCP, "0.0.0.0:8080", withheld("bound to interface eth1: not reachable from the guest itself"))}},
+		"device", Facts{Publications: []Publication{pub(port.TCP, "0.0.0.0:8080", withheld("bound to interface eth1: not reachable at 127.0.0.1"))}},
 		VerdictInterface, "eth1", "action: allow",
 	},
 	{

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"net"
 	"net/netip"
+	"slices"
 	"strconv"
 
 	"golang.org/x/sys/unix"
@@ -40,8 +41,8 @@ func (h *handler) binding(s *observer.Socket) port.Binding {
 	case !s.Listening:
 		b.Withheld = "bound, not listening"
 		b.Dial = nil
-	case s.Device != 0 && !addr.IsLinkLocalUnicast() && h.ifname(s.Device) != "lo":
-		b.Withheld = "bound to interface " + h.ifname(s.Device) + ": not reachable from the guest itself"
+	case s.Device != 0 && !addr.IsLinkLocalUnicast() && !h.answers(s.Device, addr):
+		b.Withheld = "bound to interface " + h.ifname(s.Device) + ": not reachable at " + b.Dial[0].Addr().String()
 		b.Dial = nil
 	}
 	if b.Withheld == "" && s.Protocol == port.UDP {
@@ -51,6 +52,29 @@ func (h *handler) binding(s *observer.Socket) port.Binding {
 		}
 	}
 	return b
+}
+
+// answers reports whether the guest itself reaches a socket that is bound to an
+// interface at the address where the publication is dialled. The kernel delivers what
+// the guest sends to an own address as received on the interface that has it.
+func (h *handler) answers(device uint32, addr netip.Addr) bool {
+	if addr.IsUnspecified() || addr.IsLoopback() {
+		return h.ifname(device) == "lo"
+	}
+	return h.assigned(device, addr)
+}
+
+// isAssigned reports whether an interface has an address.
+func isAssigned(device uint32, addr netip.Addr) bool {
+	i, err := net.InterfaceByIndex(int(device))
+	if err != nil {
+		return false
+	}
+	list, err := i.Addrs()
+	return err == nil && slices.ContainsFunc(list, func(a net.Addr) bool {
+		p, err := netip.ParsePrefix(a.String())
+		return err == nil && p.Addr() == addr
+	})
 }
 
 // unanswerable returns "a multicast" or "a broadcast" for an address that datagrams

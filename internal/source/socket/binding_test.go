@@ -46,3 +46,30 @@ func TestIsBroadcast(t *testing.T) {
 		}
 	}
 }
+
+func TestSocketOfAnInterface(t *testing.T) {
+	m := newMachine(t, "0::/\n")
+	h, _ := m.handler(0)
+	const lo, eth0 = 1, 2
+	for _, c := range []struct {
+		device  uint32
+		address string
+		want    bool // the guest itself reaches it
+	}{
+		{eth0, "10.0.0.1", true}, // its own address
+		{eth0, "10.0.0.2", false},
+		{eth0, "0.0.0.0", false},
+		{eth0, "127.0.0.1", false},
+		{eth0, "::1", false},
+		{lo, "10.0.0.1", false}, // an address of eth0
+		{lo, "0.0.0.0", true},
+		{lo, "127.0.0.2", true},
+	} {
+		b := h.binding(&observer.Socket{
+			Cookie: 1, Protocol: port.TCP, Address: netip.MustParseAddr(c.address), Port: 80, Listening: true, Device: c.device,
+		})
+		if (b.Withheld == "") != c.want || (len(b.Dial) == 1) != c.want {
+			t.Errorf("device %d, %s: withheld %q, dialled at %v", c.device, c.address, b.Withheld, b.Dial)
+		}
+	}
+}

@@ -29,6 +29,8 @@ type handler struct {
 	feed   registry.Feed
 	own    func(uint64) bool
 	ifname func(index uint32) string
+	// assigned reports whether an interface has an address.
+	assigned func(index uint32, addr netip.Addr) bool
 	// broadcast reports whether an IPv4 address is one of broadcast.
 	broadcast func(netip.Addr) bool
 

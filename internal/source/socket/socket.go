@@ -69,7 +69,7 @@ func (s *Source) Run(ctx context.Context, feed registry.Feed) error {
 		defer func() { _ = tree.Close() }()
 	}
 	h := &handler{
-		feed: feed, own: s.o.Own, ifname: interfaceName, broadcast: isBroadcast,
+		feed: feed, own: s.o.Own, ifname: interfaceName, assigned: isAssigned, broadcast: isBroadcast,
 		processes: newProcesses(newProcfs(), tree),
 	}
 	defer h.stop()
