@@ -1,0 +1,334 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux && root
+
+package packets
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/fairlead/fairlead/internal/diagnose/explain"
+	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/status"
+	"github.com/fairlead/fairlead/test/kit/leak"
+	"github.com/fairlead/fairlead/test/kit/netns"
+	"github.com/fairlead/fairlead/test/kit/rounds"
+)
+
+func TestMain(m *testing.M) { leak.Main(m) }
+
+// TestRandomRulesets loads random rulesets, changes each twice, and compares what
+// connections meet with what fairlead publishes. FAIRLEAD_RULESETS says how many
+// rulesets, FAIRLEAD_SEED which.
+func TestRandomRulesets(t *testing.T) {
+	for name, share := range map[string]int{"IPv4": 1, "IPv6": 6} {
+		t.Run(name, func(t *testing.T) {
+			n := max(1, rounds.Of(t, "FAIRLEAD_RULESETS", 60)/share)
+			seed := uint64(rounds.Of(t, "FAIRLEAD_SEED", 1))
+			o := &oracle{world: newWorld(t, families[name]), found: map[string]int{}}
+			for i := range n {
+				o.ruleset(seed, i)
+			}
+			t.Logf("%d rulesets, %d connections: %s", n, o.connections, o.summary())
+		})
+	}
+}
+
+// oracle judges rulesets.
+type oracle struct {
+	*world
+	step        int // numbers the markers
+	connections int
+	found       map[string]int // by class
+}
+
+func (o *oracle) summary() string {
+	var out []string
+	for _, class := range slices.Sorted(maps.Keys(o.found)) {
+		out = append(out, fmt.Sprintf("%s %d", class, o.found[class]))
+	}
+	return strings.Join(out, ", ")
+}
+
+// ruleset loads one ruleset and two changes of it, and judges each state.
+func (o *oracle) ruleset(seed uint64, i int) {
+	tl := tools[i%len(tools)]
+	g := &grammar{r: rand.New(rand.NewPCG(seed, uint64(i))), f: o.family}
+	var history []string
+	for step := range 3 {
+		texts, ok := o.apply(g, tl, step > 0)
+		if !ok {
+			continue // refused as a whole, as one commit is
+		}
+		history = append(history, texts...)
+		o.judge(fmt.Sprintf("seed %d, ruleset %d (%s), step %d", seed, i, tl.name, step), history)
+	}
+	o.reset(tl)
+}
+
+const markerFirst = 20000
+
+// apply writes a ruleset, or a change of it, and waits until fairlead has followed.
+func (o *oracle) apply(g *grammar, tl tool, change bool) (texts []string, ok bool) {
+	o.step++
+	ok = true
+	do := func(text string, command ...string) {
+		if out, err := o.try(o.guest, text, command...); err != nil {
+			// A change may not fit what is there; nothing of it is applied.
+			if !change {
+				o.t.Fatalf("%q: %v\n%s\n%s", command, err, out, text)
+			}
+			ok = false
+			return
+		}
+		texts = append(texts, strings.Join(command, " ")+" <<END\n"+text+"END")
+	}
+	mixed := len(tl.nft) > 1 || tl.ipt != ""
+	p := uint16(markerFirst + o.step%20000)
+	if tl.ipt != "" {
+		command := "iptables-" + tl.ipt + "-restore"
+		if o.v6 {
+			command = "ip6tables-" + tl.ipt + "-restore"
+		}
+		marker := fmt.Sprintf("-A MARKER -p tcp --dport %d -j DNAT --to-destination %s", p, g.at(o.servers[0], "80"))
+		if change {
+			do(g.iptMutation(marker), command, "-w", "--noflush")
+		} else {
+			do(g.iptTable(marker), command, "-w")
+		}
+		if ok {
+			o.seen(p)
+		}
+	}
+	for _, table := range tl.nft {
+		table = strings.Replace(table, "FAMILY", o.name, 1)
+		if change && g.one(2) {
+			continue
+		}
+		if change {
+			do(g.nftMutation(table), "nft", "-f", "-")
+		} else {
+			do(g.nftTable(table, mixed), "nft", "-f", "-")
+		}
+	}
+	if len(tl.nft) > 0 {
+		o.step++
+		p = uint16(markerFirst + o.step%20000)
+		if out, err := o.try(o.guest, fmt.Sprintf(`table %[1]s marker
+delete table %[1]s marker
+table %[1]s marker { chain pre { type nat hook prerouting priority -199; tcp dport %[2]d dnat to %[3]s; }; }
+`, o.name, p, g.at(o.servers[0], "80")), "nft", "-f", "-"); err != nil {
+			o.t.Fatalf("%v: %s", err, out)
+		}
+		o.seen(p)
+	}
+	return texts, ok
+}
+
+// seen waits until the host peer has opened a marker's port: what was written
+// before it has been followed by then.
+func (o *oracle) seen(p uint16) {
+	k := port.Key{Protocol: port.TCP, Address: netip.IPv4Unspecified(), Port: p}
+	if o.v6 {
+		k.Address = netip.IPv6Unspecified()
+	}
+	if err := o.await(k); err != nil {
+		o.t.Fatal(err)
+	}
+}
+
+// reset removes all rules.
+func (o *oracle) reset(tl tool) {
+	script := "nft flush ruleset\n"
+	if tl.ipt == "legacy" {
+		command := "iptables-legacy"
+		if o.v6 {
+			command = "ip6tables-legacy"
+		}
+		script += command + " -w -t nat -F\n" + command + " -w -t nat -X\n"
+	}
+	o.sh(o.guest, script)
+}
+
+// slot is a port of one protocol, and what was found about it.
+type slot struct {
+	protocol port.Protocol
+	port     uint16
+
+	outside map[string][]string // servers by the guest's address that was asked
+	local   map[string][]string // the same for a client in the guest
+	host    string
+	pubs    []status.Publication
+}
+
+func (s *slot) String() string { return fmt.Sprintf("%s %d", s.protocol, s.port) }
+
+// judge compares a state with what connections meet.
+func (o *oracle) judge(where string, history []string) {
+	o.t.Helper()
+	slots := o.look(300 * time.Millisecond)
+	suspects := slices.DeleteFunc(slots, func(s *slot) bool { return o.class(s) == "" })
+	if len(suspects) == 0 {
+		return
+	}
+	// A busy machine answers late, and a rule that balances sends each client to
+	// another server: look again, longer, before saying that it is so.
+	var wg sync.WaitGroup
+	for _, s := range suspects {
+		wg.Go(func() {
+			for range 8 {
+				o.probe(s, 2*time.Second)
+			}
+		})
+	}
+	wg.Wait()
+	o.list(suspects)
+	for _, s := range suspects {
+		class := o.class(s)
+		if class == "" {
+			continue
+		}
+		report := o.explain(s)
+		if named := o.named(class, s, report); named != "" {
+			o.found[class+", "+named]++
+			continue
+		}
+		o.found[class]++
+		b, _ := json.Marshal(report)
+		o.t.Errorf("%s: %s: %s\noutside %v\nlocal %v\nhost %q\npublications %s\nexplain %.1500s\n%s", where, s, class,
+			s.outside, s.local, s.host, describe(s.pubs), b, strings.Join(history, "\n"))
+		if os.Getenv("FAIRLEAD_KEEP_GOING") == "" && o.found[class] >= 3 {
+			o.t.FailNow()
+		}
+	}
+}
+
+func describe(pubs []status.Publication) string {
+	var out []string
+	for _, p := range pubs {
+		text := fmt.Sprintf("%s %s dial %s %q", p.Key(), p.State, p.DialTarget, p.Reason)
+		for _, origin := range p.Origins {
+			text += " [" + origin.Detail + "]"
+		}
+		out = append(out, text)
+	}
+	return strings.Join(out, "; ")
+}
+
+// look asks for every slot, from everywhere.
+func (o *oracle) look(patience time.Duration) []*slot {
+	var slots []*slot
+	for p := uint16(firstPort); p <= lastPort; p++ {
+		for _, protocol := range []port.Protocol{port.TCP, port.UDP} {
+			slots = append(slots, &slot{protocol: protocol, port: p, outside: map[string][]string{}, local: map[string][]string{}})
+		}
+	}
+	var wg sync.WaitGroup
+	for _, s := range slots {
+		wg.Go(func() { o.probe(s, patience) })
+	}
+	wg.Wait()
+	o.connections += 6 * len(slots)
+	o.list(slots)
+	return slots
+}
+
+// probe asks for one slot from outside, from the guest and from the host, and
+// adds to what was found before.
+func (o *oracle) probe(s *slot, patience time.Duration) {
+	at := func(address string) string { return net.JoinHostPort(address, strconv.Itoa(int(s.port))) }
+	network := s.protocol.String()
+	note := func(found map[string][]string, from *netns.Space, a string) {
+		if server := ask(from, network, at(a), patience); server != "" && !slices.Contains(found[a], server) {
+			found[a] = append(found[a], server)
+		}
+	}
+	for _, a := range o.nodes {
+		note(s.outside, o.outside, a)
+	}
+	for _, a := range []string{o.nodes[0], o.nodes[1], o.loopback} {
+		note(s.local, o.guest, a)
+	}
+	s.host = ask(o.host, network, at(o.loopback), patience)
+}
+
+// list fills in what the agent says of slots.
+func (o *oracle) list(slots []*slot) {
+	ctx, cancel := context.WithTimeout(context.Background(), limit)
+	defer cancel()
+	l, err := status.NewClient(o.agentCtl).List(ctx)
+	if err != nil {
+		o.t.Fatal(err)
+	}
+	for _, s := range slots {
+		s.pubs = nil
+		for _, p := range l.Publications {
+			if p.Protocol == s.protocol && p.Port == s.port {
+				s.pubs = append(s.pubs, p)
+			}
+		}
+	}
+}
+
+// class says what is wrong with a slot, "" if nothing is.
+func (o *oracle) class(s *slot) string {
+	active := slices.ContainsFunc(s.pubs, func(p status.Publication) bool { return p.State == port.Active })
+	reached := slices.Concat(slices.Collect(maps.Values(s.outside))...)
+	if len(reached) == 0 {
+		reached = slices.Concat(slices.Collect(maps.Values(s.local))...)
+	}
+	switch {
+	case !active && len(s.outside) > 0:
+		return "missed"
+	case active && len(reached) == 0:
+		return "ghost"
+	case active && s.host == "":
+		return "silent"
+	case active && !slices.Contains(reached, s.host):
+		return "wrong server"
+	}
+	return ""
+}
+
+// named returns how explain names what is not as packets have it, "" if it does not.
+func (o *oracle) named(class string, s *slot, r explain.Report) string {
+	uncertain := slices.ContainsFunc(r.Chains, func(c explain.Chain) bool {
+		return slices.ContainsFunc(c.Steps, func(st explain.Step) bool { return strings.Contains(st.Text, "another server") })
+	})
+	switch class {
+	case "missed":
+		if len(r.Chains) > 0 || r.Verdict == explain.VerdictNAT ||
+			slices.ContainsFunc(r.Near, func(n explain.Near) bool { return n.Kind == explain.VerdictNAT }) {
+			return "listed"
+		}
+	case "silent", "wrong server":
+		if uncertain {
+			return "named uncertain"
+		}
+	}
+	return ""
+}
+
+// explain asks fairlead about a slot.
+func (o *oracle) explain(s *slot) (r explain.Report) {
+	cmd := exec.Command(o.binary, "explain", fmt.Sprintf("%d/%s", s.port, s.protocol), "-o", "json", "--control", o.agentCtl)
+	out, err := cmd.Output()
+	if jsonErr := json.Unmarshal(out, &r); jsonErr != nil {
+		o.t.Fatalf("explain %s: %v, %v: %s", s, err, jsonErr, out)
+	}
+	return r
+}

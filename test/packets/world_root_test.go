@@ -1,0 +1,301 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux && root
+
+package packets
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/status"
+	"github.com/fairlead/fairlead/test/kit/netns"
+	"github.com/fairlead/fairlead/test/kit/program"
+)
+
+// family has the addresses of a world.
+type family struct {
+	name            string
+	v6              bool
+	nodes           [2]string // the guest's own, on the default route's interface
+	uplink, gateway string    // network of eth0, the client outside
+	servers         [4]string // behind the guest
+	loopback        string
+	set             string // what configures the addresses
+}
+
+var families = map[string]family{
+	"IPv4": {
+		name: "ip", nodes: [2]string{"192.0.2.2", "192.0.2.3"}, uplink: "192.0.2.0/24", gateway: "192.0.2.1",
+		servers: [4]string{"10.9.0.2", "10.9.0.3", "10.9.0.4", "10.9.0.5"}, loopback: "127.0.0.1",
+	},
+	"IPv6": {
+		name: "ip6", v6: true, nodes: [2]string{"2001:db8::2", "2001:db8::3"}, uplink: "2001:db8::/64", gateway: "2001:db8::1",
+		servers: [4]string{"fd09::2", "fd09::3", "fd09::4", "fd09::5"}, loopback: "::1",
+	},
+}
+
+// Ports of the servers. Each also serves the ports that clients ask for, as a
+// rule need not change the port.
+var serverPorts = []uint16{80, 81, 9000, 9001, 9002}
+
+// Ports of servers in the guest itself, which REDIRECT leads to.
+const (
+	everywherePort = 7000 // on all addresses
+	loopbackPort   = 7001 // on the loopback alone
+	nodePort       = 7002 // on the first node address alone
+)
+
+// The ports that rules are about and clients ask for.
+const firstPort, lastPort = 1001, 1010
+
+// world is a guest with an agent, servers behind it, a client outside, and a
+// host with a host peer.
+type world struct {
+	t testing.TB
+	family
+	guest, outside, behind, host *netns.Space
+	dir, binary                  string
+	agentCtl, hostCtl            string
+
+	mu     sync.Mutex
+	active map[port.Key]bool // what the host says is open
+	change chan struct{}     // closed at the next change
+}
+
+func newWorld(t testing.TB, f family) *world {
+	t.Helper()
+	w := &world{t: t, family: f, dir: t.TempDir(), active: map[port.Key]bool{}, change: make(chan struct{})}
+	for _, s := range []**netns.Space{&w.guest, &w.outside, &w.behind, &w.host} {
+		n, err := netns.New()
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = n.Close() })
+		*s = n
+	}
+	w.sh(w.guest, fmt.Sprintf(`
+/usr/sbin/ip link add eth0 type veth peer name eth0 netns /proc/%[1]d/fd/%[2]d
+/usr/sbin/ip link add srv0 type veth peer name eth0 netns /proc/%[1]d/fd/%[3]d
+/usr/sbin/ip link add docker0 type bridge
+/usr/sbin/ip addr add 192.0.2.2/24 dev eth0
+/usr/sbin/ip addr add 192.0.2.3/24 dev eth0
+/usr/sbin/ip addr add 2001:db8::2/64 dev eth0 nodad
+/usr/sbin/ip addr add 2001:db8::3/64 dev eth0 nodad
+/usr/sbin/ip addr add 10.9.0.1/24 dev srv0
+/usr/sbin/ip addr add fd09::1/64 dev srv0 nodad
+/usr/sbin/ip addr add 172.17.0.1/16 dev docker0
+for d in eth0 srv0 docker0; do /usr/sbin/ip link set $d up; done
+echo 1 >/proc/sys/net/ipv4/ip_forward
+echo 1 >/proc/sys/net/ipv6/conf/all/forwarding`, os.Getpid(), w.outside.FD(), w.behind.FD()))
+	w.sh(w.outside, `
+/usr/sbin/ip addr add 192.0.2.1/24 dev eth0
+/usr/sbin/ip addr add 2001:db8::1/64 dev eth0 nodad
+/usr/sbin/ip link set eth0 up
+/usr/sbin/ip route add default via 192.0.2.2
+/usr/sbin/ip -6 route add default via 2001:db8::2`)
+	w.sh(w.behind, `
+for i in 2 3 4 5; do
+	/usr/sbin/ip addr add 10.9.0.$i/24 dev eth0
+	/usr/sbin/ip addr add fd09::$i/64 dev eth0 nodad
+done
+/usr/sbin/ip link set eth0 up
+/usr/sbin/ip route add default via 10.9.0.1
+/usr/sbin/ip -6 route add default via fd09::1`)
+	w.sh(w.guest, `
+/usr/sbin/ip route add default via 192.0.2.1
+/usr/sbin/ip -6 route add default via 2001:db8::1`)
+	w.serve()
+	w.start()
+	return w
+}
+
+func (w *world) sh(s *netns.Space, script string) {
+	w.t.Helper()
+	if out, err := w.try(s, script, "/bin/sh", "-eus"); err != nil {
+		w.t.Fatalf("%v\n%s\n%s", err, out, script)
+	}
+}
+
+// try runs a command with an input in a namespace.
+func (w *world) try(s *netns.Space, stdin string, command ...string) (out []byte, err error) {
+	err = s.Do(func() (err error) {
+		cmd := exec.Command(command[0], command[1:]...)
+		cmd.Stdin = strings.NewReader(stdin)
+		out, err = cmd.CombinedOutput()
+		return err
+	})
+	return out, err
+}
+
+// serve starts all servers.
+func (w *world) serve() {
+	w.t.Helper()
+	ports := append([]uint16(nil), serverPorts...)
+	for p := uint16(firstPort); p <= lastPort; p++ {
+		ports = append(ports, p)
+	}
+	for _, a := range w.servers {
+		for _, p := range ports {
+			w.identify(w.behind, a, p, fmt.Sprintf("%s port %d", a, p))
+		}
+	}
+	for _, a := range []string{w.loopback, w.nodes[0], w.nodes[1]} {
+		w.identify(w.guest, a, everywherePort, "the guest's own everywhere")
+	}
+	w.identify(w.guest, w.loopback, loopbackPort, "the guest's own at the loopback")
+	w.identify(w.guest, w.nodes[0], nodePort, "the guest's own at "+w.nodes[0])
+}
+
+// identify has a server answer each client with its name.
+func (w *world) identify(s *netns.Space, address string, p uint16, name string) {
+	w.t.Helper()
+	at := netip.AddrPortFrom(netip.MustParseAddr(address), p).String()
+	l, err := s.Listen("tcp", at)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	w.t.Cleanup(func() { _ = l.Close() })
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			_, _ = io.WriteString(c, name)
+			_ = c.Close()
+		}
+	}()
+	u, err := s.ListenPacket("udp", at)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	w.t.Cleanup(func() { _ = u.Close() })
+	go func() {
+		b := make([]byte, 64)
+		for {
+			_, from, err := u.ReadFrom(b)
+			if errors.Is(err, net.ErrClosed) {
+				return
+			}
+			if err == nil {
+				_, _ = u.WriteTo([]byte(name), from)
+			}
+		}
+	}()
+}
+
+// start runs the agent in the guest and the host peer on the host.
+func (w *world) start() {
+	w.t.Helper()
+	var err error
+	if w.binary, err = program.Path(w.dir); err != nil {
+		w.t.Fatal(err)
+	}
+	link := "unix://" + filepath.Join(w.dir, "link", "s")
+	w.agentCtl, w.hostCtl = filepath.Join(w.dir, "agent", "s"), filepath.Join(w.dir, "host", "s")
+	w.run(w.guest, "agent", "--link", link, "--link-token", "", "--control", w.agentCtl, "--source", "nat", "--hold-down", "0")
+	w.run(w.host, "host", "--connect", link, "--link-token", "", "--control", w.hostCtl)
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	w.t.Cleanup(func() { cancel(); <-done })
+	go func() {
+		defer close(done)
+		w.follow(ctx)
+	}()
+}
+
+// run starts fairlead in a namespace; it is killed when the test ends.
+func (w *world) run(s *netns.Space, args ...string) {
+	w.t.Helper()
+	var out bytes.Buffer
+	cmd := exec.Command(w.binary, args...)
+	cmd.Stdout, cmd.Stderr = &out, &out
+	if err := s.Start(cmd); err != nil {
+		w.t.Fatal(err)
+	}
+	w.t.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+		if w.t.Failed() {
+			w.t.Logf("the log of fairlead %s ends:\n%s", args[0], tail(out.String(), 2000))
+		}
+	})
+}
+
+func tail(s string, n int) string { return s[max(0, len(s)-n):] }
+
+// follow keeps active equal to what the host peer reports.
+func (w *world) follow(ctx context.Context) {
+	for ctx.Err() == nil {
+		_ = status.NewClient(w.hostCtl).Watch(ctx, func(e status.Event) error {
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			if e.Publication != nil {
+				w.active[e.Publication.Key()] = e.Publication.State == port.Active && e.Type != status.Gone
+			}
+			close(w.change)
+			w.change = make(chan struct{})
+			return nil
+		})
+		select {
+		case <-ctx.Done():
+		case <-time.After(50 * time.Millisecond): // it is about to start
+		}
+	}
+}
+
+// limit is how long what must come may take; only a failure reaches it.
+const limit = 2 * time.Minute
+
+// await waits until the host peer has opened a port.
+func (w *world) await(k port.Key) error {
+	timeout := time.After(limit)
+	for {
+		w.mu.Lock()
+		open, change := w.active[k], w.change
+		w.mu.Unlock()
+		if open {
+			return nil
+		}
+		select {
+		case <-change:
+		case <-timeout:
+			return fmt.Errorf("the host has not opened %s within %v", k, limit)
+		}
+	}
+}
+
+// ask connects from a namespace and returns which server answered, "" if none did.
+func ask(s *netns.Space, network, address string, patience time.Duration) (server string) {
+	_ = s.Do(func() error {
+		d := net.Dialer{Timeout: patience}
+		c, err := d.Dial(network, address)
+		if err != nil {
+			return err
+		}
+		defer c.Close()
+		_ = c.SetDeadline(time.Now().Add(patience))
+		if network == "udp" {
+			_, _ = io.WriteString(c, "?")
+		}
+		b := make([]byte, 64)
+		n, _ := c.Read(b)
+		server = string(b[:n])
+		return nil
+	})
+	return server
+}
