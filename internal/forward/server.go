@@ -76,7 +76,7 @@ type Server struct {
 	}
 
 	mu   sync.Mutex
-	best map[bestKey]netip.AddrPort // the target that worked last
+	best map[bestKey]bestTarget
 }
 
 // bestKey includes the family: a client over IPv6 may reach another server.
@@ -85,12 +85,18 @@ type bestKey struct {
 	is4 bool
 }
 
+// bestTarget is the target that worked last, of those that the publication had then.
+type bestTarget struct {
+	target netip.AddrPort
+	of     []netip.AddrPort
+}
+
 // NewServer returns a server.
 func NewServer(opt ServerOptions) (*Server, error) {
 	if err := opt.validate(); err != nil {
 		return nil, err
 	}
-	return &Server{opt: opt, best: make(map[bestKey]netip.AddrPort)}, nil
+	return &Server{opt: opt, best: make(map[bestKey]bestTarget)}, nil
 }
 
 // Stats are counts since the start, but for the flows that are open now.
@@ -157,9 +163,10 @@ func (s *Server) targets(req Request) []netip.AddrPort {
 	s.mu.Lock()
 	best, ok := s.best[bestKey{req.Publication.Key, is4}]
 	s.mu.Unlock()
+	ok = ok && slices.Equal(best.of, req.Publication.Dial)
 	precedence := func(a netip.AddrPort) int {
 		switch {
-		case ok && a == best:
+		case ok && a == best.target:
 			return 0
 		case req.Peer.IsValid() && isIPv4(a.Addr()) == is4:
 			return 1
@@ -178,14 +185,14 @@ func (s *Server) worked(req Request, target netip.AddrPort) {
 	k := bestKey{req.Publication.Key, isIPv4(req.Peer.Addr())}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.best[k] == target {
+	if b := s.best[k]; b.target == target && slices.Equal(b.of, req.Publication.Dial) {
 		return
 	}
 	// Publications come and go; what is forgotten is found again by dialling.
 	if len(s.best) >= maxRemembered {
 		clear(s.best)
 	}
-	s.best[k] = target
+	s.best[k] = bestTarget{target, req.Publication.Dial}
 }
 
 // accept reports that the flow is open.

@@ -134,6 +134,10 @@ type Binding struct {
 	// means that nothing is known to serve it.
 	Dial []netip.AddrPort
 
+	// Doubt, when not empty, says why a connection of the guest to Dial may reach
+	// another server than the clients of the port do.
+	Doubt string
+
 	// Owner is who serves the port as far as the source knows. Hints may name a
 	// better one.
 	Owner Owner
@@ -162,8 +166,9 @@ type OriginInfo struct {
 	Origin
 	Detail   Detail
 	Withheld string
-	Inner    bool  // see Binding
-	Maker    Maker // see Binding
+	Inner    bool   // see Binding
+	Doubt    string // see Binding
+	Maker    Maker  // see Binding
 	Since    time.Time
 	Dial     []netip.AddrPort
 }
@@ -217,6 +222,6 @@ func (p Publication) Inner() bool {
 }
 
 func (o OriginInfo) equal(p OriginInfo) bool {
-	return o.Origin == p.Origin && o.Detail.Equal(p.Detail) && o.Withheld == p.Withheld && o.Inner == p.Inner && o.Maker == p.Maker &&
+	return o.Origin == p.Origin && o.Detail.Equal(p.Detail) && o.Withheld == p.Withheld && o.Inner == p.Inner && o.Maker == p.Maker && o.Doubt == p.Doubt &&
 		o.Since.Equal(p.Since) && slices.Equal(o.Dial, p.Dial)
 }

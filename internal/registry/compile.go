@@ -139,7 +139,7 @@ func publication(ms, slot []member, all slots) merged {
 			p.Since = b.Since
 		}
 		p.Origins = append(p.Origins, port.OriginInfo{
-			Origin: b.Origin, Detail: b.Detail, Withheld: m.withheld(), Inner: b.Inner, Maker: b.Maker,
+			Origin: b.Origin, Detail: b.Detail, Withheld: m.withheld(), Inner: b.Inner, Maker: b.Maker, Doubt: b.Doubt,
 			Since: b.Since, Dial: b.Dial,
 		})
 		p.Dial = appendNew(p.Dial, b.Dial)

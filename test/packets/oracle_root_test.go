@@ -291,14 +291,17 @@ func (o *oracle) class(s *slot) string {
 	if len(reached) == 0 {
 		reached = slices.Concat(slices.Collect(maps.Values(s.local))...)
 	}
+	// A rule of the output hook for the loopback alone is published though its
+	// connections need route_localnet, which this guest does not have.
+	loopback := !slices.ContainsFunc(s.pubs, func(p status.Publication) bool { return p.State == port.Active && !p.Address.IsLoopback() })
 	switch {
 	case !active && len(s.outside) > 0:
 		return "missed"
-	case active && len(reached) == 0:
+	case active && len(reached) == 0 && s.host != "" && !loopback:
 		return "ghost"
-	case active && s.host == "":
+	case active && len(reached) > 0 && s.host == "":
 		return "silent"
-	case active && !slices.Contains(reached, s.host):
+	case active && len(reached) > 0 && !slices.Contains(reached, s.host):
 		return "wrong server"
 	}
 	return ""
@@ -312,7 +315,7 @@ func (o *oracle) named(class string, s *slot, r explain.Report) string {
 	switch class {
 	case "missed":
 		if len(r.Chains) > 0 || r.Verdict == explain.VerdictNAT ||
-			slices.ContainsFunc(r.Near, func(n explain.Near) bool { return n.Kind == explain.VerdictNAT }) {
+			slices.ContainsFunc(r.Related, func(n explain.Related) bool { return n.Kind == explain.VerdictNAT }) {
 			return "listed"
 		}
 	case "silent", "wrong server":

@@ -107,6 +107,20 @@ func ruleStep(p *Publication) Step {
 }
 
 func (p *Publication) dialStep() Step {
+	s := p.dialsStep()
+	for _, o := range p.Origins {
+		if o.Doubt != "" {
+			s.Text += "; clients outside may reach another server: " + o.Doubt
+			if s.Mark == OK {
+				s.Mark = Warning
+			}
+			break
+		}
+	}
+	return s
+}
+
+func (p *Publication) dialsStep() Step {
 	s := Step{Step: "dial", Mark: Skipped}
 	switch {
 	case len(p.Dial) == 0:

@@ -47,8 +47,12 @@ func hostOf(s *netwatch.Snapshot) compile.Host {
 	h.Local = slices.Compact(h.Local)
 	slices.SortFunc(nodes, func(a, b node) int { return cmp.Or(a.rank-b.rank, a.addr.Compare(b.addr)) })
 	for _, n := range nodes {
-		if !slices.Contains(h.Nodes, n.addr) {
-			h.Nodes = append(h.Nodes, n.addr)
+		if slices.Contains(h.Nodes, n.addr) {
+			continue
+		}
+		h.Nodes = append(h.Nodes, n.addr)
+		if n.rank == 0 {
+			h.Outer = len(h.Nodes)
 		}
 	}
 	return h

@@ -28,6 +28,7 @@ func TestHostOfSnapshot(t *testing.T) {
 		Links:    map[uint32]string{1: "lo", 2: "eth0", 3: "docker0"},
 		Local:    []netip.Prefix{p("127.0.0.0/8"), p("127.0.0.1/32"), p("172.17.0.1/32"), p("192.0.2.2/32"), p("fe80::1/128")},
 		Nodes:    []netip.Addr{a("192.0.2.2"), a("172.17.0.1")},
+		Outer:    1,
 		Uplinks:  []string{"eth0"},
 		Loopback: []string{"lo"},
 	}

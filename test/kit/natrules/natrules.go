@@ -88,6 +88,12 @@ func Daddr(a string) []byte {
 	return Join(Payload(1, 16, 4, 1), Cmp(ruleset.CmpEq, 1, netip.MustParseAddr(a).AsSlice()))
 }
 
+// ToLocal matches destinations that are addresses of this machine.
+func ToLocal() []byte {
+	return Join(Expr("fib", Num(1, 1), Num(2, ruleset.FibAddrtype), Num(3, ruleset.FibDaddr)),
+		Cmp(ruleset.CmpEq, 1, binary.NativeEndian.AppendUint32(nil, ruleset.RtnLocal)))
+}
+
 // In compares the input interface's name.
 func In(name string, op uint32) []byte {
 	b := make([]byte, 16)

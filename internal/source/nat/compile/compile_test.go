@@ -23,7 +23,8 @@ func testHost() Host {
 		Links: map[uint32]string{1: "lo", 2: "eth0", 3: "docker0"},
 		Local: []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8"), netip.MustParsePrefix("172.17.0.1/32"),
 			netip.MustParsePrefix("192.0.2.2/32"), netip.MustParsePrefix("::1/128"), netip.MustParsePrefix("2001:db8::2/128")},
-		Nodes:    []netip.Addr{netip.MustParseAddr("192.0.2.2"), netip.MustParseAddr("172.17.0.1"), netip.MustParseAddr("2001:db8::2")},
+		Nodes:    []netip.Addr{netip.MustParseAddr("192.0.2.2"), netip.MustParseAddr("2001:db8::2"), netip.MustParseAddr("172.17.0.1")},
+		Outer:    2,
 		Uplinks:  []string{"eth0"},
 		Loopback: []string{"lo"},
 	}
@@ -215,7 +216,7 @@ func bigSnapshot(n int) *ruleset.Snapshot {
 	t := &ruleset.Table{ID: natrules.Table, Chains: natrules.BaseChains()}
 	docker := &ruleset.Chain{Name: "DOCKER"}
 	for _, c := range t.Chains {
-		c.Rules = []ruleset.Rule{{Handle: 1, Raw: natrules.Verdict(ruleset.VerdictJump, "DOCKER")}}
+		c.Rules = []ruleset.Rule{{Handle: 1, Raw: natrules.Join(natrules.ToLocal(), natrules.Verdict(ruleset.VerdictJump, "DOCKER"))}}
 	}
 	for i := range n {
 		docker.Rules = append(docker.Rules, ruleset.Rule{Handle: uint64(10 + i), Raw: natrules.Join(natrules.TCP(), natrules.In("docker0", ruleset.CmpNeq), natrules.Dport(uint16(1000+i)), natrules.DNAT("172.17.0.2", 80))})
@@ -396,7 +397,7 @@ func TestOrderDecides(t *testing.T) {
 		"only the loopback":      {[][]byte{natrules.Join(overLoopback, dnat)}, []string{}},
 		"loopback is left out":   {[][]byte{natrules.Join(natrules.In("lo", ruleset.CmpNeq), dnat)}, []string{"tcp 0.0.0.0:80 192.0.2.2:80 10.0.0.1:8080"}},
 		"loopback hides nothing": {[][]byte{natrules.Join(overLoopback, unknown), natrules.Join(overLoopback, drop), dnat}, []string{"tcp 0.0.0.0:80 192.0.2.2:80 10.0.0.1:8080"}},
-		"address is left out":    {[][]byte{other, dnat}, []string{"tcp 0.0.0.0:80 172.17.0.1:80 10.0.0.1:8080"}},
+		"address is left out":    {[][]byte{other, dnat}, []string{"tcp 172.17.0.1:80 172.17.0.1:80 10.0.0.1:8080 (leaves out every address that other machines reach)"}},
 		"a mark changes nothing": {[][]byte{mark, dnat}, []string{"tcp 0.0.0.0:80 192.0.2.2:80 10.0.0.1:8080"}},
 		"not understood before": {[][]byte{unknown, dnat}, []string{
 			"tcp 0.0.0.0:80 10.0.0.1:8080 (may be decided by an earlier rule that is not understood: meta l4proto tcp [mystery] th dport 80 accept)"}},

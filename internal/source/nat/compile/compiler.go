@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/source/nat/region"
 	"github.com/fairlead/fairlead/internal/source/nat/ruleset"
 )
 
@@ -25,12 +26,14 @@ const (
 // use.
 type Compiler struct {
 	maxPorts int
-	host     Host
+	host     machine
 	env      env
 
 	tables  map[ruleset.TableID]*table
 	callers map[ruleset.ChainID]map[*rule]int // rules that jump to a chain, and by how many branches
 	holes   []*chain                          // chains with rules that are gone
+	markers map[*rule]struct{}                // rules that set the packet mark
+	testers map[*rule]struct{}                // rules that test it
 	dirty   dirty
 	index   index
 
@@ -54,6 +57,7 @@ func (d *dirty) any() bool { return len(d.rules)+len(d.elems)+len(d.chains) > 0 
 func New(maxPorts int) *Compiler {
 	return &Compiler{
 		maxPorts: maxPorts,
+		host:     newMachine(Host{}),
 		tables:   make(map[ruleset.TableID]*table),
 		callers:  make(map[ruleset.ChainID]map[*rule]int),
 		dirty: dirty{
@@ -61,6 +65,8 @@ func New(maxPorts int) *Compiler {
 			elems:  make(map[*namedSet]map[string]struct{}),
 			chains: make(map[*chain]struct{}),
 		},
+		markers:   make(map[*rule]struct{}),
+		testers:   make(map[*rule]struct{}),
 		index:     newIndex(),
 		published: make(map[slotID][]port.Binding),
 	}
@@ -72,8 +78,8 @@ func (c *Compiler) SetHost(h Host) {
 	if c.host.equal(&h) {
 		return
 	}
-	c.host = h
-	c.env = env{links: h.Links}
+	c.host = newMachine(h)
+	c.env.links = h.Links
 	for _, t := range c.tables {
 		for _, ch := range t.chains {
 			for _, r := range ch.rules {
@@ -92,7 +98,7 @@ func (c *Compiler) SetHost(h Host) {
 func (c *Compiler) table(id ruleset.TableID) *table {
 	t := c.tables[id]
 	if t == nil {
-		t = &table{id: id, chains: make(map[string]*chain), sets: make(map[string]*namedSet)}
+		t = &table{id: id, chains: make(map[string]*chain), byHandle: make(map[uint64]*chain), sets: make(map[string]*namedSet)}
 		c.tables[id] = t
 	}
 	return t
@@ -131,11 +137,14 @@ func (c *Compiler) setDormant(t *table, dormant bool) {
 	}
 }
 
-func (c *Compiler) putChain(t *table, name string, hook *ruleset.Hook) *chain {
+func (c *Compiler) putChain(t *table, name string, handle uint64, hook *ruleset.Hook) *chain {
 	ch := t.chains[name]
 	if ch == nil {
-		ch = &chain{table: t, name: name, hook: hook}
+		ch = &chain{table: t, name: name, handle: handle, hook: hook}
 		t.chains[name] = ch
+		if handle != 0 {
+			t.byHandle[handle] = ch
+		}
 		c.dirty.chains[ch] = struct{}{}
 		for r := range c.callers[ruleset.ChainID{Table: t.id, Name: name}] {
 			c.touch(r)
@@ -157,6 +166,7 @@ func (c *Compiler) dropChain(ch *chain) {
 	ch.rules = nil
 	delete(c.dirty.chains, ch)
 	delete(ch.table.chains, ch.name)
+	delete(ch.table.byHandle, ch.handle)
 	for r := range c.callers[ruleset.ChainID{Table: ch.table.id, Name: ch.name}] {
 		c.touch(r)
 	}
@@ -239,6 +249,8 @@ func (c *Compiler) unread(r *rule) {
 		}
 		r.eval[i] = nil
 	}
+	delete(c.markers, r)
+	delete(c.testers, r)
 }
 
 // putSet states a set; one of another make replaces the old one. It reports
@@ -308,6 +320,12 @@ func (c *Compiler) evaluation(r *rule, v6 bool) *evaluation {
 	e := evaluate(r, v6, &c.env, nil)
 	c.evals++
 	r.eval[i] = e
+	if e.marks {
+		c.markers[r] = struct{}{}
+	}
+	if e.testsMark {
+		c.testers[r] = struct{}{}
+	}
 	for _, n := range e.sets {
 		n.users[r] = struct{}{}
 		c.missing = c.missing || n.Blank
@@ -375,31 +393,42 @@ func (c *Compiler) Commit() port.Change {
 	c.missing = false
 	c.tidy()
 	for round := 0; c.dirty.any() && round < 4*maxDepth; round++ {
-		c.commitElems()
-		rules := c.dirty.rules
-		c.dirty.rules = make(map[*rule]struct{})
-		for r := range rules {
-			for _, a := range r.chain.acts {
-				c.clearRule(a, r)
-			}
-			c.unread(r)
-			c.inertChanged(r.chain)
+		c.commitRound()
+	}
+	return c.publish()
+}
+
+// commitRound works out what is dirty, which may make more dirty.
+func (c *Compiler) commitRound() {
+	c.commitElems()
+	rules := c.dirty.rules
+	c.dirty.rules = make(map[*rule]struct{})
+	for r := range rules {
+		for _, a := range r.chain.acts {
+			c.clearRule(a, r)
 		}
-		chains := c.dirty.chains
-		c.dirty.chains = make(map[*chain]struct{})
-		for ch := range chains {
-			c.root(ch)
-		}
-		for r := range rules {
-			for _, a := range slices.Clone(r.chain.acts) {
-				// A way that opened just now has the rule already.
-				if _, done := a.outs[r]; !done && a.kids[r] == nil {
-					c.addRule(a, r, nil)
-				}
+		c.unread(r)
+		c.inertChanged(r.chain)
+	}
+	chains := c.dirty.chains
+	c.dirty.chains = make(map[*chain]struct{})
+	for ch := range chains {
+		c.root(ch)
+	}
+	for r := range rules {
+		for _, a := range slices.Clone(r.chain.acts) {
+			// A way that opened just now has the rule already.
+			if _, done := a.outs[r]; !done && a.kids[r] == nil {
+				c.addRule(a, r, nil)
 			}
 		}
 	}
-	return c.publish()
+	if marked := len(c.markers) > 0; marked != c.env.marked {
+		c.env.marked = marked
+		for r := range c.testers {
+			c.touch(r)
+		}
+	}
 }
 
 // commitElems evaluates elements that were added or removed, alone where that is enough.
@@ -473,44 +502,68 @@ func (c *Compiler) root(ch *chain) {
 		return
 	}
 	for _, v6 := range ch.table.families() {
-		m := everything()
-		if ch.hook.Num == ruleset.HookOutput {
-			m.iif, m.oif, m.src = ifaceIn(false, ""), ifaceIn(false, c.loopbacks()...), srcLocal
-		} else {
-			// What begins here comes in over the loopback with its destination decided
-			// in the output hook, where the kernel has its own if no rule does.
-			m.iif, m.oif = ifaceIn(true, c.loopbacks()...), ifaceIn(false, "")
-		}
-		a := &activation{chain: ch, way: &way{chain: ch.name}, m: m, v6: v6, hook: uint8(ch.hook.Num)}
+		a := &activation{chain: ch, way: &way{chain: ch.name}, m: c.arriving(uint8(ch.hook.Num), v6), v6: v6, hook: uint8(ch.hook.Num)}
 		a.root = a
 		c.enter(a)
+		if ch.hook.Drop {
+			c.addEntry(&entry{act: a, rule: ch.policy(), m: a.m, end: branchEnd{kind: endDrop}})
+		}
 	}
 }
 
-func (c *Compiler) loopbacks() []string {
-	if len(c.host.Loopback) == 0 {
-		return []string{"lo"}
+// arriving returns the packets that come to a hook.
+func (c *Compiler) arriving(hook uint8, v6 bool) match {
+	m := everything()
+	if hook == ruleset.HookOutput {
+		m.In, m.From = region.Named(""), region.Local
+		return m
 	}
-	return slices.Clone(c.host.Loopback)
+	// What begins here comes in over the loopback with its destination decided in
+	// the output hook, where the kernel has its own if no rule does. So neither the
+	// loopback interface nor a loopback address is met here.
+	m.In, m.Out, m.To = c.host.loopbacks.Complement(), region.Named(""), region.Local
+	m.Daddr = loopbackAddrs(v6).Complement()
+	return m
 }
 
-// reachesHost reports whether m matches some address of this machine.
-func (c *Compiler) reachesHost(m *match, v6 bool) bool {
-	return mostAddrs(m.daddr) || len(c.localKeys(m.daddr, v6, 1)) > 0
+func loopbackAddrs(v6 bool) region.Set[netip.Addr] {
+	if v6 {
+		return region.Addrs(true).One(netip.IPv6Loopback())
+	}
+	return region.Prefix(netip.PrefixFrom(netip.AddrFrom4([4]byte{127}), 8))
+}
+
+// matters reports whether packets that m matches bear on a publication: those to
+// an address of this machine, and those that a dial of a DNAT target is among. An
+// output rule for a single address elsewhere is left out: it is for a Service's
+// own address, of which there are thousands, and no server is dialled there.
+func (c *Compiler) matters(m *match, hook uint8, v6 bool) bool {
+	if m.To&region.Local != 0 && (region.Most(m.Daddr, v6) || len(c.localKeys(m.Daddr, v6, 1)) > 0) {
+		return true
+	}
+	return hook == ruleset.HookOutput && m.To&region.Remote != 0 && !singleAddr(m.Daddr, v6)
+}
+
+func singleAddr(s region.Set[netip.Addr], v6 bool) bool {
+	if s.All() {
+		return false
+	}
+	spans := region.Addrs(v6).Spans(s)
+	return len(spans) == 1 && spans[0].Lo == spans[0].Hi
 }
 
 // localKeys returns own addresses in s, at most limit.
-func (c *Compiler) localKeys(s set[netip.Addr], v6 bool, limit int) []netip.Addr {
-	o := addrOrderOf(v6)
+func (c *Compiler) localKeys(s region.Set[netip.Addr], v6 bool, limit int) []netip.Addr {
+	addrs := region.Addrs(v6)
 	var out []netip.Addr
-	lo := port.Loopback(o.min)
 	for _, p := range c.host.Local {
 		if p.Addr().Is4() == v6 {
 			continue
 		}
-		for _, r := range o.intersect(s, o.normal([]span[netip.Addr]{prefixSpan(p)})) {
-			a := r.lo
-			if lo.Compare(r.lo) >= 0 && lo.Compare(r.hi) <= 0 {
+		lo := port.Loopback(p.Addr())
+		for _, r := range addrs.Spans(addrs.Intersect(s, region.Prefix(p))) {
+			a := r.Lo
+			if lo.Compare(r.Lo) >= 0 && lo.Compare(r.Hi) <= 0 {
 				a = lo
 			}
 			if a.IsLinkLocalUnicast() || slices.Contains(out, a) {

@@ -34,4 +34,4 @@ func TestChangeCostIndependentOfSize(t *testing.T) {
 	}
 }
 
-const mostAllocs = 100
+const mostAllocs = 130

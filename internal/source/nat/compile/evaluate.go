@@ -19,6 +19,9 @@ type evaluation struct {
 	split    *namedSet          // the one set whose elements are the branches' keys, if so
 	inert    bool               // no branch jumps or decides
 	tooMany  bool
+
+	marks     bool // it may set the packet mark
+	testsMark bool // what it does depends on the packet mark
 }
 
 type branch struct {
@@ -51,6 +54,9 @@ const maxBranches = 1 << 17
 // env is what a rule's evaluation needs to know of the machine.
 type env struct {
 	links map[uint32]string
+	// marked says that a rule sets the packet mark, so that a new connection
+	// need not have the mark 0.
+	marked bool
 }
 
 func (e *env) ifname(index uint32) string {
@@ -70,6 +76,9 @@ type state struct {
 	regs [16]register
 	key  string
 	env  *env
+
+	marks     bool // it sets the packet mark
+	testsMark bool
 }
 
 // blind notes a condition that is not understood.
@@ -82,7 +91,7 @@ func (s *state) nat(e ruleset.NAT) (branchEnd, bool) {
 	if e.Kind != 1 {
 		return branchEnd{}, false // source NAT; the destination stays
 	}
-	n := &natAction{}
+	n := &natAction{random: e.Flags&ruleset.NATRandom != 0}
 	bad := func(why string) (branchEnd, bool) { return branchEnd{kind: endNat, why: why}, true }
 	if e.Flags&ruleset.NATNetmap != 0 {
 		return bad("a prefix mapping")
@@ -176,7 +185,8 @@ type evaluator struct {
 
 // end ends a state's way through the rule.
 func (e *evaluator) end(s *state, end branchEnd) {
-	if s.m.dead() || end.kind == endNone {
+	e.note(s)
+	if s.m.Empty() || end.kind == endNone {
 		return
 	}
 	e.out.inert = false
@@ -187,13 +197,19 @@ func (e *evaluator) end(s *state, end branchEnd) {
 	e.out.branches[s.key] = &branch{m: s.m, end: end}
 }
 
+// note keeps what a state has to do with the packet mark.
+func (e *evaluator) note(s *state) {
+	e.out.marks = e.out.marks || s.marks
+	e.out.testsMark = e.out.testsMark || s.testsMark
+}
+
 // step runs an expression in each state and returns those that go on.
 func (e *evaluator) step(states []*state, x any) []*state {
 	next := states[:0]
 	for _, s := range states {
 		if end, stop := s.step(x); stop {
 			e.end(s, end)
-		} else if !s.m.dead() {
+		} else if e.note(s); !s.m.Empty() {
 			next = append(next, s)
 		}
 	}
@@ -217,8 +233,9 @@ func (e *evaluator) lookup(states []*state, l ruleset.Lookup) []*state {
 	var next []*state
 	for _, s := range states {
 		s.lookup(l, n, only, func(s *state, v *ruleset.Verdict) {
+			e.note(s)
 			switch {
-			case s.m.dead():
+			case s.m.Empty():
 				return
 			case len(next) >= maxBranches:
 				e.out.tooMany = true
@@ -296,7 +313,7 @@ func (s *state) step(x any) (end branchEnd, stop bool) {
 	case ruleset.NAT:
 		return s.nat(e)
 	case ruleset.Redirect:
-		n := &natAction{redirect: true}
+		n := &natAction{redirect: true, random: e.Flags&ruleset.NATRandom != 0}
 		if why := s.natPorts(n, e.ProtoMin, e.ProtoMax); why != "" {
 			return branchEnd{kind: endNat, why: why}, true
 		}
@@ -313,6 +330,10 @@ func (s *state) step(x any) (end branchEnd, stop bool) {
 		s.header(e)
 	case ruleset.Match:
 		s.match(e)
+	case ruleset.Dynset:
+		if e.Conditional {
+			s.blind("an update of @" + e.Set + " that is a condition")
+		}
 	case ruleset.Pass:
 	default:
 		s.load(x)
@@ -323,7 +344,6 @@ func (s *state) step(x any) (end branchEnd, stop bool) {
 // other returns what an expression does that is not decoded.
 func (s *state) other(name string) (end branchEnd, stop bool) {
 	switch name {
-	case "masq", "objref", "dynset":
 	case "queue", "tproxy", "reject", "fwd", "synproxy":
 		return branchEnd{kind: endUnknown, why: name}, true
 	default:

@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/source/nat/region"
 	"github.com/fairlead/fairlead/internal/source/nat/ruleset"
 )
 
@@ -25,7 +26,8 @@ const (
 	fieldDaddr
 	fieldIif
 	fieldOif
-	fieldBool // answered for each value by truth
+	fieldFlags // of TCP
+	fieldBool  // answered for each value by truth
 )
 
 // pieceField returns the field that p is a part of, the field's size, and how many
@@ -56,7 +58,7 @@ type headerField struct {
 }
 
 var (
-	transportFields = []headerField{{fieldSport, 0, 2}, {fieldDport, 2, 2}}
+	transportFields = []headerField{{fieldSport, 0, 2}, {fieldDport, 2, 2}, {fieldFlags, 13, 1}}
 	ipv4Fields      = []headerField{{fieldProto, 9, 1}, {fieldSaddr, 12, 4}, {fieldDaddr, 16, 4}}
 	ipv6Fields      = []headerField{{fieldProto, 6, 1}, {fieldSaddr, 8, 16}, {fieldDaddr, 24, 16}}
 )
@@ -132,15 +134,17 @@ func (s *state) splitPiece(p piece) []piece {
 
 // narrowing is a condition on one field.
 type narrowing struct {
-	f     field
-	ports set[uint16]
-	addrs set[netip.Addr]
-	proto uint8
-	names []string
-	truth int8   // of fieldBool: 1 yes, 0 no, -1 not known
-	src   uint8  // of fieldBool about the source address
-	mark  bool   // of fieldBool about the packet mark, which is taken to be 0
-	why   string // not understood
+	f       field
+	ports   region.Set[uint16]
+	addrs   region.Set[netip.Addr]
+	proto   uint8
+	names   []string
+	truth   int8   // of fieldBool: 1 yes, 0 no, -1 not known
+	src     bool   // of fieldBool: whether the source is an own address
+	dst     bool   // of fieldBool: whether the destination is an own address
+	mark    bool   // of fieldBool: whether a packet mark of 0 passes
+	related bool   // of fieldBool: about a relation to another connection
+	why     string // not understood
 }
 
 // between returns what lo ≤ p ≤ hi means.
@@ -167,6 +171,12 @@ func (s *state) between(p piece, lo, hi []byte) narrowing {
 	if before != 0 || p.n < size && !eq {
 		return bad
 	}
+	if f == fieldFlags {
+		if n, ok := s.flags(p, lo[0]); ok && eq {
+			return n
+		}
+		return bad
+	}
 	if f == fieldIif || f == fieldOif {
 		if !eq || p.v.mask != nil {
 			return bad
@@ -182,6 +192,19 @@ func (s *state) between(p piece, lo, hi []byte) narrowing {
 		return bad
 	}
 	return s.inRange(f, l, h)
+}
+
+// flags answers a comparison of the flags of TCP, masked, with want.
+func (s *state) flags(p piece, want byte) (n narrowing, ok bool) {
+	mask, xor := byte(0xff), byte(0)
+	if len(p.v.mask) > p.off {
+		mask = p.v.mask[p.off]
+	}
+	if len(p.v.xor) > p.off {
+		xor = p.v.xor[p.off]
+	}
+	known := mask&flagsUnsure == 0 && s.m.Protocols&region.UDP == 0
+	return isTrue(flagSYN&mask^xor == want), known
 }
 
 // widen extends lo ≤ p ≤ hi to the whole field, of which p is the beginning: bytes
@@ -216,15 +239,15 @@ func (s *state) inRange(f field, l, h []byte) narrowing {
 	case fieldProto:
 		for _, p := range []byte{byte(port.TCP), byte(port.UDP)} {
 			if p >= l[0] && p <= h[0] {
-				n.proto |= protoBit(p)
+				n.proto |= protocolBit(p)
 			}
 		}
 	case fieldSport, fieldDport:
-		n.ports = portOrder.normal([]span[uint16]{{binary.BigEndian.Uint16(l), binary.BigEndian.Uint16(h)}})
+		n.ports = region.Ports().Range(binary.BigEndian.Uint16(l), binary.BigEndian.Uint16(h))
 	default: // an address
 		a, _ := netip.AddrFromSlice(l)
 		b, _ := netip.AddrFromSlice(h)
-		n.addrs = addrOrderOf(s.v6).normal([]span[netip.Addr]{{a, b}})
+		n.addrs = region.Addrs(s.v6).Range(a, b)
 	}
 	return n
 }
@@ -258,14 +281,16 @@ func (s *state) truth(v *value, b []byte) (n narrowing, ok bool) {
 		return s.metaTruth(v, number, b[:4])
 	case valCt:
 		n = isTrue(number&ctNew != 0)
-		n.mark = number&(ctNew|ctRelated) == ctRelated
+		n.related = number&(ctNew|ctRelated) == ctRelated
 		return n, true
 	case valFib:
 		switch {
 		case v.key == ruleset.FibDaddr:
-			return isTrue(number == ruleset.RtnLocal), true
+			n = isTrue(number == ruleset.RtnLocal)
+			n.dst = true
+			return n, true
 		case v.key == ruleset.FibSaddr && number == ruleset.RtnLocal:
-			return narrowing{f: fieldBool, truth: 1, src: srcLocal}, true
+			return narrowing{f: fieldBool, truth: 1, src: true}, true
 		}
 	}
 	return n, false
@@ -319,23 +344,15 @@ func (s *state) unite(a, b narrowing) narrowing {
 	if b.why != "" {
 		return b
 	}
-	if a.f != b.f || a.src != b.src {
+	if a.f != b.f || a.src != b.src || a.dst != b.dst {
 		return narrowing{why: "a set of several kinds"}
 	}
-	if a.ports != nil && b.ports != nil {
-		a.ports = portOrder.normal(append(slices.Clone(a.ports), b.ports...))
-	} else {
-		a.ports = nil
-	}
-	if a.addrs != nil && b.addrs != nil {
-		a.addrs = addrOrderOf(s.v6).normal(append(slices.Clone(a.addrs), b.addrs...))
-	} else {
-		a.addrs = nil
-	}
+	a.ports = region.Ports().Union(a.ports, b.ports)
+	a.addrs = region.Addrs(s.v6).Union(a.addrs, b.addrs)
 	a.proto |= b.proto
 	a.names = append(slices.Clip(a.names), b.names...)
 	a.truth = max(a.truth, b.truth)
-	a.mark = a.mark || b.mark
+	a.mark, a.related = a.mark || b.mark, a.related || b.related
 	return a
 }
 
@@ -345,36 +362,35 @@ func (s *state) apply(n narrowing, neg bool) {
 		s.blind(n.why)
 		return
 	}
-	addrs := func(to *set[netip.Addr]) {
-		o := addrOrderOf(s.v6)
+	addrs := func(to *region.Set[netip.Addr]) {
 		if neg {
-			n.addrs = o.complement(n.addrs)
+			n.addrs = n.addrs.Complement()
 		}
-		*to = o.intersect(*to, n.addrs)
+		*to = region.Addrs(s.v6).Intersect(*to, n.addrs)
 	}
 	switch n.f {
 	case fieldProto:
 		if neg {
-			n.proto = bitsBoth &^ n.proto
+			n.proto = ^n.proto
 		}
-		s.m.proto &= n.proto
+		s.m.Protocols &= n.proto
 	case fieldDport:
 		if neg {
-			n.ports = portOrder.complement(n.ports)
+			n.ports = n.ports.Complement()
 		}
-		s.m.dport = portOrder.intersect(s.m.dport, n.ports)
+		s.m.Dport = region.Ports().Intersect(s.m.Dport, n.ports)
 	case fieldSport:
-		if !n.ports.all() || neg {
+		if !n.ports.All() || neg {
 			s.blind("source port")
 		}
 	case fieldSaddr:
-		addrs(&s.m.saddr)
+		addrs(&s.m.Saddr)
 	case fieldDaddr:
-		addrs(&s.m.daddr)
+		addrs(&s.m.Daddr)
 	case fieldIif:
-		s.m.iif = s.m.iif.intersect(ifaceIn(neg, n.names...))
+		s.m.In = region.Names().Intersect(s.m.In, interfaces(neg, n.names...))
 	case fieldOif:
-		s.m.oif = s.m.oif.intersect(ifaceIn(neg, n.names...))
+		s.m.Out = region.Names().Intersect(s.m.Out, interfaces(neg, n.names...))
 	case fieldBool:
 		s.applyTruth(n, neg)
 	}
@@ -386,12 +402,16 @@ func (s *state) applyTruth(n narrowing, neg bool) {
 	switch {
 	case n.truth < 0:
 		s.m.maybe = true
-	case n.src != srcAny:
+	case n.src:
 		s.source(!neg)
+	case n.dst:
+		s.destination(!fails, true)
 	case n.mark:
+		s.mark(!fails)
+	case n.related:
 		s.m.marked = s.m.marked || fails
 	case fails:
-		s.m.proto = 0
+		s.m.none()
 	}
 }
 

@@ -6,6 +6,8 @@ import (
 	"slices"
 
 	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/source/nat/region"
+	"github.com/fairlead/fairlead/internal/source/nat/ruleset"
 )
 
 type slotID struct {
@@ -18,6 +20,13 @@ type wideID struct {
 	hook uint8
 }
 
+// useID is what rules of the output hook do to connections that this machine makes
+// to a port, on its own addresses or on others.
+type useID struct {
+	slotID
+	own bool
+}
+
 // index finds the entries that packets for a port meet: narrow ones by port, and
 // wide ones, which are for many ports.
 type index struct {
@@ -28,6 +37,9 @@ type index struct {
 	dirtySlots map[slotID]struct{} // whose bindings may have changed
 	dirtyWide  map[wideID]struct{}
 	badChanged bool
+
+	uses       map[slotID][]useID // what the dial targets of a slot depend on
+	dependents map[useID][]slotID // the inverse of uses
 }
 
 func newIndex() index {
@@ -37,12 +49,14 @@ func newIndex() index {
 		bad:        make(map[*entry]struct{}),
 		dirtySlots: make(map[slotID]struct{}),
 		dirtyWide:  make(map[wideID]struct{}),
+		uses:       make(map[slotID][]useID),
+		dependents: make(map[useID][]slotID),
 	}
 }
 
 // add adds an entry, as a wide one if it is for more than limit ports.
 func (x *index) add(e *entry, limit int) {
-	e.wide = portCount(e.m.dport) > limit
+	e.wide = region.CountPorts(e.m.Dport) > limit
 	if e.wide {
 		id := wideID{e.act.v6, e.act.hook}
 		x.wide[id] = append(x.wide[id], e)
@@ -50,7 +64,7 @@ func (x *index) add(e *entry, limit int) {
 	} else {
 		e.eachSlot(func(id slotID) {
 			x.slots[id] = append(x.slots[id], e)
-			x.dirtySlots[id] = struct{}{}
+			x.touch(id, e)
 		})
 	}
 	if e.problem != "" {
@@ -71,12 +85,53 @@ func (x *index) drop(e *entry) {
 			} else {
 				delete(x.slots, id)
 			}
-			x.dirtySlots[id] = struct{}{}
+			x.touch(id, e)
 		})
 	}
 	if _, ok := x.bad[e]; ok {
 		delete(x.bad, e)
 		x.badChanged = true
+	}
+}
+
+// touch marks as dirty what e bears on in a slot.
+func (x *index) touch(id slotID, e *entry) {
+	x.dirtySlots[id] = struct{}{}
+	if e.act.hook != ruleset.HookOutput {
+		return
+	}
+	for _, own := range []bool{false, true} {
+		to := region.Remote
+		if own {
+			to = region.Local
+		}
+		if e.m.To&to == 0 {
+			continue
+		}
+		for _, d := range x.dependents[useID{id, own}] {
+			x.dirtySlots[d] = struct{}{}
+		}
+	}
+}
+
+// depend notes that the bindings of id depend on uses, and on nothing else but its
+// own entries.
+func (x *index) depend(id slotID, uses map[useID]struct{}) {
+	was := x.uses[id]
+	if len(was) == len(uses) && !slices.ContainsFunc(was, func(u useID) bool { _, ok := uses[u]; return !ok }) {
+		return
+	}
+	for _, u := range was {
+		if rest := slices.DeleteFunc(x.dependents[u], func(d slotID) bool { return d == id }); len(rest) > 0 {
+			x.dependents[u] = rest
+		} else {
+			delete(x.dependents, u)
+		}
+	}
+	delete(x.uses, id)
+	for u := range uses {
+		x.dependents[u] = append(x.dependents[u], id)
+		x.uses[id] = append(x.uses[id], u)
 	}
 }
 
@@ -94,12 +149,12 @@ func (x *index) spread() {
 
 // eachSlot calls f with each port and protocol that an entry is for.
 func (e *entry) eachSlot(f func(slotID)) {
-	for _, r := range e.m.dport {
-		for p := max(int(r.lo), 1); p <= int(r.hi); p++ {
-			if e.m.proto&bitTCP != 0 {
+	for _, r := range region.Ports().Spans(e.m.Dport) {
+		for p := max(int(r.Lo), 1); p <= int(r.Hi); p++ {
+			if e.m.Protocols&region.TCP != 0 {
 				f(slotID{e.act.v6, port.Slot{Protocol: port.TCP, Port: uint16(p)}})
 			}
-			if e.m.proto&bitUDP != 0 {
+			if e.m.Protocols&region.UDP != 0 {
 				f(slotID{e.act.v6, port.Slot{Protocol: port.UDP, Port: uint16(p)}})
 			}
 		}

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/fairlead/fairlead/internal/source/nat/region"
 	"github.com/fairlead/fairlead/internal/source/nat/ruleset"
 )
 
@@ -142,7 +143,7 @@ func (s *state) lookupMember(e ruleset.Lookup, p piece, items []item) {
 	if len(items) > 0 {
 		s.apply(s.uniteItems(p, items), e.Invert)
 	} else if !e.Invert {
-		s.m.proto = 0
+		s.m.none()
 	}
 }
 
@@ -176,8 +177,8 @@ func (s *state) narrowToOthers(set string, n *namedSet, parts []piece) {
 // uniteItems is what membership of p in items means.
 func (s *state) uniteItems(p piece, items []item) narrowing {
 	acc := narrowing{}
-	var ports []span[uint16]
-	var addrs []span[netip.Addr]
+	var ports []region.Span[uint16]
+	var addrs []region.Span[netip.Addr]
 	for i, it := range items {
 		n := s.between(p, it.lo, it.hi)
 		if n.why != "" {
@@ -186,16 +187,10 @@ func (s *state) uniteItems(p piece, items []item) narrowing {
 		switch {
 		case n.f == fieldDport || n.f == fieldSport:
 			acc.f = n.f
-			if n.ports == nil {
-				return n
-			}
-			ports = append(ports, n.ports...)
+			ports = append(ports, region.Ports().Spans(n.ports)...)
 		case n.f == fieldDaddr || n.f == fieldSaddr:
 			acc.f = n.f
-			if n.addrs == nil {
-				return n
-			}
-			addrs = append(addrs, n.addrs...)
+			addrs = append(addrs, region.Addrs(s.v6).Spans(n.addrs)...)
 		case i == 0:
 			acc = n
 		default:
@@ -203,10 +198,10 @@ func (s *state) uniteItems(p piece, items []item) narrowing {
 		}
 	}
 	if ports != nil {
-		acc.ports = portOrder.normal(ports)
+		acc.ports = region.Ports().Of(ports)
 	}
 	if addrs != nil {
-		acc.addrs = addrOrderOf(s.v6).normal(addrs)
+		acc.addrs = region.Addrs(s.v6).Of(addrs)
 	}
 	return acc
 }

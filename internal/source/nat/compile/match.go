@@ -8,63 +8,40 @@ import (
 	"slices"
 
 	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/source/nat/region"
+	"github.com/fairlead/fairlead/internal/source/nat/ruleset"
 )
 
-// Transport protocols as bits of match.proto.
-const (
-	bitTCP   = 1
-	bitUDP   = 2
-	bitsBoth = bitTCP | bitUDP
-)
-
-func protoBit(p byte) uint8 {
+// protocolBit returns the bit of region.Box.Protocols for an IP protocol, 0 for
+// one that has no ports of interest.
+func protocolBit(p byte) uint8 {
 	switch p {
 	case byte(port.TCP):
-		return bitTCP
+		return region.TCP
 	case byte(port.UDP):
-		return bitUDP
+		return region.UDP
 	}
 	return 0
 }
 
-// Where a source address may be.
-const (
-	srcAny = iota
-	srcLocal
-	srcRemote
-)
-
-// match is the conjunction of what a packet must be. Only packets to an address
-// of this machine are of interest, so "the destination is local" is no condition.
+// match is the conjunction of what a packet must be: a box, and conditions that a
+// box cannot express. Only first packets of new connections to an address of this
+// machine, or from it, are of interest, so "the destination is local" is no
+// condition.
 type match struct {
-	proto        uint8
-	dport        set[uint16]
-	daddr, saddr set[netip.Addr]
-	src          uint8
-	iif, oif     ifaces
-	opaque       []string // conditions that are not understood
-	marked       bool     // needs a packet mark, or a relation to another connection, that a plain new one has not
-	maybe        bool     // balanced: only some of these packets
-	clients      string   // only sources that a changing set holds
+	region.Box
+	opaque  []string // conditions that are not understood
+	marked  bool     // needs a packet mark, or a relation to another connection, that a plain new one has not
+	maybe   bool     // balanced: only some of these packets
+	clients string   // only sources that a changing set holds
 }
 
-func everything() match { return match{proto: bitsBoth} }
-
-func (m *match) dead() bool {
-	return m.proto == 0 || m.dport.empty() || m.daddr.empty() || m.saddr.empty() || m.iif.empty() || m.oif.empty()
-}
+func everything() match { return match{Box: region.All()} }
 
 // and narrows m to what b matches too.
 func (m match) and(b match, v6 bool) match {
-	o := addrOrderOf(v6)
 	out := match{
-		proto:   m.proto & b.proto,
-		dport:   portOrder.intersect(m.dport, b.dport),
-		daddr:   o.intersect(m.daddr, b.daddr),
-		saddr:   o.intersect(m.saddr, b.saddr),
-		src:     m.src,
-		iif:     m.iif.intersect(b.iif),
-		oif:     m.oif.intersect(b.oif),
+		Box:     region.Space{V6: v6}.And(m.Box, b.Box),
 		opaque:  m.opaque,
 		marked:  m.marked || b.marked,
 		maybe:   m.maybe || b.maybe,
@@ -73,104 +50,76 @@ func (m match) and(b match, v6 bool) match {
 	if len(b.opaque) > 0 {
 		out.opaque = append(slices.Clone(m.opaque), b.opaque...)
 	}
-	switch {
-	case m.src == srcAny:
-		out.src = b.src
-	case b.src != srcAny && m.src != b.src:
-		out.proto = 0
-	}
 	return out
 }
 
-// overlaps reports whether some packet may match both.
-func (m *match) overlaps(b *match, v6 bool) bool {
-	both := m.and(*b, v6)
-	return !both.dead()
-}
+// none makes m match nothing.
+func (m *match) none() { m.Protocols = 0 }
 
-// minus removes from b what m matches. It is exact if m is narrower than b in one
-// respect. Otherwise it removes nothing, because some packets remain for each.
-func (m *match) minus(b *match, v6 bool) match {
-	o := addrOrderOf(v6)
-	rest := *b
-	if len(m.opaque) > 0 || m.maybe || m.marked || m.proto&b.proto != b.proto || !portOrder.covers(m.dport, b.dport) {
-		return rest
+// interfaces returns the set of interfaces that a rule names, or all others.
+func interfaces(invert bool, names ...string) region.Set[string] {
+	s := region.Named(names...)
+	if invert {
+		s = s.Complement()
 	}
-	narrower := 0
-	var cut func()
-	if !o.covers(m.daddr, b.daddr) {
-		narrower++
-		cut = func() { rest.daddr = o.subtract(b.daddr, m.daddr) }
-	}
-	if !o.covers(m.saddr, b.saddr) {
-		narrower++
-		cut = func() { rest.saddr = o.subtract(b.saddr, m.saddr) }
-	}
-	if m.src != srcAny && m.src != b.src {
-		narrower++
-		cut = func() { rest.src = srcLocal + srcRemote - m.src }
-	}
-	if !m.iif.covers(b.iif) {
-		narrower++
-		cut = func() { rest.iif = b.iif.intersect(m.iif.invert()) }
-	}
-	if !m.oif.covers(b.oif) {
-		narrower++
-		cut = func() { rest.oif = b.oif.intersect(m.oif.invert()) }
-	}
-	switch narrower {
-	case 0:
-		rest.proto = 0
-	case 1:
-		cut()
-	}
-	return rest
-}
-
-// local reports whether a connection that this machine makes from addr to itself matches.
-func (m *match) local(addr netip.Addr, v6 bool) bool {
-	o := addrOrderOf(v6)
-	return m.src != srcRemote && o.contains(m.daddr, addr) && o.contains(m.saddr, addr) &&
-		m.iif.contains("") && m.oif.contains("lo")
+	return s
 }
 
 // natAction is what a DNAT or REDIRECT makes of a packet's destination.
 type natAction struct {
 	redirect  bool
-	addrs     []netip.Addr // empty: the address stays
-	ports     span[uint16] // zero: the port stays
-	base      uint16       // with shift: the port that becomes ports.lo
-	shift     bool
+	addrs     []netip.Addr      // empty: the address stays
+	ports     ruleset.PortRange // if setsPorts
 	setsPorts bool
+	random    bool   // any of ports
+	shift     bool   // a port p becomes ports.First + (p - base)
+	base      uint16 // of shift
 }
 
-const rangeAddrs = 4 // of a range of addresses, as many are tried
+// Of a range of addresses or of random ports, so many are tried.
+const (
+	rangeAddrs = 4
+	rangePorts = 8
+)
 
-// targets returns where a connection to addr:p ends up, best guess first.
-func (n *natAction) targets(addr netip.Addr, p uint16) []netip.AddrPort {
-	to := p
+// newPorts returns what port p becomes, the likeliest first (nf_nat_core.c,
+// nf_nat_l4proto_unique_tuple).
+func (n *natAction) newPorts(p uint16) []uint16 {
+	size := n.ports.Last - n.ports.First + 1 // 0 for all 65,536
 	switch {
-	case !n.setsPorts:
+	case !n.setsPorts, !n.random && !n.shift && n.ports.First <= p && p <= n.ports.Last:
+		return []uint16{p}
+	case n.shift && size == 0:
+		return []uint16{n.ports.First + (p - n.base)}
 	case n.shift:
-		to = n.ports.lo + (p - n.base)
-		if to < n.ports.lo || to > n.ports.hi {
-			to = n.ports.lo
-		}
-	case p < n.ports.lo || p > n.ports.hi:
-		to = n.ports.lo
+		return []uint16{n.ports.First + (p-n.base)%size}
+	case !n.random:
+		return []uint16{n.ports.First}
 	}
-	var out []netip.AddrPort
+	var out []uint16
+	for q := int(n.ports.First); q <= int(n.ports.Last) && len(out) < rangePorts; q++ {
+		out = append(out, uint16(q))
+	}
+	return out
+}
+
+// targets says where a connection to addr:p ends up, best guess first. here is
+// the address that a redirected connection is sent to.
+func (n *natAction) targets(addr netip.Addr, p uint16, here netip.Addr) []netip.AddrPort {
+	addrs := n.addrs
 	switch {
 	case n.redirect:
-		out = append(out, netip.AddrPortFrom(port.Loopback(addr), to))
-	case len(n.addrs) == 0:
-		if addr.IsUnspecified() {
-			addr = port.Loopback(addr)
-		}
-		out = append(out, netip.AddrPortFrom(addr, to))
+		addrs = []netip.Addr{here}
+	case len(addrs) == 0 && addr.IsUnspecified():
+		addrs = []netip.Addr{here}
+	case len(addrs) == 0:
+		addrs = []netip.Addr{addr}
 	}
-	for _, a := range n.addrs {
-		out = append(out, netip.AddrPortFrom(a, to))
+	var out []netip.AddrPort
+	for _, a := range addrs {
+		for _, q := range n.newPorts(p) {
+			out = append(out, netip.AddrPortFrom(a, q))
+		}
 	}
 	return out
 }

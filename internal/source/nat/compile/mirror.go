@@ -164,7 +164,10 @@ func (m *Mirror) applyTo(t *table, msg *ruleset.Message) error {
 		if old := t.chains[msg.Chain]; old != nil && hook == nil {
 			hook = old.hook
 		}
-		m.c.putChain(t, msg.Chain, hook)
+		if old := t.byHandle[msg.Handle]; old != nil && old.name != msg.Chain {
+			return unknown(msg, "chain "+old.name+", now "+msg.Chain)
+		}
+		m.c.putChain(t, msg.Chain, msg.Handle, hook)
 	case ruleset.MsgDelChain, ruleset.MsgNewRule, ruleset.MsgDelRule:
 		ch := t.chains[msg.Chain]
 		if ch == nil {

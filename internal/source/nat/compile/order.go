@@ -17,8 +17,11 @@ func (e *entry) before(f *entry) int {
 			}
 			return 0
 		}
+		// Of one priority the kernel runs what was registered last (nf_hook_entries_grow),
+		// which is what has the higher handle.
 		return cmp.Or(cmp.Compare(a.hook.Priority, b.hook.Priority), cmp.Compare(legacy(a), legacy(b)),
-			cmp.Compare(a.table.id.String(), b.table.id.String()), cmp.Compare(a.name, b.name))
+			cmp.Compare(b.table.handle, a.table.handle), cmp.Compare(a.table.id.String(), b.table.id.String()),
+			cmp.Compare(b.handle, a.handle), cmp.Compare(a.name, b.name))
 	}
 	var pe, pf [maxDepth + 2]int
 	a, b := e.path(pe[:0]), f.path(pf[:0])
@@ -53,20 +56,4 @@ func (e *entry) path(p []int) []int {
 	}
 	slices.Reverse(p)
 	return p
-}
-
-// hides reports whether what e decides can keep packets from a later entry f.
-func (e *entry) hides(f *entry) bool {
-	switch e.end.kind {
-	case endReturn:
-		for a := f.act; a != nil; a = a.parent {
-			if a == e.act {
-				return true
-			}
-		}
-		return false
-	case endAccept:
-		return e.act.root == f.act.root
-	}
-	return true
 }

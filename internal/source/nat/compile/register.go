@@ -96,7 +96,9 @@ func (s *state) load(x any) {
 				name: fmt.Sprintf("payload @%d,%d,%d", e.Base, e.Offset*8, e.Length*8)})
 		}
 	case ruleset.Meta:
-		if e.Sreg == 0 { // else it marks the packet
+		if e.Sreg != 0 {
+			s.marks = s.marks || e.Key == ruleset.MetaMark
+		} else {
 			s.store(e.Dreg, metaValue(e.Key))
 		}
 	case ruleset.Ct:
@@ -156,7 +158,12 @@ func (s *state) ctValue(e ruleset.Ct) *value {
 
 func (s *state) byteorder(e ruleset.Byteorder) {
 	n := int(min(e.Length, 64))
-	if p := s.read(e.Sreg, n); len(p) == 1 && p[0].v.kind == valConst {
+	p := s.read(e.Sreg, n)
+	switch {
+	case len(p) == 1 && p[0].v.kind == valConst:
+		return
+	case len(p) == 1 && p[0].v.kind == valAny:
+		s.store(e.Dreg, p[0].v) // any number in any order
 		return
 	}
 	if e.Sreg != e.Dreg || e.Length > 1 {
@@ -167,6 +174,10 @@ func (s *state) byteorder(e ruleset.Byteorder) {
 func (s *state) bitwise(e ruleset.Bitwise) {
 	n := int(min(e.Length, 64))
 	p := s.read(e.Sreg, n)
+	if len(p) == 1 && p[0].v.kind == valAny {
+		s.store(e.Dreg, p[0].v)
+		return
+	}
 	if e.Op == 0 && len(p) == 1 && p[0].off == 0 && p[0].n == p[0].v.n && p[0].v.mask == nil &&
 		p[0].v.kind != valUnknown && p[0].v.kind != valConst && len(e.Mask) >= p[0].n {
 		v := *p[0].v

@@ -3,6 +3,7 @@
 package compile
 
 import (
+	"math"
 	"strings"
 
 	"github.com/fairlead/fairlead/internal/port"
@@ -12,12 +13,13 @@ import (
 // table, chain and rule are the compiler's ruleset. They are owned by one
 // goroutine.
 type table struct {
-	id      ruleset.TableID
-	handle  uint64 // 0: not known
-	dormant bool
-	owned   bool // it goes with the socket of the program that made it
-	chains  map[string]*chain
-	sets    map[string]*namedSet
+	id       ruleset.TableID
+	handle   uint64 // 0: not known
+	dormant  bool
+	owned    bool // it goes with the socket of the program that made it
+	chains   map[string]*chain
+	byHandle map[uint64]*chain
+	sets     map[string]*namedSet
 }
 
 // families returns for which of IPv4 (false) and IPv6 (true) the table has rules.
@@ -41,14 +43,15 @@ const (
 )
 
 type chain struct {
-	table *table
-	name  string
-	hook  *ruleset.Hook // nil: not a base chain
-	rules []*rule
-	acts  []*activation    // every way in which packets come here
-	index map[uint64]*rule // by handle, in nftables
-	holes bool             // some rules are gone
-	inert inertness
+	table  *table
+	name   string
+	handle uint64        // 0 in legacy tables
+	hook   *ruleset.Hook // nil: not a base chain
+	rules  []*rule
+	acts   []*activation    // every way in which packets come here
+	index  map[uint64]*rule // by handle, in nftables
+	holes  bool             // some rules are gone
+	inert  inertness
 }
 
 type rule struct {
@@ -60,6 +63,11 @@ type rule struct {
 
 	eval [2]*evaluation // for IPv4 and IPv6, nil until needed
 }
+
+// policy returns what stands for the chain's policy, after all its rules.
+func (ch *chain) policy() *rule { return &rule{chain: ch, pos: policyPosition} }
+
+const policyPosition = math.MaxInt
 
 // namedSet is a set with the rules that read it.
 type namedSet struct {

@@ -36,7 +36,7 @@ func (c *Compiler) Sync(snap *ruleset.Snapshot, scope func(ruleset.TableID) bool
 			chains[cs.Name] = cs
 		}
 		for name, ch := range t.chains {
-			if chains[name] == nil {
+			if cs := chains[name]; cs == nil || cs.Handle != ch.handle {
 				c.dropChain(ch)
 				n++
 			}
@@ -45,7 +45,7 @@ func (c *Compiler) Sync(snap *ruleset.Snapshot, scope func(ruleset.TableID) bool
 			if old := t.chains[cs.Name]; old == nil || !sameHook(old.hook, cs.Hook) {
 				n++
 			}
-			n += c.syncRules(c.putChain(t, cs.Name, cs.Hook), cs.Rules)
+			n += c.syncRules(c.putChain(t, cs.Name, cs.Handle, cs.Hook), cs.Rules)
 		}
 	}
 	return n

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+
+	"github.com/fairlead/fairlead/internal/source/nat/region"
 )
 
 // activation is one way in which packets enter a chain.
@@ -91,7 +93,7 @@ func (c *Compiler) addRule(a *activation, r *rule, only map[string]struct{}) {
 	ev := c.evaluation(r, a.v6)
 	add := func(key string, b *branch) {
 		m := a.m.and(b.m, a.v6)
-		if m.dead() || !c.reachesHost(&m, a.v6) {
+		if m.Empty() || !c.matters(&m, a.hook, a.v6) {
 			return
 		}
 		c.addBranch(a, r, key, m, b.end)
@@ -143,7 +145,7 @@ func (c *Compiler) addBranch(a *activation, r *rule, key string, m match, end br
 		}
 		e.end.kind = endReturn // nothing comes back from a goto
 	case endNat:
-		ports := portCount(m.dport)
+		ports := region.CountPorts(m.Dport)
 		switch {
 		case len(m.opaque) > 0:
 			e.problem = "condition not understood: " + strings.Join(m.opaque, ", ")

@@ -7,51 +7,51 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/fairlead/fairlead/internal/source/nat/region"
 	"github.com/fairlead/fairlead/internal/source/nat/ruleset"
 )
 
 // narrowAddrs narrows a set of addresses by a range or its contrary.
-func (s *state) narrowAddrs(to *set[netip.Addr], r ruleset.AddrRange, invert bool) {
-	o := addrOrderOf(s.v6)
-	in := o.normal([]span[netip.Addr]{{r.First, r.Last}})
+func (s *state) narrowAddrs(to *region.Set[netip.Addr], r ruleset.AddrRange, invert bool) {
+	in := region.Addrs(s.v6).Range(r.First, r.Last)
 	if invert {
-		in = o.complement(in)
+		in = in.Complement()
 	}
-	*to = o.intersect(*to, in)
+	*to = region.Addrs(s.v6).Intersect(*to, in)
 }
 
 // narrowPorts narrows the destination port by ranges or their contrary.
 func (s *state) narrowPorts(invert bool, ranges ...ruleset.PortRange) {
 	in := portsOf(ranges)
 	if invert {
-		in = portOrder.complement(in)
+		in = in.Complement()
 	}
-	s.m.dport = portOrder.intersect(s.m.dport, in)
+	s.m.Dport = region.Ports().Intersect(s.m.Dport, in)
 }
 
-func portsOf(ranges []ruleset.PortRange) set[uint16] {
-	spans := make([]span[uint16], 0, len(ranges))
+func portsOf(ranges []ruleset.PortRange) region.Set[uint16] {
+	spans := make([]region.Span[uint16], 0, len(ranges))
 	for _, r := range ranges {
-		spans = append(spans, span[uint16]{r.First, r.Last})
+		spans = append(spans, region.Span[uint16]{Lo: r.First, Hi: r.Last})
 	}
-	return portOrder.normal(spans)
+	return region.Ports().Of(spans)
 }
 
 // narrowProto narrows the transport protocol to p or its contrary.
 func (s *state) narrowProto(p uint16, invert bool) {
 	bit := uint8(0)
 	if p < 256 {
-		bit = protoBit(byte(p))
+		bit = protocolBit(byte(p))
 	}
 	if invert {
-		bit = bitsBoth &^ bit
+		bit = ^bit
 	}
-	s.m.proto &= bit
+	s.m.Protocols &= bit
 }
 
 // header narrows s by a legacy rule's header.
 func (s *state) header(h ruleset.Header) {
-	addr := func(to *set[netip.Addr], a, mask []byte, invert bool) {
+	addr := func(to *region.Set[netip.Addr], a, mask []byte, invert bool) {
 		r, ok := ruleset.MaskRange(a, mask)
 		if !ok {
 			s.blind("an address mask with holes")
@@ -59,13 +59,13 @@ func (s *state) header(h ruleset.Header) {
 		}
 		s.narrowAddrs(to, r, invert)
 	}
-	addr(&s.m.saddr, h.Src, h.SrcMask, h.Invert&ruleset.InvSrc != 0)
-	addr(&s.m.daddr, h.Dst, h.DstMask, h.Invert&ruleset.InvDst != 0)
+	addr(&s.m.Saddr, h.Src, h.SrcMask, h.Invert&ruleset.InvSrc != 0)
+	addr(&s.m.Daddr, h.Dst, h.DstMask, h.Invert&ruleset.InvDst != 0)
 	if h.In != "" {
-		s.m.iif = s.m.iif.intersect(ifaceIn(h.Invert&ruleset.InvIn != 0, h.In))
+		s.m.In = region.Names().Intersect(s.m.In, interfaces(h.Invert&ruleset.InvIn != 0, h.In))
 	}
 	if h.Out != "" {
-		s.m.oif = s.m.oif.intersect(ifaceIn(h.Invert&ruleset.InvOut != 0, h.Out))
+		s.m.Out = region.Names().Intersect(s.m.Out, interfaces(h.Invert&ruleset.InvOut != 0, h.Out))
 	}
 	if h.Proto != 0 {
 		s.narrowProto(h.Proto, h.Invert&ruleset.InvProto != 0)
@@ -95,9 +95,7 @@ func (s *state) match(e ruleset.Match) {
 	case ruleset.StateMatch:
 		s.ctState(m.States, false)
 	case ruleset.MarkMatch:
-		if (m.Mark == 0) == m.Invert {
-			s.m.marked = true
-		}
+		s.mark((m.Mark == 0) != m.Invert)
 	case ruleset.RecentMatch:
 		switch {
 		case m.Uncertain:
@@ -111,7 +109,7 @@ func (s *state) match(e ruleset.Match) {
 }
 
 func (s *state) portMatch(m ruleset.PortMatch) {
-	s.m.proto &= protoBit(m.Proto)
+	s.m.Protocols &= protocolBit(m.Proto)
 	if !m.Src.All() || m.NotSrc {
 		s.blind("source port")
 	}
@@ -119,11 +117,7 @@ func (s *state) portMatch(m ruleset.PortMatch) {
 	if m.Option {
 		s.blind("tcp option")
 	}
-	// A new connection's first packet has SYN of FIN,SYN,RST,ACK.
-	const syn, known = 0x02, 0x17
-	if m.FlagMask != 0 && (m.FlagWant != syn&m.FlagMask || m.FlagMask&^known != 0) != m.NotFlags {
-		s.blind("tcp flags")
-	}
+	s.tcpFlags(m.FlagMask, m.FlagWant, m.NotFlags)
 }
 
 func (s *state) addrtype(m ruleset.AddrtypeMatch) {
@@ -131,8 +125,8 @@ func (s *state) addrtype(m ruleset.AddrtypeMatch) {
 	if m.OneLink {
 		s.blind("addrtype of one interface")
 	}
-	if m.Dst != 0 && (m.Dst&local != 0) == m.NotDst {
-		s.m.proto = 0
+	if m.Dst != 0 {
+		s.destination((m.Dst&local != 0) != m.NotDst, m.Dst == local)
 	}
 	switch {
 	case m.Src == 0:
@@ -146,16 +140,57 @@ func (s *state) addrtype(m ruleset.AddrtypeMatch) {
 	}
 }
 
+// TCP flags of the first packet of a connection: SYN, and ECE and CWR where the
+// client offers explicit congestion notification (RFC 3168).
+const (
+	flagSYN     = 0x02
+	flagsUnsure = 0xc0
+)
+
+// tcpFlags narrows s to packets whose flags in mask are want, or are not.
+func (s *state) tcpFlags(mask, want byte, invert bool) {
+	switch {
+	case mask == 0 && want == 0 && !invert:
+	case mask&flagsUnsure != 0:
+		s.blind("tcp flags")
+	case (want == flagSYN&mask) == invert:
+		s.m.none()
+	}
+}
+
+// destination narrows s to destinations on this machine, or to others. Others
+// have several types, of which not all may be meant: all tells that they are.
+func (s *state) destination(local, all bool) {
+	switch {
+	case local && all:
+		s.m.To &= region.Local
+	case local:
+		if s.m.To&region.Remote != 0 {
+			s.m.To = region.Local // and some others, which are not told apart
+		}
+	default:
+		s.m.To &= region.Remote
+	}
+}
+
 // source narrows s to sources on this machine, or to others.
 func (s *state) source(local bool) {
-	want := uint8(srcRemote)
 	if local {
-		want = srcLocal
+		s.m.From &= region.Local
+	} else {
+		s.m.From &= region.Remote
 	}
-	if s.m.src != srcAny && s.m.src != want {
-		s.m.proto = 0
+}
+
+// mark narrows s by a test of the packet mark that a mark of 0 passes or not.
+func (s *state) mark(zero bool) {
+	s.testsMark = true
+	switch {
+	case s.env.marked:
+		s.blind("a packet mark, which another rule sets")
+	case !zero:
+		s.m.marked = true
 	}
-	s.m.src = want
 }
 
 // States of a connection as xt_conntrack and ct state have them; nat chains see
@@ -173,7 +208,7 @@ func (s *state) ctState(mask uint32, neg bool) {
 	case hasRelated:
 		s.m.marked = true
 	default:
-		s.m.proto = 0
+		s.m.none()
 	}
 }
 
@@ -189,7 +224,7 @@ func (s *state) conntrack(m ruleset.ConntrackMatch) {
 		return
 	}
 	if m.OrigDst.Asked {
-		s.narrowAddrs(&s.m.daddr, m.Dst, m.OrigDst.Invert)
+		s.narrowAddrs(&s.m.Daddr, m.Dst, m.OrigDst.Invert)
 	}
 	if m.Port.Asked {
 		s.narrowPorts(m.Port.Invert, m.Ports)
@@ -209,7 +244,10 @@ func (s *state) target(e ruleset.Target) (end branchEnd, stop bool) {
 			return branchEnd{kind: endNat, why: err.Error()}, true
 		}
 		return branchEnd{kind: endNat, nat: actionOf(n)}, true
-	case "LOG", "MARK", "CONNMARK", "NFLOG", "TRACE", "CLASSIFY", "SET", "ULOG", "AUDIT", "CONNSECMARK", "SECMARK":
+	case "MARK", "CONNMARK":
+		s.marks = true
+		return branchEnd{}, false
+	case "LOG", "NFLOG", "TRACE", "CLASSIFY", "SET", "ULOG", "AUDIT", "CONNSECMARK", "SECMARK":
 		return branchEnd{}, false
 	case "MASQUERADE", "SNAT":
 		return branchEnd{}, false // of POSTROUTING; the packet's destination stays
@@ -225,7 +263,7 @@ func (s *state) target(e ruleset.Target) (end branchEnd, stop bool) {
 
 // actionOf returns what the range of a target does to a destination.
 func actionOf(r ruleset.NATRange) *natAction {
-	n := &natAction{redirect: r.Redirect, shift: r.Shift, base: r.Base}
+	n := &natAction{redirect: r.Redirect, shift: r.Shift, base: r.Base, random: r.Random}
 	if r.Addrs.First.IsValid() {
 		n.setAddrs(r.Addrs)
 	}
@@ -246,5 +284,5 @@ func (n *natAction) setAddrs(r ruleset.AddrRange) {
 }
 
 func (n *natAction) setPorts(lo, hi uint16) {
-	n.ports, n.setsPorts = span[uint16]{lo, max(lo, hi)}, true
+	n.ports, n.setsPorts = ruleset.PortRange{First: lo, Last: max(lo, hi)}, true
 }

@@ -21,7 +21,8 @@ const (
 	protocols = TCP | UDP
 )
 
-// Bits of Box.From: whether a packet's source is an address of this machine.
+// Bits of Box.From and Box.To: whether a packet's source or destination is an
+// address of this machine.
 const (
 	Local uint8 = 1 << iota
 	Remote
@@ -32,7 +33,7 @@ const (
 // field. All packets are of one address family and at one hook.
 type Box struct {
 	Protocols uint8 // TCP, UDP
-	From      uint8 // Local, Remote
+	From, To  uint8 // Local, Remote
 	Dport     Set[uint16]
 	Daddr     Set[netip.Addr]
 	Saddr     Set[netip.Addr]
@@ -40,11 +41,11 @@ type Box struct {
 }
 
 // All returns the box that holds every packet.
-func All() Box { return Box{Protocols: protocols, From: anywhere} }
+func All() Box { return Box{Protocols: protocols, From: anywhere, To: anywhere} }
 
 // Empty reports whether b holds no packet.
 func (b *Box) Empty() bool {
-	return b.Protocols == 0 || b.From == 0 || b.Dport.Empty() || b.Daddr.Empty() || b.Saddr.Empty() ||
+	return b.Protocols == 0 || b.From == 0 || b.To == 0 || b.Dport.Empty() || b.Daddr.Empty() || b.Saddr.Empty() ||
 		b.In.Empty() || b.Out.Empty()
 }
 
@@ -72,6 +73,7 @@ func (sp Space) And(a, b Box) Box {
 	return Box{
 		Protocols: a.Protocols & b.Protocols,
 		From:      a.From & b.From,
+		To:        a.To & b.To,
 		Dport:     ports.Intersect(a.Dport, b.Dport),
 		Daddr:     addrs.Intersect(a.Daddr, b.Daddr),
 		Saddr:     addrs.Intersect(a.Saddr, b.Saddr),
@@ -83,7 +85,7 @@ func (sp Space) And(a, b Box) Box {
 // Overlap reports whether some packet is in both boxes.
 func (sp Space) Overlap(a, b *Box) bool {
 	addrs := Addrs(sp.V6)
-	return a.Protocols&b.Protocols != 0 && a.From&b.From != 0 &&
+	return a.Protocols&b.Protocols != 0 && a.From&b.From != 0 && a.To&b.To != 0 &&
 		!ports.Disjoint(a.Dport, b.Dport) && !addrs.Disjoint(a.Daddr, b.Daddr) && !addrs.Disjoint(a.Saddr, b.Saddr) &&
 		!names.Disjoint(a.In, b.In) && !names.Disjoint(a.Out, b.Out)
 }
@@ -91,7 +93,7 @@ func (sp Space) Overlap(a, b *Box) bool {
 // Covers reports whether a holds every packet of b.
 func (sp Space) Covers(a, b *Box) bool {
 	addrs := Addrs(sp.V6)
-	return b.Empty() || b.Protocols&^a.Protocols == 0 && b.From&^a.From == 0 &&
+	return b.Empty() || b.Protocols&^a.Protocols == 0 && b.From&^a.From == 0 && b.To&^a.To == 0 &&
 		ports.Covers(a.Dport, b.Dport) && addrs.Covers(a.Daddr, b.Daddr) && addrs.Covers(a.Saddr, b.Saddr) &&
 		names.Covers(a.In, b.In) && names.Covers(a.Out, b.Out)
 }
@@ -115,6 +117,12 @@ func (sp Space) subtract(out []Box, a, b Box) []Box {
 		out = append(out, part)
 	}
 	a.From &= b.From
+	if t := a.To &^ b.To; t != 0 {
+		part := a
+		part.To = t
+		out = append(out, part)
+	}
+	a.To &= b.To
 	out, a.Dport = split(out, &ports, a, a.Dport, b.Dport, func(x *Box, s Set[uint16]) { x.Dport = s })
 	out, a.Daddr = split(out, addrs, a, a.Daddr, b.Daddr, func(x *Box, s Set[netip.Addr]) { x.Daddr = s })
 	out, a.In = split(out, &names, a, a.In, b.In, func(x *Box, s Set[string]) { x.In = s })
@@ -204,6 +212,11 @@ func (sp Space) Subtract(a, b Region) (rest Region, ok bool) {
 		rest = next
 	}
 	return rest, ok
+}
+
+// OverlapsBox reports whether some packet of b is in r.
+func (sp Space) OverlapsBox(r Region, b *Box) bool {
+	return slices.ContainsFunc(r, func(x Box) bool { return sp.Overlap(&x, b) })
 }
 
 // CoversBox reports whether r holds every packet of b. If that takes too many

@@ -176,10 +176,10 @@ func TestNamesText(t *testing.T) {
 
 // packet is one packet of the universe.
 type packet struct {
-	protocol, from uint8
-	dport          uint16
-	daddr, saddr   netip.Addr
-	in, out        string
+	protocol, from, to uint8
+	dport              uint16
+	daddr, saddr       netip.Addr
+	in, out            string
 }
 
 func packets(v6 bool) (out []packet) {
@@ -189,13 +189,13 @@ func packets(v6 bool) (out []packet) {
 	}
 	addrs = addrs[1:4]
 	for _, protocol := range []uint8{TCP, UDP} {
-		for _, from := range []uint8{Local, Remote} {
+		for _, ends := range [][2]uint8{{Local, Local}, {Local, Remote}, {Remote, Local}, {Remote, Remote}} {
 			for _, dport := range []uint16{79, 80, 81} {
 				for _, daddr := range addrs {
 					for _, saddr := range addrs {
 						for _, in := range []string{"", "eth0", "docker0"} {
 							for _, o := range []string{"", "lo"} {
-								out = append(out, packet{protocol, from, dport, daddr, saddr, in, o})
+								out = append(out, packet{protocol, ends[0], ends[1], dport, daddr, saddr, in, o})
 							}
 						}
 					}
@@ -207,7 +207,7 @@ func packets(v6 bool) (out []packet) {
 }
 
 func (p packet) inBox(v6 bool, b *Box) bool {
-	return b.Protocols&p.protocol != 0 && b.From&p.from != 0 && Ports().Contains(b.Dport, p.dport) &&
+	return b.Protocols&p.protocol != 0 && b.From&p.from != 0 && b.To&p.to != 0 && Ports().Contains(b.Dport, p.dport) &&
 		Addrs(v6).Contains(b.Daddr, p.daddr) && Addrs(v6).Contains(b.Saddr, p.saddr) &&
 		Names().Contains(b.In, p.in) && Names().Contains(b.Out, p.out)
 }
@@ -229,6 +229,7 @@ func randomBox(r *rand.Rand, v6 bool) Box {
 	b := All()
 	some(func() { b.Protocols = uint8(r.IntN(4)) })
 	some(func() { b.From = uint8(r.IntN(4)) })
+	some(func() { b.To = uint8(r.IntN(4)) })
 	some(func() { b.Dport, _ = randomSet(r, Ports(), spanOf(r, Ports(), universePorts), 1) })
 	some(func() { b.Daddr, _ = randomSet(r, Addrs(v6), spanOf(r, Addrs(v6), addrs), 1) })
 	some(func() { b.Saddr, _ = randomSet(r, Addrs(v6), spanOf(r, Addrs(v6), addrs), 1) })

@@ -66,6 +66,12 @@ type (
 	}
 	// Redirect changes the destination to this machine.
 	Redirect struct{ ProtoMin, ProtoMax, Flags uint32 }
+	// Dynset adds an element to a set, or updates one. Conditional says that
+	// whether the rule goes on depends on the element.
+	Dynset struct {
+		Set         string
+		Conditional bool
+	}
 	// Pass neither limits nor decides: counter, log and the like.
 	Pass struct{ Name string }
 	// Other is an expression that is not understood.
@@ -288,7 +294,7 @@ func readNums(b []byte, rest func(typ uint16, v []byte) error) (n nums, err erro
 // Other.
 func parseExpr(name string, b []byte) (any, error) {
 	switch name {
-	case "counter", "log", "notrack", "last", "dup":
+	case "counter", "log", "notrack", "last", "dup", "masq":
 		return Pass{name}, nil
 	case "match", "target":
 		return parseXtables(name, b)
@@ -296,6 +302,10 @@ func parseExpr(name string, b []byte) (any, error) {
 		return parseNumgen(name, b)
 	case "immediate", "cmp", "range", "bitwise":
 		return parseConstant(name, b)
+	case "objref":
+		return parseObjref(b)
+	case "dynset":
+		return parseDynset(b)
 	case "ct":
 		return parseCt(b)
 	case "lookup":
@@ -371,6 +381,43 @@ func parseLookup(b []byte) (any, error) {
 		return nil
 	})
 	e.Sreg, e.Dreg, e.Invert = n[2], n[3], n[5]&1 != 0
+	return e, err
+}
+
+// Types of stateful objects that only note something (NFT_OBJECT_*): counter, ct
+// helper, ct timeout, secmark, ct expect.
+var passive = map[uint32]bool{1: true, 3: true, 7: true, 8: true, 9: true}
+
+// parseObjref decodes the use of a named object. One that a map chooses by a key
+// of the packet (NFTA_OBJREF_SET_NAME) ends the rule where the key is not in it.
+func parseObjref(b []byte) (any, error) {
+	chosen := false
+	n, err := readNums(b, func(typ uint16, _ []byte) error {
+		chosen = chosen || typ == 4
+		return nil
+	})
+	switch {
+	case !chosen && passive[n[1]]:
+		return Pass{"objref"}, err
+	case chosen:
+		return Other{"an object that a map chooses"}, err
+	}
+	return Other{"a named object, such as a limit or a quota"}, err
+}
+
+// parseDynset decodes NFTA_DYNSET_*: 1 name, 7 and 10 expressions, 9 flags.
+func parseDynset(b []byte) (any, error) {
+	var e Dynset
+	n, err := readNums(b, func(typ uint16, v []byte) error {
+		switch typ {
+		case 1:
+			e.Set = CString(v)
+		case 7, 10:
+			e.Conditional = true
+		}
+		return nil
+	})
+	e.Conditional = e.Conditional || n[9]&1 != 0 // NFT_DYNSET_F_INV
 	return e, err
 }
 

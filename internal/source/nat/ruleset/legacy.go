@@ -308,6 +308,7 @@ func ifacePattern(name, mask []byte) string {
 const (
 	natMapIPs     = 1 << 0
 	natProtoSet   = 1 << 1
+	NATRandom     = 1<<2 | 1<<4 // any port of a range: random, fully random
 	natProtoShift = 1 << 5
 	NATNetmap     = 1 << 6
 )

@@ -64,7 +64,7 @@ type Message struct {
 	Hook   *Hook
 	Flags  uint32 // of a table
 
-	Handle   uint64 // of a rule or a table
+	Handle   uint64 // of a rule, a table or a chain
 	Position uint64 // handle of the rule before it, 0 if unknown
 	Raw      []byte // normal form of the rule's expressions
 
@@ -101,6 +101,9 @@ func ParseMessage(typ uint8, flags uint16, b []byte) (*Message, error) {
 	}
 	if family != FamilyInet && family != FamilyIP && family != FamilyIP6 {
 		return m, nil
+	}
+	if typ > MsgDelElem {
+		return m, nil // named objects and flow tables decide nothing
 	}
 	m.Table.Family = family
 	if err := m.parse(b); err != nil {
@@ -210,6 +213,8 @@ func (m *Message) parseChain(b []byte) error {
 		switch typ {
 		case 1:
 			m.Table.Name = CString(v)
+		case 2:
+			m.Handle = be64(v)
 		case 3:
 			m.Chain = CString(v)
 		case 4:

@@ -183,9 +183,10 @@ type Table struct {
 
 // Chain is a chain of a snapshot.
 type Chain struct {
-	Name  string
-	Hook  *Hook // nil if it is not a base chain
-	Rules []Rule
+	Name   string
+	Handle uint64 // rises with each chain that is made in a table; 0 in legacy tables
+	Hook   *Hook  // nil if it is not a base chain
+	Rules  []Rule
 }
 
 // Rule is a rule of a snapshot.

@@ -304,7 +304,8 @@ type NATRange struct {
 	Addrs    AddrRange // not valid: the address stays
 	SetsPort bool
 	Ports    PortRange
-	Shift    bool   // a port p becomes ports.first + p - base
+	Random   bool   // any of Ports
+	Shift    bool   // a port p becomes Ports.First + p - Base, round the range
 	Base     uint16 // of shift
 }
 
@@ -342,6 +343,7 @@ func (e Target) DecodeNAT(v6 bool) (NATRange, error) {
 	if flags&natProtoSet != 0 {
 		n.SetsPort = true
 		n.Ports = PortRange{binary.BigEndian.Uint16(ports), binary.BigEndian.Uint16(ports[2:])}
+		n.Random = flags&NATRandom != 0
 	}
 	if n.Shift = n.SetsPort && flags&natProtoShift != 0; n.Shift {
 		if e.Revision != 2 {

@@ -244,7 +244,7 @@ func (k *Kernel) Dump(ctx context.Context) (*ruleset.Snapshot, error) {
 	}
 	err = k.request(ruleset.MsgGetChain, unix.AF_UNSPEC, true, nil, func(m *ruleset.Message) error {
 		if t := tables[m.Table]; t != nil {
-			t.Chains = append(t.Chains, &ruleset.Chain{Name: m.Chain, Hook: m.Hook})
+			t.Chains = append(t.Chains, &ruleset.Chain{Name: m.Chain, Handle: m.Handle, Hook: m.Hook})
 		}
 		return nil
 	})

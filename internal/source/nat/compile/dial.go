@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package compile
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/source/nat/region"
+	"github.com/fairlead/fairlead/internal/source/nat/ruleset"
+)
+
+// outcome is where the output hook sends connections that this machine makes.
+type outcome struct {
+	targets []netip.AddrPort
+	doubt   string // why that is not certain
+}
+
+// dial returns where this machine reaches the servers that clients of the slot at
+// key reach, best first, and why that is not certain if it is not.
+//
+// A connection to an own address comes first, where the output hook certainly
+// sends it to the same servers; else the servers themselves, where the output hook
+// leaves connections to them alone.
+func (c *Compiler) dial(id slotID, key netip.Addr, targets []netip.AddrPort) (dial []netip.AddrPort, doubt string) {
+	same := func(o outcome) bool {
+		return o.doubt == "" && len(o.targets) > 0 &&
+			!slices.ContainsFunc(o.targets, func(t netip.AddrPort) bool { return !slices.Contains(targets, t) })
+	}
+	add := func(t netip.AddrPort) {
+		if !slices.Contains(dial, t) && len(dial) < maxDial {
+			dial = append(dial, t)
+		}
+	}
+	for _, t := range targets {
+		at := slotID{id.v6, port.Slot{Protocol: id.slot.Protocol, Port: t.Port()}}
+		if o := c.output(at, t.Addr()); same(o) {
+			add(t)
+		} else if doubt == "" {
+			doubt = o.doubt
+			if doubt == "" {
+				doubt = fmt.Sprintf("a rule of the output hook catches connections of this machine to %s", t)
+			}
+		}
+	}
+	for _, a := range c.ownAddrs(key, id.v6) {
+		if !same(c.output(id, a)) {
+			continue
+		}
+		own := netip.AddrPortFrom(a, id.slot.Port)
+		if a.IsLoopback() && slices.ContainsFunc(targets, func(t netip.AddrPort) bool { return !t.Addr().IsLoopback() }) {
+			// What leaves the machine with a loopback source needs route_localnet,
+			// or is lost without an answer.
+			add(own)
+		} else {
+			dial = slices.Insert(dial, 0, own)
+		}
+		break
+	}
+	if len(dial) > 0 {
+		return dial, ""
+	}
+	for _, t := range targets {
+		add(t)
+	}
+	return dial, doubt
+}
+
+// ownAddrs returns own addresses under which a publication can be tried. A node
+// address comes first: a connection from 127.0.0.1 that is sent on to another
+// machine needs route_localnet, and one from ::1 never gets there.
+func (c *Compiler) ownAddrs(key netip.Addr, v6 bool) []netip.Addr {
+	if !key.IsUnspecified() {
+		return []netip.Addr{key}
+	}
+	return append(slices.Clone(c.nodes(v6)), port.Loopback(key))
+}
+
+// output returns where a connection from this machine to addr and the port of the
+// slot is sent.
+func (c *Compiler) output(id slotID, addr netip.Addr) (o outcome) {
+	list, crowded := c.hookEntries(id, ruleset.HookOutput)
+	if crowded {
+		return outcome{doubt: "too many rules of the output hook come before it"}
+	}
+	self := netip.AddrPortFrom(addr, id.slot.Port)
+	if len(list) == 0 {
+		return outcome{targets: []netip.AddrPort{self}}
+	}
+	packet := c.leaving(id, addr)
+	space := region.Space{V6: id.v6}
+	add := func(targets ...netip.AddrPort) {
+		for _, t := range targets {
+			if !slices.Contains(o.targets, t) {
+				o.targets = append(o.targets, t)
+			}
+		}
+	}
+	var returned, accepted []*activation // chains that the packet has left
+	for _, e := range list {
+		if e.m.marked || !space.Overlap(&e.m.Box, &packet) {
+			continue
+		}
+		if !e.isPolicy() && slices.ContainsFunc(returned, e.within) || slices.ContainsFunc(accepted, e.within) {
+			continue
+		}
+		if len(e.m.opaque) > 0 || e.problem != "" || !space.Covers(&e.m.Box, &packet) || e.m.maybe && e.end.kind != endNat {
+			return outcome{doubt: "a rule of the output hook may catch connections of this machine to " + self.String() + ": " + e.rule.text()}
+		}
+		switch e.end.kind {
+		case endNat:
+			add(e.end.nat.targets(addr, id.slot.Port, port.Loopback(addr))...)
+			if !e.m.maybe {
+				return o
+			}
+		case endReturn:
+			returned = append(returned, e.act)
+		case endAccept:
+			accepted = append(accepted, e.act.root)
+		case endDrop:
+			return outcome{doubt: "a rule of the output hook drops connections of this machine to " + self.String()}
+		}
+	}
+	add(self)
+	return o
+}
+
+// leaving returns the first packet of a connection from this machine to addr and
+// the port of the slot.
+func (c *Compiler) leaving(id slotID, addr netip.Addr) region.Box {
+	addrs := region.Addrs(id.v6)
+	b := region.Box{
+		Protocols: protocolBit(byte(id.slot.Protocol)), From: region.Local, To: region.Remote,
+		Dport: region.Ports().One(id.slot.Port), Daddr: addrs.One(addr), In: region.Named(""),
+	}
+	if c.own(addr) {
+		b.To, b.Saddr, b.Out = region.Local, addrs.One(addr), c.host.loopbacks
+		return b
+	}
+	b.Out, b.Saddr = c.host.loopbacks.Complement(), c.host.sources[familyIndex(id.v6)]
+	return b
+}
+
+// own reports whether addr is an address of this machine.
+func (c *Compiler) own(addr netip.Addr) bool {
+	return addr.IsLoopback() || slices.ContainsFunc(c.host.Local, func(p netip.Prefix) bool { return p.Contains(addr) })
+}
+
+func (e *entry) within(a *activation) bool {
+	for x := e.act; x != nil; x = x.parent {
+		if x == a {
+			return true
+		}
+	}
+	return false
+}
