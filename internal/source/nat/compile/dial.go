@@ -106,8 +106,11 @@ func (c *Compiler) output(id slotID, addr netip.Addr) (o outcome) {
 		if !e.isPolicy() && slices.ContainsFunc(returned, e.within) || slices.ContainsFunc(accepted, e.within) {
 			continue
 		}
-		if len(e.m.opaque) > 0 || e.problem != "" || !space.Covers(&e.m.Box, &packet) || e.m.maybe && e.end.kind != endNat {
-			return outcome{doubt: "a rule of the output hook may catch connections of this machine to " + self.String() + ": " + e.rule.text()}
+		if e.m.maybe && e.end.kind != endNat {
+			continue // some packets go on
+		}
+		if len(e.m.opaque) > 0 || e.problem != "" || !space.Covers(&e.m.Box, &packet) {
+			return outcome{doubt: fmt.Sprintf("a rule of the output hook may catch connections of this machine to %s: %s", self, e.rule.text())}
 		}
 		switch e.end.kind {
 		case endNat:
@@ -120,10 +123,12 @@ func (c *Compiler) output(id slotID, addr netip.Addr) (o outcome) {
 		case endAccept:
 			accepted = append(accepted, e.act.root)
 		case endDrop:
-			return outcome{doubt: "a rule of the output hook drops connections of this machine to " + self.String()}
+			return outcome{doubt: fmt.Sprintf("a rule of the output hook drops connections of this machine to %s", self)}
 		}
 	}
-	add(self)
+	if len(o.targets) == 0 { // a balancer is taken to cover all
+		add(self)
+	}
 	return o
 }
 
