@@ -23,7 +23,6 @@ import (
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/status"
 	"github.com/fairlead/fairlead/test/kit/netns"
-	"github.com/fairlead/fairlead/test/kit/program"
 )
 
 // family has the addresses of a world.
@@ -34,7 +33,6 @@ type family struct {
 	uplink, gateway string    // network of eth0, the client outside
 	servers         [4]string // behind the guest
 	loopback        string
-	set             string // what configures the addresses
 }
 
 var families = map[string]family{
@@ -76,9 +74,9 @@ type world struct {
 	change chan struct{}     // closed at the next change
 }
 
-func newWorld(t testing.TB, f family) *world {
+func newWorld(t testing.TB, f family, binary string) *world {
 	t.Helper()
-	w := &world{t: t, family: f, dir: t.TempDir(), active: map[port.Key]bool{}, change: make(chan struct{})}
+	w := &world{t: t, family: f, binary: binary, dir: t.TempDir(), active: map[port.Key]bool{}, change: make(chan struct{})}
 	for _, s := range []**netns.Space{&w.guest, &w.outside, &w.behind, &w.host} {
 		n, err := netns.New()
 		if err != nil {
@@ -201,10 +199,6 @@ func (w *world) identify(s *netns.Space, address string, p uint16, name string) 
 // start runs the agent in the guest and the host peer on the host.
 func (w *world) start() {
 	w.t.Helper()
-	var err error
-	if w.binary, err = program.Path(w.dir); err != nil {
-		w.t.Fatal(err)
-	}
 	link := "unix://" + filepath.Join(w.dir, "link", "s")
 	w.agentCtl, w.hostCtl = filepath.Join(w.dir, "agent", "s"), filepath.Join(w.dir, "host", "s")
 	w.run(w.guest, "agent", "--link", link, "--link-token", "", "--control", w.agentCtl, "--source", "nat", "--hold-down", "0")
