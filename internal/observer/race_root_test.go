@@ -494,9 +494,8 @@ func newSocketChanges(w *world, seed uint64) *socketChanges {
 }
 
 func (k *socketChanges) want() (all []string) {
-	boundSeen := k.w.events(TCPBind) || k.w.boundDump
 	for _, state := range k.state {
-		if state != "" && (!strings.HasSuffix(state, "bound") || boundSeen) {
+		if state != "" {
 			all = append(all, state)
 		}
 	}
@@ -525,8 +524,10 @@ func (k *socketChanges) change() {
 		name = fmt.Sprintf("tcp 127.0.0.1:%d", n)
 	}
 	switch {
-	case !open && tcp:
+	case !open && tcp && k.w.boundDump:
 		k.open[n], k.state[n] = k.w.tcp4().bind(loopback4(n)), name+" bound"
+	case !open && tcp: // a dump cannot find again what is only bound
+		k.open[n], k.state[n] = k.w.tcp4().bind(loopback4(n)).listen(), name
 	case !open:
 		k.open[n], k.state[n] = k.w.udp4().bind(loopback4(n)), name
 	case k.rng.IntN(3) == 0:
@@ -534,6 +535,8 @@ func (k *socketChanges) change() {
 	case !tcp:
 		s.connect(loopback4(9))
 		k.state[n] = ""
+	case k.state[n] == name && !k.w.boundDump:
+		k.remove(n)
 	case k.state[n] == name:
 		s.shutdown()
 		k.state[n] = name + " bound"

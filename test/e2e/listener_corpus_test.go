@@ -54,10 +54,10 @@ func relayCorpus(t *testing.T, c corpus.Case) {
 	b := backends(t, r.guest, addresses)
 	for _, a := range servers {
 		where := b
-		if a.Addr().IsLoopback() {
-			where = r.guest // what REDIRECT leads to
+		if a.Addr().IsLoopback() { // what REDIRECT leads to, on whatever address
+			where, a = r.guest, netip.AddrPortFrom(wildcard(a.Addr()), a.Port())
 		}
-		go echoServer(where.listen(t, "tcp", a.String()))
+		go echoServer(where.listen(t, "tcp"+family(a.Addr()), a.String()))
 	}
 	for _, s := range c.Sections {
 		r.guest.feed(t, s.Text, s.Command...)

@@ -14,6 +14,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/test/nat/corpus"
 )
 
@@ -68,6 +69,21 @@ type live struct {
 	targets []netip.AddrPort
 }
 
+// family ends the name of a network of one address family.
+func family(a netip.Addr) string {
+	if a.Is4() {
+		return "4"
+	}
+	return "6"
+}
+
+func wildcard(a netip.Addr) netip.Addr {
+	if a.Is4() {
+		return netip.IPv4Unspecified()
+	}
+	return netip.IPv6Unspecified()
+}
+
 func liveLines(t *testing.T, c corpus.Case) (out []live) {
 	t.Helper()
 	for _, line := range c.Want {
@@ -84,7 +100,12 @@ func liveLines(t *testing.T, c corpus.Case) (out []live) {
 		}
 		for f := range strings.FieldsSeq(dial) {
 			target := netip.MustParseAddrPort(f)
-			if !slices.Contains(nodes, target.Addr()) && target.Port() != 0 && target != from {
+			own := slices.Contains(nodes, target.Addr())
+			switch {
+			case target.Port() == 0 || target == from || own && target.Port() == from.Port():
+			case own: // where REDIRECT leads, in the guest itself
+				l.targets = append(l.targets, netip.AddrPortFrom(port.Loopback(target.Addr()), target.Port()))
+			default:
 				l.targets = append(l.targets, target)
 			}
 		}
@@ -133,13 +154,13 @@ func carry(t *testing.T, c corpus.Case) {
 	for network, at := range servers {
 		for _, a := range at {
 			where := b
-			if a.Addr().IsLoopback() {
-				where = r.guest // what REDIRECT leads to
+			if a.Addr().IsLoopback() { // what REDIRECT leads to, on whatever address
+				where, a = r.guest, netip.AddrPortFrom(wildcard(a.Addr()), a.Port())
 			}
 			if network == "tcp" {
-				go echoServer(where.listen(t, "tcp", a.String()))
+				go echoServer(where.listen(t, "tcp"+family(a.Addr()), a.String()))
 			} else {
-				go echoUDP(where.listenPacket(t, "udp", a.String()))
+				go echoUDP(where.listenPacket(t, "udp"+family(a.Addr()), a.String()))
 			}
 		}
 	}

@@ -165,7 +165,7 @@ func (r *resolver) add(m *ruleset.Message) error {
 		if err != nil {
 			return err
 		}
-		m.Hook = got.Hook
+		m.Hook, m.Handle = got.Hook, got.Handle
 	case ruleset.MsgNewRule:
 		if r.known.Ignored(m.Table) {
 			break
