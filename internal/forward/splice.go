@@ -35,6 +35,10 @@ const (
 	// drainTime is how long we still read what one side sends to a side that no
 	// longer receives, so that an answer under way is not destroyed by a reset.
 	drainTime = time.Second
+
+	// consumedTime bounds the wait for a write that may have got a reset which a
+	// read then no longer sees.
+	consumedTime = 100 * time.Millisecond
 )
 
 var (
@@ -66,8 +70,8 @@ func Splice(ctx context.Context, a, b net.Conn, m *Meter) error {
 		m = new(Meter)
 	}
 	s := &splice{}
-	s.dirs[0] = direction{s: s, src: a, dst: b, moved: &m.AToB, other: &s.dirs[1]}
-	s.dirs[1] = direction{s: s, src: b, dst: a, moved: &m.BToA, other: &s.dirs[0]}
+	s.dirs[0] = direction{s: s, src: a, dst: b, moved: &m.AToB, other: &s.dirs[1], copied: make(chan struct{})}
+	s.dirs[1] = direction{s: s, src: b, dst: a, moved: &m.BToA, other: &s.dirs[0], copied: make(chan struct{})}
 
 	stopped := make(chan struct{})
 	stop := context.AfterFunc(ctx, func() {
@@ -103,6 +107,9 @@ type direction struct {
 	moved    *atomic.Uint64
 	other    *direction
 
+	copied chan struct{} // closed when copy returned
+	broken error         // a failed read, or dst's reset; written before copied is closed
+
 	// Guarded by s.mu.
 	ended    bool // src sent its end, which was passed on
 	waiting  bool // moves nothing any more; reads src until the other direction ended
@@ -126,13 +133,44 @@ func (s *splice) abort(cause error) {
 
 func (d *direction) run() {
 	readErr, writeErr := d.copy()
+	atEnd := errors.Is(readErr, io.EOF)
+	switch {
+	case errors.Is(writeErr, errConnReset):
+		d.broken = writeErr
+	case writeErr == nil && !atEnd:
+		d.broken = readErr
+	}
+	close(d.copied)
 	switch {
 	case writeErr != nil:
 		d.drain(writeErr)
-	case errors.Is(readErr, io.EOF):
-		d.end()
-	default:
+	case !atEnd:
 		d.s.abort(readErr)
+	default:
+		if err := d.consumedReset(); err != nil {
+			d.s.abort(err)
+			return
+		}
+		d.end()
+	}
+}
+
+// consumedReset returns the reset of src, whose end was read, if the other direction
+// has got it. The kernel reports a reset once: if a write gets it, reads return the
+// end, as if all had been sent. A write that the peer's end came before fails
+// with EPIPE.
+func (d *direction) consumedReset() error {
+	if hungUp(d.src) { // by a reset, which may just be in the other's hands
+		select {
+		case <-d.other.copied:
+		case <-time.After(consumedTime):
+		}
+	}
+	select {
+	case <-d.other.copied:
+		return d.other.broken
+	default:
+		return nil
 	}
 }
 

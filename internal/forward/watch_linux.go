@@ -32,3 +32,26 @@ func awaitReset(c net.Conn) error {
 	})
 	return reset
 }
+
+// hungUp reports whether a TCP connection is closed in both directions: it was
+// reset, or both sides have sent their end.
+func hungUp(c net.Conn) bool {
+	tcp, ok := c.(interface {
+		lingerer
+		syscall.Conn
+	})
+	if !ok {
+		return false
+	}
+	rc, err := tcp.SyscallConn()
+	if err != nil {
+		return false
+	}
+	hup := false
+	_ = rc.Control(func(fd uintptr) {
+		fds := []unix.PollFd{{Fd: int32(fd)}}
+		n, err := unix.Poll(fds, 0)
+		hup = err == nil && n > 0 && fds[0].Revents&unix.POLLHUP != 0
+	})
+	return hup
+}

@@ -8,3 +8,6 @@ import "net"
 
 // awaitReset is for kernels that report a reset after the end was read.
 func awaitReset(net.Conn) error { return nil }
+
+// hungUp is for kernels whose reads report a reset that a write has got.
+func hungUp(net.Conn) bool { return false }
