@@ -125,7 +125,7 @@ func (s session) remote(ctx context.Context, p port.Publication, t peer.Target) 
 	if p.Inner() {
 		reason = "only programs of the guest meet its NAT rule"
 	}
-	at, problem := s.driver.Bridge(ctx, p, netip.PrefixFrom(guest, 24), 0, reason)
+	at, problem := s.driver.Bridge(ctx, t.Slot, p, netip.PrefixFrom(guest, 24), 0, reason)
 	return at.String(), problem
 }
 

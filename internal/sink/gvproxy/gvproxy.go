@@ -107,7 +107,7 @@ func New(o Options) (*Sink, error) {
 		}
 		s.apis = append(s.apis, a)
 	}
-	s.driver = peer.NewDriver(o.Memory, o.Bridges, o.Logger)
+	s.driver = peer.NewDriver(o.Memory, o.Bridges, s.wake, o.Logger)
 	return s, nil
 }
 

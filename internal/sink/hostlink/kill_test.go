@@ -384,7 +384,7 @@ func relayBridge(ctx context.Context, server *forward.Server, pub port.Publicati
 		Serve: server.Carry, ServeUDP: server.ServeUDP, Logger: quiet,
 	})
 	defer b.Close()
-	if _, err := b.Open(ctx, pub, netip.PrefixFrom(pub.Address, 8), pub.Port); err != nil {
+	if _, err := b.Open(ctx, pub.Slot(), pub, netip.PrefixFrom(pub.Address, 8), pub.Port); err != nil {
 		return err
 	}
 	<-ctx.Done()

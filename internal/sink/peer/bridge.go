@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"net"
 	"net/netip"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -50,12 +51,20 @@ type Bridges struct {
 
 	mu     sync.Mutex
 	closed bool
-	open   map[port.Key]*bridge
+	open   map[use]*bridge
+}
+
+// use is what a bridge is for: a publication at one host port, over one family.
+type use struct {
+	slot port.Slot
+	key  port.Key
+	is4  bool
 }
 
 var errForbidden = errors.New("the port is no longer allowed")
 
 type bridge struct {
+	use  use
 	l    io.Closer
 	addr netip.AddrPort
 	pub  atomic.Pointer[port.Publication]
@@ -64,32 +73,33 @@ type bridge struct {
 
 // NewBridges returns none. The caller must Close them.
 func NewBridges(o BridgeOptions) *Bridges {
-	b := &Bridges{o: o, flows: forward.NewBook(maxFlows), open: make(map[port.Key]*bridge)}
+	b := &Bridges{o: o, flows: forward.NewBook(maxFlows), open: make(map[use]*bridge)}
 	b.ctx, b.cancel = context.WithCancel(context.Background())
 	return b
 }
 
-// Open makes sure that p is served at a port of the address of at, port 0 for
-// any, and returns where. Connections are taken from the network of at.
-func (b *Bridges) Open(ctx context.Context, p port.Publication, at netip.Prefix, number uint16) (netip.AddrPort, error) {
+// Open makes sure that p is served for slot at a port of the address of at, port 0
+// for any, and returns where. Connections are taken from the network of at.
+func (b *Bridges) Open(ctx context.Context, slot port.Slot, p port.Publication, at netip.Prefix, number uint16) (netip.AddrPort, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.closed {
 		return netip.AddrPort{}, net.ErrClosed
 	}
-	if old := b.open[p.Key]; old != nil {
+	u := use{slot, p.Key, at.Addr().Is4()}
+	if old := b.open[u]; old != nil {
 		if old.addr.Addr() == at.Addr() && old.from == at.Masked() && (number == 0 || number == old.addr.Port()) {
 			old.pub.Store(&p)
 			return old.addr, nil
 		}
-		b.drop(p.Key)
+		b.drop(u)
 	}
-	br := &bridge{from: at.Masked()}
+	br := &bridge{use: u, from: at.Masked()}
 	br.pub.Store(&p)
 	if err := b.listen(ctx, br, netip.AddrPortFrom(at.Addr(), number), p.Protocol); err != nil {
 		return netip.AddrPort{}, Cause(err)
 	}
-	b.open[p.Key] = br
+	b.open[u] = br
 	return br.addr, nil
 }
 
@@ -122,21 +132,19 @@ func boundTo(a net.Addr) netip.AddrPort {
 }
 
 // Keep closes the bridges that are no longer needed. Their connections go on.
-func (b *Bridges) Keep(needed func(port.Key) bool) {
+func (b *Bridges) Keep(needed func(port.Slot, port.Key) bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	for k := range b.open {
-		if !needed(k) {
-			b.drop(k)
+	for u := range b.open {
+		if !needed(u.slot, u.key) {
+			b.drop(u)
 		}
 	}
 }
 
-func (b *Bridges) drop(k port.Key) {
-	if br := b.open[k]; br != nil {
-		_ = br.l.Close()
-		delete(b.open, k)
-	}
+func (b *Bridges) drop(u use) {
+	_ = b.open[u].l.Close()
+	delete(b.open, u)
 }
 
 // Reset closes the bridges of publications that are forbidden now, and resets their
@@ -144,8 +152,10 @@ func (b *Bridges) drop(k port.Key) {
 func (b *Bridges) Reset(keys []port.Key) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	for _, k := range keys {
-		b.drop(k)
+	for u := range b.open {
+		if slices.Contains(keys, u.key) {
+			b.drop(u)
+		}
 	}
 	b.flows.Reset(errForbidden, keys...)
 }
@@ -155,8 +165,8 @@ func (b *Bridges) Close() {
 	b.mu.Lock()
 	b.closed = true
 	b.cancel()
-	for k := range b.open {
-		b.drop(k)
+	for u := range b.open {
+		b.drop(u)
 	}
 	b.mu.Unlock()
 	b.wg.Wait()
@@ -183,10 +193,9 @@ func (b *Bridges) accept(br *bridge, l net.Listener) {
 func (b *Bridges) failed(br *bridge, err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	k := br.pub.Load().Key
-	b.o.Logger.Warn("bridge failed", "publication", k, "err", err)
-	if b.open[k] == br {
-		b.drop(k)
+	b.o.Logger.Warn("bridge failed", "publication", br.use.key, "err", err)
+	if b.open[br.use] == br {
+		b.drop(br.use)
 	}
 }
 

@@ -74,7 +74,7 @@ func echoes(c net.Conn) error {
 
 func open(t *testing.T, b *Bridges, guest string, at string, n uint16) netip.AddrPort {
 	t.Helper()
-	where, err := b.Open(t.Context(), port.Publication{Key: key(guest)}, netip.MustParsePrefix(at), n)
+	where, err := b.Open(t.Context(), key(guest).Slot(), port.Publication{Key: key(guest)}, netip.MustParsePrefix(at), n)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -112,7 +112,7 @@ func TestUDPBridgeServesOnlyItsNetwork(t *testing.T) {
 	b := newBridges(t)
 	k := key("127.0.0.1:80")
 	k.Protocol = port.UDP
-	where, err := b.Open(t.Context(), port.Publication{Key: k}, netip.MustParsePrefix("127.0.1.2/24"), 0)
+	where, err := b.Open(t.Context(), k.Slot(), port.Publication{Key: k}, netip.MustParsePrefix("127.0.1.2/24"), 0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -139,7 +139,7 @@ func TestUDPBridgeServesOnlyItsNetwork(t *testing.T) {
 	if n, err := far.Read(make([]byte, 16)); err == nil {
 		t.Errorf("a container got %d bytes", n)
 	}
-	b.Keep(func(port.Key) bool { return false })
+	b.Keep(func(port.Slot, port.Key) bool { return false })
 	if l, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(where)); err != nil {
 		t.Errorf("the port is not free: %v", err)
 	} else {
@@ -154,7 +154,7 @@ func TestConnectionsOutliveTheirBridgeUnlessForbidden(t *testing.T) {
 	if err := echoes(c); err != nil {
 		t.Fatal(err)
 	}
-	b.Keep(func(port.Key) bool { return false })
+	b.Keep(func(port.Slot, port.Key) bool { return false })
 	if _, err := net.DialTimeout("tcp", where.String(), 10*time.Second); err == nil {
 		t.Error("the bridge is open")
 	}
@@ -175,7 +175,7 @@ func TestConnectionsOutliveTheirBridgeUnlessForbidden(t *testing.T) {
 	if err := echoes(c); err == nil {
 		t.Error("a connection outlives everything")
 	}
-	if _, err := b.Open(t.Context(), port.Publication{Key: key("127.0.0.1:80")}, netip.MustParsePrefix("127.0.1.2/24"), 0); !errors.Is(err, net.ErrClosed) {
+	if _, err := b.Open(t.Context(), port.Slot{}, port.Publication{Key: key("127.0.0.1:80")}, netip.MustParsePrefix("127.0.1.2/24"), 0); !errors.Is(err, net.ErrClosed) {
 		t.Errorf("open after close: %v", err)
 	}
 }
@@ -187,7 +187,7 @@ func TestBridgeWithTakenPort(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer l.Close()
-	if _, err := b.Open(t.Context(), port.Publication{Key: key("127.0.0.1:80")}, netip.MustParsePrefix("127.0.1.2/24"), boundTo(l.Addr()).Port()); err == nil {
+	if _, err := b.Open(t.Context(), port.Slot{}, port.Publication{Key: key("127.0.0.1:80")}, netip.MustParsePrefix("127.0.1.2/24"), boundTo(l.Addr()).Port()); err == nil {
 		t.Error("it opened")
 	}
 }

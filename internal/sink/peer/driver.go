@@ -10,8 +10,10 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"time"
 
 	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/schedule"
 )
 
 // Target is one host address of one port.
@@ -107,12 +109,29 @@ type Driver struct {
 	log     *slog.Logger
 	ours    Targets[string] // the remote that was asked for
 	unsaved bool            // ours is not what is saved
+
+	wake     schedule.Signal
+	bridged  map[port.Slot][]port.Key // bridges that the current Apply asked for
+	unopened map[port.Slot]struct{}   // slots of those that could not be opened
+	pause    schedule.Backoff
+	retry    *time.Timer // notifies wake; nil for none
 }
 
+// Pauses between attempts to open a bridge.
+const (
+	bridgeRetryMin = time.Second
+	bridgeRetryMax = time.Minute
+)
+
 // NewDriver returns a driver of what an earlier agent left according to its
-// memory. Bridges may be nil.
-func NewDriver(m Memory, bridges *Bridges, log *slog.Logger) *Driver {
-	d := &Driver{Book: NewBook(), bridges: bridges, memory: m, log: log, ours: make(Targets[string])}
+// memory. Bridges may be nil; else wake asks for an Apply that tries again to open
+// those that could not be opened.
+func NewDriver(m Memory, bridges *Bridges, wake schedule.Signal, log *slog.Logger) *Driver {
+	d := &Driver{
+		Book: NewBook(), bridges: bridges, memory: m, log: log, ours: make(Targets[string]), wake: wake,
+		bridged: make(map[port.Slot][]port.Key), unopened: make(map[port.Slot]struct{}),
+		pause: schedule.Backoff{Min: bridgeRetryMin, Max: bridgeRetryMax},
+	}
 	entries, err := m.Load()
 	if err != nil {
 		log.Warn("unknown which entries of the peer an earlier agent left", "err", err)
@@ -163,11 +182,13 @@ func (d *Driver) Removed(t Target) {
 }
 
 // Apply makes the peer's entries of all dirty slots what they must be. Entries
-// are removed first, so that new ones find their ports free. After an error of
-// the peer the slots that are not done stay dirty, and what was not answered is
-// pending.
+// and bridges are removed first, so that new ones find their ports free. After an
+// error of the peer the slots that are not done stay dirty, and what was not
+// answered is pending.
 func (d *Driver) Apply(ctx context.Context, p Peer) error {
 	slots := slices.SortedFunc(maps.Keys(d.Dirty()), compareSlots)
+	d.keepBridges(slots, d.wins)
+	clear(d.bridged)
 	var wishes []Wish
 	var gone []Target
 	for _, slot := range slots {
@@ -192,8 +213,45 @@ func (d *Driver) Apply(ctx context.Context, p Peer) error {
 		d.pending(p, wishes, err)
 	}
 	d.save()
-	d.KeepBridges()
+	d.keepBridges(slots, func(slot port.Slot, k port.Key) bool { return slices.Contains(d.bridged[slot], k) })
+	d.planRetry()
 	return err
+}
+
+// wins reports whether a publication gets a host address of a slot.
+func (d *Driver) wins(slot port.Slot, k port.Key) bool {
+	for _, winner := range d.Decide(slot) {
+		if winner == k {
+			return true
+		}
+	}
+	return false
+}
+
+// keepBridges closes the bridges of slots, which are sorted, that are not needed.
+func (d *Driver) keepBridges(slots []port.Slot, needed func(port.Slot, port.Key) bool) {
+	if d.bridges == nil {
+		return
+	}
+	d.bridges.Keep(func(slot port.Slot, k port.Key) bool {
+		_, among := slices.BinarySearchFunc(slots, slot, compareSlots)
+		return !among || needed(slot, k)
+	})
+}
+
+// planRetry has Apply called again if bridges could not be opened.
+func (d *Driver) planRetry() {
+	if d.retry != nil {
+		d.retry.Stop()
+		d.retry = nil
+	}
+	if len(d.unopened) == 0 {
+		d.pause.Reset()
+		return
+	}
+	maps.Copy(d.Dirty(), d.unopened)
+	clear(d.unopened)
+	d.retry = time.AfterFunc(d.pause.Next(), d.wake.Notify)
 }
 
 // markUndone marks the slots of entries that could not be removed.
@@ -239,24 +297,28 @@ func (d *Driver) Leave(ctx context.Context, p Peer) {
 	d.save()
 }
 
-// Bridge makes sure that p is served at a port of the address of at (port 0 for
-// any), to which the peer connects, and returns where. Otherwise it returns what is
-// in the way; reason says why the peer needs a bridge to reach p.
-func (d *Driver) Bridge(ctx context.Context, p port.Publication, at netip.Prefix, number uint16, reason string) (addr netip.AddrPort, problem string) {
+// Bridge makes sure that p is served for slot at a port of the address of at (port 0
+// for any), to which the peer connects, and returns where. Otherwise it returns what
+// is in the way; reason says why the peer needs a bridge to reach p. Only Peer.Wishes
+// calls it.
+func (d *Driver) Bridge(ctx context.Context, slot port.Slot, p port.Publication, at netip.Prefix, number uint16, reason string) (addr netip.AddrPort, problem string) {
 	if d.bridges == nil {
 		return addr, reason
 	}
-	addr, err := d.bridges.Open(ctx, p, at, number)
+	d.bridged[slot] = append(d.bridged[slot], p.Key)
+	addr, err := d.bridges.Open(ctx, slot, p, at, number)
 	if err != nil {
+		d.unopened[slot] = struct{}{}
 		problem = fmt.Sprintf("%s, and no bridge can be opened at %s: %v", reason, at.Addr(), err)
 	}
 	return addr, problem
 }
 
-// KeepBridges closes the bridges that are no longer needed.
+// KeepBridges closes the bridges to publications that are no longer wanted, while
+// there is no peer.
 func (d *Driver) KeepBridges() {
 	if d.bridges != nil {
-		d.bridges.Keep(d.Wanted)
+		d.bridges.Keep(func(_ port.Slot, k port.Key) bool { return d.Wanted(k) })
 	}
 }
 
@@ -268,8 +330,11 @@ func (d *Driver) Reset(keys []port.Key) {
 	}
 }
 
-// Close closes the bridges.
+// Close closes the bridges. Apply must not be called any more.
 func (d *Driver) Close() {
+	if d.retry != nil {
+		d.retry.Stop()
+	}
 	if d.bridges != nil {
 		d.bridges.Close()
 	}

@@ -5,13 +5,17 @@ package peer
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"maps"
 	"math/rand/v2"
+	"net/netip"
 	"path/filepath"
 	"testing"
 
 	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/schedule"
+	"github.com/fairlead/fairlead/test/kit/ports"
 )
 
 // flaky is a peer that fails now and then, before or after it did what it was
@@ -81,7 +85,7 @@ func TestDriverConverges(t *testing.T) {
 	f := &flaky{rng: rng, entries: make(map[Target]string), sent: make(map[Target]string)}
 	w := newWanted()
 	begin := func() {
-		f.d = NewDriver(memory, nil, log)
+		f.d = NewDriver(memory, nil, nil, log)
 		w.book = f.d.Book
 		clear(f.sent)
 		for _, p := range w.View().All() {
@@ -135,4 +139,77 @@ func TestDriverConverges(t *testing.T) {
 	if saved, err := memory.Load(); len(f.entries) > 0 || len(saved) > 0 || err != nil {
 		t.Errorf("left: %v, saved: %v, %v", f.entries, saved, err)
 	}
+}
+
+// bridging is a peer that connects to one address at the host's port, so that all
+// it is to have needs a bridge.
+type bridging struct {
+	d  *Driver
+	at netip.Prefix
+}
+
+func (p bridging) Wishes(ctx context.Context, slot port.Slot) (out []Wish) {
+	for h, k := range p.d.Decide(slot) {
+		w := Wish{Target: Target{slot, h}, Key: k}
+		if _, problem := p.d.Bridge(ctx, slot, p.d.Publication(k), p.at, slot.Port, "test"); problem != "" {
+			p.d.Answer(w, port.Failed, problem)
+			continue
+		}
+		out = append(out, w)
+	}
+	return out
+}
+
+func (p bridging) Known(w Wish) bool {
+	p.d.Answer(w, port.Active, "")
+	return true
+}
+
+func (p bridging) Add(context.Context, []Wish) error      { return nil }
+func (p bridging) Remove(context.Context, []Target) error { return nil }
+
+func TestBridgesFollowTheWinners(t *testing.T) {
+	b := newBridges(t)
+	d := NewDriver("", b, schedule.NewSignal(), slog.New(slog.DiscardHandler))
+	t.Cleanup(d.Close)
+	w := newWanted()
+	w.book = d.Book
+	p := bridging{d, netip.MustParsePrefix("127.0.1.2/24")}
+	n, m := ports.Free(t), ports.Free(t)
+	host, other := fmt.Sprintf("127.0.0.1:%d", n), fmt.Sprintf("127.0.0.1:%d", m)
+	owner := func(id string) port.Owner { return port.Owner{Kind: port.OwnerContainer, ID: id} }
+	wantActive := func(guest string, served ...string) {
+		t.Helper()
+		if err := d.Apply(t.Context(), p); err != nil {
+			t.Fatal(err)
+		}
+		out := d.Outcomes()[key(guest)]
+		if len(out) != len(served) {
+			t.Fatalf("outcomes = %+v, want %d", out, len(served))
+		}
+		for i, o := range out {
+			if o.State != port.Active {
+				t.Errorf("outcome = %+v, want active", o)
+			}
+			at := netip.AddrPortFrom(p.at.Addr(), netip.MustParseAddrPort(served[i]).Port())
+			if err := echoes(dialFrom(t, "127.0.1.1", at)); err != nil {
+				t.Errorf("bridge at %s: %v", at, err)
+			}
+		}
+		if len(b.open) != len(served) {
+			t.Errorf("%d bridges are open, want %d", len(b.open), len(served))
+		}
+	}
+	w.put(pub(owner("a"), "127.0.0.53:53", host))
+	wantActive("127.0.0.53:53", host)
+	w.put(pub(owner("b"), "127.0.0.1:53", host)) // wins
+	wantActive("127.0.0.1:53", host)
+	w.put(pub(owner("b"), "127.0.0.1:53"))
+	w.put(pub(owner("a"), "127.0.0.53:53"))
+	w.put(pub(owner("c"), "127.0.0.9:53", host)) // comes as the others go
+	wantActive("127.0.0.9:53", host)
+	w.put(pub(owner("c"), "127.0.0.9:53", host, other)) // at two ports
+	wantActive("127.0.0.9:53", host, other)
+	w.put(pub(owner("c"), "127.0.0.9:53", other))
+	wantActive("127.0.0.9:53", other)
 }

@@ -119,7 +119,7 @@ func (s *Sink) unreachable(ctx context.Context, p port.Publication, t peer.Targe
 	default:
 		return ""
 	}
-	_, problem = s.driver.Bridge(ctx, p, at, t.Port, reason)
+	_, problem = s.driver.Bridge(ctx, t.Slot, p, at, t.Port, reason)
 	return problem
 }
 

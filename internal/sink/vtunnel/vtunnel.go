@@ -106,7 +106,7 @@ func New(o Options) (*Sink, error) {
 		return nil, fmt.Errorf("vtunnel: %q: %w", o.URL, err)
 	}
 	s.log = o.Logger.With("peer", s.text)
-	s.driver = peer.NewDriver(o.Memory, o.Bridges, s.log)
+	s.driver = peer.NewDriver(o.Memory, o.Bridges, s.wake, s.log)
 	return s, nil
 }
 
