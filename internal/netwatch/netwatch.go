@@ -25,7 +25,8 @@ const (
 )
 
 // Snapshot is what there is at one time. It is immutable; parts that were not
-// asked for are empty. Everything is sorted and without repetition.
+// asked for are empty. Everything is sorted and without repetition, but the
+// addresses of a link are in the kernel's order.
 type Snapshot struct {
 	Links     []Link
 	Addresses []Address
@@ -68,16 +69,11 @@ func (s *Snapshot) equal(t *Snapshot) bool {
 
 func (s *Snapshot) sort() {
 	slices.SortFunc(s.Links, func(a, b Link) int { return cmp.Compare(a.Index, b.Index) })
-	slices.SortFunc(s.Addresses, Address.compare)
-	s.Addresses = slices.Compact(s.Addresses)
+	slices.SortStableFunc(s.Addresses, func(a, b Address) int { return cmp.Compare(a.Link, b.Link) })
 	for _, routes := range []*[]Route{&s.Defaults, &s.Local} {
 		slices.SortFunc(*routes, Route.compare)
 		*routes = slices.Compact(*routes)
 	}
-}
-
-func (a Address) compare(b Address) int {
-	return cmp.Or(cmp.Compare(a.Link, b.Link), a.Prefix.Compare(b.Prefix))
 }
 
 func (r Route) compare(o Route) int {

@@ -182,8 +182,7 @@ func (w *Watcher) addrMatters(u *netlink.AddrUpdate) bool {
 	if !ok {
 		return false
 	}
-	_, have := slices.BinarySearchFunc(w.current().Addresses, Address{u.LinkIndex, p}, Address.compare)
-	return have != u.NewAddr
+	return slices.Contains(w.current().Addresses, Address{u.LinkIndex, p}) != u.NewAddr
 }
 
 func (w *Watcher) routeMatters(u *netlink.RouteUpdate) bool {

@@ -97,9 +97,36 @@ func (o *oracle) ruleset(seed uint64, i int) {
 
 const markerFirst = 20000
 
+// nextMarker returns the port of a new marker: a rule that is written after others,
+// so that they have been followed when its port is open.
+func (o *oracle) nextMarker() uint16 {
+	o.step++
+	return o.marker().Port
+}
+
+// marker is what the last marker publishes.
+func (o *oracle) marker() port.Key {
+	k := port.Key{Protocol: port.TCP, Address: netip.IPv4Unspecified(), Port: uint16(markerFirst + o.step%20000)}
+	if o.v6 {
+		k.Address = netip.IPv6Unspecified()
+	}
+	return k
+}
+
+// markNFT writes a marker with nft.
+func (o *oracle) markNFT(p uint16) {
+	o.t.Helper()
+	if out, err := o.try(o.guest, fmt.Sprintf(`table %[1]s marker
+delete table %[1]s marker
+table %[1]s marker { chain pre { type nat hook prerouting priority -199; tcp dport %[2]d dnat to %[3]s; }; }
+`, o.name, p, (&grammar{f: o.family}).at(o.servers[0], "80")), "nft", "-f", "-"); err != nil {
+		o.t.Fatalf("%v: %s", err, out)
+	}
+}
+
 // apply writes a ruleset, or a change of it, and waits until fairlead has followed.
 func (o *oracle) apply(g *grammar, tl tool, change bool) (texts []string, ok bool) {
-	o.step++
+	p := o.nextMarker()
 	ok = true
 	do := func(text string, command ...string) {
 		if out, err := o.try(o.guest, text, command...); err != nil {
@@ -113,7 +140,6 @@ func (o *oracle) apply(g *grammar, tl tool, change bool) (texts []string, ok boo
 		texts = append(texts, strings.Join(command, " ")+" <<END\n"+text+"END")
 	}
 	mixed := len(tl.nft) > 1 || tl.ipt != ""
-	p := uint16(markerFirst + o.step%20000)
 	if tl.ipt != "" {
 		command := "iptables-" + tl.ipt + "-restore"
 		if o.v6 {
@@ -126,7 +152,7 @@ func (o *oracle) apply(g *grammar, tl tool, change bool) (texts []string, ok boo
 			do(g.iptTable(marker), command, "-w")
 		}
 		if ok {
-			o.seen(p)
+			o.seen()
 		}
 	}
 	for _, table := range tl.nft {
@@ -141,27 +167,16 @@ func (o *oracle) apply(g *grammar, tl tool, change bool) (texts []string, ok boo
 		}
 	}
 	if len(tl.nft) > 0 {
-		o.step++
-		p = uint16(markerFirst + o.step%20000)
-		if out, err := o.try(o.guest, fmt.Sprintf(`table %[1]s marker
-delete table %[1]s marker
-table %[1]s marker { chain pre { type nat hook prerouting priority -199; tcp dport %[2]d dnat to %[3]s; }; }
-`, o.name, p, g.at(o.servers[0], "80")), "nft", "-f", "-"); err != nil {
-			o.t.Fatalf("%v: %s", err, out)
-		}
-		o.seen(p)
+		o.markNFT(o.nextMarker())
+		o.seen()
 	}
 	return texts, ok
 }
 
-// seen waits until the host peer has opened a marker's port: what was written
-// before it has been followed by then.
-func (o *oracle) seen(p uint16) {
-	k := port.Key{Protocol: port.TCP, Address: netip.IPv4Unspecified(), Port: p}
-	if o.v6 {
-		k.Address = netip.IPv6Unspecified()
-	}
-	if err := o.await(k); err != nil {
+// seen waits until the host peer has opened the marker's port.
+func (o *oracle) seen() {
+	o.t.Helper()
+	if err := o.await(o.marker(), true); err != nil {
 		o.t.Fatal(err)
 	}
 }

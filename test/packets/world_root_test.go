@@ -29,7 +29,7 @@ import (
 type family struct {
 	name            string
 	v6              bool
-	nodes           [2]string // the guest's own, on the default route's interface
+	nodes           [2]string // the guest's own, on the default route's interface; REDIRECT leads to the second
 	uplink, gateway string    // network of eth0, the client outside
 	servers         [4]string // behind the guest
 	loopback        string
@@ -54,7 +54,7 @@ var serverPorts = []uint16{80, 81, 9000, 9001, 9002}
 const (
 	everywherePort = 7000 // on all addresses
 	loopbackPort   = 7001 // on the loopback alone
-	nodePort       = 7002 // on the first node address alone
+	nodePort       = 7002 // on the node address alone that REDIRECT leads to
 )
 
 // The ports that rules are about and clients ask for.
@@ -89,8 +89,8 @@ func newWorld(t testing.TB, f family, binary string) *world {
 /usr/sbin/ip link add eth0 type veth peer name eth0 netns /proc/%[1]d/fd/%[2]d
 /usr/sbin/ip link add srv0 type veth peer name eth0 netns /proc/%[1]d/fd/%[3]d
 /usr/sbin/ip link add docker0 type bridge
-/usr/sbin/ip addr add 192.0.2.2/24 dev eth0
 /usr/sbin/ip addr add 192.0.2.3/24 dev eth0
+/usr/sbin/ip addr add 192.0.2.2/24 dev eth0
 /usr/sbin/ip addr add 2001:db8::2/64 dev eth0 nodad
 /usr/sbin/ip addr add 2001:db8::3/64 dev eth0 nodad
 /usr/sbin/ip addr add 10.9.0.1/24 dev srv0
@@ -155,7 +155,7 @@ func (w *world) serve() {
 		w.identify(w.guest, a, everywherePort, "the guest's own everywhere")
 	}
 	w.identify(w.guest, w.loopback, loopbackPort, "the guest's own at the loopback")
-	w.identify(w.guest, w.nodes[0], nodePort, "the guest's own at "+w.nodes[0])
+	w.identify(w.guest, w.nodes[1], nodePort, "the guest's own at "+w.nodes[1])
 }
 
 // identify has a server answer each client with its name.
@@ -196,12 +196,16 @@ func (w *world) identify(s *netns.Space, address string, p uint16, name string) 
 	}()
 }
 
+// metricsAddr is where the agent exports metrics, in the guest.
+const metricsAddr = "127.0.0.1:9464"
+
 // start runs the agent in the guest and the host peer on the host.
 func (w *world) start() {
 	w.t.Helper()
 	link := "unix://" + filepath.Join(w.dir, "link", "s")
 	w.agentCtl, w.hostCtl = filepath.Join(w.dir, "agent", "s"), filepath.Join(w.dir, "host", "s")
-	w.run(w.guest, "agent", "--link", link, "--link-token", "", "--control", w.agentCtl, "--source", "nat", "--hold-down", "0")
+	w.run(w.guest, "agent", "--link", link, "--link-token", "", "--control", w.agentCtl, "--source", "nat", "--hold-down", "0",
+		"--metrics-addr", metricsAddr)
 	w.run(w.host, "host", "--connect", link, "--link-token", "", "--control", w.hostCtl)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
@@ -255,20 +259,20 @@ func (w *world) follow(ctx context.Context) {
 // limit is how long what must come may take; only a failure reaches it.
 const limit = 2 * time.Minute
 
-// await waits until the host peer has opened a port.
-func (w *world) await(k port.Key) error {
+// await waits until the host peer has opened a port, or closed it.
+func (w *world) await(k port.Key, open bool) error {
 	timeout := time.After(limit)
 	for {
 		w.mu.Lock()
-		open, change := w.active[k], w.change
+		is, change := w.active[k], w.change
 		w.mu.Unlock()
-		if open {
+		if is == open {
 			return nil
 		}
 		select {
 		case <-change:
 		case <-timeout:
-			return fmt.Errorf("the host has not opened %s within %v", k, limit)
+			return fmt.Errorf("on the host %s is not open=%v within %v", k, open, limit)
 		}
 	}
 }

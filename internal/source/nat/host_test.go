@@ -17,6 +17,8 @@ import (
 func TestHostOfSnapshot(t *testing.T) {
 	p, a := netip.MustParsePrefix, netip.MustParseAddr
 	got := hostOf(&netwatch.Snapshot{
+		Addresses: []netwatch.Address{{Link: 2, Prefix: p("192.0.2.9/24")}, {Link: 2, Prefix: p("192.0.2.2/24")},
+			{Link: 2, Prefix: p("fe80::1/64")}, {Link: 2, Prefix: p("2001:db8::3/64")}, {Link: 3, Prefix: p("172.17.0.1/16")}},
 		Links:    []netwatch.Link{{Index: 1, Name: "lo", Flags: net.FlagLoopback}, {Index: 2, Name: "eth0"}, {Index: 3, Name: "docker0"}},
 		Defaults: []netwatch.Route{{Dst: p("0.0.0.0/0"), Link: 2}, {Dst: p("::/0"), Link: 2}, {Dst: p("::/0"), Link: 9}},
 		Local: []netwatch.Route{
@@ -31,6 +33,7 @@ func TestHostOfSnapshot(t *testing.T) {
 		Outer:    1,
 		Uplinks:  []string{"eth0"},
 		Loopback: []string{"lo"},
+		Redirect: [2]netip.Addr{a("192.0.2.9"), a("2001:db8::3")},
 	}
 	if d := cmp.Diff(want, got, cmp.AllowUnexported(compile.Host{}), cmpopts.EquateComparable(netip.Prefix{}, netip.Addr{})); d != "" {
 		t.Errorf("(-want +got):\n%s", d)

@@ -140,7 +140,13 @@ func (c *Compiler) nodes(v6 bool) []netip.Addr { return c.host.nodes[familyIndex
 // redirectedTo returns the address that REDIRECT sends to: the first of the
 // incoming interface, or the loopback for what begins here (nf_nat_redirect.c).
 func (c *Compiler) redirectedTo(addr netip.Addr, hook uint8, v6 bool) netip.Addr {
-	if nodes := c.nodes(v6); hook == ruleset.HookPrerouting && len(nodes) > 0 {
+	if hook != ruleset.HookPrerouting {
+		return port.Loopback(addr)
+	}
+	if a := c.host.Redirect[familyIndex(v6)]; a.IsValid() {
+		return a
+	}
+	if nodes := c.nodes(v6); len(nodes) > 0 {
 		return nodes[0]
 	}
 	return port.Loopback(addr)

@@ -18,6 +18,9 @@ type Host struct {
 	Outer    int               // how many of Nodes are on an interface that carries a default route
 	Uplinks  []string          // interfaces that carry a default route
 	Loopback []string
+	// Redirect is the own address of IPv4 and of IPv6 that REDIRECT sends to what
+	// comes in over the default route's interface; zero if not known.
+	Redirect [2]netip.Addr
 }
 
 // machine is a host with sets that are asked for often.
@@ -31,7 +34,7 @@ type machine struct {
 
 func (h *Host) equal(o *Host) bool {
 	return maps.Equal(h.Links, o.Links) && slices.Equal(h.Local, o.Local) && slices.Equal(h.Nodes, o.Nodes) && h.Outer == o.Outer &&
-		slices.Equal(h.Uplinks, o.Uplinks) && slices.Equal(h.Loopback, o.Loopback)
+		slices.Equal(h.Uplinks, o.Uplinks) && slices.Equal(h.Loopback, o.Loopback) && h.Redirect == o.Redirect
 }
 
 func newMachine(host Host) machine {

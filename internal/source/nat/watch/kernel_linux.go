@@ -61,7 +61,7 @@ func Open(log *slog.Logger, path string, types *kernel.Types) (*Kernel, error) {
 		}
 		k.netns = f
 	}
-	k.net = netwatch.New(netwatch.Options{Log: log, NetNS: path, Parts: netwatch.Links | netwatch.Routes})
+	k.net = netwatch.New(netwatch.Options{Log: log, NetNS: path, Parts: netwatch.Links | netwatch.Addresses | netwatch.Routes})
 	ctx, cancel := context.WithCancel(context.Background())
 	k.stop = cancel
 	k.watching.Go(func() { k.net.Run(ctx) })
