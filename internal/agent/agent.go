@@ -138,7 +138,7 @@ func (a *Agent) newSource(name string) (Source, error) {
 	case socket.Name:
 		return socket.New(socket.Options{Observer: a.observer, Own: a.sockets.Has, Logger: a.log})
 	case "nat":
-		return newNATSource(a.log, a.cfg.Observer != observer.Poll.String(), &a.types)
+		return newNATSource(a.log, &a.cfg, &a.types)
 	case "docker":
 		return docker.New(docker.Options{Hosts: a.cfg.Docker.Hosts, Retry: a.engineRetry(), Logger: a.log})
 	case "containerd":

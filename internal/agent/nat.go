@@ -8,7 +8,9 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/fairlead/fairlead/internal/config"
 	"github.com/fairlead/fairlead/internal/kernel"
+	"github.com/fairlead/fairlead/internal/observer"
 	"github.com/fairlead/fairlead/internal/registry"
 	"github.com/fairlead/fairlead/internal/source/nat"
 	"github.com/fairlead/fairlead/internal/source/nat/hook"
@@ -26,10 +28,10 @@ type natSource struct {
 	modules *hook.Modules
 }
 
-func newNATSource(log *slog.Logger, hooks bool, types *kernel.Types) (*natSource, error) {
-	s := &natSource{log: log, hooks: hooks, types: types}
-	o := nat.Options{Log: log, Wake: s, Types: types}
-	if !hooks {
+func newNATSource(log *slog.Logger, cfg *config.Agent, types *kernel.Types) (*natSource, error) {
+	s := &natSource{log: log, hooks: cfg.Observer != observer.Poll.String(), types: types}
+	o := nat.Options{Log: log, MaxPorts: cfg.NAT.MaxPorts, Wake: s, Types: types}
+	if !s.hooks {
 		o.Methods = []string{nat.MethodNetlink, nat.MethodGeneration}
 	}
 	var err error

@@ -74,11 +74,17 @@ type Agent struct {
 	AuditGiven    bool              // AuditInterval is exact, not the least
 	HoldDown      time.Duration     // how long a key without origins is kept, 0 to 1m
 	Expose        rules.HostAddress // rules.Loopback or rules.All
+	NAT           NAT
 	Docker        Docker
 	Containerd    Containerd
 	Kube          Kube
 	Listener      Listener
 	EngineGrace   time.Duration // how long declared ports outlive their engine, 1s to 24h; 0 for ever
+}
+
+// NAT configures the source that reads NAT rules.
+type NAT struct {
+	MaxPorts int // that one rule may publish, 1 to 65535
 }
 
 // Host configures the host peer.
@@ -121,6 +127,7 @@ func DefaultAgent() Agent {
 		AuditInterval: time.Minute,
 		HoldDown:      150 * time.Millisecond,
 		Expose:        rules.Loopback(),
+		NAT:           NAT{MaxPorts: 4096},
 		Listener:      Listener{Settle: 750 * time.Millisecond},
 		EngineGrace:   30 * time.Second,
 	}
@@ -214,6 +221,8 @@ func (c *Agent) fields() []field {
 			duration(0, time.Minute, false), stringOf, "how long a port that disappeared stays published"),
 		one("expose", "expose", "where", &c.Expose, rules.ParseExpose, stringOf,
 			"host addresses of ports that listen on all guest addresses: loopback or all").oneOf("loopback", "all"),
+		one("nat.maxPorts", "nat-max-ports", "n", &c.NAT.MaxPorts, whole[int](1, 1<<16-1), number,
+			"maximum of ports that one NAT rule publishes; a rule for more is listed by doctor").atLeast(1),
 	}, c.engineFields(), c.listenerFields(), c.Common.fields())
 }
 

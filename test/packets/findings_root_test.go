@@ -79,7 +79,7 @@ func lines(l ...string) string { return strings.Join(l, "\n") + "\n" }
 // iptables are its back ends, in both families.
 var iptables = []string{"iptables-nft", "iptables-legacy", "ip6tables-nft", "ip6tables-legacy"}
 
-var meanings = slices.Concat(limitedRules, deadRules, ownAddresses, order, conditions, dialTargets)
+var meanings = slices.Concat(limitedRules, deadRules, ownAddresses, order, conditions, manyPorts, dialTargets)
 
 // Rules for some clients only, before rules for all.
 var limitedRules = []meaning{
@@ -234,6 +234,18 @@ var conditions = []meaning{
 		"-A PREROUTING -p tcp --dport 1003 ! --tcp-flags ALL SYN -j DNAT --to-destination $A",
 		"-A PREROUTING -p tcp --dport 1004 ! --syn -j DNAT --to-destination $A",
 	), want: []want{reaches("tcp 1001", serverA), reaches("tcp 1002", serverA), closed("tcp 1003"), closed("tcp 1004")}}}},
+}
+
+// Rules for more ports than are published.
+var manyPorts = []meaning{
+	{"as many ports as configured", iptables, []step{{
+		load: "-A PREROUTING -p tcp --dport 1001:1100 -j DNAT --to-destination $A",
+		want: []want{reaches("tcp 1001", serverA), reaches("tcp 1010", serverA)},
+	}}},
+	{"more ports than configured", iptables, []step{{
+		load: "-A PREROUTING -p tcp --dport 1001:1101 -j DNAT --to-destination $A",
+		want: []want{{at: "tcp 1001", outside: []string{serverA}, says: listed}},
+	}}},
 }
 
 // Where the agent itself has to connect.

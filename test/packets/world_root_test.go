@@ -15,6 +15,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -196,8 +197,10 @@ func (w *world) identify(s *netns.Space, address string, p uint16, name string) 
 	}()
 }
 
-// metricsAddr is where the agent exports metrics, in the guest.
-const metricsAddr = "127.0.0.1:9464"
+const (
+	metricsAddr = "127.0.0.1:9464" // where the agent exports metrics, in the guest
+	maxPorts    = 100              // that one rule may publish
+)
 
 // start runs the agent in the guest and the host peer on the host.
 func (w *world) start() {
@@ -205,7 +208,7 @@ func (w *world) start() {
 	link := "unix://" + filepath.Join(w.dir, "link", "s")
 	w.agentCtl, w.hostCtl = filepath.Join(w.dir, "agent", "s"), filepath.Join(w.dir, "host", "s")
 	w.run(w.guest, "agent", "--link", link, "--link-token", "", "--control", w.agentCtl, "--source", "nat", "--hold-down", "0",
-		"--metrics-addr", metricsAddr)
+		"--metrics-addr", metricsAddr, "--nat-max-ports", strconv.Itoa(maxPorts))
 	w.run(w.host, "host", "--connect", link, "--link-token", "", "--control", w.hostCtl)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})

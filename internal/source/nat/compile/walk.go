@@ -154,7 +154,7 @@ func (c *Compiler) addBranch(a *activation, r *rule, key string, m match, end br
 		case end.why != "":
 			e.problem = "target not understood: " + end.why
 		case ports > c.maxPorts:
-			e.problem = fmt.Sprintf("matches %d ports, more than %d", ports, c.maxPorts)
+			e.problem = fmt.Sprintf("matches %d ports, more than %d (--nat-max-ports)", ports, c.maxPorts)
 		}
 	case endUnknown:
 		e.m.opaque = append(slices.Clip(m.opaque), end.why)
