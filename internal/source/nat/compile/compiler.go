@@ -38,6 +38,7 @@ type Compiler struct {
 	index   index
 
 	published map[slotID][]port.Binding
+	most      highWater
 	count     int  // of bindings in published
 	evals     int  // rules evaluated since the start
 	missing   bool // the last commit read a set whose elements are not known
@@ -167,6 +168,7 @@ func (c *Compiler) dropChain(ch *chain) {
 	delete(c.dirty.chains, ch)
 	delete(ch.table.chains, ch.name)
 	delete(ch.table.byHandle, ch.handle)
+	ch.table.shrink()
 	for r := range c.callers[ruleset.ChainID{Table: ch.table.id, Name: ch.name}] {
 		c.touch(r)
 	}
@@ -203,11 +205,13 @@ func (c *Compiler) tidy() {
 			return r.gone
 		})
 		ch.renumber(0)
+		ch.shrink()
 	}
-	c.holes = c.holes[:0]
+	c.holes = nil
 }
 
 func (ch *chain) renumber(from int) {
+	ch.most = max(ch.most, highWater(len(ch.rules)))
 	for i := from; i < len(ch.rules); i++ {
 		ch.rules[i].pos = i
 	}
@@ -281,6 +285,7 @@ func (c *Compiler) dropSet(t *table, name string) {
 	}
 	delete(c.dirty.elems, n)
 	delete(t.sets, name)
+	t.shrink()
 }
 
 func (c *Compiler) putElem(n *namedSet, e ruleset.Element) {
@@ -297,6 +302,9 @@ func (c *Compiler) dropElem(n *namedSet, id string) {
 		return
 	}
 	delete(n.Elements, id)
+	if n.most.fell(len(n.Elements)) {
+		n.Elements = remade(n.Elements)
+	}
 	c.touchElem(n, id)
 }
 
@@ -481,6 +489,7 @@ func (c *Compiler) patchRule(r *rule, n *namedSet, ids map[string]struct{}) bool
 			e.branches[k] = b
 			c.calls(r, b, 1)
 		}
+		e.shrink(r)
 		if e.inert && len(part.branches) > 0 {
 			return false // the chain may begin to matter
 		}

@@ -19,6 +19,7 @@ type evaluation struct {
 	split    *namedSet          // the one set whose elements are the branches' keys, if so
 	inert    bool               // no branch jumps or decides
 	tooMany  bool
+	most     highWater // of branches
 
 	marks     bool // it may set the packet mark
 	testsMark bool // what it does depends on the packet mark

@@ -18,6 +18,7 @@ type Mirror struct {
 	gen    uint32
 	others map[ruleset.TableID]struct{} // tables that have no nat base chain
 	fresh  map[ruleset.TableID]struct{} // tables that the commit being read has made
+	most   highWater                    // of others
 	doubt  bool                         // the order of rules should be checked by a dump
 	last   *rule                        // that was deleted by the message before
 }
@@ -92,8 +93,19 @@ func (m *Mirror) Commit(msgs []*ruleset.Message, gen uint32) error {
 			m.last = nil
 		}
 	}
-	for id := range m.fresh {
-		delete(m.fresh, id)
+	m.sortOut()
+	m.gen = gen
+	return nil
+}
+
+// sortOut drops the tables that the commit has made and that have no nat chain.
+func (m *Mirror) sortOut() {
+	if len(m.fresh) == 0 {
+		return
+	}
+	fresh := m.fresh
+	m.fresh = make(map[ruleset.TableID]struct{})
+	for id := range fresh {
 		t := m.c.tables[id]
 		if t == nil {
 			continue
@@ -107,8 +119,6 @@ func (m *Mirror) Commit(msgs []*ruleset.Message, gen uint32) error {
 			m.others[id] = struct{}{}
 		}
 	}
-	m.gen = gen
-	return nil
 }
 
 // unknown is the error of a message about something that the model does not have.
@@ -122,6 +132,9 @@ func (m *Mirror) apply(msg *ruleset.Message) error {
 	case ruleset.MsgDelTable:
 		m.c.dropTable(msg.Table)
 		delete(m.others, msg.Table)
+		if m.most.fell(len(m.others)) {
+			m.others = remade(m.others)
+		}
 		delete(m.fresh, msg.Table)
 		return nil
 	case ruleset.MsgNewTable:

@@ -20,6 +20,7 @@ type table struct {
 	chains   map[string]*chain
 	byHandle map[uint64]*chain
 	sets     map[string]*namedSet
+	most     highWater
 }
 
 // families returns for which of IPv4 (false) and IPv6 (true) the table has rules.
@@ -52,6 +53,7 @@ type chain struct {
 	index  map[uint64]*rule // by handle, in nftables
 	holes  bool             // some rules are gone
 	inert  inertness
+	most   highWater // of rules
 }
 
 type rule struct {
@@ -73,6 +75,7 @@ const policyPosition = math.MaxInt
 type namedSet struct {
 	ruleset.Set
 	users map[*rule]struct{} // rules whose evaluation read it
+	most  highWater          // of elements
 }
 
 // text returns the rule's human-readable text.

@@ -173,5 +173,6 @@ func (c *Compiler) syncRules(ch *chain, want []ruleset.Rule) int {
 			c.touch(r)
 		}
 	}
+	ch.shrink()
 	return n
 }
