@@ -423,10 +423,11 @@ func (w *worker) call(ctx context.Context, view View, hint Change) (out port.Out
 	return out, err
 }
 
-// record stores the sink's outcomes; after an error, that error for changed keys
-// without an outcome; and nothing for keys that are gone.
+// record stores the sink's outcomes; after an error other than ErrPending, that error
+// for changed keys without an outcome; and nothing for keys that are gone.
 func (w *worker) record(view View, hint Change, outcomes port.Outcomes, err error) {
 	now := time.Now()
+	failed := err != nil && !errors.Is(err, ErrPending)
 	w.r.outcomes.Update(func(tx *table.Tx[port.Key, Outcomes]) {
 		asked := 0
 		for _, k := range hint.Keys {
@@ -438,7 +439,7 @@ func (w *worker) record(view View, hint Change, outcomes port.Outcomes, err erro
 			switch {
 			case wanted && named:
 				w.replace(tx, k, outs, now)
-			case wanted && err != nil:
+			case wanted && failed:
 				w.replace(tx, k, []port.Outcome{{Key: k, State: port.Failed, Reason: err.Error()}}, now)
 			case !wanted && err == nil:
 				w.replace(tx, k, nil, now)

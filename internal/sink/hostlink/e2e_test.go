@@ -10,6 +10,7 @@ import (
 	"slices"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/fairlead/fairlead/internal/link"
@@ -134,4 +135,35 @@ func settled(t *testing.T, rec *reconcile.Reconciler, k port.Key, state port.Sta
 			return
 		}
 	}
+}
+
+// A port that the host acknowledged remains active while the host does not answer
+// about another.
+func TestActivePortRemainsActiveWhileHostIsSlow(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		r.put(pub(key(80), "a"))
+		p := r.connect("h")
+		rec := reconcile.New(r.wanted, []reconcile.Sink{r.sink}, reconcile.Options{Logger: discard()})
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error, 1)
+		go func() { ended <- rec.Run(ctx) }()
+		first := p.next()
+		time.Sleep(5*time.Second + 50*time.Millisecond) // Sync gave up and is to be retried
+		r.put(pub(key(81), "b"))
+		p.next()
+		p.ack(first.Snapshot.Generation, key(80))
+		time.Sleep(20 * time.Second)
+		for n, state := range map[uint16]port.State{80: port.Active, 81: port.Pending} {
+			outs, _ := rec.Outcomes().View().Get(key(n))
+			if len(outs) != 1 || outs[0].State != state {
+				t.Errorf("outcomes of %d = %+v, want %s", n, outs, state)
+			}
+		}
+		cancel()
+		<-ended
+		_ = r.stop()
+		_ = p.Close()
+		synctest.Wait()
+	})
 }

@@ -159,7 +159,7 @@ func (c *session) late(ctx context.Context, want reconcile.View, change reconcil
 			}
 		}
 	}
-	return out, fmt.Errorf("host has not acknowledged generation %d yet", c.sent)
+	return out, fmt.Errorf("%w: host has not acknowledged generation %d yet", reconcile.ErrPending, c.sent)
 }
 
 // answer returns the host's outcomes once it acknowledged all that was sent.
