@@ -50,8 +50,8 @@ type Options struct {
 	MaxFlows int
 	// RequestTimeout bounds the wait for the request of a flow; 5 s if 0.
 	RequestTimeout time.Duration
-	// Patience is how long a host may take to acknowledge until its session is
-	// closed; 60 s if 0. Until then its publications are pending.
+	// Patience is how long a host may acknowledge nothing of what was sent until its
+	// session is closed; 60 s if 0. Until then its publications are pending.
 	Patience time.Duration
 	Logger   *slog.Logger
 

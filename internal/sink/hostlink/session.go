@@ -41,7 +41,8 @@ type session struct {
 	mu         sync.Mutex
 	started    bool // a snapshot was sent
 	sent       uint64
-	sentAt     time.Time // of what is not acknowledged yet
+	ackedGen   uint64    // the newest generation that is acknowledged
+	progress   time.Time // when something was sent with nothing outstanding, or the newest Ack since
 	acked      bool      // sent is acknowledged
 	view       reconcile.View
 	partial    bool                  // view has more than can be sent to a host
@@ -142,7 +143,7 @@ func (c *session) late(ctx context.Context, want reconcile.View, change reconcil
 		return nil, ctx.Err()
 	}
 	c.mu.Lock()
-	hopeless := time.Since(c.sentAt) > c.o.Patience
+	hopeless := time.Since(c.progress) > c.o.Patience
 	c.mu.Unlock()
 	if hopeless {
 		c.stats.silent.Add(1)
@@ -214,7 +215,7 @@ func (c *session) send(ctx context.Context, want reconcile.View, change reconcil
 		c.stats.changes.Add(1)
 	}
 	if c.acked || !c.started {
-		c.sentAt = time.Now()
+		c.progress = time.Now()
 	}
 	// Before the first byte leaves: the answer may arrive before Write returns.
 	c.started, c.sent, c.acked, c.resync, c.view = true, gen, false, false, want
@@ -350,6 +351,9 @@ func (c *session) receive(m wire.Control) error {
 			return fmt.Errorf("%w: acknowledges generation %d, which was not sent", wire.ErrMalformed, m.Ack.Generation)
 		}
 		c.store(m.Ack.Outcomes)
+		if m.Ack.Generation > c.ackedGen {
+			c.ackedGen, c.progress = m.Ack.Generation, time.Now()
+		}
 		if m.Ack.Generation == c.sent {
 			c.acked = true
 		}

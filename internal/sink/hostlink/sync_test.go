@@ -335,6 +335,49 @@ func TestSlowHost(t *testing.T) {
 	})
 }
 
+// A host that acknowledges every change, but is always behind, keeps its session.
+func TestHostThatIsAlwaysBehind(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		r.put(pub(key(80), "a"))
+		p := r.connect("h")
+		gens := make(chan uint64, 100)
+		go func() {
+			defer close(gens)
+			for {
+				c, err := wire.ReadControl(p.in)
+				switch {
+				case err != nil:
+					return
+				case c.Snapshot != nil:
+					gens <- c.Snapshot.Generation
+				case c.Change != nil:
+					gens <- c.Change.Generation
+				}
+			}
+		}()
+		acked := make(chan struct{})
+		go func() {
+			defer close(acked)
+			for gen := range gens {
+				time.Sleep(5 * time.Second)
+				_ = wire.WriteControl(p.Control(), wire.Ack{Generation: gen}.Split()[0])
+			}
+		}()
+		for i := range 60 {
+			r.put(pub(key(uint16(81+i)), "b"))
+			_, _ = r.sync(4 * time.Second)
+		}
+		if err := p.Err(); err != nil {
+			t.Errorf("session ended: %v", err)
+		}
+		_ = r.stop()
+		_ = p.Close()
+		<-acked
+		synctest.Wait()
+	})
+}
+
 func TestTakeover(t *testing.T) {
 	r := newRig(t)
 	r.put(pub(key(80), "a"))
