@@ -176,7 +176,7 @@ func (b *Bridges) accept(br *bridge, l net.Listener) {
 	err := own.Serve(b.ctx, l, b.o.Logger, func(conn net.Conn) {
 		ctx, f := b.begin(br, boundTo(conn.RemoteAddr()))
 		if f == nil {
-			_ = conn.Close()
+			forward.Reset(conn)
 			return
 		}
 		b.wg.Go(func() {
