@@ -5,6 +5,7 @@ package hostlink
 import (
 	"bufio"
 	"context"
+	"errors"
 	"log/slog"
 	"path/filepath"
 	"slices"
@@ -161,7 +162,9 @@ func TestActivePortRemainsActiveWhileHostIsSlow(t *testing.T) {
 			}
 		}
 		cancel()
-		<-ended
+		if err := <-ended; !errors.Is(err, context.Canceled) {
+			t.Errorf("run: %v", err)
+		}
 		_ = r.stop()
 		_ = p.Close()
 		synctest.Wait()
