@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -458,10 +459,11 @@ func TestUnreachablePublicationGetsABridge(t *testing.T) {
 			continue
 		}
 		at = append(at, remote)
-		if c, err := net.Dial("tcp", remote); err != nil {
-			t.Errorf("%s: %v", e, err)
-		} else {
+		// It is open, and not for this client, whom it resets.
+		if c, err := net.Dial("tcp", remote); err == nil {
 			_ = c.Close()
+		} else if !errors.Is(err, syscall.ECONNRESET) {
+			t.Errorf("%s: %v", e, err)
 		}
 	}
 	if len(at) != 3 {
@@ -472,8 +474,11 @@ func TestUnreachablePublicationGetsABridge(t *testing.T) {
 	for _, a := range at {
 		wait.Until(t, "the bridge is closed", func() error {
 			c, err := net.Dial("tcp", a)
+			if errors.Is(err, syscall.ECONNREFUSED) {
+				return nil
+			}
 			if err != nil {
-				return nil //nolint:nilerr // that is what is wanted
+				return err
 			}
 			return errors.Join(fmt.Errorf("%s is open", a), c.Close())
 		})
