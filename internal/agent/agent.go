@@ -71,6 +71,7 @@ type Agent struct {
 	metrics    *metrics.Agent
 	server     *status.Server
 	served     schedule.Signal // the metrics or the page were read
+	shrunk     schedule.Signal // most of many rules have gone
 }
 
 // New wires an agent. It reads the link's token, or creates it at the first start.
@@ -79,7 +80,7 @@ func New(cfg config.Agent, log *slog.Logger, level *slog.LevelVar) (*Agent, erro
 	if cfg.Observer == observer.BPF.String() && os.Geteuid() != 0 {
 		return nil, errors.New("--observer bpf loads BPF programs, which needs root: run it as root, or with --observer poll")
 	}
-	a := &Agent{cfg: cfg, log: log, sockets: new(own.Sockets), served: schedule.NewSignal()}
+	a := &Agent{cfg: cfg, log: log, sockets: new(own.Sockets), served: schedule.NewSignal(), shrunk: schedule.NewSignal()}
 	if err := a.wireSources(); err != nil {
 		return nil, err
 	}
@@ -138,7 +139,7 @@ func (a *Agent) newSource(name string) (Source, error) {
 	case socket.Name:
 		return socket.New(socket.Options{Observer: a.observer, Own: a.sockets.Has, Logger: a.log})
 	case "nat":
-		return newNATSource(a.log, &a.cfg, &a.types)
+		return newNATSource(a.log, &a.cfg, &a.types, a.shrunk)
 	case "docker":
 		return docker.New(docker.Options{Hosts: a.cfg.Docker.Hosts, Retry: a.engineRetry(), Logger: a.log})
 	case "containerd":
@@ -280,10 +281,11 @@ func (a *Agent) reload(cfg config.Agent, err error) {
 }
 
 // releaseMemory returns memory to the kernel after the start, after a source began
-// or failed, and after the metrics or the page were read.
+// or failed, after the metrics or the page were read, and after most rules have gone.
 func (a *Agent) releaseMemory(ctx context.Context) {
 	sources := a.registry.Sources().Subscribe()
 	defer sources.Close()
+	freed := false
 	memory.Releaser{
 		Ready: a.registry.Ready(), Forget: a.types.Forget,
 		Work: func(ctx context.Context) error {
@@ -292,8 +294,15 @@ func (a *Agent) releaseMemory(ctx context.Context) {
 			case <-sources.C():
 				sources.Take()
 			case <-a.served:
+			case <-a.shrunk:
+				freed = true
 			}
 			return ctx.Err()
+		},
+		Freed: func() bool {
+			was := freed
+			freed = false
+			return was
 		},
 	}.Run(ctx)
 }

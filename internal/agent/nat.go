@@ -12,6 +12,7 @@ import (
 	"github.com/fairlead/fairlead/internal/kernel"
 	"github.com/fairlead/fairlead/internal/observer"
 	"github.com/fairlead/fairlead/internal/registry"
+	"github.com/fairlead/fairlead/internal/schedule"
 	"github.com/fairlead/fairlead/internal/source/nat"
 	"github.com/fairlead/fairlead/internal/source/nat/hook"
 )
@@ -28,9 +29,9 @@ type natSource struct {
 	modules *hook.Modules
 }
 
-func newNATSource(log *slog.Logger, cfg *config.Agent, types *kernel.Types) (*natSource, error) {
+func newNATSource(log *slog.Logger, cfg *config.Agent, types *kernel.Types, shrunk schedule.Signal) (*natSource, error) {
 	s := &natSource{log: log, hooks: cfg.Observer != observer.Poll.String(), types: types}
-	o := nat.Options{Log: log, MaxPorts: cfg.NAT.MaxPorts, Wake: s, Types: types}
+	o := nat.Options{Log: log, MaxPorts: cfg.NAT.MaxPorts, Wake: s, Types: types, Shrunk: shrunk}
 	if !s.hooks {
 		o.Methods = []string{nat.MethodNetlink, nat.MethodGeneration}
 	}

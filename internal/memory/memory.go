@@ -78,6 +78,9 @@ type Releaser struct {
 	Ready  <-chan struct{}                 // closed when the start is over
 	Forget func()                          // drops caches that only the start needed
 	Work   func(ctx context.Context) error // returns after work that may leave garbage, or with ctx's error
+	// Freed, if not nil, reports whether the work dropped much. Memory is then
+	// released even if the process does not use more than after the last release.
+	Freed func() bool
 }
 
 // Run works until ctx ends.
@@ -94,7 +97,8 @@ func (r Releaser) Run(ctx context.Context) {
 		if os.Getenv("GOGC") == "" {
 			debug.SetGCPercent(gcPercent)
 		}
-		if now, err := Read(); err != nil || now.Anonymous >= kept+growth {
+		freed := r.Freed != nil && r.Freed()
+		if now, err := Read(); freed || err != nil || now.Anonymous >= kept+growth {
 			debug.FreeOSMemory()
 			now, _ = Read()
 			kept = now.Anonymous

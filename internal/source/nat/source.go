@@ -36,6 +36,9 @@ type Options struct {
 	// Wake, if not nil, reports changes at once. A closed channel means that it
 	// failed, and the source polls again.
 	Wake Waker
+	// Shrunk is notified after most of many rules have gone, which leaves much
+	// memory unused.
+	Shrunk schedule.Signal
 	// Types, if not nil, is shared with others that load BPF programs.
 	Types *bpfkernel.Types
 	// Methods limits the methods that are tried for nftables, by name, to force a

@@ -39,6 +39,7 @@ type Compiler struct {
 
 	published map[slotID][]port.Binding
 	most      highWater
+	shrunk    bool // see Shrunk
 	count     int  // of bindings in published
 	evals     int  // rules evaluated since the start
 	missing   bool // the last commit read a set whose elements are not known

@@ -35,11 +35,20 @@ func (c *Compiler) shrink() {
 	if !c.most.fell(n) {
 		return
 	}
+	c.shrunk = true
 	c.published, c.callers, c.markers, c.testers = remade(c.published), remade(c.callers), remade(c.markers), remade(c.testers)
 	x.slots, x.bad, x.uses, x.dependents = remade(x.slots), remade(x.bad), remade(x.uses), remade(x.dependents)
 	for id, wide := range x.wide {
 		x.wide[id] = slices.Clone(wide)
 	}
+}
+
+// Shrunk reports whether the compiler dropped most of what it held since this was
+// last asked.
+func (c *Compiler) Shrunk() bool {
+	shrunk := c.shrunk
+	c.shrunk = false
+	return shrunk
 }
 
 // shrink gives back the memory of rules that the chain held before.

@@ -65,7 +65,9 @@ func TestMemoryAfterBurst(t *testing.T) {
 			if grew := heap() - before; grew > most {
 				t.Errorf("%d KiB more than before, want at most %d", grew>>10, most>>10)
 			}
-			runtime.KeepAlive(c)
+			if !c.Shrunk() || c.Shrunk() {
+				t.Error("Shrunk does not report it once")
+			}
 		})
 	}
 }
