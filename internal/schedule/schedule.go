@@ -65,8 +65,8 @@ func Rest(cost time.Duration, n int) time.Duration { return cost * time.Duration
 
 // Backoff is the pause between attempts that fail: Min after the first, then
 // twice the one before, up to Max. With Jitter, a fraction between 0 and 1, each
-// pause is changed by up to that fraction either way, so that many who wait do
-// not try in step. It is not safe for concurrent use.
+// pause is shortened by up to that fraction, so that many who wait do not try in
+// step. It is not safe for concurrent use.
 type Backoff struct {
 	Min, Max time.Duration
 	Jitter   float64
@@ -80,7 +80,7 @@ func (b *Backoff) Next() time.Duration {
 	if b.Jitter == 0 {
 		return b.pause
 	}
-	return time.Duration(float64(b.pause) * (1 + b.Jitter*(2*rand.Float64()-1)))
+	return time.Duration(float64(b.pause) * (1 - b.Jitter*rand.Float64()))
 }
 
 // Longest makes the next pauses as long as they get, for a failure that time
