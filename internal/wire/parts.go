@@ -93,8 +93,8 @@ func (c Change) Split() []Control {
 }
 
 // Split returns a in messages that each fit in a frame: Outcomes first, the Ack
-// last. The outcomes of one key stay together; outcomes of equal keys must
-// are adjacent in a.
+// last. The outcomes of one key stay together; they must be
+// adjacent in a.
 func (a Ack) Split() []Control {
 	parts := splitOutcomes(a.Outcomes)
 	last := Ack{Generation: a.Generation}

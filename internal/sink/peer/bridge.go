@@ -41,7 +41,7 @@ type BridgeOptions struct {
 // for publications that are served elsewhere: on the guest's loopback, on
 // another address, or on IPv6 alone. They take connections from the network of
 // that address only, so that what listens on the loopback is opened to the peer
-// and not to containers. TCP alone is bridged.
+// and not to containers.
 type Bridges struct {
 	o      BridgeOptions
 	ctx    context.Context //nolint:containedctx // of all flows, which outlive the Sync that opened their bridge

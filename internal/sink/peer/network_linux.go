@@ -25,7 +25,7 @@ func WatchNetwork(ctx context.Context, log *slog.Logger, changed func()) {
 			return
 		case <-w.Changed():
 			if _, err := w.Snapshot(); err != nil {
-				log.Warn("cannot watch links and addresses; trying again", "err", err)
+				log.Warn("cannot watch links and addresses; retrying", "err", err)
 			}
 			changed()
 		}

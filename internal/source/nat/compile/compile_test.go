@@ -416,6 +416,25 @@ func TestOrderDecides(t *testing.T) {
 	}
 }
 
+// Of two tables of one priority the newer one decides, also where a dump shows that
+// a table was made anew with the same content.
+func TestNewerTableDecides(t *testing.T) {
+	table := func(name string, handle uint64, to string) *ruleset.Table {
+		tb := &ruleset.Table{ID: ruleset.TableID{Family: ruleset.FamilyIP, Name: name}, Handle: handle, Chains: natrules.BaseChains()[:1]}
+		tb.Chains[0].Rules = []ruleset.Rule{{Handle: 1, Raw: natrules.Join(natrules.TCP(), natrules.Dport(80), natrules.DNAT(to, 80))}}
+		return tb
+	}
+	b := table("b", 2, "10.0.0.2")
+	c := compiled(&ruleset.Snapshot{Tables: []*ruleset.Table{table("a", 1, "10.0.0.1"), b}})
+	for _, want := range []string{"tcp 0.0.0.0:80 10.0.0.2:80", "tcp 0.0.0.0:80 10.0.0.1:80"} {
+		if got := summary(c.Bindings()); len(got) != 1 || got[0] != want {
+			t.Errorf("bindings %q, want %q", got, want)
+		}
+		c.Sync(&ruleset.Snapshot{Tables: []*ruleset.Table{table("a", 3, "10.0.0.1"), b}}, func(ruleset.TableID) bool { return true })
+		c.Commit()
+	}
+}
+
 func BenchmarkFirst(b *testing.B) {
 	for _, n := range []int{10, 1000, 10_000} {
 		b.Run(fmt.Sprint(n), func(b *testing.B) {

@@ -477,8 +477,8 @@ func (c *Compiler) patchRule(r *rule, n *namedSet, ids map[string]struct{}) bool
 		}
 		part := evaluate(r, i == 1, &c.env, ids)
 		c.evals++
-		if part.tooMany {
-			return false
+		if part.tooMany || part.marks || e.marks || part.testsMark || e.testsMark {
+			return false // packet marks concern other rules too
 		}
 		for k := range keys {
 			if b := e.branches[k]; b != nil {

@@ -197,10 +197,10 @@ func (s *state) uniteItems(p piece, items []item) narrowing {
 			acc = s.unite(acc, n)
 		}
 	}
-	if ports != nil {
+	switch acc.f {
+	case fieldDport, fieldSport:
 		acc.ports = region.Ports().Of(ports)
-	}
-	if addrs != nil {
+	case fieldDaddr, fieldSaddr:
 		acc.addrs = region.Addrs(s.v6).Of(addrs)
 	}
 	return acc

@@ -24,6 +24,10 @@ func (c *Compiler) Sync(snap *ruleset.Snapshot, scope func(ruleset.TableID) bool
 		}
 	}
 	for _, ts := range snap.Tables {
+		if old := c.tables[ts.ID]; old != nil && old.handle != 0 && ts.Handle != 0 && old.handle != ts.Handle {
+			c.dropTable(ts.ID) // another of that name, whose chains run in another order
+			n++
+		}
 		t := c.table(ts.ID)
 		if t.dormant != ts.Dormant {
 			n++

@@ -315,12 +315,21 @@ func named(n string) Set[string] {
 	case prefix == "":
 		return Set[string]{}
 	}
-	return names.between(prefix, afterPrefix(prefix))
+	if end := afterPrefix(prefix); end != "" {
+		return names.between(prefix, end)
+	}
+	return names.from(prefix)
 }
 
-// afterPrefix returns the first string after all those that begin with p. The
-// kernel's names are text, so that no byte of them is 0xff.
+// afterPrefix returns the first string after all those that begin with p, "" if
+// there is none.
 func afterPrefix(p string) string {
+	for p != "" && p[len(p)-1] == 0xff {
+		p = p[:len(p)-1]
+	}
+	if p == "" {
+		return ""
+	}
 	return p[:len(p)-1] + string([]byte{p[len(p)-1] + 1})
 }
 

@@ -266,7 +266,7 @@ func ParseExprs(b []byte) ([]any, error) {
 }
 
 // ParseRule decodes the bytes of a rule of a table. What it does not know becomes
-// an exprOther; an error means that the bytes are malformed.
+// an Other; an error means that the bytes are malformed.
 func ParseRule(in TableID, raw []byte) ([]any, error) {
 	if in.Legacy {
 		return parseLegacyRule(in.Family == FamilyIP6, raw)

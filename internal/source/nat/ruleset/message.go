@@ -31,10 +31,6 @@ const (
 	MsgDelElem   = 14
 	MsgNewGen    = 15
 	MsgGetGen    = 16
-	msgNewObj    = 18
-	msgDelObj    = 20
-	msgNewFlow   = 22
-	msgDelFlow   = 24
 	nlmCreate    = 0x400 // NLM_F_CREATE
 	NLMAppend    = 0x800 // NLM_F_APPEND
 	nfgenmsgLen  = 4

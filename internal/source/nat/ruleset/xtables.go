@@ -10,7 +10,7 @@ import (
 	"strings"
 )
 
-// Matches of x_tables in decoded form. decode returns one of these, or nil for a
+// Matches of x_tables in decoded form. Match.Decode returns one of these, or nil for a
 // match that neither limits nor decides.
 type (
 	// PortMatch is "tcp" or "udp". The port ranges are 0 to 65,535 if not given.
