@@ -17,6 +17,7 @@ import (
 	"testing"
 
 	"github.com/fairlead/fairlead/test/kit/peertest"
+	"github.com/fairlead/fairlead/test/kit/probe"
 	"github.com/fairlead/fairlead/test/kit/wait"
 )
 
@@ -176,8 +177,7 @@ func TestDropInListenersServe(t *testing.T) {
 	if code := p.stop(syscall.SIGTERM); code != 0 {
 		t.Errorf("exit code %d", code)
 	}
-	if conn, err := guest.Dial("tcp", "127.0.0.1:8083"); err == nil {
-		_ = conn.Close()
-		t.Error("the listener outlives its program")
+	if err := probe.WantClosed(guest.dialer("127.0.0.1:8083")); err != nil {
+		t.Error("after its program ended:", err)
 	}
 }

@@ -113,6 +113,11 @@ func (s *space) listenPacket(t testing.TB, network, addr string) net.PacketConn 
 	return c
 }
 
+// dialer connects to a TCP address from the namespace, for package probe.
+func (s *space) dialer(addr string) func() (net.Conn, error) {
+	return func() (net.Conn, error) { return s.Dial("tcp", addr) }
+}
+
 // process is a running fairlead.
 type process struct {
 	t    testing.TB

@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/test/kit/probe"
 	"github.com/fairlead/fairlead/test/kit/relay"
 )
 
@@ -124,13 +125,7 @@ func TestPlaceholderServesWhatReachesIt(t *testing.T) {
 	})
 	r.guest.sh(t, "nft delete table ip fl")
 	r.wantState("tcp 0.0.0.0:8081", "")
-	r.eventually("the port is closed", func() error {
-		if c, err := r.guest.Dial("tcp", "127.0.0.1:8081"); err == nil {
-			_ = c.Close()
-			return errors.New("it is open")
-		}
-		return nil
-	})
+	r.eventually("the port is closed", func() error { return probe.WantClosed(r.guest.dialer("127.0.0.1:8081")) })
 }
 
 func TestPlaceholderForUDP(t *testing.T) {

@@ -20,6 +20,7 @@ import (
 	"time"
 
 	"github.com/fairlead/fairlead/internal/status"
+	"github.com/fairlead/fairlead/test/kit/probe"
 	"github.com/fairlead/fairlead/test/kit/rounds"
 	"github.com/fairlead/fairlead/test/kit/wait"
 )
@@ -46,11 +47,7 @@ func TestPortAppearsCarriesAndVanishes(t *testing.T) {
 				t.Error("an established flow was cut with its publication:", err)
 			}
 			r.eventually("the host's port is closed", func() error {
-				if d, err := r.outside.Dial("tcp", net.JoinHostPort(outside, port)); err == nil {
-					_ = d.Close()
-					return errors.New("it still accepts")
-				}
-				return nil
+				return probe.WantClosed(r.outside.dialer(net.JoinHostPort(outside, port)))
 			})
 		})
 	}

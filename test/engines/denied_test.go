@@ -6,6 +6,7 @@ package engines
 
 import (
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
 	"sync/atomic"
@@ -14,6 +15,7 @@ import (
 	"time"
 
 	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/test/kit/probe"
 )
 
 // deniedConnects is how many connections are tried to denied containers, at least.
@@ -37,9 +39,10 @@ func (p *peers) probe(addr string) *prober {
 			case <-time.After(5 * time.Millisecond):
 			}
 			b.tried.Add(1)
-			if c, err := p.outside.Dial("tcp", addr); err == nil {
+			// A reset was a connection as well; what else fails shows nothing.
+			open, _ := probe.Listens(func() (net.Conn, error) { return p.outside.Dial("tcp", addr) })
+			if open {
 				b.open.Add(1)
-				_ = c.Close()
 			}
 		}
 	}()

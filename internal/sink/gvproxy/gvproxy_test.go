@@ -4,7 +4,6 @@ package gvproxy
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"net"
@@ -12,7 +11,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -21,6 +19,7 @@ import (
 	"github.com/fairlead/fairlead/internal/sink/peer"
 	"github.com/fairlead/fairlead/test/kit/leak"
 	"github.com/fairlead/fairlead/test/kit/peertest"
+	"github.com/fairlead/fairlead/test/kit/probe"
 	"github.com/fairlead/fairlead/test/kit/wait"
 )
 
@@ -459,10 +458,8 @@ func TestUnreachablePublicationGetsABridge(t *testing.T) {
 			continue
 		}
 		at = append(at, remote)
-		// It is open, and not for this client, whom it resets.
-		if c, err := net.Dial("tcp", remote); err == nil {
-			_ = c.Close()
-		} else if !errors.Is(err, syscall.ECONNRESET) {
+		// It is open, and not for this client.
+		if err := probe.Want(probe.Reset, probe.At(remote), ""); err != nil {
 			t.Errorf("%s: %v", e, err)
 		}
 	}
@@ -472,15 +469,6 @@ func TestUnreachablePublicationGetsABridge(t *testing.T) {
 	rig.Remove("tcp 127.0.0.1:81", "tcp [::1]:82", "udp 127.0.0.1:84", "tcp 0.0.0.0:85")
 	f.want("tcp/127.0.0.1:83 to 127.0.1.2:83")
 	for _, a := range at {
-		wait.Until(t, "the bridge is closed", func() error {
-			c, err := net.Dial("tcp", a)
-			if errors.Is(err, syscall.ECONNREFUSED) {
-				return nil
-			}
-			if err != nil {
-				return err
-			}
-			return errors.Join(fmt.Errorf("%s is open", a), c.Close())
-		})
+		wait.Until(t, "the bridge "+a+" is closed", func() error { return probe.WantClosed(probe.At(a)) })
 	}
 }

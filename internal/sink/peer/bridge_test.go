@@ -10,13 +10,13 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"syscall"
 	"testing"
 	"time"
 
 	"github.com/fairlead/fairlead/internal/forward"
 	"github.com/fairlead/fairlead/internal/own"
 	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/test/kit/probe"
 )
 
 // newBridges echoes on each connection until its context ends.
@@ -89,14 +89,8 @@ func TestBridgeServesOnlyItsNetwork(t *testing.T) {
 		t.Errorf("from the peer's network: %v", err)
 	}
 	for _, from := range []string{"127.0.0.1", "127.0.1.2"} { // a container, the guest itself
-		d := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(from)}}
-		c, err := d.Dial("tcp", where.String()) // the reset may come before the dial returns
-		if err == nil {
-			_, err = c.Read(make([]byte, 1))
-			_ = c.Close()
-		}
-		if !errors.Is(err, syscall.ECONNRESET) {
-			t.Errorf("from %s: %v, want a reset", from, err)
+		if err := probe.Want(probe.Reset, probe.From(from, where.String()), ""); err != nil {
+			t.Errorf("from %s: %v", from, err)
 		}
 	}
 }
@@ -110,8 +104,8 @@ func TestBridgeIsKeptWhileItsAddressIs(t *testing.T) {
 	if moved := open(t, b, "127.0.0.1:80", "127.0.1.3/24", 0); moved.Addr() != netip.MustParseAddr("127.0.1.3") {
 		t.Errorf("moved to %s", moved)
 	}
-	if _, err := net.DialTimeout("tcp", where.String(), 10*time.Second); err == nil {
-		t.Error("the old one is open")
+	if err := probe.WantClosed(probe.At(where.String())); err != nil {
+		t.Error("the old one:", err)
 	}
 }
 
@@ -162,8 +156,8 @@ func TestConnectionsOutliveTheirBridgeUnlessForbidden(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.Keep(func(port.Slot, port.Key) bool { return false })
-	if _, err := net.DialTimeout("tcp", where.String(), 10*time.Second); err == nil {
-		t.Error("the bridge is open")
+	if err := probe.WantClosed(probe.At(where.String())); err != nil {
+		t.Error("the bridge that is not needed:", err)
 	}
 	if err := echoes(c); err != nil {
 		t.Errorf("the connection ended with its bridge: %v", err)
