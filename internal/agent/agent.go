@@ -179,21 +179,17 @@ func (a *Agent) wireSinks() error {
 
 // wireHostlink makes the sink for the configured links.
 func (a *Agent) wireHostlink() error {
-	load := func() (link.Token, error) {
-		if a.cfg.LinkToken == "" {
-			return link.Token{}, nil
+	if file := a.cfg.TokenFile(); file != "" {
+		if _, err := link.LoadOrCreateToken(file); err != nil {
+			return err
 		}
-		return link.LoadOrCreateToken(a.cfg.LinkToken)
-	}
-	token, err := load()
-	if err != nil {
-		return err
 	}
 	o := link.Options{
-		Role: link.RoleAgent, Identity: link.NewIdentity(), Name: machineName("guest"), Version: version.String(), Token: token, LoadToken: load,
+		Role: link.RoleAgent, Identity: link.NewIdentity(), Name: machineName("guest"), Version: version.String(),
 		AllowUIDs: a.cfg.AllowUIDs, AllowCIDs: a.cfg.AllowCIDs, Logger: a.log,
 	}
-	a.links = &links{endpoints: a.cfg.Link, options: o, sessions: make(chan link.Session)}
+	a.links = &links{endpoints: a.cfg.Link, options: o, tokenFile: a.cfg.TokenFileOf, sessions: make(chan link.Session)}
+	var err error
 	a.hostlink, err = hostlink.New(a.links, hostlink.Options{
 		Epoch:  o.Identity,
 		Lookup: func(k port.Key) (port.Publication, bool) { return a.reconciler.Wanted().View().Get(k) },

@@ -72,7 +72,7 @@ type hooked interface{ hooks() []kernel.Method }
 // Examine implements status.Examiner.
 func (a *Agent) Examine() doctor.Agent {
 	d := gather.Examine(a.diagnosed())
-	d.Observer, d.ConfigFile, d.TokenFile = a.cfg.Observer, a.cfg.File(), a.cfg.LinkToken
+	d.Observer, d.ConfigFile, d.TokenFile = a.cfg.Observer, a.cfg.File(), a.cfg.TokenFile()
 	for _, s := range a.sinks {
 		if s, ok := s.(hooked); ok {
 			d.Hooks = append(d.Hooks, gather.Hooks(s.hooks())...)

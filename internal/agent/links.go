@@ -16,6 +16,7 @@ import (
 type links struct {
 	endpoints []config.Endpoint
 	options   link.Options
+	tokenFile func(config.Endpoint) string // of an endpoint, or "" for none
 	sessions  chan link.Session
 	from      []hostlink.Acceptor
 	listeners []*link.Listener
@@ -26,7 +27,7 @@ func (l *links) open(ctx context.Context) error {
 	for _, e := range l.endpoints {
 		at := link.Endpoint{Network: e.Network, Path: e.Path, CID: e.CID, Port: e.Port}
 		if e.Network == link.NetworkVsock && !e.Listen {
-			r, err := link.NewRedialer(at, l.options)
+			r, err := link.NewRedialer(at, l.optionsOf(e))
 			if err != nil {
 				return errors.Join(err, l.close())
 			}
@@ -36,7 +37,7 @@ func (l *links) open(ctx context.Context) error {
 		if e.Network == link.NetworkVsock {
 			at.CID = link.CIDAny
 		}
-		listener, err := link.Listen(ctx, at, l.options)
+		listener, err := link.Listen(ctx, at, l.optionsOf(e))
 		if err != nil {
 			return errors.Join(err, l.close())
 		}
@@ -44,6 +45,16 @@ func (l *links) open(ctx context.Context) error {
 		l.listeners = append(l.listeners, listener)
 	}
 	return nil
+}
+
+// optionsOf are the options of one endpoint. The token is read for each session, so
+// that it can be replaced, and is made again if it was removed.
+func (l *links) optionsOf(e config.Endpoint) link.Options {
+	o := l.options
+	if file := l.tokenFile(e); file != "" {
+		o.LoadToken = func() (link.Token, error) { return link.LoadOrCreateToken(file) }
+	}
+	return o
 }
 
 func (l *links) close() error {

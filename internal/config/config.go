@@ -44,7 +44,8 @@ func hostPath(linux, name string) string {
 
 // Common holds the settings that agent and host share.
 type Common struct {
-	LinkToken   string     // file that holds the shared token of the link; empty for none
+	LinkToken   string     // file that holds the shared token of the link; empty for none; see TokenFileOf
+	TokenGiven  bool       // LinkToken was set, so it is for unix sockets, too
 	Control     string     // path of the control socket
 	MetricsAddr string     // HOST:PORT of /metrics; empty for none
 	WebAddr     string     // HOST:PORT of the page, a loopback address; empty for none
@@ -184,8 +185,8 @@ func (c *Host) Flags(fs *pflag.FlagSet) {
 
 func (c *Common) fields() []field {
 	return []field{
-		one("linkToken", "link-token", "file", &c.LinkToken, filePath(true), str,
-			"file with the shared token of the link"),
+		one("linkToken", "link-token", "file", &c.LinkToken, c.readToken, str,
+			"file with the shared token of the link; unless it is set, unix sockets need none"),
 		one("control", "control", "path", &c.Control, filePath(false), str, "path of the control socket"),
 		one("metricsAddr", "metrics-addr", "host:port", &c.MetricsAddr, listenAddr, str,
 			"serve /metrics at this address"),
@@ -196,6 +197,32 @@ func (c *Common) fields() []field {
 		one("rulesFile", "rules-file", "file", &c.RulesFile, filePath(true), str,
 			"file with more rules, evaluated after those of the configuration"),
 	}
+}
+
+// readToken reads the token's file and records that it was given.
+func (c *Common) readToken(s string) (string, error) {
+	path, err := filePath(true)(s)
+	c.TokenGiven = c.TokenGiven || err == nil
+	return path, err
+}
+
+// TokenFileOf returns the file with the token of a link, or "" if the link has none. A
+// unix socket has one only if it was set: the system reports the users of both ends.
+func (c *Common) TokenFileOf(e Endpoint) string {
+	if e.Network == "unix" && !c.TokenGiven {
+		return ""
+	}
+	return c.LinkToken
+}
+
+// TokenFile returns the file with the token, or "" if no link has one.
+func (c *Agent) TokenFile() string {
+	for _, e := range c.Link {
+		if file := c.TokenFileOf(e); file != "" {
+			return file
+		}
+	}
+	return ""
 }
 
 func (c *Agent) fields() []field {

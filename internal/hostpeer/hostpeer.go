@@ -35,19 +35,15 @@ type Daemon struct {
 	server  *status.Server
 }
 
-// New wires a host peer. It reads the token and starts nothing.
+// New wires a host peer. It starts nothing.
 func New(cfg config.Host, log *slog.Logger, level *slog.LevelVar) (*Daemon, error) {
-	token, err := loadToken(cfg)
-	if err != nil {
-		return nil, err
-	}
 	name, err := os.Hostname()
 	if err != nil {
 		name = "host"
 	}
 	o := link.Options{
 		Role: link.RoleHost, Identity: link.NewIdentity(), Name: name, Version: version.String(),
-		Token: token, LoadToken: func() (link.Token, error) { return loadToken(cfg) }, Logger: log,
+		Logger: log,
 	}
 	d := &Daemon{cfg: cfg, log: log, sockets: new(own.Sockets)}
 	var guests []host.Guest
@@ -58,6 +54,10 @@ func New(cfg config.Host, log *slog.Logger, level *slog.LevelVar) (*Daemon, erro
 		at, err := link.ParseEndpoint(e.String()) // on Windows a path is converted
 		if err != nil {
 			return nil, err
+		}
+		o := o
+		if file := cfg.TokenFileOf(e); file != "" {
+			o.LoadToken = func() (link.Token, error) { return loadToken(file) }
 		}
 		dialer, err := link.NewDialer(at, o)
 		if err != nil {
@@ -88,29 +88,13 @@ func negativeZero[T ~int64](d T) T {
 	return d
 }
 
-// loadToken reads the token. A unix peer is authenticated by its user, so the default
-// file may be absent if all links are unix; others need it.
-func loadToken(cfg config.Host) (link.Token, error) {
-	if cfg.LinkToken == "" {
-		return link.Token{}, nil
-	}
-	token, err := link.LoadToken(cfg.LinkToken)
-	if errors.Is(err, fs.ErrNotExist) && cfg.LinkToken == config.DefaultHost().LinkToken && !needsToken(cfg) {
-		return link.Token{}, nil
-	}
+// loadToken reads the token, and says how to get a missing one.
+func loadToken(file string) (link.Token, error) {
+	token, err := link.LoadToken(file)
 	if errors.Is(err, fs.ErrNotExist) {
-		return token, fmt.Errorf("%w: fetch it from the guest by `fairlead host pair`", err)
+		err = fmt.Errorf("%w: fetch it from the guest by `fairlead host pair`", err)
 	}
 	return token, err
-}
-
-func needsToken(cfg config.Host) bool {
-	for _, e := range cfg.Connect {
-		if e.Network != link.NetworkUnix {
-			return true
-		}
-	}
-	return false
 }
 
 // Run works until ctx ends. watch blocks until its context ends, and calls its

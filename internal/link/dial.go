@@ -62,13 +62,22 @@ func NewDialer(e Endpoint, o Options) (*Dialer, error) {
 }
 
 // Dial connects and proves both ends to each other. A peer that was reached and
-// refused, or refuses us, is a *RefusedError.
+// refused, or refuses us, is a *RefusedError. If the token cannot be read, the peer is
+// left alone.
 func (d *Dialer) Dial(ctx context.Context) (Session, error) {
+	o := d.o
+	if o.LoadToken != nil {
+		token, err := o.LoadToken()
+		if err != nil {
+			return nil, fmt.Errorf("dial link %s: %w", d.e, err)
+		}
+		o.Token, o.LoadToken = token, nil
+	}
 	conn, again, err := d.conn(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("dial link %s: %w", d.e, err)
 	}
-	s, err := establish(ctx, conn, d.o, dialler, &flowSource{dial: again})
+	s, err := establish(ctx, conn, o, dialler, &flowSource{dial: again})
 	if err != nil {
 		return nil, fmt.Errorf("dial link %s: %w", d.e, err)
 	}

@@ -195,7 +195,7 @@ func admit(conn net.Conn, o Options, d direction) (proof string, err error) {
 			return fmt.Sprintf("uid %d", uid), nil
 		}
 	}
-	if o.Token.IsZero() {
+	if o.Token.IsZero() && o.LoadToken == nil {
 		return "", errNoToken
 	}
 	return "", nil

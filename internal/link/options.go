@@ -34,7 +34,7 @@ type Options struct {
 	// Required on vsock and wherever the peer's user cannot be known.
 	Token Token
 	// LoadToken, if not nil, is called for each handshake and returns the token to
-	// use instead, so that it can be replaced while we run.
+	// use instead, so that it can be made or replaced while we run.
 	LoadToken func() (Token, error)
 	// AllowUIDs are the users besides root and our own that may be at the other
 	// end of a unix socket.
@@ -118,7 +118,7 @@ func (o Options) completeFor(e Endpoint) (Options, error) {
 	if err := e.check(); err != nil {
 		return o, fmt.Errorf("link: %w", err)
 	}
-	if e.Network != NetworkUnix && o.Token.IsZero() {
+	if e.Network != NetworkUnix && o.Token.IsZero() && o.LoadToken == nil {
 		return o, fmt.Errorf("link %s: vsock needs a token on both sides: any process may hold a port; give both the same token file", e)
 	}
 	return o.complete()

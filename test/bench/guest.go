@@ -96,7 +96,7 @@ func (g *guest) end() {
 
 // start starts the agent.
 func (g *guest) start(flags ...string) {
-	args := append([]string{"agent", "--link-token=", "--link", g.link, "--control", g.control, "--hold-down", "0s", "--log-level", "error"}, g.mode.flags...)
+	args := append([]string{"agent", "--link", g.link, "--control", g.control, "--hold-down", "0s", "--log-level", "error"}, g.mode.flags...)
 	g.agent = g.run(g.space, append(args, flags...)...)
 	go func() {
 		_ = g.agent.Wait()
@@ -106,7 +106,7 @@ func (g *guest) start(flags ...string) {
 
 // startHost starts a host peer.
 func (g *guest) startHost() {
-	g.run(g.outside, "host", "--link-token=", "--connect", g.link, "--control", filepath.Join(g.dir, "host", "s"), "--log-level", "error")
+	g.run(g.outside, "host", "--connect", g.link, "--control", filepath.Join(g.dir, "host", "s"), "--log-level", "error")
 }
 
 // run starts fairlead in a namespace.

@@ -25,7 +25,7 @@ import (
 func TestDoctorWithoutAnAgent(t *testing.T) {
 	s := newSpace(t)
 	config := filepath.Join(t.TempDir(), "agent.yaml")
-	if err := os.WriteFile(config, []byte("linkToken: \"\"\nsource: [socket, nat]\n"), 0o600); err != nil {
+	if err := os.WriteFile(config, []byte("source: [socket, nat]\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	none := filepath.Join(t.TempDir(), "none.sock")

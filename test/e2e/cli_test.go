@@ -91,7 +91,7 @@ func TestMetricsPortInUse(t *testing.T) {
 func TestAgentWithoutPrivilege(t *testing.T) {
 	r := newRig(t)
 	for _, mode := range []string{"bpf"} {
-		cmd := []string{"agent", "--observer", mode, "--link-token=", "--link", r.link, "--control", r.agentCtl}
+		cmd := []string{"agent", "--observer", mode, "--link", r.link, "--control", r.agentCtl}
 		p := r.guest.startAs(t, 65534, cmd...)
 		<-p.done
 		if p.cmd.ProcessState.ExitCode() != 1 {
@@ -114,8 +114,8 @@ func TestExistingSockets(t *testing.T) {
 	r := newRig(t).start()
 	t.Run("alive", func(t *testing.T) {
 		for _, args := range [][]string{
-			{"agent", "--link-token=", "--link", r.link, "--control", r.agentCtl + "2"},
-			{"agent", "--link-token=", "--link", r.link + "2", "--control", r.agentCtl},
+			{"agent", "--link", r.link, "--control", r.agentCtl + "2"},
+			{"agent", "--link", r.link + "2", "--control", r.agentCtl},
 		} {
 			p := r.guest.start(t, args...)
 			<-p.done

@@ -224,7 +224,7 @@ type rig struct {
 	dir                   string
 	link, connect         string // the agent's and the host's end of the link
 	agentCtl, hostCtl     string
-	token                 string // file, or empty for none
+	token                 string // file, or empty for the default
 	agent, host           *process
 	agentFlags, hostFlags []string
 }
@@ -243,14 +243,21 @@ func newRig(t testing.TB, agentFlags ...string) *rig {
 
 func (r *rig) startAgent() {
 	r.t.Helper()
-	args := append([]string{"agent", "--link", r.link, "--link-token", r.token, "--control", r.agentCtl}, r.agentFlags...)
-	r.agent = r.guest.start(r.t, args...)
+	args := append([]string{"agent", "--link", r.link, "--control", r.agentCtl}, r.tokenFlag()...)
+	r.agent = r.guest.start(r.t, append(args, r.agentFlags...)...)
 }
 
 func (r *rig) startHost() {
 	r.t.Helper()
-	args := append([]string{"host", "--connect", r.connect, "--link-token", r.token, "--control", r.hostCtl}, r.hostFlags...)
-	r.host = r.outside.start(r.t, args...)
+	args := append([]string{"host", "--connect", r.connect, "--control", r.hostCtl}, r.tokenFlag()...)
+	r.host = r.outside.start(r.t, append(args, r.hostFlags...)...)
+}
+
+func (r *rig) tokenFlag() []string {
+	if r.token == "" {
+		return nil
+	}
+	return []string{"--link-token", r.token}
 }
 
 func (r *rig) start() *rig {

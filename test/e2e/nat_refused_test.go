@@ -32,7 +32,7 @@ func TestUnprivilegedRulesAreStale(t *testing.T) {
 table ip t { chain pre { type nat hook prerouting priority -100; tcp dport 8081 dnat to 10.88.0.2:80; }; }
 END`)
 	go echoServer(r.guest.listen(t, "tcp4", "127.0.0.1:7000"))
-	args := append([]string{"agent", "--link", r.link, "--link-token=", "--control", r.agentCtl}, r.agentFlags...)
+	args := append([]string{"agent", "--link", r.link, "--control", r.agentCtl}, r.agentFlags...)
 	r.agent = r.guest.startAs(t, 65534, args...)
 	r.eventually("the sources' states", func() error {
 		l, err := r.list()

@@ -30,7 +30,7 @@ func agent(t *testing.T) *status.Client {
 	dir := t.TempDir()
 	control := filepath.Join(dir, "run", "c")
 	start(t, binary, "agent", "--sink", "listener", "--source", "socket,nat,docker", "--docker-host", "unix://"+dockerSocket,
-		"--control", control, "--link-token", "", "--log-level", "debug")
+		"--control", control, "--log-level", "debug")
 	c := status.NewClient(control)
 	eventually(t, func() error {
 		l, err := list(c)

@@ -40,9 +40,9 @@ func startPeers(t testing.TB, flags ...string) *peers {
 	t.Cleanup(func() { _ = outside.Close() })
 	p := &peers{t: t, outside: outside, control: filepath.Join(dir, "agent", "s")}
 	link := "unix://" + filepath.Join(dir, "link", "s")
-	p.agent = start(t, binary(), append([]string{"agent", "--link", link, "--link-token=", "--control", p.control}, flags...)...)
+	p.agent = start(t, binary(), append([]string{"agent", "--link", link, "--control", p.control}, flags...)...)
 	p.host = (&daemon{t: t, in: outside, args: []string{
-		binary(), "host", "--connect", link, "--link-token=", "--control", filepath.Join(dir, "host", "s"),
+		binary(), "host", "--connect", link, "--control", filepath.Join(dir, "host", "s"),
 	}}).start()
 	return p
 }

@@ -159,7 +159,7 @@ func newRig(t *testing.T, agentFlags ...string) *rig {
 func (r *rig) startAgent() {
 	r.t.Helper()
 	args := append([]string{
-		"agent", "--link", "unix://" + filepath.Join(r.dir, "l", "s"), "--link-token=", "--control", r.control,
+		"agent", "--link", "unix://" + filepath.Join(r.dir, "l", "s"), "--control", r.control,
 		"--metrics-addr", agentMetrics, "--web-addr", pageAddr,
 	}, r.agentFlags...)
 	r.agent = start(r.t, r.guest, exec.Command(binary, args...))
@@ -169,7 +169,7 @@ func (r *rig) start() *rig {
 	r.t.Helper()
 	r.startAgent()
 	r.host = start(r.t, r.outside, exec.Command(binary, "host", "--connect", "unix://"+filepath.Join(r.dir, "l", "s"),
-		"--link-token=", "--control", filepath.Join(r.dir, "h", "s"), "--metrics-addr", hostMetrics))
+		"--control", filepath.Join(r.dir, "h", "s"), "--metrics-addr", hostMetrics))
 	r.ready()
 	return r
 }

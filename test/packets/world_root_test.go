@@ -207,9 +207,9 @@ func (w *world) start() {
 	w.t.Helper()
 	link := "unix://" + filepath.Join(w.dir, "link", "s")
 	w.agentCtl, w.hostCtl = filepath.Join(w.dir, "agent", "s"), filepath.Join(w.dir, "host", "s")
-	w.run(w.guest, "agent", "--link", link, "--link-token", "", "--control", w.agentCtl, "--source", "nat", "--hold-down", "0",
+	w.run(w.guest, "agent", "--link", link, "--control", w.agentCtl, "--source", "nat", "--hold-down", "0",
 		"--metrics-addr", metricsAddr, "--nat-max-ports", strconv.Itoa(maxPorts))
-	w.run(w.host, "host", "--connect", link, "--link-token", "", "--control", w.hostCtl)
+	w.run(w.host, "host", "--connect", link, "--control", w.hostCtl)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	w.t.Cleanup(func() { cancel(); <-done })

@@ -42,10 +42,11 @@ func Facts(ctx context.Context, o Options) doctor.Facts {
 	if err != nil {
 		f.Config.Error = err.Error()
 	} else {
+		token := cfg.TokenFile()
 		if agentErr == nil {
-			cfg.LinkToken = a.TokenFile
+			token = a.TokenFile
 		}
-		f.Config = examineConfig(cfg)
+		f.Config = examineConfig(cfg, token)
 	}
 	if agentErr != nil {
 		f.AgentError = agentErr.Error()
@@ -60,8 +61,8 @@ func Facts(ctx context.Context, o Options) doctor.Facts {
 	return f
 }
 
-func examineConfig(cfg config.Agent) doctor.Config {
-	c := doctor.Config{File: cfg.File(), Rules: cfg.Rules.Len(), TokenFile: cfg.LinkToken}
+func examineConfig(cfg config.Agent, token string) doctor.Config {
+	c := doctor.Config{File: cfg.File(), Rules: cfg.Rules.Len(), TokenFile: token}
 	for _, e := range cfg.Link {
 		c.NeedsToken = c.NeedsToken || e.Network != link.NetworkUnix
 	}

@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux && root
+
+package e2e
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+
+	"github.com/fairlead/fairlead/internal/status"
+	"github.com/fairlead/fairlead/test/kit/wait"
+)
+
+// ordinary is a user without privileges.
+const ordinary = 12345
+
+// machine is a view of the file system that is this machine's, but with a /run,
+// /var/lib, /etc and home directory of its own, so that default paths can be used.
+type machine struct {
+	*space
+	dir, home string
+}
+
+func newMachine(t *testing.T) *machine {
+	t.Helper()
+	m := &machine{space: newSpace(t), dir: t.TempDir()}
+	m.home = filepath.Join(m.dir, "home")
+	for dir := m.dir; len(dir) > len(os.TempDir()); dir = filepath.Dir(dir) {
+		if err := os.Chmod(dir, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, d := range []string{"run", "lib", "etc", "home", "user"} {
+		if err := os.Mkdir(filepath.Join(m.dir, d), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, d := range []string{"home", "user"} {
+		if err := errors.Join(os.Chown(filepath.Join(m.dir, d), ordinary, ordinary), os.Chmod(filepath.Join(m.dir, d), 0o700)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return m
+}
+
+// shareRun makes m use the /run of o, as programs on one kernel do.
+func (m *machine) shareRun(t *testing.T, o *machine) {
+	t.Helper()
+	if err := os.Remove(filepath.Join(m.dir, "run")); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(filepath.Join(o.dir, "run"), filepath.Join(m.dir, "run")); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// command returns fairlead as uid sees this machine. An ordinary user has a home and a
+// runtime directory.
+func (m *machine) command(uid int, args ...string) *exec.Cmd {
+	script := `mount --bind "$0/run" /run; mount --bind "$0/lib" /var/lib; mount --bind "$0/etc" /etc; exec `
+	if uid != 0 {
+		script += fmt.Sprintf("setpriv --reuid %d --regid %d --clear-groups ", uid, uid)
+	}
+	script = "set -e; " + script + `"$@"`
+	cmd := exec.Command("unshare", append([]string{"--mount", "--propagation", "private", "sh", "-c", script, m.dir, binary}, args...)...)
+	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + m.home}
+	if uid != 0 {
+		cmd.Env = append(cmd.Env, "XDG_RUNTIME_DIR="+filepath.Join(m.dir, "user"))
+	}
+	return cmd
+}
+
+func (m *machine) run(t *testing.T, uid int, args ...string) *process {
+	t.Helper()
+	return m.startCmd(t, args[0], m.command(uid, args...))
+}
+
+// ask runs a command to its end.
+func (m *machine) ask(t *testing.T, uid int, args ...string) (stdout, stderr string, code int) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), wait.Limit())
+	defer cancel()
+	c := m.command(uid, args...)
+	cmd := exec.CommandContext(ctx, c.Path, c.Args[1:]...)
+	var o, e bytes.Buffer
+	cmd.Env, cmd.Stdout, cmd.Stderr = c.Env, &o, &e
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	var exit *exec.ExitError
+	if err := cmd.Wait(); err != nil && !errors.As(err, &exit) {
+		t.Fatal(err)
+	}
+	return o.String(), e.String(), cmd.ProcessState.ExitCode()
+}
+
+// active waits until a port of the guest is open on the host.
+func (m *machine) active(t *testing.T, uid int, port uint16, process *process) {
+	t.Helper()
+	wait.Until(t, fmt.Sprintf("%d/tcp is open on the host", port), func() error {
+		if !process.alive() {
+			t.Fatalf("it ended: %s", process.output())
+		}
+		out, stderr, _ := m.ask(t, uid, "ls", "-o", "json")
+		var l status.List
+		if err := json.Unmarshal([]byte(out), &l); err != nil {
+			return errors.New(stderr)
+		}
+		for _, p := range l.Publications {
+			if p.Port == port && p.State.String() == "active" {
+				return nil
+			}
+		}
+		return fmt.Errorf("not in %s", out)
+	})
+}
+
+// The link of the README, with the defaults of both sides, which share nothing but /run.
+func TestUnixLinkWithDefaults(t *testing.T) {
+	guest, host := newMachine(t), newMachine(t)
+	host.shareRun(t, guest)
+	guest.listen(t, "tcp4", "0.0.0.0:8001")
+	guest.run(t, 0, "agent")
+	p := host.run(t, 0, "host")
+	host.active(t, 0, 8001, p)
+	if _, err := os.Stat(filepath.Join(guest.dir, "lib", "fairlead", "token")); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("a token was made that nobody needs: %v", err)
+	}
+}
+
+// The host is told to use a token that does not exist yet.
+func TestHostWaitsForItsToken(t *testing.T) {
+	guest, host := newMachine(t), newMachine(t)
+	host.shareRun(t, guest)
+	token := filepath.Join(t.TempDir(), "token")
+	p := host.run(t, 0, "host", "--link-token", token)
+	p.says("fairlead host pair", token)
+	guest.listen(t, "tcp4", "0.0.0.0:8001")
+	guest.run(t, 0, "agent", "--link-token", token)
+	host.active(t, 0, 8001, p)
+}
