@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"runtime"
 	"slices"
 	"time"
 
@@ -44,24 +45,39 @@ func (o *output) validate() error {
 }
 
 func controlFlag(c *cobra.Command, path *string) {
-	c.Flags().StringVar(path, "control", "", "control socket of the agent or host to ask (default: $FAIRLEAD_CONTROL, else the agent's, else the host's)")
+	c.Flags().StringVar(path, "control", "", "control socket of the agent or host to ask (default: $FAIRLEAD_CONTROL, else that of this machine's agent or host)")
 }
 
-// client returns a client of the control socket at path; by default of the agent's, or
-// else the host's.
+// client returns a client of the control socket at path; by default of the agent's or
+// the host's.
 func client(path string) *status.Client {
-	path = cmp.Or(path, os.Getenv("FAIRLEAD_CONTROL"))
-	if path == "" {
-		path = config.DefaultAgent().Control
-		if _, err := os.Stat(path); errors.Is(err, os.ErrNotExist) {
-			if host := config.DefaultHost().Control; host != "" {
-				if _, err := os.Stat(host); !errors.Is(err, os.ErrNotExist) { // on Windows the error may be another one
-					path = host
-				}
-			}
+	return status.NewClient(cmp.Or(path, os.Getenv("FAIRLEAD_CONTROL"), defaultControl(controls())))
+}
+
+// controls are the default control sockets in the order in which they are tried. Only
+// root can ask an agent.
+func controls() []string {
+	agent, host := config.DefaultAgent().Control, config.DefaultHost().Control
+	switch {
+	case runtime.GOOS != "linux":
+		return []string{host}
+	case os.Geteuid() == 0:
+		return []string{agent, host}
+	}
+	return []string{host, agent}
+}
+
+// defaultControl returns the first socket that is there, or else the first.
+func defaultControl(paths []string) string {
+	for _, path := range paths {
+		if path == "" { // no home directory
+			continue
+		}
+		if _, err := os.Stat(path); !errors.Is(err, os.ErrNotExist) { // on Windows the error may be another one
+			return path
 		}
 	}
-	return status.NewClient(path)
+	return paths[0]
 }
 
 func filterFlag(c *cobra.Command, terms *[]string) {

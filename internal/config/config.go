@@ -9,8 +9,6 @@ package config
 import (
 	"fmt"
 	"log/slog"
-	"os"
-	"path/filepath"
 	"runtime"
 	"slices"
 	"strings"
@@ -26,21 +24,9 @@ import (
 const DefaultAgentFile = "/etc/fairlead/agent.yaml"
 
 // DefaultHostFile is the host peer's configuration file by default. It may be absent.
-// Outside Linux it is the user's own, and empty if the user has no home directory.
-func DefaultHostFile() string { return hostPath("/etc/fairlead", "host.yaml") }
-
-// hostPath is where the host peer keeps a file: a directory of the system on
-// Linux, the user's own elsewhere.
-func hostPath(linux, name string) string {
-	if runtime.GOOS == "linux" {
-		return linux + "/" + name
-	}
-	dir, err := os.UserConfigDir()
-	if err != nil {
-		return ""
-	}
-	return filepath.Join(dir, "fairlead", name)
-}
+// For root on Linux it is the system's, otherwise the user's own; it is empty if the
+// user has no home directory.
+func DefaultHostFile() string { return in(currentDirs().config, "host.yaml") }
 
 // Common holds the settings that agent and host share.
 type Common struct {
@@ -134,16 +120,18 @@ func DefaultAgent() Agent {
 	}
 }
 
-// DefaultHost returns the host's defaults.
-func DefaultHost() Host {
+// DefaultHost returns the host's defaults for this user.
+func DefaultHost() Host { return defaultHost(currentDirs()) }
+
+func defaultHost(d hostDirs) Host {
 	return Host{
 		Common: Common{
-			LinkToken: hostPath("/var/lib/fairlead", "token"),
-			Control:   hostPath("/run/fairlead", "host.sock"),
+			LinkToken: in(d.state, "token"),
+			Control:   in(d.runtime, "host.sock"),
 			LogFormat: "text",
 			Rules:     rules.Empty(rules.Loopback()), // a guest widens nothing by itself
 		},
-		Connect: []Endpoint{defaultConnect(runtime.GOOS)},
+		Connect: []Endpoint{defaultConnect(runtime.GOOS, d)},
 		Bind:    rules.Loopback(),
 		Grace:   10 * time.Second,
 		Limits:  Limits{Listeners: 4096, Flows: 16384, UDPFlows: 4096, UDPIdle: time.Minute},
@@ -154,13 +142,17 @@ func DefaultHost() Host {
 // listen on it.
 const vsockPort = 1023
 
-// defaultConnect is the default endpoint of a guest: the WSL 2 VM on Windows, a
-// unix socket elsewhere.
-func defaultConnect(goos string) Endpoint {
-	if goos == "windows" {
+// defaultConnect is the default endpoint of a guest: the WSL 2 VM on Windows, the
+// socket of an agent on the same kernel on Linux, a socket that the VM's manager
+// forwards elsewhere.
+func defaultConnect(goos string, d hostDirs) Endpoint {
+	switch goos {
+	case "windows":
 		return Endpoint{Network: "hvsock", Machine: hvsock.WSL, Port: vsockPort}
+	case "linux":
+		return Endpoint{Network: "unix", Path: "/run/fairlead/link.sock"}
 	}
-	return Endpoint{Network: "unix", Path: hostPath("/run/fairlead", "link.sock")}
+	return Endpoint{Network: "unix", Path: in(d.runtime, "link.sock")}
 }
 
 // Flags sets c to the defaults and registers a flag for each field. Afterwards c

@@ -288,7 +288,7 @@ func TestDefaultConnect(t *testing.T) {
 		defaults["linux"] = "unix:///run/fairlead/link.sock"
 	}
 	for goos, want := range defaults {
-		e := defaultConnect(goos)
+		e := defaultConnect(goos, systemDirs())
 		if e.String() != want {
 			t.Errorf("on %s %s, want %s", goos, e, want)
 		}

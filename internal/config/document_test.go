@@ -17,9 +17,16 @@ const documentIntro = `# Configuration
 
 Each setting is a flag, an environment variable and a key of a YAML file. A flag takes
 precedence over the environment, and that over the file. The agent reads
-` + "`/etc/fairlead/agent.yaml`" + `, the host peer ` + "`host.yaml`" + ` in ` + "`/etc/fairlead`" + ` (Linux),
-` + "`%AppData%\\fairlead`" + ` (Windows) or ` + "`~/Library/Application Support/fairlead`" + ` (macOS); ` + "`--config`" + ` or
-` + "`FAIRLEAD_CONFIG`" + ` names another file.
+` + "`/etc/fairlead/agent.yaml`" + `, the host peer ` + "`host.yaml`" + ` in its user's directory; ` + "`--config`" + ` or ` + "`FAIRLEAD_CONFIG`" + ` names
+another file.
+
+| the host peer's | Linux, root | Linux, other users | Windows | macOS |
+|---|---|---|---|---|
+| configuration | ` + "`/etc/fairlead` | `$XDG_CONFIG_HOME/fairlead` or `~/.config/fairlead` | `%AppData%\\fairlead` | `~/Library/Application Support/fairlead`" + ` |
+| token | ` + "`/var/lib/fairlead` | `$XDG_STATE_HOME/fairlead` or `~/.local/state/fairlead`" + ` | the same | the same |
+| control socket | ` + "`/run/fairlead` | `$XDG_RUNTIME_DIR/fairlead`" + ` | the same | the same |
+
+Below, the defaults are those of root on Linux.
 
 A key with a dot is in a mapping: ` + "`docker.hosts`" + ` is
 
@@ -57,7 +64,7 @@ The keys of a rule are explained in the [README](../README.md#rules).
 
 // document returns docs/config.md.
 func document() string {
-	agent, host := DefaultAgent(), DefaultHost()
+	agent, host := DefaultAgent(), defaultHost(systemDirs())
 	var b strings.Builder
 	b.WriteString(documentIntro)
 	writeFields(&b, "Agent", agent.fields())

@@ -17,7 +17,7 @@ type object map[string]any
 // agent and host, indented. It is generated from the table of fields, as are flags,
 // environment and file.
 func Schema() []byte {
-	agent, host := DefaultAgent(), DefaultHost()
+	agent, host := DefaultAgent(), defaultHost(systemDirs())
 	b := new(bytes.Buffer)
 	enc := json.NewEncoder(b)
 	enc.SetEscapeHTML(false)

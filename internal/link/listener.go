@@ -49,7 +49,8 @@ type unlogged struct {
 const refusalLogPause = 10 * time.Second // per reason
 
 // Listen claims e. ctx bounds only that. A unix socket has mode 0600 in a
-// directory that no one else may write to, made with mode 0700 if missing; a
+// directory that no one else may write to, made with mode 0700 if missing; with
+// AllowUIDs 0666, in a directory that all may enter, and each peer's user is checked. A
 // dead socket is replaced, a live one is an error. On vsock a port below 1024
 // is recommended: others may be held by any process of the machine. The caller
 // must Close the listener.
@@ -62,7 +63,7 @@ func Listen(ctx context.Context, e Endpoint, o Options) (*Listener, error) {
 	var ln net.Listener
 	switch e.Network {
 	case NetworkUnix:
-		ln, err = listenUnix(ctx, e.Path)
+		ln, err = listenUnix(ctx, e.Path, len(o.AllowUIDs) > 0)
 	case NetworkHvsock:
 		err = errors.New("hyper-v sockets are only dialled: the guest listens at vsock://:PORT")
 	default:

@@ -10,12 +10,13 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"runtime"
 	"syscall"
 	"time"
 )
 
-// unixListener is a listener on a socket file that only its owner may open. It
-// takes its own file away when it closes, and no other.
+// unixListener is a listener on a socket file. It takes its own file away when it
+// closes, and no other.
 type unixListener struct {
 	*net.UnixListener
 	path string
@@ -23,12 +24,21 @@ type unixListener struct {
 }
 
 // listenUnix claims path: mode 0600, in a directory of ours that no one else
-// may write to, made with mode 0700 if it is missing. A dead socket there is
-// replaced; one that answers is not.
-func listenUnix(ctx context.Context, path string) (l *unixListener, err error) {
-	dir := filepath.Dir(path)
-	if err := ensureDir(dir); err != nil {
+// may write to, made with mode 0700 if it is missing. If it is shared with other
+// users, any of them can connect: mode 0666, in a directory that they may enter
+// (0711); credentials are checked afterwards. A dead socket there is replaced;
+// one that answers is not.
+func listenUnix(ctx context.Context, path string, shared bool) (l *unixListener, err error) {
+	dir, mode := filepath.Dir(path), fs.FileMode(0o600)
+	made, err := ensureDir(dir)
+	if err != nil {
 		return nil, err
+	}
+	if shared {
+		mode = 0o666
+		if err := openDir(dir, made); err != nil {
+			return nil, err
+		}
 	}
 	unlock, err := lockDir(ctx, dir)
 	if err != nil {
@@ -46,7 +56,7 @@ func listenUnix(ctx context.Context, path string) (l *unixListener, err error) {
 	l = &unixListener{UnixListener: nl.(*net.UnixListener), path: path}
 	l.SetUnlinkOnClose(false)
 	// Until here the mode was the umask's; credentials are checked all the same.
-	err = os.Chmod(path, 0o600)
+	err = os.Chmod(path, mode)
 	if err == nil {
 		l.file, err = os.Lstat(path)
 	}
@@ -56,25 +66,39 @@ func listenUnix(ctx context.Context, path string) (l *unixListener, err error) {
 	return l, nil
 }
 
-func ensureDir(dir string) error {
+func ensureDir(dir string) (made bool, err error) {
 	if err := os.MkdirAll(filepath.Dir(dir), 0o755); err != nil {
-		return err
+		return false, err
 	}
-	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
-		return err
+	if err = os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+		return false, err
 	}
+	made = err == nil
 	target, err := filepath.EvalSymlinks(dir) // /var/run may be a link to /run
 	if err != nil {
-		return err
+		return made, err
 	}
 	fi, err := os.Lstat(target)
 	if err != nil {
-		return err
+		return made, err
 	}
 	if !fi.IsDir() {
-		return fmt.Errorf("%s is not a directory", dir)
+		return made, fmt.Errorf("%s is not a directory", dir)
 	}
-	return privateDir(dir, fi)
+	return made, privateDir(dir, fi)
+}
+
+// openDir lets all users enter a directory, but not list it. Only a directory that
+// is fairlead's own is changed: one that it made, or of its name.
+func openDir(dir string, made bool) error {
+	fi, err := os.Stat(dir)
+	if err != nil || fi.Mode().Perm()&0o001 != 0 || runtime.GOOS == "windows" {
+		return err
+	}
+	if !made && filepath.Base(dir) != "fairlead" {
+		return fmt.Errorf("directory %s has mode %04o, the allowed users cannot enter it: chmod 711 it, or choose another", dir, fi.Mode().Perm())
+	}
+	return os.Chmod(dir, fi.Mode().Perm()|0o011)
 }
 
 // clearSocket removes a socket that nobody serves.

@@ -13,6 +13,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/fairlead/fairlead/internal/status"
@@ -146,4 +147,47 @@ func TestHostWaitsForItsToken(t *testing.T) {
 	guest.listen(t, "tcp4", "0.0.0.0:8001")
 	guest.run(t, 0, "agent", "--link-token", token)
 	host.active(t, 0, 8001, p)
+}
+
+// An ordinary user's host has its files in the user's directories, and reaches an agent
+// that allows this user.
+func TestHostOfAnOrdinaryUser(t *testing.T) {
+	guest, host := newMachine(t), newMachine(t)
+	host.shareRun(t, guest)
+	guest.listen(t, "tcp4", "0.0.0.0:8001")
+	agent := guest.run(t, 0, "agent", "--allow-uids", fmt.Sprint(ordinary))
+	p := host.run(t, ordinary, "host")
+	host.active(t, ordinary, 8001, p)
+	if _, err := os.Stat(filepath.Join(host.dir, "user", "fairlead", "host.sock")); err != nil {
+		t.Error(err)
+	}
+	agent.says("uid 12345")
+	_, stderr, code := guest.ask(t, ordinary, "ls")
+	if code != 1 || !strings.Contains(stderr, "run as root") {
+		t.Errorf("an ordinary user asks the agent: %d, %s", code, stderr)
+	}
+}
+
+func TestUserThatIsNotAllowed(t *testing.T) {
+	guest, host := newMachine(t), newMachine(t)
+	host.shareRun(t, guest)
+	guest.run(t, 0, "agent", "--allow-uids", fmt.Sprint(ordinary+1)).says("ready")
+	host.run(t, ordinary, "host").says("refused by the peer (uid)", "uid 12345")
+}
+
+// A token is kept in the user's state directory, and found there.
+func TestPairAsAnOrdinaryUser(t *testing.T) {
+	m := newMachine(t)
+	given := filepath.Join(m.dir, "home", "given")
+	if err := errors.Join(os.WriteFile(given, []byte(strings.Repeat("0123456789abcdef", 4)), 0o600), os.Chown(given, ordinary, ordinary)); err != nil {
+		t.Fatal(err)
+	}
+	out, stderr, code := m.ask(t, ordinary, "host", "pair", "--from", given)
+	kept := filepath.Join(m.home, ".local", "state", "fairlead", "token")
+	if code != 0 || !strings.Contains(out, kept) {
+		t.Errorf("exit code %d, %s%s", code, out, stderr)
+	}
+	if fi, err := os.Stat(kept); err != nil || fi.Mode().Perm() != 0o600 {
+		t.Errorf("%v, %v", fi, err)
+	}
 }
