@@ -163,7 +163,7 @@ test-wine: ## Run tests of the host side, built for Windows, under Debian's wine
 .PHONY: bench
 bench: ## Measure fairlead against polling and write docs/benchmarks (root; 20 minutes)
 	$(need_root)
-	@hack/provision.sh base vm bench
+	@hack/provision.sh base vm
 	@hack/provision-engines.sh packages kube
 	@go run ./test/bench -report docs/benchmarks -json docs/benchmarks/results.jsonl
 

@@ -4,7 +4,7 @@
 # Installs what fairlead's tests need on Debian 12. Takes a second and no network if
 # all of it is installed.
 #
-#   hack/provision.sh [base|generate|vm|browser|bench|gotestsum|lint|wine|all]...    (default: all, which leaves bench and wine out)
+#   hack/provision.sh [base|generate|vm|browser|gotestsum|lint|wine|all]...    (default: all, which leaves wine out)
 #
 # Packages need root; kernels and the linter go to a cache directory of the user:
 # ${FAIRLEAD_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/fairlead}.
@@ -20,8 +20,6 @@ vm_packages=(busybox-static iproute2 iptables kmod nftables qemu-system-x86 xz-u
 wine_packages=(binutils-mingw-w64-x86-64 wine64)
 # browser: Chromium and a font for the page. Prometheus is unpacked beside it.
 browser_packages=(chromium fonts-liberation2)
-# bench: what the link is compared with.
-bench_packages=(socat)
 # The kernels that tests run on: the version, and the package that names the newest build of it.
 kernels=(6.1:linux-image-cloud-amd64 6.12:linux-image-6.12-cloud-amd64)
 lint_version=v2.15.0
@@ -181,7 +179,6 @@ for section; do
 		;;
 	gotestsum) gotestsum ;;
 	lint) linter ;;
-	bench) packages "${bench_packages[@]}" ;;
 	wine) packages "${wine_packages[@]}" ;;
 	all)
 		mapfile -t everything < <(printf '%s\n' "${base_packages[@]}" "${generate_packages[@]}" "${vm_packages[@]}" \
@@ -193,7 +190,7 @@ for section; do
 		gotestsum
 		linter
 		;;
-	*) die "unknown section '$section': want base, generate, vm, browser, bench, gotestsum, lint, wine or all" ;;
+	*) die "unknown section '$section': want base, generate, vm, browser, gotestsum, lint, wine or all" ;;
 	esac
 done
 say "ready"

@@ -11,7 +11,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -19,8 +18,6 @@ import (
 	"strings"
 	"sync"
 	"time"
-
-	"golang.org/x/perf/benchmath"
 
 	"github.com/fairlead/fairlead/internal/schedule"
 	"github.com/fairlead/fairlead/test/kit/program"
@@ -34,7 +31,7 @@ type measure struct {
 	// sizes are the sizes at which it is measured, in sizeUnit; none if nothing varies.
 	sizes    []int
 	sizeUnit string
-	figure   figure
+	figure   string // file name of the figure that shows it, without ".svg"; none if empty
 }
 
 func (m measure) eachSize() []int {
@@ -44,10 +41,10 @@ func (m measure) eachSize() []int {
 	return m.sizes
 }
 
-// part is a part of the benchmark. To add one, write a file with a function that
-// returns a part, name it in parts, and describe its section in report.md. run
-// interleaves the modes, so that other load affects them alike, and fails (see
-// check) if any of them did not work: then nothing of the part counts.
+// part is a part of the benchmark. To add one, write a function that returns a part,
+// name it in parts, and describe its section in report.md. run interleaves the modes, so
+// that other load affects them alike, and fails (see check) if any of them did not work:
+// then nothing of the part counts.
 type part struct {
 	name     string
 	section  string // of the report
@@ -59,7 +56,7 @@ type part struct {
 func parts() []part {
 	return []part{
 		latencyPart(), missedPart(), natPart(), emulatedPart(), enginePart(), kubePart(), idlePart(),
-		churnPart(), burstPart(), udpPart(), startPart(), binaryPart(), flowsPart(), vsockPart(), hookPart(), scalingPart(),
+		churnPart(), burstPart(), udpPart(), startPart(), binaryPart(), flowsPart(), vsockPart(), hookPart(),
 	}
 }
 
@@ -80,7 +77,7 @@ type bench struct {
 	scale   scale
 	log     io.Writer
 	emit    io.Writer // gets every sample, if not nil
-	out     *os.File  // gets the results, if not nil
+	out     io.Writer // gets the results
 
 	dir   string
 	began time.Time
@@ -111,28 +108,17 @@ type sample struct {
 // sampleMark begins each line with a sample.
 const sampleMark = "bench-sample: "
 
-func newBench(scale scale, jsonl string, log, emit io.Writer) (*bench, error) {
+func newBench(scale scale, out, log, emit io.Writer) (*bench, error) {
 	dir, err := os.MkdirTemp("", "flb-")
 	if err != nil {
 		return nil, err
 	}
-	b := &bench{scale: scale, log: log, emit: emit, dir: dir, began: time.Now()}
-	if jsonl != "" {
-		if b.out, err = os.Create(filepath.Clean(jsonl)); err != nil {
-			return nil, err
-		}
-	}
+	b := &bench{scale: scale, log: log, emit: emit, out: out, dir: dir, began: time.Now()}
 	b.program, err = program.Path(dir)
 	return b, err
 }
 
-func (b *bench) close() error {
-	err := errors.Join(b.err, os.RemoveAll(b.dir))
-	if b.out != nil {
-		err = errors.Join(err, b.out.Close())
-	}
-	return err
-}
+func (b *bench) close() error { return errors.Join(b.err, os.RemoveAll(b.dir)) }
 
 // of picks a number by the scale.
 func (b *bench) of(full, quick, tiny int) int { return [...]int{full, quick, tiny}[b.scale] }
@@ -194,21 +180,14 @@ func (b *bench) record(s sample) {
 	if len(s.Values) > 0 {
 		b.samples[s.sampleKey] = append(b.samples[s.sampleKey], s.Values...)
 	}
-	if b.emit == nil {
-		return
+	if b.emit != nil {
+		text, err := json.Marshal(s)
+		_, failed := fmt.Fprintf(b.emit, "%s%s\n", sampleMark, text)
+		b.err = errors.Join(b.err, err, failed)
 	}
-	text, err := json.Marshal(s)
-	if err == nil {
-		_, err = fmt.Fprintf(b.emit, "%s%s\n", sampleMark, text)
-	}
-	b.err = errors.Join(b.err, err)
 }
 
-func (b *bench) write(l line) {
-	if b.out != nil {
-		b.err = errors.Join(b.err, json.NewEncoder(b.out).Encode(l))
-	}
-}
+func (b *bench) write(l line) { b.err = errors.Join(b.err, json.NewEncoder(b.out).Encode(l)) }
 
 // measure runs a part and returns its cells: one that says why, if the part failed.
 func (b *bench) measure(ctx context.Context, p part) (cells []cell, err error) {
@@ -238,17 +217,21 @@ func (b *bench) cells(p part) (cells []cell) {
 	for _, m := range p.measures {
 		for _, size := range m.eachSize() {
 			for _, mode := range m.modes {
-				values := b.samples[sampleKey{m.name, mode, size, ""}]
-				if len(values) == 0 {
+				key := sampleKey{m.name, mode, size, ""}
+				if len(b.samples[key]) == 0 {
 					continue
 				}
 				c := cell{
 					Part: p.section, Measure: m.name, Mode: mode, Size: float64(size), SizeUnit: m.sizeUnit, Unit: m.unit,
-					By: b.methods[mode], Value: values[0], Extra: b.extras(sampleKey{m.name, mode, size, ""}),
+					By: b.methods[mode], dist: summarize(b.samples[key]),
 				}
-				if len(values) > 1 {
-					c.Dist = summarize(values)
-					c.Value = c.Dist.P50
+				for k, values := range b.samples {
+					if name := k.Extra; name != "" && k == (sampleKey{m.name, mode, size, name}) {
+						if c.Extra == nil {
+							c.Extra = map[string]float64{}
+						}
+						c.Extra[name] = summarize(values).Value
+					}
 				}
 				b.progress("%s, %s, %d: %s", m.name, mode, size, value(c.Value, m.unit))
 				cells = append(cells, c)
@@ -256,17 +239,6 @@ func (b *bench) cells(p part) (cells []cell) {
 		}
 	}
 	return cells
-}
-
-func (b *bench) extras(of sampleKey) map[string]float64 {
-	out := map[string]float64{}
-	for k, values := range maps.All(b.samples) {
-		name := k.Extra
-		if k.Extra = ""; name != "" && k == of {
-			out[name] = benchmath.AssumeNothing.Summary(benchmath.NewSample(values, &benchmath.DefaultThresholds), 0.95).Center
-		}
-	}
-	return out
 }
 
 // collect runs another process and records the samples that it writes to standard

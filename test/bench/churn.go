@@ -15,9 +15,7 @@ import (
 )
 
 const (
-	churnCPU      = "CPU time for each change"
-	churnSwitches = "context switches of the agent for each change"
-	churnDone     = "last change → all changes at the other end of the link"
+	churnCPU = "CPU time for each change"
 
 	burstDone = "burst: last listener opened → all at the other end of the link"
 	burstCPU  = "burst: total CPU time"
@@ -31,9 +29,7 @@ var rates = []int{1, 100, 10_000}
 
 func churnPart() part {
 	return part{"churn", "churn", []measure{
-		{name: churnCPU, unit: "s", modes: ownModes, sizes: rates, sizeUnit: "changes per second", figure: figure{"churn-cpu", lines}},
-		{name: churnSwitches, modes: ownModes, sizes: rates, sizeUnit: "changes per second"},
-		{name: churnDone, unit: "s", modes: ownModes, sizes: rates, sizeUnit: "changes per second"},
+		{name: churnCPU, unit: "s", modes: ownModes, sizes: rates, sizeUnit: "changes per second", figure: "churn-cpu"},
 	}, func(ctx context.Context, b *bench) {
 		var alone sync.Mutex // held at the highest rate, which is too much for all modes at once
 		b.each(ctx, 0, 3*time.Second, func(ctx context.Context, g *guest) {
@@ -56,19 +52,16 @@ func (g *guest) churn(ctx context.Context, rate int, alone *sync.Mutex) {
 		defer alone.Unlock()
 	}
 	before := g.used()
-	n, ended, ports := g.change(ctx, rate, lasts)
-	last := g.peer.settle(ctx, len(ports), ports...)
-	after := g.used()
-	g.b.add(churnCPU, g.mode.name, rate, (after.CPU-before.CPU).Seconds()/n)
-	g.b.add(churnSwitches, g.mode.name, rate, float64(after.Switches-before.Switches)/n)
-	g.b.add(churnDone, g.mode.name, rate, max(last.Sub(ended), 0).Seconds())
+	n, ports := g.change(ctx, rate, lasts)
+	g.peer.settle(ctx, len(ports), ports...)
+	g.b.add(churnCPU, g.mode.name, rate, (g.used().CPU-before.CPU).Seconds()/n)
 	g.fds.close()
 	g.peer.settle(ctx, 0)
 }
 
-// change opens and closes listeners at a rate. It returns the number of changes, the time
-// of the last, and the ports that are still open.
-func (g *guest) change(ctx context.Context, rate int, lasts time.Duration) (n float64, ended time.Time, ports []uint16) {
+// change opens and closes listeners at a rate. It returns the number of changes, and the
+// ports that are still open.
+func (g *guest) change(ctx context.Context, rate int, lasts time.Duration) (n float64, ports []uint16) {
 	inside(g.space, func() {
 		begin := time.Now()
 		total := int(float64(rate) * lasts.Seconds())
@@ -86,19 +79,18 @@ func (g *guest) change(ctx context.Context, rate int, lasts time.Duration) (n fl
 				fd, _ := openSocket(tcpKey(port))
 				g.fds, ports = append(g.fds, fd), append(ports, port)
 			}
-			ended = time.Now()
 			check(schedule.Sleep(ctx, max(time.Millisecond, time.Until(begin.Add(time.Duration(i)*time.Second/time.Duration(rate))))))
 		}
 		n = float64(total)
 	})
-	return n, ended, ports
+	return n, ports
 }
 
 var bursts = []int{2000, 10_000}
 
 func burstPart() part {
 	return part{"burst", "churn", []measure{
-		{name: burstDone, unit: "s", modes: ownModes, sizes: bursts, sizeUnit: "listeners", figure: figure{"burst", lines}},
+		{name: burstDone, unit: "s", modes: ownModes, sizes: bursts, sizeUnit: "listeners", figure: "burst"},
 		{name: burstCPU, unit: "s", modes: ownModes, sizes: bursts, sizeUnit: "listeners"},
 		{name: burstRSS, unit: "B", modes: ownModes, sizes: bursts, sizeUnit: "listeners"},
 	}, func(ctx context.Context, b *bench) {

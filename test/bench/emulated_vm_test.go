@@ -7,6 +7,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"io"
 	"log/slog"
 	"math/rand/v2"
 	"net"
@@ -33,7 +34,7 @@ import (
 // The benchmark runs this test in an emulated machine and collects the samples that it
 // prints.
 func TestMeasureInTheEmulatedMachine(t *testing.T) {
-	b, err := newBench(scale(max(slices.Index(scales, os.Getenv(scaleVariable)), 0)), "", os.Stderr, os.Stdout)
+	b, err := newBench(scale(max(slices.Index(scales, os.Getenv(scaleVariable)), 0)), io.Discard, os.Stderr, os.Stdout)
 	if err != nil {
 		t.Fatal(err)
 	}

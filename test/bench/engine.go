@@ -5,23 +5,19 @@
 package main
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
 	"fmt"
-	"io"
 	"math/rand/v2"
-	"net/http"
-	"net/netip"
-	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
 
 	"github.com/fairlead/fairlead/internal/schedule"
+	"github.com/fairlead/fairlead/test/kit/cluster"
 	"github.com/fairlead/fairlead/test/kit/enclave"
 	"github.com/fairlead/fairlead/test/kit/netns"
 )
@@ -29,73 +25,135 @@ import (
 const (
 	containerPublished = "container starts → message with it as the owner of a published port"
 	containerHost      = "container starts → message with it as the owner of a port in the guest's network"
+	serviceMessage     = "Service is created → message on the link"
+	kubeRSS            = "memory of an agent beside a Kubernetes API server (RSS)"
 )
 
 // Pollers list all that an API has.
-const modeList1, modeList3 = "list 1 s", "list 3 s"
-
 var (
-	listModes = []string{modeBPF, modeList1, modeList3}
-	listEvery = map[string]time.Duration{modeList1: time.Second, modeList3: 3 * time.Second}
+	listModes = []string{modeBPF, "list 1 s", "list 3 s"}
+	listEvery = map[string]time.Duration{"list 1 s": time.Second, "list 3 s": 3 * time.Second}
 )
 
 func enginePart() part {
 	return part{"engine", "engine", []measure{
-		{name: containerPublished, unit: "s", modes: append(append([]string{}, ownModes...), modeList1, modeList3)},
+		{name: containerPublished, unit: "s", modes: listModes},
 		{name: containerHost, unit: "s", modes: ownModes},
 	}, inEnclave(containers)}
 }
 
+func kubePart() part {
+	return part{"kube", "kube", []measure{
+		{name: kubeRSS, unit: "B", modes: []string{modeBPF}},
+		{name: serviceMessage, unit: "s", modes: listModes},
+	}, inEnclave(services)}
+}
+
+// containers starts containers that publish a port, and others that have the guest's
+// network.
 func containers(ctx context.Context, b *bench) {
-	d := startDocker(ctx, b)
+	dir := b.tempDir()
+	b.daemon(ctx, dir, enclave.Dockerd(), func() error { return exec.CommandContext(ctx, "docker", "version").Run() })
+	docker(ctx, "load", "-i", must(enclave.ImageArchive(dir)))
 	var guests []*guest
 	for _, m := range modes {
-		g := b.newGuest(m, must(netns.Open("/proc/self/ns/net")))
-		g.start("--docker-host", "unix://"+enclave.DockerSocket)
-		g.connect(ctx)
-		guests = append(guests, g)
+		guests = append(guests, b.guestHere(ctx, m, "--docker-host", "unix://"+enclave.DockerSocket))
 	}
 	polled := b.of(14, 6, 1) // of all rounds, because pollers are slow
 	for i := range b.of(104, 30, 2) {
-		d.round(ctx, b, guests, i, i < polled)
+		published, host := tcpKey(uint16(20_000+2*i)), tcpKey(uint16(20_001+2*i))
+		name := fmt.Sprintf("bench-%d", i)
+		waits := map[string]wait{modeBPF: guests[0].peer.expect(published, name)}
+		b.list(ctx, waits, i < polled, func() bool {
+			return strings.Contains(docker(ctx, "ps", "--format", "{{.Names}} {{.Ports}}"), name+" 127.")
+		})
+		b.started(ctx, containerPublished, waits, name, "-p", published.AddrPort().String()+":80", enclave.Image, "httpd", "-f")
+		waits = map[string]wait{}
+		for _, g := range guests {
+			if i < polled || g.mode.poll == 0 {
+				waits[g.mode.name] = g.peer.expect(host, name)
+			}
+		}
+		b.started(ctx, containerHost, waits, name, "--network", "host", enclave.Image, "httpd", "-f", "-p", host.AddrPort().String())
 	}
 	for _, g := range guests {
 		g.check(ctx)
 	}
 }
 
-// round starts a container of each kind, and waits until it was seen.
-func (d *dockerd) round(ctx context.Context, b *bench, guests []*guest, i int, polled bool) {
-	for j, measure := range []string{containerPublished, containerHost} {
-		check(schedule.Sleep(ctx, rand.N(300*time.Millisecond)))
-		name := fmt.Sprintf("bench-%d-%d", i, j)
-		k := tcpKey(uint16(20_000 + 2*i + j))
-		waits := map[string]wait{}
-		for _, g := range guests {
-			if polled || g.mode.poll == 0 || measure == containerPublished {
-				waits[g.mode.name] = g.peer.expect(k, name)
-			}
-		}
-		for mode, every := range listEvery {
-			if polled && measure == containerPublished {
-				waits[mode] = pollEach(ctx, every, func() bool { return d.publishes(ctx, name) })
-			}
-		}
-		id, started := d.run(ctx, name, k.AddrPort(), measure == containerHost)
+// started starts a container, measures from the time that the engine notes, and removes
+// it.
+func (b *bench) started(ctx context.Context, measure string, waits map[string]wait, name string, args ...string) {
+	check(schedule.Sleep(ctx, rand.N(300*time.Millisecond)))
+	docker(ctx, append([]string{"run", "-d", "--name", name}, args...)...)
+	at := must(time.Parse(time.RFC3339Nano, docker(ctx, "inspect", "-f", "{{.State.StartedAt}}", name)))
+	for mode, seen := range waits {
+		b.add(measure, mode, 0, seen(ctx).Sub(at).Seconds())
+	}
+	docker(ctx, "rm", "-f", name)
+}
+
+// docker runs the engine's client and returns what it prints.
+func docker(ctx context.Context, args ...string) string {
+	out, err := exec.CommandContext(ctx, "docker", args...).CombinedOutput()
+	if err != nil {
+		check(fmt.Errorf("docker %s: %w: %s", args[0], err, out))
+	}
+	return strings.TrimSpace(string(out))
+}
+
+// services creates Services with node ports, of an API server without kube-proxy.
+func services(ctx context.Context, b *bench) {
+	dir := b.tempDir()
+	c := must(cluster.New(dir, nil))
+	b.cleanup(c.Close)
+	b.daemon(ctx, dir, c.Etcd(), func() error { return c.EtcdAnswers(ctx) })
+	b.daemon(ctx, dir, c.APIServer(enclave.NodeAddr), func() error { return c.Answers(ctx) })
+	g := b.guestHere(ctx, modes[0], "--kubeconfig", c.Kubeconfig)
+	check(schedule.Sleep(ctx, b.lasting(5*time.Second, 5*time.Second, time.Second))) // what the start left to do
+	used := g.used()
+	b.add(kubeRSS, modeBPF, 0, float64(used.RSS))
+	b.extra(kubeRSS, modeBPF, 0, anonymous, float64(used.Anon)/1e6)
+	for i := range b.of(132, 46, 4) {
+		n := 30_000 + i
+		waits := map[string]wait{modeBPF: g.peer.expect(natKey(uint16(n)), "")}
+		check(schedule.Sleep(ctx, 20*time.Millisecond+rand.N(100*time.Millisecond)))
+		b.list(ctx, waits, i < b.of(12, 6, 1), func() bool {
+			return strings.Contains(string(must(c.Do(ctx, "GET", cluster.Services, nil))), `"nodePort":`+strconv.Itoa(n))
+		})
+		began := time.Now()
+		check(c.Service(ctx, "default", fmt.Sprintf("s%d", n), "NodePort", nil, cluster.ServicePort("a", "TCP", 80, n)))
 		for mode, seen := range waits {
-			b.add(measure, mode, 0, seen(ctx).Sub(started).Seconds())
+			b.add(serviceMessage, mode, 0, seen(ctx).Sub(began).Seconds())
 		}
-		d.ask(ctx, http.MethodDelete, "/containers/"+id+"?force=1", nil, nil)
+	}
+	g.check(ctx)
+}
+
+// guestHere starts an agent in this namespace and connects to it.
+func (b *bench) guestHere(ctx context.Context, m mode, flags ...string) *guest {
+	g := b.newGuest(m, must(netns.Open("/proc/self/ns/net")))
+	g.start(flags...)
+	g.connect(ctx)
+	return g
+}
+
+// list adds pollers to waits: they look in intervals, from a random moment on.
+func (b *bench) list(ctx context.Context, waits map[string]wait, polled bool, look func() bool) {
+	for mode, every := range listEvery {
+		if polled {
+			waits[mode] = pollEach(ctx, rand.N(every), every, look)
+		}
 	}
 }
 
-// pollEach calls look in intervals, from a random moment on, until it is true.
-func pollEach(ctx context.Context, every time.Duration, look func() bool) wait {
+// pollEach calls look in intervals until it is true.
+func pollEach(ctx context.Context, first, every time.Duration, look func() bool) wait {
 	var seen time.Time
 	ended := make(chan error, 1)
 	go func() {
 		ended <- attempt(func() {
-			check(schedule.Sleep(ctx, rand.N(every)))
+			check(schedule.Sleep(ctx, first))
 			for !look() {
 				check(schedule.Sleep(ctx, every))
 			}
@@ -106,27 +164,6 @@ func pollEach(ctx context.Context, every time.Duration, look func() bool) wait {
 		check(<-ended)
 		return seen
 	}
-}
-
-// dockerd is Debian's engine in this enclave, and a client of its API.
-type dockerd struct {
-	client *http.Client
-	events *json.Decoder // starts of containers
-}
-
-// startDocker starts the engine, and waits until it has the image.
-func startDocker(ctx context.Context, b *bench) *dockerd {
-	dir := b.tempDir()
-	d := &dockerd{client: unixClient(enclave.DockerSocket)}
-	b.daemon(ctx, dir, enclave.Dockerd(), func() error { return attempt(func() { d.ask(ctx, http.MethodGet, "/_ping", nil, nil) }) })
-	tar := must(os.Open(must(enclave.ImageArchive(dir))))
-	defer func() { _ = tar.Close() }()
-	d.ask(ctx, http.MethodPost, "/images/load", tar, nil)
-	starts := "/events?filters=" + url.QueryEscape(`{"type":["container"],"event":["start"]}`)
-	events := must(d.client.Do(d.request(ctx, http.MethodGet, starts, nil))) //nolint:bodyclose // closed when the part ends
-	b.cleanup(func() { _ = events.Body.Close() })
-	d.events = json.NewDecoder(events.Body)
-	return d
 }
 
 // daemon starts a program that lives until the part ends, and waits until it answers.
@@ -148,62 +185,4 @@ func (b *bench) daemon(ctx context.Context, dir string, args []string, answers f
 		log, _ := os.ReadFile(name)
 		check(fmt.Errorf("%s: %w\n%s", args[0], err, log[max(0, len(log)-1000):]))
 	}
-}
-
-// request is a request to the engine; content is an io.Reader, or sent as JSON.
-func (d *dockerd) request(ctx context.Context, method, path string, content any) *http.Request {
-	kind := "application/x-tar"
-	in, ok := content.(io.Reader)
-	if !ok && content != nil {
-		kind, in = "application/json", bytes.NewReader(must(json.Marshal(content)))
-	}
-	req := must(http.NewRequestWithContext(ctx, method, "http://docker"+path, in))
-	req.Header.Set("Content-Type", kind)
-	return req
-}
-
-// ask sends a request; the answer is JSON, if it is wanted.
-func (d *dockerd) ask(ctx context.Context, method, path string, content, answer any) {
-	text := must(fetch(d.client, d.request(ctx, method, path, content)))
-	if answer != nil {
-		check(json.Unmarshal([]byte(text), answer))
-	}
-}
-
-// run starts a container with a web server, which publishes a port or, with the host's
-// network, has that of the guest. It returns the time of the engine's event.
-func (d *dockerd) run(ctx context.Context, name string, at netip.AddrPort, host bool) (id string, started time.Time) {
-	type object = map[string]any
-	config := object{"Image": enclave.Image, "Cmd": []string{"httpd", "-f", "-p", at.String()}, "HostConfig": object{"NetworkMode": "host"}}
-	if !host {
-		config["Cmd"] = []string{"httpd", "-f", "-p", "80"}
-		config["ExposedPorts"] = object{"80/tcp": object{}}
-		config["HostConfig"] = object{"PortBindings": object{"80/tcp": []object{{"HostIp": at.Addr().String(), "HostPort": fmt.Sprint(at.Port())}}}}
-	}
-	var made struct{ ID string }
-	d.ask(ctx, http.MethodPost, "/containers/create?name="+name, config, &made)
-	d.ask(ctx, http.MethodPost, "/containers/"+made.ID+"/start", nil, nil)
-	var event struct {
-		Actor    struct{ ID string }
-		TimeNano int64 `json:"timeNano"`
-	}
-	for event.Actor.ID != made.ID {
-		check(d.events.Decode(&event))
-	}
-	return made.ID, time.Unix(0, event.TimeNano)
-}
-
-// publishes reports whether a container of that name publishes a port.
-func (d *dockerd) publishes(ctx context.Context, name string) bool {
-	var all []struct {
-		Names []string
-		Ports []struct{ PublicPort uint16 }
-	}
-	d.ask(ctx, http.MethodGet, "/containers/json", nil, &all)
-	for _, c := range all {
-		if strings.Join(c.Names, "") == "/"+name && len(c.Ports) > 0 {
-			return true
-		}
-	}
-	return false
 }

@@ -86,30 +86,22 @@ func serveTCP(c net.Conn) {
 }
 
 // load puts load on a way for about d.
-type load func(ctx context.Context, w *way, d time.Duration) flowSample
-
-// flowSample is what a load measured.
-type flowSample struct {
-	n        float64 // bytes, round trips, connections or datagrams
-	took     time.Duration
-	p50, p99 time.Duration // of each, but for bytes
-	cpu      time.Duration // of the relays
-	lost     float64       // share
-}
+type load func(ctx context.Context, w *way, m *meter, d time.Duration)
 
 // meter measures a load from begin on.
 type meter struct {
 	w     *way
 	begin time.Time
-	used  time.Duration
+	used  time.Duration // CPU time of the relays before
 
 	mu   sync.Mutex
-	n    float64
-	each []time.Duration
+	n    float64         // bytes, round trips, connections or datagrams
+	each []time.Duration // how long each took, but for bytes
 	lost int
 }
 
-func (w *way) meter() *meter { return &meter{w: w, used: w.cpu(), begin: time.Now()} }
+// start begins to measure, when all is set up.
+func (m *meter) start() { m.used, m.begin = m.w.cpu(), time.Now() }
 
 // count counts one, which took d, or failed.
 func (m *meter) count(d time.Duration, err error) {
@@ -123,16 +115,33 @@ func (m *meter) count(d time.Duration, err error) {
 	m.each = append(m.each, d)
 }
 
-func (m *meter) sample() flowSample {
-	s := flowSample{n: m.n, took: time.Since(m.begin), cpu: m.w.cpu() - m.used, lost: float64(m.lost) / (m.n + float64(m.lost))}
+// record ends the measurement.
+func (m *meter) record(b *bench, of measure) {
+	took, cpu := time.Since(m.begin).Seconds(), (m.w.cpu() - m.used).Seconds()
 	if m.n == 0 {
 		check(fmt.Errorf("%s: nothing arrived", m.w.name))
 	}
+	extra := func(name string, v float64) { b.extra(of.name, m.w.name, 0, name, v) }
+	v := m.n / took
 	if n := len(m.each); n > 0 {
 		slices.Sort(m.each)
-		s.p50, s.p99 = m.each[n/2], m.each[n*99/100]
+		p50 := m.each[n/2].Seconds()
+		extra("p99 µs", 1e6*m.each[n*99/100].Seconds())
+		if of.unit == "s" {
+			v = p50
+		} else {
+			extra("p50 µs", 1e6*p50)
+			extra("lost %", 100*float64(m.lost)/(m.n+float64(m.lost)))
+		}
 	}
-	return s
+	b.add(of.name, m.w.name, 0, v)
+	switch {
+	case m.w.name == wayDirect: // nobody carries the bytes
+	case of.unit == "B/s":
+		extra("CPU ms for each MB", 1e9*cpu/m.n)
+	default:
+		extra("CPU µs for each", 1e6*cpu/m.n)
+	}
 }
 
 // dial connects to the server, for d.
@@ -144,12 +153,12 @@ func (w *way) dial(d time.Duration) net.Conn {
 
 // throughput moves bytes on several flows.
 func throughput(flows int, move func(c net.Conn, end time.Time) int64) load {
-	return func(ctx context.Context, w *way, d time.Duration) flowSample {
+	return func(ctx context.Context, w *way, m *meter, d time.Duration) {
 		var conns []net.Conn
 		for range flows {
 			conns = append(conns, w.dial(d))
 		}
-		m := w.meter()
+		m.start()
 		together(ctx, conns, func(_ context.Context, c net.Conn) {
 			defer func() { _ = c.Close() }()
 			moved := move(c, m.begin.Add(d))
@@ -157,7 +166,6 @@ func throughput(flows int, move func(c net.Conn, end time.Time) int64) load {
 			defer m.mu.Unlock()
 			m.n += float64(moved)
 		})
-		return m.sample()
 	}
 }
 
@@ -186,25 +194,24 @@ func pull(c net.Conn, end time.Time) (got int64) {
 }
 
 // roundTrips sends a small message there and back, one at a time.
-func roundTrips(_ context.Context, w *way, d time.Duration) flowSample {
+func roundTrips(_ context.Context, w *way, m *meter, d time.Duration) {
 	c := w.dial(d)
 	defer func() { _ = c.Close() }()
 	must(c.Write([]byte{askEcho}))
-	m := w.meter()
+	m.start()
 	for b := make([]byte, smallSize); time.Since(m.begin) < d; {
 		begin := time.Now()
 		must(c.Write(b))
 		must(io.ReadFull(c, b))
 		m.count(time.Since(begin), nil)
 	}
-	return m.sample()
 }
 
 // connections opens connections at a rate, whatever becomes of those before.
 func connections(rate int) load {
 	const workers = 50 // so many at a time: each has its time to finish
-	return func(ctx context.Context, w *way, d time.Duration) flowSample {
-		m := w.meter()
+	return func(ctx context.Context, w *way, m *meter, d time.Duration) {
+		m.start()
 		each := time.Second * workers / time.Duration(rate)
 		var starts []time.Time
 		for i := range workers {
@@ -219,7 +226,6 @@ func connections(rate int) load {
 				}
 			})
 		})
-		return m.sample()
 	}
 }
 
@@ -241,7 +247,7 @@ func echo(w *way) error {
 }
 
 // echoes has 16 clients send one datagram after another.
-func echoes(ctx context.Context, w *way, d time.Duration) flowSample {
+func echoes(ctx context.Context, w *way, m *meter, d time.Duration) {
 	var all []*echoer
 	for range 16 {
 		e := &echoer{conn: must(w.from.Dial("udp4", w.udp.String()))}
@@ -249,13 +255,12 @@ func echoes(ctx context.Context, w *way, d time.Duration) flowSample {
 		_, _ = e.echo(0, w.patience(2*time.Second)) // to set up the flow is not measured
 		all = append(all, e)
 	}
-	m := w.meter()
+	m.start()
 	together(ctx, all, func(_ context.Context, e *echoer) {
 		for n := uint64(1); time.Since(m.begin) < d; n++ {
 			m.count(e.echo(n, w.patience(200*time.Millisecond)))
 		}
 	})
-	return m.sample()
 }
 
 // echoer is a client of UDP.

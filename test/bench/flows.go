@@ -23,15 +23,15 @@ import (
 
 	"github.com/fairlead/fairlead/internal/forward"
 	"github.com/fairlead/fairlead/test/kit/netns"
+	"github.com/fairlead/fairlead/test/kit/usage"
 )
 
 // The ways from a client to the server; splice is the baseline.
 const (
-	waySplice  = "splice"     // two relays with splice(2), or copying over vsock
-	wayDirect  = "direct"     // client and server in one namespace
-	wayLink    = "fairlead"   // host peer and agent
-	waySocat   = "socat pair" // like splice, with socat
-	wayGvproxy = "gvproxy"    // gvproxy's forwarder and its tap device in the guest
+	waySplice  = "splice"   // two relays with splice(2), or copying over vsock
+	wayDirect  = "direct"   // client and server in one namespace
+	wayLink    = "fairlead" // host peer and agent
+	wayGvproxy = "gvproxy"  // gvproxy's forwarder and its tap device in the guest
 )
 
 const (
@@ -39,7 +39,7 @@ const (
 	roundTrip = "TCP round trip of 64 bytes, 1 flow, median"
 )
 
-var tcpWays = []string{waySplice, wayDirect, wayLink, waySocat, wayGvproxy}
+var tcpWays = []string{waySplice, wayDirect, wayLink, wayGvproxy}
 
 // flowMeasure is a measure, and the load that measures it.
 type flowMeasure struct {
@@ -50,10 +50,10 @@ type flowMeasure struct {
 // flowMeasures returns all measures, with so many connections a second.
 func flowMeasures(rate int) []flowMeasure {
 	return []flowMeasure{
-		{measure{name: toGuest, unit: "B/s", modes: tcpWays, figure: figure{"flows-tcp", bars}}, throughput(1, push)},
+		{measure{name: toGuest, unit: "B/s", modes: tcpWays}, throughput(1, push)},
 		{measure{name: "TCP to the host, 1 flow", unit: "B/s", modes: tcpWays}, throughput(1, pull)},
 		{measure{name: "TCP to the guest, 64 flows", unit: "B/s", modes: tcpWays}, throughput(64, push)},
-		{measure{name: roundTrip, unit: "s", modes: tcpWays, figure: figure{"flows-roundtrip", bars}}, roundTrips},
+		{measure{name: roundTrip, unit: "s", modes: tcpWays}, roundTrips},
 		{measure{name: fmt.Sprintf("TCP connections with 64 bytes each way, %s per second", number(float64(rate))), unit: "per second", modes: tcpWays}, connections(rate)},
 		{measure{name: "UDP echo of 64 bytes, 16 clients, one datagram in flight each", unit: "per second", modes: []string{wayDirect, wayLink, wayGvproxy}}, echoes},
 	}
@@ -65,7 +65,6 @@ func vsockMeasures() []flowMeasure {
 	all := flowMeasures(20)
 	for i := range all {
 		m := &all[i].measure
-		m.figure = figure{}
 		what, rest, _ := strings.Cut(m.name, ",")
 		m.name = what + " over vsock, emulated," + rest
 	}
@@ -82,9 +81,9 @@ func measuresOf(all []flowMeasure) (out []measure) {
 func flowsPart() part {
 	all := flowMeasures(1000)
 	return part{"flows", "flows", measuresOf(all), func(ctx context.Context, b *bench) {
-		starters := []starter{startSplice, startLink, startSocat, startGvproxy}
-		if b.scale != full {
-			starters = starters[:2] // the others need what only "make bench" installs
+		starters := []starter{startSplice, startLink}
+		if b.scale == full { // it is built from source
+			starters = append(starters, startGvproxy)
 		}
 		b.flows(ctx, false, all, b.of(3, 1, 1), b.lasting(time.Second, 500*time.Millisecond, 200*time.Millisecond), starters...)
 	}}
@@ -102,33 +101,13 @@ func (b *bench) flows(ctx context.Context, overVsock bool, all []flowMeasure, ro
 			for _, w := range r.ways {
 				if slices.Contains(m.modes, w.name) {
 					b.progress("%s, %s", m.name, w.name)
-					m.load(ctx, w, d).record(b, m.measure, w.name)
+					run := &meter{w: w}
+					m.load(ctx, w, run, d)
+					run.record(b, m.measure)
 				}
 			}
 		}
 	}
-}
-
-func (s flowSample) record(b *bench, m measure, way string) {
-	perUnit := func(name string, scale float64) {
-		if way != wayDirect && s.n > 0 {
-			b.extra(m.name, way, 0, name, s.cpu.Seconds()*scale/s.n)
-		}
-	}
-	switch m.unit {
-	case "B/s":
-		b.add(m.name, way, 0, s.n/s.took.Seconds())
-		perUnit("CPU ms for each MB", 1e9)
-		return
-	case "s":
-		b.add(m.name, way, 0, s.p50.Seconds())
-	default:
-		b.add(m.name, way, 0, s.n/s.took.Seconds())
-		b.extra(m.name, way, 0, "p50 µs", float64(s.p50.Nanoseconds())/1e3)
-		b.extra(m.name, way, 0, "lost %", 100*s.lost)
-	}
-	b.extra(m.name, way, 0, "p99 µs", float64(s.p99.Nanoseconds())/1e3)
-	perUnit("CPU µs for each", 1e6)
 }
 
 // way is one way to the server.
@@ -146,6 +125,14 @@ func (w *way) patience(d time.Duration) time.Duration {
 		return 15 * d
 	}
 	return d
+}
+
+// cpu is the CPU time of the processes of a way so far.
+func (w *way) cpu() (used time.Duration) {
+	for _, p := range w.procs {
+		used += must(usage.Of(p.Process.Pid)).CPU
+	}
+	return used
 }
 
 // flowRig is a host and a guest, a server in the guest, and the ways to it.
@@ -191,10 +178,7 @@ func (r *flowRig) start(w *way, in *netns.Space, name string, args ...string) {
 	cmd.Stdout, cmd.Stderr = r.b.log, r.b.log
 	check(in.Start(cmd))
 	w.procs = append(w.procs, cmd)
-	r.b.cleanup(func() {
-		_ = cmd.Process.Kill()
-		_ = cmd.Wait()
-	})
+	r.b.cleanup(func() { _, _ = cmd.Process.Kill(), cmd.Wait() })
 }
 
 func startSplice(_ context.Context, r *flowRig) *way {
@@ -210,10 +194,21 @@ func startSplice(_ context.Context, r *flowRig) *way {
 }
 
 // runRelay is all that a process of the way "splice" does: spec is network and address to
-// listen at, and to dial.
+// listen at, and to dial. A vsock address is a port, dialed through the loopback.
 func runRelay(ctx context.Context, spec string) error {
 	f := strings.Fields(spec)
-	l, err := listenAt(f[0], f[1])
+	listen, dial := net.Listen, net.Dial
+	if f[0] == "vsock" {
+		listen = func(_, port string) (net.Listener, error) {
+			return vsock.ListenContextID(unix.VMADDR_CID_ANY, uint32(must(strconv.Atoi(port))), nil)
+		}
+	}
+	if f[2] == "vsock" {
+		dial = func(_, port string) (net.Conn, error) {
+			return vsock.Dial(unix.VMADDR_CID_LOCAL, uint32(must(strconv.Atoi(port))), nil)
+		}
+	}
+	l, err := listen(f[0], f[1])
 	if err != nil {
 		return err
 	}
@@ -223,7 +218,7 @@ func runRelay(ctx context.Context, spec string) error {
 			return err
 		}
 		go func() {
-			d, err := dialAt(f[2], f[3])
+			d, err := dial(f[2], f[3])
 			if err != nil {
 				forward.Reset(c)
 				return
@@ -231,30 +226,6 @@ func runRelay(ctx context.Context, spec string) error {
 			_ = forward.Splice(ctx, c, d, nil)
 		}()
 	}
-}
-
-// listenAt is net.Listen, and also listens on a vsock port.
-func listenAt(network, address string) (net.Listener, error) {
-	if network != "vsock" {
-		return net.Listen(network, address)
-	}
-	port, err := strconv.ParseUint(address, 10, 32)
-	if err != nil {
-		return nil, err
-	}
-	return vsock.ListenContextID(unix.VMADDR_CID_ANY, uint32(port), nil)
-}
-
-// dialAt is net.Dial, and also dials a port of vsock's loopback.
-func dialAt(network, address string) (net.Conn, error) {
-	if network != "vsock" {
-		return net.Dial(network, address)
-	}
-	port, err := strconv.ParseUint(address, 10, 32)
-	if err != nil {
-		return nil, err
-	}
-	return vsock.Dial(unix.VMADDR_CID_LOCAL, uint32(port), nil)
 }
 
 func startLink(_ context.Context, r *flowRig) *way {
@@ -272,22 +243,13 @@ func startLink(_ context.Context, r *flowRig) *way {
 	return w
 }
 
-func startSocat(_ context.Context, r *flowRig) *way {
-	w := &way{name: waySocat, tcp: at(7200)}
-	socket := filepath.Join(r.dir, "socat")
-	r.start(w, r.guest, "socat", "-b65536", "UNIX-LISTEN:"+socket+",fork,backlog=1024", "TCP:"+at(serverTCP).String())
-	r.start(w, r.host, "socat", "-b65536", fmt.Sprintf("TCP-LISTEN:%d,bind=%s,fork,reuseaddr,backlog=1024", w.tcp.Port(), w.tcp.Addr()), "UNIX-CONNECT:"+socket)
-	return w
-}
-
 // startGvproxy uses the addresses that are gvproxy's defaults.
 func startGvproxy(ctx context.Context, r *flowRig) *way {
 	w := &way{name: wayGvproxy, tcp: at(7300), udp: at(7300)}
-	for _, tool := range []string{"gvproxy", "vm"} {
-		build := exec.CommandContext(ctx, "go", "build", "-C", "test/gvproxy", "-o", filepath.Join(r.dir, tool), "github.com/containers/gvisor-tap-vsock/cmd/"+tool)
-		if out, err := build.CombinedOutput(); err != nil {
-			check(fmt.Errorf("build %s (in the root of the repository): %w: %s", tool, err, out))
-		}
+	build := exec.CommandContext(ctx, "go", "build", "-C", "test/gvproxy", "-o", r.dir,
+		"github.com/containers/gvisor-tap-vsock/cmd/gvproxy", "github.com/containers/gvisor-tap-vsock/cmd/vm")
+	if out, err := build.CombinedOutput(); err != nil {
+		check(fmt.Errorf("build gvproxy (in the root of the repository): %w: %s", err, out))
 	}
 	for _, args := range []string{
 		"tuntap add dev tap0 mode tap", "link set tap0 address 5a:94:ef:e4:0c:ee mtu 1500 up",
@@ -299,47 +261,12 @@ func startGvproxy(ctx context.Context, r *flowRig) *way {
 	r.start(w, r.host, filepath.Join(r.dir, "gvproxy"), "-listen", "unix://"+network, "-listen", "unix://"+api, "-ssh-port", "7399")
 	check(eventually(ctx, func() error { _, err := os.Stat(api); return err }))
 	r.start(w, r.guest, filepath.Join(r.dir, "vm"), "-preexisting", "-iface", "tap0", "-url", "unix://"+network)
-	client := unixClient(api)
 	for protocol, port := range map[string]int{"tcp": serverTCP, "udp": serverUDP} {
 		check(eventually(ctx, func() error {
 			expose := fmt.Sprintf(`{"local":%q,"remote":"192.168.127.2:%d","protocol":%q}`, w.tcp, port, protocol)
-			_, err := fetch(client, must(http.NewRequestWithContext(ctx, http.MethodPost, "http://gvproxy/services/forwarder/expose", strings.NewReader(expose))))
+			_, err := fetch(unixClient(api), must(http.NewRequestWithContext(ctx, http.MethodPost, "http://gvproxy/services/forwarder/expose", strings.NewReader(expose))))
 			return err
 		}))
 	}
 	return w
-}
-
-// unixClient returns a client of a server at a unix socket.
-func unixClient(path string) *http.Client {
-	return &http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-		return new(net.Dialer).DialContext(ctx, "unix", path)
-	}}}
-}
-
-// cpu is the CPU time of the processes of a way, and of their children, so far.
-func (w *way) cpu() time.Duration {
-	var ticks int64
-	for _, p := range w.procs {
-		ticks += cpuTicks(p.Process.Pid)
-	}
-	return time.Duration(ticks) * (time.Second / 100) // USER_HZ is 100
-}
-
-func cpuTicks(pid int) (ticks int64) {
-	stat, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid)) // its parent has the time if it ended
-	_, rest, _ := strings.Cut(string(stat), ") ")
-	if f := strings.Fields(rest); len(f) > 14 {
-		for _, v := range f[11:15] { // utime, stime, cutime, cstime
-			n, _ := strconv.ParseInt(v, 10, 64)
-			ticks += n
-		}
-	}
-	children, _ := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", pid, pid))
-	for _, c := range strings.Fields(string(children)) {
-		if n, err := strconv.Atoi(c); err == nil {
-			ticks += cpuTicks(n)
-		}
-	}
-	return ticks
 }

@@ -175,9 +175,9 @@ func (g *guest) connect(ctx context.Context) {
 }
 
 // guest starts a guest with n listeners and connects to it.
-func (b *bench) guest(ctx context.Context, m mode, n int, flags ...string) *guest {
+func (b *bench) guest(ctx context.Context, m mode, n int) *guest {
 	g := b.newGuest(m, nil)
-	g.start(flags...)
+	g.start()
 	g.connect(ctx)
 	g.fill(n)
 	g.peer.settle(ctx, n)
@@ -212,7 +212,7 @@ func (g *guest) check(ctx context.Context) {
 
 // metrics returns the agent's metrics: values by name and labels, as written.
 func (g *guest) metrics(ctx context.Context) (map[string]float64, error) {
-	text, err := g.get(ctx, "http://fairlead/metrics", "")
+	text, err := fetch(unixClient(g.control), must(http.NewRequestWithContext(ctx, http.MethodGet, "http://fairlead/metrics", nil)))
 	out := map[string]float64{}
 	for line := range strings.Lines(text) {
 		if i := strings.LastIndexByte(line, ' '); i > 0 {
@@ -222,23 +222,11 @@ func (g *guest) metrics(ctx context.Context) (map[string]float64, error) {
 	return out, err
 }
 
-// get asks the agent: the host "fairlead" is its control socket.
-func (g *guest) get(ctx context.Context, url, token string) (string, error) {
-	c := &http.Client{Transport: &http.Transport{
-		DisableKeepAlives: true,
-		DialContext: func(ctx context.Context, network, addr string) (net.Conn, error) {
-			if strings.HasPrefix(addr, "fairlead:") {
-				return new(net.Dialer).DialContext(ctx, "unix", g.control)
-			}
-			return g.space.Dial(network, addr)
-		},
-	}}
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
-	if err != nil {
-		return "", err
-	}
-	req.Header.Set("Authorization", "Bearer "+token)
-	return fetch(c, req)
+// unixClient returns a client of a server at a unix socket.
+func unixClient(path string) *http.Client {
+	return &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, "unix", path)
+	}}}
 }
 
 // fetch returns the body of an answer, which must be a success.

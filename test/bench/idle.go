@@ -6,14 +6,11 @@ package main
 
 import (
 	"context"
-	"errors"
 	"os"
 	"os/exec"
-	"regexp"
 	"time"
 
 	"github.com/fairlead/fairlead/internal/schedule"
-	"github.com/fairlead/fairlead/internal/status"
 	"github.com/fairlead/fairlead/test/kit/usage"
 )
 
@@ -23,33 +20,25 @@ const (
 	idleSwitches = "context switches of an idle agent"
 	idleRSS      = "memory of an idle agent (RSS)"
 
-	pageSwitches = "context switches of an idle agent, by enabled status endpoints"
-	pageRSS      = "memory of an idle agent (RSS), by enabled status endpoints"
-
 	anonymous = "anonymous, MB"
 )
 
 // idleSizes are numbers of listeners, and of NAT rules.
 var idleSizes = []int{0, 1000, 10_000}
 
-var pageModes = []string{"none", "metrics and dashboard", "both, after use"}
-
 func idlePart() part {
 	of := "listeners and rules"
 	return part{"idle", "idle", []measure{
-		{name: idleCPU, unit: "%", modes: ownModes, sizes: idleSizes, sizeUnit: of, figure: figure{"idle-cpu", lines}},
+		{name: idleCPU, unit: "%", modes: ownModes, sizes: idleSizes, sizeUnit: of, figure: "idle-cpu"},
 		{name: idleAwake, unit: "per minute", modes: ownModes, sizes: idleSizes, sizeUnit: of},
-		{name: idleSwitches, unit: "per second", modes: ownModes, sizes: idleSizes, sizeUnit: of, figure: figure{"idle-wakeups", lines}},
+		{name: idleSwitches, unit: "per second", modes: ownModes, sizes: idleSizes, sizeUnit: of},
 		{name: idleRSS, unit: "B", modes: ownModes, sizes: idleSizes, sizeUnit: of},
-		{name: pageSwitches, unit: "per second", modes: pageModes},
-		{name: pageRSS, unit: "B", modes: pageModes},
 	}, idle}
 }
 
 // idler is an agent that is left alone.
 type idler struct {
 	*guest
-	page   string // the mode of its status side, if that is measured
 	size   int
 	dumps  dumps // when it was ready
 	before usage.Usage
@@ -63,17 +52,6 @@ func idle(ctx context.Context, b *bench) {
 		for _, m := range modes {
 			all = append(all, &idler{guest: b.busyGuest(ctx, m, n), size: n})
 		}
-	}
-	for _, page := range pageModes {
-		var flags []string
-		if page != pageModes[0] {
-			flags = []string{"--metrics-addr", "127.0.0.1:9464", "--web-addr", "127.0.0.1:7420"}
-		}
-		g := b.guest(ctx, modes[0], 0, flags...)
-		if page == pageModes[2] {
-			g.usePage(ctx)
-		}
-		all = append(all, &idler{guest: g, page: page})
 	}
 	for _, i := range all {
 		i.dumps = i.dumped(ctx)
@@ -128,19 +106,15 @@ func (i *idler) record(ctx context.Context) {
 	now := i.used()
 	i.check(ctx)
 	took := now.At.Sub(i.before.At)
-	mode, switches, rss := i.page, pageSwitches, pageRSS
-	if mode == "" {
-		mode, switches, rss = i.mode.name, idleSwitches, idleRSS
-		cpu := now.Core(i.before)
-		if i.mode.poll == 0 {
-			cpu += i.dumped(ctx).longTerm(i.dumps)
-		}
-		i.b.add(idleCPU, mode, i.size, cpu)
-		i.b.add(idleAwake, mode, i.size, float64(i.awake)/took.Minutes())
+	cpu := now.Core(i.before)
+	if i.mode.poll == 0 {
+		cpu += i.dumped(ctx).longTerm(i.dumps)
 	}
-	i.b.add(switches, mode, i.size, float64(now.Switches-i.before.Switches)/took.Seconds())
-	i.b.add(rss, mode, i.size, float64(now.RSS))
-	i.b.extra(rss, mode, i.size, anonymous, float64(now.Anon)/1e6)
+	i.b.add(idleCPU, i.mode.name, i.size, cpu)
+	i.b.add(idleAwake, i.mode.name, i.size, float64(i.awake)/took.Minutes())
+	i.b.add(idleSwitches, i.mode.name, i.size, float64(now.Switches-i.before.Switches)/took.Seconds())
+	i.b.add(idleRSS, i.mode.name, i.size, float64(now.RSS))
+	i.b.extra(idleRSS, i.mode.name, i.size, anonymous, float64(now.Anon)/1e6)
 }
 
 // dumps are an agent's dumps of all sockets.
@@ -163,23 +137,4 @@ func (d dumps) longTerm(before dumps) float64 {
 	}
 	one := time.Duration(float64(d.took-before.took) / n)
 	return 100 * one.Seconds() / max(time.Minute, min(30_000*one, 10*time.Minute)).Seconds()
-}
-
-// webURL matches the dashboard's URL, which has the token.
-var webURL = regexp.MustCompile(`^(http://[^/]+)/#token=(\S+)`)
-
-// usePage reads the metrics and the dashboard, and follows its events twice.
-func (g *guest) usePage(ctx context.Context) {
-	m := webURL.FindStringSubmatch(must(status.NewClient(g.control).WebURL(ctx)))
-	if m == nil {
-		check(errors.New("the agent's URL has no token"))
-	}
-	for _, u := range []string{"http://127.0.0.1:9464/metrics", m[1] + "/", m[1] + "/v1/events", m[1] + "/v1/events"} {
-		reading, cancel := context.WithTimeout(ctx, 2*time.Second)
-		_, err := g.get(reading, u, m[2])
-		if reading.Err() == nil { // events do not end
-			check(err)
-		}
-		cancel()
-	}
 }

@@ -27,10 +27,10 @@ const (
 
 func latencyPart() part {
 	return part{"latency", "latency", []measure{
-		{name: openMessage, unit: "s", modes: ownModes, figure: figure{"latency-open", cdf}},
+		{name: openMessage, unit: "s", modes: ownModes},
 		{name: bindMessage, unit: "s", modes: ownModes},
 		{name: openHost, unit: "s", modes: ownModes},
-		{name: closeMessage, unit: "s", modes: ownModes, figure: figure{"latency-close", cdf}},
+		{name: closeMessage, unit: "s", modes: ownModes},
 	}, func(ctx context.Context, b *bench) {
 		var probes []*probe
 		for _, m := range modes {

@@ -9,6 +9,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -44,7 +45,7 @@ func run(ctx context.Context, args []string, out, log io.Writer) error {
 	fs.SetOutput(log)
 	size := fs.String("scale", "full", "how much to measure: full, quick or tiny (seconds; shows that it works)")
 	only := fs.String("only", "", "the parts to measure, separated by commas: "+strings.Join(names(parts()), ","))
-	jsonl := fs.String("json", "", "write the results as JSON lines to this file")
+	jsonl := fs.String("json", os.DevNull, "write the results as JSON lines to this file")
 	dir := fs.String("report", "", "write README.md and figures to this directory instead of tables to standard output")
 	render := fs.String("render", "", "measure nothing, and report this file of JSON lines")
 	emit := fs.Bool("emit", false, "write samples to standard output instead of a report; for internal use")
@@ -56,19 +57,19 @@ func run(ctx context.Context, args []string, out, log io.Writer) error {
 		return runRelay(ctx, *relay)
 	}
 	chosen, err := choose(parts(), *only)
-	if err != nil {
-		return err
-	}
 	scale := scale(slices.Index(scales, *size))
 	if scale < 0 {
-		return fmt.Errorf("-scale %q: want one of %s", *size, strings.Join(scales, ", "))
+		err = fmt.Errorf("-scale %q: want one of %s", *size, strings.Join(scales, ", "))
+	}
+	if err != nil {
+		return err
 	}
 	var res *results
 	switch {
 	case *render != "":
 		res, err = readFile(*render)
 	case *emit:
-		_, err = measureAll(ctx, chosen, scale, "", log, out)
+		_, err = measureAll(ctx, chosen, scale, os.DevNull, log, out)
 		return err
 	default:
 		res, err = measureAll(ctx, chosen, scale, *jsonl, log, nil)
@@ -99,10 +100,7 @@ func names(ps []part) (out []string) {
 }
 
 func choose(all []part, only string) (chosen []part, err error) {
-	if only == "" {
-		return all, nil
-	}
-	for name := range strings.SplitSeq(only, ",") {
+	for name := range strings.SplitSeq(cmp.Or(only, strings.Join(names(all), ",")), ",") {
 		i := slices.Index(names(all), name)
 		if i < 0 {
 			return nil, fmt.Errorf("-only %q: want any of %s", name, strings.Join(names(all), ", "))
@@ -124,13 +122,17 @@ func measureAll(ctx context.Context, chosen []part, scale scale, jsonl string, l
 			return nil, fmt.Errorf("set up the namespaces: %w", err)
 		}
 	}
-	b, err := newBench(scale, jsonl, log, emit)
+	out, err := os.Create(jsonl)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, out.Close()) }()
+	b, err := newBench(scale, out, log, emit)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, b.close()) }()
 	res := &results{machine: thisMachine(ctx, scale)}
-	began := time.Now()
 	b.write(line{Machine: &res.machine})
 	for _, p := range chosen {
 		cells, failure := b.measure(ctx, p)
@@ -142,7 +144,7 @@ func measureAll(ctx context.Context, chosen []part, scale scale, jsonl string, l
 			return res, errors.Join(err, ctx.Err())
 		}
 	}
-	res.machine.Seconds, res.machine.LoadAfter = time.Since(began).Seconds(), loadAverage()
+	res.machine.Seconds, res.machine.LoadAfter = time.Since(b.began).Seconds(), loadAverage()
 	b.write(line{Machine: &res.machine})
 	return res, err
 }
@@ -154,10 +156,8 @@ func thisMachine(ctx context.Context, scale scale) machine {
 		Date: time.Now().UTC().Truncate(time.Second), Load: loadAverage(), Scale: scales[scale],
 	}
 	cpu, _ := os.ReadFile("/proc/cpuinfo")
-	for line := range strings.Lines(string(cpu)) {
-		if key, value, _ := strings.Cut(line, ":"); strings.TrimSpace(key) == "model name" {
-			m.CPU = strings.TrimSpace(value)
-		}
+	if _, model, ok := strings.Cut(string(cpu), "model name"); ok {
+		m.CPU, _, _ = strings.Cut(strings.TrimLeft(model, "\t: "), "\n")
 	}
 	var info unix.Sysinfo_t
 	if unix.Sysinfo(&info) == nil {
@@ -167,9 +167,8 @@ func thisMachine(ctx context.Context, scale scale) machine {
 	if unix.Uname(&u) == nil {
 		m.Kernel = unix.ByteSliceToString(u.Release[:])
 	}
-	if out, err := exec.CommandContext(ctx, "git", "describe", "--always", "--abbrev=12", "--exclude=*", "--dirty=+").Output(); err == nil {
-		m.Commit = strings.TrimSpace(string(out))
-	}
+	commit, _ := exec.CommandContext(ctx, "git", "describe", "--always", "--abbrev=12", "--exclude=*", "--dirty=+").Output()
+	m.Commit = strings.TrimSpace(string(commit))
 	return m
 }
 

@@ -21,7 +21,7 @@ var lifetimes = []int{1, 10, 100, 1000, 5000}
 
 func missedPart() part {
 	return part{"missed", "missed", []measure{
-		{name: missedShare, unit: "%", modes: ownModes, sizes: lifetimes, sizeUnit: "ms lifetime", figure: figure{"missed", lines}},
+		{name: missedShare, unit: "%", modes: ownModes, sizes: lifetimes, sizeUnit: "ms lifetime", figure: "missed"},
 	}, missed}
 }
 

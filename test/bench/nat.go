@@ -12,7 +12,6 @@ import (
 	"math/rand/v2"
 	"os/exec"
 	"regexp"
-	"runtime"
 	"strconv"
 	"strings"
 	"sync"
@@ -30,10 +29,7 @@ import (
 )
 
 // The clock starts before the commit, because the kernel notifies before it returns.
-const (
-	natMessage = "NAT commit is sent → message on the link"
-	natCPU     = "CPU time for each NAT commit, one every 3 s"
-)
+const natMessage = "NAT commit is sent → message on the link"
 
 const modeDump1, modeSave3 = "dump 1 s", "iptables-save 3 s"
 
@@ -44,8 +40,7 @@ var natSizes = []int{10, 1000, 10_000}
 
 func natPart() part {
 	return part{"nat", "nat", []measure{
-		{name: natMessage, unit: "s", modes: natModes, sizes: natSizes, sizeUnit: "rules", figure: figure{"nat-latency", lines}},
-		{name: natCPU, unit: "s", modes: natModes, sizes: natSizes, sizeUnit: "rules", figure: figure{"nat-cpu", lines}},
+		{name: natMessage, unit: "s", modes: natModes, sizes: natSizes, sizeUnit: "rules", figure: "nat-latency"},
 	}, func(ctx context.Context, b *bench) {
 		for _, n := range b.sizes(natSizes) {
 			b.nat(ctx, n)
@@ -59,7 +54,6 @@ type natWatcher interface {
 	commit(p uint16) (began time.Time)
 	// expect waits until the port is seen.
 	expect(p uint16) wait
-	cpu() time.Duration
 	// verify fails unless it worked as its name says.
 	verify(ctx context.Context)
 }
@@ -77,24 +71,16 @@ func (b *bench) nat(ctx context.Context, n int) {
 	})
 }
 
-// sampleNAT makes a change every 3 s, for the CPU time, and then many more for the
-// mode that need not wait for its next poll.
+// sampleNAT makes a change at a random moment now and then for a poller, and many more
+// for the mode that need not wait for its next poll.
 func (b *bench) sampleNAT(ctx context.Context, w natWatcher, mode string, n int) {
-	const pace = 3 * time.Second
-	rounds, more := b.of(8, 4, 1), 0
+	rounds, pause := b.of(8, 4, 1), 3*time.Second
 	if mode == modeBPF {
-		more = b.of(240, 120, 10)
+		rounds, pause = b.of(240, 120, 10), 40*time.Millisecond
 	}
-	before, began := w.cpu(), time.Now()
 	for i := range rounds {
-		check(schedule.Sleep(ctx, time.Until(began.Add(time.Duration(i)*pace+rand.N(pace/2)))))
+		check(schedule.Sleep(ctx, rand.N(pause)))
 		b.oneNAT(ctx, w, natMessage, mode, n, uint16(1+i))
-	}
-	check(schedule.Sleep(ctx, time.Until(began.Add(time.Duration(rounds)*pace))))
-	b.add(natCPU, mode, n, (w.cpu()-before).Seconds()/float64(rounds))
-	for i := range more {
-		check(schedule.Sleep(ctx, 20*time.Millisecond+rand.N(20*time.Millisecond)))
-		b.oneNAT(ctx, w, natMessage, mode, n, uint16(1+rounds+i))
 	}
 }
 
@@ -177,8 +163,6 @@ func newNATAgent(ctx context.Context, b *bench, n int) natAgent {
 
 func (a natAgent) expect(p uint16) wait { return a.peer.expect(natKey(p), "") }
 
-func (a natAgent) cpu() time.Duration { return a.used().CPU }
-
 // verify also fails if the agent polls for rules.
 func (a natAgent) verify(ctx context.Context) {
 	a.check(ctx)
@@ -195,13 +179,12 @@ type natPoller struct {
 	tool bool // rules are added by iptables
 
 	seen sync.Mutex // of what follows
-	used time.Duration
 	want map[uint16]chan time.Time
 	err  error
 }
 
-// reader returns the ports below 20000 that have rules, and the CPU time that it took.
-type reader func(s *netns.Space) (ports []uint16, used time.Duration)
+// reader returns the ports below 20000 that have rules.
+type reader func(s *netns.Space) []uint16
 
 func newNATPoller(ctx context.Context, b *bench, n int, every time.Duration, read reader, tool bool) *natPoller {
 	s := must(netns.New())
@@ -217,19 +200,17 @@ func newNATPoller(ctx context.Context, b *bench, n int, every time.Duration, rea
 		defer close(done)
 		for next := time.Now().Add(every); schedule.Sleep(ctx, time.Until(next)) == nil; next = next.Add(every) {
 			var ports []uint16
-			var used time.Duration
-			err := attempt(func() { ports, used = read(s) })
-			p.receive(ports, used, err)
+			err := attempt(func() { ports = read(s) })
+			p.receive(ports, err)
 		}
 	}()
 	return p
 }
 
-func (p *natPoller) receive(ports []uint16, used time.Duration, err error) {
+func (p *natPoller) receive(ports []uint16, err error) {
 	now := time.Now()
 	p.seen.Lock()
 	defer p.seen.Unlock()
-	p.used += used
 	p.err = errors.Join(p.err, err)
 	for _, port := range ports {
 		if c, ok := p.want[port]; ok {
@@ -257,20 +238,14 @@ func (p *natPoller) expect(port uint16) wait {
 	return arrival(c, nil, nil, fmt.Sprintf("port %d", port))
 }
 
-func (p *natPoller) cpu() time.Duration {
+func (p *natPoller) verify(context.Context) {
 	p.seen.Lock()
 	defer p.seen.Unlock()
 	check(p.err)
-	return p.used
 }
 
-func (p *natPoller) verify(context.Context) { p.cpu() }
-
 // dumpPorts dumps the rules from the kernel, at the lowest possible cost.
-func dumpPorts(s *netns.Space) (ports []uint16, used time.Duration) {
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	began := threadTime()
+func dumpPorts(s *netns.Space) (ports []uint16) {
 	c := must(netlink.Dial(unix.NETLINK_NETFILTER, &netlink.Config{NetNS: s.FD(), MessageBufferSize: 256 << 10}))
 	defer func() { _ = c.Close() }()
 	must(c.Send(netlink.Message{
@@ -283,7 +258,7 @@ func dumpPorts(s *netns.Space) (ports []uint16, used time.Duration) {
 			ports = append(ports, p)
 		}
 	}
-	return ports, threadTime() - began
+	return ports
 }
 
 // comparedPort finds a comparison with two bytes in a rule: an attribute of type 1
@@ -300,7 +275,7 @@ func comparedPort(b []byte) (uint16, bool) {
 var dport = regexp.MustCompile(`--dport (\d{1,4}) `) // below 10000: those that are added
 
 // savedPorts reads the rules with iptables-save.
-func savedPorts(s *netns.Space) (ports []uint16, used time.Duration) {
+func savedPorts(s *netns.Space) (ports []uint16) {
 	cmd := exec.Command("iptables-nft-save", "-t", "nat")
 	var out strings.Builder
 	cmd.Stdout = &out
@@ -308,5 +283,5 @@ func savedPorts(s *netns.Space) (ports []uint16, used time.Duration) {
 	for _, m := range dport.FindAllStringSubmatch(out.String(), -1) {
 		ports = append(ports, uint16(must(strconv.Atoi(m[1]))))
 	}
-	return ports, cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime()
+	return ports
 }

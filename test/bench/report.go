@@ -8,6 +8,7 @@ import (
 	_ "embed"
 	"fmt"
 	"io"
+	"maps"
 	"math"
 	"os"
 	"path/filepath"
@@ -56,28 +57,15 @@ type section struct {
 // writeReport writes the report to w and its figures to dir; without a directory it
 // writes the tables only.
 func writeReport(w io.Writer, dir string, res *results) error {
-	drawn, err := drawAll(dir, res)
-	if err != nil {
-		return err
-	}
 	t, err := template.New("").Funcs(template.FuncMap{
 		"join":    func(s []string) string { return strings.ReplaceAll(strings.Join(s, " | "), "\n", " ") },
 		"rule":    func(head []string) string { return "---" + strings.Repeat("|--:", len(head)-1) },
-		"part":    func(name string) *section { return res.section(name, drawn) },
+		"part":    func(name string) (*section, error) { return res.section(name, dir) },
 		"glance":  func() table { return res.glance(glances) },
 		"targets": func() table { return res.targets(targets) },
 		"reasons": func() []string { return res.reasons(targets, parseReasons(reasons)) },
-		"absent":  func() string { return strings.Join(res.absent(), ", ") },
 		"failed": func() []cell {
 			return slices.DeleteFunc(slices.Clone(res.cells), func(c cell) bool { return c.Failed == "" })
-		},
-		"sections": func() (out []*section) {
-			for _, p := range parts() {
-				if s := res.section(p.section, nil); s != nil && p.section == p.name {
-					out = append(out, s)
-				}
-			}
-			return out
 		},
 		"seconds": func(s float64) time.Duration { return time.Duration(s) * time.Second },
 	}).Parse(document)
@@ -85,9 +73,19 @@ func writeReport(w io.Writer, dir string, res *results) error {
 		return err
 	}
 	if dir == "" {
-		return t.ExecuteTemplate(w, "brief", nil)
+		return t.ExecuteTemplate(w, "brief", sections())
 	}
 	return t.Execute(w, res.machine)
+}
+
+// sections returns the names of all sections, in order.
+func sections() (names []string) {
+	for _, p := range parts() {
+		if !slices.Contains(names, p.section) {
+			names = append(names, p.section)
+		}
+	}
+	return names
 }
 
 // writeReportDir writes README.md and its figures to dir, and removes other figures.
@@ -95,10 +93,7 @@ func writeReportDir(dir string, res *results) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
 	}
-	old, err := filepath.Glob(filepath.Join(dir, "*.svg"))
-	if err != nil {
-		return err
-	}
+	old, _ := filepath.Glob(filepath.Join(dir, "*.svg")) // the pattern is a good one
 	for _, f := range old {
 		if err := os.Remove(f); err != nil {
 			return err
@@ -112,25 +107,35 @@ func writeReportDir(dir string, res *results) error {
 	return writeReport(f, dir, res)
 }
 
-// drawAll draws the figures of all measures that have results, and returns which.
-func drawAll(dir string, res *results) (drawn map[string]bool, err error) {
-	drawn = map[string]bool{}
-	if dir == "" {
-		return drawn, nil
-	}
+// section returns nil if nothing of the section was measured. Its figures are written to
+// dir, if there is one.
+func (r *results) section(name, dir string) (*section, error) {
+	s := &section{}
+	var methods []string
 	for _, p := range parts() {
 		for _, m := range p.measures {
-			cells := res.measured(m)
-			if m.figure.file == "" || len(cells) == 0 {
+			cells := r.measured(m)
+			if p.section != name || len(cells) == 0 {
 				continue
 			}
-			drawn[m.figure.file] = true
-			if err := draw(filepath.Join(dir, m.figure.file+".svg"), m.figure.kind, cells); err != nil {
-				return nil, fmt.Errorf("%s: %w", m.figure.file, err)
+			if m.figure != "" && dir != "" {
+				s.Figures = append(s.Figures, fmt.Sprintf("![%s](%s.svg)", m.name, m.figure))
+				if err := draw(filepath.Join(dir, m.figure+".svg"), cells); err != nil {
+					return nil, fmt.Errorf("%s: %w", m.figure, err)
+				}
+			}
+			s.Tables = append(s.Tables, m.table(cells))
+			for _, c := range cells {
+				if by := c.Mode + ": " + c.By; c.By != "" && !slices.Contains(methods, by) {
+					methods = append(methods, by)
+				}
 			}
 		}
 	}
-	return drawn, nil
+	if s.Methods = strings.Join(methods, "; "); len(s.Tables) == 0 {
+		return nil, nil
+	}
+	return s, nil
 }
 
 // measured returns the cells of a measure that did not fail, by size and mode.
@@ -145,109 +150,41 @@ func (r *results) measured(m measure) (cells []cell) {
 	return cells
 }
 
-// section returns nil if nothing of the part was measured.
-func (r *results) section(name string, drawn map[string]bool) *section {
-	s := &section{}
-	var methods []string
-	for _, p := range parts() {
-		for _, m := range p.measures {
-			cells := r.measured(m)
-			if p.section != name || len(cells) == 0 {
-				continue
-			}
-			if drawn[m.figure.file] {
-				s.Figures = append(s.Figures, fmt.Sprintf("![%s](%s.svg)", m.name, m.figure.file))
-			}
-			s.Tables = append(s.Tables, m.table(cells))
-			for _, c := range cells {
-				if by := c.Mode + ": " + c.By; c.By != "" && !slices.Contains(methods, by) {
-					methods = append(methods, by)
-				}
-			}
-		}
-	}
-	if s.Methods = strings.Join(methods, "; "); len(s.Tables) == 0 {
-		return nil
-	}
-	return s
-}
-
-// absent returns the sections of which nothing was measured.
-func (r *results) absent() (names []string) {
-	for _, p := range parts() {
-		if r.section(p.section, nil) == nil && !slices.Contains(names, p.section) {
-			names = append(names, p.section)
-		}
-	}
-	return names
-}
-
 // table has a row for each cell. Ratios are to the first mode at the same size.
 func (m measure) table(cells []cell) table {
-	sampled := slices.ContainsFunc(cells, func(c cell) bool { return c.Dist != nil })
-	var extras []string
-	for _, c := range cells {
-		for name := range c.Extra {
-			if !slices.Contains(extras, name) {
-				extras = append(extras, name)
-			}
-		}
-	}
-	slices.Sort(extras)
-	head := []string{"mode", "value"}
-	if sampled {
-		head = []string{"mode", "n", "median", "±", "p99", "max"}
-	}
-	if len(m.sizes) > 0 {
-		head = append([]string{m.sizeUnit}, head...)
-	}
-	t := table{Title: m.name, Head: slices.Concat(head, []string{"ratio"}, extras)}
+	t := table{Title: m.name, Head: []string{"mode", "n", "median", "±", "p99", "max", "ratio", "also"}}
 	var base cell
 	for _, c := range cells {
+		label, times, also := c.Mode, "", []string{}
+		if len(m.sizes) > 0 {
+			label = number(c.Size) + " " + m.sizeUnit + ", " + label
+		}
 		if c.Mode == m.modes[0] {
 			base = c
+		} else if c.Size == base.Size {
+			times = ratio(c.Value, base.Value)
 		}
-		var row []string
-		if len(m.sizes) > 0 {
-			row = append(row, number(c.Size))
+		for _, name := range slices.Sorted(maps.Keys(c.Extra)) {
+			also = append(also, name+" "+number(c.Extra[name]))
 		}
-		row = append(row, c.Mode)
-		if sampled {
-			row = append(row, c.samples()...)
-		} else {
-			row = append(row, value(c.Value, c.Unit))
+		margin, p99 := missing, missing
+		if c.Margin != 0 {
+			margin = value(c.Margin, c.Unit)
 		}
-		if c.Mode != base.Mode && c.Size == base.Size {
-			row = append(row, ratio(c.Value, base.Value))
-		} else {
-			row = append(row, "")
+		if c.N >= enoughForP99 {
+			p99 = value(c.P99, c.Unit)
 		}
-		for _, name := range extras {
-			text := ""
-			if v, ok := c.Extra[name]; ok {
-				text = number(v)
-			}
-			row = append(row, text)
+		t.Rows = append(t.Rows, []string{
+			label, number(float64(c.N)), value(c.Value, c.Unit), margin, p99, value(c.Max, c.Unit), times, strings.Join(also, ", "),
+		})
+	}
+	if !slices.ContainsFunc(cells, func(c cell) bool { return len(c.Extra) > 0 }) {
+		t.Head = t.Head[:7]
+		for i := range t.Rows {
+			t.Rows[i] = t.Rows[i][:7]
 		}
-		t.Rows = append(t.Rows, row)
 	}
 	return t
-}
-
-// samples is n, median, confidence, p99 and max.
-func (c cell) samples() []string {
-	d := c.Dist
-	if d == nil {
-		return []string{"1", value(c.Value, c.Unit), missing, missing, value(c.Value, c.Unit)}
-	}
-	sure, p99 := missing, missing
-	if d.Lo != 0 || d.Hi != 0 {
-		sure = value(max(d.Hi-d.P50, d.P50-d.Lo), c.Unit)
-	}
-	if d.N >= enoughForP99 {
-		p99 = value(d.P99, c.Unit)
-	}
-	return []string{number(float64(d.N)), value(d.P50, c.Unit), sure, p99, value(d.Max, c.Unit)}
 }
 
 var printer = message.NewPrinter(language.English)

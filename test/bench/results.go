@@ -39,10 +39,9 @@ type cell struct {
 	Mode     string  `json:"mode"`
 	Size     float64 `json:"size,omitempty"`
 	SizeUnit string  `json:"size_unit,omitempty"`
-	Unit     string  `json:"unit"`         // of Value and Dist
+	Unit     string  `json:"unit"`
 	By       string  `json:"by,omitempty"` // the method in use, as the agent reports it
-	Value    float64 `json:"value"`        // the only sample, or the median
-	Dist     *dist   `json:"dist,omitempty"`
+	dist
 	// Extra holds further figures of the same measurement; the name has the unit.
 	Extra  map[string]float64 `json:"extra,omitempty"`
 	Failed string             `json:"failed,omitempty"` // why there is no figure
@@ -50,31 +49,23 @@ type cell struct {
 
 // dist is a distribution of samples.
 type dist struct {
-	N   int     `json:"n"`
-	Min float64 `json:"min"`
-	P50 float64 `json:"p50"`
-	P90 float64 `json:"p90"`
-	P99 float64 `json:"p99"`
-	Max float64 `json:"max"`
-	// Lo and Hi enclose the median with a confidence of 95 %; both are 0 if there are
+	N     int     `json:"n"`
+	Value float64 `json:"value"` // the median
+	P99   float64 `json:"p99"`
+	Max   float64 `json:"max"`
+	// Margin is how far the median may be off, with a confidence of 95 %; 0 if there are
 	// too few samples to tell.
-	Lo float64 `json:"lo,omitempty"`
-	Hi float64 `json:"hi,omitempty"`
-	// Quantiles are the values at 0, 1, … 100 percent.
-	Quantiles []float64 `json:"quantiles"`
+	Margin float64 `json:"margin,omitempty"`
 }
 
-// summarize sorts the samples, of which there is at least one.
-func summarize(samples []float64) *dist {
+// summarize needs at least one sample.
+func summarize(samples []float64) dist {
 	sorted := benchmath.NewSample(samples, &benchmath.DefaultThresholds)
 	median := benchmath.AssumeNothing.Summary(sorted, 0.95)
-	at := stats.Sample{Xs: sorted.Values, Sorted: true}.Quantile
-	d := &dist{N: len(samples), Min: at(0), P50: median.Center, P90: at(0.9), P99: at(0.99), Max: at(1)}
-	if !math.IsInf(median.Lo, 0) && !math.IsInf(median.Hi, 0) {
-		d.Lo, d.Hi = median.Lo, median.Hi
-	}
-	for q := range 101 {
-		d.Quantiles = append(d.Quantiles, at(float64(q)/100))
+	all := stats.Sample{Xs: sorted.Values, Sorted: true}
+	d := dist{N: len(samples), Value: median.Center, P99: all.Quantile(0.99), Max: all.Quantile(1)}
+	if margin := max(median.Hi-median.Center, median.Center-median.Lo); !math.IsInf(margin, 0) {
+		d.Margin = margin
 	}
 	return d
 }

@@ -16,16 +16,20 @@ type ref struct {
 	p99           bool
 }
 
+func bpf(measure string, size int) ref { return ref{measure: measure, mode: modeBPF, size: size} }
+
+func (f ref) at99() ref {
+	f.p99 = true
+	return f
+}
+
 // figure returns the figure and its unit, if it was measured.
 func (r *results) figure(f ref) (v float64, unit string, ok bool) {
 	c, ok := r.find(f.measure, f.mode, f.size)
-	switch {
-	case !ok || !f.p99:
-		return c.Value, c.Unit, ok
-	case c.Dist == nil || c.Dist.N < enoughForP99:
-		return 0, "", false
+	if f.p99 {
+		return c.P99, c.Unit, ok && c.N >= enoughForP99
 	}
-	return c.Dist.P99, c.Unit, true
+	return c.Value, c.Unit, ok
 }
 
 // glance is a row of the first table: events beside two pollers.
@@ -34,7 +38,6 @@ type glance struct {
 	measure string
 	size    int
 	pollers []string // ownModes[1:] if nil
-	more    bool     // more is better
 }
 
 var glances = []glance{
@@ -46,10 +49,10 @@ var glances = []glance{
 	{what: "container in the guest's network has its owner, median", measure: containerHost},
 	{what: "published port of a container has its owner, median (pollers: list of containers)", measure: containerPublished, pollers: listModes[1:]},
 	{what: "node port of a Service reported, median (pollers: list of Services)", measure: serviceMessage, pollers: listModes[1:]},
-	{what: "ports seen that live 10 ms", measure: missedShare, size: 10, more: true},
-	{what: "ports seen that live 100 ms", measure: missedShare, size: 100, more: true},
-	{what: "ports seen that live 1 s", measure: missedShare, size: 1000, more: true},
-	{what: "ports seen that live 5 s", measure: missedShare, size: 5000, more: true},
+	{what: "ports seen that live 10 ms", measure: missedShare, size: 10},
+	{what: "ports seen that live 100 ms", measure: missedShare, size: 100},
+	{what: "ports seen that live 1 s", measure: missedShare, size: 1000},
+	{what: "ports seen that live 5 s", measure: missedShare, size: 5000},
 	{what: "idle, no ports: CPU", measure: idleCPU},
 	{what: "idle, 10,000 ports and rules: CPU", measure: idleCPU, size: 10_000},
 	{what: "idle, no ports: context switches", measure: idleSwitches},
@@ -64,50 +67,30 @@ var glances = []glance{
 }
 
 func (r *results) glance(glances []glance) table {
-	t := table{Head: []string{""}}
-	t.Head = append(t.Head, ownModes...)
+	t := table{Head: append([]string{""}, ownModes...)}
 	for _, m := range ownModes[1:] {
 		t.Head = append(t.Head, m+" : "+ownModes[0])
 	}
-	t.Head = append(t.Head, "better")
 	for _, g := range glances {
+		events, unit, ok := r.figure(bpf(g.measure, g.size))
+		if !ok {
+			continue
+		}
 		pollers := g.pollers
 		if pollers == nil {
 			pollers = ownModes[1:]
 		}
-		events, unit, ok := r.figure(ref{measure: g.measure, mode: ownModes[0], size: g.size})
-		if !ok {
-			continue
-		}
-		row, ratios, better := []string{g.what, value(events, unit)}, []string{}, ""
+		row, ratios := []string{g.what, value(events, unit)}, []string{}
 		for _, m := range pollers {
-			v, _, ok := r.figure(ref{measure: g.measure, mode: m, size: g.size})
-			if !ok {
-				row, ratios = append(row, missing), append(ratios, "")
-				continue
+			text, times := missing, ""
+			if v, _, ok := r.figure(ref{measure: g.measure, mode: m, size: g.size}); ok {
+				text, times = value(v, unit), ratio(v, events)
 			}
-			row, ratios = append(row, value(v, unit)), append(ratios, ratio(v, events))
-			if better == "" {
-				better = g.better(events, v)
-			}
+			row, ratios = append(row, text), append(ratios, times)
 		}
-		t.Rows = append(t.Rows, append(append(row, ratios...), better))
+		t.Rows = append(t.Rows, append(row, ratios...))
 	}
 	return t
-}
-
-// better compares with the faster poller. A difference below a quarter is none.
-func (g glance) better(events, poller float64) string {
-	if g.more {
-		events, poller = poller, events
-	}
-	switch {
-	case events*1.25 < poller:
-		return "events"
-	case poller*1.25 < events:
-		return "polling"
-	}
-	return "same"
 }
 
 // target is a figure to reach.
@@ -132,9 +115,9 @@ var targets = []target{
 	{key: "nat-10000", what: "NAT commit → message on the link, p99, 10,000 rules in the table", ref: bpf(natMessage, 10_000).at99(), limit: 50e-3, unit: "s"},
 	{key: "nat-emulated", what: "NAT commit → message on the link, p99, 1,000 rules, by a hook (fentry) in an emulated machine, relative to polling each second there",
 		ref: ref{measure: emulatedNAT, mode: "fentry", size: 1000, p99: true}, over: &ref{measure: emulatedNAT, mode: modeDump1, size: 1000, p99: true}, limit: 1, unit: "×"},
-	{key: "hook-unwatched", what: "added to a pair of listen() and close(): namespace not observed", ref: ref{measure: addedTo(pairs[0].name), mode: hookUnwatched}, limit: 0.1e-6, unit: "s"},
-	{key: "hook-idle", what: "added to a pair of listen() and close(): observed, idle", ref: ref{measure: addedTo(pairs[0].name), mode: hookIdle}, limit: 7e-6, unit: "s"},
-	{key: "hook-burst", what: "added to a pair of listen() and close(): observed, in a burst", ref: ref{measure: addedTo(pairs[0].name), mode: hookBurst}, limit: 1e-6, unit: "s"},
+	{key: "hook-unwatched", what: "added to a pair of listen() and close(): namespace not observed", ref: ref{measure: hookAdded, mode: hookUnwatched}, limit: 0.1e-6, unit: "s"},
+	{key: "hook-idle", what: "added to a pair of listen() and close(): observed, idle", ref: ref{measure: hookAdded, mode: hookIdle}, limit: 7e-6, unit: "s"},
+	{key: "hook-burst", what: "added to a pair of listen() and close(): observed, in a burst", ref: ref{measure: hookAdded, mode: hookBurst}, limit: 1e-6, unit: "s"},
 	{key: "idle-wake", what: "idle agent: seconds of a minute in which it wakes up (a timer every 10 s at most)", ref: bpf(idleAwake, 0), limit: 6, unit: "per minute"},
 	{key: "idle-cpu", what: "idle agent: CPU", ref: bpf(idleCPU, 0), limit: 0.02, unit: "%"},
 	{key: "idle-cpu-10000", what: "idle agent with 10,000 listeners and rules: CPU, as with none", ref: bpf(idleCPU, 10_000), limit: 0.02, unit: "%"},
@@ -154,13 +137,6 @@ var targets = []target{
 		ref: ref{measure: roundTrip, mode: wayLink}, minus: &ref{measure: roundTrip, mode: waySplice}, limit: 60e-6, unit: "s"},
 	{key: "roundtrip-direct", what: "round trip of 64 bytes through the link, beyond no relay at all, p50",
 		ref: ref{measure: roundTrip, mode: wayLink}, minus: &ref{measure: roundTrip, mode: wayDirect}, limit: 60e-6, unit: "s"},
-}
-
-func bpf(measure string, size int) ref { return ref{measure: measure, mode: modeBPF, size: size} }
-
-func (f ref) at99() ref {
-	f.p99 = true
-	return f
 }
 
 // judge returns what was measured, and whether that meets the target.
