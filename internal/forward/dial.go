@@ -12,6 +12,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/fairlead/fairlead/internal/own"
 	"github.com/fairlead/fairlead/internal/port"
 )
 
@@ -123,10 +124,26 @@ func (d *attempts) some(ctx context.Context) {
 		d.left = d.left[1:]
 		d.mu.Unlock()
 		dctx, cancel := context.WithTimeout(ctx, d.s.opt.DialTimeout)
-		conn, err := d.s.opt.Dial(dctx, d.network, d.targets[i])
+		conn, err := d.s.connect(dctx, d.network, d.targets[i])
 		cancel()
 		d.ended(i, conn, err)
 	}
+}
+
+// connect is ServerOptions.Dial, which leaves the last descriptors for other uses.
+func (s *Server) connect(ctx context.Context, network string, target netip.AddrPort) (net.Conn, error) {
+	conn, err := s.opt.Dial(ctx, network, target)
+	if err != nil {
+		return nil, err
+	}
+	if !own.Scarce(conn, own.ForFlow) {
+		return conn, nil
+	}
+	_ = conn.Close()
+	s.scarce.Do(func() {
+		s.opt.Logger.Warn("refusing flows: too few file descriptors left", "limit", own.Descriptors())
+	})
+	return nil, fmt.Errorf("dial %s: %w", target, own.ErrDescriptors)
 }
 
 // ended records the result of an attempt.

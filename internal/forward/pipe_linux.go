@@ -12,6 +12,8 @@ import (
 	"syscall"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/fairlead/fairlead/internal/own"
 )
 
 // pipeSize is what is asked for; the kernel may give less.
@@ -29,11 +31,26 @@ var pipes = sync.Pool{New: func() any {
 	if unix.Pipe2(fds[:], unix.O_CLOEXEC|unix.O_NONBLOCK) != nil {
 		return (*kernelPipe)(nil)
 	}
+	if own.ScarceFD(max(fds[0], fds[1]), own.ForFlow) {
+		closeBoth(fds)
+		return (*kernelPipe)(nil)
+	}
 	_, _ = unix.FcntlInt(uintptr(fds[0]), unix.F_SETPIPE_SZ, pipeSize)
 	p := &kernelPipe{r: fds[0], w: fds[1]}
 	p.cleanup = runtime.AddCleanup(p, closeBoth, fds)
 	return p
 }}
+
+// pipeLeft reports whether there are descriptors for a pipe, as the net package
+// takes one for as long as it copies.
+func pipeLeft() bool {
+	p := pipes.Get().(*kernelPipe)
+	if p == nil {
+		return false
+	}
+	pipes.Put(p)
+	return true
+}
 
 // close is for a pipe that has bytes in it and cannot go back to the pool.
 func (p *kernelPipe) close() {

@@ -16,6 +16,9 @@ import (
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/time/rate"
+
+	"github.com/fairlead/fairlead/internal/own"
 	"github.com/fairlead/fairlead/internal/port"
 )
 
@@ -73,7 +76,9 @@ type Server struct {
 	stats struct {
 		tcp, udp                 atomic.Int64
 		ok, refused, unreachable atomic.Uint64
+		scarce                   atomic.Uint64
 	}
+	scarce rate.Sometimes // warns that descriptors are scarce
 
 	mu   sync.Mutex
 	best map[bestKey]bestTarget
@@ -96,13 +101,14 @@ func NewServer(opt ServerOptions) (*Server, error) {
 	if err := opt.validate(); err != nil {
 		return nil, err
 	}
-	return &Server{opt: opt, best: make(map[bestKey]bestTarget)}, nil
+	return &Server{opt: opt, scarce: rate.Sometimes{Interval: time.Minute}, best: make(map[bestKey]bestTarget)}, nil
 }
 
 // Stats are counts since the start, but for the flows that are open now.
 type Stats struct {
 	OpenTCP, OpenUDP         int    // flows that are open now
 	OK, Refused, Unreachable uint64 // answers to flow requests
+	OutOfDescriptors         uint64 // flows refused because too few file descriptors were left
 	ToGuest, ToHost          uint64 // payload bytes
 }
 
@@ -110,7 +116,8 @@ type Stats struct {
 func (s *Server) Stats() Stats {
 	return Stats{
 		OpenTCP: int(s.stats.tcp.Load()), OpenUDP: int(s.stats.udp.Load()),
-		OK: s.stats.ok.Load(), Refused: s.stats.refused.Load(), Unreachable: s.stats.unreachable.Load(),
+		OutOfDescriptors: s.stats.scarce.Load(),
+		OK:               s.stats.ok.Load(), Refused: s.stats.refused.Load(), Unreachable: s.stats.unreachable.Load(),
 		ToGuest: s.meter.AToB.Load(), ToHost: s.meter.BToA.Load(),
 	}
 }
@@ -210,9 +217,12 @@ func (s *Server) accept(client io.Closer, req Request) error {
 // refuse reports why there is no flow, a *DialError, and closes the client's side.
 func (s *Server) refuse(client io.Closer, req Request, err error) error {
 	var d *DialError
-	if errors.As(err, &d) && d.Refused {
+	switch {
+	case errors.As(err, &d) && d.Refused:
 		s.stats.refused.Add(1)
-	} else {
+	case errors.Is(err, own.ErrDescriptors):
+		s.stats.scarce.Add(1)
+	default:
 		s.stats.unreachable.Add(1)
 	}
 	if req.Answer == nil {

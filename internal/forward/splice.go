@@ -347,6 +347,9 @@ var errNoPipe = errors.New("no pipe")
 
 // copyInKernel moves the rest of the direction by splice(2).
 func (d *direction) copyInKernel() (readErr, writeErr error) {
+	if !pipeLeft() {
+		return errNoPipe, nil
+	}
 	if from, ok := d.src.(Stream); ok {
 		return d.fromChunks(from, d.dst.(*net.TCPConn))
 	}

@@ -153,7 +153,7 @@ func (f *udpFlow) next(ctx context.Context, conn net.Conn) bool {
 			continue
 		}
 		dctx, cancel := context.WithTimeout(ctx, f.s.opt.DialTimeout)
-		fresh, err := f.s.opt.Dial(dctx, "udp", target)
+		fresh, err := f.s.connect(dctx, "udp", target)
 		cancel()
 		if err != nil {
 			continue

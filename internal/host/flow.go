@@ -13,7 +13,6 @@ import (
 
 	"github.com/fairlead/fairlead/internal/forward"
 	"github.com/fairlead/fairlead/internal/link"
-	"github.com/fairlead/fairlead/internal/own"
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/wire"
 )
@@ -136,7 +135,7 @@ func ask(stream link.Stream, req wire.FlowRequest) (wire.FlowReply, error) {
 
 // accept serves the connections of a TCP listener until that is closed.
 func (s *slot) accept(ctx context.Context, ln net.Listener) {
-	err := own.Serve(ctx, ln, s.h.opt.Logger, func(conn net.Conn) { s.carry(ctx, conn) })
+	err := s.h.acceptor.Serve(ctx, ln, func(conn net.Conn) { s.carry(ctx, conn) })
 	if err != nil {
 		s.died(ctx, ln, fmt.Errorf("accept: %w", err))
 	}

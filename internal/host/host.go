@@ -206,6 +206,7 @@ type Stats struct {
 	OpenTCP, OpenUDP, Listeners  int    // open now
 	OK, Refused, Unlinked        uint64 // flows: carried; refused by the guest; without a link to it
 	OverLimit                    uint64 // connections refused for the limit of flows
+	OutOfDescriptors             uint64 // connections refused because too few file descriptors were left
 	DatagramsDropped, UDPEvicted uint64 // for want of room
 	ToGuest, ToHost              uint64 // payload bytes
 	Snapshots, Changes, Resyncs  uint64 // control messages applied; snapshots requested
@@ -214,10 +215,11 @@ type Stats struct {
 
 // Host follows guests. Create it with New; Run does the work.
 type Host struct {
-	opt   Options
-	table *table.Table[ID, Publication]
-	meter forward.Meter // A is the client
-	stats struct {
+	opt      Options
+	table    *table.Table[ID, Publication]
+	meter    forward.Meter // A is the client
+	acceptor *own.Acceptor
+	stats    struct {
 		tcp, udp, listeners                       atomic.Int64
 		ok, refused, unlinked, overLimit, dropped atomic.Uint64
 		evicted, snapshots, changes, resyncs      atomic.Uint64
@@ -250,16 +252,17 @@ func New(opt Options) (*Host, error) {
 		return nil, err
 	}
 	h := &Host{
-		opt:     opt,
-		table:   table.New[ID, Publication](ID.Compare),
-		timers:  schedule.NewSignal(),
-		lookup:  schedule.NewSignal(),
-		policy:  opt.Policy,
-		groups:  make(map[groupKey]*group),
-		touched: make(map[*group]struct{}),
-		changed: make(map[*publication]struct{}),
-		anyPort: make(map[*slot]struct{}),
-		unheld:  make(map[*slot]struct{}),
+		opt:      opt,
+		table:    table.New[ID, Publication](ID.Compare),
+		timers:   schedule.NewSignal(),
+		lookup:   schedule.NewSignal(),
+		policy:   opt.Policy,
+		acceptor: own.NewAcceptor(opt.Logger, own.ForFlow),
+		groups:   make(map[groupKey]*group),
+		touched:  make(map[*group]struct{}),
+		changed:  make(map[*publication]struct{}),
+		anyPort:  make(map[*slot]struct{}),
+		unheld:   make(map[*slot]struct{}),
 	}
 	for _, g := range opt.Guests {
 		h.guests = append(h.guests, newGuest(h, g))
@@ -289,7 +292,7 @@ func (h *Host) Stats() Stats {
 	s := &h.stats
 	return Stats{
 		OpenTCP: int(s.tcp.Load()), OpenUDP: int(s.udp.Load()), Listeners: int(s.listeners.Load()),
-		OK: s.ok.Load(), Refused: s.refused.Load(), Unlinked: s.unlinked.Load(), OverLimit: s.overLimit.Load(),
+		OK: s.ok.Load(), Refused: s.refused.Load(), Unlinked: s.unlinked.Load(), OverLimit: s.overLimit.Load(), OutOfDescriptors: h.acceptor.Refused(),
 		DatagramsDropped: s.dropped.Load(), UDPEvicted: s.evicted.Load(),
 		ToGuest: h.meter.AToB.Load(), ToHost: h.meter.BToA.Load(),
 		Snapshots: s.snapshots.Load(), Changes: s.changes.Load(), Resyncs: s.resyncs.Load(),

@@ -17,7 +17,7 @@ func count(h *host.Host) metrics.HostSnapshot {
 	s := metrics.HostSnapshot{
 		Publications: make(map[port.State]int),
 		OpenTCP:      st.OpenTCP, OpenUDP: st.OpenUDP, Listeners: st.Listeners,
-		OK: st.OK, Refused: st.Refused, Disconnected: st.Unlinked, OverLimit: st.OverLimit,
+		OK: st.OK, Refused: st.Refused, Disconnected: st.Unlinked, OverLimit: st.OverLimit, OutOfDescriptors: st.OutOfDescriptors,
 		DatagramsDropped: st.DatagramsDropped, UDPEvicted: st.UDPEvicted,
 		ToGuest: st.ToGuest, ToHost: st.ToHost,
 		Snapshots: st.Snapshots, Changes: st.Changes, Resyncs: st.Resyncs,
@@ -42,6 +42,6 @@ func vitals(h *host.Host) status.Vitals {
 	s := h.Stats()
 	return status.Vitals{
 		Time: time.Now().UTC(), TCP: s.OpenTCP, UDP: s.OpenUDP, ToGuest: s.ToGuest, ToHost: s.ToHost,
-		Errors: s.Refused + s.Unlinked + s.OverLimit, Latencies: []float64{},
+		Errors: s.Refused + s.Unlinked + s.OverLimit + s.OutOfDescriptors, Latencies: []float64{},
 	}
 }

@@ -20,13 +20,14 @@ import (
 
 // Listener accepts connections and hands out those that became proved sessions.
 type Listener struct {
-	e     Endpoint
-	o     Options
-	log   *slog.Logger
-	ln    net.Listener
-	ready chan *session
-	done  chan struct{} // closed when accepting ended
-	wg    sync.WaitGroup
+	e        Endpoint
+	o        Options
+	log      *slog.Logger
+	ln       net.Listener
+	acceptor *own.Acceptor
+	ready    chan *session
+	done     chan struct{} // closed when accepting ended
+	wg       sync.WaitGroup
 
 	mu       sync.Mutex
 	started  bool
@@ -80,7 +81,7 @@ func Listen(ctx context.Context, e Endpoint, o Options) (*Listener, error) {
 
 func newListener(e Endpoint, o Options, log *slog.Logger, ln net.Listener) *Listener {
 	return &Listener{
-		e: e, o: o, log: log, ln: ln, ready: make(chan *session), done: make(chan struct{}),
+		e: e, o: o, log: log, ln: ln, acceptor: own.NewAcceptor(log, own.ForLink), ready: make(chan *session), done: make(chan struct{}),
 		sessions: make(map[[wire.SessionIDSize]byte]*session),
 		refused:  make(map[Refusal]uint64), unlogged: make(map[Refusal]unlogged),
 	}
@@ -144,12 +145,16 @@ func (l *Listener) Close() error {
 func (l *Listener) Refused() map[Refusal]uint64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return maps.Clone(l.refused)
+	refused := maps.Clone(l.refused)
+	if n := l.acceptor.Refused(); n > 0 {
+		refused[RefusedBusy] += n
+	}
+	return refused
 }
 
 func (l *Listener) run(ctx context.Context) {
 	defer close(l.done)
-	err := own.Serve(ctx, l.ln, l.log, func(conn net.Conn) { l.admit(ctx, conn) })
+	err := l.acceptor.Serve(ctx, l.ln, func(conn net.Conn) { l.admit(ctx, conn) })
 	if err == nil {
 		err = net.ErrClosed
 	}

@@ -18,6 +18,7 @@ import (
 
 	"github.com/libp2p/go-yamux/v5"
 
+	"github.com/fairlead/fairlead/internal/own"
 	"github.com/fairlead/fairlead/internal/wire"
 )
 
@@ -241,14 +242,17 @@ const connectTime = time.Second
 
 func (s *session) Connect(ctx context.Context) (Stream, error) {
 	s.mu.Lock()
-	own := s.dial != nil && len(s.flows) < maxConnections
+	direct := s.dial != nil && len(s.flows) < maxConnections
 	s.mu.Unlock()
-	if !own {
+	if !direct {
 		return s.Open(ctx)
 	}
 	dctx, cancel := context.WithTimeout(ctx, connectTime)
 	conn, err := s.dial(dctx)
 	cancel()
+	if err == nil && own.Scarce(conn, own.ForFlow) {
+		err = errors.Join(own.ErrDescriptors, conn.Close())
+	}
 	if err != nil { // the peer's queue is full, or no descriptors: the session continues
 		s.o.Logger.Debug("flow has no connection of its own", "err", err)
 		return s.Open(ctx)

@@ -71,6 +71,7 @@ type ListenerCounts struct {
 type FlowCounts struct {
 	OpenTCP, OpenUDP         int // now
 	OK, Refused, Unreachable uint64
+	OutOfDescriptors         uint64
 	ToGuest, ToHost          uint64 // payload bytes
 }
 
@@ -151,7 +152,7 @@ func declareAgent() *agentFamilies {
 	f.flows = f.counter("flows_total", "Ended flows by result. Every result except `served` is an error.",
 		Label{"result", "`served`, `failed`, `cut`, `lost`, `forbidden`, `limit`, `malformed`, `timeout`"})
 	f.answers = f.counter("flow_answers_total", "Replies to the host's flow requests.",
-		Label{"result", "`ok`, `refused`, `unreachable`"})
+		Label{"result", "`ok`, `refused`, `unreachable`, `descriptors`: too few were left"})
 	f.bytes = f.counter("flow_bytes_total", "Payload bytes forwarded.", Label{"direction", "`to_guest`, `to_host`"})
 
 	f.holds = f.gauge("listener_placeholders", "Currently open placeholders of the listener sink.")
@@ -255,6 +256,7 @@ func (c agentCollector) Collect(ch chan<- prometheus.Metric) {
 	to.send(f.answers, number(s.Flows.OK), "ok")
 	to.send(f.answers, number(s.Flows.Refused), "refused")
 	to.send(f.answers, number(s.Flows.Unreachable), "unreachable")
+	to.send(f.answers, number(s.Flows.OutOfDescriptors), "descriptors")
 	to.send(f.bytes, number(s.Flows.ToGuest), "to_guest")
 	to.send(f.bytes, number(s.Flows.ToHost), "to_host")
 	if s.NAT != nil {

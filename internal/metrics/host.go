@@ -17,7 +17,7 @@ type HostSnapshot struct {
 	OpenTCP, OpenUDP, Listeners  int                // now
 	Connected, Lost              int                // guests now
 	OK, Refused, Disconnected    uint64             // flows
-	OverLimit                    uint64
+	OverLimit, OutOfDescriptors  uint64
 	DatagramsDropped, UDPEvicted uint64
 	ToGuest, ToHost              uint64 // payload bytes
 	Snapshots, Changes, Resyncs  uint64
@@ -41,7 +41,7 @@ func declareHost() *hostFamilies {
 		Label{"reason", "`conflict`: in use by another program; `error`"})
 	f.open = f.gauge("host_flows_open", "Currently open flows.", Label{"protocol", "`tcp`, `udp`"})
 	f.flows = f.counter("host_flows_total", "Flows by result. Every result except `ok` is an error.",
-		Label{"result", "`ok`, `refused` by the guest, `disconnected`: the guest was, `limit`"})
+		Label{"result", "`ok`, `refused` by the guest, `disconnected`: the guest was, `limit`, `descriptors`: too few were left"})
 	f.bytes = f.counter("host_flow_bytes_total", "Payload bytes forwarded.", Label{"direction", "`to_guest`, `to_host`"})
 	f.dropped = f.counter("host_udp_dropped_total", "UDP datagrams and clients dropped because a limit was reached.",
 		Label{"kind", "`datagram`, `client` that was idle longest"})
@@ -79,6 +79,7 @@ func (c hostCollector) Collect(ch chan<- prometheus.Metric) {
 	to.send(f.flows, number(s.Refused), "refused")
 	to.send(f.flows, number(s.Disconnected), "disconnected")
 	to.send(f.flows, number(s.OverLimit), "limit")
+	to.send(f.flows, number(s.OutOfDescriptors), "descriptors")
 	to.send(f.bytes, number(s.ToGuest), "to_guest")
 	to.send(f.bytes, number(s.ToHost), "to_host")
 	to.send(f.dropped, number(s.DatagramsDropped), "datagram")

@@ -34,7 +34,7 @@ func agentSnapshot() AgentSnapshot {
 		Sinks:        []SinkCounts{{"hostlink", 11, 12, 13}},
 		Observer:     ObserverCounts{21, 22, 23, 29, 24, 25, 26, 27, 1500 * time.Millisecond, 28},
 		Methods:      map[string]string{"tcp-listen": "tp_btf", "udp-bind": "cgroup"},
-		Flows:        FlowCounts{31, 32, 33, 34, 35, 36, 37},
+		Flows:        FlowCounts{31, 32, 33, 34, 35, 38, 36, 37},
 		NAT:          &NATCounts{61, 62, 63, 64, 65, 66, 67, 68},
 		Memory:       &memory.Usage{Anonymous: 81, File: 82},
 		Listener:     &ListenerCounts{71, 72, 73, 74, 75, 76, 77, 78},

@@ -111,6 +111,12 @@ func (s *Sockets) listen(ctx context.Context, network, address string, setUp fun
 		s.forget(cookies, nil)
 		return nil, err
 	}
+	if Scarce(ln, ForFlow) {
+		err := fmt.Errorf("listen %s %s: %w", network, address, ErrDescriptors)
+		err = errors.Join(err, ln.Close())
+		s.forget(cookies, nil)
+		return nil, err
+	}
 	eps := endpoints(port.TCP, network, ln.Addr())
 	s.hold(eps)
 	return &listener{Listener: ln, release: s.releaser(cookies, eps)}, nil
@@ -128,8 +134,14 @@ func (s *Sockets) ListenPacket(ctx context.Context, network, address string) (*U
 	}
 	udp, ok := pc.(*net.UDPConn)
 	if !ok {
+		err = fmt.Errorf("listen %s %s: not a UDP socket", network, address)
+	} else if Scarce(udp, ForFlow) {
+		err = fmt.Errorf("listen %s %s: %w", network, address, ErrDescriptors)
+	}
+	if err != nil {
+		err = errors.Join(err, pc.Close())
 		s.forget(cookies, nil)
-		return nil, errors.Join(fmt.Errorf("listen %s %s: not a UDP socket", network, address), pc.Close())
+		return nil, err
 	}
 	eps := endpoints(port.UDP, network, udp.LocalAddr())
 	s.hold(eps)

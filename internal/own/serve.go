@@ -7,6 +7,7 @@ import (
 	"errors"
 	"log/slog"
 	"net"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -20,45 +21,86 @@ const (
 	acceptMax = time.Second // between two attempts, so that a client waits no longer than that
 )
 
+// Acceptor accepts the connections of any number of listeners, which share one
+// warning a minute. Make one with NewAcceptor; it is safe for concurrent use.
+type Acceptor struct {
+	log     *slog.Logger
+	use     Use
+	scarce  func(conn any, use Use) bool
+	warn    rate.Sometimes
+	refused atomic.Uint64
+}
+
+// NewAcceptor returns an acceptor of connections for one use.
+func NewAcceptor(log *slog.Logger, use Use) *Acceptor {
+	return &Acceptor{log: log, use: use, scarce: Scarce, warn: rate.Sometimes{Interval: time.Minute}}
+}
+
+// Refused returns how many connections were reset because too few file
+// descriptors were left.
+func (a *Acceptor) Refused() uint64 { return a.refused.Load() }
+
 // Serve calls handle with each connection that ln accepts, on the caller's
-// goroutine; handle owns the connection. A lack of descriptors or memory is
-// logged and waited for. Serve returns nil when ln is closed or ctx ends, and
-// the error of a listener that can accept no more.
-func Serve(ctx context.Context, ln net.Listener, log *slog.Logger, handle func(net.Conn)) error {
+// goroutine; handle owns the connection. Connections are reset while too few
+// file descriptors are left. A lack of memory is waited for. Serve returns nil
+// when ln is closed or ctx ends, and the error of a listener that can accept no
+// more.
+func (a *Acceptor) Serve(ctx context.Context, ln net.Listener, handle func(net.Conn)) error {
 	pause := schedule.Backoff{Min: acceptMin, Max: acceptMax}
-	warn := rate.Sometimes{Interval: time.Minute}
 	for ctx.Err() == nil {
 		conn, err := ln.Accept()
-		switch {
+		switch kind := kindOf(err); {
+		case err == nil && a.scarce(conn, a.use):
+			a.refuse(ln, conn)
 		case err == nil:
 			pause.Reset()
 			handle(conn)
-			continue
 		case errors.Is(err, net.ErrClosed):
 			return nil
-		case !temporary(err):
+		case kind == connectionError: // it was first in the queue; the next one may be well
+			pause.Reset()
+		case kind == shortage:
+			a.warn.Do(func() {
+				a.log.Warn("cannot accept connections; retrying", "address", ln.Addr().String(), "err", err)
+			})
+			_ = schedule.Sleep(ctx, pause.Next())
+		default:
 			return err
 		}
-		warn.Do(func() { log.Warn("cannot accept connections; retrying", "address", ln.Addr().String(), "err", err) })
-		_ = schedule.Sleep(ctx, pause.Next())
 	}
 	return nil
 }
 
-// temporary reports whether a later accept can succeed: resources are short, or
-// only the one connection failed (accept(2), "Error handling").
-func temporary(err error) bool {
-	var t interface{ Temporary() bool }
-	if errors.As(err, &t) && t.Temporary() {
-		return true
+func (a *Acceptor) refuse(ln net.Listener, conn net.Conn) {
+	if l, ok := conn.(interface{ SetLinger(sec int) error }); ok {
+		_ = l.SetLinger(0) // a reset
 	}
-	for _, e := range []error{
-		syscall.ENOBUFS, syscall.ENOMEM, syscall.ECONNABORTED, syscall.EPROTO, syscall.ENETDOWN,
-		syscall.ENOPROTOOPT, syscall.EHOSTUNREACH, syscall.ENETUNREACH, syscall.EPERM,
-	} {
-		if errors.Is(err, e) {
-			return true
-		}
+	_ = conn.Close()
+	a.refused.Add(1)
+	a.warn.Do(func() {
+		a.log.Warn("refusing connections: too few file descriptors left", "address", ln.Addr().String(), "limit", Descriptors())
+	})
+}
+
+// acceptError is the kind of an error of accept.
+type acceptError uint8
+
+const (
+	listenerError   acceptError = iota // the listener can accept no more
+	shortage                           // of descriptors, memory or the network: a later accept can succeed
+	connectionError                    // of the one connection, which is out of the queue
+)
+
+func kindOf(err error) acceptError {
+	var errno syscall.Errno
+	if !errors.As(err, &errno) {
+		return listenerError
 	}
-	return false
+	if kind, ok := acceptErrors[errno]; ok {
+		return kind
+	}
+	if errno.Temporary() {
+		return shortage
+	}
+	return listenerError
 }

@@ -34,13 +34,25 @@ func (s *scripted) Accept() (net.Conn, error) {
 func (s *scripted) Close() error   { return nil }
 func (s *scripted) Addr() net.Addr { return &net.TCPAddr{Port: 80} }
 
-func TestServeRetriesTemporaryErrors(t *testing.T) {
-	for _, errno := range []error{syscall.EMFILE, syscall.ENFILE, syscall.ENOBUFS, syscall.ENOMEM, syscall.ECONNABORTED, syscall.ENETDOWN} {
+func acceptor(log *slog.Logger) *Acceptor {
+	a := NewAcceptor(log, ForFlow)
+	a.scarce = func(any, Use) bool { return false }
+	return a
+}
+
+func TestServeRetriesAfterShortage(t *testing.T) {
+	var shortages []error
+	for errno, kind := range acceptErrors {
+		if kind == shortage {
+			shortages = append(shortages, errno)
+		}
+	}
+	for _, errno := range shortages {
 		synctest.Test(t, func(t *testing.T) {
 			var log bytes.Buffer
 			start, served := time.Now(), 0
 			l := &scripted{errs: []error{errno, errno, errno, nil, errno, nil}}
-			err := Serve(t.Context(), l, slog.New(slog.NewTextHandler(&log, nil)), func(net.Conn) { served++ })
+			err := acceptor(slog.New(slog.NewTextHandler(&log, nil))).Serve(t.Context(), l, func(net.Conn) { served++ })
 			if err != nil || served != 2 {
 				t.Errorf("%v: Serve = %v after %d connections, want nil after 2", errno, err, served)
 			}
@@ -54,9 +66,45 @@ func TestServeRetriesTemporaryErrors(t *testing.T) {
 	}
 }
 
+// Clients that disconnect before they are accepted do not delay those behind them.
+func TestServeDoesNotPauseForDeadConnections(t *testing.T) {
+	for errno, kind := range acceptErrors {
+		if kind != connectionError {
+			continue
+		}
+		synctest.Test(t, func(t *testing.T) {
+			start, served := time.Now(), 0
+			l := &scripted{errs: []error{errno, errno, errno, errno, nil}}
+			err := acceptor(slog.New(slog.DiscardHandler)).Serve(t.Context(), l, func(net.Conn) { served++ })
+			if d := time.Since(start); err != nil || served != 1 || d != 0 {
+				t.Errorf("%v: Serve = %v after %d connections and %s, want 1 at once", errno, err, served, d)
+			}
+		})
+	}
+}
+
+// All listeners of an acceptor share one warning.
+func TestServeRefusesWhenDescriptorsAreScarce(t *testing.T) {
+	var log bytes.Buffer
+	a := NewAcceptor(slog.New(slog.NewTextHandler(&log, nil)), ForFlow)
+	a.scarce = func(any, Use) bool { return true }
+	for range 3 {
+		err := a.Serve(t.Context(), &scripted{errs: []error{nil, nil}}, func(net.Conn) { t.Error("connection served") })
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n := a.Refused(); n != 6 {
+		t.Errorf("%d refused, want 6", n)
+	}
+	if n := strings.Count(log.String(), "too few file descriptors"); n != 1 {
+		t.Errorf("logged %d times, want once: %s", n, log.String())
+	}
+}
+
 func TestServeEndsWithItsListener(t *testing.T) {
 	l := &scripted{errs: []error{nil, syscall.EINVAL, nil}}
-	err := Serve(t.Context(), l, slog.New(slog.DiscardHandler), func(net.Conn) {})
+	err := acceptor(slog.New(slog.DiscardHandler)).Serve(t.Context(), l, func(net.Conn) {})
 	if !errors.Is(err, syscall.EINVAL) || len(l.errs) != 1 {
 		t.Errorf("Serve = %v, want EINVAL at once", err)
 	}
@@ -70,7 +118,7 @@ func TestServeEndsWithItsContext(t *testing.T) {
 		for range 1000 {
 			l.errs = append(l.errs, syscall.EMFILE)
 		}
-		if err := Serve(ctx, l, slog.New(slog.DiscardHandler), func(net.Conn) {}); err != nil {
+		if err := acceptor(slog.New(slog.DiscardHandler)).Serve(ctx, l, func(net.Conn) {}); err != nil {
 			t.Errorf("Serve = %v, want nil", err)
 		}
 	})

@@ -13,6 +13,7 @@ import (
 	"net"
 	"net/http"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/fairlead/fairlead/internal/schedule"
@@ -20,8 +21,9 @@ import (
 
 // Client queries a running agent or host over its control socket.
 type Client struct {
-	path string
-	http *http.Client
+	path     string
+	http     *http.Client
+	patience time.Duration // how long an answer may take in addition to what the request may
 }
 
 // NewClient returns a client of the control socket at path. Each call makes a connection.
@@ -29,13 +31,27 @@ func NewClient(path string) *Client {
 	dial := func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return (&net.Dialer{}).DialContext(ctx, "unix", path)
 	}
-	return &Client{path: path, http: &http.Client{Transport: &http.Transport{DialContext: dial, DisableKeepAlives: true}}}
+	return &Client{path: path, patience: answerTimeout, http: &http.Client{Transport: &http.Transport{DialContext: dial, DisableKeepAlives: true}}}
+}
+
+// answerTimeout is a client's patience.
+const answerTimeout = 5 * time.Second
+
+// errSilent is returned when a process has the control socket and does not answer.
+type errSilent struct{ waited time.Duration }
+
+func (e errSilent) Error() string {
+	return fmt.Sprintf("no answer within %s: the process is stopped, overloaded or out of file descriptors; see its log", e.waited)
 }
 
 // ErrNotRunning is returned when nothing listens on the control socket.
 var ErrNotRunning = errors.New("not running: start `fairlead agent` in the guest, or `fairlead host` on the host")
 
-func (c *Client) do(ctx context.Context, method, path, body string) (*http.Response, error) {
+// do sends a request and returns the answer, whose first bytes come within a time.
+func (c *Client) do(ctx context.Context, method, path, body string, within time.Duration) (*http.Response, error) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	silent := time.AfterFunc(within, func() { cancel(errSilent{within}) })
+	defer silent.Stop()
 	req, err := http.NewRequestWithContext(ctx, method, "http://"+clientHost+path, strings.NewReader(body))
 	if err != nil {
 		return nil, err
@@ -44,6 +60,8 @@ func (c *Client) do(ctx context.Context, method, path, body string) (*http.Respo
 	switch {
 	case errors.Is(err, fs.ErrPermission):
 		return nil, fmt.Errorf("control socket %s: permission denied: run as root", c.path)
+	case errors.As(context.Cause(ctx), new(errSilent)), errors.Is(err, syscall.EAGAIN): // EAGAIN: too many wait to be accepted
+		return nil, fmt.Errorf("control socket %s: %w", c.path, errSilent{within})
 	case err != nil && ctx.Err() != nil:
 		return nil, ctx.Err()
 	case err != nil:
@@ -56,14 +74,20 @@ func (c *Client) do(ctx context.Context, method, path, body string) (*http.Respo
 	return resp, nil
 }
 
-// ask decodes a JSON answer.
-func ask[T any](ctx context.Context, c *Client, method, path string) (v T, err error) {
-	resp, err := c.do(ctx, method, path, "")
+// ask decodes a JSON answer, which may take as long as work on the way.
+func ask[T any](ctx context.Context, c *Client, method, path string, work time.Duration) (v T, err error) {
+	within := work + c.patience
+	resp, err := c.do(ctx, method, path, "", within)
 	if err != nil {
 		return v, err
 	}
 	defer func() { _ = resp.Body.Close() }()
-	if err := json.NewDecoder(resp.Body).Decode(&v); err != nil {
+	silent := time.AfterFunc(within, func() { _ = resp.Body.Close() })
+	err = json.NewDecoder(resp.Body).Decode(&v)
+	switch late := !silent.Stop(); {
+	case err != nil && late:
+		return v, fmt.Errorf("control socket %s: %w", c.path, errSilent{within})
+	case err != nil:
 		return v, fmt.Errorf("control socket %s: %w", c.path, err)
 	}
 	return v, nil
@@ -71,13 +95,13 @@ func ask[T any](ctx context.Context, c *Client, method, path string) (v T, err e
 
 // List returns the current state.
 func (c *Client) List(ctx context.Context) (List, error) {
-	return ask[List](ctx, c, http.MethodGet, "/v1/ports")
+	return ask[List](ctx, c, http.MethodGet, "/v1/ports", 0)
 }
 
 // Watch calls f with each event until ctx ends, f fails, or the connection is lost
 // (io.ErrUnexpectedEOF).
 func (c *Client) Watch(ctx context.Context, f func(Event) error) error {
-	resp, err := c.do(ctx, http.MethodGet, "/v1/watch", "")
+	resp, err := c.do(ctx, http.MethodGet, "/v1/watch", "", c.patience)
 	if err != nil {
 		return err
 	}
@@ -107,7 +131,7 @@ func (c *Client) LogLevel(ctx context.Context, level string, lasts time.Duration
 	if lasts != 0 {
 		path += "?for=" + lasts.String()
 	}
-	resp, err := c.do(ctx, method, path, level)
+	resp, err := c.do(ctx, method, path, level, c.patience)
 	if err != nil {
 		return "", err
 	}

@@ -25,9 +25,12 @@ func (s *Server) examine(w http.ResponseWriter, _ *http.Request) {
 	_ = json.NewEncoder(w).Encode(s.o.Examiner.Examine())
 }
 
+// examineTimeout is how long an agent may take to look at its health.
+const examineTimeout = 10 * time.Second
+
 // Examine asks a running agent about its health.
 func (c *Client) Examine(ctx context.Context) (doctor.Agent, error) {
-	return ask[doctor.Agent](ctx, c, http.MethodGet, "/v1/doctor")
+	return ask[doctor.Agent](ctx, c, http.MethodGet, "/v1/doctor", examineTimeout)
 }
 
 // WriteDoctor writes a human-readable report.

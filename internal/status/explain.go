@@ -71,7 +71,7 @@ func (c *Client) Explain(ctx context.Context, q explain.Query) (explain.Report, 
 	if q.Protocol != 0 {
 		what += "/" + q.Protocol.String()
 	}
-	return ask[explain.Report](ctx, c, method, "/v1/explain?port="+what)
+	return ask[explain.Report](ctx, c, method, "/v1/explain?port="+what, explainTimeout)
 }
 
 var marks = map[explain.Mark]struct {

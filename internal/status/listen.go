@@ -11,14 +11,7 @@ import (
 	"path/filepath"
 	"syscall"
 	"time"
-
-	"golang.org/x/net/netutil"
 )
-
-// maxConns is the maximum of connections of one listener.
-const maxConns = 256
-
-func limitListener(l net.Listener) net.Listener { return netutil.LimitListener(l, maxConns) }
 
 // errWSAConnRefused is ECONNREFUSED on Windows; no other system has this number.
 const errWSAConnRefused = syscall.Errno(10061)

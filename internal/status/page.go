@@ -110,7 +110,7 @@ func (s *Server) web(w http.ResponseWriter, _ *http.Request) {
 
 // WebURL returns the page's URL with its token, or "" if it is not served on TCP.
 func (c *Client) WebURL(ctx context.Context) (string, error) {
-	resp, err := c.do(ctx, http.MethodGet, "/v1/web", "")
+	resp, err := c.do(ctx, http.MethodGet, "/v1/web", "", c.patience)
 	if err != nil {
 		return "", err
 	}

@@ -277,7 +277,7 @@ func TestEventStream(t *testing.T) {
 	s := servePage(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	resp, err := s.client.do(ctx, http.MethodGet, "/v1/events", "")
+	resp, err := s.client.do(ctx, http.MethodGet, "/v1/events", "", answerTimeout)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -366,11 +366,11 @@ func TestEventStreamsAreBounded(t *testing.T) {
 	run(t, func(ctx context.Context) { _ = server.Serve(ctx, l, true) })
 	c := NewClient(path)
 	ctx, cancel := context.WithCancel(t.Context())
-	resp, err := c.do(ctx, http.MethodGet, "/v1/events", "")
+	resp, err := c.do(ctx, http.MethodGet, "/v1/events", "", answerTimeout)
 	if err != nil {
 		t.Fatal(err)
 	}
-	second, err := c.do(t.Context(), http.MethodGet, "/v1/events", "")
+	second, err := c.do(t.Context(), http.MethodGet, "/v1/events", "", answerTimeout)
 	if err == nil {
 		_ = second.Body.Close()
 		t.Error("a second stream was given")
@@ -382,7 +382,7 @@ func TestEventStreamsAreBounded(t *testing.T) {
 	deadline := time.Now().Add(2 * time.Minute)
 	for {
 		ctx, cancel := context.WithCancel(t.Context())
-		resp, err := c.do(ctx, http.MethodGet, "/v1/events", "")
+		resp, err := c.do(ctx, http.MethodGet, "/v1/events", "", answerTimeout)
 		cancel()
 		if err == nil {
 			_ = resp.Body.Close()

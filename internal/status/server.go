@@ -84,29 +84,30 @@ func (s *Server) Serve(ctx context.Context, l net.Listener, control bool) error 
 }
 
 func (s *Server) serve(ctx context.Context, l net.Listener, h http.Handler) error {
+	var c conns
 	srv := &http.Server{
-		Handler:           h,
+		Handler:           c.handler(h),
 		ReadHeaderTimeout: headerTimeout,
 		ReadTimeout:       idleTimeout,
 		IdleTimeout:       idleTimeout,
 		MaxHeaderBytes:    maxHeader,
 		BaseContext:       func(net.Listener) context.Context { return ctx },
-		ConnState:         s.connState,
-		ErrorLog:          slog.NewLogLogger(s.o.Logger.Handler(), slog.LevelDebug),
+		ConnContext:       withConn,
+		ConnState: func(conn net.Conn, now http.ConnState) {
+			c.changed(conn, now)
+			if now == http.StateIdle || now == http.StateClosed {
+				s.o.Served.Notify()
+			}
+		},
+		ErrorLog: slog.NewLogLogger(s.o.Logger.Handler(), slog.LevelDebug),
 	}
 	stop := context.AfterFunc(ctx, func() { _ = srv.Close() })
 	defer stop()
-	err := srv.Serve(limitListener(l))
+	err := srv.Serve(c.limit(l))
 	if errors.Is(err, http.ErrServerClosed) && ctx.Err() != nil {
 		return ctx.Err()
 	}
 	return fmt.Errorf("serve %s: %w", l.Addr(), err)
-}
-
-func (s *Server) connState(_ net.Conn, now http.ConnState) {
-	if now == http.StateIdle || now == http.StateClosed {
-		s.o.Served.Notify()
-	}
 }
 
 func (s *Server) routes(mux *http.ServeMux, control bool) {

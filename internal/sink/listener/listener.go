@@ -113,12 +113,13 @@ var ErrForbidden = errors.New("the port is no longer allowed")
 
 // Sink keeps placeholders. It implements reconcile.Sink.
 type Sink struct {
-	o      Options
-	log    *slog.Logger
-	wake   schedule.Signal // to the reconciler
-	timers schedule.Signal // to Run: something may be due
-	stats  counters
-	wg     sync.WaitGroup // of accept loops and flows
+	o        Options
+	log      *slog.Logger
+	wake     schedule.Signal // to the reconciler
+	timers   schedule.Signal // to Run: something may be due
+	acceptor *own.Acceptor
+	stats    counters
+	wg       sync.WaitGroup // of accept loops and flows
 
 	mu           sync.Mutex
 	ctx          context.Context //nolint:containedctx // of Run: what it owns outlives the Sync that asked for it
@@ -139,7 +140,7 @@ func New(o Options) (*Sink, error) {
 		return nil, err
 	}
 	return &Sink{
-		o: o, log: o.Logger, wake: schedule.NewSignal(), timers: schedule.NewSignal(),
+		o: o, log: o.Logger, acceptor: own.NewAcceptor(o.Logger, own.ForFlow), wake: schedule.NewSignal(), timers: schedule.NewSignal(),
 		claims: make(map[port.Key][]*claim), groups: make(map[groupKey]*group), placeholders: make(map[*placeholder]struct{}),
 		watched: make(map[uint16]int), dirty: make(map[port.Key]struct{}), flows: forward.NewBook(o.MaxFlows),
 	}, nil
@@ -311,7 +312,7 @@ type Stats struct {
 	Conflicts uint64 // attempts at an address that is taken
 	Served    uint64 // flows that ended without an error
 	Failed    uint64 // flows that ended with one
-	OverLimit uint64 // connections refused because of MaxFlows
+	OverLimit uint64 // connections refused because of MaxFlows, or because too few file descriptors were left
 }
 
 type counters struct {
@@ -324,7 +325,7 @@ func (s *Sink) Stats() Stats {
 	c := &s.stats
 	return Stats{
 		Open: int(c.open.Load()), Flows: s.flows.Len(), Opened: c.opened.Load(), Yields: c.yields.Load(),
-		Conflicts: c.conflicts.Load(), Served: c.served.Load(), Failed: c.failed.Load(), OverLimit: c.overLimit.Load(),
+		Conflicts: c.conflicts.Load(), Served: c.served.Load(), Failed: c.failed.Load(), OverLimit: c.overLimit.Load() + s.acceptor.Refused(),
 	}
 }
 

@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"github.com/fairlead/fairlead/internal/forward"
-	"github.com/fairlead/fairlead/internal/own"
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/schedule"
 )
@@ -226,7 +225,7 @@ func (s *Sink) watch(p uint16, n int) {
 
 // accept serves the connections of a placeholder until it is closed.
 func (s *Sink) accept(ctx context.Context, h *placeholder, ln net.Listener) {
-	err := own.Serve(ctx, ln, s.log, func(conn net.Conn) {
+	err := s.acceptor.Serve(ctx, ln, func(conn net.Conn) {
 		fctx, f, p := s.begin(ctx, h)
 		if f == nil {
 			forward.Reset(conn)

@@ -43,11 +43,12 @@ type BridgeOptions struct {
 // that address only, so that what listens on the loopback is opened to the peer
 // and not to containers.
 type Bridges struct {
-	o      BridgeOptions
-	ctx    context.Context //nolint:containedctx // of all flows, which outlive the Sync that opened their bridge
-	cancel context.CancelFunc
-	flows  *forward.Book
-	wg     sync.WaitGroup // accept loops and flows
+	o        BridgeOptions
+	ctx      context.Context //nolint:containedctx // of all flows, which outlive the Sync that opened their bridge
+	cancel   context.CancelFunc
+	flows    *forward.Book
+	acceptor *own.Acceptor
+	wg       sync.WaitGroup // accept loops and flows
 
 	mu     sync.Mutex
 	closed bool
@@ -73,7 +74,7 @@ type bridge struct {
 
 // NewBridges returns none. The caller must Close them.
 func NewBridges(o BridgeOptions) *Bridges {
-	b := &Bridges{o: o, flows: forward.NewBook(maxFlows), open: make(map[use]*bridge)}
+	b := &Bridges{o: o, acceptor: own.NewAcceptor(o.Logger, own.ForFlow), flows: forward.NewBook(maxFlows), open: make(map[use]*bridge)}
 	b.ctx, b.cancel = context.WithCancel(context.Background())
 	return b
 }
@@ -173,7 +174,7 @@ func (b *Bridges) Close() {
 }
 
 func (b *Bridges) accept(br *bridge, l net.Listener) {
-	err := own.Serve(b.ctx, l, b.o.Logger, func(conn net.Conn) {
+	err := b.acceptor.Serve(b.ctx, l, func(conn net.Conn) {
 		ctx, f := b.begin(br, boundTo(conn.RemoteAddr()))
 		if f == nil {
 			forward.Reset(conn)

@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package status
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/fairlead/fairlead/test/kit/wait"
+)
+
+// Silent connections, any number of them, hold up nobody; the newest ones stay open.
+func TestSilentConnectionsHoldUpNobody(t *testing.T) {
+	s := servePage(t)
+	dial := func() net.Conn {
+		c, err := net.Dial("unix", s.client.path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = c.Close() })
+		return c
+	}
+	first := dial()
+	for range 2 * maxConns {
+		dial()
+	}
+	begin := time.Now()
+	if _, err := s.client.List(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if d := time.Since(begin); d >= headerTimeout {
+		t.Errorf("an answer took %s", d)
+	}
+	_ = first.SetReadDeadline(time.Now().Add(wait.Limit()))
+	if _, err := first.Read(make([]byte, 1)); !errors.Is(err, io.EOF) && !strings.Contains(err.Error(), "reset") {
+		t.Errorf("the oldest silent connection: %v, want its end", err)
+	}
+}
+
+// A request that is under way is not closed for silent connections.
+func TestRequestsSurviveSilentConnections(t *testing.T) {
+	s := servePage(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	events := make(chan Event, 1)
+	ended := make(chan error, 1)
+	go func() {
+		ended <- s.client.Watch(ctx, func(e Event) error { events <- e; return nil })
+	}()
+	s.provider.deltas <- Delta{}
+	for range 2 * maxConns {
+		c, err := net.Dial("unix", s.client.path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+	}
+	if _, err := s.client.List(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case err := <-ended:
+		t.Errorf("the watch ended: %v", err)
+	default:
+	}
+}
+
+// A process that has the control socket and does not answer is an error that says so.
+func TestClientGivesUp(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "s")
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	begin := time.Now()
+	c := NewClient(path)
+	c.patience = 50 * time.Millisecond
+	_, err = c.List(t.Context())
+	if err == nil || !strings.Contains(err.Error(), path) || !strings.Contains(err.Error(), "no answer within") {
+		t.Errorf("error %v, want one that names the socket", err)
+	}
+	if d := time.Since(begin); d > wait.Limit() {
+		t.Errorf("it took %s", d)
+	}
+}
