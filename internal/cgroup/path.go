@@ -44,6 +44,14 @@ func IsContainerID(s string) bool {
 	})
 }
 
+// MayBeContainer reports whether a path may be the cgroup of a container whose id
+// its user chose, as "/default/redis" of containerd. The names that systemd gives have
+// suffixes, and those of its units are never below others without one.
+func MayBeContainer(path string) bool {
+	first, rest, _ := strings.Cut(strings.TrimPrefix(path, "/"), "/")
+	return rest != "" && !strings.HasSuffix(first, ".slice") && !strings.HasSuffix(first, ".scope") && !strings.HasSuffix(first, ".service")
+}
+
 // ParseLine parses a line of /proc/PID/cgroup (cgroups(7)). v2 reports whether it
 // is of the unified hierarchy. ok is false for a hierarchy without a controller,
 // because users may make cgroups there, and for a path outside the reader's cgroup

@@ -65,6 +65,17 @@ func (o Owner) Same(p Owner) bool {
 	return o.Kind == p.Kind && o.ID == p.ID && o.Namespace == p.Namespace
 }
 
+// OtherOwner is an owner that a publication may lead to besides its own.
+type OtherOwner struct {
+	Owner
+
+	// Rival marks an owner for whom an engine claims the same port: it is not certain
+	// which one serves it. Otherwise a NAT rule leads to it.
+	Rival bool
+}
+
+func (o OtherOwner) equal(p OtherOwner) bool { return o.Rival == p.Rival && o.Owner.Equal(p.Owner) }
+
 // Hints are what a source knows of the server behind a binding, by which the
 // registry finds its owner. They are never shown, and mean nothing outside this machine.
 type Hints struct {
@@ -194,11 +205,14 @@ type Publication struct {
 	Owner     Owner
 	// OwnerPending is true while an engine is expected to name another owner.
 	OwnerPending bool
-	Origins      []OriginInfo     // sorted by source and id, at least one
-	Dial         []netip.AddrPort // candidates in order, without repetition
-	Decision     Decision
-	Since        time.Time
-	Observed     int64 // see Binding; of the latest event that changed this publication
+	// Contained is true if a socket is in the cgroup of a container.
+	Contained bool
+	Others    []OtherOwner     // shared and immutable
+	Origins   []OriginInfo     // sorted by source and id, at least one
+	Dial      []netip.AddrPort // candidates in order, without repetition
+	Decision  Decision
+	Since     time.Time
+	Observed  int64 // see Binding; of the latest event that changed this publication
 
 	// Rule identifies the NAT rule that opens the port, by a hash of where it
 	// leads: publications with one Rule lead to the same servers. 0 means that no
@@ -209,6 +223,7 @@ type Publication struct {
 // Equal reports whether both would be shown and served alike. Observed does not count.
 func (p Publication) Equal(q Publication) bool {
 	return p.Key == q.Key && p.DualStack == q.DualStack && p.Owner.Equal(q.Owner) && p.OwnerPending == q.OwnerPending &&
+		p.Contained == q.Contained && slices.EqualFunc(p.Others, q.Others, OtherOwner.equal) &&
 		p.Rule == q.Rule && slices.EqualFunc(p.Origins, q.Origins, OriginInfo.equal) && slices.Equal(p.Dial, q.Dial) &&
 		p.Decision.Allow == q.Decision.Allow && p.Decision.Rule == q.Decision.Rule &&
 		p.Decision.Reason == q.Decision.Reason && p.Decision.Pending == q.Decision.Pending && slices.Equal(p.Decision.Host, q.Decision.Host) &&

@@ -4,6 +4,7 @@ package registry
 
 import (
 	"net/netip"
+	"slices"
 	"strings"
 	"time"
 
@@ -24,14 +25,13 @@ type AttributionKey struct {
 type attribution struct {
 	id    hintsID
 	hints port.Hints
-	owner port.Owner
-	known bool
+	answer
 	slots bag[port.Slot] // of the bindings, to merge again
 
-	container   bool      // a path names a container by its id
-	provisional bool      // an engine was not live when the NAT rule appeared: its fact may be old
-	since       time.Time // when it was last without bindings, or its owner became unknown
-	left        string    // the container that was at a NAT rule's targets and has stopped
+	container bool      // a path may be that of a container
+	kept      bool      // the owner has labels that no engine reports any more
+	since     time.Time // when it was last without bindings, or its owner became unknown
+	left      string    // the container that was at a NAT rule's targets and has stopped
 }
 
 // hintsID tells hints apart.
@@ -61,7 +61,7 @@ func newAttributions() attributions {
 // or no engine has facts. live says that all engines are.
 func (as *attributions) enter(b *port.Binding, now func() time.Time, live bool) *attribution {
 	id := idOf(b.Hints)
-	if len(as.arbiter.facts) == 0 || id == (hintsID{}) {
+	if len(as.arbiter.engines) == 0 || id == (hintsID{}) {
 		return nil
 	}
 	a := as.byHints[id]
@@ -74,13 +74,20 @@ func (as *attributions) enter(b *port.Binding, now func() time.Time, live bool) 
 				as.byKey[k] = new(bag[*attribution])
 			}
 			as.byKey[k].add(a)
-			a.container = a.container || cgroup.IsContainerID(k.Path)
+			a.container = a.container || cgroup.IsContainerID(k.Path) || cgroup.MayBeContainer(k.Path)
 		}
 	} else if a.slots.empty() {
 		as.idle--
+		if a.kept { // these were another container's labels
+			a.answer, a.kept = answer{}, false
+			as.lookUp(a, time.Time{}, live)
+		}
 	}
 	if a.slots.empty() {
-		a.since, a.provisional, a.left = now(), !live && len(a.hints.Targets) > 0, ""
+		a.since, a.left = now(), ""
+		if !a.known && live {
+			a.left = as.arbiter.stopped(a.hints.Targets)
+		}
 	}
 	a.slots.add(b.Slot())
 	return a
@@ -119,18 +126,32 @@ func (as *attributions) forget(a *attribution) {
 // lookUp asks for the owner and reports whether it changed. live reports that all
 // engines are, so that an owner who is gone has stopped.
 func (as *attributions) lookUp(a *attribution, now time.Time, live bool) bool {
-	owner, known := as.arbiter.owner(a.hints)
-	if known == a.known && owner.Equal(a.owner) {
+	next, left := as.arbiter.owner(a.hints), a.left
+	if a.known && next.known && len(next.owner.Labels) == 0 && len(a.owner.Labels) > 0 && sameContainer(a.owner, next.owner) {
+		// The engine that knows its labels has forgotten it before the others.
+		next.owner, a.kept = a.owner, true
+	}
+	switch {
+	case next.known:
+		left = ""
+	case a.known && live && len(a.hints.Targets) > 0:
+		left = a.owner.Name
+	case live && left == "":
+		left = as.arbiter.stopped(a.hints.Targets)
+	}
+	if next.equal(&a.answer) && left == a.left {
 		return false
 	}
-	if a.left = ""; a.known && !known {
+	if a.known && !next.known {
 		a.since = now
-		if live && len(a.hints.Targets) > 0 {
-			a.left = a.owner.Name
-		}
 	}
-	a.owner, a.known = owner, known
+	a.answer, a.left = next, left
 	return true
+}
+
+func (ans *answer) equal(b *answer) bool {
+	return ans.known == b.known && ans.stale == b.stale && ans.owner.Equal(b.owner) &&
+		slices.EqualFunc(ans.rivals, b.rivals, port.Owner.Equal) && slices.EqualFunc(ans.targets, b.targets, port.Owner.Equal)
 }
 
 // factsChanged looks up again what the keys lead to, and calls dirty with each
@@ -147,12 +168,11 @@ func (as *attributions) factsChanged(changed []AttributionKey, now time.Time, li
 	}
 }
 
-// confirm takes the facts of all engines for current, and calls dirty with each
-// slot that was attributed provisionally.
-func (as *attributions) confirm(dirty func(port.Slot)) {
+// all looks up everything again, after an engine became live or stale, and calls
+// dirty with each slot that has another owner now.
+func (as *attributions) all(now time.Time, live bool, dirty func(port.Slot)) {
 	for _, a := range as.byHints {
-		if a.provisional {
-			a.provisional = false
+		if as.lookUp(a, now, live) {
 			a.slots.each(dirty)
 		}
 	}

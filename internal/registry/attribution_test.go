@@ -20,6 +20,7 @@ import (
 // facts are an engine's, and count how often a cgroup is asked for.
 type facts struct {
 	owners map[AttributionKey]port.Owner
+	gone   map[netip.Addr]port.Owner // who stopped
 	asked  int
 	notify func([]AttributionKey)
 }
@@ -45,6 +46,11 @@ func (f *facts) ByCgroupPath(path string) (port.Owner, bool) {
 
 func (f *facts) ByAddress(addr netip.Addr) (port.Owner, bool) {
 	o, ok := f.owners[AttributionKey{Address: addr.Unmap()}]
+	return o, ok
+}
+
+func (f *facts) StoppedAt(addr netip.Addr) (port.Owner, bool) {
+	o, ok := f.gone[addr]
 	return o, ok
 }
 

@@ -85,15 +85,50 @@ func (m member) owner(all slots) (port.Owner, precedence) {
 	return m.binding.Owner, precedenceOf(m.binding.Owner.Kind)
 }
 
-// best returns the owner who is best known of one or more bindings.
+// best returns the owner who is best known of one or more bindings. Of two that are
+// known as well, the one whom a live engine names is preferred.
 func best(ms []member, all slots) (port.Owner, precedence) {
 	owner, best := ms[0].owner(all)
+	stale := ms[0].stale()
 	for _, m := range ms[1:] {
-		if o, s := m.owner(all); s > best {
-			owner, best = o, s
+		if o, s := m.owner(all); s > best || s == best && stale && !m.stale() {
+			owner, best, stale = o, s, m.stale()
 		}
 	}
 	return owner, best
+}
+
+// stale reports whether the engine that names the owner of a binding is.
+func (m member) stale() bool {
+	if a := m.attribution; a != nil && a.known {
+		return a.answer.stale
+	}
+	s := m.source
+	return s != nil && s.status.State == Stale && s.r.engines[s.name]
+}
+
+// others returns who else may serve the bindings of one key: owners whom other
+// engines claim it for, and those behind NAT rules.
+func others(ms []member, owner port.Owner, known precedence, all slots) (out []port.OtherOwner) {
+	add := func(o port.Owner, rival bool) {
+		same := func(p port.OtherOwner) bool { return sameContainer(p.Owner, o) }
+		if o.Kind != port.OwnerUnknown && !sameContainer(o, owner) && !slices.ContainsFunc(out, same) {
+			out = append(out, port.OtherOwner{Owner: o, Rival: rival})
+		}
+	}
+	live := slices.ContainsFunc(ms, func(m member) bool { _, p := m.owner(all); return p == known && !m.stale() })
+	for _, m := range ms {
+		if a := m.attribution; a != nil {
+			for _, o := range a.rivals {
+				add(o, true)
+			}
+		}
+		if o, p := m.owner(all); p == known && p >= service && (!live || !m.stale()) {
+			add(o, true)
+		}
+		m.leadsTo(all, func(o port.Owner) { add(o, false) })
+	}
+	return out
 }
 
 func precedenceOf(k port.OwnerKind) precedence {
@@ -132,8 +167,12 @@ func publication(ms, slot []member, all slots) merged {
 		port.Publication{Key: ms[0].binding.Key, Since: ms[0].binding.Since, Owner: owner, Rule: ruleOf(ms)},
 		uncertain(ms, known, all),
 	}
+	if len(ms) > 1 || len(ms[0].binding.Hints.Targets) > 0 || ms[0].attribution != nil {
+		p.Others = others(ms, owner, known, all)
+	}
 	for _, m := range ms {
 		b := m.binding
+		p.Contained = p.Contained || m.attribution != nil && m.attribution.container
 		p.DualStack = p.DualStack || b.DualStack
 		if b.Since.Before(p.Since) {
 			p.Since = b.Since
@@ -200,7 +239,13 @@ func mergeFamilies(pubs []merged) []merged {
 		return pubs
 	}
 	v6.DualStack = true
-	v6.doubt = doubt{latest(v4.doubt.since, v6.doubt.since), v4.doubt.left || v6.doubt.left}
+	v6.doubt = v6.doubt.and(v4.doubt)
+	v6.Contained = v6.Contained || v4.Contained
+	for _, o := range v4.Others {
+		if !slices.ContainsFunc(v6.Others, func(p port.OtherOwner) bool { return sameContainer(o.Owner, p.Owner) }) {
+			v6.Others = append(slices.Clip(v6.Others), o)
+		}
+	}
 	if v4.Since.Before(v6.Since) {
 		v6.Since = v4.Since
 	}

@@ -4,6 +4,7 @@ package registry
 
 import (
 	"net/netip"
+	"slices"
 
 	"github.com/fairlead/fairlead/internal/port"
 )
@@ -21,6 +22,8 @@ type Facts interface {
 	ByCgroup(id uint64) (port.Owner, bool)
 	ByCgroupPath(path string) (port.Owner, bool)
 	ByAddress(addr netip.Addr) (port.Owner, bool)
+	// StoppedAt returns the container that had an address and has stopped.
+	StoppedAt(addr netip.Addr) (port.Owner, bool)
 	// Notify has f called after each change, with all keys for which an answer
 	// may differ now. It is called once, before the source runs. f may ask for
 	// answers; it is called by several goroutines.
@@ -28,61 +31,123 @@ type Facts interface {
 }
 
 // arbiter asks all engines who owns what, in the order of their sources.
-type arbiter struct{ facts []Facts }
+type arbiter struct {
+	engines []engine
+}
 
-// owner returns the owner that the engines' facts name for hints; false means
-// that it is not known.
-func (a *arbiter) owner(h port.Hints) (port.Owner, bool) {
+// engine is one source's facts.
+type engine struct {
+	Facts
+
+	stale func() bool // what it reported last may be old
+}
+
+// answer is what the engines' facts say about hints.
+type answer struct {
+	owner port.Owner
+	known bool
+	stale bool // only engines that are stale name it
+
+	rivals  []port.Owner // different owners that engines name; none is known then
+	targets []port.Owner // owners of a NAT rule's targets, if they are not all one's
+}
+
+// owner returns the owner that the engines' facts name for hints.
+func (a *arbiter) owner(h port.Hints) answer {
 	if len(h.Targets) > 0 {
 		return a.byTargets(h.Targets)
 	}
-	for _, f := range a.facts {
-		if owner, ok := f.ByCgroup(h.Cgroup); ok {
-			return owner, true
+	if h.Cgroup != 0 {
+		if ans := a.ask(func(f Facts) (port.Owner, bool) { return f.ByCgroup(h.Cgroup) }); ans.decided() {
+			return ans
 		}
 	}
 	for _, path := range h.Paths {
-		for _, f := range a.facts {
-			if owner, ok := f.ByCgroupPath(path); ok {
-				return owner, true
-			}
+		if ans := a.ask(func(f Facts) (port.Owner, bool) { return f.ByCgroupPath(path) }); ans.decided() {
+			return ans
 		}
 	}
-	return port.Owner{}, false
+	return answer{}
+}
+
+func (ans *answer) decided() bool { return ans.known || len(ans.rivals) > 0 }
+
+// ask returns what all engines say. One that is live is believed before one that is
+// stale. Where engines that are as live name different owners, none is known.
+func (a *arbiter) ask(by func(Facts) (port.Owner, bool)) (ans answer) {
+	for _, e := range a.engines {
+		o, ok := by(e.Facts)
+		if !ok {
+			continue
+		}
+		switch stale := e.stale(); {
+		case !ans.known:
+			ans.owner, ans.known, ans.stale = o, true, stale
+		case sameContainer(o, ans.owner):
+			if ans.stale = ans.stale && stale; ans.owner.Labels == nil {
+				ans.owner = o // Kubernetes reports a pod without labels
+			}
+		case ans.stale && !stale:
+			ans = answer{owner: o, known: true}
+		case ans.stale == stale:
+			ans.rivals = appendOwner(ans.rivals, o)
+		}
+	}
+	if len(ans.rivals) > 0 {
+		return answer{rivals: append([]port.Owner{ans.owner}, ans.rivals...), stale: ans.stale}
+	}
+	return ans
 }
 
 // byTargets returns the owner of all the addresses that a NAT rule sends to.
 // Where there are several owners there is none: one would be wrong for the rest.
-func (a *arbiter) byTargets(targets []netip.AddrPort) (owner port.Owner, ok bool) {
+func (a *arbiter) byTargets(targets []netip.AddrPort) (all answer) {
+	one := true
 	for i, t := range targets {
-		o, known := a.byAddress(t.Addr())
-		if !known || i > 0 && !sameContainer(o, owner) {
-			return port.Owner{}, false
+		addr := t.Addr()
+		ans := a.ask(func(f Facts) (port.Owner, bool) { return f.ByAddress(addr) })
+		for _, o := range ans.rivals {
+			all.rivals = appendOwner(all.rivals, o)
 		}
-		if i == 0 {
-			owner = o
+		all.stale = all.stale || ans.stale
+		if one = one && ans.known && (i == 0 || sameContainer(ans.owner, all.owner)); i == 0 {
+			all.owner = ans.owner
+		}
+		if ans.known {
+			all.targets = appendOwner(all.targets, ans.owner)
 		}
 	}
-	return owner, true
+	if one {
+		all.known, all.targets = true, nil
+		return all
+	}
+	all.owner = port.Owner{}
+	return all
 }
 
-// byAddress returns the owner of an address. An address that engines give to
-// different containers has none.
-func (a *arbiter) byAddress(addr netip.Addr) (owner port.Owner, ok bool) {
-	for _, f := range a.facts {
-		switch o, known := f.ByAddress(addr); {
-		case !known:
-		case !ok:
-			owner, ok = o, true
-		case !sameContainer(o, owner):
-			return port.Owner{}, false
+// stopped returns the name of the container that had one of the addresses and has
+// stopped, "" if there is none.
+func (a *arbiter) stopped(targets []netip.AddrPort) (name string) {
+	for _, t := range targets {
+		for _, e := range a.engines {
+			if o, ok := e.StoppedAt(t.Addr()); ok {
+				return o.Name
+			}
 		}
 	}
-	return owner, ok
+	return ""
+}
+
+// appendOwner appends an owner who is not in the list.
+func appendOwner(list []port.Owner, o port.Owner) []port.Owner {
+	if slices.ContainsFunc(list, func(p port.Owner) bool { return sameContainer(o, p) }) {
+		return list
+	}
+	return append(list, o)
 }
 
 // sameContainer reports whether two engines mean one container: the same id, or
 // the same name and namespace, as a pod has in Kubernetes and in its runtime.
 func sameContainer(a, b port.Owner) bool {
-	return a.ID == b.ID || a.Name == b.Name && a.Namespace == b.Namespace
+	return a.Kind == b.Kind && (a.ID == b.ID || a.Name == b.Name && a.Namespace == b.Namespace)
 }

@@ -53,8 +53,8 @@ func TestOwnerIsNeverGuessed(t *testing.T) {
 		{"a path below", port.Hints{Cgroup: 10, Paths: []string{"/elsewhere", "/docker/web/x"}}, "web"},
 		{"a cgroup that is not known", port.Hints{Cgroup: 10, Paths: []string{"/docker"}}, ""},
 	} {
-		if got, ok := r.owners.arbiter.owner(c.hints); got.Name != c.want || ok != (c.want != "") {
-			t.Errorf("%s: owner = %+v, %v, want %q", c.name, got, ok, c.want)
+		if got := r.owners.arbiter.owner(c.hints); got.owner.Name != c.want || got.known != (c.want != "") {
+			t.Errorf("%s: %+v, want %q", c.name, got, c.want)
 		}
 	}
 }

@@ -46,24 +46,28 @@ func (rs redirects) spread(dirty *touched) {
 }
 
 // redirected yields where the NAT rule of b sends to on this machine, with the
-// address there: nothing if it also sends elsewhere, or b is no NAT rule.
+// address there: nothing if b is no NAT rule.
 func redirected(b *port.Binding) iter.Seq2[port.Slot, netip.Addr] {
 	return func(yield func(port.Slot, netip.Addr) bool) {
-		to := b.Hints.Targets
-		if slices.ContainsFunc(to, func(t netip.AddrPort) bool { return !t.Addr().IsLoopback() }) {
-			return
-		}
-		for _, t := range to {
-			if !yield(port.Slot{Protocol: b.Protocol, Port: t.Port()}, t.Addr()) {
+		for _, t := range b.Hints.Targets {
+			if t.Addr().IsLoopback() && !yield(port.Slot{Protocol: b.Protocol, Port: t.Port()}, t.Addr()) {
 				return
 			}
 		}
 	}
 }
 
+// leaves reports whether the NAT rule of b sends to another machine or namespace.
+func leaves(b *port.Binding) bool {
+	return slices.ContainsFunc(b.Hints.Targets, func(t netip.AddrPort) bool { return !t.Addr().IsLoopback() })
+}
+
 // listener returns who owns the ports of this machine that a NAT rule sends to;
 // false if nobody listens on one, or they are not all of one known owner.
 func (m member) listener(all slots) (owner port.Owner, ok bool) {
+	if leaves(m.binding) {
+		return port.Owner{}, false
+	}
 	for s, addr := range redirected(m.binding) {
 		ms := serving(all(s), addr)
 		if len(ms) == 0 {
@@ -76,6 +80,25 @@ func (m member) listener(all slots) (owner port.Owner, ok bool) {
 		owner, ok = o, true
 	}
 	return owner, ok
+}
+
+// leadsTo calls f with the owners, as far as they are known, of everything that a
+// NAT rule sends to.
+func (m member) leadsTo(all slots, f func(port.Owner)) {
+	if a := m.attribution; a != nil && len(m.binding.Hints.Targets) > 0 {
+		if a.known {
+			f(a.owner)
+		}
+		for _, o := range a.targets {
+			f(o)
+		}
+	}
+	for s, addr := range redirected(m.binding) {
+		if ms := serving(all(s), addr); len(ms) > 0 {
+			o, _ := best(ms, all)
+			f(o)
+		}
+	}
 }
 
 // serving returns, of the bindings of a slot, those of the key whose socket gets

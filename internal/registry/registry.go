@@ -44,6 +44,9 @@ type Registry struct {
 	owners    attributions
 	engines   map[string]bool // the sources that have facts
 	waits     waits
+	// provisional has the slots of NAT rules that appeared while an engine was not
+	// live: its facts may be old.
+	provisional map[port.Slot]struct{}
 
 	ready   chan struct{} // closed when every source has reported a complete set
 	pending int           // sources that have not
@@ -66,7 +69,8 @@ func New(o Options) *Registry {
 		redirects:    make(redirects),
 		owners:       newAttributions(),
 		engines:      make(map[string]bool),
-		waits:        waits{wake: schedule.NewSignal()},
+		waits:        waits{wake: schedule.NewSignal(), live: o.Now()}, // there are no engines
+		provisional:  make(map[port.Slot]struct{}),
 		publications: table.New[port.Key, port.Publication](port.Key.Compare),
 		status:       table.New[string, SourceStatus](compareString),
 	}
@@ -107,8 +111,8 @@ func (r *Registry) AddFacts(source string, f Facts) {
 	f.Notify(r.factsChanged)
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.engines[source] = true
-	r.owners.arbiter.facts = append(r.owners.arbiter.facts, f)
+	r.engines[source], r.waits.live = true, time.Time{}
+	r.owners.arbiter.engines = append(r.owners.arbiter.engines, engine{f, func() bool { return r.stale(source) }})
 }
 
 // factsChanged merges again what the keys lead to, and costs no more than that.
@@ -132,34 +136,68 @@ func (r *Registry) Feed(name string) Feed {
 	return s
 }
 
-// member is one binding in a slot, with the position of its source and what the
-// engines' facts tell about it (nil: no hints).
+// member is one binding in a slot, with its source, the position of that and what
+// the engines' facts tell about it (nil: no hints).
 type member struct {
 	order       int
+	source      *source
 	binding     *port.Binding
 	attribution *attribution
+	provisional bool // an engine was not live when the NAT rule appeared: its fact may be old
 }
 
-func (r *Registry) insert(order int, b *port.Binding) {
-	s := b.Slot()
-	r.slots[s] = append(r.slots[s], member{order, b, r.owners.enter(b, r.now, !r.waits.live.IsZero())})
+// insert adds a binding. replaced is the member whose origin it has, or empty.
+func (r *Registry) insert(src *source, b *port.Binding, replaced member) {
+	s, live := b.Slot(), !r.waits.live.IsZero()
+	m := member{order: src.order, source: src, binding: b, attribution: r.owners.enter(b, r.now, live)}
+	m.provisional = !live && len(b.Hints.Targets) > 0
+	if o := replaced.binding; o != nil && o.Key == b.Key && o.Hints.Equal(b.Hints) {
+		m.provisional = replaced.provisional
+	}
+	if m.provisional {
+		r.provisional[s] = struct{}{}
+	}
+	r.slots[s] = append(r.slots[s], m)
 	r.redirects.add(b)
 }
 
-func (r *Registry) remove(b *port.Binding) {
+func (r *Registry) remove(b *port.Binding) (removed member) {
 	s := b.Slot()
 	ms := r.slots[s]
 	i := slices.IndexFunc(ms, func(m member) bool { return m.binding == b })
 	if i < 0 {
-		return
+		return member{}
 	}
+	removed = ms[i]
 	r.owners.leave(ms[i].attribution, s)
 	r.redirects.drop(b)
 	if len(ms) == 1 {
 		delete(r.slots, s)
-		return
+		return removed
 	}
 	r.slots[s] = slices.Delete(ms, i, i+1)
+	return removed
+}
+
+// confirm takes the facts of all engines for current.
+func (r *Registry) confirm(dirty *touched) {
+	for s := range r.provisional {
+		for i := range r.slots[s] {
+			r.slots[s][i].provisional = false
+		}
+		dirty.mark(s, 0)
+	}
+	r.provisional = make(map[port.Slot]struct{})
+}
+
+// stale reports whether the source of that name is.
+func (r *Registry) stale(source string) bool {
+	for _, s := range r.sources {
+		if s.name == source {
+			return s.status.State == Stale
+		}
+	}
+	return false
 }
 
 // touched are slots to merge again, in the order in which they were touched: of

@@ -107,22 +107,23 @@ func (s *source) put(reported *port.Binding, dirty *touched) {
 	b := new(port.Binding)
 	*b = *reported
 	b.Origin.Source = s.name
+	var replaced member
 	switch {
 	case had:
 		b.Since = old.Since
-		s.drop(old, dirty)
+		replaced = s.drop(old, dirty)
 	case b.Since.IsZero():
 		b.Since = s.r.now()
 	}
 	s.set[b.Origin.ID] = b
-	s.r.insert(s.order, b)
+	s.r.insert(s, b, replaced)
 	dirty.mark(b.Slot(), b.Observed)
 }
 
-func (s *source) drop(b *port.Binding, dirty *touched) {
+func (s *source) drop(b *port.Binding, dirty *touched) (dropped member) {
 	delete(s.set, b.Origin.ID)
-	s.r.remove(b)
 	dirty.mark(b.Slot(), 0)
+	return s.r.remove(b)
 }
 
 // sameBinding reports whether a source repeats a binding.
@@ -195,6 +196,6 @@ func (s *source) setStatus(st SourceStatus) {
 	s.status = st
 	s.r.status.Update(func(tx *table.Tx[string, SourceStatus]) { tx.Put(s.name, st) })
 	if changed && s.r.engines[s.name] {
-		s.r.engineStateChanged()
+		s.r.engineStateChanged(s)
 	}
 }

@@ -20,17 +20,19 @@ const ownerWait = 10 * time.Second
 // rootCgroup is the id of the root of the cgroup2 hierarchy, in which no container is.
 const rootCgroup = 1
 
-// wait is a publication whose decision is pending.
+// wait is a publication whose owner is pending.
 type wait struct {
 	from  time.Time // when the wait began
 	since time.Time // when the owner became uncertain, which may be long before
 	lost  bool      // an engine's owner is gone, and something else keeps the port
 	left  bool      // the owner has stopped and may start again: the wait does not end
 	over  bool      // nobody named an owner in time: it counts as known
+
+	orphan bool // the owner was a Service, of which rules are left: the wait does not end
 }
 
-// waits are the publications whose decision depends on an owner that is not known
-// yet. The registry's lock guards it.
+// waits are the publications whose owner is not known yet. The registry's lock
+// guards it.
 type waits struct {
 	byKey map[port.Key]*wait
 	wake  schedule.Signal
@@ -40,8 +42,15 @@ type waits struct {
 
 // doubt is how certain the owner of a publication is.
 type doubt struct {
-	since time.Time // since when an engine is expected to name another owner; zero: none is
-	left  bool      // it has stopped, and its NAT rule waits for it to start again
+	since   time.Time // since when an engine is expected to name another owner; zero: none is
+	process time.Time // since when the process of a socket is not known; zero: it is
+	left    bool      // it has stopped, and its NAT rule waits for it to start again
+}
+
+func (d doubt) none() bool { return d.since.IsZero() && d.process.IsZero() }
+
+func (d doubt) and(e doubt) doubt {
+	return doubt{latest(d.since, e.since), latest(d.process, e.process), d.left || e.left}
 }
 
 // uncertain returns how certain the owner of a publication with these bindings
@@ -51,13 +60,7 @@ func uncertain(ms []member, known precedence, all slots) (d doubt) {
 		return d
 	}
 	for _, m := range ms {
-		if !m.uncertain(known, all) {
-			continue
-		}
-		d.since = latest(d.since, m.binding.Since)
-		if a := m.attribution; a != nil {
-			d.since, d.left = latest(d.since, a.since), d.left || a.left != ""
-		}
+		d = d.and(m.uncertain(known, all))
 	}
 	return d
 }
@@ -69,36 +72,55 @@ func latest(a, b time.Time) time.Time {
 	return b
 }
 
-// uncertain reports whether an engine may name another owner for a binding of a
+// uncertain returns whether an engine may name another owner for a binding of a
 // publication whose owner is known that well.
-func (m member) uncertain(known precedence, all slots) bool {
+func (m member) uncertain(known precedence, all slots) (d doubt) {
 	b, a := m.binding, m.attribution
+	since := b.Since
+	if a != nil {
+		since, d.left = latest(since, a.since), a.left != ""
+	}
 	switch {
 	case b.Owner.Kind >= port.OwnerService: // an engine declared it
-		return false
-	case len(b.Hints.Targets) == 0:
-		return a != nil && !a.known && a.container || known < target && (a == nil || !a.known) && relayed(b)
+		return doubt{}
+	case len(b.Hints.Targets) > 0:
+		return m.ruleUncertain(known, all, doubt{since: since, left: d.left})
 	case a != nil && a.known:
-		return a.provisional || b.Maker == port.MakerKubeProxy && known < service
+		return doubt{}
 	}
-	return known < service && m.redirectUncertain(all)
+	if a != nil && a.container || known < target && relayed(b) {
+		d.since = since
+	}
+	if known < target && b.Owner.Kind == port.OwnerUnknown && b.Origin.Source == port.SourceSocket {
+		d.process = since
+	}
+	return d
 }
 
-// redirectUncertain is uncertain for a NAT rule whose targets no engine knows:
-// those on this machine have the owner of the port's listener.
-func (m member) redirectUncertain(all slots) bool {
-	local := false
+// ruleUncertain is uncertain for a NAT rule. own is the doubt about its targets if no
+// engine knows them; those on this machine have the owner of the port's listener.
+func (m member) ruleUncertain(known precedence, all slots, own doubt) (d doubt) {
+	switch a := m.attribution; {
+	case a != nil && a.known:
+		if m.provisional || m.binding.Maker == port.MakerKubeProxy && known < service {
+			return own
+		}
+		return d
+	case known >= service:
+		return d
+	case leaves(m.binding):
+		d = own
+	}
 	for s, addr := range redirected(m.binding) {
-		local = true
 		ms := serving(all(s), addr)
 		if len(ms) == 0 {
-			return true
+			d = d.and(own)
+			continue
 		}
-		if _, known := best(ms, all); !uncertain(ms, known, all).since.IsZero() {
-			return true
-		}
+		_, known := best(ms, all)
+		d = d.and(uncertain(ms, known, all))
 	}
-	return !local
+	return d
 }
 
 // relayed reports whether a socket may serve a container though it is not in the
@@ -111,13 +133,15 @@ func relayed(b *port.Binding) bool {
 	if b.Hints.Cgroup > rootCgroup && len(b.Hints.Paths) == 0 {
 		return true // of a cgroup that is gone, or cannot be seen
 	}
-	for _, name := range []string{
-		"docker-proxy", "dockerd", "rootlesskit", "rootlessport", "slirp4netns", "pasta", "passt", "conmon", "podman",
-		"nerdctl", "crio", "kubelet", "kube-proxy", "k3s", "rke2",
-	} {
-		if strings.HasPrefix(b.Owner.Name, name) {
-			return true
-		}
+	// "pasta.avx2" and "rootlesskit-doc" (docker-proxy, truncated) are relays, too.
+	name := b.Owner.Name
+	if i := strings.IndexAny(name, ".-"); i > 0 && name != "docker-proxy" && name != "kube-proxy" {
+		name = name[:i]
+	}
+	switch name {
+	case "docker-proxy", "dockerd", "rootlesskit", "rootlessport", "slirp4netns", "pasta", "passt", "conmon", "podman",
+		"nerdctl", "crio", "kube-proxy":
+		return true
 	}
 	return false
 }
@@ -137,60 +161,86 @@ func (r *Registry) enginesLive() bool {
 	return live == len(r.engines)
 }
 
-// engineStateChanged begins the waits anew when the last engine became live, and
-// looks again at what was attributed by facts that may have been old.
-func (r *Registry) engineStateChanged() {
-	was := !r.waits.live.IsZero()
-	if r.enginesLive() == was {
-		return
-	}
-	if was {
+// engineStateChanged looks again at what depends on whether engines are live: claims
+// of s, facts, and NAT rules whose attribution may have been old. The waits begin
+// anew when the last engine became live.
+func (r *Registry) engineStateChanged(s *source) {
+	was, live := !r.waits.live.IsZero(), r.enginesLive()
+	switch {
+	case !live:
 		r.waits.live = time.Time{}
-		return
+	case !was:
+		r.waits.live = r.now()
 	}
-	r.waits.live = r.now()
 	dirty := new(touched)
-	r.owners.confirm(func(s port.Slot) { dirty.mark(s, 0) })
+	for _, b := range s.set {
+		dirty.mark(b.Slot(), 0)
+	}
+	r.owners.all(r.now(), live, func(s port.Slot) { dirty.mark(s, 0) })
+	if live {
+		r.confirm(dirty)
+	}
 	r.merge(dirty)
-	r.waits.wake.Notify()
+	if live {
+		r.waits.wake.Notify()
+	}
 }
 
 // decide sets the decision of p, which replaces old, and notes whether it waits
 // for an owner.
 func (r *Registry) decide(p *port.Publication, d doubt, old port.Publication) {
 	if len(r.engines) == 0 {
+		d.since = time.Time{}
+	}
+	w := r.waits.next(p, d, old, r.now())
+	if w == nil {
 		p.OwnerPending = false
-		p.Decision = r.rules.Decide(*p)
-		return
-	}
-	since, w := d.since, r.waits.byKey[p.Key]
-	lost := old.Owner.Kind >= port.OwnerService && p.Owner.Kind < port.OwnerService
-	switch {
-	case lost, w != nil && w.lost && p.Owner.Kind < port.OwnerService && since.IsZero():
-		p.OwnerPending = true
-	default:
-		p.OwnerPending, lost = !since.IsZero(), false
-	}
-	if p.OwnerPending && w != nil && w.over && !since.After(w.since) && !lost {
-		p.OwnerPending = false
-		p.Decision = r.rules.Decide(*p)
-		return
-	}
-	p.Decision = r.rules.Decide(*p)
-	switch {
-	case !p.Decision.Pending:
 		delete(r.waits.byKey, p.Key)
-	case w == nil, lost, since.After(w.since), d.left != w.left:
-		r.waits.begin(p.Key, wait{from: r.now(), since: since, lost: lost, left: d.left})
+		p.Decision = r.rules.Decide(*p)
+		return
 	}
+	p.OwnerPending = !w.over
+	p.Decision = r.rules.Decide(*p)
+	r.waits.set(p.Key, w)
 }
 
-func (ws *waits) begin(k port.Key, w wait) {
+// next returns the wait of p, which replaces old: the one that it has, or another.
+// It is nil if there is nothing to wait for.
+func (ws *waits) next(p *port.Publication, d doubt, old port.Publication, now time.Time) *wait {
+	w := ws.byKey[p.Key]
+	next := &wait{from: now, since: latest(d.since, d.process), left: d.left}
+	// Of a deleted Service, kube-proxy's rules may be left, which lead to pods.
+	next.orphan = old.Owner.Kind == port.OwnerService && p.Owner.Kind == port.OwnerContainer && !d.none()
+	next.lost = next.orphan || old.Owner.Kind >= port.OwnerService && p.Owner.Kind < port.OwnerService
+	switch same := w != nil && p.Owner.Kind == old.Owner.Kind && !next.since.After(w.since); {
+	case next.lost:
+		return next
+	case same && w.lost && d.left == w.left:
+		return w
+	case same && w.lost:
+		next.lost, next.orphan = true, w.orphan
+		return next
+	case d.none():
+		return nil
+	case w != nil && !next.since.After(w.since) && d.left == w.left && p.Owner.Kind >= old.Owner.Kind:
+		return w
+	}
+	return next
+}
+
+// ended reports whether nobody named an owner in time.
+func (ws *waits) ended(w *wait, now time.Time) bool {
+	return w.over || !w.left && !w.orphan && !ws.live.IsZero() && !ws.end(w).After(now)
+}
+
+func (ws *waits) end(w *wait) time.Time { return latest(w.from, ws.live).Add(ownerWait) }
+
+func (ws *waits) set(k port.Key, w *wait) {
 	if ws.byKey == nil {
 		ws.byKey = make(map[port.Key]*wait)
 	}
-	ws.byKey[k] = &w
-	if !ws.armed {
+	ws.byKey[k] = w
+	if !ws.armed && !w.over {
 		ws.wake.Notify()
 	}
 }
@@ -204,6 +254,9 @@ func (r *Registry) Run(ctx context.Context) error {
 	}
 }
 
+// endPause is between two looks at the waits, of which there may be thousands.
+const endPause = 250 * time.Millisecond
+
 // endWaits decides what has waited long enough, and returns when to look again,
 // the zero time if nothing waits for a time.
 func (r *Registry) endWaits() (next time.Time) {
@@ -215,16 +268,18 @@ func (r *Registry) endWaits() (next time.Time) {
 	}
 	now, dirty := r.now(), new(touched)
 	for k, w := range r.waits.byKey {
-		switch end := latest(w.from, r.waits.live).Add(ownerWait); {
-		case w.over, w.left:
-		case !end.After(now):
+		switch {
+		case w.over, w.left, w.orphan:
+		case r.waits.ended(w, now):
 			w.over = true
 			dirty.mark(k.Slot(), 0)
-		case next.IsZero() || end.Before(next):
-			next = end
+		case next.IsZero() || r.waits.end(w).Before(next):
+			next = r.waits.end(w)
 		}
 	}
 	r.merge(dirty)
-	r.waits.armed = !next.IsZero()
+	if r.waits.armed = !next.IsZero(); r.waits.armed {
+		next = latest(next, now.Add(endPause))
+	}
 	return next
 }

@@ -50,9 +50,15 @@ func wellKnownUDP(n uint16) bool {
 	return false
 }
 
+// mayBeHeld reports whether [DefaultEngine] would deny p with another owner than it
+// has, while that is pending.
+func mayBeHeld(p *port.Publication) bool {
+	return p.OwnerPending && !declared(p) && slices.ContainsFunc(engineInternals, func(e engineInternal) bool { return e.mayMatch(p) })
+}
+
 // engineInternal are ports of an engine that nobody asked for.
 type engineInternal struct {
-	owner    string // the process's name begins with it, "" is an unknown process
+	owner    string // the name of the process, "" is an unknown one
 	ports    []PortRange
 	protocol port.Protocol // 0 is any
 	loopback bool          // only there
@@ -68,26 +74,51 @@ var engineInternals = []engineInternal{
 	{owner: "kubelet", ports: []PortRange{{32768, 65535}}, loopback: true},
 	{owner: "k3s", ports: []PortRange{{2379, 2382}, {6444, 6444}, {10248, 10259}}},
 	{owner: "rke2", ports: []PortRange{{2379, 2382}, {6444, 6444}, {10248, 10259}}},
-	{owner: "containerd", ports: []PortRange{{1, 65535}}}, // streams of the CRI, metrics
+	{owner: "containerd", ports: []PortRange{{32768, 65535}}, loopback: true}, // streams of the CRI
 	{owner: "dockerd", ports: []PortRange{{2377, 2377}, {7946, 7946}, {4789, 4789}}},
 	{owner: "dockerd", ports: []PortRange{{32768, 65535}}, loopback: true},
 	{owner: "", ports: []PortRange{{4789, 4789}, {8472, 8472}}, protocol: port.UDP}, // the kernel's VXLAN sockets
 }
 
 func (e engineInternal) matches(p *port.Publication) bool {
-	if e.protocol != 0 && e.protocol != p.Protocol || e.loopback && !p.Address.IsLoopback() ||
-		!slices.ContainsFunc(e.ports, func(r PortRange) bool { return r.First <= p.Port && p.Port <= r.Last }) {
+	if !e.hasPort(p) {
 		return false
 	}
 	switch o := p.Owner; o.Kind {
 	case port.OwnerProcess:
-		return e.owner != "" && strings.HasPrefix(o.Name, e.owner)
+		return !p.Contained && e.owner != "" && e.process(o.Name)
 	case port.OwnerContainer:
 		return e.pods && o.Namespace == "kube-system" && strings.HasPrefix(o.Name, e.owner)
 	case port.OwnerUnknown:
-		return e.owner == ""
+		return e.owner == "" && !p.OwnerPending && !p.Contained
 	}
 	return false
+}
+
+// mayMatch reports whether e matches p with the owner that an engine, or a search for
+// the process, may name.
+func (e engineInternal) mayMatch(p *port.Publication) bool {
+	if !e.hasPort(p) {
+		return false
+	}
+	if p.Owner.Kind == port.OwnerUnknown && !p.Contained && slices.ContainsFunc(p.Origins, func(o port.OriginInfo) bool { return o.Source == port.SourceSocket }) {
+		return true
+	}
+	return e.pods && p.Owner.Kind < port.OwnerService
+}
+
+func (e engineInternal) hasPort(p *port.Publication) bool {
+	return (e.protocol == 0 || e.protocol == p.Protocol) && (!e.loopback || p.Address.IsLoopback()) &&
+		slices.ContainsFunc(e.ports, func(r PortRange) bool { return r.First <= p.Port && p.Port <= r.Last })
+}
+
+// process reports whether a process of that name is the engine. k3s and RKE2 add what
+// they run as: "k3s-server".
+func (e engineInternal) process(name string) bool {
+	if e.owner == "k3s" || e.owner == "rke2" {
+		name, _, _ = strings.Cut(name, "-")
+	}
+	return name == e.owner
 }
 
 // withheld returns why all origins withhold the port, "" if one does not.

@@ -71,7 +71,10 @@ func (s *Set) Len() int { return len(s.rules) }
 // there whatever the set exposes, unless a rule names a host address.
 //
 // While p's owner is pending, rules that name an owner may come to match. If that
-// would change the decision, p is denied as pending.
+// would change the decision, p is denied as pending, and so is one that may be a port
+// of an engine itself. Of p's other owners, a rule that denies one to whom a NAT rule
+// leads denies p; where engines claim p for several owners, p is denied as pending
+// unless all decisions are the same.
 func (s *Set) Decide(p port.Publication) port.Decision {
 	d, _, _ := s.decide(&p)
 	return d
@@ -83,6 +86,47 @@ const notKnownYet = "owner not known yet"
 // decide is Decide, with the rule that decides, nil if none does, and the default
 // that would deny p.
 func (s *Set) decide(p *port.Publication) (d port.Decision, winner *rule, by string) {
+	d, winner, by = s.decideOne(p)
+	for _, o := range p.Others {
+		q := *p
+		q.Owner, q.OwnerPending = o.Owner, false
+		e, r, _ := s.decideOne(&q)
+		switch {
+		case o.Rival && (e.Allow != d.Allow || !slices.Equal(e.Host, d.Host)):
+			if r == nil {
+				e.Rule, r = d.Rule, winner
+			}
+			return port.Decision{Rule: e.Rule, Reason: rivals(p), Pending: true}, r, by
+		case !o.Rival && d.Allow && !e.Allow && r != nil && r.Match.namesOne():
+			return port.Decision{Rule: r.title, Reason: "denied by " + r.title + ": a NAT rule leads to " + describe(o.Owner)}, r, by
+		}
+	}
+	return d, winner, by
+}
+
+// rivals is the reason of a decision that depends on which of several owners serves p.
+func rivals(p *port.Publication) string {
+	var names []string
+	if p.Owner.Kind >= port.OwnerService {
+		names = append(names, describe(p.Owner))
+	}
+	for _, o := range p.Others {
+		if o.Rival {
+			names = append(names, describe(o.Owner))
+		}
+	}
+	return "owner not certain: claimed for " + strings.Join(names, " and ")
+}
+
+func describe(o port.Owner) string {
+	if o.Namespace != "" {
+		return o.Kind.String() + " " + o.Namespace + "/" + o.Name
+	}
+	return o.Kind.String() + " " + o.Name
+}
+
+// decideOne is decide for p's own owner.
+func (s *Set) decideOne(p *port.Publication) (d port.Decision, winner *rule, by string) {
 	by, reason := held(p)
 	winner, maybe := s.first(p, by != "")
 	switch {
@@ -92,6 +136,9 @@ func (s *Set) decide(p *port.Publication) (d port.Decision, winner *rule, by str
 		d = port.Decision{Rule: by, Reason: reason, Withheld: by == defaultWithheld}
 	default:
 		d = port.Decision{Allow: true, Rule: defaultAllow, Host: s.agentAddresses(p)}
+	}
+	if by == "" && (winner == nil || !winner.decides(true)) && mayBeHeld(p) {
+		return port.Decision{Rule: DefaultEngine, Reason: notKnownYet, Pending: true}, nil, DefaultEngine
 	}
 	for _, r := range maybe {
 		if m := r.decide(r.title, s.agentAddresses(p)); m.Allow != d.Allow || !slices.Equal(m.Host, d.Host) {
@@ -141,8 +188,11 @@ func (r *rule) depends(p *port.Publication, f field) bool {
 }
 
 func (m *Match) namesOwner() bool {
-	return len(m.Owners) > 0 || m.Name != "" || m.Namespace != "" || len(m.Labels) > 0
+	return len(m.Owners) > 0 || m.namesOne()
 }
+
+// namesOne reports whether m tells owners of one kind apart.
+func (m *Match) namesOne() bool { return m.Name != "" || m.Namespace != "" || len(m.Labels) > 0 }
 
 // decides reports whether a rule that matches also decides. A broad allow ("all
 // containers, open to all") does not cover a port that is withheld, which might
@@ -293,11 +343,18 @@ type Step struct {
 // from the guest.
 func (s *Set) Explain(p port.Publication) []Step {
 	_, reason := held(&p)
-	_, winner, by := s.decide(&p)
+	d, winner, by := s.decide(&p)
+	if reason == "" {
+		reason = d.Reason
+	}
 	steps := make([]Step, 0, len(s.rules)+2)
 	for i := range s.rules {
 		r := &s.rules[i]
-		steps = append(steps, r.explain(&p, r.title, by != "", r == winner))
+		step := r.explain(&p, r.title, by != "", r == winner)
+		if step.Decides && (!step.Matched || d.Pending && len(p.Others) > 0) {
+			step.Why = d.Reason // for another owner
+		}
+		steps = append(steps, step)
 	}
 	if by != "" {
 		steps = append(steps, Step{by, true, winner == nil, reason})

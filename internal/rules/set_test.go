@@ -567,3 +567,143 @@ func TestEnginesOwnPortsAreDeniedUnlessNamed(t *testing.T) {
 		}
 	}
 }
+
+// A port that may be an engine's own waits until its owner is known.
+func TestEnginesOwnPortsWaitForTheOwner(t *testing.T) {
+	allowAll := []Rule{{}}
+	for _, c := range []struct {
+		owner     port.Owner
+		at        string
+		source    string
+		contained bool
+		rules     []Rule
+		pending   bool
+	}{
+		{port.Owner{}, "0.0.0.0:2379", "socket", false, nil, true},
+		{port.Owner{}, "127.0.0.1:40000", "socket", false, nil, true},
+		{port.Owner{}, "127.0.0.1:40000", "socket", false, allowAll, true},
+		{port.Owner{}, "0.0.0.0:40000", "socket", false, nil, false},
+		{port.Owner{}, "0.0.0.0:8080", "socket", false, nil, false},
+		{port.Owner{}, "0.0.0.0:2379", "nat", false, nil, true}, // a pod of kube-system
+		{port.Owner{}, "127.0.0.1:40000", "nat", false, nil, false},
+		{port.Owner{}, "0.0.0.0:2379", "docker", false, nil, false}, // declared
+		{port.Owner{Kind: port.OwnerProcess, Name: "etcd"}, "0.0.0.0:2379", "socket", true, nil, true},
+		{port.Owner{Kind: port.OwnerProcess, Name: "nginx"}, "127.0.0.1:40000", "socket", true, nil, false},
+		{port.Owner{}, "0.0.0.0:2379", "socket", false, []Rule{{Match: Match{Ports: []PortRange{{2379, 2379}}}}}, false},
+		{port.Owner{}, "0.0.0.0:2379", "socket", false, []Rule{{Deny: true}}, false},
+	} {
+		at := netip.MustParseAddrPort(c.at)
+		p := port.Publication{
+			Key: port.Key{Protocol: port.TCP, Address: at.Addr(), Port: at.Port()}, Owner: c.owner, Contained: c.contained,
+			Origins: []port.OriginInfo{{Origin: port.Origin{Source: c.source}}}, OwnerPending: true,
+		}
+		set, err := New(Loopback(), c.rules)
+		if err != nil {
+			t.Fatal(err)
+		}
+		d := set.Decide(p)
+		if d.Pending != c.pending || c.pending && (d.Rule != DefaultEngine || d.Allow) {
+			t.Errorf("%s of %+v by %s: %+v, want pending: %v", p.Key, c.owner, c.source, d, c.pending)
+		}
+		if p.OwnerPending = false; set.Decide(p).Pending {
+			t.Errorf("%s: pending though the owner is known", p.Key)
+		}
+	}
+}
+
+// A user's own program that has an engine's name is published.
+func TestEnginesNamesAreNotPrefixes(t *testing.T) {
+	for _, c := range []struct {
+		name      string
+		at        string
+		proto     port.Protocol
+		contained bool
+		denied    bool
+	}{
+		{"etcd", "0.0.0.0:2379", port.TCP, false, true},
+		{"etcd", "0.0.0.0:2379", port.TCP, true, false},
+		{"etcd-proxy", "0.0.0.0:2379", port.TCP, false, false},
+		{"containerd", "127.0.0.1:40000", port.TCP, false, true},
+		{"containerd", "0.0.0.0:8080", port.TCP, false, false},
+		{"containerd-shim", "127.0.0.1:40000", port.TCP, false, false},
+		{"k3s-agent", "127.0.0.1:10250", port.TCP, false, true},
+		{"k3sup", "127.0.0.1:10250", port.TCP, false, false},
+		{"", "0.0.0.0:8472", port.UDP, false, true},
+		{"", "0.0.0.0:8472", port.UDP, true, false},
+		{"game", "0.0.0.0:8472", port.UDP, false, false},
+	} {
+		at := netip.MustParseAddrPort(c.at)
+		p := port.Publication{
+			Key: port.Key{Protocol: c.proto, Address: at.Addr(), Port: at.Port()}, Contained: c.contained,
+			Origins: []port.OriginInfo{{Origin: port.Origin{Source: "socket"}}},
+		}
+		if c.name != "" {
+			p.Owner = port.Owner{Kind: port.OwnerProcess, Name: c.name}
+		}
+		if d := Empty(Loopback()).Decide(p); d.Allow == c.denied {
+			t.Errorf("%s of %q, in a container %v: %+v, want denied: %v", p.Key, c.name, c.contained, d, c.denied)
+		}
+	}
+}
+
+// Other owners than the one that is shown count as well.
+func TestOtherOwners(t *testing.T) {
+	web := port.Owner{Kind: port.OwnerContainer, ID: "a", Name: "web"}
+	secret := port.Owner{Kind: port.OwnerContainer, ID: "b", Name: "secret0", Labels: map[string]string{"zone": "internal"}}
+	service := port.Owner{Kind: port.OwnerService, ID: "shop/web", Name: "web", Namespace: "shop"}
+	deny := func(m Match) []Rule { return []Rule{{Match: m, Deny: true}} }
+	name, label := Match{Name: "secret*"}, Match{Labels: map[string]string{"zone": "internal"}}
+	kind := Match{Owners: []port.OwnerKind{port.OwnerContainer}}
+	for _, c := range []struct {
+		what  string
+		owner port.Owner
+		other port.OtherOwner
+		rules []Rule
+		want  string
+	}{
+		{"no rule", web, port.OtherOwner{Owner: secret, Rival: true}, nil, "allow"},
+		{"a rival is denied", web, port.OtherOwner{Owner: secret, Rival: true}, deny(name), "pending"},
+		{"a rival is denied by label", web, port.OtherOwner{Owner: secret, Rival: true}, deny(label), "pending"},
+		{"a rival is allowed", secret, port.OtherOwner{Owner: web, Rival: true}, deny(name), "pending"},
+		{"both are denied", web, port.OtherOwner{Owner: secret, Rival: true}, deny(kind), "deny"},
+		{"a target is denied", web, port.OtherOwner{Owner: secret}, deny(name), "deny"},
+		{"a target is allowed", secret, port.OtherOwner{Owner: web}, deny(name), "deny"},
+		{"a Service's pod is denied", service, port.OtherOwner{Owner: secret}, deny(label), "deny"},
+		{"a Service's pod is of a kind that is denied", service, port.OtherOwner{Owner: secret}, deny(kind), "allow"},
+		{"a target has another host port", web, port.OtherOwner{Owner: secret}, []Rule{{Match: name, HostAddress: All()}}, "allow"},
+		{"a rival has another host address", web, port.OtherOwner{Owner: secret, Rival: true}, []Rule{{Match: name, HostAddress: All()}}, "pending"},
+	} {
+		set, err := New(Loopback(), c.rules)
+		if err != nil {
+			t.Fatal(err)
+		}
+		p := port.Publication{
+			Key:   port.Key{Protocol: port.TCP, Address: netip.IPv4Unspecified(), Port: 8200},
+			Owner: c.owner, Others: []port.OtherOwner{c.other},
+			Origins: []port.OriginInfo{{Origin: port.Origin{Source: "docker"}}},
+		}
+		d := set.Decide(p)
+		got := "deny"
+		switch {
+		case d.Pending:
+			got = "pending"
+		case d.Allow:
+			got = "allow"
+		}
+		if got != c.want {
+			t.Errorf("%s: %+v, want %s", c.what, d, c.want)
+		}
+		decides := 0
+		for _, s := range set.Explain(p) {
+			if s.Decides {
+				decides++
+				if !d.Allow && s.Why != "deny" && s.Why != d.Reason {
+					t.Errorf("%s: the step that decides is %+v, the reason %q", c.what, s, d.Reason)
+				}
+			}
+		}
+		if decides != 1 {
+			t.Errorf("%s: %d steps decide", c.what, decides)
+		}
+	}
+}

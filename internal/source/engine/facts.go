@@ -20,6 +20,7 @@ type Fact struct {
 	Path      string       // its cgroup as /proc/PID/cgroup names it, "" if not known
 	User      uint32       // as whom its engine runs, who may own its cgroups
 	Addresses []netip.Addr // that are its alone, on networks that the guest reaches
+	Stopped   bool         // it had these addresses; nothing else counts
 }
 
 // Table is a set of facts by object. The zero value is empty and ready.
@@ -30,6 +31,7 @@ type Table struct {
 	paths     map[string]string
 	ids       map[string]string
 	addresses map[netip.Addr][]string
+	stopped   map[netip.Addr][]string // as addresses, of containers that have stopped
 
 	// CgroupUser returns the user who owns the directory of a cgroup that names a
 	// container by its id. It does not wait. If nil, a name is believed no
@@ -94,13 +96,13 @@ func (t *Table) Swap(gone []string, put map[string]Fact) {
 
 // keys appends what f is known by.
 func (f Fact) keys(out []registry.AttributionKey) []registry.AttributionKey {
-	if f.Cgroup != 0 {
+	if f.Cgroup != 0 && !f.Stopped {
 		out = append(out, registry.AttributionKey{Cgroup: f.Cgroup})
 	}
-	if f.Path != "" && f.Path != "/" {
+	if f.Path != "" && f.Path != "/" && !f.Stopped {
 		out = append(out, registry.AttributionKey{Path: f.Path})
 	}
-	if cgroup.IsContainerID(f.ID) {
+	if cgroup.IsContainerID(f.ID) && !f.Stopped {
 		out = append(out, registry.AttributionKey{Path: f.ID})
 	}
 	for _, a := range f.Addresses {
@@ -110,7 +112,7 @@ func (f Fact) keys(out []registry.AttributionKey) []registry.AttributionKey {
 }
 
 func (f Fact) equal(g Fact) bool {
-	return f.Owner.Equal(g.Owner) && f.ID == g.ID && f.Cgroup == g.Cgroup && f.Path == g.Path && f.User == g.User &&
+	return f.Owner.Equal(g.Owner) && f.ID == g.ID && f.Cgroup == g.Cgroup && f.Path == g.Path && f.User == g.User && f.Stopped == g.Stopped &&
 		slices.Equal(f.Addresses, g.Addresses)
 }
 
@@ -121,8 +123,15 @@ func (t *Table) insert(object string, f Fact) {
 		t.paths = make(map[string]string)
 		t.ids = make(map[string]string)
 		t.addresses = make(map[netip.Addr][]string)
+		t.stopped = make(map[netip.Addr][]string)
 	}
 	t.objects[object] = f
+	if f.Stopped {
+		for _, a := range f.Addresses {
+			t.stopped[a] = append(t.stopped[a], object)
+		}
+		return
+	}
 	if f.Cgroup != 0 {
 		t.cgroups[f.Cgroup] = object
 	}
@@ -152,17 +161,16 @@ func (t *Table) remove(object string) {
 	if t.ids[f.ID] == object {
 		delete(t.ids, f.ID)
 	}
+	at := t.addresses
+	if f.Stopped {
+		at = t.stopped
+	}
 	for _, a := range f.Addresses {
-		var rest []string
-		for _, o := range t.addresses[a] {
-			if o != object {
-				rest = append(rest, o)
-			}
-		}
-		if len(rest) == 0 {
-			delete(t.addresses, a)
+		others := slices.DeleteFunc(slices.Clone(at[a]), func(o string) bool { return o == object })
+		if len(others) == 0 {
+			delete(at, a)
 		} else {
-			t.addresses[a] = rest
+			at[a] = others
 		}
 	}
 }
@@ -222,4 +230,23 @@ func (t *Table) ByAddress(addr netip.Addr) (port.Owner, bool) {
 		}
 	}
 	return owner, true
+}
+
+// StoppedAt implements registry.Facts.
+func (t *Table) StoppedAt(addr netip.Addr) (port.Owner, bool) {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	objects := t.stopped[addr.Unmap()]
+	if len(objects) == 0 {
+		return port.Owner{}, false
+	}
+	return t.objects[objects[0]].Owner, true
+}
+
+// Fact returns what is known of object.
+func (t *Table) Fact(object string) (Fact, bool) {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	f, ok := t.objects[object]
+	return f, ok
 }
