@@ -33,6 +33,7 @@ import (
 	"github.com/fairlead/fairlead/internal/source/containerd"
 	"github.com/fairlead/fairlead/internal/source/docker"
 	"github.com/fairlead/fairlead/internal/source/kube"
+	"github.com/fairlead/fairlead/internal/source/nat"
 	"github.com/fairlead/fairlead/internal/source/socket"
 	"github.com/fairlead/fairlead/internal/status"
 	"github.com/fairlead/fairlead/internal/version"
@@ -139,7 +140,7 @@ func (a *Agent) newSource(name string) (Source, error) {
 	case socket.Name:
 		return socket.New(socket.Options{Observer: a.observer, Own: a.sockets.Has, Logger: a.log})
 	case "nat":
-		return newNATSource(a.log, &a.cfg, &a.types, a.shrunk)
+		return a.newNATSource()
 	case "docker":
 		return docker.New(docker.Options{Hosts: a.cfg.Docker.Hosts, Retry: a.engineRetry(), Logger: a.log})
 	case "containerd":
@@ -154,6 +155,15 @@ func (a *Agent) newSource(name string) (Source, error) {
 		})
 	}
 	return nil, fmt.Errorf("source %q: want one of %q", name, config.Sources())
+}
+
+func (a *Agent) newNATSource() (Source, error) {
+	o := nat.Options{Log: a.log, MaxPorts: a.cfg.NAT.MaxPorts, Types: &a.types, Shrunk: a.shrunk}
+	if a.mayLoadBPF() {
+		return nat.NewHooked(o)
+	}
+	o.Methods = []string{nat.MethodNetlink, nat.MethodGeneration}
+	return nat.New(o)
 }
 
 func (a *Agent) wireSinks() error {

@@ -67,7 +67,7 @@ func (a *Agent) container(path string) (port.Owner, bool) {
 }
 
 // hooked is a sink with hooks of its own.
-type hooked interface{ hooks() []kernel.Method }
+type hooked interface{ Hooks() []kernel.Method }
 
 // Examine implements status.Examiner.
 func (a *Agent) Examine() doctor.Agent {
@@ -75,7 +75,7 @@ func (a *Agent) Examine() doctor.Agent {
 	d.Observer, d.ConfigFile, d.TokenFile = a.cfg.Observer, a.cfg.File(), a.cfg.TokenFile()
 	for _, s := range a.sinks {
 		if s, ok := s.(hooked); ok {
-			d.Hooks = append(d.Hooks, gather.Hooks(s.hooks())...)
+			d.Hooks = append(d.Hooks, gather.Hooks(s.Hooks())...)
 		}
 	}
 	if a.hostlink != nil {

@@ -11,9 +11,12 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/fairlead/fairlead/internal/config"
+	"github.com/fairlead/fairlead/internal/observer"
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/reconcile"
 	"github.com/fairlead/fairlead/internal/sink/detect"
+	"github.com/fairlead/fairlead/internal/sink/listener"
+	"github.com/fairlead/fairlead/internal/sink/listener/refused"
 )
 
 // chosenSinks returns the sinks of the configuration, or those that fit this guest.
@@ -39,12 +42,30 @@ func (a *Agent) newSink(s config.Sink) (reconcile.Sink, error) {
 		}
 		return a.hostlink, nil
 	case "listener":
-		return a.wireListener()
+		return a.newListenerSink()
 	case "gvproxy", "vtunnel":
 		return a.newPeerSink(s)
 	}
 	return nil, fmt.Errorf("sink %q: want hostlink, listener, gvproxy or vtunnel", s.Name)
 }
+
+// newListenerSink makes the listener sink.
+func (a *Agent) newListenerSink() (reconcile.Sink, error) {
+	o := listener.Options{
+		Network: a.sockets, Serve: a.forward.Carry, Sockets: a.registry.At, Settle: a.cfg.Listener.Settle, Logger: a.log,
+	}
+	if a.cfg.Listener.UDP {
+		o.ServeUDP = a.forward.ServeUDP
+	}
+	h := refused.SinkOptions{Own: a.sockets.Has, Ready: a.registry.Ready()}
+	if !a.mayLoadBPF() {
+		h.Disabled = fmt.Errorf("--observer %s loads no BPF programs", observer.Poll)
+	}
+	return refused.NewSink(o, h)
+}
+
+// mayLoadBPF reports whether the configuration lets the agent load BPF programs.
+func (a *Agent) mayLoadBPF() bool { return a.cfg.Observer != observer.Poll.String() }
 
 // resetter is a sink that resets the flows of keys that a rule now denies.
 type resetter interface {
