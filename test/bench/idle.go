@@ -15,10 +15,9 @@ import (
 )
 
 const (
-	idleCPU      = "CPU of an idle agent"
-	idleAwake    = "seconds of a minute in which an idle agent wakes up"
-	idleSwitches = "context switches of an idle agent"
-	idleRSS      = "memory of an idle agent (RSS)"
+	idleCPU   = "CPU of an idle agent"
+	idleAwake = "seconds of a minute in which an idle agent wakes up"
+	idleRSS   = "memory of an idle agent (RSS)"
 
 	anonymous = "anonymous, MB"
 )
@@ -31,7 +30,6 @@ func idlePart() part {
 	return part{"idle", "idle", []measure{
 		{name: idleCPU, unit: "%", modes: ownModes, sizes: idleSizes, sizeUnit: of, figure: "idle-cpu"},
 		{name: idleAwake, unit: "per minute", modes: ownModes, sizes: idleSizes, sizeUnit: of},
-		{name: idleSwitches, unit: "per second", modes: ownModes, sizes: idleSizes, sizeUnit: of},
 		{name: idleRSS, unit: "B", modes: ownModes, sizes: idleSizes, sizeUnit: of},
 	}, idle}
 }
@@ -105,14 +103,12 @@ func (g *guest) handOver() {
 func (i *idler) record(ctx context.Context) {
 	now := i.used()
 	i.check(ctx)
-	took := now.At.Sub(i.before.At)
 	cpu := now.Core(i.before)
 	if i.mode.poll == 0 {
 		cpu += i.dumped(ctx).longTerm(i.dumps)
 	}
 	i.b.add(idleCPU, i.mode.name, i.size, cpu)
-	i.b.add(idleAwake, i.mode.name, i.size, float64(i.awake)/took.Minutes())
-	i.b.add(idleSwitches, i.mode.name, i.size, float64(now.Switches-i.before.Switches)/took.Seconds())
+	i.b.add(idleAwake, i.mode.name, i.size, float64(i.awake)/now.At.Sub(i.before.At).Minutes())
 	i.b.add(idleRSS, i.mode.name, i.size, float64(now.RSS))
 	i.b.extra(idleRSS, i.mode.name, i.size, anonymous, float64(now.Anon)/1e6)
 }

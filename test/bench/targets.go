@@ -55,7 +55,7 @@ var glances = []glance{
 	{what: "ports seen that live 5 s", measure: missedShare, size: 5000},
 	{what: "idle, no ports: CPU", measure: idleCPU},
 	{what: "idle, 10,000 ports and rules: CPU", measure: idleCPU, size: 10_000},
-	{what: "idle, no ports: context switches", measure: idleSwitches},
+	{what: "idle, no ports: seconds of a minute with a wake-up", measure: idleAwake},
 	{what: "idle, no ports: memory", measure: idleRSS},
 	{what: "idle, 10,000 ports and rules: memory", measure: idleRSS, size: 10_000},
 	{what: "1 change per second: CPU for each", measure: churnCPU, size: 1},
