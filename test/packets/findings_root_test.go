@@ -379,12 +379,13 @@ func (o *oracle) clear() {
 // wrong says what is not as wanted about a port, "" if all is. A busy machine
 // answers late, so it looks again before it says so.
 func (o *oracle) wrong(w want) (wrong string) {
-	for _, patience := range []time.Duration{300 * time.Millisecond, 2 * time.Second, 2 * time.Second} {
-		if wrong = o.wrongNow(w, patience); wrong == "" {
-			break
+	patience := 300 * time.Millisecond
+	for begin := time.Now(); ; time.Sleep(100 * time.Millisecond) {
+		if wrong = o.wrongNow(w, patience); wrong == "" || time.Since(begin) > settled {
+			return wrong
 		}
+		patience = 2 * time.Second
 	}
-	return wrong
 }
 
 func (o *oracle) wrongNow(w want, patience time.Duration) string {

@@ -21,6 +21,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/vishvananda/netlink"
+
 	"github.com/fairlead/fairlead/internal/diagnose/explain"
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/status"
@@ -173,11 +175,16 @@ func (o *oracle) apply(g *grammar, tl tool, change bool) (texts []string, ok boo
 	return texts, ok
 }
 
-// seen waits until the host peer has opened the marker's port.
+// seen waits until the agent has the marker open on the host. Connections tracked
+// until then are forgotten: a client that happens to get the port of an earlier
+// one would be sent where the rules of that time sent it.
 func (o *oracle) seen() {
 	o.t.Helper()
 	if err := o.await(o.marker(), true); err != nil {
 		o.t.Fatal(err)
+	}
+	if err := o.guest.Do(func() error { return netlink.ConntrackTableFlush(netlink.ConntrackTable) }); err != nil {
+		o.t.Fatalf("flush tracked connections: %v", err)
 	}
 }
 
@@ -212,28 +219,8 @@ func (o *oracle) judge(where string, history []string) {
 	o.t.Helper()
 	o.states++
 	slots := o.look(300 * time.Millisecond)
-	suspects := slices.DeleteFunc(slots, func(s *slot) bool { return o.class(s) == "" })
-	if len(suspects) == 0 {
-		return
-	}
-	// A busy machine answers late, and a rule that balances sends each client to
-	// another server: look again, longer, before saying that it is so.
-	var wg sync.WaitGroup
-	for _, s := range suspects {
-		wg.Go(func() {
-			for range 8 {
-				o.probe(s, 2*time.Second)
-			}
-		})
-	}
-	wg.Wait()
-	o.list(suspects)
-	for _, s := range suspects {
-		class := o.class(s)
-		if class == "" {
-			continue
-		}
-		report := o.explain(s)
+	for _, s := range o.settle(slots) {
+		class, report := o.class(s), o.explain(s)
 		if named := o.named(class, s, report); named != "" {
 			o.found[class+", "+named]++
 			continue
@@ -246,6 +233,41 @@ func (o *oracle) judge(where string, history []string) {
 			o.t.FailNow()
 		}
 	}
+}
+
+const (
+	fewestLooks = 8                // at what seems wrong, as a balancer sends each client to another server
+	settled     = 20 * time.Second // when a busy machine has done what a ruleset asks for; only a failure takes so long
+	soon        = 3 * time.Second  // when it should have
+)
+
+// settle asks again for the slots that seem to differ, and returns those that still do.
+func (o *oracle) settle(slots []*slot) []*slot {
+	begin := time.Now()
+	fine := func(s *slot) bool { return o.class(s) == "" }
+	slots = slices.DeleteFunc(slots, fine)
+	for looks := 1; len(slots) > 0; looks++ {
+		var wg sync.WaitGroup
+		for _, s := range slots {
+			wg.Go(func() { o.probe(s, 2*time.Second) })
+		}
+		wg.Wait()
+		o.list(slots)
+		before := len(slots)
+		slots = slices.DeleteFunc(slots, fine)
+		if after := time.Since(begin); after > soon && len(slots) < before {
+			o.found["settled late"] += before - len(slots)
+		}
+		if looks < fewestLooks {
+			continue
+		}
+		named := func(s *slot) bool { return o.named(o.class(s), s, o.explain(s)) != "" }
+		if time.Since(begin) > settled || !slices.ContainsFunc(slots, func(s *slot) bool { return !named(s) }) {
+			return slots
+		}
+		time.Sleep(100 * time.Millisecond)
+	}
+	return nil
 }
 
 func describe(pubs []status.Publication) string {

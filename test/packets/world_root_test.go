@@ -68,10 +68,10 @@ type world struct {
 	family
 	guest, outside, behind, host *netns.Space
 	dir, binary                  string
-	agentCtl, hostCtl            string
+	agentCtl                     string
 
 	mu     sync.Mutex
-	active map[port.Key]bool // what the host says is open
+	active map[port.Key]bool // what the agent has open on the host
 	change chan struct{}     // closed at the next change
 }
 
@@ -206,10 +206,10 @@ const (
 func (w *world) start() {
 	w.t.Helper()
 	link := "unix://" + filepath.Join(w.dir, "link", "s")
-	w.agentCtl, w.hostCtl = filepath.Join(w.dir, "agent", "s"), filepath.Join(w.dir, "host", "s")
+	w.agentCtl = filepath.Join(w.dir, "agent", "s")
 	w.run(w.guest, "agent", "--link", link, "--control", w.agentCtl, "--source", "nat", "--hold-down", "0",
 		"--metrics-addr", metricsAddr, "--nat-max-ports", strconv.Itoa(maxPorts))
-	w.run(w.host, "host", "--connect", link, "--control", w.hostCtl)
+	w.run(w.host, "host", "--connect", link, "--control", filepath.Join(w.dir, "host", "s"))
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	w.t.Cleanup(func() { cancel(); <-done })
@@ -239,10 +239,11 @@ func (w *world) run(s *netns.Space, args ...string) {
 
 func tail(s string, n int) string { return s[max(0, len(s)-n):] }
 
-// follow keeps active equal to what the host peer reports.
+// follow keeps active equal to what the agent reports, which is after the host
+// peer has opened a port.
 func (w *world) follow(ctx context.Context) {
 	for ctx.Err() == nil {
-		_ = status.NewClient(w.hostCtl).Watch(ctx, func(e status.Event) error {
+		_ = status.NewClient(w.agentCtl).Watch(ctx, func(e status.Event) error {
 			w.mu.Lock()
 			defer w.mu.Unlock()
 			if e.Publication != nil {
@@ -262,7 +263,7 @@ func (w *world) follow(ctx context.Context) {
 // limit is how long what must come may take; only a failure reaches it.
 const limit = 2 * time.Minute
 
-// await waits until the host peer has opened a port, or closed it.
+// await waits until a port is open on the host, or withdrawn.
 func (w *world) await(k port.Key, open bool) error {
 	timeout := time.After(limit)
 	for {
