@@ -3,7 +3,9 @@
 package main
 
 import (
+	"cmp"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/netip"
@@ -26,23 +28,16 @@ func newRules() *cobra.Command {
 	return root
 }
 
-// verdict is the answer of "rules test -o json".
-type verdict struct {
-	Publication string       `json:"publication"`
-	Allow       bool         `json:"allow"`
-	Rule        string       `json:"rule"`
-	Reason      string       `json:"reason"`
-	Host        []string     `json:"hostAddresses"`
-	Steps       []rules.Step `json:"steps"`
-}
-
 func newRulesTest() *cobra.Command {
-	var file, address, source, kind string
+	var file, control, address, source, kind string
 	var owner port.Owner
 	var out output
 	c := &cobra.Command{
-		Use:     "test PORT[/tcp|/udp]",
-		Short:   "Print which rule decides about a port, and how",
+		Use:   "test PORT[/tcp|/udp]",
+		Short: "Print which rule decides about a port, and how",
+		Long: "Print which rule decides about a port, and how.\n\n" +
+			"The rules are those that the running agent uses, or those of --config FILE. The port\n" +
+			"need not exist.",
 		Example: "  fairlead rules test 9229\n  fairlead rules test 53/udp --owner container --name dns",
 		Args:    oneArg("a port such as 8080 or 53/udp"),
 		RunE: func(c *cobra.Command, args []string) error {
@@ -60,20 +55,19 @@ func newRulesTest() *cobra.Command {
 			if err := owner.Kind.UnmarshalText([]byte(kind)); err != nil || owner.Kind.String() != kind {
 				return usageError{fmt.Errorf("--owner %q: want container, service, process or unknown", kind)}
 			}
-			cfg, err := config.LoadAgent(file, nil, os.LookupEnv)
+			v, err := testRules(c, file, control, status.RuleQuery{
+				Key:    port.Key{Protocol: slot.Protocol, Address: addr.Unmap(), Port: slot.Port},
+				Source: source, Owner: owner,
+			})
 			if err != nil {
 				return err
 			}
-			p := port.Publication{
-				Key:     port.Key{Protocol: slot.Protocol, Address: addr.Unmap(), Port: slot.Port},
-				Owner:   owner,
-				Origins: []port.OriginInfo{{Origin: port.Origin{Source: source}}},
-			}
-			return writeVerdict(c.OutOrStdout(), cfg.Rules, p, out.format == "json")
+			return writeVerdict(c.OutOrStdout(), v, out.format == "json")
 		},
 	}
 	f := c.Flags()
-	f.StringVar(&file, "config", "", "configuration file of the agent (default "+config.DefaultAgentFile+")")
+	f.StringVar(&file, "config", "", "test the rules of this file instead of those of the running agent")
+	f.StringVar(&control, "control", "", "control socket of the agent to ask (default: $FAIRLEAD_CONTROL, else "+config.DefaultAgent().Control+")")
 	f.StringVar(&address, "address", "0.0.0.0", "guest address of the port")
 	f.StringVar(&source, "source", "socket", "source that reports it: "+strings.Join(rules.Sources(), ", "))
 	f.StringVar(&kind, "owner", "process", "kind of its owner: container, service, process or unknown")
@@ -85,17 +79,32 @@ func newRulesTest() *cobra.Command {
 	return c
 }
 
-func writeVerdict(w io.Writer, set *rules.Set, p port.Publication, asJSON bool) error {
-	d, steps := set.Decide(p), set.Explain(p)
-	v := verdict{Publication: p.String(), Allow: d.Allow, Rule: d.Rule, Reason: d.Reason, Host: []string{}, Steps: steps}
-	for _, a := range d.Host {
-		v.Host = append(v.Host, a.String())
+// testRules asks the running agent, or reads a configuration if one is given or no
+// agent runs.
+func testRules(c *cobra.Command, file, control string, q status.RuleQuery) (status.RuleVerdict, error) {
+	if file == "" {
+		path := cmp.Or(control, os.Getenv("FAIRLEAD_CONTROL"), config.DefaultAgent().Control)
+		v, err := status.NewClient(path).TestRules(c.Context(), q)
+		if control != "" || !errors.Is(err, status.ErrNotRunning) {
+			return v, err
+		}
 	}
+	cfg, err := config.LoadAgent(file, nil, os.LookupEnv)
+	if err != nil {
+		return status.RuleVerdict{}, err
+	}
+	if file == "" {
+		_, _ = fmt.Fprintf(c.ErrOrStderr(), "fairlead: no agent is running; these are the rules of %s\n", cmp.Or(cfg.File(), "the defaults"))
+	}
+	return q.Decide(cfg.Rules), nil
+}
+
+func writeVerdict(w io.Writer, v status.RuleVerdict, asJSON bool) error {
 	if asJSON {
 		return json.NewEncoder(w).Encode(versioned(v))
 	}
 	tw := tabwriter.NewWriter(w, 0, 4, 2, ' ', 0)
-	for _, s := range steps {
+	for _, s := range v.Steps {
 		mark := " "
 		if s.Decides {
 			mark = ">"
@@ -105,15 +114,15 @@ func writeVerdict(w io.Writer, set *rules.Set, p port.Publication, asJSON bool) 
 	if err := tw.Flush(); err != nil {
 		return err
 	}
-	answer := "denied: " + status.Quote(d.Reason)
-	if strings.Contains(d.Reason, d.Rule) {
-		_, err := fmt.Fprintf(w, "%s: %s\n", v.Publication, status.Quote(d.Reason))
+	answer := "denied: " + status.Quote(v.Reason)
+	if strings.Contains(v.Reason, v.Rule) {
+		_, err := fmt.Fprintf(w, "%s: %s\n", v.Publication, status.Quote(v.Reason))
 		return err
 	}
-	if d.Allow {
+	if v.Allow {
 		answer = "allowed on the host at " + strings.Join(v.Host, ", ")
 	}
-	_, err := fmt.Fprintf(w, "%s: %s (%s)\n", v.Publication, answer, status.Quote(d.Rule))
+	_, err := fmt.Fprintf(w, "%s: %s (%s)\n", v.Publication, answer, status.Quote(v.Rule))
 	return err
 }
 

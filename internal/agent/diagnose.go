@@ -10,6 +10,7 @@ import (
 	"io/fs"
 	"log/slog"
 	"os"
+	"strings"
 	"sync"
 	"time"
 
@@ -23,6 +24,7 @@ import (
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/registry"
 	"github.com/fairlead/fairlead/internal/source/nat"
+	"github.com/fairlead/fairlead/internal/status"
 )
 
 // diagnosed is what package gather reads of this agent.
@@ -30,12 +32,45 @@ func (a *Agent) diagnosed() gather.Agent {
 	g := gather.Agent{
 		Registry: a.registry, Rules: a.rules.Load, Sockets: a.sockets, Observer: a.observer,
 		RulesFile: cmp.Or(a.cfg.RulesFile, a.cfg.File(), config.DefaultAgentFile),
-		Unread:    a.unread, Container: a.container,
+		Unread:    a.unread, Container: a.container, Refused: a.refused,
 	}
 	if a.reconciler != nil {
 		g.Outcomes = a.reconciler.Outcomes()
 	}
 	return g
+}
+
+// refused returns the last host that was refused, if none is connected.
+func (a *Agent) refused() *explain.Refusal {
+	if a.hostlink == nil {
+		return nil
+	}
+	if _, connected := a.hostlink.Peer(); connected {
+		return nil
+	}
+	return a.links.lastRefused()
+}
+
+// peers describes the host for the status: the one that is connected, or why there is none.
+func (a *Agent) peers() []status.Peer {
+	if a.hostlink == nil {
+		return nil
+	}
+	if p, ok := a.hostlink.Peer(); ok {
+		return []status.Peer{{State: status.PeerConnected, Name: p.Name, Version: p.Version, Endpoint: p.Address}}
+	}
+	if r := a.links.lastRefused(); r != nil {
+		return []status.Peer{{State: status.PeerRefused, Endpoint: r.Peer, Error: r.Reason, Next: r.Next(), Since: r.At}}
+	}
+	return []status.Peer{{State: status.PeerAway, Endpoint: strings.Join(a.endpoints(), ", "), Error: "no host has connected"}}
+}
+
+// endpoints lists where the agent and the host meet.
+func (a *Agent) endpoints() (list []string) {
+	for _, e := range a.cfg.Link {
+		list = append(list, e.String())
+	}
+	return list
 }
 
 // unread returns the NAT rules that are not understood, and how many there are.
@@ -80,9 +115,8 @@ func (a *Agent) Examine() doctor.Agent {
 	}
 	if a.hostlink != nil {
 		l := a.hostlink.Stats()
-		d.Link = &doctor.Link{Connected: l.Connected, Sessions: l.Sessions, Rivals: l.Rivals}
+		d.Link = &doctor.Link{Connected: l.Connected, Sessions: l.Sessions, Rivals: l.Rivals, Endpoints: a.endpoints(), Refused: a.refused()}
 		for _, e := range a.cfg.Link {
-			d.Link.Endpoints = append(d.Link.Endpoints, e.String())
 			if _, err := os.Stat(e.Path); e.Network == link.NetworkUnix && errors.Is(err, fs.ErrNotExist) {
 				d.Link.Removed = append(d.Link.Removed, e.Path)
 			}

@@ -132,16 +132,7 @@ func (a *Agent) logReady(ctx context.Context) {
 	_, all := a.provider.counts()
 	args := []any{"ports", all}
 	if a.hostlink != nil && !a.hostlink.Stats().Connected {
-		args = append(args, "waitingForHostAt", a.endpoints())
+		args = append(args, "waitingForHostAt", strings.Join(a.endpoints(), ","))
 	}
 	a.log.Info("ready", args...)
-}
-
-// endpoints lists where the agent and the host meet.
-func (a *Agent) endpoints() string {
-	var list []string
-	for _, e := range a.cfg.Link {
-		list = append(list, e.String())
-	}
-	return strings.Join(list, ",")
 }

@@ -8,6 +8,7 @@ import (
 	"sync"
 
 	"github.com/fairlead/fairlead/internal/config"
+	"github.com/fairlead/fairlead/internal/diagnose/explain"
 	"github.com/fairlead/fairlead/internal/link"
 	"github.com/fairlead/fairlead/internal/sink/hostlink"
 )
@@ -19,6 +20,8 @@ type links struct {
 	tokenFile func(config.Endpoint) string // of an endpoint, or "" for none
 	sessions  chan link.Session
 	from      []hostlink.Acceptor
+
+	mu        sync.Mutex
 	listeners []*link.Listener
 }
 
@@ -42,7 +45,9 @@ func (l *links) open(ctx context.Context) error {
 			return errors.Join(err, l.close())
 		}
 		l.from = append(l.from, listener)
+		l.mu.Lock()
 		l.listeners = append(l.listeners, listener)
+		l.mu.Unlock()
 	}
 	return nil
 }
@@ -55,6 +60,22 @@ func (l *links) optionsOf(e config.Endpoint) link.Options {
 		o.LoadToken = func() (link.Token, error) { return link.LoadOrCreateToken(file) }
 	}
 	return o
+}
+
+// lastRefused returns the last host that an endpoint refused, nil if there was none.
+func (l *links) lastRefused() *explain.Refusal {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	var last link.Refused
+	for _, listener := range l.listeners {
+		if r := listener.LastRefused(); r.At.After(last.At) {
+			last = r
+		}
+	}
+	if last.At.IsZero() {
+		return nil
+	}
+	return &explain.Refusal{At: last.At.UTC(), Peer: last.Peer, Code: string(last.Code), Reason: last.Detail}
 }
 
 func (l *links) close() error {

@@ -37,6 +37,19 @@ func (p provider) Sources() []status.Source {
 	return list
 }
 
+// peers describes the guests.
+func (p provider) peers() []status.Peer {
+	list := []status.Peer{}
+	for _, g := range p.host.Guests() {
+		s := status.Peer{State: status.PeerConnected, Name: g.Peer.Name, Version: g.Peer.Version, Endpoint: g.Name, Error: g.Error, Since: g.Since.UTC()}
+		if !g.Connected {
+			s.State = status.PeerAway
+		}
+		list = append(list, s)
+	}
+	return list
+}
+
 func describe(p host.Publication) status.Publication {
 	outcomes := make([]status.Outcome, 0, len(p.Outcomes))
 	hosts := make([]netip.AddrPort, 0, len(p.Outcomes))

@@ -38,7 +38,16 @@ type Listener struct {
 	attempts []*attempt                            // handshakes under way, oldest first
 	sessions map[[wire.SessionIDSize]byte]*session // that take flows
 	refused  map[Refusal]uint64
+	last     Refused // zero if no one was refused
 	unlogged map[Refusal]unlogged
+}
+
+// Refused is a peer that was refused.
+type Refused struct {
+	At     time.Time
+	Peer   string // its address
+	Code   Refusal
+	Detail string
 }
 
 // unlogged is how often one reason was not logged since it last was.
@@ -152,6 +161,14 @@ func (l *Listener) Refused() map[Refusal]uint64 {
 	return refused
 }
 
+// LastRefused returns the last peer that was refused, zero if there was none. Peers that
+// left by themselves do not count.
+func (l *Listener) LastRefused() Refused {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.last
+}
+
 func (l *Listener) run(ctx context.Context) {
 	defer close(l.done)
 	err := l.acceptor.Serve(ctx, l.ln, func(conn net.Conn) { l.admit(ctx, conn) })
@@ -246,6 +263,9 @@ func (l *Listener) note(peer string, err error, now time.Time) {
 	}
 	l.mu.Lock()
 	l.refused[r.Code]++
+	if r.Code != RefusedLost && r.Code != RefusedBusy {
+		l.last = Refused{At: now, Peer: peer, Code: r.Code, Detail: r.Detail}
+	}
 	u := l.unlogged[r.Code]
 	skip, skipped := now.Before(u.until), u.count
 	if skip {

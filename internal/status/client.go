@@ -47,6 +47,13 @@ func (e errSilent) Error() string {
 // ErrNotRunning is returned when nothing listens on the control socket.
 var ErrNotRunning = errors.New("not running: start `fairlead agent` in the guest, or `fairlead host` on the host")
 
+// errNotFound is the answer of a process that has no such route: an agent or a host of
+// another version, or of the other role.
+var errNotFound = errors.New("it does not answer this question: it is of the other role (agent or host), or of another version")
+
+// ErrPermission is returned when only root, or another user, may ask.
+var ErrPermission = errors.New("permission denied: run as root")
+
 // do sends a request and returns the answer, whose first bytes come within a time.
 func (c *Client) do(ctx context.Context, method, path, body string, within time.Duration) (*http.Response, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
@@ -59,13 +66,15 @@ func (c *Client) do(ctx context.Context, method, path, body string, within time.
 	resp, err := c.http.Do(req)
 	switch {
 	case errors.Is(err, fs.ErrPermission):
-		return nil, fmt.Errorf("control socket %s: permission denied: run as root", c.path)
+		return nil, fmt.Errorf("control socket %s: %w", c.path, ErrPermission)
 	case errors.As(context.Cause(ctx), new(errSilent)), errors.Is(err, syscall.EAGAIN): // EAGAIN: too many wait to be accepted
 		return nil, fmt.Errorf("control socket %s: %w", c.path, errSilent{within})
 	case err != nil && ctx.Err() != nil:
 		return nil, ctx.Err()
 	case err != nil:
 		return nil, fmt.Errorf("control socket %s: %w", c.path, ErrNotRunning)
+	case resp.StatusCode == http.StatusNotFound:
+		return nil, errors.Join(fmt.Errorf("control socket %s: %w", c.path, errNotFound), resp.Body.Close())
 	case resp.StatusCode != http.StatusOK:
 		defer func() { _ = resp.Body.Close() }()
 		line, _ := io.ReadAll(io.LimitReader(resp.Body, maxBody))

@@ -67,7 +67,7 @@ func (s *Server) events(w http.ResponseWriter, r *http.Request) {
 	_ = rc.SetReadDeadline(time.Time{})
 	ctx, cancel := context.WithCancel(r.Context())
 	defer cancel()
-	st := stream{w: w, rc: rc, provider: s.o.Provider, vitals: s.o.Vitals}
+	st := stream{w: w, rc: rc, provider: s.o.Provider, vitals: s.o.Vitals, peers: s.peers}
 	if err := st.send("hello", s.hello); err != nil {
 		return
 	}
@@ -89,10 +89,12 @@ type stream struct {
 	rc       *http.ResponseController
 	provider Provider
 	vitals   func(mark uint64) Vitals
+	peers    func() []Peer
 
-	mu      sync.Mutex // guards w and sources
-	w       http.ResponseWriter
-	sources []Source
+	mu        sync.Mutex // guards w, sources and lastPeers
+	w         http.ResponseWriter
+	sources   []Source
+	lastPeers []Peer
 
 	begun bool // a reset was sent; of change alone
 }
@@ -162,8 +164,18 @@ func (s *stream) beat(ctx context.Context) {
 	}
 }
 
-// sendSources sends the sources if they changed.
+// sendSources sends peers and sources if they changed.
 func (s *stream) sendSources() error {
+	peers := s.peers()
+	s.mu.Lock()
+	known := s.lastPeers != nil && slices.Equal(peers, s.lastPeers)
+	s.lastPeers = peers
+	s.mu.Unlock()
+	if !known {
+		if err := s.send("peers", peers); err != nil {
+			return err
+		}
+	}
 	now := s.provider.Sources()
 	s.mu.Lock()
 	same := s.sources != nil && slices.EqualFunc(now, s.sources, Source.equal)

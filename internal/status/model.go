@@ -23,7 +23,28 @@ type List struct {
 	Generation   uint64        `json:"generation"`
 	Publications []Publication `json:"publications"`
 	Sources      []Source      `json:"sources"`
+	Peers        []Peer        `json:"peers"`             // the host of an agent, the guests of a host
+	Role         string        `json:"role,omitempty"`    // "agent" or "host"
+	Version      string        `json:"version,omitempty"` // of that process
 }
+
+// Peer is the other side of a link: the host of an agent, or one guest of a host.
+type Peer struct {
+	State    string    `json:"state"`    // one of the constants
+	Name     string    `json:"name"`     // of the machine, as it reported; empty if unknown
+	Endpoint string    `json:"endpoint"` // the guest's, or the address of the host's connection
+	Version  string    `json:"version"`  // as it reported; empty if unknown
+	Error    string    `json:"error"`    // why it is not connected
+	Next     string    `json:"next"`     // what to do about it
+	Since    time.Time `json:"since,omitzero"`
+}
+
+// The states of a peer.
+const (
+	PeerConnected = "connected"
+	PeerRefused   = "refused" // the last one that tried
+	PeerAway      = "away"
+)
 
 // Publication is one row.
 type Publication struct {

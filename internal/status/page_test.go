@@ -287,14 +287,14 @@ func TestEventStream(t *testing.T) {
 	}
 	r := bufio.NewReader(resp.Body)
 	seen := map[string]string{}
-	for len(seen) < 3 { // hello first; then the beat, which is on its own
+	for len(seen) < 4 { // hello first; then the beat, which is on its own
 		event, data := next(t, r)
 		if len(seen) == 0 && event != "hello" {
 			t.Errorf("first event %q", event)
 		}
 		seen[event] = data
 	}
-	if !strings.Contains(seen["hello"], `"role":"agent","name":"guest"`) || !strings.Contains(seen["sources"], `"socket"`) || !strings.Contains(seen["vitals"], `"tcp":3`) {
+	if !strings.Contains(seen["hello"], `"role":"agent","name":"guest"`) || !strings.Contains(seen["sources"], `"socket"`) || !strings.Contains(seen["vitals"], `"tcp":3`) || seen["peers"] == "" {
 		t.Errorf("began with %v", seen)
 	}
 	rowsNext := func() (got rows) {

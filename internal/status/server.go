@@ -14,6 +14,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/fairlead/fairlead/internal/rules"
 	"github.com/fairlead/fairlead/internal/schedule"
 	"github.com/fairlead/fairlead/internal/version"
 )
@@ -36,6 +37,10 @@ type Options struct {
 	// Vitals returns the numbers for the page's charts, with the latencies since mark.
 	// With nil the charts are empty.
 	Vitals func(mark uint64) Vitals
+	// Peers returns the other sides of the link. With nil there are none.
+	Peers func() []Peer
+	// Rules returns the current rules; nil leaves /v1/rules out.
+	Rules func() *rules.Set
 	// Served is notified when a connection became idle or ended. It may be nil.
 	Served schedule.Signal
 }
@@ -122,6 +127,9 @@ func (s *Server) routes(mux *http.ServeMux, control bool) {
 	s.webRoutes(mux)
 	mux.HandleFunc("GET /v1/watch", s.watch)
 	mux.HandleFunc("GET /v1/web", s.web)
+	if s.o.Rules != nil {
+		mux.HandleFunc("POST /v1/rules", s.testRules)
+	}
 	if s.o.Examiner != nil {
 		mux.HandleFunc("GET /v1/doctor", s.examine)
 	}
@@ -142,7 +150,17 @@ func text(w http.ResponseWriter, code int, line string) {
 func (s *Server) list(w http.ResponseWriter, _ *http.Request) {
 	w.Header().Set("Content-Type", "application/json")
 	_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(writeTimeout))
-	_ = json.NewEncoder(w).Encode(s.o.Provider.List())
+	l := s.o.Provider.List()
+	l.Role, l.Version, l.Peers = s.o.Role, version.String(), s.peers()
+	_ = json.NewEncoder(w).Encode(l)
+}
+
+// peers returns the other sides of the link, never nil.
+func (s *Server) peers() []Peer {
+	if s.o.Peers == nil {
+		return []Peer{}
+	}
+	return append([]Peer{}, s.o.Peers()...)
 }
 
 // enter admits a stream, or refuses it.

@@ -26,7 +26,7 @@ type Style struct {
 // WriteTable writes the list as a human-readable table.
 func WriteTable(w io.Writer, l List, style Style) error {
 	t := table{style: style}
-	guests := map[string]bool{}
+	guests, peers := map[string]bool{}, peersByEndpoint(l)
 	for _, p := range l.Publications {
 		guests[p.Guest] = true
 	}
@@ -47,7 +47,7 @@ func WriteTable(w io.Writer, l List, style Style) error {
 			Age(style.Now.Sub(p.Since)),
 		}
 		if showGuests {
-			row = append(row, Quote(p.Guest))
+			row = append(row, Quote(peerName(peers, p.Guest)))
 		}
 		if style.Wide {
 			var sources []string
@@ -56,7 +56,11 @@ func WriteTable(w io.Writer, l List, style Style) error {
 			}
 			row = append(row, orDash(strings.Join(unique(sources), ",")), orDash(p.DialTarget), orDash(p.Rule), orDash(Quote(p.Reason)))
 		}
-		t.add(row, p.State)
+		state := p.State
+		if peer, ok := peers[p.Guest]; ok && peer.State != PeerConnected && state == port.Active {
+			row[stateColumn], state = lostState, port.Failed
+		}
+		t.add(row, state)
 	}
 	if len(t.rows) > 0 || style.Empty == "" {
 		if err := t.write(w); err != nil {
@@ -68,7 +72,13 @@ func WriteTable(w io.Writer, l List, style Style) error {
 	if err := writeNotes(w, l); err != nil {
 		return err
 	}
+	if err := writePeers(w, l, style); err != nil {
+		return err
+	}
 	for _, s := range l.Sources {
+		if _, ok := peers[s.Name]; ok { // a guest
+			continue
+		}
 		line := ""
 		switch {
 		case s.Error != "":
@@ -82,6 +92,61 @@ func WriteTable(w io.Writer, l List, style Style) error {
 			}
 		}
 		if err := writeWarnings(w, s); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// lostState is shown for ports that are open while their guest is not connected.
+const lostState = "lost"
+
+// peersByEndpoint returns the guests of a host.
+func peersByEndpoint(l List) map[string]Peer {
+	peers := map[string]Peer{}
+	for _, p := range l.Peers {
+		if l.Role == "host" {
+			peers[p.Endpoint] = p
+		}
+	}
+	return peers
+}
+
+// peerName returns the name that a guest reported, if no other one has it, or else its
+// endpoint.
+func peerName(peers map[string]Peer, endpoint string) string {
+	name := peers[endpoint].Name
+	for at, p := range peers {
+		if name == "" || at != endpoint && p.Name == name {
+			return endpoint
+		}
+	}
+	return name
+}
+
+// writePeers writes which guests, or why no host, is connected.
+func writePeers(w io.Writer, l List, style Style) error {
+	peers := peersByEndpoint(l)
+	for _, p := range l.Peers {
+		line := ""
+		switch {
+		case p.State == PeerRefused:
+			line = "a host was refused"
+		case p.State == PeerAway && l.Role == "host":
+			line = "guest " + Quote(peerName(peers, p.Endpoint)) + " is not connected"
+		default:
+			continue
+		}
+		if !p.Since.IsZero() && p.State == PeerRefused {
+			line += " " + Age(style.Now.Sub(p.Since)) + " ago"
+		} else if !p.Since.IsZero() {
+			line += " for " + Age(style.Now.Sub(p.Since))
+		}
+		line += ": " + Quote(p.Error)
+		if p.Next != "" {
+			line += "; " + p.Next
+		}
+		if _, err := fmt.Fprintln(w, style.Paint.Paint(Yellow, line)); err != nil {
 			return err
 		}
 	}

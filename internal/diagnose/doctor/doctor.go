@@ -78,11 +78,12 @@ type Source struct {
 
 // Link is the connection to the host.
 type Link struct {
-	Endpoints []string `json:"endpoints"`
-	Connected bool     `json:"connected"`
-	Sessions  uint64   `json:"sessions"`          // since the start
-	Rivals    []string `json:"rivals,omitempty"`  // two hosts that take the agent from each other
-	Removed   []string `json:"removed,omitempty"` // sockets that were removed while the agent listens on them
+	Endpoints []string         `json:"endpoints"`
+	Connected bool             `json:"connected"`
+	Sessions  uint64           `json:"sessions"`          // since the start
+	Rivals    []string         `json:"rivals,omitempty"`  // two hosts that take the agent from each other
+	Refused   *explain.Refusal `json:"refused,omitempty"` // the last host that was refused, if none is connected
+	Removed   []string         `json:"removed,omitempty"` // sockets that were removed while the agent listens on them
 }
 
 // Facts is what is judged.

@@ -81,6 +81,9 @@ func TestEachFaultHasItsRemedy(t *testing.T) {
 		{"socket removed", func(f *Facts) { f.Agent.Link.Removed = []string{"/run/fairlead/link.sock"} }, Failing, "link socket", "link.sock was removed", "restart the agent"},
 		{"two hosts", func(f *Facts) { f.Agent.Link.Rivals = []string{"desk", "laptop"} }, Warning, "link hosts", `"desk" "laptop"`, "one of them"},
 		{"host gone", func(f *Facts) { f.Agent.Link.Connected = false }, Failing, "link host", "no host is connected", "fairlead host"},
+		{"host refused", func(f *Facts) {
+			f.Agent.Link.Connected, f.Agent.Link.Refused = false, &explain.Refusal{At: now.Add(-4 * time.Second), Code: "uid", Reason: "uid 7"}
+		}, Failing, "link host", "a host was refused 4s ago: uid 7", "--allow-uids"},
 		{"WSL 1", func(f *Facts) { f.WSL = &WSL{Version: 1} }, Failing, "wsl version", "WSL 1", "--set-version"},
 		{"mirrored", func(f *Facts) { f.WSL.Networking = "mirrored" }, Warning, "wsl networking", "mirrored", "nat"},
 		{"unknown WSL mode", func(f *Facts) { f.WSL = &WSL{Version: 2, Error: "wslinfo: not found"} }, Warning, "wsl networking", "wslinfo", "wsl --update"},

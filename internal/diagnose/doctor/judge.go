@@ -271,6 +271,10 @@ func (j *judge) link() {
 	if a.Link.Sessions > 0 {
 		detail = "no host is connected at " + at
 	}
+	if r := a.Link.Refused; r != nil {
+		j.add("link", "host", Failing, detail+"; "+r.Text(j.f.Now), r.Next())
+		return
+	}
 	j.add("link", "host", Failing, detail, "start `fairlead host --connect …` on the host with a copy of the token, or read its log")
 }
 

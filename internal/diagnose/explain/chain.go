@@ -29,6 +29,9 @@ func (f *Facts) chain(p *Publication) Chain {
 	if p.Decision.Allow {
 		c.Steps = append(c.Steps, p.sinkSteps()...)
 	}
+	if g, lost := f.lostGuest(p); lost {
+		c.Steps = append(c.Steps, Step{Step: "guest", Mark: Failing, Text: "not connected: " + g.Error})
+	}
 	c.Verdict, c.Summary, c.Next = f.judge(p)
 	return c
 }
@@ -217,6 +220,9 @@ func (f *Facts) judge(p *Publication) (v Verdict, summary, next string) {
 			return VerdictFailed, fmt.Sprintf("%s is not reachable: %s failed: %s", name, o.Sink, o.Reason),
 				"fairlead retries; if it keeps failing, run `fairlead doctor`"
 		default:
+			if o.Reason == noHost && f.Refused != nil {
+				return VerdictNoHost, fmt.Sprintf("%s is published, but no host is connected; %s", name, f.Refused.Text(f.Now)), f.Refused.Next()
+			}
 			if o.Reason == noHost {
 				return VerdictNoHost, fmt.Sprintf("%s is published, but no host is connected", name),
 					"start `fairlead host` on the host, or read its log"
@@ -247,6 +253,9 @@ func otherPort(n uint16) string {
 
 func (f *Facts) judgeActive(p *Publication, active, conflicts []Outcome) (v Verdict, summary, next string) {
 	name := p.Slot().String()
+	if g, lost := f.lostGuest(p); lost {
+		return VerdictGuestLost, fmt.Sprintf("%s does not answer on the host: guest %s is not connected: %s", name, g.Name, g.Error), startGuest
+	}
 	var at []netip.AddrPort
 	for _, o := range active {
 		if o.HostAddress.IsValid() {
@@ -283,6 +292,18 @@ func (f *Facts) judgeActive(p *Publication, active, conflicts []Outcome) (v Verd
 	}
 	return VerdictActive, fmt.Sprintf("%s is reachable %s", name, where), ""
 }
+
+// lostGuest returns the guest of a publication on a host if it is not connected.
+func (f *Facts) lostGuest(p *Publication) (Source, bool) {
+	for _, s := range f.Sources {
+		if f.Host && s.Name == p.Guest && s.State == "stale" {
+			return s, true
+		}
+	}
+	return Source{}, false
+}
+
+const startGuest = "start `fairlead agent` in that guest, or read its log"
 
 func declarer(p *Publication) string {
 	if p.Owner.Kind == port.OwnerUnknown {

@@ -31,7 +31,8 @@ type Facts struct {
 	Now          time.Time
 	Host         bool // the query is to a host, which knows publications and guests only
 	NetNS        string
-	RulesFile    string // the file to add a rule to
+	RulesFile    string   // the file to add a rule to
+	Refused      *Refusal // the last host that was refused, if none is connected
 	Publications []Publication
 	Sockets      []Socket // in the watched network namespace, without a publication
 	Elsewhere    []Socket // in other network namespaces
@@ -130,6 +131,7 @@ const (
 	VerdictSourceOnly  Verdict = "source-limited"      // a NAT rule for some clients only
 	VerdictWithheld    Verdict = "withheld"            // not published for another reason
 	VerdictNoHost      Verdict = "no-host"             // no host is connected
+	VerdictGuestLost   Verdict = "guest-lost"          // open on the host, but its guest is not connected
 	VerdictFailed      Verdict = "failed"              // a sink failed
 	VerdictPending     Verdict = "pending"             // requested, no result yet
 	VerdictOwn         Verdict = "own"                 // fairlead's own socket
@@ -236,7 +238,7 @@ func Evaluate(f Facts) Report {
 
 // quality orders verdicts of publications, best first.
 var quality = []Verdict{
-	VerdictActive, VerdictOneFamily, VerdictPartial, VerdictNoAnswer, VerdictNotServed, VerdictPending, VerdictNoHost,
+	VerdictActive, VerdictOneFamily, VerdictPartial, VerdictNoAnswer, VerdictNotServed, VerdictPending, VerdictGuestLost, VerdictNoHost,
 	VerdictConflict, VerdictFailed, VerdictHostDenied, VerdictDenied, VerdictWellKnown, VerdictInterface,
 	VerdictSourceOnly, VerdictUnlistened, VerdictWithheld,
 }

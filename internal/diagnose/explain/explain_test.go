@@ -85,6 +85,8 @@ func source(state string) []Source {
 	return []Source{s}
 }
 
+var now = time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
+
 var tcp8080 = Query{Port: 8080, Protocol: port.TCP}
 
 // Each verdict, with what of the summary and of the next step must be there.
@@ -242,6 +244,28 @@ var cases = []struct {
 	{
 		"no guest on a host", Facts{Host: true, Sources: []Source{{"unix:///run/link.sock", "stale", "no such file"}}},
 		VerdictStale, "guest unix:///run/link.sock is not connected: no such file", "start `fairlead agent`",
+	},
+	{
+		"guest lost, ports still open", Facts{
+			Host: true, Sources: []Source{{"unix:///run/link.sock", "stale", "no such file"}},
+			Publications: []Publication{pub(port.TCP, "0.0.0.0:8080", outcome(port.Active, "127.0.0.1:8080", ""),
+				func(p *Publication) { p.Guest = "unix:///run/link.sock" })},
+		},
+		VerdictGuestLost, "8080/tcp does not answer on the host: guest unix:///run/link.sock is not connected: no such file", "start `fairlead agent`",
+	},
+	{
+		"another guest is lost", Facts{
+			Host: true, Sources: []Source{{"a", "stale", "no such file"}, {"b", "live", ""}},
+			Publications: []Publication{pub(port.TCP, "0.0.0.0:8080", outcome(port.Active, "127.0.0.1:8080", ""), func(p *Publication) { p.Guest = "b" })},
+		},
+		VerdictActive, "reachable", "",
+	},
+	{
+		"a host was refused", Facts{
+			Now: now, Refused: &Refusal{At: now.Add(-4 * time.Second), Code: "proof", Reason: "the tokens differ"},
+			Publications: []Publication{pub(port.TCP, "0.0.0.0:8080", outcome(port.Pending, "", noHost))},
+		},
+		VerdictNoHost, "no host is connected; a host was refused 4s ago: the tokens differ", "`fairlead host pair`",
 	},
 	{
 		"the better of two", Facts{Query: Query{Port: 8080}, Publications: []Publication{

@@ -39,7 +39,7 @@ func (f *Facts) related(published bool) []finding {
 		case s.State == "stale" && f.Host:
 			list = append(list, finding{
 				VerdictStale, fmt.Sprintf("guest %s is not connected: %s", s.Name, s.Error),
-				"start `fairlead agent` in that guest, or read its log",
+				startGuest,
 			})
 		case s.State == "stale":
 			list = append(list, finding{

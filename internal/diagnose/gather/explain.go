@@ -55,6 +55,9 @@ func (e *Explainer) Explain(ctx context.Context, q explain.Query) (explain.Repor
 		e.agent.Observer.CheckOwners()
 	}
 	f := explain.Facts{Query: q, Now: time.Now(), NetNS: netnsName(), RulesFile: e.agent.RulesFile}
+	if e.agent.Refused != nil {
+		f.Refused = e.agent.Refused()
+	}
 	for _, s := range e.agent.Registry.Sources().View().All() {
 		f.Sources = append(f.Sources, explain.Source{Name: s.Name, State: string(s.State), Error: s.Error})
 	}

@@ -29,6 +29,9 @@ type Agent struct {
 
 	// Unread returns NAT rules that are not understood, and how many there are.
 	Unread func() (list []explain.Unread, all int)
+	// Refused returns the last host that was refused, nil if a host is connected or
+	// none was refused.
+	Refused func() *explain.Refusal
 	// Container returns the container of a cgroup's path.
 	Container func(path string) (port.Owner, bool)
 }

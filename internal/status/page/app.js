@@ -160,7 +160,19 @@ const handlers = {
     $('version').textContent = `${role} ${clean(version)}`;
     flows.reset();
   },
+  peers(list) {
+    const host = document.body.dataset.role === 'host';
+    $('peers').replaceChildren(...list.map((p) => {
+      const words = { connected: 'connected', refused: 'refused', away: 'not connected' };
+      return el('li', {
+        class: 'source', 'data-state': p.state === 'connected' ? 'live' : 'stale',
+        title: [p.endpoint, p.version, p.error, p.next].filter(Boolean).map(clean).join('\n'),
+      }, el('b', {}, host ? clean(p.name || p.endpoint) : 'host'),
+      el('span', { class: 'dim' }, p.state === 'connected' && !host ? clean(p.name) : words[p.state] + (p.error ? `: ${clean(p.error)}` : '')));
+    }));
+  },
   sources(list) {
+    if (document.body.dataset.role === 'host') return; // these are the guests
     $('sources').replaceChildren(...list.map((s) => {
       // A method is "tp_btf (tcp-listen), cgroup (udp-bind)" or "no engine yet: why".
       const how = s.method.replace(/:.*| \([^)]*\)/gs, '');

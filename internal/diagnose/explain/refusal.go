@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package explain
+
+import (
+	"fmt"
+	"time"
+)
+
+// Refusal is the last host that the agent refused.
+type Refusal struct {
+	At     time.Time `json:"at"`
+	Peer   string    `json:"peer"`   // its address
+	Code   string    `json:"code"`   // a link.Refusal
+	Reason string    `json:"reason"` // for people
+}
+
+// Text describes the refusal.
+func (r *Refusal) Text(now time.Time) string {
+	return fmt.Sprintf("a host was refused %s ago: %s", now.Sub(r.At).Round(time.Second), r.Reason)
+}
+
+// Next is what to do about it.
+func (r *Refusal) Next() string {
+	switch r.Code {
+	case "token", "proof":
+		return "give the host a copy of the agent's token: `fairlead host pair`"
+	case "uid":
+		return "allow this user with --allow-uids of the agent, or run `fairlead host` as root"
+	case "cid":
+		return "allow this vsock context with --allow-cids of the agent"
+	case "version":
+		return "update the older of agent and host; `fairlead version` prints their versions"
+	case "role":
+		return "let the host connect with `fairlead host`, not with a second agent"
+	}
+	return "read the logs of `fairlead host` and of the agent"
+}

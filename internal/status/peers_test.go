@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package status
+
+import (
+	"context"
+	"log/slog"
+	"net/netip"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/rules"
+)
+
+// A refused host, and a guest that is not connected, are named below the table.
+func TestPeersBelowTheTable(t *testing.T) {
+	row := published(8080, Owner{Kind: port.OwnerProcess, Name: "web"})
+	row.HostAddresses = []netip.AddrPort{netip.MustParseAddrPort("127.0.0.1:8080")}
+	row.State, row.Guest = port.Active, "unix:///a"
+	for _, c := range []struct {
+		name       string
+		list       List
+		want, miss []string
+	}{
+		{
+			"refused host", List{Role: "agent", Peers: []Peer{{State: PeerRefused, Since: noon.Add(-4 * time.Second), Error: "the tokens differ", Next: "pair again"}}},
+			[]string{"a host was refused 4s ago: the tokens differ; pair again"}, nil,
+		},
+		{
+			"lost guest", List{
+				Role: "host", Publications: []Publication{row},
+				Peers:   []Peer{{State: PeerAway, Endpoint: "unix:///a", Name: "vm", Since: noon.Add(-time.Second), Error: "connection refused"}},
+				Sources: []Source{{Name: "unix:///a", State: "stale", Error: "connection refused"}},
+			},
+			[]string{"  lost  ", "guest vm is not connected for 1s: connection refused"}, []string{"active", "source unix:///a"},
+		},
+		{
+			"connected", List{Role: "host", Publications: []Publication{row}, Peers: []Peer{{State: PeerConnected, Endpoint: "unix:///a", Name: "vm"}}},
+			[]string{"active"}, []string{"not connected", "refused"},
+		},
+		{
+			"two guests of one name", List{Role: "host", Peers: []Peer{
+				{State: PeerAway, Endpoint: "unix:///a", Name: "vm"}, {State: PeerAway, Endpoint: "unix:///b", Name: "vm"},
+			}},
+			[]string{"guest unix:///a is", "guest unix:///b is"}, []string{"guest vm"},
+		},
+	} {
+		var b strings.Builder
+		if err := WriteTable(&b, c.list, Style{Now: noon}); err != nil {
+			t.Fatal(err)
+		}
+		for _, w := range c.want {
+			if !strings.Contains(b.String(), w) {
+				t.Errorf("%s: no %q in\n%s", c.name, w, b.String())
+			}
+		}
+		for _, w := range c.miss {
+			if strings.Contains(b.String(), w) {
+				t.Errorf("%s: %q in\n%s", c.name, w, b.String())
+			}
+		}
+	}
+}
+
+// An agent applies its own rules; a host has none to test.
+func TestRulesOfARunningAgent(t *testing.T) {
+	list, err := rules.Parse("rules.yaml", []byte("rules: [{name: no-debug, match: {ports: 9229}, action: deny}]"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	set, err := rules.New(rules.Loopback(), list.Rules)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, agent := range []bool{true, false} {
+		o := Options{Provider: &fakeProvider{}, Logger: slog.New(slog.DiscardHandler)}
+		if agent {
+			o.Rules = func() *rules.Set { return set }
+		}
+		path := filepath.Join(t.TempDir(), "s")
+		control, err := ListenControl(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		server := NewServer(o)
+		run(t, func(ctx context.Context) { _ = server.Serve(ctx, control, true) })
+		v, err := NewClient(path).TestRules(t.Context(), RuleQuery{Key: published(9229, Owner{}).Key(), Source: "socket"})
+		if agent && (err != nil || v.Allow || v.Rule != "rule 1 (no-debug)") {
+			t.Errorf("%+v, %v", v, err)
+		}
+		if !agent && (err == nil || !strings.Contains(err.Error(), "host peer")) {
+			t.Errorf("of a host: %v", err)
+		}
+	}
+}

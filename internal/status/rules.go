@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package status
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+
+	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/rules"
+)
+
+// RuleQuery describes a port that may not exist.
+type RuleQuery struct {
+	Key    port.Key   `json:"key"`
+	Source string     `json:"source"`
+	Owner  port.Owner `json:"owner"`
+}
+
+// RuleVerdict is what rules decide about a port: the output of "rules test -o json".
+type RuleVerdict struct {
+	Publication string       `json:"publication"`
+	Allow       bool         `json:"allow"`
+	Rule        string       `json:"rule"`
+	Reason      string       `json:"reason"`
+	Host        []string     `json:"hostAddresses"`
+	Steps       []rules.Step `json:"steps"`
+}
+
+// Decide applies the rules to the port.
+func (q RuleQuery) Decide(set *rules.Set) RuleVerdict {
+	p := port.Publication{Key: q.Key, Owner: q.Owner, Origins: []port.OriginInfo{{Origin: port.Origin{Source: q.Source}}}}
+	d := set.Decide(p)
+	v := RuleVerdict{Publication: p.String(), Allow: d.Allow, Rule: d.Rule, Reason: d.Reason, Host: []string{}, Steps: set.Explain(p)}
+	for _, a := range d.Host {
+		v.Host = append(v.Host, a.String())
+	}
+	return v
+}
+
+// testRules serves /v1/rules.
+func (s *Server) testRules(w http.ResponseWriter, r *http.Request) {
+	var q RuleQuery
+	if err := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxRuleQuery)).Decode(&q); err != nil {
+		text(w, http.StatusBadRequest, err.Error())
+		return
+	}
+	w.Header().Set("Content-Type", "application/json")
+	_ = json.NewEncoder(w).Encode(q.Decide(s.o.Rules()))
+}
+
+// maxRuleQuery is more than an owner's labels have, in bytes.
+const maxRuleQuery = 64 << 10
+
+// ErrNoRules is returned by a process that has no agent's rules: a host.
+var ErrNoRules = errors.New("this is a host peer, whose rules cannot be tested: run `fairlead rules test` in the guest, or give --config FILE")
+
+// TestRules asks an agent what its current rules decide about a port.
+func (c *Client) TestRules(ctx context.Context, q RuleQuery) (v RuleVerdict, err error) {
+	body, err := json.Marshal(q)
+	if err != nil {
+		return v, err
+	}
+	resp, err := c.do(ctx, http.MethodPost, "/v1/rules", string(body), c.patience)
+	if errors.Is(err, errNotFound) {
+		err = fmt.Errorf("control socket %s: %w", c.path, ErrNoRules)
+	}
+	if err != nil {
+		return v, err
+	}
+	defer func() { _ = resp.Body.Close() }()
+	return v, json.NewDecoder(resp.Body).Decode(&v)
+}

@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux && root
+
+package e2e
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/fairlead/fairlead/test/kit/wait"
+)
+
+// A host that the agent refuses is named by every command that a user would ask.
+func TestRefusedHostIsShown(t *testing.T) {
+	r := newRig(t)
+	r.guest.listen(t, "tcp4", "127.0.0.1:8001")
+	token := func(name string) string {
+		path := filepath.Join(r.dir, name)
+		if err := os.WriteFile(path, []byte(strings.Repeat(name, 32)), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	r.token = token("a")
+	r.startAgent()
+	r.token = token("b")
+	r.startHost()
+	r.agent.says("peer refused")
+	for _, c := range []struct {
+		args []string
+		code int
+	}{
+		{[]string{"ls"}, 0},
+		{[]string{"explain", "8001"}, 1},
+		{[]string{"doctor"}, 1},
+	} {
+		wait.Until(t, strings.Join(c.args, " ")+" names the refusal", func() error {
+			out, stderr, code := fairlead(t, append(c.args, "--control", r.agentCtl)...)
+			for _, w := range []string{"a host was refused", "ago: the tokens of agent and host differ", "fairlead host pair"} {
+				if !strings.Contains(out, w) {
+					return fmt.Errorf("no %q in %s%s", w, out, stderr)
+				}
+			}
+			if code != c.code {
+				return fmt.Errorf("exit code %d", code)
+			}
+			return nil
+		})
+	}
+	r.host.kill()
+	r.token = token("a")
+	r.startHost()
+	r.wantState("tcp 127.0.0.1:8001", "active")
+	if out, _, _ := fairlead(t, "ls", "--control", r.agentCtl); strings.Contains(out, "refused") {
+		t.Errorf("a host is connected, and still:\n%s", out)
+	}
+}
+
+// While the guest is away its ports are open for a while, and do not answer.
+func TestHostWithoutItsGuest(t *testing.T) {
+	r := newRig(t)
+	r.hostFlags = []string{"--grace", "10m"}
+	r.guest.listen(t, "tcp4", "127.0.0.1:8001")
+	r.start()
+	r.wantState("tcp 127.0.0.1:8001", "active")
+	if _, stderr, code := fairlead(t, "explain", "8001", "--control", r.hostCtl); code != 0 {
+		t.Errorf("with its guest: %d, %s", code, stderr)
+	}
+	r.agent.kill()
+	wait.Until(t, "the host reports that its guest is away", func() error {
+		out, _, code := fairlead(t, "explain", "8001", "--control", r.hostCtl)
+		if code != 1 || !strings.Contains(out, "8001/tcp does not answer on the host: guest") {
+			return fmt.Errorf("exit code %d, %s", code, out)
+		}
+		if out, _, _ = fairlead(t, "ls", "--control", r.hostCtl); !strings.Contains(out, "lost") || !strings.Contains(out, "is not connected for") {
+			return fmt.Errorf("ls: %s", out)
+		}
+		return nil
+	})
+}
+
+// By default `rules test` applies the rules of the running agent.
+func TestRulesOfTheRunningAgent(t *testing.T) {
+	r := newRig(t)
+	rules := filepath.Join(r.dir, "rules.yaml")
+	if err := os.WriteFile(rules, []byte("rules: [{name: no-debug, match: {ports: 9229}, action: deny}]\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	r.agentFlags = []string{"--rules-file", rules}
+	r.start()
+	out, stderr, code := fairlead(t, "rules", "test", "9229", "--control", r.agentCtl)
+	if code != 0 || !strings.Contains(out, "denied by rule 1 (no-debug)") {
+		t.Errorf("exit code %d, %s%s", code, out, stderr)
+	}
+	_, stderr, code = fairlead(t, "rules", "test", "9229", "--control", r.hostCtl)
+	if code != 1 {
+		t.Errorf("of a host: exit code %d", code)
+	}
+	oneLine(t, stderr, "host peer", "--config")
+}
