@@ -118,6 +118,7 @@ const (
 	MakerDocker    Maker = "docker"
 	MakerCNI       Maker = "cni" // the portmap plugin
 	MakerKubeProxy Maker = "kube-proxy"
+	MakerNetavark  Maker = "netavark" // Podman
 )
 
 // Binding is what one source saw: one origin that makes one port reachable.
@@ -180,6 +181,7 @@ type OriginInfo struct {
 	Inner    bool   // see Binding
 	Doubt    string // see Binding
 	Maker    Maker  // see Binding
+	Program  string // the name of the process that owns a socket, "" if it is not known
 	Since    time.Time
 	Dial     []netip.AddrPort
 }
@@ -237,6 +239,6 @@ func (p Publication) Inner() bool {
 }
 
 func (o OriginInfo) equal(p OriginInfo) bool {
-	return o.Origin == p.Origin && o.Detail.Equal(p.Detail) && o.Withheld == p.Withheld && o.Inner == p.Inner && o.Maker == p.Maker && o.Doubt == p.Doubt &&
+	return o.Origin == p.Origin && o.Detail.Equal(p.Detail) && o.Withheld == p.Withheld && o.Inner == p.Inner && o.Maker == p.Maker && o.Program == p.Program && o.Doubt == p.Doubt &&
 		o.Since.Equal(p.Since) && slices.Equal(o.Dial, p.Dial)
 }

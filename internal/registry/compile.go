@@ -179,11 +179,19 @@ func publication(ms, slot []member, all slots) merged {
 		}
 		p.Origins = append(p.Origins, port.OriginInfo{
 			Origin: b.Origin, Detail: b.Detail, Withheld: m.withheld(), Inner: b.Inner, Maker: b.Maker, Doubt: b.Doubt,
-			Since: b.Since, Dial: b.Dial,
+			Program: program(b), Since: b.Since, Dial: b.Dial,
 		})
 		p.Dial = appendNew(p.Dial, b.Dial)
 	}
 	return p
+}
+
+// program returns the name of the process that owns a socket, "" if it is not known.
+func program(b *port.Binding) string {
+	if b.Owner.Kind != port.OwnerProcess {
+		return ""
+	}
+	return b.Owner.Name
 }
 
 // ownerOf returns the owner of a key, and how well it is known. What only NAT

@@ -67,7 +67,8 @@ func parse(f forward) (peer.Target, bool) {
 // adopt takes over the peer's list. Refusals of the last peer do not count for a
 // new one.
 func (s *Sink) adopt(all []forward, fresh bool) {
-	clear(s.have)
+	was := s.have
+	s.have = make(peer.Targets[entry])
 	for _, f := range all {
 		if t, ok := parse(f); ok {
 			s.have.Put(t, entry{f.Local, f.Remote})
@@ -76,6 +77,8 @@ func (s *Sink) adopt(all []forward, fresh bool) {
 	if fresh {
 		clear(s.refused)
 	}
+	s.noteGone(was)
+	clear(s.unsure)
 	// The peer may have restarted, or somebody else may have taken the address.
 	s.driver.Verify(func(t peer.Target, remote string) bool {
 		e, ok := s.have.Get(t)
@@ -93,10 +96,17 @@ type session struct {
 // Wishes implements peer.Peer.
 func (s session) Wishes(ctx context.Context, slot port.Slot) []peer.Wish {
 	var out []peer.Wish
+	paused := s.pauses[slot]
+	delete(s.pauses, slot)
 	for h, k := range s.driver.Decide(slot) {
 		w := peer.Wish{Target: peer.Target{Slot: slot, Host: h}, Key: k}
+		p := s.driver.Publication(k)
+		if s.podman && byPodman(p) {
+			s.leaveToPodman(w, p, paused)
+			continue
+		}
 		var problem string
-		if w.Remote, problem = s.remote(ctx, s.driver.Publication(k), w.Target); problem != "" {
+		if w.Remote, problem = s.remote(ctx, p, w.Target); problem != "" {
 			s.driver.Answer(w, port.Failed, problem)
 			continue
 		}
@@ -146,12 +156,12 @@ func (s session) Known(w peer.Wish) bool {
 		return true
 	}
 	// An entry of another program for all addresses may serve this one too.
-	for _, wild := range []netip.Addr{netip.IPv4Unspecified(), netip.IPv6Unspecified()} {
-		e, ok := s.have.Get(peer.Target{Slot: w.Slot, Host: wild})
-		if ok && e.remote == w.Remote && (wild.Is4() == w.Host.Is4() || strings.HasPrefix(e.local, ":")) {
-			s.driver.Answer(w, port.Active, "")
-			return true
-		}
+	if s.wider(w.Target, w.Remote) {
+		s.driver.Answer(w, port.Active, "")
+		return true
+	}
+	if s.inGrace(w) {
+		return true
 	}
 	r, ok := s.refused.Get(w.Target)
 	if !ok || r.remote != w.Remote || !time.Now().Before(r.next) {
@@ -183,8 +193,12 @@ func (s session) add(ctx context.Context, w peer.Wish) error {
 		s.driver.Answer(w, port.Active, "")
 		return nil
 	case !errors.As(err, &no):
+		s.unsure.Put(w.Target, struct{}{})
 		return err // the entry may be there: ours until a list says otherwise
 	case strings.Contains(no.text, "proxy already running"):
+		if _, unsure := s.unsure.Get(w.Target); !unsure {
+			s.driver.Removed(w.Target) // it is another program's
+		}
 		return errors.New("the peer has forwards that its list did not show")
 	}
 	r, ok := s.refused.Get(w.Target)
@@ -196,6 +210,9 @@ func (s session) add(ctx context.Context, w peer.Wish) error {
 	r.next = time.Now().Add(r.pause.Next())
 	s.refused.Put(w.Target, r)
 	s.driver.Refused(w, r.state, r.reason)
+	if r.state == port.Conflict { // perhaps by a new entry of another program
+		s.relist.Notify()
+	}
 	return nil
 }
 
@@ -242,13 +259,19 @@ func (s session) Remove(ctx context.Context, targets []peer.Target) error {
 // planRetry has Run wake Sync when the next entry is to be tried again.
 func (s *Sink) planRetry() {
 	var at time.Time
-	for slot, hosts := range s.refused {
-		for _, r := range hosts {
-			if at.IsZero() || r.next.Before(at) {
-				at = r.next
-			}
+	again := func(slot port.Slot, next time.Time) {
+		if at.IsZero() || next.Before(at) {
+			at = next
 		}
 		s.driver.Dirty()[slot] = struct{}{}
+	}
+	for slot, hosts := range s.refused {
+		for _, r := range hosts {
+			again(slot, r.next)
+		}
+	}
+	for slot, z := range s.pauses {
+		again(slot, z.again)
 	}
 	if s.setRetry(at) {
 		s.retryMoved.Notify()

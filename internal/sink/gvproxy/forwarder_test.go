@@ -29,6 +29,7 @@ type forwarder struct {
 	done    chan struct{}
 	entries map[string]forward // by protocol/local
 	calls   []string           // what changed, or was to
+	lists   int                // how often all was listed
 
 	refuse map[string]string // protocol/local: the error of its listen
 	answer func(w http.ResponseWriter, r *http.Request) bool
@@ -97,6 +98,7 @@ func (f *forwarder) serve(w http.ResponseWriter, r *http.Request, path string) {
 			all = append(all, e)
 		}
 		_ = json.NewEncoder(w).Encode(all)
+		f.lists++
 		return
 	}
 	var e forward

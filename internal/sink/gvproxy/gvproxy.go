@@ -44,8 +44,10 @@ type Options struct {
 	Dial   func(ctx context.Context, network, address string) (net.Conn, error)
 	Logger *slog.Logger
 
-	retryMax time.Duration // retryMax if 0
-	farewell time.Duration // peer.Farewell if 0
+	retryMax    time.Duration // retryMax if 0
+	farewell    time.Duration // peer.Farewell if 0
+	othersGrace time.Duration // othersGrace if 0
+	marker      string        // podmanMarker if empty
 }
 
 // Sink keeps the entries of one peer. It implements reconcile.Sink.
@@ -56,7 +58,7 @@ type Sink struct {
 	wake       schedule.Signal
 	look       schedule.Signal // notifies Run that the peer must be listed
 	retryMoved schedule.Signal // notifies Run of another retry time
-	linkMoved  schedule.Signal // notifies Run that links or addresses changed
+	relist     schedule.Signal // like look, but the peer is listed once a second at most
 
 	mu     sync.Mutex
 	api    *api // nil while no peer answers
@@ -68,7 +70,11 @@ type Sink struct {
 	driver  *peer.Driver
 	have    peer.Targets[entry] // the peer's list, as far as it is tcp and udp
 	refused peer.Targets[refused]
+	unsure  peer.Targets[struct{}]  // asked for, without an answer, since have is new
+	left    map[port.Slot]time.Time // slots that others' entries left, and until when they are left alone
+	pauses  map[port.Slot]*pause
 	listed  bool // have is new
+	podman  bool // Podman opens the ports of its containers
 }
 
 // New checks the options, reads the memory and starts nothing: see Run.
@@ -83,6 +89,8 @@ func New(o Options) (*Sink, error) {
 	o.Audit = cmp.Or(o.Audit, 30*time.Second)
 	o.retryMax = cmp.Or(o.retryMax, retryMax)
 	o.farewell = cmp.Or(o.farewell, peer.Farewell)
+	o.othersGrace = cmp.Or(o.othersGrace, othersGrace)
+	o.marker = cmp.Or(o.marker, podmanMarker)
 	if o.Dial == nil {
 		d := &net.Dialer{
 			Timeout: peer.DialTimeout,
@@ -97,8 +105,13 @@ func New(o Options) (*Sink, error) {
 	}
 	s := &Sink{
 		o: o, log: o.Logger, reason: "not yet connected",
-		wake: schedule.NewSignal(), look: schedule.NewSignal(), retryMoved: schedule.NewSignal(), linkMoved: schedule.NewSignal(),
-		have: make(peer.Targets[entry]), refused: make(peer.Targets[refused]),
+		wake: schedule.NewSignal(), look: schedule.NewSignal(), retryMoved: schedule.NewSignal(), relist: schedule.NewSignal(),
+		have: make(peer.Targets[entry]), refused: make(peer.Targets[refused]), unsure: make(peer.Targets[struct{}]),
+		left: make(map[port.Slot]time.Time), pauses: make(map[port.Slot]*pause),
+	}
+	var err error
+	if s.podman, err = opensContainerPorts(o.marker); err != nil {
+		return nil, fmt.Errorf("gvproxy: read Podman's marker: %w", err)
 	}
 	for _, u := range o.URLs {
 		a, err := newAPI(u, o.Dial, o.Timeout)
@@ -127,7 +140,7 @@ func (s *Sink) Run(ctx context.Context) error {
 	var wg sync.WaitGroup
 	// Connections do not end when a virtual network breaks, but its interface goes
 	// down or loses its carrier.
-	wg.Go(func() { peer.WatchNetwork(ctx, s.log, s.linkMoved.Notify) })
+	wg.Go(func() { peer.WatchNetwork(ctx, s.log, s.relist.Notify) })
 	defer wg.Wait()
 	pace := peer.NewPace()
 	for ctx.Err() == nil {
@@ -150,9 +163,9 @@ func (s *Sink) Run(ctx context.Context) error {
 type due uint8
 
 const (
-	dueAudit due = iota // list the peer's forwards
-	dueLink             // the same, after links or addresses changed
-	dueRetry            // wake Sync: entries are to be tried again
+	dueAudit  due = iota // list the peer's forwards
+	dueRelist            // the same, after links or addresses changed, or an answer made it likely that it has others
+	dueRetry             // wake Sync: entries are to be tried again
 )
 
 // await waits for a reason to list the peer's forwards again, and reports whether
@@ -174,11 +187,11 @@ func (s *Sink) await(ctx context.Context, a *api) (ended bool) {
 		case <-s.look:
 			return false
 		case <-s.retryMoved:
-		case <-s.linkMoved: // containers bring links too: not more often than each second
-			deadlines.Set(dueLink, begin.Add(time.Second))
+		case <-s.relist: // containers bring links too: not more often than each second
+			deadlines.Set(dueRelist, begin.Add(time.Second))
 		case <-timer.C:
 			now := time.Now()
-			if deadlines.Due(dueAudit, now) || deadlines.Due(dueLink, now) {
+			if deadlines.Due(dueAudit, now) || deadlines.Due(dueRelist, now) {
 				return false
 			}
 			if deadlines.Due(dueRetry, now) {

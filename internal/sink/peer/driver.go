@@ -162,6 +162,12 @@ func (d *Driver) MarkAll() {
 	}
 }
 
+// Ours reports whether an entry is one of ours.
+func (d *Driver) Ours(t Target) bool {
+	_, ok := d.ours.Get(t)
+	return ok
+}
+
 // Answer reports what became of an entry.
 func (d *Driver) Answer(w Wish, state port.State, reason string) {
 	if w.Key != (port.Key{}) {

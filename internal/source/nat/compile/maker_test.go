@@ -24,6 +24,8 @@ func TestMaker(t *testing.T) {
 		"kube-proxy, iptables": {iptables,
 			[]string{"PREROUTING", "KUBE-SERVICES", "KUBE-NODEPORTS", "KUBE-EXT-2MBSHUE5GJKPO227", "KUBE-SVC-2MBSHUE5GJKPO227", "KUBE-SEP-2VUEGBU7WA252LTN"}, port.MakerKubeProxy},
 		"kube-proxy, nftables":        {ruleset.TableID{Family: ruleset.FamilyIP, Name: "kube-proxy"}, []string{"nat-prerouting", "services", "service-1", "endpoint-1"}, port.MakerKubeProxy},
+		"netavark, iptables":          {iptables, []string{"PREROUTING", "NETAVARK-HOSTPORT-DNAT", "NETAVARK-DN-1D8721804F16F"}, port.MakerNetavark},
+		"netavark, nftables":          {ruleset.TableID{Family: ruleset.FamilyInet, Name: "netavark"}, []string{"PREROUTING", "NETAVARK-HOSTPORT-DNAT"}, port.MakerNetavark},
 		"by hand":                     {ruleset.TableID{Family: ruleset.FamilyInet, Name: "mine"}, []string{"pre"}, ""},
 		"by hand, in Docker's table":  {iptables, []string{"PREROUTING"}, ""},
 		"a chain named like Docker's": {iptables, []string{"PREROUTING", "DOCKER-MINE"}, ""},

@@ -92,6 +92,8 @@ func (r *rule) maker() port.Maker {
 		return port.MakerCNI
 	case strings.HasPrefix(chain, "KUBE-SEP-"), table == "kube-proxy":
 		return port.MakerKubeProxy
+	case strings.HasPrefix(chain, "NETAVARK-DN-"), table == "netavark":
+		return port.MakerNetavark
 	}
 	return ""
 }

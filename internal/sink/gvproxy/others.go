@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package gvproxy
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/netip"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/schedule"
+	"github.com/fairlead/fairlead/internal/sink/peer"
+)
+
+// podmanMarker is a file that a Podman machine has. It names the machine's kind.
+const podmanMarker = "/etc/containers/podman-machine"
+
+// othersGrace is how long a slot is left alone after the entry of another program is
+// gone from it. A program that replaces its entry removes it first, and fails if the
+// address is taken meanwhile.
+const othersGrace = 10 * time.Second
+
+// opensContainerPorts reports whether Podman opens the ports of its containers at the
+// peer: in its machines, except in WSL's.
+func opensContainerPorts(marker string) (bool, error) {
+	kind, err := os.ReadFile(marker)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	return err == nil && strings.ToLower(strings.TrimSpace(string(kind))) != "wsl", err
+}
+
+// podmanPrograms are the programs that hold or relay the ports of Podman's containers.
+var podmanPrograms = [...]string{"conmon", "podman", "rootlessport", "pasta", "passt", "slirp4netns"}
+
+// byPodman reports whether a publication is a port of one of Podman's containers.
+func byPodman(p port.Publication) bool {
+	return slices.ContainsFunc(p.Origins, func(o port.OriginInfo) bool {
+		return o.Maker == port.MakerNetavark ||
+			slices.ContainsFunc(podmanPrograms[:], func(name string) bool { return o.Program != "" && strings.HasPrefix(o.Program, name) })
+	})
+}
+
+// pause is a slot with wishes that wait for other programs.
+type pause struct {
+	again   time.Time // when the slot is to be looked at again
+	backoff schedule.Backoff
+}
+
+// leaveToPodman reports what Podman made of a port of one of its containers. While
+// there is no entry, the peer is listed again from time to time. paused is the slot's
+// last pause.
+func (s session) leaveToPodman(w peer.Wish, p port.Publication, paused *pause) {
+	remote := netip.AddrPortFrom(s.api.guestAddr(), p.Port).String()
+	if s.serves(w.Target, remote) {
+		s.driver.Answer(w, port.Active, "")
+		return
+	}
+	s.driver.Answer(w, port.Pending, "Podman opens the ports of its containers itself, and has no entry for this one")
+	z := cmp.Or(s.pauses[w.Slot], paused)
+	if z == nil || z.backoff.Min == 0 {
+		z = &pause{backoff: schedule.Backoff{Min: retryMin, Max: s.o.retryMax}}
+	}
+	s.pauses[w.Slot] = z
+	if now := time.Now(); !now.Before(z.again) {
+		z.again = now.Add(z.backoff.Next())
+		s.relist.Notify()
+	}
+}
+
+// serves reports whether an entry of another program leads t to remote.
+func (s session) serves(t peer.Target, remote string) bool {
+	if e, ok := s.have.Get(t); ok {
+		return e.remote == remote && !s.driver.Ours(t)
+	}
+	return s.wider(t, remote)
+}
+
+// wider reports whether an entry for all addresses leads t to remote.
+func (s session) wider(t peer.Target, remote string) bool {
+	for _, wild := range []netip.Addr{netip.IPv4Unspecified(), netip.IPv6Unspecified()} {
+		e, ok := s.have.Get(peer.Target{Slot: t.Slot, Host: wild})
+		if ok && e.remote == remote && (wild.Is4() == t.Host.Is4() || strings.HasPrefix(e.local, ":")) {
+			return true
+		}
+	}
+	return false
+}
+
+// noteGone begins the grace of slots from which entries of others are gone.
+func (s *Sink) noteGone(was peer.Targets[entry]) {
+	until := time.Now().Add(s.o.othersGrace)
+	for slot, hosts := range was {
+		for h := range hosts {
+			t := peer.Target{Slot: slot, Host: h}
+			if _, still := s.have.Get(t); !still && !s.driver.Ours(t) {
+				s.left[slot] = until
+			}
+		}
+	}
+	for slot, until := range s.left {
+		if !time.Now().Before(until) {
+			delete(s.left, slot)
+		}
+	}
+}
+
+// inGrace reports whether the slot of a wish was another program's a moment ago. Then
+// the wish is pending.
+func (s session) inGrace(w peer.Wish) bool {
+	until, ok := s.left[w.Slot]
+	if !ok || !time.Now().Before(until) {
+		return false
+	}
+	s.driver.Answer(w, port.Pending, fmt.Sprintf("another program removed its entry for port %d a moment ago and may add it again", w.Port))
+	s.pauses[w.Slot] = &pause{again: until}
+	return true
+}
