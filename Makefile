@@ -82,6 +82,7 @@ test: ## Run what a change must pass, installing what it needs (root; Debian 12)
 	@$(call run_stages,$(STAGES),$(STAGES_VM))
 
 test-all: export FAIRLEAD_RULESETS ?= 400
+test-all: export FAIRLEAD_PODMAN_RESTARTS ?= 50
 .PHONY: test-all
 test-all: ## Run everything: each engine in each mode, all tests in each kernel, wine, fuzzing
 	@hack/provision.sh all wine

@@ -4,7 +4,7 @@
 # Provides the real engines that `make test-engines` and `make test-moby` run against.
 #
 #   hack/provision-engines.sh            everything but moby
-#   hack/provision-engines.sh packages   Debian's dockerd, containerd, runc, CNI plugins, etcd
+#   hack/provision-engines.sh packages   Debian's dockerd, containerd, runc, CNI plugins, etcd, Podman
 #   hack/provision-engines.sh nerdctl    nerdctl, built from its module
 #   hack/provision-engines.sh kube       kube-apiserver and kube-proxy, built from module k8s.io/kubernetes
 #   hack/provision-engines.sh moby       the next dockerd, whose firewall back end can be nftables, and runc for it
@@ -75,7 +75,7 @@ stamp() { printf '%s' "$2" >"$BIN/.$1"; }
 
 packages() {
 	local missing=() p
-	for p in docker.io containerd runc containernetworking-plugins etcd-server iptables nftables conntrack busybox-static iproute2; do
+	for p in docker.io containerd runc containernetworking-plugins etcd-server podman netavark iptables nftables conntrack busybox-static iproute2; do
 		dpkg-query -W -f '${db:Status-Status}' "$p" 2>/dev/null | grep -qx installed || missing+=("$p")
 	done
 	if ((${#missing[@]} == 0)); then

@@ -21,21 +21,15 @@ import (
 	"testing"
 	"time"
 
+	"github.com/fairlead/fairlead/test/kit/gvtools"
 	"github.com/fairlead/fairlead/test/kit/probe"
 	"github.com/fairlead/fairlead/test/kit/wait"
 )
 
-// tools builds the commands of the module in test/gvproxy: gvproxy, which runs on the
-// host, and vm, which carries the frames of the guest's tap device to it.
+// tools is the directory of gvproxy and vm.
 var tools = sync.OnceValues(func() (string, error) {
 	dir := filepath.Join(scratch, "gvproxy")
-	build := exec.Command("go", "build", "-o", dir+"/", "tool")
-	build.Dir = filepath.Join("..", "gvproxy")
-	build.Env = append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=-trimpath")
-	if out, err := build.CombinedOutput(); err != nil {
-		return "", fmt.Errorf("build gvproxy: %w\n%s", err, out)
-	}
-	return dir, nil
+	return dir, gvtools.Build(dir)
 })
 
 // virtualNetwork is a host with gvproxy and a guest behind it, as Podman machine

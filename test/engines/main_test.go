@@ -3,7 +3,7 @@
 //go:build linux && engines
 
 // Package engines runs the sources of declared ports against real engines:
-// Debian's dockerd, containerd with nerdctl and CNI, and a Kubernetes API server
+// Debian's dockerd, containerd with nerdctl and CNI, Podman, and a Kubernetes API server
 // with kube-proxy, as hack/provision-engines.sh provides them.
 //
 // The tests run in an enclave. They need root.
