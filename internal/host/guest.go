@@ -89,12 +89,11 @@ func (g *guest) describe() GuestStatus {
 func (g *guest) run(ctx context.Context) {
 	p := newPauses(g.h.opt)
 	for ctx.Err() == nil {
-		began := time.Now()
-		err := g.session(ctx)
+		lasted, err := g.session(ctx)
 		if ctx.Err() != nil {
 			return
 		}
-		pause := p.next(err, time.Since(began))
+		pause := p.next(err, lasted)
 		if replaced(err) {
 			err = fmt.Errorf("another host took over this guest, which serves one host at a time; retrying in %s", pause.Round(time.Second))
 		}
@@ -153,14 +152,16 @@ func (g *guest) lost(err error) {
 	}
 }
 
-// session makes one session and returns why it ended.
-func (g *guest) session(ctx context.Context) error {
+// session makes one session and returns how long it lasted, without the attempt to
+// make it, and why it ended.
+func (g *guest) session(ctx context.Context) (lasted time.Duration, err error) {
 	dctx, cancel := context.WithTimeout(ctx, dialTimeout)
 	session, err := g.dial(dctx)
 	cancel()
 	if err != nil {
-		return err
+		return 0, err
 	}
+	began := time.Now()
 	stop := context.AfterFunc(ctx, func() { _ = session.Close() })
 	defer stop()
 
@@ -187,7 +188,7 @@ func (g *guest) session(ctx context.Context) error {
 		g.h.timers.Notify()
 	}
 	g.h.mu.Unlock()
-	return err
+	return time.Since(began), err
 }
 
 // errProtocol marks errors that a correct agent never causes.

@@ -3,8 +3,10 @@
 package host
 
 import (
+	"context"
 	"errors"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/fairlead/fairlead/internal/link"
@@ -35,6 +37,34 @@ func TestTwoHostsOfOneGuestBackOff(t *testing.T) {
 	if d := hosts[0].next(errors.New("refused"), 0); d > 125*time.Millisecond {
 		t.Errorf("paused %s after a failed attempt", d)
 	}
+}
+
+// A slow attempt that fails is not a session that lasted.
+func TestSlowDialsBackOff(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const slow = 2 * stableAfter
+		var ended, longest time.Duration
+		begin, attempts := time.Now(), 0
+		ctx, cancel := context.WithCancel(t.Context())
+		h, err := New(Options{Guests: []Guest{{Name: "vm", Dial: func(context.Context) (link.Session, error) {
+			longest = max(longest, time.Since(begin)-ended)
+			time.Sleep(slow)
+			if attempts++; attempts == 12 {
+				cancel()
+			}
+			ended = time.Since(begin)
+			return nil, errors.New("unreachable")
+		}}}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := h.Run(ctx); err != nil {
+			t.Fatal(err)
+		}
+		if longest < 5*time.Second {
+			t.Errorf("the longest pause is %s, want nearly 10s", longest)
+		}
+	})
 }
 
 // A guest that floods its host with changes is read at a limited rate, and its last

@@ -84,8 +84,14 @@ func (d *Dialer) Dial(ctx context.Context) (Session, error) {
 	return s, nil
 }
 
-// redialMax is the longest pause of a Redialer.
-const redialMax = 10 * time.Second
+const (
+	// redialMax is the longest pause of a Redialer.
+	redialMax = 10 * time.Second
+	// redialStable is how long a session lasts after which the next attempt is prompt.
+	// Shorter ones count as failures, so that a peer which accepts and then closes is
+	// not dialled again and again.
+	redialStable = 10 * time.Second
+)
 
 // Redialer hands out one session after another by dialling: the counterpart of
 // a Listener for the side that dials. It is used by one goroutine.
@@ -93,6 +99,7 @@ type Redialer struct {
 	d      *Dialer
 	log    *slog.Logger
 	last   Session
+	since  time.Time // last began
 	pause  schedule.Backoff
 	wait   time.Duration // before the next attempt
 	logged string        // the last failure
@@ -111,7 +118,8 @@ func NewRedialer(e Endpoint, o Options) (*Redialer, error) {
 }
 
 // Accept waits for the end of the session it returned before, then dials until
-// it succeeds: at once at first, later at growing pauses of up to 10 s. A peer
+// it succeeds: at once at first, later at growing pauses of up to 10 s, until a
+// session lasted that long. A peer
 // that refuses us, or that closed the session for another host or agent, is
 // dialled again after the longest pause. Accept fails only when ctx ends.
 func (r *Redialer) Accept(ctx context.Context) (Session, error) {
@@ -120,6 +128,9 @@ func (r *Redialer) Accept(ctx context.Context) (Session, error) {
 		case <-r.last.Done():
 		case <-ctx.Done():
 			return nil, ctx.Err()
+		}
+		if time.Since(r.since) >= redialStable {
+			r.pause.Reset()
 		}
 		r.failed(r.last.Err())
 		r.last = nil
@@ -130,8 +141,7 @@ func (r *Redialer) Accept(ctx context.Context) (Session, error) {
 		}
 		s, err := r.d.Dial(ctx)
 		if err == nil {
-			r.pause.Reset()
-			r.last, r.wait, r.logged = s, 0, ""
+			r.last, r.since, r.wait, r.logged = s, time.Now(), 0, ""
 			return s, nil
 		}
 		if ctx.Err() != nil {

@@ -427,6 +427,38 @@ func TestAcceptErrors(t *testing.T) {
 	}
 }
 
+// A peer that accepts and then closes is dialled after growing pauses.
+func TestRedialerBacksOffFromShortSessions(t *testing.T) {
+	e := unixEndpoint(t)
+	l, err := Listen(ctx10(t), e, opts(t, RoleAgent))
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := NewRedialer(e, opts(t, RoleHost))
+	if err != nil {
+		t.Fatal(err)
+	}
+	begin := time.Now()
+	for range 4 {
+		accepted := make(chan Session, 1)
+		go func() {
+			s, _ := l.Accept(ctx10(t))
+			accepted <- s
+		}()
+		s, err := r.Accept(ctx10(t))
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = (<-accepted).Close()
+		<-s.Done()
+		_ = s.Close()
+	}
+	_ = l.Close()
+	if d, want := time.Since(begin), (200+400+800)*9/10*time.Millisecond; d < want {
+		t.Errorf("4 sessions within %s, want at least %s", d, want)
+	}
+}
+
 func TestRedialer(t *testing.T) {
 	e := unixEndpoint(t)
 	ho := opts(t, RoleHost)

@@ -84,11 +84,10 @@ func (w *Watcher) Run(ctx context.Context) {
 		if time.Since(began) > longLife {
 			pause.Reset()
 		}
-		if errors.Is(err, errLost) { // a listing follows the next subscription
+		if errors.Is(err, ErrLost) { // a listing follows the next subscription
 			w.opt.Log.Info("network notifications were lost", "err", err)
-		} else {
-			w.set(Snapshot{}, err)
 		}
+		w.set(Snapshot{}, err)
 		_ = schedule.Sleep(ctx, pause.Next())
 	}
 }
@@ -97,7 +96,10 @@ func (w *Watcher) Run(ctx context.Context) {
 func (w *Watcher) set(s Snapshot, err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if err == nil && w.err == nil && w.snap.equal(&s) {
+	switch {
+	case err == nil && w.err == nil && w.snap.equal(&s):
+		return
+	case err != nil && w.err != nil && err.Error() == w.err.Error():
 		return
 	}
 	if w.err = err; err == nil {
@@ -199,9 +201,10 @@ func (w *Watcher) routeMatters(u *netlink.RouteUpdate) bool {
 	})
 }
 
-// errLost says that a subscription ended, as it does when notifications come
-// faster than they are read.
-var errLost = errors.New("subscription lost")
+// ErrLost says that a subscription ended, as it does when notifications come
+// faster than they are read. A snapshot may be out of date until the next listing,
+// which follows.
+var ErrLost = errors.New("subscription lost")
 
 // subscription is one life of the library's subscriptions. Channels of parts
 // that are not watched are nil.
@@ -268,7 +271,7 @@ func (s *subscription) report(err error) {
 func (s *subscription) lost() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return errors.Join(errLost, s.err)
+	return errors.Join(ErrLost, s.err)
 }
 
 // close ends the subscriptions and waits for the goroutines that send.

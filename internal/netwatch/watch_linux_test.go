@@ -103,9 +103,13 @@ func TestChangedOnlyWhenSomethingChanged(t *testing.T) {
 	if changed() {
 		t.Error("a notification of an equal snapshot")
 	}
-	w.set(Snapshot{}, errLost)
+	w.set(Snapshot{}, ErrLost)
 	if s, err := w.Snapshot(); !changed() || err == nil || !s.equal(&one) {
 		t.Errorf("after a failure: %+v, %v", s, err)
+	}
+	w.set(Snapshot{}, ErrLost)
+	if changed() {
+		t.Error("a notification of the same failure")
 	}
 	w.set(one, nil)
 	if _, err := w.Snapshot(); !changed() || err != nil {

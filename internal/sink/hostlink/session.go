@@ -233,6 +233,9 @@ func (c *session) send(ctx context.Context, want reconcile.View, change reconcil
 		if err := control.SetWriteDeadline(time.Now().Add(sendTimeout)); err != nil {
 			return err
 		}
+		if err := ctx.Err(); errors.Is(err, context.Canceled) { // its deadline was overwritten
+			return err
+		}
 		if err := wire.WriteControl(w, p); err != nil {
 			return err
 		}

@@ -4,6 +4,7 @@ package peer
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net"
@@ -24,7 +25,7 @@ func WatchNetwork(ctx context.Context, log *slog.Logger, changed func()) {
 		case <-ctx.Done():
 			return
 		case <-w.Changed():
-			if _, err := w.Snapshot(); err != nil {
+			if _, err := w.Snapshot(); err != nil && !errors.Is(err, netwatch.ErrLost) {
 				log.Warn("cannot watch links and addresses; retrying", "err", err)
 			}
 			changed()
