@@ -20,7 +20,8 @@ type Book struct {
 	open  map[port.Protocol]int
 }
 
-// NewBook returns an empty book that takes up to limit flows at one time.
+// NewBook returns an empty book that takes up to limit flows of each protocol at one
+// time: a flood of UDP clients leaves room for TCP.
 func NewBook(limit int) *Book {
 	return &Book{limit: limit, flows: make(map[port.Key]map[*Flow]struct{}), open: make(map[port.Protocol]int)}
 }
@@ -33,11 +34,11 @@ type Flow struct {
 }
 
 // Begin enters a flow of a publication. Its context ends with ctx, or by Reset.
-// The flow is nil if the book is full.
+// The flow is nil if there are too many of its protocol.
 func (b *Book) Begin(ctx context.Context, k port.Key) (context.Context, *Flow) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.count() >= b.limit {
+	if b.open[k.Protocol] >= b.limit {
 		return ctx, nil
 	}
 	ctx, cancel := context.WithCancelCause(ctx)

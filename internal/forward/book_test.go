@@ -11,13 +11,13 @@ import (
 )
 
 func TestBook(t *testing.T) {
-	b := NewBook(3)
+	b := NewBook(2)
 	cause := errors.New("denied")
 	ctx1, one := b.Begin(t.Context(), tcpKey(1))
 	ctx2, two := b.Begin(t.Context(), tcpKey(1))
 	ctx3, three := b.Begin(t.Context(), udpKey(1))
 	if _, f := b.Begin(t.Context(), tcpKey(2)); f != nil {
-		t.Error("a fourth flow was let in, limit 3")
+		t.Error("a third TCP flow was let in, limit 2")
 	}
 	if b.Len() != 3 || b.Open(port.TCP) != 2 || b.Open(port.UDP) != 1 {
 		t.Errorf("%d open, %d TCP, %d UDP", b.Len(), b.Open(port.TCP), b.Open(port.UDP))

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"maps"
 	"net/netip"
@@ -29,10 +30,12 @@ const (
 	stableAfter     = 10 * time.Second // the next attempt after a session this long is prompt
 	maxMalformed    = 3                // messages in a row
 
-	// Control messages of one guest that are read a second, and at once. A guest
-	// whose changes wait collects them in one message.
-	messageRate  = 500
-	messageBurst = 1000
+	// What one guest may send a second, and at once: control messages, the
+	// publications that they name, and bytes. A guest whose changes wait collects
+	// them in one message.
+	messageRate, messageBurst = 500, 1000
+	itemRate, itemBurst       = 4000, 2 * wire.MaxPublications
+	byteRate, byteBurst       = 2 << 20, 2 * wire.MaxSetBytes
 
 	maxMalformedSession = 30 // messages in all
 )
@@ -60,6 +63,7 @@ type guest struct {
 	since      time.Time
 
 	writer schedule.Signal // there is something to write
+	limits limits
 
 	// flows has its own lock: traffic does not wait for listen(2).
 	flows *flows
@@ -73,8 +77,61 @@ func newGuest(h *Host, g Guest) *guest {
 		since:  time.Now(),
 		err:    "not tried yet",
 		writer: schedule.NewSignal(),
+		limits: newLimits(),
 		flows:  newFlows(h.opt.MaxFlows),
 	}
+}
+
+// limits bound what one guest costs, over all its sessions: it could begin a new one
+// at any time.
+type limits struct{ messages, items, bytes *rate.Limiter }
+
+func newLimits() limits {
+	return limits{
+		rate.NewLimiter(messageRate, messageBurst), rate.NewLimiter(itemRate, itemBurst), rate.NewLimiter(byteRate, byteBurst),
+	}
+}
+
+// wait waits until the guest may have sent a message of so many items and bytes.
+func (l *limits) wait(ctx context.Context, items, bytes int) error {
+	err := l.messages.Wait(ctx)
+	if err == nil {
+		err = l.items.WaitN(ctx, min(items, l.items.Burst()))
+	}
+	if err == nil {
+		err = l.bytes.WaitN(ctx, min(bytes, l.bytes.Burst()))
+	}
+	return err
+}
+
+// itemsIn returns how many publications a message names.
+func itemsIn(c wire.Control) (n int) {
+	if c.Snapshot != nil {
+		n += len(c.Snapshot.Publications)
+	}
+	if c.Change != nil {
+		n += len(c.Change.Put) + len(c.Change.Removed)
+	}
+	return n
+}
+
+// counter counts the bytes that are read.
+type counter struct {
+	io.Reader
+	n int
+}
+
+func (c *counter) Read(b []byte) (int, error) {
+	n, err := c.Reader.Read(b)
+	c.n += n
+	return n, err
+}
+
+// take returns the count and begins again.
+func (c *counter) take() int {
+	n := c.n
+	c.n = 0
+	return n
 }
 
 // describe returns the status. h.mu is held.
@@ -198,16 +255,16 @@ var errProtocol = errors.New("protocol violated")
 func (g *guest) read(ctx context.Context, session link.Session) error {
 	control := session.Control()
 	_ = control.SetReadDeadline(time.Now().Add(snapshotTimeout))
-	r := bufio.NewReader(control)
+	count := &counter{Reader: control}
+	r := bufio.NewReader(count)
 	var join wire.Joiner
 	var synced, up bool // a generation of this session is applied; and once was
 	bad, allBad := 0, 0
-	limit := rate.NewLimiter(messageRate, messageBurst)
 	for {
-		if err := limit.Wait(ctx); err != nil {
+		c, err := wire.ReadControl(r)
+		if err := g.limits.wait(ctx, itemsIn(c), count.take()); err != nil {
 			return err
 		}
-		c, err := wire.ReadControl(r)
 		whole := false
 		if err == nil {
 			c, whole, err = join.Add(c)

@@ -71,15 +71,21 @@ func (h *Host) findHolders(ctx context.Context) {
 		h.mu.Lock()
 		for s := range slots {
 			by, ok := holders[Socket{s.protocol, s.addr}]
-			if !ok || s.closed || s.listener != nil {
+			switch {
+			case s.closed || s.listener != nil:
+				continue
+			case !ok && err != nil:
+				continue
+			case !ok: // the next attempt says what it finds
+				s.why = ""
 				continue
 			}
-			s.state, s.why = port.Conflict, fmt.Sprintf("%s is in use by %s (pid %d)", s.addr, strconv.Quote(by.Name), by.PID)
+			s.whyState, s.why = port.Conflict, fmt.Sprintf("%s is in use by %s (pid %d)", s.addr, strconv.Quote(by.Name), by.PID)
 			if by.Reserved != (PortRange{}) {
-				s.state = port.Failed
+				s.whyState = port.Failed
 				s.why = fmt.Sprintf("%s reserves ports %s: remap %d by a rule (hostPort), or free the range", by.Name, by.Reserved, s.addr.Port())
 			}
-			s.reason = s.why
+			s.state, s.reason = s.whyState, s.why
 			s.show()
 		}
 		h.publish()

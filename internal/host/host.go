@@ -74,7 +74,8 @@ type Options struct {
 
 	// MaxListeners bounds the host addresses of one guest. 0 means 4,096.
 	MaxListeners int
-	// MaxFlows bounds the flows of one guest at one time. 0 means 8,192.
+	// MaxFlows bounds the flows of one guest at one time, for TCP and UDP each. 0
+	// means 8,192.
 	MaxFlows int
 	// MaxUDPClients bounds the clients of one UDP port; the least recently used is
 	// dropped for a new one. 0 means 1,024.

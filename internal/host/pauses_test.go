@@ -9,6 +9,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"golang.org/x/time/rate"
+
 	"github.com/fairlead/fairlead/internal/link"
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/test/kit/ports"
@@ -87,5 +89,36 @@ func TestFloodOfChangesIsLimited(t *testing.T) {
 	a.settled(1 + changes)
 	if d := time.Since(begin); d < 900*time.Millisecond {
 		t.Errorf("%d changes were read in %s, want a second", changes, d)
+	}
+}
+
+// A few large messages are limited like many small ones.
+func TestFloodOfLargeChangesIsLimited(t *testing.T) {
+	for name, limiter := range map[string]func(*limits) *rate.Limiter{
+		"items": func(l *limits) *rate.Limiter { return l.items },
+		"bytes": func(l *limits) *rate.Limiter { return l.bytes },
+	} {
+		t.Run(name, func(t *testing.T) {
+			a := newAgent(t, "vm")
+			a.begins(snapshot(1))
+			h, _ := start(t, Options{}, a)
+			a.settled(1)
+			l := limiter(&h.guests[0].limits)
+			l.SetBurst(500)
+			l.SetLimit(1000)
+			var keys []port.Key
+			for n := range uint16(500) {
+				keys = append(keys, key(port.TCP, any4, 1+n))
+			}
+			begin := time.Now()
+			const changes = 3
+			for n := range uint64(changes) {
+				a.say(removed(n+1, keys...))
+			}
+			a.settled(1 + changes)
+			if d := time.Since(begin); d < 900*time.Millisecond {
+				t.Errorf("%d changes of %d keys were read in %s, want a second", changes, len(keys), d)
+			}
+		})
 	}
 }

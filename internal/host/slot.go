@@ -22,7 +22,7 @@ import (
 
 const (
 	retryFirst  = 250 * time.Millisecond
-	conflictMax = 4 * time.Second  // between attempts at an address that is taken
+	conflictMax = 10 * time.Second // between attempts at an address that is taken
 	failureMax  = 30 * time.Second // between attempts at one that cannot be had
 	retrySlack  = 20 * time.Millisecond
 	holderAge   = time.Minute // before a holder is looked up again
@@ -252,7 +252,9 @@ type slot struct {
 	bound    netip.AddrPort
 	state    port.State
 	reason   string
-	why      string // the reason with the holder, empty while no holder is known
+	kind     listenError // of the last attempt
+	why      string      // the reason with the holder, empty while no holder is known
+	whyState port.State  // that goes with it
 	pause    schedule.Backoff
 	asked    time.Time // when the holder was last looked up
 	closed   bool
@@ -273,7 +275,7 @@ func (s *slot) open(ctx context.Context) {
 	}
 	err := s.listen(ctx)
 	if err == nil {
-		s.state, s.reason, s.why, s.asked = port.Active, "", "", time.Time{}
+		s.state, s.reason, s.kind, s.why, s.asked = port.Active, "", otherError, "", time.Time{}
 		s.pause.Reset()
 		s.h.stats.listeners.Add(1)
 		s.show()
@@ -283,18 +285,22 @@ func (s *slot) open(ctx context.Context) {
 		return
 	}
 	limit := failureMax
-	switch kindOf(err) {
+	if kind := kindOf(err); kind != s.kind { // what was found out explains another error
+		s.kind, s.why, s.asked = kind, "", time.Time{}
+	}
+	switch s.kind {
 	case inUse:
 		limit = conflictMax
 		s.h.stats.conflicts.Add(1)
 		if by := s.h.heldByUs(s); by != nil {
+			s.why, s.asked = "", time.Time{}
 			s.state, s.reason = port.Conflict, fmt.Sprintf("%s is held by %s", by.bound, by.winner.Load().holder())
 			break
 		}
-		if s.state != port.Conflict || s.why == "" {
-			s.reason = fmt.Sprintf("%s is in use by another process", s.addr)
+		s.state, s.reason = s.whyState, s.why
+		if s.why == "" {
+			s.state, s.reason = port.Conflict, fmt.Sprintf("%s is in use by another process", s.addr)
 		}
-		s.state = port.Conflict
 		s.findHolder()
 	case forbidden:
 		s.fail(cmp.Or(s.why, fmt.Sprintf("listen on %s: %s", s.addr, forbiddenHint(s.addr))))

@@ -8,7 +8,9 @@ import (
 	"net"
 	"net/netip"
 	"slices"
+	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -167,7 +169,7 @@ func TestConflictIsRetriedInTime(t *testing.T) {
 				t.Errorf("%v between attempts, want at most %v", gap, conflictMax)
 			}
 		}
-		if n := len(tries); n < 12 || n > 20 {
+		if n := len(tries); n < 8 || n > 14 {
 			t.Errorf("%d attempts in a minute: %v", n, tries)
 		}
 		network.take("127.0.0.1:80", false)
@@ -175,6 +177,59 @@ func TestConflictIsRetriedInTime(t *testing.T) {
 		synctest.Wait()
 		if o := a.heard(k); len(o) != 1 || o[0].State != port.Active {
 			t.Errorf("outcome = %+v, want active", o)
+		}
+		stop()
+	})
+}
+
+// once names a holder at the first look only.
+type once struct{ looks atomic.Int32 }
+
+func (o *once) Holders(ctx context.Context, sockets []Socket) (map[Socket]Holder, error) {
+	if o.looks.Add(1) > 1 {
+		return nil, nil
+	}
+	return named{Holder{PID: 7, Name: "nginx"}}.Holders(ctx, sockets)
+}
+
+// A holder that cannot be found any more is no longer named.
+func TestHolderIsForgotten(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := newAgent(t, "vm")
+		k := key(port.TCP, any4, 80)
+		a.begins(snapshot(1, pub(k)))
+		network := newMemory()
+		network.take("127.0.0.1:80", true)
+		_, stop := start(t, Options{Network: network, Holders: new(once)}, a)
+		synctest.Wait()
+		if o := a.heard(k)[0]; !strings.Contains(o.Reason, "nginx") {
+			t.Errorf("reason %q, want the holder", o.Reason)
+		}
+		time.Sleep(holderAge + 3*conflictMax)
+		synctest.Wait()
+		if o := a.heard(k)[0]; o.State != port.Conflict || strings.Contains(o.Reason, "nginx") {
+			t.Errorf("outcome %v %q, want a conflict without the old holder", o.State, o.Reason)
+		}
+		stop()
+	})
+}
+
+// What is known of a port stays the same over further attempts.
+func TestReservedRangeStaysFailed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := newAgent(t, "vm")
+		k := key(port.TCP, any4, 80)
+		a.begins(snapshot(1, pub(k)))
+		network := newMemory()
+		network.take("127.0.0.1:80", true)
+		by := named{Holder{Name: "Windows", Reserved: PortRange{50, 100}}}
+		_, stop := start(t, Options{Network: network, Holders: by}, a)
+		for range 30 {
+			time.Sleep(time.Second)
+			synctest.Wait()
+			if o := a.heard(k)[0]; o.State != port.Failed || !strings.Contains(o.Reason, "reserves") {
+				t.Fatalf("outcome %v %q, want failed as the range is reserved", o.State, o.Reason)
+			}
 		}
 		stop()
 	})

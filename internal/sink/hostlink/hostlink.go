@@ -45,7 +45,7 @@ type Options struct {
 	Serve func(ctx context.Context, stream net.Conn, req forward.Request) error
 	// ServeUDP is Serve for the datagrams of one client.
 	ServeUDP func(ctx context.Context, client forward.Datagrams, req forward.Request) error
-	// MaxFlows bounds the flows at one time; 10,240 if 0. The link must allow
+	// MaxFlows bounds the flows of each protocol at one time; 10,240 if 0. The link must allow
 	// some more streams, on which the limit is reported to the host.
 	MaxFlows int
 	// RequestTimeout bounds the wait for the request of a flow; 5 s if 0.

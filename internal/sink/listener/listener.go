@@ -77,7 +77,7 @@ type Options struct {
 	// ProxySettle is the same for a rule that an engine writes before it starts a
 	// proxy of its own, until the engine reports that the container runs; 10 s if 0.
 	ProxySettle time.Duration
-	// MaxFlows bounds the connections at one time; 10,240 if 0.
+	// MaxFlows bounds the flows of each protocol at one time; 10,240 if 0.
 	MaxFlows int
 	Logger   *slog.Logger
 }
