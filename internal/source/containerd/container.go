@@ -49,7 +49,7 @@ type portMapping struct {
 
 // object makes what is declared of one running container. What cannot be read
 // is a warning, and no ports.
-func (f *fetcher) object(namespace string, c *containersapi.Container, t *taskapi.Process) engine.Object {
+func (f *fetcher) object(namespace string, c *containersapi.Container, t *taskapi.Process, cni cniResults) engine.Object {
 	id := namespace + "/" + c.GetID()
 	o := engine.Object{ID: id}
 	owner := ownerOf(namespace, c)
@@ -77,7 +77,7 @@ func (f *fetcher) object(namespace string, c *containersapi.Container, t *taskap
 				Protocol: m.Protocol, HostIP: m.HostIP, HostPort: m.HostPort, ContainerPort: m.ContainerPort,
 			})
 		}
-		if cc.Addresses, err = cniAddresses(f.o.CNIResults, namespace+"-"+c.GetID()); err != nil {
+		if cc.Addresses, err = cni.addresses(namespace + "-" + c.GetID()); err != nil {
 			bad("addresses", err)
 		}
 	}
@@ -93,6 +93,25 @@ func (f *fetcher) object(namespace string, c *containersapi.Container, t *taskap
 		o.Fact.Path, o.Fact.Cgroup = path, cg
 	}
 	return o
+}
+
+// unsure is a container whose task's state is not known: that is what the engine
+// answers if the task's shim is silent for two seconds, as on a machine under load.
+func (f *fetcher) unsure(namespace string, c *containersapi.Container, t *taskapi.Process, cni cniResults) engine.Object {
+	o := f.object(namespace, c, t, cni)
+	return engine.Object{ID: o.ID, Unsure: true, Fact: o.Fact}
+}
+
+// stopped is a container without a task. nerdctl may have left the NAT rules to its
+// addresses. ok is false if it has none.
+func (f *fetcher) stopped(namespace string, c *containersapi.Container, cni cniResults) (o engine.Object, ok bool) {
+	if _, nerdctl := c.GetLabels()[nerdctlName]; !nerdctl {
+		return o, false
+	}
+	o.ID = namespace + "/" + c.GetID()
+	o.Fact = engine.Fact{Owner: ownerOf(namespace, c), ID: c.GetID(), Stopped: true}
+	o.Fact.Addresses, _ = cni.addresses(namespace + "-" + c.GetID()) // it is only a name
+	return o, len(o.Fact.Addresses) > 0
 }
 
 // ownerOf names a container as its user would: by nerdctl's name, or by its pod.
@@ -236,48 +255,67 @@ func parseSandbox(b []byte) (sandbox, error) {
 	return s, nil
 }
 
-// cniAddresses returns the addresses that CNI gave to a container, in the order
-// of its networks' names. CNI keeps one file "network-container-interface" for
-// each; none means that it has none from CNI.
-func cniAddresses(dir, container string) ([]netip.Addr, error) {
+// cniResults is what CNI gave to whom: one file "network-container-interface" for
+// each address.
+type cniResults struct {
+	byContainer map[string][]netip.Addr
+	broken      map[string]error // files that cannot be read, by name
+	err         error            // nothing can be read
+}
+
+// readCNI reads the results of one container, or of all if it is "".
+func readCNI(dir, container string) cniResults {
+	r := cniResults{byContainer: make(map[string][]netip.Addr), broken: make(map[string]error)}
 	entries, err := os.ReadDir(dir)
-	if errors.Is(err, os.ErrNotExist) {
-		return nil, nil
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		r.err = err
 	}
-	if err != nil {
-		return nil, err
-	}
-	var out []netip.Addr
 	for _, e := range entries {
-		if !strings.Contains(e.Name(), "-"+container+"-") {
+		if container != "" && !isResultOf(e.Name(), container) {
 			continue
 		}
-		b, err := readFile(filepath.Join(dir, e.Name()))
-		if errors.Is(err, os.ErrNotExist) {
-			continue
+		if err := r.read(filepath.Join(dir, e.Name())); err != nil && !errors.Is(err, os.ErrNotExist) {
+			r.broken[e.Name()] = err
 		}
-		if err != nil {
+	}
+	return r
+}
+
+// isResultOf reports whether a file is of a container, or of one whose name contains
+// that one's.
+func isResultOf(file, container string) bool { return strings.Contains(file, "-"+container+"-") }
+
+func (r cniResults) read(path string) error {
+	b, err := readFile(path)
+	if err != nil {
+		return err
+	}
+	var result struct {
+		ContainerID string
+		Result      struct {
+			IPs []struct{ Address string }
+		}
+	}
+	if err := json.Unmarshal(b, &result); err != nil {
+		return fmt.Errorf("%s: %w", path, err)
+	}
+	for _, ip := range result.Result.IPs {
+		if p, err := netip.ParsePrefix(ip.Address); err == nil {
+			r.byContainer[result.ContainerID] = append(r.byContainer[result.ContainerID], p.Addr().Unmap())
+		}
+	}
+	return nil
+}
+
+// addresses returns the addresses that CNI gave to a container, in the order of its
+// networks' names; none means that it has none from CNI.
+func (r cniResults) addresses(container string) ([]netip.Addr, error) {
+	for file, err := range r.broken {
+		if isResultOf(file, container) {
 			return nil, err
 		}
-		var r struct {
-			ContainerID string
-			Result      struct {
-				IPs []struct{ Address string }
-			}
-		}
-		if err := json.Unmarshal(b, &r); err != nil {
-			return nil, fmt.Errorf("%s: %w", filepath.Join(dir, e.Name()), err)
-		}
-		if r.ContainerID != container {
-			continue // a name that contains this one's
-		}
-		for _, ip := range r.Result.IPs {
-			if p, err := netip.ParsePrefix(ip.Address); err == nil {
-				out = append(out, p.Addr().Unmap())
-			}
-		}
 	}
-	return out, nil
+	return r.byContainer[container], r.err
 }
 
 // cgroupsPath returns the cgroup that the OCI spec asks for, or "".

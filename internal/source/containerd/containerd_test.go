@@ -542,19 +542,102 @@ func TestCNIAddresses(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	got, err := cniAddresses(dir, "default-x")
+	got, err := readCNI(dir, "default-x").addresses("default-x")
 	if err != nil || fmt.Sprint(got) != "[10.5.0.2 10.4.0.2 fd00::2]" {
 		t.Errorf("cniAddresses = %v, %v", got, err)
 	}
-	if got, err := cniAddresses(dir, "default-none"); len(got) > 0 || err != nil {
+	if got, err := readCNI(dir, "default-none").addresses("default-none"); len(got) > 0 || err != nil {
 		t.Errorf("cniAddresses of nobody = %v, %v", got, err)
 	}
-	if got, err := cniAddresses(dir+"/none", "default-x"); len(got) > 0 || err != nil {
+	if got, err := readCNI(dir+"/none", "").addresses("default-x"); len(got) > 0 || err != nil {
 		t.Errorf("cniAddresses of no directory = %v, %v", got, err)
 	}
-	if _, err := cniAddresses(dir, "default-bad"); err == nil {
+	if _, err := readCNI(dir, "default-bad").addresses("default-bad"); err == nil {
 		t.Error("a broken result is no error")
 	}
+}
+
+// All containers' addresses are read in one pass.
+func TestCNIResultsOfAll(t *testing.T) {
+	dir := t.TempDir()
+	for name, text := range map[string]string{
+		"bridge-default-x-eth0":   `{"containerId":"default-x","result":{"ips":[{"address":"10.4.0.2/24"}]}}`,
+		"bridge-default-y-eth0":   `{"containerId":"default-y","result":{"ips":[{"address":"10.4.0.3/24"}]}}`,
+		"bridge-default-bad-eth0": `{`,
+	} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	all := readCNI(dir, "")
+	for id, want := range map[string]string{"default-x": "[10.4.0.2]", "default-y": "[10.4.0.3]", "default-z": "[]"} {
+		if got, err := all.addresses(id); fmt.Sprint(got) != want || err != nil {
+			t.Errorf("addresses of %s = %v, %v, want %s", id, got, err, want)
+		}
+	}
+	if _, err := all.addresses("default-bad"); err == nil {
+		t.Error("a broken result is no error")
+	}
+}
+
+// nerdctl leaves the NAT rule and the CNI result of a container that stops, maybe
+// before the agent starts.
+func TestStoppedContainerIsNamed(t *testing.T) {
+	e := newFake(t)
+	e.nerdctl("default/x", "n1", "[]")
+	e.nerdctl("default/y", "n2", "[]")
+	e.nerdctl("default/z", "n3", "[]")
+	e.mu.Lock()
+	delete(e.status, "default/x")
+	e.status["default/y"] = taskapi.Status_STOPPED
+	e.status["default/z"] = taskapi.Status_UNKNOWN
+	e.mu.Unlock()
+	dir := t.TempDir()
+	for id, addr := range map[string]string{"x": "10.4.0.2", "y": "10.4.0.3", "z": "10.4.0.4"} {
+		text := `{"containerId":"default-` + id + `","result":{"ips":[{"address":"` + addr + `/24"}]}}`
+		if err := os.WriteFile(filepath.Join(dir, "bridge-default-"+id+"-eth0"), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s := source(t, e, Options{CNIResults: dir})
+	f := enginetest.Run(t, s)
+	enginetest.WantKeys(t, f)
+	enginetest.Eventually(t, func() error {
+		for addr, name := range map[string]string{"10.4.0.2": "n1", "10.4.0.3": "n2"} {
+			if o, ok := s.Facts().StoppedAt(netip.MustParseAddr(addr)); !ok || o.Name != name {
+				return fmt.Errorf("%s was %+v's, %v, want %s", addr, o, ok, name)
+			}
+			if o, ok := s.Facts().ByAddress(netip.MustParseAddr(addr)); ok {
+				return fmt.Errorf("%s is %+v's", addr, o)
+			}
+		}
+		// It may run.
+		if o, ok := s.Facts().ByAddress(netip.MustParseAddr("10.4.0.4")); !ok || o.Name != "n3" {
+			return fmt.Errorf("10.4.0.4 is %+v's, %v, want n3", o, ok)
+		}
+		return nil
+	})
+	e.mu.Lock()
+	e.status["default/x"] = taskapi.Status_RUNNING
+	e.mu.Unlock()
+	e.subscribed()
+	e.started("default/x")
+	enginetest.Eventually(t, func() error {
+		if o, ok := s.Facts().ByAddress(netip.MustParseAddr("10.4.0.2")); !ok || o.Name != "n1" {
+			return fmt.Errorf("10.4.0.2 is %+v's, %v, want n1", o, ok)
+		}
+		return nil
+	})
+	e.mu.Lock()
+	delete(e.status, "default/x")
+	e.mu.Unlock()
+	e.exited("default/x", "")
+	enginetest.Eventually(t, func() error {
+		if o, ok := s.Facts().StoppedAt(netip.MustParseAddr("10.4.0.2")); !ok || o.Name != "n1" {
+			return fmt.Errorf("10.4.0.2 was %+v's, %v, want n1", o, ok)
+		}
+		return nil
+	})
 }
 
 func TestSlowAndBroken(t *testing.T) {
@@ -651,7 +734,7 @@ func FuzzParse(f *testing.F) {
 			{ID: "x", Labels: map[string]string{nerdctlName: "x", nerdctlPorts: ports, nerdctlNetworks: networks}},
 			{ID: "x", Extensions: map[string]*anypb.Any{sandboxMetadata: {Value: []byte(pod)}}, Spec: &anypb.Any{Value: []byte(ports)}},
 		} {
-			o := f.object("default", c, &taskapi.Process{Status: taskapi.Status_RUNNING})
+			o := f.object("default", c, &taskapi.Process{Status: taskapi.Status_RUNNING}, cniResults{})
 			for _, b := range o.Bindings {
 				if b.Port == 0 || !b.Address.IsValid() || b.Address.Is4In6() {
 					t.Fatalf("a binding that cannot be: %+v", b)

@@ -3,6 +3,7 @@
 package containerd
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -79,11 +80,12 @@ func (f *fetcher) List(ctx context.Context) ([]engine.Object, error) {
 		return nil, fmt.Errorf("list namespaces: %w", native(err))
 	}
 	var all []engine.Object
+	cni := readCNI(f.o.CNIResults, "")
 	for _, n := range r.GetNamespaces() {
 		if !f.o.wanted(n.GetName()) {
 			continue
 		}
-		objects, err := f.listIn(ctx, n.GetName())
+		objects, err := f.listIn(ctx, n.GetName(), cni)
 		if err != nil {
 			return nil, fmt.Errorf("namespace %s: %w", n.GetName(), native(err))
 		}
@@ -92,37 +94,25 @@ func (f *fetcher) List(ctx context.Context) ([]engine.Object, error) {
 	return all, nil
 }
 
-// listIn returns the running containers of one namespace. Containers come one
-// by one: each carries its whole spec.
-func (f *fetcher) listIn(ctx context.Context, namespace string) ([]engine.Object, error) {
+// listIn returns the containers of one namespace that run, may run, or have stopped
+// and left addresses. Containers come one by one: each carries its whole spec.
+func (f *fetcher) listIn(ctx context.Context, namespace string, cni cniResults) ([]engine.Object, error) {
 	ctx, cancel := f.in(ctx, namespace)
 	defer cancel()
 	r, err := f.tasks.List(ctx, &tasksapi.ListTasksRequest{})
 	if err != nil {
 		return nil, fmt.Errorf("list tasks: %w", err)
 	}
-	running := make(map[string]*taskapi.Process)
-	var objects []engine.Object
+	tasks := make(map[string]*taskapi.Process)
 	for _, t := range r.GetTasks() {
 		// Where the list comes from the shims, the id is in the one field or the other.
-		id := t.GetContainerID()
-		if id == "" {
-			id = t.GetID()
-		}
-		switch {
-		case runs(t.GetStatus()):
-			running[id] = t
-		case t.GetStatus() == taskapi.Status_UNKNOWN:
-			objects = append(objects, unsure(namespace, id))
-		}
-	}
-	if len(running) == 0 {
-		return objects, nil
+		tasks[cmp.Or(t.GetContainerID(), t.GetID())] = t
 	}
 	stream, err := f.containers.ListStream(ctx, &containersapi.ListContainersRequest{})
 	if err != nil {
 		return nil, fmt.Errorf("list containers: %w", err)
 	}
+	var objects []engine.Object
 	for {
 		m, err := stream.Recv()
 		if errors.Is(err, io.EOF) {
@@ -131,10 +121,22 @@ func (f *fetcher) listIn(ctx context.Context, namespace string) ([]engine.Object
 		if err != nil {
 			return nil, fmt.Errorf("list containers: %w", err)
 		}
-		if t, ok := running[m.GetContainer().GetID()]; ok {
-			objects = append(objects, f.object(namespace, m.GetContainer(), t))
+		if o, ok := f.objectOf(namespace, m.GetContainer(), tasks[m.GetContainer().GetID()], cni); ok {
+			objects = append(objects, o)
 		}
 	}
+}
+
+// objectOf makes an object of a container and its task, nil if it has none. ok is
+// false if it declares nothing and left nothing.
+func (f *fetcher) objectOf(namespace string, c *containersapi.Container, t *taskapi.Process, cni cniResults) (o engine.Object, ok bool) {
+	switch state := t.GetStatus(); {
+	case t != nil && runs(state):
+		return f.object(namespace, c, t, cni), true
+	case t != nil && state == taskapi.Status_UNKNOWN:
+		return f.unsure(namespace, c, t, cni), true
+	}
+	return f.stopped(namespace, c, cni)
 }
 
 // Look implements engine.Engine.
@@ -145,15 +147,8 @@ func (f *fetcher) Look(ctx context.Context, id string) (engine.Object, bool, err
 	// The task is asked first: a container without one is stopped, whatever
 	// its labels say.
 	t, err := f.tasks.Get(ctx, &tasksapi.GetRequest{ContainerID: id})
-	switch state := t.GetProcess().GetStatus(); {
-	case status.Code(err) == codes.NotFound:
-		return engine.Object{}, false, nil
-	case err != nil:
+	if err != nil && status.Code(err) != codes.NotFound {
 		return engine.Object{}, false, fmt.Errorf("task %s/%s: %w", namespace, id, native(err))
-	case state == taskapi.Status_UNKNOWN:
-		return unsure(namespace, id), true, nil
-	case !runs(state):
-		return engine.Object{}, false, nil
 	}
 	c, err := f.containers.Get(ctx, &containersapi.GetContainerRequest{ID: id})
 	if status.Code(err) == codes.NotFound {
@@ -162,14 +157,8 @@ func (f *fetcher) Look(ctx context.Context, id string) (engine.Object, bool, err
 	if err != nil {
 		return engine.Object{}, false, fmt.Errorf("container %s/%s: %w", namespace, id, native(err))
 	}
-	return f.object(namespace, c.GetContainer(), t.GetProcess()), true, nil
-}
-
-// unsure is a container whose task's state is not known: that is what
-// the engine answers if the task's shim is silent for two seconds, as on a machine
-// under load.
-func unsure(namespace, id string) engine.Object {
-	return engine.Object{ID: namespace + "/" + id, Unsure: true}
+	o, ok := f.objectOf(namespace, c.GetContainer(), t.GetProcess(), readCNI(f.o.CNIResults, namespace+"-"+id))
+	return o, ok, nil
 }
 
 // runs reports whether a task in this state holds its ports.
@@ -229,7 +218,7 @@ func (f *fetcher) subscribe(ctx context.Context) (engine.Stream, func(), error) 
 			}
 		}
 	}()
-	return engine.Stream{Events: out, Failed: failed, Unconfirmed: true}, func() { cancel(); <-done }, nil
+	return engine.Stream{Events: out, Failed: failed, Unconfirmed: true, Stopped: true}, func() { cancel(); <-done }, nil
 }
 
 // eventOf translates an event; ok is false if it changes no port.

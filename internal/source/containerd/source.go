@@ -80,6 +80,7 @@ func (o Options) validate() error {
 type Source struct {
 	o     Options
 	facts engine.Table
+	users *engine.CgroupUsers
 }
 
 // New checks the options and fills in defaults. It connects to nothing.
@@ -103,7 +104,8 @@ func New(o Options) (*Source, error) {
 		o.Audit = 5 * time.Minute
 	}
 	o.Retry = o.Retry.WithDefaults()
-	return &Source{o: o, facts: engine.Table{CgroupUser: o.Host.CgroupUser}}, nil
+	users := engine.NewCgroupUsers(o.Host)
+	return &Source{o: o, users: users, facts: engine.Table{CgroupUser: users.Of}}, nil
 }
 
 // Name returns the name that the registry knows the source by.
@@ -126,6 +128,7 @@ func (s *Source) Run(ctx context.Context, feed registry.Feed) error {
 
 // session follows the first engine that answers.
 func (s *Source) session(ctx context.Context, set *engine.Set, up func()) error {
+	s.users.Refresh()
 	var errs []error
 	absent := true
 	for _, path := range s.o.Sockets {

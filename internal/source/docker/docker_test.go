@@ -44,6 +44,8 @@ type fakeEngine struct {
 	// onSubscribe runs when a subscription is in place, before anything is sent.
 	onSubscribe func()
 	slow        map[string]chan struct{} // paths that answer when the channel is closed
+	component   string                   // the name of the engine; "" and it does not tell
+	filters     string                   // of the last subscription
 }
 
 func newFake(t *testing.T) *fakeEngine {
@@ -100,6 +102,8 @@ func (e *fakeEngine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		_, _ = fmt.Fprint(w, "OK")
 	case strings.HasSuffix(r.URL.Path, "/info"):
 		_, _ = fmt.Fprint(w, `{"ServerVersion":"20.10.24","SecurityOptions":["name=seccomp"]}`)
+	case strings.HasSuffix(r.URL.Path, "/version") && e.component != "":
+		_, _ = fmt.Fprintf(w, `{"Components":[{"Name":%q}]}`, e.component)
 	case strings.HasSuffix(r.URL.Path, "/events"):
 		e.serveEvents(w, r)
 	case strings.HasSuffix(r.URL.Path, "/containers/json"):
@@ -125,6 +129,7 @@ func (e *fakeEngine) serveEvents(w http.ResponseWriter, r *http.Request) {
 	c := make(chan string, 100)
 	e.mu.Lock()
 	e.streams[c] = true
+	e.filters = r.URL.Query().Get("filters")
 	on := e.onSubscribe
 	e.mu.Unlock()
 	defer func() {
@@ -298,6 +303,42 @@ func TestEventsOfPodmanAreUnderstood(t *testing.T) {
 		e.one(cid(2), "db")
 		e.send(event("start", cid(2)))
 		enginetest.WantKeys(t, f, "tcp 0.0.0.0:8080", "tcp [::]:8080")
+	}
+}
+
+// Docker is asked for the events that matter: the health checks of its containers are
+// events as well. Podman understands no such question.
+func TestDockerIsAskedForActions(t *testing.T) {
+	for component, want := range map[string]bool{"Engine": true, "Podman Engine": false, "": false} {
+		e := newFake(t)
+		e.component = component
+		e.one(cid(1), "web")
+		f := enginetest.Run(t, source(t, e, Options{}))
+		enginetest.WantKeys(t, f, "tcp 0.0.0.0:8080", "tcp [::]:8080")
+		e.mu.Lock()
+		if got := strings.Contains(e.filters, `"die":true`) && strings.Contains(e.filters, `"connect":true`); got != want || strings.Contains(e.filters, "exec") {
+			t.Errorf("%q is asked for %s", component, e.filters)
+		}
+		e.mu.Unlock()
+		e.none()
+		e.send(event("die", cid(1)))
+		enginetest.WantKeys(t, f)
+	}
+}
+
+// A container that takes long to inspect is named by the list.
+func TestContainerIsNamedBeforeItIsInspected(t *testing.T) {
+	e := newFake(t)
+	e.one(cid(1), "web")
+	gate := make(chan struct{})
+	t.Cleanup(func() { close(gate) })
+	e.slow["/containers/"+cid(1)+"/json"] = gate
+	s := source(t, e, Options{})
+	f := enginetest.Run(t, s)
+	enginetest.WantKeys(t, f, "tcp 0.0.0.0:8080", "tcp [::]:8080")
+	o, ok := s.Facts().ByAddress(netip.MustParseAddr("172.17.0.2"))
+	if !ok || o.Name != "web" || o.Labels["a"] != "b" {
+		t.Errorf("the address is %+v's, %v", o, ok)
 	}
 }
 

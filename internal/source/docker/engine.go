@@ -91,7 +91,9 @@ func (f fetcher) summarised(l listed) engine.Object {
 		}
 		ports = append(ports, engine.Published{Protocol: p.Type, HostIP: p.IP, HostPort: p.PublicPort, ContainerPort: p.PrivatePort})
 	}
-	return f.object(l.ID, name, l.State == "paused", l.Labels, l.Network.Networks, ports)
+	o := f.object(l.ID, name, l.State == "paused", l.Labels, l.Network.Networks, ports)
+	o.Fact = engine.Fact{Owner: owner(l.ID, name, l.Labels), ID: l.ID, User: f.user, Addresses: f.addresses(l.Network.Networks)}
+	return o
 }
 
 // inspected makes an object of a running container, with its fact.
@@ -166,8 +168,7 @@ const (
 	gone           // it has none any more
 )
 
-// effects has the words of Docker and those of Podman before 4.4. Podman compares
-// a filter by action with its own words, so that none is asked for.
+// effects has the words of Docker and those of Podman before 4.4.
 var effects = map[events.Action]effect{
 	events.ActionStart: changed, events.ActionRestart: changed, events.ActionPause: changed, events.ActionUnPause: changed,
 	events.ActionRename: changed, events.ActionUpdate: changed, "cleanup": changed, "restore": changed,
@@ -178,6 +179,14 @@ var effects = map[events.Action]effect{
 // stream, and wait returns when nothing of it runs any more.
 func (c *conn) subscribe(ctx context.Context, since time.Time) (s engine.Stream, wait func(), err error) {
 	filters := make(client.Filters).Add("type", string(events.ContainerEventType), string(events.NetworkEventType))
+	if c.isDocker(ctx) {
+		// Without the events of health checks, which come all the time. Podman
+		// compares a filter by action with its own words.
+		for action := range effects {
+			filters.Add("event", string(action))
+		}
+		filters.Add("event", string(events.ActionConnect), string(events.ActionDisconnect))
+	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	slow := time.AfterFunc(c.timeout, func() { cancel(fmt.Errorf("no answer within %v", c.timeout)) })
 	r := c.Events(ctx, client.EventsListOptions{

@@ -76,6 +76,7 @@ func (o Options) validate() error {
 type Source struct {
 	o     Options
 	facts engine.Table
+	users *engine.CgroupUsers
 }
 
 // New checks the options and fills in defaults. It connects to nothing.
@@ -102,7 +103,8 @@ func New(o Options) (*Source, error) {
 		o.Audit = 5 * time.Minute
 	}
 	o.Retry = o.Retry.WithDefaults()
-	return &Source{o: o, facts: engine.Table{CgroupUser: o.Host.CgroupUser}}, nil
+	users := engine.NewCgroupUsers(o.Host)
+	return &Source{o: o, users: users, facts: engine.Table{CgroupUser: users.Of}}, nil
 }
 
 func defaultHosts(getenv func(string) string) []string {
@@ -160,6 +162,7 @@ func (s *Source) connect(ctx context.Context) (*conn, string, error) {
 }
 
 func (s *Source) session(ctx context.Context, set *engine.Set, up func()) error {
+	s.users.Refresh()
 	c, host, err := s.connect(ctx)
 	if err != nil {
 		return err

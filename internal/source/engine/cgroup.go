@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"syscall"
 
 	"github.com/fairlead/fairlead/internal/cgroup"
@@ -68,12 +69,7 @@ func (h Host) mountinfo() string { return filepath.Join(h.proc(), "self", "mount
 // hierarchies have that path, a user other than root wins. found is false if none
 // has it.
 func (h Host) CgroupUser(path string) (uid uint32, found bool) {
-	for _, mount := range h.mounts() {
-		if st, ok := statOf(filepath.Join(mount, path)); ok {
-			uid, found = max(uid, st.Uid), true
-		}
-	}
-	return uid, found
+	return userOf(h.mounts(), path)
 }
 
 // mounts returns where all hierarchies are mounted whole.
@@ -88,6 +84,40 @@ func (h Host) mounts() []string {
 	v2, _, _ := cgroup.Mounts(bytes.NewReader(text)) // reading memory does not fail
 	v1, _ := cgroup.MountsV1(bytes.NewReader(text))
 	return append(v2, v1...)
+}
+
+// CgroupUsers answers who owns cgroups without reading the mounts each time.
+type CgroupUsers struct {
+	host   Host
+	mounts atomic.Pointer[[]string]
+}
+
+// NewCgroupUsers returns the users of a host's cgroups. Call Refresh before the first
+// question.
+func NewCgroupUsers(h Host) *CgroupUsers { return &CgroupUsers{host: h} }
+
+// Refresh reads where the hierarchies are mounted.
+func (u *CgroupUsers) Refresh() {
+	mounts := u.host.mounts()
+	u.mounts.Store(&mounts)
+}
+
+// Of is Host.CgroupUser with the mounts that Refresh read.
+func (u *CgroupUsers) Of(path string) (uid uint32, found bool) {
+	mounts := u.mounts.Load()
+	if mounts == nil {
+		return 0, false
+	}
+	return userOf(*mounts, path)
+}
+
+func userOf(mounts []string, path string) (uid uint32, found bool) {
+	for _, mount := range mounts {
+		if st, ok := statOf(filepath.Join(mount, path)); ok {
+			uid, found = max(uid, st.Uid), true
+		}
+	}
+	return uid, found
 }
 
 func statOf(path string) (syscall.Stat_t, bool) {

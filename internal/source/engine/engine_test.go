@@ -220,7 +220,7 @@ func TestSupervisorBackInTime(t *testing.T) {
 func TestSupervisorAbsent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := &feed{}
-		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Minute) // before it is forgotten
 		defer cancel()
 		tries := 0
 		_ = Supervisor{
@@ -287,7 +287,7 @@ func TestSupervisorIsIdleWithoutAnEngine(t *testing.T) {
 	})
 }
 
-// A session that asks to run again is run at once, and nothing is stale. Its set is
+// A session that asks to run again is run soon, and nothing is stale. Its set is
 // kept even if no trace of an engine is left then.
 func TestSupervisorAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -301,7 +301,7 @@ func TestSupervisorAgain(t *testing.T) {
 			case 1:
 				return ErrAgain // before it was up
 			case 5:
-				if len(f.stale) > 0 || time.Since(began) > 0 {
+				if len(f.stale) > 0 || time.Since(began) > 4*againPause {
 					t.Errorf("stale %q, after %v", f.stale, time.Since(began))
 				}
 				return fmt.Errorf("%w: no socket", ErrAbsent)
@@ -654,6 +654,9 @@ type scripted struct {
 	list []Object
 	look map[string]Object
 	gate map[string]chan struct{}
+
+	all    chan struct{} // if not nil, all looks wait for it
+	looked int
 }
 
 func (s *scripted) List(context.Context) ([]Object, error) {
@@ -666,6 +669,9 @@ func (s *scripted) Look(ctx context.Context, id string) (Object, bool, error) {
 	s.mu.Lock()
 	o, ok := s.look[id]
 	gate := s.gate[id]
+	if s.looked++; gate == nil {
+		gate = s.all
+	}
 	s.mu.Unlock()
 	if gate != nil {
 		select {
@@ -742,7 +748,7 @@ func TestUnsureContainerIsInspectedAgain(t *testing.T) {
 			t.Error("a container whose state is not known was withdrawn")
 		}
 		set(Object{}, false)
-		time.Sleep(2 * unsureFor)
+		time.Sleep(maxUnsureFor)
 		synctest.Wait()
 		if f.has("x") || !f.has("y") {
 			t.Error("it ended unseen: nobody looked again")
@@ -806,4 +812,195 @@ func TestForgedCgroupOfAProcessIsNotTheContainers(t *testing.T) {
 	if _, _, ok := h.Cgroup(7, 0, id1); ok {
 		t.Error("a cgroup of another user is believed")
 	}
+}
+
+// followed runs Follow until the test ends.
+func followed(t *testing.T, e Engine, st Stream, facts *Table) *feed {
+	f := &feed{}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error)
+	go func() {
+		done <- NewSet(slog.New(slog.DiscardHandler), f, facts).Follow(ctx, e, st, time.Hour, func() {})
+	}()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; !errors.Is(err, context.Canceled) {
+			t.Errorf("Follow = %v, want the context's error", err)
+		}
+	})
+	return f
+}
+
+// named is object with a fact.
+func named(id, cgroup string) Object {
+	o := object(id)
+	o.Fact = Fact{Owner: port.Owner{Kind: port.OwnerContainer, ID: id, Name: id}, ID: id1, Path: cgroup}
+	return o
+}
+
+// The facts of a list are there before the engine counts as live, though each
+// container is still to be inspected.
+func TestListNamesContainersBeforeTheyAreInspected(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		listed := named("x", "")
+		listed.Partial = true
+		gate := make(chan struct{})
+		e := &scripted{list: []Object{listed}, look: map[string]Object{"x": named("x", "/docker/x")}, all: gate}
+		var facts Table
+		followed(t, e, Stream{}, &facts)
+		synctest.Wait()
+		if o, ok := facts.ByCgroupPath("/docker/" + id1); !ok || o.Name != "x" {
+			t.Errorf("after the list: owner %+v, %v", o, ok)
+		}
+		close(gate)
+		synctest.Wait()
+		if o, ok := facts.ByCgroupPath("/docker/x"); !ok || o.Name != "x" {
+			t.Errorf("after the look: owner %+v, %v", o, ok)
+		}
+	})
+}
+
+// An engine may take long to inspect a container that starts. A list names it.
+func TestSlowInspectionIsFollowedByAList(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		gate := make(chan struct{})
+		e := &scripted{look: make(map[string]Object), all: gate}
+		events := make(chan Event)
+		var facts Table
+		f := followed(t, e, Stream{Events: events}, &facts)
+		synctest.Wait()
+		e.mu.Lock()
+		for i := range 2 * lookers {
+			o := named(fmt.Sprint("x", i), "")
+			o.Partial = true
+			e.list, e.look[o.ID] = append(e.list, o), named(o.ID, "/docker/"+o.ID)
+		}
+		e.mu.Unlock()
+		for i := range 2 * lookers {
+			events <- Event{ID: fmt.Sprint("x", i)}
+		}
+		time.Sleep(2 * slowLook)
+		synctest.Wait()
+		for i := range 2 * lookers {
+			id := fmt.Sprint("x", i)
+			if _, ok := facts.Fact(id); !ok || !f.has(id) {
+				t.Errorf("%s is not known after %v", id, 2*slowLook)
+			}
+		}
+		close(gate)
+		synctest.Wait()
+		if fact, _ := facts.Fact("x0"); fact.Path != "/docker/x0" {
+			t.Errorf("after the looks: %+v", fact)
+		}
+	})
+}
+
+func TestUnsureContainerIsNamed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		o := Object{ID: "x", Unsure: true, Fact: named("x", "/default/x").Fact}
+		e := &scripted{list: []Object{o}, look: map[string]Object{"x": o}}
+		var facts Table
+		f := followed(t, e, Stream{}, &facts)
+		time.Sleep(10 * time.Minute)
+		synctest.Wait()
+		if owner, ok := facts.ByCgroupPath("/default/x"); !ok || owner.Name != "x" || f.has("x") {
+			t.Errorf("owner %+v, %v", owner, ok)
+		}
+		e.mu.Lock()
+		looked := e.looked
+		delete(e.look, "x")
+		e.mu.Unlock()
+		if looked < 10 || looked > 30 {
+			t.Errorf("looked at %d times in 10 minutes", looked)
+		}
+		time.Sleep(maxUnsureFor)
+		synctest.Wait()
+		if _, ok := facts.ByCgroupPath("/default/x"); ok {
+			t.Error("a container that is gone is still named")
+		}
+	})
+}
+
+// A container that ended may have left addresses.
+func TestStoppedContainerIsRemembered(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		addr := netip.MustParseAddr("10.4.0.2")
+		running := named("x", "/default/x")
+		running.Fact.Addresses = []netip.Addr{addr}
+		stopped := Object{ID: "x", Fact: Fact{Owner: running.Fact.Owner, Addresses: running.Fact.Addresses, Stopped: true}}
+		e := &scripted{list: []Object{running}, look: map[string]Object{"x": stopped}}
+		events := make(chan Event)
+		var facts Table
+		followed(t, e, Stream{Events: events, Stopped: true}, &facts)
+		synctest.Wait()
+		check := func(when string, runs, has bool) {
+			t.Helper()
+			synctest.Wait()
+			if _, ok := facts.ByAddress(addr); ok != runs {
+				t.Errorf("%s: running %v", when, ok)
+			}
+			if _, ok := facts.StoppedAt(addr); ok != has {
+				t.Errorf("%s: stopped %v", when, ok)
+			}
+		}
+		check("running", true, false)
+		events <- Event{ID: "x", Gone: true}
+		check("stopped", false, true)
+		e.mu.Lock()
+		e.look["x"] = running
+		e.mu.Unlock()
+		events <- Event{ID: "x"}
+		check("started", true, false)
+		e.mu.Lock()
+		delete(e.look, "x")
+		e.mu.Unlock()
+		events <- Event{ID: "x", Gone: true}
+		check("removed", false, false)
+	})
+}
+
+// An engine that was removed is stale for a while, and then one that never was.
+func TestRemovedEngineIsForgotten(t *testing.T) {
+	for _, grace := range []time.Duration{0, -1} {
+		synctest.Test(t, func(t *testing.T) {
+			f := &feed{}
+			ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+			defer cancel()
+			began, session, last := time.Now(), 0, time.Duration(0)
+			_ = Supervisor{
+				Retry: Retry{Grace: grace}.WithDefaults(), Logger: slog.New(slog.DiscardHandler), Feed: f, Withdraw: func() {},
+			}.Run(ctx, func(_ context.Context, up func()) error {
+				if session++; session == 1 {
+					up()
+					return errGone
+				}
+				if f.replaced == 0 {
+					last = time.Since(began) // that it was stale
+				}
+				return ErrAbsent
+			})
+			if forgotten := f.replaced > 0; forgotten != (grace == 0) || forgotten && (last < forgetAfter || last > forgetAfter+2*absentDelay) || len(f.stale) == 0 {
+				t.Errorf("grace %v: %d empty sets, stale %q, last at %v", grace, f.replaced, f.stale, last)
+			}
+		})
+	}
+}
+
+// Sessions that end on purpose, one after the other, do not spin.
+func TestSessionsThatEndOnPurposeArePaced(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		n := 0
+		_ = Supervisor{
+			Retry: Retry{}.WithDefaults(), Logger: slog.New(slog.DiscardHandler), Feed: &feed{}, Withdraw: func() {},
+		}.Run(ctx, func(_ context.Context, up func()) error {
+			n++
+			up()
+			return ErrAgain
+		})
+		if n < 50 || n > 70 {
+			t.Errorf("%d sessions in a minute", n)
+		}
+	})
 }

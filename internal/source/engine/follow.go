@@ -13,6 +13,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/registry"
+	"github.com/fairlead/fairlead/internal/schedule"
 )
 
 // lookers is how many containers are looked at at once.
@@ -24,11 +25,12 @@ type Object struct {
 	Bindings []port.Binding
 	Warnings []string // bad data that is ignored
 	Fact     Fact
-	// Partial marks an incomplete object of a list: a look follows, and the fact
-	// known before is kept until then.
+	// Partial marks an incomplete object of a list: its fact lacks the cgroup, and a
+	// look follows.
 	Partial bool
 	// Unsure marks a container of which the engine does not know whether it runs.
-	// Only the ID is set. What is known of it is kept, and a look follows.
+	// What is known of it is kept, and a look follows. Only the ID and the fact are
+	// set: a fact opens nothing, and names what the container has opened.
 	Unsure bool
 }
 
@@ -57,14 +59,23 @@ type Stream struct {
 	// Unconfirmed is set where the engine does not confirm the subscription, so
 	// that a second list has to follow the first one.
 	Unconfirmed bool
+	// Stopped is set where a look returns containers that have stopped as well.
+	Stopped bool
 }
 
 // confirmAfter is when an unconfirmed subscription is assumed to be in place.
 const confirmAfter = time.Second
 
 // unsureFor is the time until a container is looked at again of which the engine
-// could not tell whether it runs.
-const unsureFor = time.Second
+// could not tell whether it runs. It doubles, up to maxUnsureFor.
+const (
+	unsureFor    = time.Second
+	maxUnsureFor = 30 * time.Second
+)
+
+// slowLook is how long the look at a container of which nothing is known may take
+// until a list is asked for, which names it: a rule by owner waits 10 seconds at most.
+const slowLook = time.Second
 
 // Set is everything that a source reports. It outlives sessions, so that it can be
 // compared or withdrawn after the engine is lost. One goroutine uses it.
@@ -115,12 +126,15 @@ func (s *Set) Follow(ctx context.Context, e Engine, st Stream, audit time.Durati
 	defer cancel()
 	f := &follower{
 		Set: s, e: e, up: up, list: true,
-		last: make(map[string]uint64), dirty: make(map[string]bool), unsure: make(map[string]struct{}),
-		jobs: make(chan look), done: make(chan look),
+		last: make(map[string]uint64), dirty: make(map[string]bool), unsure: make(map[string]bool),
+		looks: make(map[string]time.Time), pause: schedule.Backoff{Min: unsureFor, Max: maxUnsureFor},
+		jobs: make(chan look), lists: make(chan look), done: make(chan look),
+		stopped: st.Stopped,
 	}
 	for range lookers {
-		wg.Go(func() { f.work(ctx) })
+		wg.Go(func() { f.work(ctx, f.jobs) })
 	}
+	wg.Go(func() { f.work(ctx, f.lists) })
 	next := audit
 	if st.Unconfirmed {
 		next = confirmAfter
@@ -129,9 +143,14 @@ func (s *Set) Follow(ctx context.Context, e Engine, st Stream, audit time.Durati
 	defer timer.Stop()
 	for {
 		job, jobs := f.next()
+		list, lists := f.nextList()
 		select {
 		case jobs <- job:
 			f.began(job)
+		case lists <- list:
+			f.began(list)
+		case <-f.slow:
+			f.lookIsSlow()
 		case ev := <-st.Events:
 			f.event(ev)
 		case err := <-st.Failed:
@@ -145,10 +164,12 @@ func (s *Set) Follow(ctx context.Context, e Engine, st Stream, audit time.Durati
 			timer.Reset(audit)
 		case <-f.again:
 			f.again = nil
-			for id := range f.unsure {
-				f.mark(id)
+			for id, again := range f.unsure {
+				if again {
+					f.unsure[id] = false
+					f.mark(id)
+				}
 			}
-			clear(f.unsure)
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		}
@@ -184,20 +205,33 @@ type follower struct {
 	list  bool // a list is wanted
 	await bool // a list is under way
 
-	unsure map[string]struct{} // containers to look at again
-	again  <-chan time.Time    // when; nil if there are none
+	// unsure holds the containers of which the engine could not tell whether they run:
+	// true for those to look at again.
+	unsure map[string]bool
+	again  <-chan time.Time // when; nil if there are none
+	pause  schedule.Backoff // until then
 
-	jobs chan look
-	done chan look
+	looks map[string]time.Time // when looks at containers that are not known began
+	slow  <-chan time.Time     // when the first of these is slow; nil if there are none
+
+	stopped bool // see Stream
+	jobs    chan look
+	lists   chan look
+	done    chan look
 }
 
-// next returns the work to hand out, if there is any.
+// next returns the look to hand out, if there is any.
 func (f *follower) next() (look, chan<- look) {
-	switch {
-	case f.list && !f.await:
-		return look{seq: f.seq, began: time.Now()}, f.jobs
-	case len(f.queue) > 0:
+	if len(f.queue) > 0 {
 		return look{id: f.queue[0], seq: f.seq, began: time.Now()}, f.jobs
+	}
+	return look{}, nil
+}
+
+// nextList is next for a list. Looks that the engine does not answer do not delay it.
+func (f *follower) nextList() (look, chan<- look) {
+	if f.list && !f.await {
+		return look{seq: f.seq, began: time.Now()}, f.lists
 	}
 	return look{}, nil
 }
@@ -210,6 +244,29 @@ func (f *follower) began(l look) {
 	}
 	f.queue = f.queue[1:]
 	f.dirty[l.id] = false
+	if _, known := f.known[l.id]; !known {
+		f.looks[l.id] = l.began
+		f.watchLooks()
+	}
+}
+
+// watchLooks has lookIsSlow called when a look is.
+func (f *follower) watchLooks() {
+	if f.slow == nil && len(f.looks) > 0 {
+		f.slow = time.After(slowLook)
+	}
+}
+
+// lookIsSlow asks for a list if a look at a container that is not known is slow.
+func (f *follower) lookIsSlow() {
+	f.slow = nil
+	for id, began := range f.looks {
+		if time.Since(began) >= slowLook {
+			f.list = true
+			delete(f.looks, id) // once
+		}
+	}
+	f.watchLooks()
 }
 
 // mark has a container looked at.
@@ -224,11 +281,17 @@ func (f *follower) mark(id string) {
 	}
 }
 
-// later has a container looked at again in a moment.
-func (f *follower) later(id string) {
-	f.unsure[id] = struct{}{}
+// later has a container looked at again in a moment, and names what it has opened.
+func (f *follower) later(o Object) {
+	if _, again := f.unsure[o.ID]; !again {
+		f.pause.Reset()
+	}
+	f.unsure[o.ID] = true
 	if f.again == nil {
-		f.again = time.After(unsureFor)
+		f.again = time.After(f.pause.Next())
+	}
+	if _, had := f.Facts.Fact(o.ID); !had && o.Fact.Owner.Kind != port.OwnerUnknown {
+		f.Facts.Put(o.ID, o.Fact)
 	}
 }
 
@@ -253,7 +316,7 @@ func (f *follower) event(ev Event) {
 		}
 		f.drop(ev.ID)
 	}
-	if _, looking := f.dirty[ev.ID]; looking {
+	if _, looking := f.dirty[ev.ID]; looking || f.stopped {
 		f.mark(ev.ID)
 	}
 }
@@ -261,6 +324,7 @@ func (f *follower) event(ev Event) {
 // apply takes in an answer.
 func (f *follower) apply(l look) error {
 	f.busy--
+	delete(f.looks, l.id)
 	defer func() {
 		if f.busy == 0 {
 			clear(f.last)
@@ -278,11 +342,14 @@ func (f *follower) apply(l look) error {
 		return nil
 	}
 	delete(f.dirty, l.id)
+	if l.err == nil && l.found && l.object.Unsure {
+		f.later(l.object)
+		return nil
+	}
+	delete(f.unsure, l.id)
 	switch {
 	case l.err != nil:
 		return l.err
-	case l.found && l.object.Unsure:
-		f.later(l.id)
 	case l.found:
 		f.put(l.object, l.began)
 	default:
@@ -312,7 +379,15 @@ func (f *follower) keep(o Object, asOf time.Time, in map[string]reported) {
 	f.Warnings.Set(o.ID, o.Warnings)
 	if !o.Partial {
 		f.Facts.Put(o.ID, o.Fact)
+		return
 	}
+	if o.Fact.Owner.Kind == port.OwnerUnknown {
+		return // the list has it no better than before
+	}
+	if old, had := f.Facts.Fact(o.ID); had {
+		o.Fact.Path, o.Fact.Cgroup = old.Path, old.Cgroup
+	}
+	f.Facts.Put(o.ID, o.Fact)
 }
 
 // drop reports that a container is gone.
@@ -340,18 +415,19 @@ func (f *follower) replace(l look) {
 			if newer {
 				f.mark(o.ID)
 			} else {
-				f.later(o.ID)
+				f.later(o)
 			}
-			if had {
+			if had || !newer {
 				next[o.ID] = old
 			}
 			continue
 		}
-		if !slices.EqualFunc(old.bindings, o.Bindings, sameBinding) {
+		_, looking := f.dirty[o.ID]
+		if !looking && !slices.EqualFunc(old.bindings, o.Bindings, sameBinding) {
 			drift++
 		}
 		f.keep(o, l.began, next)
-		if o.Partial {
+		if o.Partial && !looking {
 			f.mark(o.ID)
 		}
 	}
@@ -393,12 +469,12 @@ func sameBinding(a, b port.Binding) bool {
 }
 
 // work asks what is handed out, until ctx ends.
-func (f *follower) work(ctx context.Context) {
+func (f *follower) work(ctx context.Context, jobs <-chan look) {
 	for {
 		select {
 		case <-ctx.Done():
 			return
-		case l := <-f.jobs:
+		case l := <-jobs:
 			if l.id == "" {
 				l.all, l.err = f.e.List(ctx)
 			} else {

@@ -35,6 +35,15 @@ const (
 // as a mount that brings a socket.
 const absentDelay = 5 * time.Minute
 
+// forgetAfter is how long an engine that left no trace is expected to come back. Until
+// then its source is stale, and ports that it may own wait for it where a rule names
+// an owner.
+const forgetAfter = 10 * time.Minute
+
+// againPause is at least between the begins of two sessions, where the first one ended
+// on purpose.
+const againPause = time.Second
+
 // jitter keeps agents that lost one server from trying in step.
 const jitter = 0.25
 
@@ -115,6 +124,9 @@ func (s Supervisor) Run(ctx context.Context, session Session) error {
 			if isUp {
 				l.backoff.Reset()
 			}
+			if schedule.Sleep(ctx, againPause-time.Since(began)) != nil {
+				return context.Cause(ctx)
+			}
 			continue
 		}
 		if err == nil {
@@ -152,6 +164,10 @@ func (l *supervision) wasUp(began time.Time) {
 
 // report gives the state after a failed session to the feed.
 func (l *supervision) report(err error) {
+	if l.everUp && l.withdrawn && errors.Is(err, ErrAbsent) && time.Since(l.downSince) >= forgetAfter {
+		l.Logger.Info("the engine left no trace; forgetting it", "after", forgetAfter, "err", err)
+		l.everUp = false
+	}
 	if l.everUp || !errors.Is(err, ErrAbsent) {
 		l.absent = false
 		l.stale(err)

@@ -744,3 +744,29 @@ func TestOptions(t *testing.T) {
 		t.Errorf("New = %+v, %v; want the service account", s, err)
 	}
 }
+
+// Whoever asks for an owner may hold locks: nothing is read then.
+func TestAddressesOfThisMachineAreReadBefore(t *testing.T) {
+	read := 0
+	var f facts
+	f.addrs = func() ([]net.Addr, error) {
+		read++
+		return []net.Addr{&net.IPNet{IP: net.IPv4(192, 0, 2, 1), Mask: net.CIDRMask(24, 32)}}, nil
+	}
+	own, pod := netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("10.42.0.5")
+	f.Put("a", engine.Fact{Owner: port.Owner{Name: "web"}, Addresses: []netip.Addr{own, pod}})
+	if _, ok := f.ByAddress(pod); ok {
+		t.Error("an address that may be this machine's is a pod's")
+	}
+	f.readLocal()
+	f.readLocal()
+	for range 100 {
+		_, isOwn := f.ByAddress(own)
+		if _, isPod := f.ByAddress(pod); isOwn || !isPod {
+			t.Fatalf("the machine's own address: %v, the pod's: %v", isOwn, isPod)
+		}
+	}
+	if read != 1 {
+		t.Errorf("read %d times, want once", read)
+	}
+}

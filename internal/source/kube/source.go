@@ -90,7 +90,7 @@ func (o Options) validate() error {
 type Source struct {
 	o         Options
 	inCluster bool
-	facts     engine.Table
+	facts     facts
 	wake      schedule.Signal // the server may be back, or is another one
 	waits     schedule.Signal // a server did not answer
 	server    atomic.Uint32   // its port, 0 while one answers
@@ -104,7 +104,7 @@ func New(o Options) (*Source, error) {
 	if o.Getenv == nil {
 		o.Getenv = os.Getenv
 	}
-	s := &Source{wake: schedule.NewSignal(), waits: schedule.NewSignal()}
+	s := &Source{wake: schedule.NewSignal(), waits: schedule.NewSignal(), facts: facts{addrs: net.InterfaceAddrs}}
 	if len(o.Kubeconfigs) == 0 {
 		s.inCluster = o.Getenv("KUBERNETES_SERVICE_HOST") != ""
 		if env := o.Getenv("KUBECONFIG"); env != "" {
@@ -132,47 +132,56 @@ func (s *Source) Name() string { return s.o.SourceName }
 
 // Facts answers which pod has an address. It stays valid for ever. A pod in the
 // network of its node has no address of its own, and is left out.
-func (s *Source) Facts() registry.Facts { return &facts{Table: &s.facts} }
+func (s *Source) Facts() registry.Facts { return &s.facts }
 
 // facts leaves out the addresses of this machine.
 type facts struct {
-	*engine.Table
+	engine.Table
 
-	mu    sync.Mutex
-	local map[netip.Addr]struct{}
-	asOf  time.Time
+	addrs func() ([]net.Addr, error)              // of this machine
+	local atomic.Pointer[map[netip.Addr]struct{}] // nil until they have been read
+
+	mu   sync.Mutex
+	asOf time.Time
 }
 
 // localFor is how long the addresses of this machine are taken to stay.
 const localFor = 5 * time.Second
 
-// ByAddress implements registry.Facts.
+// ByAddress implements registry.Facts. It asks the kernel nothing, as the registry
+// waits for the answer.
 func (f *facts) ByAddress(a netip.Addr) (port.Owner, bool) {
-	o, ok := f.Table.ByAddress(a)
-	if !ok || f.isLocal(a.Unmap()) {
+	local := f.local.Load()
+	if local == nil {
 		return port.Owner{}, false
 	}
-	return o, true
+	if _, is := (*local)[a.Unmap()]; is {
+		return port.Owner{}, false
+	}
+	return f.Table.ByAddress(a)
 }
 
-// isLocal returns true if the kernel's list cannot be read.
-func (f *facts) isLocal(a netip.Addr) bool {
+// readLocal reads the addresses of this machine, if the last time is long ago. It is
+// called before facts are added.
+func (f *facts) readLocal() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if time.Since(f.asOf) > localFor {
-		all, err := net.InterfaceAddrs()
-		if err != nil {
-			return true
-		}
-		f.local, f.asOf = make(map[netip.Addr]struct{}, len(all)), time.Now()
-		for _, l := range all {
-			if p, err := netip.ParsePrefix(l.String()); err == nil {
-				f.local[p.Addr().Unmap()] = struct{}{}
-			}
+	if f.local.Load() != nil && time.Since(f.asOf) < localFor {
+		return
+	}
+	all, err := f.addrs()
+	if err != nil {
+		f.local.Store(nil) // any address may be one of this machine
+		return
+	}
+	local := make(map[netip.Addr]struct{}, len(all))
+	for _, l := range all {
+		if p, err := netip.ParsePrefix(l.String()); err == nil {
+			local[p.Addr().Unmap()] = struct{}{}
 		}
 	}
-	_, local := f.local[a]
-	return local
+	f.asOf = time.Now()
+	f.local.Store(&local)
 }
 
 // Waits receives when the source begins to wait for a server, and now and then

@@ -26,7 +26,7 @@ import (
 type state struct {
 	log   *slog.Logger
 	feed  registry.Feed
-	facts *engine.Table
+	facts *facts
 
 	mu       sync.Mutex
 	warnings engine.Warnings
@@ -40,7 +40,7 @@ type state struct {
 	up      func()
 }
 
-func newState(log *slog.Logger, feed registry.Feed, facts *engine.Table) *state {
+func newState(log *slog.Logger, feed registry.Feed, facts *facts) *state {
 	return &state{
 		log: log, feed: feed, facts: facts,
 		warnings: engine.Warnings{Feed: feed},
@@ -291,6 +291,7 @@ func (s *sliceStore) Add(obj any) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if v := compactSlice(o); v.id != "" {
+		s.facts.readLocal()
 		facts := v.facts
 		s.facts.Swap(s.record(v), facts)
 		s.update(v.id)
@@ -344,6 +345,7 @@ func (s *sliceStore) Replace(list []any, _ string) error {
 			touched[v.id] = true
 		}
 	}
+	s.facts.readLocal()
 	s.facts.Swap(gone, facts)
 	delete(s.state.unknown, s.namespace)
 	s.warnings.Set("endpointslices of "+s.namespace, nil)
