@@ -28,6 +28,7 @@ import (
 	"github.com/fairlead/fairlead/internal/source/engine"
 	"github.com/fairlead/fairlead/internal/source/socket"
 	"github.com/fairlead/fairlead/test/kit/netns"
+	"github.com/fairlead/fairlead/test/kit/wait"
 )
 
 // serverVariable makes TestServerProcess a server: it says its address and ends
@@ -86,13 +87,12 @@ func makeCgroup(t *testing.T, mount string, names ...string) string {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() {
-			for range 100 { // a process that has just ended may still be in it
-				if err := os.Remove(dir); err == nil || errors.Is(err, os.ErrNotExist) {
-					return
+			wait.Until(t, "a process that has just ended leaves the cgroup", func() error {
+				if err := os.Remove(dir); !errors.Is(err, os.ErrNotExist) {
+					return err
 				}
-				time.Sleep(20 * time.Millisecond)
-			}
-			t.Errorf("cgroup %s cannot be removed", dir)
+				return nil
+			})
 		})
 	}
 	return dir
@@ -142,21 +142,19 @@ func startServer(t *testing.T, space *netns.Space, dir string) server {
 	return server{cmd.Process.Pid, strings.TrimSpace(addr)}
 }
 
-// wait waits until the port at addr has an owner with that name.
-func waitOwner(t *testing.T, r *registry.Registry, addr, name string) port.Publication {
+// waitOwner waits until the port at addr has an owner with that name.
+func waitOwner(t *testing.T, r *registry.Registry, addr, name string) (found port.Publication) {
 	t.Helper()
-	deadline := time.Now().Add(10 * time.Minute)
-	for {
+	wait.Until(t, fmt.Sprintf("%s is owned by %q", addr, name), func() error {
 		for k, p := range r.Publications().View().All() {
 			if k.AddrPort().String() == addr && p.Owner.Name == name {
-				return p
+				found = p
+				return nil
 			}
 		}
-		if time.Now().After(deadline) {
-			t.Fatalf("%s is not owned by %q: %+v", addr, name, r.Publications().View())
-		}
-		time.Sleep(5 * time.Millisecond)
-	}
+		return fmt.Errorf("there is %+v", r.Publications().View())
+	})
+	return found
 }
 
 // A container in the host's network has no port of its own to declare: its

@@ -22,6 +22,7 @@ type slowSink struct {
 	*fakeSink
 	running atomic.Int32
 	last    uint64
+	rng     *rand.Rand
 	t       *testing.T
 }
 
@@ -34,14 +35,15 @@ func (s *slowSink) Sync(ctx context.Context, want View, c Change) (port.Outcomes
 		s.t.Errorf("generation %d after %d", want.Generation(), s.last)
 	}
 	s.last = want.Generation()
-	time.Sleep(time.Duration(rand.IntN(20)) * time.Millisecond)
+	time.Sleep(time.Duration(s.rng.IntN(20)) * time.Millisecond)
 	return s.fakeSink.Sync(ctx, want, c)
 }
 
 // The incumbent starts a goroutine for each add and each remove, and what comes
 // last at the peer is a matter of luck.
 func TestAddsAndRemovesKeepTheirOrder(t *testing.T) {
-	s := &slowSink{fakeSink: newSink(), t: t}
+	rng := rand.New(rand.NewPCG(1, 1))
+	s := &slowSink{fakeSink: newSink(), rng: rand.New(rand.NewPCG(1, 2)), t: t}
 	synctest.Test(t, func(t *testing.T) {
 		s.wake = make(chan struct{}, 1)
 		g := rig{pubs: table.New[port.Key, port.Publication](port.Key.Compare)}
@@ -53,9 +55,9 @@ func TestAddsAndRemovesKeepTheirOrder(t *testing.T) {
 		for range 500 {
 			g.put(a)
 			g.put(b)
-			time.Sleep(time.Duration(rand.IntN(15)) * time.Millisecond)
+			time.Sleep(time.Duration(rng.IntN(15)) * time.Millisecond)
 			g.drop(a)
-			time.Sleep(time.Duration(rand.IntN(15)) * time.Millisecond)
+			time.Sleep(time.Duration(rng.IntN(15)) * time.Millisecond)
 		}
 		time.Sleep(time.Second)
 		want(t, s.fakeSink, "tcp 127.0.0.1:81")

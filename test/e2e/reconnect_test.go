@@ -107,12 +107,16 @@ func settledFDs(t *testing.T, r *rig, c *churn) (agent, host int) {
 	c.close()
 	r.agree()
 	r.equal()
-	time.Sleep(500 * time.Millisecond)
-	agent, err1 := r.agent.fds()
-	host, err2 := r.host.fds()
-	if err := errors.Join(err1, err2); err != nil {
-		t.Fatal(err)
-	}
+	r.eventually("the number of descriptors settles", func() error {
+		a, err1 := r.agent.fds()
+		h, err2 := r.host.fds()
+		err := errors.Join(err1, err2)
+		if err == nil && (a != agent || h != host) {
+			err = fmt.Errorf("agent %d, was %d; host %d, was %d", a, agent, h, host)
+		}
+		agent, host = a, h
+		return err
+	})
 	return agent, host
 }
 

@@ -157,23 +157,10 @@ func Run(t *testing.T, s Source) *Feed {
 	return f
 }
 
-// patience is a limit that only a failure reaches.
-var patience = wait.Limit()
-
 // Eventually waits until cond returns nil.
 func Eventually(t *testing.T, cond func() error) {
 	t.Helper()
-	deadline := time.Now().Add(patience)
-	for {
-		err := cond()
-		if err == nil {
-			return
-		}
-		if time.Now().After(deadline) {
-			t.Fatal(err)
-		}
-		time.Sleep(2 * time.Millisecond)
-	}
+	wait.Until(t, "the source reports it", cond)
 }
 
 // ErrIf returns an error if bad.
