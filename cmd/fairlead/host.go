@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -127,11 +128,14 @@ func newInstall() *cobra.Command {
 		Example: "  fairlead host install -- --connect vsock://3:1023",
 		Args:    cobra.ArbitraryArgs,
 		RunE: func(c *cobra.Command, args []string) error {
-			l, err := logon(args)
+			l, cfg, err := logon(args)
 			if err != nil {
 				return err
 			}
-			return report(c.OutOrStdout(), "Installed.", hostinstall.Install(c.Context(), hostinstall.Machine{}, l))
+			if err := hostpeer.CheckToken(&cfg); err != nil {
+				return fmt.Errorf("install: %w", err)
+			}
+			return report(c.OutOrStdout(), installed(l), hostinstall.Install(c.Context(), hostinstall.Machine{}, l))
 		},
 	}
 }
@@ -140,13 +144,22 @@ func newUninstall() *cobra.Command {
 	return &cobra.Command{
 		Use: "uninstall", Short: "Stop the host peer, and do not start it at logon any more", Args: noArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			l, err := logon(nil)
+			l, _, err := logon(nil)
 			if err != nil {
 				return err
 			}
 			return report(c.OutOrStdout(), "Uninstalled. Configuration and token were kept.", hostinstall.Uninstall(c.Context(), hostinstall.Machine{}, l))
 		},
 	}
+}
+
+// installed says what runs now, and how to see it.
+func installed(l hostinstall.Logon) string {
+	log := "journalctl --user -u fairlead-host"
+	if i := slices.Index(l.Args, "--log-file"); i >= 0 && i+1 < len(l.Args) {
+		log = l.Args[i+1]
+	}
+	return fmt.Sprintf("Installed: %s runs now and at each logon, so leave it where it is.\nLog: %s\nNext: fairlead doctor --host", l.Program, log)
 }
 
 func report(w io.Writer, done string, err error) error {
@@ -157,7 +170,7 @@ func report(w io.Writer, done string, err error) error {
 }
 
 // logon describes this program with flags for "host", which it validates.
-func logon(args []string) (hostinstall.Logon, error) {
+func logon(args []string) (hostinstall.Logon, config.Host, error) {
 	fs := pflag.NewFlagSet("host", pflag.ContinueOnError)
 	var file string
 	var flags config.Host
@@ -171,23 +184,23 @@ func logon(args []string) (hostinstall.Logon, error) {
 		cfg, err = config.LoadHost(file, fs, func(string) (string, bool) { return "", false })
 	}
 	if err != nil {
-		return hostinstall.Logon{}, usageError{fmt.Errorf("for `fairlead host`: %w", flagError(err))}
+		return hostinstall.Logon{}, config.Host{}, usageError{fmt.Errorf("for `fairlead host`: %w", flagError(err))}
 	}
 	self, err := os.Executable()
 	if err != nil {
-		return hostinstall.Logon{}, err
+		return hostinstall.Logon{}, config.Host{}, err
 	}
 	home, err := os.UserHomeDir()
 	if err != nil {
-		return hostinstall.Logon{}, err
+		return hostinstall.Logon{}, config.Host{}, err
 	}
 	user, err := hostinstall.CurrentUser()
 	if err != nil {
-		return hostinstall.Logon{}, err
+		return hostinstall.Logon{}, config.Host{}, err
 	}
 	all := append([]string{"host"}, args...)
 	if cfg.LogFile == "" && runtime.GOOS != "linux" { // on Linux the journal has it
 		all = append(all, "--log-file", filepath.Join(filepath.Dir(config.DefaultHostFile()), "host.log"))
 	}
-	return hostinstall.Logon{OS: runtime.GOOS, Program: self, Args: all, Home: home, User: user}, nil
+	return hostinstall.Logon{OS: runtime.GOOS, Program: self, Args: all, Home: home, User: user}, cfg, nil
 }

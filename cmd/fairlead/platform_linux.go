@@ -16,7 +16,7 @@ import (
 
 // platformCommands are the commands of the guest.
 func platformCommands() []*cobra.Command {
-	return []*cobra.Command{newAgent(), newDoctor(), newDemo(), newDemoServer()}
+	return []*cobra.Command{newAgent(), newDemo(), newDemoServer()}
 }
 
 func newAgent() *cobra.Command {

@@ -4,7 +4,19 @@
 
 package main
 
-import "github.com/spf13/cobra"
+import (
+	"context"
+
+	"github.com/spf13/cobra"
+
+	"github.com/fairlead/fairlead/internal/diagnose/doctor"
+)
+
+// canBeGuest reports whether this system can run an agent.
+const canBeGuest = false
+
+// doctorOfGuest is never called.
+func doctorOfGuest(context.Context, string, string) doctor.Report { return doctor.Report{} }
 
 // platformCommands is empty: the agent and the demo need Linux.
 func platformCommands() []*cobra.Command { return nil }

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"io/fs"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -58,12 +59,18 @@ func TestFailedPairStoresNothing(t *testing.T) {
 		"no such distribution": {WSL: func(context.Context, ...string) ([]byte, error) {
 			return []byte("T\x00h\x00e\x00r\x00e\x00 \x00i\x00s\x00 \x00n\x00o\x00n\x00e\x00"), errors.New("exit status 1")
 		}},
+		"no WSL": {WSL: func(context.Context, ...string) ([]byte, error) {
+			return nil, &exec.Error{Name: "wsl.exe", Err: exec.ErrNotFound}
+		}},
 		"short": {From: strings.NewReader("hunter2")},
 		"empty": {From: strings.NewReader("")},
 	} {
 		o.File = filepath.Join(t.TempDir(), "token")
 		err := Pair(t.Context(), o)
 		if err == nil || strings.Contains(err.Error(), "hunter2") {
+			t.Errorf("%s: %v", name, err)
+		}
+		if o.WSL != nil && strings.Contains(err.Error(), "start the agent") == (name == "no WSL") {
 			t.Errorf("%s: %v", name, err)
 		}
 		if name == "no such distribution" && !strings.Contains(err.Error(), "There is none") {

@@ -10,7 +10,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
+	"os/exec"
 	"strconv"
 	"strings"
 
@@ -60,6 +62,9 @@ func (o PairOptions) fetch(ctx context.Context) (string, error) {
 	out, err := o.WSL(ctx, args...)
 	if err == nil {
 		return string(bytes.TrimSpace(out[:min(len(out), maxToken)])), nil
+	}
+	if errors.Is(err, exec.ErrNotFound) || errors.Is(err, fs.ErrNotExist) {
+		return "", fmt.Errorf("WSL is not installed here: %w: pass the token in with --from FILE", err)
 	}
 	var output string
 	if lines := hvsock.Lines(out); len(lines) > 0 { // of wsl.exe: cat's would have been the token

@@ -89,11 +89,21 @@ func negativeZero[T ~int64](d T) T {
 	return d
 }
 
+// CheckToken returns why a guest that needs a token cannot be reached: it cannot be read.
+func CheckToken(cfg *config.Host) error {
+	file := TokenFile(cfg)
+	if file == "" {
+		return nil
+	}
+	_, err := loadToken(file)
+	return err
+}
+
 // loadToken reads the token, and says how to get a missing one.
 func loadToken(file string) (link.Token, error) {
 	token, err := link.LoadToken(file)
 	if errors.Is(err, fs.ErrNotExist) {
-		err = fmt.Errorf("%w: fetch it from the guest by `fairlead host pair`", err)
+		err = fmt.Errorf("%w: %s", err, PairHint)
 	}
 	return token, err
 }

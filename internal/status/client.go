@@ -12,6 +12,7 @@ import (
 	"io/fs"
 	"net"
 	"net/http"
+	"runtime"
 	"strings"
 	"syscall"
 	"time"
@@ -45,7 +46,15 @@ func (e errSilent) Error() string {
 }
 
 // ErrNotRunning is returned when nothing listens on the control socket.
-var ErrNotRunning = errors.New("not running: start `fairlead agent` in the guest, or `fairlead host` on the host")
+var ErrNotRunning = errors.New("not running: start " + whatToStart(runtime.GOOS))
+
+// whatToStart names the commands that serve a control socket on a system.
+func whatToStart(goos string) string {
+	if goos == "linux" {
+		return "`fairlead agent` in the guest, or `fairlead host` on the host"
+	}
+	return "`fairlead host`"
+}
 
 // errNotFound is the answer of a process that has no such route: an agent or a host of
 // another version, or of the other role.

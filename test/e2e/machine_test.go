@@ -14,6 +14,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/fairlead/fairlead/internal/status"
@@ -190,4 +191,51 @@ func TestPairAsAnOrdinaryUser(t *testing.T) {
 	if fi, err := os.Stat(kept); err != nil || fi.Mode().Perm() != 0o600 {
 		t.Errorf("%v, %v", fi, err)
 	}
+}
+
+// Doctor as an ordinary user, who may not ask the agent, blames neither the agent nor
+// its files.
+func TestDoctorWithoutPrivilege(t *testing.T) {
+	m := newMachine(t)
+	m.run(t, 0, "agent").says("ready")
+	out, stderr, code := m.ask(t, ordinary, "doctor")
+	if code != 0 || !strings.Contains(out, "run `fairlead doctor` as root") {
+		t.Errorf("exit code %d: %s%s", code, out, stderr)
+	}
+	for _, wrong := range []string{"start `fairlead agent`", "start the agent once", "FAIL"} {
+		if strings.Contains(out, wrong) {
+			t.Errorf("%q in\n%s", wrong, out)
+		}
+	}
+}
+
+// Doctor on a host diagnoses the host, with the reason for which a guest is missing.
+func TestDoctorOfAHost(t *testing.T) {
+	guest, host := newMachine(t), newMachine(t)
+	host.shareRun(t, guest)
+	guest.run(t, 0, "agent").says("ready")
+	p := host.run(t, ordinary, "host")
+	p.says("guest unreachable")
+	out, stderr, code := host.ask(t, ordinary, "doctor")
+	for _, w := range []string{"ok    host running", "FAIL  guest link", "--allow-uids"} {
+		if code != 1 || !strings.Contains(out, w) {
+			t.Errorf("exit code %d, no %q in %s%s", code, w, out, stderr)
+		}
+	}
+	p.stop(syscall.SIGTERM)
+	host.run(t, 0, "host")
+	wait.Until(t, "doctor is content", func() error {
+		if out, _, code := host.ask(t, 0, "doctor", "--host"); code != 0 {
+			return errors.New(out)
+		}
+		return nil
+	})
+}
+
+func TestInstallNeedsTheToken(t *testing.T) {
+	_, stderr, code := newMachine(t).ask(t, ordinary, "host", "install", "--", "--connect", "vsock://3:1023")
+	if code != 1 {
+		t.Errorf("exit code %d", code)
+	}
+	oneLine(t, stderr, "fairlead host pair", ".local/state/fairlead/token")
 }

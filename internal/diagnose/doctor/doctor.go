@@ -27,6 +27,8 @@ type Check struct {
 	State  State  `json:"state"`
 	Detail string `json:"detail"`
 	Remedy string `json:"remedy"` // empty if it is ok
+	// More is detail for who wants it, as the errors of methods that are not needed.
+	More string `json:"more,omitempty"`
 }
 
 // Report is all checks; its state is the worst of them. Its JSON form is stable.
@@ -92,6 +94,7 @@ type Facts struct {
 	Now        time.Time
 	Agent      *Agent // nil if even running the sources failed
 	AgentError string // why no agent answers; "" if one does
+	Denied     bool   // one has the control socket, but this user may not ask it
 	LookError  string // why the sources could not be run
 
 	Config Config
@@ -109,6 +112,7 @@ type Config struct {
 	Rules      int
 	TokenFile  string
 	TokenError string // "" if it is there and private
+	TokenHeld  bool   // this user may not read it
 	NeedsToken bool
 }
 

@@ -21,8 +21,11 @@ func (j *judge) add(area, name string, state State, detail, remedy string) {
 	if state == OK {
 		remedy = ""
 	}
-	j.checks = append(j.checks, Check{area, name, state, detail, remedy})
+	j.checks = append(j.checks, Check{Area: area, Name: name, State: state, Detail: detail, Remedy: remedy})
 }
+
+// more adds details to the last check.
+func (j *judge) more(text string) { j.checks[len(j.checks)-1].More = text }
 
 // Evaluate judges the facts. It is pure.
 func Evaluate(f Facts) Report {
@@ -38,7 +41,11 @@ func Evaluate(f Facts) Report {
 	j.wsl()
 	j.limits()
 	j.clock()
-	r := Report{State: OK, Version: f.Version, Checks: j.checks}
+	return j.report(f.Version)
+}
+
+func (j *judge) report(version string) Report {
+	r := Report{State: OK, Version: version, Checks: j.checks}
 	rank := []State{OK, Warning, Failing}
 	for _, c := range r.Checks {
 		if slices.Index(rank, c.State) > slices.Index(rank, r.State) {
@@ -55,6 +62,10 @@ func (j *judge) agent() {
 		if a.Version != j.f.Version {
 			j.add("agent", "version", Warning, fmt.Sprintf("the agent runs version %s, this is %s", a.Version, j.f.Version), "restart the agent")
 		}
+		return
+	}
+	if j.f.Denied {
+		j.add("agent", "running", Warning, j.f.AgentError, "run `fairlead doctor` as root: only root may ask the agent, and few checks work without it")
 		return
 	}
 	j.add("agent", "running", Warning, j.f.AgentError, "start `fairlead agent` or its unit; the checks below are what it would find")
@@ -79,6 +90,8 @@ func (j *judge) config() {
 		j.add("config", "token", OK, "none: unix peers are authenticated by their user", "")
 	case c.TokenError == "":
 		j.add("config", "token", OK, c.TokenFile+", readable by its owner only", "")
+	case c.TokenHeld:
+		j.add("config", "token", Warning, c.TokenFile+" is readable by root only, as it should be; it was not checked", "run `fairlead doctor` as root")
 	case c.NeedsToken:
 		j.add("config", "token", Failing, c.TokenError, "start the agent once, which creates it, and copy it to the host")
 	default:
@@ -96,6 +109,9 @@ const (
 )
 
 func (j *judge) caps() {
+	if j.f.Denied { // this process's say nothing about the agent
+		return
+	}
 	var missing []string
 	state := OK
 	for _, c := range []struct {
@@ -152,6 +168,10 @@ func (j *judge) kernel() {
 	}
 }
 
+// memlockHint is added by the BPF library to each EPERM. It does not apply: the agent
+// has no such limit.
+const memlockHint = " (MEMLOCK may be too low, consider rlimit.RemoveMemlock)"
+
 func (j *judge) observer() {
 	a := j.f.Agent
 	if a == nil {
@@ -162,14 +182,18 @@ func (j *judge) observer() {
 		if h.Lost != "" {
 			detail += ": " + h.Lost
 		}
-		if h.Error != "" {
-			detail += " (better ones failed: " + h.Error + ")"
-		}
+		better := strings.ReplaceAll(h.Error, memlockHint, "")
 		remedy := ""
 		if (h.Method == "poll" || h.Method == "none") && a.Observer != "poll" {
 			state, remedy = Warning, "run as root on a kernel with BTF and BPF"
+			if better != "" {
+				detail += " (better ones failed: " + better + ")"
+			}
 		}
 		j.add("observer", h.Capability, state, detail, remedy)
+		if better != "" {
+			j.more("better methods failed: " + better)
+		}
 	}
 	if a.DumpFailures > 0 || a.Drift > 0 {
 		j.add("observer", "audits", Warning, fmt.Sprintf("%s failed, %s corrected", plural(a.DumpFailures, "dump"), plural(a.Drift, "socket")),
@@ -187,7 +211,13 @@ func (j *judge) sources() {
 		area := "source"
 		switch s.State {
 		case "live":
-			j.add(area, s.Name, OK, s.Method, "")
+			method, why, absent := strings.Cut(s.Method, ": ")
+			if !absent || !strings.HasPrefix(method, "no ") {
+				j.add(area, s.Name, OK, s.Method, "")
+				break
+			}
+			j.add(area, s.Name, OK, method, "")
+			j.more(why)
 		case "starting":
 			j.add(area, s.Name, Warning, strings.TrimSpace("starting "+s.Error), "ask again in a moment")
 		case "disabled":
@@ -209,8 +239,8 @@ func (j *judge) sources() {
 const warningsShown = 10
 
 var sourceRemedies = map[string]string{
-	"socket":     "run the agent as root; see sock_diag above",
-	"nat":        "run the agent as root; see nf_tables above",
+	"socket":     "run the agent as root; see kernel sock_diag",
+	"nat":        "run the agent as root; see kernel nf_tables",
 	"docker":     "start Docker, or name its socket in DOCKER_HOST",
 	"containerd": "start containerd",
 	"kube":       "start the cluster, or name its file in KUBECONFIG; an expired certificate must be renewed",

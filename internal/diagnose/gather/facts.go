@@ -7,6 +7,8 @@ package gather
 import (
 	"cmp"
 	"context"
+	"errors"
+	"io/fs"
 	"os"
 	"time"
 
@@ -50,6 +52,11 @@ func Facts(ctx context.Context, o Options) doctor.Facts {
 	}
 	if agentErr != nil {
 		f.AgentError = agentErr.Error()
+		if errors.Is(agentErr, status.ErrPermission) {
+			f.Denied = true
+			Machine(ctx, &f, 0)
+			return f
+		}
 		if a, err = o.Look(ctx, cfg); err != nil {
 			f.LookError = err.Error()
 			Machine(ctx, &f, 0)
@@ -70,7 +77,7 @@ func examineConfig(cfg config.Agent, token string) doctor.Config {
 		return c
 	}
 	if _, err := link.LoadToken(c.TokenFile); err != nil {
-		c.TokenError = err.Error()
+		c.TokenError, c.TokenHeld = err.Error(), errors.Is(err, fs.ErrPermission)
 	}
 	return c
 }

@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package doctor
+
+import (
+	"fmt"
+	"strings"
+	"time"
+)
+
+// HostFacts is what is judged about a host.
+type HostFacts struct {
+	OS      string // runtime.GOOS
+	Version string // of this program
+	Now     time.Time
+
+	Running   string // version of the host peer that runs; empty if none does
+	HostError string // why none answers
+	Config    Config
+	Pair      string // how the token is fetched
+	Guests    []Guest
+	Ports     int        // published by the guests
+	Conflicts []Conflict // ports that another program has
+	Reserved  []string   // ranges that Windows reserves, such as "49152-49251"
+	Relay     *Relay     // of WSL; nil outside Windows
+}
+
+// Guest is one guest of the host.
+type Guest struct {
+	Endpoint, Name, Version string // name and version as the agent reported, empty if unknown
+	Connected               bool
+	Error                   string // why it is not connected
+	Since                   time.Time
+}
+
+// Conflict is a port that another program has.
+type Conflict struct{ Port, Reason string }
+
+// Relay is whether WSL's own relay forwards ports, by .wslconfig.
+type Relay struct {
+	File    string // .wslconfig of this user
+	Forward bool   // localhostForwarding, on by default
+	Error   string // why that is unknown
+}
+
+// EvaluateHost judges the facts about a host. It is pure.
+func EvaluateHost(f HostFacts) Report {
+	j := &judge{f: Facts{Config: f.Config}}
+	j.host(f)
+	j.hostConfig(f)
+	for _, g := range f.Guests {
+		j.guest(f, g)
+	}
+	j.ports(f)
+	if f.Relay != nil {
+		j.relay(*f.Relay)
+	}
+	if len(f.Reserved) > 0 {
+		j.add("windows", "reserved", OK, fmt.Sprintf("Windows reserves %s of TCP; a rule with hostPort puts such a port elsewhere",
+			strings.Join(f.Reserved, ", ")), "")
+	}
+	return j.report(f.Version)
+}
+
+func (j *judge) host(f HostFacts) {
+	switch {
+	case f.Running == "":
+		j.add("host", "running", Failing, f.HostError, "start it with `fairlead host`, or now and at each logon with `fairlead host install`")
+	case f.Running != f.Version:
+		j.add("host", "running", Warning, fmt.Sprintf("version %s runs, this is %s", f.Running, f.Version), "restart `fairlead host`")
+	default:
+		j.add("host", "running", OK, "version "+f.Running, "")
+	}
+}
+
+func (j *judge) hostConfig(f HostFacts) {
+	c := f.Config
+	switch {
+	case c.Error != "":
+		j.add("config", "file", Failing, c.Error, "correct it: `fairlead config check --host` lists the mistakes")
+		return
+	case c.File == "":
+		j.add("config", "file", OK, "none: defaults", "")
+	default:
+		j.add("config", "file", OK, fmt.Sprintf("%s, %s", c.File, plural(c.Rules, "rule")), "")
+	}
+	switch {
+	case c.TokenFile == "":
+		j.add("config", "token", OK, "none: unix peers are authenticated by their user", "")
+	case c.TokenError == "":
+		j.add("config", "token", OK, c.TokenFile+", readable by its owner only", "")
+	default:
+		j.add("config", "token", Failing, c.TokenError, f.Pair)
+	}
+}
+
+func (j *judge) guest(f HostFacts, g Guest) {
+	what := g.Endpoint
+	if g.Name != "" {
+		what = g.Name + " at " + g.Endpoint
+	}
+	if !g.Connected {
+		j.add("guest", "link", Failing, what+" is not connected: "+g.Error, guestRemedy(g.Error))
+		return
+	}
+	j.add("guest", "link", OK, what+", version "+g.Version, "")
+	if g.Version != f.Running {
+		j.add("guest", "version", Warning, fmt.Sprintf("the agent of %s has version %s, the host %s", what, g.Version, f.Running), Mismatch(g.Version, f.Running))
+	}
+}
+
+// guestRemedy is what to do about the reason for which a guest is not connected.
+func guestRemedy(reason string) string {
+	for _, c := range []struct{ has, remedy string }{
+		{"(token)", "give both sides the same token: `fairlead host pair`"},
+		{"(proof)", "give both sides the same token: `fairlead host pair`"},
+		{"host pair", "fetch the token: `fairlead host pair`"},
+		{"(uid)", "allow this user in the guest: `fairlead agent --allow-uids`"},
+		{"(cid)", "allow this host in the guest: `fairlead agent --allow-cids`"},
+		{"(version)", "update the older of agent and host; `fairlead version` prints their versions"},
+		{"another host took over", "stop fairlead on the other host: an agent serves one at a time"},
+		{"permission denied", "let the agent allow this user: `fairlead agent --allow-uids`"},
+	} {
+		if strings.Contains(reason, c.has) {
+			return c.remedy
+		}
+	}
+	return "start the guest, and `fairlead agent` in it; run `fairlead doctor` there"
+}
+
+// relayName is the program of WSL's own relay.
+const relayName = "wslrelay"
+
+func (j *judge) ports(f HostFacts) {
+	if f.Running == "" {
+		return
+	}
+	relayed := 0
+	for _, c := range f.Conflicts {
+		if strings.Contains(c.Reason, relayName) {
+			relayed++
+			continue
+		}
+		j.add("ports", "conflict", Warning, c.Port+": "+c.Reason, "stop that program, or give the port another one by a rule: hostPort")
+	}
+	if relayed > 0 {
+		j.add("ports", "wslrelay", Failing, fmt.Sprintf("WSL's own relay has %s of the guest", plural(relayed, "port")), relayRemedy)
+	}
+	if len(f.Conflicts) == 0 {
+		j.add("ports", "open", OK, plural(f.Ports, "port")+" published, no conflicts", "")
+	}
+}
+
+const relayRemedy = "put `[wsl2]` and `localhostForwarding=false` into %UserProfile%\\.wslconfig, then run `wsl --shutdown`"
+
+func (j *judge) relay(r Relay) {
+	switch {
+	case r.Error != "":
+		j.add("wsl", "relay", Warning, "unknown: "+r.Error, relayRemedy)
+	case r.Forward:
+		j.add("wsl", "relay", Warning, r.File+" leaves localhostForwarding on: WSL's own relay takes the guest's TCP ports", relayRemedy)
+	default:
+		j.add("wsl", "relay", OK, "off by "+r.File, "")
+	}
+}

@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package doctor
+
+import (
+	"strings"
+	"testing"
+)
+
+func healthyHost() HostFacts {
+	return HostFacts{
+		OS: "windows", Version: "v1.2.0", Now: now, Running: "v1.2.0", Pair: "run `fairlead host pair`", Ports: 3,
+		Config: Config{File: "host.yaml", TokenFile: "token"},
+		Guests: []Guest{{Endpoint: "hvsock://wsl:1023", Name: "vm", Version: "v1.2.0", Connected: true}},
+		Relay:  &Relay{File: ".wslconfig"}, Reserved: []string{"49152-49251"},
+	}
+}
+
+func TestHealthyHost(t *testing.T) {
+	r := EvaluateHost(healthyHost())
+	for _, c := range r.Checks {
+		if c.State != OK || c.Remedy != "" {
+			t.Errorf("%+v", c)
+		}
+	}
+	if r.State != OK {
+		t.Errorf("state %s", r.State)
+	}
+}
+
+func TestEachFaultOfAHostHasItsRemedy(t *testing.T) {
+	lost := func(reason string) func(*HostFacts) {
+		return func(f *HostFacts) { f.Guests[0].Connected, f.Guests[0].Error = false, reason }
+	}
+	for _, tt := range []struct {
+		name           string
+		spoil          func(*HostFacts)
+		want           State
+		check          string
+		detail, remedy string
+	}{
+		{"not running", func(f *HostFacts) { f.Running, f.HostError, f.Guests = "", "nothing answers", nil }, Failing, "host running", "nothing answers", "fairlead host install"},
+		{"old process", func(f *HostFacts) { f.Running, f.Guests[0].Version = "v1.1.0", "v1.1.0" }, Warning, "host running", "v1.1.0 runs, this is v1.2.0", "restart"},
+		{"bad file", func(f *HostFacts) { f.Config.Error = "host.yaml:1:1: unknown key" }, Failing, "config file", "host.yaml:1:1", "config check --host"},
+		{"no token", func(f *HostFacts) { f.Config.TokenError = "no such file" }, Failing, "config token", "no such file", "host pair"},
+		{"guest away", lost("connection refused"), Failing, "guest link", "vm at hvsock://wsl:1023 is not connected: connection refused", "start the guest"},
+		{"refused by token", lost("refused by the peer (proof): \"the tokens differ\""), Failing, "guest link", "tokens differ", "host pair"},
+		{"refused by user", lost("refused by the peer (uid): \"uid 7\""), Failing, "guest link", "uid 7", "--allow-uids"},
+		{"old agent", func(f *HostFacts) { f.Guests[0].Version = "v1.1.9" }, Warning, "guest version", "v1.1.9", "update the agent"},
+		{"conflict", func(f *HostFacts) { f.Conflicts = []Conflict{{"80/tcp", "in use by nginx"}} }, Warning, "ports conflict", "80/tcp: in use by nginx", "hostPort"},
+		{"relay has ports", func(f *HostFacts) {
+			f.Conflicts = []Conflict{{"80/tcp", `in use by "wslrelay.exe" (pid 4)`}, {"81/tcp", `in use by "wslrelay.exe" (pid 4)`}}
+		}, Failing, "ports wslrelay", "2 ports", "localhostForwarding=false"},
+		{"relay on", func(f *HostFacts) { f.Relay.Forward = true }, Warning, "wsl relay", ".wslconfig", "wsl --shutdown"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			f := healthyHost()
+			tt.spoil(&f)
+			r := EvaluateHost(f)
+			if r.State != tt.want {
+				t.Errorf("state %s, want %s", r.State, tt.want)
+			}
+			for _, c := range r.Checks {
+				if c.Area+" "+c.Name == tt.check && c.State == tt.want {
+					if !strings.Contains(c.Detail, tt.detail) || !strings.Contains(c.Remedy, tt.remedy) {
+						t.Errorf("%+v", c)
+					}
+					return
+				}
+			}
+			t.Errorf("no check %q that is %s in %+v", tt.check, tt.want, r.Checks)
+		})
+	}
+}
+
+func TestMismatchNamesTheOlder(t *testing.T) {
+	for _, c := range []struct{ agent, host, want string }{
+		{"v1.0.0", "v1.0.0", ""}, {"", "v1.0.0", ""},
+		{"v1.0.0", "v1.1.0", "update the agent"}, {"v1.10.0", "v1.9.3", "update fairlead on the host"},
+		{"v1.0.0-rc1", "v1.0.0", "the older"}, {"devel", "v1.0.0", "the older"}, {"v2.0.0+x", "v1.0.0", "on the host"},
+	} {
+		got := Mismatch(c.agent, c.host)
+		if (got == "") != (c.want == "") || !strings.Contains(got, c.want) {
+			t.Errorf("agent %s, host %s: %q, want %q", c.agent, c.host, got, c.want)
+		}
+	}
+}

@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package hostpeer
+
+import (
+	"bufio"
+	"cmp"
+	"context"
+	"errors"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"time"
+
+	"github.com/fairlead/fairlead/internal/config"
+	"github.com/fairlead/fairlead/internal/diagnose/doctor"
+	"github.com/fairlead/fairlead/internal/host"
+	"github.com/fairlead/fairlead/internal/link"
+	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/status"
+	"github.com/fairlead/fairlead/internal/version"
+)
+
+// PairHint says how a host gets its token.
+const PairHint = "fetch it from the guest: `fairlead host pair`"
+
+// Facts collects what doctor judges about this host, of the host peer at the control
+// socket; by default at that of the configuration.
+func Facts(ctx context.Context, configFile, control string) doctor.HostFacts {
+	f := doctor.HostFacts{OS: runtime.GOOS, Version: version.String(), Now: time.Now(), Pair: PairHint}
+	cfg, err := config.LoadHost(configFile, nil, os.LookupEnv)
+	if err != nil {
+		f.Config.Error = err.Error()
+		cfg = config.DefaultHost()
+	} else {
+		f.Config = examineConfig(&cfg)
+	}
+	l, err := status.NewClient(cmp.Or(control, cfg.Control)).List(ctx)
+	if err != nil {
+		f.HostError = err.Error()
+	} else {
+		describeList(&f, l)
+	}
+	ranges, err := host.ReservedPorts(ctx)
+	if err == nil { // else the ranges are named when a port needs one
+		for _, r := range ranges {
+			f.Reserved = append(f.Reserved, r.String())
+		}
+	}
+	if runtime.GOOS == "windows" {
+		f.Relay = readRelay()
+	}
+	return f
+}
+
+func examineConfig(cfg *config.Host) doctor.Config {
+	c := doctor.Config{File: cfg.File(), Rules: cfg.Rules.Len(), TokenFile: TokenFile(cfg)}
+	if c.TokenFile != "" {
+		if _, err := link.LoadToken(c.TokenFile); err != nil {
+			c.TokenError = err.Error()
+		}
+	}
+	return c
+}
+
+// TokenFile returns the file with the token, or "" if no guest needs one.
+func TokenFile(cfg *config.Host) string {
+	for _, e := range cfg.Connect {
+		if file := cfg.TokenFileOf(e); file != "" {
+			return file
+		}
+	}
+	return ""
+}
+
+// describeList takes over what a running host peer reported.
+func describeList(f *doctor.HostFacts, l status.List) {
+	f.Running, f.Ports = cmp.Or(l.Version, "of an unknown version"), len(l.Publications)
+	for _, p := range l.Peers {
+		f.Guests = append(f.Guests, doctor.Guest{
+			Endpoint: p.Endpoint, Name: p.Name, Version: p.Version, Connected: p.State == status.PeerConnected, Error: p.Error, Since: p.Since,
+		})
+	}
+	for _, p := range l.Publications {
+		if p.State == port.Conflict {
+			f.Conflicts = append(f.Conflicts, doctor.Conflict{Port: p.Key().Slot().String(), Reason: p.Reason})
+		}
+	}
+}
+
+// readRelay reads from .wslconfig whether WSL's own relay forwards ports.
+func readRelay() *doctor.Relay {
+	home, err := os.UserHomeDir()
+	if err != nil {
+		return &doctor.Relay{Error: err.Error()}
+	}
+	r := &doctor.Relay{File: filepath.Join(home, ".wslconfig"), Forward: true}
+	file, err := os.Open(r.File)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return r
+	case err != nil:
+		r.Error = err.Error()
+		return r
+	}
+	defer func() { _ = file.Close() }()
+	if r.Forward, err = relays(file); err != nil {
+		r.Error = err.Error()
+	}
+	return r
+}
+
+// relays reports whether a .wslconfig leaves localhostForwarding on. In mirrored mode it
+// has no effect.
+func relays(r io.Reader) (bool, error) {
+	on, section := true, ""
+	s := bufio.NewScanner(r)
+	for s.Scan() {
+		line := strings.ToLower(strings.TrimSpace(strings.TrimPrefix(s.Text(), "\ufeff")))
+		if strings.HasPrefix(line, "[") {
+			section = line
+			continue
+		}
+		key, value, _ := strings.Cut(line, "=")
+		key, value = strings.TrimSpace(key), strings.TrimSpace(value)
+		if section == "[wsl2]" && (key == "localhostforwarding" && value == "false" || key == "networkingmode" && value == "mirrored") {
+			on = false
+		}
+	}
+	return on, s.Err()
+}
