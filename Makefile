@@ -70,21 +70,21 @@ build: ## Build bin/fairlead for this machine; needs nothing but Go
 	go build -ldflags '-s -w' -o bin/ ./cmd/...
 
 .PHONY: demo
-demo: build ## Show the whole path on this machine, in a network namespace (root)
+demo: build ## Show fairlead at work on this machine, in a network namespace (root)
 	$(need_root)
 	@exec bin/fairlead demo
 
 # Rounds of what tests repeat: fewer than in "make test-all".
 test: export FAIRLEAD_STARTS ?= 20
 .PHONY: test
-test: ## Run what a change must pass, installing what it needs (root; Debian 12): 15 minutes
+test: ## Run what CI runs; installs what it needs (root; Debian 12): 15 minutes
 	@hack/provision.sh all
 	@$(call run_stages,$(STAGES),$(STAGES_VM))
 
 test-all: export FAIRLEAD_RULESETS ?= 400
 test-all: export FAIRLEAD_PODMAN_RESTARTS ?= 50
 .PHONY: test-all
-test-all: ## Run everything: each engine in each mode, all tests in each kernel, wine, fuzzing
+test-all: ## Run everything: each engine in each mode, all tests in each kernel, Wine, fuzzing
 	@hack/provision.sh all wine
 	@$(call run_stages,$(STAGES_ALL),$(STAGES_VM_ALL))
 
@@ -127,11 +127,11 @@ test-vm: ## Run the tests for other kernels in emulated machines (KERNELS, METHO
 	$(TEST) test-vm.machines $(VM) ./... || rc=1; exit $$rc
 
 .PHONY: test-vm-smoke
-test-vm-smoke: ## Run in emulated machines what depends on the kernel, and three end-to-end tests
+test-vm-smoke: ## Run tests that depend on the kernel, and three end-to-end tests, in emulated machines
 	@$(TEST) test-vm-smoke $(VM) -smoke $(VM_SMOKE) ./...
 
 .PHONY: test-browser
-test-browser: ## Look at the page in Chromium and run dashboard and alerts in Prometheus (root)
+test-browser: ## Test the page in Chromium, and dashboard and alerts in Prometheus (root)
 	$(need_root)
 	@hack/provision.sh browser
 	@$(TEST) test-browser go test -json -tags engines -count 1 -timeout 30m ./test/observe
@@ -155,7 +155,7 @@ test-moby: ## Run against the next Docker with its nftables back end (root; buil
 	@FAIRLEAD_DOCKERD=$(CACHE)/bin/moby $(TEST) test-moby go test -json -tags engines -run Docker -count 1 -timeout 30m ./test/engines
 
 .PHONY: test-wine
-test-wine: ## Run tests of the host side, built for Windows, under Debian's wine
+test-wine: ## Run tests of the host side, built for Windows, under Debian's Wine
 	@hack/provision.sh wine
 	@rc=0; set -f; export GOOS=windows GOARCH=amd64; \
 	$(TEST) test-wine.packages go test -json -p 1 -exec "$$PWD/hack/wine.sh" $(WINE_PACKAGES) || rc=1; \
@@ -193,7 +193,7 @@ generate: ## Generate the BPF objects with the pinned compiler
 	go generate ./...
 
 .PHONY: generate-check
-generate-check: ## Check that what "make generate" makes is what is committed
+generate-check: ## Check that the committed BPF objects are up to date
 	@command -v clang-14 >/dev/null || hack/provision.sh generate
 	@$(CHECK) generate-check hack/generate-check.sh
 
@@ -202,7 +202,7 @@ man: build ## Write the manual pages to bin/man
 	bin/fairlead man bin/man
 
 .PHONY: docs
-docs: ## Write the documents that are made from code
+docs: ## Write the documents that are generated from code
 	go test -count 1 ./internal/metrics ./internal/config -update
 	go run ./hack/notices
 
