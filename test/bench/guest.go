@@ -253,8 +253,9 @@ func (s *sockets) close() {
 	*s = nil
 }
 
-// firstPort is the first port of fill.
-const firstPort = 10_000
+// firstPort is the first port of fill. Ports that engines use (10250 is the kubelet's)
+// are below: they wait for their owner if the benchmark runs in a container.
+const firstPort = 11_000
 
 // fill opens n listeners as fast as one thread can, and returns when the last call
 // returned. They are closed with the guest.

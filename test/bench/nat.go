@@ -103,7 +103,7 @@ func fillNAT(b *bench, s *netns.Space, n int) *natTable {
 	var rules strings.Builder
 	rules.WriteString("*nat\n:PREROUTING ACCEPT [0:0]\n")
 	for i := range n {
-		fmt.Fprintf(&rules, "-A PREROUTING -p tcp -m tcp --dport %d -j DNAT --to-destination 10.1.%d.%d:80\n", 20_000+i, i/250, i%250+1)
+		fmt.Fprintf(&rules, "-A PREROUTING -p tcp -m tcp --dport %d -j DNAT --to-destination 10.1.%d.%d:80\n", 21_000+i, i/250, i%250+1)
 	}
 	rules.WriteString("COMMIT\n")
 	cmd := exec.Command("iptables-nft-restore")
