@@ -32,6 +32,9 @@
 // can be served, and the user is told that the owner is reachable there, which is
 // true. Different guest ports of one owner do conflict, for a client that a rule
 // sends to one of them would reach another protocol.
+//
+// A wildcard that cannot be opened serves nobody: the other claims of its server are
+// served each at its own address. Claims of other servers still lose to it.
 package claims
 
 import (
@@ -53,6 +56,9 @@ type Claim struct {
 	Owner port.Owner
 	Rule  uint64         // see port.Publication
 	Host  netip.AddrPort // port 0 asks for any free port and overlaps nothing
+
+	// Unavailable says of a wildcard that it cannot be opened now.
+	Unavailable bool
 }
 
 // Of returns the claim of p to one host address.
@@ -87,7 +93,7 @@ type Verdict struct {
 }
 
 // Decide returns one verdict for each claim. The winners do not overlap each
-// other. It takes O(n log n) time.
+// other, except those beside an unavailable wildcard. It takes O(n log n) time.
 func Decide(claims []Claim) []Verdict {
 	order := make([]int, len(claims))
 	for i := range order {
@@ -224,7 +230,7 @@ func (d *decision) foreign(a *accepted, c *Claim, s server) (int, bool) {
 // accept makes claim i a winner, or has a winner of the same server serve it.
 func (d *decision) accept(a *accepted, i int, s server) {
 	addr := d.claims[i].Host.Addr()
-	if a.wildcard >= 0 {
+	if a.wildcard >= 0 && !d.claims[a.wildcard].Unavailable {
 		d.verdicts[i].Winner = a.wildcard
 		return
 	}
@@ -233,10 +239,12 @@ func (d *decision) accept(a *accepted, i int, s server) {
 		return
 	}
 	if port.IsWildcard(addr) { // all winners so far are of this server
-		for _, by := range a.at {
-			d.verdicts[by].Winner = i
+		if !d.claims[i].Unavailable {
+			for _, by := range a.at {
+				d.verdicts[by].Winner = i
+			}
+			clear(a.at)
 		}
-		clear(a.at)
 		a.first, a.wildcard = i, i
 		a.firstOf = s
 	}

@@ -28,6 +28,7 @@ func claim(guest string, owner port.Owner, host string) Claim {
 
 func of(guest int, c Claim) Claim   { c.Guest = guest; return c }
 func by(rule uint64, c Claim) Claim { c.Rule = rule; return c }
+func unavailable(c Claim) Claim     { c.Unavailable = true; return c }
 func udp(c Claim) Claim             { c.Key.Protocol = port.UDP; return c }
 
 // show writes verdicts as "+" for a winner, "=N" for a claim that N serves and
@@ -101,6 +102,10 @@ func TestDecide(t *testing.T) {
 		{"the widest address of a server serves the narrower ones", []Claim{
 			claim(lo, web, lo), claim("0.0.0.0:80", web, "0.0.0.0:80"), claim("10.0.0.1:80", web, lo), claim("10.0.0.2:80", nginx, lo),
 		}, []string{"=1", "+", "=1", "!1"}},
+		{"a wildcard that cannot be opened serves nobody", []Claim{
+			claim(lo, web, lo), unavailable(claim("0.0.0.0:80", web, "0.0.0.0:80")), claim("10.0.0.1:80", web, lo), claim("10.0.0.2:80", nginx, lo),
+			claim("10.0.0.3:80", web, "10.0.0.9:80"), claim("10.0.0.4:80", web, "0.0.0.0:80"), claim("10.0.0.5:80", nginx, "10.0.0.8:80"),
+		}, []string{"+", "+", "=0", "!1", "+", "=1", "!1"}},
 		{"not where another server is in between", []Claim{
 			claim(lo, web, lo), by(1, claim("127.0.0.1:79", none, "10.9.9.9:80")), claim("0.0.0.0:80", web, "0.0.0.0:80"),
 		}, []string{"+", "+", "!1"}},

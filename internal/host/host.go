@@ -373,7 +373,7 @@ func (h *Host) due(ctx context.Context, now time.Time) {
 	}
 	// What is due soon is done now: one wake-up for many.
 	for _, s := range h.retries.TakeAll(now.Add(retrySlack)) {
-		s.open(ctx)
+		h.retry(ctx, s)
 	}
 	h.commit(ctx)
 }

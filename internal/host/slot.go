@@ -26,6 +26,11 @@ const (
 	failureMax  = 30 * time.Second // between attempts at one that cannot be had
 	retrySlack  = 20 * time.Millisecond
 	holderAge   = time.Minute // before a holder is looked up again
+
+	// Between attempts at a wildcard that cannot be had while narrower addresses of
+	// its server are open: these are closed for a moment each time.
+	besideFirst = 30 * time.Second
+	besideMax   = 10 * time.Minute
 )
 
 // publication is what one guest asks for. All is guarded by Host.mu; guest and
@@ -172,8 +177,46 @@ func (h *Host) commit(ctx context.Context) {
 	h.publish()
 }
 
-// decide gives each host address to one claim; see package claims.
+// decide gives each host address to one claim. If the wildcard turns out not to be
+// available, narrower addresses of its server are opened instead.
 func (g *group) decide(ctx context.Context, h *Host) {
+	g.assign(ctx, h)
+	s := g.wildcard()
+	switch {
+	case s == nil || !s.failed:
+	case !s.beside:
+		s.beside = true
+		if g.assign(ctx, h); len(g.slots) > 1 {
+			s.plan(&s.rare)
+		} else {
+			s.beside = false
+		}
+	case len(g.slots) == 1: // the narrower addresses are not claimed any more
+		s.beside = false
+		s.rare.Reset()
+		s.pause.Reset()
+		s.open(ctx)
+	}
+}
+
+// wildcard returns the slot of the family's wildcard, nil if it is not claimed.
+func (g *group) wildcard() *slot {
+	any4, any6 := netip.IPv4Unspecified(), netip.IPv6Unspecified()
+	return cmp.Or(g.slots[any4], g.slots[any6])
+}
+
+// retry tries again to open s.
+func (h *Host) retry(ctx context.Context, s *slot) {
+	if !s.beside {
+		s.open(ctx)
+		return
+	}
+	s.failed, s.beside = false, false // decide tries it before narrower addresses
+	h.touched[h.groups[groupKey{port.Slot{Protocol: s.protocol, Port: s.addr.Port()}, s.addr.Addr().Is4()}]] = struct{}{}
+}
+
+// assign gives each host address to one claim; see package claims.
+func (g *group) assign(ctx context.Context, h *Host) {
 	all := slices.Collect(maps.Keys(g.claims))
 	winners := make(map[netip.Addr]*claim)
 	served := make(map[*claim][]*claim)
@@ -213,8 +256,10 @@ func (g *group) asked(all []*claim) []claims.Claim {
 	out := make([]claims.Claim, 0, len(all))
 	for _, c := range all {
 		w := &c.pub.wire
+		s := g.slots[c.addr.Addr()]
 		out = append(out, claims.Claim{
 			Guest: slices.Index(g.guests, c.guest), Key: c.key, Owner: w.Owner, Rule: w.Rule, Host: c.addr,
+			Unavailable: s != nil && s.beside,
 		})
 	}
 	return out
@@ -235,6 +280,10 @@ func (g *group) give(ctx context.Context, h *Host, ip netip.Addr, c *claim, othe
 		s.udp.retarget(c)
 	}
 	s.shared = others
+	if s.listener == nil && !s.failed { // to be tried again
+		s.open(ctx)
+		return
+	}
 	s.show()
 }
 
@@ -256,12 +305,15 @@ type slot struct {
 	why      string      // the reason with the holder, empty while no holder is known
 	whyState port.State  // that goes with it
 	pause    schedule.Backoff
-	asked    time.Time // when the holder was last looked up
+	rare     schedule.Backoff // the pause beside narrower addresses
+	asked    time.Time        // when the holder was last looked up
+	failed   bool             // the last attempt failed
+	beside   bool             // so narrower addresses are opened beside it; only of a wildcard
 	closed   bool
 }
 
 func (h *Host) newSlot(protocol port.Protocol, addr netip.AddrPort) *slot {
-	s := &slot{h: h, protocol: protocol, addr: addr, state: port.Pending}
+	s := &slot{h: h, protocol: protocol, addr: addr, state: port.Pending, rare: schedule.Backoff{Min: besideFirst, Max: besideMax}}
 	if addr.Port() == 0 {
 		h.anyPort[s] = struct{}{}
 	}
@@ -274,7 +326,10 @@ func (s *slot) open(ctx context.Context) {
 		return
 	}
 	err := s.listen(ctx)
+	s.failed = err != nil
 	if err == nil {
+		s.beside = false
+		s.rare.Reset()
 		s.state, s.reason, s.kind, s.why, s.asked = port.Active, "", otherError, "", time.Time{}
 		s.pause.Reset()
 		s.h.stats.listeners.Add(1)
@@ -319,7 +374,12 @@ func (s *slot) open(ctx context.Context) {
 // retryIn plans the next attempt, after limit at the latest.
 func (s *slot) retryIn(limit time.Duration) {
 	s.pause.Min, s.pause.Max = retryFirst, limit
-	s.h.retries.Set(s, time.Now().Add(s.pause.Next()))
+	s.plan(&s.pause)
+}
+
+// plan plans the next attempt after a pause.
+func (s *slot) plan(pause *schedule.Backoff) {
+	s.h.retries.Set(s, time.Now().Add(pause.Next()))
 	s.h.timers.Notify()
 }
 
@@ -411,6 +471,7 @@ func (s *slot) died(ctx context.Context, listener io.Closer, err error) {
 	}
 	s.shut()
 	s.fail(err.Error())
+	s.failed = true
 	s.pause.Reset()
 	s.retryIn(failureMax)
 	s.show()

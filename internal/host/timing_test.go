@@ -182,6 +182,59 @@ func TestConflictIsRetriedInTime(t *testing.T) {
 	})
 }
 
+// A wildcard that cannot be opened leaves the narrower address of its server open.
+func TestWildcardThatIsTakenLeavesTheLoopback(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := newAgent(t, "vm")
+		owner := port.Owner{Kind: port.OwnerProcess, ID: "1", Name: "web"}
+		narrow, wide := pub(key(port.TCP, lo4, 80), at(lo4, 80)), pub(key(port.TCP, any4, 80), at(any4, 80))
+		narrow.Owner, wide.Owner = owner, owner
+		a.begins(snapshot(1, narrow))
+		network := newMemory()
+		network.take("0.0.0.0:80", true)
+		_, stop := start(t, Options{Network: network, Policy: exposeAll(t)}, a)
+		synctest.Wait()
+		a.say(put(1, wide))
+		synctest.Wait()
+		check := func(when string, narrowOpen bool, state port.State) {
+			t.Helper()
+			if n, w := a.heard(narrow.Key)[0], a.heard(wide.Key)[0]; n.State != port.Active || w.State != state {
+				t.Errorf("%s: loopback %v %q, wildcard %v %q", when, n.State, n.Reason, w.State, w.Reason)
+			}
+			if network.isOpen(at(lo4, 80)) != narrowOpen {
+				t.Errorf("%s: the loopback is open: %t, want %t", when, !narrowOpen, narrowOpen)
+			}
+		}
+		check("at first", true, port.Conflict)
+		network.mu.Lock()
+		tries := len(network.tries)
+		network.mu.Unlock()
+		time.Sleep(10 * time.Minute)
+		synctest.Wait()
+		check("later", true, port.Conflict)
+		network.mu.Lock()
+		if n := len(network.tries) - tries; n < 4 || n > 14 {
+			t.Errorf("%d attempts in 10 minutes: the loopback is closed for each", n)
+		}
+		network.mu.Unlock()
+		a.say(put(2, narrow)) // some change of the group
+		synctest.Wait()
+		check("after a change", true, port.Conflict)
+
+		network.take("0.0.0.0:80", false)
+		time.Sleep(besideMax)
+		synctest.Wait()
+		check("when it is free", false, port.Active)
+		network.take("127.0.0.1:80", true)
+		a.say(removed(3, wide.Key))
+		synctest.Wait()
+		if n := a.heard(narrow.Key)[0]; n.State != port.Conflict {
+			t.Errorf("the loopback is %v although it is taken", n.State)
+		}
+		stop()
+	})
+}
+
 // once names a holder at the first look only.
 type once struct{ looks atomic.Int32 }
 
