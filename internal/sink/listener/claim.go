@@ -3,6 +3,7 @@
 package listener
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -51,12 +52,66 @@ func (s *Sink) groupOf(c *claim) *group {
 	return g
 }
 
-// assign gives each address of a group to one claim; see package claims.
+// assign gives each address of a group to one claim. If the wildcard turns out not to
+// be available, narrower addresses of its server are opened instead.
 func (s *Sink) assign(g *group, now time.Time) {
+	was := maps.Clone(g.given)
+	s.assignOnce(g, was, now)
+	h := g.wildcard()
+	switch {
+	case h == nil || !h.failed:
+	case !h.beside:
+		h.beside = true
+		if s.assignOnce(g, was, now); len(g.given) > 1 {
+			s.due.Set(h, now.Add(h.rare.Next()))
+		} else {
+			h.beside = false
+		}
+	case len(g.given) == 1: // the narrower addresses are not claimed any more
+		s.again(h, now)
+	}
+}
+
+// wildcard returns the placeholder of the family's wildcard, nil if there is none.
+func (g *group) wildcard() *placeholder {
+	return cmp.Or(g.given[netip.IPv4Unspecified()], g.given[netip.IPv6Unspecified()])
+}
+
+// again updates a placeholder whose time has come. A wildcard is tried before the
+// narrower addresses that are open beside it.
+func (s *Sink) again(h *placeholder, now time.Time) {
+	if !port.IsWildcard(h.at.Addr()) {
+		s.update(h, now)
+		return
+	}
+	if h.beside {
+		h.busy = false // without a settle time, in which nothing would be open
+	}
+	h.beside, h.failed = false, false
+	s.assign(h.winner.group, now)
+}
+
+// unavailable reports whether the wildcard that c asks for cannot be opened: an attempt
+// failed, or a socket is known to be in the way.
+func (s *Sink) unavailable(c *claim) bool {
+	if !port.IsWildcard(c.at.Addr()) || c.at.Port() == 0 {
+		return false
+	}
+	if h := c.group.given[c.at.Addr()]; h != nil && (h.beside || h.listener != nil) {
+		return h.beside
+	}
+	return servedBy(&c.pub, c.at) != byItself && holder(s.o.Sockets(c.group.key.Slot), c.at) != ""
+}
+
+// assignOnce gives each address of a group to one claim; see package claims. was are
+// the placeholders that may be used again.
+func (s *Sink) assignOnce(g *group, was map[netip.Addr]*placeholder, now time.Time) {
 	all := slices.Collect(maps.Keys(g.claims))
 	asked := make([]claims.Claim, 0, len(all))
 	for _, c := range all {
-		asked = append(asked, claims.Of(&c.pub, c.at))
+		a := claims.Of(&c.pub, c.at)
+		a.Unavailable = s.unavailable(c)
+		asked = append(asked, a)
 	}
 	winners := make(map[netip.Addr]*claim)
 	served := make(map[*claim][]*claim)
@@ -79,8 +134,8 @@ func (s *Sink) assign(g *group, now time.Time) {
 			delete(s.placeholders, h)
 		}
 	}
-	for addr, c := range winners {
-		s.give(g, addr, c, served[c], now)
+	for _, c := range winners {
+		s.give(g, was, c, served[c], now)
 	}
 	if len(g.claims) == 0 {
 		delete(s.groups, g.key)
@@ -88,15 +143,19 @@ func (s *Sink) assign(g *group, now time.Time) {
 }
 
 // give has c served at an address, and others by it.
-func (s *Sink) give(g *group, addr netip.Addr, c *claim, others []*claim, now time.Time) {
+func (s *Sink) give(g *group, was map[netip.Addr]*placeholder, c *claim, others []*claim, now time.Time) {
+	addr := c.at.Addr()
 	h := g.given[addr]
 	if h == nil {
-		h = &placeholder{protocol: g.key.Protocol, at: c.at, since: now}
+		if h = was[addr]; h == nil {
+			h = newPlaceholder(g.key.Protocol, c.at, now)
+			h.takeOver(was)
+		}
 		g.given[addr] = h
 		s.placeholders[h] = struct{}{}
 	}
 	if h.winner == nil || h.winner.pub.Key != c.pub.Key { // it was released for another publication's server
-		h.until = time.Time{}
+		h.until, h.had = time.Time{}, false
 		h.rest.Reset()
 	}
 	h.winner, h.shared = c, others
@@ -105,6 +164,7 @@ func (s *Sink) give(g *group, addr netip.Addr, c *claim, others []*claim, now ti
 
 // report sets the outcome of the claims that a placeholder serves.
 func (s *Sink) report(h *placeholder, state port.State, at netip.AddrPort, reason string) {
+	h.state, h.reason = state, reason
 	s.set(h.winner, state, at, reason)
 	for _, c := range h.shared {
 		s.set(c, state, c.at, reason)

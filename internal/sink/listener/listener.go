@@ -37,6 +37,11 @@ const (
 	conflictMax   = 10 * time.Second
 	failureMax    = 30 * time.Second // the same at one that cannot be had
 
+	// The same at a wildcard, while narrower addresses of its server are open: these
+	// are closed for a moment each time.
+	besideFirst = 30 * time.Second
+	besideMax   = 10 * time.Minute
+
 	// A server that was refused a port may be started again by hand.
 	yieldFirst = 30 * time.Second
 	yieldMax   = 10 * time.Minute
@@ -183,7 +188,9 @@ func (s *Sink) updateDue(now time.Time) time.Time {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, h := range s.due.TakeAll(now) {
-		s.update(h, now)
+		if _, given := s.placeholders[h]; given { // else it was closed for another one just now
+			s.again(h, now)
+		}
 	}
 	if len(s.dirty) > 0 {
 		s.wake.Notify()

@@ -608,3 +608,65 @@ func TestLeftoverConnections(t *testing.T) {
 		}
 	}
 }
+
+// A wildcard that cannot be opened leaves the narrower address of its server open.
+func TestWildcardThatIsTakenLeavesTheLoopback(t *testing.T) {
+	run(t, Options{}, func(g *rig) {
+		ps := owned(web, nat("127.0.0.1:80", "10.0.0.1:80"), nat("0.0.0.0:80", "10.0.0.1:80"))
+		ps[1].Decision.Host = []netip.AddrPort{ap("0.0.0.0:80")}
+		g.net.fail("0.0.0.0:80", syscall.EADDRINUSE)
+		g.put(ps[0])
+		g.wait(time.Second)
+		g.wantOpen("alone", "127.0.0.1:80")
+		g.put(ps[1])
+		g.wait(time.Second)
+		for range 20 {
+			g.wantOpen("beside the wildcard", "127.0.0.1:80")
+			g.wantOutcome("beside the wildcard", ps[0], "active 127.0.0.1:80")
+			g.wantOutcome("beside the wildcard", ps[1], "conflict 0.0.0.0:80")
+			g.wait(10 * time.Second)
+		}
+		g.net.fail("0.0.0.0:80", nil)
+		g.wait(besideMax)
+		g.wantOpen("when it is free", "0.0.0.0:80")
+		g.wantOutcome("when it is free", ps[0], "active 127.0.0.1:80")
+		g.wantOutcome("when it is free", ps[1], "active 0.0.0.0:80")
+	})
+}
+
+// The socket of a publication serves its narrow address where it keeps the wildcard of
+// its owner from being opened.
+func TestOwnSocketIsNoConflict(t *testing.T) {
+	run(t, Options{}, func(g *rig) {
+		ps := owned(web, socket(nat("127.0.0.1:80"), "", "127.0.0.1:80"), nat("0.0.0.0:80", "10.0.0.1:80"), nat("192.0.2.2:80", "10.0.0.1:80"))
+		ps[1].Decision.Host = []netip.AddrPort{ap("0.0.0.0:80")}
+		ps[2].Decision.Host = []netip.AddrPort{ap("127.0.0.1:80")}
+		g.put(ps...)
+		g.wait(time.Second)
+		g.wantOpen("with a socket")
+		g.wantOutcome("with a socket", ps[0], "active 127.0.0.1:80")
+		g.wantOutcome("with a socket", ps[1], `conflict 0.0.0.0:80 0.0.0.0:80 is held by "pid 811 (nginx)"`)
+		g.wantOutcome("with a socket", ps[2], "active 127.0.0.1:80")
+		g.put(owned(web, nat("127.0.0.1:80", "10.0.0.1:80"))...) // its socket has gone
+		g.wait(conflictMax)
+		g.wantOpen("without a socket", "0.0.0.0:80")
+	})
+}
+
+// A publication that is refused its port now and then is not away for longer each time.
+func TestReleaseTimesStartAnew(t *testing.T) {
+	run(t, Options{}, func(g *rig) {
+		p := nat("0.0.0.0:80", "10.0.0.1:80")
+		g.put(p)
+		g.wait(time.Second)
+		for range 5 { // a server that is refused again and again
+			g.sink.Contend(port.TCP, ap("127.0.0.1:80"), false, "nginx")
+			g.wait(yieldMax)
+		}
+		g.wantOpen("after releases", "127.0.0.1:80")
+		g.wait(2 * yieldMax)
+		g.sink.Contend(port.TCP, ap("127.0.0.1:80"), false, "nginx")
+		g.wait(yieldFirst)
+		g.wantOpen("after a release long after those", "127.0.0.1:80")
+	})
+}

@@ -25,22 +25,47 @@ type placeholder struct {
 	winner   *claim
 	shared   []*claim // other claims that the winner serves
 
-	since time.Time        // since when it could be opened
-	busy  bool             // it could not, at the last update
-	had   bool             // the publication had a socket of its own here
-	retry schedule.Backoff // between attempts to open it
-	until time.Time        // released until then
-	rest  schedule.Backoff // how long it is released
-	by    string           // for which program
+	since  time.Time        // since when it could be opened
+	busy   bool             // it could not, at the last update
+	had    bool             // the publication had a socket of its own here
+	failed bool             // the last attempt to open it failed
+	beside bool             // so narrower addresses are open beside it; only of a wildcard
+	rare   schedule.Backoff // between attempts then, for which these are closed
+	retry  schedule.Backoff // between attempts to open it
+	until  time.Time        // released until then
+	rest   schedule.Backoff // how long it is released
+	by     string           // for which program
 
 	listener io.Closer // nil when not open
 	bound    netip.AddrPort
+	state    port.State // that was reported
+	reason   string     // with it
+}
+
+func newPlaceholder(p port.Protocol, at netip.AddrPort, now time.Time) *placeholder {
+	return &placeholder{protocol: p, at: at, since: now, rare: schedule.Backoff{Min: besideFirst, Max: besideMax}}
+}
+
+// takeOver lets a wildcard open at once in place of narrower placeholders that were open.
+func (h *placeholder) takeOver(was map[netip.Addr]*placeholder) {
+	if !port.IsWildcard(h.at.Addr()) {
+		return
+	}
+	for _, o := range was {
+		if o.state == port.Active && o.since.Before(h.since) {
+			h.since = o.since
+		}
+	}
 }
 
 // update opens or closes a placeholder, reports the outcome, and plans the next
 // update. s.mu is held.
 func (s *Sink) update(h *placeholder, now time.Time) {
 	p := &h.winner.pub
+	if h.beside {
+		s.report(h, h.state, h.at, h.reason)
+		return
+	}
 	s.due.Cancel(h)
 	own, settle := notServed, time.Duration(0)
 	for _, c := range append([]*claim{h.winner}, h.shared...) {
@@ -119,8 +144,10 @@ func (s *Sink) open(h *placeholder, now time.Time) {
 	// Before it is bound, so that no refused bind is missed.
 	s.watch(h.at.Port(), 1)
 	err := s.listen(s.ctx, h)
+	h.failed = err != nil
 	if err == nil {
 		h.retry.Reset()
+		h.rare.Reset()
 		s.stats.opened.Add(1)
 		s.stats.open.Add(1)
 		s.log.Debug("placeholder opened", "placeholder", h, "publication", h.winner.pub.Key)
@@ -202,6 +229,9 @@ func (s *Sink) shut(h *placeholder) {
 // yield closes a placeholder for a program that wants its port.
 func (s *Sink) yield(h *placeholder, now time.Time, who string) {
 	s.shut(h)
+	if now.Sub(h.until) > yieldMax { // the last time is long ago
+		h.rest.Reset()
+	}
 	h.rest.Min, h.rest.Max = yieldFirst, yieldMax
 	h.until, h.by = now.Add(h.rest.Next()), who
 	s.update(h, now)
