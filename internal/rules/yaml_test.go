@@ -87,8 +87,13 @@ func FuzzParse(f *testing.F) {
 		}
 		file, err := Parse("r.yaml", []byte(yaml))
 		if err != nil {
-			if _, ok := errors.AsType[*yamltree.Error](err); !ok || strings.Contains(err.Error(), "\n") {
-				t.Fatalf("%q", err)
+			if _, ok := errors.AsType[*yamltree.Error](err); !ok {
+				t.Fatalf("a %T: %q", err, err)
+			}
+			for line := range strings.Lines(err.Error()) {
+				if !strings.HasPrefix(line, "r.yaml:") {
+					t.Fatalf("a line without its place: %q", err)
+				}
 			}
 			return
 		}
