@@ -18,11 +18,13 @@ enum event_kind {
 	EVENT_CONNECT = 5,
 	/* The socket is about to get a peer; a dump a moment later shows whether it did. */
 	EVENT_CHECK = 6,
+	/* The socket was bound to another interface, or to none. */
+	EVENT_DEVICE = 7,
 };
 
 /*
  * One record of the ring buffer. EVENT_CLOSE, EVENT_CONNECT and EVENT_CHECK have
- * only observed, cookie, kind and protocol; the rest is 0. Addresses are in network
+ * only observed, cookie, kind and protocol, EVENT_DEVICE also device; the rest is 0. Addresses are in network
  * byte order, all else in the host's.
  */
 struct event {

@@ -256,6 +256,14 @@ int BPF_PROG(udp_connect6, struct sock *sk, void *address, int length, int ret)
 	return datagram_connected(sk, ret);
 }
 
+SEC("fexit/udp_disconnect")
+int BPF_PROG(udp_unpeered, struct sock *sk, int flags, int ret)
+{
+	if (!ret && observed(sk, IPPROTO_UDP, true))
+		unpeered(sk, bpf_get_socket_cookie(sk), true);
+	return 0;
+}
+
 /* Runs before the socket is connected, which may yet fail. */
 static __always_inline int datagram_connecting(struct bpf_sock_addr *view)
 {
@@ -286,6 +294,20 @@ SEC("cgroup/connect6")
 int udp_connecting6(struct bpf_sock_addr *view)
 {
 	return datagram_connecting(view);
+}
+
+/* Interface ---------------------------------------------------------------- */
+
+SEC("fexit/sock_bindtoindex_locked")
+int BPF_PROG(bind_device, struct sock *sk, int index, int ret)
+{
+	if (ret)
+		return 0;
+	if (observed(sk, IPPROTO_TCP, true))
+		moved(sk, IPPROTO_TCP);
+	else if (observed(sk, IPPROTO_UDP, true))
+		moved(sk, IPPROTO_UDP);
+	return 0;
 }
 
 /* UDP: dump --------------------------------------------------------------- */

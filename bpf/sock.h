@@ -286,4 +286,36 @@ static __always_inline void ended(__u8 protocol, __u8 kind, __u64 cookie)
 		mention(protocol, kind, cookie, c);
 }
 
+/*
+ * connect(2) with AF_UNSPEC succeeded. The socket keeps its port if bind(2) named
+ * one, and serves again.
+ */
+static __always_inline __attribute__((unused)) void unpeered(struct sock *sk, __u64 cookie, bool trusted)
+{
+	if (sock_state(sk) == TCP_CLOSE)
+		bound(sk, IPPROTO_UDP, cookie, trusted);
+}
+
+/* The socket was bound to an interface, or to none, after it was bound to a port. */
+static __always_inline __attribute__((unused)) void moved(struct sock *sk, __u8 protocol)
+{
+	volatile struct control *c = control();
+	__u64 cookie = sock_cookie(sk);
+	struct event *e;
+
+	if (!c || !cookie || !sock_port(sk))
+		return;
+	if (sock_state(sk) != TCP_LISTEN && !c->open && !bpf_map_lookup_elem(&tracked, &cookie))
+		return;
+	e = bpf_ringbuf_reserve(&events, sizeof(*e), 0);
+	if (!e) {
+		lose(c);
+		return;
+	}
+	__builtin_memset(e, 0, sizeof(*e));
+	begin(e, protocol, EVENT_DEVICE, cookie);
+	e->device = BPF_CORE_READ(sk, __sk_common.skc_bound_dev_if);
+	submit(e, c);
+}
+
 #endif

@@ -174,3 +174,45 @@ int BPF_KRETPROBE(udp_conn6_exit, int ret)
 {
 	return connect_returned(ret);
 }
+
+SEC("kprobe/udp_disconnect")
+int BPF_KPROBE(udp_unpeered_enter, struct sock *sk)
+{
+	call_entered(sk, IPPROTO_UDP);
+	return 0;
+}
+
+SEC("kretprobe/udp_disconnect")
+int BPF_KRETPROBE(udp_unpeered_exit, int ret)
+{
+	struct sock *sk = call_returned(ret, IPPROTO_UDP);
+
+	if (sk)
+		unpeered(sk, sock_cookie(sk), false);
+	return 0;
+}
+
+/* Interface ---------------------------------------------------------------- */
+
+SEC("kprobe/sock_bindtoindex_locked")
+int BPF_KPROBE(bind_device_enter, struct sock *sk)
+{
+	call_entered(sk, IPPROTO_TCP);
+	call_entered(sk, IPPROTO_UDP);
+	return 0;
+}
+
+SEC("kretprobe/sock_bindtoindex_locked")
+int BPF_KRETPROBE(bind_device_exit, int ret)
+{
+	struct sock *sk = call_returned(ret, IPPROTO_TCP);
+
+	if (sk) {
+		moved(sk, IPPROTO_TCP);
+		return 0;
+	}
+	sk = call_returned(ret, IPPROTO_UDP);
+	if (sk)
+		moved(sk, IPPROTO_UDP);
+	return 0;
+}

@@ -137,7 +137,7 @@ func declareAgent() *agentFamilies {
 	f.dumpTime = f.counter("observer_dump_seconds_total", "Time spent in socket dumps.")
 	f.sockets = f.gauge("observer_sockets", "Currently known sockets.")
 	f.method = f.gauge("observer_method_info", "1 for the method that observes each capability.",
-		Label{"capability", "`tcp-listen`, `tcp-bind`, `udp-bind`, `udp-connect`, `udp-dump`"},
+		Label{"capability", "`tcp-listen`, `tcp-bind`, `udp-bind`, `udp-connect`, `device`, `udp-dump`"},
 		Label{"method", "`fentry`, `kprobe`, `tp_btf`, `cgroup`, `poll`, `audit`, `iter`, `sock_diag`"})
 
 	f.unsupported = f.gauge("nat_unsupported_rules", "Current NAT rules that forward a port but use an unsupported expression, so they are not published.")

@@ -87,14 +87,15 @@ const (
 	TCPListen  = "tcp-listen"  // TCP sockets that listen
 	TCPBind    = "tcp-bind"    // TCP sockets that are bound and do not listen
 	UDPBind    = "udp-bind"    // UDP sockets that are bound
-	UDPConnect = "udp-connect" // bound UDP sockets that get a peer
+	UDPConnect = "udp-connect" // bound UDP sockets that get a peer, or lose it
+	Device     = "device"      // sockets that are bound to an interface later than to a port
 	UDPDump    = "udp-dump"    // distinguishing servers from clients in a dump
 )
 
 // Names of methods beside those of package kernel.
 const (
 	MethodPoll  = "poll"
-	MethodAudit = "audit"     // udp-connect only: found by the background dump
+	MethodAudit = "audit"     // udp-connect and device only: found by the background dump
 	MethodDiag  = "sock_diag" // udp-dump only
 )
 

@@ -24,8 +24,6 @@ func capabilities(boundDump bool) []kernel.Capability {
 	}
 	// These know no cookie, so a dump must find the socket.
 	bindKprobes := []string{"tcp_destroy", "tcp_bind4_exit", "tcp_bind6_exit", "tcp_bind4_enter", "tcp_bind6_enter"}
-	// The kernel removes the peer where these hooks do not see it.
-	const unpeered = "a bound socket that had a peer and lost it is seen only by an audit"
 	const late = "changes are seen only at the next poll, and shorter-lived sockets never"
 	return []kernel.Capability{
 		{Name: TCPListen, Choices: []kernel.Choice{
@@ -59,16 +57,23 @@ func capabilities(boundDump bool) []kernel.Capability {
 			{Name: MethodPoll, Lost: late},
 		}},
 		{Name: UDPConnect, Choices: []kernel.Choice{
-			{Name: kernel.MethodFentry, Lost: unpeered, Hooks: []string{"udp_connect4", "udp_connect6"}},
+			{Name: kernel.MethodFentry, Hooks: []string{"udp_connect4", "udp_connect6", "udp_unpeered"}},
+			{Name: kernel.MethodKprobe, Hooks: []string{
+				"udp_conn4_exit", "udp_conn6_exit", "udp_conn4_enter", "udp_conn6_enter",
+				"udp_unpeered_exit", "udp_unpeered_enter",
+			}},
 			{
-				Name: kernel.MethodCgroup, Lost: "a bound socket that gets a peer is seen only after a dump; " + unpeered,
+				// No hook of a cgroup is called when the kernel removes a peer.
+				Name: kernel.MethodCgroup, Lost: "a bound socket that gets a peer is seen only after a dump; " +
+					"one that had a peer and lost it is seen only by an audit",
 				Hooks: []string{"udp_connecting4", "udp_connecting6"},
 			},
-			{
-				Name: kernel.MethodKprobe, Lost: unpeered,
-				Hooks: []string{"udp_conn4_exit", "udp_conn6_exit", "udp_conn4_enter", "udp_conn6_enter"},
-			},
 			{Name: MethodAudit, Lost: "a bound socket that gets a peer, or loses it, is seen only by an audit"},
+		}},
+		{Name: Device, Choices: []kernel.Choice{
+			{Name: kernel.MethodFentry, Hooks: []string{"bind_device"}},
+			{Name: kernel.MethodKprobe, Hooks: []string{"bind_device_exit", "bind_device_enter"}},
+			{Name: MethodAudit, Lost: "a socket that is bound to an interface after bind(2) or listen(2) is seen so only by an audit"},
 		}},
 		{Name: UDPDump, Choices: []kernel.Choice{
 			{Name: kernel.MethodIter, Hooks: []string{"udp_explicit"}, Always: true},

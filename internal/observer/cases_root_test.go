@@ -14,6 +14,7 @@ import (
 	"strconv"
 	"testing"
 	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -71,6 +72,16 @@ func (s sock) connect(to unix.Sockaddr) sock {
 	s.t.Helper()
 	s.must("connect", unix.Connect(s.fd, to))
 	return s
+}
+
+// disconnect removes the peer.
+func (s sock) disconnect() {
+	s.t.Helper()
+	none := unix.RawSockaddr{Family: unix.AF_UNSPEC}
+	_, _, errno := unix.Syscall(unix.SYS_CONNECT, uintptr(s.fd), uintptr(unsafe.Pointer(&none)), unsafe.Sizeof(none))
+	if errno != 0 {
+		s.must("connect to nobody", errno)
+	}
 }
 
 func (s sock) listen() sock {
@@ -370,6 +381,46 @@ func cases() []testCase {
 			s.close()
 			other.close()
 		}},
+		{"udp connected and disconnected", func(w *world) {
+			s, unbound := w.udp4().bind(loopback4(5000)), w.udp6().bind(any6(0))
+			w.wantSetBut("udp 127.0.0.1:5000", fmt.Sprintf("udp [::]:%d", unbound.port()))
+			s.connect(loopback4(9))
+			unbound.connect(loopback6(9))
+			w.wantSet()
+			unbound.disconnect() // it loses the port, which bind did not name
+			s.disconnect()
+			if w.sees(UDPConnect) {
+				w.wantSet("udp 127.0.0.1:5000")
+			}
+			s.disconnect()
+			s.connect(loopback4(9))
+			w.wantSet()
+			s.close()
+			unbound.close()
+			w.wantSet()
+		}},
+		{"bound to an interface later", func(w *world) {
+			a, b := w.tcp4().bind(any4(8080)).listen(), w.udp4().bind(any4(5000))
+			w.wantSet("tcp 0.0.0.0:8080", "udp 0.0.0.0:5000")
+			for _, device := range []string{"lo", ""} {
+				for _, s := range []sock{a, b} {
+					s.must("SO_BINDTODEVICE", unix.BindToDevice(s.fd, device))
+				}
+				if w.sees(Device) || w.polls(TCPListen) && w.polls(UDPBind) {
+					w.await(w.t, func() string { return fmt.Sprintf("not at %q: %+v", device, w.set) }, func() bool {
+						for _, s := range w.set {
+							if (s.Device != 0) != (device != "") {
+								return false
+							}
+						}
+						return len(w.set) == 2
+					})
+				}
+			}
+			a.close()
+			b.close()
+			w.wantSet()
+		}},
 		{"udp clients", func(w *world) {
 			connected := w.udp4().connect(loopback4(9))
 			sending := w.udp4()
@@ -461,6 +512,29 @@ func cases() []testCase {
 			w.wantSet()
 		}},
 	}
+}
+
+// sees reports whether a method sees all that it should of a capability.
+func (w *world) sees(capability string) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.methods[capability].Lost == "" && w.methods[capability].Name != MethodAudit
+}
+
+// polls reports whether a capability is polled.
+func (w *world) polls(capability string) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.methods[capability].Name == MethodPoll
+}
+
+// wantSetBut is wantSet, but the last need not be there if sockets are polled.
+func (w *world) wantSetBut(want ...string) {
+	w.t.Helper()
+	if w.polls(UDPBind) {
+		want = want[:len(want)-1]
+	}
+	w.wantSet(want...)
 }
 
 // wantBound is wantSet where bound sockets can be seen; elsewhere they need not be.

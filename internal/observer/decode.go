@@ -39,8 +39,8 @@ func (d *decoder) decode(sample []byte, r *record) error {
 	}
 	kind, protocol := bpf.SockEventKind(e.Kind), port.Protocol(e.Protocol)
 	switch kind {
-	case bpf.SockEventKindEVENT_CLOSE, bpf.SockEventKindEVENT_CONNECT, bpf.SockEventKindEVENT_CHECK:
-		*r = record{kind: kind, socket: Socket{Cookie: e.Cookie, Protocol: protocol, Observed: int64(e.Observed)}}
+	case bpf.SockEventKindEVENT_CLOSE, bpf.SockEventKindEVENT_CONNECT, bpf.SockEventKindEVENT_CHECK, bpf.SockEventKindEVENT_DEVICE:
+		*r = record{kind: kind, socket: Socket{Cookie: e.Cookie, Protocol: protocol, Device: e.Device, Observed: int64(e.Observed)}}
 		return nil
 	}
 	address, err := kernel.Address(e.Family, e.Address)

@@ -87,7 +87,7 @@ func TestDecodeRefuses(t *testing.T) {
 		"short":    valid[:len(valid)-1],
 		"long":     append(bytes.Clone(valid), 0),
 		"kind 0":   edited(func(e *bpf.SockEvent) { e.Kind = 0 }),
-		"kind 7":   edited(func(e *bpf.SockEvent) { e.Kind = 7 }),
+		"kind 8":   edited(func(e *bpf.SockEvent) { e.Kind = 8 }),
 		"protocol": edited(func(e *bpf.SockEvent) { e.Protocol = 1 }),
 		"family":   edited(func(e *bpf.SockEvent) { e.Family = unix.AF_UNIX }),
 	} {
@@ -108,6 +108,15 @@ func TestDecodeOfEndsHasOnlyTheCookie(t *testing.T) {
 		if err := newDecoder().decode(sample(e), &r); err != nil || r.kind != kind || r.socket != want {
 			t.Errorf("kind %v: %+v, %v", kind, r, err)
 		}
+	}
+}
+
+func TestDecodeOfAnInterface(t *testing.T) {
+	var r record
+	e := bpf.SockEvent{Kind: uint8(bpf.SockEventKindEVENT_DEVICE), Protocol: uint8(port.TCP), Cookie: 7, Observed: 9, Device: 3}
+	want := Socket{Cookie: 7, Protocol: port.TCP, Observed: 9, Device: 3}
+	if err := newDecoder().decode(sample(e), &r); err != nil || r.kind != bpf.SockEventKindEVENT_DEVICE || r.socket != want {
+		t.Errorf("%+v, %v", r, err)
 	}
 }
 

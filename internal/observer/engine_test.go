@@ -599,6 +599,33 @@ func TestOwnersAreSearchedOnce(t *testing.T) {
 
 // TestOwnersThatEndedAreSearchedWhenAsked: a socket that no process is found for
 // keeps its old one, and searches are paced.
+// TestOwnerThatOneSearchMissed: the process that has the socket was read before it
+// got it.
+func TestOwnerThatOneSearchMissed(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		r := newRig(tcpRow(1), tcpRow(2))
+		r.ended = func(uint32, int64) bool { return false }
+		searches, found := 0, map[uint64]owner(nil)
+		r.owners = func(_ context.Context, sockets []Socket) map[uint64]owner {
+			searches += len(sockets)
+			return found
+		}
+		r.start(t)
+		pass(time.Second)
+		found = map[uint64]owner{1: {pid: 9, comm: "web"}}
+		for range 10 {
+			r.checkOwners(t.Context())
+			pass(ownerPause)
+		}
+		if got := r.keeper.set[1]; got.PID != 9 || got.Comm != "web" {
+			t.Errorf("have %+v", got)
+		}
+		if want := 2 + 2 + 1; searches != want {
+			t.Errorf("searched for %d owners, want %d", searches, want)
+		}
+	})
+}
+
 func TestOwnersThatEndedAreSearchedWhenAsked(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		r := newRig()

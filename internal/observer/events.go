@@ -108,7 +108,9 @@ func (e *engine) takeLocked() (int, error) {
 	return n, err
 }
 
-// drain applies the events that were begun before it was called.
+// drain applies the events that were begun before it was called. It does not wait
+// for ever: if a program is interrupted before it commits its record, the events from
+// there on count as lost.
 func (e *engine) drain() error {
 	if e.source == nil {
 		return nil
@@ -116,15 +118,19 @@ func (e *engine) drain() error {
 	// A program commits its record within far less than this.
 	const maxIdle = 1000
 	idle := 0
-	for end := e.source.End(); int64(e.source.Position()-end) < 0 && idle < maxIdle; {
+	for end := e.source.End(); int64(e.source.Position()-end) < 0; {
 		n, err := e.takeLocked()
 		if err != nil {
 			return err
 		}
-		if n == 0 {
-			idle++
-			time.Sleep(10 * time.Microsecond) // the commit of a record that was begun notifies nobody
+		if n > 0 {
+			continue
 		}
+		if idle++; idle > maxIdle {
+			e.lost("a record of the ring buffer was not committed in time")
+			break
+		}
+		time.Sleep(10 * time.Microsecond) // the commit of a record that was begun notifies nobody
 	}
 	for e.source.Rearm() {
 		if _, err := e.takeLocked(); err != nil {

@@ -36,6 +36,9 @@ type fakeSource struct {
 	urgent   schedule.Signal // what TCP wakes beside
 	waits    int
 	shut     chan struct{}
+
+	// uncommitted is how many of the last records were begun and are not committed.
+	uncommitted int
 }
 
 func newFakeSource() *fakeSource {
@@ -58,6 +61,23 @@ func (f *fakeSource) send(events ...bpf.SockEvent) {
 	f.wakes.Notify()
 }
 
+// begin begins a record and leaves it uncommitted.
+func (f *fakeSource) begin(e bpf.SockEvent) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.queue = append(f.queue, sample(e))
+	f.written++
+	f.uncommitted++
+}
+
+// commit commits all records.
+func (f *fakeSource) commit() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.uncommitted = 0
+	f.wakes.Notify()
+}
+
 // lose is what a full ring does.
 func (f *fakeSource) lose() {
 	f.mu.Lock()
@@ -69,7 +89,7 @@ func (f *fakeSource) lose() {
 
 func (f *fakeSource) Read(limit int, use func([]byte)) (int, error) {
 	f.mu.Lock()
-	n := min(limit, len(f.queue))
+	n := min(limit, len(f.queue)-f.uncommitted)
 	batch := f.queue[:n]
 	f.queue = f.queue[n:]
 	f.consumed += uint64(n)

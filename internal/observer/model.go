@@ -46,8 +46,8 @@ type entry struct {
 	// tracked says that the hooks will report the end of this socket. They track
 	// it by themselves if they saw its beginning.
 	tracked bool
-	// ownerSought says that /proc was searched for the owner.
-	ownerSought bool
+	// searches is how often /proc was searched for the owner while it was unknown.
+	searches uint8
 }
 
 // model is the state of the observer: which sockets there are, by cookie. It
@@ -119,6 +119,9 @@ func (m *model) apply(r *record) (e Event, ok bool, need scope) {
 		m.connecting[cookie] = struct{}{}
 		return Event{}, false, scopeUDP
 	}
+	if r.kind == bpf.SockEventKindEVENT_DEVICE {
+		return m.setDevice(&s)
+	}
 	if m.touched != nil {
 		m.touched[cookie] = struct{}{}
 	}
@@ -150,6 +153,34 @@ func (m *model) apply(r *record) (e Event, ok bool, need scope) {
 		return m.drop(cookie, s.Observed)
 	}
 	return m.put(s)
+}
+
+// setDevice takes in that a socket was bound to another interface.
+func (m *model) setDevice(s *Socket) (Event, bool, scope) {
+	if waiting, ok := m.noPort[s.Cookie]; ok {
+		waiting.Device = s.Device
+		m.noPort[s.Cookie] = waiting
+		return Event{}, false, 0
+	}
+	en := m.sockets[s.Cookie]
+	if en == nil {
+		if m.touched == nil {
+			return Event{}, false, 0
+		}
+		// The running dump may have it with its old interface.
+		if s.Protocol == port.UDP {
+			return Event{}, false, scopeUDP
+		}
+		return Event{}, false, scopeTCPListen | scopeTCPBound
+	}
+	if m.touched != nil {
+		m.touched[s.Cookie] = struct{}{}
+	}
+	if en.socket.Device == s.Device {
+		return Event{}, false, 0
+	}
+	en.socket.Device, en.socket.Observed = s.Device, s.Observed
+	return Event{Socket: en.socket}, true, 0
 }
 
 func (m *model) put(s Socket) (Event, bool, scope) {

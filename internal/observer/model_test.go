@@ -302,3 +302,49 @@ func TestModelAfterLoss(t *testing.T) {
 		}
 	}
 }
+
+func TestInterfaceThatIsBoundLater(t *testing.T) {
+	moved := func(protocol port.Protocol, cookie uint64, device uint32) *record {
+		return &record{kind: bpf.SockEventKindEVENT_DEVICE, socket: Socket{Cookie: cookie, Protocol: protocol, Device: device, Observed: 5}}
+	}
+	m := newModel()
+	if _, ok, need := m.apply(moved(port.TCP, 1, 2)); ok || need != 0 {
+		t.Errorf("a socket that is not known: %v, needs %b", ok, need)
+	}
+	known := tcpRow(1).socket
+	known.PID, known.Comm = 7, "web"
+	m.put(known)
+	e, ok, _ := m.apply(moved(port.TCP, 1, 2))
+	if want := known; !ok || e.Socket.Device != 2 || e.Socket.PID != want.PID || e.Socket.Port != want.Port {
+		t.Errorf("%v, %+v", ok, e)
+	}
+	if _, ok, _ := m.apply(moved(port.TCP, 1, 2)); ok {
+		t.Error("the same interface is reported twice")
+	}
+
+	m.begin()
+	m.apply(moved(port.TCP, 1, 0))
+	if _, _, need := m.apply(moved(port.UDP, 9, 2)); need != scopeUDP {
+		t.Errorf("a socket that only the running dump knows needs %b", need)
+	}
+	old := tcpRow(1)
+	old.socket.Device = 2
+	if changes := m.merge([]row{old}, nil); len(changes) != 0 || m.sockets[1].socket.Device != 0 {
+		t.Errorf("an older row of a dump won: %+v", changes)
+	}
+	m.end()
+}
+
+// TestInterfaceOfAListenerWithoutPort: it is bound to an interface before a dump has
+// its port.
+func TestInterfaceOfAListenerWithoutPort(t *testing.T) {
+	m := newModel()
+	s := tcpRow(1).socket
+	s.Port = 0
+	m.apply(&record{kind: bpf.SockEventKindEVENT_LISTEN, state: tcpListen, socket: s})
+	m.apply(&record{kind: bpf.SockEventKindEVENT_DEVICE, socket: Socket{Cookie: 1, Protocol: port.TCP, Device: 2}})
+	m.begin()
+	if changes := m.merge([]row{tcpRow(1)}, nil); len(changes) != 1 || changes[0].Socket.Device != 2 {
+		t.Errorf("%+v", changes)
+	}
+}

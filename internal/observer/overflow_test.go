@@ -75,7 +75,11 @@ func (k *randomKernel) end(event bpf.SockEvent) {
 func (k *randomKernel) report(event bpf.SockEvent, listening bool) {
 	w := tcpRow(event.Cookie)
 	w.socket.Protocol, w.socket.Listening = port.Protocol(event.Protocol), listening
-	k.edit(func() { k.table[event.Cookie] = w })
+	k.edit(func() {
+		w.socket.Device = k.table[event.Cookie].socket.Device
+		k.table[event.Cookie] = w
+	})
+	event.Device = w.socket.Device
 	if !listening || w.socket.Protocol == port.UDP {
 		_ = k.source.track(event.Cookie)
 	}
@@ -98,6 +102,10 @@ func (k *randomKernel) add() {
 	k.next++
 	cookie := k.next
 	k.open = append(k.open, cookie)
+	if k.rng.IntN(8) == 0 {
+		k.addWithoutCookie(cookie)
+		return
+	}
 	if k.rng.IntN(3) == 0 {
 		k.kind[cookie] = port.UDP
 		k.report(udpEvent(bpf.SockEventKindEVENT_BIND, cookie), true)
@@ -113,6 +121,16 @@ func (k *randomKernel) add() {
 	k.report(tcpEvent(bpf.SockEventKindEVENT_BIND, cookie), false)
 }
 
+// addWithoutCookie makes a UDP socket whose bind a kprobe reports: the kernel has no
+// cookie for it before a dump.
+func (k *randomKernel) addWithoutCookie(cookie uint64) {
+	k.kind[cookie] = port.UDP
+	k.edit(func() { k.table[cookie] = udpRow(cookie) })
+	e := udpEvent(bpf.SockEventKindEVENT_BIND, 0)
+	e.Port, e.Inode = uint16(1000+cookie), uint32(cookie)
+	k.send(e)
+}
+
 // change makes a random change.
 func (k *randomKernel) change(most int) {
 	if len(k.open) == 0 || len(k.open) < 28 || len(k.open) < most && k.rng.IntN(2) == 0 {
@@ -121,6 +139,10 @@ func (k *randomKernel) change(most int) {
 	}
 	at := k.rng.IntN(len(k.open))
 	cookie := k.open[at]
+	if k.rng.IntN(8) == 0 {
+		k.setDevice(cookie)
+		return
+	}
 	if k.rng.IntN(3) == 0 || len(k.open) > most {
 		k.close(at)
 		return
@@ -130,6 +152,27 @@ func (k *randomKernel) change(most int) {
 		return
 	}
 	k.changeTCP(cookie)
+}
+
+// setDevice binds a socket to another interface, or to none.
+func (k *randomKernel) setDevice(cookie uint64) {
+	device, there := uint32(k.rng.IntN(3)), false
+	k.edit(func() {
+		w, ok := k.table[cookie]
+		if there = ok; ok {
+			w.socket.Device = device
+			k.table[cookie] = w
+		}
+	})
+	k.source.mu.Lock()
+	known := k.source.opened || k.source.tracked[cookie]
+	k.source.mu.Unlock()
+	if there && (known || k.listening(cookie)) {
+		e := bpf.SockEvent{
+			Kind: uint8(bpf.SockEventKindEVENT_DEVICE), Protocol: uint8(k.kind[cookie]), Cookie: cookie, Observed: 1, Device: device,
+		}
+		k.send(e)
+	}
 }
 
 func (k *randomKernel) close(at int) {
@@ -177,12 +220,12 @@ func (k *randomKernel) wantTable(t *testing.T, when string) {
 	have, want := make(map[uint64]string), make(map[uint64]string)
 	k.keeper.mu.Lock()
 	for cookie, s := range k.keeper.set {
-		have[cookie] = describe(s)
+		have[cookie] = fmt.Sprint(describe(s), s.Device)
 	}
 	k.keeper.mu.Unlock()
 	k.edit(func() {
 		for cookie, w := range k.table {
-			want[cookie] = describe(w.socket)
+			want[cookie] = fmt.Sprint(describe(w.socket), w.socket.Device)
 		}
 	})
 	if maps.Equal(have, want) {
@@ -233,4 +276,26 @@ func TestRingOverflowIsRepairedWithoutAudit(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestUncommittedRecordForcesAnotherDump: a program is interrupted in the middle of
+// its record while dumps are merged. The record is applied after the dump, although
+// it is older, so only another dump can tell what is true.
+func TestUncommittedRecordForcesAnotherDump(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		r := newRig(tcpRow(1))
+		r.audit = -1
+		r.start(t)
+		pass(time.Second)
+		r.edit(func() { delete(r.table, 1) })
+		r.source.begin(tcpEvent(bpf.SockEventKindEVENT_LISTEN, 1)) // an old one
+		r.source.lose()                                            // the end of the socket
+		pass(time.Second)
+		r.source.commit()
+		pass(time.Second)
+		r.wantCookies(t)
+		if r.counters.resyncs.Load() < 2 {
+			t.Errorf("%d dumps after losses, want another one", r.counters.resyncs.Load())
+		}
+	})
 }

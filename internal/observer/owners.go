@@ -40,8 +40,8 @@ func (e *engine) ownerless() []Socket {
 	defer e.mu.Unlock()
 	var wanted []Socket
 	for _, en := range e.model.sockets {
-		if en.socket.PID == 0 && en.socket.Comm == "" && !en.ownerSought {
-			en.ownerSought = true
+		if en.unowned() && en.searches == 0 {
+			en.searches++
 			wanted = append(wanted, en.socket)
 		}
 	}
@@ -56,7 +56,7 @@ func (e *engine) setOwners(found map[uint64]owner, seen int64) {
 	var changes []Event
 	for cookie, o := range found {
 		en := e.model.sockets[cookie]
-		if en == nil || en.socket.PID != 0 || en.socket.Comm != "" {
+		if en == nil || !en.unowned() {
 			continue
 		}
 		en.socket.PID, en.socket.Comm, en.socket.PIDSeen = o.pid, o.comm, seen
@@ -99,10 +99,27 @@ func (e *engine) checkOwners(ctx context.Context) {
 	e.reportDumped(changes)
 }
 
-// abandoned returns the sockets whose process has ended.
+// maxSearches bounds the searches for the owner of a socket that may have none, as
+// those of the kernel. One search can miss an owner: a process hands the socket to
+// another one that was read before, and ends.
+const maxSearches = 3
+
+func (en *entry) unowned() bool { return en.socket.PID == 0 && en.socket.Comm == "" }
+
+// abandoned returns the sockets whose process has ended, and those whose process was
+// searched for only a few times in vain.
 func (e *engine) abandoned() []Socket {
+	var list, unowned []Socket
 	e.mu.Lock()
-	list := e.model.all()
+	for _, en := range e.model.sockets {
+		switch {
+		case !en.unowned():
+			list = append(list, en.socket)
+		case en.searches > 0 && en.searches < maxSearches:
+			en.searches++
+			unowned = append(unowned, en.socket)
+		}
+	}
 	e.mu.Unlock()
 	// A process that has not ended since the first time it was seen, never has.
 	first := make(map[uint32]int64)
@@ -116,5 +133,6 @@ func (e *engine) abandoned() []Socket {
 	for pid, seen := range first {
 		lives[pid] = pid == 0 || !e.ended(pid, seen)
 	}
-	return slices.DeleteFunc(list, func(s Socket) bool { return lives[s.PID] || !e.ended(s.PID, s.PIDSeen) })
+	list = slices.DeleteFunc(list, func(s Socket) bool { return lives[s.PID] || !e.ended(s.PID, s.PIDSeen) })
+	return append(list, unowned...)
 }

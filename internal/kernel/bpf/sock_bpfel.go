@@ -51,6 +51,7 @@ const (
 	SockEventKindEVENT_CLOSE    SockEventKind = 4
 	SockEventKindEVENT_CONNECT  SockEventKind = 5
 	SockEventKindEVENT_CHECK    SockEventKind = 6
+	SockEventKindEVENT_DEVICE   SockEventKind = 7
 )
 
 type SockSleep uint32
@@ -69,6 +70,7 @@ const (
 	SockMapEvents           = "events"
 	SockMapLosses           = "losses"
 	SockMapTracked          = "tracked"
+	SockProgBindDevice      = "bind_device"
 	SockProgTcpDestroy      = "tcp_destroy"
 	SockProgTcpInet6Bind    = "tcp_inet6_bind"
 	SockProgTcpInetBind     = "tcp_inet_bind"
@@ -88,6 +90,7 @@ const (
 	SockProgUdpPostBind6    = "udp_post_bind6"
 	SockProgUdpRelease      = "udp_release"
 	SockProgUdpUnhash       = "udp_unhash"
+	SockProgUdpUnpeered     = "udp_unpeered"
 	SockVarNetworkNamespace = "network_namespace"
 	SockVarPidNamespace     = "pid_namespace"
 	SockVarUnusedEvent      = "unused_event"
@@ -137,6 +140,7 @@ type SockSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type SockProgramSpecs struct {
+	BindDevice     *ebpf.ProgramSpec `ebpf:"bind_device"`
 	TcpDestroy     *ebpf.ProgramSpec `ebpf:"tcp_destroy"`
 	TcpInet6Bind   *ebpf.ProgramSpec `ebpf:"tcp_inet6_bind"`
 	TcpInetBind    *ebpf.ProgramSpec `ebpf:"tcp_inet_bind"`
@@ -156,6 +160,7 @@ type SockProgramSpecs struct {
 	UdpPostBind6   *ebpf.ProgramSpec `ebpf:"udp_post_bind6"`
 	UdpRelease     *ebpf.ProgramSpec `ebpf:"udp_release"`
 	UdpUnhash      *ebpf.ProgramSpec `ebpf:"udp_unhash"`
+	UdpUnpeered    *ebpf.ProgramSpec `ebpf:"udp_unpeered"`
 }
 
 // SockMapSpecs contains maps before they are loaded into the kernel.
@@ -229,6 +234,7 @@ type SockVariables struct {
 //
 // It can be passed to LoadSockObjects or ebpf.CollectionSpec.LoadAndAssign.
 type SockPrograms struct {
+	BindDevice     *ebpf.Program `ebpf:"bind_device"`
 	TcpDestroy     *ebpf.Program `ebpf:"tcp_destroy"`
 	TcpInet6Bind   *ebpf.Program `ebpf:"tcp_inet6_bind"`
 	TcpInetBind    *ebpf.Program `ebpf:"tcp_inet_bind"`
@@ -248,10 +254,12 @@ type SockPrograms struct {
 	UdpPostBind6   *ebpf.Program `ebpf:"udp_post_bind6"`
 	UdpRelease     *ebpf.Program `ebpf:"udp_release"`
 	UdpUnhash      *ebpf.Program `ebpf:"udp_unhash"`
+	UdpUnpeered    *ebpf.Program `ebpf:"udp_unpeered"`
 }
 
 func (p *SockPrograms) Close() error {
 	return _SockClose(
+		p.BindDevice,
 		p.TcpDestroy,
 		p.TcpInet6Bind,
 		p.TcpInetBind,
@@ -271,6 +279,7 @@ func (p *SockPrograms) Close() error {
 		p.UdpPostBind6,
 		p.UdpRelease,
 		p.UdpUnhash,
+		p.UdpUnpeered,
 	)
 }
 

@@ -16,28 +16,32 @@ import (
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
-	SockKprobeMapCalls            = "calls"
-	SockKprobeMapControls         = "controls"
-	SockKprobeMapEvents           = "events"
-	SockKprobeMapLosses           = "losses"
-	SockKprobeMapTracked          = "tracked"
-	SockKprobeProgTcpBind4Enter   = "tcp_bind4_enter"
-	SockKprobeProgTcpBind4Exit    = "tcp_bind4_exit"
-	SockKprobeProgTcpBind6Enter   = "tcp_bind6_enter"
-	SockKprobeProgTcpBind6Exit    = "tcp_bind6_exit"
-	SockKprobeProgTcpInet6Hash    = "tcp_inet6_hash"
-	SockKprobeProgTcpInetHash     = "tcp_inet_hash"
-	SockKprobeProgUdpBind4Enter   = "udp_bind4_enter"
-	SockKprobeProgUdpBind4Exit    = "udp_bind4_exit"
-	SockKprobeProgUdpBind6Enter   = "udp_bind6_enter"
-	SockKprobeProgUdpBind6Exit    = "udp_bind6_exit"
-	SockKprobeProgUdpConn4Enter   = "udp_conn4_enter"
-	SockKprobeProgUdpConn4Exit    = "udp_conn4_exit"
-	SockKprobeProgUdpConn6Enter   = "udp_conn6_enter"
-	SockKprobeProgUdpConn6Exit    = "udp_conn6_exit"
-	SockKprobeProgUdpUnhashKp     = "udp_unhash_kp"
-	SockKprobeVarNetworkNamespace = "network_namespace"
-	SockKprobeVarPidNamespace     = "pid_namespace"
+	SockKprobeMapCalls             = "calls"
+	SockKprobeMapControls          = "controls"
+	SockKprobeMapEvents            = "events"
+	SockKprobeMapLosses            = "losses"
+	SockKprobeMapTracked           = "tracked"
+	SockKprobeProgBindDeviceEnter  = "bind_device_enter"
+	SockKprobeProgBindDeviceExit   = "bind_device_exit"
+	SockKprobeProgTcpBind4Enter    = "tcp_bind4_enter"
+	SockKprobeProgTcpBind4Exit     = "tcp_bind4_exit"
+	SockKprobeProgTcpBind6Enter    = "tcp_bind6_enter"
+	SockKprobeProgTcpBind6Exit     = "tcp_bind6_exit"
+	SockKprobeProgTcpInet6Hash     = "tcp_inet6_hash"
+	SockKprobeProgTcpInetHash      = "tcp_inet_hash"
+	SockKprobeProgUdpBind4Enter    = "udp_bind4_enter"
+	SockKprobeProgUdpBind4Exit     = "udp_bind4_exit"
+	SockKprobeProgUdpBind6Enter    = "udp_bind6_enter"
+	SockKprobeProgUdpBind6Exit     = "udp_bind6_exit"
+	SockKprobeProgUdpConn4Enter    = "udp_conn4_enter"
+	SockKprobeProgUdpConn4Exit     = "udp_conn4_exit"
+	SockKprobeProgUdpConn6Enter    = "udp_conn6_enter"
+	SockKprobeProgUdpConn6Exit     = "udp_conn6_exit"
+	SockKprobeProgUdpUnhashKp      = "udp_unhash_kp"
+	SockKprobeProgUdpUnpeeredEnter = "udp_unpeered_enter"
+	SockKprobeProgUdpUnpeeredExit  = "udp_unpeered_exit"
+	SockKprobeVarNetworkNamespace  = "network_namespace"
+	SockKprobeVarPidNamespace      = "pid_namespace"
 )
 
 // LoadSockKprobe returns the embedded CollectionSpec for SockKprobe.
@@ -82,21 +86,25 @@ type SockKprobeSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type SockKprobeProgramSpecs struct {
-	TcpBind4Enter *ebpf.ProgramSpec `ebpf:"tcp_bind4_enter"`
-	TcpBind4Exit  *ebpf.ProgramSpec `ebpf:"tcp_bind4_exit"`
-	TcpBind6Enter *ebpf.ProgramSpec `ebpf:"tcp_bind6_enter"`
-	TcpBind6Exit  *ebpf.ProgramSpec `ebpf:"tcp_bind6_exit"`
-	TcpInet6Hash  *ebpf.ProgramSpec `ebpf:"tcp_inet6_hash"`
-	TcpInetHash   *ebpf.ProgramSpec `ebpf:"tcp_inet_hash"`
-	UdpBind4Enter *ebpf.ProgramSpec `ebpf:"udp_bind4_enter"`
-	UdpBind4Exit  *ebpf.ProgramSpec `ebpf:"udp_bind4_exit"`
-	UdpBind6Enter *ebpf.ProgramSpec `ebpf:"udp_bind6_enter"`
-	UdpBind6Exit  *ebpf.ProgramSpec `ebpf:"udp_bind6_exit"`
-	UdpConn4Enter *ebpf.ProgramSpec `ebpf:"udp_conn4_enter"`
-	UdpConn4Exit  *ebpf.ProgramSpec `ebpf:"udp_conn4_exit"`
-	UdpConn6Enter *ebpf.ProgramSpec `ebpf:"udp_conn6_enter"`
-	UdpConn6Exit  *ebpf.ProgramSpec `ebpf:"udp_conn6_exit"`
-	UdpUnhashKp   *ebpf.ProgramSpec `ebpf:"udp_unhash_kp"`
+	BindDeviceEnter  *ebpf.ProgramSpec `ebpf:"bind_device_enter"`
+	BindDeviceExit   *ebpf.ProgramSpec `ebpf:"bind_device_exit"`
+	TcpBind4Enter    *ebpf.ProgramSpec `ebpf:"tcp_bind4_enter"`
+	TcpBind4Exit     *ebpf.ProgramSpec `ebpf:"tcp_bind4_exit"`
+	TcpBind6Enter    *ebpf.ProgramSpec `ebpf:"tcp_bind6_enter"`
+	TcpBind6Exit     *ebpf.ProgramSpec `ebpf:"tcp_bind6_exit"`
+	TcpInet6Hash     *ebpf.ProgramSpec `ebpf:"tcp_inet6_hash"`
+	TcpInetHash      *ebpf.ProgramSpec `ebpf:"tcp_inet_hash"`
+	UdpBind4Enter    *ebpf.ProgramSpec `ebpf:"udp_bind4_enter"`
+	UdpBind4Exit     *ebpf.ProgramSpec `ebpf:"udp_bind4_exit"`
+	UdpBind6Enter    *ebpf.ProgramSpec `ebpf:"udp_bind6_enter"`
+	UdpBind6Exit     *ebpf.ProgramSpec `ebpf:"udp_bind6_exit"`
+	UdpConn4Enter    *ebpf.ProgramSpec `ebpf:"udp_conn4_enter"`
+	UdpConn4Exit     *ebpf.ProgramSpec `ebpf:"udp_conn4_exit"`
+	UdpConn6Enter    *ebpf.ProgramSpec `ebpf:"udp_conn6_enter"`
+	UdpConn6Exit     *ebpf.ProgramSpec `ebpf:"udp_conn6_exit"`
+	UdpUnhashKp      *ebpf.ProgramSpec `ebpf:"udp_unhash_kp"`
+	UdpUnpeeredEnter *ebpf.ProgramSpec `ebpf:"udp_unpeered_enter"`
+	UdpUnpeeredExit  *ebpf.ProgramSpec `ebpf:"udp_unpeered_exit"`
 }
 
 // SockKprobeMapSpecs contains maps before they are loaded into the kernel.
@@ -167,25 +175,31 @@ type SockKprobeVariables struct {
 //
 // It can be passed to LoadSockKprobeObjects or ebpf.CollectionSpec.LoadAndAssign.
 type SockKprobePrograms struct {
-	TcpBind4Enter *ebpf.Program `ebpf:"tcp_bind4_enter"`
-	TcpBind4Exit  *ebpf.Program `ebpf:"tcp_bind4_exit"`
-	TcpBind6Enter *ebpf.Program `ebpf:"tcp_bind6_enter"`
-	TcpBind6Exit  *ebpf.Program `ebpf:"tcp_bind6_exit"`
-	TcpInet6Hash  *ebpf.Program `ebpf:"tcp_inet6_hash"`
-	TcpInetHash   *ebpf.Program `ebpf:"tcp_inet_hash"`
-	UdpBind4Enter *ebpf.Program `ebpf:"udp_bind4_enter"`
-	UdpBind4Exit  *ebpf.Program `ebpf:"udp_bind4_exit"`
-	UdpBind6Enter *ebpf.Program `ebpf:"udp_bind6_enter"`
-	UdpBind6Exit  *ebpf.Program `ebpf:"udp_bind6_exit"`
-	UdpConn4Enter *ebpf.Program `ebpf:"udp_conn4_enter"`
-	UdpConn4Exit  *ebpf.Program `ebpf:"udp_conn4_exit"`
-	UdpConn6Enter *ebpf.Program `ebpf:"udp_conn6_enter"`
-	UdpConn6Exit  *ebpf.Program `ebpf:"udp_conn6_exit"`
-	UdpUnhashKp   *ebpf.Program `ebpf:"udp_unhash_kp"`
+	BindDeviceEnter  *ebpf.Program `ebpf:"bind_device_enter"`
+	BindDeviceExit   *ebpf.Program `ebpf:"bind_device_exit"`
+	TcpBind4Enter    *ebpf.Program `ebpf:"tcp_bind4_enter"`
+	TcpBind4Exit     *ebpf.Program `ebpf:"tcp_bind4_exit"`
+	TcpBind6Enter    *ebpf.Program `ebpf:"tcp_bind6_enter"`
+	TcpBind6Exit     *ebpf.Program `ebpf:"tcp_bind6_exit"`
+	TcpInet6Hash     *ebpf.Program `ebpf:"tcp_inet6_hash"`
+	TcpInetHash      *ebpf.Program `ebpf:"tcp_inet_hash"`
+	UdpBind4Enter    *ebpf.Program `ebpf:"udp_bind4_enter"`
+	UdpBind4Exit     *ebpf.Program `ebpf:"udp_bind4_exit"`
+	UdpBind6Enter    *ebpf.Program `ebpf:"udp_bind6_enter"`
+	UdpBind6Exit     *ebpf.Program `ebpf:"udp_bind6_exit"`
+	UdpConn4Enter    *ebpf.Program `ebpf:"udp_conn4_enter"`
+	UdpConn4Exit     *ebpf.Program `ebpf:"udp_conn4_exit"`
+	UdpConn6Enter    *ebpf.Program `ebpf:"udp_conn6_enter"`
+	UdpConn6Exit     *ebpf.Program `ebpf:"udp_conn6_exit"`
+	UdpUnhashKp      *ebpf.Program `ebpf:"udp_unhash_kp"`
+	UdpUnpeeredEnter *ebpf.Program `ebpf:"udp_unpeered_enter"`
+	UdpUnpeeredExit  *ebpf.Program `ebpf:"udp_unpeered_exit"`
 }
 
 func (p *SockKprobePrograms) Close() error {
 	return _SockKprobeClose(
+		p.BindDeviceEnter,
+		p.BindDeviceExit,
 		p.TcpBind4Enter,
 		p.TcpBind4Exit,
 		p.TcpBind6Enter,
@@ -201,6 +215,8 @@ func (p *SockKprobePrograms) Close() error {
 		p.UdpConn6Enter,
 		p.UdpConn6Exit,
 		p.UdpUnhashKp,
+		p.UdpUnpeeredEnter,
+		p.UdpUnpeeredExit,
 	)
 }
 
