@@ -230,7 +230,7 @@ func TestExplainReasons(t *testing.T) {
 				})
 				return "8012"
 			},
-			want: explain.VerdictInterface, says: "bound to interface why0", next: "ports: 8012}, action: allow",
+			want: explain.VerdictInterface, says: "bound to interface why0", next: "give the interface an address",
 		},
 		{
 			name: "a NAT rule of one interface", build: natRule("8013", `iifname "eth9" tcp dport 8013 dnat to 10.9.0.2:80`),

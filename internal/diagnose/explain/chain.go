@@ -333,7 +333,12 @@ func (f *Facts) judgeDenied(p *Publication) (v Verdict, summary, next string) {
 	case has("bound, not listening"):
 		return VerdictUnlistened, summary,
 			"wait until the program calls listen(), or find out why it does not; a rule for the port publishes it anyway"
-	case has("bound to interface"), has("limited to interface"), has("excludes interface"):
+	case has("bound to interface"):
+		return VerdictInterface, summary,
+			"give the interface an address that the server listens on, or start the server without binding it to an interface; a rule does not help"
+	case has("bound to "):
+		return VerdictWithheld, summary, "have the server listen on an address of the guest, or on all; a rule does not help"
+	case has("limited to interface"), has("excludes interface"):
 		return VerdictInterface, summary, allow
 	case has("limited to source"), has("limited to local sources"):
 		return VerdictSourceOnly, summary, allow

@@ -169,8 +169,12 @@ var cases = []struct {
 		VerdictUnlistened, "bound, not listening", "listen()",
 	},
 	{
-		"device", Facts{Publications: []Publication{pub(port.TCP, "0.0.0.0:8080", withheld("bound to interface eth1: not reachable at 127.0.0.1"))}},
-		VerdictInterface, "eth1", "action: allow",
+		"device", Facts{Publications: []Publication{pub(port.TCP, "0.0.0.0:8080", withheld("bound to interface eth1, which has no address"))}},
+		VerdictInterface, "eth1", "without binding it to an interface",
+	},
+	{
+		"address of nobody", Facts{Publications: []Publication{pub(port.TCP, "10.0.0.9:8080", withheld("bound to an address that no interface has"))}},
+		VerdictWithheld, "no interface has", "have the server listen on an address of the guest",
 	},
 	{
 		"interface of a rule", Facts{Publications: []Publication{pub(port.TCP, "0.0.0.0:8080", withheld("limited to interface eth9"))}},

@@ -5,8 +5,12 @@
 package socket
 
 import (
+	"fmt"
 	"net/netip"
+	"slices"
 	"testing"
+
+	"github.com/fairlead/fairlead/internal/netwatch"
 
 	"github.com/fairlead/fairlead/internal/observer"
 	"github.com/fairlead/fairlead/internal/port"
@@ -28,7 +32,6 @@ func TestUDPAddressThatCannotAnswerIsWithheld(t *testing.T) {
 		{port.UDP, "127.0.0.1", ""},
 		{port.UDP, "0.0.0.0", ""},
 		{port.UDP, "fd00::1", ""},
-		{port.TCP, "10.0.0.255", ""},
 	} {
 		b := h.binding(&observer.Socket{
 			Cookie: 1, Protocol: c.protocol, Address: netip.MustParseAddr(c.address), Port: 5353, Listening: true,
@@ -39,37 +42,130 @@ func TestUDPAddressThatCannotAnswerIsWithheld(t *testing.T) {
 	}
 }
 
-func TestIsBroadcast(t *testing.T) {
-	for text, want := range map[string]bool{"127.255.255.255": true, "255.255.255.255": true, "127.0.0.2": false} {
-		if got := isBroadcast(netip.MustParseAddr(text)); got != want {
-			t.Errorf("isBroadcast(%s) = %v", text, got)
+// fakeNetwork has lo and eth0.
+func fakeNetwork() network {
+	addresses := map[uint32][]netip.Addr{
+		lo: parsed("127.0.0.1", "::1", "10.5.5.5"), eth0: parsed("fe80::1", "10.0.0.1", "10.0.0.9", "fd00::1"), bare: parsed("fe80::2"),
+	}
+	return network{
+		name:      func(device uint32) string { return map[uint32]string{lo: "lo", eth0: "eth0", bare: "eth1"}[device] },
+		addresses: func(device uint32) []netip.Addr { return addresses[device] },
+		kind: func(a netip.Addr) netwatch.Kind {
+			switch {
+			case a == netip.MustParseAddr("10.0.0.255"):
+				return netwatch.Broadcast
+			case slices.Contains(slices.Concat(addresses[lo], addresses[eth0]), a):
+				return netwatch.Own
+			}
+			return netwatch.Elsewhere
+		},
+	}
+}
+
+const lo, eth0, bare, none = 1, 2, 3, 4
+
+func parsed(texts ...string) (list []netip.Addr) {
+	for _, text := range texts {
+		list = append(list, netip.MustParseAddr(text))
+	}
+	return list
+}
+
+// TestSocketIsReachedWhereTheKernelDelivers: a socket of an interface is reached at
+// the interface's addresses, one of an address that the machine does not have nowhere.
+func TestSocketIsReachedWhereTheKernelDelivers(t *testing.T) {
+	m := newMachine(t, "0::/\n")
+	h, _ := m.handler(0)
+	for _, c := range []struct {
+		device  uint32
+		address string
+		v6only  bool
+		want    string // where it is dialled, or why it is withheld
+	}{
+		{eth0, "10.0.0.1", false, "[10.0.0.1:80]"},
+		{eth0, "10.0.0.2", false, "bound to interface eth0, which does not have the address"},
+		{eth0, "0.0.0.0", false, "[10.0.0.1:80]"},
+		{eth0, "::", false, "[10.0.0.1:80 [fd00::1]:80]"},
+		{eth0, "::", true, "[[fd00::1]:80]"},
+		{eth0, "127.0.0.1", false, "bound to interface eth0, which does not have the address"},
+		{eth0, "::1", false, "bound to interface eth0, which does not have the address"},
+		{eth0, "fe80::1", false, "[[fe80::1%eth0]:80]"},
+		{eth0, "fe80::7", false, "bound to interface eth0, which does not have the address"},
+		{bare, "0.0.0.0", false, "bound to interface eth1, which has no address"},
+		{bare, "::", false, "[[fe80::2%eth1]:80]"},
+		{none, "::", false, "bound to interface , which has no address"},
+		{lo, "10.0.0.1", false, "bound to interface lo, which does not have the address"},
+		{lo, "10.5.5.5", false, "[10.5.5.5:80]"},
+		{lo, "0.0.0.0", false, "[127.0.0.1:80]"},
+		{lo, "::", false, "[127.0.0.1:80 [::1]:80]"},
+		{lo, "127.0.0.2", false, "[127.0.0.2:80]"},
+		{0, "0.0.0.0", false, "[127.0.0.1:80]"},
+		{0, "::", true, "[[::1]:80]"},
+		{0, "10.0.0.1", false, "[10.0.0.1:80]"},
+		{0, "10.0.0.77", false, "bound to an address that no interface has"},
+		{0, "fd00::77", false, "bound to an address that no interface has"},
+		{0, "10.0.0.255", false, "bound to a broadcast address: no answer can come from there"},
+	} {
+		b := h.binding(&observer.Socket{
+			Cookie: 1, Protocol: port.TCP, Address: netip.MustParseAddr(c.address), Port: 80, V6Only: c.v6only, Listening: true, Device: c.device,
+		})
+		got := b.Withheld
+		if got == "" {
+			got = fmt.Sprint(b.Dial)
+		}
+		if got != c.want || (b.Withheld == "") != (len(b.Dial) > 0) {
+			t.Errorf("device %d, %s: %s, want %s", c.device, c.address, got, c.want)
 		}
 	}
 }
 
-func TestSocketOfAnInterface(t *testing.T) {
+// TestAddressesThatChangeMoveSockets: sockets that depend on addresses are fed again
+// when these change, and no others.
+func TestAddressesThatChangeMoveSockets(t *testing.T) {
 	m := newMachine(t, "0::/\n")
 	h, _ := m.handler(0)
-	const lo, eth0 = 1, 2
-	for _, c := range []struct {
-		device  uint32
-		address string
-		want    bool // the guest itself reaches it
-	}{
-		{eth0, "10.0.0.1", true}, // its own address
-		{eth0, "10.0.0.2", false},
-		{eth0, "0.0.0.0", false},
-		{eth0, "127.0.0.1", false},
-		{eth0, "::1", false},
-		{lo, "10.0.0.1", false}, // an address of eth0
-		{lo, "0.0.0.0", true},
-		{lo, "127.0.0.2", true},
-	} {
-		b := h.binding(&observer.Socket{
-			Cookie: 1, Protocol: port.TCP, Address: netip.MustParseAddr(c.address), Port: 80, Listening: true, Device: c.device,
-		})
-		if (b.Withheld == "") != c.want || (len(b.Dial) == 1) != c.want {
-			t.Errorf("device %d, %s: withheld %q, dialled at %v", c.device, c.address, b.Withheld, b.Dial)
-		}
+	followed := 0
+	h.follow = func() { followed++ }
+	sockets := []observer.Event{
+		{Socket: observer.Socket{Cookie: 1, Protocol: port.TCP, Address: netip.IPv4Unspecified(), Port: 81, Listening: true, Device: eth0}},
+		{Socket: observer.Socket{Cookie: 2, Protocol: port.UDP, Address: netip.MustParseAddr("10.0.0.1"), Port: 82, Listening: true}},
+		{Socket: observer.Socket{Cookie: 3, Protocol: port.TCP, Address: netip.MustParseAddr("127.0.0.1"), Port: 83, Listening: true}},
+		{Socket: observer.Socket{Cookie: 4, Protocol: port.TCP, Address: netip.MustParseAddr("10.0.0.1"), Port: 84, Listening: true, Device: eth0}},
+	}
+	h.Apply(sockets[2:3])
+	if followed != 0 {
+		t.Error("a socket of the loopback follows the network")
+	}
+	h.Apply(sockets)
+	h.Apply([]observer.Event{{Gone: true, Socket: sockets[3].Socket}})
+	if followed == 0 {
+		t.Error("nothing follows the network")
+	}
+	f := new(lastFed)
+	h.feed = f
+	h.recheck()
+	if f.last != nil {
+		t.Errorf("fed again though nothing has changed: %v", f.last)
+	}
+	h.network.addresses = func(uint32) []netip.Addr { return parsed("10.0.0.9") }
+	h.network.kind = func(netip.Addr) netwatch.Kind { return netwatch.Elsewhere }
+	h.recheck()
+	slices.Sort(f.last)
+	want := []string{"81 [10.0.0.9:81] ", "82 [] bound to an address that no interface has"}
+	if !slices.Equal(f.last, want) {
+		t.Errorf("fed %q, want %q", f.last, want)
+	}
+}
+
+// lastFed is a feed that keeps what was last put.
+type lastFed struct {
+	tally
+	last []string
+}
+
+func (f *lastFed) Apply(c port.Change) {
+	f.last = nil
+	for _, b := range c.Put {
+		f.last = append(f.last, fmt.Sprint(b.Port, b.Dial, " ", b.Withheld))
 	}
 }

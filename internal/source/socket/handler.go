@@ -19,6 +19,13 @@ import (
 	"github.com/fairlead/fairlead/internal/registry"
 )
 
+// placed is a socket whose reach depends on the network, as it was fed.
+type placed struct {
+	socket   observer.Socket
+	dial     []netip.AddrPort
+	withheld string
+}
+
 // boundDelay is how long a TCP socket that was bound may take until it listens.
 // Nearly all do at once, and feeding both states would cost a second pass through
 // all tables just when the first one should be fast.
@@ -26,15 +33,13 @@ const boundDelay = 5 * time.Millisecond
 
 // handler turns what the observer reports into bindings.
 type handler struct {
-	feed   registry.Feed
-	own    func(uint64) bool
-	ifname func(index uint32) string
-	// assigned reports whether an interface has an address.
-	assigned func(index uint32, addr netip.Addr) bool
-	// broadcast reports whether an IPv4 address is one of broadcast.
-	broadcast func(netip.Addr) bool
+	feed    registry.Feed
+	own     func(uint64) bool
+	network network
+	follow  func() // called when recheck must follow changes of the network
 
-	mu        sync.Mutex // guards what follows, and the order of calls of feed
+	mu        sync.Mutex        // guards what follows, and the order of calls of feed
+	placed    map[uint64]placed // sockets that depend on the network, by cookie
 	processes *processes
 	bound     map[uint64]port.Binding // by cookie: not fed yet, as it may listen at once
 	timer     *time.Timer             // feeds what is bound; nil before the first
@@ -45,12 +50,13 @@ func (h *handler) Replace(sockets []observer.Socket) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.bound = make(map[uint64]port.Binding) // they are in the set
+	h.placed = make(map[uint64]placed)
 	h.processes.beginBatch()
 	set := make([]port.Binding, 0, len(sockets))
 	keep := make(map[uint64]struct{}, len(sockets))
 	for i := range sockets {
 		if !h.own(sockets[i].Cookie) {
-			set = append(set, h.binding(&sockets[i]))
+			set = append(set, h.place(&sockets[i]))
 			keep[sockets[i].Cookie] = struct{}{}
 		}
 	}
@@ -83,18 +89,55 @@ func (h *handler) Apply(events []observer.Event) {
 		case events[i].Gone:
 			c.Drop = append(c.Drop, origin(s))
 			delete(h.bound, s.Cookie)
+			delete(h.placed, s.Cookie)
 			h.processes.forget(s.Cookie)
 		case h.mayListen(s):
 			h.bound[s.Cookie] = h.binding(s)
 		default:
 			delete(h.bound, s.Cookie)
-			c.Put = append(c.Put, h.binding(s))
+			c.Put = append(c.Put, h.place(s))
 		}
 	}
 	if h.timer != nil && len(h.bound) == 0 {
 		h.timer.Stop()
 	}
 	if len(c.Put)+len(c.Drop) > 0 {
+		h.feed.Apply(c)
+	}
+}
+
+// place returns the binding of a socket, and remembers it if it depends on the network.
+func (h *handler) place(s *observer.Socket) port.Binding {
+	b := h.binding(s)
+	if !s.Listening || !depends(s) {
+		delete(h.placed, s.Cookie)
+		return b
+	}
+	if h.placed == nil {
+		h.placed = make(map[uint64]placed)
+	}
+	h.placed[s.Cookie] = placed{*s, b.Dial, b.Withheld}
+	h.follow()
+	return b
+}
+
+// recheck feeds the sockets that interfaces and addresses now let be reached in
+// another way.
+func (h *handler) recheck() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	var c port.Change
+	h.processes.beginBatch()
+	for _, old := range h.placed {
+		dial, withheld := h.network.reach(&old.socket)
+		if withheld == old.withheld && slices.Equal(dial, old.dial) {
+			continue
+		}
+		s := old.socket
+		s.Observed = 0 // no event of the socket
+		c.Put = append(c.Put, h.place(&s))
+	}
+	if len(c.Put) > 0 {
 		h.feed.Apply(c)
 	}
 }
@@ -151,8 +194,8 @@ func (h *handler) Methods(methods []kernel.Method) {
 	var order []string
 	uses := map[string][]string{}
 	for _, r := range methods {
-		if r.Capability == observer.UDPDump {
-			continue // how a dump is read, not how sockets are observed
+		if r.Capability == observer.UDPDump || r.Capability == observer.Device {
+			continue // how a dump is read, and a detail, not how sockets are observed
 		}
 		if uses[r.Name] == nil {
 			order = append(order, r.Name)

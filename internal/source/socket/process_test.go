@@ -69,9 +69,7 @@ func (m machine) handler(ownCookie uint64) (*handler, *registry.Registry) {
 	p := procfs{m.root, func() time.Duration { return time.Hour }}
 	return &handler{
 		feed: r.Feed(Name), own: func(c uint64) bool { return c == ownCookie },
-		ifname:    func(index uint32) string { return map[uint32]string{1: "lo", 2: "eth0"}[index] },
-		assigned:  func(index uint32, a netip.Addr) bool { return index == 2 && a == netip.MustParseAddr("10.0.0.1") },
-		broadcast: func(a netip.Addr) bool { return a == netip.MustParseAddr("10.0.0.255") }, processes: newProcesses(p, tree),
+		network: fakeNetwork(), follow: func() {}, processes: newProcesses(p, tree),
 	}, r
 }
 

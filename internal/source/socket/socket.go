@@ -11,11 +11,15 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"sync"
+	"time"
 
 	"github.com/fairlead/fairlead/internal/cgroup"
+	"github.com/fairlead/fairlead/internal/netwatch"
 	"github.com/fairlead/fairlead/internal/observer"
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/registry"
+	"github.com/fairlead/fairlead/internal/schedule"
 )
 
 // Name is the source's name in rules and status.
@@ -68,10 +72,26 @@ func (s *Source) Run(ctx context.Context, feed registry.Feed) error {
 	} else {
 		defer func() { _ = tree.Close() }()
 	}
-	h := &handler{
-		feed: feed, own: s.o.Own, ifname: interfaceName, assigned: isAssigned, broadcast: isBroadcast,
-		processes: newProcesses(newProcfs(), tree),
-	}
+	h := &handler{feed: feed, own: s.o.Own, network: ownNetwork(), processes: newProcesses(newProcfs(), tree)}
 	defer h.stop()
+	ctx, cancel := context.WithCancel(ctx)
+	var following sync.WaitGroup
+	defer following.Wait()
+	defer cancel()
+	// Most guests have no socket that needs it.
+	h.follow = sync.OnceFunc(func() {
+		following.Go(func() { s.followNetwork(ctx, h) })
+	})
 	return s.o.Observer.Run(ctx, h)
+}
+
+// followNetwork has sockets rechecked after changes of addresses, until ctx ends.
+func (s *Source) followNetwork(ctx context.Context, h *handler) {
+	w := netwatch.New(netwatch.Options{Log: s.o.Logger, Parts: netwatch.Links | netwatch.Addresses})
+	var watching sync.WaitGroup
+	defer watching.Wait()
+	watching.Go(func() { w.Run(ctx) })
+	for schedule.Wait(ctx, time.Time{}, w.Changed()) == nil {
+		h.recheck()
+	}
 }

@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux
+
+package socket
+
+import (
+	"net"
+	"net/netip"
+	"slices"
+	"strconv"
+
+	"github.com/fairlead/fairlead/internal/netwatch"
+	"github.com/fairlead/fairlead/internal/observer"
+	"github.com/fairlead/fairlead/internal/port"
+)
+
+// network answers questions about interfaces and addresses as they are now.
+type network struct {
+	name      func(device uint32) string
+	addresses func(device uint32) []netip.Addr // of an interface, without zones
+	kind      func(netip.Addr) netwatch.Kind   // of an address that is not of the loopback
+}
+
+func ownNetwork() network {
+	return network{name: interfaceName, addresses: interfaceAddresses, kind: addressKind}
+}
+
+// interfaceName returns the name, or else the number, which is a zone as well.
+func interfaceName(index uint32) string {
+	if i, err := net.InterfaceByIndex(int(index)); err == nil {
+		return i.Name
+	}
+	return strconv.FormatUint(uint64(index), 10)
+}
+
+func interfaceAddresses(device uint32) (addrs []netip.Addr) {
+	i, err := net.InterfaceByIndex(int(device))
+	if err != nil {
+		return nil
+	}
+	list, _ := i.Addrs()
+	for _, a := range list {
+		if p, err := netip.ParsePrefix(a.String()); err == nil {
+			addrs = append(addrs, p.Addr())
+		}
+	}
+	return addrs
+}
+
+// addressKind takes an address for an own one where the kernel cannot be asked.
+func addressKind(addr netip.Addr) netwatch.Kind {
+	kind, err := netwatch.Classify(addr)
+	if err != nil {
+		return netwatch.Own
+	}
+	return kind
+}
+
+// depends reports whether it depends on interfaces and addresses where a socket is
+// reached.
+func depends(s *observer.Socket) bool {
+	return s.Device != 0 || !s.Address.IsUnspecified() && !s.Address.IsLoopback() && !s.Address.IsMulticast()
+}
+
+// reach returns where the guest itself reaches a socket, best first, or why it cannot.
+func (n *network) reach(s *observer.Socket) (dial []netip.AddrPort, withheld string) {
+	addr := s.Address
+	switch {
+	case addr.IsMulticast():
+		return nil, "bound to a multicast address: no answer can come from there"
+	case s.Device != 0:
+		return n.onDevice(s)
+	case depends(s):
+		switch n.kind(addr) {
+		case netwatch.Broadcast:
+			return nil, "bound to a broadcast address: no answer can come from there"
+		case netwatch.Elsewhere:
+			return nil, "bound to an address that no interface has"
+		}
+	}
+	return dialed(addr, s.Port, s.V6Only), ""
+}
+
+// onDevice is reach for a socket that is bound to an interface. The kernel delivers
+// what the guest sends to an own address as received on the interface that has it, so
+// the socket is reached at the interface's addresses and nowhere else.
+func (n *network) onDevice(s *observer.Socket) (dial []netip.AddrPort, withheld string) {
+	name := n.name(s.Device)
+	if name == loopback && (s.Address.IsUnspecified() || s.Address.IsLoopback()) {
+		return dialed(s.Address, s.Port, s.V6Only), ""
+	}
+	own := n.addresses(s.Device)
+	if !s.Address.IsUnspecified() {
+		if !slices.Contains(own, s.Address) {
+			return nil, "bound to interface " + name + ", which does not have the address"
+		}
+		return dialed(zoned(s.Address, name), s.Port, false), ""
+	}
+	if s.Address.Is4() || !s.V6Only {
+		dial = appendFirst(dial, own, name, s.Port, netip.Addr.Is4)
+	}
+	if s.Address.Is6() {
+		dial = appendFirst(dial, own, name, s.Port, func(a netip.Addr) bool { return a.Is6() && !a.IsLinkLocalUnicast() })
+	}
+	if len(dial) == 0 && s.Address.Is6() {
+		dial = appendFirst(dial, own, name, s.Port, netip.Addr.Is6)
+	}
+	if len(dial) == 0 {
+		return nil, "bound to interface " + name + ", which has no address"
+	}
+	return dial, ""
+}
+
+const loopback = "lo"
+
+// appendFirst appends the first address that fits.
+func appendFirst(dial []netip.AddrPort, own []netip.Addr, name string, p uint16, fits func(netip.Addr) bool) []netip.AddrPort {
+	if i := slices.IndexFunc(own, fits); i >= 0 {
+		dial = append(dial, netip.AddrPortFrom(zoned(own[i], name), p))
+	}
+	return dial
+}
+
+// zoned adds the interface to an IPv6 address that needs one.
+func zoned(addr netip.Addr, name string) netip.Addr {
+	if addr.Is6() && addr.IsLinkLocalUnicast() {
+		return addr.WithZone(name)
+	}
+	return addr
+}
+
+// dialed returns where the guest itself reaches what is bound to an address that it has.
+func dialed(addr netip.Addr, p uint16, v6only bool) []netip.AddrPort {
+	if !addr.IsUnspecified() {
+		return []netip.AddrPort{netip.AddrPortFrom(addr, p)}
+	}
+	own := netip.AddrPortFrom(port.Loopback(addr), p)
+	if addr.Is6() && !v6only {
+		return []netip.AddrPort{netip.AddrPortFrom(port.Loopback(netip.IPv4Unspecified()), p), own}
+	}
+	return []netip.AddrPort{own}
+}
