@@ -116,7 +116,8 @@ func (a *Agent) wireSources() error {
 		return err
 	}
 	a.observer, err = observer.New(observer.Options{
-		Mode: mode, Interval: a.cfg.PollInterval, Audit: auditInterval(&a.cfg), Logger: a.log, Types: &a.types,
+		Mode: mode, Interval: a.cfg.PollInterval, Audit: auditInterval(&a.cfg), Methods: a.cfg.ObserverMethods,
+		Logger: a.log, Types: &a.types,
 	})
 	if err != nil {
 		return fmt.Errorf("observer: %w", err)

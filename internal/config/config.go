@@ -67,6 +67,10 @@ type Agent struct {
 	Kube          Kube
 	Listener      Listener
 	EngineGrace   time.Duration // how long declared ports outlive their engine, 1s to 24h; 0 for ever
+
+	// ObserverMethods limits how the observer attaches, for tests: nothing in a file,
+	// a flag or the environment sets it. Empty is no limit.
+	ObserverMethods []string
 }
 
 // NAT configures the source that reads NAT rules.

@@ -1,0 +1,467 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux && (root || vm)
+
+package sockets
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/fairlead/fairlead/internal/kernel"
+	"github.com/fairlead/fairlead/internal/observer"
+	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/test/kit/program"
+	"github.com/fairlead/fairlead/test/kit/rounds"
+	"github.com/fairlead/fairlead/test/kit/wait"
+)
+
+// TestRandomOperations does random operations on sockets and, after every few, waits
+// until the kernel, the list of the agent and connections agree. FAIRLEAD_OPERATIONS
+// says how many for each method, FAIRLEAD_SEED which.
+func TestRandomOperations(t *testing.T) {
+	operations := rounds.Of(t, "FAIRLEAD_OPERATIONS", 500)
+	seed := uint64(rounds.Of(t, "FAIRLEAD_SEED", 1))
+	binary, err := program.Path(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, set := range methodSets() {
+		t.Run(set, func(t *testing.T) {
+			r := newRun(newWorld(t, binary, set), seed)
+			r.work(operations)
+			t.Logf("%d operations, %d of them refused; %d comparisons; methods %v", r.count, r.refused, r.comparisons, r.methods)
+		})
+	}
+}
+
+// methodSets returns the methods to test: those in the environment, else the whole
+// chain and those that the kernels have on which root tests run. Polling is always
+// one of them, once for each kernel.
+func methodSets() []string {
+	given := os.Getenv("FAIRLEAD_METHODS")
+	if given == "" {
+		return []string{"auto", kernel.MethodTPBTF, kernel.MethodCgroup, observer.MethodPoll}
+	}
+	sets := strings.Split(given, ",")
+	if slices.Contains(sets, kernel.MethodFentry) {
+		sets = append(sets, observer.MethodPoll)
+	}
+	return sets
+}
+
+// run is a sequence of random operations.
+type run struct {
+	*world
+	rng     *rand.Rand
+	seed    uint64
+	history []string
+
+	next   int
+	open   map[int]*opened
+	second bool // the interface has its second addresses
+
+	client    map[int]bool         // UDP sockets that the kernel bound
+	released  map[int]bool         // listeners that gave back the port that the kernel chose
+	unseen    map[int]bool         // sockets that the method need not see
+	hadBy     map[int]map[int]bool // actors that have or had a socket
+	blind     map[slot]bool        // ports of sockets that changed in a way that only an audit sees
+	vague     map[slot]bool        // what compare must not look at: blind, or nothing
+	boundSeen bool                 // TCP sockets that are only bound are seen
+
+	count, refused, comparisons int
+}
+
+// opened is a socket as the driver knows it.
+type opened struct {
+	actor   int
+	order   order
+	anyPort bool // bound to port 0
+	listens bool
+	slot    slot
+}
+
+func (o *opened) udp() bool { return o.order.Type == unix.SOCK_DGRAM }
+
+func newRun(w *world, seed uint64) *run {
+	return &run{
+		world: w, rng: rand.New(rand.NewPCG(seed, 0)), seed: seed, open: make(map[int]*opened),
+		client: make(map[int]bool), released: make(map[int]bool), unseen: make(map[int]bool), hadBy: make(map[int]map[int]bool),
+		blind: make(map[slot]bool), vague: make(map[slot]bool),
+		boundSeen: w.methods[observer.TCPBind] != observer.MethodPoll || dumpsBound(),
+	}
+}
+
+// dumpsBound reports whether the kernel dumps sockets that are only bound (6.8).
+func dumpsBound() bool {
+	var u unix.Utsname
+	_ = unix.Uname(&u)
+	var major, minor int
+	_, _ = fmt.Sscanf(unix.ByteSliceToString(u.Release[:]), "%d.%d", &major, &minor)
+	return major > 6 || major == 6 && minor >= 8
+}
+
+const (
+	batch     = 8    // operations between comparisons
+	ownersAt  = 20   // comparisons between looks at owners, which are searched once a second
+	settleAt  = 2000 // operations between waits for an audit
+	mostOpen  = 25
+	firstPort = 20_000
+	ports     = 24
+)
+
+func (r *run) work(operations int) {
+	for r.count < operations {
+		touched := make(map[slot]bool)
+		for range batch {
+			r.operation(touched)
+		}
+		r.vague = r.blind
+		r.agree(touched, r.comparisons%ownersAt == ownersAt-1, 0)
+		if r.count%settleAt < batch {
+			r.settle()
+		}
+	}
+	r.settle()
+}
+
+// settle waits until an audit has seen what nothing else sees.
+func (r *run) settle() {
+	touched := r.blind
+	r.blind, r.vague = make(map[slot]bool), nil
+	r.agree(touched, true, auditInterval)
+}
+
+// agree waits until there is no difference.
+func (r *run) agree(touched map[slot]bool, owners bool, more time.Duration) {
+	r.t.Helper()
+	r.comparisons++
+	limit := max(wait.Limit(), 30*time.Second) + more
+	var err error
+	for end := time.Now().Add(limit); ; time.Sleep(5 * time.Millisecond) {
+		if err = r.compare(touched, owners); err == nil {
+			return
+		}
+		if time.Now().After(end) {
+			break
+		}
+	}
+	r.t.Fatalf("FAIRLEAD_SEED=%d, operation %d: no agreement within %v:\n%v\nThe last operations:\n%s\nThe agent's log:\n%s",
+		r.seed, r.count, limit, err, strings.Join(r.history[max(0, len(r.history)-100):], "\n"), tail(r.agent.log(), 3000))
+}
+
+func tail(s string, n int) string { return s[max(0, len(s)-n):] }
+
+// chance is true in n of 100 cases.
+func (r *run) chance(n int) bool { return r.rng.IntN(100) < n }
+
+func choose[T any](r *run, of ...T) T { return of[r.rng.IntN(len(of))] }
+
+// pick returns an open socket that fits, and its number; nil if there is none.
+func (r *run) pick(fits func(*opened) bool) (int, *opened) {
+	var ids []int
+	for id, o := range r.open {
+		if fits(o) {
+			ids = append(ids, id)
+		}
+	}
+	if len(ids) == 0 {
+		return 0, nil
+	}
+	slices.Sort(ids)
+	id := ids[r.rng.IntN(len(ids))]
+	return id, r.open[id]
+}
+
+// operation does one operation and notes the port that it was about.
+func (r *run) operation(touched map[slot]bool) {
+	r.count++
+	total := 0
+	for _, k := range kinds {
+		total += k.weight
+	}
+	n := r.rng.IntN(total)
+	for _, k := range kinds {
+		if n -= k.weight; n < 0 {
+			for _, s := range k.do(r) {
+				touched[s] = true
+			}
+			return
+		}
+	}
+}
+
+var kinds = []struct {
+	weight int
+	do     func(*run) []slot
+}{
+	{36, (*run).create}, {18, (*run).close}, {7, (*run).listen}, {6, (*run).shutdown},
+	{7, (*run).connect}, {5, (*run).disconnect}, {3, (*run).setDevice}, {4, (*run).pass},
+	{1, (*run).fork}, {1, (*run).kill}, {2, (*run).readdress}, {3, (*run).sendUnbound},
+}
+
+// order gives an order about a socket, notes it and reports whether it was done.
+func (r *run) order(actor int, o order, fd int) (ok bool, got int) {
+	rep, got := r.actors[actor].send(o, fd)
+	if r.hadBy[o.ID] == nil {
+		r.hadBy[o.ID] = make(map[int]bool)
+	}
+	r.hadBy[o.ID][actor] = true
+	line := fmt.Sprintf("%d: actor %d: %s", r.count, actor, describe(o))
+	if rep.Err != "" {
+		r.refused++
+		line += ": " + rep.Err
+	}
+	r.history = append(r.history, line)
+	return rep.Err == "", got
+}
+
+func describe(o order) string {
+	text := fmt.Sprintf("%s %d", o.Do, o.ID)
+	if o.Do == "open" {
+		text += fmt.Sprintf(" family %d type %d protocol %d", o.Family, o.Type, o.Proto)
+		for name, set := range map[string]bool{"v6only": o.V6Only, "reuseport": o.Reuse, "bind": o.Bind, "listen": o.Listen} {
+			if set {
+				text += " " + name
+			}
+		}
+	}
+	if o.Device != "" {
+		text += " device " + o.Device
+	}
+	if o.Address.IsValid() {
+		text += " " + o.Address.String()
+	}
+	return text
+}
+
+// create makes a socket.
+func (r *run) create() []slot {
+	if len(r.open) >= mostOpen {
+		return r.close()
+	}
+	r.next++
+	o := order{Do: "open", ID: r.next, Family: choose(r, unix.AF_INET, unix.AF_INET6), Type: unix.SOCK_STREAM, Bind: true}
+	protocol := port.TCP
+	switch r.rng.IntN(5) {
+	case 0, 1:
+		o.Type, protocol = unix.SOCK_DGRAM, port.UDP
+	case 2:
+		o.Proto = protocolMPTCP
+	}
+	o.V6Only = o.Family == unix.AF_INET6 && r.chance(40)
+	o.Reuse = r.chance(30)
+	if r.chance(12) {
+		o.Device = choose(r, device, device, "lo")
+	}
+	o.Listen = protocol == port.TCP && r.chance(75)
+	n := uint16(firstPort + r.rng.IntN(ports))
+	if r.chance(10) {
+		n = 0
+	}
+	o.Address = netip.AddrPortFrom(r.address(&o), n)
+	if o.Listen && n == 0 && r.chance(30) {
+		o.Bind = false
+	}
+	actor := r.rng.IntN(len(r.actors))
+	if ok, _ := r.order(actor, o, -1); !ok {
+		return nil
+	}
+	op := &opened{actor: actor, order: o, anyPort: n == 0, listens: o.Listen, slot: slot{protocol, n}}
+	r.open[o.ID] = op
+	if n == 0 && protocol == port.UDP && o.Address.Addr().IsUnspecified() && r.methods[observer.UDPBind] == observer.MethodPoll {
+		r.unseen[o.ID] = true // documented: a dump cannot tell it from a client
+	}
+	return []slot{op.slot}
+}
+
+// address returns a random address to bind to.
+func (r *run) address(o *order) netip.Addr {
+	texts := []string{"0.0.0.0", "0.0.0.0", "127.0.0.1", "127.0.0.1", "127.0.0.2", address4, second4}
+	if o.Type == unix.SOCK_DGRAM {
+		texts = append(texts, "10.9.9.255", "224.0.0.251")
+	}
+	if o.Family == unix.AF_INET6 {
+		texts = []string{"::", "::", "::", "::1", address6, second6}
+		if !o.V6Only {
+			texts = append(texts, "127.0.0.1", address4) // mapped
+		}
+	}
+	return netip.MustParseAddr(choose(r, texts...))
+}
+
+func (r *run) close() []slot {
+	id, o := r.pick(func(*opened) bool { return true })
+	if o == nil {
+		return nil
+	}
+	r.order(o.actor, order{Do: "close", ID: id}, -1)
+	r.forget(id)
+	return []slot{o.slot}
+}
+
+func (r *run) forget(id int) {
+	delete(r.open, id)
+	delete(r.client, id)
+	delete(r.released, id)
+	delete(r.unseen, id)
+}
+
+func (r *run) listen() []slot {
+	return r.simple(order{Do: "listen"}, func(o *opened) bool { return !o.udp() })
+}
+
+// shutdown is only for listeners: another socket would stay shut down when it listens,
+// and not answer.
+func (r *run) shutdown() []slot {
+	return r.simple(order{Do: "shutdown"}, func(o *opened) bool { return o.listens })
+}
+
+// simple gives an order about some socket that fits.
+func (r *run) simple(what order, fits func(*opened) bool) []slot {
+	id, o := r.pick(fits)
+	if o == nil {
+		return nil
+	}
+	what.ID = id
+	if ok, _ := r.order(o.actor, what, -1); ok {
+		o.listens = what.Do == "listen"
+		r.released[id] = o.anyPort && !o.listens
+	}
+	return []slot{o.slot}
+}
+
+// peer is where nobody listens.
+func peer(o *opened) netip.AddrPort {
+	a := netip.MustParseAddr("127.0.0.1")
+	if o.order.Family == unix.AF_INET6 && o.order.Address.Addr().Is6() {
+		a = netip.IPv6Loopback()
+	}
+	return netip.AddrPortFrom(a, 9)
+}
+
+// connect gives UDP a peer.
+func (r *run) connect() []slot {
+	id, o := r.pick((*opened).udp)
+	if o == nil {
+		return nil
+	}
+	r.order(o.actor, order{Do: "connect", ID: id, Family: o.order.Family, Address: peer(o)}, -1)
+	return []slot{o.slot}
+}
+
+// disconnect removes the peer of UDP, or only its device and what the kernel chose.
+func (r *run) disconnect() []slot {
+	id, o := r.pick((*opened).udp)
+	if o == nil {
+		return nil
+	}
+	if ok, _ := r.order(o.actor, order{Do: "disconnect", ID: id}, -1); !ok {
+		return nil
+	}
+	if o.anyPort {
+		r.client[id] = true // from now on the kernel chooses a port, if it sends
+	}
+	switch r.methods[observer.UDPConnect] {
+	case kernel.MethodFentry, kernel.MethodKprobe, observer.MethodPoll:
+	default:
+		r.blind[o.slot] = true
+	}
+	return []slot{o.slot}
+}
+
+// setDevice binds a socket to an interface, or to none, after it was bound.
+func (r *run) setDevice() []slot {
+	id, o := r.pick(func(o *opened) bool { return !o.anyPort })
+	if o == nil {
+		return nil
+	}
+	if ok, _ := r.order(o.actor, order{Do: "device", ID: id, Device: choose(r, device, "lo", "")}, -1); !ok {
+		return nil
+	}
+	capability := observer.TCPListen
+	if o.udp() {
+		capability = observer.UDPBind
+	}
+	if r.methods[observer.Device] == observer.MethodAudit && r.methods[capability] != observer.MethodPoll {
+		r.blind[o.slot] = true
+	}
+	return []slot{o.slot}
+}
+
+// pass hands a socket to another actor.
+func (r *run) pass() []slot {
+	id, o := r.pick(func(o *opened) bool { return o.actor != 2 })
+	if o == nil {
+		return nil
+	}
+	_, fd := r.order(o.actor, order{Do: "give", ID: id}, -1)
+	if fd < 0 {
+		r.t.Fatal("no socket came")
+	}
+	defer func() { _ = unix.Close(fd) }()
+	o.actor = 1 - o.actor
+	r.order(o.actor, order{Do: "take", ID: id}, fd)
+	return []slot{o.slot}
+}
+
+// fork replaces an actor by a child that inherits its sockets.
+func (r *run) fork() []slot {
+	r.order(r.rng.IntN(2), order{Do: "fork"}, -1)
+	return nil
+}
+
+// kill kills an actor.
+func (r *run) kill() (touched []slot) {
+	actor := r.rng.IntN(len(r.actors))
+	r.history = append(r.history, fmt.Sprintf("%d: actor %d: killed", r.count, actor))
+	r.actors[actor].kill()
+	for id, o := range r.open {
+		if o.actor == actor {
+			touched = append(touched, o.slot)
+			r.forget(id)
+		}
+	}
+	r.actors[actor].run()
+	return touched
+}
+
+// readdress adds or removes the second addresses.
+func (r *run) readdress() (touched []slot) {
+	do := "add"
+	if r.second {
+		do = "del"
+	}
+	r.history = append(r.history, fmt.Sprintf("%d: addr %s", r.count, do))
+	r.guest.sh(r.t, fmt.Sprintf("/usr/sbin/ip addr %[1]s %[2]s/24 dev %[3]s; /usr/sbin/ip addr %[1]s %[4]s/64 nodad dev %[3]s", do, second4, device, second6))
+	r.second = !r.second
+	for _, o := range r.open {
+		touched = append(touched, o.slot)
+	}
+	return touched
+}
+
+// sendUnbound makes a client: the kernel binds it.
+func (r *run) sendUnbound() []slot {
+	if len(r.open) >= mostOpen {
+		return r.close()
+	}
+	r.next++
+	o := order{Do: "open", ID: r.next, Family: choose(r, unix.AF_INET, unix.AF_INET6), Type: unix.SOCK_DGRAM}
+	op := &opened{actor: r.rng.IntN(2), order: o, anyPort: true, slot: slot{port.UDP, 0}}
+	op.order.Address = peer(&opened{order: order{Family: o.Family, Address: netip.AddrPortFrom(netip.IPv6Unspecified(), 0)}})
+	if ok, _ := r.order(op.actor, o, -1); !ok {
+		return nil
+	}
+	r.open[o.ID], r.client[o.ID] = op, true
+	r.order(op.actor, order{Do: "send", ID: o.ID, Family: o.Family, Address: op.order.Address}, -1)
+	return nil
+}
