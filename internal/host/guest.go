@@ -460,8 +460,13 @@ func (g *guest) decide(pub *publication) {
 	if pub.denied == nil || pub.denied.Reason != reason {
 		h.changed[pub] = struct{}{}
 		pub.denied = &port.Outcome{Key: pub.Key, State: port.Denied, Reason: reason, Since: time.Now()}
+		if d.Pending {
+			pub.denied.State = port.Pending
+		}
 	}
-	g.flows.Reset(errDenied, pub.Key)
+	if !d.Pending {
+		g.flows.Reset(errDenied, pub.Key)
+	}
 }
 
 // release ends a claim. h.mu is held.
@@ -587,7 +592,7 @@ func (g *guest) messages() []wire.Control {
 // equal reports whether both are the same.
 func equal(a, b wire.Publication) bool {
 	return a.Key == b.Key && a.DualStack == b.DualStack && a.Source == b.Source && a.Rule == b.Rule &&
-		a.Owner.Equal(b.Owner) && slices.Equal(a.Host, b.Host)
+		a.Owner.Equal(b.Owner) && a.OwnerPending == b.OwnerPending && slices.Equal(a.Host, b.Host)
 }
 
 // textOf is the memory that a publication holds beyond its fixed size.

@@ -209,6 +209,26 @@ func testPolicyReload(t *testing.T) {
 	eventually(t, "one flow is open", func() bool { return h.Guests()[0].Flows == 1 })
 }
 
+// A host rule that names an owner waits for it as the agent's do.
+func TestHostRuleWaitsForTheOwner(t *testing.T) {
+	a := newAgent(t, "vm")
+	k := key(port.TCP, any4, ports.Free(t))
+	p := pub(k)
+	p.OwnerPending = true
+	a.begins(snapshot(1, p))
+	start(t, Options{Policy: policy(t, rules.Loopback(), rules.Rule{Match: rules.Match{Name: "secret*"}, Deny: true})}, a)
+	o := a.wants(k, port.Pending)
+	if o.Reason != "owner not known yet" || !refused(at(lo4, k.Port)) {
+		t.Errorf("outcome %+v", o)
+	}
+	p.OwnerPending, p.Owner = false, port.Owner{Kind: port.OwnerContainer, ID: "a", Name: "web"}
+	a.say(snapshot(2, p))
+	a.wants(k, port.Active)
+	p.Owner.ID, p.Owner.Name = "b", "secret0"
+	a.say(snapshot(3, p))
+	a.wants(k, port.Denied)
+}
+
 func TestConflictIsTakenOver(t *testing.T) {
 	for _, proto := range []port.Protocol{port.TCP, port.UDP} {
 		t.Run(proto.String(), func(t *testing.T) {

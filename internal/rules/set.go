@@ -152,16 +152,29 @@ func (s *Set) decideOne(p *port.Publication) (d port.Decision, winner *rule, by 
 // for p. The
 // result is never wider than that unless this set, the host user's own, exposes
 // more or a rule in it names a host address. The agent has already applied the
-// defaults, so none is applied here.
+// defaults, so none is applied here. While the agent reports p's owner as pending, a
+// decision that depends on it is.
 func (s *Set) Host(p port.Publication, asked []netip.AddrPort) port.Decision {
 	if len(asked) == 0 {
 		return port.Decision{Rule: hostDefault, Reason: "the guest asks for no host address"}
 	}
-	addrs := s.hostAddresses(&p, asked)
-	if r, _ := s.first(&p, false); r != nil {
-		return r.decide(r.hostTitle, addrs)
+	d, _ := s.decideHost(&p, asked)
+	return d
+}
+
+// decideHost is Host, with the rule that decides, nil if none does.
+func (s *Set) decideHost(p *port.Publication, asked []netip.AddrPort) (port.Decision, *rule) {
+	winner, maybe := s.first(p, false)
+	d := port.Decision{Allow: true, Rule: hostDefault, Host: s.hostAddresses(p, asked)}
+	if winner != nil {
+		d = winner.decide(winner.hostTitle, d.Host)
 	}
-	return port.Decision{Allow: true, Rule: hostDefault, Host: addrs}
+	for _, r := range maybe {
+		if m := r.decide(r.hostTitle, s.hostAddresses(p, asked)); m.Allow != d.Allow || !slices.Equal(m.Host, d.Host) {
+			return port.Decision{Rule: r.hostTitle, Reason: notKnownYet, Pending: true}, r
+		}
+	}
+	return d, winner
 }
 
 // first returns the rule that decides, nil if none does, and the rules before it
@@ -364,7 +377,7 @@ func (s *Set) Explain(p port.Publication) []Step {
 
 // ExplainHost is Explain for what Host decides.
 func (s *Set) ExplainHost(p port.Publication) []Step {
-	winner, _ := s.first(&p, false)
+	_, winner := s.decideHost(&p, p.Decision.Host)
 	steps := make([]Step, 0, len(s.rules)+1)
 	for i := range s.rules {
 		r := &s.rules[i]

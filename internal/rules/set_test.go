@@ -707,3 +707,51 @@ func TestOtherOwners(t *testing.T) {
 		}
 	}
 }
+
+func TestHostRuleThatNamesAnOwnerWaitsForIt(t *testing.T) {
+	secret := Match{Name: "secret*"}
+	for _, c := range []struct {
+		name  string
+		rules []Rule
+		want  string
+	}{
+		{"no rules", nil, "allow"},
+		{"deny by name", []Rule{{Match: secret, Deny: true}}, "pending"},
+		{"deny by name of another port", []Rule{{Match: Match{Name: "secret*", Ports: []PortRange{{1, 2}}}, Deny: true}}, "allow"},
+		{"allow by name, as by default", []Rule{{Match: secret}}, "allow"},
+		{"allow by name, elsewhere", []Rule{{Match: secret, HostAddress: All()}}, "pending"},
+		{"deny the port anyway", []Rule{{Match: secret, Deny: true}, {Deny: true}}, "deny"},
+	} {
+		set, err := New(Loopback(), c.rules)
+		if err != nil {
+			t.Fatal(err)
+		}
+		p := port.Publication{
+			Key: port.Key{Protocol: port.TCP, Address: netip.IPv4Unspecified(), Port: 8200}, OwnerPending: true,
+			Decision: port.Decision{Allow: true, Host: []netip.AddrPort{netip.MustParseAddrPort("127.0.0.1:8200")}},
+		}
+		d := set.Host(p, p.Decision.Host)
+		got := "deny"
+		switch {
+		case d.Pending:
+			got = "pending"
+		case d.Allow:
+			got = "allow"
+		}
+		if got != c.want || d.Pending && (d.Allow || len(d.Host) > 0 || d.Reason != notKnownYet) {
+			t.Errorf("%s: %+v, want %s", c.name, d, c.want)
+		}
+		decides := 0
+		for _, s := range set.ExplainHost(p) {
+			if s.Decides {
+				decides++
+			}
+		}
+		if decides != 1 {
+			t.Errorf("%s: %d steps decide", c.name, decides)
+		}
+		if p.OwnerPending = false; set.Host(p, p.Decision.Host).Pending {
+			t.Errorf("%s: pending though the owner is known", c.name)
+		}
+	}
+}

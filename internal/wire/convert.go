@@ -17,7 +17,7 @@ import (
 // What no receiver would accept even so (see Check) the caller keeps to itself.
 func FromPublication(p port.Publication) Publication {
 	w := Publication{
-		Key: p.Key, DualStack: p.DualStack, Rule: p.Rule,
+		Key: p.Key, DualStack: p.DualStack, Rule: p.Rule, OwnerPending: p.OwnerPending,
 		Owner: port.Owner{
 			Kind: p.Owner.Kind, Name: truncate(p.Owner.Name, MaxName), ID: truncate(p.Owner.ID, MaxName),
 			Namespace: truncate(p.Owner.Namespace, MaxName), Labels: fitLabels(p.Owner.Labels),
@@ -66,7 +66,7 @@ func fit(k, v string) bool {
 // with one origin that names the source. Since and Dial are not on the wire.
 func (p Publication) Port() port.Publication {
 	return port.Publication{
-		Key: p.Key, DualStack: p.DualStack, Owner: p.Owner, Rule: p.Rule,
+		Key: p.Key, DualStack: p.DualStack, Owner: p.Owner, Rule: p.Rule, OwnerPending: p.OwnerPending,
 		Origins:  []port.OriginInfo{{Origin: port.Origin{Source: p.Source}}},
 		Decision: port.Decision{Allow: true, Host: p.Host},
 	}

@@ -97,6 +97,9 @@ type Publication struct {
 	Owner     port.Owner       `json:"owner"`
 	Source    string           `json:"source,omitempty"` // of its first origin, for host rules
 	Rule      uint64           `json:"rule,omitzero"`    // see port.Publication
+	// OwnerPending is as in port.Publication. Agents that do not send it sent owners
+	// that may change.
+	OwnerPending bool `json:"ownerPending,omitzero"`
 }
 
 // Outcome is port.Outcome on the wire.

@@ -5,6 +5,7 @@ package wire
 import (
 	"bytes"
 	"encoding/binary"
+	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
@@ -641,5 +642,26 @@ func TestSizes(t *testing.T) {
 	}
 	if n := publicationSize(fat(1)); n > partSize {
 		t.Errorf("one publication can need %d bytes of %d", n, partSize)
+	}
+}
+
+// An owner that is not certain is on the wire; agents that do not send that are believed.
+func TestOwnerPendingIsOnTheWire(t *testing.T) {
+	for _, pending := range []bool{false, true} {
+		p := port.Publication{
+			Key: port.Key{Protocol: port.TCP, Address: netip.IPv4Unspecified(), Port: 80}, OwnerPending: pending,
+			Decision: port.Decision{Allow: true},
+		}
+		b, err := json.Marshal(FromPublication(p))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var w Publication
+		if err := json.Unmarshal(b, &w); err != nil {
+			t.Fatal(err)
+		}
+		if w.Port().OwnerPending != pending || strings.Contains(string(b), "ownerPending") != pending {
+			t.Errorf("pending %v is sent as %s", pending, b)
+		}
 	}
 }
