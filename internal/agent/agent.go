@@ -72,7 +72,7 @@ type Agent struct {
 	metrics    *metrics.Agent
 	server     *status.Server
 	served     schedule.Signal // the metrics or the page were read
-	shrunk     schedule.Signal // most of many rules have gone
+	shrunk     schedule.Signal // most of many rules or ports have gone
 }
 
 // New wires an agent. It reads the link's token, or creates it at the first start.
@@ -122,7 +122,7 @@ func (a *Agent) wireSources() error {
 	if err != nil {
 		return fmt.Errorf("observer: %w", err)
 	}
-	a.registry = registry.New(registry.Options{Rules: a.cfg.Rules, Logger: a.log})
+	a.registry = registry.New(registry.Options{Rules: a.cfg.Rules, Logger: a.log, Shrunk: a.shrunk})
 	for _, name := range a.cfg.Sources {
 		s, err := a.newSource(name)
 		if err != nil {

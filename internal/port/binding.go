@@ -102,6 +102,9 @@ const (
 	SourceNAT    = "nat"    // NAT rules
 )
 
+// NotePaused ends, in brackets, the detail of an origin whose container is paused.
+const NotePaused = "paused"
+
 // Origin is the object that a binding comes from. ID is unique within its source
 // for as long as the object lives.
 type Origin struct {

@@ -27,6 +27,9 @@ type Options struct {
 	Rules  Decider
 	Logger *slog.Logger
 	Now    func() time.Time // time.Now if nil
+	// Shrunk is notified after most of many ports have gone, which leaves much
+	// unused memory. May be nil.
+	Shrunk schedule.Signal
 }
 
 // Registry is the merged table. A change costs what it touches, not what the
@@ -47,6 +50,8 @@ type Registry struct {
 	// provisional has the slots of NAT rules that appeared while an engine was not
 	// live: its facts may be old.
 	provisional map[port.Slot]struct{}
+	most        int             // slots since the maps were made
+	shrunk      schedule.Signal // may be nil
 
 	ready   chan struct{} // closed when every source has reported a complete set
 	pending int           // sources that have not
@@ -70,6 +75,7 @@ func New(o Options) *Registry {
 		owners:       newAttributions(),
 		engines:      make(map[string]bool),
 		waits:        waits{wake: schedule.NewSignal(), live: o.Now()}, // there are no engines
+		shrunk:       o.Shrunk,
 		provisional:  make(map[port.Slot]struct{}),
 		publications: table.New[port.Key, port.Publication](port.Key.Compare),
 		status:       table.New[string, SourceStatus](compareString),

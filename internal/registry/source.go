@@ -72,6 +72,7 @@ func (s *source) Replace(set []port.Binding) {
 		}
 	}
 	s.r.merge(dirty)
+	s.r.shrink()
 	s.live()
 	if s.complete {
 		return
@@ -95,6 +96,7 @@ func (s *source) Apply(c port.Change) {
 		s.put(&c.Put[i], dirty)
 	}
 	s.r.merge(dirty)
+	s.r.shrink()
 }
 
 // put adds or replaces one binding, which it copies, and keeps the time at which

@@ -80,8 +80,8 @@ func (s *Set) Decide(p port.Publication) port.Decision {
 	return d
 }
 
-// notKnownYet is the reason of a decision that is pending.
-const notKnownYet = "owner not known yet"
+// NotKnownYet is the reason of a decision that is pending because the owner is not known.
+const NotKnownYet = "owner not known yet"
 
 // decide is Decide, with the rule that decides, nil if none does, and the default
 // that would deny p.
@@ -138,11 +138,11 @@ func (s *Set) decideOne(p *port.Publication) (d port.Decision, winner *rule, by 
 		d = port.Decision{Allow: true, Rule: defaultAllow, Host: s.agentAddresses(p)}
 	}
 	if by == "" && (winner == nil || !winner.decides(true)) && mayBeHeld(p) {
-		return port.Decision{Rule: DefaultEngine, Reason: notKnownYet, Pending: true}, nil, DefaultEngine
+		return port.Decision{Rule: DefaultEngine, Reason: NotKnownYet, Pending: true}, nil, DefaultEngine
 	}
 	for _, r := range maybe {
 		if m := r.decide(r.title, s.agentAddresses(p)); m.Allow != d.Allow || !slices.Equal(m.Host, d.Host) {
-			return port.Decision{Rule: r.title, Reason: notKnownYet, Pending: true}, r, by
+			return port.Decision{Rule: r.title, Reason: NotKnownYet, Pending: true}, r, by
 		}
 	}
 	return d, winner, by
@@ -171,7 +171,7 @@ func (s *Set) decideHost(p *port.Publication, asked []netip.AddrPort) (port.Deci
 	}
 	for _, r := range maybe {
 		if m := r.decide(r.hostTitle, s.hostAddresses(p, asked)); m.Allow != d.Allow || !slices.Equal(m.Host, d.Host) {
-			return port.Decision{Rule: r.hostTitle, Reason: notKnownYet, Pending: true}, r
+			return port.Decision{Rule: r.hostTitle, Reason: NotKnownYet, Pending: true}, r
 		}
 	}
 	return d, winner
@@ -391,7 +391,7 @@ func (r *rule) explain(p *port.Publication, title string, isHeld, decides bool) 
 	step := Step{Rule: title, Matched: f == fieldNone, Decides: decides}
 	switch {
 	case r.depends(p, f):
-		step.Matched, step.Why = false, notKnownYet
+		step.Matched, step.Why = false, NotKnownYet
 	case f != fieldNone:
 		step.Why = r.why(f, p)
 	case r.Deny:

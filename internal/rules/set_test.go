@@ -738,7 +738,7 @@ func TestHostRuleThatNamesAnOwnerWaitsForIt(t *testing.T) {
 		case d.Allow:
 			got = "allow"
 		}
-		if got != c.want || d.Pending && (d.Allow || len(d.Host) > 0 || d.Reason != notKnownYet) {
+		if got != c.want || d.Pending && (d.Allow || len(d.Host) > 0 || d.Reason != NotKnownYet) {
 			t.Errorf("%s: %+v, want %s", c.name, d, c.want)
 		}
 		decides := 0

@@ -148,6 +148,9 @@ type Event struct {
 	Type        EventType    `json:"type"`
 	Publication *Publication `json:"publication,omitempty"` // its current state, or its last one if it was removed
 	Previous    *port.State  `json:"previous,omitempty"`    // the previous state, if it changed
+	// Replaces is the address of a publication that became part of this one: the IPv4
+	// wildcard of a port, of the dual-stack one. It is not reported as removed.
+	Replaces string `json:"replaces,omitempty"`
 }
 
 // EventType is what happened to a publication.

@@ -3,6 +3,7 @@
 package status
 
 import (
+	"net/netip"
 	"reflect"
 	"slices"
 )
@@ -36,6 +37,10 @@ func (r *Resume) Events(e Event) []Event {
 		return []Event{e}
 	}
 	r.rows[k] = *e.Publication
+	if at, err := netip.ParseAddr(e.Replaces); err == nil {
+		k.key.Address = at
+		delete(r.rows, k)
+	}
 	if e.Type != Present || !r.again {
 		return []Event{e}
 	}

@@ -164,3 +164,39 @@ func TestResume(t *testing.T) {
 		t.Errorf("got\n%s\nwant\n%s", s, want)
 	}
 }
+
+// The IPv4 wildcard that becomes part of the dual-stack one is not withdrawn.
+func TestWatchOfMergedFamilies(t *testing.T) {
+	v4, v6 := row(80, port.Active, "docker-proxy"), row(80, port.Active, "docker-proxy")
+	v4.Address, v6.Address = netip.IPv4Unspecified(), netip.IPv6Unspecified()
+	both := v6
+	both.DualStack, both.State = true, port.Pending
+	removed := func(p Publication) []Removed { return []Removed{{Key: p.Key()}} }
+	for name, first := range map[string][]Publication{"IPv4 was there": {v4}, "both were there": {v4, v6}} {
+		tr := newTracker()
+		var r Resume
+		watch := func(d Delta) (events []Event) {
+			for _, e := range tr.events(d, time.Unix(1, 0)) {
+				events = append(events, r.Events(e)...)
+			}
+			return events
+		}
+		watch(Delta{Put: first})
+		es := watch(Delta{Put: []Publication{both}, Removed: removed(v4)})
+		if len(es) != 1 || es[0].Type != Changed || es[0].Replaces != "0.0.0.0" || *es[0].Previous != port.Active || !es[0].Publication.DualStack {
+			t.Errorf("%s: %+v", name, es)
+		}
+		if len(tr.rows) != 1 || len(r.rows) != 1 {
+			t.Errorf("%s: %d and %d rows are remembered", name, len(tr.rows), len(r.rows))
+		}
+		es = watch(Delta{Removed: removed(both)})
+		if len(es) != 1 || es[0].Type != Gone {
+			t.Errorf("%s: the end: %+v", name, es)
+		}
+	}
+	tr := newTracker()
+	tr.events(Delta{Put: []Publication{v4}}, time.Unix(1, 0))
+	if es := tr.events(Delta{Put: []Publication{v6}, Removed: removed(v4)}, time.Unix(1, 0)); len(es) != 2 || es[0].Type != Gone || es[1].Type != Added {
+		t.Errorf("an IPv6 wildcard that does not serve IPv4: %+v", es)
+	}
+}

@@ -3,6 +3,7 @@
 package status
 
 import (
+	"net/netip"
 	"reflect"
 	"slices"
 	"time"
@@ -22,15 +23,30 @@ type rowKey struct {
 	guest string
 }
 
+// dualStack returns the row of put that has what the row of an IPv4 wildcard had.
+func dualStack(k rowKey, put []Publication) (to rowKey, ok bool) {
+	if k.key.Address != netip.IPv4Unspecified() {
+		return to, false
+	}
+	to = k
+	to.key.Address = netip.IPv6Unspecified()
+	return to, slices.ContainsFunc(put, func(p Publication) bool { return p.DualStack && p.Guest == to.guest && p.Key() == to.key })
+}
+
 func newTracker() *tracker { return &tracker{rows: make(map[rowKey]Publication)} }
 
 func (t *tracker) events(d Delta, now time.Time) []Event {
 	var es []Event
 	now = now.UTC()
+	merged := make(map[rowKey]Publication) // rows that became part of another one, by that
 	for _, gone := range d.Removed {
 		k := rowKey{gone.Key, gone.Guest}
 		if old, ok := t.rows[k]; ok {
 			delete(t.rows, k)
+			if to, ok := dualStack(k, d.Put); ok {
+				merged[to] = old
+				continue
+			}
 			es = append(es, Event{Time: now, Type: Gone, Publication: &old})
 		}
 	}
@@ -39,6 +55,10 @@ func (t *tracker) events(d Delta, now time.Time) []Event {
 		k := rowKey{p.Key(), p.Guest}
 		old, had := t.rows[k]
 		t.rows[k] = p
+		part, hasPart := merged[k]
+		if !had && hasPart {
+			old, had = part, true
+		}
 		switch {
 		case !t.synced:
 			es = append(es, Event{Time: now, Type: Present, Publication: &p})
@@ -46,6 +66,9 @@ func (t *tracker) events(d Delta, now time.Time) []Event {
 			es = append(es, Event{Time: now, Type: Added, Publication: &p})
 		case !reflect.DeepEqual(old, p):
 			e := Event{Time: now, Type: Changed, Publication: &p}
+			if hasPart {
+				e.Replaces = part.Address.String()
+			}
 			if old.State != p.State {
 				e.Previous = &old.State
 			}

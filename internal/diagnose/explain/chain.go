@@ -273,7 +273,13 @@ func (f *Facts) judgeActive(p *Publication, active, conflicts []Outcome) (v Verd
 			answered = answered || d.Answer == Answers
 		}
 	}
+	silent, isSilent := p.containerSilent()
 	switch {
+	case isSilent:
+		return VerdictNoAnswer, fmt.Sprintf("%s is open %s, but %s", name, where, silent),
+			"check the container: its server must listen on this port, and not on the container's loopback alone"
+	case p.paused():
+		return VerdictNoAnswer, fmt.Sprintf("%s is open %s, but %s is paused", name, where, Owner(p.Owner)), "unpause the container"
 	case len(p.Dial) == 0 && !f.Host:
 		return VerdictNotServed, fmt.Sprintf("%s is open %s, but nothing in the guest serves it", name, where),
 			"start the server behind it" + declarer(p)
@@ -291,6 +297,37 @@ func (f *Facts) judgeActive(p *Publication, active, conflicts []Outcome) (v Verd
 		return VerdictActive, fmt.Sprintf("%s is reachable %s, another port than in the guest, by %s", name, where, p.Decision.Rule), ""
 	}
 	return VerdictActive, fmt.Sprintf("%s is reachable %s", name, where), ""
+}
+
+// ByContainer reports whether an engine declared the port for a container.
+func ByContainer(p port.Publication) bool {
+	return p.Owner.Kind == port.OwnerContainer &&
+		slices.ContainsFunc(p.Origins, func(o port.OriginInfo) bool { return o.Source == "docker" || o.Source == "containerd" })
+}
+
+// containerSilent describes a container that refuses connections which a relay of its
+// engine has accepted.
+func (p *Publication) containerSilent() (text string, ok bool) {
+	if !ByContainer(p.Publication) {
+		return "", false
+	}
+	for _, d := range p.Dials {
+		switch {
+		case d.Target.Addr().IsLoopback():
+		case d.Answer == Answers:
+			return "", false
+		case d.Answer == Refuses && text == "":
+			text = fmt.Sprintf("%s does not listen: %s %s", Owner(p.Owner), d.Target, d.Answer)
+		}
+	}
+	return text, text != ""
+}
+
+// paused reports whether an engine has paused the container.
+func (p *Publication) paused() bool {
+	return ByContainer(p.Publication) && slices.ContainsFunc(p.Origins, func(o port.OriginInfo) bool {
+		return strings.HasSuffix(o.Detail.String(), " ("+port.NotePaused+")")
+	})
 }
 
 // lostGuest returns the guest of a publication on a host if it is not connected.
@@ -319,6 +356,9 @@ func (f *Facts) judgeDenied(p *Publication) (v Verdict, summary, next string) {
 		f.rulesFile(), p.Protocol, p.Port)
 	summary = fmt.Sprintf("%s is not published: %s", name, d.Reason)
 	switch {
+	case d.Pending && d.Reason != rules.NotKnownYet:
+		return VerdictPending, fmt.Sprintf("%s is not published: %s depends on who owns it: %s", name, d.Rule, d.Reason),
+			"stop one of them, or change " + d.Rule
 	case d.Pending:
 		return VerdictPending, fmt.Sprintf("%s is not published yet: %s depends on who owns it, and no engine has named its owner", name, d.Rule),
 			"ask again in a moment; a port stays so while an engine is starting or stale (`fairlead ls` shows the sources)"

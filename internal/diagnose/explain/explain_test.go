@@ -53,6 +53,23 @@ func dialed(a Answer) func(*Publication) {
 	return func(p *Publication) { p.Dials = append(p.Dials, Dial{Target: p.Dial[0], Answer: a}) }
 }
 
+// container makes it the port of a container, with answers of the loopback and of the
+// container's address.
+func container(detail string, answers ...Answer) func(*Publication) {
+	return func(p *Publication) {
+		p.Owner = port.Owner{Kind: port.OwnerContainer, Name: "web", ID: "c0ffee"}
+		p.Origins = []port.OriginInfo{{Origin: port.Origin{Source: "docker", ID: "c0ffee"}, Detail: port.NewDetail(detail), Since: since}}
+		p.Dial = append(p.Dial, netip.MustParseAddrPort("172.17.0.2:80"))
+		for i, a := range answers {
+			p.Dials = append(p.Dials, Dial{Target: p.Dial[i], Answer: a})
+		}
+	}
+}
+
+func rivals(p *Publication) {
+	p.Decision = port.Decision{Rule: "rule 1", Pending: true, Reason: "owner not certain: claimed for container web and container db"}
+}
+
 func withheld(why string) func(*Publication) {
 	return func(p *Publication) {
 		p.Origins[0].Withheld = why
@@ -117,6 +134,30 @@ var cases = []struct {
 	{
 		"no answer", Facts{Publications: []Publication{pub(port.TCP, "0.0.0.0:8080", dialed(Refuses), outcome(port.Active, "127.0.0.1:8080", ""))}},
 		VerdictNoAnswer, "127.0.0.1:8080 refuses", "a connection to 127.0.0.1:8080 must work first",
+	},
+	{
+		"a relay accepts for a container that does not listen", Facts{Publications: []Publication{pub(port.TCP, "0.0.0.0:8080",
+			container("web container port 80/tcp", Answers, Refuses), outcome(port.Active, "127.0.0.1:8080", ""))}},
+		VerdictNoAnswer, "container web (c0ffee) does not listen: 172.17.0.2:80 refuses", "check the container",
+	},
+	{
+		"a container that listens", Facts{Publications: []Publication{pub(port.TCP, "0.0.0.0:8080",
+			container("web container port 80/tcp", Answers, Answers), outcome(port.Active, "127.0.0.1:8080", ""))}},
+		VerdictActive, "reachable", "",
+	},
+	{
+		"a container that cannot be reached directly", Facts{Publications: []Publication{pub(port.TCP, "0.0.0.0:8080",
+			container("web container port 80/tcp", Answers, Silent), outcome(port.Active, "127.0.0.1:8080", ""))}},
+		VerdictActive, "reachable", "",
+	},
+	{
+		"paused", Facts{Publications: []Publication{pub(port.TCP, "0.0.0.0:8080",
+			container("web container port 80/tcp (paused)", Answers, Answers), outcome(port.Active, "127.0.0.1:8080", ""))}},
+		VerdictNoAnswer, "container web (c0ffee) is paused", "unpause",
+	},
+	{
+		"claimed for two", Facts{Publications: []Publication{pub(port.TCP, "0.0.0.0:8080", rivals)}},
+		VerdictPending, "rule 1 depends on who owns it: owner not certain: claimed for container web and container db", "change rule 1",
 	},
 	{
 		"not tried is no failure", Facts{Publications: []Publication{pub(port.TCP, "0.0.0.0:8080", dialed(NotTried), outcome(port.Active, "127.0.0.1:8080", ""))}},

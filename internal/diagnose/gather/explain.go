@@ -126,7 +126,9 @@ func similar(a, b uint16) bool {
 	return len(differ) == 1 || len(differ) == 2 && x[differ[0]] == y[differ[1]] && x[differ[1]] == y[differ[0]]
 }
 
-// dial tries the targets of a publication in order until one answers.
+// dial tries the targets of a publication in order until one answers. Engines' relays
+// accept for a container whether it listens or not, so that its own address is tried
+// as well.
 func (e *Explainer) dial(ctx context.Context, p port.Publication) (list []explain.Dial) {
 	d := net.Dialer{Timeout: dialTimeout}
 	d.SetMultipathTCP(false)
@@ -148,7 +150,7 @@ func (e *Explainer) dial(ctx context.Context, p port.Publication) (list []explai
 			r.Answer, r.Detail = answer(err)
 		}
 		list = append(list, r)
-		if r.Answer == explain.Answers {
+		if r.Answer == explain.Answers && !(target.Addr().IsLoopback() && explain.ByContainer(p)) {
 			break
 		}
 	}

@@ -58,7 +58,7 @@ func (f *fetcher) object(namespace string, c *containersapi.Container, t *taskap
 	}
 	cc := engine.Container{ID: id, Owner: owner}
 	if t.GetStatus() != taskapi.Status_RUNNING {
-		cc.Note = "paused"
+		cc.Note = port.NotePaused
 	}
 	var ports []engine.Published
 	if ext, ok := c.GetExtensions()[sandboxMetadata]; ok {

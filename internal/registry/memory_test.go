@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package registry
+
+import (
+	"fmt"
+	"log/slog"
+	"runtime"
+	"testing"
+	"time"
+
+	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/schedule"
+)
+
+// What 20,000 ports that came and went leave is less than a tenth of what they took.
+func TestMemoryOfABurstIsFreed(t *testing.T) {
+	now := time.Unix(1000, 0)
+	shrunk := schedule.NewSignal()
+	r := New(Options{Rules: allowAll{}, Logger: slog.New(slog.DiscardHandler), Now: func() time.Time { return now }, Shrunk: shrunk})
+	newFacts(r, "docker")
+	feeds := map[string]Feed{"nat": r.Feed("nat"), "socket": r.Feed("socket")}
+	heap := func() int64 {
+		var m runtime.MemStats
+		runtime.GC()
+		runtime.GC()
+		runtime.ReadMemStats(&m)
+		return int64(m.HeapAlloc)
+	}
+	before := heap()
+	const n = 20_000
+	var drop port.Change
+	var rules, sockets []port.Binding
+	for i := range n {
+		b := nat(fmt.Sprint(i), fmt.Sprintf("0.0.0.0:%d", 1+i), fmt.Sprintf("10.0.%d.%d:80", i>>8, i&255), fmt.Sprintf("127.0.0.1:%d", 1+i))
+		rules = append(rules, b)
+		sockets = append(sockets, in(binding(fmt.Sprint(i), fmt.Sprintf("127.0.0.1:%d", 1+i), 7), uint64(2+i), fmt.Sprintf("/a.slice/%d.scope", i)))
+		drop.Drop = append(drop.Drop, b.Origin)
+	}
+	feeds["nat"].Apply(port.Change{Put: rules})
+	feeds["socket"].Apply(port.Change{Put: sockets})
+	rules, sockets = nil, nil
+	full := heap() - before
+	for _, f := range feeds {
+		f.Apply(drop)
+	}
+	drop = port.Change{}
+	left := heap() - before
+	t.Logf("%d KiB with %d ports, %d KiB after them", full>>10, n, left>>10)
+	if left > full/10 {
+		t.Errorf("%d of %d bytes are left", left, full)
+	}
+	select {
+	case <-shrunk:
+	default:
+		t.Error("nobody was notified")
+	}
+	runtime.KeepAlive(r)
+}
