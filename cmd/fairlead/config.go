@@ -8,19 +8,22 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"slices"
+	"text/tabwriter"
 
 	"github.com/spf13/cobra"
 
 	"github.com/fairlead/fairlead/internal/config"
 	"github.com/fairlead/fairlead/internal/rules"
+	"github.com/fairlead/fairlead/internal/status"
 	"github.com/fairlead/fairlead/internal/yamltree"
 )
 
 func newConfig() *cobra.Command {
-	root := &cobra.Command{Use: "config", Short: "Check a configuration file, or print its JSON Schema", Args: noArgs, GroupID: groupCheck,
+	root := &cobra.Command{Use: "config", Short: "Show or check the configuration, or print its JSON Schema", Args: noArgs, GroupID: groupCheck,
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() }}
-	root.AddCommand(newConfigCheck(), &cobra.Command{
+	root.AddCommand(newConfigShow(), newConfigCheck(), &cobra.Command{
 		Use: "schema", Short: "Print the JSON Schema of the configuration, for editors", Args: noArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			_, err := c.OutOrStdout().Write(config.Schema())
@@ -28,6 +31,64 @@ func newConfig() *cobra.Command {
 		},
 	})
 	return root
+}
+
+func newConfigShow() *cobra.Command {
+	var file, control string
+	var host bool
+	var out output
+	c := &cobra.Command{
+		Use:   "show",
+		Short: "Print the effective value of each setting, and where it comes from",
+		Long: "Print the effective value of each setting, and where it comes from: a flag, an environment variable,\n" +
+			"a line of a file, or the default. The values are those of the running agent or host peer; with --config,\n" +
+			"or if none runs, those of a file and the environment.",
+		Example: "  fairlead config show\n  fairlead config show --host --config host.yaml",
+		Args:    noArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			if err := out.validate(); err != nil {
+				return err
+			}
+			s, err := effective(c, file, control, host)
+			if err != nil {
+				return err
+			}
+			if out.format == "json" {
+				return json.NewEncoder(c.OutOrStdout()).Encode(versioned(s))
+			}
+			tw := tabwriter.NewWriter(c.OutOrStdout(), 0, 4, 2, ' ', 0)
+			_, _ = fmt.Fprintf(tw, "KEY\tVALUE\tFROM\n")
+			for _, v := range s.Settings {
+				_, _ = fmt.Fprintf(tw, "%s\t%s\t%s\n", v.Key, status.Quote(cmp.Or(v.Value, "-")), status.Quote(v.From))
+			}
+			return tw.Flush()
+		},
+	}
+	c.Flags().StringVar(&file, "config", "", "show this file instead of what runs")
+	c.Flags().BoolVar(&host, "host", !canBeGuest, "show the host peer, not the agent")
+	controlFlag(c, &control)
+	out.register(c, "table", "json")
+	return c
+}
+
+// effective asks what runs, or else reads a file and the environment.
+func effective(c *cobra.Command, file, control string, host bool) (status.Settings, error) {
+	if file == "" {
+		if control == "" && host {
+			control = cmp.Or(os.Getenv("FAIRLEAD_CONTROL"), config.DefaultHost().Control)
+		}
+		s, err := client(control).Settings(c.Context())
+		if err == nil || !errors.Is(err, status.ErrNotRunning) || control != "" && !host {
+			return s, err
+		}
+		_, _ = fmt.Fprintln(c.ErrOrStderr(), "fairlead: nothing runs here; these are the settings of a new start")
+	}
+	if host {
+		cfg, err := config.LoadHost(file, nil, os.LookupEnv)
+		return status.Settings{Role: "host", Settings: cfg.Settings()}, err
+	}
+	cfg, err := config.LoadAgent(file, nil, os.LookupEnv)
+	return status.Settings{Role: "agent", Settings: cfg.Settings()}, err
 }
 
 // checked is the output of "config check -o json".

@@ -17,7 +17,6 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"github.com/fairlead/fairlead/internal/notices"
 	"github.com/fairlead/fairlead/internal/version"
 )
 
@@ -153,20 +152,4 @@ func oneArg(what string) cobra.PositionalArgs {
 		}
 		return nil
 	}
-}
-
-func newVersion() *cobra.Command {
-	var licenses bool
-	c := &cobra.Command{
-		Use: "version", Short: "Print the version, or the licences of all that this program contains", Args: noArgs,
-		RunE: func(c *cobra.Command, _ []string) error {
-			if licenses {
-				return notices.Write(c.OutOrStdout())
-			}
-			_, err := fmt.Fprintf(c.OutOrStdout(), "fairlead %s\n", version.String())
-			return err
-		},
-	}
-	c.Flags().BoolVar(&licenses, "licenses", false, "print the licences of fairlead and of the libraries in it")
-	return c
 }

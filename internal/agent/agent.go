@@ -93,7 +93,7 @@ func New(cfg config.Agent, log *slog.Logger, level *slog.LevelVar) (*Agent, erro
 	a.metrics = metrics.NewAgent(a.count)
 	a.server = status.NewServer(status.Options{
 		Provider: a.provider, Explainer: gather.NewExplainer(a.diagnosed()), Examiner: a, Ready: a.notReady, Level: level, Logger: log,
-		Metrics: a.metrics.Handler(), Role: "agent", Name: machineName("guest"), Vitals: a.vitals, Peers: a.peers, Rules: a.rules.Load, Served: a.served,
+		Metrics: a.metrics.Handler(), Role: "agent", Name: machineName("guest"), Vitals: a.vitals, Peers: a.peers, Rules: a.rules.Load, Settings: a.cfg.Settings, Served: a.served,
 	})
 	return a, nil
 }

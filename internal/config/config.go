@@ -44,7 +44,8 @@ type Common struct {
 	// defaults return.
 	Rules *rules.Set
 
-	files []file // what was read
+	files []file            // what was read
+	from  map[string]string // where fields that are set got their value; see Setting
 }
 
 // Agent configures the guest agent.

@@ -38,6 +38,7 @@ func LoadAgent(path string, flags *pflag.FlagSet, environ func(string) (string, 
 	if err := l.compile("expose", &c.Expose); err != nil {
 		return Agent{Common: Common{files: c.files}}, err
 	}
+	c.from = l.from
 	return c, nil
 }
 
@@ -54,6 +55,7 @@ func LoadHost(path string, flags *pflag.FlagSet, environ func(string) (string, b
 	if err := l.compile("bind", &c.Bind); err != nil {
 		return Host{Common: Common{files: c.files}}, err
 	}
+	c.from = l.from
 	return c, nil
 }
 

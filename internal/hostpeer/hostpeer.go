@@ -76,7 +76,7 @@ func New(cfg config.Host, log *slog.Logger, level *slog.LevelVar) (*Daemon, erro
 	d.server = status.NewServer(status.Options{
 		Provider: provider{d.host}, Explainer: provider{d.host}, Metrics: metrics.NewHost(func() metrics.HostSnapshot { return count(d.host) }), Level: level, Logger: log,
 		Role: "host", Name: name, Vitals: func(uint64) status.Vitals { return vitals(d.host) },
-		Peers: provider{d.host}.peers,
+		Peers: provider{d.host}.peers, Settings: d.cfg.Settings,
 	})
 	return d, nil
 }

@@ -14,6 +14,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/fairlead/fairlead/internal/config"
 	"github.com/fairlead/fairlead/internal/rules"
 	"github.com/fairlead/fairlead/internal/schedule"
 	"github.com/fairlead/fairlead/internal/version"
@@ -41,6 +42,8 @@ type Options struct {
 	Peers func() []Peer
 	// Rules returns the current rules; nil leaves /v1/rules out.
 	Rules func() *rules.Set
+	// Settings returns the configuration in effect; nil leaves /v1/config out.
+	Settings func() []config.Setting
 	// Served is notified when a connection became idle or ended. It may be nil.
 	Served schedule.Signal
 }
@@ -127,6 +130,9 @@ func (s *Server) routes(mux *http.ServeMux, control bool) {
 	s.webRoutes(mux)
 	mux.HandleFunc("GET /v1/watch", s.watch)
 	mux.HandleFunc("GET /v1/web", s.web)
+	if s.o.Settings != nil {
+		mux.HandleFunc("GET /v1/config", s.showSettings)
+	}
 	if s.o.Rules != nil {
 		mux.HandleFunc("POST /v1/rules", s.testRules)
 	}

@@ -102,3 +102,15 @@ func TestRulesOfTheRunningAgent(t *testing.T) {
 	}
 	oneLine(t, stderr, "host peer", "--config")
 }
+
+// The settings are those in effect, whatever files and variables say by now.
+func TestConfigShowOfARunningAgent(t *testing.T) {
+	r := newRig(t, "--hold-down", "1s")
+	r.start()
+	for control, want := range map[string]string{r.agentCtl: "holdDown 1s --hold-down", r.hostCtl: "grace 10s default"} {
+		out, stderr, code := fairlead(t, "config", "show", "--control", control)
+		if code != 0 || !strings.Contains(strings.Join(strings.Fields(out), " "), want) {
+			t.Errorf("exit code %d, no %q in %s%s", code, want, out, stderr)
+		}
+	}
+}

@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package config
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/spf13/pflag"
+)
+
+func TestSettingsNameTheirSource(t *testing.T) {
+	var flags Agent
+	fs := pflag.NewFlagSet("agent", pflag.ContinueOnError)
+	flags.Flags(fs)
+	if err := fs.Parse([]string{"--hold-down", "1s", "--source", "nat"}); err != nil {
+		t.Fatal(err)
+	}
+	path := write(t, t.TempDir()+"/agent.yaml", "holdDown: 2s\nexpose: all\nnat: {maxPorts: 7}\n")
+	env := func(name string) (string, bool) { return "debug", name == "FAIRLEAD_LOG_LEVEL" }
+	c, err := LoadAgent(path, fs, env)
+	if err != nil {
+		t.Fatal(err)
+	}
+	list := c.Settings()
+	for _, want := range []Setting{
+		{"holdDown", "1s", "--hold-down"}, {"source", "nat", "--source"}, {"expose", "all", path + ":2:9"},
+		{"nat.maxPorts", "7", path + ":3:17"}, {"logLevel", "debug", "FAIRLEAD_LOG_LEVEL"}, {"observer", "auto", "default"},
+	} {
+		if !slices.Contains(list, want) {
+			i := slices.IndexFunc(list, func(s Setting) bool { return s.Key == want.Key })
+			t.Errorf("%+v, want %+v", list[i], want)
+		}
+	}
+	host, err := LoadHost(write(t, t.TempDir()+"/host.yaml", "grace: 5s\n"), nil, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range host.Settings() {
+		if s.Key == "grace" && (s.Value != "5s" || !strings.HasSuffix(s.From, "host.yaml:1:8")) {
+			t.Errorf("%+v", s)
+		}
+	}
+}
