@@ -334,7 +334,7 @@ func (s *Sink) Sync(ctx context.Context, want reconcile.View, change reconcile.C
 	err := s.driver.Apply(ctx, session{s, a})
 	s.planRetry()
 	if err != nil && ctx.Err() != nil {
-		return s.driver.Outcomes(), fmt.Errorf("%s: %w", a.text, err)
+		return s.driver.Outcomes(), fmt.Errorf("%w: %s: %w", reconcile.ErrPending, a.text, err)
 	}
 	if err != nil { // Run lists the peer's forwards, and then all is applied again
 		s.log.Debug("peer must be listed", "peer", a.text, "err", err)

@@ -37,20 +37,29 @@ func Through(ctx context.Context, limit time.Duration) (context.Context, context
 
 // Pace is the pause before a peer is tried again after it closed a connection: none
 // if the connection lasted long, as for a restart, and a longer one each time if it
-// did not. Make one with NewPace.
+// did not. Make one with NewPace or NewCautiousPace.
 type Pace struct {
-	since time.Time
-	pause schedule.Backoff
-	next  time.Duration
+	since    time.Time
+	pause    schedule.Backoff
+	next     time.Duration
+	cautious bool // an attempt that fails is no reason to try more often
 }
 
 // NewPace returns a pace whose first pause is none.
 func NewPace() *Pace { return &Pace{pause: schedule.Backoff{Min: DownPause, Max: MaxPause}} }
 
+// NewCautiousPace returns a pace for a peer that each attempt may harm: its pauses grow
+// to minutes, until a connection lasts.
+func NewCautiousPace() *Pace {
+	return &Pace{pause: schedule.Backoff{Min: time.Second, Max: cautiousMax}, cautious: true}
+}
+
+const cautiousMax = 5 * time.Minute
+
 // Begin notes that a connection was made, or (up is false) that none could be.
 func (p *Pace) Begin(up bool) {
 	p.since = time.Now()
-	if !up {
+	if !up && !p.cautious {
 		p.reset()
 	}
 }

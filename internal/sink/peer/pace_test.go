@@ -35,3 +35,25 @@ func TestPaceBacksOff(t *testing.T) {
 		}
 	})
 }
+
+func TestCautiousPace(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := NewCautiousPace()
+		begin := time.Now()
+		for range 10 { // it dies of each connection, and refuses others until it is started again
+			p.Begin(true)
+			p.End(t.Context())
+			p.Begin(false)
+		}
+		if d := time.Since(begin); d < 8*time.Minute {
+			t.Errorf("10 connections took %v", d)
+		}
+		p.Begin(true)
+		time.Sleep(MaxPause)
+		begin = time.Now()
+		p.End(t.Context())
+		if d := time.Since(begin); d > 0 {
+			t.Errorf("after a long connection it is tried after %v", d)
+		}
+	})
+}

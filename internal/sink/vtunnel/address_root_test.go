@@ -6,15 +6,19 @@ package vtunnel
 
 import (
 	"bytes"
+	"fmt"
 	"net"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/test/kit/netns"
 	"github.com/fairlead/fairlead/test/kit/peertest"
+	"github.com/fairlead/fairlead/test/kit/wait"
 )
 
 // inside is set in the process that runs a test in a namespace of its own.
@@ -62,24 +66,48 @@ func TestChangedInterfaceAddressIsSent(t *testing.T) {
 echo 1 > /proc/sys/net/ipv6/conf/eth0/disable_ipv6
 /usr/sbin/ip addr add 172.27.96.5/20 dev eth0
 /usr/sbin/ip link set eth0 up`)
-	r := peertest.NewReceiver(t, "tcp", "127.0.0.1:3040", net.Listen)
-	rig := peertest.New(t, newSink(t, r.URL()))
-	rig.Put(peertest.Pub(t, "tcp 0.0.0.0:8080", "0.0.0.0:8080"), peertest.Pub(t, "tcp [::]:9090+", "0.0.0.0:9090", "[::]:9090"))
-	r.Want("8080/tcp 0.0.0.0 to 172.27.96.5:8080", "9090/tcp 0.0.0.0 to 172.27.96.5:9090")
-	rig.WantState("tcp 0.0.0.0:8080", port.Active)
-	want := `{"remove":false,"ports":{"8080/tcp":[{"HostIp":"0.0.0.0","HostPort":"8080"}],"9090/tcp":[{"HostIp":"0.0.0.0","HostPort":"9090"}]},"connectAddrs":[{"network":"ip+net","addr":"172.27.96.5/20"}]}` + "\n"
-	if m := r.Messages(); len(m) == 0 || m[len(m)-1] != want {
-		t.Errorf("messages = %q\nwant last  %q", m, want)
+	r := peertest.NewReceiver(t, "tcp", "127.0.0.1:3041", net.Listen)
+	n := peertest.NewTunnel(t, "127.0.0.1:3040", r)
+	r.Slow(5 * time.Millisecond)
+	rig := peertest.New(t, newSink(t, n.URL()))
+	var hosts []string
+	for i := range 10 {
+		rig.Put(peertest.Pub(t, fmt.Sprintf("tcp 0.0.0.0:%d", 8080+i), fmt.Sprintf("0.0.0.0:%d", 8080+i)))
+		hosts = append(hosts, fmt.Sprintf("%d", 8080+i))
 	}
+	rig.Put(peertest.Pub(t, "tcp [::]:9090+", "0.0.0.0:9090", "[::]:9090"))
+	want := func(address string) {
+		t.Helper()
+		var all []string
+		for _, h := range append(hosts, "9090") {
+			all = append(all, h+"/tcp 0.0.0.0 to "+address+":"+h)
+		}
+		r.Want(all...)
+	}
+	want("172.27.96.5")
+	rig.WantState("tcp 0.0.0.0:8080", port.Active)
+	message := `{"remove":false,"ports":{"8080/tcp":[{"HostIp":"0.0.0.0","HostPort":"8080"}]},"connectAddrs":[{"network":"ip+net","addr":"172.27.96.5/20"}]}` + "\n"
+	if m := r.Messages(); !slices.Contains(m, message) {
+		t.Errorf("messages = %q\nwant among them %q", m, message)
+	}
+	wait.Until(t, "both outcomes of 9090", func() error {
+		if o := rig.Outcomes("tcp [::]:9090"); len(o) != 2 {
+			return fmt.Errorf("%+v", o)
+		}
+		return nil
+	})
 	for _, o := range rig.Outcomes("tcp [::]:9090") {
 		if o.HostAddress.Addr().Is6() && (o.State != port.Failed || !strings.Contains(o.Reason, "eth0, which has no IPv6 address")) {
 			t.Errorf("%+v", o)
 		}
 	}
-	sh(t, `
-/usr/sbin/ip addr del 172.27.96.5/20 dev eth0
-/usr/sbin/ip addr add 172.19.240.9/20 dev eth0`)
-	r.Want("8080/tcp 0.0.0.0 to 172.19.240.9:8080", "9090/tcp 0.0.0.0 to 172.19.240.9:9090")
+	for i := range 3 {
+		old, address := fmt.Sprintf("172.27.96.%d", 5+i), fmt.Sprintf("172.27.96.%d", 6+i)
+		sh(t, fmt.Sprintf(`
+/usr/sbin/ip addr del %s/20 dev eth0
+/usr/sbin/ip addr add %s/20 dev eth0`, old, address))
+		want(address)
+	}
 	rig.Stop()
 	r.Want()
 }

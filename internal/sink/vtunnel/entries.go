@@ -18,6 +18,12 @@ import (
 func (s *Sink) Wishes(ctx context.Context, slot port.Slot) []peer.Wish {
 	var out []peer.Wish
 	winners := s.driver.Decide(slot)
+	if slot.Protocol == port.UDP && !s.perPort {
+		for h, k := range winners {
+			s.driver.Answer(peer.Wish{Target: peer.Target{Slot: slot, Host: h}, Key: k}, port.Failed, noUDP)
+		}
+		return nil
+	}
 	for _, h := range slices.SortedFunc(maps.Keys(winners), netip.Addr.Compare) {
 		w := peer.Wish{Target: peer.Target{Slot: slot, Host: h}, Key: winners[h], Remote: s.remote()}
 		if problem := s.unreachable(ctx, s.driver.Publication(w.Key), w.Target); problem != "" {
@@ -57,13 +63,36 @@ func (s *Sink) Known(w peer.Wish) bool {
 	if !ok || remote != w.Remote {
 		return false
 	}
-	s.driver.Answer(w, port.Active, "")
+	s.answer(w)
 	return true
+}
+
+// What the peers do not do with UDP.
+const (
+	noUDP     = "vtunnel's peer forwards TCP alone, as netsh does"
+	oneWayUDP = "wsl-proxy carries datagrams to the guest and no answers back"
+)
+
+// answer reports what became of an entry that the peer has.
+func (s *Sink) answer(w peer.Wish) {
+	if w.Protocol == port.UDP {
+		s.driver.Answer(w, port.Failed, oneWayUDP)
+		return
+	}
+	s.driver.Answer(w, port.Active, "")
+}
+
+// atOnce returns how many bindings a message may carry.
+func (s *Sink) atOnce() int {
+	if s.perPort {
+		return maxBindings
+	}
+	return 1
 }
 
 // Add implements peer.Peer.
 func (s *Sink) Add(ctx context.Context, wishes []peer.Wish) error {
-	for part := range slices.Chunk(wishes, maxBindings) {
+	for part := range slices.Chunk(wishes, s.atOnce()) {
 		var targets []peer.Target
 		for _, w := range part {
 			targets = append(targets, w.Target)
@@ -73,7 +102,7 @@ func (s *Sink) Add(ctx context.Context, wishes []peer.Wish) error {
 		}
 		for _, w := range part {
 			s.have.Put(w.Target, w.Remote)
-			s.driver.Answer(w, port.Active, "")
+			s.answer(w)
 		}
 	}
 	return nil
@@ -81,7 +110,7 @@ func (s *Sink) Add(ctx context.Context, wishes []peer.Wish) error {
 
 // Remove implements peer.Peer.
 func (s *Sink) Remove(ctx context.Context, targets []peer.Target) error {
-	for part := range slices.Chunk(targets, maxBindings) {
+	for part := range slices.Chunk(s.removable(targets), s.atOnce()) {
 		for _, t := range part { // before the answer, which may get lost
 			s.have.Delete(t)
 		}
@@ -93,6 +122,23 @@ func (s *Sink) Remove(ctx context.Context, targets []peer.Target) error {
 		}
 	}
 	return nil
+}
+
+// removable returns the targets to send for removal. Of UDP that an earlier agent asked
+// vtunnel's peer for, it has nothing, and would remove the entry of TCP.
+func (s *Sink) removable(targets []peer.Target) []peer.Target {
+	if s.perPort {
+		return targets
+	}
+	var out []peer.Target
+	for _, t := range targets {
+		if t.Protocol == port.UDP {
+			s.driver.Removed(t)
+			continue
+		}
+		out = append(out, t)
+	}
+	return out
 }
 
 // unreachable returns why the peer cannot reach a publication: it connects to one

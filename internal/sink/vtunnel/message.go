@@ -12,13 +12,16 @@ import (
 	"github.com/fairlead/fairlead/internal/sink/peer"
 )
 
-// maxBindings is how many bindings one message carries.
+// maxBindings is how many bindings one message to wsl-proxy carries. The privileged
+// service gets one: it runs netsh for each, up to a tenth of a second, and ignores the
+// rest of a message when one fails.
 const maxBindings = 64
 
 // message is what both peers read, one in each connection.
 type message struct {
 	Remove bool `json:"remove"`
-	// Ports is keyed "PORT/PROTOCOL". The peers use the protocol alone.
+	// Ports is keyed "PORT/PROTOCOL". wsl-proxy reads the protocol there and the port in
+	// the binding; the privileged service takes every binding for TCP.
 	Ports map[string][]binding `json:"ports"`
 	// ConnectAddrs is where the peer connects to, at the host's port: the first
 	// address of the binding's family. wsl-proxy has an address of its own, and is

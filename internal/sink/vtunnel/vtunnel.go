@@ -7,6 +7,10 @@
 // The peers send no answers and no lists. A message was processed when the peer
 // closes its connection. The sink remembers what it sent, also in a file, and
 // notices a restart by an idle connection that it holds open to the peer.
+//
+// Behind vtunnel are two programs: its end in the guest accepts all connections, and
+// dies of one if Windows does not answer; its supervisor restarts it some ten times. So
+// that peer is present only while a connection to it lasts, and is tried ever less often.
 package vtunnel
 
 import (
@@ -19,6 +23,7 @@ import (
 	"net"
 	"net/netip"
 	"net/url"
+	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -55,7 +60,12 @@ type Options struct {
 	Logger *slog.Logger
 
 	farewell time.Duration // peer.Farewell if 0
+	settle   time.Duration // settle if 0
 }
+
+// settle is how long a connection to vtunnel must last after another one had ended, to
+// show that Windows answers: the guest's end takes 2 s to find that it does not.
+const settle = 3 * time.Second
 
 // Sink keeps the entries of one peer. It implements reconcile.Sink and peer.Peer.
 type Sink struct {
@@ -92,6 +102,7 @@ func New(o Options) (*Sink, error) {
 	o.URL = cmp.Or(o.URL, DefaultURL)
 	o.Timeout = cmp.Or(o.Timeout, 2*time.Second)
 	o.farewell = cmp.Or(o.farewell, peer.Farewell)
+	o.settle = cmp.Or(o.settle, settle)
 	if o.Dial == nil {
 		d := new(net.Dialer)
 		d.SetMultipathTCP(false)
@@ -141,6 +152,9 @@ func (s *Sink) parse(text string) error {
 		if err != nil || n == 0 || perr != nil {
 			return fmt.Errorf("static=%s: want PORT/tcp or PORT/udp", v)
 		}
+		if p == port.UDP && !s.perPort {
+			return fmt.Errorf("static=%s: %s", v, noUDP)
+		}
 		s.static = append(s.static, port.Slot{Protocol: p, Port: uint16(n)})
 	}
 	for k := range query {
@@ -178,7 +192,10 @@ func (s *Sink) Run(ctx context.Context) error {
 // hold keeps a connection open, which shows whether the peer runs.
 func (s *Sink) hold(ctx context.Context) {
 	pace := peer.NewPace()
-	for ctx.Err() == nil {
+	if !s.perPort {
+		pace = peer.NewCautiousPace()
+	}
+	for first := true; ctx.Err() == nil; {
 		dctx, cancel := context.WithTimeout(ctx, peer.DialTimeout)
 		conn, err := s.o.Dial(dctx, s.network, s.address)
 		cancel()
@@ -190,21 +207,41 @@ func (s *Sink) hold(ctx context.Context) {
 			_ = schedule.Sleep(ctx, peer.DownPause)
 			continue
 		}
-		s.setUp()
-		err = awaitEnd(ctx, conn)
-		_ = conn.Close()
-		if ctx.Err() == nil {
+		if s.perPort || first || lasts(ctx, conn, s.o.settle) {
+			first = false
+			s.setUp()
+			err = awaitEnd(ctx, conn)
 			s.log.Debug("peer closed the idle connection", "err", err)
+		}
+		_ = conn.Close()
+		if ctx.Err() == nil && !s.perPort {
+			s.setDown(errNoWindows)
+		}
+		if ctx.Err() == nil {
 			pace.End(ctx)
 		}
 	}
 }
 
-// awaitEnd waits for the peer to close conn, and discards what it sends.
+var errNoWindows = errors.New("it closes connections: Windows may not answer it")
+
+// lasts reports whether the peer leaves conn open for a time.
+func lasts(ctx context.Context, conn net.Conn, d time.Duration) bool {
+	limited, cancel := context.WithTimeout(ctx, d)
+	defer cancel()
+	err := awaitEnd(limited, conn)
+	return errors.Is(err, os.ErrDeadlineExceeded) && ctx.Err() == nil && conn.SetReadDeadline(time.Time{}) == nil
+}
+
+// awaitEnd waits for the peer to close conn, or for the end of ctx, and discards what
+// it sends.
 func awaitEnd(ctx context.Context, conn net.Conn) error {
-	stop := context.AfterFunc(ctx, func() { _ = conn.SetReadDeadline(time.Unix(1, 0)) })
-	defer stop()
+	over := make(chan struct{})
+	stop := context.AfterFunc(ctx, func() { _ = conn.SetReadDeadline(time.Unix(1, 0)); close(over) })
 	_, err := io.Copy(io.Discard, conn)
+	if !stop() {
+		<-over // the deadline is not set later than this
+	}
 	return err
 }
 
@@ -259,6 +296,9 @@ func (s *Sink) Sync(ctx context.Context, want reconcile.View, change reconcile.C
 		s.markAll()
 	}
 	err := s.driver.Apply(ctx, s)
+	if err != nil { // all that was not answered is pending
+		err = fmt.Errorf("%w: %w", reconcile.ErrPending, err)
+	}
 	return s.driver.Outcomes(), err
 }
 
@@ -293,6 +333,10 @@ func (s *Sink) readAddresses() {
 
 // send sends the peer one message and waits until it has processed it.
 func (s *Sink) send(ctx context.Context, b []byte) error {
+	up, reason, epoch := s.presence()
+	if !up {
+		return errors.New(reason)
+	}
 	dctx, cancel := context.WithTimeout(ctx, s.o.Timeout)
 	defer cancel()
 	conn, err := s.o.Dial(dctx, s.network, s.address)
@@ -307,15 +351,15 @@ func (s *Sink) send(ctx context.Context, b []byte) error {
 	if _, err := conn.Write(b); err != nil {
 		return s.failed(ctx, err)
 	}
-	if c, ok := conn.(interface{ CloseWrite() error }); ok {
-		if err := c.CloseWrite(); err != nil {
-			return s.failed(ctx, err)
-		}
-	}
 	// The peer closes the connection when it is done. The next message must wait for
-	// that, because the peers handle each connection on its own.
+	// that, because the peers handle each connection on its own. Our side stays open:
+	// vtunnel closes a connection in both directions as soon as one ends, and would
+	// answer the end of ours at once.
 	if _, err := io.Copy(io.Discard, conn); err != nil {
 		return s.failed(ctx, err)
+	}
+	if up, _, now := s.presence(); !up || now != epoch {
+		return fmt.Errorf("%s: the peer restarted meanwhile", s.text)
 	}
 	return nil
 }

@@ -15,6 +15,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/fairlead/fairlead/test/kit/wait"
 )
@@ -33,6 +34,7 @@ type Receiver struct {
 	open  map[string]string
 	lost  []string // listeners that were replaced: nobody can close them any more
 	deaf  bool
+	slow  time.Duration
 	wg    sync.WaitGroup
 }
 
@@ -136,7 +138,18 @@ func (r *Receiver) handle(c net.Conn) {
 		}
 		return
 	}
+	r.mu.Lock()
+	slow := r.slow
+	r.mu.Unlock()
+	time.Sleep(slow)
 	r.Exec(raw.String(), m)
+}
+
+// Slow makes each message take a time, as netsh does.
+func (r *Receiver) Slow(d time.Duration) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.slow = d
 }
 
 // Exec carries a message out.
