@@ -126,7 +126,7 @@ test-root: ## Run the tests that make namespaces, rules and BPF programs on this
 .PHONY: test-vm
 test-vm: ## Run the tests for other kernels in emulated machines (KERNELS, METHODS): 30 minutes
 	@rc=0; $(TEST) test-vm.rig go test -json -tags engines -timeout 60m ./test/vm || rc=1; \
-	$(TEST) test-vm.machines $(VM) ./... || rc=1; exit $$rc
+	$(TEST) test-vm.machines $(VM) -test-timeout 3h ./... || rc=1; exit $$rc
 
 .PHONY: test-vm-smoke
 test-vm-smoke: ## Run tests that depend on the kernel, and three end-to-end tests, in emulated machines

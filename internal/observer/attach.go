@@ -24,6 +24,8 @@ func capabilities(boundDump bool) []kernel.Capability {
 	}
 	// These know no cookie, so a dump must find the socket.
 	bindKprobes := []string{"tcp_destroy", "tcp_bind4_exit", "tcp_bind6_exit", "tcp_bind4_enter", "tcp_bind6_enter"}
+	// The end of a connection may come in an interrupt, where the process is not known.
+	const unconnected = "a bound socket whose connect(2) failed is seen again only by an audit"
 	const late = "changes are seen only at the next poll, and shorter-lived sockets never"
 	return []kernel.Capability{
 		{Name: TCPListen, Choices: []kernel.Choice{
@@ -37,11 +39,11 @@ func capabilities(boundDump bool) []kernel.Capability {
 		}},
 		{Name: TCPBind, Choices: slices.DeleteFunc([]kernel.Choice{
 			{
-				Name: kernel.MethodFentry, Lost: "since Linux 6.6, MPTCP sockets that are only bound are seen only by an audit",
+				Name: kernel.MethodFentry, Lost: "since Linux 6.6, MPTCP sockets that are only bound are seen only by an audit; " + unconnected,
 				Hooks: []string{"tcp_destroy", "tcp_inet_bind", "tcp_inet6_bind"},
 			},
-			{Name: kernel.MethodCgroup, Hooks: []string{"tcp_destroy", "tcp_post_bind4", "tcp_post_bind6"}},
-			{Name: kernel.MethodKprobe, Lost: "sockets are seen only after a dump", Hooks: bindKprobes},
+			{Name: kernel.MethodCgroup, Lost: unconnected, Hooks: []string{"tcp_destroy", "tcp_post_bind4", "tcp_post_bind6"}},
+			{Name: kernel.MethodKprobe, Lost: "sockets are seen only after a dump; " + unconnected, Hooks: bindKprobes},
 			{Name: MethodPoll, Lost: cmp.Or(noBound, late)},
 		}, func(c kernel.Choice) bool { return c.Name == kernel.MethodKprobe && !boundDump })},
 		{Name: UDPBind, Choices: []kernel.Choice{

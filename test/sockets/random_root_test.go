@@ -110,7 +110,7 @@ func dumpsBound() bool {
 }
 
 const (
-	batch     = 8    // operations between comparisons
+	mostBatch = 32   // operations between comparisons
 	ownersAt  = 20   // comparisons between looks at owners, which are searched once a second
 	settleAt  = 2000 // operations between waits for an audit
 	mostOpen  = 25
@@ -119,15 +119,17 @@ const (
 )
 
 func (r *run) work(operations int) {
+	settled := 0
 	for r.count < operations {
 		touched := make(map[slot]bool)
-		for range batch {
+		for n := 1 + r.rng.IntN(mostBatch); n > 0 && r.count < operations; n-- {
 			r.operation(touched)
 		}
 		r.vague = r.blind
 		r.agree(touched, r.comparisons%ownersAt == ownersAt-1, 0)
-		if r.count%settleAt < batch {
+		if r.count >= settled+settleAt {
 			r.settle()
+			settled = r.count
 		}
 	}
 	r.settle()

@@ -149,13 +149,19 @@ func (p *place) ask(network string, at netip.AddrPort) (text string) {
 			text = string(b)
 			return
 		}
-		_ = c.SetDeadline(time.Now().Add(askTimeout / 10))
-		if _, err := c.Write([]byte("?")); err != nil {
-			return
-		}
 		b := make([]byte, 64)
-		if n, err := c.Read(b); err == nil {
-			text = string(b[:n])
+		for end := time.Now().Add(askTimeout); time.Now().Before(end); { // datagrams get lost
+			if _, err := c.Write([]byte("?")); err != nil {
+				return
+			}
+			_ = c.SetReadDeadline(time.Now().Add(askTimeout / 5))
+			n, err := c.Read(b)
+			if err == nil {
+				text = string(b[:n])
+			}
+			if !errors.Is(err, os.ErrDeadlineExceeded) {
+				return
+			}
 		}
 	})
 	return text
