@@ -142,6 +142,10 @@ type Binding struct {
 	// from outside the guest do not match.
 	Inner bool
 
+	// Rule identifies where a NAT rule leads: bindings with one Rule lead to the same
+	// servers. 0 means that it is not known well enough to be the same as another.
+	Rule uint64
+
 	// Maker is the program that wrote the NAT rule.
 	Maker Maker
 

@@ -4,7 +4,6 @@ package registry
 
 import (
 	"cmp"
-	"hash/fnv"
 	"net/netip"
 	"slices"
 	"strings"
@@ -215,17 +214,11 @@ func ownerOf(ms, slot []member, all slots) (port.Owner, precedence) {
 
 // ruleOf returns Publication.Rule.
 func ruleOf(ms []member) uint64 {
-	targets := ms[0].binding.Hints.Targets
-	if len(targets) == 0 || slices.ContainsFunc(ms[1:], func(m member) bool { return !slices.Equal(m.binding.Hints.Targets, targets) }) {
+	rule := ms[0].binding.Rule
+	if slices.ContainsFunc(ms[1:], func(m member) bool { return m.binding.Rule != rule }) {
 		return 0
 	}
-	sum := fnv.New64a()
-	var buf [32]byte
-	for _, t := range targets {
-		text, _ := t.AppendBinary(buf[:0]) // it never fails
-		_, _ = sum.Write(text)
-	}
-	return sum.Sum64()
+	return rule
 }
 
 // mergeFamilies makes one dual-stack publication of the IPv4 and the IPv6

@@ -145,17 +145,14 @@ func TestWithheldWildcardTakesNothingFromADualStackListener(t *testing.T) {
 func TestPublicationsOfOneRuleNameIt(t *testing.T) {
 	r := newRegistry()
 	nat := r.Feed("nat")
-	rule := func(id, addr string, targets ...string) port.Binding {
+	rule := func(id, addr string, identity uint64) port.Binding {
 		b := binding(id, addr, 7)
-		b.Owner = port.Owner{}
-		for _, to := range targets {
-			b.Hints.Targets = append(b.Hints.Targets, netip.MustParseAddrPort(to))
-		}
+		b.Owner, b.Rule = port.Owner{}, identity
 		return b
 	}
 	nat.Replace([]port.Binding{
-		rule("1", "192.0.2.1:80", "10.0.0.1:80"), rule("2", "192.0.2.2:80", "10.0.0.1:80"), rule("3", "192.0.2.3:80", "10.0.0.2:80"),
-		rule("4", "192.0.2.4:80", "10.0.0.1:80"), rule("5", "192.0.2.4:80", "10.0.0.2:80"), rule("6", "192.0.2.5:80"),
+		rule("1", "192.0.2.1:80", 1), rule("2", "192.0.2.2:80", 1), rule("3", "192.0.2.3:80", 2),
+		rule("4", "192.0.2.4:80", 1), rule("5", "192.0.2.4:80", 2), rule("6", "192.0.2.5:80", 0),
 	})
 	of := func(addr string) uint64 {
 		p, _ := r.Publications().View().Get(binding("", addr, 0).Key)
@@ -165,7 +162,7 @@ func TestPublicationsOfOneRuleNameIt(t *testing.T) {
 	if one == 0 || other == 0 || one == other || of("192.0.2.2:80") != one || of("192.0.2.4:80") != 0 || of("192.0.2.5:80") != 0 {
 		t.Errorf("rules = %d, %d, %d, %d, %d", one, of("192.0.2.2:80"), other, of("192.0.2.4:80"), of("192.0.2.5:80"))
 	}
-	nat.Apply(port.Change{Put: []port.Binding{rule("2", "192.0.2.2:80", "10.0.0.2:80")}})
+	nat.Apply(port.Change{Put: []port.Binding{rule("2", "192.0.2.2:80", 2)}})
 	if of("192.0.2.2:80") != other {
 		t.Error("the rule leads elsewhere and has its old identity")
 	}

@@ -25,6 +25,8 @@ type draft struct {
 	outer    bool // to connections from outside
 	withheld string
 	targets  []netip.AddrPort
+	more     bool // than there is room for in targets
+	ranged   bool // a rule sends to a range, of which targets has the first ones
 }
 
 // slotBindings works out one port of one protocol and family.
@@ -85,8 +87,13 @@ func (c *Compiler) draft(drafts map[bindingKey]*draft, id slotID, s share) {
 		if d.outer && s.act.hook == ruleset.HookOutput {
 			continue // what others reach is what a client of the host is to reach
 		}
+		d.ranged = d.ranged || len(s.end.nat.addrs) >= rangeAddrs || s.end.nat.random
 		for _, t := range s.end.nat.targets(addr, id.slot.Port, c.redirectedTo(addr, s.act.hook, id.v6)) {
-			if !slices.Contains(d.targets, t) && len(d.targets) < maxDial {
+			switch {
+			case slices.Contains(d.targets, t):
+			case len(d.targets) == maxDial:
+				d.more = true
+			default:
 				d.targets = append(d.targets, t)
 			}
 		}
@@ -241,6 +248,7 @@ func (c *Compiler) finish(id slotID, drafts map[bindingKey]*draft) []port.Bindin
 			Detail:   port.LazyDetail(d.first.detail()),
 		}
 		b.Hints.Targets = c.served(d.targets)
+		b.Rule = c.leadsTo(d)
 		b.Dial, b.Doubt = c.dial(id, k.addr, d.targets)
 		for _, t := range d.targets {
 			uses[useID{slotID{id.v6, port.Slot{Protocol: id.slot.Protocol, Port: t.Port()}}, c.own(t.Addr())}] = struct{}{}

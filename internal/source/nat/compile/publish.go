@@ -43,7 +43,7 @@ func (c *Compiler) publish() port.Change {
 }
 
 func sameBinding(a, b port.Binding) bool {
-	return a.Origin == b.Origin && a.Key == b.Key && a.Withheld == b.Withheld && a.Inner == b.Inner && a.Maker == b.Maker && a.Doubt == b.Doubt && a.Detail.Equal(b.Detail) &&
+	return a.Origin == b.Origin && a.Key == b.Key && a.Withheld == b.Withheld && a.Inner == b.Inner && a.Maker == b.Maker && a.Doubt == b.Doubt && a.Rule == b.Rule && a.Detail.Equal(b.Detail) &&
 		slices.Equal(a.Dial, b.Dial) && a.Hints.Equal(b.Hints)
 }
 
