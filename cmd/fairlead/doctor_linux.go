@@ -10,6 +10,7 @@ import (
 	"github.com/fairlead/fairlead/internal/config"
 	"github.com/fairlead/fairlead/internal/diagnose/doctor"
 	"github.com/fairlead/fairlead/internal/diagnose/gather"
+	"github.com/fairlead/fairlead/internal/status"
 )
 
 // canBeGuest reports whether this system can run an agent.
@@ -18,10 +19,14 @@ const canBeGuest = true
 // lookTimeout is how long sources may take to report everything if no agent runs.
 const lookTimeout = 15 * time.Second
 
+func ask(ctx context.Context, control string) (doctor.Agent, error) {
+	return status.NewClient(control).Examine(ctx)
+}
+
 func look(ctx context.Context, cfg config.Agent) (doctor.Agent, error) {
 	return agent.Look(ctx, cfg, lookTimeout)
 }
 
 func doctorOfGuest(ctx context.Context, file, control string) doctor.Report {
-	return doctor.Evaluate(gather.Facts(ctx, gather.Options{ConfigFile: file, Control: control, Look: look}))
+	return doctor.Evaluate(gather.Facts(ctx, gather.Options{ConfigFile: file, Control: control, Ask: ask, Look: look}))
 }

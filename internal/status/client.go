@@ -60,9 +60,6 @@ func whatToStart(goos string) string {
 // another version, or of the other role.
 var errNotFound = errors.New("it does not answer this question: it is of the other role (agent or host), or of another version")
 
-// ErrPermission is returned when only root, or another user, may ask.
-var ErrPermission = errors.New("permission denied: run as root")
-
 // do sends a request and returns the answer, whose first bytes come within a time.
 func (c *Client) do(ctx context.Context, method, path, body string, within time.Duration) (*http.Response, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
@@ -75,7 +72,7 @@ func (c *Client) do(ctx context.Context, method, path, body string, within time.
 	resp, err := c.http.Do(req)
 	switch {
 	case errors.Is(err, fs.ErrPermission):
-		return nil, fmt.Errorf("control socket %s: %w", c.path, ErrPermission)
+		return nil, fmt.Errorf("control socket %s: %w: run as root", c.path, fs.ErrPermission)
 	case errors.As(context.Cause(ctx), new(errSilent)), errors.Is(err, syscall.EAGAIN): // EAGAIN: too many wait to be accepted
 		return nil, fmt.Errorf("control socket %s: %w", c.path, errSilent{within})
 	case err != nil && ctx.Err() != nil:

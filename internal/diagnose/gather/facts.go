@@ -15,15 +15,17 @@ import (
 	"github.com/fairlead/fairlead/internal/config"
 	"github.com/fairlead/fairlead/internal/diagnose/doctor"
 	"github.com/fairlead/fairlead/internal/link"
-	"github.com/fairlead/fairlead/internal/status"
 	"github.com/fairlead/fairlead/internal/version"
 )
 
-// Options say whom to ask. All but Look may be empty.
+// Options say whom to ask. All but Ask and Look may be empty.
 type Options struct {
 	ConfigFile string // of the agent
 	Control    string // its control socket; by default that of its configuration
 
+	// Ask asks the agent at a control socket. Where that is not allowed, the error is
+	// fs.ErrPermission.
+	Ask func(ctx context.Context, control string) (doctor.Agent, error)
 	// Look finds out what an agent with that configuration would see. It is called
 	// if none answers.
 	Look func(context.Context, config.Agent) (doctor.Agent, error)
@@ -37,7 +39,7 @@ func Facts(ctx context.Context, o Options) doctor.Facts {
 	if err != nil {
 		cfg = config.DefaultAgent()
 	}
-	a, agentErr := status.NewClient(cmp.Or(o.Control, os.Getenv("FAIRLEAD_CONTROL"), cfg.Control)).Examine(ctx)
+	a, agentErr := o.Ask(ctx, cmp.Or(o.Control, os.Getenv("FAIRLEAD_CONTROL"), cfg.Control))
 	if agentErr == nil && o.ConfigFile == "" && a.ConfigFile != "" { // the running agent may use another file
 		cfg, err = config.LoadAgent(a.ConfigFile, nil, os.LookupEnv)
 	}
@@ -52,7 +54,7 @@ func Facts(ctx context.Context, o Options) doctor.Facts {
 	}
 	if agentErr != nil {
 		f.AgentError = agentErr.Error()
-		if errors.Is(agentErr, status.ErrPermission) {
+		if errors.Is(agentErr, fs.ErrPermission) {
 			f.Denied = true
 			Machine(ctx, &f, 0)
 			return f
