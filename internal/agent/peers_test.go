@@ -127,3 +127,26 @@ func TestUDPIsWithdrawnAndComesBack(t *testing.T) {
 		peer.Want()
 	}
 }
+
+// Two listeners of one port, by SO_REUSEPORT or at two addresses, take it from each other
+// at each scan of the incumbent.
+func TestTwoListenersOfOnePort(t *testing.T) {
+	peer, feeds := newChain(t, "socket")
+	feeds[0].Apply(put(binding("socket", "1", port.TCP, 80), binding("socket", "2", port.TCP, 80)))
+	local := binding("socket", "3", port.TCP, 80)
+	local.Address = netip.MustParseAddr("192.168.143.1") // at which wsl-proxy finds the guest
+	feeds[0].Apply(put(local))
+	peer.Want("80/tcp 127.0.0.1 to upstream")
+	sent := len(peer.Messages())
+	for range 20 { // scans
+		feeds[0].Apply(put(binding("socket", "1", port.TCP, 80), binding("socket", "2", port.TCP, 80), local))
+	}
+	feeds[0].Apply(drop("socket", "1"))
+	feeds[0].Apply(put(binding("socket", "4", port.TCP, 81))) // something to wait for
+	peer.Want("80/tcp 127.0.0.1 to upstream", "81/tcp 127.0.0.1 to upstream")
+	if m := peer.Messages(); len(m) != sent+1 {
+		t.Errorf("the peer was sent %q", m[sent:])
+	}
+	feeds[0].Apply(drop("socket", "2", "3"))
+	peer.Want("81/tcp 127.0.0.1 to upstream")
+}
