@@ -58,6 +58,7 @@ func newHost() *cobra.Command {
 		},
 	}
 	hostFlags(c.Flags(), &file, &flags)
+	completeWords(c, flags.Words())
 	c.AddCommand(newPair(), newInstall(), newUninstall())
 	return c
 }

@@ -46,6 +46,7 @@ func newAgent() *cobra.Command {
 	}
 	c.Flags().StringVar(&file, "config", "", "configuration file (default "+config.DefaultAgentFile+", which may be absent)")
 	flags.Flags(c.Flags())
+	completeWords(c, flags.Words())
 	return c
 }
 

@@ -12,11 +12,13 @@ import (
 	"os"
 	"runtime"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/fairlead/fairlead/internal/config"
+	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/schedule"
 	"github.com/fairlead/fairlead/internal/status"
 	"github.com/fairlead/fairlead/internal/yamltree"
@@ -83,12 +85,38 @@ func defaultControl(paths []string) string {
 func filterFlag(c *cobra.Command, terms *[]string) {
 	c.Flags().StringArrayVar(terms, "filter", nil,
 		"show matching ports: a word, or KEY=VALUE with "+yamltree.OneOf(status.FilterKeys())+" (may be repeated)")
-	keys := status.FilterKeys()
-	for i := range keys {
-		keys[i] += "="
-	}
 	// The only error is an unknown flag.
-	_ = c.RegisterFlagCompletionFunc("filter", cobra.FixedCompletions(keys, cobra.ShellCompDirectiveNoFileComp|cobra.ShellCompDirectiveNoSpace))
+	_ = c.RegisterFlagCompletionFunc("filter", completeFilter)
+}
+
+// completeFilter completes the keys of filters, and the values that are words.
+func completeFilter(_ *cobra.Command, _ []string, typed string) ([]string, cobra.ShellCompDirective) {
+	words := map[string][]string{
+		"state":    {port.Active.String(), port.Pending.String(), port.Denied.String(), port.Conflict.String(), port.Failed.String()},
+		"protocol": {port.TCP.String(), port.UDP.String()},
+		"source":   config.Sources(),
+	}
+	key, _, hasKey := strings.Cut(typed, "=")
+	if !hasKey {
+		keys := status.FilterKeys()
+		for i := range keys {
+			keys[i] += "="
+		}
+		return keys, cobra.ShellCompDirectiveNoFileComp | cobra.ShellCompDirectiveNoSpace
+	}
+	var list []string
+	for _, w := range words[key] {
+		list = append(list, key+"="+w)
+	}
+	return list, cobra.ShellCompDirectiveNoFileComp
+}
+
+// completeWords completes flags whose values are known words.
+func completeWords(c *cobra.Command, words map[string][]string) {
+	for flag, list := range words {
+		// The only error is an unknown flag.
+		_ = c.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(list, cobra.ShellCompDirectiveNoFileComp))
+	}
 }
 
 // restartTimeout is how long ls waits for an agent that restarts.
@@ -152,6 +180,9 @@ func newWatch() *cobra.Command {
 				return usageError{err}
 			}
 			w := watcher{client: client(control), stderr: c.ErrOrStderr()}
+			if l, err := w.client.List(c.Context()); err == nil { // else the watch says why
+				_ = status.WritePeers(w.stderr, l, status.Style{Now: time.Now(), Paint: painter(w.stderr)})
+			}
 			enc, paint := json.NewEncoder(c.OutOrStdout()), painter(c.OutOrStdout())
 			w.report = func(e status.Event) error {
 				switch {

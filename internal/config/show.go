@@ -20,6 +20,22 @@ func (c *Agent) Settings() []Setting { return settings(c.fields(), c.from) }
 // Settings returns the effective values of a host peer, in the order of the documentation.
 func (c *Host) Settings() []Setting { return settings(c.fields(), c.from) }
 
+// Words returns the values that flags of an agent accept, of those that accept words.
+func (c *Agent) Words() map[string][]string { return words(c.fields()) }
+
+// Words returns the values that flags of a host peer accept, of those that accept words.
+func (c *Host) Words() map[string][]string { return words(c.fields()) }
+
+func words(fields []field) map[string][]string {
+	byFlag := make(map[string][]string)
+	for _, f := range fields {
+		if len(f.words) > 0 {
+			byFlag[f.flag] = f.words
+		}
+	}
+	return byFlag
+}
+
 func settings(fields []field, from map[string]string) []Setting {
 	list := make([]Setting, 0, len(fields))
 	for i := range fields {

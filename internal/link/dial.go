@@ -75,6 +75,10 @@ func (d *Dialer) Dial(ctx context.Context) (Session, error) {
 	}
 	conn, again, err := d.conn(ctx)
 	if err != nil {
+		var op *net.OpError
+		if errors.As(err, &op) && op.Op == "dial" {
+			err = op.Err // without the address, which the endpoint has
+		}
 		return nil, fmt.Errorf("dial link %s: %w", d.e, err)
 	}
 	s, err := establish(ctx, conn, o, dialler, &flowSource{dial: again})

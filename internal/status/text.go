@@ -72,7 +72,7 @@ func WriteTable(w io.Writer, l List, style Style) error {
 	if err := writeNotes(w, l); err != nil {
 		return err
 	}
-	if err := writePeers(w, l, style); err != nil {
+	if err := WritePeers(w, l, style); err != nil {
 		return err
 	}
 	for _, s := range l.Sources {
@@ -124,11 +124,12 @@ func peerName(peers map[string]Peer, endpoint string) string {
 	return name
 }
 
-// writePeers writes which guests, or why no host, is connected.
-func writePeers(w io.Writer, l List, style Style) error {
+// WritePeers writes which guests of a host are not connected, or which host the agent
+// refused. It writes nothing if all is well.
+func WritePeers(w io.Writer, l List, style Style) error {
 	peers := peersByEndpoint(l)
 	for _, p := range l.Peers {
-		line := ""
+		var line string
 		switch {
 		case p.State == PeerRefused:
 			line = "a host was refused"
