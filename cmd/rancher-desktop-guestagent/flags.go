@@ -88,7 +88,7 @@ type plan struct {
 	rules []rules.Rule
 }
 
-// translate makes a plan, or says which flags contradict each other. Three
+// translate makes a plan, or returns which flags contradict each other. Three
 // installations are known:
 //
 //	                    vtunnel       listener        virtual network
@@ -97,37 +97,18 @@ type plan struct {
 //	-docker/-containerd one of them   none            one of them
 //	-iptables           either        on              either
 func (o options) translate() (plan, error) {
-	engine := ""
-	switch {
-	case o.docker && o.containerd:
-		return plan{}, errors.New("-docker and -containerd: want one of them, the engine that Rancher Desktop runs")
-	case o.docker:
-		engine = "docker"
-	case o.containerd:
-		engine = "containerd"
+	engine, err := o.engine()
+	if err != nil {
+		return plan{}, err
 	}
-	var p plan
-	sources := []string{"socket"}
-	switch {
-	case o.privileged && engine == "":
-		return plan{}, errors.New("-privilegedService: want -docker or -containerd with it")
-	case o.privileged:
-		host, port, err := net.SplitHostPort(o.vtunnelAddr)
-		if n, perr := strconv.ParseUint(port, 10, 16); err != nil || host == "" || perr != nil || n == 0 {
-			return plan{}, fmt.Errorf("-vtunnelAddr %q: -privilegedService wants IP:PORT", o.vtunnelAddr)
-		}
-		// Plain sockets are WSL's own to relay: to publish them as well would be
-		// in its way.
-		p.mode, sources = "vtunnel", nil
-		p.flags = append(p.flags, "--sink=vtunnel=tcp://"+o.vtunnelAddr)
-	case engine != "":
-		p.mode = "virtual network"
-		p.flags = o.virtualNetwork()
-	case o.given["k8sAPIPort"] || o.given["tap-interface-ip"] || !o.iptables:
-		return plan{}, errors.New("want -docker or -containerd, or for a network without a tunnel -iptables alone")
-	default:
-		p.mode = "listener"
-		p.flags = append(p.flags, "--sink=listener")
+	p, err := o.installation(engine)
+	if err != nil {
+		return plan{}, err
+	}
+	var sources []string
+	// With the tunnel, WSL relays plain sockets itself.
+	if !o.privileged {
+		sources = append(sources, "socket")
 	}
 	if o.iptables {
 		sources = append(sources, "nat")
@@ -146,18 +127,50 @@ func (o options) translate() (plan, error) {
 	if o.debug {
 		p.flags = append(p.flags, "--log-level=debug")
 	}
-	// Without an administrator nothing may listen but on the host's loopback.
-	if o.admin || o.privileged {
-		p.flags = append(p.flags, "--expose=all")
-		if o.serviceAddr == "127.0.0.1" {
-			p.rules = []rules.Rule{{
-				Name: "-k8sServiceListenerAddr", Match: rules.Match{Sources: []string{"kube"}}, HostAddress: rules.Loopback(),
-			}}
-		}
-	} else {
+	// Without an administrator only the host's loopback may be opened.
+	if !o.admin && !o.privileged {
 		p.flags = append(p.flags, "--expose=loopback")
+		return p, nil
+	}
+	p.flags = append(p.flags, "--expose=all")
+	if o.serviceAddr == "127.0.0.1" {
+		p.rules = []rules.Rule{{
+			Name: "-k8sServiceListenerAddr", Match: rules.Match{Sources: []string{"kube"}}, HostAddress: rules.Loopback(),
+		}}
 	}
 	return p, nil
+}
+
+// engine returns the source of the engine that runs, empty if none does.
+func (o options) engine() (string, error) {
+	switch {
+	case o.docker && o.containerd:
+		return "", errors.New("-docker and -containerd: want one of them, the engine that Rancher Desktop runs")
+	case o.docker:
+		return "docker", nil
+	case o.containerd:
+		return "containerd", nil
+	}
+	return "", nil
+}
+
+// installation returns the plan with the mode and the sink of the installation.
+func (o options) installation(engine string) (plan, error) {
+	switch {
+	case o.privileged && engine == "":
+		return plan{}, errors.New("-privilegedService: want -docker or -containerd with it")
+	case o.privileged:
+		host, port, err := net.SplitHostPort(o.vtunnelAddr)
+		if n, perr := strconv.ParseUint(port, 10, 16); err != nil || host == "" || perr != nil || n == 0 {
+			return plan{}, fmt.Errorf("-vtunnelAddr %q: -privilegedService wants IP:PORT", o.vtunnelAddr)
+		}
+		return plan{mode: "vtunnel", flags: []string{"--sink=vtunnel=tcp://" + o.vtunnelAddr}}, nil
+	case engine != "":
+		return plan{mode: "virtual network", flags: o.virtualNetwork()}, nil
+	case o.given["k8sAPIPort"] || o.given["tap-interface-ip"] || !o.iptables:
+		return plan{}, errors.New("want -docker or -containerd, or for a network without a tunnel -iptables alone")
+	}
+	return plan{mode: "listener", flags: []string{"--sink=listener"}}, nil
 }
 
 // virtualNetwork names the two peers there: the host-switch for Windows, and

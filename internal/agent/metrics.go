@@ -29,36 +29,12 @@ func (a *Agent) propagated(sink string, p port.Publication) {
 
 // count collects the counters of all parts.
 func (a *Agent) count() metrics.AgentSnapshot {
-	pubs, outs := a.registry.Publications().View(), a.reconciler.Outcomes().View()
-	s := metrics.AgentSnapshot{
-		Changes:      pubs.Generation(),
-		Publications: make(map[port.State]int), BySource: make(map[metrics.SourceState]int),
-		Outcomes: make(map[metrics.SinkState]int),
-		Sources:  make(map[string]bool), Methods: make(map[string]string),
-	}
+	s := metrics.AgentSnapshot{Sources: make(map[string]bool), Methods: make(map[string]string)}
+	a.countPublications(&s)
 	if m, err := memory.Read(); err != nil {
 		a.log.Debug("memory unknown", "err", err)
 	} else {
 		s.Memory = &m
-	}
-	for key, p := range pubs.All() {
-		reported, _ := outs.Get(key)
-		state := port.Pending
-		for i, o := range reported {
-			if i == 0 || o.State > state {
-				state = o.State
-			}
-			s.Outcomes[metrics.SinkState{Sink: o.Sink, State: o.State}]++
-		}
-		if !p.Decision.Allow && !p.Decision.Pending {
-			state = port.Denied
-		}
-		s.Publications[state]++
-		for i, o := range p.Origins { // sorted by source
-			if i == 0 || o.Source != p.Origins[i-1].Source {
-				s.BySource[metrics.SourceState{Source: o.Source, State: state}]++
-			}
-		}
 	}
 	for name, src := range a.registry.Sources().View().All() {
 		s.Sources[name] = src.State == registry.Live
@@ -100,4 +76,31 @@ func (a *Agent) count() metrics.AgentSnapshot {
 		}
 	}
 	return s
+}
+
+// countPublications counts publications and outcomes by state.
+func (a *Agent) countPublications(s *metrics.AgentSnapshot) {
+	pubs, outs := a.registry.Publications().View(), a.reconciler.Outcomes().View()
+	s.Changes = pubs.Generation()
+	s.Publications, s.BySource = make(map[port.State]int), make(map[metrics.SourceState]int)
+	s.Outcomes = make(map[metrics.SinkState]int)
+	for key, p := range pubs.All() {
+		reported, _ := outs.Get(key)
+		state := port.Pending
+		for i, o := range reported {
+			if i == 0 || o.State > state {
+				state = o.State
+			}
+			s.Outcomes[metrics.SinkState{Sink: o.Sink, State: o.State}]++
+		}
+		if !p.Decision.Allow && !p.Decision.Pending {
+			state = port.Denied
+		}
+		s.Publications[state]++
+		for i, o := range p.Origins { // sorted by source
+			if i == 0 || o.Source != p.Origins[i-1].Source {
+				s.BySource[metrics.SourceState{Source: o.Source, State: state}]++
+			}
+		}
+	}
 }

@@ -75,6 +75,11 @@ func WriteTable(w io.Writer, l List, style Style) error {
 	if err := WritePeers(w, l, style); err != nil {
 		return err
 	}
+	return writeSources(w, l, style, peers)
+}
+
+// writeSources writes which sources are not live, and their warnings.
+func writeSources(w io.Writer, l List, style Style, peers map[string]Peer) error {
 	for _, s := range l.Sources {
 		if _, ok := peers[s.Name]; ok { // a guest
 			continue
