@@ -18,7 +18,7 @@ type Signal chan struct{}
 // NewSignal returns a signal with nothing to receive.
 func NewSignal() Signal { return make(Signal, 1) }
 
-// Notify makes the next receive return. It never blocks.
+// Notify makes the next receive return. It never blocks, and does nothing to nil.
 func (s Signal) Notify() {
 	select {
 	case s <- struct{}{}:

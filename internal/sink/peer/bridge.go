@@ -17,6 +17,7 @@ import (
 	"github.com/fairlead/fairlead/internal/forward"
 	"github.com/fairlead/fairlead/internal/own"
 	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/schedule"
 )
 
 // maxFlows bounds the connections through all bridges at one time.
@@ -53,6 +54,8 @@ type Bridges struct {
 	mu     sync.Mutex
 	closed bool
 	open   map[use]*bridge
+	broken map[port.Slot]struct{} // of bridges that failed, until takeBroken
+	wake   schedule.Signal        // notified of them; nil for none
 }
 
 // use is what a bridge is for: a publication at one host port, over one family.
@@ -74,7 +77,7 @@ type bridge struct {
 
 // NewBridges returns none. The caller must Close them.
 func NewBridges(o BridgeOptions) *Bridges {
-	b := &Bridges{o: o, acceptor: own.NewAcceptor(o.Logger, own.ForFlow), flows: forward.NewBook(maxFlows), open: make(map[use]*bridge)}
+	b := &Bridges{o: o, acceptor: own.NewAcceptor(o.Logger, own.ForFlow), flows: forward.NewBook(maxFlows), open: make(map[use]*bridge), broken: make(map[port.Slot]struct{})}
 	b.ctx, b.cancel = context.WithCancel(context.Background())
 	return b
 }
@@ -133,11 +136,11 @@ func boundTo(a net.Addr) netip.AddrPort {
 }
 
 // Keep closes the bridges that are no longer needed. Their connections go on.
-func (b *Bridges) Keep(needed func(port.Slot, port.Key) bool) {
+func (b *Bridges) Keep(needed func(slot port.Slot, k port.Key, is4 bool) bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for u := range b.open {
-		if !needed(u.slot, u.key) {
+		if !needed(u.slot, u.key, u.is4) {
 			b.drop(u)
 		}
 	}
@@ -190,13 +193,31 @@ func (b *Bridges) accept(br *bridge, l net.Listener) {
 	}
 }
 
-// failed closes a bridge that can accept no more. The next Open replaces it.
+// notify has wake notified when a bridge fails.
+func (b *Bridges) notify(wake schedule.Signal) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.wake = wake
+}
+
+// takeBroken returns the slots of bridges that failed since the last call.
+func (b *Bridges) takeBroken() map[port.Slot]struct{} {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	out := b.broken
+	b.broken = make(map[port.Slot]struct{})
+	return out
+}
+
+// failed closes a bridge that can accept no more, and asks for another one.
 func (b *Bridges) failed(br *bridge, err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.o.Logger.Warn("bridge failed", "publication", br.use.key, "err", err)
 	if b.open[br.use] == br {
 		b.drop(br.use)
+		b.broken[br.use.slot] = struct{}{}
+		b.wake.Notify()
 	}
 }
 

@@ -140,7 +140,7 @@ func TestUDPBridgeServesOnlyItsNetwork(t *testing.T) {
 	if n, err := far.Read(make([]byte, 16)); err == nil {
 		t.Errorf("a container got %d bytes", n)
 	}
-	b.Keep(func(port.Slot, port.Key) bool { return false })
+	b.Keep(func(port.Slot, port.Key, bool) bool { return false })
 	if l, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(where)); err != nil {
 		t.Errorf("the port is not free: %v", err)
 	} else {
@@ -155,7 +155,7 @@ func TestConnectionsOutliveTheirBridgeUnlessForbidden(t *testing.T) {
 	if err := echoes(c); err != nil {
 		t.Fatal(err)
 	}
-	b.Keep(func(port.Slot, port.Key) bool { return false })
+	b.Keep(func(port.Slot, port.Key, bool) bool { return false })
 	if err := probe.WantClosed(probe.At(where.String())); err != nil {
 		t.Error("the bridge that is not needed:", err)
 	}

@@ -111,8 +111,8 @@ type Driver struct {
 	unsaved bool            // ours is not what is saved
 
 	wake     schedule.Signal
-	bridged  map[port.Slot][]port.Key // bridges that the current Apply asked for
-	unopened map[port.Slot]struct{}   // slots of those that could not be opened
+	bridged  map[use]struct{}       // bridges that the current Apply asked for
+	unopened map[port.Slot]struct{} // slots of those that could not be opened
 	pause    schedule.Backoff
 	retry    *time.Timer // notifies wake; nil for none
 }
@@ -129,8 +129,11 @@ const (
 func NewDriver(m Memory, bridges *Bridges, wake schedule.Signal, log *slog.Logger) *Driver {
 	d := &Driver{
 		Book: NewBook(), bridges: bridges, memory: m, log: log, ours: make(Targets[string]), wake: wake,
-		bridged: make(map[port.Slot][]port.Key), unopened: make(map[port.Slot]struct{}),
+		bridged: make(map[use]struct{}), unopened: make(map[port.Slot]struct{}),
 		pause: schedule.Backoff{Min: bridgeRetryMin, Max: bridgeRetryMax},
+	}
+	if bridges != nil {
+		bridges.notify(wake)
 	}
 	entries, err := m.Load()
 	if err != nil {
@@ -192,8 +195,11 @@ func (d *Driver) Removed(t Target) {
 // error of the peer the slots that are not done stay dirty, and what was not
 // answered is pending.
 func (d *Driver) Apply(ctx context.Context, p Peer) error {
+	if d.bridges != nil {
+		maps.Copy(d.unopened, d.bridges.takeBroken()) // not at once, if it fails again and again
+	}
 	slots := slices.SortedFunc(maps.Keys(d.Dirty()), compareSlots)
-	d.keepBridges(slots, d.wins)
+	d.keepBridges(slots, func(u use) bool { return d.wins(u.slot, u.key) })
 	clear(d.bridged)
 	var wishes []Wish
 	var gone []Target
@@ -219,7 +225,10 @@ func (d *Driver) Apply(ctx context.Context, p Peer) error {
 		d.pending(p, wishes, err)
 	}
 	d.save()
-	d.keepBridges(slots, func(slot port.Slot, k port.Key) bool { return slices.Contains(d.bridged[slot], k) })
+	d.keepBridges(slots, func(u use) bool {
+		_, ok := d.bridged[u]
+		return ok
+	})
 	d.planRetry()
 	return err
 }
@@ -235,13 +244,13 @@ func (d *Driver) wins(slot port.Slot, k port.Key) bool {
 }
 
 // keepBridges closes the bridges of slots, which are sorted, that are not needed.
-func (d *Driver) keepBridges(slots []port.Slot, needed func(port.Slot, port.Key) bool) {
+func (d *Driver) keepBridges(slots []port.Slot, needed func(use) bool) {
 	if d.bridges == nil {
 		return
 	}
-	d.bridges.Keep(func(slot port.Slot, k port.Key) bool {
+	d.bridges.Keep(func(slot port.Slot, k port.Key, is4 bool) bool {
 		_, among := slices.BinarySearchFunc(slots, slot, compareSlots)
-		return !among || needed(slot, k)
+		return !among || needed(use{slot, k, is4})
 	})
 }
 
@@ -311,7 +320,7 @@ func (d *Driver) Bridge(ctx context.Context, slot port.Slot, p port.Publication,
 	if d.bridges == nil {
 		return addr, reason
 	}
-	d.bridged[slot] = append(d.bridged[slot], p.Key)
+	d.bridged[use{slot, p.Key, at.Addr().Is4()}] = struct{}{}
 	addr, err := d.bridges.Open(ctx, slot, p, at, number)
 	if err != nil {
 		d.unopened[slot] = struct{}{}
@@ -324,7 +333,7 @@ func (d *Driver) Bridge(ctx context.Context, slot port.Slot, p port.Publication,
 // there is no peer.
 func (d *Driver) KeepBridges() {
 	if d.bridges != nil {
-		d.bridges.Keep(func(_ port.Slot, k port.Key) bool { return d.Wanted(k) })
+		d.bridges.Keep(func(_ port.Slot, k port.Key, _ bool) bool { return d.Wanted(k) })
 	}
 }
 

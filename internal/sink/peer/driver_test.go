@@ -12,10 +12,12 @@ import (
 	"net/netip"
 	"path/filepath"
 	"testing"
+	"time"
 
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/schedule"
 	"github.com/fairlead/fairlead/test/kit/ports"
+	"github.com/fairlead/fairlead/test/kit/wait"
 )
 
 // flaky is a peer that fails now and then, before or after it did what it was
@@ -212,4 +214,77 @@ func TestBridgesFollowTheWinners(t *testing.T) {
 	wantActive("127.0.0.9:53", host, other)
 	w.put(pub(owner("c"), "127.0.0.9:53", other))
 	wantActive("127.0.0.9:53", other)
+}
+
+// dual is a peer that connects to an address of each family.
+type dual struct {
+	bridging
+	v6 netip.Prefix
+}
+
+func (p dual) Wishes(ctx context.Context, slot port.Slot) (out []Wish) {
+	for h, k := range p.d.Decide(slot) {
+		at := p.at
+		if h.Is6() {
+			at = p.v6
+		}
+		if _, problem := p.d.Bridge(ctx, slot, p.d.Publication(k), at, slot.Port, "test"); problem == "" {
+			out = append(out, Wish{Target: Target{slot, h}, Key: k})
+		}
+	}
+	return out
+}
+
+// The bridge of one family ends although the other family still needs its own.
+func TestBridgeOfEachFamilyEndsByItself(t *testing.T) {
+	b := newBridges(t)
+	d := NewDriver("", b, schedule.NewSignal(), slog.New(slog.DiscardHandler))
+	t.Cleanup(d.Close)
+	w := newWanted()
+	w.book = d.Book
+	p := dual{bridging{d, netip.MustParsePrefix("127.0.1.2/24")}, netip.MustParsePrefix("::1/128")}
+	n := ports.Free(t)
+	v4, v6 := fmt.Sprintf("127.0.0.1:%d", n), fmt.Sprintf("[::1]:%d", n)
+	for _, hosts := range [][]string{{v4, v6}, {v6}, {v4, v6}, {v4}} {
+		w.put(pub(port.Owner{Kind: port.OwnerContainer, ID: "a"}, "127.0.0.9:53", hosts...))
+		if err := d.Apply(t.Context(), p); err != nil {
+			t.Fatal(err)
+		}
+		if len(b.open) != len(hosts) {
+			t.Errorf("%d bridges for %q", len(b.open), hosts)
+		}
+	}
+}
+
+// A bridge that can accept no more is opened again.
+func TestFailedBridgeIsReplaced(t *testing.T) {
+	b := newBridges(t)
+	wake := schedule.NewSignal()
+	d := NewDriver("", b, wake, slog.New(slog.DiscardHandler))
+	t.Cleanup(d.Close)
+	w := newWanted()
+	w.book = d.Book
+	p := bridging{d, netip.MustParsePrefix("127.0.1.2/24")}
+	n := ports.Free(t)
+	w.put(pub(port.Owner{Kind: port.OwnerContainer, ID: "a"}, "127.0.0.9:53", fmt.Sprintf("127.0.0.1:%d", n)))
+	if err := d.Apply(t.Context(), p); err != nil {
+		t.Fatal(err)
+	}
+	for _, br := range b.open {
+		b.failed(br, errors.New("accept: invalid argument"))
+	}
+	late := time.After(wait.Limit())
+	for len(b.open) == 0 {
+		select {
+		case <-wake:
+			if err := d.Apply(t.Context(), p); err != nil {
+				t.Fatal(err)
+			}
+		case <-late:
+			t.Fatal("no bridge is opened again")
+		}
+	}
+	if err := echoes(dialFrom(t, "127.0.1.1", netip.AddrPortFrom(p.at.Addr(), n))); err != nil {
+		t.Error(err)
+	}
 }
