@@ -147,7 +147,7 @@ func (s *Sink) Run(ctx context.Context) error {
 		a := s.find(ctx)
 		pace.Begin(a != nil)
 		if a == nil {
-			_ = schedule.Sleep(ctx, peer.DownPause)
+			pace.Down(ctx)
 			continue
 		}
 		if s.await(ctx, a) {

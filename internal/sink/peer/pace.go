@@ -13,11 +13,12 @@ import (
 
 // How often a peer is tried and watched.
 const (
-	// DialTimeout bounds one attempt to reach a peer, and DownPause is between two.
-	// Together they take less than a second: a peer that comes back is to have its
-	// entries within that time.
+	// DialTimeout bounds one attempt to reach a peer.
 	DialTimeout = 600 * time.Millisecond
-	DownPause   = 300 * time.Millisecond
+	// downMin and downMax bound the pause between two: a peer that restarts has its
+	// entries within a second, one that is away for long costs little.
+	downMin = 300 * time.Millisecond
+	downMax = 5 * time.Second
 	// MaxPause is the longest pause after a peer that runs closed a connection.
 	MaxPause = 10 * time.Second
 	// Farewell bounds the removal of entries at the end.
@@ -42,16 +43,23 @@ type Pace struct {
 	since    time.Time
 	pause    schedule.Backoff
 	next     time.Duration
-	cautious bool // an attempt that fails is no reason to try more often
+	down     schedule.Backoff // between attempts that fail
+	cautious bool             // an attempt that fails is no reason to try more often
 }
 
 // NewPace returns a pace whose first pause is none.
-func NewPace() *Pace { return &Pace{pause: schedule.Backoff{Min: DownPause, Max: MaxPause}} }
+func NewPace() *Pace { return newPace(schedule.Backoff{Min: downMin, Max: MaxPause}) }
+
+func newPace(pause schedule.Backoff) *Pace {
+	return &Pace{pause: pause, down: schedule.Backoff{Min: downMin, Max: downMax}}
+}
 
 // NewCautiousPace returns a pace for a peer that each attempt may harm: its pauses grow
 // to minutes, until a connection lasts.
 func NewCautiousPace() *Pace {
-	return &Pace{pause: schedule.Backoff{Min: time.Second, Max: cautiousMax}, cautious: true}
+	p := newPace(schedule.Backoff{Min: time.Second, Max: cautiousMax})
+	p.cautious = true
+	return p
 }
 
 const cautiousMax = 5 * time.Minute
@@ -59,10 +67,16 @@ const cautiousMax = 5 * time.Minute
 // Begin notes that a connection was made, or (up is false) that none could be.
 func (p *Pace) Begin(up bool) {
 	p.since = time.Now()
-	if !up && !p.cautious {
+	switch {
+	case up:
+		p.down.Reset()
+	case !p.cautious:
 		p.reset()
 	}
 }
+
+// Down waits after an attempt that failed, at most until ctx ends.
+func (p *Pace) Down(ctx context.Context) { _ = schedule.Sleep(ctx, p.down.Next()) }
 
 func (p *Pace) reset() {
 	p.pause.Reset()

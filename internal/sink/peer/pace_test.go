@@ -57,3 +57,26 @@ func TestCautiousPace(t *testing.T) {
 		}
 	})
 }
+
+// A peer that is away is looked for ever less often, and at once after a restart.
+func TestPaceOfAnAbsentPeer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := NewPace()
+		begin, attempts := time.Now(), 0
+		for time.Since(begin) < time.Hour {
+			p.Begin(false)
+			p.Down(t.Context())
+			attempts++
+		}
+		if attempts > 750 {
+			t.Errorf("%d attempts in an hour", attempts)
+		}
+		p.Begin(true)
+		p.Begin(false)
+		begin = time.Now()
+		p.Down(t.Context())
+		if d := time.Since(begin); d > downMin {
+			t.Errorf("the first pause after it was there is %s", d)
+		}
+	})
+}

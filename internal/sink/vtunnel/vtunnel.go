@@ -204,7 +204,7 @@ func (s *Sink) hold(ctx context.Context) {
 			if ctx.Err() == nil {
 				s.setDown(err)
 			}
-			_ = schedule.Sleep(ctx, peer.DownPause)
+			pace.Down(ctx)
 			continue
 		}
 		if s.perPort || first || lasts(ctx, conn, s.o.settle) {
