@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math/rand/v2"
 	"net/netip"
 	"testing"
 	"testing/synctest"
@@ -350,4 +351,144 @@ func TestRuleLeftBehindBeforeTheAgentStarted(t *testing.T) {
 			g.want(t, "started", "allow")
 		}
 	})
+}
+
+// A stale claim is of the container that was there before.
+func TestStaleClaimDoesNotNameWhatAppearsBesideIt(t *testing.T) {
+	for _, what := range []string{"relay", "rule"} {
+		synctest.Test(t, func(t *testing.T) {
+			g := newGuarded(t)
+			sockets, rs := proxy("old", 8200, "172.17.0.2")
+			g.sockets.Apply(put(sockets))
+			g.nat.Apply(put(rs))
+			g.facts.put(address("172.17.0.2"), "web")
+			g.docker.Replace(claim("a", "web", 8200))
+			g.want(t, "web", "allow")
+			g.docker.Stale(errors.New("gone"))
+			g.want(t, "Docker is stale", "allow")
+			sockets2, rs2 := proxy("new", 8200, "172.17.0.3")
+			if what == "relay" {
+				g.sockets.Apply(drop(sockets))
+				g.sockets.Apply(put(sockets2))
+			} else {
+				g.nat.Apply(drop(rs))
+				g.nat.Apply(put(rs2))
+			}
+			g.want(t, "another "+what, "pending")
+			g.facts.remove(address("172.17.0.2"))
+			g.facts.put(address("172.17.0.3"), "secret0")
+			g.docker.Replace(claim("b", "secret0", 8200))
+			g.want(t, "Docker is back", "deny")
+		})
+	}
+}
+
+// modelEngine is an engine of the model: what it would report, and whether it can.
+type modelEngine struct {
+	facts  *facts
+	feed   Feed
+	stale  bool
+	claims []port.Binding
+	later  []func() // facts to report when it is back
+}
+
+func (e *modelEngine) report(f func(), claims []port.Binding) {
+	e.claims = claims
+	if e.stale {
+		e.later = append(e.later, f)
+		return
+	}
+	f()
+	e.feed.Replace(claims)
+}
+
+func (e *modelEngine) lose() { e.stale = true; e.feed.Stale(errors.New("gone")) }
+
+func (e *modelEngine) back() {
+	e.stale = false
+	for _, f := range e.later {
+		f()
+	}
+	e.later = nil
+	e.feed.Replace(e.claims)
+}
+
+// Two engines that come and go, and containers in each of the ways in which one has a
+// port: none that is denied is ever open.
+func TestDeniedContainersOfTwoEnginesModel(t *testing.T) {
+	for seed := range uint64(300) {
+		synctest.Test(t, func(t *testing.T) { deniedByTwo(t, rand.New(rand.NewPCG(seed, 4))) })
+		if t.Failed() {
+			t.Fatalf("seed %d", seed)
+		}
+	}
+}
+
+func deniedByTwo(t *testing.T, rng *rand.Rand) {
+	g := newGuarded(t)
+	f, feed := g.second()
+	engines := []*modelEngine{{facts: g.facts, feed: g.docker}, {facts: f, feed: feed}}
+	for _, e := range engines {
+		e.feed.Replace(nil)
+	}
+	for round := range 30 {
+		name, id := []string{"secret0", "web"}[rng.IntN(2)], fmt.Sprint("c", round)
+		ip := fmt.Sprint("172.17.0.", 2+rng.IntN(2))
+		e := engines[rng.IntN(2)]
+		sockets, rs := proxy(id, 8200, ip)
+		key, claims := address(ip), claim(id, name, 8200)
+		switch rng.IntN(4) {
+		case 0: // in the host's network
+			cid := fmt.Sprintf("%064x", round)
+			sockets = []port.Binding{in(binding(id, "0.0.0.0:8200", 9), uint64(100+round), "/docker/"+cid)}
+			rs, claims, key = nil, nil, AttributionKey{Path: cid}
+		case 1: // the same, with a chosen id
+			sockets = []port.Binding{in(binding(id, "0.0.0.0:8200", 9), uint64(100+round), "/default/"+id)}
+			rs, claims, key = nil, nil, AttributionKey{Cgroup: uint64(100 + round)}
+		case 2: // behind a redirect to its relay
+			b := in(binding(id, "127.0.0.1:9000", 9), 7, "/system.slice/docker.service")
+			b.Owner.Name = "docker-proxy"
+			sockets, rs = []port.Binding{b}, []port.Binding{nat(id, "0.0.0.0:8200", "127.0.0.1:9000")}
+			claims = []port.Binding{declared(id, "127.0.0.1:9000", port.OwnerContainer, name)}
+			claims[0].Owner.ID = id
+		}
+		up := []func(){func() { g.sockets.Apply(put(sockets)) }, func() { g.nat.Apply(put(rs)) }}
+		rng.Shuffle(len(up), func(i, j int) { up[i], up[j] = up[j], up[i] })
+		down := []func(){
+			func() { g.sockets.Apply(drop(sockets)) }, func() { g.nat.Apply(drop(rs)) },
+			func() { e.report(func() { e.facts.remove(key) }, nil) },
+		}
+		rng.Shuffle(len(down), func(i, j int) { down[i], down[j] = down[j], down[i] })
+		steps := append(up, func() { e.report(func() { e.facts.put(key, name) }, claims) })
+		steps = append(steps, down...)
+		for i, step := range steps {
+			for _, e := range engines {
+				switch {
+				case e.stale && rng.IntN(3) == 0:
+					e.back()
+				case !e.stale && rng.IntN(10) == 0:
+					e.lose()
+				}
+			}
+			step()
+			synctest.Wait()
+			for k, p := range g.Publications().View().All() {
+				if name == "secret0" && p.Decision.Allow && serves(p) {
+					t.Errorf("round %d, step %d: %s is open, owner %+v, others %+v", round, i, k, p.Owner, p.Others)
+					return
+				}
+			}
+			time.Sleep(time.Duration(rng.IntN(3000)) * time.Millisecond)
+		}
+	}
+}
+
+// serves reports whether the kernel has something that makes the port reachable.
+func serves(p port.Publication) bool {
+	for _, o := range p.Origins {
+		if o.Source == "socket" || o.Source == "nat" {
+			return true
+		}
+	}
+	return false
 }

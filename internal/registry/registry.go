@@ -47,8 +47,8 @@ type Registry struct {
 	owners    attributions
 	engines   map[string]bool // the sources that have facts
 	waits     waits
-	// provisional has the slots of NAT rules that appeared while an engine was not
-	// live: its facts may be old.
+	// provisional has the slots of what may serve a container and appeared while an
+	// engine was not live: its facts and claims may be old.
 	provisional map[port.Slot]struct{}
 	most        int             // slots since the maps were made
 	shrunk      schedule.Signal // may be nil
@@ -149,14 +149,15 @@ type member struct {
 	source      *source
 	binding     *port.Binding
 	attribution *attribution
-	provisional bool // an engine was not live when the NAT rule appeared: its fact may be old
+	provisional bool // an engine was not live when this appeared: facts and claims may be old
 }
 
 // insert adds a binding. replaced is the member whose origin it has, or empty.
 func (r *Registry) insert(src *source, b *port.Binding, replaced member) {
 	s, live := b.Slot(), !r.waits.live.IsZero()
 	m := member{order: src.order, source: src, binding: b, attribution: r.owners.enter(b, r.now, live)}
-	m.provisional = !live && len(b.Hints.Targets) > 0
+	m.provisional = !live && b.Owner.Kind < port.OwnerService &&
+		(len(b.Hints.Targets) > 0 || m.attribution != nil && m.attribution.container || relayed(b))
 	if o := replaced.binding; o != nil && o.Key == b.Key && o.Hints.Equal(b.Hints) {
 		m.provisional = replaced.provisional
 	}

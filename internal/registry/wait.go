@@ -4,6 +4,7 @@ package registry
 
 import (
 	"context"
+	"slices"
 	"strings"
 	"time"
 
@@ -56,13 +57,24 @@ func (d doubt) and(e doubt) doubt {
 // uncertain returns how certain the owner of a publication with these bindings
 // is. known is how well the owner is known.
 func uncertain(ms []member, known precedence, all slots) (d doubt) {
-	if known == container {
-		return d
-	}
 	for _, m := range ms {
-		d = d.and(m.uncertain(known, all))
+		switch {
+		case known < container:
+			d = d.and(m.uncertain(known, all))
+		case m.provisional && !claimed(ms, all):
+			// The claims are stale, and this is of another container, maybe.
+			d = d.and(m.uncertain(process, all))
+		}
 	}
 	return d
+}
+
+// claimed reports whether an engine that is not stale names a container.
+func claimed(ms []member, all slots) bool {
+	return slices.ContainsFunc(ms, func(m member) bool {
+		_, known := m.owner(all)
+		return known == container && !m.stale()
+	})
 }
 
 func latest(a, b time.Time) time.Time {

@@ -18,8 +18,8 @@ import (
 	"github.com/fairlead/fairlead/test/kit/probe"
 )
 
-// deniedConnects is how many connections are tried to denied containers, at least.
-const deniedConnects = 2000
+// deniedConnects is how many connections are tried in each row, at least. There are four.
+const deniedConnects = 600
 
 // prober connects to a port of the host all the time.
 type prober struct {
@@ -49,10 +49,9 @@ func (p *peers) probe(addr string) *prober {
 	return b
 }
 
-func (b *prober) end(t *testing.T) {
+func (b *prober) end() {
 	close(b.stop)
 	<-b.done
-	t.Logf("%d connections were tried", b.tried.Load())
 }
 
 // closed checks that no connection was accepted since the last time.
@@ -90,31 +89,53 @@ func (p *peers) state(key string, s port.State) {
 	})
 }
 
-// A container that a rule denies by its name is never open on the host: not while it
-// starts, restarts or goes, and not while an agent starts beside an engine that hangs.
-func TestDeniedContainerIsNeverOpen(t *testing.T) {
-	p := startPeers(t, "--config", denySecrets(t), "--source", "socket,nat,docker", "--docker-host", "unix://"+dockerSocket)
-	d := dockerd(t)
-	dockerImage(t)
-	serve := []string{"bb", "httpd", "-f", "-p", "8200", "-h", "/etc"}
-	drun(t, append([]string{"--name", "web", "-p", "8201:8200"}, serve...)...)
-	p.reach("tcp [::]:8201", "HTTP/1.") // what no rule denies is open
+// deniedRow is one way in which a denied container starts, restarts and goes.
+type deniedRow struct {
+	name  string
+	round func(t *testing.T, check func(when string))
+}
 
-	b := p.probe("127.0.0.1:8200")
-	defer b.end(t)
-	check := func(when string) { t.Helper(); b.closed(t, when) }
-	for round := 0; round < 5 || b.tried.Load() < deniedConnects; round++ {
-		network := []string{"-p", "8200:8200"}
-		if round%3 == 2 {
-			network = []string{"--network", "host"}
+// runDenied runs a row, for some rounds and until some connections were tried, and
+// prints how many were.
+func runDenied(t *testing.T, p *peers, row deniedRow, rounds int, connects int64) {
+	t.Run(row.name, func(t *testing.T) {
+		b := p.probe("127.0.0.1:8200")
+		opened := int64(0)
+		for round := 0; round < rounds || b.tried.Load() < connects; round++ {
+			row.round(t, func(when string) {
+				t.Helper()
+				opened += b.open.Load()
+				b.closed(t, when)
+			})
 		}
-		drun(t, append(append([]string{"--name", "secret0"}, network...), serve...)...)
-		time.Sleep(500 * time.Millisecond)
-		check("start")
-		run(t, "docker", "restart", "-t", "0", "secret0")
-		time.Sleep(500 * time.Millisecond)
-		check("restart")
-		if round == 1 {
+		b.end()
+		t.Logf("%s: %d of %d connections to a denied container were accepted", row.name, opened+b.open.Load(), b.tried.Load())
+		b.closed(t, "the end")
+	})
+}
+
+var deniedServer = []string{"bb", "httpd", "-f", "-p", "8200", "-h", "/etc"}
+
+// deniedByDocker returns the rows of Docker.
+func deniedByDocker(p *peers, d *daemon) []deniedRow {
+	lifecycle := func(network ...string) func(*testing.T, func(string)) {
+		return func(t *testing.T, check func(string)) {
+			drun(t, append(append([]string{"--name", "secret0"}, network...), deniedServer...)...)
+			time.Sleep(500 * time.Millisecond)
+			check("start")
+			run(t, "docker", "restart", "-t", "0", "secret0")
+			time.Sleep(500 * time.Millisecond)
+			check("restart")
+			run(t, "docker", "rm", "-f", "secret0")
+			check("removal")
+		}
+	}
+	return []deniedRow{
+		{"Docker", lifecycle("-p", "8200:8200")},
+		{"host network", lifecycle("--network", "host")},
+		{"hung engine", func(t *testing.T, check func(string)) {
+			drun(t, append([]string{"--name", "secret0", "-p", "8200:8200"}, deniedServer...)...)
+			p.state("tcp [::]:8200", port.Denied)
 			// An agent that starts beside an engine that hangs knows no owners.
 			if err := syscall.Kill(d.cmd.Process.Pid, syscall.SIGSTOP); err != nil {
 				t.Fatal(err)
@@ -122,53 +143,79 @@ func TestDeniedContainerIsNeverOpen(t *testing.T) {
 			p.agent.stop(syscall.SIGKILL)
 			p.agent.run(t)
 			p.state("tcp 0.0.0.0:8200", port.Pending)
-			time.Sleep(5 * time.Second)
+			time.Sleep(2 * time.Second)
 			check("beside an engine that hangs")
 			if err := syscall.Kill(d.cmd.Process.Pid, syscall.SIGCONT); err != nil {
 				t.Fatal(err)
 			}
 			p.state("tcp [::]:8200", port.Denied)
 			check("beside an engine that is back")
-		}
-		run(t, "docker", "rm", "-f", "secret0")
+			run(t, "docker", "rm", "-f", "secret0")
+			check("removal")
+		}},
+	}
+}
+
+// deniedByNerdctl is the row of nerdctl, which leaves the NAT rule of a container that
+// stops; the next one gets the same address.
+func deniedByNerdctl() deniedRow {
+	return deniedRow{"nerdctl", func(t *testing.T, check func(string)) {
+		must(t, append([]string{"run", "-d", "--name", "secret0", "-p", "8200:8200"}, deniedServer...)...)
+		time.Sleep(500 * time.Millisecond)
+		check("start")
+		must(t, "restart", "secret0")
+		check("restart")
+		must(t, "stop", "secret0")
+		time.Sleep(time.Second)
+		check("stop")
+		must(t, "start", "secret0")
+		time.Sleep(500 * time.Millisecond)
+		check("start again")
+		must(t, "rm", "-f", "secret0")
 		check("removal")
+	}}
+}
+
+func deniedDocker(t *testing.T, rounds int, connects int64) {
+	p := startPeers(t, "--config", denySecrets(t), "--source", "socket,nat,docker", "--docker-host", "unix://"+dockerSocket)
+	d := dockerd(t)
+	dockerImage(t)
+	drun(t, append([]string{"--name", "web", "-p", "8201:8200"}, deniedServer...)...)
+	p.reach("tcp [::]:8201", "HTTP/1.") // what no rule denies is open
+	for _, row := range deniedByDocker(p, d) {
+		runDenied(t, p, row, rounds, connects)
 	}
 	p.reach("tcp [::]:8201", "HTTP/1.")
 }
 
-// nerdctl leaves the NAT rule of a container that stops, and the next one gets the
-// same address.
-func TestDeniedContainerOfNerdctlIsNeverOpen(t *testing.T) {
+func deniedNerdctl(t *testing.T, rounds int, connects int64) {
 	startContainerd(t)
 	containerdImage(t)
 	p := startPeers(t, "--config", denySecrets(t), "--source", "socket,nat,containerd", "--containerd-socket", containerdSocket)
-	serve := []string{"bb", "httpd", "-f", "-p", "80", "-h", "/etc"}
-	must(t, append([]string{"run", "-d", "--name", "web", "-p", "8201:80"}, serve...)...)
+	must(t, append([]string{"run", "-d", "--name", "web", "-p", "8201:8200"}, deniedServer...)...)
 	p.reach("tcp 0.0.0.0:8201", "HTTP/1.")
+	runDenied(t, p, deniedByNerdctl(), rounds, connects)
 
-	b := p.probe("127.0.0.1:8200")
-	defer b.end(t)
-	for range 4 {
-		must(t, append([]string{"run", "-d", "--name", "secret0", "-p", "8200:80"}, serve...)...)
-		time.Sleep(500 * time.Millisecond)
-		b.closed(t, "start")
-		must(t, "restart", "secret0")
-		b.closed(t, "restart")
-		must(t, "stop", "secret0")
-		time.Sleep(time.Second)
-		b.closed(t, "stop")
-		must(t, "start", "secret0")
-		time.Sleep(500 * time.Millisecond)
-		b.closed(t, "start again")
-		must(t, "rm", "-f", "secret0")
-		b.closed(t, "removal")
-	}
 	// A port that no rule denies goes with its container, too.
 	must(t, "stop", "web")
 	p.withheld("tcp 0.0.0.0:8201", "left behind by container web, stopped")
+	p.agent.stop(syscall.SIGKILL)
+	p.agent.run(t)
+	p.withheld("tcp 0.0.0.0:8201", "left behind by container web, stopped") // also by an agent that starts later
 	must(t, "start", "web")
 	p.reach("tcp 0.0.0.0:8201", "HTTP/1.")
 }
+
+// A container that a rule denies by its name is never open on the host: not while it
+// starts, restarts or goes, and not while an agent starts beside an engine that hangs.
+func TestDeniedContainerIsNeverOpen(t *testing.T) { deniedDocker(t, 3, deniedConnects) }
+
+func TestDeniedContainerOfNerdctlIsNeverOpen(t *testing.T) { deniedNerdctl(t, 3, deniedConnects) }
+
+// The same, once: the name has it run with the other smoke tests.
+func TestReachNothingDeniedOfDocker(t *testing.T) { deniedDocker(t, 1, 0) }
+
+func TestReachNothingDeniedOfNerdctl(t *testing.T) { deniedNerdctl(t, 1, 0) }
 
 // withheld waits until a publication is denied for that reason, or gone.
 func (p *peers) withheld(key, reason string) {
@@ -177,6 +224,9 @@ func (p *peers) withheld(key, reason string) {
 		l, err := p.list()
 		if err != nil {
 			return err
+		}
+		if !l.Ready() {
+			return fmt.Errorf("not all sources are ready: %+v", l.Sources)
 		}
 		for _, pub := range l.Publications {
 			if is(pub, key) && (pub.State != port.Denied || pub.Reason != reason) {
