@@ -51,6 +51,9 @@ type Socket struct {
 	// PID is. A process that has the number now and started later is another one.
 	PIDSeen int64
 
+	// Sought is true after /proc was searched for the process, and did not have it.
+	Sought bool
+
 	UID   uint32 // the socket's owner
 	Inode uint32 // of the socket, as in /proc/PID/fd
 

@@ -584,9 +584,12 @@ func TestOwnersAreSearchedOnce(t *testing.T) {
 		}
 		r.start(t)
 		pass(time.Second / 2)
-		r.wantCalls(t, "replace 2", "put 1")
-		if got := r.keeper.set[1]; got.PID != 9 || got.Comm != "web" {
+		r.wantCalls(t, "replace 2", "put 1", "put 2")
+		if got := r.keeper.set[1]; got.PID != 9 || got.Comm != "web" || got.Sought {
 			t.Errorf("have %+v", got)
+		}
+		if got := r.keeper.set[2]; got.PID != 0 || !got.Sought {
+			t.Errorf("have %+v, want it sought in vain", got)
 		}
 		r.source.send(tcpEvent(bpf.SockEventKindEVENT_LISTEN, 3)) // knows its process
 		r.edit(func() { r.table[3] = tcpRow(3); r.table[4] = tcpRow(4) })

@@ -189,6 +189,7 @@ func (m *model) put(s Socket) (Event, bool, scope) {
 		en = new(entry)
 		m.sockets[s.Cookie] = en
 	} else {
+		s.Sought = en.socket.Sought && s.PID == 0 && s.Comm == ""
 		same := s
 		same.Observed = en.socket.Observed
 		if same.PID == en.socket.PID {

@@ -5,6 +5,7 @@
 package observer
 
 import (
+	"cmp"
 	"context"
 	"slices"
 	"time"
@@ -29,7 +30,7 @@ func (e *engine) findOwners(ctx context.Context) {
 		e.searching.Lock()
 		found := e.owners(ctx, wanted)
 		e.searching.Unlock()
-		e.setOwners(found, seen)
+		e.setOwners(wanted, found, seen)
 		_ = schedule.Sleep(ctx, max(ownerPause, schedule.Rest(time.Since(start), ownerShare)))
 	}
 }
@@ -45,21 +46,25 @@ func (e *engine) ownerless() []Socket {
 			wanted = append(wanted, en.socket)
 		}
 	}
+	slices.SortFunc(wanted, func(a, b Socket) int { return cmp.Compare(a.Cookie, b.Cookie) })
 	return wanted
 }
 
 // setOwners notes the processes that a search found, which began at the time
-// seen of CLOCK_MONOTONIC, in nanoseconds.
-func (e *engine) setOwners(found map[uint64]owner, seen int64) {
+// seen of CLOCK_MONOTONIC, in nanoseconds, and for which sockets it found none.
+func (e *engine) setOwners(wanted []Socket, found map[uint64]owner, seen int64) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	var changes []Event
-	for cookie, o := range found {
-		en := e.model.sockets[cookie]
+	for i := range wanted {
+		o, ok := found[wanted[i].Cookie]
+		en := e.model.sockets[wanted[i].Cookie]
 		if en == nil || !en.unowned() {
 			continue
 		}
-		en.socket.PID, en.socket.Comm, en.socket.PIDSeen = o.pid, o.comm, seen
+		if en.socket.Sought = !ok; ok {
+			en.socket.PID, en.socket.Comm, en.socket.PIDSeen = o.pid, o.comm, seen
+		}
 		changes = append(changes, Event{Socket: en.socket})
 	}
 	e.reportDumped(changes)

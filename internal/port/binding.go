@@ -162,6 +162,9 @@ type Binding struct {
 	Owner Owner
 	Hints Hints
 
+	// Searching is true while the source searches for the process behind a socket.
+	Searching bool
+
 	// Detail describes the origin: "pid 811 (nginx)", a rule's text.
 	Detail Detail
 

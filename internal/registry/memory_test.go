@@ -29,22 +29,15 @@ func TestMemoryOfABurstIsFreed(t *testing.T) {
 	}
 	before := heap()
 	const n = 20_000
-	var drop port.Change
-	var rules, sockets []port.Binding
-	for i := range n {
-		b := nat(fmt.Sprint(i), fmt.Sprintf("0.0.0.0:%d", 1+i), fmt.Sprintf("10.0.%d.%d:80", i>>8, i&255), fmt.Sprintf("127.0.0.1:%d", 1+i))
-		rules = append(rules, b)
-		sockets = append(sockets, in(binding(fmt.Sprint(i), fmt.Sprintf("127.0.0.1:%d", 1+i), 7), uint64(2+i), fmt.Sprintf("/a.slice/%d.scope", i)))
-		drop.Drop = append(drop.Drop, b.Origin)
-	}
-	feeds["nat"].Apply(port.Change{Put: rules})
-	feeds["socket"].Apply(port.Change{Put: sockets})
-	rules, sockets = nil, nil
+	burst(feeds, n)
 	full := heap() - before
 	for _, f := range feeds {
-		f.Apply(drop)
+		var c port.Change
+		for i := range n {
+			c.Drop = append(c.Drop, port.Origin{ID: fmt.Sprint(i)})
+		}
+		f.Apply(c)
 	}
-	drop = port.Change{}
 	left := heap() - before
 	t.Logf("%d KiB with %d ports, %d KiB after them", full>>10, n, left>>10)
 	if left > full/10 {
@@ -56,4 +49,15 @@ func TestMemoryOfABurstIsFreed(t *testing.T) {
 		t.Error("nobody was notified")
 	}
 	runtime.KeepAlive(r)
+}
+
+// burst reports n NAT rules and n sockets, each with an attribution of its own.
+func burst(feeds map[string]Feed, n int) {
+	var rules, sockets []port.Binding
+	for i := range n {
+		rules = append(rules, nat(fmt.Sprint(i), fmt.Sprintf("0.0.0.0:%d", 1+i), fmt.Sprintf("10.0.%d.%d:80", i>>8, i&255), fmt.Sprintf("127.0.0.1:%d", 1+i)))
+		sockets = append(sockets, in(binding(fmt.Sprint(i), fmt.Sprintf("127.0.0.1:%d", 1+i), 7), uint64(2+i), fmt.Sprintf("/a.slice/%d.scope", i)))
+	}
+	feeds["nat"].Apply(put(rules))
+	feeds["socket"].Apply(put(sockets))
 }

@@ -131,7 +131,8 @@ func (s *source) drop(b *port.Binding, dirty *touched) (dropped member) {
 // sameBinding reports whether a source repeats a binding.
 func sameBinding(old, b *port.Binding) bool {
 	return old.Key == b.Key && old.Origin.ID == b.Origin.ID && old.DualStack == b.DualStack &&
-		old.Withheld == b.Withheld && old.Inner == b.Inner && old.Maker == b.Maker && old.Doubt == b.Doubt && old.Rule == b.Rule && slices.Equal(old.Dial, b.Dial) && old.Owner.Equal(b.Owner) &&
+		old.Withheld == b.Withheld && old.Inner == b.Inner && old.Maker == b.Maker && old.Doubt == b.Doubt && old.Rule == b.Rule &&
+		old.Searching == b.Searching && slices.Equal(old.Dial, b.Dial) && old.Owner.Equal(b.Owner) &&
 		old.Hints.Equal(b.Hints) && old.Detail.Equal(b.Detail)
 }
 

@@ -103,7 +103,7 @@ func (m member) uncertain(known precedence, all slots) (d doubt) {
 	if a != nil && a.container || known < target && relayed(b) {
 		d.since = since
 	}
-	if known < target && b.Owner.Kind == port.OwnerUnknown && b.Origin.Source == port.SourceSocket {
+	if known < target && b.Searching {
 		d.process = since
 	}
 	return d

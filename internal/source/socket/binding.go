@@ -31,6 +31,7 @@ func (h *handler) binding(s *observer.Socket) port.Binding {
 		Observed:  s.Observed,
 	}
 	b.Detail = port.NewDetail(at.detail)
+	b.Searching = at.owner.Kind == port.OwnerUnknown && !s.Sought
 	if !s.Listening {
 		b.Withheld = "bound, not listening"
 		return b
