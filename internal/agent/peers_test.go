@@ -79,12 +79,12 @@ func TestPortOfTwoSources(t *testing.T) {
 	feeds[0].Apply(put(binding("docker", "c1", port.TCP, 80)))
 	feeds[1].Apply(put(binding("kube", "default/web", port.TCP, 80)))
 	peer.Want("80/tcp 127.0.0.1 to upstream")
-	told := len(peer.Messages())
+	sent := len(peer.Messages())
 	feeds[0].Apply(drop("docker", "c1"))
 	feeds[0].Apply(put(binding("docker", "c2", port.TCP, 81))) // something to wait for
 	peer.Want("80/tcp 127.0.0.1 to upstream", "81/tcp 127.0.0.1 to upstream")
-	if m := peer.Messages(); len(m) != told+1 {
-		t.Errorf("the peer was told %q", m[told:])
+	if m := peer.Messages(); len(m) != sent+1 {
+		t.Errorf("the peer was sent %q", m[sent:])
 	}
 	feeds[1].Apply(drop("kube", "default/web"))
 	peer.Want("81/tcp 127.0.0.1 to upstream")

@@ -26,7 +26,7 @@ var dropIn = sync.OnceValues(func() (string, error) {
 	path := filepath.Join(scratch, "rancher-desktop-guestagent")
 	out, err := exec.Command("go", "build", "-o", path, "github.com/fairlead/fairlead/cmd/rancher-desktop-guestagent").CombinedOutput()
 	if err != nil {
-		return "", fmt.Errorf("build the stand-in: %w\n%s", err, out)
+		return "", fmt.Errorf("build the drop-in: %w\n%s", err, out)
 	}
 	return path, nil
 })
@@ -92,7 +92,7 @@ func TestDropInServesVirtualNetwork(t *testing.T) {
 	proxy.Want(api, last)
 	p.kill()
 	p = startDropIn(t, n.guest, run, flags...)
-	wait.Until(t, "the second start stands", func() error {
+	wait.Until(t, "the second start has found its peers", func() error {
 		if !p.alive() || !strings.Contains(p.output(), "peer found") {
 			return errors.New(p.output())
 		}

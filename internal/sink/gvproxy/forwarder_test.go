@@ -152,7 +152,7 @@ func (f *forwarder) state() []string {
 	return all
 }
 
-func (f *forwarder) said() []string {
+func (f *forwarder) changes() []string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return slices.Clone(f.calls)

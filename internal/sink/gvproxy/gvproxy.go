@@ -34,7 +34,7 @@ type Options struct {
 	// Bridges serve what the peer cannot connect to; nil for none. The sink closes
 	// them at the end of Run.
 	Bridges *peer.Bridges
-	// Memory is the file that says which of the peer's entries are ours; "" for none.
+	// Memory is the file that lists which of the peer's entries are ours; "" for none.
 	Memory peer.Memory
 	// Timeout bounds each call; 2 s if 0.
 	Timeout time.Duration
@@ -111,7 +111,7 @@ func New(o Options) (*Sink, error) {
 	}
 	var err error
 	if s.podman, err = opensContainerPorts(o.marker); err != nil {
-		return nil, fmt.Errorf("gvproxy: read Podman's marker: %w", err)
+		s.log.Warn("cannot read Podman's marker; leaving its ports to Podman", "err", err)
 	}
 	for _, u := range o.URLs {
 		a, err := newAPI(u, o.Dial, o.Timeout)

@@ -123,7 +123,7 @@ func TestHangingPeerLeavesPortsPending(t *testing.T) {
 	rig.WantState("tcp 0.0.0.0:8080", port.Active)
 	f.set(func() { f.answer = hang })
 	rig.Put(peertest.Pub(t, "tcp 0.0.0.0:9090", "127.0.0.1:9090"))
-	wait.Until(t, "the reason is told", func() error {
+	wait.Until(t, "the reason is reported", func() error {
 		for _, k := range []string{"tcp 0.0.0.0:8080", "tcp 0.0.0.0:9090"} {
 			if o := rig.Outcomes(k); len(o) != 1 || o[0].State != port.Pending || !strings.Contains(o[0].Reason, "no answer within") {
 				return fmt.Errorf("%+v", o)
@@ -194,7 +194,7 @@ func TestInvalidListIsNotAnEmptyList(t *testing.T) {
 			})
 			f.stop() // its connection ends, so that it must be looked at
 			f.start()
-			wait.Until(t, "the reason is told", func() error {
+			wait.Until(t, "the reason is reported", func() error {
 				o := rig.Outcomes("tcp 0.0.0.0:9090")
 				if len(o) != 1 || o[0].State != port.Pending || !strings.Contains(o[0].Reason, tt.reason) {
 					return fmt.Errorf("%+v", o)
@@ -237,14 +237,14 @@ func TestRefusalsAreRetriedWithBackoff(t *testing.T) {
 		}
 	}
 	// Other changes do not cause a retry.
-	before := len(f.said())
+	before := len(f.changes())
 	for range 20 {
 		rig.Put(peertest.Pub(t, "tcp 0.0.0.0:9000", "127.0.0.1:9000"))
 		rig.WantState("tcp 0.0.0.0:9000", port.Active)
 		rig.Remove("tcp 0.0.0.0:9000")
 		f.want()
 	}
-	if n := len(f.said()) - before - 40; n > 60 { // 240 if each were
+	if n := len(f.changes()) - before - 40; n > 60 { // 240 if each were
 		t.Errorf("%d attempts at what was refused", n)
 	}
 }
@@ -280,7 +280,7 @@ func TestEntriesOfOthersAreLeftAlone(t *testing.T) {
 	rig.WantState("tcp 0.0.0.0:7070", port.Active)
 	rig.Stop()
 	f.want("tcp/127.0.0.1:6443 to 192.168.127.2:6443", "tcp/127.0.0.1:8080 to 192.168.127.3:80", "tcp/:9090 to 192.168.127.2:9090")
-	for _, c := range f.said() {
+	for _, c := range f.changes() {
 		if !strings.HasSuffix(c, ":7070") {
 			t.Errorf("the peer was asked to %s", c)
 		}
@@ -329,7 +329,7 @@ func TestPortStaysWhileWanted(t *testing.T) {
 	rig.WantState("tcp [::]:80", port.Conflict)
 	rig.Remove("tcp 0.0.0.0:80")
 	rig.WantState("tcp [::]:80", port.Active)
-	if c := f.said(); !slices.Equal(c, []string{"expose tcp/127.0.0.1:80"}) {
+	if c := f.changes(); !slices.Equal(c, []string{"expose tcp/127.0.0.1:80"}) {
 		t.Errorf("calls: %q", c)
 	}
 	rig.Remove("tcp [::]:80")

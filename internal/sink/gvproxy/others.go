@@ -27,13 +27,13 @@ const podmanMarker = "/etc/containers/podman-machine"
 const othersGrace = 10 * time.Second
 
 // opensContainerPorts reports whether Podman opens the ports of its containers at the
-// peer: in its machines, except in WSL's.
+// peer: in its machines, except in WSL's. With an error it may.
 func opensContainerPorts(marker string) (bool, error) {
 	kind, err := os.ReadFile(marker)
 	if errors.Is(err, fs.ErrNotExist) {
 		return false, nil
 	}
-	return err == nil && strings.ToLower(strings.TrimSpace(string(kind))) != "wsl", err
+	return !strings.EqualFold(strings.TrimSpace(string(kind)), "wsl"), err
 }
 
 // podmanPrograms are the programs that hold or relay the ports of Podman's containers.

@@ -23,7 +23,7 @@ const often = 20 * time.Millisecond
 // unasked checks that the peer was asked for nothing at a port.
 func (f *forwarder) unasked(number int) {
 	f.t.Helper()
-	for _, c := range f.said() {
+	for _, c := range f.changes() {
 		if strings.HasSuffix(c, fmt.Sprintf(":%d", number)) {
 			f.t.Errorf("the peer was asked to %s", c)
 		}
@@ -66,7 +66,7 @@ func TestSlotOfAnotherProgramIsLeftAloneForAGrace(t *testing.T) {
 	}
 	rig.WantState("tcp 0.0.0.0:8080", port.Active)
 	rig.WantState("udp 0.0.0.0:8080", port.Active) // another slot
-	for _, c := range f.said() {
+	for _, c := range f.changes() {
 		if strings.Contains(c, "tcp/") {
 			t.Errorf("the peer was asked to %s", c)
 		}

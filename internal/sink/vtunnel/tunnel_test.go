@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/netip"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -27,29 +28,29 @@ func newTunnel(t *testing.T) (*peertest.Receiver, *peertest.Tunnel, string) {
 }
 
 // The tunnel answers the end of our side at once, before the service has read the
-// message, and the service handles each connection by itself.
+// message, and the service handles each connection by itself: what is active must be
+// done, and removals and additions must not overtake each other.
 func TestMessagesThroughTunnelWaitForTheService(t *testing.T) {
 	r, _, url := newTunnel(t)
-	r.Slow(2 * time.Millisecond)
+	r.Slow(20 * time.Millisecond)
 	rig := peertest.New(t, newSink(t, url))
-	const n = 10
-	for range 20 {
-		for i := range n {
+	for n := range 5 {
+		var want []string
+		for i := range 10 {
 			rig.Put(peertest.Pub(t, fmt.Sprintf("tcp 0.0.0.0:%d", 9000+i), fmt.Sprintf("127.0.0.1:%d", 9000+i)))
+			want = append(want, fmt.Sprintf("%d/tcp 127.0.0.1 to 127.0.0.1:%d", 9000+i, 9000+i))
 		}
-		for i := range n {
+		for i := range 10 {
+			rig.WantState(fmt.Sprintf("tcp 0.0.0.0:%d", 9000+i), port.Active)
+		}
+		if got := r.State(); !slices.Equal(got, want) {
+			t.Fatalf("round %d: ten ports are active, and the peer has %q", n, got)
+		}
+		for i := range 10 {
 			rig.Remove(fmt.Sprintf("tcp 0.0.0.0:%d", 9000+i))
 		}
+		r.Want()
 	}
-	var want []string
-	for i := range n {
-		rig.Put(peertest.Pub(t, fmt.Sprintf("tcp 0.0.0.0:%d", 9000+i), fmt.Sprintf("127.0.0.1:%d", 9000+i)))
-		want = append(want, fmt.Sprintf("%d/tcp 127.0.0.1 to 127.0.0.1:%d", 9000+i, 9000+i))
-	}
-	for i := range n {
-		rig.WantState(fmt.Sprintf("tcp 0.0.0.0:%d", 9000+i), port.Active)
-	}
-	r.Want(want...)
 }
 
 // The service ends a message at the first binding for which netsh fails.

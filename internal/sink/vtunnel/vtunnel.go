@@ -51,7 +51,7 @@ type Options struct {
 	// Bridges serve what the peer cannot connect to; nil for none. The sink closes
 	// them at the end of Run.
 	Bridges *peer.Bridges
-	// Memory is the file that says what the peer was sent; "" for none.
+	// Memory is the file that lists what the peer was sent; "" for none.
 	Memory peer.Memory
 	// Timeout bounds the wait until the peer has processed a message; 2 s if 0.
 	Timeout time.Duration
@@ -364,7 +364,7 @@ func (s *Sink) send(ctx context.Context, b []byte) error {
 	return nil
 }
 
-// failed says what went wrong with a message.
+// failed returns what went wrong with a message.
 func (s *Sink) failed(ctx context.Context, err error) error {
 	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
 		return fmt.Errorf("%s did not process a message within %v", s.text, s.o.Timeout)

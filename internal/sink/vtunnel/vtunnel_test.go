@@ -230,7 +230,7 @@ func TestAbsentPeerLeavesPortsPending(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "none.sock")
 	rig := peertest.New(t, newSink(t, "unix://"+path))
 	rig.Put(peertest.Pub(t, "tcp 0.0.0.0:8080", "127.0.0.1:8080"))
-	wait.Until(t, "the reason is told", func() error {
+	wait.Until(t, "the reason is reported", func() error {
 		if o := rig.Outcomes("tcp 0.0.0.0:8080"); len(o) != 1 || o[0].State != port.Pending || !strings.Contains(o[0].Reason, "no such file") {
 			return fmt.Errorf("%+v", o)
 		}

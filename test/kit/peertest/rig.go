@@ -110,9 +110,9 @@ func (r *Rig) Remove(keys ...string) {
 // Outcomes returns the outcomes that the sink reported of a publication.
 func (r *Rig) Outcomes(key string) []port.Outcome {
 	r.t.Helper()
-	said, _ := r.outcomes.View().Get(Key(r.t, key))
-	out := make([]port.Outcome, len(said))
-	for i, o := range said {
+	reported, _ := r.outcomes.View().Get(Key(r.t, key))
+	out := make([]port.Outcome, len(reported))
+	for i, o := range reported {
 		out[i] = o.Outcome
 	}
 	return out

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package probe tells tests what a client of a TCP port meets.
+// Package probe reports to tests what a client of a TCP port meets.
 package probe
 
 import (
