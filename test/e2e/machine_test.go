@@ -22,7 +22,7 @@ import (
 )
 
 // ordinary is a user without privileges.
-const ordinary = 12345
+const ordinary = 1000
 
 // machine is a view of the file system that is this machine's, but with a /run,
 // /var/lib, /etc and home directory of its own, so that default paths can be used.
@@ -67,13 +67,18 @@ func (m *machine) shareRun(t *testing.T, o *machine) {
 // command returns fairlead as uid sees this machine. An ordinary user has a home and a
 // runtime directory.
 func (m *machine) command(uid int, args ...string) *exec.Cmd {
+	return m.program(uid, append([]string{binary}, args...)...)
+}
+
+// program is command for any program; fairlead is in its PATH.
+func (m *machine) program(uid int, args ...string) *exec.Cmd {
 	script := `mount --bind "$0/run" /run; mount --bind "$0/lib" /var/lib; mount --bind "$0/etc" /etc; exec `
 	if uid != 0 {
 		script += fmt.Sprintf("setpriv --reuid %d --regid %d --clear-groups ", uid, uid)
 	}
 	script = "set -e; " + script + `"$@"`
-	cmd := exec.Command("unshare", append([]string{"--mount", "--propagation", "private", "sh", "-c", script, m.dir, binary}, args...)...)
-	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + m.home}
+	cmd := exec.Command("unshare", append([]string{"--mount", "--propagation", "private", "sh", "-c", script, m.dir}, args...)...)
+	cmd.Env = []string{"PATH=" + filepath.Dir(binary) + ":" + os.Getenv("PATH"), "HOME=" + m.home}
 	if uid != 0 {
 		cmd.Env = append(cmd.Env, "XDG_RUNTIME_DIR="+filepath.Join(m.dir, "user"))
 	}
@@ -162,7 +167,7 @@ func TestHostOfAnOrdinaryUser(t *testing.T) {
 	if _, err := os.Stat(filepath.Join(host.dir, "user", "fairlead", "host.sock")); err != nil {
 		t.Error(err)
 	}
-	agent.says("uid 12345")
+	agent.says("uid 1000")
 	_, stderr, code := guest.ask(t, ordinary, "ls")
 	if code != 1 || !strings.Contains(stderr, "run as root") {
 		t.Errorf("an ordinary user asks the agent: %d, %s", code, stderr)
@@ -173,7 +178,7 @@ func TestUserThatIsNotAllowed(t *testing.T) {
 	guest, host := newMachine(t), newMachine(t)
 	host.shareRun(t, guest)
 	guest.run(t, 0, "agent", "--allow-uids", fmt.Sprint(ordinary+1)).says("ready")
-	host.run(t, ordinary, "host").says("refused by the peer (uid)", "uid 12345")
+	host.run(t, ordinary, "host").says("refused by the peer (uid)", "uid 1000")
 }
 
 // A token is kept in the user's state directory, and found there.
@@ -238,4 +243,27 @@ func TestInstallNeedsTheToken(t *testing.T) {
 		t.Errorf("exit code %d", code)
 	}
 	oneLine(t, stderr, "fairlead host pair", ".local/state/fairlead/token")
+}
+
+// The lines of the README for an agent on the same kernel, as they are printed there.
+func TestReadmeUnixLink(t *testing.T) {
+	if filepath.Base(binary) != "fairlead" {
+		t.Skip("the program has another name")
+	}
+	text, err := os.ReadFile("../../README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, block, _ := strings.Cut(string(text), "the system reports the user of each side.\n\n```\n")
+	block, _, _ = strings.Cut(block, "```")
+	lines := strings.Split(strings.TrimSpace(block), "\n")
+	if len(lines) != 2 {
+		t.Fatalf("want a line for the agent and one for the host, the README has %q", lines)
+	}
+	guest, host := newMachine(t), newMachine(t)
+	host.shareRun(t, guest)
+	guest.listen(t, "tcp4", "0.0.0.0:8001")
+	guest.startCmd(t, "agent", guest.program(0, "sh", "-c", "exec "+lines[0]))
+	p := host.startCmd(t, "host", host.program(ordinary, "sh", "-c", "exec "+lines[1]))
+	host.active(t, ordinary, 8001, p)
 }
