@@ -57,7 +57,12 @@ func (a *Agent) peers() []status.Peer {
 		return nil
 	}
 	if p, ok := a.hostlink.Peer(); ok {
-		return []status.Peer{{State: status.PeerConnected, Name: p.Name, Version: p.Version, Endpoint: p.Address}}
+		s := status.Peer{State: status.PeerConnected, Name: p.Name, Version: p.Version, Endpoint: p.Address}
+		if r := a.hostlink.Stats().Rivals; len(r) > 0 {
+			s.Error = strings.Join(r, " and ")
+			s.Next = "an agent serves one host at a time, so stop the host peer on one of them"
+		}
+		return []status.Peer{s}
 	}
 	if r := a.links.lastRefused(); r != nil {
 		return []status.Peer{{State: status.PeerRefused, Endpoint: r.Peer, Error: r.Reason, Next: r.Next(), Since: r.At}}

@@ -34,7 +34,7 @@ type Peer struct {
 	Name     string    `json:"name"`     // of the machine, as it reported; empty if unknown
 	Endpoint string    `json:"endpoint"` // the guest's, or the address of the host's connection
 	Version  string    `json:"version"`  // as it reported; empty if unknown
-	Error    string    `json:"error"`    // why it is not connected
+	Error    string    `json:"error"`    // why it is not connected; the names of two hosts that compete for an agent
 	Next     string    `json:"next"`     // what to do about it
 	Since    time.Time `json:"since,omitzero"`
 }

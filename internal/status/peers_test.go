@@ -42,6 +42,10 @@ func TestPeersBelowTheTable(t *testing.T) {
 			[]string{"active"}, []string{"not connected", "refused"},
 		},
 		{
+			"two hosts", List{Role: "agent", Peers: []Peer{{State: PeerConnected, Name: "desk", Error: "desk and laptop", Next: "stop one"}}},
+			[]string{"two hosts take this agent from each other: desk and laptop; stop one"}, nil,
+		},
+		{
 			"two guests of one name", List{Role: "host", Peers: []Peer{
 				{State: PeerAway, Endpoint: "unix:///a", Name: "vm"}, {State: PeerAway, Endpoint: "unix:///b", Name: "vm"},
 			}},

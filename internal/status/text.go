@@ -138,6 +138,8 @@ func WritePeers(w io.Writer, l List, style Style) error {
 		switch {
 		case p.State == PeerRefused:
 			line = "a host was refused"
+		case p.State == PeerConnected && p.Error != "":
+			line = "two hosts take this agent from each other"
 		case p.State == PeerAway && l.Role == "host":
 			line = "guest " + Quote(peerName(peers, p.Endpoint)) + " is not connected"
 		default:
