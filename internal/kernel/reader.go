@@ -5,35 +5,75 @@
 package kernel
 
 import (
+	"errors"
 	"fmt"
+	"os"
+	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/cilium/ebpf/ringbuf"
+	"golang.org/x/sys/unix"
 )
 
 // Reader reads the records of a ring buffer, one at a time. One goroutine uses it.
+//
+// It waits in the runtime's poller. The library's reader would keep a thread in the
+// kernel, and each record would cost the wake-up of another one.
 type Reader struct {
 	reader *ringbuf.Reader
 	record ringbuf.Record
+	file   *os.File // polled by the runtime
+	conn   syscall.RawConn
+	closed atomic.Bool
 }
 
 // Reader opens one of Config.Maps. It is closed with the object.
 func (o *Object) Reader(name string) (*Reader, error) {
-	r, err := ringbuf.NewReader(o.maps[name])
+	reader, err := ringbuf.NewReader(o.maps[name])
 	if err != nil {
 		return nil, fmt.Errorf("ring buffer: %w", err)
 	}
-	o.made = append(o.made, r)
-	return &Reader{reader: r}, nil
+	o.made = append(o.made, reader)
+	fd, err := unix.FcntlInt(uintptr(o.maps[name].FD()), unix.F_DUPFD_CLOEXEC, 3)
+	if err != nil {
+		return nil, fmt.Errorf("ring buffer: duplicate: %w", err)
+	}
+	if err := unix.SetNonblock(fd, true); err != nil {
+		_ = unix.Close(fd)
+		return nil, fmt.Errorf("ring buffer: set non-blocking: %w", err)
+	}
+	r := &Reader{reader: reader, file: os.NewFile(uintptr(fd), "ringbuf")}
+	o.made = append(o.made, closer(func() error {
+		r.closed.Store(true)
+		return r.file.Close()
+	}))
+	if r.conn, err = r.file.SyscallConn(); err != nil {
+		return nil, fmt.Errorf("ring buffer: %w", err)
+	}
+	return r, nil
 }
 
 // Read waits for a record and returns it; it is valid until the next Read. After
 // Close of the object it returns os.ErrClosed, after the deadline
 // os.ErrDeadlineExceeded.
 func (r *Reader) Read() ([]byte, error) {
-	err := r.reader.ReadInto(&r.record)
+	err := r.conn.Read(func(uintptr) bool { return r.Ready() })
+	switch {
+	case r.closed.Load():
+		return nil, os.ErrClosed
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		return nil, err
+	case err != nil:
+		return nil, fmt.Errorf("ring buffer: wait: %w", err)
+	}
+	err = r.reader.ReadInto(&r.record)
 	return r.record.RawSample, err
 }
 
+// Ready reports whether Read would find a record at once. It is called by the goroutine
+// that reads, before Close.
+func (r *Reader) Ready() bool { return r.reader.AvailableBytes() > 0 }
+
 // SetDeadline bounds the next Read; the zero time is none.
-func (r *Reader) SetDeadline(t time.Time) { r.reader.SetDeadline(t) }
+func (r *Reader) SetDeadline(t time.Time) { _ = r.file.SetReadDeadline(t) }
