@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * What nftables commits in one network namespace, as records of a ring buffer.
+ * What nftables commits to the tables with a nat chain of one network namespace, as
+ * records of a ring buffer. Commits to other tables are only counted.
  *
  * The hooks run inside a commit, where the kernel notifies netlink listeners: so an
  * aborted batch is silent, and the commit mutex of the namespace lets one of them
@@ -31,7 +32,7 @@ enum change {
 	CHANGE_STRAY = 7,
 };
 
-#define NFT_CHUNK 208
+#define NFT_CHUNK 200
 #define NFT_CHUNKS 5
 
 /*
@@ -40,9 +41,12 @@ enum change {
  * element's key, the end of its range, and its value. Names end with a 0.
  */
 struct change_event {
-	__u64 handle;	/* of the rule, or of the element's set */
+	__u64 handle;	/* of the table, chain or rule, or of the element's set */
 	__u64 previous; /* handle of the rule before it in the chain, 0 if it is the first */
+	__u64 table;	/* handle of the table */
 	__u32 generation;
+	__u32 since;   /* generation of the end before this one, 0 if this is the first */
+	__u32 lost;    /* records that found no room, and commits that were missed, at an end */
 	__u32 flags;   /* of the element */
 	__u32 verdict; /* code of the element's value, if that is a verdict */
 	__u16 total;   /* bytes in all chunks */
@@ -54,11 +58,11 @@ struct change_event {
 	__u8 end_length;
 	__u8 value_length; /* 0 if the value is a verdict */
 	__u8 is_verdict;   /* the value is a verdict, and its bytes are the chain's name */
-	__u8 padding[9];
+	__u8 padding;
 	__u8 bytes[NFT_CHUNK];
 };
 _Static_assert(sizeof(struct change_event) == 256, "change_event is the ABI with the agent");
-_Static_assert(__builtin_offsetof(struct change_event, bytes) == 48, "no hidden padding");
+_Static_assert(__builtin_offsetof(struct change_event, bytes) == 56, "no hidden padding");
 
 /* Changes of one commit that are reported; beyond these, a dump is cheaper. */
 #define NFT_LIMIT 256
@@ -73,11 +77,16 @@ struct scratch {
 	__u8 bytes[NFT_BYTES];
 };
 
-/* A commit of the observed namespace that has begun. */
+/* The commits of the observed namespace: the one that has begun, and since the start. */
 struct commit {
 	__u64 thread;
-	__u32 sent; /* records, or NFT_LIMIT + 1 */
-	__u32 lost; /* records that found no room since the start */
+	__u64 table;	  /* address of the table of the last change */
+	__u32 matters;	  /* whether that table has a nat chain */
+	__u32 sent;	  /* changes that were reported, or NFT_LIMIT + 1 */
+	__u32 lost;	  /* records that found no room, and commits that were missed */
+	__u32 generation; /* of the last commit, 0 before the first */
+	__u32 reported;	  /* generation of the last commit that was reported, 0 before the first */
+	__u32 others;	  /* commits that were not reported */
 };
 
 const volatile __u32 observed_netns = 0;
@@ -101,18 +110,50 @@ struct {
 	__type(value, struct commit);
 } states SEC(".maps");
 
+/*
+ * Whether a table has a nat chain, by the table's handle, which is never used again.
+ * An entry that is evicted is worked out again from the table's chains.
+ */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 1024);
+	__type(key, __u64);
+	__type(value, __u32);
+} tables SEC(".maps");
+
+/* Chains of a table that are looked at; one with more counts as having a nat chain. */
+#define NFT_CHAINS 256
+
 #pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
 
 struct list_head {
 	struct list_head *next, *prev;
 };
 struct nft_table {
+	struct list_head chains;
+	__u64 handle;
 	char *name;
-	__u8 family;
 };
 struct nft_chain {
 	struct list_head rules;
+	struct list_head list;
+	__u64 handle;
+	__u8 flags : 5;
 	char *name;
+};
+enum nft_chain_types {
+	NFT_CHAIN_T_NAT = 2,
+};
+struct nft_chain_type {
+	enum nft_chain_types type;
+};
+struct nf_hook_ops {
+	unsigned int hooknum;
+};
+struct nft_base_chain {
+	struct nf_hook_ops ops;
+	const struct nft_chain_type *type;
+	struct nft_chain chain;
 };
 struct nft_rule {
 	struct list_head list;
@@ -157,6 +198,14 @@ struct nft_elem_priv {
 #define NFT_MSG_NEWRULE 6
 #define NFT_MSG_NEWSETELEM 12
 
+/* include/uapi/linux/netfilter.h */
+#define NFPROTO_INET 1
+#define NFPROTO_IPV4 2
+#define NFPROTO_IPV6 10
+#define NF_INET_PRE_ROUTING 0
+#define NF_INET_LOCAL_OUT 3
+
+#define NFT_CHAIN_BASE 1
 #define NFT_DATA_VERDICT 0xffffff00U
 #define NFT_JUMP -3
 #define NFT_GOTO -4
@@ -187,39 +236,99 @@ static __always_inline void nft_send(struct change_event *e, struct commit *c, b
 		__sync_fetch_and_add(&c->lost, 1);
 }
 
-static __always_inline void nft_signal(struct scratch *s, __u8 kind, __u32 generation, struct commit *c)
+static __always_inline void nft_signal(struct scratch *s, __u8 kind, struct commit *c)
 {
 	__builtin_memset(&s->event, 0, sizeof(s->event));
 	s->event.kind = kind;
-	s->event.generation = generation;
 	nft_send(&s->event, c, kind != CHANGE_MANY);
 }
 
-/* Returns where to lay out a change of the observed namespace, or NULL. */
-static __always_inline struct scratch *nft_begin(const struct nft_ctx *ctx, __u8 kind, bool deleted,
-						     struct commit **commit)
+/* Whether a chain changes the destinations of packets. */
+static __always_inline bool nft_is_nat(const struct nft_chain *chain)
 {
-	struct commit *c = nft_state();
+	const struct nft_base_chain *base;
+	unsigned int hook;
+
+	if (!(BPF_CORE_READ_BITFIELD_PROBED(chain, flags) & NFT_CHAIN_BASE))
+		return false;
+	base = (const void *)chain - bpf_core_field_offset(struct nft_base_chain, chain);
+	if (BPF_CORE_READ(base, type, type) != NFT_CHAIN_T_NAT)
+		return false;
+	hook = BPF_CORE_READ(base, ops.hooknum);
+	return hook == NF_INET_PRE_ROUTING || hook == NF_INET_LOCAL_OUT;
+}
+
+/* The chains that the commit makes are among a table's chains already. */
+static __always_inline bool nft_has_nat(const struct nft_table *table)
+{
+	const struct list_head *head = (const void *)table + bpf_core_field_offset(struct nft_table, chains);
+	const struct list_head *at = BPF_CORE_READ(head, next);
+
+#pragma clang loop unroll(disable)
+	for (int i = 0; i < NFT_CHAINS; i++) {
+		if (at == head)
+			return false;
+		if (nft_is_nat((const void *)at - bpf_core_field_offset(struct nft_chain, list)))
+			return true;
+		at = BPF_CORE_READ(at, next);
+	}
+	return true;
+}
+
+/* Whether the agent needs to know of a change to a table. */
+static __always_inline bool nft_matters(const struct nft_ctx *ctx, const struct nft_table *table)
+{
+	__u8 family = BPF_CORE_READ(ctx, family);
+	__u64 handle = BPF_CORE_READ(table, handle);
+	__u32 *known, matters;
+
+	if (family != NFPROTO_INET && family != NFPROTO_IPV4 && family != NFPROTO_IPV6)
+		return false;
+	known = bpf_map_lookup_elem(&tables, &handle);
+	if (known)
+		return *known;
+	matters = nft_has_nat(table);
+	bpf_map_update_elem(&tables, &handle, &matters, BPF_ANY);
+	return matters;
+}
+
+/* Whether this thread is in a commit of the observed namespace. */
+static __always_inline bool nft_inside(struct commit *c)
+{
+	return c->thread == bpf_get_current_pid_tgid();
+}
+
+/* Returns where to lay out a change of the observed namespace, or NULL. */
+static __always_inline struct scratch *nft_begin(const struct nft_ctx *ctx, struct commit *c, __u8 kind, bool deleted)
+{
+	const struct nft_table *table = BPF_CORE_READ(ctx, table);
 	struct scratch *s = nft_scratch();
 
-	if (!c || !s || !nft_observed(BPF_CORE_READ(ctx, net)))
+	if (!s)
 		return NULL;
-	*commit = c;
-	if (c->thread != bpf_get_current_pid_tgid()) {
-		nft_signal(s, CHANGE_STRAY, 0, c);
+	if (!nft_inside(c)) {
+		if (nft_observed(BPF_CORE_READ(ctx, net)) && nft_matters(ctx, table))
+			nft_signal(s, CHANGE_STRAY, c);
 		return NULL;
 	}
+	if (c->table != (__u64)table) {
+		c->matters = nft_matters(ctx, table);
+		c->table = (__u64)table;
+	}
+	if (!c->matters)
+		return NULL;
 	if (c->sent >= NFT_LIMIT) {
 		if (c->sent == NFT_LIMIT)
-			nft_signal(s, CHANGE_MANY, 0, c);
+			nft_signal(s, CHANGE_MANY, c);
 		c->sent = NFT_LIMIT + 1;
 		return NULL;
 	}
 	c->sent++;
-	__builtin_memset(&s->event, 0, sizeof(s->event));
+	__builtin_memset(&s->event, 0, __builtin_offsetof(struct change_event, bytes));
 	s->event.kind = kind;
 	s->event.deleted = deleted;
 	s->event.family = BPF_CORE_READ(ctx, family);
+	s->event.table = BPF_CORE_READ(ctx, table, handle);
 	return s;
 }
 
@@ -277,6 +386,7 @@ static __always_inline int nft_commit_begins(struct net *net)
 		return 0;
 	if (nft_observed(net)) {
 		c->thread = thread;
+		c->table = 0;
 		c->sent = 0;
 	} else if (c->thread == thread) {
 		c->thread = 0;
@@ -284,26 +394,47 @@ static __always_inline int nft_commit_begins(struct net *net)
 	return 0;
 }
 
-/* Runs at the end of each commit, audited or not, before the mutex is unlocked. */
+/*
+ * Runs at the end of each commit, audited or not, before the mutex is unlocked. Each
+ * commit has the generation after the last one's; the kernel skips 0.
+ */
 static __always_inline int nft_commit_ends(__u32 generation)
 {
 	struct commit *c = nft_state();
 	struct scratch *s = nft_scratch();
+	__u32 next;
+	bool missed;
 
-	if (!c || !s || c->thread != bpf_get_current_pid_tgid())
+	if (!c || !s || !nft_inside(c))
 		return 0;
 	c->thread = 0;
-	nft_signal(s, CHANGE_END, generation, c);
+	next = c->generation + 1 ? c->generation + 1 : 1;
+	missed = c->generation && generation != next;
+	c->generation = generation;
+	if (!c->sent && !missed) {
+		c->others++;
+		return 0;
+	}
+	if (missed)
+		__sync_fetch_and_add(&c->lost, 1);
+	__builtin_memset(&s->event, 0, sizeof(s->event));
+	s->event.kind = CHANGE_END;
+	s->event.generation = generation;
+	s->event.since = c->reported;
+	s->event.lost = c->lost;
+	c->reported = generation;
+	nft_send(&s->event, c, true);
 	return 0;
 }
 
 static __always_inline int nft_table_changes(const struct nft_ctx *ctx, int event)
 {
-	struct commit *c;
-	struct scratch *s = nft_begin(ctx, CHANGE_TABLE, event != NFT_MSG_NEWTABLE, &c);
+	struct commit *c = nft_state();
+	struct scratch *s = c ? nft_begin(ctx, c, CHANGE_TABLE, event != NFT_MSG_NEWTABLE) : NULL;
 
 	if (!s)
 		return 0;
+	s->event.handle = s->event.table;
 	nft_name(s, BPF_CORE_READ(ctx, table, name));
 	nft_finish(s, c);
 	return 0;
@@ -311,11 +442,22 @@ static __always_inline int nft_table_changes(const struct nft_ctx *ctx, int even
 
 static __always_inline int nft_chain_changes(const struct nft_ctx *ctx, int event)
 {
-	struct commit *c;
-	struct scratch *s = nft_begin(ctx, CHANGE_CHAIN, event != NFT_MSG_NEWCHAIN, &c);
+	struct commit *c = nft_state();
+	const struct nft_table *table = BPF_CORE_READ(ctx, table);
+	__u64 handle = BPF_CORE_READ(table, handle);
+	__u32 matters = 1;
+	struct scratch *s;
 
+	if (!c)
+		return 0;
+	if (event == NFT_MSG_NEWCHAIN && nft_is_nat(BPF_CORE_READ(ctx, chain)) && nft_observed(BPF_CORE_READ(ctx, net))) {
+		bpf_map_update_elem(&tables, &handle, &matters, BPF_ANY);
+		c->table = 0; /* look it up again */
+	}
+	s = nft_begin(ctx, c, CHANGE_CHAIN, event != NFT_MSG_NEWCHAIN);
 	if (!s)
 		return 0;
+	s->event.handle = BPF_CORE_READ(ctx, chain, handle);
 	nft_name(s, BPF_CORE_READ(ctx, table, name));
 	nft_name(s, BPF_CORE_READ(ctx, chain, name));
 	nft_finish(s, c);
@@ -324,8 +466,8 @@ static __always_inline int nft_chain_changes(const struct nft_ctx *ctx, int even
 
 static __always_inline int nft_rule_changes(const struct nft_ctx *ctx, const struct nft_rule *rule, int event)
 {
-	struct commit *c;
-	struct scratch *s = nft_begin(ctx, CHANGE_RULE, event != NFT_MSG_NEWRULE, &c);
+	struct commit *c = nft_state();
+	struct scratch *s = c ? nft_begin(ctx, c, CHANGE_RULE, event != NFT_MSG_NEWRULE) : NULL;
 	struct list_head *head, *previous;
 
 	if (!s)
@@ -348,8 +490,8 @@ static __always_inline int nft_rule_changes(const struct nft_ctx *ctx, const str
 static __always_inline int nft_element_changes(const struct nft_ctx *ctx, const struct nft_set *set, const void *element,
 					       int event)
 {
-	struct commit *c;
-	struct scratch *s = nft_begin(ctx, CHANGE_ELEMENT, event != NFT_MSG_NEWSETELEM, &c);
+	struct commit *c = nft_state();
+	struct scratch *s = c ? nft_begin(ctx, c, CHANGE_ELEMENT, event != NFT_MSG_NEWSETELEM) : NULL;
 	const struct nft_set_ext *ext;
 	const struct nft_verdict *value;
 	__u8 at[4] = {}, flags = 0;

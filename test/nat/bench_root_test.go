@@ -6,7 +6,9 @@ package nat
 
 import (
 	"fmt"
+	"runtime"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -19,107 +21,140 @@ import (
 	"github.com/fairlead/fairlead/internal/source/nat"
 )
 
+// BenchmarkMethods compares the methods that report commits, turn by turn, because the
+// machine is never quiet. Each figure of a hook is also given relative to nfnetlink's.
+//
+//	go run ./test/vm -kernel 6.1,6.12 -bench BenchmarkMethods ./test/nat
+func BenchmarkMethods(b *testing.B) {
+	for _, rules := range []int{10, 1000, 10_000} {
+		b.Run(fmt.Sprintf("one change of %d rules", rules), func(b *testing.B) {
+			compare(b, 20, rules, (*contender).change)
+		})
+	}
+	b.Run("changes of other tables", func(b *testing.B) { compare(b, 3, 10, (*contender).elsewhere) })
+	b.Run("refill of 2000 rules", func(b *testing.B) { compare(b, 8, 2000, (*contender).refill) })
+}
+
+// contender is a source on one method, and what it costs.
+type contender struct {
+	*world
+	method  string
+	rules   int
+	conn    *nftables.Conn
+	changed chan time.Time
+	turns   int
+
+	samples map[string][]float64 // by what they measure
+}
+
 // signalFeed only reports when something came; keeping the set is the registry's cost.
 type signalFeed struct {
 	*feed
 	changed chan time.Time
 }
 
-func (f *signalFeed) Apply(port.Change) {
-	f.changed <- time.Now()
+func (f *signalFeed) Apply(port.Change) { f.changed <- time.Now() }
+
+func newContender(b *testing.B, method string, rules int) *contender {
+	w := newWorld(b)
+	w.run(refill(rules, 0)+"table inet other { chain c { }; }\n", "nft", "-f", "-")
+	f := &signalFeed{newFeed(), make(chan time.Time, 1024)}
+	_, stop := w.startWith(nat.Options{LegacyPoll: time.Hour, Methods: []string{method}}, f)
+	b.Cleanup(stop)
+	eventually(b, "a first set", f.ready)
+	return &contender{world: w, method: method, rules: rules, conn: w.openConn(b), changed: f.changed, samples: make(map[string][]float64)}
 }
 
-// BenchmarkCommit measures from the return of the commit of one rule until the
-// feed has it, on each method that hears of it and at several sizes of the table,
-// and the CPU time of the process for each change, the commit's included.
-func BenchmarkCommit(b *testing.B) {
-	for _, n := range []int{10, 1000, 10_000} { // methods side by side: the machine is never quiet
-		for _, r := range methods() {
-			if r.nft == nat.MethodGeneration {
-				continue // its second is no measure
-			}
-			b.Run(fmt.Sprintf("%s/%d", r.nft, n), func(b *testing.B) { benchmarkCommit(b, r.nft, n) })
+// compare lets the methods take turns, and reports medians.
+func compare(b *testing.B, turns, rules int, turn func(*contender)) {
+	var all []*contender
+	for _, r := range methods() {
+		if r.nft != nat.MethodGeneration { // its second is no measure
+			all = append(all, newContender(b, r.nft, rules))
 		}
 	}
-}
-
-func benchmarkCommit(b *testing.B, method string, n int) {
-	w := newWorld(b)
-	w.run(refill(n, 0), "nft", "-f", "-")
-	conn := w.openConn(b)
-	f := &signalFeed{newFeed(), make(chan time.Time, 64)}
-	_, stop := w.startWith(nat.Options{LegacyPoll: time.Hour, Methods: []string{method}}, f)
-	defer stop()
-	eventually(b, "a first set", f.ready)
 	time.Sleep(time.Second) // what the start left to do is no part of this
-	for len(f.changed) > 0 {
-		<-f.changed
-	}
-	table := &nftables.Table{Name: "big", Family: nftables.TableFamilyIPv4}
-	chain := &nftables.Chain{Name: "svc", Table: table}
-	var waits, commits []time.Duration
-	before := cpuTime(unix.RUSAGE_SELF)
-	for i := 0; b.Loop() && i < 8000; i++ {
-		conn.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: dnatRule(uint16(1 + i%9000))})
-		began := time.Now()
-		if err := conn.Flush(); err != nil {
-			b.Fatal(err)
-		}
-		done := time.Now()
-		commits = append(commits, done.Sub(began))
-		select {
-		case at := <-f.changed:
-			waits = append(waits, max(at.Sub(done), 0))
-		case <-time.After(patience):
-			b.Fatal("never reported")
-		}
-	}
-	used := cpuTime(unix.RUSAGE_SELF) - before
-	slices.Sort(waits)
-	slices.Sort(commits)
-	b.ReportMetric(float64(waits[len(waits)/2].Microseconds()), "µs-p50")
-	b.ReportMetric(float64(waits[len(waits)*99/100].Microseconds()), "µs-p99")
-	b.ReportMetric(float64(commits[len(commits)/2].Microseconds()), "commit-µs-p50")
-	b.ReportMetric(float64(used.Microseconds())/float64(len(waits)), "cpu-µs/change")
-}
-
-// BenchmarkRefill measures a table that another program empties and refills in one
-// commit, of which one rule is new: until the feed has it, and the CPU time of this
-// process and of that program.
-func BenchmarkRefill(b *testing.B) {
-	for _, n := range []int{100, 2000} {
-		for _, r := range methods() {
-			if r.nft == nat.MethodGeneration {
-				continue
+	for b.Loop() {
+		for range turns {
+			for _, c := range all {
+				runtime.GC()
+				turn(c)
+				c.turns++
 			}
-			b.Run(fmt.Sprintf("%s/%d", r.nft, n), func(b *testing.B) { benchmarkRefill(b, r.nft, n) })
+		}
+	}
+	base := all[slices.IndexFunc(all, func(c *contender) bool { return c.method == nat.MethodNetlink })]
+	for _, c := range all {
+		for what, samples := range c.samples {
+			b.ReportMetric(median(samples), c.method+"-"+what)
+			if c != base {
+				b.ReportMetric(median(samples)/median(base.samples[what]), c.method+"-"+what+"-ratio")
+			}
 		}
 	}
 }
 
-func benchmarkRefill(b *testing.B, method string, n int) {
-	w := newWorld(b)
-	f := &signalFeed{newFeed(), make(chan time.Time, 64)}
-	_, stop := w.startWith(nat.Options{LegacyPoll: time.Hour, Methods: []string{method}}, f)
-	defer stop()
-	eventually(b, "a first set", f.ready)
-	before, others := cpuTime(unix.RUSAGE_SELF), cpuTime(unix.RUSAGE_CHILDREN)
-	var waits []time.Duration
-	for i := 0; b.Loop(); i++ {
-		w.run(refill(n, i%2000), "nft", "-f", "-")
-		done := time.Now()
-		select {
-		case at := <-f.changed:
-			waits = append(waits, max(at.Sub(done), 0))
-		case <-time.After(patience):
-			b.Fatal("never reported")
-		}
+func median(samples []float64) float64 {
+	return slices.Sorted(slices.Values(samples))[len(samples)/2]
+}
+
+func (c *contender) add(what string, v time.Duration) {
+	c.samples[what] = append(c.samples[what], float64(v.Nanoseconds())/1000)
+}
+
+// wait returns when the feed got the next change.
+func (c *contender) wait() time.Time {
+	select {
+	case at := <-c.changed:
+		return at
+	case <-time.After(patience):
+		c.t.Fatalf("%s: never reported", c.method)
+		return time.Time{}
 	}
-	count := float64(len(waits))
-	slices.Sort(waits)
-	b.ReportMetric(float64(waits[len(waits)/2].Microseconds()), "µs-p50")
-	b.ReportMetric(float64((cpuTime(unix.RUSAGE_SELF)-before).Microseconds())/count, "cpu-µs/commit")
-	b.ReportMetric(float64((cpuTime(unix.RUSAGE_CHILDREN)-others).Microseconds())/count, "writer-cpu-µs/commit")
+}
+
+// commit commits one rule and returns how long that took.
+func (c *contender) commit(table *nftables.Table, chain string, exprs []expr.Any) time.Duration {
+	c.conn.AddRule(&nftables.Rule{Table: table, Chain: &nftables.Chain{Name: chain, Table: table}, Exprs: exprs})
+	began := time.Now()
+	if err := c.conn.Flush(); err != nil {
+		c.t.Fatal(err)
+	}
+	return time.Since(began)
+}
+
+// change measures from the return of the commit of one rule until the feed has it.
+func (c *contender) change() {
+	table := &nftables.Table{Name: "big", Family: nftables.TableFamilyIPv4}
+	for i := range 10 {
+		took := c.commit(table, "svc", dnatRule(uint16(1+c.turns*10+i)))
+		done := time.Now()
+		c.add("µs", max(c.wait().Sub(done), 0))
+		c.add("commit-µs", took)
+	}
+}
+
+// elsewhere measures what the source pays for changes that do not concern it, and what
+// the program pays that makes them.
+func (c *contender) elsewhere() {
+	const changes = 200
+	self, writer := cpuTime(unix.RUSAGE_SELF), cpuTime(unix.RUSAGE_CHILDREN)
+	c.run(strings.Repeat("add rule inet other c counter\n", changes), "nft", "-i")
+	time.Sleep(100 * time.Millisecond) // for what is still on its way
+	c.add("cpu-µs/change", (cpuTime(unix.RUSAGE_SELF)-self)/changes)
+	c.add("writer-cpu-µs/change", (cpuTime(unix.RUSAGE_CHILDREN)-writer)/changes)
+	c.run("", "nft", "flush chain inet other c")
+}
+
+// refill measures a table that another program empties and refills in one commit, of
+// which one rule is new: until the feed has it, and the CPU time of both.
+func (c *contender) refill() {
+	self, writer := cpuTime(unix.RUSAGE_SELF), cpuTime(unix.RUSAGE_CHILDREN)
+	c.run(refill(c.rules, 1+c.turns), "nft", "-f", "-")
+	done := time.Now()
+	c.add("ms", max(c.wait().Sub(done), 0)/1000)
+	c.add("cpu-ms", (cpuTime(unix.RUSAGE_SELF)-self)/1000)
+	c.add("writer-cpu-ms", (cpuTime(unix.RUSAGE_CHILDREN)-writer)/1000)
 }
 
 // cpuTime is what a process, or its children that have ended, have used.

@@ -7,15 +7,16 @@ package nat
 import (
 	"bytes"
 	"context"
+	"log/slog"
 	"os"
 	"os/exec"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/fairlead/fairlead/internal/kernel"
 	"github.com/fairlead/fairlead/internal/source/nat"
 	"github.com/fairlead/fairlead/internal/source/nat/hook"
+	"github.com/fairlead/fairlead/internal/source/nat/watch"
 )
 
 // unload takes nf_tables out of the kernel with all that needs it.
@@ -63,7 +64,12 @@ func TestHooksUsedAfterModuleLoad(t *testing.T) {
 	w := newWorld(t)
 	l := w.legacyHook()
 	l.modules = modules.Loaded()
-	if _, err := hook.OpenCommits(w.path(), kernel.MethodFentry, nil); err == nil {
+	k, err := watch.Open(slog.New(slog.DiscardHandler), w.path(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer k.Close()
+	if _, err := k.Watch(nat.MethodFentry); err == nil {
 		t.Fatal("the hooks can be attached to though nf_tables is not loaded")
 	}
 	src, f, _ := w.start(nat.Options{Wake: l, Methods: []string{nat.MethodFentry, nat.MethodKprobe, nat.MethodNetlink, nat.MethodGeneration}})

@@ -29,7 +29,10 @@ type NftChangeEvent struct {
 	_           structs.HostLayout
 	Handle      uint64
 	Previous    uint64
+	Table       uint64
 	Generation  uint32
+	Since       uint32
+	Lost        uint32
 	Flags       uint32
 	Verdict     uint32
 	Total       uint16
@@ -41,15 +44,20 @@ type NftChangeEvent struct {
 	EndLength   uint8
 	ValueLength uint8
 	IsVerdict   uint8
-	Padding     [9]uint8
-	Bytes       [208]uint8
+	Padding     uint8
+	Bytes       [200]uint8
 }
 
 type NftCommit struct {
-	_      structs.HostLayout
-	Thread uint64
-	Sent   uint32
-	Lost   uint32
+	_          structs.HostLayout
+	Thread     uint64
+	Table      uint64
+	Matters    uint32
+	Sent       uint32
+	Lost       uint32
+	Generation uint32
+	Reported   uint32
+	Others     uint32
 }
 
 type NftScratch struct {
@@ -65,6 +73,7 @@ const (
 	NftMapCommits       = "commits"
 	NftMapScratches     = "scratches"
 	NftMapStates        = "states"
+	NftMapTables        = "tables"
 	NftProgNftBegins    = "nft_begins"
 	NftProgNftChain     = "nft_chain"
 	NftProgNftElement   = "nft_element"
@@ -133,6 +142,7 @@ type NftMapSpecs struct {
 	Commits   *ebpf.MapSpec `ebpf:"commits"`
 	Scratches *ebpf.MapSpec `ebpf:"scratches"`
 	States    *ebpf.MapSpec `ebpf:"states"`
+	Tables    *ebpf.MapSpec `ebpf:"tables"`
 }
 
 // NftVariableSpecs contains global variables before they are loaded into the kernel.
@@ -167,6 +177,7 @@ type NftMaps struct {
 	Commits   *ebpf.Map `ebpf:"commits"`
 	Scratches *ebpf.Map `ebpf:"scratches"`
 	States    *ebpf.Map `ebpf:"states"`
+	Tables    *ebpf.Map `ebpf:"tables"`
 }
 
 func (m *NftMaps) Close() error {
@@ -174,6 +185,7 @@ func (m *NftMaps) Close() error {
 		m.Commits,
 		m.Scratches,
 		m.States,
+		m.Tables,
 	)
 }
 

@@ -19,6 +19,7 @@ const (
 	NftKprobeMapCommits       = "commits"
 	NftKprobeMapScratches     = "scratches"
 	NftKprobeMapStates        = "states"
+	NftKprobeMapTables        = "tables"
 	NftKprobeProgNftKpBegins  = "nft_kp_begins"
 	NftKprobeProgNftKpChain   = "nft_kp_chain"
 	NftKprobeProgNftKpElement = "nft_kp_element"
@@ -85,6 +86,7 @@ type NftKprobeMapSpecs struct {
 	Commits   *ebpf.MapSpec `ebpf:"commits"`
 	Scratches *ebpf.MapSpec `ebpf:"scratches"`
 	States    *ebpf.MapSpec `ebpf:"states"`
+	Tables    *ebpf.MapSpec `ebpf:"tables"`
 }
 
 // NftKprobeVariableSpecs contains global variables before they are loaded into the kernel.
@@ -117,6 +119,7 @@ type NftKprobeMaps struct {
 	Commits   *ebpf.Map `ebpf:"commits"`
 	Scratches *ebpf.Map `ebpf:"scratches"`
 	States    *ebpf.Map `ebpf:"states"`
+	Tables    *ebpf.Map `ebpf:"tables"`
 }
 
 func (m *NftKprobeMaps) Close() error {
@@ -124,6 +127,7 @@ func (m *NftKprobeMaps) Close() error {
 		m.Commits,
 		m.Scratches,
 		m.States,
+		m.Tables,
 	)
 }
 

@@ -166,3 +166,61 @@ func TestReplacedRuleKeepsItsPlace(t *testing.T) {
 		}
 	})
 }
+
+// sparseCommit is a commit of a hook, which reported that of generation since before it.
+func sparseCommit(gen, since uint32, msgs ...*ruleset.Message) batch {
+	b := commitOf(gen, msgs...)
+	end := b.msgs[len(b.msgs)-1]
+	end.Sparse, end.Since = true, since
+	return b
+}
+
+// Commits that a hook does not report leave no gap; a commit that it reported and that
+// did not arrive does.
+func TestSparseCommits(t *testing.T) {
+	f := newFake(oneTable(80))
+	run(t, Options{}, f, func(s *Source, r *recorder) {
+		expectPorts(t, r, 80)
+		f.events <- sparseCommit(5, 0, newRule(1, 81)) // the first since the hooks were attached
+		expectPorts(t, r, 80, 81)
+		f.events <- sparseCommit(6, 5, newRule(2, 82))
+		f.events <- sparseCommit(900, 6, newRule(3, 83))
+		expectPorts(t, r, 80, 81, 82, 83)
+		if st := s.Status(); st.Lost != 0 || st.Dumps != 1 {
+			t.Fatalf("lost %d, dumps %d", st.Lost, st.Dumps)
+		}
+		f.set(oneTable(80, 85), 905, nil)
+		f.events <- sparseCommit(905, 903, newRule(4, 86))
+		time.Sleep(time.Second)
+		expectPorts(t, r, 80, 85)
+		f.events <- sparseCommit(910, 903, newRule(5, 86)) // the dump has what was reported as 903
+		expectPorts(t, r, 80, 85, 86)
+		if st := s.Status(); st.Lost != 1 || st.Dumps != 2 {
+			t.Errorf("lost %d, dumps %d", st.Lost, st.Dumps)
+		}
+	})
+}
+
+// An audit compares a dump of a later generation if no commit since the model's was
+// reported, and waits if one was.
+func TestAuditAfterSparseCommits(t *testing.T) {
+	f := newFake(oneTable(80))
+	f.sparse = true
+	run(t, Options{Audit: 10 * time.Second}, f, func(s *Source, r *recorder) {
+		expectPorts(t, r, 80)
+		f.set(oneTable(80, 90), 7, nil)
+		f.mu.Lock()
+		f.reported = 6
+		f.mu.Unlock()
+		time.Sleep(30 * time.Second)
+		expectPorts(t, r, 80)
+		f.mu.Lock()
+		f.reported = 1
+		f.mu.Unlock()
+		time.Sleep(11 * time.Second)
+		expectPorts(t, r, 80, 90)
+		if st := s.Status(); st.Drift != 1 || st.Lost != 0 {
+			t.Errorf("drift %d, lost %d", st.Drift, st.Lost)
+		}
+	})
+}

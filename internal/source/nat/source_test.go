@@ -40,6 +40,8 @@ type fakeSystem struct {
 	watched  []string        // methods that were tried
 	resolves int
 	attach   time.Duration // what it takes to attach hooks
+	sparse   bool          // commits to other tables are not reported
+	reported uint32        // generation of the last commit that was
 }
 
 func newFake(s *ruleset.Snapshot) *fakeSystem {
@@ -48,6 +50,7 @@ func newFake(s *ruleset.Snapshot) *fakeSystem {
 }
 
 type fakeStream struct {
+	f      *fakeSystem
 	events <-chan batch
 	closed chan struct{}
 }
@@ -59,6 +62,12 @@ func (s fakeStream) Next() ([]*ruleset.Message, error) {
 	case <-s.closed:
 		return nil, errors.New("closed")
 	}
+}
+
+func (s fakeStream) Reported() (generation uint32, sparse bool, err error) {
+	s.f.mu.Lock()
+	defer s.f.mu.Unlock()
+	return s.f.reported, s.f.sparse, nil
 }
 
 func (s fakeStream) Close() error { close(s.closed); return nil }
@@ -73,7 +82,7 @@ func (f *fakeSystem) Watch(method string) (watch.Stream, error) {
 	if f.broken[method] {
 		return nil, errors.New("no " + method)
 	}
-	return fakeStream{f.events, make(chan struct{})}, nil
+	return fakeStream{f, f.events, make(chan struct{})}, nil
 }
 
 func (f *fakeSystem) Hookable() bool {

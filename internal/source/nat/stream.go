@@ -59,9 +59,17 @@ func (c *commits) close() {
 // polled reports whether nothing reports commits, so that the generation is polled.
 func (c *commits) polled() bool { return c.method == watch.MethodGeneration }
 
-// byHooks reports whether messages must be completed by asking for each object.
-func (c *commits) byHooks() bool {
-	return c.method == watch.MethodFentry || c.method == watch.MethodKprobe
+// covers reports whether a model of generation have lacks no commit up to generation
+// gen, which is that of a dump that was just read.
+func (c *commits) covers(have, gen uint32) bool {
+	if have == gen {
+		return true
+	}
+	if c.current == nil {
+		return false
+	}
+	last, sparse, err := c.current.Reported()
+	return err == nil && sparse && (last == 0 || int32(last-have) <= 0)
 }
 
 // use takes the first of the methods that works, and returns why others do not.

@@ -9,6 +9,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/schedule"
+	"github.com/fairlead/fairlead/internal/source/nat/compile"
 	"github.com/fairlead/fairlead/internal/source/nat/ruleset"
 	"github.com/fairlead/fairlead/internal/source/nat/watch"
 )
@@ -149,7 +150,7 @@ func (x *session) applyPending() {
 	began := time.Now()
 	commits, err := x.apply()
 	switch {
-	case errors.Is(err, watch.ErrMoved):
+	case errors.Is(err, watch.ErrMoved), errors.Is(err, compile.ErrNotRead):
 		x.dumpInstead()
 		return
 	case err != nil:
@@ -173,16 +174,18 @@ func (x *session) applyPending() {
 
 // apply applies the pending commits to the model and returns how many there were.
 func (x *session) apply() (commits uint64, err error) {
-	pending := x.in.pending
-	if x.in.byHooks() { // what the last dump has need not be asked for
-		if pending, err = x.sys.Resolve(x.in.after(x.m.Generation()), x.m); err != nil {
-			return 0, err
-		}
+	// What the last dump has need not be asked for.
+	pending, err := x.sys.Resolve(x.in.after(x.m.Generation()), x.m)
+	if err != nil {
+		return 0, err
 	}
 	from := 0
 	for i, m := range pending {
 		if m.Type != ruleset.MsgNewGen {
 			continue
+		}
+		if m.Sparse {
+			x.m.Skip(m.Since, m.Generation)
 		}
 		if err := x.m.Commit(pending[from:i], m.Generation); err != nil {
 			return 0, err
@@ -249,7 +252,7 @@ func (x *session) auditDump(ctx context.Context) {
 	case errors.Is(err, watch.ErrAbsent):
 		x.plan(dump)
 		return
-	case errors.Is(err, watch.ErrMoved), err == nil && snap.Generation != x.m.Generation():
+	case errors.Is(err, watch.ErrMoved), err == nil && !x.in.covers(x.m.Generation(), snap.Generation):
 		x.due.Set(audit, x.rested[dump]) // notifications of a commit are on their way
 		return
 	case err != nil:

@@ -3,6 +3,7 @@
 package compile
 
 import (
+	"errors"
 	"fmt"
 
 	"github.com/fairlead/fairlead/internal/source/nat/ruleset"
@@ -10,7 +11,11 @@ import (
 
 // errUnknown means that a notification is about an object that the model does not
 // have, so that the ruleset must be dumped.
-var errUnknown = fmt.Errorf("a notification does not fit the model")
+var errUnknown = errors.New("a notification does not fit the model")
+
+// ErrNotRead means that a table matters now that did not before, so that the ruleset
+// must be dumped. Nothing was lost.
+var ErrNotRead = errors.New("a table that was not read has a nat chain")
 
 // Mirror applies notifications of nftables to a compiler's model.
 type Mirror struct {
@@ -29,13 +34,14 @@ func (m *Mirror) Ignored(t ruleset.TableID) bool {
 	return ok
 }
 
-// Set returns the handle of a set, and whether its elements are known.
-func (m *Mirror) Set(t ruleset.TableID, name string) (handle uint64, elements, ok bool) {
+// Set returns the handles of a set and its table, and whether the elements are known.
+// They are 0 if the set is not known.
+func (m *Mirror) Set(t ruleset.TableID, name string) (table, handle uint64, elements bool) {
 	if t := m.c.tables[t]; t != nil && t.sets[name] != nil {
 		n := t.sets[name]
-		return n.Handle, !n.Blank, true
+		return t.handle, n.Handle, !n.Blank
 	}
-	return 0, false, false
+	return 0, 0, false
 }
 
 // NewMirror returns a mirror of an empty ruleset.
@@ -57,6 +63,21 @@ func nextGen(g uint32) uint32 {
 		g = 1 // the kernel skips 0 (nf_tables_commit)
 	}
 	return g
+}
+
+func previousGen(g uint32) uint32 {
+	if g--; g == 0 {
+		g = ^uint32(0)
+	}
+	return g
+}
+
+// Skip is called before the commit of generation gen if no commit after generation
+// since and before it concerns the model. A since of 0 is before all others.
+func (m *Mirror) Skip(since, gen uint32) {
+	if last := previousGen(gen); int32(last-m.gen) > 0 && (since == 0 || int32(since-m.gen) <= 0) {
+		m.gen = last
+	}
 }
 
 // Load makes the model equal to a dump and returns how many objects differed.
@@ -143,12 +164,14 @@ func (m *Mirror) apply(msg *ruleset.Message) error {
 	}
 	t := m.c.tables[msg.Table]
 	switch {
+	case msg.Bare && (t == nil && !m.Ignored(msg.Table) || t != nil && t.handle != msg.TableHandle):
+		return ErrNotRead // a hook reports a table only from its first nat chain on
 	case t != nil:
 		return m.applyTo(t, msg)
 	case !m.Ignored(msg.Table):
 		return unknown(msg, "an object")
 	case msg.Type == ruleset.MsgNewChain && msg.Hook.IsNAT():
-		return unknown(msg, "a first nat chain")
+		return ErrNotRead
 	}
 	return nil
 }

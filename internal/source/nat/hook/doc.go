@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package hook attaches BPF programs that report changes of NAT rules: commits of
-// nftables, replacements of legacy iptables tables, and loads of kernel modules,
-// after which more can be attached to.
+// Package hook attaches BPF programs that report replacements of legacy iptables
+// tables, and loads of kernel modules, after which more can be attached to.
 package hook

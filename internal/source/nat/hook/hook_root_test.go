@@ -43,58 +43,6 @@ func guest(t *testing.T) (path string, run func(line string)) {
 	}
 }
 
-func TestCommits(t *testing.T) {
-	for _, method := range []string{kernel.MethodFentry, kernel.MethodKprobe} {
-		t.Run(method, func(t *testing.T) {
-			path, run := guest(t)
-			run("nft list ruleset") // loads the module
-			c, err := OpenCommits(path, method, nil)
-			if err != nil && !every() {
-				t.Logf("this kernel does not take the method: %v", err)
-				return
-			}
-			if err != nil {
-				t.Fatal(err)
-			}
-			commits := make(chan string)
-			go func() {
-				defer close(commits)
-				for {
-					events, err := c.Next()
-					if err != nil {
-						return // closed
-					}
-					var got []string
-					for _, e := range events {
-						got = append(got, fmt.Sprintf("%d %v %s %s", e.Kind, e.Deleted, e.Table, e.Name))
-					}
-					commits <- strings.Join(got, "; ")
-				}
-			}()
-			defer func() {
-				if err := c.Close(); err != nil {
-					t.Error(err)
-				}
-				for range commits { // until it ends
-				}
-			}()
-			end := fmt.Sprintf("%d false  ", CommitEnd)
-			for _, change := range []struct{ line, want string }{
-				{"nft add table ip t", fmt.Sprintf("%d false t ; %s", CommitTable, end)},
-				{"nft add chain ip t c", fmt.Sprintf("%d false t c; %s", CommitChain, end)},
-				{"nft add rule ip t c counter", fmt.Sprintf("%d false t c; %s", CommitRule, end)},
-				{"nft add set ip t s { type inet_service; }", end},
-				{"nft add element ip t s { 80 }", fmt.Sprintf("%d false t s; %s", CommitElement, end)},
-			} {
-				run(change.line)
-				if got := wait.For(t, change.line, commits); got != change.want {
-					t.Errorf("%s: reported %q, want %q", change.line, got, change.want)
-				}
-			}
-		})
-	}
-}
-
 func TestLegacy(t *testing.T) {
 	for _, method := range []string{kernel.MethodFentry, kernel.MethodKprobe, kernel.MethodTracepoint} {
 		t.Run(method, func(t *testing.T) {

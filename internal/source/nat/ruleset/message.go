@@ -67,7 +67,11 @@ type Message struct {
 	Set      *Set
 	Elements []Element
 
+	TableHandle uint64 // of the table, if the message is bare
+
 	Generation uint32
+	Sparse     bool   // commits that do not concern the nat ruleset are not reported
+	Since      uint32 // if Sparse, the generation of the commit reported before, 0 if none
 }
 
 // ParseMessage decodes the payload of a message of type typ (low byte of the

@@ -4,12 +4,13 @@ package watch
 
 import (
 	"bytes"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"os"
+	"time"
 
-	"github.com/fairlead/fairlead/internal/source/nat/hook"
+	"github.com/fairlead/fairlead/internal/kernel"
+	"github.com/fairlead/fairlead/internal/kernel/bpf"
 	"github.com/fairlead/fairlead/internal/source/nat/ruleset"
 )
 
@@ -20,256 +21,173 @@ func (k *Kernel) Hookable() bool {
 	return err == nil && string(bytes.TrimSpace(state)) == "live"
 }
 
+// hookStream reports commits to tables with a nat chain, by BPF hooks.
+type hookStream struct {
+	object  *kernel.Object
+	reader  *kernel.Reader
+	decoder decoder
+	lost    uint32 // records, as far as it was reported
+	misses  uint64 // of hooks, as far as it was reported
+	active  bool   // records were read since the kernel's counters were last read
+	armed   bool   // they will be read when the reader's deadline is over
+}
+
+// watchHooks attaches one method, MethodFentry or MethodKprobe. It fails if
+// nf_tables is a module that is not loaded.
 func (k *Kernel) watchHooks(method string) (Stream, error) {
-	c, err := hook.OpenCommits(k.path, method, k.types)
+	s := &hookStream{}
+	if err := s.open(k.path, method, k.types); err != nil {
+		return nil, fmt.Errorf("observe nftables: %s: %w", method, errors.Join(err, s.Close()))
+	}
+	return s, nil
+}
+
+func (s *hookStream) open(path, method string, types *kernel.Types) error {
+	netns, err := kernel.NamespaceInode(path)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	return &hookStream{c}, nil
-}
-
-// hookStream turns what hooks report into the messages that nfnetlink would send.
-type hookStream struct{ commits *hook.Commits }
-
-func (s *hookStream) Close() error { return s.commits.Close() }
-
-func (s *hookStream) Next() ([]*ruleset.Message, error) {
-	events, err := s.commits.Next()
-	if errors.Is(err, hook.ErrCommitsLost) {
-		return nil, errors.Join(ErrLost, err)
-	}
+	load, hooks, err := programs(method)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	out := make([]*ruleset.Message, 0, len(events))
-	for i := range events {
-		if events[i].Kind == hook.CommitMany {
-			return nil, ErrMany
-		}
-		out = append(out, hookMessage(&events[i]))
-	}
-	return out, nil
-}
-
-// hookMessage returns what a hook reported as a message. Its table's family is 0 if
-// it does not concern the nat ruleset.
-func hookMessage(e *hook.CommitEvent) *ruleset.Message {
-	if e.Kind == hook.CommitEnd {
-		return &ruleset.Message{Type: ruleset.MsgNewGen, Generation: e.Generation}
-	}
-	m := &ruleset.Message{Bare: true}
-	if e.Family == ruleset.FamilyInet || e.Family == ruleset.FamilyIP || e.Family == ruleset.FamilyIP6 {
-		m.Table = ruleset.TableID{Family: e.Family, Name: e.Table}
-	}
-	either := func(add, del uint8) uint8 {
-		if e.Deleted {
-			return del
-		}
-		return add
-	}
-	switch e.Kind {
-	case hook.CommitTable:
-		m.Type = either(ruleset.MsgNewTable, ruleset.MsgDelTable)
-	case hook.CommitChain:
-		m.Type, m.Chain = either(ruleset.MsgNewChain, ruleset.MsgDelChain), e.Name
-	case hook.CommitRule:
-		m.Type, m.Chain = either(ruleset.MsgNewRule, ruleset.MsgDelRule), e.Name
-		m.Handle, m.Position = e.Handle, e.Previous
-	case hook.CommitElement:
-		m.Type, m.Set = either(ruleset.MsgNewElem, ruleset.MsgDelElem), &ruleset.Set{Name: e.Name, Handle: e.Handle}
-		el := ruleset.Element{Key: e.Key, End: e.End, Data: e.Value, Flags: e.Flags}
-		if e.IsVerdict {
-			el.Verdict = &ruleset.Verdict{Code: e.Verdict, Chain: e.Chain}
-		}
-		m.Elements = []ruleset.Element{el}
-	}
-	return m
-}
-
-// resolver completes the bare messages of hooks.
-type resolver struct {
-	k     *Kernel
-	known Known
-	out   []*ruleset.Message
-	sets  map[setID]uint64 // sets that are known by now, with all their elements
-	blank map[setID]uint64 // those without
-}
-
-type setID struct {
-	table ruleset.TableID
-	name  string
-}
-
-// Resolve implements system. It asks for each object that is new, and returns
-// errMoved if one is gone again. What a later message deletes is not asked for.
-func (k *Kernel) Resolve(msgs []*ruleset.Message, known Known) ([]*ruleset.Message, error) {
-	r := resolver{k: k, known: known, sets: make(map[setID]uint64), blank: make(map[setID]uint64)}
-	skip := doomed(msgs)
-	for i, m := range msgs {
-		if !m.Bare || m.Table.Family == 0 || skip[i] {
-			r.out = append(r.out, m)
-			continue
-		}
-		if err := r.add(m); err != nil {
-			return nil, err
-		}
-	}
-	return r.out, nil
-}
-
-// doomed returns for each message whether a later one deletes what it makes.
-func doomed(msgs []*ruleset.Message) []bool {
-	out := make([]bool, len(msgs))
-	tables := make(map[ruleset.TableID]bool)
-	chains := make(map[ruleset.ChainID]bool)
-	type ruleID struct {
-		chain  ruleset.ChainID
-		handle uint64
-	}
-	rules := make(map[ruleID]bool)
-	for i := len(msgs) - 1; i >= 0; i-- {
-		m := msgs[i]
-		chain := ruleset.ChainID{Table: m.Table, Name: m.Chain}
-		rule := ruleID{chain, m.Handle}
-		switch m.Type {
-		case ruleset.MsgDelTable:
-			tables[m.Table] = true
-		case ruleset.MsgDelChain:
-			chains[chain] = true
-		case ruleset.MsgDelRule:
-			rules[rule] = true
-		case ruleset.MsgNewTable:
-			out[i] = tables[m.Table]
-		case ruleset.MsgNewChain:
-			out[i] = tables[m.Table] || chains[chain]
-		case ruleset.MsgNewRule:
-			out[i] = tables[m.Table] || chains[chain] || rules[rule]
-		case ruleset.MsgNewElem, ruleset.MsgDelElem:
-			out[i] = tables[m.Table]
-		}
-	}
-	return out
-}
-
-func (r *resolver) add(m *ruleset.Message) error {
-	name := append([]byte(m.Table.Name), 0)
-	switch m.Type {
-	case ruleset.MsgNewTable:
-		got, err := r.ask(ruleset.MsgGetTable, m, ruleset.AppendAttr(nil, 1, name))
-		if err != nil {
-			return err
-		}
-		m.Flags, m.Handle = got.Flags, got.Handle
-	case ruleset.MsgNewChain:
-		got, err := r.ask(ruleset.MsgGetChain, m, ruleset.AppendAttr(ruleset.AppendAttr(nil, 1, name), 3, append([]byte(m.Chain), 0)))
-		if err != nil {
-			return err
-		}
-		m.Hook, m.Handle = got.Hook, got.Handle
-	case ruleset.MsgNewRule:
-		if r.known.Ignored(m.Table) {
-			break
-		}
-		attrs := ruleset.AppendAttr(ruleset.AppendAttr(nil, 1, name), 2, append([]byte(m.Chain), 0))
-		got, err := r.ask(ruleset.MsgGetRule, m, ruleset.AppendAttr(attrs, 3, binary.BigEndian.AppendUint64(nil, m.Handle)))
-		if err != nil {
-			return err
-		}
-		m.Raw = got.Raw
-		if err := r.lookups(m); err != nil {
-			return err
-		}
-	case ruleset.MsgNewElem, ruleset.MsgDelElem:
-		if r.known.Ignored(m.Table) {
-			break
-		}
-		if there, err := r.elements(m); err != nil || !there {
-			return err
-		}
-	}
-	r.out = append(r.out, m)
-	return nil
-}
-
-// ask sends one request and returns the answer.
-func (r *resolver) ask(typ uint8, m *ruleset.Message, attrs []byte) (got *ruleset.Message, err error) {
-	err = r.k.request(typ, m.Table.Family, false, attrs, func(a *ruleset.Message) error {
-		got = a
-		return nil
+	s.object, err = kernel.Open(types, kernel.Config{
+		Files:     []kernel.File{load},
+		Constants: map[string]any{bpf.NftVarObservedNetns: netns},
+		Maps:      []string{bpf.NftMapCommits, bpf.NftMapStates},
 	})
 	if err != nil {
-		return nil, fmt.Errorf("ask for an object of table %s: %w", m.Table, err)
+		return err
 	}
-	if got == nil {
-		return nil, ErrMoved
+	if s.reader, err = s.object.Reader(bpf.NftMapCommits); err != nil {
+		return err
 	}
-	return got, nil
+	defer s.object.FinishAttach()
+	return s.object.Attach(hooks)
 }
 
-// lookups reads the sets that a new rule reads, unless they are known.
-func (r *resolver) lookups(m *ruleset.Message) error {
-	exprs, err := ruleset.ParseExprs(m.Raw)
-	if err != nil {
-		return nil //nolint:nilerr // the compiler reports it
+// programs returns the hooks of a method and their file. What begins a commit is
+// attached last, so that one that is reported in part is noticed.
+func programs(method string) (kernel.File, []string, error) {
+	switch method {
+	case MethodFentry:
+		return bpf.LoadNft, []string{
+			"nft_ends", "nft_table", "nft_chain", "nft_rule", "nft_element", "nft_begins",
+		}, nil
+	case MethodKprobe:
+		return bpf.LoadNftKprobes, []string{
+			"nft_kp_ends", "nft_kp_table", "nft_kp_chain", "nft_kp_rule", "nft_kp_element", "nft_kp_begins",
+		}, nil
 	}
-	for _, x := range exprs {
-		e, ok := x.(ruleset.Lookup)
-		if !ok {
+	return nil, nil, fmt.Errorf("method %q: %w", method, errors.ErrUnsupported)
+}
+
+// Close implements Stream. It detaches the hooks. It may be called more than once.
+func (s *hookStream) Close() error {
+	if s.object == nil {
+		return nil
+	}
+	return s.object.Close()
+}
+
+// lossDelay is how long after a record the kernel's counters are read. A record is
+// lost only while the ring is full of others that are not yet read.
+const lossDelay = 100 * time.Millisecond
+
+// Next implements Stream. It returns one commit.
+func (s *hookStream) Next() ([]*ruleset.Message, error) {
+	var out []*ruleset.Message
+	many := false
+	for {
+		if err := s.read(); err != nil {
+			return nil, err
+		}
+		switch s.decoder.head.Kind {
+		case changeStray:
+			return nil, fmt.Errorf("%w: a change outside of a commit", ErrLost)
+		case changeMany:
+			many = true
 			continue
 		}
-		n, err := r.getSet(m, e.Set)
+		m, err := s.decoder.message()
 		if err != nil {
-			return err
+			return nil, errors.Join(ErrLost, err)
 		}
-		id := setID{m.Table, e.Set}
-		if h, ok := r.sets[id]; ok && h == n.Handle {
+		out = append(out, m)
+		if m.Type != ruleset.MsgNewGen {
 			continue
 		}
-		if h, elements, ok := r.known.Set(m.Table, e.Set); ok && elements && h == n.Handle {
-			if _, again := r.blank[id]; !again {
-				continue
+		if err := s.checkLost(s.decoder.head.Lost); err != nil {
+			return nil, err
+		}
+		if many {
+			return nil, ErrMany
+		}
+		return out, nil
+	}
+}
+
+// read reads the next record into the decoder. It returns ErrLost after a loss.
+func (s *hookStream) read() error {
+	for complete := false; !complete; {
+		if s.active && !s.armed && !s.reader.Ready() { // about to wait
+			s.armed = true
+			s.reader.SetDeadline(time.Now().Add(lossDelay))
+		}
+		chunk, err := s.reader.Read()
+		switch {
+		case errors.Is(err, os.ErrDeadlineExceeded):
+			s.active, s.armed = false, false
+			s.reader.SetDeadline(time.Time{})
+			if err := s.checkCounters(); err != nil {
+				return err
 			}
+			continue
+		case err != nil:
+			return fmt.Errorf("observe nftables: %w", err)
 		}
-		if err := r.k.dumpSet(m.Table, n); err != nil {
-			return err
+		s.active = true
+		if complete, err = s.decoder.add(chunk); err != nil {
+			s.decoder = decoder{}
+			return errors.Join(ErrLost, err)
 		}
-		r.sets[id] = n.Handle
-		r.out = append(r.out, &ruleset.Message{Type: ruleset.MsgNewSet, Table: m.Table, Set: n, Full: true})
 	}
 	return nil
 }
 
-// elements reads the set of an element unless it is known, without its elements,
-// and reports whether the set still exists.
-func (r *resolver) elements(m *ruleset.Message) (there bool, err error) {
-	id := setID{m.Table, m.Set.Name}
-	if h, ok := r.sets[id]; ok && h == m.Set.Handle {
-		return true, nil
+// state reads what the hooks keep.
+func (s *hookStream) state() (c bpf.NftCommit, err error) {
+	if err := s.object.Map(bpf.NftMapStates).Lookup(uint32(0), &c); err != nil {
+		return c, fmt.Errorf("observe nftables: read the state of the hooks: %w", err)
 	}
-	if h, ok := r.blank[id]; ok && h == m.Set.Handle {
-		return true, nil
-	}
-	if h, _, ok := r.known.Set(m.Table, m.Set.Name); ok && h == m.Set.Handle {
-		return true, nil
-	}
-	n, err := r.getSet(m, m.Set.Name)
-	if err != nil || n.Handle != m.Set.Handle {
-		return false, err // another set of that name is there now
-	}
-	n.Blank = true
-	r.blank[id] = n.Handle
-	r.out = append(r.out, &ruleset.Message{Type: ruleset.MsgNewSet, Table: m.Table, Set: n})
-	return true, nil
+	return c, nil
 }
 
-func (r *resolver) getSet(m *ruleset.Message, name string) (*ruleset.Set, error) {
-	attrs := ruleset.AppendAttr(ruleset.AppendAttr(nil, 1, append([]byte(m.Table.Name), 0)), 2, append([]byte(name), 0))
-	got, err := r.ask(ruleset.MsgGetSet, m, attrs)
+// checkCounters returns ErrLost if records were lost or hooks skipped since the last check.
+func (s *hookStream) checkCounters() error {
+	c, err := s.state()
 	if err != nil {
-		return nil, err
+		return err
 	}
-	if got.Set == nil {
-		return nil, ErrMoved
+	if n := s.object.Misses(); n != s.misses {
+		err := fmt.Errorf("%w: %d hooks were skipped", ErrLost, n-s.misses)
+		s.misses = n
+		return err
 	}
-	return got.Set, nil
+	return s.checkLost(c.Lost)
+}
+
+func (s *hookStream) checkLost(lost uint32) error {
+	if lost == s.lost {
+		return nil
+	}
+	err := fmt.Errorf("%w: %d records", ErrLost, lost-s.lost)
+	s.lost = lost
+	return err
+}
+
+// Reported implements Stream.
+func (s *hookStream) Reported() (generation uint32, sparse bool, err error) {
+	c, err := s.state()
+	return c.Reported, true, err
 }

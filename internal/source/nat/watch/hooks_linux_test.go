@@ -28,3 +28,25 @@ func TestResolveSkipsDeletedObjects(t *testing.T) {
 		t.Errorf("got %v, want %v", got, want)
 	}
 }
+
+// The hooks of both methods are in the object files.
+func TestHooksExist(t *testing.T) {
+	for _, method := range []string{MethodFentry, MethodKprobe} {
+		file, hooks, err := programs(method)
+		if err != nil {
+			t.Fatal(err)
+		}
+		spec, err := file()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, h := range hooks {
+			if spec.Programs[h] == nil {
+				t.Errorf("no program %s", h)
+			}
+		}
+	}
+	if _, _, err := programs("guess"); err == nil {
+		t.Error("an unknown method has hooks")
+	}
+}

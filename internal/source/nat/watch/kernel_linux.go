@@ -108,6 +108,21 @@ func (k *Kernel) dial() (*netlink.Conn, error) {
 	return c, nil
 }
 
+// openRequests opens the socket for requests unless it is open.
+func (k *Kernel) openRequests() (err error) {
+	if k.nft == nil {
+		k.nft, err = k.dial()
+	}
+	return err
+}
+
+func requestMessage(typ, family uint8, flags netlink.HeaderFlags, attrs []byte) netlink.Message {
+	return netlink.Message{
+		Header: netlink.Header{Type: netlink.HeaderType(ruleset.Subsystem<<8 | uint16(typ)), Flags: netlink.Request | flags},
+		Data:   append([]byte{family, 0, 0, 0}, attrs...),
+	}
+}
+
 // closeRequests closes the socket for requests; the next one opens another.
 func (k *Kernel) closeRequests() {
 	if k.nft != nil {
@@ -118,22 +133,14 @@ func (k *Kernel) closeRequests() {
 
 // request sends one nftables request and hands each answer to f.
 func (k *Kernel) request(typ uint8, family uint8, dump bool, attrs []byte, f func(*ruleset.Message) error) error {
-	if k.nft == nil {
-		c, err := k.dial()
-		if err != nil {
-			return err
-		}
-		k.nft = c
+	if err := k.openRequests(); err != nil {
+		return err
 	}
-	flags := netlink.Request
+	var flags netlink.HeaderFlags
 	if dump {
-		flags |= netlink.Dump
+		flags = netlink.Dump
 	}
-	m := netlink.Message{
-		Header: netlink.Header{Type: netlink.HeaderType(ruleset.Subsystem<<8 | uint16(typ)), Flags: flags},
-		Data:   append([]byte{family, 0, 0, 0}, attrs...),
-	}
-	err := k.exchange(m, f)
+	err := k.exchange(requestMessage(typ, family, flags, attrs), f)
 	if err != nil && !errors.Is(err, ErrMoved) {
 		k.closeRequests() // answers may still be on their way
 	}
@@ -406,6 +413,9 @@ func (k *Kernel) Watch(method string) (Stream, error) {
 }
 
 type nftStream struct{ *netlink.Conn }
+
+// Reported implements Stream.
+func (*nftStream) Reported() (generation uint32, sparse bool, err error) { return 0, false, nil }
 
 func (s *nftStream) Next() ([]*ruleset.Message, error) {
 	var out []*ruleset.Message

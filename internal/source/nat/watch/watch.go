@@ -23,18 +23,23 @@ var ErrMoved = errors.New("the ruleset changed while it was read")
 // ErrAbsent means that the kernel has no nftables.
 var ErrAbsent = errors.New("no nftables in this kernel")
 
-// Stream receives notifications. Next blocks; Close ends it.
+// Stream receives notifications. Next blocks, and may be called again after ErrLost and
+// ErrMany; Close ends it.
 type Stream interface {
 	Next() ([]*ruleset.Message, error)
 	Close() error
+	// Reported returns the generation of the last commit that was reported, 0 if none
+	// was. sparse is false if all commits are.
+	Reported() (generation uint32, sparse bool, err error)
 }
 
 // Known is what Resolve needs to know of the model.
 type Known interface {
 	// Ignored reports whether a table has no chain at a nat hook.
 	Ignored(t ruleset.TableID) bool
-	// Set returns a set's handle, and whether its elements are known.
-	Set(t ruleset.TableID, name string) (handle uint64, elements, ok bool)
+	// Set returns the handles of a set and its table, and whether the elements are
+	// known. They are 0 if the set is not known.
+	Set(t ruleset.TableID, name string) (table, handle uint64, elements bool)
 }
 
 // Methods for nftables, best first; docs/nat.md has the measurements.
