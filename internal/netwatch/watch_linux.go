@@ -35,6 +35,9 @@ type Options struct {
 	NetNS string // path of the network namespace; empty is the process's own
 	Parts Part   // 0 means All
 
+	// Passing asks for Changed also after what came and went between two snapshots.
+	Passing bool
+
 	buffer int // bytes of a socket's receive buffer; 0 is the kernel's default
 }
 
@@ -60,7 +63,7 @@ func New(opt Options) *Watcher {
 	return &Watcher{opt: opt, changed: schedule.NewSignal(), err: errNotListed}
 }
 
-// Changed receives after what Snapshot returns has changed.
+// Changed receives after what Snapshot returns has changed, and as Passing says.
 func (w *Watcher) Changed() <-chan struct{} { return w.changed }
 
 // Snapshot returns what was read last. An error says why that may be out of
@@ -98,6 +101,9 @@ func (w *Watcher) set(s Snapshot, err error) {
 	defer w.mu.Unlock()
 	switch {
 	case err == nil && w.err == nil && w.snap.equal(&s):
+		if w.opt.Passing {
+			w.changed.Notify()
+		}
 		return
 	case err != nil && w.err != nil && err.Error() == w.err.Error():
 		return

@@ -153,6 +153,19 @@ func TestOnlyThePartsAskedFor(t *testing.T) {
 }
 
 // After notifications were lost the snapshot is what a listing gives.
+// TestAddressThatPassesIsReported: what was decided while it was there must be decided
+// again.
+func TestAddressThatPassesIsReported(t *testing.T) {
+	w := newWorld(t)
+	x := w.watch(Options{Parts: Addresses, Passing: true})
+	until(t, x, "the first listing", func(*Snapshot) bool { return true })
+	for len(x.Changed()) > 0 {
+		<-x.Changed()
+	}
+	w.ip("addr add 192.0.2.9/32 dev lo", "addr del 192.0.2.9/32 dev lo")
+	wait.For(t, "a change", x.Changed())
+}
+
 func TestLossIsFollowedByAListing(t *testing.T) {
 	w := newWorld(t)
 	log := &lines{}

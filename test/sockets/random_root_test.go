@@ -85,6 +85,7 @@ type opened struct {
 	actor   int
 	order   order
 	anyPort bool // bound to port 0
+	device  bool // was bound to an interface
 	listens bool
 	slot    slot
 }
@@ -206,7 +207,7 @@ var kinds = []struct {
 	do     func(*run) []slot
 }{
 	{36, (*run).create}, {18, (*run).close}, {7, (*run).listen}, {6, (*run).shutdown},
-	{7, (*run).connect}, {5, (*run).disconnect}, {3, (*run).setDevice}, {4, (*run).pass},
+	{7, (*run).connect}, {3, (*run).connectTCP}, {5, (*run).disconnect}, {3, (*run).setDevice}, {4, (*run).pass},
 	{1, (*run).fork}, {1, (*run).kill}, {2, (*run).readdress}, {3, (*run).sendUnbound},
 }
 
@@ -277,7 +278,7 @@ func (r *run) create() []slot {
 	if ok, _ := r.order(actor, o, -1); !ok {
 		return nil
 	}
-	op := &opened{actor: actor, order: o, anyPort: n == 0, listens: o.Listen, slot: slot{protocol, n}}
+	op := &opened{actor: actor, order: o, anyPort: n == 0, device: o.Device != "", listens: o.Listen, slot: slot{protocol, n}}
 	r.open[o.ID] = op
 	if n == 0 && protocol == port.UDP && o.Address.Addr().IsUnspecified() && r.methods[observer.UDPBind] == observer.MethodPoll {
 		r.unseen[o.ID] = true // documented: a dump cannot tell it from a client
@@ -341,11 +342,15 @@ func (r *run) simple(what order, fits func(*opened) bool) []slot {
 	return []slot{o.slot}
 }
 
-// peer is where nobody listens.
+// peer is where nobody listens. When the peer of an IPv6 socket is removed, Linux goes
+// on to compare its address, so it is that from which the guest itself would ask.
 func peer(o *opened) netip.AddrPort {
 	a := netip.MustParseAddr("127.0.0.1")
-	if o.order.Family == unix.AF_INET6 && o.order.Address.Addr().Is6() {
+	switch own := o.order.Address.Addr(); {
+	case own.Is6() && own.IsUnspecified():
 		a = netip.IPv6Loopback()
+	case own.Is6():
+		a = own
 	}
 	return netip.AddrPortFrom(a, 9)
 }
@@ -357,6 +362,20 @@ func (r *run) connect() []slot {
 		return nil
 	}
 	r.order(o.actor, order{Do: "connect", ID: id, Family: o.order.Family, Address: peer(o)}, -1)
+	return []slot{o.slot}
+}
+
+// connectTCP connects a socket that is only bound to where nobody listens, so that it
+// is only bound again. On an interface the attempt would not end.
+func (r *run) connectTCP() []slot {
+	id, o := r.pick(func(o *opened) bool { return !o.udp() && !o.anyPort && !o.device && !o.listens })
+	if o == nil {
+		return nil
+	}
+	r.order(o.actor, order{Do: "connect", ID: id, Family: o.order.Family, Address: peer(o)}, -1)
+	if r.methods[observer.TCPBind] != observer.MethodPoll || r.methods[observer.TCPListen] != observer.MethodPoll {
+		r.blind[o.slot] = true
+	}
 	return []slot{o.slot}
 }
 
@@ -389,6 +408,7 @@ func (r *run) setDevice() []slot {
 	if ok, _ := r.order(o.actor, order{Do: "device", ID: id, Device: choose(r, device, "lo", "")}, -1); !ok {
 		return nil
 	}
+	o.device = true
 	capability := observer.TCPListen
 	if o.udp() {
 		capability = observer.UDPBind
@@ -459,11 +479,14 @@ func (r *run) sendUnbound() []slot {
 	r.next++
 	o := order{Do: "open", ID: r.next, Family: choose(r, unix.AF_INET, unix.AF_INET6), Type: unix.SOCK_DGRAM}
 	op := &opened{actor: r.rng.IntN(2), order: o, anyPort: true, slot: slot{port.UDP, 0}}
-	op.order.Address = peer(&opened{order: order{Family: o.Family, Address: netip.AddrPortFrom(netip.IPv6Unspecified(), 0)}})
+	op.order.Address = netip.AddrPortFrom(netip.IPv4Unspecified(), 0)
+	if o.Family == unix.AF_INET6 {
+		op.order.Address = netip.AddrPortFrom(netip.IPv6Unspecified(), 0)
+	}
 	if ok, _ := r.order(op.actor, o, -1); !ok {
 		return nil
 	}
 	r.open[o.ID], r.client[o.ID] = op, true
-	r.order(op.actor, order{Do: "send", ID: o.ID, Family: o.Family, Address: op.order.Address}, -1)
+	r.order(op.actor, order{Do: "send", ID: o.ID, Family: o.Family, Address: peer(op)}, -1)
 	return nil
 }

@@ -87,7 +87,8 @@ func (s *Source) Run(ctx context.Context, feed registry.Feed) error {
 
 // followNetwork has sockets rechecked after changes of addresses, until ctx ends.
 func (s *Source) followNetwork(ctx context.Context, h *handler) {
-	w := netwatch.New(netwatch.Options{Log: s.o.Logger, Parts: netwatch.Links | netwatch.Addresses})
+	// A socket can have been judged by an address that came and went.
+	w := netwatch.New(netwatch.Options{Log: s.o.Logger, Parts: netwatch.Links | netwatch.Addresses, Passing: true})
 	var watching sync.WaitGroup
 	defer watching.Wait()
 	watching.Go(func() { w.Run(ctx) })
