@@ -44,7 +44,7 @@ func hostOf(s *netwatch.Snapshot) compile.Host {
 		}
 		nodes = append(nodes, n)
 	}
-	h.Redirect = redirect(s, h.Uplinks)
+	h.Primary = primary(s)
 	h.Local = slices.Compact(h.Local)
 	slices.SortFunc(nodes, func(a, b node) int { return cmp.Or(a.rank-b.rank, a.addr.Compare(b.addr)) })
 	for _, n := range nodes {
@@ -59,21 +59,23 @@ func hostOf(s *netwatch.Snapshot) compile.Host {
 	return h
 }
 
-// redirect returns the first address of IPv4 and of IPv6 of the uplinks.
-func redirect(s *netwatch.Snapshot, uplinks []string) (first [2]netip.Addr) {
+// primary returns the first address of IPv4 and of IPv6 of each link.
+func primary(s *netwatch.Snapshot) map[string][2]netip.Addr {
+	out := make(map[string][2]netip.Addr)
 	for _, address := range s.Addresses {
 		a := address.Prefix.Addr()
 		l, ok := s.Link(address.Link)
-		if !ok || !slices.Contains(uplinks, l.Name) || a.IsLinkLocalUnicast() {
+		if !ok || a.IsLinkLocalUnicast() || a.IsLoopback() {
 			continue
 		}
 		i := 0
 		if a.Is6() {
 			i = 1
 		}
-		if !first[i].IsValid() {
+		if first := out[l.Name]; !first[i].IsValid() {
 			first[i] = a
+			out[l.Name] = first
 		}
 	}
-	return first
+	return out
 }

@@ -33,7 +33,7 @@ func TestHostOfSnapshot(t *testing.T) {
 		Outer:    1,
 		Uplinks:  []string{"eth0"},
 		Loopback: []string{"lo"},
-		Redirect: [2]netip.Addr{a("192.0.2.9"), a("2001:db8::3")},
+		Primary:  map[string][2]netip.Addr{"eth0": {a("192.0.2.9"), a("2001:db8::3")}, "docker0": {a("172.17.0.1")}},
 	}
 	if d := cmp.Diff(want, got, cmp.AllowUnexported(compile.Host{}), cmpopts.EquateComparable(netip.Prefix{}, netip.Addr{})); d != "" {
 		t.Errorf("(-want +got):\n%s", d)

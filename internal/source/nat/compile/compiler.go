@@ -30,6 +30,7 @@ type Compiler struct {
 	env      env
 
 	tables  map[ruleset.TableID]*table
+	seen    uint64                            // numbers what registers base chains
 	callers map[ruleset.ChainID]map[*rule]int // rules that jump to a chain, and by how many branches
 	holes   []*chain                          // chains with rules that are gone
 	markers map[*rule]struct{}                // rules that set the packet mark
@@ -134,15 +135,17 @@ func (c *Compiler) setDormant(t *table, dormant bool) {
 	t.dormant = dormant
 	for _, ch := range t.chains {
 		if ch.hook.IsNAT() {
+			ch.registered = c.seen
 			c.dirty.chains[ch] = struct{}{}
 		}
 	}
 }
 
+// putChain states a chain.
 func (c *Compiler) putChain(t *table, name string, handle uint64, hook *ruleset.Hook) *chain {
 	ch := t.chains[name]
 	if ch == nil {
-		ch = &chain{table: t, name: name, handle: handle, hook: hook}
+		ch = &chain{table: t, name: name, handle: handle, hook: hook, registered: c.seen}
 		t.chains[name] = ch
 		if handle != 0 {
 			t.byHandle[handle] = ch
@@ -175,9 +178,19 @@ func (c *Compiler) dropChain(ch *chain) {
 	}
 }
 
+// newRule makes a rule that is in no chain yet. Whether it sets the packet mark
+// matters even where no nat hook leads: a mark can be set in any chain before.
+func (c *Compiler) newRule(ch *chain, handle uint64, raw []byte) *rule {
+	r := &rule{chain: ch, handle: handle, raw: raw}
+	if ruleset.SetsMark(ch.table.id, raw) {
+		c.markers[r] = struct{}{}
+	}
+	return r
+}
+
 // insertRule puts a rule at index at.
 func (c *Compiler) insertRule(ch *chain, at int, handle uint64, raw []byte) {
-	r := &rule{chain: ch, handle: handle, raw: raw}
+	r := c.newRule(ch, handle, raw)
 	ch.rules = slices.Insert(ch.rules, at, r)
 	ch.renumber(at)
 	ch.learn(r)
@@ -236,6 +249,7 @@ func (c *Compiler) forget(r *rule) {
 		c.clearRule(a, r)
 	}
 	c.unread(r)
+	delete(c.markers, r)
 	delete(c.dirty.rules, r)
 	c.inertChanged(r.chain)
 }
@@ -254,7 +268,6 @@ func (c *Compiler) unread(r *rule) {
 		}
 		r.eval[i] = nil
 	}
-	delete(c.markers, r)
 	delete(c.testers, r)
 }
 
@@ -329,9 +342,6 @@ func (c *Compiler) evaluation(r *rule, v6 bool) *evaluation {
 	e := evaluate(r, v6, &c.env, nil)
 	c.evals++
 	r.eval[i] = e
-	if e.marks {
-		c.markers[r] = struct{}{}
-	}
 	if e.testsMark {
 		c.testers[r] = struct{}{}
 	}
@@ -401,6 +411,7 @@ func (c *Compiler) inertChanged(ch *chain) {
 func (c *Compiler) Commit() port.Change {
 	c.missing = false
 	c.tidy()
+	c.testMarks()
 	for round := 0; c.dirty.any() && round < 4*maxDepth; round++ {
 		c.commitRound()
 	}
@@ -432,6 +443,11 @@ func (c *Compiler) commitRound() {
 			}
 		}
 	}
+}
+
+// testMarks has tests of the packet mark evaluated again where the first rule that
+// sets it has come, or the last has gone.
+func (c *Compiler) testMarks() {
 	if marked := len(c.markers) > 0; marked != c.env.marked {
 		c.env.marked = marked
 		for r := range c.testers {
@@ -477,8 +493,8 @@ func (c *Compiler) patchRule(r *rule, n *namedSet, ids map[string]struct{}) bool
 		}
 		part := evaluate(r, i == 1, &c.env, ids)
 		c.evals++
-		if part.tooMany || part.marks || e.marks || part.testsMark || e.testsMark {
-			return false // packet marks concern other rules too
+		if part.tooMany || part.testsMark || e.testsMark {
+			return false
 		}
 		for k := range keys {
 			if b := e.branches[k]; b != nil {
@@ -544,44 +560,55 @@ func loopbackAddrs(v6 bool) region.Set[netip.Addr] {
 }
 
 // matters reports whether packets that m matches bear on a publication: those to
-// an address of this machine, and those that a dial of a DNAT target is among. An
-// output rule for a single address elsewhere is left out: it is for a Service's
-// own address, of which there are thousands, and no server is dialled there.
+// an address of this machine, and those that a dial of a DNAT target is among.
+// Output rules for a single address elsewhere are kept apart, see index.remote.
 func (c *Compiler) matters(m *match, hook uint8, v6 bool) bool {
-	if m.To&region.Local != 0 && (region.Most(m.Daddr, v6) || len(c.localKeys(m.Daddr, v6, 1)) > 0) {
+	if m.To&region.Local != 0 && (region.Most(m.Daddr, v6) || region.Addrs(v6).Meets(c.host.local[familyIndex(v6)], m.Daddr)) {
 		return true
 	}
-	return hook == ruleset.HookOutput && m.To&region.Remote != 0 && !singleAddr(m.Daddr, v6)
-}
-
-func singleAddr(s region.Set[netip.Addr], v6 bool) bool {
-	if s.All() {
+	if hook != ruleset.HookOutput || m.To&region.Remote == 0 {
 		return false
 	}
-	spans := region.Addrs(v6).Spans(s)
-	return len(spans) == 1 && spans[0].Lo == spans[0].Hi
+	_, single := singleAddr(m.Daddr, v6)
+	return !single
 }
 
-// localKeys returns own addresses in s, at most limit.
-func (c *Compiler) localKeys(s region.Set[netip.Addr], v6 bool, limit int) []netip.Addr {
+// singleAddr returns the only address of s; ok is false if it has more.
+func singleAddr(s region.Set[netip.Addr], v6 bool) (a netip.Addr, ok bool) {
+	if s.All() {
+		return a, false
+	}
+	spans := region.Addrs(v6).Spans(s)
+	if len(spans) != 1 || spans[0].Lo != spans[0].Hi {
+		return a, false
+	}
+	return spans[0].Lo, true
+}
+
+// localKeys returns own addresses in s, at most maxKeys: of a local network one
+// address, which for that of the loopback is 127.0.0.1.
+func (c *Compiler) localKeys(s region.Set[netip.Addr], v6 bool) []netip.Addr {
 	addrs := region.Addrs(v6)
+	if s = addrs.Intersect(s, c.host.local[familyIndex(v6)]); s.Empty() {
+		return nil
+	}
 	var out []netip.Addr
+	seen := make(map[netip.Addr]struct{})
 	for _, p := range c.host.Local {
 		if p.Addr().Is4() == v6 {
 			continue
 		}
-		lo := port.Loopback(p.Addr())
-		for _, r := range addrs.Spans(addrs.Intersect(s, region.Prefix(p))) {
-			a := r.Lo
-			if lo.Compare(r.Lo) >= 0 && lo.Compare(r.Hi) <= 0 {
-				a = lo
-			}
-			if a.IsLinkLocalUnicast() || slices.Contains(out, a) {
-				continue
-			}
-			if out = append(out, a); len(out) == limit {
-				return out
-			}
+		span := region.PrefixSpan(p)
+		a, ok := addrs.First(s, span)
+		if lo := port.Loopback(p.Addr()); p.Contains(lo) && addrs.Contains(s, lo) {
+			a = lo
+		}
+		if _, twice := seen[a]; !ok || twice || a.IsLinkLocalUnicast() {
+			continue
+		}
+		seen[a] = struct{}{}
+		if out = append(out, a); len(out) == maxKeys {
+			return out
 		}
 	}
 	return out

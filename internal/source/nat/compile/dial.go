@@ -12,6 +12,9 @@ import (
 	"github.com/fairlead/fairlead/internal/source/nat/ruleset"
 )
 
+// maxTried bounds the own addresses under which one publication is tried.
+const maxTried = 16
+
 // outcome is where the output hook sends connections that this machine makes.
 type outcome struct {
 	targets []netip.AddrPort
@@ -36,7 +39,8 @@ func (c *Compiler) dial(id slotID, key netip.Addr, targets []netip.AddrPort) (di
 	}
 	for _, t := range targets {
 		at := slotID{id.v6, port.Slot{Protocol: id.slot.Protocol, Port: t.Port()}}
-		if o := c.output(at, t.Addr()); same(o) {
+		list, crowded := c.leavingEntries(at, t.Addr())
+		if o := c.output(at, t.Addr(), list, crowded); same(o) {
 			add(t)
 		} else if doubt == "" {
 			doubt = o.doubt
@@ -45,8 +49,9 @@ func (c *Compiler) dial(id slotID, key netip.Addr, targets []netip.AddrPort) (di
 			}
 		}
 	}
+	list, crowded := c.hookEntries(id, ruleset.HookOutput)
 	for _, a := range c.ownAddrs(key, id.v6) {
-		if !same(c.output(id, a)) {
+		if !same(c.output(id, a, list, crowded)) {
 			continue
 		}
 		own := netip.AddrPortFrom(a, id.slot.Port)
@@ -75,13 +80,31 @@ func (c *Compiler) ownAddrs(key netip.Addr, v6 bool) []netip.Addr {
 	if !key.IsUnspecified() {
 		return []netip.Addr{key}
 	}
-	return append(slices.Clone(c.nodes(v6)), port.Loopback(key))
+	nodes := c.nodes(v6)
+	return append(slices.Clone(nodes[:min(len(nodes), maxTried)]), port.Loopback(key))
+}
+
+// leavingEntries returns the entries that a connection from this machine to addr
+// and the port of the slot meets.
+func (c *Compiler) leavingEntries(id slotID, addr netip.Addr) (list []*entry, crowded bool) {
+	list, crowded = c.hookEntries(id, ruleset.HookOutput)
+	remote := c.index.remote[addr]
+	if len(remote) == 0 || crowded {
+		return list, crowded
+	}
+	bit := protocolBit(byte(id.slot.Protocol))
+	for _, e := range remote {
+		if e.m.Protocols&bit != 0 && region.Ports().Contains(e.m.Dport, id.slot.Port) {
+			list = append(list, e)
+		}
+	}
+	slices.SortFunc(list, (*entry).before)
+	return list, len(list) > maxSlotEntries
 }
 
 // output returns where a connection from this machine to addr and the port of the
-// slot is sent.
-func (c *Compiler) output(id slotID, addr netip.Addr) (o outcome) {
-	list, crowded := c.hookEntries(id, ruleset.HookOutput)
+// slot is sent by the entries of list.
+func (c *Compiler) output(id slotID, addr netip.Addr, list []*entry, crowded bool) (o outcome) {
 	if crowded {
 		return outcome{doubt: "too many rules of the output hook come before it"}
 	}
@@ -98,7 +121,12 @@ func (c *Compiler) output(id slotID, addr netip.Addr) (o outcome) {
 			}
 		}
 	}
+	perhaps := func(e *entry) outcome {
+		return outcome{doubt: fmt.Sprintf("a rule of the output hook may catch connections of this machine to %s: %s", self, e.rule.text())}
+	}
 	var returned, accepted []*activation // chains that the packet has left
+	var done []*activation               // chains that balance among servers and leave no packet
+	var some *entry                      // by which some packets have left a chain
 	for _, e := range list {
 		if e.m.marked || !space.Overlap(&e.m.Box, &packet) {
 			continue
@@ -106,22 +134,34 @@ func (c *Compiler) output(id slotID, addr netip.Addr) (o outcome) {
 		if !e.isPolicy() && slices.ContainsFunc(returned, e.within) || slices.ContainsFunc(accepted, e.within) {
 			continue
 		}
-		if e.m.maybe && e.end.kind != endNat {
-			continue // some packets go on
-		}
 		if len(e.m.opaque) > 0 || e.problem != "" || !space.Covers(&e.m.Box, &packet) {
-			return outcome{doubt: fmt.Sprintf("a rule of the output hook may catch connections of this machine to %s: %s", self, e.rule.text())}
+			return perhaps(e)
 		}
 		switch e.end.kind {
 		case endNat:
-			add(e.end.nat.targets(addr, id.slot.Port, port.Loopback(addr))...)
+			if some != nil {
+				return perhaps(some)
+			}
+			if r := e.rival(list, func(f *entry) bool { return space.Overlap(&f.m.Box, &packet) }); r != nil {
+				return perhaps(r)
+			}
+			add(e.end.nat.targets(addr, id.slot.Port, []netip.Addr{port.Loopback(addr)})...)
 			if !e.m.maybe {
 				return o
 			}
-		case endReturn:
-			returned = append(returned, e.act)
-		case endAccept:
-			accepted = append(accepted, e.act.root)
+			if !e.balances() {
+				done = append(done, e.act)
+			}
+		case endReturn, endAccept:
+			switch {
+			case e.m.maybe && slices.Contains(done, e.act.kids[e.rule][e.key]): // the end of a goto
+			case e.m.maybe:
+				some = e
+			case e.end.kind == endReturn:
+				returned = append(returned, e.act)
+			default:
+				accepted = append(accepted, e.act.root)
+			}
 		case endDrop:
 			return outcome{doubt: fmt.Sprintf("a rule of the output hook drops connections of this machine to %s", self)}
 		}
@@ -133,24 +173,36 @@ func (c *Compiler) output(id slotID, addr netip.Addr) (o outcome) {
 }
 
 // leaving returns the first packet of a connection from this machine to addr and
-// the port of the slot.
+// the port of the slot. Its source is what the route prefers, which may be any own
+// address: that of a route to a secondary own address is the primary one.
 func (c *Compiler) leaving(id slotID, addr netip.Addr) region.Box {
 	addrs := region.Addrs(id.v6)
 	b := region.Box{
 		Protocols: protocolBit(byte(id.slot.Protocol)), From: region.Local, To: region.Remote,
 		Dport: region.Ports().One(id.slot.Port), Daddr: addrs.One(addr), In: region.Named(""),
 	}
-	if c.own(addr) {
-		b.To, b.Saddr, b.Out = region.Local, addrs.One(addr), c.host.loopbacks
-		return b
+	sources := c.host.sources[familyIndex(id.v6)]
+	switch {
+	case addr.IsLoopback():
+		b.To, b.Saddr, b.Out = region.Local, addrs.One(port.Loopback(addr)), c.host.loopbacks
+	case c.own(addr):
+		b.To, b.Saddr, b.Out = region.Local, sources, c.host.loopbacks
+	default:
+		b.Out, b.Saddr = c.host.loopbacks.Complement(), sources
 	}
-	b.Out, b.Saddr = c.host.loopbacks.Complement(), c.host.sources[familyIndex(id.v6)]
 	return b
 }
 
 // own reports whether addr is an address of this machine.
 func (c *Compiler) own(addr netip.Addr) bool {
-	return addr.IsLoopback() || slices.ContainsFunc(c.host.Local, func(p netip.Prefix) bool { return p.Contains(addr) })
+	v6 := addr.Is6()
+	return addr.IsLoopback() || region.Addrs(v6).Contains(c.host.local[familyIndex(v6)], addr)
+}
+
+// balances reports whether e's rule takes only some of the packets that come to it.
+func (e *entry) balances() bool {
+	ev := e.rule.eval[familyIndex(e.act.v6)]
+	return ev == nil || ev.branches[e.key] == nil || ev.branches[e.key].m.maybe
 }
 
 func (e *entry) within(a *activation) bool {

@@ -4,6 +4,7 @@ package compile
 
 import (
 	"cmp"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -21,9 +22,10 @@ type bindingKey struct {
 // draft is a binding in the making.
 type draft struct {
 	first    *entry
-	open     bool // to everybody, who may be in this machine alone
-	outer    bool // to connections from outside
+	free     bool // for every client, who may be on this machine alone
+	external bool // for every client on other machines
 	withheld string
+	order    string // why it is not certain that its rule is the first
 	targets  []netip.AddrPort
 	more     bool // than there is room for in targets
 	ranged   bool // a rule sends to a range, of which targets has the first ones
@@ -55,56 +57,93 @@ func (e *entry) publishable() bool {
 	return e.end.kind == endNat && e.problem == "" && e.end.nat != nil
 }
 
-// draft adds what a share opens to the drafts.
+// draft adds what a share opens to the drafts: what it certainly gets, and withheld
+// the other addresses for which it may get packets.
 func (c *Compiler) draft(drafts map[bindingKey]*draft, id slotID, s share) {
-	r, withheld := s.Certain, ""
-	if r.Empty() {
-		r, withheld = s.Possible, s.doubt
+	certain := c.keys(s.Certain, id.v6)
+	for _, addr := range certain.addrs {
+		c.draftAt(drafts, id, s, s.Certain, addr, certain.withheld)
 	}
-	addrs, inner := c.keys(r, id.v6)
-	for _, addr := range addrs {
-		why := withheld
-		if why == "" {
-			why = inner
-		}
-		if why == "" {
-			why = c.limits(s, r, addr, id.v6)
-		}
-		k := bindingKey{s.rule.chain.table.id, addr}
-		d := drafts[k]
-		switch {
-		case d == nil:
-			d = &draft{first: s.entry, withheld: why}
-			drafts[k] = d
-		case d.open && why != "":
-			continue // it is open without these packets
-		case !d.open && why == "":
-			*d = draft{first: s.entry}
-		}
-		if why == "" {
-			d.open, d.outer = true, d.outer || s.act.hook == ruleset.HookPrerouting
-		}
-		if d.outer && s.act.hook == ruleset.HookOutput {
-			continue // what others reach is what a client of the host is to reach
-		}
-		d.ranged = d.ranged || len(s.end.nat.addrs) >= rangeAddrs || s.end.nat.random
-		for _, t := range s.end.nat.targets(addr, id.slot.Port, c.redirectedTo(addr, s.act.hook, id.v6)) {
-			switch {
-			case slices.Contains(d.targets, t):
-			case len(d.targets) == maxDial:
-				d.more = true
-			default:
-				d.targets = append(d.targets, t)
-			}
+	if s.doubt == "" {
+		return
+	}
+	for _, addr := range c.keys(s.Possible, id.v6).addrs {
+		if !slices.Contains(certain.addrs, addr) && !slices.ContainsFunc(certain.addrs, netip.Addr.IsUnspecified) {
+			c.draftAt(drafts, id, s, s.Possible, addr, s.doubt)
 		}
 	}
 }
 
+// draftAt adds what packets r of a share open at one address. The wildcard is split
+// where some of its addresses are limited and others are not.
+func (c *Compiler) draftAt(drafts map[bindingKey]*draft, id slotID, s share, r region.Region, addr netip.Addr, withheld string) {
+	if withheld != "" {
+		c.merge(drafts, id, s, r, addr, withheld)
+		return
+	}
+	if !addr.IsUnspecified() {
+		c.merge(drafts, id, s, r, addr, c.limit(s, r, addr, id.v6))
+		return
+	}
+	outer := c.outer(id.v6)
+	if outer = outer[:min(len(outer), maxKeys)]; c.uniform(r, id.v6) {
+		outer = outer[:1]
+	}
+	first := c.limit(s, r, outer[0], id.v6)
+	if !slices.ContainsFunc(outer[1:], func(a netip.Addr) bool { return (c.limit(s, r, a, id.v6) == "") != (first == "") }) {
+		c.merge(drafts, id, s, r, addr, first)
+		return
+	}
+	for _, a := range outer {
+		c.merge(drafts, id, s, r, a, c.limit(s, r, a, id.v6))
+	}
+}
+
+// merge adds a share's packets r to the draft of one address.
+func (c *Compiler) merge(drafts map[bindingKey]*draft, id slotID, s share, r region.Region, addr netip.Addr, why string) {
+	k := bindingKey{s.rule.chain.table.id, addr}
+	d := drafts[k]
+	switch {
+	case d == nil:
+		d = &draft{first: s.entry, withheld: why, order: s.order}
+		drafts[k] = d
+	case d.free && why != "":
+		return // it is open without these packets
+	case !d.free && why == "":
+		*d = draft{first: s.entry, order: s.order}
+	case !d.free && (why != d.withheld || !d.first.m.maybe):
+		return // another server, for other clients
+	}
+	if why == "" {
+		d.free, d.external = true, d.external || s.act.hook == ruleset.HookPrerouting
+	}
+	if d.external && s.act.hook == ruleset.HookOutput {
+		return // what others reach is what a client of the host is to reach
+	}
+	d.order = cmp.Or(d.order, s.order)
+	d.ranged = d.ranged || len(s.end.nat.addrs) >= rangeAddrs || s.end.nat.random
+	for _, t := range s.end.nat.targets(addr, id.slot.Port, c.redirectedTo(r, addr, s.act.hook, id.v6)) {
+		switch {
+		case slices.Contains(d.targets, t):
+		case len(d.targets) == maxDial:
+			d.more = true
+		default:
+			d.targets = append(d.targets, t)
+		}
+	}
+}
+
+// keys are addresses to publish a port at.
+type keys struct {
+	addrs    []netip.Addr
+	withheld string
+}
+
 // keys returns the addresses that packets of r are published for: the wildcard if
-// they are for any destination and every own address that others reach is among
-// them, else the own addresses that are. A rule for any destination that leaves
-// only addresses that others do not reach, as a transparent proxy may, is withheld.
-func (c *Compiler) keys(r region.Region, v6 bool) (keys []netip.Addr, withheld string) {
+// they are for any destination and every own address that other machines reach is
+// among them, else the own addresses that are. A rule for any destination that
+// leaves only addresses that they do not reach, as a transparent proxy may, is withheld.
+func (c *Compiler) keys(r region.Region, v6 bool) keys {
 	addrs := region.Addrs(v6)
 	to := addrs.None()
 	for i := range r {
@@ -112,22 +151,21 @@ func (c *Compiler) keys(r region.Region, v6 bool) (keys []netip.Addr, withheld s
 			to = addrs.Union(to, r[i].Daddr)
 		}
 	}
-	if !region.Most(to, v6) {
-		return c.localKeys(to, v6, maxKeys), ""
+	nodes, outer := c.nodes(v6), c.outer(v6)
+	if len(nodes) == 0 || !region.Most(to, v6) {
+		return keys{addrs: c.localKeys(to, v6)}
+	}
+	if !addrs.Meets(c.host.outers[familyIndex(v6)], to.Complement()) {
+		return keys{addrs: []netip.Addr{wildcard(v6)}}
 	}
 	left := func(nodes []netip.Addr) []netip.Addr {
 		nodes = slices.DeleteFunc(slices.Clone(nodes), func(a netip.Addr) bool { return !addrs.Contains(to, a) })
 		return nodes[:min(len(nodes), maxKeys)]
 	}
-	nodes := c.nodes(v6)
-	outer := c.outer(v6)
-	switch in := left(outer); {
-	case len(in) == len(outer):
-		return []netip.Addr{wildcard(v6)}, ""
-	case len(in) > 0:
-		return in, ""
+	if in := left(outer); len(in) > 0 {
+		return keys{addrs: in}
 	}
-	return left(nodes), "leaves out every address that other machines reach"
+	return keys{left(nodes), "leaves out every address that other machines reach"}
 }
 
 // outer returns the own addresses of a family on interfaces that carry a default
@@ -144,45 +182,54 @@ func wildcard(v6 bool) netip.Addr {
 // nodes returns the own addresses of a family but the loopback.
 func (c *Compiler) nodes(v6 bool) []netip.Addr { return c.host.nodes[familyIndex(v6)] }
 
-// redirectedTo returns the address that REDIRECT sends to: the first of the
-// incoming interface, or the loopback for what begins here (nf_nat_redirect.c).
-func (c *Compiler) redirectedTo(addr netip.Addr, hook uint8, v6 bool) netip.Addr {
+// redirectedTo returns the addresses that REDIRECT sends packets of r for addr to:
+// of each incoming interface the first, or the loopback for what begins here
+// (nf_nat_redirect.c). Interfaces that carry a default route come first.
+func (c *Compiler) redirectedTo(r region.Region, addr netip.Addr, hook uint8, v6 bool) []netip.Addr {
 	if hook != ruleset.HookPrerouting {
-		return port.Loopback(addr)
+		return []netip.Addr{port.Loopback(addr)}
 	}
-	if a := c.host.Redirect[familyIndex(v6)]; a.IsValid() {
-		return a
+	in := region.Names().None()
+	for i := range r {
+		if addr.IsUnspecified() || region.Addrs(v6).Contains(r[i].Daddr, addr) {
+			in = region.Names().Union(in, r[i].In)
+		}
+	}
+	primary := func(links []string) (out []netip.Addr) {
+		for _, n := range links {
+			a := c.host.Primary[n][familyIndex(v6)]
+			if a.IsValid() && region.Names().Contains(in, n) && !slices.Contains(out, a) {
+				out = append(out, a)
+			}
+		}
+		return out
+	}
+	if out := primary(c.host.Uplinks); len(out) > 0 {
+		return out
+	}
+	if out := primary(slices.Sorted(maps.Keys(c.host.Primary))); len(out) > 0 {
+		return out[:1]
 	}
 	if nodes := c.nodes(v6); len(nodes) > 0 {
-		return nodes[0]
+		return nodes[:1]
 	}
-	return port.Loopback(addr)
+	return []netip.Addr{port.Loopback(addr)}
 }
 
-// limits says what keeps an address from being open to everybody, or "".
-func (c *Compiler) limits(s share, r region.Region, addr netip.Addr, v6 bool) string {
+// uniform reports whether packets of r are the same for every own address that
+// other machines reach.
+func (c *Compiler) uniform(r region.Region, v6 bool) bool {
+	addrs, outers := region.Addrs(v6), c.host.outers[familyIndex(v6)]
+	return !slices.ContainsFunc(r, func(b region.Box) bool {
+		return addrs.Meets(outers, b.Daddr) && addrs.Meets(outers, b.Daddr.Complement())
+	})
+}
+
+// limit says what keeps an own address from being open to every client, or "".
+func (c *Compiler) limit(s share, r region.Region, addr netip.Addr, v6 bool) string {
 	if s.m.clients != "" {
 		return "limited to sources in " + s.m.clients
 	}
-	at := []netip.Addr{addr}
-	if addr.IsUnspecified() {
-		if at = c.outer(v6); len(at) == 0 {
-			at = []netip.Addr{port.Loopback(addr)}
-			if s.act.hook == ruleset.HookPrerouting {
-				at[0] = addr
-			}
-		}
-	}
-	for _, a := range at {
-		if why := c.limitsAt(s, r, a, v6); why != "" {
-			return why
-		}
-	}
-	return ""
-}
-
-// limitsAt is limits for one own address.
-func (c *Compiler) limitsAt(s share, r region.Region, addr netip.Addr, v6 bool) string {
 	addrs := region.Addrs(v6)
 	from := addrs.None()
 	sources, interfaces := addrs.None(), region.Names().None()
@@ -230,12 +277,12 @@ func (c *Compiler) comesIn(in region.Set[string]) bool {
 func (c *Compiler) finish(id slotID, drafts map[bindingKey]*draft) []port.Binding {
 	out := make([]port.Binding, 0, len(drafts))
 	uses := make(map[useID]struct{})
-	outer := false
+	external := false
 	for _, d := range drafts {
-		outer = outer || d.outer
+		external = external || d.external
 	}
 	for k, d := range drafts {
-		if outer && d.open && !d.outer {
+		if external && d.free && !d.external {
 			d.withheld = "for programs of the guest alone, while others reach another address of it"
 		}
 		key := port.Key{Protocol: id.slot.Protocol, Address: k.addr, Port: id.slot.Port}
@@ -243,15 +290,20 @@ func (c *Compiler) finish(id slotID, drafts map[bindingKey]*draft) []port.Bindin
 			Key:      key,
 			Origin:   port.Origin{Source: port.SourceNAT, ID: k.table.String() + " " + key.String()},
 			Withheld: d.withheld,
-			Inner:    d.open && !d.outer,
+			Inner:    d.free && !d.external,
 			Maker:    d.first.rule.maker(),
 			Detail:   port.LazyDetail(d.first.detail()),
 		}
 		b.Hints.Targets = c.served(d.targets)
 		b.Rule = c.leadsTo(d)
 		b.Dial, b.Doubt = c.dial(id, k.addr, d.targets)
+		b.Doubt = cmp.Or(b.Doubt, d.order)
 		for _, t := range d.targets {
-			uses[useID{slotID{id.v6, port.Slot{Protocol: id.slot.Protocol, Port: t.Port()}}, c.own(t.Addr())}] = struct{}{}
+			own := c.own(t.Addr())
+			uses[useID{slotID: slotID{id.v6, port.Slot{Protocol: id.slot.Protocol, Port: t.Port()}}, own: own}] = struct{}{}
+			if !own {
+				uses[useOf(t.Addr())] = struct{}{}
+			}
 		}
 		out = append(out, b)
 	}
@@ -265,7 +317,7 @@ func (c *Compiler) finish(id slotID, drafts map[bindingKey]*draft) []port.Bindin
 func (c *Compiler) served(targets []netip.AddrPort) []netip.AddrPort {
 	out := make([]netip.AddrPort, 0, len(targets))
 	for _, t := range targets {
-		if slices.Contains(c.host.Nodes, t.Addr()) {
+		if _, node := c.host.node[t.Addr()]; node {
 			t = netip.AddrPortFrom(port.Loopback(t.Addr()), t.Port())
 		}
 		if !slices.Contains(out, t) {

@@ -21,7 +21,6 @@ type evaluation struct {
 	tooMany  bool
 	most     highWater // of branches
 
-	marks     bool // it may set the packet mark
 	testsMark bool // what it does depends on the packet mark
 }
 
@@ -78,7 +77,6 @@ type state struct {
 	key  string
 	env  *env
 
-	marks     bool // it sets the packet mark
 	testsMark bool
 }
 
@@ -200,7 +198,6 @@ func (e *evaluator) end(s *state, end branchEnd) {
 
 // note keeps what a state has to do with the packet mark.
 func (e *evaluator) note(s *state) {
-	e.out.marks = e.out.marks || s.marks
 	e.out.testsMark = e.out.testsMark || s.testsMark
 }
 

@@ -140,8 +140,9 @@ type narrowing struct {
 	proto   uint8
 	names   []string
 	truth   int8   // of fieldBool: 1 yes, 0 no, -1 not known
-	src     bool   // of fieldBool: whether the source is an own address
-	dst     bool   // of fieldBool: whether the destination is an own address
+	src     bool   // of fieldBool: the type of the source, in ends
+	dst     bool   // of fieldBool: the type of the destination, in ends
+	ends    uint8  // region.Local, region.Remote
 	mark    bool   // of fieldBool: whether a packet mark of 0 passes
 	related bool   // of fieldBool: about a relation to another connection
 	why     string // not understood
@@ -284,16 +285,22 @@ func (s *state) truth(v *value, b []byte) (n narrowing, ok bool) {
 		n.related = number&(ctNew|ctRelated) == ctRelated
 		return n, true
 	case valFib:
-		switch {
-		case v.key == ruleset.FibDaddr:
-			n = isTrue(number == ruleset.RtnLocal)
-			n.dst = true
-			return n, true
-		case v.key == ruleset.FibSaddr && number == ruleset.RtnLocal:
-			return narrowing{f: fieldBool, truth: 1, src: true}, true
-		}
+		n = narrowing{f: fieldBool, src: v.key == ruleset.FibSaddr, dst: v.key == ruleset.FibDaddr, ends: endsOf(number)}
+		return n, n.src || n.dst
 	}
 	return n, false
+}
+
+// endsOf returns which ends of a connection that can be have an address of a type.
+// One that is not an own address has a route, so it is a unicast one.
+func endsOf(rtn uint32) uint8 {
+	switch rtn {
+	case ruleset.RtnLocal:
+		return region.Local
+	case ruleset.RtnUnicast:
+		return region.Remote
+	}
+	return 0
 }
 
 // Ethernet types (linux/if_ether.h).
@@ -352,6 +359,7 @@ func (s *state) unite(a, b narrowing) narrowing {
 	a.proto |= b.proto
 	a.names = append(slices.Clip(a.names), b.names...)
 	a.truth = max(a.truth, b.truth)
+	a.ends |= b.ends
 	a.mark, a.related = a.mark || b.mark, a.related || b.related
 	return a
 }
@@ -403,9 +411,9 @@ func (s *state) applyTruth(n narrowing, neg bool) {
 	case n.truth < 0:
 		s.m.maybe = true
 	case n.src:
-		s.source(!neg)
+		s.m.From &= invertEnds(n.ends, neg)
 	case n.dst:
-		s.destination(!fails, true)
+		s.m.To &= invertEnds(n.ends, neg)
 	case n.mark:
 		s.mark(!fails)
 	case n.related:

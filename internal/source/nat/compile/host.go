@@ -18,27 +18,34 @@ type Host struct {
 	Outer    int               // how many of Nodes are on an interface that carries a default route
 	Uplinks  []string          // interfaces that carry a default route
 	Loopback []string
-	// Redirect is the own address of IPv4 and of IPv6 that REDIRECT sends to what
-	// comes in over the default route's interface; zero if not known.
-	Redirect [2]netip.Addr
+	// Primary has, by interface, the own address of IPv4 and of IPv6 that REDIRECT
+	// sends to what comes in over it.
+	Primary map[string][2]netip.Addr
 }
 
 // machine is a host with sets that are asked for often.
 type machine struct {
 	Host
 	loopbacks region.Set[string] // the loopback interfaces
-	sources   [2]region.Set[netip.Addr]
-	nodes     [2][]netip.Addr
-	outer     [2][]netip.Addr
+	// By family: all own addresses, and all but the loopback's, which connections of
+	// this machine come from.
+	local, sources [2]region.Set[netip.Addr]
+	nodes          [2][]netip.Addr
+	outer          [2][]netip.Addr           // nodes that other machines reach
+	outers         [2]region.Set[netip.Addr] // the same
+	node           map[netip.Addr]struct{}   // of both families
 }
 
 func (h *Host) equal(o *Host) bool {
 	return maps.Equal(h.Links, o.Links) && slices.Equal(h.Local, o.Local) && slices.Equal(h.Nodes, o.Nodes) && h.Outer == o.Outer &&
-		slices.Equal(h.Uplinks, o.Uplinks) && slices.Equal(h.Loopback, o.Loopback) && h.Redirect == o.Redirect
+		slices.Equal(h.Uplinks, o.Uplinks) && slices.Equal(h.Loopback, o.Loopback) && maps.Equal(h.Primary, o.Primary)
 }
 
 func newMachine(host Host) machine {
-	h := machine{Host: host}
+	h := machine{Host: host, node: make(map[netip.Addr]struct{}, len(host.Nodes))}
+	for _, a := range h.Nodes {
+		h.node[a] = struct{}{}
+	}
 	names := h.Loopback
 	if len(names) == 0 {
 		names = []string{"lo"}
@@ -57,11 +64,18 @@ func newMachine(host Host) machine {
 		if len(h.outer[i]) == 0 {
 			h.outer[i] = h.nodes[i]
 		}
-		if len(h.nodes[i]) > 0 {
-			h.sources[i] = region.Addrs(v6).None()
+		var local, outers []region.Span[netip.Addr]
+		for _, p := range h.Local {
+			if p.Addr().Is4() != v6 {
+				local = append(local, region.PrefixSpan(p))
+			}
 		}
-		for _, a := range h.nodes[i] {
-			h.sources[i] = region.Addrs(v6).Union(h.sources[i], region.Addrs(v6).One(a))
+		for _, a := range h.outer[i] {
+			outers = append(outers, region.Span[netip.Addr]{Lo: a, Hi: a})
+		}
+		h.local[i], h.outers[i] = region.Addrs(v6).Of(local), region.Addrs(v6).Of(outers)
+		if h.sources[i] = region.Addrs(v6).Subtract(h.local[i], loopbackAddrs(v6)); h.sources[i].Empty() {
+			h.sources[i] = region.Set[netip.Addr]{} // not known
 		}
 	}
 	return h

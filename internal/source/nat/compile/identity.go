@@ -33,7 +33,8 @@ func (c *Compiler) leadsTo(d *draft) uint64 {
 }
 
 func (c *Compiler) isOwn(a netip.Addr) bool {
-	return a.IsLoopback() || slices.Contains(c.host.Nodes, a)
+	_, node := c.host.node[a]
+	return node || a.IsLoopback()
 }
 
 // writeField writes b with its length in front, so that fields do not run together.

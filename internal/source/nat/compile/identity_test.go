@@ -10,7 +10,7 @@ import (
 // Drafts lead to the same servers if their targets are the same; those with targets on
 // own addresses only if they are of the same rule.
 func TestLeadsTo(t *testing.T) {
-	c := &Compiler{host: machine{Host: Host{Nodes: []netip.Addr{netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("10.0.0.2")}}}}
+	c := &Compiler{host: newMachine(Host{Nodes: []netip.Addr{netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("10.0.0.2")}})}
 	draftOf := func(raw string, targets ...string) *draft {
 		d := &draft{first: &entry{rule: &rule{raw: []byte(raw), chain: &chain{table: &table{}}}}}
 		for _, s := range targets {

@@ -3,6 +3,7 @@
 package compile
 
 import (
+	"net/netip"
 	"slices"
 
 	"github.com/fairlead/fairlead/internal/port"
@@ -20,37 +21,47 @@ type wideID struct {
 	hook uint8
 }
 
-// useID is what rules of the output hook do to connections that this machine makes
-// to a port, on its own addresses or on others.
+// useID is what rules of the output hook do to connections that this machine makes:
+// to a port, on its own addresses or on others; or, with an address and no port,
+// what rules do that name this one address elsewhere.
 type useID struct {
 	slotID
-	own bool
+	own  bool
+	addr netip.Addr
 }
+
+// useOf returns the use of rules that name a single address elsewhere.
+func useOf(addr netip.Addr) useID { return useID{slotID: slotID{v6: addr.Is6()}, addr: addr} }
 
 // index finds the entries that packets for a port meet: narrow ones by port, and
 // wide ones, which are for many ports.
 type index struct {
 	slots map[slotID][]*entry
 	wide  map[wideID][]*entry
-	bad   map[*entry]struct{} // those with a problem
+	// remote has the entries of the output hook for a single address elsewhere. It is
+	// usually a Service's own, of which there are thousands, and no port is published
+	// for them. A dial of a target at that address meets them.
+	remote map[netip.Addr][]*entry
+	bad    map[*entry]struct{} // those with a problem
 
 	dirtySlots map[slotID]struct{} // whose bindings may have changed
 	dirtyWide  map[wideID]struct{}
 	badChanged bool
 
-	uses       map[slotID][]useID // what the dial targets of a slot depend on
-	dependents map[useID][]slotID // the inverse of uses
+	uses       map[slotID][]useID            // what the dial targets of a slot depend on
+	dependents map[useID]map[slotID]struct{} // the inverse of uses
 }
 
 func newIndex() index {
 	return index{
 		slots:      make(map[slotID][]*entry),
 		wide:       make(map[wideID][]*entry),
+		remote:     make(map[netip.Addr][]*entry),
 		bad:        make(map[*entry]struct{}),
 		dirtySlots: make(map[slotID]struct{}),
 		dirtyWide:  make(map[wideID]struct{}),
 		uses:       make(map[slotID][]useID),
-		dependents: make(map[useID][]slotID),
+		dependents: make(map[useID]map[slotID]struct{}),
 	}
 }
 
@@ -73,12 +84,28 @@ func (x *index) add(e *entry, limit int) {
 	}
 }
 
+// addRemote adds an entry that is for a single address elsewhere.
+func (x *index) addRemote(e *entry, addr netip.Addr) {
+	e.remote = addr
+	x.remote[addr] = append(x.remote[addr], e)
+	x.touchDependents(useOf(addr))
+}
+
 func (x *index) drop(e *entry) {
-	if e.wide {
+	switch {
+	case e.remote.IsValid():
+		if rest := without(x.remote[e.remote], e); len(rest) > 0 {
+			x.remote[e.remote] = rest
+		} else {
+			delete(x.remote, e.remote)
+		}
+		x.touchDependents(useOf(e.remote))
+		return
+	case e.wide:
 		id := wideID{e.act.v6, e.act.hook}
 		x.wide[id] = without(x.wide[id], e)
 		x.dirtyWide[id] = struct{}{}
-	} else {
+	default:
 		e.eachSlot(func(id slotID) {
 			if s := without(x.slots[id], e); len(s) > 0 {
 				x.slots[id] = s
@@ -108,9 +135,13 @@ func (x *index) touch(id slotID, e *entry) {
 		if e.m.To&to == 0 {
 			continue
 		}
-		for _, d := range x.dependents[useID{id, own}] {
-			x.dirtySlots[d] = struct{}{}
-		}
+		x.touchDependents(useID{slotID: id, own: own})
+	}
+}
+
+func (x *index) touchDependents(u useID) {
+	for d := range x.dependents[u] {
+		x.dirtySlots[d] = struct{}{}
 	}
 }
 
@@ -122,15 +153,16 @@ func (x *index) depend(id slotID, uses map[useID]struct{}) {
 		return
 	}
 	for _, u := range was {
-		if rest := slices.DeleteFunc(x.dependents[u], func(d slotID) bool { return d == id }); len(rest) > 0 {
-			x.dependents[u] = rest
-		} else {
+		if delete(x.dependents[u], id); len(x.dependents[u]) == 0 {
 			delete(x.dependents, u)
 		}
 	}
 	delete(x.uses, id)
 	for u := range uses {
-		x.dependents[u] = append(x.dependents[u], id)
+		if x.dependents[u] == nil {
+			x.dependents[u] = make(map[slotID]struct{})
+		}
+		x.dependents[u][id] = struct{}{}
 		x.uses[id] = append(x.uses[id], u)
 	}
 }

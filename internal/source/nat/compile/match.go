@@ -103,15 +103,15 @@ func (n *natAction) newPorts(p uint16) []uint16 {
 	return out
 }
 
-// targets says where a connection to addr:p ends up, best guess first. here is
-// the address that a redirected connection is sent to.
-func (n *natAction) targets(addr netip.Addr, p uint16, here netip.Addr) []netip.AddrPort {
+// targets says where a connection to addr:p ends up, best guess first. here are
+// the addresses that redirected connections are sent to.
+func (n *natAction) targets(addr netip.Addr, p uint16, here []netip.Addr) []netip.AddrPort {
 	addrs := n.addrs
 	switch {
 	case n.redirect:
-		addrs = []netip.Addr{here}
+		addrs = here
 	case len(addrs) == 0 && addr.IsUnspecified():
-		addrs = []netip.Addr{here}
+		addrs = here
 	case len(addrs) == 0:
 		addrs = []netip.Addr{addr}
 	}

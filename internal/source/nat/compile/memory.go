@@ -31,13 +31,13 @@ func remade[K comparable, V any](m map[K]V) map[K]V { return maps.Collect(maps.A
 func (c *Compiler) shrink() {
 	x := &c.index
 	n := len(c.published) + len(c.callers) + len(c.markers) + len(c.testers) +
-		len(x.slots) + len(x.bad) + len(x.uses) + len(x.dependents)
+		len(x.slots) + len(x.remote) + len(x.bad) + len(x.uses) + len(x.dependents)
 	if !c.most.fell(n) {
 		return
 	}
 	c.shrunk = true
 	c.published, c.callers, c.markers, c.testers = remade(c.published), remade(c.callers), remade(c.markers), remade(c.testers)
-	x.slots, x.bad, x.uses, x.dependents = remade(x.slots), remade(x.bad), remade(x.uses), remade(x.dependents)
+	x.slots, x.remote, x.bad, x.uses, x.dependents = remade(x.slots), remade(x.remote), remade(x.bad), remade(x.uses), remade(x.dependents)
 	for id, wide := range x.wide {
 		x.wide[id] = slices.Clone(wide)
 	}

@@ -189,6 +189,7 @@ func (m *Mirror) newTable(msg *ruleset.Message) {
 	}
 	t := c.table(msg.Table)
 	t.handle, t.owned = msg.Handle, msg.Owned()
+	c.seen++
 	c.setDormant(t, msg.Flags&ruleset.TableDormant != 0)
 }
 
@@ -203,6 +204,7 @@ func (m *Mirror) applyTo(t *table, msg *ruleset.Message) error {
 		if old := t.byHandle[msg.Handle]; old != nil && old.name != msg.Chain {
 			return unknown(msg, "chain "+old.name+", now "+msg.Chain)
 		}
+		m.c.seen++
 		m.c.putChain(t, msg.Chain, msg.Handle, hook)
 	case ruleset.MsgDelChain, ruleset.MsgNewRule, ruleset.MsgDelRule:
 		ch := t.chains[msg.Chain]

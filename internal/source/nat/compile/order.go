@@ -10,18 +10,7 @@ import (
 // before orders entries of one hook as packets meet them.
 func (e *entry) before(f *entry) int {
 	if e.act.root != f.act.root {
-		a, b := e.act.root.chain, f.act.root.chain
-		legacy := func(c *chain) int {
-			if c.table.id.Legacy {
-				return 1
-			}
-			return 0
-		}
-		// Of one priority the kernel runs what was registered last (nf_hook_entries_grow),
-		// which is what has the higher handle.
-		return cmp.Or(cmp.Compare(a.hook.Priority, b.hook.Priority), cmp.Compare(legacy(a), legacy(b)),
-			cmp.Compare(b.table.handle, a.table.handle), cmp.Compare(a.table.id.String(), b.table.id.String()),
-			cmp.Compare(b.handle, a.handle), cmp.Compare(a.name, b.name))
+		return e.act.root.chain.before(f.act.root.chain)
 	}
 	var pe, pf [maxDepth + 2]int
 	a, b := e.path(pe[:0]), f.path(pf[:0])
@@ -36,6 +25,29 @@ func (e *entry) before(f *entry) int {
 		return cmp.Compare(e.key, f.key)
 	}
 	return slices.Compare(e.keys(), f.keys())
+}
+
+// before orders base chains of one hook. Of one priority the kernel runs first what
+// was registered last (nf_hook_entries_grow). The order of chains that were seen to
+// be made is known, and within a table handles tell it. Else the newer table is taken
+// to be first, and an nftables chain before a legacy one: see orderKnown.
+func (c *chain) before(d *chain) int {
+	legacy := func(c *chain) int {
+		if c.table.id.Legacy {
+			return 1
+		}
+		return 0
+	}
+	return cmp.Or(cmp.Compare(c.hook.Priority, d.hook.Priority), cmp.Compare(legacy(c), legacy(d)),
+		cmp.Compare(d.registered, c.registered),
+		cmp.Compare(d.table.handle, c.table.handle), cmp.Compare(c.table.id.String(), d.table.id.String()),
+		cmp.Compare(d.handle, c.handle), cmp.Compare(c.name, d.name))
+}
+
+// orderKnown reports whether it is certain which of two base chains is first.
+func (c *chain) orderKnown(d *chain) bool {
+	return c.table == d.table || c.hook.Priority != d.hook.Priority ||
+		c.table.id.Legacy == d.table.id.Legacy && c.registered != d.registered
 }
 
 // keys names the branches on the way to e, to order entries that packets meet

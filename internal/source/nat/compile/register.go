@@ -96,9 +96,7 @@ func (s *state) load(x any) {
 				name: fmt.Sprintf("payload @%d,%d,%d", e.Base, e.Offset*8, e.Length*8)})
 		}
 	case ruleset.Meta:
-		if e.Sreg != 0 {
-			s.marks = s.marks || e.Key == ruleset.MetaMark
-		} else {
+		if e.Sreg == 0 {
 			s.store(e.Dreg, metaValue(e.Key))
 		}
 	case ruleset.Ct:

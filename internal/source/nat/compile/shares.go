@@ -3,6 +3,7 @@
 package compile
 
 import (
+	"fmt"
 	"slices"
 
 	"github.com/fairlead/fairlead/internal/source/nat/region"
@@ -13,7 +14,8 @@ import (
 type share struct {
 	*entry
 	region.Bounds
-	doubt string // why not all that is possible is certain
+	doubt string // why not all that is possible is certain, "" if it is
+	order string // why it is not certain that no other rule comes first
 }
 
 // hookEntries returns the entries that packets for a slot meet at a hook, in
@@ -45,15 +47,33 @@ func (c *Compiler) hookEntries(id slotID, hook uint8) (list []*entry, crowded bo
 // nothing outside possible.
 type taken struct {
 	region.Bounds
-	first *entry // that may have taken some, and is not understood
+	unsure []share // of entries that may have taken some
 }
 
-func (t *taken) add(e *entry, b region.Bounds) {
-	t.Certain = append(t.Certain, b.Certain...)
-	t.Possible = append(t.Possible, b.Possible...)
-	if t.first == nil && len(e.m.opaque) > 0 {
-		t.first = e
+// maxTaken bounds the boxes of what is taken. Boxes that differ in one address
+// field are one.
+const maxTaken = 256
+
+// add adds what an entry takes. Beyond the bound anything may be taken.
+func (t *taken) add(e *entry, b region.Bounds, v6 bool) {
+	t.Bounds = region.Space{V6: v6, MaxBoxes: maxTaken}.Or(t.Bounds, b)
+	if b.Certain.Empty() && len(t.unsure) < maxTaken {
+		t.unsure = append(t.unsure, share{entry: e, Bounds: b})
 	}
+}
+
+// doubt names the first entry that may have taken some of r.
+func (t *taken) doubt(sp region.Space, r region.Region) string {
+	for i := range t.unsure {
+		u := &t.unsure[i]
+		if slices.ContainsFunc(r, func(b region.Box) bool { return sp.OverlapsBox(u.Possible, &b) }) {
+			if u.m.maybe {
+				return "an earlier rule of another table takes some of its packets: " + u.rule.text()
+			}
+			return "may be decided by an earlier rule that is not understood: " + u.rule.text()
+		}
+	}
+	return ""
 }
 
 // walk follows the packets for a slot through the entries of a hook.
@@ -62,6 +82,7 @@ type walk struct {
 	left     taken                  // the nat chains: translated or dropped
 	returned map[*activation]*taken // the chain entered by the activation
 	accepted map[*activation]*taken // the base chain of the root
+	balanced map[*table]*taken      // by rules of the table that leave some packets of each kind
 }
 
 // shares returns what each entry of list gets: what it matches and no entry before
@@ -87,7 +108,40 @@ func (c *Compiler) shares(id slotID, list []*entry, crowded bool) []share {
 		w.take(e, s.Bounds)
 		out = append(out, s)
 	}
+	if len(out) > 0 {
+		w.order(out, list)
+	}
 	return out
+}
+
+// order notes which shares another rule may be met before.
+func (w *walk) order(shares []share, list []*entry) {
+	for i := range shares {
+		s := &shares[i]
+		if !s.publishable() {
+			continue
+		}
+		if e := s.rival(list, func(e *entry) bool { return w.space.OverlapsBox(s.Possible, &e.m.Box) }); e != nil {
+			s.order = fmt.Sprintf("of two rules of priority %d it is not known which is first; the other is in table %s: %s",
+				e.act.root.chain.hook.Priority, e.rule.chain.table.id, e.rule.text())
+		}
+	}
+}
+
+// rival returns an entry of list that decides about the same packets as e, where it
+// is not known which of their base chains is first; nil if there is none.
+func (e *entry) rival(list []*entry, same func(*entry) bool) *entry {
+	root := e.act.root.chain
+	if list[0].act.root.chain == root && list[len(list)-1].act.root.chain == root {
+		return nil // the list is sorted by base chain
+	}
+	for _, f := range list {
+		decides := (f.end.kind == endNat || f.end.kind == endDrop) && !f.m.maybe && !f.m.marked
+		if decides && !root.orderKnown(f.act.root.chain) && same(f) {
+			return f
+		}
+	}
+	return nil
 }
 
 // share returns what is left of box for e.
@@ -100,13 +154,18 @@ func (w *walk) share(e *entry, box region.Box) share {
 		if t == nil || s.Possible.Empty() {
 			return
 		}
-		before := len(s.Certain) > 0
+		before := s.Certain
 		s.Bounds = w.space.Without(s.Bounds, t.Bounds)
-		if before && s.Certain.Empty() && t.first != nil && s.doubt == "" {
-			s.doubt = "may be decided by an earlier rule that is not understood: " + t.first.rule.text()
+		if s.doubt == "" {
+			s.doubt = t.doubt(w.space, before)
 		}
 	}
 	subtract(&w.left)
+	for t, taken := range w.balanced {
+		if t != e.rule.chain.table { // else it is another target for the same clients
+			subtract(taken)
+		}
+	}
 	if len(w.accepted) > 0 {
 		subtract(w.accepted[e.act.root])
 	}
@@ -128,25 +187,32 @@ func (e *entry) isPolicy() bool { return e.rule.raw == nil && e.rule.pos == poli
 // take notes what e takes of its share.
 func (w *walk) take(e *entry, b region.Bounds) {
 	switch {
-	case e.m.marked, e.m.maybe:
-		return // no new connection meets it; it leaves some of each kind
+	case e.m.marked:
+		return // no new connection meets it
+	case e.m.maybe && e.end.kind == endNat:
+		b.Certain = nil
+		scoped(&w.balanced, e.rule.chain.table).add(e, b, w.space.V6)
+		return
+	case e.m.maybe:
+		return // it leaves some of each kind
 	case len(e.m.opaque) > 0:
 		b.Certain = nil
 	}
 	switch e.end.kind {
 	case endReturn:
-		scoped(&w.returned, e.act).add(e, b)
+		scoped(&w.returned, e.act).add(e, b, w.space.V6)
 	case endAccept:
-		scoped(&w.accepted, e.act.root).add(e, b)
+		scoped(&w.accepted, e.act.root).add(e, b, w.space.V6)
 	default:
-		w.left.add(e, b)
+		w.left.add(e, b, w.space.V6)
 	}
 }
 
-// scoped returns what was taken of the chain that a entered.
-func scoped(m *map[*activation]*taken, a *activation) *taken {
+// scoped returns what was taken in a scope: the chain that an activation entered,
+// or a table.
+func scoped[K comparable](m *map[K]*taken, a K) *taken {
 	if *m == nil {
-		*m = make(map[*activation]*taken)
+		*m = make(map[K]*taken)
 	}
 	if (*m)[a] == nil {
 		(*m)[a] = &taken{}

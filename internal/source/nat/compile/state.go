@@ -48,12 +48,15 @@ type chain struct {
 	name   string
 	handle uint64        // 0 in legacy tables
 	hook   *ruleset.Hook // nil: not a base chain
-	rules  []*rule
-	acts   []*activation    // every way in which packets come here
-	index  map[uint64]*rule // by handle, in nftables
-	holes  bool             // some rules are gone
-	inert  inertness
-	most   highWater // of rules
+	// registered rises with each base chain that is seen to be made or woken up.
+	// Those of one dump have the same.
+	registered uint64
+	rules      []*rule
+	acts       []*activation    // every way in which packets come here
+	index      map[uint64]*rule // by handle, in nftables
+	holes      bool             // some rules are gone
+	inert      inertness
+	most       highWater // of rules
 }
 
 type rule struct {

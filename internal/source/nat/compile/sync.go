@@ -12,6 +12,7 @@ import (
 // It returns how many objects differed.
 func (c *Compiler) Sync(snap *ruleset.Snapshot, scope func(ruleset.TableID) bool) int {
 	c.tidy()
+	c.seen++
 	n := 0
 	want := make(map[ruleset.TableID]*ruleset.Table)
 	for _, t := range snap.Tables {
@@ -35,12 +36,14 @@ func (c *Compiler) Sync(snap *ruleset.Snapshot, scope func(ruleset.TableID) bool
 		t.handle, t.owned = ts.Handle, ts.Owned
 		c.setDormant(t, ts.Dormant)
 		n += c.syncSets(t, ts)
+		renamed := make(map[uint64]uint64) // when chains were registered, by handle
 		chains := make(map[string]*ruleset.Chain)
 		for _, cs := range ts.Chains {
 			chains[cs.Name] = cs
 		}
 		for name, ch := range t.chains {
 			if cs := chains[name]; cs == nil || cs.Handle != ch.handle {
+				renamed[ch.handle] = ch.registered
 				c.dropChain(ch)
 				n++
 			}
@@ -49,7 +52,11 @@ func (c *Compiler) Sync(snap *ruleset.Snapshot, scope func(ruleset.TableID) bool
 			if old := t.chains[cs.Name]; old == nil || !sameHook(old.hook, cs.Hook) {
 				n++
 			}
-			n += c.syncRules(c.putChain(t, cs.Name, cs.Handle, cs.Hook), cs.Rules)
+			ch := c.putChain(t, cs.Name, cs.Handle, cs.Hook)
+			if at, ok := renamed[cs.Handle]; ok && cs.Handle != 0 {
+				ch.registered = at
+			}
+			n += c.syncRules(ch, cs.Rules)
 		}
 	}
 	return n
@@ -158,7 +165,7 @@ func (c *Compiler) syncRules(ch *chain, want []ruleset.Rule) int {
 			continue
 		}
 		n++
-		mid = append(mid, &rule{chain: ch, handle: s.Handle, raw: s.Raw})
+		mid = append(mid, c.newRule(ch, s.Handle, s.Raw))
 	}
 	for i, r := range oldMid {
 		if !kept[i] {

@@ -4,10 +4,12 @@ package compile
 
 import (
 	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
 
 	"github.com/fairlead/fairlead/internal/source/nat/region"
+	"github.com/fairlead/fairlead/internal/source/nat/ruleset"
 )
 
 // activation is one way in which packets enter a chain.
@@ -35,6 +37,7 @@ type entry struct {
 	end     branchEnd
 	problem string // why it cannot be published
 	wide    bool
+	remote  netip.Addr // the single address elsewhere that it is for, if so
 }
 
 // enter walks packets through a chain.
@@ -93,10 +96,13 @@ func (c *Compiler) addRule(a *activation, r *rule, only map[string]struct{}) {
 	ev := c.evaluation(r, a.v6)
 	add := func(key string, b *branch) {
 		m := a.m.and(b.m, a.v6)
-		if m.Empty() || !c.matters(&m, a.hook, a.v6) {
-			return
+		switch {
+		case m.Empty():
+		case c.matters(&m, a.hook, a.v6):
+			c.addBranch(a, r, key, m, b.end)
+		case a.hook == ruleset.HookOutput && m.To&region.Remote != 0:
+			c.addRemote(&entry{act: a, rule: r, key: key, m: m, end: b.end})
 		}
-		c.addBranch(a, r, key, m, b.end)
 	}
 	if only != nil {
 		for k := range only {
@@ -160,6 +166,29 @@ func (c *Compiler) addBranch(a *activation, r *rule, key string, m match, end br
 		e.m.opaque = append(slices.Clip(m.opaque), end.why)
 	}
 	c.addEntry(e)
+}
+
+// addRemote adds what a rule of the output hook does to connections to a single
+// address elsewhere. A jump is not followed.
+func (c *Compiler) addRemote(e *entry) {
+	switch e.end.kind {
+	case endJump, endGoto:
+		to := e.rule.chain.table.chains[e.end.chain]
+		if to == nil || e.end.kind == endJump && c.isInert(to) {
+			return
+		}
+		e.m.opaque = append(slices.Clip(e.m.opaque), "chain "+to.name)
+		e.end.kind = endUnknown
+	case endNat:
+		if e.end.nat == nil {
+			e.m.opaque = append(slices.Clip(e.m.opaque), e.end.why)
+		}
+	case endUnknown:
+		e.m.opaque = append(slices.Clip(e.m.opaque), e.end.why)
+	}
+	addr, _ := singleAddr(e.m.Daddr, e.act.v6)
+	c.index.addRemote(e, addr)
+	e.act.outs[e.rule] = append(e.act.outs[e.rule], e)
 }
 
 // addEntry adds what a rule decides.

@@ -121,23 +121,54 @@ func (s *state) portMatch(m ruleset.PortMatch) {
 }
 
 func (s *state) addrtype(m ruleset.AddrtypeMatch) {
-	const local = 1 << ruleset.RtnLocal
 	if m.OneLink {
 		s.blind("addrtype of one interface")
 	}
+	ends := endsOfTypes4
+	if s.v6 {
+		ends = endsOfTypes6
+	}
 	if m.Dst != 0 {
-		s.destination((m.Dst&local != 0) != m.NotDst, m.Dst == local)
+		s.m.To &= invertEnds(ends(m.Dst), m.NotDst)
+	}
+	if m.Src != 0 {
+		s.m.From &= invertEnds(ends(m.Src), m.NotSrc)
+	}
+}
+
+// invertEnds returns ends, or the others.
+func invertEnds(ends uint8, invert bool) uint8 {
+	if invert {
+		return (region.Local | region.Remote) &^ ends
+	}
+	return ends
+}
+
+// endsOfTypes4 returns which ends have an address of one of several types.
+func endsOfTypes4(types uint16) (ends uint8) {
+	for rtn := range uint32(16) {
+		if types&(1<<rtn) != 0 {
+			ends |= endsOf(rtn)
+		}
+	}
+	return ends
+}
+
+// endsOfTypes6 is the same for IPv6, where the address must be of every type that
+// is asked for, and some types are not looked at (xt_addrtype.c, match_type6).
+func endsOfTypes6(types uint16) uint8 {
+	asked := func(rtn ...int) bool {
+		return slices.ContainsFunc(rtn, func(r int) bool { return types&(1<<r) != 0 })
 	}
 	switch {
-	case m.Src == 0:
-	case m.Src == local:
-		s.source(!m.NotSrc)
-	case m.Src&local == 0 && m.NotSrc:
-	case m.Src&local != 0 && m.NotSrc:
-		s.source(false)
-	default:
-		s.blind("source address type")
+	case asked(ruleset.RtnUnspec, ruleset.RtnMulticast):
+		return 0
+	case asked(ruleset.RtnLocal):
+		return region.Local
+	case asked(ruleset.RtnUnreachable, ruleset.RtnProhibit):
+		return 0
 	}
+	return region.Local | region.Remote
 }
 
 // TCP flags of the first packet of a connection: SYN, and ECE and CWR where the
@@ -155,30 +186,6 @@ func (s *state) tcpFlags(mask, want byte, invert bool) {
 		s.blind("tcp flags")
 	case (want == flagSYN&mask) == invert:
 		s.m.none()
-	}
-}
-
-// destination narrows s to destinations on this machine, or to others. Others
-// have several types, of which not all may be meant: all tells that they are.
-func (s *state) destination(local, all bool) {
-	switch {
-	case local && all:
-		s.m.To &= region.Local
-	case local:
-		if s.m.To&region.Remote != 0 {
-			s.m.To = region.Local // and some others, which are not told apart
-		}
-	default:
-		s.m.To &= region.Remote
-	}
-}
-
-// source narrows s to sources on this machine, or to others.
-func (s *state) source(local bool) {
-	if local {
-		s.m.From &= region.Local
-	} else {
-		s.m.From &= region.Remote
 	}
 }
 
@@ -244,10 +251,7 @@ func (s *state) target(e ruleset.Target) (end branchEnd, stop bool) {
 			return branchEnd{kind: endNat, why: err.Error()}, true
 		}
 		return branchEnd{kind: endNat, nat: actionOf(n)}, true
-	case "MARK", "CONNMARK":
-		s.marks = true
-		return branchEnd{}, false
-	case "LOG", "NFLOG", "TRACE", "CLASSIFY", "SET", "ULOG", "AUDIT", "CONNSECMARK", "SECMARK":
+	case "MARK", "CONNMARK", "LOG", "NFLOG", "TRACE", "CLASSIFY", "SET", "ULOG", "AUDIT", "CONNSECMARK", "SECMARK":
 		return branchEnd{}, false
 	case "MASQUERADE", "SNAT":
 		return branchEnd{}, false // of POSTROUTING; the packet's destination stays

@@ -49,6 +49,11 @@ func (b *Box) Empty() bool {
 		b.In.Empty() || b.Out.Empty()
 }
 
+func (b *Box) all() bool {
+	return b.Protocols == protocols && b.From == anywhere && b.To == anywhere && b.Dport.All() && b.Daddr.All() && b.Saddr.All() &&
+		b.In.All() && b.Out.All()
+}
+
 // Space is the packets of one address family, and how many boxes a region of
 // them may have.
 type Space struct {
@@ -162,17 +167,32 @@ func (r Region) Empty() bool { return len(r) == 0 }
 // Union returns what either holds. ok is false if that takes too many boxes; the
 // result then holds some of it only.
 func (sp Space) Union(a, b Region) (sum Region, ok bool) {
-	sum = slices.Clip(a)
-	for i := range b {
-		if slices.ContainsFunc(sum, func(x Box) bool { return sp.Covers(&x, &b[i]) }) {
-			continue
-		}
-		if len(sum) >= sp.limit() {
-			return sum, false
-		}
-		sum = append(sum, b[i])
+	if len(a) == 0 && len(b) <= sp.limit() {
+		return b, true
 	}
-	return sum, true
+	sum, ok = slices.Clone(a), true
+	for i := range b {
+		switch {
+		case slices.ContainsFunc(sum, func(x Box) bool { return sp.Covers(&x, &b[i]) }):
+		case slices.ContainsFunc(sum, func(x Box) bool { return sp.sameButAddr(&x, &b[i]) }):
+			at := slices.IndexFunc(sum, func(x Box) bool { return sp.sameButAddr(&x, &b[i]) })
+			sum[at].Daddr = Addrs(sp.V6).Union(sum[at].Daddr, b[i].Daddr)
+			sum[at].Saddr = Addrs(sp.V6).Union(sum[at].Saddr, b[i].Saddr)
+		case len(sum) >= sp.limit():
+			ok = false
+		default:
+			sum = append(sum, b[i])
+		}
+	}
+	return sum, ok
+}
+
+// sameButAddr reports whether two boxes differ in one of their address fields at
+// most, so that their union is a box.
+func (sp Space) sameButAddr(a, b *Box) bool {
+	addrs := Addrs(sp.V6)
+	return a.Protocols == b.Protocols && a.From == b.From && a.To == b.To && ports.Equal(a.Dport, b.Dport) &&
+		names.Equal(a.In, b.In) && names.Equal(a.Out, b.Out) && (addrs.Equal(a.Daddr, b.Daddr) || addrs.Equal(a.Saddr, b.Saddr))
 }
 
 // Intersect returns what both hold. ok is false if that takes too many boxes;
@@ -260,6 +280,9 @@ func (sp Space) Without(a, b Bounds) Bounds {
 // Or returns the bounds of what is in a or in b.
 func (sp Space) Or(a, b Bounds) Bounds {
 	certain, _ := sp.Union(a.Certain, b.Certain)
+	if len(a.Possible) == 1 && a.Possible[0].all() {
+		return Bounds{certain, a.Possible}
+	}
 	possible, ok := sp.Union(a.Possible, b.Possible)
 	if !ok {
 		possible = Of(All())

@@ -228,6 +228,38 @@ func (d *Domain[T]) Disjoint(a, b Set[T]) bool {
 	return disjoint
 }
 
+// First returns the lowest value of s in span; ok is false if there is none.
+func (d *Domain[T]) First(s Set[T], span Span[T]) (v T, ok bool) {
+	at, found := slices.BinarySearchFunc(s.cuts, span.Lo, d.compare)
+	if found {
+		at++
+	}
+	if (at%2 == 0) != s.outside { // span begins in s
+		return span.Lo, d.compare(span.Lo, span.Hi) <= 0
+	}
+	if at < len(s.cuts) && d.compare(s.cuts[at], span.Hi) <= 0 {
+		return s.cuts[at], true
+	}
+	return v, false
+}
+
+// Meets reports whether a value is in both. It is for a large set a and a small
+// set b, neither of names.
+func (d *Domain[T]) Meets(a, b Set[T]) bool {
+	lo, in := d.min, !b.outside
+	meets := func(hi T) bool {
+		_, ok := d.First(a, Span[T]{lo, hi})
+		return in && ok
+	}
+	for _, at := range b.cuts {
+		if in && meets(d.prev(at)) {
+			return true
+		}
+		lo, in = at, !in
+	}
+	return meets(d.max)
+}
+
 // Equal reports whether both hold the same values.
 func (d *Domain[T]) Equal(a, b Set[T]) bool {
 	return a.outside == b.outside && slices.EqualFunc(a.cuts, b.cuts, func(x, y T) bool { return d.compare(x, y) == 0 })

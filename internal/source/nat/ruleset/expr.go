@@ -7,6 +7,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"slices"
 )
 
 // Expressions of nftables rules. Registers are numbered as nftables does, see
@@ -159,7 +160,13 @@ const (
 	FibSaddr    = 1
 	FibDaddr    = 2
 
-	RtnLocal = 2
+	// Types of addresses (linux/rtnetlink.h).
+	RtnUnspec      = 0
+	RtnUnicast     = 1
+	RtnLocal       = 2
+	RtnMulticast   = 5
+	RtnUnreachable = 7
+	RtnProhibit    = 8
 )
 
 // MetaNames are the names that nft gives to meta keys.
@@ -272,6 +279,54 @@ func ParseRule(in TableID, raw []byte) ([]any, error) {
 		return parseLegacyRule(in.Family == FamilyIP6, raw)
 	}
 	return ParseExprs(raw)
+}
+
+// SetsMark reports whether a rule of a table sets the packet mark. A rule that is
+// malformed does not.
+func SetsMark(in TableID, raw []byte) bool {
+	if !bytes.Contains(raw, []byte("MARK\x00")) && (in.Legacy || !setsMetaMark(raw)) {
+		return false
+	}
+	exprs, _ := ParseRule(in, raw)
+	return slices.ContainsFunc(exprs, func(x any) bool {
+		switch e := x.(type) {
+		case Meta:
+			return e.Sreg != 0 && e.Key == MetaMark
+		case Target:
+			return e.Name == "MARK" || e.Name == "CONNMARK" || e.Name == "HMARK"
+		}
+		return false
+	})
+}
+
+// setsMetaMark reports whether an expression of a rule may set the packet mark. It
+// is asked of every rule.
+func setsMetaMark(exprs []byte) bool {
+	found := false
+	_ = eachAttr(exprs, func(_ uint16, elem []byte) error {
+		meta := false
+		return eachAttr(elem, func(typ uint16, v []byte) error {
+			if typ == AttrExprName {
+				meta = string(v) == "meta\x00"
+			}
+			if !meta || typ != AttrExprData {
+				return nil
+			}
+			key, sets := uint32(0), false
+			err := eachAttr(v, func(typ uint16, v []byte) error {
+				switch typ {
+				case 2:
+					key = be32(v)
+				case 3:
+					sets = true
+				}
+				return nil
+			})
+			found = found || sets && key == MetaMark
+			return err
+		})
+	})
+	return found
 }
 
 // nums reads the 32-bit attributes of an expression and hands on the rest.
