@@ -49,6 +49,7 @@ const (
 	published      // though no server answers
 	listed         // not published, and explain names the rule
 	uncertain      // explain reports that clients of the host may reach another server
+	partly         // published at some addresses, and withheld at others with the reason
 )
 
 // Servers, by the names that rulesets give them; see [oracle.fill].
@@ -79,7 +80,7 @@ func lines(l ...string) string { return strings.Join(l, "\n") + "\n" }
 // iptables are its back ends, in both families.
 var iptables = []string{"iptables-nft", "iptables-legacy", "ip6tables-nft", "ip6tables-legacy"}
 
-var meanings = slices.Concat(limitedRules, deadRules, ownAddresses, order, conditions, manyPorts, dialTargets)
+var meanings = slices.Concat(limitedRules, deadRules, ownAddresses, order, conditions, manyPorts, divided, dialTargets)
 
 // Rules for some clients only, before rules for all.
 var limitedRules = []meaning{
@@ -248,6 +249,67 @@ var manyPorts = []meaning{
 	}}},
 }
 
+// Rules that divide packets by address, type, mark or base chain.
+var divided = []meaning{
+	{"limited at one address", iptables, []step{{load: lines(
+		"-A PREROUTING -d $OTHERNODE ! -s $ELSEWHERE -p tcp --dport 1001 -j RETURN",
+		"-A PREROUTING -p tcp --dport 1001 -j DNAT --to-destination $A",
+	), want: []want{reaches("tcp 1001", serverA)}}}},
+	{"not understood at one address", iptables, []step{{load: lines(
+		"-A PREROUTING -d $NODE -m length --length 0:65535 -p tcp --dport 1001 -j DNAT --to-destination $B",
+		"-A PREROUTING -p tcp --dport 1001 -j DNAT --to-destination $A",
+	), want: []want{{at: "tcp 1001", outside: []string{serverB}, says: partly}}}}},
+	{"address types", iptables, []step{{load: lines(
+		"-A PREROUTING -p tcp --dport 1001 -m addrtype ! --src-type UNICAST -j DNAT --to-destination $A",
+		"-A PREROUTING -p tcp --dport 1002 -m addrtype --src-type UNICAST --dst-type LOCAL -j DNAT --to-destination $A",
+	), want: []want{closed("tcp 1001"), reaches("tcp 1002", serverA)}}}},
+	{"several address types", iptables[:2], []step{{load: "-A PREROUTING -p tcp --dport 1001 -m addrtype --src-type LOCAL,UNICAST -j DNAT --to-destination $A",
+		want: []want{reaches("tcp 1001", serverA)}}}},
+	{"several address types", iptables[2:], []step{{load: "-A PREROUTING -p tcp --dport 1001 -m addrtype --src-type LOCAL,UNICAST -j DNAT --to-destination $A",
+		want: []want{closed("tcp 1001")}}}}, // it has to be both
+	{"address types", []string{"nft", "nft6"}, []step{{load: table(pre(
+		"tcp dport 1001 fib saddr type != unicast dnat to $A", "tcp dport 1002 fib saddr type unicast dnat to $A",
+		"tcp dport 1003 fib daddr type { local, broadcast } dnat to $A", "tcp dport 1004 fib daddr type != unicast dnat to $A",
+		"tcp dport 1005 fib daddr type unicast dnat to $A",
+	)), want: []want{closed("tcp 1001"), reaches("tcp 1002", serverA), reaches("tcp 1003", serverA), reaches("tcp 1004", serverA),
+		closed("tcp 1005")}}}},
+	{"mark of a filter chain", nil, []step{
+		{load: table("chain filter { type filter hook prerouting priority -150; tcp dport 1001 meta mark set 1; }",
+			pre("meta mark 0 tcp dport 1001 dnat to $A", "tcp dport 1001 dnat to $B")),
+			want: []want{{at: "tcp 1001", outside: []string{serverB}, says: listed}}},
+		{load: "flush chain ip t filter", want: []want{reaches("tcp 1001", serverA)}},
+	}},
+	{"mark in a chain that is no longer reached", nil, []step{
+		{load: table("chain marks { tcp dport 1001 meta mark set 1; }",
+			pre("jump marks", "meta mark 0 tcp dport 1001 dnat to $A", "tcp dport 1001 dnat to $B")),
+			want: []want{{at: "tcp 1001", outside: []string{serverB}, says: listed}}},
+		{load: "flush chain ip t pre\nflush chain ip t marks\ndelete chain ip t marks\nadd rule ip t pre meta mark 0 tcp dport 1001 dnat to $A",
+			want: []want{reaches("tcp 1001", serverA)}},
+	}},
+	{"chain made anew in an older table", nil, []step{
+		{load: "table ip a { chain pre { type nat hook prerouting priority dstnat; tcp dport 1001 dnat to $A; }; }"},
+		{load: "table ip b { chain pre { type nat hook prerouting priority dstnat; tcp dport 1001 dnat to $B; }; }",
+			want: []want{reaches("tcp 1001", serverB)}},
+		{load: "flush chain ip a pre\ndelete chain ip a pre\nadd chain ip a pre { type nat hook prerouting priority dstnat; }\nadd rule ip a pre tcp dport 1001 dnat to $A",
+			want: []want{reaches("tcp 1001", serverA)}},
+	}},
+	{"dormant table woken", nil, []step{
+		{load: "table ip a { chain pre { type nat hook prerouting priority dstnat; tcp dport 1001 dnat to $A; }; }"},
+		{load: "table ip b { chain pre { type nat hook prerouting priority dstnat; tcp dport 1001 dnat to $B; }; }"},
+		{load: "add table ip a { flags dormant; }", want: []want{reaches("tcp 1001", serverB)}},
+		{load: "add table ip a", want: []want{reaches("tcp 1001", serverA)}},
+	}},
+	{"legacy and nft of one priority", nil, []step{
+		{load: "table ip a { chain pre { type nat hook prerouting priority dstnat; tcp dport 1001 dnat to $A; }; }"},
+		{with: "iptables-legacy", load: "-A PREROUTING -p tcp --dport 1001 -j DNAT --to-destination $B",
+			want: []want{{at: "tcp 1001", outside: []string{serverA, serverB}, says: uncertain}}},
+	}},
+	{"balanced, then another table", nil, []step{{load: lines(
+		"table ip a { chain pre { type nat hook prerouting priority -80; tcp dport 1001 dnat to $C; }; }",
+		"table ip b { chain pre { type nat hook prerouting priority -100; tcp dport 1001 dnat to numgen inc mod 2 map { 0 : $ADDRA, 1 : $ADDRB }; }; }",
+	), want: []want{reaches("tcp 1001", "$ADDRA port 1001", "$ADDRB port 1001")}}}},
+}
+
 // Where the agent itself has to connect.
 var dialTargets = []meaning{
 	{"target caught in output", iptables, []step{{load: lines(
@@ -256,6 +318,22 @@ var dialTargets = []meaning{
 	), want: []want{{at: "tcp 1001", outside: []string{serverA}, says: uncertain}}}}},
 	{"target dropped in output", nil, []step{{load: table(
 		pre("tcp dport 1001 dnat to $A"), base("out", "output", -100, "tcp dport 80 drop"),
+	), want: []want{{at: "tcp 1001", outside: []string{serverA}, says: uncertain}}}}},
+	{"target at one address caught in output", iptables, []step{
+		{load: lines("-A PREROUTING -p tcp --dport 1001 -j DNAT --to-destination $A"), want: []want{reaches("tcp 1001", serverA)}},
+		{load: lines("-A OUTPUT -d $ADDRA -p tcp --dport 80 -j DNAT --to-destination $B"),
+			want: []want{{at: "tcp 1001", outside: []string{serverA}, says: uncertain}}},
+		{load: lines("-D OUTPUT -d $ADDRA -p tcp --dport 80 -j DNAT --to-destination $B"), want: []want{reaches("tcp 1001", serverA)}},
+	}},
+	{"target at one address caught by a chain", iptables, []step{{load: lines(
+		":S - [0:0]",
+		"-A PREROUTING -p tcp --dport 1001 -j DNAT --to-destination $A",
+		"-A OUTPUT -d $ADDRA -j S", "-A S -p tcp -j DNAT --to-destination $B",
+	), want: []want{{at: "tcp 1001", outside: []string{serverA}, says: uncertain}}}}},
+	{"some connections return in output", iptables, []step{{load: lines(
+		"-A PREROUTING -p tcp --dport 1001 -j DNAT --to-destination $A",
+		"-A OUTPUT -p tcp --dport 80 -m statistic --mode nth --every 2 --packet 0 -j RETURN",
+		"-A OUTPUT -p tcp --dport 80 -j DNAT --to-destination $PORTA80",
 	), want: []want{{at: "tcp 1001", outside: []string{serverA}, says: uncertain}}}}},
 	{"another server in output", iptables, []step{{load: lines(
 		"-A PREROUTING -p tcp --dport 1001 -j DNAT --to-destination $A",
@@ -284,7 +362,7 @@ func TestMeaning(t *testing.T) {
 	for _, family := range []string{"IPv4", "IPv6"} {
 		t.Run(family, func(t *testing.T) {
 			t.Parallel()
-			o := &oracle{world: newWorld(t, families[family], binary)}
+			o := &oracle{world: newWorld(t, families[family], binary), found: map[string]int{}}
 			for _, m := range meanings {
 				if len(m.tools) == 0 {
 					m.tools = []string{"nft"}
@@ -418,12 +496,19 @@ func (o *oracle) wrongNow(w want, patience time.Duration) string {
 			return "not published: " + found
 		}
 	case listed:
-		if open || o.named("missed", s, o.explain(s)) == "" {
+		if open || o.named(missed, s, o.explain(s)) == "" {
 			return "published, or not explained: " + found
 		}
 		return ""
+	case partly:
+		if !open || !slices.ContainsFunc(s.pubs, func(p status.Publication) bool {
+			return p.State != port.Active && strings.Contains(p.Reason, "not understood")
+		}) {
+			return "not published and withheld: " + found
+		}
+		return ""
 	case uncertain:
-		if o.named("silent", s, o.explain(s)) == "" {
+		if o.named(silent, s, o.explain(s)) == "" {
 			return "not said to be uncertain: " + found
 		}
 		return ""

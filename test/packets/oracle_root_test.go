@@ -40,10 +40,13 @@ func TestMain(m *testing.M) { leak.Main(m) }
 func TestRandomRulesets(t *testing.T) {
 	rulesets := rounds.Of(t, "FAIRLEAD_RULESETS", 24)
 	seed := uint64(rounds.Of(t, "FAIRLEAD_SEED", 1))
+	worlds := rounds.Of(t, "FAIRLEAD_WORLDS", fewestWorlds)
 	binary, err := program.Path(t.TempDir())
 	if err != nil {
 		t.Fatal(err)
 	}
+	all := &totals{found: map[string]map[string]int{}}
+	t.Cleanup(func() { t.Logf("\n%s", all) })
 	for _, f := range []struct {
 		name string
 		n    int
@@ -55,34 +58,74 @@ func TestRandomRulesets(t *testing.T) {
 				for i := world; i < f.n; i += worlds {
 					o.ruleset(seed, i)
 				}
-				t.Logf("%d states, %d connections: %s", o.states, o.connections, o.summary())
+				all.add(f.name, o.found)
 			})
 		}
 	}
 }
 
-// worlds is how many rulesets of a family are tried side by side.
-const worlds = 4
+// fewestWorlds is how many rulesets of a family are tried side by side, if
+// FAIRLEAD_WORLDS does not say.
+const fewestWorlds = 4
 
 // oracle judges rulesets.
 type oracle struct {
 	*world
-	step        int // numbers the markers
-	states      int
-	connections int
-	found       map[string]int // by class
+	step  int            // numbers the markers
+	found map[string]int // counts, by what is counted
 }
 
-func (o *oracle) summary() string {
-	var out []string
-	for _, class := range slices.Sorted(maps.Keys(o.found)) {
-		out = append(out, fmt.Sprintf("%s %d", class, o.found[class]))
+// What is counted: the work, then ports that agree, then those that differ by class.
+const (
+	rulesetsTried = "rulesets"
+	statesTried   = "states of a ruleset"
+	connections   = "connections"
+	compared      = "ports compared"
+	agreed        = "agreed"
+	settledLate   = "of these after more than 3 s"
+
+	missed = "reachable though unlisted"
+	ghost  = "unreachable though published"
+	silent = "published, but no answer through the host"
+	wrong  = "wrong server"
+	wider  = "published wider than reachable"
+
+	byListing = ", but listed with the reason"
+	byDoubt   = ", but named uncertain"
+)
+
+// totals are the counts of all worlds, by family.
+type totals struct {
+	mu    sync.Mutex
+	found map[string]map[string]int
+}
+
+func (a *totals) add(family string, found map[string]int) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.found[family] == nil {
+		a.found[family] = map[string]int{}
 	}
-	return strings.Join(out, ", ")
+	for what, n := range found {
+		a.found[family][what] += n
+	}
+}
+
+// String is a table as docs/nat.md has it.
+func (a *totals) String() string {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	out := "| | IPv4 | IPv6 |\n|---|---|---|\n"
+	for _, what := range []string{rulesetsTried, statesTried, connections, compared, agreed, settledLate,
+		missed, missed + byListing, ghost, wider, wrong, wrong + byDoubt, silent, silent + byDoubt} {
+		out += fmt.Sprintf("| %s | %d | %d |\n", what, a.found["IPv4"][what], a.found["IPv6"][what])
+	}
+	return out
 }
 
 // ruleset loads one ruleset and two changes of it, and judges each state.
 func (o *oracle) ruleset(seed uint64, i int) {
+	o.found[rulesetsTried]++
 	tl := tools[i%len(tools)]
 	g := &grammar{r: rand.New(rand.NewPCG(seed, uint64(i))), f: o.family}
 	var history []string
@@ -163,7 +206,9 @@ func (o *oracle) apply(g *grammar, tl tool, change bool) (texts []string, ok boo
 			continue
 		}
 		if change {
-			do(g.nftMutation(table), "nft", "-f", "-")
+			for _, text := range strings.Split(g.nftMutation(table), nextCommit) {
+				do(text, "nft", "-f", "-")
+			}
 		} else {
 			do(g.nftTable(table, mixed), "nft", "-f", "-")
 		}
@@ -217,12 +262,15 @@ func (s *slot) String() string { return fmt.Sprintf("%s %d", s.protocol, s.port)
 // judge compares a state with what connections meet.
 func (o *oracle) judge(where string, history []string) {
 	o.t.Helper()
-	o.states++
+	o.found[statesTried]++
 	slots := o.look(300 * time.Millisecond)
-	for _, s := range o.settle(slots) {
+	o.found[compared] += len(slots)
+	differ := o.settle(slots)
+	o.found[agreed] += len(slots) - len(differ)
+	for _, s := range differ {
 		class, report := o.class(s), o.explain(s)
 		if named := o.named(class, s, report); named != "" {
-			o.found[class+", "+named]++
+			o.found[class+named]++
 			continue
 		}
 		o.found[class]++
@@ -245,7 +293,7 @@ const (
 func (o *oracle) settle(slots []*slot) []*slot {
 	begin := time.Now()
 	fine := func(s *slot) bool { return o.class(s) == "" }
-	slots = slices.DeleteFunc(slots, fine)
+	slots = slices.DeleteFunc(slices.Clone(slots), fine)
 	for looks := 1; len(slots) > 0; looks++ {
 		var wg sync.WaitGroup
 		for _, s := range slots {
@@ -256,7 +304,7 @@ func (o *oracle) settle(slots []*slot) []*slot {
 		before := len(slots)
 		slots = slices.DeleteFunc(slots, fine)
 		if after := time.Since(begin); after > soon && len(slots) < before {
-			o.found["settled late"] += before - len(slots)
+			o.found[settledLate] += before - len(slots)
 		}
 		if looks < fewestLooks {
 			continue
@@ -295,7 +343,7 @@ func (o *oracle) look(patience time.Duration) []*slot {
 		wg.Go(func() { o.probe(s, patience) })
 	}
 	wg.Wait()
-	o.connections += 6 * len(slots)
+	o.found[connections] += asks * len(slots)
 	o.list(slots)
 	return slots
 }
@@ -305,19 +353,36 @@ func (o *oracle) look(patience time.Duration) []*slot {
 func (o *oracle) probe(s *slot, patience time.Duration) {
 	at := func(address string) string { return net.JoinHostPort(address, strconv.Itoa(int(s.port))) }
 	network := s.protocol.String()
+	var mu sync.Mutex
+	var wg sync.WaitGroup
 	note := func(found map[string][]string, from *netns.Space, a string) {
-		if server := ask(from, network, at(a), patience); server != "" && !slices.Contains(found[a], server) {
-			found[a] = append(found[a], server)
-		}
+		wg.Go(func() {
+			server := ask(from, network, at(a), patience)
+			mu.Lock()
+			defer mu.Unlock()
+			if server != "" && !slices.Contains(found[a], server) {
+				found[a] = append(found[a], server)
+			}
+		})
 	}
-	for _, a := range o.nodes {
+	addrs := o.outsideAddrs() // in any order, as a balancer may count the connections
+	rand.Shuffle(len(addrs), func(i, j int) { addrs[i], addrs[j] = addrs[j], addrs[i] })
+	for _, a := range addrs {
 		note(s.outside, o.outside, a)
+		time.Sleep(rand.N(time.Millisecond))
 	}
-	for _, a := range []string{o.nodes[0], o.nodes[1], o.loopback} {
+	for _, a := range append(o.outsideAddrs(), o.loopback) {
 		note(s.local, o.guest, a)
 	}
-	s.host = ask(o.host, network, at(o.loopback), patience)
+	wg.Go(func() { s.host = ask(o.host, network, at(o.loopback), patience) })
+	wg.Wait()
 }
+
+// asks is how many connections one probe makes.
+const asks = 8
+
+// outsideAddrs are the guest's addresses that a client outside asks.
+func (o *oracle) outsideAddrs() []string { return []string{o.nodes[0], o.nodes[1], o.asked} }
 
 // list fills in what the agent says of slots.
 func (o *oracle) list(slots []*slot) {
@@ -347,15 +412,18 @@ func (o *oracle) class(s *slot) string {
 	// A rule of the output hook for the loopback alone is published though its
 	// connections need route_localnet, which this guest does not have.
 	loopback := !slices.ContainsFunc(s.pubs, func(p status.Publication) bool { return p.State == port.Active && !p.Address.IsLoopback() })
+	wild := slices.ContainsFunc(s.pubs, func(p status.Publication) bool { return p.State == port.Active && p.Address.IsUnspecified() })
 	switch {
 	case !active && len(s.outside) > 0:
-		return "missed"
+		return missed
 	case active && len(reached) == 0 && s.host != "" && !loopback:
-		return "ghost"
+		return ghost
 	case active && len(s.outside) > 0 && s.host == "":
-		return "silent"
+		return silent
 	case active && len(reached) > 0 && s.host != "" && !slices.Contains(reached, s.host):
-		return "wrong server"
+		return wrong
+	case wild && len(s.outside) > 0 && len(s.outside) < len(o.outsideAddrs()):
+		return wider
 	}
 	return ""
 }
@@ -366,14 +434,14 @@ func (o *oracle) named(class string, s *slot, r explain.Report) string {
 		return slices.ContainsFunc(c.Steps, func(st explain.Step) bool { return strings.Contains(st.Text, "another server") })
 	})
 	switch class {
-	case "missed":
+	case missed:
 		if len(r.Chains) > 0 || r.Verdict == explain.VerdictNAT ||
 			slices.ContainsFunc(r.Related, func(n explain.Related) bool { return n.Kind == explain.VerdictNAT }) {
-			return "listed"
+			return byListing
 		}
-	case "silent", "wrong server":
+	case silent, wrong:
 		if uncertain {
-			return "named uncertain"
+			return byDoubt
 		}
 	}
 	return ""

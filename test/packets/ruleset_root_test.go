@@ -55,27 +55,47 @@ func (g *grammar) redirectPort() string { return oneOf(g.r, "7000", "7000", "700
 
 // ---- nft ----
 
+// own is an own address of the guest, or a network of such.
+func (g *grammar) own() string {
+	return oneOf(g.r, g.f.nodes[0], g.f.nodes[1], g.f.nodes[0], g.f.nodes[1], g.f.more)
+}
+
+// toServer reports whether a rule of the output hook is to be about connections to
+// a server instead of an own port.
+func (g *grammar) toServer(hook string) bool { return strings.EqualFold(hook, "output") && g.one(3) }
+
 // nftMatch is what a rule of nft asks for.
 func (g *grammar) nftMatch(hook string) string {
 	var m []string
 	ip := g.f.name
-	if g.one(4) {
-		switch g.r.IntN(9) {
+	if g.toServer(hook) {
+		return fmt.Sprintf("%s daddr %s tcp dport %s", ip, oneOf(g.r, g.server(), g.server(), "{ "+g.f.servers[0]+", "+g.f.servers[1]+" }"),
+			oneOf(g.r, "80", "81", "9000-9002", "1-65535"))
+	}
+	for limit := 4; g.one(limit) && len(m) < 2; limit = 3 {
+		switch g.r.IntN(11) {
 		case 0:
 			m = append(m, ip+" saddr "+g.foreign())
 		case 1:
 			m = append(m, ip+" saddr != "+g.foreign())
 		case 2:
-			m = append(m, ip+" daddr "+g.f.nodes[g.r.IntN(2)])
+			m = append(m, ip+" daddr "+g.own())
 		case 3:
-			m = append(m, ip+" daddr != "+g.f.nodes[g.r.IntN(2)])
+			m = append(m, ip+" daddr != "+g.own())
 		case 4:
 			m = append(m, ip+" daddr != "+g.f.uplink)
 		case 5:
 			m = append(m, ip+" daddr "+g.f.loopback)
 		case 6:
-			m = append(m, "fib daddr type local")
+			m = append(m, "fib daddr type "+oneOf(g.r, "local", "local", "!= local", "unicast", "!= unicast", "{ local, broadcast }"))
+		case 9:
+			m = append(m, "fib saddr type "+oneOf(g.r, "local", "!= local", "unicast", "!= unicast", "broadcast", "{ local, unicast }"))
+		case 10:
+			m = append(m, ip+" saddr "+g.f.nodes[0])
 		case 7:
+			if strings.Contains(strings.Join(m, " "), "ifname") {
+				continue
+			}
 			if hook == "prerouting" {
 				m = append(m, "iifname "+oneOf(g.r, `"eth0"`, `"docker0"`, `!= "docker0"`, `"lo"`, `"eth*"`))
 			} else {
@@ -188,6 +208,9 @@ func (g *grammar) nftTable(table string, mixed bool) string {
 	if g.one(3) {
 		chain("out", "type nat hook output priority -100;", "output", 4)
 	}
+	if g.one(6) { // its marks are met before
+		fmt.Fprintf(&b, "\tchain marks {\n\t\ttype filter hook prerouting priority -150;\n\t\ttcp dport %d meta mark set 1\n\t}\n", g.port())
+	}
 	if g.one(6) {
 		chain("pre2", fmt.Sprintf("type nat hook prerouting priority %d;", []int{-120, -100, -80}[g.r.IntN(3)]), "prerouting", 3)
 	}
@@ -195,7 +218,9 @@ func (g *grammar) nftTable(table string, mixed bool) string {
 	return b.String()
 }
 
-// nftMutation changes a table a little.
+const nextCommit = "# next commit\n"
+
+// nftMutation changes a table a little, in one commit or several.
 func (g *grammar) nftMutation(table string) string {
 	chain, hook := "pre", "prerouting"
 	switch g.r.IntN(4) {
@@ -208,7 +233,17 @@ func (g *grammar) nftMutation(table string) string {
 	if len(rules) == 0 {
 		rules = []string{fmt.Sprintf("tcp dport %d return", g.port())}
 	}
-	switch g.r.IntN(5) {
+	switch g.r.IntN(8) {
+	case 5: // registered anew, so before others of its priority
+		var b strings.Builder
+		fmt.Fprintf(&b, "flush chain %[1]s pre\ndelete chain %[1]s pre\nadd chain %[1]s pre { type nat hook prerouting priority %[2]d; }\n", table,
+			[]int{-100, -100, -110, -90}[g.r.IntN(4)])
+		for _, r := range rules {
+			fmt.Fprintf(&b, "add rule %s pre %s\n", table, r)
+		}
+		return b.String()
+	case 6: // all its chains are registered anew
+		return fmt.Sprintf("add table %[1]s { flags dormant; }\n"+nextCommit+"add table %[1]s\n", table)
 	case 0:
 		return fmt.Sprintf("insert rule %s %s %s\n", table, chain, rules[0])
 	case 1:
@@ -228,22 +263,38 @@ func (g *grammar) nftMutation(table string) string {
 
 func (g *grammar) iptMatch(hook string) string {
 	var m []string
-	if g.one(4) {
-		switch g.r.IntN(8) {
+	if g.toServer(hook) {
+		return fmt.Sprintf("-d %s -p tcp%s", g.server(), oneOf(g.r, " --dport 80", " --dport 81", " --dport 9000:9002", ""))
+	}
+	used := map[int]bool{} // iptables takes each once
+	for limit := 4; g.one(limit) && len(m) < 2; limit = 3 {
+		kind := g.r.IntN(9)
+		group := map[int]int{1: 0, 3: 2, 4: 2, 5: 2}
+		if first, ok := group[kind]; used[kind] || ok && used[first] {
+			continue
+		} else if ok {
+			used[first] = true
+		}
+		used[kind] = true
+		switch kind {
 		case 0:
 			m = append(m, "-s "+g.foreign())
 		case 1:
 			m = append(m, "! -s "+g.foreign())
 		case 2:
-			m = append(m, "-d "+g.f.nodes[g.r.IntN(2)])
+			m = append(m, "-d "+g.own())
 		case 3:
-			m = append(m, "! -d "+g.f.nodes[g.r.IntN(2)])
+			m = append(m, "! -d "+g.own())
 		case 4:
 			m = append(m, "! -d "+g.f.uplink)
 		case 5:
 			m = append(m, "-d "+g.f.loopback)
 		case 6:
-			m = append(m, "-m addrtype --dst-type LOCAL")
+			m = append(m, "-m addrtype "+oneOf(g.r, "--dst-type LOCAL", "--dst-type LOCAL", "! --dst-type LOCAL", "--dst-type UNICAST",
+				"! --dst-type UNICAST", "--dst-type LOCAL,UNICAST"))
+		case 8:
+			m = append(m, "-m addrtype "+oneOf(g.r, "--src-type LOCAL", "! --src-type LOCAL", "--src-type UNICAST", "! --src-type UNICAST",
+				"--src-type LOCAL,UNICAST"))
 		case 7:
 			if hook == "PREROUTING" {
 				m = append(m, oneOf(g.r, "-i eth0", "-i docker0", "! -i docker0", "-i lo", "-i eth+"))

@@ -31,6 +31,7 @@ type family struct {
 	name            string
 	v6              bool
 	nodes           [2]string // the guest's own, on the default route's interface; REDIRECT leads to the second
+	more, asked     string    // a network with many more of its own, and the one of these that is asked
 	uplink, gateway string    // network of eth0, the client outside
 	servers         [4]string // behind the guest
 	loopback        string
@@ -39,10 +40,12 @@ type family struct {
 var families = map[string]family{
 	"IPv4": {
 		name: "ip", nodes: [2]string{"192.0.2.2", "192.0.2.3"}, uplink: "192.0.2.0/24", gateway: "192.0.2.1",
+		more: "192.0.2.64/27", asked: "192.0.2.70",
 		servers: [4]string{"10.9.0.2", "10.9.0.3", "10.9.0.4", "10.9.0.5"}, loopback: "127.0.0.1",
 	},
 	"IPv6": {
 		name: "ip6", v6: true, nodes: [2]string{"2001:db8::2", "2001:db8::3"}, uplink: "2001:db8::/64", gateway: "2001:db8::1",
+		more: "2001:db8::40/123", asked: "2001:db8::46",
 		servers: [4]string{"fd09::2", "fd09::3", "fd09::4", "fd09::5"}, loopback: "::1",
 	},
 }
@@ -92,6 +95,10 @@ func newWorld(t testing.TB, f family, binary string) *world {
 /usr/sbin/ip link add docker0 type bridge
 /usr/sbin/ip addr add 192.0.2.3/24 dev eth0
 /usr/sbin/ip addr add 192.0.2.2/24 dev eth0
+for i in $(seq 64 95); do
+	/usr/sbin/ip addr add 192.0.2.$i/24 dev eth0
+	/usr/sbin/ip addr add 2001:db8::$(printf %%x $i)/64 dev eth0 nodad
+done
 /usr/sbin/ip addr add 2001:db8::2/64 dev eth0 nodad
 /usr/sbin/ip addr add 2001:db8::3/64 dev eth0 nodad
 /usr/sbin/ip addr add 10.9.0.1/24 dev srv0
