@@ -17,7 +17,7 @@ func Descriptors() uint64 {
 	if unix.Getrlimit(unix.RLIMIT_NOFILE, &r) != nil {
 		return 0
 	}
-	return uint64(r.Cur)
+	return r.Cur
 }
 
 // Scarce reports whether a socket (a syscall.Conn) has one of the last descriptors,
