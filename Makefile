@@ -29,7 +29,7 @@ VM_SMOKE := TestPortAppearsCarriesAndVanishes,TestRuleOnlyPort,TestUDP
 # Rounds of what the end-to-end tests repeat, fewer where the processor is emulated.
 VM := go run ./test/vm -json -kernel '$(KERNELS)' -methods '$(METHODS)' \
 	-env FAIRLEAD_STARTS=2 -env FAIRLEAD_WAKEUPS=500 -env FAIRLEAD_SHORT=500 \
-	-env FAIRLEAD_STORMS=2 -env FAIRLEAD_REFILL=500 -env FAIRLEAD_OPERATIONS=$(or $(FAIRLEAD_OPERATIONS),500)
+	-env FAIRLEAD_STORMS=2 -env FAIRLEAD_REFILL=500 -env FAIRLEAD_SOCKET_OPERATIONS=$(or $(VM_SOCKET_OPERATIONS),50)
 
 # What each build tag selects: root, tests that need root on this kernel; vm, tests for the
 # machines of test/vm; engines, tests that need what hack/provision*.sh installs.
@@ -76,7 +76,7 @@ demo: build ## Show fairlead at work on this machine, in a network namespace (ro
 
 # Rounds of what tests repeat: fewer than in "make test-all".
 test: export FAIRLEAD_STARTS ?= 20
-test: export FAIRLEAD_OPERATIONS ?= 500
+test: export FAIRLEAD_SOCKET_OPERATIONS ?= 125
 .PHONY: test
 test: ## Run what CI runs; installs what it needs (root; Debian 12): 15 minutes
 	@hack/provision.sh all
@@ -84,7 +84,9 @@ test: ## Run what CI runs; installs what it needs (root; Debian 12): 15 minutes
 
 test-all: export FAIRLEAD_RULESETS ?= 400
 test-all: export FAIRLEAD_PODMAN_RESTARTS ?= 50
-test-all: export FAIRLEAD_OPERATIONS ?= 10000
+# For each method of attaching: 10,000 in all on this kernel, and on the emulated ones.
+test-all: export FAIRLEAD_SOCKET_OPERATIONS ?= 2500
+test-all: export VM_SOCKET_OPERATIONS ?= 1700
 .PHONY: test-all
 test-all: ## Run everything: each engine in each mode, all tests in each kernel, Wine, fuzzing
 	@hack/provision.sh all wine

@@ -25,10 +25,10 @@ import (
 )
 
 // TestRandomOperations does random operations on sockets and, after every few, waits
-// until the kernel, the list of the agent and connections agree. FAIRLEAD_OPERATIONS
+// until the kernel, the list of the agent and connections agree. FAIRLEAD_SOCKET_OPERATIONS
 // says how many for each method, FAIRLEAD_SEED which.
 func TestRandomOperations(t *testing.T) {
-	operations := rounds.Of(t, "FAIRLEAD_OPERATIONS", 500)
+	operations := rounds.Of(t, "FAIRLEAD_SOCKET_OPERATIONS", 125)
 	seed := uint64(rounds.Of(t, "FAIRLEAD_SEED", 1))
 	binary, err := program.Path(t.TempDir())
 	if err != nil {
