@@ -243,6 +243,7 @@ func TestRefusalsAreRetriedWithBackoff(t *testing.T) {
 		rig.WantState("tcp 0.0.0.0:9000", port.Active)
 		rig.Remove("tcp 0.0.0.0:9000")
 		f.want()
+		rig.WantGone("tcp 0.0.0.0:9000")
 	}
 	if n := len(f.changes()) - before - 40; n > 60 { // 240 if each were
 		t.Errorf("%d attempts at what was refused", n)

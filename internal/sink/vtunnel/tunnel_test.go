@@ -50,6 +50,9 @@ func TestMessagesThroughTunnelWaitForTheService(t *testing.T) {
 			rig.Remove(fmt.Sprintf("tcp 0.0.0.0:%d", 9000+i))
 		}
 		r.Want()
+		for i := range 10 {
+			rig.WantGone(fmt.Sprintf("tcp 0.0.0.0:%d", 9000+i))
+		}
 	}
 }
 

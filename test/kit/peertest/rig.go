@@ -118,6 +118,18 @@ func (r *Rig) Outcomes(key string) []port.Outcome {
 	return out
 }
 
+// WantGone waits until the sink has reported the end of a removed publication. Until
+// then its last outcome could be taken for one of a publication that was put again.
+func (r *Rig) WantGone(key string) {
+	r.t.Helper()
+	wait.Until(r.t, key+" is gone", func() error {
+		if out := r.Outcomes(key); len(out) != 0 {
+			return fmt.Errorf("outcomes are %+v", out)
+		}
+		return nil
+	})
+}
+
 // WantState waits until the only outcome of a publication is of a state, and
 // returns it.
 func (r *Rig) WantState(key string, state port.State) (o port.Outcome) {
