@@ -320,6 +320,7 @@ func TestExplainReasons(t *testing.T) {
 	r.agentFlags = append(r.agentFlags, "--config", write("agent.yaml",
 		"rules:\n- {name: no-debug, match: {ports: 9229}, action: deny}\n- {match: {ports: 8025}, action: allow, hostPort: +10000}\n"))
 	r.hostFlags = append(r.hostFlags, "--config", write("host.yaml", "rules:\n- {match: {ports: 8007}, action: deny}\n"))
+	r.guest.sh(t, "ip addr add 192.0.2.9/32 dev lo") // without an own address no packet meets rules of prerouting
 	r.start()
 	for _, w := range situations {
 		t.Run(w.name, func(t *testing.T) { w.check(t, r) })

@@ -77,6 +77,9 @@ func (c *Compiler) draft(drafts map[bindingKey]*draft, id slotID, s share) {
 // draftAt adds what packets r of a share open at one address. The wildcard is split
 // where some of its addresses are limited and others are not.
 func (c *Compiler) draftAt(drafts map[bindingKey]*draft, id slotID, s share, r region.Region, addr netip.Addr, withheld string) {
+	if addr.IsUnspecified() && len(c.outer(id.v6)) == 0 {
+		withheld = cmp.Or(c.limit(s, r, addr, id.v6), withheld)
+	}
 	if withheld != "" {
 		c.merge(drafts, id, s, r, addr, withheld)
 		return
@@ -142,7 +145,8 @@ type keys struct {
 // keys returns the addresses that packets of r are published for: the wildcard if
 // they are for any destination and every own address that other machines reach is
 // among them, else the own addresses that are. A rule for any destination that
-// leaves only addresses that they do not reach, as a transparent proxy may, is withheld.
+// leaves only addresses that they do not reach, as a transparent proxy may, is withheld,
+// and so is one of a machine that has no address yet.
 func (c *Compiler) keys(r region.Region, v6 bool) keys {
 	addrs := region.Addrs(v6)
 	to := addrs.None()
@@ -153,7 +157,10 @@ func (c *Compiler) keys(r region.Region, v6 bool) keys {
 	}
 	nodes, outer := c.nodes(v6), c.outer(v6)
 	if len(nodes) == 0 || !region.Most(to, v6) {
-		return keys{addrs: c.localKeys(to, v6)}
+		if in := c.localKeys(to, v6); len(in) > 0 || !region.Most(to, v6) {
+			return keys{addrs: in}
+		}
+		return keys{[]netip.Addr{wildcard(v6)}, "this machine has no address that other machines reach"}
 	}
 	if !addrs.Meets(c.host.outers[familyIndex(v6)], to.Complement()) {
 		return keys{addrs: []netip.Addr{wildcard(v6)}}
