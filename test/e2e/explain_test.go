@@ -253,7 +253,7 @@ func TestExplainReasons(t *testing.T) {
 		},
 		{
 			name: "a NAT rule to nobody", build: natRule("8017", `tcp dport 8017 redirect to :18017`),
-			want: explain.VerdictNoAnswer, says: "does not answer: 127.0.0.1:18017 refuses", next: "a connection to 127.0.0.1:18017 must work first",
+			want: explain.VerdictNoAnswer, says: "does not answer: 192.0.2.9:18017 refuses", next: "a connection to 192.0.2.9:18017 must work first",
 		},
 		{
 			name: "without a dial there is no answer to miss", build: natRule("8017 --no-dial", `tcp dport 8017 redirect to :18017`),
