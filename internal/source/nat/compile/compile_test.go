@@ -470,7 +470,8 @@ func TestOrderOfTablesInOneDumpIsUncertain(t *testing.T) {
 	}
 }
 
-// Nothing is published for a family in which the machine has no address but the loopback.
+// Nothing is published for a family in which the machine has no address but the loopback,
+// if it has one of the other family.
 func TestNoOwnAddressOfFamily(t *testing.T) {
 	tb := &ruleset.Table{ID: ruleset.TableID{Family: ruleset.FamilyInet, Name: "t"}, Chains: natrules.BaseChains()[:1]}
 	tb.Chains[0].Rules = []ruleset.Rule{{Handle: 1, Raw: natrules.Join(natrules.TCP(), natrules.Dport(80), natrules.Expr("redir"))}}
@@ -484,6 +485,12 @@ func TestNoOwnAddressOfFamily(t *testing.T) {
 		if b.Address.Is6() {
 			t.Errorf("published %s", b.Key)
 		}
+	}
+	h.Nodes, h.Local, h.Outer, h.Uplinks = nil, h.Local[:1], 0, nil // it may get addresses yet
+	c.SetHost(h)
+	c.Commit()
+	if got := summary(c.Bindings()); len(got) != 2 {
+		t.Errorf("without any address: %q", got)
 	}
 }
 
