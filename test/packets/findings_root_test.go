@@ -508,7 +508,7 @@ func (o *oracle) wrongNow(w want, patience time.Duration) string {
 		}
 		return ""
 	case uncertain:
-		if o.named(silent, s, o.explain(s)) == "" {
+		if o.named(silent, s, o.explain(s)) != byDoubt {
 			return "not said to be uncertain: " + found
 		}
 		return ""

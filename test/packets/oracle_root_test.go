@@ -92,6 +92,9 @@ const (
 
 	byListing = ", but listed with the reason"
 	byDoubt   = ", but named uncertain"
+	// Two own addresses lead to different servers, and only one of them gets the port
+	// on the host's loopback.
+	byConflict = ", but another own address is listed as a conflict"
 )
 
 // totals are the counts of all worlds, by family.
@@ -117,7 +120,8 @@ func (a *totals) String() string {
 	defer a.mu.Unlock()
 	out := "| | IPv4 | IPv6 |\n|---|---|---|\n"
 	for _, what := range []string{rulesetsTried, statesTried, connections, compared, agreed, settledLate,
-		missed, missed + byListing, ghost, wider, wrong, wrong + byDoubt, silent, silent + byDoubt} {
+		missed, missed + byListing, ghost, wider, wrong, wrong + byDoubt, wrong + byConflict,
+		silent, silent + byDoubt, silent + byConflict} {
 		out += fmt.Sprintf("| %s | %d | %d |\n", what, a.found["IPv4"][what], a.found["IPv6"][what])
 	}
 	return out
@@ -284,7 +288,7 @@ func (o *oracle) judge(where string, history []string) {
 }
 
 const (
-	fewestLooks = 8                // at what seems wrong, as a balancer sends each client to another server
+	fewestLooks = 3                // at what explain names, which may be one of several servers that a balancer chooses
 	settled     = 20 * time.Second // when a busy machine has done what a ruleset asks for; only a failure takes so long
 	soon        = 3 * time.Second  // when it should have
 )
@@ -440,8 +444,12 @@ func (o *oracle) named(class string, s *slot, r explain.Report) string {
 			return byListing
 		}
 	case silent, wrong:
-		if uncertain {
+		conflict := func(p status.Publication) bool { return p.State == port.Conflict }
+		switch {
+		case uncertain:
 			return byDoubt
+		case slices.ContainsFunc(s.pubs, conflict):
+			return byConflict
 		}
 	}
 	return ""

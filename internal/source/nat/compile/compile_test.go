@@ -471,7 +471,7 @@ func TestOrderOfTablesInOneDumpIsUncertain(t *testing.T) {
 }
 
 // What only an address of the machine could meet is withheld for a family in which it
-// has none but the loopback: listed, so that explain can name it, and not published.
+// has none but the loopback, if it has one of the other family.
 func TestNoOwnAddressOfFamily(t *testing.T) {
 	tb := &ruleset.Table{ID: ruleset.TableID{Family: ruleset.FamilyInet, Name: "t"}, Chains: natrules.BaseChains()[:1]}
 	tb.Chains[0].Rules = []ruleset.Rule{{Handle: 1, Raw: natrules.Join(natrules.TCP(), natrules.Dport(80), natrules.Expr("redir"))}}
@@ -492,6 +492,12 @@ func TestNoOwnAddressOfFamily(t *testing.T) {
 	}
 	if six != 1 {
 		t.Errorf("%d bindings of IPv6, want 1", six)
+	}
+	h.Nodes, h.Local, h.Outer, h.Uplinks = nil, h.Local[:1], 0, nil // it may get addresses yet
+	c.SetHost(h)
+	c.Commit()
+	if got := summary(c.Bindings()); len(got) != 2 {
+		t.Errorf("without any address: %q", got)
 	}
 }
 

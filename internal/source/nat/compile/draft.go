@@ -89,6 +89,13 @@ func (c *Compiler) draftAt(drafts map[bindingKey]*draft, id slotID, s share, r r
 		return
 	}
 	outer := c.outer(id.v6)
+	switch {
+	case len(outer) > 0:
+	case s.act.hook == ruleset.HookPrerouting:
+		outer = []netip.Addr{addr}
+	default:
+		outer = []netip.Addr{port.Loopback(addr)}
+	}
 	if outer = outer[:min(len(outer), maxKeys)]; c.uniform(r, id.v6) {
 		outer = outer[:1]
 	}
@@ -156,11 +163,13 @@ func (c *Compiler) keys(r region.Region, v6 bool) keys {
 		}
 	}
 	nodes, outer := c.nodes(v6), c.outer(v6)
-	if len(nodes) == 0 || !region.Most(to, v6) {
+	// A machine that has no address at all yet is taken to get one of each family.
+	if len(nodes) == 0 && len(c.host.Nodes) > 0 || !region.Most(to, v6) {
 		if in := c.localKeys(to, v6); len(in) > 0 || !region.Most(to, v6) {
 			return keys{addrs: in}
 		}
-		return keys{[]netip.Addr{wildcard(v6)}, "this machine has no address that other machines reach"}
+		return keys{[]netip.Addr{wildcard(v6)}, "this machine has no address of this family that other machines reach"}
+	}
 	}
 	if !addrs.Meets(c.host.outers[familyIndex(v6)], to.Complement()) {
 		return keys{addrs: []netip.Addr{wildcard(v6)}}

@@ -111,6 +111,40 @@ func TestSetsAgainstEveryValue(t *testing.T) {
 	checkSets(t, r, Names(), universeNames, patternOf(r))
 }
 
+func checkMeets[T comparable](t *testing.T, r *rand.Rand, d *Domain[T], universe []T) {
+	t.Helper()
+	for range 3000 {
+		a, inA := randomSet(r, d, spanOf(r, d, universe), 4)
+		b, _ := randomSet(r, d, spanOf(r, d, universe), 4)
+		if got, want := d.Meets(a, b), !d.Disjoint(a, b); got != want {
+			t.Fatalf("Meets(%v, %v) = %t, want %t", a, b, got, want)
+		}
+		span := Span[T]{pick(r, universe), pick(r, universe)}
+		first, ok := d.First(a, span)
+		if want := !d.Disjoint(a, d.Range(span.Lo, span.Hi)); ok != want {
+			t.Fatalf("First(%v, %v): %t, want %t", a, span, ok, want)
+		}
+		if !ok {
+			continue
+		}
+		if !d.Contains(a, first) || d.compare(first, span.Lo) < 0 || d.compare(first, span.Hi) > 0 {
+			t.Fatalf("First(%v, %v) = %v, which is not in both", a, span, first)
+		}
+		for _, v := range universe {
+			if inA(v) && d.compare(span.Lo, v) <= 0 && d.compare(v, first) < 0 {
+				t.Fatalf("First(%v, %v) = %v, but %v is in it", a, span, first, v)
+			}
+		}
+	}
+}
+
+func TestFirstAndMeets(t *testing.T) {
+	r := rand.New(rand.NewPCG(9, 10))
+	checkMeets(t, r, Ports(), universePorts)
+	checkMeets(t, r, Addrs(false), universe4)
+	checkMeets(t, r, Addrs(true), universe6)
+}
+
 func TestSpans(t *testing.T) {
 	r := rand.New(rand.NewPCG(3, 4))
 	for range 2000 {
