@@ -67,6 +67,12 @@ _Static_assert(__builtin_offsetof(struct change_event, bytes) == 56, "no hidden 
 /* Changes of one commit that are reported; beyond these, a dump is cheaper. */
 #define NFT_LIMIT 256
 
+/*
+ * Records of one commit, of about 990 that the ring holds. As those wake nobody, the
+ * commit's end must find room after them.
+ */
+#define NFT_RECORDS 900
+
 /* Names of tables, chains and sets have up to 255 bytes; keys and values 64. */
 #define NFT_NAME 256
 #define NFT_DATA 64
@@ -87,6 +93,8 @@ struct commit {
 	__u32 generation; /* of the last commit, 0 before the first */
 	__u32 reported;	  /* generation of the last commit that was reported, 0 before the first */
 	__u32 others;	  /* commits that were not reported */
+	__u32 records;	  /* of the commit's changes */
+	__u32 padding;
 };
 
 const volatile __u32 observed_netns = 0;
@@ -229,11 +237,14 @@ static __always_inline bool nft_observed(struct net *net)
 	return BPF_CORE_READ(net, ns.inum) == observed_netns;
 }
 
-/* Sends the record to the agent, which is woken when a commit is complete. */
-static __always_inline void nft_send(struct change_event *e, struct commit *c, bool wake)
+/* Sends the record to the agent, which is woken when a commit is complete. False if it found no room. */
+static __always_inline bool nft_send(struct change_event *e, struct commit *c, bool wake)
 {
-	if (bpf_ringbuf_output(&commits, e, sizeof(*e), wake ? BPF_RB_FORCE_WAKEUP : BPF_RB_NO_WAKEUP))
+	if (bpf_ringbuf_output(&commits, e, sizeof(*e), wake ? BPF_RB_FORCE_WAKEUP : BPF_RB_NO_WAKEUP)) {
 		__sync_fetch_and_add(&c->lost, 1);
+		return false;
+	}
+	return true;
 }
 
 static __always_inline void nft_signal(struct scratch *s, __u8 kind, struct commit *c)
@@ -317,8 +328,8 @@ static __always_inline struct scratch *nft_begin(const struct nft_ctx *ctx, stru
 	}
 	if (!c->matters)
 		return NULL;
-	if (c->sent >= NFT_LIMIT) {
-		if (c->sent == NFT_LIMIT)
+	if (c->sent >= NFT_LIMIT || c->records >= NFT_RECORDS) {
+		if (c->sent <= NFT_LIMIT)
 			nft_signal(s, CHANGE_MANY, c);
 		c->sent = NFT_LIMIT + 1;
 		return NULL;
@@ -374,6 +385,7 @@ static __always_inline void nft_finish(struct scratch *s, struct commit *c)
 		s->event.offset = i * NFT_CHUNK;
 		__builtin_memcpy(s->event.bytes, &s->bytes[i * NFT_CHUNK], NFT_CHUNK);
 		nft_send(&s->event, c, false);
+		c->records++;
 	}
 }
 
@@ -388,6 +400,7 @@ static __always_inline int nft_commit_begins(struct net *net)
 		c->thread = thread;
 		c->table = 0;
 		c->sent = 0;
+		c->records = 0;
 	} else if (c->thread == thread) {
 		c->thread = 0;
 	}
@@ -422,8 +435,8 @@ static __always_inline int nft_commit_ends(__u32 generation)
 	s->event.generation = generation;
 	s->event.since = c->reported;
 	s->event.lost = c->lost;
-	c->reported = generation;
-	nft_send(&s->event, c, true);
+	if (nft_send(&s->event, c, true))
+		c->reported = generation;
 	return 0;
 }
 
@@ -450,7 +463,8 @@ static __always_inline int nft_chain_changes(const struct nft_ctx *ctx, int even
 
 	if (!c)
 		return 0;
-	if (event == NFT_MSG_NEWCHAIN && nft_is_nat(BPF_CORE_READ(ctx, chain)) && nft_observed(BPF_CORE_READ(ctx, net))) {
+	/* One that is deleted is no longer among the table's chains. */
+	if (nft_is_nat(BPF_CORE_READ(ctx, chain)) && nft_observed(BPF_CORE_READ(ctx, net))) {
 		bpf_map_update_elem(&tables, &handle, &matters, BPF_ANY);
 		c->table = 0; /* look it up again */
 	}

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -26,6 +27,7 @@ type Reader struct {
 	file   *os.File // polled by the runtime
 	conn   syscall.RawConn
 	closed atomic.Bool
+	ready  sync.Mutex // held while Ready looks at the ring, which must not be unmapped then
 }
 
 // Reader opens one of Config.Maps. It is closed with the object.
@@ -45,7 +47,9 @@ func (o *Object) Reader(name string) (*Reader, error) {
 	}
 	r := &Reader{reader: reader, file: os.NewFile(uintptr(fd), "ringbuf")}
 	o.made = append(o.made, closer(func() error {
+		r.ready.Lock()
 		r.closed.Store(true)
+		r.ready.Unlock() // Close waits for a Read, which calls Ready
 		return r.file.Close()
 	}))
 	if r.conn, err = r.file.SyscallConn(); err != nil {
@@ -71,9 +75,13 @@ func (r *Reader) Read() ([]byte, error) {
 	return r.record.RawSample, err
 }
 
-// Ready reports whether Read would find a record at once. It is called by the goroutine
-// that reads, before Close.
-func (r *Reader) Ready() bool { return r.reader.AvailableBytes() > 0 }
+// Ready reports whether Read would return at once: there is a record, or the object is
+// closed. It is called by the goroutine that reads.
+func (r *Reader) Ready() bool {
+	r.ready.Lock()
+	defer r.ready.Unlock()
+	return r.closed.Load() || r.reader.AvailableBytes() > 0
+}
 
 // SetDeadline bounds the next Read; the zero time is none.
 func (r *Reader) SetDeadline(t time.Time) { _ = r.file.SetReadDeadline(t) }

@@ -512,3 +512,12 @@ func TestRedialer(t *testing.T) {
 		t.Errorf("%d lines:\n%s", n, log.String())
 	}
 }
+
+// Where few descriptors are allowed, silent connections use a part of them only.
+func TestUnprovedLimit(t *testing.T) {
+	for descriptors, want := range map[uint64]int{0: 1024, 2: 1, 64: 16, 1024: 256, 4096: 1024, 1 << 20: 1024, 1<<64 - 1: 1024} {
+		if got := unprovedLimit(descriptors); got != want {
+			t.Errorf("%d descriptors: %d, want %d", descriptors, got, want)
+		}
+	}
+}

@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"time"
 
+	"github.com/fairlead/fairlead/internal/own"
 	"github.com/fairlead/fairlead/internal/wire"
 )
 
@@ -57,7 +58,7 @@ type Options struct {
 	Logger    *slog.Logger
 
 	minVersion, maxVersion int           // wire.Version if 0
-	maxUnproved            int           // connections that have sent no opening yet; 1,024 if 0
+	maxUnproved            int           // connections that have sent no opening yet; unprovedLimit if 0
 	openingTime            time.Duration // the constant if 0
 }
 
@@ -75,7 +76,7 @@ func (o Options) withDefaults() Options {
 		o.openingTime = openingTime
 	}
 	if o.maxUnproved == 0 {
-		o.maxUnproved = 1024
+		o.maxUnproved = unprovedLimit(own.Descriptors())
 	}
 	if o.MaxStreams == 0 {
 		o.MaxStreams = 10_240 + 256
@@ -90,6 +91,16 @@ func (o Options) withDefaults() Options {
 		o.minVersion, o.maxVersion = wire.Version, wire.Version
 	}
 	return o
+}
+
+// unprovedLimit is how many connections may wait for their opening at once, for a limit
+// of file descriptors (0 is none). So few that the oldest is closed before new ones are
+// refused because descriptors are scarce.
+func unprovedLimit(descriptors uint64) int {
+	if descriptors == 0 {
+		return 1024
+	}
+	return int(max(1, min(1024, descriptors/4)))
 }
 
 // complete checks the options and fills in what has a default.

@@ -117,6 +117,26 @@ add rule ip t pre tcp dport @s dnat to 10.0.0.9:1`)
 	}
 }
 
+// A table that is there before the source starts may get its first nat chain at a hook
+// that matters later: by itself, with rules, or again after it was deleted.
+func TestFirstNATChainOfKnownTable(t *testing.T) {
+	w := newWorld(t)
+	nft := func(s string) { t.Helper(); w.run(s, "nft", "-f", "-") }
+	const post = "chain post { type nat hook postrouting priority 100; }; "
+	nft("table ip nat { " + post + "}\ntable ip one { " + post + "}\ntable ip again { " + post + "chain pre { type nat hook prerouting priority -90; }; }")
+	all := w.startMethods(nat.Options{})
+	const a, b, c = "tcp 0.0.0.0:80 [ip nat] 10.0.0.1:80", "tcp 0.0.0.0:81 [ip one] 10.0.0.1:81", "tcp 0.0.0.0:82 [ip again] 10.0.0.1:82"
+	nft("add chain ip nat pre { type nat hook prerouting priority -100; }")
+	nft("add rule ip nat pre tcp dport 80 dnat to 10.0.0.1")
+	expectAll(t, all, "chain, then rule", a)
+	nft("add chain ip one pre { type nat hook prerouting priority -100; }\nadd rule ip one pre tcp dport 81 dnat to 10.0.0.1")
+	expectAll(t, all, "chain and rule", a, b)
+	nft("delete chain ip again pre")
+	nft("add chain ip again pre { type nat hook prerouting priority -90; }")
+	nft("add rule ip again pre tcp dport 82 dnat to 10.0.0.1")
+	expectAll(t, all, "deleted and added again", a, b, c)
+}
+
 func TestLiveIptables(t *testing.T) {
 	w := newWorld(t)
 	all := w.startMethods(nat.Options{})

@@ -58,6 +58,8 @@ type NftCommit struct {
 	Generation uint32
 	Reported   uint32
 	Others     uint32
+	Records    uint32
+	Padding    uint32
 }
 
 type NftScratch struct {

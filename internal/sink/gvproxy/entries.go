@@ -105,6 +105,9 @@ func (s session) Wishes(ctx context.Context, slot port.Slot) []peer.Wish {
 			s.leaveToPodman(w, p, paused)
 			continue
 		}
+		if s.podman && s.leaveToStart(w, p) {
+			continue
+		}
 		var problem string
 		if w.Remote, problem = s.remote(ctx, p, w.Target); problem != "" {
 			s.driver.Answer(w, port.Failed, problem)

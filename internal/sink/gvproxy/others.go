@@ -36,15 +36,39 @@ func opensContainerPorts(marker string) (bool, error) {
 	return !strings.EqualFold(strings.TrimSpace(string(kind)), "wsl"), err
 }
 
-// podmanPrograms are the programs that hold or relay the ports of Podman's containers.
-var podmanPrograms = [...]string{"conmon", "podman", "rootlessport", "pasta", "passt", "slirp4netns"}
-
 // byPodman reports whether a publication is a port of one of Podman's containers.
 func byPodman(p port.Publication) bool {
 	return slices.ContainsFunc(p.Origins, func(o port.OriginInfo) bool {
-		return o.Maker == port.MakerNetavark ||
-			slices.ContainsFunc(podmanPrograms[:], func(name string) bool { return o.Program != "" && strings.HasPrefix(o.Program, name) })
+		return o.Maker == port.MakerNetavark || podmanRelay(o.Program)
 	})
+}
+
+// podmanRelay reports whether a program of this name holds or relays the ports of
+// Podman's containers.
+func podmanRelay(program string) bool {
+	switch program {
+	case "conmon", "pasta", "pasta.avx2", "passt", "passt.avx2", "slirp4netns":
+		return true
+	}
+	return strings.HasPrefix(program, "rootlessport") // and its child, whose name the kernel truncates
+}
+
+// leaveToStart reports whether podman itself has opened a port a moment ago. It opens
+// the ports of a container that starts, until conmon holds them. Then the wish is
+// pending. Later it is a port of its own, as that of "podman system service".
+func (s session) leaveToStart(w peer.Wish, p port.Publication) bool {
+	var until time.Time
+	for _, o := range p.Origins {
+		if t := o.Since.Add(s.o.othersGrace); o.Program == "podman" && t.After(until) {
+			until = t
+		}
+	}
+	if !time.Now().Before(until) {
+		return false
+	}
+	s.driver.Answer(w, port.Pending, "podman opened this port a moment ago, perhaps for a container that starts")
+	s.pauses[w.Slot] = &pause{again: until}
+	return true
 }
 
 // pause is a slot with wishes that wait for other programs.

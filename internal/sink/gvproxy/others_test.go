@@ -93,6 +93,7 @@ func ofPodman(t *testing.T) map[string]port.Publication {
 		{Origin: port.Origin{Source: port.SourceSocket, ID: "2"}, Program: "conmon"},
 		{Origin: port.Origin{Source: port.SourceSocket, ID: "3"}, Program: "rootlessport"},
 		{Origin: port.Origin{Source: port.SourceSocket, ID: "4"}, Program: "pasta.avx2"},
+		{Origin: port.Origin{Source: port.SourceSocket, ID: "5"}, Program: "rootlessport-ch"},
 	} {
 		key := fmt.Sprintf("tcp 0.0.0.0:%d", 9000+i)
 		p := peertest.Pub(t, key, fmt.Sprintf("127.0.0.1:%d", 9000+i))
@@ -132,10 +133,44 @@ func TestPortsOfPodmanAreNeverTaken(t *testing.T) {
 	rig.Put(peertest.Pub(t, "tcp 0.0.0.0:8080", "127.0.0.1:8080")) // of another program
 	rig.WantState("tcp 0.0.0.0:8080", port.Active)
 	rig.Stop()
-	f.want("tcp/:9000 to 192.168.127.2:9000", "tcp/:9001 to 192.168.127.2:9001", "tcp/:9002 to 192.168.127.2:9002", "tcp/:9003 to 192.168.127.2:9003")
+	f.want("tcp/:9000 to 192.168.127.2:9000", "tcp/:9001 to 192.168.127.2:9001", "tcp/:9002 to 192.168.127.2:9002", "tcp/:9003 to 192.168.127.2:9003", "tcp/:9004 to 192.168.127.2:9004")
 	for n := range len(ways) {
 		f.unasked(9000 + n)
 	}
+}
+
+// heldBy returns a publication of a socket that a program holds since a time.
+func heldBy(t *testing.T, number int, program string, since time.Time) port.Publication {
+	t.Helper()
+	p := peertest.Pub(t, fmt.Sprintf("tcp 0.0.0.0:%d", number), fmt.Sprintf("127.0.0.1:%d", number))
+	p.Origins = []port.OriginInfo{{Origin: port.Origin{Source: port.SourceSocket, ID: "1"}, Program: program, Since: since}}
+	return p
+}
+
+func TestProgramsThatAreNotOfPodmanAreTaken(t *testing.T) {
+	f := newForwarder(t)
+	rig := start(t, f, marker(t, "qemu"), func(o *Options) { o.othersGrace = time.Minute })
+	for i, program := range []string{"conmond", "passt-web", "pastafarian", "podman-web", "podmansh", "slirp4netns-x", ""} {
+		p := heldBy(t, 9100+i, program, time.Now())
+		rig.Put(p)
+		rig.WantState(fmt.Sprintf("tcp 0.0.0.0:%d", 9100+i), port.Active)
+	}
+	rig.Put(heldBy(t, 9200, "podman", time.Now().Add(-time.Hour))) // its API
+	rig.WantState("tcp 0.0.0.0:9200", port.Active)
+}
+
+// Podman opens the ports of a container before conmon holds them.
+func TestPortOfPodmanItselfIsLeftAloneForAGrace(t *testing.T) {
+	f := newForwarder(t)
+	rig := start(t, f, marker(t, "qemu"), func(o *Options) { o.Audit = often })
+	rig.Put(heldBy(t, 9000, "podman", time.Now()))
+	if o := rig.WantState("tcp 0.0.0.0:9000", port.Pending); !strings.Contains(o.Reason, "podman opened this port") {
+		t.Errorf("reason %q", o.Reason)
+	}
+	f.listed()
+	f.unasked(9000)
+	rig.Put(heldBy(t, 9000, "podman", time.Now().Add(often-othersGrace)))
+	rig.WantState("tcp 0.0.0.0:9000", port.Active)
 }
 
 // Podman opens no ports by itself in other guests, nor in its machines of WSL.

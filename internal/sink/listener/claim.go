@@ -56,6 +56,9 @@ func (s *Sink) groupOf(c *claim) *group {
 // be available, narrower addresses of its server are opened instead.
 func (s *Sink) assign(g *group, now time.Time) {
 	was := maps.Clone(g.given)
+	if h := g.wildcard(); h != nil && h.beside && g.servedAt(h.at) {
+		h.beside = false
+	}
 	s.assignOnce(g, was, now)
 	h := g.wildcard()
 	switch {
@@ -75,6 +78,17 @@ func (s *Sink) assign(g *group, now time.Time) {
 // wildcard returns the placeholder of the family's wildcard, nil if there is none.
 func (g *group) wildcard() *placeholder {
 	return cmp.Or(g.given[netip.IPv4Unspecified()], g.given[netip.IPv6Unspecified()])
+}
+
+// servedAt reports whether a socket of a claim's publication listens at an address that
+// it claims.
+func (g *group) servedAt(at netip.AddrPort) bool {
+	for c := range g.claims {
+		if c.at == at && servedBy(&c.pub, at) == byItself {
+			return true
+		}
+	}
+	return false
 }
 
 // again updates a placeholder whose time has come. A wildcard is tried before the

@@ -634,6 +634,46 @@ func TestWildcardThatIsTakenLeavesTheLoopback(t *testing.T) {
 	})
 }
 
+// A server that binds a wildcard that could not be opened is reported at once, not when
+// the wildcard would be tried again.
+func TestServerBindsTakenWildcard(t *testing.T) {
+	run(t, Options{}, func(g *rig) {
+		ps := owned(web, nat("127.0.0.1:80", "10.0.0.1:80"), nat("0.0.0.0:80", "10.0.0.1:80"))
+		ps[1].Decision.Host = []netip.AddrPort{ap("0.0.0.0:80")}
+		g.net.fail("0.0.0.0:80", syscall.EADDRINUSE)
+		g.put(ps...)
+		g.wait(5 * time.Second)
+		g.wantOpen("taken", "127.0.0.1:80")
+		g.wantOutcome("taken", ps[1], "conflict 0.0.0.0:80")
+		ps = owned(web, nat("127.0.0.1:80", "10.0.0.1:80"), socket(nat("0.0.0.0:80", "10.0.0.1:80"), "", "0.0.0.0:80"))
+		ps[1].Decision.Host = []netip.AddrPort{ap("0.0.0.0:80")}
+		g.put(ps[1])
+		g.wait(time.Second)
+		g.wantOpen("served")
+		g.wantOutcome("served", ps[0], "active 127.0.0.1:80")
+		g.wantOutcome("served", ps[1], "active 0.0.0.0:80")
+	})
+}
+
+// Only an address that is not available is given up for narrower ones.
+func TestWildcardThatFailsOtherwiseIsTriedAgain(t *testing.T) {
+	for _, err := range []error{own.ErrDescriptors, syscall.ENOBUFS} {
+		t.Run(err.Error(), func(t *testing.T) {
+			run(t, Options{}, func(g *rig) {
+				ps := owned(web, nat("127.0.0.1:80", "10.0.0.1:80"), nat("0.0.0.0:80", "10.0.0.1:80"))
+				ps[1].Decision.Host = []netip.AddrPort{ap("0.0.0.0:80")}
+				g.net.fail("0.0.0.0:80", err)
+				g.put(ps...)
+				g.wait(5 * time.Second)
+				g.wantOpen("failing")
+				g.net.fail("0.0.0.0:80", nil)
+				g.wait(failureMax)
+				g.wantOpen("well again", "0.0.0.0:80")
+			})
+		})
+	}
+}
+
 // The socket of a publication serves its narrow address where it keeps the wildcard of
 // its owner from being opened.
 func TestOwnSocketIsNoConflict(t *testing.T) {

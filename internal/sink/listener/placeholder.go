@@ -28,7 +28,7 @@ type placeholder struct {
 	since  time.Time        // since when it could be opened
 	busy   bool             // it could not, at the last update
 	had    bool             // the publication had a socket of its own here
-	failed bool             // the last attempt to open it failed
+	failed bool             // the last attempt to open it failed because of the address
 	beside bool             // so narrower addresses are open beside it; only of a wildcard
 	rare   schedule.Backoff // between attempts then, for which these are closed
 	retry  schedule.Backoff // between attempts to open it
@@ -67,6 +67,7 @@ func (s *Sink) update(h *placeholder, now time.Time) {
 		return
 	}
 	s.due.Cancel(h)
+	h.failed = false
 	own, settle := notServed, time.Duration(0)
 	for _, c := range append([]*claim{h.winner}, h.shared...) {
 		own = max(own, servedBy(&c.pub, h.at))
@@ -144,7 +145,7 @@ func (s *Sink) open(h *placeholder, now time.Time) {
 	// Before it is bound, so that no refused bind is missed.
 	s.watch(h.at.Port(), 1)
 	err := s.listen(s.ctx, h)
-	h.failed = err != nil
+	h.failed = errors.Is(err, syscall.EADDRINUSE) || errors.Is(err, syscall.EACCES)
 	if err == nil {
 		h.retry.Reset()
 		h.rare.Reset()

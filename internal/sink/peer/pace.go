@@ -15,10 +15,12 @@ import (
 const (
 	// DialTimeout bounds one attempt to reach a peer.
 	DialTimeout = 600 * time.Millisecond
-	// downMin and downMax bound the pause between two: a peer that restarts has its
-	// entries within a second, one that is away for long costs little.
+	// downMin and downMax bound the pause between two. It is downMin for the time of
+	// restart, so that a peer that restarts has its entries within a second, and grows
+	// after that, so that one that is away for long costs little.
 	downMin = 300 * time.Millisecond
 	downMax = 5 * time.Second
+	restart = 10 * time.Second
 	// MaxPause is the longest pause after a peer that runs closed a connection.
 	MaxPause = 10 * time.Second
 	// Farewell bounds the removal of entries at the end.
@@ -43,7 +45,8 @@ type Pace struct {
 	since    time.Time
 	pause    schedule.Backoff
 	next     time.Duration
-	down     schedule.Backoff // between attempts that fail
+	down     schedule.Backoff // between attempts that fail, after the time of restart
+	away     time.Time        // when the first of them failed, zero if the last did not
 	cautious bool             // an attempt that fails is no reason to try more often
 }
 
@@ -69,6 +72,7 @@ func (p *Pace) Begin(up bool) {
 	p.since = time.Now()
 	switch {
 	case up:
+		p.away = time.Time{}
 		p.down.Reset()
 	case !p.cautious:
 		p.reset()
@@ -76,7 +80,16 @@ func (p *Pace) Begin(up bool) {
 }
 
 // Down waits after an attempt that failed, at most until ctx ends.
-func (p *Pace) Down(ctx context.Context) { _ = schedule.Sleep(ctx, p.down.Next()) }
+func (p *Pace) Down(ctx context.Context) {
+	if p.away.IsZero() {
+		p.away = time.Now()
+	}
+	pause := downMin
+	if time.Since(p.away) >= restart {
+		pause = p.down.Next()
+	}
+	_ = schedule.Sleep(ctx, pause)
+}
 
 func (p *Pace) reset() {
 	p.pause.Reset()

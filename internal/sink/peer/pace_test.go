@@ -58,6 +58,25 @@ func TestCautiousPace(t *testing.T) {
 	})
 }
 
+// A peer that restarts is found within a pause, also if that takes seconds.
+func TestPaceDuringRestart(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := NewPace()
+		for range 2 { // each restart
+			for begin := time.Now(); time.Since(begin) < restart; {
+				last := time.Now()
+				p.Begin(false)
+				p.Down(t.Context())
+				if d := time.Since(last); d != downMin {
+					t.Errorf("%v after the first attempt the pause is %v, want %v", last.Sub(begin), d, downMin)
+				}
+			}
+			time.Sleep(time.Minute)
+			p.Begin(true)
+		}
+	})
+}
+
 // A peer that is away is looked for ever less often, and at once after a restart.
 func TestPaceOfAnAbsentPeer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -68,7 +87,7 @@ func TestPaceOfAnAbsentPeer(t *testing.T) {
 			p.Down(t.Context())
 			attempts++
 		}
-		if attempts > 750 {
+		if attempts > 800 {
 			t.Errorf("%d attempts in an hour", attempts)
 		}
 		p.Begin(true)

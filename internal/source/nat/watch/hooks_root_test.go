@@ -64,7 +64,8 @@ func testHooks(t *testing.T, method string) {
 		}
 	}
 	// Made before the hooks are attached; also loads the module.
-	nft("table ip old { chain pre { type nat hook prerouting priority 0; }; }\ntable ip filter { chain f { }; }")
+	nft("table ip old { chain pre { type nat hook prerouting priority 0; }; }\ntable ip filter { chain f { }; }\n" +
+		"table ip less { chain pre { type nat hook prerouting priority 0; }; chain c { }; }")
 	k, err := Open(slog.New(slog.DiscardHandler), fmt.Sprintf("/proc/self/fd/%d", space.FD()), nil)
 	if err != nil {
 		t.Fatal(err)
@@ -104,10 +105,20 @@ func testHooks(t *testing.T, method string) {
 	for i := range 300 {
 		fmt.Fprintf(&many, "add chain ip many c%d\n", i)
 	}
+	// Few changes, each of which takes several records.
+	long := func(c string) string { return strings.Repeat(c, 250) }
+	var large strings.Builder
+	fmt.Fprintf(&large, "add table ip %s\nadd chain ip %[1]s pre { type nat hook prerouting priority 0; }\nadd chain ip %[1]s %s\n", long("t"), long("c"))
+	fmt.Fprintf(&large, "add map ip %s %s { type ipv4_addr : verdict; }\n", long("t"), long("m"))
+	for i := range 250 {
+		fmt.Fprintf(&large, "add element ip %s %s { 10.0.0.%d : goto %s }\n", long("t"), long("m"), i, long("c"))
+	}
 	last := uint32(0) // generation that was reported
 	for _, step := range []struct{ script, want string }{
 		{"add rule ip filter f counter", ""},
 		{"add rule ip old pre counter", "6 old pre; 15  end"},
+		// The first change of a table may be that its only nat chain is deleted.
+		{"delete chain ip less pre", "5 less pre; 15  end"},
 		{"table ip t { chain c { counter; }; chain post { type nat hook postrouting priority 0; }; }", ""},
 		{"add rule ip t c counter\ndelete table ip filter", ""},
 		{"add set ip t s { type inet_service; }\nadd element ip t s { 80 }\nadd counter ip t n", ""},
@@ -125,6 +136,7 @@ func testHooks(t *testing.T, method string) {
 		{"add rule ip6 u c counter", ""},
 		// One with very many chains is not looked at in full.
 		{"add table ip many\n" + many.String(), "many"},
+		{large.String(), "many"},
 		{"delete table ip t", "8 t c; 8 t c; 8 t c; 8 t c; 5 t c; 5 t post; 5 t pre; 5 t late; 2 t; 15  end"},
 		{"add table ip t", ""},
 		{"delete table ip old", "8 old pre; 5 old pre; 2 old; 15  end"},

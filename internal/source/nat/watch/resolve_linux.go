@@ -101,7 +101,8 @@ func (r *resolver) objects() error {
 	var requests []request
 	skip := doomed(r.msgs)
 	for i, m := range r.msgs {
-		if !m.Bare || skip[i] || r.ignored(m) {
+		// A new chain may be the table's first at a nat hook, so that it matters now.
+		if !m.Bare || skip[i] || r.ignored(m) && m.Type != ruleset.MsgNewChain {
 			continue
 		}
 		if q, ok := requestFor(m); ok {
