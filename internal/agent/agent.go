@@ -196,7 +196,7 @@ func (a *Agent) wireHostlink() error {
 		}
 	}
 	o := link.Options{
-		Role: link.RoleAgent, Identity: link.NewIdentity(), Name: machineName("guest"), Version: version.String(),
+		Role: link.RoleAgent, Identity: link.NewIdentity(), Name: machineName("guest"), Version: version.String(), Network: link.NetworkID(),
 		AllowUIDs: a.cfg.AllowUIDs, AllowCIDs: a.cfg.AllowCIDs, Logger: a.log,
 	}
 	a.links = &links{endpoints: a.cfg.Link, options: o, tokenFile: a.cfg.TokenFileOf, sessions: make(chan link.Session)}

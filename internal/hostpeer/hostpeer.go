@@ -42,7 +42,7 @@ func New(cfg config.Host, log *slog.Logger, level *slog.LevelVar) (*Daemon, erro
 		name = "host"
 	}
 	o := link.Options{
-		Role: link.RoleHost, Identity: link.NewIdentity(), Name: name, Version: version.String(),
+		Role: link.RoleHost, Identity: link.NewIdentity(), Name: name, Version: version.String(), Network: link.NetworkID(),
 		Logger: log,
 	}
 	d := &Daemon{cfg: cfg, log: log, sockets: new(own.Sockets)}

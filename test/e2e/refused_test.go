@@ -60,6 +60,35 @@ func TestRefusedHostIsShown(t *testing.T) {
 	}
 }
 
+// In one network namespace the host would publish what it opens itself, and flows would
+// return to it.
+func TestSharedNetworkIsRefused(t *testing.T) {
+	r := newRig(t)
+	r.outside = r.guest
+	r.guest.listen(t, "tcp4", "127.0.0.1:8001")
+	r.startAgent()
+	r.startHost()
+	for _, c := range []struct {
+		args    []string
+		control string
+	}{
+		{[]string{"ls"}, r.agentCtl}, {[]string{"explain", "8001"}, r.agentCtl}, {[]string{"doctor"}, r.agentCtl},
+		{[]string{"ls"}, r.hostCtl}, {[]string{"explain", "8001"}, r.hostCtl}, {[]string{"doctor", "--host"}, r.hostCtl},
+	} {
+		wait.Until(t, fmt.Sprint(c.args, " names the refusal"), func() error {
+			out, stderr, _ := fairlead(t, append(c.args, "--control", c.control)...)
+			if text := strings.Join(strings.Fields(out), " "); !strings.Contains(text, "agent and host share one network namespace") {
+				return fmt.Errorf("%s%s", out, stderr)
+			}
+			return nil
+		})
+	}
+	r.outside = newSpace(t)
+	r.host.kill()
+	r.startHost()
+	r.wantState("tcp 127.0.0.1:8001", "active")
+}
+
 // While the guest is away its ports are open for a while, and do not answer.
 func TestHostWithoutItsGuest(t *testing.T) {
 	r := newRig(t)

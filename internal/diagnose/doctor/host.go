@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"strings"
 	"time"
+
+	"github.com/fairlead/fairlead/internal/diagnose/explain"
 )
 
 // HostFacts is what is judged about a host.
@@ -115,6 +117,7 @@ func guestRemedy(reason string) string {
 		{"(token)", "give both sides the same token: `fairlead host pair`"},
 		{"(proof)", "give both sides the same token: `fairlead host pair`"},
 		{"host pair", "fetch the token: `fairlead host pair`"},
+		{"(network)", explain.NextNetwork},
 		{"(uid)", "allow this user in the guest: `fairlead agent --allow-uids`"},
 		{"(cid)", "allow this host in the guest: `fairlead agent --allow-cids`"},
 		{"(version)", "update the older of agent and host; `fairlead version` prints their versions"},

@@ -46,6 +46,7 @@ func TestEachFaultOfAHostHasItsRemedy(t *testing.T) {
 		{"guest away", lost("connection refused"), Failing, "guest link", "vm at hvsock://wsl:1023 is not connected: connection refused", "start the guest"},
 		{"refused by token", lost("refused by the peer (proof): \"the tokens differ\""), Failing, "guest link", "tokens differ", "host pair"},
 		{"refused by user", lost("refused by the peer (uid): \"uid 7\""), Failing, "guest link", "uid 7", "--allow-uids"},
+		{"one network namespace", lost("peer refused (network): agent and host share one network namespace"), Failing, "guest link", "share one network namespace", "another network namespace"},
 		{"old agent", func(f *HostFacts) { f.Guests[0].Version = "v1.1.9" }, Warning, "guest version", "v1.1.9", "update the agent"},
 		{"conflict", func(f *HostFacts) { f.Conflicts = []Conflict{{"80/tcp", "in use by nginx"}} }, Warning, "ports conflict", "80/tcp: in use by nginx", "hostPort"},
 		{"relay has ports", func(f *HostFacts) {

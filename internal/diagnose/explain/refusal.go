@@ -20,6 +20,9 @@ func (r *Refusal) Text(now time.Time) string {
 	return fmt.Sprintf("a host was refused %s ago: %s", now.Sub(r.At).Round(time.Second), r.Reason)
 }
 
+// NextNetwork is what to do about an agent and a host in one network namespace.
+const NextNetwork = "run the agent in the guest and `fairlead host` outside: in a VM, or in another network namespace"
+
 // Next is what to do about it.
 func (r *Refusal) Next() string {
 	switch r.Code {
@@ -29,6 +32,8 @@ func (r *Refusal) Next() string {
 		return "allow this user with --allow-uids of the agent, or run `fairlead host` as root"
 	case "cid":
 		return "allow this vsock context with --allow-cids of the agent"
+	case "network":
+		return NextNetwork
 	case "version":
 		return "update the older of agent and host; `fairlead version` prints their versions"
 	case "role":
