@@ -103,7 +103,7 @@ func CheckToken(cfg *config.Host) error {
 func loadToken(file string) (link.Token, error) {
 	token, err := link.LoadToken(file)
 	if errors.Is(err, fs.ErrNotExist) {
-		err = fmt.Errorf("%w: %s", err, PairHint)
+		err = fmt.Errorf("%w: %s", err, PairHint(file))
 	}
 	return token, err
 }

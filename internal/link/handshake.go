@@ -212,9 +212,21 @@ func admitCID(cid uint32, o Options) error {
 
 func admitUID(uid uint32, o Options) error {
 	if uid != 0 && int(uid) != os.Geteuid() && !slices.Contains(o.AllowUIDs, uid) {
-		return refuse(RefusedUID, "uid %d, allowed are root, uid %d and %d", uid, os.Geteuid(), o.AllowUIDs)
+		return refuse(RefusedUID, "uid %d, allowed are %s", uid, allowedUsers(o.AllowUIDs))
 	}
 	return nil
+}
+
+// allowedUsers lists root, this process's user and others.
+func allowedUsers(others []uint32) string {
+	users := "root"
+	if euid := os.Geteuid(); euid > 0 {
+		users += fmt.Sprintf(", uid %d", euid)
+	}
+	for _, uid := range others {
+		users += fmt.Sprintf(", uid %d", uid)
+	}
+	return users
 }
 
 // address is a human-readable address of the peer. The remote address of an
