@@ -108,7 +108,7 @@ func newPair() *cobra.Command {
 			if err := hostinstall.Pair(c.Context(), o); err != nil {
 				return err
 			}
-			_, err := fmt.Fprintf(c.OutOrStdout(), "Token stored in %s. Restart `fairlead host` if it is running.\n", o.File)
+			_, err := fmt.Fprintf(c.OutOrStdout(), "Token stored in %s.\n", o.File)
 			return err
 		},
 	}

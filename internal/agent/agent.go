@@ -69,6 +69,7 @@ type Agent struct {
 	reconciler *reconcile.Reconciler
 	provider   provider
 	rules      atomic.Pointer[rules.Set]
+	accepted   atomic.Pointer[config.Agent] // the last configuration, of which only the rules and expose are in effect
 	metrics    *metrics.Agent
 	server     *status.Server
 	served     schedule.Signal // the metrics or the page were read
@@ -89,11 +90,12 @@ func New(cfg config.Agent, log *slog.Logger, level *slog.LevelVar) (*Agent, erro
 		return nil, err
 	}
 	a.rules.Store(cfg.Rules)
+	a.accepted.Store(&a.cfg)
 	a.provider = provider{a.registry, a.reconciler.Outcomes(), a.observer.CheckOwners}
 	a.metrics = metrics.NewAgent(a.count)
 	a.server = status.NewServer(status.Options{
 		Provider: a.provider, Explainer: gather.NewExplainer(a.diagnosed()), Examiner: a, Ready: a.notReady, Level: level, Logger: log,
-		Metrics: a.metrics.Handler(), Role: "agent", Name: machineName("guest"), Vitals: a.vitals, Peers: a.peers, Rules: a.rules.Load, Settings: a.cfg.Settings, Served: a.served,
+		Metrics: a.metrics.Handler(), Role: "agent", Name: machineName("guest"), Vitals: a.vitals, Peers: a.peers, Rules: a.rules.Load, Settings: a.settings, Served: a.served,
 	})
 	return a, nil
 }
@@ -196,7 +198,7 @@ func (a *Agent) wireHostlink() error {
 		}
 	}
 	o := link.Options{
-		Role: link.RoleAgent, Identity: link.NewIdentity(), Name: machineName("guest"), Version: version.String(),
+		Role: link.RoleAgent, Identity: link.NewIdentity(), Name: machineName("guest"), Version: version.String(), Network: link.NetworkID(),
 		AllowUIDs: a.cfg.AllowUIDs, AllowCIDs: a.cfg.AllowCIDs, Logger: a.log,
 	}
 	a.links = &links{endpoints: a.cfg.Link, options: o, tokenFile: a.cfg.TokenFileOf, sessions: make(chan link.Session)}
@@ -276,7 +278,12 @@ func (a *Agent) Run(ctx context.Context, watch func(ctx context.Context, onChang
 	return nil
 }
 
-// reload applies the settings that can change while running: the rules.
+// settings are those in effect.
+func (a *Agent) settings() []config.Setting {
+	return config.Reloaded(a.cfg.Settings(), a.accepted.Load().Settings(), "expose")
+}
+
+// reload applies the settings that can change while running: the rules and expose.
 func (a *Agent) reload(cfg config.Agent, err error) {
 	if err != nil {
 		a.log.Error("configuration refused; keeping the previous one", "err", err)
@@ -284,6 +291,7 @@ func (a *Agent) reload(cfg config.Agent, err error) {
 	}
 	a.registry.SetRules(cfg.Rules)
 	a.rules.Store(cfg.Rules)
+	a.accepted.Store(&cfg)
 	a.log.Info("rules reloaded", "rules", cfg.Rules.Len())
 }
 

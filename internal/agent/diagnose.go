@@ -65,7 +65,7 @@ func (a *Agent) peers() []status.Peer {
 		return []status.Peer{s}
 	}
 	if r := a.links.lastRefused(); r != nil {
-		return []status.Peer{{State: status.PeerRefused, Endpoint: r.Peer, Error: r.Reason, Next: r.Next(), Since: r.At}}
+		return []status.Peer{{State: status.PeerRefused, Endpoint: r.Peer, Error: r.Reason, Code: r.Code, Next: r.Next(), Since: r.At}}
 	}
 	return []status.Peer{{State: status.PeerAway, Endpoint: strings.Join(a.endpoints(), ", "), Error: "no host has connected"}}
 }

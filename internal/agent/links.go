@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"sync"
+	"time"
 
 	"github.com/fairlead/fairlead/internal/config"
 	"github.com/fairlead/fairlead/internal/diagnose/explain"
@@ -23,6 +24,7 @@ type links struct {
 
 	mu        sync.Mutex
 	listeners []*link.Listener
+	session   time.Time // when the last session began
 }
 
 // open opens all endpoints, or none.
@@ -62,7 +64,8 @@ func (l *links) optionsOf(e config.Endpoint) link.Options {
 	return o
 }
 
-// lastRefused returns the last host that an endpoint refused, nil if there was none.
+// lastRefused returns the last host that an endpoint refused since the last session began,
+// nil if there was none.
 func (l *links) lastRefused() *explain.Refusal {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -72,7 +75,7 @@ func (l *links) lastRefused() *explain.Refusal {
 			last = r
 		}
 	}
-	if last.At.IsZero() {
+	if !last.At.After(l.session) {
 		return nil
 	}
 	return &explain.Refusal{At: last.At.UTC(), Peer: last.Peer, Code: string(last.Code), Reason: last.Detail}
@@ -100,6 +103,9 @@ func (l *links) run(ctx context.Context) error {
 					cancel(err)
 					return
 				}
+				l.mu.Lock()
+				l.session = time.Now()
+				l.mu.Unlock()
 				select {
 				case l.sessions <- s:
 				case <-ctx.Done():

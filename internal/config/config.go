@@ -148,7 +148,7 @@ func defaultHost(d hostDirs) Host {
 const vsockPort = 1023
 
 // defaultConnect is the default endpoint of a guest: the WSL 2 VM on Windows, the
-// socket of an agent on the same kernel on Linux, a socket that the VM's manager
+// socket of an agent in another network namespace of the same kernel on Linux, a socket that the VM's manager
 // forwards elsewhere.
 func defaultConnect(goos string, d hostDirs) Endpoint {
 	switch goos {

@@ -35,9 +35,9 @@ docker:
   hosts: [unix:///run/docker.sock]
 ` + "```" + `
 
-A list may be one value. In flags and variables commas separate its values. Rules
-change while fairlead runs: it reloads them when a file changes, and on SIGHUP. Other
-settings need a restart. A file with a mistake is refused, and the previous
+A list may be one value. In flags and variables commas separate its values. Rules,
+`+"`expose` and `bind`"+` change while fairlead runs: it reloads them when a file changes, and on
+SIGHUP. Other settings need a restart. A file with a mistake is refused, and the previous
 configuration remains.
 
 ` + "`fairlead config check FILE`" + ` lists all mistakes of a file.

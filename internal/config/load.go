@@ -198,7 +198,7 @@ func (l *loader) compile(key string, expose *rules.HostAddress) error {
 		}
 		list = append(list, f.Rules...)
 		if f.Expose != rules.Asked() && l.from[key] == "" {
-			*expose = f.Expose
+			*expose, l.from[key] = f.Expose, path
 		}
 	}
 	set, err := rules.New(*expose, append(list, l.last...))

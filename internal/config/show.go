@@ -4,6 +4,7 @@ package config
 
 import (
 	"cmp"
+	"slices"
 	"strings"
 )
 
@@ -11,7 +12,7 @@ import (
 type Setting struct {
 	Key   string `json:"key"`
 	Value string `json:"value"` // commas separate those of a list
-	From  string `json:"from"`  // "default", "FILE:LINE:COLUMN", a variable or a flag
+	From  string `json:"from"`  // "default", "FILE:LINE:COLUMN", FILE for a rules file's expose, a variable or a flag
 }
 
 // Settings returns the effective values of an agent, in the order of the documentation.
@@ -19,6 +20,18 @@ func (c *Agent) Settings() []Setting { return settings(c.fields(), c.from) }
 
 // Settings returns the effective values of a host peer, in the order of the documentation.
 func (c *Host) Settings() []Setting { return settings(c.fields(), c.from) }
+
+// Reloaded returns the settings of a process that started with current and accepted next
+// since: only the named one takes effect without a restart.
+func Reloaded(current, next []Setting, key string) []Setting {
+	list := slices.Clone(current)
+	for i := range list {
+		if list[i].Key == key && i < len(next) {
+			list[i] = next[i]
+		}
+	}
+	return list
+}
 
 // Words returns the values that flags of an agent accept, of those that accept words.
 func (c *Agent) Words() map[string][]string { return words(c.fields()) }

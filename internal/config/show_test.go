@@ -3,6 +3,8 @@
 package config
 
 import (
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -40,6 +42,36 @@ func TestSettingsNameTheirSource(t *testing.T) {
 	for _, s := range host.Settings() {
 		if s.Key == "grace" && (s.Value != "5s" || !strings.HasSuffix(s.From, "host.yaml:1:8")) {
 			t.Errorf("%+v", s)
+		}
+	}
+}
+
+// Rules are reloaded with what they depend on; other settings wait for a restart.
+func TestReloadedSettings(t *testing.T) {
+	dir := t.TempDir()
+	load := func(name, text string) []Setting {
+		path := filepath.Join(dir, name)
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		c, err := LoadAgent(path, nil, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return c.Settings()
+	}
+	rules := filepath.Join(dir, "rules.yaml")
+	if err := os.WriteFile(rules, []byte("expose: all\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	before := load("a.yaml", "expose: loopback\nholdDown: 1s\n")
+	after := Reloaded(before, load("b.yaml", "rulesFile: "+rules+"\nholdDown: 2s\n"), "expose")
+	for key, want := range map[string]Setting{
+		"expose":   {"expose", "all", rules},
+		"holdDown": {"holdDown", "1s", filepath.Join(dir, "a.yaml") + ":2:11"},
+	} {
+		if i := slices.IndexFunc(after, func(s Setting) bool { return s.Key == key }); i < 0 || after[i] != want {
+			t.Errorf("%s: %+v", key, after)
 		}
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"log/slog"
 	"maps"
 	"net/netip"
@@ -60,6 +61,8 @@ type guest struct {
 	connected  bool
 	peer       link.Peer
 	err        string
+	code       string // of err, see codeOf
+	remote     bool
 	since      time.Time
 
 	writer schedule.Signal // there is something to write
@@ -137,7 +140,7 @@ func (c *counter) take() int {
 // describe returns the status. h.mu is held.
 func (g *guest) describe() GuestStatus {
 	return GuestStatus{
-		Name: g.name, Connected: g.connected, Peer: g.peer, Error: g.err, Since: g.since,
+		Name: g.name, Connected: g.connected, Peer: g.peer, Error: g.err, Code: g.code, Remote: g.remote, Since: g.since,
 		Generation: g.generation, Publications: len(g.pubs), Flows: g.flows.Len(),
 	}
 }
@@ -151,10 +154,11 @@ func (g *guest) run(ctx context.Context) {
 			return
 		}
 		pause := p.next(err, lasted)
+		code, remote := codeOf(err)
 		if replaced(err) {
 			err = fmt.Errorf("another host took over this guest, which serves one host at a time; retrying in %s", pause.Round(time.Second))
 		}
-		g.lost(err)
+		g.lost(err, code, remote)
 		_ = schedule.Sleep(ctx, pause)
 	}
 }
@@ -167,6 +171,30 @@ const replacedMax = 5 * time.Minute
 func replaced(err error) bool {
 	var closed *link.CloseError
 	return errors.As(err, &closed) && closed.Remote && closed.Reason == link.ReasonReplaced
+}
+
+// Codes of why there is no session, beside those of link.Refusal.
+const (
+	CodeReplaced   = "replaced"   // another host took over
+	CodeTokenFile  = "token-file" // our token cannot be read
+	CodePermission = "permission" // we may not open the link's socket
+)
+
+// codeOf returns the code of why there is no session, empty if it has none, and whether
+// the guest refused us.
+func codeOf(err error) (code string, remote bool) {
+	var refused *link.RefusedError
+	switch {
+	case replaced(err):
+		return CodeReplaced, true
+	case errors.As(err, &refused) && refused.Code == link.RefusedToken && refused.Err != nil:
+		return CodeTokenFile, false
+	case errors.As(err, &refused):
+		return string(refused.Code), refused.Remote
+	case errors.Is(err, fs.ErrPermission):
+		return CodePermission, false
+	}
+	return "", false
 }
 
 // pauses are those between the sessions of a guest.
@@ -194,14 +222,14 @@ func (p *pauses) next(err error, lasted time.Duration) time.Duration {
 }
 
 // lost notes why there is no session; it logs a transition or a new reason only.
-func (g *guest) lost(err error) {
+func (g *guest) lost(err error, code string, remote bool) {
 	g.h.mu.Lock()
 	defer g.h.mu.Unlock()
 	was, text := g.connected, err.Error()
 	if !was && g.err == text {
 		return
 	}
-	g.connected, g.err, g.since = false, text, time.Now()
+	g.connected, g.err, g.code, g.remote, g.since = false, text, code, remote, time.Now()
 	if was {
 		g.log.Warn("connection to the guest lost; retrying", "err", err)
 	} else {
@@ -321,7 +349,7 @@ func (g *guest) linked(session link.Session) {
 	g.h.mu.Lock()
 	defer g.h.mu.Unlock()
 	g.graceEnd = time.Time{}
-	g.connected, g.err, g.since = true, "", time.Now()
+	g.connected, g.err, g.code, g.remote, g.since = true, "", "", false, time.Now()
 	g.log.Info("guest connected", "address", g.peer.Address, "name", g.peer.Name,
 		"version", g.peer.Version, "proof", g.peer.Proof, "publications", len(g.pubs))
 }

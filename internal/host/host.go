@@ -196,6 +196,8 @@ type GuestStatus struct {
 	Connected    bool      // there is a session, and its first snapshot was applied
 	Peer         link.Peer // of the last session
 	Error        string    // why there is no session
+	Code         string    // of the error: a link.Refusal or one of the constants; empty if it has none
+	Remote       bool      // the guest refused us, with the code
 	Since        time.Time // when Connected or Error last changed
 	Generation   uint64    // of the guest's set that is applied
 	Publications int

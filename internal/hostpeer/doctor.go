@@ -24,19 +24,22 @@ import (
 	"github.com/fairlead/fairlead/internal/version"
 )
 
-// PairHint says how a host gets its token.
-const PairHint = "fetch it from the guest: `fairlead host pair`"
+// PairHint says how a host gets the token in a file.
+func PairHint(file string) string {
+	return "fetch it from the guest into " + file + ": `fairlead host pair`"
+}
 
 // Facts collects what doctor judges about this host, of the host peer at the control
 // socket; by default at that of the configuration.
 func Facts(ctx context.Context, configFile, control string) doctor.HostFacts {
-	f := doctor.HostFacts{OS: runtime.GOOS, Version: version.String(), Now: time.Now(), Pair: PairHint}
+	f := doctor.HostFacts{OS: runtime.GOOS, Version: version.String(), Now: time.Now()}
 	cfg, err := config.LoadHost(configFile, nil, os.LookupEnv)
 	if err != nil {
 		f.Config.Error = err.Error()
 		cfg = config.DefaultHost()
 	} else {
 		f.Config = examineConfig(&cfg)
+		f.Pair = PairHint(f.Config.TokenFile)
 	}
 	l, err := status.NewClient(cmp.Or(control, cfg.Control)).List(ctx)
 	if err != nil {
@@ -81,7 +84,8 @@ func describeList(f *doctor.HostFacts, l status.List) {
 	f.Running, f.Ports = cmp.Or(l.Version, "of an unknown version"), len(l.Publications)
 	for _, p := range l.Peers {
 		f.Guests = append(f.Guests, doctor.Guest{
-			Endpoint: p.Endpoint, Name: p.Name, Version: p.Version, Connected: p.State == status.PeerConnected, Error: p.Error, Since: p.Since,
+			Endpoint: p.Endpoint, Name: p.Name, Version: p.Version, Connected: p.State == status.PeerConnected, Error: p.Error,
+			Code: p.Code, Remote: p.Remote, Since: p.Since,
 		})
 	}
 	for _, p := range l.Publications {

@@ -14,6 +14,7 @@ import (
 	"net"
 	"os"
 	"strings"
+	"sync/atomic"
 
 	"golang.org/x/sync/errgroup"
 
@@ -33,6 +34,8 @@ type Daemon struct {
 	host    *host.Host
 	sockets *own.Sockets
 	server  *status.Server
+
+	accepted atomic.Pointer[config.Host] // the last configuration, of which only the rules and bind are in effect
 }
 
 // New wires a host peer. It starts nothing.
@@ -42,10 +45,11 @@ func New(cfg config.Host, log *slog.Logger, level *slog.LevelVar) (*Daemon, erro
 		name = "host"
 	}
 	o := link.Options{
-		Role: link.RoleHost, Identity: link.NewIdentity(), Name: name, Version: version.String(),
+		Role: link.RoleHost, Identity: link.NewIdentity(), Name: name, Version: version.String(), Network: link.NetworkID(),
 		Logger: log,
 	}
 	d := &Daemon{cfg: cfg, log: log, sockets: new(own.Sockets)}
+	d.accepted.Store(&d.cfg)
 	var guests []host.Guest
 	for _, e := range cfg.Connect {
 		if e.Listen {
@@ -76,7 +80,7 @@ func New(cfg config.Host, log *slog.Logger, level *slog.LevelVar) (*Daemon, erro
 	d.server = status.NewServer(status.Options{
 		Provider: provider{d.host}, Explainer: provider{d.host}, Metrics: metrics.NewHost(func() metrics.HostSnapshot { return count(d.host) }), Level: level, Logger: log,
 		Role: "host", Name: name, Vitals: func(uint64) status.Vitals { return vitals(d.host) },
-		Peers: provider{d.host}.peers, Settings: d.cfg.Settings,
+		Peers: provider{d.host}.peers, Settings: d.settings,
 	})
 	return d, nil
 }
@@ -103,7 +107,7 @@ func CheckToken(cfg *config.Host) error {
 func loadToken(file string) (link.Token, error) {
 	token, err := link.LoadToken(file)
 	if errors.Is(err, fs.ErrNotExist) {
-		err = fmt.Errorf("%w: %s", err, PairHint)
+		err = fmt.Errorf("%w: %s", err, PairHint(file))
 	}
 	return token, err
 }
@@ -155,11 +159,17 @@ func (d *Daemon) logStart() {
 		"connect", strings.Join(guests, ","), "control", d.cfg.Control)
 }
 
+// settings are those in effect.
+func (d *Daemon) settings() []config.Setting {
+	return config.Reloaded(d.cfg.Settings(), d.accepted.Load().Settings(), "bind")
+}
+
 func (d *Daemon) reload(cfg config.Host, err error) {
 	if err != nil {
 		d.log.Error("configuration refused; keeping the previous one", "err", err)
 		return
 	}
 	d.host.SetPolicy(cfg.Rules)
+	d.accepted.Store(&cfg)
 	d.log.Info("rules reloaded", "rules", cfg.Rules.Len())
 }

@@ -41,7 +41,8 @@ func (p provider) Sources() []status.Source {
 func (p provider) peers() []status.Peer {
 	list := []status.Peer{}
 	for _, g := range p.host.Guests() {
-		s := status.Peer{State: status.PeerConnected, Name: g.Peer.Name, Version: g.Peer.Version, Endpoint: g.Name, Error: g.Error, Since: g.Since.UTC()}
+		s := status.Peer{State: status.PeerConnected, Name: g.Peer.Name, Version: g.Peer.Version, Endpoint: g.Name, Error: g.Error,
+			Code: g.Code, Remote: g.Remote, Since: g.Since.UTC()}
 		if !g.Connected {
 			s.State = status.PeerAway
 		}

@@ -212,9 +212,21 @@ func admitCID(cid uint32, o Options) error {
 
 func admitUID(uid uint32, o Options) error {
 	if uid != 0 && int(uid) != os.Geteuid() && !slices.Contains(o.AllowUIDs, uid) {
-		return refuse(RefusedUID, "uid %d, allowed are root, uid %d and %d", uid, os.Geteuid(), o.AllowUIDs)
+		return refuse(RefusedUID, "uid %d, allowed are %s", uid, allowedUsers(o.AllowUIDs))
 	}
 	return nil
+}
+
+// allowedUsers lists root, this process's user and others.
+func allowedUsers(others []uint32) string {
+	users := "root"
+	if euid := os.Geteuid(); euid > 0 {
+		users += fmt.Sprintf(", uid %d", euid)
+	}
+	for _, uid := range others {
+		users += fmt.Sprintf(", uid %d", uid)
+	}
+	return users
 }
 
 // address is a human-readable address of the peer. The remote address of an
@@ -288,7 +300,7 @@ func (h *handshake) run() (*wire.Hello, error) {
 func (h *handshake) sendHello() error {
 	frame, raw, err := wire.EncodeHandshake(wire.Handshake{Hello: &wire.Hello{
 		MinVersion: h.o.minVersion, MaxVersion: h.o.maxVersion, Role: h.o.Role,
-		Identity: h.o.Identity, Name: h.o.Name, Build: h.o.Version,
+		Identity: h.o.Identity, Name: h.o.Name, Build: h.o.Version, Network: h.o.Network,
 		Nonce: h.nonce, Token: !h.o.Token.IsZero(),
 	}})
 	if err != nil {
@@ -346,6 +358,8 @@ func (h *handshake) check(peer *wire.Hello) *RefusedError {
 			versions(h.o.minVersion, h.o.maxVersion), peer.Role, versions(peer.MinVersion, peer.MaxVersion))
 	case peer.Role == h.o.Role:
 		return refuse(RefusedRole, "both ends have the role %s", peer.Role)
+	case peer.Network != "" && peer.Network == h.o.Network:
+		return refuse(RefusedNetwork, "agent and host share one network namespace: every port of the guest is already there")
 	case bytes.Equal(peer.Nonce, h.nonce):
 		return refuse(RefusedProof, "the peer echoes our own nonce")
 	case peer.Token && h.o.Token.IsZero():

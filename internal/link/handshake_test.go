@@ -9,6 +9,7 @@ import (
 	"errors"
 	"io"
 	"net"
+	"runtime"
 	"strings"
 	"sync"
 	"testing"
@@ -130,6 +131,10 @@ func TestIncompatiblePeers(t *testing.T) {
 			edit:    func(d, _ *Options) { d.Role = RoleAgent },
 			dialled: RefusedRole, accepted: RefusedRole, says: []string{"agent"},
 		},
+		"same network namespace": {
+			edit:    func(d, a *Options) { d.Network, a.Network = "n", "n" },
+			dialled: RefusedNetwork, accepted: RefusedNetwork, says: []string{"agent and host share one network namespace"},
+		},
 		"too new": {
 			edit:    func(d, _ *Options) { d.minVersion, d.maxVersion = 3, 5 },
 			dialled: RefusedVersion, accepted: RefusedVersion, says: []string{"3 to 5", "protocol", "update the older one"},
@@ -162,6 +167,23 @@ func TestVersionsOverlap(t *testing.T) {
 		a.minVersion, a.maxVersion = 1, 3
 		h.minVersion, h.maxVersion = 3, 9
 	})
+}
+
+// Old peers and other systems send no network namespace.
+func TestUnknownNetworkIsAccepted(t *testing.T) {
+	for _, c := range [][2]string{{"", ""}, {"a", ""}, {"", "a"}, {"a", "b"}} {
+		sessions(t, func(a, h *Options) { a.Network, h.Network = c[0], c[1] })
+	}
+}
+
+func TestNetworkID(t *testing.T) {
+	id := NetworkID()
+	if id != NetworkID() {
+		t.Error("it changes")
+	}
+	if runtime.GOOS == "linux" && len(id) != 32 {
+		t.Errorf("%q", id)
+	}
 }
 
 func TestPeerWithoutCredentials(t *testing.T) {

@@ -31,6 +31,10 @@ type Options struct {
 	// Name is the host name, at most 256 bytes, and Version the build version, at
 	// most 64 bytes. They are only shown.
 	Name, Version string
+	// Network, if not empty, is where this side's ports are, at most 64 bytes; see
+	// NetworkID. A peer with the same is refused: each side would publish what the
+	// other one opened.
+	Network string
 	// Token, if not zero, must be proved by the peer, and is proved to it.
 	// Required on vsock and wherever the peer's user cannot be known.
 	Token Token
@@ -114,6 +118,8 @@ func (o Options) complete() (Options, error) {
 		return o, fmt.Errorf("link options: Name of %d bytes: want at most %d", len(o.Name), wire.MaxName)
 	case len(o.Version) > wire.MaxWord:
 		return o, fmt.Errorf("link options: Version of %d bytes: want at most %d", len(o.Version), wire.MaxWord)
+	case len(o.Network) > wire.MaxWord:
+		return o, fmt.Errorf("link options: Network of %d bytes: want at most %d", len(o.Network), wire.MaxWord)
 	case o.HandshakeTimeout < 0 || o.MaxHandshakes < 0 || o.MaxStreams < 0 || o.KeepAlive < 0:
 		return o, errors.New("link options: a duration or limit is negative: want 0 for the default, or more")
 	case o.KeepAlive > 0 && o.KeepAlive < time.Second:

@@ -82,6 +82,9 @@ func currentUser() (*windows.SID, error) {
 	return u.User.Sid, nil
 }
 
+// openDir leaves it to the access list, as privateDir.
+func openDir(string, bool) error { return nil }
+
 // privateDir leaves it to the directory's access list, which the user's profile
 // provides.
 func privateDir(string, fs.FileInfo) error { return nil }

@@ -15,6 +15,7 @@ const (
 	RefusedMagic     Refusal = "magic"     // another protocol
 	RefusedVersion   Refusal = "version"   // no protocol version in common
 	RefusedRole      Refusal = "role"      // the same role as ours
+	RefusedNetwork   Refusal = "network"   // the same network namespace as ours
 	RefusedToken     Refusal = "token"     // only one side has a token
 	RefusedProof     Refusal = "proof"     // another token
 	RefusedMalformed Refusal = "malformed" // a malformed message
@@ -26,7 +27,7 @@ const (
 
 func (r Refusal) known() bool {
 	switch r {
-	case RefusedCID, RefusedUID, RefusedMagic, RefusedVersion, RefusedRole, RefusedToken, RefusedProof,
+	case RefusedCID, RefusedUID, RefusedMagic, RefusedVersion, RefusedRole, RefusedNetwork, RefusedToken, RefusedProof,
 		RefusedMalformed, RefusedTimeout, RefusedBusy, RefusedLost:
 		return true
 	}

@@ -10,7 +10,6 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-	"runtime"
 	"syscall"
 	"time"
 )
@@ -86,19 +85,6 @@ func ensureDir(dir string) (made bool, err error) {
 		return made, fmt.Errorf("%s is not a directory", dir)
 	}
 	return made, privateDir(dir, fi)
-}
-
-// openDir lets all users enter a directory, but not list it. Only a directory that
-// is fairlead's own is changed: one that it made, or of its name.
-func openDir(dir string, made bool) error {
-	fi, err := os.Stat(dir)
-	if err != nil || fi.Mode().Perm()&0o001 != 0 || runtime.GOOS == "windows" {
-		return err
-	}
-	if !made && filepath.Base(dir) != "fairlead" {
-		return fmt.Errorf("directory %s has mode %04o, the allowed users cannot enter it: chmod 711 it, or choose another", dir, fi.Mode().Perm())
-	}
-	return os.Chmod(dir, fi.Mode().Perm()|0o011)
 }
 
 // clearSocket removes a socket that nobody serves.

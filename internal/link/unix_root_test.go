@@ -109,3 +109,68 @@ func publicDir(t *testing.T) string {
 	}
 	return top
 }
+
+// A directory of root is not opened to others through a path that another user chose.
+func TestDirectoryOfAnotherPathKeepsItsMode(t *testing.T) {
+	const uid = 12345
+	for name, path := range map[string]func(t *testing.T, root, theirs string) string{
+		"link to a directory of another name": func(t *testing.T, root, theirs string) string {
+			return symlink(t, mkdir(t, root, "secret"), filepath.Join(theirs, "fairlead"))
+		},
+		"link to a directory of our name": func(t *testing.T, root, theirs string) string {
+			return symlink(t, mkdir(t, root, "fairlead"), filepath.Join(theirs, "fairlead"))
+		},
+		"link above the directory": func(t *testing.T, root, theirs string) string {
+			mkdir(t, root, "fairlead")
+			return filepath.Join(symlink(t, root, filepath.Join(theirs, "x")), "fairlead")
+		},
+		"directory that others can write to": func(t *testing.T, root, _ string) string {
+			dir := mkdir(t, root, "fairlead")
+			if err := os.Chmod(root, 0o777); err != nil {
+				t.Fatal(err)
+			}
+			return dir
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			public := publicDir(t)
+			theirs := mkdir(t, public, "theirs")
+			if err := os.Chown(theirs, uid, uid); err != nil {
+				t.Fatal(err)
+			}
+			root := mkdir(t, public, "root")
+			if err := os.Chmod(root, 0o755); err != nil {
+				t.Fatal(err)
+			}
+			dir := path(t, root, theirs)
+			agent := opts(t, RoleAgent)
+			agent.AllowUIDs = []uint32{uid}
+			l, err := Listen(t.Context(), Endpoint{Network: NetworkUnix, Path: filepath.Join(dir, "s")}, agent)
+			if err == nil {
+				closed(t, l)
+				t.Error("listens there")
+			}
+			fi, err := os.Stat(dir)
+			if err != nil || fi.Mode().Perm() != 0o700 {
+				t.Errorf("mode %v, %v", fi.Mode(), err)
+			}
+		})
+	}
+}
+
+func mkdir(t *testing.T, in, name string) string {
+	t.Helper()
+	dir := filepath.Join(in, name)
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+func symlink(t *testing.T, target, path string) string {
+	t.Helper()
+	if err := os.Symlink(target, path); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}

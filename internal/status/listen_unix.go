@@ -5,8 +5,10 @@
 package status
 
 import (
+	"context"
 	"net"
 	"os"
+	"syscall"
 )
 
 // listenPrivate binds under a temporary name, sets the mode, and then renames the
@@ -14,7 +16,7 @@ import (
 func listenPrivate(path string) (net.Listener, error) {
 	tmp := path + ".new"
 	_ = os.Remove(tmp)
-	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: tmp, Net: "unix"})
+	l, err := bindPrivate(tmp)
 	if err != nil {
 		return nil, err
 	}
@@ -28,6 +30,21 @@ func listenPrivate(path string) (net.Listener, error) {
 		return nil, err
 	}
 	return &unixListener{l, path}, nil
+}
+
+// bindPrivate binds a socket to a path. On Linux the file has mode 0600 from the first
+// moment, because it inherits the mode of the unbound socket.
+func bindPrivate(path string) (*net.UnixListener, error) {
+	lc := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
+		return c.Control(func(fd uintptr) {
+			_ = syscall.Fchmod(int(fd), 0o600) // other systems refuse this; the directory is private
+		})
+	}}
+	l, err := lc.Listen(context.Background(), "unix", path)
+	if err != nil {
+		return nil, err
+	}
+	return l.(*net.UnixListener), nil
 }
 
 // unixListener removes its name when it closes.

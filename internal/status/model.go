@@ -30,12 +30,14 @@ type List struct {
 
 // Peer is the other side of a link: the host of an agent, or one guest of a host.
 type Peer struct {
-	State    string    `json:"state"`    // one of the constants
-	Name     string    `json:"name"`     // of the machine, as it reported; empty if unknown
-	Endpoint string    `json:"endpoint"` // the guest's, or the address of the host's connection
-	Version  string    `json:"version"`  // as it reported; empty if unknown
-	Error    string    `json:"error"`    // why it is not connected; the names of two hosts that compete for an agent
-	Next     string    `json:"next"`     // what to do about it
+	State    string    `json:"state"`            // one of the constants
+	Name     string    `json:"name"`             // of the machine, as it reported; empty if unknown
+	Endpoint string    `json:"endpoint"`         // the guest's, or the address of the host's connection
+	Version  string    `json:"version"`          // as it reported; empty if unknown
+	Error    string    `json:"error"`            // why it is not connected; the names of two hosts that compete for an agent
+	Next     string    `json:"next"`             // what to do about it
+	Code     string    `json:"code,omitempty"`   // of the error; empty if it has none
+	Remote   bool      `json:"remote,omitempty"` // on a host: the guest refused it, with the code
 	Since    time.Time `json:"since,omitzero"`
 }
 

@@ -89,15 +89,24 @@ func TestColoursChangeNothingButColours(t *testing.T) {
 
 func TestHostileNamesAreQuoted(t *testing.T) {
 	p := row(80, port.Failed, "\x1b[2J\nactive")
-	p.Reason = "\x1b]0;title\x07"
+	const hostile = "\x1b]0;title\x07\n"
+	p.Reason, p.DialTarget, p.Rule, p.Origins = hostile, hostile, hostile, []Origin{{Source: "socket"}, {Source: hostile}}
+	l := List{
+		Publications: []Publication{p},
+		Sources: []Source{
+			{Name: hostile, State: "starting"}, {Name: hostile, State: hostile, Error: hostile},
+			{Name: hostile, State: "live", Warnings: []string{hostile}},
+		},
+		Peers: []Peer{{State: PeerRefused, Name: hostile, Error: hostile, Next: hostile}},
+	}
 	var b strings.Builder
-	if err := WriteTable(&b, List{Publications: []Publication{p}}, Style{Wide: true, Now: noon}); err != nil {
+	if err := WriteTable(&b, l, Style{Wide: true, Now: noon}); err != nil {
 		t.Fatal(err)
 	}
 	if err := WriteEvent(&b, Event{Time: noon, Type: Added, Publication: &p}, Painter{}); err != nil {
 		t.Fatal(err)
 	}
-	if strings.ContainsAny(b.String(), "\x1b\x07") || strings.Count(b.String(), "\n") != 3 {
+	if strings.ContainsAny(b.String(), "\x1b\x07") || strings.Count(b.String(), "\n") != 7 {
 		t.Errorf("%q", b.String())
 	}
 }

@@ -54,7 +54,7 @@ func WriteTable(w io.Writer, l List, style Style) error {
 			for _, o := range p.Origins {
 				sources = append(sources, o.Source)
 			}
-			row = append(row, orDash(strings.Join(unique(sources), ",")), orDash(p.DialTarget), orDash(p.Rule), orDash(Quote(p.Reason)))
+			row = append(row, orDash(Quote(strings.Join(unique(sources), ","))), orDash(Quote(p.DialTarget)), orDash(Quote(p.Rule)), orDash(Quote(p.Reason)))
 		}
 		state := p.State
 		if peer, ok := peers[p.Guest]; ok && peer.State != PeerConnected && state == port.Active {
@@ -87,9 +87,9 @@ func writeSources(w io.Writer, l List, style Style, peers map[string]Peer) error
 		line := ""
 		switch {
 		case s.Error != "":
-			line = fmt.Sprintf("source %s is %s: %s", s.Name, s.State, Quote(s.Error))
+			line = fmt.Sprintf("source %s is %s: %s", Quote(s.Name), Quote(s.State), Quote(s.Error))
 		case s.State == "starting":
-			line = fmt.Sprintf("source %s is starting", s.Name)
+			line = fmt.Sprintf("source %s is starting", Quote(s.Name))
 		}
 		if line != "" {
 			if _, err := fmt.Fprintln(w, style.Paint.Paint(Yellow, line)); err != nil {
@@ -152,7 +152,7 @@ func WritePeers(w io.Writer, l List, style Style) error {
 		}
 		line += ": " + Quote(p.Error)
 		if p.Next != "" {
-			line += "; " + p.Next
+			line += "; " + Quote(p.Next)
 		}
 		if _, err := fmt.Fprintln(w, style.Paint.Paint(Yellow, line)); err != nil {
 			return err
@@ -173,7 +173,7 @@ func writeNotes(w io.Writer, l List) error {
 }
 
 func writeWarnings(w io.Writer, s Source) error {
-	return writeSome(w, "source "+s.Name+": ", s.Warnings)
+	return writeSome(w, "source "+Quote(s.Name)+": ", s.Warnings)
 }
 
 // writeSome writes the first lines, and how many more there are.

@@ -40,8 +40,9 @@ type Hello struct {
 	Identity   string `json:"identity"` // random, names one life of the process
 	Name       string `json:"name,omitempty"`
 	Build      string `json:"build,omitempty"`
-	Nonce      []byte `json:"nonce"` // random, of this connection
-	Token      bool   `json:"token"` // proves a shared token and demands the same
+	Network    string `json:"network,omitempty"` // network namespace of the peer, empty if unknown
+	Nonce      []byte `json:"nonce"`             // random, of this connection
+	Token      bool   `json:"token"`             // proves a shared token and demands the same
 }
 
 // Proof shows that a peer has the shared token.
@@ -140,6 +141,9 @@ func (h *Hello) check() error {
 		return err
 	}
 	if err := checkText("name", h.Name, MaxName); err != nil {
+		return err
+	}
+	if err := checkText("network", h.Network, MaxWord); err != nil {
 		return err
 	}
 	return checkText("build", h.Build, MaxWord)

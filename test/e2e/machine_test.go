@@ -245,7 +245,7 @@ func TestInstallNeedsTheToken(t *testing.T) {
 	oneLine(t, stderr, "fairlead host pair", ".local/state/fairlead/token")
 }
 
-// The lines of the README for an agent on the same kernel, as they are printed there.
+// The lines of the README for an agent in another network namespace, as they are printed there.
 func TestReadmeUnixLink(t *testing.T) {
 	text, err := os.ReadFile("../../README.md")
 	if err != nil {

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"strings"
 	"time"
+
+	"github.com/fairlead/fairlead/internal/diagnose/explain"
 )
 
 // HostFacts is what is judged about a host.
@@ -30,6 +32,8 @@ type Guest struct {
 	Endpoint, Name, Version string // name and version as the agent reported, empty if unknown
 	Connected               bool
 	Error                   string // why it is not connected
+	Code                    string // of the error; empty if it has none
+	Remote                  bool   // the guest refused us, with the code
 	Since                   time.Time
 }
 
@@ -100,7 +104,7 @@ func (j *judge) guest(f HostFacts, g Guest) {
 		what = g.Name + " at " + g.Endpoint
 	}
 	if !g.Connected {
-		j.add("guest", "link", Failing, what+" is not connected: "+g.Error, guestRemedy(g.Error))
+		j.add("guest", "link", Failing, what+" is not connected: "+g.Error, f.guestRemedy(g))
 		return
 	}
 	j.add("guest", "link", OK, what+", version "+g.Version, "")
@@ -110,20 +114,32 @@ func (j *judge) guest(f HostFacts, g Guest) {
 }
 
 // guestRemedy is what to do about the reason for which a guest is not connected.
-func guestRemedy(reason string) string {
-	for _, c := range []struct{ has, remedy string }{
-		{"(token)", "give both sides the same token: `fairlead host pair`"},
-		{"(proof)", "give both sides the same token: `fairlead host pair`"},
-		{"host pair", "fetch the token: `fairlead host pair`"},
-		{"(uid)", "allow this user in the guest: `fairlead agent --allow-uids`"},
-		{"(cid)", "allow this host in the guest: `fairlead agent --allow-cids`"},
-		{"(version)", "update the older of agent and host; `fairlead version` prints their versions"},
-		{"another host took over", "stop fairlead on the other host: an agent serves one at a time"},
-		{"permission denied", "let the agent allow this user: `fairlead agent --allow-uids`"},
-	} {
-		if strings.Contains(reason, c.has) {
-			return c.remedy
+func (f HostFacts) guestRemedy(g Guest) string {
+	switch g.Code {
+	case "token", "proof":
+		if strings.HasPrefix(g.Endpoint, "unix:") {
+			return explain.NextUnixToken
 		}
+		return "give both sides the same token: `fairlead host pair`"
+	case "token-file":
+		return "chown it to the user of `fairlead host` and chmod 600 it, or " + f.Pair
+	case "network":
+		return explain.NextNetwork
+	case "uid":
+		if !g.Remote {
+			return "run the agent as root, or as the user of `fairlead host`"
+		}
+		return "allow this user in the guest: `fairlead agent --allow-uids`"
+	case "permission":
+		return "allow this user in the guest: `fairlead agent --allow-uids`"
+	case "cid":
+		return "allow this host in the guest: `fairlead agent --allow-cids`"
+	case "version":
+		return "update the older of agent and host; `fairlead version` prints their versions"
+	case "role":
+		return "connect to the endpoint of an agent, not to that of another host peer"
+	case "replaced":
+		return "stop fairlead on the other host: an agent serves one at a time"
 	}
 	return "start the guest, and `fairlead agent` in it; run `fairlead doctor` there"
 }

@@ -32,6 +32,12 @@ func TestEachFaultOfAHostHasItsRemedy(t *testing.T) {
 	lost := func(reason string) func(*HostFacts) {
 		return func(f *HostFacts) { f.Guests[0].Connected, f.Guests[0].Error = false, reason }
 	}
+	refused := func(endpoint, code string, remote bool) func(*HostFacts) {
+		return func(f *HostFacts) {
+			f.Guests[0] = Guest{Endpoint: endpoint, Name: "vm", Error: "why", Code: code, Remote: remote}
+		}
+	}
+	const vsock, unix = "vsock://3:1023", "unix:///run/s"
 	for _, tt := range []struct {
 		name           string
 		spoil          func(*HostFacts)
@@ -44,8 +50,15 @@ func TestEachFaultOfAHostHasItsRemedy(t *testing.T) {
 		{"bad file", func(f *HostFacts) { f.Config.Error = "host.yaml:1:1: unknown key" }, Failing, "config file", "host.yaml:1:1", "config check --host"},
 		{"no token", func(f *HostFacts) { f.Config.TokenError = "no such file" }, Failing, "config token", "no such file", "host pair"},
 		{"guest away", lost("connection refused"), Failing, "guest link", "vm at hvsock://wsl:1023 is not connected: connection refused", "start the guest"},
-		{"refused by token", lost("refused by the peer (proof): \"the tokens differ\""), Failing, "guest link", "tokens differ", "host pair"},
-		{"refused by user", lost("refused by the peer (uid): \"uid 7\""), Failing, "guest link", "uid 7", "--allow-uids"},
+		{"misleading text", lost("refused by the peer (other): \"(token)\""), Failing, "guest link", "(token)", "start the guest"},
+		{"refused by token", refused(vsock, "proof", true), Failing, "guest link", "why", "host pair"},
+		{"refused by token on a unix socket", refused(unix, "token", false), Failing, "guest link", "why", "or neither"},
+		{"token file", refused(vsock, "token-file", false), Failing, "guest link", "why", "chmod 600"},
+		{"refused by user", refused(unix, "uid", true), Failing, "guest link", "why", "--allow-uids"},
+		{"agent of another user", refused(unix, "uid", false), Failing, "guest link", "why", "run the agent as root"},
+		{"socket of another user", refused(unix, "permission", false), Failing, "guest link", "why", "--allow-uids"},
+		{"another host", refused(unix, "replaced", true), Failing, "guest link", "why", "other host"},
+		{"one network namespace", refused(unix, "network", false), Failing, "guest link", "why", "another network namespace"},
 		{"old agent", func(f *HostFacts) { f.Guests[0].Version = "v1.1.9" }, Warning, "guest version", "v1.1.9", "update the agent"},
 		{"conflict", func(f *HostFacts) { f.Conflicts = []Conflict{{"80/tcp", "in use by nginx"}} }, Warning, "ports conflict", "80/tcp: in use by nginx", "hostPort"},
 		{"relay has ports", func(f *HostFacts) {
