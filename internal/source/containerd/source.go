@@ -13,8 +13,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"log/slog"
+	"net"
 	"os"
 	"path/filepath"
 	"slices"
@@ -129,8 +129,7 @@ func (s *Source) Run(ctx context.Context, feed registry.Feed) error {
 // session follows the first engine that answers.
 func (s *Source) session(ctx context.Context, set *engine.Set, up func()) error {
 	s.users.Refresh()
-	var errs []error
-	absent := true
+	var tried engine.Attempts
 	for _, path := range s.o.Sockets {
 		f, version, err := s.dial(ctx, path)
 		if err == nil {
@@ -145,23 +144,23 @@ func (s *Source) session(ctx context.Context, set *engine.Set, up func()) error 
 			}
 			return fmt.Errorf("engine at %s: %w", path, err)
 		}
-		absent = absent && errors.Is(err, fs.ErrNotExist)
-		errs = append(errs, fmt.Errorf("engine at %s: %w", path, err))
+		tried.Add(fmt.Errorf("engine at %s: %w", path, err), false)
 	}
-	err := errors.Join(errs...)
-	if absent {
-		err = fmt.Errorf("%w: %w", engine.ErrAbsent, err)
-	}
-	return err
+	return tried.Err()
 }
 
 // dial connects to one socket and asks for the version. The caller closes the connection.
+// An error by which nobody listens there is an [engine.ErrRefused].
 func (s *Source) dial(ctx context.Context, path string) (*fetcher, string, error) {
 	if _, err := os.Stat(path); err != nil {
 		return nil, "", err // the client's own error would speak of name resolution
 	}
+	dialer := engine.NewDialer(ctx)
 	cc, err := grpc.NewClient("unix://"+path,
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
+			return dialer.DialContext(ctx, "unix", path)
+		}),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage)),
 	)
 	if err != nil {
@@ -172,6 +171,9 @@ func (s *Source) dial(ctx context.Context, path string) (*fetcher, string, error
 	version, err := f.version(ctx)
 	if err != nil {
 		_ = cc.Close()
+		if dialer.Refused() {
+			err = engine.Refused(err)
+		}
 		return nil, "", err
 	}
 	return f, version, nil

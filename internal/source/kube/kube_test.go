@@ -12,6 +12,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"net/http/httptrace"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -20,6 +21,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -768,5 +770,37 @@ func TestAddressesOfThisMachineAreReadBefore(t *testing.T) {
 	}
 	if read != 1 {
 		t.Errorf("read %d times, want once", read)
+	}
+}
+
+// Nobody listens at the server's address: that is told from a server that fails.
+func TestRefusedServer(t *testing.T) {
+	e := newFake(t)
+	s := source(t, e, Options{Timeout: 50 * time.Millisecond})
+	st := newState(s.o.Logger, &enginetest.Feed{}, &s.facts)
+	e.hang["list services"], e.hang["list endpointslices"] = true, true
+	if err := s.session(t.Context(), st, func() {}); errors.Is(err, engine.ErrRefused) {
+		t.Errorf("a server that hangs: %v, want another error", err)
+	}
+	e.stop()
+	if err := s.session(t.Context(), st, func() {}); !errors.Is(err, engine.ErrRefused) {
+		t.Errorf("nobody listens: %v, want ErrRefused", err)
+	}
+}
+
+// A connection is noticed before the server answers.
+func TestConnectionIsTraced(t *testing.T) {
+	e := newFake(t)
+	e.hang["list services"], e.hang["list endpointslices"] = true, true
+	s := source(t, e, Options{Timeout: 50 * time.Millisecond})
+	var connected atomic.Bool
+	ctx := httptrace.WithClientTrace(t.Context(), &httptrace.ClientTrace{ConnectDone: func(_, _ string, err error) {
+		if err == nil {
+			connected.Store(true)
+		}
+	}})
+	err := s.session(ctx, newState(s.o.Logger, &enginetest.Feed{}, &s.facts), func() {})
+	if !connected.Load() {
+		t.Errorf("no connection was noticed in a session that ended by %v", err)
 	}
 }

@@ -20,6 +20,7 @@ import (
 	"path/filepath"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/go-logr/logr"
@@ -265,10 +266,7 @@ func (s *Source) session(ctx context.Context, st *state, up func()) error {
 	for {
 		select {
 		case <-ctx.Done():
-			if err := context.Cause(ctx); !errors.Is(err, context.Canceled) {
-				return fmt.Errorf("%s: %w", conf.origin, err)
-			}
-			return ctx.Err()
+			return ended(ctx, conf)
 		case <-s.wake:
 			next, err := s.load()
 			if err != nil {
@@ -281,6 +279,20 @@ func (s *Source) session(ctx context.Context, st *state, up func()) error {
 			}
 		}
 	}
+}
+
+// ended returns why a session's ctx ended. Where nobody listens at the server's address,
+// that is an [engine.ErrRefused].
+func ended(ctx context.Context, conf config) error {
+	cause := context.Cause(ctx)
+	if errors.Is(cause, context.Canceled) {
+		return ctx.Err()
+	}
+	err := fmt.Errorf("%s: %w", conf.origin, cause)
+	if errors.Is(cause, syscall.ECONNREFUSED) {
+		return engine.Refused(err)
+	}
+	return err
 }
 
 // reflection is one resource in one namespace, and where it goes.
