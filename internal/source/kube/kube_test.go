@@ -23,6 +23,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -771,6 +772,26 @@ func TestAddressesOfThisMachineAreReadBefore(t *testing.T) {
 	if read != 1 {
 		t.Errorf("read %d times, want once", read)
 	}
+}
+
+// An error while the addresses are read makes no pod's address one of this machine.
+func TestAddressesOfThisMachineOutliveAnError(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		own, pod := netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("10.42.0.5")
+		var failure error
+		f := facts{addrs: func() ([]net.Addr, error) {
+			return []net.Addr{&net.IPNet{IP: own.AsSlice(), Mask: net.CIDRMask(24, 32)}}, failure
+		}}
+		f.Put("a", engine.Fact{Owner: port.Owner{Name: "web"}, Addresses: []netip.Addr{own, pod}})
+		f.readLocal()
+		failure = errors.New("netlink: no buffer space")
+		time.Sleep(2 * localFor)
+		f.readLocal()
+		_, isOwn := f.ByAddress(own)
+		if _, isPod := f.ByAddress(pod); isOwn || !isPod {
+			t.Errorf("after an error, the machine's own address: %v, the pod's: %v", isOwn, isPod)
+		}
+	})
 }
 
 // Nobody listens at the server's address: that is told from a server that fails.

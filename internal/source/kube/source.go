@@ -172,8 +172,7 @@ func (f *facts) readLocal() {
 	}
 	all, err := f.addrs()
 	if err != nil {
-		f.local.Store(nil) // any address may be one of this machine
-		return
+		return // what was read before is probably true; without it, no pod is named
 	}
 	local := make(map[netip.Addr]struct{}, len(all))
 	for _, l := range all {
