@@ -134,7 +134,10 @@ func (s *Source) session(ctx context.Context, set *engine.Set, up func()) error 
 		f, version, err := s.dial(ctx, path)
 		if err == nil {
 			set.Feed.Method(fmt.Sprintf("containerd %s, %s", version, path))
-			err = s.follow(ctx, f, set, up)
+			err = s.follow(ctx, f, set, func() {
+				set.Warnings.Set("sockets", unread(ctx, path, s.o.Sockets))
+				up()
+			})
 			_ = f.conn.Close()
 			if ctx.Err() != nil {
 				return ctx.Err()
@@ -147,6 +150,30 @@ func (s *Source) session(ctx context.Context, set *engine.Set, up func()) error 
 		tried.Add(fmt.Errorf("engine at %s: %w", path, err), false)
 	}
 	return tried.Err()
+}
+
+// unread returns a warning for each other socket at which another engine listens: one
+// engine is followed, so the ports of that one's containers have no owner.
+func unread(ctx context.Context, followed string, sockets []string) (warnings []string) {
+	ctx, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	this, err := os.Stat(followed)
+	if err != nil {
+		return nil
+	}
+	for _, path := range sockets {
+		if other, err := os.Stat(path); err != nil || os.SameFile(this, other) {
+			continue
+		}
+		c, err := (&net.Dialer{}).DialContext(ctx, "unix", path)
+		if err != nil {
+			continue
+		}
+		_ = c.Close()
+		warnings = append(warnings, fmt.Sprintf("the engine at %s is not read, as the one at %s is: its containers have no names "+
+			"for rules; see containerd.sockets", path, followed))
+	}
+	return warnings
 }
 
 // dial connects to one socket and asks for the version. The caller closes the connection.
