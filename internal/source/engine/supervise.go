@@ -101,6 +101,9 @@ type Supervisor struct {
 	// Withdraw takes back everything that was declared. It is called once for
 	// each loss that outlasts the grace period, never during a session.
 	Withdraw func()
+	// Prune drops what Withdraw left and what is no longer true. It is called after
+	// each failed session from then on. May be nil.
+	Prune func()
 }
 
 // Run returns ctx's error when ctx ends, and never before. The registry logs
@@ -164,6 +167,9 @@ func (l *supervision) wasUp(began time.Time) {
 
 // report gives the state after a failed session to the feed.
 func (l *supervision) report(err error) {
+	if l.withdrawn && l.Prune != nil {
+		l.Prune()
+	}
 	if l.everUp && l.withdrawn && errors.Is(err, ErrAbsent) && time.Since(l.downSince) >= forgetAfter {
 		l.Logger.Info("the engine left no trace; forgetting it", "after", forgetAfter, "err", err)
 		l.everUp = false
