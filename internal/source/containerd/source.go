@@ -120,9 +120,10 @@ func (s *Source) Run(ctx context.Context, feed registry.Feed) error {
 	wake := schedule.NewSignal()
 	stopped := engine.Watch(ctx, s.o.Logger, wake, s.o.Sockets...)
 	defer func() { cancel(); <-stopped }()
-	set := engine.NewSet(s.o.Logger, feed, &s.facts)
+	set := engine.NewSet(s.o.Logger, feed, &s.facts, s.o.Host)
 	return engine.Supervisor{
-		Retry: s.o.Retry, Logger: s.o.Logger, Feed: feed, Wake: wake, Withdraw: set.Withdraw,
+		Retry: s.o.Retry, Logger: s.o.Logger, Feed: feed, Wake: wake,
+		Withdraw: set.Withdraw, Prune: set.Prune,
 	}.Run(ctx, func(ctx context.Context, up func()) error { return s.session(ctx, set, up) })
 }
 

@@ -111,6 +111,9 @@ type Supervisor struct {
 	// Withdraw takes back everything that was declared. It is called once for
 	// each loss that outlasts the grace period, never during a session.
 	Withdraw func()
+	// Prune drops what Withdraw left and what is no longer true. It is called after
+	// each failed session from then on. May be nil.
+	Prune func()
 }
 
 // Run returns ctx's error when ctx ends, and never before. The registry logs
@@ -233,6 +236,9 @@ func (l *supervision) wasUp(began time.Time) {
 
 // report gives the state after a failed session to the feed.
 func (l *supervision) report(err error) {
+	if l.withdrawn && l.Prune != nil {
+		l.Prune()
+	}
 	l.expect(err)
 	if l.expected && !l.declared && !l.goneSince.IsZero() && time.Since(l.goneSince) >= forgetAfter {
 		l.Logger.Info("the engine left no trace; forgetting it", "after", forgetAfter, "err", err)
