@@ -22,6 +22,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -806,6 +807,26 @@ func TestRefusedServer(t *testing.T) {
 	e.stop()
 	if err := s.session(t.Context(), st, func() {}); !errors.Is(err, engine.ErrRefused) {
 		t.Errorf("nobody listens: %v, want ErrRefused", err)
+	}
+}
+
+// A server that was listed and refuses now is not forgotten: nothing else knows of the
+// Services whose rules are left.
+func TestListedServerThatRefusesIsNotForgotten(t *testing.T) {
+	e := newFake(t)
+	s := source(t, e, Options{})
+	st := newState(s.o.Logger, &enginetest.Feed{}, &s.facts)
+	listed, done := make(chan struct{}), make(chan error, 1)
+	up := sync.OnceFunc(func() { close(listed) })
+	go func() { done <- s.session(t.Context(), st, up) }()
+	<-listed
+	e.stop()
+	if err := <-done; err == nil {
+		t.Error("a session ended without an error")
+	}
+	err := s.session(t.Context(), st, up)
+	if !errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, engine.ErrRefused) {
+		t.Errorf("%v, want a refusal that is not ErrRefused", err)
 	}
 }
 
