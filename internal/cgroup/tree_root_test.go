@@ -7,10 +7,13 @@ package cgroup
 import (
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"syscall"
 	"testing"
+	"time"
 )
 
 func TestPathOfID(t *testing.T) {
@@ -62,4 +65,62 @@ func TestPathOfID(t *testing.T) {
 	if len(tree.names) > maxNames {
 		t.Errorf("%d names are kept", len(tree.names))
 	}
+}
+
+// A cgroup has processes while one below it has. In cgroup v1 the kernel shows it elsewhere.
+func TestPopulatedWithProcesses(t *testing.T) {
+	f, err := os.Open("/proc/self/mountinfo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	v2, _, err := Mounts(f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	mounts := v2[:min(1, len(v2))]
+	if pids := "/sys/fs/cgroup/pids"; exists(pids + "/cgroup.procs") {
+		mounts = append(mounts, pids)
+	}
+	if len(mounts) == 0 {
+		t.Fatal("no cgroup hierarchy is mounted: mount -t cgroup2 none /sys/fs/cgroup")
+	}
+	for _, mount := range mounts {
+		top := filepath.Join(mount, fmt.Sprintf("fairlead-test-%d", os.Getpid()))
+		inner := filepath.Join(top, "inner")
+		if err := os.MkdirAll(inner, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		cmd := exec.Command("sleep", "infinity")
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			_ = cmd.Process.Kill()
+			_ = cmd.Wait()
+			_ = os.Remove(inner)
+			_ = os.Remove(top)
+		})
+		if Populated(top) {
+			t.Errorf("%s has processes at first", top)
+		}
+		if err := os.WriteFile(filepath.Join(inner, "cgroup.procs"), []byte(strconv.Itoa(cmd.Process.Pid)), 0); err != nil {
+			t.Fatal(err)
+		}
+		if !Populated(top) || !Populated(inner) {
+			t.Errorf("%s: populated %t, below it %t, want both", top, Populated(top), Populated(inner))
+		}
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+		for end := time.Now().Add(time.Minute); Populated(top); time.Sleep(time.Millisecond) {
+			if time.Now().After(end) {
+				t.Fatalf("%s is populated after its process ended", top)
+			}
+		}
+	}
+}
+
+func exists(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil
 }

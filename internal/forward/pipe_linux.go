@@ -76,6 +76,7 @@ func (d *direction) toChunks(dst Stream, src *net.TCPConn) (readErr, writeErr er
 		if err != nil {
 			return err, nil
 		}
+		d.stall.begin()
 		err = dst.BeginChunk(n)
 		for err == nil && n > 0 {
 			var m int
@@ -86,6 +87,7 @@ func (d *direction) toChunks(dst Stream, src *net.TCPConn) (readErr, writeErr er
 			d.moved.Add(uint64(m))
 			err = dst.Wrote(m, err)
 		}
+		d.stall.end()
 		if err != nil {
 			p.close()
 			return nil, err

@@ -107,6 +107,8 @@ type direction struct {
 	moved    *atomic.Uint64
 	other    *direction
 
+	stall  stall
+	ending atomic.Bool   // set before the end of src is passed on
 	copied chan struct{} // closed when copy returned
 	broken error         // a failed read, or dst's reset; written before copied is closed
 
@@ -132,6 +134,7 @@ func (s *splice) abort(cause error) {
 }
 
 func (d *direction) run() {
+	d.stall.check = d.stalled
 	readErr, writeErr := d.copy()
 	atEnd := errors.Is(readErr, io.EOF)
 	switch {
@@ -176,6 +179,7 @@ func (d *direction) consumedReset() error {
 
 // end passes the end of src on.
 func (d *direction) end() {
+	d.ending.Store(true)
 	closeWrite(d.dst)
 	s := d.s
 	s.mu.Lock()
@@ -248,6 +252,7 @@ func (d *direction) drain(cause error) {
 
 // copy moves bytes until a read or a write fails.
 func (d *direction) copy() (readErr, writeErr error) {
+	defer d.stall.stop()
 	small := smallBuffers.Get().(*[head + smallBuffer]byte)
 	defer smallBuffers.Put(small)
 	var large *[head + largeBuffer]byte
@@ -263,11 +268,13 @@ func (d *direction) copy() (readErr, writeErr error) {
 		n, err := d.src.Read(buf[head:])
 		if n > 0 {
 			var werr error
+			d.stall.begin()
 			if to != nil {
 				werr = to.WriteChunk(buf[:head+n])
 			} else {
 				_, werr = d.dst.Write(buf[head : head+n])
 			}
+			d.stall.end()
 			if werr != nil {
 				return nil, werr
 			}
@@ -359,6 +366,7 @@ func (d *direction) copyInKernel() (readErr, writeErr error) {
 	for {
 		var n int64
 		var err error
+		d.stall.begin() // the net package does not show whether it reads or writes
 		if dst, ok := d.dst.(*net.TCPConn); ok {
 			n, err = dst.ReadFrom(&io.LimitedReader{R: d.src, N: spliceChunk})
 			if err == nil && n < spliceChunk {
@@ -367,6 +375,7 @@ func (d *direction) copyInKernel() (readErr, writeErr error) {
 		} else if n, err = d.src.(*net.TCPConn).WriteTo(d.dst); err == nil {
 			err = io.EOF
 		}
+		d.stall.end()
 		d.moved.Add(uint64(n))
 		switch {
 		case err == nil:
@@ -385,7 +394,9 @@ func (d *direction) fromChunks(src Stream, dst *net.TCPConn) (readErr, writeErr 
 		if err != nil {
 			return err, nil
 		}
+		d.stall.begin()
 		m, err := dst.ReadFrom(&io.LimitedReader{R: src.Raw(), N: int64(n)})
+		d.stall.end()
 		d.moved.Add(uint64(m))
 		if errors.Is(err, syscall.EPIPE) { // only a write gives it
 			_ = src.Took(int(m), nil)

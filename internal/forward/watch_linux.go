@@ -36,22 +36,49 @@ func awaitReset(c net.Conn) error {
 // hungUp reports whether a TCP connection is closed in both directions: it was
 // reset, or both sides have sent their end.
 func hungUp(c net.Conn) bool {
-	tcp, ok := c.(interface {
-		lingerer
-		syscall.Conn
-	})
+	_, tcp := c.(lingerer)
+	return tcp && polls(c, unix.POLLHUP)
+}
+
+// lost returns the error of a TCP connection that was reset, or timed out, and nil for
+// other connections. It takes the error from the kernel. EPIPE is a reset after the
+// peer's end (tcp_reset in net/ipv4/tcp_input.c): all that the peer sent has arrived.
+func lost(c net.Conn) (reset error) {
+	tcp, ok := c.(*net.TCPConn)
 	if !ok {
-		return false
+		return nil
 	}
 	rc, err := tcp.SyscallConn()
 	if err != nil {
+		return nil
+	}
+	_ = rc.Control(func(fd uintptr) {
+		errno, err := unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_ERROR)
+		if err == nil && errno != 0 && syscall.Errno(errno) != unix.EPIPE {
+			reset = os.NewSyscallError("read", syscall.Errno(errno))
+		}
+	})
+	return reset
+}
+
+// peerClosed reports whether the peer of a link's connection has closed it. It never
+// closes one direction alone.
+func peerClosed(c net.Conn) bool { return polls(c, unix.POLLRDHUP|unix.POLLHUP) }
+
+func polls(c net.Conn, events int16) bool {
+	sc, ok := c.(syscall.Conn)
+	if !ok {
 		return false
 	}
-	hup := false
+	rc, err := sc.SyscallConn()
+	if err != nil {
+		return false
+	}
+	is := false
 	_ = rc.Control(func(fd uintptr) {
-		fds := []unix.PollFd{{Fd: int32(fd)}}
+		fds := []unix.PollFd{{Fd: int32(fd), Events: events}}
 		n, err := unix.Poll(fds, 0)
-		hup = err == nil && n > 0 && fds[0].Revents&unix.POLLHUP != 0
+		is = err == nil && n > 0 && fds[0].Revents&events != 0
 	})
-	return hup
+	return is
 }

@@ -11,3 +11,9 @@ func awaitReset(net.Conn) error { return nil }
 
 // hungUp is for kernels whose reads report a reset that a write has got.
 func hungUp(net.Conn) bool { return false }
+
+// lost is for kernels whose writes are not watched.
+func lost(net.Conn) error { return nil }
+
+// peerClosed is like lost.
+func peerClosed(net.Conn) bool { return false }

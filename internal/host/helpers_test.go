@@ -23,6 +23,7 @@ import (
 	"github.com/fairlead/fairlead/internal/rules"
 	"github.com/fairlead/fairlead/internal/wire"
 	"github.com/fairlead/fairlead/test/kit/leak"
+	"github.com/fairlead/fairlead/test/kit/probe"
 	"github.com/fairlead/fairlead/test/kit/wait"
 )
 
@@ -469,12 +470,15 @@ func wasReset(t *testing.T, to netip.AddrPort) bool {
 	return isReset(err)
 }
 
-func refused(to netip.AddrPort) bool {
-	c, err := net.Dial("tcp", to.String())
-	if err == nil {
-		_ = c.Close()
+// refused reports whether nobody listens at a port. A probe that shows nothing of the
+// port fails the test.
+func refused(t *testing.T, to netip.AddrPort) bool {
+	t.Helper()
+	open, err := probe.Listens(probe.At(to.String()))
+	if err != nil {
+		t.Fatal(err)
 	}
-	return err != nil
+	return !open
 }
 
 // fds counts the open descriptors of this process.

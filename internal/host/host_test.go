@@ -78,7 +78,7 @@ func testPublishServeWithdraw(t *testing.T) {
 	}
 	a.say(removed(7, k))
 	a.settled(8)
-	if !refused(at(lo4, p)) {
+	if !refused(t, at(lo4, p)) {
 		t.Error("the port is open though withdrawn")
 	}
 	if n := h.View().Len(); n != 0 {
@@ -196,7 +196,7 @@ func testPolicyReload(t *testing.T) {
 	if _, err := cut.Read(b); !isReset(err) {
 		t.Errorf("read of a denied flow = %v, want a reset", err)
 	}
-	if !refused(at(lo4, denied.Port)) {
+	if !refused(t, at(lo4, denied.Port)) {
 		t.Error("a denied port is open")
 	}
 	if n := net.count(); n != 2 {
@@ -218,7 +218,7 @@ func TestHostRuleWaitsForTheOwner(t *testing.T) {
 	a.begins(snapshot(1, p))
 	start(t, Options{Policy: policy(t, rules.Loopback(), rules.Rule{Match: rules.Match{Name: "secret*"}, Deny: true})}, a)
 	o := a.wants(k, port.Pending)
-	if o.Reason != "owner not known yet" || !refused(at(lo4, k.Port)) {
+	if o.Reason != "owner not known yet" || !refused(t, at(lo4, k.Port)) {
 		t.Errorf("outcome %+v", o)
 	}
 	p.OwnerPending, p.Owner = false, port.Owner{Kind: port.OwnerContainer, ID: "a", Name: "web"}
@@ -489,7 +489,7 @@ func TestWidestAddressOfOneOwnerServesAll(t *testing.T) {
 		}
 	}
 	a.say(removed(2, wide))
-	eventually(t, "only the loopback is open", func() bool { return refused(other) && !refused(at(lo4, p)) })
+	eventually(t, "only the loopback is open", func() bool { return refused(t, other) && !refused(t, at(lo4, p)) })
 	if got := greeting(t, at(lo4, p)); got != "narrow" {
 		t.Errorf("the loopback is served by %q", got)
 	}
@@ -515,7 +515,7 @@ func TestExposureNarrows(t *testing.T) {
 			}
 			// Another loopback address takes the place of the network here.
 			other := netip.MustParseAddr("127.0.0.2")
-			if proto == port.TCP && !refused(at(other, p)) {
+			if proto == port.TCP && !refused(t, at(other, p)) {
 				t.Error("the port answers beyond the loopback address asked for")
 			}
 			if proto == port.UDP {
@@ -576,7 +576,7 @@ func testReconnectKeepsListeners(t *testing.T) {
 	if n := network.count(); n != 3 {
 		t.Errorf("%d listeners were opened, want 3: %v", n, network.opened)
 	}
-	if !refused(at(lo4, gone.Port)) {
+	if !refused(t, at(lo4, gone.Port)) {
 		t.Error("what the new snapshot lacks is open")
 	}
 	if got := greeting(t, at(lo4, k.Port)); got != "hello" {
@@ -645,11 +645,11 @@ func TestGraceCloses(t *testing.T) {
 	h, _ := start(t, Options{Grace: 10 * time.Millisecond, Hold: -1}, a)
 	a.wants(k, port.Active)
 	a.drop(errors.New("gone"))
-	eventually(t, "the port is closed", func() bool { return refused(at(lo4, k.Port)) })
+	eventually(t, "the port is closed", func() bool { return refused(t, at(lo4, k.Port)) })
 	eventually(t, "the table is empty", func() bool { return h.View().Len() == 0 })
 	a.up()
 	a.settled(1)
-	eventually(t, "the port is open again", func() bool { return !refused(at(lo4, k.Port)) })
+	eventually(t, "the port is open again", func() bool { return !refused(t, at(lo4, k.Port)) })
 }
 
 func TestListenerLimit(t *testing.T) {

@@ -194,17 +194,18 @@ func TestOwnerPrecedence(t *testing.T) {
 		{"the container of a socket before a Service", []port.Binding{socket, claim}, []AttributionKey{cgroup}, "fact"},
 		{"a container that claims the port before all", []port.Binding{published, rule, claim, socket}, []AttributionKey{pod}, "declared"},
 	} {
-		for range 3 { // whatever order the sources speak in
+		for seed := range uint64(3) { // whatever the order of the sources' reports
+			rng := rand.New(rand.NewPCG(seed, 5))
 			r, f := attributed()
 			feeds := []Feed{r.Feed("socket"), r.Feed("nat"), r.Feed("kube"), r.Feed("docker")}
-			rand.Shuffle(len(c.set), func(i, j int) { c.set[i], c.set[j] = c.set[j], c.set[i] })
+			rng.Shuffle(len(c.set), func(i, j int) { c.set[i], c.set[j] = c.set[j], c.set[i] })
 			for _, b := range c.set {
 				feeds[b.Origin.ID[0]-'1'].Replace([]port.Binding{b})
 			}
 			for _, k := range c.know {
 				f.put(k, "fact")
 			}
-			t.Run(c.name, func(t *testing.T) { wantOwner(t, r, "tcp 0.0.0.0:80", c.want) })
+			t.Run(fmt.Sprintf("%s, seed %d", c.name, seed), func(t *testing.T) { wantOwner(t, r, "tcp 0.0.0.0:80", c.want) })
 		}
 	}
 }

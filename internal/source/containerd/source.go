@@ -13,8 +13,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"log/slog"
+	"net"
 	"os"
 	"path/filepath"
 	"slices"
@@ -120,22 +120,25 @@ func (s *Source) Run(ctx context.Context, feed registry.Feed) error {
 	wake := schedule.NewSignal()
 	stopped := engine.Watch(ctx, s.o.Logger, wake, s.o.Sockets...)
 	defer func() { cancel(); <-stopped }()
-	set := engine.NewSet(s.o.Logger, feed, &s.facts)
+	set := engine.NewSet(s.o.Logger, feed, &s.facts, s.o.Host)
 	return engine.Supervisor{
-		Retry: s.o.Retry, Logger: s.o.Logger, Feed: feed, Wake: wake, Withdraw: set.Withdraw,
+		Retry: s.o.Retry, Logger: s.o.Logger, Feed: feed, Wake: wake,
+		Withdraw: set.Withdraw, Prune: set.Prune,
 	}.Run(ctx, func(ctx context.Context, up func()) error { return s.session(ctx, set, up) })
 }
 
 // session follows the first engine that answers.
 func (s *Source) session(ctx context.Context, set *engine.Set, up func()) error {
 	s.users.Refresh()
-	var errs []error
-	absent := true
+	var tried engine.Attempts
 	for _, path := range s.o.Sockets {
 		f, version, err := s.dial(ctx, path)
 		if err == nil {
 			set.Feed.Method(fmt.Sprintf("containerd %s, %s", version, path))
-			err = s.follow(ctx, f, set, up)
+			err = s.follow(ctx, f, set, func() {
+				set.Warnings.Set("sockets", unread(ctx, path, s.o.Sockets))
+				up()
+			})
 			_ = f.conn.Close()
 			if ctx.Err() != nil {
 				return ctx.Err()
@@ -145,23 +148,47 @@ func (s *Source) session(ctx context.Context, set *engine.Set, up func()) error 
 			}
 			return fmt.Errorf("engine at %s: %w", path, err)
 		}
-		absent = absent && errors.Is(err, fs.ErrNotExist)
-		errs = append(errs, fmt.Errorf("engine at %s: %w", path, err))
+		tried.Add(fmt.Errorf("engine at %s: %w", path, err), false)
 	}
-	err := errors.Join(errs...)
-	if absent {
-		err = fmt.Errorf("%w: %w", engine.ErrAbsent, err)
+	return tried.Err()
+}
+
+// unread returns a warning for each other socket at which another engine listens: one
+// engine is followed, so the ports of that one's containers have no owner.
+func unread(ctx context.Context, followed string, sockets []string) (warnings []string) {
+	ctx, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	this, err := os.Stat(followed)
+	if err != nil {
+		return nil
 	}
-	return err
+	for _, path := range sockets {
+		if other, err := os.Stat(path); err != nil || os.SameFile(this, other) {
+			continue
+		}
+		c, err := (&net.Dialer{}).DialContext(ctx, "unix", path)
+		if err != nil {
+			continue
+		}
+		_ = c.Close()
+		warnings = append(warnings, fmt.Sprintf("the engine at %s is not read, as the one at %s is: its containers have no names "+
+			"for rules; see containerd.sockets", path, followed))
+	}
+	return warnings
 }
 
 // dial connects to one socket and asks for the version. The caller closes the connection.
+// An error by which nobody listens there is an [engine.ErrRefused].
 func (s *Source) dial(ctx context.Context, path string) (*fetcher, string, error) {
 	if _, err := os.Stat(path); err != nil {
 		return nil, "", err // the client's own error would speak of name resolution
 	}
+	dialer := engine.NewDialer(ctx)
 	cc, err := grpc.NewClient("unix://"+path,
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
+			return dialer.DialContext(ctx, "unix", path)
+		}),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage)),
 	)
 	if err != nil {
@@ -172,6 +199,9 @@ func (s *Source) dial(ctx context.Context, path string) (*fetcher, string, error
 	version, err := f.version(ctx)
 	if err != nil {
 		_ = cc.Close()
+		if dialer.Refused() {
+			err = engine.Refused(err)
+		}
 		return nil, "", err
 	}
 	return f, version, nil

@@ -21,6 +21,8 @@ import (
 	"time"
 
 	"github.com/moby/moby/client"
+
+	"github.com/fairlead/fairlead/internal/source/engine"
 )
 
 // maxBody bounds one reply of the engine. A list of 10,000 containers is 20 MB.
@@ -35,9 +37,12 @@ type conn struct {
 	timeout   time.Duration
 }
 
-// dial makes a client for host and agrees on an API version. Close it.
+// dial makes a client for host and agrees on an API version. Close it. An error by which
+// nobody listens there is an [engine.ErrRefused].
 func dial(ctx context.Context, host, certPath string, timeout time.Duration) (_ *conn, err error) {
 	t := &http.Transport{MaxIdleConns: 4, IdleConnTimeout: 30 * time.Second, DisableCompression: true}
+	dialer := engine.NewDialer(ctx)
+	t.DialContext = dialer.DialContext
 	scheme, addr, _ := strings.Cut(host, "://")
 	opts := []client.Opt{client.WithHost(host), client.WithHTTPClient(&http.Client{
 		Transport: keeper{t}, CheckRedirect: client.CheckRedirect,
@@ -47,7 +52,7 @@ func dial(ctx context.Context, host, certPath string, timeout time.Duration) (_ 
 			return nil, err // the client's own words are long
 		}
 		t.DialContext = func(ctx context.Context, _, _ string) (net.Conn, error) {
-			return (&net.Dialer{}).DialContext(ctx, "unix", addr)
+			return dialer.DialContext(ctx, "unix", addr)
 		}
 	}
 	if certPath != "" && scheme == "tcp" {
@@ -68,7 +73,11 @@ func dial(ctx context.Context, host, certPath string, timeout time.Duration) (_ 
 	pctx, cancel := c.limit(ctx)
 	defer cancel()
 	if _, err := c.Ping(pctx, client.PingOptions{NegotiateAPIVersion: true}); err != nil {
-		return nil, fmt.Errorf("agree on an API version: %w", withCause(pctx, err))
+		err = fmt.Errorf("agree on an API version: %w", withCause(pctx, err))
+		if dialer.Refused() {
+			err = engine.Refused(err)
+		}
+		return nil, err
 	}
 	return c, nil
 }

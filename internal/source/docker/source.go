@@ -9,7 +9,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"log/slog"
 	"net"
 	"net/netip"
@@ -136,29 +135,24 @@ func (s *Source) Run(ctx context.Context, feed registry.Feed) error {
 	wake := schedule.NewSignal()
 	stopped := engine.Watch(ctx, s.o.Logger, wake, paths...)
 	defer func() { cancel(); <-stopped }()
-	set := engine.NewSet(s.o.Logger, feed, &s.facts)
+	set := engine.NewSet(s.o.Logger, feed, &s.facts, s.o.Host)
 	return engine.Supervisor{
-		Retry: s.o.Retry, Logger: s.o.Logger, Feed: feed, Wake: wake, Withdraw: set.Withdraw,
+		Retry: s.o.Retry, Logger: s.o.Logger, Feed: feed, Wake: wake,
+		Withdraw: set.Withdraw, Prune: set.Prune,
 	}.Run(ctx, func(ctx context.Context, up func()) error { return s.session(ctx, set, up) })
 }
 
 // connect returns a connection to the first host that answers.
 func (s *Source) connect(ctx context.Context) (*conn, string, error) {
-	var errs []error
-	absent := true
+	var tried engine.Attempts
 	for _, h := range s.o.Hosts {
 		c, err := dial(ctx, h, s.o.CertPath, s.o.Timeout)
 		if err == nil {
 			return c, h, nil
 		}
-		absent = absent && strings.HasPrefix(h, "unix://") && errors.Is(err, fs.ErrNotExist)
-		errs = append(errs, fmt.Errorf("engine at %s: %w", h, err))
+		tried.Add(fmt.Errorf("engine at %s: %w", h, err), !strings.HasPrefix(h, "unix://"))
 	}
-	err := errors.Join(errs...)
-	if absent {
-		err = fmt.Errorf("%w: %w", engine.ErrAbsent, err)
-	}
-	return nil, "", err
+	return nil, "", tried.Err()
 }
 
 func (s *Source) session(ctx context.Context, set *engine.Set, up func()) error {

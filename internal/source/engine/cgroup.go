@@ -7,10 +7,13 @@ import (
 	"bytes"
 	"cmp"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"syscall"
 
@@ -84,6 +87,45 @@ func (h Host) mounts() []string {
 	v2, _, _ := cgroup.Mounts(bytes.NewReader(text)) // reading memory does not fail
 	v1, _ := cgroup.MountsV1(bytes.NewReader(text))
 	return append(v2, v1...)
+}
+
+// running returns a function that reports whether a container has processes, by the
+// cgroup that its engine reported, or else by one with its id in its name. It reads the
+// mounts once, and walks through the hierarchies at most once.
+func (h Host) running() func(Fact) bool {
+	mounts := h.mounts()
+	named := sync.OnceValue(func() map[string][]string { return containerDirs(mounts) })
+	return func(f Fact) bool {
+		switch {
+		case f.Stopped:
+			return false
+		case f.Path != "" && f.Path != "/":
+			return slices.ContainsFunc(mounts, func(mount string) bool { return runsIn(filepath.Join(mount, f.Path), f) })
+		}
+		return slices.ContainsFunc(named()[f.ID], func(dir string) bool { return runsIn(dir, f) })
+	}
+}
+
+// runsIn reports whether a directory is a cgroup of a container and has processes.
+func runsIn(dir string, f Fact) bool {
+	st, ok := statOf(dir)
+	return ok && (st.Uid == 0 || st.Uid == f.User) && (f.Cgroup == 0 || st.Ino == f.Cgroup) && cgroup.Populated(dir)
+}
+
+// containerDirs returns the directories of cgroups by the container's id in their names.
+func containerDirs(mounts []string) map[string][]string {
+	dirs := make(map[string][]string)
+	for _, mount := range mounts {
+		_ = filepath.WalkDir(mount, func(path string, d fs.DirEntry, err error) error {
+			if err == nil && d.IsDir() {
+				if id := cgroup.ContainerID(path); id != "" {
+					dirs[id] = append(dirs[id], path)
+				}
+			}
+			return nil // what is gone meanwhile is no container's
+		})
+	}
+	return dirs
 }
 
 // CgroupUsers answers who owns cgroups without reading the mounts each time.

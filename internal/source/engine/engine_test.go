@@ -452,7 +452,7 @@ func TestFacts(t *testing.T) {
 	if _, ok := f.ByCgroup(8); ok {
 		t.Error("a replaced fact is still found")
 	}
-	f.Retain(func(string) bool { return false })
+	f.Retain(func(string, Fact) bool { return false })
 	if len(f.objects)+len(f.cgroups)+len(f.paths)+len(f.ids)+len(f.addresses) != 0 {
 		t.Errorf("something is left: %+v", &f)
 	}
@@ -698,7 +698,7 @@ func TestLookOvertakenByDeath(t *testing.T) {
 		done := make(chan error)
 		go func() {
 			var facts Table
-			done <- NewSet(slog.New(slog.DiscardHandler), f, &facts).Follow(ctx, e, Stream{Events: events}, time.Hour, func() {})
+			done <- NewSet(slog.New(slog.DiscardHandler), f, &facts, Host{}).Follow(ctx, e, Stream{Events: events}, time.Hour, func() {})
 		}()
 		synctest.Wait()
 		events <- Event{ID: "x"}
@@ -729,7 +729,7 @@ func TestUnsureContainerIsInspectedAgain(t *testing.T) {
 		done := make(chan error)
 		go func() {
 			var facts Table
-			done <- NewSet(slog.New(slog.DiscardHandler), f, &facts).Follow(ctx, e, Stream{}, time.Minute, func() {})
+			done <- NewSet(slog.New(slog.DiscardHandler), f, &facts, Host{}).Follow(ctx, e, Stream{}, time.Minute, func() {})
 		}()
 		synctest.Wait()
 		set := func(x Object, running bool) {
@@ -770,7 +770,7 @@ func TestUnconfirmedSubscription(t *testing.T) {
 		done := make(chan error)
 		go func() {
 			var facts Table
-			done <- NewSet(slog.New(slog.DiscardHandler), f, &facts).Follow(ctx, e, Stream{Unconfirmed: true}, time.Hour, func() {})
+			done <- NewSet(slog.New(slog.DiscardHandler), f, &facts, Host{}).Follow(ctx, e, Stream{Unconfirmed: true}, time.Hour, func() {})
 		}()
 		synctest.Wait()
 		if !f.has("x") {
@@ -820,7 +820,7 @@ func followed(t *testing.T, e Engine, st Stream, facts *Table) *feed {
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error)
 	go func() {
-		done <- NewSet(slog.New(slog.DiscardHandler), f, facts).Follow(ctx, e, st, time.Hour, func() {})
+		done <- NewSet(slog.New(slog.DiscardHandler), f, facts, Host{}).Follow(ctx, e, st, time.Hour, func() {})
 	}()
 	t.Cleanup(func() {
 		cancel()

@@ -3,6 +3,7 @@
 package engine
 
 import (
+	"maps"
 	"net/netip"
 	"slices"
 	"sync"
@@ -54,16 +55,17 @@ func (t *Table) Put(object string, f Fact) {
 // Remove forgets object.
 func (t *Table) Remove(object string) { t.Swap([]string{object}, nil) }
 
-// Retain forgets every object for which keep is false.
-func (t *Table) Retain(keep func(object string) bool) {
+// Retain forgets every object for which keep is false. No lock is held while keep runs.
+func (t *Table) Retain(keep func(object string, f Fact) bool) {
 	t.mu.RLock()
+	objects := maps.Clone(t.objects)
+	t.mu.RUnlock()
 	var gone []string
-	for object := range t.objects {
-		if !keep(object) {
+	for object, f := range objects {
+		if !keep(object, f) {
 			gone = append(gone, object)
 		}
 	}
-	t.mu.RUnlock()
 	t.Swap(gone, nil)
 }
 

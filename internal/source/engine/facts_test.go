@@ -51,13 +51,13 @@ func TestFactsNotifyWhatChanged(t *testing.T) {
 	moved.Addresses = []netip.Addr{netip.MustParseAddr("10.0.0.3")}
 	table.Put("a", moved)
 	want("another address", append(slices.Clone(all), registry.AttributionKey{Address: netip.MustParseAddr("10.0.0.3")})...)
-	table.Retain(func(string) bool { return true })
+	table.Retain(func(string, Fact) bool { return true })
 	want("a list that says the same")
 	table.Swap([]string{"a"}, map[string]Fact{"a": moved})
 	want("a swap for the same")
 	table.Remove("b")
 	want("the end of what was not there")
-	table.Retain(func(string) bool { return false })
+	table.Retain(func(string, Fact) bool { return false })
 	if _, ok := table.ByCgroup(5); ok {
 		t.Error("a fact that was removed is still known")
 	}

@@ -84,6 +84,7 @@ type Set struct {
 	Feed     registry.Feed
 	Facts    *Table
 	Warnings Warnings
+	Host     Host
 
 	known map[string]reported
 	drift int
@@ -96,14 +97,15 @@ type reported struct {
 }
 
 // NewSet returns an empty set.
-func NewSet(logger *slog.Logger, feed registry.Feed, facts *Table) *Set {
+func NewSet(logger *slog.Logger, feed registry.Feed, facts *Table, host Host) *Set {
 	return &Set{
 		Logger: logger, Feed: feed, Facts: facts, known: make(map[string]reported),
-		Warnings: Warnings{Feed: feed},
+		Warnings: Warnings{Feed: feed}, Host: host,
 	}
 }
 
-// Withdraw takes everything back, facts included.
+// Withdraw takes everything back but the facts of containers that still run: their
+// ports remain open in the kernel, and rules may deny them by owner.
 func (s *Set) Withdraw() {
 	var c port.Change
 	for _, k := range s.known {
@@ -112,9 +114,15 @@ func (s *Set) Withdraw() {
 		}
 	}
 	clear(s.known)
-	s.Facts.Retain(func(string) bool { return false })
+	s.Prune()
 	s.Warnings.Clear()
 	s.Feed.Apply(c)
+}
+
+// Prune forgets the facts of containers that no longer run, without asking the engine.
+func (s *Set) Prune() {
+	runs := s.Host.running()
+	s.Facts.Retain(func(_ string, f Fact) bool { return runs(f) })
 }
 
 // Follow lists, and applies what happens until something fails or ctx ends. It
@@ -450,7 +458,7 @@ func (f *follower) replace(l look) {
 		f.Logger.Warn("a list differed from what events had reported; repaired", "containers", drift, "total", f.drift)
 	}
 	f.known = next
-	f.Facts.Retain(func(id string) bool { _, ok := next[id]; return ok })
+	f.Facts.Retain(func(id string, _ Fact) bool { _, ok := next[id]; return ok })
 	var set []port.Binding
 	for _, k := range next {
 		set = append(set, k.bindings...)

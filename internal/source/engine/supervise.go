@@ -10,6 +10,8 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/http/httptrace"
+	"sync"
 	"time"
 
 	"github.com/fairlead/fairlead/internal/registry"
@@ -35,9 +37,9 @@ const (
 // as a mount that brings a socket.
 const absentDelay = 5 * time.Minute
 
-// forgetAfter is how long an engine that left no trace is expected to come back. Until
-// then its source is stale, and ports that it may own wait for it where a rule names
-// an owner.
+// forgetAfter is how long an engine of which there was a trace is expected to come back
+// after nobody listens any more. Until then its source is stale, and ports that it may
+// own wait for it where a rule names an owner.
 const forgetAfter = 10 * time.Minute
 
 // againPause is at least between the begins of two sessions, where the first one ended
@@ -82,12 +84,20 @@ func (r Retry) Validate() error {
 // which is a complete set; one that was there and is lost is stale.
 var ErrAbsent = errors.New("no engine yet")
 
+// ErrRefused is in the error of a session that found sockets or addresses, none of
+// which anybody listens at: an engine is starting, or left its socket behind.
+var ErrRefused = errors.New("nobody listens")
+
+// errAppeared is the state from the first trace of an engine to its first list.
+var errAppeared = errors.New("the engine appeared and is not listed yet")
+
 // ErrAgain is what a session returns that ended on purpose, to be run again at
 // once: something changed, and nothing is stale by that.
 var ErrAgain = errors.New("run the session again")
 
 // Session talks to an engine until it is lost, and returns why. It calls up after
-// each complete set that it gave to the feed.
+// each complete set that it gave to the feed. It dials with values of its ctx, which
+// has an [httptrace.ClientTrace] by which the supervisor notices a connection.
 type Session func(ctx context.Context, up func()) error
 
 // Supervisor runs one session after another.
@@ -101,6 +111,9 @@ type Supervisor struct {
 	// Withdraw takes back everything that was declared. It is called once for
 	// each loss that outlasts the grace period, never during a session.
 	Withdraw func()
+	// Prune drops what Withdraw left and what is no longer true. It is called after
+	// each failed session from then on. May be nil.
+	Prune func()
 }
 
 // Run returns ctx's error when ctx ends, and never before. The registry logs
@@ -108,12 +121,17 @@ type Supervisor struct {
 // it logs nothing.
 func (s Supervisor) Run(ctx context.Context, session Session) error {
 	l := supervision{
-		Supervisor: s, downSince: time.Now(),
+		Supervisor: s, downSince: time.Now(), absence: absence{feed: s.Feed},
 		backoff: schedule.Backoff{Min: s.Retry.MinDelay, Max: s.Retry.MaxDelay, Jitter: jitter},
 	}
+	defer l.absence.clear() // a dial may outlive its session
+	traced := l.absence.trace(ctx)
 	for {
 		began, isUp := time.Now(), false
-		err := session(ctx, func() { isUp, l.declared = true, true })
+		err := session(traced, func() {
+			isUp, l.declared = true, true
+			l.absence.clear()
+		})
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
@@ -147,14 +165,68 @@ type supervision struct {
 	downSince time.Time
 	declared  bool      // something may be declared that must be withdrawn
 	withdrawn bool      // it was
-	absent    bool      // it was reported that there is no engine
-	everUp    bool      // there was an engine
+	absence   absence   // it was reported that there is no engine
+	expected  bool      // there was a trace of an engine, which is not forgotten
+	goneSince time.Time // since when nobody listens, zero if somebody did at the last try
 	hurry     time.Time // until then, tries are close together
+}
+
+// absence is the state in which there is no engine, and the source is live with an
+// empty set. It ends at the first trace of an engine, because what that names is not
+// known until it has been listed. Safe for concurrent use.
+type absence struct {
+	feed registry.Feed
+	mu   sync.Mutex
+	on   bool
+}
+
+// begin reports that there is no engine, once.
+func (a *absence) begin(reason string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.on {
+		return
+	}
+	a.on = true
+	a.feed.Replace(nil)
+	a.feed.Method(reason)
+}
+
+// end reports that there is an engine now, if it was reported that there is none.
+func (a *absence) end() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.on {
+		a.on = false
+		a.feed.Stale(errAppeared)
+	}
+}
+
+// clear notes that another state was reported, or will be.
+func (a *absence) clear() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.on = false
+}
+
+func (a *absence) is() bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.on
+}
+
+// trace returns a context whose dials end the absence when one succeeds.
+func (a *absence) trace(ctx context.Context) context.Context {
+	return httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{ConnectDone: func(_, _ string, err error) {
+		if err == nil {
+			a.end()
+		}
+	}})
 }
 
 // wasUp notes the end of a session that reported a complete set.
 func (l *supervision) wasUp(began time.Time) {
-	l.withdrawn, l.everUp, l.downSince = false, true, time.Now()
+	l.withdrawn, l.expected, l.downSince, l.goneSince = false, true, time.Now(), time.Time{}
 	// An engine that accepts and closes at once is no reason to hurry.
 	if time.Since(began) >= l.Retry.MaxDelay/2 {
 		l.backoff.Reset()
@@ -164,19 +236,35 @@ func (l *supervision) wasUp(began time.Time) {
 
 // report gives the state after a failed session to the feed.
 func (l *supervision) report(err error) {
-	if l.everUp && l.withdrawn && errors.Is(err, ErrAbsent) && time.Since(l.downSince) >= forgetAfter {
-		l.Logger.Info("the engine left no trace; forgetting it", "after", forgetAfter, "err", err)
-		l.everUp = false
+	if l.withdrawn && l.Prune != nil {
+		l.Prune()
 	}
-	if l.everUp || !errors.Is(err, ErrAbsent) {
-		l.absent = false
+	l.expect(err)
+	if l.expected && !l.declared && !l.goneSince.IsZero() && time.Since(l.goneSince) >= forgetAfter {
+		l.Logger.Info("the engine left no trace; forgetting it", "after", forgetAfter, "err", err)
+		l.expected = false
+	}
+	if l.expected {
+		l.absence.clear()
 		l.stale(err)
 		return
 	}
-	if !l.absent {
-		l.absent = true
-		l.Feed.Replace(nil)
-		l.Feed.Method(err.Error())
+	l.absence.begin(err.Error())
+}
+
+// expect notes whether there is a trace of an engine, and since when nobody listens. A
+// socket at which nobody listens is no trace of an engine that was forgotten.
+func (l *supervision) expect(err error) {
+	absent, refused := errors.Is(err, ErrAbsent), errors.Is(err, ErrRefused)
+	switch {
+	case !absent && !refused:
+		l.expected, l.goneSince = true, time.Time{}
+		return
+	case refused && !l.absence.is():
+		l.expected = true
+	}
+	if l.goneSince.IsZero() {
+		l.goneSince = time.Now()
 	}
 }
 
@@ -207,6 +295,7 @@ func (l *supervision) wait(ctx context.Context, cause error) error {
 			// What appears is rarely ready in the same instant.
 			l.backoff.Reset()
 			l.hurry = time.Now().Add(hurryFor)
+			l.absence.end()
 			return nil
 		case !withdraw:
 			return nil

@@ -12,6 +12,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"net/http/httptrace"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -20,7 +21,10 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
+	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -768,5 +772,77 @@ func TestAddressesOfThisMachineAreReadBefore(t *testing.T) {
 	}
 	if read != 1 {
 		t.Errorf("read %d times, want once", read)
+	}
+}
+
+// An error while the addresses are read makes no pod's address one of this machine.
+func TestAddressesOfThisMachineOutliveAnError(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		own, pod := netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("10.42.0.5")
+		var failure error
+		f := facts{addrs: func() ([]net.Addr, error) {
+			return []net.Addr{&net.IPNet{IP: own.AsSlice(), Mask: net.CIDRMask(24, 32)}}, failure
+		}}
+		f.Put("a", engine.Fact{Owner: port.Owner{Name: "web"}, Addresses: []netip.Addr{own, pod}})
+		f.readLocal()
+		failure = errors.New("netlink: no buffer space")
+		time.Sleep(2 * localFor)
+		f.readLocal()
+		_, isOwn := f.ByAddress(own)
+		if _, isPod := f.ByAddress(pod); isOwn || !isPod {
+			t.Errorf("after an error, the machine's own address: %v, the pod's: %v", isOwn, isPod)
+		}
+	})
+}
+
+// Nobody listens at the server's address: that is told from a server that fails.
+func TestRefusedServer(t *testing.T) {
+	e := newFake(t)
+	s := source(t, e, Options{Timeout: 50 * time.Millisecond})
+	st := newState(s.o.Logger, &enginetest.Feed{}, &s.facts)
+	e.hang["list services"], e.hang["list endpointslices"] = true, true
+	if err := s.session(t.Context(), st, func() {}); errors.Is(err, engine.ErrRefused) {
+		t.Errorf("a server that hangs: %v, want another error", err)
+	}
+	e.stop()
+	if err := s.session(t.Context(), st, func() {}); !errors.Is(err, engine.ErrRefused) {
+		t.Errorf("nobody listens: %v, want ErrRefused", err)
+	}
+}
+
+// A server that was listed and refuses now is not forgotten: nothing else knows of the
+// Services whose rules are left.
+func TestListedServerThatRefusesIsNotForgotten(t *testing.T) {
+	e := newFake(t)
+	s := source(t, e, Options{})
+	st := newState(s.o.Logger, &enginetest.Feed{}, &s.facts)
+	listed, done := make(chan struct{}), make(chan error, 1)
+	up := sync.OnceFunc(func() { close(listed) })
+	go func() { done <- s.session(t.Context(), st, up) }()
+	<-listed
+	e.stop()
+	if err := <-done; err == nil {
+		t.Error("a session ended without an error")
+	}
+	err := s.session(t.Context(), st, up)
+	if !errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, engine.ErrRefused) {
+		t.Errorf("%v, want a refusal that is not ErrRefused", err)
+	}
+}
+
+// A connection is noticed before the server answers.
+func TestConnectionIsTraced(t *testing.T) {
+	e := newFake(t)
+	e.hang["list services"], e.hang["list endpointslices"] = true, true
+	s := source(t, e, Options{Timeout: 50 * time.Millisecond})
+	var connected atomic.Bool
+	ctx := httptrace.WithClientTrace(t.Context(), &httptrace.ClientTrace{ConnectDone: func(_, _ string, err error) {
+		if err == nil {
+			connected.Store(true)
+		}
+	}})
+	err := s.session(ctx, newState(s.o.Logger, &enginetest.Feed{}, &s.facts), func() {})
+	if !connected.Load() {
+		t.Errorf("no connection was noticed in a session that ended by %v", err)
 	}
 }

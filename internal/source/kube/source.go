@@ -20,6 +20,7 @@ import (
 	"path/filepath"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/go-logr/logr"
@@ -94,6 +95,7 @@ type Source struct {
 	wake      schedule.Signal // the server may be back, or is another one
 	waits     schedule.Signal // a server did not answer
 	server    atomic.Uint32   // its port, 0 while one answers
+	listed    atomic.Bool     // a server was listed once
 }
 
 // New checks the options and fills in defaults. It connects to nothing.
@@ -171,8 +173,7 @@ func (f *facts) readLocal() {
 	}
 	all, err := f.addrs()
 	if err != nil {
-		f.local.Store(nil) // any address may be one of this machine
-		return
+		return // what was read before is probably true; without it, no pod is named
 	}
 	local := make(map[netip.Addr]struct{}, len(all))
 	for _, l := range all {
@@ -239,6 +240,7 @@ func (s *Source) session(ctx context.Context, st *state, up func()) error {
 	ctx = klog.NewContext(ctx, logr.Discard())
 	st.begin(2*len(s.o.Namespaces), func() {
 		s.server.Store(0)
+		s.listed.Store(true)
 		up()
 	})
 	for _, ns := range s.o.Namespaces {
@@ -265,10 +267,7 @@ func (s *Source) session(ctx context.Context, st *state, up func()) error {
 	for {
 		select {
 		case <-ctx.Done():
-			if err := context.Cause(ctx); !errors.Is(err, context.Canceled) {
-				return fmt.Errorf("%s: %w", conf.origin, err)
-			}
-			return ctx.Err()
+			return s.ended(ctx, conf)
 		case <-s.wake:
 			next, err := s.load()
 			if err != nil {
@@ -281,6 +280,22 @@ func (s *Source) session(ctx context.Context, st *state, up func()) error {
 			}
 		}
 	}
+}
+
+// ended returns why a session's ctx ended. Where nobody listens at the server's address
+// and no server was ever listed, that is an [engine.ErrRefused]. One that was listed is
+// not forgotten while there is a kubeconfig: rules of its Services may be left, and
+// nothing else names these.
+func (s *Source) ended(ctx context.Context, conf config) error {
+	cause := context.Cause(ctx)
+	if errors.Is(cause, context.Canceled) {
+		return ctx.Err()
+	}
+	err := fmt.Errorf("%s: %w", conf.origin, cause)
+	if errors.Is(cause, syscall.ECONNREFUSED) && !s.listed.Load() {
+		return engine.Refused(err)
+	}
+	return err
 }
 
 // reflection is one resource in one namespace, and where it goes.

@@ -139,7 +139,7 @@ func (st *state) withdraw() {
 	clear(st.services)
 	clear(st.slices)
 	clear(st.reported)
-	st.facts.Retain(func(string) bool { return false })
+	st.facts.Retain(func(string, engine.Fact) bool { return false })
 	st.warnings.Clear()
 	st.feed.Apply(c)
 }
