@@ -73,7 +73,8 @@ func (s *Set) Len() int { return len(s.rules) }
 // While p's owner is pending, rules that name an owner may come to match. If that
 // would change the decision, p is denied as pending, and so is one that may be a port
 // of an engine itself. Of p's other owners, a rule that denies one to whom a NAT rule
-// leads denies p; where engines claim p for several owners, p is denied as pending
+// leads denies p, unless p is a Service's or a container's and the rule tells kinds of
+// owners apart only; where engines claim p for several owners, p is denied as pending
 // unless all decisions are the same.
 func (s *Set) Decide(p port.Publication) port.Decision {
 	d, _, _ := s.decide(&p)
@@ -97,11 +98,18 @@ func (s *Set) decide(p *port.Publication) (d port.Decision, winner *rule, by str
 				e.Rule, r = d.Rule, winner
 			}
 			return port.Decision{Rule: e.Rule, Reason: rivals(p), Pending: true}, r, by
-		case !o.Rival && d.Allow && !e.Allow && r != nil && r.Match.namesOne():
+		case !o.Rival && d.Allow && !e.Allow && r != nil && (r.Match.namesOne() || sameTerms(p.Owner.Kind, o.Kind)):
 			return port.Decision{Rule: r.title, Reason: "denied by " + r.title + ": a NAT rule leads to " + describe(o.Owner)}, r, by
 		}
 	}
 	return d, winner, by
+}
+
+// sameTerms reports whether a rule that denies a NAT rule's target for its kind, or
+// because no rule allows it, also denies the port of an owner of kind. A Service's pods
+// are containers, and so is what a relay serves: these have their owner's decision.
+func sameTerms(kind, target port.OwnerKind) bool {
+	return kind < port.OwnerService || kind == target
 }
 
 // rivals is the reason of a decision that depends on which of several owners serves p.

@@ -654,6 +654,8 @@ func TestOtherOwners(t *testing.T) {
 	deny := func(m Match) []Rule { return []Rule{{Match: m, Deny: true}} }
 	name, label := Match{Name: "secret*"}, Match{Labels: map[string]string{"zone": "internal"}}
 	kind := Match{Owners: []port.OwnerKind{port.OwnerContainer}}
+	process, only := port.Owner{Kind: port.OwnerProcess, ID: "7", Name: "nginx"}, func(m Match) []Rule { return []Rule{{Match: m}, {Deny: true}} }
+	processes, services := Match{Owners: []port.OwnerKind{port.OwnerProcess}}, Match{Owners: []port.OwnerKind{port.OwnerService}}
 	for _, c := range []struct {
 		what  string
 		owner port.Owner
@@ -669,6 +671,11 @@ func TestOtherOwners(t *testing.T) {
 		{"a target is denied", web, port.OtherOwner{Owner: secret}, deny(name), "deny"},
 		{"a target is allowed", secret, port.OtherOwner{Owner: web}, deny(name), "deny"},
 		{"a Service's pod is denied", service, port.OtherOwner{Owner: secret}, deny(label), "deny"},
+		{"a target is of a kind that is denied", port.Owner{}, port.OtherOwner{Owner: secret}, deny(kind), "deny"},
+		{"a process's target is of a kind that is denied", process, port.OtherOwner{Owner: secret}, deny(kind), "deny"},
+		{"a process's target is of no kind that is allowed", process, port.OtherOwner{Owner: secret}, only(processes), "deny"},
+		{"a container's target is not the one that is allowed", web, port.OtherOwner{Owner: secret}, only(Match{Name: "web"}), "deny"},
+		{"a Service's pods are of no kind that is allowed", service, port.OtherOwner{Owner: secret}, only(services), "allow"},
 		{"a Service's pod is of a kind that is denied", service, port.OtherOwner{Owner: secret}, deny(kind), "allow"},
 		{"a target has another host port", web, port.OtherOwner{Owner: secret}, []Rule{{Match: name, HostAddress: All()}}, "allow"},
 		{"a rival has another host address", web, port.OtherOwner{Owner: secret, Rival: true}, []Rule{{Match: name, HostAddress: All()}}, "pending"},
