@@ -15,7 +15,8 @@ import (
 // ownerWait is how long a port whose decision depends on its owner waits for an
 // engine to name it, counted from when all engines are live. Engines report a
 // container within a second of its ports, more on a machine under load. While an
-// engine is starting or stale the wait does not end: deny rules fail closed.
+// engine is starting or stale the wait does not end, and after that it begins anew,
+// because the engine lists its containers again: deny rules fail closed.
 const ownerWait = 10 * time.Second
 
 // rootCgroup is the id of the root of the cgroup2 hierarchy, in which no container is.
