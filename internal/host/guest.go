@@ -434,7 +434,7 @@ func (g *guest) put(p wire.Publication) {
 	if !equal(pub.wire, p) {
 		g.h.changed[pub] = struct{}{}
 	}
-	g.text += textOf(p) - textOf(pub.wire)
+	g.text += p.TextBytes() - pub.wire.TextBytes()
 	again := !pub.wire.Owner.Same(p.Owner) || pub.wire.Rule != p.Rule
 	pub.wire = p
 	if again {
@@ -514,7 +514,7 @@ func (g *guest) remove(k port.Key) {
 	for _, c := range pub.claims {
 		g.release(c)
 	}
-	g.text -= textOf(pub.wire)
+	g.text -= pub.wire.TextBytes()
 	delete(g.pubs, k)
 	delete(g.dirty, k)
 	g.h.changed[pub] = struct{}{}
@@ -620,14 +620,6 @@ func (g *guest) messages() []wire.Control {
 // equal reports whether both are the same.
 func equal(a, b wire.Publication) bool {
 	return a.Key == b.Key && a.DualStack == b.DualStack && a.Source == b.Source && a.Rule == b.Rule &&
-		a.Owner.Equal(b.Owner) && a.OwnerPending == b.OwnerPending && slices.Equal(a.Host, b.Host)
-}
-
-// textOf is the memory that a publication holds beyond its fixed size.
-func textOf(p wire.Publication) int {
-	n := len(p.Owner.Name) + len(p.Owner.ID) + len(p.Owner.Namespace) + len(p.Source)
-	for k, v := range p.Owner.Labels {
-		n += len(k) + len(v)
-	}
-	return n
+		a.Owner.Equal(b.Owner) && a.OwnerPending == b.OwnerPending && slices.Equal(a.Host, b.Host) &&
+		slices.EqualFunc(a.Others, b.Others, port.Owner.Equal)
 }

@@ -229,6 +229,23 @@ func TestHostRuleWaitsForTheOwner(t *testing.T) {
 	a.wants(k, port.Denied)
 }
 
+// A port is closed when its NAT rule comes to lead to a denied owner as well.
+func TestHostRuleDeniesAPortThatLeadsToADeniedOwner(t *testing.T) {
+	a := newAgent(t, "vm")
+	k := key(port.TCP, any4, ports.Free(t))
+	p := pub(k)
+	p.Owner = port.Owner{Kind: port.OwnerService, ID: "shop/web", Name: "web", Namespace: "shop"}
+	a.begins(snapshot(1, p))
+	start(t, Options{Policy: policy(t, rules.Loopback(), rules.Rule{Match: rules.Match{Name: "secret*"}, Deny: true})}, a)
+	a.wants(k, port.Active)
+	p.Others = []port.Owner{{Kind: port.OwnerContainer, ID: "b", Name: "secret0"}}
+	a.say(snapshot(2, p))
+	o := a.wants(k, port.Denied)
+	if !strings.Contains(o.Reason, "a NAT rule leads to container secret0") {
+		t.Errorf("reason %q", o.Reason)
+	}
+}
+
 func TestConflictIsTakenOver(t *testing.T) {
 	for _, proto := range []port.Protocol{port.TCP, port.UDP} {
 		t.Run(proto.String(), func(t *testing.T) {

@@ -204,7 +204,7 @@ func (r *Reconciler) apply(view View, change Change, h *holds) {
 				h.release(tx, k.Slot())
 			case !there && !wanted:
 				delete(h.pending, k)
-			case wanted && r.o.HoldDown > 0 && !replaced(view, old) && !ownerPending(view, k.Slot()):
+			case wanted && r.o.HoldDown > 0 && !replaced(view, old) && !forbidden(view, k.Slot()):
 				h.add(k, time.Now().Add(r.o.HoldDown))
 			default:
 				tx.Delete(k)
@@ -231,10 +231,11 @@ func replaced(view View, p port.Publication) bool {
 	return false
 }
 
-// ownerPending reports whether something on a slot waits for its owner.
-func ownerPending(view View, s port.Slot) bool {
+// forbidden reports whether something on a slot is denied by a rule, or may come to be:
+// it must not be reached by a held port.
+func forbidden(view View, s port.Slot) bool {
 	for _, p := range view.Range(s.Bounds()) {
-		if p.Decision.Pending {
+		if !p.Decision.Allow && !p.Decision.Withheld {
 			return true
 		}
 	}

@@ -279,15 +279,43 @@ func TestForbiddenPortEndsTheHoldOnItsSlot(t *testing.T) {
 	}
 }
 
-func TestPendingPortKeepsItsSlotFromBeingHeld(t *testing.T) {
+func TestForbiddenPortKeepsItsSlotFromBeingHeld(t *testing.T) {
+	for _, d := range []port.Decision{{Pending: true}, {Reason: "denied by rule 1"}} {
+		for _, addrs := range [][2]string{{"[::]:80", "0.0.0.0:80"}, {"0.0.0.0:80", "[::]:80"}} {
+			for _, denied := range []string{"before", "with", "after"} { // the end of the other one
+				s := newSink()
+				run(t, Options{HoldDown: time.Minute}, []Sink{s}, func(g rig) {
+					old, next := pub(addrs[0], true), pub(addrs[1], false)
+					next.Decision = d
+					g.put(old)
+					want(t, s, "tcp "+addrs[0])
+					switch denied {
+					case "before":
+						g.put(next)
+						want(t, s, "tcp "+addrs[0])
+						g.drop(old)
+					case "with":
+						g.pubs.Update(func(tx *table.Tx[port.Key, port.Publication]) { tx.Put(next.Key, next); tx.Delete(old.Key) })
+					case "after":
+						g.pubs.Update(func(tx *table.Tx[port.Key, port.Publication]) { tx.Delete(old.Key); tx.Put(next.Key, next) })
+					}
+					want(t, s)
+				})
+			}
+		}
+	}
+}
+
+func TestWithheldPortDoesNotKeepItsSlotFromBeingHeld(t *testing.T) {
 	s := newSink()
 	run(t, Options{HoldDown: time.Minute}, []Sink{s}, func(g rig) {
-		old, next := pub("[::]:80", true), pub("0.0.0.0:80", false)
-		next.Decision = port.Decision{Pending: true}
+		old, other := pub("[::]:80", true), pub("0.0.0.0:80", false)
+		other.Decision.Withheld = true
+		g.put(other)
 		g.put(old)
 		want(t, s, "tcp [::]:80")
-		g.pubs.Update(func(tx *table.Tx[port.Key, port.Publication]) { tx.Delete(old.Key); tx.Put(next.Key, next) })
-		want(t, s)
+		g.drop(old)
+		want(t, s, "tcp [::]:80")
 	})
 }
 

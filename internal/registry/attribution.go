@@ -150,7 +150,7 @@ func (as *attributions) lookUp(a *attribution, now time.Time, live bool) bool {
 }
 
 func (ans *answer) equal(b *answer) bool {
-	return ans.known == b.known && ans.stale == b.stale && ans.owner.Equal(b.owner) &&
+	return ans.known == b.known && ans.stale == b.stale && ans.unnamed == b.unnamed && ans.owner.Equal(b.owner) &&
 		slices.EqualFunc(ans.rivals, b.rivals, port.Owner.Equal) && slices.EqualFunc(ans.targets, b.targets, port.Owner.Equal)
 }
 

@@ -29,17 +29,23 @@ func compile(ms []member, all slots) []merged {
 	case 0:
 		return nil
 	case 1:
-		return []merged{publication(ms, ms, all)}
+		return []merged{publication(ms, ms, nil, all)}
 	}
 	ms = slices.Clone(ms)
 	slices.SortFunc(ms, member.compare)
+	var nat []member
+	for _, m := range ms {
+		if len(m.binding.Hints.Targets) > 0 {
+			nat = append(nat, m)
+		}
+	}
 	var pubs []merged
 	for start := 0; start < len(ms); {
 		end := start + 1
 		for end < len(ms) && ms[end].binding.Address == ms[start].binding.Address {
 			end++
 		}
-		pubs = append(pubs, publication(ms[start:end], ms, all))
+		pubs = append(pubs, publication(ms[start:end], ms, nat, all))
 		start = end
 	}
 	return mergeFamilies(pubs)
@@ -109,12 +115,7 @@ func (m member) stale() bool {
 // others returns who else may serve the bindings of one key: owners whom other
 // engines claim it for, and those behind NAT rules.
 func others(ms []member, owner port.Owner, known precedence, all slots) (out []port.OtherOwner) {
-	add := func(o port.Owner, rival bool) {
-		same := func(p port.OtherOwner) bool { return sameContainer(p.Owner, o) }
-		if o.Kind != port.OwnerUnknown && !sameContainer(o, owner) && !slices.ContainsFunc(out, same) {
-			out = append(out, port.OtherOwner{Owner: o, Rival: rival})
-		}
-	}
+	add := func(o port.Owner, rival bool) { out = appendOther(out, owner, port.OtherOwner{Owner: o, Rival: rival}) }
 	live := slices.ContainsFunc(ms, func(m member) bool { _, p := m.owner(all); return p == known && !m.stale() })
 	for _, m := range ms {
 		if a := m.attribution; a != nil {
@@ -128,6 +129,15 @@ func others(ms []member, owner port.Owner, known precedence, all slots) (out []p
 		m.leadsTo(all, func(o port.Owner) { add(o, false) })
 	}
 	return out
+}
+
+// appendOther appends o if it is known, not owner, and not in the list.
+func appendOther(list []port.OtherOwner, owner port.Owner, o port.OtherOwner) []port.OtherOwner {
+	same := func(p port.OtherOwner) bool { return sameContainer(p.Owner, o.Owner) }
+	if o.Kind == port.OwnerUnknown || sameContainer(o.Owner, owner) || slices.ContainsFunc(list, same) {
+		return list
+	}
+	return append(list, o)
 }
 
 func precedenceOf(k port.OwnerKind) precedence {
@@ -159,8 +169,9 @@ func (m member) withheld() string {
 	return b.Withheld
 }
 
-// publication merges the bindings of one key, of all those of its slot.
-func publication(ms, slot []member, all slots) merged {
+// publication merges the bindings of one key, of all those of its slot. nat are the NAT
+// rules of the slot.
+func publication(ms, slot, nat []member, all slots) merged {
 	owner, known := ownerOf(ms, slot, all)
 	p := merged{
 		port.Publication{Key: ms[0].binding.Key, Since: ms[0].binding.Since, Owner: owner, Rule: ruleOf(ms)},
@@ -182,7 +193,22 @@ func publication(ms, slot []member, all slots) merged {
 		})
 		p.Dial = appendNew(p.Dial, b.Dial)
 	}
+	for _, m := range nat {
+		if m.binding.Address != p.Address && m.diverts(p.Dial) {
+			p.doubt = p.doubt.and(m.targetDoubt(known, all))
+			m.leadsTo(all, func(o port.Owner) { p.Others = appendOther(p.Others, owner, port.OtherOwner{Owner: o}) })
+		}
+	}
 	return p
+}
+
+// diverts reports whether a NAT rule applies to one of the addresses that are dialled.
+func (m member) diverts(dial []netip.AddrPort) bool {
+	b := m.binding
+	return slices.ContainsFunc(dial, func(d netip.AddrPort) bool {
+		a := d.Addr().Unmap()
+		return d.Port() == b.Port && (a.WithZone("") == b.Address.WithZone("") || b.Address.IsUnspecified() && a.Is4() == b.Address.Is4())
+	})
 }
 
 // program returns the name of the process that owns a socket, "" if it is not known.

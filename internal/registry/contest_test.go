@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"net/netip"
+	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -145,6 +146,122 @@ func TestRuleThatLeadsToADeniedContainerIsDenied(t *testing.T) {
 					g.want(t, name+": without the rule", "allow")
 				}
 			})
+		}
+	}
+}
+
+// An engine may name who is behind a rule later than it names the owner of the port.
+func TestUnknownTargetBesideAKnownOwnerWaits(t *testing.T) {
+	for _, owner := range []port.Binding{
+		declared("c", "0.0.0.0:8200", port.OwnerContainer, "web"), declared("c", "0.0.0.0:8200", port.OwnerService, "web"),
+		in(binding("c", "0.0.0.0:8200", 9), 50, "/docker/"+id1),
+	} {
+		for _, targets := range [][]string{{"172.17.0.3:80"}, {"172.17.0.2:80", "172.17.0.3:80"}, {"172.17.0.2:80", "127.0.0.1:9000", "172.17.0.3:80"}} {
+			synctest.Test(t, func(t *testing.T) {
+				g := newGuarded(t)
+				g.facts.put(address("172.17.0.2"), "web")
+				g.facts.put(AttributionKey{Path: id1}, "web")
+				front := declared("front", "127.0.0.1:9000", port.OwnerContainer, "web")
+				g.docker.Replace([]port.Binding{front})
+				g.sockets.Apply(put([]port.Binding{socket("9000", "127.0.0.1:9000", "front")}))
+				g.sockets.Apply(put([]port.Binding{owner}))
+				g.want(t, "the owner", "allow")
+				rule := nat("r", "0.0.0.0:8200", targets...)
+				wants := func(when, state string) {
+					t.Helper()
+					p := g.publication(t, rule.Key)
+					if d := p.Decision; d.Pending != (state == "pending") || d.Allow != (state == "allow") {
+						t.Errorf("%s, %v: %s: %+v, want %s", owner.Owner, targets, when, d, state)
+					}
+				}
+				g.nat.Apply(put([]port.Binding{rule}))
+				wants("the rule", "pending")
+				time.Sleep(time.Second)
+				g.facts.put(address("172.17.0.3"), "secret0")
+				wants("the start event", "deny")
+				g.facts.put(address("172.17.0.3"), "www")
+				wants("another one", "allow")
+				g.nat.Apply(drop([]port.Binding{rule}))
+				g.facts.remove(address("172.17.0.3"))
+				g.nat.Apply(put([]port.Binding{rule}))
+				wants("a rule to something that no engine knows", "pending")
+				time.Sleep(2 * ownerWait)
+				wants("nobody named it in time", "allow")
+			})
+		}
+	}
+}
+
+// A start in the usual order is not delayed by its NAT rule.
+func TestKnownTargetsBesideAKnownOwnerDoNotWait(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := newGuarded(t)
+		g.facts.put(address("172.17.0.2"), "web-0")
+		g.facts.put(address("172.17.0.3"), "web-1")
+		g.docker.Replace(claim("c", "web", 8200)[:1])
+		g.nat.Apply(put([]port.Binding{nat("r", "0.0.0.0:8200", "172.17.0.2:80", "172.17.0.3:80")}))
+		g.want(t, "the rule", "allow")
+	})
+}
+
+// What the agent dials of a port may meet a NAT rule under another address of it.
+func TestRuleOfAnotherAddressDivertsTheDial(t *testing.T) {
+	for _, c := range []struct {
+		socket, rule string
+		diverts      bool
+	}{
+		{"0.0.0.0:8200", "127.0.0.1:8200", true},
+		{"127.0.0.1:8200", "0.0.0.0:8200", true},
+		{"192.0.2.2:8200", "0.0.0.0:8200", true},
+		{"[::]:8200", "[::1]:8200", true},
+		{"[::1]:8200", "[::]:8200", true},
+		{"192.0.2.2:8200", "127.0.0.1:8200", false},
+		{"127.0.0.1:8200", "192.0.2.2:8200", false},
+		{"127.0.0.1:8200", "[::]:8200", false},
+		{"127.0.0.1:8201", "0.0.0.0:8200", false},
+	} {
+		for _, inside := range []bool{false, true} { // an allowed container of the host's network
+			for _, first := range []string{"socket", "rule"} {
+				synctest.Test(t, func(t *testing.T) {
+					g := newGuarded(t)
+					g.docker.Replace(nil)
+					g.facts.put(AttributionKey{Path: id1}, "web")
+					b := socket("s", c.socket, "nginx")
+					b.Dial = []netip.AddrPort{netip.AddrPortFrom(b.Address, b.Port)}
+					if b.Address.IsUnspecified() {
+						b.Dial[0] = netip.AddrPortFrom(port.Loopback(b.Address), b.Port)
+					}
+					if b = in(b, 50, "/system.slice/nginx.service"); inside {
+						b = in(b, 50, "/docker/"+id1)
+					}
+					rule := nat("r", c.rule, "172.17.0.3:80")
+					steps := []func(){func() { g.sockets.Apply(put([]port.Binding{b})) }, func() { g.nat.Apply(put([]port.Binding{rule})) }}
+					if first == "rule" {
+						slices.Reverse(steps)
+					}
+					for _, f := range steps {
+						f()
+					}
+					wants := func(when, state string) {
+						t.Helper()
+						if !c.diverts {
+							state = "allow"
+						}
+						p := g.publication(t, b.Key)
+						if d := p.Decision; d.Pending != (state == "pending") || d.Allow != (state == "allow") {
+							t.Errorf("%s and a rule for %s, %s first, container %v: %s: %+v, want %s", c.socket, c.rule, first, inside, when, d, state)
+						}
+					}
+					wants("the target is not known", "pending")
+					g.facts.put(address("172.17.0.3"), "secret0")
+					wants("it is a denied container", "deny")
+					g.facts.put(address("172.17.0.3"), "www")
+					wants("it is an allowed container", "allow")
+					g.facts.put(address("172.17.0.3"), "secret0")
+					g.nat.Apply(drop([]port.Binding{rule}))
+					wants("the rule is gone", "allow")
+				})
+			}
 		}
 	}
 }

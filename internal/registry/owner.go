@@ -50,6 +50,7 @@ type answer struct {
 
 	rivals  []port.Owner // different owners that engines name; none is known then
 	targets []port.Owner // owners of a NAT rule's targets, if they are not all one's
+	unnamed bool         // no engine knows one of the targets outside this machine
 }
 
 // owner returns the owner that the engines' facts name for hints.
@@ -113,6 +114,7 @@ func (a *arbiter) byTargets(targets []netip.AddrPort) (all answer) {
 		if one = one && ans.known && (i == 0 || sameContainer(ans.owner, all.owner)); i == 0 {
 			all.owner = ans.owner
 		}
+		all.unnamed = all.unnamed || !ans.decided() && !addr.IsLoopback()
 		if ans.known {
 			all.targets = appendOwner(all.targets, ans.owner)
 		}

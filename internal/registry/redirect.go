@@ -92,6 +92,9 @@ func (m member) leadsTo(all slots, f func(port.Owner)) {
 		for _, o := range a.targets {
 			f(o)
 		}
+		for _, o := range a.rivals {
+			f(o)
+		}
 	}
 	for s, addr := range redirected(m.binding) {
 		if ms := serving(all(s), addr); len(ms) > 0 {

@@ -15,7 +15,8 @@ import (
 // ownerWait is how long a port whose decision depends on its owner waits for an
 // engine to name it, counted from when all engines are live. Engines report a
 // container within a second of its ports, more on a machine under load. While an
-// engine is starting or stale the wait does not end: deny rules fail closed.
+// engine is starting or stale the wait does not end, and after that it begins anew,
+// because the engine lists its containers again: deny rules fail closed.
 const ownerWait = 10 * time.Second
 
 // rootCgroup is the id of the root of the cgroup2 hierarchy, in which no container is.
@@ -45,13 +46,20 @@ type waits struct {
 type doubt struct {
 	since   time.Time // since when an engine is expected to name another owner; zero: none is
 	process time.Time // since when the process of a socket is not known; zero: it is
+	target  time.Time // since when a NAT rule leads to somebody unknown besides the owner; zero: none does
 	left    bool      // it has stopped, and its NAT rule waits for it to start again
 }
 
-func (d doubt) none() bool { return d.since.IsZero() && d.process.IsZero() }
+func (d doubt) none() bool { return d.from().IsZero() }
+
+// from returns since when something about the owner is not known.
+func (d doubt) from() time.Time { return latest(latest(d.since, d.process), d.target) }
+
+// aboutOwner reports whether the owner itself may be another.
+func (d doubt) aboutOwner() bool { return !d.since.IsZero() || !d.process.IsZero() }
 
 func (d doubt) and(e doubt) doubt {
-	return doubt{latest(d.since, e.since), latest(d.process, e.process), d.left || e.left}
+	return doubt{latest(d.since, e.since), latest(d.process, e.process), latest(d.target, e.target), d.left || e.left}
 }
 
 // uncertain returns how certain the owner of a publication with these bindings
@@ -64,6 +72,8 @@ func uncertain(ms []member, known precedence, all slots) (d doubt) {
 		case m.provisional && !claimed(ms, all):
 			// The claims are stale, and this is of another container, maybe.
 			d = d.and(m.uncertain(process, all))
+		default:
+			d = d.and(m.unnamedTarget())
 		}
 	}
 	return d
@@ -119,7 +129,7 @@ func (m member) ruleUncertain(known precedence, all slots, own doubt) (d doubt) 
 		}
 		return d
 	case known >= service:
-		return d
+		return m.unnamedTarget()
 	case leaves(m.binding):
 		d = own
 	}
@@ -133,6 +143,26 @@ func (m member) ruleUncertain(known precedence, all slots, own doubt) (d doubt) 
 		d = d.and(uncertain(ms, known, all))
 	}
 	return d
+}
+
+// unnamedTarget is the doubt about a NAT rule of a port whose owner is known: it may
+// lead to somebody else whom an engine names later. A target that has stopped does not
+// prolong it, because the port is not its own.
+func (m member) unnamedTarget() (d doubt) {
+	if a := m.attribution; a != nil && a.unnamed {
+		d.target = latest(m.binding.Since, a.since)
+	}
+	return d
+}
+
+// targetDoubt is the doubt about a NAT rule that diverts what is dialled of another
+// port, whose owner is known that well.
+func (m member) targetDoubt(known precedence, all slots) doubt {
+	if known == container {
+		known = target // the rule's owner is another one
+	}
+	d := m.uncertain(known, all)
+	return doubt{target: d.from(), left: d.left}
 }
 
 // relayed reports whether a socket may serve a container though it is not in the
@@ -202,7 +232,7 @@ func (r *Registry) engineStateChanged(s *source) {
 // for an owner.
 func (r *Registry) decide(p *port.Publication, d doubt, old port.Publication) {
 	if len(r.engines) == 0 {
-		d.since = time.Time{}
+		d.since, d.target = time.Time{}, time.Time{}
 	}
 	w := r.waits.next(p, d, old, r.now())
 	if w == nil {
@@ -211,16 +241,23 @@ func (r *Registry) decide(p *port.Publication, d doubt, old port.Publication) {
 		p.Decision = r.rules.Decide(*p)
 		return
 	}
+	r.waits.set(p.Key, w)
+	if !w.lost && !d.aboutOwner() {
+		// Another owner can only add a denial.
+		p.OwnerPending = false
+		if p.Decision = r.rules.Decide(*p); !p.Decision.Allow {
+			return
+		}
+	}
 	p.OwnerPending = !w.over
 	p.Decision = r.rules.Decide(*p)
-	r.waits.set(p.Key, w)
 }
 
 // next returns the wait of p, which replaces old: the one that it has, or another.
 // It is nil if there is nothing to wait for.
 func (ws *waits) next(p *port.Publication, d doubt, old port.Publication, now time.Time) *wait {
 	w := ws.byKey[p.Key]
-	next := &wait{from: now, since: latest(d.since, d.process), left: d.left}
+	next := &wait{from: now, since: d.from(), left: d.left}
 	// Of a deleted Service, kube-proxy's rules may be left, which lead to pods.
 	next.orphan = old.Owner.Kind == port.OwnerService && p.Owner.Kind == port.OwnerContainer && !d.none()
 	next.lost = next.orphan || old.Owner.Kind >= port.OwnerService && p.Owner.Kind < port.OwnerService

@@ -230,6 +230,26 @@ func TestWaitForAnOwnerEnds(t *testing.T) {
 	})
 }
 
+// An engine that is back lists its containers again: it has the whole time for that.
+func TestWaitBeginsAnewWhenAnEngineIsBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := newGuarded(t)
+		g.docker.Replace(nil)
+		_, rules := proxy("c", 8200, "172.17.0.2")
+		g.nat.Apply(put(rules))
+		for range 5 {
+			time.Sleep(ownerWait - time.Second)
+			g.want(t, "Docker is live", "pending")
+			g.docker.Stale(errors.New("gone"))
+			time.Sleep(time.Second)
+			g.docker.Replace(nil)
+			g.want(t, "Docker is back", "pending")
+		}
+		time.Sleep(ownerWait + time.Second)
+		g.want(t, "nobody named it in time", "allow")
+	})
+}
+
 // nerdctl 1.7 leaves the NAT rule of a container that stops.
 func TestRuleOfAStoppedContainerIsWithheld(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -73,7 +73,8 @@ func (s *Set) Len() int { return len(s.rules) }
 // While p's owner is pending, rules that name an owner may come to match. If that
 // would change the decision, p is denied as pending, and so is one that may be a port
 // of an engine itself. Of p's other owners, a rule that denies one to whom a NAT rule
-// leads denies p; where engines claim p for several owners, p is denied as pending
+// leads denies p, unless p is a Service's or a container's and the rule tells kinds of
+// owners apart only; where engines claim p for several owners, p is denied as pending
 // unless all decisions are the same.
 func (s *Set) Decide(p port.Publication) port.Decision {
 	d, _, _ := s.decide(&p)
@@ -97,11 +98,28 @@ func (s *Set) decide(p *port.Publication) (d port.Decision, winner *rule, by str
 				e.Rule, r = d.Rule, winner
 			}
 			return port.Decision{Rule: e.Rule, Reason: rivals(p), Pending: true}, r, by
-		case !o.Rival && d.Allow && !e.Allow && r != nil && r.Match.namesOne():
-			return port.Decision{Rule: r.title, Reason: "denied by " + r.title + ": a NAT rule leads to " + describe(o.Owner)}, r, by
+		case d.Allow && leadsToDenied(p, o, e, r):
+			return deniedFor(r.title, o), r, by
 		}
 	}
 	return d, winner, by
+}
+
+// leadsToDenied reports whether a NAT rule leads to an owner whom r denies by e, and p
+// with them.
+func leadsToDenied(p *port.Publication, o port.OtherOwner, e port.Decision, r *rule) bool {
+	return !o.Rival && !e.Allow && r != nil && (r.Match.namesOne() || sameTerms(p.Owner.Kind, o.Kind))
+}
+
+func deniedFor(title string, o port.OtherOwner) port.Decision {
+	return port.Decision{Rule: title, Reason: "denied by " + title + ": a NAT rule leads to " + describe(o.Owner)}
+}
+
+// sameTerms reports whether a rule that denies a NAT rule's target for its kind, or
+// because no rule allows it, also denies the port of an owner of kind. A Service's pods
+// are containers, and so is what a relay serves: these have their owner's decision.
+func sameTerms(kind, target port.OwnerKind) bool {
+	return kind < port.OwnerService || kind == target
 }
 
 // rivals is the reason of a decision that depends on which of several owners serves p.
@@ -153,7 +171,8 @@ func (s *Set) decideOne(p *port.Publication) (d port.Decision, winner *rule, by 
 // result is never wider than that unless this set, the host user's own, exposes
 // more or a rule in it names a host address. The agent has already applied the
 // defaults, so none is applied here. While the agent reports p's owner as pending, a
-// decision that depends on it is.
+// decision that depends on it is. A rule that denies an owner to whom a NAT rule leads
+// denies p as in Decide.
 func (s *Set) Host(p port.Publication, asked []netip.AddrPort) port.Decision {
 	if len(asked) == 0 {
 		return port.Decision{Rule: hostDefault, Reason: "the guest asks for no host address"}
@@ -164,6 +183,22 @@ func (s *Set) Host(p port.Publication, asked []netip.AddrPort) port.Decision {
 
 // decideHost is Host, with the rule that decides, nil if none does.
 func (s *Set) decideHost(p *port.Publication, asked []netip.AddrPort) (port.Decision, *rule) {
+	d, winner := s.decideHostOne(p, asked)
+	if !d.Allow {
+		return d, winner
+	}
+	for _, o := range p.Others {
+		q := *p
+		q.Owner, q.OwnerPending = o.Owner, false
+		if e, r := s.decideHostOne(&q, asked); leadsToDenied(p, o, e, r) {
+			return deniedFor(r.hostTitle, o), r
+		}
+	}
+	return d, winner
+}
+
+// decideHostOne is decideHost for p's own owner.
+func (s *Set) decideHostOne(p *port.Publication, asked []netip.AddrPort) (port.Decision, *rule) {
 	winner, maybe := s.first(p, false)
 	d := port.Decision{Allow: true, Rule: hostDefault, Host: s.hostAddresses(p, asked)}
 	if winner != nil {
@@ -377,11 +412,15 @@ func (s *Set) Explain(p port.Publication) []Step {
 
 // ExplainHost is Explain for what Host decides.
 func (s *Set) ExplainHost(p port.Publication) []Step {
-	_, winner := s.decideHost(&p, p.Decision.Host)
+	d, winner := s.decideHost(&p, p.Decision.Host)
 	steps := make([]Step, 0, len(s.rules)+1)
 	for i := range s.rules {
 		r := &s.rules[i]
-		steps = append(steps, r.explain(&p, r.hostTitle, false, r == winner))
+		step := r.explain(&p, r.hostTitle, false, r == winner)
+		if step.Decides && !step.Matched && !d.Pending {
+			step.Why = d.Reason // for another owner
+		}
+		steps = append(steps, step)
 	}
 	return append(steps, Step{hostDefault, true, winner == nil, "allow what the guest asks for"})
 }

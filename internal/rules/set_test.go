@@ -654,6 +654,8 @@ func TestOtherOwners(t *testing.T) {
 	deny := func(m Match) []Rule { return []Rule{{Match: m, Deny: true}} }
 	name, label := Match{Name: "secret*"}, Match{Labels: map[string]string{"zone": "internal"}}
 	kind := Match{Owners: []port.OwnerKind{port.OwnerContainer}}
+	process, only := port.Owner{Kind: port.OwnerProcess, ID: "7", Name: "nginx"}, func(m Match) []Rule { return []Rule{{Match: m}, {Deny: true}} }
+	processes, services := Match{Owners: []port.OwnerKind{port.OwnerProcess}}, Match{Owners: []port.OwnerKind{port.OwnerService}}
 	for _, c := range []struct {
 		what  string
 		owner port.Owner
@@ -669,6 +671,11 @@ func TestOtherOwners(t *testing.T) {
 		{"a target is denied", web, port.OtherOwner{Owner: secret}, deny(name), "deny"},
 		{"a target is allowed", secret, port.OtherOwner{Owner: web}, deny(name), "deny"},
 		{"a Service's pod is denied", service, port.OtherOwner{Owner: secret}, deny(label), "deny"},
+		{"a target is of a kind that is denied", port.Owner{}, port.OtherOwner{Owner: secret}, deny(kind), "deny"},
+		{"a process's target is of a kind that is denied", process, port.OtherOwner{Owner: secret}, deny(kind), "deny"},
+		{"a process's target is of no kind that is allowed", process, port.OtherOwner{Owner: secret}, only(processes), "deny"},
+		{"a container's target is not the one that is allowed", web, port.OtherOwner{Owner: secret}, only(Match{Name: "web"}), "deny"},
+		{"a Service's pods are of no kind that is allowed", service, port.OtherOwner{Owner: secret}, only(services), "allow"},
 		{"a Service's pod is of a kind that is denied", service, port.OtherOwner{Owner: secret}, deny(kind), "allow"},
 		{"a target has another host port", web, port.OtherOwner{Owner: secret}, []Rule{{Match: name, HostAddress: All()}}, "allow"},
 		{"a rival has another host address", web, port.OtherOwner{Owner: secret, Rival: true}, []Rule{{Match: name, HostAddress: All()}}, "pending"},
@@ -752,6 +759,53 @@ func TestHostRuleThatNamesAnOwnerWaitsForIt(t *testing.T) {
 		}
 		if p.OwnerPending = false; set.Host(p, p.Decision.Host).Pending {
 			t.Errorf("%s: pending though the owner is known", c.name)
+		}
+	}
+}
+
+// The host's rules look at the owners to whom NAT rules lead as the agent's do.
+func TestHostRuleDeniesWhatLeadsToADeniedOwner(t *testing.T) {
+	web := port.Owner{Kind: port.OwnerContainer, ID: "w", Name: "web"}
+	secret := port.Owner{Kind: port.OwnerContainer, ID: "s", Name: "secret0"}
+	service := port.Owner{Kind: port.OwnerService, ID: "shop/front", Name: "front", Namespace: "shop"}
+	name, kind := Match{Name: "secret*"}, Match{Owners: []port.OwnerKind{port.OwnerContainer}}
+	for _, c := range []struct {
+		what  string
+		owner port.Owner
+		rules []Rule
+		allow bool
+	}{
+		{"no rules", web, nil, true},
+		{"a target is denied by name", web, []Rule{{Match: name, Deny: true}}, false},
+		{"a Service's pod is denied by name", service, []Rule{{Match: name, Deny: true}}, false},
+		{"a Service's pod is of a kind that is denied", service, []Rule{{Match: kind, Deny: true}}, true},
+		{"a target is of a kind that is denied", port.Owner{}, []Rule{{Match: kind, Deny: true}}, false},
+		{"a target has another host address", web, []Rule{{Match: name, HostAddress: All()}}, true},
+	} {
+		set, err := New(Loopback(), c.rules)
+		if err != nil {
+			t.Fatal(err)
+		}
+		asked := netip.MustParseAddrPort("127.0.0.1:8200")
+		p := port.Publication{
+			Key:   port.Key{Protocol: port.TCP, Address: netip.IPv4Unspecified(), Port: 8200},
+			Owner: c.owner, Others: []port.OtherOwner{{Owner: secret}},
+			Decision: port.Decision{Allow: true, Host: []netip.AddrPort{asked}},
+		}
+		d := set.Host(p, p.Decision.Host)
+		if d.Allow != c.allow || d.Pending || c.allow && !slices.Equal(d.Host, []netip.AddrPort{asked}) {
+			t.Errorf("%s: %+v, want allow %v", c.what, d, c.allow)
+		}
+		decides := 0
+		for _, s := range set.ExplainHost(p) {
+			if s.Decides {
+				if decides++; !d.Allow && s.Why != "deny" && s.Why != d.Reason {
+					t.Errorf("%s: the step that decides is %+v, the reason %q", c.what, s, d.Reason)
+				}
+			}
+		}
+		if decides != 1 {
+			t.Errorf("%s: %d steps decide", c.what, decides)
 		}
 	}
 }

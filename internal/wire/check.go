@@ -72,29 +72,51 @@ func (p Publication) Check() error {
 			return err
 		}
 	}
-	o := p.Owner
-	for _, t := range [...]struct {
-		name, text string
-		limit      int
-	}{
-		{"owner name", o.Name, MaxName}, {"owner id", o.ID, MaxName},
-		{"owner namespace", o.Namespace, MaxName}, {"source", p.Source, MaxWord},
+	if err := checkText("source", p.Source, MaxWord); err != nil {
+		return err
+	}
+	if err := checkOwner(p.Key, p.Owner); err != nil {
+		return err
+	}
+	return checkOthers(p.Key, p.Others)
+}
+
+func checkOthers(k port.Key, others []port.Owner) error {
+	if len(others) > MaxOthers {
+		return malformed("%s: %d other owners, at most %d", k, len(others), MaxOthers)
+	}
+	total := 0
+	for _, o := range others {
+		if err := checkOwner(k, o); err != nil {
+			return err
+		}
+		total += otherSize + ownerText(o)
+	}
+	if total > MaxOtherBytes {
+		return malformed("%s: %d bytes of other owners, at most %d", k, total, MaxOtherBytes)
+	}
+	return nil
+}
+
+func checkOwner(key port.Key, o port.Owner) error {
+	for _, t := range [...]struct{ name, text string }{
+		{"owner name", o.Name}, {"owner id", o.ID}, {"owner namespace", o.Namespace},
 	} {
-		if err := checkText(t.name, t.text, t.limit); err != nil {
+		if err := checkText(t.name, t.text, MaxName); err != nil {
 			return err
 		}
 	}
 	if len(o.Labels) > MaxLabels {
-		return malformed("%s: %d labels, at most %d", p.Key, len(o.Labels), MaxLabels)
+		return malformed("%s: %d labels, at most %d", key, len(o.Labels), MaxLabels)
 	}
 	total := 0
 	for k, v := range o.Labels {
 		total += len(k) + len(v)
 		if len(k) > MaxLabelKey || len(v) > MaxLabelValue || total > MaxLabelBytes {
-			return malformed("%s: labels too long", p.Key)
+			return malformed("%s: labels too long", key)
 		}
 		if !utf8.ValidString(k) || !utf8.ValidString(v) {
-			return malformed("%s: a label is not UTF-8", p.Key)
+			return malformed("%s: a label is not UTF-8", key)
 		}
 	}
 	return nil

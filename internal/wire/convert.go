@@ -17,12 +17,9 @@ import (
 // What no receiver would accept even so (see Check) the caller keeps to itself.
 func FromPublication(p port.Publication) Publication {
 	w := Publication{
-		Key: p.Key, DualStack: p.DualStack, Rule: p.Rule, OwnerPending: p.OwnerPending,
-		Owner: port.Owner{
-			Kind: p.Owner.Kind, Name: truncate(p.Owner.Name, MaxName), ID: truncate(p.Owner.ID, MaxName),
-			Namespace: truncate(p.Owner.Namespace, MaxName), Labels: fitLabels(p.Owner.Labels),
-		},
+		Key: p.Key, DualStack: p.DualStack, Rule: p.Rule, OwnerPending: p.OwnerPending, Owner: fitOwner(p.Owner),
 	}
+	w.addOthers(p.Others)
 	w.Host = make([]netip.AddrPort, 0, len(p.Decision.Host))
 	for _, h := range p.Decision.Host {
 		w.Host = append(w.Host, unmapPort(h))
@@ -31,6 +28,33 @@ func FromPublication(p port.Publication) Publication {
 		w.Source = truncate(p.Origins[0].Source, MaxWord)
 	}
 	return w
+}
+
+// addOthers adds the owners to whom NAT rules lead, as far as they fit. Where engines
+// name several owners, or not all fit, the owner counts as pending: rules that name one
+// wait.
+func (p *Publication) addOthers(others []port.OtherOwner) {
+	total := 0
+	for _, o := range others {
+		if o.Rival {
+			p.OwnerPending = true
+			continue
+		}
+		fit := fitOwner(o.Owner)
+		total += otherSize + ownerText(fit)
+		if len(p.Others) == MaxOthers || total > MaxOtherBytes {
+			p.OwnerPending = true
+			return
+		}
+		p.Others = append(p.Others, fit)
+	}
+}
+
+func fitOwner(o port.Owner) port.Owner {
+	return port.Owner{
+		Kind: o.Kind, Name: truncate(o.Name, MaxName), ID: truncate(o.ID, MaxName),
+		Namespace: truncate(o.Namespace, MaxName), Labels: fitLabels(o.Labels),
+	}
 }
 
 func fitLabels(labels map[string]string) map[string]string {
@@ -65,8 +89,12 @@ func fit(k, v string) bool {
 // Port returns p as the host's rules and tables take it: allowed by the guest,
 // with one origin that names the source. Since and Dial are not on the wire.
 func (p Publication) Port() port.Publication {
+	var others []port.OtherOwner
+	for _, o := range p.Others {
+		others = append(others, port.OtherOwner{Owner: o})
+	}
 	return port.Publication{
-		Key: p.Key, DualStack: p.DualStack, Owner: p.Owner, Rule: p.Rule, OwnerPending: p.OwnerPending,
+		Key: p.Key, DualStack: p.DualStack, Owner: p.Owner, Rule: p.Rule, OwnerPending: p.OwnerPending, Others: others,
 		Origins:  []port.OriginInfo{{Origin: port.Origin{Source: p.Source}}},
 		Decision: port.Decision{Allow: true, Host: p.Host},
 	}

@@ -12,22 +12,30 @@ const (
 )
 
 func publicationSize(p Publication) int {
-	o := p.Owner
-	text := len(o.Name) + len(o.ID) + len(o.Namespace) + len(p.Source)
-	fixed := 256 + keySize*(1+len(p.Host))
-	for k, v := range o.Labels {
-		text += len(k) + len(v)
-		fixed += 8
+	fixed := 256 + keySize*(1+len(p.Host)) + 8*len(p.Owner.Labels)
+	for _, o := range p.Others {
+		fixed += 8 * len(o.Labels)
 	}
-	return fixed + 6*text
+	return fixed + 6*p.TextBytes()
 }
 
 func outcomeSize(o Outcome) int { return 128 + 2*keySize + 6*len(o.Reason) }
 
-// TextBytes is what a publication holds on to beyond its fixed size.
+// TextBytes is what a publication holds on to beyond its fixed size, in bytes.
 func (p Publication) TextBytes() int {
-	n := len(p.Owner.Name) + len(p.Owner.ID) + len(p.Owner.Namespace) + len(p.Source)
-	for k, v := range p.Owner.Labels {
+	n := len(p.Source) + ownerText(p.Owner)
+	for _, o := range p.Others {
+		n += otherSize + ownerText(o)
+	}
+	return n
+}
+
+// otherSize is the memory that one of several owners takes beside its text.
+const otherSize = 128
+
+func ownerText(o port.Owner) int {
+	n := len(o.Name) + len(o.ID) + len(o.Namespace)
+	for k, v := range o.Labels {
 		n += len(k) + len(v)
 	}
 	return n

@@ -29,15 +29,17 @@ const (
 // Limits of one item, in bytes where it is text. A sender truncates or leaves out
 // what is longer, a receiver refuses it.
 const (
-	MaxName       = 256  // name, ID and namespace of an owner; host names
-	MaxWord       = 64   // epoch, source, identity, build version
-	MaxReason     = 512  // reasons of outcomes, replies and refusals
-	MaxZone       = 32   // zone of a link-local address
-	MaxHosts      = 16   // host addresses of one publication
-	MaxLabels     = 64   // labels of one owner
-	MaxLabelKey   = 256  // key of one label
-	MaxLabelValue = 1024 // value of one label
-	MaxLabelBytes = 8192 // all keys and values of one owner's labels
+	MaxName       = 256      // name, ID and namespace of an owner; host names
+	MaxWord       = 64       // epoch, source, identity, build version
+	MaxReason     = 512      // reasons of outcomes, replies and refusals
+	MaxZone       = 32       // zone of a link-local address
+	MaxHosts      = 16       // host addresses of one publication
+	MaxLabels     = 64       // labels of one owner
+	MaxLabelKey   = 256      // key of one label
+	MaxLabelValue = 1024     // value of one label
+	MaxLabelBytes = 8192     // all keys and values of one owner's labels
+	MaxOthers     = 256      // other owners of one publication
+	MaxOtherBytes = 96 << 10 // names and labels of all of these, and otherSize for each
 )
 
 // Control is one message on the control stream; exactly one field is set.
@@ -97,9 +99,13 @@ type Publication struct {
 	Owner     port.Owner       `json:"owner"`
 	Source    string           `json:"source,omitempty"` // of its first origin, for host rules
 	Rule      uint64           `json:"rule,omitzero"`    // see port.Publication
-	// OwnerPending is as in port.Publication. Agents that do not send it sent owners
-	// that may change.
+	// OwnerPending reports that the owner may turn out to be another: it is pending in
+	// the agent, engines name several, or Others does not name all. Agents that do not
+	// send it sent owners that may change.
 	OwnerPending bool `json:"ownerPending,omitzero"`
+	// Others are owners to whom NAT rules lead besides Owner. Agents that do not send
+	// them do not report such owners.
+	Others List[port.Owner] `json:"others,omitempty"`
 }
 
 // Outcome is port.Outcome on the wire.

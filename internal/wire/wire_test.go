@@ -640,8 +640,26 @@ func TestSizes(t *testing.T) {
 	if n := MaxListItems * unsafe.Sizeof(Publication{}); n > 4<<20 {
 		t.Errorf("a list can become %d bytes", n)
 	}
-	if n := publicationSize(fat(1)); n > partSize {
+	p := fat(1)
+	one := fitOwner(p.Owner)
+	for (otherSize+ownerText(one))*(len(p.Others)+1) <= MaxOtherBytes {
+		p.Others = append(p.Others, one)
+	}
+	if err := p.Check(); err != nil {
+		t.Error(err)
+	}
+	if n := publicationSize(p); n > partSize {
 		t.Errorf("one publication can need %d bytes of %d", n, partSize)
+	}
+	if err := WriteControl(io.Discard, Control{Snapshot: &Snapshot{Epoch: "A", Publications: []Publication{p}}}); err != nil {
+		t.Error(err)
+	}
+	p.Others = append(p.Others, one)
+	if p.Check() == nil {
+		t.Error("more text than is allowed is accepted")
+	}
+	if p.Others = make([]port.Owner, MaxOthers+1); p.Check() == nil {
+		t.Error("more owners than are allowed are accepted")
 	}
 }
 
@@ -662,6 +680,58 @@ func TestOwnerPendingIsOnTheWire(t *testing.T) {
 		}
 		if w.Port().OwnerPending != pending || strings.Contains(string(b), "ownerPending") != pending {
 			t.Errorf("pending %v is sent as %s", pending, b)
+		}
+	}
+}
+
+// Owners behind NAT rules are on the wire. Where one cannot be sent, or engines name
+// several owners for the port, the owner is pending.
+func TestOtherOwnersAreOnTheWire(t *testing.T) {
+	named := func(n, text int) (out []port.OtherOwner) {
+		for i := range n {
+			name := fmt.Sprint("pod-", i)
+			out = append(out, port.OtherOwner{Owner: port.Owner{
+				Kind: port.OwnerContainer, ID: name, Name: name, Namespace: "shop", Labels: map[string]string{"app": strings.Repeat("x", text)},
+			}})
+		}
+		return out
+	}
+	rival := named(2, 3)
+	rival[0].Rival = true
+	for _, c := range []struct {
+		what    string
+		others  []port.OtherOwner
+		sent    int
+		pending bool
+	}{
+		{"none", nil, 0, false},
+		{"one", named(1, 3), 1, false},
+		{"as many as fit", named(MaxOthers, 3), MaxOthers, false},
+		{"one more", named(MaxOthers+1, 3), MaxOthers, true},
+		{"much text", named(200, 1000), MaxOtherBytes / 1150, true},
+		{"a rival", rival, 1, true},
+	} {
+		p := port.Publication{
+			Key:    port.Key{Protocol: port.TCP, Address: netip.IPv4Unspecified(), Port: 80},
+			Others: c.others, Decision: port.Decision{Allow: true},
+		}
+		var buf bytes.Buffer
+		if err := WriteControl(&buf, Control{Snapshot: &Snapshot{Epoch: "A", Publications: []Publication{FromPublication(p)}}}); err != nil {
+			t.Fatal(err)
+		}
+		if len(c.others) == 0 && strings.Contains(buf.String(), "others") {
+			t.Errorf("%s: sent as %s", c.what, buf.String())
+		}
+		m, err := ReadControl(&buf)
+		if err != nil {
+			t.Fatalf("%s: %v", c.what, err)
+		}
+		got := m.Snapshot.Publications[0].Port()
+		if len(got.Others) != c.sent || got.OwnerPending != c.pending {
+			t.Errorf("%s: %d other owners, pending %v; want %d and %v", c.what, len(got.Others), got.OwnerPending, c.sent, c.pending)
+		}
+		if n := len(got.Others); n > 0 && !got.Others[n-1].Owner.Equal(c.others[len(c.others)-1].Owner) && !c.pending {
+			t.Errorf("%s: the last owner is %+v", c.what, got.Others[n-1])
 		}
 	}
 }

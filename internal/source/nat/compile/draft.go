@@ -170,7 +170,6 @@ func (c *Compiler) keys(r region.Region, v6 bool) keys {
 		}
 		return keys{[]netip.Addr{wildcard(v6)}, "this machine has no address of this family that other machines reach"}
 	}
-	}
 	if !addrs.Meets(c.host.outers[familyIndex(v6)], to.Complement()) {
 		return keys{addrs: []netip.Addr{wildcard(v6)}}
 	}
