@@ -20,6 +20,7 @@ import (
 	"time"
 
 	"github.com/fairlead/fairlead/internal/schedule"
+	"github.com/fairlead/fairlead/test/kit/netns"
 	"github.com/fairlead/fairlead/test/kit/program"
 )
 
@@ -55,7 +56,7 @@ type part struct {
 // parts returns all parts, in the order of the report.
 func parts() []part {
 	return []part{
-		latencyPart(), missedPart(), natPart(), emulatedPart(), enginePart(), kubePart(), idlePart(),
+		latencyPart(), missedPart(), natPart(), enginePart(), kubePart(), idlePart(),
 		churnPart(), burstPart(), udpPart(), startPart(), binaryPart(), flowsPart(), vsockPart(), hookPart(),
 	}
 }
@@ -142,6 +143,13 @@ func (b *bench) sizes(all []int) []int {
 
 // tempDir makes a directory with a path that is short enough for sockets.
 func (b *bench) tempDir() string { return must(os.MkdirTemp(b.dir, "")) }
+
+// space makes a network namespace that lives until the part ends.
+func (b *bench) space() *netns.Space {
+	s := must(netns.New())
+	b.cleanup(func() { _ = s.Close() })
+	return s
+}
 
 // progress logs what is measured next, or how far it is.
 func (b *bench) progress(format string, args ...any) {

@@ -17,7 +17,7 @@ import (
 )
 
 // elsewhere needs engines or another kernel.
-var elsewhere = []string{"engine", "kube", "emulated", "vsock"}
+var elsewhere = []string{"engine", "kube", "vsock"}
 
 // notTiny is what the tiny scale leaves out.
 func notTiny(mode string) bool {

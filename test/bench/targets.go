@@ -113,8 +113,6 @@ var targets = []target{
 	{key: "close-p99", what: "close() returns → withdrawal on the link, p99", ref: bpf(closeMessage, 0).at99(), limit: 2e-3, unit: "s"},
 	{key: "nat-10", what: "NAT commit → message on the link, p99, 10 rules in the table", ref: bpf(natMessage, 10).at99(), limit: 5e-3, unit: "s"},
 	{key: "nat-10000", what: "NAT commit → message on the link, p99, 10,000 rules in the table", ref: bpf(natMessage, 10_000).at99(), limit: 50e-3, unit: "s"},
-	{key: "nat-emulated", what: "NAT commit → message on the link, p99, 1,000 rules, by a hook (fentry) in an emulated machine, relative to polling each second there",
-		ref: ref{measure: emulatedNAT, mode: "fentry", size: 1000, p99: true}, over: &ref{measure: emulatedNAT, mode: modeDump1, size: 1000, p99: true}, limit: 1, unit: "×"},
 	{key: "hook-unwatched", what: "added to a pair of listen() and close(): namespace not observed", ref: ref{measure: hookAdded, mode: hookUnwatched}, limit: 0.1e-6, unit: "s"},
 	{key: "hook-idle", what: "added to a pair of listen() and close(): observed, idle", ref: ref{measure: hookAdded, mode: hookIdle}, limit: 7e-6, unit: "s"},
 	{key: "hook-burst", what: "added to a pair of listen() and close(): observed, in a burst", ref: ref{measure: hookAdded, mode: hookBurst}, limit: 1e-6, unit: "s"},
