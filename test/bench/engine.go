@@ -142,20 +142,20 @@ func (b *bench) guestHere(ctx context.Context, m mode, flags ...string) *guest {
 func (b *bench) list(ctx context.Context, waits map[string]wait, polled bool, look func() bool) {
 	for mode, every := range listEvery {
 		if polled {
-			waits[mode] = pollEach(ctx, rand.N(every), every, look)
+			waits[mode] = pollEach(ctx, every, look)
 		}
 	}
 }
 
-// pollEach calls look in intervals until it is true.
-func pollEach(ctx context.Context, first, every time.Duration, look func() bool) wait {
+// pollEach calls look in intervals, from a random moment on, until it is true.
+func pollEach(ctx context.Context, every time.Duration, look func() bool) wait {
 	var seen time.Time
 	ended := make(chan error, 1)
 	go func() {
 		ended <- attempt(func() {
-			check(schedule.Sleep(ctx, first))
-			for !look() {
-				check(schedule.Sleep(ctx, every))
+			check(schedule.Sleep(ctx, rand.N(every)))
+			for next := time.Now().Add(every); !look(); next = next.Add(every) {
+				check(schedule.Sleep(ctx, time.Until(next)))
 			}
 			seen = time.Now()
 		})

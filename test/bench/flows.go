@@ -255,7 +255,7 @@ func startGvproxy(ctx context.Context, r *flowRig) *way {
 		"tuntap add dev tap0 mode tap", "link set tap0 address 5a:94:ef:e4:0c:ee mtu 1500 up",
 		"addr add 192.168.127.2/24 dev tap0", "route add default via 192.168.127.1",
 	} {
-		check(runIn(r.guest, exec.CommandContext(ctx, "ip", strings.Fields(args)...)))
+		runIn(r.guest, exec.CommandContext(ctx, "ip", strings.Fields(args)...))
 	}
 	network, api := filepath.Join(r.dir, "gvnet"), filepath.Join(r.dir, "gvapi")
 	r.start(w, r.host, filepath.Join(r.dir, "gvproxy"), "-listen", "unix://"+network, "-listen", "unix://"+api, "-ssh-port", "7399")

@@ -58,7 +58,8 @@ type guest struct {
 	ended          chan struct{}
 	procs          []*exec.Cmd // the agent is the first
 	fds            sockets
-	close          func() // called when the part ends, or before
+	rules          *natTable // of natGuest
+	close          func()    // called when the part ends, or before
 }
 
 // newGuest makes a guest without an agent. space is its namespace, which it closes; nil

@@ -80,7 +80,7 @@ func (b *bench) busyGuest(ctx context.Context, m mode, n int) *guest {
 	g := b.guest(ctx, m, n)
 	if n > 0 {
 		g.handOver()
-		fillNAT(b, g.space, n)
+		newNATTable(b, g.space, n)
 		g.peer.settle(ctx, 2*n) // a rule opens a port at the wildcard address
 	}
 	return g
