@@ -213,7 +213,8 @@ func (g *guest) check(ctx context.Context) {
 
 // metrics returns the agent's metrics: values by name and labels, as written.
 func (g *guest) metrics(ctx context.Context) (map[string]float64, error) {
-	text, err := fetch(unixClient(g.control), must(http.NewRequestWithContext(ctx, http.MethodGet, "http://fairlead/metrics", nil)))
+	dial := func() (net.Conn, error) { return net.Dial("unix", g.control) }
+	text, err := fetch(ctx, dial, "GET", "/metrics", "")
 	out := map[string]float64{}
 	for line := range strings.Lines(text) {
 		if i := strings.LastIndexByte(line, ' '); i > 0 {
@@ -223,23 +224,21 @@ func (g *guest) metrics(ctx context.Context) (map[string]float64, error) {
 	return out, err
 }
 
-// unixClient returns a client of a server at a unix socket.
-func unixClient(path string) *http.Client {
-	return &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-		return new(net.Dialer).DialContext(ctx, "unix", path)
-	}}}
-}
-
 // fetch returns the body of an answer, which must be a success.
-func fetch(c *http.Client, req *http.Request) (string, error) {
+func fetch(ctx context.Context, dial func() (net.Conn, error), method, path, body string) (string, error) {
+	c := http.Client{Transport: &http.Transport{
+		DisableKeepAlives: true,
+		DialContext:       func(context.Context, string, string) (net.Conn, error) { return dial() },
+	}}
+	req := must(http.NewRequestWithContext(ctx, method, "http://server"+path, strings.NewReader(body)))
 	resp, err := c.Do(req)
 	if err != nil {
 		return "", err
 	}
 	defer func() { _ = resp.Body.Close() }()
 	b, err := io.ReadAll(resp.Body)
-	if resp.StatusCode >= http.StatusMultipleChoices {
-		err = fmt.Errorf("%s %s: %s: %.300s", req.Method, req.URL, resp.Status, b)
+	if resp.StatusCode != http.StatusOK {
+		err = fmt.Errorf("%s %s: %s: %.300s", method, path, resp.Status, b)
 	}
 	return string(b), err
 }

@@ -5,13 +5,11 @@
 package main
 
 import (
-	"context"
 	"errors"
 	"io"
 	"os"
 	"slices"
 	"testing"
-	"time"
 )
 
 // The benchmark runs this test in an emulated machine and collects the samples that it
@@ -22,9 +20,7 @@ func TestMeasureVsock(t *testing.T) {
 		t.Fatal(err)
 	}
 	p := vsockPart()
-	p.run = func(ctx context.Context, b *bench) {
-		b.flows(ctx, true, vsockMeasures(), b.of(2, 1, 1), b.lasting(3*time.Second, 3*time.Second, 500*time.Millisecond), startSplice, startLink)
-	}
+	p.run = vsockFlows
 	_, err = b.measure(t.Context(), p)
 	if err = errors.Join(err, b.close()); err != nil {
 		t.Error(err)
