@@ -13,7 +13,6 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
-	"syscall"
 	"time"
 
 	"github.com/fairlead/fairlead/internal/schedule"
@@ -111,7 +110,7 @@ func services(ctx context.Context, b *bench) {
 	b.daemon(ctx, dir, c.APIServer(enclave.NodeAddr), func() error { return c.Answers(ctx) })
 	g := b.guestHere(ctx, modes[0], "--kubeconfig", c.Kubeconfig)
 	check(schedule.Sleep(ctx, b.lasting(5*time.Second, 5*time.Second, time.Second))) // what the start left to do
-	used := g.used()
+	used := g.agent.used()
 	b.add(kubeRSS, modeBPF, 0, float64(used.RSS))
 	b.extra(kubeRSS, modeBPF, 0, anonymous, float64(used.Anon)/1e6)
 	for i := range b.of(132, 46, 4) {
@@ -132,7 +131,7 @@ func services(ctx context.Context, b *bench) {
 
 // guestHere starts an agent in this namespace and connects to it.
 func (b *bench) guestHere(ctx context.Context, m mode, flags ...string) *guest {
-	g := b.newGuest(m, must(netns.Open("/proc/self/ns/net")))
+	g := b.newGuest(m, b.here())
 	g.start(flags...)
 	g.connect(ctx)
 	return g
@@ -168,21 +167,21 @@ func pollEach(ctx context.Context, every time.Duration, look func() bool) wait {
 
 // daemon starts a program that lives until the part ends, and waits until it answers.
 func (b *bench) daemon(ctx context.Context, dir string, args []string, answers func() error) {
-	name := filepath.Join(dir, filepath.Base(args[0])+".log")
-	out := must(os.Create(name))
-	defer func() { _ = out.Close() }()
+	log := must(os.Create(filepath.Join(dir, filepath.Base(args[0])+".log")))
+	defer func() { _ = log.Close() }()
 	cmd := exec.Command(args[0], args[1:]...) // hack/provision-engines.sh provides it
-	cmd.Stdout, cmd.Stderr = out, out
-	check(cmd.Start())
-	b.cleanup(func() {
-		_ = cmd.Process.Signal(syscall.SIGTERM)
-		kill := time.AfterFunc(10*time.Second, func() { _ = cmd.Process.Kill() })
-		_ = cmd.Wait()
-		kill.Stop()
-	})
+	cmd.Stdout, cmd.Stderr = log, log
+	b.start(b.here(), cmd)
 	b.progress("waiting for %s", filepath.Base(args[0]))
 	if err := eventually(ctx, answers); err != nil {
-		log, _ := os.ReadFile(name)
-		check(fmt.Errorf("%s: %w\n%s", args[0], err, log[max(0, len(log)-1000):]))
+		text, _ := os.ReadFile(log.Name())
+		check(fmt.Errorf("%s: %w\n%s", args[0], err, text[max(0, len(text)-1000):]))
 	}
+}
+
+// here is the namespace of this process.
+func (b *bench) here() *netns.Space {
+	s := must(netns.Open("/proc/self/ns/net"))
+	b.cleanup(func() { _ = s.Close() })
+	return s
 }

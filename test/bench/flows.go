@@ -23,7 +23,6 @@ import (
 	"github.com/fairlead/fairlead/internal/forward"
 	"github.com/fairlead/fairlead/test/kit/gvtools"
 	"github.com/fairlead/fairlead/test/kit/netns"
-	"github.com/fairlead/fairlead/test/kit/usage"
 )
 
 // The ways from a client to the server; splice is the baseline.
@@ -117,8 +116,8 @@ type way struct {
 	name     string
 	from     *netns.Space // where the client is
 	tcp, udp netip.AddrPort
-	procs    []*exec.Cmd // that carry the bytes
-	slow     bool        // the machine is emulated
+	procs    []*process // that carry the bytes
+	slow     bool       // the machine is emulated
 }
 
 // patience is d, or more in an emulated machine.
@@ -132,7 +131,7 @@ func (w *way) patience(d time.Duration) time.Duration {
 // cpu is the CPU time of the processes of a way so far.
 func (w *way) cpu() (used time.Duration) {
 	for _, p := range w.procs {
-		used += must(usage.Of(p.Process.Pid)).CPU
+		used += p.used().CPU
 	}
 	return used
 }
@@ -169,10 +168,7 @@ func (b *bench) newFlowRig(ctx context.Context, overVsock bool, ways ...starter)
 
 // run starts a program of a way.
 func (r *flowRig) run(w *way, in *netns.Space, cmd *exec.Cmd) {
-	cmd.Stdout, cmd.Stderr = r.b.log, r.b.log
-	check(in.Start(cmd))
-	w.procs = append(w.procs, cmd)
-	r.b.cleanup(func() { _, _ = cmd.Process.Kill(), cmd.Wait() })
+	w.procs = append(w.procs, r.b.start(in, cmd))
 }
 
 func startSplice(_ context.Context, r *flowRig) *way {
@@ -206,6 +202,7 @@ func runRelay(ctx context.Context, spec string) error {
 	if err != nil {
 		return err
 	}
+	defer context.AfterFunc(ctx, func() { _ = l.Close() })()
 	for {
 		c, err := l.Accept()
 		if err != nil {

@@ -54,10 +54,14 @@ type natWatcher struct {
 
 // nat measures all modes side by side.
 func (b *bench) nat(ctx context.Context, n int) {
-	g := b.natGuest(ctx, n)
-	dumped, saved := newNATTable(b, b.space(), n), newNATTable(b, b.space(), n)
+	g := b.newGuest(modes[0], b.space())
+	watched, dumped, saved := newNATTable(b, g.space, n), newNATTable(b, b.space(), n), newNATTable(b, b.space(), n)
+	g.start()
+	g.connect(ctx)
+	g.peer.settle(ctx, n)
+	check(schedule.Sleep(ctx, 2*time.Second)) // what the start left to do
 	together(ctx, []natWatcher{
-		{modeBPF, b.of(240, 120, 10), g.rules.commit, func(_ context.Context, p uint16) wait { return g.peer.expect(natKey(p), "") }},
+		{modeBPF, b.of(240, 120, 10), watched.commit, func(_ context.Context, p uint16) wait { return g.peer.expect(natKey(p), "") }},
 		{modeDump1, b.of(8, 4, 1), dumped.commit, dumped.poll(time.Second, countDumped)},
 		{modeSave3, b.of(8, 4, 1), saved.append, saved.poll(3*time.Second, countSaved)},
 	}, func(ctx context.Context, w natWatcher) {
@@ -71,17 +75,6 @@ func (b *bench) nat(ctx context.Context, n int) {
 		}
 	})
 	g.checkNAT(ctx)
-}
-
-// natGuest starts a guest that has n NAT rules.
-func (b *bench) natGuest(ctx context.Context, n int) *guest {
-	g := b.newGuest(modes[0], nil)
-	g.rules = newNATTable(b, g.space, n)
-	g.start()
-	g.connect(ctx)
-	g.peer.settle(ctx, n)
-	check(schedule.Sleep(ctx, 2*time.Second)) // what the start left to do
-	return g
 }
 
 // checkNAT fails if the agent polls for rules.

@@ -6,7 +6,6 @@ package main
 
 import (
 	"errors"
-	"io"
 	"os"
 	"slices"
 	"testing"
@@ -15,7 +14,7 @@ import (
 // The benchmark runs this test in an emulated machine and collects the samples that it
 // prints.
 func TestMeasureVsock(t *testing.T) {
-	b, err := newBench(scale(max(slices.Index(scales, os.Getenv(scaleVariable)), 0)), io.Discard, os.Stderr, os.Stdout)
+	b, err := newBench(scale(max(slices.Index(scales, os.Getenv(scaleVariable)), 0)), os.Stderr, os.Stdout)
 	if err != nil {
 		t.Fatal(err)
 	}
