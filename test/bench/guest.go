@@ -219,7 +219,7 @@ func fetch(ctx context.Context, dial func() (net.Conn, error), method, path, bod
 		DisableKeepAlives: true,
 		DialContext:       func(context.Context, string, string) (net.Conn, error) { return dial() },
 	}}
-	req := must(http.NewRequestWithContext(ctx, method, "http://server"+path, strings.NewReader(body)))
+	req := must(http.NewRequestWithContext(ctx, method, "http://127.0.0.1"+path, strings.NewReader(body)))
 	resp, err := c.Do(req)
 	if err != nil {
 		return "", err

@@ -95,8 +95,15 @@ type natTable struct {
 	chain *nftables.Chain
 }
 
-// newNATTable makes a table of n rules, in the form that iptables-save can read.
+// newNATTable makes a table of n rules, in the form that iptables-save can read, and an
+// interface by which packets can reach them.
 func newNATTable(b *bench, s *netns.Space, n int) *natTable {
+	for _, args := range []string{
+		"link add outside type veth peer name peer", "addr add 10.9.0.2/24 dev outside",
+		"link set outside up", "link set peer up",
+	} {
+		runIn(s, exec.Command("ip", strings.Fields(args)...))
+	}
 	var rules strings.Builder
 	rules.WriteString("*nat\n:PREROUTING ACCEPT [0:0]\n")
 	for i := range n {
