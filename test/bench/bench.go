@@ -19,7 +19,11 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sync/errgroup"
+
 	"github.com/fairlead/fairlead/internal/schedule"
+	"github.com/fairlead/fairlead/test/kit/enclave"
+	"github.com/fairlead/fairlead/test/kit/netns"
 	"github.com/fairlead/fairlead/test/kit/program"
 )
 
@@ -34,11 +38,18 @@ type measure struct {
 	figure   string // file name of the figure that shows it, without ".svg"; none if empty
 }
 
-func (m measure) eachSize() []int {
-	if len(m.sizes) == 0 {
-		return []int{0}
+// keys returns what samples of the measure may belong to, by size and mode.
+func (m measure) keys() (keys []sampleKey) {
+	sizes := m.sizes
+	if len(sizes) == 0 {
+		sizes = []int{0}
 	}
-	return m.sizes
+	for _, size := range sizes {
+		for _, mode := range m.modes {
+			keys = append(keys, sampleKey{Measure: m.name, Mode: mode, Size: size})
+		}
+	}
+	return keys
 }
 
 // part is a part of the benchmark. To add one, write a function that returns a part,
@@ -55,9 +66,16 @@ type part struct {
 // parts returns all parts, in the order of the report.
 func parts() []part {
 	return []part{
-		latencyPart(), missedPart(), natPart(), emulatedPart(), enginePart(), kubePart(), idlePart(),
+		latencyPart(), missedPart(), natPart(), enginePart(), kubePart(), idlePart(),
 		churnPart(), burstPart(), udpPart(), startPart(), binaryPart(), flowsPart(), vsockPart(), hookPart(),
 	}
+}
+
+func measures() (all []measure) {
+	for _, p := range parts() {
+		all = append(all, p.measures...)
+	}
+	return all
 }
 
 // scale is how much is measured.
@@ -76,8 +94,7 @@ type bench struct {
 	program string // the fairlead binary
 	scale   scale
 	log     io.Writer
-	emit    io.Writer // gets every sample, if not nil
-	out     io.Writer // gets the results
+	emit    io.Writer // gets every sample
 
 	dir   string
 	began time.Time
@@ -87,7 +104,6 @@ type bench struct {
 	samples  map[sampleKey][]float64
 	methods  map[string]string // by mode
 	cleanups []func()
-	err      error // of out or emit
 }
 
 // sampleKey says what a sample belongs to. With extra it is a further figure.
@@ -102,23 +118,25 @@ type sampleKey struct {
 type sample struct {
 	sampleKey
 	Method string `json:",omitempty"`
-	Values []float64
+	Value  float64
 }
 
 // sampleMark begins each line with a sample.
 const sampleMark = "bench-sample: "
 
-func newBench(scale scale, out, log, emit io.Writer) (*bench, error) {
+// newBench makes a run; the caller closes it.
+func newBench(scale scale, log, emit io.Writer) (*bench, error) {
 	dir, err := os.MkdirTemp("", "flb-")
 	if err != nil {
 		return nil, err
 	}
-	b := &bench{scale: scale, log: log, emit: emit, out: out, dir: dir, began: time.Now()}
+	b := &bench{scale: scale, log: log, emit: emit, dir: dir, began: time.Now()}
+	b.samples, b.methods = map[sampleKey][]float64{}, map[string]string{}
 	b.program, err = program.Path(dir)
 	return b, err
 }
 
-func (b *bench) close() error { return errors.Join(b.err, os.RemoveAll(b.dir)) }
+func (b *bench) close() error { return os.RemoveAll(b.dir) }
 
 // of picks a number by the scale.
 func (b *bench) of(full, quick, tiny int) int { return [...]int{full, quick, tiny}[b.scale] }
@@ -143,6 +161,13 @@ func (b *bench) sizes(all []int) []int {
 // tempDir makes a directory with a path that is short enough for sockets.
 func (b *bench) tempDir() string { return must(os.MkdirTemp(b.dir, "")) }
 
+// space makes a network namespace that lives until the part ends.
+func (b *bench) space() *netns.Space {
+	s := must(netns.New())
+	b.cleanup(func() { _ = s.Close() })
+	return s
+}
+
 // progress logs what is measured next, or how far it is.
 func (b *bench) progress(format string, args ...any) {
 	_, _ = fmt.Fprintf(b.log, "%6.1fs %s: %s\n", time.Since(b.began).Seconds(), b.part.name, fmt.Sprintf(format, args...))
@@ -155,15 +180,15 @@ func (b *bench) cleanup(f func()) {
 	b.cleanups = append(b.cleanups, f)
 }
 
-// add records samples of a measure.
-func (b *bench) add(measure, mode string, size int, values ...float64) {
-	b.record(sample{sampleKey: sampleKey{measure, mode, size, ""}, Values: values})
+// add records a sample of a measure.
+func (b *bench) add(measure, mode string, size int, v float64) {
+	b.extra(measure, mode, size, "", v)
 }
 
 // extra records a further figure of a measure; the report has the median of all. The
 // name has the unit.
 func (b *bench) extra(measure, mode string, size int, name string, v float64) {
-	b.record(sample{sampleKey: sampleKey{measure, mode, size, name}, Values: []float64{v}})
+	b.record(sample{sampleKey: sampleKey{measure, mode, size, name}, Value: v})
 }
 
 // method records which method a mode uses, as the agent reports it.
@@ -176,69 +201,81 @@ func (b *bench) record(s sample) {
 	defer b.mu.Unlock()
 	if s.Method != "" {
 		b.methods[s.Mode] = s.Method
+	} else {
+		b.samples[s.sampleKey] = append(b.samples[s.sampleKey], s.Value)
 	}
-	if len(s.Values) > 0 {
-		b.samples[s.sampleKey] = append(b.samples[s.sampleKey], s.Values...)
-	}
-	if b.emit != nil {
-		text, err := json.Marshal(s)
-		_, failed := fmt.Fprintf(b.emit, "%s%s\n", sampleMark, text)
-		b.err = errors.Join(b.err, err, failed)
-	}
+	text, _ := json.Marshal(s) // it has no infinity
+	_, _ = fmt.Fprintf(b.emit, "%s%s\n", sampleMark, text)
 }
 
-func (b *bench) write(l line) { b.err = errors.Join(b.err, json.NewEncoder(b.out).Encode(l)) }
-
 // measure runs a part and returns its cells: one that says why, if the part failed.
-func (b *bench) measure(ctx context.Context, p part) (cells []cell, err error) {
-	b.part, b.samples, b.methods = p, map[sampleKey][]float64{}, map[string]string{}
+func (b *bench) measure(ctx context.Context, p part) ([]cell, error) {
+	b.part = p
 	began := time.Now()
-	err = attempt(func() { p.run(ctx, b) })
+	err := attempt(func() { p.run(ctx, b) })
 	for _, f := range slices.Backward(b.cleanups) {
 		f()
 	}
 	b.cleanups = nil
 	b.progress("took %.0f s", time.Since(began).Seconds())
-	if cells = b.cells(p); err == nil && len(cells) == 0 {
+	cells := b.cells(p)
+	if err == nil && len(cells) == 0 {
 		err = errors.New("nothing was measured")
 	}
 	if err != nil {
+		err = fmt.Errorf("%s: %w", p.name, err)
 		brief, _, _ := strings.Cut(err.Error(), "\n")
-		cells = []cell{{Part: p.section, Measure: p.name, Failed: p.name + ": " + brief}}
+		return []cell{{Part: p.section, Measure: p.name, Failed: brief}}, err
 	}
-	for _, c := range cells {
-		b.write(line{Cell: &c})
-	}
-	return cells, err
+	return cells, nil
 }
 
 // cells makes cells of all samples, in the order in which the part names them.
 func (b *bench) cells(p part) (cells []cell) {
 	for _, m := range p.measures {
-		for _, size := range m.eachSize() {
-			for _, mode := range m.modes {
-				key := sampleKey{m.name, mode, size, ""}
-				if len(b.samples[key]) == 0 {
-					continue
-				}
-				c := cell{
-					Part: p.section, Measure: m.name, Mode: mode, Size: float64(size), SizeUnit: m.sizeUnit, Unit: m.unit,
-					By: b.methods[mode], dist: summarize(b.samples[key]),
-				}
-				for k, values := range b.samples {
-					if name := k.Extra; name != "" && k == (sampleKey{m.name, mode, size, name}) {
-						if c.Extra == nil {
-							c.Extra = map[string]float64{}
-						}
-						c.Extra[name] = summarize(values).Value
-					}
-				}
-				b.progress("%s, %s, %d: %s", m.name, mode, size, value(c.Value, m.unit))
-				cells = append(cells, c)
+		for _, k := range m.keys() {
+			if len(b.samples[k]) == 0 {
+				continue
 			}
+			c := cell{
+				Part: p.section, Measure: m.name, Mode: k.Mode, Size: float64(k.Size), SizeUnit: m.sizeUnit, Unit: m.unit,
+				By: b.methods[k.Mode], dist: summarize(b.samples[k]), Extra: map[string]float64{},
+			}
+			for other, values := range b.samples {
+				if name := other.Extra; name != "" && other == (sampleKey{k.Measure, k.Mode, k.Size, name}) {
+					c.Extra[name] = summarize(values).Value
+				}
+			}
+			b.progress("%s, %s, %d: %s", m.name, k.Mode, k.Size, value(c.Value, m.unit))
+			cells = append(cells, c)
 		}
 	}
 	return cells
+}
+
+// inVM measures flows over vsock in an emulated machine.
+func inVM(ctx context.Context, b *bench) {
+	b.progress("building and booting Linux")
+	b.collect(exec.CommandContext(ctx, "go", "run", "github.com/fairlead/fairlead/test/vm", "-kernel", "6.12",
+		"-tags", "vm,bench", "-run", "^TestMeasureVsock$", "-env", scaleVariable+"="+scales[b.scale],
+		"github.com/fairlead/fairlead/test/bench"), (*exec.Cmd).Run)
+}
+
+// scaleVariable is the scale of what a test in the emulated machine measures.
+const scaleVariable = "FAIRLEAD_BENCH_SCALE"
+
+// inEnclave returns a function that runs f with mounts and cgroups of its own, as engines
+// need them: in another process, except if this is that process.
+func inEnclave(f func(context.Context, *bench)) func(context.Context, *bench) {
+	return func(ctx context.Context, b *bench) {
+		if enclave.Dir() != "" {
+			f(ctx, b)
+			return
+		}
+		cmd := exec.CommandContext(ctx, must(os.Executable()), "-emit", "-only", b.part.name, "-scale", scales[b.scale])
+		cmd.Env = append(os.Environ(), program.Variable+"="+b.program)
+		b.collect(cmd, enclave.Run)
+	}
 }
 
 // collect runs another process and records the samples that it writes to standard
@@ -272,15 +309,64 @@ const limit = 2 * time.Minute
 
 // eventually calls f until it succeeds.
 func eventually(ctx context.Context, f func() error) error {
+	_, err := retry(ctx, 20*time.Millisecond, func() (struct{}, error) { return struct{}{}, f() })
+	return err
+}
+
+// retry calls f until it succeeds, with pauses between, and returns its value.
+func retry[T any](ctx context.Context, pause time.Duration, f func() (T, error)) (T, error) {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	for {
-		err := f()
+		v, err := f()
 		if err == nil {
-			return nil
+			return v, nil
 		}
-		if ended := schedule.Sleep(ctx, 20*time.Millisecond); ended != nil {
-			return fmt.Errorf("%w: %w", ended, err)
+		if ended := schedule.Sleep(ctx, pause); ended != nil {
+			return v, fmt.Errorf("%w: %w", ended, err)
 		}
 	}
+}
+
+// failure is what check panics with. A measurement ends at its first error, like a test;
+// attempt turns the panic into an error again.
+type failure struct{ error }
+
+func check(err error) {
+	if err != nil {
+		panic(failure{err})
+	}
+}
+
+func must[T any](v T, err error) T {
+	check(err)
+	return v
+}
+
+// attempt returns the error with which f failed.
+func attempt(f func()) (err error) {
+	defer func() {
+		r := recover()
+		failed, ok := r.(failure)
+		if r != nil && !ok {
+			panic(r)
+		}
+		err = failed.error
+	}()
+	f()
+	return nil
+}
+
+// together calls f for all at the same time, and fails if one of them does.
+func together[T any](ctx context.Context, all []T, f func(context.Context, T)) {
+	group, ctx := errgroup.WithContext(ctx)
+	for _, v := range all {
+		group.Go(func() error { return attempt(func() { f(ctx, v) }) })
+	}
+	check(group.Wait())
+}
+
+// inside calls f in a namespace.
+func inside(s *netns.Space, f func()) {
+	check(s.Do(func() error { return attempt(f) }))
 }

@@ -6,37 +6,29 @@ package main
 
 import (
 	"bytes"
-	"fmt"
+	"context"
 	"io"
 	"os"
 	"slices"
 	"strings"
 	"testing"
 
+	"github.com/fairlead/fairlead/internal/status"
 	"github.com/fairlead/fairlead/test/kit/program"
 )
 
 // elsewhere needs engines or another kernel.
-var elsewhere = []string{"engine", "kube", "emulated", "vsock"}
-
-// notTiny is what the tiny scale leaves out.
-func notTiny(mode string) bool {
-	return mode == wayGvproxy
-}
+var elsewhere = []string{"engine", "kube", "vsock"}
 
 func TestEveryMeasureIsInTheReport(t *testing.T) {
-	var chosen []part
-	for _, p := range parts() {
-		if !slices.Contains(elsewhere, p.name) {
-			chosen = append(chosen, p)
-		}
-	}
-	var log, out bytes.Buffer
+	chosen := slices.DeleteFunc(parts(), func(p part) bool { return slices.Contains(elsewhere, p.name) })
+	var log bytes.Buffer
 	dir := t.TempDir()
-	if err := run(t.Context(), []string{"-scale", "tiny", "-only", strings.Join(names(chosen), ","), "-json", dir + "/results", "-report", dir}, &out, &log); err != nil {
+	args := []string{"-scale", "tiny", "-only", strings.Join(names(chosen), ","), "-json", dir + "/results", "-report", dir}
+	if err := run(t.Context(), args, io.Discard, &log); err != nil {
 		t.Fatalf("%v\n%s", err, log.String())
 	}
-	res, err := readFile(dir + "/results")
+	res, err := readResults(dir + "/results")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -46,9 +38,9 @@ func TestEveryMeasureIsInTheReport(t *testing.T) {
 	}
 	for _, p := range chosen {
 		for _, m := range p.measures {
-			for _, mode := range m.modes {
-				if _, ok := res.find(m.name, mode, m.eachSize()[0]); !ok && !notTiny(mode) {
-					t.Errorf("no result of %q in mode %q", m.name, mode)
+			for _, k := range m.keys()[:len(m.modes)] { // of the smallest size
+				if _, ok := res.find(k); !ok && k.Mode != wayGvproxy {
+					t.Errorf("no result of %+v", k)
 				}
 			}
 			if !strings.Contains(string(report), "**"+m.name+"**") {
@@ -60,9 +52,9 @@ func TestEveryMeasureIsInTheReport(t *testing.T) {
 
 func TestFailedPartsAreReported(t *testing.T) {
 	t.Setenv(program.Variable, "/bin/false")
-	var out, log bytes.Buffer
-	err := run(t.Context(), []string{"-scale", "tiny", "-only", "missed"}, &out, &log)
-	if err == nil || !strings.Contains(err.Error(), "missed: bpf: ") || !strings.Contains(err.Error(), "the agent has ended") {
+	var out bytes.Buffer
+	err := run(t.Context(), []string{"-scale", "tiny", "-only", "missed"}, &out, t.Output())
+	if err == nil || !strings.Contains(err.Error(), "missed: bpf: the agent has ended") {
 		t.Errorf("error %v", err)
 	}
 	if !strings.Contains(out.String(), "* missed: ") {
@@ -71,26 +63,21 @@ func TestFailedPartsAreReported(t *testing.T) {
 }
 
 func TestModeThatDidNotRunIsAnError(t *testing.T) {
-	b, err := newBench(tiny, io.Discard, t.Output(), nil)
+	b, err := newBench(tiny, t.Output(), io.Discard)
 	if err != nil {
 		t.Fatal(err)
 	}
-	b.methods = map[string]string{}
-	var g *guest
-	if err := attempt(func() {
-		g = b.newGuest(mode{name: modeBPF, flags: modes[1].flags}, nil) // it polls
+	polls := mode{name: modeBPF, flags: modes[1].flags}
+	_, err = b.measure(t.Context(), part{run: func(ctx context.Context, b *bench) {
+		g := b.newGuest(polls, b.space())
 		g.start()
-	}); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(g.close)
-	err = eventually(t.Context(), func() error {
-		if err := attempt(func() { g.check(t.Context()) }); err == nil || !strings.Contains(err.Error(), "is not mode") {
-			return fmt.Errorf("error %w", err)
-		}
-		return nil
-	})
-	if err != nil {
-		t.Error(err)
+		check(eventually(ctx, func() error {
+			_, err := status.NewClient(g.control).Await(ctx, limit)
+			return err
+		}))
+		g.check(ctx)
+	}})
+	if err == nil || !strings.Contains(err.Error(), `by "poll", which is not mode`) {
+		t.Errorf("error %v", err)
 	}
 }

@@ -13,7 +13,6 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
-	"syscall"
 	"time"
 
 	"github.com/fairlead/fairlead/internal/schedule"
@@ -111,7 +110,7 @@ func services(ctx context.Context, b *bench) {
 	b.daemon(ctx, dir, c.APIServer(enclave.NodeAddr), func() error { return c.Answers(ctx) })
 	g := b.guestHere(ctx, modes[0], "--kubeconfig", c.Kubeconfig)
 	check(schedule.Sleep(ctx, b.lasting(5*time.Second, 5*time.Second, time.Second))) // what the start left to do
-	used := g.used()
+	used := g.agent.used()
 	b.add(kubeRSS, modeBPF, 0, float64(used.RSS))
 	b.extra(kubeRSS, modeBPF, 0, anonymous, float64(used.Anon)/1e6)
 	for i := range b.of(132, 46, 4) {
@@ -132,7 +131,7 @@ func services(ctx context.Context, b *bench) {
 
 // guestHere starts an agent in this namespace and connects to it.
 func (b *bench) guestHere(ctx context.Context, m mode, flags ...string) *guest {
-	g := b.newGuest(m, must(netns.Open("/proc/self/ns/net")))
+	g := b.newGuest(m, b.here())
 	g.start(flags...)
 	g.connect(ctx)
 	return g
@@ -142,20 +141,20 @@ func (b *bench) guestHere(ctx context.Context, m mode, flags ...string) *guest {
 func (b *bench) list(ctx context.Context, waits map[string]wait, polled bool, look func() bool) {
 	for mode, every := range listEvery {
 		if polled {
-			waits[mode] = pollEach(ctx, rand.N(every), every, look)
+			waits[mode] = pollEach(ctx, every, look)
 		}
 	}
 }
 
-// pollEach calls look in intervals until it is true.
-func pollEach(ctx context.Context, first, every time.Duration, look func() bool) wait {
+// pollEach calls look in intervals, from a random moment on, until it is true.
+func pollEach(ctx context.Context, every time.Duration, look func() bool) wait {
 	var seen time.Time
 	ended := make(chan error, 1)
 	go func() {
 		ended <- attempt(func() {
-			check(schedule.Sleep(ctx, first))
-			for !look() {
-				check(schedule.Sleep(ctx, every))
+			check(schedule.Sleep(ctx, rand.N(every)))
+			for next := time.Now().Add(every); !look(); next = next.Add(every) {
+				check(schedule.Sleep(ctx, time.Until(next)))
 			}
 			seen = time.Now()
 		})
@@ -168,21 +167,21 @@ func pollEach(ctx context.Context, first, every time.Duration, look func() bool)
 
 // daemon starts a program that lives until the part ends, and waits until it answers.
 func (b *bench) daemon(ctx context.Context, dir string, args []string, answers func() error) {
-	name := filepath.Join(dir, filepath.Base(args[0])+".log")
-	out := must(os.Create(name))
-	defer func() { _ = out.Close() }()
+	log := must(os.Create(filepath.Join(dir, filepath.Base(args[0])+".log")))
+	defer func() { _ = log.Close() }()
 	cmd := exec.Command(args[0], args[1:]...) // hack/provision-engines.sh provides it
-	cmd.Stdout, cmd.Stderr = out, out
-	check(cmd.Start())
-	b.cleanup(func() {
-		_ = cmd.Process.Signal(syscall.SIGTERM)
-		kill := time.AfterFunc(10*time.Second, func() { _ = cmd.Process.Kill() })
-		_ = cmd.Wait()
-		kill.Stop()
-	})
+	cmd.Stdout, cmd.Stderr = log, log
+	b.start(b.here(), cmd)
 	b.progress("waiting for %s", filepath.Base(args[0]))
 	if err := eventually(ctx, answers); err != nil {
-		log, _ := os.ReadFile(name)
-		check(fmt.Errorf("%s: %w\n%s", args[0], err, log[max(0, len(log)-1000):]))
+		text, _ := os.ReadFile(log.Name())
+		check(fmt.Errorf("%s: %w\n%s", args[0], err, text[max(0, len(text)-1000):]))
 	}
+}
+
+// here is the namespace of this process.
+func (b *bench) here() *netns.Space {
+	s := must(netns.Open("/proc/self/ns/net"))
+	b.cleanup(func() { _ = s.Close() })
+	return s
 }

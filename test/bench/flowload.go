@@ -11,7 +11,7 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"slices"
+	"net/netip"
 	"sync"
 	"time"
 
@@ -21,7 +21,7 @@ import (
 
 // What a client asks the server for by its first byte.
 const (
-	askSink   = 'S' // the server takes all, then answers with how much it was: 8 bytes
+	askSink   = 'S' // the server takes all, then answers with how many bytes it was
 	askSource = 'R' // the server sends until it is closed
 	askEcho   = 'E'
 )
@@ -30,6 +30,10 @@ const (
 	bulkBuffer = 256 << 10
 	smallSize  = 64 // bytes of a small message
 )
+
+const serverTCP, serverUDP = 7000, 7001
+
+func at(port uint16) netip.AddrPort { return tcpKey(port).AddrPort() }
 
 // startServer starts the server in the guest.
 func startServer(in *netns.Space) (stop func()) {
@@ -45,18 +49,7 @@ func startServer(in *netns.Space) (stop func()) {
 			wg.Go(func() { serveTCP(c) })
 		}
 	})
-	wg.Go(func() {
-		b := make([]byte, 2048)
-		for {
-			n, from, err := udp.ReadFrom(b)
-			if errors.Is(err, net.ErrClosed) {
-				return
-			}
-			if err == nil {
-				_, _ = udp.WriteTo(b[:n], from)
-			}
-		}
-	})
+	wg.Go(func() { serveUDP(udp) })
 	return func() {
 		_, _ = tcp.Close(), udp.Close()
 		wg.Wait()
@@ -65,22 +58,30 @@ func startServer(in *netns.Space) (stop func()) {
 
 func serveTCP(c net.Conn) {
 	defer func() { _ = c.Close() }()
-	var ask [1]byte
-	if _, err := io.ReadFull(c, ask[:]); err != nil {
-		return
-	}
 	b := make([]byte, bulkBuffer)
-	switch ask[0] {
+	_, err := io.ReadFull(c, b[:1])
+	switch b[0] {
 	case askEcho:
 		_, _ = io.CopyBuffer(struct{ io.Writer }{c}, struct{ io.Reader }{c}, b[:4<<10])
 	case askSink:
 		sum, _ := io.CopyBuffer(io.Discard, struct{ io.Reader }{c}, b)
-		_, _ = c.Write(binary.BigEndian.AppendUint64(nil, uint64(sum)))
+		_, _ = fmt.Fprint(c, sum)
 	case askSource:
-		for {
-			if _, err := c.Write(b); err != nil {
-				return
-			}
+		for err == nil {
+			_, err = c.Write(b)
+		}
+	}
+}
+
+func serveUDP(c net.PacketConn) {
+	b := make([]byte, 2048)
+	for {
+		n, from, err := c.ReadFrom(b)
+		if errors.Is(err, net.ErrClosed) {
+			return
+		}
+		if err == nil {
+			_, _ = c.WriteTo(b[:n], from)
 		}
 	}
 }
@@ -95,16 +96,17 @@ type meter struct {
 	used  time.Duration // CPU time of the relays before
 
 	mu   sync.Mutex
-	n    float64         // bytes, round trips, connections or datagrams
-	each []time.Duration // how long each took, but for bytes
-	lost int
+	n    float64   // bytes, round trips, connections or datagrams
+	each []float64 // seconds that each took, but for bytes
+	lost float64
 }
 
 // start begins to measure, when all is set up.
 func (m *meter) start() { m.used, m.begin = m.w.cpu(), time.Now() }
 
-// count counts one, which took d, or failed.
-func (m *meter) count(d time.Duration, err error) {
+// count counts one that began then, and is done now or has failed.
+func (m *meter) count(began time.Time, err error) {
+	took := time.Since(began).Seconds()
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if err != nil {
@@ -112,7 +114,7 @@ func (m *meter) count(d time.Duration, err error) {
 		return
 	}
 	m.n++
-	m.each = append(m.each, d)
+	m.each = append(m.each, took)
 }
 
 // record ends the measurement.
@@ -123,15 +125,14 @@ func (m *meter) record(b *bench, of measure) {
 	}
 	extra := func(name string, v float64) { b.extra(of.name, m.w.name, 0, name, v) }
 	v := m.n / took
-	if n := len(m.each); n > 0 {
-		slices.Sort(m.each)
-		p50 := m.each[n/2].Seconds()
-		extra("p99 µs", 1e6*m.each[n*99/100].Seconds())
+	if of.unit != "B/s" {
+		d := summarize(m.each)
+		extra("p99 µs", 1e6*d.P99)
 		if of.unit == "s" {
-			v = p50
+			v = d.Value
 		} else {
-			extra("p50 µs", 1e6*p50)
-			extra("lost %", 100*float64(m.lost)/(m.n+float64(m.lost)))
+			extra("p50 µs", 1e6*d.Value)
+			extra("lost %", 100*m.lost/(m.n+m.lost))
 		}
 	}
 	b.add(of.name, m.w.name, 0, v)
@@ -152,7 +153,7 @@ func (w *way) dial(d time.Duration) net.Conn {
 }
 
 // throughput moves bytes on several flows.
-func throughput(flows int, move func(c net.Conn, end time.Time) int64) load {
+func throughput(flows int, move func(c net.Conn, end time.Time) int) load {
 	return func(ctx context.Context, w *way, m *meter, d time.Duration) {
 		var conns []net.Conn
 		for range flows {
@@ -170,25 +171,23 @@ func throughput(flows int, move func(c net.Conn, end time.Time) int64) load {
 }
 
 // push sends until the end, and receives how much has arrived.
-func push(c net.Conn, end time.Time) (sent int64) {
+func push(c net.Conn, end time.Time) (sent int) {
 	must(c.Write([]byte{askSink}))
 	for b := make([]byte, bulkBuffer); time.Now().Before(end); {
-		sent += int64(must(c.Write(b)))
+		sent += must(c.Write(b))
 	}
 	check(c.(*net.TCPConn).CloseWrite())
-	var n [8]byte
-	must(io.ReadFull(c, n[:]))
-	if got := int64(binary.BigEndian.Uint64(n[:])); got != sent {
-		check(fmt.Errorf("%d bytes arrived of %d", got, sent))
+	if got := string(must(io.ReadAll(c))); got != fmt.Sprint(sent) {
+		check(fmt.Errorf("%s bytes arrived of %d", got, sent))
 	}
 	return sent
 }
 
 // pull receives until the end.
-func pull(c net.Conn, end time.Time) (got int64) {
+func pull(c net.Conn, end time.Time) (got int) {
 	must(c.Write([]byte{askSource}))
 	for b := make([]byte, bulkBuffer); time.Now().Before(end); {
-		got += int64(must(c.Read(b)))
+		got += must(c.Read(b))
 	}
 	return got
 }
@@ -200,19 +199,19 @@ func roundTrips(_ context.Context, w *way, m *meter, d time.Duration) {
 	must(c.Write([]byte{askEcho}))
 	m.start()
 	for b := make([]byte, smallSize); time.Since(m.begin) < d; {
-		begin := time.Now()
+		began := time.Now()
 		must(c.Write(b))
 		must(io.ReadFull(c, b))
-		m.count(time.Since(begin), nil)
+		m.count(began, nil)
 	}
 }
 
 // connections opens connections at a rate, whatever becomes of those before.
 func connections(rate int) load {
 	const workers = 50 // so many at a time: each has its time to finish
+	each := time.Second * workers / time.Duration(rate)
 	return func(ctx context.Context, w *way, m *meter, d time.Duration) {
 		m.start()
-		each := time.Second * workers / time.Duration(rate)
 		var starts []time.Time
 		for i := range workers {
 			starts = append(starts, m.begin.Add(each*time.Duration(i)/workers))
@@ -221,8 +220,7 @@ func connections(rate int) load {
 			inside(w.from, func() {
 				for ; next.Before(m.begin.Add(d)); next = next.Add(each) {
 					check(schedule.Sleep(ctx, time.Until(next)))
-					err := echo(w)
-					m.count(time.Since(next), err) // from when it was due
+					m.count(next, echo(w)) // from when it was due
 				}
 			})
 		})
@@ -248,41 +246,30 @@ func echo(w *way) error {
 
 // echoes has 16 clients send one datagram after another.
 func echoes(ctx context.Context, w *way, m *meter, d time.Duration) {
-	var all []*echoer
+	var conns []net.Conn
 	for range 16 {
-		e := &echoer{conn: must(w.from.Dial("udp4", w.udp.String()))}
-		defer func() { _ = e.conn.Close() }()
-		_, _ = e.echo(0, w.patience(2*time.Second)) // to set up the flow is not measured
-		all = append(all, e)
+		c := must(w.from.Dial("udp4", w.udp.String()))
+		defer func() { _ = c.Close() }()
+		_ = echoDatagram(c, 1, w.patience(2*time.Second)) // to set up the flow is not measured
+		conns = append(conns, c)
 	}
 	m.start()
-	together(ctx, all, func(_ context.Context, e *echoer) {
-		for n := uint64(1); time.Since(m.begin) < d; n++ {
-			m.count(e.echo(n, w.patience(200*time.Millisecond)))
+	together(ctx, conns, func(_ context.Context, c net.Conn) {
+		for n := uint64(2); time.Since(m.begin) < d; n++ {
+			began := time.Now()
+			m.count(began, echoDatagram(c, n, w.patience(200*time.Millisecond)))
 		}
 	})
 }
 
-// echoer is a client of UDP.
-type echoer struct {
-	conn    net.Conn
-	out, in [smallSize]byte
-}
-
-// echo sends datagram n, waits for it to come back, and returns how long that took.
-func (e *echoer) echo(n uint64, patience time.Duration) (time.Duration, error) {
-	binary.BigEndian.PutUint64(e.out[:], n)
-	at := time.Now()
-	_ = e.conn.SetReadDeadline(at.Add(patience))
-	if _, err := e.conn.Write(e.out[:]); err != nil {
-		return 0, err
+// echoDatagram sends datagram n, which is not 0, and waits for it to come back.
+func echoDatagram(c net.Conn, n uint64, patience time.Duration) error {
+	var out, in [smallSize]byte
+	binary.BigEndian.PutUint64(out[:], n)
+	_ = c.SetReadDeadline(time.Now().Add(patience))
+	_, err := c.Write(out[:])
+	for err == nil && in != out {
+		_, err = c.Read(in[:])
 	}
-	for {
-		if _, err := e.conn.Read(e.in[:]); err != nil {
-			return 0, err
-		}
-		if binary.BigEndian.Uint64(e.in[:]) == n {
-			return time.Since(at), nil
-		}
-	}
+	return err
 }

@@ -8,7 +8,6 @@ import (
 	"context"
 	"fmt"
 	"net"
-	"net/http"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -22,8 +21,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/fairlead/fairlead/internal/forward"
+	"github.com/fairlead/fairlead/test/kit/gvtools"
 	"github.com/fairlead/fairlead/test/kit/netns"
-	"github.com/fairlead/fairlead/test/kit/usage"
 )
 
 // The ways from a client to the server; splice is the baseline.
@@ -39,36 +38,53 @@ const (
 	roundTrip = "TCP round trip of 64 bytes, 1 flow, median"
 )
 
-var tcpWays = []string{waySplice, wayDirect, wayLink, wayGvproxy}
-
 // flowMeasure is a measure, and the load that measures it.
 type flowMeasure struct {
 	measure
 	load load
 }
 
-// flowMeasures returns all measures, with so many connections a second.
-func flowMeasures(rate int) []flowMeasure {
-	return []flowMeasure{
-		{measure{name: toGuest, unit: "B/s", modes: tcpWays}, throughput(1, push)},
-		{measure{name: "TCP to the host, 1 flow", unit: "B/s", modes: tcpWays}, throughput(1, pull)},
-		{measure{name: "TCP to the guest, 64 flows", unit: "B/s", modes: tcpWays}, throughput(64, push)},
-		{measure{name: roundTrip, unit: "s", modes: tcpWays}, roundTrips},
-		{measure{name: fmt.Sprintf("TCP connections with 64 bytes each way, %s per second", number(float64(rate))), unit: "per second", modes: tcpWays}, connections(rate)},
-		{measure{name: "UDP echo of 64 bytes, 16 clients, one datagram in flight each", unit: "per second", modes: []string{wayDirect, wayLink, wayGvproxy}}, echoes},
+// flowMeasures returns all measures. An emulated machine with vsock opens tens of
+// connections a second, any other a thousand.
+func flowMeasures(overVsock bool) []flowMeasure {
+	rate, where := 1000, ""
+	if overVsock {
+		rate, where = 20, " over vsock, emulated"
 	}
-}
-
-// vsockMeasures are the same in an emulated machine, which opens tens of connections a
-// second.
-func vsockMeasures() []flowMeasure {
-	all := flowMeasures(20)
+	connect := fmt.Sprintf("TCP connections with 64 bytes each way, %s per second", number(float64(rate)))
+	echo := "UDP echo of 64 bytes, 16 clients, one datagram in flight each"
+	tcp := []string{waySplice, wayDirect, wayLink, wayGvproxy}
+	all := []flowMeasure{
+		{measure{name: toGuest, unit: "B/s", modes: tcp}, throughput(1, push)},
+		{measure{name: "TCP to the host, 1 flow", unit: "B/s", modes: tcp}, throughput(1, pull)},
+		{measure{name: "TCP to the guest, 64 flows", unit: "B/s", modes: tcp}, throughput(64, push)},
+		{measure{name: roundTrip, unit: "s", modes: tcp}, roundTrips},
+		{measure{name: connect, unit: "per second", modes: tcp}, connections(rate)},
+		{measure{name: echo, unit: "per second", modes: tcp[1:]}, echoes},
+	}
 	for i := range all {
-		m := &all[i].measure
-		what, rest, _ := strings.Cut(m.name, ",")
-		m.name = what + " over vsock, emulated," + rest
+		all[i].name = strings.Replace(all[i].name, ",", where+",", 1)
 	}
 	return all
+}
+
+func flowsPart() part {
+	return part{"flows", "flows", measuresOf(flowMeasures(false)), func(ctx context.Context, b *bench) {
+		ways := []starter{startSplice, startLink}
+		if b.scale == full { // it is built from source
+			ways = append(ways, startGvproxy)
+		}
+		b.flows(ctx, false, b.of(3, 1, 1), b.lasting(time.Second, 500*time.Millisecond, 200*time.Millisecond), ways...)
+	}}
+}
+
+func vsockPart() part {
+	return part{"vsock", "vsock", measuresOf(flowMeasures(true)), inVM}
+}
+
+// vsockFlows is what runs in the emulated machine.
+func vsockFlows(ctx context.Context, b *bench) {
+	b.flows(ctx, true, b.of(2, 1, 1), b.lasting(3*time.Second, 3*time.Second, 500*time.Millisecond), startSplice, startLink)
 }
 
 func measuresOf(all []flowMeasure) (out []measure) {
@@ -78,26 +94,11 @@ func measuresOf(all []flowMeasure) (out []measure) {
 	return out
 }
 
-func flowsPart() part {
-	all := flowMeasures(1000)
-	return part{"flows", "flows", measuresOf(all), func(ctx context.Context, b *bench) {
-		starters := []starter{startSplice, startLink}
-		if b.scale == full { // it is built from source
-			starters = append(starters, startGvproxy)
-		}
-		b.flows(ctx, false, all, b.of(3, 1, 1), b.lasting(time.Second, 500*time.Millisecond, 200*time.Millisecond), starters...)
-	}}
-}
-
-func vsockPart() part {
-	return part{"vsock", "vsock", measuresOf(vsockMeasures()), inVM}
-}
-
 // flows measures each for d on each way, in turns.
-func (b *bench) flows(ctx context.Context, overVsock bool, all []flowMeasure, rounds int, d time.Duration, starters ...starter) {
-	r := b.newFlowRig(ctx, overVsock, starters...)
+func (b *bench) flows(ctx context.Context, overVsock bool, rounds int, d time.Duration, ways ...starter) {
+	r := b.newFlowRig(ctx, overVsock, ways...)
 	for range rounds {
-		for _, m := range all {
+		for _, m := range flowMeasures(overVsock) {
 			for _, w := range r.ways {
 				if slices.Contains(m.modes, w.name) {
 					b.progress("%s, %s", m.name, w.name)
@@ -115,8 +116,8 @@ type way struct {
 	name     string
 	from     *netns.Space // where the client is
 	tcp, udp netip.AddrPort
-	procs    []*exec.Cmd // that carry the bytes
-	slow     bool        // the machine is emulated
+	procs    []*process // that carry the bytes
+	slow     bool       // the machine is emulated
 }
 
 // patience is d, or more in an emulated machine.
@@ -130,7 +131,7 @@ func (w *way) patience(d time.Duration) time.Duration {
 // cpu is the CPU time of the processes of a way so far.
 func (w *way) cpu() (used time.Duration) {
 	for _, p := range w.procs {
-		used += must(usage.Of(p.Process.Pid)).CPU
+		used += p.used().CPU
 	}
 	return used
 }
@@ -147,18 +148,11 @@ type flowRig struct {
 // starter starts a way.
 type starter func(ctx context.Context, r *flowRig) *way
 
-const serverTCP, serverUDP = 7000, 7001
-
-func at(port uint16) netip.AddrPort {
-	return netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), port)
-}
-
-func (b *bench) newFlowRig(ctx context.Context, overVsock bool, starters ...starter) *flowRig {
-	r := &flowRig{b: b, vsock: overVsock, host: must(netns.New()), guest: must(netns.New()), dir: b.tempDir()}
-	b.cleanup(func() { _, _ = r.host.Close(), r.guest.Close() })
+func (b *bench) newFlowRig(ctx context.Context, overVsock bool, ways ...starter) *flowRig {
+	r := &flowRig{b: b, vsock: overVsock, host: b.space(), guest: b.space(), dir: b.tempDir()}
 	b.cleanup(startServer(r.guest))
 	r.ways = []*way{{name: wayDirect, from: r.guest, tcp: at(serverTCP), udp: at(serverUDP)}}
-	for _, start := range starters {
+	for _, start := range ways {
 		w := start(ctx, r)
 		w.from = r.host
 		r.ways = append(r.ways, w)
@@ -172,24 +166,20 @@ func (b *bench) newFlowRig(ctx context.Context, overVsock bool, starters ...star
 	return r
 }
 
-// start starts a program of a way.
-func (r *flowRig) start(w *way, in *netns.Space, name string, args ...string) {
-	cmd := exec.Command(name, args...)
-	cmd.Stdout, cmd.Stderr = r.b.log, r.b.log
-	check(in.Start(cmd))
-	w.procs = append(w.procs, cmd)
-	r.b.cleanup(func() { _, _ = cmd.Process.Kill(), cmd.Wait() })
+// run starts a program of a way.
+func (r *flowRig) run(w *way, in *netns.Space, cmd *exec.Cmd) {
+	w.procs = append(w.procs, r.b.start(in, cmd))
 }
 
 func startSplice(_ context.Context, r *flowRig) *way {
 	w := &way{name: waySplice, tcp: at(7100)}
-	self := must(os.Executable())
 	between := "unix " + filepath.Join(r.dir, "splice")
 	if r.vsock {
 		between = "vsock 7100"
 	}
-	r.start(w, r.guest, self, "-relay", between+" tcp "+at(serverTCP).String())
-	r.start(w, r.host, self, "-relay", "tcp "+w.tcp.String()+" "+between)
+	self := must(os.Executable())
+	r.run(w, r.guest, exec.Command(self, "-relay", between+" tcp "+at(serverTCP).String()))
+	r.run(w, r.host, exec.Command(self, "-relay", "tcp "+w.tcp.String()+" "+between))
 	return w
 }
 
@@ -212,8 +202,12 @@ func runRelay(ctx context.Context, spec string) error {
 	if err != nil {
 		return err
 	}
+	defer context.AfterFunc(ctx, func() { _ = l.Close() })()
 	for {
 		c, err := l.Accept()
+		if ctx.Err() != nil {
+			return nil
+		}
 		if err != nil {
 			return err
 		}
@@ -236,35 +230,27 @@ func startLink(_ context.Context, r *flowRig) *way {
 		listen, connect, token = "vsock://:1023", "vsock://1:1023", filepath.Join(r.dir, "token")
 		check(os.WriteFile(token, []byte(strings.Repeat("k", 32)), 0o600))
 	}
-	r.start(w, r.guest, r.b.program, "agent", "--link-token="+token, "--link", listen, "--allow-cids", "1", "--source", "socket",
-		"--control", filepath.Join(r.dir, "agent", "s"), "--log-level", "error")
-	r.start(w, r.host, r.b.program, "host", "--link-token="+token, "--connect", connect,
-		"--control", filepath.Join(r.dir, "host", "s"), "--log-level", "error")
+	start := func(in *netns.Space, role string, flags ...string) {
+		args := []string{role, "--link-token=" + token, "--control", filepath.Join(r.dir, role, "s"), "--log-level", "error"}
+		r.run(w, in, exec.Command(r.b.program, append(args, flags...)...))
+	}
+	start(r.guest, "agent", "--link", listen, "--allow-cids", "1", "--source", "socket")
+	start(r.host, "host", "--connect", connect)
 	return w
 }
 
-// startGvproxy uses the addresses that are gvproxy's defaults.
 func startGvproxy(ctx context.Context, r *flowRig) *way {
 	w := &way{name: wayGvproxy, tcp: at(7300), udp: at(7300)}
-	build := exec.CommandContext(ctx, "go", "build", "-C", "test/gvproxy", "-o", r.dir,
-		"github.com/containers/gvisor-tap-vsock/cmd/gvproxy", "github.com/containers/gvisor-tap-vsock/cmd/vm")
-	if out, err := build.CombinedOutput(); err != nil {
-		check(fmt.Errorf("build gvproxy (in the root of the repository): %w: %s", err, out))
-	}
-	for _, args := range []string{
-		"tuntap add dev tap0 mode tap", "link set tap0 address 5a:94:ef:e4:0c:ee mtu 1500 up",
-		"addr add 192.168.127.2/24 dev tap0", "route add default via 192.168.127.1",
-	} {
-		check(runIn(r.guest, exec.CommandContext(ctx, "ip", strings.Fields(args)...)))
-	}
-	network, api := filepath.Join(r.dir, "gvnet"), filepath.Join(r.dir, "gvapi")
-	r.start(w, r.host, filepath.Join(r.dir, "gvproxy"), "-listen", "unix://"+network, "-listen", "unix://"+api, "-ssh-port", "7399")
-	check(eventually(ctx, func() error { _, err := os.Stat(api); return err }))
-	r.start(w, r.guest, filepath.Join(r.dir, "vm"), "-preexisting", "-iface", "tap0", "-url", "unix://"+network)
+	check(gvtools.Build(r.dir))
+	network := filepath.Join(r.dir, "network")
+	r.run(w, r.host, gvtools.Proxy(r.dir, network))
+	r.run(w, r.guest, gvtools.VM(r.dir, network))
+	check(eventually(ctx, func() error { return r.guest.Do(gvtools.Configure) }))
+	dial := func() (net.Conn, error) { return r.guest.Dial("tcp", gvtools.API) }
 	for protocol, port := range map[string]int{"tcp": serverTCP, "udp": serverUDP} {
+		expose := fmt.Sprintf(`{"local":%q,"remote":"%s:%d","protocol":%q}`, w.tcp, gvtools.GuestIP, port, protocol)
 		check(eventually(ctx, func() error {
-			expose := fmt.Sprintf(`{"local":%q,"remote":"192.168.127.2:%d","protocol":%q}`, w.tcp, port, protocol)
-			_, err := fetch(unixClient(api), must(http.NewRequestWithContext(ctx, http.MethodPost, "http://gvproxy/services/forwarder/expose", strings.NewReader(expose))))
+			_, err := fetch(ctx, dial, "POST", "/services/forwarder/expose", expose)
 			return err
 		}))
 	}

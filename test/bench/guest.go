@@ -53,84 +53,81 @@ type guest struct {
 	space, outside *netns.Space // of the agent, and of its host
 	dir            string
 	control, link  string
-	agent          *exec.Cmd
+	agent          *process
 	peer           *peer // the other end of the link, after connect
-	ended          chan struct{}
-	procs          []*exec.Cmd // the agent is the first
 	fds            sockets
 	close          func() // called when the part ends, or before
 }
 
-// newGuest makes a guest without an agent. space is its namespace, which it closes; nil
-// makes one.
+// newGuest makes a guest without an agent, in a namespace that lives until the part ends.
 func (b *bench) newGuest(m mode, space *netns.Space) *guest {
-	g := &guest{b: b, mode: m, space: space, outside: must(netns.New()), dir: b.tempDir(), ended: make(chan struct{})}
+	g := &guest{b: b, mode: m, space: space, outside: b.space(), dir: b.tempDir()}
 	g.control, g.link = filepath.Join(g.dir, "control", "s"), "unix://"+filepath.Join(g.dir, "link", "s")
-	g.close = sync.OnceFunc(g.end)
+	g.close = sync.OnceFunc(func() {
+		if g.peer != nil {
+			_ = g.peer.session.Close()
+		}
+		if g.agent != nil {
+			g.agent.stop()
+		}
+		g.fds.close()
+	})
 	b.cleanup(g.close)
-	if space == nil {
-		g.space = must(netns.New())
-	}
 	return g
-}
-
-func (g *guest) end() {
-	if g.peer != nil {
-		_ = g.peer.session.Close()
-	}
-	for i, c := range g.procs {
-		_ = c.Process.Signal(syscall.SIGTERM)
-		if i == 0 {
-			<-g.ended
-		} else {
-			_ = c.Wait()
-		}
-	}
-	g.fds.close()
-	for _, s := range []*netns.Space{g.space, g.outside} {
-		if s != nil {
-			_ = s.Close()
-		}
-	}
 }
 
 // start starts the agent.
 func (g *guest) start(flags ...string) {
 	args := append([]string{"agent", "--link", g.link, "--control", g.control, "--hold-down", "0s", "--log-level", "error"}, g.mode.flags...)
-	g.agent = g.run(g.space, append(args, flags...)...)
-	go func() {
-		_ = g.agent.Wait()
-		close(g.ended)
-	}()
+	g.agent = g.b.start(g.space, exec.Command(g.b.program, append(args, flags...)...))
 }
 
 // startHost starts a host peer.
 func (g *guest) startHost() {
-	g.run(g.outside, "host", "--connect", g.link, "--control", filepath.Join(g.dir, "host", "s"), "--log-level", "error")
+	g.b.start(g.outside, exec.Command(g.b.program, "host", "--connect", g.link,
+		"--control", filepath.Join(g.dir, "host", "s"), "--log-level", "error"))
 }
 
-// run starts fairlead in a namespace.
-func (g *guest) run(in *netns.Space, args ...string) *exec.Cmd {
-	cmd := exec.Command(g.b.program, args...)
-	cmd.Stdout, cmd.Stderr = g.b.log, g.b.log
-	check(in.Start(cmd))
-	g.procs = append(g.procs, cmd)
-	return cmd
+// process is a program that runs until it is stopped.
+type process struct {
+	*exec.Cmd
+	ended chan struct{}
+	stop  func()
 }
+
+// start starts a program in a namespace. It is stopped when the part ends, or before.
+func (b *bench) start(in *netns.Space, cmd *exec.Cmd) *process {
+	if cmd.Stderr == nil {
+		cmd.Stdout, cmd.Stderr = b.log, b.log
+	}
+	check(in.Start(cmd))
+	p := &process{Cmd: cmd, ended: make(chan struct{})}
+	go func() {
+		_ = cmd.Wait()
+		close(p.ended)
+	}()
+	p.stop = sync.OnceFunc(func() {
+		_ = cmd.Process.Signal(syscall.SIGTERM)
+		kill := time.AfterFunc(10*time.Second, func() { _ = cmd.Process.Kill() })
+		<-p.ended
+		kill.Stop()
+	})
+	b.cleanup(p.stop)
+	return p
+}
+
+// used reads what the process has used.
+func (p *process) used() usage.Usage { return must(usage.Of(p.Process.Pid)) }
 
 // ready waits until the agent has synced and observes as the mode says.
 func (g *guest) ready(ctx context.Context) {
-	waiting, cancel := context.WithCancel(ctx)
-	defer cancel()
-	go func() {
+	err := eventually(ctx, func() error {
 		select {
-		case <-g.ended:
-			cancel()
-		case <-waiting.Done():
+		case <-g.agent.ended:
+			check(fmt.Errorf("%s: the agent has ended", g.mode.name))
+		default:
 		}
-	}()
-	err := eventually(waiting, func() error {
-		l, err := status.NewClient(g.control).List(waiting)
+		l, err := status.NewClient(g.control).List(ctx)
 		if err == nil && !l.Ready() {
 			err = errors.New("the agent has not synced")
 		}
@@ -139,9 +136,6 @@ func (g *guest) ready(ctx context.Context) {
 		}
 		return err
 	})
-	if err != nil && waiting.Err() != nil && ctx.Err() == nil {
-		err = errors.New("the agent has ended")
-	}
 	if err != nil {
 		check(fmt.Errorf("%s: %w", g.mode.name, err))
 	}
@@ -176,7 +170,7 @@ func (g *guest) connect(ctx context.Context) {
 
 // guest starts a guest with n listeners and connects to it.
 func (b *bench) guest(ctx context.Context, m mode, n int) *guest {
-	g := b.newGuest(m, nil)
+	g := b.newGuest(m, b.space())
 	g.start()
 	g.connect(ctx)
 	g.fill(n)
@@ -198,47 +192,42 @@ func (b *bench) each(ctx context.Context, n int, rest time.Duration, f func(cont
 	})
 }
 
-// used reads what the agent has used.
-func (g *guest) used() usage.Usage { return must(usage.Of(g.agent.Process.Pid)) }
-
 // check fails unless the agent observes as the mode says, and has lost no event.
 func (g *guest) check(ctx context.Context) {
 	check(g.observes(must(status.NewClient(g.control).List(ctx))))
-	m := must(g.metrics(ctx))
+	m := g.metrics(ctx)
 	if n := m["fairlead_observer_drops_total"] + m["fairlead_observer_malformed_total"]; n != 0 {
 		check(fmt.Errorf("%s: the agent lost %v events, or could not decode them", g.mode.name, n))
 	}
 }
 
 // metrics returns the agent's metrics: values by name and labels, as written.
-func (g *guest) metrics(ctx context.Context) (map[string]float64, error) {
-	text, err := fetch(unixClient(g.control), must(http.NewRequestWithContext(ctx, http.MethodGet, "http://fairlead/metrics", nil)))
+func (g *guest) metrics(ctx context.Context) map[string]float64 {
+	dial := func() (net.Conn, error) { return net.Dial("unix", g.control) }
 	out := map[string]float64{}
-	for line := range strings.Lines(text) {
+	for line := range strings.Lines(must(fetch(ctx, dial, "GET", "/metrics", ""))) {
 		if i := strings.LastIndexByte(line, ' '); i > 0 {
 			out[line[:i]], _ = strconv.ParseFloat(strings.TrimSpace(line[i+1:]), 64) // a comment is no number
 		}
 	}
-	return out, err
-}
-
-// unixClient returns a client of a server at a unix socket.
-func unixClient(path string) *http.Client {
-	return &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-		return new(net.Dialer).DialContext(ctx, "unix", path)
-	}}}
+	return out
 }
 
 // fetch returns the body of an answer, which must be a success.
-func fetch(c *http.Client, req *http.Request) (string, error) {
+func fetch(ctx context.Context, dial func() (net.Conn, error), method, path, body string) (string, error) {
+	c := http.Client{Transport: &http.Transport{
+		DisableKeepAlives: true,
+		DialContext:       func(context.Context, string, string) (net.Conn, error) { return dial() },
+	}}
+	req := must(http.NewRequestWithContext(ctx, method, "http://127.0.0.1"+path, strings.NewReader(body)))
 	resp, err := c.Do(req)
 	if err != nil {
 		return "", err
 	}
 	defer func() { _ = resp.Body.Close() }()
 	b, err := io.ReadAll(resp.Body)
-	if resp.StatusCode >= http.StatusMultipleChoices {
-		err = fmt.Errorf("%s %s: %s: %.300s", req.Method, req.URL, resp.Status, b)
+	if resp.StatusCode != http.StatusOK {
+		err = fmt.Errorf("%s %s: %s: %.300s", method, path, resp.Status, b)
 	}
 	return string(b), err
 }

@@ -6,7 +6,6 @@ package main
 
 import (
 	"context"
-	"fmt"
 	"math/rand/v2"
 	"net"
 	"sync/atomic"
@@ -56,7 +55,7 @@ type probe struct {
 }
 
 func newProbe(ctx context.Context, b *bench, m mode) *probe {
-	p := &probe{b: b, mode: m, linked: b.guest(ctx, m, 0), hosted: b.newGuest(m, nil)}
+	p := &probe{b: b, mode: m, linked: b.guest(ctx, m, 0), hosted: b.newGuest(m, b.space())}
 	p.hosted.start()
 	p.hosted.ready(ctx)
 	p.hosted.startHost()
@@ -125,15 +124,53 @@ func (p *probe) throughHost(ctx context.Context, k port.Key) {
 		between = 2 * time.Millisecond
 	}
 	inside(p.hosted.outside, func() {
-		for time.Since(opened) < limit {
-			c, err := net.DialTimeout("tcp4", k.AddrPort().String(), time.Second)
-			if err == nil {
-				p.add(openHost, time.Since(opened))
-				_ = c.Close()
-				return
-			}
-			check(schedule.Sleep(ctx, between))
+		c := must(retry(ctx, between, func() (net.Conn, error) {
+			return net.DialTimeout("tcp4", k.AddrPort().String(), time.Second)
+		}))
+		p.add(openHost, time.Since(opened))
+		_ = c.Close()
+	})
+}
+
+const missedShare = "ports that were reported"
+
+// lifetimes of ports, in milliseconds.
+var lifetimes = []int{1, 10, 100, 1000, 5000}
+
+func missedPart() part {
+	return part{"missed", "missed", []measure{
+		{name: missedShare, unit: "%", modes: ownModes, sizes: lifetimes, sizeUnit: "ms lifetime", figure: "missed"},
+	}, missed}
+}
+
+// missed opens ports at random moments, and counts those that were reported.
+func missed(ctx context.Context, b *bench) {
+	life := map[uint16]int{} // of each port
+	var ports []uint16
+	n, window := b.of(200, 100, 5), b.lasting(20*time.Second, 10*time.Second, time.Second)
+	for _, l := range b.sizes(lifetimes) {
+		for range n {
+			p := firstPort + uint16(len(ports))
+			ports, life[p] = append(ports, p), l
 		}
-		check(fmt.Errorf("%s: not within %v", openHost, limit))
+	}
+	b.each(ctx, 0, 0, func(ctx context.Context, g *guest) {
+		together(ctx, ports, func(ctx context.Context, p uint16) {
+			check(schedule.Sleep(ctx, rand.N(window)))
+			fd, opened := g.open(tcpKey(p))
+			time.Sleep(time.Until(opened.Add(time.Duration(life[p]) * time.Millisecond)))
+			_ = unix.Close(fd)
+		})
+		check(schedule.Sleep(ctx, 3500*time.Millisecond)) // the slowest poller polls once more
+		seen := map[int]float64{}
+		for _, p := range ports {
+			if g.peer.saw(tcpKey(p)) {
+				seen[life[p]]++
+			}
+		}
+		for _, l := range b.sizes(lifetimes) {
+			b.add(missedShare, g.mode.name, l, 100*seen[l]/float64(n))
+			b.extra(missedShare, g.mode.name, l, "ports", float64(n))
+		}
 	})
 }

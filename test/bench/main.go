@@ -9,7 +9,6 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -44,7 +43,8 @@ func run(ctx context.Context, args []string, out, log io.Writer) error {
 	fs := flag.NewFlagSet("bench", flag.ContinueOnError)
 	fs.SetOutput(log)
 	size := fs.String("scale", "full", "how much to measure: full, quick or tiny (seconds; shows that it works)")
-	only := fs.String("only", "", "the parts to measure, separated by commas: "+strings.Join(names(parts()), ","))
+	all := strings.Join(names(parts()), ",")
+	only := fs.String("only", all, "the parts to measure, separated by commas")
 	jsonl := fs.String("json", os.DevNull, "write the results as JSON lines to this file")
 	dir := fs.String("report", "", "write README.md and figures to this directory instead of tables to standard output")
 	render := fs.String("render", "", "measure nothing, and report this file of JSON lines")
@@ -53,43 +53,30 @@ func run(ctx context.Context, args []string, out, log io.Writer) error {
 	if err := fs.Parse(args); err != nil {
 		return err
 	}
-	if *relay != "" {
-		return runRelay(ctx, *relay)
-	}
-	chosen, err := choose(parts(), *only)
 	scale := scale(slices.Index(scales, *size))
-	if scale < 0 {
-		err = fmt.Errorf("-scale %q: want one of %s", *size, strings.Join(scales, ", "))
-	}
-	if err != nil {
-		return err
-	}
-	var res *results
+	chosen, err := choose(*only)
 	switch {
+	case *relay != "":
+		return runRelay(ctx, *relay)
 	case *render != "":
-		res, err = readFile(*render)
-	case *emit:
-		_, err = measureAll(ctx, chosen, scale, os.DevNull, log, out)
+		res, err := readResults(*render)
+		if err != nil {
+			return err
+		}
+		return writeReport(out, *dir, res)
+	case scale < 0:
+		return fmt.Errorf("-scale %q: want one of %s", *size, strings.Join(scales, ", "))
+	case err != nil:
 		return err
-	default:
-		res, err = measureAll(ctx, chosen, scale, *jsonl, log, nil)
+	case *emit:
+		_, err := measureAll(ctx, chosen, scale, log, out)
+		return err
 	}
+	res, err := measureAll(ctx, chosen, scale, log, io.Discard)
 	if res == nil {
 		return err
 	}
-	if *dir == "" {
-		return errors.Join(err, writeReport(out, "", res))
-	}
-	return errors.Join(err, writeReportDir(*dir, res))
-}
-
-func readFile(name string) (*results, error) {
-	f, err := os.Open(name)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = f.Close() }()
-	return readResults(f)
+	return errors.Join(err, res.write(*jsonl), writeReport(out, *dir, res))
 }
 
 func names(ps []part) (out []string) {
@@ -99,8 +86,10 @@ func names(ps []part) (out []string) {
 	return out
 }
 
-func choose(all []part, only string) (chosen []part, err error) {
-	for name := range strings.SplitSeq(cmp.Or(only, strings.Join(names(all), ",")), ",") {
+// choose returns the parts with these names.
+func choose(only string) (chosen []part, err error) {
+	all := parts()
+	for name := range strings.SplitSeq(only, ",") {
 		i := slices.Index(names(all), name)
 		if i < 0 {
 			return nil, fmt.Errorf("-only %q: want any of %s", name, strings.Join(names(all), ", "))
@@ -111,9 +100,9 @@ func choose(all []part, only string) (chosen []part, err error) {
 }
 
 // measureAll measures parts, one after the other. A failed part does not keep the next
-// from being measured. The results are nil if it could not start. With emit, samples
-// are written there as they come.
-func measureAll(ctx context.Context, chosen []part, scale scale, jsonl string, log, emit io.Writer) (_ *results, err error) {
+// from being measured. The results are nil if it could not start. Samples are written to
+// emit as they come.
+func measureAll(ctx context.Context, chosen []part, scale scale, log, emit io.Writer) (_ *results, err error) {
 	if os.Geteuid() != 0 {
 		return nil, errors.New("the benchmark makes network namespaces: run it as root")
 	}
@@ -122,30 +111,21 @@ func measureAll(ctx context.Context, chosen []part, scale scale, jsonl string, l
 			return nil, fmt.Errorf("set up the namespaces: %w", err)
 		}
 	}
-	out, err := os.Create(jsonl)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { err = errors.Join(err, out.Close()) }()
-	b, err := newBench(scale, out, log, emit)
+	b, err := newBench(scale, log, emit)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, b.close()) }()
 	res := &results{machine: thisMachine(ctx, scale)}
-	b.write(line{Machine: &res.machine})
 	for _, p := range chosen {
 		cells, failure := b.measure(ctx, p)
 		res.cells = append(res.cells, cells...)
-		if failure != nil {
-			err = errors.Join(err, fmt.Errorf("%s: %w", p.name, failure))
-		}
+		err = errors.Join(err, failure)
 		if ctx.Err() != nil {
 			return res, errors.Join(err, ctx.Err())
 		}
 	}
 	res.machine.Seconds, res.machine.LoadAfter = time.Since(b.began).Seconds(), loadAverage()
-	b.write(line{Machine: &res.machine})
 	return res, err
 }
 

@@ -10,12 +10,12 @@ import (
 	"io"
 	"log/slog"
 	"net/netip"
+	"slices"
 	"sync"
 	"time"
 
 	"github.com/fairlead/fairlead/internal/link"
 	"github.com/fairlead/fairlead/internal/port"
-	"github.com/fairlead/fairlead/internal/schedule"
 	"github.com/fairlead/fairlead/internal/wire"
 )
 
@@ -131,30 +131,18 @@ func (p *peer) expect(k port.Key, owner string) wait {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.want[k] = w
-	return arrival(w.at, p.ended, func() error { return p.why }, k.String())
-}
-
-// arrival returns a function that waits for a time, until the other end has ended.
-func arrival(c <-chan time.Time, ended <-chan struct{}, why func() error, what string) wait {
 	return func(ctx context.Context) (at time.Time) {
 		select {
-		case at = <-c:
-		case <-ended:
-			check(why())
+		case at = <-w.at:
+		case <-p.ended:
+			check(p.why)
 		case <-time.After(limit):
-			check(fmt.Errorf("%s was not seen within %v", what, limit))
+			check(fmt.Errorf("%s was not seen within %v", k, limit))
 		case <-ctx.Done():
 			check(ctx.Err())
 		}
 		return at
 	}
-}
-
-// published returns how many publications there are, and when that changed last.
-func (p *peer) published() (n int, last time.Time) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return len(p.now), p.last
 }
 
 func (p *peer) saw(k port.Key) bool {
@@ -166,32 +154,22 @@ func (p *peer) saw(k port.Key) bool {
 // settle waits until there are n publications, among them these ports, and returns when
 // the last message came.
 func (p *peer) settle(ctx context.Context, n int, ports ...uint16) (last time.Time) {
-	for end := time.Now().Add(limit); ; {
-		var has int
-		if has, last = p.published(); has == n && p.has(ports) {
-			return last
-		}
+	check(eventually(ctx, func() error {
 		select {
 		case <-p.ended:
 			check(p.why)
 		default:
 		}
-		if time.Now().After(end) {
-			check(fmt.Errorf("%d publications, want %d", has, n))
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		last = p.last
+		misses := slices.ContainsFunc(ports, func(n uint16) bool { return !p.now[tcpKey(n)] })
+		if len(p.now) != n || misses {
+			return fmt.Errorf("%d publications, want %d", len(p.now), n)
 		}
-		check(schedule.Sleep(ctx, time.Millisecond))
-	}
-}
-
-func (p *peer) has(ports []uint16) bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for _, n := range ports {
-		if !p.now[tcpKey(n)] {
-			return false
-		}
-	}
-	return true
+		return nil
+	}))
+	return last
 }
 
 // tcpKey is the key of a listener at 127.0.0.1.

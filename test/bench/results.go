@@ -8,8 +8,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"math"
+	"os"
+	"slices"
 	"time"
 
 	"github.com/aclements/go-moremath/stats"
@@ -77,38 +78,57 @@ type results struct {
 }
 
 // find returns the cell of a measure, if it was measured.
-func (r *results) find(measure, mode string, size int) (cell, bool) {
+func (r *results) find(k sampleKey) (cell, bool) {
 	for _, c := range r.cells {
-		if c.Measure == measure && c.Mode == mode && c.Size == float64(size) && c.Failed == "" {
+		if k == (sampleKey{Measure: c.Measure, Mode: c.Mode, Size: int(c.Size)}) && c.Failed == "" {
 			return c, true
 		}
 	}
 	return cell{}, false
 }
 
-// line is one line of the results file. A complete run has its machine in the first
-// line and, with the time it took, in the last.
+// failed returns the cells that say why something was not measured.
+func (r *results) failed() []cell {
+	return slices.DeleteFunc(slices.Clone(r.cells), func(c cell) bool { return c.Failed == "" })
+}
+
+// line is one line of the results file.
 type line struct {
 	Machine *machine `json:"machine,omitempty"`
 	Cell    *cell    `json:"cell,omitempty"`
 }
 
-func readResults(r io.Reader) (*results, error) {
+func (r *results) write(name string) error {
+	f, err := os.Create(name)
+	if err != nil {
+		return err
+	}
+	out := json.NewEncoder(f)
+	err = out.Encode(line{Machine: &r.machine})
+	for _, c := range r.cells {
+		err = errors.Join(err, out.Encode(line{Cell: &c}))
+	}
+	return errors.Join(err, f.Close())
+}
+
+func readResults(name string) (*results, error) {
+	f, err := os.Open(name)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = f.Close() }()
 	res := &results{}
-	for in := json.NewDecoder(r); ; {
+	for in := json.NewDecoder(f); in.More(); {
 		var l line
-		err := in.Decode(&l)
-		switch {
-		case errors.Is(err, io.EOF) && len(res.cells) == 0:
-			return nil, errors.New("no results")
-		case errors.Is(err, io.EOF):
-			return res, nil
-		case err != nil:
-			return nil, fmt.Errorf("result %d: %w", len(res.cells)+1, err)
-		case l.Machine != nil:
+		if err := in.Decode(&l); err != nil {
+			return nil, fmt.Errorf("%s: %w", name, err)
+		}
+		if l.Machine != nil {
 			res.machine = *l.Machine
-		case l.Cell != nil:
+		}
+		if l.Cell != nil {
 			res.cells = append(res.cells, *l.Cell)
 		}
 	}
+	return res, nil
 }

@@ -16,6 +16,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/fairlead/fairlead/test/kit/gvtools"
 	"github.com/fairlead/fairlead/test/kit/peertest"
 	"github.com/fairlead/fairlead/test/kit/probe"
 	"github.com/fairlead/fairlead/test/kit/wait"
@@ -57,7 +58,7 @@ func TestDropInServesVirtualNetwork(t *testing.T) {
 
 	flags := []string{
 		"-debug", "-docker=true", "-containerd=false", "-kubernetes=true", "-kubeconfig=" + filepath.Join(run, "k3s.yaml"),
-		"-k8sServiceListenerAddr=127.0.0.1", "-adminInstall=false", "-k8sAPIPort=6443", "-tap-interface-ip=" + guestIP,
+		"-k8sServiceListenerAddr=127.0.0.1", "-adminInstall=false", "-k8sAPIPort=6443", "-tap-interface-ip=" + gvtools.GuestIP,
 	}
 	const api, web, rule = "6443/tcp 127.0.0.1 to upstream", "8080/tcp 127.0.0.1 to upstream", "8083/tcp 127.0.0.1 to upstream"
 	p := startDropIn(t, n.guest, run, flags...)

@@ -42,10 +42,9 @@ type virtualNetwork struct {
 }
 
 const (
-	guestIP = "192.168.127.2"
-	apiURL  = "http://192.168.127.1:80"
+	apiURL = "http://" + gvtools.API
 	// sshForward is gvproxy's own, to the same guest.
-	sshForward = "tcp 127.0.0.1:2222 192.168.127.2:22"
+	sshForward = "tcp 127.0.0.1:2222 " + gvtools.GuestIP + ":22"
 )
 
 func newVirtualNetwork(t *testing.T) *virtualNetwork {
@@ -56,8 +55,7 @@ func newVirtualNetwork(t *testing.T) *virtualNetwork {
 	}
 	n := &virtualNetwork{t: t, guest: newSpace(t), outside: newSpace(t), dir: t.TempDir(), bin: bin}
 	n.startProxy()
-	// It reconnects to gvproxy by itself.
-	n.startTool(n.guest, "vm", "-url=unix://"+n.socket(), "-iface=tap0", "-preexisting", "-stop-if-exist=", "-mtu=1500")
+	n.startTool(n.guest, gvtools.VM(n.bin, n.socket()))
 	n.awaitAPI()
 	return n
 }
@@ -67,32 +65,19 @@ func (n *virtualNetwork) socket() string { return filepath.Join(n.dir, "network.
 func (n *virtualNetwork) startProxy() {
 	n.t.Helper()
 	_ = os.Remove(n.socket())
-	n.proxy = n.startTool(n.outside, "gvproxy", "-mtu=1500", "-listen=unix://"+n.socket())
+	n.proxy = n.startTool(n.outside, gvtools.Proxy(n.bin, n.socket()))
 }
 
-func (n *virtualNetwork) startTool(s *space, name string, args ...string) *process {
+func (n *virtualNetwork) startTool(s *space, cmd *exec.Cmd) *process {
 	n.t.Helper()
-	cmd := exec.Command(filepath.Join(n.bin, name), args...)
 	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "GOTRACEBACK=none"}
-	return s.startCmd(n.t, name, cmd)
+	return s.startCmd(n.t, filepath.Base(cmd.Path), cmd)
 }
 
-// awaitAPI waits until the guest reaches the forwarder. The tap device lives as long as
-// the connection to gvproxy and is configured here, as there is no DHCP.
+// awaitAPI waits until the guest reaches the forwarder.
 func (n *virtualNetwork) awaitAPI() {
 	n.t.Helper()
-	wait.Until(n.t, "there is a tap device", func() error {
-		return n.guest.Do(func() error {
-			out, err := exec.Command("/bin/sh", "-ec", `
-/usr/sbin/ip link set tap0 address 5a:94:ef:e4:0c:ee mtu 1500
-/usr/sbin/ip addr replace `+guestIP+`/24 dev tap0
-/usr/sbin/ip link set tap0 up`).CombinedOutput()
-			if err != nil {
-				err = fmt.Errorf("%w: %s", err, out)
-			}
-			return err
-		})
-	})
+	wait.Until(n.t, "there is a tap device", func() error { return n.guest.Do(gvtools.Configure) })
 	wait.Until(n.t, "the guest reaches gvproxy", func() error { _, err := n.forwards(); return err })
 }
 

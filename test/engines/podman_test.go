@@ -26,13 +26,7 @@ import (
 	"github.com/fairlead/fairlead/test/kit/rounds"
 )
 
-const (
-	podmanGateway = "gateway.containers.internal" // where Podman finds gvproxy
-	podmanTap     = `
-/usr/sbin/ip link set tap0 address 5a:94:ef:e4:0c:ee mtu 1500
-/usr/sbin/ip addr replace 192.168.127.2/24 dev tap0
-/usr/sbin/ip link set tap0 up`
-)
+const podmanGateway = "gateway.containers.internal" // where Podman finds gvproxy
 
 // podmanMachine is a guest like a Podman machine: Podman with netavark, and a tap device
 // to a gvproxy outside. It has no marker yet.
@@ -64,10 +58,10 @@ func newPodmanMachine(t testing.TB) *podmanMachine {
 		}
 	}
 	socket := filepath.Join(dir, "network.sock")
-	(&daemon{t: t, in: outside, args: []string{filepath.Join(dir, "gvproxy"), "-mtu=1500", "-listen=unix://" + socket}}).start()
-	start(t, filepath.Join(dir, "vm"), "-url=unix://"+socket, "-iface=tap0", "-preexisting", "-stop-if-exist=", "-mtu=1500")
+	(&daemon{t: t, in: outside, args: gvtools.Proxy(dir, socket).Args}).start()
+	(&daemon{t: t, args: gvtools.VM(dir, socket).Args}).start()
 	eventually(t, func() error {
-		if _, err := try("/bin/sh", "-ec", podmanTap); err != nil {
+		if err := gvtools.Configure(); err != nil {
 			return err
 		}
 		client := http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
