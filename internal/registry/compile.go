@@ -180,6 +180,8 @@ func publication(ms, slot, nat []member, all slots) merged {
 	if len(ms) > 1 || len(ms[0].binding.Hints.Targets) > 0 || ms[0].attribution != nil {
 		p.Others = others(ms, owner, known, all)
 	}
+	// What is withheld lends its servers to nobody, unless all is, and a rule allows it.
+	free := slices.ContainsFunc(ms, func(m member) bool { return m.withheld() == "" })
 	for _, m := range ms {
 		b := m.binding
 		p.Contained = p.Contained || m.attribution != nil && m.attribution.container
@@ -191,7 +193,9 @@ func publication(ms, slot, nat []member, all slots) merged {
 			Origin: b.Origin, Detail: b.Detail, Withheld: m.withheld(), Inner: b.Inner, Maker: b.Maker, Doubt: b.Doubt,
 			Program: program(b), Since: b.Since, Dial: b.Dial,
 		})
-		p.Dial = appendNew(p.Dial, b.Dial)
+		if !free || m.withheld() == "" {
+			p.Dial = appendNew(p.Dial, b.Dial)
+		}
 	}
 	for _, m := range nat {
 		if m.binding.Address != p.Address && m.diverts(p.Dial) {

@@ -113,6 +113,23 @@ func TestWildcardsOfTwoOwnersDoNotMerge(t *testing.T) {
 	}
 }
 
+// What is withheld is dialled only if all of the key is, as a rule may allow that.
+func TestWithheldLendsNoServer(t *testing.T) {
+	r := newRegistry()
+	free, other := binding("1", "0.0.0.0:80", 7), binding("2", "0.0.0.0:80", 7)
+	free.Dial, other.Dial = []netip.AddrPort{netip.MustParseAddrPort("10.0.0.1:80")}, []netip.AddrPort{netip.MustParseAddrPort("10.0.0.2:80")}
+	other.Withheld = "limited to source 10.0.0.0/8"
+	f := r.Feed("nat")
+	f.Replace([]port.Binding{other, free})
+	if p, _ := r.Publications().View().Get(free.Key); !slices.Equal(p.Dial, free.Dial) {
+		t.Errorf("dials %v, want %v", p.Dial, free.Dial)
+	}
+	f.Replace([]port.Binding{other})
+	if p, _ := r.Publications().View().Get(free.Key); !slices.Equal(p.Dial, other.Dial) {
+		t.Errorf("withheld, it dials %v, want %v", p.Dial, other.Dial)
+	}
+}
+
 // What is withheld serves nothing, so it takes no address from a dual-stack
 // listener of another owner.
 func TestWithheldWildcardTakesNothingFromADualStackListener(t *testing.T) {

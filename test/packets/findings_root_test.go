@@ -304,6 +304,11 @@ var divided = []meaning{
 		{with: "iptables-legacy", load: "-A PREROUTING -p tcp --dport 1001 -j DNAT --to-destination $B",
 			want: []want{{at: "tcp 1001", outside: []string{serverA, serverB}, says: uncertain}}},
 	}},
+	{"taken for all others, then another table", nil, []step{
+		{load: table("chain older { type nat hook prerouting priority -80; tcp dport 1001 redirect to :7002; }")},
+		{load: "table ip a { chain pre { type nat hook prerouting priority -100; fib saddr type unicast tcp dport 1001 redirect to :7001; }; }",
+			want: []want{{at: "tcp 1001", says: published}}},
+	}},
 	{"balanced, then another table", nil, []step{{load: lines(
 		"table ip a { chain pre { type nat hook prerouting priority -80; tcp dport 1001 dnat to $C; }; }",
 		"table ip b { chain pre { type nat hook prerouting priority -100; tcp dport 1001 dnat to numgen inc mod 2 map { 0 : $ADDRA, 1 : $ADDRB }; }; }",
