@@ -31,7 +31,7 @@ func TestRefusalIsForgottenWithTheNextSession(t *testing.T) {
 	go func() { done <- l.run(ctx) }()
 	defer func() {
 		cancel()
-		<-done
+		_ = <-done
 	}()
 	c, err := net.Dial("unix", path)
 	if err != nil {
