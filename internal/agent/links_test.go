@@ -31,7 +31,9 @@ func TestRefusalIsForgottenWithTheNextSession(t *testing.T) {
 	go func() { done <- l.run(ctx) }()
 	defer func() {
 		cancel()
-		_ = <-done
+		if err := <-done; err != nil && !errors.Is(err, context.Canceled) {
+			t.Error(err)
+		}
 	}()
 	c, err := net.Dial("unix", path)
 	if err != nil {
