@@ -14,6 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/source/nat/region"
 	"github.com/fairlead/fairlead/internal/source/nat/ruleset"
 	"github.com/fairlead/fairlead/test/kit/natrules"
 )
@@ -574,5 +575,22 @@ func BenchmarkChange(b *testing.B) {
 				c.Commit()
 			}
 		})
+	}
+}
+
+// Docker excludes link-local sources of IPv6, which no connection to another address has.
+func TestSourcesOfThisMachine(t *testing.T) {
+	local := region.Addrs(true).None()
+	for _, p := range []string{"::1/128", "2001:db8::2/128", "fe80::1/128"} {
+		local = region.Addrs(true).Union(local, region.Prefix(netip.MustParsePrefix(p)))
+	}
+	got := sources(local, true)
+	for a, want := range map[string]bool{"::1": false, "2001:db8::2": true, "fe80::1": false} {
+		if region.Addrs(true).Contains(got, netip.MustParseAddr(a)) != want {
+			t.Errorf("%s is a source: %v, want %v", a, !want, want)
+		}
+	}
+	if got := sources(region.Prefix(netip.MustParsePrefix("fe80::1/128")), true); !region.Addrs(true).Contains(got, netip.MustParseAddr("2001:db8::9")) {
+		t.Error("with a link-local address alone, a source is known")
 	}
 }

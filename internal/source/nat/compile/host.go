@@ -27,8 +27,7 @@ type Host struct {
 type machine struct {
 	Host
 	loopbacks region.Set[string] // the loopback interfaces
-	// By family: all own addresses, and all but the loopback's, which connections of
-	// this machine come from.
+	// By family: all own addresses, and those that connections of this machine come from.
 	local, sources [2]region.Set[netip.Addr]
 	nodes          [2][]netip.Addr
 	outer          [2][]netip.Addr           // nodes that other machines reach
@@ -74,11 +73,24 @@ func newMachine(host Host) machine {
 			outers = append(outers, region.Span[netip.Addr]{Lo: a, Hi: a})
 		}
 		h.local[i], h.outers[i] = region.Addrs(v6).Of(local), region.Addrs(v6).Of(outers)
-		if h.sources[i] = region.Addrs(v6).Subtract(h.local[i], loopbackAddrs(v6)); h.sources[i].Empty() {
-			h.sources[i] = region.Set[netip.Addr]{} // not known
-		}
+		h.sources[i] = sources(h.local[i], v6)
 	}
 	return h
+}
+
+// sources returns the addresses that connections of this machine come from, or all
+// addresses if that is not known. Of IPv6 a link-local one is chosen only for another
+// of these (RFC 6724, section 5, rule 2), and none of them is published.
+func sources(local region.Set[netip.Addr], v6 bool) region.Set[netip.Addr] {
+	addrs := region.Addrs(v6)
+	s := addrs.Subtract(local, loopbackAddrs(v6))
+	if v6 {
+		s = addrs.Subtract(s, region.Prefix(netip.MustParsePrefix("fe80::/10")))
+	}
+	if s.Empty() {
+		return region.Set[netip.Addr]{}
+	}
+	return s
 }
 
 func familyIndex(v6 bool) int {
