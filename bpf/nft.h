@@ -423,9 +423,9 @@ static __always_inline int nft_commit_ends(__u32 generation)
 	c->thread = 0;
 	next = c->generation + 1 ? c->generation + 1 : 1;
 	missed = c->generation && generation != next;
-	c->generation = generation;
 	if (!c->sent && !missed) {
 		c->others++;
+		c->generation = generation;
 		return 0;
 	}
 	if (missed)
@@ -437,6 +437,9 @@ static __always_inline int nft_commit_ends(__u32 generation)
 	s->event.lost = c->lost;
 	if (nft_send(&s->event, c, true))
 		c->reported = generation;
+	/* Last: who sees that this commit has ended sees whether it was reported. */
+	barrier();
+	c->generation = generation;
 	return 0;
 }
 

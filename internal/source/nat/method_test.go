@@ -202,10 +202,11 @@ func TestSparseCommits(t *testing.T) {
 }
 
 // An audit compares a dump of a later generation if no commit since the model's was
-// reported, and waits if one was.
+// reported, and waits if one was. So it does while a commit that it read has not ended:
+// whether that is reported is not known yet.
 func TestAuditAfterSparseCommits(t *testing.T) {
 	f := newFake(oneTable(80))
-	f.sparse = true
+	f.sparse, f.ended = true, 7
 	run(t, Options{Audit: 10 * time.Second}, f, func(s *Source, r *recorder) {
 		expectPorts(t, r, 80)
 		f.set(oneTable(80, 90), 7, nil)
@@ -215,7 +216,12 @@ func TestAuditAfterSparseCommits(t *testing.T) {
 		time.Sleep(30 * time.Second)
 		expectPorts(t, r, 80)
 		f.mu.Lock()
-		f.reported = 1
+		f.reported, f.ended = 1, 6
+		f.mu.Unlock()
+		time.Sleep(30 * time.Second)
+		expectPorts(t, r, 80)
+		f.mu.Lock()
+		f.ended = 7
 		f.mu.Unlock()
 		time.Sleep(11 * time.Second)
 		expectPorts(t, r, 80, 90)

@@ -42,6 +42,7 @@ type fakeSystem struct {
 	attach   time.Duration // what it takes to attach hooks
 	sparse   bool          // commits to other tables are not reported
 	reported uint32        // generation of the last commit that was
+	ended    uint32        // generation of the last commit that is over
 }
 
 func newFake(s *ruleset.Snapshot) *fakeSystem {
@@ -64,10 +65,10 @@ func (s fakeStream) Next() ([]*ruleset.Message, error) {
 	}
 }
 
-func (s fakeStream) Reported() (generation uint32, sparse bool, err error) {
+func (s fakeStream) Reported() (reported, ended uint32, sparse bool, err error) {
 	s.f.mu.Lock()
 	defer s.f.mu.Unlock()
-	return s.f.reported, s.f.sparse, nil
+	return s.f.reported, s.f.ended, s.f.sparse, nil
 }
 
 func (s fakeStream) Close() error { close(s.closed); return nil }

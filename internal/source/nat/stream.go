@@ -68,8 +68,8 @@ func (c *commits) covers(have, gen uint32) bool {
 	if c.current == nil {
 		return false
 	}
-	last, sparse, err := c.current.Reported()
-	return err == nil && sparse && (last == 0 || int32(last-have) <= 0)
+	last, ended, sparse, err := c.current.Reported()
+	return err == nil && sparse && ended != 0 && int32(ended-gen) >= 0 && (last == 0 || int32(last-have) <= 0)
 }
 
 // use takes the first of the methods that works, and returns why others do not.

@@ -187,7 +187,7 @@ func (s *hookStream) checkLost(lost uint32) error {
 }
 
 // Reported implements Stream.
-func (s *hookStream) Reported() (generation uint32, sparse bool, err error) {
+func (s *hookStream) Reported() (reported, ended uint32, sparse bool, err error) {
 	c, err := s.state()
-	return c.Reported, true, err
+	return c.Reported, c.Generation, true, err
 }

@@ -148,7 +148,7 @@ func testHooks(t *testing.T, method string) {
 		nft(step.script)
 		if step.want == "" {
 			now, err := k.Generation()
-			reported, sparse, err2 := s.Reported()
+			reported, _, sparse, err2 := s.Reported()
 			if err != nil || err2 != nil || !sparse || reported != last || now == before {
 				t.Errorf("%s: generation %d after %d, reported %d, want %d, %v", step.script, now, before, reported, last, errors.Join(err, err2))
 			}
@@ -159,7 +159,7 @@ func testHooks(t *testing.T, method string) {
 			if !errors.Is(got.err, ErrMany) {
 				t.Errorf("%.60s: %q, %v, want %v", step.script, describe(got.msgs), got.err, ErrMany)
 			}
-			last, _, _ = s.Reported()
+			last, _, _, _ = s.Reported()
 			continue
 		}
 		if d := describe(got.msgs); got.err != nil || d != step.want {

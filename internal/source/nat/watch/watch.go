@@ -28,9 +28,10 @@ var ErrAbsent = errors.New("no nftables in this kernel")
 type Stream interface {
 	Next() ([]*ruleset.Message, error)
 	Close() error
-	// Reported returns the generation of the last commit that was reported, 0 if none
-	// was. sparse is false if all commits are.
-	Reported() (generation uint32, sparse bool, err error)
+	// Reported returns the generation of the last commit that was reported, and of the
+	// last that has ended, 0 if none. A commit can be read before it has ended. sparse
+	// is false if all commits are reported.
+	Reported() (reported, ended uint32, sparse bool, err error)
 }
 
 // Known is what Resolve needs to know of the model.
