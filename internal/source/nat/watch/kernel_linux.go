@@ -415,7 +415,9 @@ func (k *Kernel) Watch(method string) (Stream, error) {
 type nftStream struct{ *netlink.Conn }
 
 // Reported implements Stream.
-func (*nftStream) Reported() (reported, ended uint32, sparse bool, err error) { return 0, 0, false, nil }
+func (*nftStream) Reported() (reported, ended uint32, sparse bool, err error) {
+	return 0, 0, false, nil
+}
 
 func (s *nftStream) Next() ([]*ruleset.Message, error) {
 	var out []*ruleset.Message
