@@ -44,7 +44,7 @@ func TestMain(m *testing.M) { leak.Main(m) }
 type fake struct {
 	t      *testing.T
 	socket string
-	srv    *grpc.Server
+	stop   func() // the server
 
 	mu         sync.Mutex
 	containers map[string]*containersapi.Container
@@ -62,7 +62,7 @@ func newFake(t *testing.T) *fake {
 		streams: make(map[chan *apitypes.Envelope]bool), hang: make(map[string]bool),
 	}
 	f.start()
-	t.Cleanup(f.stop)
+	t.Cleanup(func() { f.stop() })
 	return f
 }
 
@@ -72,16 +72,13 @@ func (f *fake) start() {
 		f.t.Fatal(err)
 	}
 	srv := grpc.NewServer()
-	f.srv = srv
 	namespacesapi.RegisterNamespacesServer(srv, namespacesServer{f: f})
 	containersapi.RegisterContainersServer(srv, containersServer{f: f})
 	tasksapi.RegisterTasksServer(srv, tasksServer{f: f})
 	eventsapi.RegisterEventsServer(srv, eventsServer{f: f})
 	versionapi.RegisterVersionServer(srv, versionServer{f: f})
-	go func() { _ = srv.Serve(l) }()
+	f.stop = enginetest.Serve(func() error { return srv.Serve(l) }, srv.Stop)
 }
-
-func (f *fake) stop() { f.srv.Stop() }
 
 // may blocks if the method is to hang.
 func (f *fake) may(ctx context.Context, method string) error {
@@ -661,8 +658,7 @@ func TestSlowAndBroken(t *testing.T) {
 			t.Fatal(err)
 		}
 		srv := grpc.NewServer()
-		go func() { _ = srv.Serve(l) }()
-		defer srv.Stop()
+		defer enginetest.Serve(func() error { return srv.Serve(l) }, srv.Stop)()
 		f := enginetest.Run(t, source(t, e, Options{}))
 		enginetest.WantStale(t, f, "too old, or is no containerd")
 	})

@@ -33,7 +33,7 @@ func TestMain(m *testing.M) { leak.Main(m) }
 type fakeEngine struct {
 	t      *testing.T
 	socket string
-	srv    *http.Server
+	stop   func() // the server
 
 	mu      sync.Mutex
 	version string        // of the API
@@ -56,7 +56,7 @@ func newFake(t *testing.T) *fakeEngine {
 		streams: make(map[chan string]bool), slow: make(map[string]chan struct{}),
 	}
 	e.start()
-	t.Cleanup(e.stop)
+	t.Cleanup(func() { e.stop() })
 	return e
 }
 
@@ -72,11 +72,8 @@ func (e *fakeEngine) start() {
 		e.t.Fatal(err)
 	}
 	srv := &http.Server{Handler: e}
-	e.srv = srv
-	go func() { _ = srv.Serve(l) }()
+	e.stop = enginetest.Serve(func() error { return srv.Serve(l) }, func() { _ = srv.Close() })
 }
-
-func (e *fakeEngine) stop() { _ = e.srv.Close() }
 
 func (e *fakeEngine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	e.mu.Lock()

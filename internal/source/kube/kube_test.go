@@ -49,7 +49,7 @@ type fake struct {
 	addr       string
 	scheme     string
 	kubeconfig string
-	srv        *http.Server
+	stop       func() // the server
 
 	mu       sync.Mutex
 	version  int
@@ -82,7 +82,7 @@ func newFake(t *testing.T) *fake {
 	}
 	f.start()
 	f.write(f.kubeconfig, "")
-	t.Cleanup(f.stop)
+	t.Cleanup(func() { f.stop() })
 	return f
 }
 
@@ -92,11 +92,8 @@ func (f *fake) start() {
 		f.t.Fatal(err)
 	}
 	srv := &http.Server{Handler: f}
-	f.srv = srv
-	go func() { _ = srv.Serve(l) }()
+	f.stop = enginetest.Serve(func() error { return srv.Serve(l) }, func() { _ = srv.Close() })
 }
-
-func (f *fake) stop() { _ = f.srv.Close() }
 
 func (f *fake) write(path, user string) {
 	f.t.Helper()

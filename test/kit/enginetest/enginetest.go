@@ -27,6 +27,21 @@ import (
 	"github.com/fairlead/fairlead/test/kit/wait"
 )
 
+// Serve runs serve in the background. The function that it returns calls stop
+// and waits for serve: a server that is stopped before it has begun to serve
+// closes its listener late, and removes the socket of the next server with it.
+func Serve(serve func() error, stop func()) func() {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		_ = serve() // it always ends with an error
+	}()
+	return func() {
+		stop()
+		<-done
+	}
+}
+
 // Feed records what a source reports. Its lock guards its fields.
 type Feed struct {
 	sync.Mutex
