@@ -53,7 +53,7 @@ func hostOf(s *netwatch.Snapshot) compile.Host {
 		}
 		h.Nodes = append(h.Nodes, n.addr)
 		if n.rank == 0 {
-			h.Outer = len(h.Nodes)
+			h.Reachable = len(h.Nodes)
 		}
 	}
 	return h

@@ -27,13 +27,13 @@ func TestHostOfSnapshot(t *testing.T) {
 		},
 	})
 	want := compile.Host{
-		Links:    map[uint32]string{1: "lo", 2: "eth0", 3: "docker0"},
-		Local:    []netip.Prefix{p("127.0.0.0/8"), p("127.0.0.1/32"), p("172.17.0.1/32"), p("192.0.2.2/32"), p("fe80::1/128")},
-		Nodes:    []netip.Addr{a("192.0.2.2"), a("172.17.0.1")},
-		Outer:    1,
-		Uplinks:  []string{"eth0"},
-		Loopback: []string{"lo"},
-		Primary:  map[string][2]netip.Addr{"eth0": {a("192.0.2.9"), a("2001:db8::3")}, "docker0": {a("172.17.0.1")}},
+		Links:     map[uint32]string{1: "lo", 2: "eth0", 3: "docker0"},
+		Local:     []netip.Prefix{p("127.0.0.0/8"), p("127.0.0.1/32"), p("172.17.0.1/32"), p("192.0.2.2/32"), p("fe80::1/128")},
+		Nodes:     []netip.Addr{a("192.0.2.2"), a("172.17.0.1")},
+		Reachable: 1,
+		Uplinks:   []string{"eth0"},
+		Loopback:  []string{"lo"},
+		Primary:   map[string][2]netip.Addr{"eth0": {a("192.0.2.9"), a("2001:db8::3")}, "docker0": {a("172.17.0.1")}},
 	}
 	if d := cmp.Diff(want, got, cmp.AllowUnexported(compile.Host{}), cmpopts.EquateComparable(netip.Prefix{}, netip.Addr{})); d != "" {
 		t.Errorf("(-want +got):\n%s", d)

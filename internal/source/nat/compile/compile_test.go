@@ -24,10 +24,10 @@ func testHost() Host {
 		Links: map[uint32]string{1: "lo", 2: "eth0", 3: "docker0"},
 		Local: []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8"), netip.MustParsePrefix("172.17.0.1/32"),
 			netip.MustParsePrefix("192.0.2.2/32"), netip.MustParsePrefix("::1/128"), netip.MustParsePrefix("2001:db8::2/128")},
-		Nodes:    []netip.Addr{netip.MustParseAddr("192.0.2.2"), netip.MustParseAddr("2001:db8::2"), netip.MustParseAddr("172.17.0.1")},
-		Outer:    2,
-		Uplinks:  []string{"eth0"},
-		Loopback: []string{"lo"},
+		Nodes:     []netip.Addr{netip.MustParseAddr("192.0.2.2"), netip.MustParseAddr("2001:db8::2"), netip.MustParseAddr("172.17.0.1")},
+		Reachable: 2,
+		Uplinks:   []string{"eth0"},
+		Loopback:  []string{"lo"},
 	}
 }
 
@@ -477,7 +477,7 @@ func TestNoOwnAddressOfFamily(t *testing.T) {
 	tb := &ruleset.Table{ID: ruleset.TableID{Family: ruleset.FamilyInet, Name: "t"}, Chains: natrules.BaseChains()[:1]}
 	tb.Chains[0].Rules = []ruleset.Rule{{Handle: 1, Raw: natrules.Join(natrules.TCP(), natrules.Dport(80), natrules.Expr("redir"))}}
 	h := testHost()
-	h.Nodes, h.Local, h.Outer = h.Nodes[:1], h.Local[:4], 1 // of IPv4, and ::1
+	h.Nodes, h.Local, h.Reachable = h.Nodes[:1], h.Local[:4], 1 // of IPv4, and ::1
 	c := New(4096)
 	c.SetHost(h)
 	c.Sync(&ruleset.Snapshot{Tables: []*ruleset.Table{tb}}, func(ruleset.TableID) bool { return true })
@@ -494,7 +494,7 @@ func TestNoOwnAddressOfFamily(t *testing.T) {
 	if six != 1 {
 		t.Errorf("%d bindings of IPv6, want 1", six)
 	}
-	h.Nodes, h.Local, h.Outer, h.Uplinks = nil, h.Local[:1], 0, nil // it may get addresses yet
+	h.Nodes, h.Local, h.Reachable, h.Uplinks = nil, h.Local[:1], 0, nil // it may get addresses yet
 	c.SetHost(h)
 	c.Commit()
 	if got := summary(c.Bindings()); len(got) != 2 {
@@ -506,7 +506,7 @@ func TestNoOwnAddressOfFamily(t *testing.T) {
 func TestRedirectFollowsInterface(t *testing.T) {
 	h := testHost()
 	h.Uplinks = []string{"eth0", "eth1"}
-	h.Nodes, h.Outer = append(h.Nodes, netip.MustParseAddr("198.51.100.2")), 4
+	h.Nodes, h.Reachable = append(h.Nodes, netip.MustParseAddr("198.51.100.2")), 4
 	h.Local = append(h.Local, netip.MustParsePrefix("198.51.100.2/32"))
 	h.Primary = map[string][2]netip.Addr{"eth0": {netip.MustParseAddr("192.0.2.2")}, "eth1": {netip.MustParseAddr("198.51.100.2")}}
 	for in, want := range map[string]string{"eth0": "192.0.2.2:81", "eth1": "198.51.100.2:81"} {
@@ -532,7 +532,7 @@ func TestManyOwnAddresses(t *testing.T) {
 	tb := &ruleset.Table{ID: natrules.Table, Chains: natrules.BaseChains()[:1]}
 	for i := range n {
 		a := netip.AddrFrom4([4]byte{198, 18, byte(i / 250), byte(i%250 + 1)})
-		h.Nodes, h.Local, h.Outer = append(h.Nodes, a), append(h.Local, netip.PrefixFrom(a, 32)), h.Outer+1
+		h.Nodes, h.Local, h.Reachable = append(h.Nodes, a), append(h.Local, netip.PrefixFrom(a, 32)), h.Reachable+1
 		tb.Chains[0].Rules = append(tb.Chains[0].Rules, ruleset.Rule{Handle: uint64(i + 1),
 			Raw: natrules.Join(natrules.TCP(), natrules.Daddr(a.String()), natrules.Dport(80), natrules.DNAT("10.0.0.1", 80))})
 	}

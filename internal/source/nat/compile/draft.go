@@ -77,7 +77,7 @@ func (c *Compiler) draft(drafts map[bindingKey]*draft, id slotID, s share) {
 // draftAt adds what packets r of a share open at one address. The wildcard is split
 // where some of its addresses are limited and others are not.
 func (c *Compiler) draftAt(drafts map[bindingKey]*draft, id slotID, s share, r region.Region, addr netip.Addr, withheld string) {
-	if addr.IsUnspecified() && len(c.outer(id.v6)) == 0 {
+	if addr.IsUnspecified() && len(c.reachable(id.v6)) == 0 {
 		withheld = cmp.Or(c.limit(s, r, addr, id.v6), withheld)
 	}
 	if withheld != "" {
@@ -88,23 +88,23 @@ func (c *Compiler) draftAt(drafts map[bindingKey]*draft, id slotID, s share, r r
 		c.merge(drafts, id, s, r, addr, c.limit(s, r, addr, id.v6))
 		return
 	}
-	outer := c.outer(id.v6)
+	reachable := c.reachable(id.v6)
 	switch {
-	case len(outer) > 0:
+	case len(reachable) > 0:
 	case s.act.hook == ruleset.HookPrerouting:
-		outer = []netip.Addr{addr}
+		reachable = []netip.Addr{addr}
 	default:
-		outer = []netip.Addr{port.Loopback(addr)}
+		reachable = []netip.Addr{port.Loopback(addr)}
 	}
-	if outer = outer[:min(len(outer), maxKeys)]; c.uniform(r, id.v6) {
-		outer = outer[:1]
+	if reachable = reachable[:min(len(reachable), maxKeys)]; c.uniform(r, id.v6) {
+		reachable = reachable[:1]
 	}
-	first := c.limit(s, r, outer[0], id.v6)
-	if !slices.ContainsFunc(outer[1:], func(a netip.Addr) bool { return (c.limit(s, r, a, id.v6) == "") != (first == "") }) {
+	first := c.limit(s, r, reachable[0], id.v6)
+	if !slices.ContainsFunc(reachable[1:], func(a netip.Addr) bool { return (c.limit(s, r, a, id.v6) == "") != (first == "") }) {
 		c.merge(drafts, id, s, r, addr, first)
 		return
 	}
-	for _, a := range outer {
+	for _, a := range reachable {
 		c.merge(drafts, id, s, r, a, c.limit(s, r, a, id.v6))
 	}
 }
@@ -162,7 +162,7 @@ func (c *Compiler) keys(r region.Region, v6 bool) keys {
 			to = addrs.Union(to, r[i].Daddr)
 		}
 	}
-	nodes, outer := c.nodes(v6), c.outer(v6)
+	nodes, reachable := c.nodes(v6), c.reachable(v6)
 	// A machine that has no address at all yet is taken to get one of each family.
 	if len(nodes) == 0 && len(c.host.Nodes) > 0 || !region.Most(to, v6) {
 		if in := c.localKeys(to, v6); len(in) > 0 || !region.Most(to, v6) {
@@ -170,22 +170,22 @@ func (c *Compiler) keys(r region.Region, v6 bool) keys {
 		}
 		return keys{[]netip.Addr{wildcard(v6)}, "this machine has no address of this family that other machines reach"}
 	}
-	if !addrs.Meets(c.host.outers[familyIndex(v6)], to.Complement()) {
+	if !addrs.Meets(c.host.reachableSet[familyIndex(v6)], to.Complement()) {
 		return keys{addrs: []netip.Addr{wildcard(v6)}}
 	}
 	left := func(nodes []netip.Addr) []netip.Addr {
 		nodes = slices.DeleteFunc(slices.Clone(nodes), func(a netip.Addr) bool { return !addrs.Contains(to, a) })
 		return nodes[:min(len(nodes), maxKeys)]
 	}
-	if in := left(outer); len(in) > 0 {
+	if in := left(reachable); len(in) > 0 {
 		return keys{addrs: in}
 	}
 	return keys{left(nodes), "leaves out every address that other machines reach"}
 }
 
-// outer returns the own addresses of a family on interfaces that carry a default
+// reachable returns the own addresses of a family on interfaces that carry a default
 // route, or all if none does.
-func (c *Compiler) outer(v6 bool) []netip.Addr { return c.host.outer[familyIndex(v6)] }
+func (c *Compiler) reachable(v6 bool) []netip.Addr { return c.host.reachable[familyIndex(v6)] }
 
 func wildcard(v6 bool) netip.Addr {
 	if v6 {
@@ -234,9 +234,9 @@ func (c *Compiler) redirectedTo(r region.Region, addr netip.Addr, hook uint8, v6
 // uniform reports whether packets of r are the same for every own address that
 // other machines reach.
 func (c *Compiler) uniform(r region.Region, v6 bool) bool {
-	addrs, outers := region.Addrs(v6), c.host.outers[familyIndex(v6)]
+	addrs, reachableSet := region.Addrs(v6), c.host.reachableSet[familyIndex(v6)]
 	return !slices.ContainsFunc(r, func(b region.Box) bool {
-		return addrs.Meets(outers, b.Daddr) && addrs.Meets(outers, b.Daddr.Complement())
+		return addrs.Meets(reachableSet, b.Daddr) && addrs.Meets(reachableSet, b.Daddr.Complement())
 	})
 }
 

@@ -12,12 +12,12 @@ import (
 
 // Host is what the compiler needs to know of the machine.
 type Host struct {
-	Links    map[uint32]string // interface names by index
-	Local    []netip.Prefix    // routes of type local
-	Nodes    []netip.Addr      // own addresses but the loopback, the default route's first
-	Outer    int               // how many of Nodes are on an interface that carries a default route
-	Uplinks  []string          // interfaces that carry a default route
-	Loopback []string
+	Links     map[uint32]string // interface names by index
+	Local     []netip.Prefix    // routes of type local
+	Nodes     []netip.Addr      // own addresses but the loopback, the default route's first
+	Reachable int               // how many of Nodes, counted from the first, are on an interface that carries a default route
+	Uplinks   []string          // interfaces that carry a default route
+	Loopback  []string
 	// Primary has, by interface, the own address of IPv4 and of IPv6 that REDIRECT
 	// sends to what comes in over it.
 	Primary map[string][2]netip.Addr
@@ -30,13 +30,13 @@ type machine struct {
 	// By family: all own addresses, and those that connections of this machine come from.
 	local, sources [2]region.Set[netip.Addr]
 	nodes          [2][]netip.Addr
-	outer          [2][]netip.Addr           // nodes that other machines reach
-	outers         [2]region.Set[netip.Addr] // the same
+	reachable      [2][]netip.Addr           // nodes that other machines reach
+	reachableSet   [2]region.Set[netip.Addr] // the same
 	node           map[netip.Addr]struct{}   // of both families
 }
 
 func (h *Host) equal(o *Host) bool {
-	return maps.Equal(h.Links, o.Links) && slices.Equal(h.Local, o.Local) && slices.Equal(h.Nodes, o.Nodes) && h.Outer == o.Outer &&
+	return maps.Equal(h.Links, o.Links) && slices.Equal(h.Local, o.Local) && slices.Equal(h.Nodes, o.Nodes) && h.Reachable == o.Reachable &&
 		slices.Equal(h.Uplinks, o.Uplinks) && slices.Equal(h.Loopback, o.Loopback) && maps.Equal(h.Primary, o.Primary)
 }
 
@@ -56,23 +56,23 @@ func newMachine(host Host) machine {
 				continue
 			}
 			h.nodes[i] = append(h.nodes[i], a)
-			if j < h.Outer {
-				h.outer[i] = append(h.outer[i], a)
+			if j < h.Reachable {
+				h.reachable[i] = append(h.reachable[i], a)
 			}
 		}
-		if len(h.outer[i]) == 0 {
-			h.outer[i] = h.nodes[i]
+		if len(h.reachable[i]) == 0 {
+			h.reachable[i] = h.nodes[i]
 		}
-		var local, outers []region.Span[netip.Addr]
+		var local, reachableSet []region.Span[netip.Addr]
 		for _, p := range h.Local {
 			if p.Addr().Is4() != v6 {
 				local = append(local, region.PrefixSpan(p))
 			}
 		}
-		for _, a := range h.outer[i] {
-			outers = append(outers, region.Span[netip.Addr]{Lo: a, Hi: a})
+		for _, a := range h.reachable[i] {
+			reachableSet = append(reachableSet, region.Span[netip.Addr]{Lo: a, Hi: a})
 		}
-		h.local[i], h.outers[i] = region.Addrs(v6).Of(local), region.Addrs(v6).Of(outers)
+		h.local[i], h.reachableSet[i] = region.Addrs(v6).Of(local), region.Addrs(v6).Of(reachableSet)
 		h.sources[i] = sources(h.local[i], v6)
 	}
 	return h

@@ -15,11 +15,11 @@ import (
 //
 // It is kept as the values at which membership changes, in rising order: a
 // value is in the set if the number of cuts that are not above it is even, or
-// odd if outside is set. A complement is one bit, and every other operation is
+// odd if excludedBelow is set. A complement is one bit, and every other operation is
 // one merge of two sorted lists, whatever the type. Sets are immutable.
 type Set[T any] struct {
-	cuts    []T
-	outside bool // values below the first cut are not in the set
+	cuts          []T
+	excludedBelow bool // values below the first cut are not in the set
 }
 
 // Span is a closed interval.
@@ -72,7 +72,7 @@ func addrDomain(lo, hi netip.Addr) Domain[netip.Addr] {
 }
 
 // None returns the set that holds nothing.
-func (*Domain[T]) None() Set[T] { return Set[T]{outside: true} }
+func (*Domain[T]) None() Set[T] { return Set[T]{excludedBelow: true} }
 
 // One returns the set of one value.
 func (d *Domain[T]) One(v T) Set[T] { return d.Range(v, v) }
@@ -93,21 +93,21 @@ func (d *Domain[T]) between(lo, end T) Set[T] {
 	if d.compare(lo, d.min) == 0 {
 		return Set[T]{cuts: []T{end}}
 	}
-	return Set[T]{cuts: []T{lo, end}, outside: true}
+	return Set[T]{cuts: []T{lo, end}, excludedBelow: true}
 }
 
 func (d *Domain[T]) from(lo T) Set[T] {
 	if d.compare(lo, d.min) == 0 {
 		return Set[T]{}
 	}
-	return Set[T]{cuts: []T{lo}, outside: true}
+	return Set[T]{cuts: []T{lo}, excludedBelow: true}
 }
 
 // Of returns the set of what is in any of spans.
 func (d *Domain[T]) Of(spans []Span[T]) Set[T] {
 	spans = slices.DeleteFunc(slices.Clone(spans), func(s Span[T]) bool { return d.compare(s.Lo, s.Hi) > 0 })
 	slices.SortFunc(spans, func(a, b Span[T]) int { return d.compare(a.Lo, b.Lo) })
-	out := Set[T]{outside: true}
+	out := Set[T]{excludedBelow: true}
 	for i := 0; i < len(spans); {
 		lo, hi := spans[i].Lo, spans[i].Hi
 		end, more := d.next(hi)
@@ -118,7 +118,7 @@ func (d *Domain[T]) Of(spans []Span[T]) Set[T] {
 			}
 		}
 		if d.compare(lo, d.min) == 0 {
-			out.outside = false
+			out.excludedBelow = false
 		} else {
 			out.cuts = append(out.cuts, lo)
 		}
@@ -130,19 +130,19 @@ func (d *Domain[T]) Of(spans []Span[T]) Set[T] {
 }
 
 // All reports whether s holds every value.
-func (s Set[T]) All() bool { return len(s.cuts) == 0 && !s.outside }
+func (s Set[T]) All() bool { return len(s.cuts) == 0 && !s.excludedBelow }
 
 // Empty reports whether s holds nothing.
-func (s Set[T]) Empty() bool { return len(s.cuts) == 0 && s.outside }
+func (s Set[T]) Empty() bool { return len(s.cuts) == 0 && s.excludedBelow }
 
 // Complement returns what s does not hold.
-func (s Set[T]) Complement() Set[T] { return Set[T]{cuts: s.cuts, outside: !s.outside} }
+func (s Set[T]) Complement() Set[T] { return Set[T]{cuts: s.cuts, excludedBelow: !s.excludedBelow} }
 
 // merge calls f for each run of values over which membership in a and in b does
 // not change, with the first value of the run, until f returns false. first is
 // true for the run that begins with the domain's first value.
 func (d *Domain[T]) merge(a, b Set[T], f func(at T, first, inA, inB bool) bool) {
-	inA, inB := !a.outside, !b.outside
+	inA, inB := !a.excludedBelow, !b.excludedBelow
 	if !f(d.min, true, inA, inB) {
 		return
 	}
@@ -184,7 +184,7 @@ func (d *Domain[T]) Intersect(a, b Set[T]) Set[T] {
 	d.merge(a, b, func(at T, first, inA, inB bool) bool {
 		switch now := inA && inB; {
 		case first:
-			out.outside, in = !now, now
+			out.excludedBelow, in = !now, now
 		case now != in:
 			out.cuts, in = append(out.cuts, at), now
 		}
@@ -207,7 +207,7 @@ func (d *Domain[T]) Contains(s Set[T], v T) bool {
 	if found {
 		below++
 	}
-	return (below%2 == 0) != s.outside
+	return (below%2 == 0) != s.excludedBelow
 }
 
 // Covers reports whether a holds everything that b holds.
@@ -234,7 +234,7 @@ func (d *Domain[T]) First(s Set[T], span Span[T]) (v T, ok bool) {
 	if found {
 		at++
 	}
-	if (at%2 == 0) != s.outside { // span begins in s
+	if (at%2 == 0) != s.excludedBelow { // span begins in s
 		return span.Lo, d.compare(span.Lo, span.Hi) <= 0
 	}
 	if at < len(s.cuts) && d.compare(s.cuts[at], span.Hi) <= 0 {
@@ -246,7 +246,7 @@ func (d *Domain[T]) First(s Set[T], span Span[T]) (v T, ok bool) {
 // Meets reports whether a value is in both. It is for a large set a and a small
 // set b, neither of names.
 func (d *Domain[T]) Meets(a, b Set[T]) bool {
-	lo, in := d.min, !b.outside
+	lo, in := d.min, !b.excludedBelow
 	meets := func(hi T) bool {
 		_, ok := d.First(a, Span[T]{lo, hi})
 		return in && ok
@@ -262,14 +262,14 @@ func (d *Domain[T]) Meets(a, b Set[T]) bool {
 
 // Equal reports whether both hold the same values.
 func (d *Domain[T]) Equal(a, b Set[T]) bool {
-	return a.outside == b.outside && slices.EqualFunc(a.cuts, b.cuts, func(x, y T) bool { return d.compare(x, y) == 0 })
+	return a.excludedBelow == b.excludedBelow && slices.EqualFunc(a.cuts, b.cuts, func(x, y T) bool { return d.compare(x, y) == 0 })
 }
 
 // Spans returns s as closed intervals in rising order. It is for ports and
 // addresses, not for names.
 func (d *Domain[T]) Spans(s Set[T]) []Span[T] {
 	var out []Span[T]
-	lo, in := d.min, !s.outside
+	lo, in := d.min, !s.excludedBelow
 	for _, at := range s.cuts {
 		if in {
 			out = append(out, Span[T]{lo, d.prev(at)})
@@ -294,7 +294,7 @@ func CountPorts(s Set[uint16]) int {
 // Most reports whether s holds more than half of all addresses of its family.
 func Most(s Set[netip.Addr], v6 bool) bool {
 	if len(s.cuts) == 0 {
-		return !s.outside
+		return !s.excludedBelow
 	}
 	sum := 0.0
 	for _, r := range Addrs(v6).Spans(s) {
@@ -371,7 +371,7 @@ func NamesText(s Set[string]) string {
 	if s.All() {
 		return "every interface"
 	}
-	if inLast := (len(s.cuts)%2 == 0) != s.outside; inLast {
+	if inLast := (len(s.cuts)%2 == 0) != s.excludedBelow; inLast {
 		return "all but " + namesText(s.Complement())
 	}
 	return namesText(s)
@@ -380,7 +380,7 @@ func NamesText(s Set[string]) string {
 // namesText lists the names of a set that ends somewhere.
 func namesText(s Set[string]) string {
 	cuts := s.cuts
-	if !s.outside {
+	if !s.excludedBelow {
 		cuts = append([]string{""}, cuts...)
 	}
 	var out []string
