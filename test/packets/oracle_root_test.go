@@ -444,15 +444,65 @@ func (o *oracle) named(class string, s *slot, r explain.Report) string {
 			return byListing
 		}
 	case silent, wrong:
-		conflict := func(p status.Publication) bool { return p.State == port.Conflict }
 		switch {
 		case uncertain:
 			return byDoubt
-		case slices.ContainsFunc(s.pubs, conflict):
+		case o.conflictNamed(s):
 			return byConflict
 		}
 	}
 	return ""
+}
+
+// conflictNamed reports whether a conflict explains what the host got: the
+// publication that has the host's address leads to just that, and one that clients
+// outside reach is listed as having lost to it.
+func (o *oracle) conflictNamed(s *slot) bool {
+	return slices.ContainsFunc(s.pubs, func(winner status.Publication) bool {
+		if winner.State != port.Active {
+			return false
+		}
+		lost := func(p status.Publication) bool {
+			return p.State == port.Conflict && strings.Contains(p.Reason, "held by "+winner.Key().String()) && o.reachedOutside(s, p.Address)
+		}
+		if !slices.ContainsFunc(s.pubs, lost) {
+			return false
+		}
+		servers := o.leadsTo(s, winner.Address)
+		return s.host == "" && len(servers) == 0 || slices.Contains(servers, s.host)
+	})
+}
+
+// reachedOutside reports whether clients outside reach a slot at an own address, or
+// at any for the wildcard.
+func (o *oracle) reachedOutside(s *slot, a netip.Addr) bool {
+	if a.IsUnspecified() {
+		return len(s.outside) > 0
+	}
+	if !slices.Contains(o.outsideAddrs(), a.String()) {
+		return o.ask(o.outside, s, a) != ""
+	}
+	return len(s.outside[a.String()]) > 0
+}
+
+// leadsTo returns the servers that clients outside and in the guest reach at an own
+// address.
+func (o *oracle) leadsTo(s *slot, a netip.Addr) (servers []string) {
+	if a.IsUnspecified() {
+		return slices.Concat(slices.Collect(maps.Values(s.outside))...)
+	}
+	servers = slices.Concat(s.outside[a.String()], s.local[a.String()])
+	for _, from := range []*netns.Space{o.outside, o.guest} {
+		if server := o.ask(from, s, a); server != "" {
+			servers = append(servers, server)
+		}
+	}
+	return servers
+}
+
+// ask returns which server answers at an own address of the guest.
+func (o *oracle) ask(from *netns.Space, s *slot, a netip.Addr) string {
+	return ask(from, s.protocol.String(), netip.AddrPortFrom(a, s.port).String(), 2*time.Second)
 }
 
 // explain asks fairlead about a slot.
