@@ -97,6 +97,18 @@ var limitedRules = []meaning{
 		"$FAMILY saddr $ELSEWHERE udp dport 1002 dnat to $A", "udp dport 1002 dnat to $B",
 		`iifname "docker0" tcp dport 1003 dnat to $A`, "tcp dport 1003 dnat to $B",
 	)), want: []want{reaches("tcp 1001", serverB), reaches("udp 1002", serverB), reaches("tcp 1003", serverB)}}}},
+	{"limited to clients that reach it", iptables, []step{{load: lines(
+		"-A PREROUTING -s $NEIGHBOUR   -p tcp --dport 1001 -j DNAT --to-destination $A",
+		"-A PREROUTING                 -p tcp --dport 1001 -j DNAT --to-destination $B",
+		"-A PREROUTING -s $NET         -p tcp --dport 1002 -j DNAT --to-destination $A",
+		"-A PREROUTING -s $NEIGHBOUR   -p udp --dport 1003 -j DNAT --to-destination $A",
+		"-A PREROUTING ! -s $NEIGHBOUR -p tcp --dport 1004 -j DNAT --to-destination $A",
+	), want: []want{reaches("tcp 1001", serverB), {at: "tcp 1002", says: listed}, {at: "udp 1003", says: listed}, reaches("tcp 1004", serverA)}}}},
+	{"limited to clients that reach it", []string{"nft", "nft6"}, []step{{load: table(pre(
+		"$FAMILY saddr $NEIGHBOUR tcp dport 1001 dnat to $A", "tcp dport 1001 dnat to $B",
+		"$FAMILY saddr $NET tcp dport 1002 dnat to $A",
+		"$FAMILY saddr != $NEIGHBOUR tcp dport 1004 dnat to $A",
+	)), want: []want{reaches("tcp 1001", serverB), {at: "tcp 1002", says: listed}, reaches("tcp 1004", serverA)}}}},
 	{"server changes", iptables, []step{
 		{load: "-A PREROUTING -p tcp --dport 1003 -j DNAT --to-destination $A", want: []want{reaches("tcp 1003", serverA)}},
 		{load: "-I PREROUTING ! -i docker0 -p tcp --dport 1003 -j DNAT --to-destination $C", want: []want{reaches("tcp 1003", serverC)}},
@@ -412,7 +424,7 @@ func (o *oracle) fill(text string) string {
 	if o.v6 {
 		elsewhere = "fd10::/16"
 	}
-	r := []string{"$FAMILY", o.name, "$NET", o.uplink, "$NODE", o.nodes[0], "$OTHERNODE", o.nodes[1], "$LOOPBACK", o.loopback, "$ELSEWHERE", elsewhere}
+	r := []string{"$FAMILY", o.name, "$NET", o.uplink, "$NODE", o.nodes[0], "$OTHERNODE", o.nodes[1], "$LOOPBACK", o.loopback, "$ELSEWHERE", elsewhere, "$NEIGHBOUR", o.neighbour}
 	g := &grammar{f: o.family}
 	names := []string{"A", "B", "C"}
 	for i, name := range names {
@@ -474,7 +486,7 @@ func (o *oracle) wrong(w want) (wrong string) {
 func (o *oracle) wrongNow(w want, patience time.Duration) string {
 	protocol, number, _ := strings.Cut(w.at, " ")
 	n, _ := strconv.ParseUint(number, 10, 16)
-	s := &slot{protocol: port.TCP, port: uint16(n), outside: map[string][]string{}, local: map[string][]string{}}
+	s := newSlot(port.TCP, uint16(n))
 	if protocol == "udp" {
 		s.protocol = port.UDP
 	}

@@ -255,10 +255,18 @@ type slot struct {
 	protocol port.Protocol
 	port     uint16
 
-	outside map[string][]string // servers by the guest's address that was asked
-	local   map[string][]string // the same for a client in the guest
-	host    string
-	pubs    []status.Publication
+	outside   map[string][]string // servers that the stranger reaches, by the guest's address that was asked
+	neighbour map[string][]string // the same for the neighbour, for whom there may be rules of its own
+	local     map[string][]string // the same for a client in the guest
+	host      string
+	pubs      []status.Publication
+}
+
+func newSlot(protocol port.Protocol, p uint16) *slot {
+	return &slot{
+		protocol: protocol, port: p,
+		outside: map[string][]string{}, neighbour: map[string][]string{}, local: map[string][]string{},
+	}
 }
 
 func (s *slot) String() string { return fmt.Sprintf("%s %d", s.protocol, s.port) }
@@ -279,8 +287,8 @@ func (o *oracle) judge(where string, history []string) {
 		}
 		o.found[class]++
 		b, _ := json.Marshal(report)
-		o.t.Errorf("%s: %s: %s\noutside %v\nlocal %v\nhost %q\npublications %s\nexplain %.1500s\n%s", where, s, class,
-			s.outside, s.local, s.host, describe(s.pubs), b, strings.Join(history, "\n"))
+		o.t.Errorf("%s: %s: %s\noutside %v\nneighbour %v\nlocal %v\nhost %q\npublications %s\nexplain %.1500s\n%s", where, s, class,
+			s.outside, s.neighbour, s.local, s.host, describe(s.pubs), b, strings.Join(history, "\n"))
 		if os.Getenv("FAIRLEAD_KEEP_GOING") == "" && o.found[class] >= 3 {
 			o.t.FailNow()
 		}
@@ -339,7 +347,7 @@ func (o *oracle) look(patience time.Duration) []*slot {
 	var slots []*slot
 	for p := uint16(firstPort); p <= lastPort; p++ {
 		for _, protocol := range []port.Protocol{port.TCP, port.UDP} {
-			slots = append(slots, &slot{protocol: protocol, port: p, outside: map[string][]string{}, local: map[string][]string{}})
+			slots = append(slots, newSlot(protocol, p))
 		}
 	}
 	var wg sync.WaitGroup
@@ -359,9 +367,9 @@ func (o *oracle) probe(s *slot, patience time.Duration) {
 	network := s.protocol.String()
 	var mu sync.Mutex
 	var wg sync.WaitGroup
-	note := func(found map[string][]string, from *netns.Space, a string) {
+	note := func(found map[string][]string, from *netns.Space, source, a string) {
 		wg.Go(func() {
-			server := ask(from, network, at(a), patience)
+			server := ask(from, source, network, at(a), patience)
 			mu.Lock()
 			defer mu.Unlock()
 			if server != "" && !slices.Contains(found[a], server) {
@@ -372,18 +380,19 @@ func (o *oracle) probe(s *slot, patience time.Duration) {
 	addrs := o.outsideAddrs() // in any order, as a balancer may count the connections
 	rand.Shuffle(len(addrs), func(i, j int) { addrs[i], addrs[j] = addrs[j], addrs[i] })
 	for _, a := range addrs {
-		note(s.outside, o.outside, a)
+		note(s.outside, o.outside, o.stranger, a)
+		note(s.neighbour, o.outside, o.family.neighbour, a)
 		time.Sleep(rand.N(time.Millisecond))
 	}
 	for _, a := range append(o.outsideAddrs(), o.loopback) {
-		note(s.local, o.guest, a)
+		note(s.local, o.guest, "", a)
 	}
-	wg.Go(func() { s.host = ask(o.host, network, at(o.loopback), patience) })
+	wg.Go(func() { s.host = ask(o.host, "", network, at(o.loopback), patience) })
 	wg.Wait()
 }
 
 // asks is how many connections one probe makes.
-const asks = 8
+const asks = 11
 
 // outsideAddrs are the guest's addresses that a client outside asks.
 func (o *oracle) outsideAddrs() []string { return []string{o.nodes[0], o.nodes[1], o.asked} }
@@ -418,8 +427,10 @@ func (o *oracle) class(s *slot) string {
 	loopback := !slices.ContainsFunc(s.pubs, func(p status.Publication) bool { return p.State == port.Active && !p.Address.IsLoopback() })
 	wild := slices.ContainsFunc(s.pubs, func(p status.Publication) bool { return p.State == port.Active && p.Address.IsUnspecified() })
 	switch {
-	case !active && len(s.outside) > 0:
+	case !active && len(s.outside)+len(s.neighbour) > 0:
 		return missed
+	case active && len(s.outside) == 0 && len(s.neighbour) > 0 && s.host != "" && !loopback && !slices.Contains(reached, s.host):
+		return wider // it is for the neighbour alone
 	case active && len(reached) == 0 && s.host != "" && !loopback:
 		return ghost
 	case active && len(s.outside) > 0 && s.host == "":
@@ -480,7 +491,7 @@ func (o *oracle) reachedOutside(s *slot, a netip.Addr) bool {
 		return len(s.outside) > 0
 	}
 	if !slices.Contains(o.outsideAddrs(), a.String()) {
-		return o.ask(o.outside, s, a) != ""
+		return o.ask(o.outside, o.stranger, s, a) != ""
 	}
 	return len(s.outside[a.String()]) > 0
 }
@@ -492,8 +503,8 @@ func (o *oracle) leadsTo(s *slot, a netip.Addr) (servers []string) {
 		return slices.Concat(slices.Collect(maps.Values(s.outside))...)
 	}
 	servers = slices.Concat(s.outside[a.String()], s.local[a.String()])
-	for _, from := range []*netns.Space{o.outside, o.guest} {
-		if server := o.ask(from, s, a); server != "" {
+	for source, from := range map[string]*netns.Space{o.stranger: o.outside, "": o.guest} {
+		if server := o.ask(from, source, s, a); server != "" {
 			servers = append(servers, server)
 		}
 	}
@@ -501,8 +512,8 @@ func (o *oracle) leadsTo(s *slot, a netip.Addr) (servers []string) {
 }
 
 // ask returns which server answers at an own address of the guest.
-func (o *oracle) ask(from *netns.Space, s *slot, a netip.Addr) string {
-	return ask(from, s.protocol.String(), netip.AddrPortFrom(a, s.port).String(), 2*time.Second)
+func (o *oracle) ask(from *netns.Space, source string, s *slot, a netip.Addr) string {
+	return ask(from, source, s.protocol.String(), netip.AddrPortFrom(a, s.port).String(), 2*time.Second)
 }
 
 // explain asks fairlead about a slot.

@@ -75,9 +75,9 @@ func (g *grammar) nftMatch(hook string) string {
 	for limit := 4; g.one(limit) && len(m) < 2; limit = 3 {
 		switch g.r.IntN(11) {
 		case 0:
-			m = append(m, ip+" saddr "+g.foreign())
+			m = append(m, ip+" saddr "+g.source())
 		case 1:
-			m = append(m, ip+" saddr != "+g.foreign())
+			m = append(m, ip+" saddr != "+g.source())
 		case 2:
 			m = append(m, ip+" daddr "+g.own())
 		case 3:
@@ -121,7 +121,15 @@ func (g *grammar) nftMatch(hook string) string {
 	return strings.Join(m, " ")
 }
 
-// foreign is a network that the client outside is not in.
+// source is a network of clients, or one client. The stranger is never named.
+func (g *grammar) source() string {
+	if g.one(2) {
+		return oneOf(g.r, g.f.neighbour, g.f.neighbour, g.f.near, g.f.uplink)
+	}
+	return g.foreign()
+}
+
+// foreign is a network that no client is in.
 func (g *grammar) foreign() string {
 	if g.f.v6 {
 		return oneOf(g.r, "fd10::/16", "2001:db8:1::/48")
@@ -278,9 +286,9 @@ func (g *grammar) iptMatch(hook string) string {
 		used[kind] = true
 		switch kind {
 		case 0:
-			m = append(m, "-s "+g.foreign())
+			m = append(m, "-s "+g.source())
 		case 1:
-			m = append(m, "! -s "+g.foreign())
+			m = append(m, "! -s "+g.source())
 		case 2:
 			m = append(m, "-d "+g.own())
 		case 3:

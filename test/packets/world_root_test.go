@@ -28,23 +28,28 @@ import (
 
 // family has the addresses of a world.
 type family struct {
-	name            string
-	v6              bool
-	nodes           [2]string // the guest's own, on the default route's interface; REDIRECT leads to the second
-	more, asked     string    // a network with many more of its own, and the one of these that is asked
-	uplink, gateway string    // network of eth0, the client outside
-	servers         [4]string // behind the guest
-	loopback        string
+	name        string
+	v6          bool
+	nodes       [2]string // the guest's own, on the default route's interface; REDIRECT leads to the second
+	more, asked string    // a network with many more of its own, and the one of these that is asked
+	uplink      string    // network of eth0
+	neighbour   string    // a client outside, whom rules may name as source
+	stranger    string    // a client outside that no rule names, behind the neighbour
+	near        string    // a network of the neighbour and of both nodes
+	servers     [4]string // behind the guest
+	loopback    string
 }
 
 var families = map[string]family{
 	"IPv4": {
-		name: "ip", nodes: [2]string{"192.0.2.2", "192.0.2.3"}, uplink: "192.0.2.0/24", gateway: "192.0.2.1",
+		name: "ip", nodes: [2]string{"192.0.2.2", "192.0.2.3"}, uplink: "192.0.2.0/24",
+		neighbour: "192.0.2.1", stranger: "203.0.113.9", near: "192.0.2.0/29",
 		more: "192.0.2.64/27", asked: "192.0.2.70",
 		servers: [4]string{"10.9.0.2", "10.9.0.3", "10.9.0.4", "10.9.0.5"}, loopback: "127.0.0.1",
 	},
 	"IPv6": {
-		name: "ip6", v6: true, nodes: [2]string{"2001:db8::2", "2001:db8::3"}, uplink: "2001:db8::/64", gateway: "2001:db8::1",
+		name: "ip6", v6: true, nodes: [2]string{"2001:db8::2", "2001:db8::3"}, uplink: "2001:db8::/64",
+		neighbour: "2001:db8::1", stranger: "2001:db8:9::9", near: "2001:db8::/125",
 		more: "2001:db8::40/123", asked: "2001:db8::46",
 		servers: [4]string{"fd09::2", "fd09::3", "fd09::4", "fd09::5"}, loopback: "::1",
 	},
@@ -110,6 +115,8 @@ echo 1 >/proc/sys/net/ipv6/conf/all/forwarding`, os.Getpid(), w.outside.FD(), w.
 	w.sh(w.outside, `
 /usr/sbin/ip addr add 192.0.2.1/24 dev eth0
 /usr/sbin/ip addr add 2001:db8::1/64 dev eth0 nodad
+/usr/sbin/ip addr add 203.0.113.9/32 dev eth0
+/usr/sbin/ip addr add 2001:db8:9::9/128 dev eth0 nodad
 /usr/sbin/ip link set eth0 up
 /usr/sbin/ip route add default via 192.0.2.2
 /usr/sbin/ip -6 route add default via 2001:db8::2`)
@@ -289,9 +296,10 @@ func (w *world) await(k port.Key, open bool) error {
 }
 
 // ask connects from a namespace and returns which server answered, "" if none did.
-func ask(s *netns.Space, network, address string, patience time.Duration) (server string) {
+// source is the client's address, "" for what the route prefers.
+func ask(s *netns.Space, source, network, address string, patience time.Duration) (server string) {
 	_ = s.Do(func() error {
-		d := net.Dialer{Timeout: patience}
+		d := net.Dialer{Timeout: patience, LocalAddr: localAddr(network, source)}
 		c, err := d.Dial(network, address)
 		if err != nil {
 			return err
@@ -307,4 +315,16 @@ func ask(s *netns.Space, network, address string, patience time.Duration) (serve
 		return nil
 	})
 	return server
+}
+
+// localAddr returns an address to dial from, nil if source is "".
+func localAddr(network, source string) net.Addr {
+	switch ip := net.ParseIP(source); {
+	case ip == nil:
+		return nil
+	case network == "udp":
+		return &net.UDPAddr{IP: ip}
+	default:
+		return &net.TCPAddr{IP: ip}
+	}
 }
