@@ -67,8 +67,8 @@ func TestUnitIsValidAndHardened(t *testing.T) {
 	if err != nil || strings.Contains(string(out), filepath.Base(unit)) {
 		t.Errorf("systemd-analyze verify: %v\n%s", err, out)
 	}
-	// 3.7 when this was written. Find out why if it rises.
-	out, err = exec.Command("systemd-analyze", "security", "--offline=true", "--threshold=38", copied).CombinedOutput()
+	// 3.1 when this was written; docs/privileges.md has the reasons. Find out why if it rises.
+	out, err = exec.Command("systemd-analyze", "security", "--offline=true", "--threshold=31", copied).CombinedOutput()
 	if err != nil {
 		t.Errorf("systemd-analyze security: %v\n%s", err, out)
 	}

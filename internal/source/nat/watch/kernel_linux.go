@@ -483,7 +483,8 @@ func (k *Kernel) readLegacy(v6 bool) (info ruleset.LegacyInfo, raw []byte, err e
 		if v6 {
 			domain, level = unix.AF_INET6, unix.IPPROTO_IPV6
 		}
-		fd, err := unix.Socket(domain, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_RAW)
+		// iptables uses a raw socket, which needs CAP_NET_RAW. Any socket of the family will do.
+		fd, err := unix.Socket(domain, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 		if err != nil {
 			return err
 		}
