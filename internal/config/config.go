@@ -82,7 +82,7 @@ type NAT struct {
 // Host configures the host peer.
 type Host struct {
 	Common
-	Connect []Endpoint        // at least one
+	Connect []Guest           // at least one, each name and each unnamed endpoint once
 	Bind    rules.HostAddress // where guest wildcards appear: rules.Asked leaves it to the agent
 	Grace   time.Duration     // how long listeners outlive a lost guest, 0 to 1h
 	LogFile string            // where the log goes; empty for standard error
@@ -136,7 +136,7 @@ func defaultHost(d hostDirs) Host {
 			LogFormat: "text",
 			Rules:     rules.Empty(rules.Loopback()), // a guest widens nothing by itself
 		},
-		Connect: []Endpoint{defaultConnect(runtime.GOOS, d)},
+		Connect: []Guest{{Endpoint: defaultConnect(runtime.GOOS, d)}},
 		Bind:    rules.Loopback(),
 		Grace:   10 * time.Second,
 		Limits:  Limits{Listeners: 4096, Flows: 16384, UDPFlows: 4096, UDPIdle: time.Minute},
@@ -259,8 +259,8 @@ func (c *Agent) readAudit(s string) (time.Duration, error) {
 
 func (c *Host) fields() []field {
 	return append([]field{
-		many("connect", "connect", "endpoint", &c.Connect, ParseEndpoint, stringOf,
-			"where the agent is: unix:///PATH, vsock://CID:PORT, on Windows hvsock://wsl:PORT or hvsock://ID:PORT"),
+		many("connect", "connect", "[name=]endpoint", &c.Connect, ParseGuest, stringOf,
+			"where the agent is: unix:///PATH, vsock://CID:PORT, on Windows hvsock://wsl:PORT or hvsock://ID:PORT; NAME= before it names the guest"),
 		one("bind", "bind", "where", &c.Bind, parseBind, stringOf,
 			"host addresses of ports that listen on all guest addresses: asked (by the agent), loopback, all or an address").
 			oneOf("asked", "loopback", "all").orMatching("[.:]"),
@@ -347,10 +347,14 @@ func (c *Host) validate() (key string, err error) {
 	if c.Control == "" { // no home directory to take a default from
 		return "control", fmt.Errorf("%q: want a path", "")
 	}
-	for _, e := range c.Connect {
-		if e.Network != "unix" && c.LinkToken == "" {
-			return "linkToken", fmt.Errorf("%q: want a file, %q needs a token", "", e)
+	ids := make([]string, len(c.Connect))
+	for i, g := range c.Connect {
+		if ids[i] = g.ID(); g.Network != "unix" && c.LinkToken == "" {
+			return "linkToken", fmt.Errorf("%q: want a file, %q needs a token", "", g)
 		}
+	}
+	if id, ok := twice(ids); ok {
+		return "connect", fmt.Errorf("%q: given twice, want each guest once", id)
 	}
 	return "", nil
 }

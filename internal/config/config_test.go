@@ -66,7 +66,7 @@ func agentSamples() []sample {
 
 func hostSamples() []sample {
 	return append([]sample{
-		{"connect", "vsock://3:700", "vsock://3:700"},
+		{"connect", "dev=vsock://3:700", "dev=vsock://3:700"},
 		{"bind", "192.168.1.5", "192.168.1.5"},
 		{"grace", "0", "0s"},
 		{"logFile", "/var/log/f", "/var/log/f"},
@@ -365,6 +365,8 @@ func TestErrors(t *testing.T) {
 		}
 	}
 	for _, tt := range []struct{ yaml, want string }{
+		{"connect: [a=vsock://3:7, a=vsock://4:7]", `c.yaml:1:10: connect: "a": given twice, want each guest once`},
+		{"connect: a/b=vsock://3:7", `c.yaml:1:10: connect: "a/b": want a name of up to 63 letters, digits, dots, dashes and underscores`},
 		{"connect: []", `c.yaml:1:10: connect: an empty list: want at least one endpoint`},
 		{"bind: wide", `c.yaml:1:7: bind: "wide": want asked, loopback, all or an address of the host`},
 		{"limits: 5", `c.yaml:1:9: limits: "5": want a mapping (key: value)`},
@@ -515,4 +517,47 @@ func TestUnknownVariables(t *testing.T) {
 	if want := []string{`environment variable FAIRLEAD_HOLDDOWN is unknown (did you mean "FAIRLEAD_HOLD_DOWN"?)`}; !slices.Equal(got, want) {
 		t.Errorf("got %q", got)
 	}
+}
+
+// An equals sign in a path names no guest.
+func TestGuestText(t *testing.T) {
+	for text, name := range map[string]string{
+		"unix:///run/a=b": "", "dev=unix:///run/a=b": "dev", "vsock://3:1023": "", "a.b-c_1=hvsock://wsl:1023": "a.b-c_1",
+	} {
+		g, err := ParseGuest(text)
+		if err != nil || g.Name != name || g.String() != text {
+			t.Errorf("%q: %+v, %v", text, g, err)
+		}
+	}
+	for _, text := range []string{"=vsock://3:1", "..=vsock://3:1", "-x=vsock://3:1", "a b=vsock://3:1", "dev=", "dev=3:1", strings.Repeat("x", 64) + "=vsock://3:1"} {
+		if g, err := ParseGuest(text); err == nil {
+			t.Errorf("%q is %+v", text, g)
+		}
+	}
+}
+
+// Each guest with a name has a token of its own, unless one was set for all.
+func TestTokenOfEachGuest(t *testing.T) {
+	c := DefaultHost()
+	c.LinkToken = "/state/token"
+	dev, other, local := mustGuest(t, "dev=vsock://3:1"), mustGuest(t, "vsock://4:1"), mustGuest(t, "x=unix:///s")
+	for _, given := range []bool{false, true} {
+		c.TokenGiven = given
+		want := []string{"/state/dev.token", "/state/token", ""}
+		if given {
+			want = []string{"/state/token", "/state/token", "/state/token"}
+		}
+		if got := []string{c.TokenFile(dev), c.TokenFile(other), c.TokenFile(local)}; !slices.Equal(got, want) {
+			t.Errorf("given %v: %q, want %q", given, got, want)
+		}
+	}
+}
+
+func mustGuest(t *testing.T, text string) Guest {
+	t.Helper()
+	g, err := ParseGuest(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return g
 }

@@ -60,6 +60,21 @@ rules:
 ` + "```" + `
 
 The keys of a rule are explained in the [README](../README.md#rules).
+
+## Several guests
+
+A host peer serves any number of guests. Give each a name: commands and the page show it, and each guest with a name has
+a token file of its own, ` + "`NAME.token`" + ` beside the default one (` + "`fairlead host pair --guest NAME`" + ` stores it there).
+
+` + "```yaml" + `
+# host.yaml
+connect:
+  - dev=vsock://3:1023
+  - build=vsock://4:1023
+  - lab=unix:///run/user/1000/fairlead/lab.sock
+` + "```" + `
+
+With ` + "`linkToken`" + ` one file is for all guests.
 `
 
 // document returns docs/config.md.
@@ -104,5 +119,15 @@ func TestDocumentedExample(t *testing.T) {
 	c, err := LoadAgent(write(t, t.TempDir()+"/agent.yaml", example), nil, nil)
 	if err != nil || c.Rules.Len() != 2 {
 		t.Errorf("%v, %v", c.Rules, err)
+	}
+}
+
+func TestDocumentedGuests(t *testing.T) {
+	_, rest, _ := strings.Cut(documentIntro, "## Several guests")
+	_, rest, _ = strings.Cut(rest, "```yaml\n")
+	example, _, _ := strings.Cut(rest, "```")
+	c, err := LoadHost(write(t, t.TempDir()+"/host.yaml", example), nil, nil)
+	if err != nil || len(c.Connect) != 3 || c.Connect[1].Name != "build" {
+		t.Errorf("%v, %v", c.Connect, err)
 	}
 }

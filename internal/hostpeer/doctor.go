@@ -24,9 +24,9 @@ import (
 	"github.com/fairlead/fairlead/internal/version"
 )
 
-// PairHint says how a host gets the token in a file.
-func PairHint(file string) string {
-	return "fetch it from the guest into " + file + ": `fairlead host pair`"
+// PairHint says how a host gets the token of a guest.
+func PairHint(cfg *config.Host, g config.Guest) string {
+	return "fetch it from the guest into " + cfg.TokenFile(g) + ": `" + doctor.PairCommand(g.Name) + "`"
 }
 
 // Facts collects what doctor judges about this host, of the host peer at the control
@@ -38,8 +38,7 @@ func Facts(ctx context.Context, configFile, control string) doctor.HostFacts {
 		f.Config.Error = err.Error()
 		cfg = config.DefaultHost()
 	} else {
-		f.Config = examineConfig(&cfg)
-		f.Pair = PairHint(f.Config.TokenFile)
+		f.Config, f.Pair = examineConfig(&cfg)
 	}
 	l, err := status.NewClient(cmp.Or(control, cfg.Control)).List(ctx)
 	if err != nil {
@@ -59,24 +58,25 @@ func Facts(ctx context.Context, configFile, control string) doctor.HostFacts {
 	return f
 }
 
-func examineConfig(cfg *config.Host) doctor.Config {
-	c := doctor.Config{File: cfg.File(), Rules: cfg.Rules.Len(), TokenFile: TokenFile(cfg)}
-	if c.TokenFile != "" {
-		if _, err := link.LoadToken(c.TokenFile); err != nil {
+// examineConfig describes the configuration, and says how a token that cannot be read is
+// fetched. Of several tokens it describes the first, or the first that cannot be read.
+func examineConfig(cfg *config.Host) (c doctor.Config, pair string) {
+	c = doctor.Config{File: cfg.File(), Rules: cfg.Rules.Len()}
+	for _, g := range cfg.Connect {
+		file := cfg.TokenFile(g)
+		if file == "" {
+			continue
+		}
+		_, err := link.LoadToken(file)
+		if c.TokenFile == "" || err != nil {
+			c.TokenFile, pair = file, PairHint(cfg, g)
+		}
+		if err != nil {
 			c.TokenError = err.Error()
+			break
 		}
 	}
-	return c
-}
-
-// TokenFile returns the file with the token, or "" if no guest needs one.
-func TokenFile(cfg *config.Host) string {
-	for _, e := range cfg.Connect {
-		if file := cfg.TokenFileOf(e); file != "" {
-			return file
-		}
-	}
-	return ""
+	return c, pair
 }
 
 // describeList takes over what a running host peer reported.
@@ -84,7 +84,7 @@ func describeList(f *doctor.HostFacts, l status.List) {
 	f.Running, f.Ports = cmp.Or(l.Version, "of an unknown version"), len(l.Publications)
 	for _, p := range l.Peers {
 		f.Guests = append(f.Guests, doctor.Guest{
-			Endpoint: p.Endpoint, Name: p.Name, Version: p.Version, Connected: p.State == status.PeerConnected, Error: p.Error,
+			Endpoint: p.Endpoint, Label: p.Label(), Name: p.Name, Version: p.Version, Connected: p.State == status.PeerConnected, Error: p.Error,
 			Code: p.Code, Remote: p.Remote, Since: p.Since,
 		})
 	}

@@ -17,8 +17,9 @@ var _ status.Explainer = provider{}
 // guests and their outcomes. It dials nothing.
 func (p provider) Explain(_ context.Context, q explain.Query) (explain.Report, error) {
 	f := explain.Facts{Query: q, Now: time.Now(), Host: true}
+	names := status.GuestNames(p.peers())
 	for _, g := range p.host.Guests() {
-		s := explain.Source{Name: g.Name, State: "live", Error: g.Error}
+		s := explain.Source{Name: g.Name, Title: names[g.Name], State: "live", Error: g.Error}
 		if !g.Connected {
 			s.State = "stale"
 		}
@@ -34,7 +35,7 @@ func (p provider) Explain(_ context.Context, q explain.Query) (explain.Report, e
 				Origins:  []port.OriginInfo{{Origin: port.Origin{Source: pub.Source}, Since: pub.Since}},
 				Decision: port.Decision{Allow: true},
 			},
-			Guest: pub.Guest,
+			Guest: pub.Guest, GuestName: names[pub.Guest],
 		}
 		for _, o := range pub.Outcomes {
 			e.Outcomes = append(e.Outcomes, explain.Outcome{

@@ -51,23 +51,23 @@ func New(cfg config.Host, log *slog.Logger, level *slog.LevelVar) (*Daemon, erro
 	d := &Daemon{cfg: cfg, log: log, sockets: new(own.Sockets)}
 	d.accepted.Store(&d.cfg)
 	var guests []host.Guest
-	for _, e := range cfg.Connect {
-		if e.Listen {
-			return nil, fmt.Errorf("connect %s: a host cannot listen for its guests: let the agent listen, and connect to vsock://CID:PORT", e)
+	for _, g := range cfg.Connect {
+		if g.Listen {
+			return nil, fmt.Errorf("connect %s: a host cannot listen for its guests: let the agent listen, and connect to vsock://CID:PORT", g)
 		}
-		at, err := link.ParseEndpoint(e.String()) // on Windows a path is converted
+		at, err := link.ParseEndpoint(g.Endpoint.String()) // on Windows a path is converted
 		if err != nil {
 			return nil, err
 		}
 		o := o
-		if file := cfg.TokenFileOf(e); file != "" {
-			o.LoadToken = func() (link.Token, error) { return loadToken(file) }
+		if cfg.TokenFile(g) != "" {
+			o.LoadToken = func() (link.Token, error) { return loadToken(&cfg, g) }
 		}
 		dialer, err := link.NewDialer(at, o)
 		if err != nil {
 			return nil, err
 		}
-		guests = append(guests, host.Guest{Name: e.String(), Dial: dialer.Dial})
+		guests = append(guests, host.Guest{Name: g.ID(), Dial: dialer.Dial})
 	}
 	d.host, err = host.New(host.Options{
 		Logger: log, Guests: guests, Policy: cfg.Rules, Network: d.sockets,
@@ -77,10 +77,11 @@ func New(cfg config.Host, log *slog.Logger, level *slog.LevelVar) (*Daemon, erro
 	if err != nil {
 		return nil, err
 	}
+	p := provider{d.host, cfg.Connect}
 	d.server = status.NewServer(status.Options{
-		Provider: provider{d.host}, Explainer: provider{d.host}, Metrics: metrics.NewHost(func() metrics.HostSnapshot { return count(d.host) }), Level: level, Logger: log,
+		Provider: p, Explainer: p, Metrics: metrics.NewHost(func() metrics.HostSnapshot { return count(d.host) }), Level: level, Logger: log,
 		Role: "host", Name: name, Vitals: func(uint64) status.Vitals { return vitals(d.host) },
-		Peers: provider{d.host}.peers, Settings: d.settings,
+		Peers: p.peers, Settings: d.settings,
 	})
 	return d, nil
 }
@@ -95,19 +96,22 @@ func negativeZero[T ~int64](d T) T {
 
 // CheckToken returns why a guest that needs a token cannot be reached: it cannot be read.
 func CheckToken(cfg *config.Host) error {
-	file := TokenFile(cfg)
-	if file == "" {
-		return nil
+	for _, g := range cfg.Connect {
+		if cfg.TokenFile(g) == "" {
+			continue
+		}
+		if _, err := loadToken(cfg, g); err != nil {
+			return err
+		}
 	}
-	_, err := loadToken(file)
-	return err
+	return nil
 }
 
-// loadToken reads the token, and says how to get a missing one.
-func loadToken(file string) (link.Token, error) {
-	token, err := link.LoadToken(file)
+// loadToken reads the token of a guest, and says how to get a missing one.
+func loadToken(cfg *config.Host, g config.Guest) (link.Token, error) {
+	token, err := link.LoadToken(cfg.TokenFile(g))
 	if errors.Is(err, fs.ErrNotExist) {
-		err = fmt.Errorf("%w: %s", err, PairHint(file))
+		err = fmt.Errorf("%w: %s", err, PairHint(cfg, g))
 	}
 	return token, err
 }
@@ -152,8 +156,8 @@ func (d *Daemon) Run(ctx context.Context, watch func(ctx context.Context, onChan
 // logStart logs what this host peer is and which guests it connects to.
 func (d *Daemon) logStart() {
 	var guests []string
-	for _, e := range d.cfg.Connect {
-		guests = append(guests, e.String())
+	for _, g := range d.cfg.Connect {
+		guests = append(guests, g.String())
 	}
 	d.log.Info("starting", "version", version.String(), "config", cmp.Or(d.cfg.File(), "none"),
 		"connect", strings.Join(guests, ","), "control", d.cfg.Control)

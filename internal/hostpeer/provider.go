@@ -6,13 +6,17 @@ import (
 	"context"
 	"net/netip"
 
+	"github.com/fairlead/fairlead/internal/config"
 	"github.com/fairlead/fairlead/internal/host"
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/status"
 )
 
 // provider implements status.Provider; guests are the sources.
-type provider struct{ host *host.Host }
+type provider struct {
+	host    *host.Host
+	connect []config.Guest // where the guests are
+}
 
 var _ status.Provider = provider{}
 
@@ -41,14 +45,28 @@ func (p provider) Sources() []status.Source {
 func (p provider) peers() []status.Peer {
 	list := []status.Peer{}
 	for _, g := range p.host.Guests() {
-		s := status.Peer{State: status.PeerConnected, Name: g.Peer.Name, Version: g.Peer.Version, Endpoint: g.Name, Error: g.Error,
-			Code: g.Code, Remote: g.Remote, Since: g.Since.UTC()}
+		s := status.Peer{State: status.PeerConnected, Guest: g.Name, Name: g.Peer.Name, Version: g.Peer.Version, Endpoint: p.endpoint(g.Name),
+			Error: g.Error, Code: g.Code, Remote: g.Remote, Since: g.Since.UTC()}
 		if !g.Connected {
 			s.State = status.PeerAway
 		}
 		list = append(list, s)
 	}
+	names := status.GuestNames(list)
+	for i := range list {
+		list[i].Title = names[list[i].Guest]
+	}
 	return list
+}
+
+// endpoint returns where a guest is.
+func (p provider) endpoint(id string) string {
+	for _, g := range p.connect {
+		if g.ID() == id {
+			return g.Endpoint.String()
+		}
+	}
+	return id
 }
 
 func describe(p host.Publication) status.Publication {

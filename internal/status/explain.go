@@ -3,6 +3,7 @@
 package status
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -87,7 +88,7 @@ func WriteReport(w io.Writer, r explain.Report, paint Painter, now time.Time) er
 	for _, c := range r.Chains {
 		fmt.Fprintf(&b, "%s", Quote(c.Publication))
 		if c.Guest != "" {
-			fmt.Fprintf(&b, " of guest %s", Quote(c.Guest))
+			fmt.Fprintf(&b, " of guest %s", Quote(cmp.Or(c.GuestName, c.Guest)))
 		}
 		fmt.Fprintf(&b, ": %s\n", c.Verdict)
 		for _, s := range c.Steps {

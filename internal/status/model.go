@@ -6,6 +6,7 @@
 package status
 
 import (
+	"cmp"
 	"context"
 	"net/netip"
 	"slices"
@@ -31,6 +32,8 @@ type List struct {
 // Peer is the other side of a link: the host of an agent, or one guest of a host.
 type Peer struct {
 	State    string    `json:"state"`            // one of the constants
+	Guest    string    `json:"guest,omitempty"`  // on a host: the guest as publications name it
+	Title    string    `json:"title,omitempty"`  // on a host: how the guest is shown, see GuestNames
 	Name     string    `json:"name"`             // of the machine, as it reported; empty if unknown
 	Endpoint string    `json:"endpoint"`         // the guest's, or the address of the host's connection
 	Version  string    `json:"version"`          // as it reported; empty if unknown
@@ -39,6 +42,34 @@ type Peer struct {
 	Code     string    `json:"code,omitempty"`   // of the error; empty if it has none
 	Remote   bool      `json:"remote,omitempty"` // on a host: the guest refused it, with the code
 	Since    time.Time `json:"since,omitzero"`
+}
+
+// Label is the name that the configuration of a host gives to the guest; empty if none.
+func (p Peer) Label() string {
+	if p.Guest == p.Endpoint {
+		return ""
+	}
+	return p.Guest
+}
+
+// id identifies a guest in publications.
+func (p Peer) id() string { return cmp.Or(p.Guest, p.Endpoint) }
+
+// GuestNames returns how the guests of a host are shown: by the name in the configuration,
+// else by the one that the guest reported, if no other guest has it, else by the endpoint.
+func GuestNames(peers []Peer) map[string]string {
+	count, names := map[string]int{}, map[string]string{}
+	for _, p := range peers {
+		count[cmp.Or(p.Label(), p.Name)]++
+	}
+	for _, p := range peers {
+		name := cmp.Or(p.Label(), p.Name)
+		if count[name] > 1 {
+			name = p.Label()
+		}
+		names[p.id()] = cmp.Or(name, p.Endpoint)
+	}
+	return names
 }
 
 // The states of a peer.

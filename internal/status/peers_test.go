@@ -51,6 +51,12 @@ func TestPeersBelowTheTable(t *testing.T) {
 			}},
 			[]string{"guest unix:///a is", "guest unix:///b is"}, []string{"guest vm"},
 		},
+		{
+			"guests that the configuration names", List{Role: "host", Peers: []Peer{
+				{State: PeerAway, Guest: "dev", Endpoint: "unix:///a", Name: "vm"}, {State: PeerAway, Guest: "unix:///b", Endpoint: "unix:///b", Name: "vm"},
+			}},
+			[]string{"guest dev is", "guest vm is"}, []string{"unix:///"},
+		},
 	} {
 		var b strings.Builder
 		if err := WriteTable(&b, c.list, Style{Now: noon}); err != nil {

@@ -3,6 +3,7 @@
 package status
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"strconv"
@@ -26,7 +27,7 @@ type Style struct {
 // WriteTable writes the list as a human-readable table.
 func WriteTable(w io.Writer, l List, style Style) error {
 	t := table{style: style}
-	guests, peers := map[string]bool{}, peersByEndpoint(l)
+	guests, peers, names := map[string]bool{}, peersByGuest(l), GuestNames(l.Peers)
 	for _, p := range l.Publications {
 		guests[p.Guest] = true
 	}
@@ -47,7 +48,7 @@ func WriteTable(w io.Writer, l List, style Style) error {
 			Age(style.Now.Sub(p.Since)),
 		}
 		if showGuests {
-			row = append(row, Quote(peerName(peers, p.Guest)))
+			row = append(row, Quote(cmp.Or(names[p.Guest], p.Guest)))
 		}
 		if style.Wide {
 			var sources []string
@@ -106,33 +107,21 @@ func writeSources(w io.Writer, l List, style Style, peers map[string]Peer) error
 // lostState is shown for ports that are open while their guest is not connected.
 const lostState = "lost"
 
-// peersByEndpoint returns the guests of a host.
-func peersByEndpoint(l List) map[string]Peer {
+// peersByGuest returns the guests of a host.
+func peersByGuest(l List) map[string]Peer {
 	peers := map[string]Peer{}
 	for _, p := range l.Peers {
 		if l.Role == "host" {
-			peers[p.Endpoint] = p
+			peers[p.id()] = p
 		}
 	}
 	return peers
 }
 
-// peerName returns the name that a guest reported, if no other one has it, or else its
-// endpoint.
-func peerName(peers map[string]Peer, endpoint string) string {
-	name := peers[endpoint].Name
-	for at, p := range peers {
-		if name == "" || at != endpoint && p.Name == name {
-			return endpoint
-		}
-	}
-	return name
-}
-
 // WritePeers writes which guests of a host are not connected, or which host the agent
 // refused. It writes nothing if all is well.
 func WritePeers(w io.Writer, l List, style Style) error {
-	peers := peersByEndpoint(l)
+	names := GuestNames(l.Peers)
 	for _, p := range l.Peers {
 		var line string
 		switch {
@@ -141,7 +130,7 @@ func WritePeers(w io.Writer, l List, style Style) error {
 		case p.State == PeerConnected && p.Error != "":
 			line = "two hosts take this agent from each other"
 		case p.State == PeerAway && l.Role == "host":
-			line = "guest " + Quote(peerName(peers, p.Endpoint)) + " is not connected"
+			line = "guest " + Quote(names[p.id()]) + " is not connected"
 		default:
 			continue
 		}

@@ -3,6 +3,7 @@
 package doctor
 
 import (
+	"cmp"
 	"fmt"
 	"strings"
 	"time"
@@ -30,6 +31,7 @@ type HostFacts struct {
 // Guest is one guest of the host.
 type Guest struct {
 	Endpoint, Name, Version string // name and version as the agent reported, empty if unknown
+	Label                   string // its name in the configuration; empty if it has none
 	Connected               bool
 	Error                   string // why it is not connected
 	Code                    string // of the error; empty if it has none
@@ -100,8 +102,8 @@ func (j *judge) hostConfig(f HostFacts) {
 
 func (j *judge) guest(f HostFacts, g Guest) {
 	what := g.Endpoint
-	if g.Name != "" {
-		what = g.Name + " at " + g.Endpoint
+	if name := cmp.Or(g.Label, g.Name); name != "" {
+		what = name + " at " + g.Endpoint
 	}
 	if !g.Connected {
 		j.add("guest", "link", Failing, what+" is not connected: "+g.Error, f.guestRemedy(g))
@@ -113,6 +115,15 @@ func (j *judge) guest(f HostFacts, g Guest) {
 	}
 }
 
+// PairCommand is the command that fetches the token of a guest. The name is empty for a
+// guest without one.
+func PairCommand(name string) string {
+	if name == "" {
+		return "fairlead host pair"
+	}
+	return "fairlead host pair --guest " + name
+}
+
 // guestRemedy is what to do about the reason for which a guest is not connected.
 func (f HostFacts) guestRemedy(g Guest) string {
 	switch g.Code {
@@ -120,7 +131,7 @@ func (f HostFacts) guestRemedy(g Guest) string {
 		if strings.HasPrefix(g.Endpoint, "unix:") {
 			return explain.NextUnixToken
 		}
-		return "give both sides the same token: `fairlead host pair`"
+		return "give both sides the same token: `" + PairCommand(g.Label) + "`"
 	case "token-file":
 		return "chown it to the user of `fairlead host` and chmod 600 it, or " + f.Pair
 	case "network":

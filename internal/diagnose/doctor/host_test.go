@@ -49,6 +49,9 @@ func TestEachFaultOfAHostHasItsRemedy(t *testing.T) {
 		{"old process", func(f *HostFacts) { f.Running, f.Guests[0].Version = "v1.1.0", "v1.1.0" }, Warning, "host running", "v1.1.0 runs, this is v1.2.0", "restart"},
 		{"bad file", func(f *HostFacts) { f.Config.Error = "host.yaml:1:1: unknown key" }, Failing, "config file", "host.yaml:1:1", "config check --host"},
 		{"no token", func(f *HostFacts) { f.Config.TokenError = "no such file" }, Failing, "config token", "no such file", "host pair"},
+		{"guest with a name", func(f *HostFacts) {
+			f.Guests[0] = Guest{Endpoint: vsock, Label: "dev", Name: "vm", Error: "why", Code: "proof", Remote: true}
+		}, Failing, "guest link", "dev at vsock://3:1023", "fairlead host pair --guest dev"},
 		{"guest away", lost("connection refused"), Failing, "guest link", "vm at hvsock://wsl:1023 is not connected: connection refused", "start the guest"},
 		{"misleading text", lost("refused by the peer (other): \"(token)\""), Failing, "guest link", "(token)", "start the guest"},
 		{"refused by token", refused(vsock, "proof", true), Failing, "guest link", "why", "host pair"},

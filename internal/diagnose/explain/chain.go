@@ -15,7 +15,7 @@ import (
 
 // chain follows one publication from the kernel to the host.
 func (f *Facts) chain(p *Publication) Chain {
-	c := Chain{Publication: p.Key.String(), Guest: p.Guest}
+	c := Chain{Publication: p.Key.String(), Guest: p.Guest, GuestName: p.GuestName}
 	for _, o := range p.Origins {
 		c.Steps = append(c.Steps, f.seen(o))
 	}
@@ -254,7 +254,7 @@ func otherPort(n uint16) string {
 func (f *Facts) judgeActive(p *Publication, active, conflicts []Outcome) (v Verdict, summary, next string) {
 	name := p.Slot().String()
 	if g, lost := f.lostGuest(p); lost {
-		return VerdictGuestLost, fmt.Sprintf("%s does not answer on the host: guest %s is not connected: %s", name, g.Name, g.Error), startGuest
+		return VerdictGuestLost, fmt.Sprintf("%s does not answer on the host: guest %s is not connected: %s", name, g.title(), g.Error), startGuest
 	}
 	var at []netip.AddrPort
 	for _, o := range active {

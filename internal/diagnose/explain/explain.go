@@ -5,6 +5,7 @@
 package explain
 
 import (
+	"cmp"
 	"net/netip"
 	"slices"
 	"time"
@@ -45,10 +46,12 @@ type Facts struct {
 // Publication is one entry of the merged table with its outcomes.
 type Publication struct {
 	port.Publication
-	Guest    string // on a host
-	Rules    []rules.Step
-	Dials    []Dial
-	Outcomes []Outcome
+	Guest string // on a host: identifies it
+	// GuestName is how the guest is shown.
+	GuestName string
+	Rules     []rules.Step
+	Dials     []Dial
+	Outcomes  []Outcome
 }
 
 // Outcome is the result of one sink.
@@ -110,7 +113,12 @@ type Unread struct {
 }
 
 // Source is the state of one source.
-type Source struct{ Name, State, Error string }
+type Source struct {
+	Name, State, Error string
+	Title              string // how a guest is shown; empty for its Name
+}
+
+func (s Source) title() string { return cmp.Or(s.Title, s.Name) }
 
 // Verdict is the machine-readable answer.
 type Verdict string
@@ -172,8 +180,9 @@ type Step struct {
 
 // Chain is the path of one publication from the kernel to the host.
 type Chain struct {
-	Publication string  `json:"publication"` // "tcp 0.0.0.0:8080"
-	Guest       string  `json:"guest,omitempty"`
+	Publication string  `json:"publication"`         // "tcp 0.0.0.0:8080"
+	Guest       string  `json:"guest,omitempty"`     // on a host: as `ls -o json` has it
+	GuestName   string  `json:"guestName,omitempty"` // how it is shown
 	Verdict     Verdict `json:"verdict"`
 	Summary     string  `json:"summary"`
 	Next        string  `json:"next"`

@@ -287,12 +287,12 @@ var cases = []struct {
 	{"similar", Facts{Similar: []port.Slot{{Protocol: port.TCP, Port: 8081}}}, VerdictNothingHere, "nothing", "did you mean 8081/tcp?"},
 	{"nothing on a host", Facts{Host: true}, VerdictNothingHere, "no guest publishes 8080/tcp", "run in the guest"},
 	{
-		"no guest on a host", Facts{Host: true, Sources: []Source{{"unix:///run/link.sock", "stale", "no such file"}}},
+		"no guest on a host", Facts{Host: true, Sources: []Source{{Name: "unix:///run/link.sock", State: "stale", Error: "no such file"}}},
 		VerdictStale, "guest unix:///run/link.sock is not connected: no such file", "start `fairlead agent`",
 	},
 	{
 		"guest lost, ports still open", Facts{
-			Host: true, Sources: []Source{{"unix:///run/link.sock", "stale", "no such file"}},
+			Host: true, Sources: []Source{{Name: "unix:///run/link.sock", State: "stale", Error: "no such file"}},
 			Publications: []Publication{pub(port.TCP, "0.0.0.0:8080", outcome(port.Active, "127.0.0.1:8080", ""),
 				func(p *Publication) { p.Guest = "unix:///run/link.sock" })},
 		},
@@ -300,7 +300,7 @@ var cases = []struct {
 	},
 	{
 		"another guest is lost", Facts{
-			Host: true, Sources: []Source{{"a", "stale", "no such file"}, {"b", "live", ""}},
+			Host: true, Sources: []Source{{Name: "a", State: "stale", Error: "no such file"}, {Name: "b", State: "live"}},
 			Publications: []Publication{pub(port.TCP, "0.0.0.0:8080", outcome(port.Active, "127.0.0.1:8080", ""), func(p *Publication) { p.Guest = "b" })},
 		},
 		VerdictActive, "reachable", "",

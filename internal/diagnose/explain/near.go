@@ -38,7 +38,7 @@ func (f *Facts) related(published bool) []finding {
 		switch {
 		case s.State == "stale" && f.Host:
 			list = append(list, finding{
-				VerdictStale, fmt.Sprintf("guest %s is not connected: %s", s.Name, s.Error),
+				VerdictStale, fmt.Sprintf("guest %s is not connected: %s", s.title(), s.Error),
 				startGuest,
 			})
 		case s.State == "stale":

@@ -162,12 +162,13 @@ const handlers = {
   },
   peers(list) {
     const host = document.body.dataset.role === 'host';
+    if (host) table.name(list);
     $('peers').replaceChildren(...list.map((p) => {
       const words = { connected: 'connected', refused: 'refused', away: 'not connected' };
       return el('li', {
         class: 'source', 'data-state': p.state === 'connected' ? 'live' : 'stale',
         title: [p.endpoint, p.version, p.error, p.next].filter(Boolean).map(clean).join('\n'),
-      }, el('b', {}, host ? clean(p.name || p.endpoint) : 'host'),
+      }, el('b', {}, host ? clean(p.title || p.name || p.endpoint) : 'host'),
       el('span', { class: 'dim' }, p.state === 'connected' && !host ? clean(p.name) : words[p.state] + (p.error ? `: ${clean(p.error)}` : '')));
     }));
   },

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The detail of one port: why it is, or is not, reachable.
-import { el, clean, lines, age, joined, ownerName, hostAddresses, keyOf } from './format.js';
+import { el, clean, lines, age, joined, ownerName, hostAddresses, keyOf, guests } from './format.js';
 import { ask } from './stream.js';
 
 const box = document.getElementById('detail');
@@ -112,7 +112,7 @@ function facts() {
   const at = hostAddresses(p);
   if (at.length > 0) fact('On the host', ...at.map((a) => el('div', {}, address(p, a), copyButton(a))));
   fact('In the guest', el('code', {}, joined(p.address, p.port)), p.dualStack ? ' and IPv4' : null);
-  if (p.guest) fact('Guest', clean(p.guest));
+  if (p.guest) fact('Guest', clean(guests.get(p.guest) ?? p.guest));
   if (p.dialTarget) fact('Dialled', el('code', {}, p.dialTarget));
   fact('Owner', `${p.owner.kind} `, el('b', {}, ownerName(p.owner)), p.owner.id && p.owner.id !== p.owner.name ? el('code', { class: 'id' }, ` ${clean(p.owner.id)}`) : null);
   const labels = Object.entries(p.owner.labels ?? {});

@@ -59,6 +59,9 @@ export function joined(address, port) {
   return address.includes(':') ? `[${address}]:${port}` : `${address}:${port}`;
 }
 
+// guests are the names of a host's guests, by what the rows have.
+export const guests = new Map();
+
 // keyOf identifies a row as the stream does.
 export function keyOf(p) {
   return `${p.guest ?? ''}|${p.protocol}|${p.address}|${p.port}`;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The table of ports: its rows, which of them are shown, and in which order.
-import { el, clean, age, states, joined, keyOf, ownerName, hostAddresses } from './format.js';
+import { el, clean, age, states, joined, keyOf, ownerName, hostAddresses, guests } from './format.js';
 import { address } from './detail.js';
 
 const lingers = 4000; // ms that a closed port is still shown
@@ -55,6 +55,20 @@ export class Table {
       }
       this.#incoming = null;
       this.#loaded = true;
+    }
+    this.#changed();
+  }
+
+  // name takes the names of the guests. Rows are drawn again where one has changed.
+  name(peers) {
+    for (const { guest, title } of peers) {
+      if (guests.get(guest) === title) continue;
+      guests.set(guest, title);
+      for (const row of this.rows.values()) {
+        if (row.p.guest !== guest) continue;
+        row.text = searchable(row.p);
+        row.drawn = null;
+      }
     }
     this.#changed();
   }
@@ -159,7 +173,7 @@ export class Table {
         p.owner.kind === 'unknown' ? el('span', { class: 'dim' }, '–') : el('span', { class: 'kind' }, p.owner.kind), ' ',
         ownerName(p.owner)),
       el('td', { class: 'guest' }, el('code', {}, joined(p.address, p.port)),
-        p.guest ? el('span', { class: 'dim' }, ` ${clean(p.guest)}`) : null),
+        p.guest ? el('span', { class: 'dim' }, ` ${clean(guests.get(p.guest) ?? p.guest)}`) : null),
       el('td', { class: 'sources' }, [...new Set(p.origins.map((o) => clean(o.source)))].join(', ')),
       el('td', { class: 'age num' }),
     );
@@ -205,7 +219,7 @@ const orders = {
 
 function searchable(p) {
   return [
-    p.port, p.protocol, joined(p.address, p.port), p.state, p.reason, p.guest, p.rule,
+    p.port, p.protocol, joined(p.address, p.port), p.state, p.reason, p.guest, guests.get(p.guest), p.rule,
     p.owner.kind, p.owner.name, p.owner.id, p.owner.namespace,
     ...Object.entries(p.owner.labels ?? {}).map(([k, v]) => `${k}=${v}`),
     ...p.hostAddresses, ...p.outcomes.map((o) => `${o.sink} ${o.hostAddress}`), ...p.origins.map((o) => `${o.source} ${o.detail}`),
