@@ -5,14 +5,26 @@ package main
 import (
 	"context"
 	"fmt"
+	"io"
 	"os"
+	"path/filepath"
 
 	"github.com/spf13/cobra"
 
 	"github.com/fairlead/fairlead/internal/agent"
 	"github.com/fairlead/fairlead/internal/config"
 	"github.com/fairlead/fairlead/internal/demo"
+	"github.com/fairlead/fairlead/internal/dropin"
 )
+
+// start runs the program that args[0] names: started under the name of Rancher Desktop's
+// agent, by a link or a copy, this one takes its flags.
+func start(ctx context.Context, args []string, stdout, stderr io.Writer) int {
+	if filepath.Base(args[0]) == dropin.Name {
+		return dropin.Run(ctx, args[1:], stderr)
+	}
+	return run(ctx, args[1:], stdout, stderr)
+}
 
 // platformCommands are the commands of the guest.
 func platformCommands() []*cobra.Command {

@@ -2,87 +2,35 @@
 
 //go:build linux
 
-// Command rancher-desktop-guestagent is a drop-in for Rancher Desktop's guest agent: it
-// accepts the same flags and runs fairlead's agent with the corresponding ones.
+// Command rancher-desktop-guestagent is a drop-in for Rancher Desktop's guest agent. It
+// starts the fairlead that is in its own directory, or else in PATH, which takes the same
+// flags when it is started under this name. A link of this name to fairlead does the same.
 package main
 
 import (
-	"context"
-	"errors"
-	"flag"
-	"fmt"
-	"io"
-	"log/slog"
 	"os"
-	"os/signal"
-	"strings"
+	"os/exec"
+	"path/filepath"
 	"syscall"
-
-	"github.com/spf13/pflag"
-
-	"github.com/fairlead/fairlead/internal/agent"
-	"github.com/fairlead/fairlead/internal/config"
-)
-
-// Exit codes.
-const (
-	exitOK    = 0
-	exitError = 1
-	exitUsage = 2
 )
 
 func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	code := run(ctx, os.Args[1:], os.Stderr)
-	stop()
-	os.Exit(code)
+	program, err := find()
+	if err == nil {
+		err = syscall.Exec(program, append([]string{"rancher-desktop-guestagent"}, os.Args[1:]...), os.Environ())
+	}
+	_, _ = os.Stderr.WriteString("rancher-desktop-guestagent: cannot start fairlead: " + err.Error() + "\n")
+	os.Exit(1)
 }
 
-func run(ctx context.Context, args []string, stderr io.Writer) int {
-	fail := func(code int, err error) int {
-		_, _ = fmt.Fprintf(stderr, "rancher-desktop-guestagent: %s\n", strings.ReplaceAll(err.Error(), "\n", "; "))
-		return code
+// find returns the path of fairlead.
+func find() (string, error) {
+	self, err := os.Executable()
+	if err == nil {
+		self = filepath.Join(filepath.Dir(self), "fairlead")
+		if _, err := os.Stat(self); err == nil {
+			return self, nil
+		}
 	}
-	o, err := parse(args, stderr)
-	if errors.Is(err, flag.ErrHelp) {
-		return exitOK
-	}
-	if err != nil {
-		return fail(exitUsage, err)
-	}
-	p, err := o.translate()
-	if err != nil {
-		return fail(exitUsage, err)
-	}
-	if os.Geteuid() != 0 {
-		return fail(exitError, errors.New("must run as root"))
-	}
-	fs := pflag.NewFlagSet("agent", pflag.ContinueOnError)
-	new(config.Agent).Flags(fs)
-	if err := fs.Parse(p.flags); err != nil {
-		return fail(exitUsage, err)
-	}
-	load := func() (config.Agent, error) { return config.LoadAgent("", fs, os.LookupEnv, p.rules...) }
-	cfg, err := load()
-	if err != nil {
-		return fail(exitUsage, err)
-	}
-	var level slog.LevelVar
-	level.Set(cfg.LogLevel)
-	log := slog.New(slog.NewTextHandler(stderr, &slog.HandlerOptions{Level: &level}))
-	log.Info("replacing Rancher Desktop's guest agent", "mode", p.mode, "flags", strings.Join(p.flags, " "))
-	a, err := agent.New(cfg, log, &level)
-	if err != nil {
-		return fail(exitError, err)
-	}
-	hup := make(chan os.Signal, 1)
-	signal.Notify(hup, syscall.SIGHUP)
-	defer signal.Stop(hup)
-	err = a.Run(ctx, func(ctx context.Context, onChange func(config.Agent, error)) {
-		config.Watch(ctx, cfg, hup, load, onChange)
-	})
-	if err != nil && ctx.Err() == nil {
-		return fail(exitError, err)
-	}
-	return exitOK
+	return exec.LookPath("fairlead")
 }

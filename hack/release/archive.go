@@ -20,16 +20,17 @@ type content struct {
 	from string // path on this machine
 	to   string // path in the archive
 	mode int64
+	link string // what it is a symbolic link to, instead of from
 }
 
 // archive makes the archive for people who install by hand.
 func (r *release) archive(s system, program string) error {
 	list := []content{
-		{program, filepath.Base(program), 0o755},
-		{filepath.Join(r.repo, "LICENSE"), "LICENSE", 0o644},
-		{filepath.Join(r.repo, "README.md"), "README.md", 0o644},
-		{filepath.Join(r.repo, "CHANGELOG.md"), "CHANGELOG.md", 0o644},
-		{filepath.Join(r.work, "NOTICES"), "NOTICES", 0o644},
+		{from: program, to: filepath.Base(program), mode: 0o755},
+		{from: filepath.Join(r.repo, "LICENSE"), to: "LICENSE", mode: 0o644},
+		{from: filepath.Join(r.repo, "README.md"), to: "README.md", mode: 0o644},
+		{from: filepath.Join(r.repo, "CHANGELOG.md"), to: "CHANGELOG.md", mode: 0o644},
+		{from: filepath.Join(r.work, "NOTICES"), to: "NOTICES", mode: 0o644},
 	}
 	if s.os != "windows" {
 		for _, dir := range []string{"man", "completion"} {
@@ -38,14 +39,16 @@ func (r *release) archive(s system, program string) error {
 				return err
 			}
 			for _, f := range files {
-				list = append(list, content{filepath.Join(r.work, dir, f.Name()), path.Join(dir, f.Name()), 0o644})
+				list = append(list, content{from: filepath.Join(r.work, dir, f.Name()), to: path.Join(dir, f.Name()), mode: 0o644})
 			}
 		}
 	}
 	if s.os == "linux" {
 		list = append(list,
-			content{filepath.Join(r.repo, "deploy/systemd/fairlead-agent.service"), "systemd/fairlead-agent.service", 0o644},
-			content{filepath.Join(r.repo, "deploy/openrc/fairlead-agent"), "openrc/fairlead-agent", 0o755})
+			content{from: filepath.Join(r.repo, "deploy/systemd/fairlead-agent.service"), to: "systemd/fairlead-agent.service", mode: 0o644},
+			content{from: filepath.Join(r.repo, "deploy/openrc/fairlead-agent"), to: "openrc/fairlead-agent", mode: 0o755},
+			// The drop-in for Rancher Desktop's agent is fairlead by another name.
+			content{to: "rancher-desktop-guestagent", mode: 0o777, link: filepath.Base(program)})
 	}
 	slices.SortFunc(list, func(a, b content) int { return strings.Compare(a.to, b.to) })
 	top := r.name(s, "")
@@ -62,11 +65,14 @@ func (r *release) tar(w io.Writer, top string, list []content) error {
 	}
 	t := tar.NewWriter(z)
 	for _, c := range list {
-		b, err := os.ReadFile(c.from)
-		if err != nil {
+		h := &tar.Header{Name: path.Join(top, c.to), Mode: c.mode, ModTime: r.time, Format: tar.FormatUSTAR}
+		var b []byte
+		if c.link != "" {
+			h.Typeflag, h.Linkname = tar.TypeSymlink, c.link
+		} else if b, err = os.ReadFile(c.from); err != nil {
 			return err
 		}
-		h := &tar.Header{Name: path.Join(top, c.to), Mode: c.mode, Size: int64(len(b)), ModTime: r.time, Format: tar.FormatUSTAR}
+		h.Size = int64(len(b))
 		if err := t.WriteHeader(h); err != nil {
 			return err
 		}

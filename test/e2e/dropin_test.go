@@ -22,15 +22,58 @@ import (
 	"github.com/fairlead/fairlead/test/kit/wait"
 )
 
-// dropIn builds the drop-in for Rancher Desktop's agent.
+// dropIn builds the drop-in for Rancher Desktop's agent, which starts the program under
+// test: that is linked beside it.
 var dropIn = sync.OnceValues(func() (string, error) {
-	path := filepath.Join(scratch, "rancher-desktop-guestagent")
+	dir := filepath.Join(scratch, "dropin")
+	path := filepath.Join(dir, "rancher-desktop-guestagent")
 	out, err := exec.Command("go", "build", "-o", path, "github.com/fairlead/fairlead/cmd/rancher-desktop-guestagent").CombinedOutput()
 	if err != nil {
 		return "", fmt.Errorf("build the drop-in: %w\n%s", err, out)
 	}
-	return path, nil
+	program, err := filepath.Abs(binary)
+	if err != nil {
+		return "", err
+	}
+	return path, os.Symlink(program, filepath.Join(dir, "fairlead"))
 })
+
+// TestDropInIsFairleadByAnotherName starts the drop-in in each way in which it can be
+// installed.
+func TestDropInIsFairleadByAnotherName(t *testing.T) {
+	launcher, err := dropIn()
+	if err != nil {
+		t.Fatal(err)
+	}
+	linked, alone := filepath.Join(t.TempDir(), "rancher-desktop-guestagent"), filepath.Join(t.TempDir(), "rancher-desktop-guestagent")
+	if err := os.Symlink(binary, linked); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Link(launcher, alone); err != nil {
+		t.Fatal(err)
+	}
+	for _, tt := range []struct {
+		name, program, path string // path is the environment's PATH
+		code                int
+		want                string // in the output
+	}{
+		{"beside fairlead", launcher, "", 0, "-tap-interface-ip"},
+		{"fairlead in PATH", alone, filepath.Dir(launcher), 0, "-tap-interface-ip"},
+		{"a link to fairlead", linked, "", 0, "-tap-interface-ip"},
+		{"no fairlead", alone, t.TempDir(), 1, "cannot start fairlead"},
+		{"fairlead itself", filepath.Join(filepath.Dir(launcher), "fairlead"), "", 2, "unknown shorthand flag"},
+	} {
+		cmd := exec.Command(tt.program, "-help")
+		cmd.Env = []string{"PATH=" + tt.path}
+		out, err := cmd.CombinedOutput()
+		if cmd.ProcessState == nil || cmd.ProcessState.ExitCode() != tt.code || !strings.Contains(string(out), tt.want) {
+			t.Errorf("%s: %v, want exit status %d and %q:\n%s", tt.name, err, tt.code, tt.want, out)
+		}
+	}
+	if info, err := os.Stat(launcher); err != nil || info.Size() > 4<<20 {
+		t.Errorf("the launcher is a file of %d bytes, %v", info.Size(), err)
+	}
+}
 
 // startDropIn runs it in the guest, where /run is a directory of the test's own.
 func startDropIn(t *testing.T, guest *space, run string, flags ...string) *process {

@@ -2,7 +2,7 @@
 
 //go:build linux
 
-package main
+package dropin
 
 import (
 	"errors"
@@ -35,7 +35,7 @@ type options struct {
 
 func parse(args []string, out io.Writer) (options, error) {
 	o := options{given: make(map[string]bool)}
-	fs := flag.NewFlagSet("rancher-desktop-guestagent", flag.ContinueOnError)
+	fs := flag.NewFlagSet(Name, flag.ContinueOnError)
 	var complaint strings.Builder // the error says it already
 	fs.SetOutput(&complaint)
 	fs.BoolVar(&o.debug, "debug", false, "display debug output")
