@@ -32,6 +32,7 @@ import (
 	"github.com/fairlead/fairlead/internal/sink/hostlink"
 	"github.com/fairlead/fairlead/internal/source/containerd"
 	"github.com/fairlead/fairlead/internal/source/docker"
+	"github.com/fairlead/fairlead/internal/source/engine"
 	"github.com/fairlead/fairlead/internal/source/kube"
 	"github.com/fairlead/fairlead/internal/source/nat"
 	"github.com/fairlead/fairlead/internal/source/socket"
@@ -154,10 +155,18 @@ func (a *Agent) newSource(name string) (Source, error) {
 		k := a.cfg.Kube
 		return kube.New(kube.Options{
 			Kubeconfigs: k.Kubeconfigs, Context: k.Context, Namespaces: k.Namespaces, Selector: k.Selector,
-			Retry: a.engineRetry(), Logger: a.log,
+			Retry: a.engineRetry(), Listens: a.registry.AwaitTCP, Logger: a.log,
 		})
 	}
 	return nil, fmt.Errorf("source %q: want one of %q", name, config.Sources())
+}
+
+// engineRetry is how long the ports of an engine that disappeared are kept.
+func (a *Agent) engineRetry() engine.Retry {
+	if a.cfg.EngineGrace == 0 {
+		return engine.Retry{Grace: -1} // for ever
+	}
+	return engine.Retry{Grace: a.cfg.EngineGrace}
 }
 
 func (a *Agent) newNATSource() (Source, error) {
@@ -258,9 +267,6 @@ func (a *Agent) Run(ctx context.Context, watch func(ctx context.Context, onChang
 	a.runSinks(ctx, g)
 	for i, s := range a.sources {
 		feed := feeds[i]
-		if w, ok := s.(waiter); ok {
-			g.Go(func() error { return a.wakeWaiter(ctx, w) })
-		}
 		g.Go(func() error {
 			if err := s.Run(ctx, feed); ctx.Err() == nil {
 				return fmt.Errorf("source %s: %w", s.Name(), err)

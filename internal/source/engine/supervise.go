@@ -108,6 +108,9 @@ type Supervisor struct {
 	// Wake receives when the engine may be back; the next try is then at once. It
 	// is nearly the only way to find an engine of which there is no trace.
 	Wake <-chan struct{}
+	// Await is called while the supervisor waits for the next try, which is at once
+	// when it returns nil. It ends with its ctx. May be nil.
+	Await func(ctx context.Context) error
 	// Withdraw takes back everything that was declared. It is called once for
 	// each loss that outlasts the grace period, never during a session.
 	Withdraw func()
@@ -311,14 +314,34 @@ func (l *supervision) wait(ctx context.Context, cause error) error {
 func (l *supervision) sleep(ctx context.Context, until time.Time) (woken bool, err error) {
 	timer := time.NewTimer(time.Until(until))
 	defer timer.Stop()
+	awaited, stop := l.await(ctx)
+	defer stop()
 	select {
 	case <-timer.C:
 		return false, nil
 	case <-l.Wake:
 		return true, nil
+	case <-awaited:
+		return true, nil
 	case <-ctx.Done():
 		return false, ctx.Err()
 	}
+}
+
+// await runs Await until stop is called, and closes the channel if it returned nil.
+func (l *supervision) await(ctx context.Context) (awaited <-chan struct{}, stop func()) {
+	if l.Await == nil {
+		return nil, func() {}
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	c := make(chan struct{})
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		if l.Await(ctx) == nil {
+			close(c)
+		}
+	})
+	return c, func() { cancel(); wg.Wait() }
 }
 
 // delay returns the pause before the next try.

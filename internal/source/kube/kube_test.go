@@ -657,27 +657,30 @@ func TestGrace(t *testing.T) {
 	enginetest.WantKeys(t, f, "tcp 0.0.0.0:30080")
 }
 
-// A server that is waited for has a port, and is tried at once on Try.
-func TestTryEndsTheWaitForAServer(t *testing.T) {
+// A server that does not answer is tried at once when something listens on its port.
+func TestListenerOnTheServersPortEndsTheWait(t *testing.T) {
 	e := newFake(t)
 	e.put(svc("web", corev1.ServiceTypeNodePort, tcp(80, 30080)))
 	e.stop()
-	s := source(t, e, Options{Retry: engine.Retry{MinDelay: time.Hour, MaxDelay: 2 * time.Hour}})
-	f := enginetest.Run(t, s)
+	listens := make(chan struct{})
+	f := enginetest.Run(t, source(t, e, Options{
+		Retry: engine.Retry{MinDelay: time.Hour, MaxDelay: 2 * time.Hour},
+		Listens: func(ctx context.Context, port uint16) error {
+			if at := fmt.Sprint("127.0.0.1:", port); at != e.addr {
+				t.Errorf("waits for %s, want %s", at, e.addr)
+			}
+			select {
+			case <-listens:
+				return nil
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+		},
+	}))
 	enginetest.WantStale(t, f, "connection refused")
-	<-s.Waits()
-	if at := fmt.Sprint("127.0.0.1:", s.WaitsFor()); at != e.addr {
-		t.Errorf("waits for %s, want %s", at, e.addr)
-	}
 	e.start()
-	s.Try()
+	listens <- struct{}{}
 	enginetest.WantKeys(t, f, "tcp 0.0.0.0:30080")
-	enginetest.Eventually(t, func() error {
-		if n := s.WaitsFor(); n != 0 {
-			return fmt.Errorf("still waits for port %d", n)
-		}
-		return nil
-	})
 }
 
 // A hundred restarts leave no goroutine and no connection behind, and move nothing.

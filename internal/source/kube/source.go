@@ -59,6 +59,9 @@ type Options struct {
 	// Timeout bounds each page of a list, and the start of each watch. 30 s if 0.
 	Timeout time.Duration
 	Retry   engine.Retry
+	// Listens returns nil when something begins to listen on a TCP port of this
+	// machine, which may be the server that does not answer. May be nil.
+	Listens func(ctx context.Context, port uint16) error
 	Logger  *slog.Logger
 	// Getenv is os.Getenv if nil.
 	Getenv func(string) string
@@ -93,8 +96,7 @@ type Source struct {
 	inCluster bool
 	facts     facts
 	wake      schedule.Signal // the server may be back, or is another one
-	waits     schedule.Signal // a server did not answer
-	server    atomic.Uint32   // its port, 0 while one answers
+	server    uint16          // the port of the last session's server, 0 if not known; of Run's goroutine
 	listed    atomic.Bool     // a server was listed once
 }
 
@@ -106,7 +108,7 @@ func New(o Options) (*Source, error) {
 	if o.Getenv == nil {
 		o.Getenv = os.Getenv
 	}
-	s := &Source{wake: schedule.NewSignal(), waits: schedule.NewSignal(), facts: facts{addrs: net.InterfaceAddrs}}
+	s := &Source{wake: schedule.NewSignal(), facts: facts{addrs: net.InterfaceAddrs}}
 	if len(o.Kubeconfigs) == 0 {
 		s.inCluster = o.Getenv("KUBERNETES_SERVICE_HOST") != ""
 		if env := o.Getenv("KUBECONFIG"); env != "" {
@@ -185,16 +187,6 @@ func (f *facts) readLocal() {
 	f.local.Store(&local)
 }
 
-// Waits receives when the source begins to wait for a server, and now and then
-// while it does. There is one receiver.
-func (s *Source) Waits() <-chan struct{} { return s.waits }
-
-// WaitsFor returns the TCP port of the server that is waited for, 0 if none is.
-func (s *Source) WaitsFor() uint16 { return uint16(s.server.Load()) }
-
-// Try has the server tried at once: somebody listens at its port. It never blocks.
-func (s *Source) Try() { s.wake.Notify() }
-
 // Run follows the cluster until ctx ends, and returns ctx's cause then.
 func (s *Source) Run(ctx context.Context, feed registry.Feed) error {
 	ctx, cancel := context.WithCancel(ctx)
@@ -202,20 +194,27 @@ func (s *Source) Run(ctx context.Context, feed registry.Feed) error {
 	defer func() { cancel(); <-stopped }()
 	st := newState(s.o.Logger, feed, &s.facts)
 	return engine.Supervisor{
-		Retry: s.o.Retry, Logger: s.o.Logger, Feed: feed, Wake: s.wake, Withdraw: st.withdraw,
+		Retry: s.o.Retry, Logger: s.o.Logger, Feed: feed, Wake: s.wake, Withdraw: st.withdraw, Await: s.awaitServer,
 	}.Run(ctx, func(ctx context.Context, up func()) error { return s.session(ctx, st, up) })
+}
+
+// awaitServer returns nil when something listens on the port of the last server.
+func (s *Source) awaitServer(ctx context.Context) error {
+	if s.o.Listens == nil || s.server == 0 {
+		<-ctx.Done()
+		return ctx.Err()
+	}
+	return s.o.Listens(ctx, s.server)
 }
 
 // session follows one server by one configuration until either fails or changes.
 func (s *Source) session(ctx context.Context, st *state, up func()) error {
+	s.server = 0
 	conf, err := s.load()
 	if err != nil {
 		return err
 	}
-	defer func() {
-		s.server.Store(uint32(conf.port()))
-		s.waits.Notify()
-	}()
+	s.server = conf.port()
 	hc, err := rest.HTTPClientFor(conf.rest)
 	if err != nil {
 		return fmt.Errorf("%s: %w", conf.origin, err)
@@ -239,7 +238,6 @@ func (s *Source) session(ctx context.Context, st *state, up func()) error {
 	// Reflectors log what is returned here as well.
 	ctx = klog.NewContext(ctx, logr.Discard())
 	st.begin(2*len(s.o.Namespaces), func() {
-		s.server.Store(0)
 		s.listed.Store(true)
 		up()
 	})
