@@ -4,7 +4,6 @@ package main
 
 import (
 	"cmp"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -54,7 +53,7 @@ func newConfigShow() *cobra.Command {
 				return err
 			}
 			if out.format == "json" {
-				return json.NewEncoder(c.OutOrStdout()).Encode(versioned(s))
+				return newEncoder(c.OutOrStdout()).Encode(versioned(s))
 			}
 			tw := tabwriter.NewWriter(c.OutOrStdout(), 0, 4, 2, ' ', 0)
 			_, _ = fmt.Fprintf(tw, "KEY\tVALUE\tFROM\n")
@@ -125,7 +124,7 @@ func newConfigCheck() *cobra.Command {
 			}
 			v := check(args[0], host)
 			if out.format == "json" {
-				if err := json.NewEncoder(c.OutOrStdout()).Encode(versioned(v)); err != nil || v.OK {
+				if err := newEncoder(c.OutOrStdout()).Encode(versioned(v)); err != nil || v.OK {
 					return err
 				}
 				return errNo

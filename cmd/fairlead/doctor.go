@@ -4,7 +4,6 @@ package main
 
 import (
 	"cmp"
-	"encoding/json"
 	"errors"
 	"os"
 
@@ -44,7 +43,7 @@ func newDoctor() *cobra.Command {
 			}
 			var err error
 			if out.format == "json" {
-				err = json.NewEncoder(c.OutOrStdout()).Encode(versioned(r))
+				err = newEncoder(c.OutOrStdout()).Encode(versioned(r))
 			} else {
 				err = status.WriteDoctor(c.OutOrStdout(), r, status.Style{
 					Wide: verbose, Width: width(c.OutOrStdout(), false), Paint: painter(c.OutOrStdout()),

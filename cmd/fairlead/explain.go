@@ -4,7 +4,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"slices"
 	"time"
 
@@ -42,7 +41,7 @@ func newExplain() *cobra.Command {
 				return err
 			}
 			if out.format == "json" {
-				err = json.NewEncoder(c.OutOrStdout()).Encode(versioned(r))
+				err = newEncoder(c.OutOrStdout()).Encode(versioned(r))
 			} else {
 				err = status.WriteReport(c.OutOrStdout(), r, painter(c.OutOrStdout()), time.Now())
 			}

@@ -16,7 +16,7 @@ func logger(w io.Writer, c config.Common) (*slog.Logger, *slog.LevelVar) {
 	level.Set(c.LogLevel)
 	o := slog.HandlerOptions{Level: &level}
 	if c.LogFormat == "json" {
-		return slog.New(slog.NewJSONHandler(w, &o)), &level
+		return slog.New(slog.NewJSONHandler(escaper{w}, &o)), &level
 	}
 	return slog.New(slog.NewTextHandler(w, &o)), &level
 }

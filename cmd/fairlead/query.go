@@ -5,7 +5,6 @@ package main
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -150,7 +149,7 @@ func newLs() *cobra.Command {
 			}
 			l = filter.List(l)
 			if out.format == "json" {
-				return json.NewEncoder(c.OutOrStdout()).Encode(versioned(l))
+				return newEncoder(c.OutOrStdout()).Encode(versioned(l))
 			}
 			return status.WriteTable(c.OutOrStdout(), l, status.Style{
 				Wide: out.format == "wide", Width: width(c.OutOrStdout(), out.format == "wide"),
@@ -183,7 +182,7 @@ func newWatch() *cobra.Command {
 			if l, err := w.client.List(c.Context()); err == nil { // else the watch says why
 				_ = status.WritePeers(w.stderr, l, status.Style{Now: time.Now(), Paint: painter(w.stderr)})
 			}
-			enc, paint := json.NewEncoder(c.OutOrStdout()), painter(c.OutOrStdout())
+			enc, paint := newEncoder(c.OutOrStdout()), painter(c.OutOrStdout())
 			w.report = func(e status.Event) error {
 				switch {
 				case e.Publication != nil && !filter.Match(*e.Publication):

@@ -4,7 +4,6 @@ package main
 
 import (
 	"cmp"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -101,7 +100,7 @@ func testRules(c *cobra.Command, file, control string, q status.RuleQuery) (stat
 
 func writeVerdict(w io.Writer, v status.RuleVerdict, asJSON bool) error {
 	if asJSON {
-		return json.NewEncoder(w).Encode(versioned(v))
+		return newEncoder(w).Encode(versioned(v))
 	}
 	tw := tabwriter.NewWriter(w, 0, 4, 2, ' ', 0)
 	for _, s := range v.Steps {
@@ -109,7 +108,7 @@ func writeVerdict(w io.Writer, v status.RuleVerdict, asJSON bool) error {
 		if s.Decides {
 			mark = ">"
 		}
-		_, _ = fmt.Fprintf(tw, "%s %s\t%s\n", mark, s.Rule, status.Quote(s.Why))
+		_, _ = fmt.Fprintf(tw, "%s %s\t%s\n", mark, status.Quote(s.Rule), status.Quote(s.Why))
 	}
 	if err := tw.Flush(); err != nil {
 		return err
