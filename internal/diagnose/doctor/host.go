@@ -126,33 +126,10 @@ func PairCommand(name string) string {
 
 // guestRemedy is what to do about the reason for which a guest is not connected.
 func (f HostFacts) guestRemedy(g Guest) string {
-	switch g.Code {
-	case "token", "proof":
-		if strings.HasPrefix(g.Endpoint, "unix:") {
-			return explain.NextUnixToken
-		}
-		return "give both sides the same token: `" + PairCommand(g.Label) + "`"
-	case "token-file":
+	if g.Code == "token-file" {
 		return "chown it to the user of `fairlead host` and chmod 600 it, or " + f.Pair
-	case "network":
-		return explain.NextNetwork
-	case "uid":
-		if !g.Remote {
-			return "run the agent as root, or as the user of `fairlead host`"
-		}
-		return "allow this user in the guest: `fairlead agent --allow-uids`"
-	case "permission":
-		return "allow this user in the guest: `fairlead agent --allow-uids`"
-	case "cid":
-		return "allow this host in the guest: `fairlead agent --allow-cids`"
-	case "version":
-		return "update the older of agent and host; `fairlead version` prints their versions"
-	case "role":
-		return "connect to the endpoint of an agent, not to that of another host peer"
-	case "replaced":
-		return "stop fairlead on the other host: an agent serves one at a time"
 	}
-	return "start the guest, and `fairlead agent` in it; run `fairlead doctor` there"
+	return cmp.Or(explain.NextOnHost(g.Code, g.Endpoint, g.Remote, PairCommand(g.Label)), "start the guest, and `fairlead agent` in it; run `fairlead doctor` there")
 }
 
 // relayName is the program of WSL's own relay.

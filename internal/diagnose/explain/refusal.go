@@ -21,31 +21,72 @@ func (r *Refusal) Text(now time.Time) string {
 	return fmt.Sprintf("a host was refused %s ago: %s", now.Sub(r.At).Round(time.Second), r.Reason)
 }
 
-// NextUnixToken is what to do about a unix link whose ends have different tokens, or where
-// one has none.
-const NextUnixToken = "give agent and host the same `--link-token FILE`, or neither of them: a unix link needs no token"
-
-// NextNetwork is what to do about an agent and a host in one network namespace.
-const NextNetwork = "run the agent in the guest and `fairlead host` outside: in a VM, or in another network namespace"
-
-// Next is what to do about it.
+// Next is what to do about it, in the guest.
 func (r *Refusal) Next() string {
-	switch r.Code {
-	case "token", "proof":
-		if strings.HasPrefix(r.Peer, "unix ") {
-			return NextUnixToken
-		}
-		return "give the host a copy of the agent's token: `fairlead host pair`"
-	case "uid":
-		return "if this user is meant to connect, restart the agent with `--allow-uids UID`"
-	case "cid":
-		return "allow this vsock context with --allow-cids of the agent"
-	case "network":
-		return NextNetwork
-	case "version":
-		return "update the older of agent and host; `fairlead version` prints their versions"
-	case "role":
-		return "let the host connect with `fairlead host`, not with a second agent"
+	return refusals[r.Code].in(guestSide, strings.HasPrefix(r.Peer, "unix "))
+}
+
+// NextOnHost is what to do on a host that has no session with the guest at an endpoint, by
+// the code of the reason: a link.Refusal or one of package host. Remote means that the guest
+// refused the host; pair is the command that fetches this guest's token. It is empty if
+// nothing is known about the code.
+func NextOnHost(code, endpoint string, remote bool, pair string) string {
+	unix := strings.HasPrefix(endpoint, "unix:")
+	if (code == "token" || code == "proof") && !unix {
+		return "give both sides the same token: `" + pair + "`"
 	}
-	return "read the logs of `fairlead host` and of the agent"
+	if code == "uid" && !remote {
+		return "run the agent as root, or as the user of `fairlead host`"
+	}
+	if _, known := refusals[code]; !known {
+		return ""
+	}
+	return refusals[code].in(hostSide, unix)
+}
+
+// The sides of a link.
+const (
+	guestSide = iota
+	hostSide
+)
+
+// advice is what to do about a refusal, by the side that is asked.
+type advice struct {
+	next [2]string
+	unix string // on both sides of a unix link, if it differs there
+}
+
+func both(s string) advice { return advice{next: [2]string{s, s}} }
+
+func (a advice) in(side int, unix bool) string {
+	if unix && a.unix != "" {
+		return a.unix
+	}
+	if a.next[side] == "" {
+		return "read the logs of `fairlead host` and of the agent"
+	}
+	return a.next[side]
+}
+
+// refusals is the advice for each code.
+var refusals = map[string]advice{
+	"token":      tokens,
+	"proof":      tokens,
+	"uid":        allowUser,
+	"permission": allowUser,
+	"cid":        both("if this vsock context is meant to connect, restart the agent with `--allow-cids CID`"),
+	"network":    both("run the agent in the guest and `fairlead host` outside: in a VM, or in another network namespace"),
+	"version":    both("update the older of agent and host; `fairlead version` prints their versions"),
+	"role": {next: [2]string{
+		"let the host connect with `fairlead host`, not with a second agent",
+		"connect to the endpoint of an agent, not to that of another host peer",
+	}},
+	"replaced": {next: [2]string{hostSide: "stop fairlead on the other host: an agent serves one at a time"}},
+}
+
+var allowUser = both("if this user is meant to connect, restart the agent with `--allow-uids UID`")
+
+var tokens = advice{
+	next: [2]string{guestSide: "give the host a copy of the agent's token: `fairlead host pair`"},
+	unix: "give agent and host the same `--link-token FILE`, or neither of them: a unix link needs no token",
 }

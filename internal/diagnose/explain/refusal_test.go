@@ -21,3 +21,27 @@ func TestRefusalNext(t *testing.T) {
 		}
 	}
 }
+
+// Every code has advice on the side that sees it, and the host's is for the host.
+func TestNextOnHost(t *testing.T) {
+	for _, c := range []struct {
+		code, endpoint string
+		remote         bool
+		want           string
+	}{
+		{"token", "vsock://3:1023", true, "host pair"},
+		{"proof", "unix:///run/s", true, "or neither"},
+		{"uid", "unix:///run/s", true, "--allow-uids"},
+		{"uid", "unix:///run/s", false, "as the user of `fairlead host`"},
+		{"permission", "unix:///run/s", false, "--allow-uids"},
+		{"role", "unix:///run/s", true, "another host peer"},
+		{"replaced", "unix:///run/s", true, "other host"},
+	} {
+		if next := NextOnHost(c.code, c.endpoint, c.remote, "fairlead host pair"); !strings.Contains(next, c.want) {
+			t.Errorf("%s at %s: %s", c.code, c.endpoint, next)
+		}
+	}
+	if next := NextOnHost("", "unix:///run/s", false, ""); next != "" {
+		t.Errorf("without a code: %s", next)
+	}
+}
