@@ -17,6 +17,8 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/fairlead/fairlead/internal/config"
+	"github.com/fairlead/fairlead/internal/link"
 	"github.com/fairlead/fairlead/internal/schedule"
 )
 
@@ -30,7 +32,14 @@ type Client struct {
 // NewClient returns a client of the control socket at path. Each call makes a connection.
 func NewClient(path string) *Client {
 	dial := func(ctx context.Context, _, _ string) (net.Conn, error) {
-		return (&net.Dialer{}).DialContext(ctx, "unix", path)
+		conn, err := (&net.Dialer{}).DialContext(ctx, "unix", path)
+		if err != nil {
+			return nil, err
+		}
+		if err := link.TrustedPeer(conn); err != nil {
+			return nil, errors.Join(errUntrusted{err}, conn.Close())
+		}
+		return conn, nil
 	}
 	return &Client{path: path, patience: answerTimeout, http: &http.Client{Transport: &http.Transport{DialContext: dial, DisableKeepAlives: true}}}
 }
@@ -45,6 +54,9 @@ func (e errSilent) Error() string {
 	return fmt.Sprintf("no answer within %s: the process is stopped, overloaded or out of file descriptors; see its log", e.waited)
 }
 
+// errUntrusted is returned when another user serves the socket, who could answer anything.
+type errUntrusted struct{ error }
+
 // ErrNotRunning is returned when nothing listens on the control socket.
 var ErrNotRunning = errors.New("not running: start " + whatToStart(runtime.GOOS))
 
@@ -54,6 +66,14 @@ func whatToStart(goos string) string {
 		return "`fairlead agent` in the guest, or `fairlead host` on the host"
 	}
 	return "`fairlead host`"
+}
+
+// whoMay names who may connect to a control socket.
+func whoMay(path string) string {
+	if path == config.DefaultAgent().Control {
+		return "root"
+	}
+	return "root or as the user who started it"
 }
 
 // errNotFound is the answer of a process that has no such route: an agent or a host of
@@ -70,9 +90,12 @@ func (c *Client) do(ctx context.Context, method, path, body string, within time.
 		return nil, err
 	}
 	resp, err := c.http.Do(req)
+	var untrusted errUntrusted
 	switch {
+	case errors.As(err, &untrusted):
+		return nil, fmt.Errorf("control socket %s: %w", c.path, untrusted)
 	case errors.Is(err, fs.ErrPermission):
-		return nil, fmt.Errorf("control socket %s: %w: run as root", c.path, fs.ErrPermission)
+		return nil, fmt.Errorf("control socket %s: %w: run as %s", c.path, fs.ErrPermission, whoMay(c.path))
 	case errors.As(context.Cause(ctx), new(errSilent)), errors.Is(err, syscall.EAGAIN): // EAGAIN: too many wait to be accepted
 		return nil, fmt.Errorf("control socket %s: %w", c.path, errSilent{within})
 	case err != nil && ctx.Err() != nil:

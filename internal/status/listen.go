@@ -16,10 +16,11 @@ import (
 // errWSAConnRefused is ECONNREFUSED on Windows; no other system has this number.
 const errWSAConnRefused = syscall.Errno(10061)
 
-// ListenControl opens the control socket at path: 0600 in a directory of mode
-// 0700. A dead socket is replaced; a live one is an error.
+// ListenControl opens the control socket at path: 0600, in a directory of root or of
+// ours to which no other user can write; it is made with mode 0700 if it is missing. A dead
+// socket is replaced; a live one is an error. Only root and this process's user can connect.
 func ListenControl(path string) (net.Listener, error) {
-	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+	if err := ensureDir(filepath.Dir(path)); err != nil {
 		return nil, fmt.Errorf("control socket: %w", err)
 	}
 	if c, err := net.DialTimeout("unix", path, time.Second); err == nil {

@@ -4,7 +4,12 @@
 
 package status
 
-import "net"
+import (
+	"net"
+	"os"
+)
+
+func ensureDir(dir string) error { return os.MkdirAll(dir, 0o700) }
 
 // listenPrivate relies on the directory's access list, which the user's profile provides.
 func listenPrivate(path string) (net.Listener, error) { return net.Listen("unix", path) }

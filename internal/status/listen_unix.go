@@ -9,7 +9,11 @@ import (
 	"net"
 	"os"
 	"syscall"
+
+	"github.com/fairlead/fairlead/internal/link"
 )
+
+func ensureDir(dir string) error { return link.EnsureDir(dir) }
 
 // listenPrivate binds under a temporary name, sets the mode, and then renames the
 // socket, so that other users can never connect.
@@ -47,10 +51,22 @@ func bindPrivate(path string) (*net.UnixListener, error) {
 	return l.(*net.UnixListener), nil
 }
 
-// unixListener removes its name when it closes.
+// unixListener accepts root and this process's user, and removes its name when it closes.
 type unixListener struct {
 	*net.UnixListener
 	path string
+}
+
+// Accept implements net.Listener. The mode of the socket keeps others away; this does so
+// too where it was changed.
+func (l *unixListener) Accept() (net.Conn, error) {
+	for {
+		conn, err := l.UnixListener.Accept()
+		if err != nil || link.TrustedPeer(conn) == nil {
+			return conn, err
+		}
+		_ = conn.Close()
+	}
 }
 
 func (l *unixListener) Close() error {
