@@ -79,7 +79,7 @@ func serve(t *testing.T, g guest) {
 			t.Error(err)
 		}
 	})
-	t.Setenv("FAIRLEAD_CONTROL", path)
+	t.Setenv("FAIRLEAD_CLIENT_CONTROL", path)
 	t.Setenv("COLUMNS", "")
 }
 
@@ -193,5 +193,25 @@ func TestConfigCheckListsAllMistakes(t *testing.T) {
 	}
 	if _, stderr, code := execute(t, "config", "check", file); code != exitError || !strings.Contains(stderr, "use --host") {
 		t.Errorf("a file of the host: exit %d, %s", code, stderr)
+	}
+}
+
+// The variable of the agent and host peer does not redirect commands.
+func TestDaemonsVariableIsNotTheClients(t *testing.T) {
+	serve(t, guest{})
+	t.Setenv("FAIRLEAD_CONTROL", t.TempDir()+"/none")
+	if _, stderr, code := execute(t, "ls"); code != exitOK {
+		t.Errorf("exit %d, %q", code, stderr)
+	}
+}
+
+// A socket that was named is never replaced by defaults.
+func TestConfigShowOfNamedSocket(t *testing.T) {
+	for _, args := range [][]string{{}, {"--host"}} {
+		none := t.TempDir() + "/none"
+		_, stderr, code := execute(t, append([]string{"config", "show", "--control", none}, args...)...)
+		if code != exitError || !strings.Contains(stderr, none) {
+			t.Errorf("%q: exit %d, %q", args, code, stderr)
+		}
 	}
 }

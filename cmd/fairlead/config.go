@@ -73,11 +73,12 @@ func newConfigShow() *cobra.Command {
 // effective asks what runs, or else reads a file and the environment.
 func effective(c *cobra.Command, file, control string, host bool) (status.Settings, error) {
 	if file == "" {
-		if control == "" && host {
-			control = cmp.Or(os.Getenv("FAIRLEAD_CONTROL"), config.DefaultHost().Control)
+		at := cmp.Or(control, os.Getenv(config.ClientControl))
+		if at == "" && host {
+			at = config.DefaultHost().Control
 		}
-		s, err := client(control).Settings(c.Context())
-		if err == nil || !errors.Is(err, status.ErrNotRunning) || control != "" && !host {
+		s, err := client(at).Settings(c.Context())
+		if err == nil || !errors.Is(err, status.ErrNotRunning) || control != "" {
 			return s, err
 		}
 		_, _ = fmt.Fprintln(c.ErrOrStderr(), "fairlead: nothing runs here; these are the settings of a new start")

@@ -9,6 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/fairlead/fairlead/internal/config"
 	"github.com/fairlead/fairlead/internal/diagnose/doctor"
 	"github.com/fairlead/fairlead/internal/hostpeer"
 	"github.com/fairlead/fairlead/internal/status"
@@ -34,7 +35,7 @@ func newDoctor() *cobra.Command {
 			if err := out.validate(); err != nil {
 				return err
 			}
-			control := cmp.Or(control, os.Getenv("FAIRLEAD_CONTROL"))
+			control := cmp.Or(control, os.Getenv(config.ClientControl))
 			var r doctor.Report
 			if host || !canBeGuest || isHost(c, control) {
 				r = doctor.EvaluateHost(hostpeer.Facts(c.Context(), file, control))
@@ -56,7 +57,7 @@ func newDoctor() *cobra.Command {
 		},
 	}
 	c.Flags().StringVar(&file, "config", "", "configuration file of the agent or host (default: that which it uses)")
-	c.Flags().StringVar(&control, "control", "", "control socket of the agent or host (default: $FAIRLEAD_CONTROL, else that of the configuration)")
+	c.Flags().StringVar(&control, "control", "", "control socket of the agent or host (default: $"+config.ClientControl+", else that of the configuration)")
 	c.Flags().BoolVarP(&verbose, "verbose", "v", false, "show details of what works, too")
 	c.Flags().BoolVar(&host, "host", !canBeGuest, "diagnose the host (default: what runs here)")
 	out.register(c, "text", "json")

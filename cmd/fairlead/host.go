@@ -203,5 +203,16 @@ func logon(args []string) (hostinstall.Logon, config.Host, error) {
 	if cfg.LogFile == "" && runtime.GOOS != "linux" { // on Linux the journal has it
 		all = append(all, "--log-file", filepath.Join(filepath.Dir(config.DefaultHostFile()), "host.log"))
 	}
-	return hostinstall.Logon{OS: runtime.GOOS, Program: self, Args: all, Home: home, User: user}, cfg, nil
+	return hostinstall.Logon{OS: runtime.GOOS, Program: self, Args: all, Env: directories(), Home: home, User: user}, cfg, nil
+}
+
+// directories are the variables of this shell by which the host's files are found. The
+// user's service manager need not have them.
+func directories() (env []string) {
+	for _, name := range []string{"XDG_CONFIG_HOME", "XDG_STATE_HOME"} {
+		if dir := os.Getenv(name); filepath.IsAbs(dir) {
+			env = append(env, name+"="+dir)
+		}
+	}
+	return env
 }

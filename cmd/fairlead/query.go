@@ -46,13 +46,13 @@ func (o *output) validate() error {
 }
 
 func controlFlag(c *cobra.Command, path *string) {
-	c.Flags().StringVar(path, "control", "", "control socket of the agent or host to ask (default: $FAIRLEAD_CONTROL, else that of this machine's agent or host)")
+	c.Flags().StringVar(path, "control", "", "control socket of the agent or host to ask (default: $"+config.ClientControl+", else that of this machine's agent or host)")
 }
 
 // client returns a client of the control socket at path; by default of the agent's or
 // the host's.
 func client(path string) *status.Client {
-	return status.NewClient(cmp.Or(path, os.Getenv("FAIRLEAD_CONTROL"), defaultControl(controls())))
+	return status.NewClient(cmp.Or(path, os.Getenv(config.ClientControl), defaultControl(controls())))
 }
 
 // controls are the default control sockets in the order in which they are tried. Only

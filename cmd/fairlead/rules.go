@@ -66,7 +66,7 @@ func newRulesTest() *cobra.Command {
 	}
 	f := c.Flags()
 	f.StringVar(&file, "config", "", "test the rules of this file instead of those of the running agent")
-	f.StringVar(&control, "control", "", "control socket of the agent to ask (default: $FAIRLEAD_CONTROL, else "+config.DefaultAgent().Control+")")
+	f.StringVar(&control, "control", "", "control socket of the agent to ask (default: $"+config.ClientControl+", else "+config.DefaultAgent().Control+")")
 	f.StringVar(&address, "address", "0.0.0.0", "guest address of the port")
 	f.StringVar(&source, "source", "socket", "source that reports it: "+strings.Join(rules.Sources(), ", "))
 	f.StringVar(&kind, "owner", "process", "kind of its owner: container, service, process or unknown")
@@ -82,7 +82,7 @@ func newRulesTest() *cobra.Command {
 // agent runs.
 func testRules(c *cobra.Command, file, control string, q status.RuleQuery) (status.RuleVerdict, error) {
 	if file == "" {
-		path := cmp.Or(control, os.Getenv("FAIRLEAD_CONTROL"), config.DefaultAgent().Control)
+		path := cmp.Or(control, os.Getenv(config.ClientControl), config.DefaultAgent().Control)
 		v, err := status.NewClient(path).TestRules(c.Context(), q)
 		if control != "" || !errors.Is(err, status.ErrNotRunning) {
 			return v, err

@@ -21,7 +21,7 @@ func TestVersionPrintsLicences(t *testing.T) {
 	if code != exitOK || !strings.Contains(out, "Mozilla Public License") {
 		t.Errorf("exit %d, %d bytes", code, len(out))
 	}
-	t.Setenv("FAIRLEAD_CONTROL", t.TempDir()+"/none")
+	t.Setenv("FAIRLEAD_CLIENT_CONTROL", t.TempDir()+"/none")
 	out, _, code = execute(t, "version")
 	if code != exitOK || !strings.HasPrefix(out, "fairlead ") || strings.Count(out, "\n") != 1 {
 		t.Errorf("exit %d, %q", code, out)

@@ -67,7 +67,11 @@ func (a *Agent) peers() []status.Peer {
 	if r := a.links.lastRefused(); r != nil {
 		return []status.Peer{{State: status.PeerRefused, Endpoint: r.Peer, Error: r.Reason, Code: r.Code, Next: r.Next(), Since: r.At}}
 	}
-	return []status.Peer{{State: status.PeerAway, Endpoint: strings.Join(a.endpoints(), ", "), Error: "no host has connected"}}
+	why := "no host has connected yet"
+	if a.hostlink.Stats().Sessions > 0 {
+		why = "no host is connected any more"
+	}
+	return []status.Peer{{State: status.PeerAway, Endpoint: strings.Join(a.endpoints(), ", "), Error: why}}
 }
 
 // endpoints lists where the agent and the host meet.

@@ -349,12 +349,22 @@ func (c *Host) validate() (key string, err error) {
 	}
 	ids := make([]string, len(c.Connect))
 	for i, g := range c.Connect {
-		if ids[i] = g.ID(); g.Network != "unix" && c.LinkToken == "" {
-			return "linkToken", fmt.Errorf("%q: want a file, %q needs a token", "", g)
-		}
+		ids[i] = g.ID()
 	}
 	if id, ok := twice(ids); ok {
 		return "connect", fmt.Errorf("%q: given twice, want each guest once", id)
+	}
+	return c.validateTokens(runtime.GOOS)
+}
+
+func (c *Host) validateTokens(goos string) (key string, err error) {
+	for _, g := range c.Connect {
+		switch {
+		case g.Network != "unix" && c.LinkToken == "":
+			return "linkToken", fmt.Errorf("%q: want a file, %q needs a token", "", g)
+		case g.Network == "unix" && goos == "windows" && c.TokenFile(g) == "":
+			return "linkToken", fmt.Errorf("not given: %q needs a token, as Windows does not tell which user serves a socket", g)
+		}
 	}
 	return "", nil
 }

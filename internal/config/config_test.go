@@ -561,3 +561,19 @@ func mustGuest(t *testing.T, text string) Guest {
 	}
 	return g
 }
+
+// Where the system does not tell who serves a unix socket, a token must prove it.
+func TestUnixLinkOnWindowsNeedsToken(t *testing.T) {
+	c := DefaultHost()
+	c.Connect = []Guest{mustGuest(t, "unix:///s")}
+	for _, tt := range []struct {
+		goos  string
+		given bool
+		key   string
+	}{{"windows", false, "linkToken"}, {"windows", true, ""}, {"linux", false, ""}, {"darwin", false, ""}} {
+		c.TokenGiven = tt.given
+		if key, err := c.validateTokens(tt.goos); key != tt.key || (err != nil) != (tt.key != "") {
+			t.Errorf("%s, token given %v: %q, %v", tt.goos, tt.given, key, err)
+		}
+	}
+}

@@ -29,7 +29,7 @@ func currentDirs() hostDirs {
 		if os.Geteuid() == 0 {
 			return systemDirs()
 		}
-		return xdgDirs(os.Getenv, os.Geteuid())
+		return xdgDirs(os.Getenv, os.Geteuid(), ownedBy)
 	}
 	dir := ""
 	if base, err := os.UserConfigDir(); err == nil {
@@ -39,8 +39,9 @@ func currentDirs() hostDirs {
 }
 
 // xdgDirs are those of a user by the XDG Base Directory Specification, which ignores
-// relative paths. Where there is no runtime directory the state directory is used.
-func xdgDirs(env func(string) string, uid int) hostDirs {
+// relative paths, and runtime directories of other users, as su and sudo leave them in the
+// environment. Where there is no runtime directory the state directory is used.
+func xdgDirs(env func(string) string, uid int, owned func(dir string, uid int) bool) hostDirs {
 	base := func(variable, inHome string) string {
 		if dir := env(variable); filepath.IsAbs(dir) {
 			return filepath.Join(dir, "fairlead")
@@ -50,19 +51,15 @@ func xdgDirs(env func(string) string, uid int) hostDirs {
 		}
 		return ""
 	}
-	d := hostDirs{config: base("XDG_CONFIG_HOME", ".config"), state: base("XDG_STATE_HOME", ".local/state"), runtime: base("XDG_RUNTIME_DIR", "")}
-	if d.runtime == "" { // as in a shell of sudo or su: the directory of systemd's logind
-		if dir := filepath.Join("/run/user", strconv.Itoa(uid)); isDir(dir) {
+	d := hostDirs{config: base("XDG_CONFIG_HOME", ".config"), state: base("XDG_STATE_HOME", ".local/state")}
+	// The second is that of systemd's logind.
+	for _, dir := range []string{env("XDG_RUNTIME_DIR"), filepath.Join("/run/user", strconv.Itoa(uid))} {
+		if d.runtime == "" && filepath.IsAbs(dir) && owned(dir, uid) {
 			d.runtime = filepath.Join(dir, "fairlead")
 		}
 	}
 	d.runtime = cmp.Or(d.runtime, d.state)
 	return d
-}
-
-func isDir(path string) bool {
-	fi, err := os.Stat(path)
-	return err == nil && fi.IsDir()
 }
 
 // in returns a file of the directory, or "" if that is not known.

@@ -20,12 +20,19 @@ func TestXDGDirs(t *testing.T) {
 		{"relative", map[string]string{"HOME": "/h", "XDG_CONFIG_HOME": "c", "XDG_STATE_HOME": "", "XDG_RUNTIME_DIR": "r"},
 			hostDirs{"/h/.config/fairlead", "/h/.local/state/fairlead", "/h/.local/state/fairlead"}},
 		{"nothing", nil, hostDirs{}},
+		{"runtime directory of another user", map[string]string{"HOME": "/h", "XDG_RUNTIME_DIR": "/theirs"},
+			hostDirs{"/h/.config/fairlead", "/h/.local/state/fairlead", "/h/.local/state/fairlead"}},
+		{"that of logind instead", map[string]string{"HOME": "/h", "XDG_RUNTIME_DIR": "/theirs", "LOGIND": "1"},
+			hostDirs{"/h/.config/fairlead", "/h/.local/state/fairlead", "/run/user/2147483646/fairlead"}},
 	} {
-		if got := xdgDirs(func(k string) string { return c.env[k] }, noUser); got != c.want {
+		owned := func(dir string, uid int) bool {
+			return uid == noUser && (dir == "/r" || c.env["LOGIND"] != "" && dir != "/theirs")
+		}
+		if got := xdgDirs(func(k string) string { return c.env[k] }, noUser, owned); got != c.want {
 			t.Errorf("%s: %+v, want %+v", c.name, got, c.want)
 		}
 	}
-	h := defaultHost(xdgDirs(func(k string) string { return all[k] }, noUser))
+	h := defaultHost(xdgDirs(func(k string) string { return all[k] }, noUser, func(string, int) bool { return true }))
 	if h.LinkToken != "/s/fairlead/token" || h.Control != "/r/fairlead/host.sock" {
 		t.Errorf("token %s, control socket %s", h.LinkToken, h.Control)
 	}

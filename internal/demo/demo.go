@@ -24,6 +24,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/fairlead/fairlead/internal/config"
 	"github.com/fairlead/fairlead/internal/schedule"
 	"github.com/fairlead/fairlead/internal/status"
 )
@@ -251,7 +252,7 @@ func (v *view) intro() string {
 	fmt.Fprintf(&b, "  curl http://127.0.0.1:%d/\n", v.web)
 	fmt.Fprintf(&b, "  %s python3 -m http.server 9000\n", v.ns.enter())
 	fmt.Fprintf(&b, "  echo hello | nc -u -w1 127.0.0.1 %d\n", v.echo)
-	fmt.Fprintf(&b, "  export FAIRLEAD_CONTROL=%s\n", v.control)
+	fmt.Fprintf(&b, "  export %s=%s\n", config.ClientControl, v.control)
 	fmt.Fprintf(&b, "  %s ls; %[1]s explain %d; %[1]s web\n", v.o.Self, v.web)
 	fmt.Fprintf(&b, "Ctrl-C ends the demo and removes everything.\n\n")
 	return b.String()

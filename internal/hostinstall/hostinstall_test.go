@@ -221,6 +221,15 @@ func TestAgentAndUnitKeepWordsApart(t *testing.T) {
 	}
 }
 
+func TestUnitHasEnvironment(t *testing.T) {
+	l := logons["linux"]
+	l.Env = []string{`XDG_CONFIG_HOME=/a "b"/50%$c`, "XDG_STATE_HOME=/s"}
+	want := `[Service]` + "\n" + `Environment="XDG_CONFIG_HOME=/a \"b\"/50%%$c"` + "\n" + `Environment="XDG_STATE_HOME=/s"` + "\nExecStart="
+	if got := l.unit(); !strings.Contains(got, want) {
+		t.Errorf("%s\nwant %s", got, want)
+	}
+}
+
 func TestMachineWritesAndRemoves(t *testing.T) {
 	name := filepath.Join(t.TempDir(), "a", "b", "file")
 	var m Machine

@@ -21,6 +21,7 @@ type Logon struct {
 	OS      string   // runtime.GOOS
 	Program string   // absolute path of fairlead
 	Args    []string // after it: "host", flags
+	Env     []string // "NAME=VALUE" for the program; on Linux only
 	Home    string   // the user's, absolute
 	User    string   // SID on Windows, user id on macOS, not used on Linux
 }
@@ -237,18 +238,22 @@ func (l Logon) unit() string {
 	for _, a := range append([]string{l.Program}, l.Args...) {
 		words = append(words, systemdQuote(a))
 	}
+	env := ""
+	for _, v := range l.Env {
+		env += "Environment=" + strings.ReplaceAll(systemdQuote(v), "$$", "$") + "\n" // where $ means itself
+	}
 	return fmt.Sprintf(`[Unit]
 Description=Ports of Linux guests on this machine
 
 [Service]
-ExecStart=%s
+%sExecStart=%s
 Restart=on-failure
 LimitNOFILE=65536
 NoNewPrivileges=yes
 
 [Install]
 WantedBy=default.target
-`, strings.Join(words, " "))
+`, env, strings.Join(words, " "))
 }
 
 // systemdQuote quotes one word of ExecStart (systemd.service(5), "Command lines").

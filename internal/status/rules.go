@@ -55,8 +55,8 @@ func (s *Server) testRules(w http.ResponseWriter, r *http.Request) {
 // maxRuleQuery is more than an owner's labels have, in bytes.
 const maxRuleQuery = 64 << 10
 
-// ErrNoRules is returned by a process that has no agent's rules: a host.
-var ErrNoRules = errors.New("this is a host peer, whose rules cannot be tested: run `fairlead rules test` in the guest, or give --config FILE")
+// ErrNoRules is returned by a process that has no agent's rules: a host peer.
+var ErrNoRules = errors.New("a host peer answers here, and this command tests the rules of agents: run it in the guest, or give --config FILE")
 
 // TestRules asks an agent what its current rules decide about a port.
 func (c *Client) TestRules(ctx context.Context, q RuleQuery) (v RuleVerdict, err error) {

@@ -139,7 +139,7 @@ func (r *rig) typed(line string, watched time.Duration) string {
 		limit = watched
 	}
 	cmd := exec.Command("/bin/sh", "-c", fmt.Sprintf("timeout %d %s 2>&1", int(limit.Seconds()), script))
-	cmd.Env = append(os.Environ(), "FAIRLEAD_CONTROL="+r.agentCtl, "PATH="+filepath.Dir(binary)+":"+os.Getenv("PATH"), "COLUMNS=80")
+	cmd.Env = append(os.Environ(), "FAIRLEAD_CLIENT_CONTROL="+r.agentCtl, "PATH="+filepath.Dir(binary)+":"+os.Getenv("PATH"), "COLUMNS=80")
 	cmd.WaitDelay = 5 * time.Second
 	out, err := cmd.Output()
 	var exit *exec.ExitError

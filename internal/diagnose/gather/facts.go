@@ -39,7 +39,7 @@ func Facts(ctx context.Context, o Options) doctor.Facts {
 	if err != nil {
 		cfg = config.DefaultAgent()
 	}
-	a, agentErr := o.Ask(ctx, cmp.Or(o.Control, os.Getenv("FAIRLEAD_CONTROL"), cfg.Control))
+	a, agentErr := o.Ask(ctx, cmp.Or(o.Control, os.Getenv(config.ClientControl), cfg.Control))
 	if agentErr == nil && o.ConfigFile == "" && a.ConfigFile != "" { // the running agent may use another file
 		cfg, err = config.LoadAgent(a.ConfigFile, nil, os.LookupEnv)
 	}
