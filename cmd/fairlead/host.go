@@ -17,7 +17,6 @@ import (
 	"github.com/fairlead/fairlead/internal/config"
 	"github.com/fairlead/fairlead/internal/hostinstall"
 	"github.com/fairlead/fairlead/internal/hostpeer"
-	"github.com/fairlead/fairlead/internal/hvsock"
 )
 
 func newHost() *cobra.Command {
@@ -81,43 +80,6 @@ func openLog(name string) (*os.File, error) {
 		}
 	}
 	return os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
-}
-
-func newPair() *cobra.Command {
-	var from, file string
-	o := hostinstall.PairOptions{WSL: hvsock.RunWSL}
-	c := &cobra.Command{
-		Use: "pair", Args: noArgs,
-		Short: "Fetch the link's token from a guest",
-		Long: "Fetch the token with which agent and host authenticate, and store it for this user only.\n\n" +
-			"On Windows the command reads it in WSL as root. Elsewhere pass it in:\n" +
-			"  limactl shell VM sudo cat " + config.DefaultAgent().LinkToken + " | fairlead host pair --from -",
-		RunE: func(c *cobra.Command, _ []string) error {
-			if from == "" && runtime.GOOS != "windows" {
-				return usageError{fmt.Errorf("no WSL here: give --from FILE, or --from - for standard input (see `%s --help`)", c.CommandPath())}
-			}
-			if from != "" {
-				r, err := hostinstall.OpenToken(from, c.InOrStdin())
-				if err != nil {
-					return fmt.Errorf("pair: %w", err)
-				}
-				defer func() { _ = r.Close() }()
-				o.From = r
-			}
-			o.File = file
-			if err := hostinstall.Pair(c.Context(), o); err != nil {
-				return err
-			}
-			_, err := fmt.Fprintf(c.OutOrStdout(), "Token stored in %s.\n", o.File)
-			return err
-		},
-	}
-	f := c.Flags()
-	f.StringVar(&o.Distribution, "distribution", "", "WSL distribution of the agent (default: WSL's default)")
-	f.StringVar(&o.GuestFile, "guest-file", config.DefaultAgent().LinkToken, "path of the token in the guest")
-	f.StringVar(&from, "from", "", "file to read the token from instead of WSL; - for standard input")
-	f.StringVar(&file, "link-token", config.DefaultHost().LinkToken, "file to store the token in")
-	return c
 }
 
 func newInstall() *cobra.Command {

@@ -7,83 +7,12 @@ import (
 	"encoding/xml"
 	"errors"
 	"io/fs"
-	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 	"unicode/utf16"
 )
-
-const secret = "0123456789abcdef0123456789abcdef"
-
-func TestPair(t *testing.T) {
-	for distribution, want := range map[string]string{
-		"":         "--user root --exec cat /var/lib/fairlead/token",
-		"Debian 1": "--distribution Debian 1 --user root --exec cat /var/lib/fairlead/token",
-	} {
-		var asked string
-		file := filepath.Join(t.TempDir(), "a", "token")
-		err := Pair(t.Context(), PairOptions{
-			Distribution: distribution, GuestFile: "/var/lib/fairlead/token", File: file,
-			WSL: func(_ context.Context, args ...string) ([]byte, error) {
-				asked = strings.Join(args, " ")
-				return []byte(secret + "\n"), nil
-			},
-		})
-		if err != nil || asked != want {
-			t.Errorf("%v, asked %q, want %q", err, asked, want)
-		}
-		if b, err := os.ReadFile(file); err != nil || string(b) != secret+"\n" {
-			t.Errorf("kept %d bytes, %v", len(b), err)
-		}
-	}
-}
-
-func TestPairReadsWhatAnotherChannelBrings(t *testing.T) {
-	file := filepath.Join(t.TempDir(), "token")
-	if err := Pair(t.Context(), PairOptions{From: strings.NewReader(secret), File: file}); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := os.Stat(file); err != nil {
-		t.Error(err)
-	}
-}
-
-func TestFailedPairStoresNothing(t *testing.T) {
-	for name, o := range map[string]PairOptions{
-		"no agent yet": {WSL: func(context.Context, ...string) ([]byte, error) {
-			return nil, errors.New("exit status 1")
-		}},
-		"no such distribution": {WSL: func(context.Context, ...string) ([]byte, error) {
-			return []byte("T\x00h\x00e\x00r\x00e\x00 \x00i\x00s\x00 \x00n\x00o\x00n\x00e\x00"), errors.New("exit status 1")
-		}},
-		"no WSL": {WSL: func(context.Context, ...string) ([]byte, error) {
-			return nil, &exec.Error{Name: "wsl.exe", Err: exec.ErrNotFound}
-		}},
-		"short": {From: strings.NewReader("hunter2")},
-		"empty": {From: strings.NewReader("")},
-	} {
-		o.File = filepath.Join(t.TempDir(), "token")
-		err := Pair(t.Context(), o)
-		if err == nil || strings.Contains(err.Error(), "hunter2") {
-			t.Errorf("%s: %v", name, err)
-		}
-		if o.WSL != nil && strings.Contains(err.Error(), "start the agent") == (name == "no WSL") {
-			t.Errorf("%s: %v", name, err)
-		}
-		if name == "no such distribution" && !strings.Contains(err.Error(), "There is none") {
-			t.Errorf("%s: %v, want what wsl.exe said", name, err)
-		}
-		if _, err := os.Stat(o.File); !errors.Is(err, fs.ErrNotExist) {
-			t.Errorf("%s: kept something: %v", name, err)
-		}
-	}
-	if err := Pair(t.Context(), PairOptions{From: strings.NewReader(secret)}); err == nil {
-		t.Error("no file to keep it in is no error")
-	}
-}
 
 // desk is a System that notes what is done.
 type desk struct {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
+// Package hostinstall has the host peer started when its user logs on.
 package hostinstall
 
 import (

@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package pair
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+)
+
+const (
+	commandTimeout = 2 * time.Minute // a person may have to type a passphrase
+	maxOutput      = 1 << 20         // bytes; the definition of a virtual machine is the longest
+	maxStderr      = 512             // bytes of it in an error
+)
+
+// program is one of this machine's, by its absolute path. No shell sees its arguments.
+type program struct{ path string }
+
+// find looks for a program in PATH, once.
+func find(name string) (program, error) {
+	path, err := exec.LookPath(name)
+	if err == nil && !filepath.IsAbs(path) {
+		err = errors.New("is not an absolute path")
+	}
+	if at, ok := errors.AsType[*exec.Error](err); ok {
+		err = at.Err // the name is in ours
+	}
+	if err != nil {
+		return program{}, fmt.Errorf("%s is not installed here: %w: pass the token in with --from FILE", name, err)
+	}
+	return program{path}, nil
+}
+
+// output runs the program without input and returns what it prints. The error names the
+// command and how it ended, and ends with what to do.
+func (p program) output(ctx context.Context, remedy string, args ...string) ([]byte, error) {
+	ctx, cancel := context.WithTimeout(ctx, commandTimeout)
+	defer cancel()
+	stdout, stderr := limited{max: maxOutput + 1}, limited{max: maxStderr}
+	cmd := exec.CommandContext(ctx, p.path, args...)
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	cmd.WaitDelay = time.Second
+	err := cmd.Run()
+	switch {
+	case ctx.Err() != nil:
+		err = ctx.Err()
+	case err == nil && stdout.kept.Len() > maxOutput:
+		err = fmt.Errorf("more than %d bytes of output", maxOutput)
+	}
+	if err == nil {
+		return stdout.kept.Bytes(), nil
+	}
+	command := strings.Join(append([]string{p.path}, args...), " ")
+	if text := strings.Join(strings.Fields(stderr.kept.String()), " "); text != "" {
+		return nil, fmt.Errorf("%s: %w: %s: %s", command, err, strconv.Quote(text), remedy)
+	}
+	return nil, fmt.Errorf("%s: %w: %s", command, err, remedy)
+}
+
+// limited keeps the first bytes that are written to it.
+type limited struct {
+	max  int
+	kept bytes.Buffer // not embedded: its ReadFrom has no limit
+}
+
+func (l *limited) Write(b []byte) (int, error) {
+	if room := l.max - l.kept.Len(); room > 0 {
+		l.kept.Write(b[:min(room, len(b))])
+	}
+	return len(b), nil
+}
