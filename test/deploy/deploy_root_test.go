@@ -125,23 +125,28 @@ func TestOpenRCScript(t *testing.T) {
 	play := `set -eu
 RC_SVCNAME=fairlead-agent
 checkpath() { echo "checkpath $*"; }; ebegin() { :; }; eend() { return "$1"; }
-need() { echo "need $*"; }; use() { :; }; after() { :; }
+need() { echo "need $*"; }; use() { echo "use $*"; }; after() { :; }
 supervise-daemon() { echo "supervise-daemon $*"; }
 . "$1"
 depend; start_pre; reload
 echo "$command $command_args"
+echo "ulimit $rc_ulimit"
 `
 	out, err := exec.Command("bash", "-c", play, "bash", openrc).CombinedOutput()
 	if err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
 	for _, want := range []string{
-		"need localmount", "checkpath --directory --mode 0700 /run/fairlead", "checkpath --directory --mode 0700 /var/lib/fairlead",
+		"use localmount ", "ulimit -n 65536", "checkpath --directory --mode 0700 /run/fairlead", "checkpath --directory --mode 0700 /var/lib/fairlead",
 		"supervise-daemon fairlead-agent --signal HUP --pidfile /run/fairlead-agent.pid", installed + " agent",
 	} {
 		if !strings.Contains(string(out), want) {
 			t.Errorf("no %q in\n%s", want, out)
 		}
+	}
+	// Debian's OpenRC has no service of any name that others have.
+	if strings.Contains(string(out), "need ") {
+		t.Errorf("the service does not start where another is missing:\n%s", out)
 	}
 }
 
