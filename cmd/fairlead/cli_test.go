@@ -134,12 +134,15 @@ func TestJSONHasASchemaVersion(t *testing.T) {
 
 func TestUsageErrors(t *testing.T) {
 	for args, want := range map[string]string{
-		"agent --sink foo":     `fairlead: --sink "foo": want hostlink, listener, gvproxy, vtunnel or auto (see ` + "`fairlead agent --help`)\n",
-		"host --grace soon":    `fairlead: --grace "soon": want a duration such as "150ms", 0s to 1h0m0s (see ` + "`fairlead host --help`)\n",
-		"ls -o yaml":           `fairlead: --output "yaml": want table, wide or json` + "\n",
-		"help nosuch":          `fairlead: unknown command "nosuch" (see ` + "`fairlead --help`)\n",
-		"loglevel set debgu":   `fairlead: log level "debgu": want debug, info, warn or error (did you mean "debug"?)` + "\n",
-		"host install -- -x=1": "fairlead: for `fairlead host`: unknown shorthand flag: 'x' in -x=1\n",
+		"agent --sink foo":      `fairlead: --sink "foo": want hostlink, listener, gvproxy, vtunnel or auto (see ` + "`fairlead agent --help`)\n",
+		"host --grace soon":     `fairlead: --grace "soon": want a duration such as "150ms", 0s to 1h0m0s (see ` + "`fairlead host --help`)\n",
+		"ls -o yaml":            `fairlead: --output "yaml": want table, wide or json` + "\n",
+		"help nosuch":           `fairlead: unknown command "nosuch" (see ` + "`fairlead --help`)\n",
+		"loglevel set debgu":    `fairlead: log level "debgu": want debug, info, warn or error (did you mean "debug"?)` + "\n",
+		"host install -- -x=1":  "fairlead: for `fairlead host`: unknown shorthand flag: 'x' in -x=1\n",
+		"agent install -- -x=1": "fairlead: for `fairlead agent`: unknown shorthand flag: 'x' in -x=1\n",
+		"agent install --sink":  "fairlead: unknown flag: --sink (see `fairlead agent install --help`)\n",
+		"agent install x":       "fairlead: for `fairlead agent`: \"x\": want flags only\n",
 	} {
 		if _, stderr, code := execute(t, strings.Fields(args)...); code != exitUsage || stderr != want {
 			t.Errorf("%s: exit %d\n got %swant %s", args, code, stderr, want)

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/fairlead/fairlead/internal/agent"
 	"github.com/fairlead/fairlead/internal/config"
@@ -56,10 +57,15 @@ func newAgent() *cobra.Command {
 			})
 		},
 	}
-	c.Flags().StringVar(&file, "config", "", "configuration file (default "+config.DefaultAgentFile+", which may be absent)")
-	flags.Flags(c.Flags())
+	agentFlags(c.Flags(), &file, &flags)
 	completeWords(c, flags.Words())
+	c.AddCommand(newAgentInstall(), newAgentUninstall())
 	return c
+}
+
+func agentFlags(fs *pflag.FlagSet, file *string, flags *config.Agent) {
+	fs.StringVar(file, "config", "", "configuration file (default "+config.DefaultAgentFile+", which may be absent)")
+	flags.Flags(fs)
 }
 
 func newDemo() *cobra.Command {

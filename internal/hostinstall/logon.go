@@ -237,11 +237,11 @@ func (l Logon) unitPath() string { return path.Join(l.Home, ".config/systemd/use
 func (l Logon) unit() string {
 	words := make([]string, 0, len(l.Args)+1)
 	for _, a := range append([]string{l.Program}, l.Args...) {
-		words = append(words, systemdQuote(a))
+		words = append(words, SystemdQuote(a))
 	}
 	env := ""
 	for _, v := range l.Env {
-		env += "Environment=" + strings.ReplaceAll(systemdQuote(v), "$$", "$") + "\n" // where $ means itself
+		env += "Environment=" + strings.ReplaceAll(SystemdQuote(v), "$$", "$") + "\n" // where $ means itself
 	}
 	return fmt.Sprintf(`[Unit]
 Description=Ports of Linux guests on this machine
@@ -257,8 +257,8 @@ WantedBy=default.target
 `, env, strings.Join(words, " "))
 }
 
-// systemdQuote quotes one word of ExecStart (systemd.service(5), "Command lines").
-func systemdQuote(s string) string {
+// SystemdQuote quotes one word of ExecStart (systemd.service(5), "Command lines").
+func SystemdQuote(s string) string {
 	return `"` + strings.NewReplacer(`\`, `\\`, `"`, `\"`, `%`, `%%`, `$`, `$$`, "\n", `\n`).Replace(s) + `"`
 }
 

@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/fairlead/fairlead/internal/agentinstall"
+	"github.com/fairlead/fairlead/internal/config"
+	"github.com/fairlead/fairlead/internal/hostinstall"
+)
+
+var errNotRoot = errors.New("must run as root")
+
+func newAgentInstall() *cobra.Command {
+	return &cobra.Command{
+		Use:   "install [-- AGENT FLAGS]",
+		Short: "Start the agent now and with the machine",
+		Long: "Start the agent now and with the machine, where no package does: by a unit of systemd, a service of OpenRC,\n" +
+			"or the boot command in WSL's /etc/wsl.conf. Flags after -- are passed to `fairlead agent`.",
+		Example: "  fairlead agent install -- --link vsock://:1023",
+		Args:    cobra.ArbitraryArgs,
+		RunE: func(c *cobra.Command, args []string) error {
+			o, err := atBoot(args)
+			if err != nil {
+				return err
+			}
+			init, err := agentinstall.Install(c.Context(), o)
+			return report(c.OutOrStdout(), agentInstalled(init, o.Program), err)
+		},
+	}
+}
+
+func newAgentUninstall() *cobra.Command {
+	return &cobra.Command{
+		Use: "uninstall", Short: "Stop the agent, and do not start it with the machine any more", Args: noArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			if os.Geteuid() != 0 {
+				return fmt.Errorf("uninstall: %w", errNotRoot)
+			}
+			found, err := agentinstall.Uninstall(c.Context(), agentinstall.Options{Root: "/", Run: hostinstall.Machine{}.Run})
+			done := "Uninstalled. Configuration, token and log were kept, in /etc/fairlead, /var/lib/fairlead and /var/log/fairlead.log."
+			if !found {
+				done = "Nothing to uninstall: `fairlead agent install` installed nothing here."
+			}
+			return report(c.OutOrStdout(), done, err)
+		},
+	}
+}
+
+// agentInstalled says what runs now, and how to see it.
+func agentInstalled(init agentinstall.Init, program string) string {
+	now, log := "now and with the machine", "journalctl -u fairlead-agent"
+	switch init {
+	case agentinstall.OpenRC:
+		log = "/var/log/fairlead.log"
+	case agentinstall.WSL:
+		now, log = "when the distribution starts: run `wsl --shutdown` in Windows once", "/var/log/fairlead.log"
+	}
+	return fmt.Sprintf("Installed: %s runs %s. Leave it where it is.\nLog: %s\nNext: fairlead doctor", program, now, log)
+}
+
+// atBoot describes this program with flags for "agent", which it validates.
+func atBoot(args []string) (agentinstall.Options, error) {
+	fs := pflag.NewFlagSet("agent", pflag.ContinueOnError)
+	var file string
+	agentFlags(fs, &file, new(config.Agent))
+	err := fs.Parse(args)
+	if err == nil && fs.NArg() > 0 {
+		err = fmt.Errorf("%q: want flags only", fs.Arg(0))
+	}
+	if err == nil {
+		_, err = config.LoadAgent(file, fs, func(string) (string, bool) { return "", false })
+	}
+	if err != nil {
+		return agentinstall.Options{}, usageError{fmt.Errorf("for `fairlead agent`: %w", flagError(err))}
+	}
+	if os.Geteuid() != 0 {
+		return agentinstall.Options{}, fmt.Errorf("install: %w", errNotRoot)
+	}
+	self, err := os.Executable()
+	return agentinstall.Options{Root: "/", Program: self, Args: append([]string{"agent"}, args...), Run: hostinstall.Machine{}.Run}, err
+}

@@ -1,0 +1,278 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux
+
+// Package agentinstall has the agent started with its machine, where no package did: by
+// systemd, by OpenRC, or by the boot command of WSL.
+package agentinstall
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+
+	"github.com/fairlead/fairlead/deploy"
+	"github.com/fairlead/fairlead/internal/hostinstall"
+)
+
+// Init is what starts programs with a machine.
+type Init string
+
+// What the agent can be started by.
+const (
+	Systemd Init = "systemd"
+	OpenRC  Init = "openrc"
+	WSL     Init = "wsl"
+)
+
+// Options describe an installation.
+type Options struct {
+	Root    string   // directory that has the machine's files: "/"
+	Init    Init     // found in Root if empty
+	Program string   // absolute path of fairlead, outside of Root
+	Args    []string // after it: "agent", flags
+	// Run runs a command of the machine; its output is in the error.
+	Run func(ctx context.Context, name string, args ...string) error
+}
+
+// The files that an installation makes or changes, below Root.
+const (
+	service  = "fairlead-agent"
+	unitFile = "etc/systemd/system/" + service + ".service"
+	rcFile   = "etc/init.d/" + service
+	wslFile  = "etc/wsl.conf"
+)
+
+// packaged are the files of packages.
+var packaged = []string{"usr/lib/systemd/system/" + service + ".service", "lib/systemd/system/" + service + ".service"}
+
+// marker is a line of all that Install writes, and Uninstall removes.
+const marker = "# Written by `fairlead agent install`; `fairlead agent uninstall` removes it."
+
+// Install starts the agent now and with the machine, with WSL only the latter. It replaces
+// what an earlier Install made, and nothing else: it is an error if something else starts
+// the agent. It returns the init.
+func Install(ctx context.Context, o Options) (Init, error) {
+	init, err := o.install(ctx)
+	if err != nil {
+		return init, fmt.Errorf("install: %w", err)
+	}
+	return init, nil
+}
+
+func (o Options) install(ctx context.Context) (Init, error) {
+	init := o.Init
+	if init == "" {
+		init = Detect(o.Root)
+	}
+	if err := errors.Join(trusted(o.Program), o.free()); err != nil {
+		return init, err
+	}
+	for _, other := range []Init{Systemd, OpenRC, WSL} {
+		if other == init {
+			continue
+		}
+		if _, err := o.remove(ctx, other); err != nil {
+			return init, err
+		}
+	}
+	switch init {
+	case Systemd:
+		if err := o.write(unitFile, o.unit(), 0o644); err != nil {
+			return init, err
+		}
+		return init, o.all(ctx, []string{"systemctl", "daemon-reload"}, []string{"systemctl", "enable", service}, []string{"systemctl", "restart", service})
+	case OpenRC:
+		if err := o.write(rcFile, o.script(), 0o755); err != nil {
+			return init, err
+		}
+		return init, o.all(ctx, []string{"rc-update", "add", service, "default"}, []string{"rc-service", service, "restart"})
+	case WSL:
+		return init, o.boot()
+	}
+	return init, errors.New("neither systemd, OpenRC nor WSL is here: start `fairlead agent` with the machine by other means")
+}
+
+// Uninstall stops the agent and undoes Install. It returns whether anything was installed.
+func Uninstall(ctx context.Context, o Options) (bool, error) {
+	found := false
+	for _, init := range []Init{Systemd, OpenRC, WSL} {
+		here, err := o.remove(ctx, init)
+		if err != nil {
+			return found, fmt.Errorf("uninstall: %w", err)
+		}
+		found = found || here
+	}
+	return found, nil
+}
+
+// remove undoes an installation for one init, if there is one.
+func (o Options) remove(ctx context.Context, init Init) (bool, error) {
+	name := map[Init]string{Systemd: unitFile, OpenRC: rcFile, WSL: wslFile}[init]
+	text, err := o.read(name)
+	if err != nil || !strings.Contains(text, marker) {
+		return false, err
+	}
+	switch init {
+	case Systemd:
+		if err := o.Run(ctx, "systemctl", "disable", "--now", service); err != nil {
+			return true, err
+		}
+		if err := os.Remove(o.path(name)); err != nil {
+			return true, err
+		}
+		return true, o.Run(ctx, "systemctl", "daemon-reload")
+	case OpenRC:
+		_ = o.Run(ctx, "rc-update", "delete", service, "default") // it may have been deleted by hand
+		if err := o.Run(ctx, "rc-service", "--ifstarted", service, "stop"); err != nil {
+			return true, err
+		}
+		return true, os.Remove(o.path(name))
+	default:
+		rest := withoutCommand(text)
+		if rest == "" {
+			return true, os.Remove(o.path(name))
+		}
+		return true, o.write(name, rest, 0o644)
+	}
+}
+
+// Detect returns what starts programs with the machine whose files are in root, empty if
+// that is none of those above.
+func Detect(root string) Init {
+	switch {
+	case isDir(filepath.Join(root, "run/systemd/system")): // sd_booted(3)
+		return Systemd
+	case isDir(filepath.Join(root, "run/openrc")):
+		return OpenRC
+	}
+	release, _ := os.ReadFile(filepath.Join(root, "proc/sys/kernel/osrelease"))
+	if strings.Contains(strings.ToLower(string(release)), "microsoft") {
+		return WSL
+	}
+	return ""
+}
+
+func isDir(name string) bool {
+	fi, err := os.Stat(name)
+	return err == nil && fi.IsDir()
+}
+
+// free returns an error if something that Install did not make starts the agent.
+func (o Options) free() error {
+	for _, name := range packaged {
+		if _, err := os.Stat(o.path(name)); err == nil {
+			return fmt.Errorf("/%s belongs to a package: run `systemctl enable --now %s` instead", name, service)
+		}
+	}
+	for _, name := range []string{unitFile, rcFile} {
+		text, err := o.read(name)
+		if err != nil {
+			return err
+		}
+		if text != "" && !strings.Contains(text, marker) {
+			return fmt.Errorf("/%s is there and was not written by this command: remove it first, or enable it", name)
+		}
+	}
+	return nil
+}
+
+// trusted returns an error if a user other than root can replace program, which root will
+// run.
+func trusted(program string) error {
+	for path := program; ; path = filepath.Dir(path) {
+		fi, err := os.Stat(path)
+		if err != nil {
+			return err
+		}
+		st, ok := fi.Sys().(*syscall.Stat_t)
+		// Nobody can replace another's file in a directory with the sticky bit.
+		if sticky := fi.IsDir() && fi.Mode()&fs.ModeSticky != 0; !ok || st.Uid != 0 || fi.Mode().Perm()&0o022 != 0 && !sticky {
+			return fmt.Errorf("users other than root can change %s: run `install -m 0755 %s %s`, then `%s agent install`", path, program, deploy.Program, deploy.Program)
+		}
+		if path == filepath.Dir(path) {
+			return nil
+		}
+	}
+}
+
+func (o Options) path(name string) string { return filepath.Join(o.Root, name) }
+
+// read returns the text of a file, which is empty if there is none.
+func (o Options) read(name string) (string, error) {
+	b, err := os.ReadFile(o.path(name))
+	if errors.Is(err, fs.ErrNotExist) {
+		return "", nil
+	}
+	return string(b), err
+}
+
+// write makes or replaces a file.
+func (o Options) write(name, text string, mode fs.FileMode) error {
+	path := o.path(name)
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return err
+	}
+	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+"-")
+	if err != nil {
+		return err
+	}
+	_, err = f.WriteString(text)
+	err = errors.Join(err, f.Chmod(mode), f.Close())
+	if err == nil {
+		err = os.Rename(f.Name(), path)
+	}
+	if err != nil {
+		return errors.Join(err, os.Remove(f.Name()))
+	}
+	return nil
+}
+
+// all runs commands until one fails.
+func (o Options) all(ctx context.Context, commands ...[]string) error {
+	for _, c := range commands {
+		if err := o.Run(ctx, c[0], c[1:]...); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// unit returns the unit of systemd.
+func (o Options) unit() string {
+	words := []string{hostinstall.SystemdQuote(o.Program)}
+	for _, a := range o.Args {
+		words = append(words, hostinstall.SystemdQuote(a))
+	}
+	return marked(strings.Replace(deploy.AgentUnit, "ExecStart="+deploy.Program+" agent", "ExecStart="+strings.Join(words, " "), 1))
+}
+
+// script returns the script of OpenRC, which is read by a shell: command_args twice.
+func (o Options) script() string {
+	words := make([]string, len(o.Args))
+	for i, a := range o.Args {
+		words[i] = shellQuote(a)
+	}
+	twice := strings.NewReplacer(`\`, `\\`, `"`, `\"`, `$`, `\$`, "`", "\\`").Replace(strings.Join(words, " "))
+	return marked(strings.NewReplacer(
+		"command="+deploy.Program+"\n", "command="+shellQuote(o.Program)+"\n",
+		`command_args="agent `, `command_args="`+twice+" ",
+	).Replace(deploy.AgentScript))
+}
+
+// marked returns text with the marker as its first line, or after that with the shell.
+func marked(text string) string {
+	first, rest, _ := strings.Cut(text, "\n")
+	if strings.HasPrefix(first, "#!") {
+		return first + "\n" + marker + "\n" + rest
+	}
+	return marker + "\n" + text
+}
+
+// shellQuote makes s one word for a shell.
+func shellQuote(s string) string { return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'" }

@@ -1,0 +1,247 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux
+
+package agentinstall
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// machine is a root directory, and what was run in it.
+type machine struct {
+	root string
+	run  []string
+	fail string // the beginning of commands that fail
+}
+
+func newMachine(t *testing.T, files map[string]string) *machine {
+	t.Helper()
+	m := &machine{root: t.TempDir()}
+	for name, text := range files {
+		path := filepath.Join(m.root, name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if strings.HasSuffix(name, "/") {
+			text = ""
+			if err := os.MkdirAll(path, 0o755); err != nil {
+				t.Fatal(err)
+			}
+			continue
+		}
+		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return m
+}
+
+// program is one that only root can change.
+const program = "/bin/true"
+
+func (m *machine) options(args ...string) Options {
+	return Options{
+		Root: m.root, Program: program, Args: append([]string{"agent"}, args...),
+		Run: func(_ context.Context, name string, args ...string) error {
+			line := strings.Join(append([]string{name}, args...), " ")
+			m.run = append(m.run, line)
+			if m.fail != "" && strings.HasPrefix(line, m.fail) {
+				return errors.New("it failed")
+			}
+			return nil
+		},
+	}
+}
+
+// files returns the text of all files.
+func (m *machine) files(t *testing.T) map[string]string {
+	t.Helper()
+	found := make(map[string]string)
+	err := fs.WalkDir(os.DirFS(m.root), ".", func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
+		}
+		b, err := os.ReadFile(filepath.Join(m.root, path))
+		found[path] = string(b)
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return found
+}
+
+const wslRelease = "5.15.167.4-microsoft-standard-WSL2\n"
+
+var machines = []struct {
+	name               string
+	files              map[string]string
+	want               Init
+	file               string // that is made or changed
+	mode               fs.FileMode
+	install, uninstall []string
+}{
+	{
+		"systemd", map[string]string{"run/systemd/system/": "", "proc/sys/kernel/osrelease": wslRelease}, Systemd, unitFile, 0o644,
+		[]string{"systemctl daemon-reload", "systemctl enable fairlead-agent", "systemctl restart fairlead-agent"},
+		[]string{"systemctl disable --now fairlead-agent", "systemctl daemon-reload"},
+	},
+	{
+		"OpenRC", map[string]string{"run/openrc/": "", "proc/sys/kernel/osrelease": "6.6.1\n"}, OpenRC, rcFile, 0o755,
+		[]string{"rc-update add fairlead-agent default", "rc-service fairlead-agent restart"},
+		[]string{"rc-update delete fairlead-agent default", "rc-service --ifstarted fairlead-agent stop"},
+	},
+	{"WSL", map[string]string{"proc/sys/kernel/osrelease": wslRelease}, WSL, wslFile, 0o644, nil, nil},
+	{
+		"WSL with a configuration",
+		map[string]string{"proc/sys/kernel/osrelease": wslRelease, "etc/wsl.conf": "[user]\ndefault = u\n[Boot]\n\n[network]\ncommand=no\n"}, WSL, wslFile, 0o644, nil, nil,
+	},
+}
+
+func TestInstallAndUninstall(t *testing.T) {
+	for _, tt := range machines {
+		t.Run(tt.name, func(t *testing.T) {
+			m := newMachine(t, tt.files)
+			before := m.files(t)
+			if init, err := Install(t.Context(), m.options("--log-level=debug")); err != nil || init != tt.want || !slices.Equal(m.run, tt.install) {
+				t.Fatalf("%s, %v, %q", init, err, m.run)
+			}
+			once := m.files(t)
+			if text := once[tt.file]; !strings.Contains(text, marker) || !strings.Contains(text, program) || !strings.Contains(text, "--log-level=debug") {
+				t.Errorf("%s is\n%s", tt.file, text)
+			}
+			if fi, err := os.Stat(m.options().path(tt.file)); err != nil || fi.Mode().Perm() != tt.mode {
+				t.Errorf("%v, %v", fi.Mode(), err)
+			}
+			m.run = nil
+			if _, err := Install(t.Context(), m.options("--log-level=debug")); err != nil || !maps.Equal(m.files(t), once) || !slices.Equal(m.run, tt.install) {
+				t.Errorf("again: %v, %q, files %v", err, m.run, m.files(t))
+			}
+			m.run = nil
+			if found, err := Uninstall(t.Context(), m.options()); err != nil || !found || !slices.Equal(m.run, tt.uninstall) {
+				t.Errorf("uninstall: %v, %v, %q", found, err, m.run)
+			}
+			if after := m.files(t); !maps.Equal(after, before) {
+				t.Errorf("left %v, before there was %v", after, before)
+			}
+			m.run = nil
+			if found, err := Uninstall(t.Context(), m.options()); err != nil || found || len(m.run) > 0 {
+				t.Errorf("nothing to uninstall: %v, %v, %q", found, err, m.run)
+			}
+		})
+	}
+}
+
+func TestInstallForAnotherInitReplacesTheFirst(t *testing.T) {
+	m := newMachine(t, nil)
+	o := m.options()
+	o.Init = WSL
+	if _, err := Install(t.Context(), o); err != nil {
+		t.Fatal(err)
+	}
+	o.Init = Systemd
+	if _, err := Install(t.Context(), o); err != nil {
+		t.Fatal(err)
+	}
+	if got := slices.Collect(maps.Keys(m.files(t))); !slices.Equal(got, []string{unitFile}) {
+		t.Errorf("files %q", got)
+	}
+}
+
+func TestInstallRefuses(t *testing.T) {
+	systemd := map[string]string{"run/systemd/system/": ""}
+	for _, tt := range []struct {
+		name  string
+		files map[string]string
+		args  []string
+		fail  string
+		want  string // in the error
+	}{
+		{"no init", nil, nil, "", "neither systemd, OpenRC nor WSL"},
+		{"a package's unit", map[string]string{"run/systemd/system/": "", packaged[0]: "x"}, nil, "", "belongs to a package"},
+		{"a unit put there by hand", map[string]string{"run/systemd/system/": "", unitFile: "x"}, nil, "", "was not written by"},
+		{"a script of a package", map[string]string{"run/openrc/": "", rcFile: "x"}, nil, "", "was not written by"},
+		{"another boot command", map[string]string{"proc/sys/kernel/osrelease": wslRelease, wslFile: "[boot]\nCommand = true\n"}, nil, "", `boot command, "true"`},
+		{"words for WSL that a shell would change", map[string]string{"proc/sys/kernel/osrelease": wslRelease}, []string{"--metrics-addr=$(id)"}, "", "cannot be in /etc/wsl.conf"},
+		{"systemctl fails", systemd, nil, "systemctl enable", "it failed"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			m := newMachine(t, tt.files)
+			m.fail = tt.fail
+			before := m.files(t)
+			if _, err := Install(t.Context(), m.options(tt.args...)); err == nil || !strings.Contains(err.Error(), tt.want) {
+				t.Errorf("%v, want %q", err, tt.want)
+			}
+			if after := m.files(t); tt.fail == "" && !maps.Equal(after, before) {
+				t.Errorf("changed to %v", after)
+			}
+		})
+	}
+}
+
+// Root would run a program that another user can replace.
+func TestInstallRefusesProgramOfOthers(t *testing.T) {
+	m := newMachine(t, map[string]string{"run/systemd/system/": "", "bin/fairlead": ""})
+	o := m.options()
+	o.Program = filepath.Join(m.root, "bin", "fairlead")
+	if err := os.Chmod(filepath.Dir(o.Program), 0o777); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Install(t.Context(), o); err == nil || !strings.Contains(err.Error(), "users other than root can change") {
+		t.Error(err)
+	}
+	if len(m.run) > 0 {
+		t.Errorf("ran %q", m.run)
+	}
+}
+
+func TestUninstallLeavesWhatOthersMade(t *testing.T) {
+	m := newMachine(t, map[string]string{unitFile: "x", rcFile: "y", wslFile: "[boot]\ncommand = true\n"})
+	before := m.files(t)
+	if found, err := Uninstall(t.Context(), m.options()); found || err != nil || !maps.Equal(m.files(t), before) || len(m.run) > 0 {
+		t.Errorf("%v, %v, %q, files %v", found, err, m.run, m.files(t))
+	}
+}
+
+// words are arguments that a shell or systemd would change if they were not quoted.
+var words = []string{"agent", "--config", `/x/100%$"y'` + "`z` \\", "--link-token="}
+
+func TestScriptKeepsWordsApart(t *testing.T) {
+	o := Options{Program: "/opt/fair lead", Args: words}
+	// supervise-daemon.sh of OpenRC evaluates command_args.
+	play := `FAIRLEAD_ARGS="--log-level info"; RC_SVCNAME=x; . /dev/stdin; printf '%s\n' "$command"; eval printf "'%s\n'" "$command_args"`
+	cmd := exec.Command("sh", "-euc", play)
+	cmd.Stdin = strings.NewReader(o.script())
+	out, err := cmd.CombinedOutput()
+	if want := strings.Join(append([]string{"/opt/fair lead"}, append(slices.Clone(words), "--log-level", "info")...), "\n") + "\n"; err != nil || string(out) != want {
+		t.Errorf("%v: got\n%swant\n%s", err, out, want)
+	}
+	if !strings.HasPrefix(o.script(), "#!/sbin/openrc-run\n"+marker+"\n") {
+		t.Errorf("the script begins %q", o.script()[:100])
+	}
+}
+
+func TestUnitKeepsWordsApart(t *testing.T) {
+	unit := Options{Program: "/opt/fair lead", Args: words}.unit()
+	want := "\nExecStart=" + `"/opt/fair lead" "agent" "--config" "/x/100%%$$\"y'` + "`z` " + `\\" "--link-token="` + "\n"
+	if !strings.Contains(unit, want) || strings.Count(unit, "ExecStart=") != 1 {
+		t.Errorf("%s\nwant %s", unit, want)
+	}
+}
+
+func TestCommandOfWSL(t *testing.T) {
+	got, err := Options{Program: "/opt/fairlead", Args: []string{"agent", "--sink=listener"}}.command()
+	if want := "command = /opt/fairlead agent --sink=listener </dev/null >>/var/log/fairlead.log 2>&1 &"; err != nil || got != want {
+		t.Errorf("%v, got %q, want %q", err, got, want)
+	}
+}

@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux
+
+package agentinstall
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/fairlead/fairlead/deploy"
+)
+
+// boot makes WSL start the agent with the distribution.
+func (o Options) boot() error {
+	command, err := o.command()
+	if err != nil {
+		return err
+	}
+	text, err := o.read(wslFile)
+	if err != nil {
+		return err
+	}
+	if text, err = withCommand(withoutCommand(text), command); err != nil {
+		return err
+	}
+	return o.write(wslFile, text, 0o644)
+}
+
+// command returns the line of wsl.conf.
+func (o Options) command() (string, error) {
+	words := append([]string{o.Program}, o.Args...)
+	for _, w := range words {
+		// How wsl.conf quotes is not documented.
+		if strings.ContainsFunc(w, func(r rune) bool { return !plain(r) }) {
+			return "", fmt.Errorf("%q cannot be in %s: use letters, digits and any of %q, or put the setting into agent.yaml", w, "/"+wslFile, plainMarks)
+		}
+	}
+	for line := range strings.Lines(deploy.WSLConf) {
+		if strings.HasPrefix(line, "command") {
+			return strings.Replace(strings.TrimSpace(line), deploy.Program+" agent", strings.Join(words, " "), 1), nil
+		}
+	}
+	return "", errors.New("the template of wsl.conf has no command")
+}
+
+// plainMarks mean nothing to a shell nor to wsl.conf.
+const plainMarks = "_-+=:,./@%"
+
+func plain(r rune) bool {
+	return r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune(plainMarks, r)
+}
+
+// withCommand adds the command to a wsl.conf, or returns an error if there is another.
+func withCommand(text, command string) (string, error) {
+	if text != "" && !strings.HasSuffix(text, "\n") {
+		text += "\n"
+	}
+	lines := strings.SplitAfter(text, "\n")
+	boot, section := -1, ""
+	for i, line := range lines {
+		line = strings.TrimSpace(line)
+		if strings.HasPrefix(line, "[") {
+			section = strings.ToLower(line)
+			if section == "[boot]" && boot < 0 {
+				boot = i
+			}
+		}
+		if key, value, ok := strings.Cut(line, "="); ok && section == "[boot]" && strings.EqualFold(strings.TrimSpace(key), "command") {
+			return "", fmt.Errorf("/%s has a boot command, %q: there can be one, so add to it: %s", wslFile, strings.TrimSpace(value), command)
+		}
+	}
+	if boot < 0 {
+		return text + marker + "\n[boot]\n" + command + "\n", nil
+	}
+	return strings.Join(slices.Insert(lines, boot+1, marker+"\n", command+"\n"), ""), nil
+}
+
+// withoutCommand removes what withCommand added: the marker and all up to the command.
+func withoutCommand(text string) string {
+	var out strings.Builder
+	ours := false
+	for line := range strings.Lines(text) {
+		if strings.TrimSpace(line) == marker {
+			ours = true
+			continue
+		}
+		if !ours {
+			out.WriteString(line)
+		}
+		if strings.HasPrefix(line, "command") {
+			ours = false
+		}
+	}
+	return out.String()
+}
