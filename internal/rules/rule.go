@@ -276,6 +276,20 @@ func (h HostAddress) of(asked netip.Addr) netip.Addr {
 	return asked
 }
 
+// limit returns the host address for the address asked, never a wider one. Beside h
+// only the loopback is allowed: an address that h does not cover becomes the loopback's.
+func (h HostAddress) limit(asked netip.Addr) netip.Addr {
+	switch {
+	case asked.IsLoopback() || h.kind == askedAddress || h.kind == allAddresses || h.addr == asked:
+		return asked
+	case h.kind == oneAddress && h.addr.Is4() == asked.Is4() && asked.IsUnspecified():
+		return h.addr
+	case h.kind == oneAddress && h.addr.Is4() == asked.Is4() && h.addr.IsUnspecified():
+		return asked
+	}
+	return port.Loopback(asked)
+}
+
 // validate checks what no single field shows.
 func (r Rule) validate() (field string, err error) {
 	if r.Deny && r.HostPort != (HostPort{}) {

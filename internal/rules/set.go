@@ -281,13 +281,13 @@ func (s *Set) agentAddresses(p *port.Publication) []netip.AddrPort {
 
 // hostAddresses is where the host opens p unless a rule has more.
 func (s *Set) hostAddresses(p *port.Publication, asked []netip.AddrPort) []netip.AddrPort {
-	expose := s.expose
-	if !port.IsWildcard(p.Address) && expose != Loopback() {
-		expose = Asked()
+	of := s.expose.of
+	if !port.IsWildcard(p.Address) {
+		of = s.expose.limit
 	}
 	addrs := make([]netip.AddrPort, len(asked))
 	for i, a := range asked {
-		addrs[i] = netip.AddrPortFrom(expose.of(a.Addr().Unmap()), a.Port())
+		addrs[i] = netip.AddrPortFrom(of(a.Addr().Unmap()), a.Port())
 	}
 	return unique(addrs)
 }
