@@ -3,6 +3,7 @@
 package kube
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"crypto/x509"
 	"encoding/pem"
@@ -26,6 +27,7 @@ import (
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
 	"github.com/fairlead/fairlead/internal/source/engine"
+	"github.com/fairlead/fairlead/internal/trust"
 )
 
 // config is how to reach the server, and where that is written.
@@ -86,11 +88,12 @@ func (s *Source) load() (config, error) {
 	return c, nil
 }
 
-// loadFile reads the first kubeconfig that exists.
+// loadFile reads the first kubeconfig that exists. One that another user can change is
+// refused: it can name programs, which would run as ours, and files.
 func (s *Source) loadFile() (config, error) {
 	var errs []error
 	for _, path := range s.o.Kubeconfigs {
-		b, err := os.ReadFile(path)
+		b, err := trust.ReadFile(path, maxKubeconfig)
 		if errors.Is(err, os.ErrNotExist) {
 			errs = append(errs, err)
 			continue
@@ -113,8 +116,15 @@ func (s *Source) loadFile() (config, error) {
 		if err := clientcmd.ResolveLocalPaths(file); err != nil {
 			return c, err
 		}
+		tokenFile, err := embed(file, cmp.Or(s.o.Context, file.CurrentContext))
+		if err != nil {
+			return c, err
+		}
 		c.rest, err = clientcmd.NewNonInteractiveClientConfig(*file, s.o.Context,
 			&clientcmd.ConfigOverrides{ClusterDefaults: clientcmdapi.Cluster{}}, nil).ClientConfig()
+		if err == nil && tokenFile != "" && rest.IsConfigTransportTLS(*c.rest) { // never in plain text
+			withToken(c.rest, tokenFile)
+		}
 		return c, err
 	}
 	return config{origin: "no kubeconfig"}, fmt.Errorf("%w: %w", engine.ErrAbsent, errors.Join(errs...))

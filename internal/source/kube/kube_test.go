@@ -80,6 +80,9 @@ func newFake(t *testing.T) *fake {
 		services: make(map[string]*corev1.Service), slices: make(map[string]*discoveryv1.EndpointSlice),
 		watches: make(map[*watchStream]bool), deny: make(map[string]int), hang: make(map[string]bool),
 	}
+	if err := os.Chmod(filepath.Dir(f.kubeconfig), 0o700); err != nil { // whatever the umask
+		t.Fatal(err)
+	}
 	f.start()
 	f.write(f.kubeconfig, "")
 	t.Cleanup(func() { f.stop() })
@@ -318,7 +321,9 @@ func source(t *testing.T, e *fake, o Options) *Source {
 	if o.Kubeconfigs == nil {
 		o.Kubeconfigs = []string{e.kubeconfig}
 	}
-	o.Logger = slog.New(slog.DiscardHandler)
+	if o.Logger == nil {
+		o.Logger = slog.New(slog.DiscardHandler)
+	}
 	o.Retry.MinDelay = cmp.Or(o.Retry.MinDelay, 5*time.Millisecond)
 	o.Retry.MaxDelay = cmp.Or(o.Retry.MaxDelay, 20*time.Millisecond)
 	s, err := New(o)
