@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"runtime"
 	"strconv"
@@ -16,6 +15,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/fairlead/fairlead/internal/trust"
 )
 
 // netnsDir is where ip-netns(8) keeps the names of namespaces.
@@ -85,7 +86,7 @@ func (g *guest) Close() error {
 
 // enter returns the command prefix that enters the guest.
 func (g *guest) enter() string {
-	if _, err := exec.LookPath("ip"); err == nil {
+	if _, err := trust.Find("ip"); err == nil {
 		return "ip netns exec " + g.name
 	}
 	return "nsenter --net=" + g.path

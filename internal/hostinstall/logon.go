@@ -15,6 +15,8 @@ import (
 	"path"
 	"strings"
 	"unicode/utf16"
+
+	"github.com/fairlead/fairlead/internal/trust"
 )
 
 // Logon describes the host peer as a program that starts when its user logs on.
@@ -282,7 +284,11 @@ type Machine struct{}
 
 // Run implements System.
 func (Machine) Run(ctx context.Context, name string, args ...string) error {
-	out, err := exec.CommandContext(ctx, name, args...).CombinedOutput()
+	program, err := trust.Find(name)
+	if err != nil {
+		return err
+	}
+	out, err := exec.CommandContext(ctx, program, args...).CombinedOutput()
 	if err != nil {
 		return fmt.Errorf("%s: %w: %q", strings.Join(append([]string{name}, args...), " "), err, bytes.TrimSpace(out[:min(len(out), 512)]))
 	}

@@ -173,7 +173,7 @@ func (d *Dialer) ask(ctx context.Context) (GUID, error) {
 	}
 	var errs []error
 	for _, name := range names {
-		out, err := d.system.WSL(ctx, "--distribution", name, "--exec", "wslinfo", "--vm-id")
+		out, err := d.system.WSL(ctx, "--distribution", name, "--exec", "/bin/wslinfo", "--vm-id")
 		if err != nil {
 			errs = append(errs, fmt.Errorf("wslinfo --vm-id in %q: %w", name, err))
 			continue

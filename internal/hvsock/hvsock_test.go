@@ -118,7 +118,7 @@ func runs(id string) func(string) ([]byte, error) {
 		switch args {
 		case "--list --running --quiet":
 			return utf16le("Ubuntu\r\n"), nil
-		case "--distribution Ubuntu --exec wslinfo --vm-id":
+		case "--distribution Ubuntu --exec /bin/wslinfo --vm-id":
 			return []byte(id + "\n"), nil
 		}
 		return nil, errors.New("unexpected: " + args)

@@ -47,8 +47,8 @@ func (t Token) LogValue() slog.Value { return slog.StringValue(redacted) }
 func (t Token) MarshalText() ([]byte, error) { return []byte(redacted), nil }
 
 // LoadToken reads a token from a file. It refuses a file that others may read
-// (on Windows, by its access list) or that belongs to another user, and a token that is too short. A missing file is
-// fs.ErrNotExist.
+// (on Windows, by its access list) or replace, or that belongs to another user, and a
+// token that is too short. A missing file is fs.ErrNotExist.
 func LoadToken(path string) (Token, error) {
 	t, err := loadToken(path)
 	if err != nil {
@@ -130,6 +130,9 @@ func createToken(path string) error {
 func writeToken(path, key string, place func(from, to string) error) (err error) {
 	dir := filepath.Dir(path)
 	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return err
+	}
+	if err := trustedDir(dir); err != nil {
 		return err
 	}
 	f, err := os.CreateTemp(dir, ".token-*") // mode 0600

@@ -107,6 +107,31 @@ func TestConcurrentTokenCreation(t *testing.T) {
 	}
 }
 
+// Who can rename the file of a token puts one of their own into its place.
+func TestTokenInADirectoryOfOthersIsRefused(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "shared")
+	path := filepath.Join(dir, "token")
+	if err := errors.Join(os.Mkdir(dir, 0o700), os.WriteFile(path, []byte(secret), 0o600), os.Chmod(dir, 0o777)); err != nil {
+		t.Fatal(err)
+	}
+	const want = "others can replace what is in it"
+	for name, load := range map[string]func(string) (Token, error){"load": LoadToken, "load or create": LoadOrCreateToken} {
+		if _, err := load(path); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	other := filepath.Join(dir, "other")
+	if _, err := LoadOrCreateToken(other); err == nil || !strings.Contains(err.Error(), want) {
+		t.Errorf("create: %v", err)
+	}
+	if err := StoreToken(other, secret); err == nil || !strings.Contains(err.Error(), want) {
+		t.Errorf("store: %v", err)
+	}
+	if _, err := os.Stat(other); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("a token was left there: %v", err)
+	}
+}
+
 func TestLoadTokenRefuses(t *testing.T) {
 	dir := t.TempDir()
 	file := func(name, text string, mode fs.FileMode) string {

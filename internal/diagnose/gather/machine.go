@@ -23,6 +23,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/diagnose/doctor"
 	"github.com/fairlead/fairlead/internal/observer"
+	"github.com/fairlead/fairlead/internal/trust"
 )
 
 // Machine adds to f what can be seen without the agent's help: the kernel, WSL, the
@@ -104,7 +105,11 @@ func wsl(ctx context.Context, release string) *doctor.WSL {
 	}
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
-	out, err := exec.CommandContext(ctx, "wslinfo", "--networking-mode").Output()
+	wslinfo, err := trust.Find("wslinfo")
+	var out []byte
+	if err == nil {
+		out, err = exec.CommandContext(ctx, wslinfo, "--networking-mode").Output()
+	}
 	if err != nil {
 		w.Error = "wslinfo: " + err.Error()
 		return w

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/fairlead/fairlead/internal/config"
+	"github.com/fairlead/fairlead/internal/trust"
 )
 
 // facts is what the choice of sinks depends on.
@@ -141,6 +142,10 @@ func answers(ctx context.Context, url string) bool {
 }
 
 func output(ctx context.Context, name string, args ...string) (string, error) {
-	out, err := exec.CommandContext(ctx, name, args...).Output()
+	path, err := trust.Find(name)
+	if err != nil {
+		return "", err
+	}
+	out, err := exec.CommandContext(ctx, path, args...).Output()
 	return string(out), err
 }

@@ -2,8 +2,6 @@
 
 //go:build unix
 
-// Package trust reads files only if no user but root and the process's own can change
-// them.
 package trust
 
 import (
@@ -65,47 +63,66 @@ func check(path string, f *os.File) error {
 	if !fi.Mode().IsRegular() {
 		return fmt.Errorf("%s is not a regular file", path)
 	}
-	if uid, ok := ownedByUs(fi); !ok {
+	if uid, ok := Owner(fi); !ok {
 		return fmt.Errorf("%s belongs to uid %d: want root%s", path, uid, orUs())
 	}
 	if p := fi.Mode().Perm(); p&0o022 != 0 {
 		return fmt.Errorf("%s has mode %04o, others can write to it: chmod go-w it", path, p)
 	}
+	return Path(path)
+}
+
+// Path returns an error if a user other than root and the process's own can make path
+// another file: by a symbolic link on it, or by renaming what it leads through.
+func Path(path string) error { return follow(path, checkPath) }
+
+// Dir returns an error if such a user can replace what is in a directory, or the
+// directory.
+func Dir(dir string) error { return follow(dir, checkDir) }
+
+// follow checks a path, and where its symbolic links lead.
+func follow(path string, check func(string) error) error {
 	real, err := filepath.EvalSymlinks(path)
 	if err != nil {
 		return err
 	}
-	return errors.Join(checkPath(path), checkPath(real))
+	path, err = filepath.Abs(path)
+	if err != nil || path == real {
+		return errors.Join(err, check(real))
+	}
+	return errors.Join(check(path), check(real))
 }
 
-// checkPath returns an error if another user can make path another file: by a symbolic
-// link on it, or by renaming what it leads through.
+// checkPath checks path and the directories above it.
 func checkPath(path string) error {
-	path, err := filepath.Abs(path)
+	fi, err := os.Lstat(path)
 	if err != nil {
 		return err
 	}
-	for entry := true; ; entry = false {
-		fi, err := os.Lstat(path)
-		if err != nil {
-			return err
-		}
-		if uid, ok := ownedByUs(fi); !ok {
-			return fmt.Errorf("%s belongs to uid %d: want root%s", path, uid, orUs())
-		}
-		if p := fi.Mode().Perm(); !entry && fi.IsDir() && p&0o022 != 0 && fi.Mode()&fs.ModeSticky == 0 {
-			return fmt.Errorf("directory %s has mode %04o, others can replace what is in it: chmod go-w it", path, p)
-		}
-		if path == filepath.Dir(path) {
-			return nil
-		}
-		path = filepath.Dir(path)
+	if uid, ok := Owner(fi); !ok {
+		return fmt.Errorf("%s belongs to uid %d: want root%s", path, uid, orUs())
 	}
+	if path == filepath.Dir(path) {
+		return nil
+	}
+	return checkDir(filepath.Dir(path))
 }
 
-// ownedByUs reports whether a file belongs to root or to this process's user, and else
-// to whom.
-func ownedByUs(fi fs.FileInfo) (uid uint32, ok bool) {
+// checkDir is checkPath of a directory, and checks that no other user can rename what
+// is in it.
+func checkDir(dir string) error {
+	fi, err := os.Lstat(dir)
+	if err != nil {
+		return err
+	}
+	if p := fi.Mode().Perm(); fi.IsDir() && p&0o022 != 0 && fi.Mode()&fs.ModeSticky == 0 {
+		return fmt.Errorf("directory %s has mode %04o, others can replace what is in it: chmod go-w it", dir, p)
+	}
+	return checkPath(dir)
+}
+
+// Owner returns whom a file belongs to, and whether that is root or the process's user.
+func Owner(fi fs.FileInfo) (uid uint32, ok bool) {
 	st, is := fi.Sys().(*syscall.Stat_t)
 	if !is {
 		return 0, false

@@ -1,0 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package trust reads files, and finds programs, only if no user but root and the
+// process's own can change them.
+package trust

@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build unix
+
+package trust
+
+import (
+	"errors"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+)
+
+func TestReadFile(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "f")
+	if err := errors.Join(os.Chmod(dir, 0o755), os.WriteFile(path, []byte("text"), 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	if b, err := ReadFile(path, 4); err != nil || string(b) != "text" {
+		t.Fatalf("%q, %v", b, err)
+	}
+	for _, c := range []struct {
+		name, want string
+		spoil      func() error
+	}{
+		{"too long", "larger than 4 bytes", func() error { return os.WriteFile(path, []byte("texts"), 0o600) }},
+		{"others write", "others can write to it", func() error { return os.Chmod(path, 0o602) }},
+		{"directory of others", "others can replace what is in it", func() error { return errors.Join(os.Chmod(path, 0o600), os.Chmod(dir, 0o775)) }},
+		{"FIFO", "not a regular file", func() error {
+			return errors.Join(os.Chmod(dir, 0o755), os.Remove(path), syscall.Mkfifo(path, 0o600))
+		}},
+		{"directory", "not a regular file", func() error { return errors.Join(os.Remove(path), os.Mkdir(path, 0o700)) }},
+		{"missing", "no such file", func() error { return os.Remove(path) }},
+	} {
+		if err := c.spoil(); err != nil {
+			t.Fatal(err)
+		}
+		if b, err := ReadFile(path, 4); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: %q, %v", c.name, b, err)
+		}
+	}
+}
+
+// In a sticky directory, as /tmp is, others cannot replace a file.
+func TestStickyDirectory(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.Chmod(dir, 0o777|os.ModeSticky); err != nil {
+		t.Fatal(err)
+	}
+	if err := Dir(dir); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestProgramNeedsAnAbsolutePath(t *testing.T) {
+	if err := Program("sh"); err == nil || !strings.Contains(err.Error(), "want an absolute path") {
+		t.Error(err)
+	}
+}
+
+// A program of a directory that only others' PATH names is not run.
+func TestFindIgnoresThePath(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "wslinfo"), []byte("#!/bin/sh\n"), 0o700); err != nil { //nolint:gosec // a program
+		t.Fatal(err)
+	}
+	t.Setenv("PATH", dir)
+	if path, err := Find("wslinfo"); strings.HasPrefix(path, dir) {
+		t.Errorf("found %s, %v", path, err)
+	}
+	if path, err := Find("sh"); err != nil || !filepath.IsAbs(path) {
+		t.Errorf("sh: %q, %v", path, err)
+	}
+	if err := os.Chmod(filepath.Join(dir, "wslinfo"), 0o777); err != nil { //nolint:gosec // the test's matter
+		t.Fatal(err)
+	}
+	if _, err := find("wslinfo", "/nowhere", dir); err == nil || !strings.Contains(err.Error(), "others can write to it") {
+		t.Errorf("a program that others can write to: %v", err)
+	}
+}
+
+// No program is looked for in PATH: who sets it, or can write to one of its directories,
+// would run as root.
+func TestProgramsHaveAbsolutePaths(t *testing.T) {
+	for _, root := range []string{"../../cmd", "../../internal"} {
+		err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
+			if err != nil || !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go") {
+				return err
+			}
+			f, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.SkipObjectResolution)
+			if err != nil {
+				return err
+			}
+			ast.Inspect(f, func(n ast.Node) bool {
+				if name := byPath(n); name != "" {
+					t.Errorf("%s: %s", path, name)
+				}
+				return true
+			})
+			return nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// byPath returns a call that looks for a program in PATH, "" if n is none.
+func byPath(n ast.Node) string {
+	call, ok := n.(*ast.CallExpr)
+	if !ok {
+		return ""
+	}
+	sel, ok := call.Fun.(*ast.SelectorExpr)
+	if !ok {
+		return ""
+	}
+	if x, is := sel.X.(*ast.Ident); !is || x.Name != "exec" {
+		return ""
+	}
+	at := map[string]int{"LookPath": -1, "Command": 0, "CommandContext": 1}
+	i, ok := at[sel.Sel.Name]
+	if !ok {
+		return ""
+	}
+	if i < 0 {
+		return "exec.LookPath"
+	}
+	if lit, is := call.Args[i].(*ast.BasicLit); is && !strings.HasPrefix(lit.Value, `"/`) {
+		return "exec." + sel.Sel.Name + " of " + lit.Value
+	}
+	return ""
+}
