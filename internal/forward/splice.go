@@ -36,6 +36,10 @@ const (
 	// longer receives, so that an answer under way is not destroyed by a reset.
 	drainTime = time.Second
 
+	// drainMax is how much of it is then dropped. A sender that is not held back and
+	// sees no reset takes a truncated upload for a complete one.
+	drainMax = 1 << 20
+
 	// consumedTime bounds the wait for a write that may have got a reset which a
 	// read then no longer sees.
 	consumedTime = 100 * time.Millisecond
@@ -59,7 +63,8 @@ type Meter struct {
 // both. The end of one direction is passed on by CloseWrite and leaves the other
 // open for as long as it takes; a reset, any other failed read, and the end of
 // ctx reset both (see Reset). A side that no longer takes bytes may still deliver:
-// what it sends reaches the other side before the reset does.
+// what it sends reaches the other side before the reset does. If it sent nothing,
+// its end is a reset as well.
 //
 // TCP connections should be Abortive. One without CloseWrite ends in both
 // directions at once. m may be nil.
@@ -97,6 +102,7 @@ type splice struct {
 
 	mu      sync.Mutex
 	aborted bool
+	over    chan struct{} // closed when aborted; nil if nobody waits
 	err     error
 }
 
@@ -108,6 +114,7 @@ type direction struct {
 	other    *direction
 
 	stall  stall
+	sent   atomic.Bool   // src sent something that dst took
 	ending atomic.Bool   // set before the end of src is passed on
 	copied chan struct{} // closed when copy returned
 	broken error         // a failed read, or dst's reset; written before copied is closed
@@ -128,6 +135,9 @@ func (s *splice) abort(cause error) {
 	s.aborted = true
 	if s.err == nil {
 		s.err = cause
+	}
+	if s.over != nil {
+		close(s.over)
 	}
 	Reset(s.dirs[0].src)
 	Reset(s.dirs[1].src)
@@ -177,13 +187,34 @@ func (d *direction) consumedReset() error {
 	}
 }
 
+// truncated returns why dst's bytes were not all taken by src, which has ended and has
+// sent nothing: its end would tell dst that they were. s.mu is held.
+func (d *direction) truncated() error {
+	if d.other.draining && !d.sent.Load() {
+		return d.s.err
+	}
+	return nil
+}
+
 // end passes the end of src on.
 func (d *direction) end() {
-	d.ending.Store(true)
-	closeWrite(d.dst)
 	s := d.s
 	s.mu.Lock()
+	err := d.truncated()
+	s.mu.Unlock()
+	if err != nil {
+		s.abort(err)
+		return
+	}
+	d.ending.Store(true)
+	closeWrite(d.dst)
+	s.mu.Lock()
 	d.ended = true
+	if err := d.truncated(); err != nil { // meanwhile
+		s.mu.Unlock()
+		s.abort(err)
+		return
+	}
 	if d.other.waiting {
 		// It waits on our dst: end the wait, after a moment if dst may still send.
 		deadline := past
@@ -226,19 +257,13 @@ func (d *direction) drain(cause error) {
 		_ = d.src.SetReadDeadline(time.Now().Add(drainTime))
 	}
 	neither := d.other.draining // side receives anything
+	truncated := d.other.ended && d.other.truncated() != nil
 	s.mu.Unlock()
-	if neither {
+	if neither || truncated {
 		s.abort(cause)
 		return
 	}
-
-	buf := smallBuffers.Get().(*[head + smallBuffer]byte)
-	defer smallBuffers.Put(buf)
-	var err error
-	for err == nil {
-		_, err = d.src.Read(buf[:])
-	}
-	if !errors.Is(err, io.EOF) {
+	if !errors.Is(d.drop(), io.EOF) {
 		s.abort(cause) // it still sends, or failed as well
 		return
 	}
@@ -248,6 +273,46 @@ func (d *direction) drain(cause error) {
 	if d.other.waiting { // on dst, which may never send more
 		_ = d.dst.SetReadDeadline(past)
 	}
+}
+
+// drop reads src and drops what it sends, until a read fails. Once dst has ended, it
+// drops drainMax at most, and then lets src wait for drainTime.
+func (d *direction) drop() error {
+	buf := smallBuffers.Get().(*[head + smallBuffer]byte)
+	defer smallBuffers.Put(buf)
+	for dropped := 0; dropped < drainMax; {
+		n, err := d.src.Read(buf[:])
+		if err != nil {
+			return err
+		}
+		d.s.mu.Lock()
+		if d.other.ended {
+			dropped += n
+		}
+		d.s.mu.Unlock()
+	}
+	timer := time.NewTimer(drainTime)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-d.s.whenAborted():
+	}
+	return errTooMuch
+}
+
+var errTooMuch = errors.New("the sender does not end")
+
+// whenAborted returns a channel that is closed when the splice is aborted.
+func (s *splice) whenAborted() <-chan struct{} {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.over == nil {
+		s.over = make(chan struct{})
+		if s.aborted {
+			close(s.over)
+		}
+	}
+	return s.over
 }
 
 // copy moves bytes until a read or a write fails.
@@ -279,6 +344,9 @@ func (d *direction) copy() (readErr, writeErr error) {
 				return nil, werr
 			}
 			d.moved.Add(uint64(n))
+			if moved == 0 {
+				d.sent.Store(true)
+			}
 			moved += n
 		}
 		switch {
