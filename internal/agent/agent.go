@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"path/filepath"
 	"sync/atomic"
 	"time"
 
@@ -146,19 +147,24 @@ func (a *Agent) newSource(name string) (Source, error) {
 	case "nat":
 		return a.newNATSource()
 	case "docker":
-		return docker.New(docker.Options{Hosts: a.cfg.Docker.Hosts, Retry: a.engineRetry(), Logger: a.log})
+		return docker.New(docker.Options{Hosts: a.cfg.Docker.Hosts, Retry: a.engineRetry(), Memory: a.engineMemory(name), Logger: a.log})
 	case "containerd":
 		return containerd.New(containerd.Options{
-			Sockets: a.cfg.Containerd.Sockets, Namespaces: a.cfg.Containerd.Namespaces, Retry: a.engineRetry(), Logger: a.log,
+			Sockets: a.cfg.Containerd.Sockets, Namespaces: a.cfg.Containerd.Namespaces, Retry: a.engineRetry(), Memory: a.engineMemory(name), Logger: a.log,
 		})
 	case "kube":
 		k := a.cfg.Kube
 		return kube.New(kube.Options{
 			Kubeconfigs: k.Kubeconfigs, Context: k.Context, Namespaces: k.Namespaces, Selector: k.Selector,
-			Retry: a.engineRetry(), Listens: a.registry.AwaitTCP, Logger: a.log,
+			Retry: a.engineRetry(), Memory: a.engineMemory(name), Listens: a.registry.AwaitTCP, Logger: a.log,
 		})
 	}
 	return nil, fmt.Errorf("source %q: want one of %q", name, config.Sources())
+}
+
+// engineMemory is the file in which a source keeps what it knows of its engine.
+func (a *Agent) engineMemory(source string) engine.Memory {
+	return engine.Memory(filepath.Join(filepath.Dir(a.cfg.Control), source+"-owners.json"))
 }
 
 // engineRetry is how long the ports of an engine that disappeared are kept.

@@ -50,9 +50,12 @@ type Options struct {
 	// Timeout bounds each request but the stream of events. 10 s if 0.
 	Timeout time.Duration
 	// Audit is the time between two lists while nothing is wrong. 5 min if 0.
-	Audit  time.Duration
-	Retry  engine.Retry
-	Host   engine.Host
+	Audit time.Duration
+	Retry engine.Retry
+	Host  engine.Host
+	// Memory keeps what rules by owner need for an agent that starts while the engine
+	// is away.
+	Memory engine.Memory
 	Logger *slog.Logger
 }
 
@@ -121,9 +124,12 @@ func (s *Source) Run(ctx context.Context, feed registry.Feed) error {
 	stopped := engine.Watch(ctx, s.o.Logger, wake, s.o.Sockets...)
 	defer func() { cancel(); <-stopped }()
 	set := engine.NewSet(s.o.Logger, feed, &s.facts, s.o.Host)
+	s.users.Refresh()
+	known, saved := set.Remember(ctx, s.o.Memory)
+	defer func() { cancel(); saved() }()
 	return engine.Supervisor{
 		Retry: s.o.Retry, Logger: s.o.Logger, Feed: feed, Wake: wake,
-		Withdraw: set.Withdraw, Prune: set.Prune,
+		Withdraw: set.Withdraw, Prune: set.Prune, Known: known,
 	}.Run(ctx, func(ctx context.Context, up func()) error { return s.session(ctx, set, up) })
 }
 

@@ -89,22 +89,25 @@ func (h Host) mounts() []string {
 	return append(v2, v1...)
 }
 
-// running returns a function that reports whether a container has processes, by the
-// cgroup that its engine reported, or else by one with its id in its name. It reads the
-// mounts once, and walks through the hierarchies at most once.
-func (h Host) running() func(Fact) bool {
+// running returns a function that reports whether a container of these has processes,
+// by the cgroup that its engine reported, or else by one with its id in its name. It
+// reads the mounts once, and walks through the hierarchies at most once.
+func (h Host) running(facts map[string]Fact) func(Fact) bool {
 	mounts := h.mounts()
-	named := sync.OnceValue(func() map[string][]string { return containerDirs(mounts) })
+	named := sync.OnceValue(func() map[string][]string { return containerDirs(mounts, facts) })
 	return func(f Fact) bool {
 		switch {
 		case f.Stopped:
 			return false
-		case f.Path != "" && f.Path != "/":
+		case f.hasPath():
 			return slices.ContainsFunc(mounts, func(mount string) bool { return runsIn(filepath.Join(mount, f.Path), f) })
 		}
 		return slices.ContainsFunc(named()[f.ID], func(dir string) bool { return runsIn(dir, f) })
 	}
 }
+
+// hasPath reports whether the container's cgroup is known.
+func (f Fact) hasPath() bool { return f.Path != "" && f.Path != "/" }
 
 // runsIn reports whether a directory is a cgroup of a container and has processes.
 func runsIn(dir string, f Fact) bool {
@@ -112,17 +115,32 @@ func runsIn(dir string, f Fact) bool {
 	return ok && (st.Uid == 0 || st.Uid == f.User) && (f.Cgroup == 0 || st.Ino == f.Cgroup) && cgroup.Populated(dir)
 }
 
-// containerDirs returns the directories of cgroups by the container's id in their names.
-func containerDirs(mounts []string) map[string][]string {
+// containerDirs returns the directories of cgroups by the container's id in their names,
+// for containers whose cgroup is not known. It does not enter what belongs to users
+// other than root and those of the engines: they can make any number of cgroups.
+func containerDirs(mounts []string, facts map[string]Fact) map[string][]string {
+	wanted, users := make(map[string]bool), map[uint32]bool{0: true}
+	for _, f := range facts {
+		if !f.hasPath() && cgroup.IsContainerID(f.ID) {
+			wanted[f.ID], users[f.User] = true, true
+		}
+	}
 	dirs := make(map[string][]string)
+	if len(wanted) == 0 {
+		return dirs
+	}
 	for _, mount := range mounts {
 		_ = filepath.WalkDir(mount, func(path string, d fs.DirEntry, err error) error {
-			if err == nil && d.IsDir() {
-				if id := cgroup.ContainerID(path); id != "" {
-					dirs[id] = append(dirs[id], path)
-				}
+			if err == nil && !d.IsDir() {
+				return nil
 			}
-			return nil // what is gone meanwhile is no container's
+			if st, ok := statOf(path); !ok || path != mount && !users[st.Uid] {
+				return fs.SkipDir
+			}
+			if id := cgroup.ContainerID(path); wanted[id] {
+				dirs[id] = append(dirs[id], path)
+			}
+			return nil
 		})
 	}
 	return dirs

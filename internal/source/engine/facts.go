@@ -11,6 +11,7 @@ import (
 	"github.com/fairlead/fairlead/internal/cgroup"
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/registry"
+	"github.com/fairlead/fairlead/internal/schedule"
 )
 
 // Fact is all that one container, or one pod, is known by.
@@ -40,6 +41,7 @@ type Table struct {
 	CgroupUser func(path string) (uid uint32, found bool)
 
 	notify func([]registry.AttributionKey)
+	change schedule.Signal // nil if nobody waits
 }
 
 var _ registry.Facts = (*Table)(nil)
@@ -89,6 +91,9 @@ func (t *Table) Swap(gone []string, put map[string]Fact) {
 		t.remove(object)
 		t.insert(object, f)
 		changed = f.keys(old.keys(changed))
+	}
+	if len(changed) > 0 {
+		t.change.Notify()
 	}
 	t.mu.Unlock()
 	if t.notify != nil && len(changed) > 0 {

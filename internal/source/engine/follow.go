@@ -86,8 +86,9 @@ type Set struct {
 	Warnings Warnings
 	Host     Host
 
-	known map[string]reported
-	drift int
+	known   map[string]reported
+	drift   int
+	pruneAt time.Time // not before
 }
 
 // reported is what was reported of one container.
@@ -114,15 +115,29 @@ func (s *Set) Withdraw() {
 		}
 	}
 	clear(s.known)
-	s.Prune()
+	s.prune()
 	s.Warnings.Clear()
 	s.Feed.Apply(c)
 }
 
+// pruneShare is the part of the time that Prune takes at most: one in so many.
+const pruneShare = 200
+
 // Prune forgets the facts of containers that no longer run, without asking the engine.
+// It does nothing while too much time was spent on that.
 func (s *Set) Prune() {
-	runs := s.Host.running()
+	if time.Now().Before(s.pruneAt) {
+		return
+	}
+	s.prune()
+}
+
+func (s *Set) prune() {
+	began := time.Now()
+	runs := s.Host.running(s.Facts.all())
 	s.Facts.Retain(func(_ string, f Fact) bool { return runs(f) })
+	now := time.Now()
+	s.pruneAt = now.Add(schedule.Rest(now.Sub(began), pruneShare))
 }
 
 // Follow lists, and applies what happens until something fails or ctx ends. It

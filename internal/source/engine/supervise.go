@@ -117,6 +117,9 @@ type Supervisor struct {
 	// Prune drops what Withdraw left and what is no longer true. It is called after
 	// each failed session from then on. May be nil.
 	Prune func()
+	// Known says that an earlier agent knew the engine, and that something of it is
+	// left: it is expected to come back, and Prune is called from the beginning.
+	Known bool
 }
 
 // Run returns ctx's error when ctx ends, and never before. The registry logs
@@ -124,7 +127,7 @@ type Supervisor struct {
 // it logs nothing.
 func (s Supervisor) Run(ctx context.Context, session Session) error {
 	l := supervision{
-		Supervisor: s, downSince: time.Now(), absence: absence{feed: s.Feed},
+		Supervisor: s, downSince: time.Now(), absence: absence{feed: s.Feed}, expected: s.Known, left: s.Known,
 		backoff: schedule.Backoff{Min: s.Retry.MinDelay, Max: s.Retry.MaxDelay, Jitter: jitter},
 	}
 	defer l.absence.clear() // a dial may outlive its session
@@ -168,6 +171,7 @@ type supervision struct {
 	downSince time.Time
 	declared  bool      // something may be declared that must be withdrawn
 	withdrawn bool      // it was
+	left      bool      // there may be something for Prune
 	absence   absence   // it was reported that there is no engine
 	expected  bool      // there was a trace of an engine, which is not forgotten
 	goneSince time.Time // since when nobody listens, zero if somebody did at the last try
@@ -229,7 +233,7 @@ func (a *absence) trace(ctx context.Context) context.Context {
 
 // wasUp notes the end of a session that reported a complete set.
 func (l *supervision) wasUp(began time.Time) {
-	l.withdrawn, l.expected, l.downSince, l.goneSince = false, true, time.Now(), time.Time{}
+	l.withdrawn, l.left, l.expected, l.downSince, l.goneSince = false, false, true, time.Now(), time.Time{}
 	// An engine that accepts and closes at once is no reason to hurry.
 	if time.Since(began) >= l.Retry.MaxDelay/2 {
 		l.backoff.Reset()
@@ -239,7 +243,7 @@ func (l *supervision) wasUp(began time.Time) {
 
 // report gives the state after a failed session to the feed.
 func (l *supervision) report(err error) {
-	if l.withdrawn && l.Prune != nil {
+	if l.left && l.Prune != nil {
 		l.Prune()
 	}
 	l.expect(err)
@@ -303,7 +307,7 @@ func (l *supervision) wait(ctx context.Context, cause error) error {
 		case !withdraw:
 			return nil
 		}
-		l.declared, l.withdrawn = false, true
+		l.declared, l.withdrawn, l.left = false, true, true
 		l.Logger.Info("grace period expired; withdrawing declared ports", "after", l.Retry.Grace, "err", cause)
 		l.Withdraw()
 		l.stale(cause)

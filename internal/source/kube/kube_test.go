@@ -819,7 +819,8 @@ func TestRefusedServer(t *testing.T) {
 // Services whose rules are left.
 func TestListedServerThatRefusesIsNotForgotten(t *testing.T) {
 	e := newFake(t)
-	s := source(t, e, Options{})
+	o := Options{Memory: engine.Memory(filepath.Join(t.TempDir(), "kube-owners.json"))}
+	s := source(t, e, o)
 	st := newState(s.o.Logger, &enginetest.Feed{}, &s.facts)
 	listed, done := make(chan struct{}), make(chan error, 1)
 	up := sync.OnceFunc(func() { close(listed) })
@@ -829,9 +830,13 @@ func TestListedServerThatRefusesIsNotForgotten(t *testing.T) {
 	if err := <-done; err == nil {
 		t.Error("a session ended without an error")
 	}
-	err := s.session(t.Context(), st, up)
-	if !errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, engine.ErrRefused) {
-		t.Errorf("%v, want a refusal that is not ErrRefused", err)
+	restarted := source(t, e, o)
+	restarted.remember()
+	for name, s := range map[string]*Source{"the same agent": s, "a restarted agent": restarted} {
+		err := s.session(t.Context(), newState(s.o.Logger, &enginetest.Feed{}, &s.facts), up)
+		if !errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, engine.ErrRefused) {
+			t.Errorf("%s: %v, want a refusal that is not ErrRefused", name, err)
+		}
 	}
 }
 

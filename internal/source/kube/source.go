@@ -59,6 +59,8 @@ type Options struct {
 	// Timeout bounds each page of a list, and the start of each watch. 30 s if 0.
 	Timeout time.Duration
 	Retry   engine.Retry
+	// Memory keeps that a server was listed, for an agent that starts while it is away.
+	Memory engine.Memory
 	// Listens returns nil when something begins to listen on a TCP port of this
 	// machine, which may be the server that does not answer. May be nil.
 	Listens func(ctx context.Context, port uint16) error
@@ -193,6 +195,7 @@ func (s *Source) Run(ctx context.Context, feed registry.Feed) error {
 	stopped := engine.Watch(ctx, s.o.Logger, s.wake, s.o.Kubeconfigs...)
 	defer func() { cancel(); <-stopped }()
 	st := newState(s.o.Logger, feed, &s.facts)
+	s.remember()
 	return engine.Supervisor{
 		Retry: s.o.Retry, Logger: s.o.Logger, Feed: feed, Wake: s.wake, Withdraw: st.withdraw, Await: s.awaitServer,
 	}.Run(ctx, func(ctx context.Context, up func()) error { return s.session(ctx, st, up) })
@@ -238,7 +241,7 @@ func (s *Source) session(ctx context.Context, st *state, up func()) error {
 	// Reflectors log what is returned here as well.
 	ctx = klog.NewContext(ctx, logr.Discard())
 	st.begin(2*len(s.o.Namespaces), func() {
-		s.listed.Store(true)
+		s.setListed()
 		up()
 	})
 	for _, ns := range s.o.Namespaces {
@@ -294,6 +297,27 @@ func (s *Source) ended(ctx context.Context, conf config) error {
 		return engine.Refused(err)
 	}
 	return err
+}
+
+// remember reads whether an earlier agent has listed a server.
+func (s *Source) remember() {
+	saved, err := s.o.Memory.Load()
+	if err != nil {
+		s.o.Logger.Warn("unknown whether an earlier agent knew a server", "err", err)
+	}
+	s.listed.Store(saved.Listed)
+}
+
+// setListed notes that a server was listed. The pods are not kept: nothing but the
+// server knows whether they still run.
+func (s *Source) setListed() {
+	if s.listed.Swap(true) {
+		return
+	}
+	if err := s.o.Memory.Save(engine.Saved{Listed: true}); err != nil {
+		s.o.Logger.Warn("cannot save that a server was listed; rules by owner fail open if the agent starts again while it is away",
+			"err", err)
+	}
 }
 
 // reflection is one resource in one namespace, and where it goes.
