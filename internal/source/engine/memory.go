@@ -7,7 +7,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"log/slog"
 	"maps"
@@ -15,11 +14,11 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"time"
 
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/schedule"
+	"github.com/fairlead/fairlead/internal/trust"
 )
 
 // memoryVersion is the version of the file's format. Another one is not read.
@@ -68,12 +67,12 @@ type keptFact struct {
 }
 
 // Load returns what was saved last during this boot; the zero value if there is
-// nothing, or with an error. A file that others can write or read is not believed.
+// nothing, or with an error. A file that others can change is not believed.
 func (m Memory) Load() (Saved, error) {
 	if m == "" {
 		return Saved{}, nil
 	}
-	b, err := m.read()
+	b, err := trust.ReadFile(string(m), maxMemory)
 	if errors.Is(err, fs.ErrNotExist) {
 		return Saved{}, nil
 	}
@@ -103,31 +102,6 @@ func decode(b []byte) (Saved, error) {
 		}
 	}
 	return out, nil
-}
-
-// read returns the content of the file if it is a file of our own.
-func (m Memory) read() ([]byte, error) {
-	f, err := os.OpenFile(string(m), os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = f.Close() }()
-	info, err := f.Stat()
-	if err != nil {
-		return nil, err
-	}
-	st, ok := info.Sys().(*syscall.Stat_t)
-	switch {
-	case !info.Mode().IsRegular():
-		return nil, errors.New("it is no regular file")
-	case !ok || int(st.Uid) != os.Geteuid():
-		return nil, errors.New("it belongs to another user")
-	case info.Mode().Perm()&0o077 != 0:
-		return nil, fmt.Errorf("mode %04o: want 0600", info.Mode().Perm())
-	case info.Size() > maxMemory:
-		return nil, fmt.Errorf("%d bytes: want at most %d", info.Size(), maxMemory)
-	}
-	return io.ReadAll(io.LimitReader(f, maxMemory))
 }
 
 // valid reports whether a fact is of a container and can be looked for.
