@@ -170,7 +170,7 @@ bench: ## Measure fairlead against polling and write docs/benchmarks (root; 20 m
 	$(need_root)
 	@hack/provision.sh base vm
 	@hack/provision-engines.sh packages kube
-	@go run ./test/bench -report docs/benchmarks -json docs/benchmarks/results.jsonl
+	@go run ./test/bench -report docs/benchmarks -out docs/benchmarks/results.txt
 
 .PHONY: bench-quick
 bench-quick: ## Measure latency, a burst, NAT rules and flows as ratios (root; 2 minutes)

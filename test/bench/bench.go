@@ -5,20 +5,23 @@
 package main
 
 import (
-	"bufio"
+	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"maps"
+	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
 	"time"
 
+	"golang.org/x/perf/benchfmt"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/fairlead/fairlead/internal/schedule"
@@ -29,24 +32,31 @@ import (
 
 // measure is one thing that is measured.
 type measure struct {
-	name  string // says from when to when, for example
-	unit  string // "s", "B" and "B/s" are scaled for the reader, any other is shown as it is
+	name  string // of its results
+	title string // says from when to when, for example
+	unit  string // of the first value; others may come with it
 	modes []string
 	// sizes are the sizes at which it is measured, in sizeUnit; none if nothing varies.
 	sizes    []int
 	sizeUnit string
-	figure   string // file name of the figure that shows it, without ".svg"; none if empty
+	load     load // of the parts flows and vsock
 }
 
-// keys returns what samples of the measure may belong to, by size and mode.
-func (m measure) keys() (keys []sampleKey) {
+// key is what a result of a measure belongs to.
+type key struct {
+	name, mode string
+	size       int
+}
+
+// keys returns what results of the measure may belong to, by size and mode.
+func (m measure) keys() (keys []key) {
 	sizes := m.sizes
 	if len(sizes) == 0 {
 		sizes = []int{0}
 	}
 	for _, size := range sizes {
 		for _, mode := range m.modes {
-			keys = append(keys, sampleKey{Measure: m.name, Mode: mode, Size: size})
+			keys = append(keys, key{nameOf(m.name, mode, size), mode, size})
 		}
 	}
 	return keys
@@ -94,44 +104,27 @@ type bench struct {
 	program string // the fairlead binary
 	scale   scale
 	log     io.Writer
-	emit    io.Writer // gets every sample
+	dir     string
+	began   time.Time
+	machine []benchfmt.Config
+	out     *benchfmt.Writer
+	results results
+	part    part
 
-	dir   string
-	began time.Time
-
+	// Of the part that is measured.
 	mu       sync.Mutex
-	part     part
-	samples  map[sampleKey][]float64
-	methods  map[string]string // by mode
+	samples  map[string]map[string][]float64 // by name of the result and unit
+	methods  map[string]string               // by mode
 	cleanups []func()
 }
 
-// sampleKey says what a sample belongs to. With extra it is a further figure.
-type sampleKey struct {
-	Measure string
-	Mode    string
-	Size    int    `json:",omitempty"`
-	Extra   string `json:",omitempty"`
-}
-
-// sample is a sample, or the method of a mode, on its way from another process.
-type sample struct {
-	sampleKey
-	Method string `json:",omitempty"`
-	Value  float64
-}
-
-// sampleMark begins each line with a sample.
-const sampleMark = "bench-sample: "
-
-// newBench makes a run; the caller closes it.
-func newBench(scale scale, log, emit io.Writer) (*bench, error) {
+// newBench makes a run that writes its results to out; the caller closes it.
+func newBench(scale scale, log, out io.Writer) (*bench, error) {
 	dir, err := os.MkdirTemp("", "flb-")
 	if err != nil {
 		return nil, err
 	}
-	b := &bench{scale: scale, log: log, emit: emit, dir: dir, began: time.Now()}
-	b.samples, b.methods = map[sampleKey][]float64{}, map[string]string{}
+	b := &bench{scale: scale, log: log, dir: dir, began: time.Now(), machine: machine(scale), out: benchfmt.NewWriter(out)}
 	b.program, err = program.Path(dir)
 	return b, err
 }
@@ -180,77 +173,82 @@ func (b *bench) cleanup(f func()) {
 	b.cleanups = append(b.cleanups, f)
 }
 
-// add records a sample of a measure.
-func (b *bench) add(measure, mode string, size int, v float64) {
-	b.extra(measure, mode, size, "", v)
-}
+// values are samples that belong together, by unit.
+type values map[string]float64
 
-// extra records a further figure of a measure; the report has the median of all. The
-// name has the unit.
-func (b *bench) extra(measure, mode string, size int, name string, v float64) {
-	b.record(sample{sampleKey: sampleKey{measure, mode, size, name}, Value: v})
+func seconds(d time.Duration) values { return values{"sec": d.Seconds()} }
+
+// add records samples of a measure.
+func (b *bench) add(measure, mode string, size int, vs ...values) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	name := nameOf(measure, mode, size)
+	if b.samples[name] == nil {
+		b.samples[name] = map[string][]float64{}
+	}
+	for _, set := range vs {
+		for unit, v := range set {
+			b.samples[name][unit] = append(b.samples[name][unit], v)
+		}
+	}
 }
 
 // method records which method a mode uses, as the agent reports it.
 func (b *bench) method(mode, method string) {
-	b.record(sample{sampleKey: sampleKey{Mode: mode}, Method: method})
-}
-
-func (b *bench) record(s sample) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if s.Method != "" {
-		b.methods[s.Mode] = s.Method
-	} else {
-		b.samples[s.sampleKey] = append(b.samples[s.sampleKey], s.Value)
-	}
-	text, _ := json.Marshal(s) // it has no infinity
-	_, _ = fmt.Fprintf(b.emit, "%s%s\n", sampleMark, text)
+	b.methods[mode] = mode + ": " + method
 }
 
-// measure runs a part and returns its cells: one that says why, if the part failed.
-func (b *bench) measure(ctx context.Context, p part) ([]cell, error) {
-	b.part = p
-	began := time.Now()
+// measure runs a part and keeps its results: one that says why, if the part failed.
+func (b *bench) measure(ctx context.Context, p part) error {
+	b.part, b.samples, b.methods = p, map[string]map[string][]float64{}, map[string]string{}
+	began, before := time.Now(), len(b.results)
 	err := attempt(func() { p.run(ctx, b) })
 	for _, f := range slices.Backward(b.cleanups) {
 		f()
 	}
 	b.cleanups = nil
 	b.progress("took %.0f s", time.Since(began).Seconds())
-	cells := b.cells(p)
-	if err == nil && len(cells) == 0 {
-		err = errors.New("nothing was measured")
-	}
-	if err != nil {
-		err = fmt.Errorf("%s: %w", p.name, err)
-		brief, _, _ := strings.Cut(err.Error(), "\n")
-		return []cell{{Part: p.section, Measure: p.name, Failed: brief}}, err
-	}
-	return cells, nil
-}
-
-// cells makes cells of all samples, in the order in which the part names them.
-func (b *bench) cells(p part) (cells []cell) {
+	methods := strings.Join(slices.Sorted(maps.Values(b.methods)), "; ")
 	for _, m := range p.measures {
 		for _, k := range m.keys() {
-			if len(b.samples[k]) == 0 {
-				continue
+			if err == nil && len(b.samples[k.name]) > 0 {
+				b.keep(summarize(k.name, m.unit, b.samples[k.name]), "methods", methods)
 			}
-			c := cell{
-				Part: p.section, Measure: m.name, Mode: k.Mode, Size: float64(k.Size), SizeUnit: m.sizeUnit, Unit: m.unit,
-				By: b.methods[k.Mode], dist: summarize(b.samples[k]), Extra: map[string]float64{},
-			}
-			for other, values := range b.samples {
-				if name := other.Extra; name != "" && other == (sampleKey{k.Measure, k.Mode, k.Size, name}) {
-					c.Extra[name] = summarize(values).Value
-				}
-			}
-			b.progress("%s, %s, %d: %s", m.name, k.Mode, k.Size, value(c.Value, m.unit))
-			cells = append(cells, c)
 		}
 	}
-	return cells
+	if err == nil && len(b.results) == before {
+		err = errors.New("nothing was measured")
+	}
+	if err == nil {
+		return nil
+	}
+	b.results = b.results[:before]
+	why, _, _ := strings.Cut(err.Error(), "\n")
+	b.keep(&benchfmt.Result{Name: benchfmt.Name(failedName + p.name), Iters: 1, Values: []benchfmt.Value{{Value: 1, Unit: "failures"}}}, "why", why)
+	return fmt.Errorf("%s: %w", p.name, err)
+}
+
+// keep adds a result to the run, with a property of its own, and writes it.
+func (b *bench) keep(r *benchfmt.Result, property, value string) {
+	b.progress("%s", line(r))
+	r.Config = slices.Clone(b.machine)
+	if value != "" {
+		r.Config = append(r.Config, benchfmt.Config{Key: property, Value: []byte(value), File: true})
+	}
+	b.results = append(b.results, r)
+	check(b.out.Write(r))
+}
+
+// runName is the name of the last result: how long the run took, if it was not interrupted.
+const runName = "Run"
+
+// end adds the last result.
+func (b *bench) end() {
+	b.part = part{name: "end"}
+	took := benchfmt.Value{Value: time.Since(b.began).Seconds(), Unit: "sec"}
+	b.keep(&benchfmt.Result{Name: benchfmt.Name(runName), Iters: 1, Values: []benchfmt.Value{took}}, "load-after", loadAverage())
 }
 
 // inVM measures flows over vsock in an emulated machine.
@@ -272,35 +270,40 @@ func inEnclave(f func(context.Context, *bench)) func(context.Context, *bench) {
 			f(ctx, b)
 			return
 		}
-		cmd := exec.CommandContext(ctx, must(os.Executable()), "-emit", "-only", b.part.name, "-scale", scales[b.scale])
+		cmd := exec.CommandContext(ctx, must(os.Executable()), "-out", "-", "-only", b.part.name, "-scale", scales[b.scale])
 		cmd.Env = append(os.Environ(), program.Variable+"="+b.program)
 		b.collect(cmd, enclave.Run)
 	}
 }
 
-// collect runs another process and records the samples that it writes to standard
-// output. run starts it and waits.
+// The rig of the emulated machine frames lines, and go test adds GOMAXPROCS to names.
+var (
+	frame = regexp.MustCompile(`(?m)^\[[^]\n]*\] |\r$`)
+	procs = regexp.MustCompile(`-\d+$`)
+)
+
+// collect runs another process and keeps the results that it writes to standard output.
+// run starts it and waits.
 func (b *bench) collect(cmd *exec.Cmd, run func(*exec.Cmd) error) {
-	out, in := io.Pipe()
-	cmd.Stdout, cmd.Stderr = in, b.log
-	ended := make(chan error, 1)
-	go func() {
-		err := run(cmd)
-		_ = in.Close()
-		ended <- err
-	}()
-	var others []string
-	for scan := bufio.NewScanner(out); scan.Scan(); {
-		_, text, ok := strings.Cut(scan.Text(), sampleMark) // the emulated machine writes a prefix
-		var s sample
-		if ok && json.Unmarshal([]byte(text), &s) == nil {
-			b.record(s)
-		} else {
-			others = append(others, scan.Text())
+	var out bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, b.log
+	failed := run(cmd)
+	in := benchfmt.NewReader(bytes.NewReader(frame.ReplaceAll(out.Bytes(), nil)), cmd.Path)
+	for in.Scan() {
+		r, ok := in.Result().(*benchfmt.Result)
+		switch {
+		case !ok || string(r.Name) == runName:
+		case r.GetConfig("why") != "":
+			check(errors.New(r.GetConfig("why")))
+		default:
+			r := r.Clone()
+			r.Name = procs.ReplaceAll(r.Name, nil)
+			b.keep(r, "methods", r.GetConfig("methods"))
 		}
 	}
-	if err := <-ended; err != nil {
-		check(fmt.Errorf("%s: %w: %s", filepath.Base(cmd.Path), err, strings.Join(others[max(0, len(others)-20):], "\n")))
+	if err := errors.Join(failed, in.Err()); err != nil {
+		tail := out.Bytes()[max(0, out.Len()-2000):]
+		check(fmt.Errorf("%s: %w: %s", filepath.Base(cmd.Path), err, tail))
 	}
 }
 
@@ -325,6 +328,42 @@ func retry[T any](ctx context.Context, pause time.Duration, f func() (T, error))
 		if ended := schedule.Sleep(ctx, pause); ended != nil {
 			return v, fmt.Errorf("%w: %w", ended, err)
 		}
+	}
+}
+
+// wait waits until something is seen, and returns when.
+type wait func(context.Context) time.Time
+
+// poller is a way to see something by looking now and then.
+type poller struct {
+	mode  string
+	every time.Duration
+	look  func() bool
+}
+
+// wait looks in intervals, from a random moment on, until it is true.
+func (p poller) wait(ctx context.Context) wait {
+	var seen time.Time
+	ended := make(chan error, 1)
+	go func() {
+		ended <- attempt(func() {
+			check(schedule.Sleep(ctx, rand.N(p.every)))
+			for next := time.Now().Add(p.every); !p.look(); next = next.Add(p.every) {
+				check(schedule.Sleep(ctx, time.Until(next)))
+			}
+			seen = time.Now()
+		})
+	}()
+	return func(context.Context) time.Time {
+		check(<-ended)
+		return seen
+	}
+}
+
+// seen records when each mode saw what began at a time.
+func (b *bench) seen(ctx context.Context, measure string, size int, began time.Time, by map[string]wait) {
+	for mode, at := range by {
+		b.add(measure, mode, size, seconds(at(ctx).Sub(began)))
 	}
 }
 

@@ -7,14 +7,15 @@ package main
 import (
 	"bytes"
 	"io"
+	"math"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/perf/benchfmt"
 )
 
 func TestMain(m *testing.M) {
@@ -30,37 +31,45 @@ func TestSummarize(t *testing.T) {
 	for i := range 201 {
 		samples = append(samples, float64(201-i))
 	}
-	if d := summarize(samples); d.N != 201 || d.Value != 101 || d.Max != 201 || d.Margin < 5 || d.Margin > 20 {
-		t.Errorf("got %+v", d)
+	r := summarize("a", "sec", map[string][]float64{"sec": samples, "RSS-B": {3, 1, 2}})
+	want := map[string]float64{"sec": 101, "p99-sec": 199.5, "max-sec": 201, "margin-sec": 14, "RSS-B": 2}
+	if r.Iters != 201 || len(r.Values) != len(want) {
+		t.Errorf("got %+v", r)
 	}
-	if d := summarize(samples[:2]); d.Margin != 0 {
-		t.Errorf("two samples have a margin of %v", d.Margin)
+	for unit, v := range want {
+		if got, _ := r.Value(unit); math.Abs(got-v) > 0.5 {
+			t.Errorf("%s is %v, want %v", unit, got, v)
+		}
+	}
+	if r := summarize("a", "sec", map[string][]float64{"sec": {1, 2}}); len(r.Values) != 2 { // median and maximum
+		t.Errorf("of two samples: %v", r.Values)
 	}
 }
 
 func TestValueHasUnit(t *testing.T) {
 	got := []string{
-		value(214e-6, "s"), value(-0.0456, "s"), value(0, "s"), value(18.34e6, "B"), value(0.00178, "%"), number(999.7),
-		ratio(3036, 1), ratio(1, 4), ratio(1, 0),
+		value(214e-6, "sec"), value(-0.0456, "p99-sec"), value(0, "sec"), value(18.34e6, "RSS-B"), value(1.23e9, "B/s"), value(341e-6, "CPU-sec/GB"),
+		value(0.00178, "%"), number(999.7), ratio(3036, 1), ratio(1, 4), ratio(1, 0),
 	}
-	want := []string{"214 µs", "-45.6 ms", "0.00 s", "18.3 MB", "0.00178 %", "1,000", "3,036×", "0.25×", "–"}
+	want := []string{"214 µs", "-45.6 ms", "0.00 s", "18.3 MB", "1.23 GB/s", "341 µs/GB", "0.00178 %", "1,000", "3,036×", "0.25×", "–"}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)
 	}
 }
 
 func TestTargetsAreJudged(t *testing.T) {
-	r := &results{cells: []cell{
-		{Measure: "a", Mode: "x", Unit: "s", dist: dist{Value: 2}}, {Measure: "a", Mode: "y", Unit: "s", dist: dist{Value: 1}},
-	}}
-	x, y := of("a", "x", 0), of("a", "y", 0)
+	result := func(name string, v float64) *benchfmt.Result {
+		return &benchfmt.Result{Name: benchfmt.Name(name), Values: []benchfmt.Value{{Value: v, Unit: "sec"}}}
+	}
+	r := results{result("a/mode=x", 2), result("a/mode=y", 1)}
+	const x, y = "a/mode=x sec", "a/mode=y sec"
 	got := r.verdict([]target{
-		{key: "met", what: "met", ref: y, limit: 1, unit: "s"},
-		{key: "missed", what: "missed", ref: x, limit: 1, unit: "s"},
-		{key: "ratio", what: "ratio", ref: x, over: &y, limit: 3, unit: "×", atLeast: true},
-		{key: "more", what: "more", ref: x, minus: &y, limit: 1, unit: "s"},
-		{key: "p99", what: "p99", ref: x.at99(), limit: 1, unit: "s"},
-	}, parseReasons("Preamble.\n\n## missed\n\nIt is\nfar away.\n\n## met\n\nNever shown.\n"))
+		{What: "met", Figure: y, AtMost: 1, Why: "Never shown."},
+		{What: "missed", Figure: x, AtMost: 1, Why: "It is far away."},
+		{What: "ratio", Figure: x, Over: y, AtLeast: 3},
+		{What: "more", Figure: x, Minus: y, AtMost: 1},
+		{What: "p99", Figure: "a/mode=x p99-sec", AtMost: 1},
+	})
 	want := [][]string{
 		{"met", "≤ 1.00 s", "1.00 s", "yes"}, {"missed", "≤ 1.00 s", "2.00 s", "**no** (1)"}, {"ratio", "≥ 3 ×", "2 ×", "**no** (2)"},
 		{"more", "≤ 1.00 s", "1.00 s", "yes"}, {"p99", "≤ 1.00 s", "–", "not measured"},
@@ -71,28 +80,32 @@ func TestTargetsAreJudged(t *testing.T) {
 }
 
 func TestEveryTargetIsMeasured(t *testing.T) {
-	var known []sampleKey
+	known := map[string]bool{"": true}
 	for _, m := range measures() {
-		known = append(known, m.keys()...)
-	}
-	why := parseReasons(reasons)
-	for _, g := range targets {
-		delete(why, g.key)
-		for _, r := range []*ref{&g.ref, g.over, g.minus} {
-			if r != nil && !slices.Contains(known, r.sampleKey) {
-				t.Errorf("target %q: nothing measures %+v", g.key, *r)
-			}
+		for _, k := range m.keys() {
+			known[k.name] = true
 		}
 	}
-	if len(why) > 0 {
-		t.Errorf("reasons.md has what is no target: %v", why)
+	goals, err := targets()
+	if err != nil || len(goals) == 0 {
+		t.Fatalf("%d targets, error %v", len(goals), err)
+	}
+	for _, g := range goals {
+		for _, f := range []string{g.Figure, g.Over, g.Minus} {
+			if name, _, _ := strings.Cut(f, " "); !known[name] {
+				t.Errorf("target %q: nothing measures %q", g.What, name)
+			}
+		}
+		if g.AtMost == 0 && g.AtLeast == 0 {
+			t.Errorf("target %q has no limit", g.What)
+		}
 	}
 }
 
 func TestCommittedReportIsThatOfItsResults(t *testing.T) {
 	const dir = "../../docs/benchmarks"
 	made := t.TempDir()
-	if err := run(t.Context(), []string{"-render", dir + "/results.jsonl", "-report", made}, io.Discard, t.Output()); err != nil {
+	if err := run(t.Context(), []string{"-render", dir + "/results.txt", "-report", made}, io.Discard, t.Output()); err != nil {
 		t.Fatal(err)
 	}
 	files, err := filepath.Glob(made + "/*")
@@ -103,28 +116,25 @@ func TestCommittedReportIsThatOfItsResults(t *testing.T) {
 		got, _ := os.ReadFile(f)
 		want, err := os.ReadFile(filepath.Join(dir, filepath.Base(f)))
 		if err != nil || !bytes.Equal(want, got) {
-			t.Errorf("%s differs (go run ./test/bench -render docs/benchmarks/results.jsonl -report docs/benchmarks): %v", f, err)
+			t.Errorf("%s differs (go run ./test/bench -render docs/benchmarks/results.txt -report docs/benchmarks): %v", f, err)
 		}
 	}
 }
 
-// Samples arrive from a process whose lines have a prefix and end as on a terminal.
-func TestSamplesOfAnotherProcess(t *testing.T) {
-	var emitted bytes.Buffer
-	start := func(emit io.Writer) *bench {
-		return &bench{log: t.Output(), emit: emit, samples: map[sampleKey][]float64{}}
+// Results arrive from a process whose lines have a prefix and end as on a terminal.
+func TestResultsOfAnotherProcess(t *testing.T) {
+	collect := func(cmd *exec.Cmd) (results, error) {
+		b := &bench{log: t.Output(), out: benchfmt.NewWriter(io.Discard)}
+		err := attempt(func() { b.collect(cmd, (*exec.Cmd).Run) })
+		return b.results, err
 	}
-	start(&emitted).add("close() → withdrawal", "bpf", 3, 1)
-	b := start(io.Discard)
-	collect := func(cmd *exec.Cmd) error {
-		return attempt(func() { b.collect(cmd, (*exec.Cmd).Run) })
+	got, err := collect(exec.Command("printf", "%s", "[6.12] === RUN\r\n[6.12] methods: bpf: tp_btf\r\n[6.12] BenchmarkClose/mode=bpf 3 1 sec\r\n[6.12] BenchmarkRun 1 1 sec\r\n"))
+	if err != nil || len(got) != 1 || string(got[0].Name) != "Close/mode=bpf" || got.Config("methods") != "bpf: tp_btf" {
+		t.Errorf("results %v, error %v", got, err)
 	}
-	err := collect(exec.Command("printf", "%s", "[6.12] === RUN\r\n[6.12] "+strings.TrimSpace(emitted.String())+"\r\n"))
-	k := sampleKey{Measure: "close() → withdrawal", Mode: "bpf", Size: 3}
-	if err != nil || !slices.Equal(b.samples[k], []float64{1}) {
-		t.Errorf("samples %v, error %v", b.samples, err)
-	}
-	if err := collect(exec.Command("sh", "-c", "echo why; exit 1")); err == nil || !strings.Contains(err.Error(), "why") {
-		t.Errorf("error %v", err)
+	for _, script := range []string{"echo why; exit 1", "echo why: why; echo BenchmarkFailed/a 1 1 failures; exit 1"} {
+		if _, err := collect(exec.Command("sh", "-c", script)); err == nil || !strings.Contains(err.Error(), "why") {
+			t.Errorf("error %v", err)
+		}
 	}
 }

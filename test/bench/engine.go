@@ -22,30 +22,35 @@ import (
 )
 
 const (
-	containerPublished = "container starts → message with it as the owner of a published port"
-	containerHost      = "container starts → message with it as the owner of a port in the guest's network"
-	serviceMessage     = "Service is created → message on the link"
-	kubeRSS            = "memory of an agent beside a Kubernetes API server (RSS)"
+	containerPublished = "ContainerPublished"
+	containerHost      = "ContainerInGuestNetwork"
+	serviceMessage     = "Service"
+	kubeMemory         = "KubeMemory"
 )
 
 // Pollers list all that an API has.
-var (
-	listModes = []string{modeBPF, "list 1 s", "list 3 s"}
-	listEvery = map[string]time.Duration{"list 1 s": time.Second, "list 3 s": 3 * time.Second}
-)
+const modeList1, modeList3 = "list-1s", "list-3s"
+
+var listModes = []string{modeBPF, modeList1, modeList3}
 
 func enginePart() part {
 	return part{"engine", "engine", []measure{
-		{name: containerPublished, unit: "s", modes: listModes},
-		{name: containerHost, unit: "s", modes: ownModes},
+		{name: containerPublished, title: "container starts → message with it as the owner of a published port", unit: "sec", modes: listModes},
+		{name: containerHost, title: "container starts → message with it as the owner of a port in the guest's network", unit: "sec", modes: ownModes},
 	}, inEnclave(containers)}
 }
 
 func kubePart() part {
 	return part{"kube", "kube", []measure{
-		{name: kubeRSS, unit: "B", modes: []string{modeBPF}},
-		{name: serviceMessage, unit: "s", modes: listModes},
+		{name: kubeMemory, title: "memory of an agent beside a Kubernetes API server", unit: "RSS-B", modes: []string{modeBPF}},
+		{name: serviceMessage, title: "Service is created → message on the link", unit: "sec", modes: listModes},
 	}, inEnclave(services)}
+}
+
+// listers adds pollers to waits.
+func listers(ctx context.Context, waits map[string]wait, look func() bool) {
+	waits[modeList1] = poller{modeList1, time.Second, look}.wait(ctx)
+	waits[modeList3] = poller{modeList3, 3 * time.Second, look}.wait(ctx)
 }
 
 // containers starts containers that publish a port, and others that have the guest's
@@ -63,32 +68,32 @@ func containers(ctx context.Context, b *bench) {
 		published, host := tcpKey(uint16(20_000+2*i)), tcpKey(uint16(20_001+2*i))
 		name := fmt.Sprintf("bench-%d", i)
 		waits := map[string]wait{modeBPF: guests[0].peer.expect(published, name)}
-		b.list(ctx, waits, i < polled, func() bool {
-			return strings.Contains(docker(ctx, "ps", "--format", "{{.Names}} {{.Ports}}"), name+" 127.")
-		})
-		b.started(ctx, containerPublished, waits, name, "-p", published.AddrPort().String()+":80", enclave.Image, "httpd", "-f")
+		if i < polled {
+			listers(ctx, waits, func() bool {
+				return strings.Contains(docker(ctx, "ps", "--format", "{{.Names}} {{.Ports}}"), name+" 127.")
+			})
+		}
+		b.container(ctx, containerPublished, waits, name, "-p", published.AddrPort().String()+":80", enclave.Image, "httpd", "-f")
 		waits = map[string]wait{}
 		for _, g := range guests {
 			if i < polled || g.mode.poll == 0 {
 				waits[g.mode.name] = g.peer.expect(host, name)
 			}
 		}
-		b.started(ctx, containerHost, waits, name, "--network", "host", enclave.Image, "httpd", "-f", "-p", host.AddrPort().String())
+		b.container(ctx, containerHost, waits, name, "--network", "host", enclave.Image, "httpd", "-f", "-p", host.AddrPort().String())
 	}
 	for _, g := range guests {
 		g.check(ctx)
 	}
 }
 
-// started starts a container, measures from the time that the engine notes, and removes
-// it.
-func (b *bench) started(ctx context.Context, measure string, waits map[string]wait, name string, args ...string) {
+// container starts a container, measures from the time that the engine notes, and
+// removes it.
+func (b *bench) container(ctx context.Context, measure string, waits map[string]wait, name string, args ...string) {
 	check(schedule.Sleep(ctx, rand.N(300*time.Millisecond)))
 	docker(ctx, append([]string{"run", "-d", "--name", name}, args...)...)
-	at := must(time.Parse(time.RFC3339Nano, docker(ctx, "inspect", "-f", "{{.State.StartedAt}}", name)))
-	for mode, seen := range waits {
-		b.add(measure, mode, 0, seen(ctx).Sub(at).Seconds())
-	}
+	began := must(time.Parse(time.RFC3339Nano, docker(ctx, "inspect", "-f", "{{.State.StartedAt}}", name)))
+	b.seen(ctx, measure, 0, began, waits)
 	docker(ctx, "rm", "-f", name)
 }
 
@@ -110,21 +115,19 @@ func services(ctx context.Context, b *bench) {
 	b.daemon(ctx, dir, c.APIServer(enclave.NodeAddr), func() error { return c.Answers(ctx) })
 	g := b.guestHere(ctx, modes[0], "--kubeconfig", c.Kubeconfig)
 	check(schedule.Sleep(ctx, b.lasting(5*time.Second, 5*time.Second, time.Second))) // what the start left to do
-	used := g.agent.used()
-	b.add(kubeRSS, modeBPF, 0, float64(used.RSS))
-	b.extra(kubeRSS, modeBPF, 0, anonymous, float64(used.Anon)/1e6)
+	b.add(kubeMemory, modeBPF, 0, memory(g.agent.used()))
 	for i := range b.of(132, 46, 4) {
 		n := 30_000 + i
 		waits := map[string]wait{modeBPF: g.peer.expect(natKey(uint16(n)), "")}
 		check(schedule.Sleep(ctx, 20*time.Millisecond+rand.N(100*time.Millisecond)))
-		b.list(ctx, waits, i < b.of(12, 6, 1), func() bool {
-			return strings.Contains(string(must(c.Do(ctx, "GET", cluster.Services, nil))), `"nodePort":`+strconv.Itoa(n))
-		})
+		if i < b.of(12, 6, 1) { // pollers are slow
+			listers(ctx, waits, func() bool {
+				return strings.Contains(string(must(c.Do(ctx, "GET", cluster.Services, nil))), `"nodePort":`+strconv.Itoa(n))
+			})
+		}
 		began := time.Now()
 		check(c.Service(ctx, "default", fmt.Sprintf("s%d", n), "NodePort", nil, cluster.ServicePort("a", "TCP", 80, n)))
-		for mode, seen := range waits {
-			b.add(serviceMessage, mode, 0, seen(ctx).Sub(began).Seconds())
-		}
+		b.seen(ctx, serviceMessage, 0, began, waits)
 	}
 	g.check(ctx)
 }
@@ -135,34 +138,6 @@ func (b *bench) guestHere(ctx context.Context, m mode, flags ...string) *guest {
 	g.start(flags...)
 	g.connect(ctx)
 	return g
-}
-
-// list adds pollers to waits: they look in intervals, from a random moment on.
-func (b *bench) list(ctx context.Context, waits map[string]wait, polled bool, look func() bool) {
-	for mode, every := range listEvery {
-		if polled {
-			waits[mode] = pollEach(ctx, every, look)
-		}
-	}
-}
-
-// pollEach calls look in intervals, from a random moment on, until it is true.
-func pollEach(ctx context.Context, every time.Duration, look func() bool) wait {
-	var seen time.Time
-	ended := make(chan error, 1)
-	go func() {
-		ended <- attempt(func() {
-			check(schedule.Sleep(ctx, rand.N(every)))
-			for next := time.Now().Add(every); !look(); next = next.Add(every) {
-				check(schedule.Sleep(ctx, time.Until(next)))
-			}
-			seen = time.Now()
-		})
-	}()
-	return func(context.Context) time.Time {
-		check(<-ended)
-		return seen
-	}
 }
 
 // daemon starts a program that lives until the part ends, and waits until it answers.

@@ -15,6 +15,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/aclements/go-moremath/stats"
+
 	"github.com/fairlead/fairlead/internal/schedule"
 	"github.com/fairlead/fairlead/test/kit/netns"
 )
@@ -117,38 +119,31 @@ func (m *meter) count(began time.Time, err error) {
 	m.each = append(m.each, took)
 }
 
-// record ends the measurement.
-func (m *meter) record(b *bench, of measure) {
+// values ends the measurement and returns it. All but bytes are also timed one by one.
+func (m *meter) values(unit string) values {
 	took, cpu := time.Since(m.begin).Seconds(), (m.w.cpu() - m.used).Seconds()
 	if m.n == 0 {
 		check(fmt.Errorf("%s: nothing arrived", m.w.name))
 	}
-	extra := func(name string, v float64) { b.extra(of.name, m.w.name, 0, name, v) }
-	v := m.n / took
-	if of.unit != "B/s" {
-		d := summarize(m.each)
-		extra("p99 µs", 1e6*d.P99)
-		if of.unit == "s" {
-			v = d.Value
-		} else {
-			extra("p50 µs", 1e6*d.Value)
-			extra("lost %", 100*m.lost/(m.n+m.lost))
-		}
+	vs := values{"B/s": m.n / took}
+	perUnit := "CPU-sec/GB"
+	if unit == "B/s" {
+		cpu *= 1e9
+	} else {
+		each := stats.Sample{Xs: m.each}
+		vs = values{"1/s": m.n / took, "p50-sec": each.Quantile(0.5), "p99-sec": each.Quantile(0.99), "lost-%": 100 * m.lost / (m.n + m.lost)}
+		perUnit = "CPU-sec"
 	}
-	b.add(of.name, m.w.name, 0, v)
-	switch {
-	case m.w.name == wayDirect: // nobody carries the bytes
-	case of.unit == "B/s":
-		extra("CPU ms for each MB", 1e9*cpu/m.n)
-	default:
-		extra("CPU µs for each", 1e6*cpu/m.n)
+	if len(m.w.procs) > 0 { // nobody carries the bytes of the direct way
+		vs[perUnit] = cpu / m.n
 	}
+	return vs
 }
 
 // dial connects to the server, for d.
 func (w *way) dial(d time.Duration) net.Conn {
 	c := must(w.from.Dial("tcp4", w.tcp.String()))
-	_ = c.SetDeadline(time.Now().Add(d + w.patience(30*time.Second)))
+	_ = c.SetDeadline(time.Now().Add(d + time.Minute + w.patience))
 	return c
 }
 
@@ -229,12 +224,12 @@ func connections(rate int) load {
 
 // echo makes a connection and sends a small message there and back.
 func echo(w *way) error {
-	c, err := net.DialTimeout("tcp4", w.tcp.String(), w.patience(2*time.Second))
+	c, err := net.DialTimeout("tcp4", w.tcp.String(), w.patience)
 	if err != nil {
 		return err
 	}
 	defer func() { _ = c.Close() }()
-	_ = c.SetDeadline(time.Now().Add(w.patience(2 * time.Second)))
+	_ = c.SetDeadline(time.Now().Add(w.patience))
 	b := make([]byte, smallSize)
 	b[0] = askEcho
 	if _, err := c.Write(b); err != nil {
@@ -250,14 +245,14 @@ func echoes(ctx context.Context, w *way, m *meter, d time.Duration) {
 	for range 16 {
 		c := must(w.from.Dial("udp4", w.udp.String()))
 		defer func() { _ = c.Close() }()
-		_ = echoDatagram(c, 1, w.patience(2*time.Second)) // to set up the flow is not measured
+		_ = echoDatagram(c, 1, w.patience) // to set up the flow is not measured
 		conns = append(conns, c)
 	}
 	m.start()
 	together(ctx, conns, func(_ context.Context, c net.Conn) {
 		for n := uint64(2); time.Since(m.begin) < d; n++ {
 			began := time.Now()
-			m.count(began, echoDatagram(c, n, w.patience(200*time.Millisecond)))
+			m.count(began, echoDatagram(c, n, w.patience/10))
 		}
 	})
 }

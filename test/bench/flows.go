@@ -33,43 +33,32 @@ const (
 	wayGvproxy = "gvproxy"  // gvproxy's forwarder and its tap device in the guest
 )
 
-const (
-	toGuest   = "TCP to the guest, 1 flow"
-	roundTrip = "TCP round trip of 64 bytes, 1 flow, median"
-)
-
-// flowMeasure is a measure, and the load that measures it.
-type flowMeasure struct {
-	measure
-	load load
-}
-
-// flowMeasures returns all measures. An emulated machine with vsock opens tens of
-// connections a second, any other a thousand.
-func flowMeasures(overVsock bool) []flowMeasure {
-	rate, where := 1000, ""
-	if overVsock {
-		rate, where = 20, " over vsock, emulated"
+// flowMeasures returns what is measured on all ways. An emulated machine with vsock opens
+// tens of connections a second, any other a thousand.
+func flowMeasures(vsock bool) (all []measure) {
+	prefix, where, rate := "", "", 1000
+	if vsock {
+		prefix, where, rate = "Vsock", " over vsock, emulated", 20
 	}
-	connect := fmt.Sprintf("TCP connections with 64 bytes each way, %s per second", number(float64(rate)))
-	echo := "UDP echo of 64 bytes, 16 clients, one datagram in flight each"
-	tcp := []string{waySplice, wayDirect, wayLink, wayGvproxy}
-	all := []flowMeasure{
-		{measure{name: toGuest, unit: "B/s", modes: tcp}, throughput(1, push)},
-		{measure{name: "TCP to the host, 1 flow", unit: "B/s", modes: tcp}, throughput(1, pull)},
-		{measure{name: "TCP to the guest, 64 flows", unit: "B/s", modes: tcp}, throughput(64, push)},
-		{measure{name: roundTrip, unit: "s", modes: tcp}, roundTrips},
-		{measure{name: connect, unit: "per second", modes: tcp}, connections(rate)},
-		{measure{name: echo, unit: "per second", modes: tcp[1:]}, echoes},
+	add := func(name, title, unit string, load load) {
+		modes := []string{waySplice, wayDirect, wayLink, wayGvproxy}
+		if name == "UDPEcho" {
+			modes = modes[1:] // splice(2) is for streams
+		}
+		all = append(all, measure{name: prefix + name, title: strings.Replace(title, ",", where+",", 1), unit: unit, modes: modes, load: load})
 	}
-	for i := range all {
-		all[i].name = strings.Replace(all[i].name, ",", where+",", 1)
-	}
+	add("ToGuest", "TCP to the guest, 1 flow", "B/s", throughput(1, push))
+	add("ToHost", "TCP to the host, 1 flow", "B/s", throughput(1, pull))
+	add("ToGuest64", "TCP to the guest, 64 flows", "B/s", throughput(64, push))
+	add("ToHost64", "TCP to the host, 64 flows", "B/s", throughput(64, pull))
+	add("RoundTrip", "TCP round trip of 64 bytes, 1 flow", "p50-sec", roundTrips)
+	add("Connections", fmt.Sprintf("TCP connections with 64 bytes each way, %s per second", number(float64(rate))), "1/s", connections(rate))
+	add("UDPEcho", "UDP echo of 64 bytes, 16 clients, one datagram in flight each", "1/s", echoes)
 	return all
 }
 
 func flowsPart() part {
-	return part{"flows", "flows", measuresOf(flowMeasures(false)), func(ctx context.Context, b *bench) {
+	return part{"flows", "flows", flowMeasures(false), func(ctx context.Context, b *bench) {
 		ways := []starter{startSplice, startLink}
 		if b.scale == full { // it is built from source
 			ways = append(ways, startGvproxy)
@@ -78,33 +67,24 @@ func flowsPart() part {
 	}}
 }
 
-func vsockPart() part {
-	return part{"vsock", "vsock", measuresOf(flowMeasures(true)), inVM}
-}
+func vsockPart() part { return part{"vsock", "vsock", flowMeasures(true), inVM} }
 
 // vsockFlows is what runs in the emulated machine.
 func vsockFlows(ctx context.Context, b *bench) {
 	b.flows(ctx, true, b.of(2, 1, 1), b.lasting(3*time.Second, 3*time.Second, 500*time.Millisecond), startSplice, startLink)
 }
 
-func measuresOf(all []flowMeasure) (out []measure) {
-	for _, m := range all {
-		out = append(out, m.measure)
-	}
-	return out
-}
-
 // flows measures each for d on each way, in turns.
-func (b *bench) flows(ctx context.Context, overVsock bool, rounds int, d time.Duration, ways ...starter) {
-	r := b.newFlowRig(ctx, overVsock, ways...)
+func (b *bench) flows(ctx context.Context, vsock bool, rounds int, d time.Duration, starters ...starter) {
+	ways := b.ways(ctx, vsock, starters...)
 	for range rounds {
-		for _, m := range flowMeasures(overVsock) {
-			for _, w := range r.ways {
+		for _, m := range flowMeasures(vsock) {
+			for _, w := range ways {
 				if slices.Contains(m.modes, w.name) {
 					b.progress("%s, %s", m.name, w.name)
 					run := &meter{w: w}
 					m.load(ctx, w, run, d)
-					run.record(b, m.measure)
+					b.add(m.name, w.name, 0, run.values(m.unit))
 				}
 			}
 		}
@@ -116,16 +96,8 @@ type way struct {
 	name     string
 	from     *netns.Space // where the client is
 	tcp, udp netip.AddrPort
-	procs    []*process // that carry the bytes
-	slow     bool       // the machine is emulated
-}
-
-// patience is d, or more in an emulated machine.
-func (w *way) patience(d time.Duration) time.Duration {
-	if w.slow {
-		return 15 * d
-	}
-	return d
+	procs    []*process    // that carry the bytes
+	patience time.Duration // with a connection
 }
 
 // cpu is the CPU time of the processes of a way so far.
@@ -136,34 +108,37 @@ func (w *way) cpu() (used time.Duration) {
 	return used
 }
 
-// flowRig is a host and a guest, a server in the guest, and the ways to it.
+// flowRig is a host and a guest with a server.
 type flowRig struct {
 	b           *bench
 	vsock       bool // between host and guest, instead of unix sockets
 	host, guest *netns.Space
 	dir         string
-	ways        []*way
 }
 
 // starter starts a way.
 type starter func(ctx context.Context, r *flowRig) *way
 
-func (b *bench) newFlowRig(ctx context.Context, overVsock bool, ways ...starter) *flowRig {
-	r := &flowRig{b: b, vsock: overVsock, host: b.space(), guest: b.space(), dir: b.tempDir()}
+// ways starts a server in a guest, and the ways to it.
+func (b *bench) ways(ctx context.Context, vsock bool, starters ...starter) []*way {
+	r := &flowRig{b: b, vsock: vsock, host: b.space(), guest: b.space(), dir: b.tempDir()}
 	b.cleanup(startServer(r.guest))
-	r.ways = []*way{{name: wayDirect, from: r.guest, tcp: at(serverTCP), udp: at(serverUDP)}}
-	for _, start := range ways {
+	ways := []*way{{name: wayDirect, from: r.guest, tcp: at(serverTCP), udp: at(serverUDP)}}
+	for _, start := range starters {
 		w := start(ctx, r)
 		w.from = r.host
-		r.ways = append(r.ways, w)
+		ways = append(ways, w)
 	}
-	for _, w := range r.ways {
-		w.slow = overVsock
+	for _, w := range ways {
+		w.patience = 2 * time.Second
+		if vsock { // an emulated machine is slow
+			w.patience = 30 * time.Second
+		}
 		if err := eventually(ctx, func() error { return w.from.Do(func() error { return echo(w) }) }); err != nil {
 			check(fmt.Errorf("%s does not work: %w", w.name, err))
 		}
 	}
-	return r
+	return ways
 }
 
 // run starts a program of a way.

@@ -40,8 +40,8 @@ type mode struct {
 // modes are fairlead's own. All others are compared with the first.
 var modes = []mode{
 	{modeBPF, []string{"--observer", "bpf"}, 0},
-	{"poll 1 s", []string{"--observer", "poll", "--poll-interval", "1s"}, time.Second},
-	{"poll 3 s", []string{"--observer", "poll", "--poll-interval", "3s"}, 3 * time.Second},
+	{"poll-1s", []string{"--observer", "poll", "--poll-interval", "1s"}, time.Second},
+	{"poll-3s", []string{"--observer", "poll", "--poll-interval", "3s"}, 3 * time.Second},
 }
 
 var ownModes = []string{modes[0].name, modes[1].name, modes[2].name}

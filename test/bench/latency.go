@@ -18,18 +18,18 @@ import (
 )
 
 const (
-	openMessage  = "listen() returns → message on the link"
-	bindMessage  = "UDP bind() returns → message on the link"
-	openHost     = "listen() returns → host port accepts"
-	closeMessage = "close() returns → withdrawal on the link"
+	openMessage  = "Listen"
+	bindMessage  = "BindUDP"
+	openHost     = "ListenToHost"
+	closeMessage = "Close"
 )
 
 func latencyPart() part {
 	return part{"latency", "latency", []measure{
-		{name: openMessage, unit: "s", modes: ownModes},
-		{name: bindMessage, unit: "s", modes: ownModes},
-		{name: openHost, unit: "s", modes: ownModes},
-		{name: closeMessage, unit: "s", modes: ownModes},
+		{name: openMessage, title: "listen() returns → message on the link", unit: "sec", modes: ownModes},
+		{name: bindMessage, title: "UDP bind() returns → message on the link", unit: "sec", modes: ownModes},
+		{name: openHost, title: "listen() returns → host port accepts", unit: "sec", modes: ownModes},
+		{name: closeMessage, title: "close() returns → withdrawal on the link", unit: "sec", modes: ownModes},
 	}, func(ctx context.Context, b *bench) {
 		var probes []*probe
 		for _, m := range modes {
@@ -94,7 +94,7 @@ func (p *probe) sample(ctx context.Context) {
 }
 
 func (p *probe) add(measure string, d time.Duration) {
-	p.b.add(measure, p.mode.name, 0, max(d, 0).Seconds())
+	p.b.add(measure, p.mode.name, 0, seconds(max(d, 0)))
 }
 
 // pause ends at a random phase of a poller's interval, and after the acknowledgement,
@@ -132,14 +132,14 @@ func (p *probe) throughHost(ctx context.Context, k port.Key) {
 	})
 }
 
-const missedShare = "ports that were reported"
+const seenShare = "Seen"
 
 // lifetimes of ports, in milliseconds.
 var lifetimes = []int{1, 10, 100, 1000, 5000}
 
 func missedPart() part {
 	return part{"missed", "missed", []measure{
-		{name: missedShare, unit: "%", modes: ownModes, sizes: lifetimes, sizeUnit: "ms lifetime", figure: "missed"},
+		{name: seenShare, title: "ports that were reported", unit: "%", modes: ownModes, sizes: lifetimes, sizeUnit: "ms lifetime"},
 	}, missed}
 }
 
@@ -169,8 +169,7 @@ func missed(ctx context.Context, b *bench) {
 			}
 		}
 		for _, l := range b.sizes(lifetimes) {
-			b.add(missedShare, g.mode.name, l, 100*seen[l]/float64(n))
-			b.extra(missedShare, g.mode.name, l, "ports", float64(n))
+			b.add(seenShare, g.mode.name, l, values{"%": 100 * seen[l] / float64(n), "ports": float64(n)})
 		}
 	})
 }

@@ -20,32 +20,20 @@ import (
 )
 
 const (
-	idleCPU   = "CPU of an idle agent"
-	idleAwake = "seconds of a minute in which an idle agent wakes up"
-	idleRSS   = "memory of an idle agent (RSS)"
-	anonymous = "anonymous, MB"
-
-	churnCPU = "CPU time for each change"
-
-	burstDone = "burst: last listener opened → all at the other end of the link"
-	burstCPU  = "burst: total CPU time"
-	burstRSS  = "burst: memory after it (RSS)"
-
-	udpCPU = "200 short-lived UDP binds per second beside 1,000 listeners: CPU"
-
-	startTime  = "start of the program → all ports at the other end of the link"
-	binarySize = "size of the binary, stripped"
+	idleCost   = "Idle"
+	changeCost = "Change"
+	burstDone  = "Burst"
+	udpCost    = "UDPBinds"
+	startTime  = "Start"
+	binarySize = "Binary"
 )
 
 // idleSizes are numbers of listeners, and of NAT rules.
 var idleSizes = []int{0, 1000, 10_000}
 
 func idlePart() part {
-	of := "listeners and rules"
 	return part{"idle", "idle", []measure{
-		{name: idleCPU, unit: "%", modes: ownModes, sizes: idleSizes, sizeUnit: of, figure: "idle-cpu"},
-		{name: idleAwake, unit: "per minute", modes: ownModes, sizes: idleSizes, sizeUnit: of},
-		{name: idleRSS, unit: "B", modes: ownModes, sizes: idleSizes, sizeUnit: of},
+		{name: idleCost, title: "an idle agent: CPU, seconds with a wake-up, memory", unit: "%", modes: ownModes, sizes: idleSizes, sizeUnit: "listeners and rules"},
 	}, idle}
 }
 
@@ -122,10 +110,13 @@ func (i *idler) record(ctx context.Context) {
 	if i.mode.poll == 0 {
 		cpu += i.dumped(ctx).longTerm(i.dumps)
 	}
-	i.b.add(idleCPU, i.mode.name, i.size, cpu)
-	i.b.add(idleAwake, i.mode.name, i.size, float64(i.awake)/now.At.Sub(i.before.At).Minutes())
-	i.b.add(idleRSS, i.mode.name, i.size, float64(now.RSS))
-	i.b.extra(idleRSS, i.mode.name, i.size, anonymous, float64(now.Anon)/1e6)
+	awake := float64(i.awake) / now.At.Sub(i.before.At).Minutes()
+	i.b.add(idleCost, i.mode.name, i.size, memory(now), values{"%": cpu, "awake-sec/min": awake})
+}
+
+// memory returns what a process has of it.
+func memory(u usage.Usage) values {
+	return values{"RSS-B": float64(u.RSS), "anonymous-B": float64(u.Anon)}
 }
 
 // dumps are an agent's dumps of all sockets.
@@ -152,7 +143,7 @@ var rates = []int{1, 100, 10_000}
 
 func churnPart() part {
 	return part{"churn", "churn", []measure{
-		{name: churnCPU, unit: "s", modes: ownModes, sizes: rates, sizeUnit: "changes per second", figure: "churn-cpu"},
+		{name: changeCost, title: "CPU for each change", unit: "sec", modes: ownModes, sizes: rates, sizeUnit: "changes per second"},
 	}, func(ctx context.Context, b *bench) {
 		var alone sync.Mutex // held at the highest rate, which is too much for all modes at once
 		b.each(ctx, 0, 3*time.Second, func(ctx context.Context, g *guest) {
@@ -178,7 +169,7 @@ func (g *guest) churn(ctx context.Context, rate int, alone *sync.Mutex) {
 	total := int(float64(rate) * lasts.Seconds())
 	ports := g.change(ctx, rate, total)
 	g.peer.settle(ctx, len(ports), ports...)
-	g.b.add(churnCPU, g.mode.name, rate, (g.agent.used().CPU-before.CPU).Seconds()/float64(total))
+	g.b.add(changeCost, g.mode.name, rate, values{"sec": (g.agent.used().CPU - before.CPU).Seconds() / float64(total)})
 	g.fds.close()
 	g.peer.settle(ctx, 0)
 }
@@ -211,9 +202,7 @@ var bursts = []int{2000, 10_000}
 
 func burstPart() part {
 	return part{"burst", "churn", []measure{
-		{name: burstDone, unit: "s", modes: ownModes, sizes: bursts, sizeUnit: "listeners", figure: "burst"},
-		{name: burstCPU, unit: "s", modes: ownModes, sizes: bursts, sizeUnit: "listeners"},
-		{name: burstRSS, unit: "B", modes: ownModes, sizes: bursts, sizeUnit: "listeners"},
+		{name: burstDone, title: "burst: last listener opened → all at the other end of the link", unit: "sec", modes: ownModes, sizes: bursts, sizeUnit: "listeners"},
 	}, func(ctx context.Context, b *bench) {
 		b.turns(b.sizes(bursts), b.of(3, 1, 1), modes, func(m mode, n int) { b.burst(ctx, m, n) })
 	}}
@@ -240,20 +229,20 @@ func (b *bench) burst(ctx context.Context, m mode, n int) {
 	last := g.peer.settle(ctx, n)                    // all of them: it fails if one was lost
 	check(schedule.Sleep(ctx, 200*time.Millisecond)) // acknowledgements
 	after := g.agent.used()
-	b.add(burstDone, m.name, n, max(last.Sub(ended), 0).Seconds())
-	b.add(burstCPU, m.name, n, (after.CPU - before.CPU).Seconds())
-	b.add(burstRSS, m.name, n, float64(after.RSS))
+	b.add(burstDone, m.name, n, memory(after), seconds(max(last.Sub(ended), 0)), values{"CPU-sec": (after.CPU - before.CPU).Seconds()})
 	g.check(ctx)
 }
 
 func udpPart() part {
-	return part{"udp", "churn", []measure{{name: udpCPU, unit: "%", modes: ownModes}}, func(ctx context.Context, b *bench) {
+	return part{"udp", "churn", []measure{
+		{name: udpCost, title: "200 short-lived UDP binds per second beside 1,000 listeners: CPU", unit: "%", modes: ownModes},
+	}, func(ctx context.Context, b *bench) {
 		lasts := b.lasting(10*time.Second, 5*time.Second, time.Second)
 		b.each(ctx, b.of(1000, 1000, 100), time.Second, func(_ context.Context, g *guest) {
 			g.bindUDP(lasts / 5) // until the agent batches
 			before := g.agent.used()
 			g.bindUDP(lasts)
-			b.add(udpCPU, g.mode.name, 0, g.agent.used().Core(before))
+			b.add(udpCost, g.mode.name, 0, values{"%": g.agent.used().Core(before)})
 		})
 	}}
 }
@@ -278,7 +267,7 @@ var startSizes = []int{1, 10_000}
 
 func startPart() part {
 	return part{"start", "start", []measure{
-		{name: startTime, unit: "s", modes: ownModes[:2], sizes: startSizes, sizeUnit: "ports"},
+		{name: startTime, title: "start of the program → all ports at the other end of the link", unit: "sec", modes: ownModes[:2], sizes: startSizes, sizeUnit: "ports"},
 	}, func(ctx context.Context, b *bench) {
 		// The first poll comes at once, whatever the interval.
 		b.turns(b.sizes(startSizes), b.of(12, 6, 1), modes[:2], func(m mode, n int) { b.startup(ctx, m, n) })
@@ -293,19 +282,20 @@ func (b *bench) startup(ctx context.Context, m mode, n int) {
 	began := time.Now()
 	g.start()
 	g.peer = must(retry(ctx, time.Millisecond, func() (*peer, error) { return newPeer(ctx, g.link) }))
-	b.add(startTime, m.name, n, g.peer.settle(ctx, n).Sub(began).Seconds())
+	took := g.peer.settle(ctx, n).Sub(began)
+	b.add(startTime, m.name, n, seconds(took), values{"CPU-sec": g.agent.used().CPU.Seconds()})
 	g.ready(ctx)
 	g.check(ctx)
 }
 
 func binaryPart() part {
-	return part{"binary", "start", []measure{{name: binarySize, unit: "B", modes: []string{"fairlead"}}}, func(ctx context.Context, b *bench) {
+	return part{"binary", "start", []measure{{name: binarySize, title: "size of the binary, stripped", unit: "B", modes: []string{"fairlead"}}}, func(ctx context.Context, b *bench) {
 		path := filepath.Join(b.tempDir(), "fairlead")
 		build := exec.CommandContext(ctx, "go", "build", "-trimpath", "-ldflags", "-s -w", "-o", path, "github.com/fairlead/fairlead/cmd/fairlead")
 		build.Env = append(os.Environ(), "CGO_ENABLED=0")
 		if out, err := build.CombinedOutput(); err != nil {
 			check(fmt.Errorf("build: %w: %s", err, out))
 		}
-		b.add(binarySize, "fairlead", 0, float64(must(os.Stat(path)).Size()))
+		b.add(binarySize, "fairlead", 0, values{"B": float64(must(os.Stat(path)).Size())})
 	}}
 }

@@ -4,8 +4,9 @@
 
 // Command bench compares fairlead with its own polling mode, and its link with other
 // ways to carry bytes. Both sides are measured in one run, so that other load on the
-// machine affects them alike. It writes the results as JSON lines, and a report with
-// tables and figures. It needs root and works in network namespaces of its own.
+// machine affects them alike. It writes results in Go's benchmark format, which benchstat
+// compares, and a report with tables and figures. It needs root and works in network
+// namespaces of its own.
 package main
 
 import (
@@ -23,6 +24,7 @@ import (
 	"syscall"
 	"time"
 
+	"golang.org/x/perf/benchfmt"
 	"golang.org/x/sys/unix"
 
 	"github.com/fairlead/fairlead/test/kit/enclave"
@@ -43,66 +45,48 @@ func run(ctx context.Context, args []string, out, log io.Writer) error {
 	fs := flag.NewFlagSet("bench", flag.ContinueOnError)
 	fs.SetOutput(log)
 	size := fs.String("scale", "full", "how much to measure: full, quick or tiny (seconds; shows that it works)")
-	all := strings.Join(names(parts()), ",")
-	only := fs.String("only", all, "the parts to measure, separated by commas")
-	jsonl := fs.String("json", os.DevNull, "write the results as JSON lines to this file")
+	only := fs.String("only", "", "the parts to measure, separated by commas; all if empty")
+	file := fs.String("out", os.DevNull, "write the results to this file; - is standard output, without a report")
 	dir := fs.String("report", "", "write README.md and figures to this directory instead of tables to standard output")
-	render := fs.String("render", "", "measure nothing, and report this file of JSON lines")
-	emit := fs.Bool("emit", false, "write samples to standard output instead of a report; for internal use")
+	render := fs.String("render", "", "measure nothing, and report the results in this file")
 	relay := fs.String("relay", "", "be a relay of the part flows; for internal use")
 	if err := fs.Parse(args); err != nil {
 		return err
 	}
-	scale := scale(slices.Index(scales, *size))
-	chosen, err := choose(*only)
-	switch {
-	case *relay != "":
+	if *relay != "" {
 		return runRelay(ctx, *relay)
-	case *render != "":
+	}
+	if *render != "" {
 		res, err := readResults(*render)
-		if err != nil {
-			return err
-		}
-		return writeReport(out, *dir, res)
-	case scale < 0:
+		return errors.Join(err, writeReport(out, *dir, res))
+	}
+	scale := scale(slices.Index(scales, *size))
+	if scale < 0 {
 		return fmt.Errorf("-scale %q: want one of %s", *size, strings.Join(scales, ", "))
-	case err != nil:
-		return err
-	case *emit:
+	}
+	chosen := parts()
+	if *only != "" {
+		names := strings.Split(*only, ",")
+		chosen = slices.DeleteFunc(chosen, func(p part) bool { return !slices.Contains(names, p.name) })
+		if len(chosen) != len(names) {
+			return fmt.Errorf("-only %q: there is no such part, or it comes twice", *only)
+		}
+	}
+	if *file == "-" {
 		_, err := measureAll(ctx, chosen, scale, log, out)
 		return err
 	}
-	res, err := measureAll(ctx, chosen, scale, log, io.Discard)
-	if res == nil {
+	f, err := os.Create(*file)
+	if err != nil {
 		return err
 	}
-	return errors.Join(err, res.write(*jsonl), writeReport(out, *dir, res))
+	res, err := measureAll(ctx, chosen, scale, log, f)
+	return errors.Join(err, f.Close(), writeReport(out, *dir, res))
 }
 
-func names(ps []part) (out []string) {
-	for _, p := range ps {
-		out = append(out, p.name)
-	}
-	return out
-}
-
-// choose returns the parts with these names.
-func choose(only string) (chosen []part, err error) {
-	all := parts()
-	for name := range strings.SplitSeq(only, ",") {
-		i := slices.Index(names(all), name)
-		if i < 0 {
-			return nil, fmt.Errorf("-only %q: want any of %s", name, strings.Join(names(all), ", "))
-		}
-		chosen = append(chosen, all[i])
-	}
-	return chosen, nil
-}
-
-// measureAll measures parts, one after the other. A failed part does not keep the next
-// from being measured. The results are nil if it could not start. Samples are written to
-// emit as they come.
-func measureAll(ctx context.Context, chosen []part, scale scale, log, emit io.Writer) (_ *results, err error) {
+// measureAll measures parts, one after the other, and writes the results of each to out.
+// A failed part does not keep the next from being measured.
+func measureAll(ctx context.Context, chosen []part, scale scale, log, out io.Writer) (_ results, err error) {
 	if os.Geteuid() != 0 {
 		return nil, errors.New("the benchmark makes network namespaces: run it as root")
 	}
@@ -111,48 +95,51 @@ func measureAll(ctx context.Context, chosen []part, scale scale, log, emit io.Wr
 			return nil, fmt.Errorf("set up the namespaces: %w", err)
 		}
 	}
-	b, err := newBench(scale, log, emit)
+	b, err := newBench(scale, log, out)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, b.close()) }()
-	res := &results{machine: thisMachine(ctx, scale)}
 	for _, p := range chosen {
-		cells, failure := b.measure(ctx, p)
-		res.cells = append(res.cells, cells...)
-		err = errors.Join(err, failure)
+		err = errors.Join(err, b.measure(ctx, p), ctx.Err())
 		if ctx.Err() != nil {
-			return res, errors.Join(err, ctx.Err())
+			return b.results, err
 		}
 	}
-	res.machine.Seconds, res.machine.LoadAfter = time.Since(b.began).Seconds(), loadAverage()
-	return res, err
+	b.end()
+	return b.results, err
 }
 
-// thisMachine describes the machine; what cannot be found out is left empty.
-func thisMachine(ctx context.Context, scale scale) machine {
-	m := machine{
-		CPUs: runtime.NumCPU(), Go: strings.TrimPrefix(runtime.Version(), "go"),
-		Date: time.Now().UTC().Truncate(time.Second), Load: loadAverage(), Scale: scales[scale],
+// machine describes the machine and the run; what cannot be found out is left empty.
+func machine(scale scale) (c []benchfmt.Config) {
+	set := func(key, value string) {
+		if value != "" {
+			c = append(c, benchfmt.Config{Key: key, Value: []byte(value), File: true})
+		}
 	}
-	cpu, _ := os.ReadFile("/proc/cpuinfo")
-	if _, model, ok := strings.Cut(string(cpu), "model name"); ok {
-		m.CPU, _, _ = strings.Cut(strings.TrimLeft(model, "\t: "), "\n")
+	info, _ := os.ReadFile("/proc/cpuinfo")
+	if _, model, ok := strings.Cut(string(info), "model name\t: "); ok {
+		model, _, _ = strings.Cut(model, "\n")
+		set("cpu", model)
 	}
-	var info unix.Sysinfo_t
-	if unix.Sysinfo(&info) == nil {
-		m.MemoryMB = int(info.Totalram * uint64(info.Unit) / 1e6)
-	}
+	set("cpus", fmt.Sprint(runtime.NumCPU()))
+	info, _ = os.ReadFile("/proc/meminfo")
+	total, _, _ := strings.Cut(string(info), "\n")
+	set("memory", strings.TrimSpace(strings.TrimPrefix(total, "MemTotal:")))
 	var u unix.Utsname
 	if unix.Uname(&u) == nil {
-		m.Kernel = unix.ByteSliceToString(u.Release[:])
+		set("kernel", unix.ByteSliceToString(u.Release[:]))
 	}
-	commit, _ := exec.CommandContext(ctx, "git", "describe", "--always", "--abbrev=12", "--exclude=*", "--dirty=+").Output()
-	m.Commit = strings.TrimSpace(string(commit))
-	return m
+	set("go", strings.TrimPrefix(runtime.Version(), "go"))
+	commit, _ := exec.Command("git", "describe", "--always", "--abbrev=12", "--exclude=*", "--dirty=+").Output()
+	set("commit", strings.TrimSpace(string(commit)))
+	set("date", time.Now().UTC().Format("2006-01-02 15:04 MST"))
+	set("scale", scales[scale])
+	set("load", loadAverage())
+	return c
 }
 
-// loadAverage returns the load averages.
+// loadAverage returns the load averages over 1, 5 and 15 minutes.
 func loadAverage() string {
 	b, _ := os.ReadFile("/proc/loadavg")
 	f := strings.Fields(string(b))

@@ -39,9 +39,6 @@ type awaited struct {
 	at    chan time.Time
 }
 
-// wait waits until something is seen, and returns when.
-type wait func(context.Context) time.Time
-
 // newPeer dials a guest; the caller closes its session.
 func newPeer(ctx context.Context, address string) (*peer, error) {
 	at, err := link.ParseEndpoint(address)

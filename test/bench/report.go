@@ -8,7 +8,6 @@ import (
 	_ "embed"
 	"fmt"
 	"io"
-	"maps"
 	"math"
 	"os"
 	"path/filepath"
@@ -18,6 +17,7 @@ import (
 	"text/template"
 	"time"
 
+	"golang.org/x/perf/benchfmt"
 	"golang.org/x/perf/benchunit"
 	"golang.org/x/text/language"
 	"golang.org/x/text/message"
@@ -31,15 +31,6 @@ import (
 //
 //go:embed report.md
 var document string
-
-// reasons says why targets are missed, by the key of the target. It is written by
-// hand: causes, not figures of one run.
-//
-//go:embed reasons.md
-var reasons string
-
-// enoughForP99 is the number of samples below which the p99 would be the maximum.
-const enoughForP99 = 100
 
 // missing stands for a figure that was not measured, or from too few samples.
 const missing = "–"
@@ -60,162 +51,184 @@ type section struct {
 
 // writeReport writes README.md and its figures to dir. Without one it writes the tables
 // to w.
-func writeReport(w io.Writer, dir string, res *results) error {
+func writeReport(w io.Writer, dir string, r results) error {
+	goals, err := targets()
+	if err != nil {
+		return fmt.Errorf("targets.yaml: %w", err)
+	}
 	t, err := template.New("").Funcs(template.FuncMap{
-		"join":    func(s []string) string { return strings.ReplaceAll(strings.Join(s, " | "), "\n", " ") },
+		"join":    func(s []string) string { return strings.Join(s, " | ") },
 		"rule":    func(head []string) string { return "---" + strings.Repeat("|--:", len(head)-1) },
-		"part":    func(name string) (*section, error) { return res.section(name, dir) },
-		"glance":  res.glance,
-		"targets": func() verdict { return res.verdict(targets, parseReasons(reasons)) },
-		"failed":  res.failed,
-		"seconds": func(s float64) time.Duration { return time.Duration(s) * time.Second },
+		"part":    func(name string) (*section, error) { return r.section(name, dir) },
+		"glance":  r.glance,
+		"targets": func() verdict { return r.verdict(goals) },
+		"failed":  r.failed,
+		"took":    r.took,
 	}).Parse(document)
 	if err != nil {
 		return err
 	}
 	if dir == "" {
-		return t.ExecuteTemplate(w, "brief", sections())
+		var sections []string
+		for _, p := range parts() {
+			sections = append(sections, p.section)
+		}
+		return t.ExecuteTemplate(w, "brief", slices.Compact(sections))
 	}
 	f, err := os.Create(filepath.Join(dir, "README.md"))
 	if err != nil {
 		return err
 	}
 	defer func() { _ = f.Close() }()
-	return t.Execute(f, res.machine)
+	return t.Execute(f, r)
 }
 
-// sections returns the names of all sections, in order.
-func sections() (names []string) {
-	for _, p := range parts() {
-		names = append(names, p.section)
+// took is how long the run took, if it was not interrupted.
+func (r results) took() string {
+	if end := r.find(runName); end != nil {
+		return (time.Duration(end.Values[0].Value) * time.Second).String()
 	}
-	return slices.Compact(names)
+	return "interrupted"
 }
 
 // glance writes a row of the first table, if it was measured: events beside two pollers.
-func (r *results) glance(what, name string, size float64) (string, error) {
-	if !slices.ContainsFunc(measures(), func(m measure) bool { return m.name == name }) {
+func (r results) glance(what, name, unit string, size int) (string, error) {
+	i := slices.IndexFunc(measures(), func(m measure) bool { return m.name == name })
+	if i < 0 {
 		return "", fmt.Errorf("nothing measures %q", name)
 	}
-	figures, ratios := []string{missing, missing, missing}, []string{"", "", ""}
+	row, ratios := []string{what}, []string{}
 	var events float64
-	n := 0
-	for _, c := range r.cells {
-		if c.Measure != name || c.Size != size {
-			continue
+	for n, mode := range append(measures()[i].modes, "", "")[:3] {
+		v, ok := r.figure(nameOf(name, mode, size) + " " + unit)
+		switch {
+		case n == 0 && !ok:
+			return "", nil
+		case n == 0:
+			events = v
+		case ok:
+			ratios = append(ratios, ratio(v, events))
+		default:
+			ratios = append(ratios, "")
 		}
-		if n == 0 {
-			events = c.Value
-		}
-		figures[n], ratios[n] = value(c.Value, c.Unit), ratio(c.Value, events)
-		n++
+		row = append(row, valueOr(v, unit, ok))
 	}
-	if n == 0 {
-		return "", nil
-	}
-	return "\n| " + strings.Join(slices.Concat([]string{what}, figures, ratios[1:]), " | ") + " |", nil
+	return "\n| " + strings.Join(append(row, ratios...), " | ") + " |", nil
 }
 
 // section returns nil if nothing of the section was measured. Its figures are written to
 // dir, if there is one.
-func (r *results) section(name, dir string) (*section, error) {
+func (r results) section(name, dir string) (*section, error) {
 	s := &section{}
 	var methods []string
 	for _, p := range parts() {
 		for _, m := range p.measures {
-			cells := r.measured(m)
-			if p.section != name || len(cells) == 0 {
+			measured := r.of(m)
+			if p.section != name || len(measured) == 0 {
 				continue
 			}
-			if m.figure != "" && dir != "" {
-				s.Figures = append(s.Figures, fmt.Sprintf("![%s](%s.svg)", m.name, m.figure))
-				if err := r.draw(m, filepath.Join(dir, m.figure+".svg")); err != nil {
-					return nil, fmt.Errorf("%s: %w", m.figure, err)
+			if len(m.sizes) > 0 && dir != "" {
+				file := strings.ToLower(m.name) + ".svg"
+				s.Figures = append(s.Figures, fmt.Sprintf("![%s](%s)", m.title, file))
+				if err := r.draw(m, filepath.Join(dir, file)); err != nil {
+					return nil, fmt.Errorf("%s: %w", file, err)
 				}
 			}
-			s.Tables = append(s.Tables, m.table(cells))
-			for _, c := range cells {
-				if by := c.Mode + ": " + c.By; c.By != "" && !slices.Contains(methods, by) {
-					methods = append(methods, by)
-				}
+			s.Tables = append(s.Tables, r.table(m))
+			if by := measured.Config("methods"); by != "" && !slices.Contains(methods, by) {
+				methods = append(methods, by)
 			}
 		}
 	}
-	if s.Methods = strings.Join(methods, "; "); len(s.Tables) == 0 {
+	if len(s.Tables) == 0 {
 		return nil, nil
 	}
+	s.Methods = strings.Join(methods, "; ")
 	return s, nil
 }
 
-// measured returns the cells of a measure that did not fail, by size and mode.
-func (r *results) measured(m measure) (cells []cell) {
+// table has a row for each result and a column for each unit. Ratios are those of the
+// first one to the first mode at the same size.
+func (r results) table(m measure) table {
+	var units []string
+	for _, res := range r.of(m) {
+		for _, v := range res.Values {
+			if !slices.Contains(units, v.Unit) {
+				units = append(units, v.Unit)
+			}
+		}
+	}
+	t := table{Title: m.title, Head: []string{"mode", "n"}}
+	for _, u := range units {
+		t.Head = append(t.Head, heading(u, m.unit))
+	}
+	t.Head = append(t.Head, "ratio")
+	var base float64
 	for _, k := range m.keys() {
-		if c, ok := r.find(k); ok {
-			cells = append(cells, c)
+		res := r.find(k.name)
+		if res == nil {
+			continue
 		}
-	}
-	return cells
-}
-
-// table has a row for each cell. Ratios are to the first mode at the same size.
-func (m measure) table(cells []cell) table {
-	t := table{Title: m.name, Head: []string{"mode", "n", "median", "±", "p99", "max", "ratio"}}
-	extras := slices.ContainsFunc(cells, func(c cell) bool { return len(c.Extra) > 0 })
-	if extras {
-		t.Head = append(t.Head, "also")
-	}
-	var base cell
-	for _, c := range cells {
-		label, margin, p99, times := c.Mode, missing, missing, ""
+		row := []string{k.mode, number(float64(res.Iters))}
 		if len(m.sizes) > 0 {
-			label = number(c.Size) + " " + m.sizeUnit + ", " + label
+			row[0] = number(float64(k.size)) + " " + m.sizeUnit + ", " + k.mode
 		}
-		if c.Mode == m.modes[0] {
-			base = c
-		} else if c.Size == base.Size {
-			times = ratio(c.Value, base.Value)
+		for _, u := range units {
+			v, ok := res.Value(u)
+			row = append(row, valueOr(v, u, ok))
 		}
-		if c.Margin != 0 {
-			margin = value(c.Margin, c.Unit)
-		}
-		if c.N >= enoughForP99 {
-			p99 = value(c.P99, c.Unit)
-		}
-		row := []string{label, number(float64(c.N)), value(c.Value, c.Unit), margin, p99, value(c.Max, c.Unit), times}
-		if extras {
-			row = append(row, c.also())
+		v, _ := res.Value(m.unit)
+		if k.mode == m.modes[0] {
+			base = v
+			row = append(row, "")
+		} else {
+			row = append(row, ratio(v, base))
 		}
 		t.Rows = append(t.Rows, row)
 	}
 	return t
 }
 
-// also writes the further figures.
-func (c cell) also() string {
-	var all []string
-	for _, name := range slices.Sorted(maps.Keys(c.Extra)) {
-		all = append(all, name+" "+number(c.Extra[name]))
+// heading names a column: by the prefix of its unit, where it has one.
+func heading(unit, main string) string {
+	if prefix, _ := cutUnit(unit); prefix != "" {
+		return strings.TrimSuffix(prefix, "-")
 	}
-	return strings.Join(all, ", ")
+	if unit == main {
+		return "median"
+	}
+	return unit
+}
+
+// line writes a result for the log.
+func line(r *benchfmt.Result) string {
+	s := string(r.Name)
+	for _, v := range r.Values {
+		prefix, _ := cutUnit(v.Unit)
+		s += " " + prefix + value(v.Value, v.Unit)
+	}
+	return s
 }
 
 // draw writes a figure of a measure: the value against the size, one line per mode. The
 // axis is logarithmic if values are far apart.
-func (r *results) draw(m measure, path string) error {
+func (r results) draw(m measure, path string) error {
 	p := plot.New()
-	p.Title.Text = m.name
+	p.Title.Text = m.title
 	p.Legend.Top = true
 	p.Add(plotter.NewGrid())
+	lines := map[string]plotter.XYs{}
+	low, high := math.Inf(1), 0.0
+	for _, k := range m.keys() {
+		if v, ok := r.figure(k.name + " " + m.unit); ok {
+			x := slices.Index(m.sizes, k.size)
+			lines[k.mode] = append(lines[k.mode], plotter.XY{X: float64(x), Y: v})
+			low, high = min(low, v), max(high, v)
+		}
+	}
 	var sizes []string
 	for _, size := range m.sizes {
 		sizes = append(sizes, number(float64(size)))
-	}
-	lines := map[string]plotter.XYs{}
-	low, high := math.Inf(1), 0.0
-	for _, c := range r.measured(m) {
-		x := slices.Index(m.sizes, int(c.Size))
-		lines[c.Mode] = append(lines[c.Mode], plotter.XY{X: float64(x), Y: c.Value})
-		low, high = min(low, c.Value), max(high, c.Value)
 	}
 	p.NominalX(sizes...)
 	p.X.Label.Text = m.sizeUnit
@@ -259,14 +272,32 @@ func number(v float64) string {
 	return strconv.FormatFloat(v, 'g', 3, 64)
 }
 
-// value writes a figure with its unit: 377.5 µs.
+// cutUnit splits p99-sec into p99- and sec.
+func cutUnit(unit string) (prefix, base string) {
+	i := strings.LastIndexByte(unit, '-') + 1
+	return unit[:i], unit[i:]
+}
+
+// value writes a figure with its unit: 377 µs.
 func value(v float64, unit string) string {
-	switch unit {
-	case "s", "B", "B/s":
-		s := benchunit.CommonScale([]float64{v}, benchunit.Decimal)
-		return fmt.Sprintf("%.*f %s%s", max(s.Prec-1, 0), v/s.Factor, s.Prefix, unit)
+	_, unit = cutUnit(unit)
+	counted, per, _ := strings.Cut(unit, "/")
+	if counted != "sec" && counted != "B" {
+		return number(v) + " " + unit
 	}
-	return number(v) + " " + unit
+	s := benchunit.CommonScale([]float64{v}, benchunit.Decimal)
+	text := fmt.Sprintf("%.*f %s%s", max(s.Prec-1, 0), v/s.Factor, s.Prefix, strings.TrimSuffix(counted, "ec"))
+	if per != "" {
+		text += "/" + per
+	}
+	return text
+}
+
+func valueOr(v float64, unit string, ok bool) string {
+	if !ok {
+		return missing
+	}
+	return value(v, unit)
 }
 
 // ratio writes how many times v is of base.

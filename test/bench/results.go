@@ -5,130 +5,122 @@
 package main
 
 import (
-	"encoding/json"
-	"errors"
 	"fmt"
+	"maps"
 	"math"
 	"os"
 	"slices"
-	"time"
+	"strings"
 
 	"github.com/aclements/go-moremath/stats"
+	"golang.org/x/perf/benchfmt"
 	"golang.org/x/perf/benchmath"
 )
 
-// machine is where and when a run was made.
-type machine struct {
-	CPU      string    `json:"cpu"`
-	CPUs     int       `json:"cpus"`
-	MemoryMB int       `json:"memory_mb"`
-	Kernel   string    `json:"kernel"`
-	Go       string    `json:"go"`
-	Commit   string    `json:"commit"` // with "+" if the tree had changes
-	Date     time.Time `json:"date"`
-	Load     string    `json:"load"`  // averages over 1, 5 and 15 minutes at the start
-	Scale    string    `json:"scale"` // full, quick or tiny
-	// Seconds and LoadAfter are missing if the run was interrupted.
-	Seconds   float64 `json:"seconds,omitempty"`
-	LoadAfter string  `json:"load_after,omitempty"`
-}
+// results are a run, or several: a result for each measure, mode and size. Its iterations
+// are the number of samples, its values their median, and p99, maximum and margin of error
+// where there are enough samples.
+type results []*benchfmt.Result
 
-// cell is one measure in one mode at one size.
-type cell struct {
-	Part     string  `json:"part"`
-	Measure  string  `json:"measure"`
-	Mode     string  `json:"mode"`
-	Size     float64 `json:"size,omitempty"`
-	SizeUnit string  `json:"size_unit,omitempty"`
-	Unit     string  `json:"unit"`
-	By       string  `json:"by,omitempty"` // the method in use, as the agent reports it
-	dist
-	// Extra holds further figures of the same measurement; the name has the unit.
-	Extra  map[string]float64 `json:"extra,omitempty"`
-	Failed string             `json:"failed,omitempty"` // why there is no figure
-}
+// Prefixes of the unit of what a result has besides the median.
+const (
+	p99    = "p99-"
+	most   = "max-"
+	margin = "margin-" // how far the median may be off, with a confidence of 95 %
+)
 
-// dist is a distribution of samples.
-type dist struct {
-	N     int     `json:"n"`
-	Value float64 `json:"value"` // the median
-	P99   float64 `json:"p99"`
-	Max   float64 `json:"max"`
-	// Margin is how far the median may be off, with a confidence of 95 %; 0 if there are
-	// too few samples to tell.
-	Margin float64 `json:"margin,omitempty"`
-}
+// enoughForP99 is the number of samples below which the p99 would be the maximum.
+const enoughForP99 = 100
 
-// summarize needs at least one sample.
-func summarize(samples []float64) dist {
-	sorted := benchmath.NewSample(samples, &benchmath.DefaultThresholds)
-	median := benchmath.AssumeNothing.Summary(sorted, 0.95)
-	all := stats.Sample{Xs: sorted.Values, Sorted: true}
-	d := dist{N: len(samples), Value: median.Center, P99: all.Quantile(0.99), Max: all.Quantile(1)}
-	if margin := max(median.Hi-median.Center, median.Center-median.Lo); !math.IsInf(margin, 0) {
-		d.Margin = margin
+// failedName begins the name of a result that says why a part has none.
+const failedName = "Failed/"
+
+// nameOf returns the name of a result. The size is 0 where nothing varies.
+func nameOf(measure, mode string, size int) string {
+	name := measure + "/mode=" + mode
+	if size != 0 {
+		name += fmt.Sprintf("/size=%d", size)
 	}
-	return d
+	return name
 }
 
-// results is a run.
-type results struct {
-	machine machine
-	cells   []cell
-}
-
-// find returns the cell of a measure, if it was measured.
-func (r *results) find(k sampleKey) (cell, bool) {
-	for _, c := range r.cells {
-		if k == (sampleKey{Measure: c.Measure, Mode: c.Mode, Size: int(c.Size)}) && c.Failed == "" {
-			return c, true
+// summarize makes a result of samples by unit. The distribution is that of the first unit.
+func summarize(name, unit string, samples map[string][]float64) *benchfmt.Result {
+	r := &benchfmt.Result{Name: benchfmt.Name(name), Iters: len(samples[unit])}
+	add := func(unit string, v float64) { r.Values = append(r.Values, benchfmt.Value{Value: v, Unit: unit}) }
+	sorted := benchmath.NewSample(samples[unit], &benchmath.DefaultThresholds)
+	median := benchmath.AssumeNothing.Summary(sorted, 0.95)
+	add(unit, median.Center)
+	if off := max(median.Hi-median.Center, median.Center-median.Lo); !math.IsInf(off, 0) {
+		add(margin+unit, off)
+	}
+	all := stats.Sample{Xs: sorted.Values, Sorted: true}
+	if r.Iters >= enoughForP99 {
+		add(p99+unit, all.Quantile(0.99))
+	}
+	if r.Iters > 1 {
+		add(most+unit, all.Quantile(1))
+	}
+	for _, other := range slices.Sorted(maps.Keys(samples)) {
+		if other != unit {
+			add(other, stats.Sample{Xs: samples[other]}.Quantile(0.5))
 		}
 	}
-	return cell{}, false
+	return r
 }
 
-// failed returns the cells that say why something was not measured.
-func (r *results) failed() []cell {
-	return slices.DeleteFunc(slices.Clone(r.cells), func(c cell) bool { return c.Failed == "" })
-}
-
-// line is one line of the results file.
-type line struct {
-	Machine *machine `json:"machine,omitempty"`
-	Cell    *cell    `json:"cell,omitempty"`
-}
-
-func (r *results) write(name string) error {
-	f, err := os.Create(name)
-	if err != nil {
-		return err
+// find returns the result with a name, nil if there is none.
+func (r results) find(name string) *benchfmt.Result {
+	i := slices.IndexFunc(r, func(res *benchfmt.Result) bool { return string(res.Name) == name })
+	if i < 0 {
+		return nil
 	}
-	out := json.NewEncoder(f)
-	err = out.Encode(line{Machine: &r.machine})
-	for _, c := range r.cells {
-		err = errors.Join(err, out.Encode(line{Cell: &c}))
-	}
-	return errors.Join(err, f.Close())
+	return r[i]
 }
 
-func readResults(name string) (*results, error) {
+// of returns the results of a measure, by size and mode.
+func (r results) of(m measure) (out results) {
+	for _, k := range m.keys() {
+		if res := r.find(k.name); res != nil {
+			out = append(out, res)
+		}
+	}
+	return out
+}
+
+// Config returns a property of the run.
+func (r results) Config(key string) string {
+	if len(r) == 0 {
+		return ""
+	}
+	return r[len(r)-1].GetConfig(key)
+}
+
+// failed returns by part why it was not measured.
+func (r results) failed() map[string]string {
+	why := map[string]string{}
+	for _, res := range r {
+		if part, ok := strings.CutPrefix(string(res.Name), failedName); ok {
+			why[part] = res.GetConfig("why")
+		}
+	}
+	return why
+}
+
+func readResults(name string) (r results, err error) {
 	f, err := os.Open(name)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { _ = f.Close() }()
-	res := &results{}
-	for in := json.NewDecoder(f); in.More(); {
-		var l line
-		if err := in.Decode(&l); err != nil {
-			return nil, fmt.Errorf("%s: %w", name, err)
-		}
-		if l.Machine != nil {
-			res.machine = *l.Machine
-		}
-		if l.Cell != nil {
-			res.cells = append(res.cells, *l.Cell)
+	in := benchfmt.NewReader(f, name)
+	for in.Scan() {
+		switch rec := in.Result().(type) {
+		case *benchfmt.Result:
+			r = append(r, rec.Clone())
+		case *benchfmt.SyntaxError:
+			return nil, rec
 		}
 	}
-	return res, nil
+	return r, in.Err()
 }

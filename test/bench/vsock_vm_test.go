@@ -20,8 +20,7 @@ func TestMeasureVsock(t *testing.T) {
 	}
 	p := vsockPart()
 	p.run = vsockFlows
-	_, err = b.measure(t.Context(), p)
-	if err = errors.Join(err, b.close()); err != nil {
+	if err := errors.Join(b.measure(t.Context(), p), b.close()); err != nil {
 		t.Error(err)
 	}
 }
