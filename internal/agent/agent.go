@@ -237,8 +237,13 @@ func (a *Agent) Run(ctx context.Context, watch func(ctx context.Context, onChang
 	defer func() { _ = control.Close() }()
 	// Create all feeds before the first source runs: the registry is ready when each has reported.
 	feeds := make([]registry.Feed, len(a.sources))
+	var declared []*engine.OwnAddresses
 	for i, s := range a.sources {
 		feeds[i] = a.registry.Feed(s.Name())
+		if _, ok := s.(named); ok {
+			own := engine.NewOwnAddresses(feeds[i], a.log.With("source", s.Name()))
+			feeds[i], declared = own, append(declared, own)
+		}
 	}
 	g, ctx := errgroup.WithContext(ctx)
 	if a.cfg.MetricsAddr != "" {
@@ -271,6 +276,12 @@ func (a *Agent) Run(ctx context.Context, watch func(ctx context.Context, onChang
 		return nil
 	})
 	a.runSinks(ctx, g)
+	for _, own := range declared {
+		g.Go(func() error {
+			own.Run(ctx)
+			return nil
+		})
+	}
 	for i, s := range a.sources {
 		feed := feeds[i]
 		g.Go(func() error {

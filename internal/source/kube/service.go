@@ -71,7 +71,7 @@ func compact(o *corev1.Service) service {
 		ips = []string{o.Spec.ClusterIP}
 	}
 	if !slices.Contains(ips, corev1.ClusterIPNone) {
-		s.clusterIPs = addrs("cluster IP", ips)
+		s.clusterIPs = slices.DeleteFunc(addrs("cluster IP", ips), neverOfACluster)
 	}
 	for _, f := range o.Spec.IPFamilies {
 		s.families = append(s.families, f == corev1.IPv4Protocol)
@@ -103,6 +103,12 @@ func compact(o *corev1.Service) service {
 		})
 	}
 	return s
+}
+
+// neverOfACluster reports whether a cluster gives an address to no Service. A server that
+// names one may want it dialled: the guest's own, or a cloud's metadata.
+func neverOfACluster(a netip.Addr) bool {
+	return a.IsLoopback() || a.IsLinkLocalUnicast() || a.IsMulticast() || a.IsUnspecified()
 }
 
 // endpoints is what is needed of an EndpointSlice.
@@ -155,7 +161,7 @@ func compactSlice(o *discoveryv1.EndpointSlice) endpoints {
 			continue
 		}
 		for _, a := range ep.Addresses {
-			if ip, err := netip.ParseAddr(a); err == nil {
+			if ip, err := netip.ParseAddr(a); err == nil && !ip.IsLinkLocalUnicast() && !ip.IsMulticast() {
 				e.addresses = append(e.addresses, ip.Unmap())
 			}
 		}

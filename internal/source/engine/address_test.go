@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package engine
+
+import (
+	"errors"
+	"log/slog"
+	"net/netip"
+	"slices"
+	"testing"
+
+	"github.com/fairlead/fairlead/internal/netwatch"
+	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/test/kit/enginetest"
+)
+
+// declared is a port at an address, with what is dialled.
+func declared(at string, dial ...string) port.Binding {
+	a := netip.MustParseAddrPort(at)
+	b := port.Binding{Key: port.Key{Protocol: port.TCP, Address: a.Addr(), Port: a.Port()}, Origin: port.Origin{ID: at}}
+	for _, d := range dial {
+		b.Dial = append(b.Dial, netip.MustParseAddrPort(d))
+	}
+	return b
+}
+
+func TestForeignAddressesAreWithheld(t *testing.T) {
+	own := []string{"192.168.1.5"}
+	f := new(enginetest.Feed)
+	o := NewOwnAddresses(f, slog.New(slog.DiscardHandler))
+	o.kind = func(a netip.Addr) (netwatch.Kind, error) {
+		switch {
+		case a.String() == "203.0.113.1":
+			return netwatch.Own, errors.New("no answer")
+		case slices.Contains(own, a.String()):
+			return netwatch.Own, nil
+		}
+		return netwatch.Elsewhere, nil
+	}
+	set := []port.Binding{
+		declared("0.0.0.0:80", "127.0.0.1:80"),
+		declared("127.0.0.2:80", "127.0.0.2:80"),
+		declared("192.168.1.5:80", "192.168.1.5:80", "10.0.0.2:80"),
+		declared("169.254.169.254:80", "169.254.169.254:80", "10.0.0.2:80"), // a cloud's metadata, or a container's HostIp
+		declared("203.0.113.9:2222", "203.0.113.9:2222"),
+		declared("203.0.113.1:80", "203.0.113.1:80"),
+		declared("192.168.1.60:80", "10.96.0.7:80", "192.168.1.60:80", "10.0.0.2:80"), // a Service with a cluster address
+		declared("192.168.1.61:80"),                                                   // without endpoints
+	}
+	want := func(key, withheld, dial string) {
+		t.Helper()
+		b := f.Find(key)
+		text := ""
+		for _, d := range b.Dial {
+			text += " " + d.String()
+		}
+		if b.Withheld != withheld || text != dial {
+			t.Errorf("%s: withheld %q, dials%s, want %q,%s", key, b.Withheld, text, withheld, dial)
+		}
+	}
+	check := func() {
+		t.Helper()
+		want("tcp 0.0.0.0:80", "", " 127.0.0.1:80")
+		want("tcp 127.0.0.2:80", "", " 127.0.0.2:80")
+		want("tcp 192.168.1.5:80", "", " 192.168.1.5:80 10.0.0.2:80")
+		want("tcp 169.254.169.254:80", foreign, " 169.254.169.254:80 10.0.0.2:80")
+		want("tcp 203.0.113.9:2222", foreign, " 203.0.113.9:2222")
+		want("tcp 203.0.113.1:80", foreign, " 203.0.113.1:80")
+		want("tcp 192.168.1.60:80", "", " 10.96.0.7:80 10.0.0.2:80")
+		want("tcp 192.168.1.61:80", "", "")
+	}
+	o.Replace(set)
+	check()
+	o.Apply(port.Change{Put: set})
+	check()
+
+	// Addresses come and go.
+	own = []string{"203.0.113.9"}
+	o.recheck()
+	want("tcp 203.0.113.9:2222", "", " 203.0.113.9:2222")
+	want("tcp 192.168.1.5:80", foreign, " 192.168.1.5:80 10.0.0.2:80")
+	o.Apply(port.Change{Drop: []port.Origin{{ID: "203.0.113.9:2222"}}})
+	own = nil
+	o.recheck()
+	if f.Find("tcp 203.0.113.9:2222").Port != 0 {
+		t.Error("a port that was removed is reported again")
+	}
+}
