@@ -43,7 +43,9 @@ func newExplain() *cobra.Command {
 			if out.format == "json" {
 				err = newEncoder(c.OutOrStdout()).Encode(versioned(r))
 			} else {
-				err = status.WriteReport(c.OutOrStdout(), r, painter(c.OutOrStdout()), time.Now())
+				err = status.WriteReport(c.OutOrStdout(), r, status.Style{
+					Width: width(c.OutOrStdout(), false), Paint: painter(c.OutOrStdout()), Now: time.Now(),
+				})
 			}
 			if err == nil && !r.Verdict.Reachable() {
 				err = errNo

@@ -7,11 +7,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os/exec"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/fairlead/fairlead/internal/trust"
 )
 
 const (
@@ -23,17 +25,14 @@ const (
 // program is one of this machine's, by its absolute path. No shell sees its arguments.
 type program struct{ path string }
 
-// find looks for a program in PATH, once.
+// find looks for a program of this user in PATH, once.
 func find(name string) (program, error) {
-	path, err := exec.LookPath(name)
-	if err == nil && !filepath.IsAbs(path) {
-		err = errors.New("is not an absolute path")
-	}
-	if at, ok := errors.AsType[*exec.Error](err); ok {
-		err = at.Err // the name is in ours
+	path, err := trust.InPath(name)
+	if errors.Is(err, fs.ErrNotExist) {
+		return program{}, fmt.Errorf("%s is not installed here (not in PATH): pass the token in with --from FILE", name)
 	}
 	if err != nil {
-		return program{}, fmt.Errorf("%s is not installed here: %w: pass the token in with --from FILE", name, err)
+		return program{}, fmt.Errorf("%s is not run: %w", name, err)
 	}
 	return program{path}, nil
 }

@@ -181,9 +181,18 @@ func TestFailures(t *testing.T) {
 	}
 }
 
-// A program is taken from no directory that depends on the working one.
-func TestProgramOfTheWorkingDirectory(t *testing.T) {
+// A program that others can change is not run, nor one of the working directory.
+func TestProgramOfOthers(t *testing.T) {
 	path, asked := fake(t, "limactl", answer{out: secret})
+	if err := os.Chmod(path, 0o777); err != nil { //nolint:gosec // the test's matter
+		t.Fatal(err)
+	}
+	if _, err := fetched(t, Lima{"dev"}); err == nil || !strings.Contains(err.Error(), "others can write to it") || asked()[0] != "" {
+		t.Errorf("%v, asked %q", err, asked())
+	}
+	if err := os.Chmod(path, 0o700); err != nil { //nolint:gosec // a program
+		t.Fatal(err)
+	}
 	t.Chdir(filepath.Dir(path))
 	t.Setenv("PATH", ".")
 	if _, err := fetched(t, Lima{"dev"}); err == nil || asked()[0] != "" {

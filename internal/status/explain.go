@@ -82,9 +82,14 @@ var marks = map[explain.Mark]struct {
 	explain.OK: {"ok", Green}, explain.Warning: {"warn", Yellow}, explain.Failing: {"FAIL", Red}, explain.Skipped: {"-", Plain},
 }
 
-// WriteReport writes a human-readable report.
-func WriteReport(w io.Writer, r explain.Report, paint Painter, now time.Time) error {
+// Where the text of a step begins, and where other lines are continued.
+const stepIndent, hanging = 25, 4
+
+// WriteReport writes a human-readable report. Lines longer than style.Width are continued
+// on the next line.
+func WriteReport(w io.Writer, r explain.Report, style Style) error {
 	var b strings.Builder
+	line := func(indent int, text string) string { return wrap(Quote(text), style.Width, indent) }
 	for _, c := range r.Chains {
 		fmt.Fprintf(&b, "%s", Quote(c.Publication))
 		if c.Guest != "" {
@@ -93,29 +98,29 @@ func WriteReport(w io.Writer, r explain.Report, paint Painter, now time.Time) er
 		fmt.Fprintf(&b, ": %s\n", c.Verdict)
 		for _, s := range c.Steps {
 			m := marks[s.Mark]
-			line := Quote(s.Text)
+			text := s.Text
 			if s.Since != nil {
-				line += ", for " + Age(now.Sub(*s.Since))
+				text += ", for " + Age(style.Now.Sub(*s.Since))
 			}
-			fmt.Fprintf(&b, "  %-16s %s  %s\n", s.Step, paint.Paint(m.color, fmt.Sprintf("%-4s", m.word)), line)
+			fmt.Fprintf(&b, "  %-16s %s  %s\n", s.Step, style.Paint.Paint(m.color, fmt.Sprintf("%-4s", m.word)), line(stepIndent, text))
 		}
 		if len(r.Chains) > 1 {
-			fmt.Fprintf(&b, "  %s\n", Quote(c.Summary))
+			fmt.Fprintf(&b, "  %s\n", line(hanging, c.Summary))
 		}
 		b.WriteByte('\n')
 	}
 	for _, n := range r.Related {
-		fmt.Fprintf(&b, "related: %s: %s\n", n.Kind, Quote(n.Text))
+		fmt.Fprintf(&b, "%s\n", line(hanging, fmt.Sprintf("related: %s: %s", n.Kind, n.Text)))
 	}
 	for _, m := range r.Missing {
-		fmt.Fprintf(&b, "not checked: %s\n", Quote(m))
+		fmt.Fprintf(&b, "%s\n", line(hanging, "not checked: "+m))
 	}
 	if len(r.Related)+len(r.Missing) > 0 {
 		b.WriteByte('\n')
 	}
-	fmt.Fprintf(&b, "%s\n", Quote(r.Summary))
+	fmt.Fprintf(&b, "%s\n", line(hanging, r.Summary))
 	if r.Next != "" {
-		fmt.Fprintf(&b, "%s %s\n", paint.Paint(Bold, "Next:"), Quote(r.Next))
+		fmt.Fprintf(&b, "%s %s\n", style.Paint.Paint(Bold, "Next:"), line(len("Next: "), r.Next))
 	}
 	_, err := io.WriteString(w, b.String())
 	return err

@@ -70,9 +70,11 @@ func (m *machine) command(uid int, args ...string) *exec.Cmd {
 	return m.program(uid, append([]string{binary}, args...)...)
 }
 
-// program is command for any program; fairlead is in its PATH.
+// program is command for any program; fairlead is in its PATH. A file "systemctl" in the
+// machine's directory is in the place of that program.
 func (m *machine) program(uid int, args ...string) *exec.Cmd {
-	script := `mount --bind "$0/run" /run; mount --bind "$0/lib" /var/lib; mount --bind "$0/etc" /etc; exec `
+	script := `mount --bind "$0/run" /run; mount --bind "$0/lib" /var/lib; mount --bind "$0/etc" /etc; ` +
+		`if [ -e "$0/systemctl" ]; then mount --bind "$0/systemctl" /usr/bin/systemctl; fi; exec `
 	if uid != 0 {
 		script += fmt.Sprintf("setpriv --reuid %d --regid %d --clear-groups ", uid, uid)
 	}
@@ -243,24 +245,4 @@ func TestInstallNeedsTheToken(t *testing.T) {
 		t.Errorf("exit code %d", code)
 	}
 	oneLine(t, stderr, "fairlead host pair", ".local/state/fairlead/token")
-}
-
-// The lines of the README for an agent in another network namespace, as they are printed there.
-func TestReadmeUnixLink(t *testing.T) {
-	text, err := os.ReadFile("../../README.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, block, _ := strings.Cut(string(text), "the system reports the user of each side.\n\n```\n")
-	block, _, _ = strings.Cut(block, "```")
-	lines := strings.Split(strings.TrimSpace(block), "\n")
-	if len(lines) != 2 {
-		t.Fatalf("want a line for the agent and one for the host, the README has %q", lines)
-	}
-	guest, host := newMachine(t), newMachine(t)
-	host.shareRun(t, guest)
-	guest.listen(t, "tcp4", "0.0.0.0:8001")
-	guest.startCmd(t, "agent", guest.program(0, "sh", "-c", "exec "+lines[0]))
-	p := host.startCmd(t, "host", host.program(ordinary, "sh", "-c", "exec "+lines[1]))
-	host.active(t, ordinary, 8001, p)
 }

@@ -5,6 +5,7 @@
 package e2e
 
 import (
+	"cmp"
 	"errors"
 	"flag"
 	"fmt"
@@ -16,7 +17,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
+	gocmp "github.com/google/go-cmp/cmp"
 )
 
 var update = flag.Bool("update", false, "write the transcripts into docs/cli.md")
@@ -44,11 +45,40 @@ var varies = []struct {
 }
 
 func same(s, dir string) string {
+	s = continued.ReplaceAllString(s, " ")
 	s = owner.ReplaceAllStringFunc(strings.ReplaceAll(s, dir, "/etc/fairlead"), inLine)
 	for _, v := range varies {
 		s = v.what.ReplaceAllString(s, v.as)
 	}
-	return s
+	return explained.ReplaceAllStringFunc(s, fold)
+}
+
+var (
+	continued = regexp.MustCompile(`\n {4,}`)                                                                    // a line of `fairlead explain`
+	explained = regexp.MustCompile(`(?m)^(  [a-z ]{16} (ok|-|warn|FAIL) .*|Next: .*|nothing .*|\S+ is not .*)$`) // one that it may continue
+	indented  = regexp.MustCompile(`^  [a-z ]{16} (ok|-|warn|FAIL) *|^Next: `)
+)
+
+// fold continues a line on the next one after 80 columns, as the command does for the
+// names that it really printed.
+func fold(line string) string {
+	indent := cmp.Or(len(indented.FindString(line)), 4)
+	var b strings.Builder
+	column := 0
+	for i, word := range strings.Split(line, " ") {
+		switch n := len([]rune(word)); {
+		case i > 0 && column+1+n > 80 && column > indent:
+			b.WriteString("\n" + strings.Repeat(" ", indent) + word)
+			column = indent + n
+		case i > 0:
+			b.WriteString(" " + word)
+			column += 1 + n
+		default:
+			b.WriteString(word)
+			column = n
+		}
+	}
+	return b.String()
 }
 
 // owner is this process in a table, with the spaces that align the columns.
@@ -58,6 +88,7 @@ func inLine(s string) string { return fmt.Sprintf("%-*s", len(s), "nginx (811)")
 
 // alike makes texts equal that differ only in the width of columns.
 func alike(s string) string {
+	s = continued.ReplaceAllString(s, " ")
 	return spaces.ReplaceAllString(cutOff.ReplaceAllString(s, "…"), " ")
 }
 
@@ -122,7 +153,7 @@ func TestDocumentedTranscripts(t *testing.T) {
 		if alike(string(doc)) != alike(fresh) {
 			if watched *= 2; watched > time.Minute {
 				t.Fatalf("docs/cli.md (-) differs from the output (+):\n%s",
-					cmp.Diff(strings.Split(alike(string(doc)), "\n"), strings.Split(alike(fresh), "\n")))
+					gocmp.Diff(strings.Split(alike(string(doc)), "\n"), strings.Split(alike(fresh), "\n")))
 			}
 			return errors.New("perhaps it takes longer")
 		}

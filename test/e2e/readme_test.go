@@ -1,0 +1,231 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux && root
+
+package e2e
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/fairlead/fairlead/test/kit/wait"
+)
+
+// readme returns the blocks of a chapter of the README.
+func readme(t *testing.T, chapter string) (blocks [][]string) {
+	t.Helper()
+	text, err := os.ReadFile("../../README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, rest, ok := strings.Cut(string(text), "\n### "+chapter+"\n")
+	if !ok {
+		t.Fatalf("no chapter %q", chapter)
+	}
+	rest, _, _ = strings.Cut(rest, "\n##")
+	for _, m := range regexp.MustCompile("(?ms)^```\n(.*?)^```").FindAllStringSubmatch(rest, -1) {
+		blocks = append(blocks, strings.Split(strings.TrimSpace(m[1]), "\n"))
+	}
+	return blocks
+}
+
+// The lines of the README for an agent in another network namespace, as they are printed there.
+func TestReadmeUnixLink(t *testing.T) {
+	blocks := readme(t, "Two network namespaces")
+	if len(blocks) != 1 || len(blocks[0]) != 2 {
+		t.Fatalf("want a line for the agent and one for the host, the README has %q", blocks)
+	}
+	guest, host := newMachine(t), newMachine(t)
+	host.shareRun(t, guest)
+	guest.listen(t, "tcp4", "0.0.0.0:8001")
+	guest.startCmd(t, "agent", guest.program(0, "sh", "-c", "exec "+blocks[0][0]))
+	p := host.startCmd(t, "host", host.program(ordinary, "sh", "-c", "exec "+blocks[0][1]))
+	host.active(t, ordinary, 8001, p)
+}
+
+// reader does what the README says, on a VM and on its host. What the lines install and
+// start elsewhere are programs in PATH that note how they were called, and the test does
+// their part: packages and units have tests of their own.
+type reader struct {
+	t           *testing.T
+	guest, host *machine
+	bin         string // these programs
+	peer        *process
+}
+
+// installers are these programs. virsh has the guest's token in a file beside it.
+var installers = map[string]string{
+	"apt": `case "$1 $2" in
+"install ./fairlead_*.deb") mkdir -p /etc/fairlead && cp "$REPO/deploy/packages/agent.yaml" /etc/fairlead/;;
+"purge fairlead") rm -rf /etc/fairlead /var/lib/fairlead;;
+*) exit 9;;
+esac`,
+	"sudo":      `exec "$@"`,
+	"systemctl": "",
+	"loginctl":  `[ "$*" = "enable-linger reader" ]`,
+	"virsh": `case "$*" in
+*"dumpxml --domain vm") echo "<domain><devices><vsock><cid auto='no' address='7'/></vsock></devices></domain>";;
+*guest-file-open*) echo '{"return":1}';;
+*guest-file-read*) echo "{\"return\":{\"count\":$(wc -c <"${0%/*}/token"),\"buf-b64\":\"$(base64 -w0 "${0%/*}/token")\"}}";;
+*) echo '{"return":{}}';;
+esac`,
+}
+
+func newReader(t *testing.T) *reader {
+	t.Helper()
+	r := &reader{t: t, guest: newMachine(t), host: newMachine(t), bin: t.TempDir()}
+	r.host.shareRun(t, r.guest)
+	for name, script := range installers {
+		script = fmt.Sprintf("#!/bin/sh -e\necho %s \"$@\" >>%s/log\n%s\n", name, r.bin, script)
+		r.write(name, script, 0o755)
+	}
+	for _, m := range []*machine{r.guest, r.host} {
+		if err := os.Symlink(filepath.Join(r.bin, "systemctl"), filepath.Join(m.dir, "systemctl")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	r.write("log", "", 0o666)
+	for dir := r.bin; len(dir) > len(os.TempDir()); dir = filepath.Dir(dir) {
+		if err := os.Chmod(dir, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return r
+}
+
+// write makes a file beside the programs. The mode is exact.
+func (r *reader) write(name, text string, mode os.FileMode) {
+	r.t.Helper()
+	path := filepath.Join(r.bin, name)
+	if err := errors.Join(os.WriteFile(path, []byte(text), mode), os.Chmod(path, mode)); err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+// enable runs what the unit of the package runs.
+func (r *reader) enable() {
+	r.t.Helper()
+	r.guest.run(r.t, 0, "agent").says("ready")
+	token, err := os.ReadFile(filepath.Join(r.guest.dir, "lib/fairlead/token"))
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	r.write("token", string(token), 0o644)
+}
+
+// The reader may not use this machine's vsock: a unix socket with a token is in its place.
+// VM, CID and the user's name are what every reader replaces.
+func (r *reader) replaced(line string) string {
+	token := filepath.Join(r.host.home, ".local/state/fairlead/token")
+	return strings.NewReplacer(
+		"'link: vsock://:1023'", "'{link: unix:///run/fairlead/link.sock, linkToken: /var/lib/fairlead/token, allowUIDs: 1000}'",
+		"--connect vsock://CID:1023", "--connect unix:///run/fairlead/link.sock --link-token "+token,
+		"--libvirt VM", "--libvirt vm", "$USER", "reader",
+	).Replace(line)
+}
+
+// do runs a line in a shell of the VM's root, or of an ordinary user of the host. sudo
+// changes the user.
+func (r *reader) do(line string) string {
+	r.t.Helper()
+	m, uid := r.host, ordinary
+	if !strings.HasPrefix(line, "fairlead ") && !strings.HasPrefix(line, "sudo ") {
+		m, uid = r.guest, 0
+	}
+	if strings.HasPrefix(line, "sudo ") {
+		uid = 0
+	}
+	ctx, cancel := context.WithTimeout(r.t.Context(), wait.Limit())
+	defer cancel()
+	c := m.program(uid, "sh", "-e", "-c", r.replaced(line))
+	cmd := exec.CommandContext(ctx, c.Path, c.Args[1:]...)
+	repo, err := filepath.Abs("../..")
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	cmd.Env = append(c.Env, "REPO="+repo)
+	cmd.Env[0] = strings.Replace(cmd.Env[0], "PATH=", "PATH="+r.bin+":", 1)
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		r.t.Fatalf("%s: %v\n%s", line, err, out)
+	}
+	return string(out)
+}
+
+// unit runs what the user unit of `fairlead host install` runs.
+func (r *reader) unit() {
+	r.t.Helper()
+	b, err := os.ReadFile(filepath.Join(r.host.home, ".config/systemd/user/fairlead-host.service"))
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	m := regexp.MustCompile(`(?m)^ExecStart=(.*)$`).FindSubmatch(b)
+	if m == nil {
+		r.t.Fatalf("no command in\n%s", b)
+	}
+	r.peer = r.host.startCmd(r.t, "host", r.host.program(ordinary, "sh", "-c", "exec "+string(m[1])))
+}
+
+// The lines of the README for a VM on Linux and for Kubernetes in it, from the
+// installation to the removal, on the host as an ordinary user.
+func TestReadmeLinuxVM(t *testing.T) {
+	r := newReader(t)
+	r.guest.listen(t, "tcp4", "0.0.0.0:8001")
+	vm, kubernetes := readme(t, "A Linux VM"), readme(t, "Kubernetes")
+	if len(vm) != 3 || len(kubernetes) != 1 {
+		t.Fatalf("the README has %q and %q", vm, kubernetes)
+	}
+	for _, block := range [][]string{vm[0], vm[1], kubernetes[0], vm[2]} {
+		for _, line := range block {
+			if strings.HasPrefix(line, "#") {
+				continue
+			}
+			out := r.do(line)
+			switch {
+			case strings.HasPrefix(line, "systemctl enable --now fairlead-agent"):
+				r.enable()
+			case strings.HasPrefix(line, "fairlead host pair") && !strings.Contains(out, "--connect vsock://7:1023\n"):
+				t.Errorf("pair does not tell the endpoint: %s", out)
+			case strings.HasPrefix(line, "fairlead host install"):
+				r.unit()
+				r.host.active(t, ordinary, 8001, r.peer)
+			case strings.HasPrefix(line, "fairlead ls") && !strings.Contains(line, "filter") && !strings.Contains(out, "127.0.0.1:8001"):
+				t.Errorf("%s: %s", line, out)
+			}
+		}
+	}
+	for _, path := range []string{"home/.config/systemd/user/fairlead-host.service", "home/.config/systemd/user/default.target.wants"} {
+		if _, err := os.Lstat(filepath.Join(r.host.dir, path)); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("%s is left: %v", path, err)
+		}
+	}
+	log, err := os.ReadFile(filepath.Join(r.bin, "log"))
+	for _, want := range []string{"systemctl --user enable fairlead-host.service", "systemctl --user disable --now fairlead-host.service", "loginctl enable-linger", "apt purge"} {
+		if err != nil || !strings.Contains(string(log), want) {
+			t.Errorf("no %q in %s, %v", want, log, err)
+		}
+	}
+}
+
+// Every file that the README links to exists, and it stays short.
+func TestReadmeLinks(t *testing.T) {
+	text, err := os.ReadFile("../../README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := strings.Count(string(text), "\n"); n > 210 {
+		t.Errorf("the README has %d lines: want about 200", n)
+	}
+	for _, m := range regexp.MustCompile(`\]\(([^)#:]+)(#[^)]*)?\)`).FindAllStringSubmatch(string(text), -1) {
+		if _, err := os.Stat("../../" + m[1]); err != nil {
+			t.Error(err)
+		}
+	}
+}
