@@ -19,10 +19,10 @@ import (
 	"github.com/fairlead/fairlead/internal/source/nat/watch"
 )
 
-// unload takes nf_tables out of the kernel with all that needs it.
+// unload takes nf_tables out of the kernel with all that needs it. Only a kernel in which
+// nothing has used it lets it go for certain: the machine runs TestFresh… first.
 func unload(t *testing.T) {
 	t.Helper()
-	// What closed namespaces had is let go in the background.
 	for end := time.Now().Add(patience); time.Now().Before(end); time.Sleep(100 * time.Millisecond) {
 		b, err := os.ReadFile("/proc/modules")
 		if err != nil {
@@ -46,7 +46,7 @@ func unload(t *testing.T) {
 
 // A source that prefers hooks and starts before nf_tables is there takes them when it has
 // been loaded, here by the source's own question for the ruleset.
-func TestHooksUsedAfterModuleLoad(t *testing.T) {
+func TestFreshKernelHooksUsedAfterModuleLoad(t *testing.T) {
 	unload(t)
 	modules, err := hook.OpenModules(nil)
 	if err != nil {

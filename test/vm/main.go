@@ -17,6 +17,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -162,7 +163,7 @@ func withBenchmarks(suites []suite) []suite {
 
 // buildJobs builds the suites below work/test, which becomes /test in the guest.
 func buildJobs(ctx context.Context, o options, suites []suite, work string, r *reporter) []job {
-	var jobs []job
+	var first, jobs []job
 	buildProgram := sync.OnceValue(func() error {
 		return goBuild(ctx, []string{"build"}, filepath.Join(work, "test", "fairlead"), binaryPackage)
 	})
@@ -188,14 +189,25 @@ func buildJobs(ctx context.Context, o options, suites []suite, work string, r *r
 		j := job{
 			name: name,
 			dir:  "/test/" + strconv.Itoa(i),
-			args: []string{"-test.v=test2json", "-test.timeout=" + o.testTimeout.String(), "-test.run=" + filter(s.Tests)},
+			args: []string{"-test.v=test2json", "-test.timeout=" + o.testTimeout.String()},
 			env:  env,
 		}
-		switch {
+		switch fresh, others := divide(s.Tests); {
 		case o.bench != "":
 			j.args = append(j.args, "-test.run=^$", "-test.bench="+o.bench)
 		case o.run != "":
 			j.args = append(j.args, "-test.run="+o.run)
+		default:
+			if len(fresh) > 0 {
+				once := j
+				once.name += "@fresh"
+				once.args = append(slices.Clone(j.args), "-test.run="+filter(fresh))
+				first = append(first, once)
+			}
+			if len(others) == 0 {
+				continue
+			}
+			j.args = append(j.args, "-test.run="+filter(others))
 		}
 		if !s.Methods || o.methods == "" {
 			jobs = append(jobs, j)
@@ -208,7 +220,7 @@ func buildJobs(ctx context.Context, o options, suites []suite, work string, r *r
 			jobs = append(jobs, once)
 		}
 	}
-	return jobs
+	return append(first, jobs...)
 }
 
 // copyData copies a package's testdata, if it has any, beside its binary.

@@ -183,6 +183,23 @@ func mentions(dir, word string) (bool, error) {
 	return false, nil
 }
 
+// freshPrefix begins the names of tests that need a kernel that no other test has used:
+// what others leave in it, namespaces and connections, ends at no certain time. They are
+// run first, each package's in a process of its own.
+const freshPrefix = "TestFresh"
+
+// divide returns the tests that need a fresh kernel, and the others.
+func divide(tests []string) (fresh, others []string) {
+	for _, name := range tests {
+		if strings.HasPrefix(name, freshPrefix) {
+			fresh = append(fresh, name)
+		} else {
+			others = append(others, name)
+		}
+	}
+	return fresh, others
+}
+
 // filter is the -test.run expression that chooses exactly these tests.
 func filter(tests []string) string { return "^(" + strings.Join(tests, "|") + ")$" }
 

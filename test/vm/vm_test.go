@@ -159,6 +159,17 @@ func TestFindSuites(t *testing.T) {
 	}
 }
 
+func TestFreshKernelTestsAreRunApart(t *testing.T) {
+	suites, err := findSuites(t.Context(), "vm", "", []string{"../nat"})
+	if err != nil || len(suites) != 1 {
+		t.Fatalf("%+v, %v", suites, err)
+	}
+	fresh, others := divide(append(suites[0].Tests, "TestOther"))
+	if !slices.Equal(fresh, []string{"TestFreshKernelHooksUsedAfterModuleLoad"}) || !slices.Contains(others, "TestOther") {
+		t.Errorf("fresh %q, others %q", fresh, others)
+	}
+}
+
 // TestFindSuitesForASmokeTest leaves out what also runs outside, except what was chosen
 // and what depends on the kernel.
 func TestFindSuitesForASmokeTest(t *testing.T) {
