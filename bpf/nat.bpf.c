@@ -36,7 +36,8 @@ struct {
 	__uint(max_entries, 4096);
 } modules SEC(".maps");
 
-SEC("tracepoint/module/module_load")
+/* Not the classic tracepoint: that needs perf_event_open(2), see legacy_option. */
+SEC("tp_btf/module_load")
 int module_load(void *ctx)
 {
 	__u64 now = bpf_ktime_get_ns();
@@ -62,15 +63,43 @@ static __always_inline bool observed_task(void)
 	return BPF_CORE_READ(task, nsproxy, net_ns, ns.inum) == observed_netns;
 }
 
-static __always_inline int replaced(void)
+static __always_inline int report(void)
 {
-	__u64 now;
+	__u64 now = bpf_ktime_get_ns();
 
-	if (!observed_task())
-		return 0;
-	now = bpf_ktime_get_ns();
 	bpf_ringbuf_output(&replacements, &now, sizeof(now), 0);
 	return 0;
+}
+
+static __always_inline int replaced(void)
+{
+	return observed_task() ? report() : 0;
+}
+
+#define SOL_IP 0
+#define SOL_IPV6 41
+#define IPT_SO_SET_REPLACE 64 /* and IP6T_SO_SET_REPLACE */
+
+/*
+ * All legacy tables are replaced through this function, which is not in a module. So
+ * it can be attached to before there is a table, and with CAP_BPF and CAP_PERFMON: for
+ * the functions of modules the kernel demands CAP_SYS_ADMIN, and so do distributions
+ * for perf_event_open(2), by kernel.perf_event_paranoid=3 or 4.
+ *
+ * An argument takes two places. Kernels before 6.1 do not attach to such functions.
+ */
+SEC("fexit/nf_setsockopt")
+int legacy_option(unsigned long long *ctx)
+{
+	struct sock *sk = (void *)ctx[0];
+	__u8 family = ctx[1];
+	int option = ctx[2], result = ctx[6]; /* ctx[3], ctx[4]: sockptr_t, ctx[5]: length */
+
+	if (option != IPT_SO_SET_REPLACE || (family != AF_INET && family != AF_INET6) || result)
+		return 0;
+	if (BPF_CORE_READ(sk, __sk_common.skc_net.net, ns.inum) != observed_netns)
+		return 0;
+	return report();
 }
 
 /* The table's lock is held until after these, so a reader waits for the new table. */
@@ -92,10 +121,6 @@ struct setsockopt_enter {
 	__u64 number;
 	__u64 fd, level, option, value, length;
 };
-
-#define SOL_IP 0
-#define SOL_IPV6 41
-#define IPT_SO_SET_REPLACE 64 /* and IP6T_SO_SET_REPLACE */
 
 SEC("tracepoint/syscalls/sys_enter_setsockopt")
 int legacy_enter(struct setsockopt_enter *args)

@@ -23,6 +23,7 @@ const (
 	NatProgLegacyExit   = "legacy_exit"
 	NatProgLegacyFexit  = "legacy_fexit"
 	NatProgLegacyKprobe = "legacy_kprobe"
+	NatProgLegacyOption = "legacy_option"
 	NatProgModuleLoad   = "module_load"
 	NatVarObservedNetns = "observed_netns"
 )
@@ -73,6 +74,7 @@ type NatProgramSpecs struct {
 	LegacyExit   *ebpf.ProgramSpec `ebpf:"legacy_exit"`
 	LegacyFexit  *ebpf.ProgramSpec `ebpf:"legacy_fexit"`
 	LegacyKprobe *ebpf.ProgramSpec `ebpf:"legacy_kprobe"`
+	LegacyOption *ebpf.ProgramSpec `ebpf:"legacy_option"`
 	ModuleLoad   *ebpf.ProgramSpec `ebpf:"module_load"`
 }
 
@@ -140,6 +142,7 @@ type NatPrograms struct {
 	LegacyExit   *ebpf.Program `ebpf:"legacy_exit"`
 	LegacyFexit  *ebpf.Program `ebpf:"legacy_fexit"`
 	LegacyKprobe *ebpf.Program `ebpf:"legacy_kprobe"`
+	LegacyOption *ebpf.Program `ebpf:"legacy_option"`
 	ModuleLoad   *ebpf.Program `ebpf:"module_load"`
 }
 
@@ -149,6 +152,7 @@ func (p *NatPrograms) Close() error {
 		p.LegacyExit,
 		p.LegacyFexit,
 		p.LegacyKprobe,
+		p.LegacyOption,
 		p.ModuleLoad,
 	)
 }

@@ -35,10 +35,12 @@ type Legacy struct {
 	reader  *kernel.Reader
 }
 
-// legacyTables is the attach chain. What is in a module that is not loaded cannot
-// be attached to; the tracepoint sees its use all the same.
+// legacyTables is the attach chain. The first hook is in the kernel itself: it needs
+// neither a table nor CAP_SYS_ADMIN. What is in a module that is not loaded cannot be
+// attached to; the tracepoint sees its use all the same.
 func legacyTables() kernel.Capability {
 	return kernel.Capability{Name: "legacy-tables", Choices: []kernel.Choice{
+		{Name: kernel.MethodFentry, Hooks: []string{"legacy_option"}},
 		{Name: kernel.MethodFentry, Hooks: []string{"legacy_fexit"}},
 		{Name: kernel.MethodKprobe, Hooks: []string{"legacy_kprobe"}},
 		{Name: kernel.MethodTracepoint, Hooks: []string{"legacy_exit", "legacy_enter"}},
