@@ -49,6 +49,7 @@ func newHost() *cobra.Command {
 				}
 				return err
 			}
+			d.Confine()
 			hup, stop := hangups()
 			defer stop()
 			return d.Run(c.Context(), func(ctx context.Context, onChange func(config.Host, error)) {

@@ -50,6 +50,7 @@ func newAgent() *cobra.Command {
 			if err != nil {
 				return err
 			}
+			a.Confine()
 			hup, stop := hangups()
 			defer stop()
 			return a.Run(c.Context(), func(ctx context.Context, onChange func(config.Agent, error)) {

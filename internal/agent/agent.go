@@ -26,6 +26,7 @@ import (
 	"github.com/fairlead/fairlead/internal/observer"
 	"github.com/fairlead/fairlead/internal/own"
 	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/privilege"
 	"github.com/fairlead/fairlead/internal/reconcile"
 	"github.com/fairlead/fairlead/internal/registry"
 	"github.com/fairlead/fairlead/internal/rules"
@@ -76,6 +77,11 @@ type Agent struct {
 	server     *status.Server
 	served     schedule.Signal // the metrics or the page were read
 	shrunk     schedule.Signal // most of many rules or ports have gone
+
+	confined     bool                   // capabilities were dropped, and more will be
+	capabilities privilege.Set          // what remains then
+	unconfined   atomic.Pointer[string] // why capabilities are kept, nil if they are not
+	started      uint64                 // the capabilities before any was dropped
 }
 
 // New wires an agent. It reads the link's token, or creates it at the first start.
@@ -84,7 +90,10 @@ func New(cfg config.Agent, log *slog.Logger, level *slog.LevelVar) (*Agent, erro
 	if cfg.Observer == observer.BPF.String() && os.Geteuid() != 0 {
 		return nil, errors.New("--observer bpf loads BPF programs, which needs root: run it as root, or with --observer poll")
 	}
-	a := &Agent{cfg: cfg, log: log, sockets: new(own.Sockets), served: schedule.NewSignal(), shrunk: schedule.NewSignal()}
+	a := &Agent{
+		cfg: cfg, log: log, sockets: new(own.Sockets), served: schedule.NewSignal(), shrunk: schedule.NewSignal(),
+		started: uint64(privilege.Effective()),
+	}
 	if err := a.wireSources(); err != nil {
 		return nil, err
 	}
@@ -271,6 +280,12 @@ func (a *Agent) Run(ctx context.Context, watch func(ctx context.Context, onChang
 		return nil
 	})
 	g.Go(func() error { return newNotifier(a).run(ctx) })
+	if a.confined {
+		g.Go(func() error {
+			a.limitAttached(ctx)
+			return nil
+		})
+	}
 	g.Go(func() error {
 		a.logReady(ctx)
 		return nil

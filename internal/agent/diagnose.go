@@ -18,10 +18,10 @@ import (
 	"github.com/fairlead/fairlead/internal/diagnose/doctor"
 	"github.com/fairlead/fairlead/internal/diagnose/explain"
 	"github.com/fairlead/fairlead/internal/diagnose/gather"
-	"github.com/fairlead/fairlead/internal/kernel"
 	"github.com/fairlead/fairlead/internal/link"
 	"github.com/fairlead/fairlead/internal/own"
 	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/privilege"
 	"github.com/fairlead/fairlead/internal/registry"
 	"github.com/fairlead/fairlead/internal/source/nat"
 	"github.com/fairlead/fairlead/internal/status"
@@ -110,17 +110,16 @@ func (a *Agent) container(path string) (port.Owner, bool) {
 	return port.Owner{}, false
 }
 
-// hooked is a sink with hooks of its own.
-type hooked interface{ Hooks() []kernel.Method }
-
 // Examine implements status.Examiner.
 func (a *Agent) Examine() doctor.Agent {
 	d := gather.Examine(a.diagnosed())
 	d.Observer, d.ConfigFile, d.TokenFile = a.cfg.Observer, a.cfg.File(), a.cfg.TokenFile()
-	for _, s := range a.sinks {
-		if s, ok := s.(hooked); ok {
-			d.Hooks = append(d.Hooks, gather.Hooks(s.Hooks())...)
-		}
+	for _, h := range a.hooked() {
+		d.Hooks = append(d.Hooks, gather.Hooks(h.Hooks())...)
+	}
+	d.StartCapabilities = a.started
+	if why := a.unconfined.Load(); why != nil {
+		d.Unconfined = *why
 	}
 	if a.hostlink != nil {
 		l := a.hostlink.Stats()
@@ -137,7 +136,7 @@ func (a *Agent) Examine() doctor.Agent {
 // Look runs the sources of an agent until each has reported a complete set, or
 // until timeout, and returns what they found. Nothing is published.
 func Look(ctx context.Context, cfg config.Agent, timeout time.Duration) (doctor.Agent, error) {
-	a := &Agent{cfg: cfg, log: slog.New(slog.DiscardHandler), sockets: new(own.Sockets)}
+	a := &Agent{cfg: cfg, log: slog.New(slog.DiscardHandler), sockets: new(own.Sockets), started: uint64(privilege.Effective())}
 	if err := a.wireSources(); err != nil {
 		return doctor.Agent{}, fmt.Errorf("look without an agent: %w", err)
 	}

@@ -11,6 +11,7 @@ import (
 	"log/slog"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -38,6 +39,8 @@ type Common struct {
 	LogLevel    slog.Level // slog.LevelDebug to slog.LevelError
 	LogFormat   string     // "text" or "json"
 	RulesFile   string     // file with more rules; empty for none
+	// KeepPrivileges says that no capability is dropped after the start.
+	KeepPrivileges bool
 
 	// Rules is compiled from the rules in the file, then those in RulesFile, and
 	// from what is exposed. It is never nil in what LoadAgent, LoadHost and the
@@ -193,6 +196,8 @@ func (c *Common) fields() []field {
 		one("logFormat", "log-format", "format", &c.LogFormat, enum("text", "json"), str, "text or json").oneOf("text", "json"),
 		one("rulesFile", "rules-file", "file", &c.RulesFile, filePath(true), str,
 			"file with more rules, evaluated after those of the configuration"),
+		one("keepPrivileges", "keep-privileges", boolKind, &c.KeepPrivileges, truth, strconv.FormatBool,
+			"on Linux, keep all capabilities instead of dropping those that are not needed, for debugging"),
 	}
 }
 

@@ -34,6 +34,7 @@ func commonSamples() []sample {
 		{"webAddr", "127.0.0.1:7420", "127.0.0.1:7420"},
 		{"logLevel", "debug", "debug"},
 		{"logFormat", "json", "json"},
+		{"keepPrivileges", "yes", "true"},
 		{"rulesFile", "", ""}, // a file of its own, see TestRulesFile
 	}
 }
@@ -209,7 +210,7 @@ func TestDefaults(t *testing.T) {
 		"link": "unix:///run/fairlead/link.sock", "linkToken": "/var/lib/fairlead/token", "allowCIDs": "2", "allowUIDs": "",
 		"source": "socket,nat,docker,containerd,kube", "sink": "hostlink", "observer": "auto", "pollInterval": "1s", "auditInterval": "1m0s", "holdDown": "150ms",
 		"control": "/run/fairlead/control.sock", "metricsAddr": "", "webAddr": "", "logLevel": "info", "logFormat": "text",
-		"expose": "loopback", "rulesFile": "", "engineGrace": "30s",
+		"expose": "loopback", "rulesFile": "", "keepPrivileges": "false", "engineGrace": "30s",
 		"nat.maxPorts": "4096", "listener.settle": "750ms", "listener.udp": "false",
 		"docker.hosts": "", "containerd.sockets": "", "containerd.namespaces": "",
 		"kube.kubeconfigs": "", "kube.context": "", "kube.namespaces": "", "kube.selector": "",

@@ -73,6 +73,7 @@ func Run(ctx context.Context, args []string, stderr io.Writer) int {
 	if err != nil {
 		return fail(exitError, err)
 	}
+	a.Confine()
 	hup := make(chan os.Signal, 1)
 	signal.Notify(hup, syscall.SIGHUP)
 	defer signal.Stop(hup)

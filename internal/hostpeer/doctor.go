@@ -39,6 +39,7 @@ func Facts(ctx context.Context, configFile, control string) doctor.HostFacts {
 		cfg = config.DefaultHost()
 	} else {
 		f.Config, f.Pair = examineConfig(&cfg)
+		f.Keep = cfg.KeepPrivileges && runtime.GOOS == "linux"
 	}
 	l, err := status.NewClient(cmp.Or(control, cfg.Control)).List(ctx)
 	if err != nil {

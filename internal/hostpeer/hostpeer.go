@@ -23,6 +23,7 @@ import (
 	"github.com/fairlead/fairlead/internal/link"
 	"github.com/fairlead/fairlead/internal/metrics"
 	"github.com/fairlead/fairlead/internal/own"
+	"github.com/fairlead/fairlead/internal/privilege"
 	"github.com/fairlead/fairlead/internal/status"
 	"github.com/fairlead/fairlead/internal/version"
 )
@@ -114,6 +115,19 @@ func loadToken(cfg *config.Host, g config.Guest) (link.Token, error) {
 		err = fmt.Errorf("%w: %s", err, PairHint(cfg, g))
 	}
 	return token, err
+}
+
+// Confine drops, for the whole process, all capabilities but that for ports below 1024. It
+// is for programs that run nothing but a host peer.
+func (d *Daemon) Confine() {
+	if d.cfg.KeepPrivileges {
+		d.log.Warn("capabilities that are not needed are kept", "reason", "--keep-privileges is set")
+		return
+	}
+	keep := privilege.SetOf(privilege.Host(), true)
+	if err := privilege.Limit(keep, keep); err != nil {
+		d.log.Warn("capabilities that are not needed are kept", "reason", err)
+	}
 }
 
 // Run works until ctx ends. watch blocks until its context ends, and calls its

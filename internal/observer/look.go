@@ -56,9 +56,10 @@ var ErrTooMany = errors.New("the search stopped at a limit")
 
 // LookElsewhere returns the sockets with the local port p in all network
 // namespaces but that of the calling process: those of processes, and those
-// with a name in /run/netns. It enters each of them on a thread of its own, which
-// needs CAP_SYS_ADMIN. With ErrTooMany, or the error of ctx, the result is correct
-// but may be incomplete.
+// with a name in /run/netns. It enters each of them on a thread of its own. Without
+// CAP_SYS_ADMIN it reads /proc instead, which shows fewer sockets: no MPTCP, none that is
+// only bound to a TCP port, and no namespace without a process. With ErrTooMany, or the
+// error of ctx, the result is correct but may be incomplete.
 func LookElsewhere(ctx context.Context, p uint16) ([]Found, error) {
 	spaces, truncated := otherSpaces(ctx)
 	if len(spaces) == 0 {
@@ -76,14 +77,10 @@ func LookElsewhere(ctx context.Context, p uint16) ([]Found, error) {
 			if r.err = ctx.Err(); r.err != nil {
 				break
 			}
-			if err := kernel.EnterNamespace(s.path); err != nil {
-				if errors.Is(err, os.ErrPermission) {
-					r.err = err
-					break
-				}
-				continue // gone
+			found, err := lookInto(ctx, p, s)
+			if errors.Is(err, os.ErrPermission) && errors.Is(r.err, os.ErrPermission) {
+				continue // one is named
 			}
-			found, err := lookHere(ctx, p, s.name)
 			if err != nil {
 				r.err = errors.Join(r.err, fmt.Errorf("network namespace %s: %w", s.path, err))
 				continue
@@ -97,8 +94,35 @@ func LookElsewhere(ctx context.Context, p uint16) ([]Found, error) {
 	return r.list, errors.Join(r.err, truncated)
 }
 
-// space is a path to a network namespace, and its name if it has one.
-type space struct{ path, name string }
+// lookInto looks in another namespace. The calling thread is locked, and stays in it.
+func lookInto(ctx context.Context, p uint16, s space) ([]Found, error) {
+	err := kernel.EnterNamespace(s.path)
+	switch {
+	case errors.Is(err, os.ErrPermission) && s.process != "":
+		return readTables(p, s)
+	case errors.Is(err, os.ErrPermission):
+		return nil, err
+	case err != nil:
+		return nil, nil // it is gone
+	}
+	return lookHere(ctx, p, s.name)
+}
+
+// space is a path to a network namespace, its name if it has one, and the folder in /proc of
+// a process in it.
+type space struct {
+	path, name, process string
+	inode               uint64
+}
+
+// title describes a namespace.
+func (s space) title() string {
+	title := fmt.Sprintf("net:[%d]", s.inode)
+	if s.name != "" {
+		title = s.name + ", " + title
+	}
+	return title
+}
 
 // namedSpaces is where ip-netns(8) keeps names.
 const namedSpaces = "/run/netns"
@@ -109,20 +133,26 @@ func otherSpaces(ctx context.Context) ([]space, error) {
 	if err := unix.Stat("/proc/self/ns/net", &own); err != nil {
 		return nil, fmt.Errorf("stat network namespace: %w", err)
 	}
-	seen := map[uint64]bool{own.Ino: true}
+	seen := map[uint64]int{own.Ino: -1} // index in list
 	var list []space
 	var truncated error
-	add := func(path, name string) bool {
+	add := func(path, name, process string) bool {
 		var st unix.Stat_t
-		if err := unix.Stat(path, &st); err != nil || seen[st.Ino] {
+		if err := unix.Stat(path, &st); err != nil {
+			return true
+		}
+		if i, ok := seen[st.Ino]; ok {
+			if i >= 0 && list[i].process == "" {
+				list[i].process = process
+			}
 			return true
 		}
 		if len(list) == maxLookSpaces {
 			truncated = fmt.Errorf("%w: more than %d network namespaces", ErrTooMany, maxLookSpaces)
 			return false
 		}
-		seen[st.Ino] = true
-		list = append(list, space{path, name})
+		seen[st.Ino] = len(list)
+		list = append(list, space{path, name, process, st.Ino})
 		return true
 	}
 	_ = eachName(namedSpaces, func(_ int, name string) bool {
@@ -131,7 +161,7 @@ func otherSpaces(ctx context.Context) ([]space, error) {
 		if err := unix.Statfs(path, &fs); err != nil || fs.Type != unix.NSFS_MAGIC {
 			return true // a name that lost its namespace
 		}
-		return add(path, name)
+		return add(path, name, "")
 	})
 	processes := 0
 	err := eachName("/proc", func(_ int, name string) bool {
@@ -142,7 +172,8 @@ func otherSpaces(ctx context.Context) ([]space, error) {
 			truncated = fmt.Errorf("%w: more than %d processes", ErrTooMany, maxLookProcesses)
 			return false
 		}
-		return ctx.Err() == nil && add(filepath.Join("/proc", name, "ns/net"), "")
+		process := filepath.Join("/proc", name)
+		return ctx.Err() == nil && add(filepath.Join(process, "ns/net"), "", process)
 	})
 	return list, errors.Join(err, truncated, ctx.Err())
 }
@@ -163,10 +194,7 @@ func lookHere(ctx context.Context, p uint16, name string) ([]Found, error) {
 	if err != nil {
 		return nil, err
 	}
-	title := fmt.Sprintf("net:[%d]", ns.Inode())
-	if name != "" {
-		title = name + ", " + title
-	}
+	title := space{name: name, inode: uint64(ns.Inode())}.title()
 	const established = 1
 	var list []Found
 	for _, protocol := range []port.Protocol{port.TCP, port.UDP} {

@@ -57,6 +57,12 @@ type Agent struct {
 	Drift        uint64           `json:"drift"`
 	DumpFailures uint64           `json:"dumpFailures"`
 	Publications int              `json:"publications"`
+
+	// StartCapabilities is the mask of capabilities that the agent was started with: those
+	// that attaching hooks needs are dropped later.
+	StartCapabilities uint64 `json:"startCapabilities"`
+	// Unconfined is why the agent keeps capabilities that it does not need, "" if it does not.
+	Unconfined string `json:"unconfined,omitempty"`
 }
 
 // Hook is how one capability is observed.
@@ -65,6 +71,9 @@ type Hook struct {
 	Method     string `json:"method"`
 	Lost       string `json:"limitation"` // what this method does not see
 	Error      string `json:"error"`      // why better methods failed
+	// Denied says that the kernel denied a better method for lack of privileges, which
+	// some kernels also do for what they do not support.
+	Denied bool `json:"denied,omitempty"`
 }
 
 // Source is the state of one source.
@@ -122,6 +131,8 @@ type Kernel struct {
 	BTF     bool
 	Modules []Module
 	Diag    string // why sockets cannot be dumped, "" if they can
+	// Paranoid is sysctl kernel.perf_event_paranoid, 0 if there is none.
+	Paranoid int
 }
 
 // Module is a part of the kernel that a feature needs.

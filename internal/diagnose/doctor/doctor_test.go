@@ -63,13 +63,25 @@ func TestEachFaultHasItsRemedy(t *testing.T) {
 		{"bad file", func(f *Facts) { f.Config.Error = "agent.yaml:1:1: unknown key" }, Failing, "config file", "agent.yaml:1:1", "config check"},
 		{"no token", func(f *Facts) { f.Config.TokenError = "no such file" }, Failing, "config token", "no such file", "start the agent once"},
 		{"no token needed", func(f *Facts) { f.Config.TokenError, f.Config.NeedsToken = "no such file", false }, Warning, "config token", "no such file", "start the agent once"},
-		{"no BPF", func(f *Facts) { f.Caps.Effective = 1<<capNetAdmin | 1<<capSysPtrace }, Warning, "privileges capabilities", "CAP_BPF (no kernel events", "root"},
+		{"no BPF", func(f *Facts) { f.Agent.Running, f.Caps.Effective = false, 1<<12|1<<19 }, Warning, "privileges capabilities", "CAP_BPF (no kernel events", "root"},
+		{"dropped BPF", func(f *Facts) { f.Caps.Effective = 1<<12 | 1<<19 | 1<<10 }, Warning, "privileges capabilities", "lacks CAP_DAC_READ_SEARCH (", "root"},
+		{"kept privileges", func(f *Facts) { f.Agent.Unconfined = "--keep-privileges is set" }, Warning, "privileges capabilities", "does not need: --keep-privileges", "remove"},
+		{"no perf events", func(f *Facts) {
+			f.Agent.Hooks[0] = Hook{Capability: "legacy-tables", Method: "poll", Error: "EACCES", Denied: true}
+			f.Agent.StartCapabilities, f.Kernel.Paranoid = 1<<38|1<<39, 3
+		}, Warning, "observer legacy-tables", "kernel.perf_event_paranoid=3 and an agent without CAP_SYS_ADMIN", "sysctl kernel.perf_event_paranoid=2"},
+		{"started without BPF", func(f *Facts) {
+			f.Agent.Hooks[0] = Hook{Capability: "tcp-listen", Method: "poll", Error: "EPERM", Denied: true}
+			f.Agent.StartCapabilities = 1 << 39
+		}, Warning, "observer tcp-listen", "without CAP_PERFMON", "with CAP_PERFMON"},
 		{"no privilege", func(f *Facts) { f.Caps.Effective = 0 }, Failing, "privileges capabilities", "CAP_NET_ADMIN (no NAT rules)", "root"},
 		{"no BTF", func(f *Facts) { f.Kernel.BTF = false }, Warning, "kernel btf", "only polling", "CONFIG_DEBUG_INFO_BTF"},
 		{"no diag", func(f *Facts) { f.Kernel.Diag = "no such file" }, Failing, "kernel sock_diag", "no such file", "CONFIG_INET_DIAG"},
 		{"no module", func(f *Facts) { f.Kernel.Modules = []Module{{Name: "vsock", For: "no link over vsock"}} }, Warning, "kernel vsock", "no link over vsock", "modprobe vsock"},
 		{"module not known", func(f *Facts) { f.Kernel.Modules = []Module{{Name: "nf_tables", Error: "EPERM"}} }, Warning, "kernel nf_tables", "unknown: EPERM", "root"},
-		{"polling", func(f *Facts) { f.Agent.Hooks[0] = Hook{"tcp-listen", "poll", "late", "no BTF"} }, Warning, "observer tcp-listen", "better ones failed: no BTF", "root"},
+		{"polling", func(f *Facts) {
+			f.Agent.Hooks[0] = Hook{Capability: "tcp-listen", Method: "poll", Lost: "late", Error: "no BTF"}
+		}, Warning, "observer tcp-listen", "better ones failed: no BTF", "root"},
 		{"drift", func(f *Facts) { f.Agent.Drift = 3 }, Warning, "observer audits", "3 sockets", "log"},
 		{"stale", func(f *Facts) { f.Agent.Sources[1] = Source{Name: "nat", State: "stale", Error: "EPERM", Since: now} }, Failing, "source nat", "EPERM, since 2026-11-21T12:00:00Z", "root"},
 		{"starting", func(f *Facts) { f.Agent.Sources[1].State = "starting" }, Warning, "source nat", "starting", "ask again"},

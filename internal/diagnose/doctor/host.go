@@ -21,6 +21,7 @@ type HostFacts struct {
 	HostError string // why none answers
 	Config    Config
 	Pair      string // how the token is fetched
+	Keep      bool   // the configuration keeps all capabilities
 	Guests    []Guest
 	Ports     int        // published by the guests
 	Conflicts []Conflict // ports that another program has
@@ -89,6 +90,9 @@ func (j *judge) hostConfig(f HostFacts) {
 		j.add("config", "file", OK, "none: defaults", "")
 	default:
 		j.add("config", "file", OK, fmt.Sprintf("%s, %s", c.File, plural(c.Rules, "rule")), "")
+	}
+	if f.Keep {
+		j.add("config", "privileges", Warning, "the host peer keeps capabilities that it does not need", "remove keepPrivileges")
 	}
 	switch {
 	case c.TokenFile == "":

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/fairlead/fairlead/internal/diagnose/explain"
+	"github.com/fairlead/fairlead/internal/privilege"
 )
 
 // judge collects checks.
@@ -99,47 +100,69 @@ func (j *judge) config() {
 	}
 }
 
-// Bits of capabilities(7), from include/uapi/linux/capability.h.
-const (
-	capNetAdmin  = 12
-	capSysPtrace = 19
-	capSysAdmin  = 21
-	capPerfmon   = 38
-	capBPF       = 39
-)
-
 func (j *judge) caps() {
 	if j.f.Denied { // this process's say nothing about the agent
 		return
 	}
+	running := j.f.Agent != nil && j.f.Agent.Running
 	var missing []string
 	state := OK
-	for _, c := range []struct {
-		bit   uint
-		name  string
-		lost  string
-		state State
-	}{
-		{capBPF, "CAP_BPF", "no kernel events, only polling", Warning},
-		{capPerfmon, "CAP_PERFMON", "no kernel events, only polling", Warning},
-		{capNetAdmin, "CAP_NET_ADMIN", "no NAT rules", Failing},
-		{capSysPtrace, "CAP_SYS_PTRACE", "cannot name other users' processes", Warning},
-		{capSysAdmin, "CAP_SYS_ADMIN", "`explain` cannot search other network namespaces", Warning},
-	} {
-		// CAP_SYS_ADMIN includes the two that were split off it.
-		if j.f.Caps.Effective&(1<<c.bit) != 0 || c.bit >= capPerfmon && j.f.Caps.Effective&(1<<capSysAdmin) != 0 {
+	for _, n := range privilege.Agent() {
+		// An agent that runs has dropped what only attaching needs; the observer's checks show
+		// what it attached.
+		if n.Lost == "" || running && n.Attach || held(j.f.Caps.Effective, n) {
 			continue
 		}
-		missing = append(missing, fmt.Sprintf("%s (%s)", c.name, c.lost))
-		if state != Failing {
-			state = c.state
+		missing = append(missing, fmt.Sprintf("%s (%s)", n.Name, n.Lost))
+		switch {
+		case n.Name == "CAP_NET_ADMIN":
+			state = Failing
+		case state == OK:
+			state = Warning
 		}
 	}
-	if len(missing) == 0 {
+	switch {
+	case len(missing) > 0:
+		j.add("privileges", "capabilities", state, j.f.Caps.Whose+" lacks "+strings.Join(missing, ", "), "run as root, or give the unit these capabilities")
+	case running && j.f.Agent.Unconfined != "":
+		j.add("privileges", "capabilities", Warning, j.f.Caps.Whose+" keeps capabilities that it does not need: "+j.f.Agent.Unconfined,
+			"remove --keep-privileges, or use a build of a release")
+	default:
 		j.add("privileges", "capabilities", OK, j.f.Caps.Whose+" has all it needs", "")
-		return
 	}
-	j.add("privileges", "capabilities", state, j.f.Caps.Whose+" lacks "+strings.Join(missing, ", "), "run as root, or give the unit these capabilities")
+}
+
+// held reports whether a mask has what is needed. CAP_SYS_ADMIN includes the two that were
+// split off it.
+func held(mask uint64, n privilege.Need) bool {
+	const sysAdmin, perfmon = 21, 38
+	return mask&(1<<n.Bit) != 0 || n.Bit >= perfmon && mask&(1<<sysAdmin) != 0
+}
+
+// denied explains which privilege a better hook lacked, and how to give it; "" if it
+// cannot be that.
+func (j *judge) denied(h Hook) (why, remedy string) {
+	if !h.Denied {
+		return "", ""
+	}
+	var missing []string
+	for _, n := range privilege.Agent() {
+		if n.Name == "CAP_BPF" || n.Name == "CAP_PERFMON" {
+			if !held(j.f.Agent.StartCapabilities, n) {
+				missing = append(missing, n.Name)
+			}
+		}
+	}
+	if len(missing) > 0 {
+		names := strings.Join(missing, " and ")
+		return "the agent was started without " + names, "start the agent with " + names
+	}
+	const sysAdmin = 21
+	if level := j.f.Kernel.Paranoid; level > 2 && j.f.Agent.StartCapabilities&(1<<sysAdmin) == 0 {
+		return fmt.Sprintf("kernel.perf_event_paranoid=%d and an agent without CAP_SYS_ADMIN", level),
+			"run sysctl kernel.perf_event_paranoid=2, or start the agent with CAP_SYS_ADMIN, which it drops when its hooks are attached"
+	}
+	return "", ""
 }
 
 func (j *judge) kernel() {
@@ -186,13 +209,20 @@ func (j *judge) observer() {
 		remedy := ""
 		if (h.Method == "poll" || h.Method == "none") && a.Observer != "poll" {
 			state, remedy = Warning, "run as root on a kernel with BTF and BPF"
+			if why, do := j.denied(h); why != "" {
+				detail, remedy = detail+", due to "+why, do
+			}
 			if better != "" {
 				detail += " (better ones failed: " + better + ")"
 			}
 		}
 		j.add("observer", h.Capability, state, detail, remedy)
 		if better != "" {
-			j.more("better methods failed: " + better)
+			more := "better methods failed: " + better
+			if why, do := j.denied(h); why != "" && state == OK {
+				more += "; due to " + why + ": " + do
+			}
+			j.more(more)
 		}
 	}
 	if a.DumpFailures > 0 || a.Drift > 0 {

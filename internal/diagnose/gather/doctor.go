@@ -5,6 +5,8 @@
 package gather
 
 import (
+	"errors"
+	"io/fs"
 	"os"
 	"strings"
 
@@ -42,6 +44,7 @@ func Hooks(methods []kernel.Method) (list []doctor.Hook) {
 		h := doctor.Hook{Capability: m.Capability, Method: m.Name, Lost: m.Lost}
 		if m.Err != nil {
 			h.Error = oneLine(m.Err.Error())
+			h.Denied = errors.Is(m.Err, fs.ErrPermission)
 		}
 		list = append(list, h)
 	}

@@ -58,6 +58,9 @@ func kernelFacts() doctor.Kernel {
 	}
 	_, err := os.Stat("/sys/kernel/btf/vmlinux")
 	k.BTF = err == nil
+	if b, err := os.ReadFile("/proc/sys/kernel/perf_event_paranoid"); err == nil {
+		k.Paranoid, _ = strconv.Atoi(strings.TrimSpace(string(b)))
+	}
 	nft := doctor.Module{Name: "nf_tables", For: "no NAT rules of nftables"}
 	switch err := nftables(); {
 	case err == nil:

@@ -114,6 +114,9 @@ func New(o Options) (*Source, error) {
 // Name returns the name that the registry knows the source by.
 func (s *Source) Name() string { return s.o.SourceName }
 
+// Sockets returns the paths at which containerd is looked for.
+func (s *Source) Sockets() []string { return s.o.Sockets }
+
 // Facts answers who owns a cgroup or an address. It stays valid for ever.
 func (s *Source) Facts() registry.Facts { return &s.facts }
 

@@ -123,20 +123,24 @@ func defaultHosts(getenv func(string) string) []string {
 // Name returns the name that the registry knows the source by.
 func (s *Source) Name() string { return s.o.SourceName }
 
+// Sockets returns the paths at which the engine is looked for.
+func (s *Source) Sockets() (paths []string) {
+	for _, h := range s.o.Hosts {
+		if p, ok := strings.CutPrefix(h, "unix://"); ok {
+			paths = append(paths, p)
+		}
+	}
+	return paths
+}
+
 // Facts answers who owns a cgroup or an address. It stays valid for ever.
 func (s *Source) Facts() registry.Facts { return &s.facts }
 
 // Run follows the engine until ctx ends, and returns ctx's cause then.
 func (s *Source) Run(ctx context.Context, feed registry.Feed) error {
 	ctx, cancel := context.WithCancel(ctx)
-	var paths []string
-	for _, h := range s.o.Hosts {
-		if p, ok := strings.CutPrefix(h, "unix://"); ok {
-			paths = append(paths, p)
-		}
-	}
 	wake := schedule.NewSignal()
-	stopped := engine.Watch(ctx, s.o.Logger, wake, paths...)
+	stopped := engine.Watch(ctx, s.o.Logger, wake, s.Sockets()...)
 	defer func() { cancel(); <-stopped }()
 	set := engine.NewSet(s.o.Logger, feed, &s.facts, s.o.Host)
 	s.users.Refresh()

@@ -4,6 +4,8 @@ package nat
 
 import (
 	"context"
+	"fmt"
+	"sync/atomic"
 
 	"golang.org/x/sync/errgroup"
 
@@ -18,7 +20,14 @@ type Hooked struct {
 	*Source
 	legacy  *hook.Legacy
 	modules *hook.Modules
+	methods atomic.Pointer[[]bpfkernel.Method] // nil until hooks were tried
 }
+
+// Capability is what the hooks of a Hooked observe, as kernel.Method names it.
+const Capability = "legacy-tables"
+
+// MethodPoll reads legacy tables from time to time.
+const MethodPoll = "poll"
 
 // NewHooked returns a source that attaches its hooks when it runs, in the network
 // namespace of the process. It is the Waker of its options.
@@ -34,9 +43,13 @@ func NewHooked(o Options) (*Hooked, error) {
 func (h *Hooked) Run(ctx context.Context, feed registry.Feed) error {
 	g, ctx := errgroup.WithContext(ctx)
 	types := h.opt.Types
+	method := bpfkernel.Method{Capability: Capability, Name: MethodPoll}
 	if legacy, err := hook.OpenLegacy(hook.LegacyOptions{Types: types}); err != nil {
 		h.log.Info("polling legacy iptables tables", "reason", bpfkernel.Brief(err))
+		method.Err = err
+		method.Lost = fmt.Sprintf("changes of iptables-legacy are seen up to %v late", h.opt.LegacyPoll)
 	} else {
+		method.Name, method.Err = legacy.Method(), legacy.Better()
 		h.legacy = legacy
 		g.Go(func() error { return legacy.Run(ctx) })
 	}
@@ -46,8 +59,17 @@ func (h *Hooked) Run(ctx context.Context, feed registry.Feed) error {
 		h.modules = modules
 		g.Go(func() error { return modules.Run(ctx) })
 	}
+	h.methods.Store(&[]bpfkernel.Method{method})
 	g.Go(func() error { return h.Source.Run(ctx, feed) })
 	return g.Wait()
+}
+
+// Hooks returns how legacy tables are observed; none before hooks were tried.
+func (h *Hooked) Hooks() []bpfkernel.Method {
+	if m := h.methods.Load(); m != nil {
+		return *m
+	}
+	return nil
 }
 
 // LegacyChanged implements Waker.

@@ -81,6 +81,9 @@ func (l *Legacy) open(opt LegacyOptions) error {
 // Method names the mechanism in use.
 func (l *Legacy) Method() string { return l.method.Name }
 
+// Better is why better methods failed, nil if none did.
+func (l *Legacy) Better() error { return l.method.Err }
+
 // LegacyChanged receives after a table may have been replaced; several
 // replacements may be one receive. It is closed when Run ends.
 func (l *Legacy) LegacyChanged() <-chan struct{} { return l.changed }

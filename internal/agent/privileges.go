@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"context"
+	"os"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/fairlead/fairlead/internal/kernel"
+	"github.com/fairlead/fairlead/internal/privilege"
+	"github.com/fairlead/fairlead/internal/schedule"
+	"github.com/fairlead/fairlead/internal/source/socket"
+)
+
+// hooked has hooks of its own. It returns none before it tried to attach them.
+type hooked interface{ Hooks() []kernel.Method }
+
+// Confine drops the capabilities that the agent does not need, for the whole process, and
+// has Run drop those that only attaching hooks needs. It is for programs that run nothing
+// but an agent.
+func (a *Agent) Confine() {
+	if a.cfg.KeepPrivileges {
+		a.keepCapabilities("--keep-privileges is set")
+		return
+	}
+	needs := a.needs()
+	a.capabilities = privilege.SetOf(needs, true)
+	if privilege.MapsNeedCapability() {
+		a.capabilities |= privilege.Maps()
+	}
+	a.confined = a.limit(privilege.SetOf(needs, false))
+}
+
+// limit reports whether capabilities were reduced to those of keep.
+func (a *Agent) limit(keep privilege.Set) bool {
+	err := privilege.Limit(keep, a.capabilities)
+	if err != nil {
+		a.keepCapabilities(err.Error())
+	}
+	return err == nil
+}
+
+func (a *Agent) keepCapabilities(why string) {
+	a.unconfined.Store(&why)
+	a.log.Warn("capabilities that are not needed are kept", "reason", why)
+}
+
+// needs returns what this agent needs with its configuration.
+func (a *Agent) needs() []privilege.Need {
+	needs := privilege.Agent()
+	if a.usesUserSockets() {
+		needs = append(needs, privilege.UserSockets())
+	}
+	return needs
+}
+
+// usesUserSockets reports whether an engine's socket is that of a user: it is below the
+// user's directory, or belongs to one now.
+func (a *Agent) usesUserSockets() bool {
+	var paths []string
+	for _, s := range a.sources {
+		if s, ok := s.(interface{ Sockets() []string }); ok {
+			paths = append(paths, s.Sockets()...)
+		}
+	}
+	for _, path := range paths {
+		if strings.HasPrefix(path, "/home/") || strings.HasPrefix(path, "/run/user/") && !strings.HasPrefix(path, "/run/user/0/") {
+			return true
+		}
+		if fi, err := os.Stat(path); err == nil {
+			if st, ok := fi.Sys().(*syscall.Stat_t); ok && int(st.Uid) != os.Geteuid() {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// attachPoll is how often it is looked whether all hooks were tried.
+const attachPoll = 100 * time.Millisecond
+
+// limitAttached drops what attaching hooks needed, when all were tried.
+func (a *Agent) limitAttached(ctx context.Context) {
+	if err := schedule.Wait(ctx, time.Time{}, a.registry.Ready()); err != nil {
+		return
+	}
+	for !a.attached() {
+		if err := schedule.Sleep(ctx, attachPoll); err != nil {
+			return
+		}
+	}
+	if a.limit(a.capabilities) {
+		a.log.Debug("capabilities dropped that only attaching hooks needs")
+	}
+}
+
+// attached reports whether all hooks were tried.
+func (a *Agent) attached() bool {
+	observes := slices.ContainsFunc(a.sources, func(s Source) bool { return s.Name() == socket.Name })
+	if observes && a.observer.Methods() == nil {
+		return false
+	}
+	for _, h := range a.hooked() {
+		if h.Hooks() == nil {
+			return false
+		}
+	}
+	return true
+}
+
+// hooked returns the sources and sinks with hooks.
+func (a *Agent) hooked() (list []hooked) {
+	for _, s := range a.sources {
+		if h, ok := s.(hooked); ok {
+			list = append(list, h)
+		}
+	}
+	for _, s := range a.sinks {
+		if h, ok := s.(hooked); ok {
+			list = append(list, h)
+		}
+	}
+	return list
+}
