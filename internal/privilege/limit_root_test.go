@@ -5,7 +5,9 @@
 package privilege
 
 import (
+	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -13,6 +15,9 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
 )
 
 // childVariable makes the test binary a process that limits itself to this set, in
@@ -33,9 +38,16 @@ func TestMain(m *testing.M) {
 // printOnly has the child print its status alone.
 const printOnly = "print"
 
+// waitOnly has the child wait for the end of its input.
+const waitOnly = "wait"
+
 func child(keep string) error {
-	if keep == printOnly {
+	switch keep {
+	case printOnly:
 		return printStatus()
+	case waitOnly:
+		_, err := io.Copy(io.Discard, os.Stdin)
+		return err
 	}
 	n, err := strconv.ParseUint(keep, 16, 64)
 	if err != nil {
@@ -117,6 +129,61 @@ func TestLimitReachesAllThreads(t *testing.T) {
 	if seen < 4*len(want) {
 		t.Errorf("%d lines, too few\n%s", seen, out)
 	}
+}
+
+// The reason why no Landlock rule is set: with any, even one that limits nothing here, the
+// sockets of other processes cannot be read, whatever the capabilities.
+func TestLandlockHidesOwnersOfSockets(t *testing.T) {
+	other := exec.Command("/proc/self/exe")
+	other.Env = []string{childVariable + "=" + waitOnly}
+	in, err := other.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := other.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = in.Close()
+		_ = other.Wait()
+	})
+	path := fmt.Sprintf("/proc/%d/fd/0", other.Process.Pid)
+	before, after := errors.New("not read"), error(nil)
+	var restricted error
+	done := make(chan struct{})
+	go func() {
+		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
+		defer close(done)
+		_, before = os.Readlink(path)
+		if restricted = restrict(); restricted == nil {
+			_, after = os.Readlink(path)
+		}
+	}()
+	<-done
+	switch {
+	case before != nil:
+		t.Fatal(before)
+	case errors.Is(restricted, unix.ENOSYS) || errors.Is(restricted, unix.EOPNOTSUPP):
+		t.Logf("this kernel has no Landlock: %v", restricted)
+	case restricted != nil:
+		t.Fatal(restricted)
+	case !errors.Is(after, os.ErrPermission):
+		t.Errorf("readlink %s: %v, want it denied: then the agent could be restricted by Landlock", path, after)
+	}
+}
+
+// restrict forbids the calling thread to make block devices.
+func restrict() error {
+	files := uint64(unix.LANDLOCK_ACCESS_FS_MAKE_BLOCK) // the first version of struct landlock_ruleset_attr
+	fd, _, errno := unix.Syscall(unix.SYS_LANDLOCK_CREATE_RULESET, uintptr(unsafe.Pointer(&files)), unsafe.Sizeof(files), 0)
+	if errno != 0 {
+		return errno
+	}
+	defer func() { _ = unix.Close(int(fd)) }()
+	if _, _, errno := unix.Syscall(unix.SYS_LANDLOCK_RESTRICT_SELF, fd, 0, 0); errno != 0 {
+		return errno
+	}
+	return nil
 }
 
 // The kernel's answer does not change what the thread may do.

@@ -14,6 +14,10 @@ type Need struct {
 	Attach bool
 }
 
+// Unit reports whether the unit of systemd gives the capability: the others only help
+// where the kernel is old or has no other hooks.
+func (n Need) Unit() bool { return n.Bit != sysAdmin && n.Bit != sysResource }
+
 // The numbers, from include/uapi/linux/capability.h.
 const (
 	dacOverride    = 1

@@ -18,6 +18,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/fairlead/fairlead/internal/privilege"
 	"github.com/fairlead/fairlead/internal/status"
 	"github.com/fairlead/fairlead/test/kit/netns"
 	"github.com/fairlead/fairlead/test/kit/program"
@@ -71,6 +72,28 @@ func TestUnitIsValidAndHardened(t *testing.T) {
 	out, err = exec.Command("systemd-analyze", "security", "--offline=true", "--threshold=31", copied).CombinedOutput()
 	if err != nil {
 		t.Errorf("systemd-analyze security: %v\n%s", err, out)
+	}
+}
+
+// The unit and OpenRC's script give what the agent's table names, and nothing else.
+func TestCapabilitiesAreThoseOfTheTable(t *testing.T) {
+	var unitNames, openrcNames []string
+	for _, n := range privilege.Agent() {
+		if n.Unit() {
+			unitNames = append(unitNames, n.Name)
+			openrcNames = append(openrcNames, "^"+strings.ToLower(n.Name))
+		}
+	}
+	set := func(names []string) string { slices.Sort(names); return strings.Join(names, " ") }
+	_, rest, _ := strings.Cut(read(t, unit), "\nCapabilityBoundingSet=")
+	line, _, _ := strings.Cut(rest, "\n")
+	if got, want := set(strings.Fields(line)), set(unitNames); got != want {
+		t.Errorf("the unit gives %s, want %s", got, want)
+	}
+	_, rest, _ = strings.Cut(read(t, openrc), `capabilities="`)
+	line, _, _ = strings.Cut(rest, `"`)
+	if got, want := set(strings.Split(line, ",")), set(openrcNames); got != want {
+		t.Errorf("OpenRC's script names %s, want %s", got, want)
 	}
 }
 

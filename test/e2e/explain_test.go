@@ -310,6 +310,7 @@ func TestExplainReasons(t *testing.T) {
 		},
 	}
 	r := newRig(t, "--metrics-addr", "127.0.0.1:9111")
+	r.hostFlags = []string{"--keep-privileges"} // the holder of ports, this process, has all capabilities
 	write := func(name, text string) string {
 		path := filepath.Join(r.dir, name)
 		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {

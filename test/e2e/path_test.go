@@ -203,7 +203,9 @@ func TestUDP(t *testing.T) {
 }
 
 func TestConflictNamesHolder(t *testing.T) {
-	r := newRig(t).start()
+	r := newRig(t)
+	r.hostFlags = []string{"--keep-privileges"} // the holder, this process, has all capabilities
+	r.start()
 	taken := r.outside.listen(t, "tcp4", "127.0.0.1:7000")
 	go echoServer(r.guest.listen(t, "tcp4", "0.0.0.0:7000"))
 	r.wantState("tcp 0.0.0.0:7000", "conflict")

@@ -110,6 +110,7 @@ func TestDocumentedTranscripts(t *testing.T) {
 		}
 	}
 	r.agentFlags = []string{"--config", filepath.Join(r.dir, "agent.yaml")}
+	r.hostFlags = []string{"--keep-privileges"} // the holder, this process, has all capabilities
 	r.start()
 	r.outside.listen(t, "tcp4", "127.0.0.1:5432")
 	r.guest.listen(t, "tcp4", "0.0.0.0:8080")

@@ -1,0 +1,261 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux && (root || vm)
+
+package e2e
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/privilege"
+)
+
+// unitSet is what the unit of systemd gives the agent; test/deploy compares them.
+func unitSet() (s privilege.Set) {
+	for _, n := range privilege.Agent() {
+		if n.Unit() {
+			s |= 1 << n.Bit
+		}
+	}
+	return s
+}
+
+// remaining is what an agent keeps after all hooks are attached.
+func remaining() privilege.Set {
+	s := privilege.SetOf(privilege.Agent(), true)
+	if privilege.MapsNeedCapability() {
+		s |= privilege.Maps()
+	}
+	return s
+}
+
+// wantCapabilities waits until all threads of a process have these capabilities and no
+// others, and cannot get more.
+func wantCapabilities(t *testing.T, p *process, want privilege.Set) {
+	t.Helper()
+	r := &rig{t: t}
+	r.eventually(fmt.Sprintf("all threads have the capabilities %x", uint64(want)), func() error {
+		tasks, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/status", p.cmd.Process.Pid))
+		if err != nil || len(tasks) == 0 {
+			return errors.Join(err, errors.New("no threads"))
+		}
+		for _, task := range tasks {
+			b, err := os.ReadFile(task)
+			if err != nil {
+				continue // it has ended
+			}
+			for key, value := range map[string]string{
+				"CapPrm": fmt.Sprintf("%016x", uint64(want)), "CapEff": fmt.Sprintf("%016x", uint64(want)),
+				"CapInh": "0000000000000000", "CapAmb": "0000000000000000", "NoNewPrivs": "1",
+			} {
+				if line := key + ":\t" + value + "\n"; !strings.Contains(string(b), line) {
+					return fmt.Errorf("%s has no %q:\n%s", task, line, b)
+				}
+			}
+		}
+		return nil
+	})
+}
+
+// stranger runs a server as another user and returns its pid.
+func (s *space) stranger(t *testing.T, addr string) int {
+	t.Helper()
+	cmd := exec.Command("/proc/self/exe")
+	cmd.Env = []string{serverVariable + "=" + addr}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
+	cmd.Stderr = os.Stderr
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Start(cmd); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = in.Close()
+		_ = cmd.Wait()
+	})
+	if _, err := bufio.NewReader(out).ReadString('\n'); err != nil {
+		t.Fatal(err)
+	}
+	return cmd.Process.Pid
+}
+
+// startBounded starts the agent with no other capabilities than those of a set.
+func (r *rig) startBounded(set privilege.Set) {
+	r.t.Helper()
+	args := append([]string{"agent", "--link", r.link, "--control", r.agentCtl}, r.agentFlags...)
+	p := &process{t: r.t, cmd: exec.Command(binary, args...), done: make(chan struct{})}
+	p.cmd.Stdout, p.cmd.Stderr = p, p
+	p.cmd.Env = os.Environ()
+	err := r.guest.Do(func() error { // on a thread that ends
+		for bit := uintptr(0); bit < 64; bit++ {
+			if set.Has(uint(bit)) {
+				continue
+			}
+			if err := unix.Prctl(unix.PR_CAPBSET_DROP, bit, 0, 0, 0); errors.Is(err, unix.EINVAL) {
+				break
+			} else if err != nil {
+				return err
+			}
+		}
+		return p.cmd.Start()
+	})
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	go func() {
+		p.err = p.cmd.Wait()
+		close(p.done)
+	}()
+	r.t.Cleanup(func() {
+		p.kill()
+		if r.t.Failed() {
+			r.t.Logf("the agent said:\n%s", p.output())
+		}
+	})
+	r.agent = p
+}
+
+// The agent and the host do their work with the few capabilities that they keep.
+func TestWorkWithFewCapabilities(t *testing.T) {
+	for _, v := range []struct {
+		name  string
+		start privilege.Set
+	}{{"all at the start", ^privilege.Set(0)}, {"those of the unit at the start", unitSet()}} {
+		t.Run(v.name, func(t *testing.T) {
+			r := newRig(t)
+			pod := container(t, r.guest)
+			pod.listen(t, "tcp4", "0.0.0.0:80")
+			pid := r.guest.stranger(t, "127.0.0.1:7001")
+			r.startBounded(v.start)
+			r.startHost()
+			r.wantState("tcp 127.0.0.1:7001", "active")
+			wantCapabilities(t, r.agent, remaining())
+			wantCapabilities(t, r.host, privilege.SetOf(privilege.Host(), true))
+
+			r.wantOwner("tcp 127.0.0.1:7001", pid)
+			r.guest.listen(t, "tcp4", "127.0.0.1:7002")
+			r.guest.listen(t, "tcp6", "[::1]:7003")
+			r.guest.listenPacket(t, "udp4", "127.0.0.1:7004")
+			later := r.guest.stranger(t, "127.0.0.1:7005")
+			for _, k := range []string{"tcp 127.0.0.1:7002", "tcp [::1]:7003", "udp 127.0.0.1:7004", "tcp 127.0.0.1:7005"} {
+				r.wantState(k, "active")
+			}
+			r.wantOwner("tcp 127.0.0.1:7005", later)
+			r.wantRules("nft -f - <<'END'\ntable ip fl { chain pre { type nat hook prerouting priority -100; tcp dport 7006 dnat to 10.88.0.2:80; }; }\nEND",
+				"nft delete table ip fl", "tcp 0.0.0.0:7006")
+			r.wantRules("iptables-legacy -w -t nat -A PREROUTING -p tcp --dport 7007 -j DNAT --to-destination 10.88.0.2:80",
+				"iptables-legacy -w -t nat -F PREROUTING", "tcp 0.0.0.0:7007")
+			r.wantLegacyHook()
+			r.wantState("tcp 127.0.0.1:7002", "active")
+
+			// What a restarted agent finds was there before it.
+			if code := r.agent.stop(syscall.SIGTERM); code != 0 {
+				t.Errorf("exit status %d", code)
+			}
+			r.startBounded(v.start)
+			r.wantOwner("tcp 127.0.0.1:7005", later)
+			r.wantState("tcp [::1]:7003", "active")
+			wantCapabilities(t, r.agent, remaining())
+		})
+	}
+}
+
+// wantOwner waits until a publication is owned by the process.
+func (r *rig) wantOwner(k string, pid int) {
+	r.t.Helper()
+	r.eventually(fmt.Sprintf("%s is owned by pid %d", k, pid), func() error {
+		if _, p := r.state(k); p.Owner.Kind != port.OwnerProcess || p.Owner.ID != fmt.Sprint(pid) {
+			return fmt.Errorf("its owner is %+v", p.Owner)
+		}
+		return nil
+	})
+}
+
+// wantRules waits for a port to come with a rule, and to go with it.
+func (r *rig) wantRules(add, remove, k string) {
+	r.t.Helper()
+	r.guest.sh(r.t, add)
+	r.wantState(k, "active")
+	r.guest.sh(r.t, remove)
+	r.wantState(k, "")
+}
+
+// wantLegacyHook checks that legacy tables are not polled where the kernel has the hook.
+func (r *rig) wantLegacyHook() {
+	r.t.Helper()
+	paranoid, _ := os.ReadFile("/proc/sys/kernel/perf_event_paranoid")
+	l, err := r.list()
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	for _, s := range l.Sources {
+		if s.Name != "nat" {
+			continue
+		}
+		r.t.Logf("%s; kernel.perf_event_paranoid=%s", s.Method, strings.TrimSpace(string(paranoid)))
+		if os.Getenv("FAIRLEAD_KERNEL") != "" && !strings.Contains(s.Method, "legacy fentry") {
+			r.t.Errorf("method %q, want a hook on legacy tables", s.Method)
+		}
+	}
+}
+
+// The listener sink opens a port below 1024.
+func TestListenerOpensLowPortWithFewCapabilities(t *testing.T) {
+	r := newRig(t, "--sink", "listener", "--listener-settle", "100ms")
+	pod := container(t, r.guest)
+	go answer(pod.listen(t, "tcp4", "0.0.0.0:80"), "pod")
+	r.startBounded(unitSet())
+	r.eventually("the agent answers", func() error { _, err := r.list(); return err })
+	wantCapabilities(t, r.agent, remaining())
+	r.guest.sh(t, "nft -f - <<'END'\ntable ip fl { chain pre { type nat hook prerouting priority -100; tcp dport 81 dnat to 10.88.0.2:80; }; }\nEND")
+	r.wantState("tcp 0.0.0.0:81", "active")
+	r.eventually("the placeholder answers", func() error {
+		c, err := r.guest.Dial("tcp", net.JoinHostPort("127.0.0.1", "81"))
+		if err == nil {
+			_ = c.Close()
+		}
+		return err
+	})
+}
+
+// With --keep-privileges nothing is dropped, and doctor warns.
+func TestKeepPrivileges(t *testing.T) {
+	r := newRig(t, "--keep-privileges").start()
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", r.agent.cmd.Process.Pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	own, err := os.ReadFile("/proc/self/status")
+	if err != nil {
+		t.Fatal(err)
+	}
+	effective := func(b []byte) string {
+		_, rest, _ := strings.Cut(string(b), "CapEff:\t")
+		return rest[:16]
+	}
+	if effective(status) != effective(own) {
+		t.Errorf("the agent has %s, want %s", effective(status), effective(own))
+	}
+	out, _, _ := fairlead(t, "doctor", "--control", r.agentCtl)
+	if want := "keeps capabilities that it does not need: --keep-privileges is set"; !strings.Contains(out, want) {
+		t.Errorf("no %q in\n%s", want, out)
+	}
+}
