@@ -156,7 +156,7 @@ func FuzzDecode(f *testing.F) {
 		}
 		s := r.socket
 		if r.kind >= bpf.SockEventKindEVENT_CLOSE {
-			if s != (Socket{Cookie: s.Cookie, Protocol: s.Protocol, Observed: s.Observed}) {
+			if s != (Socket{Cookie: s.Cookie, Protocol: s.Protocol, Device: s.Device, Observed: s.Observed}) {
 				t.Errorf("%+v", s)
 			}
 			return
