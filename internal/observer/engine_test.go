@@ -20,6 +20,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/kernel/bpf"
 	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/schedule"
 )
 
 // rig is an engine at work under a fake clock, with a table that the test edits.
@@ -600,8 +601,6 @@ func TestOwnersAreSearchedOnce(t *testing.T) {
 	})
 }
 
-// TestOwnersThatEndedAreSearchedWhenAsked: a socket that no process is found for
-// keeps its old one, and searches are paced.
 // TestOwnerThatOneSearchMissed: the process that has the socket was read before it
 // got it.
 func TestOwnerThatOneSearchMissed(t *testing.T) {
@@ -629,6 +628,36 @@ func TestOwnerThatOneSearchMissed(t *testing.T) {
 	})
 }
 
+// On a busy machine a search takes long and little of a processor: the next one is
+// not delayed, and one that ran into its limit is not counted.
+func TestSlowSearchesForOwners(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		r := newRig(tcpRow(1))
+		r.ended = func(uint32, int64) bool { return false }
+		late := 0
+		r.owners = func(ctx context.Context, _ []Socket) map[uint64]owner {
+			if late++; late > maxSearches+2 {
+				return map[uint64]owner{1: {pid: 9, comm: "web"}}
+			}
+			_ = schedule.Sleep(ctx, time.Minute)
+			return nil
+		}
+		r.start(t)
+		pass(time.Minute + time.Second)
+		for range maxSearches + 2 {
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			r.checkOwners(ctx)
+			cancel()
+			pass(ownerPause)
+		}
+		if got := r.keeper.set[1]; got.PID != 9 {
+			t.Errorf("have %+v after %d searches", got, late)
+		}
+	})
+}
+
+// TestOwnersThatEndedAreSearchedWhenAsked: a socket that no process is found for
+// keeps its old one, and searches are paced.
 func TestOwnersThatEndedAreSearchedWhenAsked(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		r := newRig()

@@ -7,6 +7,7 @@ package observer
 import (
 	"cmp"
 	"context"
+	"runtime"
 	"slices"
 	"time"
 
@@ -15,7 +16,7 @@ import (
 
 const (
 	ownerPause = time.Second // at least, between searches of /proc
-	ownerShare = 20          // at most 1/20 of the time is for them
+	ownerShare = 20          // at most 1/20 of a processor is for them
 )
 
 // findOwners searches for the processes of sockets that only a dump knew, until
@@ -26,13 +27,24 @@ func (e *engine) findOwners(ctx context.Context) {
 		if len(wanted) == 0 {
 			continue
 		}
-		start, seen := time.Now(), monotonicNow()
 		e.searching.Lock()
-		found := e.owners(ctx, wanted)
+		seen := monotonicNow()
+		found, pause := e.search(ctx, wanted)
 		e.searching.Unlock()
 		e.setOwners(wanted, found, seen)
-		_ = schedule.Sleep(ctx, max(ownerPause, schedule.Rest(time.Since(start), ownerShare)))
+		_ = schedule.Sleep(ctx, pause)
 	}
+}
+
+// search returns the processes of sockets as far as it found them, and how long to
+// pause before the next search. The pause depends on the time of a processor that
+// the search took, because that of the clock is long on a busy machine.
+func (e *engine) search(ctx context.Context, wanted []Socket) (map[uint64]owner, time.Duration) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	start := threadTime()
+	found := e.owners(ctx, wanted)
+	return found, max(ownerPause, schedule.Rest(threadTime()-start, ownerShare))
 }
 
 // ownerless returns the sockets whose process is neither known nor was searched for.
@@ -79,13 +91,14 @@ func (e *engine) checkOwners(ctx context.Context) {
 	if e.owners == nil || time.Now().Before(e.nextSearch) {
 		return
 	}
-	start, seen := time.Now(), monotonicNow()
+	seen := monotonicNow()
 	wanted := e.abandoned()
 	if len(wanted) == 0 {
 		return
 	}
-	found := e.owners(ctx, wanted)
-	e.nextSearch = time.Now().Add(max(ownerPause, schedule.Rest(time.Since(start), ownerShare)))
+	found, pause := e.search(ctx, wanted)
+	e.nextSearch = time.Now().Add(pause)
+	complete := ctx.Err() == nil
 
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -94,6 +107,9 @@ func (e *engine) checkOwners(ctx context.Context) {
 		old := &wanted[i]
 		o, ok := found[old.Cookie]
 		en := e.model.sockets[old.Cookie]
+		if en != nil && complete {
+			en.searches++
+		}
 		if !ok || en == nil || en.socket.PID != old.PID || en.socket.PIDSeen != old.PIDSeen {
 			continue
 		}
@@ -121,7 +137,6 @@ func (e *engine) abandoned() []Socket {
 		case !en.unowned():
 			list = append(list, en.socket)
 		case en.searches > 0 && en.searches < maxSearches:
-			en.searches++
 			unowned = append(unowned, en.socket)
 		}
 	}

@@ -14,8 +14,11 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/fairlead/fairlead/internal/port"
 )
 
 // owner is a process that holds a socket.
@@ -47,7 +50,7 @@ func (f *ownerFinder) find(ctx context.Context, sockets []Socket) map[uint64]own
 	for i := range sockets {
 		s := &sockets[i]
 		inode := s.Inode
-		if alias, ok := aliases[netip.AddrPortFrom(s.Address, s.Port)]; ok && s.Listening {
+		if alias, ok := aliases[netip.AddrPortFrom(s.Address, s.Port)]; ok && s.Protocol == port.TCP && s.Listening {
 			inode = alias
 		}
 		if inode != 0 {
@@ -87,9 +90,14 @@ func (f *ownerFinder) find(ctx context.Context, sockets []Socket) map[uint64]own
 }
 
 // monotonicNow returns CLOCK_MONOTONIC in nanoseconds, 0 if it cannot be read.
-func monotonicNow() int64 {
+func monotonicNow() int64 { return readClock(unix.CLOCK_MONOTONIC) }
+
+// threadTime returns the processor time of the calling thread, 0 if it cannot be read.
+func threadTime() time.Duration { return time.Duration(readClock(unix.CLOCK_THREAD_CPUTIME_ID)) }
+
+func readClock(id int32) int64 {
 	var ts unix.Timespec
-	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts); err != nil {
+	if err := unix.ClockGettime(id, &ts); err != nil {
 		return 0
 	}
 	return ts.Nano()

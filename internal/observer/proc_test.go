@@ -11,6 +11,8 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+
+	"github.com/fairlead/fairlead/internal/port"
 )
 
 // fakeProc makes a /proc in which processes hold what their links name.
@@ -39,7 +41,7 @@ func TestOwners(t *testing.T) {
 	f := ownerFinder{
 		budget: 1000,
 		proc: fakeProc(t, map[string][]string{
-			"10":   {"/dev/null", "socket:[100]", "pipe:[101]"},
+			"10":   {"/dev/null", "socket:[100]", "pipe:[101]", "socket:[102]"},
 			"20":   {"socket:[200]", "socket:[x]", "socket:[99999999999]"},
 			"self": {"socket:[300]"},
 		}),
@@ -49,12 +51,13 @@ func TestOwners(t *testing.T) {
 	}
 	got := f.find(t.Context(), []Socket{
 		{Cookie: 1, Inode: 100, Address: address, Port: 79, Listening: true},
-		{Cookie: 2, Inode: 555, Address: address, Port: 80, Listening: true}, // a subflow
+		{Cookie: 2, Inode: 555, Protocol: port.TCP, Address: address, Port: 80, Listening: true}, // a subflow
 		{Cookie: 3, Inode: 300, Address: address, Port: 81, Listening: true},
 		{Cookie: 4, Inode: 101, Address: address, Port: 82, Listening: true},
 		{Cookie: 5, Address: address, Port: 83, Listening: true},
+		{Cookie: 6, Inode: 102, Protocol: port.UDP, Address: address, Port: 80, Listening: true},
 	})
-	want := map[uint64]owner{1: {10, "name-10"}, 2: {20, "name-20"}}
+	want := map[uint64]owner{1: {10, "name-10"}, 2: {20, "name-20"}, 6: {10, "name-10"}}
 	if !maps.Equal(got, want) {
 		t.Errorf("got %v, want %v", got, want)
 	}

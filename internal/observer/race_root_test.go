@@ -414,7 +414,7 @@ func oneByOne(port, rounds int, seen <-chan bool) error {
 			return fmt.Errorf("port %d: an event was not seen", port)
 		}
 		// The reader needs some ten microseconds to sleep again.
-		for until := monotonic() + rng.Int64N(40_000); monotonic() < until; {
+		for until := monotonicNow() + rng.Int64N(40_000); monotonicNow() < until; {
 		}
 		return nil
 	}

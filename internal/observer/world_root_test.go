@@ -305,14 +305,3 @@ func raiseLimit(t testing.TB, files uint64) {
 	}
 	t.Cleanup(func() { _ = unix.Setrlimit(unix.RLIMIT_NOFILE, &old) })
 }
-
-func clock(id int32) int64 {
-	var ts unix.Timespec
-	_ = unix.ClockGettime(id, &ts)
-	return ts.Nano()
-}
-
-func monotonic() int64 { return clock(unix.CLOCK_MONOTONIC) }
-
-// threadTime is the CPU time of the calling thread.
-func threadTime() int64 { return clock(unix.CLOCK_THREAD_CPUTIME_ID) }
