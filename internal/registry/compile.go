@@ -197,6 +197,7 @@ func publication(ms, slot, nat []member, all slots) merged {
 			p.Dial = appendNew(p.Dial, b.Dial)
 		}
 	}
+	p.hide(slot)
 	for _, m := range nat {
 		if m.binding.Address != p.Address && m.diverts(p.Dial) {
 			p.doubt = p.doubt.and(m.targetDoubt(known, all))
@@ -267,6 +268,7 @@ func mergeFamilies(pubs []merged) []merged {
 		return pubs
 	case withheld4 != withheld6, !v4.Owner.Same(v6.Owner), v4.Owner.ID == "":
 		v6.DualStack = false
+		v6.Dial = slices.DeleteFunc(slices.Clone(v6.Dial), func(a netip.AddrPort) bool { return a.Addr().Is4() })
 		return pubs
 	}
 	v6.DualStack = true

@@ -84,8 +84,8 @@ func TestSocketIsReachedWhereTheKernelDelivers(t *testing.T) {
 	}{
 		{eth0, "10.0.0.1", false, "[10.0.0.1:80]"},
 		{eth0, "10.0.0.2", false, "bound to interface eth0, which does not have the address"},
-		{eth0, "0.0.0.0", false, "[10.0.0.1:80]"},
-		{eth0, "::", false, "[10.0.0.1:80 [fd00::1]:80]"},
+		{eth0, "0.0.0.0", false, "[10.0.0.1:80 10.0.0.9:80]"},
+		{eth0, "::", false, "[10.0.0.1:80 10.0.0.9:80 [fd00::1]:80]"},
 		{eth0, "::", true, "[[fd00::1]:80]"},
 		{eth0, "127.0.0.1", false, "bound to interface eth0, which does not have the address"},
 		{eth0, "::1", false, "bound to interface eth0, which does not have the address"},

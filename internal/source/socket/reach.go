@@ -97,14 +97,15 @@ func (n *network) onDevice(s *observer.Socket) (dial []netip.AddrPort, withheld 
 		}
 		return dialed(zoned(s.Address, name), s.Port, false), ""
 	}
+	global := func(a netip.Addr) bool { return a.Is6() && !a.IsLinkLocalUnicast() }
 	if s.Address.Is4() || !s.V6Only {
-		dial = appendFirst(dial, own, name, s.Port, netip.Addr.Is4)
+		dial = appendAll(dial, own, name, s.Port, netip.Addr.Is4)
 	}
 	if s.Address.Is6() {
-		dial = appendFirst(dial, own, name, s.Port, func(a netip.Addr) bool { return a.Is6() && !a.IsLinkLocalUnicast() })
+		dial = appendAll(dial, own, name, s.Port, global)
 	}
 	if len(dial) == 0 && s.Address.Is6() {
-		dial = appendFirst(dial, own, name, s.Port, netip.Addr.Is6)
+		dial = appendAll(dial, own, name, s.Port, netip.Addr.Is6)
 	}
 	if len(dial) == 0 {
 		return nil, "bound to interface " + name + ", which has no address"
@@ -114,10 +115,16 @@ func (n *network) onDevice(s *observer.Socket) (dial []netip.AddrPort, withheld 
 
 const loopback = "lo"
 
-// appendFirst appends the first address that fits.
-func appendFirst(dial []netip.AddrPort, own []netip.Addr, name string, p uint16, fits func(netip.Addr) bool) []netip.AddrPort {
-	if i := slices.IndexFunc(own, fits); i >= 0 {
-		dial = append(dial, netip.AddrPortFrom(zoned(own[i], name), p))
+// maxDial bounds the addresses of one family at which a socket of an interface is tried.
+const maxDial = 8
+
+// appendAll appends the addresses that fit: another socket may have one of them alone.
+func appendAll(dial []netip.AddrPort, own []netip.Addr, name string, p uint16, fits func(netip.Addr) bool) []netip.AddrPort {
+	had := len(dial)
+	for _, a := range own {
+		if fits(a) && len(dial) < had+maxDial {
+			dial = append(dial, netip.AddrPortFrom(zoned(a, name), p))
+		}
 	}
 	return dial
 }
