@@ -11,7 +11,6 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -39,7 +38,7 @@ func (m *memory) Listen(_ context.Context, network, address string) (net.Listene
 	defer m.mu.Unlock()
 	m.tries = append(m.tries, time.Since(m.start))
 	if m.taken[address] || m.open[address] != nil {
-		return nil, &net.OpError{Op: "listen", Net: network, Err: syscall.EADDRINUSE}
+		return nil, &net.OpError{Op: "listen", Net: network, Err: errTaken}
 	}
 	l := &memoryListener{m: m, addr: netip.MustParseAddrPort(address), conns: make(chan net.Conn), done: make(chan struct{})}
 	m.open[address] = l
