@@ -253,9 +253,22 @@ func (v *view) intro() string {
 	fmt.Fprintf(&b, "  %s python3 -m http.server 9000\n", v.ns.enter())
 	fmt.Fprintf(&b, "  echo hello | nc -u -w1 127.0.0.1 %d\n", v.echo)
 	fmt.Fprintf(&b, "  export %s=%s\n", config.ClientControl, v.control)
-	fmt.Fprintf(&b, "  %s ls; %[1]s explain %d; %[1]s web\n", v.o.Self, v.web)
+	self := shortest(v.o.Self)
+	fmt.Fprintf(&b, "  %s ls\n  %[1]s explain %d\n  %[1]s web\n", self, v.web)
 	fmt.Fprintf(&b, "Ctrl-C ends the demo and removes everything.\n\n")
 	return b.String()
+}
+
+// shortest returns the path of a program as a person would type it here.
+func shortest(path string) string {
+	dir, err := os.Getwd()
+	if err != nil {
+		return path
+	}
+	if inside, err := filepath.Rel(dir, path); err == nil && filepath.IsLocal(inside) && strings.Contains(inside, "/") {
+		return inside
+	}
+	return path
 }
 
 func (v *view) follow(ctx context.Context) error {
@@ -316,7 +329,7 @@ func (v *view) table(ctx context.Context) error {
 	}
 	for _, s := range l.Sources {
 		if s.Name == "socket" {
-			_, _ = fmt.Fprintf(v.o.Out, "sockets observed by: %s\n\n", s.Method)
+			_, _ = fmt.Fprintf(v.o.Out, "sockets observed by:\n  %s\n\n", s.Method)
 		}
 	}
 	return status.WriteTable(v.o.Out, l, status.Style{Now: time.Now(), Width: v.columns})

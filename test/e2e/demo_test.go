@@ -40,7 +40,7 @@ func TestDemo(t *testing.T) {
 		web = m[1]
 		return nil
 	})
-	if !regexp.MustCompile(`sockets observed by: \w+`).MatchString(p.output()) {
+	if !regexp.MustCompile(`sockets observed by:\s+\w+`).MatchString(p.output()) {
 		t.Error("it does not say which method runs")
 	}
 	get := func() (string, error) {

@@ -41,16 +41,23 @@ var varies = []struct {
 	{regexp.MustCompile(`e2e\.test`), "nginx"},
 	{regexp.MustCompile(`/tmp/\S*/nginx\b`), "/usr/sbin/nginx"},
 	{regexp.MustCompile(`want link, [^\n]*`), "want …"}, // every key there is
-	{regexp.MustCompile(`fentry[^\n]*|kprobe[^\n]*|tp_btf[^\n]*|poll \(.*`), "fentry"},
 }
 
+// methods are how sockets are observed, which depends on the kernel.
+var methods = regexp.MustCompile(`fentry[^\n]*|kprobe[^\n]*|tp_btf[^\n]*|poll \(.*`)
+
 func same(s, dir string) string {
-	s = continued.ReplaceAllString(s, " ")
+	s = methods.ReplaceAllString(usual(continued.ReplaceAllString(s, " "), dir), "fentry")
+	return explained.ReplaceAllStringFunc(s, fold)
+}
+
+// usual replaces names and numbers of this run.
+func usual(s, dir string) string {
 	s = owner.ReplaceAllStringFunc(strings.ReplaceAll(s, dir, "/etc/fairlead"), inLine)
 	for _, v := range varies {
 		s = v.what.ReplaceAllString(s, v.as)
 	}
-	return explained.ReplaceAllStringFunc(s, fold)
+	return s
 }
 
 var (

@@ -59,7 +59,7 @@ func (j *judge) report(version string) Report {
 func (j *judge) agent() {
 	a := j.f.Agent
 	if a != nil && a.Running {
-		j.add("agent", "running", OK, fmt.Sprintf("version %s, pid %d, watches %s, %d publications", a.Version, a.PID, a.NetNS, a.Publications), "")
+		j.add("agent", "running", OK, fmt.Sprintf("version %s, pid %d, watches %s, %s", a.Version, a.PID, a.NetNS, plural(a.Publications, "publication")), "")
 		if a.Version != j.f.Version {
 			j.add("agent", "version", Warning, fmt.Sprintf("the agent runs version %s, this is %s", a.Version, j.f.Version), "restart the agent")
 		}

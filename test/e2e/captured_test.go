@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux && root
+
+package e2e
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"syscall"
+	"testing"
+	"unicode/utf8"
+
+	gocmp "github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+
+	"github.com/fairlead/fairlead/test/kit/wait"
+)
+
+// captured is a block of docs/cli.md that shows the output of one command in 80 columns.
+// What it shows depends on the machine.
+var captured = regexp.MustCompile("(?m)^<!-- captured -->\n```\n\\$ (.*)\n((?s:.*?))```\n")
+
+// capture returns the block of a command, and writes it if tests update the documentation.
+func capture(t *testing.T, command, output string) (documented string) {
+	t.Helper()
+	doc, err := os.ReadFile(cliDoc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	found := false
+	fresh := captured.ReplaceAllStringFunc(string(doc), func(block string) string {
+		m := captured.FindStringSubmatch(block)
+		if m[1] != command {
+			return block
+		}
+		found, documented = true, m[2]
+		return strings.Replace(block, "$ "+command+"\n"+m[2], "$ "+command+"\n"+output, 1)
+	})
+	if !found {
+		t.Fatalf("docs/cli.md does not show %q", command)
+	}
+	if *update {
+		if err := os.WriteFile(cliDoc, []byte(fresh), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		return output
+	}
+	return documented
+}
+
+// fits checks that an output fits 80 columns. A word may be longer.
+func fits(t *testing.T, output string) {
+	t.Helper()
+	for line := range strings.Lines(output) {
+		words := strings.Fields(line)
+		if n := utf8.RuneCountInString(strings.TrimSuffix(line, "\n")); n > 80 && utf8.RuneCountInString(words[len(words)-1]) < 40 {
+			t.Errorf("%d columns: %s", n, line)
+		}
+	}
+}
+
+func TestCapturedDoctor(t *testing.T) {
+	r := newRig(t).start()
+	r.guest.listen(t, "tcp4", "0.0.0.0:8080")
+	r.wantState("tcp 0.0.0.0:8080", "active")
+	var out string
+	r.eventually("doctor finds no failure", func() error {
+		if out = r.typed("fairlead doctor", 0); strings.Contains(out, "(exit status") {
+			return fmt.Errorf("%s", out)
+		}
+		return nil
+	})
+	fits(t, out)
+	out = regexp.MustCompile(`(kernel release +).*`).ReplaceAllString(usual(out, r.dir), "${1}6.12.43+deb13-amd64")
+	_ = capture(t, "fairlead doctor", strings.ReplaceAll(out, "/etc/fairlead/link/s", "/run/fairlead/link.sock"))
+}
+
+// terminal runs a command in a terminal of 80 columns. Its output is that of the process.
+func (s *space) terminal(t *testing.T, cmd *exec.Cmd) *process {
+	t.Helper()
+	pty, err := os.OpenFile("/dev/ptmx", os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	fd := int(pty.Fd())
+	n, err := unix.IoctlGetInt(fd, unix.TIOCGPTN)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.IoctlSetPointerInt(fd, unix.TIOCSPTLCK, 0); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.IoctlSetWinsize(fd, unix.TIOCSWINSZ, &unix.Winsize{Row: 24, Col: 80}); err != nil {
+		t.Fatal(err)
+	}
+	tty, err := os.OpenFile(fmt.Sprintf("/dev/pts/%d", n), os.O_RDWR|syscall.O_NOCTTY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := &process{t: t, cmd: cmd, done: make(chan struct{})}
+	cmd.Stdout, cmd.Stderr = tty, tty
+	if err := s.Start(cmd); err != nil {
+		t.Fatal(err)
+	}
+	_ = tty.Close()
+	go func() {
+		b := make([]byte, 4096)
+		for {
+			n, err := pty.Read(b) // fails when the last process has closed the terminal
+			_, _ = p.Write(b[:n])
+			if err != nil {
+				return
+			}
+		}
+	}()
+	go func() {
+		p.err = cmd.Wait()
+		close(p.done)
+	}()
+	t.Cleanup(func() {
+		p.kill()
+		_ = pty.Close()
+	})
+	return p
+}
+
+// The demo fits a terminal of 80 columns, and docs/cli.md shows what it shows.
+func TestCapturedDemo(t *testing.T) {
+	outside := newSpace(t)
+	tmp, err := os.MkdirTemp("/tmp", "fl") // short: sockets are in it
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(tmp) })
+	cmd := exec.Command(binary, "demo")
+	cmd.Dir = filepath.Dir(filepath.Dir(binary)) // so the program is at DIRECTORY/fairlead
+	cmd.Env = append(os.Environ(), "TMPDIR="+tmp)
+	p := outside.terminal(t, cmd)
+	var screen string
+	wait.Until(t, "both ports are reachable", func() error {
+		screens := strings.Split(strings.ReplaceAll(p.output(), "\r\n", "\n"), "\x1b[H\x1b[2J")
+		screen, _, _ = strings.Cut(screens[len(screens)-1], "\nlatest:")
+		if strings.Count(screen, "active") != 2 || strings.Count(screen, "fairlead (") != 2 {
+			return fmt.Errorf("the screen shows\n%s", screen)
+		}
+		return nil
+	})
+	screen = strings.ReplaceAll(screen, filepath.Base(filepath.Dir(binary))+"/fairlead", "bin/fairlead")
+	screen = regexp.MustCompile(`fairlead-demo-\d+`).ReplaceAllString(strings.ReplaceAll(screen, tmp, "/tmp"), "fairlead-demo-811")
+	fits(t, screen)
+	screen = regexp.MustCompile(`fairlead \(\d+\)  `).ReplaceAllStringFunc(screen, func(s string) string { return fmt.Sprintf("%-*s", len(s), "fairlead (811)") })
+	screen = strings.TrimRight(same(screen, tmp), "\n") + "\n"
+	if want := capture(t, "fairlead demo", screen); alike(screen) != alike(want) {
+		t.Errorf("docs/cli.md (-) differs from the screen (+): go test -tags root ./test/e2e -run Captured -update\n%s",
+			gocmp.Diff(strings.Split(alike(want), "\n"), strings.Split(alike(screen), "\n")))
+	}
+	if code := p.stop(syscall.SIGINT); code != 0 {
+		t.Errorf("exit code %d", code)
+	}
+}
