@@ -91,7 +91,7 @@ func filterFlag(c *cobra.Command, terms *[]string) {
 // completeFilter completes the keys of filters, and the values that are words.
 func completeFilter(_ *cobra.Command, _ []string, typed string) ([]string, cobra.ShellCompDirective) {
 	words := map[string][]string{
-		"state":    {port.Active.String(), port.Pending.String(), port.Denied.String(), port.Conflict.String(), port.Failed.String()},
+		"state":    {port.Active.String(), port.Pending.String(), port.Denied.String(), port.Conflict.String(), port.Failed.String(), "lost"},
 		"protocol": {port.TCP.String(), port.UDP.String()},
 		"source":   config.Sources(),
 	}
@@ -124,13 +124,15 @@ const restartTimeout = time.Second
 func newLs() *cobra.Command {
 	var control string
 	var terms []string
+	var all bool
 	var out output
 	c := &cobra.Command{
 		Use: "ls", Short: "List the ports, where they are reachable, and who serves them", Args: noArgs, GroupID: groupInspect,
 		Long: "List the ports, where they are reachable, and who serves them.\n\n" +
 			"AGE is how long fairlead has known the port; it restarts with the agent. On a terminal,\n" +
-			"or if COLUMNS is set, long cells are truncated; `fairlead explain PORT` has the whole reason.",
-		Example: "  fairlead ls\n  fairlead ls --filter state=conflict\n  fairlead ls -o json | jq '.publications[].hostAddresses'",
+			"or if COLUMNS is set, long cells are truncated; `fairlead explain PORT` has the whole reason.\n" +
+			"An agent lists all ports. A host lists what its guests publish, and with -a the other ports of its guests, too.",
+		Example: "  fairlead ls\n  fairlead ls -a\n  fairlead ls --filter state=conflict\n  fairlead ls -o json | jq '.publications[].hostAddresses'",
 		RunE: func(c *cobra.Command, _ []string) error {
 			if err := out.validate(); err != nil {
 				return err
@@ -143,29 +145,42 @@ func newLs() *cobra.Command {
 			if err != nil {
 				return err
 			}
+			shown := l
+			if !all {
+				shown = l.Published()
+			}
 			empty := "No ports."
-			if len(l.Publications) > 0 {
+			if len(shown.Publications) > 0 {
 				empty = "No ports match the filter."
 			}
-			l = filter.List(l)
+			if n := len(filter.List(l).Publications); n > 0 && !all {
+				empty += fmt.Sprintf(" `fairlead ls -a` lists %d that the guests do not publish.", n)
+			}
+			l = filter.List(shown)
 			if out.format == "json" {
 				return newEncoder(c.OutOrStdout()).Encode(versioned(l))
 			}
 			return status.WriteTable(c.OutOrStdout(), l, status.Style{
 				Wide: out.format == "wide", Width: width(c.OutOrStdout(), out.format == "wide"),
-				Paint: painter(c.OutOrStdout()), Now: time.Now(), Empty: empty,
+				Paint: painter(c.OutOrStdout()), Now: time.Now(), Empty: empty, All: all,
 			})
 		},
 	}
 	controlFlag(c, &control)
 	filterFlag(c, &terms)
+	allFlag(c, &all)
 	out.register(c, "table", "wide", "json")
 	return c
+}
+
+func allFlag(c *cobra.Command, all *bool) {
+	c.Flags().BoolVarP(all, "all", "a", false, "on a host, also show the ports that guests do not publish, and why")
 }
 
 func newWatch() *cobra.Command {
 	var control string
 	var terms []string
+	var all bool
 	var out output
 	c := &cobra.Command{
 		Use: "watch", Short: "Print ports as they open, change and close", Args: noArgs, GroupID: groupInspect,
@@ -185,7 +200,7 @@ func newWatch() *cobra.Command {
 			enc, paint := newEncoder(c.OutOrStdout()), painter(c.OutOrStdout())
 			w.report = func(e status.Event) error {
 				switch {
-				case e.Publication != nil && !filter.Match(*e.Publication):
+				case e.Publication != nil && (!filter.Match(*e.Publication) || e.Publication.Unpublished && !all):
 					return nil
 				case out.format == "json":
 					return enc.Encode(versioned(e))
@@ -197,6 +212,7 @@ func newWatch() *cobra.Command {
 	}
 	controlFlag(c, &control)
 	filterFlag(c, &terms)
+	allFlag(c, &all)
 	out.register(c, "text", "json")
 	return c
 }

@@ -77,6 +77,7 @@ type Agent struct {
 	server     *status.Server
 	served     schedule.Signal // the metrics or the page were read
 	shrunk     schedule.Signal // most of many rules or ports have gone
+	problems   schedule.Signal // the NAT rules that are not understood may have changed
 
 	confined     bool                   // capabilities were dropped, and more will be
 	capabilities privilege.Set          // what remains then
@@ -92,7 +93,7 @@ func New(cfg config.Agent, log *slog.Logger, level *slog.LevelVar) (*Agent, erro
 	}
 	a := &Agent{
 		cfg: cfg, log: log, sockets: new(own.Sockets), served: schedule.NewSignal(), shrunk: schedule.NewSignal(),
-		started: uint64(privilege.Effective()),
+		problems: schedule.NewSignal(), started: uint64(privilege.Effective()),
 	}
 	if err := a.wireSources(); err != nil {
 		return nil, err
@@ -185,7 +186,7 @@ func (a *Agent) engineRetry() engine.Retry {
 }
 
 func (a *Agent) newNATSource() (Source, error) {
-	o := nat.Options{Log: a.log, MaxPorts: a.cfg.NAT.MaxPorts, Types: &a.types, Shrunk: a.shrunk}
+	o := nat.Options{Log: a.log, MaxPorts: a.cfg.NAT.MaxPorts, Types: &a.types, Shrunk: a.shrunk, Problems: a.problems}
 	if a.mayLoadBPF() {
 		return nat.NewHooked(o)
 	}
@@ -231,6 +232,7 @@ func (a *Agent) wireHostlink() error {
 		Epoch:  o.Identity,
 		Lookup: func(k port.Key) (port.Publication, bool) { return a.reconciler.Wanted().View().Get(k) },
 		Serve:  a.forward.Serve, ServeUDP: a.forward.ServeUDP,
+		Unpublished: a.registry.Publications(), Unread: a.unreadOnWire, UnreadChanged: a.problems,
 		Logger: a.log,
 	})
 	return err

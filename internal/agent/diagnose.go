@@ -25,6 +25,7 @@ import (
 	"github.com/fairlead/fairlead/internal/registry"
 	"github.com/fairlead/fairlead/internal/source/nat"
 	"github.com/fairlead/fairlead/internal/status"
+	"github.com/fairlead/fairlead/internal/wire"
 )
 
 // diagnosed is what package gather reads of this agent.
@@ -96,6 +97,17 @@ func (a *Agent) unread() (list []explain.Unread, all int) {
 		all += n
 	}
 	return list, all
+}
+
+// unreadOnWire returns the NAT rules that are not understood as the host is sent them.
+func (a *Agent) unreadOnWire() []wire.Unread {
+	rules, _ := a.unread()
+	rules = rules[:min(len(rules), wire.MaxUnread)]
+	out := make([]wire.Unread, 0, len(rules))
+	for _, r := range rules {
+		out = append(out, wire.NewUnread(r.Where, r.Rule, r.Reason))
+	}
+	return out
 }
 
 // container returns the container whose cgroup has that path, if an engine knows it.

@@ -55,10 +55,15 @@ type guest struct {
 	admitted   int      // claims that count against the limit
 	waiting    []*claim // for the limit, in order; those that are gone are skipped
 	dirty      map[port.Key]struct{}
-	ack        bool   // generation is to be acknowledged
-	resync     string // why a snapshot is to be requested, empty if it is not
+	others     map[port.Key]wire.UnpublishedPort // unpublished ports
+	stale      map[port.Key]wire.UnpublishedPort // of others, what a message has not named yet; nil between messages
+	unread     []wire.Unread                     // NAT rules that the guest does not understand
+	omitted    int                               // unpublished ports that the guest has not sent
+	ack        bool                              // generation is to be acknowledged
+	resync     string                            // why a snapshot is to be requested, empty if it is not
 	graceEnd   time.Time
 	connected  bool
+	away       bool // it was connected, and is not any more
 	peer       link.Peer
 	err        string
 	code       string // of err, see codeOf
@@ -76,6 +81,7 @@ func newGuest(h *Host, g Guest) *guest {
 	return &guest{
 		h: h, name: g.Name, dial: g.Dial, log: h.opt.Logger.With("guest", g.Name),
 		pubs:   make(map[port.Key]*publication),
+		others: make(map[port.Key]wire.UnpublishedPort),
 		dirty:  make(map[port.Key]struct{}),
 		since:  time.Now(),
 		err:    "not tried yet",
@@ -115,6 +121,9 @@ func itemsIn(c wire.Control) (n int) {
 	if c.Change != nil {
 		n += len(c.Change.Put) + len(c.Change.Removed)
 	}
+	if u := c.Unpublished; u != nil {
+		n += len(u.Put) + len(u.Removed)
+	}
 	return n
 }
 
@@ -142,6 +151,7 @@ func (g *guest) describe() GuestStatus {
 	return GuestStatus{
 		Name: g.name, Connected: g.connected, Peer: g.peer, Error: g.err, Code: g.code, Remote: g.remote, Since: g.since,
 		Generation: g.generation, Publications: len(g.pubs), Flows: g.flows.Len(),
+		Unread: g.unread, Omitted: g.omitted,
 	}
 }
 
@@ -231,6 +241,8 @@ func (g *guest) lost(err error, code string, remote bool) {
 	}
 	g.connected, g.err, g.code, g.remote, g.since = false, text, code, remote, time.Now()
 	if was {
+		g.setAway(true)
+		g.h.publish()
 		g.log.Warn("connection to the guest lost; retrying", "err", err)
 	} else {
 		g.log.Warn("guest unreachable; retrying", "err", err)
@@ -268,7 +280,7 @@ func (g *guest) session(ctx context.Context) (lasted time.Duration, err error) {
 	wg.Wait()
 	g.flows.use(nil)
 	g.h.mu.Lock()
-	if len(g.pubs) > 0 && g.graceEnd.IsZero() {
+	if len(g.pubs)+len(g.others) > 0 && g.graceEnd.IsZero() {
 		g.graceEnd = time.Now().Add(g.h.opt.Grace)
 		g.h.timers.Notify()
 	}
@@ -327,6 +339,9 @@ func (g *guest) read(ctx context.Context, session link.Session) error {
 				up = true
 				_ = control.SetReadDeadline(time.Time{})
 				g.linked(session)
+				if !session.Peer().Unpublished { // an older agent; the host has those of a newer one
+					g.forgetUnpublished()
+				}
 			}
 		case c.Change != nil && synced:
 			ok, err := g.applyChange(ctx, c.Change)
@@ -337,6 +352,8 @@ func (g *guest) read(ctx context.Context, session link.Session) error {
 			if ok {
 				bad = 0
 			}
+		case c.Unpublished != nil:
+			g.applyUnpublished(c.Unpublished)
 		}
 		// Changes before the requested snapshot have a base that is missing here.
 		// Agents send nothing else.
@@ -385,6 +402,7 @@ func (g *guest) applySnapshot(ctx context.Context, s *wire.Snapshot) error {
 		g.put(p)
 	}
 	g.graceEnd = time.Time{}
+	g.setAway(false)
 	return g.applied(ctx, s.Generation, &h.stats.snapshots)
 }
 
@@ -524,6 +542,18 @@ func (g *guest) remove(k port.Key) {
 func (g *guest) withdraw() {
 	for k := range g.pubs {
 		g.remove(k)
+	}
+	g.dropUnpublished()
+}
+
+// setAway notes whether the guest's ports lead nowhere at present. h.mu is held.
+func (g *guest) setAway(away bool) {
+	if g.away == away {
+		return
+	}
+	g.away = away
+	for _, p := range g.pubs {
+		g.h.changed[p] = struct{}{}
 	}
 }
 

@@ -25,6 +25,7 @@ import (
 	"github.com/fairlead/fairlead/internal/rules"
 	"github.com/fairlead/fairlead/internal/schedule"
 	"github.com/fairlead/fairlead/internal/table"
+	"github.com/fairlead/fairlead/internal/wire"
 )
 
 // Guest is one guest that the host follows.
@@ -173,6 +174,7 @@ type Publication struct {
 	Asked     []netip.AddrPort // host addresses that the agent asks for
 	Outcomes  []port.Outcome   // one per host address after the policy, at least one
 	Since     time.Time        // when the host first received it
+	Lost      bool             // its guest is not connected any more: what is open leads nowhere
 }
 
 // State is the best of the outcomes.
@@ -201,7 +203,9 @@ type GuestStatus struct {
 	Since        time.Time // when Connected or Error last changed
 	Generation   uint64    // of the guest's set that is applied
 	Publications int
-	Flows        int // open now
+	Flows        int           // open now
+	Unread       []wire.Unread // NAT rules that the guest does not understand; shared and immutable
+	Omitted      int           // unpublished ports that the guest has not sent
 }
 
 // Stats are counts since the start, but for what is open now.
@@ -220,6 +224,7 @@ type Stats struct {
 type Host struct {
 	opt      Options
 	table    *table.Table[ID, Publication]
+	others   *table.Table[ID, Unpublished]
 	meter    forward.Meter // A is the client
 	acceptor *own.Acceptor
 	stats    struct {
@@ -257,6 +262,7 @@ func New(opt Options) (*Host, error) {
 	h := &Host{
 		opt:      opt,
 		table:    table.New[ID, Publication](ID.Compare),
+		others:   table.New[ID, Unpublished](ID.Compare),
 		timers:   schedule.NewSignal(),
 		lookup:   schedule.NewSignal(),
 		policy:   opt.Policy,

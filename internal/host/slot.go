@@ -60,7 +60,7 @@ func (p *publication) outcomes() []port.Outcome {
 func (p *publication) view() Publication {
 	return Publication{
 		ID: p.id(), DualStack: p.wire.DualStack, Owner: p.wire.Owner, Source: p.wire.Source,
-		Asked: p.wire.Host, Outcomes: p.outcomes(), Since: p.since,
+		Asked: p.wire.Host, Outcomes: p.outcomes(), Since: p.since, Lost: p.guest.away,
 	}
 }
 

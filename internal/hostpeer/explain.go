@@ -14,7 +14,7 @@ import (
 var _ status.Explainer = provider{}
 
 // Explain implements status.Explainer with what a host knows: the publications of
-// guests and their outcomes. It dials nothing.
+// guests and their outcomes, and what guests report that they do not publish. It dials nothing.
 func (p provider) Explain(_ context.Context, q explain.Query) (explain.Report, error) {
 	f := explain.Facts{Query: q, Now: time.Now(), Host: true}
 	names := status.GuestNames(p.peers())
@@ -24,7 +24,11 @@ func (p provider) Explain(_ context.Context, q explain.Query) (explain.Report, e
 			s.State = "stale"
 		}
 		f.Sources = append(f.Sources, s)
+		for _, r := range g.Unread {
+			f.Unread = append(f.Unread, explain.Unread{Where: r.Where, Rule: r.Rule, Reason: r.Reason})
+		}
 	}
+	f.Unread = explain.UnreadAbout(f.Unread, q.Port)
 	for _, pub := range p.host.View().All() {
 		if pub.Key.Port != q.Port {
 			continue
@@ -43,6 +47,11 @@ func (p provider) Explain(_ context.Context, q explain.Query) (explain.Report, e
 			})
 		}
 		f.Publications = append(f.Publications, e)
+	}
+	for _, u := range p.host.Unpublished().View().All() {
+		if u.Key.Port == q.Port {
+			f.Publications = append(f.Publications, explain.Publication{Publication: unpublished(u), Guest: u.Guest, GuestName: names[u.Guest]})
+		}
 	}
 	return explain.Evaluate(f), nil
 }

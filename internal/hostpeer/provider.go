@@ -4,7 +4,9 @@ package hostpeer
 
 import (
 	"context"
+	"fmt"
 	"net/netip"
+	"slices"
 
 	"github.com/fairlead/fairlead/internal/config"
 	"github.com/fairlead/fairlead/internal/host"
@@ -26,6 +28,13 @@ func (p provider) List() status.List {
 	for _, pub := range v.All() {
 		l.Publications = append(l.Publications, describe(pub))
 	}
+	others := p.host.Unpublished().View()
+	for _, u := range others.All() {
+		l.Publications = append(l.Publications, describeUnpublished(u))
+	}
+	if others.Len() > 0 {
+		slices.SortStableFunc(l.Publications, func(a, b status.Publication) int { return a.Key().Compare(b.Key()) })
+	}
 	return l
 }
 
@@ -35,6 +44,12 @@ func (p provider) Sources() []status.Source {
 		s := status.Source{Name: g.Name, State: "stale", Error: g.Error}
 		if g.Connected {
 			s.State, s.Method = "live", g.Peer.Proof
+		}
+		for _, r := range g.Unread {
+			s.Warnings = append(s.Warnings, fmt.Sprintf("a NAT rule is not supported, so it is not published: %s: %s (%s)", r.Where, r.Rule, r.Reason))
+		}
+		if g.Omitted > 0 {
+			s.Warnings = append(s.Warnings, fmt.Sprintf("%d more ports are not published; `fairlead ls` in the guest shows them", g.Omitted))
 		}
 		list = append(list, s)
 	}
@@ -81,19 +96,37 @@ func describe(p host.Publication) status.Publication {
 		Origins:  []port.OriginInfo{{Origin: port.Origin{Source: p.Source}, Since: p.Since}},
 		Decision: port.Decision{Allow: true, Host: hosts},
 	}, outcomes)
-	row.Guest = p.Guest
+	row.Guest, row.Lost = p.Guest, p.Lost
 	return row
 }
 
+// describeUnpublished makes a row of a port that its guest does not publish.
+func describeUnpublished(u host.Unpublished) status.Publication {
+	row := status.Describe(unpublished(u), nil)
+	row.Guest, row.Unpublished = u.Guest, true
+	return row
+}
+
+// unpublished returns the port with the decision that the agent reported.
+func unpublished(u host.Unpublished) port.Publication {
+	return port.Publication{
+		Key: u.Key, Owner: u.Owner, Since: u.Since,
+		Origins:  []port.OriginInfo{{Origin: port.Origin{Source: u.Source}, Since: u.Since}},
+		Decision: port.Decision{Pending: u.Pending, Withheld: u.Withheld, Rule: u.Rule, Reason: u.Reason},
+	}
+}
+
 func (p provider) Changes(ctx context.Context, f func(status.Delta) error) error {
-	sub := p.host.Subscribe()
+	sub, others := p.host.Subscribe(), p.host.Unpublished().Subscribe()
 	defer sub.Close()
+	defer others.Close()
 	for first := true; ; first = false {
 		if !first {
 			select {
 			case <-ctx.Done():
 				return ctx.Err()
 			case <-sub.C():
+			case <-others.C():
 			}
 		}
 		view, change := sub.Take()
@@ -103,6 +136,14 @@ func (p provider) Changes(ctx context.Context, f func(status.Delta) error) error
 				d.Put = append(d.Put, describe(pub))
 			} else {
 				d.Removed = append(d.Removed, status.Removed{Key: id.Key, Guest: id.Guest})
+			}
+		}
+		rest, restChange := others.Take()
+		for _, id := range restChange.Keys {
+			if u, ok := rest.Get(id); ok {
+				d.Put = append(d.Put, describeUnpublished(u))
+			} else {
+				d.Removed = append(d.Removed, status.Removed{Key: id.Key, Guest: id.Guest, Unpublished: true})
 			}
 		}
 		if err := f(d); err != nil {

@@ -114,4 +114,6 @@ type Peer struct {
 	Version  string // build version
 	Address  string // transport address
 	Proof    string // how it proved itself: "token", "uid 0"
+	// Unpublished reports that it knows the message wire.Unpublished.
+	Unpublished bool
 }

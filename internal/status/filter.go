@@ -39,7 +39,7 @@ func ParseFilter(texts []string) (Filter, error) {
 			return f, fmt.Errorf("--filter %q: unknown key %q%s: want %s", t, key, yamltree.Suggest(key, keys), yamltree.OneOf(keys))
 		case value == "":
 			return f, fmt.Errorf("--filter %q: want KEY=VALUE or a word", t)
-		case key == "state":
+		case key == "state" && value != lostState:
 			if err := new(port.State).UnmarshalText([]byte(value)); err != nil {
 				return f, fmt.Errorf("--filter %q: %w", t, err)
 			}
@@ -67,6 +67,12 @@ func (f Filter) List(l List) List {
 	return l
 }
 
+// Published returns the list without what guests of a host do not publish.
+func (l List) Published() List {
+	l.Publications = slices.DeleteFunc(slices.Clone(l.Publications), func(p Publication) bool { return p.Unpublished })
+	return l
+}
+
 func (t term) match(p Publication) bool {
 	has := func(texts ...string) bool {
 		return slices.ContainsFunc(texts, func(s string) bool { return strings.Contains(strings.ToLower(s), t.value) })
@@ -86,7 +92,7 @@ func (t term) match(p Publication) bool {
 	case "protocol":
 		return t.value == p.Protocol.String()
 	case "state":
-		return t.value == p.State.String()
+		return t.value == p.shownState()
 	case "address":
 		return has(addresses...)
 	case "owner":
@@ -96,5 +102,5 @@ func (t term) match(p Publication) bool {
 	case "guest":
 		return has(p.Guest)
 	}
-	return has(slices.Concat(owner, addresses, sources, []string{p.Key().Slot().String(), p.State.String(), p.Guest, p.Reason})...)
+	return has(slices.Concat(owner, addresses, sources, []string{p.Key().Slot().String(), p.shownState(), p.Guest, p.Reason})...)
 }

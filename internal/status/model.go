@@ -95,6 +95,19 @@ type Publication struct {
 	Guest         string           `json:"guest,omitempty"` // on a host: whose publication it is
 	DualStack     bool             `json:"dualStack,omitempty"`
 	Rule          string           `json:"rule,omitempty"`
+	// Lost reports, on a host, that the guest is not connected: what is open leads nowhere.
+	Lost bool `json:"lost,omitempty"`
+	// Unpublished reports, on a host, that the guest does not publish the port: it is denied,
+	// withheld or pending there. It has no host address and no outcomes.
+	Unpublished bool `json:"unpublished,omitempty"`
+}
+
+// shownState is the state of the row in tables and filters.
+func (p Publication) shownState() string {
+	if p.Lost && p.State == port.Active {
+		return lostState
+	}
+	return p.State.String()
 }
 
 // Key identifies the row among those of one guest.
@@ -172,7 +185,8 @@ type Delta struct {
 // Removed identifies a removed row.
 type Removed struct {
 	port.Key
-	Guest string `json:"guest,omitempty"`
+	Guest       string `json:"guest,omitempty"`
+	Unpublished bool   `json:"unpublished,omitempty"` // see Publication
 }
 
 // Event is one line of the watch stream.

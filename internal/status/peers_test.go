@@ -20,6 +20,8 @@ func TestPeersBelowTheTable(t *testing.T) {
 	row := published(8080, Owner{Kind: port.OwnerProcess, Name: "web"})
 	row.HostAddresses = []netip.AddrPort{netip.MustParseAddrPort("127.0.0.1:8080")}
 	row.State, row.Guest = port.Active, "unix:///a"
+	lost := row
+	lost.Lost = true
 	for _, c := range []struct {
 		name       string
 		list       List
@@ -31,7 +33,7 @@ func TestPeersBelowTheTable(t *testing.T) {
 		},
 		{
 			"lost guest", List{
-				Role: "host", Publications: []Publication{row},
+				Role: "host", Publications: []Publication{lost},
 				Peers:   []Peer{{State: PeerAway, Endpoint: "unix:///a", Name: "vm", Since: noon.Add(-time.Second), Error: "connection refused"}},
 				Sources: []Source{{Name: "unix:///a", State: "stale", Error: "connection refused"}},
 			},

@@ -30,7 +30,7 @@ func (r *Resume) Events(e Event) []Event {
 	if e.Publication == nil {
 		return []Event{e}
 	}
-	k := rowKey{e.Publication.Key(), e.Publication.Guest}
+	k := keyOf(*e.Publication)
 	old, had := r.rows[k]
 	if e.Type == Gone {
 		delete(r.rows, k)
@@ -51,7 +51,7 @@ func (r *Resume) Events(e Event) []Event {
 	switch {
 	case !had:
 		e.Type = Added
-	case old.State == e.Publication.State && reflect.DeepEqual(old.HostAddresses, e.Publication.HostAddresses) &&
+	case old.State == e.Publication.State && old.Lost == e.Publication.Lost && reflect.DeepEqual(old.HostAddresses, e.Publication.HostAddresses) &&
 		reflect.DeepEqual(old.Owner, e.Publication.Owner):
 		return nil
 	default:

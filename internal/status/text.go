@@ -22,6 +22,7 @@ type Style struct {
 	Paint Painter
 	Now   time.Time
 	Empty string // written instead of a table without rows
+	All   bool   // with what guests of a host do not publish
 }
 
 // WriteTable writes the list as a human-readable table.
@@ -44,7 +45,7 @@ func WriteTable(w io.Writer, l List, style Style) error {
 	}
 	for _, p := range l.Publications {
 		row := []string{
-			p.Key().Slot().String(), Quote(p.Address.String()), p.State.String(), hostColumn(p, style.Wide), ownerColumn(p.Owner),
+			p.Key().Slot().String(), Quote(p.Address.String()), p.shownState(), hostColumn(p, style.Wide), ownerColumn(p.Owner),
 			Age(style.Now.Sub(p.Since)),
 		}
 		if showGuests {
@@ -58,8 +59,8 @@ func WriteTable(w io.Writer, l List, style Style) error {
 			row = append(row, orDash(Quote(strings.Join(unique(sources), ","))), orDash(Quote(p.DialTarget)), orDash(Quote(p.Rule)), orDash(Quote(p.Reason)))
 		}
 		state := p.State
-		if peer, ok := peers[p.Guest]; ok && peer.State != PeerConnected && state == port.Active {
-			row[stateColumn], state = lostState, port.Failed
+		if row[stateColumn] == lostState {
+			state = port.Failed
 		}
 		t.add(row, state)
 	}
@@ -82,7 +83,12 @@ func WriteTable(w io.Writer, l List, style Style) error {
 // writeSources writes which sources are not live, and their warnings.
 func writeSources(w io.Writer, l List, style Style, peers map[string]Peer) error {
 	for _, s := range l.Sources {
-		if _, ok := peers[s.Name]; ok { // a guest
+		if _, ok := peers[s.Name]; ok { // a guest, whose state WritePeers writes
+			if style.All {
+				if err := writeWarnings(w, s); err != nil {
+					return err
+				}
+			}
 			continue
 		}
 		line := ""
@@ -275,7 +281,7 @@ func WriteEvent(w io.Writer, e Event, paint Painter) error {
 		return nil
 	}
 	p := *e.Publication
-	state := paint.Paint(stateColors[p.State], p.State.String())
+	state := paint.Paint(stateColors[p.State], p.shownState())
 	if e.Previous != nil {
 		state = e.Previous.String() + " -> " + state
 	}

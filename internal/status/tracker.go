@@ -21,7 +21,11 @@ type tracker struct {
 type rowKey struct {
 	key   port.Key
 	guest string
+	// A port that is denied while it is open has two rows for a moment.
+	unpublished bool
 }
+
+func keyOf(p Publication) rowKey { return rowKey{p.Key(), p.Guest, p.Unpublished} }
 
 // dualStack returns the row of put that has what the row of an IPv4 wildcard had.
 func dualStack(k rowKey, put []Publication) (to rowKey, ok bool) {
@@ -30,7 +34,7 @@ func dualStack(k rowKey, put []Publication) (to rowKey, ok bool) {
 	}
 	to = k
 	to.key.Address = netip.IPv6Unspecified()
-	return to, slices.ContainsFunc(put, func(p Publication) bool { return p.DualStack && p.Guest == to.guest && p.Key() == to.key })
+	return to, slices.ContainsFunc(put, func(p Publication) bool { return p.DualStack && keyOf(p) == to })
 }
 
 func newTracker() *tracker { return &tracker{rows: make(map[rowKey]Publication)} }
@@ -40,7 +44,7 @@ func (t *tracker) events(d Delta, now time.Time) []Event {
 	now = now.UTC()
 	merged := make(map[rowKey]Publication) // rows that became part of another one, by that
 	for _, gone := range d.Removed {
-		k := rowKey{gone.Key, gone.Guest}
+		k := rowKey{gone.Key, gone.Guest, gone.Unpublished}
 		if old, ok := t.rows[k]; ok {
 			delete(t.rows, k)
 			if to, ok := dualStack(k, d.Put); ok {
@@ -52,7 +56,7 @@ func (t *tracker) events(d Delta, now time.Time) []Event {
 	}
 	slices.SortFunc(d.Put, func(a, b Publication) int { return a.Key().Compare(b.Key()) })
 	for _, p := range d.Put {
-		k := rowKey{p.Key(), p.Guest}
+		k := keyOf(p)
 		old, had := t.rows[k]
 		t.rows[k] = p
 		part, hasPart := merged[k]

@@ -13,7 +13,7 @@ import (
 // checked what it returns.
 func (c Control) Check() error {
 	n := 0
-	for _, set := range [...]bool{c.Snapshot != nil, c.Change != nil, c.Ack != nil, c.Outcomes != nil, c.Resync != nil} {
+	for _, set := range [...]bool{c.Snapshot != nil, c.Change != nil, c.Ack != nil, c.Outcomes != nil, c.Resync != nil, c.Unpublished != nil} {
 		if set {
 			n++
 		}
@@ -42,9 +42,50 @@ func (c Control) Check() error {
 		return checkAll(c.Ack.Outcomes, Outcome.check)
 	case c.Outcomes != nil:
 		return checkAll(c.Outcomes.Outcomes, Outcome.check)
+	case c.Unpublished != nil:
+		return c.Unpublished.check()
 	default:
 		return checkText("resync: reason", c.Resync.Reason, MaxReason)
 	}
+}
+
+func (u *Unpublished) check() error {
+	if u.Omitted < 0 {
+		return malformed("%d ports omitted", u.Omitted)
+	}
+	if err := checkAll(u.Put, UnpublishedPort.check); err != nil {
+		return err
+	}
+	if u.Unread != nil {
+		if err := checkAll(*u.Unread, Unread.check); err != nil {
+			return err
+		}
+	}
+	return checkAll(u.Removed, checkKey)
+}
+
+func (p UnpublishedPort) check() error {
+	if err := checkKey(p.Key); err != nil {
+		return err
+	}
+	if len(p.Owner.Labels) > 0 {
+		return malformed("%s: labels of a port that is not published", p.Key)
+	}
+	if err := checkOwner(p.Key, p.Owner); err != nil {
+		return err
+	}
+	return checkTexts(p.Source, p.Rule, p.Reason)
+}
+
+func (r Unread) check() error { return checkTexts("", r.Where, r.Rule, r.Reason) }
+
+func checkTexts(source string, texts ...string) error {
+	for _, s := range texts {
+		if err := checkText("unpublished: text", s, MaxReason); err != nil {
+			return err
+		}
+	}
+	return checkText("source", source, MaxWord)
 }
 
 func checkAll[T any](items []T, check func(T) error) error {

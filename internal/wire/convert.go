@@ -86,6 +86,33 @@ func fit(k, v string) bool {
 	return len(k) <= MaxLabelKey && len(v) <= MaxLabelValue && utf8.ValidString(k) && utf8.ValidString(v)
 }
 
+// FromUnpublished returns what is sent of a port that is not published. Texts that are too
+// long are truncated; a key that no receiver accepts is reported by ok.
+func FromUnpublished(p port.Publication) (w UnpublishedPort, ok bool) {
+	w = UnpublishedPort{
+		Key: p.Key, Pending: p.Decision.Pending, Withheld: p.Decision.Withheld,
+		Rule: truncate(p.Decision.Rule, MaxReason), Reason: truncate(p.Decision.Reason, MaxReason),
+		Owner: port.Owner{
+			Kind: p.Owner.Kind, Name: truncate(p.Owner.Name, MaxName), ID: truncate(p.Owner.ID, MaxName), Namespace: truncate(p.Owner.Namespace, MaxName),
+		},
+	}
+	if len(p.Origins) > 0 {
+		w.Source = truncate(p.Origins[0].Source, MaxWord)
+	}
+	return w, checkKey(p.Key) == nil
+}
+
+// Equal reports whether both are the same.
+func (p UnpublishedPort) Equal(q UnpublishedPort) bool {
+	return p.Key == q.Key && p.Pending == q.Pending && p.Withheld == q.Withheld && p.Rule == q.Rule && p.Reason == q.Reason &&
+		p.Source == q.Source && p.Owner.Equal(q.Owner)
+}
+
+// NewUnread returns a NAT rule for the wire, truncated.
+func NewUnread(where, rule, reason string) Unread {
+	return Unread{truncate(where, MaxReason), truncate(rule, MaxReason), truncate(reason, MaxReason)}
+}
+
 // Port returns p as the host's rules and tables take it: allowed by the guest,
 // with one origin that names the source. Since and Dial are not on the wire.
 func (p Publication) Port() port.Publication {

@@ -43,6 +43,9 @@ type Hello struct {
 	Network    string `json:"network,omitempty"` // network namespace of the peer, empty if unknown
 	Nonce      []byte `json:"nonce"`             // random, of this connection
 	Token      bool   `json:"token"`             // proves a shared token and demands the same
+	// Unpublished reports that this peer knows the message Unpublished. Peers that do not
+	// know the field ignore it.
+	Unpublished bool `json:"unpublished,omitzero"`
 }
 
 // Proof shows that a peer has the shared token.

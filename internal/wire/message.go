@@ -33,6 +33,8 @@ func decodeControl(body []byte) (Control, error) {
 			return &c.Outcomes
 		case "resync":
 			return &c.Resync
+		case "unpublished":
+			return &c.Unpublished
 		}
 		return nil
 	})

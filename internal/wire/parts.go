@@ -100,6 +100,33 @@ func (c Change) Split() []Control {
 	}
 }
 
+func unpublishedSize(p UnpublishedPort) int {
+	return 256 + keySize + 6*(len(p.Rule)+len(p.Reason)+len(p.Source)+ownerText(p.Owner))
+}
+
+// Split returns u in messages that each fit in a frame, Reset set on the first, More set on
+// all but the last. They share u's items.
+func (u Unpublished) Split() []Control {
+	var parts []Control
+	put, removed := u.Put, u.Removed
+	if u.Unread != nil { // in a frame of its own: it can need a large part of one
+		parts = append(parts, Control{Unpublished: &Unpublished{Unread: u.Unread, Omitted: u.Omitted}})
+	}
+	for len(parts) == 0 || len(put)+len(removed) > 0 {
+		part, room := Unpublished{Omitted: u.Omitted}, newBudget()
+		part.Put, put = take(put, room, unpublishedSize)
+		if len(put) == 0 {
+			part.Removed, removed = take(removed, room, func(port.Key) int { return keySize })
+		}
+		parts = append(parts, Control{Unpublished: &part})
+	}
+	parts[0].Unpublished.Reset = u.Reset
+	for _, p := range parts[:len(parts)-1] {
+		p.Unpublished.More = true
+	}
+	return parts
+}
+
 // Split returns a in messages that each fit in a frame: Outcomes first, the Ack
 // last. The outcomes of one key stay together; they must be
 // adjacent in a.

@@ -42,6 +42,12 @@ const (
 	MaxOtherBytes = 96 << 10 // names and labels of all of these, and otherSize for each
 )
 
+// Limits of what a host keeps of one guest beside its publications; see Unpublished.
+const (
+	MaxUnpublished = 2048 // ports
+	MaxUnread      = 64   // NAT rules
+)
+
 // Control is one message on the control stream; exactly one field is set.
 type Control struct {
 	Snapshot *Snapshot `json:"snapshot,omitempty"` // agent to host
@@ -49,6 +55,8 @@ type Control struct {
 	Ack      *Ack      `json:"ack,omitempty"`      // host to agent
 	Outcomes *Outcomes `json:"outcomes,omitempty"` // host to agent, at any time
 	Resync   *Resync   `json:"resync,omitempty"`   // host to agent
+
+	Unpublished *Unpublished `json:"unpublished,omitzero"` // agent to host, if that knows it: see Hello
 }
 
 // Snapshot is the whole wanted set. A large one comes in parts: More is set on
@@ -106,6 +114,41 @@ type Publication struct {
 	// Others are owners to whom NAT rules lead besides Owner. Agents that do not send
 	// them do not report such owners.
 	Others List[port.Owner] `json:"others,omitempty"`
+}
+
+// Unpublished changes what the host knows of ports that the agent does not publish. It is
+// text for users of the host: there is neither a host address nor anything to dial in it, and
+// the agent refuses flows to such ports. It is sent only to a host whose Hello has
+// Unpublished, belongs to no generation and is not acknowledged. The first one of a session
+// has Reset.
+type Unpublished struct {
+	Reset   bool                  `json:"reset,omitzero"` // forget what was sent before
+	More    bool                  `json:"more,omitzero"`  // the next one belongs to it
+	Put     List[UnpublishedPort] `json:"put,omitempty"`
+	Removed List[port.Key]        `json:"removed,omitempty"`
+	Omitted int                   `json:"omitted,omitzero"` // ports that were not sent, beyond MaxUnpublished
+	// Unread are the NAT rules that the agent does not understand, at most MaxUnread. They
+	// replace those sent before. Nil leaves those alone.
+	Unread *List[Unread] `json:"unread,omitzero"`
+}
+
+// UnpublishedPort is a port that is denied, withheld or pending in the guest.
+type UnpublishedPort struct {
+	port.Key
+	Pending  bool       `json:"pending,omitzero"`  // see port.Decision
+	Withheld bool       `json:"withheld,omitzero"` // see port.Decision
+	Rule     string     `json:"rule,omitempty"`
+	Reason   string     `json:"reason"`
+	Owner    port.Owner `json:"owner"` // without labels
+	Source   string     `json:"source,omitempty"`
+}
+
+// Unread is a NAT rule that the agent does not understand. Each text has at most MaxReason
+// bytes.
+type Unread struct {
+	Where  string `json:"where"` // table and chains
+	Rule   string `json:"rule"`  // its text
+	Reason string `json:"reason"`
 }
 
 // Outcome is port.Outcome on the wire.

@@ -57,6 +57,16 @@ func controls() map[string]Control {
 		}}},
 		"outcomes": {Outcomes: &Outcomes{Outcomes: []Outcome{{Key: key(port.TCP, "::", 22), State: port.Denied, Reason: "rule 1"}}}},
 		"resync":   {Resync: &Resync{Reason: "standing at 5, change builds on 7"}},
+		"unpublished": {Unpublished: &Unpublished{Reset: true, Omitted: 3,
+			Put: []UnpublishedPort{
+				{Key: key(port.TCP, "127.0.0.1", 9229), Rule: "rule 1 (no-debug)", Reason: "denied by rule 1 (no-debug)", Source: "socket",
+					Owner: port.Owner{Kind: port.OwnerProcess, Name: "node", ID: "811"}},
+				{Key: key(port.UDP, "::", 53), Pending: true, Withheld: true, Reason: "owner not known yet"},
+			},
+			Removed: []port.Key{key(port.TCP, "::", 22)},
+			Unread:  &List[Unread]{{Where: "ip nat PREROUTING", Rule: "-m mark --mark 0x7 -j DNAT", Reason: "a mark"}},
+		}},
+		"unpublished-none": {Unpublished: &Unpublished{Unread: &List[Unread]{}}},
 	}
 }
 
@@ -209,6 +219,13 @@ func TestControlRefused(t *testing.T) {
 		"long reason":           {`{"outcomes":{"outcomes":[{` + ok + `,"state":"failed","reason":"` + strings.Repeat("r", 513) + `"}]}}`, "reason"},
 		"too many items":        {`{"snapshot":{"epoch":"E","publications":[` + strings.Repeat(`{},`, MaxListItems) + `{}]}}`, fmt.Sprint(MaxListItems)},
 		"list is an object":     {`{"outcomes":{"outcomes":{}}}`, "list"},
+		"unpublished, bad key":  {`{"unpublished":{"put":[{"protocol":"tcp","address":"0.0.0.0","reason":""}]}}`, "port 0"},
+		"unpublished, labels":   {`{"unpublished":{"put":[{` + ok + `,"owner":{"labels":{"a":"b"}}}]}}`, "labels"},
+		"unpublished, reason":   {`{"unpublished":{"put":[{` + ok + `,"reason":"` + strings.Repeat("r", 513) + `"}]}}`, "text"},
+		"unpublished, rule":     {`{"unpublished":{"unread":[{"rule":"` + strings.Repeat("r", 513) + `"}]}}`, "text"},
+		"unpublished, source":   {`{"unpublished":{"put":[{` + ok + `,"source":"` + strings.Repeat("r", 65) + `"}]}}`, "source"},
+		"unpublished, omitted":  {`{"unpublished":{"omitted":-1}}`, "omitted"},
+		"unpublished, removed":  {`{"unpublished":{"removed":[{"protocol":"tcp","port":1}]}}`, "no address"},
 		"long garbage":          {`{"` + strings.Repeat("x", 10_000) + `":1}`, "unknown message"},
 	}
 	for name, tt := range tests {
@@ -733,5 +750,77 @@ func TestOtherOwnersAreOnTheWire(t *testing.T) {
 		if n := len(got.Others); n > 0 && !got.Others[n-1].Owner.Equal(c.others[len(c.others)-1].Owner) && !c.pending {
 			t.Errorf("%s: the last owner is %+v", c.what, got.Others[n-1])
 		}
+	}
+}
+
+// All that is not published reaches the host, in frames of limited size, and each part can
+// be applied by itself.
+func TestSplitUnpublished(t *testing.T) {
+	long := strings.Repeat("\x01", 2*MaxReason)
+	unread := List[Unread]{}
+	for range MaxUnread {
+		unread = append(unread, NewUnread(long, long, long))
+	}
+	u := Unpublished{Reset: true, Unread: &unread, Omitted: 9}
+	for i := range MaxUnpublished {
+		w, ok := FromUnpublished(port.Publication{
+			Key: thin(i).Key, Owner: port.Owner{Kind: port.OwnerProcess, Name: long, ID: long, Namespace: long, Labels: map[string]string{"a": "b"}},
+			Decision: port.Decision{Rule: long, Reason: long, Withheld: true}, Dial: []netip.AddrPort{netip.MustParseAddrPort("10.0.0.1:80")},
+		})
+		if !ok || w.check() != nil {
+			t.Fatalf("%+v: %v", w, w.check())
+		}
+		u.Put, u.Removed = append(u.Put, w), append(u.Removed, key(port.UDP, "1.2.3.4", uint16(i+1)))
+	}
+	put, removed, rules := 0, 0, 0
+	parts := u.Split()
+	for i, part := range parts {
+		var b bytes.Buffer
+		if err := WriteControl(&b, part); err != nil {
+			t.Fatal(err)
+		}
+		if strings.Contains(b.String(), "10.0.0.1") && i == 0 {
+			t.Error("an address that can be dialled is sent")
+		}
+		c, err := ReadControl(&b)
+		if err != nil || c.Unpublished == nil || c.Unpublished.Reset != (i == 0) || c.Unpublished.More != (i < len(parts)-1) || c.Unpublished.Omitted != 9 {
+			t.Fatalf("part %d: %+v, %v", i, c.Unpublished, err)
+		}
+		put += len(c.Unpublished.Put)
+		removed += len(c.Unpublished.Removed)
+		if c.Unpublished.Unread != nil {
+			rules += len(*c.Unpublished.Unread)
+		}
+	}
+	if put != MaxUnpublished || removed != MaxUnpublished || rules != MaxUnread {
+		t.Errorf("%d ports, %d removed, %d rules", put, removed, rules)
+	}
+	if parts := (Unpublished{Reset: true}).Split(); len(parts) != 1 || !parts[0].Unpublished.Reset {
+		t.Errorf("nothing: %+v", parts)
+	}
+	if _, ok := FromUnpublished(port.Publication{Key: key(port.TCP, "::ffff:1.2.3.4", 80)}); ok {
+		t.Error("a key that hosts refuse is sent")
+	}
+}
+
+// A peer that does not know the field of the hello ignores it, and so does one that has it
+// where it is missing.
+func TestHelloWithUnpublished(t *testing.T) {
+	h := *handshakes()["hello"].Hello
+	for _, on := range []bool{false, true} {
+		h.Unpublished = on
+		frame, raw, err := EncodeHandshake(Handshake{Hello: &h})
+		if err != nil || strings.Contains(string(raw), "unpublished") != on {
+			t.Fatalf("%s, %v", raw, err)
+		}
+		got, _, err := ReadHandshake(bytes.NewReader(frame))
+		if err != nil || got.Hello.Unpublished != on {
+			t.Errorf("%+v, %v", got.Hello, err)
+		}
+	}
+	older := strings.Replace(`{"hello":{"minVersion":2,"maxVersion":2,"role":"host","identity":"I","nonce":"NONCE","token":false,"later":{"a":[1]}}}`,
+		"NONCE", strings.Repeat("A", 43)+"=", 1)
+	if _, _, err := ReadHandshake(bytes.NewReader(frameOf(older))); err != nil {
+		t.Errorf("a hello with a field of later versions: %v", err)
 	}
 }

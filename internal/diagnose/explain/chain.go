@@ -20,7 +20,7 @@ func (f *Facts) chain(p *Publication) Chain {
 		c.Steps = append(c.Steps, f.seen(o))
 	}
 	c.Steps = append(c.Steps, ownerStep(p.Owner))
-	if !f.Host {
+	if !f.Host || !p.Decision.Allow {
 		c.Steps = append(c.Steps, ruleStep(p))
 	}
 	if p.Decision.Allow && !f.Host {
@@ -366,8 +366,8 @@ func (f *Facts) judgeDenied(p *Publication) (v Verdict, summary, next string) {
 		return VerdictWellKnown, summary, allow
 	case !d.Withheld:
 		return VerdictDenied, summary,
-			fmt.Sprintf("change %s in %s, or add a rule that allows the port before it (`fairlead rules test %s` shows which rule decides)",
-				d.Rule, f.rulesFile(), name)
+			fmt.Sprintf("change %s in %s, or add a rule that allows the port before it (`fairlead rules test %s`%s shows which rule decides)",
+				d.Rule, f.rulesFile(), name, f.inGuest())
 	}
 	switch has := func(words string) bool { return strings.HasPrefix(d.Reason, words) }; {
 	case has("bound, not listening"):
@@ -386,7 +386,18 @@ func (f *Facts) judgeDenied(p *Publication) (v Verdict, summary, next string) {
 	return VerdictWithheld, summary, allow
 }
 
+// inGuest names where a command must run, if not here.
+func (f *Facts) inGuest() string {
+	if f.Host {
+		return " in the guest"
+	}
+	return ""
+}
+
 func (f *Facts) rulesFile() string {
+	if f.Host {
+		return "the agent's configuration in the guest"
+	}
 	if f.RulesFile == "" {
 		return "the agent's configuration"
 	}

@@ -20,6 +20,7 @@ import (
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/reconcile"
 	"github.com/fairlead/fairlead/internal/schedule"
+	"github.com/fairlead/fairlead/internal/table"
 	"github.com/fairlead/fairlead/internal/wire"
 )
 
@@ -53,9 +54,18 @@ type Options struct {
 	// Patience is how long a host may acknowledge nothing of what was sent until its
 	// session is closed; 60 s if 0. Until then its publications are pending.
 	Patience time.Duration
-	Logger   *slog.Logger
+	// Unpublished are all ports of the guest with the decisions about them. Those that are
+	// not allowed are reported to a host that knows the message, for display. Nil reports
+	// none.
+	Unpublished *table.Table[port.Key, port.Publication]
+	// Unread, if not nil, returns the NAT rules that are not understood, which are reported
+	// with these ports: at the start of a session, and when UnreadChanged receives.
+	Unread        func() []wire.Unread
+	UnreadChanged schedule.Signal
+	Logger        *slog.Logger
 
 	maxPublications int // wire.MaxPublications if 0
+	maxUnpublished  int // wire.MaxUnpublished if 0
 }
 
 func (o Options) complete() (Options, error) {
@@ -75,6 +85,9 @@ func (o Options) complete() (Options, error) {
 	}
 	if o.Patience == 0 {
 		o.Patience = time.Minute
+	}
+	if o.maxUnpublished == 0 {
+		o.maxUnpublished = wire.MaxUnpublished
 	}
 	if o.maxPublications == 0 {
 		o.maxPublications = wire.MaxPublications
@@ -129,6 +142,7 @@ func (s *Sink) Run(ctx context.Context) error {
 	defer wg.Wait()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
+	wg.Go(func() { s.passOnUnread(ctx) })
 	for {
 		ls, err := s.accept.Accept(ctx)
 		if err != nil {
@@ -172,6 +186,7 @@ func (s *Sink) serve(ctx context.Context, sess *session) {
 	fctx, reset := context.WithCancelCause(ctx)
 	wg.Go(func() { s.read(sess) })
 	wg.Go(func() { s.acceptFlows(fctx, sess) })
+	wg.Go(func() { s.reportUnpublished(fctx, sess) })
 	select {
 	case <-ctx.Done():
 	case <-sess.Done():

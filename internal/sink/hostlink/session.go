@@ -37,6 +37,9 @@ type session struct {
 	in       io.Reader
 	received schedule.Signal // the host sent something
 	wake     schedule.Signal // asks for a Sync
+	unread   schedule.Signal // the NAT rules that are not understood may have changed
+
+	writing sync.Mutex // held while a message is written, with all its parts
 
 	mu         sync.Mutex
 	started    bool // a snapshot was sent
@@ -59,6 +62,7 @@ func newSession(ls link.Session, stats *counters, o Options, wake schedule.Signa
 		Session: ls, o: o, stats: stats, wake: wake,
 		in:         bufio.NewReader(countReader{ls.Control(), stats}),
 		received:   schedule.NewSignal(),
+		unread:     schedule.NewSignal(),
 		unanswered: make(map[port.Key]struct{}), outcomes: make(port.Outcomes),
 		malformed: rate.NewLimiter(rate.Every(time.Second), 64),
 		resyncs:   rate.NewLimiter(rate.Every(10*time.Second), 16),
@@ -228,6 +232,14 @@ func (c *session) send(ctx context.Context, want reconcile.View, change reconcil
 		}
 	})
 	defer stop()
+	return c.write(ctx, parts)
+}
+
+// write writes one message to its end, unless ctx is canceled or the session ends.
+func (c *session) write(ctx context.Context, parts []wire.Control) error {
+	c.writing.Lock()
+	defer c.writing.Unlock()
+	control := c.Control()
 	w := countWriter{control, c.stats}
 	for _, p := range parts {
 		if err := control.SetWriteDeadline(time.Now().Add(sendTimeout)); err != nil {

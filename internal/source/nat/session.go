@@ -355,4 +355,7 @@ func (x *session) updateStatus() {
 		}
 		st.Published, st.Evaluated = published, uint64(evaluated)
 	})
+	if fresh {
+		x.s.opt.Problems.Notify()
+	}
 }

@@ -39,6 +39,8 @@ type Options struct {
 	// Shrunk is notified after most of many rules have gone, which leaves much
 	// memory unused.
 	Shrunk schedule.Signal
+	// Problems is notified when what NotUnderstood returns may have changed. It may be nil.
+	Problems schedule.Signal
 	// Types, if not nil, is shared with others that load BPF programs.
 	Types *bpfkernel.Types
 	// Methods limits the methods that are tried for nftables, by name, to force a

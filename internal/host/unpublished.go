@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package host
+
+import (
+	"maps"
+	"time"
+
+	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/table"
+	"github.com/fairlead/fairlead/internal/wire"
+)
+
+// Unpublished is a port of a guest that the guest does not publish. It is for display: it
+// asks for no host address, the policy does not see it, and no flow is requested for it.
+// All text comes from the guest.
+type Unpublished struct {
+	ID
+	Pending, Withheld bool // see port.Decision
+	Rule, Reason      string
+	Owner             port.Owner // without labels
+	Source            string
+	Since             time.Time // when the host first received it
+}
+
+// Unpublished returns a table of the ports that guests do not publish.
+func (h *Host) Unpublished() *table.Table[ID, Unpublished] { return h.others }
+
+// applyUnpublished applies a message of the guest. Ports beyond the limit are ignored.
+func (g *guest) applyUnpublished(m *wire.Unpublished) {
+	g.h.mu.Lock()
+	defer g.h.mu.Unlock()
+	g.omitted = m.Omitted
+	if m.Unread != nil {
+		g.unread = (*m.Unread)[:min(len(*m.Unread), wire.MaxUnread)]
+	}
+	if m.Reset {
+		g.stale = maps.Clone(g.others)
+	}
+	g.h.others.Update(func(tx *table.Tx[ID, Unpublished]) {
+		for _, k := range m.Removed {
+			g.removeUnpublished(tx, k)
+		}
+		for _, p := range m.Put {
+			g.putUnpublished(tx, p)
+		}
+		if !m.More {
+			for k := range g.stale {
+				g.removeUnpublished(tx, k)
+			}
+			g.stale = nil
+		}
+	})
+}
+
+func (g *guest) removeUnpublished(tx *table.Tx[ID, Unpublished], k port.Key) {
+	delete(g.others, k)
+	tx.Delete(ID{g.name, k})
+}
+
+func (g *guest) putUnpublished(tx *table.Tx[ID, Unpublished], p wire.UnpublishedPort) {
+	id := ID{g.name, p.Key}
+	known, had := g.others[p.Key]
+	delete(g.stale, p.Key)
+	if had && known.Equal(p) || !had && len(g.others) >= wire.MaxUnpublished {
+		return
+	}
+	g.others[p.Key] = p
+	old, had := tx.Get(id)
+	since := old.Since
+	if !had {
+		since = time.Now()
+	}
+	tx.Put(id, Unpublished{
+		ID: id, Pending: p.Pending, Withheld: p.Withheld, Rule: p.Rule, Reason: p.Reason, Owner: p.Owner, Source: p.Source, Since: since,
+	})
+}
+
+// forgetUnpublished forgets all unpublished ports of the guest.
+func (g *guest) forgetUnpublished() {
+	g.h.mu.Lock()
+	defer g.h.mu.Unlock()
+	g.dropUnpublished()
+}
+
+// dropUnpublished is forgetUnpublished with h.mu held.
+func (g *guest) dropUnpublished() {
+	g.unread, g.omitted, g.stale = nil, 0, nil
+	if len(g.others) == 0 {
+		return
+	}
+	g.h.others.Update(func(tx *table.Tx[ID, Unpublished]) {
+		for k := range g.others {
+			g.removeUnpublished(tx, k)
+		}
+	})
+}

@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package host
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/fairlead/fairlead/internal/link"
+	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/wire"
+)
+
+func unpublishedMessage(reset bool, reason string, keys ...port.Key) wire.Control {
+	u := &wire.Unpublished{Reset: reset}
+	for _, k := range keys {
+		u.Put = append(u.Put, wire.UnpublishedPort{Key: k, Rule: "rule 1", Reason: reason, Source: "socket"})
+	}
+	return wire.Control{Unpublished: u}
+}
+
+// reasons are those of all unpublished ports, by their numbers.
+func reasons(h *Host) map[uint16]string {
+	m := make(map[uint16]string)
+	for id, u := range h.Unpublished().View().All() {
+		m[id.Port] = u.Reason
+	}
+	return m
+}
+
+func wantReasons(t *testing.T, h *Host, what string, want map[uint16]string) {
+	t.Helper()
+	eventually(t, what, func() bool {
+		got := reasons(h)
+		if len(got) != len(want) {
+			return false
+		}
+		for k, v := range want {
+			if got[k] != v {
+				return false
+			}
+		}
+		return true
+	})
+}
+
+// The policy denies the test if it is ever asked about a port that is not published.
+type strictPolicy struct {
+	t *testing.T
+	k port.Key
+}
+
+func (p strictPolicy) Host(pub port.Publication, asked []netip.AddrPort) port.Decision {
+	if pub.Key == p.k {
+		p.t.Errorf("the policy was asked about %s", pub.Key)
+	}
+	return port.Decision{Allow: true, Host: asked}
+}
+
+// Ports that a guest does not publish are shown with their reasons, and nothing is opened
+// for them. They follow the sessions.
+func TestUnpublishedPortsAreShown(t *testing.T) {
+	a := newAgent(t, "vm")
+	pubs, hidden, other := key(port.TCP, any4, 80), key(port.TCP, any4, 9229), key(port.UDP, any4, 53)
+	a.begins(snapshot(1, pub(pubs)), unpublishedMessage(true, "denied", hidden, other))
+	network := newMemory()
+	h, _ := start(t, Options{Network: network, Grace: time.Minute, Policy: strictPolicy{t, hidden}}, a)
+	a.wants(pubs, port.Active)
+	wantReasons(t, h, "both", map[uint16]string{9229: "denied", 53: "denied"})
+	if n := h.Stats().Listeners; n != 1 {
+		t.Errorf("%d listeners", n)
+	}
+	a.say(wire.Control{Unpublished: &wire.Unpublished{Removed: []port.Key{other}, Omitted: 7, Unread: &wire.List[wire.Unread]{{Rule: "r"}}}})
+	wantReasons(t, h, "one is left", map[uint16]string{9229: "denied"})
+	if g := h.Guests()[0]; g.Omitted != 7 || len(g.Unread) != 1 {
+		t.Errorf("%+v", g)
+	}
+	sub := h.Unpublished().Subscribe()
+	defer sub.Close()
+	sub.Take()
+
+	// A new session names them anew, in two parts; what it does not name is gone. What it
+	// names was never removed.
+	first, second := unpublishedMessage(true, "denied", other), unpublishedMessage(false, "denied", hidden)
+	first.Unpublished.More = true
+	a.begins(snapshot(1, pub(pubs)), first, second)
+	a.drop(errors.New("lost"))
+	eventually(t, "the port is lost", func() bool { p, _ := h.View().Get(ID{"vm", pubs}); return p.Lost })
+	wantReasons(t, h, "kept while the guest is away", map[uint16]string{9229: "denied"})
+	a.up()
+	wantReasons(t, h, "both again", map[uint16]string{9229: "denied", 53: "denied"})
+	eventually(t, "the port is not lost any more", func() bool { p, _ := h.View().Get(ID{"vm", pubs}); return !p.Lost })
+	if _, change := sub.Take(); len(change.Keys) != 1 || change.Keys[0].Key != other {
+		t.Errorf("changed: %v", change.Keys)
+	}
+	a.begins(snapshot(1, pub(pubs)), unpublishedMessage(true, "denied"))
+	a.drop(errors.New("lost"))
+	a.up()
+	wantReasons(t, h, "none", nil)
+}
+
+// They end with the grace period, also where nothing is published.
+func TestUnpublishedPortsEndWithTheGracePeriod(t *testing.T) {
+	a := newAgent(t, "vm")
+	a.begins(snapshot(1), unpublishedMessage(true, "denied", key(port.TCP, any4, 9229)))
+	h, _ := start(t, Options{Grace: 10 * time.Millisecond}, a)
+	wantReasons(t, h, "shown", map[uint16]string{9229: "denied"})
+	a.drop(errors.New("lost"))
+	wantReasons(t, h, "forgotten", nil)
+}
+
+// older is a session with an agent that does not know the message.
+type older struct{ link.Session }
+
+func (o older) Peer() link.Peer {
+	p := o.Session.Peer()
+	p.Unpublished = false
+	return p
+}
+
+func TestUnpublishedPortsEndWithAnOlderAgent(t *testing.T) {
+	a := newAgent(t, "vm")
+	a.begins(snapshot(1), unpublishedMessage(true, "denied", key(port.TCP, any4, 9229)))
+	replaced := make(chan struct{})
+	dial := func(ctx context.Context) (link.Session, error) {
+		s, err := a.connect(ctx)
+		select {
+		case <-replaced:
+			if err == nil {
+				s = older{s}
+			}
+		default:
+		}
+		return s, err
+	}
+	h, _ := startGuests(t, Options{Grace: time.Minute, Guests: []Guest{{Name: "vm", Dial: dial}}})
+	wantReasons(t, h, "shown", map[uint16]string{9229: "denied"})
+	close(replaced)
+	a.begins(snapshot(1))
+	a.drop(errors.New("lost"))
+	a.up()
+	wantReasons(t, h, "forgotten", nil)
+}
+
+// A guest that sends more than it may costs no more than the limit.
+func TestUnpublishedPortsAreLimited(t *testing.T) {
+	a := newAgent(t, "vm")
+	m := wire.Unpublished{Reset: true, Unread: &wire.List[wire.Unread]{}}
+	for p := 1; p <= 3*wire.MaxUnpublished; p++ {
+		m.Put = append(m.Put, wire.UnpublishedPort{Key: key(port.TCP, any4, uint16(p))})
+		*m.Unread = append(*m.Unread, wire.Unread{})
+	}
+	last := key(port.TCP, any4, 60000)
+	flooding(a, append(append([]wire.Control{snapshot(1)}, m.Split()...), put(1, pub(last))))
+	h, _ := start(t, Options{Network: newMemory()}, a)
+	a.wants(last, port.Active) // all before it was read
+	if n := h.Unpublished().View().Len(); n != wire.MaxUnpublished {
+		t.Errorf("%d are kept, want %d", n, wire.MaxUnpublished)
+	}
+	if n := len(h.Guests()[0].Unread); n != wire.MaxUnread {
+		t.Errorf("%d rules are kept, want %d", n, wire.MaxUnread)
+	}
+}
