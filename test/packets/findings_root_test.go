@@ -336,6 +336,10 @@ var dialTargets = []meaning{
 	{"target dropped in output", nil, []step{{load: table(
 		pre("tcp dport 1001 dnat to $A"), base("out", "output", -100, "tcp dport 80 drop"),
 	), want: []want{{at: "tcp 1001", outside: []string{serverA}, says: uncertain}}}}},
+	{"output rule that leaves out own sources", iptables, []step{{
+		load: "-A OUTPUT ! -s $NET -p tcp --dport 1001 -j DNAT --to-destination $A",
+		want: []want{{at: "tcp 1001", says: listed}},
+	}}},
 	{"target at one address caught in output", iptables, []step{
 		{load: lines("-A PREROUTING -p tcp --dport 1001 -j DNAT --to-destination $A"), want: []want{reaches("tcp 1001", serverA)}},
 		{load: lines("-A OUTPUT -d $ADDRA -p tcp --dport 80 -j DNAT --to-destination $B"),

@@ -377,11 +377,18 @@ func (o *oracle) probe(s *slot, patience time.Duration) {
 			}
 		})
 	}
-	addrs := o.outsideAddrs() // in any order, as a balancer may count the connections
-	rand.Shuffle(len(addrs), func(i, j int) { addrs[i], addrs[j] = addrs[j], addrs[i] })
-	for _, a := range addrs {
-		note(s.outside, o.outside, o.stranger, a)
-		note(s.neighbour, o.outside, o.family.neighbour, a)
+	type client struct {
+		found      map[string][]string
+		source, to string
+	}
+	var clients []client
+	for _, a := range o.outsideAddrs() {
+		clients = append(clients, client{s.outside, o.stranger, a}, client{s.neighbour, o.family.neighbour, a})
+	}
+	// In any order, as a balancer may count the connections.
+	rand.Shuffle(len(clients), func(i, j int) { clients[i], clients[j] = clients[j], clients[i] })
+	for _, c := range clients {
+		note(c.found, o.outside, c.source, c.to)
 		time.Sleep(rand.N(time.Millisecond))
 	}
 	for _, a := range append(o.outsideAddrs(), o.loopback) {
@@ -466,43 +473,50 @@ func (o *oracle) named(class string, s *slot, r explain.Report) string {
 }
 
 // conflictNamed reports whether a conflict explains what the host got: the
-// publication that has the host's address leads to just that, and one that clients
-// outside reach is listed as having lost to it.
+// publication that has the host's address leads to just that, and one that other
+// clients reach is listed as having lost to it.
 func (o *oracle) conflictNamed(s *slot) bool {
 	return slices.ContainsFunc(s.pubs, func(winner status.Publication) bool {
 		if winner.State != port.Active {
 			return false
 		}
 		lost := func(p status.Publication) bool {
-			return p.State == port.Conflict && strings.Contains(p.Reason, "held by "+winner.Key().String()) && o.reachedOutside(s, p.Address)
+			return p.State == port.Conflict && strings.Contains(p.Reason, "held by "+winner.Key().String()) && o.reached(s, p.Address)
 		}
 		if !slices.ContainsFunc(s.pubs, lost) {
 			return false
 		}
-		servers := o.leadsTo(s, winner.Address)
+		servers := o.leadsTo(s, winner)
 		return s.host == "" && len(servers) == 0 || slices.Contains(servers, s.host)
 	})
 }
 
-// reachedOutside reports whether clients outside reach a slot at an own address, or
-// at any for the wildcard.
-func (o *oracle) reachedOutside(s *slot, a netip.Addr) bool {
+// reached reports whether clients outside reach a slot at an own address, or at any for
+// the wildcard; of a slot that they do not reach at all, whether clients in the guest do.
+func (o *oracle) reached(s *slot, a netip.Addr) bool {
+	found, from, source := s.outside, o.outside, o.stranger
+	if len(found) == 0 {
+		found, from, source = s.local, o.guest, ""
+	}
 	if a.IsUnspecified() {
-		return len(s.outside) > 0
+		return len(found) > 0
 	}
-	if !slices.Contains(o.outsideAddrs(), a.String()) {
-		return o.ask(o.outside, o.stranger, s, a) != ""
-	}
-	return len(s.outside[a.String()]) > 0
+	return len(found[a.String()]) > 0 || o.ask(from, source, s, a) != ""
 }
 
-// leadsTo returns the servers that clients outside and in the guest reach at an own
-// address.
-func (o *oracle) leadsTo(s *slot, a netip.Addr) (servers []string) {
-	if a.IsUnspecified() {
+// leadsTo returns the servers that clients reach by a publication.
+func (o *oracle) leadsTo(s *slot, p status.Publication) (servers []string) {
+	a := p.Address
+	switch {
+	case a.IsUnspecified():
 		return slices.Concat(slices.Collect(maps.Values(s.outside))...)
+	case a.IsLoopback():
+		// What leaves for another machine with this source is lost; see class.
+		if to, err := netip.ParseAddrPort(p.DialTarget); err == nil {
+			servers = append(servers, serverName(to.Addr().String(), to.Port()))
+		}
 	}
-	servers = slices.Concat(s.outside[a.String()], s.local[a.String()])
+	servers = slices.Concat(servers, s.outside[a.String()], s.local[a.String()])
 	for source, from := range map[string]*netns.Space{o.stranger: o.outside, "": o.guest} {
 		if server := o.ask(from, source, s, a); server != "" {
 			servers = append(servers, server)

@@ -163,7 +163,7 @@ func (w *world) serve() {
 	}
 	for _, a := range w.servers {
 		for _, p := range ports {
-			w.identify(w.behind, a, p, fmt.Sprintf("%s port %d", a, p))
+			w.identify(w.behind, a, p, serverName(a, p))
 		}
 	}
 	for _, a := range []string{w.loopback, w.nodes[0], w.nodes[1]} {
@@ -172,6 +172,9 @@ func (w *world) serve() {
 	w.identify(w.guest, w.loopback, loopbackPort, "the guest's own at the loopback")
 	w.identify(w.guest, w.nodes[1], nodePort, "the guest's own at "+w.nodes[1])
 }
+
+// serverName is what a server behind the guest answers.
+func serverName(address string, p uint16) string { return fmt.Sprintf("%s port %d", address, p) }
 
 // identify has a server answer each client with its name.
 func (w *world) identify(s *netns.Space, address string, p uint16, name string) {

@@ -96,7 +96,7 @@ func (c *Compiler) draftAt(drafts map[bindingKey]*draft, id slotID, s share, r r
 	default:
 		reachable = []netip.Addr{port.Loopback(addr)}
 	}
-	if reachable = reachable[:min(len(reachable), maxKeys)]; c.uniform(r, id.v6) {
+	if reachable = reachable[:min(len(reachable), maxKeys)]; c.uniform(r, s.act.hook, id.v6) {
 		reachable = reachable[:1]
 	}
 	first := c.limit(s, r, reachable[0], id.v6)
@@ -232,11 +232,11 @@ func (c *Compiler) redirectedTo(r region.Region, addr netip.Addr, hook uint8, v6
 }
 
 // uniform reports whether packets of r are the same for every own address that
-// other machines reach.
-func (c *Compiler) uniform(r region.Region, v6 bool) bool {
+// other machines reach. Connections of this machine to these have different sources.
+func (c *Compiler) uniform(r region.Region, hook uint8, v6 bool) bool {
 	addrs, reachableSet := region.Addrs(v6), c.host.reachableSet[familyIndex(v6)]
 	return !slices.ContainsFunc(r, func(b region.Box) bool {
-		return addrs.Meets(reachableSet, b.Daddr) && addrs.Meets(reachableSet, b.Daddr.Complement())
+		return hook == ruleset.HookOutput && !b.Saddr.All() || addrs.Meets(reachableSet, b.Daddr) && addrs.Meets(reachableSet, b.Daddr.Complement())
 	})
 }
 
@@ -261,8 +261,11 @@ func (c *Compiler) limit(s share, r region.Region, addr netip.Addr, v6 bool) str
 			from = addrs.Union(from, b.Saddr)
 		}
 	}
+	mostly := region.Most(from, v6)
 	switch {
-	case region.Most(from, v6):
+	case mostly && s.act.hook == ruleset.HookOutput && !c.comesFrom(from, addr, v6):
+		return "limited to source " + addrsText(from, v6)
+	case mostly:
 		return ""
 	case !region.Most(sources, v6):
 		return "limited to source " + addrsText(sources, v6)
@@ -275,6 +278,23 @@ func (c *Compiler) limit(s share, r region.Region, addr netip.Addr, v6 bool) str
 		}
 	}
 	return "limited to interface " + region.NamesText(interfaces)
+}
+
+// comesFrom reports whether sources has all that a connection of this machine to an
+// own address may have: that address or, in IPv4, the first one of its interface.
+func (c *Compiler) comesFrom(sources region.Set[netip.Addr], addr netip.Addr, v6 bool) bool {
+	if addr.IsUnspecified() {
+		return true
+	}
+	own := []netip.Addr{addr}
+	if !v6 && slices.Contains(c.reachable(v6), addr) {
+		for _, link := range c.host.Uplinks {
+			if a := c.host.Primary[link][familyIndex(v6)]; a.IsValid() {
+				own = append(own, a)
+			}
+		}
+	}
+	return !slices.ContainsFunc(own, func(a netip.Addr) bool { return !region.Addrs(v6).Contains(sources, a) })
 }
 
 // unnamed is the name of an interface that no rule names.
