@@ -11,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/fairlead/fairlead/internal/compact"
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/schedule"
 	"github.com/fairlead/fairlead/internal/table"
@@ -50,7 +51,7 @@ type Registry struct {
 	// provisional has the slots of what may serve a container and appeared while an
 	// engine was not live: its facts and claims may be old.
 	provisional map[port.Slot]struct{}
-	most        int             // slots since the maps were made
+	peak        compact.Peak    // of slots
 	shrunk      schedule.Signal // may be nil
 
 	ready   chan struct{} // closed when every source has reported a complete set

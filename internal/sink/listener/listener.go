@@ -22,6 +22,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/fairlead/fairlead/internal/compact"
 	"github.com/fairlead/fairlead/internal/forward"
 	"github.com/fairlead/fairlead/internal/own"
 	"github.com/fairlead/fairlead/internal/port"
@@ -136,6 +137,7 @@ type Sink struct {
 	watched      map[uint16]int
 	dirty        map[port.Key]struct{} // whose outcomes changed
 	flows        *forward.Book
+	peak         compact.Peak // of claims
 }
 
 // New returns a sink. It opens nothing before Run.
@@ -230,9 +232,18 @@ func (s *Sink) Sync(_ context.Context, want reconcile.View, change reconcile.Cha
 			out[k] = s.outcomes(k)
 		}
 	}
-	clear(s.dirty)
+	s.dirty = compact.Clear(s.dirty)
+	s.shrink()
 	s.timers.Notify()
 	return out, nil
+}
+
+// shrink makes the maps anew if most of what was wanted is gone.
+func (s *Sink) shrink() {
+	if s.peak.Passed(len(s.claims)) {
+		s.claims, s.groups = compact.Map(s.claims), compact.Map(s.groups)
+		s.placeholders, s.watched = compact.Map(s.placeholders), compact.Map(s.watched)
+	}
 }
 
 func (s *Sink) outcomes(k port.Key) []port.Outcome {

@@ -11,6 +11,7 @@ import (
 	"slices"
 
 	"github.com/fairlead/fairlead/internal/claims"
+	"github.com/fairlead/fairlead/internal/compact"
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/reconcile"
 )
@@ -41,6 +42,7 @@ type Book struct {
 	reported map[port.Key]struct{} // since the last Outcomes
 	absent   bool
 	reason   string // why
+	peak     compact.Peak
 }
 
 // NewBook returns an empty book.
@@ -119,6 +121,7 @@ func (b *Book) Pending(change reconcile.Change, reason string) port.Outcomes {
 		b.absent, b.reason = true, reason
 		keys = maps.Keys(b.pubs)
 	}
+	b.shrink()
 	out := make(port.Outcomes)
 	for k := range keys {
 		if _, ok := b.pubs[k]; ok {
@@ -207,6 +210,14 @@ func (b *Book) Outcomes() port.Outcomes {
 		}
 		out[k] = list
 	}
-	clear(b.reported)
+	b.reported = compact.Clear(b.reported)
+	b.shrink()
 	return out
+}
+
+// shrink makes the maps anew if most of what was wanted is gone.
+func (b *Book) shrink() {
+	if b.peak.Passed(len(b.pubs)) {
+		b.pubs, b.slots, b.served, b.dirty = compact.Map(b.pubs), compact.Map(b.slots), compact.Map(b.served), compact.Map(b.dirty)
+	}
 }

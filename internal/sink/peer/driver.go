@@ -12,6 +12,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/fairlead/fairlead/internal/compact"
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/schedule"
 )
@@ -108,6 +109,7 @@ type Driver struct {
 	memory  Memory
 	log     *slog.Logger
 	ours    Targets[string] // the remote that was asked for
+	peak    compact.Peak    // of ours
 	unsaved bool            // ours is not what is saved
 
 	wake     schedule.Signal
@@ -200,7 +202,6 @@ func (d *Driver) Apply(ctx context.Context, p Peer) error {
 	}
 	slots := slices.SortedFunc(maps.Keys(d.Dirty()), compareSlots)
 	d.keepBridges(slots, func(u use) bool { return d.wins(u.slot, u.key) })
-	clear(d.bridged)
 	var wishes []Wish
 	var gone []Target
 	for _, slot := range slots {
@@ -229,6 +230,10 @@ func (d *Driver) Apply(ctx context.Context, p Peer) error {
 		_, ok := d.bridged[u]
 		return ok
 	})
+	d.bridged = compact.Clear(d.bridged)
+	if d.peak.Passed(len(d.ours)) {
+		d.ours = compact.Map(d.ours)
+	}
 	d.planRetry()
 	return err
 }
@@ -265,7 +270,7 @@ func (d *Driver) planRetry() {
 		return
 	}
 	maps.Copy(d.Dirty(), d.unopened)
-	clear(d.unopened)
+	d.unopened = compact.Clear(d.unopened)
 	d.retry = time.AfterFunc(d.pause.Next(), d.wake.Notify)
 }
 
