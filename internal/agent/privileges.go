@@ -37,7 +37,7 @@ func (a *Agent) Confine() {
 
 // limit reports whether capabilities were reduced to those of keep.
 func (a *Agent) limit(keep privilege.Set) bool {
-	err := privilege.Limit(keep, a.capabilities)
+	err := privilege.Limit(keep)
 	if err != nil {
 		a.keepCapabilities(err.Error())
 	}

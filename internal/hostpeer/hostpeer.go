@@ -124,8 +124,7 @@ func (d *Daemon) Confine() {
 		d.log.Warn("capabilities that are not needed are kept", "reason", "--keep-privileges is set")
 		return
 	}
-	keep := privilege.SetOf(privilege.Host(), true)
-	if err := privilege.Limit(keep, keep); err != nil {
+	if err := privilege.Limit(privilege.SetOf(privilege.Host(), true)); err != nil {
 		d.log.Warn("capabilities that are not needed are kept", "reason", err)
 	}
 }

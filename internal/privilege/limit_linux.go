@@ -14,57 +14,46 @@ import (
 
 // Limit reduces the capabilities of all threads of this process to those of keep that it
 // has, and sets no_new_privs, so that no program that it starts gets more. What is dropped
-// cannot be regained. The bounding set is reduced to bound, which a later call may keep: that
-// needs CAP_SETPCAP, which only the first call has.
+// cannot be regained.
+//
+// The bounding set stays. It limits what a program may gain by execve(2), and with
+// no_new_privs that is nothing. To reduce it takes a call for each capability, and each
+// call stops all threads.
 //
 // A program that is built with cgo keeps what it has and gets an error, because Go can
 // change all threads only without.
-func Limit(keep, bound Set) error {
-	if err := allThreads(unix.SYS_PRCTL, unix.PR_SET_NO_NEW_PRIVS, 1); err != nil {
-		return fmt.Errorf("set no_new_privs: %w", err)
-	}
+func Limit(keep Set) error {
 	hdr := &unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	var has [2]unix.CapUserData
 	if err := unix.Capget(hdr, &has[0]); err != nil {
 		return fmt.Errorf("read capabilities: %w", err)
 	}
-	if err := limitBounding(bound, Set(has[0].Effective)); err != nil {
-		return err
+	confined, err := unix.PrctlRetInt(unix.PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0)
+	if err != nil || confined == 0 {
+		if _, _, errno := syscall.AllThreadsSyscall6(unix.SYS_PRCTL, unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0, 0); errno != 0 {
+			return fmt.Errorf("set no_new_privs: %w", cgoError(errno))
+		}
 	}
-	if err := allThreads(unix.SYS_PRCTL, unix.PR_CAP_AMBIENT, unix.PR_CAP_AMBIENT_CLEAR_ALL); err != nil {
-		return fmt.Errorf("clear ambient capabilities: %w", err)
-	}
-	data := &[2]unix.CapUserData{}
+	data := &[2]unix.CapUserData{} // without inheritable ones, the kernel drops ambient ones too
 	for i := range data {
 		data[i].Permitted = has[i].Permitted & uint32(keep>>(32*i))
 		data[i].Effective = data[i].Permitted
 	}
-	_, _, errno := syscall.AllThreadsSyscall(unix.SYS_CAPSET, uintptr(unsafe.Pointer(hdr)), uintptr(unsafe.Pointer(data)), 0)
-	if errno != 0 {
-		return fmt.Errorf("drop capabilities: %w", errno)
+	if *data == has {
+		return nil
+	}
+	if _, _, errno := syscall.AllThreadsSyscall(unix.SYS_CAPSET, uintptr(unsafe.Pointer(hdr)), uintptr(unsafe.Pointer(data)), 0); errno != 0 {
+		return fmt.Errorf("drop capabilities: %w", cgoError(errno))
 	}
 	return nil
 }
 
-// limitBounding drops from the bounding set what is not in bound. Without CAP_SETPCAP the
-// set stays: with no_new_privs it gives nothing to anyone.
-func limitBounding(bound, effective Set) error {
-	if !effective.Has(unix.CAP_SETPCAP) {
-		return nil
+// cgoError explains the error of a program that was built with cgo.
+func cgoError(errno syscall.Errno) error {
+	if errno == unix.ENOTSUP {
+		return errors.New("this program was built with cgo: build it with CGO_ENABLED=0")
 	}
-	for bit := uint(0); bit < 64; bit++ {
-		if bound.Has(bit) {
-			continue
-		}
-		err := allThreads(unix.SYS_PRCTL, unix.PR_CAPBSET_DROP, uintptr(bit))
-		if errors.Is(err, unix.EINVAL) { // a kernel that does not have it
-			break
-		}
-		if err != nil {
-			return fmt.Errorf("drop capability %d from the bounding set: %w", bit, err)
-		}
-	}
-	return nil
+	return errno
 }
 
 // Effective returns the capabilities that the calling thread has now.
@@ -75,17 +64,6 @@ func Effective() Set {
 		return 0
 	}
 	return Set(data[0].Effective) | Set(data[1].Effective)<<32
-}
-
-func allThreads(call, a, b uintptr) error {
-	_, _, errno := syscall.AllThreadsSyscall6(call, a, b, 0, 0, 0, 0)
-	if errno == unix.ENOTSUP {
-		return errors.New("this program was built with cgo: build it with CGO_ENABLED=0")
-	}
-	if errno != 0 {
-		return errno
-	}
-	return nil
 }
 
 // MapsNeedCapability reports whether this kernel lets only processes with CAP_BPF use

@@ -5,4 +5,4 @@
 package privilege
 
 // Limit does nothing: only Linux has capabilities.
-func Limit(_, _ Set) error { return nil }
+func Limit(Set) error { return nil }
