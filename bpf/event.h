@@ -44,7 +44,7 @@ struct event {
 	__u8 state; /* TCP_* of the socket when the event was made */
 	__u8 padding[5];
 	__u8 address[16]; /* IPv4: the first four bytes */
-	__u8 comm[16];	  /* of the task that caused the event */
+	__u8 comm[16];	  /* of the first thread of the process that caused the event */
 };
 _Static_assert(sizeof(struct event) == 88, "event is the ABI with the agent");
 _Static_assert(sizeof(struct event) <= 128, "a burst must fit the ring");

@@ -168,6 +168,7 @@ struct pid {
 struct task_struct {
 	struct task_struct *group_leader;
 	struct pid *thread_pid;
+	char comm[16];
 };
 
 struct seq_file;

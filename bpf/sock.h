@@ -136,6 +136,8 @@ static __noinline __u32 task_pid(void)
 
 static __always_inline void describe(struct event *e, struct sock *sk, bool trusted)
 {
+	struct task_struct *task;
+
 	e->cgroup = 0;
 	if (bpf_core_field_exists(sk->sk_cgrp_data.cgroup))
 		e->cgroup = BPF_CORE_READ(sk, sk_cgrp_data.cgroup, kn, id);
@@ -155,7 +157,9 @@ static __always_inline void describe(struct event *e, struct sock *sk, bool trus
 	} else {
 		*(__be32 *)e->address = sock_read(trusted, sk, __sk_common.skc_rcv_saddr);
 	}
-	bpf_get_current_comm(e->comm, sizeof(e->comm));
+	task = (void *)bpf_get_current_task();
+	task = BPF_CORE_READ(task, group_leader);
+	bpf_core_read(e->comm, sizeof(e->comm), &task->comm);
 }
 
 static __noinline __attribute__((unused)) void describe_trusted(struct event *e, struct sock *sk)

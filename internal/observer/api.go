@@ -42,8 +42,8 @@ type Socket struct {
 
 	// PID is the process that bound the socket or made it listen, as seen in
 	// the agent's pid namespace; 0 if unknown or not visible there. The process
-	// may have passed the socket on since. Comm is its name, up to 15 bytes as
-	// the process chose them: data to be quoted.
+	// may have passed the socket on since. Comm is the name of its first thread, up
+	// to 15 bytes as the process chose them: data to be quoted.
 	PID  uint32
 	Comm string
 

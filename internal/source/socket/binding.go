@@ -30,7 +30,7 @@ func (h *handler) binding(s *observer.Socket) port.Binding {
 		Owner:     at.owner,
 		Observed:  s.Observed,
 	}
-	b.Detail = port.NewDetail(at.detail)
+	b.Detail = at.detail
 	b.Searching = at.owner.Kind == port.OwnerUnknown && !s.Sought
 	if !s.Listening {
 		b.Withheld = "bound, not listening"

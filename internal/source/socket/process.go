@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -18,17 +19,43 @@ import (
 	"github.com/fairlead/fairlead/internal/port"
 )
 
-// process is what is read of a process in /proc: never its arguments or
-// environment, which hold secrets.
+// process is what is known of a process: never its arguments or environment, which hold
+// secrets. The first message about a port does not wait for what is in /proc, except
+// for the cgroups where they are needed.
 type process struct {
-	started time.Duration // since boot, suspended time included; rounded down to a tick
-	name    string        // of its first thread; an event has that of the thread at work
-	exe     string        // "" if it cannot be read
-	owner   port.Owner
-	detail  string // human-readable
+	owner  port.Owner
+	detail *description
 
-	hasCgroups bool     // they were read
-	paths      []string // of its cgroups
+	hasCgroups bool // what follows was read
+	inProc
+}
+
+// description is the human-readable line about a process. Its executable is read when
+// somebody asks for the line.
+type description struct {
+	procfs
+	pid  uint32
+	name string
+	seen int64 // when it was that process, of CLOCK_MONOTONIC
+	text atomic.Pointer[string]
+}
+
+func (d *description) String() string {
+	if text := d.text.Load(); text != nil {
+		return *text
+	}
+	text := describe(d.pid, d.name)
+	if q, err := d.read(d.pid, nil); err == nil && q.exe != "" && d.existed(q.started, d.seen) {
+		text += ", " + q.exe
+	}
+	d.text.Store(&text) // one that has ended does not come back
+	return text
+}
+
+// Equal implements port.Describer.
+func (d *description) Equal(other port.Describer) bool {
+	e, ok := other.(*description)
+	return ok && e.pid == d.pid && e.name == d.name
 }
 
 // procfs reads processes.
@@ -40,48 +67,55 @@ type procfs struct {
 
 func newProcfs() procfs { return procfs{"/proc", observer.Suspended} }
 
-// read returns the process that has the pid now, with its cgroups if tree is given.
-// All is read through one open directory, so that it is of one process.
-func (p procfs) read(pid uint32, tree *cgroup.Tree) (*process, error) {
+// inProc is what /proc has of a process.
+type inProc struct {
+	started time.Duration // since boot, suspended time included; rounded down to a tick
+	exe     string        // "" if it cannot be read
+	paths   []string      // of its cgroups, if a tree was given
+}
+
+// read returns what /proc has of the process that has the pid now. All is read through
+// one open directory, so that it is of one process.
+func (p procfs) read(pid uint32, tree *cgroup.Tree) (q inProc, err error) {
 	dir, err := unix.Open(filepath.Join(p.root, strconv.FormatUint(uint64(pid), 10)), unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
-		return nil, fmt.Errorf("process %d: %w", pid, err)
+		return q, fmt.Errorf("process %d: %w", pid, err)
 	}
 	defer func() { _ = unix.Close(dir) }()
 	stat, err := cgroup.ReadAt(dir, "stat", maxStat)
 	if err != nil {
-		return nil, fmt.Errorf("process %d: %w", pid, err)
+		return q, fmt.Errorf("process %d: %w", pid, err)
 	}
 	parsed, err := observer.ParseStat(stat)
 	if err != nil {
-		return nil, fmt.Errorf("process %d: %w", pid, err)
+		return q, fmt.Errorf("process %d: %w", pid, err)
 	}
-	q := &process{name: parsed.Name, started: parsed.Started, hasCgroups: tree != nil}
+	q.started = parsed.Started
+	if tree != nil {
+		q.paths, _ = tree.Process(dir) // it may have ended meanwhile
+		return q, nil
+	}
 	var link [unix.PathMax]byte
 	if n, err := unix.Readlinkat(dir, "exe", link[:]); err == nil {
 		q.exe = string(link[:n])
 	}
-	if tree != nil {
-		q.paths, _ = tree.Process(dir) // it may have ended meanwhile
-	}
-	q.owner, q.detail = owner(pid, q.name, q.exe)
 	return q, nil
 }
 
 const maxStat = 4096
 
-// existed reports whether q already had its pid at the time seen of
-// CLOCK_MONOTONIC, 0 if unknown. Otherwise the pid was another process's then. It
-// can err if the pid was recycled within one tick.
-func (p procfs) existed(q *process, seen int64) bool {
-	return seen != 0 && q.started <= time.Duration(seen)+p.suspended()
+// existed reports whether a process that started then already had its pid at the time
+// seen of CLOCK_MONOTONIC, 0 if unknown. Otherwise the pid was another process's then.
+// It can err if the pid was recycled within one tick.
+func (p procfs) existed(started time.Duration, seen int64) bool {
+	return seen != 0 && started <= time.Duration(seen)+p.suspended()
 }
 
 // attribution is who a socket belongs to, as far as it is known here.
 type attribution struct {
 	hints  port.Hints
 	owner  port.Owner
-	detail string // human-readable
+	detail port.Detail
 }
 
 // processes attributes sockets. It caches the processes that made them. One
@@ -90,7 +124,7 @@ type processes struct {
 	procfs
 	tree *cgroup.Tree // nil: cgroups are not known
 
-	batch  map[uint32]*process // by pid, of one batch of events; nil if there is none
+	batch  map[uint32]*process // by pid, of one batch of events
 	makers map[uint64]maker    // by cookie
 }
 
@@ -134,57 +168,62 @@ func (ps *processes) attribute(s *observer.Socket) attribution {
 		needsCgroups = ps.tree.NeedsProcess(s.CgroupID, a.hints.Paths)
 	}
 	q := ps.maker(s, needsCgroups)
-	if q != nil && needsCgroups {
+	if q != nil && q.hasCgroups && needsCgroups && ps.existed(q.started, s.PIDSeen) {
 		a.hints.Paths = join(a.hints.Paths, q.paths)
 	}
 	switch {
 	case q != nil:
-		a.owner, a.detail = q.owner, q.detail
+		a.owner, a.detail = q.owner, port.LazyDetail(q.detail)
 	case s.PID != 0:
-		a.owner, a.detail = owner(s.PID, s.Comm, "")
+		a.owner, a.detail = owner(s), port.NewDetail(describe(s.PID, s.Comm))
 	case s.Comm != "":
-		a.owner = port.Owner{Kind: port.OwnerProcess, Name: s.Comm}
-		a.detail = "process of another pid namespace (" + s.Comm + ")"
+		a.owner = owner(s)
+		a.detail = port.NewDetail("process of another pid namespace (" + s.Comm + ")")
 	default:
-		a.detail = "socket of an unknown process"
+		a.detail = port.NewDetail("socket of an unknown process")
 	}
 	return a
 }
 
-// maker returns the process that made a socket, with its cgroups if they are
-// needed; nil if it cannot be known for certain. A result stays valid while the
+// maker returns the process that made a socket, with its cgroups if they are needed and
+// can be read; nil if it is not known when it had its pid. A result stays valid while the
 // socket exists.
 func (ps *processes) maker(s *observer.Socket, cgroups bool) *process {
-	if s.PID == 0 {
+	if s.PID == 0 || s.PIDSeen == 0 {
 		return nil
 	}
 	if m, ok := ps.makers[s.Cookie]; ok && m.pid == s.PID && (m.process.hasCgroups || !cgroups) {
 		return m.process
 	}
-	q, known := ps.batch[s.PID]
-	if !known || q != nil && cgroups && !q.hasCgroups {
-		tree := ps.tree
-		if !cgroups {
-			tree = nil
-		}
-		q, _ = ps.read(s.PID, tree) // nil: it has ended
+	q := ps.batch[s.PID]
+	if q == nil || q.detail.name != s.Comm {
+		q = &process{owner: owner(s), detail: &description{procfs: ps.procfs, pid: s.PID, name: s.Comm, seen: s.PIDSeen}}
 		ps.batch[s.PID] = q
 	}
-	if q == nil || !ps.existed(q, s.PIDSeen) {
-		return nil
+	if cgroups && !q.hasCgroups {
+		var err error
+		if q.inProc, err = ps.read(s.PID, ps.tree); err != nil {
+			return q // it has ended
+		}
+		q.hasCgroups = true
 	}
 	ps.makers[s.Cookie] = maker{s.PID, q}
 	return q
 }
 
-// owner describes a process by its pid, its name and its executable, if known.
-func owner(pid uint32, name, exe string) (port.Owner, string) {
-	id := strconv.FormatUint(uint64(pid), 10)
-	detail := "pid " + id + " (" + name + ")"
-	if exe != "" {
-		detail += ", " + exe
+// owner is the process of a socket as an owner. One of another pid namespace has no number
+// here.
+func owner(s *observer.Socket) port.Owner {
+	o := port.Owner{Kind: port.OwnerProcess, Name: s.Comm}
+	if s.PID != 0 {
+		o.ID = strconv.FormatUint(uint64(s.PID), 10)
 	}
-	return port.Owner{Kind: port.OwnerProcess, Name: name, ID: id}, detail
+	return o
+}
+
+// describe writes a process by its pid and name.
+func describe(pid uint32, name string) string {
+	return "pid " + strconv.FormatUint(uint64(pid), 10) + " (" + name + ")"
 }
 
 // join returns the paths of both, each once.

@@ -99,18 +99,24 @@ func only(t *testing.T, r *registry.Registry) port.Publication {
 	panic("unreachable")
 }
 
-func TestProcessIsNamedByFirstThreadAndExecutable(t *testing.T) {
+// The name comes with the event; the executable is read when somebody asks.
+func TestProcessIsNamedByItsEventAndExecutable(t *testing.T) {
 	m := newMachine(t, "0::/\n")
-	m.run(811, "java", "/usr/bin/java", 2*time.Hour, "0::/\n")
 	h, r := m.handler(0)
-	// The event has the name of the thread that listens.
-	h.Apply([]observer.Event{{Socket: listener(1, 80, 811, "http-nio-80", seen(2*time.Hour+time.Second))}})
+	h.Apply([]observer.Event{{Socket: listener(1, 80, 811, "java", seen(2*time.Hour+time.Second))}})
 	p := only(t, r)
 	if p.Owner.Name != "java" || p.Owner.ID != "811" || p.Owner.Kind != port.OwnerProcess {
 		t.Errorf("owner = %+v", p.Owner)
 	}
-	if d := p.Origins[0].Detail.String(); d != "pid 811 (java), /usr/bin/java" {
+	m.run(811, "java", "/usr/bin/java", 2*time.Hour, "0::/\n")
+	want := "pid 811 (java), /usr/bin/java"
+	if d := p.Origins[0].Detail.String(); d != want {
 		t.Errorf("detail = %q", d)
+	}
+	// What was read once stays, as the pid may be another process's later.
+	m.run(811, "java", "/usr/bin/other", 2*time.Hour, "0::/\n")
+	if d := p.Origins[0].Detail.String(); d != want {
+		t.Errorf("later, the detail is %q", d)
 	}
 }
 
@@ -222,7 +228,7 @@ func TestReadOwnProcess(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if q.exe != exe || q.name == "" || q.started <= 0 {
+	if q.exe != exe || q.started <= 0 {
 		t.Errorf("process = %+v, executable %s", q, exe)
 	}
 	if _, err := newProcfs().read(1<<31-1, nil); err == nil {
