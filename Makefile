@@ -32,8 +32,9 @@ VM := go run ./test/vm -json -kernel '$(KERNELS)' -methods '$(METHODS)' \
 	-env FAIRLEAD_STORMS=2 -env FAIRLEAD_REFILL=500 -env FAIRLEAD_SOCKET_OPERATIONS=$(or $(VM_SOCKET_OPERATIONS),50)
 
 # What each build tag selects: root, tests that need root on this kernel; vm, tests for the
-# machines of test/vm; engines, tests that need what hack/provision*.sh installs.
-TAGS := root,vm,engines,bench
+# machines of test/vm; engines, tests that need what hack/provision*.sh installs; wine, tests
+# that run fairlead.exe.
+TAGS := root,vm,engines,bench,wine
 # Systems that the host side is built for beside linux/amd64 and windows/amd64, which the
 # linter sees.
 HOST_SYSTEMS := linux/arm64 windows/arm64 darwin/arm64
@@ -161,7 +162,8 @@ test-moby: ## Run against the next Docker with its nftables back end (root; buil
 .PHONY: test-wine
 test-wine: ## Run tests of the host side, built for Windows, under Debian's Wine
 	@hack/provision.sh wine
-	@rc=0; set -f; export GOOS=windows GOARCH=amd64; \
+	@rc=0; set -f; $(TEST) test-wine.cli go test -json -count 1 -tags wine ./test/wine || rc=1; \
+	export GOOS=windows GOARCH=amd64; \
 	$(TEST) test-wine.packages go test -json -p 1 -exec "$$PWD/hack/wine.sh" $(WINE_PACKAGES) || rc=1; \
 	$(TEST) test-wine.host go test -json -p 1 -exec "$$PWD/hack/wine.sh" -run '$(WINE_HOST)' ./internal/host || rc=1; exit $$rc
 

@@ -64,13 +64,16 @@ func (f *pairFlags) run(c *cobra.Command) error {
 	host := config.DefaultHost()
 	file := cmp.Or(f.file, host.TokenFileFor(f.guest))
 	endpoint := "vsock://CID:1023" // where the channel does not tell
+	if runtime.GOOS == "windows" {
+		endpoint = "hvsock://ID:1023"
+	}
 	var note string
 	switch {
 	case f.libvirt.Domain != "":
 		if endpoint, note, err = f.libvirtEndpoint(c.Context()); err != nil {
 			return fmt.Errorf("pair: %w", err)
 		}
-	case f.wsl():
+	case runtime.GOOS == "windows" && f.lima == "" && f.podman == "" && f.ssh == "":
 		endpoint = "hvsock://wsl:1023"
 	}
 	if channel == nil {

@@ -6,6 +6,7 @@ package main
 
 import (
 	"context"
+	"fmt"
 	"io"
 
 	"github.com/spf13/cobra"
@@ -24,5 +25,16 @@ func start(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	return run(ctx, args[1:], stdout, stderr)
 }
 
-// platformCommands is empty: the agent and the demo need Linux.
-func platformCommands() []*cobra.Command { return nil }
+// platformCommands are hidden: they say where the agent and the demo run.
+func platformCommands() []*cobra.Command {
+	var list []*cobra.Command
+	for _, name := range []string{"agent", "demo"} {
+		list = append(list, &cobra.Command{
+			Use: name, Hidden: true, DisableFlagParsing: true,
+			RunE: func(*cobra.Command, []string) error {
+				return usageError{fmt.Errorf("`fairlead %s` runs on Linux, in the guest; in WSL: wsl --user root fairlead %[1]s", name)}
+			},
+		})
+	}
+	return list
+}
