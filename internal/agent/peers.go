@@ -26,6 +26,7 @@ func (a *Agent) newPeerSink(s config.Sink) (runner, error) {
 	bridges := peer.NewBridges(peer.BridgeOptions{
 		Listen: a.sockets.Listen, ListenPacket: a.sockets.ListenPacket,
 		Serve: a.forward.Carry, ServeUDP: a.forward.ServeUDP, Logger: a.log,
+		Loopback: a.cfg.BridgeLoopback,
 	})
 	if s.Name == "gvproxy" {
 		o := gvproxy.Options{Memory: memory, Bridges: bridges, Logger: a.log}

@@ -70,7 +70,9 @@ type Agent struct {
 	Containerd    Containerd
 	Kube          Kube
 	Listener      Listener
-	EngineGrace   time.Duration // how long declared ports outlive their engine, 1s to 24h; 0 for ever
+	// BridgeLoopback opens ports of the guest's loopback to the peers of other products.
+	BridgeLoopback bool
+	EngineGrace    time.Duration // how long declared ports outlive their engine, 1s to 24h; 0 for ever
 
 	// ObserverMethods limits how the observer attaches, for tests: nothing in a file,
 	// a flag or the environment sets it. Empty is no limit.

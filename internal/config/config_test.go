@@ -62,6 +62,7 @@ func agentSamples() []sample {
 		{"engineGrace", "0", "0s"},
 		{"listener.settle", "2s", "2s"},
 		{"listener.udp", "yes", "true"},
+		{"bridgeLoopback", "yes", "true"},
 	}, commonSamples()...)
 }
 
@@ -211,7 +212,7 @@ func TestDefaults(t *testing.T) {
 		"source": "socket,nat,docker,containerd,kube", "sink": "hostlink", "observer": "auto", "pollInterval": "1s", "auditInterval": "1m0s", "holdDown": "150ms",
 		"control": "/run/fairlead/control.sock", "metricsAddr": "", "webAddr": "", "logLevel": "info", "logFormat": "text",
 		"expose": "loopback", "rulesFile": "", "keepPrivileges": "false", "engineGrace": "30s",
-		"nat.maxPorts": "4096", "listener.settle": "750ms", "listener.udp": "false",
+		"nat.maxPorts": "4096", "listener.settle": "750ms", "listener.udp": "false", "bridgeLoopback": "false",
 		"docker.hosts": "", "containerd.sockets": "", "containerd.namespaces": "",
 		"kube.kubeconfigs": "", "kube.context": "", "kube.namespaces": "", "kube.selector": "",
 	}

@@ -25,6 +25,8 @@ func (c *Agent) listenerFields() []field {
 			"how long a port must have no local server before the listener sink opens it"),
 		one("listener.udp", "listener-udp", boolKind, &c.Listener.UDP, truth, strconv.FormatBool,
 			"open UDP ports with the listener sink, too"),
+		one("bridgeLoopback", "bridge-loopback", boolKind, &c.BridgeLoopback, truth, strconv.FormatBool,
+			"let the peers of gvproxy and vtunnel reach ports of the guest's loopback"),
 	}
 }
 

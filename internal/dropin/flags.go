@@ -183,5 +183,6 @@ func (o options) virtualNetwork() []string {
 	if o.kubernetes {
 		proxy += "?static=" + o.apiPort + "/tcp"
 	}
-	return []string{forwarder, proxy}
+	// Its own agent opens servers of the guest's loopback, too.
+	return []string{forwarder, proxy, "--bridge-loopback"}
 }

@@ -27,17 +27,17 @@ func TestFlagsOfBothGenerationsBecomeOurs(t *testing.T) {
 	}{
 		{
 			"virtual network, Docker", "-docker=true -containerd=false -kubernetes=false -adminInstall=false",
-			"--sink=gvproxy --sink=vtunnel=unix:///run/wsl-proxy.sock --source=socket,nat,docker --expose=loopback", 0,
+			"--sink=gvproxy --sink=vtunnel=unix:///run/wsl-proxy.sock --bridge-loopback --source=socket,nat,docker --expose=loopback", 0,
 		},
 		{
 			"virtual network, containerd and Kubernetes, by an administrator",
 			"-debug -containerd -kubernetes -adminInstall -k8sAPIPort=6444 -k8sServiceListenerAddr=127.0.0.1 -iptables=false",
-			"--sink=gvproxy --sink=vtunnel=unix:///run/wsl-proxy.sock?static=6444/tcp --kubeconfig=/etc/rancher/k3s/k3s.yaml " +
+			"--sink=gvproxy --sink=vtunnel=unix:///run/wsl-proxy.sock?static=6444/tcp --bridge-loopback --kubeconfig=/etc/rancher/k3s/k3s.yaml " +
 				"--containerd-socket=/run/k3s/containerd/containerd.sock --source=socket,containerd,kube --log-level=debug --expose=all", 1,
 		},
 		{
 			"another address in the virtual network", "--docker -tap-interface-ip 192.168.128.2",
-			"--sink=gvproxy=http://gateway.rancher-desktop.internal:80?guest=192.168.128.2 --sink=vtunnel=unix:///run/wsl-proxy.sock " +
+			"--sink=gvproxy=http://gateway.rancher-desktop.internal:80?guest=192.168.128.2 --sink=vtunnel=unix:///run/wsl-proxy.sock --bridge-loopback " +
 				"--source=socket,nat,docker --expose=loopback", 0,
 		},
 		{

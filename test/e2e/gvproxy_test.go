@@ -250,7 +250,7 @@ func TestGvproxyLoopbackServerIsHostOnly(t *testing.T) {
 	go echoServer(n.guest.listen(t, "tcp4", "127.0.0.1:8084"))
 	go echoServer(n.guest.listen(t, "tcp6", "[::1]:8085"))
 	go echoUDP(n.guest.listenPacket(t, "udp4", "127.0.0.1:8086"))
-	r := n.agentRig()
+	r := n.agentRig("--bridge-loopback")
 	r.wantState("tcp 127.0.0.1:8084", "active")
 	r.wantState("udp 127.0.0.1:8086", "active")
 	r.wantState("tcp [::1]:8085", "active")

@@ -14,6 +14,7 @@ import (
 	"net/http"
 	"net/netip"
 	"net/url"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -29,17 +30,28 @@ const (
 	maxError = 4 << 10
 )
 
-// defaultGuest is the address that the peers reserve for their guest.
-var defaultGuest = netip.MustParseAddr("192.168.127.2")
+// The addresses that the peers reserve for their guest and for themselves.
+var (
+	defaultGuest = netip.MustParseAddr("192.168.127.2")
+	defaultPeer  = netip.MustParseAddr("192.168.127.1")
+)
 
-// DefaultURLs returns the usual URLs of a gvisor-tap-vsock forwarder: Rancher
-// Desktop's, its older one, and Podman machine's.
+// DefaultURLs returns the usual URLs of a gvisor-tap-vsock forwarder: those of the
+// names that Rancher Desktop and Podman machine give it, if /etc/hosts has them, and of
+// its usual address. DNS is not asked: who answers could be any machine.
 func DefaultURLs() []string {
-	return []string{
-		"http://gateway.rancher-desktop.internal:80",
-		"http://192.168.127.1:80",
-		"http://gateway.containers.internal",
+	var out []string
+	for _, name := range []string{"gateway.rancher-desktop.internal", "gateway.containers.internal"} {
+		for _, a := range peer.HostsFile("/", name) {
+			if u := "http://" + netip.AddrPortFrom(a, 80).String(); a.Is4() && !slices.Contains(out, u) {
+				out = append(out, u)
+			}
+		}
 	}
+	if u := "http://" + netip.AddrPortFrom(defaultPeer, 80).String(); !slices.Contains(out, u) {
+		out = append(out, u)
+	}
+	return out
 }
 
 // dialFunc is net.Dialer's DialContext.
@@ -53,9 +65,9 @@ type api struct {
 	timeout time.Duration
 	ended   schedule.Signal // notifies of the end of a connection
 
-	guest netip.Addr // as configured, or zero
-	mu    sync.Mutex
-	local netip.Addr // of the last connection
+	guest, peer   netip.Addr // as configured, or zero
+	mu            sync.Mutex
+	local, remote netip.Addr // of the last connection
 
 	noName   error // the host name does not exist, as of noNameAt; only for Run's goroutine
 	noNameAt time.Time
@@ -73,8 +85,9 @@ func (a *api) unknown(now time.Time) error {
 	return nil
 }
 
-// newAPI parses http://HOST[:PORT] or unix:///PATH, both with an optional
-// ?guest=ADDRESS, the guest's address as the peer knows it.
+// newAPI parses http://HOST[:PORT] or unix:///PATH, both with the optional parameters
+// guest=ADDRESS, the guest's address as the peer knows it, and peer=ADDRESS, from which
+// the peer connects.
 func newAPI(text string, dial dialFunc, timeout time.Duration) (*api, error) {
 	u, err := url.Parse(text)
 	if err != nil {
@@ -86,13 +99,12 @@ func newAPI(text string, dial dialFunc, timeout time.Duration) (*api, error) {
 		return nil, fmt.Errorf("gvproxy: %q: %w", text, err)
 	}
 	for k := range query {
-		if k != "guest" {
-			return nil, fmt.Errorf("gvproxy: %q: parameter %q: want guest", text, k)
+		set, ok := map[string]*netip.Addr{"guest": &a.guest, "peer": &a.peer}[k]
+		if !ok {
+			return nil, fmt.Errorf("gvproxy: %q: parameter %q: want guest or peer", text, k)
 		}
-	}
-	if g := query.Get("guest"); g != "" {
-		if a.guest, err = netip.ParseAddr(g); err != nil || !a.guest.Is4() {
-			return nil, fmt.Errorf("gvproxy: %q: guest %q: want an IPv4 address", text, g)
+		if *set, err = netip.ParseAddr(query.Get(k)); err != nil || !set.Is4() {
+			return nil, fmt.Errorf("gvproxy: %q: %s %q: want an IPv4 address", text, k, query.Get(k))
 		}
 	}
 	u.RawQuery = ""
@@ -124,15 +136,33 @@ func newAPI(text string, dial dialFunc, timeout time.Duration) (*api, error) {
 	return a, nil
 }
 
-// note remembers the local address of a connection.
+// note remembers the addresses of a connection.
 func (a *api) note(c net.Conn) {
-	t, ok := c.LocalAddr().(*net.TCPAddr)
-	if !ok {
+	local, ok := c.LocalAddr().(*net.TCPAddr)
+	remote, rok := c.RemoteAddr().(*net.TCPAddr)
+	if !ok || !rok {
 		return
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.local = t.AddrPort().Addr().Unmap()
+	a.local, a.remote = local.AddrPort().Addr().Unmap(), remote.AddrPort().Addr().Unmap()
+}
+
+// peerAddr returns the address from which the peer connects: as configured, or else
+// the one at which it serves its API, or the guest's router where that is a unix socket.
+func (a *api) peerAddr() netip.Addr {
+	if a.peer.IsValid() {
+		return a.peer
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.remote.Is4() {
+		return a.remote
+	}
+	if router := peer.DefaultGateway("/"); router.IsValid() {
+		return router
+	}
+	return defaultPeer
 }
 
 // guestAddr returns the guest's address as the peer knows it: as configured, or

@@ -138,7 +138,7 @@ func (s session) remote(ctx context.Context, p port.Publication, t peer.Target) 
 	if p.Inner() {
 		reason = "only programs of the guest meet its NAT rule"
 	}
-	at, problem := s.driver.Bridge(ctx, t.Slot, p, netip.PrefixFrom(guest, 24), 0, reason)
+	at, problem := s.driver.Bridge(ctx, t.Slot, p, peer.Side{At: guest, From: peer.From(s.api.peerAddr())}, 0, reason)
 	return at.String(), problem
 }
 

@@ -28,8 +28,9 @@ import (
 // Options configures a Sink. Logger is required.
 type Options struct {
 	// URLs are tried in order: http://HOST[:PORT] or unix:///PATH, each with an
-	// optional ?guest=ADDRESS, the guest's address as the peer knows it. Without it,
-	// that is the local address of the connection. DefaultURLs if empty.
+	// optional ?guest=ADDRESS, the guest's address as the peer knows it, and
+	// &peer=ADDRESS, from which it connects. Without them, these are the addresses of
+	// the connection. DefaultURLs if empty.
 	URLs []string
 	// Bridges serve what the peer cannot connect to; nil for none. The sink closes
 	// them at the end of Run.
@@ -47,7 +48,7 @@ type Options struct {
 	retryMax    time.Duration // retryMax if 0
 	farewell    time.Duration // peer.Farewell if 0
 	othersGrace time.Duration // othersGrace if 0
-	marker      string        // podmanMarker if empty
+	markers     []string      // peer.PodmanMarkers if empty
 }
 
 // Sink keeps the entries of one peer. It implements reconcile.Sink.
@@ -90,7 +91,9 @@ func New(o Options) (*Sink, error) {
 	o.retryMax = cmp.Or(o.retryMax, retryMax)
 	o.farewell = cmp.Or(o.farewell, peer.Farewell)
 	o.othersGrace = cmp.Or(o.othersGrace, othersGrace)
-	o.marker = cmp.Or(o.marker, podmanMarker)
+	if len(o.markers) == 0 {
+		o.markers = peer.PodmanMarkers()
+	}
 	if o.Dial == nil {
 		d := &net.Dialer{
 			Timeout: peer.DialTimeout,
@@ -110,7 +113,7 @@ func New(o Options) (*Sink, error) {
 		left: make(map[port.Slot]time.Time), pauses: make(map[port.Slot]*pause),
 	}
 	var err error
-	if s.podman, err = opensContainerPorts(o.marker); err != nil {
+	if s.podman, err = opensContainerPorts(o.markers...); err != nil {
 		s.log.Warn("cannot read Podman's marker; leaving its ports to Podman", "err", err)
 	}
 	for _, u := range o.URLs {

@@ -18,8 +18,6 @@ import (
 	"github.com/fairlead/fairlead/internal/sink/peer"
 )
 
-// podmanMarker is a file that a Podman machine has. It names the machine's kind.
-const podmanMarker = "/etc/containers/podman-machine"
 
 // othersGrace is how long a slot is left alone after the entry of another program is
 // gone from it. A program that replaces its entry removes it first, and fails if the
@@ -28,12 +26,14 @@ const othersGrace = 10 * time.Second
 
 // opensContainerPorts reports whether Podman opens the ports of its containers at the
 // peer: in its machines, except in WSL's. With an error it may.
-func opensContainerPorts(marker string) (bool, error) {
-	kind, err := os.ReadFile(marker)
-	if errors.Is(err, fs.ErrNotExist) {
-		return false, nil
+func opensContainerPorts(markers ...string) (bool, error) {
+	for _, marker := range markers {
+		kind, err := os.ReadFile(marker)
+		if !errors.Is(err, fs.ErrNotExist) {
+			return !strings.EqualFold(strings.TrimSpace(string(kind)), "wsl"), err
+		}
 	}
-	return !strings.EqualFold(strings.TrimSpace(string(kind)), "wsl"), err
+	return false, nil
 }
 
 // byPodman reports whether a publication is a port of one of Podman's containers.

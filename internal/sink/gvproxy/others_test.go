@@ -109,7 +109,7 @@ func marker(t *testing.T, kind string) func(*Options) {
 	if err := os.WriteFile(path, []byte(kind+"\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	return func(o *Options) { o.marker = path }
+	return func(o *Options) { o.markers = []string{path} }
 }
 
 func TestPortsOfPodmanAreNeverTaken(t *testing.T) {
@@ -163,6 +163,8 @@ func TestProgramsThatAreNotOfPodmanAreTaken(t *testing.T) {
 func TestPortOfPodmanItselfIsLeftAloneForAGrace(t *testing.T) {
 	f := newForwarder(t)
 	rig := start(t, f, marker(t, "qemu"), func(o *Options) { o.Audit = often })
+	rig.Put(heldBy(t, 9001, "web", time.Now()))
+	rig.WantState("tcp 0.0.0.0:9001", port.Active) // the peer was found
 	rig.Put(heldBy(t, 9000, "podman", time.Now()))
 	if o := rig.WantState("tcp 0.0.0.0:9000", port.Pending); !strings.Contains(o.Reason, "podman opened this port") {
 		t.Errorf("reason %q", o.Reason)
@@ -176,7 +178,7 @@ func TestPortOfPodmanItselfIsLeftAloneForAGrace(t *testing.T) {
 // Podman opens no ports by itself in other guests, nor in its machines of WSL.
 func TestPortsOfPodmanAreTakenElsewhere(t *testing.T) {
 	for name, edit := range map[string]func(*Options){
-		"no machine": func(o *Options) { o.marker = filepath.Join(t.TempDir(), "none") }, "WSL": marker(t, "WSL"),
+		"no machine": func(o *Options) { o.markers = []string{filepath.Join(t.TempDir(), "none")} }, "WSL": marker(t, "WSL"),
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := newForwarder(t)

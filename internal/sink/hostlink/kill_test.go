@@ -380,11 +380,12 @@ func relayListener(ctx context.Context, server *forward.Server, pub port.Publica
 func relayBridge(ctx context.Context, server *forward.Server, pub port.Publication) error {
 	sockets := new(own.Sockets)
 	b := peer.NewBridges(peer.BridgeOptions{
-		Listen: sockets.Listen, ListenPacket: sockets.ListenPacket,
+		Loopback: true,
+		Listen:   sockets.Listen, ListenPacket: sockets.ListenPacket,
 		Serve: server.Carry, ServeUDP: server.ServeUDP, Logger: quiet,
 	})
 	defer b.Close()
-	if _, err := b.Open(ctx, pub.Slot(), pub, netip.PrefixFrom(pub.Address, 8), pub.Port); err != nil {
+	if _, err := b.Open(ctx, pub.Slot(), pub, peer.Side{At: pub.Address, From: netip.PrefixFrom(pub.Address, 8)}, pub.Port); err != nil {
 		return err
 	}
 	<-ctx.Done()

@@ -23,7 +23,7 @@ import (
 // maxFlows bounds the connections through all bridges at one time.
 const maxFlows = 10_240
 
-// BridgeOptions configures Bridges. All are required.
+// BridgeOptions configures Bridges. All but Loopback are required.
 type BridgeOptions struct {
 	// Listen is net.Listen with a socket that is known as our own before it is
 	// bound (own.Sockets).
@@ -35,14 +35,15 @@ type BridgeOptions struct {
 	Serve func(ctx context.Context, conn net.Conn, pub port.Publication) error
 	// ServeUDP is the same for the datagrams of one client.
 	ServeUDP func(ctx context.Context, client forward.Datagrams, req forward.Request) error
+	// Loopback has publications of the guest's loopback bridged, too. Not required.
+	Loopback bool
 	Logger   *slog.Logger
 }
 
 // Bridges are listeners on the one address of the guest that a peer connects to,
 // for publications that are served elsewhere: on the guest's loopback, on
-// another address, or on IPv6 alone. They take connections from the network of
-// that address only, so that what listens on the loopback is opened to the peer
-// and not to containers.
+// another address, or on IPv6 alone. They take connections from the peer only, so
+// that these are opened to neither containers nor other machines.
 type Bridges struct {
 	o        BridgeOptions
 	ctx      context.Context //nolint:containedctx // of all flows, which outlive the Sync that opened their bridge
@@ -82,25 +83,34 @@ func NewBridges(o BridgeOptions) *Bridges {
 	return b
 }
 
-// Open makes sure that p is served for slot at a port of the address of at, port 0
-// for any, and returns where. Connections are taken from the network of at.
-func (b *Bridges) Open(ctx context.Context, slot port.Slot, p port.Publication, at netip.Prefix, number uint16) (netip.AddrPort, error) {
+// Side is the guest's side of a peer's connections.
+type Side struct {
+	At   netip.Addr   // the address of the guest that the peer connects to
+	From netip.Prefix // from where it does
+}
+
+// From returns the prefix of one address.
+func From(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
+
+// Open makes sure that p is served for slot at a port of side, 0 for any, and returns
+// where.
+func (b *Bridges) Open(ctx context.Context, slot port.Slot, p port.Publication, side Side, number uint16) (netip.AddrPort, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.closed {
 		return netip.AddrPort{}, net.ErrClosed
 	}
-	u := use{slot, p.Key, at.Addr().Is4()}
+	u := use{slot, p.Key, side.At.Is4()}
 	if old := b.open[u]; old != nil {
-		if old.addr.Addr() == at.Addr() && old.from == at.Masked() && (number == 0 || number == old.addr.Port()) {
+		if old.addr.Addr() == side.At && old.from == side.From.Masked() && (number == 0 || number == old.addr.Port()) {
 			old.pub.Store(&p)
 			return old.addr, nil
 		}
 		b.drop(u)
 	}
-	br := &bridge{use: u, from: at.Masked()}
+	br := &bridge{use: u, from: side.From.Masked()}
 	br.pub.Store(&p)
-	if err := b.listen(ctx, br, netip.AddrPortFrom(at.Addr(), number), p.Protocol); err != nil {
+	if err := b.listen(ctx, br, netip.AddrPortFrom(side.At, number), p.Protocol); err != nil {
 		return netip.AddrPort{}, Cause(err)
 	}
 	b.open[u] = br

@@ -23,7 +23,8 @@ import (
 func newBridges(t *testing.T) *Bridges {
 	t.Helper()
 	b := NewBridges(BridgeOptions{
-		Listen: new(net.ListenConfig).Listen,
+		Loopback: true,
+		Listen:   new(net.ListenConfig).Listen,
 		Serve: func(ctx context.Context, conn net.Conn, _ port.Publication) error {
 			defer conn.Close()
 			stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })
@@ -73,9 +74,15 @@ func echoes(c net.Conn) error {
 	return err
 }
 
+// side takes connections from the network of an address.
+func side(at string) Side {
+	p := netip.MustParsePrefix(at)
+	return Side{p.Addr(), p}
+}
+
 func open(t *testing.T, b *Bridges, guest string, at string, n uint16) netip.AddrPort {
 	t.Helper()
-	where, err := b.Open(t.Context(), key(guest).Slot(), port.Publication{Key: key(guest)}, netip.MustParsePrefix(at), n)
+	where, err := b.Open(t.Context(), key(guest).Slot(), port.Publication{Key: key(guest)}, side(at), n)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -89,6 +96,24 @@ func TestBridgeServesOnlyItsNetwork(t *testing.T) {
 		t.Errorf("from the peer's network: %v", err)
 	}
 	for _, from := range []string{"127.0.0.1", "127.0.1.2"} { // a container, the guest itself
+		if err := probe.Want(probe.Reset, probe.From(from, where.String()), ""); err != nil {
+			t.Errorf("from %s: %v", from, err)
+		}
+	}
+}
+
+// Another machine of the peer's network is not the peer.
+func TestBridgeServesThePeerAlone(t *testing.T) {
+	b := newBridges(t)
+	k := key("127.0.0.1:80")
+	where, err := b.Open(t.Context(), k.Slot(), port.Publication{Key: k}, Side{netip.MustParseAddr("127.0.1.2"), From(netip.MustParseAddr("127.0.1.1"))}, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := echoes(dialFrom(t, "127.0.1.1", where)); err != nil {
+		t.Errorf("from the peer: %v", err)
+	}
+	for _, from := range []string{"127.0.1.3", "127.0.1.2", "127.0.0.1"} { // a third machine, the guest, a container
 		if err := probe.Want(probe.Reset, probe.From(from, where.String()), ""); err != nil {
 			t.Errorf("from %s: %v", from, err)
 		}
@@ -113,7 +138,7 @@ func TestUDPBridgeServesOnlyItsNetwork(t *testing.T) {
 	b := newBridges(t)
 	k := key("127.0.0.1:80")
 	k.Protocol = port.UDP
-	where, err := b.Open(t.Context(), k.Slot(), port.Publication{Key: k}, netip.MustParsePrefix("127.0.1.2/24"), 0)
+	where, err := b.Open(t.Context(), k.Slot(), port.Publication{Key: k}, side("127.0.1.2/24"), 0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -176,7 +201,7 @@ func TestConnectionsOutliveTheirBridgeUnlessForbidden(t *testing.T) {
 	if err := echoes(c); err == nil {
 		t.Error("a connection outlives everything")
 	}
-	if _, err := b.Open(t.Context(), port.Slot{}, port.Publication{Key: key("127.0.0.1:80")}, netip.MustParsePrefix("127.0.1.2/24"), 0); !errors.Is(err, net.ErrClosed) {
+	if _, err := b.Open(t.Context(), port.Slot{}, port.Publication{Key: key("127.0.0.1:80")}, side("127.0.1.2/24"), 0); !errors.Is(err, net.ErrClosed) {
 		t.Errorf("open after close: %v", err)
 	}
 }
@@ -188,7 +213,7 @@ func TestBridgeWithTakenPort(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer l.Close()
-	if _, err := b.Open(t.Context(), port.Slot{}, port.Publication{Key: key("127.0.0.1:80")}, netip.MustParsePrefix("127.0.1.2/24"), boundTo(l.Addr()).Port()); err == nil {
+	if _, err := b.Open(t.Context(), port.Slot{}, port.Publication{Key: key("127.0.0.1:80")}, side("127.0.1.2/24"), boundTo(l.Addr()).Port()); err == nil {
 		t.Error("it opened")
 	}
 }

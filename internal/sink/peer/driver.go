@@ -317,19 +317,22 @@ func (d *Driver) Leave(ctx context.Context, p Peer) {
 	d.save()
 }
 
-// Bridge makes sure that p is served for slot at a port of the address of at (port 0
-// for any), to which the peer connects, and returns where. Otherwise it returns what
+// Bridge makes sure that p is served for slot at a port of side (0 for any), to which the
+// peer connects, and returns where. Otherwise it returns what
 // is in the way; reason says why the peer needs a bridge to reach p. Only Peer.Wishes
 // calls it.
-func (d *Driver) Bridge(ctx context.Context, slot port.Slot, p port.Publication, at netip.Prefix, number uint16, reason string) (addr netip.AddrPort, problem string) {
+func (d *Driver) Bridge(ctx context.Context, slot port.Slot, p port.Publication, side Side, number uint16, reason string) (addr netip.AddrPort, problem string) {
 	if d.bridges == nil {
 		return addr, reason
 	}
-	d.bridged[use{slot, p.Key, at.Addr().Is4()}] = struct{}{}
-	addr, err := d.bridges.Open(ctx, slot, p, at, number)
+	if p.Address.IsLoopback() && !d.bridges.o.Loopback {
+		return addr, reason + "; --bridge-loopback opens it to the peer"
+	}
+	d.bridged[use{slot, p.Key, side.At.Is4()}] = struct{}{}
+	addr, err := d.bridges.Open(ctx, slot, p, side, number)
 	if err != nil {
 		d.unopened[slot] = struct{}{}
-		problem = fmt.Sprintf("%s, and no bridge can be opened at %s: %v", reason, at.Addr(), err)
+		problem = fmt.Sprintf("%s, and no bridge can be opened at %s: %v", reason, side.At, err)
 	}
 	return addr, problem
 }

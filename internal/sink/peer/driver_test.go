@@ -147,7 +147,7 @@ func TestDriverConverges(t *testing.T) {
 // it is to have needs a bridge.
 type bridging struct {
 	d  *Driver
-	at netip.Prefix
+	at Side
 }
 
 func (p bridging) Wishes(ctx context.Context, slot port.Slot) (out []Wish) {
@@ -176,7 +176,7 @@ func TestBridgesFollowTheWinners(t *testing.T) {
 	t.Cleanup(d.Close)
 	w := newWanted()
 	w.book = d.Book
-	p := bridging{d, netip.MustParsePrefix("127.0.1.2/24")}
+	p := bridging{d, side("127.0.1.2/24")}
 	n, m := ports.Free(t), ports.Free(t)
 	host, other := fmt.Sprintf("127.0.0.1:%d", n), fmt.Sprintf("127.0.0.1:%d", m)
 	owner := func(id string) port.Owner { return port.Owner{Kind: port.OwnerContainer, ID: id} }
@@ -193,7 +193,7 @@ func TestBridgesFollowTheWinners(t *testing.T) {
 			if o.State != port.Active {
 				t.Errorf("outcome = %+v, want active", o)
 			}
-			at := netip.AddrPortFrom(p.at.Addr(), netip.MustParseAddrPort(served[i]).Port())
+			at := netip.AddrPortFrom(p.at.At, netip.MustParseAddrPort(served[i]).Port())
 			if err := echoes(dialFrom(t, "127.0.1.1", at)); err != nil {
 				t.Errorf("bridge at %s: %v", at, err)
 			}
@@ -219,7 +219,7 @@ func TestBridgesFollowTheWinners(t *testing.T) {
 // dual is a peer that connects to an address of each family.
 type dual struct {
 	bridging
-	v6 netip.Prefix
+	v6 Side
 }
 
 func (p dual) Wishes(ctx context.Context, slot port.Slot) (out []Wish) {
@@ -242,7 +242,7 @@ func TestBridgeOfEachFamilyEndsByItself(t *testing.T) {
 	t.Cleanup(d.Close)
 	w := newWanted()
 	w.book = d.Book
-	p := dual{bridging{d, netip.MustParsePrefix("127.0.1.2/24")}, netip.MustParsePrefix("::1/128")}
+	p := dual{bridging{d, side("127.0.1.2/24")}, side("::1/128")}
 	n := ports.Free(t)
 	v4, v6 := fmt.Sprintf("127.0.0.1:%d", n), fmt.Sprintf("[::1]:%d", n)
 	for _, hosts := range [][]string{{v4, v6}, {v6}, {v4, v6}, {v4}} {
@@ -264,7 +264,7 @@ func TestFailedBridgeIsReplaced(t *testing.T) {
 	t.Cleanup(d.Close)
 	w := newWanted()
 	w.book = d.Book
-	p := bridging{d, netip.MustParsePrefix("127.0.1.2/24")}
+	p := bridging{d, side("127.0.1.2/24")}
 	n := ports.Free(t)
 	w.put(pub(port.Owner{Kind: port.OwnerContainer, ID: "a"}, "127.0.0.9:53", fmt.Sprintf("127.0.0.1:%d", n)))
 	if err := d.Apply(t.Context(), p); err != nil {
@@ -284,7 +284,7 @@ func TestFailedBridgeIsReplaced(t *testing.T) {
 			t.Fatal("no bridge is opened again")
 		}
 	}
-	if err := echoes(dialFrom(t, "127.0.1.1", netip.AddrPortFrom(p.at.Addr(), n))); err != nil {
+	if err := echoes(dialFrom(t, "127.0.1.1", netip.AddrPortFrom(p.at.At, n))); err != nil {
 		t.Error(err)
 	}
 }

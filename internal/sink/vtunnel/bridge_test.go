@@ -24,7 +24,8 @@ func bridgedRig(t *testing.T) *peertest.Rig {
 	t.Helper()
 	r := newReceiver(t, "unix")
 	bridges := peer.NewBridges(peer.BridgeOptions{
-		Listen: new(net.ListenConfig).Listen, ListenPacket: new(own.Sockets).ListenPacket,
+		Loopback: true,
+		Listen:   new(net.ListenConfig).Listen, ListenPacket: new(own.Sockets).ListenPacket,
 		Serve: func(_ context.Context, c net.Conn, p port.Publication) error {
 			_, _ = io.WriteString(c, p.Key.String())
 			return c.Close()

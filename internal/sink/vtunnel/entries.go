@@ -148,16 +148,16 @@ func (s *Sink) unreachable(ctx context.Context, p port.Publication, t peer.Targe
 	if t.Port == 0 {
 		return "the peer cannot choose a free port: a rule must name one"
 	}
-	at, ok := s.reached(t.Host.Is4())
+	side, ok := s.reached(t.Host.Is4())
 	if !ok {
 		return fmt.Sprintf("the peer connects to %s, which has no %s address", s.iface, family(t.Host.Is4()))
 	}
-	is4 := at.Addr().Is4()
+	is4 := side.At.Is4()
 	all := p.Address == netip.IPv6Unspecified() && (!is4 || p.DualStack) || p.Address == netip.IPv4Unspecified() && is4
 	var reason string
 	switch {
-	case !all && p.Address != at.Addr():
-		reason = fmt.Sprintf("the guest serves %s alone, and the peer connects to %s", p.Address, at.Addr())
+	case !all && p.Address != side.At:
+		reason = fmt.Sprintf("the guest serves %s alone, and the peer connects to %s", p.Address, side.At)
 	case t.Port != p.Port:
 		reason = fmt.Sprintf("the guest serves port %d, and the peer connects to %d", p.Port, t.Port)
 	case p.Inner():
@@ -165,7 +165,7 @@ func (s *Sink) unreachable(ctx context.Context, p port.Publication, t peer.Targe
 	default:
 		return ""
 	}
-	_, problem = s.driver.Bridge(ctx, t.Slot, p, at, t.Port, reason)
+	_, problem = s.driver.Bridge(ctx, t.Slot, p, side, t.Port, reason)
 	return problem
 }
 
@@ -176,11 +176,16 @@ func family(is4 bool) string {
 	return "IPv6"
 }
 
-// reached is the address that the peer connects to for a binding of a family,
-// with the network from which it connects.
-func (s *Sink) reached(is4 bool) (netip.Prefix, bool) {
+// reached is the address that the peer connects to for a binding of a family, and from
+// where it does: wsl-proxy from the other end of a cable, whose address it does not tell;
+// Windows as the guest's router, if it is that.
+func (s *Sink) reached(is4 bool) (peer.Side, bool) {
 	if s.perPort {
-		return netip.PrefixFrom(s.upstream, 24), true
+		return peer.Side{At: s.upstream, From: netip.PrefixFrom(s.upstream, 24)}, true
 	}
-	return first(s.nets, is4)
+	at, ok := first(s.nets, is4)
+	if router := peer.DefaultGateway("/"); ok && at.Contains(router) {
+		return peer.Side{At: at.Addr(), From: peer.From(router)}, true
+	}
+	return peer.Side{At: at.Addr(), From: at}, ok
 }
