@@ -69,6 +69,7 @@ type Agent struct {
 	links      *links
 	hostlink   *hostlink.Sink
 	sinks      []reconcile.Sink
+	auto       *auto // nil if the sinks are configured
 	reconciler *reconcile.Reconciler
 	provider   provider
 	rules      atomic.Pointer[rules.Set]

@@ -5,8 +5,6 @@ package agent
 import (
 	"context"
 	"fmt"
-	"slices"
-	"strings"
 
 	"golang.org/x/sync/errgroup"
 
@@ -14,22 +12,17 @@ import (
 	"github.com/fairlead/fairlead/internal/observer"
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/reconcile"
-	"github.com/fairlead/fairlead/internal/sink/detect"
 	"github.com/fairlead/fairlead/internal/sink/listener"
 	"github.com/fairlead/fairlead/internal/sink/listener/refused"
 )
 
 // chosenSinks returns the sinks of the configuration, or those that fit this guest.
-func (a *Agent) chosenSinks() []config.Sink {
+func (a *Agent) chosenSinks() (sinks []config.Sink) {
 	if a.cfg.Sinks[0].Name != config.AutoSink {
 		return a.cfg.Sinks
 	}
-	sinks, why := detect.Sinks(context.Background(), !slices.Equal(a.cfg.Link, config.DefaultAgent().Link))
-	names := make([]string, len(sinks))
-	for i, s := range sinks {
-		names[i] = s.String()
-	}
-	a.log.Info("sinks chosen", "sinks", strings.Join(names, ","), "reason", why)
+	a.auto, sinks = a.newAuto()
+	a.sinks = append(a.sinks, a.auto.slot)
 	return sinks
 }
 
@@ -74,6 +67,9 @@ type resetter interface {
 
 // runSinks runs the sinks that have work of their own.
 func (a *Agent) runSinks(ctx context.Context, g *errgroup.Group) {
+	if a.auto != nil {
+		g.Go(func() error { return a.auto.run(ctx) })
+	}
 	for _, s := range a.sinks {
 		if r, ok := s.(runner); ok {
 			g.Go(func() error { return r.Run(ctx) })

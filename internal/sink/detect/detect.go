@@ -6,14 +6,22 @@ package detect
 
 import (
 	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
 	"net/http"
+	"net/netip"
 	"os"
 	"os/exec"
+	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"time"
 
 	"github.com/fairlead/fairlead/internal/config"
+	"github.com/fairlead/fairlead/internal/sink/peer"
 	"github.com/fairlead/fairlead/internal/trust"
 )
 
@@ -31,12 +39,11 @@ type facts struct {
 	link bool // a link to a host peer is configured, not only the default
 }
 
-// Where a gvproxy may be, by product, and where Rancher Desktop's relay is.
+// The names of a gvproxy, by product, and where Rancher Desktop's relay is.
 const (
-	rancherSwitch = "http://gateway.rancher-desktop.internal:80"
-	olderSwitch   = "http://192.168.127.1:80"
-	podmanGateway = "http://gateway.containers.internal"
-	wslProxyPath  = "/run/wsl-proxy.sock"
+	rancherGateway = "gateway.rancher-desktop.internal"
+	podmanGateway  = "gateway.containers.internal"
+	wslProxyPath   = "/run/wsl-proxy.sock"
 )
 
 // choose returns the sinks for a guest, and why.
@@ -71,74 +78,158 @@ func choose(f facts) (sinks []config.Sink, why string) {
 	return sinks, why
 }
 
-// Sinks returns the sinks that fit this guest, and why. Set link if the user
-// configured a link to a host peer. It takes at most a second.
-func Sinks(ctx context.Context, link bool) (sinks []config.Sink, why string) {
-	f := gather(ctx, system{root: "/", get: answers, run: output})
-	f.link = link
-	return choose(f)
+// Detector looks at one guest. It is not safe for concurrent use.
+type Detector struct {
+	system system
+	link   bool
+	mode   string // of WSL, once it is known
+	proved string // the URL at which the gvproxy of this product answered
 }
 
-// system is where facts come from.
-type system struct {
-	root string // of the file system
-	get  func(ctx context.Context, url string) bool
-	run  func(ctx context.Context, name string, args ...string) (string, error)
+// New returns a detector. Set link if the user configured a link to a host peer.
+func New(link bool) *Detector {
+	return &Detector{system: system{root: "/", get: get, run: output}, link: link}
+}
+
+// Sinks returns the sinks that fit this guest, and why. It takes at most a second.
+func (d *Detector) Sinks(ctx context.Context) (sinks []config.Sink, why string) {
+	ctx, cancel := context.WithTimeout(ctx, gatherTime)
+	defer cancel()
+	f := facts{link: d.link}
+	// The kernel of WSL 2 names itself so ("5.15.90.1-microsoft-standard-WSL2").
+	release, _ := os.ReadFile(filepath.Join(d.system.root, "proc/sys/kernel/osrelease"))
+	f.wsl = strings.Contains(strings.ToLower(string(release)), "microsoft")
+	if st, err := os.Stat(filepath.Join(d.system.root, wslProxyPath)); err == nil && st.Mode()&os.ModeSocket != 0 {
+		f.wslProxy = true
+	}
+	var wg sync.WaitGroup
+	if f.wsl && d.mode == "" {
+		wg.Go(func() {
+			if out, err := d.system.run(ctx, "wslinfo", "--networking-mode"); err == nil {
+				d.mode = strings.ToLower(strings.TrimSpace(out))
+			}
+		})
+	}
+	var missing error
+	f.gvproxy, f.product, missing = d.gvproxy(ctx)
+	wg.Wait()
+	f.mode = d.mode
+	sinks, why = choose(f)
+	if missing != nil {
+		why += "; not gvproxy: " + missing.Error()
+	}
+	return sinks, why
+}
+
+// Gvproxy returns the base URL of this guest's gvproxy and the product that it is of, or
+// why none is proved. It takes at most a second.
+func (d *Detector) Gvproxy(ctx context.Context) (url, product string, err error) {
+	ctx, cancel := context.WithTimeout(ctx, gatherTime)
+	defer cancel()
+	return d.gvproxy(ctx)
 }
 
 // gatherTime bounds all probes together, because the start waits for them.
 const gatherTime = time.Second
 
-func gather(ctx context.Context, s system) facts {
-	ctx, cancel := context.WithTimeout(ctx, gatherTime)
-	defer cancel()
-	var f facts
-	// The kernel of WSL 2 names itself so ("5.15.90.1-microsoft-standard-WSL2").
-	release, _ := os.ReadFile(s.root + "/proc/sys/kernel/osrelease")
-	f.wsl = strings.Contains(strings.ToLower(string(release)), "microsoft")
-	if st, err := os.Stat(s.root + wslProxyPath); err == nil && st.Mode()&os.ModeSocket != 0 {
-		f.wslProxy = true
+func (d *Detector) gvproxy(ctx context.Context) (url, product string, err error) {
+	product, gateway, err := d.system.evidence()
+	if err != nil {
+		d.proved = ""
+		return "", "", err
 	}
-	var wg sync.WaitGroup
-	peers := []struct {
-		url, product string
-		here         bool
-	}{{rancherSwitch, "Rancher Desktop", false}, {podmanGateway, "Podman machine", false}, {olderSwitch, "gvisor-tap-vsock", false}}
-	for i := range peers {
-		wg.Go(func() { peers[i].here = s.get(ctx, peers[i].url+"/services/forwarder/all") })
+	url = "http://" + netip.AddrPortFrom(gateway, 80).String()
+	answer, err := d.system.get(ctx, url+"/services/forwarder/all")
+	switch {
+	case err != nil && d.proved == url: // away for a while, as when it restarts
+		return url, product, nil
+	case err == nil:
+		err = isList(answer)
 	}
-	if f.wsl {
-		wg.Go(func() {
-			if out, err := s.run(ctx, "wslinfo", "--networking-mode"); err == nil {
-				f.mode = strings.ToLower(strings.TrimSpace(out))
-			}
-		})
+	if err != nil {
+		d.proved = ""
+		return "", "", fmt.Errorf("%s: %s: %w", product, url, err)
 	}
-	wg.Wait()
-	for _, p := range peers {
-		if p.here {
-			f.gvproxy, f.product = p.url, p.product
-			break
-		}
-	}
-	return f
+	d.proved = url
+	return url, product, nil
 }
 
-// answers reports whether a GET gives 200.
-func answers(ctx context.Context, url string) bool {
+// system is where facts come from.
+type system struct {
+	root string // of the file system
+	get  func(ctx context.Context, url string) (body []byte, err error)
+	run  func(ctx context.Context, name string, args ...string) (string, error)
+}
+
+// evidence returns the product that left its mark in this guest, and the address of its
+// gvproxy, which is the default gateway there. Whoever answers elsewhere, or is named by
+// DNS alone, may be anyone.
+func (s system) evidence() (product string, gateway netip.Addr, err error) {
+	gateway = peer.DefaultGateway(s.root)
+	named := func(name string) error {
+		if all := peer.HostsFile(s.root, name); len(all) > 0 && !slices.Contains(all, gateway) {
+			return fmt.Errorf("%s is %v in /etc/hosts, and the default gateway is %v", name, all[0], gateway)
+		}
+		return nil
+	}
+	switch {
+	case slices.ContainsFunc(peer.PodmanMarkers(), s.has):
+		product, err = "Podman machine", named(podmanGateway)
+	case len(peer.HostsFile(s.root, rancherGateway)) > 0:
+		product, err = "Rancher Desktop", named(rancherGateway)
+	default:
+		return "", netip.Addr{}, errNoProduct
+	}
+	if err == nil && !gateway.IsValid() {
+		err = errors.New("there is no default gateway")
+	}
+	if err != nil {
+		err = fmt.Errorf("%s: %w", product, err)
+	}
+	return product, gateway, err
+}
+
+var errNoProduct = errors.New("neither Podman machine's file nor Rancher Desktop's name in /etc/hosts is here")
+
+func (s system) has(path string) bool {
+	_, err := os.Stat(filepath.Join(s.root, path))
+	return err == nil
+}
+
+// isList returns an error unless an answer is a list of forwards.
+func isList(answer []byte) error {
+	var list []struct{ Local, Remote, Protocol *string }
+	if err := json.Unmarshal(answer, &list); err != nil || list == nil {
+		return errors.New("what answers there lists no forwards")
+	}
+	for _, f := range list {
+		if f.Local == nil || f.Remote == nil || f.Protocol == nil {
+			return errors.New("what answers there lists something else")
+		}
+	}
+	return nil
+}
+
+const maxAnswer = 32 << 20 // bytes
+
+// get returns the body of a URL, if the status is 200.
+func get(ctx context.Context, url string) ([]byte, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
-		return false
+		return nil, err
 	}
 	// A transport of its own: no proxy of the environment, and nothing kept open.
 	t := &http.Transport{DisableKeepAlives: true}
 	defer t.CloseIdleConnections()
 	resp, err := t.RoundTrip(req)
 	if err != nil {
-		return false
+		return nil, err
 	}
-	_ = resp.Body.Close()
-	return resp.StatusCode == http.StatusOK
+	defer func() { _ = resp.Body.Close() }()
+	if resp.StatusCode != http.StatusOK {
+		return []byte(resp.Status), nil
+	}
+	return io.ReadAll(io.LimitReader(resp.Body, maxAnswer))
 }
 
 func output(ctx context.Context, name string, args ...string) (string, error) {

@@ -18,7 +18,6 @@ import (
 	"github.com/fairlead/fairlead/internal/sink/peer"
 )
 
-
 // othersGrace is how long a slot is left alone after the entry of another program is
 // gone from it. A program that replaces its entry removes it first, and fails if the
 // address is taken meanwhile.

@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package reconcile
+
+import (
+	"context"
+	"maps"
+	"slices"
+	"sync"
+
+	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/schedule"
+)
+
+// Slot is a sink that comes and goes. Without one, all is pending for a reason; without
+// a reason there are no outcomes.
+type Slot struct {
+	name string
+	wake schedule.Signal
+
+	mu     sync.Mutex
+	sink   Sink // nil for none
+	reason string
+	puts   uint64 // calls of Put
+	synced uint64 // puts of the last Sync that succeeded
+}
+
+// NewSlot returns an empty slot for a sink of a name.
+func NewSlot(name string) *Slot { return &Slot{name: name, wake: schedule.NewSignal()} }
+
+// Name implements Sink.
+func (s *Slot) Name() string { return s.name }
+
+// Wake implements Sink.
+func (s *Slot) Wake() <-chan struct{} { return s.wake }
+
+// Put replaces the sink, which must have closed what it published. Nil is none, for a
+// reason.
+func (s *Slot) Put(sink Sink, reason string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if sink == nil && s.sink == nil && s.reason == reason {
+		return
+	}
+	s.sink, s.reason = sink, reason
+	s.puts++
+	s.wake.Notify()
+}
+
+// Forward passes on what wakes a sink until ctx ends.
+func (s *Slot) Forward(ctx context.Context, sink Sink) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-sink.Wake():
+			s.wake.Notify()
+		}
+	}
+}
+
+// Reset resets the flows of publications that a rule forbids, if the sink has any.
+func (s *Slot) Reset(keys []port.Key) {
+	s.mu.Lock()
+	sink := s.sink
+	s.mu.Unlock()
+	if r, ok := sink.(interface{ Reset(keys []port.Key) }); ok {
+		r.Reset(keys)
+	}
+}
+
+// Sync implements Sink.
+func (s *Slot) Sync(ctx context.Context, want View, change Change) (port.Outcomes, error) {
+	s.mu.Lock()
+	sink, reason, puts, fresh := s.sink, s.reason, s.puts, s.puts != s.synced
+	s.mu.Unlock()
+	if fresh {
+		change = Change{Generation: want.Generation(), Keys: slices.Collect(maps.Keys(maps.Collect(want.All())))}
+	}
+	out := empty(want, change, reason)
+	if sink != nil {
+		own, err := sink.Sync(ctx, want, change)
+		if err != nil || !fresh {
+			return own, err
+		}
+		maps.Copy(out, own)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.synced = puts
+	return out, nil
+}
+
+// empty returns the outcomes of a slot without a sink.
+func empty(want View, change Change, reason string) port.Outcomes {
+	out := make(port.Outcomes, len(change.Keys))
+	for _, k := range change.Keys {
+		out[k] = nil
+		if _, ok := want.Get(k); ok && reason != "" {
+			out[k] = []port.Outcome{{Key: k, State: port.Pending, Reason: reason}}
+		}
+	}
+	return out
+}

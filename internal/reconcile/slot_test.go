@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package reconcile
+
+import (
+	"net/netip"
+	"slices"
+	"testing"
+
+	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/table"
+)
+
+func TestSlot(t *testing.T) {
+	from := table.New[port.Key, port.Publication](port.Key.Compare)
+	put := func(n uint16) Change {
+		k := port.Key{Protocol: port.TCP, Address: netip.IPv4Unspecified(), Port: n}
+		from.Update(func(tx *table.Tx[port.Key, port.Publication]) { tx.Put(k, port.Publication{Key: k}) })
+		return Change{Base: 1, Keys: []port.Key{k}}
+	}
+	s := NewSlot("x")
+	want := func(when string, c Change, states ...port.State) {
+		t.Helper()
+		out, err := s.Sync(t.Context(), from.View(), c)
+		var got []port.State
+		for _, k := range slices.SortedFunc(keysOf(out), port.Key.Compare) {
+			state := port.State(0)
+			if len(out[k]) > 0 {
+				state = out[k][0].State
+			}
+			got = append(got, state)
+		}
+		if err != nil || !slices.Equal(got, states) {
+			t.Errorf("%s: %v, %v, want %v", when, got, err, states)
+		}
+	}
+	want("empty", put(80), 0)
+	s.Put(nil, "none is there")
+	<-s.Wake()
+	want("with a reason: all", put(81), port.Pending, port.Pending)
+	want("what is new", put(82), port.Pending)
+	sink := newSink()
+	s.Put(sink, "")
+	<-s.Wake()
+	want("a sink gets all", put(83), port.Active, port.Active, port.Active, port.Active)
+	want("and then changes", put(84), port.Active)
+	s.Put(nil, "")
+	<-s.Wake()
+	want("gone", Change{Base: 1}, 0, 0, 0, 0, 0)
+	want("nothing new", Change{Base: 1})
+	s.Put(nil, "")
+	select {
+	case <-s.Wake():
+		t.Error("no change, and a wake-up")
+	default:
+	}
+}
+
+func keysOf(out port.Outcomes) func(yield func(port.Key) bool) {
+	return func(yield func(port.Key) bool) {
+		for k := range out {
+			if !yield(k) {
+				return
+			}
+		}
+	}
+}
