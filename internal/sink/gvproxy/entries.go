@@ -21,6 +21,11 @@ import (
 const (
 	retryMin = time.Second
 	retryMax = time.Minute
+
+	// The same at a wildcard that the peer refused while it serves narrower addresses in
+	// its place: these are removed for a moment each time.
+	narrowMin = 30 * time.Second
+	narrowMax = 10 * time.Minute
 )
 
 // entry is one forward of the peer, as it writes it.
@@ -33,6 +38,8 @@ type refused struct {
 	remote string
 	pause  schedule.Backoff
 	next   time.Time
+
+	narrowed bool // narrower addresses are served in place of this wildcard
 }
 
 // parse makes a target of an entry of the list. Entries that are neither tcp nor
@@ -98,7 +105,7 @@ func (s session) Wishes(ctx context.Context, slot port.Slot) []peer.Wish {
 	var out []peer.Wish
 	paused := s.pauses[slot]
 	delete(s.pauses, slot)
-	for h, k := range s.driver.Decide(slot) {
+	for h, k := range s.decide(slot) {
 		w := peer.Wish{Target: peer.Target{Slot: slot, Host: h}, Key: k}
 		p := s.driver.Publication(k)
 		if s.podman && byPodman(p) {
@@ -121,6 +128,26 @@ func (s session) Wishes(ctx context.Context, slot port.Slot) []peer.Wish {
 		}
 	}
 	return out
+}
+
+// decide returns who gets which host address of a slot. A wildcard that was refused is
+// tried again when its time has come, or nobody asks for narrower addresses any more.
+func (s session) decide(slot port.Slot) map[netip.Addr]port.Key {
+	waits := func(t peer.Target) bool {
+		r, _ := s.refused.Get(t)
+		return port.IsWildcard(t.Host) && time.Now().Before(r.next)
+	}
+	refused := s.refused.Of(slot)
+	if !slices.ContainsFunc(refused, waits) {
+		s.driver.Widen(slot)
+	}
+	winners := s.driver.Decide(slot)
+	for _, t := range refused {
+		if r, _ := s.refused.Get(t); r.narrowed && len(winners) == 1 {
+			s.refused.Delete(t)
+		}
+	}
+	return winners
 }
 
 // remote is what the peer connects to for a publication, or why it cannot: it
@@ -170,6 +197,7 @@ func (s session) Known(w peer.Wish) bool {
 	if !ok || r.remote != w.Remote || !time.Now().Before(r.next) {
 		return false
 	}
+	s.narrow(w, r)
 	s.driver.Answer(w, r.state, r.reason)
 	return true
 }
@@ -210,13 +238,30 @@ func (s session) add(ctx context.Context, w peer.Wish) error {
 	}
 	r.state, r.reason = explain(no, w.Target)
 	r.remote = w.Remote
-	r.next = time.Now().Add(r.pause.Next())
-	s.refused.Put(w.Target, r)
+	if !s.narrow(w, r) {
+		r.next = time.Now().Add(r.pause.Next())
+		s.refused.Put(w.Target, r)
+	}
 	s.driver.Refused(w, r.state, r.reason)
 	if r.state == port.Conflict { // perhaps by a new entry of another program
 		s.relist.Notify()
 	}
 	return nil
+}
+
+// narrow has narrower addresses asked for in place of a wildcard that was refused, if
+// there are any, and plans when to try the wildcard again.
+func (s session) narrow(w peer.Wish, r refused) bool {
+	if !s.driver.Narrow(w.Claim()) {
+		return false
+	}
+	if !r.narrowed {
+		r.narrowed, r.pause = true, schedule.Backoff{Min: s.o.narrowMin, Max: narrowMax}
+	}
+	r.next = time.Now().Add(r.pause.Next())
+	s.refused.Put(w.Target, r)
+	s.again = true
+	return true
 }
 
 // explain turns the peer's error text into an outcome. The text comes from Go and

@@ -46,6 +46,7 @@ type Options struct {
 	Logger *slog.Logger
 
 	retryMax    time.Duration // retryMax if 0
+	narrowMin   time.Duration // narrowMin if 0
 	farewell    time.Duration // peer.Farewell if 0
 	othersGrace time.Duration // othersGrace if 0
 	markers     []string      // peer.PodmanMarkers if empty
@@ -75,6 +76,7 @@ type Sink struct {
 	left    map[port.Slot]time.Time // slots that others' entries left, and until when they are left alone
 	pauses  map[port.Slot]*pause
 	listed  bool // have is new
+	again   bool // narrower addresses are to be asked for in place of a wildcard
 	podman  bool // Podman opens the ports of its containers
 }
 
@@ -89,6 +91,7 @@ func New(o Options) (*Sink, error) {
 	o.Timeout = cmp.Or(o.Timeout, 2*time.Second)
 	o.Audit = cmp.Or(o.Audit, 30*time.Second)
 	o.retryMax = cmp.Or(o.retryMax, retryMax)
+	o.narrowMin = cmp.Or(o.narrowMin, narrowMin)
 	o.farewell = cmp.Or(o.farewell, peer.Farewell)
 	o.othersGrace = cmp.Or(o.othersGrace, othersGrace)
 	if len(o.markers) == 0 {
@@ -335,6 +338,10 @@ func (s *Sink) Sync(ctx context.Context, want reconcile.View, change reconcile.C
 		s.driver.MarkAll()
 	}
 	err := s.driver.Apply(ctx, session{s, a})
+	if s.again && err == nil {
+		err = s.driver.Apply(ctx, session{s, a})
+	}
+	s.again = false
 	s.planRetry()
 	if err != nil && ctx.Err() != nil {
 		return s.driver.Outcomes(), fmt.Errorf("%w: %s: %w", reconcile.ErrPending, a.text, err)

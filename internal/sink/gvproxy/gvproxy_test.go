@@ -355,6 +355,49 @@ func TestPublicationsOfOneServiceAreNoConflict(t *testing.T) {
 	f.want()
 }
 
+// Where the peer cannot have the wildcard, the other publications of its server are served
+// each at its own address.
+func TestRefusedWildcardLeavesNarrowAddresses(t *testing.T) {
+	f := newForwarder(t)
+	rig := start(t, f, func(o *Options) { o.narrowMin = 100 * time.Millisecond })
+	web := func(key, host string) port.Publication {
+		p := peertest.Pub(t, key, host)
+		p.Owner = port.Owner{Kind: port.OwnerService, ID: "default/web", Name: "web"}
+		return p
+	}
+	all, node := "tcp 0.0.0.0:80", "tcp 192.168.127.2:80"
+	f.set(func() { f.refuse["tcp/0.0.0.0:80"] = "bind: address already in use" })
+	rig.Put(web(all, "0.0.0.0:80"))
+	rig.WantState(all, port.Conflict)
+	rig.Put(web(node, "127.0.0.1:80"))
+	f.want("tcp/127.0.0.1:80 to 192.168.127.2:80")
+	rig.WantState(node, port.Active)
+	if o := rig.WantState(all, port.Conflict); !strings.Contains(o.Reason, "another program of the host holds 0.0.0.0:80") {
+		t.Errorf("reason = %q", o.Reason)
+	}
+	f.set(func() { delete(f.refuse, "tcp/0.0.0.0:80") }) // the other program ends
+	f.want("tcp/0.0.0.0:80 to 192.168.127.2:80")
+	rig.WantState(all, port.Active)
+	rig.WantState(node, port.Active)
+}
+
+// When nobody asks for narrower addresses any more, the wildcard is tried at once.
+func TestRefusedWildcardIsTriedWhenItIsAlone(t *testing.T) {
+	f := newForwarder(t)
+	rig := start(t, f, func(o *Options) { o.narrowMin = time.Hour })
+	f.set(func() { f.refuse["tcp/0.0.0.0:80"] = "bind: address already in use" })
+	for key, host := range map[string]string{"tcp 0.0.0.0:80": "0.0.0.0:80", "tcp 192.168.127.2:80": "127.0.0.1:80"} {
+		p := peertest.Pub(t, key, host)
+		p.Owner = port.Owner{Kind: port.OwnerService, ID: "default/web", Name: "web"}
+		rig.Put(p)
+	}
+	f.want("tcp/127.0.0.1:80 to 192.168.127.2:80")
+	f.set(func() { delete(f.refuse, "tcp/0.0.0.0:80") })
+	rig.Remove("tcp 192.168.127.2:80")
+	f.want("tcp/0.0.0.0:80 to 192.168.127.2:80")
+	rig.WantState("tcp 0.0.0.0:80", port.Active)
+}
+
 func TestWiderHostAddressReplacesNarrowOne(t *testing.T) {
 	f := newForwarder(t)
 	rig := start(t, f)

@@ -39,6 +39,7 @@ type Book struct {
 	slots    map[port.Slot]map[Claim]port.Outcome // by protocol and host port; no state: nothing to report yet
 	served   map[Claim][]shared                   // other claims that a winner serves
 	dirty    map[port.Slot]struct{}
+	narrowed map[Claim]struct{}    // wildcards that could not be had
 	reported map[port.Key]struct{} // since the last Outcomes
 	absent   bool
 	reason   string // why
@@ -50,6 +51,7 @@ func NewBook() *Book {
 	return &Book{
 		pubs: make(map[port.Key]port.Publication), slots: make(map[port.Slot]map[Claim]port.Outcome),
 		served: make(map[Claim][]shared), dirty: make(map[port.Slot]struct{}), reported: make(map[port.Key]struct{}),
+		narrowed: make(map[Claim]struct{}),
 	}
 }
 
@@ -77,6 +79,7 @@ func (b *Book) update(want reconcile.View, k port.Key) {
 		b.dirty[c.slot()] = struct{}{}
 		delete(b.slots[c.slot()], c)
 		delete(b.served, c)
+		delete(b.narrowed, c)
 		if len(b.slots[c.slot()]) == 0 {
 			delete(b.slots, c.slot())
 		}
@@ -145,7 +148,9 @@ func (b *Book) Decide(slot port.Slot) map[netip.Addr]port.Key {
 	asked := make([]claims.Claim, 0, len(all))
 	for _, c := range all {
 		p := b.pubs[c.Key]
-		asked = append(asked, claims.Of(&p, c.Host))
+		a := claims.Of(&p, c.Host)
+		_, a.Unavailable = b.narrowed[c]
+		asked = append(asked, a)
 		b.slots[slot][c] = port.Outcome{}
 		b.reported[c.Key] = struct{}{}
 		delete(b.served, c)
@@ -163,6 +168,24 @@ func (b *Book) Decide(slot port.Slot) map[netip.Addr]port.Key {
 		}
 	}
 	return winners
+}
+
+// Narrow has the claims that a wildcard serves be served each at its own address from
+// the next Decide on, because the peer cannot have the wildcard. It reports whether
+// there are any; their slot is dirty then.
+func (b *Book) Narrow(wildcard Claim) bool {
+	if !port.IsWildcard(wildcard.Host.Addr()) ||
+		!slices.ContainsFunc(b.served[wildcard], func(o shared) bool { return o.Host != wildcard.Host }) {
+		return false
+	}
+	b.narrowed[wildcard] = struct{}{}
+	b.dirty[wildcard.slot()] = struct{}{}
+	return true
+}
+
+// Widen ends what Narrow began for the wildcards of a slot.
+func (b *Book) Widen(slot port.Slot) {
+	maps.DeleteFunc(b.narrowed, func(c Claim, _ struct{}) bool { return c.slot() == slot })
 }
 
 // Share has a winner serve c too, at the winner's address, and reports whether it
