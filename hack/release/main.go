@@ -35,6 +35,9 @@ var systems = []system{ // in the order in which they are built
 	{"linux", "amd64"}, {"linux", "arm64"}, {"windows", "amd64"}, {"windows", "arm64"}, {"darwin", "arm64"},
 }
 
+// kinds are the kinds of files that are made for a system.
+var kinds = []string{"archive", "sbom", "deb", "rpm", "apk", "image"}
+
 // release is what is built.
 type release struct {
 	repo    string // root of the repository
@@ -42,6 +45,7 @@ type release struct {
 	work    string // scratch
 	version string // with its v: v1.2.3
 	time    time.Time
+	kinds   []string // of files to make
 	files   []string // made so far, by name in out
 }
 
@@ -61,10 +65,16 @@ func run(ctx context.Context, args []string) (err error) {
 	version := flags.String("version", "", "the version, such as v1.2.3 (default: the tag of this commit)")
 	out := flags.String("out", "dist", "directory for the files, made anew")
 	only := flags.String("systems", "", "build only these, such as linux/amd64,windows/amd64")
+	some := flags.String("kinds", strings.Join(kinds, ","), "make only these kinds of files")
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
-	r := &release{out: *out, version: *version}
+	r := &release{out: *out, version: *version, kinds: strings.Split(*some, ",")}
+	for _, kind := range r.kinds {
+		if !slices.Contains(kinds, kind) {
+			return fmt.Errorf("kind %q: want one of %q", kind, kinds)
+		}
+	}
 	if r.out, err = filepath.Abs(r.out); err != nil {
 		return err
 	}
@@ -208,20 +218,25 @@ func (r *release) build(ctx context.Context, s system) error {
 	if err := r.compile(ctx, s, program); err != nil {
 		return err
 	}
-	if err := r.archive(s, program); err != nil {
-		return fmt.Errorf("archive: %w", err)
+	steps := []struct {
+		kind  string
+		linux bool // made for Linux alone
+		make  func() error
+	}{
+		{"archive", false, func() error { return r.archive(s, program) }},
+		{"sbom", false, func() error { return r.materials(s, program) }},
+		{"deb", true, func() error { return r.pack(s, program, form{"deb", true}) }},
+		{"rpm", true, func() error { return r.pack(s, program, form{"rpm", true}) }},
+		{"apk", true, func() error { return r.pack(s, program, form{"apk", false}) }},
+		{"image", true, func() error { return r.image(s, program) }},
 	}
-	if err := r.materials(s, program); err != nil {
-		return fmt.Errorf("bill of materials: %w", err)
-	}
-	if s.os != "linux" {
-		return nil
-	}
-	if err := r.packages(s, program); err != nil {
-		return err
-	}
-	if err := r.image(s, program); err != nil {
-		return fmt.Errorf("image: %w", err)
+	for _, step := range steps {
+		if step.linux && s.os != "linux" || !slices.Contains(r.kinds, step.kind) {
+			continue
+		}
+		if err := step.make(); err != nil {
+			return fmt.Errorf("%s: %w", step.kind, err)
+		}
 	}
 	return nil
 }

@@ -3,7 +3,6 @@
 package main
 
 import (
-	"fmt"
 	"io"
 	"os"
 	"path/filepath"
@@ -16,31 +15,19 @@ import (
 	_ "github.com/goreleaser/nfpm/v2/rpm"
 )
 
-// form is a kind of package.
+// form is a kind of package. Its scripts are in a directory of its name.
 type form struct {
 	name    string
 	systemd bool // else OpenRC
-	scripts string
 }
 
-var forms = []form{{"deb", true, "deb"}, {"rpm", true, "rpm"}, {"apk", false, "apk"}}
-
-// packages makes the packages for a Linux.
-func (r *release) packages(s system, program string) error {
-	for _, f := range forms {
-		if err := r.pack(s, program, f); err != nil {
-			return fmt.Errorf("%s: %w", f.name, err)
-		}
-	}
-	return nil
-}
-
+// pack makes a package for a Linux.
 func (r *release) pack(s system, program string, f form) error {
 	list, err := r.contents(program, f)
 	if err != nil {
 		return err
 	}
-	scripts := filepath.Join(r.repo, "deploy/packages", f.scripts)
+	scripts := filepath.Join(r.repo, "deploy/packages", f.name)
 	info := nfpm.WithDefaults(&nfpm.Info{
 		Name: "fairlead", Arch: s.arch, Platform: "linux", Version: r.version, Section: "net", Priority: "optional",
 		Maintainer:  "The fairlead developers <fairlead@example.org>",
