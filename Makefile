@@ -21,7 +21,7 @@ BENCH ?= .
 STAGES := lint generate-check test-unit test-root test-browser test-engines-smoke
 STAGES_VM := test-vm-smoke
 STAGES_ALL = lint generate-check test-unit test-root test-browser test-engines test-wine fuzz $(STAGES_LONG)
-STAGES_VM_ALL := test-vm
+STAGES_VM_ALL := test-vm test-install
 # Tests that take hours: a target each.
 STAGES_LONG =
 # End-to-end tests that the smoke test runs in each machine.
@@ -31,10 +31,12 @@ VM := go run ./test/vm -json -kernel '$(KERNELS)' -methods '$(METHODS)' \
 	-env FAIRLEAD_STARTS=2 -env FAIRLEAD_WAKEUPS=500 -env FAIRLEAD_SHORT=500 \
 	-env FAIRLEAD_STORMS=2 -env FAIRLEAD_REFILL=500 -env FAIRLEAD_SOCKET_OPERATIONS=$(or $(VM_SOCKET_OPERATIONS),50)
 
+VM_INSTALL := go run ./test/vm -json -timeout 30m
+
 # What each build tag selects: root, tests that need root on this kernel; vm, tests for the
-# machines of test/vm; engines, tests that need what hack/provision*.sh installs; wine, tests
-# that run fairlead.exe.
-TAGS := root,vm,engines,bench,wine
+# machines of test/vm; systemd and openrc, tests for those of them that boot a Debian;
+# engines, tests that need what hack/provision*.sh installs; wine, tests that run fairlead.exe.
+TAGS := root,vm,systemd,openrc,engines,bench,wine
 # Systems that the host side is built for beside linux/amd64 and windows/amd64, which the
 # linter sees.
 HOST_SYSTEMS := linux/arm64 windows/arm64 darwin/arm64
@@ -90,7 +92,7 @@ test-all: export FAIRLEAD_SOCKET_OPERATIONS ?= 2500
 test-all: export VM_SOCKET_OPERATIONS ?= 1700
 .PHONY: test-all
 test-all: ## Run everything: each engine in each mode, all tests in each kernel, Wine, fuzzing
-	@hack/provision.sh all wine
+	@hack/provision.sh all boot wine
 	@$(call run_stages,$(STAGES_ALL),$(STAGES_VM_ALL))
 
 # Runs two lists of stages side by side, and shows the slowest tests and the sum.
@@ -134,6 +136,12 @@ test-vm: ## Run the tests for other kernels in emulated machines (KERNELS, METHO
 .PHONY: test-vm-smoke
 test-vm-smoke: ## Run tests that depend on the kernel, and three end-to-end tests, in emulated machines
 	@$(TEST) test-vm-smoke $(VM) -smoke $(VM_SMOKE) ./...
+
+.PHONY: test-install
+test-install: ## Install, start, upgrade and remove fairlead in machines that boot systemd and OpenRC: 5 minutes
+	@hack/provision.sh boot
+	@rc=0; $(TEST) test-install.systemd $(VM_INSTALL) -kernel 6.1 -system systemd -tags systemd ./test/install || rc=1; \
+	$(TEST) test-install.openrc $(VM_INSTALL) -kernel 6.12 -system openrc -tags openrc ./test/install || rc=1; exit $$rc
 
 .PHONY: test-browser
 test-browser: ## Test the page in Chromium, and dashboard and alerts in Prometheus (root)

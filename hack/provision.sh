@@ -4,7 +4,9 @@
 # Installs what fairlead's tests need on Debian 12. Takes a second and no network if
 # all of it is installed.
 #
-#   hack/provision.sh [base|generate|vm|browser|gotestsum|lint|wine|all]...    (default: all, which leaves wine out)
+#   hack/provision.sh [base|generate|vm|boot|browser|gotestsum|lint|wine|all]...
+#
+# The default is all, which leaves boot and wine out.
 #
 # Packages need root; kernels and the linter go to a cache directory of the user:
 # ${FAIRLEAD_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/fairlead}.
@@ -16,12 +18,19 @@ base_packages=(ca-certificates gcc git iproute2 iptables kmod libc6-dev make nft
 generate_packages=(clang-14 libbpf-dev llvm-14)
 # vm: the emulator, and what goes into its file system.
 vm_packages=(busybox-static iproute2 iptables kmod nftables qemu-system-x86 xz-utils)
+# boot: what makes the file systems of machines that boot systemd or OpenRC (test/install).
+boot_packages=(debootstrap e2fsprogs)
 # wine: to run tests that were built for Windows, and what makes a library that its Go needs.
 wine_packages=(binutils-mingw-w64-x86-64 wine64)
 # browser: Chromium and a font for the page. Prometheus is unpacked beside it.
 browser_packages=(chromium fonts-liberation2)
 # The kernels that tests run on: the version, and the package that names the newest build of it.
 kernels=(6.1:linux-image-cloud-amd64 6.12:linux-image-6.12-cloud-amd64)
+# Debian systems to install packages in, beside what debootstrap calls minimal.
+declare -A roots=(
+	[systemd]="dbus,iproute2,kmod,libpam-systemd,procps,systemd,systemd-sysv,udev"
+	[openrc]="iproute2,kmod,openrc,procps,udev"
+)
 lint_version=v2.15.0
 gotestsum_version=v1.13.0
 
@@ -116,6 +125,36 @@ kernel() {
 	mv "$dir.new" "$dir"
 }
 
+# root NAME makes $cache/roots/NAME.img, an ext4 file system of a fresh Debian 12 with that
+# init. It is made again when its list of packages changes.
+root() {
+	local name=$1 include=${roots[$1]} dir=$cache/roots image tree
+	image=$dir/$name-$(printf '1 %s' "$include" | sha256sum | cut -c1-12).img
+	if [ ! -f "$image" ]; then
+		[ "$(id -u)" = 0 ] || die "$image is missing and only root makes it: run 'sudo hack/provision.sh boot'"
+		scratch
+		tree=$tmp/$name
+		say "making a Debian 12 with $name"
+		retry "debootstrap" make_tree "$tree" "$include"
+		rm -rf "$tree"/var/cache/apt/* "$tree"/var/lib/apt/lists/* "$tree"/usr/share/{doc,man,locale}
+		printf 'guest\n' >"$tree/etc/hostname"
+		printf '127.0.0.1 localhost guest\n::1 localhost\n' >"$tree/etc/hosts"
+		printf '0123456789abcdef0123456789abcdef\n' >"$tree/etc/machine-id"
+		printf '/dev/nvme0n1 / ext4 defaults 0 0\n' >"$tree/etc/fstab"
+		mkdir -p "$dir" "$tree/test"
+		PATH=$PATH:/usr/sbin:/sbin mke2fs -q -F -t ext4 -O ^has_journal -m 0 -d "$tree" "$image.new" 1G
+		rm -rf --one-file-system "$tree"
+		mv "$image.new" "$image"
+	fi
+	ln -sf "${image##*/}" "$dir/$name.img"
+}
+
+make_tree() {
+	rm -rf --one-file-system "$1"
+	PATH=$PATH:/usr/sbin:/sbin debootstrap --variant=minbase --include="$2" bookworm "$1" ${MIRROR:+"$MIRROR"} >"$tmp/debootstrap.log" 2>&1 ||
+		{ tail -n 20 "$tmp/debootstrap.log" >&2; return 1; }
+}
+
 # prometheus unpacks Debian's Prometheus and promtool: installed, it would start
 # a service on this machine.
 prometheus() {
@@ -173,6 +212,11 @@ for section; do
 		packages "${vm_packages[@]}"
 		for k in "${kernels[@]}"; do kernel "${k%%:*}" "${k#*:}"; done
 		;;
+	boot)
+		packages "${vm_packages[@]}" "${boot_packages[@]}"
+		for k in "${kernels[@]}"; do kernel "${k%%:*}" "${k#*:}"; done
+		for r in "${!roots[@]}"; do root "$r"; done
+		;;
 	browser)
 		packages "${browser_packages[@]}"
 		prometheus
@@ -190,7 +234,7 @@ for section; do
 		gotestsum
 		linter
 		;;
-	*) die "unknown section '$section': want base, generate, vm, browser, gotestsum, lint, wine or all" ;;
+	*) die "unknown section '$section': want base, generate, vm, boot, browser, gotestsum, lint, wine or all" ;;
 	esac
 done
 say "ready"

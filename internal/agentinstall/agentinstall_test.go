@@ -33,7 +33,6 @@ func newMachine(t *testing.T, files map[string]string) *machine {
 			t.Fatal(err)
 		}
 		if strings.HasSuffix(name, "/") {
-			text = ""
 			if err := os.MkdirAll(path, 0o755); err != nil {
 				t.Fatal(err)
 			}

@@ -24,6 +24,11 @@ import (
 //go:embed init.sh
 var initScript []byte
 
+// systemScript is what init.sh continues with to boot a Debian from a disk.
+//
+//go:embed system.sh
+var systemScript []byte
+
 // tools go into the guest at the path they have here, with the libraries they load.
 var tools = []string{
 	"/usr/sbin/nft", "/usr/sbin/xtables-nft-multi", "/usr/sbin/xtables-legacy-multi",
@@ -61,6 +66,16 @@ func findKernel(cache, version string) (kernel, error) {
 	return kernel{version: version, release: strings.TrimSpace(string(release)), dir: dir}, nil
 }
 
+// findSystem returns the file system of a Debian that boots name, which hack/provision.sh
+// made.
+func findSystem(cache, name string) (string, error) {
+	image := filepath.Join(cache, "roots", name+".img")
+	if _, err := os.Stat(image); err != nil {
+		return "", fmt.Errorf("a Debian with %s is not in the cache: run hack/provision.sh boot (%w)", name, err)
+	}
+	return image, nil
+}
+
 // baseImage returns the path of the initramfs for k: busybox, tools and
 // modules. It is made once for each content and kept in the cache.
 func baseImage(ctx context.Context, cache string, k kernel) (string, error) {
@@ -71,6 +86,7 @@ func baseImage(ctx context.Context, cache string, k kernel) (string, error) {
 	key := sha256.New()
 	fmt.Fprintln(key, "format 1", k.release, modules, files)
 	key.Write(initScript)
+	key.Write(systemScript)
 	for _, f := range files {
 		if err := hashFile(key, f); err != nil {
 			return "", err
@@ -167,6 +183,9 @@ func stageTools(root string, files []string) error {
 		if err := os.WriteFile(filepath.Join(root, name), []byte(text), 0o644); err != nil {
 			return err
 		}
+	}
+	if err := os.WriteFile(filepath.Join(root, "system.sh"), systemScript, 0o644); err != nil {
+		return err
 	}
 	return os.WriteFile(filepath.Join(root, "init"), initScript, 0o755)
 }

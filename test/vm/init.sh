@@ -7,6 +7,8 @@ export PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root TMPDIR=/tmp
 mount -t proc proc /proc
 mount -t sysfs sys /sys
 mount -t devtmpfs dev /dev
+system=$(sed -n 's/.*fairlead\.system=\([^ ]*\).*/\1/p' /proc/cmdline)
+[ -z "$system" ] || . /system.sh
 mkdir -p /dev/pts /dev/shm
 mount -t devpts devpts /dev/pts
 mount -t tmpfs shm /dev/shm

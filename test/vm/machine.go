@@ -143,6 +143,8 @@ func (c *console) text() string {
 type machine struct {
 	kernel  kernel
 	initrd  string // path of the whole initramfs
+	system  string // of systems, empty to run the jobs without one
+	disk    string // path of its file system, which is not changed
 	memory  int    // MiB
 	accel   accelerator
 	timeout time.Duration
@@ -158,6 +160,9 @@ func (m *machine) run(ctx context.Context) {
 	err := m.boot(ctx)
 	err = errors.Join(err, m.console.err())
 	name, release := m.kernel.version+"/machine-"+m.accel.name, "Linux-"+m.kernel.release
+	if m.system != "" {
+		name += "-" + m.system
+	}
 	m.report.text(name, release, m.accel.why)
 	m.report.check(name, release, time.Since(start), err)
 }
@@ -181,14 +186,19 @@ func (m *machine) boot(ctx context.Context) error {
 	}
 	// The timer check and the watchdogs look at a clock that emulation on a
 	// busy host stretches.
-	qemu := exec.CommandContext(ctx, "qemu-system-x86_64",
+	args := []string{
 		"-accel", m.accel.options, "-cpu", m.accel.cpu, "-smp", "2", "-m", strconv.Itoa(m.memory),
 		"-nodefaults", "-display", "none", "-no-reboot", "-monitor", "none",
-		"-chardev", "socket,id=tty0,path="+filepath.Join(dir, "ttyS0"), "-serial", "chardev:tty0",
-		"-chardev", "socket,id=tty1,path="+filepath.Join(dir, "ttyS1"), "-serial", "chardev:tty1",
+		"-chardev", "socket,id=tty0,path=" + filepath.Join(dir, "ttyS0"), "-serial", "chardev:tty0",
+		"-chardev", "socket,id=tty1,path=" + filepath.Join(dir, "ttyS1"), "-serial", "chardev:tty1",
 		"-kernel", filepath.Join(m.kernel.dir, "vmlinuz"), "-initrd", m.initrd,
-		"-append", "console=ttyS0 loglevel=5 panic=-1 oops=panic rdinit=/init tsc=reliable mitigations=off"+
-			" random.trust_cpu=on no_timer_check nowatchdog rcupdate.rcu_cpu_stall_suppress=1")
+		"-append", "console=ttyS0 loglevel=5 panic=-1 oops=panic rdinit=/init tsc=reliable mitigations=off" +
+			" random.trust_cpu=on no_timer_check nowatchdog rcupdate.rcu_cpu_stall_suppress=1" + m.parameters(),
+	}
+	if m.disk != "" {
+		args = append(args, "-drive", "file="+m.disk+",if=none,id=disk,format=raw,snapshot=on", "-device", "nvme,drive=disk,serial=1")
+	}
+	qemu := exec.CommandContext(ctx, "qemu-system-x86_64", args...)
 	var stderr bytes.Buffer
 	qemu.Stdout, qemu.Stderr = &stderr, &stderr
 	qemu.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
@@ -233,6 +243,14 @@ func (m *machine) boot(ctx context.Context) error {
 		exit = fmt.Errorf("%w\n%s%s", exit, stderr.String(), m.console.last())
 	}
 	return errors.Join(err, exit)
+}
+
+// parameters are those of the kernel that depend on the system.
+func (m *machine) parameters() string {
+	if m.system == "" {
+		return ""
+	}
+	return " fairlead.system=" + m.system + " systemd.show_status=0 net.ifnames=0"
 }
 
 // results is how far the jobs came.

@@ -15,6 +15,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"os/exec"
 	"os/signal"
 	"path/filepath"
 	"slices"
@@ -36,6 +37,7 @@ type options struct {
 	bench       string
 	env         []string
 	accel       string
+	system      string
 	memory      int
 	timeout     time.Duration
 	testTimeout time.Duration
@@ -43,6 +45,9 @@ type options struct {
 	json        bool
 	patterns    []string
 }
+
+// systems are what can be booted from a disk that hack/provision.sh made.
+var systems = []string{"systemd", "openrc"}
 
 // minMemory is what a machine needs to boot, in MiB.
 const minMemory = 512
@@ -57,6 +62,9 @@ func (o options) validate() error {
 		return errors.New("-timeout and -test-timeout: want more than 0")
 	case o.accel != "auto" && o.accel != "kvm" && o.accel != "tcg":
 		return fmt.Errorf("-accel %q: want auto, kvm or tcg", o.accel)
+	}
+	if o.system != "" && !slices.Contains(systems, o.system) {
+		return fmt.Errorf("-system %q: want one of %q", o.system, systems)
 	}
 	for _, e := range o.env {
 		if !strings.Contains(e, "=") {
@@ -79,6 +87,7 @@ func main() {
 		return nil
 	})
 	flag.StringVar(&o.accel, "accel", "auto", "kvm, tcg (emulation), or auto: kvm if a machine boots under it")
+	flag.StringVar(&o.system, "system", "", "boot a Debian with this init, systemd or openrc, and run the tests in it")
 	flag.IntVar(&o.memory, "memory", 1024, "MiB of each machine, beside what the file system takes")
 	flag.DurationVar(&o.timeout, "timeout", 4*time.Hour, "limit for each machine")
 	flag.DurationVar(&o.testTimeout, "test-timeout", time.Hour, "limit for each test binary")
@@ -167,6 +176,7 @@ func buildJobs(ctx context.Context, o options, suites []suite, work string, r *r
 	buildProgram := sync.OnceValue(func() error {
 		return goBuild(ctx, []string{"build"}, filepath.Join(work, "test", "fairlead"), binaryPackage)
 	})
+	buildPackages := sync.OnceValue(func() error { return packages(ctx, filepath.Join(work, "test", "packages")) })
 	for i, s := range suites {
 		name := strings.TrimPrefix(s.Package, "github.com/fairlead/fairlead/")
 		dir := filepath.Join(work, "test", strconv.Itoa(i))
@@ -177,6 +187,13 @@ func buildJobs(ctx context.Context, o options, suites []suite, work string, r *r
 				continue
 			}
 			env = append([]string{program.Variable + "=/test/fairlead"}, env...)
+		}
+		if s.Packages {
+			if err := buildPackages(); err != nil {
+				r.check("build", name, 0, err)
+				continue
+			}
+			env = append([]string{packagesVariable + "=/test/packages"}, env...)
 		}
 		if err := goBuild(ctx, []string{"test", "-c", "-tags=" + o.tags}, filepath.Join(dir, "run.test"), s.Package); err != nil {
 			r.check("build", name, 0, err)
@@ -223,6 +240,24 @@ func buildJobs(ctx context.Context, o options, suites []suite, work string, r *r
 	return append(first, jobs...)
 }
 
+// packages builds the package and the archive of two versions, the later one in the second
+// of the directories old and new of dir.
+func packages(ctx context.Context, dir string) error {
+	mod, err := exec.CommandContext(ctx, "go", "env", "GOMOD").Output()
+	if err != nil {
+		return fmt.Errorf("find the module: %w", err)
+	}
+	release := filepath.Join(filepath.Dir(string(mod)), "hack/release")
+	for name, version := range map[string]string{"old": "v0.1.0", "new": "v0.1.1"} {
+		cmd := exec.CommandContext(ctx, "go", "-C", release, "run", ".", "-out", filepath.Join(dir, name),
+			"-version", version, "-systems", "linux/amd64", "-kinds", "archive,deb")
+		if out, err := cmd.CombinedOutput(); err != nil {
+			return fmt.Errorf("build packages: %w: %s", err, out)
+		}
+	}
+	return nil
+}
+
 // copyData copies a package's testdata, if it has any, beside its binary.
 func copyData(dst, src string) error {
 	err := os.CopyFS(filepath.Join(dst, "testdata"), os.DirFS(filepath.Join(src, "testdata")))
@@ -249,8 +284,14 @@ func runKernel(ctx context.Context, o options, cache, work, version string, acce
 	if err != nil {
 		return err
 	}
+	disk := ""
+	if o.system != "" {
+		if disk, err = findSystem(cache, o.system); err != nil {
+			return err
+		}
+	}
 	m := machine{
-		kernel: k, initrd: initrd, accel: accel, jobs: jobs, report: r, timeout: o.timeout,
+		kernel: k, initrd: initrd, system: o.system, disk: disk, accel: accel, jobs: jobs, report: r, timeout: o.timeout,
 		// The archive and what is unpacked from it exist at the same time.
 		memory:  o.memory + 2*int(info.Size()>>20),
 		console: &console{},

@@ -28,6 +28,10 @@ const methodsVariable = "FAIRLEAD_METHODS"
 // in a machine than outside.
 const kernelVariable = "FAIRLEAD_KERNEL"
 
+// packagesVariable is the directory of the packages under test. They are built and packed
+// for packages of Go that read it.
+const packagesVariable = "FAIRLEAD_PACKAGES"
+
 // The program under test is built and packed for packages whose tests import
 // programImport, which finds it by the environment: a guest has no compiler.
 const (
@@ -42,6 +46,8 @@ type suite struct {
 	Tests   []string // names of Test, Fuzz and Example functions
 	Methods bool     // it reads methodsVariable
 	Binary  bool     // it runs the program under test
+	// Packages: it installs the packages under test.
+	Packages bool
 
 	Benchmarks bool // the tags add some
 }
@@ -101,6 +107,9 @@ func findSuites(ctx context.Context, tags, smoke string, patterns []string) ([]s
 			continue
 		}
 		if s.Binary, err = mentions(p.Dir, programImport); err != nil {
+			return nil, err
+		}
+		if s.Packages, err = mentions(p.Dir, packagesVariable); err != nil {
 			return nil, err
 		}
 		suites = append(suites, s)

@@ -202,6 +202,19 @@ func TestFindSuitesForASmokeTest(t *testing.T) {
 	}
 }
 
+// TestFindSuitesThatInstall finds which packages need the packages under test.
+func TestFindSuitesThatInstall(t *testing.T) {
+	for _, system := range systems {
+		suites, err := findSuites(t.Context(), system, "", []string{"../install", "../e2e"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(suites) != 1 || !suites[0].Packages || suites[0].Binary || len(suites[0].Tests) == 0 {
+			t.Errorf("%s: got %+v, want test/install alone", system, suites)
+		}
+	}
+}
+
 func TestWriteFileIsWholeOrAbsent(t *testing.T) {
 	dir := t.TempDir()
 	err := writeFile(filepath.Join(dir, "f"), func(w io.Writer) error {
