@@ -9,18 +9,10 @@ import (
 	"os/exec"
 )
 
-const hookAdded = "Pair"
-
-// What the caller's namespace is to the observer.
-const (
-	hookUnwatched = "unwatched"
-	hookBurst     = "burst"
-	hookIdle      = "idle"
-)
-
 func hookPart() part {
+	// The modes say what the caller's namespace is to the observer.
 	return part{"hook", "hook", []measure{
-		{name: hookAdded, title: "added to listen() and close()", unit: "sec/op", modes: []string{hookUnwatched, hookBurst, hookIdle}},
+		{name: "Pair", title: "added to listen() and close()", unit: "sec/op", modes: []string{"unwatched", "burst", "idle"}},
 	}, hooks}
 }
 

@@ -10,6 +10,7 @@ import (
 	"math"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/aclements/go-moremath/stats"
@@ -47,7 +48,10 @@ func nameOf(measure, mode string, size int) string {
 // summarize makes a result of samples by unit. The distribution is that of the first unit.
 func summarize(name, unit string, samples map[string][]float64) *benchfmt.Result {
 	r := &benchfmt.Result{Name: benchfmt.Name(name), Iters: len(samples[unit])}
-	add := func(unit string, v float64) { r.Values = append(r.Values, benchfmt.Value{Value: v, Unit: unit}) }
+	add := func(unit string, v float64) {
+		v, _ = strconv.ParseFloat(strconv.FormatFloat(v, 'g', 6, 64), 64) // the rest would be noise
+		r.Values = append(r.Values, benchfmt.Value{Value: v, Unit: unit})
+	}
 	sorted := benchmath.NewSample(samples[unit], &benchmath.DefaultThresholds)
 	median := benchmath.AssumeNothing.Summary(sorted, 0.95)
 	add(unit, median.Center)
