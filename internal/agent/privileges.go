@@ -83,11 +83,9 @@ func (a *Agent) usesUserSockets() bool {
 // attachPoll is how often it is looked whether all hooks were tried.
 const attachPoll = 100 * time.Millisecond
 
-// limitAttached drops what attaching hooks needed, when all were tried.
+// limitAttached drops what attaching hooks needed, when all were tried. It does not wait
+// for engines, which may never answer.
 func (a *Agent) limitAttached(ctx context.Context) {
-	if err := schedule.Wait(ctx, time.Time{}, a.registry.Ready()); err != nil {
-		return
-	}
 	for !a.attached() {
 		if err := schedule.Sleep(ctx, attachPoll); err != nil {
 			return

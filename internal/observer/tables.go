@@ -27,10 +27,14 @@ import (
 // process, from /proc/PID/net.
 func readTables(p uint16, s space) (list []Found, err error) {
 	var errs []error
+	used := usedTables(s.process)
 	for _, t := range []struct {
 		name     string
 		protocol port.Protocol
 	}{{"tcp", port.TCP}, {"tcp6", port.TCP}, {"udp", port.UDP}, {"udp6", port.UDP}} {
+		if !used[t.name] {
+			continue
+		}
 		f, err := os.Open(filepath.Join(s.process, "net", t.name))
 		if errors.Is(err, fs.ErrNotExist) {
 			continue // no IPv6, or the process has ended
@@ -45,6 +49,24 @@ func readTables(p uint16, s space) (list []Found, err error) {
 		list[i].Space, list[i].NetNS = s.title(), uint32(s.inode)
 	}
 	return list, errors.Join(errs...)
+}
+
+// usedTables returns which tables of /proc/PID/net have sockets. To read one of TCP, the
+// kernel walks the connections of all namespaces, which takes it milliseconds.
+func usedTables(process string) map[string]bool {
+	used := make(map[string]bool)
+	for _, name := range []string{"sockstat", "sockstat6"} {
+		b, err := os.ReadFile(filepath.Join(process, "net", name))
+		if err != nil {
+			continue // no IPv6, or the process has ended
+		}
+		for line := range strings.Lines(string(b)) {
+			protocol, counts, _ := strings.Cut(line, ": ")
+			n, _, _ := strings.Cut(strings.TrimPrefix(counts, "inuse "), " ")
+			used[strings.ToLower(protocol)] = strings.TrimSpace(n) != "0"
+		}
+	}
+	return used
 }
 
 // appendTable appends the sockets with the local port p in a table of /proc/net that serve,

@@ -20,6 +20,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/privilege"
+	"github.com/fairlead/fairlead/test/kit/wait"
 )
 
 // unitSet is what the unit of systemd gives the agent; test/deploy compares them.
@@ -257,5 +258,38 @@ func TestKeepPrivileges(t *testing.T) {
 	out, _, _ := fairlead(t, "doctor", "--control", r.agentCtl)
 	if want := "keeps capabilities that it does not need: --keep-privileges is set"; !strings.Contains(out, want) {
 		t.Errorf("no %q in\n%s", want, out)
+	}
+}
+
+// A socket of an engine that belongs to a user is connected to, as far as the agent was
+// given the capability.
+func TestEngineSocketOfAnotherUser(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.Chmod(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(dir, "docker.sock")
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = l.Close() })
+	if err := errors.Join(os.Chmod(path, 0o600), os.Chown(path, 65534, 65534)); err != nil {
+		t.Fatal(err)
+	}
+	asked := make(chan struct{}, 1)
+	go hangUp(l, func() {
+		select {
+		case asked <- struct{}{}:
+		default:
+		}
+	})
+	r := newRig(t, "--source", "docker", "--docker-host", "unix://"+path)
+	r.startAgent()
+	wait.For(t, "the agent connects", asked)
+	wantCapabilities(t, r.agent, remaining()|1<<privilege.UserSockets().Bit)
+	// It is connected to again, with what remains.
+	for range cap(asked) + 1 {
+		wait.For(t, "the agent connects again", asked)
 	}
 }
