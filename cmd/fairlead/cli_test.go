@@ -218,3 +218,18 @@ func TestConfigShowOfNamedSocket(t *testing.T) {
 		}
 	}
 }
+
+func TestLsForScripts(t *testing.T) {
+	serve(t, guest{})
+	if out, _, code := execute(t, "ls", "--no-headers"); code != exitOK || strings.Contains(out, "PORT") || out == "" {
+		t.Errorf("exit %d, %q", code, out)
+	}
+	var b strings.Builder
+	at := netip.MustParseAddrPort("127.0.0.1:80")
+	row := status.Publication{Protocol: port.TCP, HostAddresses: []netip.AddrPort{at}}
+	lost := row
+	lost.Lost, lost.HostAddresses = true, []netip.AddrPort{netip.MustParseAddrPort("127.0.0.1:81")}
+	if err := writeAddresses(&b, status.List{Publications: []status.Publication{row, row, lost, {}}}); err != nil || b.String() != "127.0.0.1:80\n" {
+		t.Errorf("%q, %v", b.String(), err)
+	}
+}

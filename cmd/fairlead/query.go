@@ -124,7 +124,7 @@ const restartTimeout = time.Second
 func newLs() *cobra.Command {
 	var control string
 	var terms []string
-	var all bool
+	var all, quiet, bare bool
 	var out output
 	c := &cobra.Command{
 		Use: "ls", Short: "List the ports, where they are reachable, and who serves them", Args: noArgs, GroupID: groupInspect,
@@ -157,20 +157,43 @@ func newLs() *cobra.Command {
 				empty += fmt.Sprintf(" `fairlead ls -a` lists %d that the guests do not publish.", n)
 			}
 			l = filter.List(shown)
-			if out.format == "json" {
+			switch {
+			case quiet:
+				return writeAddresses(c.OutOrStdout(), l)
+			case out.format == "json":
 				return newEncoder(c.OutOrStdout()).Encode(versioned(l))
 			}
 			return status.WriteTable(c.OutOrStdout(), l, status.Style{
 				Wide: out.format == "wide", Width: width(c.OutOrStdout(), out.format == "wide"),
-				Paint: painter(c.OutOrStdout()), Now: time.Now(), Empty: empty, All: all,
+				Paint: painter(c.OutOrStdout()), Now: time.Now(), Empty: empty, All: all, Bare: bare,
 			})
 		},
 	}
 	controlFlag(c, &control)
 	filterFlag(c, &terms)
 	allFlag(c, &all)
+	c.Flags().BoolVarP(&quiet, "quiet", "q", false, "print only the host addresses of reachable ports, one per line")
+	c.Flags().BoolVar(&bare, "no-headers", false, "print the table without its first line")
 	out.register(c, "table", "wide", "json")
 	return c
+}
+
+// writeAddresses prints where ports are reachable, each address once.
+func writeAddresses(w io.Writer, l status.List) error {
+	seen := make(map[string]bool)
+	for _, p := range l.Publications {
+		for _, a := range p.HostAddresses {
+			line := a.String()
+			if p.Lost || seen[line+p.Protocol.String()] {
+				continue
+			}
+			seen[line+p.Protocol.String()] = true
+			if _, err := fmt.Fprintln(w, line); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
 }
 
 func allFlag(c *cobra.Command, all *bool) {

@@ -106,7 +106,12 @@ func New(cfg config.Agent, log *slog.Logger, level *slog.LevelVar) (*Agent, erro
 	a.accepted.Store(&a.cfg)
 	a.provider = provider{a.registry, a.reconciler.Outcomes(), a.observer.CheckOwners}
 	a.metrics = metrics.NewAgent(a.count)
+	page := ""
+	if cfg.WebAddr != "" {
+		page = status.PageToken(log, cfg.LinkToken)
+	}
 	a.server = status.NewServer(status.Options{
+		Token:    page,
 		Provider: a.provider, Explainer: gather.NewExplainer(a.diagnosed()), Examiner: a, Ready: a.notReady, Level: level, Logger: log,
 		Metrics: a.metrics.Handler(), Role: "agent", Name: machineName("guest"), Vitals: a.vitals, Peers: a.peers, Rules: a.rules.Load, Settings: a.settings, Served: a.served,
 	})

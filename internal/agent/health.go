@@ -121,7 +121,7 @@ func (a *Agent) logStart() {
 		sinks = append(sinks, s.Name())
 	}
 	a.log.Info("starting", "version", version.String(), "config", cmp.Or(a.cfg.File(), "none"),
-		"sources", strings.Join(a.cfg.Sources, ","), "sinks", strings.Join(sinks, ","), "control", a.cfg.Control)
+		"sources", strings.Join(a.cfg.Sources, ","), "sinks", strings.Join(sinks, ","), "link", strings.Join(a.endpoints(), ","), "control", a.cfg.Control)
 }
 
 // logReady logs once that everything was reported, and where a host can connect.

@@ -79,7 +79,12 @@ func New(cfg config.Host, log *slog.Logger, level *slog.LevelVar) (*Daemon, erro
 		return nil, err
 	}
 	p := provider{d.host, cfg.Connect}
+	page := ""
+	if cfg.WebAddr != "" {
+		page = status.PageToken(log, cfg.LinkToken)
+	}
 	d.server = status.NewServer(status.Options{
+		Token:    page,
 		Provider: p, Explainer: p, Metrics: metrics.NewHost(func() metrics.HostSnapshot { return count(d.host) }), Level: level, Logger: log,
 		Role: "host", Name: name, Vitals: func(uint64) status.Vitals { return vitals(d.host) },
 		Peers: p.peers, Settings: d.settings,

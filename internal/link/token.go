@@ -3,7 +3,10 @@
 package link
 
 import (
+	"crypto/hmac"
 	"crypto/rand"
+	"crypto/sha256"
+	"encoding/base64"
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -36,6 +39,13 @@ func NewToken(text string) (Token, error) {
 
 // IsZero reports whether there is no token.
 func (t Token) IsZero() bool { return t.key == "" }
+
+// Derive returns another secret for a purpose, fit for a URL. It does not reveal the token.
+func (t Token) Derive(purpose string) string {
+	m := hmac.New(sha256.New, []byte(t.key))
+	m.Write([]byte("fairlead " + purpose))
+	return base64.RawURLEncoding.EncodeToString(m.Sum(nil))
+}
 
 // Format implements fmt.Formatter without showing the token.
 func (t Token) Format(f fmt.State, _ rune) { _, _ = io.WriteString(f, redacted) }

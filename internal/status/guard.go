@@ -7,10 +7,14 @@ import (
 	"crypto/sha256"
 	"crypto/subtle"
 	"encoding/base64"
+	"log/slog"
 	"net"
 	"net/http"
 	"net/netip"
+	"path/filepath"
 	"strings"
+
+	"github.com/fairlead/fairlead/internal/link"
 )
 
 // newToken returns 256 random bits, fit for a URL.
@@ -18,6 +22,21 @@ func newToken() string {
 	b := make([]byte, 32)
 	_, _ = rand.Read(b) // never fails
 	return base64.RawURLEncoding.EncodeToString(b)
+}
+
+// PageToken returns the token of the page on TCP. It stays the same over restarts, so that an
+// open page works on: it derives from a secret in a file beside that of the link's token,
+// which is made at the first start. Without such a file each start has a new token.
+func PageToken(log *slog.Logger, linkToken string) string {
+	if linkToken == "" {
+		return newToken()
+	}
+	secret, err := link.LoadOrCreateToken(filepath.Join(filepath.Dir(linkToken), "page-token"))
+	if err != nil {
+		log.Warn("the page has a new token at each start", "err", err)
+		return newToken()
+	}
+	return secret.Derive("page")
 }
 
 // guard refuses requests that a foreign web page could make a browser send: with a

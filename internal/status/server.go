@@ -3,6 +3,7 @@
 package status
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -44,6 +45,8 @@ type Options struct {
 	Rules func() *rules.Set
 	// Settings returns the configuration in effect; nil leaves /v1/config out.
 	Settings func() []config.Setting
+	// Token is that of the page on TCP. If it is empty, a new one is made.
+	Token string
 	// Served is notified when a connection became idle or ended. It may be nil.
 	Served schedule.Signal
 }
@@ -54,7 +57,7 @@ type Server struct {
 	watches chan struct{}
 	level   levelTimer
 	hello   hello
-	token   string       // of the page on TCP; new at each start
+	token   string       // of the page on TCP
 	webURL  atomic.Value // string: the page's URL
 }
 
@@ -64,7 +67,7 @@ func NewServer(o Options) *Server {
 		o.MaxWatches = 64
 	}
 	return &Server{
-		o: o, watches: make(chan struct{}, o.MaxWatches), token: newToken(),
+		o: o, watches: make(chan struct{}, o.MaxWatches), token: cmp.Or(o.Token, newToken()),
 		hello: hello{Role: o.Role, Name: o.Name, Version: version.String(), Explains: o.Explainer != nil},
 	}
 }

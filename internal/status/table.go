@@ -48,7 +48,9 @@ func (t *table) widths() []int {
 	widths := make([]int, len(t.columns))
 	total := -gap
 	for i, c := range t.columns {
-		widths[i] = utf8.RuneCountInString(c.head)
+		if !t.style.Bare {
+			widths[i] = utf8.RuneCountInString(c.head)
+		}
 		for _, row := range t.rows {
 			widths[i] = max(widths[i], utf8.RuneCountInString(row[i]))
 		}
@@ -85,7 +87,9 @@ func (t *table) write(w io.Writer) error {
 	for i, c := range t.columns {
 		heads[i] = c.head
 	}
-	line(heads, func(_ int, s string) string { return t.style.Paint.Paint(Bold, s) })
+	if !t.style.Bare {
+		line(heads, func(_ int, s string) string { return t.style.Paint.Paint(Bold, s) })
+	}
 	for r, row := range t.rows {
 		line(row, func(i int, s string) string {
 			if i == stateColumn {

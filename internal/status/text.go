@@ -22,6 +22,7 @@ type Style struct {
 	Paint Painter
 	Now   time.Time
 	Empty string // written instead of a table without rows
+	Bare  bool   // without the header line
 	All   bool   // with what guests of a host do not publish
 }
 

@@ -5,7 +5,10 @@ package status
 import (
 	"encoding/json"
 	"fmt"
+	"log/slog"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -116,5 +119,61 @@ func TestPublicationThatWaitsForItsOwnerIsPending(t *testing.T) {
 	row := Describe(port.Publication{Decision: port.Decision{Pending: true, Reason: "owner not known yet"}}, []Outcome{{State: port.Active}})
 	if row.State != port.Pending || row.Reason != "owner not known yet" || len(row.HostAddresses) > 0 {
 		t.Errorf("row = %+v", row)
+	}
+}
+
+// States that only a host has are the same in tables, filters and events.
+func TestHostStates(t *testing.T) {
+	open := Publication{Address: netip.IPv4Unspecified(), Protocol: port.TCP, Port: 80, State: port.Active, Lost: true, Guest: "vm"}
+	for filter, want := range map[string]bool{"state=lost": true, "state=active": false, "lost": true, "active": false, "state=denied": false} {
+		f, err := ParseFilter([]string{filter})
+		if err != nil || f.Match(open) != want {
+			t.Errorf("%s: %v, %v", filter, f.Match(open), err)
+		}
+	}
+	var b strings.Builder
+	if err := WriteEvent(&b, Event{Type: Changed, Publication: &open}, Painter{}); err != nil || !strings.Contains(b.String(), " lost") {
+		t.Errorf("%q, %v", b.String(), err)
+	}
+	b.Reset()
+	if err := WriteTable(&b, List{Publications: []Publication{open}}, Style{Bare: true, Now: noon}); err != nil || !strings.HasPrefix(b.String(), "80/tcp  0.0.0.0  lost  ") {
+		t.Errorf("%q, %v", b.String(), err)
+	}
+}
+
+// A port that is denied while it is published has two rows, and events about both.
+func TestUnpublishedRowIsAnotherRow(t *testing.T) {
+	tr := newTracker()
+	open := Publication{Address: netip.IPv4Unspecified(), Protocol: port.TCP, Port: 80, State: port.Active, Guest: "vm"}
+	denied := open
+	denied.State, denied.Unpublished = port.Denied, true
+	tr.events(Delta{Put: []Publication{open}}, noon)
+	var got []string
+	for _, d := range []Delta{
+		{Put: []Publication{denied}},
+		{Removed: []Removed{{Key: open.Key(), Guest: "vm"}}},
+		{Put: []Publication{open}, Removed: []Removed{{Key: open.Key(), Guest: "vm", Unpublished: true}}},
+	} {
+		for _, e := range tr.events(d, noon) {
+			got = append(got, fmt.Sprint(e.Type, " ", e.Publication.State))
+		}
+	}
+	if want := "added denied removed active removed denied added active"; strings.Join(got, " ") != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+}
+
+func TestPageTokenSurvivesRestart(t *testing.T) {
+	log, file := slog.New(slog.DiscardHandler), filepath.Join(t.TempDir(), "state", "token")
+	first := PageToken(log, file)
+	if again := PageToken(log, file); again != first || len(first) < 40 {
+		t.Errorf("%d bytes, the same: %v", len(first), again == first)
+	}
+	if a, b := PageToken(log, ""), PageToken(log, ""); a == b {
+		t.Error("without a file the token is always the same")
+	}
+	b, err := os.ReadFile(filepath.Join(filepath.Dir(file), "page-token"))
+	if err != nil || strings.Contains(string(b), first) {
+		t.Errorf("the file has the token itself, %v", err)
 	}
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-import { el, clean, states } from './format.js';
+import { el, clean, states, guests } from './format.js';
 import { events, takeToken, Refused } from './stream.js';
 import { Latency, Flows } from './charts.js';
 import { Table } from './table.js';
@@ -38,20 +38,24 @@ function draw() {
 }
 
 function drawFilters(counts) {
-  const chip = (kind, value) => {
+  const chip = (kind, value, label = value) => {
     const n = counts[kind][value] ?? 0;
     const name = `${kind}:${value}`;
     const off = table.hiddenBy.has(name);
-    return { name, n, off, value, kind };
+    return { name, n, off, value, kind, label };
   };
   const chips = [...states.map((s) => chip('state', s)), ...['tcp', 'udp'].map((p) => chip('protocol', p))];
+  if (guests.size > 1) chips.push(...[...guests].map(([guest, title]) => chip('guest', guest, clean(title))));
+  if (counts.published.no > 0 || document.body.dataset.role === 'host') chips.push(chip('published', 'no', 'not published'));
   const box = $('filters');
-  if (box.children.length === 0) {
-    box.append(...chips.map((c) => el('button', {
+  const names = chips.map((c) => `${c.name} ${c.label}`).join('\n');
+  if (box.dataset.names !== names) {
+    box.dataset.names = names;
+    box.replaceChildren(...chips.map((c) => el('button', {
       type: 'button', class: 'chip', 'data-filter': c.name, 'data-state': c.kind === 'state' ? c.value : null,
       title: 'Click to hide or show; double-click to show only these',
       onclick: () => toggle(c.name), ondblclick: () => only(c.kind, c.value),
-    }, el('span', {}, c.value), el('b', {}))));
+    }, el('span', {}, c.label), el('b', {}))));
   }
   chips.forEach((c, i) => {
     const b = box.children[i];
@@ -67,7 +71,8 @@ function toggle(name) {
 }
 
 function only(kind, value) {
-  for (const other of kind === 'state' ? states : ['tcp', 'udp']) {
+  const values = { state: states, protocol: ['tcp', 'udp'], guest: [...guests.keys()], published: ['no'] };
+  for (const other of values[kind]) {
     if (other === value) table.hiddenBy.delete(`${kind}:${other}`);
     else table.hiddenBy.add(`${kind}:${other}`);
   }
@@ -120,7 +125,7 @@ const keys = {
   },
   'Escape': (typing) => {
     if (detail.openKey() !== null) detail.close();
-    else if (search.value !== '' || table.hiddenBy.size > 0) table.clear();
+    else if (search.value !== '' || table.filtered()) table.clear();
     else if (typing) search.blur();
   },
   't': () => nextTheme(),

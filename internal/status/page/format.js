@@ -64,8 +64,11 @@ export const guests = new Map();
 
 // keyOf identifies a row as the stream does.
 export function keyOf(p) {
-  return `${p.guest ?? ''}|${p.protocol}|${p.address}|${p.port}`;
+  return `${p.guest ?? ''}|${p.protocol}|${p.address}|${p.port}${p.unpublished ? '|unpublished' : ''}`;
 }
+
+// stateOf is what is shown as the state of a row.
+export function stateOf(p) { return p.lost && p.state === 'active' ? 'lost' : p.state; }
 
 export function ownerName(owner) {
   if (owner.name === '' && owner.id === '') return '';

@@ -1,16 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 // The table of ports: its rows, which of them are shown, and in which order.
-import { el, clean, age, states, joined, keyOf, ownerName, hostAddresses, guests } from './format.js';
+import { el, clean, age, states, joined, keyOf, ownerName, hostAddresses, stateOf, guests } from './format.js';
 import { address } from './detail.js';
 
 const lingers = 4000; // ms that a closed port is still shown
 const fresh = 2500; // ms that a new port is marked
 const step = 300; // rows that are shown at once
 
+// unpublished hides what guests of a host do not publish.
+const unpublished = 'published:no';
+
 export class Table {
   rows = new Map(); // key → {p, key, text, tr, drawn, born, gone}
   query = '';
-  hiddenBy = new Set(); // "state:denied", "protocol:udp"
+  hiddenBy = new Set([unpublished]); // "state:denied", "protocol:udp", "guest:vm"
   selected = null;
 
   #table; #body; #more; #empty; #limit = step; #incoming = null; #loaded = false;
@@ -88,9 +91,12 @@ export class Table {
 
   clear() {
     this.query = '';
-    this.hiddenBy.clear();
+    this.hiddenBy = new Set([unpublished]);
     this.#changed(true);
   }
+
+  // filtered reports whether clear would change something.
+  filtered() { return this.query !== '' || this.hiddenBy.size !== 1 || !this.hiddenBy.has(unpublished); }
 
   #sortBy(th) {
     const by = th.dataset.sort;
@@ -101,10 +107,16 @@ export class Table {
   }
 
   counts() {
-    const counts = { state: {}, protocol: {}, all: 0 };
+    const counts = { state: {}, protocol: {}, guest: {}, published: { no: 0 }, all: 0 };
     for (const { p, gone } of this.rows.values()) {
       if (gone) continue;
+      if (p.unpublished) {
+        counts.published.no++;
+        if (!this.hiddenBy.has(unpublished)) counts.all++;
+        continue;
+      }
       counts.all++;
+      counts.guest[p.guest] = (counts.guest[p.guest] ?? 0) + 1;
       counts.state[p.state] = (counts.state[p.state] ?? 0) + 1;
       counts.protocol[p.protocol] = (counts.protocol[p.protocol] ?? 0) + 1;
     }
@@ -114,7 +126,8 @@ export class Table {
   visible() {
     const words = this.query.toLowerCase().split(/\s+/).filter(Boolean);
     const rows = [...this.rows.values()].filter(({ p, text }) =>
-      !this.hiddenBy.has(`state:${p.state}`) && !this.hiddenBy.has(`protocol:${p.protocol}`)
+      !this.hiddenBy.has(p.unpublished ? unpublished : `state:${p.state}`) && !this.hiddenBy.has(`protocol:${p.protocol}`)
+      && !this.hiddenBy.has(`guest:${p.guest}`)
       && words.every((w) => text.includes(w)));
     const { by, down } = this.#sort;
     const order = orders[by];
@@ -152,7 +165,7 @@ export class Table {
   #sayEmpty(n) {
     this.#table.hidden = this.#loaded && n === 0;
     this.#empty.hidden = !this.#loaded || n > 0;
-    const filtered = this.rows.size > 0;
+    const filtered = [...this.rows.values()].some(({ p }) => !p.unpublished) || this.filtered();
     this.#empty.querySelector('p').textContent = filtered ? 'Nothing matches.'
       : 'No ports yet. A port appears here the moment it opens in the guest.';
     this.#empty.querySelector('button').hidden = !filtered;
@@ -160,7 +173,7 @@ export class Table {
 
   #fill(row) {
     const { p, tr } = row;
-    const state = row.gone ? 'gone' : p.state;
+    const state = row.gone ? 'gone' : stateOf(p);
     const at = hostAddresses(p);
     tr.replaceChildren(
       el('td', { class: 'port' }, el('b', {}, String(p.port)), el('span', { class: 'proto' }, p.protocol)),
@@ -219,7 +232,7 @@ const orders = {
 
 function searchable(p) {
   return [
-    p.port, p.protocol, joined(p.address, p.port), p.state, p.reason, p.guest, guests.get(p.guest), p.rule,
+    p.port, p.protocol, joined(p.address, p.port), stateOf(p), p.reason, p.guest, guests.get(p.guest), p.rule,
     p.owner.kind, p.owner.name, p.owner.id, p.owner.namespace,
     ...Object.entries(p.owner.labels ?? {}).map(([k, v]) => `${k}=${v}`),
     ...p.hostAddresses, ...p.outcomes.map((o) => `${o.sink} ${o.hostAddress}`), ...p.origins.map((o) => `${o.source} ${o.detail}`),

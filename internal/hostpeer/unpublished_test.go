@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package hostpeer
+
+import (
+	"net/netip"
+	"strings"
+	"testing"
+
+	"github.com/fairlead/fairlead/internal/diagnose/explain"
+	"github.com/fairlead/fairlead/internal/host"
+	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/status"
+)
+
+func hidden(pending bool) host.Unpublished {
+	k := port.Key{Protocol: port.TCP, Address: netip.MustParseAddr("127.0.0.1"), Port: 9229}
+	return host.Unpublished{
+		ID: host.ID{Guest: "vm", Key: k}, Pending: pending, Rule: "rule 1 (no-debug)", Reason: "denied by rule 1 (no-debug)",
+		Owner: port.Owner{Kind: port.OwnerProcess, Name: "node", ID: "811"}, Source: "socket",
+	}
+}
+
+func TestRowOfUnpublishedPort(t *testing.T) {
+	for pending, state := range map[bool]port.State{false: port.Denied, true: port.Pending} {
+		row := describeUnpublished(hidden(pending))
+		if !row.Unpublished || row.State != state || row.Guest != "vm" || row.Reason != "denied by rule 1 (no-debug)" || row.Owner.Name != "node" {
+			t.Errorf("%+v", row)
+		}
+		if len(row.HostAddresses)+len(row.Outcomes) > 0 || row.DialTarget != "" {
+			t.Errorf("it has an address: %+v", row)
+		}
+		l := status.List{Publications: []status.Publication{row, {}}}
+		if got := l.Published().Publications; len(got) != 1 || got[0].Unpublished {
+			t.Errorf("published: %+v", got)
+		}
+	}
+}
+
+// The host explains a port that the guest denies as the guest would.
+func TestExplainUnpublishedPort(t *testing.T) {
+	r := explain.Evaluate(explain.Facts{
+		Query: explain.Query{Port: 9229}, Host: true, Publications: []explain.Publication{{Publication: unpublished(hidden(false)), Guest: "vm"}},
+	})
+	if r.Verdict != explain.VerdictDenied || !strings.Contains(r.Summary, "no-debug") || !strings.Contains(r.Next, "in the guest") {
+		t.Errorf("%+v", r)
+	}
+}
