@@ -121,7 +121,8 @@ lint: ## Check style, import rules and that the host side builds everywhere
 
 .PHONY: test-unit
 test-unit: ## Run the tests that need neither root nor another kernel, with the race detector
-	@$(TEST) test-unit env CGO_ENABLED=1 go test -json -race -timeout 20m ./...
+	@rc=0; $(TEST) test-unit.race env CGO_ENABLED=1 go test -json -race -timeout 20m ./... || rc=1; \
+	$(TEST) test-unit.model go test -json -count 1 -timeout 60m ./test/model || rc=1; exit $$rc
 
 .PHONY: test-root
 test-root: ## Run the tests that make namespaces, rules and BPF programs on this kernel (root)

@@ -85,7 +85,7 @@ func (as *attributions) enter(b *port.Binding, now func() time.Time, live bool) 
 	}
 	if a.slots.empty() {
 		a.since, a.left = now(), ""
-		if !a.known && live {
+		if a.unnamed && live {
 			a.left = as.arbiter.stopped(a.hints.Targets)
 		}
 	}
@@ -132,9 +132,9 @@ func (as *attributions) lookUp(a *attribution, now time.Time, live bool) bool {
 		next.owner, a.kept = a.owner, true
 	}
 	switch {
-	case next.known:
+	case !next.unnamed: // all are named, if by engines that contradict each other
 		left = ""
-	case a.known && live && len(a.hints.Targets) > 0:
+	case a.known && live:
 		left = a.owner.Name
 	case live && left == "":
 		left = as.arbiter.stopped(a.hints.Targets)

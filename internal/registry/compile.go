@@ -19,6 +19,7 @@ type merged struct {
 	port.Publication
 
 	doubt doubt
+	known precedence // how well the owner is known
 }
 
 // compile merges the bindings of one slot into its publications, without
@@ -176,6 +177,7 @@ func publication(ms, slot, nat []member, all slots) merged {
 	p := merged{
 		port.Publication{Key: ms[0].binding.Key, Since: ms[0].binding.Since, Owner: owner, Rule: ruleOf(ms)},
 		uncertain(ms, known, all),
+		known,
 	}
 	if len(ms) > 1 || len(ms[0].binding.Hints.Targets) > 0 || ms[0].attribution != nil {
 		p.Others = others(ms, owner, known, all)

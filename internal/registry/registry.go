@@ -7,6 +7,7 @@ package registry
 
 import (
 	"log/slog"
+	"net/netip"
 	"slices"
 	"sync"
 	"time"
@@ -252,6 +253,23 @@ func (t *touched) find(s port.Slot) (i int, ok bool) {
 	return i, i >= 0
 }
 
+// taken returns the kind of the owner that the IPv4 wildcard had, if p becomes
+// dual-stack by it. p continues its wait for another owner.
+func (r *Registry) taken(tx *table.Tx[port.Key, port.Publication], p *port.Publication) port.OwnerKind {
+	k := port.Key{Protocol: p.Protocol, Address: netip.IPv4Unspecified(), Port: p.Port}
+	if !p.DualStack || p.Address != netip.IPv6Unspecified() {
+		return port.OwnerUnknown
+	}
+	old, ok := tx.Get(k)
+	if !ok || !slices.ContainsFunc(p.Origins, func(o port.OriginInfo) bool { return o.Origin == old.Origins[0].Origin }) {
+		return port.OwnerUnknown
+	}
+	if w := r.waits.byKey[k]; w != nil && w.lost && !w.over {
+		r.waits.byKey[p.Key] = w
+	}
+	return old.Owner.Kind
+}
+
 // merge computes the publications of the slots anew, and of those that NAT rules
 // send on to them, as one step of the table.
 func (r *Registry) merge(dirty *touched) {
@@ -270,7 +288,7 @@ func (r *Registry) merge(dirty *touched) {
 					p.Since = old.Since
 				}
 				p.Observed = t.observed
-				r.decide(p, pubs[i].doubt, old)
+				r.decide(&pubs[i], max(old.Owner.Kind, r.taken(tx, p)))
 				if !had || !old.Equal(*p) {
 					tx.Put(p.Key, *p)
 				}

@@ -48,6 +48,8 @@ type doubt struct {
 	process time.Time // since when the process of a socket is not known; zero: it is
 	target  time.Time // since when a NAT rule leads to somebody unknown besides the owner; zero: none does
 	left    bool      // it has stopped, and its NAT rule waits for it to start again
+
+	unclaimed bool // there is a rule of kube-proxy, and no Service
 }
 
 func (d doubt) none() bool { return d.from().IsZero() }
@@ -59,7 +61,9 @@ func (d doubt) from() time.Time { return latest(latest(d.since, d.process), d.ta
 func (d doubt) aboutOwner() bool { return !d.since.IsZero() || !d.process.IsZero() }
 
 func (d doubt) and(e doubt) doubt {
-	return doubt{latest(d.since, e.since), latest(d.process, e.process), latest(d.target, e.target), d.left || e.left}
+	return doubt{
+		latest(d.since, e.since), latest(d.process, e.process), latest(d.target, e.target), d.left || e.left, d.unclaimed || e.unclaimed,
+	}
 }
 
 // uncertain returns how certain the owner of a publication with these bindings
@@ -124,7 +128,8 @@ func (m member) uncertain(known precedence, all slots) (d doubt) {
 func (m member) ruleUncertain(known precedence, all slots, own doubt) (d doubt) {
 	switch a := m.attribution; {
 	case a != nil && a.known:
-		if m.provisional || m.binding.Maker == port.MakerKubeProxy && known < service {
+		own.unclaimed = m.binding.Maker == port.MakerKubeProxy && known < service
+		if m.provisional || own.unclaimed {
 			return own
 		}
 		return d
@@ -228,13 +233,14 @@ func (r *Registry) engineStateChanged(s *source) {
 	}
 }
 
-// decide sets the decision of p, which replaces old, and notes whether it waits
-// for an owner.
-func (r *Registry) decide(p *port.Publication, d doubt, old port.Publication) {
+// decide sets the decision of m, whose owner was of kind old, and notes whether it
+// waits for an owner.
+func (r *Registry) decide(m *merged, old port.OwnerKind) {
+	p, d := &m.Publication, m.doubt
 	if len(r.engines) == 0 {
 		d.since, d.target = time.Time{}, time.Time{}
 	}
-	w := r.waits.next(p, d, old, r.now())
+	w := r.waits.next(p, m.known, d, old, r.now())
 	if w == nil {
 		p.OwnerPending = false
 		delete(r.waits.byKey, p.Key)
@@ -253,25 +259,34 @@ func (r *Registry) decide(p *port.Publication, d doubt, old port.Publication) {
 	p.Decision = r.rules.Decide(*p)
 }
 
-// next returns the wait of p, which replaces old: the one that it has, or another.
-// It is nil if there is nothing to wait for.
-func (ws *waits) next(p *port.Publication, d doubt, old port.Publication, now time.Time) *wait {
+// next returns the wait of p, whose owner was of kind old: the one that it has, or
+// another. It is nil if there is nothing to wait for. known is how well p's owner is
+// known.
+func (ws *waits) next(p *port.Publication, known precedence, d doubt, old port.OwnerKind, now time.Time) *wait {
 	w := ws.byKey[p.Key]
+	wasOrphan := w != nil && w.orphan
 	next := &wait{from: now, since: d.from(), left: d.left}
 	// Of a deleted Service, kube-proxy's rules may be left, which lead to pods.
-	next.orphan = old.Owner.Kind == port.OwnerService && p.Owner.Kind == port.OwnerContainer && !d.none()
-	next.lost = next.orphan || old.Owner.Kind >= port.OwnerService && p.Owner.Kind < port.OwnerService
-	switch same := w != nil && p.Owner.Kind == old.Owner.Kind && !next.since.After(w.since); {
+	deleted := old == port.OwnerService && p.Owner.Kind == port.OwnerContainer
+	switch next.orphan = d.unclaimed && known < service && (wasOrphan || deleted); {
+	case wasOrphan && next.orphan && d.left == w.left:
+		return w
+	case wasOrphan: // the rule is gone, or the port is claimed again
+		w = nil
+	}
+	unnamed := p.Owner.Kind < port.OwnerService
+	next.lost = next.orphan || unnamed && old >= port.OwnerService
+	switch same := w != nil && !next.since.After(w.since); {
 	case next.lost:
 		return next
-	case same && w.lost && d.left == w.left:
+	case same && w.lost && unnamed && d.left == w.left:
 		return w
-	case same && w.lost:
-		next.lost, next.orphan = true, w.orphan
+	case w != nil && w.lost && unnamed && (same || !w.over): // what else is in doubt may end before
+		next.lost = true
 		return next
 	case d.none():
 		return nil
-	case w != nil && !next.since.After(w.since) && d.left == w.left && p.Owner.Kind >= old.Owner.Kind:
+	case same && d.left == w.left && p.Owner.Kind >= old:
 		return w
 	}
 	return next

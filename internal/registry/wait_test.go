@@ -381,3 +381,95 @@ func deniedModel(t *testing.T, rng *rand.Rand) {
 		}
 	}
 }
+
+// Only what kube-proxy left of a Service waits without end, not a container that claims
+// the Service's port.
+func TestContainerThatClaimsAServicesPortDoesNotWait(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := newGuarded(t)
+		g.docker.Replace(nil)
+		service := declared("s", "0.0.0.0:8200", port.OwnerService, "web")
+		g.docker.Apply(put([]port.Binding{service, nat("r", "0.0.0.0:8200", "172.17.0.3:80")}))
+		time.Sleep(2 * ownerWait)
+		g.want(t, "the Service", "allow")
+		g.docker.Apply(put(claim("c", "www", 8200)[:1]))
+		time.Sleep(2 * ownerWait)
+		g.want(t, "the container", "allow")
+	})
+}
+
+// A rule of kube-proxy that is left of a Service stays closed, whatever other rules come.
+func TestRuleOfADeletedServiceStaysClosed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := newGuarded(t)
+		service := declared("s", "0.0.0.0:8200", port.OwnerService, "web")
+		g.docker.Replace([]port.Binding{service})
+		g.facts.put(address("10.42.0.5"), "web-0")
+		left := nat("left", "0.0.0.0:8200", "10.42.0.5:80")
+		left.Maker = port.MakerKubeProxy
+		g.nat.Apply(put([]port.Binding{left}))
+		g.docker.Apply(drop([]port.Binding{service}))
+		g.want(t, "the Service is deleted", "pending")
+		time.Sleep(time.Second)
+		other := nat("other", "0.0.0.0:8200", "10.42.0.5:81")
+		other.Maker = port.MakerKubeProxy
+		g.nat.Apply(put([]port.Binding{other}))
+		time.Sleep(2 * ownerWait)
+		g.want(t, "another rule", "pending")
+		g.docker.Apply(put([]port.Binding{service}))
+		g.want(t, "the Service is back", "allow")
+	})
+}
+
+// Two engines that name different containers for an address do not say that one stopped.
+func TestRuleOfAContestedAddressIsNotLeftBehind(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := newGuarded(t)
+		facts, containerd := g.second()
+		g.docker.Replace(nil)
+		containerd.Replace(nil)
+		g.facts.put(address("10.4.0.2"), "web")
+		_, rs := proxy("c", 8200, "10.4.0.2")
+		rs[0].Maker = port.MakerCNI
+		g.nat.Apply(put(rs))
+		g.want(t, "one engine", "allow")
+		facts.put(address("10.4.0.2"), "www")
+		time.Sleep(2 * ownerWait)
+		g.want(t, "two engines", "allow") // no rule tells them apart
+		facts.put(address("10.4.0.2"), "secret0")
+		g.want(t, "one is denied", "pending")
+	})
+}
+
+// A port that its container left waits for another owner, whatever becomes of what keeps it.
+func TestPortThatLostItsContainerWaits(t *testing.T) {
+	searching := socket("s", "0.0.0.0:8200", "")
+	searching.Owner, searching.Searching, searching.Hints.Cgroup = port.Owner{}, true, rootCgroup
+	found := socket("s", "0.0.0.0:8200", "nginx")
+	found.Hints.Cgroup = rootCgroup
+	relay := socket("p", "0.0.0.0:8200", "docker-proxy")
+	wide := socket("w", "[::]:8200", "nginx")
+	wide.Owner.ID, wide.Hints.Cgroup = found.Owner.ID, rootCgroup
+	for name, steps := range map[string][]port.Change{
+		"its process is found":         {put([]port.Binding{searching}), {Drop: []port.Origin{{ID: "c"}}}, put([]port.Binding{found})},
+		"a relay comes and goes":       {put([]port.Binding{found}), {Drop: []port.Origin{{ID: "c"}}}, put([]port.Binding{relay}), drop([]port.Binding{relay})},
+		"it becomes dual-stack":        {put([]port.Binding{found, wide}), {Drop: []port.Origin{{ID: "c"}}}},
+		"it becomes dual-stack, later": {put([]port.Binding{found}), {Drop: []port.Origin{{ID: "c"}}}, put([]port.Binding{wide})},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			g := newGuarded(t)
+			g.docker.Replace([]port.Binding{declared("c", "0.0.0.0:8200", port.OwnerContainer, "web")})
+			for _, c := range steps {
+				if len(c.Drop) > 0 && c.Drop[0].ID == "c" {
+					g.docker.Apply(c)
+				} else {
+					time.Sleep(time.Second)
+					g.sockets.Apply(c)
+				}
+			}
+			g.want(t, name, "pending")
+			time.Sleep(2 * ownerWait)
+			g.want(t, name+", later", "allow")
+		})
+	}
+}

@@ -1,0 +1,691 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package model
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/fairlead/fairlead/internal/port"
+)
+
+// ownerWait is how long a port waits for an owner that no engine names.
+const ownerWait = 10 * time.Second
+
+// entry is one binding, with what the reference notes about it.
+type entry struct {
+	port.Binding
+	order       int  // of its source
+	life        int  // another one when its key or its hints change
+	provisional bool // it appeared while an engine was not live
+}
+
+func (e *entry) nat() bool      { return len(e.Hints.Targets) > 0 }
+func (e *entry) declared() bool { return e.Owner.Kind >= port.OwnerService }
+
+// level orders owners by how they are known.
+type level int
+
+const (
+	unknown level = iota
+	process
+	target
+	service
+	container
+)
+
+func levelOf(k port.OwnerKind) level {
+	switch k {
+	case port.OwnerContainer:
+		return container
+	case port.OwnerService:
+		return service
+	case port.OwnerProcess:
+		return process
+	}
+	return unknown
+}
+
+// reference is what was reported, and since when owners are expected.
+type reference struct {
+	now     time.Time
+	entries map[string]map[string]*entry // by source and id
+	state   map[string]string            // of each source: starting, live, stale
+	facts   map[string]map[string]port.Owner
+	stopped map[string]map[string]bool
+	rules   ruleset
+
+	liveSince time.Time // zero while an engine is not live
+	changed   time.Time // of the last operation but sleep
+	items     map[string]*item
+	lives     int
+	last      map[port.Key]port.Owner // owner of each publication, after the last step
+	lost      map[int]*item           // bindings whose port lost its container or Service
+	orphans   map[port.Key]bool       // ports whose Service was deleted, and which rules of kube-proxy keep
+	gone      map[string]bool         // targets of NAT rules whose container stopped
+}
+
+// item is one reason to expect another owner.
+type item struct {
+	born time.Time
+	over bool // nobody was named in time
+}
+
+// sources in the order in which they are added; engines have facts.
+var (
+	sources = []string{"socket", "nat", "docker", "containerd", "kube"}
+	engines = []string{"docker", "containerd", "kube"}
+)
+
+func newReference(now time.Time) *reference {
+	r := &reference{
+		now: now, entries: map[string]map[string]*entry{}, state: map[string]string{}, facts: map[string]map[string]port.Owner{},
+		stopped: map[string]map[string]bool{}, items: map[string]*item{}, last: map[port.Key]port.Owner{},
+		lost: map[int]*item{}, orphans: map[port.Key]bool{},
+	}
+	for _, s := range sources {
+		r.entries[s], r.state[s] = map[string]*entry{}, "starting"
+	}
+	for _, e := range engines {
+		r.facts[e], r.stopped[e] = map[string]port.Owner{}, map[string]bool{}
+	}
+	return r
+}
+
+func (r *reference) live() bool {
+	return !slices.ContainsFunc(engines, func(e string) bool { return r.state[e] != "live" })
+}
+
+// set adds or replaces a binding.
+func (r *reference) set(source string, b port.Binding) {
+	old := r.entries[source][b.Origin.ID]
+	b.Origin.Source = source
+	switch {
+	case old != nil:
+		b.Since = old.Since
+	case b.Since.IsZero():
+		b.Since = r.now
+	}
+	r.lives++
+	e := &entry{Binding: b, order: slices.Index(sources, source), life: r.lives, provisional: !r.live()}
+	if old != nil && old.Key == e.Key && old.Hints.Equal(e.Hints) {
+		e.life, e.provisional = old.life, old.provisional
+	}
+	r.entries[source][b.Origin.ID] = e
+}
+
+// setState notes that a source is live or stale.
+func (r *reference) setState(source, state string) {
+	r.state[source] = state
+	switch {
+	case !r.live():
+		r.liveSince = time.Time{}
+	case r.liveSince.IsZero():
+		r.liveSince = r.now
+		for _, set := range r.entries {
+			for _, e := range set {
+				e.provisional = false
+			}
+		}
+	}
+}
+
+// answer is what engines say about hints.
+type answer struct {
+	owner  port.Owner
+	known  bool
+	stale  bool
+	rivals []port.Owner
+}
+
+func sameContainer(a, b port.Owner) bool {
+	return a.Kind == b.Kind && (a.ID == b.ID || a.Name == b.Name && a.Namespace == b.Namespace)
+}
+
+func addOwner(list []port.Owner, o port.Owner) []port.Owner {
+	if slices.ContainsFunc(list, func(p port.Owner) bool { return sameContainer(p, o) }) {
+		return list
+	}
+	return append(list, o)
+}
+
+// ask asks all engines about a fact: live ones are believed before stale ones.
+func (r *reference) ask(key string) (a answer) {
+	for _, stale := range []bool{false, true} {
+		var named []port.Owner
+		for _, e := range engines {
+			if o, ok := r.facts[e][key]; ok && (r.state[e] == "stale") == stale {
+				named = addOwner(named, o)
+			}
+		}
+		switch len(named) {
+		case 0:
+			continue
+		case 1:
+			return answer{owner: named[0], known: true, stale: stale}
+		}
+		return answer{rivals: named, stale: stale}
+	}
+	return answer{}
+}
+
+// attribution is who engines say is behind an entry.
+func (r *reference) attribution(e *entry) answer {
+	switch {
+	case len(e.Hints.Paths) > 0:
+		return r.ask(e.Hints.Paths[0])
+	case !e.nat():
+		return answer{}
+	}
+	var all answer
+	one := true
+	for i, t := range e.Hints.Targets {
+		a := r.ask(t.Addr().String())
+		for _, o := range a.rivals {
+			all.rivals = addOwner(all.rivals, o)
+		}
+		all.stale = all.stale || a.stale
+		one = one && a.known && (i == 0 || sameContainer(a.owner, all.owner))
+		if i == 0 {
+			all.owner = a.owner
+		}
+	}
+	all.known = one
+	return all
+}
+
+// targetOwners are the owners that a NAT rule is known to lead to.
+func (r *reference) targetOwners(e *entry) (out []port.Owner) {
+	for _, t := range e.Hints.Targets {
+		a := r.ask(t.Addr().String())
+		if a.known {
+			out = addOwner(out, a.owner)
+		}
+		for _, o := range a.rivals {
+			out = addOwner(out, o)
+		}
+		if t.Addr().IsLoopback() {
+			if ms := r.serving(e.Protocol, t); len(ms) > 0 {
+				o, _, _ := r.best(ms)
+				out = addOwner(out, o)
+			}
+		}
+	}
+	return out
+}
+
+// unnamed reports whether a NAT rule leads to an address that no engine knows.
+func (r *reference) unnamed(e *entry) bool {
+	return slices.ContainsFunc(e.Hints.Targets, func(t netip.AddrPort) bool {
+		a := r.ask(t.Addr().String())
+		return !a.known && len(a.rivals) == 0 && !t.Addr().IsLoopback()
+	})
+}
+
+// left reports whether a container at a target of a NAT rule stopped, and no other is
+// known. While an engine is not live, that it knows a container no more does not say that
+// the container stopped.
+func (r *reference) left(e *entry) bool {
+	if !r.unnamed(e) {
+		return false
+	}
+	return r.gone[fmt.Sprint(e.Hints.Targets)] || r.live() && slices.ContainsFunc(e.Hints.Targets, func(t netip.AddrPort) bool {
+		return slices.ContainsFunc(engines, func(n string) bool { return r.stopped[n][t.Addr().String()] })
+	})
+}
+
+// noteLeft remembers which rules were left.
+func (r *reference) noteLeft() {
+	gone := map[string]bool{}
+	for _, e := range r.entries["nat"] {
+		if r.left(e) {
+			gone[fmt.Sprint(e.Hints.Targets)] = true
+		}
+	}
+	r.gone = gone
+}
+
+func (r *reference) withheld(e *entry) bool {
+	return e.Withheld != "" || e.Maker == port.MakerCNI && r.left(e)
+}
+
+// slot returns the entries of a protocol and port in their order.
+func (r *reference) slot(p port.Protocol, n uint16) (out []*entry) {
+	for _, set := range r.entries {
+		for _, e := range set {
+			if e.Protocol == p && e.Port == n {
+				out = append(out, e)
+			}
+		}
+	}
+	withheld := func(e *entry) int {
+		if r.withheld(e) {
+			return 1
+		}
+		return 0
+	}
+	slices.SortFunc(out, func(a, b *entry) int {
+		return cmp.Or(a.Address.Compare(b.Address), withheld(a)-withheld(b), a.order-b.order,
+			a.Since.Compare(b.Since), strings.Compare(a.Origin.ID, b.Origin.ID))
+	})
+	return out
+}
+
+func at(all []*entry, a netip.Addr) (out []*entry) {
+	for _, e := range all {
+		if e.Address == a {
+			out = append(out, e)
+		}
+	}
+	return out
+}
+
+// serving returns the entries of the address whose socket gets what is sent to to.
+func (r *reference) serving(p port.Protocol, to netip.AddrPort) []*entry {
+	all := slices.DeleteFunc(r.slot(p, to.Port()), (*entry).nat)
+	candidates := []netip.Addr{to.Addr(), netip.IPv6Unspecified()}
+	if to.Addr().Is4() {
+		candidates = []netip.Addr{to.Addr(), netip.IPv4Unspecified(), netip.IPv6Unspecified()}
+	}
+	for _, a := range candidates {
+		ms := at(all, a)
+		if slices.ContainsFunc(ms, func(e *entry) bool {
+			return e.Origin.Source == "socket" && e.Withheld == "" && (e.DualStack || a.Is4() == to.Addr().Is4())
+		}) {
+			return ms
+		}
+	}
+	return nil
+}
+
+// owner returns who owns an entry, how that is known, and whether only by a stale engine.
+func (r *reference) owner(e *entry) (port.Owner, level, bool) {
+	if a := r.attribution(e); a.known {
+		if e.nat() {
+			return a.owner, target, a.stale
+		}
+		return a.owner, levelOf(a.owner.Kind), a.stale
+	}
+	if o, ok := r.redirectOwner(e); ok {
+		return o, target, false
+	}
+	return e.Owner, levelOf(e.Owner.Kind), slices.Contains(engines, e.Origin.Source) && r.state[e.Origin.Source] == "stale"
+}
+
+func leaves(e *entry) bool {
+	return slices.ContainsFunc(e.Hints.Targets, func(t netip.AddrPort) bool { return !t.Addr().IsLoopback() })
+}
+
+// redirectOwner is the one owner of all ports of this machine that a NAT rule leads to.
+func (r *reference) redirectOwner(e *entry) (owner port.Owner, ok bool) {
+	if leaves(e) {
+		return owner, false
+	}
+	for i, t := range e.Hints.Targets {
+		ms := r.serving(e.Protocol, t)
+		if len(ms) == 0 {
+			return port.Owner{}, false
+		}
+		o, l, _ := r.best(ms)
+		if l == unknown || i > 0 && !o.Same(owner) {
+			return port.Owner{}, false
+		}
+		owner, ok = o, true
+	}
+	return owner, ok
+}
+
+// best returns the owner who is known best, live before stale.
+func (r *reference) best(ms []*entry) (owner port.Owner, known level, stale bool) {
+	for i, e := range ms {
+		o, l, s := r.owner(e)
+		if i == 0 || l > known || l == known && stale && !s {
+			owner, known, stale = o, l, s
+		}
+	}
+	return owner, known, stale
+}
+
+// published is a publication as the reference has it.
+type published struct {
+	key         port.Key
+	dual        bool
+	owner       port.Owner
+	known       level
+	rule        uint64
+	entries     []*entry
+	dial        []netip.AddrPort
+	rivals      []port.Owner
+	leads       []port.Owner
+	ownerItems  []string // why the owner may be another
+	targetItems []string // why a NAT rule may lead to somebody else
+}
+
+// publications merges all that was reported.
+func (r *reference) publications() map[port.Key]*published {
+	out := map[port.Key]*published{}
+	seen := map[port.Slot]bool{}
+	for _, set := range r.entries {
+		for _, e := range set {
+			if s := e.Slot(); !seen[s] {
+				seen[s] = true
+				r.publishSlot(s, out)
+			}
+		}
+	}
+	return out
+}
+
+func (r *reference) publishSlot(s port.Slot, out map[port.Key]*published) {
+	slot := r.slot(s.Protocol, s.Port)
+	for _, e := range slot {
+		if out[e.Key] == nil {
+			out[e.Key] = r.publish(at(slot, e.Address), slot)
+		}
+	}
+	k4 := port.Key{Protocol: s.Protocol, Address: netip.IPv4Unspecified(), Port: s.Port}
+	k6 := port.Key{Protocol: s.Protocol, Address: netip.IPv6Unspecified(), Port: s.Port}
+	v4, v6 := out[k4], out[k6]
+	if v4 == nil || v6 == nil {
+		return
+	}
+	switch w4, w6 := r.allWithheld(v4), r.allWithheld(v6); {
+	case w4 && !w6: // nothing is known to serve IPv4 but the IPv6 socket
+	case w4 != w6, !v4.owner.Same(v6.owner), v4.owner.ID == "":
+		v6.dual = false
+	default:
+		v6.dual = true
+		v6.entries = append(slices.Clone(v4.entries), v6.entries...)
+		v6.dial = addNew(slices.Clone(v4.dial), v6.dial)
+		for _, o := range v4.rivals {
+			v6.rivals = addOwner(v6.rivals, o)
+		}
+		for _, o := range v4.leads {
+			v6.leads = addOwner(v6.leads, o)
+		}
+		v6.ownerItems = append(v6.ownerItems, v4.ownerItems...)
+		v6.targetItems = append(v6.targetItems, v4.targetItems...)
+		delete(out, k4)
+	}
+}
+
+func (r *reference) allWithheld(p *published) bool {
+	return !slices.ContainsFunc(p.entries, func(e *entry) bool { return !r.withheld(e) })
+}
+
+func addNew(to, from []netip.AddrPort) []netip.AddrPort {
+	for _, a := range from {
+		if !slices.Contains(to, a) {
+			to = append(to, a)
+		}
+	}
+	return to
+}
+
+// publish merges the entries of one key.
+func (r *reference) publish(ms, slot []*entry) *published {
+	p := &published{key: ms[0].Key, entries: ms}
+	p.owner, p.known, _ = r.best(ms)
+	p.rule = ms[0].Rule
+	natOnly := true
+	for _, e := range ms {
+		p.dual = p.dual || e.DualStack
+		natOnly = natOnly && e.nat()
+		if e.Rule != p.rule {
+			p.rule = 0
+		}
+	}
+	if natOnly && p.known < service && !p.key.Address.IsUnspecified() {
+		for _, e := range slot {
+			if o, l, _ := r.owner(e); l == service && e.Address.IsUnspecified() && e.Address.Is4() == p.key.Address.Is4() {
+				p.owner, p.known = o, service
+				break
+			}
+		}
+	}
+	free := slices.ContainsFunc(ms, func(e *entry) bool { return !r.withheld(e) })
+	anyLive := slices.ContainsFunc(ms, func(e *entry) bool { _, l, stale := r.owner(e); return l == p.known && !stale })
+	for _, e := range ms {
+		if !free || !r.withheld(e) {
+			p.dial = addNew(p.dial, e.Dial)
+		}
+		for _, o := range r.attribution(e).rivals {
+			p.rivals = addOwner(p.rivals, o)
+		}
+		if o, l, stale := r.owner(e); l == p.known && l >= service && (!anyLive || !stale) {
+			p.rivals = addOwner(p.rivals, o)
+		}
+		for _, o := range r.targetOwners(e) {
+			p.leads = addOwner(p.leads, o)
+		}
+	}
+	p.ownerItems, p.targetItems = r.doubts(ms, p.known)
+	for _, e := range slot {
+		if e.nat() && e.Address != p.key.Address && diverts(e, p.dial) {
+			known := p.known
+			if known == container {
+				known = target
+			}
+			own, other := r.doubt(e, known)
+			p.targetItems = append(p.targetItems, append(own, other...)...)
+			for _, o := range r.targetOwners(e) {
+				p.leads = addOwner(p.leads, o)
+			}
+		}
+	}
+	return p
+}
+
+// diverts reports whether a NAT rule applies to one of the addresses dialled.
+func diverts(e *entry, dial []netip.AddrPort) bool {
+	return slices.ContainsFunc(dial, func(d netip.AddrPort) bool {
+		return d.Port() == e.Port && (d.Addr() == e.Address || e.Address.IsUnspecified() && d.Addr().Is4() == e.Address.Is4())
+	})
+}
+
+// doubts returns why the owner of these entries may be another, and why a NAT rule
+// may lead to somebody else.
+func (r *reference) doubts(ms []*entry, known level) (own, other []string) {
+	claimed := slices.ContainsFunc(ms, func(e *entry) bool { _, l, stale := r.owner(e); return l == container && !stale })
+	for _, e := range ms {
+		var o, t []string
+		switch {
+		case known < container:
+			o, t = r.doubt(e, known)
+		case r.stillProvisional(e) && !claimed:
+			o, t = r.doubt(e, process)
+		case r.unnamed(e):
+			t = []string{r.itemOf(e, "target")}
+		}
+		own, other = append(own, o...), append(other, t...)
+	}
+	return own, other
+}
+
+// stillProvisional reports whether an entry appeared while an engine was not live, and
+// may serve a container.
+func (r *reference) stillProvisional(e *entry) bool {
+	return e.provisional && !e.declared() && (e.nat() || len(e.Hints.Paths) > 0 || relay(e))
+}
+
+// doubt is doubts for one entry.
+func (r *reference) doubt(e *entry, known level) (own, other []string) {
+	a := r.attribution(e)
+	switch {
+	case e.declared():
+	case e.nat() && a.known:
+		if r.stillProvisional(e) || e.Maker == port.MakerKubeProxy && known < service {
+			own = append(own, r.itemOf(e, "owner"))
+		}
+	case e.nat() && known >= service:
+		if r.unnamed(e) {
+			other = append(other, r.itemOf(e, "target"))
+		}
+	case e.nat():
+		if leaves(e) {
+			own = append(own, r.itemOf(e, "owner"))
+		}
+		for _, t := range e.Hints.Targets {
+			if !t.Addr().IsLoopback() {
+				continue
+			}
+			ms := r.serving(e.Protocol, t)
+			if len(ms) == 0 { // who listens next has doubts of its own
+				own = append(own, r.itemOf(e, "target")+nobodyListens)
+				continue
+			}
+			_, l, _ := r.best(ms)
+			o, t := r.doubts(ms, l)
+			own, other = append(own, o...), append(other, t...)
+		}
+	case a.known:
+	default:
+		if len(e.Hints.Paths) > 0 || known < target && relay(e) {
+			own = append(own, r.itemOf(e, "owner"))
+		}
+		if known < target && e.Searching {
+			own = append(own, r.itemOf(e, "process"))
+		}
+	}
+	return own, other
+}
+
+// relay reports whether a socket may serve a container that it is not in.
+func relay(e *entry) bool { return e.Owner.Name == "docker-proxy" }
+
+// nobodyListens marks the doubt about a redirect that leads nowhere. It lasts as long as the
+// rule, and does not begin anew.
+const nobodyListens = " nobody"
+
+// itemOf names a reason for doubt. What a rule leads to is one whether it may be the owner
+// or somebody besides; but only a port that is its own waits for a container that stopped.
+func (r *reference) itemOf(e *entry, what string) string {
+	name := fmt.Sprint(e.Origin.Source, " ", e.Origin.ID, " ", e.life)
+	if what == "owner" && r.left(e) {
+		return name + " left"
+	}
+	return name
+}
+
+// step ends an operation: it notes which doubts began and ended, and returns what is
+// published.
+func (r *reference) step() map[port.Key]*published {
+	r.noteLeft()
+	for _, i := range r.lost {
+		r.age("", i)
+	}
+	pubs := r.publications()
+	present := map[string]bool{}
+	for k, p := range pubs {
+		old := r.last[k]
+		if old.Kind >= port.OwnerService && p.owner.Kind < port.OwnerService {
+			r.lose(p)
+		}
+		deleted := old.Kind == port.OwnerService && p.owner.Kind == port.OwnerContainer
+		if deleted || r.orphans[k] {
+			r.orphans[k] = p.known < service && slices.ContainsFunc(p.entries, func(e *entry) bool {
+				return e.Maker == port.MakerKubeProxy && r.attribution(e).known
+			})
+		}
+		for _, i := range slices.Concat(p.ownerItems, p.targetItems) {
+			present[i] = true
+		}
+	}
+	for _, e := range r.entries["nat"] {
+		present[r.itemOf(e, "target")+nobodyListens] = true
+	}
+	for _, e := range r.entries["socket"] {
+		if len(e.Hints.Paths) == 0 { // a second search for its process is no new doubt
+			present[r.itemOf(e, "owner")] = true
+		}
+	}
+	for name, i := range r.items {
+		if !present[name] {
+			delete(r.items, name)
+		} else {
+			r.age(name, i)
+		}
+	}
+	for name := range present {
+		if r.items[name] == nil {
+			r.items[name] = &item{born: r.now}
+		}
+	}
+	maps.DeleteFunc(r.orphans, func(k port.Key, _ bool) bool { return pubs[k] == nil })
+	clear(r.last)
+	for k, p := range pubs {
+		r.last[k] = p.owner
+	}
+	return pubs
+}
+
+func (r *reference) age(name string, i *item) {
+	if !r.liveSince.IsZero() && !later(i.born, r.liveSince).Add(ownerWait).After(r.now) && !strings.HasSuffix(name, " left") {
+		i.over = true
+	}
+}
+
+func later(a, b time.Time) time.Time {
+	if a.After(b) {
+		return a
+	}
+	return b
+}
+
+// lose notes that a port lost its container or Service while others keep it.
+func (r *reference) lose(p *published) {
+	for _, e := range p.entries {
+		r.lost[e.life] = &item{born: r.now}
+	}
+}
+
+// pending reports whether one of the items is not over.
+func (r *reference) pending(items []string) bool {
+	return slices.ContainsFunc(items, func(i string) bool { return r.items[i] == nil || !r.items[i].over })
+}
+
+// lostRecently reports whether the port lost its owner, and had no time to get another.
+func (r *reference) lostRecently(p *published) bool {
+	return r.orphans[p.key] || p.owner.Kind < port.OwnerService && slices.ContainsFunc(p.entries, func(e *entry) bool {
+		i := r.lost[e.life]
+		return i != nil && !i.over
+	})
+}
+
+// verdict is what may become of a publication.
+type verdict struct {
+	allow bool
+	host  []netip.AddrPort
+}
+
+func (v verdict) equal(o verdict) bool { return v.allow == o.allow && slices.Equal(v.host, o.host) }
+
+// decide returns what is allowed of a publication now, at most.
+func (r *reference) decide(p *published) verdict {
+	v := r.rules.decide(r, p, p.owner, false)
+	if !v.allow {
+		return v
+	}
+	if r.lostRecently(p) || r.pending(p.ownerItems) || r.pending(p.targetItems) {
+		v = r.rules.decide(r, p, p.owner, true)
+	}
+	for _, o := range p.rivals {
+		if !sameContainer(o, p.owner) && !r.rules.decide(r, p, o, false).equal(v) {
+			return verdict{}
+		}
+	}
+	for _, o := range p.leads {
+		if sameContainer(o, p.owner) || o.Kind == port.OwnerUnknown {
+			continue
+		}
+		if by := r.rules.denies(r, p, o); by != nil && (by.namesOne() || p.owner.Kind < port.OwnerService || p.owner.Kind == o.Kind) {
+			return verdict{}
+		}
+	}
+	return v
+}

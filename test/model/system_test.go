@@ -1,0 +1,439 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package model
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"maps"
+	"net"
+	"net/netip"
+	"os"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/fairlead/fairlead/internal/forward"
+	"github.com/fairlead/fairlead/internal/host"
+	"github.com/fairlead/fairlead/internal/link"
+	"github.com/fairlead/fairlead/internal/own"
+	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/reconcile"
+	"github.com/fairlead/fairlead/internal/registry"
+	"github.com/fairlead/fairlead/internal/sink/hostlink"
+	"github.com/fairlead/fairlead/internal/sink/listener"
+)
+
+// system is what is tested: all from the feeds of the sources to the listeners of the
+// host, joined as the agent and the host join them.
+type system struct {
+	registry   *registry.Registry
+	feeds      map[string]registry.Feed
+	facts      map[string]*facts
+	reconciler *reconcile.Reconciler
+	flaky      *flaky
+	guest      *network // of the listener sink
+	link       *links
+	host       *host.Host
+	network    *network // of the host
+}
+
+// start runs a system until ctx ends. ended is to be waited for after that.
+func start(ctx context.Context, t *testing.T) (s *system, ended *sync.WaitGroup) {
+	t.Helper()
+	log := slog.New(slog.DiscardHandler)
+	s = &system{
+		feeds: map[string]registry.Feed{}, facts: map[string]*facts{}, guest: newNetwork(), network: newNetwork(),
+		flaky: &flaky{held: map[port.Key]port.Publication{}, wake: make(chan struct{}, 1)},
+	}
+	s.registry = registry.New(registry.Options{Rules: agentRules[0].compile(t), Logger: log})
+	for _, e := range engines {
+		s.facts[e] = &facts{owners: map[string]port.Owner{}, stopped: map[string]port.Owner{}}
+		s.registry.AddFacts(e, s.facts[e])
+	}
+	for _, name := range sources {
+		s.feeds[name] = s.registry.Feed(name)
+	}
+	s.link = newLinks(t)
+	serve := func(context.Context, net.Conn, forward.Request) error { return errors.ErrUnsupported }
+	hl, err := hostlink.New(s.link, hostlink.Options{
+		Epoch: "e", Logger: log, Serve: serve,
+		ServeUDP: func(context.Context, forward.Datagrams, forward.Request) error { return errors.ErrUnsupported },
+		Lookup:   func(k port.Key) (port.Publication, bool) { return s.reconciler.Wanted().View().Get(k) },
+	})
+	must(t, err)
+	ls, err := listener.New(listener.Options{
+		Network: s.guest, Sockets: s.registry.At, Logger: log,
+		Serve: func(context.Context, net.Conn, port.Publication) error { return errors.ErrUnsupported },
+	})
+	must(t, err)
+	s.reconciler = reconcile.New(s.registry.Publications(), []reconcile.Sink{s.flaky, hl, ls}, reconcile.Options{
+		HoldDown: holdDown, Ready: s.registry.Ready(), Logger: log,
+	})
+	s.host, err = host.New(host.Options{
+		Guests: []host.Guest{{Name: "g", Dial: s.link.dial}}, Network: s.network, Holders: nobody{}, Policy: hostRules[0].compile(t),
+		Grace: grace,
+	})
+	must(t, err)
+	ended = new(sync.WaitGroup)
+	for _, run := range []func(context.Context) error{s.registry.Run, s.reconciler.Run, hl.Run, ls.Run, s.host.Run} {
+		ended.Go(func() { _ = run(ctx) })
+	}
+	return s, ended
+}
+
+const (
+	holdDown = 150 * time.Millisecond
+	grace    = 10 * time.Second
+)
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// facts are what an engine knows.
+type facts struct {
+	mu      sync.Mutex
+	owners  map[string]port.Owner
+	stopped map[string]port.Owner
+	notify  func([]registry.AttributionKey)
+}
+
+func (f *facts) get(key string) (port.Owner, bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	o, ok := f.owners[key]
+	return o, ok
+}
+
+func (f *facts) ByCgroup(uint64) (port.Owner, bool)            { return port.Owner{}, false }
+func (f *facts) ByCgroupPath(path string) (port.Owner, bool)   { return f.get(path) }
+func (f *facts) ByAddress(a netip.Addr) (port.Owner, bool)     { return f.get(a.String()) }
+func (f *facts) Notify(notify func([]registry.AttributionKey)) { f.notify = notify }
+
+func (f *facts) StoppedAt(a netip.Addr) (port.Owner, bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	o, ok := f.stopped[a.String()]
+	return o, ok
+}
+
+// set names the owner of a key, or with nil that it stopped.
+func (f *facts) set(key string, o *port.Owner) {
+	f.mu.Lock()
+	if old, ok := f.owners[key]; o == nil && ok {
+		f.stopped[key] = old
+	}
+	if delete(f.owners, key); o != nil {
+		f.owners[key] = *o
+		delete(f.stopped, key)
+	}
+	f.mu.Unlock()
+	k := registry.AttributionKey{Path: key}
+	if a, err := netip.ParseAddr(key); err == nil {
+		k = registry.AttributionKey{Address: a}
+	}
+	f.notify([]registry.AttributionKey{k})
+}
+
+// flaky is a sink that fails as it is told to, and applies only what the hint names.
+type flaky struct {
+	mu   sync.Mutex
+	held map[port.Key]port.Publication
+	fail int // how: 0 not
+	wake chan struct{}
+}
+
+func (f *flaky) Name() string          { return "flaky" }
+func (f *flaky) Wake() <-chan struct{} { return f.wake }
+
+func (f *flaky) set(fail int) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.fail = fail
+}
+
+func (f *flaky) Sync(ctx context.Context, want reconcile.View, c reconcile.Change) (port.Outcomes, error) {
+	f.mu.Lock()
+	fail := f.fail
+	f.mu.Unlock()
+	switch fail {
+	case 1:
+		return nil, errors.New("failed")
+	case 2: // hangs
+		<-ctx.Done()
+		return nil, ctx.Err()
+	case 3:
+		panic("failed")
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	out := port.Outcomes{}
+	for i, k := range c.Keys {
+		if fail == 4 && i == len(c.Keys)/2 {
+			return out, errors.New("failed half-way")
+		}
+		p, ok := want.Get(k)
+		if !ok {
+			delete(f.held, k)
+			continue
+		}
+		f.held[k] = p
+		out[k] = []port.Outcome{{State: port.Active, HostAddress: k.AddrPort()}}
+	}
+	return out, nil
+}
+
+func (f *flaky) now() map[port.Key]port.Publication {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return maps.Clone(f.held)
+}
+
+// links join host and agent by pipes.
+type links struct {
+	token    link.Token
+	accepted chan link.Session
+
+	mu   sync.Mutex
+	down bool
+	gate chan struct{} // closed while bytes move
+	cur  []net.Conn
+}
+
+func newLinks(t *testing.T) *links {
+	t.Helper()
+	token, err := link.NewToken(strings.Repeat("k", 32))
+	must(t, err)
+	l := &links{token: token, accepted: make(chan link.Session), gate: make(chan struct{})}
+	close(l.gate)
+	return l
+}
+
+func (l *links) Accept(ctx context.Context) (link.Session, error) {
+	select {
+	case s := <-l.accepted:
+		return s, nil
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
+// dial is the host's.
+func (l *links) dial(ctx context.Context) (link.Session, error) {
+	l.mu.Lock()
+	down := l.down
+	l.mu.Unlock()
+	if down {
+		return nil, errors.New("link down")
+	}
+	o := link.Options{Identity: "g", Token: l.token, Logger: slog.New(slog.DiscardHandler), HandshakeTimeout: 10 * time.Second}
+	near, far := net.Pipe()
+	g1, g2 := &gated{Conn: near, l: l, done: make(chan struct{})}, &gated{Conn: far, l: l, done: make(chan struct{})}
+	l.mu.Lock()
+	l.cur = []net.Conn{g1, g2}
+	l.mu.Unlock()
+	type result struct {
+		s   link.Session
+		err error
+	}
+	other := make(chan result, 1)
+	agent := o
+	agent.Role = link.RoleAgent
+	go func() {
+		s, err := link.Server(ctx, g2, agent)
+		other <- result{s, err}
+	}()
+	o.Role = link.RoleHost
+	s, err := link.Client(ctx, g1, o)
+	r := <-other
+	if err := errors.Join(err, r.err); err != nil {
+		return nil, err
+	}
+	select {
+	case l.accepted <- r.s:
+		return s, nil
+	case <-ctx.Done():
+		return nil, errors.Join(ctx.Err(), s.Close(), r.s.Close())
+	}
+}
+
+// set changes the link: down refuses new sessions, lose cuts the current one.
+func (l *links) set(down, lose bool) {
+	l.mu.Lock()
+	l.down = down
+	cur := l.cur
+	l.mu.Unlock()
+	if lose {
+		for _, s := range cur {
+			_ = s.Close()
+		}
+	}
+}
+
+func (l *links) stall(on bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	select {
+	case <-l.gate:
+		if on {
+			l.gate = make(chan struct{})
+		}
+	default:
+		if !on {
+			close(l.gate)
+		}
+	}
+}
+
+// gated is a connection whose bytes move only while the gate is open.
+type gated struct {
+	net.Conn
+	l    *links
+	done chan struct{}
+	once sync.Once
+
+	mu    sync.Mutex
+	until time.Time // of writes
+}
+
+func (g *gated) SetWriteDeadline(t time.Time) error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.until = t
+	return g.Conn.SetWriteDeadline(t)
+}
+
+func (g *gated) SetDeadline(t time.Time) error {
+	return errors.Join(g.SetReadDeadline(t), g.SetWriteDeadline(t))
+}
+
+func (g *gated) Write(b []byte) (int, error) {
+	g.l.mu.Lock()
+	gate := g.l.gate
+	g.l.mu.Unlock()
+	g.mu.Lock()
+	var late <-chan time.Time
+	if !g.until.IsZero() {
+		late = time.After(time.Until(g.until))
+	}
+	g.mu.Unlock()
+	select {
+	case <-gate:
+	case <-late:
+		return 0, os.ErrDeadlineExceeded
+	case <-g.done:
+		return 0, net.ErrClosed
+	}
+	return g.Conn.Write(b)
+}
+
+func (g *gated) Close() error {
+	g.once.Do(func() { close(g.done) })
+	return g.Conn.Close()
+}
+
+// nobody finds no holders.
+type nobody struct{}
+
+func (nobody) Holders(context.Context, []host.Socket) (map[host.Socket]host.Holder, error) {
+	return nil, nil //nolint:nilnil // nobody is known
+}
+
+// network opens listeners in memory: sockets would stop fake time.
+type network struct {
+	mu    sync.Mutex
+	taken map[netip.AddrPort]bool // by others
+	open  map[netip.AddrPort]*ear
+}
+
+func newNetwork() *network {
+	return &network{taken: map[netip.AddrPort]bool{}, open: map[netip.AddrPort]*ear{}}
+}
+
+func overlap(a, b netip.AddrPort) bool {
+	return a.Port() == b.Port() && a.Addr().Is4() == b.Addr().Is4() && (a.Addr() == b.Addr() || a.Addr().IsUnspecified() || b.Addr().IsUnspecified())
+}
+
+func (n *network) Listen(_ context.Context, name, address string) (net.Listener, error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	a := netip.MustParseAddrPort(address)
+	for b := range n.taken {
+		if overlap(a, b) {
+			return nil, &net.OpError{Op: "listen", Net: name, Err: syscall.EADDRINUSE}
+		}
+	}
+	for b := range n.open {
+		if overlap(a, b) {
+			return nil, &net.OpError{Op: "listen", Net: name, Err: syscall.EADDRINUSE}
+		}
+	}
+	e := &ear{n: n, at: a, done: make(chan struct{})}
+	n.open[a] = e
+	return e, nil
+}
+
+func (n *network) ListenExclusive(ctx context.Context, name, address string) (net.Listener, error) {
+	return n.Listen(ctx, name, address)
+}
+
+func (n *network) ListenPacket(context.Context, string, string) (*own.UDPConn, error) {
+	return nil, errors.ErrUnsupported
+}
+
+func (n *network) take(a netip.AddrPort) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for b := range n.open {
+		if overlap(a, b) {
+			return
+		}
+	}
+	n.taken[a] = true
+}
+
+func (n *network) free() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	clear(n.taken)
+}
+
+// now returns what is open, and whether somebody else has taken an address.
+func (n *network) now() (open map[netip.AddrPort]bool, taken bool) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	open = map[netip.AddrPort]bool{}
+	for a := range n.open {
+		open[a] = true
+	}
+	return open, len(n.taken) > 0
+}
+
+// ear is a listener in memory, to which nobody connects.
+type ear struct {
+	n    *network
+	at   netip.AddrPort
+	done chan struct{}
+}
+
+func (e *ear) Accept() (net.Conn, error) {
+	<-e.done
+	return nil, net.ErrClosed
+}
+
+func (e *ear) Close() error {
+	e.n.mu.Lock()
+	defer e.n.mu.Unlock()
+	delete(e.n.open, e.at)
+	close(e.done)
+	return nil
+}
+
+func (e *ear) Addr() net.Addr { return net.TCPAddrFromAddrPort(e.at) }
