@@ -111,6 +111,10 @@ var (
 		netip.MustParseAddrPort("172.17.0.2:80"), netip.MustParseAddrPort("172.17.0.3:80"), netip.MustParseAddrPort("172.17.0.4:80"),
 		netip.MustParseAddrPort("10.9.9.9:80"), netip.MustParseAddrPort("127.0.0.1:82"), netip.MustParseAddrPort("127.0.0.1:81"),
 	}
+	targets6 = []netip.AddrPort{
+		netip.MustParseAddrPort("[fd00::2]:80"), netip.MustParseAddrPort("[fd00::3]:80"), netip.MustParseAddrPort("[::1]:82"),
+		netip.MustParseAddrPort("[::1]:81"),
+	}
 )
 
 const (
@@ -164,11 +168,15 @@ func socket(n [6]int) port.Binding {
 // natRule returns what an operation puts into the set of NAT rules.
 func natRule(n [6]int) port.Binding {
 	b := port.Binding{Key: key(n, port.TCP)}
-	b.Hints.Targets = []netip.AddrPort{pick(targets, n[3])}
-	if t := pick(targets, n[3]>>4); n[4]%4 == 0 && t != b.Hints.Targets[0] {
+	to := targets
+	if b.Address.Is6() {
+		to = targets6
+	}
+	b.Hints.Targets = []netip.AddrPort{pick(to, n[3])}
+	if t := pick(to, n[3]>>4); n[4]%4 == 0 && t != b.Hints.Targets[0] {
 		b.Hints.Targets = append(b.Hints.Targets, t)
 	}
-	b.Rule = uint64(1 + n[3]%len(targets))
+	b.Rule = uint64(1 + n[3]%len(to))
 	b.Maker = pick([]port.Maker{"", "", port.MakerDocker, port.MakerCNI, port.MakerKubeProxy}, n[5])
 	b.Dial = b.Hints.Targets[:1]
 	b.Origin.ID = fmt.Sprint("r", n[0]%2, " ", b.Key, b.Hints.Targets) // a rule is not changed in place
@@ -194,6 +202,9 @@ func claim(engine string, n [6]int, now time.Time) port.Binding {
 func factKey(n [6]int) string {
 	if n[1]%3 == 0 {
 		return cgroupOf(n[2])
+	}
+	if n[1]%3 == 1 {
+		return targets6[n[2]%2].Addr().String()
 	}
 	return targets[n[2]%4].Addr().String()
 }

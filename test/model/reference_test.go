@@ -360,6 +360,7 @@ type published struct {
 	rule        uint64
 	entries     []*entry
 	dial        []netip.AddrPort
+	hidden      bool // another server has all that could be dialled
 	rivals      []port.Owner
 	leads       []port.Owner
 	ownerItems  []string // why the owner may be another
@@ -398,8 +399,9 @@ func (r *reference) publishSlot(s port.Slot, out map[port.Key]*published) {
 	case w4 && !w6: // nothing is known to serve IPv4 but the IPv6 socket
 	case w4 != w6, !v4.owner.Same(v6.owner), v4.owner.ID == "":
 		v6.dual = false
+		v6.dial = slices.DeleteFunc(slices.Clone(v6.dial), func(a netip.AddrPort) bool { return a.Addr().Is4() })
 	default:
-		v6.dual = true
+		v6.dual, v6.hidden = true, w6
 		v6.entries = append(slices.Clone(v4.entries), v6.entries...)
 		v6.dial = addNew(slices.Clone(v4.dial), v6.dial)
 		for _, o := range v4.rivals {
@@ -415,7 +417,7 @@ func (r *reference) publishSlot(s port.Slot, out map[port.Key]*published) {
 }
 
 func (r *reference) allWithheld(p *published) bool {
-	return !slices.ContainsFunc(p.entries, func(e *entry) bool { return !r.withheld(e) })
+	return p.hidden || !slices.ContainsFunc(p.entries, func(e *entry) bool { return !r.withheld(e) })
 }
 
 func addNew(to, from []netip.AddrPort) []netip.AddrPort {
@@ -464,6 +466,7 @@ func (r *reference) publish(ms, slot []*entry) *published {
 			p.leads = addOwner(p.leads, o)
 		}
 	}
+	r.hide(p, slot)
 	p.ownerItems, p.targetItems = r.doubts(ms, p.known)
 	for _, e := range slot {
 		if e.nat() && e.Address != p.key.Address && diverts(e, p.dial) {
@@ -479,6 +482,36 @@ func (r *reference) publish(ms, slot []*entry) *published {
 		}
 	}
 	return p
+}
+
+// hide removes what another server of the slot has for itself from what is dialled. A TCP
+// server of all addresses is reached at another one of the loopback.
+func (r *reference) hide(p *published, slot []*entry) {
+	served := func(a netip.AddrPort) *entry {
+		for _, e := range at(slot, a.Addr()) {
+			if !r.withheld(e) && !e.nat() && slices.Contains(e.Dial, a) {
+				return e
+			}
+		}
+		return nil
+	}
+	var free []netip.AddrPort
+	for _, d := range p.dial {
+		switch e := served(d); {
+		case e == nil || e.Address == p.key.Address:
+			free = append(free, d)
+		default:
+			p.hidden = true
+			if d.Addr() == netip.MustParseAddr("127.0.0.1") && p.key.Protocol == port.TCP {
+				a := d
+				for a = netip.AddrPortFrom(a.Addr().Next(), a.Port()); served(a) != nil; {
+					a = netip.AddrPortFrom(a.Addr().Next(), a.Port())
+				}
+				free = append(free, a)
+			}
+		}
+	}
+	p.dial, p.hidden = free, p.hidden && len(free) == 0
 }
 
 // diverts reports whether a NAT rule applies to one of the addresses dialled.
