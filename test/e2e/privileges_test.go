@@ -20,6 +20,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/privilege"
+	"github.com/fairlead/fairlead/test/kit/program"
 	"github.com/fairlead/fairlead/test/kit/wait"
 )
 
@@ -199,7 +200,8 @@ func (r *rig) wantRules(add, remove, k string) {
 	r.wantState(k, "")
 }
 
-// wantLegacyHook checks that legacy tables are not polled where the kernel has the hook.
+// wantLegacyHook checks that legacy tables are not polled where the kernel has the hook,
+// as those of test/vm have: there the program under test is named.
 func (r *rig) wantLegacyHook() {
 	r.t.Helper()
 	paranoid, _ := os.ReadFile("/proc/sys/kernel/perf_event_paranoid")
@@ -212,7 +214,7 @@ func (r *rig) wantLegacyHook() {
 			continue
 		}
 		r.t.Logf("%s; kernel.perf_event_paranoid=%s", s.Method, strings.TrimSpace(string(paranoid)))
-		if os.Getenv("FAIRLEAD_KERNEL") != "" && !strings.Contains(s.Method, "legacy fentry") {
+		if os.Getenv(program.Variable) != "" && !strings.Contains(s.Method, "legacy fentry") {
 			r.t.Errorf("method %q, want a hook on legacy tables", s.Method)
 		}
 	}
