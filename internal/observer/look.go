@@ -98,14 +98,14 @@ func LookElsewhere(ctx context.Context, p uint16) ([]Found, error) {
 func lookInto(ctx context.Context, p uint16, s space) ([]Found, error) {
 	err := kernel.EnterNamespace(s.path)
 	switch {
-	case errors.Is(err, os.ErrPermission) && s.process != "":
+	case err == nil:
+		return lookHere(ctx, p, s.name)
+	case !errors.Is(err, os.ErrPermission):
+		err = nil // it is gone
+	case s.process != "":
 		return readTables(p, s)
-	case errors.Is(err, os.ErrPermission):
-		return nil, err
-	case err != nil:
-		return nil, nil // it is gone
 	}
-	return lookHere(ctx, p, s.name)
+	return nil, err
 }
 
 // space is a path to a network namespace, its name if it has one, and the folder in /proc of
