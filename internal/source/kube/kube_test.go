@@ -530,6 +530,17 @@ func TestSourceRanges(t *testing.T) {
 	}
 }
 
+// A server could name them to have a cloud's metadata, or the guest itself, dialled.
+func TestLinkLocalAddressesOfAClusterAreIgnored(t *testing.T) {
+	s := svc("web", corev1.ServiceTypeNodePort, tcp(80, 30080))
+	s.Spec.ClusterIP, s.Spec.ClusterIPs = "169.254.169.254", []string{"169.254.169.254", "127.0.0.1", "224.0.0.1", "10.96.0.9"}
+	e := compactSlice(slice("web", "169.254.169.254"))
+	bs, _ := compact(s).declare([]endpoints{e, compactSlice(slice("web", "10.1.0.2"))}, true)
+	if got := fmt.Sprint(bs[0].Dial); got != "[10.96.0.9:80 127.0.0.1:30080 10.1.0.2:8080]" {
+		t.Errorf("dialled at %s", got)
+	}
+}
+
 // Endpoints decide whether, and where, a port is dialled.
 func TestEndpoints(t *testing.T) {
 	e := newFake(t)
