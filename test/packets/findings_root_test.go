@@ -336,6 +336,10 @@ var dialTargets = []meaning{
 	{"target dropped in output", nil, []step{{load: table(
 		pre("tcp dport 1001 dnat to $A"), base("out", "output", -100, "tcp dport 80 drop"),
 	), want: []want{{at: "tcp 1001", outside: []string{serverA}, says: uncertain}}}}},
+	{"output rule that leaves out a source of other networks", iptables, []step{{load: lines(
+		"-A PREROUTING -p tcp --dport 1001 -j DNAT --to-destination $ADDRA",
+		"-A OUTPUT ! -s $ELSEWHERE -p tcp --dport 1001:1004 -j DNAT --to-destination $ADDRA",
+	), want: []want{reaches("tcp 1001", "$ADDRA port 1001")}}}},
 	{"output rule that leaves out own sources", iptables, []step{{
 		load: "-A OUTPUT ! -s $NET -p tcp --dport 1001 -j DNAT --to-destination $A",
 		want: []want{{at: "tcp 1001", says: listed}},

@@ -49,6 +49,7 @@ func (c *Compiler) dial(id slotID, key netip.Addr, targets []netip.AddrPort) (di
 			}
 		}
 	}
+	var lost netip.AddrPort // a loopback address, last and not for certain
 	list, crowded := c.hookEntries(id, ruleset.HookOutput)
 	for _, a := range c.ownAddrs(key, id.v6) {
 		if !same(c.output(id, a, list, crowded)) {
@@ -58,17 +59,21 @@ func (c *Compiler) dial(id slotID, key netip.Addr, targets []netip.AddrPort) (di
 		if a.IsLoopback() && slices.ContainsFunc(targets, func(t netip.AddrPort) bool { return !t.Addr().IsLoopback() }) {
 			// What leaves the machine with a loopback source needs route_localnet,
 			// or is lost without an answer.
-			add(own)
+			lost = own
 		} else {
 			dial = slices.Insert(dial, 0, own)
 		}
 		break
 	}
 	if len(dial) > 0 {
-		return dial, ""
+		doubt = ""
+	} else {
+		for _, t := range targets {
+			add(t)
+		}
 	}
-	for _, t := range targets {
-		add(t)
+	if lost.IsValid() {
+		add(lost)
 	}
 	return dial, doubt
 }
@@ -174,7 +179,7 @@ func (c *Compiler) output(id slotID, addr netip.Addr, list []*entry, crowded boo
 
 // leaving returns the first packet of a connection from this machine to addr and
 // the port of the slot. Its source is what the route prefers, which may be any own
-// address: that of a route to a secondary own address is the primary one.
+// address; see sourcesTo for those of a connection to an own one.
 func (c *Compiler) leaving(id slotID, addr netip.Addr) region.Box {
 	addrs := region.Addrs(id.v6)
 	b := region.Box{
@@ -185,6 +190,11 @@ func (c *Compiler) leaving(id slotID, addr netip.Addr) region.Box {
 	switch {
 	case addr.IsLoopback():
 		b.To, b.Saddr, b.Out = region.Local, addrs.One(port.Loopback(addr)), c.host.loopbacks
+	case slices.Contains(c.reachable(id.v6), addr):
+		b.To, b.Saddr, b.Out = region.Local, addrs.None(), c.host.loopbacks
+		for _, a := range c.sourcesTo(addr) {
+			b.Saddr = addrs.Union(b.Saddr, addrs.One(a))
+		}
 	case c.own(addr):
 		b.To, b.Saddr, b.Out = region.Local, sources, c.host.loopbacks
 	default:

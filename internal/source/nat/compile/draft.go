@@ -281,20 +281,25 @@ func (c *Compiler) limit(s share, r region.Region, addr netip.Addr, v6 bool) str
 }
 
 // comesFrom reports whether sources has all that a connection of this machine to an
-// own address may have: that address or, in IPv4, the first one of its interface.
+// own address may have.
 func (c *Compiler) comesFrom(sources region.Set[netip.Addr], addr netip.Addr, v6 bool) bool {
-	if addr.IsUnspecified() {
-		return true
-	}
+	return addr.IsUnspecified() ||
+		!slices.ContainsFunc(c.sourcesTo(addr), func(a netip.Addr) bool { return !region.Addrs(v6).Contains(sources, a) })
+}
+
+// sourcesTo returns the sources that a connection of this machine to an own address that
+// other machines reach may have: that address or, in IPv4, the first one of its interface.
+func (c *Compiler) sourcesTo(addr netip.Addr) []netip.Addr {
 	own := []netip.Addr{addr}
-	if !v6 && slices.Contains(c.reachable(v6), addr) {
-		for _, link := range c.host.Uplinks {
-			if a := c.host.Primary[link][familyIndex(v6)]; a.IsValid() {
-				own = append(own, a)
-			}
+	if addr.Is6() || !slices.Contains(c.reachable(false), addr) {
+		return own
+	}
+	for _, link := range c.host.Uplinks {
+		if a := c.host.Primary[link][familyIndex(false)]; a.IsValid() {
+			own = append(own, a)
 		}
 	}
-	return !slices.ContainsFunc(own, func(a netip.Addr) bool { return !region.Addrs(v6).Contains(sources, a) })
+	return own
 }
 
 // unnamed is the name of an interface that no rule names.
