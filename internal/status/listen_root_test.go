@@ -6,6 +6,7 @@ package status
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"net"
 	"os"
@@ -135,5 +136,7 @@ func TestClientOfAnotherUserRefused(t *testing.T) {
 		t.Error("another user got an answer")
 	}
 	cancel()
-	<-done
+	if err := <-done; !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
 }

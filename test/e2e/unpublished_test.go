@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/fairlead/fairlead/internal/port"
@@ -27,6 +28,11 @@ func TestUnpublishedPortsAreKnownToTheHost(t *testing.T) {
 		}
 		if err := os.Rename(config+".new", config); err != nil {
 			t.Fatal(err)
+		}
+		if r.agent != nil { // file notifications may have run out on a busy machine
+			if err := r.agent.cmd.Process.Signal(syscall.SIGHUP); err != nil {
+				t.Fatal(err)
+			}
 		}
 	}
 	rules("holdDown: 0s\nrules:\n- {name: no-debug, match: {ports: 9229}, action: deny}\n")
