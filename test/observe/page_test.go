@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/fairlead/fairlead/internal/status"
 	"github.com/fairlead/fairlead/test/kit/wait"
 )
 
@@ -291,6 +292,30 @@ func TestPageReconnects(t *testing.T) {
 	p.wait("it is live again", live, "live")
 	p.wait("with what is there now", portsIn, "7421 8080 8081")
 	p.noConsole("502", "ERR_INCOMPLETE_CHUNKED_ENCODING", "Failed to load resource")
+}
+
+// The page of a host names its guests as they are named in the configuration.
+func TestPageNamesGuests(t *testing.T) {
+	r := newRig(t)
+	r.startAgent()
+	r.listen("127.0.0.1:8080")
+	control := filepath.Join(r.dir, "h", "s")
+	start(t, r.outside, exec.Command(binary, "host", "--connect", "dev=unix://"+filepath.Join(r.dir, "l", "s"),
+		"--control", control, "--web-addr", "127.0.0.1:7422"))
+	host := status.NewClient(control)
+	var url string
+	wait.Within(t, limit(), "the page is there", func() (err error) {
+		if url, err = host.WebURL(t.Context()); err == nil && url == "" {
+			err = errors.New("no address")
+		}
+		return err
+	})
+	p := newChromium(t, r.outside).open(t, url, 1280, 800)
+	p.wait("the guest's name", `document.querySelector('#peers li b')?.textContent`, "dev")
+	p.wait("it in the row", `document.querySelector('#ports tbody td.guest')?.textContent.includes('dev')`, true)
+	p.eval(fmt.Sprintf(rowOf+`.click()`, "8080"))
+	p.wait("it in the detail", `document.querySelector('#detail .facts')?.textContent.includes('Guestdev')`, true)
+	p.noConsole()
 }
 
 // The screenshot in docs/web.md, artefact "document", of a typical guest.
