@@ -9,9 +9,10 @@ package main
 
 import (
 	"os"
-	"os/exec"
 	"path/filepath"
 	"syscall"
+
+	"github.com/fairlead/fairlead/internal/trust"
 )
 
 func main() {
@@ -32,5 +33,5 @@ func find() (string, error) {
 			return self, nil
 		}
 	}
-	return exec.LookPath("fairlead")
+	return trust.InPath("fairlead")
 }
