@@ -20,7 +20,7 @@ BENCH ?= .
 # processors busy by itself.
 STAGES := lint generate-check test-unit test-root test-browser test-engines-smoke
 STAGES_VM := test-vm-smoke
-STAGES_ALL = lint generate-check test-unit test-root test-browser test-engines test-wine fuzz $(STAGES_LONG)
+STAGES_ALL = lint generate-check test-unit test-root test-browser test-engines test-wine test-chaos fuzz $(STAGES_LONG)
 STAGES_VM_ALL := test-vm test-install
 # Tests that take hours: a target each.
 STAGES_LONG =
@@ -175,6 +175,19 @@ test-wine: ## Run tests of the host side, built for Windows, under Debian's Wine
 	export GOOS=windows GOARCH=amd64; \
 	$(TEST) test-wine.packages go test -json -p 1 -exec "$$PWD/hack/wine.sh" $(WINE_PACKAGES) || rc=1; \
 	$(TEST) test-wine.host go test -json -p 1 -exec "$$PWD/hack/wine.sh" -run '$(WINE_HOST)' ./internal/host || rc=1; exit $$rc
+
+# Empty: 1, and 3 minutes.
+SEED ?=
+MINUTES ?=
+.PHONY: chaos
+chaos: ## Break agent, host and link at random for MINUTES from SEED, and check what stays (root)
+	$(need_root)
+	@go run ./test/chaos -seed $(or $(SEED),1) -minutes $(or $(MINUTES),3) $(if $(REPORT),-report $(REPORT))
+
+.PHONY: test-chaos
+test-chaos: ## Run "make chaos" as a stage (root)
+	$(need_root)
+	@$(CHECK) test-chaos $(MAKE) --no-print-directory chaos
 
 .PHONY: bench
 bench: ## Measure fairlead against polling and write docs/benchmarks (root; 20 minutes)
