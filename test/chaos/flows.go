@@ -9,9 +9,9 @@ import (
 	"encoding/binary"
 	"encoding/hex"
 	"errors"
+	"fmt"
 	"hash/crc32"
 	"io"
-	"log"
 	"math/rand/v2"
 	"net"
 	"net/netip"
@@ -132,7 +132,7 @@ func (f *flows) one() {
 		f.complete.Add(1)
 	case errors.Is(err, errWrong), errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, os.ErrDeadlineExceeded):
 		f.bad.Add(1)
-		log.Printf("flow of %s: %v", at, err)
+		fmt.Fprintf(os.Stderr, "flow of %s: %v\n", at, err)
 	default:
 		f.cut.Add(1)
 	}

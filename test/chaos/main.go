@@ -15,7 +15,6 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-	"log"
 	"maps"
 	"math/rand/v2"
 	"net/netip"
@@ -49,7 +48,7 @@ func main() {
 		c.close()
 	}
 	if err != nil {
-		log.Print(err)
+		fmt.Fprintln(os.Stderr, err)
 	}
 	if c == nil {
 		os.Exit(1)
@@ -58,7 +57,7 @@ func main() {
 	fmt.Print(text)
 	if *report != "" {
 		if err := write(*report, text); err != nil {
-			log.Print(err)
+			fmt.Fprintln(os.Stderr, err)
 			os.Exit(1)
 		}
 	}
@@ -144,7 +143,7 @@ func (c *chaos) close() {
 	if c.differences == 0 && c.flows.bad.Load() == 0 {
 		_ = os.RemoveAll(c.dir)
 	} else {
-		log.Printf("logs of agent and host are in %s", c.dir)
+		fmt.Fprintf(os.Stderr, "logs of agent and host are in %s\n", c.dir)
 	}
 }
 
@@ -310,7 +309,7 @@ func (c *chaos) converge(after string) error {
 		time.Sleep(2 * time.Millisecond)
 	}
 	c.differences += len(missing) + len(extra)
-	log.Printf("after %s: missing %v, not served %v", after, missing, extra)
+	fmt.Fprintf(os.Stderr, "after %s: missing %v, not served %v\n", after, missing, extra)
 	return nil
 }
 
