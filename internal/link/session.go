@@ -341,12 +341,13 @@ func closeError(err error) error {
 	return fmt.Errorf("%w: %w", ErrClosed, err)
 }
 
-// mapError turns an error of yamux into one of ours.
+// mapError turns an error of yamux into one of ours. The end of a stream, which only
+// Read knows, is none: yamux returns io.EOF for a session whose connection ended.
 func (s *session) mapError(err error) error {
 	var reset *yamux.StreamError
 	switch {
-	case err == nil || err == io.EOF: //nolint:errorlint // exactly: a lost session wraps it
-		return err
+	case err == nil:
+		return nil
 	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
 		return err
 	case errors.As(err, &reset):
@@ -390,11 +391,16 @@ func (t *stream) Read(b []byte) (int, error) {
 	if err == nil {
 		return n, nil
 	}
-	if err == io.EOF { //nolint:errorlint // exactly: a lost session wraps it
+	// With bytes, it is the error of the window's update: the session was lost.
+	end := n == 0 && err == io.EOF //nolint:errorlint // exactly: a lost session wraps it
+	if end {
 		t.ended.Store(true)
 	}
-	if t.closed.Load() {
+	switch {
+	case t.closed.Load():
 		return n, net.ErrClosed
+	case end:
+		return 0, io.EOF
 	}
 	return n, t.s.mapError(err)
 }

@@ -560,3 +560,75 @@ func TestCloseDoesNotWaitForAStalledPeer(t *testing.T) {
 		_ = host.Close()
 	})
 }
+
+// stuckConn is a connection whose Close does not return before it may.
+type stuckConn struct {
+	net.Conn
+	once     sync.Once
+	closing  chan struct{}
+	may      chan struct{}
+	received atomic.Int64
+}
+
+func (c *stuckConn) Read(b []byte) (int, error) {
+	n, err := c.Conn.Read(b)
+	c.received.Add(int64(n))
+	return n, err
+}
+
+func (c *stuckConn) Close() error {
+	c.once.Do(func() { close(c.closing) })
+	<-c.may
+	return c.Conn.Close()
+}
+
+// A session is lost before its streams learn it. What they read until then, and after
+// that, does not end like what was sent completely.
+func TestLostSessionIsNotTheEndOfAStream(t *testing.T) {
+	a, b := sockets(t)
+	stuck := &stuckConn{Conn: a, closing: make(chan struct{}), may: make(chan struct{})}
+	release := sync.OnceFunc(func() { close(stuck.may) })
+	defer release()
+	host, agent := shake(t, opts(t, RoleHost), opts(t, RoleAgent), stuck, b)
+	if err := errors.Join(host.err, agent.err); err != nil {
+		t.Fatal(err)
+	}
+	in, err := host.s.Open(ctx10(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := in.Write([]byte("x")); err != nil {
+		t.Fatal(err)
+	}
+	out, err := agent.s.Accept(ctx10(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	const size = 200 << 10 // most of the window
+	if _, err := out.Write(make([]byte, size)); err != nil {
+		t.Fatal(err)
+	}
+	for stuck.received.Load() < size {
+		time.Sleep(time.Millisecond)
+	}
+	_ = b.Close()
+	<-stuck.closing
+	buf := make([]byte, size)
+	for got := 0; got < size; {
+		n, err := in.Read(buf)
+		got += n
+		if errors.Is(err, io.EOF) {
+			t.Fatalf("after %d bytes: %v", got, err)
+		}
+		if err != nil && n == 0 {
+			break
+		}
+	}
+	if _, err := in.Write(buf); err == nil || errors.Is(err, io.EOF) {
+		t.Errorf("a write returned %v", err)
+	}
+	release()
+	if n, err := in.Read(buf); n > 0 || err == nil || errors.Is(err, io.EOF) {
+		t.Errorf("in the end it read %d bytes and %v", n, err)
+	}
+}
