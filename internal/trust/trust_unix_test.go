@@ -48,6 +48,42 @@ func TestReadFile(t *testing.T) {
 	}
 }
 
+// What is left at the temporary name is neither followed nor kept.
+func TestWriteFile(t *testing.T) {
+	dir := t.TempDir()
+	path, other := filepath.Join(dir, "f"), filepath.Join(dir, "other")
+	for name, leave := range map[string]func() error{
+		"nothing": func() error { return nil },
+		"a file":  func() error { return os.WriteFile(path+".new", []byte("long text of others"), 0o666) },
+		"a link":  func() error { return os.Symlink(other, path+".new") },
+	} {
+		if err := leave(); err != nil {
+			t.Fatal(err)
+		}
+		if err := WriteFile(path, []byte(name)); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		if b, err := os.ReadFile(path); err != nil || string(b) != name {
+			t.Errorf("%s: %q, %v", name, b, err)
+		}
+		if fi, err := os.Lstat(path); err != nil || fi.Mode() != 0o600 {
+			t.Errorf("%s: %v, %v; want a file of mode 0600", name, fi, err)
+		}
+		if files, err := os.ReadDir(dir); err != nil || len(files) != 1 {
+			t.Errorf("%s: files %v, %v; want one", name, files, err)
+		}
+	}
+	if err := os.Mkdir(filepath.Join(dir, "d"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := WriteFile(filepath.Join(dir, "d"), nil); err == nil {
+		t.Error("a directory was replaced")
+	}
+	if _, err := os.Lstat(filepath.Join(dir, "d.new")); err == nil {
+		t.Error("a failed write leaves its file")
+	}
+}
+
 // In a sticky directory, as /tmp is, others cannot replace a file.
 func TestStickyDirectory(t *testing.T) {
 	dir := t.TempDir()

@@ -9,10 +9,10 @@ import (
 	"io/fs"
 	"net/netip"
 	"os"
-	"path/filepath"
 	"slices"
 
 	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/trust"
 )
 
 // maxMemory bounds the file that Memory reads: some 200,000 entries.
@@ -73,16 +73,5 @@ func (m Memory) Save(entries []Entry) error {
 	if err != nil {
 		return err
 	}
-	tmp, err := os.CreateTemp(filepath.Dir(string(m)), filepath.Base(string(m))+".*") // 0600
-	if err != nil {
-		return err
-	}
-	_, err = tmp.Write(b)
-	if err = errors.Join(err, tmp.Close()); err == nil {
-		err = os.Rename(tmp.Name(), string(m))
-	}
-	if err != nil {
-		return errors.Join(err, os.Remove(tmp.Name()))
-	}
-	return nil
+	return trust.WriteFile(string(m), b)
 }

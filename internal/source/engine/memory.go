@@ -12,7 +12,6 @@ import (
 	"maps"
 	"net/netip"
 	"os"
-	"path/filepath"
 	"strings"
 	"time"
 
@@ -92,8 +91,11 @@ func decode(b []byte) (Saved, error) {
 	if err := json.Unmarshal(b, &f); err != nil {
 		return Saved{}, err
 	}
-	if f.Version != memoryVersion || f.Boot != bootID() {
+	if f.Boot != bootID() {
 		return Saved{}, nil
+	}
+	if f.Version != memoryVersion {
+		return Saved{}, fmt.Errorf("version %d of the file: want %d", f.Version, memoryVersion)
 	}
 	out := Saved{Listed: f.Listed, Facts: make(map[string]Fact, len(f.Facts))}
 	for object, k := range f.Facts {
@@ -138,18 +140,7 @@ func (m Memory) Save(s Saved) error {
 	if len(b) > maxMemory {
 		return fmt.Errorf("%d containers take %d bytes: want at most %d", len(f.Facts), len(b), maxMemory)
 	}
-	tmp, err := os.CreateTemp(filepath.Dir(string(m)), filepath.Base(string(m))+".*") // 0600
-	if err != nil {
-		return err
-	}
-	_, err = tmp.Write(b)
-	if err = errors.Join(err, tmp.Close()); err == nil {
-		err = os.Rename(tmp.Name(), string(m))
-	}
-	if err != nil {
-		return errors.Join(err, os.Remove(tmp.Name()))
-	}
-	return nil
+	return trust.WriteFile(string(m), b)
 }
 
 // bootID tells boots of the machine apart, "" where the kernel does not.
@@ -158,9 +149,10 @@ func bootID() string {
 	return strings.TrimSpace(string(b))
 }
 
-// keep saves what t knows after each change, until ctx ends, and then once more.
+// keep saves what t knows after each change, until ctx ends, and then once more. A failed
+// save is repeated.
 func (m Memory) keep(ctx context.Context, t *Table, log *slog.Logger) {
-	failed := ""
+	failed := false
 	for ended := m == ""; !ended; {
 		select {
 		case <-ctx.Done():
@@ -169,17 +161,20 @@ func (m Memory) keep(ctx context.Context, t *Table, log *slog.Logger) {
 		}
 		began := time.Now()
 		err := m.Save(Saved{Facts: t.all()})
-		if text := fmt.Sprint(err); err != nil && text != failed {
-			failed = text
+		if err != nil {
+			t.changed().Notify()
+		}
+		if err != nil && !failed {
 			log.Warn("cannot save which containers run; rules by owner fail open if the agent starts again while the engine is away",
 				"err", err)
 		}
+		failed = err != nil
 		_ = schedule.Sleep(ctx, max(savePause, schedule.Rest(time.Since(began), saveShare)))
 	}
 }
 
 // changed receives after facts have changed.
-func (t *Table) changed() <-chan struct{} {
+func (t *Table) changed() schedule.Signal {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.change == nil {

@@ -115,6 +115,87 @@ func TestMemoryIsCheckedOnRead(t *testing.T) {
 	}
 }
 
+// A file of another version is not silently ignored.
+func TestMemoryOfAnotherVersionIsAnError(t *testing.T) {
+	m := memoryIn(t)
+	if err := m.Save(Saved{Facts: map[string]Fact{"1": container("web", id1)}}); err != nil {
+		t.Fatal(err)
+	}
+	rewritten(t, m, func(f map[string]any) { f["version"] = memoryVersion + 1 })
+	if s, err := m.Load(); err == nil || !strings.Contains(err.Error(), "version 2") {
+		t.Errorf("Load = %+v, %v; want an error that names the version", s, err)
+	}
+}
+
+// What an agent that was killed left beside the file is removed by the next save.
+func TestSaveRemovesAnUnfinishedFile(t *testing.T) {
+	m := memoryIn(t)
+	if err := os.WriteFile(string(m)+".new", []byte("{"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := m.Save(Saved{Listed: true}); err != nil {
+		t.Fatal(err)
+	}
+	if files, err := os.ReadDir(filepath.Dir(string(m))); err != nil || len(files) != 1 {
+		t.Errorf("files %v, %v; want one", files, err)
+	}
+}
+
+// A failed save is repeated without a further change, and logged once until one succeeds.
+func TestFailedSaveIsRepeated(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		dir := filepath.Join(t.TempDir(), "run")
+		m, w := Memory(filepath.Join(dir, "docker-owners.json")), newForgotten(t)
+		var logged strings.Builder
+		w.set.Logger = slog.New(slog.NewTextHandler(&logged, nil))
+		ctx, cancel := context.WithCancel(t.Context())
+		_, saved := w.set.Remember(ctx, m)
+		defer func() { cancel(); saved() }()
+		for round := range 2 {
+			if err := os.RemoveAll(dir); err != nil {
+				t.Fatal(err)
+			}
+			w.container(2*round, "web", id1, "")
+			time.Sleep(3 * savePause)
+			w.container(2*round+1, "web", id2, "")
+			time.Sleep(3 * savePause)
+			synctest.Wait()
+			if n := strings.Count(logged.String(), "cannot save"); n != round+1 {
+				t.Errorf("logged %d times after failure %d:\n%s", n, round+1, logged.String())
+			}
+			if err := os.Mkdir(dir, 0o700); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(3 * savePause)
+			if got, err := m.Load(); err != nil || got.Facts["web"].ID != id2 {
+				t.Errorf("saved %+v, %v; want container %.8s", got.Facts, err, id2)
+			}
+		}
+	})
+}
+
+// An error whose text differs each time is logged once as well.
+func TestSaveThatKeepsFailingIsLoggedOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m, w := memoryIn(t), newForgotten(t)
+		var logged strings.Builder
+		w.set.Logger = slog.New(slog.NewTextHandler(&logged, nil))
+		ctx, cancel := context.WithCancel(t.Context())
+		_, saved := w.set.Remember(ctx, m)
+		defer func() { cancel(); saved() }()
+		for n := range 3 {
+			f := container("web", id1)
+			f.Path = "/" + strings.Repeat("x", maxMemory+n)
+			w.set.Facts.Swap(nil, map[string]Fact{"web": f})
+			time.Sleep(2 * savePause)
+		}
+		synctest.Wait()
+		if n := strings.Count(logged.String(), "cannot save"); n != 1 {
+			t.Errorf("logged %d times, want once", n)
+		}
+	})
+}
+
 func FuzzMemory(f *testing.F) {
 	f.Add([]byte(`{"version":1,"boot":"` + bootID() + `","listed":true,"facts":{"1":{"owner":{"kind":"container","name":"web","id":"1"},"addresses":["172.17.0.2"]}}}`))
 	f.Fuzz(func(t *testing.T, b []byte) {
