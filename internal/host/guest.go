@@ -159,11 +159,11 @@ func (g *guest) describe() GuestStatus {
 func (g *guest) run(ctx context.Context) {
 	p := newPauses(g.h.opt)
 	for ctx.Err() == nil {
-		lasted, err := g.session(ctx)
+		lasted, served, err := g.session(ctx)
 		if ctx.Err() != nil {
 			return
 		}
-		pause := p.next(err, lasted)
+		pause := p.next(err, lasted, served)
 		code, remote := codeOf(err)
 		if replaced(err) {
 			err = fmt.Errorf("another host took over this guest, which serves one host at a time; retrying in %s", pause.Round(time.Second))
@@ -207,18 +207,24 @@ func codeOf(err error) (code string, remote bool) {
 	return "", false
 }
 
+// servedMax is the longest pause after a session in which the guest served: it is
+// most likely back at once. It bounds what a guest that dies after each snapshot costs.
+const servedMax = 500 * time.Millisecond
+
 // pauses are those between the sessions of a guest.
-type pauses struct{ failed, replaced schedule.Backoff }
+type pauses struct{ failed, served, replaced schedule.Backoff }
 
 func newPauses(o Options) *pauses {
 	return &pauses{
 		failed:   schedule.Backoff{Min: o.BackoffMin, Max: o.BackoffMax, Jitter: 0.25},
+		served:   schedule.Backoff{Min: o.BackoffMin, Max: max(o.BackoffMin, min(servedMax, o.BackoffMax)), Jitter: 0.25},
 		replaced: schedule.Backoff{Min: o.BackoffMax, Max: max(replacedMax, o.BackoffMax), Jitter: 0.25},
 	}
 }
 
 // next returns the pause after a session, or the attempt at one, ended with err.
-func (p *pauses) next(err error, lasted time.Duration) time.Duration {
+// A guest served if a snapshot of it was applied.
+func (p *pauses) next(err error, lasted time.Duration, served bool) time.Duration {
 	if lasted >= 2*replacedMax {
 		p.replaced.Reset()
 	}
@@ -227,8 +233,13 @@ func (p *pauses) next(err error, lasted time.Duration) time.Duration {
 	}
 	if lasted >= stableAfter {
 		p.failed.Reset()
+		p.served.Reset()
 	}
-	return p.failed.Next()
+	if !served || errors.Is(err, errProtocol) {
+		return p.failed.Next()
+	}
+	p.failed.Reset()
+	return p.served.Next()
 }
 
 // lost notes why there is no session; it logs a transition or a new reason only.
@@ -250,13 +261,13 @@ func (g *guest) lost(err error, code string, remote bool) {
 }
 
 // session makes one session and returns how long it lasted, without the attempt to
-// make it, and why it ended.
-func (g *guest) session(ctx context.Context) (lasted time.Duration, err error) {
+// make it, whether a snapshot was applied, and why it ended.
+func (g *guest) session(ctx context.Context) (lasted time.Duration, served bool, err error) {
 	dctx, cancel := context.WithTimeout(ctx, dialTimeout)
 	session, err := g.dial(dctx)
 	cancel()
 	if err != nil {
-		return 0, err
+		return 0, false, err
 	}
 	began := time.Now()
 	stop := context.AfterFunc(ctx, func() { _ = session.Close() })
@@ -284,8 +295,9 @@ func (g *guest) session(ctx context.Context) (lasted time.Duration, err error) {
 		g.graceEnd = time.Now().Add(g.h.opt.Grace)
 		g.h.timers.Notify()
 	}
+	served = g.connected
 	g.h.mu.Unlock()
-	return time.Since(began), err
+	return time.Since(began), served, err
 }
 
 // errProtocol marks errors that a correct agent never causes.

@@ -13,6 +13,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/link"
 	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/wire"
 	"github.com/fairlead/fairlead/test/kit/ports"
 )
 
@@ -25,7 +26,7 @@ func TestTwoHostsOfOneGuestBackOff(t *testing.T) {
 	const hour = time.Hour
 	takeovers := 0
 	for at := 0; now < hour; at = 1 - at {
-		pause := hosts[at].next(taken, now-since) // host at lost the guest, and takes it again
+		pause := hosts[at].next(taken, now-since, true) // host at lost the guest, and takes it again
 		since, now = now, now+pause
 		takeovers++
 	}
@@ -33,11 +34,64 @@ func TestTwoHostsOfOneGuestBackOff(t *testing.T) {
 		t.Errorf("%d takeovers in an hour", takeovers)
 	}
 	// A host that had the guest for long is not one of two that compete.
-	if d := hosts[0].next(taken, hour); d > 13*time.Second {
+	if d := hosts[0].next(taken, hour, true); d > 13*time.Second {
 		t.Errorf("paused %s after an hour", d)
 	}
-	if d := hosts[0].next(errors.New("refused"), 0); d > 125*time.Millisecond {
+	if d := hosts[0].next(errors.New("refused"), 0, false); d > 125*time.Millisecond {
 		t.Errorf("paused %s after a failed attempt", d)
+	}
+}
+
+// An agent that served is dialled again soon, however often its sessions are reset.
+// One that dies after each snapshot is not dialled in a tight loop.
+func TestShortSessionsThatServedReconnectSoon(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := newAgent(t, "vm")
+		a.begins(snapshot(1))
+		a.onSession = func(s link.Session) {
+			if wire.WriteControl(s.Control(), snapshot(1)) == nil {
+				time.Sleep(10 * time.Millisecond)
+			}
+			_ = s.Close()
+		}
+		_, stop := start(t, Options{Network: newMemory(), BackoffMin: 100 * time.Millisecond, BackoffMax: 10 * time.Second}, a)
+		const minutes = 10
+		time.Sleep(minutes * time.Minute)
+		a.mu.Lock()
+		dials := a.dials
+		a.mu.Unlock()
+		// Pauses of 375 to 500 ms, after the first few.
+		if dials < minutes*60 || dials > minutes*60*3 {
+			t.Errorf("%d sessions in %d minutes, want 1 to 3 a second", dials, minutes)
+		}
+		stop()
+	})
+}
+
+// Attempts that failed before a session that served do not delay the next one.
+func TestServedSessionForgetsFailedAttempts(t *testing.T) {
+	p := newPauses(Options{BackoffMin: 100 * time.Millisecond, BackoffMax: 10 * time.Second})
+	reset := errors.New("reset")
+	for range 20 {
+		p.next(reset, 0, false)
+	}
+	for _, served := range []bool{true, false} {
+		if d := p.next(reset, time.Second, served); d < 75*time.Millisecond || d > 100*time.Millisecond {
+			t.Errorf("paused %s, want the shortest pause (served: %t)", d, served)
+		}
+	}
+	for range 20 {
+		p.next(reset, time.Second, true)
+	}
+	if d := p.next(reset, stableAfter, true); d > 100*time.Millisecond {
+		t.Errorf("paused %s after a long session", d)
+	}
+	// A guest that violates the protocol does not serve.
+	for range 20 {
+		p.next(errProtocol, time.Second, true)
+	}
+	if d := p.next(errProtocol, time.Second, true); d < 7*time.Second {
+		t.Errorf("paused %s after many violations of the protocol", d)
 	}
 }
 
