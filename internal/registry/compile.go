@@ -270,7 +270,11 @@ func mergeFamilies(pubs []merged) []merged {
 		return pubs
 	case withheld4 != withheld6, !v4.Owner.Same(v6.Owner), v4.Owner.ID == "":
 		v6.DualStack = false
+		dialled := len(v6.Dial) > 0
 		v6.Dial = slices.DeleteFunc(slices.Clone(v6.Dial), func(a netip.AddrPort) bool { return a.Addr().Is4() })
+		if dialled && len(v6.Dial) == 0 {
+			v6.withholdFor(v4.Key)
+		}
 		return pubs
 	}
 	v6.DualStack = true

@@ -31,9 +31,15 @@ func (p *merged) hide(slot []member) {
 	if p.Dial = slices.Clip(free); len(free) > 0 {
 		return
 	}
+	p.withholdFor(by.Key)
+}
+
+// withholdFor withholds all origins, because the publication of key by serves wherever
+// this one could be dialled.
+func (p *merged) withholdFor(by port.Key) {
 	for i := range p.Origins {
 		if o := &p.Origins[i]; o.Withheld == "" {
-			o.Withheld = "hidden by " + by.Key.String() + ", which serves where the guest could reach it"
+			o.Withheld = "hidden by " + by.String() + ", which serves where the guest could reach it"
 		}
 	}
 }

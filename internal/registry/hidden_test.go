@@ -45,6 +45,8 @@ func TestNoPublicationIsDialledWhereAnotherServes(t *testing.T) {
 		{"IPv6", binding("1", "[::]:80", 7), []port.Binding{binding("2", "[::1]:80", 8)}, nil},
 		{"dual stack", device("1", "[::]:80", "127.0.0.1:80", "[::1]:80"), []port.Binding{binding("2", "[::1]:80", 8)}, []string{"127.0.0.1:80"}},
 		{"IPv4 of another", device("1", "[::]:80", "127.0.0.1:80", "[::1]:80"), []port.Binding{binding("2", "0.0.0.0:80", 8)}, []string{"[::1]:80"}},
+		{"each family of another", device("1", "[::]:80", "127.0.0.1:80", "[::1]:80"), []port.Binding{binding("2", "0.0.0.0:80", 8), binding("3", "[::1]:80", 9)}, nil},
+		{"each family of another, UDP", udp(device("1", "[::]:80", "127.0.0.1:80", "[::1]:80")), []port.Binding{udp(binding("2", "0.0.0.0:80", 8)), udp(binding("3", "[::1]:80", 9))}, nil},
 		{"interface", device("1", "0.0.0.0:80", "10.0.0.1:80", "10.0.0.2:80"), []port.Binding{device("2", "10.0.0.1:80", "10.0.0.1:80")}, []string{"10.0.0.2:80"}},
 		{"whole interface", device("1", "0.0.0.0:80", "10.0.0.1:80"), []port.Binding{device("2", "10.0.0.1:80", "10.0.0.1:80")}, nil},
 		{"target of a rule", device("1", "0.0.0.0:80", "10.0.0.1:80"), []port.Binding{device("2", "10.0.0.1:80", "172.17.0.2:80")}, []string{"10.0.0.1:80"}},
