@@ -51,7 +51,9 @@ type Socket struct {
 	// PID is. A process that has the number now and started later is another one.
 	PIDSeen int64
 
-	// Sought is true after /proc was searched for the process, and did not have it.
+	// Sought is true after /proc was searched for the process, or for the one that
+	// holds the socket now (Observer.SearchOwner), and did not have it. Where it
+	// cannot be read in full, that is after three searches.
 	Sought bool
 
 	UID   uint32 // the socket's owner

@@ -59,8 +59,8 @@ type engine struct {
 	counters *counters
 	source   eventSource // nil: everything is polled
 	dump     func(context.Context, scope) ([]row, scope, error)
-	owners   func(context.Context, []Socket) map[uint64]owner // nil: not looked for
-	polled   scope                                            // what has no events
+	owners   func(ctx context.Context, sockets []Socket, from uint32) findings // nil: not looked for
+	polled   scope                                                             // what has no events
 	interval time.Duration
 	audit    time.Duration
 	paced    bool // audit is the least
@@ -71,8 +71,13 @@ type engine struct {
 	// has ended.
 	ended func(pid uint32, seen int64) bool
 
-	searching  sync.Mutex // guards calls of owners, and nextSearch
-	nextSearch time.Time  // for sockets whose process has ended
+	// searching is held by who sent to it: guards calls of owners, and what follows.
+	searching  chan struct{}
+	nextSearch time.Time // for sockets whose process has ended
+	nextPID    uint32    // with which that search goes on
+
+	requestMu sync.Mutex
+	requested map[uint64]struct{} // by searchOwner
 
 	// mu guards all below, the source but for its Wait, and calls of the handler.
 	mu      sync.Mutex
@@ -105,6 +110,8 @@ func newEngine(h Handler, log *slog.Logger, c *counters) *engine {
 		counters:     c,
 		dumpWanted:   schedule.NewSignal(),
 		ownersWanted: schedule.NewSignal(),
+		searching:    make(chan struct{}, 1),
+		requested:    make(map[uint64]struct{}),
 		ended:        func(pid uint32, seen int64) bool { return ended("/proc", pid, seen) },
 		model:        newModel(),
 		decoder:      newDecoder(),

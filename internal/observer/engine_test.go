@@ -574,14 +574,14 @@ func TestOwnersAreSearchedOnce(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		r := newRig(tcpRow(1), tcpRow(2))
 		var asked []string
-		r.owners = func(_ context.Context, sockets []Socket) map[uint64]owner {
+		r.owners = func(_ context.Context, sockets []Socket, _ uint32) findings {
 			var cookies []uint64
 			for _, s := range sockets {
 				cookies = append(cookies, s.Cookie)
 			}
 			slices.Sort(cookies)
 			asked = append(asked, fmt.Sprint(cookies))
-			return map[uint64]owner{1: {pid: 9, comm: "web"}, 99: {pid: 1}}
+			return findings{owners: map[uint64]owner{1: {pid: 9, comm: "web"}, 99: {pid: 1}}}
 		}
 		r.start(t)
 		pass(time.Second / 2)
@@ -608,9 +608,9 @@ func TestOwnerThatOneSearchMissed(t *testing.T) {
 		r := newRig(tcpRow(1), tcpRow(2))
 		r.ended = func(uint32, int64) bool { return false }
 		searches, found := 0, map[uint64]owner(nil)
-		r.owners = func(_ context.Context, sockets []Socket) map[uint64]owner {
+		r.owners = func(_ context.Context, sockets []Socket, _ uint32) findings {
 			searches += len(sockets)
-			return found
+			return findings{owners: found}
 		}
 		r.start(t)
 		pass(time.Second)
@@ -635,12 +635,12 @@ func TestSlowSearchesForOwners(t *testing.T) {
 		r := newRig(tcpRow(1))
 		r.ended = func(uint32, int64) bool { return false }
 		late := 0
-		r.owners = func(ctx context.Context, _ []Socket) map[uint64]owner {
+		r.owners = func(ctx context.Context, _ []Socket, _ uint32) findings {
 			if late++; late > maxSearches+2 {
-				return map[uint64]owner{1: {pid: 9, comm: "web"}}
+				return findings{owners: map[uint64]owner{1: {pid: 9, comm: "web"}}}
 			}
 			_ = schedule.Sleep(ctx, time.Minute)
-			return nil
+			return findings{}
 		}
 		r.start(t)
 		pass(time.Minute + time.Second)
@@ -663,9 +663,9 @@ func TestOwnersThatEndedAreSearchedWhenAsked(t *testing.T) {
 		r := newRig()
 		gone, searches := false, 0
 		r.ended = func(pid uint32, _ int64) bool { return pid == 7 && gone }
-		r.owners = func(_ context.Context, sockets []Socket) map[uint64]owner {
+		r.owners = func(_ context.Context, sockets []Socket, _ uint32) findings {
 			searches += len(sockets)
-			return map[uint64]owner{1: {pid: 9, comm: "web"}}
+			return findings{owners: map[uint64]owner{1: {pid: 9, comm: "web"}}}
 		}
 		r.start(t)
 		pass(time.Second)
@@ -688,6 +688,96 @@ func TestOwnersThatEndedAreSearchedWhenAsked(t *testing.T) {
 		r.checkOwners(t.Context())
 		if searches != 3 {
 			t.Errorf("searched for %d owners, want one more a second later", searches)
+		}
+	})
+}
+
+// A search that uses up its budget goes on where it ended, and nobody is given up before.
+func TestSearchForOwnersGoesOn(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		r := newRig(tcpRow(1), tcpRow(2))
+		var from []uint32
+		r.owners = func(_ context.Context, _ []Socket, pid uint32) findings {
+			switch from = append(from, pid); pid {
+			case 0:
+				return findings{next: 50}
+			case 50:
+				return findings{next: 90, owners: map[uint64]owner{1: {pid: 60, comm: "web"}}}
+			}
+			return findings{}
+		}
+		r.start(t)
+		pass(ownerPause / 2)
+		if got := r.keeper.set[2]; got.Sought {
+			t.Errorf("have %+v after a part of /proc", got)
+		}
+		pass(3 * ownerPause)
+		if first, second := r.keeper.set[1], r.keeper.set[2]; first.PID != 60 || first.Sought || !second.Sought {
+			t.Errorf("have %+v and %+v", first, second)
+		}
+		if want := []uint32{0, 50, 90}; !slices.Equal(from, want) {
+			t.Errorf("searched from %v, want %v", from, want)
+		}
+	})
+}
+
+// Where processes cannot be read, rules do not wait for ever.
+func TestSearchesForOwnersThatAreDenied(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		r := newRig(tcpRow(1))
+		searches := 0
+		r.owners = func(context.Context, []Socket, uint32) findings {
+			searches++
+			return findings{denied: true}
+		}
+		r.start(t)
+		pass(ownerPause * 3 / 2)
+		if got := r.keeper.set[1]; got.Sought || searches != 2 {
+			t.Errorf("have %+v after %d searches", got, searches)
+		}
+		pass(10 * ownerPause)
+		if got := r.keeper.set[1]; !got.Sought || searches != maxSearches {
+			t.Errorf("have %+v after %d searches", got, searches)
+		}
+	})
+}
+
+// The process that made a socket is known, and somebody needs the one that holds it.
+func TestOwnerIsSearchedOnRequest(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		r := newRig()
+		found := map[uint64]owner{1: {pid: 9, comm: "web"}}
+		r.owners = func(context.Context, []Socket, uint32) findings { return findings{owners: found} }
+		r.start(t)
+		pass(time.Second)
+		r.source.send(tcpEvent(bpf.SockEventKindEVENT_LISTEN, 1), tcpEvent(bpf.SockEventKindEVENT_LISTEN, 2))
+		pass(time.Second)
+		for cookie := range uint64(4) {
+			r.searchOwner(cookie)
+		}
+		pass(time.Second)
+		if first, second := r.keeper.set[1], r.keeper.set[2]; first.PID != 9 || first.Sought || second.PID != 7 || !second.Sought {
+			t.Errorf("have %+v and %+v", first, second)
+		}
+	})
+}
+
+// CheckOwners does not wait for a long search beyond its own limit.
+func TestCheckOwnersIsBounded(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		r := newRig(tcpRow(1))
+		r.owners = func(ctx context.Context, _ []Socket, _ uint32) findings {
+			_ = schedule.Sleep(ctx, time.Minute)
+			return findings{}
+		}
+		r.start(t)
+		pass(time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), ownerTimeout)
+		defer cancel()
+		begin := time.Now()
+		r.checkOwners(ctx)
+		if took := time.Since(begin); took > ownerTimeout {
+			t.Errorf("took %v, want %v at most", took, ownerTimeout)
 		}
 	})
 }

@@ -251,7 +251,7 @@ func nameOwners(ctx context.Context, list []Found) {
 		sockets[i].Cookie = uint64(i) // only a key for find
 	}
 	finder := ownerFinder{proc: "/proc", budget: ownerBudget}
-	for i, o := range finder.find(ctx, sockets) {
+	for i, o := range finder.find(ctx, sockets, 0).owners {
 		list[i].PID, list[i].Comm = o.pid, o.comm
 	}
 }

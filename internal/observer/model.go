@@ -46,8 +46,9 @@ type entry struct {
 	// tracked says that the hooks will report the end of this socket. They track
 	// it by themselves if they saw its beginning.
 	tracked bool
-	// searches is how often /proc was searched for the owner while it was unknown.
-	searches uint8
+	// searches is how often /proc was searched for the owner while it was unknown;
+	// partial, how often in vain where it could not be read in full.
+	searches, partial uint8
 }
 
 // model is the state of the observer: which sockets there are, by cookie. It

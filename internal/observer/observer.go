@@ -78,6 +78,15 @@ func (o *Observer) CheckOwners() {
 	}
 }
 
+// SearchOwner has /proc searched for the process that holds a socket now, because the
+// one that was reported has ended. The handler receives the new process, or the socket
+// with Sought. It does not block, and may be called by the handler.
+func (o *Observer) SearchOwner(cookie uint64) {
+	if e := o.running.Load(); e != nil {
+		e.searchOwner(cookie)
+	}
+}
+
 // ErrNoEvents says that mode BPF was configured and the kernel has no hook for a
 // capability that matters.
 var ErrNoEvents = errors.New("no hook can be attached")
@@ -212,8 +221,8 @@ func (s *session) run(ctx context.Context, h Handler) error {
 // withdraw ends calls of CheckOwners, which use what the session closes.
 func (s *session) withdraw(e *engine) {
 	s.running.Store(nil)
-	e.searching.Lock()
-	defer e.searching.Unlock()
+	e.searching <- struct{}{}
+	defer func() { <-e.searching }()
 	e.owners = nil
 }
 

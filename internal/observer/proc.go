@@ -13,11 +13,13 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/fairlead/fairlead/internal/cgroup"
 	"github.com/fairlead/fairlead/internal/port"
 )
 
@@ -28,8 +30,8 @@ type owner struct {
 }
 
 // ownerFinder finds the processes of sockets that only a dump knows. There is no
-// index from socket to process, so it reads the descriptors of all processes, up to
-// a budget, and stops when all are found.
+// index from socket to process, so it reads the descriptors of all processes, and
+// stops when all are found. A search that uses up its budget is continued by another.
 type ownerFinder struct {
 	proc   string // "/proc"
 	budget int    // descriptors to read in one search
@@ -40,9 +42,79 @@ type ownerFinder struct {
 
 const ownerBudget = 200_000
 
-// find returns the owners that it found, by cookie.
-func (f *ownerFinder) find(ctx context.Context, sockets []Socket) map[uint64]owner {
-	cookies := make(map[uint32][]uint64, len(sockets)) // by inode
+// findings is the result of one search.
+type findings struct {
+	owners map[uint64]owner // by cookie
+	next   uint32           // the pid to go on with; 0 if the search came to the end
+	denied bool             // the descriptors of a process could not be read
+}
+
+// find searches the processes whose pid is from or higher. A process that it begins
+// with it reads to the end, beyond the budget, so that each search makes progress.
+func (f *ownerFinder) find(ctx context.Context, sockets []Socket, from uint32) (r findings) {
+	r.owners = make(map[uint64]owner)
+	cookies := f.inodes(sockets)
+	pids, err := f.pids(from)
+	r.denied = err != nil
+	budget := f.budget
+	for _, pid := range pids {
+		switch {
+		case len(cookies) == 0:
+			return r
+		case ctx.Err() != nil || budget <= 0:
+			r.next = pid
+			return r
+		}
+		err := eachName(filepath.Join(f.proc, strconv.FormatUint(uint64(pid), 10), "fd"), func(dir int, fd string) bool {
+			budget--
+			inode, ok := socketInode(dir, fd)
+			if !ok || cookies[inode] == nil {
+				return true
+			}
+			comm := nameBeside(dir)
+			if comm == "" {
+				return false // it has ended
+			}
+			for _, cookie := range cookies[inode] {
+				r.owners[cookie] = owner{pid: pid, comm: comm}
+			}
+			delete(cookies, inode)
+			return len(cookies) > 0
+		})
+		if err != nil && !errors.Is(err, os.ErrNotExist) && !errors.Is(err, unix.ESRCH) {
+			r.denied = true
+		}
+	}
+	return r
+}
+
+// nameBeside returns the name of the process whose open directory of descriptors
+// this is, "" if it has ended. Its pid may be another process's by now.
+func nameBeside(dir int) string {
+	b, err := cgroup.ReadAt(dir, "../comm", maxComm)
+	if err != nil {
+		return ""
+	}
+	return string(bytes.TrimSuffix(b, []byte("\n")))
+}
+
+const maxComm = 64
+
+// pids returns the pids of /proc that are from or higher, in order.
+func (f *ownerFinder) pids(from uint32) (pids []uint32, err error) {
+	err = eachName(f.proc, func(_ int, name string) bool {
+		if pid, err := strconv.ParseUint(name, 10, 32); err == nil && uint32(pid) >= from {
+			pids = append(pids, uint32(pid))
+		}
+		return true
+	})
+	slices.Sort(pids)
+	return pids, err
+}
+
+// inodes returns the cookies of sockets by the inodes that programs hold.
+func (f *ownerFinder) inodes(sockets []Socket) map[uint32][]uint64 {
+	cookies := make(map[uint32][]uint64, len(sockets))
 	var aliases map[netip.AddrPort]uint32
 	if f.mptcp != nil {
 		aliases, _ = f.mptcp() // a kernel without MPTCP has none
@@ -57,36 +129,7 @@ func (f *ownerFinder) find(ctx context.Context, sockets []Socket) map[uint64]own
 			cookies[inode] = append(cookies[inode], s.Cookie)
 		}
 	}
-	owners := make(map[uint64]owner)
-	budget := f.budget
-	_ = eachName(f.proc, func(_ int, name string) bool {
-		pid, err := strconv.ParseUint(name, 10, 32)
-		if err != nil {
-			return true
-		}
-		if ctx.Err() != nil || len(cookies) == 0 || budget <= 0 {
-			return false
-		}
-		comm, known := "", false
-		_ = eachName(filepath.Join(f.proc, name, "fd"), func(dir int, fd string) bool {
-			budget--
-			inode, ok := socketInode(dir, fd)
-			if !ok || cookies[inode] == nil {
-				return budget > 0
-			}
-			if !known {
-				b, _ := os.ReadFile(filepath.Join(f.proc, name, "comm"))
-				comm, known = string(bytes.TrimSuffix(b, []byte("\n"))), true
-			}
-			for _, cookie := range cookies[inode] {
-				owners[cookie] = owner{pid: uint32(pid), comm: comm}
-			}
-			delete(cookies, inode)
-			return budget > 0 && len(cookies) > 0
-		})
-		return true
-	})
-	return owners
+	return cookies
 }
 
 // monotonicNow returns CLOCK_MONOTONIC in nanoseconds, 0 if it cannot be read.

@@ -5,6 +5,7 @@
 package observer
 
 import (
+	"context"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -56,7 +57,7 @@ func TestOwners(t *testing.T) {
 		{Cookie: 4, Inode: 101, Address: address, Port: 82, Listening: true},
 		{Cookie: 5, Address: address, Port: 83, Listening: true},
 		{Cookie: 6, Inode: 102, Protocol: port.UDP, Address: address, Port: 80, Listening: true},
-	})
+	}, 0).owners
 	want := map[uint64]owner{1: {10, "name-10"}, 2: {20, "name-20"}, 6: {10, "name-10"}}
 	if !maps.Equal(got, want) {
 		t.Errorf("got %v, want %v", got, want)
@@ -64,21 +65,66 @@ func TestOwners(t *testing.T) {
 }
 
 func TestOwnersAreBounded(t *testing.T) {
-	var links []string
-	for i := range 100 {
-		links = append(links, fmt.Sprintf("socket:[%d]", 1000+i))
-	}
-	processes := map[string][]string{"10": links, "20": links, "30": links}
-	f := ownerFinder{proc: fakeProc(t, processes), budget: 50}
+	processes := make(map[string][]string)
 	var wanted []Socket
-	for i := range uint64(100) {
-		wanted = append(wanted, Socket{Cookie: 1 + i, Inode: uint32(1000 + i)})
+	for i := range 90 {
+		pid := fmt.Sprint(8 + i/30) // 10 is after 9
+		processes[pid] = append(processes[pid], fmt.Sprintf("socket:[%d]", 1000+i))
+		wanted = append(wanted, Socket{Cookie: uint64(1 + i), Inode: uint32(1000 + i)})
 	}
-	if n := len(f.find(t.Context(), wanted)); n != 50 {
-		t.Errorf("found %d with a budget of 50 descriptors", n)
+	wanted = append(wanted, Socket{Cookie: 999, Inode: 999})
+	f := ownerFinder{proc: fakeProc(t, processes), budget: 20}
+	from := uint32(0)
+	for _, want := range []uint32{9, 10, 0} {
+		r := f.find(t.Context(), wanted, from)
+		if len(r.owners) != 30 || r.next != want || r.denied {
+			t.Errorf("from %d: found %d, next %d, denied %v; want 30, next %d", from, len(r.owners), r.next, r.denied, want)
+		}
+		from = r.next
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if r := f.find(ctx, wanted, 0); r.next != 8 {
+		t.Errorf("next is %d after a search that was cancelled, want 8", r.next)
 	}
 	f.proc = filepath.Join(f.proc, "nowhere")
-	if n := len(f.find(t.Context(), wanted)); n != 0 {
-		t.Errorf("found %d nowhere", n)
+	if r := f.find(t.Context(), wanted, 0); len(r.owners) != 0 || !r.denied {
+		t.Errorf("found %v nowhere", r)
+	}
+}
+
+func TestUnreadableProcessIsReported(t *testing.T) {
+	wanted := []Socket{{Cookie: 1, Inode: 100}, {Cookie: 2, Inode: 200}}
+	f := ownerFinder{budget: 1000, proc: fakeProc(t, map[string][]string{"10": {"socket:[100]"}})}
+	// A link to itself cannot be read by root either.
+	for name, unreadable := range map[string]bool{"11": true, "12": false} {
+		if err := os.Mkdir(filepath.Join(f.proc, name), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if !unreadable {
+			continue // it has ended
+		}
+		if err := os.Symlink("fd", filepath.Join(f.proc, name, "fd")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if r := f.find(t.Context(), wanted, 0); len(r.owners) != 1 || r.next != 0 || !r.denied {
+		t.Errorf("found %+v, want one owner and that a process was denied", r)
+	}
+	if r := f.find(t.Context(), wanted, 12); r.denied {
+		t.Error("a process that has ended counts as one that cannot be read")
+	}
+}
+
+// A process that ends while it is read has no name.
+func TestOwnerWithoutNameIsSkipped(t *testing.T) {
+	root := fakeProc(t, map[string][]string{"10": {"socket:[100]"}, "11": {"socket:[100]"}})
+	if err := os.Remove(filepath.Join(root, "10", "comm")); err != nil {
+		t.Fatal(err)
+	}
+	f := ownerFinder{budget: 1000, proc: root}
+	got := f.find(t.Context(), []Socket{{Cookie: 1, Inode: 100}}, 0).owners
+	if want := map[uint64]owner{1: {11, "name-11"}}; !maps.Equal(got, want) {
+		t.Errorf("got %v, want %v", got, want)
 	}
 }

@@ -31,7 +31,10 @@ func (h *handler) binding(s *observer.Socket) port.Binding {
 		Observed:  s.Observed,
 	}
 	b.Detail = at.detail
-	b.Searching = at.owner.Kind == port.OwnerUnknown && !s.Sought
+	b.Searching = (at.owner.Kind == port.OwnerUnknown || at.missed) && !s.Sought
+	if b.Searching && at.missed {
+		h.search(s.Cookie)
+	}
 	if !s.Listening {
 		b.Withheld = "bound, not listening"
 		return b

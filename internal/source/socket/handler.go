@@ -36,7 +36,8 @@ type handler struct {
 	feed    registry.Feed
 	own     func(uint64) bool
 	network network
-	follow  func() // called when recheck must follow changes of the network
+	follow  func()              // called when recheck must follow changes of the network
+	search  func(cookie uint64) // has the process searched that holds a socket now
 
 	mu        sync.Mutex        // guards what follows, and the order of calls of feed
 	placed    map[uint64]placed // sockets that depend on the network, by cookie

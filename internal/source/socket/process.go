@@ -5,6 +5,7 @@
 package socket
 
 import (
+	"errors"
 	"fmt"
 	"path/filepath"
 	"slices"
@@ -92,8 +93,7 @@ func (p procfs) read(pid uint32, tree *cgroup.Tree) (q inProc, err error) {
 	}
 	q.started = parsed.Started
 	if tree != nil {
-		q.paths, _ = tree.Process(dir) // it may have ended meanwhile
-		return q, nil
+		return q, q.readCgroups(pid, dir, tree)
 	}
 	var link [unix.PathMax]byte
 	if n, err := unix.Readlinkat(dir, "exe", link[:]); err == nil {
@@ -103,6 +103,30 @@ func (p procfs) read(pid uint32, tree *cgroup.Tree) (q inProc, err error) {
 }
 
 const maxStat = 4096
+
+var errEnded = errors.New("process has ended")
+
+// readCgroups reads the cgroups of a process by its directory. One that has ended and
+// is not yet reaped seems to be in the roots, so its state is read afterwards.
+func (q *inProc) readCgroups(pid uint32, dir int, tree *cgroup.Tree) error {
+	paths, err := tree.Process(dir)
+	if err != nil {
+		return fmt.Errorf("process %d: %w", pid, err)
+	}
+	stat, err := cgroup.ReadAt(dir, "stat", maxStat)
+	if err != nil {
+		return fmt.Errorf("process %d: %w", pid, err)
+	}
+	parsed, err := observer.ParseStat(stat)
+	if err != nil {
+		return fmt.Errorf("process %d: %w", pid, err)
+	}
+	if parsed.State == 'Z' || parsed.State == 'X' {
+		return fmt.Errorf("process %d: %w", pid, errEnded)
+	}
+	q.paths = paths
+	return nil
+}
 
 // existed reports whether a process that started then already had its pid at the time
 // seen of CLOCK_MONOTONIC, 0 if unknown. Otherwise the pid was another process's then.
@@ -116,6 +140,8 @@ type attribution struct {
 	hints  port.Hints
 	owner  port.Owner
 	detail port.Detail
+	// missed: the cgroups are needed and the process ended before they were read.
+	missed bool
 }
 
 // processes attributes sockets. It caches the processes that made them. One
@@ -168,8 +194,12 @@ func (ps *processes) attribute(s *observer.Socket) attribution {
 		needsCgroups = ps.tree.NeedsProcess(s.CgroupID, a.hints.Paths)
 	}
 	q := ps.maker(s, needsCgroups)
-	if q != nil && q.hasCgroups && needsCgroups && ps.existed(q.started, s.PIDSeen) {
+	switch {
+	case !needsCgroups:
+	case q != nil && ps.cgroupsOf(q, s):
 		a.hints.Paths = join(a.hints.Paths, q.paths)
+	default:
+		a.missed = s.PID != 0
 	}
 	switch {
 	case q != nil:
@@ -201,14 +231,21 @@ func (ps *processes) maker(s *observer.Socket, cgroups bool) *process {
 		ps.batch[s.PID] = q
 	}
 	if cgroups && !q.hasCgroups {
-		var err error
-		if q.inProc, err = ps.read(s.PID, ps.tree); err != nil {
-			return q // it has ended
+		if in, err := ps.read(s.PID, ps.tree); err == nil {
+			q.inProc, q.hasCgroups = in, true
 		}
-		q.hasCgroups = true
+	}
+	if cgroups && !ps.cgroupsOf(q, s) {
+		return q // it has ended; another process may hold the socket
 	}
 	ps.makers[s.Cookie] = maker{s.PID, q}
 	return q
+}
+
+// cgroupsOf reports whether the cgroups of q were read, and are of the process that made
+// the socket.
+func (ps *processes) cgroupsOf(q *process, s *observer.Socket) bool {
+	return q.hasCgroups && ps.existed(q.started, s.PIDSeen)
 }
 
 // owner is the process of a socket as an owner. One of another pid namespace has no number

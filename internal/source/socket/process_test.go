@@ -58,6 +58,20 @@ func (m machine) run(pid int, comm, exe string, started time.Duration, cgroups s
 	}
 }
 
+// zombie adds a process that has ended, whose cgroups seem to be the roots.
+func (m machine) zombie(pid int, state string) {
+	m.t.Helper()
+	m.write(fmt.Sprintf("%d/stat", pid), fmt.Sprintf("%d (web) %s 1 1 1 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 1 0 9 9 10", pid, state))
+	m.write(fmt.Sprintf("%d/cgroup", pid), "5:cpu:/\n0::/\n")
+}
+
+func (m machine) remove(name string) {
+	m.t.Helper()
+	if err := os.Remove(filepath.Join(m.root, name)); err != nil {
+		m.t.Fatal(err)
+	}
+}
+
 func (m machine) handler(ownCookie uint64) (*handler, *registry.Registry) {
 	m.t.Helper()
 	tree, err := cgroup.Open(m.root)
@@ -69,7 +83,7 @@ func (m machine) handler(ownCookie uint64) (*handler, *registry.Registry) {
 	p := procfs{m.root, func() time.Duration { return time.Hour }}
 	return &handler{
 		feed: r.Feed(Name), own: func(c uint64) bool { return c == ownCookie },
-		network: fakeNetwork(), follow: func() {}, processes: newProcesses(p, tree),
+		network: fakeNetwork(), follow: func() {}, processes: newProcesses(p, tree), search: func(uint64) {},
 	}, r
 }
 
@@ -137,6 +151,45 @@ func TestRecycledPIDIsNotAttributed(t *testing.T) {
 	s.PIDSeen, s.Cookie = 0, 2
 	if a := h.processes.attribute(&s); len(a.hints.Paths) != 0 || h.processes.knows(s.Cookie) {
 		t.Errorf("attribution %+v by a pid that was never seen", a)
+	}
+}
+
+// The cgroups of a process that ended before they were read are those of the process
+// that holds the socket now, so that one is searched and rules wait for it.
+func TestHolderIsSearchedIfCgroupsWereMissed(t *testing.T) {
+	const cgroups = "5:cpu:/docker/web\n0::/\n"
+	for name, makerOf := range map[string]func(m machine){
+		"it is gone":             func(machine) {},
+		"its pid was recycled":   func(m machine) { m.run(811, "other", "/other", 3*time.Hour, cgroups) },
+		"it is not reaped":       func(m machine) { m.zombie(811, "Z") },
+		"it is dead":             func(m machine) { m.zombie(811, "X") },
+		"its cgroups are hidden": func(m machine) { m.run(811, "web", "/web", time.Hour, ""); m.remove("811/cgroup") },
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := newMachine(t, "5:cpu:/\n0::/\n")
+			makerOf(m)
+			h, _ := m.handler(0)
+			var searched []uint64
+			h.search = func(cookie uint64) { searched = append(searched, cookie) }
+			s := listener(1, 80, 811, "web", seen(2*time.Hour))
+			s.CgroupID = 1
+			if b := h.binding(&s); !b.Searching || len(b.Hints.Paths) != 0 || !slices.Equal(searched, []uint64{1}) {
+				t.Errorf("searching %v, paths %q, searched %v", b.Searching, b.Hints.Paths, searched)
+			}
+			if h.processes.knows(1) {
+				t.Error("the process is cached without cgroups")
+			}
+			nobody := s
+			nobody.Sought = true
+			if b := h.binding(&nobody); b.Searching || len(searched) != 1 {
+				t.Errorf("searching %v, searched %v after a search in vain", b.Searching, searched)
+			}
+			m.run(812, "web", "/web", 2*time.Hour, cgroups)
+			s.PID, s.PIDSeen = 812, seen(4*time.Hour)
+			if b := h.binding(&s); b.Searching || !slices.Equal(b.Hints.Paths, []string{"/docker/web"}) || len(searched) != 1 {
+				t.Errorf("searching %v, paths %q, searched %v of its holder", b.Searching, b.Hints.Paths, searched)
+			}
+		})
 	}
 }
 

@@ -28,6 +28,8 @@ const Name = port.SourceSocket
 // Observer is what the source needs of an observer.
 type Observer interface {
 	Run(ctx context.Context, h observer.Handler) error
+	// SearchOwner has the process searched that holds a socket now. It does not block.
+	SearchOwner(cookie uint64)
 }
 
 // Options configures a Source.
@@ -72,7 +74,7 @@ func (s *Source) Run(ctx context.Context, feed registry.Feed) error {
 	} else {
 		defer func() { _ = tree.Close() }()
 	}
-	h := &handler{feed: feed, own: s.o.Own, network: ownNetwork(), processes: newProcesses(newProcfs(), tree)}
+	h := &handler{feed: feed, own: s.o.Own, network: ownNetwork(), processes: newProcesses(newProcfs(), tree), search: s.o.Observer.SearchOwner}
 	defer h.stop()
 	ctx, cancel := context.WithCancel(ctx)
 	var following sync.WaitGroup
