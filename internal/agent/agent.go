@@ -214,11 +214,23 @@ func (a *Agent) wireSinks() error {
 		a.sinks = append(a.sinks, sink)
 	}
 	a.reconciler = reconcile.New(a.registry.Publications(), a.sinks, reconcile.Options{
-		HoldDown: a.cfg.HoldDown, Ready: a.registry.Ready(), Logger: a.log,
+		HoldDown: a.cfg.HoldDown, Ready: a.registry.Ready(), Reading: a.readsKernel, Logger: a.log,
 		Denied: a.resetFlows,
 		Synced: a.propagated,
 	})
 	return nil
+}
+
+// readsKernel reports whether a source that reads the kernel is still at work on its
+// first set. Engines do not count: they may hang.
+func (a *Agent) readsKernel() bool {
+	view := a.registry.Sources().View()
+	for _, name := range []string{socket.Name, port.SourceNAT} {
+		if s, ok := view.Get(name); ok && s.State == registry.Starting {
+			return true
+		}
+	}
+	return false
 }
 
 // wireHostlink makes the sink for the configured links.

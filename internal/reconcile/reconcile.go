@@ -33,6 +33,10 @@ type Options struct {
 	// close ports that are still wanted.
 	Ready        <-chan struct{}
 	ReadyTimeout time.Duration
+	// Reading, if not nil, reports whether a source that is sure to end is still at
+	// work on its first set, as on a busy machine. ReadyTimeout is then extended, to
+	// 20 s at most.
+	Reading func() bool
 	// SyncTimeout bounds one Sync; 5 s if 0.
 	SyncTimeout time.Duration
 	// RetryMin and RetryMax bound the pause after a failed Sync, which doubles
@@ -150,16 +154,28 @@ func (r *Reconciler) awaitReady(ctx context.Context) error {
 	if r.o.Ready == nil {
 		return nil
 	}
-	if err := schedule.Wait(ctx, time.Now().Add(r.o.ReadyTimeout), r.o.Ready); err != nil {
-		return err
+	begin := time.Now()
+	for until := begin.Add(r.o.ReadyTimeout); ; until = time.Now().Add(readingPause) {
+		if err := schedule.Wait(ctx, until, r.o.Ready); err != nil {
+			return err
+		}
+		select {
+		case <-r.o.Ready:
+			return nil
+		default:
+		}
+		waited := time.Since(begin)
+		if r.o.Reading == nil || !r.o.Reading() || waited >= readingMax {
+			r.log.Warn("some sources are not ready; continuing without them", "waited", waited)
+			return nil
+		}
 	}
-	select {
-	case <-r.o.Ready:
-	default:
-		r.log.Warn("some sources are not ready; continuing without them", "waited", r.o.ReadyTimeout)
-	}
-	return nil
 }
+
+const (
+	readingMax   = 20 * time.Second       // less than a host waits for its first snapshot
+	readingPause = 100 * time.Millisecond // between looks at Reading
+)
 
 // want keeps the wanted set: what is allowed, and for the hold-down what was.
 func (r *Reconciler) want(ctx context.Context, sub *table.Subscription[port.Key, port.Publication], h *holds) error {

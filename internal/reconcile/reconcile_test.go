@@ -401,6 +401,30 @@ func TestNoSyncBeforeTheSetIsComplete(t *testing.T) {
 	})
 }
 
+// A source that still reads its first set is waited for longer, but not for ever.
+func TestSlowFirstSetIsAwaited(t *testing.T) {
+	for name, c := range map[string]struct{ reads, want time.Duration }{
+		"ends":  {10 * time.Second, 10 * time.Second},
+		"hangs": {time.Hour, readingMax},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newSink()
+			begin := time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC) // of the fake clock
+			reading := func() bool { return time.Since(begin) < c.reads }
+			run(t, Options{ReadyTimeout: 3 * time.Second, Reading: reading}, []Sink{s}, func(g rig) {
+				g.put(pub("127.0.0.1:80", true))
+				time.Sleep(c.want - time.Second)
+				synctest.Wait()
+				if n := s.count(); n != 0 {
+					t.Errorf("%d syncs while a source reads its first set", n)
+				}
+				time.Sleep(2 * time.Second)
+				want(t, s, "tcp 127.0.0.1:80")
+			})
+		})
+	}
+}
+
 func TestWakeSyncsAgain(t *testing.T) {
 	s := newSink()
 	run(t, Options{}, []Sink{s}, func(rig) {
