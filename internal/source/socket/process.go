@@ -222,7 +222,7 @@ func (ps *processes) maker(s *observer.Socket, cgroups bool) *process {
 	if s.PID == 0 || s.PIDSeen == 0 {
 		return nil
 	}
-	if m, ok := ps.makers[s.Cookie]; ok && m.pid == s.PID && (m.process.hasCgroups || !cgroups) {
+	if m, ok := ps.makers[s.Cookie]; ok && m.pid == s.PID && m.process.owner.Name == s.Comm && (m.process.hasCgroups || !cgroups) {
 		return m.process
 	}
 	q := ps.batch[s.PID]

@@ -193,6 +193,19 @@ func TestHolderIsSearchedIfCgroupsWereMissed(t *testing.T) {
 	}
 }
 
+func TestMakerThatRenamedItselfIsNamedAnew(t *testing.T) {
+	m := newMachine(t, "0::/\n")
+	h, _ := m.handler(0)
+	s := listener(1, 80, 811, "sh", seen(2*time.Hour))
+	s.CgroupID = 1 // its process is not asked for its own
+	h.Apply([]observer.Event{{Socket: s}})
+	s.Comm = "nginx"
+	h.processes.beginBatch()
+	if a := h.processes.attribute(&s); a.owner.Name != "nginx" || a.detail.String() != "pid 811 (nginx)" {
+		t.Errorf("owner %+v, detail %q", a.owner, a.detail)
+	}
+}
+
 func TestAttributionOutlivesItsProcess(t *testing.T) {
 	m := newMachine(t, "5:cpu:/\n0::/\n")
 	m.run(811, "nginx", "/usr/sbin/nginx", time.Hour, "5:cpu:/docker/web\n0::/\n")
