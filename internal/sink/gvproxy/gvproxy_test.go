@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -93,6 +94,9 @@ func TestPeerRestartBetweenTwoCalls(t *testing.T) {
 	for range cap(restarts) {
 		restarts <- struct{}{}
 	}
+	var restarting sync.Mutex
+	var work sync.WaitGroup
+	defer work.Wait()
 	f.after = func(path string) {
 		if path != "expose" {
 			return
@@ -100,11 +104,12 @@ func TestPeerRestartBetweenTwoCalls(t *testing.T) {
 		select {
 		case <-restarts:
 			f.set(func() { f.entries = make(map[string]forward) }) // as after a restart
-			go f.server.Close()
-			go func() {
-				<-f.done
+			work.Go(func() {
+				restarting.Lock() // a call in flight can cause the second one meanwhile
+				defer restarting.Unlock()
+				f.stop()
 				f.start()
-			}()
+			})
 		default:
 		}
 	}
