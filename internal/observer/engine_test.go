@@ -708,11 +708,11 @@ func TestSearchForOwnersGoesOn(t *testing.T) {
 		}
 		r.start(t)
 		pass(ownerPause / 2)
-		if got := r.keeper.set[2]; got.Sought {
+		if got := r.keeper.get(2); got.Sought {
 			t.Errorf("have %+v after a part of /proc", got)
 		}
 		pass(3 * ownerPause)
-		if first, second := r.keeper.set[1], r.keeper.set[2]; first.PID != 60 || first.Sought || !second.Sought {
+		if first, second := r.keeper.get(1), r.keeper.get(2); first.PID != 60 || first.Sought || !second.Sought {
 			t.Errorf("have %+v and %+v", first, second)
 		}
 		if want := []uint32{0, 50, 90}; !slices.Equal(from, want) {
@@ -725,19 +725,19 @@ func TestSearchForOwnersGoesOn(t *testing.T) {
 func TestSearchesForOwnersThatAreDenied(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		r := newRig(tcpRow(1))
-		searches := 0
+		var searches atomic.Int32
 		r.owners = func(context.Context, []Socket, uint32) findings {
-			searches++
+			searches.Add(1)
 			return findings{denied: true}
 		}
 		r.start(t)
 		pass(ownerPause * 3 / 2)
-		if got := r.keeper.set[1]; got.Sought || searches != 2 {
-			t.Errorf("have %+v after %d searches", got, searches)
+		if got := r.keeper.get(1); got.Sought || searches.Load() != 2 {
+			t.Errorf("have %+v after %d searches", got, searches.Load())
 		}
 		pass(10 * ownerPause)
-		if got := r.keeper.set[1]; !got.Sought || searches != maxSearches {
-			t.Errorf("have %+v after %d searches", got, searches)
+		if got := r.keeper.get(1); !got.Sought || searches.Load() != maxSearches {
+			t.Errorf("have %+v after %d searches", got, searches.Load())
 		}
 	})
 }

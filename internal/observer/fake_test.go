@@ -190,6 +190,13 @@ func (k *keeper) Replace(set []Socket) {
 	k.note("replace %d", len(set))
 }
 
+// get returns a socket of the set, while the observer may change it.
+func (k *keeper) get(cookie uint64) Socket {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.set[cookie]
+}
+
 func (k *keeper) Apply(events []Event) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
