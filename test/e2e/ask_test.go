@@ -134,7 +134,7 @@ func TestManualPages(t *testing.T) {
 		t.Fatal(stderr)
 	}
 	page, err := os.ReadFile(filepath.Join(dir, "fairlead-explain.1"))
-	if err != nil || !strings.Contains(string(page), `.TH "FAIRLEAD" "1"`) || !strings.Contains(string(page), `\fB--no-dial\fP`) {
+	if err != nil || !strings.Contains(string(page), `.TH "FAIRLEAD-EXPLAIN" "1"`) || !strings.Contains(string(page), `\fB--no-dial\fP`) {
 		t.Errorf("%v: %s", err, page)
 	}
 }

@@ -328,18 +328,6 @@ func TestExplainReasons(t *testing.T) {
 	}
 }
 
-// hangUp ends every connection at once.
-func hangUp(l net.Listener, told func()) {
-	for {
-		c, err := l.Accept()
-		if err != nil {
-			return
-		}
-		_ = c.Close()
-		told()
-	}
-}
-
 func TestExplainWithoutAHost(t *testing.T) {
 	r := newRig(t)
 	r.startAgent()

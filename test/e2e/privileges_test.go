@@ -295,3 +295,15 @@ func TestEngineSocketOfAnotherUser(t *testing.T) {
 		wait.For(t, "the agent connects again", asked)
 	}
 }
+
+// hangUp ends every connection at once.
+func hangUp(l net.Listener, told func()) {
+	for {
+		c, err := l.Accept()
+		if err != nil {
+			return
+		}
+		_ = c.Close()
+		told()
+	}
+}
