@@ -164,7 +164,7 @@ func (o options) installation(engine string) (plan, error) {
 		if n, perr := strconv.ParseUint(port, 10, 16); err != nil || host == "" || perr != nil || n == 0 {
 			return plan{}, fmt.Errorf("-vtunnelAddr %q: -privilegedService wants IP:PORT", o.vtunnelAddr)
 		}
-		return plan{mode: "vtunnel", flags: []string{"--sink=vtunnel=tcp://" + o.vtunnelAddr}}, nil
+		return plan{mode: "vtunnel", flags: []string{"--sink=vtunnel=tcp://" + o.vtunnelAddr, bridgeLoopback}}, nil
 	case engine != "":
 		return plan{mode: "virtual network", flags: o.virtualNetwork()}, nil
 	case o.given["k8sAPIPort"] || o.given["tap-interface-ip"] || !o.iptables:
@@ -183,6 +183,9 @@ func (o options) virtualNetwork() []string {
 	if o.kubernetes {
 		proxy += "?static=" + o.apiPort + "/tcp"
 	}
-	// Its own agent opens servers of the guest's loopback, too.
-	return []string{forwarder, proxy, "--bridge-loopback"}
+	return []string{forwarder, proxy, bridgeLoopback}
 }
+
+// bridgeLoopback opens servers of the guest's loopback, as Rancher Desktop's own agent
+// does.
+const bridgeLoopback = "--bridge-loopback"

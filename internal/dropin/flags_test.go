@@ -42,11 +42,11 @@ func TestFlagsOfBothGenerationsBecomeOurs(t *testing.T) {
 		},
 		{
 			"vtunnel", "-privilegedService -containerd -iptables=false -vtunnelAddr=127.0.0.1:3041 -containerdSock /run/c.sock -kubernetes -kubeconfig /k",
-			"--sink=vtunnel=tcp://127.0.0.1:3041 --kubeconfig=/k --containerd-socket=/run/c.sock --source=containerd,kube --expose=all", 0,
+			"--sink=vtunnel=tcp://127.0.0.1:3041 --bridge-loopback --kubeconfig=/k --containerd-socket=/run/c.sock --source=containerd,kube --expose=all", 0,
 		},
 		{
 			"vtunnel with NAT rules", "-privilegedService=true -docker=true",
-			"--sink=vtunnel=tcp://127.0.0.1:3040 --source=nat,docker --expose=all", 0,
+			"--sink=vtunnel=tcp://127.0.0.1:3040 --bridge-loopback --source=nat,docker --expose=all", 0,
 		},
 		{
 			"listeners", "-kubernetes=true -iptables=true",

@@ -82,6 +82,7 @@ func examineConfig(cfg *config.Host) (c doctor.Config, pair string) {
 
 // describeList takes over what a running host peer reported.
 func describeList(f *doctor.HostFacts, l status.List) {
+	l = l.Published()
 	f.Running, f.Ports = cmp.Or(l.Version, "of an unknown version"), len(l.Publications)
 	for _, p := range l.Peers {
 		f.Guests = append(f.Guests, doctor.Guest{

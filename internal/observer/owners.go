@@ -180,12 +180,13 @@ func (e *engine) checkOwners(ctx context.Context) {
 	found, pause := e.search(ctx, wanted, from)
 	e.nextSearch, e.nextPID = time.Now().Add(pause), found.next
 	missing := e.setOwners(wanted, found.owners, seen)
-	if from == 0 && found.next == 0 && !found.denied && ctx.Err() == nil {
+	if found.next == 0 && ctx.Err() == nil {
 		e.countSearch(missing)
 	}
 }
 
-// countSearch counts a complete search for sockets in vain.
+// countSearch counts a search in vain that came to the end of /proc, whatever it was
+// allowed to read.
 func (e *engine) countSearch(missing []Socket) {
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -134,6 +134,9 @@ const gatherTime = time.Second
 
 func (d *Detector) gvproxy(ctx context.Context) (url, product string, err error) {
 	product, gateway, err := d.system.evidence()
+	if err != nil && product != "" && !gateway.IsValid() && d.proved != "" {
+		return d.proved, product, nil // the network is down for a while
+	}
 	if err != nil {
 		d.proved = ""
 		return "", "", err

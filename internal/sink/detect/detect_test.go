@@ -168,8 +168,12 @@ func TestProofIsLost(t *testing.T) {
 	proved(false, "when nobody answers after that")
 	g.answers[usual] = "[]"
 	proved(true, "when it is back")
+	g.write(t, map[string]string{"proc/net/route": ""})
+	proved(true, "without a network")
 	g.write(t, map[string]string{"proc/net/route": gateway("10.0.0.1")})
 	proved(false, "in another network")
+	g.write(t, map[string]string{"proc/net/route": ""})
+	proved(false, "without a network after that")
 }
 
 func TestSinksOfAGuest(t *testing.T) {
