@@ -124,7 +124,7 @@ func (m *podmanMachine) mark(t testing.TB) {
 func (m *podmanMachine) agent(t testing.TB) (control string) {
 	t.Helper()
 	control = filepath.Join(t.TempDir(), "agent", "s")
-	start(t, binary(), "agent", "--sink", "gvproxy=http://"+podmanGateway, "--source", "socket,nat", "--control", control)
+	start(t, binary(), "agent", "--sink", "gvproxy=http://"+podmanGateway, "--bridge-loopback", "--source", "socket,nat", "--control", control)
 	start(t, "/bin/busybox", "httpd", "-f", "-p", "127.0.0.1:8091", "-h", "/etc")
 	eventually(t, func() error { return activeAt(control, 8091) })
 	return control
