@@ -26,7 +26,8 @@ type Unpublished struct {
 // Unpublished returns a table of the ports that guests do not publish.
 func (h *Host) Unpublished() *table.Table[ID, Unpublished] { return h.others }
 
-// applyUnpublished applies a message of the guest. Ports beyond the limit are ignored.
+// applyUnpublished applies a message of the guest. Ports beyond the limit are ignored;
+// stale ports do not count, so there are at most twice as many.
 func (g *guest) applyUnpublished(m *wire.Unpublished) {
 	g.h.mu.Lock()
 	defer g.h.mu.Unlock()
@@ -55,15 +56,23 @@ func (g *guest) applyUnpublished(m *wire.Unpublished) {
 
 func (g *guest) removeUnpublished(tx *table.Tx[ID, Unpublished], k port.Key) {
 	delete(g.others, k)
+	delete(g.stale, k)
 	tx.Delete(ID{g.name, k})
 }
 
 func (g *guest) putUnpublished(tx *table.Tx[ID, Unpublished], p wire.UnpublishedPort) {
 	id := ID{g.name, p.Key}
 	known, had := g.others[p.Key]
-	delete(g.stale, p.Key)
-	if had && known.Equal(p) || !had && len(g.others) >= wire.MaxUnpublished {
+	_, stale := g.stale[p.Key]
+	if (!had || stale) && len(g.others)-len(g.stale) >= wire.MaxUnpublished {
 		return
+	}
+	delete(g.stale, p.Key)
+	if had && known.Equal(p) {
+		return
+	}
+	if !had && len(g.others) >= 2*wire.MaxUnpublished {
+		g.removeOneStale(tx)
 	}
 	g.others[p.Key] = p
 	old, had := tx.Get(id)
@@ -74,6 +83,14 @@ func (g *guest) putUnpublished(tx *table.Tx[ID, Unpublished], p wire.Unpublished
 	tx.Put(id, Unpublished{
 		ID: id, Pending: p.Pending, Withheld: p.Withheld, Rule: p.Rule, Reason: p.Reason, Owner: p.Owner, Source: p.Source, Since: since,
 	})
+}
+
+// removeOneStale makes room: a guest may begin one report after the other and end none.
+func (g *guest) removeOneStale(tx *table.Tx[ID, Unpublished]) {
+	for k := range g.stale {
+		g.removeUnpublished(tx, k)
+		return
+	}
 }
 
 // forgetUnpublished forgets all unpublished ports of the guest.

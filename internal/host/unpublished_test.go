@@ -164,3 +164,62 @@ func TestUnpublishedPortsAreLimited(t *testing.T) {
 		t.Errorf("%d rules are kept, want %d", n, wire.MaxUnread)
 	}
 }
+
+func manyUnpublished(first uint16, reset, more bool) wire.Unpublished {
+	m := wire.Unpublished{Reset: reset, More: more}
+	for n := range uint16(wire.MaxUnpublished) {
+		m.Put = append(m.Put, wire.UnpublishedPort{Key: key(port.TCP, any4, first+n)})
+	}
+	return m
+}
+
+// Ports of the former report leave room for those of a new one, which may be as many.
+func TestResetReplacesAllUnpublishedPorts(t *testing.T) {
+	g := newGuest(newIdleHost(t), Guest{Name: "vm"})
+	first, second, third := manyUnpublished(1, true, false), manyUnpublished(10001, true, true), manyUnpublished(20001, true, true)
+	g.applyUnpublished(&first)
+	g.applyUnpublished(&second)
+	if n := len(g.others); n > 2*wire.MaxUnpublished {
+		t.Errorf("%d ports are kept during a report", n)
+	}
+	g.applyUnpublished(&third) // a report that begins before the other ended
+	if n := len(g.others); n > 2*wire.MaxUnpublished {
+		t.Errorf("%d ports are kept during another report", n)
+	}
+	for _, p := range second.Put { // too many: these are stale, and remain so
+		g.applyUnpublished(&wire.Unpublished{More: true, Put: []wire.UnpublishedPort{p}})
+	}
+	g.applyUnpublished(&wire.Unpublished{})
+	got := g.h.Unpublished().View()
+	if got.Len() != wire.MaxUnpublished || len(g.others) != got.Len() {
+		t.Errorf("%d ports, want %d", got.Len(), wire.MaxUnpublished)
+	}
+	for _, p := range third.Put {
+		if _, ok := got.Get(ID{"vm", p.Key}); !ok {
+			t.Fatalf("%s is missing", p.Key)
+		}
+	}
+}
+
+// A port that a part of a report removes is not counted twice.
+func TestRemovedDuringReset(t *testing.T) {
+	g := newGuest(newIdleHost(t), Guest{Name: "vm"})
+	first, second := manyUnpublished(1, true, false), manyUnpublished(10001, false, false)
+	g.applyUnpublished(&first)
+	g.applyUnpublished(&wire.Unpublished{Reset: true, More: true})
+	second.Removed = []port.Key{first.Put[0].Key}
+	second.Put = append(second.Put, wire.UnpublishedPort{Key: key(port.UDP, any4, 1)})
+	g.applyUnpublished(&second)
+	if n := len(g.others); n != wire.MaxUnpublished {
+		t.Errorf("%d ports, want %d", n, wire.MaxUnpublished)
+	}
+}
+
+func newIdleHost(t *testing.T) *Host {
+	t.Helper()
+	h, err := New(Options{Network: newMemory()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return h
+}

@@ -105,7 +105,8 @@ func unpublishedSize(p UnpublishedPort) int {
 }
 
 // Split returns u in messages that each fit in a frame, Reset set on the first, More set on
-// all but the last. They share u's items.
+// all but the last. What is removed comes first, so that the receiver, which limits how
+// many ports it keeps, has room for the others. They share u's items.
 func (u Unpublished) Split() []Control {
 	var parts []Control
 	put, removed := u.Put, u.Removed
@@ -114,9 +115,9 @@ func (u Unpublished) Split() []Control {
 	}
 	for len(parts) == 0 || len(put)+len(removed) > 0 {
 		part, room := Unpublished{Omitted: u.Omitted}, newBudget()
-		part.Put, put = take(put, room, unpublishedSize)
-		if len(put) == 0 {
-			part.Removed, removed = take(removed, room, func(port.Key) int { return keySize })
+		part.Removed, removed = take(removed, room, func(port.Key) int { return keySize })
+		if len(removed) == 0 {
+			part.Put, put = take(put, room, unpublishedSize)
 		}
 		parts = append(parts, Control{Unpublished: &part})
 	}

@@ -786,6 +786,9 @@ func TestSplitUnpublished(t *testing.T) {
 		if err != nil || c.Unpublished == nil || c.Unpublished.Reset != (i == 0) || c.Unpublished.More != (i < len(parts)-1) || c.Unpublished.Omitted != 9 {
 			t.Fatalf("part %d: %+v, %v", i, c.Unpublished, err)
 		}
+		if put > 0 && len(c.Unpublished.Removed) > 0 {
+			t.Errorf("part %d: ports are removed after others took their room", i)
+		}
 		put += len(c.Unpublished.Put)
 		removed += len(c.Unpublished.Removed)
 		if c.Unpublished.Unread != nil {
