@@ -38,6 +38,7 @@ type session struct {
 	received schedule.Signal // the host sent something
 	wake     schedule.Signal // asks for a Sync
 	unread   schedule.Signal // the NAT rules that are not understood may have changed
+	lost     schedule.Signal // the host may have lost a part of the report of unpublished ports
 
 	writing sync.Mutex // held while a message is written, with all its parts
 
@@ -63,6 +64,7 @@ func newSession(ls link.Session, stats *counters, o Options, wake schedule.Signa
 		in:         bufio.NewReader(countReader{ls.Control(), stats}),
 		received:   schedule.NewSignal(),
 		unread:     schedule.NewSignal(),
+		lost:       schedule.NewSignal(),
 		unanswered: make(map[port.Key]struct{}), outcomes: make(port.Outcomes),
 		malformed: rate.NewLimiter(rate.Every(time.Second), 64),
 		resyncs:   rate.NewLimiter(rate.Every(10*time.Second), 16),
@@ -380,6 +382,7 @@ func (c *session) receive(m wire.Control) error {
 			return fmt.Errorf("%w: asks for snapshots too often", wire.ErrMalformed)
 		}
 		c.resync = c.started
+		c.lost.Notify()
 	default:
 		return fmt.Errorf("%w: a message that only agents send", wire.ErrMalformed)
 	}

@@ -39,19 +39,26 @@ func (s *Sink) passOnUnread(ctx context.Context) {
 	}
 }
 
-// reportUnpublished reports the ports that are not published until the session ends.
+// reportUnpublished reports the ports that are not published until the session ends. It
+// begins anew when the host asks for a snapshot: what the host lost may be of the report.
 func (s *Sink) reportUnpublished(ctx context.Context, c *session) {
 	if s.o.Unpublished == nil || !c.Peer().Unpublished {
 		return
 	}
+	limit := rate.NewLimiter(unpublishedRate, 2*s.o.maxUnpublished)
+	for s.reportOnce(ctx, c, limit) {
+	}
+}
+
+// reportOnce sends one report and its changes, and reports whether to begin another.
+func (s *Sink) reportOnce(ctx context.Context, c *session, limit *rate.Limiter) (again bool) {
 	sub := s.o.Unpublished.Subscribe()
 	defer sub.Close()
 	u := unpublished{max: s.o.maxUnpublished, sent: make(map[port.Key]wire.UnpublishedPort), omitted: make(map[port.Key]struct{})}
-	limit := rate.NewLimiter(unpublishedRate, 2*s.o.maxUnpublished)
 	readRules := true
 	for first := true; ; first = false {
 		if schedule.Sleep(ctx, unpublishedPause) != nil {
-			return
+			return false
 		}
 		view, change := sub.Take()
 		m := u.update(view, change.Keys)
@@ -63,18 +70,20 @@ func (s *Sink) reportUnpublished(ctx context.Context, c *session) {
 		}
 		if u.news(m) {
 			if limit.WaitN(ctx, min(len(m.Put)+len(m.Removed), limit.Burst())) != nil {
-				return
+				return false
 			}
 			if err := c.write(ctx, m.Split()); err != nil {
 				_ = c.CloseWith(link.ReasonSilent) // a part of a message may have been sent
-				return
+				return false
 			}
 			u.reported = m.Omitted
 		}
 		readRules = false
 		select {
 		case <-ctx.Done():
-			return
+			return false
+		case <-c.lost:
+			return true
 		case <-sub.C():
 		case <-c.unread:
 			readRules = true

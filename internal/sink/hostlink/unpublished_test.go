@@ -118,6 +118,28 @@ func TestUnpublishedPortsAreReported(t *testing.T) {
 	}
 }
 
+// A host that dropped a message asks for the state anew. That includes the ports that are
+// not published: the message may have been about them.
+func TestResyncRepeatsUnpublished(t *testing.T) {
+	g := newGuestPorts()
+	g.deny("denied", key(80), key(81), key(82)) // one is omitted
+	g.rules = []wire.Unread{wire.NewUnread("nat", "rule", "why")}
+	r := newRig(t, g.options)
+	p := r.connect("h")
+	var got received
+	complete := func(resets int) func() bool {
+		return func() bool { return got.resets == resets && len(got.ports) == 2 && got.omitted == 1 && got.rules == 1 }
+	}
+	got.until(t, p, "the first", complete(1))
+	for round := range 3 {
+		got.rules, got.omitted = 0, 0
+		p.say(wire.Control{Resync: &wire.Resync{Reason: "malformed"}})
+		got.until(t, p, "all again", complete(2+round))
+	}
+	g.remove(key(80), key(81), key(82))
+	got.until(t, p, "changes", func() bool { return len(got.ports) == 0 && got.omitted == 0 && got.resets == 4 })
+}
+
 // What an agent sends is what a host of this version accepts.
 func TestUnpublishedIsAccepted(t *testing.T) {
 	g := newGuestPorts()
