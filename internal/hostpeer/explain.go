@@ -3,10 +3,12 @@
 package hostpeer
 
 import (
+	"cmp"
 	"context"
 	"time"
 
 	"github.com/fairlead/fairlead/internal/diagnose/explain"
+	"github.com/fairlead/fairlead/internal/host"
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/status"
 )
@@ -24,9 +26,7 @@ func (p provider) Explain(_ context.Context, q explain.Query) (explain.Report, e
 			s.State = "stale"
 		}
 		f.Sources = append(f.Sources, s)
-		for _, r := range g.Unread {
-			f.Unread = append(f.Unread, explain.Unread{Where: r.Where, Rule: r.Rule, Reason: r.Reason})
-		}
+		f.Unread = append(f.Unread, unread(g, names)...)
 	}
 	f.Unread = explain.UnreadAbout(f.Unread, q.Port)
 	for _, pub := range p.host.View().All() {
@@ -54,4 +54,12 @@ func (p provider) Explain(_ context.Context, q explain.Query) (explain.Report, e
 		}
 	}
 	return explain.Evaluate(f), nil
+}
+
+// unread returns the NAT rules that a guest does not understand. Names are those of guests.
+func unread(g host.GuestStatus, names map[string]string) (list []explain.Unread) {
+	for _, r := range g.Unread {
+		list = append(list, explain.Unread{Guest: cmp.Or(names[g.Name], g.Name), Where: r.Where, Rule: r.Rule, Reason: r.Reason})
+	}
+	return list
 }

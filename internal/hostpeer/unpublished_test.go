@@ -11,6 +11,7 @@ import (
 	"github.com/fairlead/fairlead/internal/host"
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/status"
+	"github.com/fairlead/fairlead/internal/wire"
 )
 
 func hidden(pending bool) host.Unpublished {
@@ -44,5 +45,19 @@ func TestExplainUnpublishedPort(t *testing.T) {
 	})
 	if r.Verdict != explain.VerdictDenied || !strings.Contains(r.Summary, "no-debug") || !strings.Contains(r.Next, "in the guest") {
 		t.Errorf("%+v", r)
+	}
+}
+
+// Rules that a guest does not understand are shown with the name of the guest.
+func TestUnreadRulesNameTheirGuest(t *testing.T) {
+	rule := []wire.Unread{wire.NewUnread("ip nat pre", "meta mark 7 tcp dport 80", "meta mark")}
+	for _, c := range []struct {
+		names map[string]string
+		want  string
+	}{{map[string]string{"vsock://3:1023": "dev"}, "dev"}, {nil, "vsock://3:1023"}} {
+		got := unread(host.GuestStatus{Name: "vsock://3:1023", Unread: rule}, c.names)
+		if len(got) != 1 || got[0].Guest != c.want || got[0].Where != "ip nat pre" || got[0].Reason != "meta mark" {
+			t.Errorf("%+v, want a rule of %s", got, c.want)
+		}
 	}
 }

@@ -110,6 +110,7 @@ type Unread struct {
 	Rule   string `json:"rule"`  // its text
 	Reason string `json:"reason"`
 	Unsure bool   `json:"-"`
+	Guest  string `json:"-"` // on a host: how the guest that has the rule is shown
 }
 
 // Source is the state of one source.

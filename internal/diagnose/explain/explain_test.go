@@ -260,6 +260,10 @@ var cases = []struct {
 		VerdictNAT, "meta mark 7 tcp dport 8080", "supported form",
 	},
 	{
+		"unsupported NAT rule of a guest", Facts{Host: true, Unread: []Unread{{Guest: "dev", Where: "ip nat PREROUTING", Rule: "meta mark 7 tcp dport 8080 dnat to 10.0.0.2", Reason: "meta mark"}}},
+		VerdictNAT, "a NAT rule of guest dev about port 8080 is not supported", "supported form",
+	},
+	{
 		"container elsewhere", Facts{Elsewhere: []Socket{sock(port.TCP, "0.0.0.0:8080", Listening, inContainer)}},
 		VerdictNetNS, "container web (abababababab), pid 9 (nc), is listening in another network namespace (net:[7])", "-p 8080:8080",
 	},
@@ -372,8 +376,12 @@ func TestRelatedWithPublication(t *testing.T) {
 // A rule whose ports cannot be read is reported after likelier causes.
 func TestRuleOfUnknownPortsIsOnlyRelated(t *testing.T) {
 	r := Evaluate(Facts{Query: tcp8080, Unread: []Unread{{Where: "ip nat pre", Rule: "meta mark 7", Reason: "meta mark", Unsure: true}}})
-	if r.Verdict != VerdictNothingHere || len(r.Related) != 1 || !strings.Contains(r.Related[0].Text, "may be about port 8080") {
+	if r.Verdict != VerdictNothingHere || len(r.Related) != 1 || !strings.Contains(r.Related[0].Text, "a NAT rule that may be about port 8080") {
 		t.Errorf("%+v", r)
+	}
+	r = Evaluate(Facts{Host: true, Query: tcp8080, Unread: []Unread{{Guest: "dev", Where: "ip nat pre", Rule: "meta mark 7", Reason: "meta mark", Unsure: true}}})
+	if len(r.Related) != 1 || !strings.Contains(r.Related[0].Text, "a NAT rule of guest dev that may be about port 8080") {
+		t.Errorf("on a host: %+v", r)
 	}
 }
 

@@ -27,7 +27,7 @@ func (f *Facts) related(published bool) []finding {
 			list = append(list, f.here(s))
 		}
 	}
-	list = append(list, f.unread("a NAT rule about port %d", false)...)
+	list = append(list, f.unread("about", false)...)
 	for _, s := range f.Elsewhere {
 		if !published && f.Query.asks(s.Protocol) && s.Kind == Listening {
 			list = append(list, elsewhere(s))
@@ -57,14 +57,18 @@ func (f *Facts) related(published bool) []finding {
 }
 
 // unread returns findings about unsupported NAT rules.
-func (f *Facts) unread(what string, unsure bool) (list []finding) {
+func (f *Facts) unread(about string, unsure bool) (list []finding) {
 	for _, u := range f.Unread {
 		if u.Unsure != unsure {
 			continue
 		}
+		rule := "a NAT rule"
+		if u.Guest != "" {
+			rule += " of guest " + u.Guest
+		}
 		list = append(list, finding{
 			VerdictNAT,
-			fmt.Sprintf(what+" is not supported, so it is not published: %s: %s (%s)", f.Query.Port, u.Where, u.Rule, u.Reason),
+			fmt.Sprintf("%s %s port %d is not supported, so it is not published: %s: %s (%s)", rule, about, f.Query.Port, u.Where, u.Rule, u.Reason),
 			"write the rule in a supported form, or publish the port with the engine that owns it",
 		})
 	}
@@ -72,7 +76,7 @@ func (f *Facts) unread(what string, unsure bool) (list []finding) {
 }
 
 // unsure returns rules that may be about the port, but more likely are not.
-func (f *Facts) unsure() []finding { return f.unread("a NAT rule that may be about port %d", true) }
+func (f *Facts) unsure() []finding { return f.unread("that may be about", true) }
 
 // here judges an unpublished socket of the watched namespace.
 func (f *Facts) here(s Socket) finding {
