@@ -56,6 +56,17 @@ func TestDoctorExitStatus(t *testing.T) {
 	r := newRig(t)
 	r.startAgent()
 	r.eventually("the agent answers", func() error { _, err := r.list(); return err })
+	r.guest.listen(t, "tcp4", "127.0.0.1:8001")
+	r.eventually("a guest that waits for its first host is no failure", func() error {
+		out, stderr, code := fairlead(t, "doctor", "--control", r.agentCtl)
+		if code != 0 || !strings.Contains(out, "warn  link host") || !strings.Contains(out, "start `fairlead host") {
+			return fmt.Errorf("exit code %d, %s%s", code, out, stderr)
+		}
+		return nil
+	})
+	r.startHost()
+	r.wantState("tcp 127.0.0.1:8001", "active")
+	r.host.kill()
 	r.guest.sh(t, "nft 'add table ip why; add chain ip why pre { type nat hook prerouting priority -100; }; add rule ip why pre meta mark 7 tcp dport 8015 dnat to 10.9.0.2'")
 	r.eventually("the rule is named", func() error {
 		out, stderr, code := fairlead(t, "doctor", "--control", r.agentCtl)

@@ -89,7 +89,10 @@ func TestEachFaultHasItsRemedy(t *testing.T) {
 		{"NAT", func(f *Facts) {
 			f.Agent.UnreadCount, f.Agent.Unread = 1, []explain.Unread{{Where: "ip nat pre", Rule: "meta mark 7", Reason: "meta mark"}}
 		}, Warning, "nat rules", "1 rule is", "supported form"},
-		{"no host ever", func(f *Facts) { f.Agent.Link = &Link{Endpoints: []string{"vsock://:1023"}} }, Failing, "link host", "yet", "fairlead host"},
+		{"no host ever", func(f *Facts) { f.Agent.Link = &Link{Endpoints: []string{"vsock://:1023"}} }, Warning, "link host", "yet", "start `fairlead host"},
+		{"first host refused", func(f *Facts) {
+			f.Agent.Link = &Link{Endpoints: []string{"vsock://:1023"}, Refused: &explain.Refusal{At: now.Add(-4 * time.Second), Code: "token", Reason: "differs"}}
+		}, Failing, "link host", "yet at vsock://:1023; a host was refused 4s ago", "host pair"},
 		{"socket removed", func(f *Facts) { f.Agent.Link.Removed = []string{"/run/fairlead/link.sock"} }, Failing, "link socket", "link.sock was removed", "restart the agent"},
 		{"two hosts", func(f *Facts) { f.Agent.Link.Rivals = []string{"desk", "laptop"} }, Warning, "link hosts", `"desk" "laptop"`, "one of them"},
 		{"host gone", func(f *Facts) { f.Agent.Link.Connected = false }, Failing, "link host", "no host is connected", "fairlead host"},

@@ -327,15 +327,15 @@ func (j *judge) link() {
 		j.add("link", "host", OK, fmt.Sprintf("connected at %s, session %d", at, a.Link.Sessions), "")
 		return
 	}
-	detail := "no host has connected yet at " + at
-	if a.Link.Sessions > 0 {
-		detail = "no host is connected at " + at
+	detail, state := "no host is connected at "+at, Failing
+	if a.Link.Sessions == 0 {
+		detail, state = "no host has connected yet at "+at, Warning
 	}
 	if r := a.Link.Refused; r != nil {
 		j.add("link", "host", Failing, detail+"; "+r.Text(j.f.Now), r.Next())
 		return
 	}
-	j.add("link", "host", Failing, detail, "start `fairlead host --connect …` on the host with a copy of the token, or read its log")
+	j.add("link", "host", state, detail, "start `fairlead host --connect …` on the host with a copy of the token, or read its log")
 }
 
 func (j *judge) wsl() {
