@@ -208,16 +208,26 @@ func codeOf(err error) (code string, remote bool) {
 }
 
 // servedMax is the longest pause after a session in which the guest served: it is
-// most likely back at once. It bounds what a guest that dies after each snapshot costs.
+// most likely back at once. Only after many brief sessions in a row are pauses longer.
 const servedMax = 500 * time.Millisecond
 
+const (
+	briefSession  = 250 * time.Millisecond // a shorter session is of no use to anybody
+	briefSessions = 10                     // in a row, before the pauses grow beyond servedMax
+)
+
 // pauses are those between the sessions of a guest.
-type pauses struct{ failed, served, replaced schedule.Backoff }
+type pauses struct {
+	failed, served, brief, replaced schedule.Backoff
+
+	briefs int // brief sessions in a row, up to briefSessions
+}
 
 func newPauses(o Options) *pauses {
 	return &pauses{
 		failed:   schedule.Backoff{Min: o.BackoffMin, Max: o.BackoffMax, Jitter: 0.25},
 		served:   schedule.Backoff{Min: o.BackoffMin, Max: max(o.BackoffMin, min(servedMax, o.BackoffMax)), Jitter: 0.25},
+		brief:    schedule.Backoff{Min: max(o.BackoffMin, 2*servedMax), Max: max(o.BackoffMin, o.BackoffMax), Jitter: 0.25},
 		replaced: schedule.Backoff{Min: o.BackoffMax, Max: max(replacedMax, o.BackoffMax), Jitter: 0.25},
 	}
 }
@@ -235,10 +245,20 @@ func (p *pauses) next(err error, lasted time.Duration, served bool) time.Duratio
 		p.failed.Reset()
 		p.served.Reset()
 	}
+	if lasted >= briefSession {
+		p.briefs = 0
+		p.brief.Reset()
+	}
 	if !served || errors.Is(err, errProtocol) {
 		return p.failed.Next()
 	}
 	p.failed.Reset()
+	if lasted < briefSession {
+		if p.briefs == briefSessions {
+			return p.brief.Next()
+		}
+		p.briefs++
+	}
 	return p.served.Next()
 }
 

@@ -42,30 +42,60 @@ func TestTwoHostsOfOneGuestBackOff(t *testing.T) {
 	}
 }
 
-// An agent that served is dialled again soon, however often its sessions are reset.
-// One that dies after each snapshot is not dialled in a tight loop.
+// An agent that served is dialled again soon, however often its sessions are reset. It is
+// not dialled in a tight loop, and rarely if it ends each session after the snapshot.
 func TestShortSessionsThatServedReconnectSoon(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		a := newAgent(t, "vm")
-		a.begins(snapshot(1))
-		a.onSession = func(s link.Session) {
-			if wire.WriteControl(s.Control(), snapshot(1)) == nil {
-				time.Sleep(10 * time.Millisecond)
+	const minutes = 10
+	for _, c := range []struct {
+		lasts    time.Duration
+		min, max int // sessions
+	}{
+		{briefSession, minutes * 60, minutes * 60 * 3}, // pauses of 375 to 500 ms, after the first few
+		{10 * time.Millisecond, minutes * 6, minutes*8 + briefSessions + 5},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			a := newAgent(t, "vm")
+			a.begins(snapshot(1))
+			a.onSession = func(s link.Session) {
+				if wire.WriteControl(s.Control(), snapshot(1)) == nil {
+					time.Sleep(c.lasts)
+				}
+				_ = s.Close()
 			}
-			_ = s.Close()
+			_, stop := start(t, Options{Network: newMemory(), BackoffMin: 100 * time.Millisecond, BackoffMax: 10 * time.Second}, a)
+			time.Sleep(minutes * time.Minute)
+			a.mu.Lock()
+			dials := a.dials
+			a.mu.Unlock()
+			if dials < c.min || dials > c.max {
+				t.Errorf("%d sessions of %s in %d minutes, want %d to %d", dials, c.lasts, minutes, c.min, c.max)
+			}
+			stop()
+		})
+	}
+}
+
+// A few brief sessions in a row delay nothing, and one that lasts ends the long pauses.
+func TestManyBriefSessionsBackOff(t *testing.T) {
+	p := newPauses(Options{BackoffMin: 100 * time.Millisecond, BackoffMax: 10 * time.Second})
+	reset := errors.New("reset")
+	for range 3 {
+		for i := range briefSessions {
+			if d := p.next(reset, time.Millisecond, true); d > servedMax {
+				t.Errorf("paused %s after %d brief sessions", d, i+1)
+			}
 		}
-		_, stop := start(t, Options{Network: newMemory(), BackoffMin: 100 * time.Millisecond, BackoffMax: 10 * time.Second}, a)
-		const minutes = 10
-		time.Sleep(minutes * time.Minute)
-		a.mu.Lock()
-		dials := a.dials
-		a.mu.Unlock()
-		// Pauses of 375 to 500 ms, after the first few.
-		if dials < minutes*60 || dials > minutes*60*3 {
-			t.Errorf("%d sessions in %d minutes, want 1 to 3 a second", dials, minutes)
+		for range 5 {
+			p.next(reset, time.Millisecond, true)
+			p.next(reset, 0, false) // an attempt that fails is no session that lasts
 		}
-		stop()
-	})
+		if d := p.next(reset, time.Millisecond, true); d < 7*time.Second || d > 10*time.Second {
+			t.Errorf("paused %s after many brief sessions", d)
+		}
+		if d := p.next(reset, briefSession, true); d > servedMax {
+			t.Errorf("paused %s after a session that lasted", d)
+		}
+	}
 }
 
 // Attempts that failed before a session that served do not delay the next one.
