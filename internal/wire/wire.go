@@ -94,7 +94,8 @@ type Outcomes struct {
 	Outcomes List[Outcome] `json:"outcomes"`
 }
 
-// Resync asks for a snapshot.
+// Resync asks for a snapshot, and for a new report of the ports that are not published:
+// what the host dropped may have been of either.
 type Resync struct {
 	Reason string `json:"reason"`
 }
@@ -119,8 +120,8 @@ type Publication struct {
 // Unpublished changes what the host knows of ports that the agent does not publish. It is
 // text for users of the host: there is neither a host address nor anything to dial in it, and
 // the agent refuses flows to such ports. It is sent only to a host whose Hello has
-// Unpublished, belongs to no generation and is not acknowledged. The first one of a session
-// has Reset.
+// Unpublished, belongs to no generation and is not acknowledged. The first one of a session,
+// and the first one after a Resync, has Reset.
 type Unpublished struct {
 	Reset   bool                  `json:"reset,omitzero"` // forget what was sent before
 	More    bool                  `json:"more,omitzero"`  // the next one belongs to it
