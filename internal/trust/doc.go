@@ -3,3 +3,8 @@
 // Package trust reads files, and finds programs, only if no user but root and the
 // process's own can change them.
 package trust
+
+import "errors"
+
+// ErrUntrusted is in the error about a file that another user can change or replace.
+var ErrUntrusted = errors.New("another user can change it")

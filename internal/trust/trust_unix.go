@@ -64,10 +64,10 @@ func check(path string, f *os.File) error {
 		return fmt.Errorf("%s is not a regular file", path)
 	}
 	if uid, ok := Owner(fi); !ok {
-		return fmt.Errorf("%s belongs to uid %d: want root%s", path, uid, orUs())
+		return foreign(path, uid, fi)
 	}
 	if p := fi.Mode().Perm(); p&0o022 != 0 {
-		return fmt.Errorf("%s has mode %04o, others can write to it: chmod go-w it", path, p)
+		return untrusted("%s has mode %04o, others can write to it: chmod go-w %s", path, p, path)
 	}
 	return Path(path)
 }
@@ -100,7 +100,7 @@ func checkPath(path string) error {
 		return err
 	}
 	if uid, ok := Owner(fi); !ok {
-		return fmt.Errorf("%s belongs to uid %d: want root%s", path, uid, orUs())
+		return foreign(path, uid, fi)
 	}
 	if path == filepath.Dir(path) {
 		return nil
@@ -116,7 +116,7 @@ func checkDir(dir string) error {
 		return err
 	}
 	if p := fi.Mode().Perm(); fi.IsDir() && p&0o022 != 0 && fi.Mode()&fs.ModeSticky == 0 {
-		return fmt.Errorf("directory %s has mode %04o, others can replace what is in it: chmod go-w it", dir, p)
+		return untrusted("directory %s has mode %04o, others can replace what is in it: chmod go-w %s", dir, p, dir)
 	}
 	return checkPath(dir)
 }
@@ -150,6 +150,25 @@ func Owner(fi fs.FileInfo) (uid uint32, ok bool) {
 		return 0, false
 	}
 	return st.Uid, st.Uid == 0 || int(st.Uid) == os.Geteuid()
+}
+
+// untrusted returns an error that is [ErrUntrusted].
+func untrusted(format string, args ...any) error {
+	return untrustedError(fmt.Sprintf(format, args...))
+}
+
+type untrustedError string
+
+func (e untrustedError) Error() string        { return string(e) }
+func (e untrustedError) Is(target error) bool { return target == ErrUntrusted }
+
+// foreign returns an error about a file of another user, with the command that mends it.
+func foreign(path string, uid uint32, fi fs.FileInfo) error {
+	chown := "chown root"
+	if fi.Mode()&fs.ModeSymlink != 0 {
+		chown = "chown -h root"
+	}
+	return untrusted("%s belongs to uid %d: want root%s: %s %s", path, uid, orUs(), chown, path)
 }
 
 // orUs names our user, unless that is root.

@@ -84,6 +84,12 @@ func TestEachFaultHasItsRemedy(t *testing.T) {
 		}, Warning, "observer tcp-listen", "better ones failed: no BTF", "root"},
 		{"drift", func(f *Facts) { f.Agent.Drift = 3 }, Warning, "observer audits", "3 sockets", "log"},
 		{"stale", func(f *Facts) { f.Agent.Sources[1] = Source{Name: "nat", State: "stale", Error: "EPERM", Since: now} }, Failing, "source nat", "EPERM, since 2026-11-21T12:00:00Z", "root"},
+		{"refused kubeconfig", func(f *Facts) {
+			f.Agent.Sources[1] = Source{Name: "kube", State: "stale", Error: "no usable kubeconfig: /k has mode 0666: chmod go-w /k"}
+		}, Failing, "source kube", "chmod go-w /k", "as root"},
+		{"forgotten kubeconfig", func(f *Facts) {
+			f.Agent.Sources[1] = Source{Name: "kube", State: "live", Method: "no usable kubeconfig: /k has mode 0666: chmod go-w /k"}
+		}, Warning, "source kube", "chmod go-w /k", "as root"},
 		{"starting", func(f *Facts) { f.Agent.Sources[1].State = "starting" }, Warning, "source nat", "starting", "ask again"},
 		{"warned", func(f *Facts) { f.Agent.Sources[0].Warnings = []string{"container a: port 0"} }, Warning, "source socket", "container a: port 0", "engine"},
 		{"NAT", func(f *Facts) {

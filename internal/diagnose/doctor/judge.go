@@ -246,6 +246,10 @@ func (j *judge) sources() {
 				j.add(area, s.Name, OK, s.Method, "")
 				break
 			}
+			if strings.HasPrefix(method, "no usable ") {
+				j.add(area, s.Name, Warning, s.Method, unusableRemedy)
+				break
+			}
 			j.add(area, s.Name, OK, method, "")
 			j.more(why)
 		case "starting":
@@ -257,7 +261,11 @@ func (j *judge) sources() {
 			if !s.Since.IsZero() {
 				detail += ", since " + s.Since.UTC().Format(time.RFC3339)
 			}
-			j.add(area, s.Name, Failing, detail, sourceRemedies[s.Name])
+			remedy := sourceRemedies[s.Name]
+			if strings.Contains(s.Error, "no usable ") {
+				remedy = unusableRemedy
+			}
+			j.add(area, s.Name, Failing, detail, remedy)
 		}
 		for _, w := range s.Warnings[:min(warningsShown, len(s.Warnings))] {
 			j.add(area, s.Name, Warning, w, "correct it in the engine; everything else works")
@@ -267,6 +275,9 @@ func (j *judge) sources() {
 
 // warningsShown is how many warnings of one source are listed.
 const warningsShown = 10
+
+// unusableRemedy is for a file that others can change. The error names the command.
+const unusableRemedy = "if you trust the file, run the named chmod or chown as root, and wait a minute; where permission is denied, run the agent as root"
 
 var sourceRemedies = map[string]string{
 	"socket":     "run the agent as root; see kernel sock_diag",

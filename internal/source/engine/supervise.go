@@ -85,7 +85,8 @@ func (r Retry) Validate() error {
 var ErrAbsent = errors.New("no engine yet")
 
 // ErrRefused is in the error of a session that found sockets or addresses, none of
-// which anybody listens at: an engine is starting, or left its socket behind.
+// which anybody listens at: an engine is starting, or left its socket behind. It is also
+// in that of one which may not use the configuration that it found.
 var ErrRefused = errors.New("nobody listens")
 
 // errAppeared is the state from the first trace of an engine to its first list.

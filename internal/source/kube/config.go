@@ -88,46 +88,64 @@ func (s *Source) load() (config, error) {
 	return c, nil
 }
 
-// loadFile reads the first kubeconfig that exists. One that another user can change is
-// refused: it can name programs, which would run as ours, and files.
+// loadFile reads the first kubeconfig that exists and may be used. Without one, the error
+// is an [engine.ErrAbsent], or an [engine.ErrRefused] unless a server was listed.
 func (s *Source) loadFile() (config, error) {
-	var errs []error
+	var missing, unusable []error
 	for _, path := range s.o.Kubeconfigs {
-		b, err := trust.ReadFile(path, maxKubeconfig)
-		if errors.Is(err, os.ErrNotExist) {
-			errs = append(errs, err)
-			continue
-		}
-		c := config{origin: "kubeconfig " + path, sum: b}
-		if err != nil {
+		c, err := s.readFile(path)
+		switch {
+		case errors.Is(err, trust.ErrUntrusted), errors.Is(err, os.ErrPermission):
+			unusable = append(unusable, fmt.Errorf("%s: %w", c.origin, err))
+		case err != nil && c.sum == nil && errors.Is(err, os.ErrNotExist):
+			missing = append(missing, err)
+		default:
 			return c, err
 		}
-		file, err := clientcmd.Load(b)
-		if err != nil {
-			return c, err
-		}
-		// Files are named from where the kubeconfig is.
-		for _, cluster := range file.Clusters {
-			cluster.LocationOfOrigin = path
-		}
-		for _, user := range file.AuthInfos {
-			user.LocationOfOrigin = path
-		}
-		if err := clientcmd.ResolveLocalPaths(file); err != nil {
-			return c, err
-		}
-		tokenFile, err := embed(file, cmp.Or(s.o.Context, file.CurrentContext))
-		if err != nil {
-			return c, err
-		}
-		c.rest, err = clientcmd.NewNonInteractiveClientConfig(*file, s.o.Context,
-			&clientcmd.ConfigOverrides{ClusterDefaults: clientcmdapi.Cluster{}}, nil).ClientConfig()
-		if err == nil && tokenFile != "" && rest.IsConfigTransportTLS(*c.rest) { // never in plain text
-			withToken(c.rest, tokenFile)
-		}
+	}
+	if len(unusable) == 0 {
+		return config{origin: "no kubeconfig"}, fmt.Errorf("%w: %w", engine.ErrAbsent, errors.Join(missing...))
+	}
+	err := errors.Join(unusable...)
+	if !s.listed.Load() {
+		err = engine.Refused(err)
+	}
+	return config{origin: "no usable kubeconfig"}, err
+}
+
+// readFile reads a kubeconfig. One that another user can change is refused: it can name
+// programs, which would run as ours, and files. The sum is nil if it was not read.
+func (s *Source) readFile(path string) (config, error) {
+	c := config{origin: "kubeconfig " + path}
+	b, err := trust.ReadFile(path, maxKubeconfig)
+	if err != nil {
 		return c, err
 	}
-	return config{origin: "no kubeconfig"}, fmt.Errorf("%w: %w", engine.ErrAbsent, errors.Join(errs...))
+	c.sum = b
+	file, err := clientcmd.Load(b)
+	if err != nil {
+		return c, err
+	}
+	// Files are named from where the kubeconfig is.
+	for _, cluster := range file.Clusters {
+		cluster.LocationOfOrigin = path
+	}
+	for _, user := range file.AuthInfos {
+		user.LocationOfOrigin = path
+	}
+	if err := clientcmd.ResolveLocalPaths(file); err != nil {
+		return c, err
+	}
+	tokenFile, err := embed(file, cmp.Or(s.o.Context, file.CurrentContext))
+	if err != nil {
+		return c, err
+	}
+	c.rest, err = clientcmd.NewNonInteractiveClientConfig(*file, s.o.Context,
+		&clientcmd.ConfigOverrides{ClusterDefaults: clientcmdapi.Cluster{}}, nil).ClientConfig()
+	if err == nil && tokenFile != "" && rest.IsConfigTransportTLS(*c.rest) { // never in plain text
+		withToken(c.rest, tokenFile)
+	}
+	return c, err
 }
 
 // unexpired names a client certificate that no server will take any more.

@@ -851,6 +851,62 @@ func TestListedServerThatRefusesIsNotForgotten(t *testing.T) {
 	}
 }
 
+// A kubeconfig that others can change does not hide a good one that comes later.
+func TestRefusedKubeconfigIsPassedOver(t *testing.T) {
+	e := newFake(t)
+	refused := filepath.Join(filepath.Dir(e.kubeconfig), "refused")
+	e.write(refused, "")
+	if err := os.Chmod(refused, 0o666); err != nil {
+		t.Fatal(err)
+	}
+	conf, err := source(t, e, Options{Kubeconfigs: []string{refused, e.kubeconfig}}).load()
+	if want := "kubeconfig " + e.kubeconfig; err != nil || conf.origin != want {
+		t.Errorf("loaded %q, %v, want %s", conf.origin, err, want)
+	}
+}
+
+// A kubeconfig that is refused is no reason to expect a server for ever, unless one was
+// listed. The error names the command that mends it.
+func TestRefusedKubeconfigIsForgotten(t *testing.T) {
+	e := newFake(t)
+	for name, spoil := range map[string]struct{ path, field string }{
+		"the kubeconfig":       {e.kubeconfig, ""},
+		"a file that it names": {filepath.Join(filepath.Dir(e.kubeconfig), "token"), "tokenFile: "},
+	} {
+		t.Run(name, func(t *testing.T) {
+			user := ""
+			if spoil.field != "" {
+				user = spoil.field + spoil.path
+			}
+			e.write(e.kubeconfig, user)
+			if spoil.path != e.kubeconfig {
+				if err := os.WriteFile(spoil.path, []byte("secret"), 0o600); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if err := os.Chmod(spoil.path, 0o666); err != nil {
+				t.Fatal(err)
+			}
+			defer func() { _ = os.Chmod(spoil.path, 0o600) }()
+			s := source(t, e, Options{Kubeconfigs: []string{"/nowhere/kubeconfig", e.kubeconfig}})
+			session := func() error {
+				return s.session(t.Context(), newState(s.o.Logger, &enginetest.Feed{}, &s.facts), func() {})
+			}
+			err := session()
+			if !errors.Is(err, engine.ErrRefused) || errors.Is(err, engine.ErrAbsent) {
+				t.Errorf("%v, want ErrRefused alone", err)
+			}
+			if want := "chmod go-w " + spoil.path; !strings.Contains(fmt.Sprint(err), want) {
+				t.Errorf("%v does not name %q", err, want)
+			}
+			s.listed.Store(true)
+			if err := session(); err == nil || errors.Is(err, engine.ErrRefused) {
+				t.Errorf("a server was listed: %v, want an error that is not ErrRefused", err)
+			}
+		})
+	}
+}
+
 // A connection is noticed before the server answers.
 func TestConnectionIsTraced(t *testing.T) {
 	e := newFake(t)

@@ -46,7 +46,7 @@ type Options struct {
 	// SourceName is "kube" if empty. Two clusters need two names.
 	SourceName string
 	// Kubeconfigs are tried in order at each connect, and the first one that
-	// exists is taken; it may appear and change later. Empty means the service
+	// exists and may be used is taken; it may appear and change later. Empty means the service
 	// account where this runs in a cluster, or else $KUBECONFIG, or else k3s's
 	// and kubeadm's.
 	Kubeconfigs []string
