@@ -22,8 +22,8 @@ const foreign = "this machine does not have the address"
 
 // OwnAddresses is the feed of an engine's source. It withholds what is declared at an
 // address that this machine does not have, and takes that address from what is dialled:
-// who may declare ports must not lead them to other machines. A Service whose cluster
-// address leads to it is not withheld.
+// who may declare ports must not lead them to other machines. A Service to which its
+// cluster address or its pods lead is not withheld.
 type OwnAddresses struct {
 	registry.Feed
 	log  *slog.Logger
@@ -118,16 +118,19 @@ func (o *OwnAddresses) own(a netip.Addr) bool {
 	return err == nil && kind == netwatch.Own
 }
 
-// withhold returns a binding at an address of another machine as it is reported.
+// withhold returns a binding at an address of another machine as it is reported. Nothing
+// is dialled there. Docker and containerd take no other address than their machine's, so
+// what they declare elsewhere is withheld whatever else leads to it.
 func withhold(b port.Binding) port.Binding {
 	if len(b.Dial) == 0 || b.Withheld != "" {
 		return b
 	}
-	if b.Dial[0].Addr() == b.Address { // nothing else leads to it
+	here := slices.DeleteFunc(slices.Clone(b.Dial), func(d netip.AddrPort) bool { return d.Addr() == b.Address })
+	if len(here) == 0 || b.Dial[0].Addr() == b.Address && b.Owner.Kind != port.OwnerService {
 		b.Withheld = foreign
 		return b
 	}
-	b.Dial = slices.DeleteFunc(slices.Clone(b.Dial), func(d netip.AddrPort) bool { return d.Addr() == b.Address })
+	b.Dial = here
 	return b
 }
 

@@ -24,6 +24,12 @@ func declared(at string, dial ...string) port.Binding {
 	return b
 }
 
+// service is a port of a Service.
+func service(b port.Binding) port.Binding {
+	b.Owner.Kind = port.OwnerService
+	return b
+}
+
 func TestForeignAddressesAreWithheld(t *testing.T) {
 	own := []string{"192.168.1.5"}
 	f := new(enginetest.Feed)
@@ -44,8 +50,10 @@ func TestForeignAddressesAreWithheld(t *testing.T) {
 		declared("169.254.169.254:80", "169.254.169.254:80", "10.0.0.2:80"), // a cloud's metadata, or a container's HostIp
 		declared("203.0.113.9:2222", "203.0.113.9:2222"),
 		declared("203.0.113.1:80", "203.0.113.1:80"),
-		declared("192.168.1.60:80", "10.96.0.7:80", "192.168.1.60:80", "10.0.0.2:80"), // a Service with a cluster address
-		declared("192.168.1.61:80"),                                                   // without endpoints
+		declared("192.168.1.60:80", "10.96.0.7:80", "192.168.1.60:80", "10.0.0.2:80"),                   // a Service with a cluster address
+		declared("192.168.1.61:80"),                                                                     // without endpoints
+		service(declared("[2001:db8::9]:80", "[2001:db8::9]:80", "[fd00::2]:8080", "[2001:db8::9]:81")), // without a cluster address of IPv6
+		service(declared("[2001:db8::a]:80", "[2001:db8::a]:80")),                                       // its endpoints are not known
 	}
 	want := func(key, withheld, dial string) {
 		t.Helper()
@@ -68,6 +76,8 @@ func TestForeignAddressesAreWithheld(t *testing.T) {
 		want("tcp 203.0.113.1:80", foreign, " 203.0.113.1:80")
 		want("tcp 192.168.1.60:80", "", " 10.96.0.7:80 10.0.0.2:80")
 		want("tcp 192.168.1.61:80", "", "")
+		want("tcp [2001:db8::9]:80", "", " [fd00::2]:8080")
+		want("tcp [2001:db8::a]:80", foreign, " [2001:db8::a]:80")
 	}
 	o.Replace(set)
 	check()
