@@ -20,6 +20,12 @@ import (
 // foreign is why a binding is withheld at an address of another machine.
 const foreign = "this machine does not have the address"
 
+// Pauses between lookups that fail.
+const (
+	retryLookupMin = time.Second
+	retryLookupMax = 30 * time.Second
+)
+
 // OwnAddresses is the feed of an engine's source. It withholds what is declared at an
 // address that this machine does not have, and takes that address from what is dialled:
 // who may declare ports must not lead them to other machines. A Service to which its
@@ -33,6 +39,7 @@ type OwnAddresses struct {
 	specific map[port.Origin]judged // declared at one address, as the source reported it
 	needed   chan struct{}          // closed when there is one
 	need     func()
+	failed   schedule.Signal // the kernel did not answer a lookup
 }
 
 // judged is a binding, and whether this machine had its address.
@@ -46,24 +53,46 @@ func NewOwnAddresses(feed registry.Feed, log *slog.Logger) *OwnAddresses {
 	o := &OwnAddresses{
 		Feed: feed, log: log, kind: netwatch.Classify,
 		specific: make(map[port.Origin]judged), needed: make(chan struct{}),
+		failed: schedule.NewSignal(),
 	}
 	o.need = sync.OnceFunc(func() { close(o.needed) })
 	return o
 }
 
-// Run looks at the addresses again whenever those of this machine change, until ctx
-// ends. Most guests have no port that needs it, and watch nothing.
+// Run looks at the addresses again whenever addresses or routes of this machine change,
+// and after a lookup that failed, until ctx ends. Most guests have no port that needs it,
+// and watch nothing.
 func (o *OwnAddresses) Run(ctx context.Context) {
 	if schedule.Wait(ctx, time.Time{}, o.needed) != nil {
 		return
 	}
-	w := netwatch.New(netwatch.Options{Log: o.log, Parts: netwatch.Links | netwatch.Addresses, Passing: true})
-	var watching sync.WaitGroup
-	defer watching.Wait()
-	watching.Go(func() { w.Run(ctx) })
+	w := netwatch.New(o.watched())
+	var working sync.WaitGroup
+	defer working.Wait()
+	working.Go(func() { w.Run(ctx) })
+	working.Go(func() { o.retry(ctx) })
 	for schedule.Wait(ctx, time.Time{}, w.Changed()) == nil {
 		if _, err := w.Snapshot(); err == nil || errors.Is(err, netwatch.ErrLost) {
 			o.recheck()
+		}
+	}
+}
+
+// watched says what the answers depend on.
+func (o *OwnAddresses) watched() netwatch.Options {
+	return netwatch.Options{Log: o.log, Parts: netwatch.All, Passing: true}
+}
+
+// retry repeats the lookups after one that failed, until ctx ends.
+func (o *OwnAddresses) retry(ctx context.Context) {
+	pause := schedule.Backoff{Min: retryLookupMin, Max: retryLookupMax}
+	for schedule.Wait(ctx, time.Time{}, o.failed) == nil {
+		if schedule.Sleep(ctx, pause.Next()) != nil {
+			return
+		}
+		o.recheck()
+		if len(o.failed) == 0 {
+			pause.Reset()
 		}
 	}
 }
@@ -114,6 +143,7 @@ func (o *OwnAddresses) own(a netip.Addr) bool {
 	kind, err := o.kind(a)
 	if err != nil {
 		o.log.Debug("cannot ask whose address it is; taking it for another machine's", "address", a, "err", err)
+		o.failed.Notify()
 	}
 	return err == nil && kind == netwatch.Own
 }

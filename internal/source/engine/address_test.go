@@ -3,11 +3,15 @@
 package engine
 
 import (
+	"context"
 	"errors"
 	"log/slog"
 	"net/netip"
 	"slices"
+	"sync"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/fairlead/fairlead/internal/netwatch"
 	"github.com/fairlead/fairlead/internal/port"
@@ -94,5 +98,46 @@ func TestForeignAddressesAreWithheld(t *testing.T) {
 	o.recheck()
 	if f.Find("tcp 203.0.113.9:2222").Port != 0 {
 		t.Error("a port that was removed is reported again")
+	}
+}
+
+// A port is not withheld for good because the kernel once did not answer.
+func TestFailedLookupIsRetried(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := new(enginetest.Feed)
+		o := NewOwnAddresses(f, slog.New(slog.DiscardHandler))
+		lookups := 0
+		o.kind = func(netip.Addr) (netwatch.Kind, error) {
+			if lookups++; lookups <= 3 {
+				return netwatch.Elsewhere, errors.New("no buffer space available")
+			}
+			return netwatch.Own, nil
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		var wg sync.WaitGroup
+		wg.Go(func() { o.retry(ctx) })
+		o.Replace([]port.Binding{declared("192.168.1.5:80", "192.168.1.5:80")})
+		if got := f.Find("tcp 192.168.1.5:80").Withheld; got != foreign {
+			t.Errorf("withheld %q before the kernel answers, want %q", got, foreign)
+		}
+		time.Sleep(time.Minute)
+		if got := f.Find("tcp 192.168.1.5:80").Withheld; got != "" {
+			t.Errorf("withheld %q after the kernel answered", got)
+		}
+		answered := lookups
+		time.Sleep(time.Hour)
+		if lookups != answered {
+			t.Errorf("%d lookups after one was answered", lookups-answered)
+		}
+		cancel()
+		wg.Wait()
+	})
+}
+
+// Whose address it is depends on routes, also without a change of links and addresses.
+func TestRoutesAreWatched(t *testing.T) {
+	o := NewOwnAddresses(new(enginetest.Feed), slog.New(slog.DiscardHandler))
+	if got := o.watched().Parts; got != netwatch.All {
+		t.Errorf("watches parts %b, want %b", got, netwatch.All)
 	}
 }
