@@ -25,22 +25,20 @@ const (
 
 // auto keeps the gvproxy sink in its slot while this guest's gvproxy is proved.
 type auto struct {
-	a        *Agent
-	detector *detect.Detector
-	slot     *reconcile.Slot
-	alone    bool   // no other sink publishes
-	url      string // of the sink that runs
-	stop     func() // ends it; nil for none
+	a       *Agent
+	gvproxy func(ctx context.Context) (url, product string, err error)
+	slot    *reconcile.Slot
+	alone   bool   // no other sink publishes
+	url     string // of the sink that runs
+	stop    func() // ends it; nil for none
 }
 
 // newAuto chooses the sinks that fit this guest. That for gvproxy comes and goes, as
 // what answers can be another machine at another time.
 func (a *Agent) newAuto() (u *auto, others []config.Sink) {
-	u = &auto{
-		a: a, detector: detect.New(!slices.Equal(a.cfg.Link, config.DefaultAgent().Link)),
-		slot: reconcile.NewSlot("gvproxy"),
-	}
-	sinks, why := u.detector.Sinks(context.Background())
+	detector := detect.New(!slices.Equal(a.cfg.Link, config.DefaultAgent().Link))
+	u = &auto{a: a, gvproxy: detector.Gvproxy, slot: reconcile.NewSlot("gvproxy")}
+	sinks, why := detector.Sinks(context.Background())
 	var names []string
 	for _, s := range sinks {
 		names = append(names, s.String())
@@ -59,6 +57,12 @@ func (u *auto) run(ctx context.Context) error {
 	var watching sync.WaitGroup
 	watching.Go(func() { peer.WatchNetwork(ctx, u.a.log, changed.Notify) })
 	defer watching.Wait()
+	return u.follow(ctx, changed)
+}
+
+// follow looks at once after a change, but not more often than every autoPauseMin, as the
+// peer is asked each time.
+func (u *auto) follow(ctx context.Context, changed <-chan struct{}) error {
 	defer u.end("")
 	pause := schedule.Backoff{Min: autoPauseMin, Max: autoPause}
 	for ctx.Err() == nil {
@@ -68,14 +72,16 @@ func (u *auto) run(ctx context.Context) error {
 		} else {
 			pause.Reset()
 		}
-		_ = schedule.Wait(ctx, time.Now().Add(next), changed)
+		asked := time.Now()
+		_ = schedule.Wait(ctx, asked.Add(next), changed)
+		_ = schedule.Sleep(ctx, time.Until(asked.Add(autoPauseMin)))
 	}
 	return ctx.Err()
 }
 
 // look starts or ends the sink, or reports why there is none.
 func (u *auto) look(ctx context.Context) error {
-	url, product, err := u.detector.Gvproxy(ctx)
+	url, product, err := u.gvproxy(ctx)
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
