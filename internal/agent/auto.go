@@ -4,15 +4,18 @@ package agent
 
 import (
 	"context"
+	"log/slog"
 	"slices"
 	"strings"
 	"sync"
 	"time"
 
 	"github.com/fairlead/fairlead/internal/config"
+	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/reconcile"
 	"github.com/fairlead/fairlead/internal/schedule"
 	"github.com/fairlead/fairlead/internal/sink/detect"
+	"github.com/fairlead/fairlead/internal/sink/listener/refused"
 	"github.com/fairlead/fairlead/internal/sink/peer"
 )
 
@@ -23,39 +26,63 @@ const (
 	autoPause    = 30 * time.Second
 )
 
-// auto keeps the gvproxy sink in its slot while this guest's gvproxy is proved.
+// stepAside bounds the wait until the fallback closed its ports, before gvproxy opens them.
+const stepAside = 5 * time.Second
+
+// auto keeps the gvproxy sink in its slot while this guest's gvproxy is proved, and the
+// fallback in its own while it is not.
 type auto struct {
-	a       *Agent
-	gvproxy func(ctx context.Context) (url, product string, err error)
-	slot    *reconcile.Slot
-	alone   bool   // no other sink publishes
-	url     string // of the sink that runs
-	stop    func() // ends it; nil for none
+	log      *slog.Logger
+	gvproxy  func(ctx context.Context) (url, product string, err error)
+	newSink  func(url string) (runner, error)
+	slot     *reconcile.Slot
+	fallback *fallback
+	proved   bool   // at the start
+	alone    bool   // no other sink publishes
+	url      string // of the sink that runs
+	stop     func() // ends it; nil for none
 }
 
 // newAuto chooses the sinks that fit this guest. That for gvproxy comes and goes, as
 // what answers can be another machine at another time.
 func (a *Agent) newAuto() (u *auto, others []config.Sink) {
 	detector := detect.New(!slices.Equal(a.cfg.Link, config.DefaultAgent().Link))
-	u = &auto{a: a, gvproxy: detector.Gvproxy, slot: reconcile.NewSlot("gvproxy")}
-	sinks, why := detector.Sinks(context.Background())
+	u = &auto{log: a.log, gvproxy: detector.Gvproxy, slot: reconcile.NewSlot("gvproxy")}
+	u.newSink = func(url string) (runner, error) { return a.newPeerSink(config.Sink{Name: u.slot.Name(), URL: url}) }
+	choice := detector.Sinks(context.Background())
 	var names []string
-	for _, s := range sinks {
+	for _, s := range choice.Sinks {
 		names = append(names, s.String())
-		if s.Name != u.slot.Name() {
+		switch s.Name {
+		case u.slot.Name():
+			u.proved = true
+		case choice.Fallback.Name:
+		default:
 			others = append(others, s)
 		}
 	}
+	if choice.Fallback.Name != "" {
+		others = append(others, choice.Fallback)
+	}
 	u.alone = len(others) == 0
-	a.log.Info("sinks chosen", "sinks", strings.Join(names, ","), "reason", why)
+	a.log.Info("sinks chosen", "sinks", strings.Join(names, ","), "reason", choice.Why)
 	return u, others
+}
+
+// standBy makes the listener sink the fallback.
+func (u *auto) standBy(sink *refused.Sink) reconcile.Sink {
+	u.fallback = &fallback{slot: reconcile.NewSlot(sink.Name()), sink: sink}
+	if !u.proved {
+		u.fallback.begin()
+	}
+	return standby{sink, u.fallback.slot}
 }
 
 // run looks again and again until ctx ends.
 func (u *auto) run(ctx context.Context) error {
 	changed := schedule.NewSignal()
 	var watching sync.WaitGroup
-	watching.Go(func() { peer.WatchNetwork(ctx, u.a.log, changed.Notify) })
+	watching.Go(func() { peer.WatchNetwork(ctx, u.log, changed.Notify) })
 	defer watching.Wait()
 	return u.follow(ctx, changed)
 }
@@ -63,7 +90,7 @@ func (u *auto) run(ctx context.Context) error {
 // follow looks at once after a change, but not more often than every autoPauseMin, as the
 // peer is asked each time.
 func (u *auto) follow(ctx context.Context, changed <-chan struct{}) error {
-	defer u.end("")
+	defer u.halt("")
 	pause := schedule.Backoff{Min: autoPauseMin, Max: autoPause}
 	for ctx.Err() == nil {
 		next := autoPause
@@ -87,7 +114,7 @@ func (u *auto) look(ctx context.Context) error {
 	}
 	if err != nil {
 		if u.stop != nil {
-			u.a.log.Warn("gvproxy is no longer proved; closing its ports", "url", u.url, "err", err)
+			u.log.Warn("gvproxy is no longer proved; closing its ports", "url", u.url, "err", err)
 		}
 		u.end(err.Error())
 		return err
@@ -95,16 +122,21 @@ func (u *auto) look(ctx context.Context) error {
 	if u.stop != nil && u.url == url {
 		return nil
 	}
-	u.end("the gvproxy moved to " + url)
-	return u.begin(ctx, url, product)
+	u.halt("the gvproxy moved to " + url)
+	if err := u.begin(ctx, url, product); err != nil {
+		u.end(err.Error())
+		return err
+	}
+	return nil
 }
 
 func (u *auto) begin(ctx context.Context, url, product string) error {
-	sink, err := u.a.newPeerSink(config.Sink{Name: u.slot.Name(), URL: url})
+	sink, err := u.newSink(url)
 	if err != nil {
 		return err
 	}
-	u.a.log.Info("gvproxy proved", "url", url, "product", product)
+	u.log.Info("gvproxy proved", "url", url, "product", product)
+	u.fallback.end(ctx)
 	ctx, cancel := context.WithCancel(ctx)
 	var running sync.WaitGroup
 	running.Go(func() { _ = sink.Run(ctx) }) // it returns the end of ctx
@@ -114,8 +146,14 @@ func (u *auto) begin(ctx context.Context, url, product string) error {
 	return nil
 }
 
-// end ends the sink that runs, if any, which takes its entries back.
+// end ends the sink that runs, if any, and has the fallback publish.
 func (u *auto) end(reason string) {
+	u.halt(reason)
+	u.fallback.begin()
+}
+
+// halt ends the sink that runs, if any, which takes its entries back.
+func (u *auto) halt(reason string) {
 	if u.stop != nil {
 		u.stop()
 		u.stop = nil
@@ -124,4 +162,51 @@ func (u *auto) end(reason string) {
 		reason = ""
 	}
 	u.slot.Put(nil, reason)
+}
+
+// fallback is the sink that publishes while no gvproxy is proved. Nil is none.
+type fallback struct {
+	slot *reconcile.Slot
+	sink reconcile.Sink
+	on   bool
+}
+
+func (f *fallback) begin() {
+	if f != nil && !f.on {
+		f.on = true
+		f.slot.Put(f.sink, "")
+	}
+}
+
+// end returns when the sink has closed its ports, or after stepAside.
+func (f *fallback) end(ctx context.Context) {
+	if f != nil && f.on {
+		f.on = false
+		_ = schedule.Wait(ctx, time.Now().Add(stepAside), f.slot.Withdraw())
+	}
+}
+
+// standby is the listener sink in a slot. It always runs, because its hooks are attached
+// at the start, when that is still permitted.
+type standby struct {
+	*refused.Sink
+	slot *reconcile.Slot
+}
+
+// Wake implements reconcile.Sink.
+func (s standby) Wake() <-chan struct{} { return s.slot.Wake() }
+
+// Sync implements reconcile.Sink.
+func (s standby) Sync(ctx context.Context, want reconcile.View, change reconcile.Change) (port.Outcomes, error) {
+	return s.slot.Sync(ctx, want, change)
+}
+
+// Run is that of the sink.
+func (s standby) Run(ctx context.Context) error {
+	ctx, cancel := context.WithCancel(ctx)
+	var forwarding sync.WaitGroup
+	defer forwarding.Wait()
+	defer cancel()
+	forwarding.Go(func() { s.slot.Forward(ctx, s.Sink) })
+	return s.Sink.Run(ctx)
 }

@@ -6,12 +6,17 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"net/netip"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/reconcile"
 	"github.com/fairlead/fairlead/internal/schedule"
+	"github.com/fairlead/fairlead/internal/table"
 )
 
 // Links that change all the time have the peer asked once a second.
@@ -19,7 +24,7 @@ func TestAutoRestsBetweenQuestions(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var asked []time.Time
 		u := &auto{
-			a: &Agent{log: slog.New(slog.DiscardHandler)}, slot: reconcile.NewSlot("gvproxy"),
+			log: slog.New(slog.DiscardHandler), slot: reconcile.NewSlot("gvproxy"),
 			gvproxy: func(context.Context) (url, product string, err error) {
 				asked = append(asked, time.Now())
 				return "", "", errors.New("no answer")
@@ -46,5 +51,76 @@ func TestAutoRestsBetweenQuestions(t *testing.T) {
 		if !at || len(asked) < 10 {
 			t.Errorf("asked at %v: want a question right after the last change", asked)
 		}
+	})
+}
+
+// published is a sink that notes how many ports it publishes.
+type published struct {
+	name string
+	n    atomic.Int64
+}
+
+func (p *published) Name() string          { return p.name }
+func (p *published) Wake() <-chan struct{} { return nil }
+
+func (p *published) Sync(_ context.Context, want reconcile.View, _ reconcile.Change) (port.Outcomes, error) {
+	p.n.Store(int64(want.Len()))
+	return nil, nil
+}
+
+func (p *published) Run(ctx context.Context) error {
+	<-ctx.Done()
+	p.n.Store(0)
+	return ctx.Err()
+}
+
+// While gvproxy is proved, nothing publishes but that; otherwise the fallback does.
+func TestGvproxyReplacesTheFallback(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ports := table.New[port.Key, port.Publication](port.Key.Compare)
+		ports.Update(func(tx *table.Tx[port.Key, port.Publication]) {
+			k := port.Key{Protocol: port.TCP, Address: netip.IPv4Unspecified(), Port: 80}
+			tx.Put(k, port.Publication{Key: k})
+		})
+		var proof error
+		listener, gvproxy := &published{name: "listener"}, &published{name: "gvproxy"}
+		u := &auto{
+			log: slog.New(slog.DiscardHandler), slot: reconcile.NewSlot("gvproxy"),
+			fallback: &fallback{slot: reconcile.NewSlot("listener"), sink: listener},
+			gvproxy:  func(context.Context) (url, product string, err error) { return "http://gateway", "product", proof },
+			newSink: func(string) (runner, error) {
+				return gvproxy, nil
+			},
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		var driving sync.WaitGroup
+		for _, s := range []*reconcile.Slot{u.slot, u.fallback.slot} {
+			driving.Go(func() {
+				for schedule.Wait(ctx, time.Time{}, s.Wake()) == nil {
+					_, _ = s.Sync(ctx, ports.View(), reconcile.Change{Base: 1})
+				}
+			})
+		}
+		look := func(when string, err error, gvproxyPorts, listenerPorts int64) {
+			t.Helper()
+			proof = err
+			_ = u.look(ctx)
+			synctest.Wait()
+			if g, l := gvproxy.n.Load(), listener.n.Load(); g != gvproxyPorts || l != listenerPorts {
+				t.Errorf("%s: gvproxy publishes %d ports, the listener %d, want %d and %d", when, g, l, gvproxyPorts, listenerPorts)
+			}
+		}
+		look("at the start", errors.New("no answer"), 0, 1)
+		look("proved", nil, 1, 0)
+		look("still proved", nil, 1, 0)
+		look("lost", errors.New("a portal answers"), 0, 1)
+		look("proved again", nil, 1, 0)
+		u.halt("")
+		synctest.Wait()
+		if l := listener.n.Load(); l != 0 {
+			t.Errorf("at the end the listener publishes %d ports", l)
+		}
+		cancel()
+		driving.Wait()
 	})
 }

@@ -11,7 +11,7 @@ import (
 	"github.com/fairlead/fairlead/internal/metrics"
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/registry"
-	"github.com/fairlead/fairlead/internal/sink/listener/refused"
+	"github.com/fairlead/fairlead/internal/sink/listener"
 	"github.com/fairlead/fairlead/internal/source/nat"
 )
 
@@ -60,7 +60,7 @@ func (a *Agent) count() metrics.AgentSnapshot {
 		}
 	}
 	for _, sink := range a.sinks {
-		if sink, ok := sink.(*refused.Sink); ok {
+		if sink, ok := sink.(interface{ Stats() listener.Stats }); ok {
 			l := metrics.ListenerCounts(sink.Stats())
 			s.Listener = &l
 		}

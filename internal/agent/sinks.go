@@ -35,7 +35,11 @@ func (a *Agent) newSink(s config.Sink) (reconcile.Sink, error) {
 		}
 		return a.hostlink, nil
 	case "listener":
-		return a.newListenerSink()
+		sink, err := a.newListenerSink()
+		if err != nil || a.auto == nil {
+			return sink, err
+		}
+		return a.auto.standBy(sink), nil
 	case "gvproxy", "vtunnel":
 		return a.newPeerSink(s)
 	}
@@ -43,7 +47,7 @@ func (a *Agent) newSink(s config.Sink) (reconcile.Sink, error) {
 }
 
 // newListenerSink makes the listener sink.
-func (a *Agent) newListenerSink() (reconcile.Sink, error) {
+func (a *Agent) newListenerSink() (*refused.Sink, error) {
 	o := listener.Options{
 		Network: a.sockets, Serve: a.forward.Carry, Sockets: a.registry.At, Settle: a.cfg.Listener.Settle, Logger: a.log,
 	}

@@ -23,6 +23,10 @@ type Slot struct {
 	reason string
 	puts   uint64 // calls of Put
 	synced uint64 // puts of the last Sync that succeeded
+
+	used    Sink          // the last one that was synced
+	leaving Sink          // must close what it published, nil for none
+	left    chan struct{} // closed when it has
 }
 
 // NewSlot returns an empty slot for a sink of a name.
@@ -42,9 +46,62 @@ func (s *Slot) Put(sink Sink, reason string) {
 	if sink == nil && s.sink == nil && s.reason == reason {
 		return
 	}
+	s.put(sink, reason)
+	s.stay()
+}
+
+func (s *Slot) put(sink Sink, reason string) {
 	s.sink, s.reason = sink, reason
 	s.puts++
 	s.wake.Notify()
+}
+
+// Withdraw empties the slot of a sink that runs on, and has it close what it published.
+// The channel is closed when it has.
+func (s *Slot) Withdraw() (left <-chan struct{}) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.sink != nil {
+		sink := s.sink
+		s.put(nil, "")
+		s.leaving, s.left = sink, make(chan struct{})
+		if s.used != sink { // it published nothing yet
+			s.stay()
+		}
+	}
+	if s.leaving == nil {
+		done := make(chan struct{})
+		close(done)
+		return done
+	}
+	return s.left
+}
+
+// stay ends the wait for a sink that leaves.
+func (s *Slot) stay() {
+	if s.leaving != nil {
+		s.leaving = nil
+		close(s.left)
+	}
+}
+
+// leave has a sink that leaves close what it published.
+func (s *Slot) leave(ctx context.Context) error {
+	s.mu.Lock()
+	leaving := s.leaving
+	s.mu.Unlock()
+	if leaving == nil {
+		return nil
+	}
+	if _, err := leaving.Sync(ctx, View{}, Change{}); err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.leaving == leaving {
+		s.stay()
+	}
+	return nil
 }
 
 // Forward passes on what wakes a sink until ctx ends.
@@ -71,8 +128,12 @@ func (s *Slot) Reset(keys []port.Key) {
 
 // Sync implements Sink.
 func (s *Slot) Sync(ctx context.Context, want View, change Change) (port.Outcomes, error) {
+	if err := s.leave(ctx); err != nil {
+		return nil, err
+	}
 	s.mu.Lock()
 	sink, reason, puts, fresh := s.sink, s.reason, s.puts, s.puts != s.synced
+	s.used = sink
 	s.mu.Unlock()
 	if fresh {
 		change = Change{Generation: want.Generation(), Keys: slices.Collect(maps.Keys(maps.Collect(want.All())))}

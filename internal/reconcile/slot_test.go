@@ -3,6 +3,7 @@
 package reconcile
 
 import (
+	"context"
 	"net/netip"
 	"slices"
 	"testing"
@@ -54,6 +55,61 @@ func TestSlot(t *testing.T) {
 		t.Error("no change, and a wake-up")
 	default:
 	}
+}
+
+// A sink that is withdrawn closes what it published, and gets all when it is put again.
+func TestSlotWithdraw(t *testing.T) {
+	from := table.New[port.Key, port.Publication](port.Key.Compare)
+	k := port.Key{Protocol: port.TCP, Address: netip.IPv4Unspecified(), Port: 80}
+	from.Update(func(tx *table.Tx[port.Key, port.Publication]) { tx.Put(k, port.Publication{Key: k}) })
+	s, sink := NewSlot("x"), &viewed{}
+	left := func() bool {
+		select {
+		case <-s.Withdraw():
+			return true
+		default:
+			return false
+		}
+	}
+	sync := func(want ...int) {
+		t.Helper()
+		if _, err := s.Sync(t.Context(), from.View(), Change{Base: 1}); err != nil || !slices.Equal(sink.views, want) {
+			t.Errorf("views of %v publications, %v, want %v", sink.views, err, want)
+		}
+	}
+	if !left() {
+		t.Error("an empty slot waits")
+	}
+	s.Put(sink, "")
+	if !left() {
+		t.Error("the slot waits for a sink that published nothing")
+	}
+	s.Put(sink, "")
+	sync(1)
+	if left() || left() {
+		t.Error("the sink left before it closed what it published")
+	}
+	sync(1, 0)
+	if !left() {
+		t.Error("the slot waits for a sink that has left")
+	}
+	sync(1, 0)
+	s.Put(sink, "")
+	sync(1, 0, 1)
+	wait := s.Withdraw()
+	s.Put(sink, "")
+	<-wait // it stays
+	sync(1, 0, 1, 1)
+}
+
+// viewed notes how many publications it was synced with.
+type viewed struct{ views []int }
+
+func (v *viewed) Name() string          { return "x" }
+func (v *viewed) Wake() <-chan struct{} { return nil }
+func (v *viewed) Sync(_ context.Context, want View, _ Change) (port.Outcomes, error) {
+	v.views = append(v.views, want.Len())
+	return nil, nil
 }
 
 func keysOf(out port.Outcomes) func(yield func(port.Key) bool) {

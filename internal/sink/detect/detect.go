@@ -91,8 +91,17 @@ func New(link bool) *Detector {
 	return &Detector{system: system{root: "/", get: get, run: output}, link: link}
 }
 
-// Sinks returns the sinks that fit this guest, and why. It takes at most a second.
-func (d *Detector) Sinks(ctx context.Context) (sinks []config.Sink, why string) {
+// Choice is the sinks that fit a guest.
+type Choice struct {
+	Sinks []config.Sink
+	Why   string
+	// Fallback is the sink that publishes only while no gvproxy is proved, as both open
+	// the same ports of the host. It is one of Sinks if none is. Its name may be empty.
+	Fallback config.Sink
+}
+
+// Sinks returns the sinks that fit this guest. It takes at most a second.
+func (d *Detector) Sinks(ctx context.Context) Choice {
 	ctx, cancel := context.WithTimeout(ctx, gatherTime)
 	defer cancel()
 	f := facts{link: d.link}
@@ -114,11 +123,24 @@ func (d *Detector) Sinks(ctx context.Context) (sinks []config.Sink, why string) 
 	f.gvproxy, f.product, missing = d.gvproxy(ctx)
 	wg.Wait()
 	f.mode = d.mode
-	sinks, why = choose(f)
+	var c Choice
+	c.Sinks, c.Why = choose(f)
 	if missing != nil {
-		why += "; not gvproxy: " + missing.Error()
+		c.Why += "; not gvproxy: " + missing.Error()
 	}
-	return sinks, why
+	c.Fallback = fallback(f)
+	return c
+}
+
+// fallback returns the sink that is chosen instead of gvproxy. The link is none, as its
+// ports are opened by whoever connects a host peer.
+func fallback(f facts) config.Sink {
+	f.gvproxy = ""
+	sinks, _ := choose(f)
+	if i := slices.IndexFunc(sinks, func(s config.Sink) bool { return s.Name == "listener" }); i >= 0 {
+		return sinks[i]
+	}
+	return config.Sink{}
 }
 
 // Gvproxy returns the base URL of this guest's gvproxy and the product that it is of, or

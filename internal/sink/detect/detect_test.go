@@ -178,15 +178,21 @@ func TestProofIsLost(t *testing.T) {
 
 func TestSinksOfAGuest(t *testing.T) {
 	g := newGuest(t, nil)
-	want := func(sinks string) {
+	want := func(sinks, fallback string) {
 		t.Helper()
-		if got, why := g.detector().Sinks(t.Context()); names(got) != sinks {
-			t.Errorf("chose %s because %q, want %s", names(got), why, sinks)
+		if got := g.detector().Sinks(t.Context()); names(got.Sinks) != sinks || got.Fallback.Name != fallback {
+			t.Errorf("chose %s, fallback %q, because %q, want %s, fallback %q", names(got.Sinks), got.Fallback.Name, got.Why, sinks, fallback)
 		}
 	}
-	want("hostlink")
+	hosts := map[string]string{"etc/hosts": "192.168.127.1 gateway.rancher-desktop.internal\n", "proc/net/route": gateway("192.168.127.1")}
+	want("hostlink", "")
 	g.write(t, map[string]string{"proc/sys/kernel/osrelease": "6.6.87.2-microsoft-standard-WSL2\n"})
-	want("listener") // without wslinfo
+	want("listener", "listener") // without wslinfo
+	g.write(t, hosts)
+	want("listener", "listener") // gvproxy does not answer yet
+	g.answers[usual] = "[]"
+	want("gvproxy=http://192.168.127.1:80", "listener")
+	delete(g.answers, usual)
 	if err := os.MkdirAll(filepath.Join(g.root, "run"), 0o755); err != nil {
 		t.Fatal(err)
 	}
@@ -195,8 +201,7 @@ func TestSinksOfAGuest(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer l.Close()
-	want("vtunnel=unix:///run/wsl-proxy.sock")
-	g.write(t, map[string]string{"etc/hosts": "192.168.127.1 gateway.rancher-desktop.internal\n", "proc/net/route": gateway("192.168.127.1")})
+	want("vtunnel=unix:///run/wsl-proxy.sock", "")
 	g.answers[usual] = "[]"
-	want("gvproxy=http://192.168.127.1:80,vtunnel=unix:///run/wsl-proxy.sock")
+	want("gvproxy=http://192.168.127.1:80,vtunnel=unix:///run/wsl-proxy.sock", "")
 }
