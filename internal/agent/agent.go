@@ -244,16 +244,26 @@ func (a *Agent) wireHostlink() error {
 		Role: link.RoleAgent, Identity: link.NewIdentity(), Name: machineName("guest"), Version: version.String(), Network: link.NetworkID(),
 		AllowUIDs: a.cfg.AllowUIDs, AllowCIDs: a.cfg.AllowCIDs, Logger: a.log,
 	}
-	a.links = &links{endpoints: a.cfg.Link, options: o, tokenFile: a.cfg.TokenFileOf, sessions: make(chan link.Session)}
-	var err error
-	a.hostlink, err = hostlink.New(a.links, hostlink.Options{
+	h := hostlink.Options{
 		Epoch:  o.Identity,
 		Lookup: func(k port.Key) (port.Publication, bool) { return a.reconciler.Wanted().View().Get(k) },
 		Serve:  a.forward.Serve, ServeUDP: a.forward.ServeUDP,
-		Unpublished: a.registry.Publications(), Unread: a.unreadOnWire, UnreadChanged: a.problems,
 		Logger: a.log,
-	})
+	}
+	a.reportUnpublished(&h, &o)
+	a.links = &links{endpoints: a.cfg.Link, options: o, tokenFile: a.cfg.TokenFileOf, sessions: make(chan link.Session)}
+	var err error
+	a.hostlink, err = hostlink.New(a.links, h)
 	return err
+}
+
+// reportUnpublished has the host sent what it does not open, if the configuration says so.
+func (a *Agent) reportUnpublished(o *hostlink.Options, l *link.Options) {
+	if !a.cfg.ReportUnpublished {
+		l.NoUnpublished = true
+		return
+	}
+	o.Unpublished, o.Unread, o.UnreadChanged = a.registry.Publications(), a.unreadOnWire, a.problems
 }
 
 // Run works until ctx ends. watch blocks until its context ends, and calls its

@@ -72,7 +72,10 @@ type Agent struct {
 	Listener      Listener
 	// BridgeLoopback opens ports of the guest's loopback to the peers of other products.
 	BridgeLoopback bool
-	EngineGrace    time.Duration // how long declared ports outlive their engine, 1s to 24h; 0 for ever
+	// ReportUnpublished sends the host the ports that are denied, withheld or pending,
+	// with their owners, and the NAT rules that are not understood.
+	ReportUnpublished bool
+	EngineGrace       time.Duration // how long declared ports outlive their engine, 1s to 24h; 0 for ever
 
 	// ObserverMethods limits how the observer attaches, for tests: nothing in a file,
 	// a flag or the environment sets it. Empty is no limit.
@@ -127,6 +130,8 @@ func DefaultAgent() Agent {
 		NAT:           NAT{MaxPorts: 4096},
 		Listener:      Listener{Settle: 750 * time.Millisecond},
 		EngineGrace:   30 * time.Second,
+
+		ReportUnpublished: true,
 	}
 }
 

@@ -63,6 +63,7 @@ func agentSamples() []sample {
 		{"listener.settle", "2s", "2s"},
 		{"listener.udp", "yes", "true"},
 		{"bridgeLoopback", "yes", "true"},
+		{"reportUnpublished", "no", "false"},
 	}, commonSamples()...)
 }
 
@@ -212,7 +213,7 @@ func TestDefaults(t *testing.T) {
 		"source": "socket,nat,docker,containerd,kube", "sink": "hostlink", "observer": "auto", "pollInterval": "1s", "auditInterval": "1m0s", "holdDown": "150ms",
 		"control": "/run/fairlead/control.sock", "metricsAddr": "", "webAddr": "", "logLevel": "info", "logFormat": "text",
 		"expose": "loopback", "rulesFile": "", "keepPrivileges": "false", "engineGrace": "30s",
-		"nat.maxPorts": "4096", "listener.settle": "750ms", "listener.udp": "false", "bridgeLoopback": "false",
+		"nat.maxPorts": "4096", "listener.settle": "750ms", "listener.udp": "false", "bridgeLoopback": "false", "reportUnpublished": "true",
 		"docker.hosts": "", "containerd.sockets": "", "containerd.namespaces": "",
 		"kube.kubeconfigs": "", "kube.context": "", "kube.namespaces": "", "kube.selector": "",
 	}

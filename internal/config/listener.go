@@ -27,6 +27,8 @@ func (c *Agent) listenerFields() []field {
 			"open UDP ports with the listener sink, too"),
 		one("bridgeLoopback", "bridge-loopback", boolKind, &c.BridgeLoopback, truth, strconv.FormatBool,
 			"let the peers of gvproxy and vtunnel reach ports of the guest's loopback"),
+		one("reportUnpublished", "report-unpublished", boolKind, &c.ReportUnpublished, truth, strconv.FormatBool,
+			"send the host, for display, the ports that are not published with their owners, and the NAT rules that are not understood"),
 	}
 }
 

@@ -371,7 +371,7 @@ func (g *guest) read(ctx context.Context, session link.Session) error {
 				up = true
 				_ = control.SetReadDeadline(time.Time{})
 				g.linked(session)
-				if !session.Peer().Unpublished { // an older agent; the host has those of a newer one
+				if !session.Peer().Unpublished { // an agent that reports none; the host has those of another one
 					g.forgetUnpublished()
 				}
 			}

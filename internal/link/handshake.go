@@ -301,7 +301,7 @@ func (h *handshake) sendHello() error {
 	frame, raw, err := wire.EncodeHandshake(wire.Handshake{Hello: &wire.Hello{
 		MinVersion: h.o.minVersion, MaxVersion: h.o.maxVersion, Role: h.o.Role,
 		Identity: h.o.Identity, Name: h.o.Name, Build: h.o.Version, Network: h.o.Network,
-		Nonce: h.nonce, Token: !h.o.Token.IsZero(), Unpublished: true,
+		Nonce: h.nonce, Token: !h.o.Token.IsZero(), Unpublished: !h.o.NoUnpublished,
 	}})
 	if err != nil {
 		return fmt.Errorf("%w: %w", errInternal, err)

@@ -39,6 +39,26 @@ func TestHandshake(t *testing.T) {
 	}
 }
 
+// An agent that reports nothing unpublished says so, and the host forgets what an earlier
+// one reported.
+func TestHelloWithoutUnpublished(t *testing.T) {
+	for _, no := range []bool{false, true} {
+		o := opts(t, RoleAgent)
+		o.NoUnpublished = no
+		a, b := net.Pipe()
+		d, l := shake(t, opts(t, RoleHost), o, a, b)
+		if d.err != nil || l.err != nil {
+			t.Fatal(d.err, l.err)
+		}
+		if got := d.s.Peer().Unpublished; got == no {
+			t.Errorf("NoUnpublished %v: the agent's hello says %v", no, got)
+		}
+		if !l.s.Peer().Unpublished {
+			t.Error("the host's hello does not say that it knows the message")
+		}
+	}
+}
+
 func TestHandshakeByUser(t *testing.T) {
 	for name, tt := range map[string]struct {
 		token Token

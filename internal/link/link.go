@@ -114,6 +114,6 @@ type Peer struct {
 	Version  string // build version
 	Address  string // transport address
 	Proof    string // how it proved itself: "token", "uid 0"
-	// Unpublished reports that it knows the message wire.Unpublished.
+	// Unpublished reports that it knows the message wire.Unpublished, and uses it.
 	Unpublished bool
 }

@@ -59,7 +59,9 @@ type Options struct {
 	// KeepAlive is how long a session may be without traffic before the peer
 	// must answer a ping within 30 s; 30 s if 0.
 	KeepAlive time.Duration
-	Logger    *slog.Logger
+	// NoUnpublished says that this side neither sends nor accepts wire.Unpublished.
+	NoUnpublished bool
+	Logger        *slog.Logger
 
 	minVersion, maxVersion int           // wire.Version if 0
 	maxUnproved            int           // connections that have sent no opening yet; unprovedLimit if 0

@@ -166,10 +166,27 @@ func (o older) Peer() link.Peer {
 
 func TestOlderHostIsSentNothingUnpublished(t *testing.T) {
 	g := newGuestPorts()
+	wantNothingUnpublished(t, g, g.options, func(s link.Session) link.Session { return older{s} })
+}
+
+// Without the table nothing is reported, neither ports nor NAT rules.
+func TestNothingUnpublishedIsSentUnasked(t *testing.T) {
+	g := newGuestPorts()
+	g.rules = []wire.Unread{wire.NewUnread("ip nat pre", "meta mark 7", "meta mark")}
+	options := func(o *Options) {
+		g.options(o)
+		o.Unpublished = nil
+	}
+	wantNothingUnpublished(t, g, options, func(s link.Session) link.Session { return s })
+}
+
+// wantNothingUnpublished expects that a host is sent publications and nothing else.
+func wantNothingUnpublished(t *testing.T, g *guestPorts, options func(*Options), wrap func(link.Session) link.Session) {
+	t.Helper()
 	g.deny("denied", key(80))
-	r := newRig(t, g.options)
+	r := newRig(t, options)
 	r.put(pub(key(81), "published"))
-	p := r.connectAs("h", func(s link.Session) link.Session { return older{s} })
+	p := r.connectAs("h", wrap)
 	in := bufio.NewReader(p.in)
 	out := during(func() port.Outcomes { return r.mustSync() }, func() {
 		c, err := wire.ReadControl(in)
@@ -180,6 +197,7 @@ func TestOlderHostIsSentNothingUnpublished(t *testing.T) {
 	})
 	want(t, out, map[uint16]port.State{81: port.Active})
 	g.deny("another reason", key(80))
+	g.changed.Notify()
 	_ = p.Control().SetReadDeadline(time.Now().Add(3 * unpublishedPause))
 	if c, err := wire.ReadControl(in); err == nil {
 		t.Errorf("sent %+v", c)
