@@ -86,7 +86,7 @@ func TestSlotWithdraw(t *testing.T) {
 	}
 	s.Put(sink, "")
 	sync(1)
-	if left() || left() {
+	if first, again := left(), left(); first || again {
 		t.Error("the sink left before it closed what it published")
 	}
 	sync(1, 0)
