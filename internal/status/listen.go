@@ -23,6 +23,10 @@ func ListenControl(path string) (net.Listener, error) {
 	if err := ensureDir(filepath.Dir(path)); err != nil {
 		return nil, fmt.Errorf("control socket: %w", err)
 	}
+	if info, err := os.Lstat(path); err == nil && (info.Mode().IsRegular() || info.Mode()&(fs.ModeSocket|fs.ModeIrregular) == 0) {
+		// Windows shows a socket as an irregular file.
+		return nil, fmt.Errorf("control socket %s: it exists and is not a socket: remove it, or choose another --control path", path)
+	}
 	if c, err := net.DialTimeout("unix", path, time.Second); err == nil {
 		_ = c.Close()
 		return nil, fmt.Errorf("control socket %s: in use by a running fairlead: stop it, or choose another --control path", path)

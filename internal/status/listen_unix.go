@@ -6,6 +6,7 @@ package status
 
 import (
 	"context"
+	"errors"
 	"net"
 	"os"
 	"syscall"
@@ -25,13 +26,12 @@ func listenPrivate(path string) (net.Listener, error) {
 		return nil, err
 	}
 	l.SetUnlinkOnClose(false)
-	if err := os.Chmod(tmp, 0o600); err != nil {
-		_ = l.Close()
-		return nil, err
+	err = os.Chmod(tmp, 0o600)
+	if err == nil {
+		err = os.Rename(tmp, path)
 	}
-	if err := os.Rename(tmp, path); err != nil {
-		_ = l.Close()
-		return nil, err
+	if err != nil {
+		return nil, errors.Join(err, l.Close(), os.Remove(tmp))
 	}
 	return &unixListener{l, path}, nil
 }
