@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"log/slog"
 	"os"
 	"path/filepath"
 
@@ -22,7 +23,11 @@ import (
 // agent, by a link or a copy, this one takes its flags.
 func start(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	if filepath.Base(args[0]) == dropin.Name {
-		return dropin.Run(ctx, args[1:], stderr)
+		return dropin.Run(ctx, args[1:], stderr, func(c config.Common) (*slog.Logger, *slog.LevelVar) {
+			log, level := logger(stderr, c)
+			warnUnknown(log)
+			return log, level
+		})
 	}
 	return run(ctx, args[1:], stdout, stderr)
 }

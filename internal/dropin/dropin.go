@@ -35,8 +35,9 @@ const (
 const Name = "rancher-desktop-guestagent"
 
 // Run runs the agent until ctx ends, with the flags of Rancher Desktop's agent, and
-// returns the exit status. Log and errors go to stderr.
-func Run(ctx context.Context, args []string, stderr io.Writer) int {
+// returns the exit status. Errors go to stderr; newLog makes the log of a configuration,
+// and its level, which can be changed.
+func Run(ctx context.Context, args []string, stderr io.Writer, newLog func(config.Common) (*slog.Logger, *slog.LevelVar)) int {
 	fail := func(code int, err error) int {
 		_, _ = fmt.Fprintf(stderr, "%s: %s\n", Name, strings.ReplaceAll(err.Error(), "\n", "; "))
 		return code
@@ -65,11 +66,9 @@ func Run(ctx context.Context, args []string, stderr io.Writer) int {
 	if err != nil {
 		return fail(exitUsage, err)
 	}
-	var level slog.LevelVar
-	level.Set(cfg.LogLevel)
-	log := slog.New(slog.NewTextHandler(stderr, &slog.HandlerOptions{Level: &level}))
+	log, level := newLog(cfg.Common)
 	log.Info("replacing Rancher Desktop's guest agent", "mode", p.mode, "flags", strings.Join(p.flags, " "))
-	a, err := agent.New(cfg, log, &level)
+	a, err := agent.New(cfg, log, level)
 	if err != nil {
 		return fail(exitError, err)
 	}

@@ -136,7 +136,7 @@ func TestContradictingFlags(t *testing.T) {
 		{"-dokcer", "flag provided but not defined: -dokcer (see -help)"},
 	} {
 		var stderr bytes.Buffer
-		if code := Run(context.Background(), strings.Fields(tt.args), &stderr); code != exitUsage {
+		if code := Run(context.Background(), strings.Fields(tt.args), &stderr, nil); code != exitUsage {
 			t.Errorf("%s: exit code %d", tt.args, code)
 		}
 		if got := stderr.String(); !strings.Contains(got, tt.want) || strings.Count(got, "\n") != 1 {
@@ -147,7 +147,7 @@ func TestContradictingFlags(t *testing.T) {
 
 func TestHelpIsNoError(t *testing.T) {
 	var stderr bytes.Buffer
-	if code := Run(context.Background(), []string{"-help"}, &stderr); code != exitOK || !strings.Contains(stderr.String(), "-tap-interface-ip") {
+	if code := Run(context.Background(), []string{"-help"}, &stderr, nil); code != exitOK || !strings.Contains(stderr.String(), "-tap-interface-ip") {
 		t.Errorf("exit code %d, said %q", code, stderr.String())
 	}
 }
