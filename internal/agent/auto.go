@@ -124,6 +124,7 @@ func (u *auto) look(ctx context.Context) error {
 	}
 	u.halt("the gvproxy moved to " + url)
 	if err := u.begin(ctx, url, product); err != nil {
+		u.log.Warn("sink gvproxy cannot start", "url", url, "err", err)
 		u.end(err.Error())
 		return err
 	}

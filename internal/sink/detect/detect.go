@@ -166,7 +166,7 @@ func (d *Detector) gvproxy(ctx context.Context) (url, product string, err error)
 	url = "http://" + netip.AddrPortFrom(gateway, 80).String()
 	answer, err := d.system.get(ctx, url+"/services/forwarder/all")
 	switch {
-	case err != nil && d.proved == url: // away for a while, as when it restarts
+	case err != nil && d.proved == url && !errors.As(err, new(statusError)): // away for a while, as when it restarts
 		return url, product, nil
 	case err == nil:
 		err = isList(answer)
@@ -237,6 +237,11 @@ func isList(answer []byte) error {
 
 const maxAnswer = 32 << 20 // bytes
 
+// statusError is the status of a server that answered without what was asked for.
+type statusError string
+
+func (e statusError) Error() string { return "answered with status " + string(e) }
+
 // get returns the body of a URL, if the status is 200.
 func get(ctx context.Context, url string) ([]byte, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
@@ -252,7 +257,7 @@ func get(ctx context.Context, url string) ([]byte, error) {
 	}
 	defer func() { _ = resp.Body.Close() }()
 	if resp.StatusCode != http.StatusOK {
-		return []byte(resp.Status), nil
+		return nil, statusError(resp.Status)
 	}
 	return io.ReadAll(io.LimitReader(resp.Body, maxAnswer))
 }

@@ -37,16 +37,9 @@ func (m Memory) Load() ([]Entry, error) {
 	if m == "" {
 		return nil, nil
 	}
-	info, err := os.Stat(string(m))
+	b, err := trust.ReadFile(string(m), maxMemory)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
-	}
-	if err == nil && info.Size() > maxMemory {
-		err = fmt.Errorf("%d bytes: want at most %d", info.Size(), maxMemory)
-	}
-	var b []byte
-	if err == nil {
-		b, err = os.ReadFile(string(m))
 	}
 	var entries []Entry
 	if err == nil {
