@@ -182,6 +182,7 @@ MINUTES ?=
 .PHONY: chaos
 chaos: ## Break agent, host and link at random for MINUTES from SEED, and check what stays (root)
 	$(need_root)
+	@hack/provision.sh base
 	@go run ./test/chaos -seed $(or $(SEED),1) -minutes $(or $(MINUTES),3) $(if $(REPORT),-report $(REPORT))
 
 .PHONY: test-chaos

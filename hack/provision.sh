@@ -51,7 +51,7 @@ retry() {
 }
 
 tmp=
-cleanup() { [ -z "$tmp" ] || rm -rf "$tmp"; }
+cleanup() { [ -z "$tmp" ] || rm -rf --one-file-system "$tmp"; }
 trap cleanup EXIT
 scratch() { [ -n "$tmp" ] || tmp=$(mktemp -d); }
 

@@ -45,12 +45,10 @@ func main() {
 	c, err := newChaos(*seed)
 	if err == nil {
 		err = c.run(time.Duration(*minutes * float64(time.Minute)))
-		c.close()
 	}
+	c.close(err == nil)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
-	}
-	if c == nil {
 		os.Exit(1)
 	}
 	text := c.text(*seed, *minutes)
@@ -61,7 +59,7 @@ func main() {
 			os.Exit(1)
 		}
 	}
-	if err != nil || c.differences > 0 || c.flows.bad.Load() > 0 {
+	if c.differences > 0 || c.flows.bad.Load() > 0 {
 		os.Exit(1)
 	}
 }
@@ -85,28 +83,29 @@ type chaos struct {
 	slowest     map[string]time.Duration
 }
 
+// newChaos returns what there is to close also with an error.
 func newChaos(seed uint64) (c *chaos, err error) {
 	c = &chaos{
 		rng: rand.New(rand.NewPCG(seed, 0)), servers: map[netip.AddrPort]*server{}, rules: map[uint16]uint16{},
 		faults: map[string]int{}, slowest: map[string]time.Duration{},
 	}
 	if c.dir, err = os.MkdirTemp("", "fairlead-chaos-"); err != nil {
-		return nil, err
+		return c, err
 	}
 	if c.program, err = program.Path(c.dir); err != nil {
-		return nil, err
+		return c, err
 	}
 	if c.log, err = os.Create(filepath.Join(c.dir, "log")); err != nil {
-		return nil, err
+		return c, err
 	}
 	if c.guest, err = netns.New(); err != nil {
-		return nil, err
+		return c, err
 	}
 	if c.outside, err = netns.New(); err != nil {
-		return nil, err
+		return c, err
 	}
 	if c.link, err = newProxy(filepath.Join(c.dir, "proxy"), filepath.Join(c.dir, "link", "s")); err != nil {
-		return nil, err
+		return c, err
 	}
 	c.flows = newFlows(c.outside)
 	return c, errors.Join(c.startAgent(), c.startHost())
@@ -128,8 +127,11 @@ func (c *chaos) start(in *netns.Space, args ...string) (*exec.Cmd, error) {
 	return cmd, in.Start(cmd)
 }
 
-func (c *chaos) close() {
-	c.flows.stop()
+// close ends all that runs. It keeps the logs unless the run was without fault.
+func (c *chaos) close(clean bool) {
+	if c.flows != nil {
+		c.flows.stop()
+	}
 	for _, p := range []*exec.Cmd{c.agent, c.host} {
 		if p != nil && p.Process != nil {
 			_ = p.Process.Kill()
@@ -139,8 +141,10 @@ func (c *chaos) close() {
 	for _, s := range c.servers {
 		s.close()
 	}
-	c.link.close()
-	if c.differences == 0 && c.flows.bad.Load() == 0 {
+	if c.link != nil {
+		c.link.close()
+	}
+	if clean && c.differences == 0 && c.flows.bad.Load() == 0 {
 		_ = os.RemoveAll(c.dir)
 	} else {
 		fmt.Fprintf(os.Stderr, "logs of agent and host are in %s\n", c.dir)
