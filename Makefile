@@ -20,10 +20,8 @@ BENCH ?= .
 # processors busy by itself.
 STAGES := lint generate-check test-unit test-root test-browser test-engines-smoke
 STAGES_VM := test-vm-smoke
-STAGES_ALL = lint generate-check test-unit test-root test-browser test-engines test-wine test-chaos fuzz $(STAGES_LONG)
+STAGES_ALL = lint generate-check test-unit test-root test-browser test-engines test-wine test-chaos fuzz
 STAGES_VM_ALL := test-vm test-install
-# Tests that take hours: a target each.
-STAGES_LONG =
 # End-to-end tests that the smoke test runs in each machine.
 VM_SMOKE := TestPortAppearsCarriesAndVanishes,TestRuleOnlyPort,TestUDP
 # Rounds of what the end-to-end tests repeat, fewer where the processor is emulated.
@@ -91,7 +89,7 @@ test-all: export FAIRLEAD_PODMAN_RESTARTS ?= 50
 test-all: export FAIRLEAD_SOCKET_OPERATIONS ?= 2500
 test-all: export VM_SOCKET_OPERATIONS ?= 1700
 .PHONY: test-all
-test-all: ## Run everything: each engine in each mode, all tests in each kernel, Wine, fuzzing
+test-all: ## Run everything: each engine in each mode, all tests in each kernel, chaos, installations, Wine, fuzzing
 	@hack/provision.sh all boot wine
 	@$(call run_stages,$(STAGES_ALL),$(STAGES_VM_ALL))
 

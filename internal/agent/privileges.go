@@ -47,7 +47,7 @@ func (a *Agent) limit(keep privilege.Set) bool {
 
 func (a *Agent) keepCapabilities(why string) {
 	a.unconfined.Store(&why)
-	a.log.Warn("capabilities that are not needed are kept", "reason", why)
+	a.log.Warn("keeping unneeded capabilities", "reason", why)
 }
 
 // needs returns what this agent needs with its configuration.

@@ -300,7 +300,7 @@ func (d *direction) drop() error {
 	return errTooMuch
 }
 
-var errTooMuch = errors.New("the sender does not end")
+var errTooMuch = errors.New("sender kept sending after the receiver closed")
 
 // whenAborted returns a channel that is closed when the splice is aborted.
 func (s *splice) whenAborted() <-chan struct{} {

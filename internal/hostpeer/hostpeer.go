@@ -126,11 +126,11 @@ func loadToken(cfg *config.Host, g config.Guest) (link.Token, error) {
 // is for programs that run nothing but a host peer.
 func (d *Daemon) Confine() {
 	if d.cfg.KeepPrivileges {
-		d.log.Warn("capabilities that are not needed are kept", "reason", "--keep-privileges is set")
+		d.log.Warn("keeping unneeded capabilities", "reason", "--keep-privileges is set")
 		return
 	}
 	if err := privilege.Limit(privilege.SetOf(privilege.Host(), true)); err != nil {
-		d.log.Warn("capabilities that are not needed are kept", "reason", err)
+		d.log.Warn("keeping unneeded capabilities", "reason", err)
 	}
 }
 

@@ -33,7 +33,7 @@ func PageToken(log *slog.Logger, linkToken string) string {
 	}
 	secret, err := link.LoadOrCreateToken(filepath.Join(filepath.Dir(linkToken), "page-token"))
 	if err != nil {
-		log.Warn("the page has a new token at each start", "err", err)
+		log.Warn("cannot persist the page token; using a new one at each start", "err", err)
 		return newToken()
 	}
 	return secret.Derive("page")

@@ -248,8 +248,8 @@ func startClient() *client {
 	return c
 }
 
-// readyTimeout is how long an agent that starts waits for all its sources before it tells
-// the host which ports there are.
+// readyTimeout is how long a starting agent waits for engines before it reports ports to
+// the host. It waits longer, up to 20 s, for its first reading of sockets and NAT rules.
 const readyTimeout = 3 * time.Second
 
 // stop fails the test if the port was closed at any time, unless an agent that was

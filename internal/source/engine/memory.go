@@ -196,7 +196,7 @@ func (t *Table) all() map[string]Fact {
 func (s *Set) Remember(ctx context.Context, m Memory) (known bool, wait func()) {
 	saved, err := m.Load()
 	if err != nil {
-		s.Logger.Warn("unknown which containers an earlier agent knew", "err", err)
+		s.Logger.Warn("cannot read the containers saved by the previous agent", "err", err)
 	}
 	runs := s.Host.running(saved.Facts)
 	maps.DeleteFunc(saved.Facts, func(_ string, f Fact) bool { return !runs(f) })
