@@ -244,3 +244,27 @@ func TestCommandOfWSL(t *testing.T) {
 		t.Errorf("%v, got %q, want %q", err, got, want)
 	}
 }
+
+// Only the lines that withCommand adds are removed, whatever was edited around them.
+func TestWithoutCommandKeepsEdits(t *testing.T) {
+	const boot, command, network = "[boot]\n", "command = /opt/fairlead agent &\n", "[network]\nhostname = h\n"
+	for _, tt := range []struct{ name, text, want string }{
+		{"command commented out", marker + "\n" + boot + "#" + command + network, boot + "#" + command + network},
+		{"command deleted", marker + "\n" + boot + network, boot + network},
+		{"section and command deleted", marker + "\n" + network, network},
+		{"marker at the end", network + marker, network},
+		{"section at the end", network + marker + "\n" + boot, network + boot},
+		{"another key first", marker + "\n" + boot + "commander = x\n", boot + "commander = x\n"},
+		{"key after the command", marker + "\n" + boot + command + "systemd=true\n" + network, boot + "systemd=true\n" + network},
+		{"key after an empty line", marker + "\n" + boot + command + "\nsystemd=true\n", boot + "\nsystemd=true\n"},
+		{"comment after the command", network + marker + "\n" + boot + command + "#systemd=true\n", network + boot + "#systemd=true\n"},
+		{"section after the command", marker + "\n" + boot + command + "\n" + network, "\n" + network},
+		{"section of the user", boot + marker + "\n" + command + "systemd=true\n", boot + "systemd=true\n"},
+		{"CRLF", strings.ReplaceAll(marker+"\n"+boot+command+network, "\n", "\r\n"), strings.ReplaceAll(network, "\n", "\r\n")},
+		{"two markers", marker + "\n" + marker + "\n" + boot + command, ""},
+	} {
+		if got := withoutCommand(tt.text); got != tt.want {
+			t.Errorf("%s: got\n%s\nwant\n%s", tt.name, got, tt.want)
+		}
+	}
+}

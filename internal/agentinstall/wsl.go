@@ -68,7 +68,8 @@ func withCommand(text, command string) (string, error) {
 				boot = i
 			}
 		}
-		if key, value, ok := strings.Cut(line, "="); ok && section == "[boot]" && strings.EqualFold(strings.TrimSpace(key), "command") {
+		if section == "[boot]" && isCommand(line) {
+			_, value, _ := strings.Cut(line, "=")
 			return "", fmt.Errorf("/%s has a boot command, %q: there can be one, so add to it: %s", wslFile, strings.TrimSpace(value), command)
 		}
 	}
@@ -78,21 +79,44 @@ func withCommand(text, command string) (string, error) {
 	return strings.Join(slices.Insert(lines, boot+1, marker+"\n", command+"\n"), ""), nil
 }
 
-// withoutCommand removes what withCommand added: the marker and all up to the command.
+// withoutCommand removes what withCommand added. If the command was edited away, that is
+// the marker alone.
 func withoutCommand(text string) string {
+	lines := slices.Collect(strings.Lines(text))
 	var out strings.Builder
-	ours := false
-	for line := range strings.Lines(text) {
-		if strings.TrimSpace(line) == marker {
-			ours = true
+	for i := 0; i < len(lines); i++ {
+		if strings.TrimSpace(lines[i]) != marker {
+			out.WriteString(lines[i])
 			continue
 		}
-		if !ours {
-			out.WriteString(line)
+		at := i + 1
+		boot := at < len(lines) && strings.EqualFold(strings.TrimSpace(lines[at]), "[boot]")
+		if boot {
+			at++
 		}
-		if strings.HasPrefix(line, "command") {
-			ours = false
+		if at == len(lines) || !isCommand(lines[at]) {
+			continue
 		}
+		if boot && !sectionEnds(lines[at+1:]) {
+			out.WriteString(lines[i+1])
+		}
+		i = at
 	}
 	return out.String()
+}
+
+// isCommand returns whether a line of wsl.conf sets the boot command, if it is in [boot].
+func isCommand(line string) bool {
+	key, _, ok := strings.Cut(line, "=")
+	return ok && strings.EqualFold(strings.TrimSpace(key), "command")
+}
+
+// sectionEnds returns whether only empty lines come before the next section or the end.
+func sectionEnds(lines []string) bool {
+	for _, line := range lines {
+		if line = strings.TrimSpace(line); line != "" {
+			return strings.HasPrefix(line, "[")
+		}
+	}
+	return true
 }
