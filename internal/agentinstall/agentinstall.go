@@ -171,15 +171,28 @@ func (o Options) free() error {
 		}
 	}
 	for _, name := range []string{unitFile, rcFile} {
-		text, err := o.read(name)
-		if err != nil {
+		if err := o.ours(name); err != nil {
 			return err
-		}
-		if text != "" && !strings.Contains(text, marker) {
-			return fmt.Errorf("/%s is there and was not written by this command: remove it first, or enable it", name)
 		}
 	}
 	return nil
+}
+
+// ours returns an error if there is a file or link that Install did not make.
+func (o Options) ours(name string) error {
+	_, err := os.Lstat(o.path(name))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	text, readErr := o.read(name)
+	if err = errors.Join(err, readErr); err != nil || strings.Contains(text, marker) {
+		return err
+	}
+	// systemd takes an empty unit, or a link to /dev/null, for a mask.
+	if fi, err := os.Stat(o.path(name)); name == unitFile && err == nil && fi.Size() == 0 {
+		return fmt.Errorf("/%s masks the agent: run `systemctl unmask %s` first", name, service)
+	}
+	return fmt.Errorf("/%s is there and was not written by this command: remove it first, or enable it", name)
 }
 
 // trusted returns an error if a user other than root can replace program, which root will

@@ -268,3 +268,33 @@ func TestWithoutCommandKeepsEdits(t *testing.T) {
 		}
 	}
 }
+
+// A file that reads as empty, as /dev/null does, is not replaced either.
+func TestInstallRefusesMaskAndLinks(t *testing.T) {
+	for _, tt := range []struct{ name, file, target, want string }{
+		{"mask", unitFile, "/dev/null", "systemctl unmask fairlead-agent"},
+		{"empty unit", unitFile, "", "systemctl unmask fairlead-agent"},
+		{"dangling link", unitFile, "/nowhere/x.service", "was not written by"},
+		{"dangling link of OpenRC", rcFile, "/nowhere/x", "was not written by"},
+		{"empty script", rcFile, "", "was not written by"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			m := newMachine(t, map[string]string{"run/systemd/system/": "", tt.file: ""})
+			path := m.options().path(tt.file)
+			if tt.target != "" {
+				if err := errors.Join(os.Remove(path), os.Symlink(tt.target, path)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if _, err := Install(t.Context(), m.options()); err == nil || !strings.Contains(err.Error(), tt.want) {
+				t.Errorf("%v, want %q", err, tt.want)
+			}
+			if found, err := Uninstall(t.Context(), m.options()); found || err != nil {
+				t.Errorf("uninstall: %v, %v", found, err)
+			}
+			if target, _ := os.Readlink(path); target != tt.target || len(m.run) > 0 {
+				t.Errorf("link to %q, want %q; ran %q", target, tt.target, m.run)
+			}
+		})
+	}
+}
