@@ -14,10 +14,10 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"syscall"
 
 	"github.com/fairlead/fairlead/deploy"
 	"github.com/fairlead/fairlead/internal/hostinstall"
+	"github.com/fairlead/fairlead/internal/trust"
 )
 
 // Init is what starts programs with a machine.
@@ -70,7 +70,7 @@ func (o Options) install(ctx context.Context) (Init, error) {
 	if init == "" {
 		init = Detect(o.Root)
 	}
-	if err := errors.Join(trusted(o.Program), o.free()); err != nil {
+	if err := errors.Join(trusted(o.Program, deploy.Program), o.free()); err != nil {
 		return init, err
 	}
 	for _, other := range []Init{Systemd, OpenRC, WSL} {
@@ -196,22 +196,23 @@ func (o Options) ours(name string) error {
 }
 
 // trusted returns an error if a user other than root can replace program, which root will
-// run.
-func trusted(program string) error {
-	for path := program; ; path = filepath.Dir(path) {
-		fi, err := os.Stat(path)
-		if err != nil {
-			return err
-		}
-		st, ok := fi.Sys().(*syscall.Stat_t)
-		// Nobody can replace another's file in a directory with the sticky bit.
-		if sticky := fi.IsDir() && fi.Mode()&fs.ModeSticky != 0; !ok || st.Uid != 0 || fi.Mode().Perm()&0o022 != 0 && !sticky {
-			return fmt.Errorf("users other than root can change %s: run `install -m 0755 %s %s`, then `%s agent install`", path, program, deploy.Program, deploy.Program)
-		}
-		if path == filepath.Dir(path) {
-			return nil
-		}
+// run. The error has the command that mends it: where program is not at final, its usual
+// place, also the one that installs it there.
+func trusted(program, final string) error {
+	err := trust.Program(program)
+	if !errors.Is(err, trust.ErrUntrusted) {
+		return err
 	}
+	if sameFile(program, final) {
+		return fmt.Errorf("users other than root can change %s: %w", program, err)
+	}
+	return fmt.Errorf("users other than root can change %s: run `install -m 0755 %s %s`, then `%s agent install`: %w", program, program, final, final, err)
+}
+
+func sameFile(a, b string) bool {
+	x, errX := os.Stat(a)
+	y, errY := os.Stat(b)
+	return errX == nil && errY == nil && os.SameFile(x, y)
 }
 
 func (o Options) path(name string) string { return filepath.Join(o.Root, name) }

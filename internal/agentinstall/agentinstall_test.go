@@ -15,6 +15,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/fairlead/fairlead/internal/trust"
 )
 
 // machine is a root directory, and what was run in it.
@@ -296,5 +298,36 @@ func TestInstallRefusesMaskAndLinks(t *testing.T) {
 				t.Errorf("link to %q, want %q; ran %q", target, tt.target, m.run)
 			}
 		})
+	}
+}
+
+// A program that is where it belongs is not to be installed onto itself.
+func TestAdviceAboutProgramOfOthers(t *testing.T) {
+	dir := t.TempDir()
+	real, link := filepath.Join(dir, "bin", "fairlead"), filepath.Join(dir, "link", "fairlead")
+	if err := errors.Join(os.Chmod(dir, 0o755), os.Mkdir(filepath.Dir(real), 0o755), os.WriteFile(real, nil, 0o755), os.Chmod(filepath.Dir(real), 0o777), os.Symlink("bin", filepath.Dir(link))); err != nil { //nolint:gosec // the test's matter
+		t.Fatal(err)
+	}
+	for _, tt := range []struct {
+		name, final string
+		install     bool
+	}{
+		{"final place", real, false},
+		{"final place behind a link", link, false},
+		{"another place", filepath.Join(dir, "nowhere", "fairlead"), true},
+	} {
+		err := trusted(real, tt.final)
+		if err == nil || !errors.Is(err, trust.ErrUntrusted) || !strings.HasPrefix(err.Error(), "users other than root can change "+real) || !strings.Contains(err.Error(), "chmod go-w "+filepath.Dir(real)) {
+			t.Errorf("%s: %v", tt.name, err)
+		}
+		if err != nil && strings.Contains(err.Error(), "`install -m 0755 ") != tt.install {
+			t.Errorf("%s: %v; want advice to install: %v", tt.name, err, tt.install)
+		}
+	}
+	if err := os.Chmod(filepath.Dir(real), 0o777|os.ModeSticky); err != nil {
+		t.Fatal(err)
+	}
+	if err := trusted(real, ""); err != nil {
+		t.Errorf("sticky directory: %v", err)
 	}
 }
