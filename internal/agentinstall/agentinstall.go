@@ -111,25 +111,33 @@ func Uninstall(ctx context.Context, o Options) (bool, error) {
 	return found, nil
 }
 
-// remove undoes an installation for one init, if there is one.
+// remove undoes an installation for one init, if there is one. Errors of the init's
+// commands count only if it runs.
 func (o Options) remove(ctx context.Context, init Init) (bool, error) {
 	name := map[Init]string{Systemd: unitFile, OpenRC: rcFile, WSL: wslFile}[init]
 	text, err := o.read(name)
 	if err != nil || !strings.Contains(text, marker) {
 		return false, err
 	}
+	run := o.Run
+	if init != Detect(o.Root) {
+		run = func(ctx context.Context, name string, args ...string) error {
+			_ = o.Run(ctx, name, args...)
+			return ctx.Err()
+		}
+	}
 	switch init {
 	case Systemd:
-		if err := o.Run(ctx, "systemctl", "disable", "--now", service); err != nil {
+		if err := run(ctx, "systemctl", "disable", "--now", service); err != nil {
 			return true, err
 		}
 		if err := os.Remove(o.path(name)); err != nil {
 			return true, err
 		}
-		return true, o.Run(ctx, "systemctl", "daemon-reload")
+		return true, run(ctx, "systemctl", "daemon-reload")
 	case OpenRC:
-		_ = o.Run(ctx, "rc-update", "delete", service, "default") // it may have been deleted by hand
-		if err := o.Run(ctx, "rc-service", "--ifstarted", service, "stop"); err != nil {
+		_ = run(ctx, "rc-update", "delete", service, "default") // it may have been deleted by hand
+		if err := run(ctx, "rc-service", "--ifstarted", service, "stop"); err != nil {
 			return true, err
 		}
 		return true, os.Remove(o.path(name))

@@ -331,3 +331,52 @@ func TestAdviceAboutProgramOfOthers(t *testing.T) {
 		t.Errorf("sticky directory: %v", err)
 	}
 }
+
+// Commands of an init that does not run may fail, or not be there at all.
+func TestFilesOfAnotherInitAreRemoved(t *testing.T) {
+	for _, tt := range []struct {
+		name, file string
+		machine    string // directory that its init makes
+		init       Init
+		fail       string
+	}{
+		{"unit where OpenRC runs", unitFile, "run/openrc/", OpenRC, "systemctl"},
+		{"script where systemd runs", rcFile, "run/systemd/system/", Systemd, "rc-"},
+		{"unit where no init runs", unitFile, "", "", "systemctl"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			files := map[string]string{tt.file: marker + "\n"}
+			if tt.machine != "" {
+				files[tt.machine] = ""
+			}
+			for name, remove := range map[string]func(Options) error{
+				"uninstall": func(o Options) error { _, err := Uninstall(t.Context(), o); return err },
+				"install":   func(o Options) error { _, err := Install(t.Context(), o); return err },
+			} {
+				if name == "install" && tt.init == "" {
+					continue
+				}
+				m := newMachine(t, files)
+				m.fail = tt.fail
+				if err := remove(m.options()); err != nil {
+					t.Errorf("%s: %v", name, err)
+				}
+				if _, left := m.files(t)[tt.file]; left {
+					t.Errorf("%s left /%s", name, tt.file)
+				}
+			}
+		})
+	}
+}
+
+// The file stays while the agent that it started may still run.
+func TestUninstallReportsFailedStop(t *testing.T) {
+	m := newMachine(t, map[string]string{"run/systemd/system/": "", unitFile: marker + "\n"})
+	m.fail = "systemctl disable"
+	if found, err := Uninstall(t.Context(), m.options()); found || err == nil {
+		t.Errorf("%v, %v; want an error", found, err)
+	}
+	if _, ok := m.files(t)[unitFile]; !ok {
+		t.Error("the unit was removed")
+	}
+}
