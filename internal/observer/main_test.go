@@ -39,5 +39,7 @@ func play(part string) {
 		}
 	}
 	fmt.Println("ready")
-	_ = unix.Pause()
+	for { // the runtime's own signals end a pause
+		_ = unix.Pause()
+	}
 }
