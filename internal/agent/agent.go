@@ -137,7 +137,8 @@ func (a *Agent) wireSources() error {
 	}
 	a.observer, err = observer.New(observer.Options{
 		Mode: mode, Interval: a.cfg.PollInterval, Audit: auditInterval(&a.cfg), Methods: a.cfg.ObserverMethods,
-		Logger: a.log, Types: &a.types,
+		RingBytes: a.cfg.EventBuffer << 10,
+		Logger:    a.log, Types: &a.types,
 	})
 	if err != nil {
 		return fmt.Errorf("observer: %w", err)
@@ -192,7 +193,7 @@ func (a *Agent) engineRetry() engine.Retry {
 }
 
 func (a *Agent) newNATSource() (Source, error) {
-	o := nat.Options{Log: a.log, MaxPorts: a.cfg.NAT.MaxPorts, Types: &a.types, Shrunk: a.shrunk, Problems: a.problems}
+	o := nat.Options{Log: a.log, MaxPorts: a.cfg.NAT.MaxPorts, ReceiveBuffer: 2 * a.cfg.EventBuffer << 10, Types: &a.types, Shrunk: a.shrunk, Problems: a.problems}
 	if a.mayLoadBPF() {
 		return nat.NewHooked(o)
 	}

@@ -48,6 +48,7 @@ func agentSamples() []sample {
 		{"sink", "[hostlink, 'gvproxy=http://10.0.0.1:80', 'vtunnel=unix:///v']", "hostlink,gvproxy=http://10.0.0.1:80,vtunnel=unix:///v"},
 		{"observer", "poll", "poll"},
 		{"pollInterval", "250ms", "250ms"},
+		{"eventBuffer", "1024", "1024"},
 		{"auditInterval", "0", "0s"},
 		{"holdDown", "0", "0s"},
 		{"expose", "all", "all"},
@@ -210,7 +211,7 @@ func quoteList(f field, text string) string {
 func TestDefaults(t *testing.T) {
 	want := map[string]string{
 		"link": "unix:///run/fairlead/link.sock", "linkToken": "/var/lib/fairlead/token", "allowCIDs": "2", "allowUIDs": "",
-		"source": "socket,nat,docker,containerd,kube", "sink": "hostlink", "observer": "auto", "pollInterval": "1s", "auditInterval": "1m0s", "holdDown": "150ms",
+		"source": "socket,nat,docker,containerd,kube", "sink": "hostlink", "observer": "auto", "pollInterval": "1s", "auditInterval": "1m0s", "eventBuffer": "4096", "holdDown": "150ms",
 		"control": "/run/fairlead/control.sock", "metricsAddr": "", "webAddr": "", "logLevel": "info", "logFormat": "text",
 		"expose": "loopback", "rulesFile": "", "keepPrivileges": "false", "engineGrace": "30s",
 		"nat.maxPorts": "4096", "listener.settle": "750ms", "listener.udp": "false", "bridgeLoopback": "false", "reportUnpublished": "true",
@@ -348,6 +349,8 @@ func TestErrors(t *testing.T) {
 		{name: "negative", yaml: "holdDown: -1s", want: `c.yaml:1:11: holdDown: "-1s": want a duration such as "150ms", 0s to 1m0s`},
 		{name: "poll", yaml: "pollInterval: 0", want: `c.yaml:1:15: pollInterval: "0": want a duration such as "150ms", 10ms to 1h0m0s`},
 		{name: "audit", yaml: "auditInterval: 1s", want: `c.yaml:1:16: auditInterval: "1s": want a duration such as "150ms", 0 (off), or 10s to 24h0m0s`},
+		{name: "event buffer", yaml: "eventBuffer: 65", want: `c.yaml:1:14: eventBuffer: "65": want a power of two from 64 to 1048576`},
+		{name: "event buffer too small", yaml: "eventBuffer: 32", want: `c.yaml:1:14: eventBuffer: "32": want a power of two from 64 to 1048576`},
 		{name: "control", yaml: "control: ''", want: `c.yaml:1:10: control: "": want a path`},
 		{name: "abstract", yaml: "control: '@x'", want: `c.yaml:1:10: control: "@x": want the path of a file, not an abstract socket`},
 		{name: "page open to others", yaml: "webAddr: 0.0.0.0:7420", want: `c.yaml:1:10: webAddr: "0.0.0.0:7420": want a loopback address such as "127.0.0.1:7420", or "" for none`},

@@ -215,6 +215,17 @@ func whole[T ~int | ~uint32](lo, hi uint64) func(string) (T, error) {
 	}
 }
 
+// powerOfTwo reads a power of two.
+func powerOfTwo(lo, hi uint64) func(string) (int, error) {
+	return func(s string) (int, error) {
+		n, err := strconv.ParseUint(s, 10, 64)
+		if err != nil || n < lo || n > hi || n&(n-1) != 0 {
+			return 0, fmt.Errorf("%q: want a power of two from %d to %d", s, lo, hi)
+		}
+		return int(n), nil
+	}
+}
+
 func number[T ~int | ~uint32](n T) string { return strconv.FormatUint(uint64(n), 10) }
 
 // filePath reads the path of a file or socket. Only where none is allowed it may be empty.

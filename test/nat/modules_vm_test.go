@@ -64,7 +64,7 @@ func TestFreshKernelHooksUsedAfterModuleLoad(t *testing.T) {
 	w := newWorld(t)
 	l := w.legacyHook()
 	l.modules = modules.Loaded()
-	k, err := watch.Open(slog.New(slog.DiscardHandler), w.path(), nil)
+	k, err := watch.Open(slog.New(slog.DiscardHandler), w.path(), nil, 8<<20)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -26,6 +26,8 @@ type Options struct {
 	NetNS string
 	// MaxPorts is how many ports one rule may publish, 1 to 65,535; 4,096 by default.
 	MaxPorts int
+	// ReceiveBuffer is how many bytes of notifications the kernel queues; 8 MiB by default.
+	ReceiveBuffer int
 	// Audit is how often the model is compared with a dump. By default each 5
 	// minutes, and up to 30: so seldom that it takes no more than 1/30,000 of the time.
 	Audit time.Duration
@@ -82,6 +84,9 @@ func (o Options) withDefaults() Options {
 	}
 	if o.MaxPorts == 0 {
 		o.MaxPorts = 4096
+	}
+	if o.ReceiveBuffer == 0 {
+		o.ReceiveBuffer = 8 << 20
 	}
 	if o.Audit == 0 {
 		o.Audit, o.paced = 5*time.Minute, true

@@ -66,7 +66,7 @@ func testHooks(t *testing.T, method string) {
 	// Made before the hooks are attached; also loads the module.
 	nft("table ip old { chain pre { type nat hook prerouting priority 0; }; }\ntable ip filter { chain f { }; }\n" +
 		"table ip less { chain pre { type nat hook prerouting priority 0; }; chain c { }; }")
-	k, err := Open(slog.New(slog.DiscardHandler), fmt.Sprintf("/proc/self/fd/%d", space.FD()), nil)
+	k, err := Open(slog.New(slog.DiscardHandler), fmt.Sprintf("/proc/self/fd/%d", space.FD()), nil, 8<<20)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -32,7 +32,6 @@ const (
 )
 
 const (
-	recvBuffer  = 8 << 20   // of the notification socket
 	messageSize = 256 << 10 // the kernel's messages are smaller (NLMSG_GOODSIZE, 32 KiB dumps)
 	maxRules    = 400_000
 	maxBlob     = 256 << 20
@@ -42,6 +41,7 @@ const (
 type Kernel struct {
 	path  string // of the network namespace, empty: the process's own
 	types *kernel.Types
+	queue int      // bytes of notifications that the kernel queues
 	netns *os.File // nil: the process's own
 	nft   *netlink.Conn
 
@@ -51,9 +51,10 @@ type Kernel struct {
 }
 
 // Open opens the network namespace at path; empty is the process's own. The
-// caller closes it. types may be nil.
-func Open(log *slog.Logger, path string, types *kernel.Types) (*Kernel, error) {
-	k := &Kernel{path: path, types: types}
+// caller closes it. types may be nil. queue is how many bytes of notifications the
+// kernel queues.
+func Open(log *slog.Logger, path string, types *kernel.Types, queue int) (*Kernel, error) {
+	k := &Kernel{path: path, types: types, queue: queue}
 	if path != "" {
 		f, err := os.Open(path)
 		if err != nil {
@@ -405,7 +406,7 @@ func (k *Kernel) Watch(method string) (Stream, error) {
 	}
 	// SO_RCVBUFFORCE, which mdlayher/socket tries first, needs CAP_NET_ADMIN; a
 	// smaller buffer only means that overflow comes sooner.
-	_ = c.SetReadBuffer(recvBuffer)
+	_ = c.SetReadBuffer(k.queue)
 	if err := c.JoinGroup(unix.NFNLGRP_NFTABLES); err != nil {
 		return nil, errors.Join(fmt.Errorf("join the group of nftables: %w", err), c.Close())
 	}

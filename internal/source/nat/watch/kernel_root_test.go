@@ -75,7 +75,7 @@ func TestDumpMatchesItsGeneration(t *testing.T) {
 	if err := commit(0); err != nil {
 		t.Fatal(err)
 	}
-	k, err := Open(slog.New(slog.DiscardHandler), fmt.Sprintf("/proc/self/fd/%d", ns.Fd()), nil)
+	k, err := Open(slog.New(slog.DiscardHandler), fmt.Sprintf("/proc/self/fd/%d", ns.Fd()), nil, 8<<20)
 	if err != nil {
 		t.Fatal(err)
 	}
