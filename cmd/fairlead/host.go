@@ -112,7 +112,12 @@ func newUninstall() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return report(c.OutOrStdout(), "Uninstalled. Configuration and token were kept.", hostinstall.Uninstall(c.Context(), hostinstall.Machine{}, l))
+			found, err := hostinstall.Uninstall(c.Context(), hostinstall.Machine{}, l)
+			done := "Uninstalled. Configuration and token were kept."
+			if !found {
+				done = "Nothing to uninstall: `fairlead host install` installed nothing for this user."
+			}
+			return report(c.OutOrStdout(), done, err)
 		},
 	}
 }

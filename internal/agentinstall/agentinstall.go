@@ -86,16 +86,26 @@ func (o Options) install(ctx context.Context) (Init, error) {
 		if err := o.write(unitFile, o.unit(), 0o644); err != nil {
 			return init, err
 		}
-		return init, o.all(ctx, []string{"systemctl", "daemon-reload"}, []string{"systemctl", "enable", service}, []string{"systemctl", "restart", service})
+		err := o.all(ctx, []string{"systemctl", "daemon-reload"}, []string{"systemctl", "enable", service}, []string{"systemctl", "restart", service})
+		return init, advise(err, unitFile, "`journalctl -u "+service+"`")
 	case OpenRC:
 		if err := o.write(rcFile, o.script(), 0o755); err != nil {
 			return init, err
 		}
-		return init, o.all(ctx, []string{"rc-update", "add", service, "default"}, []string{"rc-service", service, "restart"})
+		err := o.all(ctx, []string{"rc-update", "add", service, "default"}, []string{"rc-service", service, "restart"})
+		return init, advise(err, rcFile, "/var/log/fairlead.log")
 	case WSL:
 		return init, o.boot()
 	}
 	return init, errors.New("neither systemd, OpenRC nor WSL is here: start `fairlead agent` with the machine by other means")
+}
+
+// advise adds to the error of an init's command which file was written, and how to go on.
+func advise(err error, file, log string) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("%w; /%s was written and stays: see %s, then run `fairlead agent install` again, or `fairlead agent uninstall` to remove it", err, file, log)
 }
 
 // Uninstall stops the agent and undoes Install. It returns whether anything was installed.

@@ -263,6 +263,12 @@ func TestWithoutCommandKeepsEdits(t *testing.T) {
 		{"section after the command", marker + "\n" + boot + command + "\n" + network, "\n" + network},
 		{"section of the user", boot + marker + "\n" + command + "systemd=true\n", boot + "systemd=true\n"},
 		{"CRLF", strings.ReplaceAll(marker+"\n"+boot+command+network, "\n", "\r\n"), strings.ReplaceAll(network, "\n", "\r\n")},
+		{"key above the command", marker + "\n" + boot + "systemd=true\n" + command + network, boot + "systemd=true\n" + network},
+		{"comment and empty line above the command", marker + "\n" + boot + "# mine\n\n" + command, boot + "# mine\n\n"},
+		{"empty line above the command", network + marker + "\n" + boot + "\n" + command, network + "\n"},
+		{"key below the marker in a section of the user", boot + marker + "\nsystemd=true\n" + command + network, boot + "systemd=true\n" + network},
+		{"command of the user in its place", marker + "\n" + boot + "command = service docker start\n", boot + "command = service docker start\n"},
+		{"command in a later section", marker + "\n" + boot + network + command, boot + network + command},
 		{"two markers", marker + "\n" + marker + "\n" + boot + command, ""},
 	} {
 		if got := withoutCommand(tt.text); got != tt.want {
@@ -378,5 +384,33 @@ func TestUninstallReportsFailedStop(t *testing.T) {
 	}
 	if _, ok := m.files(t)[unitFile]; !ok {
 		t.Error("the unit was removed")
+	}
+}
+
+// What was written stays, so the error names it and how to go on.
+func TestInstallAdvisesAfterAFailedCommand(t *testing.T) {
+	for _, tt := range []struct{ machine, fail, file, log string }{
+		{"run/systemd/system/", "systemctl daemon-reload", unitFile, "journalctl -u fairlead-agent"},
+		{"run/systemd/system/", "systemctl restart", unitFile, "journalctl -u fairlead-agent"},
+		{"run/openrc/", "rc-update", rcFile, "/var/log/fairlead.log"},
+		{"run/openrc/", "rc-service", rcFile, "/var/log/fairlead.log"},
+	} {
+		t.Run(tt.fail, func(t *testing.T) {
+			m := newMachine(t, map[string]string{tt.machine: ""})
+			m.fail = tt.fail
+			_, err := Install(t.Context(), m.options())
+			for _, want := range []string{"it failed", "/" + tt.file, tt.log, "`fairlead agent install` again", "`fairlead agent uninstall`"} {
+				if err == nil || !strings.Contains(err.Error(), want) {
+					t.Errorf("%v, want %q", err, want)
+				}
+			}
+			m.fail = ""
+			if found, err := Uninstall(t.Context(), m.options()); !found || err != nil {
+				t.Errorf("uninstall: %v, %v", found, err)
+			}
+			if left := m.files(t); len(left) > 0 {
+				t.Errorf("left %v", left)
+			}
+		})
 	}
 }

@@ -83,26 +83,38 @@ func withCommand(text, command string) (string, error) {
 // the marker alone.
 func withoutCommand(text string) string {
 	lines := slices.Collect(strings.Lines(text))
-	var out strings.Builder
-	for i := 0; i < len(lines); i++ {
+	for i := 0; i < len(lines); {
 		if strings.TrimSpace(lines[i]) != marker {
-			out.WriteString(lines[i])
+			i++
 			continue
 		}
-		at := i + 1
-		boot := at < len(lines) && strings.EqualFold(strings.TrimSpace(lines[at]), "[boot]")
+		lines = slices.Delete(lines, i, i+1)
+		boot := i < len(lines) && strings.EqualFold(strings.TrimSpace(lines[i]), "[boot]")
+		first := i
 		if boot {
-			at++
+			first++
 		}
-		if at == len(lines) || !isCommand(lines[at]) {
+		at := agentCommand(lines, first)
+		if at < 0 {
 			continue
 		}
-		if boot && !sectionEnds(lines[at+1:]) {
-			out.WriteString(lines[i+1])
+		lines = slices.Delete(lines, at, at+1)
+		if boot && sectionEnds(lines[first:]) {
+			lines = slices.Delete(lines, i, i+1)
 		}
-		i = at
 	}
-	return out.String()
+	return strings.Join(lines, "")
+}
+
+// agentCommand returns the index of the command that starts the agent, from first to the
+// end of the section: settings may have been added above it. It is -1 if there is none.
+func agentCommand(lines []string, first int) int {
+	for i := first; i < len(lines) && !strings.HasPrefix(strings.TrimSpace(lines[i]), "["); i++ {
+		if isCommand(lines[i]) && slices.Contains(strings.Fields(lines[i]), "agent") {
+			return i
+		}
+	}
+	return -1
 }
 
 // isCommand returns whether a line of wsl.conf sets the boot command, if it is in [boot].

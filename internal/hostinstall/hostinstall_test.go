@@ -86,14 +86,17 @@ func TestInstallAndUninstall(t *testing.T) {
 		if err := Install(t.Context(), d, logons[os]); err != nil || !slices.Equal(d.done, want.install) {
 			t.Errorf("install on %s: %v\n%q, want\n%q", os, err, d.done, want.install)
 		}
-		d = &desk{} // nothing is installed: no error
-		if err := Uninstall(t.Context(), d, logons[os]); err != nil || !slices.Equal(d.done, want.uninstall) {
-			t.Errorf("uninstall on %s: %v\n%q, want\n%q", os, err, d.done, want.uninstall)
+		d.done = nil
+		if found, err := Uninstall(t.Context(), d, logons[os]); !found || err != nil || !slices.Equal(d.done, want.uninstall) {
+			t.Errorf("uninstall on %s: %v, %v\n%q, want\n%q", os, found, err, d.done, want.uninstall)
 		}
 	}
-	d := &desk{fails: map[string]bool{"schtasks.exe /Query": true}}
-	if err := Uninstall(t.Context(), d, logons["windows"]); err != nil || len(d.done) != 1 {
-		t.Errorf("uninstall of nothing: %v, %q", err, d.done)
+	// Where nothing is installed, all commands may fail.
+	for os := range logons {
+		d := &desk{fails: map[string]bool{"schtasks.exe": true, "launchctl": true, "systemctl": true}}
+		if found, err := Uninstall(t.Context(), d, logons[os]); found || err != nil {
+			t.Errorf("uninstall of nothing on %s: %v, %v, %q", os, found, err, d.done)
+		}
 	}
 	for os, fails := range map[string]string{"windows": "schtasks.exe /Create", "darwin": "launchctl bootstrap", "linux": "systemctl --user enable"} {
 		if err := Install(t.Context(), &desk{fails: map[string]bool{fails: true}}, logons[os]); err == nil {
@@ -102,6 +105,19 @@ func TestInstallAndUninstall(t *testing.T) {
 	}
 	if err := Install(t.Context(), &desk{}, Logon{OS: "plan9"}); err == nil {
 		t.Error("installed on plan9")
+	}
+}
+
+// The unit stays, so the error names it and how to go on.
+func TestInstallAdvisesAfterAFailedSystemctl(t *testing.T) {
+	l := logons["linux"]
+	for _, fail := range []string{"systemctl --user daemon-reload", "systemctl --user enable", "systemctl --user restart"} {
+		err := Install(t.Context(), &desk{fails: map[string]bool{fail: true}}, l)
+		for _, want := range []string{"it failed", l.unitPath(), "log in as this user", "`fairlead host install` again", "`fairlead host uninstall`"} {
+			if err == nil || !strings.Contains(err.Error(), want) {
+				t.Errorf("%s: %v, want %q", fail, err, want)
+			}
+		}
 	}
 }
 
@@ -168,10 +184,20 @@ func TestMachineWritesAndRemoves(t *testing.T) {
 	if err := m.Remove(name); err != nil {
 		t.Error(err)
 	}
-	if err := absent(m.Remove(name)); err != nil {
-		t.Error(err)
+	if found, err := removed(m.Remove(name)); found || err != nil {
+		t.Errorf("%v, %v", found, err)
 	}
 	if err := m.Run(t.Context(), "fairlead-no-such-program"); err == nil || !strings.Contains(err.Error(), "no-such") {
 		t.Error(err)
+	}
+}
+
+func TestErrorOfACommandWithoutOutput(t *testing.T) {
+	for command, want := range map[string]string{
+		"exit 3": "sh -c exit 3: exit status 3, without a message", "echo no >&2; exit 3": `sh -c echo no >&2; exit 3: exit status 3: "no"`,
+	} {
+		if err := (Machine{}).Run(t.Context(), "sh", "-c", command); err == nil || err.Error() != want {
+			t.Errorf("%v, want %s", err, want)
+		}
 	}
 }

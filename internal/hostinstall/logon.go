@@ -72,7 +72,8 @@ func Install(ctx context.Context, s System, l Logon) error {
 		}
 		for _, args := range [][]string{{"daemon-reload"}, {"enable", unitName}, {"restart", unitName}} {
 			if err := s.Run(ctx, "systemctl", append([]string{"--user"}, args...)...); err != nil {
-				return fmt.Errorf("install: %w", err)
+				return fmt.Errorf("install: %w; %s was written and stays: without a user bus, log in as this user (su and sudo start none), "+
+					"then run `fairlead host install` again, or `fairlead host uninstall` to remove it", err, l.unitPath())
 			}
 		}
 		return nil
@@ -80,28 +81,29 @@ func Install(ctx context.Context, s System, l Logon) error {
 	return fmt.Errorf("install: %s is not known here: start `fairlead host` by hand", l.OS)
 }
 
-// Uninstall stops the host peer and undoes Install. It is no error if nothing is
+// Uninstall stops the host peer and undoes Install. It returns whether anything was
 // installed.
-func Uninstall(ctx context.Context, s System, l Logon) error {
+func Uninstall(ctx context.Context, s System, l Logon) (bool, error) {
 	switch l.OS {
 	case "windows":
 		there := s.Run(ctx, "schtasks.exe", "/Query", "/TN", taskName) == nil
 		if !there {
-			return nil
+			return false, nil
 		}
 		_ = s.Run(ctx, "schtasks.exe", "/End", "/TN", taskName) // it may not be running
-		return wrap("uninstall", s.Run(ctx, "schtasks.exe", "/Delete", "/F", "/TN", taskName))
+		return true, wrap("uninstall", s.Run(ctx, "schtasks.exe", "/Delete", "/F", "/TN", taskName))
 	case "darwin":
 		_ = s.Run(ctx, "launchctl", "bootout", "gui/"+l.User+"/"+label) // it may not be running
-		return wrap("uninstall", absent(s.Remove(l.plistPath())))
+		return removed(s.Remove(l.plistPath()))
 	case "linux":
 		_ = s.Run(ctx, "systemctl", "--user", "disable", "--now", unitName) // it may not be there
-		if err := absent(s.Remove(l.unitPath())); err != nil {
-			return fmt.Errorf("uninstall: %w", err)
+		found, err := removed(s.Remove(l.unitPath()))
+		if !found || err != nil {
+			return found, err
 		}
-		return wrap("uninstall", s.Run(ctx, "systemctl", "--user", "daemon-reload"))
+		return true, wrap("uninstall", s.Run(ctx, "systemctl", "--user", "daemon-reload"))
 	}
-	return fmt.Errorf("uninstall: %s is not known here", l.OS)
+	return false, fmt.Errorf("uninstall: %s is not known here", l.OS)
 }
 
 func wrap(what string, err error) error {
@@ -111,12 +113,12 @@ func wrap(what string, err error) error {
 	return fmt.Errorf("%s: %w", what, err)
 }
 
-// absent ignores that a file does not exist.
-func absent(err error) error {
+// removed returns whether a file was there, given the result of removing it.
+func removed(err error) (bool, error) {
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil
+		return false, nil
 	}
-	return err
+	return true, wrap("uninstall", err)
 }
 
 const (
@@ -289,10 +291,14 @@ func (Machine) Run(ctx context.Context, name string, args ...string) error {
 		return err
 	}
 	out, err := exec.CommandContext(ctx, program, args...).CombinedOutput()
-	if err != nil {
-		return fmt.Errorf("%s: %w: %q", strings.Join(append([]string{name}, args...), " "), err, bytes.TrimSpace(out[:min(len(out), 512)]))
+	if err == nil {
+		return nil
 	}
-	return nil
+	command := strings.Join(append([]string{name}, args...), " ")
+	if out = bytes.TrimSpace(out[:min(len(out), 512)]); len(out) > 0 {
+		return fmt.Errorf("%s: %w: %q", command, err, out)
+	}
+	return fmt.Errorf("%s: %w, without a message", command, err)
 }
 
 // WriteFile implements System.
