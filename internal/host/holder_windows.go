@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/windows"
 
 	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/trust"
 )
 
 const (
@@ -174,7 +175,7 @@ func processName(pid int) string {
 
 // netshReserved asks netsh for the ports that Windows reserves.
 func netshReserved(ctx context.Context, kind Socket) ([]PortRange, error) {
-	dir, err := windows.GetSystemDirectory()
+	netsh, err := trust.Find("netsh.exe")
 	if err != nil {
 		return nil, err
 	}
@@ -184,7 +185,7 @@ func netshReserved(ctx context.Context, kind Socket) ([]PortRange, error) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, netshTime)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, filepath.Join(dir, "netsh.exe"), "interface", family, "show", "excludedportrange",
+	cmd := exec.CommandContext(ctx, netsh, "interface", family, "show", "excludedportrange",
 		"protocol="+kind.Protocol.String())
 	cmd.SysProcAttr = &syscall.SysProcAttr{HideWindow: true, CreationFlags: windows.CREATE_NO_WINDOW}
 	out, err := cmd.Output()

@@ -10,7 +10,6 @@ import (
 	"net"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
@@ -20,6 +19,8 @@ import (
 	"github.com/Microsoft/go-winio/pkg/guid"
 	"golang.org/x/sys/windows"
 	"golang.org/x/sys/windows/registry"
+
+	"github.com/fairlead/fairlead/internal/trust"
 )
 
 // computeSystems is where the Host Compute Service lists, for everybody to read,
@@ -63,13 +64,13 @@ func (system) WSL(ctx context.Context, args ...string) ([]byte, error) { return 
 
 // RunWSL returns what wsl.exe of this Windows prints, at most 64 KiB of it.
 func RunWSL(ctx context.Context, args ...string) ([]byte, error) {
-	dir, err := windows.GetSystemDirectory() // not what PATH or the working directory holds
+	wsl, err := trust.Find("wsl.exe")
 	if err != nil {
 		return nil, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, filepath.Join(dir, "wsl.exe"), args...)
+	cmd := exec.CommandContext(ctx, wsl, args...)
 	cmd.Env = append(os.Environ(), "WSL_UTF8=1")
 	cmd.SysProcAttr = &syscall.SysProcAttr{HideWindow: true, CreationFlags: windows.CREATE_NO_WINDOW}
 	cmd.WaitDelay = time.Second

@@ -16,6 +16,8 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+
+	"github.com/fairlead/fairlead/internal/trust"
 )
 
 const (
@@ -137,7 +139,7 @@ func createToken(path string) error {
 
 // writeToken puts the file in place in one step, so that no reader sees half of
 // it, and restricts it before the token is in it.
-func writeToken(path, key string, place func(from, to string) error) (err error) {
+func writeToken(path, key string, place func(from, to string) error) error {
 	dir := filepath.Dir(path)
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return err
@@ -149,17 +151,8 @@ func writeToken(path, key string, place func(from, to string) error) (err error)
 	if err != nil {
 		return err
 	}
-	defer func() {
-		if rerr := os.Remove(f.Name()); !errors.Is(rerr, fs.ErrNotExist) {
-			err = errors.Join(err, rerr)
-		}
-	}()
-	if err = restrict(f.Name()); err == nil {
-		_, err = f.WriteString(key + "\n")
+	if err := restrict(f.Name()); err != nil {
+		return errors.Join(err, f.Close(), os.Remove(f.Name()))
 	}
-	err = errors.Join(err, f.Sync(), f.Close())
-	if err != nil {
-		return err
-	}
-	return place(f.Name(), path)
+	return trust.Place(f, []byte(key+"\n"), path, place)
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package trust reads files, and finds programs, only if no user but root and the
-// process's own can change them.
+// process's own can change them, and writes files in one step.
 package trust
 
 import "errors"

@@ -133,14 +133,7 @@ func WriteFile(path string, b []byte) error {
 	if err != nil {
 		return err
 	}
-	_, err = f.Write(b)
-	if err = errors.Join(err, f.Close()); err == nil {
-		err = os.Rename(unfinished, path)
-	}
-	if err != nil {
-		return errors.Join(err, os.Remove(unfinished))
-	}
-	return nil
+	return Place(f, b, path, os.Rename)
 }
 
 // Owner returns whom a file belongs to, and whether that is root or the process's user.
