@@ -3,20 +3,15 @@
 package host
 
 import (
-	"bufio"
 	"context"
-	"encoding/binary"
-	"encoding/hex"
 	"errors"
-	"fmt"
-	"io"
-	"net/netip"
 	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
 
 	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/procnet"
 )
 
 func systemHolders() HolderFinder { return procHolders{"/proc"} }
@@ -31,26 +26,20 @@ func (f procHolders) Holders(ctx context.Context, sockets []Socket) (map[Socket]
 	inodes := make(map[uint64][]Socket)
 	var errs []error
 	read := 0
-	for _, table := range []struct {
-		name     string
-		protocol port.Protocol
-	}{{"tcp", port.TCP}, {"tcp6", port.TCP}, {"udp", port.UDP}, {"udp6", port.UDP}} {
+	for _, table := range procnet.Tables() {
 		// thread-self: another thread may be in another network namespace.
-		file, err := os.Open(filepath.Join(f.root, "thread-self/net", table.name))
-		if err != nil {
-			errs = append(errs, err) // without IPv6 there is no tcp6
-			continue
-		}
-		err = parseSockets(file, table.protocol, func(addr netip.AddrPort, inode uint64) {
+		err := procnet.Read(filepath.Join(f.root, "thread-self/net", table.Name), func(found procnet.Socket) {
+			if found.State != serving(table.Protocol) {
+				return
+			}
 			for _, s := range sockets {
-				if s.Protocol == table.protocol && (excludes(addr, s.Addr) || maybeDual(addr, s.Addr)) {
-					inodes[inode] = append(inodes[inode], s)
+				if s.Protocol == table.Protocol && (excludes(found.Local, s.Addr) || maybeDual(found.Local, s.Addr)) {
+					inodes[found.Inode] = append(inodes[found.Inode], s)
 				}
 			}
 		})
-		_ = file.Close()
 		if err != nil {
-			errs = append(errs, fmt.Errorf("read %s: %w", table.name, err))
+			errs = append(errs, err) // without IPv6 there is no tcp6
 			continue
 		}
 		read++
@@ -59,6 +48,14 @@ func (f procHolders) Holders(ctx context.Context, sockets []Socket) (map[Socket]
 		return nil, errors.Join(errs...)
 	}
 	return f.owners(ctx, inodes)
+}
+
+// serving is the state of a socket that others can connect to.
+func serving(p port.Protocol) uint8 {
+	if p == port.UDP {
+		return procnet.Close
+	}
+	return procnet.Listen
 }
 
 // owners finds the processes that have sockets open.
@@ -116,49 +113,4 @@ func socketInode(link string) (uint64, bool) {
 	}
 	inode, err := strconv.ParseUint(strings.TrimSuffix(s, "]"), 10, 64)
 	return inode, err == nil
-}
-
-// parseSockets yields the sockets that listen (TCP) or are unconnected (UDP) in
-// a table of /proc/net (get_tcp4_sock in net/ipv4/tcp_ipv4.c): state 0A and 07.
-func parseSockets(r io.Reader, protocol port.Protocol, yield func(addr netip.AddrPort, inode uint64)) error {
-	state := "0A"
-	if protocol == port.UDP {
-		state = "07"
-	}
-	sc := bufio.NewScanner(r)
-	sc.Scan() // the heading
-	for sc.Scan() {
-		f := strings.Fields(sc.Text())
-		if len(f) < 10 || f[3] != state {
-			continue
-		}
-		addr, err := parseHexAddr(f[1])
-		if err != nil {
-			return err
-		}
-		inode, err := strconv.ParseUint(f[9], 10, 64)
-		if err != nil {
-			return fmt.Errorf("inode: %w", err)
-		}
-		yield(addr, inode)
-	}
-	return sc.Err()
-}
-
-// parseHexAddr reads "0100007F:1F90": words in the byte order of the machine.
-func parseHexAddr(s string) (netip.AddrPort, error) {
-	ip, p, ok := strings.Cut(s, ":")
-	b, err := hex.DecodeString(ip)
-	if !ok || err != nil || len(b) != 4 && len(b) != 16 {
-		return netip.AddrPort{}, fmt.Errorf("address %q: want hexadecimal ADDRESS:PORT", s)
-	}
-	n, err := strconv.ParseUint(p, 16, 16)
-	if err != nil {
-		return netip.AddrPort{}, fmt.Errorf("address %q: port: %w", s, err)
-	}
-	for i := 0; i < len(b); i += 4 {
-		binary.NativeEndian.PutUint32(b[i:], binary.BigEndian.Uint32(b[i:]))
-	}
-	a, _ := netip.AddrFromSlice(b)
-	return netip.AddrPortFrom(a.Unmap(), uint16(n)), nil
 }

@@ -105,20 +105,3 @@ func TestHoldersFromFiles(t *testing.T) {
 		}
 	}
 }
-
-func FuzzParseSockets(f *testing.F) {
-	f.Add(procTCP, true)
-	f.Add(procTCP6, false)
-	f.Add("\n 0: zz:1 0:0 0A 0 0 0 0 0 1", true)
-	f.Fuzz(func(t *testing.T, text string, tcp bool) {
-		p := port.UDP
-		if tcp {
-			p = port.TCP
-		}
-		_ = parseSockets(strings.NewReader(text), p, func(a netip.AddrPort, _ uint64) {
-			if !a.IsValid() || a.Addr().Is4In6() {
-				t.Errorf("address %v from %q", a, text)
-			}
-		})
-	})
-}

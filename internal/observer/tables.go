@@ -5,22 +5,14 @@
 package observer
 
 import (
-	"bufio"
-	"encoding/binary"
-	"encoding/hex"
 	"errors"
-	"fmt"
-	"io"
 	"io/fs"
-	"net/netip"
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/procnet"
 )
 
 // readTables returns the sockets with the local port p in the network namespace of a
@@ -28,22 +20,18 @@ import (
 func readTables(p uint16, s space) (list []Found, err error) {
 	var errs []error
 	used := usedTables(s.process)
-	for _, t := range []struct {
-		name     string
-		protocol port.Protocol
-	}{{"tcp", port.TCP}, {"tcp6", port.TCP}, {"udp", port.UDP}, {"udp6", port.UDP}} {
-		if !used[t.name] {
+	for _, t := range procnet.Tables() {
+		if !used[t.Name] {
 			continue
 		}
-		f, err := os.Open(filepath.Join(s.process, "net", t.name))
-		if errors.Is(err, fs.ErrNotExist) {
-			continue // no IPv6, or the process has ended
+		err := procnet.Read(filepath.Join(s.process, "net", t.Name), func(s procnet.Socket) {
+			if f, ok := found(s, t.Protocol, p); ok {
+				list = append(list, f)
+			}
+		})
+		if !errors.Is(err, fs.ErrNotExist) { // no IPv6, or the process has ended
+			errs = append(errs, err)
 		}
-		if err == nil {
-			list, err = appendTable(list, f, t.protocol, p)
-			_ = f.Close()
-		}
-		errs = append(errs, err)
 	}
 	for i := range list {
 		list[i].Space, list[i].NetNS = s.title(), uint32(s.inode)
@@ -69,53 +57,12 @@ func usedTables(process string) map[string]bool {
 	return used
 }
 
-// appendTable appends the sockets with the local port p in a table of /proc/net that serve,
-// or could.
-func appendTable(list []Found, r io.Reader, protocol port.Protocol, p uint16) ([]Found, error) {
-	const established, closed = 1, 7
-	lines := bufio.NewScanner(r)
-	for lines.Scan() {
-		// sl local_address rem_address st queues timer retransmits uid timeout inode
-		fields := strings.Fields(lines.Text())
-		if len(fields) < 10 || fields[0] == "sl" {
-			continue
-		}
-		at, err := parseTableAddress(fields[1])
-		if err != nil {
-			return list, err
-		}
-		state, err := strconv.ParseUint(fields[3], 16, 8)
-		if err != nil {
-			return list, fmt.Errorf("state %q: %w", fields[3], err)
-		}
-		serves := protocol == port.TCP && state == tcpListen || protocol == port.UDP && (state == closed || state == established)
-		if at.Port() != p || !serves {
-			continue
-		}
-		inode, _ := strconv.ParseUint(fields[9], 10, 32)
-		list = append(list, Found{
-			Socket: Socket{Protocol: protocol, Address: at.Addr(), Port: p, Listening: protocol == port.TCP, Inode: uint32(inode)},
-			Client: protocol == port.UDP && state == established,
-		})
-	}
-	return list, lines.Err()
-}
-
-// parseTableAddress parses "0100007F:1F90": each 32 bits of the address as a number of this
-// machine, and the port.
-func parseTableAddress(s string) (netip.AddrPort, error) {
-	host, number, _ := strings.Cut(s, ":")
-	b, err := hex.DecodeString(host)
-	if err != nil || len(b) != 4 && len(b) != 16 {
-		return netip.AddrPort{}, fmt.Errorf("address %q: %w", s, unix.EINVAL)
-	}
-	for i := 0; i < len(b); i += 4 {
-		binary.NativeEndian.PutUint32(b[i:], binary.BigEndian.Uint32(b[i:]))
-	}
-	p, err := strconv.ParseUint(number, 16, 16)
-	if err != nil {
-		return netip.AddrPort{}, fmt.Errorf("address %q: %w", s, err)
-	}
-	addr, _ := netip.AddrFromSlice(b)
-	return netip.AddrPortFrom(addr.Unmap(), uint16(p)), nil
+// found returns a socket with the local port p that serves, or could.
+func found(s procnet.Socket, protocol port.Protocol, p uint16) (_ Found, ok bool) {
+	tcp, client := protocol == port.TCP, s.State == procnet.Established
+	serves := tcp && s.State == procnet.Listen || !tcp && (s.State == procnet.Close || client)
+	return Found{
+		Socket: Socket{Protocol: protocol, Address: s.Local.Addr(), Port: p, Listening: tcp, Inode: uint32(s.Inode)},
+		Client: !tcp && client,
+	}, serves && s.Local.Port() == p
 }

@@ -6,10 +6,9 @@ package observer
 
 import (
 	"net/netip"
-	"strings"
+	"os"
+	"path/filepath"
 	"testing"
-
-	"github.com/fairlead/fairlead/internal/port"
 )
 
 const tcpTable = `  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode
@@ -23,20 +22,25 @@ const udp6Table = `  sl  local_address                         remote_address   
   11: 00000000000000000000000001000000:0035 00000000000000000000000001000000:0036 01 00000000:00000000 00:00000000 00000000     0        0 4715 2 0 0
 `
 
-func TestAppendTable(t *testing.T) {
-	got, err := appendTable(nil, strings.NewReader(tcpTable), port.TCP, 8080)
+func TestReadTables(t *testing.T) {
+	process := t.TempDir()
+	if err := os.Mkdir(filepath.Join(process, "net"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for name, text := range map[string]string{
+		"tcp": tcpTable, "udp6": udp6Table, "udp": "not to be read",
+		"sockstat": "TCP: inuse 3 orphan 0\nUDP: inuse 0 mem 1\n", "sockstat6": "TCP6: inuse 1\nUDP6: inuse 2\n",
+	} {
+		if err := os.WriteFile(filepath.Join(process, "net", name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	got, err := readTables(8080, space{process: process})
 	if err != nil || len(got) != 1 || got[0].Address != netip.MustParseAddr("127.0.0.1") || !got[0].Listening || got[0].Inode != 4711 {
 		t.Errorf("%+v, %v", got, err)
 	}
-	got, err = appendTable(nil, strings.NewReader(udp6Table), port.UDP, 53)
+	got, err = readTables(53, space{process: process})
 	if err != nil || len(got) != 2 || got[0].Address != netip.IPv6Loopback() || got[0].Client || !got[1].Client || got[1].Inode != 4715 {
 		t.Errorf("%+v, %v", got, err)
-	}
-	for _, bad := range []string{
-		"0: 0100007:1F90 0 0A 0 0 0 0 0 1", "0: 0100007F 0 0A 0 0 0 0 0 1", "0: 0100007F:1F90 0 XX 0 0 0 0 0 1",
-	} {
-		if got, err := appendTable(nil, strings.NewReader(bad), port.TCP, 8080); err == nil {
-			t.Errorf("%q: %+v", bad, got)
-		}
 	}
 }

@@ -7,6 +7,8 @@ import (
 	"log/slog"
 	"net"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -597,13 +599,17 @@ func TestMissingOptions(t *testing.T) {
 }
 
 func TestLeftoverConnections(t *testing.T) {
-	const table = `  sl  local_address rem_address   st tx_queue rx_queue
-   0: 0100007F:1F90 00000000:0000 0A 00000000:00000000
-   1: 0100007F:1F91 0100007F:8888 06 00000000:00000000
-   2: 0100007F:8888 0100007F:1F92 01 00000000:00000000
+	const table = `  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode
+   0: 0100007F:1F90 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 4711 1 0 100 0 0 10 0
+   1: 0100007F:1F91 0100007F:8888 06 00000000:00000000 03:00000F4C 00000000     0        0 0 3 0
+   2: 0100007F:8888 0100007F:1F92 01 00000000:00000000 00:00000000 00000000     0        0 4712 1 0 20 4 30 10 -1
 `
+	path := filepath.Join(t.TempDir(), "tcp")
+	if err := os.WriteFile(path, []byte(table), 0o600); err != nil {
+		t.Fatal(err)
+	}
 	for p, want := range map[uint16]bool{8080: false, 8081: true, 8082: false, 0x8888: true} {
-		if got := connectionsAt(strings.NewReader(table), p); got != want {
+		if got := connectionsAt(path, p); got != want {
 			t.Errorf("port %d: %v, want %v", p, got, want)
 		}
 	}

@@ -4,14 +4,14 @@ package peer
 
 import (
 	"bufio"
-	"encoding/binary"
-	"encoding/hex"
 	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/fairlead/fairlead/internal/procnet"
 )
 
 // DefaultGateway returns the router of the best IPv4 default route, by /proc below root.
@@ -30,14 +30,9 @@ func DefaultGateway(root string) netip.Addr {
 		if len(col) < 8 || col[1] != "00000000" || col[7] != "00000000" {
 			continue
 		}
-		b, err := hex.DecodeString(col[2])
+		a, err := procnet.ParseAddr(col[2])
 		metric, merr := strconv.ParseUint(col[6], 10, 32)
-		if err != nil || merr != nil || len(b) != 4 || metric >= lowest {
-			continue
-		}
-		var raw [4]byte
-		binary.NativeEndian.PutUint32(raw[:], binary.BigEndian.Uint32(b))
-		if a := netip.AddrFrom4(raw); !a.IsUnspecified() {
+		if err == nil && merr == nil && a.Is4() && !a.IsUnspecified() && metric < lowest {
 			best, lowest = a, metric
 		}
 	}
