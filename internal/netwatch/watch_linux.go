@@ -95,6 +95,22 @@ func (w *Watcher) Run(ctx context.Context) {
 	}
 }
 
+// Follow calls changed whenever there may be a change, until ctx ends: with the first
+// snapshot, after those that differ, and as Passing says, but also when the namespace
+// cannot be watched, so that changes may have been missed.
+func Follow(ctx context.Context, opt Options, changed func()) {
+	w := New(opt)
+	var watching sync.WaitGroup
+	defer watching.Wait()
+	watching.Go(func() { w.Run(ctx) })
+	for schedule.Wait(ctx, time.Time{}, w.Changed()) == nil {
+		if _, err := w.Snapshot(); err != nil && !errors.Is(err, ErrLost) {
+			w.opt.Log.Warn("cannot watch the network; retrying", "err", err)
+		}
+		changed()
+	}
+}
+
 // set states what was read, or why it could not be.
 func (w *Watcher) set(s Snapshot, err error) {
 	w.mu.Lock()

@@ -4,11 +4,9 @@ package peer
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"net"
-	"sync"
 
 	"github.com/fairlead/fairlead/internal/netwatch"
 )
@@ -16,21 +14,7 @@ import (
 // WatchNetwork calls changed whenever links or addresses of the process's network
 // namespace may have changed, until ctx ends.
 func WatchNetwork(ctx context.Context, log *slog.Logger, changed func()) {
-	w := netwatch.New(netwatch.Options{Log: log, Parts: netwatch.Links | netwatch.Addresses})
-	var wg sync.WaitGroup
-	wg.Go(func() { w.Run(ctx) })
-	defer wg.Wait()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-w.Changed():
-			if _, err := w.Snapshot(); err != nil && !errors.Is(err, netwatch.ErrLost) {
-				log.Warn("cannot watch links and addresses; retrying", "err", err)
-			}
-			changed()
-		}
-	}
+	netwatch.Follow(ctx, netwatch.Options{Log: log, Parts: netwatch.Links | netwatch.Addresses}, changed)
 }
 
 // InterfaceAddresses returns the addresses of an interface with their prefix

@@ -4,7 +4,6 @@ package engine
 
 import (
 	"context"
-	"errors"
 	"log/slog"
 	"net/netip"
 	"slices"
@@ -34,6 +33,8 @@ type OwnAddresses struct {
 	registry.Feed
 	log  *slog.Logger
 	kind func(netip.Addr) (netwatch.Kind, error)
+	// watch is what the answers depend on.
+	watch netwatch.Options
 
 	mu       sync.Mutex
 	specific map[port.Origin]judged // declared at one address, as the source reported it
@@ -52,6 +53,7 @@ type judged struct {
 func NewOwnAddresses(feed registry.Feed, log *slog.Logger) *OwnAddresses {
 	o := &OwnAddresses{
 		Feed: feed, log: log, kind: netwatch.Classify,
+		watch:    netwatch.Options{Log: log, Parts: netwatch.All, Passing: true},
 		specific: make(map[port.Origin]judged), needed: make(chan struct{}),
 		failed: schedule.NewSignal(),
 	}
@@ -66,21 +68,10 @@ func (o *OwnAddresses) Run(ctx context.Context) {
 	if schedule.Wait(ctx, time.Time{}, o.needed) != nil {
 		return
 	}
-	w := netwatch.New(o.watched())
-	var working sync.WaitGroup
-	defer working.Wait()
-	working.Go(func() { w.Run(ctx) })
-	working.Go(func() { o.retry(ctx) })
-	for schedule.Wait(ctx, time.Time{}, w.Changed()) == nil {
-		if _, err := w.Snapshot(); err == nil || errors.Is(err, netwatch.ErrLost) {
-			o.recheck()
-		}
-	}
-}
-
-// watched says what the answers depend on.
-func (o *OwnAddresses) watched() netwatch.Options {
-	return netwatch.Options{Log: o.log, Parts: netwatch.All, Passing: true}
+	var retrying sync.WaitGroup
+	defer retrying.Wait()
+	retrying.Go(func() { o.retry(ctx) })
+	netwatch.Follow(ctx, o.watch, o.recheck)
 }
 
 // retry repeats the lookups after one that failed, until ctx ends.

@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -16,6 +17,7 @@ import (
 	"github.com/fairlead/fairlead/internal/netwatch"
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/test/kit/enginetest"
+	"github.com/fairlead/fairlead/test/kit/wait"
 )
 
 // declared is a port at an address, with what is dialled.
@@ -134,10 +136,36 @@ func TestFailedLookupIsRetried(t *testing.T) {
 	})
 }
 
+// Changes can have been missed when addresses cannot be watched.
+func TestAddressesThatCannotBeWatchedAreRechecked(t *testing.T) {
+	f := new(enginetest.Feed)
+	o := NewOwnAddresses(f, slog.New(slog.DiscardHandler))
+	o.watch.NetNS = "/nonexistent"
+	var own atomic.Bool
+	o.kind = func(netip.Addr) (netwatch.Kind, error) {
+		if own.Swap(true) {
+			return netwatch.Own, nil
+		}
+		return netwatch.Elsewhere, nil
+	}
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	o.Replace([]port.Binding{declared("192.168.1.5:80", "192.168.1.5:80")})
+	wg.Go(func() { o.Run(ctx) })
+	wait.Until(t, "the port is no longer withheld", func() error {
+		if got := f.Find("tcp 192.168.1.5:80").Withheld; got != "" {
+			return errors.New(got)
+		}
+		return nil
+	})
+}
+
 // Whose address it is depends on routes, also without a change of links and addresses.
 func TestRoutesAreWatched(t *testing.T) {
 	o := NewOwnAddresses(new(enginetest.Feed), slog.New(slog.DiscardHandler))
-	if got := o.watched().Parts; got != netwatch.All {
+	if got := o.watch.Parts; got != netwatch.All {
 		t.Errorf("watches parts %b, want %b", got, netwatch.All)
 	}
 }

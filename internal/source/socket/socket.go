@@ -12,14 +12,12 @@ import (
 	"errors"
 	"log/slog"
 	"sync"
-	"time"
 
 	"github.com/fairlead/fairlead/internal/cgroup"
 	"github.com/fairlead/fairlead/internal/netwatch"
 	"github.com/fairlead/fairlead/internal/observer"
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/registry"
-	"github.com/fairlead/fairlead/internal/schedule"
 )
 
 // Name is the source's name in rules and status.
@@ -90,11 +88,5 @@ func (s *Source) Run(ctx context.Context, feed registry.Feed) error {
 // followNetwork has sockets rechecked after changes of addresses, until ctx ends.
 func (s *Source) followNetwork(ctx context.Context, h *handler) {
 	// A socket can have been judged by an address that came and went.
-	w := netwatch.New(netwatch.Options{Log: s.o.Logger, Parts: netwatch.Links | netwatch.Addresses, Passing: true})
-	var watching sync.WaitGroup
-	defer watching.Wait()
-	watching.Go(func() { w.Run(ctx) })
-	for schedule.Wait(ctx, time.Time{}, w.Changed()) == nil {
-		h.recheck()
-	}
+	netwatch.Follow(ctx, netwatch.Options{Log: s.o.Logger, Parts: netwatch.Links | netwatch.Addresses, Passing: true}, h.recheck)
 }
