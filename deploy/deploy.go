@@ -4,7 +4,10 @@
 // program as Program.
 package deploy
 
-import _ "embed"
+import (
+	_ "embed"
+	"strings"
+)
 
 // Program is the path of fairlead in all of these files.
 const Program = "/usr/local/bin/fairlead"
@@ -23,3 +26,8 @@ var AgentScript string
 //
 //go:embed wsl/wsl.conf
 var WSLConf string
+
+// SystemdQuote quotes one word of ExecStart (systemd.service(5), "Command lines").
+func SystemdQuote(s string) string {
+	return `"` + strings.NewReplacer(`\`, `\\`, `"`, `\"`, `%`, `%%`, `$`, `$$`, "\n", `\n`).Replace(s) + `"`
+}

@@ -31,6 +31,7 @@ import (
 	"github.com/fairlead/fairlead/internal/registry"
 	"github.com/fairlead/fairlead/internal/rules"
 	"github.com/fairlead/fairlead/internal/schedule"
+	"github.com/fairlead/fairlead/internal/sink/auto"
 	"github.com/fairlead/fairlead/internal/sink/hostlink"
 	"github.com/fairlead/fairlead/internal/source/containerd"
 	"github.com/fairlead/fairlead/internal/source/docker"
@@ -69,7 +70,7 @@ type Agent struct {
 	links      *links
 	hostlink   *hostlink.Sink
 	sinks      []reconcile.Sink
-	auto       *auto // nil if the sinks are configured
+	auto       *auto.Auto // nil if the sinks are configured
 	reconciler *reconcile.Reconciler
 	provider   provider
 	rules      atomic.Pointer[rules.Set]

@@ -3,24 +3,17 @@
 package agent
 
 import (
-	"context"
 	"path/filepath"
 
 	"github.com/fairlead/fairlead/internal/config"
-	"github.com/fairlead/fairlead/internal/reconcile"
+	"github.com/fairlead/fairlead/internal/sink/auto"
 	"github.com/fairlead/fairlead/internal/sink/gvproxy"
 	"github.com/fairlead/fairlead/internal/sink/peer"
 	"github.com/fairlead/fairlead/internal/sink/vtunnel"
 )
 
-// runner is a sink with work of its own. Run blocks until ctx ends.
-type runner interface {
-	reconcile.Sink
-	Run(ctx context.Context) error
-}
-
 // newPeerSink makes a sink for another product's forwarder.
-func (a *Agent) newPeerSink(s config.Sink) (runner, error) {
+func (a *Agent) newPeerSink(s config.Sink) (auto.Sink, error) {
 	// Next to the control socket: the directory belongs to root and is empty after a reboot.
 	memory := peer.Memory(filepath.Join(filepath.Dir(a.cfg.Control), s.Name+".json"))
 	bridges := peer.NewBridges(peer.BridgeOptions{

@@ -5,6 +5,8 @@ package agent
 import (
 	"context"
 	"fmt"
+	"slices"
+	"strings"
 
 	"golang.org/x/sync/errgroup"
 
@@ -12,6 +14,8 @@ import (
 	"github.com/fairlead/fairlead/internal/observer"
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/reconcile"
+	"github.com/fairlead/fairlead/internal/sink/auto"
+	"github.com/fairlead/fairlead/internal/sink/detect"
 	"github.com/fairlead/fairlead/internal/sink/listener"
 	"github.com/fairlead/fairlead/internal/sink/listener/refused"
 )
@@ -21,8 +25,19 @@ func (a *Agent) chosenSinks() (sinks []config.Sink) {
 	if a.cfg.Sinks[0].Name != config.AutoSink {
 		return a.cfg.Sinks
 	}
-	a.auto, sinks = a.newAuto()
-	a.sinks = append(a.sinks, a.auto.slot)
+	newGvproxy := func(url string) (auto.Sink, error) { return a.newPeerSink(config.Sink{Name: auto.Gvproxy, URL: url}) }
+	var choice detect.Choice
+	var others []detect.Sink
+	a.auto, choice, others = auto.New(!slices.Equal(a.cfg.Link, config.DefaultAgent().Link), newGvproxy, a.log)
+	var names []string
+	for _, s := range choice.Sinks {
+		names = append(names, config.Sink(s).String())
+	}
+	a.log.Info("sinks chosen", "sinks", strings.Join(names, ","), "reason", choice.Why)
+	a.sinks = append(a.sinks, a.auto.Slot())
+	for _, s := range others {
+		sinks = append(sinks, config.Sink(s))
+	}
 	return sinks
 }
 
@@ -39,7 +54,7 @@ func (a *Agent) newSink(s config.Sink) (reconcile.Sink, error) {
 		if err != nil || a.auto == nil {
 			return sink, err
 		}
-		return a.auto.standBy(sink), nil
+		return a.auto.StandBy(sink), nil
 	case "gvproxy", "vtunnel":
 		return a.newPeerSink(s)
 	}
@@ -72,10 +87,10 @@ type resetter interface {
 // runSinks runs the sinks that have work of their own.
 func (a *Agent) runSinks(ctx context.Context, g *errgroup.Group) {
 	if a.auto != nil {
-		g.Go(func() error { return a.auto.run(ctx) })
+		g.Go(func() error { return a.auto.Run(ctx) })
 	}
 	for _, s := range a.sinks {
-		if r, ok := s.(runner); ok {
+		if r, ok := s.(auto.Sink); ok {
 			g.Go(func() error { return r.Run(ctx) })
 		}
 	}

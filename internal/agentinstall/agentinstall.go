@@ -16,8 +16,8 @@ import (
 	"strings"
 
 	"github.com/fairlead/fairlead/deploy"
-	"github.com/fairlead/fairlead/internal/hostinstall"
 	"github.com/fairlead/fairlead/internal/trust"
+	"github.com/fairlead/fairlead/internal/wsl"
 )
 
 // Init is what starts programs with a machine.
@@ -169,8 +169,7 @@ func Detect(root string) Init {
 	case isDir(filepath.Join(root, "run/openrc")):
 		return OpenRC
 	}
-	release, _ := os.ReadFile(filepath.Join(root, "proc/sys/kernel/osrelease"))
-	if strings.Contains(strings.ToLower(string(release)), "microsoft") {
+	if wsl.Here(root) {
 		return WSL
 	}
 	return ""
@@ -254,15 +253,10 @@ func (o Options) write(name, text string, mode fs.FileMode) error {
 	if err != nil {
 		return err
 	}
-	_, err = f.WriteString(text)
-	err = errors.Join(err, f.Chmod(mode), f.Close())
-	if err == nil {
-		err = os.Rename(f.Name(), path)
+	if err := f.Chmod(mode); err != nil {
+		return errors.Join(err, f.Close(), os.Remove(f.Name()))
 	}
-	if err != nil {
-		return errors.Join(err, os.Remove(f.Name()))
-	}
-	return nil
+	return trust.Place(f, []byte(text), path, os.Rename)
 }
 
 // all runs commands until one fails.
@@ -277,9 +271,9 @@ func (o Options) all(ctx context.Context, commands ...[]string) error {
 
 // unit returns the unit of systemd.
 func (o Options) unit() string {
-	words := []string{hostinstall.SystemdQuote(o.Program)}
+	words := []string{deploy.SystemdQuote(o.Program)}
 	for _, a := range o.Args {
-		words = append(words, hostinstall.SystemdQuote(a))
+		words = append(words, deploy.SystemdQuote(a))
 	}
 	return marked(strings.Replace(deploy.AgentUnit, "ExecStart="+deploy.Program+" agent", "ExecStart="+strings.Join(words, " "), 1))
 }

@@ -16,6 +16,7 @@ import (
 	"strings"
 	"unicode/utf16"
 
+	"github.com/fairlead/fairlead/deploy"
 	"github.com/fairlead/fairlead/internal/trust"
 )
 
@@ -241,11 +242,11 @@ func (l Logon) unitPath() string { return path.Join(l.Home, ".config/systemd/use
 func (l Logon) unit() string {
 	words := make([]string, 0, len(l.Args)+1)
 	for _, a := range append([]string{l.Program}, l.Args...) {
-		words = append(words, SystemdQuote(a))
+		words = append(words, deploy.SystemdQuote(a))
 	}
 	env := ""
 	for _, v := range l.Env {
-		env += "Environment=" + strings.ReplaceAll(SystemdQuote(v), "$$", "$") + "\n" // where $ means itself
+		env += "Environment=" + strings.ReplaceAll(deploy.SystemdQuote(v), "$$", "$") + "\n" // where $ means itself
 	}
 	return fmt.Sprintf(`[Unit]
 Description=Ports of Linux guests on this machine
@@ -259,11 +260,6 @@ NoNewPrivileges=yes
 [Install]
 WantedBy=default.target
 `, env, strings.Join(words, " "))
-}
-
-// SystemdQuote quotes one word of ExecStart (systemd.service(5), "Command lines").
-func SystemdQuote(s string) string {
-	return `"` + strings.NewReplacer(`\`, `\\`, `"`, `\"`, `%`, `%%`, `$`, `$$`, "\n", `\n`).Replace(s) + `"`
 }
 
 func escape(s string) string {

@@ -11,7 +11,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"runtime/debug"
 	"strconv"
@@ -23,7 +22,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/diagnose/doctor"
 	"github.com/fairlead/fairlead/internal/observer"
-	"github.com/fairlead/fairlead/internal/trust"
+	"github.com/fairlead/fairlead/internal/wsl"
 )
 
 // Machine adds to f what can be seen without the agent's help: the kernel, WSL, the
@@ -35,7 +34,7 @@ func Machine(ctx context.Context, f *doctor.Facts, pid int) {
 	if _, err := observer.Look(ctx, 1); err != nil {
 		f.Kernel.Diag = err.Error()
 	}
-	f.WSL = wsl(ctx, f.Kernel.Release)
+	f.WSL = ofWSL(ctx, f.Kernel.Release)
 	f.Clock = clock()
 	f.Caps.Whose, f.Limits.OpenFiles = "this process", -1
 	proc := "/proc/self"
@@ -95,10 +94,9 @@ func exists(path string) bool {
 	return err == nil
 }
 
-// wsl recognises Microsoft's kernels by their release, and asks WSL's own program
-// for the networking mode.
-func wsl(ctx context.Context, release string) *doctor.WSL {
-	if !strings.Contains(strings.ToLower(release), "microsoft") {
+// ofWSL returns nil if the kernel is not WSL's.
+func ofWSL(ctx context.Context, release string) *doctor.WSL {
+	if !wsl.Kernel(release) {
 		return nil
 	}
 	w := &doctor.WSL{Version: 2}
@@ -108,16 +106,10 @@ func wsl(ctx context.Context, release string) *doctor.WSL {
 	}
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
-	wslinfo, err := trust.Find("wslinfo")
-	var out []byte
-	if err == nil {
-		out, err = exec.CommandContext(ctx, wslinfo, "--networking-mode").Output()
-	}
-	if err != nil {
+	var err error
+	if w.Networking, err = wsl.NetworkingMode(ctx); err != nil {
 		w.Error = "wslinfo: " + err.Error()
-		return w
 	}
-	w.Networking = strings.TrimSpace(string(out))
 	return w
 }
 

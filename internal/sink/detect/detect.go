@@ -13,16 +13,14 @@ import (
 	"net/http"
 	"net/netip"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
 	"time"
 
-	"github.com/fairlead/fairlead/internal/config"
 	"github.com/fairlead/fairlead/internal/sink/peer"
-	"github.com/fairlead/fairlead/internal/trust"
+	"github.com/fairlead/fairlead/internal/wsl"
 )
 
 // facts is what the choice of sinks depends on.
@@ -46,30 +44,33 @@ const (
 	wslProxyPath   = "/run/wsl-proxy.sock"
 )
 
+// Sink is a sink by name, with the URL that it sends to; empty where it takes none.
+type Sink struct{ Name, URL string }
+
 // choose returns the sinks for a guest, and why.
-func choose(f facts) (sinks []config.Sink, why string) {
-	hostlink, listener := config.Sink{Name: "hostlink"}, config.Sink{Name: "listener"}
+func choose(f facts) (sinks []Sink, why string) {
+	hostlink, listener := Sink{Name: "hostlink"}, Sink{Name: "listener"}
 	switch {
 	case f.gvproxy != "":
-		sinks = []config.Sink{{Name: "gvproxy", URL: f.gvproxy}}
+		sinks = []Sink{{Name: "gvproxy", URL: f.gvproxy}}
 		why = f.product + ": its gvproxy answers at " + f.gvproxy
 		if f.wslProxy {
-			sinks = append(sinks, config.Sink{Name: "vtunnel", URL: "unix://" + wslProxyPath})
+			sinks = append(sinks, Sink{Name: "vtunnel", URL: "unix://" + wslProxyPath})
 			why += ", and its relay to other distributions is at " + wslProxyPath
 		}
 	case f.wslProxy:
-		sinks = []config.Sink{{Name: "vtunnel", URL: "unix://" + wslProxyPath}}
+		sinks = []Sink{{Name: "vtunnel", URL: "unix://" + wslProxyPath}}
 		why = "Rancher Desktop: its relay to other distributions is at " + wslProxyPath
 	case !f.wsl:
-		return []config.Sink{hostlink}, "neither WSL nor gvproxy found: waiting for a host peer"
+		return []Sink{hostlink}, "neither WSL nor gvproxy found: waiting for a host peer"
 	case f.mode == "none":
-		return []config.Sink{hostlink}, "WSL without networking has no relay: waiting for a host peer"
+		return []Sink{hostlink}, "WSL without networking has no relay: waiting for a host peer"
 	case f.mode == "":
-		sinks, why = []config.Sink{listener}, "WSL, networking mode unknown: Windows forwards to what listens here"
+		sinks, why = []Sink{listener}, "WSL, networking mode unknown: Windows forwards to what listens here"
 	case f.mode == "nat":
-		sinks, why = []config.Sink{listener}, "WSL in NAT mode: its localhost relay forwards to what listens here"
+		sinks, why = []Sink{listener}, "WSL in NAT mode: its localhost relay forwards to what listens here"
 	default:
-		sinks, why = []config.Sink{listener}, "WSL in "+f.mode+" mode: Windows forwards to what listens here"
+		sinks, why = []Sink{listener}, "WSL in "+f.mode+" mode: Windows forwards to what listens here"
 	}
 	if f.link {
 		sinks = append(sinks, hostlink)
@@ -88,16 +89,16 @@ type Detector struct {
 
 // New returns a detector. Set link if the user configured a link to a host peer.
 func New(link bool) *Detector {
-	return &Detector{system: system{root: "/", get: get, run: output}, link: link}
+	return &Detector{system: system{root: "/", get: get, mode: wsl.NetworkingMode}, link: link}
 }
 
 // Choice is the sinks that fit a guest.
 type Choice struct {
-	Sinks []config.Sink
+	Sinks []Sink
 	Why   string
 	// Fallback is the sink that publishes only while no gvproxy is proved, as both open
 	// the same ports of the host. It is one of Sinks if none is. Its name may be empty.
-	Fallback config.Sink
+	Fallback Sink
 }
 
 // Sinks returns the sinks that fit this guest. It takes at most a second.
@@ -105,17 +106,15 @@ func (d *Detector) Sinks(ctx context.Context) Choice {
 	ctx, cancel := context.WithTimeout(ctx, gatherTime)
 	defer cancel()
 	f := facts{link: d.link}
-	// The kernel of WSL 2 names itself so ("5.15.90.1-microsoft-standard-WSL2").
-	release, _ := os.ReadFile(filepath.Join(d.system.root, "proc/sys/kernel/osrelease"))
-	f.wsl = strings.Contains(strings.ToLower(string(release)), "microsoft")
+	f.wsl = wsl.Here(d.system.root)
 	if st, err := os.Stat(filepath.Join(d.system.root, wslProxyPath)); err == nil && st.Mode()&os.ModeSocket != 0 {
 		f.wslProxy = true
 	}
 	var wg sync.WaitGroup
 	if f.wsl && d.mode == "" {
 		wg.Go(func() {
-			if out, err := d.system.run(ctx, "wslinfo", "--networking-mode"); err == nil {
-				d.mode = strings.ToLower(strings.TrimSpace(out))
+			if mode, err := d.system.mode(ctx); err == nil {
+				d.mode = strings.ToLower(mode)
 			}
 		})
 	}
@@ -134,13 +133,13 @@ func (d *Detector) Sinks(ctx context.Context) Choice {
 
 // fallback returns the sink that is chosen instead of gvproxy. The link is none, as its
 // ports are opened by whoever connects a host peer.
-func fallback(f facts) config.Sink {
+func fallback(f facts) Sink {
 	f.gvproxy = ""
 	sinks, _ := choose(f)
-	if i := slices.IndexFunc(sinks, func(s config.Sink) bool { return s.Name == "listener" }); i >= 0 {
+	if i := slices.IndexFunc(sinks, func(s Sink) bool { return s.Name == "listener" }); i >= 0 {
 		return sinks[i]
 	}
-	return config.Sink{}
+	return Sink{}
 }
 
 // Gvproxy returns the base URL of this guest's gvproxy and the product that it is of, or
@@ -183,7 +182,7 @@ func (d *Detector) gvproxy(ctx context.Context) (url, product string, err error)
 type system struct {
 	root string // of the file system
 	get  func(ctx context.Context, url string) (body []byte, err error)
-	run  func(ctx context.Context, name string, args ...string) (string, error)
+	mode func(ctx context.Context) (string, error) // of WSL's networking
 }
 
 // evidence returns the product that left its mark in this guest, and the address of its
@@ -260,13 +259,4 @@ func get(ctx context.Context, url string) ([]byte, error) {
 		return nil, statusError(resp.Status)
 	}
 	return io.ReadAll(io.LimitReader(resp.Body, maxAnswer))
-}
-
-func output(ctx context.Context, name string, args ...string) (string, error) {
-	path, err := trust.Find(name)
-	if err != nil {
-		return "", err
-	}
-	out, err := exec.CommandContext(ctx, path, args...).Output()
-	return string(out), err
 }

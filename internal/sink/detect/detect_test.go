@@ -17,10 +17,10 @@ import (
 	"github.com/fairlead/fairlead/internal/config"
 )
 
-func names(sinks []config.Sink) string {
+func names(sinks []Sink) string {
 	var out []string
 	for _, s := range sinks {
-		out = append(out, s.String())
+		out = append(out, config.Sink(s).String())
 	}
 	return strings.Join(out, ",")
 }
@@ -51,7 +51,7 @@ func TestChoose(t *testing.T) {
 				t.Errorf("chose %s because %q, want %s because of %q", got, why, c.want, c.why)
 			}
 			for _, s := range sinks { // what is chosen can also be configured
-				if _, err := config.ParseSink(s.String()); err != nil {
+				if _, err := config.ParseSink(config.Sink(s).String()); err != nil {
 					t.Error(err)
 				}
 			}
@@ -103,7 +103,7 @@ func (g *guest) detector() *Detector {
 			}
 			return []byte(text), nil
 		},
-		run: func(context.Context, string, ...string) (string, error) { return "", errors.New("not found") },
+		mode: func(context.Context) (string, error) { return "", errors.New("not found") },
 	}}
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package agent
+package auto
 
 import (
 	"context"
@@ -23,7 +23,7 @@ import (
 func TestAutoRestsBetweenQuestions(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var asked []time.Time
-		u := &auto{
+		u := &Auto{
 			log: slog.New(slog.DiscardHandler), slot: reconcile.NewSlot("gvproxy"),
 			gvproxy: func(context.Context) (url, product string, err error) {
 				asked = append(asked, time.Now())
@@ -84,11 +84,11 @@ func TestGvproxyReplacesTheFallback(t *testing.T) {
 		})
 		var proof error
 		listener, gvproxy := &published{name: "listener"}, &published{name: "gvproxy"}
-		u := &auto{
+		u := &Auto{
 			log: slog.New(slog.DiscardHandler), slot: reconcile.NewSlot("gvproxy"),
 			fallback: &fallback{slot: reconcile.NewSlot("listener"), sink: listener},
 			gvproxy:  func(context.Context) (url, product string, err error) { return "http://gateway", "product", proof },
-			newSink: func(string) (runner, error) {
+			newSink: func(string) (Sink, error) {
 				return gvproxy, nil
 			},
 		}

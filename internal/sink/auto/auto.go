@@ -1,16 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package agent
+// Package auto runs the sinks that fit this guest, as they come and go.
+package auto
 
 import (
 	"context"
 	"log/slog"
-	"slices"
-	"strings"
 	"sync"
 	"time"
 
-	"github.com/fairlead/fairlead/internal/config"
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/reconcile"
 	"github.com/fairlead/fairlead/internal/schedule"
@@ -29,12 +27,18 @@ const (
 // stepAside bounds the wait until the fallback closed its ports, before gvproxy opens them.
 const stepAside = 5 * time.Second
 
-// auto keeps the gvproxy sink in its slot while this guest's gvproxy is proved, and the
+// Sink is a sink with work of its own. Run blocks until ctx ends.
+type Sink interface {
+	reconcile.Sink
+	Run(ctx context.Context) error
+}
+
+// Auto keeps the gvproxy sink in its slot while this guest's gvproxy is proved, and the
 // fallback in its own while it is not.
-type auto struct {
+type Auto struct {
 	log      *slog.Logger
 	gvproxy  func(ctx context.Context) (url, product string, err error)
-	newSink  func(url string) (runner, error)
+	newSink  func(url string) (Sink, error)
 	slot     *reconcile.Slot
 	fallback *fallback
 	proved   bool   // at the start
@@ -43,18 +47,20 @@ type auto struct {
 	stop     func() // ends it; nil for none
 }
 
-// newAuto chooses the sinks that fit this guest. That for gvproxy comes and goes, as
-// what answers can be another machine at another time.
-func (a *Agent) newAuto() (u *auto, others []config.Sink) {
-	detector := detect.New(!slices.Equal(a.cfg.Link, config.DefaultAgent().Link))
-	u = &auto{log: a.log, gvproxy: detector.Gvproxy, slot: reconcile.NewSlot("gvproxy")}
-	u.newSink = func(url string) (runner, error) { return a.newPeerSink(config.Sink{Name: u.slot.Name(), URL: url}) }
-	choice := detector.Sinks(context.Background())
-	var names []string
+// Gvproxy is the name of the sink that comes and goes, as what answers can be another
+// machine at another time.
+const Gvproxy = "gvproxy"
+
+// New chooses the sinks that fit this guest. The caller makes those in others, which are
+// without the one for gvproxy: newGvproxy makes that. Set link if the user configured a
+// link to a host peer.
+func New(link bool, newGvproxy func(url string) (Sink, error), log *slog.Logger) (u *Auto, choice detect.Choice, others []detect.Sink) {
+	detector := detect.New(link)
+	u = &Auto{log: log, gvproxy: detector.Gvproxy, newSink: newGvproxy, slot: reconcile.NewSlot(Gvproxy)}
+	choice = detector.Sinks(context.Background())
 	for _, s := range choice.Sinks {
-		names = append(names, s.String())
 		switch s.Name {
-		case u.slot.Name():
+		case Gvproxy:
 			u.proved = true
 		case choice.Fallback.Name:
 		default:
@@ -65,12 +71,14 @@ func (a *Agent) newAuto() (u *auto, others []config.Sink) {
 		others = append(others, choice.Fallback)
 	}
 	u.alone = len(others) == 0
-	a.log.Info("sinks chosen", "sinks", strings.Join(names, ","), "reason", choice.Why)
-	return u, others
+	return u, choice, others
 }
 
-// standBy makes the listener sink the fallback.
-func (u *auto) standBy(sink *refused.Sink) reconcile.Sink {
+// Slot holds the gvproxy sink while there is one.
+func (u *Auto) Slot() reconcile.Sink { return u.slot }
+
+// StandBy makes the listener sink the fallback.
+func (u *Auto) StandBy(sink *refused.Sink) reconcile.Sink {
 	u.fallback = &fallback{slot: reconcile.NewSlot(sink.Name()), sink: sink}
 	if !u.proved {
 		u.fallback.begin()
@@ -78,8 +86,8 @@ func (u *auto) standBy(sink *refused.Sink) reconcile.Sink {
 	return standby{sink, u.fallback.slot}
 }
 
-// run looks again and again until ctx ends.
-func (u *auto) run(ctx context.Context) error {
+// Run looks again and again until ctx ends.
+func (u *Auto) Run(ctx context.Context) error {
 	changed := schedule.NewSignal()
 	var watching sync.WaitGroup
 	watching.Go(func() { peer.WatchNetwork(ctx, u.log, changed.Notify) })
@@ -89,7 +97,7 @@ func (u *auto) run(ctx context.Context) error {
 
 // follow looks at once after a change, but not more often than every autoPauseMin, as the
 // peer is asked each time.
-func (u *auto) follow(ctx context.Context, changed <-chan struct{}) error {
+func (u *Auto) follow(ctx context.Context, changed <-chan struct{}) error {
 	defer u.halt("")
 	pause := schedule.Backoff{Min: autoPauseMin, Max: autoPause}
 	for ctx.Err() == nil {
@@ -107,7 +115,7 @@ func (u *auto) follow(ctx context.Context, changed <-chan struct{}) error {
 }
 
 // look starts or ends the sink, or reports why there is none.
-func (u *auto) look(ctx context.Context) error {
+func (u *Auto) look(ctx context.Context) error {
 	url, product, err := u.gvproxy(ctx)
 	if ctx.Err() != nil {
 		return ctx.Err()
@@ -131,7 +139,7 @@ func (u *auto) look(ctx context.Context) error {
 	return nil
 }
 
-func (u *auto) begin(ctx context.Context, url, product string) error {
+func (u *Auto) begin(ctx context.Context, url, product string) error {
 	sink, err := u.newSink(url)
 	if err != nil {
 		return err
@@ -148,13 +156,13 @@ func (u *auto) begin(ctx context.Context, url, product string) error {
 }
 
 // end ends the sink that runs, if any, and has the fallback publish.
-func (u *auto) end(reason string) {
+func (u *Auto) end(reason string) {
 	u.halt(reason)
 	u.fallback.begin()
 }
 
 // halt ends the sink that runs, if any, which takes its entries back.
-func (u *auto) halt(reason string) {
+func (u *Auto) halt(reason string) {
 	if u.stop != nil {
 		u.stop()
 		u.stop = nil
