@@ -216,7 +216,7 @@ func (a *Agent) wireSinks() error {
 		a.sinks = append(a.sinks, sink)
 	}
 	a.reconciler = reconcile.New(a.registry.Publications(), a.sinks, reconcile.Options{
-		HoldDown: a.cfg.HoldDown, Ready: a.registry.Ready(), Reading: a.readsKernel, Logger: a.log,
+		HoldDown: a.cfg.HoldDown, Ready: a.registry.Ready(), Missing: a.registry.Incomplete, Reading: a.readsKernel, Logger: a.log,
 		Denied: a.resetFlows,
 		Synced: a.propagated,
 	})
@@ -247,9 +247,10 @@ func (a *Agent) wireHostlink() error {
 		AllowUIDs: a.cfg.AllowUIDs, AllowCIDs: a.cfg.AllowCIDs, Logger: a.log,
 	}
 	h := hostlink.Options{
-		Epoch:  o.Identity,
-		Lookup: func(k port.Key) (port.Publication, bool) { return a.reconciler.Wanted().View().Get(k) },
-		Serve:  a.forward.Serve, ServeUDP: a.forward.ServeUDP,
+		Epoch:      o.Identity,
+		Incomplete: func(generation uint64) []string { return a.reconciler.Incomplete(generation) },
+		Lookup:     func(k port.Key) (port.Publication, bool) { return a.reconciler.Wanted().View().Get(k) },
+		Serve:      a.forward.Serve, ServeUDP: a.forward.ServeUDP,
 		Logger: a.log,
 	}
 	a.reportUnpublished(&h, &o)

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"log/slog"
 	"math/rand/v2"
+	"slices"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -75,7 +76,8 @@ func sourced(t *testing.T, f func(s *fakeSink, docker, containerd registry.Feed)
 		log := slog.New(slog.DiscardHandler)
 		reg := registry.New(registry.Options{Rules: allowAll{}, Logger: log})
 		docker, containerd := reg.Feed("docker"), reg.Feed("containerd")
-		r := New(reg.Publications(), []Sink{s}, Options{Ready: reg.Ready(), Logger: log})
+		r := New(reg.Publications(), []Sink{s}, Options{Ready: reg.Ready(), Missing: reg.Incomplete, Logger: log})
+		s.incomplete = r.Incomplete
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan struct{})
 		go func() { defer close(done); _ = r.Run(ctx) }()
@@ -123,4 +125,82 @@ func TestLostEngineRemovesNoPort(t *testing.T) {
 		docker.Replace([]port.Binding{binding("c", "0.0.0.0:82")})
 		want(t, s, "tcp 0.0.0.0:81", "tcp 0.0.0.0:82")
 	})
+}
+
+// A set that lacks what a source has not reported yet is never taken for a complete one,
+// and every sink is synced again when it is complete, also if nothing changed.
+func TestIncompleteUntilAllIsApplied(t *testing.T) {
+	for name, last := range map[string][]port.Binding{"ports": {binding("b", "0.0.0.0:81")}, "no ports": nil} {
+		t.Run(name, func(t *testing.T) {
+			sourced(t, func(s *fakeSink, docker, containerd registry.Feed) {
+				docker.Replace([]port.Binding{binding("a", "0.0.0.0:80")})
+				time.Sleep(time.Minute)
+				want(t, s, "tcp 0.0.0.0:80")
+				wantMissing(t, s, "containerd")
+				docker.Apply(port.Change{Put: []port.Binding{binding("c", "0.0.0.0:82")}})
+				want(t, s, "tcp 0.0.0.0:80", "tcp 0.0.0.0:82")
+				wantMissing(t, s, "containerd")
+				containerd.Replace(last)
+				synctest.Wait()
+				wantMissing(t, s)
+				if n := len(s.keys()); n != 2+len(last) {
+					t.Errorf("the sink holds %q", s.keys())
+				}
+				syncs := s.count()
+				time.Sleep(time.Hour)
+				if n := s.count(); n != syncs {
+					t.Errorf("%d more Syncs", n-syncs)
+				}
+			})
+		})
+	}
+}
+
+func TestCompleteFromTheFirstSync(t *testing.T) {
+	sourced(t, func(s *fakeSink, docker, containerd registry.Feed) {
+		docker.Replace(nil)
+		containerd.Replace(nil)
+		synctest.Wait()
+		wantMissing(t, s)
+		if n := s.count(); n != 1 {
+			t.Errorf("%d Syncs", n)
+		}
+	})
+}
+
+// A source that reports while sinks are synced: the first Sync without a missing source has
+// its ports.
+func TestNoIncompleteSetIsTakenForComplete(t *testing.T) {
+	for seed := range uint64(50) {
+		rng := rand.New(rand.NewPCG(1, seed))
+		sourced(t, func(s *fakeSink, docker, containerd registry.Feed) {
+			s.mu.Lock()
+			s.onSync = func(view View, missing []string) {
+				if _, ok := view.Get(pub("0.0.0.0:81", true).Key); !ok && len(missing) == 0 {
+					t.Errorf("seed %d: generation %d is complete without the port", seed, view.Generation())
+				}
+			}
+			s.mu.Unlock()
+			docker.Replace(nil)
+			time.Sleep(time.Minute)
+			go func() {
+				for range rng.IntN(5) {
+					docker.Apply(port.Change{Put: []port.Binding{binding("a", "0.0.0.0:80")}})
+					docker.Apply(port.Change{Drop: []port.Origin{{Source: "docker", ID: "a"}}})
+				}
+			}()
+			containerd.Replace([]port.Binding{binding("b", "0.0.0.0:81")})
+			synctest.Wait()
+			wantMissing(t, s)
+		})
+	}
+}
+
+func wantMissing(t *testing.T, s *fakeSink, sources ...string) {
+	t.Helper()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !slices.Equal(s.missing, sources) {
+		t.Errorf("missing in the last Sync: %q, want %q", s.missing, sources)
+	}
 }

@@ -33,6 +33,9 @@ type Options struct {
 	// close ports that are still wanted.
 	Ready        <-chan struct{}
 	ReadyTimeout time.Duration
+	// Missing, if not nil, returns the sources that Ready still waits for. It returns none
+	// once Ready is closed.
+	Missing func() []string
 	// Reading, if not nil, reports whether a source that is sure to end is still at
 	// work on its first set, as on a busy machine. ReadyTimeout is then extended, to
 	// 20 s at most.
@@ -71,6 +74,10 @@ type Reconciler struct {
 
 	first   chan struct{} // closed when every sink was in sync once
 	waiting atomic.Int32  // sinks that were not
+
+	missing    []string      // sources without which the sinks were begun; set before them
+	complete   chan struct{} // closed when the wanted set has what all sources reported
+	completeAt uint64        // the first generation of the wanted set that has; set before complete is closed
 }
 
 // counters are what Stats reads.
@@ -113,6 +120,7 @@ func New(from *table.Table[port.Key, port.Publication], sinks []Sink, o Options)
 		wanted:   table.New[port.Key, port.Publication](port.Key.Compare),
 		outcomes: table.New[port.Key, Outcomes](port.Key.Compare),
 		first:    make(chan struct{}),
+		complete: make(chan struct{}),
 		counters: make([]counters, len(sinks)),
 	}
 	r.waiting.Store(int32(len(sinks)))
@@ -125,6 +133,20 @@ func New(from *table.Table[port.Key, port.Publication], sinks []Sink, o Options)
 // FirstSync is closed once every sink was equal to the wanted set for the first time.
 func (r *Reconciler) FirstSync() <-chan struct{} { return r.first }
 
+// Incomplete returns the sources whose ports a generation of the wanted set may lack,
+// because they had not reported yet: none once it has what all sources reported. Every
+// sink is synced again when that changes. Only sinks may call it, in Sync.
+func (r *Reconciler) Incomplete(generation uint64) []string {
+	select {
+	case <-r.complete:
+		if generation >= r.completeAt {
+			return nil
+		}
+	default:
+	}
+	return r.missing
+}
+
 // Wanted is the set that the sinks are kept equal to. Only the reconciler writes it.
 func (r *Reconciler) Wanted() *table.Table[port.Key, port.Publication] { return r.wanted }
 
@@ -133,7 +155,8 @@ func (r *Reconciler) Outcomes() *table.Table[port.Key, Outcomes] { return r.outc
 
 // Run drives the sinks until ctx ends.
 func (r *Reconciler) Run(ctx context.Context) error {
-	if err := r.awaitReady(ctx); err != nil {
+	var err error
+	if r.missing, err = r.awaitReady(ctx); err != nil {
 		return err
 	}
 	sub := r.from.Subscribe()
@@ -142,6 +165,9 @@ func (r *Reconciler) Run(ctx context.Context) error {
 	// The wanted set is complete before the first sink is synced.
 	view, change := sub.Take()
 	r.apply(view, change, &h)
+	if len(r.missing) == 0 {
+		r.completed()
+	}
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	for i, s := range r.sinks {
@@ -150,24 +176,34 @@ func (r *Reconciler) Run(ctx context.Context) error {
 	return r.want(ctx, sub, &h)
 }
 
-func (r *Reconciler) awaitReady(ctx context.Context) error {
+// completed notes that the wanted set has what all sources reported.
+func (r *Reconciler) completed() {
+	r.completeAt = r.wanted.View().Generation()
+	close(r.complete)
+}
+
+// awaitReady returns the sources that have not reported in time.
+func (r *Reconciler) awaitReady(ctx context.Context) (missing []string, err error) {
 	if r.o.Ready == nil {
-		return nil
+		return nil, nil
 	}
 	begin := time.Now()
 	for until := begin.Add(r.o.ReadyTimeout); ; until = time.Now().Add(readingPause) {
 		if err := schedule.Wait(ctx, until, r.o.Ready); err != nil {
-			return err
+			return nil, err
 		}
 		select {
 		case <-r.o.Ready:
-			return nil
+			return nil, nil
 		default:
 		}
 		waited := time.Since(begin)
 		if r.o.Reading == nil || !r.o.Reading() || waited >= readingMax {
-			r.log.Warn("some sources are not ready; continuing without them", "waited", waited)
-			return nil
+			if r.o.Missing != nil {
+				missing = r.o.Missing()
+			}
+			r.log.Warn("some sources are not ready; continuing without them", "waited", waited, "sources", missing)
+			return missing, nil
 		}
 	}
 }
@@ -179,14 +215,31 @@ const (
 
 // want keeps the wanted set: what is allowed, and for the hold-down what was.
 func (r *Reconciler) want(ctx context.Context, sub *table.Subscription[port.Key, port.Publication], h *holds) error {
+	var ready <-chan struct{}
+	if len(r.missing) > 0 {
+		ready = r.o.Ready
+	}
 	for {
-		if err := schedule.Wait(ctx, h.next(), sub.C()); err != nil {
-			return err
+		var due <-chan time.Time
+		if at := h.next(); !at.IsZero() {
+			due = time.After(time.Until(at))
+		}
+		all := false
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-due:
+		case <-sub.C():
+		case <-ready:
+			all, ready = true, nil
 		}
 		if view, change := sub.Take(); len(change.Keys) > 0 {
 			r.apply(view, change, h)
 		}
 		r.expire(h)
+		if all {
+			r.completed()
+		}
 	}
 }
 
@@ -342,12 +395,18 @@ func (r *Reconciler) drive(ctx context.Context, s Sink, count *counters) {
 	sub := r.wanted.Subscribe()
 	defer sub.Close()
 	var retry <-chan time.Time // nil while the sink is in sync
+	complete := r.complete
+	if len(r.missing) == 0 {
+		complete = nil
+	}
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-sub.C():
 		case <-s.Wake():
+		case <-complete:
+			complete = nil
 		case <-retry:
 			count.retries.Add(1)
 		}

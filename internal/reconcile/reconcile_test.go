@@ -30,6 +30,10 @@ type fakeSink struct {
 	fail  func() error
 	syncs int
 	wake  chan struct{}
+
+	incomplete func(generation uint64) []string // the reconciler's, nil if not of interest
+	missing    []string                         // what it returned last
+	onSync     func(View, []string)
 }
 
 func newSink() *fakeSink {
@@ -43,6 +47,12 @@ func (s *fakeSink) Sync(ctx context.Context, want View, c Change) (port.Outcomes
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.syncs++
+	if s.incomplete != nil {
+		s.missing = s.incomplete(want.Generation())
+	}
+	if s.onSync != nil {
+		s.onSync(want, s.missing)
+	}
 	if s.fail != nil {
 		if err := s.fail(); err != nil {
 			return nil, err

@@ -94,6 +94,19 @@ func (r *Registry) Sources() *table.Table[string, SourceStatus] { return r.statu
 // table lacks ports that exist. Add all feeds first.
 func (r *Registry) Ready() <-chan struct{} { return r.ready }
 
+// Incomplete returns the names of the sources that have not reported a complete set. It
+// returns none once Ready is closed, and some before.
+func (r *Registry) Incomplete() (names []string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, s := range r.sources {
+		if !s.complete {
+			names = append(names, s.name)
+		}
+	}
+	return names
+}
+
 // Touch returns once no change is being merged: a sign of life.
 func (r *Registry) Touch() {
 	r.mu.Lock()

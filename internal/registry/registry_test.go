@@ -196,14 +196,23 @@ func TestReadyWhenEverySourceReported(t *testing.T) {
 			return false
 		}
 	}
+	if got := r.Incomplete(); !slices.Equal(got, []string{"socket", "docker"}) {
+		t.Errorf("incomplete: %q", got)
+	}
 	a.Replace(nil)
 	b.Stale(errors.New("no engine"))
 	if ready() {
 		t.Error("ready before the second source reported")
 	}
+	if got := r.Incomplete(); !slices.Equal(got, []string{"docker"}) {
+		t.Errorf("incomplete: %q", got)
+	}
 	b.Replace(nil)
 	if !ready() {
-		t.Error("not ready though both have spoken")
+		t.Error("not ready though both have reported")
+	}
+	if got := r.Incomplete(); got != nil {
+		t.Errorf("incomplete: %q", got)
 	}
 	a.Replace(nil) // and it stays so
 }

@@ -23,13 +23,7 @@ func (c Control) Check() error {
 	}
 	switch {
 	case c.Snapshot != nil:
-		if c.Snapshot.Epoch == "" {
-			return malformed("snapshot: no epoch")
-		}
-		if err := checkText("snapshot: epoch", c.Snapshot.Epoch, MaxWord); err != nil {
-			return err
-		}
-		return checkAll(c.Snapshot.Publications, Publication.Check)
+		return c.Snapshot.check()
 	case c.Change != nil:
 		if c.Change.Generation <= c.Change.Base {
 			return malformed("change: generation %d is not after base %d", c.Change.Generation, c.Change.Base)
@@ -47,6 +41,24 @@ func (c Control) Check() error {
 	default:
 		return checkText("resync: reason", c.Resync.Reason, MaxReason)
 	}
+}
+
+func (s *Snapshot) check() error {
+	if s.Epoch == "" {
+		return malformed("snapshot: no epoch")
+	}
+	if err := checkText("snapshot: epoch", s.Epoch, MaxWord); err != nil {
+		return err
+	}
+	if len(s.Incomplete) > MaxIncomplete {
+		return malformed("snapshot: %d sources, at most %d", len(s.Incomplete), MaxIncomplete)
+	}
+	for _, name := range s.Incomplete {
+		if err := checkText("snapshot: source", name, MaxWord); err != nil {
+			return err
+		}
+	}
+	return checkAll(s.Publications, Publication.Check)
 }
 
 func (u *Unpublished) check() error {

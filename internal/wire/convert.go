@@ -102,6 +102,15 @@ func FromUnpublished(p port.Publication) (w UnpublishedPort, ok bool) {
 	return w, checkKey(p.Key) == nil
 }
 
+// FitSources returns names of sources as a Snapshot has them: not too many, and truncated.
+func FitSources(names []string) List[string] {
+	out := make(List[string], 0, min(len(names), MaxIncomplete))
+	for _, n := range names[:cap(out)] {
+		out = append(out, truncate(n, MaxWord))
+	}
+	return out
+}
+
 // Equal reports whether both are the same.
 func (p UnpublishedPort) Equal(q UnpublishedPort) bool {
 	return p.Key == q.Key && p.Pending == q.Pending && p.Withheld == q.Withheld && p.Rule == q.Rule && p.Reason == q.Reason &&

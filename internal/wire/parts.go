@@ -6,7 +6,7 @@ import "github.com/fairlead/fairlead/internal/port"
 
 // Upper bounds of encoded sizes in bytes. Text can grow sixfold ("\u0000").
 const (
-	envelopeSize = 1024
+	envelopeSize = 1024 + MaxIncomplete*(6*MaxWord+8)
 	keySize      = 128 + 6*MaxZone
 	partSize     = MaxControlFrame - envelopeSize
 )

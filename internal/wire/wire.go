@@ -48,6 +48,9 @@ const (
 	MaxUnread      = 64   // NAT rules
 )
 
+// MaxIncomplete is how many sources Snapshot.Incomplete names at most.
+const MaxIncomplete = 16
+
 // Control is one message on the control stream; exactly one field is set.
 type Control struct {
 	Snapshot *Snapshot `json:"snapshot,omitempty"` // agent to host
@@ -66,6 +69,11 @@ type Snapshot struct {
 	Generation   uint64            `json:"generation"`
 	Publications List[Publication] `json:"publications"`
 	More         bool              `json:"more,omitzero"`
+	// Incomplete names sources that the agent has not read yet, as one whose engine does
+	// not answer: their ports may be missing. The host keeps the ports that an earlier
+	// session had and that are missing here, until a snapshot comes that is complete, or
+	// for a limited time. Peers that do not know the field take each snapshot for complete.
+	Incomplete List[string] `json:"incomplete,omitempty"`
 }
 
 // Change turns the set of generation Base into that of Generation. A host that

@@ -47,8 +47,9 @@ func web() Publication {
 func controls() map[string]Control {
 	dns := Publication{Key: key(port.UDP, "fe80::1%eth0", 5300), Host: []netip.AddrPort{netip.MustParseAddrPort("[::1]:0")}}
 	return map[string]Control{
-		"snapshot":       {Snapshot: &Snapshot{Epoch: "E1", Generation: 7, Publications: []Publication{web(), dns}, More: true}},
-		"snapshot-empty": {Snapshot: &Snapshot{Epoch: "E1", Publications: []Publication{}}},
+		"snapshot":            {Snapshot: &Snapshot{Epoch: "E1", Generation: 7, Publications: []Publication{web(), dns}, More: true}},
+		"snapshot-incomplete": {Snapshot: &Snapshot{Epoch: "E1", Generation: 7, Publications: []Publication{web()}, Incomplete: []string{"containerd", "docker"}}},
+		"snapshot-empty":      {Snapshot: &Snapshot{Epoch: "E1", Publications: []Publication{}}},
 		"change": {Change: &Change{Base: 7, Generation: 9, Put: []Publication{dns},
 			Removed: []port.Key{key(port.TCP, "::", 22)}}},
 		"ack": {Ack: &Ack{Generation: 9, Outcomes: []Outcome{
@@ -194,6 +195,8 @@ func TestControlRefused(t *testing.T) {
 		"negative generation":   {`{"ack":{"generation":-1}}`, "ack"},
 		"no epoch":              {`{"snapshot":{"publications":[]}}`, "epoch"},
 		"long epoch":            {`{"snapshot":{"epoch":"` + strings.Repeat("e", 65) + `"}}`, "epoch"},
+		"too many sources":      {`{"snapshot":{"epoch":"E","incomplete":[` + strings.Repeat(`"a",`, MaxIncomplete) + `"a"]}}`, "17 sources"},
+		"long missing source":   {`{"snapshot":{"epoch":"E","incomplete":["` + strings.Repeat("e", 65) + `"]}}`, "source"},
 		"change back":           {`{"change":{"base":5,"generation":5}}`, "generation 5"},
 		"no protocol":           {pub(`"address":"0.0.0.0","port":80`), "protocol"},
 		"protocol sctp":         {pub(`"protocol":"sctp","address":"0.0.0.0","port":80`), "sctp"},
@@ -547,6 +550,29 @@ func joinThroughFrames(t *testing.T, parts []Control) Control {
 	}
 	t.Fatal("no parts")
 	return Control{}
+}
+
+// Each part has the sources that are missing, the longest that fit, and so has the whole.
+func TestSplitIncompleteSnapshot(t *testing.T) {
+	var sources []string
+	for range MaxIncomplete + 1 {
+		sources = append(sources, strings.Repeat("\u0001", MaxWord+1))
+	}
+	s := Snapshot{Epoch: strings.Repeat("\u0001", MaxWord), Generation: 4, Incomplete: FitSources(sources)}
+	for i := range 60 {
+		s.Publications = append(s.Publications, fat(i))
+	}
+	parts := s.Split()
+	if len(parts) < 2 {
+		t.Fatalf("%d parts", len(parts))
+	}
+	whole := joinThroughFrames(t, parts).Snapshot
+	if d := cmp.Diff(s, *whole, equal...); d != "" {
+		t.Error(d)
+	}
+	if len(whole.Incomplete) != MaxIncomplete {
+		t.Errorf("%d sources", len(whole.Incomplete))
+	}
 }
 
 func TestSplitOutcomes(t *testing.T) {

@@ -40,6 +40,11 @@ type Options struct {
 	// Wanted), not of the last one that was synced: no flow may be opened to what a
 	// rule has just denied.
 	Lookup func(port.Key) (port.Publication, bool)
+	// Incomplete, if not nil, returns the sources whose ports a generation of the wanted set
+	// may lack, because they have not reported yet (reconcile.Reconciler's Incomplete). Sync
+	// is called again when that changes. The host is sent the names, and keeps the ports of
+	// the session before until it is sent a set without any.
+	Incomplete func(generation uint64) []string
 	// Serve moves the bytes of one flow until it ends. It answers req, owns stream,
 	// and has closed or reset it when it returns. The end of ctx resets the flow;
 	// context.Cause is why.

@@ -50,6 +50,7 @@ type session struct {
 	acked      bool      // sent is acknowledged
 	view       reconcile.View
 	partial    bool                  // view has more than can be sent to a host
+	incomplete bool                  // the host was last sent a snapshot that may lack ports
 	unanswered map[port.Key]struct{} // sent, and no outcome since
 	outcomes   port.Outcomes         // received since the last sync took them
 	resync     bool
@@ -203,13 +204,17 @@ const sendTimeout = 30 * time.Second
 // What cannot be sent goes into failed. A message is sent to its end even if ctx
 // reaches its deadline, since the session is of no use after half of one.
 func (c *session) send(ctx context.Context, want reconcile.View, change reconcile.Change, failed port.Outcomes) error {
-	c.mu.Lock()
 	gen := want.Generation()
+	var missing wire.List[string]
+	if c.o.Incomplete != nil {
+		missing = wire.FitSources(c.o.Incomplete(gen))
+	}
+	c.mu.Lock()
 	var parts []wire.Control
 	switch {
-	case !c.started || c.resync || (gen != c.sent && (change.Base == 0 || change.Base > c.sent ||
+	case !c.started || c.resync || (c.incomplete && len(missing) == 0) || (gen != c.sent && (change.Base == 0 || change.Base > c.sent ||
 		c.partial || want.Len() > c.o.maxPublications)):
-		parts = c.snapshot(want, failed)
+		parts = c.snapshot(want, missing, failed)
 		c.stats.snapshots.Add(1)
 	case gen == c.sent:
 		c.mu.Unlock()
@@ -269,9 +274,14 @@ func (w countWriter) Write(b []byte) (int, error) {
 	return n, err
 }
 
-// snapshot is all of want that can be sent to a host. c.mu is held.
-func (c *session) snapshot(want reconcile.View, failed port.Outcomes) []wire.Control {
-	s := wire.Snapshot{Epoch: c.o.Epoch, Generation: want.Generation(), Publications: make([]wire.Publication, 0, min(want.Len(), c.o.maxPublications))}
+// snapshot is all of want that can be sent to a host. missing are the sources whose ports
+// it may lack. c.mu is held.
+func (c *session) snapshot(want reconcile.View, missing wire.List[string], failed port.Outcomes) []wire.Control {
+	s := wire.Snapshot{
+		Epoch: c.o.Epoch, Generation: want.Generation(), Incomplete: missing,
+		Publications: make([]wire.Publication, 0, min(want.Len(), c.o.maxPublications)),
+	}
+	c.incomplete = len(missing) > 0
 	c.unanswered = make(map[port.Key]struct{}, want.Len())
 	c.partial = false
 	text := 0

@@ -145,6 +145,46 @@ func TestResync(t *testing.T) {
 	}
 }
 
+// The host is sent the sources that are missing, and a complete snapshot once there are
+// none, even if no port changed.
+func TestIncompleteSnapshot(t *testing.T) {
+	missing := map[uint64][]string{1: {"docker", "kube"}, 2: {"docker", "kube"}}
+	r := newRig(t, func(o *Options) { o.Incomplete = func(generation uint64) []string { return missing[generation] } })
+	r.put(pub(key(80), "a"))
+	p := r.connect("h")
+	during(r.mustSync, func() {
+		if s := p.next().Snapshot; s == nil || !slices.Equal(s.Incomplete, missing[1]) {
+			t.Errorf("snapshot %+v", s)
+		}
+		p.ack(1, key(80))
+	})
+	want(t, r.mustSync(), nil)
+
+	r.put(pub(key(81), "b"))
+	during(r.mustSync, func() {
+		if c := p.next().Change; c == nil {
+			t.Error("no change")
+		}
+		p.say(wire.Control{Resync: &wire.Resync{Reason: "gap"}})
+		if s := p.next().Snapshot; s == nil || !slices.Equal(s.Incomplete, missing[2]) {
+			t.Errorf("snapshot %+v", s)
+		}
+		p.ack(2, key(80), key(81))
+	})
+
+	delete(missing, 2)
+	want(t, during(r.mustSync, func() {
+		if s := p.next().Snapshot; s == nil || s.Generation != 2 || len(s.Publications) != 2 || s.Incomplete != nil {
+			t.Errorf("snapshot %+v", s)
+		}
+		p.ack(2, key(80), key(81))
+	}), map[uint16]port.State{80: port.Active, 81: port.Active})
+	want(t, r.mustSync(), nil)
+	if st := r.sink.Stats(); st.Snapshots != 3 || st.Changes != 1 {
+		t.Errorf("stats %+v", st)
+	}
+}
+
 func drain(c <-chan struct{}) {
 	select {
 	case <-c:
