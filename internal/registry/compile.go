@@ -132,11 +132,17 @@ func others(ms []member, owner port.Owner, known precedence, all slots) (out []p
 	return out
 }
 
-// appendOther appends o if it is known, not owner, and not in the list.
+// appendOther appends o if it is known, not owner, and not in the list. One who is both a
+// rival and behind a NAT rule is a rival.
 func appendOther(list []port.OtherOwner, owner port.Owner, o port.OtherOwner) []port.OtherOwner {
-	same := func(p port.OtherOwner) bool { return sameContainer(p.Owner, o.Owner) }
-	if o.Kind == port.OwnerUnknown || sameContainer(o.Owner, owner) || slices.ContainsFunc(list, same) {
+	if o.Kind == port.OwnerUnknown || sameContainer(o.Owner, owner) {
 		return list
+	}
+	for i := range list {
+		if sameContainer(list[i].Owner, o.Owner) {
+			list[i].Rival = list[i].Rival || o.Rival
+			return list
+		}
 	}
 	return append(list, o)
 }
@@ -281,9 +287,7 @@ func mergeFamilies(pubs []merged) []merged {
 	v6.doubt = v6.doubt.and(v4.doubt)
 	v6.Contained = v6.Contained || v4.Contained
 	for _, o := range v4.Others {
-		if !slices.ContainsFunc(v6.Others, func(p port.OtherOwner) bool { return sameContainer(o.Owner, p.Owner) }) {
-			v6.Others = append(slices.Clip(v6.Others), o)
-		}
+		v6.Others = appendOther(v6.Others, v6.Owner, o)
 	}
 	if v4.Since.Before(v6.Since) {
 		v6.Since = v4.Since

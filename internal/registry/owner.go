@@ -85,7 +85,10 @@ func (a *arbiter) ask(by func(Facts) (port.Owner, bool)) (ans answer) {
 		case !ans.known:
 			ans.owner, ans.known, ans.stale = o, true, stale
 		case sameContainer(o, ans.owner):
-			if ans.stale = ans.stale && stale; ans.owner.Labels == nil {
+			if ans.stale && !stale { // the others that were named are stale
+				ans.stale, ans.rivals = false, nil
+			}
+			if ans.owner.Labels == nil {
 				ans.owner = o // Kubernetes reports a pod without labels
 			}
 		case ans.stale && !stale:

@@ -165,6 +165,9 @@ type member struct {
 	binding     *port.Binding
 	attribution *attribution
 	provisional bool // an engine was not live when this appeared: facts and claims may be old
+	// lost is when the port lost the owner that an engine named, and this binding kept it;
+	// zero after the wait for another owner.
+	lost time.Time
 }
 
 // insert adds a binding. replaced is the member whose origin it has, or empty.
@@ -174,7 +177,7 @@ func (r *Registry) insert(src *source, b *port.Binding, replaced member) {
 	m.provisional = !live && b.Owner.Kind < port.OwnerService &&
 		(len(b.Hints.Targets) > 0 || m.attribution != nil && m.attribution.container || relayed(b))
 	if o := replaced.binding; o != nil && o.Key == b.Key && o.Hints.Equal(b.Hints) {
-		m.provisional = replaced.provisional
+		m.provisional, m.lost = replaced.provisional, replaced.lost
 	}
 	if m.provisional {
 		r.provisional[s] = struct{}{}
@@ -266,21 +269,39 @@ func (t *touched) find(s port.Slot) (i int, ok bool) {
 	return i, i >= 0
 }
 
-// taken returns the kind of the owner that the IPv4 wildcard had, if p becomes
-// dual-stack by it. p continues its wait for another owner.
-func (r *Registry) taken(tx *table.Tx[port.Key, port.Publication], p *port.Publication) port.OwnerKind {
+// former is the kinds of the owners that the port of a publication had before.
+type former struct {
+	own  port.OwnerKind
+	best port.OwnerKind // own, or that of the other family's publication
+}
+
+// formerOwner returns the owners that p's port had before. A wildcard had the one of the
+// other family as well, if p has an origin of it: both were or become one dual-stack
+// publication.
+func formerOwner(tx *table.Tx[port.Key, port.Publication], p *port.Publication) former {
+	own, had := tx.Get(p.Key)
+	f := former{own.Owner.Kind, own.Owner.Kind}
+	if !p.Address.IsUnspecified() {
+		return f
+	}
 	k := port.Key{Protocol: p.Protocol, Address: netip.IPv4Unspecified(), Port: p.Port}
-	if !p.DualStack || p.Address != netip.IPv6Unspecified() {
-		return port.OwnerUnknown
+	if p.Address == k.Address {
+		k.Address = netip.IPv6Unspecified()
 	}
-	old, ok := tx.Get(k)
-	if !ok || !slices.ContainsFunc(p.Origins, func(o port.OriginInfo) bool { return o.Origin == old.Origins[0].Origin }) {
-		return port.OwnerUnknown
+	if other, ok := tx.Get(k); ok && (p.DualStack || other.DualStack) && shareOrigin(p, &other) {
+		if f.best = max(f.own, other.Owner.Kind); !had {
+			f.own = f.best
+		}
 	}
-	if w := r.waits.byKey[k]; w != nil && w.lost && !w.over {
-		r.waits.byKey[p.Key] = w
-	}
-	return old.Owner.Kind
+	return f
+}
+
+func shareOrigin(p, q *port.Publication) bool {
+	return slices.ContainsFunc(p.Origins, func(o port.OriginInfo) bool { return hasOrigin(q, o.Origin) })
+}
+
+func hasOrigin(p *port.Publication, o port.Origin) bool {
+	return slices.ContainsFunc(p.Origins, func(q port.OriginInfo) bool { return q.Origin == o })
 }
 
 // merge computes the publications of the slots anew, and of those that NAT rules
@@ -290,28 +311,72 @@ func (r *Registry) merge(dirty *touched) {
 		return
 	}
 	r.redirects.spread(dirty)
-	all := func(s port.Slot) []member { return r.slots[s] }
 	r.publications.Update(func(tx *table.Tx[port.Key, port.Publication]) {
-		for _, t := range dirty.slots {
-			pubs := compile(r.slots[t.slot], all)
-			for i := range pubs {
-				p := &pubs[i].Publication
-				old, had := tx.Get(p.Key)
-				if had {
-					p.Since = old.Since
-				}
-				p.Observed = t.observed
-				r.decide(&pubs[i], max(old.Owner.Kind, r.taken(tx, p)))
-				if !had || !old.Equal(*p) {
-					tx.Put(p.Key, *p)
-				}
+		for i := 0; i < len(dirty.slots); i++ {
+			t := dirty.slots[i]
+			if !r.mergeSlot(tx, t) {
+				continue
 			}
-			for _, k := range tx.Range(t.slot.Bounds()) {
-				if !slices.ContainsFunc(pubs, func(p merged) bool { return p.Key == k }) {
-					tx.Delete(k)
-					delete(r.waits.byKey, k)
-				}
+			// Ports that are sent on to this one have lost their owner as well.
+			if from := r.redirects[t.slot]; from != nil {
+				from.each(func(s port.Slot) { dirty.slots = append(dirty.slots, touchedSlot{s, 0}) })
 			}
 		}
 	})
+}
+
+// mergeSlot merges one slot, and reports whether a port of it lost its owner.
+func (r *Registry) mergeSlot(tx *table.Tx[port.Key, port.Publication], t touchedSlot) (lost bool) {
+	all := func(s port.Slot) []member { return r.slots[s] }
+	r.endLosses(t.slot)
+	pubs := compile(r.slots[t.slot], all)
+	for i := range pubs {
+		p := &pubs[i].Publication
+		if p.Owner.Kind < port.OwnerService && formerOwner(tx, p).best >= port.OwnerService {
+			r.noteLoss(p)
+			lost = true
+		}
+	}
+	if lost {
+		pubs = compile(r.slots[t.slot], all)
+	}
+	for i := range pubs {
+		p := &pubs[i].Publication
+		old, had := tx.Get(p.Key)
+		if had {
+			p.Since = old.Since
+		}
+		p.Observed = t.observed
+		r.decide(&pubs[i], formerOwner(tx, p))
+		if !had || !old.Equal(*p) {
+			tx.Put(p.Key, *p)
+		}
+	}
+	for _, k := range tx.Range(t.slot.Bounds()) {
+		if !slices.ContainsFunc(pubs, func(p merged) bool { return p.Key == k }) {
+			tx.Delete(k)
+			delete(r.waits.byKey, k)
+		}
+	}
+	return lost
+}
+
+// noteLoss notes that the port of p has lost the owner that an engine named.
+func (r *Registry) noteLoss(p *port.Publication) {
+	ms := r.slots[p.Slot()]
+	for i := range ms {
+		if hasOrigin(p, ms[i].binding.Origin) {
+			ms[i].lost = r.now()
+		}
+	}
+}
+
+// endLosses forgets the losses of a slot after which nobody was named in time.
+func (r *Registry) endLosses(s port.Slot) {
+	ms := r.slots[s]
+	for i := range ms {
+		if !ms[i].lost.IsZero() && r.waits.past(ms[i].lost, r.now()) {
+			ms[i].lost = time.Time{}
+		}
+	}
 }

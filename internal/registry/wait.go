@@ -24,11 +24,12 @@ const rootCgroup = 1
 
 // wait is a publication whose owner is pending.
 type wait struct {
-	from  time.Time // when the wait began
-	since time.Time // when the owner became uncertain, which may be long before
-	lost  bool      // an engine's owner is gone, and something else keeps the port
-	left  bool      // the owner has stopped and may start again: the wait does not end
-	over  bool      // nobody named an owner in time: it counts as known
+	from  time.Time  // when the wait began
+	since time.Time  // when the owner became uncertain, which may be long before
+	known precedence // how well the owner is known
+	lost  bool       // an engine's owner is gone, and something else keeps the port
+	left  bool       // the owner has stopped and may start again: the wait does not end
+	over  bool       // nobody named an owner in time: it counts as known
 
 	orphan bool // the owner was a Service, of which rules are left: the wait does not end
 }
@@ -47,6 +48,7 @@ type doubt struct {
 	since   time.Time // since when an engine is expected to name another owner; zero: none is
 	process time.Time // since when the process of a socket is not known; zero: it is
 	target  time.Time // since when a NAT rule leads to somebody unknown besides the owner; zero: none does
+	lost    time.Time // when the owner that an engine named was lost; zero: it was not
 	left    bool      // it has stopped, and its NAT rule waits for it to start again
 
 	unclaimed bool // there is a rule of kube-proxy, and no Service
@@ -62,7 +64,8 @@ func (d doubt) aboutOwner() bool { return !d.since.IsZero() || !d.process.IsZero
 
 func (d doubt) and(e doubt) doubt {
 	return doubt{
-		latest(d.since, e.since), latest(d.process, e.process), latest(d.target, e.target), d.left || e.left, d.unclaimed || e.unclaimed,
+		latest(d.since, e.since), latest(d.process, e.process), latest(d.target, e.target), latest(d.lost, e.lost),
+		d.left || e.left, d.unclaimed || e.unclaimed,
 	}
 }
 
@@ -73,6 +76,7 @@ func uncertain(ms []member, known precedence, all slots) (d doubt) {
 		switch {
 		case known < container:
 			d = d.and(m.uncertain(known, all))
+			d.lost = latest(d.lost, m.lost)
 		case m.provisional && !claimed(ms, all):
 			// The claims are stale, and this is of another container, maybe.
 			d = d.and(m.uncertain(process, all))
@@ -145,7 +149,9 @@ func (m member) ruleUncertain(known precedence, all slots, own doubt) (d doubt) 
 			continue
 		}
 		_, known := best(ms, all)
-		d = d.and(uncertain(ms, known, all))
+		to := uncertain(ms, known, all)
+		to.since, to.lost = latest(to.since, to.lost), time.Time{}
+		d = d.and(to)
 	}
 	return d
 }
@@ -167,7 +173,7 @@ func (m member) targetDoubt(known precedence, all slots) doubt {
 		known = target // the rule's owner is another one
 	}
 	d := m.uncertain(known, all)
-	return doubt{target: d.from(), left: d.left}
+	return doubt{target: latest(d.from(), m.lost), left: d.left}
 }
 
 // relayed reports whether a socket may serve a container though it is not in the
@@ -233,14 +239,14 @@ func (r *Registry) engineStateChanged(s *source) {
 	}
 }
 
-// decide sets the decision of m, whose owner was of kind old, and notes whether it
+// decide sets the decision of m, whose port had these owners, and notes whether it
 // waits for an owner.
-func (r *Registry) decide(m *merged, old port.OwnerKind) {
+func (r *Registry) decide(m *merged, old former) {
 	p, d := &m.Publication, m.doubt
 	if len(r.engines) == 0 {
 		d.since, d.target = time.Time{}, time.Time{}
 	}
-	w := r.waits.next(p, m.known, d, old, r.now())
+	w := r.waits.next(m, d, old, r.now())
 	if w == nil {
 		p.OwnerPending = false
 		delete(r.waits.byKey, p.Key)
@@ -259,37 +265,37 @@ func (r *Registry) decide(m *merged, old port.OwnerKind) {
 	p.Decision = r.rules.Decide(*p)
 }
 
-// next returns the wait of p, whose owner was of kind old: the one that it has, or
-// another. It is nil if there is nothing to wait for. known is how well p's owner is
-// known.
-func (ws *waits) next(p *port.Publication, known precedence, d doubt, old port.OwnerKind, now time.Time) *wait {
-	w := ws.byKey[p.Key]
-	wasOrphan := w != nil && w.orphan
-	next := &wait{from: now, since: d.from(), left: d.left}
+// next returns the wait of m, whose port had these owners: the one that it has, or
+// another. It is nil if there is nothing to wait for.
+func (ws *waits) next(m *merged, d doubt, old former, now time.Time) *wait {
+	kind, w := m.Owner.Kind, ws.byKey[m.Key]
+	next := &wait{from: now, since: d.from(), known: m.known, left: d.left}
 	// Of a deleted Service, kube-proxy's rules may be left, which lead to pods.
-	deleted := old == port.OwnerService && p.Owner.Kind == port.OwnerContainer
-	switch next.orphan = d.unclaimed && known < service && (wasOrphan || deleted); {
-	case wasOrphan && next.orphan && d.left == w.left:
-		return w
-	case wasOrphan: // the rule is gone, or the port is claimed again
-		w = nil
-	}
-	unnamed := p.Owner.Kind < port.OwnerService
-	next.lost = next.orphan || unnamed && old >= port.OwnerService
-	switch same := w != nil && !next.since.After(w.since); {
-	case next.lost:
-		return next
-	case same && w.lost && unnamed && d.left == w.left:
-		return w
-	case w != nil && w.lost && unnamed && (same || !w.over): // what else is in doubt may end before
+	deleted := old.own == port.OwnerService && kind == port.OwnerContainer
+	if next.orphan = d.unclaimed && m.known < service && (w != nil && w.orphan || deleted); next.orphan {
 		next.lost = true
+		if w != nil && w.orphan && d.left == w.left {
+			return w
+		}
 		return next
-	case d.none():
+	}
+	if kind < port.OwnerService && !d.lost.IsZero() && !ws.past(d.lost, now) {
+		next.lost, next.since = true, latest(next.since, d.lost)
+	}
+	switch {
+	case next.since.IsZero():
 		return nil
-	case same && d.left == w.left && p.Owner.Kind >= old:
+	case w != nil && !w.orphan && !next.since.After(w.since) && d.left == w.left && kind >= old.best && m.known >= w.known &&
+		(w.over || w.lost || !next.lost):
+		w.known, w.lost = m.known, next.lost
 		return w
 	}
 	return next
+}
+
+// past reports whether nobody named an owner in time after one was lost.
+func (ws *waits) past(lost, now time.Time) bool {
+	return !ws.live.IsZero() && !latest(lost, ws.live).Add(ownerWait).After(now)
 }
 
 // ended reports whether nobody named an owner in time.

@@ -631,6 +631,9 @@ func (r *reference) step() map[port.Key]*published {
 	}
 	for _, e := range r.entries["nat"] {
 		present[r.itemOf(e, "target")+nobodyListens] = true
+		if i := r.itemOf(e, "owner"); r.items[i] != nil && !r.attribution(e).known {
+			present[i] = true // that a Service claims the port does not name what the rule leads to
+		}
 	}
 	for _, e := range r.entries["socket"] {
 		if len(e.Hints.Paths) == 0 { // a second search for its process is no new doubt
