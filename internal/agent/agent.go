@@ -79,6 +79,7 @@ type Agent struct {
 	server     *status.Server
 	served     schedule.Signal // the metrics or the page were read
 	shrunk     schedule.Signal // most of many rules or ports have gone
+	tried      schedule.Signal // hooks were attached, or could not be
 	problems   schedule.Signal // the NAT rules that are not understood may have changed
 
 	confined     bool                   // capabilities were dropped, and more will be
@@ -95,7 +96,7 @@ func New(cfg config.Agent, log *slog.Logger, level *slog.LevelVar) (*Agent, erro
 	}
 	a := &Agent{
 		cfg: cfg, log: log, sockets: new(own.Sockets), served: schedule.NewSignal(), shrunk: schedule.NewSignal(),
-		problems: schedule.NewSignal(), started: uint64(privilege.Effective()),
+		problems: schedule.NewSignal(), tried: schedule.NewSignal(), started: uint64(privilege.Effective()),
 	}
 	if err := a.wireSources(); err != nil {
 		return nil, err
@@ -139,7 +140,7 @@ func (a *Agent) wireSources() error {
 	a.observer, err = observer.New(observer.Options{
 		Mode: mode, Interval: a.cfg.PollInterval, Audit: auditInterval(&a.cfg), Methods: a.cfg.ObserverMethods,
 		RingBytes: a.cfg.EventBuffer << 10,
-		Logger:    a.log, Types: &a.types,
+		Logger:    a.log, Types: &a.types, Attached: a.tried,
 	})
 	if err != nil {
 		return fmt.Errorf("observer: %w", err)
@@ -194,7 +195,7 @@ func (a *Agent) engineRetry() engine.Retry {
 }
 
 func (a *Agent) newNATSource() (Source, error) {
-	o := nat.Options{Log: a.log, MaxPorts: a.cfg.NAT.MaxPorts, ReceiveBuffer: 2 * a.cfg.EventBuffer << 10, Types: &a.types, Shrunk: a.shrunk, Problems: a.problems}
+	o := nat.Options{Log: a.log, MaxPorts: a.cfg.NAT.MaxPorts, ReceiveBuffer: 2 * a.cfg.EventBuffer << 10, Types: &a.types, Shrunk: a.shrunk, Problems: a.problems, Attached: a.tried}
 	if a.mayLoadBPF() {
 		return nat.NewHooked(o)
 	}
@@ -216,23 +217,16 @@ func (a *Agent) wireSinks() error {
 		a.sinks = append(a.sinks, sink)
 	}
 	a.reconciler = reconcile.New(a.registry.Publications(), a.sinks, reconcile.Options{
-		HoldDown: a.cfg.HoldDown, Ready: a.registry.Ready(), Missing: a.registry.Incomplete, Reading: a.readsKernel, Logger: a.log,
+		HoldDown: a.cfg.HoldDown, Ready: a.registry.Ready(), Missing: a.registry.Incomplete, Reading: a.awaitKernel, Logger: a.log,
 		Denied: a.resetFlows,
 		Synced: a.propagated,
 	})
 	return nil
 }
 
-// readsKernel reports whether a source that reads the kernel is still at work on its
-// first set. Engines do not count: they may hang.
-func (a *Agent) readsKernel() bool {
-	view := a.registry.Sources().View()
-	for _, name := range []string{socket.Name, port.SourceNAT} {
-		if s, ok := view.Get(name); ok && s.State == registry.Starting {
-			return true
-		}
-	}
-	return false
+// awaitKernel waits for the sources that read the kernel, not for engines, which may hang.
+func (a *Agent) awaitKernel(ctx context.Context) {
+	a.registry.AwaitStarted(ctx, socket.Name, port.SourceNAT)
 }
 
 // wireHostlink makes the sink for the configured links.

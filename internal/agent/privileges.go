@@ -4,11 +4,7 @@ package agent
 
 import (
 	"context"
-	"os"
-	"path/filepath"
 	"slices"
-	"strings"
-	"syscall"
 	"time"
 
 	"github.com/fairlead/fairlead/internal/kernel"
@@ -67,63 +63,14 @@ func (a *Agent) usesUserSockets() bool {
 			paths = append(paths, s.Sockets()...)
 		}
 	}
-	return slices.ContainsFunc(paths, ofUser)
+	return slices.ContainsFunc(paths, privilege.OfUser)
 }
-
-// ofUser reports whether a socket, which may not exist yet, is below a user's directory
-// or belongs to another user.
-func ofUser(path string) bool {
-	resolved, existing := resolve(path)
-	if belowUser(path) || belowUser(resolved) {
-		return true
-	}
-	fi, err := os.Stat(existing)
-	if err != nil {
-		return false
-	}
-	st, ok := fi.Sys().(*syscall.Stat_t)
-	ours := ok && int(st.Uid) == os.Geteuid()
-	// Root owns the directories of everybody, as /run: that says nothing of the socket.
-	return ok && !ours && (st.Uid != 0 || existing == resolved)
-}
-
-func belowUser(path string) bool {
-	return strings.HasPrefix(path, "/home/") || strings.HasPrefix(path, "/run/user/") && !strings.HasPrefix(path, "/run/user/0/")
-}
-
-// maxSteps bounds the links and names that resolve follows, as links may form a loop.
-const maxSteps = 255
-
-// resolve follows the symbolic links of a path whose last parts may not exist yet. It
-// returns the path without links and the part of that which exists, path and "" if there
-// are too many links.
-func resolve(path string) (resolved, existing string) {
-	at, missing := path, ""
-	for range maxSteps {
-		if p, err := filepath.EvalSymlinks(at); err == nil {
-			return filepath.Join(p, missing), p
-		}
-		to, err := os.Readlink(at)
-		switch {
-		case err != nil:
-			at, missing = filepath.Dir(at), filepath.Join(filepath.Base(at), missing)
-		case filepath.IsAbs(to):
-			at = to
-		default:
-			at = filepath.Join(filepath.Dir(at), to)
-		}
-	}
-	return path, ""
-}
-
-// attachPoll is how often it is looked whether all hooks were tried.
-const attachPoll = 100 * time.Millisecond
 
 // limitAttached drops what attaching hooks needed, when all were tried. It does not wait
 // for engines, which may never answer.
 func (a *Agent) limitAttached(ctx context.Context) {
 	for !a.attached() {
-		if err := schedule.Sleep(ctx, attachPoll); err != nil {
+		if err := schedule.Wait(ctx, time.Time{}, a.tried); err != nil {
 			return
 		}
 	}

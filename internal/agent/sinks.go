@@ -69,7 +69,7 @@ func (a *Agent) newListenerSink() (*refused.Sink, error) {
 	if a.cfg.Listener.UDP {
 		o.ServeUDP = a.forward.ServeUDP
 	}
-	h := refused.SinkOptions{Own: a.sockets.Has, Ready: a.registry.Ready()}
+	h := refused.SinkOptions{Own: a.sockets.Has, Ready: a.registry.Ready(), Attached: a.tried}
 	if !a.mayLoadBPF() {
 		h.Disabled = fmt.Errorf("--observer %s loads no BPF programs", observer.Poll)
 	}

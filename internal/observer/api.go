@@ -14,6 +14,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/kernel"
 	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/schedule"
 )
 
 // Socket is one socket that serves a port, or could.
@@ -156,6 +157,9 @@ type Options struct {
 	// Types, if not nil, is shared with others that load programs. Its owner calls
 	// Forget when all have started.
 	Types *kernel.Types
+
+	// Attached, if not nil, is notified after hooks were attached, or could not be.
+	Attached schedule.Signal
 
 	// Logger receives methods, losses, failures and their end. Default: none.
 	Logger *slog.Logger

@@ -205,6 +205,7 @@ func (s *session) run(ctx context.Context, h Handler) error {
 			return err
 		}
 		s.counter.methods.Store(&methods)
+		s.options.Attached.Notify()
 		h.Methods(methods)
 		e.polled = polled
 		work.Go(func() error { e.findOwners(ctx); return nil })

@@ -36,10 +36,10 @@ type Options struct {
 	// Missing, if not nil, returns the sources that Ready still waits for. It returns none
 	// once Ready is closed.
 	Missing func() []string
-	// Reading, if not nil, reports whether a source that is sure to end is still at
-	// work on its first set, as on a busy machine. ReadyTimeout is then extended, to
-	// 20 s at most.
-	Reading func() bool
+	// Reading, if not nil, returns when the sources that are sure to end are no longer
+	// at work on their first set, as they are for long on a busy machine, or when ctx
+	// ends. ReadyTimeout is extended until then, to 20 s at most.
+	Reading func(ctx context.Context)
 	// SyncTimeout bounds one Sync; 5 s if 0.
 	SyncTimeout time.Duration
 	// RetryMin and RetryMax bound the pause after a failed Sync, which doubles
@@ -188,30 +188,34 @@ func (r *Reconciler) awaitReady(ctx context.Context) (missing []string, err erro
 		return nil, nil
 	}
 	begin := time.Now()
-	for until := begin.Add(r.o.ReadyTimeout); ; until = time.Now().Add(readingPause) {
-		if err := schedule.Wait(ctx, until, r.o.Ready); err != nil {
-			return nil, err
-		}
-		select {
-		case <-r.o.Ready:
-			return nil, nil
-		default:
-		}
-		waited := time.Since(begin)
-		if r.o.Reading == nil || !r.o.Reading() || waited >= readingMax {
-			if r.o.Missing != nil {
-				missing = r.o.Missing()
-			}
-			r.log.Warn("some sources are not ready; continuing without them", "waited", waited, "sources", missing)
-			return missing, nil
-		}
+	if err := schedule.Wait(ctx, begin.Add(r.o.ReadyTimeout), r.o.Ready); err != nil {
+		return nil, err
+	}
+	if !closed(r.o.Ready) && r.o.Reading != nil {
+		reading, stop := context.WithDeadline(ctx, begin.Add(readingMax))
+		r.o.Reading(reading)
+		stop()
+	}
+	if ctx.Err() != nil || closed(r.o.Ready) {
+		return nil, ctx.Err()
+	}
+	if r.o.Missing != nil {
+		missing = r.o.Missing()
+	}
+	r.log.Warn("some sources are not ready; continuing without them", "waited", time.Since(begin), "sources", missing)
+	return missing, nil
+}
+
+func closed(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
 	}
 }
 
-const (
-	readingMax   = 20 * time.Second       // less than a host waits for its first snapshot
-	readingPause = 100 * time.Millisecond // between looks at Reading
-)
+const readingMax = 20 * time.Second // less than a host waits for its first snapshot
 
 // want keeps the wanted set: what is allowed, and for the hold-down what was.
 func (r *Reconciler) want(ctx context.Context, sub *table.Subscription[port.Key, port.Publication], h *holds) error {

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/schedule"
 	"github.com/fairlead/fairlead/internal/table"
 	"github.com/fairlead/fairlead/test/kit/leak"
 )
@@ -420,7 +421,7 @@ func TestSlowFirstSetIsAwaited(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s := newSink()
 			begin := time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC) // of the fake clock
-			reading := func() bool { return time.Since(begin) < c.reads }
+			reading := func(ctx context.Context) { _ = schedule.Sleep(ctx, time.Until(begin.Add(c.reads))) }
 			run(t, Options{ReadyTimeout: 3 * time.Second, Reading: reading}, []Sink{s}, func(g rig) {
 				g.put(pub("127.0.0.1:80", true))
 				time.Sleep(c.want - time.Second)

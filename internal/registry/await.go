@@ -5,8 +5,10 @@ package registry
 import (
 	"context"
 	"slices"
+	"time"
 
 	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/schedule"
 )
 
 // AwaitTCP returns nil when a TCP port with this number appears in the table, at any
@@ -30,4 +32,19 @@ func (r *Registry) AwaitTCP(ctx context.Context, number uint16) error {
 			return nil
 		}
 	}
+}
+
+// AwaitStarted waits until none of the named sources is at work on its first set: each has
+// reported it, or failed. It returns when ctx ends, too.
+func (r *Registry) AwaitStarted(ctx context.Context, names ...string) {
+	changes := r.status.Subscribe()
+	defer changes.Close()
+	starting := func(name string) bool {
+		s, ok := r.status.View().Get(name)
+		return ok && s.State == Starting
+	}
+	for slices.ContainsFunc(names, starting) && schedule.Wait(ctx, time.Time{}, changes.C()) == nil {
+		changes.Take()
+	}
+	r.Touch() // Ready is closed with the last of them
 }

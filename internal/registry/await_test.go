@@ -4,6 +4,7 @@ package registry
 
 import (
 	"context"
+	"errors"
 	"testing"
 	"testing/synctest"
 
@@ -43,4 +44,32 @@ func TestAwaitTCP(t *testing.T) {
 func udp(b port.Binding) port.Binding {
 	b.Key.Protocol = port.UDP
 	return b
+}
+
+// Sources that have reported or failed are no longer waited for, others may hang.
+func TestAwaitStarted(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRegistry()
+		socket, nat := r.Feed("socket"), r.Feed("nat")
+		r.Feed("docker")
+		ended := make(chan struct{})
+		go func() {
+			defer close(ended)
+			r.AwaitStarted(t.Context(), "socket", "nat", "absent")
+		}()
+		for _, step := range []func(){func() {}, func() { socket.Replace(nil) }} {
+			step()
+			synctest.Wait()
+			select {
+			case <-ended:
+				t.Error("returned while a source is starting")
+			default:
+			}
+		}
+		nat.Stale(errors.New("no access"))
+		<-ended
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		r.AwaitStarted(ctx, "docker")
+	})
 }

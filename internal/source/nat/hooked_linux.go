@@ -60,6 +60,7 @@ func (h *Hooked) Run(ctx context.Context, feed registry.Feed) error {
 		g.Go(func() error { return modules.Run(ctx) })
 	}
 	h.methods.Store(&[]bpfkernel.Method{method})
+	h.opt.Attached.Notify()
 	g.Go(func() error { return h.Source.Run(ctx, feed) })
 	return g.Wait()
 }

@@ -45,6 +45,8 @@ type Options struct {
 	Problems schedule.Signal
 	// Types, if not nil, is shared with others that load BPF programs.
 	Types *bpfkernel.Types
+	// Attached, if not nil, is notified after hooks were attached, or could not be.
+	Attached schedule.Signal
 	// Methods limits the methods that are tried for nftables, by name, to force a
 	// place in the chain; the last of those named must work. Empty means all.
 	Methods []string

@@ -38,6 +38,8 @@ type SinkOptions struct {
 	Ready <-chan struct{}
 	// Disabled is why BPF programs must not be loaded, nil if they may.
 	Disabled error
+	// Attached, if not nil, is notified after the hook was attached, or could not be.
+	Attached schedule.Signal
 }
 
 // Sink is the listener sink with the hook that closes a placeholder when a server wants
@@ -101,6 +103,7 @@ func (s *Sink) Run(ctx context.Context) error {
 		s.watcher.Store(w)
 		g.Go(func() error { return w.Run(ctx, s.contend) })
 	}
+	s.o.Attached.Notify()
 	g.Go(func() error { return s.Sink.Run(ctx) })
 	return g.Wait()
 }

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package agent
+//go:build unix
+
+package privilege
 
 import (
 	"os"
@@ -46,7 +48,7 @@ func TestSocketOfAUser(t *testing.T) {
 		cases[link("theirs", "to-theirs")+"/docker.sock"] = true
 	}
 	for path, want := range cases {
-		if got := ofUser(path); got != want {
+		if got := OfUser(path); got != want {
 			t.Errorf("%q is of a user: %v, want %v", path, got, want)
 		}
 	}
