@@ -73,7 +73,7 @@ func (f *pairFlags) run(c *cobra.Command) error {
 		if endpoint, note, err = f.libvirtEndpoint(c.Context()); err != nil {
 			return fmt.Errorf("pair: %w", err)
 		}
-	case runtime.GOOS == "windows" && f.lima == "" && f.podman == "" && f.ssh == "":
+	case f.wsl():
 		endpoint = "hvsock://wsl:1023"
 	}
 	if channel == nil {
@@ -119,9 +119,9 @@ func (f *pairFlags) channel() (pair.Channel, error) {
 	return pair.WSL{Distribution: f.distribution, Run: hvsock.RunWSL}, nil
 }
 
-// wsl reports whether the token comes from WSL.
+// wsl reports whether the guest is WSL.
 func (f *pairFlags) wsl() bool {
-	return runtime.GOOS == "windows" && f.lima == "" && f.podman == "" && f.ssh == "" && f.from == "" && f.libvirt.Domain == ""
+	return runtime.GOOS == "windows" && f.lima == "" && f.podman == "" && f.ssh == "" && f.libvirt.Domain == ""
 }
 
 func (f *pairFlags) libvirtEndpoint(ctx context.Context) (endpoint, note string, err error) {

@@ -9,7 +9,6 @@ import (
 
 	"github.com/fairlead/fairlead/internal/diagnose/explain"
 	"github.com/fairlead/fairlead/internal/host"
-	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/status"
 )
 
@@ -33,14 +32,7 @@ func (p provider) Explain(_ context.Context, q explain.Query) (explain.Report, e
 		if pub.Key.Port != q.Port {
 			continue
 		}
-		e := explain.Publication{
-			Publication: port.Publication{
-				Key: pub.Key, DualStack: pub.DualStack, Owner: pub.Owner, Since: pub.Since,
-				Origins:  []port.OriginInfo{{Origin: port.Origin{Source: pub.Source}, Since: pub.Since}},
-				Decision: port.Decision{Allow: true},
-			},
-			Guest: pub.Guest, GuestName: names[pub.Guest],
-		}
+		e := explain.Publication{Publication: published(pub), Guest: pub.Guest, GuestName: names[pub.Guest]}
 		for _, o := range pub.Outcomes {
 			e.Outcomes = append(e.Outcomes, explain.Outcome{
 				Sink: "host", State: o.State, HostAddress: o.HostAddress, Reason: o.Reason, Since: o.Since,

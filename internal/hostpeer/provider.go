@@ -86,18 +86,25 @@ func (p provider) endpoint(id string) string {
 
 func describe(p host.Publication) status.Publication {
 	outcomes := make([]status.Outcome, 0, len(p.Outcomes))
-	hosts := make([]netip.AddrPort, 0, len(p.Outcomes))
 	for _, o := range p.Outcomes {
 		outcomes = append(outcomes, status.DescribeOutcome("host", o))
-		hosts = append(hosts, o.HostAddress)
 	}
-	row := status.Describe(port.Publication{
+	row := status.Describe(published(p), outcomes)
+	row.Guest, row.Lost = p.Guest, p.Lost
+	return row
+}
+
+// published returns a guest's publication as the host opens it.
+func published(p host.Publication) port.Publication {
+	hosts := make([]netip.AddrPort, len(p.Outcomes))
+	for i, o := range p.Outcomes {
+		hosts[i] = o.HostAddress
+	}
+	return port.Publication{
 		Key: p.Key, DualStack: p.DualStack, Owner: p.Owner, Since: p.Since,
 		Origins:  []port.OriginInfo{{Origin: port.Origin{Source: p.Source}, Since: p.Since}},
 		Decision: port.Decision{Allow: true, Host: hosts},
-	}, outcomes)
-	row.Guest, row.Lost = p.Guest, p.Lost
-	return row
+	}
 }
 
 // describeUnpublished makes a row of a port that its guest does not publish.

@@ -178,27 +178,21 @@ func (s *Set) Host(p port.Publication, asked []netip.AddrPort) port.Decision {
 		return port.Decision{Rule: hostDefault, Reason: "the guest asks for no host address"}
 	}
 	d, _ := s.decideHost(&p, asked)
+	if !d.Allow {
+		return d
+	}
+	for _, o := range p.Others {
+		q := p
+		q.Owner, q.OwnerPending = o.Owner, false
+		if e, r := s.decideHost(&q, asked); leadsToDenied(&p, o, e, r) {
+			return deniedFor(r.hostTitle, o)
+		}
+	}
 	return d
 }
 
-// decideHost is Host, with the rule that decides, nil if none does.
+// decideHost is Host for p's own owner, with the rule that decides, nil if none does.
 func (s *Set) decideHost(p *port.Publication, asked []netip.AddrPort) (port.Decision, *rule) {
-	d, winner := s.decideHostOne(p, asked)
-	if !d.Allow {
-		return d, winner
-	}
-	for _, o := range p.Others {
-		q := *p
-		q.Owner, q.OwnerPending = o.Owner, false
-		if e, r := s.decideHostOne(&q, asked); leadsToDenied(p, o, e, r) {
-			return deniedFor(r.hostTitle, o), r
-		}
-	}
-	return d, winner
-}
-
-// decideHostOne is decideHost for p's own owner.
-func (s *Set) decideHostOne(p *port.Publication, asked []netip.AddrPort) (port.Decision, *rule) {
 	winner, maybe := s.first(p, false)
 	d := port.Decision{Allow: true, Rule: hostDefault, Host: s.hostAddresses(p, asked)}
 	if winner != nil {
@@ -398,7 +392,7 @@ func (s *Set) Explain(p port.Publication) []Step {
 	steps := make([]Step, 0, len(s.rules)+2)
 	for i := range s.rules {
 		r := &s.rules[i]
-		step := r.explain(&p, r.title, by != "", r == winner)
+		step := r.explain(&p, by != "", r == winner)
 		if step.Decides && (!step.Matched || d.Pending && len(p.Others) > 0) {
 			step.Why = d.Reason // for another owner
 		}
@@ -410,24 +404,9 @@ func (s *Set) Explain(p port.Publication) []Step {
 	return append(steps, Step{defaultAllow, true, winner == nil && by == "", "allow"})
 }
 
-// ExplainHost is Explain for what Host decides.
-func (s *Set) ExplainHost(p port.Publication) []Step {
-	d, winner := s.decideHost(&p, p.Decision.Host)
-	steps := make([]Step, 0, len(s.rules)+1)
-	for i := range s.rules {
-		r := &s.rules[i]
-		step := r.explain(&p, r.hostTitle, false, r == winner)
-		if step.Decides && !step.Matched && !d.Pending {
-			step.Why = d.Reason // for another owner
-		}
-		steps = append(steps, step)
-	}
-	return append(steps, Step{hostDefault, true, winner == nil, "allow what the guest asks for"})
-}
-
-func (r *rule) explain(p *port.Publication, title string, isHeld, decides bool) Step {
+func (r *rule) explain(p *port.Publication, isHeld, decides bool) Step {
 	f := r.mismatch(p)
-	step := Step{Rule: title, Matched: f == fieldNone, Decides: decides}
+	step := Step{Rule: r.title, Matched: f == fieldNone, Decides: decides}
 	switch {
 	case r.depends(p, f):
 		step.Matched, step.Why = false, NotKnownYet

@@ -239,13 +239,6 @@ func (sp Space) OverlapsBox(r Region, b *Box) bool {
 	return slices.ContainsFunc(r, func(x Box) bool { return sp.Overlap(&x, b) })
 }
 
-// CoversBox reports whether r holds every packet of b. If that takes too many
-// boxes to find out, the answer is no.
-func (sp Space) CoversBox(r Region, b Box) bool {
-	rest, _ := sp.Subtract(Of(b), r)
-	return rest.Empty()
-}
-
 // Equal reports whether both hold the same packets. If that takes too many boxes
 // to find out, the answer is no.
 func (sp Space) Equal(a, b Region) bool {
@@ -262,9 +255,6 @@ type Bounds struct {
 
 // Exactly returns the bounds of a set that is known.
 func Exactly(r Region) Bounds { return Bounds{r, r} }
-
-// Perhaps returns the bounds of a set of which only the outer one is known.
-func Perhaps(r Region) Bounds { return Bounds{nil, r} }
 
 // Without returns the bounds of a without b: certain is what is certainly in a
 // and not possibly in b.
@@ -286,16 +276,6 @@ func (sp Space) Or(a, b Bounds) Bounds {
 	possible, ok := sp.Union(a.Possible, b.Possible)
 	if !ok {
 		possible = Of(All())
-	}
-	return Bounds{certain, possible}
-}
-
-// Within returns the bounds of what is both in a and in r, which is known.
-func (sp Space) Within(a Bounds, r Region) Bounds {
-	certain, _ := sp.Intersect(a.Certain, r)
-	possible, ok := sp.Intersect(a.Possible, r)
-	if !ok {
-		possible = r
 	}
 	return Bounds{certain, possible}
 }
