@@ -22,6 +22,7 @@ BIN=$CACHE/bin
 JOBS=${JOBS:-$(nproc)}
 # Not optimised: that compiles in half of the time, and no test asks for speed of an engine.
 quick=(-p "$JOBS" -trimpath -gcflags='all=-N -l -dwarf=false' -ldflags='-s -w')
+POLICY=/usr/sbin/policy-rc.d
 mkdir -p "$BIN" "$CACHE/src"
 
 say() { printf '%s provision-engines: %s\n' "$(date +%H:%M:%S)" "$*" >&2; }
@@ -74,8 +75,13 @@ stamped() { [[ -f $BIN/.$1 && $(<"$BIN/.$1") == "$2" ]]; }
 stamp() { printf '%s' "$2" >"$BIN/.$1"; }
 
 packages() {
+	debian docker.io containerd runc containernetworking-plugins etcd-server podman netavark iptables nftables conntrack busybox-static iproute2
+}
+
+# debian NAME...: installs Debian's packages.
+debian() {
 	local missing=() p
-	for p in docker.io containerd runc containernetworking-plugins etcd-server podman netavark iptables nftables conntrack busybox-static iproute2; do
+	for p; do
 		dpkg-query -W -f '${db:Status-Status}' "$p" 2>/dev/null | grep -qx installed || missing+=("$p")
 	done
 	if ((${#missing[@]} == 0)); then
@@ -84,18 +90,19 @@ packages() {
 	fi
 	[[ $(id -u) == 0 ]] || { say "packages: ${missing[*]} are missing; run this as root, or install them"; return 1; }
 	# Debian's maintainer scripts start daemons unless this file denies it.
-	local rcd=/usr/sbin/policy-rc.d made=
-	if [[ ! -e $rcd ]]; then
-		printf '#!/bin/sh\nexit 101\n' >$rcd
-		chmod 755 $rcd
-		made=1
+	if [[ ! -e $POLICY ]]; then
+		trap 'wait; rm -f "$POLICY"' EXIT # after apt-get, if this is killed
+		trap 'exit 130' INT TERM HUP
+		printf '#!/bin/sh\nexit 101\n' >"$POLICY"
+		chmod 755 "$POLICY"
 	fi
 	# Another process may be installing; a second run completes what was interrupted.
 	local rc=0 apt=(env DEBIAN_FRONTEND=noninteractive apt-get -q -o DPkg::Lock::Timeout=300 -o Dpkg::Use-Pty=0)
 	with_progress apt-update "${apt[@]}" update || true
 	with_progress apt-install "${apt[@]}" install -y --no-install-recommends "${missing[@]}" ||
 		with_progress apt-install-again "${apt[@]}" install -y --fix-broken --no-install-recommends "${missing[@]}" || rc=$?
-	[[ -z $made ]] || rm -f $rcd
+	[[ -z $(trap -p EXIT) ]] || rm -f "$POLICY"
+	trap - EXIT
 	return $rc
 }
 
@@ -152,6 +159,7 @@ moby() {
 	tried moby nice env GOBIN="$BIN/moby" GOFLAGS= CGO_ENABLED=0 go install "${quick[@]}" \
 		"github.com/moby/moby/v2/cmd/dockerd@v$MOBY_VERSION" "github.com/moby/moby/v2/cmd/docker-proxy@v$MOBY_VERSION"
 	# Entering namespaces is C.
+	debian gcc libc6-dev
 	tried runc nice env GOBIN="$BIN/moby" GOFLAGS= CGO_ENABLED=1 go install "${quick[@]}" \
 		"github.com/opencontainers/runc@v$RUNC_VERSION"
 	stamp moby "$MOBY_VERSION $RUNC_VERSION"

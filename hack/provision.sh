@@ -13,7 +13,7 @@
 set -euo pipefail
 
 # base: the race detector needs cgo; root tests make namespaces and rules, and check units.
-base_packages=(ca-certificates gcc git iproute2 iptables kmod libc6-dev make nftables procps systemd)
+base_packages=(gcc git iproute2 iptables kmod libc6-dev make nftables procps systemd)
 # generate: the pinned compiler of the BPF programs, and the headers to refresh the vendored ones.
 generate_packages=(clang-14 libbpf-dev llvm-14)
 # vm: the emulator, and what goes into its file system.
@@ -204,6 +204,7 @@ gotestsum() { tool gotest.tools/gotestsum "$gotestsum_version"; }
 linter() { tool github.com/golangci/golangci-lint/v2/cmd/golangci-lint "$lint_version"; }
 
 [ $# -gt 0 ] || set -- all
+packages ca-certificates # what is fetched below comes over TLS
 for section; do
 	case $section in
 	base) packages "${base_packages[@]}" ;;

@@ -332,9 +332,9 @@ func TestBoundsHoldWithFewBoxes(t *testing.T) {
 			for _, p := range all {
 				inA, inB, inC := p.within(false, a), p.within(false, b), p.within(false, c)
 				truth := map[string]bool{
-					"(a-b)-c":     inA && !inB && !inC,
-					"a-(b-c)":     inA && !(inB && !inC),
-					"(a or b)-c":  (inA || inB) && !inC,
+					"(a-b)-c":    inA && !inB && !inC,
+					"a-(b-c)":    inA && !(inB && !inC),
+					"(a or b)-c": (inA || inB) && !inC,
 				}
 				for what, is := range truth {
 					if k := known[what]; p.within(false, k.Certain) && !is || is && !p.within(false, k.Possible) {
