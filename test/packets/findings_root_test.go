@@ -355,6 +355,10 @@ var dialTargets = []meaning{
 		"-A PREROUTING -p tcp --dport 1001 -j DNAT --to-destination $A",
 		"-A OUTPUT -d $ADDRA -j S", "-A S -p tcp -j DNAT --to-destination $B",
 	), want: []want{{at: "tcp 1001", outside: []string{serverA}, says: uncertain}}}}},
+	{"balanced server caught in output, and another rule", nil, []step{{load: table(
+		pre("tcp dport 1001 dnat to numgen inc mod 2 map { 0 : $ADDRA, 1 : $ADDRA }", "tcp dport 1001 dnat to $ADDRB"),
+		base("out", "output", -100, "ip daddr $ADDRA tcp dport 1001 dnat to $C"),
+	), want: []want{{at: "tcp 1001", outside: []string{"$ADDRA port 1001"}, says: uncertain}}}}},
 	{"some connections return in output", iptables, []step{{load: lines(
 		"-A PREROUTING -p tcp --dport 1001 -j DNAT --to-destination $A",
 		"-A OUTPUT -p tcp --dport 80 -m statistic --mode nth --every 2 --packet 0 -j RETURN",

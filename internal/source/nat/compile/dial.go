@@ -21,27 +21,34 @@ type outcome struct {
 	doubt   string // why that is not certain
 }
 
+// within reports whether the output hook certainly sends connections to some of
+// targets, and nowhere else.
+func (o outcome) within(targets []netip.AddrPort) bool {
+	return o.doubt == "" && len(o.targets) > 0 &&
+		!slices.ContainsFunc(o.targets, func(t netip.AddrPort) bool { return !slices.Contains(targets, t) })
+}
+
 // dial returns where this machine reaches the servers that clients of the slot at
 // key reach, best first, and why that is not certain if it is not.
 //
 // A connection to an own address comes first, where the output hook certainly
 // sends it to the same servers; else the servers themselves, where the output hook
-// leaves connections to them alone.
-func (c *Compiler) dial(id slotID, key netip.Addr, targets []netip.AddrPort) (dial []netip.AddrPort, doubt string) {
-	same := func(o outcome) bool {
-		return o.doubt == "" && len(o.targets) > 0 &&
-			!slices.ContainsFunc(o.targets, func(t netip.AddrPort) bool { return !slices.Contains(targets, t) })
-	}
+// leaves connections to them alone. The first lead targets are of the first rule. It is
+// not certain that clients reach the others, which are of rules after it.
+func (c *Compiler) dial(id slotID, key netip.Addr, targets []netip.AddrPort, lead int) (dial []netip.AddrPort, doubt string) {
+	same := func(o outcome) bool { return o.within(targets) }
+	certain := false // a server of the first rule can be reached
 	add := func(t netip.AddrPort) {
 		if !slices.Contains(dial, t) && len(dial) < maxDial {
 			dial = append(dial, t)
 		}
 	}
-	for _, t := range targets {
+	for i, t := range targets {
 		at := slotID{id.v6, port.Slot{Protocol: id.slot.Protocol, Port: t.Port()}}
 		list, crowded := c.leavingEntries(at, t.Addr())
 		if o := c.output(at, t.Addr(), list, crowded); same(o) {
 			add(t)
+			certain = certain || i < lead
 		} else if doubt == "" {
 			doubt = o.doubt
 			if doubt == "" {
@@ -52,7 +59,8 @@ func (c *Compiler) dial(id slotID, key netip.Addr, targets []netip.AddrPort) (di
 	var lost netip.AddrPort // a loopback address, last and not for certain
 	list, crowded := c.hookEntries(id, ruleset.HookOutput)
 	for _, a := range c.ownAddrs(key, id.v6) {
-		if !same(c.output(id, a, list, crowded)) {
+		o := c.output(id, a, list, crowded)
+		if !same(o) {
 			continue
 		}
 		own := netip.AddrPortFrom(a, id.slot.Port)
@@ -62,12 +70,17 @@ func (c *Compiler) dial(id slotID, key netip.Addr, targets []netip.AddrPort) (di
 			lost = own
 		} else {
 			dial = slices.Insert(dial, 0, own)
+			certain = certain || o.within(targets[:lead])
 		}
 		break
 	}
-	if len(dial) > 0 {
+	switch {
+	case certain:
 		doubt = ""
-	} else {
+	case doubt == "" && len(dial) > 0:
+		doubt = "connections of this machine reach only servers of a later rule"
+	}
+	if len(dial) == 0 {
 		for _, t := range targets {
 			add(t)
 		}

@@ -27,6 +27,7 @@ type draft struct {
 	withheld string
 	order    string // why it is not certain that its rule is the first
 	targets  []netip.AddrPort
+	lead     int  // how many of targets are of its rule; the others are of balancers after it
 	more     bool // than there is room for in targets
 	ranged   bool // a rule sends to a range, of which targets has the first ones
 }
@@ -139,6 +140,9 @@ func (c *Compiler) merge(drafts map[bindingKey]*draft, id slotID, s share, r reg
 			d.more = true
 		default:
 			d.targets = append(d.targets, t)
+			if s.rule == d.first.rule {
+				d.lead = len(d.targets)
+			}
 		}
 	}
 }
@@ -336,7 +340,7 @@ func (c *Compiler) finish(id slotID, drafts map[bindingKey]*draft) []port.Bindin
 		}
 		b.Hints.Targets = c.served(d.targets)
 		b.Rule = c.leadsTo(d)
-		b.Dial, b.Doubt = c.dial(id, k.addr, d.targets)
+		b.Dial, b.Doubt = c.dial(id, k.addr, d.targets, d.lead)
 		b.Doubt = cmp.Or(b.Doubt, d.order)
 		for _, t := range d.targets {
 			own := c.own(t.Addr())
