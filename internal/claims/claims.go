@@ -11,9 +11,10 @@
 // at in the order of precedence:
 //
 //  1. the guest that came first (a host may follow several),
-//  2. the guest address: 127.0.0.1 and ::1, then a wildcard, then any other,
-//  3. the publication's key,
-//  4. the host address.
+//  2. what the guest publishes before what is only kept (see Claim.Kept),
+//  3. the guest address: 127.0.0.1 and ::1, then a wildcard, then any other,
+//  4. the publication's key,
+//  5. the host address.
 //
 // A claim is refused if it overlaps one of another server that was accepted
 // before it. So the order in which claims arrive never matters.
@@ -59,6 +60,10 @@ type Claim struct {
 
 	// Unavailable says of a wildcard that it cannot be opened now.
 	Unavailable bool
+
+	// Kept says that the guest has not reported the publication again, and may not do so.
+	// It serves no claim that is not kept.
+	Kept bool
 }
 
 // Of returns the claim of p to one host address.
@@ -115,10 +120,22 @@ func Decide(claims []Claim) []Verdict {
 func compare(a, b *Claim) int {
 	return cmp.Or(
 		cmp.Compare(a.Guest, b.Guest),
+		compareKept(a.Kept, b.Kept),
 		cmp.Compare(precedence(a.Key.Address), precedence(b.Key.Address)),
 		a.Key.Compare(b.Key),
 		a.Host.Compare(b.Host),
 	)
+}
+
+// compareKept orders what is kept last.
+func compareKept(a, b bool) int {
+	switch {
+	case a == b:
+		return 0
+	case b:
+		return -1
+	}
+	return 1
 }
 
 // precedence orders guest addresses, lowest first. Only 127.0.0.1 and ::1 come
@@ -149,12 +166,13 @@ type server struct {
 	space string
 	rule  uint64
 	key   port.Key
+	kept  bool
 }
 
 // serverOf returns the server of c. An owner without an id (a process in another
 // pid namespace) is not known well enough to be the same as another.
 func (c *Claim) serverOf() server {
-	s := server{guest: c.Guest, port: c.Key.Port}
+	s := server{guest: c.Guest, port: c.Key.Port, kept: c.Kept}
 	switch {
 	case c.Owner.Kind != port.OwnerUnknown && c.Owner.ID != "":
 		s.owner, s.id, s.space = c.Owner.Kind, c.Owner.ID, c.Owner.Namespace

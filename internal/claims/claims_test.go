@@ -29,6 +29,7 @@ func claim(guest string, owner port.Owner, host string) Claim {
 func of(guest int, c Claim) Claim   { c.Guest = guest; return c }
 func by(rule uint64, c Claim) Claim { c.Rule = rule; return c }
 func unavailable(c Claim) Claim     { c.Unavailable = true; return c }
+func kept(c Claim) Claim            { c.Kept = true; return c }
 func udp(c Claim) Claim             { c.Key.Protocol = port.UDP; return c }
 
 // show writes verdicts as "+" for a winner, "=N" for a claim that N serves and
@@ -48,7 +49,7 @@ func show(vs []Verdict) (out []string) {
 }
 
 func TestDecide(t *testing.T) {
-	none := port.Owner{}
+	none, owner := port.Owner{}, port.Owner{Kind: port.OwnerContainer, ID: "c"}
 	const lo = "127.0.0.1:80"
 	for _, tt := range []struct {
 		name   string
@@ -73,6 +74,15 @@ func TestDecide(t *testing.T) {
 		}, []string{"+", "!0", "+"}},
 		{"but not what was accepted before it", []Claim{
 			claim("0.0.0.0:80", none, "0.0.0.0:80"), claim(lo, none, lo),
+		}, []string{"!1", "+"}},
+		{"what is published precedes what is kept", []Claim{
+			kept(claim(lo, none, lo)), claim("0.0.0.0:80", none, lo), of(1, claim(lo, none, lo)),
+		}, []string{"!1", "+", "!1"}},
+		{"what is kept serves what is kept alone", []Claim{
+			kept(claim("0.0.0.0:80", owner, "0.0.0.0:80")), kept(claim(lo, owner, lo)), of(1, claim(lo, none, lo)),
+		}, []string{"+", "=0", "!0"}},
+		{"what is kept serves nothing that is published", []Claim{
+			kept(claim("0.0.0.0:80", owner, "0.0.0.0:80")), claim(lo, owner, lo),
 		}, []string{"!1", "+"}},
 		{"another port, another protocol, any free port", []Claim{
 			claim(lo, none, lo), claim("127.0.0.1:81", none, "127.0.0.1:81"), udp(claim(lo, none, lo)),

@@ -82,9 +82,19 @@ func (f *flows) await(ctx context.Context, hold time.Duration) (link.Session, er
 	}
 }
 
+// await returns the session for a flow to a publication, waiting up to hold for one and up
+// to hold again until the guest reports a publication that is kept.
+func (g *guest) await(ctx context.Context, key port.Key, hold time.Duration) (link.Session, error) {
+	session, err := g.flows.await(ctx, hold)
+	if err == nil && g.kept.await(ctx, key, hold) { // there may be another session now
+		return g.flows.await(ctx, hold)
+	}
+	return session, err
+}
+
 // stream opens a flow to the publication of a claim. The guest has accepted it.
 func (h *Host) stream(ctx context.Context, c *claim, peer netip.AddrPort) (link.Stream, error) {
-	session, err := c.guest.flows.await(ctx, h.opt.Hold)
+	session, err := c.guest.await(ctx, c.key, h.opt.Hold)
 	if err != nil {
 		h.stats.unlinked.Add(1)
 		return nil, err

@@ -62,6 +62,8 @@ type guest struct {
 	ack        bool                              // generation is to be acknowledged
 	resync     string                            // why a snapshot is to be requested, empty if it is not
 	graceEnd   time.Time
+	sender     string    // the name that the guest had which sent pubs
+	keptEnd    time.Time // when what is kept is withdrawn, zero if nothing is
 	connected  bool
 	away       bool // it was connected, and is not any more
 	peer       link.Peer
@@ -73,8 +75,10 @@ type guest struct {
 	writer schedule.Signal // there is something to write
 	limits limits
 
-	// flows has its own lock: traffic does not wait for listen(2).
+	// flows and kept have their own locks: traffic does not wait for listen(2). kept changes
+	// under h.mu.
 	flows *flows
+	kept  *kept
 }
 
 func newGuest(h *Host, g Guest) *guest {
@@ -88,6 +92,7 @@ func newGuest(h *Host, g Guest) *guest {
 		writer: schedule.NewSignal(),
 		limits: newLimits(),
 		flows:  newFlows(h.opt.MaxFlows),
+		kept:   newKept(),
 	}
 }
 
@@ -385,7 +390,7 @@ func (g *guest) read(ctx context.Context, session link.Session) error {
 				bad = 0
 			}
 		case c.Unpublished != nil:
-			g.applyUnpublished(c.Unpublished)
+			g.applyUnpublished(ctx, c.Unpublished)
 		}
 		// Changes before the requested snapshot have a base that is missing here.
 		// Agents send nothing else.
@@ -421,17 +426,26 @@ func (g *guest) applySnapshot(ctx context.Context, s *wire.Snapshot) error {
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
-	keep := make(map[port.Key]struct{}, len(s.Publications))
+	named := make(map[port.Key]struct{}, len(s.Publications))
 	for _, p := range s.Publications {
-		keep[p.Key] = struct{}{}
+		named[p.Key] = struct{}{}
 	}
 	for k := range g.pubs {
-		if _, ok := keep[k]; !ok {
+		switch _, ok := named[k]; {
+		case ok:
+		case g.keeps(s, k):
+			g.keep(k)
+		default:
 			g.remove(k)
 		}
 	}
 	for _, p := range s.Publications {
 		g.put(p)
+	}
+	g.sender = g.peer.Name
+	if n := g.kept.len(); n > 0 && !g.connected {
+		g.log.Info("the guest has not read all of its sources; keeping ports that it published before",
+			"sources", []string(s.Incomplete), "publications", n, "for", time.Until(g.keptEnd).Round(time.Second))
 	}
 	g.graceEnd = time.Time{}
 	g.setAway(false)
@@ -465,13 +479,18 @@ func (g *guest) applyChange(ctx context.Context, c *wire.Change) (ok bool, err e
 func (g *guest) applied(ctx context.Context, generation uint64, count interface{ Add(uint64) uint64 }) error {
 	count.Add(1)
 	g.generation, g.ack, g.resync = generation, true, ""
+	g.limitKept()
 	g.h.commit(ctx)
 	g.writer.Notify()
-	if len(g.pubs) > wire.MaxPublications || g.text > wire.MaxSetBytes {
+	if g.overLimit() {
 		return fmt.Errorf("%w: more than %d publications, or than %d bytes of names and labels",
 			errProtocol, wire.MaxPublications, wire.MaxSetBytes)
 	}
 	return nil
+}
+
+func (g *guest) overLimit() bool {
+	return len(g.pubs) > wire.MaxPublications || g.text > wire.MaxSetBytes
 }
 
 // put adds or replaces one publication. h.mu is held.
@@ -490,6 +509,7 @@ func (g *guest) put(p wire.Publication) {
 	if again {
 		g.h.touch(pub)
 	}
+	g.unkeep(pub)
 	g.decide(pub)
 	g.report(p.Key) // even if nothing changed
 }
@@ -564,6 +584,7 @@ func (g *guest) remove(k port.Key) {
 	for _, c := range pub.claims {
 		g.release(c)
 	}
+	g.unkeep(pub)
 	g.text -= pub.wire.TextBytes()
 	delete(g.pubs, k)
 	delete(g.dirty, k)
@@ -661,7 +682,7 @@ func (g *guest) messages() []wire.Control {
 	}
 	var out []wire.Outcome
 	for _, k := range slices.SortedFunc(maps.Keys(g.dirty), port.Key.Compare) {
-		if pub := g.pubs[k]; pub != nil {
+		if pub := g.pubs[k]; pub != nil && !g.kept.has(k) {
 			for _, o := range pub.outcomes() {
 				out = append(out, wire.FromOutcome(o))
 			}

@@ -61,7 +61,8 @@ type agent struct {
 	server *forward.Server
 
 	mu       sync.Mutex
-	down     error // what Dial says
+	down     error  // what Dial says
+	hello    string // the name that it sends
 	session  link.Session
 	dials    int
 	dial     map[port.Key][]netip.AddrPort
@@ -126,8 +127,10 @@ func (a *agent) options(r link.Role) link.Options {
 	if err != nil {
 		a.t.Error(err)
 	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
 	return link.Options{
-		Role: r, Identity: a.name, Token: token, Logger: slog.New(slog.DiscardHandler),
+		Role: r, Identity: a.name, Name: a.hello, Token: token, Logger: slog.New(slog.DiscardHandler),
 		HandshakeTimeout: patience,
 	}
 }
@@ -316,6 +319,13 @@ func (a *agent) say(cs ...wire.Control) {
 
 func snapshot(generation uint64, pubs ...wire.Publication) wire.Control {
 	return wire.Control{Snapshot: &wire.Snapshot{Epoch: "e", Generation: generation, Publications: pubs}}
+}
+
+// incomplete is a snapshot of a guest that has not read all of its sources.
+func incomplete(generation uint64, pubs ...wire.Publication) wire.Control {
+	c := snapshot(generation, pubs...)
+	c.Snapshot.Incomplete = []string{"docker"}
+	return c
 }
 
 func put(base uint64, pubs ...wire.Publication) wire.Control {

@@ -174,7 +174,7 @@ type Publication struct {
 	Asked     []netip.AddrPort // host addresses that the agent asks for
 	Outcomes  []port.Outcome   // one per host address after the policy, at least one
 	Since     time.Time        // when the host first received it
-	Lost      bool             // its guest is not connected any more: what is open leads nowhere
+	Lost      bool             // its guest is not connected any more, or has not reported it again: what is open leads nowhere
 }
 
 // State is the best of the outcomes.
@@ -378,6 +378,9 @@ func (h *Host) due(ctx context.Context, now time.Time) {
 			}
 			g.withdraw()
 		}
+		if !g.keptEnd.IsZero() && !g.keptEnd.After(now) {
+			g.removeKept("its time is over")
+		}
 	}
 	// What is due soon is done now: one wake-up for many.
 	for _, s := range h.retries.TakeAll(now.Add(retrySlack)) {
@@ -390,8 +393,10 @@ func (h *Host) due(ctx context.Context, now time.Time) {
 func (h *Host) next() time.Time {
 	at := h.retries.Next()
 	for _, g := range h.guests {
-		if end := g.graceEnd; !end.IsZero() && (at.IsZero() || end.Before(at)) {
-			at = end
+		for _, end := range [...]time.Time{g.graceEnd, g.keptEnd} {
+			if !end.IsZero() && (at.IsZero() || end.Before(at)) {
+				at = end
+			}
 		}
 	}
 	return at

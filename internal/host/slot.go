@@ -60,7 +60,7 @@ func (p *publication) outcomes() []port.Outcome {
 func (p *publication) view() Publication {
 	return Publication{
 		ID: p.id(), DualStack: p.wire.DualStack, Owner: p.wire.Owner, Source: p.wire.Source,
-		Asked: p.wire.Host, Outcomes: p.outcomes(), Since: p.since, Lost: p.guest.away,
+		Asked: p.wire.Host, Outcomes: p.outcomes(), Since: p.since, Lost: p.guest.away || p.guest.kept.has(p.Key),
 	}
 }
 
@@ -259,7 +259,7 @@ func (g *group) asked(all []*claim) []claims.Claim {
 		s := g.slots[c.addr.Addr()]
 		out = append(out, claims.Claim{
 			Guest: slices.Index(g.guests, c.guest), Key: c.key, Owner: w.Owner, Rule: w.Rule, Host: c.addr,
-			Unavailable: s != nil && s.beside,
+			Unavailable: s != nil && s.beside, Kept: c.guest.kept.has(c.key),
 		})
 	}
 	return out

@@ -3,6 +3,7 @@
 package host
 
 import (
+	"context"
 	"maps"
 	"time"
 
@@ -28,9 +29,10 @@ func (h *Host) Unpublished() *table.Table[ID, Unpublished] { return h.others }
 
 // applyUnpublished applies a message of the guest. Ports beyond the limit are ignored;
 // stale ports do not count, so there are at most twice as many.
-func (g *guest) applyUnpublished(m *wire.Unpublished) {
+func (g *guest) applyUnpublished(ctx context.Context, m *wire.Unpublished) {
 	g.h.mu.Lock()
 	defer g.h.mu.Unlock()
+	g.denyKept(ctx, m)
 	g.omitted = m.Omitted
 	if m.Unread != nil {
 		g.unread = (*m.Unread)[:min(len(*m.Unread), wire.MaxUnread)]

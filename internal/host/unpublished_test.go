@@ -177,19 +177,19 @@ func manyUnpublished(first uint16, reset, more bool) wire.Unpublished {
 func TestResetReplacesAllUnpublishedPorts(t *testing.T) {
 	g := newGuest(newIdleHost(t), Guest{Name: "vm"})
 	first, second, third := manyUnpublished(1, true, false), manyUnpublished(10001, true, true), manyUnpublished(20001, true, true)
-	g.applyUnpublished(&first)
-	g.applyUnpublished(&second)
+	g.applyUnpublished(t.Context(), &first)
+	g.applyUnpublished(t.Context(), &second)
 	if n := len(g.others); n > 2*wire.MaxUnpublished {
 		t.Errorf("%d ports are kept during a report", n)
 	}
-	g.applyUnpublished(&third) // a report that begins before the other ended
+	g.applyUnpublished(t.Context(), &third) // a report that begins before the other ended
 	if n := len(g.others); n > 2*wire.MaxUnpublished {
 		t.Errorf("%d ports are kept during another report", n)
 	}
 	for _, p := range second.Put { // too many: these are stale, and remain so
-		g.applyUnpublished(&wire.Unpublished{More: true, Put: []wire.UnpublishedPort{p}})
+		g.applyUnpublished(t.Context(), &wire.Unpublished{More: true, Put: []wire.UnpublishedPort{p}})
 	}
-	g.applyUnpublished(&wire.Unpublished{})
+	g.applyUnpublished(t.Context(), &wire.Unpublished{})
 	got := g.h.Unpublished().View()
 	if got.Len() != wire.MaxUnpublished || len(g.others) != got.Len() {
 		t.Errorf("%d ports, want %d", got.Len(), wire.MaxUnpublished)
@@ -205,11 +205,11 @@ func TestResetReplacesAllUnpublishedPorts(t *testing.T) {
 func TestRemovedDuringReset(t *testing.T) {
 	g := newGuest(newIdleHost(t), Guest{Name: "vm"})
 	first, second := manyUnpublished(1, true, false), manyUnpublished(10001, false, false)
-	g.applyUnpublished(&first)
-	g.applyUnpublished(&wire.Unpublished{Reset: true, More: true})
+	g.applyUnpublished(t.Context(), &first)
+	g.applyUnpublished(t.Context(), &wire.Unpublished{Reset: true, More: true})
 	second.Removed = []port.Key{first.Put[0].Key}
 	second.Put = append(second.Put, wire.UnpublishedPort{Key: key(port.UDP, any4, 1)})
-	g.applyUnpublished(&second)
+	g.applyUnpublished(t.Context(), &second)
 	if n := len(g.others); n != wire.MaxUnpublished {
 		t.Errorf("%d ports, want %d", n, wire.MaxUnpublished)
 	}

@@ -95,7 +95,8 @@ type Publication struct {
 	Guest         string           `json:"guest,omitempty"` // on a host: whose publication it is
 	DualStack     bool             `json:"dualStack,omitempty"`
 	Rule          string           `json:"rule,omitempty"`
-	// Lost reports, on a host, that the guest is not connected: what is open leads nowhere.
+	// Lost reports, on a host, that the guest is not connected, or was restarted and has not
+	// reported the port again: what is open leads nowhere.
 	Lost bool `json:"lost,omitempty"`
 	// Unpublished reports, on a host, that the guest does not publish the port: it is denied,
 	// withheld or pending there. It has no host address and no outcomes.

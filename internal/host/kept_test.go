@@ -1,0 +1,321 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package host
+
+import (
+	"errors"
+	"io"
+	"net"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/fairlead/fairlead/internal/link"
+	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/wire"
+	"github.com/fairlead/fairlead/test/kit/ports"
+)
+
+// restart has the agent begin a new session with these messages.
+func (a *agent) restart(cs ...wire.Control) {
+	a.drop(errors.New("restarting"))
+	a.begins(cs...)
+	a.up()
+}
+
+// keptRig is a host in fake time whose guest published the ports 80 and 81, and whose agent
+// was restarted and has reported only port 80 again.
+func keptRig(t *testing.T, test func(a *agent, h *Host, network *memory)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		a := newAgent(t, "vm")
+		a.hello = "box"
+		a.begins(snapshot(7, pub(p80), pub(p81)))
+		network := newMemory()
+		h, stop := start(t, Options{Network: network}, a)
+		time.Sleep(time.Second)
+		a.restart(incomplete(1, pub(p80)))
+		time.Sleep(time.Second)
+		wantOpen(t, network, 80, 81)
+		if n := len(network.tries); n != 2 {
+			t.Errorf("%d listeners were opened", n)
+		}
+		test(a, h, network)
+		stop()
+	})
+}
+
+var p80, p81 = key(port.TCP, any4, 80), key(port.TCP, any4, 81)
+
+func wantOpen(t *testing.T, network *memory, want ...uint16) {
+	t.Helper()
+	synctest.Wait()
+	open := make(map[uint16]bool)
+	for _, n := range want {
+		open[n] = true
+	}
+	for _, n := range []uint16{80, 81} {
+		if network.isOpen(at(lo4, n)) != open[n] {
+			t.Errorf("port %d: open is %v, want %v", n, !open[n], open[n])
+		}
+	}
+}
+
+func isLost(h *Host, k port.Key) bool {
+	p, ok := h.View().Get(ID{"vm", k})
+	return ok && p.Lost
+}
+
+func TestIncompleteSnapshotKeepsPorts(t *testing.T) {
+	t.Run("until it is reported", func(t *testing.T) {
+		keptRig(t, func(a *agent, h *Host, network *memory) {
+			if isLost(h, p80) || !isLost(h, p81) {
+				t.Errorf("lost: %v, %v", isLost(h, p80), isLost(h, p81))
+			}
+			a.mu.Lock()
+			clear(a.outcomes)
+			a.mu.Unlock()
+			a.say(put(1, pub(p81)))
+			synctest.Wait()
+			if isLost(h, p81) {
+				t.Error("lost though reported")
+			}
+			a.wants(p81, port.Active)
+			a.say(snapshot(2, pub(p80), pub(p81)))
+			time.Sleep(time.Hour)
+			wantOpen(t, network, 80, 81)
+			if n := len(network.tries); n != 2 {
+				t.Errorf("%d listeners were opened", n)
+			}
+		})
+	})
+	t.Run("until the snapshot is complete", func(t *testing.T) {
+		keptRig(t, func(a *agent, h *Host, network *memory) {
+			a.say(incomplete(1, pub(p80)))
+			wantOpen(t, network, 80, 81)
+			a.say(snapshot(1, pub(p80)))
+			wantOpen(t, network, 80)
+			if h.View().Len() != 1 {
+				t.Errorf("%d publications", h.View().Len())
+			}
+		})
+	})
+	t.Run("until it is removed", func(t *testing.T) {
+		keptRig(t, func(a *agent, _ *Host, network *memory) {
+			a.say(removed(1, p81))
+			wantOpen(t, network, 80)
+		})
+	})
+	t.Run("until it is denied", func(t *testing.T) {
+		keptRig(t, func(a *agent, _ *Host, network *memory) {
+			waiting := unpublishedMessage(true, "owner not known yet", p81)
+			waiting.Unpublished.Put[0].Pending = true
+			a.say(waiting)
+			wantOpen(t, network, 80, 81)
+			held := unpublishedMessage(false, "withheld", p81)
+			held.Unpublished.Put[0].Withheld = true
+			a.say(held)
+			wantOpen(t, network, 80, 81)
+			a.say(unpublishedMessage(false, "denied by rule 1", p81))
+			wantOpen(t, network, 80)
+		})
+	})
+	t.Run("for a limited time", func(t *testing.T) {
+		keptRig(t, func(a *agent, h *Host, network *memory) {
+			time.Sleep(keptFor - 2*time.Second)
+			wantOpen(t, network, 80, 81)
+			a.restart(incomplete(1, pub(p80))) // does not begin the time anew
+			time.Sleep(2 * time.Second)
+			wantOpen(t, network, 80)
+			if !h.Guests()[0].Connected {
+				t.Error("not connected")
+			}
+		})
+	})
+	t.Run("but not of another guest", func(t *testing.T) {
+		keptRig(t, func(a *agent, _ *Host, network *memory) {
+			a.mu.Lock()
+			a.hello = "other"
+			a.mu.Unlock()
+			a.restart(incomplete(1, pub(p80)))
+			time.Sleep(time.Second)
+			wantOpen(t, network, 80)
+		})
+	})
+	t.Run("but not of this session", func(t *testing.T) {
+		keptRig(t, func(a *agent, _ *Host, network *memory) {
+			a.say(incomplete(2))
+			wantOpen(t, network, 81)
+		})
+	})
+	t.Run("and not with an older agent", func(t *testing.T) {
+		keptRig(t, func(a *agent, _ *Host, network *memory) {
+			a.restart(snapshot(1, pub(p80)))
+			time.Sleep(time.Second)
+			wantOpen(t, network, 80)
+		})
+	})
+	t.Run("until the guest is lost", func(t *testing.T) {
+		keptRig(t, func(a *agent, h *Host, network *memory) {
+			a.drop(errors.New("gone"))
+			time.Sleep(11 * time.Second)
+			wantOpen(t, network)
+			if h.guests[0].kept.len() != 0 || !h.guests[0].keptEnd.IsZero() {
+				t.Error("something is kept")
+			}
+		})
+	})
+}
+
+// What the guest publishes gets the host address that something kept has.
+func TestKeptPortGivesWay(t *testing.T) {
+	keptRig(t, func(a *agent, _ *Host, _ *memory) {
+		k := key(port.TCP, lan, 8081)
+		a.say(put(1, pub(k, at(lo4, 81))))
+		synctest.Wait()
+		if got := a.wants(k, port.Active).HostAddress; got != at(lo4, 81) {
+			t.Errorf("active at %s", got)
+		}
+	})
+}
+
+// What is kept takes no room of what the guest publishes.
+func TestKeptPortsDoNotCountAgainstTheLimit(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := newAgent(t, "vm")
+		a.begins(snapshot(7, pub(p80), pub(p81)))
+		network := newMemory()
+		_, stop := start(t, Options{Network: network, MaxListeners: 2}, a)
+		time.Sleep(time.Second)
+		a.restart(incomplete(1, pub(p80)))
+		time.Sleep(time.Second)
+		wantOpen(t, network, 80, 81)
+		k := key(port.TCP, any4, 90)
+		a.say(put(1, pub(k)))
+		synctest.Wait()
+		a.wants(k, port.Active)
+		wantOpen(t, network, 80)
+		stop()
+	})
+}
+
+// A connection to a kept port waits, and is then requested of the guest, which refuses it
+// unless it publishes the port by then.
+func TestConnectionToKeptPortWaits(t *testing.T) {
+	keptRig(t, func(a *agent, h *Host, network *memory) {
+		var asked []port.Key
+		a.onFlow = func(s link.Stream, q wire.FlowRequest) bool {
+			asked = append(asked, q.Key)
+			_ = wire.WriteReply(s, wire.FlowReply{Status: wire.FlowForbidden, Reason: "no such publication"})
+			_ = s.Close()
+			return true
+		}
+		began := time.Now()
+		c := network.dial(t, at(lo4, 81))
+		if _, err := c.Read(make([]byte, 1)); err == nil {
+			t.Error("read gave no error")
+		}
+		if got := time.Since(began); got != 3*time.Second || len(asked) != 1 || asked[0] != p81 {
+			t.Errorf("waited %v, asked for %v", got, asked)
+		}
+
+		// It is withdrawn: at once.
+		began = time.Now()
+		c = network.dial(t, at(lo4, 81))
+		time.Sleep(time.Second)
+		a.say(snapshot(2, pub(p80)))
+		if _, err := c.Read(make([]byte, 1)); err == nil {
+			t.Error("read gave no error")
+		}
+		if got := time.Since(began); got != time.Second || len(asked) != 2 {
+			t.Errorf("waited %v, asked for %v", got, asked)
+		}
+		if n := h.Stats().Refused; n != 2 {
+			t.Errorf("%d refused", n)
+		}
+	})
+}
+
+// A client that connects again and again while the agent is restarted beside a slow engine
+// is always served.
+func TestClientIsServedWhileAgentRestartsBesideSlowEngine(t *testing.T) {
+	eachWay(t, testClientIsServedWhileAgentRestartsBesideSlowEngine)
+}
+
+func testClientIsServedWhileAgentRestartsBesideSlowEngine(t *testing.T) {
+	a := newAgent(t, "vm")
+	k := key(port.TCP, any4, ports.Free(t))
+	a.greeter(k, "hello")
+	var known atomic.Bool
+	known.Store(true)
+	a.onFlow = func(s link.Stream, _ wire.FlowRequest) bool {
+		if known.Load() {
+			return false
+		}
+		_ = wire.WriteReply(s, wire.FlowReply{Status: wire.FlowForbidden, Reason: "no such publication"})
+		_ = s.Close()
+		return true
+	}
+	a.begins(snapshot(1, pub(k)))
+	h, stop := start(t, Options{Hold: time.Hour, Grace: time.Hour}, a)
+	a.wants(k, port.Active)
+
+	var connecting sync.Mutex // held by a client that is served: the loss of the link resets it
+	served := 0
+	end := make(chan struct{})
+	var clients sync.WaitGroup
+	clients.Go(func() {
+		for ended := false; !ended; {
+			connecting.Lock()
+			if got, err := receive(at(lo4, k.Port)); got != "hello" {
+				t.Errorf("client %d got %q, %v", served, got, err)
+			}
+			served++
+			connecting.Unlock()
+			select {
+			case <-end:
+				ended = true
+			default:
+			}
+		}
+	})
+	for range 5 {
+		connecting.Lock()
+		before := served
+		known.Store(false)
+		a.drop(errors.New("restarting"))
+		eventually(t, "the guest is lost", func() bool { return !h.Guests()[0].Connected })
+		connecting.Unlock()
+		a.begins(incomplete(10))
+		a.up()
+		a.settled(10)
+		eventually(t, "a client waits", func() bool { return h.Guests()[0].Flows == 1 })
+		time.Sleep(20 * time.Millisecond) // the engine answers late
+		known.Store(true)
+		a.say(put(10, pub(k)), snapshot(11, pub(k)))
+		a.settled(11)
+		eventually(t, "it is served", func() bool {
+			connecting.Lock()
+			defer connecting.Unlock()
+			return served > before
+		})
+	}
+	close(end)
+	clients.Wait()
+	stop()
+}
+
+// receive returns what a connection to a host address receives.
+func receive(from netip.AddrPort) (string, error) {
+	c, err := net.DialTimeout("tcp", from.String(), patience)
+	if err != nil {
+		return "", err
+	}
+	defer c.Close()
+	_ = c.SetDeadline(time.Now().Add(patience))
+	b, err := io.ReadAll(c)
+	return string(b), err
+}
