@@ -17,6 +17,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/config"
 	"github.com/fairlead/fairlead/internal/diagnose/doctor"
+	"github.com/fairlead/fairlead/internal/diagnose/explain"
 	"github.com/fairlead/fairlead/internal/host"
 	"github.com/fairlead/fairlead/internal/link"
 	"github.com/fairlead/fairlead/internal/port"
@@ -26,7 +27,7 @@ import (
 
 // PairHint says how a host gets the token of a guest.
 func PairHint(cfg *config.Host, g config.Guest) string {
-	return "fetch it from the guest into " + cfg.TokenFile(g) + ": `" + doctor.PairCommand(g.Name) + "`"
+	return "fetch it from the guest into " + cfg.TokenFile(g) + ": `" + explain.PairCommand(g.Name) + "`"
 }
 
 // Facts collects what doctor judges about this host, of the host peer at the control
@@ -82,6 +83,14 @@ func examineConfig(cfg *config.Host) (c doctor.Config, pair string) {
 
 // describeList takes over what a running host peer reported.
 func describeList(f *doctor.HostFacts, l status.List) {
+	for _, p := range l.Publications {
+		if p.Unpublished {
+			if f.Unpublished == nil {
+				f.Unpublished = make(map[string]int)
+			}
+			f.Unpublished[p.Reason]++
+		}
+	}
 	l = l.Published()
 	f.Running, f.Ports = cmp.Or(l.Version, "of an unknown version"), len(l.Publications)
 	for _, p := range l.Peers {

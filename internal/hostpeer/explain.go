@@ -18,9 +18,13 @@ var _ status.Explainer = provider{}
 // guests and their outcomes, and what guests report that they do not publish. It dials nothing.
 func (p provider) Explain(_ context.Context, q explain.Query) (explain.Report, error) {
 	f := explain.Facts{Query: q, Now: time.Now(), Host: true}
-	names := status.GuestNames(p.peers())
-	for _, g := range p.host.Guests() {
-		s := explain.Source{Name: g.Name, Title: names[g.Name], State: "live", Error: g.Error}
+	peers := p.peers()
+	names, next := status.GuestNames(peers), make(map[string]string)
+	for _, g := range peers {
+		next[g.Guest] = g.Next
+	}
+	for _, g := range p.guests() {
+		s := explain.Source{Name: g.Name, Title: names[g.Name], State: "live", Error: g.Error, Next: next[g.Name]}
 		if !g.Connected {
 			s.State = "stale"
 		}

@@ -7,8 +7,10 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 
 	"github.com/fairlead/fairlead/internal/config"
+	"github.com/fairlead/fairlead/internal/diagnose/explain"
 	"github.com/fairlead/fairlead/internal/host"
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/status"
@@ -23,14 +25,14 @@ type provider struct {
 var _ status.Provider = provider{}
 
 func (p provider) List() status.List {
-	v := p.host.View()
+	v, names := p.host.View(), status.GuestNames(p.peers())
 	l := status.List{Generation: v.Generation(), Publications: make([]status.Publication, 0, v.Len()), Sources: p.Sources()}
 	for _, pub := range v.All() {
-		l.Publications = append(l.Publications, describe(pub))
+		l.Publications = append(l.Publications, describe(pub, names))
 	}
 	others := p.host.Unpublished().View()
 	for _, u := range others.All() {
-		l.Publications = append(l.Publications, describeUnpublished(u))
+		l.Publications = append(l.Publications, describeUnpublished(u, names))
 	}
 	if others.Len() > 0 {
 		slices.SortStableFunc(l.Publications, func(a, b status.Publication) int { return a.Key().Compare(b.Key()) })
@@ -40,7 +42,7 @@ func (p provider) List() status.List {
 
 func (p provider) Sources() []status.Source {
 	list := []status.Source{}
-	for _, g := range p.host.Guests() {
+	for _, g := range p.guests() {
 		s := status.Source{Name: g.Name, State: "stale", Error: g.Error}
 		if g.Connected {
 			s.State, s.Method = "live", g.Peer.Proof
@@ -59,17 +61,27 @@ func (p provider) Sources() []status.Source {
 // peers describes the guests.
 func (p provider) peers() []status.Peer {
 	list := []status.Peer{}
-	for _, g := range p.host.Guests() {
+	for _, g := range p.guests() {
 		s := status.Peer{State: status.PeerConnected, Guest: g.Name, Name: g.Peer.Name, Version: g.Peer.Version, Endpoint: p.endpoint(g.Name),
 			Error: g.Error, Code: g.Code, Remote: g.Remote, Since: g.Since.UTC()}
 		if !g.Connected {
 			s.State = status.PeerAway
+			s.Next = explain.NextOnHost(s.Code, s.Endpoint, s.Remote, s.Label())
 		}
 		list = append(list, s)
 	}
 	names := status.GuestNames(list)
 	for i := range list {
 		list[i].Title = names[list[i].Guest]
+	}
+	return list
+}
+
+// guests returns the state of the guests. Their errors do not repeat where the guest is.
+func (p provider) guests() []host.GuestStatus {
+	list := p.host.Guests()
+	for i := range list {
+		list[i].Error = strings.TrimPrefix(list[i].Error, "dial link "+p.endpoint(list[i].Name)+": ")
 	}
 	return list
 }
@@ -84,13 +96,14 @@ func (p provider) endpoint(id string) string {
 	return id
 }
 
-func describe(p host.Publication) status.Publication {
+// describe makes a row of a publication. Names are those of guests.
+func describe(p host.Publication, names map[string]string) status.Publication {
 	outcomes := make([]status.Outcome, 0, len(p.Outcomes))
 	for _, o := range p.Outcomes {
 		outcomes = append(outcomes, status.DescribeOutcome("host", o))
 	}
 	row := status.Describe(published(p), outcomes)
-	row.Guest, row.Lost = p.Guest, p.Lost
+	row.Guest, row.GuestName, row.Lost = p.Guest, names[p.Guest], p.Lost
 	return row
 }
 
@@ -108,9 +121,9 @@ func published(p host.Publication) port.Publication {
 }
 
 // describeUnpublished makes a row of a port that its guest does not publish.
-func describeUnpublished(u host.Unpublished) status.Publication {
+func describeUnpublished(u host.Unpublished, names map[string]string) status.Publication {
 	row := status.Describe(unpublished(u), nil)
-	row.Guest, row.Unpublished = u.Guest, true
+	row.Guest, row.GuestName, row.Unpublished = u.Guest, names[u.Guest], true
 	return row
 }
 
@@ -137,10 +150,11 @@ func (p provider) Changes(ctx context.Context, f func(status.Delta) error) error
 			}
 		}
 		view, change := sub.Take()
+		names := status.GuestNames(p.peers())
 		d := status.Delta{Generation: view.Generation()}
 		for _, id := range change.Keys {
 			if pub, ok := view.Get(id); ok {
-				d.Put = append(d.Put, describe(pub))
+				d.Put = append(d.Put, describe(pub, names))
 			} else {
 				d.Removed = append(d.Removed, status.Removed{Key: id.Key, Guest: id.Guest})
 			}
@@ -148,7 +162,7 @@ func (p provider) Changes(ctx context.Context, f func(status.Delta) error) error
 		rest, restChange := others.Take()
 		for _, id := range restChange.Keys {
 			if u, ok := rest.Get(id); ok {
-				d.Put = append(d.Put, describeUnpublished(u))
+				d.Put = append(d.Put, describeUnpublished(u, names))
 			} else {
 				d.Removed = append(d.Removed, status.Removed{Key: id.Key, Guest: id.Guest, Unpublished: true})
 			}

@@ -24,8 +24,8 @@ func hidden(pending bool) host.Unpublished {
 
 func TestRowOfUnpublishedPort(t *testing.T) {
 	for pending, state := range map[bool]port.State{false: port.Denied, true: port.Pending} {
-		row := describeUnpublished(hidden(pending))
-		if !row.Unpublished || row.State != state || row.Guest != "vm" || row.Reason != "denied by rule 1 (no-debug)" || row.Owner.Name != "node" {
+		row := describeUnpublished(hidden(pending), map[string]string{"vm": "dev"})
+		if !row.Unpublished || row.State != state || row.Guest != "vm" || row.GuestName != "dev" || row.Reason != "denied by rule 1 (no-debug)" || row.Owner.Name != "node" {
 			t.Errorf("%+v", row)
 		}
 		if len(row.HostAddresses)+len(row.Outcomes) > 0 || row.DialTarget != "" {

@@ -92,7 +92,8 @@ type Publication struct {
 	DialTarget    string           `json:"dialTarget"`
 	Since         time.Time        `json:"since"`
 	Outcomes      []Outcome        `json:"outcomes"`
-	Guest         string           `json:"guest,omitempty"` // on a host: whose publication it is
+	Guest         string           `json:"guest,omitempty"`     // on a host: whose publication it is
+	GuestName     string           `json:"guestName,omitempty"` // how the guest is shown
 	DualStack     bool             `json:"dualStack,omitempty"`
 	Rule          string           `json:"rule,omitempty"`
 	// Lost reports, on a host, that the guest is not connected, or was restarted and has not

@@ -29,7 +29,7 @@ type Style struct {
 // WriteTable writes the list as a human-readable table.
 func WriteTable(w io.Writer, l List, style Style) error {
 	t := table{style: style}
-	guests, peers, names := map[string]bool{}, peersByGuest(l), GuestNames(l.Peers)
+	guests, peers := map[string]bool{}, peersByGuest(l)
 	for _, p := range l.Publications {
 		guests[p.Guest] = true
 	}
@@ -50,7 +50,7 @@ func WriteTable(w io.Writer, l List, style Style) error {
 			Age(style.Now.Sub(p.Since)),
 		}
 		if showGuests {
-			row = append(row, Quote(cmp.Or(names[p.Guest], p.Guest)))
+			row = append(row, Quote(cmp.Or(p.GuestName, p.Guest)))
 		}
 		if style.Wide {
 			var sources []string
@@ -305,7 +305,7 @@ func WriteEvent(w io.Writer, e Event, paint Painter) error {
 		line += "  (" + Quote(p.Reason) + ")"
 	}
 	if p.Guest != "" {
-		line += "  guest " + Quote(p.Guest)
+		line += "  guest " + Quote(cmp.Or(p.GuestName, p.Guest))
 	}
 	_, err := fmt.Fprintln(w, line)
 	return err

@@ -124,7 +124,7 @@ func TestPublicationThatWaitsForItsOwnerIsPending(t *testing.T) {
 
 // States that only a host has are the same in tables, filters and events.
 func TestHostStates(t *testing.T) {
-	open := Publication{Address: netip.IPv4Unspecified(), Protocol: port.TCP, Port: 80, State: port.Active, Lost: true, Guest: "vm"}
+	open := Publication{Address: netip.IPv4Unspecified(), Protocol: port.TCP, Port: 80, State: port.Active, Lost: true, Guest: "vsock://3:1023", GuestName: "vm"}
 	for filter, want := range map[string]bool{"state=lost": true, "state=active": false, "lost": true, "active": false, "state=denied": false} {
 		f, err := ParseFilter([]string{filter})
 		if err != nil || f.Match(open) != want {
@@ -132,7 +132,7 @@ func TestHostStates(t *testing.T) {
 		}
 	}
 	var b strings.Builder
-	if err := WriteEvent(&b, Event{Type: Changed, Publication: &open}, Painter{}); err != nil || !strings.Contains(b.String(), " lost") {
+	if err := WriteEvent(&b, Event{Type: Changed, Publication: &open}, Painter{}); err != nil || !strings.Contains(b.String(), " lost") || !strings.Contains(b.String(), "  guest vm\n") {
 		t.Errorf("%q, %v", b.String(), err)
 	}
 	b.Reset()

@@ -39,6 +39,13 @@ func TestNamedGuests(t *testing.T) {
 	ask([]string{"GUEST", " dev\n", " lab\n"}, "ls")
 	ask([]string{"tcp 0.0.0.0:7000 of guest dev: active"}, "explain", "7000")
 	ask([]string{"guest link", "dev at unix://" + filepath.Join(r.dir, "link", "s")}, "doctor", "--host")
+	w := r.guest.start(t, "watch", "--control", r.hostCtl)
+	r.eventually("watch names the guests", func() error {
+		if out := w.output(); !strings.Contains(out, "guest dev\n") || !strings.Contains(out, "guest lab\n") {
+			return errors.New(out)
+		}
+		return nil
+	})
 	other.agent.kill()
 	ask([]string{"  lost  ", "guest lab is not connected"}, "ls")
 	ask([]string{"guest lab is not connected"}, "explain", "7001")

@@ -51,6 +51,15 @@ func TestRefusedHostIsShown(t *testing.T) {
 			return nil
 		})
 	}
+	for _, args := range [][]string{{"ls"}, {"explain", "8001"}, {"doctor", "--host"}} {
+		wait.Until(t, strings.Join(args, " ")+" on the host says what to do", func() error {
+			out, stderr, _ := fairlead(t, append(args, "--control", r.hostCtl)...)
+			if text := strings.Join(strings.Fields(out), " "); !strings.Contains(text, "tokens of agent and host differ") || !strings.Contains(text, "or neither of them") {
+				return fmt.Errorf("%s%s", out, stderr)
+			}
+			return nil
+		})
+	}
 	r.host.kill()
 	r.token = token("a")
 	r.startHost()

@@ -57,6 +57,7 @@ type Agent struct {
 	Drift        uint64           `json:"drift"`
 	DumpFailures uint64           `json:"dumpFailures"`
 	Publications int              `json:"publications"`
+	Unpublished  map[string]int   `json:"unpublished,omitempty"` // of these, how many are not published, by reason
 
 	// StartCapabilities is the mask of capabilities that the agent was started with: those
 	// that attaching hooks needs are dropped later.

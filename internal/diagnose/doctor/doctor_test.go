@@ -57,6 +57,8 @@ func TestEachFaultHasItsRemedy(t *testing.T) {
 		check          string // area and name
 		detail, remedy string
 	}{
+		{"ports that are not published", func(f *Facts) { f.Agent.Unpublished = map[string]int{"bound, not listening": 1} }, OK, "ports unpublished", "1 port not published: 1 bound, not listening; `fairlead ls` lists them", ""},
+		{"no agent, perhaps on the host", func(f *Facts) { f.Agent.Running, f.AgentError = false, "nothing answers" }, Warning, "agent running", "nothing answers", "`fairlead doctor --host`"},
 		{"no agent", func(f *Facts) { f.Agent.Running, f.AgentError = false, "nothing answers" }, Warning, "agent running", "nothing answers", "start `fairlead agent`"},
 		{"no agent, no look", func(f *Facts) { f.Agent, f.AgentError, f.LookError = nil, "nothing answers", "not permitted" }, Failing, "agent look", "not permitted", "root"},
 		{"another version", func(f *Facts) { f.Agent.Version = "v0" }, Warning, "agent version", "v0", "restart"},

@@ -23,10 +23,12 @@ type HostFacts struct {
 	Pair      string // how the token is fetched
 	Keep      bool   // the configuration keeps all capabilities
 	Guests    []Guest
-	Ports     int        // published by the guests
-	Conflicts []Conflict // ports that another program has
-	Reserved  []string   // ranges that Windows reserves, such as "49152-49251"
-	Relay     *Relay     // of WSL; nil outside Windows
+	Ports     int // published by the guests
+	// Unpublished is how many other ports the guests have reported, by reason.
+	Unpublished map[string]int
+	Conflicts   []Conflict // ports that another program has
+	Reserved    []string   // ranges that Windows reserves, such as "49152-49251"
+	Relay       *Relay     // of WSL; nil outside Windows
 }
 
 // Guest is one guest of the host.
@@ -59,6 +61,7 @@ func EvaluateHost(f HostFacts) Report {
 		j.guest(f, g)
 	}
 	j.ports(f)
+	j.unpublished(f.Unpublished, "fairlead ls -a")
 	if f.Relay != nil {
 		j.relay(*f.Relay)
 	}
@@ -110,30 +113,13 @@ func (j *judge) guest(f HostFacts, g Guest) {
 		what = name + " at " + g.Endpoint
 	}
 	if !g.Connected {
-		j.add("guest", "link", Failing, what+" is not connected: "+g.Error, f.guestRemedy(g))
+		j.add("guest", "link", Failing, what+" is not connected: "+g.Error, explain.NextOnHost(g.Code, g.Endpoint, g.Remote, g.Label))
 		return
 	}
 	j.add("guest", "link", OK, what+", version "+g.Version, "")
 	if g.Version != f.Running {
 		j.add("guest", "version", Warning, fmt.Sprintf("the agent of %s has version %s, the host %s", what, g.Version, f.Running), Mismatch(g.Version, f.Running))
 	}
-}
-
-// PairCommand is the command that fetches the token of a guest. The name is empty for a
-// guest without one.
-func PairCommand(name string) string {
-	if name == "" {
-		return "fairlead host pair"
-	}
-	return "fairlead host pair --guest " + name
-}
-
-// guestRemedy is what to do about the reason for which a guest is not connected.
-func (f HostFacts) guestRemedy(g Guest) string {
-	if g.Code == "token-file" {
-		return "chown it to the user of `fairlead host` and chmod 600 it, or " + f.Pair
-	}
-	return cmp.Or(explain.NextOnHost(g.Code, g.Endpoint, g.Remote, PairCommand(g.Label)), "start the guest, and `fairlead agent` in it; run `fairlead doctor` there")
 }
 
 // relayName is the program of WSL's own relay.

@@ -67,6 +67,9 @@ func TestEachFaultOfAHostHasItsRemedy(t *testing.T) {
 		{"relay has ports", func(f *HostFacts) {
 			f.Conflicts = []Conflict{{"80/tcp", `in use by "wslrelay.exe" (pid 4)`}, {"81/tcp", `in use by "wslrelay.exe" (pid 4)`}}
 		}, Failing, "ports wslrelay", "2 ports", "localhostForwarding=false"},
+		{"ports of the guest that it does not publish", func(f *HostFacts) {
+			f.Unpublished = map[string]int{"denied by rule 1 (no-debug)": 2, "bound, not listening": 3, "a": 1, "b": 1, "c": 1}
+		}, OK, "ports unpublished", "8 ports not published: 3 bound, not listening, 2 denied by rule 1 (no-debug), 1 a, 2 for other reasons; `fairlead ls -a` lists them", ""},
 		{"relay on", func(f *HostFacts) { f.Relay.Forward = true }, Warning, "wsl relay", ".wslconfig", "wsl --shutdown"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

@@ -3,7 +3,9 @@
 package doctor
 
 import (
+	"cmp"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -37,6 +39,9 @@ func Evaluate(f Facts) Report {
 	j.kernel()
 	j.observer()
 	j.sources()
+	if j.f.Agent != nil {
+		j.unpublished(j.f.Agent.Unpublished, "fairlead ls")
+	}
 	j.nat()
 	j.link()
 	j.wsl()
@@ -69,7 +74,7 @@ func (j *judge) agent() {
 		j.add("agent", "running", Warning, j.f.AgentError, "run `fairlead doctor` as root: only root may ask the agent, and few checks work without it")
 		return
 	}
-	j.add("agent", "running", Warning, j.f.AgentError, "start `fairlead agent` or its unit; the checks below are what it would find")
+	j.add("agent", "running", Warning, j.f.AgentError, "start `fairlead agent` or its unit; the other checks are what it would find. If this is the host: `fairlead doctor --host`")
 	if j.f.LookError != "" {
 		j.add("agent", "look", Failing, j.f.LookError, "fix this, or run as root")
 	}
@@ -209,10 +214,10 @@ func (j *judge) observer() {
 		remedy := ""
 		if (h.Method == "poll" || h.Method == "none") && a.Observer != "poll" {
 			state, remedy = Warning, "run as root on a kernel with BTF and BPF"
-			if why, do := j.denied(h); why != "" {
+			switch why, do := j.denied(h); {
+			case why != "":
 				detail, remedy = detail+", due to "+why, do
-			}
-			if better != "" {
+			case better != "":
 				detail += " (better ones failed: " + better + ")"
 			}
 		}
@@ -301,6 +306,34 @@ func (j *judge) nat() {
 	for _, u := range a.Unread {
 		j.add("nat", "rule", Warning, unread(u), "")
 	}
+}
+
+// reasonsShown is how many reasons are listed for which ports are not published.
+const reasonsShown = 3
+
+// unpublished counts by reason the ports that are not published; list is the command that
+// shows them.
+func (j *judge) unpublished(reasons map[string]int, list string) {
+	if len(reasons) == 0 {
+		return
+	}
+	sorted := slices.SortedFunc(maps.Keys(reasons), func(a, b string) int {
+		return cmp.Or(cmp.Compare(reasons[b], reasons[a]), strings.Compare(a, b))
+	})
+	all, shown := 0, 0
+	var texts []string
+	for i, reason := range sorted {
+		n := reasons[reason]
+		all += n
+		if i < reasonsShown {
+			shown += n
+			texts = append(texts, fmt.Sprintf("%d %s", n, reason))
+		}
+	}
+	if all > shown {
+		texts = append(texts, fmt.Sprintf("%d for other reasons", all-shown))
+	}
+	j.add("ports", "unpublished", OK, fmt.Sprintf("%s not published: %s; `%s` lists them", plural(all, "port"), strings.Join(texts, ", "), list), "")
 }
 
 // plural returns "1 rule" or "2 rules".

@@ -254,7 +254,7 @@ func otherPort(n uint16) string {
 func (f *Facts) judgeActive(p *Publication, active, conflicts []Outcome) (v Verdict, summary, next string) {
 	name := p.Slot().String()
 	if g, lost := f.lostGuest(p); lost {
-		return VerdictGuestLost, fmt.Sprintf("%s does not answer on the host: guest %s is not connected: %s", name, g.title(), g.Error), startGuest
+		return VerdictGuestLost, fmt.Sprintf("%s does not answer on the host: guest %s is not connected: %s", name, g.title(), g.Error), g.Next
 	}
 	var at []netip.AddrPort
 	for _, o := range active {
@@ -339,8 +339,6 @@ func (f *Facts) lostGuest(p *Publication) (Source, bool) {
 	}
 	return Source{}, false
 }
-
-const startGuest = "start `fairlead agent` in that guest, or read its log"
 
 func declarer(p *Publication) string {
 	if p.Owner.Kind == port.OwnerUnknown {

@@ -117,6 +117,7 @@ type Unread struct {
 type Source struct {
 	Name, State, Error string
 	Title              string // how a guest is shown; empty for its Name
+	Next               string // on a host: what to do about the error
 }
 
 func (s Source) title() string { return cmp.Or(s.Title, s.Name) }

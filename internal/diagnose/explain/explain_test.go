@@ -291,20 +291,20 @@ var cases = []struct {
 	{"similar", Facts{Similar: []port.Slot{{Protocol: port.TCP, Port: 8081}}}, VerdictNothingHere, "nothing", "did you mean 8081/tcp?"},
 	{"nothing on a host", Facts{Host: true}, VerdictNothingHere, "no guest publishes 8080/tcp", "run in the guest"},
 	{
-		"no guest on a host", Facts{Host: true, Sources: []Source{{Name: "unix:///run/link.sock", State: "stale", Error: "no such file"}}},
-		VerdictStale, "guest unix:///run/link.sock is not connected: no such file", "start `fairlead agent`",
+		"no guest on a host", Facts{Host: true, Sources: []Source{{Name: "unix:///run/link.sock", State: "stale", Error: "no such file", Next: "pair it"}}},
+		VerdictStale, "guest unix:///run/link.sock is not connected: no such file", "pair it",
 	},
 	{
 		"guest lost, ports still open", Facts{
-			Host: true, Sources: []Source{{Name: "unix:///run/link.sock", State: "stale", Error: "no such file"}},
+			Host: true, Sources: []Source{{Name: "unix:///run/link.sock", State: "stale", Error: "no such file", Next: "pair it"}},
 			Publications: []Publication{pub(port.TCP, "0.0.0.0:8080", outcome(port.Active, "127.0.0.1:8080", ""),
 				func(p *Publication) { p.Guest = "unix:///run/link.sock" })},
 		},
-		VerdictGuestLost, "8080/tcp does not answer on the host: guest unix:///run/link.sock is not connected: no such file", "start `fairlead agent`",
+		VerdictGuestLost, "8080/tcp does not answer on the host: guest unix:///run/link.sock is not connected: no such file", "pair it",
 	},
 	{
 		"another guest is lost", Facts{
-			Host: true, Sources: []Source{{Name: "a", State: "stale", Error: "no such file"}, {Name: "b", State: "live"}},
+			Host: true, Sources: []Source{{Name: "a", State: "stale", Error: "no such file", Next: "pair it"}, {Name: "b", State: "live"}},
 			Publications: []Publication{pub(port.TCP, "0.0.0.0:8080", outcome(port.Active, "127.0.0.1:8080", ""), func(p *Publication) { p.Guest = "b" })},
 		},
 		VerdictActive, "reachable", "",
@@ -337,6 +337,19 @@ func TestVerdicts(t *testing.T) {
 				t.Errorf("got %s: %q, next %q\nwant %s: %q, next %q", r.Verdict, r.Summary, r.Next, tt.want, tt.summary, tt.next)
 			}
 		})
+	}
+}
+
+// A guest that is lost is named once: with its port, or else as what is related.
+func TestLostGuestIsNamedOnce(t *testing.T) {
+	for guest, related := range map[string]int{"a": 0, "b": 1} {
+		r := Evaluate(Facts{
+			Query: tcp8080, Host: true, Sources: []Source{{Name: "a", State: "stale", Error: "refused"}, {Name: "b", State: "live"}},
+			Publications: []Publication{pub(port.TCP, "0.0.0.0:8080", outcome(port.Active, "127.0.0.1:8080", ""), func(p *Publication) { p.Guest = guest })},
+		})
+		if len(r.Related) != related {
+			t.Errorf("port of guest %s: related %+v, want %d", guest, r.Related, related)
+		}
 	}
 }
 

@@ -36,11 +36,9 @@ func (f *Facts) related(published bool) []finding {
 	list = append(list, f.otherProtocol(published)...)
 	for _, s := range f.Sources {
 		switch {
+		case s.State == "stale" && f.Host && f.shows(s.Name): // with the publication
 		case s.State == "stale" && f.Host:
-			list = append(list, finding{
-				VerdictStale, fmt.Sprintf("guest %s is not connected: %s", s.title(), s.Error),
-				startGuest,
-			})
+			list = append(list, finding{VerdictStale, fmt.Sprintf("guest %s is not connected: %s", s.title(), s.Error), s.Next})
 		case s.State == "stale":
 			list = append(list, finding{
 				VerdictStale,
@@ -54,6 +52,11 @@ func (f *Facts) related(published bool) []finding {
 		}
 	}
 	return list
+}
+
+// shows reports whether one of the publications that the query asks for is of a guest.
+func (f *Facts) shows(guest string) bool {
+	return slices.ContainsFunc(f.Publications, func(p Publication) bool { return f.Query.asks(p.Protocol) && p.Guest == guest })
 }
 
 // unread returns findings about unsupported NAT rules.

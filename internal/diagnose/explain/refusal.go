@@ -27,21 +27,34 @@ func (r *Refusal) Next() string {
 }
 
 // NextOnHost is what to do on a host that has no session with the guest at an endpoint, by
-// the code of the reason: a link.Refusal or one of package host. Remote means that the guest
-// refused the host; pair is the command that fetches this guest's token. It is empty if
-// nothing is known about the code.
-func NextOnHost(code, endpoint string, remote bool, pair string) string {
+// the code of the reason: a link.Refusal, one of package host, or empty. Remote means that
+// the guest refused the host; label is the guest's name in the configuration, which may be
+// empty.
+func NextOnHost(code, endpoint string, remote bool, label string) string {
 	unix := strings.HasPrefix(endpoint, "unix:")
-	if (code == "token" || code == "proof") && !unix {
-		return "give both sides the same token: `" + pair + "`"
-	}
-	if code == "uid" && !remote {
+	switch {
+	case code == "token-file":
+		return "chown the file to the user of `fairlead host` and chmod 600 it, or fetch the token: `" + PairCommand(label) + "`"
+	case (code == "token" || code == "proof") && !unix:
+		return "give both sides the same token: `" + PairCommand(label) + "`"
+	case code == "uid" && !remote:
 		return "run the agent as root, or as the user of `fairlead host`"
 	}
-	if _, known := refusals[code]; !known {
-		return ""
+	if a, known := refusals[code]; known {
+		return a.in(hostSide, unix)
 	}
-	return refusals[code].in(hostSide, unix)
+	return startGuest
+}
+
+const startGuest = "start the guest, and `fairlead agent` in it; run `fairlead doctor` there"
+
+// PairCommand is the command that fetches the token of a guest. The name is empty for a
+// guest without one.
+func PairCommand(name string) string {
+	if name == "" {
+		return "fairlead host pair"
+	}
+	return "fairlead host pair --guest " + name
 }
 
 // The sides of a link.

@@ -37,11 +37,18 @@ func TestNextOnHost(t *testing.T) {
 		{"role", "unix:///run/s", true, "another host peer"},
 		{"replaced", "unix:///run/s", true, "other host"},
 	} {
-		if next := NextOnHost(c.code, c.endpoint, c.remote, "fairlead host pair"); !strings.Contains(next, c.want) {
+		if next := NextOnHost(c.code, c.endpoint, c.remote, ""); !strings.Contains(next, c.want) {
 			t.Errorf("%s at %s: %s", c.code, c.endpoint, next)
 		}
 	}
-	if next := NextOnHost("", "unix:///run/s", false, ""); next != "" {
-		t.Errorf("without a code: %s", next)
+	for _, code := range []string{"", "other"} {
+		if next := NextOnHost(code, "unix:///run/s", false, ""); !strings.Contains(next, "start the guest") {
+			t.Errorf("code %q: %s", code, next)
+		}
+	}
+	for _, code := range []string{"token", "proof", "token-file"} {
+		if next := NextOnHost(code, "vsock://3:1023", true, "dev"); !strings.Contains(next, "`fairlead host pair --guest dev`") {
+			t.Errorf("code %q of a guest with a name: %s", code, next)
+		}
 	}
 }

@@ -25,7 +25,15 @@ func Examine(a Agent) doctor.Agent {
 	d := doctor.Agent{
 		Running: true, Version: version.String(), PID: os.Getpid(), NetNS: netnsName(),
 		Hooks: Hooks(a.Observer.Methods()), Drops: s.Drops, Drift: s.Drift, DumpFailures: s.DumpFailures,
-		Publications: a.Registry.Publications().View().Len(),
+	}
+	for _, p := range a.Registry.Publications().View().All() {
+		d.Publications++
+		if !p.Decision.Allow {
+			if d.Unpublished == nil {
+				d.Unpublished = make(map[string]int)
+			}
+			d.Unpublished[p.Decision.Reason]++
+		}
 	}
 	for _, src := range a.Registry.Sources().View().All() {
 		d.Sources = append(d.Sources, doctor.Source{
