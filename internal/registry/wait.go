@@ -318,7 +318,11 @@ func (ws *waits) set(k port.Key, w *wait) {
 // Run ends the waits for owners that no engine names. It returns when ctx ends.
 func (r *Registry) Run(ctx context.Context) error {
 	for {
-		if err := schedule.Wait(ctx, r.endWaits(), r.waits.wake); err != nil {
+		next := r.endWaits()
+		if !next.IsZero() { // by Options.Now, which may be another clock
+			next = time.Now().Add(next.Sub(r.now()))
+		}
+		if err := schedule.Wait(ctx, next, r.waits.wake); err != nil {
 			return err
 		}
 	}

@@ -39,7 +39,7 @@ func precedence(a netip.Addr) int {
 	return 2
 }
 
-// award returns the TCP addresses that a host opens for these wishes, and the state of each
+// award returns the addresses that a host opens for these wishes of one protocol, and the state of each
 // wish: the first in the order of precedence has an address, its server shares it, and the
 // wildcard of a server serves its narrower addresses.
 func award(wishes []wish) (open map[netip.AddrPort]bool, states map[port.Key][]port.State) {

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/sink/peer"
 	"github.com/fairlead/fairlead/test/kit/leak"
 	"github.com/fairlead/fairlead/test/kit/rounds"
 )
@@ -28,7 +29,7 @@ const length = 100
 // The core and the host do what the reference does, and are never wider.
 func TestRandomOperations(t *testing.T) {
 	seed := uint64(rounds.Of(t, "FAIRLEAD_MODEL_SEED", 1))
-	for done := 0; done < rounds.Of(t, "FAIRLEAD_MODEL_OPERATIONS", 50_000)/slower; done += length {
+	for done := 0; done < min(most, rounds.Of(t, "FAIRLEAD_MODEL_OPERATIONS", 50_000)); done += length {
 		ops := operations(rand.New(rand.NewPCG(seed, 0)), length)
 		if err := run(t, ops); err != nil {
 			ops = shrink(t, ops)
@@ -58,7 +59,7 @@ func run(t *testing.T, ops []operation) (err error) {
 			ended.Wait()
 			s.link.set(true, true)
 		}()
-		r := &runner{t: t, system: s, ref: newReference(time.Now()), held: map[port.Key]time.Time{}, began: time.Now()}
+		r := &runner{t: t, system: s, ref: newReference(time.Now(), s.clock), held: map[port.Key]time.Time{}, began: time.Now()}
 		r.ref.rules = agentRules[0]
 		for i, o := range slices.Concat(ops, settle()) {
 			r.apply(o)
@@ -104,6 +105,9 @@ type runner struct {
 	wanted    map[port.Key]port.Publication
 	delivered map[port.Key]port.Publication // what the host was sent
 	flakyAt   time.Time                     // since when the flaky sink does not fail
+	entries   map[peer.Target]string        // of the peer, before this operation
+	peerAt    time.Time                     // since when the peer does not fail
+	peerFails bool
 	failing   bool
 	down      bool
 	stalled   bool
@@ -211,6 +215,11 @@ func (r *runner) fault(o operation) {
 	case sinkFails:
 		r.failing, r.flakyAt = o.n[0]%5 > 0, now
 		r.flaky.set(o.n[0] % 5)
+	case stepClock:
+		r.clock.step(pick(steps, o.n[0]))
+	case peerFails:
+		r.peerFails, r.peerAt = o.n[0]%peerFaults > 0, now
+		r.peer.fail(o.n[0] % peerFaults)
 	case takeHostPort:
 		r.takenAt = now
 		r.network.take(netip.AddrPortFrom(pick(addresses, o.n[0]), pick(numbers, o.n[1])))
@@ -221,7 +230,7 @@ func (r *runner) fault(o operation) {
 
 // settle are the operations that end all faults.
 func settle() (ops []operation) {
-	ops = []operation{{kind: linkUp}, {kind: sinkFails}, {kind: freeHostPort}}
+	ops = []operation{{kind: linkUp}, {kind: sinkFails}, {kind: peerFails}, {kind: freeHostPort}, {kind: stepClock}}
 	for i := range sources {
 		ops = append(ops, operation{kind: replace, n: [6]int{i}})
 	}
@@ -359,12 +368,50 @@ func (r *runner) checkSinks() error {
 			return fmt.Errorf("the sink holds %v, want %v", keys(held), keys(r.wanted))
 		}
 	}
+	if err := r.checkPeer(); err != nil {
+		return err
+	}
 	open, _ := r.guest.now()
 	for a := range open {
 		if !slices.ContainsFunc(slices.Collect(maps.Values(r.wanted)), func(p port.Publication) bool {
 			return p.Protocol == port.TCP && slices.Contains(p.Decision.Host, a)
 		}) {
 			return fmt.Errorf("placeholder %s is open, and nobody wants it", a)
+		}
+	}
+	return nil
+}
+
+// checkPeer compares the entries of the foreign peer with the wanted set: none is added
+// that nobody wants, and all are right when the peer does not fail.
+func (r *runner) checkPeer() error {
+	var wishes []wish
+	for _, p := range r.wanted {
+		for _, a := range p.Decision.Host {
+			wishes = append(wishes, wish{p, a})
+		}
+	}
+	was, now := r.entries, r.peer.now()
+	r.entries = now
+	for t, remote := range now {
+		if _, old := was[t]; !old && !slices.ContainsFunc(wishes, func(w wish) bool {
+			return w.at == t.AddrPort() && w.pub.Protocol == t.Protocol && w.pub.AddrPort().String() == remote
+		}) {
+			return fmt.Errorf("the peer got %v to %s, which nobody wants", t, remote)
+		}
+	}
+	if r.peerFails || r.ref.now.Sub(r.peerAt) <= 11*time.Second {
+		return nil
+	}
+	for _, protocol := range []port.Protocol{port.TCP, port.UDP} {
+		have, mine := map[netip.AddrPort]bool{}, slices.DeleteFunc(slices.Clone(wishes), func(w wish) bool { return w.pub.Protocol != protocol })
+		for t := range now {
+			if t.Protocol == protocol {
+				have[t.AddrPort()] = true
+			}
+		}
+		if want, _ := award(mine); !maps.Equal(have, want) {
+			return fmt.Errorf("the peer has %v of %s, want %v", have, protocol, want)
 		}
 	}
 	return nil

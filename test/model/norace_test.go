@@ -4,4 +4,6 @@
 
 package model
 
-const slower = 1
+import "math"
+
+const most = math.MaxInt

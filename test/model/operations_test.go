@@ -34,13 +34,15 @@ const (
 	sinkFails
 	takeHostPort
 	freeHostPort
+	stepClock
+	peerFails
 	rest // only at the end
 	kinds
 )
 
 var kindNames = [kinds]string{
 	"putSocket", "putNAT", "putClaim", "drop", "replace", "stale", "nameOwner", "forgetOwner", "setRules", "setPolicy", "sleep",
-	"loseSession", "linkDown", "linkUp", "stall", "sinkFails", "takeHostPort", "freeHostPort", "rest",
+	"loseSession", "linkDown", "linkUp", "stall", "sinkFails", "takeHostPort", "freeHostPort", "stepClock", "peerFails", "rest",
 }
 
 // operation is one step. Its numbers choose from lists, so that a sequence means the same
@@ -57,7 +59,7 @@ func (o operation) String() string {
 // weights says how often each kind is chosen.
 var weights = [kinds]int{
 	putSocket: 16, putNAT: 12, putClaim: 12, drop: 22, replace: 4, stale: 2, nameOwner: 10, forgetOwner: 6, setRules: 4, setPolicy: 3,
-	sleep: 14, loseSession: 1, linkDown: 1, linkUp: 3, stall: 1, sinkFails: 3, takeHostPort: 2, freeHostPort: 3,
+	sleep: 14, loseSession: 1, linkDown: 1, linkUp: 3, stall: 1, sinkFails: 3, takeHostPort: 2, freeHostPort: 3, stepClock: 2, peerFails: 3,
 }
 
 // operations returns n random operations.
@@ -92,6 +94,7 @@ var (
 		0, time.Millisecond, 149 * time.Millisecond, 151 * time.Millisecond, time.Second, 3 * time.Second, 9 * time.Second,
 		10 * time.Second, 11 * time.Second, 31 * time.Second,
 	}
+	steps      = []time.Duration{0, -3 * time.Hour, -time.Minute, time.Minute, 3 * time.Hour} // of the wall clock, from the true time
 	containers = []port.Owner{
 		{Kind: port.OwnerContainer, ID: "c0", Name: "web0"},
 		{Kind: port.OwnerContainer, ID: "c1", Name: "web1", Labels: map[string]string{"zone": "internal"}},

@@ -4,5 +4,5 @@
 
 package model
 
-// slower is how many times as long an operation takes, with the race detector.
-const slower = 10
+// most bounds the operations with the race detector, which makes them ten times as long.
+const most = 5_000

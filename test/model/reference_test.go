@@ -54,6 +54,7 @@ func levelOf(k port.OwnerKind) level {
 // reference is what was reported, and since when owners are expected.
 type reference struct {
 	now     time.Time
+	clock   *clock                       // of what is first seen
 	entries map[string]map[string]*entry // by source and id
 	state   map[string]string            // of each source: starting, live, stale
 	facts   map[string]map[string]port.Owner
@@ -82,9 +83,9 @@ var (
 	engines = []string{"docker", "containerd", "kube"}
 )
 
-func newReference(now time.Time) *reference {
+func newReference(now time.Time, c *clock) *reference {
 	r := &reference{
-		now: now, entries: map[string]map[string]*entry{}, state: map[string]string{}, facts: map[string]map[string]port.Owner{},
+		now: now, clock: c, entries: map[string]map[string]*entry{}, state: map[string]string{}, facts: map[string]map[string]port.Owner{},
 		stopped: map[string]map[string]bool{}, items: map[string]*item{}, last: map[port.Key]port.Owner{},
 		lost: map[int]*item{}, orphans: map[port.Key]bool{},
 	}
@@ -109,7 +110,7 @@ func (r *reference) set(source string, b port.Binding) {
 	case old != nil:
 		b.Since = old.Since
 	case b.Since.IsZero():
-		b.Since = r.now
+		b.Since = r.clock.now()
 	}
 	r.lives++
 	e := &entry{Binding: b, order: slices.Index(sources, source), life: r.lives, provisional: !r.live()}

@@ -3,6 +3,7 @@
 package model
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"log/slog"
@@ -35,6 +36,8 @@ type system struct {
 	facts      map[string]*facts
 	reconciler *reconcile.Reconciler
 	flaky      *flaky
+	peer       *peerSink
+	clock      *clock
 	guest      *network // of the listener sink
 	link       *links
 	host       *host.Host
@@ -48,8 +51,9 @@ func start(ctx context.Context, t *testing.T) (s *system, ended *sync.WaitGroup)
 	s = &system{
 		feeds: map[string]registry.Feed{}, facts: map[string]*facts{}, guest: newNetwork(), network: newNetwork(),
 		flaky: &flaky{held: map[port.Key]port.Publication{}, wake: make(chan struct{}, 1)},
+		peer:  newPeerSink(log), clock: new(clock),
 	}
-	s.registry = registry.New(registry.Options{Rules: agentRules[0].compile(t), Logger: log})
+	s.registry = registry.New(registry.Options{Rules: agentRules[0].compile(t), Logger: log, Now: s.clock.now})
 	for _, e := range engines {
 		s.facts[e] = &facts{owners: map[string]port.Owner{}, stopped: map[string]port.Owner{}}
 		s.registry.AddFacts(e, s.facts[e])
@@ -70,7 +74,7 @@ func start(ctx context.Context, t *testing.T) (s *system, ended *sync.WaitGroup)
 		Serve: func(context.Context, net.Conn, port.Publication) error { return errors.ErrUnsupported },
 	})
 	must(t, err)
-	s.reconciler = reconcile.New(s.registry.Publications(), []reconcile.Sink{s.flaky, hl, ls}, reconcile.Options{
+	s.reconciler = reconcile.New(s.registry.Publications(), []reconcile.Sink{s.flaky, s.peer, hl, ls}, reconcile.Options{
 		HoldDown: holdDown, Ready: s.registry.Ready(), Logger: log,
 	})
 	s.host, err = host.New(host.Options{
@@ -204,7 +208,7 @@ type links struct {
 	mu   sync.Mutex
 	down bool
 	gate chan struct{} // closed while bytes move
-	cur  []net.Conn
+	cur  []*gated
 }
 
 func newLinks(t *testing.T) *links {
@@ -235,9 +239,9 @@ func (l *links) dial(ctx context.Context) (link.Session, error) {
 	}
 	o := link.Options{Identity: "g", Token: l.token, Logger: slog.New(slog.DiscardHandler), HandshakeTimeout: 10 * time.Second}
 	near, far := net.Pipe()
-	g1, g2 := &gated{Conn: near, l: l, done: make(chan struct{})}, &gated{Conn: far, l: l, done: make(chan struct{})}
+	g1, g2 := newGated(near, l), newGated(far, l)
 	l.mu.Lock()
-	l.cur = []net.Conn{g1, g2}
+	l.cur = []*gated{g1, g2}
 	l.mu.Unlock()
 	type result struct {
 		s   link.Session
@@ -264,7 +268,7 @@ func (l *links) dial(ctx context.Context) (link.Session, error) {
 	}
 }
 
-// set changes the link: down refuses new sessions, lose cuts the current one.
+// set changes the link: down refuses new sessions, lose resets the current one.
 func (l *links) set(down, lose bool) {
 	l.mu.Lock()
 	l.down = down
@@ -272,7 +276,7 @@ func (l *links) set(down, lose bool) {
 	l.mu.Unlock()
 	if lose {
 		for _, s := range cur {
-			_ = s.Close()
+			_ = s.cut()
 		}
 	}
 }
@@ -292,52 +296,85 @@ func (l *links) stall(on bool) {
 	}
 }
 
-// gated is a connection whose bytes move only while the gate is open.
+// gated is a connection whose bytes move only while the gate is open. Like a socket it
+// takes what is written meanwhile.
 type gated struct {
 	net.Conn
-	l    *links
-	done chan struct{}
-	once sync.Once
-
-	mu    sync.Mutex
-	until time.Time // of writes
+	l     *links
+	queue chan []byte // what a socket holds
+	once  sync.Once
+	done  chan struct{} // closed: what is queued is the last
 }
 
-func (g *gated) SetWriteDeadline(t time.Time) error {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	g.until = t
-	return g.Conn.SetWriteDeadline(t)
+func newGated(c net.Conn, l *links) *gated {
+	g := &gated{Conn: c, l: l, queue: make(chan []byte, 4096), done: make(chan struct{})}
+	go g.pump()
+	return g
 }
 
-func (g *gated) SetDeadline(t time.Time) error {
-	return errors.Join(g.SetReadDeadline(t), g.SetWriteDeadline(t))
+// pump moves what was written, and closes the connection after the last.
+func (g *gated) pump() {
+	defer func() { _ = g.Conn.Close() }()
+	for {
+		select {
+		case b := <-g.queue:
+			if !g.pass(b) {
+				return
+			}
+		case <-g.done:
+			for len(g.queue) > 0 {
+				if !g.pass(<-g.queue) {
+					return
+				}
+			}
+			return
+		}
+	}
 }
 
-func (g *gated) Write(b []byte) (int, error) {
+// pass moves bytes when the gate is open. At the end it does not wait for that.
+func (g *gated) pass(b []byte) bool {
 	g.l.mu.Lock()
 	gate := g.l.gate
 	g.l.mu.Unlock()
-	g.mu.Lock()
-	var late <-chan time.Time
-	if !g.until.IsZero() {
-		late = time.After(time.Until(g.until))
-	}
-	g.mu.Unlock()
 	select {
 	case <-gate:
-	case <-late:
-		return 0, os.ErrDeadlineExceeded
 	case <-g.done:
-		return 0, net.ErrClosed
+		select {
+		case <-gate:
+		default:
+			return false
+		}
 	}
-	return g.Conn.Write(b)
+	_, err := g.Conn.Write(b)
+	return err == nil
 }
 
+func (g *gated) SetWriteDeadline(time.Time) error { return nil } // writes never wait
+func (g *gated) SetDeadline(t time.Time) error    { return g.SetReadDeadline(t) }
+
+func (g *gated) Write(b []byte) (int, error) {
+	select {
+	case <-g.done:
+		return 0, net.ErrClosed
+	default:
+	}
+	select {
+	case g.queue <- bytes.Clone(b):
+		return len(b), nil
+	default:
+		return 0, os.ErrDeadlineExceeded
+	}
+}
+
+// Close sends what was written before, if the gate is open.
 func (g *gated) Close() error {
 	g.once.Do(func() { close(g.done) })
-	return g.Conn.Close()
+	return g.SetReadDeadline(time.Unix(1, 0))
 }
+
+// cut closes the connection at once.
+func (g *gated) cut() error { return errors.Join(g.Conn.Close(), g.Close()) }
 
 // nobody finds no holders.
 type nobody struct{}
