@@ -248,7 +248,7 @@ func (a *Agent) wireHostlink() error {
 		Logger: a.log,
 	}
 	a.reportUnpublished(&h, &o)
-	a.links = &links{endpoints: a.cfg.Link, options: o, tokenFile: a.cfg.TokenFileOf, sessions: make(chan link.Session)}
+	a.links = &links{endpoints: a.cfg.Link, trust: a.cfg.TLS, options: o, tokenFile: a.cfg.TokenFileOf, sessions: make(chan link.Session)}
 	var err error
 	a.hostlink, err = hostlink.New(a.links, h)
 	return err

@@ -3,6 +3,7 @@
 package agent
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"sync"
@@ -11,12 +12,14 @@ import (
 	"github.com/fairlead/fairlead/internal/config"
 	"github.com/fairlead/fairlead/internal/diagnose/explain"
 	"github.com/fairlead/fairlead/internal/link"
+	"github.com/fairlead/fairlead/internal/link/wss"
 	"github.com/fairlead/fairlead/internal/sink/hostlink"
 )
 
 // links accepts sessions from every configured endpoint.
 type links struct {
 	endpoints []config.Endpoint
+	trust     config.TLS
 	options   link.Options
 	tokenFile func(config.Endpoint) string // of an endpoint, or "" for none
 	sessions  chan link.Session
@@ -30,6 +33,10 @@ type links struct {
 // open opens all endpoints, or none.
 func (l *links) open(ctx context.Context) error {
 	for _, e := range l.endpoints {
+		if e.Network == "wss" {
+			l.from = append(l.from, wss.NewRedialer(l.tls(e)))
+			continue
+		}
 		at := link.Endpoint{Network: e.Network, Path: e.Path, CID: e.CID, Port: e.Port}
 		if e.Network == link.NetworkVsock && !e.Listen {
 			r, err := link.NewRedialer(at, l.optionsOf(e))
@@ -62,6 +69,15 @@ func (l *links) optionsOf(e config.Endpoint) link.Options {
 		o.LoadToken = func() (link.Token, error) { return link.LoadOrCreateToken(file) }
 	}
 	return o
+}
+
+// tls are the options of an endpoint that is dialled over TLS.
+func (l *links) tls(e config.Endpoint) wss.DialOptions {
+	pin, _ := wss.ParsePin(l.trust.Pin) // the configuration was checked
+	return wss.DialOptions{
+		Link: l.optionsOf(e), Server: e.Server, Name: cmp.Or(e.Name, l.options.Name),
+		Pin: pin, CertFile: l.trust.Cert, KeyFile: l.trust.Key,
+	}
 }
 
 // lastRefused returns the last host that an endpoint refused since the last session began,

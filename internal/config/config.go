@@ -55,6 +55,7 @@ type Common struct {
 type Agent struct {
 	Common
 	Link          []Endpoint        // at least one
+	TLS           TLS               // of links over wss
 	AllowCIDs     []uint32          // vsock peers that may connect
 	AllowUIDs     []uint32          // unix peers that may connect, besides root and the agent's own user
 	Sources       []string          // at least one of those that Sources returns, each once
@@ -91,7 +92,8 @@ type NAT struct {
 // Host configures the host peer.
 type Host struct {
 	Common
-	Connect []Guest           // at least one, each name and each unnamed endpoint once
+	Connect []Guest           // each name and each unnamed endpoint once; at least one unless the host listens
+	Serving Serving           // how the host takes agents that dial it
 	Bind    rules.HostAddress // where guest wildcards appear: rules.Asked leaves it to the agent
 	Grace   time.Duration     // how long listeners outlive a lost guest, 0 to 1h
 	LogFile string            // where the log goes; empty for standard error
@@ -226,6 +228,14 @@ func (c *Common) TokenFileOf(e Endpoint) string {
 	return c.LinkToken
 }
 
+// TokenFileOf is that of Common, but for a link that a certificate proves.
+func (c *Agent) TokenFileOf(e Endpoint) string {
+	if e.Network == networkWSS && c.TLS.Cert != "" && !c.TokenGiven {
+		return ""
+	}
+	return c.Common.TokenFileOf(e)
+}
+
 // TokenFile returns the file with the token, or "" if no link has one.
 func (c *Agent) TokenFile() string {
 	for _, e := range c.Link {
@@ -239,7 +249,8 @@ func (c *Agent) TokenFile() string {
 func (c *Agent) fields() []field {
 	return slices.Concat([]field{
 		many("link", "link", "endpoint", &c.Link, ParseEndpoint, stringOf,
-			"where to connect with the host: unix:///PATH, vsock://:PORT to listen, vsock://2:PORT to dial"),
+			"where to connect with the host: unix:///PATH, vsock://:PORT to listen, vsock://2:PORT or wss://SERVER[:PORT][/NAME] to dial").
+			alias("CATTLE_SERVER", cattleServer),
 		many("allowCIDs", "allow-cids", "cid", &c.AllowCIDs, whole[uint32](0, 1<<32-2), number,
 			"vsock peers that may connect"),
 		many("allowUIDs", "allow-uids", "uid", &c.AllowUIDs, whole[uint32](0, 1<<32-2), number,
@@ -263,7 +274,17 @@ func (c *Agent) fields() []field {
 			"host addresses of ports that listen on all guest addresses: loopback or all").oneOf("loopback", "all"),
 		one("nat.maxPorts", "nat-max-ports", "n", &c.NAT.MaxPorts, whole[int](1, 1<<16-1), number,
 			"maximum of ports that one NAT rule publishes; a rule for more is listed by doctor").atLeast(1),
-	}, c.engineFields(), c.listenerFields(), c.Common.fields())
+	}, c.tlsFields(), c.engineFields(), c.listenerFields(), c.debugAlias(c.Common.fields()))
+}
+
+// debugAlias lets a variable of older agents set the log level.
+func (*Agent) debugAlias(fields []field) []field {
+	for i := range fields {
+		if fields[i].key == "logLevel" {
+			fields[i] = fields[i].alias("CATTLE_DEBUG", cattleDebug)
+		}
+	}
+	return fields
 }
 
 // readAudit reads the interval and records that it was given.
@@ -274,7 +295,7 @@ func (c *Agent) readAudit(s string) (time.Duration, error) {
 }
 
 func (c *Host) fields() []field {
-	return append([]field{
+	return slices.Concat([]field{
 		many("connect", "connect", "[name=]endpoint", &c.Connect, ParseGuest, stringOf,
 			"where the agent is: unix:///PATH, vsock://CID:PORT, on Windows hvsock://wsl:PORT or hvsock://ID:PORT; NAME= before it names the guest"),
 		one("bind", "bind", "where", &c.Bind, parseBind, stringOf,
@@ -292,7 +313,7 @@ func (c *Host) fields() []field {
 			"maximum of concurrent UDP clients").atLeast(1),
 		one("limits.udpIdle", "udp-idle", "duration", &c.Limits.UDPIdle, duration(time.Second, time.Hour, false), stringOf,
 			"how long an idle UDP client is remembered"),
-	}, c.Common.fields()...)
+	}, c.servingFields(), c.Common.fields())
 }
 
 func parseBind(s string) (rules.HostAddress, error) {
@@ -315,6 +336,10 @@ func (c *Agent) validate() (key string, err error) {
 		switch {
 		case e.Network == "hvsock":
 			return "link", fmt.Errorf("%q: is for a Windows host to dial: want vsock://:PORT", e)
+		case e.Network == networkWSS:
+			if key, err := c.validateWSS(e); err != nil {
+				return key, err
+			}
 		case e.Network != "vsock":
 		case e.Listen && e.Port >= 1024:
 			return "link", fmt.Errorf("%q: want a port below 1024, which only root can listen at", e)
@@ -357,15 +382,18 @@ func twice(names []string) (string, bool) {
 }
 
 func (c *Host) validate() (key string, err error) {
-	if len(c.Connect) == 0 {
+	if key, err := c.validateServing(); err != nil {
+		return key, err
+	}
+	if len(c.Peers()) == 0 {
 		return "connect", fmt.Errorf("an empty list: want at least one endpoint")
 	}
 	if c.Control == "" { // no home directory to take a default from
 		return "control", fmt.Errorf("%q: want a path", "")
 	}
-	ids := make([]string, len(c.Connect))
-	for i, g := range c.Connect {
-		ids[i] = g.ID()
+	ids := make([]string, 0, len(c.Connect))
+	for _, g := range c.Peers() {
+		ids = append(ids, g.ID())
 	}
 	if id, ok := twice(ids); ok {
 		return "connect", fmt.Errorf("%q: given twice, want each guest once", id)
@@ -376,6 +404,8 @@ func (c *Host) validate() (key string, err error) {
 func (c *Host) validateTokens(goos string) (key string, err error) {
 	for _, g := range c.Connect {
 		switch {
+		case g.Network == networkWSS:
+			return "connect", fmt.Errorf("%q: a host does not dial agents there: want --listen wss://:PORT --guest NAME", g)
 		case g.Network != "unix" && c.LinkToken == "":
 			return "linkToken", fmt.Errorf("%q: want a file, %q needs a token", "", g)
 		case g.Network == "unix" && goos == "windows" && c.TokenFile(g) == "":

@@ -42,6 +42,9 @@ func commonSamples() []sample {
 func agentSamples() []sample {
 	return append([]sample{
 		{"link", "[vsock://:700, unix:///l]", "vsock://:700,unix:///l"},
+		{"linkPin", strings.Repeat("a1", 32), strings.Repeat("a1", 32)},
+		{"linkCert", "/c.pem", "/c.pem"},
+		{"linkKey", "/k.pem", "/k.pem"},
 		{"allowCIDs", "[2, 3]", "2,3"},
 		{"allowUIDs", "1000", "1000"},
 		{"source", "socket", "socket"},
@@ -78,6 +81,12 @@ func hostSamples() []sample {
 		{"limits.flows", "11", "11"},
 		{"limits.udpFlows", "12", "12"},
 		{"limits.udpIdle", "13s", "13s"},
+		{"listen", "", ""}, // this and the next want each other, see TestServing
+		{"guest", "", ""},
+		{"cert", "", ""},
+		{"key", "", ""},
+		{"caBundle", "", ""},
+		{"clientCA", "", ""},
 	}, commonSamples()...)
 }
 
@@ -216,6 +225,7 @@ func TestDefaults(t *testing.T) {
 		"expose": "loopback", "rulesFile": "", "keepPrivileges": "false", "engineGrace": "30s",
 		"nat.maxPorts": "4096", "listener.settle": "750ms", "listener.udp": "false", "bridgeLoopback": "false", "reportUnpublished": "true",
 		"docker.hosts": "", "containerd.sockets": "", "containerd.namespaces": "",
+		"linkPin": "", "linkCert": "", "linkKey": "",
 		"kube.kubeconfigs": "", "kube.context": "", "kube.namespaces": "", "kube.selector": "",
 	}
 	c, err := LoadAgent(write(t, filepath.Join(t.TempDir(), "c.yaml"), ""), nil, nil)
@@ -328,11 +338,11 @@ func TestErrors(t *testing.T) {
 		{name: "not a mapping", yaml: "- a", want: `c.yaml:1:1: a list: want a mapping (key: value)`},
 		{name: "list for one", yaml: "observer: [bpf]", want: `c.yaml:1:11: observer: a list: want one value`},
 		{name: "no value", yaml: "link:\n", want: `c.yaml:1:1: link: no value: give one, or leave the key out`},
-		{name: "in a list", yaml: "link:\n- unix:///a\n- tcp://b", want: `c.yaml:3:3: link[1]: "tcp://b": want unix:///PATH, vsock://CID:PORT, vsock://:PORT or hvsock://wsl:PORT`},
+		{name: "in a list", yaml: "link:\n- unix:///a\n- tcp://b", want: `c.yaml:3:3: link[1]: "tcp://b": want unix:///PATH, vsock://CID:PORT, vsock://:PORT, hvsock://wsl:PORT or wss://SERVER[:PORT][/NAME]`},
 		{name: "empty list", yaml: "link: []", want: `c.yaml:1:7: link: an empty list: want at least one endpoint`},
 		{name: "relative", yaml: "link: unix://a", want: `c.yaml:1:7: link: "unix://a": want an absolute path, unix:///PATH`},
 		{name: "vsock port", yaml: "link: vsock://:1024", want: `c.yaml:1:7: link: "vsock://:1024": want a port below 1024, which only root can listen at`},
-		{name: "vsock any", yaml: "link: vsock://:4294967295", want: `c.yaml:1:7: link: "vsock://:4294967295": want unix:///PATH, vsock://CID:PORT, vsock://:PORT or hvsock://wsl:PORT`},
+		{name: "vsock any", yaml: "link: vsock://:4294967295", want: `c.yaml:1:7: link: "vsock://:4294967295": want unix:///PATH, vsock://CID:PORT, vsock://:PORT, hvsock://wsl:PORT or wss://SERVER[:PORT][/NAME]`},
 		{name: "hvsock", yaml: "link: hvsock://wsl:700", want: `c.yaml:1:7: link: "hvsock://wsl:700": is for a Windows host to dial: want vsock://:PORT`},
 		{name: "vsock cid", yaml: "link: vsock://3:700", want: `c.yaml:1:7: link: "vsock://3:700": an agent dials only the host, want vsock://2:PORT (or vsock://:PORT to listen)`},
 		{name: "vsock token", yaml: "link: vsock://:700\nlinkToken: ''", want: `c.yaml:2:12: linkToken: "": want a file, "vsock://:700" needs a token`},

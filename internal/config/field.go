@@ -26,9 +26,11 @@ type field struct {
 	key, flag, usage string
 	kind             string // what --help shows as the value
 	list             bool
-	words            []string // the values that it accepts; empty for any text
-	pattern          string   // of further values that it accepts beside words; empty for none
-	least            int      // of a number: the smallest that it accepts
+	words            []string            // the values that it accepts; empty for any text
+	pattern          string              // of further values that it accepts beside words; empty for none
+	least            int                 // of a number: the smallest that it accepts
+	older            string              // variable of older agents that sets it; empty for none
+	fromOlder        func(string) string // reads that variable; empty sets nothing
 	get              func() []string
 	set              func([]string) error
 }
@@ -63,6 +65,30 @@ func (f field) orMatching(pattern string) field {
 func (f field) atLeast(n int) field {
 	f.least = n
 	return f
+}
+
+// alias declares a variable of older agents, which counts if the field's own is not set.
+// Nil takes its value as it is.
+func (f field) alias(variable string, read func(string) string) field {
+	if read == nil {
+		read = str
+	}
+	f.older, f.fromOlder = variable, read
+	return f
+}
+
+// variable returns the value of the field's variable, and its name; "" if it is not set.
+func (f *field) variable(environ func(string) (string, bool)) (name, value string) {
+	if s, ok := environ(f.env()); ok {
+		return f.env(), s
+	}
+	if f.older == "" {
+		return "", ""
+	}
+	if s, ok := environ(f.older); ok && f.fromOlder(s) != "" {
+		return f.older, f.fromOlder(s)
+	}
+	return "", ""
 }
 
 func (f *field) isNumber() bool { return f.kind == "n" || f.kind == "cid" || f.kind == "uid" }
@@ -281,26 +307,30 @@ func loopbackAddr(s string) (string, error) {
 }
 
 // Endpoint is one end of a link. Its text is unix:///PATH; vsock://CID:PORT,
-// which is dialled; vsock://:PORT, which is listened on; or hvsock://MACHINE:PORT,
-// which a Windows host dials. The agent listens on a unix endpoint, and the host
-// dials it.
+// which is dialled; vsock://:PORT, which is listened on; hvsock://MACHINE:PORT,
+// which a Windows host dials; or wss://SERVER:PORT/NAME, which an agent dials. The agent
+// listens on a unix endpoint, and the host dials it.
 type Endpoint struct {
-	Network string // "unix", "vsock" or "hvsock"
+	Network string // "unix", "vsock", "hvsock" or "wss"
 	Path    string // of a unix socket, absolute
 	CID     uint32 // of a vsock endpoint to dial
 	Machine string // of an hvsock endpoint: "wsl", or the id of a virtual machine
 	Port    uint32 // of a vsock or hvsock endpoint, 1 to 4294967294
-	Listen  bool   // vsock: listen at Port on our own CID
+	Listen  bool   // vsock: listen at Port on our own CID; wss: at Server
+	Server  string // of a wss endpoint: HOST:PORT
+	Name    string // of a wss endpoint to dial: what the host calls this guest; empty for its host name
 }
 
 // ParseEndpoint reads the text of an Endpoint.
 func ParseEndpoint(s string) (Endpoint, error) {
-	wrong := fmt.Errorf("%q: want unix:///PATH, vsock://CID:PORT, vsock://:PORT or hvsock://wsl:PORT", s)
+	wrong := fmt.Errorf("%q: want unix:///PATH, vsock://CID:PORT, vsock://:PORT, hvsock://wsl:PORT or wss://SERVER[:PORT][/NAME]", s)
 	scheme, rest, ok := strings.Cut(s, "://")
 	if !ok {
 		return Endpoint{}, wrong
 	}
 	switch scheme {
+	case networkWSS:
+		return parseWSS(s, rest)
 	case "unix":
 		if !strings.HasPrefix(rest, "/") || strings.ContainsRune(rest, 0) {
 			return Endpoint{}, fmt.Errorf("%q: want an absolute path, unix:///PATH", s)
@@ -345,6 +375,10 @@ func (e Endpoint) String() string {
 	switch {
 	case e.Network == "unix":
 		return "unix://" + e.Path
+	case e.Network == networkWSS && e.Name != "":
+		return "wss://" + e.Server + "/" + e.Name
+	case e.Network == networkWSS:
+		return "wss://" + e.Server
 	case e.Listen:
 		return fmt.Sprintf("vsock://:%d", e.Port)
 	case e.Network == "hvsock":

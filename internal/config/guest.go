@@ -63,7 +63,7 @@ func (c *Host) TokenFileFor(name string) string {
 
 // TokenFile returns the file with the token of the guest, or "" if its link has none.
 func (c *Host) TokenFile(g Guest) string {
-	if c.TokenFileOf(g.Endpoint) == "" {
+	if c.TokenFileOf(g.Endpoint) == "" || g.Network == networkWSS && c.Serving.ClientCA != "" && !c.TokenGiven {
 		return ""
 	}
 	return c.TokenFileFor(g.Name)

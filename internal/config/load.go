@@ -49,6 +49,9 @@ func LoadHost(path string, flags *pflag.FlagSet, environ func(string) (string, b
 	if err := l.load(path, DefaultHostFile()); err != nil {
 		return Host{Common: Common{files: c.files}}, err
 	}
+	if c.Serving.At.Network != "" && l.from["connect"] == "" {
+		c.Connect = nil // a host that listens dials what it was told to only
+	}
 	if key, err := c.validate(); err != nil {
 		return Host{Common: Common{files: c.files}}, l.wrap(key, err)
 	}
@@ -101,8 +104,8 @@ func (l *loader) load(path, fallback string) error {
 	}
 	for i := range l.fields {
 		f := &l.fields[i]
-		if s, ok := l.environ(f.env()); ok {
-			l.from[f.key] = f.env()
+		if name, s := f.variable(l.environ); name != "" {
+			l.from[f.key] = name
 			if err := f.setText(s); err != nil {
 				return l.wrap(f.key, err)
 			}

@@ -46,6 +46,7 @@ type guest struct {
 	h    *Host
 	name string
 	dial func(context.Context) (link.Session, error)
+	wait time.Duration // for dial; 0 is as long as it takes
 	log  *slog.Logger
 
 	// Guarded by h.mu.
@@ -82,13 +83,17 @@ type guest struct {
 }
 
 func newGuest(h *Host, g Guest) *guest {
+	wait, err := dialTimeout, "not tried yet"
+	if g.Dials {
+		wait, err = 0, "not connected yet"
+	}
 	return &guest{
-		h: h, name: g.Name, dial: g.Dial, log: h.opt.Logger.With("guest", g.Name),
+		h: h, name: g.Name, dial: g.Dial, wait: wait, log: h.opt.Logger.With("guest", g.Name),
 		pubs:   make(map[port.Key]*publication),
 		others: make(map[port.Key]wire.UnpublishedPort),
 		dirty:  make(map[port.Key]struct{}),
 		since:  time.Now(),
-		err:    "not tried yet",
+		err:    err,
 		writer: schedule.NewSignal(),
 		limits: newLimits(),
 		flows:  newFlows(h.opt.MaxFlows),
@@ -288,7 +293,10 @@ func (g *guest) lost(err error, code string, remote bool) {
 // session makes one session and returns how long it lasted, without the attempt to
 // make it, whether a snapshot was applied, and why it ended.
 func (g *guest) session(ctx context.Context) (lasted time.Duration, served bool, err error) {
-	dctx, cancel := context.WithTimeout(ctx, dialTimeout)
+	dctx, cancel := context.WithCancel(ctx)
+	if g.wait > 0 {
+		dctx, cancel = context.WithTimeout(ctx, g.wait)
+	}
 	session, err := g.dial(dctx)
 	cancel()
 	if err != nil {

@@ -34,6 +34,8 @@ type Guest struct {
 	Name string
 	// Dial makes a proved session. It is called again after every loss.
 	Dial func(ctx context.Context) (link.Session, error)
+	// Dials says that the guest dials: Dial waits for it, as long as it takes.
+	Dials bool
 }
 
 // Policy has the last word on where a publication appears; rules.Set is one.

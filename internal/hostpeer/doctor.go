@@ -64,7 +64,7 @@ func Facts(ctx context.Context, configFile, control string) doctor.HostFacts {
 // fetched. Of several tokens it describes the first, or the first that cannot be read.
 func examineConfig(cfg *config.Host) (c doctor.Config, pair string) {
 	c = doctor.Config{File: cfg.File(), Rules: cfg.Rules.Len()}
-	for _, g := range cfg.Connect {
+	for _, g := range cfg.Peers() {
 		file := cfg.TokenFile(g)
 		if file == "" {
 			continue

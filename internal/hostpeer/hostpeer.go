@@ -21,6 +21,7 @@ import (
 	"github.com/fairlead/fairlead/internal/config"
 	"github.com/fairlead/fairlead/internal/host"
 	"github.com/fairlead/fairlead/internal/link"
+	"github.com/fairlead/fairlead/internal/link/wss"
 	"github.com/fairlead/fairlead/internal/metrics"
 	"github.com/fairlead/fairlead/internal/own"
 	"github.com/fairlead/fairlead/internal/privilege"
@@ -35,6 +36,7 @@ type Daemon struct {
 	host    *host.Host
 	sockets *own.Sockets
 	server  *status.Server
+	wss     *wss.Server // nil if no agent may dial
 
 	accepted atomic.Pointer[config.Host] // the last configuration, of which only the rules and bind are in effect
 }
@@ -70,6 +72,16 @@ func New(cfg config.Host, log *slog.Logger, level *slog.LevelVar) (*Daemon, erro
 		}
 		guests = append(guests, host.Guest{Name: g.ID(), Dial: dialer.Dial})
 	}
+	if cfg.Serving.At.Listen {
+		if err := d.serve(o, &cfg); err != nil {
+			return nil, err
+		}
+		for _, name := range cfg.Serving.Guests {
+			guests = append(guests, host.Guest{Name: name, Dials: true, Dial: func(ctx context.Context) (link.Session, error) {
+				return d.wss.Session(ctx, name)
+			}})
+		}
+	}
 	d.host, err = host.New(host.Options{
 		Logger: log, Guests: guests, Policy: cfg.Rules, Network: d.sockets,
 		Grace: negativeZero(cfg.Grace), UDPIdle: cfg.Limits.UDPIdle,
@@ -78,7 +90,7 @@ func New(cfg config.Host, log *slog.Logger, level *slog.LevelVar) (*Daemon, erro
 	if err != nil {
 		return nil, err
 	}
-	p := provider{d.host, cfg.Connect}
+	p := provider{d.host, cfg.Peers()}
 	page := ""
 	if cfg.WebAddr != "" {
 		page = status.PageToken(log, cfg.LinkToken)
@@ -92,6 +104,24 @@ func New(cfg config.Host, log *slog.Logger, level *slog.LevelVar) (*Daemon, erro
 	return d, nil
 }
 
+// serve makes the server of the links that agents dial.
+func (d *Daemon) serve(o link.Options, cfg *config.Host) error {
+	s := cfg.Serving
+	so := wss.ServerOptions{
+		Link: o, Guests: s.Guests, CertFile: s.Cert, KeyFile: s.Key, BundleFile: s.Bundle, ClientCAFile: s.ClientCA,
+	}
+	guest := func(name string) config.Guest { return config.Guest{Name: name, Endpoint: s.At} }
+	if cfg.TokenFile(guest(s.Guests[0])) != "" {
+		so.Token = func(name string) (link.Token, error) { return loadToken(cfg, guest(name)) }
+	}
+	server, err := wss.NewServer(so)
+	if err != nil {
+		return fmt.Errorf("listen %s: %w", s.At, err)
+	}
+	d.wss = server
+	return nil
+}
+
 // negativeZero converts 0 to "none" for options whose 0 is "the default".
 func negativeZero[T ~int64](d T) T {
 	if d == 0 {
@@ -102,7 +132,7 @@ func negativeZero[T ~int64](d T) T {
 
 // CheckToken returns why a guest that needs a token cannot be reached: it cannot be read.
 func CheckToken(cfg *config.Host) error {
-	for _, g := range cfg.Connect {
+	for _, g := range cfg.Peers() {
 		if cfg.TokenFile(g) == "" {
 			continue
 		}
@@ -155,6 +185,12 @@ func (d *Daemon) Run(ctx context.Context, watch func(ctx context.Context, onChan
 		}
 		listeners[false] = l
 	}
+	var agents net.Listener
+	if d.wss != nil {
+		if agents, err = d.sockets.Listen(ctx, "tcp", d.cfg.Serving.At.Server); err != nil {
+			return errors.Join(fmt.Errorf("links: %w: choose another --listen", err), control.Close())
+		}
+	}
 	d.logStart()
 	g, ctx := errgroup.WithContext(ctx)
 	for isControl, l := range listeners {
@@ -162,6 +198,9 @@ func (d *Daemon) Run(ctx context.Context, watch func(ctx context.Context, onChan
 	}
 	if web != nil {
 		g.Go(func() error { return d.server.ServeWeb(ctx, web) })
+	}
+	if agents != nil {
+		g.Go(func() error { return d.wss.Serve(ctx, agents) })
 	}
 	g.Go(func() error { return d.host.Run(ctx) })
 	g.Go(func() error {
@@ -176,6 +215,9 @@ func (d *Daemon) logStart() {
 	var guests []string
 	for _, g := range d.cfg.Connect {
 		guests = append(guests, g.String())
+	}
+	if d.wss != nil {
+		d.log.Info("agents may dial", "listen", d.cfg.Serving.At, "guests", strings.Join(d.cfg.Serving.Guests, ","), "pin", d.wss.Pin())
 	}
 	d.log.Info("starting", "version", version.String(), "config", cmp.Or(d.cfg.File(), "none"),
 		"connect", strings.Join(guests, ","), "control", d.cfg.Control)

@@ -100,7 +100,7 @@ const (
 // Redialer hands out one session after another by dialling: the counterpart of
 // a Listener for the side that dials. It is used by one goroutine.
 type Redialer struct {
-	d      *Dialer
+	dial   func(context.Context) (Session, error)
 	log    *slog.Logger
 	last   Session
 	since  time.Time // last began
@@ -115,17 +115,20 @@ func NewRedialer(e Endpoint, o Options) (*Redialer, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Redialer{
-		d: d, log: d.o.Logger.With("endpoint", e.String()),
-		pause: schedule.Backoff{Min: 200 * time.Millisecond, Max: redialMax, Jitter: 0.1},
-	}, nil
+	pause := schedule.Backoff{Min: 200 * time.Millisecond, Max: redialMax, Jitter: 0.1}
+	return NewRedialerOf(d.Dial, pause, d.o.Logger.With("endpoint", e.String())), nil
+}
+
+// NewRedialerOf returns a Redialer that calls dial, with the pauses of pause after
+// attempts that fail. It starts nothing.
+func NewRedialerOf(dial func(context.Context) (Session, error), pause schedule.Backoff, log *slog.Logger) *Redialer {
+	return &Redialer{dial: dial, log: log, pause: pause}
 }
 
 // Accept waits for the end of the session it returned before, then dials until
-// it succeeds: at once at first, later at growing pauses of up to 10 s, until a
-// session lasted that long. A peer
-// that refuses us, or that closed the session for another host or agent, is
-// dialled again after the longest pause. Accept fails only when ctx ends.
+// it succeeds: at once at first, later at growing pauses, until a session lasted
+// 10 s. A peer that refuses us, or that closed the session for another host or agent,
+// is dialled again after the longest pause. Accept fails only when ctx ends.
 func (r *Redialer) Accept(ctx context.Context) (Session, error) {
 	if r.last != nil {
 		select {
@@ -143,7 +146,7 @@ func (r *Redialer) Accept(ctx context.Context) (Session, error) {
 		if err := schedule.Sleep(ctx, r.wait); err != nil {
 			return nil, err
 		}
-		s, err := r.d.Dial(ctx)
+		s, err := r.dial(ctx)
 		if err == nil {
 			r.last, r.since, r.wait, r.logged = s, time.Now(), 0, ""
 			return s, nil
@@ -169,11 +172,11 @@ func (r *Redialer) failed(err error) {
 }
 
 // Unwelcome reports whether err is a peer's decision against us, so that another
-// attempt soon is of no use: it refused us, or a newer peer took our place.
+// attempt soon is of no use: it refused us, or another peer has our place.
 func Unwelcome(err error) bool {
 	var c *CloseError
 	if errors.As(err, &c) {
-		return c.Remote && c.Reason == ReasonReplaced
+		return c.Remote && (c.Reason == ReasonReplaced || c.Reason == ReasonDuplicate)
 	}
 	var refused *RefusedError
 	return errors.As(err, &refused) &&

@@ -195,6 +195,9 @@ func admit(conn net.Conn, o Options, d direction) (proof string, err error) {
 			return fmt.Sprintf("uid %d", uid), nil
 		}
 	}
+	if s, ok := conn.(Secured); ok && s.Proof() != "" {
+		return s.Proof(), nil
+	}
 	if o.Token.IsZero() && o.LoadToken == nil {
 		return "", errNoToken
 	}
@@ -433,8 +436,8 @@ func (h *handshake) keys(peer *wire.Hello) flowKeys {
 	return k
 }
 
-// digest is HMAC-SHA256 by the token over context, both nonces and both hellos as
-// sent, those of the dialler first.
+// digest is HMAC-SHA256 by the token over context, the connection's binding if it has
+// one, both nonces and both hellos as sent, those of the dialler first.
 func (h *handshake) digest(peer *wire.Hello, context ...[]byte) []byte {
 	m := hmac.New(sha256.New, []byte(h.o.Token.key))
 	put := func(b []byte) {
@@ -449,6 +452,9 @@ func (h *handshake) digest(peer *wire.Hello, context ...[]byte) []byte {
 	}
 	for _, b := range context {
 		put(b)
+	}
+	if s, ok := h.conn.(Secured); ok {
+		put(s.Binding())
 	}
 	for _, side := range [...][2][]byte{first, second} {
 		put(side[0])

@@ -56,15 +56,27 @@ type Session interface {
 	Close() error
 }
 
+// Secured is a connection that is encrypted and authenticated below the link, as by
+// TLS.
+type Secured interface {
+	net.Conn
+	// Proof is how the peer proved itself, empty if only a token can prove it.
+	Proof() string
+	// Binding is the same at both ends of this connection and of no other. The proof of
+	// the token includes it, so that it proves nothing on a connection behind a relay.
+	Binding() []byte
+}
+
 // Reason is why a side closed a session. It is sent as yamux's go-away code.
 type Reason uint32
 
 // The reasons. yamux itself uses 0 to 2; peers ignore what they do not know.
 const (
-	ReasonShutdown Reason = 16 + iota // the process or this side of the link ends
-	ReasonReplaced                    // a newer peer took over
-	ReasonSilent                      // the peer did not answer in time
-	ReasonProtocol                    // the peer violated the protocol
+	ReasonShutdown  Reason = 16 + iota // the process or this side of the link ends
+	ReasonReplaced                     // a newer peer took over
+	ReasonSilent                       // the peer did not answer in time
+	ReasonProtocol                     // the peer violated the protocol
+	ReasonDuplicate                    // another agent of the same name is connected
 )
 
 // String returns the human-readable reason.
@@ -82,6 +94,8 @@ func (r Reason) String() string {
 		return "no answer in time"
 	case ReasonProtocol:
 		return "protocol violated"
+	case ReasonDuplicate:
+		return "another agent of this name is connected"
 	}
 	return fmt.Sprintf("reason %d", uint32(r))
 }

@@ -37,7 +37,7 @@ func muxConfig(o Options, d direction) *yamux.Config {
 	c.EnableKeepAlive = true
 	c.KeepAliveInterval = o.KeepAlive
 	c.MeasureRTTInterval = 365 * 24 * time.Hour // once is enough, and no timer that wakes us
-	c.ConnectionWriteTimeout = writeTimeout
+	c.ConnectionWriteTimeout = min(writeTimeout, o.KeepAlive)
 	c.WriteCoalesceDelay = 0
 	c.MaxStreamWindowSize = maxWindow
 	c.MaxMessageSize = maxMessage
@@ -308,6 +308,27 @@ func (s *session) CloseWith(r Reason) error {
 		s.wg.Wait()
 	})
 	return s.err
+}
+
+// Alive reports whether the peer of a session answers within a time.
+func Alive(s Session, within time.Duration) bool {
+	own, ok := s.(*session)
+	if !ok {
+		return s.Err() == nil
+	}
+	answered := make(chan bool, 1)
+	go func() {
+		_, err := own.mux.Ping()
+		answered <- err == nil
+	}()
+	t := time.NewTimer(within)
+	defer t.Stop()
+	select {
+	case ok := <-answered:
+		return ok
+	case <-t.C:
+		return false
+	}
 }
 
 // background runs f until the session ends. It reports whether f was started.

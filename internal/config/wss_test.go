@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package config
+
+import (
+	"log/slog"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/spf13/pflag"
+)
+
+const testPin = "5891b5b522d5df086d0ff0b110fbd9d21bb4fc7163af34d08286a2e846f6be03"
+
+func TestServerText(t *testing.T) {
+	for text, want := range map[string]string{
+		"wss://hub.example":           "wss://hub.example:443",
+		"wss://hub.example/":          "wss://hub.example:443",
+		"wss://hub.example:8443/web1": "wss://hub.example:8443/web1",
+		"wss://[2001:db8::1]/a":       "wss://[2001:db8::1]:443/a",
+		"wss://[2001:db8::1]:8443":    "wss://[2001:db8::1]:8443",
+		"wss://192.0.2.1:8443/a":      "wss://192.0.2.1:8443/a",
+		"wss://":                      "",
+		"wss://:8443":                 "",
+		"wss://hub:0":                 "",
+		"wss://hub:65536":             "",
+		"wss://user@hub":              "",
+		"wss://hub?x=1":               "",
+		"wss://hub/a/b":               "",
+		"wss://hub/a b":               "",
+		"wss://hub/../x":              "",
+		"wss://hub\r\nHost: x":        "",
+		"ws://hub":                    "",
+	} {
+		e, err := ParseEndpoint(text)
+		if want == "" {
+			if err == nil {
+				t.Errorf("%q is %q", text, e)
+			}
+			continue
+		}
+		if err != nil || e.String() != want {
+			t.Errorf("%q: %q, %v, want %q", text, e, err, want)
+			continue
+		}
+		if again, err := ParseEndpoint(e.String()); err != nil || again != e {
+			t.Errorf("%q is read as %+v, %v", e, again, err)
+		}
+	}
+}
+
+// The variables of older agents count below fairlead's own and above the file.
+func TestVariablesOfOlderAgents(t *testing.T) {
+	file := write(t, filepath.Join(t.TempDir(), "a.yaml"), "link: unix:///from-file\n")
+	for _, tt := range []struct {
+		name        string
+		env         map[string]string
+		link, pin   string
+		level       slog.Level
+		wantErr     string
+		fromSetting string
+	}{
+		{"none", nil, "unix:///from-file", "", slog.LevelInfo, "", ""},
+		{"with scheme", map[string]string{"CATTLE_SERVER": "https://hub.example/"}, "wss://hub.example:443", "", slog.LevelInfo, "", "CATTLE_SERVER"},
+		{"without scheme", map[string]string{"CATTLE_SERVER": "hub.example:8443"}, "wss://hub.example:8443", "", slog.LevelInfo, "", "CATTLE_SERVER"},
+		{"all", map[string]string{"CATTLE_SERVER": "wss://hub", "CATTLE_CA_CHECKSUM": strings.ToUpper(testPin), "CATTLE_DEBUG": "true"},
+			"wss://hub:443", testPin, slog.LevelDebug, "", "CATTLE_SERVER"},
+		{"ours first", map[string]string{"CATTLE_SERVER": "old", "FAIRLEAD_LINK": "unix:///new", "CATTLE_DEBUG": "1", "FAIRLEAD_LOG_LEVEL": "warn"},
+			"unix:///new", "", slog.LevelWarn, "", "FAIRLEAD_LINK"},
+		{"no debug", map[string]string{"CATTLE_DEBUG": "false"}, "unix:///from-file", "", slog.LevelInfo, "", ""},
+		{"unencrypted", map[string]string{"CATTLE_SERVER": "http://hub"}, "", "", 0, "CATTLE_SERVER: link:", ""},
+		{"wrong checksum", map[string]string{"CATTLE_CA_CHECKSUM": "abc"}, "", "", 0, "CATTLE_CA_CHECKSUM: linkPin:", ""},
+	} {
+		c, err := LoadAgent(file, nil, lookup(tt.env))
+		if tt.wantErr != "" {
+			if err == nil || !strings.HasPrefix(err.Error(), tt.wantErr) {
+				t.Errorf("%s: %v", tt.name, err)
+			}
+			continue
+		}
+		if err != nil || c.Link[0].String() != tt.link || c.TLS.Pin != tt.pin || c.LogLevel != tt.level {
+			t.Errorf("%s: %v %q %v, %v", tt.name, c.Link, c.TLS.Pin, c.LogLevel, err)
+		}
+		if tt.fromSetting != "" && !slices.ContainsFunc(c.Settings(), func(s Setting) bool { return s.Key == "link" && s.From == tt.fromSetting }) {
+			t.Errorf("%s: the link is not from %s", tt.name, tt.fromSetting)
+		}
+	}
+}
+
+func TestServing(t *testing.T) {
+	const all = "--listen wss://:8443 --guest a --guest b --cert /c --key /k"
+	for args, want := range map[string]string{
+		all: "",
+		all + " --client-ca /ca --ca-bundle /b --link-token=": "",
+		all + " --connect vsock://3:1023":                     "",
+		all + " --connect a=vsock://3:1023":                   `connect: "a": given twice`,
+		all + " --link-token=":                                "needs a token or --client-ca",
+		all + " --guest a":                                    `guest: "a": given twice`,
+		"--listen wss://:8443 --cert /c --key /k":             "guest: an empty list",
+		"--listen wss://:8443 --guest a --key /k":             "wants --cert and --key",
+		"--listen wss://hub":                                  "want wss://:PORT",
+		"--listen https://:1":                                 "want wss://:PORT",
+		"--listen wss://:8443 --guest ../x":                   "want a name of up to 63",
+		"--guest a":                                           "guest: is only for --listen",
+		"--cert /c":                                           "cert: is only for --listen",
+		"--client-ca /c":                                      "clientCA: is only for --listen",
+		"--connect wss://hub/a":                               "a host does not dial agents there",
+	} {
+		fs := pflag.NewFlagSet("host", pflag.ContinueOnError)
+		new(Host).Flags(fs)
+		err := fs.Parse(strings.Fields(args))
+		var c Host
+		if err == nil {
+			c, err = LoadHost(write(t, filepath.Join(t.TempDir(), "h.yaml"), ""), fs, nil)
+		}
+		if want != "" {
+			if err == nil || !strings.Contains(err.Error(), want) {
+				t.Errorf("%s: %v, want %q", args, err, want)
+			}
+			continue
+		}
+		if err != nil {
+			t.Errorf("%s: %v", args, err)
+			continue
+		}
+		peers := c.Peers()
+		if n := len(c.Connect); len(peers) != n+2 || n > 0 != strings.Contains(args, "--connect") || peers[n].ID() != "a" || peers[n].Endpoint.String() != "wss://:8443" {
+			t.Errorf("%s: %v", args, peers)
+		}
+		if got := c.TokenFile(peers[len(peers)-1]); strings.Contains(args, "--client-ca") != (got == "") {
+			t.Errorf("%s: token file %q", args, got)
+		}
+	}
+}
+
+func TestAgentThatDialsNeedsAProof(t *testing.T) {
+	for args, want := range map[string]string{
+		"--link wss://hub":               "",
+		"--link wss://hub --link-token=": "needs a token or --link-cert",
+		"--link wss://hub --link-token= --link-cert /c --link-key /k": "",
+		"--link wss://hub --link-cert /c":                             "want --link-cert and --link-key",
+		"--link wss://hub --link-pin 12":                              "64 hexadecimal digits",
+	} {
+		fs := pflag.NewFlagSet("agent", pflag.ContinueOnError)
+		new(Agent).Flags(fs)
+		err := fs.Parse(strings.Fields(args))
+		var c Agent
+		if err == nil {
+			c, err = LoadAgent(write(t, filepath.Join(t.TempDir(), "a.yaml"), ""), fs, nil)
+		}
+		if (want == "") != (err == nil) || err != nil && !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want %q", args, err, want)
+		}
+		if err == nil && (c.TokenFile() == "") != strings.Contains(args, "--link-cert") {
+			t.Errorf("%s: token file %q", args, c.TokenFile())
+		}
+	}
+}
