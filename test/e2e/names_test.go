@@ -49,6 +49,12 @@ func (s *space) server(t *testing.T, name, addr string) int {
 	}
 	cmd := exec.Command(link, "--password=secret")
 	cmd.Env = append(os.Environ(), serverVariable+"="+addr)
+	return s.serving(t, cmd)
+}
+
+// serving starts a server, waits until it listens and returns its pid.
+func (s *space) serving(t *testing.T, cmd *exec.Cmd) int {
+	t.Helper()
 	cmd.Stderr = os.Stderr
 	in, err := cmd.StdinPipe()
 	if err != nil {
@@ -66,7 +72,7 @@ func (s *space) server(t *testing.T, name, addr string) int {
 		_ = cmd.Wait()
 	})
 	if _, err := bufio.NewReader(out).ReadString('\n'); err != nil {
-		t.Fatalf("server %q: %v", name, err)
+		t.Fatalf("server %q: %v", cmd.Path, err)
 	}
 	return cmd.Process.Pid
 }

@@ -5,7 +5,6 @@
 package e2e
 
 import (
-	"bufio"
 	"errors"
 	"fmt"
 	"net"
@@ -77,26 +76,7 @@ func (s *space) stranger(t *testing.T, addr string) int {
 	cmd := exec.Command("/proc/self/exe")
 	cmd.Env = []string{serverVariable + "=" + addr}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
-	cmd.Stderr = os.Stderr
-	in, err := cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := s.Start(cmd); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		_ = in.Close()
-		_ = cmd.Wait()
-	})
-	if _, err := bufio.NewReader(out).ReadString('\n'); err != nil {
-		t.Fatal(err)
-	}
-	return cmd.Process.Pid
+	return s.serving(t, cmd)
 }
 
 // startBounded starts the agent with no other capabilities than those of a set.

@@ -4,73 +4,31 @@ package containerd
 
 import (
 	"context"
-	"errors"
-	"net"
-	"net/http/httptrace"
-	"path/filepath"
-	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/fairlead/fairlead/internal/source/engine"
+	"github.com/fairlead/fairlead/test/kit/enginetest"
 )
 
-// leftover makes a socket at which nobody listens.
-func leftover(t *testing.T) string {
-	t.Helper()
-	path := filepath.Join(t.TempDir(), "left.sock")
-	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	l.SetUnlinkOnClose(false)
-	if err := l.Close(); err != nil {
-		t.Fatal(err)
-	}
-	return path
-}
-
-// Nobody listens only where that holds for every address.
 func TestRefusedAddresses(t *testing.T) {
-	e := newFake(t)
-	e.hang["Version"] = true
-	none, left := filepath.Join(t.TempDir(), "none.sock"), leftover(t)
-	for _, x := range []struct {
-		paths           []string
-		absent, refused bool
-	}{
-		{paths: []string{none}, absent: true},
-		{paths: []string{left}, refused: true},
-		{paths: []string{none, left}, refused: true},
-		{paths: []string{left, none}, refused: true},
-		{paths: []string{left, e.socket}},
-		{paths: []string{e.socket, none}},
-	} {
-		err := connectError(t.Context(), t, x.paths)
-		if errors.Is(err, engine.ErrAbsent) != x.absent || errors.Is(err, engine.ErrRefused) != x.refused {
-			t.Errorf("%q: %v; want absent %v, refused %v", x.paths, err, x.absent, x.refused)
-		}
-	}
+	enginetest.RefusedAddresses(t, hanging(t), engine.ErrAbsent, engine.ErrRefused, connectError(t))
 }
 
-// A connection is noticed before the engine answers.
 func TestConnectionIsTraced(t *testing.T) {
-	e := newFake(t)
-	e.hang["Version"] = true
-	var connected atomic.Bool
-	ctx := httptrace.WithClientTrace(t.Context(), &httptrace.ClientTrace{ConnectDone: func(_, _ string, err error) {
-		if err == nil {
-			connected.Store(true)
-		}
-	}})
-	err := connectError(ctx, t, []string{e.socket})
-	if !connected.Load() {
-		t.Errorf("no connection was noticed in a session that ended by %v", err)
-	}
+	enginetest.ConnectionIsTraced(t, hanging(t), connectError(t))
 }
 
-// connectError returns why no engine at these sockets answers.
-func connectError(ctx context.Context, t *testing.T, paths []string) error {
-	t.Helper()
-	return source(t, nil, Options{Sockets: paths, Timeout: 50 * time.Millisecond}).session(ctx, nil, nil)
+// hanging returns the socket of an engine that does not answer.
+func hanging(t *testing.T) string {
+	e := newFake(t)
+	e.hang["Version"] = true
+	return e.socket
+}
+
+// connectError returns a function that returns why no engine at sockets answers.
+func connectError(t *testing.T) func(ctx context.Context, paths ...string) error {
+	return func(ctx context.Context, paths ...string) error {
+		return source(t, nil, Options{Sockets: paths, Timeout: 50 * time.Millisecond}).session(ctx, nil, nil)
+	}
 }

@@ -19,7 +19,7 @@ func TestSecondEngineIsWarnedOf(t *testing.T) {
 		t.Fatal(err)
 	}
 	f := enginetest.Run(t, source(t, nil, Options{
-		Sockets: []string{first.socket, link, filepath.Join(t.TempDir(), "none.sock"), leftover(t), second.socket},
+		Sockets: []string{first.socket, link, filepath.Join(t.TempDir(), "none.sock"), enginetest.Leftover(t), second.socket},
 	}))
 	enginetest.WantWarning(t, f, second.socket)
 	f.Lock()
