@@ -491,7 +491,7 @@ func FuzzSink(f *testing.F) {
 }
 
 // An interval that is given counts exactly, also where it is the default's.
-func TestAnAuditIntervalThatIsGivenIsNoted(t *testing.T) {
+func TestGivenAuditIntervalIsNoted(t *testing.T) {
 	for text, want := range map[string]bool{"": false, "pollInterval: 2s": false, "auditInterval: 1m": true, "auditInterval: 0": true} {
 		c, err := LoadAgent(write(t, filepath.Join(t.TempDir(), "c.yaml"), text), nil, nil)
 		if err != nil || c.AuditGiven != want {

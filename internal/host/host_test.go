@@ -230,7 +230,7 @@ func TestHostRuleWaitsForTheOwner(t *testing.T) {
 }
 
 // A port is closed when its NAT rule comes to lead to a denied owner as well.
-func TestHostRuleDeniesAPortThatLeadsToADeniedOwner(t *testing.T) {
+func TestHostRuleDeniesNATToDeniedOwner(t *testing.T) {
 	a := newAgent(t, "vm")
 	k := key(port.TCP, any4, ports.Free(t))
 	p := pub(k)

@@ -182,7 +182,7 @@ func TestConflictIsRetriedInTime(t *testing.T) {
 }
 
 // A wildcard that cannot be opened leaves the narrower address of its server open.
-func TestWildcardThatIsTakenLeavesTheLoopback(t *testing.T) {
+func TestTakenWildcardLeavesLoopback(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := newAgent(t, "vm")
 		owner := port.Owner{Kind: port.OwnerProcess, ID: "1", Name: "web"}

@@ -656,9 +656,9 @@ func TestSlowSearchesForOwners(t *testing.T) {
 	})
 }
 
-// TestOwnersThatEndedAreSearchedWhenAsked: a socket that no process is found for
+// TestEndedOwnersSearchedOnDemand: a socket that no process is found for
 // keeps its old one, and searches are paced.
-func TestOwnersThatEndedAreSearchedWhenAsked(t *testing.T) {
+func TestEndedOwnersSearchedOnDemand(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		r := newRig()
 		gone, searches := false, 0

@@ -170,7 +170,7 @@ func TestCompleteFromTheFirstSync(t *testing.T) {
 
 // A source that reports while sinks are synced: the first Sync without a missing source has
 // its ports.
-func TestNoIncompleteSetIsTakenForComplete(t *testing.T) {
+func TestIncompleteSetIsNotReported(t *testing.T) {
 	for seed := range uint64(50) {
 		rng := rand.New(rand.NewPCG(1, seed))
 		sourced(t, func(s *fakeSink, docker, containerd registry.Feed) {

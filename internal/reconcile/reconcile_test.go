@@ -290,7 +290,7 @@ func TestForbiddenPortEndsTheHoldOnItsSlot(t *testing.T) {
 	}
 }
 
-func TestForbiddenPortKeepsItsSlotFromBeingHeld(t *testing.T) {
+func TestForbiddenPortPreventsHoldOnSlot(t *testing.T) {
 	for _, d := range []port.Decision{{Pending: true}, {Reason: "denied by rule 1"}} {
 		for _, addrs := range [][2]string{{"[::]:80", "0.0.0.0:80"}, {"0.0.0.0:80", "[::]:80"}} {
 			for _, denied := range []string{"before", "with", "after"} { // the end of the other one
@@ -317,7 +317,7 @@ func TestForbiddenPortKeepsItsSlotFromBeingHeld(t *testing.T) {
 	}
 }
 
-func TestWithheldPortDoesNotKeepItsSlotFromBeingHeld(t *testing.T) {
+func TestWithheldPortAllowsHoldOnSlot(t *testing.T) {
 	s := newSink()
 	run(t, Options{HoldDown: time.Minute}, []Sink{s}, func(g rig) {
 		old, other := pub("[::]:80", true), pub("0.0.0.0:80", false)

@@ -116,7 +116,7 @@ func TestClaimsThatNoRuleTellsApart(t *testing.T) {
 }
 
 // A port that an allowed container claims leads to a denied one by a NAT rule.
-func TestRuleThatLeadsToADeniedContainerIsDenied(t *testing.T) {
+func TestNATRuleToDeniedContainerDenied(t *testing.T) {
 	for name, rule := range map[string]port.Binding{
 		"address":     nat("r", "0.0.0.0:8200", "172.17.0.3:80"),
 		"one of two":  nat("r", "0.0.0.0:8200", "172.17.0.2:80", "172.17.0.3:80"),
@@ -151,7 +151,7 @@ func TestRuleThatLeadsToADeniedContainerIsDenied(t *testing.T) {
 }
 
 // An engine may name who is behind a rule later than it names the owner of the port.
-func TestUnknownTargetBesideAKnownOwnerWaits(t *testing.T) {
+func TestUnknownTargetIsPending(t *testing.T) {
 	for _, owner := range []port.Binding{
 		declared("c", "0.0.0.0:8200", port.OwnerContainer, "web"), declared("c", "0.0.0.0:8200", port.OwnerService, "web"),
 		in(binding("c", "0.0.0.0:8200", 9), 50, "/docker/"+id1),
@@ -193,7 +193,7 @@ func TestUnknownTargetBesideAKnownOwnerWaits(t *testing.T) {
 }
 
 // A start in the usual order is not delayed by its NAT rule.
-func TestKnownTargetsBesideAKnownOwnerDoNotWait(t *testing.T) {
+func TestKnownTargetsNotPending(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := newGuarded(t)
 		g.facts.put(address("172.17.0.2"), "web-0")
@@ -293,7 +293,7 @@ func TestSecondRuleToAnAddressOfAStaleEngine(t *testing.T) {
 	})
 }
 
-func TestReloadOfRulesDoesNotBeginWaitsAnew(t *testing.T) {
+func TestRulesReloadKeepsWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := newGuarded(t)
 		set := g.rules

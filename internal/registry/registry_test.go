@@ -132,7 +132,7 @@ func TestWithheldLendsNoServer(t *testing.T) {
 
 // What is withheld serves nothing, so it takes no address from a dual-stack
 // listener of another owner.
-func TestWithheldWildcardTakesNothingFromADualStackListener(t *testing.T) {
+func TestWithheldWildcardBesideDualStackListener(t *testing.T) {
 	for _, c := range []struct {
 		name                 string
 		withheld4, withheld6 string

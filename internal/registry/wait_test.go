@@ -95,7 +95,7 @@ func address(s string) AttributionKey { return AttributionKey{Address: netip.Mus
 
 // start and stop are what the sources report when a container with a published
 // port does, in the order of Docker.
-func TestDeniedContainerIsNeverOpenFromStartToRemoval(t *testing.T) {
+func TestDeniedContainerNeverOpens(t *testing.T) {
 	for _, name := range []string{"secret0", "web"} {
 		synctest.Test(t, func(t *testing.T) {
 			named := map[string]string{"secret0": "deny", "web": "allow"}[name]
@@ -126,7 +126,7 @@ func TestDeniedContainerIsNeverOpenFromStartToRemoval(t *testing.T) {
 }
 
 // A container in the guest's own network has no ports of its own to declare.
-func TestDeniedContainerOfTheHostNetworkIsNeverOpen(t *testing.T) {
+func TestDeniedHostNetworkContainerNeverOpens(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := newGuarded(t)
 		g.docker.Replace(nil)
@@ -231,7 +231,7 @@ func TestWaitForAnOwnerEnds(t *testing.T) {
 }
 
 // An engine that is back lists its containers again: it has the whole time for that.
-func TestWaitBeginsAnewWhenAnEngineIsBack(t *testing.T) {
+func TestWaitRestartsWhenEngineReturns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := newGuarded(t)
 		g.docker.Replace(nil)
@@ -384,7 +384,7 @@ func deniedModel(t *testing.T, rng *rand.Rand) {
 
 // Only what kube-proxy left of a Service waits without end, not a container that claims
 // the Service's port.
-func TestContainerThatClaimsAServicesPortDoesNotWait(t *testing.T) {
+func TestContainerClaimOnServicePortNotPending(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := newGuarded(t)
 		g.docker.Replace(nil)

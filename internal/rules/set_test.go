@@ -753,7 +753,7 @@ func TestHostRuleThatNamesAnOwnerWaitsForIt(t *testing.T) {
 }
 
 // The host's rules look at the owners to whom NAT rules lead as the agent's do.
-func TestHostRuleDeniesWhatLeadsToADeniedOwner(t *testing.T) {
+func TestHostRuleDeniesTargetOwner(t *testing.T) {
 	web := port.Owner{Kind: port.OwnerContainer, ID: "w", Name: "web"}
 	secret := port.Owner{Kind: port.OwnerContainer, ID: "s", Name: "secret0"}
 	service := port.Owner{Kind: port.OwnerService, ID: "shop/front", Name: "front", Namespace: "shop"}

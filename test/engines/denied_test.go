@@ -210,7 +210,7 @@ func deniedNerdctl(t *testing.T, rounds int, connects int64) {
 // starts, restarts or goes, and not while an agent starts beside an engine that hangs.
 func TestDeniedContainerIsNeverOpen(t *testing.T) { deniedDocker(t, 3, deniedConnects) }
 
-func TestDeniedContainerOfNerdctlIsNeverOpen(t *testing.T) { deniedNerdctl(t, 3, deniedConnects) }
+func TestDeniedNerdctlContainerNeverOpens(t *testing.T) { deniedNerdctl(t, 3, deniedConnects) }
 
 // The same, once: the name has it run with the other smoke tests.
 func TestReachNothingDeniedOfDocker(t *testing.T) { deniedDocker(t, 1, 0) }

@@ -228,7 +228,7 @@ func TestEntryForPortOfPodmanIsGivenUp(t *testing.T) {
 
 // The peer refuses an entry that it has. Unless an answer was lost, another program
 // added it after the last list.
-func TestEntryThatIsThereAlreadyIsNotOurs(t *testing.T) {
+func TestExistingEntryIsNotOurs(t *testing.T) {
 	f := newForwarder(t)
 	rig := start(t, f)
 	rig.Put(peertest.Pub(t, "tcp 0.0.0.0:80", "127.0.0.1:80"))

@@ -387,7 +387,7 @@ func TestPublicationShapes(t *testing.T) {
 
 // Denied and withheld sockets are in the table too: their owner is named, and the port
 // is left alone until it is free.
-func TestBoundPortIsAConflictThatNamesItsOwner(t *testing.T) {
+func TestConflictNamesPortOwner(t *testing.T) {
 	run(t, Options{}, func(g *rig) {
 		held := socket(nat("0.0.0.0:80"), "bound, not listening")
 		held.Origins = held.Origins[1:]
@@ -616,7 +616,7 @@ func TestLeftoverConnections(t *testing.T) {
 }
 
 // A wildcard that cannot be opened leaves the narrower address of its server open.
-func TestWildcardThatIsTakenLeavesTheLoopback(t *testing.T) {
+func TestTakenWildcardLeavesLoopback(t *testing.T) {
 	run(t, Options{}, func(g *rig) {
 		ps := owned(web, nat("127.0.0.1:80", "10.0.0.1:80"), nat("0.0.0.0:80", "10.0.0.1:80"))
 		ps[1].Decision.Host = []netip.AddrPort{ap("0.0.0.0:80")}
@@ -662,7 +662,7 @@ func TestServerBindsTakenWildcard(t *testing.T) {
 }
 
 // Only an address that is not available is given up for narrower ones.
-func TestWildcardThatFailsOtherwiseIsTriedAgain(t *testing.T) {
+func TestFailedWildcardIsRetried(t *testing.T) {
 	for _, err := range []error{own.ErrDescriptors, syscall.ENOBUFS} {
 		t.Run(err.Error(), func(t *testing.T) {
 			run(t, Options{}, func(g *rig) {

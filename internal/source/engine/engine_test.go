@@ -793,7 +793,7 @@ func TestUnconfirmedSubscription(t *testing.T) {
 
 // A process with the number of a container's first process, in a cgroup that a
 // user named like the container, is not that process.
-func TestForgedCgroupOfAProcessIsNotTheContainers(t *testing.T) {
+func TestForgedCgroupIsNotAttributed(t *testing.T) {
 	h := Host{Proc: t.TempDir(), Cgroup2: t.TempDir()}
 	path := "/user.slice/docker-" + id1 + ".scope"
 	if err := errors.Join(os.MkdirAll(filepath.Join(h.Proc, "7"), 0o755), os.MkdirAll(filepath.Join(h.Cgroup2, path), 0o755),
@@ -840,7 +840,7 @@ func named(id, cgroup string) Object {
 
 // The facts of a list are there before the engine counts as live, though each
 // container is still to be inspected.
-func TestListNamesContainersBeforeTheyAreInspected(t *testing.T) {
+func TestOwnersNamedFromContainerList(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		listed := named("x", "")
 		listed.Partial = true

@@ -133,7 +133,7 @@ func TestForgottenEngineStillNamesRunningContainers(t *testing.T) {
 }
 
 // A container that ends while its engine is away is forgotten later.
-func TestContainerThatEndsWithoutItsEngineIsForgotten(t *testing.T) {
+func TestContainerEndedWithoutEngineForgotten(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newForgotten(t)
 		w.populated(t, "/docker/"+id1, 1)

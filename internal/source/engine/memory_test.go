@@ -175,7 +175,7 @@ func TestFailedSaveIsRepeated(t *testing.T) {
 }
 
 // An error whose text differs each time is logged once as well.
-func TestSaveThatKeepsFailingIsLoggedOnce(t *testing.T) {
+func TestFailingSaveLoggedOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m, w := memoryIn(t), newForgotten(t)
 		var logged strings.Builder
@@ -236,7 +236,7 @@ func (w *forgotten) away(t *testing.T, m Memory, d time.Duration, err error) {
 
 // An agent that is restarted while an engine is away knows the containers that still run,
 // so that a port that a rule denies by its owner stays denied.
-func TestAgentThatIsRestartedWithoutTheEngineKeepsDenying(t *testing.T) {
+func TestRestartedAgentDeniesWithoutEngine(t *testing.T) {
 	for _, cause := range []error{ErrAbsent, ErrRefused, errGone} {
 		t.Run(fmt.Sprint(cause), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

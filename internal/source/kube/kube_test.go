@@ -828,7 +828,7 @@ func TestRefusedServer(t *testing.T) {
 
 // A server that was listed and refuses now is not forgotten: nothing else knows of the
 // Services whose rules are left.
-func TestListedServerThatRefusesIsNotForgotten(t *testing.T) {
+func TestRefusingListedServerIsKept(t *testing.T) {
 	e := newFake(t)
 	o := Options{Memory: engine.Memory(filepath.Join(t.TempDir(), "kube-owners.json"))}
 	s := source(t, e, o)

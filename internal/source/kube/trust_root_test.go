@@ -73,7 +73,7 @@ func must(t *testing.T, errs ...error) {
 	}
 }
 
-func TestKubeconfigThatOthersCanChangeIsRefused(t *testing.T) {
+func TestUntrustedKubeconfigRefused(t *testing.T) {
 	for _, c := range []struct {
 		name, want string
 		spoil      func(dir, path string) error
@@ -127,7 +127,7 @@ func wantCredential(t *testing.T, server *apiServer, want string) {
 }
 
 // Files that a kubeconfig of root names are held to the same.
-func TestFilesOfAKubeconfigThatOthersCanChangeAreRefused(t *testing.T) {
+func TestUntrustedKubeconfigFilesRefused(t *testing.T) {
 	dir := t.TempDir()
 	program, _ := plugin(t, dir)
 	theirs := filepath.Join(dir, "theirs")

@@ -193,7 +193,7 @@ func TestHolderIsSearchedIfCgroupsWereMissed(t *testing.T) {
 	}
 }
 
-func TestMakerThatRenamedItselfIsNamedAnew(t *testing.T) {
+func TestRenamedProcessIsReread(t *testing.T) {
 	m := newMachine(t, "0::/\n")
 	h, _ := m.handler(0)
 	s := listener(1, 80, 811, "sh", seen(2*time.Hour))
