@@ -2,10 +2,16 @@
 
 package kernel
 
-import "strings"
+import (
+	"slices"
+	"strings"
+
+	"github.com/cilium/ebpf"
+)
 
 // Brief describes on one line why better methods failed: for each joined error
-// its first and its innermost part, without the wrapping between, which can be long.
+// its first and its innermost part, without the wrapping between, which can be long. Of a
+// program that the verifier refused, the reason is the verifier's own.
 func Brief(err error) string {
 	if err == nil {
 		return ""
@@ -24,11 +30,16 @@ func Brief(err error) string {
 	return what
 }
 
-// cause returns the first line of the innermost error.
+// cause returns the first line of the innermost error, or what the verifier stated last.
 func cause(err error) string {
 	for {
 		var inner error
 		switch e := err.(type) { //nolint:errorlint // unwraps step by step
+		case *ebpf.VerifierError:
+			if line := verdict(e.Log); line != "" {
+				return line
+			}
+			inner = e.Cause
 		case interface{ Unwrap() error }:
 			inner = e.Unwrap()
 		case interface{ Unwrap() []error }:
@@ -42,4 +53,15 @@ func cause(err error) string {
 		}
 		err = inner
 	}
+}
+
+// verdict returns the line of a verifier's log that names what it refused, "" if none does.
+func verdict(log []string) string {
+	for _, line := range slices.Backward(log) {
+		line = strings.TrimSpace(line)
+		if line != "" && !strings.HasPrefix(line, "processed ") {
+			return line
+		}
+	}
+	return ""
 }

@@ -21,9 +21,10 @@ const (
 // Method is the mechanism by which one capability is observed.
 type Method struct {
 	Capability string
-	Name       string // MethodFentry, ...
-	Err        error  // why better methods failed, joined; nil if none did
-	Lost       string // what this method does not see, human-readable; may be empty
+	Name       string   // MethodFentry, ...
+	Err        error    // why better methods failed, joined; nil if none did
+	Failed     []string // names of these methods, best first
+	Lost       string   // what this method does not see, human-readable; may be empty
 }
 
 // Capability is what can be observed by more than one method.
@@ -45,6 +46,7 @@ type Choice struct {
 // cause is the reason. It fails if no choice is left.
 func (c Capability) Attach(attach func(hooks []string) error, cause error, allowed []string) (Method, error) {
 	var errs []error
+	var failed []string
 	if attach == nil && cause != nil {
 		errs = append(errs, cause)
 	}
@@ -55,10 +57,11 @@ func (c Capability) Attach(attach func(hooks []string) error, cause error, allow
 			}
 			if err := attach(choice.Hooks); err != nil {
 				errs = append(errs, fmt.Errorf("%s: %w", choice.Name, err))
+				failed = append(failed, choice.Name)
 				continue
 			}
 		}
-		return Method{Capability: c.Name, Name: choice.Name, Lost: choice.Lost, Err: errors.Join(errs...)}, nil
+		return Method{Capability: c.Name, Name: choice.Name, Lost: choice.Lost, Err: errors.Join(errs...), Failed: failed}, nil
 	}
 	return Method{}, errors.Join(errs...)
 }

@@ -11,21 +11,30 @@ import (
 	"github.com/fairlead/fairlead/internal/kernel"
 )
 
-// capabilities returns the attach chains, best method first. boundDump says that
-// the kernel dumps sockets that are only bound. Hooks that report the end of a
-// socket are attached before those that report its start.
+// features is what a kernel may lack.
+type features struct {
+	boundDump bool // it dumps TCP sockets that are only bound (tcp_diag since Linux 6.8)
+	mptcp     bool
+}
+
+// capabilities returns the attach chains, best method first. Hooks that report the end of
+// a socket are attached before those that report its start.
 //
 // For binds, cgroup hooks are preferred to kprobes: they can make a socket's
 // cookie, which kprobes cannot, so that no dump is needed to understand them.
-func capabilities(boundDump bool) []kernel.Capability {
+func capabilities(has features) []kernel.Capability {
 	noBound := ""
-	if !boundDump {
+	if !has.boundDump {
 		noBound = "TCP sockets that are bound and do not listen are not seen: this kernel does not dump them"
 	}
 	// These know no cookie, so a dump must find the socket.
 	bindKprobes := []string{"tcp_destroy", "tcp_bind4_exit", "tcp_bind6_exit", "tcp_bind4_enter", "tcp_bind6_enter"}
 	// The end of a connection may come in an interrupt, where the process is not known.
 	const unconnected = "a bound socket whose connect(2) failed is seen again only by an audit"
+	noConnect := unconnected
+	if has.mptcp {
+		noConnect = "since Linux 6.6, MPTCP sockets that are only bound are seen only by an audit; " + unconnected
+	}
 	const late = "changes are seen only at the next poll, and shorter-lived sockets never"
 	return []kernel.Capability{
 		{Name: TCPListen, Choices: []kernel.Choice{
@@ -39,13 +48,13 @@ func capabilities(boundDump bool) []kernel.Capability {
 		}},
 		{Name: TCPBind, Choices: slices.DeleteFunc([]kernel.Choice{
 			{
-				Name: kernel.MethodFentry, Lost: "since Linux 6.6, MPTCP sockets that are only bound are seen only by an audit; " + unconnected,
+				Name: kernel.MethodFentry, Lost: noConnect,
 				Hooks: []string{"tcp_destroy", "tcp_inet_bind", "tcp_inet6_bind"},
 			},
 			{Name: kernel.MethodCgroup, Lost: unconnected, Hooks: []string{"tcp_destroy", "tcp_post_bind4", "tcp_post_bind6"}},
 			{Name: kernel.MethodKprobe, Lost: "sockets are seen only after a dump; " + unconnected, Hooks: bindKprobes},
 			{Name: MethodPoll, Lost: cmp.Or(noBound, late)},
-		}, func(c kernel.Choice) bool { return c.Name == kernel.MethodKprobe && !boundDump })},
+		}, func(c kernel.Choice) bool { return c.Name == kernel.MethodKprobe && !has.boundDump })},
 		{Name: UDPBind, Choices: []kernel.Choice{
 			{Name: kernel.MethodFentry, Hooks: []string{"udp_unhash", "udp_inet_bind", "udp_inet6_bind"}},
 			{

@@ -14,6 +14,9 @@ import (
 	"github.com/fairlead/fairlead/internal/kernel/bpf"
 )
 
+// allFeatures is what a new kernel has.
+var allFeatures = features{boundDump: true, mptcp: true}
+
 // fakeKernel attaches hooks unless it refuses one of them.
 type fakeKernel struct {
 	refuse   map[string]error // by a part of the hook's name
@@ -34,7 +37,7 @@ func (f *fakeKernel) attach(hooks []string) error {
 
 func chain(t *testing.T, name string) kernel.Capability {
 	t.Helper()
-	for _, c := range capabilities(true) {
+	for _, c := range capabilities(allFeatures) {
 		if c.Name == name {
 			return c
 		}
@@ -93,9 +96,24 @@ func TestChain(t *testing.T) {
 	}
 }
 
+// A method loses nothing of what the kernel does not have.
+func TestLossNamesMPTCPOnlyWhereItExists(t *testing.T) {
+	for _, mptcp := range []bool{false, true} {
+		named := false
+		for _, c := range capabilities(features{boundDump: true, mptcp: mptcp}) {
+			for _, r := range c.Choices {
+				named = named || strings.Contains(r.Lost, "MPTCP")
+			}
+		}
+		if named != mptcp {
+			t.Errorf("with MPTCP %v: a loss of it is named: %v", mptcp, named)
+		}
+	}
+}
+
 func TestChainWithoutKernel(t *testing.T) {
 	cause := errors.New("no bpf here")
-	for _, c := range capabilities(false) {
+	for _, c := range capabilities(features{}) {
 		got, err := c.Attach(nil, cause, nil)
 		if err != nil || !errors.Is(got.Err, cause) {
 			t.Errorf("%s: %+v, %v", c.Name, got, err)
@@ -106,7 +124,7 @@ func TestChainWithoutKernel(t *testing.T) {
 // TestStopHooksFirst: this order is what makes the start free of races.
 func TestStopHooksFirst(t *testing.T) {
 	stops := []string{"tcp_state_stop", "tcp_destroy", "udp_unhash", "udp_release", "udp_unhash_kp"}
-	for _, c := range capabilities(true) {
+	for _, c := range capabilities(allFeatures) {
 		if c.Name != TCPListen && c.Name != TCPBind && c.Name != UDPBind {
 			continue
 		}
@@ -130,7 +148,7 @@ func TestHooksExist(t *testing.T) {
 		t.Fatal(err)
 	}
 	names := make(map[string]string)
-	for _, c := range capabilities(true) {
+	for _, c := range capabilities(allFeatures) {
 		for _, r := range c.Choices {
 			for _, h := range r.Hooks {
 				if sock.Programs[h] == nil && kprobes.Programs[h] == nil {

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"net/netip"
 	"os"
 	"strings"
@@ -26,6 +27,7 @@ type dumper struct {
 	// boundDump says that the kernel dumps TCP sockets that are only bound
 	// (since Linux 6.8).
 	boundDump bool
+	mptcp     bool     // the kernel has MPTCP
 	ephemeral *os.File // ip_local_port_range of the namespace
 	// explicit returns the cookies of the UDP sockets that were bound to an
 	// address or port; nil where the kernel cannot tell.
@@ -38,7 +40,7 @@ type dumper struct {
 func openDumper(netns *kernel.Namespace) (*dumper, error) {
 	d, err := newDumper(netns)
 	if err == nil {
-		d.boundDump = d.probeBound()
+		d.boundDump, d.mptcp = d.probeBound(), probeMPTCP()
 	}
 	return d, err
 }
@@ -64,6 +66,13 @@ func (d *dumper) close() error {
 		err = errors.Join(err, d.ephemeral.Close())
 	}
 	return err
+}
+
+// probeMPTCP reports whether the kernel has MPTCP. It makes no socket, which would have the
+// kernel search for a module.
+func probeMPTCP() bool {
+	_, err := os.Stat("/proc/sys/net/mptcp")
+	return !errors.Is(err, fs.ErrNotExist)
 }
 
 // probeBound makes a socket that is bound and does not listen, and reports whether

@@ -240,7 +240,7 @@ func (s *session) attach(e *engine) ([]kernel.Method, scope, error) {
 	}
 	var methods []kernel.Method
 	var polled scope
-	for _, c := range capabilities(s.dumper.boundDump) {
+	for _, c := range capabilities(features{boundDump: s.dumper.boundDump, mptcp: s.dumper.mptcp}) {
 		if c.Name == UDPConnect && polled&scopeUDP != 0 || c.Name == Device && polled&(scopeTCPListen|scopeUDP) == scopeTCPListen|scopeUDP {
 			// The poll sees it.
 			methods = append(methods, kernel.Method{Capability: c.Name, Name: MethodPoll})

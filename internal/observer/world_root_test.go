@@ -277,7 +277,7 @@ func requireMethod(t *testing.T, w *world, name string) {
 	if name == "auto" {
 		return
 	}
-	for _, c := range capabilities(w.boundDump) {
+	for _, c := range capabilities(features{boundDump: w.boundDump}) {
 		if !slices.ContainsFunc(c.Choices, func(r kernel.Choice) bool { return r.Name == name }) {
 			continue
 		}

@@ -40,8 +40,8 @@ const xtables = "/usr/lib/x86_64-linux-gnu/xtables"
 
 // modules go into the guest with all they depend on.
 var modules = strings.Fields(`
-	nf_tables nft_compat nft_chain_nat nft_nat nft_redir nft_masq nft_ct nft_fib_inet nft_numgen
-	nft_hash nft_limit nft_objref nft_reject_inet nft_reject_ipv4 nft_reject_ipv6 nf_conntrack_netlink nfnetlink
+	nf_tables nft_compat nft_chain_nat nft_nat nft_redir nft_masq nft_ct nft_fib_inet nft_fib_ipv4 nft_fib_ipv6 nft_numgen
+	nft_counter nft_hash nft_limit nft_objref nft_reject_inet nft_reject_ipv4 nft_reject_ipv6 nf_conntrack_netlink nfnetlink
 	ip_tables ip6_tables iptable_nat ip6table_nat iptable_filter ip6table_filter
 	xt_nat xt_tcpudp xt_addrtype xt_comment xt_multiport xt_conntrack xt_mark xt_MASQUERADE
 	xt_REDIRECT xt_statistic xt_recent xt_limit xt_set ip_set_hash_ipport

@@ -72,6 +72,8 @@ type Hook struct {
 	Method     string `json:"method"`
 	Lost       string `json:"limitation"` // what this method does not see
 	Error      string `json:"error"`      // why better methods failed
+	// Failed are the names of these methods, best first.
+	Failed []string `json:"failed,omitempty"`
 	// Denied says that the kernel denied a better method for lack of privileges, which
 	// some kernels also do for what they do not support.
 	Denied bool `json:"denied,omitempty"`
@@ -134,6 +136,13 @@ type Kernel struct {
 	Diag    string // why sockets cannot be dumped, "" if they can
 	// Paranoid is sysctl kernel.perf_event_paranoid, 0 if there is none.
 	Paranoid int
+
+	// Config has those of KernelOptions that are set in the kernel's configuration, as "y"
+	// or "m", by name. It is nil if the configuration is not known.
+	Config     map[string]string
+	ConfigFile string // where it was read
+	// Lockdown is the mode of lockdown: none, integrity or confidentiality; "" if unknown.
+	Lockdown string
 }
 
 // Module is a part of the kernel that a feature needs.

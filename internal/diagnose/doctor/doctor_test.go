@@ -82,8 +82,25 @@ func TestEachFaultHasItsRemedy(t *testing.T) {
 		{"no module", func(f *Facts) { f.Kernel.Modules = []Module{{Name: "vsock", For: "no link over vsock"}} }, Warning, "kernel vsock", "no link over vsock", "modprobe vsock"},
 		{"module not known", func(f *Facts) { f.Kernel.Modules = []Module{{Name: "nf_tables", Error: "EPERM"}} }, Warning, "kernel nf_tables", "unknown: EPERM", "root"},
 		{"polling", func(f *Facts) {
-			f.Agent.Hooks[0] = Hook{Capability: "tcp-listen", Method: "poll", Lost: "late", Error: "no BTF"}
-		}, Warning, "observer tcp-listen", "better ones failed: no BTF", "root"},
+			f.Agent.Hooks[0] = Hook{Capability: "tcp-listen", Method: "poll", Lost: "late", Error: "no idea"}
+		}, Warning, "observer tcp-listen", "late (better ones failed: no idea)", "report these errors"},
+		{"polling on an old kernel", func(f *Facts) {
+			f.Agent.Hooks[0] = Hook{Capability: "tcp-listen", Method: "poll", Error: "fentry: unknown func x#46", Failed: []string{"fentry"}}
+			f.Kernel.Release = "5.10.0-46-cloud-amd64"
+		}, Warning, "observer tcp-listen", "poll, due to Linux 5.10.0-46-cloud-amd64", "Linux 5.15 or later"},
+		{"polling without options", func(f *Facts) {
+			f.Agent.Hooks[0] = Hook{Capability: "tcp-listen", Method: "poll", Error: "EINVAL", Failed: []string{"kprobe"}}
+			f.Kernel.Config = map[string]string{"CONFIG_BPF_SYSCALL": "y", "CONFIG_BPF_EVENTS": "y", "CONFIG_KPROBE_EVENTS": "m"}
+			f.Kernel.ConfigFile = "/proc/config.gz"
+		}, Warning, "observer tcp-listen", "a kernel without CONFIG_KPROBES (/proc/config.gz)", "use a kernel with CONFIG_KPROBES"},
+		{"polling in lockdown", func(f *Facts) {
+			f.Agent.Hooks[0] = Hook{Capability: "tcp-listen", Method: "poll", Error: "fentry: EPERM", Denied: true}
+			f.Agent.StartCapabilities, f.Kernel.Lockdown = 1<<41-1, "confidentiality"
+		}, Warning, "observer tcp-listen", "lockdown in mode confidentiality", "lockdown=integrity"},
+		{"polling without BTF", func(f *Facts) {
+			f.Agent.Hooks[0] = Hook{Capability: "tcp-listen", Method: "poll", Error: "fentry: not supported"}
+			f.Kernel.BTF = false
+		}, Warning, "observer tcp-listen", "a kernel without BTF", "CONFIG_DEBUG_INFO_BTF"},
 		{"drift", func(f *Facts) { f.Agent.Drift = 3 }, Warning, "observer audits", "3 sockets", "log"},
 		{"stale", func(f *Facts) { f.Agent.Sources[1] = Source{Name: "nat", State: "stale", Error: "EPERM", Since: now} }, Failing, "source nat", "EPERM, since 2026-11-21T12:00:00Z", "root"},
 		{"refused kubeconfig", func(f *Facts) {
@@ -132,6 +149,36 @@ func TestEachFaultHasItsRemedy(t *testing.T) {
 			}
 			t.Errorf("no check %q that is %s in %+v", tt.check, tt.want, r.Checks)
 		})
+	}
+}
+
+// A lesser method that loses nothing is no fault, but its reason is known to who asks.
+func TestLesserMethodIsExplained(t *testing.T) {
+	f := healthy()
+	f.Agent.Hooks[0] = Hook{Capability: "tcp-listen", Method: "kprobe", Error: "fentry: not supported", Failed: []string{"fentry"}}
+	f.Kernel.ConfigFile, f.Kernel.Config = "/boot/config-6.1", map[string]string{}
+	for _, o := range KernelOptions() {
+		f.Kernel.Config[o] = "y"
+	}
+	f.Kernel.Config["CONFIG_DYNAMIC_FTRACE_WITH_DIRECT_CALLS"] = ""
+	r := Evaluate(f)
+	for _, c := range r.Checks {
+		if c.Name == "tcp-listen" && (c.State != OK || !strings.Contains(c.More, "due to a kernel without CONFIG_DYNAMIC_FTRACE_WITH_DIRECT_CALLS (/boot/config-6.1)")) {
+			t.Errorf("%+v", c)
+		}
+	}
+	if r.State != OK {
+		t.Errorf("state %s", r.State)
+	}
+}
+
+func TestOldKernel(t *testing.T) {
+	for release, want := range map[string]bool{
+		"5.10.262": true, "5.14.99-x": true, "4.19.0": true, "5.15.90.1-microsoft-standard-WSL2": false, "6.1.0-56-cloud-amd64": false, "unknown": false, "": false,
+	} {
+		if got := (Kernel{Release: release}).old(); got != want {
+			t.Errorf("%q: old %v", release, got)
+		}
 	}
 }
 

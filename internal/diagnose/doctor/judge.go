@@ -144,31 +144,7 @@ func held(mask uint64, n privilege.Need) bool {
 	return mask&(1<<n.Bit) != 0 || n.Bit >= perfmon && mask&(1<<sysAdmin) != 0
 }
 
-// denied explains which privilege a better hook lacked, and how to give it; "" if it
-// cannot be that.
-func (j *judge) denied(h Hook) (why, remedy string) {
-	if !h.Denied {
-		return "", ""
-	}
-	var missing []string
-	for _, n := range privilege.Agent() {
-		if n.Name == "CAP_BPF" || n.Name == "CAP_PERFMON" {
-			if !held(j.f.Agent.StartCapabilities, n) {
-				missing = append(missing, n.Name)
-			}
-		}
-	}
-	if len(missing) > 0 {
-		names := strings.Join(missing, " and ")
-		return "the agent was started without " + names, "start the agent with " + names
-	}
-	const sysAdmin = 21
-	if level := j.f.Kernel.Paranoid; level > 2 && j.f.Agent.StartCapabilities&(1<<sysAdmin) == 0 {
-		return fmt.Sprintf("kernel.perf_event_paranoid=%d and an agent without CAP_SYS_ADMIN", level),
-			"run sysctl kernel.perf_event_paranoid=2, or start the agent with CAP_SYS_ADMIN, which it drops when its hooks are attached"
-	}
-	return "", ""
-}
+const btfRemedy = "use a kernel with CONFIG_DEBUG_INFO_BTF (distributions' since 2021 and WSL's have it)"
 
 func (j *judge) kernel() {
 	k := j.f.Kernel
@@ -177,7 +153,7 @@ func (j *judge) kernel() {
 		j.add("kernel", "btf", OK, "/sys/kernel/btf/vmlinux", "")
 	} else {
 		j.add("kernel", "btf", Warning, "no /sys/kernel/btf/vmlinux: no kernel events, only polling",
-			"use a kernel with CONFIG_DEBUG_INFO_BTF (distributions' since 2021 and WSL's have it)")
+			btfRemedy)
 	}
 	if k.Diag == "" {
 		j.add("kernel", "sock_diag", OK, "sockets can be dumped", "")
@@ -196,39 +172,13 @@ func (j *judge) kernel() {
 	}
 }
 
-// memlockHint is added by the BPF library to each EPERM. It does not apply: the agent
-// has no such limit.
-const memlockHint = " (MEMLOCK may be too low, consider rlimit.RemoveMemlock)"
-
 func (j *judge) observer() {
 	a := j.f.Agent
 	if a == nil {
 		return
 	}
 	for _, h := range a.Hooks {
-		detail, state := h.Method, OK
-		if h.Lost != "" {
-			detail += ": " + h.Lost
-		}
-		better := strings.ReplaceAll(h.Error, memlockHint, "")
-		remedy := ""
-		if (h.Method == "poll" || h.Method == "none") && a.Observer != "poll" {
-			state, remedy = Warning, "run as root on a kernel with BTF and BPF"
-			switch why, do := j.denied(h); {
-			case why != "":
-				detail, remedy = detail+", due to "+why, do
-			case better != "":
-				detail += " (better ones failed: " + better + ")"
-			}
-		}
-		j.add("observer", h.Capability, state, detail, remedy)
-		if better != "" {
-			more := "better methods failed: " + better
-			if why, do := j.denied(h); why != "" && state == OK {
-				more += "; due to " + why + ": " + do
-			}
-			j.more(more)
-		}
+		j.hook(h)
 	}
 	if a.DumpFailures > 0 || a.Drift > 0 {
 		j.add("observer", "audits", Warning, fmt.Sprintf("%s failed, %s corrected", plural(a.DumpFailures, "dump"), plural(a.Drift, "socket")),

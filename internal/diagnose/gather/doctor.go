@@ -49,7 +49,7 @@ func Examine(a Agent) doctor.Agent {
 // Hooks describes how capabilities are observed.
 func Hooks(methods []kernel.Method) (list []doctor.Hook) {
 	for _, m := range methods {
-		h := doctor.Hook{Capability: m.Capability, Method: m.Name, Lost: m.Lost}
+		h := doctor.Hook{Capability: m.Capability, Method: m.Name, Lost: m.Lost, Failed: m.Failed}
 		if m.Err != nil {
 			h.Error = oneLine(m.Err.Error())
 			h.Denied = errors.Is(m.Err, fs.ErrPermission)

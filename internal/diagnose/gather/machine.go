@@ -60,6 +60,10 @@ func kernelFacts() doctor.Kernel {
 	if b, err := os.ReadFile("/proc/sys/kernel/perf_event_paranoid"); err == nil {
 		k.Paranoid, _ = strconv.Atoi(strings.TrimSpace(string(b)))
 	}
+	k.Config, k.ConfigFile = kernelConfig("/", k.Release)
+	if b, err := os.ReadFile("/sys/kernel/security/lockdown"); err == nil {
+		k.Lockdown = chosen(string(b))
+	}
 	nft := doctor.Module{Name: "nf_tables", For: "no NAT rules of nftables"}
 	switch err := nftables(); {
 	case err == nil:

@@ -62,7 +62,7 @@ func TestFiles(t *testing.T) {
 
 // TestModules proves that each module that tests may ask for loads.
 func TestModules(t *testing.T) {
-	for _, m := range strings.Fields(`nft_compat nft_chain_nat nft_nat nft_redir nft_masq nft_fib_inet nft_numgen
+	for _, m := range strings.Fields(`nft_compat nft_chain_nat nft_nat nft_redir nft_masq nft_fib_inet nft_fib_ipv4 nft_fib_ipv6 nft_numgen
 		iptable_nat ip6table_nat xt_nat xt_tcpudp xt_addrtype xt_comment xt_multiport xt_conntrack xt_mark
 		xt_MASQUERADE xt_REDIRECT xt_statistic bridge br_netfilter veth dummy tun overlay tcp_diag udp_diag
 		vsock_loopback`) {
@@ -88,6 +88,10 @@ func TestNAT(t *testing.T) {
 		if out := in(iptables+"-save", "-t", "nat"); !strings.Contains(out, "--to-ports 8081") {
 			t.Errorf("%s-save: no rule in %q", iptables, out)
 		}
+	}
+	for _, family := range []string{"ip", "ip6"} {
+		in("nft", "table "+family+` own { chain pre { type nat hook prerouting priority -100;
+			fib daddr type local tcp dport 83 counter redirect to :8083; }; }`)
 	}
 	in("nft", `table inet own {
 		map ports { type inet_proto . inet_service : ipv4_addr . inet_service; elements = { tcp . 82 : 192.0.2.1 . 8082 }; }

@@ -4,6 +4,7 @@ package compile
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
@@ -309,6 +310,22 @@ func TestOutputHookOnlyIsInner(t *testing.T) {
 	}
 	if ch := c.Commit(); len(ch.Put) != 1 || ch.Put[0].Port != 81 || ch.Put[0].Inner {
 		t.Errorf("put %+v", ch.Put)
+	}
+}
+
+// A table that gets its first nat chain by a later commit must be read. Nothing was lost.
+func TestFirstNATChainIsNotALoss(t *testing.T) {
+	for _, family := range []uint8{ruleset.FamilyIP, ruleset.FamilyIP6, ruleset.FamilyInet} {
+		m := NewMirror(New(16))
+		m.Load(&ruleset.Snapshot{Generation: 1})
+		id := ruleset.TableID{Family: family, Name: "x"}
+		if err := m.Commit([]*ruleset.Message{{Type: ruleset.MsgNewTable, Table: id, Handle: 7}}, 2); err != nil {
+			t.Fatal(err)
+		}
+		chain := &ruleset.Message{Type: ruleset.MsgNewChain, Table: id, Chain: "pre", Hook: &ruleset.Hook{Type: "nat"}}
+		if err := m.Commit([]*ruleset.Message{chain}, 3); !errors.Is(err, ErrNotRead) || errors.Is(err, errUnknown) {
+			t.Errorf("%v: error %v, want %v", family, err, ErrNotRead)
+		}
 	}
 }
 
