@@ -99,11 +99,7 @@ func (b *bench) container(ctx context.Context, measure string, waits map[string]
 
 // docker runs the engine's client and returns what it prints.
 func docker(ctx context.Context, args ...string) string {
-	out, err := exec.CommandContext(ctx, "docker", args...).CombinedOutput()
-	if err != nil {
-		check(fmt.Errorf("docker %s: %w: %s", args[0], err, out))
-	}
-	return strings.TrimSpace(string(out))
+	return strings.TrimSpace(runIn(nil, exec.CommandContext(ctx, "docker", args...)))
 }
 
 // services creates Services with node ports, of an API server without kube-proxy.

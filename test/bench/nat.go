@@ -112,11 +112,15 @@ func newNATTable(b *bench, s *netns.Space, n int) *natTable {
 	return &natTable{conn, &nftables.Chain{Name: "PREROUTING", Table: table}}
 }
 
-// runIn runs a command in a namespace to its end, and returns its output.
+// runIn runs a command in a namespace, nil for this one, to its end, and returns its output.
 func runIn(s *netns.Space, cmd *exec.Cmd) string {
 	var out, problem strings.Builder
 	cmd.Stdout, cmd.Stderr = &out, &problem
-	check(s.Start(cmd))
+	start := cmd.Start
+	if s != nil {
+		start = func() error { return s.Start(cmd) }
+	}
+	check(start())
 	if err := cmd.Wait(); err != nil {
 		check(fmt.Errorf("%s: %w: %s", cmd, err, problem.String()))
 	}

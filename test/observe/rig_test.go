@@ -20,6 +20,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/status"
 	"github.com/fairlead/fairlead/test/kit/netns"
+	"github.com/fairlead/fairlead/test/kit/program"
 	"github.com/fairlead/fairlead/test/kit/wait"
 )
 
@@ -63,11 +64,8 @@ func run(m *testing.M) int {
 		return 1
 	}
 	defer os.RemoveAll(dir)
-	binary = filepath.Join(dir, "fairlead")
-	build := exec.Command("go", "build", "-o", binary, "github.com/fairlead/fairlead/cmd/fairlead")
-	build.Stderr = os.Stderr
-	if err := build.Run(); err != nil {
-		fmt.Fprintln(os.Stderr, "build the program under test:", err)
+	if binary, err = program.Path(dir); err != nil {
+		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
 	return m.Run()
