@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"path/filepath"
 	"runtime"
 	"strings"
 
@@ -63,18 +64,13 @@ func (f *pairFlags) run(c *cobra.Command) error {
 	}
 	host := config.DefaultHost()
 	file := cmp.Or(f.file, host.TokenFileFor(f.guest))
-	endpoint := "vsock://CID:1023" // where the channel does not tell
-	if runtime.GOOS == "windows" {
-		endpoint = "hvsock://ID:1023"
-	}
-	var note string
-	switch {
-	case f.libvirt.Domain != "":
-		if endpoint, note, err = f.libvirtEndpoint(c.Context()); err != nil {
+	next := f.next(runtime.GOOS, file)
+	if f.libvirt.Domain != "" {
+		endpoint, note, err := f.libvirtEndpoint(c.Context())
+		if err != nil {
 			return fmt.Errorf("pair: %w", err)
 		}
-	case f.wsl():
-		endpoint = "hvsock://wsl:1023"
+		next = note + "Next: " + f.install(endpoint)
 	}
 	if channel == nil {
 		err = f.take(c, file)
@@ -84,7 +80,7 @@ func (f *pairFlags) run(c *cobra.Command) error {
 	if err != nil {
 		return err
 	}
-	_, err = fmt.Fprintf(c.OutOrStdout(), "Token stored in %s.\n%sNext: %s\n", file, note, f.next(endpoint))
+	_, err = fmt.Fprintf(c.OutOrStdout(), "Token stored in %s.\n%s\n", file, next)
 	return err
 }
 
@@ -142,20 +138,59 @@ func (f *pairFlags) take(c *cobra.Command, file string) error {
 	return pair.Take(r, file)
 }
 
-// next is the command that connects to the guest.
-func (f *pairFlags) next(endpoint string) string {
+// next returns how to connect to the guest on an operating system, where libvirt does not
+// tell. A socket that ssh forwards is beside the token's file.
+func (f *pairFlags) next(goos, file string) string {
+	windows := goos == "windows"
+	name := cmp.Or(f.guest, f.lima, "vm")
+	socket := filepath.Join(filepath.Dir(file), name+".sock")
+	forward := fmt.Sprintf(`ssh -N -o StreamLocalBindUnlink=yes -L "%s:%s" `, socket, config.DefaultAgent().Link[0].Path)
+	const allow = "A forwarded socket needs no token. If ssh's user is not root, start the agent with --allow-uids and the id of that user."
+	switch {
+	case windows && (f.lima != "" || f.podman != ""):
+		return "For a machine in WSL:\nNext: " + f.install("hvsock://wsl:1023") + "\nFor one in Hyper-V: hvsock://ID:1023, with the ID that `(Get-VM NAME).Id` prints in PowerShell."
+	case windows && f.ssh == "":
+		return "Next: " + f.install("hvsock://wsl:1023")
+	case windows:
+		return "Next: " + f.install("hvsock://ID:1023") + "\nID is what `(Get-VM NAME).Id` prints in PowerShell."
+	case f.podman != "":
+		return "A Podman machine needs no host peer: its gvproxy opens the ports.\nNext: podman machine ssh --username root " + f.podman +
+			" 'fairlead agent install -- --sink gvproxy'"
+	case f.lima != "":
+		return "Lima gives this machine no vsock to the guest: ssh forwards the agent's socket.\n" + allow +
+			"\nNext: " + forward + "-F ~/.lima/" + f.lima + "/ssh.config lima-" + f.lima + "\nThen: " + f.install("unix://"+socket)
+	case f.ssh != "" && goos == "darwin":
+		return allow + "\nNext: " + forward + f.ssh + "\nThen: " + f.install("unix://"+socket)
+	case f.ssh != "":
+		return "Next, for a VM of this machine that has vsock (QEMU: guest-cid=CID): " + f.install("vsock://CID:1023") +
+			"\nElse ssh forwards the agent's socket. " + allow + "\nNext: " + forward + f.ssh + "\nThen: " + f.install("unix://"+socket)
+	}
+	return "Next: " + f.install("vsock://CID:1023") + "\nCID is that of the VM's definition (QEMU: guest-cid=CID)."
+}
+
+// install is the command that connects to the guest, now and at each logon.
+func (f *pairFlags) install(endpoint string) string {
 	if f.guest != "" {
 		endpoint = f.guest + "=" + endpoint
 	}
+	unix := strings.Contains(endpoint, "unix://")
 	var args []string
 	if endpoint != config.DefaultHost().Connect[0].String() {
-		args = append(args, "--connect", endpoint)
+		args = append(args, "--connect", shellWord(endpoint))
 	}
-	if f.file != "" {
-		args = append(args, "--link-token", f.file)
+	if f.file != "" && !unix { // a unix link has a token only if it is asked for
+		args = append(args, "--link-token", shellWord(f.file))
 	}
 	if len(args) == 0 {
 		return "fairlead host install"
 	}
 	return "fairlead host install -- " + strings.Join(args, " ")
+}
+
+// shellWord quotes what has a space, as a directory of macOS.
+func shellWord(s string) string {
+	if strings.Contains(s, " ") {
+		return `"` + s + `"`
+	}
+	return s
 }

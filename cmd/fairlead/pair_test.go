@@ -7,6 +7,7 @@ package main
 import (
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -34,8 +35,6 @@ func TestPairPrintsTheNextCommand(t *testing.T) {
 *) echo '{"return":{}}';;
 esac`, "dev.token", "Next: fairlead host install -- --connect dev=vsock://7:1023\n",
 		},
-		{"--lima dev", "limactl", "echo " + token, "token", "Next: fairlead host install -- --connect vsock://CID:1023\n"},
-		{"--ssh root@vm --guest lab", "ssh", "echo " + token, "lab.token", "--connect lab=vsock://CID:1023\n"},
 	} {
 		file := filepath.Join(t.TempDir(), c.file)
 		fakeProgram(t, c.program, c.script)
@@ -47,6 +46,56 @@ esac`, "dev.token", "Next: fairlead host install -- --connect dev=vsock://7:1023
 		if b, err := os.ReadFile(file); err != nil || string(b) != token+"\n" {
 			t.Errorf("%s: %q, %v", c.args, b, err)
 		}
+	}
+}
+
+// Where the channel does not tell the endpoint, the next step is one that works there.
+func TestNextStepOfEachChannel(t *testing.T) {
+	const home = "/home/me/Application Support/fairlead"
+	for _, c := range []struct {
+		flags pairFlags
+		goos  string
+		want  []string // lines
+	}{
+		{pairFlags{ssh: "me@vm", guest: "lab"}, "linux", []string{
+			"Next, for a VM of this machine that has vsock (QEMU: guest-cid=CID): fairlead host install -- --connect lab=vsock://CID:1023",
+			`Next: ssh -N -o StreamLocalBindUnlink=yes -L "` + home + `/lab.sock:/run/fairlead/link.sock" me@vm`,
+			`Then: fairlead host install -- --connect "lab=unix://` + home + `/lab.sock"`,
+		}},
+		{pairFlags{ssh: "root@vm", file: "/t/x"}, "linux", []string{
+			"Next, for a VM of this machine that has vsock (QEMU: guest-cid=CID): fairlead host install -- --connect vsock://CID:1023 --link-token /t/x",
+			`Then: fairlead host install -- --connect "unix://` + home + `/vm.sock"`,
+		}},
+		{pairFlags{ssh: "root@vm"}, "darwin", []string{`Next: ssh -N -o StreamLocalBindUnlink=yes -L "` + home + `/vm.sock:/run/fairlead/link.sock" root@vm`}},
+		{pairFlags{ssh: "root@vm"}, "windows", []string{"Next: fairlead host install -- --connect hvsock://ID:1023"}},
+		{pairFlags{lima: "dev"}, "darwin", []string{
+			`Next: ssh -N -o StreamLocalBindUnlink=yes -L "` + home + `/dev.sock:/run/fairlead/link.sock" -F ~/.lima/dev/ssh.config lima-dev`,
+			`Then: fairlead host install -- --connect "unix://` + home + `/dev.sock"`,
+		}},
+		{pairFlags{lima: "dev"}, "windows", []string{"Next: fairlead host install -- --connect hvsock://wsl:1023"}},
+		{pairFlags{podman: "m"}, "linux", []string{"Next: podman machine ssh --username root m 'fairlead agent install -- --sink gvproxy'"}},
+		{pairFlags{podman: "m", guest: "p"}, "windows", []string{"Next: fairlead host install -- --connect p=hvsock://wsl:1023"}},
+		{pairFlags{from: "-"}, "linux", []string{"Next: fairlead host install -- --connect vsock://CID:1023"}},
+		{pairFlags{from: "-"}, "windows", []string{"Next: fairlead host install -- --connect hvsock://wsl:1023"}},
+		{pairFlags{}, "windows", []string{"Next: fairlead host install -- --connect hvsock://wsl:1023"}},
+	} {
+		next := c.flags.next(c.goos, home+"/token")
+		for _, want := range c.want {
+			if !slices.Contains(strings.Split(next, "\n"), want) {
+				t.Errorf("%s, %+v: no line\n%s\nin\n%s", c.goos, c.flags, want, next)
+			}
+		}
+	}
+}
+
+// A guest without a known endpoint can be paired all the same.
+func TestPairOverSSH(t *testing.T) {
+	const token = "0123456789abcdef0123456789abcdef"
+	file := filepath.Join(t.TempDir(), "lab.token")
+	fakeProgram(t, "ssh", "echo "+token)
+	out, stderr, code := execute(t, "host", "pair", "--ssh", "root@vm", "--guest", "lab", "--link-token", file)
+	if b, err := os.ReadFile(file); err != nil || string(b) != token+"\n" || code != exitOK || !strings.Contains(out, "lab.sock:/run/fairlead/link.sock\" root@vm\n") {
+		t.Errorf("%q, %v; exit %d, %q, %q", b, err, code, out, stderr)
 	}
 }
 

@@ -4,6 +4,7 @@ package pair
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -16,6 +17,7 @@ import (
 	"github.com/fairlead/fairlead/internal/trust"
 )
 
+// Limits of a command.
 const (
 	commandTimeout = 2 * time.Minute // a person may have to type a passphrase
 	maxOutput      = 1 << 20         // bytes; the definition of a virtual machine is the longest
@@ -23,7 +25,10 @@ const (
 )
 
 // program is one of this machine's, by its absolute path. No shell sees its arguments.
-type program struct{ path string }
+type program struct {
+	path    string
+	timeout time.Duration // of a run; 0 for commandTimeout
+}
 
 // find looks for a program of this user in PATH, once.
 func find(name string) (program, error) {
@@ -34,13 +39,14 @@ func find(name string) (program, error) {
 	if err != nil {
 		return program{}, fmt.Errorf("%s is not run: %w", name, err)
 	}
-	return program{path}, nil
+	return program{path: path}, nil
 }
 
 // output runs the program without input and returns what it prints. The error names the
 // command and how it ended, and ends with what to do.
 func (p program) output(ctx context.Context, remedy string, args ...string) ([]byte, error) {
-	ctx, cancel := context.WithTimeout(ctx, commandTimeout)
+	limit := cmp.Or(p.timeout, commandTimeout)
+	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	stdout, stderr := limited{max: maxOutput + 1}, limited{max: maxStderr}
 	cmd := exec.CommandContext(ctx, p.path, args...)
@@ -48,8 +54,10 @@ func (p program) output(ctx context.Context, remedy string, args ...string) ([]b
 	cmd.WaitDelay = time.Second
 	err := cmd.Run()
 	switch {
+	case errors.Is(ctx.Err(), context.DeadlineExceeded):
+		err = fmt.Errorf("did not end within %s", limit)
 	case ctx.Err() != nil:
-		err = ctx.Err()
+		err = errors.New("interrupted")
 	case err == nil && stdout.kept.Len() > maxOutput:
 		err = fmt.Errorf("more than %d bytes of output", maxOutput)
 	}

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
+	"time"
 )
 
 // Libvirt is a domain of libvirt. Files are read by the QEMU guest agent in it.
@@ -72,13 +73,18 @@ func parseDomain(name string, definition []byte) (cid uint32, auto bool, err err
 
 const needGuestAgent = "the domain needs qemu-guest-agent, which may not be allowed to read files: fetch the token with --ssh USER@HOST as well, or pass it in with --from FILE"
 
+// closeTimeout is how long the guest agent may take to close a file.
+const closeTimeout = 10 * time.Second
+
 // Read implements Channel.
 func (l Libvirt) Read(ctx context.Context, file string) (b []byte, err error) {
 	var handle int64
 	if err := l.ask(ctx, &handle, "guest-file-open", map[string]any{"path": file, "mode": "r"}); err != nil {
 		return nil, err
 	}
-	defer func() {
+	defer func() { // after an interrupt as well: the guest agent keeps what is open
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTimeout)
+		defer cancel()
 		var closed struct{}
 		err = errors.Join(err, l.ask(ctx, &closed, "guest-file-close", map[string]any{"handle": handle}))
 	}()

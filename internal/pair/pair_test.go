@@ -14,6 +14,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 )
 
 const (
@@ -178,6 +179,56 @@ func TestFailures(t *testing.T) {
 	}
 	if err := Fetch(t.Context(), Lima{"dev"}, "/a b;id", filepath.Join(t.TempDir(), "t")); err == nil || !strings.Contains(err.Error(), "absolute path") {
 		t.Errorf("a path for a shell: %v", err)
+	}
+}
+
+// A program that does not end is stopped, and the error says after which time.
+func TestTimeout(t *testing.T) {
+	for name, want := range map[string]string{"deadline": "did not end within 50ms: remedy", "interrupt": "interrupted: remedy"} {
+		p := program{path: "/bin/sleep", timeout: 50 * time.Millisecond}
+		ctx, cancel := context.WithCancel(t.Context())
+		if name == "interrupt" {
+			cancel()
+		}
+		if _, err := p.output(ctx, "remedy", "60"); err == nil || !strings.HasSuffix(err.Error(), want) {
+			t.Errorf("%s: %v, want %s", name, err, want)
+		}
+		cancel()
+	}
+}
+
+// The guest agent closes the file even if the user has interrupted the command.
+func TestInterruptedReadClosesTheFile(t *testing.T) {
+	dir := t.TempDir()
+	script := `#!/bin/sh
+case "$*" in
+*guest-file-open*) echo '{"return":1000}';;
+*guest-file-read*) : >"$0.reading"; exec /bin/sleep 600;;
+*guest-file-close*) : >"$0.closed"; echo '{"return":{}}';;
+esac
+`
+	path := filepath.Join(dir, "virsh")
+	if err := os.WriteFile(path, []byte(script), 0o700); err != nil { //nolint:gosec // a program
+		t.Fatal(err)
+	}
+	t.Setenv("PATH", dir)
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() {
+		defer cancel()
+		for ctx.Err() == nil {
+			if _, err := os.Stat(path + ".reading"); err == nil {
+				return
+			}
+			time.Sleep(time.Millisecond)
+		}
+	}()
+	_, err := Libvirt{Domain: "dev"}.Read(ctx, tokenFile)
+	cancel()
+	if err == nil || !strings.Contains(err.Error(), "interrupted") {
+		t.Error(err)
+	}
+	if _, err := os.Stat(path + ".closed"); err != nil {
+		t.Error(err)
 	}
 }
 
