@@ -233,3 +233,15 @@ func TestLsForScripts(t *testing.T) {
 		t.Errorf("%q, %v", b.String(), err)
 	}
 }
+
+// A file of the host peer is named as what it is, not by its unknown keys.
+func TestRulesTestOfAHostFile(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "host.yaml")
+	if err := os.WriteFile(file, []byte("connect: vsock://3:1023\nbind: all\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	_, stderr, code := execute(t, "rules", "test", "80", "--config", file)
+	if want := "fairlead: " + file + " is a file of the host peer: want one of the agent\n"; code != exitError || stderr != want {
+		t.Errorf("exit %d, %q, want %q", code, stderr, want)
+	}
+}

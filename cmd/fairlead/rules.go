@@ -90,6 +90,9 @@ func testRules(c *cobra.Command, file, control string, q status.RuleQuery) (stat
 	}
 	cfg, err := config.LoadAgent(file, nil, os.LookupEnv)
 	if err != nil {
+		if _, other := loadRules(file, true); file != "" && other == nil {
+			err = fmt.Errorf("%s is a file of the host peer: want one of the agent", file)
+		}
 		return status.RuleVerdict{}, err
 	}
 	if file == "" {

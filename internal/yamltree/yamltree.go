@@ -145,6 +145,7 @@ func (n Node) Map(known ...string) ([]Entry, error) {
 	var errs []error
 	entries := make([]Entry, 0, len(m.Values))
 	seen := make(map[string]bool, len(m.Values))
+	listed := false // the known keys, in an error
 	for _, v := range m.Values {
 		at := n.child(n.field, v.Key)
 		if v.Key.IsMergeKey() {
@@ -164,7 +165,8 @@ func (n Node) Map(known ...string) ([]Entry, error) {
 			field = n.field + "." + field
 		}
 		if len(known) > 0 && !slices.Contains(known, key) {
-			errs = append(errs, at.unknown(key, known))
+			errs = append(errs, at.unknown(key, known, listed))
+			listed = listed || Suggest(key, known) == ""
 			continue
 		}
 		if seen[key] {
@@ -181,9 +183,10 @@ func (n Node) Map(known ...string) ([]Entry, error) {
 	return entries, errors.Join(errs...)
 }
 
-// unknown is the error of an unknown key: with the likely one, or else with all.
-func (n Node) unknown(key string, known []string) error {
-	if s := Suggest(key, known); s != "" {
+// unknown is the error of an unknown key: with the likely one, or else with all unless
+// these were listed.
+func (n Node) unknown(key string, known []string, listed bool) error {
+	if s := Suggest(key, known); s != "" || listed {
 		return n.Errorf("unknown key %q%s", key, s)
 	}
 	return n.Errorf("unknown key %q: want %s", key, OneOf(known))

@@ -48,6 +48,7 @@ func TestRefused(t *testing.T) {
 		{"<<: {a: 1}", `f.yaml:1:1: merge keys (<<) are not supported: write the keys out`},
 		{"a:\n", `f.yaml:1:1: a: no value: give one, or leave the key out`},
 		{"a: {b: c}", `f.yaml:1:4: a: a mapping: want one value`},
+		{"zzz: 1\nxxx: 1", "f.yaml:1:1: unknown key \"zzz\": want a\nf.yaml:2:1: unknown key \"xxx\""},
 		{"b: 1", `f.yaml:1:1: unknown key "b" (did you mean "a"?)`},
 		{"[a]", `f.yaml:1:1: a list: want a mapping (key: value)`},
 		{"a: 'x", `f.yaml:1:4: could not find end character of single-quoted text`},
