@@ -30,5 +30,8 @@ func NetworkingMode(ctx context.Context) (string, error) {
 		return "", err
 	}
 	out, err := exec.CommandContext(ctx, wslinfo, "--networking-mode").Output()
-	return strings.TrimSpace(string(out)), err
+	if err != nil {
+		return "", err
+	}
+	return strings.TrimSpace(string(out)), nil
 }
