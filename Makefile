@@ -86,6 +86,8 @@ test: ## Run what CI runs; installs what it needs (root; Debian 12): 15 minutes
 test-all: export FAIRLEAD_RULESETS ?= 400
 test-all: export FAIRLEAD_PODMAN_RESTARTS ?= 50
 test-all: export FAIRLEAD_MODEL_OPERATIONS ?= 1000000
+test-all: export FAIRLEAD_PUBLISH_CYCLES ?= 1000
+test-all: export FAIRLEAD_PUBLISH_FLOOD ?= 50000
 # For each method of attaching: 10,000 in all on this kernel, and on the emulated ones.
 test-all: export FAIRLEAD_SOCKET_OPERATIONS ?= 2500
 test-all: export VM_SOCKET_OPERATIONS ?= 1700

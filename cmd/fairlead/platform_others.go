@@ -25,10 +25,10 @@ func start(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	return run(ctx, args[1:], stdout, stderr)
 }
 
-// platformCommands are hidden: they say where the agent and the demo run.
+// platformCommands are hidden: they say where these programs run.
 func platformCommands() []*cobra.Command {
 	var list []*cobra.Command
-	for _, name := range []string{"agent", "demo"} {
+	for _, name := range []string{"agent", "publish", "demo"} {
 		list = append(list, &cobra.Command{
 			Use: name, Hidden: true, DisableFlagParsing: true,
 			RunE: func(*cobra.Command, []string) error {

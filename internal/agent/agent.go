@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"os"
 	"path/filepath"
 	"sync/atomic"
@@ -27,6 +28,7 @@ import (
 	"github.com/fairlead/fairlead/internal/own"
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/privilege"
+	"github.com/fairlead/fairlead/internal/publish"
 	"github.com/fairlead/fairlead/internal/reconcile"
 	"github.com/fairlead/fairlead/internal/registry"
 	"github.com/fairlead/fairlead/internal/rules"
@@ -66,6 +68,7 @@ type Agent struct {
 	types      kernel.Types // kept until the start is over
 	sources    []Source
 	registry   *registry.Registry
+	publish    *publish.Server // nil if no container may publish
 	forward    *forward.Server
 	links      *links
 	hostlink   *hostlink.Sink
@@ -101,6 +104,7 @@ func New(cfg config.Agent, log *slog.Logger, level *slog.LevelVar) (*Agent, erro
 	if err := a.wireSources(); err != nil {
 		return nil, err
 	}
+	a.wirePublish()
 	if err := a.wireSinks(); err != nil {
 		return nil, err
 	}
@@ -203,9 +207,31 @@ func (a *Agent) newNATSource() (Source, error) {
 	return nat.New(o)
 }
 
+// wirePublish makes the source of what containers publish, if any may.
+func (a *Agent) wirePublish() {
+	p := a.cfg.Publish
+	if len(p.Allow) == 0 {
+		return
+	}
+	a.publish = publish.New(publish.Options{
+		Socket: p.Socket, Policy: p.Allow,
+		Limits:    publish.Limits{Ports: p.Ports, Connections: p.Connections, Requests: p.Requests},
+		Container: a.registry.Container,
+		Carry: func(ctx context.Context, conn net.Conn, pub port.Publication) error {
+			return a.forward.Carry(ctx, conn, pub) // made later
+		},
+		Logger: a.log,
+	})
+	a.sources = append(a.sources, a.publish)
+}
+
 func (a *Agent) wireSinks() error {
 	var err error
-	a.forward, err = forward.NewServer(forward.ServerOptions{Logger: a.log, Own: a.sockets.Serves})
+	o := forward.ServerOptions{Logger: a.log, Own: a.sockets.Serves}
+	if a.publish != nil {
+		o.Dial = a.publish.Dial
+	}
+	a.forward, err = forward.NewServer(o)
 	if err != nil {
 		return err
 	}

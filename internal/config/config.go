@@ -72,6 +72,7 @@ type Agent struct {
 	Containerd    Containerd
 	Kube          Kube
 	Listener      Listener
+	Publish       Publish
 	// BridgeLoopback opens ports of the guest's loopback to the peers of other products.
 	BridgeLoopback bool
 	// ReportUnpublished sends the host the ports that are denied, withheld or pending,
@@ -133,6 +134,7 @@ func DefaultAgent() Agent {
 		Expose:        rules.Loopback(),
 		NAT:           NAT{MaxPorts: 4096},
 		Listener:      Listener{Settle: 750 * time.Millisecond},
+		Publish:       Publish{Socket: "/run/fairlead/publish.sock", Ports: 8, Connections: 256, Requests: 10},
 		EngineGrace:   30 * time.Second,
 
 		ReportUnpublished: true,
@@ -274,7 +276,7 @@ func (c *Agent) fields() []field {
 			"host addresses of ports that listen on all guest addresses: loopback or all").oneOf("loopback", "all"),
 		one("nat.maxPorts", "nat-max-ports", "n", &c.NAT.MaxPorts, whole[int](1, 1<<16-1), number,
 			"maximum of ports that one NAT rule publishes; a rule for more is listed by doctor").atLeast(1),
-	}, c.tlsFields(), c.engineFields(), c.listenerFields(), c.debugAlias(c.Common.fields()))
+	}, c.tlsFields(), c.engineFields(), c.listenerFields(), c.publishFields(), c.debugAlias(c.Common.fields()))
 }
 
 // debugAlias lets a variable of older agents set the log level.

@@ -66,6 +66,10 @@ func agentSamples() []sample {
 		{"engineGrace", "0", "0s"},
 		{"listener.settle", "2s", "2s"},
 		{"listener.udp", "yes", "true"},
+		{"publish.socket", "/p.sock", "/p.sock"},
+		{"publish.ports", "3", "3"},
+		{"publish.connections", "4", "4"},
+		{"publish.requests", "5", "5"},
 		{"bridgeLoopback", "yes", "true"},
 		{"reportUnpublished", "no", "false"},
 	}, commonSamples()...)
@@ -224,6 +228,7 @@ func TestDefaults(t *testing.T) {
 		"control": "/run/fairlead/control.sock", "metricsAddr": "", "webAddr": "", "logLevel": "info", "logFormat": "text",
 		"expose": "loopback", "rulesFile": "", "keepPrivileges": "false", "engineGrace": "30s",
 		"nat.maxPorts": "4096", "listener.settle": "750ms", "listener.udp": "false", "bridgeLoopback": "false", "reportUnpublished": "true",
+		"publish.socket": "/run/fairlead/publish.sock", "publish.ports": "8", "publish.connections": "256", "publish.requests": "10",
 		"docker.hosts": "", "containerd.sockets": "", "containerd.namespaces": "",
 		"linkPin": "", "linkCert": "", "linkKey": "",
 		"kube.kubeconfigs": "", "kube.context": "", "kube.namespaces": "", "kube.selector": "",

@@ -15,6 +15,7 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"github.com/fairlead/fairlead/internal/publish/policy"
 	"github.com/fairlead/fairlead/internal/rules"
 	"github.com/fairlead/fairlead/internal/yamltree"
 )
@@ -38,7 +39,7 @@ func LoadAgent(path string, flags *pflag.FlagSet, environ func(string) (string, 
 	if err := l.compile("expose", &c.Expose); err != nil {
 		return Agent{Common: Common{files: c.files}}, err
 	}
-	c.from = l.from
+	c.from, c.Publish.Allow = l.from, l.publish
 	return c, nil
 }
 
@@ -70,6 +71,7 @@ type loader struct {
 	environ func(string) (string, bool)
 	from    map[string]string // where a field got its value: "FILE:LINE:COLUMN", variable or flag
 	inline  []rules.Rule
+	publish policy.Policy
 	last    []rules.Rule // after those of all files
 }
 
@@ -142,8 +144,11 @@ func (l *loader) mapping(n yamltree.Node, prefix string) error {
 			}
 		}
 	}
-	if prefix == "" {
+	switch prefix {
+	case "":
 		known = append(known, "rules")
+	case "publish.":
+		known = append(known, "allow")
 	}
 	entries, err := n.Map(known...)
 	errs := []error{l.hint(err)}
@@ -153,6 +158,8 @@ func (l *loader) mapping(n yamltree.Node, prefix string) error {
 		switch {
 		case key == "rules":
 			l.inline, err = rules.ParseList(e.Node)
+		case key == "publish.allow":
+			l.publish, err = policy.Parse(e.Node)
 		case i < 0:
 			err = l.mapping(e.Node, key+".")
 		default:

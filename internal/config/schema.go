@@ -29,13 +29,51 @@ func Schema() []byte {
 		"description": "agent.yaml of `fairlead agent`, or host.yaml of `fairlead host`",
 		"anyOf":       []object{{"$ref": "#/$defs/agent"}, {"$ref": "#/$defs/host"}},
 		"$defs": object{
-			"agent": schemaOf(agent.fields()), "host": schemaOf(host.fields()), "rule": ruleSchema(), "text": textSchema(),
+			"agent": agentSchema(agent.fields()), "host": schemaOf(host.fields()), "rule": ruleSchema(), "text": textSchema(),
 		},
 	})
 	return b.Bytes()
 }
 
 func textSchema() object { return object{"type": []string{"string", "number", "boolean"}} }
+
+// agentSchema adds to the fields what containers may publish.
+func agentSchema(fields []field) object {
+	root := schemaOf(fields)
+	publish := root["properties"].(object)["publish"].(object)
+	publish["properties"].(object)["allow"] = object{
+		"description": "what containers may ask for at the publish socket; nothing else is allowed", "type": []string{"array", "null"},
+		"items": object{
+			"type": "object", "additionalProperties": false, "required": []string{"match"},
+			"anyOf": []object{{"required": []string{"guestPorts"}}, {"required": []string{"hostPorts"}}},
+			"properties": object{
+				"match": object{
+					"description": "the containers that are meant", "type": "object", "additionalProperties": false, "minProperties": 1,
+					"properties": ownerSchema(),
+				},
+				"guestPorts": portsSchema("ports of the guest's loopback that they may reach"),
+				"hostPorts":  portsSchema("ports at which the host may reach them"),
+			},
+		},
+	}
+	return root
+}
+
+// ownerSchema has the fields of a match about an owner.
+func ownerSchema() object {
+	text := object{"$ref": "#/$defs/text"}
+	return object{"name": text, "namespace": text, "labels": object{"type": "object", "additionalProperties": text}}
+}
+
+// portsSchema is one or more ports and ranges.
+func portsSchema(description string) object {
+	ports := object{"type": []string{"integer", "string"}, "pattern": `^[0-9]+(-[0-9]+)?( *, *[0-9]+(-[0-9]+)?)*$`, "minimum": 1, "maximum": 65535}
+	o := object{"anyOf": []object{ports, {"type": "array", "items": ports, "minItems": 1}}}
+	if description != "" {
+		o["description"] = description
+	}
+	return o
+}
 
 // schemaOf nests the fields by the dots in their keys.
 func schemaOf(fields []field) object {
@@ -108,7 +146,12 @@ func ruleSchema() object {
 	oneOrMore := func(item object) object {
 		return object{"anyOf": []object{item, {"type": "array", "items": item, "minItems": 1}}}
 	}
-	ports := object{"type": []string{"integer", "string"}, "pattern": `^[0-9]+(-[0-9]+)?( *, *[0-9]+(-[0-9]+)?)*$`, "minimum": 1, "maximum": 65535}
+	match := ownerSchema()
+	match["protocol"] = object{"enum": []string{"tcp", "udp", "TCP", "UDP"}}
+	match["ports"] = portsSchema("")
+	match["address"] = oneOrMore(object{"description": "wildcard, loopback, an address or a CIDR prefix", "type": "string", "minLength": 1})
+	match["source"] = oneOrMore(object{"enum": rules.Sources()})
+	match["owner"] = oneOrMore(object{"enum": []string{"container", "service", "process", "unknown"}})
 	return object{
 		"type": "object", "additionalProperties": false, "required": []string{"action"},
 		"properties": object{
@@ -119,18 +162,7 @@ func ruleSchema() object {
 				"type":        []string{"integer", "string"}, "pattern": `^[+-]?[0-9]+$`,
 			},
 			"hostAddress": object{"description": "loopback, all or an address of the host", "type": "string", "minLength": 1},
-			"match": object{
-				"type": "object", "additionalProperties": false,
-				"properties": object{
-					"protocol": object{"enum": []string{"tcp", "udp", "TCP", "UDP"}},
-					"ports":    oneOrMore(ports),
-					"address":  oneOrMore(object{"description": "wildcard, loopback, an address or a CIDR prefix", "type": "string", "minLength": 1}),
-					"source":   oneOrMore(object{"enum": rules.Sources()}),
-					"owner":    oneOrMore(object{"enum": []string{"container", "service", "process", "unknown"}}),
-					"name":     text, "namespace": text,
-					"labels": object{"type": "object", "additionalProperties": text},
-				},
-			},
+			"match":       object{"type": "object", "additionalProperties": false, "properties": match},
 		},
 	}
 }

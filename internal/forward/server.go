@@ -30,7 +30,7 @@ type ServerOptions struct {
 	// Logger receives flows that failed, at debug level. Nil discards.
 	Logger *slog.Logger
 	// Dial connects to a target in the guest; network is tcp or udp. A UDP
-	// connection keeps datagrams apart. Nil means the net package, without MPTCP.
+	// connection keeps datagrams apart. Nil means DialGuest.
 	Dial func(ctx context.Context, network string, target netip.AddrPort) (net.Conn, error)
 	// Own reports whether a listener of our own serves a target, which is then
 	// never dialled (own.Sockets.Serves). Nil means none is.
@@ -59,13 +59,16 @@ func (o *ServerOptions) validate() error {
 		o.Own = func(port.Protocol, netip.AddrPort) bool { return false }
 	}
 	if o.Dial == nil {
-		d := new(net.Dialer)
-		d.SetMultipathTCP(false)
-		o.Dial = func(ctx context.Context, network string, target netip.AddrPort) (net.Conn, error) {
-			return d.DialContext(ctx, network, target.String())
-		}
+		o.Dial = DialGuest
 	}
 	return nil
+}
+
+// DialGuest connects to a target by the net package, without MPTCP.
+func DialGuest(ctx context.Context, network string, target netip.AddrPort) (net.Conn, error) {
+	var d net.Dialer
+	d.SetMultipathTCP(false)
+	return d.DialContext(ctx, network, target.String())
 }
 
 // Server is the guest's end of flows: it dials the targets of a publication and

@@ -15,10 +15,7 @@ import (
 // and at once for other connections. The kernel raises EPOLLERR for a reset
 // (tcp_reset in net/ipv4/tcp_input.c); a read would only return the end again.
 func awaitReset(c net.Conn) error {
-	var rc syscall.RawConn
-	if tcp, ok := c.(*net.TCPConn); ok {
-		rc, _ = tcp.SyscallConn() // nil once closed
-	}
+	rc := rawTCP(c)
 	if rc == nil {
 		return nil
 	}
@@ -33,6 +30,22 @@ func awaitReset(c net.Conn) error {
 	return reset
 }
 
+// rawTCP returns the socket of a TCP connection, nil for others and once it is closed.
+func rawTCP(c net.Conn) syscall.RawConn {
+	tcp, ok := c.(interface {
+		lingerer
+		syscall.Conn
+	})
+	if !ok {
+		return nil
+	}
+	rc, err := tcp.SyscallConn()
+	if err != nil {
+		return nil
+	}
+	return rc
+}
+
 // hungUp reports whether a TCP connection is closed in both directions: it was
 // reset, or both sides have sent their end.
 func hungUp(c net.Conn) bool {
@@ -44,12 +57,8 @@ func hungUp(c net.Conn) bool {
 // other connections. It takes the error from the kernel. EPIPE is a reset after the
 // peer's end (tcp_reset in net/ipv4/tcp_input.c): all that the peer sent has arrived.
 func lost(c net.Conn) (reset error) {
-	tcp, ok := c.(*net.TCPConn)
-	if !ok {
-		return nil
-	}
-	rc, err := tcp.SyscallConn()
-	if err != nil {
+	rc := rawTCP(c)
+	if rc == nil {
 		return nil
 	}
 	_ = rc.Control(func(fd uintptr) {

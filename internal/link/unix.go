@@ -27,7 +27,7 @@ type unixListener struct {
 // users, any of them can connect: mode 0666, in a directory that they may enter
 // (0711); credentials are checked afterwards. A dead socket there is replaced;
 // one that answers is not.
-func listenUnix(ctx context.Context, path string, shared bool) (l *unixListener, err error) {
+func listenUnix(ctx context.Context, path string, shared bool) (*unixListener, error) {
 	dir, mode := filepath.Dir(path), fs.FileMode(0o600)
 	made, err := ensureDir(dir)
 	if err != nil {
@@ -39,16 +39,36 @@ func listenUnix(ctx context.Context, path string, shared bool) (l *unixListener,
 			return nil, err
 		}
 	}
-	unlock, err := lockDir(ctx, dir)
+	return claimSocket(ctx, "unix", path, mode)
+}
+
+// ListenPackets listens for SOCK_SEQPACKET connections at path, in a directory that no
+// other user may write to, and that is made with mode 0700 if it is missing. Every process
+// that reaches the path can connect: the caller checks who it is. A dead socket is replaced.
+// Closing the listener removes the socket.
+func ListenPackets(ctx context.Context, path string) (net.Listener, error) {
+	if _, err := ensureDir(filepath.Dir(path)); err != nil {
+		return nil, err
+	}
+	l, err := claimSocket(ctx, "unixpacket", path, 0o666)
+	if err != nil {
+		return nil, err
+	}
+	return l, nil
+}
+
+// claimSocket listens at path, whose directory exists.
+func claimSocket(ctx context.Context, network, path string, mode fs.FileMode) (l *unixListener, err error) {
+	unlock, err := lockDir(ctx, filepath.Dir(path))
 	if err != nil {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, unlock()) }()
-	if err := clearSocket(ctx, path); err != nil {
+	if err := clearSocket(ctx, network, path); err != nil {
 		return nil, err
 	}
 	var lc net.ListenConfig
-	nl, err := lc.Listen(ctx, "unix", path)
+	nl, err := lc.Listen(ctx, network, path)
 	if err != nil {
 		return nil, err
 	}
@@ -88,7 +108,7 @@ func ensureDir(dir string) (made bool, err error) {
 }
 
 // clearSocket removes a socket that nobody serves.
-func clearSocket(ctx context.Context, path string) error {
+func clearSocket(ctx context.Context, network, path string) error {
 	before, err := os.Lstat(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -103,7 +123,7 @@ func clearSocket(ctx context.Context, path string) error {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
 	var d net.Dialer
-	c, err := d.DialContext(ctx, "unix", path)
+	c, err := d.DialContext(ctx, network, path)
 	if err == nil {
 		return errors.Join(fmt.Errorf("%s is served by another process: stop it or choose another path", path), c.Close())
 	}

@@ -100,6 +100,8 @@ func (h Hints) Equal(i Hints) bool {
 const (
 	SourceSocket = "socket" // sockets of the guest
 	SourceNAT    = "nat"    // NAT rules
+
+	SourcePublish = "publish" // ports that containers asked for
 )
 
 // NotePaused ends, in brackets, the detail of an origin whose container is paused.
@@ -108,7 +110,7 @@ const NotePaused = "paused"
 // Origin is the object that a binding comes from. ID is unique within its source
 // for as long as the object lives.
 type Origin struct {
-	Source string // SourceSocket, SourceNAT, "docker", "containerd", "kube"
+	Source string // SourceSocket, SourceNAT, SourcePublish, "docker", "containerd", "kube"
 	ID     string // socket cookie, rule handle, container id and port, ...
 }
 

@@ -3,6 +3,8 @@
 package registry
 
 import (
+	"errors"
+	"fmt"
 	"net/netip"
 	"slices"
 
@@ -128,6 +130,24 @@ func (a *arbiter) byTargets(targets []netip.AddrPort) (all answer) {
 	}
 	all.owner = port.Owner{}
 	return all
+}
+
+// Container returns the container that one of these cgroup paths belongs to, most specific
+// first. It fails closed: if no engine knows one, if only stale engines do, and if engines
+// name different ones.
+func (r *Registry) Container(paths []string) (port.Owner, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	ans := r.owners.arbiter.owner(port.Hints{Paths: paths})
+	switch {
+	case len(ans.rivals) > 0:
+		return port.Owner{}, errors.New("engines name different containers")
+	case !ans.known || ans.owner.Kind != port.OwnerContainer:
+		return port.Owner{}, errors.New("no engine knows its container")
+	case ans.stale:
+		return port.Owner{}, fmt.Errorf("the engine of container %q does not answer", ans.owner.Name)
+	}
+	return ans.owner, nil
 }
 
 // stopped returns the name of the container that had one of the addresses and has

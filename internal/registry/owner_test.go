@@ -3,6 +3,7 @@
 package registry
 
 import (
+	"errors"
 	"net/netip"
 	"testing"
 
@@ -56,5 +57,37 @@ func TestOwnerIsNeverGuessed(t *testing.T) {
 		if got := r.owners.arbiter.owner(c.hints); got.owner.Name != c.want || got.known != (c.want != "") {
 			t.Errorf("%s: %+v, want %q", c.name, got, c.want)
 		}
+	}
+}
+
+// A container that asks for something is named only by an engine that is live, and by no
+// two that differ.
+func TestContainerFailsClosed(t *testing.T) {
+	r, docker := attributed()
+	feed := r.Feed("docker")
+	path := "/system.slice/docker-" + id1 + ".scope"
+	want := func(why, name string) {
+		t.Helper()
+		o, err := r.Container([]string{path + "/inner"})
+		if (err == nil) != (name != "") || o.Name != name {
+			t.Errorf("%s: %q, %v; want %q", why, o.Name, err, name)
+		}
+	}
+	want("no engine knows it", "")
+	docker.put(AttributionKey{Path: id1}, "web")
+	feed.Replace(nil)
+	want("known", "web")
+	feed.Stale(errors.New("gone"))
+	want("stale", "")
+	feed.Replace(nil)
+	want("live again", "web")
+	containerd := newFacts(r, "containerd")
+	containerd.put(AttributionKey{Path: id1}, "other")
+	want("two engines differ", "")
+	containerd.remove(AttributionKey{Path: id1})
+	docker.own(port.Owner{Kind: port.OwnerService, Name: "service"}, AttributionKey{Path: id1})
+	want("no container", "")
+	if o, err := r.Container(nil); err == nil {
+		t.Errorf("a process in no cgroup is in %+v", o)
 	}
 }

@@ -40,7 +40,9 @@ type Match struct {
 }
 
 // Sources returns the names that Match.Sources can hold.
-func Sources() []string { return []string{"socket", "nat", "docker", "containerd", "kube"} }
+func Sources() []string {
+	return []string{port.SourceSocket, port.SourceNAT, "docker", "containerd", "kube", port.SourcePublish}
+}
 
 // PortRange is First to Last, both included.
 type PortRange struct{ First, Last uint16 }

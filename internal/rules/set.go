@@ -336,13 +336,25 @@ func (r *rule) mismatch(p *port.Publication) field {
 	return fieldNone
 }
 
-func (m *Match) hasPort(n uint16) bool {
-	for _, r := range m.Ports {
-		if r.First <= n && n <= r.Last {
-			return true
+// MatchesOwner reports whether the fields about an owner match o; the others do not count.
+func (m *Match) MatchesOwner(o port.Owner) bool {
+	if len(m.Owners) > 0 && !slices.Contains(m.Owners, o.Kind) ||
+		m.Name != "" && !glob(m.Name, o.Name) || m.Namespace != "" && !glob(m.Namespace, o.Namespace) {
+		return false
+	}
+	for k, pattern := range m.Labels {
+		if v, ok := o.Labels[k]; !ok || !glob(pattern, v) {
+			return false
 		}
 	}
-	return len(m.Ports) == 0
+	return true
+}
+
+func (m *Match) hasPort(n uint16) bool { return len(m.Ports) == 0 || InRanges(m.Ports, n) }
+
+// InRanges reports whether one of the ranges has a port.
+func InRanges(ranges []PortRange, n uint16) bool {
+	return slices.ContainsFunc(ranges, func(r PortRange) bool { return r.First <= n && n <= r.Last })
 }
 
 func (m *Match) hasAddress(p *port.Publication) bool {

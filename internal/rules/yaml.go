@@ -5,6 +5,7 @@ package rules
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/fairlead/fairlead/internal/port"
@@ -96,8 +97,27 @@ func parseRule(n yamltree.Node) (Rule, error) {
 	return r, nil
 }
 
+// ParseOwner reads a match of an owner alone: name, namespace and labels.
+func ParseOwner(n yamltree.Node) (Match, error) {
+	var m Match
+	err := parseFields(n, &m, "name", "namespace", "labels")
+	return m, err
+}
+
+// ParsePortList reads one port, range or list of these with commas, or a YAML list of them.
+func ParsePortList(n yamltree.Node) ([]PortRange, error) {
+	var lists [][]PortRange
+	err := several(n, &lists, ParsePorts)
+	return slices.Concat(lists...), err
+}
+
 func parseMatch(n yamltree.Node, m *Match) error {
-	entries, err := n.Map("protocol", "ports", "address", "source", "owner", "name", "namespace", "labels")
+	return parseFields(n, m, "protocol", "ports", "address", "source", "owner", "name", "namespace", "labels")
+}
+
+// parseFields reads those fields of a match that are known.
+func parseFields(n yamltree.Node, m *Match, known ...string) error {
+	entries, err := n.Map(known...)
 	if err != nil {
 		return err
 	}
@@ -106,11 +126,7 @@ func parseMatch(n yamltree.Node, m *Match) error {
 		case "protocol":
 			err = scalar(e.Node, &m.Protocol, port.ParseProtocol)
 		case "ports":
-			var lists [][]PortRange
-			err = several(e.Node, &lists, ParsePorts)
-			for _, l := range lists {
-				m.Ports = append(m.Ports, l...)
-			}
+			m.Ports, err = ParsePortList(e.Node)
 		case "address":
 			err = several(e.Node, &m.Addresses, ParseAddressMatch)
 		case "source":

@@ -1,0 +1,180 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux
+
+package publish
+
+import (
+	"crypto/subtle"
+	"fmt"
+	"net"
+	"path/filepath"
+	"strconv"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/fairlead/fairlead/internal/cgroup"
+	"github.com/fairlead/fairlead/internal/observer"
+	"github.com/fairlead/fairlead/internal/port"
+)
+
+// namespace identifies a network namespace.
+type namespace struct{ dev, inode uint64 }
+
+// peer is the process at the other end of a connection.
+type peer struct {
+	pid       int32
+	dir       int // its directory in /proc, which never becomes another process's
+	container port.Owner
+	network   namespace
+}
+
+func (p *peer) close() { _ = unix.Close(p.dir) }
+
+// maxStat bounds /proc/PID/stat.
+const maxStat = 4096
+
+// identify finds the container of the process that connected. It opens the directory of
+// whoever has that process's number now; confirm proves that it is the same one.
+func (s *Server) identify(conn *net.UnixConn) (*peer, error) {
+	var cred *unix.Ucred
+	err := control(conn, func(fd int) (err error) {
+		if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_PASSCRED, 1); err != nil {
+			return err
+		}
+		cred, err = unix.GetsockoptUcred(fd, unix.SOL_SOCKET, unix.SO_PEERCRED)
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("read peer: %w", err)
+	}
+	if cred.Pid <= 0 {
+		return nil, refuse(ReasonContainer, "the process is in a pid namespace that the agent cannot see")
+	}
+	dir, err := unix.Open(filepath.Join(s.proc, strconv.Itoa(int(cred.Pid))), unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, refuse(ReasonContainer, "the process has ended")
+	}
+	p := &peer{pid: cred.Pid, dir: dir}
+	if p.container, err = s.containerOf(dir); err == nil {
+		p.network, err = namespaceAt(dir, "ns/net")
+	}
+	if err != nil {
+		p.close()
+		return nil, err
+	}
+	return p, nil
+}
+
+// ownerOf returns the container of a process that lives.
+func (s *Server) ownerOf(dir int) (port.Owner, error) {
+	paths, err := s.tree.Process(dir)
+	if err != nil {
+		return port.Owner{}, refuse(ReasonContainer, "the process has ended")
+	}
+	// One that has ended and is not yet reaped seems to be in the root, so its state is
+	// read afterwards.
+	stat, err := cgroup.ReadAt(dir, "stat", maxStat)
+	if err != nil {
+		return port.Owner{}, refuse(ReasonContainer, "the process has ended")
+	}
+	parsed, err := observer.ParseStat(stat)
+	if err != nil || parsed.State == 'Z' || parsed.State == 'X' {
+		return port.Owner{}, refuse(ReasonContainer, "the process has ended")
+	}
+	owner, err := s.opt.Container(paths)
+	if err != nil {
+		return port.Owner{}, refuse(ReasonContainer, "%v", err)
+	}
+	return owner, nil
+}
+
+// confirm proves that the process which connected sent the message: the kernel names its
+// sender, the nonce shows that it was sent after the process's directory was opened, and
+// the process still lives in the same container. So no other process can have had its
+// number meanwhile. It needs no SO_PEERPIDFD, which kernels before 6.5 do not have.
+func (s *Server) confirm(p *peer, sender *unix.Ucred, nonce, want string) error {
+	switch {
+	case subtle.ConstantTimeCompare([]byte(nonce), []byte(want)) != 1:
+		return refuse(ReasonRequest, "wrong nonce")
+	case sender == nil || sender.Pid != p.pid:
+		return refuse(ReasonContainer, "another process sent the request than the one that connected")
+	}
+	now, err := s.containerOf(p.dir)
+	if err != nil {
+		return err
+	}
+	if !now.Same(p.container) {
+		return refuse(ReasonContainer, "the process changed its container")
+	}
+	return nil
+}
+
+// namespaceAt returns the network namespace that a file names.
+func namespaceAt(dir int, name string) (namespace, error) {
+	var st unix.Stat_t
+	if err := unix.Fstatat(dir, name, &st, 0); err != nil {
+		return namespace{}, refuse(ReasonNamespace, "cannot read the network namespace: %v", err)
+	}
+	return namespace{st.Dev, st.Ino}, nil
+}
+
+// namespaceOf returns the network namespace of a socket, by SIOCGSKNS, which needs
+// CAP_NET_ADMIN.
+func namespaceOf(fd int) (namespace, error) {
+	ns, err := unix.IoctlRetInt(fd, unix.SIOCGSKNS)
+	if err != nil {
+		return namespace{}, refuse(ReasonNamespace, "cannot read the socket's network namespace: %v", err)
+	}
+	defer func() { _ = unix.Close(ns) }()
+	var st unix.Stat_t
+	if err := unix.Fstat(ns, &st); err != nil {
+		return namespace{}, refuse(ReasonNamespace, "cannot read the socket's network namespace: %v", err)
+	}
+	return namespace{st.Dev, st.Ino}, nil
+}
+
+// checkSocket refuses what is not a TCP socket of the peer's own network namespace that
+// listens, or does not.
+func (s *Server) checkSocket(p *peer, fd int, listens bool) error {
+	options := []struct {
+		option int
+		want   []int
+	}{
+		{unix.SO_DOMAIN, []int{unix.AF_INET, unix.AF_INET6}},
+		{unix.SO_TYPE, []int{unix.SOCK_STREAM}},
+		{unix.SO_PROTOCOL, []int{unix.IPPROTO_TCP, unix.IPPROTO_MPTCP}},
+		{unix.SO_ACCEPTCONN, []int{btoi(listens)}},
+	}
+	for _, o := range options {
+		v, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, o.option)
+		if err != nil || v != o.want[0] && v != o.want[len(o.want)-1] {
+			return refuse(ReasonDescriptor, "the descriptor is no %s TCP socket", state(listens))
+		}
+	}
+	if p.network == s.network {
+		return refuse(ReasonNamespace, "the container has the guest's own network: it needs no help")
+	}
+	ns, err := namespaceOf(fd)
+	if err != nil {
+		return err
+	}
+	if ns != p.network {
+		return refuse(ReasonNamespace, "the socket is in another network namespace than its sender")
+	}
+	return nil
+}
+
+func state(listens bool) string {
+	if listens {
+		return "listening"
+	}
+	return "connected"
+}
+
+func btoi(b bool) int {
+	if b {
+		return 1
+	}
+	return 0
+}

@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux
+
+package publish
+
+import (
+	"errors"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/fairlead/fairlead/internal/claims"
+	"github.com/fairlead/fairlead/internal/port"
+)
+
+// What a container publishes never takes a host port from a server of the guest.
+func TestYieldsToTheGuest(t *testing.T) {
+	host := netip.MustParseAddrPort("127.0.0.1:3000")
+	published := claims.Claim{Key: port.Key{Protocol: port.TCP, Address: targets.Addr().Next(), Port: 3000}, Host: host}
+	for _, a := range []string{"127.0.0.1", "0.0.0.0"} {
+		guest := claims.Claim{Key: port.Key{Protocol: port.TCP, Address: netip.MustParseAddr(a), Port: 3000}, Host: host}
+		for _, list := range [][]claims.Claim{{published, guest}, {guest, published}} {
+			for i, v := range claims.Decide(list) {
+				if list[v.Winner].Key != guest.Key {
+					t.Errorf("claim %d: %v won before %v", i, list[v.Winner].Key, guest.Key)
+				}
+			}
+		}
+	}
+}
+
+func packets(t *testing.T) (a, b *net.UnixConn) {
+	t.Helper()
+	l, err := net.Listen("unixpacket", filepath.Join(t.TempDir(), "s"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	c, err := net.Dial("unixpacket", l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	d, err := l.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _, _ = c.Close(), d.Close() })
+	return c.(*net.UnixConn), d.(*net.UnixConn)
+}
+
+// Whatever arrives, receive returns no descriptor with an error, and leaves none open.
+func TestReceiveLeavesNoDescriptor(t *testing.T) {
+	a, b := packets(t)
+	null, err := os.Open(os.DevNull)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer null.Close()
+	count := func() int {
+		dir, err := os.ReadDir("/proc/self/fd")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(dir)
+	}
+	before := count()
+	for _, c := range []struct {
+		text string
+		fds  int
+		ok   bool
+	}{
+		{`{}`, 0, true}, {`{"port":1}`, 1, true}, {`{}`, 2, true}, {`{}`, 200, false},
+		{`{`, 1, false}, {`{"port":70000}`, 1, false}, {`{"port":-1}`, 1, false}, {`[]`, 1, false}, {"\x00", 2, false},
+	} {
+		var rights []byte
+		if c.fds > 0 {
+			fds := make([]int, c.fds)
+			for i := range fds {
+				fds[i] = int(null.Fd())
+			}
+			rights = unix.UnixRights(fds...)
+		}
+		if _, _, err := a.WriteMsgUnix([]byte(c.text), rights, nil); err != nil {
+			t.Fatal(err)
+		}
+		var q request
+		p, err := receive(b, &q)
+		if (err == nil) != c.ok || err == nil && len(p.fds) != c.fds || err != nil && !errors.Is(err, errMalformed) {
+			t.Errorf("%q with %d: %v, %d descriptors", c.text, c.fds, err, len(p.fds))
+		}
+		p.close()
+		if now := count(); now != before {
+			t.Errorf("%q with %d: %d descriptors open, were %d", c.text, c.fds, now, before)
+		}
+	}
+}

@@ -1,0 +1,307 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux
+
+package publish
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/netip"
+	"strconv"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"golang.org/x/time/rate"
+
+	"github.com/fairlead/fairlead/internal/cgroup"
+	"github.com/fairlead/fairlead/internal/forward"
+	"github.com/fairlead/fairlead/internal/link"
+	"github.com/fairlead/fairlead/internal/own"
+	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/publish/policy"
+	"github.com/fairlead/fairlead/internal/registry"
+)
+
+const (
+	// requestTimeout bounds the time between a connection and its request, and a write.
+	requestTimeout = 5 * time.Second
+	// maxClients bounds the connections of all containers together.
+	maxClients = 1024
+)
+
+// Options configure a Server. All are required.
+type Options struct {
+	Socket string // path
+	Policy policy.Policy
+	Limits Limits // of each container
+	// Container returns the container of a process by its cgroups. It fails closed.
+	Container func(cgroups []string) (port.Owner, error)
+	// Carry carries a connection that was accepted to a target of the publication, and
+	// owns it (forward.Server.Carry).
+	Carry  func(ctx context.Context, conn net.Conn, pub port.Publication) error
+	Logger *slog.Logger
+}
+
+// Server serves the socket. It is a source of the ports that containers publish.
+type Server struct {
+	opt     Options
+	log     *slog.Logger
+	proc    string
+	tree    *cgroup.Tree
+	network namespace // the agent's own
+	tenants tenants
+	accept  *own.Acceptor // of the socket
+	flows   *own.Acceptor // of all listeners that were passed
+	refused rate.Sometimes
+	feed    registry.Feed
+	// containerOf is ownerOf, but for tests: the container of a process by its directory.
+	containerOf func(dir int) (port.Owner, error)
+
+	mu     sync.Mutex
+	leases map[netip.Addr]*hostLease // by the address that stands for the container
+	last   netip.Addr                // of the latest lease
+}
+
+// New returns a server, which does nothing until Run.
+func New(o Options) *Server {
+	s := &Server{
+		opt: o, log: o.Logger, proc: "/proc",
+		tenants: tenants{limits: o.Limits, byID: make(map[string]*tenant)},
+		accept:  own.NewAcceptor(o.Logger, own.ForControl), flows: own.NewAcceptor(o.Logger, own.ForFlow),
+		refused: rate.Sometimes{Interval: time.Second},
+		leases:  make(map[netip.Addr]*hostLease), last: targets.Addr(),
+	}
+	s.containerOf = s.ownerOf
+	return s
+}
+
+// Name is the source's name.
+func (s *Server) Name() string { return port.SourcePublish }
+
+// Run serves until ctx ends.
+func (s *Server) Run(ctx context.Context, feed registry.Feed) error {
+	if err := s.open(); err != nil {
+		return err
+	}
+	defer func() { _ = s.tree.Close() }()
+	l, err := link.ListenPackets(ctx, s.opt.Socket)
+	if err != nil {
+		return fmt.Errorf("publish socket: %w", err)
+	}
+	feed.Method(s.opt.Socket)
+	feed.Replace(nil)
+	return s.serve(ctx, l, feed)
+}
+
+func (s *Server) open() (err error) {
+	if s.tree, err = cgroup.Open(s.proc); err != nil {
+		return err
+	}
+	// Not that of the first thread, which may have entered another one.
+	s.network, err = namespaceAt(unix.AT_FDCWD, s.proc+"/thread-self/ns/net")
+	return err
+}
+
+// serve accepts clients until ctx ends, and returns when all leases have ended.
+func (s *Server) serve(ctx context.Context, l net.Listener, feed registry.Feed) error {
+	s.feed = feed
+	stop := context.AfterFunc(ctx, func() { _ = l.Close() })
+	defer stop()
+	var clients sync.WaitGroup
+	defer clients.Wait()
+	room := make(chan struct{}, maxClients)
+	return s.accept.Serve(ctx, l, func(conn net.Conn) {
+		select {
+		case room <- struct{}{}:
+		default:
+			_ = conn.Close()
+			return
+		}
+		clients.Go(func() {
+			defer func() { <-room }()
+			s.client(ctx, conn.(*net.UnixConn))
+		})
+	})
+}
+
+// client serves one connection, and reports to it why it ended.
+func (s *Server) client(ctx context.Context, conn *net.UnixConn) {
+	defer func() { _ = conn.Close() }()
+	stop := context.AfterFunc(ctx, func() { _ = conn.CloseRead() })
+	defer stop()
+	err := s.request(ctx, conn)
+	var r *Refusal
+	switch {
+	case ctx.Err() != nil:
+		r = &Refusal{ReasonStopping, "the agent stops"}
+	case errors.Is(err, errMalformed):
+		r = &Refusal{ReasonRequest, err.Error()}
+	case !errors.As(err, &r):
+		if err != nil {
+			s.log.Debug("publish: client ended", "err", err)
+		}
+		return
+	}
+	if ctx.Err() == nil {
+		s.log.Debug("publish: request refused", "reason", r.Reason, "err", r.Message)
+		s.refused.Do(func() { s.log.Warn("publish: request refused", "reason", r.Reason, "err", r.Message) })
+	}
+	_ = conn.SetWriteDeadline(time.Now().Add(requestTimeout))
+	_ = send(conn, reply{Error: r}, -1)
+}
+
+// request serves the request of one client, and the lease if it is granted.
+func (s *Server) request(ctx context.Context, conn *net.UnixConn) error {
+	_ = conn.SetDeadline(time.Now().Add(requestTimeout))
+	p, err := s.identify(conn)
+	if err != nil {
+		return err
+	}
+	defer p.close()
+	if !s.opt.Policy.Names(p.container) {
+		return refuse(ReasonPolicy, "no entry of publish.allow matches container %q", p.container.Name)
+	}
+	t, err := s.tenants.enter(p.container.ID)
+	if err != nil {
+		return err
+	}
+	defer t.leave()
+	nonce := newNonce()
+	if err := send(conn, reply{Version: version, Nonce: nonce}, -1); err != nil {
+		return err
+	}
+	var q request
+	got, err := receive(conn, &q)
+	if err != nil {
+		return err
+	}
+	defer got.close()
+	if err := s.confirm(p, got.sender, q.Nonce, nonce); err != nil {
+		return err
+	}
+	if err := s.allowed(p, q); err != nil {
+		return err
+	}
+	l := lease{s: s, conn: conn, peer: p, tenant: t, request: q}
+	if q.ToHost {
+		return l.toHost(ctx, got)
+	}
+	return l.toGuest(ctx, &got)
+}
+
+// allowed checks a request against the policy.
+func (s *Server) allowed(p *peer, q request) error {
+	name := strconv.Quote(p.container.Name)
+	switch {
+	case q.Port == 0 || q.ToHost == (q.As == 0):
+		return refuse(ReasonRequest, "port %d, as %d: want ports from 1 to 65535", q.Port, q.As)
+	case q.ToHost && !s.opt.Policy.Host(p.container, q.As):
+		return refuse(ReasonPolicy, "no entry of publish.allow gives container %s port %d of the host", name, q.As)
+	case !q.ToHost && !s.opt.Policy.Guest(p.container, q.Port):
+		return refuse(ReasonPolicy, "no entry of publish.allow lets container %s reach port %d of the guest", name, q.Port)
+	}
+	return nil
+}
+
+// lease is one granted request.
+type lease struct {
+	s       *Server
+	conn    *net.UnixConn
+	peer    *peer
+	tenant  *tenant
+	request request
+}
+
+// grant tells the client that the lease has begun.
+func (l *lease) grant() error {
+	if err := send(l.conn, reply{Granted: true}, -1); err != nil {
+		return err
+	}
+	l.log("lease began")
+	return l.conn.SetDeadline(time.Time{})
+}
+
+func (l *lease) log(text string) {
+	c := l.peer.container
+	l.s.log.Info("publish: "+text, "container", c.Name, "id", c.ID, "toHost", l.request.ToHost,
+		"port", l.request.Port, "as", l.request.As, "pid", l.peer.pid)
+}
+
+// toGuest serves a lease that leads to a port of the guest's loopback.
+func (l *lease) toGuest(ctx context.Context, got *packet) error {
+	fd, ok := got.take()
+	if !ok {
+		return refuse(ReasonDescriptor, "%d descriptors, want one listening TCP socket", len(got.fds))
+	}
+	if err := l.s.checkSocket(l.peer, fd, true); err != nil {
+		_ = unix.Close(fd)
+		return err
+	}
+	ln, err := listenerOf(fd)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	var flows sync.WaitGroup
+	defer func() {
+		cancel()
+		closeListener(ln)
+		flows.Wait()
+	}()
+	if own.Scarce(ln, own.ForFlow) {
+		return refuse(ReasonLimit, "%v", own.ErrDescriptors)
+	}
+	if err := l.grant(); err != nil {
+		return err
+	}
+	defer l.log("lease ended")
+	flows.Go(func() {
+		l.acceptAll(ctx, ln)
+		_ = l.conn.CloseRead() // the client closed its listener: the lease ends
+	})
+	return l.waitForEnd(ctx)
+}
+
+// acceptAll carries the connections of a listener until it is closed.
+func (l *lease) acceptAll(ctx context.Context, ln net.Listener) {
+	var flows sync.WaitGroup
+	defer flows.Wait()
+	number := l.request.Port
+	pub := port.Publication{
+		Key: port.Key{Protocol: port.TCP, Address: netip.AddrFrom4([4]byte{127, 0, 0, 1}), Port: number},
+		Dial: []netip.AddrPort{
+			netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), number),
+			netip.AddrPortFrom(netip.IPv6Loopback(), number),
+		},
+	}
+	_ = l.s.flows.Serve(ctx, ln, func(conn net.Conn) {
+		if !l.tenant.connect() {
+			forward.Reset(conn)
+			return
+		}
+		flows.Go(func() {
+			defer l.tenant.disconnect()
+			_ = l.s.opt.Carry(ctx, conn, pub)
+		})
+	})
+}
+
+// waitForEnd returns when the client has gone or ctx ends. The client has nothing to send.
+func (l *lease) waitForEnd(ctx context.Context) error {
+	var q request
+	got, err := receive(l.conn, &q)
+	got.close()
+	switch {
+	case errors.Is(err, io.EOF) || ctx.Err() != nil:
+		return nil
+	case err == nil:
+		return refuse(ReasonRequest, "unexpected message")
+	}
+	return err
+}

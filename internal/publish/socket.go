@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux
+
+package publish
+
+import (
+	"io"
+	"net"
+	"os"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// listenerOf makes a listener of a descriptor, which it owns, and requires that it is
+// bound to the loopback: the port is for the container alone.
+func listenerOf(fd int) (*net.TCPListener, error) {
+	f := fileOf(fd)
+	defer func() { _ = f.Close() }()
+	l, err := net.FileListener(f)
+	if err != nil {
+		return nil, refuse(ReasonDescriptor, "the descriptor is no listening TCP socket")
+	}
+	t, ok := l.(*net.TCPListener)
+	if !ok || !t.Addr().(*net.TCPAddr).IP.IsLoopback() {
+		_ = l.Close()
+		return nil, refuse(ReasonDescriptor, "the socket does not listen on the container's loopback")
+	}
+	return t, nil
+}
+
+// closeListener stops the listening for all who have the socket: the client may keep a
+// descriptor of it. It also ends an accept that blocks, because the client can make the
+// socket blocking at any time.
+func closeListener(l *net.TCPListener) {
+	_ = control(l, func(fd int) error { return unix.Shutdown(fd, unix.SHUT_RDWR) })
+	_ = l.Close()
+}
+
+// passed is a connection that a client made and passed. Its flags are shared with the
+// client, so no call may block if the client makes the socket blocking.
+type passed struct {
+	*net.TCPConn
+	raw     syscall.RawConn
+	release func() // called after it was closed
+}
+
+// newPassed makes a connection of a descriptor, which it owns.
+func newPassed(fd int) (*passed, error) {
+	f := fileOf(fd)
+	defer func() { _ = f.Close() }()
+	c, err := net.FileConn(f)
+	if err != nil {
+		return nil, refuse(ReasonDescriptor, "the descriptor is no connected TCP socket")
+	}
+	tcp, ok := c.(*net.TCPConn)
+	if !ok || tcp.RemoteAddr() == nil {
+		_ = c.Close()
+		return nil, refuse(ReasonDescriptor, "the descriptor is no connected TCP socket")
+	}
+	raw, err := tcp.SyscallConn()
+	if err != nil {
+		_ = c.Close()
+		return nil, err
+	}
+	return &passed{TCPConn: tcp, raw: raw, release: func() {}}, nil
+}
+
+// Read implements net.Conn.
+func (c *passed) Read(b []byte) (n int, err error) {
+	if len(b) == 0 {
+		return 0, nil
+	}
+	cerr := c.raw.Read(func(fd uintptr) bool {
+		n, _, err = unix.Recvfrom(int(fd), b, unix.MSG_DONTWAIT) // which no signal interrupts
+		return err != unix.EAGAIN
+	})
+	switch {
+	case cerr != nil:
+		return 0, cerr
+	case err != nil:
+		return 0, os.NewSyscallError("recvfrom", err)
+	case n == 0:
+		return 0, io.EOF
+	}
+	return n, nil
+}
+
+// Write implements net.Conn.
+func (c *passed) Write(b []byte) (sent int, err error) {
+	cerr := c.raw.Write(func(fd uintptr) bool {
+		for err = nil; sent < len(b) && err == nil; {
+			var n int
+			n, err = unix.SendmsgN(int(fd), b[sent:], nil, nil, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
+			sent += max(n, 0)
+		}
+		return err != unix.EAGAIN
+	})
+	if cerr != nil {
+		return sent, cerr
+	}
+	return sent, os.NewSyscallError("sendmsg", err)
+}
+
+// Close implements net.Conn.
+func (c *passed) Close() error {
+	err := c.TCPConn.Close()
+	c.release()
+	return err
+}

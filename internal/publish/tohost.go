@@ -1,0 +1,287 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux
+
+package publish
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"net"
+	"net/netip"
+	"slices"
+	"strconv"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/fairlead/fairlead/internal/forward"
+	"github.com/fairlead/fairlead/internal/port"
+)
+
+// targets has the addresses that stand for containers which publish a port. They are of
+// the loopback, so they are never wider than it, and lead nowhere in the guest. A
+// publication at one of them never wins a host port against a server of the guest at
+// 127.0.0.1 or at all addresses.
+var targets = netip.MustParsePrefix("127.102.0.0/16")
+
+// maxPending bounds the connections that one client was asked for and has not answered.
+const maxPending = 64
+
+// hostLease is a lease for a container's own port.
+type hostLease struct {
+	*lease
+	target netip.AddrPort
+
+	write sync.Mutex // held while a message is sent
+
+	mu      sync.Mutex
+	ended   bool
+	last    uint64 // number of the latest question
+	pending map[uint64]*question
+	open    map[*passed]struct{}
+}
+
+// question asks the client for a connection, which counts from here on until it is closed
+// or fails.
+type question struct {
+	answer    chan answer // has room for the one
+	abandoned bool        // nobody waits any more
+}
+
+// answer is what became of a question.
+type answer struct {
+	conn net.Conn
+	err  error
+}
+
+var errEnded = fmt.Errorf("the container's lease has ended: %w", syscall.ECONNREFUSED)
+
+// toHost serves a lease that makes a publication of a port of the container.
+func (l *lease) toHost(ctx context.Context, got packet) error {
+	if len(got.fds) > 0 {
+		return refuse(ReasonDescriptor, "%d descriptors, want none", len(got.fds))
+	}
+	if l.peer.network == l.s.network {
+		return refuse(ReasonNamespace, "the container has the guest's own network: its ports are published without help")
+	}
+	h := &hostLease{lease: l, pending: make(map[uint64]*question), open: make(map[*passed]struct{})}
+	if err := l.s.enter(h); err != nil {
+		return err
+	}
+	defer l.s.leave(h)
+	b := h.binding()
+	l.s.feed.Apply(port.Change{Put: []port.Binding{b}})
+	defer l.s.feed.Apply(port.Change{Drop: []port.Origin{b.Origin}})
+	if err := h.grant(); err != nil {
+		return err
+	}
+	defer l.log("lease ended")
+	for {
+		if err := h.receive(); err != nil {
+			if errors.Is(err, io.EOF) || ctx.Err() != nil {
+				return nil
+			}
+			return err
+		}
+	}
+}
+
+// enter gives the lease an address. The latest to be given back is used last.
+func (s *Server) enter(h *hostLease) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for range maxClients + 1 {
+		if s.last = s.last.Next(); !targets.Contains(s.last) {
+			s.last = targets.Addr().Next()
+		}
+		if _, taken := s.leases[s.last]; !taken {
+			h.target = netip.AddrPortFrom(s.last, h.request.As)
+			s.leases[s.last] = h
+			return nil
+		}
+	}
+	return refuse(ReasonLimit, "no address is left") // there are more than clients
+}
+
+// leave ends the lease and resets its connections.
+func (s *Server) leave(h *hostLease) {
+	s.mu.Lock()
+	delete(s.leases, h.target.Addr())
+	s.mu.Unlock()
+	h.mu.Lock()
+	h.ended = true
+	for id := range h.pending {
+		h.fail(id, errEnded)
+	}
+	open := slices.Collect(maps.Keys(h.open))
+	h.mu.Unlock()
+	for _, c := range open {
+		forward.Reset(c)
+	}
+}
+
+func (h *hostLease) binding() port.Binding {
+	detail := "port " + strconv.Itoa(int(h.request.Port)) + " of the container, asked for by pid " + strconv.Itoa(int(h.peer.pid))
+	return port.Binding{
+		Key:    port.Key{Protocol: port.TCP, Address: h.target.Addr(), Port: h.target.Port()},
+		Origin: port.Origin{Source: port.SourcePublish, ID: h.target.Addr().String()},
+		Dial:   []netip.AddrPort{h.target},
+		Owner:  h.peer.container,
+		Detail: port.NewDetail(detail),
+	}
+}
+
+// Dial connects to a target in the guest: to a container that published a port, else by
+// the network.
+func (s *Server) Dial(ctx context.Context, network string, target netip.AddrPort) (net.Conn, error) {
+	if !targets.Contains(target.Addr()) {
+		return forward.DialGuest(ctx, network, target)
+	}
+	s.mu.Lock()
+	h := s.leases[target.Addr()]
+	s.mu.Unlock()
+	if network != "tcp" || h == nil || h.target != target {
+		return nil, fmt.Errorf("dial %s: %w", target, errEnded)
+	}
+	conn, err := h.dial(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("dial port %d of container %q: %w", h.request.Port, h.peer.container.Name, err)
+	}
+	return conn, nil
+}
+
+// dial asks the client for a connection to the container's port.
+func (h *hostLease) dial(ctx context.Context) (net.Conn, error) {
+	id, q, err := h.ask()
+	if err != nil {
+		return nil, err
+	}
+	if err := h.send(id); err != nil {
+		_ = h.conn.CloseRead() // ends the lease
+	}
+	select {
+	case a := <-q.answer:
+		return a.conn, a.err
+	case <-ctx.Done():
+		h.abandon(id, q)
+		return nil, context.Cause(ctx)
+	}
+}
+
+// ask enters a question.
+func (h *hostLease) ask() (id uint64, q *question, err error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	switch {
+	case h.ended:
+		return 0, nil, errEnded
+	case len(h.pending) >= maxPending:
+		return 0, nil, errors.New("its client does not answer")
+	case !h.tenant.connect():
+		return 0, nil, errors.New("the container has too many connections")
+	}
+	h.last++
+	q = &question{answer: make(chan answer, 1)}
+	h.pending[h.last] = q
+	return h.last, q, nil
+}
+
+func (h *hostLease) send(id uint64) error {
+	h.write.Lock()
+	defer h.write.Unlock()
+	_ = h.conn.SetWriteDeadline(time.Now().Add(requestTimeout))
+	return send(h.conn, reply{Connect: id}, -1)
+}
+
+// abandon gives up a question. The client may still answer it, or just have done so.
+func (h *hostLease) abandon(id uint64, q *question) {
+	h.mu.Lock()
+	q.abandoned = h.pending[id] == q
+	h.mu.Unlock()
+	if q.abandoned {
+		return
+	}
+	if a := <-q.answer; a.conn != nil {
+		forward.Reset(a.conn)
+	}
+}
+
+// fail answers a question without a connection. h.mu is held.
+func (h *hostLease) fail(id uint64, err error) {
+	h.pending[id].answer <- answer{err: err}
+	delete(h.pending, id)
+	h.tenant.disconnect()
+}
+
+// receive takes one answer of the client. Its error ends the lease.
+func (h *hostLease) receive() error {
+	var q request
+	got, err := receive(h.conn, &q)
+	if err != nil {
+		return err
+	}
+	defer got.close()
+	fd, has := got.take()
+	h.mu.Lock()
+	_, asked := h.pending[q.Connect]
+	if asked && !has {
+		h.fail(q.Connect, q.failure())
+		h.mu.Unlock()
+		return nil
+	}
+	h.mu.Unlock()
+	if !asked {
+		if has {
+			_ = unix.Close(fd)
+		}
+		return refuse(ReasonRequest, "answer %d to no question", q.Connect)
+	}
+	return h.deliver(q.Connect, fd)
+}
+
+// failure is why the client has no connection.
+func (q request) failure() error {
+	if q.Refused {
+		return syscall.ECONNREFUSED
+	}
+	return fmt.Errorf("its client failed: %q", q.Failed)
+}
+
+// deliver gives a connection, which it owns as a descriptor, to who asked for it. Only one
+// goroutine delivers, so the question is pending, unless the lease has ended.
+func (h *hostLease) deliver(id uint64, fd int) error {
+	if err := h.s.checkSocket(h.peer, fd, false); err != nil {
+		_ = unix.Close(fd)
+		return err
+	}
+	c, err := newPassed(fd)
+	if err != nil {
+		return err
+	}
+	c.release = sync.OnceFunc(func() { h.closed(c) })
+	h.mu.Lock()
+	q := h.pending[id]
+	delete(h.pending, id)
+	h.open[c] = struct{}{}
+	abandoned := q.abandoned
+	q.answer <- answer{conn: c}
+	h.mu.Unlock()
+	if abandoned {
+		forward.Reset(c)
+	}
+	return nil
+}
+
+// closed counts a connection out.
+func (h *hostLease) closed(c *passed) {
+	h.mu.Lock()
+	delete(h.open, c)
+	h.mu.Unlock()
+	h.tenant.disconnect()
+}
