@@ -177,7 +177,7 @@ test-wine: ## Run tests of the host side, built for Windows, under Debian's Wine
 	$(TEST) test-wine.packages go test -json -p 1 -exec "$$PWD/hack/wine.sh" $(WINE_PACKAGES) || rc=1; \
 	$(TEST) test-wine.host go test -json -p 1 -exec "$$PWD/hack/wine.sh" -run '$(WINE_HOST)' ./internal/host || rc=1; exit $$rc
 
-# Empty: 1, and 3 minutes.
+# Empty: 1, and 3 minutes of chaos.
 SEED ?=
 MINUTES ?=
 .PHONY: chaos
@@ -210,11 +210,8 @@ bench-micro: ## Run the Go benchmarks that match BENCH (root)
 		$$(grep -rl '^func Benchmark' --include='*_test.go' . | xargs -r dirname | sort -u)
 
 .PHONY: fuzz
-fuzz: ## Fuzz every decoder for FUZZTIME each
-	@grep -rHoE '^func Fuzz[A-Za-z0-9_]*' --include='*_test.go' cmd internal test | sort | { rc=0; while IFS=: read -r file func; do \
-		name=$${func#func }; \
-		$(CHECK) "fuzz.$$name" go test -run '^$$' -fuzz "^$$name\$$" -fuzztime $(FUZZTIME) "./$$(dirname "$$file")" || rc=1; \
-	done; exit $$rc; }
+fuzz: ## Fuzz every decoder for FUZZTIME each, or for MINUTES in all
+	@FUZZTIME='$(FUZZTIME)' MINUTES='$(MINUTES)' hack/fuzz.sh
 
 .PHONY: generate
 generate: ## Generate the BPF objects with the pinned compiler

@@ -289,6 +289,10 @@ func (a *api) list(ctx context.Context) ([]forward, error) {
 		}
 		return nil, err
 	}
+	return decodeForwards(b)
+}
+
+func decodeForwards(b []byte) ([]forward, error) {
 	var all []forward
 	if err := json.Unmarshal(b, &all); err != nil || all == nil {
 		return nil, fmt.Errorf("answered no list of forwards: %q", firstLine(b[:min(len(b), 60)]))

@@ -43,12 +43,21 @@ func (m Memory) Load() ([]Entry, error) {
 	}
 	var entries []Entry
 	if err == nil {
-		err = json.Unmarshal(b, &entries)
+		entries, err = decodeEntries(b)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("read the entries of the peer from %s: %w", m, err)
 	}
-	return slices.DeleteFunc(entries, func(e Entry) bool { return !e.Host.IsValid() }), nil
+	return entries, nil
+}
+
+func decodeEntries(b []byte) (entries []Entry, err error) {
+	if err := json.Unmarshal(b, &entries); err != nil {
+		return nil, err
+	}
+	return slices.DeleteFunc(entries, func(e Entry) bool {
+		return !e.Host.IsValid() || e.Protocol != port.TCP && e.Protocol != port.UDP
+	}), nil
 }
 
 // Save replaces the saved entries, atomically.
