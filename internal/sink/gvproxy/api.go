@@ -261,7 +261,7 @@ func firstLine(b []byte) string {
 	line, _, _ := strings.Cut(strings.TrimSpace(string(b)), "\n")
 	line = strings.ToValidUTF8(strings.TrimSpace(line), "?")
 	if len(line) > 200 {
-		line = line[:200] + "..."
+		line = strings.ToValidUTF8(line[:200], "") + "..."
 	}
 	return strings.Map(func(r rune) rune {
 		if r < ' ' || r == 0x7f {

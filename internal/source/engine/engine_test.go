@@ -16,6 +16,7 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+	"unicode/utf8"
 
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/schedule"
@@ -608,8 +609,8 @@ func TestWarnings(t *testing.T) {
 	f := &feed{}
 	w := Warnings{Feed: f}
 	w.Set("b", []string{"b is wrong"})
-	w.Set("a", []string{"a is wrong", strings.Repeat("x", 1000)})
-	if len(f.warnings) != 3 || f.warnings[0] != "a is wrong" || len(f.warnings[1]) > maxWarningSize+3 || f.warnings[2] != "b is wrong" {
+	w.Set("a", []string{"a is wrong", "x" + strings.Repeat("é", 1000)})
+	if len(f.warnings) != 3 || f.warnings[0] != "a is wrong" || len(f.warnings[1]) > maxWarningSize+3 || !utf8.ValidString(f.warnings[1]) || f.warnings[2] != "b is wrong" {
 		t.Errorf("warnings are %q", f.warnings)
 	}
 	w.Set("a", nil)

@@ -6,6 +6,7 @@ import (
 	"maps"
 	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/fairlead/fairlead/internal/registry"
 )
@@ -33,7 +34,7 @@ func (w *Warnings) Set(object string, texts []string) {
 	}
 	for i, t := range texts {
 		if len(t) > maxWarningSize {
-			texts[i] = t[:maxWarningSize] + "..."
+			texts[i] = strings.ToValidUTF8(t[:maxWarningSize], "") + "..."
 		}
 	}
 	if w.byObject == nil {
