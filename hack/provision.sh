@@ -4,9 +4,9 @@
 # Installs what fairlead's tests need on Debian 12. Takes a second and no network if
 # all of it is installed.
 #
-#   hack/provision.sh [base|generate|vm|boot|browser|gotestsum|lint|wine|all]...
+#   hack/provision.sh [base|generate|vm|kernels|boot|browser|gotestsum|lint|wine|all]...
 #
-# The default is all, which leaves boot and wine out.
+# The default is all, which leaves kernels, boot and wine out.
 #
 # Packages need root; kernels and the linter go to a cache directory of the user:
 # ${FAIRLEAD_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/fairlead}.
@@ -26,6 +26,9 @@ wine_packages=(binutils-mingw-w64-x86-64 wine64)
 browser_packages=(chromium fonts-liberation2)
 # The kernels that tests run on: the version, and the package that names the newest build of it.
 kernels=(6.1:linux-image-cloud-amd64 6.12:linux-image-6.12-cloud-amd64)
+# Other kernels to test on, each the newest of its suite unless the pinned build is still
+# there: the version, the suite, the pinned build.
+other_kernels=(5.10:bullseye:5.10.0-46-cloud-amd64 sid:sid:7.2.13+deb14-cloud-amd64)
 # Debian systems to install packages in, beside what debootstrap calls minimal.
 declare -A roots=(
 	[systemd]="dbus,iproute2,kmod,libpam-systemd,procps,systemd,systemd-sysv,udev"
@@ -78,51 +81,102 @@ install_packages() {
 		apt-get install -y -qq --no-install-recommends -o DPkg::Lock::Timeout=300 -o Dpkg::Use-Pty=0 "$@" >/dev/null
 }
 
-# lists reads package lists of its own, so that it needs neither root nor fresh
-# lists of the system: Debian's own sources as configured, plus the security
-# archive beside them if that is not among them (debootstrap leaves it out).
+# lists SUITE reads package lists of its own, so that it needs neither root nor fresh
+# lists of the system. For bookworm, the default, they are Debian's own sources as
+# configured, plus the security archive beside them if that is not among them (debootstrap
+# leaves it out). For another suite they are in the same archives.
 lists() {
-	[ -z "${apt_options+set}" ] || return 0
+	local suite=${1:-bookworm} dir
+	[ "${apt_suite:-}" != "$suite" ] || return 0
 	scratch
-	mkdir -p "$tmp/lists/partial" "$tmp/archives/partial"
+	dir=$tmp/apt-$suite
+	mkdir -p "$dir/lists/partial" "$dir/archives/partial"
 	chmod 755 "$tmp"
 	local uri release
 	while read -r uri release; do
+		[ "$suite" = bookworm ] || release=$suite
 		case $uri in
-		*/debian | */debian-security) printf 'deb %s %s main\n' "$uri" "$release" ;;
+		*/debian | */debian-security) [ "$suite" != bookworm ] || printf 'deb %s %s main\n' "$uri" "$release" ;;
 		esac
 		case $uri in
-		*/debian) printf 'deb %s-security %s-security main\n' "$uri" "${release%%-*}" ;;
+		*/debian)
+			printf 'deb %s %s main\n' "$uri" "$release"
+			[ "$suite" = sid ] || printf 'deb %s-security %s-security main\n' "$uri" "${release%%-*}"
+			;;
 		esac
 	done < <(apt-get indextargets --format '$(REPO_URI) $(RELEASE) $(COMPONENT)' 'Created-By: Packages' |
-		awk '$3 == "main" && $2 ~ /^bookworm/ { sub("/$", "", $1); print $1, $2 }') | sort -u >"$tmp/sources.list"
-	[ -s "$tmp/sources.list" ] || die "no Debian bookworm source is configured for apt"
-	apt_options=(-qq -o "Dir::State::Lists=$tmp/lists" -o "Dir::Cache=$tmp" -o "Dir::Etc::SourceList=$tmp/sources.list"
+		awk '$3 == "main" && $2 ~ /^bookworm/ { sub("/$", "", $1); print $1, $2 }') | sort -u >"$dir/sources.list"
+	[ -s "$dir/sources.list" ] || die "no Debian bookworm source is configured for apt"
+	apt_options=(-qq -o "Dir::State::Lists=$dir/lists" -o "Dir::Cache=$dir" -o "Dir::Etc::SourceList=$dir/sources.list"
 		-o Dir::Etc::SourceParts=/dev/null -o Acquire::Languages=none -o APT::Sandbox::User=)
-	retry "read Debian's package lists" apt-get "${apt_options[@]}" update
+	retry "read Debian's package lists of $suite" apt-get "${apt_options[@]}" update
+	apt_suite=$suite
 }
 
 # download DIRECTORY PACKAGE puts the file of a package there.
 download() { (cd "$1" && apt-get "${apt_options[@]}" download "$2"); }
 
+# dependencies PACKAGE prints the packages that it depends on.
+dependencies() { apt-cache "${apt_options[@]}" depends "$1" | awk '$1 == "Depends:" { print $2 }'; }
+
+# kernel VERSION META lays the newest build of a kernel into the cache: that which the
+# package META of bookworm names.
 kernel() {
-	local version=$1 meta=$2 dir=$cache/kernels/$1 package
-	[ ! -f "$dir/release" ] || return 0
+	local version=$1 meta=$2 package
+	[ ! -f "$cache/kernels/$version/release" ] || return 0
 	lists
-	package=$(apt-cache "${apt_options[@]}" depends "$meta" | awk '$1 == "Depends:" { print $2; exit }')
+	package=$(dependencies "$meta" | grep -m1 '^linux-image-[0-9]' || true)
 	[ -n "$package" ] || die "no package $meta in the configured Debian sources"
+	lay_kernel "$version" "$package"
+}
+
+# other_kernel VERSION SUITE BUILD lays that build into the cache, or else the newest of the suite.
+other_kernel() {
+	local version=$1 suite=$2 package=linux-image-$3
+	[ ! -f "$cache/kernels/$version/release" ] || return 0
+	lists "$suite"
+	if ! apt-cache "${apt_options[@]}" show "$package" >/dev/null 2>&1; then
+		say "no $package in $suite any more: taking the newest"
+		package=$(dependencies linux-image-cloud-amd64 | grep -m1 '^linux-image-[0-9]' || true)
+		[ -n "$package" ] || die "no kernel in $suite"
+	fi
+	lay_kernel "$version" "$package"
+}
+
+# lay_kernel VERSION PACKAGE lays the kernel of a package into the cache. From Debian 14 on
+# its parts are packages of their own, below /usr.
+lay_kernel() {
+	local version=$1 package=$2 release=${2#linux-image-} dir=$cache/kernels/$1 part
 	say "fetching kernel $version: $package"
 	mkdir -p "$tmp/$version" "$cache/kernels"
-	retry "download $package" download "$tmp/$version" "$package"
 	rm -rf "$dir.new"
-	dpkg-deb -x "$tmp/$version"/*.deb "$dir.new"
+	for part in "$package" $(dependencies "$package" | grep -E '^linux-(base|binary|modules)-[0-9]' || true); do
+		retry "download $part" download "$tmp/$version" "$part"
+		dpkg-deb -x "$tmp/$version/$part"_*.deb "$dir.new"
+	done
+	if [ -d "$dir.new/usr/lib/modules" ]; then
+		mkdir -p "$dir.new/lib"
+		mv "$dir.new/usr/lib/modules" "$dir.new/lib/"
+	fi
+	if [ -f "$dir.new/lib/modules/$release/vmlinuz" ]; then
+		mv "$dir.new/lib/modules/$release/vmlinuz" "$dir.new/vmlinuz"
+	else
+		mv "$dir.new/boot/vmlinuz-$release" "$dir.new/vmlinuz"
+	fi
 	# Most of it is not used.
 	rm -rf "$dir.new/usr" "$dir.new"/boot/System.map-*
-	mv "$dir.new"/boot/vmlinuz-* "$dir.new/vmlinuz"
-	PATH=$PATH:/usr/sbin:/sbin depmod -b "$dir.new" "${package#linux-image-}"
-	printf '%s\n' "${package#linux-image-}" >"$dir.new/release"
+	PATH=$PATH:/usr/sbin:/sbin depmod -b "$dir.new" "$release"
+	printf '%s\n' "$release" >"$dir.new/release"
 	rm -rf "$dir"
 	mv "$dir.new" "$dir"
+}
+
+other_kernels() {
+	local k version suite build
+	for k in "${other_kernels[@]}"; do
+		IFS=: read -r version suite build <<<"$k"
+		other_kernel "$version" "$suite" "$build"
+	done
 }
 
 # root NAME makes $cache/roots/NAME.img, an ext4 file system of a fresh Debian 12 with that
@@ -213,6 +267,10 @@ for section; do
 		packages "${vm_packages[@]}"
 		for k in "${kernels[@]}"; do kernel "${k%%:*}" "${k#*:}"; done
 		;;
+	kernels)
+		packages "${vm_packages[@]}"
+		other_kernels
+		;;
 	boot)
 		packages "${vm_packages[@]}" "${boot_packages[@]}"
 		for k in "${kernels[@]}"; do kernel "${k%%:*}" "${k#*:}"; done
@@ -235,7 +293,7 @@ for section; do
 		gotestsum
 		linter
 		;;
-	*) die "unknown section '$section': want base, generate, vm, boot, browser, gotestsum, lint, wine or all" ;;
+	*) die "unknown section '$section': want base, generate, vm, kernels, boot, browser, gotestsum, lint, wine or all" ;;
 	esac
 done
 say "ready"

@@ -21,6 +21,8 @@ type reporter struct {
 	out  io.Writer
 	json bool
 
+	matrix *matrix // nil without a report
+
 	mu     sync.Mutex
 	failed bool
 }
@@ -65,6 +67,9 @@ func (r *reporter) copy(events io.Reader) (failed bool, err error) {
 				return failed, fmt.Errorf("read events: %w", bad)
 			}
 			failed = failed || e.Action == "fail"
+			if r.matrix != nil {
+				r.matrix.add(line)
+			}
 			r.write(e, line)
 		}
 		if errors.Is(err, io.EOF) {

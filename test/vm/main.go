@@ -43,6 +43,7 @@ type options struct {
 	testTimeout time.Duration
 	verbose     bool
 	json        bool
+	report      string
 	patterns    []string
 }
 
@@ -93,6 +94,7 @@ func main() {
 	flag.DurationVar(&o.testTimeout, "test-timeout", time.Hour, "limit for each test binary")
 	flag.BoolVar(&o.verbose, "v", false, "show the console")
 	flag.BoolVar(&o.json, "json", false, "print the events of go test -json instead of text")
+	flag.StringVar(&o.report, "report", "", "write methods and results of each kernel to this `file`, between its marks")
 	flag.Parse()
 	o.patterns = flag.Args()
 	if len(o.patterns) == 0 {
@@ -140,6 +142,9 @@ func run(ctx context.Context, out io.Writer, o options) (failed bool, err error)
 	var probe sync.WaitGroup
 	probe.Go(func() { accel, accelErr = chooseAccelerator(ctx, o, cache, work, versions[0]) })
 	r := &reporter{out: out, json: o.json}
+	if o.report != "" {
+		r.matrix = new(matrix)
+	}
 	jobs := buildJobs(ctx, o, suites, work, r)
 	probe.Wait()
 	if accelErr != nil {
@@ -157,7 +162,10 @@ func run(ctx context.Context, out io.Writer, o options) (failed bool, err error)
 		})
 	}
 	machines.Wait()
-	return r.anyFailed(), nil
+	if o.report != "" {
+		err = r.matrix.write(o.report)
+	}
+	return r.anyFailed() || err != nil, err
 }
 
 func withBenchmarks(suites []suite) []suite {
@@ -271,6 +279,9 @@ func runKernel(ctx context.Context, o options, cache, work, version string, acce
 	k, err := findKernel(cache, version)
 	if err != nil {
 		return err
+	}
+	if r.matrix != nil {
+		r.matrix.begin(k)
 	}
 	base, err := baseImage(ctx, cache, k)
 	if err != nil {

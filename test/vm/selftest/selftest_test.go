@@ -8,6 +8,7 @@ package selftest
 
 import (
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"net/netip"
@@ -40,11 +41,26 @@ func TestKernel(t *testing.T) {
 	}
 }
 
+// moduleTypes reports whether nf_tables has types of its own: if it is a module, since Linux 5.11.
+func moduleTypes(t *testing.T) bool {
+	t.Helper()
+	var major, minor int
+	if _, err := fmt.Sscanf(os.Getenv("FAIRLEAD_KERNEL"), "%d.%d", &major, &minor); err != nil {
+		t.Fatal(err)
+	}
+	_, err := os.Stat("/sys/module/nf_tables/initstate")
+	return err == nil && (major > 5 || major == 5 && minor >= 11)
+}
+
 func TestFiles(t *testing.T) {
-	for _, file := range []string{
-		"/sys/kernel/btf/vmlinux", "/sys/kernel/btf/nf_tables", "/sys/kernel/tracing/kprobe_events",
+	files := []string{
+		"/sys/kernel/btf/vmlinux", "/sys/kernel/tracing/kprobe_events",
 		"/sys/kernel/debug/tracing", "/sys/fs/cgroup/cgroup.procs", "/dev/vsock", "/dev/kmsg",
-	} {
+	}
+	if moduleTypes(t) {
+		files = append(files, "/sys/kernel/btf/nf_tables")
+	}
+	for _, file := range files {
 		if _, err := os.Stat(file); err != nil {
 			t.Error(err)
 		}

@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+)
+
+// matrix collects, from the events of tests, what the report of kernels shows: attributes
+// "capability/NAME" with the method, and which tests passed.
+type matrix struct {
+	mu      sync.Mutex
+	kernels map[string]*column // by version as asked for
+}
+
+// column is what is known of one kernel.
+type column struct {
+	release string
+	methods map[string]string // by capability: the method and what it loses
+	tests   map[string]bool   // top-level tests: whether they passed
+}
+
+// attribute is the part of an event that tally.Event leaves out.
+type attribute struct{ Action, Package, Test, Key, Value string }
+
+// begin adds a kernel.
+func (m *matrix) begin(k kernel) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.kernels == nil {
+		m.kernels = make(map[string]*column)
+	}
+	m.kernels[k.version] = &column{release: k.release, methods: make(map[string]string), tests: make(map[string]bool)}
+}
+
+// add looks at one event of go test -json.
+func (m *matrix) add(line []byte) {
+	var a attribute
+	if err := json.Unmarshal(line, &a); err != nil {
+		return // whoever reads the events reports it
+	}
+	version, _, _ := strings.Cut(a.Package, "/")
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	c := m.kernels[version]
+	if c == nil || a.Test == "" || strings.Contains(a.Test, "/") {
+		return
+	}
+	switch a.Action {
+	case "attr":
+		if name, ok := strings.CutPrefix(a.Key, "capability/"); ok {
+			c.methods[name] = a.Value
+		}
+	case "pass", "fail", "skip":
+		c.tests[a.Test] = a.Action == "pass"
+	}
+}
+
+// version returns "6.12" of "6.12.117+deb12-cloud-amd64".
+func (c *column) version() string {
+	parts := strings.SplitN(c.release, ".", 3)
+	return strings.Join(parts[:min(2, len(parts))], ".")
+}
+
+// numbers returns the numbers of the version, to sort by.
+func (c *column) numbers() (n [2]int) {
+	_, _ = fmt.Sscanf(c.version(), "%d.%d", &n[0], &n[1]) // what is no number comes first
+	return n
+}
+
+// columns returns the kernels, oldest first.
+func (m *matrix) columns() []*column {
+	return slices.SortedFunc(maps.Values(m.kernels), func(a, b *column) int {
+		na, nb := a.numbers(), b.numbers()
+		return cmp.Or(slices.Compare(na[:], nb[:]), cmp.Compare(a.release, b.release))
+	})
+}
+
+// tables writes a row for each capability and each test, and a column for each kernel.
+func (m *matrix) tables() string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	all := m.columns()
+	capabilities, tests := map[string]bool{}, map[string]bool{}
+	head, rule := "", ""
+	for _, c := range all {
+		for name := range c.methods {
+			capabilities[name] = true
+		}
+		for name := range c.tests {
+			tests[name] = true
+		}
+		head, rule = head+" Linux "+c.version()+" |", rule+"---|"
+	}
+	var b bytes.Buffer
+	fmt.Fprintf(&b, "| capability |%s\n|---|%s\n", head, rule)
+	row := func(name string, cell func(*column) string) {
+		fmt.Fprintf(&b, "| %s |", name)
+		for _, c := range all {
+			fmt.Fprintf(&b, " %s |", cmp.Or(cell(c), "–"))
+		}
+		b.WriteByte('\n')
+	}
+	for _, name := range slices.Sorted(maps.Keys(capabilities)) {
+		row(name, func(c *column) string {
+			if name == "nat" {
+				return c.methods[name]
+			}
+			method, _, _ := strings.Cut(c.methods[name], ":")
+			method, _, _ = strings.Cut(method, ",")
+			return method
+		})
+	}
+	fmt.Fprintf(&b, "\n| test of test/e2e |%s\n|---|%s\n", head, rule)
+	for _, name := range slices.Sorted(maps.Keys(tests)) {
+		row(name, func(c *column) string {
+			passed, ran := c.tests[name]
+			switch {
+			case passed:
+				return "passed"
+			case ran:
+				return "failed"
+			}
+			return ""
+		})
+	}
+	b.WriteString("\nReleases: ")
+	for i, c := range all {
+		if i > 0 {
+			b.WriteString(", ")
+		}
+		b.WriteString(c.release)
+	}
+	b.WriteString(".\n")
+	return b.String()
+}
+
+// Marks in the report between which the tables are.
+const (
+	reportBegin = "<!-- begin: written by test/vm -report -->\n"
+	reportEnd   = "<!-- end -->\n"
+)
+
+// write puts the tables between the marks of a file.
+func (m *matrix) write(file string) error {
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return err
+	}
+	before, rest, found := strings.Cut(string(text), reportBegin)
+	_, after, ended := strings.Cut(rest, reportEnd)
+	if !found || !ended {
+		return fmt.Errorf("%s has no lines %q and %q", file, strings.TrimSpace(reportBegin), strings.TrimSpace(reportEnd))
+	}
+	return os.WriteFile(file, []byte(before+reportBegin+"\n"+m.tables()+"\n"+reportEnd+after), 0o644)
+}

@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+func TestReport(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "kernels.md")
+	if err := os.WriteFile(file, []byte("# Kernels\n\n"+reportBegin+"old\n"+reportEnd+"\nafter\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	var m matrix
+	m.begin(kernel{version: "sid", release: "7.2.13+deb14-cloud-amd64"})
+	m.begin(kernel{version: "5.10", release: "5.10.0-46-cloud-amd64"})
+	for _, line := range []string{
+		`{"Action":"attr","Package":"sid/test/e2e","Test":"TestMethods","Key":"capability/tcp-listen","Value":"fentry"}`,
+		`{"Action":"attr","Package":"5.10/test/e2e","Test":"TestMethods","Key":"capability/tcp-listen","Value":"poll: late"}`,
+		`{"Action":"attr","Package":"5.10/test/e2e","Test":"TestMethods","Key":"capability/tcp-bind","Value":"poll, due to Linux 5.10"}`,
+		`{"Action":"pass","Package":"sid/test/e2e","Test":"TestUDP"}`,
+		`{"Action":"pass","Package":"sid/test/e2e","Test":"TestUDP/sub"}`,
+		`{"Action":"fail","Package":"5.10/test/e2e","Test":"TestUDP"}`,
+		`{"Action":"pass","Package":"6.1/test/e2e","Test":"TestOther"}`,
+		`{"Action":"pass","Package":"sid/test/e2e"}`,
+		`broken`,
+	} {
+		m.add([]byte(line))
+	}
+	for range 2 {
+		if err := m.write(file); err != nil {
+			t.Fatal(err)
+		}
+	}
+	got, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := "# Kernels\n\n" + reportBegin + `
+| capability | Linux 5.10 | Linux 7.2 |
+|---|---|---|
+| tcp-bind | poll | – |
+| tcp-listen | poll | fentry |
+
+| test of test/e2e | Linux 5.10 | Linux 7.2 |
+|---|---|---|
+| TestUDP | failed | passed |
+
+Releases: 5.10.0-46-cloud-amd64, 7.2.13+deb14-cloud-amd64.
+
+` + reportEnd + "\nafter\n"
+	if string(got) != want {
+		t.Errorf("got\n%s\nwant\n%s", got, want)
+	}
+	if err := os.WriteFile(file, []byte("# Kernels\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := m.write(file); err == nil || !strings.Contains(err.Error(), "has no lines") {
+		t.Errorf("a file without marks: error %v", err)
+	}
+}
