@@ -29,7 +29,7 @@ func (a *Agent) propagated(sink string, p port.Publication) {
 
 // count collects the counters of all parts.
 func (a *Agent) count() metrics.AgentSnapshot {
-	s := metrics.AgentSnapshot{Sources: make(map[string]bool), Methods: make(map[string]string)}
+	s := metrics.AgentSnapshot{Sources: make(map[string]bool), Methods: a.methods()}
 	a.countPublications(&s)
 	if m, err := memory.Read(); err != nil {
 		a.log.Debug("memory unknown", "err", err)
@@ -46,9 +46,6 @@ func (a *Agent) count() metrics.AgentSnapshot {
 	s.Observer = metrics.ObserverCounts{
 		Events: o.Events, Malformed: o.Malformed, Drops: o.Drops, Skipped: o.Skipped, Resyncs: o.Resyncs, Drift: o.Drift,
 		Dumps: o.Dumps, DumpFailures: o.DumpFailures, DumpTime: o.DumpTime, Sockets: o.Sockets,
-	}
-	for _, r := range a.observer.Methods() {
-		s.Methods[r.Capability] = r.Name
 	}
 	for _, src := range a.sources {
 		if src, ok := src.(interface{ Status() nat.Status }); ok {
@@ -76,6 +73,27 @@ func (a *Agent) count() metrics.AgentSnapshot {
 		}
 	}
 	return s
+}
+
+// methods returns the method by which each capability is observed now.
+func (a *Agent) methods() map[string]string {
+	used := make(map[string]string)
+	for _, m := range a.observer.Methods() {
+		used[m.Capability] = m.Name
+	}
+	for _, h := range a.hooked() {
+		for _, m := range h.Hooks() {
+			used[m.Capability] = m.Name
+		}
+	}
+	for _, src := range a.sources {
+		if src, ok := src.(interface{ Status() nat.Status }); ok {
+			if m := src.Status().Method; m != "" {
+				used["nftables"] = m
+			}
+		}
+	}
+	return used
 }
 
 // countPublications counts publications and outcomes by state.

@@ -59,8 +59,8 @@ func TestFirstSetDoesNotWaitForHooks(t *testing.T) {
 		if got := r.methodNow(); !strings.HasPrefix(got, MethodFentry) {
 			t.Errorf("method %q", got)
 		}
-		if st := s.Status(); st.Lost != 0 || st.Dumps != 2 {
-			t.Errorf("lost %d, dumps %d", st.Lost, st.Dumps)
+		if st := s.Status(); st.Lost != 0 || st.Dumps != 2 || st.Method != MethodFentry {
+			t.Errorf("lost %d, dumps %d, method %q", st.Lost, st.Dumps, st.Method)
 		}
 	})
 }

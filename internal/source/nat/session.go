@@ -185,6 +185,9 @@ func (x *session) begin() error {
 func (s *Source) logMethod(method string, better error) {
 	if method != s.method {
 		s.method = method
+		s.mu.Lock()
+		s.status.Method = method
+		s.mu.Unlock()
 		s.log.Info("watching nftables", "method", method, "better", kernel.Brief(better))
 	}
 }

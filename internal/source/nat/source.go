@@ -124,6 +124,7 @@ type Problem = compile.Problem
 
 // Status is what a Source reports of itself.
 type Status struct {
+	Method       string            // by which changes of nftables are seen; "" before the first
 	Published    int               // bindings
 	Problems     []compile.Problem // what is not understood, sorted, at most 1,000
 	ProblemCount int               // how many there are in all
