@@ -291,6 +291,16 @@ var divided = []meaning{
 			want: []want{{at: "tcp 1001", outside: []string{serverB}, says: listed}}},
 		{load: "flush chain ip t filter", want: []want{reaches("tcp 1001", serverA)}},
 	}},
+	{"mark of another table", []string{"nft", "nft6"}, []step{{
+		load: "table $FAMILY m { chain pre { type filter hook prerouting priority -150; tcp dport { 1001, 1003, 1004 } meta mark set 1; }; }\n" +
+			table(pre("meta mark 1 tcp dport { 1001, 1002 } dnat to $B", "tcp dport { 1001, 1002 } dnat to $A",
+				"meta mark 0 tcp dport 1003 dnat to $A", "tcp dport 1003 dnat to $B",
+				"meta mark 0 tcp dport 1004 return", "tcp dport 1004 dnat to $A")),
+		want: []want{
+			{at: "tcp 1001", outside: []string{serverB}, says: uncertain}, {at: "tcp 1002", outside: []string{serverA}, says: uncertain},
+			{at: "tcp 1003", outside: []string{serverB}, says: uncertain}, {at: "tcp 1004", outside: []string{serverA}, says: listed},
+		},
+	}}},
 	{"mark in a chain that is no longer reached", nil, []step{
 		{load: table("chain marks { tcp dport 1001 meta mark set 1; }",
 			pre("jump marks", "meta mark 0 tcp dport 1001 dnat to $A", "tcp dport 1001 dnat to $B")),

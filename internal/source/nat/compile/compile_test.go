@@ -445,6 +445,68 @@ func TestOrderDecides(t *testing.T) {
 	}
 }
 
+// A packet mark may be set by a table that is not read. What depends on it is never
+// published as certain, and never left out without a word.
+func TestMarkOfAnotherTableIsUncertain(t *testing.T) {
+	mark := func(v uint32) []byte {
+		return natrules.Join(natrules.Expr("meta", natrules.Num(2, ruleset.MetaMark), natrules.Num(1, 1)), natrules.Cmp(ruleset.CmpEq, 1, binary.NativeEndian.AppendUint32(nil, v)))
+	}
+	verdict := func(v int32) []byte { return natrules.Verdict(v, "") }
+	a, b := natrules.Join(natrules.TCP(), natrules.Dport(80), natrules.DNAT("10.0.0.1", 8080)), natrules.Join(natrules.TCP(), natrules.Dport(80), natrules.DNAT("10.0.0.2", 8080))
+	toA := []string{"tcp 0.0.0.0:80 10.0.0.1:8080"}
+	for name, tc := range map[string]struct {
+		rules [][]byte
+		want  []string
+		doubt string
+	}{
+		"another server":      {[][]byte{natrules.Join(mark(7), b), a}, toA, "an earlier rule tests the packet mark"},
+		"accepted":            {[][]byte{natrules.Join(mark(7), verdict(ruleset.VerdictAccept)), a}, toA, "an earlier rule tests the packet mark"},
+		"returned":            {[][]byte{natrules.Join(mark(7), verdict(ruleset.VerdictReturn)), a}, toA, "an earlier rule tests the packet mark"},
+		"without a mark":      {[][]byte{natrules.Join(mark(0), a)}, toA, "it tests the packet mark"},
+		"without a mark, two": {[][]byte{natrules.Join(mark(0), a), b}, toA, "it tests the packet mark"},
+		"left with a mark": {[][]byte{natrules.Join(mark(0), verdict(ruleset.VerdictReturn)), a},
+			[]string{"tcp 0.0.0.0:80 10.0.0.1:8080 (an earlier rule tests the packet mark, which another table may set: meta mark 0x0 return)"}, "an earlier rule tests the packet mark"},
+		"after it":     {[][]byte{a, natrules.Join(mark(7), b)}, toA, ""},
+		"another port": {[][]byte{natrules.Join(mark(7), natrules.TCP(), natrules.Dport(81), verdict(ruleset.VerdictAccept)), a}, toA, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			tb := &ruleset.Table{ID: natrules.Table, Chains: natrules.BaseChains()[:1]}
+			for i, r := range tc.rules {
+				tb.Chains[0].Rules = append(tb.Chains[0].Rules, ruleset.Rule{Handle: uint64(i + 1), Raw: r})
+			}
+			bs := compiled(&ruleset.Snapshot{Tables: []*ruleset.Table{tb}}).Bindings()
+			if d := cmp.Diff(tc.want, summary(bs)); d != "" {
+				t.Error(d)
+			}
+			wantDoubt(t, bs, tc.doubt)
+		})
+	}
+
+	// The agent's own connection to the server may have a mark, too.
+	for doubt, out := range map[string][]byte{
+		"a rule of the output hook tests the packet mark": natrules.Join(mark(7), natrules.TCP(), natrules.Dport(8080), natrules.DNAT("10.0.0.9", 1)),
+		"": natrules.Join(mark(7), natrules.TCP(), natrules.Dport(8081), natrules.DNAT("10.0.0.9", 1)),
+	} {
+		tb := &ruleset.Table{ID: natrules.Table, Chains: natrules.BaseChains()}
+		tb.Chains[0].Rules = []ruleset.Rule{{Handle: 1, Raw: a}}
+		tb.Chains[1].Rules = []ruleset.Rule{{Handle: 2, Raw: out}}
+		bs := compiled(&ruleset.Snapshot{Tables: []*ruleset.Table{tb}}).Bindings()
+		if d := cmp.Diff(toA, summary(bs)); d != "" {
+			t.Error(d)
+		}
+		wantDoubt(t, bs, doubt)
+	}
+}
+
+func wantDoubt(t *testing.T, bs []port.Binding, want string) {
+	t.Helper()
+	for _, b := range bs {
+		if (b.Doubt == "") != (want == "") || !strings.Contains(b.Doubt, want) {
+			t.Errorf("doubt %q, want %q", b.Doubt, want)
+		}
+	}
+}
+
 // Of two tables of one priority the newer one decides, also where a dump shows that
 // a table was made anew with the same content.
 func TestNewerTableDecides(t *testing.T) {

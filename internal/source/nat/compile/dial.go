@@ -3,6 +3,7 @@
 package compile
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -19,6 +20,7 @@ const maxTried = 16
 type outcome struct {
 	targets []netip.AddrPort
 	doubt   string // why that is not certain
+	marks   string // why it may be otherwise for connections with a packet mark, "" if it is not
 }
 
 // within reports whether the output hook certainly sends connections to some of
@@ -38,6 +40,7 @@ func (o outcome) within(targets []netip.AddrPort) bool {
 func (c *Compiler) dial(id slotID, key netip.Addr, targets []netip.AddrPort, lead int) (dial []netip.AddrPort, doubt string) {
 	same := func(o outcome) bool { return o.within(targets) }
 	certain := false // a server of the first rule can be reached
+	marks := ""      // why that is so only without a packet mark
 	add := func(t netip.AddrPort) {
 		if !slices.Contains(dial, t) && len(dial) < maxDial {
 			dial = append(dial, t)
@@ -48,7 +51,7 @@ func (c *Compiler) dial(id slotID, key netip.Addr, targets []netip.AddrPort, lea
 		list, crowded := c.leavingEntries(at, t.Addr())
 		if o := c.output(at, t.Addr(), list, crowded); same(o) {
 			add(t)
-			certain = certain || i < lead
+			certain, marks = certain || i < lead, cmp.Or(marks, o.marks)
 		} else if doubt == "" {
 			doubt = o.doubt
 			if doubt == "" {
@@ -70,13 +73,13 @@ func (c *Compiler) dial(id slotID, key netip.Addr, targets []netip.AddrPort, lea
 			lost = own
 		} else {
 			dial = slices.Insert(dial, 0, own)
-			certain = certain || o.within(targets[:lead])
+			certain, marks = certain || o.within(targets[:lead]), cmp.Or(marks, o.marks)
 		}
 		break
 	}
 	switch {
 	case certain:
-		doubt = ""
+		doubt = marks
 	case doubt == "" && len(dial) > 0:
 		doubt = "connections of this machine reach only servers of a later rule"
 	}
@@ -146,7 +149,13 @@ func (c *Compiler) output(id slotID, addr netip.Addr, list []*entry, crowded boo
 	var done []*activation               // chains that balance among servers and leave no packet
 	var some *entry                      // by which some packets have left a chain
 	for _, e := range list {
-		if e.m.marked || !space.Overlap(&e.m.Box, &packet) {
+		if !space.Overlap(&e.m.Box, &packet) {
+			continue
+		}
+		if e.m.marks && o.marks == "" {
+			o.marks = "a rule of the output hook " + tableMarks + ": " + e.rule.text()
+		}
+		if e.m.marked {
 			continue
 		}
 		if !e.isPolicy() && slices.ContainsFunc(returned, e.within) || slices.ContainsFunc(accepted, e.within) {

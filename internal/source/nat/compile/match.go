@@ -32,6 +32,7 @@ type match struct {
 	region.Box
 	opaque  []string // conditions that are not understood
 	marked  bool     // needs a packet mark, or a relation to another connection, that a plain new one has not
+	marks   bool     // tests the packet mark, which tables that are not read may set; see tableMarks
 	maybe   bool     // balanced: only some of these packets
 	clients string   // only sources that a changing set holds
 }
@@ -44,6 +45,7 @@ func (m match) and(b match, v6 bool) match {
 		Box:     region.Space{V6: v6}.And(m.Box, b.Box),
 		opaque:  m.opaque,
 		marked:  m.marked || b.marked,
+		marks:   m.marks || b.marks,
 		maybe:   m.maybe || b.maybe,
 		clients: cmp.Or(m.clients, b.clients),
 	}

@@ -18,6 +18,10 @@ type share struct {
 	order string // why it is not certain that no other rule comes first
 }
 
+// tableMarks is why a rule that tests the packet mark decides nothing for certain. Tables
+// without a NAT chain are not read, and a program or a BPF program may set a mark as well.
+const tableMarks = "tests the packet mark, which another table may set"
+
 // hookEntries returns the entries that packets for a slot meet at a hook, in
 // order. crowded says that there are too many to be looked at.
 func (c *Compiler) hookEntries(id slotID, hook uint8) (list []*entry, crowded bool) {
@@ -67,6 +71,9 @@ func (t *taken) doubt(sp region.Space, r region.Region) string {
 	for i := range t.unsure {
 		u := &t.unsure[i]
 		if slices.ContainsFunc(r, func(b region.Box) bool { return sp.OverlapsBox(u.Possible, &b) }) {
+			if u.m.marks && len(u.m.opaque) == 0 {
+				return "an earlier rule " + tableMarks + ": " + u.rule.text()
+			}
 			if u.m.maybe {
 				return "an earlier rule of another table takes some of its packets: " + u.rule.text()
 			}
@@ -110,8 +117,47 @@ func (c *Compiler) shares(id slotID, list []*entry, crowded bool) []share {
 	}
 	if len(out) > 0 {
 		w.order(out, list)
+		w.marks(out, list)
 	}
 	return out
+}
+
+// marks notes which shares other packets may get than those of the share, because they
+// have a packet mark.
+func (w *walk) marks(shares []share, list []*entry) {
+	if !slices.ContainsFunc(list, func(e *entry) bool { return e.m.marks }) {
+		return
+	}
+	for i := range shares {
+		s := &shares[i]
+		if !s.publishable() || s.order != "" {
+			continue
+		}
+		if s.m.marks {
+			s.order = "it " + tableMarks
+			continue
+		}
+		for _, e := range list {
+			if e == s.entry {
+				break
+			}
+			if e.m.marks && e.keeps(s.entry) && w.space.OverlapsBox(s.Possible, &e.m.Box) {
+				s.order = "an earlier rule " + tableMarks + ": " + e.rule.text()
+				break
+			}
+		}
+	}
+}
+
+// keeps reports whether packets that e takes do not come to f, which is after it.
+func (e *entry) keeps(f *entry) bool {
+	switch e.end.kind {
+	case endReturn:
+		return f.within(e.act)
+	case endAccept:
+		return f.act.root == e.act.root
+	}
+	return true
 }
 
 // order notes which shares another rule may be met before.
@@ -195,7 +241,7 @@ func (w *walk) take(e *entry, b region.Bounds) {
 		return
 	case e.m.maybe:
 		return // it leaves some of each kind
-	case len(e.m.opaque) > 0:
+	case len(e.m.opaque) > 0, e.m.marks:
 		b.Certain = nil
 	}
 	switch e.end.kind {

@@ -195,8 +195,8 @@ func (s *state) mark(zero bool) {
 	switch {
 	case s.env.marked:
 		s.blind("a packet mark, which another rule sets")
-	case !zero:
-		s.m.marked = true
+	default:
+		s.m.marks, s.m.marked = true, s.m.marked || !zero
 	}
 }
 
