@@ -245,3 +245,13 @@ func TestRulesTestOfAHostFile(t *testing.T) {
 		t.Errorf("exit %d, %q, want %q", code, stderr, want)
 	}
 }
+
+// Who forgets the -- before the flags of what is installed is told so.
+func TestInstallWithFlagsOfItsOwn(t *testing.T) {
+	for _, parent := range []string{"host", "agent"} {
+		_, stderr, code := execute(t, parent, "install", "--link-token", "x")
+		if want := "put flags of `fairlead " + parent + "` after --, as in `fairlead " + parent + " install -- "; code != exitUsage || !strings.Contains(stderr, want) {
+			t.Errorf("exit %d, %q, want %q", code, stderr, want)
+		}
+	}
+}

@@ -80,7 +80,11 @@ func newRoot() *cobra.Command {
 	root.SuggestionsMinimumDistance = 2
 	root.SetVersionTemplate("fairlead {{.Version}}\n")
 	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
-		return usageError{fmt.Errorf("%w (see `%s --help`)", flagError(err), c.CommandPath())}
+		err = flagError(err)
+		if _, unknown := errors.AsType[*pflag.NotExistError](err); unknown && c.Name() == "install" {
+			err = fmt.Errorf("%w: put flags of `%s` after --, as in `%s -- --log-level debug`", err, c.Parent().CommandPath(), c.CommandPath())
+		}
+		return usageError{fmt.Errorf("%w (see `%s --help`)", err, c.CommandPath())}
 	})
 	root.AddGroup(groups()...)
 	root.AddCommand(newHost(), newLs(), newWatch(), newExplain(), newRules(), newConfig(), newDoctor(), newLogLevel(), newWeb(), newMan(), newVersion())
