@@ -35,6 +35,9 @@ func (a *Agent) diagnosed() gather.Agent {
 		RulesFile: cmp.Or(a.cfg.RulesFile, a.cfg.File(), config.DefaultAgentFile),
 		Unread:    a.unread, Container: a.container, Refused: a.refused,
 	}
+	if a.publish != nil {
+		g.Dial = a.publish.Dial
+	}
 	if a.reconciler != nil {
 		g.Outcomes = a.reconciler.Outcomes()
 	}

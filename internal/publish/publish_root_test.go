@@ -52,7 +52,8 @@ type rig struct {
 	socket    string
 	container *netns.Space
 
-	stop func() // waits until the server has ended
+	stop  func() // waits until the server has ended
+	stale chan error
 
 	mu       sync.Mutex
 	bindings map[string]port.Binding
@@ -68,12 +69,19 @@ func everything() policy.Policy {
 
 func newRig(t testing.TB, p policy.Policy, limits Limits) *rig {
 	t.Helper()
+	return newRigWith(t, p, limits, func(string) {}, nil)
+}
+
+// newRigWith calls prepare before the server runs, and before, unless it is nil, before the
+// socket is waited for.
+func newRigWith(t testing.TB, p policy.Policy, limits Limits, prepare func(socket string), before func(*rig)) *rig {
+	t.Helper()
 	space, err := netns.New()
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = space.Close() })
-	r := &rig{t: t, container: space, socket: filepath.Join(t.TempDir(), "run", "publish.sock"), bindings: map[string]port.Binding{}}
+	r := &rig{t: t, container: space, stale: make(chan error, 1), socket: filepath.Join(t.TempDir(), "run", "publish.sock"), bindings: map[string]port.Binding{}}
 	var f *forward.Server
 	r.server = New(Options{
 		Socket: r.socket, Policy: p, Limits: limits, Logger: slog.New(slog.DiscardHandler),
@@ -86,12 +94,13 @@ func newRig(t testing.TB, p policy.Policy, limits Limits) *rig {
 		t.Fatal(err)
 	}
 	r.server.containerOf = ofEnvironment
+	prepare(r.socket)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- r.server.Run(ctx, r) }()
 	r.stop = sync.OnceFunc(func() {
 		cancel()
-		if err := wait.For(t, "the server to stop", done); err != nil {
+		if err := wait.For(t, "the server to stop", done); err != nil && !errors.Is(err, context.Canceled) {
 			t.Errorf("Run: %v", err)
 		}
 		if len(r.bindings) > 0 || len(r.server.leases) > 0 {
@@ -99,8 +108,29 @@ func newRig(t testing.TB, p policy.Policy, limits Limits) *rig {
 		}
 	})
 	t.Cleanup(r.stop)
+	if before != nil {
+		before(r)
+	}
 	wait.Until(t, "the socket", func() error { _, err := os.Stat(r.socket); return err })
 	return r
+}
+
+// An engine that starts before the agent makes a directory where it is to mount the socket.
+func TestSocketIsMadeLater(t *testing.T) {
+	r := newRigWith(t, everything(), testLimits, func(socket string) {
+		if err := os.MkdirAll(socket, 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}, func(r *rig) {
+		if err := wait.For(t, "the source is stale", r.stale); !strings.Contains(err.Error(), "not a socket") {
+			t.Errorf("stale for %v", err)
+		}
+		if err := os.Remove(r.socket); err != nil {
+			t.Fatal(err)
+		}
+	})
+	_, n := guestServer(t)
+	r.start(r.container, "web", fmt.Sprintf("hold %d %d", n, leasePort)).granted()
 }
 
 // ofEnvironment names the container of a process by its environment.
@@ -129,7 +159,12 @@ func (r *rig) Apply(c port.Change) {
 		r.bindings[b.Origin.ID] = b
 	}
 }
-func (r *rig) Stale(error)   {}
+func (r *rig) Stale(err error) {
+	select {
+	case r.stale <- err:
+	default:
+	}
+}
 func (r *rig) Warn([]string) {}
 func (r *rig) Method(string) {}
 

@@ -26,6 +26,7 @@ import (
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/publish/policy"
 	"github.com/fairlead/fairlead/internal/registry"
+	"github.com/fairlead/fairlead/internal/schedule"
 )
 
 const (
@@ -84,19 +85,27 @@ func New(o Options) *Server {
 // Name is the source's name.
 func (s *Server) Name() string { return port.SourcePublish }
 
-// Run serves until ctx ends.
+// Run serves until ctx ends. Where it cannot make the socket it tries again, as an engine
+// that starts first may have made a directory of that name to mount it.
 func (s *Server) Run(ctx context.Context, feed registry.Feed) error {
 	if err := s.open(); err != nil {
 		return err
 	}
 	defer func() { _ = s.tree.Close() }()
-	l, err := link.ListenPackets(ctx, s.opt.Socket)
-	if err != nil {
-		return fmt.Errorf("publish socket: %w", err)
-	}
-	feed.Method(s.opt.Socket)
 	feed.Replace(nil)
-	return s.serve(ctx, l, feed)
+	pause := schedule.Backoff{Min: time.Second, Max: time.Minute}
+	for {
+		l, err := link.ListenPackets(ctx, s.opt.Socket)
+		if err == nil {
+			feed.Method(s.opt.Socket)
+			feed.Replace(nil) // it is live
+			return s.serve(ctx, l, feed)
+		}
+		feed.Stale(fmt.Errorf("publish socket: %w", err))
+		if err := schedule.Sleep(ctx, pause.Next()); err != nil {
+			return err
+		}
+	}
 }
 
 func (s *Server) open() (err error) {

@@ -111,6 +111,10 @@ publish:
 	if err := probe.Want(probe.Data, r.outside.dialer("127.0.0.1:3000"), "x"); err != nil {
 		t.Error(err)
 	}
+	out, err := exec.Command(binary, "explain", "3000", "--control", r.agentCtl).CombinedOutput()
+	if err != nil || !bytes.Contains(out, []byte("127.102.0.1:3000 answers")) {
+		t.Errorf("explain: %v\n%s", err, out)
+	}
 	p.kill()
 	wait.Until(t, "the port of the host is closed", func() error { return probe.WantClosed(r.outside.dialer("127.0.0.1:3000")) })
 }

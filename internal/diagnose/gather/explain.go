@@ -23,6 +23,7 @@ import (
 	"golang.org/x/time/rate"
 
 	"github.com/fairlead/fairlead/internal/diagnose/explain"
+	"github.com/fairlead/fairlead/internal/forward"
 	"github.com/fairlead/fairlead/internal/observer"
 	"github.com/fairlead/fairlead/internal/port"
 )
@@ -130,8 +131,10 @@ func similar(a, b uint16) bool {
 // accept for a container whether it listens or not, so that its own address is tried
 // as well.
 func (e *Explainer) dial(ctx context.Context, p port.Publication) (list []explain.Dial) {
-	d := net.Dialer{Timeout: dialTimeout}
-	d.SetMultipathTCP(false)
+	connect := e.agent.Dial
+	if connect == nil {
+		connect = forward.DialGuest
+	}
 	for i, target := range p.Dial {
 		r := explain.Dial{Target: target}
 		switch {
@@ -143,7 +146,9 @@ func (e *Explainer) dial(ctx context.Context, p port.Publication) (list []explai
 		case !e.dials.Allow():
 			r.Answer, r.Detail = explain.NotTried, "asked too often"
 		default:
-			conn, err := d.DialContext(ctx, "tcp", target.String())
+			ctx, cancel := context.WithTimeout(ctx, dialTimeout)
+			conn, err := connect(ctx, "tcp", target)
+			cancel()
 			if err == nil {
 				_ = conn.Close()
 			}

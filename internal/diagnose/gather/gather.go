@@ -7,6 +7,10 @@
 package gather
 
 import (
+	"context"
+	"net"
+	"net/netip"
+
 	"github.com/fairlead/fairlead/internal/diagnose/explain"
 	"github.com/fairlead/fairlead/internal/observer"
 	"github.com/fairlead/fairlead/internal/own"
@@ -34,6 +38,8 @@ type Agent struct {
 	Refused func() *explain.Refusal
 	// Container returns the container of a cgroup's path.
 	Container func(path string) (port.Owner, bool)
+	// Dial connects to a target of a publication. Nil means forward.DialGuest.
+	Dial func(ctx context.Context, network string, target netip.AddrPort) (net.Conn, error)
 }
 
 // socketSource is the name of the source of sockets.
