@@ -147,7 +147,7 @@ func receive(conn *net.UnixConn, message any) (p packet, err error) {
 		return p, fmt.Errorf("%w: too long, or too many descriptors", errMalformed)
 	}
 	if err := json.Unmarshal(buf[:n], message); err != nil {
-		return p, fmt.Errorf("%w: %v", errMalformed, err)
+		return p, fmt.Errorf("%w: %w", errMalformed, err)
 	}
 	return p, nil
 }
@@ -164,7 +164,7 @@ func (p *packet) parse(oob []byte) error {
 		}
 	}
 	if err != nil {
-		return fmt.Errorf("%w: %v", errMalformed, err)
+		return fmt.Errorf("%w: %w", errMalformed, err)
 	}
 	return nil
 }

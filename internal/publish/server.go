@@ -232,13 +232,13 @@ func (l *lease) grant() error {
 	if err := send(l.conn, reply{Granted: true}, -1); err != nil {
 		return err
 	}
-	l.log("lease began")
+	l.log("began")
 	return l.conn.SetDeadline(time.Time{})
 }
 
-func (l *lease) log(text string) {
+func (l *lease) log(event string) {
 	c := l.peer.container
-	l.s.log.Info("publish: "+text, "container", c.Name, "id", c.ID, "toHost", l.request.ToHost,
+	l.s.log.Info("publish lease", "event", event, "container", c.Name, "id", c.ID, "toHost", l.request.ToHost,
 		"port", l.request.Port, "as", l.request.As, "pid", l.peer.pid)
 }
 
@@ -269,7 +269,7 @@ func (l *lease) toGuest(ctx context.Context, got *packet) error {
 	if err := l.grant(); err != nil {
 		return err
 	}
-	defer l.log("lease ended")
+	defer l.log("ended")
 	flows.Go(func() {
 		l.acceptAll(ctx, ln)
 		_ = l.conn.CloseRead() // the client closed its listener: the lease ends
@@ -306,11 +306,16 @@ func (l *lease) waitForEnd(ctx context.Context) error {
 	var q request
 	got, err := receive(l.conn, &q)
 	got.close()
-	switch {
-	case errors.Is(err, io.EOF) || ctx.Err() != nil:
-		return nil
-	case err == nil:
-		return refuse(ReasonRequest, "unexpected message")
+	if err == nil {
+		err = refuse(ReasonRequest, "unexpected message")
 	}
-	return err
+	return inOrder(ctx, err)
+}
+
+// inOrder returns nil if a lease ended because its client has gone or the agent stops.
+func inOrder(ctx context.Context, err error) error {
+	if ctx.Err() == nil && !errors.Is(err, io.EOF) {
+		return err
+	}
+	return nil
 }

@@ -8,7 +8,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"maps"
 	"net"
 	"net/netip"
@@ -81,13 +80,10 @@ func (l *lease) toHost(ctx context.Context, got packet) error {
 	if err := h.grant(); err != nil {
 		return err
 	}
-	defer l.log("lease ended")
+	defer l.log("ended")
 	for {
 		if err := h.receive(); err != nil {
-			if errors.Is(err, io.EOF) || ctx.Err() != nil {
-				return nil
-			}
-			return err
+			return inOrder(ctx, err)
 		}
 	}
 }
