@@ -20,7 +20,7 @@ BENCH ?= .
 # processors busy by itself.
 STAGES := lint generate-check test-unit test-root test-browser test-engines-smoke
 STAGES_VM := test-vm-smoke
-STAGES_ALL = lint generate-check test-unit test-root test-browser test-engines test-wine test-chaos fuzz
+STAGES_ALL = lint generate-check test-unit test-root test-browser test-engines test-wine test-chaos supply-chain fuzz
 STAGES_VM_ALL := test-vm test-install
 # End-to-end tests that the smoke test runs in each machine.
 VM_SMOKE := TestPortAppearsCarriesAndVanishes,TestRuleOnlyPort,TestUDP
@@ -116,6 +116,7 @@ lane-1 lane-2:
 lint: ## Check style, import rules and that the host side builds everywhere
 	@[ -x "$(LINT)" ] || hack/provision.sh lint
 	@rc=0; $(CHECK) lint.linux $(LINT) run ./... || rc=1; \
+	$(CHECK) lint.vulnerabilities hack/vulncheck.sh || rc=1; \
 	$(CHECK) lint.windows env GOOS=windows $(LINT) run $(HOST_PACKAGES) || rc=1; \
 	printf '%s\n' $(HOST_SYSTEMS) | xargs -P 3 -I{} sh -c \
 		'$(CHECK) "lint.$$(echo {} | tr / -)" hack/vet-deps.sh {} $(HOST_PACKAGES)' || rc=1; exit $$rc
@@ -208,6 +209,16 @@ bench-micro: ## Run the Go benchmarks that match BENCH (root)
 	$(need_root)
 	@go test -tags root -run '^$$' -bench '$(BENCH)' -benchmem -p 1 -timeout 60m \
 		$$(grep -rl '^func Benchmark' --include='*_test.go' . | xargs -r dirname | sort -u)
+
+.PHONY: vulncheck
+vulncheck: ## Look for known vulnerabilities, if their database is reachable
+	@$(CHECK) vulncheck hack/vulncheck.sh
+
+# Licences are checked by the tests of hack/notices, and vulnerabilities by "make lint".
+.PHONY: supply-chain
+supply-chain: ## Check the bill of materials, and that two builds elsewhere are equal: 5 minutes
+	@rc=0; $(CHECK) supply-chain.sbom go -C hack/release test -count 1 . || rc=1; \
+	$(CHECK) supply-chain.reproduce hack/reproduce.sh || rc=1; exit $$rc
 
 .PHONY: fuzz
 fuzz: ## Fuzz every decoder for FUZZTIME each, or for MINUTES in all

@@ -6,7 +6,7 @@
 # test/sum finds them. The name of a part is STAGE.PART.
 #
 #   hack/stage.sh test NAME COMMAND...    COMMAND prints the events of go test -json
-#   hack/stage.sh check NAME COMMAND...   any other command: one check, silent if it succeeds
+#   hack/stage.sh check NAME COMMAND...   any other command: one check; if it succeeds, only its lines that begin with "note: " are shown
 #
 # FORMAT is the format of gotestsum; a line per package by default.
 set -euo pipefail
@@ -28,7 +28,7 @@ test)
 check)
 	start=$SECONDS action=pass word=ok
 	"$@" >"$log" 2>&1 </dev/null || action=fail word=FAIL
-	[ $action = pass ] || cat "$log"
+	if [ $action = pass ]; then grep '^note: ' "$log" || true; else cat "$log"; fi
 	printf '%-4s  %s (%ds)\n' $word "$name" $((SECONDS - start))
 	printf '{"Action":"%s","Package":"check","Test":"%s","Elapsed":%d}\n{"Action":"%s","Package":"check"}\n' \
 		$action "$name" $((SECONDS - start)) $action >"$json"

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Command notices writes the licences of all that is linked into fairlead's
-// programs to internal/notices. It reads the module cache and needs no network.
+// programs to internal/notices. It reads the module cache and needs no network. With
+// -list it prints each module, its version and its licences instead. A module without a
+// licence, or with one that is not allowed, is an error.
 package main
 
 import (
@@ -10,6 +12,7 @@ import (
 	"compress/gzip"
 	"encoding/json"
 	"errors"
+	"flag"
 	"fmt"
 	"io"
 	"maps"
@@ -19,6 +22,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"unicode"
 )
 
 // output is the generated file, from the root of the repository.
@@ -35,7 +39,13 @@ var (
 )
 
 func main() {
-	if err := run("."); err != nil {
+	list := flag.Bool("list", false, "print the modules and their licences")
+	flag.Parse()
+	do := run
+	if *list {
+		do = show
+	}
+	if err := do("."); err != nil {
 		fmt.Fprintln(os.Stderr, "notices:", err)
 		os.Exit(1)
 	}
@@ -61,10 +71,26 @@ func run(root string) error {
 	return os.WriteFile(filepath.Join(root, output), b.Bytes(), 0o644)
 }
 
+// show prints the modules.
+func show(root string) error {
+	modules, err := linked(root)
+	if err != nil {
+		return err
+	}
+	for _, m := range modules {
+		if _, err := m.add(nil); err != nil {
+			return err
+		}
+		fmt.Println(m.path, m.version, strings.Join(slices.Sorted(maps.Keys(m.licences)), " "))
+	}
+	return nil
+}
+
 // module is one that is linked, with the directories of its linked packages.
 type module struct {
 	path, version, dir string
 	packages           map[string]bool
+	licences           map[string]bool // SPDX names, after add
 }
 
 // notice is one licence text and what it covers.
@@ -132,7 +158,7 @@ func collect(found map[string]*module, list []byte) error {
 		}
 		m := found[p.Module.Path]
 		if m == nil {
-			m = &module{p.Module.Path, p.Module.Version, p.Module.Dir, map[string]bool{}}
+			m = &module{path: p.Module.Path, version: p.Module.Version, dir: p.Module.Dir, packages: map[string]bool{}, licences: map[string]bool{}}
 			found[m.path] = m
 		}
 		m.packages[p.Dir] = true
@@ -182,9 +208,18 @@ func (m *module) add(list []notice) ([]notice, error) {
 			if !e.Type().IsRegular() || !licenceFile.MatchString(e.Name()) || notCode.MatchString(e.Name()) {
 				continue
 			}
-			if list, err = add(list, filepath.Join(dir, e.Name()), m.path+" "+m.version); err != nil {
+			file := filepath.Join(dir, e.Name())
+			if list, err = add(list, file, m.path+" "+m.version); err != nil {
 				return nil, err
 			}
+			if attribution.MatchString(e.Name()) {
+				continue
+			}
+			name, err := permitted(file)
+			if err != nil {
+				return nil, fmt.Errorf("%s: %w", m.path, err)
+			}
+			m.licences[name] = true
 			found = found || dir == m.dir
 		}
 	}
@@ -192,6 +227,59 @@ func (m *module) add(list []notice) ([]notice, error) {
 		return nil, fmt.Errorf("%s has no licence file", m.path)
 	}
 	return list, nil
+}
+
+// attribution matches files that go with a licence and are none.
+var attribution = regexp.MustCompile(`(?i)^(notice|copyright)`)
+
+// permitted returns which licence a file is. One that is not allowed is an error.
+func permitted(file string) (name string, err error) {
+	b, err := os.ReadFile(file)
+	if err != nil {
+		return "", err
+	}
+	if name = licence(string(b)); name == "" {
+		return "", fmt.Errorf("%s is none of the licences that are allowed: Apache-2.0, BSD, ISC, MIT, MPL-2.0", filepath.Base(file))
+	}
+	return name, nil
+}
+
+// phrases are words of the licences that are allowed, without case and line breaks.
+var phrases = []struct{ licence, words string }{
+	{"MPL-2.0", "mozilla public license version 2.0"},
+	{"MPL-2.0", "mozilla public license, version 2.0"},
+	{"Apache-2.0", "apache license version 2.0"},
+	{"Apache-2.0", "licensed under the apache license, version 2.0"},
+	{"MIT", "permission is hereby granted, free of charge, to any person obtaining a copy"},
+	{"BSD-2-Clause", "redistribution and use in source and binary forms, with or without modification, are permitted"},
+	{"ISC", "permission to use, copy, modify, and distribute this software for any purpose with or without fee"},
+	{"ISC", "permission to use, copy, modify, and/or distribute this software for any purpose with or without fee"},
+}
+
+// copyleft matches the licences of which nothing may be linked. The MPL names them, far
+// from its beginning.
+var copyleft = regexp.MustCompile(`gnu (affero |lesser |library )?general public|server side public|business source|commons clause`)
+
+// endorse matches the third clause of a BSD licence.
+var endorse = regexp.MustCompile(`names? of .{1,200} may (not )?be used to endorse or promote`)
+
+// licence returns which of the allowed licences a text is (its SPDX name), "" for none of them.
+func licence(text string) string {
+	text = strings.Join(strings.FieldsFunc(strings.ToLower(text), func(r rune) bool { return unicode.IsSpace(r) || r == '>' }), " ") // some quote it
+	for _, p := range phrases {
+		at := strings.Index(text, p.words)
+		if at < 0 {
+			continue
+		}
+		if p.licence != "MPL-2.0" && copyleft.MatchString(text) {
+			return ""
+		}
+		if p.licence == "BSD-2-Clause" && endorse.MatchString(text) {
+			return "BSD-3-Clause"
+		}
+		return p.licence
+	}
+	return ""
 }
 
 // add notes that the text of a file covers what.

@@ -46,7 +46,9 @@ type release struct {
 	version string // with its v: v1.2.3
 	time    time.Time
 	kinds   []string // of files to make
-	files   []string // made so far, by name in out
+	// licences are those of the modules, by PATH@VERSION.
+	licences map[string][]string
+	files    []string // made so far, by name in out
 }
 
 func main() {
@@ -113,6 +115,9 @@ func run(ctx context.Context, args []string) (err error) {
 		return err
 	}
 	if err := r.documents(ctx); err != nil {
+		return err
+	}
+	if r.licences, err = r.modules(ctx); err != nil {
 		return err
 	}
 	for _, s := range chosen {
