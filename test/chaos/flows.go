@@ -6,21 +6,17 @@ package main
 
 import (
 	"bufio"
+	"bytes"
 	"encoding/binary"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"hash/crc32"
 	"io"
 	"math/rand/v2"
 	"net"
-	"net/netip"
 	"os"
 	"slices"
-	"strconv"
-	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/fairlead/fairlead/test/kit/netns"
@@ -29,18 +25,51 @@ import (
 // server sends each client a length, so many bytes and their checksum.
 type server struct{ net.Listener }
 
-func newServer(in *netns.Space, at netip.AddrPort) (*server, error) {
-	network := "tcp4"
-	if at.Addr().Is6() {
-		network = "tcp6"
+// packetServer answers each datagram, which it repeats, with so many bytes and a checksum.
+type packetServer struct{ net.PacketConn }
+
+// serve starts a server in the guest.
+func serve(in *netns.Space, e endpoint) (io.Closer, error) {
+	family := "4"
+	if e.Addr().Is6() {
+		family = "6"
 	}
-	l, err := in.Listen(network, at.String())
+	if e.network == "udp" {
+		c, err := in.ListenPacket("udp"+family, e.AddrPort.String())
+		if err != nil {
+			return nil, err
+		}
+		s := &packetServer{c}
+		go s.serve()
+		return s, nil
+	}
+	l, err := in.Listen("tcp"+family, e.AddrPort.String())
 	if err != nil {
 		return nil, err
 	}
 	s := &server{l}
 	go s.serve()
 	return s, nil
+}
+
+func (s *packetServer) serve() {
+	b := make([]byte, 1500)
+	for {
+		n, from, err := s.ReadFrom(b)
+		if err != nil {
+			return
+		}
+		body := append(slices.Clone(b[:n]), random(rand.IntN(4096))...)
+		_, _ = s.WriteTo(binary.BigEndian.AppendUint32(body, crc32.ChecksumIEEE(body)), from)
+	}
+}
+
+func random(n int) []byte {
+	var seed [32]byte
+	binary.BigEndian.PutUint64(seed[:], rand.Uint64())
+	b := make([]byte, n)
+	_, _ = rand.NewChaCha8(seed).Read(b) // never fails
+	return b
 }
 
 func (s *server) serve() {
@@ -57,10 +86,7 @@ func (s *server) serve() {
 // resets its client.
 func send(c net.Conn) {
 	_ = c.(*net.TCPConn).SetLinger(0)
-	body := make([]byte, 1+rand.IntN(1<<18))
-	for i := range body {
-		body[i] = byte(rand.Uint32())
-	}
+	body := random(1 + rand.IntN(1<<18))
 	m := binary.BigEndian.AppendUint32(nil, uint32(len(body)))
 	m = append(m, body...)
 	m = binary.BigEndian.AppendUint32(m, crc32.ChecksumIEEE(body))
@@ -77,21 +103,21 @@ func send(c net.Conn) {
 	_ = c.Close()
 }
 
-func (s *server) close() { _ = s.Close() }
-
 // flows are clients outside that connect to what the host shows, all the time.
 type flows struct {
-	outside            *netns.Space
-	done               chan struct{}
-	wg                 sync.WaitGroup
-	complete, cut, bad atomic.Int64
+	outside  *netns.Space
+	patience time.Duration
+	done     chan struct{}
+	wg       sync.WaitGroup
+	mu       sync.Mutex
+	tallies  map[string]*tally // by network
 }
 
-func newFlows(outside *netns.Space) *flows {
-	return &flows{outside: outside, done: make(chan struct{})}
+func newFlows() *flows {
+	return &flows{done: make(chan struct{}), tallies: map[string]*tally{"tcp": {}, "udp": {}}}
 }
 
-func (f *flows) start(map[netip.AddrPort]*server) {
+func (f *flows) start() {
 	for range 4 {
 		f.wg.Go(func() {
 			for {
@@ -100,41 +126,90 @@ func (f *flows) start(map[netip.AddrPort]*server) {
 					return
 				case <-time.After(10 * time.Millisecond):
 				}
-				f.one()
+				began := time.Now()
+				shown, err := listening(f.outside)
+				rest(began)
+				if err == nil {
+					f.one(shown)
+				}
 			}
 		})
 	}
 }
 
-func (f *flows) stop() {
+// stop ends the clients and returns what they met.
+func (f *flows) stop() (tcp, udp tally) {
 	close(f.done)
 	f.wg.Wait()
+	return *f.tallies["tcp"], *f.tallies["udp"]
 }
 
-// one makes a flow to a random port that is shown.
-func (f *flows) one() {
-	shown, err := listening(f.outside)
-	if err != nil || len(shown) == 0 {
+// one makes a flow to a random port that is shown and that no engine has.
+func (f *flows) one(shown endpoints) {
+	var e endpoint
+	for e = range shown {
+		if e.Port() < enginePort || e.Port() >= rulePort {
+			break
+		}
+		e = endpoint{}
+	}
+	if e.network == "" {
 		return
 	}
-	var at netip.AddrPort
-	for at = range shown {
-		break
-	}
-	c, err := f.outside.Dial("tcp", at.String())
+	c, err := f.outside.Dial(e.network, e.AddrPort.String())
 	if err != nil {
 		return // it has gone
 	}
-	defer c.Close()
-	_ = c.SetDeadline(time.Now().Add(patience))
-	switch err := receive(c); {
+	defer func() { _ = c.Close() }()
+	if e.network == "udp" {
+		err = ask(c)
+	} else {
+		_ = c.SetDeadline(time.Now().Add(f.patience))
+		err = receive(c)
+	}
+	f.count(e, err)
+}
+
+func (f *flows) count(e endpoint, err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	t := f.tallies[e.network]
+	wrong := errors.Is(err, errWrong)
+	if e.network == "tcp" {
+		wrong = wrong || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, os.ErrDeadlineExceeded)
+	}
+	switch {
 	case err == nil:
-		f.complete.Add(1)
-	case errors.Is(err, errWrong), errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, os.ErrDeadlineExceeded):
-		f.bad.Add(1)
-		fmt.Fprintf(os.Stderr, "flow of %s: %v\n", at, err)
+		t.Complete++
+	case wrong:
+		t.Wrong++
+		fmt.Fprintf(os.Stderr, "%s flow of %s: %v\n", time.Now().Format("15:04:05.000"), e, err)
 	default:
-		f.cut.Add(1)
+		t.Cut++
+	}
+}
+
+// ask sends a datagram and reads its answer. Those of an earlier client that had the same
+// port are passed over.
+func ask(c net.Conn) error {
+	question := binary.BigEndian.AppendUint64(nil, rand.Uint64())
+	_ = c.SetDeadline(time.Now().Add(time.Second))
+	if _, err := c.Write(question); err != nil {
+		return err
+	}
+	b := make([]byte, 1<<16)
+	for {
+		n, err := c.Read(b)
+		if err != nil {
+			return err
+		}
+		end := n - crc32.Size
+		if end < len(question) || binary.BigEndian.Uint32(b[end:n]) != crc32.ChecksumIEEE(b[:end]) {
+			return errWrong
+		}
+		if bytes.HasPrefix(b, question) {
+			return nil
+		}
 	}
 }
 
@@ -165,42 +240,4 @@ func receive(c io.Reader) error {
 	default:
 		return err
 	}
-}
-
-// listening reads from the kernel which TCP addresses of a namespace listen, as far as
-// they are those of this test.
-func listening(in *netns.Space) (map[netip.AddrPort]bool, error) {
-	out := map[netip.AddrPort]bool{}
-	err := in.Do(func() error {
-		for _, file := range []string{"/proc/thread-self/net/tcp", "/proc/thread-self/net/tcp6"} {
-			b, err := os.ReadFile(file)
-			if err != nil {
-				return err
-			}
-			for _, line := range strings.Split(string(b), "\n")[1:] {
-				if f := strings.Fields(line); len(f) > 3 && f[3] == "0A" {
-					if a, ok := parse(f[1]); ok && a.Port() >= firstPort && a.Port() < firstPort+2000 {
-						out[a] = true
-					}
-				}
-			}
-		}
-		return nil
-	})
-	return out, err
-}
-
-// parse reads an address of /proc/net/tcp: words of the machine's order, in hexadecimal.
-func parse(s string) (netip.AddrPort, bool) {
-	host, port, _ := strings.Cut(s, ":")
-	b, err := hex.DecodeString(host)
-	n, err2 := strconv.ParseUint(port, 16, 16)
-	if err != nil || err2 != nil {
-		return netip.AddrPort{}, false
-	}
-	for i := 0; i+4 <= len(b); i += 4 {
-		slices.Reverse(b[i : i+4])
-	}
-	a, ok := netip.AddrFromSlice(b)
-	return netip.AddrPortFrom(a, uint16(n)), ok
 }
