@@ -87,7 +87,7 @@ func newRoot() *cobra.Command {
 		return usageError{fmt.Errorf("%w (see `%s --help`)", err, c.CommandPath())}
 	})
 	root.AddGroup(groups()...)
-	root.AddCommand(newHost(), newLs(), newWatch(), newExplain(), newRules(), newConfig(), newDoctor(), newLogLevel(), newWeb(), newMan(), newVersion())
+	root.AddCommand(newHost(), newLs(), newWatch(), newExplain(), newTrace(), newRules(), newConfig(), newDoctor(), newLogLevel(), newWeb(), newMan(), newVersion())
 	root.AddCommand(platformCommands()...)
 	root.SetHelpCommand(newHelp())
 	return root

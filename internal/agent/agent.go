@@ -42,6 +42,7 @@ import (
 	"github.com/fairlead/fairlead/internal/source/nat"
 	"github.com/fairlead/fairlead/internal/source/socket"
 	"github.com/fairlead/fairlead/internal/status"
+	"github.com/fairlead/fairlead/internal/trace"
 	"github.com/fairlead/fairlead/internal/version"
 )
 
@@ -70,6 +71,7 @@ type Agent struct {
 	registry   *registry.Registry
 	publish    *publish.Server // nil if no container may publish
 	forward    *forward.Server
+	trace      *trace.Hub
 	links      *links
 	hostlink   *hostlink.Sink
 	sinks      []reconcile.Sink
@@ -98,7 +100,7 @@ func New(cfg config.Agent, log *slog.Logger, level *slog.LevelVar) (*Agent, erro
 		return nil, errors.New("--observer bpf loads BPF programs, which needs root: run it as root, or with --observer poll")
 	}
 	a := &Agent{
-		cfg: cfg, log: log, sockets: new(own.Sockets), served: schedule.NewSignal(), shrunk: schedule.NewSignal(),
+		cfg: cfg, log: log, sockets: new(own.Sockets), trace: new(trace.Hub), served: schedule.NewSignal(), shrunk: schedule.NewSignal(),
 		problems: schedule.NewSignal(), tried: schedule.NewSignal(), started: uint64(privilege.Effective()),
 	}
 	if err := a.wireSources(); err != nil {
@@ -119,7 +121,7 @@ func New(cfg config.Agent, log *slog.Logger, level *slog.LevelVar) (*Agent, erro
 	a.server = status.NewServer(status.Options{
 		Token:    page,
 		Provider: a.provider, Explainer: gather.NewExplainer(a.diagnosed()), Examiner: a, Ready: a.notReady, Level: level, Logger: log,
-		Metrics: a.metrics.Handler(), Role: "agent", Name: machineName("guest"), Vitals: a.vitals, Peers: a.peers, Rules: a.rules.Load, Settings: a.settings, Served: a.served,
+		Metrics: a.metrics.Handler(), Role: "agent", Name: machineName("guest"), Vitals: a.vitals, Peers: a.peers, Rules: a.rules.Load, Settings: a.settings, Served: a.served, Trace: a.trace,
 	})
 	return a, nil
 }
@@ -227,7 +229,7 @@ func (a *Agent) wirePublish() {
 
 func (a *Agent) wireSinks() error {
 	var err error
-	o := forward.ServerOptions{Logger: a.log, Own: a.sockets.Serves}
+	o := forward.ServerOptions{Logger: a.log, Own: a.sockets.Serves, Trace: a.trace}
 	if a.publish != nil {
 		o.Dial = a.publish.Dial
 	}

@@ -84,7 +84,7 @@ func (d *direction) toChunks(dst Stream, src *net.TCPConn) (readErr, writeErr er
 				err = io.ErrShortWrite
 			}
 			n -= m
-			d.moved.Add(uint64(m))
+			d.count(m, nil)
 			err = dst.Wrote(m, err)
 		}
 		d.stall.end()

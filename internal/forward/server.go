@@ -20,6 +20,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/own"
 	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/trace"
 )
 
 // maxRemembered bounds the targets that a Server remembers.
@@ -39,6 +40,8 @@ type ServerOptions struct {
 	DialTimeout time.Duration
 	// UDPIdle ends a UDP flow without datagrams in either direction. 0 means 60 s.
 	UDPIdle time.Duration
+	// Trace reports flows to those who debug a port. Nil reports none.
+	Trace *trace.Hub
 }
 
 func (o *ServerOptions) validate() error {
@@ -132,7 +135,9 @@ func (s *Server) Stats() Stats {
 func (s *Server) Serve(ctx context.Context, client net.Conn, req Request) error {
 	s.stats.tcp.Add(1)
 	defer s.stats.tcp.Add(-1)
-	err := s.serveTCP(ctx, client, req)
+	flow := s.trace(req)
+	err := s.serveTCP(trace.With(ctx, flow), client, req)
+	flow.End(err)
 	s.log(req, err)
 	return err
 }
@@ -142,9 +147,16 @@ func (s *Server) Serve(ctx context.Context, client net.Conn, req Request) error 
 func (s *Server) ServeUDP(ctx context.Context, client Datagrams, req Request) error {
 	s.stats.udp.Add(1)
 	defer s.stats.udp.Add(-1)
-	err := s.serveUDP(ctx, client, req)
+	flow := s.trace(req)
+	err := s.serveUDP(trace.With(ctx, flow), client, req)
+	flow.End(err)
 	s.log(req, err)
 	return err
+}
+
+// trace begins to trace a flow; nil if nobody wants that.
+func (s *Server) trace(req Request) *trace.Flow {
+	return s.opt.Trace.Begin(trace.Subject{Key: req.Publication.Key, Peer: req.Peer})
 }
 
 func (s *Server) log(req Request, err error) {

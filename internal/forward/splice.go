@@ -15,6 +15,8 @@ import (
 	"sync/atomic"
 	"syscall"
 	"time"
+
+	"github.com/fairlead/fairlead/internal/trace"
 )
 
 const (
@@ -67,16 +69,16 @@ type Meter struct {
 // its end is a reset as well.
 //
 // TCP connections should be Abortive. One without CloseWrite ends in both
-// directions at once. m may be nil.
+// directions at once. m may be nil. A flow that ctx carries (trace.With) is traced.
 // Splice returns nil if both directions ended in order, else why not; it leaves
 // no goroutine behind.
 func Splice(ctx context.Context, a, b net.Conn, m *Meter) error {
 	if m == nil {
 		m = new(Meter)
 	}
-	s := &splice{}
-	s.dirs[0] = direction{s: s, src: a, dst: b, moved: &m.AToB, other: &s.dirs[1], copied: make(chan struct{})}
-	s.dirs[1] = direction{s: s, src: b, dst: a, moved: &m.BToA, other: &s.dirs[0], copied: make(chan struct{})}
+	s, flow := &splice{}, trace.From(ctx)
+	s.dirs[0] = direction{s: s, src: a, dst: b, moved: &m.AToB, flow: flow, to: trace.ToGuest, other: &s.dirs[1], copied: make(chan struct{})}
+	s.dirs[1] = direction{s: s, src: b, dst: a, moved: &m.BToA, flow: flow, to: trace.ToHost, other: &s.dirs[0], copied: make(chan struct{})}
 
 	stopped := make(chan struct{})
 	stop := context.AfterFunc(ctx, func() {
@@ -111,6 +113,8 @@ type direction struct {
 	s        *splice
 	src, dst net.Conn
 	moved    *atomic.Uint64
+	flow     *trace.Flow // nil if it is not traced
+	to       trace.Direction
 	other    *direction
 
 	stall  stall
@@ -315,6 +319,12 @@ func (s *splice) whenAborted() <-chan struct{} {
 	return s.over
 }
 
+// count counts bytes that dst took. b is nil if the kernel moved them.
+func (d *direction) count(n int, b []byte) {
+	d.moved.Add(uint64(n))
+	d.flow.Moved(d.to, n, b)
+}
+
 // copy moves bytes until a read or a write fails.
 func (d *direction) copy() (readErr, writeErr error) {
 	defer d.stall.stop()
@@ -343,7 +353,7 @@ func (d *direction) copy() (readErr, writeErr error) {
 			if werr != nil {
 				return nil, werr
 			}
-			d.moved.Add(uint64(n))
+			d.count(n, buf[head:head+n])
 			if moved == 0 {
 				d.sent.Store(true)
 			}
@@ -444,7 +454,7 @@ func (d *direction) copyInKernel() (readErr, writeErr error) {
 			err = io.EOF
 		}
 		d.stall.end()
-		d.moved.Add(uint64(n))
+		d.count(int(n), nil)
 		switch {
 		case err == nil:
 		case errors.Is(err, syscall.EPIPE): // only a write gives it
@@ -465,7 +475,7 @@ func (d *direction) fromChunks(src Stream, dst *net.TCPConn) (readErr, writeErr 
 		d.stall.begin()
 		m, err := dst.ReadFrom(&io.LimitedReader{R: src.Raw(), N: int64(n)})
 		d.stall.end()
-		d.moved.Add(uint64(m))
+		d.count(int(m), nil)
 		if errors.Is(err, syscall.EPIPE) { // only a write gives it
 			_ = src.Took(int(m), nil)
 			return nil, err

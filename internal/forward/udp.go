@@ -12,6 +12,7 @@ import (
 	"syscall"
 
 	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/trace"
 )
 
 // errIdle is the orderly end of a UDP flow.
@@ -26,6 +27,7 @@ type udpFlow struct {
 	req     Request
 	targets []netip.AddrPort
 	idle    *Idle
+	flow    *trace.Flow // nil if it is not traced
 
 	mu       sync.Mutex
 	conn     net.Conn
@@ -48,7 +50,7 @@ func (s *Server) serveUDP(ctx context.Context, client Datagrams, req Request) er
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	f := &udpFlow{s: s, client: client, req: req, targets: targets, conn: conn, at: at}
+	f := &udpFlow{s: s, client: client, req: req, targets: targets, conn: conn, at: at, flow: trace.From(ctx)}
 	f.idle = NewIdle(s.opt.UDPIdle, func() { cancel(errIdle) })
 	defer f.idle.Stop()
 
@@ -98,6 +100,7 @@ func (f *udpFlow) toServer(ctx context.Context) error {
 		if err == nil {
 			f.idle.Touch()
 			f.s.meter.AToB.Add(uint64(n))
+			f.flow.Moved(trace.ToGuest, n, frame[:n])
 			f.send(ctx, frame[:n])
 		}
 		frame.Return()
@@ -222,6 +225,7 @@ func (f *udpFlow) receive(conn net.Conn, r *Receiver) error {
 		return errors.Join(errClient, err)
 	}
 	f.s.meter.BToA.Add(uint64(n))
+	f.flow.Moved(trace.ToHost, n, frame[FrameHead:FrameHead+n])
 	return nil
 }
 

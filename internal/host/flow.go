@@ -14,6 +14,7 @@ import (
 	"github.com/fairlead/fairlead/internal/forward"
 	"github.com/fairlead/fairlead/internal/link"
 	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/trace"
 	"github.com/fairlead/fairlead/internal/wire"
 )
 
@@ -143,6 +144,11 @@ func ask(stream link.Stream, req wire.FlowRequest) (wire.FlowReply, error) {
 	return reply, stream.SetDeadline(time.Time{})
 }
 
+// trace begins to trace a flow; nil if nobody wants that.
+func (h *Host) trace(c *claim, peer netip.AddrPort) *trace.Flow {
+	return h.opt.Trace.Begin(trace.Subject{Key: c.key, HostPort: c.addr.Port(), Guest: c.guest.name, Peer: peer})
+}
+
 // accept serves the connections of a TCP listener until that is closed.
 func (s *slot) accept(ctx context.Context, ln net.Listener) {
 	err := s.h.acceptor.Serve(ctx, ln, func(conn net.Conn) { s.carry(ctx, conn) })
@@ -167,12 +173,14 @@ func (s *slot) carry(ctx context.Context, conn net.Conn) {
 		defer h.stats.tcp.Add(-1)
 		defer f.End()
 		peer := addrOf(conn.RemoteAddr(), netip.AddrPort{})
+		flow := h.trace(c, peer)
 		stream, err := h.stream(ctx, c, peer)
 		if err != nil {
 			forward.Reset(conn)
 		} else {
-			err = forward.Splice(ctx, conn, stream, &h.meter)
+			err = forward.Splice(trace.With(ctx, flow), conn, stream, &h.meter)
 		}
+		flow.End(err)
 		if err != nil && ctx.Err() == nil {
 			g.log.Debug("flow ended", "publication", c.key, "peer", peer, "err", err)
 		}

@@ -25,6 +25,7 @@ import (
 	"github.com/fairlead/fairlead/internal/rules"
 	"github.com/fairlead/fairlead/internal/schedule"
 	"github.com/fairlead/fairlead/internal/table"
+	"github.com/fairlead/fairlead/internal/trace"
 	"github.com/fairlead/fairlead/internal/wire"
 )
 
@@ -59,6 +60,8 @@ type Options struct {
 	Policy Policy
 	// Network opens listeners. Nil means the machine's own.
 	Network Network
+	// Trace reports flows to those who debug a port. Nil reports none.
+	Trace *trace.Hub
 	// Holders finds the holder of a port that is in use. Nil asks the system.
 	Holders HolderFinder
 

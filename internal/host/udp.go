@@ -17,6 +17,7 @@ import (
 	"github.com/fairlead/fairlead/internal/link"
 	"github.com/fairlead/fairlead/internal/own"
 	"github.com/fairlead/fairlead/internal/schedule"
+	"github.com/fairlead/fairlead/internal/trace"
 )
 
 const (
@@ -48,6 +49,7 @@ type udpClient struct {
 	addr  netip.AddrPort
 	at    *list.Element
 	flow  *forward.Flow
+	trace *trace.Flow // nil if it is not traced
 	idle  *forward.Idle
 
 	// Datagrams that the link does not take at once are queued.
@@ -137,6 +139,7 @@ func (p *udpPort) receive(ctx context.Context, r *forward.Receiver) error {
 		return nil
 	}
 	p.s.h.meter.AToB.Add(uint64(n))
+	c.trace.Moved(trace.ToGuest, n, frame[forward.FrameHead:forward.FrameHead+n])
 	return nil
 }
 
@@ -201,7 +204,7 @@ func (p *udpPort) enter(ctx context.Context, from netip.AddrPort) *udpClient {
 		h.stats.overLimit.Add(1)
 		return nil
 	}
-	c := &udpClient{claim: claim, addr: from, queue: make(chan queued, clientQueue), flow: f}
+	c := &udpClient{claim: claim, addr: from, queue: make(chan queued, clientQueue), flow: f, trace: h.trace(claim, from)}
 	c.idle = forward.NewIdle(h.opt.UDPIdle, func() { f.Reset(errIdle) })
 	c.at = p.recent.PushFront(c)
 	p.clients[from] = c
@@ -212,6 +215,7 @@ func (p *udpPort) enter(ctx context.Context, from netip.AddrPort) *udpClient {
 		err := p.carry(ctx, c)
 		c.idle.Stop()
 		p.leave(c)
+		c.trace.End(err)
 		if !errors.Is(err, errIdle) && !errors.Is(err, net.ErrClosed) {
 			claim.guest.log.Debug("flow ended", "publication", claim.key, "peer", from, "err", err)
 		}
@@ -277,8 +281,17 @@ func (p *udpPort) toGuest(ctx context.Context, c *udpClient, stream *link.Datagr
 				return err
 			}
 			p.s.h.meter.AToB.Add(uint64(q.size))
+			c.trace.Moved(trace.ToGuest, q.size, q.payload())
 		}
 	}
+}
+
+// payload returns the datagram, nil if a part of it was sent before.
+func (q queued) payload() []byte {
+	if q.begun {
+		return nil
+	}
+	return q.frame[forward.FrameHead:]
 }
 
 func (q queued) send(stream *link.Datagrams) error {
@@ -309,6 +322,7 @@ func (p *udpPort) reply(c *udpClient, stream *link.Datagrams) error {
 	}
 	c.idle.Touch()
 	p.s.h.meter.BToA.Add(uint64(n))
+	c.trace.Moved(trace.ToHost, n, frame[:n])
 	if _, err := p.pc.WriteToUDPAddrPort(frame[:n], c.addr); errors.Is(err, net.ErrClosed) {
 		return err
 	}

@@ -26,6 +26,7 @@ import (
 	"github.com/fairlead/fairlead/internal/own"
 	"github.com/fairlead/fairlead/internal/privilege"
 	"github.com/fairlead/fairlead/internal/status"
+	"github.com/fairlead/fairlead/internal/trace"
 	"github.com/fairlead/fairlead/internal/version"
 )
 
@@ -82,7 +83,9 @@ func New(cfg config.Host, log *slog.Logger, level *slog.LevelVar) (*Daemon, erro
 			}})
 		}
 	}
+	tracer := new(trace.Hub)
 	d.host, err = host.New(host.Options{
+		Trace:  tracer,
 		Logger: log, Guests: guests, Policy: cfg.Rules, Network: d.sockets,
 		Grace: negativeZero(cfg.Grace), UDPIdle: cfg.Limits.UDPIdle,
 		MaxListeners: cfg.Limits.Listeners, MaxFlows: cfg.Limits.Flows, MaxUDPClients: cfg.Limits.UDPFlows,
@@ -99,7 +102,7 @@ func New(cfg config.Host, log *slog.Logger, level *slog.LevelVar) (*Daemon, erro
 		Token:    page,
 		Provider: p, Explainer: p, Metrics: metrics.NewHost(func() metrics.HostSnapshot { return count(d.host) }), Level: level, Logger: log,
 		Role: "host", Name: name, Vitals: func(uint64) status.Vitals { return vitals(d.host) },
-		Peers: p.peers, Settings: d.settings,
+		Peers: p.peers, Settings: d.settings, Trace: tracer,
 	})
 	return d, nil
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/fairlead/fairlead/internal/config"
 	"github.com/fairlead/fairlead/internal/rules"
 	"github.com/fairlead/fairlead/internal/schedule"
+	"github.com/fairlead/fairlead/internal/trace"
 	"github.com/fairlead/fairlead/internal/version"
 )
 
@@ -47,6 +48,8 @@ type Options struct {
 	Settings func() []config.Setting
 	// Token is that of the page on TCP. If it is empty, a new one is made.
 	Token string
+	// Trace reports flows; nil leaves /v1/trace out.
+	Trace *trace.Hub
 	// Served is notified when a connection became idle or ended. It may be nil.
 	Served schedule.Signal
 }
@@ -133,6 +136,9 @@ func (s *Server) routes(mux *http.ServeMux, control bool) {
 	s.webRoutes(mux)
 	mux.HandleFunc("GET /v1/watch", s.watch)
 	mux.HandleFunc("GET /v1/web", s.web)
+	if s.o.Trace != nil {
+		mux.HandleFunc("GET /v1/trace", s.trace)
+	}
 	if s.o.Settings != nil {
 		mux.HandleFunc("GET /v1/config", s.showSettings)
 	}
