@@ -140,6 +140,13 @@ test-vm: ## Run the tests for other kernels in emulated machines (KERNELS, METHO
 test-vm-smoke: ## Run tests that depend on the kernel, and three end-to-end tests, in emulated machines
 	@$(TEST) test-vm-smoke $(VM) -smoke $(VM_SMOKE) ./...
 
+# End-to-end tests that "make test-kernels" runs in each kernel.
+KERNEL_SMOKE := ^(TestMethods|TestPortAppearsCarriesAndVanishes|TestUDP|TestRuleOnlyPort|TestVsock|TestPlaceholderServesWhatReachesIt|TestWorkWithFewCapabilities)$$
+.PHONY: test-kernels
+test-kernels: ## Run end-to-end tests in emulated machines of 5.10 to the newest kernel; REPORT=docs/kernels.md writes the tables
+	@hack/provision.sh vm kernels
+	@$(TEST) test-kernels go run ./test/vm -json -kernel 5.10,6.1,6.12,sid -run '$(KERNEL_SMOKE)' $(if $(REPORT),-report $(REPORT)) ./test/e2e
+
 .PHONY: test-install
 test-install: ## Install, start, upgrade and remove fairlead in machines that boot systemd and OpenRC: 5 minutes
 	@hack/provision.sh boot

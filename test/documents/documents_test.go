@@ -90,3 +90,26 @@ func TestEachDefectHasATest(t *testing.T) {
 		}
 	}
 }
+
+// The README names no kernel that docs/kernels.md has no column or line for.
+func TestReadmeNamesKernelsOfTheMatrix(t *testing.T) {
+	readme, err := os.ReadFile(root + "/README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	kernels, err := os.ReadFile(root + "/docs/kernels.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, sentence, found := strings.Cut(string(readme), "it is tested on ")
+	sentence, _, ended := strings.Cut(sentence, " (")
+	named := regexp.MustCompile(`\d+\.\d+`).FindAllString(sentence, -1)
+	if !found || !ended || len(named) == 0 {
+		t.Fatalf("README names no kernels: %q", sentence)
+	}
+	for _, version := range named {
+		if !strings.Contains(string(kernels), "Linux "+version) {
+			t.Errorf("README names Linux %s, docs/kernels.md does not", version)
+		}
+	}
+}
