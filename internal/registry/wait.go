@@ -54,8 +54,6 @@ type doubt struct {
 	unclaimed bool // there is a rule of kube-proxy, and no Service
 }
 
-func (d doubt) none() bool { return d.from().IsZero() }
-
 // from returns since when something about the owner is not known.
 func (d doubt) from() time.Time { return latest(latest(d.since, d.process), d.target) }
 
