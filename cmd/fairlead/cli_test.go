@@ -141,8 +141,9 @@ func TestUsageErrors(t *testing.T) {
 		"loglevel set debgu":    `fairlead: log level "debgu": want debug, info, warn or error (did you mean "debug"?)` + "\n",
 		"host install -- -x=1":  "fairlead: for `fairlead host`: unknown shorthand flag: 'x' in -x=1\n",
 		"agent install -- -x=1": "fairlead: for `fairlead agent`: unknown shorthand flag: 'x' in -x=1\n",
-		"agent install --sink":  "fairlead: unknown flag: --sink (see `fairlead agent install --help`)\n",
-		"agent install x":       "fairlead: for `fairlead agent`: \"x\": want flags only\n",
+		"agent install --sink": "fairlead: unknown flag: --sink: put flags of `fairlead agent` after --, as in `fairlead agent install -- --log-level debug`" +
+			" (see `fairlead agent install --help`)\n",
+		"agent install x": "fairlead: for `fairlead agent`: \"x\": want flags only\n",
 	} {
 		if _, stderr, code := execute(t, strings.Fields(args)...); code != exitUsage || stderr != want {
 			t.Errorf("%s: exit %d\n got %swant %s", args, code, stderr, want)
