@@ -293,12 +293,7 @@ func (g *guest) lost(err error, code string, remote bool) {
 // session makes one session and returns how long it lasted, without the attempt to
 // make it, whether a snapshot was applied, and why it ended.
 func (g *guest) session(ctx context.Context) (lasted time.Duration, served bool, err error) {
-	dctx, cancel := context.WithCancel(ctx)
-	if g.wait > 0 {
-		dctx, cancel = context.WithTimeout(ctx, g.wait)
-	}
-	session, err := g.dial(dctx)
-	cancel()
+	session, err := g.connect(ctx)
 	if err != nil {
 		return 0, false, err
 	}
@@ -331,6 +326,16 @@ func (g *guest) session(ctx context.Context) (lasted time.Duration, served bool,
 	served = g.connected
 	g.h.mu.Unlock()
 	return time.Since(began), served, err
+}
+
+// connect waits for a session, up to g.wait.
+func (g *guest) connect(ctx context.Context) (link.Session, error) {
+	if g.wait > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, g.wait)
+		defer cancel()
+	}
+	return g.dial(ctx)
 }
 
 // errProtocol marks errors that a correct agent never causes.
