@@ -91,8 +91,18 @@ func (k *kept) await(ctx context.Context, key port.Key, hold time.Duration) bool
 // h.mu is held.
 func (g *guest) keeps(s *wire.Snapshot, k port.Key) bool {
 	first := !g.connected // snapshot of this session
-	return len(s.Incomplete) > 0 && g.sender == g.peer.Name && (first || g.kept.has(k))
+	return len(s.Incomplete) > 0 && g.sender == g.peer.Name && (first || g.kept.has(k)) && !g.denies(k)
 }
+
+// denies reports whether a rule of the guest denies a port, by its current report. h.mu is held.
+func (g *guest) denies(k port.Key) bool {
+	p, reported := g.others[k]
+	_, stale := g.stale[k]
+	return reported && !stale && denied(p)
+}
+
+// denied reports whether an unpublished port stays so.
+func denied(p wire.UnpublishedPort) bool { return !p.Pending && !p.Withheld }
 
 // keep keeps a publication that the snapshot lacks. h.mu is held.
 func (g *guest) keep(k port.Key) {
@@ -146,7 +156,7 @@ func (g *guest) denyKept(ctx context.Context, m *wire.Unpublished) {
 		return
 	}
 	for _, p := range m.Put {
-		if !p.Pending && !p.Withheld && g.kept.has(p.Key) {
+		if denied(p) && g.kept.has(p.Key) {
 			g.remove(p.Key)
 		}
 	}

@@ -170,6 +170,41 @@ func TestIncompleteSnapshotKeepsPorts(t *testing.T) {
 	})
 }
 
+// A port that a rule of the guest denies is not kept, though the report of it comes before
+// the first snapshot: a guest waits longer for its sources than before it reports.
+func TestDeniedPortIsNotKeptWhenReportedFirst(t *testing.T) {
+	pending := unpublishedMessage(true, "owner not known yet", p81)
+	pending.Unpublished.Put[0].Pending = true
+	withheld := unpublishedMessage(true, "withheld", p81)
+	withheld.Unpublished.Put[0].Withheld = true
+	begun := unpublishedMessage(true, "denied by rule 1", key(port.TCP, any4, 82))
+	begun.Unpublished.More = true
+	for name, c := range map[string]struct {
+		report wire.Control
+		want   []uint16
+	}{
+		"denied":      {unpublishedMessage(true, "denied by rule 1", p81), []uint16{80}},
+		"pending":     {pending, []uint16{80, 81}},
+		"withheld":    {withheld, []uint16{80, 81}},
+		"not whole":   {begun, []uint16{80, 81}},
+		"of no ports": {unpublishedMessage(true, ""), []uint16{80, 81}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				a := newAgent(t, "vm")
+				a.begins(snapshot(7, pub(p80), pub(p81)))
+				network := newMemory()
+				_, stop := start(t, Options{Network: network}, a)
+				time.Sleep(time.Second)
+				a.restart(c.report, incomplete(1, pub(p80)))
+				time.Sleep(time.Second)
+				wantOpen(t, network, c.want...)
+				stop()
+			})
+		})
+	}
+}
+
 // What the guest publishes gets the host address that something kept has.
 func TestKeptPortGivesWay(t *testing.T) {
 	keptRig(t, func(a *agent, _ *Host, _ *memory) {
