@@ -63,7 +63,7 @@ type guest struct {
 	ack        bool                              // generation is to be acknowledged
 	resync     string                            // why a snapshot is to be requested, empty if it is not
 	graceEnd   time.Time
-	sender     string    // the name that the guest had which sent pubs
+	sender     link.Peer // who sent pubs
 	keptEnd    time.Time // when what is kept is withdrawn, zero if nothing is
 	connected  bool
 	away       bool // it was connected, and is not any more
@@ -455,7 +455,7 @@ func (g *guest) applySnapshot(ctx context.Context, s *wire.Snapshot) error {
 	for _, p := range s.Publications {
 		g.put(p)
 	}
-	g.sender = g.peer.Name
+	g.sender = g.peer
 	if n := g.kept.len(); n > 0 && !g.connected {
 		g.log.Info("the guest has not read all of its sources; keeping ports that it published before",
 			"sources", []string(s.Incomplete), "publications", n, "for", time.Until(g.keptEnd).Round(time.Second))

@@ -63,6 +63,7 @@ type agent struct {
 	mu       sync.Mutex
 	down     error  // what Dial says
 	hello    string // the name that it sends
+	life     int    // of its process
 	session  link.Session
 	dials    int
 	dial     map[port.Key][]netip.AddrPort
@@ -175,6 +176,7 @@ func (a *agent) connect(ctx context.Context) (link.Session, error) {
 	}
 	a.mu.Lock()
 	greet := a.greet
+	session = ofLife{session, a.life}
 	a.mu.Unlock()
 	a.wg.Go(func() { a.read(r.s) })
 	a.wg.Go(func() { a.accept(r.s) })
@@ -198,6 +200,18 @@ func (a *agent) connect(ctx context.Context) (link.Session, error) {
 		return nil, err
 	}
 	return session, nil
+}
+
+// ofLife is a session with one of the processes of an agent, whose listener outlives them.
+type ofLife struct {
+	link.Session
+	life int
+}
+
+func (o ofLife) Peer() link.Peer {
+	p := o.Session.Peer()
+	p.Identity = fmt.Sprint(p.Identity, o.life)
+	return p
 }
 
 func (a *agent) read(s link.Session) {

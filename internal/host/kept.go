@@ -86,12 +86,15 @@ func (k *kept) await(ctx context.Context, key port.Key, hold time.Duration) bool
 	return true
 }
 
-// keeps reports whether a publication that a snapshot lacks is kept: the guest is the one
-// that published it, in an earlier session, and has not read all of its sources since.
-// h.mu is held.
+// keeps reports whether a publication that a snapshot lacks is kept: an earlier process of
+// the same guest published it, and this one has not read all of its sources. A process that
+// only lost its link knows what it published. h.mu is held.
 func (g *guest) keeps(s *wire.Snapshot, k port.Key) bool {
-	first := !g.connected // snapshot of this session
-	return len(s.Incomplete) > 0 && g.sender == g.peer.Name && (first || g.kept.has(k)) && !g.denies(k)
+	if len(s.Incomplete) == 0 || g.sender.Name != g.peer.Name || g.denies(k) {
+		return false
+	}
+	first := !g.connected && g.sender.Identity != g.peer.Identity // snapshot of this process
+	return first || g.kept.has(k)
 }
 
 // denies reports whether a rule of the guest denies a port, by its current report. h.mu is held.

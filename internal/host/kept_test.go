@@ -19,9 +19,24 @@ import (
 	"github.com/fairlead/fairlead/test/kit/ports"
 )
 
-// restart has the agent begin a new session with these messages.
+// restart has a new process of the agent begin a session with these messages.
 func (a *agent) restart(cs ...wire.Control) {
 	a.drop(errors.New("restarting"))
+	a.renew()
+	a.begins(cs...)
+	a.up()
+}
+
+// renew has the next session be of a new process.
+func (a *agent) renew() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.life++
+}
+
+// reconnect has the same process of the agent begin a new session with these messages.
+func (a *agent) reconnect(cs ...wire.Control) {
+	a.drop(errors.New("the link was lost"))
 	a.begins(cs...)
 	a.up()
 }
@@ -205,6 +220,32 @@ func TestDeniedPortIsNotKeptWhenReportedFirst(t *testing.T) {
 	}
 }
 
+// A process that lost its link knows which ports it published: what it does not report
+// again is closed, except for what an earlier process published.
+func TestLostLinkKeepsNoPorts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := newAgent(t, "vm")
+		a.begins(incomplete(7, pub(p80), pub(p81)))
+		network := newMemory()
+		_, stop := start(t, Options{Network: network}, a)
+		time.Sleep(time.Second)
+		a.reconnect(incomplete(8, pub(p80)))
+		time.Sleep(time.Second)
+		wantOpen(t, network, 80)
+		stop()
+	})
+	t.Run("but those that are kept", func(t *testing.T) {
+		keptRig(t, func(a *agent, _ *Host, network *memory) {
+			a.reconnect(incomplete(1, pub(p80)))
+			time.Sleep(time.Second)
+			wantOpen(t, network, 80, 81)
+			a.reconnect(incomplete(2))
+			time.Sleep(time.Second)
+			wantOpen(t, network, 81)
+		})
+	})
+}
+
 // What the guest publishes gets the host address that something kept has.
 func TestKeptPortGivesWay(t *testing.T) {
 	keptRig(t, func(a *agent, _ *Host, _ *memory) {
@@ -324,6 +365,7 @@ func testClientIsServedWhileAgentRestartsBesideSlowEngine(t *testing.T) {
 		a.drop(errors.New("restarting"))
 		eventually(t, "the guest is lost", func() bool { return !h.Guests()[0].Connected })
 		connecting.Unlock()
+		a.renew()
 		a.begins(incomplete(10))
 		a.up()
 		a.settled(10)
