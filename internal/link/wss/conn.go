@@ -99,6 +99,15 @@ func (c *conn) Write(p []byte) (int, error) {
 // Close closes at once, without the WebSocket's own farewell: the session has one.
 func (c *conn) Close() error { return c.ws.CloseNow() }
 
+// closeNow closes a connection without TLS's own farewell, for which tls.Conn waits while
+// another goroutine writes: for ever, if the peer reads no answers to its key updates.
+func closeNow(c net.Conn) error {
+	if t, ok := c.(*tls.Conn); ok {
+		c = t.NetConn()
+	}
+	return c.Close()
+}
+
 // LocalAddr is not known behind a proxy.
 func (c *conn) LocalAddr() net.Addr { return address("") }
 

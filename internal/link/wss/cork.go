@@ -147,10 +147,17 @@ func (w *corkResponse) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	if err := rw.Flush(); err != nil {
 		return nil, nil, err
 	}
+	c = abruptConn{c}
 	w.cork = &cork{ReadWriteCloser: c}
 	rw.Writer.Reset(w.cork)
 	return corkedConn{c, w.cork}, rw, nil
 }
+
+// abruptConn is a connection that is closed by closeNow.
+type abruptConn struct{ net.Conn }
+
+// Close implements net.Conn.
+func (c abruptConn) Close() error { return closeNow(c.Conn) }
 
 // corkedConn is a connection whose writes may be held.
 type corkedConn struct {

@@ -63,7 +63,7 @@ type Server struct {
 
 	mu       sync.Mutex
 	ended    bool
-	unproved []net.Conn // oldest first
+	unproved []net.Conn // all that are open and have not proved themselves, oldest first
 	links    sync.WaitGroup
 }
 
@@ -140,10 +140,14 @@ func (s *Server) Serve(ctx context.Context, ln net.Listener) error {
 		ErrorLog:    slog.NewLogLogger(s.log.Handler(), slog.LevelDebug),
 	}
 	srv.SetKeepAlivesEnabled(false)
-	stop := context.AfterFunc(ctx, func() { _ = srv.Close() })
+	closing := func() {
+		s.closeConns()
+		_ = srv.Close()
+	}
+	stop := context.AfterFunc(ctx, closing)
 	defer stop()
 	err := srv.ServeTLS(ln, "", "")
-	_ = srv.Close()
+	closing()
 	s.end()
 	for _, p := range s.places {
 		p.close()
@@ -188,16 +192,37 @@ type connKey struct{}
 func (s *Server) changed(c net.Conn, now http.ConnState) {
 	switch now {
 	case http.StateNew:
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		if len(s.unproved) >= s.limit {
-			_ = s.unproved[0].Close()
-			s.unproved = slices.Delete(s.unproved, 0, 1)
+		if old := s.enter(c); old != nil {
+			_ = closeNow(old)
 		}
-		s.unproved = append(s.unproved, c)
 	case http.StateClosed:
 		s.leave(c)
 	case http.StateActive, http.StateIdle, http.StateHijacked: // still unproved
+	}
+}
+
+// enter adds a connection, and returns the one to close for it, nil if there is none.
+func (s *Server) enter(c net.Conn) (old net.Conn) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.ended {
+		return c
+	}
+	if len(s.unproved) >= s.limit {
+		old = s.unproved[0]
+		s.unproved = slices.Delete(s.unproved, 0, 1)
+	}
+	s.unproved = append(s.unproved, c)
+	return old
+}
+
+// closeConns closes all connections that have not proved themselves, and those that come.
+func (s *Server) closeConns() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.ended = true
+	for _, c := range s.unproved {
+		_ = closeNow(c)
 	}
 }
 

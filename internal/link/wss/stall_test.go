@@ -1,0 +1,210 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package wss
+
+import (
+	"context"
+	"crypto/aes"
+	"crypto/cipher"
+	"crypto/hkdf"
+	"crypto/sha256"
+	"crypto/tls"
+	"encoding/binary"
+	"encoding/hex"
+	"net"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/fairlead/fairlead/internal/wire"
+	"github.com/fairlead/fairlead/test/kit/wait"
+)
+
+// secrets is a key log that keeps the client's first traffic secret.
+type secrets struct {
+	mu     sync.Mutex
+	client []byte
+}
+
+func (s *secrets) Write(line []byte) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if f := strings.Fields(string(line)); len(f) == 3 && f[0] == "CLIENT_TRAFFIC_SECRET_0" {
+		s.client, _ = hex.DecodeString(f[2])
+	}
+	return len(line), nil
+}
+
+// flooder is a TLS client that requests key updates and reads no answer.
+type flooder struct {
+	raw      net.Conn
+	secret   []byte
+	sequence uint64
+}
+
+// expand is HKDF-Expand-Label (RFC 8446, section 7.1), without context.
+func expand(secret []byte, label string, n int) []byte {
+	label = "tls13 " + label
+	info := binary.BigEndian.AppendUint16(nil, uint16(n))
+	info = append(append(append(info, byte(len(label))), label...), 0)
+	key, err := hkdf.Expand(sha256.New, secret, string(info), n)
+	if err != nil {
+		panic(err)
+	}
+	return key
+}
+
+// seal returns one record, with the type of its content.
+func (f *flooder) seal(kind byte, content []byte) []byte {
+	block, err := aes.NewCipher(expand(f.secret, "key", 16))
+	if err != nil {
+		panic(err)
+	}
+	aead, err := cipher.NewGCM(block)
+	if err != nil {
+		panic(err)
+	}
+	nonce := expand(f.secret, "iv", 12)
+	binary.BigEndian.PutUint64(nonce[4:], binary.BigEndian.Uint64(nonce[4:])^f.sequence)
+	f.sequence++
+	header := []byte{23, 3, 3, 0, 0}
+	binary.BigEndian.PutUint16(header[3:], uint16(len(content)+1+aead.Overhead()))
+	return aead.Seal(header, nonce, append(content[:len(content):len(content)], kind), header)
+}
+
+// updates returns records that request n key updates. A byte of data is before some of them,
+// because a server allows 16 records in a row without.
+func (f *flooder) updates(n int) (b []byte) {
+	for i := range n {
+		if i%8 == 0 {
+			b = append(b, f.seal(23, []byte("x"))...)
+		}
+		b = append(b, f.seal(22, []byte{24, 0, 0, 1, 1})...)
+		f.secret, f.sequence = expand(f.secret, "traffic upd", 32), 0
+	}
+	return b
+}
+
+// flood connects, sends begin, and requests key updates until the server takes no more: it
+// is then stuck in the answer to one of them, as the client reads none.
+func flood(t *testing.T, r *rig, begin string) net.Conn {
+	t.Helper()
+	raw, err := net.Dial("tcp", r.ln.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = raw.Close() })
+	_ = raw.(*net.TCPConn).SetReadBuffer(4 << 10)
+	var log secrets
+	c := tls.Client(raw, &tls.Config{
+		ServerName: "localhost", RootCAs: poolOf(readBundle(t, r.ca)), MinVersion: tls.VersionTLS13, KeyLogWriter: &log,
+	})
+	if err := c.HandshakeContext(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if suite := c.ConnectionState().CipherSuite; suite != tls.TLS_AES_128_GCM_SHA256 {
+		t.Fatalf("cipher suite %s", tls.CipherSuiteName(suite))
+	}
+	f := &flooder{raw: raw, secret: log.client}
+	if _, err := raw.Write(f.seal(23, []byte(begin))); err != nil {
+		t.Fatal(err)
+	}
+	go func() {
+		for {
+			if _, err := raw.Write(f.updates(8)); err != nil {
+				return
+			}
+		}
+	}()
+	return raw
+}
+
+// smallWrites is a listener whose connections are stuck soon.
+type smallWrites struct {
+	net.Listener
+	stuck chan struct{} // receives once for each connection on which a write takes long
+}
+
+func (l smallWrites) Accept() (net.Conn, error) {
+	c, err := l.Listener.Accept()
+	if err != nil {
+		return nil, err
+	}
+	_ = c.(*net.TCPConn).SetWriteBuffer(4 << 10)
+	return &watchedConn{Conn: c, stuck: l.stuck}, nil
+}
+
+// watchedConn reports a write that takes long.
+type watchedConn struct {
+	net.Conn
+	stuck chan struct{}
+	once  sync.Once
+}
+
+func (c *watchedConn) Write(b []byte) (int, error) {
+	t := time.AfterFunc(500*time.Millisecond, func() { c.once.Do(func() { c.stuck <- struct{}{} }) })
+	defer t.Stop()
+	return c.Conn.Write(b)
+}
+
+// serveSmall runs another server of r at a listener whose connections are stuck soon.
+func (r *rig) serveSmall(t *testing.T, change func(*ServerOptions)) (stuck chan struct{}, stop func()) {
+	t.Helper()
+	o := r.server.o
+	change(&o)
+	s, err := NewServer(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, port, _ := net.SplitHostPort(ln.Addr().String())
+	r.server, r.ln, r.at = s, ln, net.JoinHostPort("localhost", port)
+	ctx, cancel := context.WithCancel(context.Background())
+	t.Cleanup(cancel)
+	done, stuck := make(chan struct{}), make(chan struct{}, 100)
+	go func() {
+		defer close(done)
+		_ = s.Serve(ctx, smallWrites{ln, stuck})
+	}()
+	stop = func() {
+		t.Helper()
+		cancel()
+		wait.For(t, "end of the server", done)
+	}
+	return stuck, stop
+}
+
+// Peers that read nothing and have the server answer key updates hold up neither others nor
+// the server's end.
+func TestStuckPeersHoldUpNobody(t *testing.T) {
+	link := "GET " + pathLink + "a HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n" +
+		"Sec-WebSocket-Protocol: " + protocol + "\r\nSec-WebSocket-Key: MDEyMzQ1Njc4OTAxMjM0NQ==\r\n\r\n" +
+		"\x82\xff\x00\x00\x00\x00\x00\x10\x00\x00\x00\x00\x00\x00" + // of a long message, which is not masked
+		wire.Magic + "\x00\x00\x0f\x00" // a hello of 3,840 bytes
+	for name, begin := range map[string]string{
+		"in a header":    "GET / HTTP/1.1\r\nX: ",
+		"in a handshake": link,
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := start(t, newAuthority(t, "test"), nil)
+			r.stop()
+			stuck, stop := r.serveSmall(t, func(o *ServerOptions) { o.maxUnproved = 2 })
+			for range 2 {
+				flood(t, r, begin)
+				wait.For(t, "a write is stuck", stuck)
+			}
+			for range 2 { // in place of these
+				host, agent := r.connect(r.dialer(nil))
+				carry(t, host, agent, []byte("hello"))
+				_, _ = agent.Close(), host.Close()
+			}
+			flood(t, r, begin)
+			wait.For(t, "a write is stuck", stuck)
+			stop()
+		})
+	}
+}
