@@ -4,6 +4,7 @@ package wss
 
 import (
 	"bufio"
+	"errors"
 	"io"
 	"net"
 	"net/http"
@@ -135,7 +136,8 @@ func (t *corkTransport) RoundTrip(r *http.Request) (*http.Response, error) {
 // corkResponse corks a connection that is hijacked.
 type corkResponse struct {
 	http.ResponseWriter
-	cork *cork // after Hijack
+	hijacked bool
+	cork     *cork // after Hijack without error
 }
 
 // Hijack implements http.Hijacker.
@@ -144,10 +146,11 @@ func (w *corkResponse) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	if err := rw.Flush(); err != nil {
-		return nil, nil, err
-	}
+	w.hijacked = true
 	c = abruptConn{c}
+	if err := rw.Flush(); err != nil {
+		return nil, nil, errors.Join(err, c.Close())
+	}
 	w.cork = &cork{ReadWriteCloser: c}
 	rw.Writer.Reset(w.cork)
 	return corkedConn{c, w.cork}, rw, nil

@@ -132,8 +132,10 @@ func (s *Server) Serve(ctx context.Context, ln net.Listener) error {
 			s.serveLink(ctx, w, r)
 		}
 	})
+	var protocols http.Protocols
+	protocols.SetHTTP1(true) // alone: a connection is one request, which the limits count
 	srv := &http.Server{
-		Handler: mux, TLSConfig: s.tlsConfig(),
+		Handler: mux, Protocols: &protocols, TLSConfig: s.tlsConfig(),
 		ReadHeaderTimeout: headerTime, ReadTimeout: 2 * headerTime, WriteTimeout: 2 * headerTime, MaxHeaderBytes: maxHeaders,
 		ConnContext: func(ctx context.Context, c net.Conn) context.Context { return context.WithValue(ctx, connKey{}, c) },
 		ConnState:   s.changed,
@@ -249,13 +251,15 @@ func (s *Server) serveLink(ctx context.Context, w http.ResponseWriter, r *http.R
 		return
 	}
 	tcp, _ := r.Context().Value(connKey{}).(net.Conn)
-	defer s.leave(tcp)
-	session, err := s.session(ctx, w, r, name, proof)
+	corked := &corkResponse{ResponseWriter: w}
+	session, err := s.session(ctx, corked, r, name, proof)
+	if corked.hijacked { // else its end is reported to changed
+		s.leave(tcp)
+	}
 	if err != nil {
 		s.refused(r, name, err)
 		return
 	}
-	s.leave(tcp)
 	if err := p.offer(session); err != nil {
 		s.refused(r, name, err)
 	}
@@ -280,12 +284,11 @@ func (s *Server) admit(name string, r *http.Request) (_ *place, proof string, er
 	return p, "certificate " + name, nil
 }
 
-func (s *Server) session(ctx context.Context, w http.ResponseWriter, r *http.Request, name, proof string) (link.Session, error) {
+func (s *Server) session(ctx context.Context, corked *corkResponse, r *http.Request, name, proof string) (link.Session, error) {
 	remote, err := net.ResolveTCPAddr("tcp", r.RemoteAddr)
 	if err != nil {
 		return nil, err
 	}
-	corked := &corkResponse{ResponseWriter: w}
 	ws, err := websocket.Accept(corked, r, &websocket.AcceptOptions{Subprotocols: []string{protocol}, CompressionMode: websocket.CompressionDisabled})
 	if err != nil {
 		return nil, err
