@@ -101,11 +101,14 @@ func (c *conn) Close() error { return c.ws.CloseNow() }
 
 // closeNow closes a connection without TLS's own farewell, for which tls.Conn waits while
 // another goroutine writes: for ever, if the peer reads no answers to its key updates.
-func closeNow(c net.Conn) error {
+func closeNow(c net.Conn) error { return netConn(c).Close() }
+
+// netConn is the connection below that of TLS.
+func netConn(c net.Conn) net.Conn {
 	if t, ok := c.(*tls.Conn); ok {
-		c = t.NetConn()
+		return t.NetConn()
 	}
-	return c.Close()
+	return c
 }
 
 // LocalAddr is not known behind a proxy.

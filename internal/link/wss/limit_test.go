@@ -5,12 +5,18 @@ package wss
 import (
 	"context"
 	"crypto/tls"
+	"errors"
 	"fmt"
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"os"
+	"sync/atomic"
+	"syscall"
 	"testing"
+	"time"
 
+	"github.com/fairlead/fairlead/internal/own"
 	"github.com/fairlead/fairlead/test/kit/wait"
 )
 
@@ -78,4 +84,60 @@ func TestRefusedLinkCountsNoMore(t *testing.T) {
 		}
 		return nil
 	})
+}
+
+// The last descriptors are kept for other uses.
+func TestConnectionIsClosedWhenDescriptorsAreScarce(t *testing.T) {
+	r := start(t, newAuthority(t, "test"), nil)
+	r.stop()
+	var scarce atomic.Bool
+	scarce.Store(true)
+	server, err := NewServer(r.server.o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	server.scarce = func(conn any, use own.Use) bool {
+		if _, ok := conn.(syscall.Conn); !ok || use != own.ForLink {
+			t.Errorf("asked about %T for %v", conn, use)
+		}
+		return scarce.Load()
+	}
+	r.server = server
+	r.serve("127.0.0.1:0")
+	c, err := net.Dial("tcp", r.ln.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = c.Close() }()
+	_ = c.SetDeadline(time.Now().Add(wait.Limit()))
+	if _, err := c.Read(make([]byte, 1)); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("read: %v", err)
+	}
+	scarce.Store(false)
+	host, agent := r.connect(r.dialer(nil))
+	carry(t, host, agent, []byte("hello"))
+}
+
+// The end of a server does not wait for a link that waits for another.
+func TestServerEndsWhileALinkIsOffered(t *testing.T) {
+	r := start(t, newAuthority(t, "test"), nil)
+	hole := newRelay(t, r.ln.Addr().String())
+	_, _ = r.connect(r.dialer(func(o *DialOptions) { o.Server = hole.server() }))
+	hole.silence()
+	second, err := r.dialer(nil).Dial(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = second.Close() }()
+	wait.Until(t, "it is offered", func() error {
+		if len(r.server.places["a"].turn) == 0 {
+			return errors.New("none is")
+		}
+		return nil
+	})
+	began := time.Now()
+	r.stop()
+	if took := time.Since(began); took > aliveTime-time.Second {
+		t.Errorf("ended after %v", took)
+	}
 }

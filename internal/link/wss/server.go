@@ -60,6 +60,7 @@ type Server struct {
 	places  map[string]*place
 	quiet   rate.Sometimes
 	limit   int
+	scarce  func(conn any, use own.Use) bool
 
 	mu       sync.Mutex
 	ended    bool
@@ -72,6 +73,7 @@ func NewServer(o ServerOptions) (*Server, error) {
 	s := &Server{
 		o: o, log: o.Link.Logger, certs: &keyPair{cert: o.CertFile, key: o.KeyFile}, places: make(map[string]*place),
 		quiet: rate.Sometimes{Interval: refusalPause}, limit: cmp.Or(o.maxUnproved, maxUnproved),
+		scarce: own.Scarce,
 	}
 	if n := own.Descriptors(); n > 0 {
 		s.limit = int(max(1, min(uint64(s.limit), n/4)))
@@ -150,10 +152,10 @@ func (s *Server) Serve(ctx context.Context, ln net.Listener) error {
 	defer stop()
 	err := srv.ServeTLS(ln, "", "")
 	closing()
-	s.end()
-	for _, p := range s.places {
+	for _, p := range s.places { // a link under way may wait for one
 		p.close()
 	}
+	s.end()
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
@@ -194,6 +196,11 @@ type connKey struct{}
 func (s *Server) changed(c net.Conn, now http.ConnState) {
 	switch now {
 	case http.StateNew:
+		if s.scarce(netConn(c), own.ForLink) {
+			_ = closeNow(c)
+			s.quiet.Do(func() { s.log.Warn("cannot accept connections", "err", own.ErrDescriptors) })
+			return
+		}
 		if old := s.enter(c); old != nil {
 			_ = closeNow(old)
 		}
