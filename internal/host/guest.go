@@ -43,11 +43,11 @@ const (
 
 // guest is one guest, over all its sessions.
 type guest struct {
-	h    *Host
-	name string
-	dial func(context.Context) (link.Session, error)
-	wait time.Duration // for dial; 0 is as long as it takes
-	log  *slog.Logger
+	h     *Host
+	name  string
+	dial  func(context.Context) (link.Session, error)
+	dials bool // the guest dials: dial waits for it, as long as it takes
+	log   *slog.Logger
 
 	// Guarded by h.mu.
 	pubs       map[port.Key]*publication
@@ -83,12 +83,12 @@ type guest struct {
 }
 
 func newGuest(h *Host, g Guest) *guest {
-	wait, err := dialTimeout, "not tried yet"
+	err := "not tried yet"
 	if g.Dials {
-		wait, err = 0, "not connected yet"
+		err = "not connected yet"
 	}
 	return &guest{
-		h: h, name: g.Name, dial: g.Dial, wait: wait, log: h.opt.Logger.With("guest", g.Name),
+		h: h, name: g.Name, dial: g.Dial, dials: g.Dials, log: h.opt.Logger.With("guest", g.Name),
 		pubs:   make(map[port.Key]*publication),
 		others: make(map[port.Key]wire.UnpublishedPort),
 		dirty:  make(map[port.Key]struct{}),
@@ -167,7 +167,7 @@ func (g *guest) describe() GuestStatus {
 
 // run keeps a session to the guest until ctx ends.
 func (g *guest) run(ctx context.Context) {
-	p := newPauses(g.h.opt)
+	p := newPauses(g.h.opt, g.dials)
 	for ctx.Err() == nil {
 		lasted, served, err := g.session(ctx)
 		if ctx.Err() != nil {
@@ -176,7 +176,7 @@ func (g *guest) run(ctx context.Context) {
 		pause := p.next(err, lasted, served)
 		code, remote := codeOf(err)
 		if replaced(err) {
-			err = fmt.Errorf("another host took over this guest, which serves one host at a time; retrying in %s", pause.Round(time.Second))
+			err = replacedError(pause, g.dials)
 		}
 		g.lost(err, code, remote)
 		_ = schedule.Sleep(ctx, pause)
@@ -186,6 +186,15 @@ func (g *guest) run(ctx context.Context) {
 // replacedMax is the longest pause of a host whose guest another host took over.
 // If both came back soon, each would reset the flows of the other again and again.
 const replacedMax = 5 * time.Minute
+
+// replacedError says that another host took over, and what follows.
+func replacedError(pause time.Duration, dials bool) error {
+	then := "waiting until it dials again"
+	if !dials {
+		then = "retrying in " + pause.Round(time.Second).String()
+	}
+	return fmt.Errorf("another host took over this guest, which serves one host at a time; %s", then)
+}
 
 // replaced reports whether a session ended because another host took over.
 func replaced(err error) bool {
@@ -233,13 +242,19 @@ type pauses struct {
 	briefs int // brief sessions in a row, up to briefSessions
 }
 
-func newPauses(o Options) *pauses {
-	return &pauses{
+// newPauses returns those of a guest. One that dials decides by itself when it comes back, so
+// the host waits only for what is taken over in a loop.
+func newPauses(o Options, dials bool) *pauses {
+	p := &pauses{
 		failed:   schedule.Backoff{Min: o.BackoffMin, Max: o.BackoffMax, Jitter: 0.25},
 		served:   schedule.Backoff{Min: o.BackoffMin, Max: max(o.BackoffMin, min(servedMax, o.BackoffMax)), Jitter: 0.25},
 		brief:    schedule.Backoff{Min: max(o.BackoffMin, 2*servedMax), Max: max(o.BackoffMin, o.BackoffMax), Jitter: 0.25},
 		replaced: schedule.Backoff{Min: o.BackoffMax, Max: max(replacedMax, o.BackoffMax), Jitter: 0.25},
 	}
+	if dials {
+		p.replaced = p.served
+	}
+	return p
 }
 
 // next returns the pause after a session, or the attempt at one, ended with err.
@@ -328,11 +343,11 @@ func (g *guest) session(ctx context.Context) (lasted time.Duration, served bool,
 	return time.Since(began), served, err
 }
 
-// connect waits for a session, up to g.wait.
+// connect makes a session, or waits for one.
 func (g *guest) connect(ctx context.Context) (link.Session, error) {
-	if g.wait > 0 {
+	if !g.dials {
 		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, g.wait)
+		ctx, cancel = context.WithTimeout(ctx, dialTimeout)
 		defer cancel()
 	}
 	return g.dial(ctx)

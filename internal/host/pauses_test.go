@@ -5,6 +5,7 @@ package host
 import (
 	"context"
 	"errors"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -21,7 +22,7 @@ import (
 func TestTwoHostsOfOneGuestBackOff(t *testing.T) {
 	o := Options{BackoffMin: 100 * time.Millisecond, BackoffMax: 10 * time.Second}
 	taken := &link.CloseError{Reason: link.ReasonReplaced, Remote: true}
-	hosts := [2]*pauses{newPauses(o), newPauses(o)}
+	hosts := [2]*pauses{newPauses(o, false), newPauses(o, false)}
 	var now, since time.Duration
 	const hour = time.Hour
 	takeovers := 0
@@ -39,6 +40,20 @@ func TestTwoHostsOfOneGuestBackOff(t *testing.T) {
 	}
 	if d := hosts[0].next(errors.New("refused"), 0, false); d > 125*time.Millisecond {
 		t.Errorf("paused %s after a failed attempt", d)
+	}
+}
+
+// A guest that dials comes back when it wants: it is not kept waiting for minutes.
+func TestGuestThatDialsIsTakenSoonAfterATakeover(t *testing.T) {
+	taken := &link.CloseError{Reason: link.ReasonReplaced, Remote: true}
+	p := newPauses(Options{BackoffMin: 100 * time.Millisecond, BackoffMax: 10 * time.Second}, true)
+	for range 20 {
+		if d := p.next(taken, time.Minute, true); d > servedMax {
+			t.Errorf("paused %s", d)
+		}
+	}
+	if err := replacedError(time.Second, true).Error(); strings.Contains(err, "retrying") {
+		t.Error(err)
 	}
 }
 
@@ -77,7 +92,7 @@ func TestShortSessionsThatServedReconnectSoon(t *testing.T) {
 
 // A few brief sessions in a row delay nothing, and one that lasts ends the long pauses.
 func TestManyBriefSessionsBackOff(t *testing.T) {
-	p := newPauses(Options{BackoffMin: 100 * time.Millisecond, BackoffMax: 10 * time.Second})
+	p := newPauses(Options{BackoffMin: 100 * time.Millisecond, BackoffMax: 10 * time.Second}, false)
 	reset := errors.New("reset")
 	for range 3 {
 		for i := range briefSessions {
@@ -100,7 +115,7 @@ func TestManyBriefSessionsBackOff(t *testing.T) {
 
 // Attempts that failed before a session that served do not delay the next one.
 func TestServedSessionForgetsFailedAttempts(t *testing.T) {
-	p := newPauses(Options{BackoffMin: 100 * time.Millisecond, BackoffMax: 10 * time.Second})
+	p := newPauses(Options{BackoffMin: 100 * time.Millisecond, BackoffMax: 10 * time.Second}, false)
 	reset := errors.New("reset")
 	for range 20 {
 		p.next(reset, 0, false)

@@ -127,8 +127,8 @@ func NewRedialerOf(dial func(context.Context) (Session, error), pause schedule.B
 
 // Accept waits for the end of the session it returned before, then dials until
 // it succeeds: at once at first, later at growing pauses, until a session lasted
-// 10 s. A peer that refuses us, or that closed the session for another host or agent,
-// is dialled again after the longest pause. Accept fails only when ctx ends.
+// 10 s. A peer that refuses us, or whose session either side closed for another host or
+// agent, is dialled again after the longest pause. Accept fails only when ctx ends.
 func (r *Redialer) Accept(ctx context.Context) (Session, error) {
 	if r.last != nil {
 		select {
@@ -162,9 +162,11 @@ func (r *Redialer) Accept(ctx context.Context) (Session, error) {
 	}
 }
 
-// failed sets the pause after an attempt or a session ended with err.
+// failed sets the pause after an attempt or a session ended with err. After a session that
+// was closed here for another peer, an early one would only take its place.
 func (r *Redialer) failed(err error) {
-	if Unwelcome(err) {
+	var c *CloseError
+	if Unwelcome(err) || (errors.As(err, &c) && c.Reason == ReasonReplaced) {
 		r.wait = r.pause.Longest()
 		return
 	}

@@ -18,6 +18,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/fairlead/fairlead/internal/schedule"
 )
 
 func unixEndpoint(t testing.TB) Endpoint {
@@ -456,6 +458,25 @@ func TestRedialerBacksOffFromShortSessions(t *testing.T) {
 	_ = l.Close()
 	if d, want := time.Since(begin), (200+400+800)*9/10*time.Millisecond; d < want {
 		t.Errorf("4 sessions within %s, want at least %s", d, want)
+	}
+}
+
+// A session that was closed for another peer, by either side, is not made again soon: the
+// two would replace each other again and again.
+func TestRedialerPausesAfterReplacement(t *testing.T) {
+	for _, c := range []struct {
+		end  CloseError
+		long bool
+	}{
+		{CloseError{Reason: ReasonReplaced}, true},
+		{CloseError{Reason: ReasonReplaced, Remote: true}, true},
+		{CloseError{Reason: ReasonShutdown}, false},
+		{CloseError{Reason: ReasonShutdown, Remote: true}, false},
+	} {
+		r := NewRedialerOf(nil, schedule.Backoff{Min: time.Millisecond, Max: time.Hour}, slog.New(slog.DiscardHandler))
+		if r.failed(&c.end); (r.wait == time.Hour) != c.long {
+			t.Errorf("%v: waits %s", &c.end, r.wait)
+		}
 	}
 }
 
