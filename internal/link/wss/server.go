@@ -71,7 +71,7 @@ type Server struct {
 // NewServer reads the files and returns a server. It starts nothing.
 func NewServer(o ServerOptions) (*Server, error) {
 	s := &Server{
-		o: o, log: o.Link.Logger, certs: &keyPair{cert: o.CertFile, key: o.KeyFile}, places: make(map[string]*place),
+		o: o, log: o.Link.Logger, certs: &keyPair{cert: o.CertFile, key: o.KeyFile, log: o.Link.Logger}, places: make(map[string]*place),
 		quiet: rate.Sometimes{Interval: refusalPause}, limit: cmp.Or(o.maxUnproved, maxUnproved),
 		scarce: own.Scarce,
 	}

@@ -252,28 +252,3 @@ func TestRestartUnderFlows(t *testing.T) {
 		t.Errorf("%q, %v", b, err)
 	}
 }
-
-// A certificate that is renewed is used without a restart, and one that is broken is
-// not.
-func TestRenewedCertificate(t *testing.T) {
-	ca := newAuthority(t, "test")
-	certFile, keyFile := ca.issue(t, localhost())
-	k := &keyPair{cert: certFile, key: keyFile}
-	first, err := k.get(nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	newCert, newKey := ca.issue(t, localhost())
-	copyFile(t, newCert, certFile) // its key is still the old one
-	if got, err := k.get(nil); err != nil || got != first {
-		t.Errorf("%p, %v", got, err)
-	}
-	copyFile(t, newKey, keyFile)
-	got, err := k.get(nil)
-	if err != nil || got == first {
-		t.Errorf("the old certificate, %v", err)
-	}
-	if again, _ := k.get(nil); again != got {
-		t.Error("read again without need")
-	}
-}
