@@ -13,6 +13,7 @@ import (
 	"log/slog"
 	"net"
 	"os"
+	"slices"
 	"strings"
 	"sync/atomic"
 
@@ -93,7 +94,7 @@ func New(cfg config.Host, log *slog.Logger, level *slog.LevelVar) (*Daemon, erro
 	if err != nil {
 		return nil, err
 	}
-	p := provider{d.host, cfg.Peers()}
+	p := provider{d.host, cfg.Peers(), d.lastRefused}
 	page := ""
 	if cfg.WebAddr != "" {
 		page = status.PageToken(log, cfg.LinkToken)
@@ -123,6 +124,15 @@ func (d *Daemon) serve(o link.Options, cfg *config.Host) error {
 	}
 	d.wss = server
 	return nil
+}
+
+// lastRefused returns the last peer that came with a guest's name and was refused, zero if
+// there was none.
+func (d *Daemon) lastRefused(guest string) wss.Refused {
+	if d.wss == nil || !slices.Contains(d.cfg.Serving.Guests, guest) {
+		return wss.Refused{}
+	}
+	return d.wss.LastRefused(guest)
 }
 
 // negativeZero converts 0 to "none" for options whose 0 is "the default".

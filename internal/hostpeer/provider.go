@@ -8,10 +8,12 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/fairlead/fairlead/internal/config"
 	"github.com/fairlead/fairlead/internal/diagnose/explain"
 	"github.com/fairlead/fairlead/internal/host"
+	"github.com/fairlead/fairlead/internal/link/wss"
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/status"
 )
@@ -20,6 +22,7 @@ import (
 type provider struct {
 	host    *host.Host
 	connect []config.Guest // where the guests are
+	refused func(guest string) wss.Refused
 }
 
 var _ status.Provider = provider{}
@@ -77,11 +80,15 @@ func (p provider) peers() []status.Peer {
 	return list
 }
 
-// guests returns the state of the guests. Their errors do not repeat where the guest is.
+// guests returns the state of the guests. Their errors do not repeat where the guest is. Of a
+// guest that dials they have why it was refused since.
 func (p provider) guests() []host.GuestStatus {
 	list := p.host.Guests()
 	for i := range list {
 		list[i].Error = strings.TrimPrefix(list[i].Error, "dial link "+p.endpoint(list[i].Name)+": ")
+		if r := p.refused(list[i].Name); !list[i].Connected && r.At.After(list[i].Since) {
+			list[i].Error += fmt.Sprintf("; refused %s at %s: %v", r.Peer, r.At.UTC().Format(time.TimeOnly), r.Err)
+		}
 	}
 	return list
 }

@@ -7,10 +7,13 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"strings"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -139,5 +142,47 @@ func TestServerEndsWhileALinkIsOffered(t *testing.T) {
 	r.stop()
 	if took := time.Since(began); took > aliveTime-time.Second {
 		t.Errorf("ended after %v", took)
+	}
+}
+
+// lines is a log.
+type lines struct {
+	mu   sync.Mutex
+	text strings.Builder
+}
+
+func (l *lines) Write(b []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.Write(b)
+}
+
+func (l *lines) has(text string) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if !strings.Contains(l.text.String(), text) {
+		return fmt.Errorf("no %q in:\n%s", text, l.text.String())
+	}
+	return nil
+}
+
+// Anybody can cause lines about unknown names: they do not hide why a guest is refused.
+func TestEachGuestHasItsOwnRefusals(t *testing.T) {
+	var log lines
+	r := start(t, newAuthority(t, "test"), func(o *ServerOptions) { o.Link.Logger = slog.New(slog.NewTextHandler(&log, nil)) })
+	for _, name := range []string{"unknown", "a", "b"} {
+		if at := r.server.LastRefused("b").At; !at.IsZero() {
+			t.Errorf("b was refused at %v", at)
+		}
+		if _, err := r.dialer(func(o *DialOptions) { o.Name, o.Link.Token = name, token(t, "x") }).Dial(t.Context()); err == nil {
+			t.Fatal("connected")
+		}
+		wait.Until(t, "a line", func() error { return log.has("guest=" + name) })
+	}
+	for _, name := range []string{"a", "b"} {
+		got := r.server.LastRefused(name)
+		if got.At.IsZero() || !strings.HasPrefix(got.Peer, "127.0.0.1:") || got.Err == nil || !strings.Contains(got.Err.Error(), "differ") {
+			t.Errorf("%s: %+v", name, got)
+		}
 	}
 }

@@ -8,6 +8,8 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/time/rate"
+
 	"github.com/fairlead/fairlead/internal/link"
 	"github.com/fairlead/fairlead/internal/schedule"
 )
@@ -21,16 +23,21 @@ type place struct {
 	turn    chan struct{} // has one element while a session is offered
 	done    chan struct{} // closed by close
 	arrived schedule.Signal
+	quiet   rate.Sometimes // for the log
 
 	mu      sync.Mutex
 	queued  link.Session // waits for its turn, nil if none does
 	current link.Session // the last one that was offered, nil if there was none
 	waiting bool         // current was not taken yet
 	closed  bool
+	refused Refused
 }
 
 func newPlace() *place {
-	return &place{turn: make(chan struct{}, 1), done: make(chan struct{}), arrived: schedule.NewSignal()}
+	return &place{
+		turn: make(chan struct{}, 1), done: make(chan struct{}), arrived: schedule.NewSignal(),
+		quiet: rate.Sometimes{Interval: refusalPause},
+	}
 }
 
 var errDuplicate = errors.New("another agent of this name is connected")
@@ -102,6 +109,17 @@ func (p *place) refuse(s link.Session) error {
 	}
 	_ = s.CloseWith(link.ReasonDuplicate)
 	return err
+}
+
+// noteRefused keeps a refused peer, unless it left by itself.
+func (p *place) noteRefused(r Refused) {
+	var refused *link.RefusedError
+	if errors.As(r.Err, &refused) && refused.Code == link.RefusedLost {
+		return
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.refused = r
 }
 
 // alive reports whether the peer of a session answers within aliveTime. It is false once

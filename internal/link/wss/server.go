@@ -58,7 +58,7 @@ type Server struct {
 	certs   *keyPair
 	clients *x509.CertPool // nil if guests need no certificate
 	places  map[string]*place
-	quiet   rate.Sometimes
+	quiet   rate.Sometimes // for the log, of peers without the name of a guest
 	limit   int
 	scarce  func(conn any, use own.Use) bool
 
@@ -311,9 +311,31 @@ func (s *Server) session(ctx context.Context, corked *corkResponse, r *http.Requ
 	return link.Server(ctx, c, o)
 }
 
-// refused logs a refused peer, at most once a second: anybody can cause this.
+// Refused is a peer that was refused.
+type Refused struct {
+	At   time.Time
+	Peer string // its address
+	Err  error
+}
+
+// LastRefused returns the last peer that came with the name of a guest and was refused, zero
+// if there was none. Peers that left by themselves do not count.
+func (s *Server) LastRefused(guest string) Refused {
+	p := s.places[guest]
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.refused
+}
+
+// refused keeps and logs a refused peer: at most once a second for each guest, and for all
+// unknown names, as anybody can cause this.
 func (s *Server) refused(r *http.Request, name string, err error) {
-	s.quiet.Do(func() {
+	quiet := &s.quiet
+	if p := s.places[name]; p != nil {
+		quiet = &p.quiet
+		p.noteRefused(Refused{At: time.Now(), Peer: r.RemoteAddr, Err: err})
+	}
+	quiet.Do(func() {
 		s.log.Warn("peer refused", "peer", r.RemoteAddr, "guest", name, "err", err)
 	})
 }
