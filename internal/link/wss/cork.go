@@ -4,6 +4,7 @@ package wss
 
 import (
 	"bufio"
+	"context"
 	"errors"
 	"io"
 	"net"
@@ -118,6 +119,50 @@ func (c *cork) setTimer() {
 type corkTransport struct {
 	*http.Transport
 	cork *cork // of the last such answer
+
+	mu    sync.Mutex
+	ended bool
+	conns []net.Conn // that were made, below TLS
+}
+
+// dialer returns dial with connections that closeConns closes.
+func (t *corkTransport) dialer(dial dialFunc) dialFunc {
+	return func(ctx context.Context, network, address string) (net.Conn, error) {
+		c, err := dial(ctx, network, address)
+		if err != nil {
+			return nil, err
+		}
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		if t.ended {
+			return nil, errors.Join(net.ErrClosed, c.Close())
+		}
+		t.conns = append(t.conns, c)
+		return c, nil
+	}
+}
+
+// closeConns closes all connections, and those that come, without TLS's own farewell; see
+// closeNow.
+func (t *corkTransport) closeConns() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.ended = true
+	for _, c := range t.conns {
+		_ = c.Close()
+	}
+}
+
+// abruptBody is an answer's body that is closed by closeConns.
+type abruptBody struct {
+	io.ReadWriteCloser
+	t *corkTransport
+}
+
+// Close implements io.Closer.
+func (b abruptBody) Close() error {
+	b.t.closeConns()
+	return b.ReadWriteCloser.Close()
 }
 
 // RoundTrip implements http.RoundTripper.
@@ -127,7 +172,7 @@ func (t *corkTransport) RoundTrip(r *http.Request) (*http.Response, error) {
 		return resp, err
 	}
 	if rwc, ok := resp.Body.(io.ReadWriteCloser); ok {
-		t.cork = &cork{ReadWriteCloser: rwc}
+		t.cork = &cork{ReadWriteCloser: abruptBody{rwc, t}}
 		resp.Body = t.cork
 	}
 	return resp, nil

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"net/url"
 	"strings"
@@ -50,7 +51,11 @@ type DialOptions struct {
 	// Proxy returns the proxy for a URL, nil for none. A nil Proxy means that of the
 	// environment: HTTPS_PROXY and NO_PROXY.
 	Proxy func(*url.URL) (*url.URL, error)
+
+	dial dialFunc // that of package net if nil
 }
+
+type dialFunc func(ctx context.Context, network, address string) (net.Conn, error)
 
 // Dialer makes sessions with one server. It is safe for concurrent use.
 type Dialer struct {
@@ -64,6 +69,9 @@ type Dialer struct {
 func NewDialer(o DialOptions) *Dialer {
 	if o.Proxy == nil {
 		o.Proxy = httpproxy.FromEnvironment().ProxyFunc()
+	}
+	if o.dial == nil {
+		o.dial = new(net.Dialer).DialContext
 	}
 	return &Dialer{o: o}
 }
@@ -104,6 +112,7 @@ func (d *Dialer) dial(ctx context.Context) (link.Session, error) {
 		proof = "certificate " + d.o.Server
 	}
 	client, transport := d.client(config)
+	stop := context.AfterFunc(ctx, transport.closeConns)
 	at := "wss://" + d.o.Server + pathLink + url.PathEscape(d.o.Name)
 	ws, answer, err := websocket.Dial(ctx, at, &websocket.DialOptions{ //nolint:bodyclose // the WebSocket's, or in memory
 		HTTPClient: client, Subprotocols: []string{protocol}, CompressionMode: websocket.CompressionDisabled,
@@ -116,7 +125,11 @@ func (d *Dialer) dial(ctx context.Context) (link.Session, error) {
 	if err != nil {
 		return nil, errors.Join(err, ws.CloseNow())
 	}
-	return link.Client(ctx, c, d.o.Link)
+	s, err := link.Client(ctx, c, d.o.Link)
+	if err == nil {
+		stop()
+	}
+	return s, err
 }
 
 // dialError adds what the server answered.
@@ -172,6 +185,7 @@ func (d *Dialer) fetch(ctx context.Context) ([]byte, error) {
 	defer cancel()
 	client, transport := d.client(&tls.Config{MinVersion: tls.VersionTLS13, InsecureSkipVerify: true}) //nolint:gosec // checked by its hash
 	defer transport.CloseIdleConnections()
+	context.AfterFunc(ctx, transport.closeConns)
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "https://"+d.o.Server+pathBundle, nil)
 	if err != nil {
 		return nil, err
@@ -194,9 +208,10 @@ func (d *Dialer) fetch(ctx context.Context) ([]byte, error) {
 // client returns an HTTP client that follows no redirection, for one request.
 func (d *Dialer) client(config *tls.Config) (*http.Client, *corkTransport) {
 	config.NextProtos, config.DynamicRecordSizingDisabled = []string{"http/1.1"}, true
-	t := &corkTransport{Transport: &http.Transport{
-		Proxy: d.proxy, TLSClientConfig: config, DisableKeepAlives: true, DisableCompression: true, MaxResponseHeaderBytes: maxHeaders,
-	}}
+	t := &corkTransport{}
+	t.Transport = &http.Transport{
+		DialContext: t.dialer(d.o.dial), Proxy: d.proxy, TLSClientConfig: config, DisableKeepAlives: true, DisableCompression: true, MaxResponseHeaderBytes: maxHeaders,
+	}
 	return &http.Client{Transport: t, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}, t
 }
 

@@ -11,6 +11,7 @@ import (
 	"crypto/tls"
 	"encoding/binary"
 	"encoding/hex"
+	"fmt"
 	"net"
 	"strings"
 	"sync"
@@ -21,24 +22,30 @@ import (
 	"github.com/fairlead/fairlead/test/kit/wait"
 )
 
-// secrets is a key log that keeps the client's first traffic secret.
+// secrets is a key log that keeps the first traffic secret of one side.
 type secrets struct {
 	mu     sync.Mutex
-	client []byte
+	of     string // CLIENT or SERVER
+	secret []byte
+}
+
+func (s *secrets) get() []byte {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.secret
 }
 
 func (s *secrets) Write(line []byte) (int, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if f := strings.Fields(string(line)); len(f) == 3 && f[0] == "CLIENT_TRAFFIC_SECRET_0" {
-		s.client, _ = hex.DecodeString(f[2])
+	if f := strings.Fields(string(line)); len(f) == 3 && f[0] == s.of+"_TRAFFIC_SECRET_0" {
+		s.secret, _ = hex.DecodeString(f[2])
 	}
 	return len(line), nil
 }
 
-// flooder is a TLS client that requests key updates and reads no answer.
+// flooder is a side of TLS that requests key updates and reads no answer.
 type flooder struct {
-	raw      net.Conn
 	secret   []byte
 	sequence uint64
 }
@@ -96,19 +103,27 @@ func flood(t *testing.T, r *rig, begin string) net.Conn {
 	}
 	t.Cleanup(func() { _ = raw.Close() })
 	_ = raw.(*net.TCPConn).SetReadBuffer(4 << 10)
-	var log secrets
+	log := &secrets{of: "CLIENT"}
 	c := tls.Client(raw, &tls.Config{
-		ServerName: "localhost", RootCAs: poolOf(readBundle(t, r.ca)), MinVersion: tls.VersionTLS13, KeyLogWriter: &log,
+		ServerName: "localhost", RootCAs: poolOf(readBundle(t, r.ca)), MinVersion: tls.VersionTLS13, KeyLogWriter: log,
 	})
 	if err := c.HandshakeContext(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if suite := c.ConnectionState().CipherSuite; suite != tls.TLS_AES_128_GCM_SHA256 {
-		t.Fatalf("cipher suite %s", tls.CipherSuiteName(suite))
-	}
-	f := &flooder{raw: raw, secret: log.client}
-	if _, err := raw.Write(f.seal(23, []byte(begin))); err != nil {
+	if err := floodFrom(raw, c, log, begin); err != nil {
 		t.Fatal(err)
+	}
+	return raw
+}
+
+// floodFrom sends begin and then key updates below c, in a goroutine that ends with raw.
+func floodFrom(raw net.Conn, c *tls.Conn, log *secrets, begin string) error {
+	if suite := c.ConnectionState().CipherSuite; suite != tls.TLS_AES_128_GCM_SHA256 {
+		return fmt.Errorf("cipher suite %s", tls.CipherSuiteName(suite))
+	}
+	f := &flooder{secret: log.get()}
+	if _, err := raw.Write(f.seal(23, []byte(begin))); err != nil {
+		return err
 	}
 	go func() {
 		for {
@@ -117,7 +132,7 @@ func flood(t *testing.T, r *rig, begin string) net.Conn {
 			}
 		}
 	}()
-	return raw
+	return nil
 }
 
 // smallWrites is a listener whose connections are stuck soon.
@@ -206,5 +221,60 @@ func TestStuckPeersHoldUpNobody(t *testing.T) {
 			wait.For(t, "a write is stuck", stuck)
 			stop()
 		})
+	}
+}
+
+// A server that nobody verified yet, and that does the same, does not hold up an agent: the
+// end of an attempt ends its connections.
+func TestStuckServerHoldsUpNoAgent(t *testing.T) {
+	r := start(t, newAuthority(t, "test"), nil)
+	certFile, keyFile := r.ca.issue(t, localhost())
+	pair, err := tls.LoadX509KeyPair(certFile, keyFile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = ln.Close() })
+	stuck := make(chan struct{}, 1)
+	go func() {
+		raw, err := ln.Accept()
+		if err != nil {
+			return
+		}
+		t.Cleanup(func() { _ = raw.Close() })
+		_ = raw.(*net.TCPConn).SetReadBuffer(4 << 10)
+		log := &secrets{of: "SERVER"}
+		c := tls.Server(raw, &tls.Config{Certificates: []tls.Certificate{pair}, SessionTicketsDisabled: true, KeyLogWriter: log})
+		if err := c.Handshake(); err == nil {
+			err = floodFrom(raw, c, log, "HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n")
+			if err != nil {
+				t.Error(err)
+			}
+		}
+	}()
+	_, port, _ := net.SplitHostPort(ln.Addr().String())
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() {
+		_, err := r.dialer(func(o *DialOptions) {
+			o.Server = "localhost:" + port
+			o.dial = func(ctx context.Context, network, address string) (net.Conn, error) {
+				c, err := new(net.Dialer).DialContext(ctx, network, address)
+				if err != nil {
+					return nil, err
+				}
+				_ = c.(*net.TCPConn).SetWriteBuffer(4 << 10)
+				return &watchedConn{Conn: c, stuck: stuck}, nil
+			}
+		}).Dial(ctx)
+		done <- err
+	}()
+	wait.For(t, "a write is stuck", stuck)
+	cancel()
+	if err := wait.For(t, "end of the attempt", done); err == nil {
+		t.Error("connected")
 	}
 }
