@@ -13,8 +13,8 @@ import (
 
 // parent is a context that counts what waits for its end.
 type parent struct {
-	context.Context
-	children atomic.Int64
+	context.Context //nolint:containedctx // it is a context
+	children        atomic.Int64
 }
 
 func (p *parent) Done() <-chan struct{} { return make(chan struct{}) }

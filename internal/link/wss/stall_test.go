@@ -12,11 +12,12 @@ import (
 	"encoding/binary"
 	"encoding/hex"
 	"fmt"
+	"io"
 	"net"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/fairlead/fairlead/internal/wire"
 	"github.com/fairlead/fairlead/test/kit/wait"
@@ -102,7 +103,6 @@ func flood(t *testing.T, r *rig, begin string) net.Conn {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = raw.Close() })
-	_ = raw.(*net.TCPConn).SetReadBuffer(4 << 10)
 	log := &secrets{of: "CLIENT"}
 	c := tls.Client(raw, &tls.Config{
 		ServerName: "localhost", RootCAs: poolOf(readBundle(t, r.ca)), MinVersion: tls.VersionTLS13, KeyLogWriter: log,
@@ -116,7 +116,7 @@ func flood(t *testing.T, r *rig, begin string) net.Conn {
 	return raw
 }
 
-// floodFrom sends begin and then key updates below c, in a goroutine that ends with raw.
+// floodFrom sends begin and then key updates below c, until raw is closed.
 func floodFrom(raw net.Conn, c *tls.Conn, log *secrets, begin string) error {
 	if suite := c.ConnectionState().CipherSuite; suite != tls.TLS_AES_128_GCM_SHA256 {
 		return fmt.Errorf("cipher suite %s", tls.CipherSuiteName(suite))
@@ -125,8 +125,9 @@ func floodFrom(raw net.Conn, c *tls.Conn, log *secrets, begin string) error {
 	if _, err := raw.Write(f.seal(23, []byte(begin))); err != nil {
 		return err
 	}
+	go func() { _, _ = io.Copy(io.Discard, raw) }()
 	go func() {
-		for {
+		for range 100 {
 			if _, err := raw.Write(f.updates(8)); err != nil {
 				return
 			}
@@ -135,36 +136,52 @@ func floodFrom(raw net.Conn, c *tls.Conn, log *secrets, begin string) error {
 	return nil
 }
 
-// smallWrites is a listener whose connections are stuck soon.
-type smallWrites struct {
+// stalling is a listener whose connections take few writes.
+type stalling struct {
 	net.Listener
-	stuck chan struct{} // receives once for each connection on which a write takes long
+	stuck chan struct{} // receives once for each connection on which a write is stuck
 }
 
-func (l smallWrites) Accept() (net.Conn, error) {
+func (l stalling) Accept() (net.Conn, error) {
 	c, err := l.Listener.Accept()
 	if err != nil {
 		return nil, err
 	}
-	_ = c.(*net.TCPConn).SetWriteBuffer(4 << 10)
-	return &watchedConn{Conn: c, stuck: l.stuck}, nil
+	return newStalled(c, l.stuck), nil
 }
 
-// watchedConn reports a write that takes long.
-type watchedConn struct {
+// stalledConn is a connection to a peer that reads nothing, as if its window were full after
+// some writes. Writes are then stuck until it is closed.
+type stalledConn struct {
 	net.Conn
-	stuck chan struct{}
-	once  sync.Once
+	stuck  chan struct{}
+	writes atomic.Int64
+	once   sync.Once
+	closed chan struct{}
 }
 
-func (c *watchedConn) Write(b []byte) (int, error) {
-	t := time.AfterFunc(500*time.Millisecond, func() { c.once.Do(func() { c.stuck <- struct{}{} }) })
-	defer t.Stop()
+func newStalled(c net.Conn, stuck chan struct{}) *stalledConn {
+	return &stalledConn{Conn: c, stuck: stuck, closed: make(chan struct{})}
+}
+
+func (c *stalledConn) Write(b []byte) (int, error) {
+	if n := c.writes.Add(1); n > 300 {
+		if n == 301 {
+			c.stuck <- struct{}{}
+		}
+		<-c.closed
+		return 0, net.ErrClosed
+	}
 	return c.Conn.Write(b)
 }
 
-// serveSmall runs another server of r at a listener whose connections are stuck soon.
-func (r *rig) serveSmall(t *testing.T, change func(*ServerOptions)) (stuck chan struct{}, stop func()) {
+func (c *stalledConn) Close() error {
+	c.once.Do(func() { close(c.closed) })
+	return c.Conn.Close()
+}
+
+// serveStalling runs another server of r at a listener whose connections take few writes.
+func (r *rig) serveStalling(t *testing.T, change func(*ServerOptions)) (stuck chan struct{}, stop func()) {
 	t.Helper()
 	o := r.server.o
 	change(&o)
@@ -183,7 +200,7 @@ func (r *rig) serveSmall(t *testing.T, change func(*ServerOptions)) (stuck chan 
 	done, stuck := make(chan struct{}), make(chan struct{}, 100)
 	go func() {
 		defer close(done)
-		_ = s.Serve(ctx, smallWrites{ln, stuck})
+		_ = s.Serve(ctx, stalling{ln, stuck})
 	}()
 	stop = func() {
 		t.Helper()
@@ -207,7 +224,7 @@ func TestStuckPeersHoldUpNobody(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			r := start(t, newAuthority(t, "test"), nil)
 			r.stop()
-			stuck, stop := r.serveSmall(t, func(o *ServerOptions) { o.maxUnproved = 2 })
+			stuck, stop := r.serveStalling(t, func(o *ServerOptions) { o.maxUnproved = 2 })
 			for range 2 {
 				flood(t, r, begin)
 				wait.For(t, "a write is stuck", stuck)
@@ -245,7 +262,6 @@ func TestStuckServerHoldsUpNoAgent(t *testing.T) {
 			return
 		}
 		t.Cleanup(func() { _ = raw.Close() })
-		_ = raw.(*net.TCPConn).SetReadBuffer(4 << 10)
 		log := &secrets{of: "SERVER"}
 		c := tls.Server(raw, &tls.Config{Certificates: []tls.Certificate{pair}, SessionTicketsDisabled: true, KeyLogWriter: log})
 		if err := c.Handshake(); err == nil {
@@ -266,8 +282,7 @@ func TestStuckServerHoldsUpNoAgent(t *testing.T) {
 				if err != nil {
 					return nil, err
 				}
-				_ = c.(*net.TCPConn).SetWriteBuffer(4 << 10)
-				return &watchedConn{Conn: c, stuck: stuck}, nil
+				return newStalled(c, stuck), nil
 			}
 		}).Dial(ctx)
 		done <- err
