@@ -186,7 +186,7 @@ test-wine: ## Run tests of the host side, built for Windows, under Debian's Wine
 	$(TEST) test-wine.host go test -json -p 1 -exec "$$PWD/hack/wine.sh" -run '$(WINE_HOST)' ./internal/host || rc=1; exit $$rc
 
 # Empty, for chaos: seed 1, 3 minutes, and this kernel with the engines that are installed. SEED may be a
-# list; RESULTS is a directory with the results of several runs, all of which REPORT shows.
+# list; RUNS is a directory with the results of several runs, all of which REPORT shows.
 SEED ?=
 MINUTES ?=
 .PHONY: chaos
@@ -194,7 +194,7 @@ chaos: ## Break agent, host, engines and link at random for MINUTES from SEED, a
 	$(need_root)
 	@hack/provision.sh base $(if $(KERNEL),vm)
 	@go run ./test/chaos -seed $(or $(SEED),1) -minutes $(or $(MINUTES),3) $(if $(KERNEL),-kernel $(KERNEL)) \
-		$(if $(RESULTS),-results $(RESULTS)) $(if $(REPORT),-report $(REPORT))
+		$(if $(RUNS),-results $(RUNS)) $(if $(REPORT),-report $(REPORT))
 
 .PHONY: test-chaos
 test-chaos: ## Run "make chaos" as a stage (root)
