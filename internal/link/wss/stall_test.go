@@ -3,6 +3,7 @@
 package wss
 
 import (
+	"bufio"
 	"context"
 	"crypto/aes"
 	"crypto/cipher"
@@ -14,6 +15,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/http"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -264,11 +266,13 @@ func TestStuckServerHoldsUpNoAgent(t *testing.T) {
 		t.Cleanup(func() { _ = raw.Close() })
 		log := &secrets{of: "SERVER"}
 		c := tls.Server(raw, &tls.Config{Certificates: []tls.Certificate{pair}, SessionTicketsDisabled: true, KeyLogWriter: log})
-		if err := c.Handshake(); err == nil {
-			err = floodFrom(raw, c, log, "HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n")
-			if err != nil {
-				t.Error(err)
-			}
+		// An answer before its request would end the connection.
+		if _, err := http.ReadRequest(bufio.NewReader(c)); err != nil {
+			t.Errorf("request: %v", err)
+			return
+		}
+		if err := floodFrom(raw, c, log, "HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n"); err != nil {
+			t.Error(err)
 		}
 	}()
 	_, port, _ := net.SplitHostPort(ln.Addr().String())
