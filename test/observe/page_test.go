@@ -16,6 +16,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/fairlead/fairlead/internal/status"
 	"github.com/fairlead/fairlead/test/kit/wait"
 )
@@ -294,13 +296,11 @@ func TestPageReconnects(t *testing.T) {
 	p.noConsole("502", "ERR_INCOMPLETE_CHUNKED_ENCODING", "Failed to load resource")
 }
 
-// The page of a host names its guests as they are named in the configuration.
-func TestPageNamesGuests(t *testing.T) {
-	r := newRig(t)
-	r.startAgent()
-	r.listen("127.0.0.1:8080")
+// hostPage starts a host peer with one guest and returns the address of its page.
+func (r *rig) hostPage(t *testing.T, guest string) string {
+	t.Helper()
 	control := filepath.Join(r.dir, "h", "s")
-	start(t, r.outside, exec.Command(binary, "host", "--connect", "dev=unix://"+filepath.Join(r.dir, "l", "s"),
+	r.host = start(t, r.outside, exec.Command(binary, "host", "--connect", guest+"=unix://"+filepath.Join(r.dir, "l", "s"),
 		"--control", control, "--web-addr", "127.0.0.1:7422"))
 	host := status.NewClient(control)
 	var url string
@@ -310,11 +310,68 @@ func TestPageNamesGuests(t *testing.T) {
 		}
 		return err
 	})
-	p := newChromium(t, r.outside).open(t, url, 1280, 800)
+	return url
+}
+
+// The page of a host names its guests as they are named in the configuration.
+func TestPageNamesGuests(t *testing.T) {
+	r := newRig(t)
+	r.startAgent()
+	r.listen("127.0.0.1:8080")
+	p := newChromium(t, r.outside).open(t, r.hostPage(t, "dev"), 1280, 800)
 	p.wait("the guest's name", `document.querySelector('#peers li b')?.textContent`, "dev")
 	p.wait("it in the row", `document.querySelector('#ports tbody td.guest')?.textContent.includes('dev')`, true)
 	p.eval(fmt.Sprintf(rowOf+`.click()`, "8080"))
 	p.wait("it in the detail", `document.querySelector('#detail .facts')?.textContent.includes('Guestdev')`, true)
+	p.noConsole()
+}
+
+// The page of a host shows on request what its guests do not publish, and why: a port that a
+// rule denies, one that is withheld, and a NAT rule that is not understood.
+func TestPageShowsWhatGuestsDoNotPublish(t *testing.T) {
+	rules := filepath.Join(t.TempDir(), "rules.yaml")
+	if err := os.WriteFile(rules, []byte("rules:\n  - {name: no-debug, match: {ports: 9229}, action: deny}\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	r := newRig(t, "--rules-file", rules)
+	r.startAgent()
+	r.listen("127.0.0.1:8080")
+	r.listen("127.0.0.1:9229")
+	err := r.guest.Do(func() error {
+		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			return err
+		}
+		t.Cleanup(func() { _ = unix.Close(fd) })
+		return unix.Bind(fd, &unix.SockaddrInet4{Port: 9999})
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	nft := exec.Command("nft", "-f", "-")
+	nft.Stdin = strings.NewReader("table ip t { chain c { type nat hook prerouting priority -100; meta mark 7 tcp dport 7070 dnat to 10.0.0.2:80; }; }")
+	if err := errors.Join(r.guest.Start(nft), nft.Wait()); err != nil {
+		t.Fatal(err)
+	}
+	p := newChromium(t, r.outside).open(t, r.hostPage(t, "dev"), 1280, 800)
+	const chip = `[data-filter="published:no"]`
+	p.wait("what is published", portsIn, "8080")
+	p.wait("the others are counted", `document.querySelector('`+chip+` b')?.textContent`, "2")
+	p.wait("the rule is counted", `document.querySelector('#peers li')?.innerText.includes('1 warning')`, true)
+	p.wait("and named", `/meta mark/.test(document.querySelector('#peers li').title)`, true)
+	p.click(chip)
+	p.wait("the others", portsIn, "8080 9229 9999")
+	for port, why := range map[string]string{"9229": "denied by rule 1 (no-debug)", "9999": "bound, not listening"} {
+		p.wait("why "+port+" is not published", fmt.Sprintf(rowText+`.includes('%s')`, port, why), true)
+		p.eval(fmt.Sprintf(rowOf+`.click()`, port))
+		p.wait("the detail of "+port, `document.querySelector('#detail h2').textContent`, port+"tcp")
+		p.wait("with the reason", fmt.Sprintf(`document.querySelector('#detail .summary')?.textContent.includes('%s')`, why), true)
+		p.wait("and the next step", `document.querySelector('#detail .next') !== null`, true)
+	}
+	p.shoot("unpublished")
+	p.key("Escape")
+	p.click(chip)
+	p.wait("hidden again", portsIn, "8080")
 	p.noConsole()
 }
 

@@ -156,6 +156,23 @@ function sayTheme() {
 $('theme').onclick = nextTheme;
 sayTheme();
 
+// drawPeers shows the guests of a host, with their warnings, or the host of an agent.
+let peers = [];
+let warnings = new Map(); // of a host's guests
+function drawPeers() {
+  const host = document.body.dataset.role === 'host';
+  const words = { connected: 'connected', refused: 'refused', away: 'not connected' };
+  $('peers').replaceChildren(...peers.map((p) => {
+    const warned = warnings.get(p.guest) ?? [];
+    const state = p.state === 'connected' && !host ? clean(p.name) : words[p.state] + (p.error ? `: ${clean(p.error)}` : '');
+    const count = warned.length === 0 ? '' : `, ${warned.length} ${warned.length === 1 ? 'warning' : 'warnings'}`;
+    return el('li', {
+      class: 'source', 'data-state': p.state === 'connected' ? 'live' : 'stale',
+      title: [p.endpoint, p.version, p.error, p.next, ...warned].filter(Boolean).map(clean).join('\n'),
+    }, el('b', {}, host ? clean(p.title || p.name || p.endpoint) : 'host'), el('span', { class: 'dim' }, state + count));
+  }));
+}
+
 // Events of the server.
 const handlers = {
   hello({ role, name, version, explains }) {
@@ -166,19 +183,16 @@ const handlers = {
     flows.reset();
   },
   peers(list) {
-    const host = document.body.dataset.role === 'host';
-    if (host) table.name(list);
-    $('peers').replaceChildren(...list.map((p) => {
-      const words = { connected: 'connected', refused: 'refused', away: 'not connected' };
-      return el('li', {
-        class: 'source', 'data-state': p.state === 'connected' ? 'live' : 'stale',
-        title: [p.endpoint, p.version, p.error, p.next].filter(Boolean).map(clean).join('\n'),
-      }, el('b', {}, host ? clean(p.title || p.name || p.endpoint) : 'host'),
-      el('span', { class: 'dim' }, p.state === 'connected' && !host ? clean(p.name) : words[p.state] + (p.error ? `: ${clean(p.error)}` : '')));
-    }));
+    if (document.body.dataset.role === 'host') table.name(list);
+    peers = list;
+    drawPeers();
   },
   sources(list) {
-    if (document.body.dataset.role === 'host') return; // these are the guests
+    if (document.body.dataset.role === 'host') { // these are the guests
+      warnings = new Map(list.map((s) => [s.name, s.warnings]));
+      drawPeers();
+      return;
+    }
     $('sources').replaceChildren(...list.map((s) => {
       // A method is "tp_btf (tcp-listen), cgroup (udp-bind)" or "no engine yet: why".
       const how = s.method.replace(/:.*| \([^)]*\)/gs, '');
