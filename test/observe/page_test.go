@@ -375,6 +375,28 @@ func TestPageShowsWhatGuestsDoNotPublish(t *testing.T) {
 	p.noConsole()
 }
 
+// A phone's window shows the whole header, and scrolls in one direction alone, also when the
+// guest or the connection is lost, and whatever the guest is called.
+func TestPageFitsNarrowWindowWhenLost(t *testing.T) {
+	const fits = `JSON.stringify([...document.querySelectorAll('html, header, header *, .strip, .strip *, .chip, input, .list, tbody tr, tbody td')].filter((e) =>
+		e.getBoundingClientRect().right > innerWidth || ['HTML', 'HEADER'].includes(e.tagName) && e.scrollWidth > e.clientWidth ||
+		e.id === 'connection' && e.scrollWidth > e.clientWidth).map((e) => [e.tagName, e.className, e.getBoundingClientRect().right, e.scrollWidth]))`
+	r := newRig(t)
+	r.startAgent()
+	r.listen("127.0.0.1:8080")
+	p := newChromium(t, r.outside).open(t, r.hostPage(t, strings.Repeat("long", 15)), 390, 800)
+	p.wait("the port is there", portsIn, "8080")
+	p.wait("connected, nothing reaches beyond", fits, "[]")
+	r.agent.kill()
+	p.wait("the guest is lost", `document.querySelector('#peers li')?.dataset.state`, "stale")
+	p.wait("with a lost guest nothing reaches beyond", fits, "[]")
+	p.shoot("narrow-guest-lost")
+	r.host.kill()
+	p.wait("the connection is lost", live, "lost")
+	p.wait("with a lost connection nothing reaches beyond", fits, "[]")
+	p.shoot("narrow-lost")
+}
+
 // The screenshot in docs/web.md, artefact "document", of a typical guest.
 func TestPageScreenshot(t *testing.T) {
 	rules := filepath.Join(t.TempDir(), "rules.yaml")
