@@ -5,6 +5,7 @@ package kernel
 import (
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 )
 
@@ -25,6 +26,21 @@ type Method struct {
 	Err        error    // why better methods failed, joined; nil if none did
 	Failed     []string // names of these methods, best first
 	Lost       string   // what this method does not see, human-readable; may be empty
+}
+
+// LogAttr has the attributes of m in a log line that are not empty: "capability", "method",
+// "lost", and "better", why better methods failed.
+func (m Method) LogAttr() slog.Attr {
+	var attrs []slog.Attr
+	for _, a := range []slog.Attr{
+		slog.String("capability", m.Capability), slog.String("method", m.Name),
+		slog.String("lost", m.Lost), slog.String("better", Brief(m.Err)),
+	} {
+		if a.Value.String() != "" {
+			attrs = append(attrs, a)
+		}
+	}
+	return slog.GroupAttrs("", attrs...)
 }
 
 // Capability is what can be observed by more than one method.

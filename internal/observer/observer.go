@@ -280,7 +280,7 @@ func (s *session) attach(e *engine) ([]kernel.Method, scope, error) {
 		s.dumper.explicit = func() (map[uint64]struct{}, error) { return explicitUDP(s.object, s.netns) }
 	}
 	for _, m := range methods {
-		s.options.Logger.Info("observing sockets", "capability", m.Capability, "method", m.Name, "lost", m.Lost, "better", kernel.Brief(m.Err))
+		s.options.Logger.Info("observing sockets", m.LogAttr())
 	}
 	return methods, polled, nil
 }

@@ -188,7 +188,7 @@ func (s *Source) logMethod(method string, better error) {
 		s.mu.Lock()
 		s.status.Method = method
 		s.mu.Unlock()
-		s.log.Info("watching nftables", "method", method, "better", kernel.Brief(better))
+		s.log.Info("watching nftables", kernel.Method{Name: method, Err: better}.LogAttr())
 	}
 }
 

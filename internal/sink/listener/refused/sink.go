@@ -99,7 +99,7 @@ func (s *Sink) Run(ctx context.Context) error {
 	} else {
 		m := w.Method()
 		s.method.Store(&m)
-		s.log.Info("bind conflicts are detected", "method", m.Name, "lost", m.Lost)
+		s.log.Info("bind conflicts are detected", m.LogAttr())
 		s.watcher.Store(w)
 		g.Go(func() error { return w.Run(ctx, s.contend) })
 	}
