@@ -48,6 +48,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	root.SetArgs(args)
 	root.SetOut(stdout)
 	root.SetErr(stderr)
+	checkCompletionArgs(root)
 	err := root.ExecuteContext(ctx)
 	if err == nil || errors.Is(err, context.Canceled) && ctx.Err() != nil {
 		return exitOK
@@ -77,7 +78,6 @@ func newRoot() *cobra.Command {
 		Args:          noArgs,
 		RunE:          func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
-	root.SuggestionsMinimumDistance = 2
 	root.SetVersionTemplate("fairlead {{.Version}}\n")
 	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
 		err = flagError(err)
@@ -140,19 +140,39 @@ func noArgs(c *cobra.Command, args []string) error {
 		return nil
 	}
 	if c.HasSubCommands() {
+		c.SuggestionsMinimumDistance = 2
 		hint := ""
 		if near := c.SuggestionsFor(args[0]); len(near) > 0 {
 			hint = fmt.Sprintf(": did you mean %q?", near[0])
 		}
 		return usageError{fmt.Errorf("unknown command %q for %q%s (see `%s --help`)", args[0], c.CommandPath(), hint, c.CommandPath())}
 	}
-	return usageError{fmt.Errorf("%s takes no argument, got %q", c.CommandPath(), args[0])}
+	return usageError{fmt.Errorf("%s takes no argument, got %q", nameOf(c), args[0])}
+}
+
+// checkCompletionArgs adds the command that prints completions, whose output must be set
+// by now, and has it refuse wrong arguments as our own commands do.
+func checkCompletionArgs(root *cobra.Command) {
+	root.InitDefaultCompletionCmd()
+	completion, _, err := root.Find([]string{"completion"})
+	if err != nil {
+		return
+	}
+	completion.RunE = func(c *cobra.Command, _ []string) error { return c.Help() }
+	for _, c := range append(completion.Commands(), completion) {
+		c.Args = noArgs
+	}
+}
+
+// nameOf returns the name of a command without the program's, which begins each error.
+func nameOf(c *cobra.Command) string {
+	return strings.TrimPrefix(c.CommandPath(), c.Root().Name()+" ")
 }
 
 func oneArg(what string) cobra.PositionalArgs {
 	return func(c *cobra.Command, args []string) error {
 		if len(args) != 1 {
-			return usageError{fmt.Errorf("%s takes one argument, %s (see `%s --help`)", c.CommandPath(), what, c.CommandPath())}
+			return usageError{fmt.Errorf("%s takes one argument, %s (see `%s --help`)", nameOf(c), what, c.CommandPath())}
 		}
 		return nil
 	}
