@@ -408,6 +408,8 @@ func (c *Host) validateTokens(goos string) (key string, err error) {
 		switch {
 		case g.Network == networkWSS:
 			return "connect", fmt.Errorf("%q: a host does not dial agents there: want --listen wss://:PORT --guest NAME", g)
+		case g.Listen:
+			return "connect", fmt.Errorf("%q: a host cannot listen for its guests there: let the agent listen, and connect to vsock://CID:PORT", g)
 		case g.Network != "unix" && c.LinkToken == "":
 			return "linkToken", fmt.Errorf("%q: want a file, %q needs a token", "", g)
 		case g.Network == "unix" && goos == "windows" && c.TokenFile(g) == "":

@@ -321,9 +321,17 @@ type Endpoint struct {
 	Name    string // of a wss endpoint to dial: what the host calls this guest; empty for its host name
 }
 
+// What an error says that an agent, and a host, can be given.
+const (
+	agentEndpoints = "unix:///PATH, vsock://:PORT, vsock://2:PORT or wss://SERVER[:PORT][/NAME]"
+	hostEndpoints  = "unix:///PATH, vsock://CID:PORT or hvsock://wsl:PORT"
+)
+
 // ParseEndpoint reads the text of an Endpoint.
-func ParseEndpoint(s string) (Endpoint, error) {
-	wrong := fmt.Errorf("%q: want unix:///PATH, vsock://CID:PORT, vsock://:PORT, hvsock://wsl:PORT or wss://SERVER[:PORT][/NAME]", s)
+func ParseEndpoint(s string) (Endpoint, error) { return parseEndpoint(s, agentEndpoints) }
+
+func parseEndpoint(s, want string) (Endpoint, error) {
+	wrong := fmt.Errorf("%q: want %s", s, want)
 	scheme, rest, ok := strings.Cut(s, "://")
 	if !ok {
 		return Endpoint{}, wrong

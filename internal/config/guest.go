@@ -31,13 +31,13 @@ func ParseGuest(s string) (Guest, error) {
 	before, after, _ := strings.Cut(s, "://")
 	name, scheme, named := strings.Cut(before, "=")
 	if !named {
-		e, err := ParseEndpoint(s)
+		e, err := parseEndpoint(s, hostEndpoints)
 		return Guest{Endpoint: e}, err
 	}
 	if err := CheckGuestName(name); err != nil {
 		return Guest{}, err
 	}
-	e, err := ParseEndpoint(scheme + "://" + after)
+	e, err := parseEndpoint(scheme+"://"+after, hostEndpoints)
 	return Guest{name, e}, err
 }
 

@@ -57,9 +57,6 @@ func New(cfg config.Host, log *slog.Logger, level *slog.LevelVar) (*Daemon, erro
 	d.accepted.Store(&d.cfg)
 	var guests []host.Guest
 	for _, g := range cfg.Connect {
-		if g.Listen {
-			return nil, fmt.Errorf("connect %s: a host cannot listen for its guests: let the agent listen, and connect to vsock://CID:PORT", g)
-		}
 		at, err := link.ParseEndpoint(g.Endpoint.String()) // on Windows a path is converted
 		if err != nil {
 			return nil, err
