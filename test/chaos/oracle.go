@@ -5,16 +5,16 @@
 package main
 
 import (
-	"encoding/hex"
 	"fmt"
 	"net/netip"
-	"os"
 	"regexp"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
 
+	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/procnet"
 	"github.com/fairlead/fairlead/test/kit/netns"
 )
 
@@ -62,37 +62,23 @@ func (s endpoints) without(o endpoints) (out []string) {
 func listening(in *netns.Space) (endpoints, error) {
 	out := endpoints{}
 	err := in.Do(func() error {
-		for file, state := range map[string]string{"tcp": "0A", "tcp6": "0A", "udp": "07", "udp6": "07"} {
-			b, err := os.ReadFile("/proc/thread-self/net/" + file)
+		for _, table := range procnet.Tables() {
+			serving := uint8(procnet.Listen)
+			if table.Protocol == port.UDP {
+				serving = procnet.Close
+			}
+			err := procnet.Read("/proc/thread-self/net/"+table.Name, func(s procnet.Socket) {
+				if p := s.Local.Port(); s.State == serving && p >= firstPort && p <= lastPort {
+					out[endpoint{table.Protocol.String(), s.Local}] = true
+				}
+			})
 			if err != nil {
 				return err
-			}
-			for _, line := range strings.Split(string(b), "\n")[1:] {
-				if f := strings.Fields(line); len(f) > 3 && f[3] == state {
-					if a, ok := parse(f[1]); ok && a.Port() >= firstPort && a.Port() <= lastPort {
-						out[endpoint{file[:3], a}] = true
-					}
-				}
 			}
 		}
 		return nil
 	})
 	return out, err
-}
-
-// parse reads an address of /proc/net/tcp: words of the machine's order, in hexadecimal.
-func parse(s string) (netip.AddrPort, bool) {
-	host, port, _ := strings.Cut(s, ":")
-	b, err := hex.DecodeString(host)
-	n, err2 := strconv.ParseUint(port, 16, 16)
-	if err != nil || err2 != nil {
-		return netip.AddrPort{}, false
-	}
-	for i := 0; i+4 <= len(b); i += 4 {
-		slices.Reverse(b[i : i+4])
-	}
-	a, ok := netip.AddrFromSlice(b)
-	return netip.AddrPortFrom(a, uint16(n)), ok
 }
 
 // Rules of this test as iptables-save and nft print them: of the output hook, so that each counts once.
