@@ -9,6 +9,7 @@
 package publish
 
 import (
+	"cmp"
 	"crypto/rand"
 	"encoding/hex"
 	"encoding/json"
@@ -132,15 +133,13 @@ func receive(conn *net.UnixConn, message any) (p packet, err error) {
 	var buf [maxMessage]byte
 	oob := make([]byte, unix.CmsgSpace(unix.SizeofUcred)+unix.CmsgSpace(maxFDs*4))
 	n, oobn, flags, _, err := conn.ReadMsgUnix(buf[:], oob)
-	if err != nil {
-		return p, err
-	}
 	defer func() {
 		if err != nil {
 			p.close()
 		}
 	}()
-	if err := p.parse(oob[:oobn]); err != nil {
+	perr := p.parse(oob[:oobn])
+	if err = cmp.Or(err, perr); err != nil { // an empty message is io.EOF, also with descriptors
 		return p, err
 	}
 	if flags&(unix.MSG_TRUNC|unix.MSG_CTRUNC) != 0 {
