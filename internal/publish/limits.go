@@ -56,7 +56,11 @@ func (ts *tenants) enter(container string) (*tenant, error) {
 	return t, nil
 }
 
+// leave counts a request out. t may be nil.
 func (t *tenant) leave() {
+	if t == nil {
+		return
+	}
 	t.of.mu.Lock()
 	defer t.of.mu.Unlock()
 	t.ports--

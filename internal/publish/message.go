@@ -29,9 +29,9 @@ const (
 	version = 1
 	// maxMessage bounds one message, in bytes. Each is one packet of JSON.
 	maxMessage = 4096
-	// maxFDs is for how many descriptors there is room; one is expected, and the kernel
-	// drops those beyond.
-	maxFDs = 2
+	// maxFDs is the most that the kernel passes with a message (SCM_MAX_FD). One is expected,
+	// but the kernel itself would close those for which there is no room, and that can block.
+	maxFDs = 253
 )
 
 // Reason is why a request was refused, for programs.
@@ -107,12 +107,13 @@ func send(conn *net.UnixConn, message any, fd int) error {
 type packet struct {
 	sender *unix.Ucred // as the kernel names it; nil if it was not asked to
 	fds    []int
+	lost   bool // descriptors were sent for which this process had no more
 }
 
 // close closes the descriptors that were not taken.
 func (p *packet) close() {
 	for _, fd := range p.fds {
-		_ = unix.Close(fd)
+		closePassed(fd)
 	}
 	p.fds = nil
 }
@@ -126,12 +127,15 @@ func (p *packet) take() (fd int, ok bool) {
 	return fd, true
 }
 
+// maxControl bounds the control messages beside a message, in bytes.
+var maxControl = unix.CmsgSpace(unix.SizeofUcred) + unix.CmsgSpace(maxFDs*4)
+
 var errMalformed = errors.New("malformed message")
 
 // receive reads one message. On an error no descriptor is left open.
 func receive(conn *net.UnixConn, message any) (p packet, err error) {
 	var buf [maxMessage]byte
-	oob := make([]byte, unix.CmsgSpace(unix.SizeofUcred)+unix.CmsgSpace(maxFDs*4))
+	oob := make([]byte, maxControl)
 	n, oobn, flags, _, err := conn.ReadMsgUnix(buf[:], oob)
 	defer func() {
 		if err != nil {
@@ -142,9 +146,10 @@ func receive(conn *net.UnixConn, message any) (p packet, err error) {
 	if err = cmp.Or(err, perr); err != nil { // an empty message is io.EOF, also with descriptors
 		return p, err
 	}
-	if flags&(unix.MSG_TRUNC|unix.MSG_CTRUNC) != 0 {
-		return p, fmt.Errorf("%w: too long, or too many descriptors", errMalformed)
+	if flags&unix.MSG_TRUNC != 0 {
+		return p, fmt.Errorf("%w: too long", errMalformed)
 	}
+	p.lost = flags&unix.MSG_CTRUNC != 0
 	if err := json.Unmarshal(buf[:n], message); err != nil {
 		return p, fmt.Errorf("%w: %w", errMalformed, err)
 	}

@@ -29,7 +29,12 @@ type peer struct {
 	network   namespace
 }
 
-func (p *peer) close() { _ = unix.Close(p.dir) }
+// close releases a peer, which may be nil.
+func (p *peer) close() {
+	if p != nil {
+		_ = unix.Close(p.dir)
+	}
+}
 
 // maxStat bounds /proc/PID/stat.
 const maxStat = 4096

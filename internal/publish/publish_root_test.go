@@ -502,7 +502,7 @@ func TestRefused(t *testing.T) {
 		{"a unix socket", "web", "unix 80", nil, ReasonDescriptor},
 		{"no descriptor", "web", "none 80", nil, ReasonDescriptor},
 		{"two descriptors", "web", "two 80", nil, ReasonDescriptor},
-		{"more descriptors than there is room for", "web", "many 80", nil, ReasonRequest},
+		{"a hundred descriptors", "web", "many 80", nil, ReasonDescriptor},
 		{"a listener of the agent's namespace", "web", "inherited 80", ourFile, ReasonNamespace},
 		{"a listener of a third namespace", "web", "inherited 80", foreignFile, ReasonNamespace},
 		{"a wrong nonce", "web", "nonce", nil, ReasonRequest},
@@ -818,4 +818,24 @@ func TestAgentStops(t *testing.T) {
 			t.Errorf("the client printed %v", got)
 		}
 	}
+}
+
+// Connections that block close(2) keep no other client from a lease, and the agent from no
+// stop, whoever passes them.
+func TestLingeringClients(t *testing.T) {
+	r := newRig(t, everything(), testLimits)
+	for _, container := range []string{"web", "unlisted", ""} {
+		r.start(r.container, container, "lingers").granted()
+	}
+	_, n := guestServer(t)
+	wait.Until(t, "a lease", func() error { // the container has no more clients that wait
+		r.server.tenants.mu.Lock()
+		defer r.server.tenants.mu.Unlock()
+		if web := r.server.tenants.byID["web"]; web != nil && web.ports > 0 {
+			return fmt.Errorf("the container has %d clients", web.ports)
+		}
+		return nil
+	})
+	r.start(r.container, "web", fmt.Sprintf("hold %d %d", n, leasePort)).granted()
+	r.stop()
 }

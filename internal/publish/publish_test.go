@@ -76,7 +76,7 @@ func TestReceiveLeavesNoDescriptor(t *testing.T) {
 		fds  int
 		ok   bool
 	}{
-		{`{}`, 0, true}, {`{"port":1}`, 1, true}, {`{}`, 2, true}, {`{}`, 200, false},
+		{`{}`, 0, true}, {`{"port":1}`, 1, true}, {`{}`, 2, true}, {`{}`, maxFDs, true}, {"{", maxFDs, false},
 		{`{`, 1, false}, {`{"port":70000}`, 1, false}, {`{"port":-1}`, 1, false}, {`[]`, 1, false}, {"\x00", 2, false},
 		{"", 1, false}, {"", 2, false}, {"", 0, false},
 	} {

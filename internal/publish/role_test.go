@@ -12,6 +12,7 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"runtime"
 	"strconv"
 	"strings"
 	"time"
@@ -62,6 +63,7 @@ var roles = map[string]func(args []string) error{
 	"liar":       liar,
 	"mute":       mute,
 	"unasked":    unasked,
+	"lingers":    lingers,
 }
 
 func hold(a []string) error {
@@ -342,4 +344,62 @@ func unasked(a []string) error {
 		return err
 	}
 	return end(conn)
+}
+
+// connectedTo returns a connection to a port of the loopback.
+func connectedTo(number int) (int, error) {
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return -1, err
+	}
+	return fd, unix.Connect(fd, &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}, Port: number})
+}
+
+// linger has close(2) wait for an hour.
+func linger(fd int) error {
+	return unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1, Linger: 3600})
+}
+
+// fill writes to a connection until its buffers are full, and has close(2) wait for them.
+func fill(fd int) error {
+	b := make([]byte, 1<<20)
+	for {
+		if _, err := unix.SendmsgN(fd, b, nil, nil, unix.MSG_DONTWAIT); err == unix.EAGAIN {
+			return linger(fd)
+		} else if err != nil {
+			return err
+		}
+	}
+}
+
+// lingers passes connections that block close(2) to an agent that does not read them.
+func lingers(a []string) error {
+	l, err := net.Listen("tcp4", "127.0.0.1:0")
+	if err != nil {
+		return err
+	}
+	var kept []*client
+	for range 20 {
+		c, err := connect(context.Background(), a[0])
+		if err != nil {
+			return err
+		}
+		kept = append(kept, c)
+		fd, err := connectedTo(l.Addr().(*net.TCPAddr).Port)
+		if err == nil {
+			err = fill(fd)
+		}
+		if err != nil {
+			return err
+		}
+		_ = send(c.conn, request{}, fd) // the agent may have refused the connection already
+		if err := linger(fd); err != nil {
+			return err
+		}
+		go func() { _ = unix.Close(fd) }() // which blocks if the message was not sent
+	}
+	fmt.Println("granted") // so far
+	time.Sleep(time.Hour)
+	runtime.KeepAlive(kept)
+	return l.Close()
 }

@@ -32,8 +32,12 @@ import (
 const (
 	// requestTimeout bounds the time between a connection and its request, and a write.
 	requestTimeout = 5 * time.Second
-	// maxClients bounds the connections of all containers together.
-	maxClients = 1024
+	// maxClients bounds the connections of all containers together, and maxRefusals those
+	// that are refused because there are so many.
+	maxClients  = 1024
+	maxRefusals = 64
+	// stopTimeout bounds the wait for the clients when the agent stops.
+	stopTimeout = 6 * time.Second
 )
 
 // Options configure a Server. All are required.
@@ -123,28 +127,40 @@ func (s *Server) serve(ctx context.Context, l net.Listener, feed registry.Feed) 
 	stop := context.AfterFunc(ctx, func() { _ = l.Close() })
 	defer stop()
 	var clients sync.WaitGroup
-	defer clients.Wait()
-	room := make(chan struct{}, maxClients)
-	return s.accept.Serve(ctx, l, func(conn net.Conn) {
+	defer func() { waitAtMost(&clients, stopTimeout) }()
+	room := make(chan struct{}, maxClients+maxRefusals)
+	return s.accept.Serve(ctx, arrivals{l}, func(conn net.Conn) {
 		select {
 		case room <- struct{}{}:
-		default:
+		case <-ctx.Done():
 			_ = conn.Close()
 			return
 		}
+		full := len(room) > maxClients
 		clients.Go(func() {
 			defer func() { <-room }()
-			s.client(ctx, conn.(*net.UnixConn))
+			s.client(ctx, conn.(arrival).UnixConn, full)
 		})
 	})
 }
 
 // client serves one connection, and reports to it why it ended.
-func (s *Server) client(ctx context.Context, conn *net.UnixConn) {
-	defer func() { _ = conn.Close() }()
+func (s *Server) client(ctx context.Context, conn *net.UnixConn, full bool) {
 	stop := context.AfterFunc(ctx, func() { _ = conn.CloseRead() })
 	defer stop()
-	err := s.request(ctx, conn)
+	p, t, err := s.admit(conn, full)
+	// The container is charged for it until all is closed.
+	defer t.leave()
+	defer p.close()
+	defer closeClient(conn)
+	if err == nil {
+		err = s.request(ctx, conn, p, t)
+	}
+	s.report(ctx, conn, err)
+}
+
+// report sends a client why its connection ends.
+func (s *Server) report(ctx context.Context, conn *net.UnixConn, err error) {
 	var r *Refusal
 	switch {
 	case ctx.Err() != nil:
@@ -165,22 +181,25 @@ func (s *Server) client(ctx context.Context, conn *net.UnixConn) {
 	_ = send(conn, reply{Error: r}, -1)
 }
 
-// request serves the request of one client, and the lease if it is granted.
-func (s *Server) request(ctx context.Context, conn *net.UnixConn) error {
+// admit identifies a client, and counts it for its container. What it returns may be nil.
+func (s *Server) admit(conn *net.UnixConn, full bool) (*peer, *tenant, error) {
 	_ = conn.SetDeadline(time.Now().Add(requestTimeout))
+	if full {
+		return nil, nil, refuse(ReasonLimit, "the agent has %d clients already", maxClients)
+	}
 	p, err := s.identify(conn)
 	if err != nil {
-		return err
+		return nil, nil, err
 	}
-	defer p.close()
 	if !s.opt.Policy.Names(p.container) {
-		return refuse(ReasonPolicy, "no entry of publish.allow matches container %q", p.container.Name)
+		return p, nil, refuse(ReasonPolicy, "no entry of publish.allow matches container %q", p.container.Name)
 	}
 	t, err := s.tenants.enter(p.container.ID)
-	if err != nil {
-		return err
-	}
-	defer t.leave()
+	return p, t, err
+}
+
+// request serves the request of one client, and the lease if it is granted.
+func (s *Server) request(ctx context.Context, conn *net.UnixConn, p *peer, t *tenant) error {
 	nonce := newNonce()
 	if err := send(conn, reply{Version: version, Nonce: nonce}, -1); err != nil {
 		return err
@@ -196,6 +215,9 @@ func (s *Server) request(ctx context.Context, conn *net.UnixConn) error {
 	}
 	if err := s.allowed(p, q); err != nil {
 		return err
+	}
+	if got.lost {
+		return refuse(ReasonLimit, "%v", own.ErrDescriptors)
 	}
 	l := lease{s: s, conn: conn, peer: p, tenant: t, request: q}
 	if q.ToHost {
@@ -249,7 +271,7 @@ func (l *lease) toGuest(ctx context.Context, got *packet) error {
 		return refuse(ReasonDescriptor, "%d descriptors, want one listening TCP socket", len(got.fds))
 	}
 	if err := l.s.checkSocket(l.peer, fd, true); err != nil {
-		_ = unix.Close(fd)
+		closePassed(fd)
 		return err
 	}
 	ln, err := listenerOf(fd)

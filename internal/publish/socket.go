@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"sync/atomic"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -16,6 +17,7 @@ import (
 // listenerOf makes a listener of a descriptor, which it owns, and requires that it is
 // bound to the loopback: the port is for the container alone.
 func listenerOf(fd int) (*net.TCPListener, error) {
+	reset(fd)
 	f := fileOf(fd)
 	defer func() { _ = f.Close() }()
 	l, err := net.FileListener(f)
@@ -34,7 +36,10 @@ func listenerOf(fd int) (*net.TCPListener, error) {
 // descriptor of it. It also ends an accept that blocks, because the client can make the
 // socket blocking at any time.
 func closeListener(l *net.TCPListener) {
-	_ = control(l, func(fd int) error { return unix.Shutdown(fd, unix.SHUT_RDWR) })
+	_ = control(l, func(fd int) error {
+		reset(fd) // the client may have made a connection of it
+		return unix.Shutdown(fd, unix.SHUT_RDWR)
+	})
 	_ = l.Close()
 }
 
@@ -43,11 +48,19 @@ func closeListener(l *net.TCPListener) {
 type passed struct {
 	*net.TCPConn
 	raw     syscall.RawConn
-	release func() // called after it was closed
+	linger  atomic.Int32 // as SetLinger set it last
+	release func()       // called after it was closed
+}
+
+// SetLinger sets what happens at Close.
+func (c *passed) SetLinger(sec int) error {
+	c.linger.Store(int32(sec))
+	return c.TCPConn.SetLinger(sec)
 }
 
 // newPassed makes a connection of a descriptor, which it owns.
 func newPassed(fd int) (*passed, error) {
+	reset(fd)
 	f := fileOf(fd)
 	defer func() { _ = f.Close() }()
 	c, err := net.FileConn(f)
@@ -105,6 +118,7 @@ func (c *passed) Write(b []byte) (sent int, err error) {
 
 // Close implements net.Conn.
 func (c *passed) Close() error {
+	_ = c.TCPConn.SetLinger(int(c.linger.Load())) // the client may have changed it
 	err := c.TCPConn.Close()
 	c.release()
 	return err

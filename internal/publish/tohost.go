@@ -17,9 +17,8 @@ import (
 	"syscall"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/fairlead/fairlead/internal/forward"
+	"github.com/fairlead/fairlead/internal/own"
 	"github.com/fairlead/fairlead/internal/port"
 )
 
@@ -227,14 +226,18 @@ func (h *hostLease) receive() error {
 	h.mu.Lock()
 	_, asked := h.pending[q.Connect]
 	if asked && !has {
-		h.fail(q.Connect, q.failure())
+		err := q.failure()
+		if got.lost {
+			err = own.ErrDescriptors
+		}
+		h.fail(q.Connect, err)
 		h.mu.Unlock()
 		return nil
 	}
 	h.mu.Unlock()
 	if !asked {
 		if has {
-			_ = unix.Close(fd)
+			closePassed(fd)
 		}
 		return refuse(ReasonRequest, "answer %d to no question", q.Connect)
 	}
@@ -253,7 +256,7 @@ func (q request) failure() error {
 // goroutine delivers, so the question is pending, unless the lease has ended.
 func (h *hostLease) deliver(id uint64, fd int) error {
 	if err := h.s.checkSocket(h.peer, fd, false); err != nil {
-		_ = unix.Close(fd)
+		closePassed(fd)
 		return err
 	}
 	c, err := newPassed(fd)

@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux
+
+package publish
+
+import (
+	"net"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/fairlead/fairlead/test/kit/wait"
+)
+
+// lingering returns a connection that blocks close(2) for an hour: its peer reads nothing,
+// and the buffers are full. The peer resets it when the test ends.
+func lingering(t *testing.T) (fd int) {
+	t.Helper()
+	l, err := net.Listen("tcp4", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	fd, err = connectedTo(l.Addr().(*net.TCPAddr).Port)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := l.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = c.(*net.TCPConn).SetLinger(0)
+	t.Cleanup(func() { _ = c.Close() })
+	if err := fill(fd); err != nil {
+		t.Fatal(err)
+	}
+	return fd
+}
+
+// However a client passes connections that block close(2), they are closed at once.
+func TestLingeringConnections(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		text  string
+		fds   int
+		close func(conn *net.UnixConn)
+	}{
+		{"in a message that is read", "{}", 1, read},
+		{"several", "{}", 5, read},
+		{"malformed", "{", 1, read},
+		{"an empty message", "", 1, read},
+		{"unread", "{}", 1, closeClient},
+		{"several unread", "{", 5, closeClient},
+		{"unread and empty", "", 1, closeClient},
+		{"not a listener", "{}", 1, func(conn *net.UnixConn) { taken(t, conn, func(fd int) { _, _ = listenerOf(fd) }) }},
+		{"as a connection", "{}", 1, func(conn *net.UnixConn) {
+			taken(t, conn, func(fd int) {
+				c, err := newPassed(fd)
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				_ = control(c.TCPConn, func(fd int) error { return linger(fd) }) // as the client can
+				_ = c.Close()
+			})
+		}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			a, b := packets(t)
+			if err := passcred(b); err != nil {
+				t.Fatal(err)
+			}
+			for range 3 {
+				var fds []int
+				for range c.fds {
+					fds = append(fds, lingering(t))
+				}
+				err := sendRaw(a, c.text, unix.UnixRights(fds...))
+				for _, fd := range fds { // these are not the last ones
+					_ = unix.Close(fd)
+				}
+				if err != nil {
+					t.Fatal(err)
+				}
+			}
+			closed := make(chan struct{})
+			go func() {
+				defer close(closed)
+				c.close(b)
+				closeClient(b)
+			}()
+			wait.For(t, "all are closed", closed)
+		})
+	}
+}
+
+// closeClient closes unread connections, but does not wait for more.
+func TestCloseClientOfNothing(t *testing.T) {
+	a, b := packets(t)
+	closeClient(b)
+	if _, err := a.Write([]byte("x")); err == nil {
+		t.Error("a message was sent to a closed connection")
+	}
+	_, c := packets(t)
+	_ = c.CloseRead()
+	closeClient(c)
+}
+
+func passcred(c *net.UnixConn) error {
+	return control(c, func(fd int) error { return unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_PASSCRED, 1) })
+}
+
+func read(conn *net.UnixConn) {
+	var q request
+	p, _ := receive(conn, &q)
+	p.close()
+}
+
+func taken(t *testing.T, conn *net.UnixConn, use func(fd int)) {
+	var q request
+	p, err := receive(conn, &q)
+	if err != nil {
+		t.Error(err)
+		return
+	}
+	fd, _ := p.take()
+	use(fd)
+}
