@@ -39,31 +39,37 @@ func listenUnix(ctx context.Context, path string, shared bool) (*unixListener, e
 			return nil, err
 		}
 	}
-	return claimSocket(ctx, "unix", path, mode)
+	return claimSocket(ctx, path, mode)
 }
 
 // ListenPackets listens for SOCK_SEQPACKET connections at path, in a directory that no
 // other user may write to, and that is made with mode 0700 if it is missing. Every process
 // that reaches the path can connect: the caller checks who it is. A dead socket is replaced.
-// Closing the listener removes the socket.
+// Closing the listener removes the socket. The directory is not locked, because a container
+// that has it mounted could keep the lock.
 func ListenPackets(ctx context.Context, path string) (net.Listener, error) {
 	if _, err := ensureDir(filepath.Dir(path)); err != nil {
 		return nil, err
 	}
-	l, err := claimSocket(ctx, "unixpacket", path, 0o666)
+	l, err := makeSocket(ctx, "unixpacket", path, 0o666)
 	if err != nil {
 		return nil, err
 	}
 	return l, nil
 }
 
-// claimSocket listens at path, whose directory exists.
-func claimSocket(ctx context.Context, network, path string, mode fs.FileMode) (l *unixListener, err error) {
+// claimSocket listens at path, whose directory exists, and is ours alone.
+func claimSocket(ctx context.Context, path string, mode fs.FileMode) (l *unixListener, err error) {
 	unlock, err := lockDir(ctx, filepath.Dir(path))
 	if err != nil {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, unlock()) }()
+	return makeSocket(ctx, "unix", path, mode)
+}
+
+// makeSocket listens at path, where it replaces a socket that nobody serves.
+func makeSocket(ctx context.Context, network, path string, mode fs.FileMode) (l *unixListener, err error) {
 	if err := clearSocket(ctx, network, path); err != nil {
 		return nil, err
 	}
@@ -75,7 +81,7 @@ func claimSocket(ctx context.Context, network, path string, mode fs.FileMode) (l
 	l = &unixListener{UnixListener: nl.(*net.UnixListener), path: path}
 	l.SetUnlinkOnClose(false)
 	// Until here the mode was the umask's; credentials are checked all the same.
-	err = os.Chmod(path, mode)
+	err = setMode(path, mode)
 	if err == nil {
 		l.file, err = os.Lstat(path)
 	}

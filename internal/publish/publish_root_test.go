@@ -116,21 +116,43 @@ func newRigWith(t testing.TB, p policy.Policy, limits Limits, prepare func(socke
 }
 
 // An engine that starts before the agent makes a directory where it is to mount the socket.
+// A container that has the directory mounted can put anything there. The agent goes on, and
+// makes the socket when it can.
 func TestSocketIsMadeLater(t *testing.T) {
-	r := newRigWith(t, everything(), testLimits, func(socket string) {
-		if err := os.MkdirAll(socket, 0o700); err != nil {
-			t.Fatal(err)
-		}
-	}, func(r *rig) {
-		if err := wait.For(t, "the source is stale", r.stale); !strings.Contains(err.Error(), "not a socket") {
-			t.Errorf("stale for %v", err)
-		}
-		if err := os.Remove(r.socket); err != nil {
-			t.Fatal(err)
-		}
-	})
-	_, n := guestServer(t)
-	r.start(r.container, "web", fmt.Sprintf("hold %d %d", n, leasePort)).granted()
+	for _, c := range []struct {
+		name string
+		put  func(socket string) error
+		want string
+	}{
+		{"directory", func(socket string) error { return os.Mkdir(socket, 0o700) }, "not a socket"},
+		{"file", func(socket string) error { return os.WriteFile(socket, nil, 0o600) }, "not a socket"},
+		{"link", func(socket string) error { return os.Symlink("/etc/passwd", socket) }, "not a socket"},
+		{"listener of another process", func(socket string) error {
+			l, err := net.Listen("unixpacket", socket)
+			if err == nil {
+				t.Cleanup(func() { _ = l.Close() })
+			}
+			return err
+		}, "served by another process"},
+		{"open directory", func(socket string) error { return os.Chmod(filepath.Dir(socket), 0o777) }, "others may write to it"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			r := newRigWith(t, everything(), testLimits, func(socket string) {
+				if err := errors.Join(os.Mkdir(filepath.Dir(socket), 0o700), c.put(socket)); err != nil {
+					t.Fatal(err)
+				}
+			}, func(r *rig) {
+				if err := wait.For(t, "the source is stale", r.stale); !strings.Contains(err.Error(), c.want) {
+					t.Errorf("stale for %v", err)
+				}
+				if err := errors.Join(os.RemoveAll(r.socket), os.Chmod(filepath.Dir(r.socket), 0o700)); err != nil {
+					t.Fatal(err)
+				}
+			})
+			_, n := guestServer(t)
+			r.start(r.container, "web", fmt.Sprintf("hold %d %d", n, leasePort)).granted()
+		})
+	}
 }
 
 // ofEnvironment names the container of a process by its environment.

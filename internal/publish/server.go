@@ -5,6 +5,7 @@
 package publish
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -89,8 +90,9 @@ func New(o Options) *Server {
 // Name is the source's name.
 func (s *Server) Name() string { return port.SourcePublish }
 
-// Run serves until ctx ends. Where it cannot make the socket it tries again, as an engine
-// that starts first may have made a directory of that name to mount it.
+// Run serves until ctx ends. Where it cannot make the socket it tries again: an engine
+// that starts first may have made a directory of that name to mount it, and a container
+// that has the directory mounted may have put anything there.
 func (s *Server) Run(ctx context.Context, feed registry.Feed) error {
 	if err := s.open(); err != nil {
 		return err
@@ -103,9 +105,12 @@ func (s *Server) Run(ctx context.Context, feed registry.Feed) error {
 		if err == nil {
 			feed.Method(s.opt.Socket)
 			feed.Replace(nil) // it is live
-			return s.serve(ctx, l, feed)
+			err = s.serve(ctx, l, feed)
 		}
-		feed.Stale(fmt.Errorf("publish socket: %w", err))
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		feed.Stale(fmt.Errorf("publish socket: %w", cmp.Or(err, net.ErrClosed)))
 		if err := schedule.Sleep(ctx, pause.Next()); err != nil {
 			return err
 		}
@@ -124,10 +129,13 @@ func (s *Server) open() (err error) {
 // serve accepts clients until ctx ends, and returns when all leases have ended.
 func (s *Server) serve(ctx context.Context, l net.Listener, feed registry.Feed) error {
 	s.feed = feed
-	stop := context.AfterFunc(ctx, func() { _ = l.Close() })
-	defer stop()
+	ctx, cancel := context.WithCancel(ctx)
+	context.AfterFunc(ctx, func() { _ = l.Close() })
 	var clients sync.WaitGroup
-	defer func() { waitAtMost(&clients, stopTimeout) }()
+	defer func() {
+		cancel()
+		waitAtMost(&clients, stopTimeout)
+	}()
 	room := make(chan struct{}, maxClients+maxRefusals)
 	return s.accept.Serve(ctx, arrivals{l}, func(conn net.Conn) {
 		select {

@@ -47,7 +47,7 @@ publish:
 	p := startPeers(t, append(flags, "--config", config)...)
 	eventually(t, func() error { _, err := os.Stat(socket); return err })
 	in := func(name string, command ...string) []string {
-		return append([]string{"--name", name, "-v", socket + ":/run/fairlead/publish.sock", "-v", binary() + ":/fairlead:ro", "bb"}, command...)
+		return append([]string{"--name", name, "-v", socket + ":/run/fairlead/publish.sock:ro", "-v", binary() + ":/fairlead:ro", "bb"}, command...)
 	}
 	if _, err := run(append([]string{"run", "--rm"}, in("version", "/fairlead", "--version")...)...); err != nil {
 		t.Fatal(err)
