@@ -636,6 +636,29 @@ func TestBlockingListenerIsFreed(t *testing.T) {
 	})
 }
 
+// A client that listens again after each shutdown cannot keep an accept of the agent blocked.
+func TestListensAgain(t *testing.T) {
+	r := newRig(t, everything(), testLimits)
+	_, n := guestServer(t)
+	p := r.start(r.container, "web", fmt.Sprintf("relisten %d %d", n, leasePort))
+	p.granted()
+	if got := p.line(); got != "closed" {
+		t.Fatalf("the client printed %q", got)
+	}
+	wait.Until(t, "the lease ends", func() error { return r.idle("web") })
+	r.stop()
+}
+
+// idle returns nil if a container uses nothing.
+func (r *rig) idle(container string) error {
+	r.server.tenants.mu.Lock()
+	defer r.server.tenants.mu.Unlock()
+	if t := r.server.tenants.byID[container]; t != nil && t.ports+t.connections > 0 {
+		return fmt.Errorf("%d ports, %d connections", t.ports, t.connections)
+	}
+	return nil
+}
+
 // The container's server is away, or its client lies or does not answer: the host's
 // connection is refused or reset, and the agent has no descriptor left of it.
 func TestClientsThatDoNotConnect(t *testing.T) {
@@ -787,14 +810,7 @@ func TestCyclesLeaveNoDescriptor(t *testing.T) {
 		case 2:
 			_ = r.start(r.container, "web", "early").Wait()
 		}
-		wait.Until(t, "the lease ends", func() error {
-			r.server.tenants.mu.Lock()
-			defer r.server.tenants.mu.Unlock()
-			if t := r.server.tenants.byID["web"]; t != nil && t.ports+t.connections > 0 {
-				return fmt.Errorf("%d ports, %d connections", t.ports, t.connections)
-			}
-			return nil
-		})
+		wait.Until(t, "the lease ends", func() error { return r.idle("web") })
 		if i == 5 {
 			before = len(descriptors(t))
 		}
@@ -850,14 +866,7 @@ func TestLingeringClients(t *testing.T) {
 		r.start(r.container, container, "lingers").granted()
 	}
 	_, n := guestServer(t)
-	wait.Until(t, "a lease", func() error { // the container has no more clients that wait
-		r.server.tenants.mu.Lock()
-		defer r.server.tenants.mu.Unlock()
-		if web := r.server.tenants.byID["web"]; web != nil && web.ports > 0 {
-			return fmt.Errorf("the container has %d clients", web.ports)
-		}
-		return nil
-	})
+	wait.Until(t, "the clients are refused", func() error { return r.idle("web") })
 	r.start(r.container, "web", fmt.Sprintf("hold %d %d", n, leasePort)).granted()
 	r.stop()
 }

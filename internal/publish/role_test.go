@@ -64,6 +64,7 @@ var roles = map[string]func(args []string) error{
 	"mute":       mute,
 	"unasked":    unasked,
 	"lingers":    lingers,
+	"relisten":   relisten,
 }
 
 func hold(a []string) error {
@@ -179,6 +180,39 @@ func mptcp(a []string) error {
 		return err
 	}
 	return pass(a, func() (int, error) { return fd, nil }, 0)
+}
+
+// relisten gives up its lease, but listens again and again on a blocking socket.
+func relisten(a []string) error {
+	n, _ := strconv.Atoi(a[2])
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err := errors.Join(err, unix.Bind(fd, &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}, Port: n}), unix.Listen(fd, 8)); err != nil {
+		return err
+	}
+	for range 8 {
+		go func() {
+			for {
+				_ = unix.Listen(fd, 8)
+				_ = unix.SetNonblock(fd, false)
+			}
+		}()
+	}
+	conn, nonce, err := begin(a[0])
+	if err != nil {
+		return err
+	}
+	to, _ := strconv.Atoi(a[1])
+	if err := send(conn, request{Nonce: nonce, Port: uint16(to)}, fd); err != nil {
+		return err
+	}
+	if _, err := (&client{conn: conn}).receive(); err != nil {
+		return err
+	}
+	fmt.Println("granted")
+	time.Sleep(50 * time.Millisecond) // the agent accepts
+	_ = conn.Close()
+	fmt.Println("closed")
+	select {}
 }
 
 // blocking makes its listener blocking after it was passed, and keeps it.

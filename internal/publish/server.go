@@ -286,13 +286,7 @@ func (l *lease) toGuest(ctx context.Context, got *packet) error {
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithCancel(ctx)
-	var flows sync.WaitGroup
-	defer func() {
-		cancel()
-		closeListener(ln)
-		flows.Wait()
-	}()
+	defer closeListener(ln)
 	if own.Scarce(ln, own.ForFlow) {
 		return refuse(ReasonLimit, "%v", own.ErrDescriptors)
 	}
@@ -300,17 +294,22 @@ func (l *lease) toGuest(ctx context.Context, got *packet) error {
 		return err
 	}
 	defer l.log("ended")
-	flows.Go(func() {
-		l.acceptAll(ctx, ln)
-		_ = l.conn.CloseRead() // the client closed its listener: the lease ends
-	})
+	ctx, cancel := context.WithCancel(ctx)
+	served := make(chan struct{})
+	var flows sync.WaitGroup
+	flows.Go(func() { l.acceptAll(ctx, ln, served) })
+	defer func() {
+		cancel()
+		stopAccepting(ln, served)
+		flows.Wait()
+	}()
 	return l.waitForEnd(ctx)
 }
 
-// acceptAll carries the connections of a listener until it is closed.
-func (l *lease) acceptAll(ctx context.Context, ln net.Listener) {
+// acceptAll carries the connections of a listener until ctx ends. It closes served when it
+// accepts no more, and returns when they have ended.
+func (l *lease) acceptAll(ctx context.Context, ln net.Listener, served chan<- struct{}) {
 	var flows sync.WaitGroup
-	defer flows.Wait()
 	number := l.request.Port
 	pub := port.Publication{
 		Key: port.Key{Protocol: port.TCP, Address: netip.AddrFrom4([4]byte{127, 0, 0, 1}), Port: number},
@@ -329,6 +328,9 @@ func (l *lease) acceptAll(ctx context.Context, ln net.Listener) {
 			_ = l.s.opt.Carry(ctx, conn, pub)
 		})
 	})
+	close(served)
+	flows.Wait()
+	_ = l.conn.CloseRead() // the client may have closed its listener: the lease ends
 }
 
 // waitForEnd returns when the client has gone or ctx ends. The client has nothing to send.

@@ -5,13 +5,17 @@
 package publish
 
 import (
+	"errors"
 	"io"
 	"net"
 	"os"
 	"sync/atomic"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/fairlead/fairlead/internal/schedule"
 )
 
 // listenerOf makes a listener of a descriptor, which it owns, and requires that it is
@@ -33,14 +37,31 @@ func listenerOf(fd int) (*net.TCPListener, error) {
 }
 
 // closeListener stops the listening for all who have the socket: the client may keep a
-// descriptor of it. It also ends an accept that blocks, because the client can make the
-// socket blocking at any time.
+// descriptor of it. No accept may be under way.
 func closeListener(l *net.TCPListener) {
 	_ = control(l, func(fd int) error {
 		reset(fd) // the client may have made a connection of it
 		return unix.Shutdown(fd, unix.SHUT_RDWR)
 	})
 	_ = l.Close()
+}
+
+// stopAccepting ends an accept, until served is closed. The client can have it block, as it
+// can make the socket blocking at any time, and can listen again after each shutdown. The
+// container is charged for the lease meanwhile.
+func stopAccepting(l *net.TCPListener, served <-chan struct{}) {
+	_ = l.SetDeadline(time.Unix(1, 0))
+	pause := schedule.Backoff{Min: time.Millisecond, Max: 100 * time.Millisecond}
+	for {
+		_ = control(l, func(fd int) error {
+			return errors.Join(unix.SetNonblock(fd, true), unix.Shutdown(fd, unix.SHUT_RDWR))
+		})
+		select {
+		case <-served:
+			return
+		case <-time.After(pause.Next()):
+		}
+	}
 }
 
 // passed is a connection that a client made and passed. Its flags are shared with the
