@@ -5,7 +5,9 @@
 package publish
 
 import (
+	"context"
 	"crypto/subtle"
+	"errors"
 	"fmt"
 	"net"
 	"path/filepath"
@@ -16,6 +18,7 @@ import (
 	"github.com/fairlead/fairlead/internal/cgroup"
 	"github.com/fairlead/fairlead/internal/observer"
 	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/schedule"
 )
 
 // namespace identifies a network namespace.
@@ -35,6 +38,12 @@ func (p *peer) close() {
 		_ = unix.Close(p.dir)
 	}
 }
+
+// The reasons for which a process has no lease any more.
+var (
+	errProcessEnded = refuse(ReasonContainer, "the process has ended")
+	errMoved        = refuse(ReasonContainer, "the process changed its container")
+)
 
 // maxStat bounds /proc/PID/stat.
 const maxStat = 4096
@@ -58,7 +67,7 @@ func (s *Server) identify(conn *net.UnixConn) (*peer, error) {
 	}
 	dir, err := unix.Open(filepath.Join(s.proc, strconv.Itoa(int(cred.Pid))), unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
-		return nil, refuse(ReasonContainer, "the process has ended")
+		return nil, errProcessEnded
 	}
 	p := &peer{pid: cred.Pid, dir: dir}
 	if p.container, err = s.containerOf(dir); err == nil {
@@ -75,17 +84,17 @@ func (s *Server) identify(conn *net.UnixConn) (*peer, error) {
 func (s *Server) ownerOf(dir int) (port.Owner, error) {
 	paths, err := s.tree.Process(dir)
 	if err != nil {
-		return port.Owner{}, refuse(ReasonContainer, "the process has ended")
+		return port.Owner{}, errProcessEnded
 	}
 	// One that has ended and is not yet reaped seems to be in the root, so its state is
 	// read afterwards.
 	stat, err := cgroup.ReadAt(dir, "stat", maxStat)
 	if err != nil {
-		return port.Owner{}, refuse(ReasonContainer, "the process has ended")
+		return port.Owner{}, errProcessEnded
 	}
 	parsed, err := observer.ParseStat(stat)
 	if err != nil || parsed.State == 'Z' || parsed.State == 'X' {
-		return port.Owner{}, refuse(ReasonContainer, "the process has ended")
+		return port.Owner{}, errProcessEnded
 	}
 	owner, err := s.opt.Container(paths)
 	if err != nil {
@@ -102,15 +111,41 @@ func (s *Server) confirm(p *peer, sender *unix.Ucred, nonce, want string) error 
 	switch {
 	case subtle.ConstantTimeCompare([]byte(nonce), []byte(want)) != 1:
 		return refuse(ReasonRequest, "wrong nonce")
-	case sender == nil || sender.Pid != p.pid:
-		return refuse(ReasonContainer, "another process sent the request than the one that connected")
 	}
+	if err := p.sent(sender); err != nil {
+		return err
+	}
+	return s.unchanged(p)
+}
+
+// sent requires that the process which connected sent a message.
+func (p *peer) sent(sender *unix.Ucred) error {
+	if sender == nil || sender.Pid != p.pid {
+		return refuse(ReasonContainer, "another process sent the message than the one that connected")
+	}
+	return nil
+}
+
+// unchanged requires that the process lives in the same container as before.
+func (s *Server) unchanged(p *peer) error {
 	now, err := s.containerOf(p.dir)
 	if err != nil {
 		return err
 	}
 	if !now.Same(p.container) {
-		return refuse(ReasonContainer, "the process changed its container")
+		return errMoved
+	}
+	return nil
+}
+
+// watch returns why a lease ends because of its process, or nil if ctx ends first. Another
+// process may have the connection still. That no engine names the container for a while is no
+// reason: an engine may restart.
+func (s *Server) watch(ctx context.Context, p *peer) error {
+	for schedule.Sleep(ctx, s.check) == nil {
+		if err := s.unchanged(p); errors.Is(err, errProcessEnded) || errors.Is(err, errMoved) {
+			return err
+		}
 	}
 	return nil
 }

@@ -24,6 +24,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -69,12 +70,12 @@ func everything() policy.Policy {
 
 func newRig(t testing.TB, p policy.Policy, limits Limits) *rig {
 	t.Helper()
-	return newRigWith(t, p, limits, func(string) {}, nil)
+	return newRigWith(t, p, limits, func(*rig) {}, nil)
 }
 
 // newRigWith calls prepare before the server runs, and before, unless it is nil, before the
 // socket is waited for.
-func newRigWith(t testing.TB, p policy.Policy, limits Limits, prepare func(socket string), before func(*rig)) *rig {
+func newRigWith(t testing.TB, p policy.Policy, limits Limits, prepare func(*rig), before func(*rig)) *rig {
 	t.Helper()
 	space, err := netns.New()
 	if err != nil {
@@ -94,7 +95,7 @@ func newRigWith(t testing.TB, p policy.Policy, limits Limits, prepare func(socke
 		t.Fatal(err)
 	}
 	r.server.containerOf = ofEnvironment
-	prepare(r.socket)
+	prepare(r)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- r.server.Run(ctx, r) }()
@@ -137,8 +138,8 @@ func TestSocketIsMadeLater(t *testing.T) {
 		{"open directory", func(socket string) error { return os.Chmod(filepath.Dir(socket), 0o777) }, "others may write to it"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			r := newRigWith(t, everything(), testLimits, func(socket string) {
-				if err := errors.Join(os.Mkdir(filepath.Dir(socket), 0o700), c.put(socket)); err != nil {
+			r := newRigWith(t, everything(), testLimits, func(r *rig) {
+				if err := errors.Join(os.Mkdir(filepath.Dir(r.socket), 0o700), c.put(r.socket)); err != nil {
 					t.Fatal(err)
 				}
 			}, func(r *rig) {
@@ -159,7 +160,7 @@ func TestSocketIsMadeLater(t *testing.T) {
 func ofEnvironment(dir int) (port.Owner, error) {
 	b, err := cgroup.ReadAt(dir, "environ", 1<<20)
 	if err != nil {
-		return port.Owner{}, refuse(ReasonContainer, "the process has ended")
+		return port.Owner{}, errProcessEnded
 	}
 	for v := range bytes.SplitSeq(b, []byte{0}) {
 		if name, ok := strings.CutPrefix(string(v), containerVariable+"="); ok {
@@ -659,6 +660,56 @@ func (r *rig) idle(container string) error {
 	return nil
 }
 
+// A lease ends with the process that asked for it, also where another one has the connection.
+func TestLeaseEndsWithItsProcess(t *testing.T) {
+	r := newRigWith(t, everything(), testLimits, func(r *rig) { r.server.check = time.Millisecond }, nil)
+	p := r.start(r.container, "web", "handsover 4000")
+	pid, err := strconv.Atoi(strings.TrimPrefix(p.line(), "keeper "))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = syscall.Kill(pid, syscall.SIGKILL) })
+	p.granted()
+	p.kill()
+	wait.Until(t, "the lease ends", func() error { return r.idle("web") })
+}
+
+// A lease ends when its process changes its container, but not while no engine names that.
+func TestLeaseEndsWithItsContainer(t *testing.T) {
+	var now atomic.Pointer[port.Owner]
+	asked := make(chan struct{}, 100)
+	r := newRigWith(t, everything(), testLimits, func(r *rig) {
+		r.server.check = time.Millisecond
+		r.server.containerOf = func(int) (port.Owner, error) {
+			select {
+			case asked <- struct{}{}:
+			default:
+			}
+			if o := now.Load(); o != nil {
+				return *o, nil
+			}
+			return port.Owner{}, refuse(ReasonContainer, "no engine knows its container")
+		}
+		now.Store(&port.Owner{Kind: port.OwnerContainer, Name: "web", ID: "web"})
+	}, nil)
+	p := r.start(r.container, "web", "tohost 1 4000")
+	p.granted()
+	now.Store(nil)
+	for len(asked) > 0 {
+		<-asked
+	}
+	for range 5 {
+		wait.For(t, "a look at the process", asked)
+	}
+	if _, ok := r.published(); !ok {
+		t.Error("the lease ended while no engine named the container")
+	}
+	now.Store(&port.Owner{Kind: port.OwnerContainer, Name: "web", ID: "another"})
+	if got := p.refusal(); got.Reason != ReasonContainer {
+		t.Errorf("the lease ended for %v", got)
+	}
+}
+
 // The container's server is away, or its client lies or does not answer: the host's
 // connection is refused or reset, and the agent has no descriptor left of it.
 func TestClientsThatDoNotConnect(t *testing.T) {
@@ -679,6 +730,7 @@ func TestClientsThatDoNotConnect(t *testing.T) {
 	}{
 		{"tohost 1 4000", ""},
 		{"liar 4000", ReasonNamespace},
+		{"delegates 4000", ReasonContainer},
 		{"mute 4000", ""},
 	} {
 		t.Run(c.role, func(t *testing.T) {

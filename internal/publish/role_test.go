@@ -65,6 +65,9 @@ var roles = map[string]func(args []string) error{
 	"unasked":    unasked,
 	"lingers":    lingers,
 	"relisten":   relisten,
+	"handsover":  handsOver,
+	"delegates":  delegates,
+	"answer":     answerConnect,
 }
 
 func hold(a []string) error {
@@ -275,6 +278,60 @@ func otherProcess(a []string) error {
 	if err != nil {
 		return err
 	}
+	if err := sayAs(conn, "say "+nonce); err != nil {
+		return err
+	}
+	return end(conn)
+}
+
+// handsOver has a lease, and passes its connection to a process that outlives it.
+func handsOver(a []string) error {
+	conn, err := publishing(a)
+	if err != nil {
+		return err
+	}
+	c := &client{conn: conn}
+	if _, err := c.receive(); err != nil {
+		return err
+	}
+	f, err := conn.File()
+	if err != nil {
+		return err
+	}
+	keeper := exec.Command("sleep", "60")
+	keeper.ExtraFiles = []*os.File{f}
+	if err := keeper.Start(); err != nil {
+		return err
+	}
+	fmt.Println("keeper", keeper.Process.Pid)
+	fmt.Println("granted")
+	return end(conn)
+}
+
+// delegates has a child answer for it.
+func delegates(a []string) error {
+	conn, err := publishing(a)
+	if err != nil {
+		return err
+	}
+	c := &client{conn: conn}
+	for {
+		m, err := c.receive()
+		switch {
+		case err != nil:
+			return err
+		case m.Granted:
+			fmt.Println("granted")
+		case m.Connect != 0:
+			if err := sayAs(conn, "answer "+strconv.FormatUint(m.Connect, 10)); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+// sayAs has a child send a message.
+func sayAs(conn *net.UnixConn, role string) error {
 	f, err := conn.File()
 	if err != nil {
 		return err
@@ -284,12 +341,22 @@ func otherProcess(a []string) error {
 		return err
 	}
 	cmd := exec.Command(self)
-	cmd.Env = append(os.Environ(), roleVariable+"=say "+nonce)
+	cmd.Env = append(os.Environ(), roleVariable+"="+role)
 	cmd.ExtraFiles = []*os.File{f}
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return fmt.Errorf("%w: %s", err, out)
 	}
-	return end(conn)
+	return nil
+}
+
+// answerConnect sends an answer on the inherited connection.
+func answerConnect(a []string) error {
+	c, err := net.FileConn(os.NewFile(3, "conn"))
+	if err != nil {
+		return err
+	}
+	id, _ := strconv.ParseUint(a[0], 10, 64)
+	return send(c.(*net.UnixConn), request{Connect: id, Refused: true}, -1)
 }
 
 // say sends a request on the inherited connection.

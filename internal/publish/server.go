@@ -37,6 +37,8 @@ const (
 	// that are refused because there are so many.
 	maxClients  = 1024
 	maxRefusals = 64
+	// checkInterval is the time between two looks at the process that has a lease.
+	checkInterval = 3 * time.Second
 	// stopTimeout bounds the wait for the clients when the agent stops.
 	stopTimeout = 6 * time.Second
 )
@@ -68,6 +70,7 @@ type Server struct {
 	feed    registry.Feed
 	// containerOf is ownerOf, but for tests: the container of a process by its directory.
 	containerOf func(dir int) (port.Owner, error)
+	check       time.Duration // checkInterval, but for tests
 
 	mu     sync.Mutex
 	leases map[netip.Addr]*hostLease // by the address that stands for the container
@@ -82,6 +85,7 @@ func New(o Options) *Server {
 		accept:  own.NewAcceptor(o.Logger, own.ForControl), flows: own.NewAcceptor(o.Logger, own.ForFlow),
 		refused: rate.Sometimes{Interval: time.Second},
 		leases:  make(map[netip.Addr]*hostLease), last: targets.Addr(),
+		check: checkInterval,
 	}
 	s.containerOf = s.ownerOf
 	return s
@@ -228,10 +232,29 @@ func (s *Server) request(ctx context.Context, conn *net.UnixConn, p *peer, t *te
 		return refuse(ReasonLimit, "%v", own.ErrDescriptors)
 	}
 	l := lease{s: s, conn: conn, peer: p, tenant: t, request: q}
-	if q.ToHost {
-		return l.toHost(ctx, got)
-	}
-	return l.toGuest(ctx, &got)
+	return l.whileProcessLives(ctx, func() error {
+		if q.ToHost {
+			return l.toHost(ctx, got)
+		}
+		return l.toGuest(ctx, &got)
+	})
+}
+
+// whileProcessLives runs serve, and ends the client's connection when its process ends or
+// changes its container.
+func (l *lease) whileProcessLives(ctx context.Context, serve func() error) error {
+	ctx, cancel := context.WithCancel(ctx)
+	ended := make(chan error, 1)
+	go func() {
+		err := l.s.watch(ctx, l.peer)
+		if err != nil {
+			_ = l.conn.CloseRead()
+		}
+		ended <- err
+	}()
+	err := serve()
+	cancel()
+	return cmp.Or(<-ended, err)
 }
 
 // allowed checks a request against the policy.

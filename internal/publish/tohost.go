@@ -222,6 +222,9 @@ func (h *hostLease) receive() error {
 		return err
 	}
 	defer got.close()
+	if err := h.peer.sent(got.sender); err != nil {
+		return err
+	}
 	fd, has := got.take()
 	h.mu.Lock()
 	_, asked := h.pending[q.Connect]
