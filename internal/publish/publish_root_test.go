@@ -30,6 +30,7 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+	"golang.org/x/time/rate"
 
 	"github.com/fairlead/fairlead/internal/cgroup"
 	"github.com/fairlead/fairlead/internal/forward"
@@ -817,13 +818,40 @@ func TestLimits(t *testing.T) {
 func TestFloodOfRequests(t *testing.T) {
 	p := everything()
 	p = append(p, policy.Entry{Match: rules.Match{Name: "flood"}, GuestPorts: p[0].GuestPorts})
-	r := newRig(t, p, Limits{Ports: 4, Connections: 4, Requests: 10})
+	r := newRigWith(t, p, Limits{Ports: 4, Connections: 4, Requests: 10}, func(r *rig) {
+		r.server.arrive = rate.NewLimiter(rate.Inf, 1) // only the container's own limit counts
+	}, nil)
 	n := rounds.Of(t, "FAIRLEAD_PUBLISH_FLOOD", 2000)
 	flood := r.start(r.container, "flood", "flood "+strconv.Itoa(n))
 	_, number := guestServer(t)
 	r.start(r.container, "web", fmt.Sprintf("hold %d %d", number, leasePort)).granted()
 	if limited, err := strconv.Atoi(flood.line()); err != nil || limited < n/2 {
 		t.Errorf("%d of %d were refused for the limit, %v", limited, n, err)
+	}
+}
+
+// A container that no entry names, or a process in none, costs the agent no more than a
+// bounded number of look-ups in a second, and another container is served meanwhile.
+func TestFloodOfTheUnlisted(t *testing.T) {
+	const perSecond, burst = 100, 10
+	var asked atomic.Int64
+	r := newRigWith(t, everything(), testLimits, func(r *rig) {
+		r.server.arrive = rate.NewLimiter(perSecond, burst)
+		r.server.containerOf = func(dir int) (port.Owner, error) {
+			asked.Add(1)
+			return ofEnvironment(dir)
+		}
+	}, nil)
+	start := time.Now()
+	floods := []*process{r.start(r.container, "unlisted", "flood 100"), r.start(r.container, "", "flood 100")}
+	_, number := guestServer(t)
+	r.start(r.container, "web", fmt.Sprintf("hold %d %d", number, leasePort)).granted()
+	for _, f := range floods {
+		f.line()
+	}
+	// Each is asked for once, but the one that was granted twice.
+	if got, most := asked.Load(), burst+int64(perSecond*time.Since(start).Seconds())+2; got > most {
+		t.Errorf("%d look-ups, want at most %d", got, most)
 	}
 }
 

@@ -37,6 +37,10 @@ const (
 	// that are refused because there are so many.
 	maxClients  = 1024
 	maxRefusals = 64
+	// arrivalRate bounds the connections in a second, whoever makes them, and arrivalBurst those
+	// at once: to find out whose one is costs more than to connect. Others wait in the queue.
+	arrivalRate  = 1000
+	arrivalBurst = 100
 	// checkInterval is the time between two looks at the process that has a lease.
 	checkInterval = 3 * time.Second
 	// stopTimeout bounds the wait for the clients when the agent stops.
@@ -66,6 +70,7 @@ type Server struct {
 	tenants tenants
 	accept  *own.Acceptor // of the socket
 	flows   *own.Acceptor // of all listeners that were passed
+	arrive  *rate.Limiter
 	refused rate.Sometimes
 	feed    registry.Feed
 	// containerOf is ownerOf, but for tests: the container of a process by its directory.
@@ -83,6 +88,7 @@ func New(o Options) *Server {
 		opt: o, log: o.Logger, proc: "/proc",
 		tenants: tenants{limits: o.Limits, byID: make(map[string]*tenant)},
 		accept:  own.NewAcceptor(o.Logger, own.ForControl), flows: own.NewAcceptor(o.Logger, own.ForFlow),
+		arrive:  rate.NewLimiter(arrivalRate, arrivalBurst),
 		refused: rate.Sometimes{Interval: time.Second},
 		leases:  make(map[netip.Addr]*hostLease), last: targets.Addr(),
 		check: checkInterval,
@@ -142,6 +148,7 @@ func (s *Server) serve(ctx context.Context, l net.Listener, feed registry.Feed) 
 	}()
 	room := make(chan struct{}, maxClients+maxRefusals)
 	return s.accept.Serve(ctx, arrivals{l}, func(conn net.Conn) {
+		_ = s.arrive.Wait(ctx)
 		select {
 		case room <- struct{}{}:
 		case <-ctx.Done():
