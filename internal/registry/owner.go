@@ -133,12 +133,13 @@ func (a *arbiter) byTargets(targets []netip.AddrPort) (all answer) {
 }
 
 // Container returns the container that one of these cgroup paths belongs to, most specific
-// first. It fails closed: if no engine knows one, if only stale engines do, and if engines
-// name different ones.
+// first, with the facts of live engines alone. It fails closed: if no engine knows one, if
+// only stale engines do, and if engines name different ones.
 func (r *Registry) Container(paths []string) (port.Owner, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	ans := r.owners.arbiter.owner(port.Hints{Paths: paths})
+	hints := port.Hints{Paths: paths}
+	ans := r.owners.arbiter.owner(hints)
 	switch {
 	case len(ans.rivals) > 0:
 		return port.Owner{}, errors.New("engines name different containers")
@@ -147,7 +148,13 @@ func (r *Registry) Container(paths []string) (port.Owner, error) {
 	case ans.stale:
 		return port.Owner{}, fmt.Errorf("the engine of container %q does not answer", ans.owner.Name)
 	}
-	return ans.owner, nil
+	return r.owners.arbiter.live().owner(hints).owner, nil
+}
+
+// live returns an arbiter that asks the live engines alone.
+func (a *arbiter) live() *arbiter {
+	stale := func(e engine) bool { return e.stale() }
+	return &arbiter{engines: slices.DeleteFunc(slices.Clone(a.engines), stale)}
 }
 
 // stopped returns the name of the container that had one of the addresses and has

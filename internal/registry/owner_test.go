@@ -84,6 +84,15 @@ func TestContainerFailsClosed(t *testing.T) {
 	containerd := newFacts(r, "containerd")
 	containerd.put(AttributionKey{Path: id1}, "other")
 	want("two engines differ", "")
+	old := port.Owner{Kind: port.OwnerContainer, ID: id1, Name: "old", Labels: map[string]string{"expose": "yes"}}
+	docker.own(old, AttributionKey{Path: id1})
+	containerd.own(port.Owner{Kind: port.OwnerContainer, ID: id1, Name: "new"}, AttributionKey{Path: id1})
+	feed.Stale(errors.New("gone"))
+	want("only the facts of the live engine count", "new")
+	if o, _ := r.Container([]string{path}); o.Labels != nil {
+		t.Errorf("labels of the stale engine: %v", o.Labels)
+	}
+	feed.Replace(nil)
 	containerd.remove(AttributionKey{Path: id1})
 	docker.own(port.Owner{Kind: port.OwnerService, Name: "service"}, AttributionKey{Path: id1})
 	want("no container", "")
