@@ -132,7 +132,8 @@ func (s *Server) unchanged(p *peer) error {
 	if err != nil {
 		return err
 	}
-	if !now.Same(p.container) {
+	// Another engine may answer than before, which knows a pod by another id.
+	if c := p.container; !now.Same(c) && (now.Name != c.Name || now.Namespace != c.Namespace) {
 		return errMoved
 	}
 	return nil
