@@ -816,6 +816,67 @@ func TestLimits(t *testing.T) {
 	}
 }
 
+// A client beyond the maximum of all containers together is refused, and another one gets its
+// place when it goes.
+func TestTooManyClients(t *testing.T) {
+	r := newRigWith(t, everything(), testLimits, func(r *rig) { r.server.maxClients = 2 }, nil)
+	first := r.start(r.container, "web", "silent")
+	first.granted()
+	r.start(r.container, "web", "silent").granted()
+	if got := r.start(r.container, "web", "silent").refusal(); got.Reason != ReasonLimit || !strings.Contains(got.Message, "clients") {
+		t.Errorf("refused for %v", got)
+	}
+	first.kill()
+	wait.Until(t, "its place", func() error {
+		c := r.start(r.container, "web", "tohost 1 4000")
+		if got := c.line(); got != "granted" {
+			return errors.New(got)
+		}
+		return nil
+	})
+}
+
+// A connection that did not come to the container's loopback is reset: a client can bind its
+// listener again after it was checked.
+func TestListenerOnAnotherAddress(t *testing.T) {
+	r := newRig(t, everything(), testLimits)
+	const address = "192.0.2.1"
+	cmd := exec.Command("ip", "address", "add", address+"/32", "dev", "lo")
+	if err := errors.Join(r.container.Start(cmd), cmd.Wait()); err != nil {
+		t.Fatal(err)
+	}
+	everywhere, err := r.container.Listen("tcp4", "0.0.0.0:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	server, n := guestServer(t)
+	conn, _ := packets(t)
+	charged, err := r.server.tenants.enter("web")
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := lease{s: r.server, conn: conn, tenant: charged, request: request{Port: uint16(n)}}
+	served, all := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(all)
+		l.acceptAll(t.Context(), everywhere, served)
+	}()
+	defer func() {
+		_ = everywhere.Close()
+		wait.For(t, "the end", all)
+	}()
+	dialer := func(ip string) func() (net.Conn, error) {
+		at := net.JoinHostPort(ip, strconv.Itoa(everywhere.Addr().(*net.TCPAddr).Port))
+		return func() (net.Conn, error) { return r.container.Dial("tcp4", at) }
+	}
+	if err := probe.Want(probe.Reset, dialer(address), ""); err != nil {
+		t.Error(err)
+	}
+	a, b := pair(t, dialer("127.0.0.1"), server)
+	exchange(t, a, b)
+	_, _ = a.Close(), b.Close()
+}
+
 // A container that asks again and again is refused, and another one is served meanwhile.
 func TestFloodOfRequests(t *testing.T) {
 	p := everything()

@@ -76,6 +76,7 @@ type Server struct {
 	// containerOf is ownerOf, but for tests: the container of a process by its directory.
 	containerOf func(dir int) (port.Owner, error)
 	check       time.Duration // checkInterval, but for tests
+	maxClients  int           // maxClients, but for tests
 
 	mu     sync.Mutex
 	leases map[netip.Addr]*hostLease // by the address that stands for the container
@@ -91,7 +92,7 @@ func New(o Options) *Server {
 		arrive:  rate.NewLimiter(arrivalRate, arrivalBurst),
 		refused: rate.Sometimes{Interval: time.Second},
 		leases:  make(map[netip.Addr]*hostLease), last: targets.Addr(),
-		check: checkInterval,
+		check: checkInterval, maxClients: maxClients,
 	}
 	s.containerOf = s.ownerOf
 	return s
@@ -146,7 +147,7 @@ func (s *Server) serve(ctx context.Context, l net.Listener, feed registry.Feed) 
 		cancel()
 		waitAtMost(&clients, stopTimeout)
 	}()
-	room := make(chan struct{}, maxClients+maxRefusals)
+	room := make(chan struct{}, s.maxClients+maxRefusals)
 	return s.accept.Serve(ctx, arrivals{l}, func(conn net.Conn) {
 		_ = s.arrive.Wait(ctx)
 		select {
@@ -155,7 +156,7 @@ func (s *Server) serve(ctx context.Context, l net.Listener, feed registry.Feed) 
 			_ = conn.Close()
 			return
 		}
-		full := len(room) > maxClients
+		full := len(room) > s.maxClients
 		clients.Go(func() {
 			defer func() { <-room }()
 			s.client(ctx, conn.(arrival).UnixConn, full)
@@ -204,7 +205,7 @@ func (s *Server) report(ctx context.Context, conn *net.UnixConn, err error) {
 func (s *Server) admit(conn *net.UnixConn, full bool) (*peer, *tenant, error) {
 	_ = conn.SetDeadline(time.Now().Add(requestTimeout))
 	if full {
-		return nil, nil, refuse(ReasonLimit, "the agent has %d clients already", maxClients)
+		return nil, nil, refuse(ReasonLimit, "the agent has %d clients already", s.maxClients)
 	}
 	p, err := s.identify(conn)
 	if err != nil {
@@ -349,7 +350,8 @@ func (l *lease) acceptAll(ctx context.Context, ln net.Listener, served chan<- st
 		},
 	}
 	_ = l.s.flows.Serve(ctx, ln, func(conn net.Conn) {
-		if !l.tenant.connect() {
+		// The client can bind the listener to another address meanwhile.
+		if a, ok := conn.LocalAddr().(*net.TCPAddr); !ok || !a.IP.IsLoopback() || !l.tenant.connect() {
 			forward.Reset(conn)
 			return
 		}
