@@ -84,16 +84,19 @@ func (s *Server) identify(conn *net.UnixConn) (*peer, error) {
 func (s *Server) ownerOf(dir int) (port.Owner, error) {
 	paths, err := s.tree.Process(dir)
 	if err != nil {
-		return port.Owner{}, errProcessEnded
+		return port.Owner{}, unreadable(err)
 	}
 	// One that has ended and is not yet reaped seems to be in the root, so its state is
 	// read afterwards.
 	stat, err := cgroup.ReadAt(dir, "stat", maxStat)
 	if err != nil {
-		return port.Owner{}, errProcessEnded
+		return port.Owner{}, unreadable(err)
 	}
 	parsed, err := observer.ParseStat(stat)
-	if err != nil || parsed.State == 'Z' || parsed.State == 'X' {
+	switch {
+	case err != nil:
+		return port.Owner{}, unreadable(err)
+	case parsed.State == 'Z' || parsed.State == 'X':
 		return port.Owner{}, errProcessEnded
 	}
 	owner, err := s.opt.Container(paths)
@@ -101,6 +104,15 @@ func (s *Server) ownerOf(dir int) (port.Owner, error) {
 		return port.Owner{}, refuse(ReasonContainer, "%v", err)
 	}
 	return owner, nil
+}
+
+// unreadable is why a process's facts cannot be read: it has ended, or there are too few
+// descriptors, which ends no lease.
+func unreadable(err error) error {
+	if errors.Is(err, unix.ESRCH) || errors.Is(err, unix.ENOENT) {
+		return errProcessEnded
+	}
+	return refuse(ReasonContainer, "cannot read the process: %v", err)
 }
 
 // confirm proves that the process which connected sent the message: the kernel names its

@@ -34,6 +34,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/cgroup"
 	"github.com/fairlead/fairlead/internal/forward"
+	"github.com/fairlead/fairlead/internal/own"
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/publish/policy"
 	"github.com/fairlead/fairlead/internal/registry"
@@ -711,6 +712,61 @@ func TestLeaseEndsWithItsContainer(t *testing.T) {
 	if got := p.refusal(); got.Reason != ReasonContainer {
 		t.Errorf("the lease ended for %v", got)
 	}
+}
+
+// A lack of descriptors fails the one connection, and ends no lease.
+func TestLackOfDescriptors(t *testing.T) {
+	r := newRig(t, everything(), testLimits)
+	l, n := r.serverIn()
+	r.start(r.container, "web", fmt.Sprintf("tohost %d %d", n, leasePort)).granted()
+	b, _ := r.published()
+	dial := func() (net.Conn, error) { return r.server.Dial(t.Context(), "tcp", b.Dial[0]) }
+	self, err := unix.Open("/proc/self", unix.O_PATH|unix.O_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(self)
+
+	restore := noDescriptors(t)
+	_, derr := dial()
+	_, oerr := r.server.ownerOf(self)
+	restore()
+	if !errors.Is(derr, own.ErrDescriptors) {
+		t.Errorf("dial: %v", derr)
+	}
+	if oerr == nil || errors.Is(oerr, errProcessEnded) {
+		t.Errorf("container: %v", oerr)
+	}
+	if lost, err := l.Accept(); err == nil { // the one that the agent could not have
+		_ = lost.Close()
+	}
+	a, c := pair(t, func() (net.Conn, error) {
+		conn, err := dial()
+		if err != nil {
+			return nil, err
+		}
+		return conn.(*passed).TCPConn, nil
+	}, l)
+	exchange(t, a, c)
+}
+
+// noDescriptors leaves this process no descriptor until restore is called.
+func noDescriptors(t *testing.T) (restore func()) {
+	t.Helper()
+	var limit unix.Rlimit
+	free, err := unix.Open(os.DevNull, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err == nil {
+		err = errors.Join(unix.Close(free), unix.Getrlimit(unix.RLIMIT_NOFILE, &limit))
+	}
+	if err == nil {
+		err = unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: uint64(free), Max: limit.Max})
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	restore = sync.OnceFunc(func() { _ = unix.Setrlimit(unix.RLIMIT_NOFILE, &limit) })
+	t.Cleanup(restore)
+	return restore
 }
 
 // The container's server is away, or its client lies or does not answer: the host's
