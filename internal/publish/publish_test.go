@@ -36,6 +36,33 @@ func TestYieldsToTheGuest(t *testing.T) {
 	}
 }
 
+// A later lease never has an address that wins the host port of an earlier one.
+func TestEarlierLeaseKeepsItsPort(t *testing.T) {
+	s := New(Options{})
+	enter := func(as uint16) *hostLease {
+		h := &hostLease{lease: &lease{s: s, request: request{As: as}}}
+		if err := s.enter(h); err != nil {
+			return nil
+		}
+		return h
+	}
+	s.last = netip.MustParseAddr("127.102.255.253")
+	first, second := enter(80), enter(80)
+	if first == nil || second == nil || !first.target.Addr().Less(second.target.Addr()) {
+		t.Fatalf("%+v, %+v", first, second)
+	}
+	if h := enter(80); h != nil {
+		t.Errorf("a third lease has %v, the first %v", h.target, first.target)
+	}
+	if h := enter(81); h == nil {
+		t.Error("no address is left for another port")
+	}
+	delete(s.leases, second.target.Addr())
+	if h := enter(80); h == nil || h.target != second.target {
+		t.Errorf("after the second has gone: %+v", h)
+	}
+}
+
 func packets(t *testing.T) (a, b *net.UnixConn) {
 	t.Helper()
 	l, err := net.Listen("unixpacket", filepath.Join(t.TempDir(), "s"))

@@ -25,7 +25,7 @@ import (
 // targets has the addresses that stand for containers which publish a port. They are of
 // the loopback, so they are never wider than it, and lead nowhere in the guest. A
 // publication at one of them never wins a host port against a server of the guest at
-// 127.0.0.1 or at all addresses.
+// 127.0.0.1 or at all addresses. Of two of them the lower address wins.
 var targets = netip.MustParsePrefix("127.102.0.0/16")
 
 // maxPending bounds the connections that one client was asked for and has not answered.
@@ -87,21 +87,34 @@ func (l *lease) toHost(ctx context.Context, got packet) error {
 	}
 }
 
-// enter gives the lease an address. The latest to be given back is used last.
+// enter gives the lease an address: the one that was given back last is used last, and none
+// comes before that of a lease for the same host port, which would lose it.
 func (s *Server) enter(h *hostLease) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for range maxClients + 1 {
+	after := s.lastFor(h.request.As)
+	for range 1 << 16 {
 		if s.last = s.last.Next(); !targets.Contains(s.last) {
 			s.last = targets.Addr().Next()
 		}
-		if _, taken := s.leases[s.last]; !taken {
+		if _, taken := s.leases[s.last]; !taken && after.Less(s.last) {
 			h.target = netip.AddrPortFrom(s.last, h.request.As)
 			s.leases[s.last] = h
 			return nil
 		}
 	}
-	return refuse(ReasonLimit, "no address is left") // there are more than clients
+	return refuse(ReasonLimit, "port %d of the host has been asked for too often: try again later", h.request.As)
+}
+
+// lastFor returns the last address of the leases for a host port. s.mu is held.
+func (s *Server) lastFor(number uint16) netip.Addr {
+	last := targets.Addr()
+	for a, h := range s.leases {
+		if h.target.Port() == number && last.Less(a) {
+			last = a
+		}
+	}
+	return last
 }
 
 // leave ends the lease and resets its connections.
