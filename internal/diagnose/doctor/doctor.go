@@ -45,7 +45,8 @@ type Agent struct {
 	Version      string           `json:"version"`
 	PID          int              `json:"pid"`
 	NetNS        string           `json:"netns"`
-	Observer     string           `json:"observer"` // the configured mode
+	InCluster    bool             `json:"inCluster,omitempty"` // it runs in a pod
+	Observer     string           `json:"observer"`            // the configured mode
 	ConfigFile   string           `json:"configFile"`
 	TokenFile    string           `json:"tokenFile"`
 	Hooks        []Hook           `json:"hooks"`

@@ -49,6 +49,16 @@ func TestHealthyGuest(t *testing.T) {
 	}
 }
 
+// A pod that has all that an agent needs is as healthy as a machine.
+func TestHealthyPod(t *testing.T) {
+	f := healthy()
+	f.Agent.InCluster = true
+	f.Agent.Sources = append(f.Agent.Sources, Source{Name: "containerd", State: "live", Method: "events of /run/containerd/containerd.sock"})
+	if r := Evaluate(f); r.State != OK {
+		t.Errorf("state %s: %+v", r.State, r.Checks)
+	}
+}
+
 func TestEachFaultHasItsRemedy(t *testing.T) {
 	for _, tt := range []struct {
 		name           string
@@ -62,6 +72,11 @@ func TestEachFaultHasItsRemedy(t *testing.T) {
 		{"no agent", func(f *Facts) { f.Agent.Running, f.AgentError = false, "nothing answers" }, Warning, "agent running", "nothing answers", "start `fairlead agent`"},
 		{"no agent, no look", func(f *Facts) { f.Agent, f.AgentError, f.LookError = nil, "nothing answers", "not permitted" }, Failing, "agent look", "not permitted", "root"},
 		{"another version", func(f *Facts) { f.Agent.Version = "v0" }, Warning, "agent version", "v0", "restart"},
+		{"pid namespace of its own", func(f *Facts) { f.Agent.PID = 1 }, Warning, "agent processes", "have no owner", "hostPID"},
+		{"pod without engine", func(f *Facts) {
+			f.Agent.InCluster = true
+			f.Agent.Sources = append(f.Agent.Sources, Source{Name: "containerd", State: "live", Method: "no socket: /run/containerd/containerd.sock"})
+		}, Warning, "agent engine", "ports of pods have no owner", "/run/containerd"},
 		{"bad file", func(f *Facts) { f.Config.Error = "agent.yaml:1:1: unknown key" }, Failing, "config file", "agent.yaml:1:1", "config check"},
 		{"no token", func(f *Facts) { f.Config.TokenError = "no such file" }, Failing, "config token", "no such file", "start the agent once"},
 		{"no token needed", func(f *Facts) { f.Config.TokenError, f.Config.NeedsToken = "no such file", false }, Warning, "config token", "no such file", "start the agent once"},
@@ -81,6 +96,9 @@ func TestEachFaultHasItsRemedy(t *testing.T) {
 		{"no diag", func(f *Facts) { f.Kernel.Diag = "no such file" }, Failing, "kernel sock_diag", "no such file", "CONFIG_INET_DIAG"},
 		{"no module", func(f *Facts) { f.Kernel.Modules = []Module{{Name: "vsock", For: "no link over vsock"}} }, Warning, "kernel vsock", "no link over vsock", "modprobe vsock"},
 		{"module not known", func(f *Facts) { f.Kernel.Modules = []Module{{Name: "nf_tables", Error: "EPERM"}} }, Warning, "kernel nf_tables", "unknown: EPERM", "root"},
+		{"module denied", func(f *Facts) {
+			f.Kernel.Modules = []Module{{Name: "vsock", Error: "a seccomp filter denies socket(AF_VSOCK)"}}
+		}, Warning, "kernel vsock", "a seccomp filter denies", "seccomp profile"},
 		{"polling", func(f *Facts) {
 			f.Agent.Hooks[0] = Hook{Capability: "tcp-listen", Method: "poll", Lost: "late", Error: "no idea"}
 		}, Warning, "observer tcp-listen", "late (better ones failed: no idea)", "report these errors"},

@@ -68,6 +68,7 @@ func (j *judge) agent() {
 		if a.Version != j.f.Version {
 			j.add("agent", "version", Warning, fmt.Sprintf("the agent runs version %s, this is %s", a.Version, j.f.Version), "restart the agent")
 		}
+		j.container(a)
 		return
 	}
 	if j.f.Denied {
@@ -77,6 +78,21 @@ func (j *judge) agent() {
 	j.add("agent", "running", Warning, j.f.AgentError, "start `fairlead agent` or its unit; the other checks are what it would find. If this is the host: `fairlead doctor --host`")
 	if j.f.LookError != "" {
 		j.add("agent", "look", Failing, j.f.LookError, "fix this, or run as root")
+	}
+}
+
+// container checks what an agent in a container may lack of its machine.
+func (j *judge) container(a *Agent) {
+	if a.PID == 1 { // it is no machine's init
+		j.add("agent", "processes", Warning, "the agent is in a pid namespace of its own: ports of processes outside of containers have no owner",
+			"set hostPID: true in the pod, or docker run --pid=host")
+	}
+	live := func(s Source) bool {
+		return s.State == "live" && (s.Name == "containerd" || s.Name == "docker") && !strings.HasPrefix(s.Method, "no ")
+	}
+	if a.InCluster && !slices.ContainsFunc(a.Sources, live) {
+		j.add("agent", "engine", Warning, "the agent reaches no container engine: ports of pods have no owner",
+			"mount the directory of containerd's socket, /run/containerd, into the pod")
 	}
 }
 
@@ -128,7 +144,7 @@ func (j *judge) caps() {
 	}
 	switch {
 	case len(missing) > 0:
-		j.add("privileges", "capabilities", state, j.f.Caps.Whose+" lacks "+strings.Join(missing, ", "), "run as root, or give the unit these capabilities")
+		j.add("privileges", "capabilities", state, j.f.Caps.Whose+" lacks "+strings.Join(missing, ", "), "run as root, or give the unit or the container these capabilities")
 	case running && j.f.Agent.Unconfined != "":
 		j.add("privileges", "capabilities", Warning, j.f.Caps.Whose+" keeps capabilities that it does not need: "+j.f.Agent.Unconfined,
 			"remove --keep-privileges, or use a build of a release")
@@ -165,7 +181,7 @@ func (j *judge) kernel() {
 		case m.Loaded:
 			j.add("kernel", m.Name, OK, "present", "")
 		case m.Error != "":
-			j.add("kernel", m.Name, Warning, "unknown: "+m.Error, "run as root")
+			j.add("kernel", m.Name, Warning, "unknown: "+m.Error, "run as root; in a container, check its seccomp profile")
 		default:
 			j.add("kernel", m.Name, Warning, "not present: "+m.For, "run modprobe "+m.Name+" if you need it")
 		}

@@ -24,7 +24,8 @@ func Examine(a Agent) doctor.Agent {
 	s := a.Observer.Stats()
 	d := doctor.Agent{
 		Running: true, Version: version.String(), PID: os.Getpid(), NetNS: netnsName(),
-		Hooks: Hooks(a.Observer.Methods()), Drops: s.Drops, Drift: s.Drift, DumpFailures: s.DumpFailures,
+		InCluster: os.Getenv("KUBERNETES_SERVICE_HOST") != "",
+		Hooks:     Hooks(a.Observer.Methods()), Drops: s.Drops, Drift: s.Drift, DumpFailures: s.DumpFailures,
 	}
 	for _, p := range a.Registry.Publications().View().All() {
 		d.Publications++
