@@ -17,6 +17,7 @@ import (
 	"sync/atomic"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/fairlead/fairlead/internal/own"
@@ -123,26 +124,26 @@ func TestConnectionIsClosedWhenDescriptorsAreScarce(t *testing.T) {
 
 // The end of a server does not wait for a link that waits for another.
 func TestServerEndsWhileALinkIsOffered(t *testing.T) {
-	r := start(t, newAuthority(t, "test"), nil)
-	hole := newRelay(t, r.ln.Addr().String())
-	_, _ = r.connect(r.dialer(func(o *DialOptions) { o.Server = hole.server() }))
-	hole.silence()
-	second, err := r.dialer(nil).Dial(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = second.Close() }()
-	wait.Until(t, "it is offered", func() error {
-		if len(r.server.places["a"].turn) == 0 {
-			return errors.New("none is")
+	synctest.Test(t, func(t *testing.T) {
+		r := startInMemory(t, newAuthority(t, "test"), nil)
+		hole := &relay{dialServer: r.dial}
+		_, _ = r.connect(r.dialer(func(o *DialOptions) { o.dial = hole.dial }))
+		hole.silence()
+		second, err := r.dialer(nil).Dial(t.Context())
+		if err != nil {
+			t.Fatal(err)
 		}
-		return nil
+		defer func() { _ = second.Close() }()
+		synctest.Wait()
+		if len(r.server.places["a"].turn) == 0 {
+			t.Error("it is not offered")
+		}
+		began := time.Now()
+		r.stop()
+		if took := time.Since(began); took != 0 {
+			t.Errorf("ended after %v", took)
+		}
 	})
-	began := time.Now()
-	r.stop()
-	if took := time.Since(began); took > aliveTime-time.Second {
-		t.Errorf("ended after %v", took)
-	}
 }
 
 // lines is a log.

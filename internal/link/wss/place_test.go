@@ -74,6 +74,7 @@ func withMutePlace(t *testing.T, test func(p *place, old end, offered []end, wg 
 		if err := p.offer(old.host); err != nil {
 			t.Fatal(err)
 		}
+		synctest.Wait() // else the first ping of the session may be answered yet
 		old.conn.frozen.Store(true)
 		var wg sync.WaitGroup
 		var offered []end

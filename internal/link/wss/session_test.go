@@ -8,7 +8,9 @@ import (
 	"io"
 	"net"
 	"sync"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/fairlead/fairlead/internal/link"
@@ -27,21 +29,23 @@ func reasonOf(t *testing.T, s link.Session) link.Reason {
 
 // The agent that is connected and answers keeps its name.
 func TestNameIsTaken(t *testing.T) {
-	r := start(t, newAuthority(t, "test"), nil)
-	host, agent := r.connect(r.dialer(nil))
-	second, err := r.dialer(nil).Dial(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if got := reasonOf(t, second); got != link.ReasonDuplicate || !link.Unwelcome(second.Err()) {
-		t.Errorf("closed for %v: %v", got, second.Err())
-	}
-	carry(t, host, agent, []byte("hello"))
-	// When it has left, the name is free.
-	_ = agent.Close()
-	wait.For(t, "end of the session", host.Done())
-	host, agent = r.connect(r.dialer(nil))
-	carry(t, host, agent, []byte("hello"))
+	synctest.Test(t, func(t *testing.T) {
+		r := startInMemory(t, newAuthority(t, "test"), nil)
+		host, agent := r.connect(r.dialer(nil))
+		second, err := r.dialer(nil).Dial(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := reasonOf(t, second); got != link.ReasonDuplicate || !link.Unwelcome(second.Err()) {
+			t.Errorf("closed for %v: %v", got, second.Err())
+		}
+		carry(t, host, agent, []byte("hello"))
+		// When it has left, the name is free.
+		_ = agent.Close()
+		wait.For(t, "end of the session", host.Done())
+		host, agent = r.connect(r.dialer(nil))
+		carry(t, host, agent, []byte("hello"))
+	})
 }
 
 // The same process, which dials again after it lost its connection, gets its place back
@@ -55,116 +59,81 @@ func TestSameAgentReplacesItself(t *testing.T) {
 	carry(t, host, agent, []byte("hello"))
 }
 
-// relay passes connections on until it is silenced, which neither side is told.
+// relay passes connections on until it is silenced. Then it drops all bytes.
+// It is for tests in fake time.
 type relay struct {
-	ln net.Listener
-
-	mu     sync.Mutex
-	silent bool
-	conns  []net.Conn
+	dialServer dialFunc
+	silent     atomic.Bool
 }
 
-func newRelay(t *testing.T, to string) *relay {
-	t.Helper()
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
+// silence waits first until nothing is under way.
+func (r *relay) silence() {
+	synctest.Wait()
+	r.silent.Store(true)
+}
+
+func (r *relay) dial(ctx context.Context, network, address string) (net.Conn, error) {
+	far, err := r.dialServer(ctx, network, address)
 	if err != nil {
-		t.Fatal(err)
+		return nil, err
 	}
-	r := &relay{ln: ln}
-	t.Cleanup(func() {
-		_ = ln.Close()
-		r.mu.Lock()
-		defer r.mu.Unlock()
-		for _, c := range r.conns {
-			_ = c.Close()
-		}
-	})
-	go func() {
-		for {
-			near, err := ln.Accept()
-			if err != nil {
-				return
-			}
-			far, err := net.Dial("tcp", to)
-			if err != nil {
-				_ = near.Close()
-				continue
-			}
-			r.mu.Lock()
-			r.conns = append(r.conns, near, far)
-			r.mu.Unlock()
-			go r.pass(near, far)
-			go r.pass(far, near)
-		}
-	}()
-	return r
+	near, inner := net.Pipe()
+	go r.pass(inner, far)
+	go r.pass(far, inner)
+	return near, nil
 }
 
 func (r *relay) pass(to, from net.Conn) {
 	b := make([]byte, 4<<10)
 	for {
 		n, err := from.Read(b)
-		r.mu.Lock()
-		silent := r.silent
-		r.mu.Unlock()
-		if silent {
-			return
+		if !r.silent.Load() {
+			if err == nil {
+				_, err = to.Write(b[:n])
+			}
+			if err != nil {
+				_, _ = to.Close(), from.Close()
+			}
 		}
-		if _, werr := to.Write(b[:n]); err != nil || werr != nil {
-			_ = to.Close()
+		if err != nil {
 			return
 		}
 	}
-}
-
-func (r *relay) silence() {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.silent = true
-}
-
-func (r *relay) server() string {
-	_, port, _ := net.SplitHostPort(r.ln.Addr().String())
-	return "localhost:" + port
 }
 
 // Both sides find a peer that vanished within two keep-alives.
 func TestBlackHole(t *testing.T) {
-	const keepAlive = 2 * time.Second
-	r := start(t, newAuthority(t, "test"), func(o *ServerOptions) { o.Link.KeepAlive = keepAlive })
-	hole := newRelay(t, r.ln.Addr().String())
-	host, agent := r.connect(r.dialer(func(o *DialOptions) { o.Server, o.Link.KeepAlive = hole.server(), keepAlive }))
-	carry(t, host, agent, []byte("hello"))
-	hole.silence()
-	began := time.Now()
-	wait.For(t, "end of the host's session", host.Done())
-	wait.For(t, "end of the agent's session", agent.Done())
-	// The last bytes may have come just before; a busy machine is late.
-	if took := time.Since(began); took > 2*keepAlive+2*time.Second {
-		t.Errorf("found after %v", took)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		const keepAlive = 2 * time.Second
+		r := startInMemory(t, newAuthority(t, "test"), func(o *ServerOptions) { o.Link.KeepAlive = keepAlive })
+		hole := &relay{dialServer: r.dial}
+		host, agent := r.connect(r.dialer(func(o *DialOptions) { o.dial, o.Link.KeepAlive = hole.dial, keepAlive }))
+		carry(t, host, agent, []byte("hello"))
+		hole.silence()
+		began := time.Now()
+		wait.For(t, "end of the host's session", host.Done())
+		wait.For(t, "end of the agent's session", agent.Done())
+		if took := time.Since(began); took > 2*keepAlive {
+			t.Errorf("found after %v", took)
+		}
+	})
 }
 
 // An agent whose server does not know that it lost the connection gets its place back.
 func TestAgentReturnsFromABlackHole(t *testing.T) {
-	r := start(t, newAuthority(t, "test"), nil)
-	hole := newRelay(t, r.ln.Addr().String())
-	d := r.dialer(func(o *DialOptions) { o.Server = hole.server() })
-	old, _ := r.connect(d)
-	hole.silence()
-	restarted := r.dialer(nil) // another process: the old one must be asked first
-	agent, err := restarted.Dial(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = agent.Close() }()
-	host, err := r.server.Session(t.Context(), "a")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = host.Close() }()
-	wait.For(t, "end of the old session", old.Done())
-	carry(t, host, agent, []byte("hello"))
+	synctest.Test(t, func(t *testing.T) {
+		r := startInMemory(t, newAuthority(t, "test"), nil)
+		hole := &relay{dialServer: r.dial}
+		old, _ := r.connect(r.dialer(func(o *DialOptions) { o.dial = hole.dial }))
+		hole.silence()
+		began := time.Now()
+		host, agent := r.connect(r.dialer(nil)) // another process: the old one must be asked first
+		if took := time.Since(began); took != aliveTime {
+			t.Errorf("replaced after %v, want %v", took, aliveTime)
+		}
+		wait.For(t, "end of the old session", old.Done())
+		carry(t, host, agent, []byte("hello"))
+	})
 }
 
 // A server that restarts under 500 flows: all end, and the agent is back.

@@ -183,7 +183,7 @@ func (c *stalledConn) Close() error {
 }
 
 // serveStalling runs another server of r at a listener whose connections take few writes.
-func (r *rig) serveStalling(t *testing.T, change func(*ServerOptions)) (stuck chan struct{}, stop func()) {
+func (r *rig) serveStalling(t *testing.T, change func(*ServerOptions)) (stuck chan struct{}) {
 	t.Helper()
 	o := r.server.o
 	change(&o)
@@ -195,21 +195,9 @@ func (r *rig) serveStalling(t *testing.T, change func(*ServerOptions)) (stuck ch
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, port, _ := net.SplitHostPort(ln.Addr().String())
-	r.server, r.ln, r.at = s, ln, net.JoinHostPort("localhost", port)
-	ctx, cancel := context.WithCancel(context.Background())
-	t.Cleanup(cancel)
-	done, stuck := make(chan struct{}), make(chan struct{}, 100)
-	go func() {
-		defer close(done)
-		_ = s.Serve(ctx, stalling{ln, stuck})
-	}()
-	stop = func() {
-		t.Helper()
-		cancel()
-		wait.For(t, "end of the server", done)
-	}
-	return stuck, stop
+	r.server, stuck = s, make(chan struct{}, 100)
+	r.serveAt(stalling{ln, stuck})
+	return stuck
 }
 
 // Peers that read nothing and have the server answer key updates hold up neither others nor
@@ -226,7 +214,7 @@ func TestStuckPeersHoldUpNobody(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			r := start(t, newAuthority(t, "test"), nil)
 			r.stop()
-			stuck, stop := r.serveStalling(t, func(o *ServerOptions) { o.maxUnproved = 2 })
+			stuck := r.serveStalling(t, func(o *ServerOptions) { o.maxUnproved = 2 })
 			for range 2 {
 				flood(t, r, begin)
 				wait.For(t, "a write is stuck", stuck)
@@ -238,7 +226,7 @@ func TestStuckPeersHoldUpNobody(t *testing.T) {
 			}
 			flood(t, r, begin)
 			wait.For(t, "a write is stuck", stuck)
-			stop()
+			r.stop()
 		})
 	}
 }

@@ -17,6 +17,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -118,12 +119,30 @@ type rig struct {
 	ca     *authority
 	server *Server
 	ln     net.Listener
-	at     string // localhost:PORT
-	stop   func() // ends the server
+	at     string   // localhost:PORT
+	dial   dialFunc // nil for TCP
+	stop   func()   // ends the server
 }
 
 // start runs a server on which the guests a and b have the token "k".
 func start(tb testing.TB, ca *authority, change func(*ServerOptions)) *rig {
+	tb.Helper()
+	r := newRig(tb, ca, change)
+	r.serve("127.0.0.1:0")
+	return r
+}
+
+// startInMemory is start with connections in memory, for tests in fake time.
+func startInMemory(tb testing.TB, ca *authority, change func(*ServerOptions)) *rig {
+	tb.Helper()
+	r := newRig(tb, ca, change)
+	ln := &memoryListener{conns: make(chan net.Conn), closed: make(chan struct{})}
+	r.dial = ln.dial
+	r.serveAt(ln)
+	return r
+}
+
+func newRig(tb testing.TB, ca *authority, change func(*ServerOptions)) *rig {
 	tb.Helper()
 	cert, key := ca.issue(tb, localhost())
 	o := ServerOptions{
@@ -137,10 +156,48 @@ func start(tb testing.TB, ca *authority, change func(*ServerOptions)) *rig {
 	if err != nil {
 		tb.Fatal(err)
 	}
-	r := &rig{tb: tb, ca: ca, server: s}
-	r.serve("127.0.0.1:0")
-	return r
+	return &rig{tb: tb, ca: ca, server: s}
 }
+
+// memoryListener accepts connections that do not leave the process.
+type memoryListener struct {
+	conns  chan net.Conn
+	once   sync.Once
+	closed chan struct{}
+}
+
+func (l *memoryListener) dial(ctx context.Context, _, _ string) (net.Conn, error) {
+	near, far := net.Pipe()
+	select {
+	case l.conns <- memoryConn{far}:
+		return near, nil
+	case <-l.closed:
+		return nil, net.ErrClosed
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
+func (l *memoryListener) Accept() (net.Conn, error) {
+	select {
+	case c := <-l.conns:
+		return c, nil
+	case <-l.closed:
+		return nil, net.ErrClosed
+	}
+}
+
+func (l *memoryListener) Close() error {
+	l.once.Do(func() { close(l.closed) })
+	return nil
+}
+
+func (l *memoryListener) Addr() net.Addr { return &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 443} }
+
+// memoryConn is a connection with the address that a server expects.
+type memoryConn struct{ net.Conn }
+
+func (c memoryConn) RemoteAddr() net.Addr { return &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 1} }
 
 // serve runs the server at an address until stop, or the test's end.
 func (r *rig) serve(at string) {
@@ -149,6 +206,10 @@ func (r *rig) serve(at string) {
 	if err != nil {
 		r.tb.Fatal(err)
 	}
+	r.serveAt(ln)
+}
+
+func (r *rig) serveAt(ln net.Listener) {
 	_, port, _ := net.SplitHostPort(ln.Addr().String())
 	r.ln, r.at = ln, net.JoinHostPort("localhost", port)
 	ctx, cancel := context.WithCancel(context.Background())
@@ -158,8 +219,9 @@ func (r *rig) serve(at string) {
 		_ = r.server.Serve(ctx, ln)
 	}()
 	r.stop = func() {
+		r.tb.Helper()
 		cancel()
-		<-done
+		wait.For(r.tb, "end of the server", done)
 	}
 	r.tb.Cleanup(r.stop)
 }
@@ -167,7 +229,7 @@ func (r *rig) serve(at string) {
 // dialer is of the guest a, with the pin of the server's bundle.
 func (r *rig) dialer(change func(*DialOptions)) *Dialer {
 	r.tb.Helper()
-	o := DialOptions{Link: options(link.RoleAgent), Server: r.at, Name: "a", Pin: r.server.Pin(), Proxy: noProxy}
+	o := DialOptions{Link: options(link.RoleAgent), Server: r.at, Name: "a", Pin: r.server.Pin(), Proxy: noProxy, dial: r.dial}
 	o.Link.Token = token(r.tb, "k")
 	if change != nil {
 		change(&o)
