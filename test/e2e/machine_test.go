@@ -71,16 +71,21 @@ func (m *machine) command(uid int, args ...string) *exec.Cmd {
 }
 
 // program is command for any program; fairlead is in its PATH. A file "systemctl" in the
-// machine's directory is in the place of that program.
+// machine's directory is in the place of that program, a directory "bin" in that of /usr/local/bin.
 func (m *machine) program(uid int, args ...string) *exec.Cmd {
 	script := `mount --bind "$0/run" /run; mount --bind "$0/lib" /var/lib; mount --bind "$0/etc" /etc; ` +
-		`if [ -e "$0/systemctl" ]; then mount --bind "$0/systemctl" /usr/bin/systemctl; fi; exec `
+		`if [ -e "$0/systemctl" ]; then mount --bind "$0/systemctl" /usr/bin/systemctl; fi; ` +
+		`if [ -e "$0/bin" ]; then mount --bind "$0/bin" /usr/local/bin; fi; exec `
 	if uid != 0 {
 		script += fmt.Sprintf("setpriv --reuid %d --regid %d --clear-groups ", uid, uid)
 	}
 	script = "set -e; " + script + `"$@"`
 	cmd := exec.Command("unshare", append([]string{"--mount", "--propagation", "private", "sh", "-c", script, m.dir}, args...)...)
-	cmd.Env = []string{"PATH=" + filepath.Dir(binary) + ":" + os.Getenv("PATH"), "HOME=" + m.home}
+	path := filepath.Dir(binary) + ":" + os.Getenv("PATH")
+	if _, err := os.Stat(filepath.Join(m.dir, "bin")); err == nil {
+		path = "/usr/local/bin:" + os.Getenv("PATH") // fairlead is where it was installed, or nowhere
+	}
+	cmd.Env = []string{"PATH=" + path, "HOME=" + m.home}
 	if uid != 0 {
 		cmd.Env = append(cmd.Env, "XDG_RUNTIME_DIR="+filepath.Join(m.dir, "user"))
 	}

@@ -18,8 +18,8 @@ import (
 	"github.com/fairlead/fairlead/test/kit/wait"
 )
 
-// readme returns the blocks of a chapter of the README.
-func readme(t *testing.T, chapter string) (blocks [][]string) {
+// chapterOf returns a chapter of the README.
+func chapterOf(t *testing.T, chapter string) string {
 	t.Helper()
 	text, err := os.ReadFile("../../README.md")
 	if err != nil {
@@ -30,6 +30,13 @@ func readme(t *testing.T, chapter string) (blocks [][]string) {
 		t.Fatalf("no chapter %q", chapter)
 	}
 	rest, _, _ = strings.Cut(rest, "\n##")
+	return rest
+}
+
+// readme returns the blocks of a chapter of the README.
+func readme(t *testing.T, chapter string) (blocks [][]string) {
+	t.Helper()
+	rest := chapterOf(t, chapter)
 	for _, m := range regexp.MustCompile("(?ms)^```\n(.*?)^```").FindAllStringSubmatch(rest, -1) {
 		blocks = append(blocks, strings.Split(strings.TrimSpace(m[1]), "\n"))
 	}
@@ -57,19 +64,25 @@ type reader struct {
 	t           *testing.T
 	guest, host *machine
 	bin         string // these programs
+	download    string // what the reader has of a release, two architectures
 	peer        *process
 }
 
 // installers are these programs. virsh has the guest's token in a file beside it.
 var installers = map[string]string{
-	"apt": `case "$1 $2" in
-"install ./fairlead_*.deb") mkdir -p /etc/fairlead && cp "$REPO/deploy/packages/agent.yaml" /etc/fairlead/;;
+	"apt": `case "$*" in
+"install ./fairlead_0.1.0_amd64.deb") mkdir -p /etc/fairlead && cp "$REPO/deploy/packages/agent.yaml" /etc/fairlead/;;
 "purge fairlead") rm -rf /etc/fairlead /var/lib/fairlead;;
 *) exit 9;;
 esac`,
+	"dpkg":      `[ "$*" = --print-architecture ] && echo amd64`,
 	"sudo":      `exec "$@"`,
 	"systemctl": "",
-	"loginctl":  `[ "$*" = "enable-linger reader" ]`,
+	// These run a command as root of a guest; the line is read in that guest already.
+	"podman":     `[ "$1 $2 $3 $4" = "machine ssh --username root" ] && exec sh -ec "$5"`,
+	"wsl":        `[ "$1 $2 $3 $4 $5" = "-d rancher-desktop -u root --" ] && shift 5 && exec "$@"`,
+	"rc-service": "",
+	"loginctl":   `[ "$*" = "enable-linger reader" ]`,
 	"virsh": `case "$*" in
 *"dumpxml --domain vm") echo "<domain><devices><vsock><cid auto='no' address='7'/></vsock></devices></domain>";;
 *guest-file-open*) echo '{"return":1}';;
@@ -80,7 +93,15 @@ esac`,
 
 func newReader(t *testing.T) *reader {
 	t.Helper()
-	r := &reader{t: t, guest: newMachine(t), host: newMachine(t), bin: t.TempDir()}
+	r := &reader{t: t, guest: newMachine(t), host: newMachine(t), bin: t.TempDir(), download: t.TempDir()}
+	for _, name := range []string{"fairlead_0.1.0_amd64.deb", "fairlead_0.1.0_arm64.deb"} {
+		if err := os.WriteFile(filepath.Join(r.download, name), nil, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Symlink(binary, filepath.Join(r.download, "fairlead")); err != nil {
+		t.Fatal(err)
+	}
 	r.host.shareRun(t, r.guest)
 	for name, script := range installers {
 		script = fmt.Sprintf("#!/bin/sh -e\necho %s \"$@\" >>%s/log\n%s\n", name, r.bin, script)
@@ -92,9 +113,11 @@ func newReader(t *testing.T) *reader {
 		}
 	}
 	r.write("log", "", 0o666)
-	for dir := r.bin; len(dir) > len(os.TempDir()); dir = filepath.Dir(dir) {
-		if err := os.Chmod(dir, 0o755); err != nil {
-			t.Fatal(err)
+	for _, dir := range []string{r.bin, r.download} {
+		for ; len(dir) > len(os.TempDir()); dir = filepath.Dir(dir) {
+			if err := os.Chmod(dir, 0o755); err != nil {
+				t.Fatal(err)
+			}
 		}
 	}
 	return r
@@ -142,10 +165,17 @@ func (r *reader) do(line string) string {
 	if strings.HasPrefix(line, "sudo ") {
 		uid = 0
 	}
+	return r.in(m, uid, line)
+}
+
+// in runs a line in a shell of a user of a machine, in the directory of the downloads.
+func (r *reader) in(m *machine, uid int, line string) string {
+	r.t.Helper()
 	ctx, cancel := context.WithTimeout(r.t.Context(), wait.Limit())
 	defer cancel()
 	c := m.program(uid, "sh", "-e", "-c", r.replaced(line))
 	cmd := exec.CommandContext(ctx, c.Path, c.Args[1:]...)
+	cmd.Dir = r.download
 	repo, err := filepath.Abs("../..")
 	if err != nil {
 		r.t.Fatal(err)
@@ -211,6 +241,97 @@ func TestReadmeLinuxVM(t *testing.T) {
 		if err != nil || !strings.Contains(string(log), want) {
 			t.Errorf("no %q in %s, %v", want, log, err)
 		}
+	}
+}
+
+// installed is a guest in which the reader installs an archive: it has a /usr/local/bin of its
+// own, and what the init starts is in there.
+func (r *reader) installed(init string) {
+	r.t.Helper()
+	for _, dir := range []string{"bin", "etc/systemd/system", init} {
+		if err := os.MkdirAll(filepath.Join(r.guest.dir, dir), 0o755); err != nil {
+			r.t.Fatal(err)
+		}
+	}
+	r.guest.listen(r.t, "tcp4", "0.0.0.0:8001")
+}
+
+// started runs what the unit of `fairlead agent install` runs, and waits until it is ready.
+func (r *reader) started() {
+	r.t.Helper()
+	b, err := os.ReadFile(filepath.Join(r.guest.dir, "etc/systemd/system/fairlead-agent.service"))
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	m := regexp.MustCompile(`(?m)^ExecStart=("/usr/local/bin/fairlead" "agent".*)$`).FindSubmatch(b)
+	if m == nil {
+		r.t.Fatalf("no command in\n%s", b)
+	}
+	r.guest.startCmd(r.t, "agent", r.guest.program(0, "sh", "-c", "exec "+string(m[1]))).says("ready")
+}
+
+// The lines of the README for guests in which an archive is installed: WSL, a Podman machine.
+func TestReadmeAgentInstall(t *testing.T) {
+	for chapter, remove := range map[string]string{"WSL": "fairlead agent uninstall", "Podman machine": "podman machine ssh --username root 'fairlead agent uninstall'"} {
+		t.Run(chapter, func(t *testing.T) {
+			r := newReader(t)
+			r.installed("run/systemd/system")
+			blocks := readme(t, chapter)
+			if len(blocks) == 0 || len(blocks[0]) != 3 || !strings.Contains(chapterOf(t, chapter), "`"+remove+"`") {
+				t.Fatalf("the README has %q", blocks)
+			}
+			for _, line := range blocks[0] {
+				out := r.in(r.guest, 0, line)
+				switch {
+				case strings.Contains(line, "fairlead agent install"):
+					r.started()
+				case strings.Contains(line, "fairlead ls") && !strings.Contains(out, "8001/tcp"):
+					t.Errorf("%s: %s", line, out)
+				}
+			}
+			r.in(r.guest, 0, remove)
+			if left, err := os.ReadDir(filepath.Join(r.guest.dir, "etc/systemd/system")); err != nil || len(left) > 0 {
+				t.Errorf("left behind: %v, %v", left, err)
+			}
+			log, err := os.ReadFile(filepath.Join(r.bin, "log"))
+			for _, want := range []string{"systemctl enable fairlead-agent", "systemctl disable --now fairlead-agent"} {
+				if err != nil || !strings.Contains(string(log), want) {
+					t.Errorf("no %q in %s, %v", want, log, err)
+				}
+			}
+		})
+	}
+}
+
+// The lines of the README that swap Rancher Desktop's agent and bring it back.
+func TestReadmeRancherDesktop(t *testing.T) {
+	r := newReader(t)
+	r.installed("run/openrc")
+	agent := filepath.Join(r.guest.dir, "bin/rancher-desktop-guestagent")
+	if err := os.WriteFile(agent, []byte("Rancher Desktop's"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	blocks := readme(t, "Rancher Desktop")
+	if len(blocks) != 1 {
+		t.Fatalf("the README has %q", blocks)
+	}
+	for _, line := range blocks[0] {
+		out := r.in(r.guest, 0, line)
+		switch {
+		case strings.Contains(line, "rc-service rancher-desktop-guestagent restart"):
+			cmd := r.guest.program(0, "/usr/local/bin/rancher-desktop-guestagent", "-docker", "-debug")
+			r.guest.startCmd(t, "agent", cmd).says("virtual network", "ready")
+		case strings.Contains(line, "fairlead ls") && !strings.Contains(out, "8001/tcp"):
+			t.Errorf("%s: %s", line, out)
+		}
+	}
+	back := regexp.MustCompile("`(wsl .* mv .*)`").FindStringSubmatch(chapterOf(t, "Rancher Desktop"))
+	if back == nil {
+		t.Fatal("the README does not say how to remove it")
+	}
+	r.in(r.guest, 0, back[1])
+	if b, err := os.ReadFile(agent); err != nil || string(b) != "Rancher Desktop's" {
+		t.Errorf("%d bytes, %v", len(b), err)
 	}
 }
 
