@@ -87,7 +87,7 @@ func newRoot() *cobra.Command {
 		return usageError{fmt.Errorf("%w (see `%s --help`)", err, c.CommandPath())}
 	})
 	root.AddGroup(groups()...)
-	root.AddCommand(newHost(), newLs(), newWatch(), newExplain(), newTrace(), newRules(), newConfig(), newDoctor(), newLogLevel(), newWeb(), newMan(), newVersion())
+	root.AddCommand(newHost(), newLs(), newWatch(), newExplain(), newTrace(), newForward(), newDeny(), newAllow(), newRules(), newConfig(), newDoctor(), newLogLevel(), newWeb(), newMan(), newVersion())
 	root.AddCommand(platformCommands()...)
 	root.SetHelpCommand(newHelp())
 	return root
@@ -97,6 +97,7 @@ func newRoot() *cobra.Command {
 const (
 	groupRun     = "run"
 	groupInspect = "inspect"
+	groupChange  = "change"
 	groupCheck   = "check"
 )
 
@@ -104,6 +105,7 @@ func groups() []*cobra.Group {
 	return []*cobra.Group{
 		{ID: groupRun, Title: "Run:"},
 		{ID: groupInspect, Title: "See the ports:"},
+		{ID: groupChange, Title: "Change what is forwarded:"},
 		{ID: groupCheck, Title: "Configure and diagnose:"},
 	}
 }

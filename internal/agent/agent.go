@@ -20,6 +20,7 @@ import (
 	"github.com/fairlead/fairlead/internal/config"
 	"github.com/fairlead/fairlead/internal/diagnose/gather"
 	"github.com/fairlead/fairlead/internal/forward"
+	"github.com/fairlead/fairlead/internal/forwards"
 	"github.com/fairlead/fairlead/internal/kernel"
 	"github.com/fairlead/fairlead/internal/link"
 	"github.com/fairlead/fairlead/internal/memory"
@@ -79,6 +80,7 @@ type Agent struct {
 	reconciler *reconcile.Reconciler
 	provider   provider
 	rules      atomic.Pointer[rules.Set]
+	forwards   *forwards.Store
 	accepted   atomic.Pointer[config.Agent] // the last configuration, of which only the rules and expose are in effect
 	metrics    *metrics.Agent
 	server     *status.Server
@@ -111,6 +113,7 @@ func New(cfg config.Agent, log *slog.Logger, level *slog.LevelVar) (*Agent, erro
 		return nil, err
 	}
 	a.rules.Store(cfg.Rules)
+	a.forwards = forwards.NewStore(cfg.ForwardsFile, cfg.Rules, false, log, a.applyRules)
 	a.accepted.Store(&a.cfg)
 	a.provider = provider{a.registry, a.reconciler.Outcomes(), a.observer.CheckOwners}
 	a.metrics = metrics.NewAgent(a.count)
@@ -121,7 +124,7 @@ func New(cfg config.Agent, log *slog.Logger, level *slog.LevelVar) (*Agent, erro
 	a.server = status.NewServer(status.Options{
 		Token:    page,
 		Provider: a.provider, Explainer: gather.NewExplainer(a.diagnosed()), Examiner: a, Ready: a.notReady, Level: level, Logger: log,
-		Metrics: a.metrics.Handler(), Role: "agent", Name: machineName("guest"), Vitals: a.vitals, Peers: a.peers, Rules: a.rules.Load, Settings: a.settings, Served: a.served, Trace: a.trace,
+		Metrics: a.metrics.Handler(), Role: "agent", Name: machineName("guest"), Vitals: a.vitals, Peers: a.peers, Rules: a.rules.Load, Forwards: a.forwards, Settings: a.settings, Served: a.served, Trace: a.trace,
 	})
 	return a, nil
 }
@@ -382,10 +385,15 @@ func (a *Agent) reload(cfg config.Agent, err error) {
 		a.log.Error("configuration refused; keeping the previous one", "err", err)
 		return
 	}
-	a.registry.SetRules(cfg.Rules)
-	a.rules.Store(cfg.Rules)
+	a.forwards.Reload(cfg.Rules)
 	a.accepted.Store(&cfg)
 	a.log.Info("rules reloaded", "rules", cfg.Rules.Len())
+}
+
+// applyRules has the rules decide from now on.
+func (a *Agent) applyRules(set *rules.Set) {
+	a.registry.SetRules(set)
+	a.rules.Store(set)
 }
 
 // releaseMemory returns memory to the kernel after the start, after a source began

@@ -39,11 +39,14 @@ type Common struct {
 	LogLevel    slog.Level // slog.LevelDebug to slog.LevelError
 	LogFormat   string     // "text" or "json"
 	RulesFile   string     // file with more rules; empty for none
+	// ForwardsFile is the file with the rules that were added while fairlead runs, which may
+	// be absent; empty for none. See package forwards.
+	ForwardsFile string
 	// KeepPrivileges says that no capability is dropped after the start.
 	KeepPrivileges bool
 
 	// Rules is compiled from the rules in the file, then those in RulesFile, and
-	// from what is exposed. It is never nil in what LoadAgent, LoadHost and the
+	// from what is exposed, and has those in ForwardsFile. It is never nil in what LoadAgent, LoadHost and the
 	// defaults return.
 	Rules *rules.Set
 
@@ -121,6 +124,8 @@ func DefaultAgent() Agent {
 			Control:   "/run/fairlead/control.sock",
 			LogFormat: "text",
 			Rules:     rules.Empty(rules.Loopback()),
+
+			ForwardsFile: "/var/lib/fairlead/forwards.yaml",
 		},
 		Link:          []Endpoint{{Network: "unix", Path: "/run/fairlead/link.sock"}},
 		AllowCIDs:     []uint32{2}, // VMADDR_CID_HOST
@@ -151,6 +156,8 @@ func defaultHost(d hostDirs) Host {
 			Control:   in(d.runtime, "host.sock"),
 			LogFormat: "text",
 			Rules:     rules.Empty(rules.Loopback()), // a guest widens nothing by itself
+
+			ForwardsFile: in(d.state, "host-forwards.yaml"),
 		},
 		Connect: []Guest{{Endpoint: defaultConnect(runtime.GOOS, d)}},
 		Bind:    rules.Loopback(),
@@ -209,6 +216,8 @@ func (c *Common) fields() []field {
 		one("logFormat", "log-format", "format", &c.LogFormat, enum("text", "json"), str, "text or json").oneOf("text", "json"),
 		one("rulesFile", "rules-file", "file", &c.RulesFile, filePath(true), str,
 			"file with more rules, evaluated after those of the configuration"),
+		one("forwardsFile", "forwards-file", "file", &c.ForwardsFile, filePath(true), str,
+			"file of the rules that 'fairlead forward' adds, evaluated last and never wider than the others; empty for none"),
 		one("keepPrivileges", "keep-privileges", boolKind, &c.KeepPrivileges, truth, strconv.FormatBool,
 			"on Linux, keep all capabilities instead of dropping those that are not needed, for debugging"),
 	}

@@ -36,6 +36,7 @@ func commonSamples() []sample {
 		{"logFormat", "json", "json"},
 		{"keepPrivileges", "yes", "true"},
 		{"rulesFile", "", ""}, // a file of its own, see TestRulesFile
+		{"forwardsFile", "/none/forwards.yaml", "/none/forwards.yaml"},
 	}
 }
 
@@ -226,7 +227,7 @@ func TestDefaults(t *testing.T) {
 		"link": "unix:///run/fairlead/link.sock", "linkToken": "/var/lib/fairlead/token", "allowCIDs": "2", "allowUIDs": "",
 		"source": "socket,nat,docker,containerd,kube", "sink": "hostlink", "observer": "auto", "pollInterval": "1s", "auditInterval": "1m0s", "eventBuffer": "4096", "holdDown": "150ms",
 		"control": "/run/fairlead/control.sock", "metricsAddr": "", "webAddr": "", "logLevel": "info", "logFormat": "text",
-		"expose": "loopback", "rulesFile": "", "keepPrivileges": "false", "engineGrace": "30s",
+		"expose": "loopback", "rulesFile": "", "forwardsFile": "/var/lib/fairlead/forwards.yaml", "keepPrivileges": "false", "engineGrace": "30s",
 		"nat.maxPorts": "4096", "listener.settle": "750ms", "listener.udp": "false", "bridgeLoopback": "false", "reportUnpublished": "true",
 		"publish.socket": "/run/fairlead/publish.sock", "publish.ports": "8", "publish.connections": "256", "publish.requests": "10",
 		"docker.hosts": "", "containerd.sockets": "", "containerd.namespaces": "",
@@ -431,6 +432,37 @@ func TestMissingFile(t *testing.T) {
 		if !errors.Is(err, iofs.ErrNotExist) || !strings.Contains(err.Error(), tt.says) || !strings.Contains(err.Error(), gone) {
 			t.Errorf("%s: %v", name, err)
 		}
+	}
+}
+
+// The rules that were added at run time decide after those of the configuration. A mistake
+// in them is an error with its position, so that what is denied there does not open.
+func TestForwardsFile(t *testing.T) {
+	added := filepath.Join(t.TempDir(), "forwards.yaml")
+	path := yamlFile(t, "forwardsFile", added)
+	if cfg, err := LoadAgent(path, nil, nil); err != nil || cfg.Rules.Len() != 0 {
+		t.Fatalf("absent: %+v, %v", cfg.Rules, err)
+	}
+	write(t, added, "rules: [{name: shut, match: {ports: 80}, action: deny}]\n")
+	cfg, err := LoadAgent(path, nil, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := cfg.Rules.Decide(port.Publication{Key: port.Key{Protocol: port.TCP, Address: netip.IPv4Unspecified(), Port: 80}})
+	if d.Rule != "runtime rule 1 (shut)" {
+		t.Errorf("%+v", d)
+	}
+	write(t, added, "rules: [{match: {guest: dev}, action: deny}]\n")
+	if _, err := LoadAgent(path, nil, nil); err == nil || !strings.Contains(err.Error(), "only rules of a host name guests") {
+		t.Errorf("guest in an agent's rule: %v", err)
+	}
+	host := write(t, filepath.Join(t.TempDir(), "host.yaml"), "connect: dev=unix:///link\nforwardsFile: "+added+"\n")
+	if _, err := LoadHost(host, nil, nil); err != nil {
+		t.Error(err)
+	}
+	write(t, added, "rules:\n- action: dney\n")
+	if _, err := LoadAgent(path, nil, nil); err == nil || !strings.Contains(err.Error(), `forwards.yaml:2:11: rules[0].action: "dney"`) {
+		t.Errorf("mistake: %v", err)
 	}
 }
 

@@ -15,6 +15,7 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"github.com/fairlead/fairlead/internal/forwards"
 	"github.com/fairlead/fairlead/internal/publish/policy"
 	"github.com/fairlead/fairlead/internal/rules"
 	"github.com/fairlead/fairlead/internal/yamltree"
@@ -36,7 +37,7 @@ func LoadAgent(path string, flags *pflag.FlagSet, environ func(string) (string, 
 	if key, err := c.validate(); err != nil {
 		return Agent{Common: Common{files: c.files}}, l.wrap(key, err)
 	}
-	if err := l.compile("expose", &c.Expose); err != nil {
+	if err := l.compile("expose", &c.Expose, false); err != nil {
 		return Agent{Common: Common{files: c.files}}, err
 	}
 	c.from, c.Publish.Allow = l.from, l.publish
@@ -56,7 +57,7 @@ func LoadHost(path string, flags *pflag.FlagSet, environ func(string) (string, b
 	if key, err := c.validate(); err != nil {
 		return Host{Common: Common{files: c.files}}, l.wrap(key, err)
 	}
-	if err := l.compile("bind", &c.Bind); err != nil {
+	if err := l.compile("bind", &c.Bind, true); err != nil {
 		return Host{Common: Common{files: c.files}}, err
 	}
 	c.from = l.from
@@ -194,8 +195,8 @@ func (l *loader) hint(err error) error {
 }
 
 // compile makes the rules, with those of the rules file, after all fields are set. The
-// rules file's expose counts if it is set nowhere else.
-func (l *loader) compile(key string, expose *rules.HostAddress) error {
+// rules file's expose counts if it is set nowhere else. Guests says that rules may name them.
+func (l *loader) compile(key string, expose *rules.HostAddress, guests bool) error {
 	list := l.inline
 	if path := l.common.RulesFile; path != "" {
 		data, err := l.read(path, false)
@@ -211,9 +212,34 @@ func (l *loader) compile(key string, expose *rules.HostAddress) error {
 			*expose, l.from[key] = f.Expose, path
 		}
 	}
+	added, err := l.added()
+	if err != nil {
+		return err
+	}
+	for _, r := range slices.Concat(list, added) {
+		if r.Match.Guest != "" && !guests {
+			return fmt.Errorf("rules: guest %q: only rules of a host name guests", r.Match.Guest)
+		}
+	}
 	set, err := rules.New(*expose, append(list, l.last...))
+	if err == nil {
+		set, err = set.WithRuntime(added)
+	}
 	l.common.Rules = set
 	return err
+}
+
+// added reads the rules that were added at run time.
+func (l *loader) added() ([]rules.Rule, error) {
+	path := l.common.ForwardsFile
+	if path == "" {
+		return nil, nil
+	}
+	data, err := l.read(path, true)
+	if err != nil {
+		return nil, l.wrap("forwardsFile", err)
+	}
+	return forwards.Parse(path, data)
 }
 
 // file is a file as it was read.
@@ -252,7 +278,7 @@ func readFile(path string) (data []byte, err error) {
 
 // File is the configuration file that was read, or "" if there was none.
 func (c Common) File() string {
-	if len(c.files) == 0 || c.files[0].sum == ([sha256.Size]byte{}) || c.files[0].path == c.RulesFile {
+	if len(c.files) == 0 || c.files[0].sum == ([sha256.Size]byte{}) || c.files[0].path == c.RulesFile || c.files[0].path == c.ForwardsFile {
 		return ""
 	}
 	return c.files[0].path

@@ -151,6 +151,7 @@ func ruleSchema() object {
 	match["ports"] = portsSchema("")
 	match["address"] = oneOrMore(object{"description": "wildcard, loopback, an address or a CIDR prefix", "type": "string", "minLength": 1})
 	match["source"] = oneOrMore(object{"enum": rules.Sources()})
+	match["guest"] = object{"description": "on a host: the guest", "$ref": "#/$defs/text"}
 	match["owner"] = oneOrMore(object{"enum": []string{"container", "service", "process", "unknown"}})
 	return object{
 		"type": "object", "additionalProperties": false, "required": []string{"action"},

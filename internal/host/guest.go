@@ -546,7 +546,7 @@ func (g *guest) put(p wire.Publication) {
 // are kept. h.mu is held.
 func (g *guest) decide(pub *publication) {
 	h := g.h
-	d := h.policy.Host(pub.wire.Port(), slices.Clone(pub.wire.Host))
+	d := h.policy.Host(g.name, pub.wire.Port(), slices.Clone(pub.wire.Host))
 	var addrs []netip.AddrPort
 	for _, a := range d.Host {
 		a = netip.AddrPortFrom(a.Addr().Unmap(), a.Port())

@@ -41,7 +41,7 @@ type Guest struct {
 
 // Policy has the last word on where a publication appears; rules.Set is one.
 type Policy interface {
-	Host(p port.Publication, asked []netip.AddrPort) port.Decision
+	Host(guest string, p port.Publication, asked []netip.AddrPort) port.Decision
 }
 
 // Network opens listeners; own.Sockets is one.

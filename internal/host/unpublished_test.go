@@ -53,7 +53,7 @@ type strictPolicy struct {
 	k port.Key
 }
 
-func (p strictPolicy) Host(pub port.Publication, asked []netip.AddrPort) port.Decision {
+func (p strictPolicy) Host(_ string, pub port.Publication, asked []netip.AddrPort) port.Decision {
 	if pub.Key == p.k {
 		p.t.Errorf("the policy was asked about %s", pub.Key)
 	}

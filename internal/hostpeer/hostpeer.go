@@ -20,12 +20,14 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/fairlead/fairlead/internal/config"
+	"github.com/fairlead/fairlead/internal/forwards"
 	"github.com/fairlead/fairlead/internal/host"
 	"github.com/fairlead/fairlead/internal/link"
 	"github.com/fairlead/fairlead/internal/link/wss"
 	"github.com/fairlead/fairlead/internal/metrics"
 	"github.com/fairlead/fairlead/internal/own"
 	"github.com/fairlead/fairlead/internal/privilege"
+	"github.com/fairlead/fairlead/internal/rules"
 	"github.com/fairlead/fairlead/internal/status"
 	"github.com/fairlead/fairlead/internal/trace"
 	"github.com/fairlead/fairlead/internal/version"
@@ -39,6 +41,8 @@ type Daemon struct {
 	sockets *own.Sockets
 	server  *status.Server
 	wss     *wss.Server // nil if no agent may dial
+
+	forwards *forwards.Store
 
 	accepted atomic.Pointer[config.Host] // the last configuration, of which only the rules and bind are in effect
 }
@@ -91,6 +95,7 @@ func New(cfg config.Host, log *slog.Logger, level *slog.LevelVar) (*Daemon, erro
 	if err != nil {
 		return nil, err
 	}
+	d.forwards = forwards.NewStore(cfg.ForwardsFile, cfg.Rules, true, log, func(set *rules.Set) { d.host.SetPolicy(set) })
 	p := provider{d.host, cfg.Peers(), d.lastRefused}
 	page := ""
 	if cfg.WebAddr != "" {
@@ -100,7 +105,7 @@ func New(cfg config.Host, log *slog.Logger, level *slog.LevelVar) (*Daemon, erro
 		Token:    page,
 		Provider: p, Explainer: p, Metrics: metrics.NewHost(func() metrics.HostSnapshot { return count(d.host) }), Level: level, Logger: log,
 		Role: "host", Name: name, Vitals: func(uint64) status.Vitals { return vitals(d.host) },
-		Peers: p.peers, Settings: d.settings, Trace: tracer,
+		Peers: p.peers, Forwards: d.forwards, Settings: d.settings, Trace: tracer,
 	})
 	return d, nil
 }
@@ -243,7 +248,7 @@ func (d *Daemon) reload(cfg config.Host, err error) {
 		d.log.Error("configuration refused; keeping the previous one", "err", err)
 		return
 	}
-	d.host.SetPolicy(cfg.Rules)
+	d.forwards.Reload(cfg.Rules)
 	d.accepted.Store(&cfg)
 	d.log.Info("rules reloaded", "rules", cfg.Rules.Len())
 }

@@ -37,6 +37,7 @@ type Match struct {
 	Name      string            // glob: the owner's name
 	Namespace string            // glob: the owner's namespace
 	Labels    map[string]string // all of these keys, with values that match these globs
+	Guest     string            // glob: on a host, the guest's name there, or its endpoint if it has none
 }
 
 // Sources returns the names that Match.Sources can hold.

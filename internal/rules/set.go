@@ -16,8 +16,9 @@ import (
 // Set is an ordered list of rules, compiled. It never changes and may be used
 // from any goroutine.
 type Set struct {
-	expose HostAddress
-	rules  []rule
+	expose  HostAddress
+	rules   []rule
+	runtime []rule // evaluated after these
 }
 
 // rule is a Rule with what each decision needs made ready.
@@ -34,9 +35,18 @@ type label struct{ key, glob string }
 // Loopback or All (Asked means Loopback); on the host also Asked, which leaves
 // it to the agent, or one address. An error names the rule and the field.
 func New(expose HostAddress, list []Rule) (*Set, error) {
-	s := &Set{expose: expose, rules: make([]rule, len(list))}
+	compiled, err := compile("rule", list)
+	if err != nil {
+		return nil, err
+	}
+	return &Set{expose: expose, rules: compiled}, nil
+}
+
+// compile makes rules ready. Kind is what errors and decisions call a rule.
+func compile(kind string, list []Rule) ([]rule, error) {
+	compiled := make([]rule, len(list))
 	for i, r := range list {
-		title := fmt.Sprintf("rule %d", i+1)
+		title := fmt.Sprintf("%s %d", kind, i+1)
 		if r.Name != "" {
 			title += " (" + r.Name + ")"
 		}
@@ -51,9 +61,9 @@ func New(expose HostAddress, list []Rule) (*Set, error) {
 		for _, k := range slices.Sorted(maps.Keys(r.Match.Labels)) {
 			c.labels = append(c.labels, label{k, r.Match.Labels[k]})
 		}
-		s.rules[i] = c
+		compiled[i] = c
 	}
-	return s, nil
+	return compiled, nil
 }
 
 // Empty returns the set without rules; see [New] for expose.
@@ -146,7 +156,7 @@ func describe(o port.Owner) string {
 // decideOne is decide for p's own owner.
 func (s *Set) decideOne(p *port.Publication) (d port.Decision, winner *rule, by string) {
 	by, reason := held(p)
-	winner, maybe := s.first(p, by != "")
+	winner, maybe := first(s.rules, "", p, by != "")
 	switch {
 	case winner != nil:
 		d = winner.decide(winner.title, s.agentAddresses(p))
@@ -163,28 +173,35 @@ func (s *Set) decideOne(p *port.Publication) (d port.Decision, winner *rule, by 
 			return port.Decision{Rule: r.title, Reason: NotKnownYet, Pending: true}, r, by
 		}
 	}
+	if len(s.runtime) > 0 {
+		within := d.Host
+		if !d.Allow {
+			within = s.agentAddresses(p)
+		}
+		d, winner = s.overlay(side{}, p, d, winner, within)
+	}
 	return d, winner, by
 }
 
 // Host decides on the host, which has the last word: asked is what the agent asks
-// for p. The
+// for p of a guest. The
 // result is never wider than that unless this set, the host user's own, exposes
 // more or a rule in it names a host address. The agent has already applied the
 // defaults, so none is applied here. While the agent reports p's owner as pending, a
 // decision that depends on it is. A rule that denies an owner to whom a NAT rule leads
 // denies p as in Decide.
-func (s *Set) Host(p port.Publication, asked []netip.AddrPort) port.Decision {
+func (s *Set) Host(guest string, p port.Publication, asked []netip.AddrPort) port.Decision {
 	if len(asked) == 0 {
 		return port.Decision{Rule: hostDefault, Reason: "the guest asks for no host address"}
 	}
-	d, _ := s.decideHost(&p, asked)
+	d, _ := s.decideHost(guest, &p, asked)
 	if !d.Allow {
 		return d
 	}
 	for _, o := range p.Others {
 		q := p
 		q.Owner, q.OwnerPending = o.Owner, false
-		if e, r := s.decideHost(&q, asked); leadsToDenied(&p, o, e, r) {
+		if e, r := s.decideHost(guest, &q, asked); leadsToDenied(&p, o, e, r) {
 			return deniedFor(r.hostTitle, o)
 		}
 	}
@@ -192,8 +209,8 @@ func (s *Set) Host(p port.Publication, asked []netip.AddrPort) port.Decision {
 }
 
 // decideHost is Host for p's own owner, with the rule that decides, nil if none does.
-func (s *Set) decideHost(p *port.Publication, asked []netip.AddrPort) (port.Decision, *rule) {
-	winner, maybe := s.first(p, false)
+func (s *Set) decideHost(guest string, p *port.Publication, asked []netip.AddrPort) (port.Decision, *rule) {
+	winner, maybe := first(s.rules, guest, p, false)
 	d := port.Decision{Allow: true, Rule: hostDefault, Host: s.hostAddresses(p, asked)}
 	if winner != nil {
 		d = winner.decide(winner.hostTitle, d.Host)
@@ -203,16 +220,20 @@ func (s *Set) decideHost(p *port.Publication, asked []netip.AddrPort) (port.Deci
 			return port.Decision{Rule: r.hostTitle, Reason: NotKnownYet, Pending: true}, r
 		}
 	}
+	if len(s.runtime) > 0 {
+		return s.overlay(side{host: true, guest: guest}, p, d, winner, d.Host)
+	}
 	return d, winner
 }
 
-// first returns the rule that decides, nil if none does, and the rules before it
-// that decide if an engine names an owner that they match.
-func (s *Set) first(p *port.Publication, isHeld bool) (winner *rule, maybe []*rule) {
-	for i := range s.rules {
-		r := &s.rules[i]
+// first returns the rule of a list that decides, nil if none does, and the rules before
+// it that decide if an engine names an owner that they match.
+func first(list []rule, guest string, p *port.Publication, isHeld bool) (winner *rule, maybe []*rule) {
+	for i := range list {
+		r := &list[i]
 		f := r.mismatch(p)
 		switch {
+		case r.Match.Guest != "" && !glob(r.Match.Guest, guest):
 		case !r.decides(isHeld):
 		case r.depends(p, f):
 			maybe = append(maybe, r)
@@ -401,14 +422,16 @@ func (s *Set) Explain(p port.Publication) []Step {
 	if reason == "" {
 		reason = d.Reason
 	}
-	steps := make([]Step, 0, len(s.rules)+2)
-	for i := range s.rules {
-		r := &s.rules[i]
-		step := r.explain(&p, by != "", r == winner)
-		if step.Decides && (!step.Matched || d.Pending && len(p.Others) > 0) {
-			step.Why = d.Reason // for another owner
+	steps := make([]Step, 0, len(s.rules)+len(s.runtime)+2)
+	for _, list := range [][]rule{s.rules, s.runtime} {
+		for i := range list {
+			r := &list[i]
+			step := r.explain(&p, by != "", r == winner)
+			if step.Decides && (!step.Matched || d.Pending && len(p.Others) > 0) {
+				step.Why = d.Reason // for another owner
+			}
+			steps = append(steps, step)
 		}
-		steps = append(steps, step)
 	}
 	if by != "" {
 		steps = append(steps, Step{by, true, winner == nil, reason})

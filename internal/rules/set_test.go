@@ -271,7 +271,7 @@ func TestHost(t *testing.T) {
 		}
 		asked := addrPorts(t, tt.asked)
 		kept := slices.Clone(asked)
-		if got := verdict(s.Host(pub(t, tt.pub), asked)); got != tt.want {
+		if got := verdict(s.Host("vm", pub(t, tt.pub), asked)); got != tt.want {
 			t.Errorf("expose %s, rules %s, %s asks %s: %s, want %s", tt.expose, tt.rules, tt.pub, tt.asked, got, tt.want)
 		}
 		if !slices.Equal(kept, asked) {
@@ -304,7 +304,7 @@ func TestHostNeverWider(t *testing.T) {
 		for range 1 + rnd.IntN(3) {
 			asked = append(asked, netip.AddrPortFrom(pick(), 80))
 		}
-		for _, h := range s.Host(p, asked).Host {
+		for _, h := range s.Host("vm", p, asked).Host {
 			within := slices.ContainsFunc(asked, func(a netip.AddrPort) bool { return covers(a.Addr(), h.Addr()) })
 			widened := port.IsWildcard(p.Address) && (expose == All() && h.Addr().IsUnspecified() || expose.kind == oneAddress && covers(one, h.Addr()))
 			if !within && !widened {
@@ -735,7 +735,7 @@ func TestHostRuleThatNamesAnOwnerWaitsForIt(t *testing.T) {
 			Key: port.Key{Protocol: port.TCP, Address: netip.IPv4Unspecified(), Port: 8200}, OwnerPending: true,
 			Decision: port.Decision{Allow: true, Host: []netip.AddrPort{netip.MustParseAddrPort("127.0.0.1:8200")}},
 		}
-		d := set.Host(p, p.Decision.Host)
+		d := set.Host("vm", p, p.Decision.Host)
 		got := "deny"
 		switch {
 		case d.Pending:
@@ -746,7 +746,7 @@ func TestHostRuleThatNamesAnOwnerWaitsForIt(t *testing.T) {
 		if got != c.want || d.Pending && (d.Allow || len(d.Host) > 0 || d.Reason != NotKnownYet) {
 			t.Errorf("%s: %+v, want %s", c.name, d, c.want)
 		}
-		if p.OwnerPending = false; set.Host(p, p.Decision.Host).Pending {
+		if p.OwnerPending = false; set.Host("vm", p, p.Decision.Host).Pending {
 			t.Errorf("%s: pending though the owner is known", c.name)
 		}
 	}
@@ -781,7 +781,7 @@ func TestHostRuleDeniesTargetOwner(t *testing.T) {
 			Owner: c.owner, Others: []port.OtherOwner{{Owner: secret}},
 			Decision: port.Decision{Allow: true, Host: []netip.AddrPort{asked}},
 		}
-		d := set.Host(p, p.Decision.Host)
+		d := set.Host("vm", p, p.Decision.Host)
 		if d.Allow != c.allow || d.Pending || c.allow && !slices.Equal(d.Host, []netip.AddrPort{asked}) {
 			t.Errorf("%s: %+v, want allow %v", c.what, d, c.allow)
 		}

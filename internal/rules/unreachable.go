@@ -34,6 +34,7 @@ func (r *rule) covers(o *rule) bool {
 		coversAll(a.Addresses, b.Addresses, AddressMatch.covers) &&
 		coversAll(a.Sources, b.Sources, same) && coversAll(a.Owners, b.Owners, same) &&
 		(a.Name == "" || a.Name == b.Name) && (a.Namespace == "" || a.Namespace == b.Namespace) &&
+		(a.Guest == "" || a.Guest == b.Guest) &&
 		!slices.ContainsFunc(r.labels, func(l label) bool { return !slices.Contains(o.labels, l) })
 }
 

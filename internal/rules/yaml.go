@@ -112,7 +112,7 @@ func ParsePortList(n yamltree.Node) ([]PortRange, error) {
 }
 
 func parseMatch(n yamltree.Node, m *Match) error {
-	return parseFields(n, m, "protocol", "ports", "address", "source", "owner", "name", "namespace", "labels")
+	return parseFields(n, m, "protocol", "ports", "address", "source", "owner", "name", "namespace", "labels", "guest")
 }
 
 // parseFields reads those fields of a match that are known.
@@ -137,6 +137,8 @@ func parseFields(n yamltree.Node, m *Match, known ...string) error {
 			m.Name, err = text(e.Node)
 		case "namespace":
 			m.Namespace, err = text(e.Node)
+		case "guest":
+			m.Guest, err = text(e.Node)
 		case "labels":
 			m.Labels, err = parseLabels(e.Node)
 		}

@@ -2,7 +2,7 @@
 
 // Package status lets people and programs query a running agent or host. It has the
 // JSON model, the server of the control socket and the page, and the client. It only
-// reads views, except for the log level.
+// reads views, except for the log level and the rules that are added at run time.
 package status
 
 import (

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/fairlead/fairlead/internal/config"
+	"github.com/fairlead/fairlead/internal/forwards"
 	"github.com/fairlead/fairlead/internal/rules"
 	"github.com/fairlead/fairlead/internal/schedule"
 	"github.com/fairlead/fairlead/internal/trace"
@@ -44,6 +45,8 @@ type Options struct {
 	Peers func() []Peer
 	// Rules returns the current rules; nil leaves /v1/rules out.
 	Rules func() *rules.Set
+	// Forwards changes the rules that are added at run time; nil leaves /v1/forwards out.
+	Forwards *forwards.Store
 	// Settings returns the configuration in effect; nil leaves /v1/config out.
 	Settings func() []config.Setting
 	// Token is that of the page on TCP. If it is empty, a new one is made.
@@ -144,6 +147,10 @@ func (s *Server) routes(mux *http.ServeMux, control bool) {
 	}
 	if s.o.Rules != nil {
 		mux.HandleFunc("POST /v1/rules", s.testRules)
+	}
+	if s.o.Forwards != nil {
+		mux.HandleFunc("GET /v1/forwards", s.listForwards)
+		mux.HandleFunc("POST /v1/forwards", s.changeForwards)
 	}
 	if s.o.Examiner != nil {
 		mux.HandleFunc("GET /v1/doctor", s.examine)

@@ -27,3 +27,18 @@ func Place(f *os.File, b []byte, path string, name func(from, to string) error) 
 	}
 	return name(f.Name(), path)
 }
+
+// WriteFile replaces a file, atomically, by one that only the process's user can read (on Windows, who can read the directory). A
+// file that a killed process left unfinished is removed. It must be in a directory that
+// only we write to, and have one writer at a time.
+func WriteFile(path string, b []byte) error {
+	unfinished := path + ".new"
+	if err := os.Remove(unfinished); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	f, err := os.OpenFile(unfinished, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return err
+	}
+	return Place(f, b, path, os.Rename)
+}

@@ -121,21 +121,6 @@ func checkDir(dir string) error {
 	return checkPath(dir)
 }
 
-// WriteFile replaces a file, atomically, by one that only the process's user can read. A
-// file that a killed process left unfinished is removed. It must be in a directory that
-// only we write to, and have one writer at a time.
-func WriteFile(path string, b []byte) error {
-	unfinished := path + ".new"
-	if err := os.Remove(unfinished); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
-	}
-	f, err := os.OpenFile(unfinished, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
-	if err != nil {
-		return err
-	}
-	return Place(f, b, path, os.Rename)
-}
-
 // Owner returns whom a file belongs to, and whether that is root or the process's user.
 func Owner(fi fs.FileInfo) (uid uint32, ok bool) {
 	st, is := fi.Sys().(*syscall.Stat_t)

@@ -103,7 +103,7 @@ type hub struct {
 // the host's own loopback.
 type elsewhere struct{}
 
-func (elsewhere) Host(p port.Publication, _ []netip.AddrPort) port.Decision {
+func (elsewhere) Host(_ string, p port.Publication, _ []netip.AddrPort) port.Decision {
 	return port.Decision{Allow: true, Host: []netip.AddrPort{netip.AddrPortFrom(netip.MustParseAddr("127.0.0.2"), p.Port)}}
 }
 

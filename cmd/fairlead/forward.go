@@ -1,0 +1,196 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"text/tabwriter"
+
+	"github.com/spf13/cobra"
+
+	"github.com/fairlead/fairlead/internal/forwards"
+	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/rules"
+	"github.com/fairlead/fairlead/internal/status"
+)
+
+func newForward() *cobra.Command {
+	root := &cobra.Command{Use: "forward", Short: "Forward, pause and resume ports while fairlead runs", Args: noArgs, GroupID: groupChange,
+		Long: "Forward, pause and resume ports while fairlead runs, in the guest or on the host.\n\n" +
+			"What is added is a rule in a file of its own (--forwards-file), which survives restarts. These rules\n" +
+			"are evaluated after those of the configuration: they never allow what a rule there denies, and open\n" +
+			"no address that is not open without them.",
+		RunE: func(c *cobra.Command, _ []string) error { return c.Help() }}
+	root.AddCommand(newForwardAdd(), newForwardLs(),
+		newChange(forwards.Remove, "rm PORT[/tcp|/udp]", "Undo all that was added for a port"),
+		newSelect(forwards.Pause, "pause [PORT[/tcp|/udp]]", "Close a port, the ports of an owner, or all, until resumed; their connections are reset"),
+		newSelect(forwards.Resume, "resume [PORT[/tcp|/udp]]", "Undo pause, with the same argument or flag"))
+	return root
+}
+
+func newDeny() *cobra.Command {
+	c := newChange(forwards.Deny, "deny PORT[/tcp|/udp]", "Close a port until it is allowed again; its connections are reset")
+	c.GroupID = groupChange
+	return c
+}
+
+func newAllow() *cobra.Command {
+	c := newChange(forwards.Allow, "allow PORT[/tcp|/udp]", "Undo deny, or publish a port that is denied by default")
+	c.GroupID = groupChange
+	return c
+}
+
+func guestFlag(c *cobra.Command, guest *string) {
+	c.Flags().StringVar(guest, "guest", "", "on a host: only of this guest")
+}
+
+func newForwardAdd() *cobra.Command {
+	var control, bind string
+	q := forwards.Request{Op: forwards.Add}
+	c := &cobra.Command{
+		Use: "add PORT[/tcp|/udp]", Short: "Forward a port of the guest, at another host port or address if wanted",
+		Long: "Forward a port of the guest, at another host port or address if wanted.\n\n" +
+			"The port need not exist: the forward is pending until something serves it.",
+		Example: "  fairlead forward add 8080 --to 18080\n  fairlead forward add 53/udp --to 5300 --guest dev",
+		Args:    oneArg("a port such as 8080 or 53/udp"),
+		RunE: func(c *cobra.Command, args []string) error {
+			if c.Flags().Changed("to") && q.To == 0 {
+				return usageError{errors.New("--to 0: want a port from 1 to 65535")}
+			}
+			if bind != "" {
+				if _, err := rules.ParseHostAddress(bind); err != nil {
+					return usageError{fmt.Errorf("--bind %w", err)}
+				}
+			}
+			q.Bind = bind
+			return change(c, control, q, args[0])
+		},
+	}
+	controlFlag(c, &control)
+	guestFlag(c, &q.Guest)
+	c.Flags().Uint16Var(&q.To, "to", 0, "host port (default: that of the guest)")
+	c.Flags().StringVar(&bind, "bind", "", "host address: loopback, all, or an address; never wider than the configuration allows")
+	return c
+}
+
+// newChange returns a command about one port.
+func newChange(op forwards.Op, use, short string) *cobra.Command {
+	var control string
+	q := forwards.Request{Op: op}
+	c := &cobra.Command{Use: use, Short: short, Args: oneArg("a port such as 8080 or 53/udp"),
+		RunE: func(c *cobra.Command, args []string) error { return change(c, control, q, args[0]) }}
+	controlFlag(c, &control)
+	guestFlag(c, &q.Guest)
+	return c
+}
+
+// newSelect returns a command about a port, an owner or all.
+func newSelect(op forwards.Op, use, short string) *cobra.Command {
+	var control string
+	q := forwards.Request{Op: op}
+	c := &cobra.Command{Use: use, Short: short, Args: cobra.MaximumNArgs(1),
+		RunE: func(c *cobra.Command, args []string) error {
+			selected := len(args)
+			for _, is := range []bool{q.Owner != "", q.All} {
+				if is {
+					selected++
+				}
+			}
+			if selected != 1 {
+				return usageError{fmt.Errorf("%s: want a port, --owner NAME or --all (see `%s --help`)", c.CommandPath(), c.CommandPath())}
+			}
+			return change(c, control, q, strings.Join(args, ""))
+		}}
+	controlFlag(c, &control)
+	guestFlag(c, &q.Guest)
+	c.Flags().StringVar(&q.Owner, "owner", "", "the ports of owners with this `NAME`, in which * stands for any text")
+	c.Flags().BoolVar(&q.All, "all", false, "all ports")
+	return c
+}
+
+// change sends a request about a port, if one is given, and prints what it did.
+func change(c *cobra.Command, control string, q forwards.Request, at string) error {
+	if at != "" {
+		slot, err := parseSlot(at)
+		if err != nil {
+			return usageError{err}
+		}
+		q.Protocol, q.Port = slot.Protocol, slot.Port
+	}
+	v, err := client(control).ChangeForwards(c.Context(), q)
+	if err != nil {
+		return err
+	}
+	return writeChange(c.OutOrStdout(), v)
+}
+
+func writeChange(w io.Writer, v status.ForwardChange) error {
+	var lines []string
+	for _, name := range v.Removed {
+		lines = append(lines, "Removed: "+status.Quote(name))
+	}
+	for _, name := range v.Added {
+		line := "Added: " + status.Quote(name)
+		for _, r := range v.Rules {
+			if r.Name == name && r.Action == "allow" && r.State == port.Pending.String() {
+				line += " (pending: " + status.Quote(cmp.Or(r.Reason, "it is being opened")) + ")"
+			}
+		}
+		lines = append(lines, line)
+	}
+	if len(lines) == 0 {
+		lines = append(lines, "Nothing to change.")
+	}
+	_, err := fmt.Fprintln(w, strings.Join(lines, "\n"))
+	return err
+}
+
+func newForwardLs() *cobra.Command {
+	var control string
+	var out output
+	c := &cobra.Command{
+		Use: "ls", Short: "List what was added, in the order in which it is evaluated", Args: noArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			if err := out.validate(); err != nil {
+				return err
+			}
+			v, err := client(control).Forwards(c.Context())
+			if err != nil {
+				return err
+			}
+			if out.format == "json" {
+				return newEncoder(c.OutOrStdout()).Encode(versioned(v))
+			}
+			return writeForwards(c.OutOrStdout(), v)
+		},
+	}
+	controlFlag(c, &control)
+	out.register(c, "table", "json")
+	return c
+}
+
+func writeForwards(w io.Writer, v status.Forwards) error {
+	if len(v.Rules) == 0 {
+		_, err := fmt.Fprintln(w, "Nothing was added.")
+		return err
+	}
+	tw := tabwriter.NewWriter(w, 0, 4, 2, ' ', 0)
+	_, _ = fmt.Fprintln(tw, "RULE\tHOST PORT\tSTATE\tAT\tREASON")
+	for i, r := range v.Rules {
+		var at []string
+		for _, a := range r.HostAddresses {
+			at = append(at, a.String())
+		}
+		hostPort := r.HostPort
+		if r.Action == "deny" {
+			hostPort = "-"
+		}
+		_, _ = fmt.Fprintf(tw, "%s\t%s\t%s\t%s\t%s\n", status.Quote(cmp.Or(r.Name, fmt.Sprintf("rule %d", i+1))), hostPort,
+			cmp.Or(r.State, "-"), cmp.Or(strings.Join(at, ", "), "-"), status.Quote(r.Reason))
+	}
+	return tw.Flush()
+}

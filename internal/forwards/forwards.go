@@ -1,0 +1,200 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package forwards keeps the rules that users add while fairlead runs: ports that are
+// forwarded, paused, denied or allowed until that is undone. They are in a file of their
+// own, so that they survive restarts and the configuration is never written to.
+package forwards
+
+import (
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/rules"
+)
+
+// Op is what a request does.
+type Op string
+
+// The operations.
+const (
+	Add    Op = "add"    // forward a port
+	Remove Op = "rm"     // undo all that was requested for a port
+	Pause  Op = "pause"  // close what is selected, until Resume
+	Resume Op = "resume" // undo Pause
+	Deny   Op = "deny"   // close a port, until Allow
+	Allow  Op = "allow"  // undo Deny, or allow what a default denies
+)
+
+// Request is a change. It selects one port, or for Pause and Resume also an owner or all.
+type Request struct {
+	Op       Op            `json:"op"`
+	Protocol port.Protocol `json:"protocol,omitzero"`
+	Port     uint16        `json:"port,omitempty"`  // of the guest
+	Owner    string        `json:"owner,omitempty"` // name of the owner; may be a glob
+	All      bool          `json:"all,omitempty"`
+	Guest    string        `json:"guest,omitempty"` // on a host: of this guest only
+	To       uint16        `json:"to,omitempty"`    // of Add: the host port; 0 is the guest's
+	Bind     string        `json:"bind,omitempty"`  // of Add: the host address, as a rule's hostAddress
+}
+
+// target names what the request selects: "8080/tcp", "owner web", "all".
+func (q Request) target() string {
+	s := "all"
+	switch {
+	case q.Port != 0:
+		s = fmt.Sprintf("%d/%s", q.Port, q.Protocol)
+	case q.Owner != "":
+		s = "owner " + q.Owner
+	}
+	if q.Guest != "" {
+		s += " of guest " + q.Guest
+	}
+	return s
+}
+
+// validate checks what the request needs on its own.
+func (q Request) validate() error {
+	selected := 0
+	for _, is := range []bool{q.Port != 0, q.Owner != "", q.All} {
+		if is {
+			selected++
+		}
+	}
+	switch {
+	case !slices.Contains([]Op{Add, Remove, Pause, Resume, Deny, Allow}, q.Op):
+		return fmt.Errorf("unknown operation %q", q.Op)
+	case selected != 1:
+		return fmt.Errorf("%s: want one of a port, an owner, or all", q.Op)
+	case q.Port != 0 && q.Protocol != port.TCP && q.Protocol != port.UDP:
+		return fmt.Errorf("%s: want protocol tcp or udp", q.Op)
+	case q.Port == 0 && q.Op != Pause && q.Op != Resume:
+		return fmt.Errorf("%s: want a port", q.Op)
+	case q.Op != Add && (q.To != 0 || q.Bind != ""):
+		return fmt.Errorf("%s: only a forward has a host port and a host address", q.Op)
+	}
+	for _, s := range []string{q.Owner, q.Guest} {
+		if strings.ContainsFunc(s, func(r rune) bool { return r < ' ' || r == '\u007f' || r == '\ufffd' }) || len(s) > 256 {
+			return fmt.Errorf("%q: want a name without control characters, of at most 256 bytes", s)
+		}
+	}
+	return nil
+}
+
+// kind is the first word of the names of the rules that a request makes.
+type kind string
+
+const (
+	kindPause   kind = "pause"
+	kindDeny    kind = "deny"
+	kindForward kind = "forward"
+	kindAllow   kind = "allow"
+)
+
+// rank orders the rules: what closes a port comes before what opens one, and one guest
+// before all. Rules with other names, which were written by hand, remain where they are.
+func rank(r rules.Rule) (int, bool) {
+	word, _, _ := strings.Cut(r.Name, " ")
+	n, ok := map[kind]int{kindPause: 0, kindDeny: 1, kindForward: 3, kindAllow: 3}[kind(word)]
+	if ok && n == 3 && r.Match.Guest != "" {
+		n = 2
+	}
+	return n, ok
+}
+
+// block is the text of the rule that a request makes, as the item of a list.
+func (q Request) block(k kind) string {
+	var match []string
+	if q.Port != 0 {
+		match = append(match, "protocol: "+q.Protocol.String(), fmt.Sprintf("ports: %d", q.Port))
+	}
+	if q.Owner != "" {
+		match = append(match, "name: "+quote(q.Owner))
+	}
+	if q.Guest != "" {
+		match = append(match, "guest: "+quote(q.Guest))
+	}
+	lines := []string{"- name: " + quote(string(k)+" "+q.target())}
+	if len(match) > 0 {
+		lines = append(lines, "  match: {"+strings.Join(match, ", ")+"}")
+	}
+	if k == kindDeny || k == kindPause {
+		return strings.Join(append(lines, "  action: deny"), "\n")
+	}
+	lines = append(lines, "  action: allow")
+	if q.To != 0 {
+		lines = append(lines, "  hostPort: "+strconv.Itoa(int(q.To)))
+	}
+	if q.Bind != "" {
+		lines = append(lines, "  hostAddress: "+quote(q.Bind))
+	}
+	return strings.Join(lines, "\n")
+}
+
+// quote returns s as a double-quoted YAML text, of which JSON's are a part.
+func quote(s string) string {
+	b, _ := json.Marshal(s) // a string never fails
+	return string(b)
+}
+
+// permit returns why a rule that allows would have no effect.
+type permit func(m rules.Match, at rules.HostAddress) error
+
+// change does what the request says to the file. It returns the names of the rules that it
+// removed and added.
+func (q Request) change(d document, permitted permit) (next document, removed, added []string, err error) {
+	remove := func(kinds ...kind) {
+		for _, k := range kinds {
+			name := string(k) + " " + q.target()
+			if i := d.index(name); i >= 0 && err == nil {
+				if d, err = d.without(i); err == nil {
+					removed = append(removed, name)
+				}
+			}
+		}
+	}
+	add := func(k kind) {
+		if err == nil {
+			if d, err = d.add(q.block(k), permitted); err == nil {
+				added = append(added, string(k)+" "+q.target())
+			}
+		}
+	}
+	has := func(k kind) bool { return d.index(string(k)+" "+q.target()) >= 0 }
+	switch q.Op {
+	case Add:
+		if !has(kindForward) {
+			remove(kindAllow) // a forward allows as well
+			add(kindForward)
+			break
+		}
+		if same, perr := parseBlock(q.block(kindForward)); perr != nil || !equal(same, d.rules[d.index("forward "+q.target())]) {
+			err = fmt.Errorf("forward %s exists already with another host port or address: remove it first with `fairlead forward rm`", q.target())
+		}
+	case Remove:
+		if remove(kindForward, kindAllow, kindDeny, kindPause); len(removed) == 0 && err == nil {
+			err = fmt.Errorf("nothing was added for %s: `fairlead forward ls` lists what was", q.target())
+		}
+	case Pause:
+		if !has(kindPause) {
+			add(kindPause)
+		}
+	case Resume:
+		if remove(kindPause); len(removed) == 0 && err == nil {
+			err = fmt.Errorf("%s is not paused%s", q.target(), d.paused())
+		}
+	case Deny:
+		remove(kindAllow)
+		if !has(kindDeny) {
+			add(kindDeny)
+		}
+	case Allow:
+		if remove(kindDeny); len(removed) == 0 && !has(kindForward) && !has(kindAllow) {
+			add(kindAllow)
+		}
+	}
+	return d, removed, added, err
+}

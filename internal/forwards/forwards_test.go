@@ -1,0 +1,335 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package forwards
+
+import (
+	"errors"
+	"log/slog"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/rules"
+)
+
+// fixture is a store beside rules of a configuration.
+type fixture struct {
+	*Store
+	t   *testing.T
+	set *rules.Set // applied last
+}
+
+func newFixture(t *testing.T, configured string) *fixture {
+	t.Helper()
+	file, err := rules.Parse("config", []byte(configured))
+	if err != nil {
+		t.Fatal(err)
+	}
+	base, err := rules.New(file.Expose, file.Rules)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := &fixture{t: t, set: base}
+	f.Store = NewStore(filepath.Join(t.TempDir(), "state", "forwards.yaml"), base, true, slog.New(slog.DiscardHandler), func(s *rules.Set) { f.set = s })
+	return f
+}
+
+const configOfTest = `
+expose: loopback
+rules:
+  - {name: no-debug, match: {ports: 9229}, action: deny}
+`
+
+func (f *fixture) do(q Request) Result {
+	f.t.Helper()
+	r, err := f.Do(q)
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	return r
+}
+
+func (f *fixture) refuse(q Request, want string) {
+	f.t.Helper()
+	before := f.text()
+	if r, err := f.Do(q); err == nil || !strings.Contains(err.Error(), want) {
+		f.t.Errorf("%+v: %+v, %v; want an error with %q", q, r, err, want)
+	}
+	if after := f.text(); after != before {
+		f.t.Errorf("%+v: refused, but the file is now\n%s", q, after)
+	}
+}
+
+func (f *fixture) text() string {
+	b, err := os.ReadFile(f.path)
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		f.t.Error(err)
+	}
+	return string(b)
+}
+
+func (f *fixture) write(text string) {
+	f.t.Helper()
+	if err := errors.Join(os.MkdirAll(filepath.Dir(f.path), 0o700), os.WriteFile(f.path, []byte(text), 0o600)); err != nil {
+		f.t.Fatal(err)
+	}
+}
+
+func (f *fixture) names() (names []string) {
+	f.t.Helper()
+	list, err := f.List()
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	for _, r := range list {
+		names = append(names, r.Name)
+	}
+	return names
+}
+
+// decision is what the agent decides about a port, as text.
+func (f *fixture) decision(n uint16) string {
+	d := f.set.Decide(port.Publication{
+		Key: port.Key{Protocol: port.TCP, Address: netip.IPv4Unspecified(), Port: n}, Owner: port.Owner{Kind: port.OwnerContainer, Name: "web"},
+	})
+	if !d.Allow {
+		return d.Reason
+	}
+	return d.Host[0].String()
+}
+
+func tcp(op Op, n uint16) Request { return Request{Op: op, Protocol: port.TCP, Port: n} }
+
+func forward(n, to uint16) Request { return Request{Op: Add, Protocol: port.TCP, Port: n, To: to} }
+
+func TestChangesAreAppliedAndUndone(t *testing.T) {
+	f := newFixture(t, configOfTest)
+	for _, step := range []struct {
+		q    Request
+		want string // decision about port 8080
+	}{
+		{forward(8080, 18080), "127.0.0.1:18080"},
+		{forward(8080, 18080), "127.0.0.1:18080"}, // again: nothing to do
+		{tcp(Deny, 8080), "denied by runtime rule 1 (deny 8080/tcp)"},
+		{tcp(Allow, 8080), "127.0.0.1:18080"},
+		{tcp(Pause, 8080), "denied by runtime rule 1 (pause 8080/tcp)"},
+		{tcp(Resume, 8080), "127.0.0.1:18080"},
+		{Request{Op: Pause, Owner: "w*"}, "denied by runtime rule 1 (pause owner w*)"},
+		{Request{Op: Resume, Owner: "w*"}, "127.0.0.1:18080"},
+		{Request{Op: Pause, All: true}, "denied by runtime rule 1 (pause all)"},
+		{Request{Op: Resume, All: true}, "127.0.0.1:18080"},
+		{tcp(Remove, 8080), "127.0.0.1:8080"},
+	} {
+		f.do(step.q)
+		if got := f.decision(8080); got != step.want {
+			t.Fatalf("%+v: %s, want %s", step.q, got, step.want)
+		}
+		// As after a restart.
+		list, err := Parse(f.path, []byte(f.text()))
+		if err != nil {
+			t.Fatal(err)
+		}
+		again, err := f.base.WithRuntime(list)
+		if f.set = again; err != nil || f.decision(8080) != step.want {
+			t.Fatalf("%+v: after a restart %s, want %s (%v)", step.q, f.decision(8080), step.want, err)
+		}
+	}
+	if names := f.names(); len(names) > 0 {
+		t.Errorf("rules remain: %q", names)
+	}
+}
+
+// What the configuration denies or does not open stays so, also by a file edited by hand.
+func TestNeverWiderThanTheConfiguration(t *testing.T) {
+	f := newFixture(t, configOfTest)
+	f.refuse(forward(9229, 0), "rule 1 (no-debug) of the configuration denies it")
+	f.refuse(tcp(Allow, 9229), "rule 1 (no-debug) of the configuration denies it")
+	wide := forward(8080, 0)
+	wide.Bind = "all"
+	f.refuse(wide, "wider than the configuration allows")
+	f.write("rules:\n- {match: {ports: [8080, 9229]}, action: allow, hostAddress: all}\n")
+	f.Reload(f.base)
+	if got := f.decision(9229); got != "denied by rule 1 (no-debug)" {
+		t.Errorf("9229: %s", got)
+	}
+	if got := f.decision(8080); got != "127.0.0.1:8080" {
+		t.Errorf("8080: %s", got)
+	}
+	narrow := forward(7000, 0)
+	narrow.Bind = "127.0.0.2"
+	if f.do(narrow); f.decision(7000) != "127.0.0.2:7000" {
+		t.Errorf("7000: %s", f.decision(7000))
+	}
+}
+
+func TestAWideConfigurationPermitsAnyAddress(t *testing.T) {
+	f := newFixture(t, "expose: all\n")
+	q := forward(8080, 18080)
+	q.Bind = "192.0.2.1"
+	if f.do(q); f.decision(8080) != "192.0.2.1:18080" {
+		t.Error(f.decision(8080))
+	}
+}
+
+func TestRefusedRequests(t *testing.T) {
+	f := newFixture(t, configOfTest)
+	f.do(forward(8080, 0))
+	f.do(forward(9090, 9091))
+	f.refuse(forward(7000, 8080), `host port 8080 is taken by "forward 8080/tcp"`)
+	f.refuse(forward(9091, 0), `host port 9091 is taken by "forward 9090/tcp"`)
+	f.refuse(forward(8080, 1), "exists already")
+	f.refuse(tcp(Remove, 1), "nothing was added for 1/tcp")
+	f.refuse(tcp(Resume, 8080), "8080/tcp is not paused")
+	f.refuse(Request{Op: Pause}, "want one of a port, an owner, or all")
+	f.refuse(Request{Op: "widen", All: true}, "unknown operation")
+	f.refuse(Request{Op: Pause, Owner: "a\nb"}, "control characters")
+	f.refuse(Request{Op: Deny, Port: 80, Protocol: port.TCP, To: 81}, "only a forward has a host port")
+	f.guests = false
+	q := forward(70, 0)
+	q.Guest = "dev"
+	f.refuse(q, "an agent has no guests")
+	f.do(Request{Op: Pause, All: true})
+	f.refuse(tcp(Resume, 8080), `in effect: "pause all"`)
+	f.do(Request{Op: Add, Protocol: port.UDP, Port: 8080}) // another protocol
+	f.path = ""
+	f.refuse(tcp(Deny, 1), "forwardsFile")
+}
+
+// Two guests may share a host port only if their rules name the guests and the ports differ.
+func TestGuestsOfOneHostPort(t *testing.T) {
+	f := newFixture(t, configOfTest)
+	dev, build := forward(8080, 0), forward(8080, 0)
+	dev.Guest, build.Guest = "dev", "build"
+	f.do(dev)
+	f.refuse(build, `host port 8080 is taken by "forward 8080/tcp of guest dev"`)
+	build.To = 18080
+	f.do(build)
+	f.do(forward(8080, 0)) // of the other guests
+	if names := f.names(); !slices.Equal(names, []string{"forward 8080/tcp of guest dev", "forward 8080/tcp of guest build", "forward 8080/tcp"}) {
+		t.Errorf("order %q", names)
+	}
+	asked := []netip.AddrPort{netip.MustParseAddrPort("127.0.0.1:8080")}
+	p := port.Publication{Key: port.Key{Protocol: port.TCP, Address: netip.IPv4Unspecified(), Port: 8080}}
+	for guest, want := range map[string]string{"dev": "127.0.0.1:8080", "build": "127.0.0.1:18080", "other": "127.0.0.1:8080"} {
+		if d := f.set.Host(guest, p, asked); !d.Allow || d.Host[0].String() != want {
+			t.Errorf("%s: %+v, want %s", guest, d, want)
+		}
+	}
+}
+
+const byHand = `# mine
+rules: # as I want them
+
+  # keep this
+  - name: hand   # and this
+    match: {ports: 5000-5010}
+    action: allow
+    hostPort: "+100"
+
+  # about the next
+  - name: "forward 9000/tcp"
+    match: {protocol: tcp, ports: 9000}
+    action: allow
+  # the end
+`
+
+// Edits keep each line that a user wrote, and an undone edit leaves the text as it was.
+func TestEditsByHandAreKept(t *testing.T) {
+	f := newFixture(t, configOfTest)
+	f.write(byHand)
+	f.do(tcp(Pause, 9000))
+	f.do(forward(8080, 18080))
+	for line := range strings.Lines(byHand) {
+		if !strings.Contains(f.text(), line) {
+			t.Errorf("line lost: %q", line)
+		}
+	}
+	want := []string{"hand", "pause 9000/tcp", "forward 9000/tcp", "forward 8080/tcp"}
+	if names := f.names(); !slices.Equal(names, want) {
+		t.Errorf("order %q, want %q", names, want)
+	}
+	f.do(tcp(Resume, 9000))
+	f.do(tcp(Remove, 8080))
+	if f.text() != byHand {
+		t.Errorf("not restored:\n%s", f.text())
+	}
+}
+
+// Text in a form that single lines do not change is left alone.
+func TestOtherFormsAreRefusedUnchanged(t *testing.T) {
+	for _, text := range []string{
+		"rules: [{name: a, match: {ports: 1}, action: deny}]\n",
+		"{rules: [{name: a, match: {ports: 1}, action: deny}]}\n",
+		"rules:\n-\n  name: deny 7/tcp\n  match: {ports: 1}\n  action: deny\n- {name: b, action: deny}\n",
+	} {
+		f := newFixture(t, configOfTest)
+		f.write(text)
+		if strings.Contains(text, "7/tcp") {
+			f.refuse(tcp(Remove, 7), "was edited by hand")
+			continue
+		}
+		f.refuse(forward(8080, 0), "was edited by hand")
+	}
+	f := newFixture(t, configOfTest)
+	f.write("rules:\n- {name: a, action: dney}\n")
+	f.refuse(forward(8080, 0), "dney")
+	for _, text := range []string{"", "rules:\n", "rules: []\n", "# nothing\n", "rules: # none\n", "\r\n", "rules:\r\n- {name: a, action: deny}\r\n"} {
+		f.write(text)
+		if f.do(forward(8080, 0)); !slices.Contains(f.names(), "forward 8080/tcp") {
+			t.Errorf("%q: not added", text)
+		}
+	}
+}
+
+// A file that was changed after it was read is not replaced, but read again.
+func TestChangedFileIsNotReplaced(t *testing.T) {
+	f := newFixture(t, configOfTest)
+	f.do(forward(8080, 0))
+	_, before, err := f.read()
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.write(byHand)
+	if changed, err := f.replace(before, []byte("rules:")); !changed || err != nil || f.text() != byHand {
+		t.Errorf("changed %v, %v; the file is\n%s", changed, err, f.text())
+	}
+}
+
+// Requests at the same time, and those of another process before, are all kept.
+func TestConcurrentChangesLoseNothing(t *testing.T) {
+	f := newFixture(t, configOfTest)
+	other := NewStore(f.path, f.base, true, slog.New(slog.DiscardHandler), func(*rules.Set) {})
+	var wg sync.WaitGroup
+	for i := range uint16(20) {
+		wg.Go(func() {
+			if _, err := f.Do(forward(1000+i, 0)); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	if _, err := other.Do(forward(3000, 0)); err != nil {
+		t.Fatal(err)
+	}
+	f.do(forward(4000, 0))
+	if n := len(f.names()); n != 22 {
+		t.Errorf("%d rules, want 22", n)
+	}
+}
+
+// A name is data, whatever it contains.
+func TestNamesAreQuoted(t *testing.T) {
+	f := newFixture(t, configOfTest)
+	for _, name := range []string{`a"}, action: allow #`, "{*}", "- x", "ü: é", `\`, "yes", "<b>&"} {
+		f.do(Request{Op: Pause, Owner: name})
+		if !slices.Contains(f.names(), "pause owner "+name) {
+			t.Errorf("%q: rules %q", name, f.names())
+		}
+		f.do(Request{Op: Resume, Owner: name})
+	}
+}

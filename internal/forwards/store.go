@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package forwards
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"sync"
+
+	"github.com/fairlead/fairlead/internal/rules"
+	"github.com/fairlead/fairlead/internal/trust"
+	"github.com/fairlead/fairlead/internal/yamltree"
+)
+
+// Store changes the file of rules of a running agent or host, and has them applied.
+type Store struct {
+	path   string // empty for none
+	guests bool   // rules may name guests
+	log    *slog.Logger
+	apply  func(*rules.Set)
+
+	mu   sync.Mutex
+	base *rules.Set // of the configuration
+}
+
+// NewStore returns a store of the file at path, which may be absent; an empty path is none.
+// Base is the rules of the configuration. Guests says that this is a host, where rules may
+// name guests. Apply is called with each new set of rules, one call at a time.
+func NewStore(path string, base *rules.Set, guests bool, log *slog.Logger, apply func(*rules.Set)) *Store {
+	return &Store{path: path, guests: guests, log: log, apply: apply, base: base}
+}
+
+// Path returns the file, or "" if there is none.
+func (s *Store) Path() string { return s.path }
+
+// Reload applies the rules of a configuration that was read again, with those of the file
+// as it is now. Where that cannot be read, those that base has remain.
+func (s *Store) Reload(base *rules.Set) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.base = base
+	if s.path != "" {
+		if d, _, err := s.read(); err == nil {
+			if set, err := base.WithRuntime(d.rules); err == nil {
+				base = set
+			}
+		}
+	}
+	s.apply(base)
+}
+
+// List returns the rules of the file, in the order in which they are evaluated.
+func (s *Store) List() ([]rules.Rule, error) {
+	if s.path == "" {
+		return nil, nil
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	d, _, err := s.read()
+	return d.rules, err
+}
+
+// Result is what a change did. Both are empty if there was nothing to do.
+type Result struct {
+	Removed []string `json:"removed"` // names of rules
+	Added   []string `json:"added"`
+}
+
+// ErrChanging is in the error about a file that somebody else writes to.
+var ErrChanging = errors.New("it is being changed by somebody else; try again")
+
+// attempts is how often a change is made anew to a file that was changed meanwhile.
+const attempts = 3
+
+// Do makes a change: it writes the file, and applies it. What others change in the file
+// meanwhile is kept.
+func (s *Store) Do(q Request) (Result, error) {
+	if err := q.validate(); err != nil {
+		return Result{}, err
+	}
+	switch {
+	case s.path == "":
+		return Result{}, errors.New("no file for such rules: set forwardsFile (--forwards-file)")
+	case q.Guest != "" && !s.guests:
+		return Result{}, errors.New("an agent has no guests: run this on the host, or without --guest")
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for range attempts {
+		r, again, err := s.try(q)
+		if err != nil || !again {
+			return r, err
+		}
+	}
+	return Result{}, fmt.Errorf("%s: %w", s.path, ErrChanging)
+}
+
+// try makes a change unless the file is changed meanwhile.
+func (s *Store) try(q Request) (_ Result, again bool, err error) {
+	d, before, err := s.read()
+	if err != nil {
+		return Result{}, false, err
+	}
+	next, removed, added, err := q.change(d, s.base.MayAllow)
+	if err != nil {
+		return Result{}, false, err
+	}
+	r := Result{Removed: append([]string{}, removed...), Added: append([]string{}, added...)}
+	set, err := s.base.WithRuntime(next.rules)
+	if err != nil || len(removed)+len(added) == 0 {
+		return r, false, err
+	}
+	if again, err := s.replace(before, []byte(next.text)); again || err != nil {
+		return r, again, err
+	}
+	s.log.Info("run-time rules changed", "added", added, "removed", removed)
+	s.apply(set)
+	return r, false, nil
+}
+
+// replace writes the file, unless it is not as it was read any more: then it reports changed.
+func (s *Store) replace(before, text []byte) (changed bool, err error) {
+	if err := os.MkdirAll(filepath.Dir(s.path), 0o700); err != nil {
+		return false, err
+	}
+	if now, err := readFile(s.path); err != nil || !bytes.Equal(now, before) {
+		return err == nil, err
+	}
+	return false, trust.WriteFile(s.path, text)
+}
+
+// read returns the file, and its bytes.
+func (s *Store) read() (document, []byte, error) {
+	data, err := readFile(s.path)
+	if err != nil {
+		return document{}, nil, err
+	}
+	d, err := parse(s.path, string(data))
+	return d, data, err
+}
+
+// readFile reads at most as much as is parsed. A file that is absent is empty.
+func readFile(path string) (data []byte, err error) {
+	f, err := os.Open(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, f.Close()) }()
+	return io.ReadAll(io.LimitReader(f, yamltree.MaxSize+1))
+}

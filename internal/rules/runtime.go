@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package rules
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/fairlead/fairlead/internal/port"
+)
+
+// WithRuntime returns s with rules that were added while fairlead runs, in place of those
+// that it has. They are evaluated after the rules of the configuration, for what these do
+// not deny. They lift the defaults' denials if they name the port, but no rule's, and open
+// no address that the configuration would not: what they ask for beyond it is opened on
+// the loopback. An error names the rule and the field.
+func (s *Set) WithRuntime(list []Rule) (*Set, error) {
+	compiled, err := compile("runtime rule", list)
+	if err != nil {
+		return nil, err
+	}
+	return &Set{expose: s.expose, rules: s.rules, runtime: compiled}, nil
+}
+
+// side is where rules decide: on the agent, or on the host about a guest.
+type side struct {
+	host  bool
+	guest string
+}
+
+// name is what decisions there call a rule.
+func (v side) name(r *rule) string {
+	if v.host {
+		return r.hostTitle
+	}
+	return r.title
+}
+
+// overlay applies the run-time rules to what the configuration decides by winner, nil if
+// no rule of it did. Within is where p appears unless a run-time rule narrows it.
+func (s *Set) overlay(v side, p *port.Publication, d port.Decision, winner *rule, within []netip.AddrPort) (port.Decision, *rule) {
+	if !d.Allow && winner != nil {
+		return d, winner
+	}
+	r, maybe := first(s.runtime, v.guest, p, !d.Allow)
+	result, decided := d, winner
+	if r != nil {
+		result, decided = r.narrow(v.name(r), within), r
+	}
+	for _, r := range maybe {
+		if m := r.narrow(v.name(r), within); m.Allow != result.Allow || !slices.Equal(m.Host, result.Host) {
+			return port.Decision{Rule: v.name(r), Reason: NotKnownYet, Pending: true}, r
+		}
+	}
+	return result, decided
+}
+
+// narrow is decide, without addresses beyond those within which r may decide.
+func (r *rule) narrow(title string, within []netip.AddrPort) port.Decision {
+	d := r.decide(title, slices.Clone(within))
+	for i, a := range d.Host {
+		if !covered(a.Addr(), within) {
+			d.Host[i] = netip.AddrPortFrom(port.Loopback(a.Addr()), a.Port())
+		}
+	}
+	d.Host = unique(d.Host)
+	return d
+}
+
+// covered reports whether a listener at a is reachable from nowhere else than those of a
+// list of addresses, or this machine.
+func covered(a netip.Addr, list []netip.AddrPort) bool {
+	return a.IsLoopback() || slices.ContainsFunc(list, func(b netip.AddrPort) bool {
+		return b.Addr() == a || b.Addr().IsUnspecified() && b.Addr().Is4() == a.Is4()
+	})
+}
+
+// MayAllow returns why a run-time rule that allows ports of a guest at a host address would
+// never have an effect: a rule of the configuration denies the ports whatever serves them,
+// or nothing in it opens such an address.
+func (s *Set) MayAllow(m Match, at HostAddress) error {
+	want := rule{Rule: Rule{Match: m}}
+	for i := range s.rules {
+		if r := &s.rules[i]; r.Deny && r.covers(&want) {
+			return fmt.Errorf("%s of the configuration denies it: change that rule", r.title)
+		} else if !r.Deny && r.overlaps(m) {
+			break // this one may decide before
+		}
+	}
+	wider := s.expose != Loopback() || slices.ContainsFunc(s.rules, func(r rule) bool { return r.HostAddress != Asked() && r.HostAddress != Loopback() })
+	if !wider && at != Asked() && at != Loopback() && (at.kind != oneAddress || !at.addr.IsLoopback()) {
+		return fmt.Errorf("%s is wider than the configuration allows: expose (on a host: bind), or hostAddress of a rule there, opens more than the loopback", at)
+	}
+	return nil
+}
+
+// overlaps reports whether r can match a port that m names.
+func (r *rule) overlaps(m Match) bool {
+	return (r.Match.Protocol == 0 || r.Match.Protocol == m.Protocol) &&
+		(len(r.Match.Ports) == 0 || slices.ContainsFunc(m.Ports, func(q PortRange) bool { return InRanges(r.Match.Ports, q.First) }))
+}
+
+// Of returns the host port for the port asked, and whether there is one.
+func (h HostPort) Of(asked uint16) (uint16, bool) { return h.of(asked) }
+
+// Overlaps reports whether listeners at h and o, with one port, can exclude each other.
+func (h HostAddress) Overlaps(o HostAddress) bool {
+	if h.kind != oneAddress || o.kind != oneAddress || h.addr.IsUnspecified() || o.addr.IsUnspecified() {
+		return true
+	}
+	return h.addr == o.addr
+}
+
+// Names reports whether the fields about guests, protocols and ports match; the others do
+// not count.
+func (m *Match) Names(guest string, protocol port.Protocol, n uint16) bool {
+	return (m.Guest == "" || glob(m.Guest, guest)) && (m.Protocol == 0 || m.Protocol == protocol) && m.hasPort(n)
+}
