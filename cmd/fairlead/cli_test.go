@@ -134,13 +134,19 @@ func TestJSONHasASchemaVersion(t *testing.T) {
 
 func TestUsageErrors(t *testing.T) {
 	for args, want := range map[string]string{
-		"agent --sink foo":      `fairlead: --sink "foo": want hostlink, listener, gvproxy, vtunnel or auto (see ` + "`fairlead agent --help`)\n",
-		"host --grace soon":     `fairlead: --grace "soon": want a duration such as "150ms", 0s to 1h0m0s (see ` + "`fairlead host --help`)\n",
-		"ls -o yaml":            `fairlead: --output "yaml": want table, wide or json` + "\n",
-		"help nosuch":           `fairlead: unknown command "nosuch" (see ` + "`fairlead --help`)\n",
-		"loglevel set debgu":    `fairlead: log level "debgu": want debug, info, warn or error (did you mean "debug"?)` + "\n",
-		"host install -- -x=1":  "fairlead: for `fairlead host`: unknown shorthand flag: 'x' in -x=1\n",
-		"agent install -- -x=1": "fairlead: for `fairlead agent`: unknown shorthand flag: 'x' in -x=1\n",
+		"agent --sink foo":        `fairlead: --sink "foo": want hostlink, listener, gvproxy, vtunnel or auto (see ` + "`fairlead agent --help`)\n",
+		"host --grace soon":       `fairlead: --grace "soon": want a duration such as "150ms", 0s to 1h0m0s (see ` + "`fairlead host --help`)\n",
+		"ls -o yaml":              `fairlead: --output "yaml": want table, wide or json` + "\n",
+		"forward add 0":           `fairlead: port "0": want 1 to 65535, optionally followed by /tcp or /udp` + "\n",
+		"forward add 80 --to 0":   "fairlead: --to 0: want a port from 1 to 65535\n",
+		"forward add 80 --bind x": `fairlead: --bind "x": want loopback, all or an address of the host` + "\n",
+		"forward pause":           "fairlead: fairlead forward pause: want a port, --owner NAME or --all (see `fairlead forward pause --help`)\n",
+		"forward pause 80 --all":  "fairlead: fairlead forward pause: want a port, --owner NAME or --all (see `fairlead forward pause --help`)\n",
+		"deny":                    "fairlead: fairlead deny takes one argument, a port such as 8080 or 53/udp (see `fairlead deny --help`)\n",
+		"help nosuch":             `fairlead: unknown command "nosuch" (see ` + "`fairlead --help`)\n",
+		"loglevel set debgu":      `fairlead: log level "debgu": want debug, info, warn or error (did you mean "debug"?)` + "\n",
+		"host install -- -x=1":    "fairlead: for `fairlead host`: unknown shorthand flag: 'x' in -x=1\n",
+		"agent install -- -x=1":   "fairlead: for `fairlead agent`: unknown shorthand flag: 'x' in -x=1\n",
 		"agent install --sink": "fairlead: unknown flag: --sink: put flags of `fairlead agent` after --, as in `fairlead agent install -- --log-level debug`" +
 			" (see `fairlead agent install --help`)\n",
 		"agent install x":   "fairlead: for `fairlead agent`: \"x\": want flags only\n",

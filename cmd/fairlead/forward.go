@@ -190,7 +190,7 @@ func writeForwards(w io.Writer, v status.Forwards) error {
 			hostPort = "-"
 		}
 		_, _ = fmt.Fprintf(tw, "%s\t%s\t%s\t%s\t%s\n", status.Quote(cmp.Or(r.Name, fmt.Sprintf("rule %d", i+1))), hostPort,
-			cmp.Or(r.State, "-"), cmp.Or(strings.Join(at, ", "), "-"), status.Quote(r.Reason))
+			cmp.Or(r.State, "-"), cmp.Or(strings.Join(at, ", "), "-"), status.Quote(cmp.Or(r.Reason, "-")))
 	}
 	return tw.Flush()
 }

@@ -73,8 +73,8 @@ func Run(ctx context.Context, o Options) (err error) {
 		inGuest bool
 		args    []string
 	}{
-		{true, []string{"agent", "--link", link, "--control", control, "--observer", o.Observer, "--log-level", "warn"}},
-		{false, []string{"host", "--connect", link, "--control", filepath.Join(dir, "host", "host.sock"), "--log-level", "warn"}},
+		{true, []string{"agent", "--link", link, "--control", control, "--forwards-file", "", "--observer", o.Observer, "--log-level", "warn"}},
+		{false, []string{"host", "--connect", link, "--control", filepath.Join(dir, "host", "host.sock"), "--forwards-file", "", "--log-level", "warn"}},
 		{true, []string{ServerCommand, "http", fmt.Sprintf("0.0.0.0:%d", web)}},
 		{true, []string{ServerCommand, "udp-echo", fmt.Sprintf("127.0.0.1:%d", echo)}},
 	}

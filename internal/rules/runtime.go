@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 
 	"github.com/fairlead/fairlead/internal/port"
 )
@@ -16,11 +17,20 @@ import (
 // no address that the configuration would not: what they ask for beyond it is opened on
 // the loopback. An error names the rule and the field.
 func (s *Set) WithRuntime(list []Rule) (*Set, error) {
-	compiled, err := compile("runtime rule", list)
+	compiled, err := compile(runtimeRule, list)
 	if err != nil {
 		return nil, err
 	}
 	return &Set{expose: s.expose, rules: s.rules, runtime: compiled}, nil
+}
+
+// runtimeRule is how decisions name these rules.
+const runtimeRule = "runtime rule"
+
+// ByRuntime reports whether text, the name of a rule in a decision or its reason, names a
+// rule that was added at run time.
+func ByRuntime(text string) bool {
+	return strings.HasPrefix(strings.TrimPrefix(strings.TrimPrefix(text, "denied by "), "host "), runtimeRule+" ")
 }
 
 // side is where rules decide: on the agent, or on the host about a guest.
@@ -90,7 +100,7 @@ func (s *Set) MayAllow(m Match, at HostAddress) error {
 	}
 	wider := s.expose != Loopback() || slices.ContainsFunc(s.rules, func(r rule) bool { return r.HostAddress != Asked() && r.HostAddress != Loopback() })
 	if !wider && at != Asked() && at != Loopback() && (at.kind != oneAddress || !at.addr.IsLoopback()) {
-		return fmt.Errorf("%s is wider than the configuration allows: expose (on a host: bind), or hostAddress of a rule there, opens more than the loopback", at)
+		return fmt.Errorf("host address %s is wider than the configuration allows: set expose (on a host: bind) there, or hostAddress of a rule", at)
 	}
 	return nil
 }

@@ -104,6 +104,10 @@ func (c *Client) do(ctx context.Context, method, path, body string, within time.
 		return nil, fmt.Errorf("control socket %s: %w", c.path, ErrNotRunning)
 	case resp.StatusCode == http.StatusNotFound:
 		return nil, errors.Join(fmt.Errorf("control socket %s: %w", c.path, errNotFound), resp.Body.Close())
+	case resp.StatusCode == http.StatusConflict: // a refusal that says all
+		defer func() { _ = resp.Body.Close() }()
+		line, _ := io.ReadAll(io.LimitReader(resp.Body, maxBody))
+		return nil, errors.New(strings.TrimSpace(string(line)))
 	case resp.StatusCode != http.StatusOK:
 		defer func() { _ = resp.Body.Close() }()
 		line, _ := io.ReadAll(io.LimitReader(resp.Body, maxBody))

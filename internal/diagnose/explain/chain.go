@@ -214,8 +214,11 @@ func (f *Facts) judge(p *Publication) (v Verdict, summary, next string) {
 				fmt.Sprintf("stop the program that uses %s on the host (fairlead takes the port over within seconds), or map this port to another one with a rule: hostPort: %s",
 					o.HostAddress, otherPort(o.HostAddress.Port()))
 		case port.Denied:
-			return VerdictHostDenied, fmt.Sprintf("%s is not reachable: the host refuses it: %s", name, o.Reason),
-				"change the rules of the host peer (`fairlead host`), in its configuration"
+			next := "change the rules of the host peer (`fairlead host`), in its configuration"
+			if rules.ByRuntime(o.Reason) {
+				next = "undo it on the host: `fairlead forward ls` there lists the rules that were added; `fairlead allow`, `forward resume` and `forward rm` undo them"
+			}
+			return VerdictHostDenied, fmt.Sprintf("%s is not reachable: the host refuses it: %s", name, o.Reason), next
 		case port.Failed:
 			return VerdictFailed, fmt.Sprintf("%s is not reachable: %s failed: %s", name, o.Sink, o.Reason),
 				"fairlead retries; if it keeps failing, run `fairlead doctor`"
@@ -362,6 +365,9 @@ func (f *Facts) judgeDenied(p *Publication) (v Verdict, summary, next string) {
 			"ask again in a moment; a port stays so while an engine is starting or stale (`fairlead ls` shows the sources)"
 	case d.Rule == rules.DefaultUDP, d.Rule == rules.DefaultEngine:
 		return VerdictWellKnown, summary, allow
+	case rules.ByRuntime(d.Rule):
+		return VerdictDenied, summary,
+			fmt.Sprintf("undo it%s: `fairlead forward ls` lists the rules that were added; `fairlead allow`, `forward resume` and `forward rm` undo them", f.inGuest())
 	case !d.Withheld:
 		return VerdictDenied, summary,
 			fmt.Sprintf("change %s in %s, or add a rule that allows the port before it (`fairlead rules test %s`%s shows which rule decides)",

@@ -178,6 +178,16 @@ var cases = []struct {
 		VerdictHostDenied, "denied by host rule 1", "rules of the host peer",
 	},
 	{
+		"host denies at run time", Facts{Publications: []Publication{pub(port.TCP, "0.0.0.0:8080", outcome(port.Denied, "", "denied by host runtime rule 1 (pause all)"))}},
+		VerdictHostDenied, "denied by host runtime rule 1", "undo it on the host",
+	},
+	{
+		"denied at run time", Facts{Publications: []Publication{pub(port.TCP, "0.0.0.0:8080", func(p *Publication) {
+			p.Decision = port.Decision{Rule: "runtime rule 1 (deny 8080/tcp)", Reason: "denied by runtime rule 1 (deny 8080/tcp)"}
+		})}},
+		VerdictDenied, "denied by runtime rule 1", "`fairlead allow`",
+	},
+	{
 		"sink failed", Facts{Publications: []Publication{pub(port.TCP, "0.0.0.0:8080", outcome(port.Failed, "", "no route"))}},
 		VerdictFailed, "no route", "doctor",
 	},
