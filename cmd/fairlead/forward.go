@@ -66,6 +66,11 @@ func newForwardAdd() *cobra.Command {
 					return usageError{fmt.Errorf("--bind %w", err)}
 				}
 			}
+			if q.OnConflict != "" {
+				if _, err := rules.ParseOnConflict(q.OnConflict); err != nil {
+					return usageError{fmt.Errorf("--on-conflict %w", err)}
+				}
+			}
 			q.Bind = bind
 			return change(c, control, q, args[0])
 		},
@@ -73,6 +78,8 @@ func newForwardAdd() *cobra.Command {
 	controlFlag(c, &control)
 	guestFlag(c, &q.Guest)
 	c.Flags().Uint16Var(&q.To, "to", 0, "host port (default: that of the guest)")
+	c.Flags().StringVar(&q.OnConflict, "on-conflict", "", "on a host, where the host port is in use: wait, or open the next or any free port (default wait)")
+	completeWords(c, map[string][]string{"on-conflict": {"wait", "next", "any"}})
 	c.Flags().StringVar(&bind, "bind", "", "host address: loopback, all, or an address; never wider than the configuration allows")
 	return c
 }

@@ -12,9 +12,10 @@
 //
 //  1. the guest that came first (a host may follow several),
 //  2. what the guest publishes before what is only kept (see Claim.Kept),
-//  3. the guest address: 127.0.0.1 and ::1, then a wildcard, then any other,
-//  4. the publication's key,
-//  5. the host address.
+//  3. what asks for the port before what was given it instead of another one,
+//  4. the guest address: 127.0.0.1 and ::1, then a wildcard, then any other,
+//  5. the publication's key,
+//  6. the host address.
 //
 // A claim is refused if it overlaps one of another server that was accepted
 // before it. So the order in which claims arrive never matters.
@@ -64,6 +65,9 @@ type Claim struct {
 	// Kept says that the guest has not reported the publication again, and may not do so.
 	// It serves no claim that is not kept.
 	Kept bool
+
+	// Moved says that the host port is instead of another one, which was in use.
+	Moved bool
 }
 
 // Of returns the claim of p to one host address.
@@ -120,15 +124,16 @@ func Decide(claims []Claim) []Verdict {
 func compare(a, b *Claim) int {
 	return cmp.Or(
 		cmp.Compare(a.Guest, b.Guest),
-		compareKept(a.Kept, b.Kept),
+		last(a.Kept, b.Kept),
+		last(a.Moved, b.Moved),
 		cmp.Compare(precedence(a.Key.Address), precedence(b.Key.Address)),
 		a.Key.Compare(b.Key),
 		a.Host.Compare(b.Host),
 	)
 }
 
-// compareKept orders what is kept last.
-func compareKept(a, b bool) int {
+// last orders what is so behind what is not.
+func last(a, b bool) int {
 	switch {
 	case a == b:
 		return 0

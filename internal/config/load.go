@@ -16,6 +16,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/fairlead/fairlead/internal/forwards"
+	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/publish/policy"
 	"github.com/fairlead/fairlead/internal/rules"
 	"github.com/fairlead/fairlead/internal/yamltree"
@@ -217,8 +218,12 @@ func (l *loader) compile(key string, expose *rules.HostAddress, guests bool) err
 		return err
 	}
 	for _, r := range slices.Concat(list, added) {
-		if r.Match.Guest != "" && !guests {
+		switch {
+		case guests:
+		case r.Match.Guest != "":
 			return fmt.Errorf("rules: guest %q: only rules of a host name guests", r.Match.Guest)
+		case r.OnConflict != port.OnConflictUnset:
+			return fmt.Errorf("rules: onConflict %s: only a host opens another port: want it in a rule there", r.OnConflict)
 		}
 	}
 	set, err := rules.New(*expose, append(list, l.last...))

@@ -39,6 +39,8 @@ type Request struct {
 	Guest    string        `json:"guest,omitempty"` // on a host: of this guest only
 	To       uint16        `json:"to,omitempty"`    // of Add: the host port; 0 is the guest's
 	Bind     string        `json:"bind,omitempty"`  // of Add: the host address, as a rule's hostAddress
+
+	OnConflict string `json:"onConflict,omitempty"` // of Add, on a host: as a rule's
 }
 
 // target names what the request selects: "8080/tcp", "owner web", "all".
@@ -73,7 +75,7 @@ func (q Request) validate() error {
 		return fmt.Errorf("%s: want protocol tcp or udp", q.Op)
 	case q.Port == 0 && q.Op != Pause && q.Op != Resume:
 		return fmt.Errorf("%s: want a port", q.Op)
-	case q.Op != Add && (q.To != 0 || q.Bind != ""):
+	case q.Op != Add && (q.To != 0 || q.Bind != "" || q.OnConflict != ""):
 		return fmt.Errorf("%s: only a forward has a host port and a host address", q.Op)
 	}
 	for _, s := range []string{q.Owner, q.Guest} {
@@ -127,6 +129,9 @@ func (q Request) block(k kind) string {
 	lines = append(lines, "  action: allow")
 	if q.To != 0 {
 		lines = append(lines, "  hostPort: "+strconv.Itoa(int(q.To)))
+	}
+	if q.OnConflict != "" {
+		lines = append(lines, "  onConflict: "+quote(q.OnConflict))
 	}
 	if q.Bind != "" {
 		lines = append(lines, "  hostAddress: "+quote(q.Bind))

@@ -189,7 +189,12 @@ func TestRefusedRequests(t *testing.T) {
 	f.refuse(Request{Op: "widen", All: true}, "unknown operation")
 	f.refuse(Request{Op: Pause, Owner: "a\nb"}, "control characters")
 	f.refuse(Request{Op: Deny, Port: 80, Protocol: port.TCP, To: 81}, "only a forward has a host port")
+	bad := forward(71, 0)
+	bad.OnConflict = "nxet"
+	f.refuse(bad, `"nxet": want wait, next or any (did you mean "next"?)`)
 	f.guests = false
+	bad.OnConflict = "next"
+	f.refuse(bad, "only a host opens another port")
 	q := forward(70, 0)
 	q.Guest = "dev"
 	f.refuse(q, "an agent has no guests")
@@ -198,6 +203,25 @@ func TestRefusedRequests(t *testing.T) {
 	f.do(Request{Op: Add, Protocol: port.UDP, Port: 8080}) // another protocol
 	f.path = ""
 	f.refuse(tcp(Deny, 1), "forwardsFile")
+}
+
+// What a forward says about conflicts is its own, or else that of the configuration's rule.
+func TestOnConflictOfForwards(t *testing.T) {
+	f := newFixture(t, "rules: [{match: {ports: 8000-8999}, action: allow, onConflict: any}]")
+	for _, c := range []struct {
+		port       uint16
+		onConflict string
+		want       port.OnConflict
+	}{{8080, "", port.OnConflictAny}, {8081, "wait", port.OnConflictWait}, {9090, "", port.OnConflictUnset}, {9091, "next", port.OnConflictNext}} {
+		q := forward(c.port, 0)
+		q.OnConflict = c.onConflict
+		f.do(q)
+		k := port.Key{Protocol: port.TCP, Address: netip.IPv4Unspecified(), Port: c.port}
+		d := f.set.Host("vm", port.Publication{Key: k}, []netip.AddrPort{netip.AddrPortFrom(port.Loopback(k.Address), c.port)})
+		if !d.Allow || d.OnConflict != c.want {
+			t.Errorf("%d %q: %+v, want %s", c.port, c.onConflict, d, c.want)
+		}
+	}
 }
 
 // Two guests may share a host port only if their rules name the guests and the ports differ.

@@ -90,6 +90,9 @@ func (s *Store) Do(q Request) (Result, error) {
 	case q.Guest != "" && !s.guests:
 		return Result{}, errors.New("an agent has no guests: run this on the host, or without --guest")
 	}
+	if q.OnConflict != "" && !s.guests {
+		return Result{}, errors.New("only a host opens another port on a conflict: run this on the host")
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for range attempts {

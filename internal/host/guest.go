@@ -538,6 +538,7 @@ func (g *guest) put(p wire.Publication) {
 		g.h.touch(pub)
 	}
 	g.unkeep(pub)
+	pub.tries = 0
 	g.decide(pub)
 	g.report(p.Key) // even if nothing changed
 }
@@ -547,9 +548,13 @@ func (g *guest) put(p wire.Publication) {
 func (g *guest) decide(pub *publication) {
 	h := g.h
 	d := h.policy.Host(g.name, pub.wire.Port(), slices.Clone(pub.wire.Host))
+	if d.Allow {
+		pub.onConflict = d.OnConflict
+		pub.forget(d.Host)
+	}
 	var addrs []netip.AddrPort
 	for _, a := range d.Host {
-		a = netip.AddrPortFrom(a.Addr().Unmap(), a.Port())
+		a = netip.AddrPortFrom(a.Addr().Unmap(), pub.portFor(a.Port()))
 		if d.Allow && a.Addr().IsValid() && !slices.Contains(addrs, a) {
 			addrs = append(addrs, a)
 		}
@@ -641,6 +646,7 @@ func (g *guest) setAway(away bool) {
 // reconsider applies a new policy. h.mu is held; the caller commits.
 func (g *guest) reconsider() {
 	for _, p := range g.pubs {
+		p.tries = 0
 		g.decide(p)
 	}
 }

@@ -65,6 +65,10 @@ type Options struct {
 	// Holders finds the holder of a port that is in use. Nil asks the system.
 	Holders HolderFinder
 
+	// MovedFile keeps which other ports were opened on conflicts, so that a restarted host
+	// opens the same. Empty keeps none.
+	MovedFile string
+
 	// Grace is how long listeners outlive a lost guest. 0 means 10 s, a negative
 	// value none.
 	Grace time.Duration
@@ -254,6 +258,8 @@ type Host struct {
 	anyPort map[*slot]struct{} // slots of any free port
 	retries schedule.Deadlines[*slot]
 	unheld  map[*slot]struct{} // holder to be looked up
+	moved   map[ID]move        // ports that were opened instead of others
+	unsaved schedule.Signal    // moved is to be written
 
 	wg sync.WaitGroup // listeners and flows
 }
@@ -277,6 +283,8 @@ func New(opt Options) (*Host, error) {
 		changed:  make(map[*publication]struct{}),
 		anyPort:  make(map[*slot]struct{}),
 		unheld:   make(map[*slot]struct{}),
+		moved:    loadMoved(opt.MovedFile, opt.Logger),
+		unsaved:  schedule.NewSignal(),
 	}
 	for _, g := range opt.Guests {
 		h.guests = append(h.guests, newGuest(h, g))
@@ -340,6 +348,7 @@ func (h *Host) Run(ctx context.Context) error {
 	}
 	loops.Go(func() { h.runTimers(ctx) })
 	loops.Go(func() { h.findHolders(ctx) })
+	loops.Go(func() { h.saveMoved(ctx) })
 	loops.Wait()
 
 	h.mu.Lock()

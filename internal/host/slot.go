@@ -41,7 +41,10 @@ type publication struct {
 	wire   wire.Publication
 	claims []*claim      // one per host address, in the policy's order
 	denied *port.Outcome // instead of claims
-	since  time.Time
+	tries  int           // other ports that were tried since the last decision about it
+
+	onConflict port.OnConflict
+	since      time.Time
 }
 
 func (p *publication) id() ID { return ID{p.guest.name, p.Key} }
@@ -82,6 +85,9 @@ type claim struct {
 func (c *claim) holder() string { return claims.Name(c.key, c.guest.name, c.pub.wire.Owner) }
 
 func (c *claim) set(state port.State, addr netip.AddrPort, reason string) {
+	if state == port.Active {
+		reason = c.pub.instead(c.addr.Port())
+	}
 	o := port.Outcome{Key: c.key, State: state, HostAddress: addr, Reason: reason}
 	if c.gone || c.outcome.Equal(o) {
 		return
@@ -164,16 +170,18 @@ func (h *Host) touch(p *publication) {
 	}
 }
 
-// commit ends a step: it admits claims up to the limit, decides what was touched,
-// and publishes the result. h.mu is held.
+// commit ends a step: it admits claims up to the limit, decides what was touched, moves
+// what rules move on a conflict, and publishes the result. h.mu is held.
 func (h *Host) commit(ctx context.Context) {
-	for _, g := range h.guests {
-		g.admit(ctx)
+	for again := true; again; again = h.move() {
+		for _, g := range h.guests {
+			g.admit(ctx)
+		}
+		for g := range h.touched {
+			g.decide(ctx, h)
+		}
+		clear(h.touched)
 	}
-	for g := range h.touched {
-		g.decide(ctx, h)
-	}
-	clear(h.touched)
 	h.publish()
 }
 
@@ -260,6 +268,7 @@ func (g *group) asked(all []*claim) []claims.Claim {
 		out = append(out, claims.Claim{
 			Guest: slices.Index(g.guests, c.guest), Key: c.key, Owner: w.Owner, Rule: w.Rule, Host: c.addr,
 			Unavailable: s != nil && s.beside, Kept: c.guest.kept.has(c.key),
+			Moved: c.pub.instead(c.addr.Port()) != "",
 		})
 	}
 	return out

@@ -13,6 +13,7 @@ import (
 	"log/slog"
 	"net"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -86,7 +87,12 @@ func New(cfg config.Host, log *slog.Logger, level *slog.LevelVar) (*Daemon, erro
 		}
 	}
 	tracer := new(trace.Hub)
+	moved := ""
+	if cfg.ForwardsFile != "" {
+		moved = filepath.Join(filepath.Dir(cfg.ForwardsFile), "host-moved.json")
+	}
 	d.host, err = host.New(host.Options{
+		MovedFile: moved,
 		Trace:  tracer,
 		Logger: log, Guests: guests, Policy: cfg.Rules, Network: d.sockets,
 		Grace: negativeZero(cfg.Grace), UDPIdle: cfg.Limits.UDPIdle,

@@ -208,8 +208,28 @@ type Decision struct {
 	Withheld bool
 	// Pending marks a provisional denial: what the rules decide depends on an owner
 	// that is not known yet.
-	Pending bool
-	Host    []netip.AddrPort // the host addresses asked for; port 0 asks for any free port
+	Pending    bool
+	OnConflict OnConflict       // what the host does where a port is in use
+	Host       []netip.AddrPort // the host addresses asked for; port 0 asks for any free port
+}
+
+// OnConflict is what a host does where the port that a publication gets is in use.
+type OnConflict uint8
+
+// What a host can do. Without a choice it waits.
+const (
+	OnConflictUnset OnConflict = iota
+	OnConflictWait             // until the port is free
+	OnConflictNext             // open the next port that is free
+	OnConflictAny              // open some port that is free
+)
+
+// Moves reports whether another port is opened.
+func (c OnConflict) Moves() bool { return c >= OnConflictNext }
+
+// String returns "wait", "next", "any", or "" if unset.
+func (c OnConflict) String() string {
+	return [...]string{"", "wait", "next", "any"}[min(c, OnConflictAny)]
 }
 
 // Publication is one entry of the merged table. It is immutable.

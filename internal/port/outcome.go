@@ -53,7 +53,7 @@ type Outcome struct {
 	Key         Key
 	State       State
 	HostAddress netip.AddrPort // where it is, or would be, reachable; zero if nowhere
-	Reason      string         // one human-readable line, empty when active
+	Reason      string         // one human-readable line; of an active one, why it has another port than wanted
 	Since       time.Time      // when this state began
 }
 

@@ -22,8 +22,9 @@ type Rule struct {
 	Name        string // human-readable, may be empty
 	Match       Match
 	Deny        bool
-	HostPort    HostPort    // only where it allows
-	HostAddress HostAddress // only where it allows
+	HostPort    HostPort        // only where it allows
+	HostAddress HostAddress     // only where it allows
+	OnConflict  port.OnConflict // only where it allows, and on a host
 }
 
 // Match selects the publications that a rule is about. A field that is empty matches
@@ -300,6 +301,9 @@ func (r Rule) validate() (field string, err error) {
 	}
 	if r.Deny && r.HostAddress != Asked() {
 		return "hostAddress", fmt.Errorf("%s: only a rule with action allow has a host address", r.HostAddress)
+	}
+	if r.Deny && r.OnConflict != port.OnConflictUnset {
+		return "onConflict", fmt.Errorf("%s: only a rule with action allow opens a port", r.OnConflict)
 	}
 	several := len(r.Match.Ports) > 1
 	for _, p := range r.Match.Ports {

@@ -3,6 +3,7 @@
 package rules
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -57,6 +58,9 @@ func (s *Set) overlay(v side, p *port.Publication, d port.Decision, winner *rule
 	result, decided := d, winner
 	if r != nil {
 		result, decided = r.narrow(v.name(r), within), r
+		if result.Allow {
+			result.OnConflict = cmp.Or(r.OnConflict, d.OnConflict)
+		}
 	}
 	for _, r := range maybe {
 		if m := r.narrow(v.name(r), within); m.Allow != result.Allow || !slices.Equal(m.Host, result.Host) {

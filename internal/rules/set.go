@@ -276,7 +276,7 @@ func (r *rule) decide(title string, addrs []netip.AddrPort) port.Decision {
 		}
 		addrs[i] = netip.AddrPortFrom(r.HostAddress.of(a.Addr()), n)
 	}
-	return port.Decision{Allow: true, Rule: title, Host: unique(addrs)}
+	return port.Decision{Allow: true, Rule: title, Host: unique(addrs), OnConflict: r.OnConflict}
 }
 
 // agentAddresses is what the agent asks for unless a rule has more.
@@ -455,6 +455,9 @@ func (r *rule) explain(p *port.Publication, isHeld, decides bool) Step {
 		step.Why = "allow"
 		if r.HostPort != (HostPort{}) {
 			step.Why += ", host port " + r.HostPort.String()
+		}
+		if r.OnConflict != port.OnConflictUnset {
+			step.Why += ", on a conflict " + r.OnConflict.String()
 		}
 		if r.HostAddress != Asked() {
 			step.Why += ", host address " + r.HostAddress.String()

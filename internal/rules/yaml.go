@@ -65,7 +65,7 @@ func ParseList(n yamltree.Node) ([]Rule, error) {
 
 func parseRule(n yamltree.Node) (Rule, error) {
 	var r Rule
-	entries, err := n.Map("name", "match", "action", "hostPort", "hostAddress")
+	entries, err := n.Map("name", "match", "action", "hostPort", "hostAddress", "onConflict")
 	if err != nil {
 		return r, err
 	}
@@ -81,6 +81,8 @@ func parseRule(n yamltree.Node) (Rule, error) {
 			err = scalar(e.Node, &r.Deny, parseAction)
 		case "hostPort":
 			err = scalar(e.Node, &r.HostPort, ParseHostPort)
+		case "onConflict":
+			err = scalar(e.Node, &r.OnConflict, ParseOnConflict)
 		case "hostAddress":
 			err = scalar(e.Node, &r.HostAddress, ParseHostAddress)
 		}
@@ -171,6 +173,16 @@ func parseAction(s string) (deny bool, err error) {
 		return true, nil
 	}
 	return false, oneOf(s, []string{"allow", "deny"})
+}
+
+// ParseOnConflict reads "wait", "next" or "any".
+func ParseOnConflict(s string) (port.OnConflict, error) {
+	for _, c := range []port.OnConflict{port.OnConflictWait, port.OnConflictNext, port.OnConflictAny} {
+		if s == c.String() {
+			return c, nil
+		}
+	}
+	return 0, oneOf(s, []string{"wait", "next", "any"})
 }
 
 func parseSource(s string) (string, error) {

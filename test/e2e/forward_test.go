@@ -81,3 +81,41 @@ func TestForwardsAtRunTime(t *testing.T) {
 	run(r.agentCtl, "forward", "rm", "8080")
 	open(8080)
 }
+
+// On a conflict a forward that says so opens another port of the host, which ls, explain
+// and watch show with the reason, and which remains over a restart of the host.
+func TestForwardOnConflict(t *testing.T) {
+	r := newRig(t)
+	r.start()
+	go echoServer(r.guest.listen(t, "tcp4", "0.0.0.0:8080"))
+	holder := r.outside.listen(t, "tcp4", "127.0.0.1:8080")
+	r.wantState("tcp 0.0.0.0:8080", "conflict")
+	if _, stderr, code := fairlead(t, "forward", "add", "8080", "--on-conflict", "next", "--control", r.hostCtl); code != 0 {
+		t.Fatal(stderr)
+	}
+	check := func() {
+		t.Helper()
+		r.wantState("tcp 0.0.0.0:8080", "active")
+		r.eventually("the port is at 8081", func() error { return probe.Want(probe.Data, r.outside.dialer("127.0.0.1:8081"), "hello") })
+		for _, control := range []string{r.hostCtl, r.agentCtl} {
+			for _, command := range []string{"ls -o wide", "ls -o json", "explain 8080"} {
+				out, stderr, _ := fairlead(t, append(strings.Fields(command), "--control", control)...)
+				if !strings.Contains(out, "127.0.0.1:8081") || !strings.Contains(out, "instead of host port 8080, which was in use") {
+					t.Errorf("%s: %s%s", command, out, stderr)
+				}
+			}
+		}
+		if out, _, _ := fairlead(t, "forward", "ls", "--control", r.hostCtl); !strings.Contains(out, "127.0.0.1:8081") {
+			t.Errorf("%s", out)
+		}
+	}
+	check()
+	_ = holder.Close()
+	r.host.stop(syscall.SIGTERM)
+	r.startHost()
+	check()
+	if _, stderr, code := fairlead(t, "forward", "rm", "8080", "--control", r.hostCtl); code != 0 {
+		t.Fatal(stderr)
+	}
+	r.eventually("the port is back", func() error { return probe.Want(probe.Data, r.outside.dialer("127.0.0.1:8080"), "hello") })
+}

@@ -297,9 +297,22 @@ func (f *Facts) judgeActive(p *Publication, active, conflicts []Outcome) (v Verd
 		return VerdictOneFamily, fmt.Sprintf("%s is reachable %s: the guest serves IPv6 only", name, where),
 			fmt.Sprintf("connect to %s or to localhost; for 127.0.0.1 the server must listen on IPv4 too (0.0.0.0 or a dual-stack [::])", at[0])
 	case len(at) > 0 && at[0].Port() != p.Port:
-		return VerdictActive, fmt.Sprintf("%s is reachable %s, another port than in the guest, by %s", name, where, p.Decision.Rule), ""
+		return VerdictActive, fmt.Sprintf("%s is reachable %s, another port than in the guest%s", name, where, p.otherPort(at[0])), ""
 	}
 	return VerdictActive, fmt.Sprintf("%s is reachable %s", name, where), ""
+}
+
+// otherPort says why the port is another one at an address.
+func (p *Publication) otherPort(at netip.AddrPort) string {
+	for _, o := range p.Outcomes {
+		if o.HostAddress == at && o.State == port.Active && o.Reason != "" {
+			return ": " + o.Reason
+		}
+	}
+	if p.Decision.Rule == "" { // on a host
+		return ""
+	}
+	return ", by " + p.Decision.Rule
 }
 
 // ByContainer reports whether an engine declared the port for a container.

@@ -1,0 +1,209 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package host
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"io/fs"
+	"log/slog"
+	"maps"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/schedule"
+	"github.com/fairlead/fairlead/internal/trust"
+)
+
+// move is a port that is opened instead of another one, which was in use. It remains when
+// that one is free again, and over restarts, so that its users find it where it was.
+type move struct {
+	Wanted uint16 `json:"wanted"`
+	Port   uint16 `json:"port"`
+}
+
+// Ports that "any" opens: below those that systems give to clients.
+const anyFirst, anyLast = 20000, 32767
+
+const (
+	maxTries = 64   // other ports that are tried for one publication
+	maxMoved = 4096 // that are remembered
+)
+
+// portFor returns the port that is opened for a wanted one.
+func (p *publication) portFor(wanted uint16) uint16 {
+	if m, ok := p.guest.h.moved[p.id()]; ok && m.Wanted == wanted && p.onConflict.Moves() {
+		return m.Port
+	}
+	return wanted
+}
+
+// instead is the reason of an active claim at a port, empty if that is the wanted one.
+func (p *publication) instead(n uint16) string {
+	if m, ok := p.guest.h.moved[p.id()]; ok && m.Port == n && p.onConflict.Moves() {
+		return fmt.Sprintf("instead of host port %d, which was in use", m.Wanted)
+	}
+	return ""
+}
+
+// forget ends a move if the rules do not want it, or the port that it was from, any more.
+func (p *publication) forget(wanted []netip.AddrPort) {
+	h := p.guest.h
+	m, ok := h.moved[p.id()]
+	if ok && (!p.onConflict.Moves() || !slices.ContainsFunc(wanted, func(a netip.AddrPort) bool { return a.Port() == m.Wanted })) {
+		delete(h.moved, p.id())
+		h.unsaved.Notify()
+	}
+}
+
+// move gives another port to publications that have a conflict, if their rule says so,
+// and reports whether there were any. What has tried enough ports waits for the wanted
+// one. h.mu is held.
+func (h *Host) move() (any bool) {
+	var conflicts []*publication
+	for p := range h.changed {
+		if p.onConflict.Moves() && p.tries <= maxTries && p.guest.pubs[p.Key] == p && !p.guest.kept.has(p.Key) && p.conflict() != 0 {
+			conflicts = append(conflicts, p)
+		}
+	}
+	slices.SortFunc(conflicts, func(a, b *publication) int { return a.id().Compare(b.id()) })
+	for _, p := range conflicts {
+		p.tries++
+		h.unsaved.Notify()
+		from, moved := h.moved[p.id()]
+		if !moved {
+			from = move{Wanted: p.conflict(), Port: p.conflict()}
+		}
+		next := p.candidate(from)
+		if p.tries > maxTries || next == 0 || from.Port != p.conflict() {
+			p.tries = maxTries + 1
+			delete(h.moved, p.id())
+		} else {
+			h.moved[p.id()] = move{from.Wanted, next}
+		}
+		p.guest.decide(p)
+	}
+	return len(conflicts) > 0
+}
+
+// conflict returns a port of p that is in use, or 0.
+func (p *publication) conflict() uint16 {
+	for _, c := range p.claims {
+		if c.outcome.State == port.Conflict {
+			return c.addr.Port()
+		}
+	}
+	return 0
+}
+
+// candidate returns the port to try after that of m, or 0 if there is none. The order of
+// "any" depends on the guest and its port alone, so that the publications of one server
+// meet again.
+func (p *publication) candidate(m move) uint16 {
+	if p.onConflict == port.OnConflictNext {
+		return m.Port + 1 // 0 after the last
+	}
+	sum := fnv.New32a()
+	_, _ = fmt.Fprintf(sum, "%s %s %d %d", p.guest.name, p.Protocol, p.Port, p.tries)
+	return uint16(anyFirst + sum.Sum32()%(anyLast-anyFirst+1))
+}
+
+// remembered is a line of the file.
+type remembered struct {
+	Guest    string        `json:"guest"`
+	Protocol port.Protocol `json:"protocol"`
+	Address  netip.Addr    `json:"address"`
+	Of       uint16        `json:"guestPort"`
+	move
+}
+
+// loadMoved reads the file. What cannot be read is chosen anew.
+func loadMoved(path string, log *slog.Logger) map[ID]move {
+	moved := make(map[ID]move)
+	if path == "" {
+		return moved
+	}
+	b, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return moved
+	}
+	var list []remembered
+	if err == nil {
+		err = json.Unmarshal(b, &list)
+	}
+	if err != nil {
+		log.Warn("cannot read which ports were opened instead of others; choosing anew", "err", err)
+	}
+	for _, r := range list {
+		if r.Wanted != 0 && r.move.Port != 0 {
+			moved[ID{r.Guest, port.Key{Protocol: r.Protocol, Address: r.Address, Port: r.Of}}] = r.move
+		}
+	}
+	return moved
+}
+
+// saveMoved writes the file after each change until ctx ends.
+func (h *Host) saveMoved(ctx context.Context) {
+	var failed bool
+	for {
+		over := schedule.Wait(ctx, time.Time{}, h.unsaved) != nil
+		if over {
+			select {
+			case <-h.unsaved:
+			default:
+				return
+			}
+		}
+		if h.opt.MovedFile == "" {
+			continue
+		}
+		err := writeMoved(h.opt.MovedFile, h.movedNow())
+		if err != nil && !failed {
+			h.opt.Logger.Warn("cannot write which ports were opened instead of others", "err", err)
+		}
+		failed = err != nil
+	}
+}
+
+// movedNow returns what is to be remembered. Of too many, those of ports that no guest has
+// are dropped.
+func (h *Host) movedNow() []remembered {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if len(h.moved) > maxMoved {
+		current := make(map[ID]bool)
+		for _, g := range h.guests {
+			for k := range g.pubs {
+				current[ID{g.name, k}] = true
+			}
+		}
+		maps.DeleteFunc(h.moved, func(id ID, _ move) bool { return !current[id] })
+	}
+	list := make([]remembered, 0, len(h.moved))
+	for id, m := range h.moved {
+		list = append(list, remembered{id.Guest, id.Protocol, id.Address, id.Port, m})
+	}
+	slices.SortFunc(list, func(a, b remembered) int {
+		return cmp.Or(cmp.Compare(a.Guest, b.Guest), cmp.Compare(a.Of, b.Of), cmp.Compare(a.Protocol, b.Protocol), a.Address.Compare(b.Address))
+	})
+	return list
+}
+
+func writeMoved(path string, list []remembered) error {
+	b, err := json.MarshalIndent(list, "", " ")
+	if err == nil {
+		err = os.MkdirAll(filepath.Dir(path), 0o700)
+	}
+	if err != nil {
+		return err
+	}
+	return trust.WriteFile(path, append(b, '\n'))
+}
