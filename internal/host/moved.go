@@ -40,7 +40,10 @@ const (
 
 // portFor returns the port that is opened for a wanted one.
 func (p *publication) portFor(wanted uint16) uint16 {
-	if m, ok := p.guest.h.moved[p.id()]; ok && m.Wanted == wanted && p.onConflict.Moves() {
+	if !p.onConflict.Moves() {
+		return wanted
+	}
+	if m, ok := p.guest.h.moved[p.id()]; ok && m.Wanted == wanted {
 		return m.Port
 	}
 	return wanted
@@ -48,7 +51,10 @@ func (p *publication) portFor(wanted uint16) uint16 {
 
 // instead is the reason of an active claim at a port, empty if that is the wanted one.
 func (p *publication) instead(n uint16) string {
-	if m, ok := p.guest.h.moved[p.id()]; ok && m.Port == n && p.onConflict.Moves() {
+	if !p.onConflict.Moves() {
+		return ""
+	}
+	if m, ok := p.guest.h.moved[p.id()]; ok && m.Port == n {
 		return fmt.Sprintf("instead of host port %d, which was in use", m.Wanted)
 	}
 	return ""

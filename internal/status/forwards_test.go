@@ -3,13 +3,48 @@
 package status
 
 import (
+	"io"
+	"log/slog"
+	"net/http"
 	"net/netip"
+	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 
+	"github.com/fairlead/fairlead/internal/forwards"
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/rules"
 )
+
+// noForwards is a store without rules.
+func noForwards(tb testing.TB) *forwards.Store {
+	tb.Helper()
+	return forwards.NewStore(filepath.Join(tb.TempDir(), "forwards.yaml"), rules.Empty(rules.Loopback()), true, slog.New(slog.DiscardHandler), func(*rules.Set) {})
+}
+
+// A refusal says why and no more; a request with an unknown field is not carried out.
+func TestForwardsOverTheControlSocket(t *testing.T) {
+	s := servePage(t)
+	q := forwards.Request{Op: forwards.Add, Protocol: port.TCP, Port: 8080, To: 18080}
+	v, err := s.client.ChangeForwards(t.Context(), q)
+	if err != nil || len(v.Added) != 1 || len(v.Rules) != 1 || v.Rules[0].State != "pending" || v.Rules[0].Reason != notServed {
+		t.Errorf("%+v, %v", v, err)
+	}
+	q.To = 18081
+	if _, err := s.client.ChangeForwards(t.Context(), q); err == nil || !strings.HasPrefix(err.Error(), "forward 8080/tcp exists already") {
+		t.Errorf("%v", err)
+	}
+	resp, body := request(t, s.client.http, http.MethodPost, "http://fairlead/v1/forwards", func(r *http.Request) {
+		r.Body = io.NopCloser(strings.NewReader(`{"op":"deny","protocol":"tcp","port":1,"until":"2h"}`))
+	})
+	if resp.StatusCode != http.StatusBadRequest || !strings.Contains(body, "until") {
+		t.Errorf("%d %s", resp.StatusCode, body)
+	}
+	if f, err := s.client.Forwards(t.Context()); err != nil || len(f.Rules) != 1 || f.Rules[0].HostPort != "18080" {
+		t.Errorf("%+v, %v", f, err)
+	}
+}
 
 // A rule has the best state of the ports that it names, and says if there are none.
 func TestDescribeRule(t *testing.T) {

@@ -36,6 +36,9 @@ func FuzzRequest(f *testing.F) {
 		{"GET", "/v1/watch?resume=1", ""},
 		{"PUT", "/v1/loglevel", "debug 10m"},
 		{"POST", "/v1/rules", `{"protocol":"tcp","address":"0.0.0.0","port":80,"source":"nat","owner":{"kind":"container","name":"web","labels":{"a":"b"}}}`},
+		{"POST", "/v1/forwards", `{"op":"add","protocol":"tcp","port":8080,"to":18080,"bind":"loopback","guest":"dev"}`},
+		{"POST", "/v1/forwards", `{"op":"pause","owner":"a\"}"}`},
+		{"GET", "/v1/forwards", ""},
 		{"GET", "/v1/config", ""},
 		{"GET", "/readyz", ""},
 	} {
@@ -48,7 +51,7 @@ func FuzzRequest(f *testing.F) {
 	var level slog.LevelVar
 	server := NewServer(Options{
 		Provider: fixed{}, Level: &level, Logger: slog.New(slog.DiscardHandler), Explainer: explained{},
-		Rules: func() *rules.Set { return set }, Settings: func() []config.Setting { return nil },
+		Rules: func() *rules.Set { return set }, Settings: func() []config.Setting { return nil }, Forwards: noForwards(f),
 	})
 	f.Cleanup(server.level.stop)
 	mux := http.NewServeMux()

@@ -72,7 +72,7 @@ func servePage(t *testing.T) *served {
 	t.Helper()
 	s := &served{provider: &fakeProvider{deltas: make(chan Delta), sources: []Source{{Name: "socket", State: "live"}}}}
 	server := NewServer(Options{
-		Provider: s.provider, Level: new(slog.LevelVar), Logger: slog.New(slog.DiscardHandler), Role: "agent", Name: "guest",
+		Provider: s.provider, Level: new(slog.LevelVar), Logger: slog.New(slog.DiscardHandler), Role: "agent", Name: "guest", Forwards: noForwards(t),
 		Vitals: func(mark uint64) Vitals { return Vitals{TCP: 3, Latencies: []float64{float64(mark)}, Mark: mark + 1} },
 	})
 	path := filepath.Join(t.TempDir(), "c", "s")
@@ -168,7 +168,7 @@ func TestPageNeedsToken(t *testing.T) {
 func TestPageOnTCPChangesNothing(t *testing.T) {
 	s, c := servePage(t), plain(t)
 	for _, method := range []string{http.MethodPut, http.MethodPost, http.MethodDelete, http.MethodPatch} {
-		for _, path := range []string{"/v1/loglevel", "/v1/ports", "/v1/web"} {
+		for _, path := range []string{"/v1/loglevel", "/v1/forwards", "/v1/ports", "/v1/web"} {
 			resp, _ := request(t, c, method, s.base()+path, func(r *http.Request) { r.Header.Set("Authorization", "Bearer "+s.token()) })
 			if resp.StatusCode != http.StatusNotFound && resp.StatusCode != http.StatusMethodNotAllowed {
 				t.Errorf("%s %s: %d", method, path, resp.StatusCode)
@@ -203,6 +203,10 @@ func TestForeignOriginRefused(t *testing.T) {
 		resp, _ := request(t, s.client.http, http.MethodPut, "http://fairlead/v1/loglevel", func(r *http.Request) { r.Header.Set(header, value) })
 		if resp.StatusCode != http.StatusForbidden {
 			t.Errorf("%s: %s: %d, want 403", header, value, resp.StatusCode)
+		}
+		resp, _ = request(t, s.client.http, http.MethodPost, "http://fairlead/v1/forwards", func(r *http.Request) { r.Header.Set(header, value) })
+		if resp.StatusCode != http.StatusForbidden {
+			t.Errorf("forwards, %s: %s: %d, want 403", header, value, resp.StatusCode)
 		}
 	}
 	if level, err := s.client.LogLevel(t.Context(), "debug", 0); err != nil || level != "debug" {
@@ -413,7 +417,7 @@ func TestRelay(t *testing.T) {
 	if resp, body := request(t, c, http.MethodGet, r.base()+"/v1/ports", auth); resp.StatusCode != http.StatusOK || !strings.Contains(body, `"socket"`) {
 		t.Errorf("with token: %d %s", resp.StatusCode, body)
 	}
-	for _, path := range []string{"/v1/loglevel", "/v1/web", "/metrics"} {
+	for _, path := range []string{"/v1/loglevel", "/v1/forwards", "/v1/web", "/metrics"} {
 		if resp, _ := request(t, c, http.MethodGet, r.base()+path, auth); resp.StatusCode != http.StatusNotFound {
 			t.Errorf("%s: %d, want what the page does not need to be out of reach", path, resp.StatusCode)
 		}
