@@ -93,8 +93,8 @@ func New(cfg config.Host, log *slog.Logger, level *slog.LevelVar) (*Daemon, erro
 	}
 	d.host, err = host.New(host.Options{
 		MovedFile: moved,
-		Trace:  tracer,
-		Logger: log, Guests: guests, Policy: cfg.Rules, Network: d.sockets,
+		Trace:     tracer,
+		Logger:    log, Guests: guests, Policy: cfg.Rules, Network: d.sockets,
 		Grace: negativeZero(cfg.Grace), UDPIdle: cfg.Limits.UDPIdle,
 		MaxListeners: cfg.Limits.Listeners, MaxFlows: cfg.Limits.Flows, MaxUDPClients: cfg.Limits.UDPFlows,
 	})

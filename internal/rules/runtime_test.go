@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package rules
+
+import (
+	"net/netip"
+	"strings"
+	"testing"
+
+	"github.com/fairlead/fairlead/internal/port"
+)
+
+// parsed returns the rules of a YAML list.
+func parsed(t *testing.T, text string) []Rule {
+	t.Helper()
+	f, err := Parse("rules", []byte("rules: ["+text+"]"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return f.Rules
+}
+
+func withRuntime(t *testing.T, expose HostAddress, configured, runtime string) *Set {
+	t.Helper()
+	s, err := New(expose, parsed(t, configured))
+	if err == nil {
+		s, err = s.WithRuntime(parsed(t, runtime))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// short describes a decision in a few words.
+func short(d port.Decision) string {
+	switch {
+	case d.Pending:
+		return "pending " + d.Rule
+	case !d.Allow:
+		return "denied " + d.Rule
+	}
+	var at []string
+	for _, a := range d.Host {
+		at = append(at, a.String())
+	}
+	return strings.Join(at, " ") + " " + d.Rule
+}
+
+func TestRuntimeRulesDecideAfterTheConfiguration(t *testing.T) {
+	web := port.Publication{
+		Key: port.Key{Protocol: port.TCP, Address: netip.IPv4Unspecified(), Port: 80}, Owner: port.Owner{Kind: port.OwnerProcess, Name: "web"},
+	}
+	dns := port.Publication{Key: port.Key{Protocol: port.UDP, Address: netip.IPv4Unspecified(), Port: 53}}
+	waiting := web
+	waiting.OwnerPending, waiting.Owner = true, port.Owner{}
+	for name, c := range map[string]struct {
+		expose              HostAddress
+		configured, runtime string
+		of                  port.Publication
+		want                string
+	}{
+		"no rule matches":                       {Loopback(), "", "{match: {ports: 81}, action: deny}", web, "127.0.0.1:80 default"},
+		"a denial of the configuration stands":  {Loopback(), "{match: {ports: 80}, action: deny}", "{match: {ports: 80}, action: allow}", web, "denied rule 1"},
+		"a broad rule of it does not forbid":    {Loopback(), "{action: allow}", "{match: {ports: 80}, action: deny}", web, "denied runtime rule 1"},
+		"its host port is replaced":             {Loopback(), "{action: allow, hostPort: 8080}", "{action: allow, hostPort: 8081}", web, "127.0.0.1:8081 runtime rule 1"},
+		"its host port remains":                 {Loopback(), "{action: allow, hostPort: 8080}", "{match: {ports: 80}, action: allow}", web, "127.0.0.1:8080 runtime rule 1"},
+		"a default's denial is lifted":          {Loopback(), "", "{match: {ports: 53}, action: allow, hostPort: 5353}", dns, "127.0.0.1:5353 runtime rule 1"},
+		"not by a rule that names no port":      {Loopback(), "", "{action: allow}", dns, "denied " + DefaultUDP},
+		"no wider address":                      {Loopback(), "", "{action: allow, hostAddress: all}", web, "127.0.0.1:80 runtime rule 1"},
+		"a narrower one":                        {All(), "", "{action: allow, hostAddress: 192.0.2.1}", web, "192.0.2.1:80 runtime rule 1"},
+		"no address of the other family":        {All(), "", "{action: allow, hostAddress: '2001:db8::1'}", web, "[::1]:80 runtime rule 1"},
+		"an owner is waited for":                {Loopback(), "", "{match: {name: web}, action: deny}", waiting, "pending runtime rule 1"},
+		"an owner in a rule of it decides late": {Loopback(), "{match: {name: web}, action: deny}", "{action: allow}", waiting, "pending rule 1"},
+	} {
+		s := withRuntime(t, c.expose, c.configured, c.runtime)
+		if got := short(s.Decide(c.of)); got != c.want {
+			t.Errorf("%s: %s, want %s", name, got, c.want)
+		}
+		decides := 0
+		for _, step := range s.Explain(c.of) {
+			if step.Decides {
+				decides++
+			}
+		}
+		if decides != 1 {
+			t.Errorf("%s: %d steps decide: %+v", name, decides, s.Explain(c.of))
+		}
+	}
+}
+
+// On a host the same order holds, for the guest that a rule names.
+func TestRuntimeRulesOfAHost(t *testing.T) {
+	p := port.Publication{Key: port.Key{Protocol: port.TCP, Address: netip.IPv4Unspecified(), Port: 80}}
+	asked := []netip.AddrPort{netip.MustParseAddrPort("127.0.0.1:80")}
+	s := withRuntime(t, Asked(), "{match: {guest: 'build*'}, action: deny}, {action: allow, onConflict: next}",
+		"{match: {guest: dev}, action: allow, hostPort: 8080, hostAddress: all}, {match: {guest: old}, action: deny}")
+	for guest, want := range map[string]string{
+		"dev": "127.0.0.1:8080 host runtime rule 1", "old": "denied host runtime rule 2", "build1": "denied host rule 1", "vm": "127.0.0.1:80 host rule 2",
+	} {
+		d := s.Host(guest, p, asked)
+		if got := short(d); got != want {
+			t.Errorf("%s: %s, want %s", guest, got, want)
+		}
+		if d.Allow && d.OnConflict != port.OnConflictNext {
+			t.Errorf("%s: on a conflict %q", guest, d.OnConflict)
+		}
+	}
+}
+
+func TestMayAllow(t *testing.T) {
+	m := parsed(t, "{match: {protocol: tcp, ports: 80}, action: allow}")[0].Match
+	everywhere := All()
+	for _, c := range []struct {
+		expose     HostAddress
+		configured string
+		at         HostAddress
+		want       string
+	}{
+		{Loopback(), "", Asked(), ""},
+		{Loopback(), "{match: {ports: 80}, action: deny}", Asked(), "rule 1 of the configuration denies it"},
+		{Loopback(), "{match: {ports: 80}, action: allow}, {action: deny}", Asked(), ""},
+		{Loopback(), "{match: {ports: 81}, action: allow}, {action: deny}", Asked(), "rule 2 of the configuration denies it"},
+		{Loopback(), "{match: {ports: 80, name: x}, action: deny}", Asked(), ""},
+		{Loopback(), "", everywhere, "wider than the configuration allows"},
+		{All(), "", everywhere, ""},
+		{Loopback(), "{match: {name: web}, action: allow, hostAddress: all}", everywhere, ""},
+	} {
+		err := withRuntime(t, c.expose, c.configured, "").MayAllow(m, c.at)
+		if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s, %q, at %s: %v, want %q", c.expose, c.configured, c.at, err, c.want)
+		}
+	}
+}
