@@ -73,7 +73,7 @@ func (p *publication) forget(wanted []netip.AddrPort) {
 // move gives another port to publications that have a conflict, if their rule says so,
 // and reports whether there were any. What has tried enough ports waits for the wanted
 // one. h.mu is held.
-func (h *Host) move() (any bool) {
+func (h *Host) move() bool {
 	var conflicts []*publication
 	for p := range h.changed {
 		if p.onConflict.Moves() && p.tries <= maxTries && p.guest.pubs[p.Key] == p && !p.guest.kept.has(p.Key) && p.conflict() != 0 {

@@ -211,8 +211,8 @@ func (f *Facts) judge(p *Publication) (v Verdict, summary, next string) {
 		switch s {
 		case port.Conflict:
 			return VerdictConflict, fmt.Sprintf("%s is not reachable on the host: %s", name, located(o)),
-				fmt.Sprintf("stop the program that uses %s on the host (fairlead takes the port over within seconds), or map this port to another one with a rule: hostPort: %s",
-					o.HostAddress, otherPort(o.HostAddress.Port()))
+				fmt.Sprintf("stop the program that uses %s on the host (fairlead takes the port over within seconds), or give this port another one: `fairlead forward add %s --to %s`",
+					o.HostAddress, p.Slot(), otherPort(o.HostAddress.Port()))
 		case port.Denied:
 			next := "change the rules of the host peer (`fairlead host`), in its configuration"
 			if rules.ByRuntime(o.Reason) {

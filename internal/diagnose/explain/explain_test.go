@@ -171,7 +171,7 @@ var cases = []struct {
 	{
 		"conflict", Facts{Publications: []Publication{pub(port.TCP, "0.0.0.0:8080",
 			outcome(port.Conflict, "127.0.0.1:8080", "in use by python3 (pid 99)"))}},
-		VerdictConflict, "on the host: 127.0.0.1:8080: in use by python3 (pid 99)", "hostPort: 18080",
+		VerdictConflict, "on the host: 127.0.0.1:8080: in use by python3 (pid 99)", "--to 18080",
 	},
 	{
 		"host denies", Facts{Publications: []Publication{pub(port.TCP, "0.0.0.0:8080", outcome(port.Denied, "", "denied by host rule 1"))}},
