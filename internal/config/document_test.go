@@ -23,7 +23,7 @@ another file.
 | the host peer's | Linux, root | Linux, other users | Windows | macOS |
 |---|---|---|---|---|
 | configuration | ` + "`/etc/fairlead` | `$XDG_CONFIG_HOME/fairlead` or `~/.config/fairlead` | `%AppData%\\fairlead` | `~/Library/Application Support/fairlead`" + ` |
-| token | ` + "`/var/lib/fairlead` | `$XDG_STATE_HOME/fairlead` or `~/.local/state/fairlead`" + ` | the same | the same |
+| token, forwards | ` + "`/var/lib/fairlead` | `$XDG_STATE_HOME/fairlead` or `~/.local/state/fairlead`" + ` | the same | the same |
 | control socket | ` + "`/run/fairlead` | `$XDG_RUNTIME_DIR/fairlead`" + ` | the same | the same |
 
 Below, the defaults are those of root on Linux.
