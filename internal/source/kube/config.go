@@ -16,9 +16,6 @@ import (
 	"strings"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
-	discoveryv1 "k8s.io/api/discovery/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
@@ -27,6 +24,7 @@ import (
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
 	"github.com/fairlead/fairlead/internal/source/engine"
+	"github.com/fairlead/fairlead/internal/source/kube/object"
 	"github.com/fairlead/fairlead/internal/trust"
 )
 
@@ -167,10 +165,7 @@ func unexpired(cert []byte) error {
 // clientFor makes a client that knows two kinds of objects and speaks protobuf.
 func clientFor(conf *rest.Config, hc *http.Client, gv schema.GroupVersion, apiPath string) (*rest.RESTClient, error) {
 	scheme := runtime.NewScheme()
-	if err := errors.Join(corev1.AddToScheme(scheme), discoveryv1.AddToScheme(scheme)); err != nil {
-		return nil, err
-	}
-	metav1.AddToGroupVersion(scheme, schema.GroupVersion{Version: "v1"})
+	object.Register(scheme)
 	c := rest.CopyConfig(conf)
 	c.GroupVersion, c.APIPath = &gv, apiPath
 	c.NegotiatedSerializer = serializer.NewCodecFactory(scheme).WithoutConversion()

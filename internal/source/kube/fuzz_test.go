@@ -6,10 +6,8 @@ import (
 	"encoding/json"
 	"testing"
 
-	corev1 "k8s.io/api/core/v1"
-	discoveryv1 "k8s.io/api/discovery/v1"
-
 	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/source/kube/object"
 )
 
 // A Service and an EndpointSlice of any API server: what they declare has an address and a
@@ -19,8 +17,8 @@ func FuzzService(f *testing.F) {
 		[]byte(`{"metadata":{"name":"web-1","labels":{"kubernetes.io/service-name":"web"}},"addressType":"IPv4","ports":[{"name":"http","port":8080}],"endpoints":[{"addresses":["10.42.0.5"],"conditions":{"ready":true},"targetRef":{"kind":"Pod","namespace":"default","name":"web-0"}}]}`))
 	f.Add([]byte(`{"spec":{"type":"LoadBalancer","externalIPs":["192.0.2.7","::ffff:1.2.3.4","x"],"loadBalancerSourceRanges":["10.0.0.0/8"],"ports":[{"protocol":"SCTP","port":1},{"port":0},{"port":70000}]},"status":{"loadBalancer":{"ingress":[{"ip":"192.0.2.8"},{"hostname":"h"}]}}}`), []byte(`{}`))
 	f.Fuzz(func(t *testing.T, b, sliceJSON []byte) {
-		var o corev1.Service
-		var slice discoveryv1.EndpointSlice
+		var o object.Service
+		var slice object.EndpointSlice
 		if json.Unmarshal(b, &o) != nil || json.Unmarshal(sliceJSON, &slice) != nil {
 			return
 		}

@@ -33,6 +33,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/source/engine"
+	"github.com/fairlead/fairlead/internal/source/kube/object"
 	"github.com/fairlead/fairlead/test/kit/enginetest"
 	"github.com/fairlead/fairlead/test/kit/leak"
 	"github.com/fairlead/fairlead/test/kit/ports"
@@ -296,6 +297,29 @@ func svc(name string, kind corev1.ServiceType, ports ...corev1.ServicePort) *cor
 	}
 }
 
+// received returns a Service as the agent decodes it.
+func received(s *corev1.Service) *object.Service {
+	o := new(object.Service)
+	transfer(s, o)
+	return o
+}
+
+func receivedSlice(s *discoveryv1.EndpointSlice) *object.EndpointSlice {
+	o := new(object.EndpointSlice)
+	transfer(s, o)
+	return o
+}
+
+func transfer(from interface{ Marshal() ([]byte, error) }, to interface{ Unmarshal(b []byte) error }) {
+	b, err := from.Marshal()
+	if err != nil {
+		panic(err)
+	}
+	if err := to.Unmarshal(b); err != nil {
+		panic(err)
+	}
+}
+
 func tcp(number, node int32) corev1.ServicePort {
 	return corev1.ServicePort{Name: "t", Protocol: corev1.ProtocolTCP, Port: number, NodePort: node}
 }
@@ -470,7 +494,7 @@ func TestOpenPortsByServiceType(t *testing.T) {
 		{"protocol left out", plain, []string{"tcp 0.0.0.0:30080"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			bs, warnings := compact(c.s).declare(nil, false)
+			bs, warnings := compact(received(c.s)).declare(nil, false)
 			var got []string
 			for _, b := range bs {
 				got = append(got, b.Key.String())
@@ -499,7 +523,7 @@ func TestBadServices(t *testing.T) {
 		want    int
 		warning string
 	}{{big, 1, "want 1 to 65535"}, {sctp, 0, "80/sctp is not supported"}, {addr, 1, `"nowhere" is no address`}} {
-		bs, w := compact(c.s).declare(nil, false)
+		bs, w := compact(received(c.s)).declare(nil, false)
 		if len(bs) != c.want || len(w) != 1 || !strings.Contains(w[0], c.warning) || !strings.Contains(w[0], "default/"+c.s.Name) {
 			t.Errorf("%s: declared %v with warnings %q", c.s.Name, bs, w)
 		}
@@ -511,7 +535,7 @@ func TestSourceRanges(t *testing.T) {
 	s := svc("lb", corev1.ServiceTypeLoadBalancer, tcp(80, 30080))
 	s.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: "192.168.1.5"}}
 	s.Spec.LoadBalancerSourceRanges = []string{" 10.0.0.0/8 "}
-	bs, _ := compact(s).declare(nil, false)
+	bs, _ := compact(received(s)).declare(nil, false)
 	for _, b := range bs {
 		limited := b.Port == 80
 		if (b.Withheld == "limited to source 10.0.0.0/8") != limited {
@@ -522,7 +546,7 @@ func TestSourceRanges(t *testing.T) {
 		}
 	}
 	s.Spec.LoadBalancerSourceRanges = []string{"0.0.0.0/0"}
-	bs, _ = compact(s).declare(nil, false)
+	bs, _ = compact(received(s)).declare(nil, false)
 	for _, b := range bs {
 		if b.Withheld != "" {
 			t.Errorf("%s: withheld %q though open to all", b.Key, b.Withheld)
@@ -534,8 +558,8 @@ func TestSourceRanges(t *testing.T) {
 func TestLinkLocalAddressesOfAClusterAreIgnored(t *testing.T) {
 	s := svc("web", corev1.ServiceTypeNodePort, tcp(80, 30080))
 	s.Spec.ClusterIP, s.Spec.ClusterIPs = "169.254.169.254", []string{"169.254.169.254", "127.0.0.1", "224.0.0.1", "10.96.0.9"}
-	e := compactSlice(slice("web", "169.254.169.254"))
-	bs, _ := compact(s).declare([]endpoints{e, compactSlice(slice("web", "10.1.0.2"))}, true)
+	e := compactSlice(receivedSlice(slice("web", "169.254.169.254")))
+	bs, _ := compact(received(s)).declare([]endpoints{e, compactSlice(receivedSlice(slice("web", "10.1.0.2")))}, true)
 	if got := fmt.Sprint(bs[0].Dial); got != "[10.96.0.9:80 127.0.0.1:30080 10.1.0.2:8080]" {
 		t.Errorf("dialled at %s", got)
 	}

@@ -5,12 +5,12 @@ package kube
 import (
 	"fmt"
 
-	corev1 "k8s.io/api/core/v1"
-	discoveryv1 "k8s.io/api/discovery/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+
+	"github.com/fairlead/fairlead/internal/source/kube/object"
 )
 
 // pageSize is how many objects are in memory whole at once. A large cluster's
@@ -43,7 +43,7 @@ func (l *leanList[T]) DeepCopyObject() runtime.Object { c := *l; return &c }
 
 // leanServices lists Services and keeps what compact does.
 func leanServices(list listFunc) (runtime.Object, error) {
-	return pages(list, func(page *corev1.ServiceList, each func(service)) {
+	return pages(list, func(page *object.ServiceList, each func(service)) {
 		for i := range page.Items {
 			each(compact(&page.Items[i]))
 		}
@@ -52,7 +52,7 @@ func leanServices(list listFunc) (runtime.Object, error) {
 
 // leanSlices lists EndpointSlices and keeps what compactSlice does.
 func leanSlices(list listFunc) (runtime.Object, error) {
-	return pages(list, func(page *discoveryv1.EndpointSliceList, each func(endpoints)) {
+	return pages(list, func(page *object.EndpointSliceList, each func(endpoints)) {
 		for i := range page.Items {
 			each(compactSlice(&page.Items[i]))
 		}

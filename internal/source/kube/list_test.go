@@ -13,6 +13,8 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+
+	"github.com/fairlead/fairlead/internal/source/kube/object"
 )
 
 // pager is a server with Services s0, s1 and so on; it forgets a list at a page.
@@ -29,13 +31,13 @@ func (p *pager) list(o metav1.ListOptions) (runtime.Object, error) {
 		return nil, apierrors.NewResourceExpired("the list is gone")
 	}
 	to := p.total
-	l := &corev1.ServiceList{ListMeta: metav1.ListMeta{ResourceVersion: "7"}}
+	l := &object.ServiceList{ListMeta: metav1.ListMeta{ResourceVersion: "7"}}
 	if o.Limit > 0 && from+int(o.Limit) < to {
 		to = from + int(o.Limit)
 		l.Continue = strconv.Itoa(to)
 	}
 	for i := from; i < to; i++ {
-		l.Items = append(l.Items, *svc(fmt.Sprintf("s%d", i), corev1.ServiceTypeNodePort, tcp(80, int32(i))))
+		l.Items = append(l.Items, *received(svc(fmt.Sprintf("s%d", i), corev1.ServiceTypeNodePort, tcp(80, int32(i)))))
 	}
 	return l, nil
 }

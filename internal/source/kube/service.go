@@ -9,15 +9,16 @@ import (
 	"slices"
 	"strings"
 
-	corev1 "k8s.io/api/core/v1"
-	discoveryv1 "k8s.io/api/discovery/v1"
-
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/source/engine"
+	"github.com/fairlead/fairlead/internal/source/kube/object"
 )
 
 // maxPods bounds how many pods a port is tried at directly.
 const maxPods = 3
+
+// protocolTCP is the protocol of a port that names none.
+const protocolTCP = "TCP"
 
 // service is what a port needs of a Service.
 type service struct {
@@ -35,7 +36,7 @@ type service struct {
 
 type servicePort struct {
 	name     string
-	protocol corev1.Protocol
+	protocol string
 	port     int32
 	nodePort int32
 }
@@ -43,12 +44,12 @@ type servicePort struct {
 func (s service) id() string { return s.namespace + "/" + s.name }
 
 // compact takes out of a Service what a port needs; the rest can go.
-func compact(o *corev1.Service) service {
+func compact(o *object.Service) service {
 	s := service{namespace: o.Namespace, name: o.Name}
 	switch o.Spec.Type {
-	case corev1.ServiceTypeNodePort, corev1.ServiceTypeLoadBalancer:
+	case object.NodePort, object.LoadBalancer:
 		s.open = true
-	case corev1.ServiceTypeExternalName:
+	case object.ExternalName:
 		return s
 	}
 	if !s.open && len(o.Spec.ExternalIPs) == 0 {
@@ -70,11 +71,11 @@ func compact(o *corev1.Service) service {
 	if len(ips) == 0 && o.Spec.ClusterIP != "" {
 		ips = []string{o.Spec.ClusterIP}
 	}
-	if !slices.Contains(ips, corev1.ClusterIPNone) {
+	if !slices.Contains(ips, object.NoClusterIP) {
 		s.clusterIPs = slices.DeleteFunc(addrs("cluster IP", ips), neverOfACluster)
 	}
 	for _, f := range o.Spec.IPFamilies {
-		s.families = append(s.families, f == corev1.IPv4Protocol)
+		s.families = append(s.families, f == object.IPv4)
 	}
 	if len(s.families) == 0 {
 		for _, ip := range s.clusterIPs {
@@ -85,7 +86,7 @@ func compact(o *corev1.Service) service {
 		s.families = []bool{true}
 	}
 	s.external = addrs("external IP", o.Spec.ExternalIPs)
-	if o.Spec.Type == corev1.ServiceTypeLoadBalancer {
+	if o.Spec.Type == object.LoadBalancer {
 		for _, in := range o.Status.LoadBalancer.Ingress {
 			if in.IP != "" { // a name is not this node's to answer for
 				s.ingress = append(s.ingress, addrs("load balancer address", []string{in.IP})...)
@@ -99,7 +100,7 @@ func compact(o *corev1.Service) service {
 	}
 	for _, p := range o.Spec.Ports {
 		s.ports = append(s.ports, servicePort{
-			name: p.Name, protocol: cmp.Or(p.Protocol, corev1.ProtocolTCP), port: p.Port, nodePort: p.NodePort,
+			name: p.Name, protocol: cmp.Or(p.Protocol, protocolTCP), port: p.Port, nodePort: p.NodePort,
 		})
 	}
 	return s
@@ -123,27 +124,27 @@ type endpoints struct {
 
 type slicePort struct {
 	name     string
-	protocol corev1.Protocol
+	protocol string
 	port     int32
 }
 
 // serviceOf returns the Service that a slice is of, or "".
-func serviceOf(o *discoveryv1.EndpointSlice) string {
-	name := o.Labels[discoveryv1.LabelServiceName]
-	if name == "" || o.AddressType == discoveryv1.AddressTypeFQDN {
+func serviceOf(o *object.EndpointSlice) string {
+	name := o.Labels[object.LabelService]
+	if name == "" || o.AddressType == object.FQDN {
 		return ""
 	}
 	return o.Namespace + "/" + name
 }
 
 // compactSlice takes out of an EndpointSlice what is needed; the rest can go.
-func compactSlice(o *discoveryv1.EndpointSlice) endpoints {
+func compactSlice(o *object.EndpointSlice) endpoints {
 	e := endpoints{id: serviceOf(o), name: o.Namespace + "/" + o.Name}
 	if e.id == "" {
 		return e
 	}
 	for _, p := range o.Ports {
-		sp := slicePort{protocol: corev1.ProtocolTCP}
+		sp := slicePort{protocol: protocolTCP}
 		if p.Name != nil {
 			sp.name = *p.Name
 		}
@@ -171,7 +172,7 @@ func compactSlice(o *discoveryv1.EndpointSlice) endpoints {
 }
 
 // podFacts returns which pods have the addresses of a slice.
-func podFacts(slice string, o *discoveryv1.EndpointSlice) map[string]engine.Fact {
+func podFacts(slice string, o *object.EndpointSlice) map[string]engine.Fact {
 	facts := make(map[string]engine.Fact)
 	for _, ep := range o.Endpoints {
 		ref := ep.TargetRef
@@ -199,14 +200,14 @@ func (s service) declare(serving []endpoints, known bool) (bindings []port.Bindi
 	owner := port.Owner{Kind: port.OwnerService, ID: s.id(), Name: s.name, Namespace: s.namespace, Labels: s.labels}
 	warnings = slices.Clone(s.bad)
 	for _, p := range s.ports {
-		text := fmt.Sprintf("%s port %d/%s", s.id(), p.port, strings.ToLower(string(p.protocol)))
+		text := fmt.Sprintf("%s port %d/%s", s.id(), p.port, strings.ToLower(p.protocol))
 		if p.name != "" {
 			text += " (" + p.name + ")"
 		}
-		proto, err := port.ParseProtocol(string(p.protocol))
+		proto, err := port.ParseProtocol(p.protocol)
 		if err != nil {
 			if s.open && p.nodePort != 0 || len(s.ingress)+len(s.external) > 0 {
-				warnings = append(warnings, fmt.Sprintf("service %q: port %d/%s is not supported, only tcp and udp are published", s.id(), p.port, strings.ToLower(string(p.protocol))))
+				warnings = append(warnings, fmt.Sprintf("service %q: port %d/%s is not supported, only tcp and udp are published", s.id(), p.port, strings.ToLower(p.protocol)))
 			}
 			continue
 		}

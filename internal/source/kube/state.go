@@ -11,13 +11,12 @@ import (
 	"strings"
 	"sync"
 
-	corev1 "k8s.io/api/core/v1"
-	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/registry"
 	"github.com/fairlead/fairlead/internal/source/engine"
+	"github.com/fairlead/fairlead/internal/source/kube/object"
 )
 
 // state is everything the source knows. It outlives sessions, so that it can be
@@ -160,7 +159,7 @@ var _ cache.ReflectorStore = (*serviceStore)(nil)
 
 // Add implements cache.ReflectorStore.
 func (s *serviceStore) Add(obj any) error {
-	o, ok := obj.(*corev1.Service)
+	o, ok := obj.(*object.Service)
 	if !ok {
 		return fmt.Errorf("a %T among services", obj)
 	}
@@ -177,7 +176,7 @@ func (s *serviceStore) Update(obj any) error { return s.Add(obj) }
 
 // Delete implements cache.ReflectorStore.
 func (s *serviceStore) Delete(obj any) error {
-	o, ok := obj.(*corev1.Service)
+	o, ok := obj.(*object.Service)
 	if !ok {
 		return fmt.Errorf("a %T among services", obj)
 	}
@@ -284,7 +283,7 @@ func byName(e endpoints, name string) int { return cmp.Compare(e.name, name) }
 
 // Add implements cache.ReflectorStore.
 func (s *sliceStore) Add(obj any) error {
-	o, ok := obj.(*discoveryv1.EndpointSlice)
+	o, ok := obj.(*object.EndpointSlice)
 	if !ok {
 		return fmt.Errorf("a %T among endpointslices", obj)
 	}
@@ -304,7 +303,7 @@ func (s *sliceStore) Update(obj any) error { return s.Add(obj) }
 
 // Delete implements cache.ReflectorStore.
 func (s *sliceStore) Delete(obj any) error {
-	o, ok := obj.(*discoveryv1.EndpointSlice)
+	o, ok := obj.(*object.EndpointSlice)
 	if !ok {
 		return fmt.Errorf("a %T among endpointslices", obj)
 	}
