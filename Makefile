@@ -68,7 +68,7 @@ help: ## List the targets
 
 .PHONY: build
 build: ## Build bin/fairlead for this machine; needs nothing but Go
-	go build -ldflags '-s -w' -o bin/ ./cmd/...
+	go build -tags grpcnotrace -ldflags '-s -w' -o bin/ ./cmd/...
 
 .PHONY: demo
 demo: build ## Show fairlead at work on this machine, in a network namespace (root)

@@ -13,7 +13,7 @@ git ls-files -z --cached --others --exclude-standard | while IFS= read -r -d '' 
 	[ ! -e "$f" ] || printf '%s\0' "$f"
 done | tar --null -T - -cf - | tar -xf - -C "$copy"
 build() { # CACHE OUT
-	CGO_ENABLED=0 GOFLAGS='' GOCACHE=$1 go build -trimpath -buildvcs=false -ldflags '-s -w -buildid=' -o "$2/" ./cmd/...
+	CGO_ENABLED=0 GOFLAGS='' GOCACHE=$1 go build -tags grpcnotrace -trimpath -buildvcs=false -ldflags '-s -w -buildid=' -o "$2/" ./cmd/...
 }
 build "$(go env GOCACHE)" "$work/one"
 (cd "$copy" && build "$work/cache" "$work/two")

@@ -55,3 +55,27 @@ func TestHostPeerLinksNoClientOfTheAgent(t *testing.T) {
 		t.Errorf("on linux, the agent links only %q", found)
 	}
 }
+
+// A program that can look up any method by name keeps all methods of all types, which the
+// linker leaves out otherwise.
+func TestLinkerLeavesOutUnusedMethods(t *testing.T) {
+	cmd := exec.Command("go", "build", "-tags", "grpcnotrace", "-ldflags", "-s -w -dumpdep", "-o", os.DevNull, ".")
+	cmd.Env = append(os.Environ(), "GOOS=linux", "CGO_ENABLED=0")
+	out, err := cmd.CombinedOutput() // lines of "caller <flags> -> callee"
+	if err != nil {
+		t.Fatalf("go build: %v: %.1000s", err, out)
+	}
+	found := map[string]bool{}
+	lines := 0
+	for line := range strings.Lines(string(out)) {
+		lines++
+		caller, _, _ := strings.Cut(line, " -> ")
+		if name, ok := strings.CutSuffix(caller, " <ReflectMethod>"); ok && !found[name] {
+			found[name] = true
+			t.Errorf("%s looks up methods by name", name)
+		}
+	}
+	if lines < 10_000 {
+		t.Errorf("the linker reported %d lines", lines)
+	}
+}

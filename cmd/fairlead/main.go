@@ -65,6 +65,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 }
 
 func newRoot() *cobra.Command {
+	var showVersion bool
 	root := &cobra.Command{
 		Use:   "fairlead",
 		Short: "Make the ports of a Linux VM reachable on its host's localhost the moment they open",
@@ -72,13 +73,25 @@ func newRoot() *cobra.Command {
 			"Run `fairlead agent` in the VM and `fairlead host` on the host.\n\n" +
 			"Exit status: 0 success, 1 failure or the answer \"no\", 2 usage error.",
 		Example:       "  fairlead ls\n  fairlead explain 8080",
-		Version:       version.String(),
 		SilenceUsage:  true,
 		SilenceErrors: true,
-		Args:          noArgs,
-		RunE:          func(c *cobra.Command, _ []string) error { return c.Help() },
+		Args: func(c *cobra.Command, args []string) error {
+			if showVersion {
+				return nil
+			}
+			return noArgs(c, args)
+		},
+		RunE: func(c *cobra.Command, _ []string) error {
+			if showVersion {
+				_, err := fmt.Fprintf(c.OutOrStdout(), "fairlead %s\n", version.String())
+				return err
+			}
+			return c.Help()
+		},
 	}
-	root.SetVersionTemplate("fairlead {{.Version}}\n")
+	// cobra's own flag needs a template for this text. A program that can execute
+	// templates keeps every method of every type: 7 MB more.
+	root.Flags().BoolVarP(&showVersion, "version", "v", false, "version for fairlead")
 	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
 		err = flagError(err)
 		if _, unknown := errors.AsType[*pflag.NotExistError](err); unknown && c.Name() == "install" {

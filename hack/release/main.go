@@ -160,7 +160,7 @@ func output(ctx context.Context, dir, name string, args ...string) (string, erro
 
 // compile builds fairlead for a system.
 func (r *release) compile(ctx context.Context, s system, to string) error {
-	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-buildvcs=false",
+	cmd := exec.CommandContext(ctx, "go", "build", "-tags", "grpcnotrace", "-trimpath", "-buildvcs=false",
 		"-ldflags", "-s -w -buildid= -X github.com/fairlead/fairlead/internal/version.release="+r.version, "-o", to, "./cmd/fairlead")
 	cmd.Dir = r.repo
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=", "GOWORK=off", "GOOS="+s.os, "GOARCH="+s.arch)
@@ -176,7 +176,7 @@ func (r *release) stamp(path string) error { return os.Chtimes(path, r.time, r.t
 // documents makes the manual pages and completions, by a build for this machine.
 func (r *release) documents(ctx context.Context) error {
 	self := filepath.Join(r.work, "fairlead")
-	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-buildvcs=false",
+	cmd := exec.CommandContext(ctx, "go", "build", "-tags", "grpcnotrace", "-trimpath", "-buildvcs=false",
 		"-ldflags", "-X github.com/fairlead/fairlead/internal/version.release="+r.version, "-o", self, "./cmd/fairlead")
 	cmd.Dir = r.repo
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=", "GOWORK=off")

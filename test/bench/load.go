@@ -291,7 +291,7 @@ func (b *bench) startup(ctx context.Context, m mode, n int) {
 func binaryPart() part {
 	return part{"binary", "start", []measure{{name: binarySize, title: "size of the binary, stripped", unit: "B", modes: []string{"fairlead"}}}, func(ctx context.Context, b *bench) {
 		path := filepath.Join(b.tempDir(), "fairlead")
-		build := exec.CommandContext(ctx, "go", "build", "-trimpath", "-ldflags", "-s -w", "-o", path, "github.com/fairlead/fairlead/cmd/fairlead")
+		build := exec.CommandContext(ctx, "go", "build", "-tags", "grpcnotrace", "-trimpath", "-ldflags", "-s -w", "-o", path, "github.com/fairlead/fairlead/cmd/fairlead")
 		build.Env = append(os.Environ(), "CGO_ENABLED=0")
 		if out, err := build.CombinedOutput(); err != nil {
 			check(fmt.Errorf("build: %w: %s", err, out))

@@ -182,7 +182,7 @@ func withBenchmarks(suites []suite) []suite {
 func buildJobs(ctx context.Context, o options, suites []suite, work string, r *reporter) []job {
 	var first, jobs []job
 	buildProgram := sync.OnceValue(func() error {
-		return goBuild(ctx, []string{"build"}, filepath.Join(work, "test", "fairlead"), binaryPackage)
+		return goBuild(ctx, []string{"build", "-tags=grpcnotrace"}, filepath.Join(work, "test", "fairlead"), binaryPackage)
 	})
 	buildPackages := sync.OnceValue(func() error { return packages(ctx, filepath.Join(work, "test", "packages")) })
 	for i, s := range suites {

@@ -19,7 +19,7 @@ func Path(dir string) (string, error) {
 		return path, nil
 	}
 	path := filepath.Join(dir, "fairlead")
-	out, err := exec.Command("go", "build", "-o", path, "github.com/fairlead/fairlead/cmd/fairlead").CombinedOutput()
+	out, err := exec.Command("go", "build", "-tags", "grpcnotrace", "-o", path, "github.com/fairlead/fairlead/cmd/fairlead").CombinedOutput()
 	if err != nil {
 		return "", fmt.Errorf("build the program under test: %w: %s", err, out)
 	}
