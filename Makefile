@@ -141,7 +141,7 @@ test-vm-smoke: ## Run tests that depend on the kernel, and three end-to-end test
 	@$(TEST) test-vm-smoke $(VM) -smoke $(VM_SMOKE) ./...
 
 # End-to-end tests that "make test-kernels" runs in each kernel.
-KERNEL_SMOKE := ^(TestMethods|TestPortAppearsCarriesAndVanishes|TestUDP|TestRuleOnlyPort|TestVsock|TestPlaceholderServesWhatReachesIt|TestWorkWithFewCapabilities)$$
+KERNEL_SMOKE := ^(TestMethods|TestPortAppearsCarriesAndVanishes|TestUDP|TestRuleOnlyPort|TestVsock|TestPlaceholderServesWhatReachesIt|TestWorkWithFewCapabilities|TestSelfTest)$$
 .PHONY: test-kernels
 test-kernels: ## Run end-to-end tests in emulated machines of 5.10 to the newest kernel; REPORT=docs/kernels.md writes the tables
 	@hack/provision.sh vm kernels

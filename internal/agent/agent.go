@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/fairlead/fairlead/internal/config"
+	"github.com/fairlead/fairlead/internal/diagnose/doctor"
 	"github.com/fairlead/fairlead/internal/diagnose/gather"
 	"github.com/fairlead/fairlead/internal/forward"
 	"github.com/fairlead/fairlead/internal/forwards"
@@ -84,7 +85,7 @@ type Agent struct {
 	accepted   atomic.Pointer[config.Agent] // the last configuration, of which only the rules and expose are in effect
 	metrics    *metrics.Agent
 	server     *status.Server
-	served     schedule.Signal // the metrics or the page were read
+	served     schedule.Signal // the metrics or the page were read, or the self-test ended
 	shrunk     schedule.Signal // most of many rules or ports have gone
 	tried      schedule.Signal // hooks were attached, or could not be
 	problems   schedule.Signal // the NAT rules that are not understood may have changed
@@ -93,6 +94,8 @@ type Agent struct {
 	capabilities privilege.Set          // what remains then
 	unconfined   atomic.Pointer[string] // why capabilities are kept, nil if they are not
 	started      uint64                 // the capabilities before any was dropped
+
+	selfTested atomic.Pointer[doctor.SelfTest] // nil before the self-test ended
 }
 
 // New wires an agent. It reads the link's token, or creates it at the first start.
@@ -146,11 +149,9 @@ func (a *Agent) wireSources() error {
 	if err != nil {
 		return err
 	}
-	a.observer, err = observer.New(observer.Options{
-		Mode: mode, Interval: a.cfg.PollInterval, Audit: auditInterval(&a.cfg), Methods: a.cfg.ObserverMethods,
-		RingBytes: a.cfg.EventBuffer << 10,
-		Logger:    a.log, Types: &a.types, Attached: a.tried,
-	})
+	o := a.observerOptions(mode)
+	o.Logger, o.Attached = a.log, a.tried
+	a.observer, err = observer.New(o)
 	if err != nil {
 		return fmt.Errorf("observer: %w", err)
 	}
@@ -166,6 +167,14 @@ func (a *Agent) wireSources() error {
 		}
 	}
 	return nil
+}
+
+// observerOptions are those of the configuration.
+func (a *Agent) observerOptions(mode observer.Mode) observer.Options {
+	return observer.Options{
+		Mode: mode, Interval: a.cfg.PollInterval, Audit: auditInterval(&a.cfg), Methods: a.cfg.ObserverMethods,
+		RingBytes: a.cfg.EventBuffer << 10, Types: &a.types,
+	}
 }
 
 func (a *Agent) newSource(name string) (Source, error) {
@@ -204,12 +213,21 @@ func (a *Agent) engineRetry() engine.Retry {
 }
 
 func (a *Agent) newNATSource() (Source, error) {
-	o := nat.Options{Log: a.log, MaxPorts: a.cfg.NAT.MaxPorts, ReceiveBuffer: 2 * a.cfg.EventBuffer << 10, Types: &a.types, Shrunk: a.shrunk, Problems: a.problems, Attached: a.tried}
+	o := a.natOptions()
+	o.Log, o.Shrunk, o.Problems, o.Attached = a.log, a.shrunk, a.problems, a.tried
 	if a.mayLoadBPF() {
 		return nat.NewHooked(o)
 	}
-	o.Methods = []string{nat.MethodNetlink, nat.MethodGeneration}
 	return nat.New(o)
+}
+
+// natOptions are those of the configuration.
+func (a *Agent) natOptions() nat.Options {
+	o := nat.Options{MaxPorts: a.cfg.NAT.MaxPorts, ReceiveBuffer: 2 * a.cfg.EventBuffer << 10, Types: &a.types}
+	if !a.mayLoadBPF() {
+		o.Methods = []string{nat.MethodNetlink, nat.MethodGeneration}
+	}
+	return o
 }
 
 // wirePublish makes the source of what containers publish, if any may.
@@ -338,6 +356,12 @@ func (a *Agent) Run(ctx context.Context, watch func(ctx context.Context, onChang
 		return nil
 	})
 	g.Go(func() error { return newNotifier(a).run(ctx) })
+	if a.cfg.SelfTest {
+		g.Go(func() error {
+			a.selfTest(ctx)
+			return nil
+		})
+	}
 	if a.confined {
 		g.Go(func() error {
 			a.limitAttached(ctx)

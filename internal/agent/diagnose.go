@@ -133,6 +133,9 @@ func (a *Agent) Examine() doctor.Agent {
 		d.Hooks = append(d.Hooks, gather.Hooks(h.Hooks())...)
 	}
 	d.StartCapabilities = a.started
+	if d.SelfTest = a.selfTested.Load(); d.SelfTest == nil && a.cfg.SelfTest {
+		d.SelfTest = &doctor.SelfTest{Running: true}
+	}
 	if why := a.unconfined.Load(); why != nil {
 		d.Unconfined = *why
 	}
@@ -149,7 +152,7 @@ func (a *Agent) Examine() doctor.Agent {
 }
 
 // Look runs the sources of an agent until each has reported a complete set, or
-// until timeout, and returns what they found. Nothing is published.
+// until timeout, and the self-test, and returns what they found. Nothing is published.
 func Look(ctx context.Context, cfg config.Agent, timeout time.Duration) (doctor.Agent, error) {
 	a := &Agent{cfg: cfg, log: slog.New(slog.DiscardHandler), sockets: new(own.Sockets), started: uint64(privilege.Effective())}
 	if err := a.wireSources(); err != nil {
@@ -170,6 +173,7 @@ func Look(ctx context.Context, cfg config.Agent, timeout time.Duration) (doctor.
 			}
 		})
 	}
+	a.selfTest(ctx)
 	select {
 	case <-a.registry.Ready():
 	case <-ctx.Done():

@@ -36,6 +36,23 @@ func OpenNamespace() (*Namespace, error) {
 	return &Namespace{file: f, inode: uint32(st.Ino)}, nil
 }
 
+// NewNamespace makes a network namespace, which needs CAP_SYS_ADMIN. It ends with its
+// last user. The caller calls Close.
+func NewNamespace() (n *Namespace, err error) {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
+		if err = unix.Unshare(unix.CLONE_NEWNET); err != nil {
+			err = fmt.Errorf("make a network namespace: %w", err)
+			return
+		}
+		n, err = OpenNamespace()
+	}()
+	<-done
+	return n, err
+}
+
 // NamespaceInode returns the inode of the network namespace at path; empty is
 // that of the process.
 func NamespaceInode(path string) (uint32, error) {
@@ -49,6 +66,9 @@ func NamespaceInode(path string) (uint32, error) {
 
 // Inode is net->ns.inum of the kernel, unique among the namespaces that exist.
 func (n *Namespace) Inode() uint32 { return n.inode }
+
+// Path is that of the namespace in this process, until Close.
+func (n *Namespace) Path() string { return fmt.Sprintf("/proc/self/fd/%d", n.file.Fd()) }
 
 // Close lets the namespace go.
 func (n *Namespace) Close() error { return n.file.Close() }

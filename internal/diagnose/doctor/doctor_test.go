@@ -26,7 +26,10 @@ func healthy() Facts {
 			Running: true, Version: "v1", PID: 811, NetNS: "net:[7]", Observer: "auto", Publications: 12,
 			Hooks:   []Hook{{Capability: "tcp-listen", Method: "fentry"}, {Capability: "udp-bind", Method: "cgroup", Error: "fentry: no trampoline"}},
 			Sources: []Source{{Name: "socket", State: "live", Method: "fentry"}, {Name: "nat", State: "live", Method: "nftables events"}},
-			Link:    &Link{Endpoints: []string{"vsock://:1023"}, Connected: true, Sessions: 3},
+			SelfTest: &SelfTest{Steps: []SelfTestStep{
+				{Name: "tcp open", Method: "fentry", Microseconds: 423}, {Name: "NAT rule add", Method: "nfnetlink", Microseconds: 1501},
+			}},
+			Link: &Link{Endpoints: []string{"vsock://:1023"}, Connected: true, Sessions: 3},
 		},
 		Config: Config{File: "/etc/fairlead/agent.yaml", Rules: 2, TokenFile: "/var/lib/fairlead/token", NeedsToken: true},
 		Kernel: Kernel{Release: "6.12.0-microsoft-standard-WSL2", BTF: true, Modules: []Module{{Name: "nf_tables", Loaded: true}}},
@@ -119,6 +122,14 @@ func TestEachFaultHasItsRemedy(t *testing.T) {
 			f.Agent.Hooks[0] = Hook{Capability: "tcp-listen", Method: "poll", Error: "fentry: not supported"}
 			f.Kernel.BTF = false
 		}, Warning, "observer tcp-listen", "a kernel without BTF", "CONFIG_DEBUG_INFO_BTF"},
+		{"self-test not asked for", func(f *Facts) { f.Agent.SelfTest = nil }, OK, "observer self-test", "without --self-test", ""},
+		{"self-test not ended", func(f *Facts) { f.Agent.SelfTest = &SelfTest{Running: true} }, OK, "observer self-test", "not yet", ""},
+		{"self-test passed", func(*Facts) {}, OK, "observer self-test", "tcp open 420µs (fentry), NAT rule add 1.5ms (nfnetlink)", ""},
+		{"self-test without namespace", func(f *Facts) { f.Agent.SelfTest.Shared = "EPERM" }, OK, "observer self-test", "NAT rules were not tried, which takes CAP_SYS_ADMIN at the agent's start: EPERM", ""},
+		{"self-test without events", func(f *Facts) {
+			f.Agent.SelfTest.Steps[1] = SelfTestStep{Name: "tcp close", Method: "fentry", Error: "no event within 5s", Remedy: "report"}
+		}, Warning, "observer self-test", "tcp close (fentry): no event within 5s", "report"},
+		{"self-test impossible", func(f *Facts) { f.Agent.SelfTest = &SelfTest{Error: "EPERM"} }, Warning, "observer self-test", "start: EPERM", "as root"},
 		{"drift", func(f *Facts) { f.Agent.Drift = 3 }, Warning, "observer audits", "3 sockets", "log"},
 		{"stale", func(f *Facts) { f.Agent.Sources[1] = Source{Name: "nat", State: "stale", Error: "EPERM", Since: now} }, Failing, "source nat", "EPERM, since 2026-11-21T12:00:00Z", "root"},
 		{"refused kubeconfig", func(f *Facts) {

@@ -38,6 +38,7 @@ func Evaluate(f Facts) Report {
 	j.caps()
 	j.kernel()
 	j.observer()
+	j.selfTest()
 	j.sources()
 	if j.f.Agent != nil {
 		j.unpublished(j.f.Agent.Unpublished, "fairlead ls")

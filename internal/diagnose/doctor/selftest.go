@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package doctor
+
+import (
+	"fmt"
+	"strings"
+	"time"
+)
+
+// Failures returns the steps that failed. What ended the test early is one without a method.
+func (s SelfTest) Failures() (list []SelfTestStep) {
+	for _, step := range s.Steps {
+		if step.Error != "" {
+			list = append(list, step)
+		}
+	}
+	if s.Error != "" {
+		list = append(list, SelfTestStep{Name: "start", Error: s.Error, Remedy: "run the agent as root; see the checks of area source"})
+	}
+	return list
+}
+
+// Summary lists the events that arrived, by which method and how fast.
+func (s SelfTest) Summary() string {
+	var events []string
+	for _, step := range s.Steps {
+		if step.Error == "" {
+			took := time.Duration(step.Microseconds) * time.Microsecond
+			events = append(events, fmt.Sprintf("%s %v (%s)", step.Name, took.Round(10*time.Microsecond), step.Method))
+		}
+	}
+	if len(events) == 0 {
+		return "none arrived"
+	}
+	return strings.Join(events, ", ")
+}
+
+// selfTest judges what the agent tried at its start.
+func (j *judge) selfTest() {
+	if j.f.Agent == nil {
+		return
+	}
+	const area, name = "observer", "self-test"
+	s := j.f.Agent.SelfTest
+	switch {
+	case s == nil:
+		j.add(area, name, OK, "not done: the agent was started without --self-test", "")
+		return
+	case s.Running:
+		j.add(area, name, OK, "not yet done", "")
+		return
+	}
+	failures := s.Failures()
+	for _, f := range failures {
+		detail := f.Name + ": " + f.Error
+		if f.Method != "" {
+			detail = fmt.Sprintf("%s (%s): %s", f.Name, f.Method, f.Error)
+		}
+		j.add(area, name, Warning, detail, f.Remedy)
+	}
+	if len(failures) == 0 {
+		j.add(area, name, OK, s.Summary()+limited(s), "")
+	}
+}
+
+// limited explains what was not tried.
+func limited(s *SelfTest) string {
+	if s.Shared == "" {
+		return ""
+	}
+	return "; NAT rules were not tried, which takes CAP_SYS_ADMIN at the agent's start: " + s.Shared
+}
