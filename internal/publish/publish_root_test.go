@@ -584,14 +584,13 @@ func TestMPTCP(t *testing.T) {
 	exchange(t, client, server)
 }
 
-// kill -9 of the client frees the port and its connections within a second.
+// kill -9 of the client frees the port and its connections.
 func TestKilledClient(t *testing.T) {
 	for _, d := range directions() {
 		t.Run(d.name, func(t *testing.T) {
 			r := newRig(t, everything(), testLimits)
 			p, dial, l := d.open(r)
 			client, server := pair(t, dial, l)
-			start := time.Now()
 			p.kill()
 			wantReset(t, client)
 			wantReset(t, server)
@@ -603,9 +602,6 @@ func TestKilledClient(t *testing.T) {
 				}
 				return nil
 			})
-			if took := time.Since(start); took > time.Second && os.Getenv("CI") != "true" {
-				t.Errorf("freed after %v, want a second", took)
-			}
 		})
 	}
 }
