@@ -3,7 +3,6 @@
 package link
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"io"
@@ -20,6 +19,7 @@ import (
 	"time"
 
 	"github.com/fairlead/fairlead/internal/schedule"
+	"github.com/fairlead/fairlead/test/kit/output"
 )
 
 func unixEndpoint(t testing.TB) Endpoint {
@@ -187,26 +187,8 @@ func TestSessionsNotAccepted(t *testing.T) {
 	echoed(t, second.Control(), agent.Control())
 }
 
-// lockedBuffer takes log lines.
-type lockedBuffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (l *lockedBuffer) Write(b []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(b)
-}
-
-func (l *lockedBuffer) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.String()
-}
-
 func TestRefusalLogIsRateLimited(t *testing.T) {
-	var log lockedBuffer
+	var log output.Buffer
 	ao := opts(t, RoleAgent)
 	ao.Logger = slog.New(slog.NewTextHandler(&log, nil))
 	e := unixEndpoint(t)
@@ -483,7 +465,7 @@ func TestRedialerPausesAfterReplacement(t *testing.T) {
 func TestRedialer(t *testing.T) {
 	e := unixEndpoint(t)
 	ho := opts(t, RoleHost)
-	var log lockedBuffer
+	var log output.Buffer
 	ho.Logger = slog.New(slog.NewTextHandler(&log, nil))
 	r, err := NewRedialer(e, ho)
 	if err != nil {

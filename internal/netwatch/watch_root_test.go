@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/fairlead/fairlead/test/kit/netns"
+	"github.com/fairlead/fairlead/test/kit/output"
 	"github.com/fairlead/fairlead/test/kit/wait"
 )
 
@@ -168,11 +169,11 @@ func TestAddressThatPassesIsReported(t *testing.T) {
 
 func TestLossIsFollowedByAListing(t *testing.T) {
 	w := newWorld(t)
-	log := &lines{}
+	log := new(output.Buffer)
 	x := w.watch(Options{Parts: Links | Routes, Log: slog.New(slog.NewTextHandler(log, nil)), buffer: 1})
 	until(t, x, "the first listing", func(s *Snapshot) bool { return len(s.Links) > 0 })
 	late := time.Now().Add(patience)
-	for n := 0; !log.contain("lost"); n++ {
+	for n := 0; !strings.Contains(log.String(), "lost"); n++ {
 		if time.Now().After(late) {
 			t.Fatal("no notification is ever lost")
 		}
@@ -203,22 +204,4 @@ func TestMissingNamespaceIsReported(t *testing.T) {
 	if _, err := x.Snapshot(); err == nil || !strings.Contains(err.Error(), "/nowhere") {
 		t.Errorf("error %v", err)
 	}
-}
-
-// lines collects a log.
-type lines struct {
-	mu  sync.Mutex
-	buf bytes.Buffer
-}
-
-func (l *lines) Write(b []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.buf.Write(b)
-}
-
-func (l *lines) contain(s string) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return strings.Contains(l.buf.String(), s)
 }

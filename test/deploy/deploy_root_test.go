@@ -5,7 +5,6 @@
 package deploy
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -14,13 +13,13 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
 	"github.com/fairlead/fairlead/internal/privilege"
 	"github.com/fairlead/fairlead/internal/status"
 	"github.com/fairlead/fairlead/test/kit/netns"
+	"github.com/fairlead/fairlead/test/kit/output"
 	"github.com/fairlead/fairlead/test/kit/program"
 	"github.com/fairlead/fairlead/test/kit/wait"
 )
@@ -200,26 +199,8 @@ func TestBootCommandOfWSL(t *testing.T) {
 // running is an agent in a network namespace of its own.
 type running struct {
 	cmd     *exec.Cmd
-	log     output
+	log     output.Buffer
 	control string
-}
-
-// output is the output of a process.
-type output struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (o *output) Write(b []byte) (int, error) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.b.Write(b)
-}
-
-func (o *output) String() string {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.b.String()
 }
 
 // start starts the command that make returns for the arguments. The environment has the

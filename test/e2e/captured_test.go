@@ -112,7 +112,7 @@ func (s *space) terminal(t *testing.T, cmd *exec.Cmd) *process {
 		b := make([]byte, 4096)
 		for {
 			n, err := pty.Read(b) // fails when the last process has closed the terminal
-			_, _ = p.Write(b[:n])
+			_, _ = p.out.Write(b[:n])
 			if err != nil {
 				return
 			}

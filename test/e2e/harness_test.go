@@ -19,7 +19,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -27,6 +26,7 @@ import (
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/status"
 	"github.com/fairlead/fairlead/test/kit/netns"
+	"github.com/fairlead/fairlead/test/kit/output"
 	"github.com/fairlead/fairlead/test/kit/program"
 	"github.com/fairlead/fairlead/test/kit/wait"
 )
@@ -124,24 +124,10 @@ type process struct {
 	cmd  *exec.Cmd
 	done chan struct{}
 	err  error
-	mu   sync.Mutex
-	out  bytes.Buffer
+	out  output.Buffer
 }
 
-func (p *process) Write(b []byte) (int, error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.out.Len() < 1<<20 {
-		p.out.Write(b)
-	}
-	return len(b), nil
-}
-
-func (p *process) output() string {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.out.String()
-}
+func (p *process) output() string { return p.out.String() }
 
 // start runs fairlead in the namespace. It is killed when the test ends.
 func (s *space) start(t testing.TB, args ...string) *process {
@@ -163,7 +149,7 @@ func (s *space) startAs(t testing.TB, uid uint32, args ...string) *process {
 func (s *space) startCmd(t testing.TB, name string, cmd *exec.Cmd) *process {
 	t.Helper()
 	p := &process{t: t, cmd: cmd, done: make(chan struct{})}
-	p.cmd.Stdout, p.cmd.Stderr = p, p
+	p.cmd.Stdout, p.cmd.Stderr = &p.out, &p.out
 	if p.cmd.Env == nil {
 		p.cmd.Env = append(os.Environ(), "GOTRACEBACK=all")
 	}

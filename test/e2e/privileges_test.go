@@ -85,7 +85,7 @@ func (r *rig) startBounded(set privilege.Set) {
 	r.t.Helper()
 	args := append([]string{"agent", "--link", r.link, "--control", r.agentCtl}, r.agentFlags...)
 	p := &process{t: r.t, cmd: exec.Command(binary, args...), done: make(chan struct{})}
-	p.cmd.Stdout, p.cmd.Stderr = p, p
+	p.cmd.Stdout, p.cmd.Stderr = &p.out, &p.out
 	p.cmd.Env = os.Environ()
 	err := r.guest.Do(func() error { // on a thread that ends
 		for bit := uintptr(0); bit < 64; bit++ {

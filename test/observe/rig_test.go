@@ -5,7 +5,6 @@
 package observe
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"io"
@@ -13,13 +12,13 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
 
 	"github.com/fairlead/fairlead/internal/status"
 	"github.com/fairlead/fairlead/test/kit/netns"
+	"github.com/fairlead/fairlead/test/kit/output"
 	"github.com/fairlead/fairlead/test/kit/program"
 	"github.com/fairlead/fairlead/test/kit/wait"
 )
@@ -75,24 +74,10 @@ func run(m *testing.M) int {
 type process struct {
 	cmd  *exec.Cmd
 	done chan struct{}
-	mu   sync.Mutex
-	out  bytes.Buffer
+	out  output.Buffer
 }
 
-func (p *process) Write(b []byte) (int, error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.out.Len() < 1<<20 {
-		p.out.Write(b)
-	}
-	return len(b), nil
-}
-
-func (p *process) output() string {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.out.String()
-}
+func (p *process) output() string { return p.out.String() }
 
 func (p *process) kill() {
 	_ = p.cmd.Process.Kill()
@@ -102,7 +87,7 @@ func (p *process) kill() {
 func start(t *testing.T, in *netns.Space, cmd *exec.Cmd) *process {
 	t.Helper()
 	p := &process{cmd: cmd, done: make(chan struct{})}
-	cmd.Stdout, cmd.Stderr = p, p
+	cmd.Stdout, cmd.Stderr = &p.out, &p.out
 	cmd.WaitDelay = 10 * time.Second // for what it leaves behind with its output
 	if err := in.Start(cmd); err != nil {
 		t.Fatal(err)

@@ -33,6 +33,7 @@ import (
 	"github.com/fairlead/fairlead/internal/status"
 	"github.com/fairlead/fairlead/test/kit/leak"
 	"github.com/fairlead/fairlead/test/kit/netns"
+	"github.com/fairlead/fairlead/test/kit/output"
 	"github.com/fairlead/fairlead/test/kit/wait"
 )
 
@@ -172,26 +173,13 @@ const askTimeout = 5 * time.Second
 // process is a program that is killed when the test ends.
 type process struct {
 	cmd *exec.Cmd
-	mu  sync.Mutex
-	out bytes.Buffer
-}
-
-func (p *process) Write(b []byte) (int, error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.out.Write(b)
-}
-
-func (p *process) log() string {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.out.String()
+	log output.Buffer
 }
 
 func start(t *testing.T, where *place, cmd *exec.Cmd) *process {
 	t.Helper()
 	p := &process{cmd: cmd}
-	cmd.Stdout, cmd.Stderr = p, p
+	cmd.Stdout, cmd.Stderr = &p.log, &p.log
 	var err error
 	where.do(func() { err = cmd.Start() })
 	if err != nil {
@@ -263,7 +251,7 @@ func newWorld(t *testing.T, binary, set string) *world {
 		}
 		return err
 	})
-	w.methods = methodsOf(w.agent.log())
+	w.methods = methodsOf(w.agent.log.String())
 	for i := range 3 {
 		where := w.guest
 		if i == 2 {

@@ -13,7 +13,6 @@ import (
 	"net/http/httptest"
 	"os"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -21,6 +20,7 @@ import (
 	"time"
 
 	"github.com/fairlead/fairlead/internal/own"
+	"github.com/fairlead/fairlead/test/kit/output"
 	"github.com/fairlead/fairlead/test/kit/wait"
 )
 
@@ -146,30 +146,9 @@ func TestServerEndsWhileALinkIsOffered(t *testing.T) {
 	})
 }
 
-// lines is a log.
-type lines struct {
-	mu   sync.Mutex
-	text strings.Builder
-}
-
-func (l *lines) Write(b []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.Write(b)
-}
-
-func (l *lines) has(text string) error {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if !strings.Contains(l.text.String(), text) {
-		return fmt.Errorf("no %q in:\n%s", text, l.text.String())
-	}
-	return nil
-}
-
 // Anybody can cause lines about unknown names: they do not hide why a guest is refused.
 func TestEachGuestHasItsOwnRefusals(t *testing.T) {
-	var log lines
+	var log output.Buffer
 	r := start(t, newAuthority(t, "test"), func(o *ServerOptions) { o.Link.Logger = slog.New(slog.NewTextHandler(&log, nil)) })
 	for _, name := range []string{"unknown", "a", "b"} {
 		if at := r.server.LastRefused("b").At; !at.IsZero() {
@@ -178,7 +157,12 @@ func TestEachGuestHasItsOwnRefusals(t *testing.T) {
 		if _, err := r.dialer(func(o *DialOptions) { o.Name, o.Link.Token = name, token(t, "x") }).Dial(t.Context()); err == nil {
 			t.Fatal("connected")
 		}
-		wait.Until(t, "a line", func() error { return log.has("guest=" + name) })
+		wait.Until(t, "a line", func() error {
+			if text := log.String(); !strings.Contains(text, "guest="+name) {
+				return errors.New(text)
+			}
+			return nil
+		})
 	}
 	for _, name := range []string{"a", "b"} {
 		got := r.server.LastRefused(name)

@@ -5,7 +5,6 @@
 package kube
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -21,6 +20,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/fairlead/fairlead/test/kit/enginetest"
+	"github.com/fairlead/fairlead/test/kit/output"
 	"github.com/fairlead/fairlead/test/kit/wait"
 )
 
@@ -178,29 +178,11 @@ func TestTokenFileIsCheckedAtEachRead(t *testing.T) {
 	}
 }
 
-// lines is a writer that can be read meanwhile.
-type lines struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (l *lines) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(p)
-}
-
-func (l *lines) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.String()
-}
-
 // A user who replaces the kubeconfig of a running agent gets nothing.
 func TestSwappedKubeconfigIsRefused(t *testing.T) {
 	e, server := newFake(t), newAPIServer(t)
 	user, mark := plugin(t, t.TempDir())
-	log := new(lines)
+	log := new(output.Buffer)
 	e.put(svc("web", corev1.ServiceTypeNodePort, tcp(80, 30080)))
 	f := enginetest.Run(t, source(t, e, Options{Logger: slog.New(slog.NewTextHandler(log, nil))}))
 	enginetest.WantKeys(t, f, "tcp 0.0.0.0:30080")
