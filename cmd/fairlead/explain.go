@@ -23,10 +23,6 @@ func newExplain() *cobra.Command {
 			"Exit status: 0 if it is reachable, 1 if not or if the agent does not answer, 2 usage error.",
 		Example: "  fairlead explain 8080\n  fairlead explain 53/udp\n  fairlead explain 8080 && xdg-open http://localhost:8080",
 		GroupID: groupInspect,
-		Args:    oneArg("a port such as 8080 or 53/udp"),
-		ValidArgsFunction: func(c *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
-			return completePorts(c.Context(), control, args)
-		},
 		RunE: func(c *cobra.Command, args []string) error {
 			if err := out.validate(); err != nil {
 				return err
@@ -53,6 +49,7 @@ func newExplain() *cobra.Command {
 			return err
 		},
 	}
+	portArg(c, &control)
 	controlFlag(c, &control)
 	c.Flags().BoolVar(&noDial, "no-dial", false, "do not connect to the server (TCP only)")
 	out.register(c, "text", "json")
@@ -61,6 +58,14 @@ func newExplain() *cobra.Command {
 
 // completionTimeout is how long a shell waits for completions.
 const completionTimeout = time.Second
+
+// portArg makes c take one argument, a port, which is completed from those at control.
+func portArg(c *cobra.Command, control *string) {
+	c.Args = oneArg("a port such as 8080 or 53/udp")
+	c.ValidArgsFunction = func(c *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+		return completePorts(c.Context(), *control, args)
+	}
+}
 
 // completePorts completes the current ports, with their owners.
 func completePorts(ctx context.Context, control string, args []string) ([]string, cobra.ShellCompDirective) {

@@ -23,10 +23,6 @@ func newTrace() *cobra.Command {
 			"Connections that are open already are not shown. On a host, PORT is that of the guest or of the host.",
 		Example: "  fairlead trace 8080\n  fairlead trace 53/udp -o json\n  fairlead trace 8080 --hex 64",
 		GroupID: groupInspect,
-		Args:    oneArg("a port such as 8080 or 53/udp"),
-		ValidArgsFunction: func(c *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
-			return completePorts(c.Context(), control, args)
-		},
 		RunE: func(c *cobra.Command, args []string) error {
 			if err := out.validate(); err != nil {
 				return err
@@ -46,6 +42,7 @@ func newTrace() *cobra.Command {
 			})
 		},
 	}
+	portArg(c, &control)
 	controlFlag(c, &control)
 	c.Flags().IntVar(&payload, "hex", 0, fmt.Sprintf("also show up to this many bytes that each side sends first, at most %d; they may be secret", trace.MaxHex))
 	out.register(c, "text", "json")

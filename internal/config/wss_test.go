@@ -89,6 +89,17 @@ func TestVariablesOfOlderAgents(t *testing.T) {
 	}
 }
 
+// withFlags loads an empty file with these flags.
+func withFlags[T any](t *testing.T, register func(*pflag.FlagSet), load func(string, *pflag.FlagSet) (T, error), args string) (c T, err error) {
+	t.Helper()
+	fs := pflag.NewFlagSet("test", pflag.ContinueOnError)
+	register(fs)
+	if err := fs.Parse(strings.Fields(args)); err != nil {
+		return c, err
+	}
+	return load(write(t, filepath.Join(t.TempDir(), "c.yaml"), ""), fs)
+}
+
 func TestServing(t *testing.T) {
 	const all = "--listen wss://:8443 --guest a --guest b --cert /c --key /k"
 	for args, want := range map[string]string{
@@ -108,13 +119,7 @@ func TestServing(t *testing.T) {
 		"--client-ca /c":                                      "clientCA: is only for --listen",
 		"--connect wss://hub/a":                               "a host does not dial agents there",
 	} {
-		fs := pflag.NewFlagSet("host", pflag.ContinueOnError)
-		new(Host).Flags(fs)
-		err := fs.Parse(strings.Fields(args))
-		var c Host
-		if err == nil {
-			c, err = LoadHost(write(t, filepath.Join(t.TempDir(), "h.yaml"), ""), fs, nil)
-		}
+		c, err := withFlags(t, new(Host).Flags, func(file string, fs *pflag.FlagSet) (Host, error) { return LoadHost(file, fs, nil) }, args)
 		if want != "" {
 			if err == nil || !strings.Contains(err.Error(), want) {
 				t.Errorf("%s: %v, want %q", args, err, want)
@@ -143,13 +148,7 @@ func TestAgentThatDialsNeedsAProof(t *testing.T) {
 		"--link wss://hub --link-cert /c":                             "want --link-cert and --link-key",
 		"--link wss://hub --link-pin 12":                              "64 hexadecimal digits",
 	} {
-		fs := pflag.NewFlagSet("agent", pflag.ContinueOnError)
-		new(Agent).Flags(fs)
-		err := fs.Parse(strings.Fields(args))
-		var c Agent
-		if err == nil {
-			c, err = LoadAgent(write(t, filepath.Join(t.TempDir(), "a.yaml"), ""), fs, nil)
-		}
+		c, err := withFlags(t, new(Agent).Flags, func(file string, fs *pflag.FlagSet) (Agent, error) { return LoadAgent(file, fs, nil) }, args)
 		if (want == "") != (err == nil) || err != nil && !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want %q", args, err, want)
 		}

@@ -3,7 +3,6 @@
 package status
 
 import (
-	"bufio"
 	"context"
 	"encoding/json"
 	"errors"
@@ -143,21 +142,28 @@ func (c *Client) List(ctx context.Context) (List, error) {
 // Watch calls f with each event until ctx ends, f fails, or the connection is lost
 // (io.ErrUnexpectedEOF).
 func (c *Client) Watch(ctx context.Context, f func(Event) error) error {
-	resp, err := c.do(ctx, http.MethodGet, "/v1/watch", "", c.patience)
+	return follow(ctx, c, "/v1/watch", func() {}, f)
+}
+
+// follow calls begun when the answer begins, and f with each of its values until ctx ends,
+// f fails, or the connection is lost (io.ErrUnexpectedEOF).
+func follow[T any](ctx context.Context, c *Client, path string, begun func(), f func(T) error) error {
+	resp, err := c.do(ctx, http.MethodGet, path, "", c.patience)
 	if err != nil {
 		return err
 	}
 	defer func() { _ = resp.Body.Close() }()
-	dec := json.NewDecoder(bufio.NewReader(resp.Body))
+	begun()
+	dec := json.NewDecoder(resp.Body)
 	for {
-		var e Event
-		if err := dec.Decode(&e); err != nil {
+		var v T
+		if err := dec.Decode(&v); err != nil {
 			if ctx.Err() != nil {
 				return ctx.Err()
 			}
 			return fmt.Errorf("control socket %s: %w", c.path, io.ErrUnexpectedEOF)
 		}
-		if err := f(e); err != nil {
+		if err := f(v); err != nil {
 			return err
 		}
 	}

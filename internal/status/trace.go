@@ -96,25 +96,7 @@ func (c *Client) Trace(ctx context.Context, t trace.Filter, begun func(), f func
 		port += "/" + t.Protocol.String()
 	}
 	query := url.Values{"port": {port}, "hex": {strconv.Itoa(t.Hex)}}
-	resp, err := c.do(ctx, http.MethodGet, "/v1/trace?"+query.Encode(), "", c.patience)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = resp.Body.Close() }()
-	begun()
-	dec := json.NewDecoder(resp.Body)
-	for {
-		var e trace.Event
-		if err := dec.Decode(&e); err != nil {
-			if ctx.Err() != nil {
-				return ctx.Err()
-			}
-			return fmt.Errorf("control socket %s: %w", c.path, io.ErrUnexpectedEOF)
-		}
-		if err := f(e); err != nil {
-			return err
-		}
-	}
+	return follow(ctx, c, "/v1/trace?"+query.Encode(), begun, f)
 }
 
 var traceColors = map[string]Color{trace.Open: Green, trace.Close: Yellow, trace.Dropped: Red}
