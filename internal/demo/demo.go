@@ -17,6 +17,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"sync"
 	"syscall"
@@ -64,7 +65,7 @@ func Run(ctx context.Context, o Options) (err error) {
 	c := children{o: o, ns: ns, dead: func(err error) { cancel(err) }}
 	defer c.stop()
 	link := "unix://" + filepath.Join(dir, "link", "link.sock")
-	control := filepath.Join(dir, "control", "agent.sock")
+	control := filepath.Join(dir, "agent.sock") // short: the intro shows it
 	web, echo, err := freePorts()
 	if err != nil {
 		return err
@@ -87,7 +88,8 @@ func Run(ctx context.Context, o Options) (err error) {
 	if err := waitReady(ctx, client); err != nil {
 		return err
 	}
-	v := view{o: o, ns: ns, web: web, echo: echo, control: control, client: client, columns: columns(o.Out)}
+	v := view{o: o, ns: ns, web: web, echo: echo, control: control, client: client}
+	v.columns, v.rows = terminal(o.Out)
 	err = v.follow(ctx)
 	if cause := context.Cause(ctx); cause != nil && !errors.Is(cause, context.Canceled) {
 		return cause
@@ -218,20 +220,20 @@ func (p prefixed) Write(b []byte) (int, error) {
 	return len(b), err
 }
 
-// columns returns the width of a terminal, 0 if w is none.
-func columns(w io.Writer) int {
+// terminal returns the size of a terminal, 0 if w is none.
+func terminal(w io.Writer) (columns, rows int) {
 	f, ok := w.(*os.File)
 	if !ok {
-		return 0
+		return 0, 0
 	}
 	size, err := unix.IoctlGetWinsize(int(f.Fd()), unix.TIOCGWINSZ)
 	switch {
 	case err != nil:
-		return 0
-	case size.Col == 0: // unknown
-		return 80
+		return 0, 0
+	case size.Col == 0 || size.Row == 0: // unknown
+		return 80, 24
 	}
-	return int(size.Col)
+	return int(size.Col), int(size.Row)
 }
 
 // view shows the agent's ports: a live table on a terminal, or else a line per event.
@@ -241,8 +243,9 @@ type view struct {
 	web, echo uint16
 	client    *status.Client
 	control   string
-	columns   int // of the terminal; 0 if there is none
 	last      []string
+
+	columns, rows int // of the terminal; 0 if there is none
 }
 
 func (v *view) intro() string {
@@ -293,6 +296,9 @@ func (v *view) follow(ctx context.Context) error {
 	})
 }
 
+// gaps are those that align the columns of a watch, for which a terminal has no room.
+var gaps = regexp.MustCompile(` {3,}`)
+
 // note keeps the latest events, to show them below the table.
 func (v *view) note(e status.Event) {
 	var line strings.Builder
@@ -300,7 +306,7 @@ func (v *view) note(e status.Event) {
 	if line.Len() == 0 {
 		return
 	}
-	v.last = append(v.last, strings.TrimRight(line.String(), "\n"))
+	v.last = append(v.last, status.Shorten("  "+gaps.ReplaceAllString(strings.TrimSpace(line.String()), "  "), v.columns))
 	if len(v.last) > 6 {
 		v.last = v.last[1:]
 	}
@@ -316,7 +322,11 @@ func (v *view) redraw(ctx context.Context) error {
 		return err
 	}
 	if len(v.last) > 0 {
-		b.WriteString("\nlatest:\n  " + strings.Join(v.last, "\n  ") + "\n")
+		// Above the table is what to type: it must not scroll away.
+		free := v.rows - strings.Count(b.String(), "\n") - len("\n\n\n")
+		if free > 0 {
+			b.WriteString("\nlatest:\n" + strings.Join(v.last[max(0, len(v.last)-free):], "\n") + "\n")
+		}
 	}
 	_, err := io.WriteString(v.o.Out, b.String())
 	return err

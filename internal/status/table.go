@@ -75,7 +75,7 @@ func (t *table) write(w io.Writer) error {
 	var b strings.Builder
 	line := func(cells []string, color func(i int, s string) string) {
 		for i, s := range cells {
-			s = shorten(s, widths[i])
+			s = Shorten(s, widths[i])
 			b.WriteString(color(i, s))
 			if i < len(cells)-1 {
 				b.WriteString(strings.Repeat(" ", widths[i]-utf8.RuneCountInString(s)+gap))

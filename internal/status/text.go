@@ -239,8 +239,8 @@ func unique(list []string) (out []string) {
 	return out
 }
 
-// shorten truncates s to n characters, with an ellipsis as the last.
-func shorten(s string, n int) string {
+// Shorten truncates s to n characters, with an ellipsis as the last.
+func Shorten(s string, n int) string {
 	if utf8.RuneCountInString(s) <= n {
 		return s
 	}

@@ -18,6 +18,7 @@ import (
 	gocmp "github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
+	"github.com/fairlead/fairlead/test/kit/netns"
 	"github.com/fairlead/fairlead/test/kit/wait"
 )
 
@@ -150,16 +151,53 @@ func TestCapturedDemo(t *testing.T) {
 		}
 		return nil
 	})
-	screen = strings.ReplaceAll(screen, filepath.Base(filepath.Dir(binary))+"/fairlead", "bin/fairlead")
-	screen = regexp.MustCompile(`fairlead-demo-\d+`).ReplaceAllString(strings.ReplaceAll(screen, tmp, "/tmp"), "fairlead-demo-811")
+	screen = usualPaths(screen, tmp)
 	fits(t, screen)
+	screen = regexp.MustCompile(`fairlead-demo-\d+`).ReplaceAllString(screen, "fairlead-demo-811")
 	screen = regexp.MustCompile(`fairlead \(\d+\)  `).ReplaceAllStringFunc(screen, func(s string) string { return fmt.Sprintf("%-*s", len(s), "fairlead (811)") })
 	screen = strings.TrimRight(same(screen, tmp), "\n") + "\n"
 	if want := capture(t, "fairlead demo", screen); alike(screen) != alike(want) {
 		t.Errorf("docs/cli.md (-) differs from the screen (+): go test -tags root ./test/e2e -run Captured -update\n%s",
 			gocmp.Diff(strings.Split(alike(want), "\n"), strings.Split(alike(screen), "\n")))
 	}
+	for port := 9000; port < 9003; port++ { // so that there are more events than rows for them
+		demoGuest(t, p).listen(t, "tcp4", fmt.Sprintf("0.0.0.0:%d", port))
+	}
+	wait.Until(t, "the whole screen fits, with the latest event", func() error {
+		screens := strings.Split(strings.ReplaceAll(p.output(), "\r\n", "\n"), "\x1b[H\x1b[2J")
+		lines := strings.Split(usualPaths(screens[len(screens)-1], tmp), "\n")
+		for _, line := range lines {
+			if n := utf8.RuneCountInString(line); n > 80 {
+				t.Fatalf("%d columns: %s", n, line)
+			}
+		}
+		_, latest, _ := strings.Cut(strings.Join(lines, "\n"), "\nlatest:\n")
+		if len(lines) > 24 || !regexp.MustCompile(`900\d/tcp .* active +on `).MatchString(latest) {
+			return fmt.Errorf("%d lines:\n%s", len(lines), strings.Join(lines, "\n"))
+		}
+		return nil
+	})
 	if code := p.stop(syscall.SIGINT); code != 0 {
 		t.Errorf("exit code %d", code)
 	}
+}
+
+// usualPaths replaces where this test has the program and temporary files.
+func usualPaths(screen, tmp string) string {
+	return strings.NewReplacer(filepath.Base(filepath.Dir(binary))+"/fairlead", "bin/fairlead", tmp, "/tmp").Replace(screen)
+}
+
+// demoGuest opens the guest of a demo.
+func demoGuest(t *testing.T, demo *process) *space {
+	t.Helper()
+	name := regexp.MustCompile(`namespace (fairlead-demo-\d+)`).FindStringSubmatch(demo.output())
+	if name == nil {
+		t.Fatalf("no namespace in %q", demo.output())
+	}
+	ns, err := netns.Open("/run/netns/" + name[1])
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = ns.Close() })
+	return &space{ns}
 }
