@@ -4,12 +4,14 @@
 package documents
 
 import (
+	"fmt"
 	"go/ast"
 	"go/parser"
 	"go/token"
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -91,25 +93,79 @@ func TestEachDefectHasATest(t *testing.T) {
 	}
 }
 
-// The README names no kernel that docs/kernels.md has no column or line for.
+// The README names the kernels on which docs/kernels.md shows that all tests passed, from the
+// oldest that is supported on.
 func TestReadmeNamesKernelsOfTheMatrix(t *testing.T) {
-	readme, err := os.ReadFile(root + "/README.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	kernels, err := os.ReadFile(root + "/docs/kernels.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, sentence, found := strings.Cut(string(readme), "it is tested on ")
-	sentence, _, ended := strings.Cut(sentence, " (")
-	named := regexp.MustCompile(`\d+\.\d+`).FindAllString(sentence, -1)
-	if !found || !ended || len(named) == 0 {
-		t.Fatalf("README names no kernels: %q", sentence)
-	}
-	for _, version := range named {
-		if !strings.Contains(string(kernels), "Linux "+version) {
-			t.Errorf("README names Linux %s, docs/kernels.md does not", version)
+	read := func(name string) string {
+		text, err := os.ReadFile(filepath.Join(root, name))
+		if err != nil {
+			t.Fatal(err)
 		}
+		return string(text)
+	}
+	readme, kernels := read("README.md"), read("docs/kernels.md")
+	_, sentence, found := strings.Cut(readme, "it is tested on ")
+	sentence, _, ended := strings.Cut(sentence, " (")
+	oldest := regexp.MustCompile(`needs Linux (\d+\.\d+) or later`).FindStringSubmatch(readme)
+	outside := regexp.MustCompile(`on Linux (\d+\.\d+) as\s+well, without emulation`).FindStringSubmatch(kernels)
+	if !found || !ended || oldest == nil || outside == nil {
+		t.Fatalf("README: %q, oldest %q; docs/kernels.md: outside %q", sentence, oldest, outside)
+	}
+	want := append(passedKernels(kernels), outside[1])
+	want = slices.DeleteFunc(want, func(v string) bool { return compareVersions(v, oldest[1]) < 0 })
+	slices.SortFunc(want, compareVersions)
+	want = slices.Compact(want)
+	if got := regexp.MustCompile(`\d+\.\d+`).FindAllString(sentence, -1); !slices.Equal(got, want) {
+		t.Errorf("README names Linux %q, docs/kernels.md has %q", got, want)
+	}
+}
+
+// passedKernels returns the versions of the columns in the table of tests in which every
+// test passed.
+func passedKernels(text string) (versions []string) {
+	passed := map[string]bool{}
+	var columns []string
+	for line := range strings.Lines(text) {
+		cells := strings.Split(strings.Trim(strings.TrimSpace(line), "|"), "|")
+		for i := range cells {
+			cells[i] = strings.TrimSpace(cells[i])
+		}
+		switch {
+		case strings.HasPrefix(cells[0], "test of "):
+			columns = cells
+			for _, c := range columns[1:] {
+				passed[c] = true
+			}
+		case len(columns) > 0 && len(cells) == len(columns) && strings.HasPrefix(cells[0], "Test"):
+			for i, result := range cells[1:] {
+				passed[columns[i+1]] = passed[columns[i+1]] && result == "passed"
+			}
+		}
+	}
+	for column, ok := range passed {
+		if version, linux := strings.CutPrefix(column, "Linux "); ok && linux {
+			versions = append(versions, version)
+		}
+	}
+	return versions
+}
+
+// compareVersions compares "6.1" and "6.12" by their numbers.
+func compareVersions(a, b string) int {
+	var m, n [2]int
+	_, _ = fmt.Sscanf(a, "%d.%d", &m[0], &m[1])
+	_, _ = fmt.Sscanf(b, "%d.%d", &n[0], &n[1])
+	return slices.Compare(m[:], n[:])
+}
+
+func TestPassedKernels(t *testing.T) {
+	const table = "| capability | Linux 6.1 |\n|---|---|\n| nat | a |\n\n" +
+		"| test of test/e2e | Linux 6.1 | Linux 6.12 | Linux 7.2 |\n|---|---|---|---|\n" +
+		"| TestA | passed | passed | passed |\n| TestB | passed | – | failed |\n| TestC | passed | passed | passed |\n"
+	if got := passedKernels(table); !slices.Equal(got, []string{"6.1"}) {
+		t.Errorf("got %q", got)
+	}
+	if compareVersions("6.12", "6.2") <= 0 || compareVersions("5.15", "6.1") >= 0 {
+		t.Error("versions are compared as text")
 	}
 }
