@@ -134,7 +134,7 @@ func TestJSONHasASchemaVersion(t *testing.T) {
 
 func TestUsageErrors(t *testing.T) {
 	for args, want := range map[string]string{
-		"agent --sink foo":               `fairlead: --sink "foo": want hostlink, listener, gvproxy, vtunnel or auto (see ` + "`fairlead agent --help`)\n",
+		"agent --sink foo":               `fairlead: --sink "foo": want hostlink, listener, gvproxy, vtunnel, none or auto (see ` + "`fairlead agent --help`)\n",
 		"host --grace soon":              `fairlead: --grace "soon": want a duration such as "150ms", 0s to 1h0m0s (see ` + "`fairlead host --help`)\n",
 		"ls -o yaml":                     `fairlead: --output "yaml": want table, wide or json` + "\n",
 		"forward add 0":                  `fairlead: port "0": want 1 to 65535, optionally followed by /tcp or /udp` + "\n",

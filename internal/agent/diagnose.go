@@ -10,6 +10,7 @@ import (
 	"io/fs"
 	"log/slog"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -136,6 +137,7 @@ func (a *Agent) Examine() doctor.Agent {
 	if d.SelfTest = a.selfTested.Load(); d.SelfTest == nil && a.cfg.SelfTest {
 		d.SelfTest = &doctor.SelfTest{Running: true}
 	}
+	d.ListsOnly = slices.Contains(a.cfg.Sinks, config.Sink{Name: config.NoSink})
 	if why := a.unconfined.Load(); why != nil {
 		d.Unconfined = *why
 	}

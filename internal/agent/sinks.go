@@ -18,6 +18,7 @@ import (
 	"github.com/fairlead/fairlead/internal/sink/detect"
 	"github.com/fairlead/fairlead/internal/sink/listener"
 	"github.com/fairlead/fairlead/internal/sink/listener/refused"
+	"github.com/fairlead/fairlead/internal/sink/none"
 )
 
 // chosenSinks returns the sinks of the configuration, or those that fit this guest.
@@ -57,8 +58,10 @@ func (a *Agent) newSink(s config.Sink) (reconcile.Sink, error) {
 		return a.auto.StandBy(sink), nil
 	case "gvproxy", "vtunnel":
 		return a.newPeerSink(s)
+	case none.Name:
+		return none.Sink{}, nil
 	}
-	return nil, fmt.Errorf("sink %q: want hostlink, listener, gvproxy or vtunnel", s.Name)
+	return nil, fmt.Errorf("sink %q: want hostlink, listener, gvproxy, vtunnel or none", s.Name)
 }
 
 // newListenerSink makes the listener sink.

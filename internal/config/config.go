@@ -270,7 +270,7 @@ func (c *Agent) fields() []field {
 		many("source", "source", "source", &c.Sources, enum(Sources()...), str,
 			"where to look for ports: "+strings.Join(Sources(), ", ")).oneOf(Sources()...),
 		many("sink", "sink", "sink", &c.Sinks, ParseSink, stringOf,
-			"where to publish ports: hostlink, listener, gvproxy[=URL], vtunnel[=URL]; auto detects the product").
+			"where to publish ports: hostlink, listener, gvproxy[=URL], vtunnel[=URL]; auto detects the product, none only lists ports").
 			oneOf(sinkNames()...).orMatching("^(gvproxy|vtunnel)="),
 		one("observer", "observer", "mode", &c.Observer, enum("auto", "bpf", "poll"), str,
 			"how to observe sockets: auto, bpf or poll").oneOf("auto", "bpf", "poll"),
@@ -379,7 +379,7 @@ func (c *Agent) validate() (key string, err error) {
 	if s, ok := twice(names); ok {
 		return "sink", fmt.Errorf("%q: given twice, want each sink once", s)
 	}
-	if err := aloneIfAuto(names); err != nil {
+	if err := alone(names); err != nil {
 		return "sink", err
 	}
 	return "", nil

@@ -354,10 +354,11 @@ func TestErrors(t *testing.T) {
 		{name: "vsock cid", yaml: "link: vsock://3:700", want: `c.yaml:1:7: link: "vsock://3:700": an agent dials only the host, want vsock://2:PORT (or vsock://:PORT to listen)`},
 		{name: "vsock token", yaml: "link: vsock://:700\nlinkToken: ''", want: `c.yaml:2:12: linkToken: "": want a file, "vsock://:700" needs a token`},
 		{name: "cid", yaml: "allowCIDs: [-1]", want: `c.yaml:1:13: allowCIDs[0]: "-1": want a whole number from 0 to 4294967294`},
-		{name: "sink", yaml: "sink: gvproxi", want: `c.yaml:1:7: sink: "gvproxi": want hostlink, listener, gvproxy, vtunnel or auto (did you mean "gvproxy"?)`},
+		{name: "sink", yaml: "sink: gvproxi", want: `c.yaml:1:7: sink: "gvproxi": want hostlink, listener, gvproxy, vtunnel, none or auto (did you mean "gvproxy"?)`},
 		{name: "sink URL", yaml: "sink: vtunnel=http://x", want: `c.yaml:1:7: sink: "vtunnel=http://x": want vtunnel=tcp://HOST:PORT or vtunnel=unix:///PATH`},
 		{name: "sink without URL", yaml: "sink: hostlink=http://x", want: `c.yaml:1:7: sink: "hostlink=http://x": hostlink takes no URL`},
 		{name: "sink twice", yaml: "sink: [hostlink, hostlink]", want: `c.yaml:1:7: sink: "hostlink": given twice, want each sink once`},
+		{name: "none is alone", yaml: "sink: [hostlink, none]", want: `c.yaml:1:7: sink: "none": cannot be combined with other sinks`},
 		{name: "auto is alone", yaml: "sink: [auto, listener]", want: `c.yaml:1:7: sink: "auto": cannot be combined with other sinks`},
 		{name: "listener UDP", yaml: "listener: {udp: maybe}", want: `c.yaml:1:17: listener.udp: "maybe": want true or false`},
 		{name: "no sink", yaml: "sink: []", want: `c.yaml:1:7: sink: an empty list: want at least one sink`},
@@ -521,7 +522,7 @@ func FuzzEndpoint(f *testing.F) {
 }
 
 func FuzzSink(f *testing.F) {
-	for _, s := range []string{"hostlink", "gvproxy=http://a:1", "vtunnel=tcp://a:1", "vtunnel=unix:///a"} {
+	for _, s := range []string{"hostlink", "none", "gvproxy=http://a:1", "vtunnel=tcp://a:1", "vtunnel=unix:///a"} {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, s string) {

@@ -397,18 +397,18 @@ func (e Endpoint) String() string {
 
 // Sink is one sink of the agent. Its text is NAME or NAME=URL.
 type Sink struct {
-	Name string // "hostlink", "listener", "gvproxy", "vtunnel" or AutoSink
+	Name string // "hostlink", "listener", "gvproxy", "vtunnel", NoSink or AutoSink
 	// URL is where it sends to; empty means the sink's own default. gvproxy takes
 	// http://HOST:PORT or unix:///PATH, vtunnel tcp://HOST:PORT or unix:///PATH.
 	URL string
 }
 
-func sinkNames() []string { return []string{"hostlink", "listener", "gvproxy", "vtunnel", AutoSink} }
+func sinkNames() []string { return []string{"hostlink", "listener", "gvproxy", "vtunnel", NoSink, AutoSink} }
 
 // sinkSchemes is which URLs each sink takes.
 func sinkSchemes(name string) (schemes []string, known bool) {
 	switch name {
-	case "hostlink", "listener", AutoSink:
+	case "hostlink", "listener", NoSink, AutoSink:
 		return nil, true
 	case "gvproxy":
 		return []string{"http", "unix"}, true

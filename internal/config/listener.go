@@ -4,13 +4,15 @@ package config
 
 import (
 	"fmt"
-	"slices"
 	"strconv"
 	"time"
 )
 
 // AutoSink lets the agent choose its sinks by the product it runs in.
 const AutoSink = "auto"
+
+// NoSink has the agent list ports, and publish none.
+const NoSink = "none"
 
 // Listener configures the sink of that name.
 type Listener struct {
@@ -45,10 +47,12 @@ func truth(s string) (bool, error) {
 	return false, fmt.Errorf("%q: want true or false", s)
 }
 
-// aloneIfAuto refuses auto beside other sinks.
-func aloneIfAuto(names []string) error {
-	if len(names) > 1 && slices.Contains(names, AutoSink) {
-		return fmt.Errorf("%q: cannot be combined with other sinks", AutoSink)
+// alone refuses auto and none beside other sinks.
+func alone(names []string) error {
+	for _, n := range names {
+		if len(names) > 1 && (n == AutoSink || n == NoSink) {
+			return fmt.Errorf("%q: cannot be combined with other sinks", n)
+		}
 	}
 	return nil
 }

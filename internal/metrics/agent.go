@@ -103,7 +103,7 @@ type agentFamilies struct {
 const (
 	stateValues  = "`active`, `pending`, `conflict`, `failed`, `denied`"
 	sourceValues = "`socket`, `nat`, `docker`, `containerd`, `kube`"
-	sinkValues   = "`hostlink`, `listener`, `gvproxy`, `vtunnel`"
+	sinkValues   = "`hostlink`, `listener`, `gvproxy`, `vtunnel`, `none`"
 )
 
 func declareAgent() *agentFamilies {

@@ -47,6 +47,7 @@ type Agent struct {
 	NetNS        string           `json:"netns"`
 	InCluster    bool             `json:"inCluster,omitempty"` // it runs in a pod
 	Observer     string           `json:"observer"`            // the configured mode
+	ListsOnly    bool             `json:"listsOnly,omitempty"` // it publishes nothing
 	ConfigFile   string           `json:"configFile"`
 	TokenFile    string           `json:"tokenFile"`
 	Hooks        []Hook           `json:"hooks"`
