@@ -403,7 +403,9 @@ type Sink struct {
 	URL string
 }
 
-func sinkNames() []string { return []string{"hostlink", "listener", "gvproxy", "vtunnel", NoSink, AutoSink} }
+func sinkNames() []string {
+	return []string{"hostlink", "listener", "gvproxy", "vtunnel", NoSink, AutoSink}
+}
 
 // sinkSchemes is which URLs each sink takes.
 func sinkSchemes(name string) (schemes []string, known bool) {

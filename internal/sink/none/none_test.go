@@ -19,7 +19,7 @@ func TestAllThatIsWantedIsActive(t *testing.T) {
 	for n := range 3 {
 		k := port.Key{Protocol: port.TCP, Address: netip.IPv4Unspecified(), Port: uint16(80 + n)}
 		keys = append(keys, k)
-		wanted.Put(k, port.Publication{Key: k})
+		wanted.Update(func(tx *table.Tx[port.Key, port.Publication]) { tx.Put(k, port.Publication{Key: k}) })
 	}
 	gone := port.Key{Protocol: port.UDP, Address: netip.IPv4Unspecified(), Port: 53}
 	for _, tt := range []struct {
