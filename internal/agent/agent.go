@@ -34,6 +34,7 @@ import (
 	"github.com/fairlead/fairlead/internal/reconcile"
 	"github.com/fairlead/fairlead/internal/registry"
 	"github.com/fairlead/fairlead/internal/rules"
+	"github.com/fairlead/fairlead/internal/run"
 	"github.com/fairlead/fairlead/internal/schedule"
 	"github.com/fairlead/fairlead/internal/sink/auto"
 	"github.com/fairlead/fairlead/internal/sink/hostlink"
@@ -71,7 +72,8 @@ type Agent struct {
 	types      kernel.Types // kept until the start is over
 	sources    []Source
 	registry   *registry.Registry
-	publish    *publish.Server // nil if no container may publish
+	publish    *publish.Server // nil if no container may ask for anything
+	runner     *run.Server     // nil if no container may have programs run
 	forward    *forward.Server
 	trace      *trace.Hub
 	links      *links
@@ -230,13 +232,14 @@ func (a *Agent) natOptions() nat.Options {
 	return o
 }
 
-// wirePublish makes the source of what containers publish, if any may.
+// wirePublish makes the source of what containers publish, and what runs programs for
+// them, if any may.
 func (a *Agent) wirePublish() {
 	p := a.cfg.Publish
-	if len(p.Allow) == 0 {
+	if len(p.Allow) == 0 && len(a.cfg.Run.Allow) == 0 {
 		return
 	}
-	a.publish = publish.New(publish.Options{
+	o := publish.Options{
 		Socket: p.Socket, Policy: p.Allow,
 		Limits:    publish.Limits{Ports: p.Ports, Connections: p.Connections, Requests: p.Requests},
 		Container: a.registry.Container,
@@ -244,7 +247,15 @@ func (a *Agent) wirePublish() {
 			return a.forward.Carry(ctx, conn, pub) // made later
 		},
 		Logger: a.log,
-	})
+	}
+	if len(a.cfg.Run.Allow) > 0 {
+		a.runner = run.New(run.Options{
+			Policy: a.cfg.Run.Allow, Jobs: a.cfg.Run.Jobs,
+			Helper: []string{"/proc/self/exe", run.HelperCommand}, Logger: a.log,
+		})
+		o.Runner = a.runner
+	}
+	a.publish = publish.New(o)
 	a.sources = append(a.sources, a.publish)
 }
 
@@ -346,6 +357,9 @@ func (a *Agent) Run(ctx context.Context, watch func(ctx context.Context, onChang
 			return err
 		}
 		g.Go(func() error { return a.links.run(ctx) })
+	}
+	if a.runner != nil {
+		g.Go(func() error { return a.runner.Serve(ctx) })
 	}
 	a.logStart()
 	g.Go(func() error { return a.server.Serve(ctx, control, true) })

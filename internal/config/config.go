@@ -77,6 +77,7 @@ type Agent struct {
 	Kube          Kube
 	Listener      Listener
 	Publish       Publish
+	Run           Run
 	// BridgeLoopback opens ports of the guest's loopback to the peers of other products.
 	BridgeLoopback bool
 	// ReportUnpublished sends the host the ports that are denied, withheld or pending,
@@ -141,6 +142,7 @@ func DefaultAgent() Agent {
 		NAT:           NAT{MaxPorts: 4096},
 		Listener:      Listener{Settle: 750 * time.Millisecond},
 		Publish:       Publish{Socket: "/run/fairlead/publish.sock", Ports: 8, Connections: 256, Requests: 10},
+		Run:           Run{Jobs: 16},
 		EngineGrace:   30 * time.Second,
 
 		ReportUnpublished: true,

@@ -72,6 +72,7 @@ func agentSamples() []sample {
 		{"publish.ports", "3", "3"},
 		{"publish.connections", "4", "4"},
 		{"publish.requests", "5", "5"},
+		{"run.jobs", "6", "6"},
 		{"bridgeLoopback", "yes", "true"},
 		{"reportUnpublished", "no", "false"},
 	}, commonSamples()...)
@@ -230,7 +231,7 @@ func TestDefaults(t *testing.T) {
 		"control": "/run/fairlead/control.sock", "metricsAddr": "", "webAddr": "", "logLevel": "info", "logFormat": "text",
 		"expose": "loopback", "rulesFile": "", "forwardsFile": "/var/lib/fairlead/forwards.yaml", "keepPrivileges": "false", "engineGrace": "30s",
 		"nat.maxPorts": "4096", "listener.settle": "750ms", "listener.udp": "false", "bridgeLoopback": "false", "reportUnpublished": "true", "selfTest": "false",
-		"publish.socket": "/run/fairlead/publish.sock", "publish.ports": "8", "publish.connections": "256", "publish.requests": "10",
+		"publish.socket": "/run/fairlead/publish.sock", "publish.ports": "8", "publish.connections": "256", "publish.requests": "10", "run.jobs": "16",
 		"docker.hosts": "", "containerd.sockets": "", "containerd.namespaces": "",
 		"linkPin": "", "linkCert": "", "linkKey": "",
 		"kube.kubeconfigs": "", "kube.context": "", "kube.namespaces": "", "kube.selector": "",

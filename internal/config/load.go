@@ -19,6 +19,7 @@ import (
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/publish/policy"
 	"github.com/fairlead/fairlead/internal/rules"
+	runpolicy "github.com/fairlead/fairlead/internal/run/policy"
 	"github.com/fairlead/fairlead/internal/yamltree"
 )
 
@@ -41,7 +42,7 @@ func LoadAgent(path string, flags *pflag.FlagSet, environ func(string) (string, 
 	if err := l.compile("expose", &c.Expose, false); err != nil {
 		return Agent{Common: Common{files: c.files}}, err
 	}
-	c.from, c.Publish.Allow = l.from, l.publish
+	c.from, c.Publish.Allow, c.Run.Allow = l.from, l.publish, l.run
 	return c, nil
 }
 
@@ -74,6 +75,7 @@ type loader struct {
 	from    map[string]string // where a field got its value: "FILE:LINE:COLUMN", variable or flag
 	inline  []rules.Rule
 	publish policy.Policy
+	run     runpolicy.Policy
 	last    []rules.Rule // after those of all files
 }
 
@@ -149,7 +151,7 @@ func (l *loader) mapping(n yamltree.Node, prefix string) error {
 	switch prefix {
 	case "":
 		known = append(known, "rules")
-	case "publish.":
+	case "publish.", "run.":
 		known = append(known, "allow")
 	}
 	entries, err := n.Map(known...)
@@ -162,6 +164,8 @@ func (l *loader) mapping(n yamltree.Node, prefix string) error {
 			l.inline, err = rules.ParseList(e.Node)
 		case key == "publish.allow":
 			l.publish, err = policy.Parse(e.Node)
+		case key == "run.allow":
+			l.run, err = runpolicy.Parse(e.Node)
 		case i < 0:
 			err = l.mapping(e.Node, key+".")
 		default:

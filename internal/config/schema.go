@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/fairlead/fairlead/internal/rules"
+	runpolicy "github.com/fairlead/fairlead/internal/run/policy"
 )
 
 // object is a JSON object; encoding/json sorts its keys.
@@ -56,7 +57,34 @@ func agentSchema(fields []field) object {
 			},
 		},
 	}
+	root["properties"].(object)["run"].(object)["properties"].(object)["allow"] = runSchema()
 	return root
+}
+
+// runSchema describes the programs that containers may have run.
+func runSchema() object {
+	text := object{"$ref": "#/$defs/text"}
+	path := object{"type": "string", "pattern": "^/"}
+	_, required := runpolicy.Keys()
+	return object{
+		"description": "programs that containers may have run; nothing else is run", "type": []string{"array", "null"},
+		"items": object{
+			"type": "object", "additionalProperties": false, "required": required,
+			"properties": object{
+				"name": object{"$ref": "#/$defs/text", "description": "by which clients ask for the program"},
+				"match": object{
+					"description": "the containers that are meant", "type": "object", "additionalProperties": false, "minProperties": 1,
+					"properties": ownerSchema(),
+				},
+				"path":      path,
+				"sha256":    object{"type": "string", "pattern": "^[0-9a-f]{64}$"},
+				"args":      object{"description": "a regular expression for each argument, which it matches whole", "type": "array", "items": text},
+				"env":       object{"description": "variables that the client may set", "type": "array", "items": object{"type": "string", "pattern": "^[A-Za-z_][A-Za-z0-9_]*$"}},
+				"directory": path,
+				"user":      object{"$ref": "#/$defs/text", "description": "as whom it runs, not root"},
+			},
+		},
+	}
 }
 
 // ownerSchema has the fields of a match about an owner.

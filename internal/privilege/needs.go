@@ -22,6 +22,9 @@ func (n Need) Unit() bool { return n.Bit != sysAdmin && n.Bit != sysResource }
 const (
 	dacOverride    = 1
 	dacReadSearch  = 2
+	kill           = 5
+	setgid         = 6
+	setuid         = 7
 	netBindService = 10
 	netAdmin       = 12
 	sysPtrace      = 19
@@ -77,6 +80,10 @@ func UserSockets() Need {
 		Why: "connect to an engine's socket that belongs to another user; kept only if one is configured",
 	}
 }
+
+// Runner returns what the helper keeps that runs programs for containers: to become their
+// users, and to send them signals.
+func Runner() Set { return 1<<setuid | 1<<setgid | 1<<kill }
 
 // Maps returns what the use of BPF maps needs where MapsNeedCapability.
 func Maps() Set { return 1 << bpf }

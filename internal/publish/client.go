@@ -16,6 +16,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/fairlead/fairlead/internal/publish/ask"
 )
 
 // Request is what a client wants.
@@ -32,14 +34,15 @@ const dialTimeout = 4 * time.Second
 
 // Hold asks the agent at socket for a lease, calls granted when it has begun, and keeps
 // it until ctx ends. It then returns nil; an error is why there is no lease, or why it
-// ended, a *Refusal if the agent says so.
+// ended, a *ask.Refusal if the agent says so.
 func Hold(ctx context.Context, socket string, r Request, granted func()) error {
-	c, err := connect(ctx, socket)
+	conn, err := ask.Connect(ctx, socket)
 	if err != nil {
 		return err
 	}
-	defer func() { _ = c.conn.Close() }()
-	stop := context.AfterFunc(ctx, func() { _ = c.conn.Close() })
+	c := &client{conn: conn}
+	defer func() { _ = conn.Close() }()
+	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
 	defer stop()
 	err = c.hold(ctx, r, granted)
 	switch {
@@ -58,28 +61,14 @@ type client struct {
 	request Request
 }
 
-func connect(ctx context.Context, socket string) (*client, error) {
-	var d net.Dialer
-	conn, err := d.DialContext(ctx, "unixpacket", socket)
-	switch {
-	case errors.Is(err, syscall.ENOENT):
-		return nil, fmt.Errorf("%w: mount the guest's socket there, or name another path with --socket", err)
-	case errors.Is(err, syscall.ECONNREFUSED):
-		return nil, fmt.Errorf("%w: the agent is not running, or has made a new socket since this one was mounted", err)
-	case err != nil:
-		return nil, err
-	}
-	return &client{conn: conn.(*net.UnixConn)}, nil
-}
-
 func (c *client) hold(ctx context.Context, r Request, granted func()) error {
 	c.request = r
 	first, err := c.receive()
 	if err != nil {
 		return err
 	}
-	if first.Version != version {
-		return fmt.Errorf("the agent speaks version %d, this program version %d: use the same fairlead", first.Version, version)
+	if first.Version != ask.Version {
+		return fmt.Errorf("the agent speaks version %d, this program version %d: use the same fairlead", first.Version, ask.Version)
 	}
 	if err := c.ask(ctx, first.Nonce); err != nil {
 		return err
@@ -110,8 +99,8 @@ func (c *client) hold(ctx context.Context, r Request, granted func()) error {
 // receive reads one message; that of a refusal is an error.
 func (c *client) receive() (reply, error) {
 	var m reply
-	got, err := receive(c.conn, &m)
-	got.close()
+	got, err := ask.Receive(c.conn, &m)
+	got.Close()
 	if err == nil && m.Error != nil {
 		err = m.Error
 	}
@@ -140,9 +129,9 @@ func (c *client) send(q request, socket syscall.Conn) error {
 	c.write.Lock()
 	defer c.write.Unlock()
 	if socket == nil {
-		return send(c.conn, q, -1)
+		return ask.Send(c.conn, q)
 	}
-	return control(socket, func(fd int) error { return send(c.conn, q, fd) })
+	return ask.Control(socket, func(fd int) error { return ask.Send(c.conn, q, fd) })
 }
 
 // answer connects to the container's port and passes the connection.

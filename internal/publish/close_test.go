@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/fairlead/fairlead/internal/publish/ask"
 	"github.com/fairlead/fairlead/test/kit/wait"
 )
 
@@ -50,9 +51,9 @@ func TestLingeringConnections(t *testing.T) {
 		{"several", "{}", 5, read},
 		{"malformed", "{", 1, read},
 		{"an empty message", "", 1, read},
-		{"unread", "{}", 1, closeClient},
-		{"several unread", "{", 5, closeClient},
-		{"unread and empty", "", 1, closeClient},
+		{"unread", "{}", 1, ask.CloseClient},
+		{"several unread", "{", 5, ask.CloseClient},
+		{"unread and empty", "", 1, ask.CloseClient},
 		{"not a listener", "{}", 1, func(conn *net.UnixConn) { taken(t, conn, func(fd int) { _, _ = listenerOf(fd) }) }},
 		{"as a connection", "{}", 1, func(conn *net.UnixConn) {
 			taken(t, conn, func(fd int) {
@@ -61,7 +62,7 @@ func TestLingeringConnections(t *testing.T) {
 					t.Error(err)
 					return
 				}
-				_ = control(c.TCPConn, func(fd int) error { return linger(fd) }) // as the client can
+				_ = ask.Control(c.TCPConn, func(fd int) error { return linger(fd) }) // as the client can
 				_ = c.Close()
 			})
 		}},
@@ -88,42 +89,42 @@ func TestLingeringConnections(t *testing.T) {
 			go func() {
 				defer close(closed)
 				c.close(b)
-				closeClient(b)
+				ask.CloseClient(b)
 			}()
 			wait.For(t, "all are closed", closed)
 		})
 	}
 }
 
-// closeClient closes unread connections, but does not wait for more.
+// CloseClient closes unread connections, but does not wait for more.
 func TestCloseClientOfNothing(t *testing.T) {
 	a, b := packets(t)
-	closeClient(b)
+	ask.CloseClient(b)
 	if _, err := a.Write([]byte("x")); err == nil {
 		t.Error("a message was sent to a closed connection")
 	}
 	_, c := packets(t)
 	_ = c.CloseRead()
-	closeClient(c)
+	ask.CloseClient(c)
 }
 
 func passcred(c *net.UnixConn) error {
-	return control(c, func(fd int) error { return unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_PASSCRED, 1) })
+	return ask.Control(c, func(fd int) error { return unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_PASSCRED, 1) })
 }
 
 func read(conn *net.UnixConn) {
 	var q request
-	p, _ := receive(conn, &q)
-	p.close()
+	p, _ := ask.Receive(conn, &q)
+	p.Close()
 }
 
 func taken(t *testing.T, conn *net.UnixConn, use func(fd int)) {
 	var q request
-	p, err := receive(conn, &q)
+	p, err := ask.Receive(conn, &q)
 	if err != nil {
 		t.Error(err)
 		return
 	}
-	fd, _ := p.take()
+	fd, _ := p.Take()
 	use(fd)
 }

@@ -8,11 +8,13 @@ import (
 	"sync"
 
 	"golang.org/x/time/rate"
+
+	"github.com/fairlead/fairlead/internal/publish/ask"
 )
 
 // Limits bounds what one container may use.
 type Limits struct {
-	Ports       int // leases at the same time, and requests for one
+	Ports       int // leases and programs at the same time, and requests for one
 	Connections int // through all of its leases at the same time
 	Requests    int // for a lease, in a second
 }
@@ -48,9 +50,9 @@ func (ts *tenants) enter(container string) (*tenant, error) {
 	}
 	switch {
 	case !t.requests.Allow():
-		return nil, refuse(ReasonLimit, "more than %d requests in a second", ts.limits.Requests)
+		return nil, ask.Refuse(ask.ReasonLimit, "more than %d requests in a second", ts.limits.Requests)
 	case t.ports >= ts.limits.Ports:
-		return nil, refuse(ReasonLimit, "the container has %d ports already", ts.limits.Ports)
+		return nil, ask.Refuse(ask.ReasonLimit, "the container has %d ports and programs already", ts.limits.Ports)
 	}
 	t.ports++
 	return t, nil

@@ -18,6 +18,7 @@ import (
 	"github.com/fairlead/fairlead/internal/cgroup"
 	"github.com/fairlead/fairlead/internal/observer"
 	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/publish/ask"
 	"github.com/fairlead/fairlead/internal/schedule"
 )
 
@@ -41,8 +42,8 @@ func (p *peer) close() {
 
 // The reasons for which a process has no lease any more.
 var (
-	errProcessEnded = refuse(ReasonContainer, "the process has ended")
-	errMoved        = refuse(ReasonContainer, "the process changed its container")
+	errProcessEnded = ask.Refuse(ask.ReasonContainer, "the process has ended")
+	errMoved        = ask.Refuse(ask.ReasonContainer, "the process changed its container")
 )
 
 // maxStat bounds /proc/PID/stat.
@@ -52,7 +53,7 @@ const maxStat = 4096
 // whoever has that process's number now; confirm proves that it is the same one.
 func (s *Server) identify(conn *net.UnixConn) (*peer, error) {
 	var cred *unix.Ucred
-	err := control(conn, func(fd int) (err error) {
+	err := ask.Control(conn, func(fd int) (err error) {
 		if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_PASSCRED, 1); err != nil {
 			return err
 		}
@@ -63,7 +64,7 @@ func (s *Server) identify(conn *net.UnixConn) (*peer, error) {
 		return nil, fmt.Errorf("read peer: %w", err)
 	}
 	if cred.Pid <= 0 {
-		return nil, refuse(ReasonContainer, "the process is in a pid namespace that the agent cannot see")
+		return nil, ask.Refuse(ask.ReasonContainer, "the process is in a pid namespace that the agent cannot see")
 	}
 	dir, err := unix.Open(filepath.Join(s.proc, strconv.Itoa(int(cred.Pid))), unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -101,7 +102,7 @@ func (s *Server) ownerOf(dir int) (port.Owner, error) {
 	}
 	owner, err := s.opt.Container(paths)
 	if err != nil {
-		return port.Owner{}, refuse(ReasonContainer, "%v", err)
+		return port.Owner{}, ask.Refuse(ask.ReasonContainer, "%v", err)
 	}
 	return owner, nil
 }
@@ -112,7 +113,7 @@ func unreadable(err error) error {
 	if errors.Is(err, unix.ESRCH) || errors.Is(err, unix.ENOENT) {
 		return errProcessEnded
 	}
-	return refuse(ReasonContainer, "cannot read the process: %v", err)
+	return ask.Refuse(ask.ReasonContainer, "cannot read the process: %v", err)
 }
 
 // confirm proves that the process which connected sent the message: the kernel names its
@@ -122,7 +123,7 @@ func unreadable(err error) error {
 func (s *Server) confirm(p *peer, sender *unix.Ucred, nonce, want string) error {
 	switch {
 	case subtle.ConstantTimeCompare([]byte(nonce), []byte(want)) != 1:
-		return refuse(ReasonRequest, "wrong nonce")
+		return ask.Refuse(ask.ReasonRequest, "wrong nonce")
 	}
 	if err := p.sent(sender); err != nil {
 		return err
@@ -133,7 +134,7 @@ func (s *Server) confirm(p *peer, sender *unix.Ucred, nonce, want string) error 
 // sent requires that the process which connected sent a message.
 func (p *peer) sent(sender *unix.Ucred) error {
 	if sender == nil || sender.Pid != p.pid {
-		return refuse(ReasonContainer, "another process sent the message than the one that connected")
+		return ask.Refuse(ask.ReasonContainer, "another process sent the message than the one that connected")
 	}
 	return nil
 }
@@ -167,7 +168,7 @@ func (s *Server) watch(ctx context.Context, p *peer) error {
 func namespaceAt(dir int, name string) (namespace, error) {
 	var st unix.Stat_t
 	if err := unix.Fstatat(dir, name, &st, 0); err != nil {
-		return namespace{}, refuse(ReasonNamespace, "cannot read the network namespace: %v", err)
+		return namespace{}, ask.Refuse(ask.ReasonNamespace, "cannot read the network namespace: %v", err)
 	}
 	return namespace{st.Dev, st.Ino}, nil
 }
@@ -177,12 +178,12 @@ func namespaceAt(dir int, name string) (namespace, error) {
 func namespaceOf(fd int) (namespace, error) {
 	ns, err := unix.IoctlRetInt(fd, unix.SIOCGSKNS)
 	if err != nil {
-		return namespace{}, refuse(ReasonNamespace, "cannot read the socket's network namespace: %v", err)
+		return namespace{}, ask.Refuse(ask.ReasonNamespace, "cannot read the socket's network namespace: %v", err)
 	}
 	defer func() { _ = unix.Close(ns) }()
 	var st unix.Stat_t
 	if err := unix.Fstat(ns, &st); err != nil {
-		return namespace{}, refuse(ReasonNamespace, "cannot read the socket's network namespace: %v", err)
+		return namespace{}, ask.Refuse(ask.ReasonNamespace, "cannot read the socket's network namespace: %v", err)
 	}
 	return namespace{st.Dev, st.Ino}, nil
 }
@@ -202,18 +203,18 @@ func (s *Server) checkSocket(p *peer, fd int, listens bool) error {
 	for _, o := range options {
 		v, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, o.option)
 		if err != nil || v != o.want[0] && v != o.want[len(o.want)-1] {
-			return refuse(ReasonDescriptor, "the descriptor is no %s TCP socket", state(listens))
+			return ask.Refuse(ask.ReasonDescriptor, "the descriptor is no %s TCP socket", state(listens))
 		}
 	}
 	if p.network == s.network {
-		return refuse(ReasonNamespace, "the container has the guest's own network: it needs no help")
+		return ask.Refuse(ask.ReasonNamespace, "the container has the guest's own network: it needs no help")
 	}
 	ns, err := namespaceOf(fd)
 	if err != nil {
 		return err
 	}
 	if ns != p.network {
-		return refuse(ReasonNamespace, "the socket is in another network namespace than its sender")
+		return ask.Refuse(ask.ReasonNamespace, "the socket is in another network namespace than its sender")
 	}
 	return nil
 }

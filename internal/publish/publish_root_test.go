@@ -36,6 +36,7 @@ import (
 	"github.com/fairlead/fairlead/internal/forward"
 	"github.com/fairlead/fairlead/internal/own"
 	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/publish/ask"
 	"github.com/fairlead/fairlead/internal/publish/policy"
 	"github.com/fairlead/fairlead/internal/registry"
 	"github.com/fairlead/fairlead/internal/rules"
@@ -169,7 +170,7 @@ func ofEnvironment(dir int) (port.Owner, error) {
 			return port.Owner{Kind: port.OwnerContainer, Name: name, ID: name}, nil
 		}
 	}
-	return port.Owner{}, refuse(ReasonContainer, "no engine knows its container")
+	return port.Owner{}, ask.Refuse(ask.ReasonContainer, "no engine knows its container")
 }
 
 // Replace, Apply, Stale, Warn and Method implement registry.Feed.
@@ -262,10 +263,10 @@ func (p *process) granted() {
 }
 
 // refusal returns the reason that the program prints.
-func (p *process) refusal() Refusal {
+func (p *process) refusal() ask.Refusal {
 	p.t.Helper()
 	line := p.line()
-	var r Refusal
+	var r ask.Refusal
 	if err := json.Unmarshal([]byte(line), &r); err != nil {
 		p.t.Fatalf("the client printed %q", line)
 	}
@@ -512,29 +513,29 @@ func TestRefused(t *testing.T) {
 	for _, c := range []struct {
 		name, container, role string
 		inherited             *os.File
-		want                  Reason
+		want                  ask.Reason
 	}{
-		{"a process in no container", "", "hold 80", nil, ReasonContainer},
-		{"a container without an entry", "db", "hold 80", nil, ReasonPolicy},
-		{"a port of the guest that is not allowed", "web", "hold 82", nil, ReasonPolicy},
-		{"a port of the host that is not allowed", "web", "tohost 80 3001", nil, ReasonPolicy},
-		{"a port of the host of one that may reach the guest", "other", "tohost 80 80", nil, ReasonPolicy},
-		{"port 0", "web", "none 0", nil, ReasonRequest},
-		{"UDP", "web", "udp 80", nil, ReasonDescriptor},
-		{"a socket that does not listen", "web", "unlistened 80", nil, ReasonDescriptor},
-		{"a listener on all addresses", "web", "wildcard 80", nil, ReasonDescriptor},
-		{"a file", "web", "file 80", nil, ReasonDescriptor},
-		{"a unix socket", "web", "unix 80", nil, ReasonDescriptor},
-		{"no descriptor", "web", "none 80", nil, ReasonDescriptor},
-		{"two descriptors", "web", "two 80", nil, ReasonDescriptor},
-		{"a hundred descriptors", "web", "many 80", nil, ReasonDescriptor},
-		{"a listener of the agent's namespace", "web", "inherited 80", ourFile, ReasonNamespace},
-		{"a listener of a third namespace", "web", "inherited 80", foreignFile, ReasonNamespace},
-		{"a wrong nonce", "web", "nonce", nil, ReasonRequest},
-		{"a request of another process", "web", "other", nil, ReasonContainer},
-		{"no JSON", "web", "garbage {", nil, ReasonRequest},
-		{"a message that is too long", "web", "garbage " + strings.Repeat("x", maxMessage+1), nil, ReasonRequest},
-		{"an answer to no question", "web", "unasked 3000", nil, ReasonRequest},
+		{"a process in no container", "", "hold 80", nil, ask.ReasonContainer},
+		{"a container without an entry", "db", "hold 80", nil, ask.ReasonPolicy},
+		{"a port of the guest that is not allowed", "web", "hold 82", nil, ask.ReasonPolicy},
+		{"a port of the host that is not allowed", "web", "tohost 80 3001", nil, ask.ReasonPolicy},
+		{"a port of the host of one that may reach the guest", "other", "tohost 80 80", nil, ask.ReasonPolicy},
+		{"port 0", "web", "none 0", nil, ask.ReasonRequest},
+		{"UDP", "web", "udp 80", nil, ask.ReasonDescriptor},
+		{"a socket that does not listen", "web", "unlistened 80", nil, ask.ReasonDescriptor},
+		{"a listener on all addresses", "web", "wildcard 80", nil, ask.ReasonDescriptor},
+		{"a file", "web", "file 80", nil, ask.ReasonDescriptor},
+		{"a unix socket", "web", "unix 80", nil, ask.ReasonDescriptor},
+		{"no descriptor", "web", "none 80", nil, ask.ReasonDescriptor},
+		{"two descriptors", "web", "two 80", nil, ask.ReasonDescriptor},
+		{"a hundred descriptors", "web", "many 80", nil, ask.ReasonDescriptor},
+		{"a listener of the agent's namespace", "web", "inherited 80", ourFile, ask.ReasonNamespace},
+		{"a listener of a third namespace", "web", "inherited 80", foreignFile, ask.ReasonNamespace},
+		{"a wrong nonce", "web", "nonce", nil, ask.ReasonRequest},
+		{"a request of another process", "web", "other", nil, ask.ReasonContainer},
+		{"no JSON", "web", "garbage {", nil, ask.ReasonRequest},
+		{"a message that is too long", "web", "garbage " + strings.Repeat("x", 4096+1), nil, ask.ReasonRequest},
+		{"an answer to no question", "web", "unasked 3000", nil, ask.ReasonRequest},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			r := &rig{t: t, server: r.server, socket: r.socket, container: r.container}
@@ -562,7 +563,7 @@ func TestRefusedInTheGuestsNetwork(t *testing.T) {
 	}
 	defer here.Close()
 	for _, role := range []string{"hold 80 0", "tohost 80 80"} {
-		if got := r.start(here, "web", role).refusal(); got.Reason != ReasonNamespace {
+		if got := r.start(here, "web", role).refusal(); got.Reason != ask.ReasonNamespace {
 			t.Errorf("%s: %v", role, got)
 		}
 	}
@@ -686,7 +687,7 @@ func TestLeaseEndsWithItsContainer(t *testing.T) {
 			if o := now.Load(); o != nil {
 				return *o, nil
 			}
-			return port.Owner{}, refuse(ReasonContainer, "no engine knows its container")
+			return port.Owner{}, ask.Refuse(ask.ReasonContainer, "no engine knows its container")
 		}
 		now.Store(&port.Owner{Kind: port.OwnerContainer, Name: "web", ID: "web"})
 	}, nil)
@@ -705,7 +706,7 @@ func TestLeaseEndsWithItsContainer(t *testing.T) {
 		t.Error("the lease ended while no engine, or another one, named the container")
 	}
 	now.Store(&port.Owner{Kind: port.OwnerContainer, Name: "another", ID: "another"})
-	if got := p.refusal(); got.Reason != ReasonContainer {
+	if got := p.refusal(); got.Reason != ask.ReasonContainer {
 		t.Errorf("the lease ended for %v", got)
 	}
 }
@@ -781,11 +782,11 @@ func TestClientsThatDoNotConnect(t *testing.T) {
 	defer f.Close()
 	for _, c := range []struct {
 		role string
-		want Reason // for which the lease ends
+		want ask.Reason // for which the lease ends
 	}{
 		{"tohost 1 4000", ""},
-		{"liar 4000", ReasonNamespace},
-		{"delegates 4000", ReasonContainer},
+		{"liar 4000", ask.ReasonNamespace},
+		{"delegates 4000", ask.ReasonContainer},
 		{"mute 4000", ""},
 	} {
 		t.Run(c.role, func(t *testing.T) {
@@ -854,7 +855,7 @@ func TestLimits(t *testing.T) {
 	l, n := guestServer(t)
 	r.start(r.container, "web", fmt.Sprintf("hold %d %d", n, leasePort)).granted()
 	r.start(r.container, "web", fmt.Sprintf("hold %d %d", n, leasePort+1)).granted()
-	if got := r.start(r.container, "web", fmt.Sprintf("hold %d %d", n, leasePort+2)).refusal(); got.Reason != ReasonLimit {
+	if got := r.start(r.container, "web", fmt.Sprintf("hold %d %d", n, leasePort+2)).refusal(); got.Reason != ask.ReasonLimit {
 		t.Errorf("a third port: %v", got)
 	}
 	r.start(r.container, "other", fmt.Sprintf("hold %d %d", n, leasePort+3)).granted()
@@ -875,7 +876,7 @@ func TestTooManyClients(t *testing.T) {
 	first := r.start(r.container, "web", "silent")
 	first.granted()
 	r.start(r.container, "web", "silent").granted()
-	if got := r.start(r.container, "web", "silent").refusal(); got.Reason != ReasonLimit || !strings.Contains(got.Message, "clients") {
+	if got := r.start(r.container, "web", "silent").refusal(); got.Reason != ask.ReasonLimit || !strings.Contains(got.Message, "clients") {
 		t.Errorf("refused for %v", got)
 	}
 	first.kill()
@@ -1047,7 +1048,7 @@ func TestAgentStops(t *testing.T) {
 	}
 	r.stop()
 	for _, c := range clients {
-		if got := c.refusal(); got.Reason != ReasonStopping {
+		if got := c.refusal(); got.Reason != ask.ReasonStopping {
 			t.Errorf("the client printed %v", got)
 		}
 	}

@@ -18,6 +18,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/claims"
 	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/publish/ask"
 )
 
 // What a container publishes never takes a host port from a server of the guest.
@@ -103,7 +104,7 @@ func TestReceiveLeavesNoDescriptor(t *testing.T) {
 		fds  int
 		ok   bool
 	}{
-		{`{}`, 0, true}, {`{"port":1}`, 1, true}, {`{}`, 2, true}, {`{}`, maxFDs, true}, {"{", maxFDs, false},
+		{`{}`, 0, true}, {`{"port":1}`, 1, true}, {`{}`, 2, true}, {`{}`, 253, true}, {"{", 253, false},
 		{`{`, 1, false}, {`{"port":70000}`, 1, false}, {`{"port":-1}`, 1, false}, {`[]`, 1, false}, {"\x00", 2, false},
 		{"", 1, false}, {"", 2, false}, {"", 0, false},
 	} {
@@ -119,11 +120,11 @@ func TestReceiveLeavesNoDescriptor(t *testing.T) {
 			t.Fatal(err)
 		}
 		var q request
-		p, err := receive(b, &q)
-		if (err == nil) != c.ok || err == nil && len(p.fds) != c.fds || err != nil && !errors.Is(err, errMalformed) && !(c.text == "" && errors.Is(err, io.EOF)) {
-			t.Errorf("%q with %d: %v, %d descriptors", c.text, c.fds, err, len(p.fds))
+		p, err := ask.Receive(b, &q)
+		if (err == nil) != c.ok || err == nil && len(p.FDs) != c.fds || err != nil && !errors.Is(err, ask.ErrMalformed) && !(c.text == "" && errors.Is(err, io.EOF)) {
+			t.Errorf("%q with %d: %v, %d descriptors", c.text, c.fds, err, len(p.FDs))
 		}
-		p.close()
+		p.Close()
 		if now := count(); now != before {
 			t.Errorf("%q with %d: %d descriptors open, were %d", c.text, c.fds, now, before)
 		}
@@ -141,7 +142,7 @@ func sendRaw(conn *net.UnixConn, text string, rights []byte) error {
 		h.Control = &rights[0]
 		h.SetControllen(len(rights))
 	}
-	return control(conn, func(fd int) error {
+	return ask.Control(conn, func(fd int) error {
 		if _, _, errno := unix.Syscall(unix.SYS_SENDMSG, uintptr(fd), uintptr(unsafe.Pointer(&h)), unix.MSG_NOSIGNAL); errno != 0 {
 			return errno
 		}

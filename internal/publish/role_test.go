@@ -18,6 +18,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/fairlead/fairlead/internal/publish/ask"
 )
 
 // playRole runs in a process of its own, in a container's network namespace. It prints
@@ -26,7 +28,7 @@ func playRole(role string) int {
 	name, args, _ := strings.Cut(role, " ")
 	f := strings.Fields(args)
 	err := roles[name](f)
-	var r *Refusal
+	var r *ask.Refusal
 	switch {
 	case errors.As(err, &r):
 		_ = json.NewEncoder(os.Stdout).Encode(r)
@@ -122,12 +124,12 @@ func unixListener() (int, error) {
 
 // begin connects and returns the nonce.
 func begin(socket string) (*net.UnixConn, string, error) {
-	c, err := connect(context.Background(), socket)
+	conn, err := ask.Connect(context.Background(), socket)
 	if err != nil {
 		return nil, "", err
 	}
-	m, err := c.receive()
-	return c.conn, m.Nonce, err
+	m, err := (&client{conn: conn}).receive()
+	return conn, m.Nonce, err
 }
 
 // end waits for what the agent says.
@@ -205,7 +207,7 @@ func relisten(a []string) error {
 		return err
 	}
 	to, _ := strconv.Atoi(a[1])
-	if err := send(conn, request{Nonce: nonce, Port: uint16(to)}, fd); err != nil {
+	if err := ask.Send(conn, request{Nonce: nonce, Port: uint16(to)}, fd); err != nil {
 		return err
 	}
 	if _, err := (&client{conn: conn}).receive(); err != nil {
@@ -253,7 +255,7 @@ func silent(a []string) error {
 func wrongNonce(a []string) error {
 	conn, _, err := begin(a[0])
 	if err == nil {
-		err = send(conn, request{Nonce: newNonce(), Port: 1}, -1)
+		err = ask.Send(conn, request{Nonce: ask.NewNonce(), Port: 1})
 	}
 	if err != nil {
 		return err
@@ -356,7 +358,7 @@ func answerConnect(a []string) error {
 		return err
 	}
 	id, _ := strconv.ParseUint(a[0], 10, 64)
-	return send(c.(*net.UnixConn), request{Connect: id, Refused: true}, -1)
+	return ask.Send(c.(*net.UnixConn), request{Connect: id, Refused: true})
 }
 
 // say sends a request on the inherited connection.
@@ -365,7 +367,7 @@ func say(a []string) error {
 	if err != nil {
 		return err
 	}
-	return send(c.(*net.UnixConn), request{Nonce: a[0], ToHost: true, Port: 1, As: 1}, -1)
+	return ask.Send(c.(*net.UnixConn), request{Nonce: a[0], ToHost: true, Port: 1, As: 1})
 }
 
 // early ends between the connection and the request, without a word.
@@ -381,8 +383,8 @@ func flood(a []string) error {
 	limited := 0
 	for range n {
 		conn, _, err := begin(a[0])
-		var r *Refusal
-		if errors.As(err, &r) && r.Reason == ReasonLimit {
+		var r *ask.Refusal
+		if errors.As(err, &r) && r.Reason == ask.ReasonLimit {
 			limited++
 		}
 		if conn != nil {
@@ -400,7 +402,7 @@ func publishing(a []string) (*net.UnixConn, error) {
 		return nil, err
 	}
 	as, _ := strconv.Atoi(a[1])
-	return conn, send(conn, request{Nonce: nonce, ToHost: true, Port: 1, As: uint16(as)}, -1)
+	return conn, ask.Send(conn, request{Nonce: nonce, ToHost: true, Port: 1, As: uint16(as)})
 }
 
 // liar answers with a socket that it inherited.
@@ -419,7 +421,7 @@ func liar(a []string) error {
 			fmt.Println("granted")
 		}
 		if m.Connect != 0 {
-			if err := send(conn, request{Connect: m.Connect}, 3); err != nil {
+			if err := ask.Send(conn, request{Connect: m.Connect}, 3); err != nil {
 				return err
 			}
 		}
@@ -439,7 +441,7 @@ func mute(a []string) error {
 func unasked(a []string) error {
 	conn, err := publishing(a)
 	if err == nil {
-		err = send(conn, request{Connect: 7}, -1)
+		err = ask.Send(conn, request{Connect: 7})
 	}
 	if err != nil {
 		return err
@@ -479,13 +481,13 @@ func lingers(a []string) error {
 	if err != nil {
 		return err
 	}
-	var kept []*client
+	var kept []*net.UnixConn
 	for range 20 {
-		c, err := connect(context.Background(), a[0])
+		conn, err := ask.Connect(context.Background(), a[0])
 		if err != nil {
 			return err
 		}
-		kept = append(kept, c)
+		kept = append(kept, conn)
 		fd, err := connectedTo(l.Addr().(*net.TCPAddr).Port)
 		if err == nil {
 			err = fill(fd)
@@ -493,7 +495,7 @@ func lingers(a []string) error {
 		if err != nil {
 			return err
 		}
-		_ = send(c.conn, request{}, fd) // the agent may have refused the connection already
+		_ = ask.Send(conn, request{}, fd) // the agent may have refused the connection already
 		if err := linger(fd); err != nil {
 			return err
 		}

@@ -7,6 +7,7 @@ package publish
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -25,6 +26,7 @@ import (
 	"github.com/fairlead/fairlead/internal/link"
 	"github.com/fairlead/fairlead/internal/own"
 	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/publish/ask"
 	"github.com/fairlead/fairlead/internal/publish/policy"
 	"github.com/fairlead/fairlead/internal/registry"
 	"github.com/fairlead/fairlead/internal/schedule"
@@ -47,7 +49,7 @@ const (
 	stopTimeout = 6 * time.Second
 )
 
-// Options configure a Server. All are required.
+// Options configure a Server. All are required, but Runner.
 type Options struct {
 	Socket string // path
 	Policy policy.Policy
@@ -57,7 +59,16 @@ type Options struct {
 	// Carry carries a connection that was accepted to a target of the publication, and
 	// owns it (forward.Server.Carry).
 	Carry  func(ctx context.Context, conn net.Conn, pub port.Publication) error
+	Runner Runner // nil if no program may be run
 	Logger *slog.Logger
+}
+
+// Runner runs programs for the clients of the socket.
+type Runner interface {
+	// Names reports whether the container may have any program run.
+	Names(container port.Owner) bool
+	// Run serves a request of a process of the container. Its error is for the client.
+	Run(ctx context.Context, conn *net.UnixConn, container port.Owner, pid int32, request json.RawMessage) error
 }
 
 // Server serves the socket. It is a source of the ports that containers publish.
@@ -172,7 +183,7 @@ func (s *Server) client(ctx context.Context, conn *net.UnixConn, full bool) {
 	// The container is charged for it until all is closed.
 	defer t.leave()
 	defer p.close()
-	defer closeClient(conn)
+	defer ask.CloseClient(conn)
 	if err == nil {
 		err = s.request(ctx, conn, p, t)
 	}
@@ -181,38 +192,38 @@ func (s *Server) client(ctx context.Context, conn *net.UnixConn, full bool) {
 
 // report sends a client why its connection ends.
 func (s *Server) report(ctx context.Context, conn *net.UnixConn, err error) {
-	var r *Refusal
+	var r *ask.Refusal
 	switch {
 	case ctx.Err() != nil:
-		r = &Refusal{ReasonStopping, "the agent stops"}
-	case errors.Is(err, errMalformed):
-		r = &Refusal{ReasonRequest, err.Error()}
+		r = &ask.Refusal{Reason: ask.ReasonStopping, Message: "the agent stops"}
+	case errors.Is(err, ask.ErrMalformed):
+		r = &ask.Refusal{Reason: ask.ReasonRequest, Message: err.Error()}
 	case !errors.As(err, &r):
 		if err != nil {
 			s.log.Debug("publish: client ended", "err", err)
 		}
 		return
 	}
-	if ctx.Err() == nil {
+	if ctx.Err() == nil && r.Reason != ask.ReasonProgram { // which is logged already
 		s.log.Debug("publish: request refused", "reason", r.Reason, "err", r.Message)
 		s.refused.Do(func() { s.log.Warn("publish: request refused", "reason", r.Reason, "err", r.Message) })
 	}
 	_ = conn.SetWriteDeadline(time.Now().Add(requestTimeout))
-	_ = send(conn, reply{Error: r}, -1)
+	_ = ask.Send(conn, reply{Error: r})
 }
 
 // admit identifies a client, and counts it for its container. What it returns may be nil.
 func (s *Server) admit(conn *net.UnixConn, full bool) (*peer, *tenant, error) {
 	_ = conn.SetDeadline(time.Now().Add(requestTimeout))
 	if full {
-		return nil, nil, refuse(ReasonLimit, "the agent has %d clients already", s.maxClients)
+		return nil, nil, ask.Refuse(ask.ReasonLimit, "the agent has %d clients already", s.maxClients)
 	}
 	p, err := s.identify(conn)
 	if err != nil {
 		return nil, nil, err
 	}
-	if !s.opt.Policy.Names(p.container) {
-		return p, nil, refuse(ReasonPolicy, "no entry of publish.allow matches container %q", p.container.Name)
+	if !s.names(p.container) {
+		return p, nil, ask.Refuse(ask.ReasonPolicy, "no entry of publish.allow matches container %q", p.container.Name)
 	}
 	t, err := s.tenants.enter(p.container.ID)
 	return p, t, err
@@ -220,27 +231,31 @@ func (s *Server) admit(conn *net.UnixConn, full bool) (*peer, *tenant, error) {
 
 // request serves the request of one client, and the lease if it is granted.
 func (s *Server) request(ctx context.Context, conn *net.UnixConn, p *peer, t *tenant) error {
-	nonce := newNonce()
-	if err := send(conn, reply{Version: version, Nonce: nonce}, -1); err != nil {
+	nonce := ask.NewNonce()
+	if err := ask.Send(conn, reply{Version: ask.Version, Nonce: nonce}); err != nil {
 		return err
 	}
 	var q request
-	got, err := receive(conn, &q)
+	got, err := ask.Receive(conn, &q)
 	if err != nil {
 		return err
 	}
-	defer got.close()
-	if err := s.confirm(p, got.sender, q.Nonce, nonce); err != nil {
+	defer got.Close()
+	if err := s.confirm(p, got.Sender, q.Nonce, nonce); err != nil {
 		return err
+	}
+	if q.Run != nil {
+		got.Close()
+		return s.run(ctx, conn, p, q.Run)
 	}
 	if err := s.allowed(p, q); err != nil {
 		return err
 	}
-	if got.lost {
-		return refuse(ReasonLimit, "%v", own.ErrDescriptors)
+	if got.Lost {
+		return ask.Refuse(ask.ReasonLimit, "%v", own.ErrDescriptors)
 	}
 	l := lease{s: s, conn: conn, peer: p, tenant: t, request: q}
-	return l.whileProcessLives(ctx, func() error {
+	return s.whileProcessLives(ctx, conn, p, func() error {
 		if q.ToHost {
 			return l.toHost(ctx, got)
 		}
@@ -250,13 +265,13 @@ func (s *Server) request(ctx context.Context, conn *net.UnixConn, p *peer, t *te
 
 // whileProcessLives runs serve, and ends the client's connection when its process ends or
 // changes its container.
-func (l *lease) whileProcessLives(ctx context.Context, serve func() error) error {
+func (s *Server) whileProcessLives(ctx context.Context, conn *net.UnixConn, p *peer, serve func() error) error {
 	ctx, cancel := context.WithCancel(ctx)
 	ended := make(chan error, 1)
 	go func() {
-		err := l.s.watch(ctx, l.peer)
+		err := s.watch(ctx, p)
 		if err != nil {
-			_ = l.conn.CloseRead()
+			_ = conn.CloseRead()
 		}
 		ended <- err
 	}()
@@ -265,16 +280,31 @@ func (l *lease) whileProcessLives(ctx context.Context, serve func() error) error
 	return cmp.Or(<-ended, err)
 }
 
+// names reports whether the container may ask for anything.
+func (s *Server) names(container port.Owner) bool {
+	return s.opt.Policy.Names(container) || s.opt.Runner != nil && s.opt.Runner.Names(container)
+}
+
+// run serves a request for a program.
+func (s *Server) run(ctx context.Context, conn *net.UnixConn, p *peer, request json.RawMessage) error {
+	if s.opt.Runner == nil {
+		return ask.Refuse(ask.ReasonPolicy, "run.allow has no entry")
+	}
+	return s.whileProcessLives(ctx, conn, p, func() error {
+		return s.opt.Runner.Run(ctx, conn, p.container, p.pid, request)
+	})
+}
+
 // allowed checks a request against the policy.
 func (s *Server) allowed(p *peer, q request) error {
 	name := strconv.Quote(p.container.Name)
 	switch {
 	case q.Port == 0 || q.ToHost == (q.As == 0):
-		return refuse(ReasonRequest, "port %d, as %d: want ports from 1 to 65535", q.Port, q.As)
+		return ask.Refuse(ask.ReasonRequest, "port %d, as %d: want ports from 1 to 65535", q.Port, q.As)
 	case q.ToHost && !s.opt.Policy.Host(p.container, q.As):
-		return refuse(ReasonPolicy, "no entry of publish.allow gives container %s port %d of the host", name, q.As)
+		return ask.Refuse(ask.ReasonPolicy, "no entry of publish.allow gives container %s port %d of the host", name, q.As)
 	case !q.ToHost && !s.opt.Policy.Guest(p.container, q.Port):
-		return refuse(ReasonPolicy, "no entry of publish.allow lets container %s reach port %d of the guest", name, q.Port)
+		return ask.Refuse(ask.ReasonPolicy, "no entry of publish.allow lets container %s reach port %d of the guest", name, q.Port)
 	}
 	return nil
 }
@@ -290,7 +320,7 @@ type lease struct {
 
 // grant tells the client that the lease has begun.
 func (l *lease) grant() error {
-	if err := send(l.conn, reply{Granted: true}, -1); err != nil {
+	if err := ask.Send(l.conn, reply{Granted: true}); err != nil {
 		return err
 	}
 	l.log("began")
@@ -304,13 +334,13 @@ func (l *lease) log(event string) {
 }
 
 // toGuest serves a lease that leads to a port of the guest's loopback.
-func (l *lease) toGuest(ctx context.Context, got *packet) error {
-	fd, ok := got.take()
+func (l *lease) toGuest(ctx context.Context, got *ask.Packet) error {
+	fd, ok := got.Take()
 	if !ok {
-		return refuse(ReasonDescriptor, "%d descriptors, want one listening TCP socket", len(got.fds))
+		return ask.Refuse(ask.ReasonDescriptor, "%d descriptors, want one listening TCP socket", len(got.FDs))
 	}
 	if err := l.s.checkSocket(l.peer, fd, true); err != nil {
-		closePassed(fd)
+		ask.CloseFD(fd)
 		return err
 	}
 	ln, err := listenerOf(fd)
@@ -319,7 +349,7 @@ func (l *lease) toGuest(ctx context.Context, got *packet) error {
 	}
 	defer closeListener(ln)
 	if own.Scarce(ln, own.ForFlow) {
-		return refuse(ReasonLimit, "%v", own.ErrDescriptors)
+		return ask.Refuse(ask.ReasonLimit, "%v", own.ErrDescriptors)
 	}
 	if err := l.grant(); err != nil {
 		return err
@@ -368,10 +398,10 @@ func (l *lease) acceptAll(ctx context.Context, ln net.Listener, served chan<- st
 // waitForEnd returns when the client has gone or ctx ends. The client has nothing to send.
 func (l *lease) waitForEnd(ctx context.Context) error {
 	var q request
-	got, err := receive(l.conn, &q)
-	got.close()
+	got, err := ask.Receive(l.conn, &q)
+	got.Close()
 	if err == nil {
-		err = refuse(ReasonRequest, "unexpected message")
+		err = ask.Refuse(ask.ReasonRequest, "unexpected message")
 	}
 	return inOrder(ctx, err)
 }

@@ -15,23 +15,24 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/fairlead/fairlead/internal/publish/ask"
 	"github.com/fairlead/fairlead/internal/schedule"
 )
 
 // listenerOf makes a listener of a descriptor, which it owns, and requires that it is
 // bound to the loopback: the port is for the container alone.
 func listenerOf(fd int) (*net.TCPListener, error) {
-	reset(fd)
+	ask.Reset(fd)
 	f := fileOf(fd)
 	defer func() { _ = f.Close() }()
 	l, err := net.FileListener(f)
 	if err != nil {
-		return nil, refuse(ReasonDescriptor, "the descriptor is no listening TCP socket")
+		return nil, ask.Refuse(ask.ReasonDescriptor, "the descriptor is no listening TCP socket")
 	}
 	t, ok := l.(*net.TCPListener)
 	if !ok || !t.Addr().(*net.TCPAddr).IP.IsLoopback() {
 		_ = l.Close()
-		return nil, refuse(ReasonDescriptor, "the socket does not listen on the container's loopback")
+		return nil, ask.Refuse(ask.ReasonDescriptor, "the socket does not listen on the container's loopback")
 	}
 	return t, nil
 }
@@ -39,8 +40,8 @@ func listenerOf(fd int) (*net.TCPListener, error) {
 // closeListener stops the listening for all who have the socket: the client may keep a
 // descriptor of it. No accept may be under way.
 func closeListener(l *net.TCPListener) {
-	_ = control(l, func(fd int) error {
-		reset(fd) // the client may have made a connection of it
+	_ = ask.Control(l, func(fd int) error {
+		ask.Reset(fd) // the client may have made a connection of it
 		return unix.Shutdown(fd, unix.SHUT_RDWR)
 	})
 	_ = l.Close()
@@ -53,7 +54,7 @@ func stopAccepting(l *net.TCPListener, served <-chan struct{}) {
 	_ = l.SetDeadline(time.Unix(1, 0))
 	pause := schedule.Backoff{Min: time.Millisecond, Max: 100 * time.Millisecond}
 	for {
-		_ = control(l, func(fd int) error {
+		_ = ask.Control(l, func(fd int) error {
 			return errors.Join(unix.SetNonblock(fd, true), unix.Shutdown(fd, unix.SHUT_RDWR))
 		})
 		select {
@@ -81,17 +82,17 @@ func (c *passed) SetLinger(sec int) error {
 
 // newPassed makes a connection of a descriptor, which it owns.
 func newPassed(fd int) (*passed, error) {
-	reset(fd)
+	ask.Reset(fd)
 	f := fileOf(fd)
 	defer func() { _ = f.Close() }()
 	c, err := net.FileConn(f)
 	if err != nil {
-		return nil, refuse(ReasonDescriptor, "the descriptor is no connected TCP socket")
+		return nil, ask.Refuse(ask.ReasonDescriptor, "the descriptor is no connected TCP socket")
 	}
 	tcp, ok := c.(*net.TCPConn)
 	if !ok || tcp.RemoteAddr() == nil {
 		_ = c.Close()
-		return nil, refuse(ReasonDescriptor, "the descriptor is no connected TCP socket")
+		return nil, ask.Refuse(ask.ReasonDescriptor, "the descriptor is no connected TCP socket")
 	}
 	raw, err := tcp.SyscallConn()
 	if err != nil {

@@ -20,6 +20,7 @@ import (
 	"github.com/fairlead/fairlead/internal/forward"
 	"github.com/fairlead/fairlead/internal/own"
 	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/publish/ask"
 )
 
 // targets has the addresses that stand for containers which publish a port. They are of
@@ -61,12 +62,12 @@ type answer struct {
 var errEnded = fmt.Errorf("the container's lease has ended: %w", syscall.ECONNREFUSED)
 
 // toHost serves a lease that makes a publication of a port of the container.
-func (l *lease) toHost(ctx context.Context, got packet) error {
-	if len(got.fds) > 0 {
-		return refuse(ReasonDescriptor, "%d descriptors, want none", len(got.fds))
+func (l *lease) toHost(ctx context.Context, got ask.Packet) error {
+	if len(got.FDs) > 0 {
+		return ask.Refuse(ask.ReasonDescriptor, "%d descriptors, want none", len(got.FDs))
 	}
 	if l.peer.network == l.s.network {
-		return refuse(ReasonNamespace, "the container has the guest's own network: its ports are published without help")
+		return ask.Refuse(ask.ReasonNamespace, "the container has the guest's own network: its ports are published without help")
 	}
 	h := &hostLease{lease: l, pending: make(map[uint64]*question), open: make(map[*passed]struct{})}
 	if err := l.s.enter(h); err != nil {
@@ -103,7 +104,7 @@ func (s *Server) enter(h *hostLease) error {
 			return nil
 		}
 	}
-	return refuse(ReasonLimit, "port %d of the host has been asked for too often: try again later", h.request.As)
+	return ask.Refuse(ask.ReasonLimit, "port %d of the host has been asked for too often: try again later", h.request.As)
 }
 
 // lastFor returns the last address of the leases for a host port. s.mu is held.
@@ -204,7 +205,7 @@ func (h *hostLease) send(id uint64) error {
 	h.write.Lock()
 	defer h.write.Unlock()
 	_ = h.conn.SetWriteDeadline(time.Now().Add(requestTimeout))
-	return send(h.conn, reply{Connect: id}, -1)
+	return ask.Send(h.conn, reply{Connect: id})
 }
 
 // abandon gives up a question. The client may still answer it, or just have done so.
@@ -230,20 +231,20 @@ func (h *hostLease) fail(id uint64, err error) {
 // receive takes one answer of the client. Its error ends the lease.
 func (h *hostLease) receive() error {
 	var q request
-	got, err := receive(h.conn, &q)
+	got, err := ask.Receive(h.conn, &q)
 	if err != nil {
 		return err
 	}
-	defer got.close()
-	if err := h.peer.sent(got.sender); err != nil {
+	defer got.Close()
+	if err := h.peer.sent(got.Sender); err != nil {
 		return err
 	}
-	fd, has := got.take()
+	fd, has := got.Take()
 	h.mu.Lock()
 	_, asked := h.pending[q.Connect]
 	if asked && !has {
 		err := q.failure()
-		if got.lost {
+		if got.Lost {
 			err = own.ErrDescriptors
 		}
 		h.fail(q.Connect, err)
@@ -253,9 +254,9 @@ func (h *hostLease) receive() error {
 	h.mu.Unlock()
 	if !asked {
 		if has {
-			closePassed(fd)
+			ask.CloseFD(fd)
 		}
-		return refuse(ReasonRequest, "answer %d to no question", q.Connect)
+		return ask.Refuse(ask.ReasonRequest, "answer %d to no question", q.Connect)
 	}
 	return h.deliver(q.Connect, fd)
 }
@@ -272,7 +273,7 @@ func (q request) failure() error {
 // goroutine delivers, so the question is pending, unless the lease has ended.
 func (h *hostLease) deliver(id uint64, fd int) error {
 	if err := h.s.checkSocket(h.peer, fd, false); err != nil {
-		closePassed(fd)
+		ask.CloseFD(fd)
 		return err
 	}
 	c, err := newPassed(fd)

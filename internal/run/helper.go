@@ -1,0 +1,276 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux
+
+package run
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"net"
+	"os"
+	"os/exec"
+	"os/user"
+	"strconv"
+	"sync"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/fairlead/fairlead/internal/privilege"
+	"github.com/fairlead/fairlead/internal/publish/ask"
+	"github.com/fairlead/fairlead/internal/run/policy"
+)
+
+// setup is what the helper reads from its stdin.
+type setup struct {
+	Policy policy.Policy
+}
+
+// order is a message of the agent to the helper: a program to run, or a signal for it.
+type order struct {
+	Request
+	Kill unix.Signal `json:"kill,omitempty"`
+}
+
+// report is a message of the helper.
+type report struct {
+	Error string `json:"error,omitempty"` // why there is no job
+	Pid   int    `json:"pid,omitempty"`
+	Exit  *Exit  `json:"exit,omitempty"` // the last of a job
+}
+
+// helperFD is the helper's socket to the agent.
+const helperFD = 3
+
+// helper starts programs for the agent, as their users.
+type helper struct {
+	policy policy.Policy
+	groups *groups
+}
+
+// Help is the helper's process. It returns when the agent has gone, and all jobs with it.
+func Help(stdin io.Reader) error {
+	conn, err := connOf(helperFD)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = conn.Close() }()
+	h, err := newHelper(stdin)
+	if err != nil {
+		return errors.Join(err, ask.Send(conn, report{Error: err.Error()}))
+	}
+	if err := ask.Send(conn, report{}); err != nil {
+		return err
+	}
+	return h.serve(conn)
+}
+
+func newHelper(stdin io.Reader) (*helper, error) {
+	var s setup
+	if err := json.NewDecoder(stdin).Decode(&s); err != nil {
+		return nil, fmt.Errorf("read the policy: %w", err)
+	}
+	// No program gets what whoever started the agent left open.
+	if err := unix.CloseRange(helperFD+1, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC); err != nil {
+		return nil, fmt.Errorf("close_range: %w: it needs Linux 5.11", err)
+	}
+	// To make a directory in the root of cgroups, which is mode 0555, takes CAP_DAC_OVERRIDE.
+	g, err := newGroups()
+	if err != nil {
+		return nil, err
+	}
+	return &helper{policy: s.Policy, groups: g}, privilege.Limit(privilege.Runner())
+}
+
+// serve starts a job for each order until the agent has gone, and ends all.
+func (h *helper) serve(conn *net.UnixConn) error {
+	defer func() { _ = remove(h.groups.dir) }()
+	var jobs sync.WaitGroup
+	defer jobs.Wait()
+	for {
+		var o order
+		got, err := ask.ReceiveLong(conn, &o)
+		if errors.Is(err, ask.ErrMalformed) || err == nil && len(got.FDs) != jobFDs {
+			got.Close()
+			continue // the job's socket is closed, by which the agent knows
+		}
+		if err != nil {
+			return nil //nolint:nilerr // the agent has gone, and its ends of the jobs' sockets
+		}
+		jobs.Go(func() { h.job(o.Request, &got) })
+	}
+}
+
+// The descriptors of an order: stdin, stdout, stderr and the job's socket.
+const jobFDs = 4
+
+// job runs a program and reports its end. It is killed if its socket is closed first.
+func (h *helper) job(q Request, got *ask.Packet) {
+	files, conn, err := open(got)
+	if err != nil {
+		return
+	}
+	defer func() { _ = conn.Close() }()
+	g, err := h.groups.add()
+	if err != nil {
+		closeAll(files)
+		_ = ask.Send(conn, report{Error: err.Error()})
+		return
+	}
+	defer func() { _ = g.end() }()
+	cmd, err := h.start(q, files, g)
+	closeAll(files)
+	if err != nil {
+		_ = ask.Send(conn, report{Error: err.Error()})
+		return
+	}
+	_ = ask.Send(conn, report{Pid: cmd.Process.Pid})
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		attend(conn, cmd.Process, g)
+	}()
+	_ = cmd.Wait()
+	_ = g.end() // what it started ends with it
+	_ = ask.Send(conn, report{Exit: exitOf(cmd.ProcessState)})
+	_ = conn.CloseRead()
+	<-ended
+}
+
+// attend sends signals to a job, and kills it when its socket is closed.
+func attend(conn *net.UnixConn, p *os.Process, g group) {
+	for {
+		var o order
+		got, err := ask.Receive(conn, &o)
+		got.Close()
+		if err != nil {
+			_ = g.kill()
+			return
+		}
+		_ = p.Signal(o.Kill) // by a pidfd, or not at all once it was waited for
+	}
+}
+
+// start starts the program of a request, whatever the agent allowed, only if the policy does.
+func (h *helper) start(q Request, files []*os.File, g group) (*exec.Cmd, error) {
+	e := h.policy.Find(q.Name)
+	if e == nil {
+		return nil, fmt.Errorf("no program %q", q.Name)
+	}
+	if err := e.Allows(q.Args, q.Env); err != nil {
+		return nil, err
+	}
+	u, cred, err := credentials(e.User)
+	if err != nil {
+		return nil, err
+	}
+	image, err := seal(e.Path, e.SHA256)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = image.Close() }()
+	dir, err := os.Open(string(g))
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = dir.Close() }()
+	cmd := &exec.Cmd{
+		Path: "/proc/self/fd/" + strconv.Itoa(int(image.Fd())),
+		Args: append([]string{e.Path}, q.Args...),
+		Env:  append(environment(u), q.Env...),
+		Dir:  e.Directory, Stdin: files[0], Stdout: files[1], Stderr: files[2],
+		SysProcAttr: &syscall.SysProcAttr{Setsid: true, UseCgroupFD: true, CgroupFD: int(dir.Fd())},
+	}
+	if int(cred.Uid) != os.Geteuid() {
+		cmd.SysProcAttr.Credential = cred
+	}
+	if err := cmd.Start(); err != nil {
+		if at, ok := errors.AsType[*os.PathError](err); ok {
+			err = at.Err // its path is that of the copy
+		}
+		return nil, fmt.Errorf("start %s as %s in %s: %w", e.Path, e.User, e.Directory, err)
+	}
+	return cmd, nil
+}
+
+// environment is what each program has; nothing of the agent's is in it.
+func environment(u *user.User) []string {
+	return []string{"PATH=/usr/local/bin:/usr/bin:/bin", "HOME=" + u.HomeDir, "USER=" + u.Username, "LOGNAME=" + u.Username}
+}
+
+// credentials returns a user, by name or number, with all groups. It refuses root.
+func credentials(name string) (*user.User, *syscall.Credential, error) {
+	lookup := user.Lookup
+	if _, err := strconv.ParseUint(name, 10, 32); err == nil {
+		lookup = user.LookupId
+	}
+	u, err := lookup(name)
+	if err != nil {
+		return nil, nil, fmt.Errorf("user %s: %w", name, err)
+	}
+	groups, err := u.GroupIds()
+	if err != nil {
+		return nil, nil, fmt.Errorf("user %s: %w", name, err)
+	}
+	ids := make([]uint32, 0, len(groups)+2)
+	for _, s := range append([]string{u.Uid, u.Gid}, groups...) {
+		id, err := strconv.ParseUint(s, 10, 32)
+		if err != nil {
+			return nil, nil, fmt.Errorf("user %s: %w", name, err)
+		}
+		ids = append(ids, uint32(id))
+	}
+	if ids[0] == 0 {
+		return nil, nil, fmt.Errorf("user %s is root, as whom no program may run", name)
+	}
+	return u, &syscall.Credential{Uid: ids[0], Gid: ids[1], Groups: ids[2:]}, nil
+}
+
+func exitOf(s *os.ProcessState) *Exit {
+	if w := s.Sys().(syscall.WaitStatus); w.Signaled() {
+		return &Exit{Code: -1, Signal: w.Signal()}
+	}
+	return &Exit{Code: s.ExitCode()}
+}
+
+// open takes the descriptors of an order.
+func open(got *ask.Packet) (files []*os.File, conn *net.UnixConn, err error) {
+	conn, err = connOf(got.FDs[jobFDs-1])
+	for _, fd := range got.FDs[:jobFDs-1] {
+		files = append(files, os.NewFile(uintptr(fd), "stdio"))
+	}
+	got.FDs = nil
+	if err != nil {
+		closeAll(files)
+	}
+	return files, conn, err
+}
+
+func closeAll(files []*os.File) {
+	for _, f := range files {
+		_ = f.Close()
+	}
+}
+
+// connOf makes a connection of a descriptor, which it owns.
+func connOf(fd int) (*net.UnixConn, error) {
+	f := os.NewFile(uintptr(fd), "socket")
+	if f == nil {
+		return nil, os.ErrInvalid
+	}
+	defer func() { _ = f.Close() }()
+	c, err := net.FileConn(f)
+	if err != nil {
+		return nil, err
+	}
+	conn, ok := c.(*net.UnixConn)
+	if !ok {
+		_ = c.Close()
+		return nil, errors.New("no unix socket")
+	}
+	return conn, nil
+}

@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux && root
+
+package run
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"os/signal"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/fairlead/fairlead/test/kit/leak"
+)
+
+// roleVariable makes the test binary an agent, or its helper.
+const roleVariable = "FAIRLEAD_RUN_ROLE"
+
+// jobArgument, the first one, makes it a program that is run: programs do not get the
+// environment of the agent.
+const jobArgument = "job"
+
+func TestMain(m *testing.M) {
+	if len(os.Args) > 2 && os.Args[1] == jobArgument {
+		os.Exit(jobs[os.Args[2]](os.Args[3:]))
+	}
+	switch role, args, _ := strings.Cut(os.Getenv(roleVariable), " "); role {
+	case "":
+		leak.Main(m)
+	case "helper":
+		if err := Help(os.Stdin); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+	case "agent":
+		fmt.Println(playAgent(args))
+		os.Exit(1)
+	}
+}
+
+// jobs are the programs, by name. They return an exit status.
+var jobs = map[string]func(args []string) int{
+	"patterns": func([]string) int { return 0 },
+	"args": func(args []string) int {
+		fmt.Printf("%q %q\n", args, os.Environ())
+		return 7
+	},
+	"who": func([]string) int {
+		dir, _ := os.Getwd()
+		groups, _ := os.Getgroups()
+		status, _ := os.ReadFile("/proc/self/status")
+		fmt.Println(os.Getuid(), os.Geteuid(), os.Getgid(), groups, dir)
+		for line := range bytes.Lines(status) {
+			if bytes.HasPrefix(line, []byte("Cap")) && !bytes.HasPrefix(line, []byte("CapBnd")) || bytes.HasPrefix(line, []byte("NoNewPrivs")) {
+				_, _ = os.Stdout.Write(line)
+			}
+		}
+		return 0
+	},
+	"descriptors": func([]string) int {
+		entries, err := os.ReadDir("/proc/self/fd")
+		for _, e := range entries {
+			to, _ := os.Readlink("/proc/self/fd/" + e.Name())
+			fmt.Println(e.Name(), to)
+		}
+		if err != nil {
+			return 1
+		}
+		return 0
+	},
+	"cat": func([]string) int {
+		if _, err := io.Copy(os.Stdout, os.Stdin); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			return 1
+		}
+		return 0
+	},
+	"both": func([]string) int { // 10 MiB, in turns
+		b := bytes.Repeat([]byte("0123456789abcdef"), 1<<10)
+		for range 320 {
+			_, _ = os.Stdout.Write(b)
+			_, _ = os.Stderr.Write(b)
+		}
+		return 0
+	},
+	"signals": func([]string) int {
+		got := make(chan os.Signal, 4)
+		signal.Notify(got, syscall.SIGUSR1, syscall.SIGTERM)
+		fmt.Println("ready")
+		for s := range got {
+			fmt.Println(s)
+			if s == syscall.SIGTERM {
+				return 3
+			}
+		}
+		return 0
+	},
+	"fork": func([]string) int { // a child in a session of its own, which holds the streams open
+		cmd := exec.Command("/proc/self/exe", jobArgument, "sleep")
+		cmd.Stdout, cmd.SysProcAttr = os.Stdout, &syscall.SysProcAttr{Setsid: true}
+		if err := cmd.Start(); err != nil {
+			fmt.Println(err)
+			return 1
+		}
+		fmt.Println("started")
+		return 5
+	},
+	"forksleep": func([]string) int {
+		cmd := exec.Command("/proc/self/exe", jobArgument, "sleep")
+		cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+		if err := cmd.Start(); err != nil {
+			fmt.Println(err)
+			return 1
+		}
+		fmt.Println("started")
+		time.Sleep(time.Hour)
+		return 0
+	},
+	"sleep": func([]string) int {
+		time.Sleep(time.Hour)
+		return 0
+	},
+	"killed": func([]string) int {
+		_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
+		select {}
+	},
+}

@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package policy
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+
+	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/yamltree"
+)
+
+const sum = "sha256: e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
+
+func parse(t *testing.T, text string) (Policy, error) {
+	t.Helper()
+	n, err := yamltree.Parse("a.yaml", []byte(text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return Parse(n)
+}
+
+func TestPolicy(t *testing.T) {
+	p, err := parse(t, `
+- {name: backup, match: {name: "web*"}, path: /bin/b, `+sum+`, args: [--full, "[a-z]+|x|.*y"], env: [LANG], directory: /srv, user: nobody}
+- {name: plain, match: {labels: {a: b}}, path: /bin/p, `+sum+`, user: 65534}
+`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	web, other := port.Owner{Kind: port.OwnerContainer, Name: "web-1"}, port.Owner{Kind: port.OwnerContainer, Name: "other"}
+	if !p.Names(web) || p.Names(other) || (Policy)(nil).Names(web) {
+		t.Error("Names")
+	}
+	if p.Find("nothing") != nil || p.Find("plain").Directory != "/" {
+		t.Error("Find")
+	}
+	// The helper gets the entries as JSON.
+	text, err := json.Marshal(p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var again Policy
+	if err := json.Unmarshal(text, &again); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		name      string
+		args, env []string
+		want      string
+	}{
+		{"backup", []string{"--full", "abc"}, nil, ""},
+		{"backup", []string{"--full", "0y"}, []string{"LANG=C=\n"}, ""},
+		{"backup", []string{"--full"}, nil, "1 arguments, want 2"},
+		{"backup", []string{"--full", "a", "b"}, nil, "3 arguments, want 2"},
+		{"backup", []string{"--fully", "abc"}, nil, "argument 1"},
+		{"backup", []string{"--full", "abc\n"}, nil, "argument 2"},
+		{"backup", []string{"--full", "ab\nc"}, nil, "argument 2"},
+		{"backup", []string{"--full", "\x00y"}, nil, "argument 2"},
+		{"backup", []string{"--full", "abc"}, []string{"LC_ALL=C"}, `variable "LC_ALL"`},
+		{"backup", []string{"--full", "abc"}, []string{"LANG"}, `variable "LANG"`},
+		{"backup", []string{"--full", "abc"}, []string{"LANG=a\x00b"}, `variable "LANG"`},
+		{"backup", []string{"--full", "abc"}, []string{"LANG=a", "LANG=b"}, "twice"},
+		{"plain", nil, nil, ""},
+		{"plain", []string{""}, nil, "1 arguments, want 0"},
+	} {
+		for _, p := range []Policy{p, again} {
+			err := p.Find(c.name).Allows(c.args, c.env)
+			if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
+				t.Errorf("%s %q %q: %v, want %q", c.name, c.args, c.env, err, c.want)
+			}
+		}
+	}
+}
+
+func TestParseErrors(t *testing.T) {
+	for _, c := range []struct{ text, want string }{
+		{"{name: b}", "want a list"},
+		{"- {name: b}", "no container is named"},
+		{"- {match: {name: w}}", "no name"},
+		{"- {name: 'a b'}", "want at most 64 letters"},
+		{"- {name: b, match: {name: w}}", "no path"},
+		{"- {name: b, path: b}", "absolute path"},
+		{"- {name: b, path: /a/../b}", "absolute path"},
+		{"- {name: b, match: {name: w}, path: /b}", "no sha256"},
+		{"- {name: b, sha256: 00}", "64 hexadecimal digits"},
+		{"- {name: b, match: {name: w}, path: /b, " + sum + "}", "no user"},
+		{"- {name: b, user: root}", "cannot run as root"},
+		{"- {name: b, user: '00'}", "cannot run as root"},
+		{"- {name: b, args: '.*'}", "want a list"},
+		{"- {name: b, args: ['(']}", "missing closing"},
+		{"- {name: b, args: [')|(']}", "unexpected )"},
+		{"- {name: b, env: ['A=B']}", "name of a variable"},
+		{"- {name: b, env: [LD_PRELOAD]}", "dynamic linker"},
+		{"- {name: b, match: {ports: 80}}", `unknown key "ports"`},
+		{"- {name: b, shell: x}", `unknown key "shell"`},
+		{strings.Repeat("- {name: b, match: {name: w}, path: /b, "+sum+", user: u}\n", 2), "another entry has the name"},
+	} {
+		if p, err := parse(t, c.text); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: %v, %v; want %q", c.text, p, err, c.want)
+		}
+	}
+	if p, err := parse(t, ""); err != nil || len(p) != 0 {
+		t.Errorf("no entries: %v, %v", p, err)
+	}
+}

@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux
+
+// Package run has a program of the guest run for a container that has only the publish
+// socket. Three processes share the work: the client in the container; the agent, which
+// knows the container and decides; and a helper that the agent starts before it drops its
+// capabilities, which alone can become another user and checks the program again.
+package run
+
+import (
+	"encoding/json"
+	"fmt"
+	"net"
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/fairlead/fairlead/internal/publish/ask"
+)
+
+// HelperCommand is the command of fairlead that calls Help.
+const HelperCommand = "run-helper"
+
+// Request is what a client wants.
+type Request struct {
+	Name string   `json:"name"` // of an entry of the policy
+	Args []string `json:"args,omitempty"`
+	Env  []string `json:"env,omitempty"` // "KEY=VALUE"
+}
+
+// Exit is how a program ended.
+type Exit struct {
+	Code   int         `json:"code"`
+	Signal unix.Signal `json:"signal,omitempty"` // that killed it, else 0
+}
+
+func (e Exit) String() string {
+	if e.Signal != 0 {
+		return unix.SignalName(e.Signal)
+	}
+	return fmt.Sprintf("exit %d", e.Code)
+}
+
+// first is the client's first message.
+type first struct {
+	Nonce string  `json:"nonce"`
+	Run   Request `json:"run"`
+}
+
+// reply is a message of the agent before the program runs, and a refusal at any time.
+type reply struct {
+	Version int          `json:"version,omitempty"`
+	Nonce   string       `json:"nonce,omitempty"`
+	Granted bool         `json:"granted,omitempty"`
+	Error   *ask.Refusal `json:"error,omitempty"`
+}
+
+// kind is what a frame has, its first byte.
+type kind byte
+
+// The client sends the first three, the agent the others.
+const (
+	frameStdin    kind = 'i' // at most window bytes that are not taken
+	frameStdinEnd kind = 'e'
+	frameSignal   kind = 's' // its name, without SIG
+	frameStdout   kind = 'o'
+	frameStderr   kind = 'r'
+	frameTaken    kind = 't' // that many bytes of stdin, as a number of JSON
+	frameExit     kind = 'x' // the last: an Exit
+	frameReply    kind = '{' // a whole reply
+)
+
+const (
+	// window is how much of stdin may be under way. Output needs no window: it stops
+	// while the client does not read, and nothing else waits behind it.
+	window = 64 << 10
+	// maxFrame bounds the content of a frame.
+	maxFrame = 32 << 10
+)
+
+// frames sends and receives frames, each a packet.
+type frames struct {
+	conn net.Conn
+	mu   sync.Mutex // held while one is sent
+	out  []byte
+}
+
+func (f *frames) send(k kind, content []byte) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.out = append(append(f.out[:0], byte(k)), content...)
+	_, err := f.conn.Write(f.out)
+	return err
+}
+
+func (f *frames) sendJSON(k kind, v any) error {
+	b, err := json.Marshal(v)
+	if err != nil {
+		return err
+	}
+	return f.send(k, b)
+}
+
+// receive returns the next frame. Its content is valid until the next call with the
+// buffer, which has room for a frame.
+func (f *frames) receive(buf []byte) (kind, []byte, error) {
+	n, err := f.conn.Read(buf)
+	if err != nil {
+		return 0, nil, err
+	}
+	if n == len(buf) {
+		return 0, nil, fmt.Errorf("%w: too long", ask.ErrMalformed)
+	}
+	return kind(buf[0]), buf[1:n], nil
+}
+
+// newBuffer returns one for receive. A frame that fills it is too long.
+func newBuffer() []byte { return make([]byte, maxFrame+2) }

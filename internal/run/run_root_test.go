@@ -1,0 +1,627 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux && root
+
+package run
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"math/rand/v2"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/fairlead/fairlead/internal/cgroup"
+	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/publish/ask"
+	"github.com/fairlead/fairlead/internal/rules"
+	"github.com/fairlead/fairlead/internal/run/policy"
+	"github.com/fairlead/fairlead/test/kit/wait"
+)
+
+// web is the only container.
+var web = port.Owner{Kind: port.OwnerContainer, Name: "web", ID: "1"}
+
+// rig is an agent's server in this process, with a helper.
+type rig struct {
+	t       testing.TB
+	server  *Server
+	program string // a copy of the test binary
+	entries policy.Policy
+	log     lines
+	stop    func()
+}
+
+// lines is a log.
+type lines struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (l *lines) Write(b []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(b)
+}
+
+func (l *lines) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.String()
+}
+
+// program copies the test binary to where root can read it, and returns its sum.
+func program(t testing.TB) (path, sum string) {
+	t.Helper()
+	b, err := os.ReadFile("/proc/self/exe")
+	if err != nil {
+		t.Fatal(err)
+	}
+	path = filepath.Join(t.TempDir(), "program")
+	if err := os.WriteFile(path, b, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	return path, fmt.Sprintf("%x", sha256.Sum256(b))
+}
+
+// entry allows "web" one role of the test binary, with these patterns of arguments.
+func entry(path, sum, role string, args ...string) policy.Entry {
+	e := policy.Entry{
+		Name: role, Match: rules.Match{Name: "web"}, Path: path, SHA256: sum, User: "nobody", Directory: "/usr", Env: []string{"LANG"},
+	}
+	for _, a := range append([]string{jobArgument, role}, args...) {
+		e.Args = append(e.Args, regexp.MustCompile(`\A(?:`+a+`)\z`))
+	}
+	return e
+}
+
+func newRig(t testing.TB) *rig {
+	t.Helper()
+	r := &rig{t: t}
+	var sum string
+	r.program, sum = program(t)
+	for role := range jobs {
+		if role != "patterns" {
+			r.entries = append(r.entries, entry(r.program, sum, role))
+		}
+	}
+	r.entries = append(r.entries, entry(r.program, sum, "patterns", "a.*"))
+	for i, change := range []func(*policy.Entry){
+		func(e *policy.Entry) { e.SHA256 = strings.Repeat("0", 64) },
+		func(e *policy.Entry) { e.User = "0" },
+		func(e *policy.Entry) { e.User = "nobody-of-this-name" },
+		func(e *policy.Entry) { e.Directory = "/nowhere" },
+		func(e *policy.Entry) { e.Path = "/nowhere" },
+		func(e *policy.Entry) { e.Path = "/dev/zero" },
+		func(e *policy.Entry) { e.Path = script(t, &e.SHA256) },
+	} {
+		e := entry(r.program, sum, "sleep")
+		e.Name = fmt.Sprintf("bad%d", i)
+		change(&e)
+		r.entries = append(r.entries, e)
+	}
+	r.start()
+	return r
+}
+
+// start starts the server.
+func (r *rig) start() {
+	r.t.Setenv(roleVariable, "helper")
+	r.server = New(Options{
+		Policy: r.entries, Jobs: 8, Helper: []string{"/proc/self/exe"},
+		Logger: slog.New(slog.NewTextHandler(&r.log, nil)),
+	})
+	if err := r.server.Start(); err != nil {
+		r.t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- r.server.Serve(ctx) }()
+	r.stop = sync.OnceFunc(func() {
+		cancel()
+		if err := wait.For(r.t, "the helper to end", done); err != nil {
+			r.t.Error(err)
+		}
+		r.noneLeft()
+	})
+	r.t.Cleanup(r.stop)
+}
+
+// noneLeft waits until no job of the helper has a cgroup.
+func (r *rig) noneLeft() { noneLeft(r.t, r.server.starter.process.Pid) }
+
+// groupsOf returns the directories of a helper's jobs.
+func groupsOf(t testing.TB, helper int) []string {
+	t.Helper()
+	dir, err := sliceDir()
+	if err != nil {
+		t.Fatal(err)
+	}
+	all, err := filepath.Glob(filepath.Join(dir, strconv.Itoa(helper)+".*", "*", killFile))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return all
+}
+
+func noneLeft(t testing.TB, helper int) {
+	t.Helper()
+	wait.Until(t, "no cgroup of a job is left", func() error {
+		if left := groupsOf(t, helper); len(left) > 0 {
+			return fmt.Errorf("%q are left", left)
+		}
+		return nil
+	})
+}
+
+// populated waits until some job runs, and returns its cgroup.
+func populated(t testing.TB, helper int) (dir string) {
+	t.Helper()
+	wait.Until(t, "a job runs", func() error {
+		for _, file := range groupsOf(t, helper) {
+			if dir = filepath.Dir(file); cgroup.Populated(dir) {
+				return nil
+			}
+		}
+		return errors.New("none does")
+	})
+	return dir
+}
+
+// script writes a script.
+func script(t testing.TB, sum *string) string {
+	b := []byte("#!/bin/sh\necho hello\n")
+	*sum = fmt.Sprintf("%x", sha256.Sum256(b))
+	path := filepath.Join(t.TempDir(), "script")
+	if err := os.WriteFile(path, b, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// serve does what the publish socket's server does.
+func serve(ctx context.Context, s *Server, conn *net.UnixConn, container port.Owner) {
+	defer func() { _ = conn.Close() }()
+	stop := context.AfterFunc(ctx, func() { _ = conn.CloseRead() })
+	defer stop()
+	_ = ask.Send(conn, reply{Version: ask.Version, Nonce: "n"})
+	var q struct{ Run json.RawMessage }
+	if _, err := ask.Receive(conn, &q); err != nil {
+		return
+	}
+	var r *ask.Refusal
+	if errors.As(s.Run(ctx, conn, container, 1, q.Run), &r) {
+		_ = ask.Send(conn, reply{Error: r})
+	}
+}
+
+// connect returns a client's connection, which is served.
+func (r *rig) connect(ctx context.Context, container port.Owner) (*net.UnixConn, <-chan struct{}) {
+	r.t.Helper()
+	conn, f, err := pair()
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	theirs, err := net.FileConn(f)
+	_ = f.Close()
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		serve(ctx, r.server, theirs.(*net.UnixConn), container)
+	}()
+	r.t.Cleanup(func() {
+		_ = conn.Close()
+		wait.For(r.t, "the server of the client", done)
+	})
+	return conn, done
+}
+
+// run runs a role to its end.
+func (r *rig) run(q Request, s Streams) (Exit, error) {
+	r.t.Helper()
+	conn, done := r.connect(context.Background(), web)
+	exit, err := do(conn, q, s)
+	_ = conn.Close()
+	wait.For(r.t, "the server of the client", done)
+	return exit, err
+}
+
+// role is a request for a role of the test binary.
+func role(name string, args ...string) Request {
+	return Request{Name: name, Args: append([]string{jobArgument, name}, args...)}
+}
+
+func TestRun(t *testing.T) {
+	r := newRig(t)
+	for _, c := range []struct {
+		q    Request
+		want Exit
+		out  string
+	}{
+		{Request{Name: "args", Args: role("args").Args, Env: []string{"LANG=C"}}, Exit{Code: 7},
+			`[] ["PATH=/usr/local/bin:/usr/bin:/bin" "HOME=/nonexistent" "USER=nobody" "LOGNAME=nobody" "LANG=C"]` + "\n"},
+		{Request{Name: "patterns", Args: []string{jobArgument, "patterns", "a b;$(c)\t\"'"}}, Exit{Code: 0}, ""},
+		{role("killed"), Exit{Code: -1, Signal: unix.SIGKILL}, ""},
+		{role("who"), Exit{}, "65534 65534 65534 [65534] /usr\n" +
+			"CapInh:\t0000000000000000\nCapPrm:\t0000000000000000\nCapEff:\t0000000000000000\nCapAmb:\t0000000000000000\nNoNewPrivs:\t1\n"},
+	} {
+		var out, errs bytes.Buffer
+		exit, err := r.run(c.q, Streams{Stdout: &out, Stderr: &errs})
+		if err != nil || exit != c.want || out.String() != c.out || errs.Len() > 0 {
+			t.Errorf("%q: %+v, %v\n%s%s", c.q, exit, err, out.String(), errs.String())
+		}
+	}
+	if n := strings.Count(r.log.String(), "\n"); n != 4 || !strings.Contains(r.log.String(), `msg=run name=args args="[job args]" container=web id=1 pid=1`) ||
+		!strings.Contains(r.log.String(), `result="exit 7"`) || !strings.Contains(r.log.String(), "result=SIGKILL") {
+		t.Errorf("log:\n%s", r.log.String())
+	}
+}
+
+// A job has its three streams, and nothing of the agent or its helper.
+func TestJobInheritsNothing(t *testing.T) {
+	null, err := unix.Open(os.DevNull, unix.O_RDONLY, 0) // which the helper inherits
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(null)
+	r := newRig(t)
+	var out bytes.Buffer
+	if exit, err := r.run(role("descriptors"), Streams{Stdout: &out, Stderr: io.Discard}); err != nil || exit.Code != 0 {
+		t.Fatal(exit, err)
+	}
+	for line := range strings.Lines(out.String()) {
+		fd, to, _ := strings.Cut(strings.TrimSpace(line), " ")
+		switch {
+		case len(fd) == 1 && fd[0] <= '2' && strings.HasPrefix(to, "pipe:"):
+		case strings.HasPrefix(to, "anon_inode:[event"), strings.HasPrefix(to, "/sys/fs/cgroup/"), to == "": // its own Go runtime's
+		default:
+			t.Errorf("it has descriptor %s, %s", fd, to)
+		}
+	}
+}
+
+func TestRefused(t *testing.T) {
+	r := newRig(t)
+	for _, c := range []struct {
+		of     port.Owner
+		q      Request
+		reason ask.Reason
+		want   string
+	}{
+		{port.Owner{Kind: port.OwnerContainer, Name: "other"}, role("sleep"), ask.ReasonPolicy, `lets container "other" run "sleep"`},
+		{web, role("nothing"), ask.ReasonPolicy, `run "nothing"`},
+		{web, Request{}, ask.ReasonPolicy, `run ""`},
+		{web, Request{Name: "sleep"}, ask.ReasonPolicy, "0 arguments, want 2"},
+		{web, role("patterns", "b"), ask.ReasonPolicy, "argument 3"},
+		{web, role("patterns", "ab\n"), ask.ReasonPolicy, "argument 3"},
+		{web, role("patterns", "ab\x00"), ask.ReasonPolicy, "argument 3"},
+		{web, Request{Name: "sleep", Args: role("sleep").Args, Env: []string{"LD_PRELOAD=/x"}}, ask.ReasonPolicy, "LD_PRELOAD"},
+		{web, Request{Name: "bad0", Args: role("sleep").Args}, ask.ReasonProgram, "SHA-256"},
+		{web, Request{Name: "bad1", Args: role("sleep").Args}, ask.ReasonProgram, "is root"},
+		{web, Request{Name: "bad2", Args: role("sleep").Args}, ask.ReasonProgram, "unknown user"},
+		{web, Request{Name: "bad3", Args: role("sleep").Args}, ask.ReasonProgram, "no such file"},
+		{web, Request{Name: "bad4", Args: role("sleep").Args}, ask.ReasonProgram, "no such file"},
+		{web, Request{Name: "bad5", Args: role("sleep").Args}, ask.ReasonProgram, "no file that can be executed"},
+		{web, Request{Name: "bad6", Args: role("sleep").Args}, ask.ReasonProgram, "no ELF program"},
+	} {
+		conn, _ := r.connect(context.Background(), c.of)
+		_, err := do(conn, c.q, Streams{Stdout: io.Discard, Stderr: io.Discard})
+		var got *ask.Refusal
+		if !errors.As(err, &got) || got.Reason != c.reason || !strings.Contains(got.Message, c.want) {
+			t.Errorf("%q: %v, want %s: … %s", c.q, err, c.reason, c.want)
+		}
+	}
+	r.noneLeft()
+}
+
+// One bit of the file, at any place, is another program.
+func TestChangedProgram(t *testing.T) {
+	r := newRig(t)
+	f, err := os.OpenFile(r.program, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	st, err := f.Stat()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, at := range []int64{0, st.Size() / 2, st.Size() - 1} {
+		var b [1]byte
+		flip := func() {
+			b[0] ^= 1
+			if _, err := f.WriteAt(b[:], at); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if _, err := f.ReadAt(b[:], at); err != nil {
+			t.Fatal(err)
+		}
+		flip()
+		if _, err := r.run(role("args"), Streams{Stdout: io.Discard, Stderr: io.Discard}); err == nil || !strings.Contains(err.Error(), "SHA-256") {
+			t.Errorf("byte %d: %v", at, err)
+		}
+		flip()
+	}
+	// The file may be changed after it was copied: it is the copy that runs.
+	if exit, err := r.run(role("args"), Streams{Stdout: io.Discard, Stderr: io.Discard}); err != nil || exit.Code != 7 {
+		t.Errorf("unchanged: %+v, %v", exit, err)
+	}
+}
+
+// The copy cannot be changed, and what becomes of the file has no effect on it.
+func TestSeal(t *testing.T) {
+	path, sum := program(t)
+	image, err := seal(path, sum)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer image.Close()
+	if err := os.WriteFile(path, []byte("swapped"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := image.WriteAt([]byte("x"), 0); !errors.Is(err, unix.EPERM) {
+		t.Errorf("write: %v", err)
+	}
+	if err := image.Truncate(0); !errors.Is(err, unix.EPERM) {
+		t.Errorf("truncate: %v", err)
+	}
+	h := sha256.New()
+	if _, err := io.Copy(h, io.NewSectionReader(image, 0, 1<<40)); err != nil || fmt.Sprintf("%x", h.Sum(nil)) != sum {
+		t.Errorf("the copy changed (%v)", err)
+	}
+}
+
+// slowly writes a little at a time, with pauses.
+type slowly struct {
+	io.Writer
+	pause time.Duration
+}
+
+func (s slowly) Write(b []byte) (int, error) {
+	time.Sleep(s.pause)
+	return s.Writer.Write(b)
+}
+
+func TestStdinAndStdout(t *testing.T) {
+	r := newRig(t)
+	in := make([]byte, 8<<20)
+	_, _ = rand.NewChaCha8([32]byte{}).Read(in)
+	h := sha256.New()
+	exit, err := r.run(role("cat"), Streams{Stdin: bytes.NewReader(in), Stdout: slowly{h, time.Millisecond}, Stderr: os.Stderr})
+	if want := sha256.Sum256(in); err != nil || exit.Code != 0 || !bytes.Equal(h.Sum(nil), want[:]) {
+		t.Errorf("%+v, %v", exit, err)
+	}
+}
+
+// Both outputs arrive whole, to their end, also where the client is slow.
+func TestBothOutputs(t *testing.T) {
+	r := newRig(t)
+	var out, errs bytes.Buffer
+	exit, err := r.run(role("both"), Streams{Stdout: slowly{&out, time.Millisecond}, Stderr: &errs})
+	want := bytes.Repeat([]byte("0123456789abcdef"), 320<<10)
+	if err != nil || exit.Code != 0 || !bytes.Equal(out.Bytes(), want) || !bytes.Equal(errs.Bytes(), want) {
+		t.Errorf("%+v, %v: %d and %d bytes", exit, err, out.Len(), errs.Len())
+	}
+}
+
+// A client that does not read stops the job, and is no reason to keep it when it goes.
+func TestClientDoesNotRead(t *testing.T) {
+	r := newRig(t)
+	conn, done := r.connect(context.Background(), web)
+	begin(t, conn, role("both"))
+	g := populated(t, r.server.starter.process.Pid)
+	time.Sleep(100 * time.Millisecond)
+	if !cgroup.Populated(g) {
+		t.Error("the job did not wait for its client")
+	}
+	_ = conn.Close()
+	wait.For(t, "the session to end", done)
+	r.noneLeft()
+}
+
+// begin sends a request, and returns when it is granted.
+func begin(t testing.TB, conn *net.UnixConn, q Request) {
+	t.Helper()
+	var hello, granted reply
+	if _, err := ask.Receive(conn, &hello); err != nil {
+		t.Fatal(err)
+	}
+	if err := ask.Send(conn, first{Nonce: hello.Nonce, Run: q}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := ask.Receive(conn, &granted); err != nil || !granted.Granted {
+		t.Fatal(granted, err)
+	}
+}
+
+// A signal passes a stdin that the job does not read.
+func TestSignals(t *testing.T) {
+	r := newRig(t)
+	signals := make(chan os.Signal)
+	out, w := io.Pipe()
+	go func() {
+		buf := make([]byte, 64)
+		for _, want := range []string{"ready\n", "user defined signal 1\n"} {
+			if n, err := out.Read(buf); err != nil || string(buf[:n]) != want {
+				t.Errorf("%q, %v", buf[:n], err)
+			}
+			if want == "ready\n" {
+				signals <- syscall.SIGUSR1
+			} else {
+				signals <- syscall.SIGTERM
+			}
+		}
+		_, _ = io.Copy(io.Discard, out)
+	}()
+	exit, err := r.run(role("signals"), Streams{Stdin: bytes.NewReader(make([]byte, 1<<20)), Stdout: w, Stderr: os.Stderr, Signals: signals})
+	_ = w.Close()
+	if err != nil || exit != (Exit{Code: 3}) {
+		t.Errorf("%+v, %v", exit, err)
+	}
+}
+
+// What a job leaves behind is killed with it, and does not delay its end.
+func TestChildrenEndWithTheJob(t *testing.T) {
+	r := newRig(t)
+	var out bytes.Buffer
+	exit, err := r.run(role("fork"), Streams{Stdout: &out, Stderr: os.Stderr})
+	if err != nil || exit.Code != 5 || out.String() != "started\n" {
+		t.Errorf("%+v, %v, %q", exit, err, out.String())
+	}
+	r.noneLeft()
+}
+
+// What a client must not send ends its job.
+func TestMisbehavingClients(t *testing.T) {
+	r := newRig(t)
+	for name, send := range map[string]func(f *frames) error{
+		"unknown kind": func(f *frames) error { return f.send('?', nil) },
+		"too long":     func(f *frames) error { return f.send(frameStdin, make([]byte, maxFrame+1)) },
+		"more than the window": func(f *frames) error {
+			for range 8 { // the pipe takes 64 KiB
+				if err := f.send(frameStdin, make([]byte, maxFrame)); err != nil {
+					return nil //nolint:nilerr // it was closed meanwhile
+				}
+			}
+			return nil
+		},
+		"stdin after its end": func(f *frames) error {
+			return errors.Join(f.send(frameStdinEnd, nil), f.send(frameStdin, []byte("x")))
+		},
+		"a packet of nothing": func(f *frames) error { _, err := f.conn.(*net.UnixConn).Write(nil); return err },
+	} {
+		conn, done := r.connect(context.Background(), web)
+		begin(t, conn, role("sleep"))
+		if err := send(&frames{conn: conn}); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		if name == "a packet of nothing" {
+			_ = conn.CloseWrite() // Go sends no empty packet
+		}
+		select {
+		case <-done:
+		case <-time.After(wait.Limit()):
+			t.Errorf("%s: the job goes on", name)
+		}
+	}
+	r.noneLeft()
+}
+
+func TestLimit(t *testing.T) {
+	r := newRig(t)
+	for range r.server.opt.Jobs {
+		conn, _ := r.connect(context.Background(), web)
+		begin(t, conn, role("sleep"))
+	}
+	if _, err := r.run(role("args"), Streams{Stdout: io.Discard, Stderr: io.Discard}); err == nil || !strings.Contains(err.Error(), "limit: 8 programs run already") {
+		t.Errorf("one more: %v", err)
+	}
+}
+
+// When the agent stops, its jobs do, and their clients hear of it.
+func TestAgentStops(t *testing.T) {
+	r := newRig(t)
+	ctx, cancel := context.WithCancel(context.Background())
+	conn, done := r.connect(ctx, web)
+	begin(t, conn, role("forksleep"))
+	populated(t, r.server.starter.process.Pid)
+	cancel()
+	wait.For(t, "the session to end", done)
+	r.noneLeft()
+	r.stop()
+}
+
+// If the helper is killed, its jobs are, and later requests are refused.
+func TestHelperKilled(t *testing.T) {
+	r := newRig(t)
+	conn, done := r.connect(context.Background(), web)
+	begin(t, conn, role("forksleep"))
+	populated(t, r.server.starter.process.Pid)
+	if err := r.server.starter.process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	wait.For(t, "the session to end", done)
+	r.noneLeft()
+	if _, err := r.run(role("args"), Streams{Stdout: io.Discard, Stderr: io.Discard}); err == nil || !strings.Contains(err.Error(), "the helper has ended") {
+		t.Errorf("afterwards: %v", err)
+	}
+}
+
+// playAgent is an agent that runs one job, for a client that it is itself.
+func playAgent(args string) error {
+	program, sum, _ := strings.Cut(args, " ")
+	_ = os.Setenv(roleVariable, "helper")
+	s := New(Options{
+		Policy: policy.Policy{entry(program, sum, "forksleep")}, Jobs: 1, Helper: []string{"/proc/self/exe"},
+		Logger: slog.New(slog.DiscardHandler),
+	})
+	if err := s.Start(); err != nil {
+		return err
+	}
+	j, err := s.starter.start(role("forksleep"))
+	if err != nil {
+		return err
+	}
+	fmt.Println(s.starter.process.Pid)
+	_, err = j.wait() // until it is killed
+	return err
+}
+
+// Nothing is left of a job when the agent is killed; if its helper is, too, then at the
+// next start.
+func TestAgentKilled(t *testing.T) {
+	path, sum := program(t)
+	for _, both := range []bool{false, true} {
+		cmd := exec.Command("/proc/self/exe")
+		cmd.Env = append(os.Environ(), roleVariable+"=agent "+path+" "+sum)
+		cmd.Stderr = os.Stderr
+		out, err := cmd.StdoutPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		var helper int
+		if _, err := fmt.Fscanln(out, &helper); err != nil {
+			t.Fatal(err)
+		}
+		g := populated(t, helper)
+		if both {
+			if err := unix.Kill(helper, unix.SIGKILL); err != nil {
+				t.Error(err)
+			}
+		}
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+		if both {
+			if !cgroup.Populated(g) {
+				t.Error("the job ended, which this test cannot explain")
+			}
+			r := &rig{t: t}
+			r.start()
+		}
+		noneLeft(t, helper)
+	}
+}

@@ -1,0 +1,276 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux
+
+package run
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"log/slog"
+	"net"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/publish/ask"
+	"github.com/fairlead/fairlead/internal/run/policy"
+)
+
+// Server runs programs for the clients that the publish socket identified.
+type Server struct {
+	opt  Options
+	jobs atomic.Int32
+	// starter is nil before Start and if that failed, for which failed is the reason.
+	starter *starter
+	failed  error
+}
+
+// Options configure a Server. All are required.
+type Options struct {
+	Policy policy.Policy
+	Jobs   int      // at the same time, of all containers together
+	Helper []string // command line of a process that calls Help
+	Logger *slog.Logger
+}
+
+// New returns a server, which runs nothing before Start.
+func New(o Options) *Server { return &Server{opt: o} }
+
+// Start starts the helper, with the capabilities that the process has now. If it fails,
+// all requests are refused with the error. It comes before Serve and Run.
+func (s *Server) Start() error {
+	s.starter, s.failed = startHelper(s.opt)
+	return s.failed
+}
+
+// Serve waits until ctx ends, and ends the helper and all programs.
+func (s *Server) Serve(ctx context.Context) error {
+	if s.starter == nil {
+		<-ctx.Done()
+		return nil
+	}
+	return s.starter.wait(ctx)
+}
+
+// Names reports whether the container may have any program run.
+func (s *Server) Names(container port.Owner) bool { return s.opt.Policy.Names(container) }
+
+// Run runs the program that a client asks for until it has ended, the client has gone, or
+// ctx ends. The error is nil or a reason for the client.
+func (s *Server) Run(ctx context.Context, conn *net.UnixConn, container port.Owner, pid int32, request json.RawMessage) error {
+	var q Request
+	if err := json.Unmarshal(request, &q); err != nil {
+		return ask.Refuse(ask.ReasonRequest, "run: %v", err)
+	}
+	if err := s.allowed(container, q); err != nil {
+		return err
+	}
+	if s.starter == nil {
+		return ask.Refuse(ask.ReasonProgram, "programs cannot be run: %v", s.failed)
+	}
+	defer s.jobs.Add(-1)
+	if s.jobs.Add(1) > int32(s.opt.Jobs) {
+		return ask.Refuse(ask.ReasonLimit, "%d programs run already", s.opt.Jobs)
+	}
+	log := s.opt.Logger.With("name", q.Name, "args", q.Args, "container", container.Name, "id", container.ID, "pid", pid)
+	j, err := s.starter.start(q)
+	if err != nil {
+		log.Warn("run", "result", "not started", "err", err)
+		return ask.Refuse(ask.ReasonProgram, "%v", err)
+	}
+	begun := time.Now()
+	c := session{frames: frames{conn: conn}, job: j, wake: make(chan struct{}, 1)}
+	exit, gone, err := c.serve(ctx, conn)
+	log = log.With("job", j.pid, "seconds", time.Since(begun).Seconds(), "clientGone", gone)
+	if err != nil {
+		log.Warn("run", "result", "unknown", "err", err)
+		return ask.Refuse(ask.ReasonProgram, "%v", err)
+	}
+	log.Info("run", "result", exit.String())
+	return nil
+}
+
+func (s *Server) allowed(container port.Owner, q Request) error {
+	e := s.opt.Policy.Find(q.Name)
+	if e == nil || !e.Match.MatchesOwner(container) {
+		return ask.Refuse(ask.ReasonPolicy, "no entry of run.allow lets container %q run %q", container.Name, q.Name)
+	}
+	if err := e.Allows(q.Args, q.Env); err != nil {
+		return ask.Refuse(ask.ReasonPolicy, "run.allow does not allow container %q this for %q: %v", container.Name, q.Name, err)
+	}
+	return nil
+}
+
+// session is a client and its job.
+type session struct {
+	frames
+	job *job
+
+	mu    sync.Mutex
+	stdin []byte // received and not taken
+	taken int    // by the goroutine that writes it, and not written
+	ended bool   // no more will be received
+	wake  chan struct{}
+}
+
+// serve carries everything between client and job until the job has ended.
+func (c *session) serve(ctx context.Context, conn *net.UnixConn) (exit Exit, gone bool, err error) {
+	defer c.job.close()
+	if err := c.sendReply(reply{Granted: true}); err != nil {
+		c.job.kill()
+	}
+	_ = conn.SetDeadline(time.Time{})
+	stop := context.AfterFunc(ctx, c.job.kill)
+	defer stop()
+	var reader, outputs, feeder sync.WaitGroup
+	var left atomic.Bool
+	reader.Go(func() {
+		c.receiveAll()
+		left.Store(true)
+		c.job.kill()
+		_ = conn.SetWriteDeadline(time.Now()) // nobody reads any more
+	})
+	outputs.Go(func() { c.copy(frameStdout, c.job.stdout) })
+	outputs.Go(func() { c.copy(frameStderr, c.job.stderr) })
+	feeder.Go(c.feed)
+	exit, err = c.job.wait()
+	gone = left.Load()
+	_ = c.job.stdin.Close()
+	// What another process than the job's holds open may never end.
+	_ = c.job.stdout.SetReadDeadline(time.Now())
+	_ = c.job.stderr.SetReadDeadline(time.Now())
+	outputs.Wait()
+	if err == nil {
+		_ = c.sendJSON(frameExit, exit)
+	}
+	_ = conn.CloseRead() // what the client sends now is for nobody
+	reader.Wait()
+	c.end()
+	feeder.Wait()
+	if err != nil {
+		_ = conn.SetWriteDeadline(time.Time{})
+	}
+	return exit, gone, err
+}
+
+func (c *session) sendReply(r reply) error {
+	b, err := json.Marshal(r)
+	if err != nil {
+		return err
+	}
+	return c.send(frameReply, b[1:]) // the kind is its first byte
+}
+
+// receiveAll reads what the client sends, until it has gone or sends what it must not.
+func (c *session) receiveAll() {
+	defer c.end()
+	buf := newBuffer()
+	for {
+		k, content, err := c.receive(buf)
+		if err != nil {
+			return
+		}
+		switch k {
+		case frameStdin:
+			if !c.put(content) {
+				return
+			}
+		case frameStdinEnd:
+			c.end()
+		case frameSignal:
+			if s := unix.SignalNum("SIG" + string(content)); s != 0 {
+				c.job.signal(s)
+			}
+		default:
+			return
+		}
+	}
+}
+
+// put keeps a part of stdin, unless there is more than the client may have sent.
+func (c *session) put(b []byte) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.ended || len(c.stdin)+c.taken+len(b) > window {
+		return false
+	}
+	c.stdin = append(c.stdin, b...)
+	c.notify()
+	return true
+}
+
+// end notes that no more of stdin comes.
+func (c *session) end() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.ended = true
+	c.notify()
+}
+
+func (c *session) notify() {
+	select {
+	case c.wake <- struct{}{}:
+	default:
+	}
+}
+
+// feed writes stdin to the job until all of it is written. What a job does not want to
+// read is dropped.
+func (c *session) feed() {
+	defer func() { _ = c.job.stdin.Close() }()
+	for range c.wake {
+		b, ended := c.take()
+		if len(b) > 0 {
+			_, _ = c.job.stdin.Write(b)
+			c.mu.Lock()
+			c.taken = 0
+			c.mu.Unlock()
+			_ = c.sendJSON(frameTaken, len(b))
+		}
+		if ended {
+			return
+		}
+	}
+}
+
+func (c *session) take() (b []byte, ended bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	b, c.stdin = c.stdin, nil
+	c.taken = len(b)
+	return b, c.ended
+}
+
+// copy sends what a job writes to a pipe until its end. After the pipe's deadline it
+// sends only what is there.
+func (c *session) copy(k kind, pipe *os.File) {
+	buf := make([]byte, maxFrame)
+	for {
+		n, err := pipe.Read(buf)
+		if errors.Is(err, os.ErrDeadlineExceeded) {
+			n, err = readNow(pipe, buf)
+		}
+		if n > 0 && c.send(k, buf[:n]) != nil || err != nil {
+			return
+		}
+	}
+}
+
+// readNow reads what is there, else it returns io.EOF.
+func readNow(pipe *os.File, buf []byte) (n int, err error) {
+	cerr := ask.Control(pipe, func(fd int) error {
+		n, err = unix.Read(fd, buf)
+		return nil
+	})
+	if cerr != nil || err != nil || n <= 0 {
+		return 0, io.EOF
+	}
+	return n, nil
+}

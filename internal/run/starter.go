@@ -1,0 +1,222 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux
+
+package run
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"os/exec"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/fairlead/fairlead/internal/publish/ask"
+)
+
+const (
+	// startTimeout bounds how long the helper takes to begin, and to end.
+	startTimeout = 10 * time.Second
+	// jobTimeout bounds how long it takes to copy and start a program.
+	jobTimeout = 30 * time.Second
+)
+
+// starter has programs started by a helper, which keeps the capabilities that takes.
+type starter struct {
+	opt   Options
+	log   *slog.Logger
+	conn  *net.UnixConn // to the helper
+	ended chan struct{} // closed when the helper has ended
+
+	process *os.Process // the helper
+}
+
+// startHelper starts the helper with the capabilities that the process has now.
+func startHelper(o Options) (*starter, error) {
+	text, err := json.Marshal(setup{Policy: o.Policy})
+	if err != nil {
+		return nil, err
+	}
+	conn, theirs, err := pair()
+	if err != nil {
+		return nil, err
+	}
+	cmd := exec.Command(o.Helper[0], o.Helper[1:]...)
+	cmd.Stdin, cmd.Stderr, cmd.ExtraFiles = bytes.NewReader(text), os.Stderr, []*os.File{theirs}
+	cmd.Dir, cmd.SysProcAttr = "/", &syscall.SysProcAttr{Setsid: true} // Ctrl-C is for the agent
+	err = cmd.Start()
+	_ = theirs.Close()
+	if err != nil {
+		_ = conn.Close()
+		return nil, fmt.Errorf("start the helper: %w", err)
+	}
+	s := &starter{opt: o, log: o.Logger, conn: conn, ended: make(chan struct{}), process: cmd.Process}
+	go func() {
+		defer close(s.ended)
+		_ = cmd.Wait()
+	}()
+	if err := s.ready(); err != nil {
+		return nil, errors.Join(err, s.close())
+	}
+	return s, nil
+}
+
+// ready waits for the helper's first message.
+func (s *starter) ready() error {
+	_ = s.conn.SetReadDeadline(time.Now().Add(startTimeout))
+	var r report
+	got, err := ask.ReceiveLong(s.conn, &r)
+	got.Close()
+	if err == nil && r.Error != "" {
+		err = errors.New(r.Error)
+	}
+	if err != nil {
+		return fmt.Errorf("helper for run.allow: %w", err)
+	}
+	return nil
+}
+
+// close ends the helper, which kills all jobs, and waits for it. Jobs of a helper that was
+// killed are killed, too.
+func (s *starter) close() error {
+	err := s.conn.Close()
+	select {
+	case <-s.ended:
+	case <-time.After(startTimeout):
+		return errors.Join(err, errors.New("the helper does not end"))
+	}
+	return errors.Join(err, killLeftovers())
+}
+
+// wait waits until ctx ends, and closes s. If the helper ends before, it kills its jobs.
+func (s *starter) wait(ctx context.Context) error {
+	select {
+	case <-ctx.Done():
+	case <-s.ended:
+		s.log.Error("run: the helper has ended; its programs are killed, and none is run until the agent is restarted", "err", killLeftovers())
+		<-ctx.Done()
+	}
+	return s.close()
+}
+
+// job is a program that runs.
+type job struct {
+	conn           *net.UnixConn // to the helper; to close it for writing kills the job
+	stdin          *os.File
+	stdout, stderr *os.File
+	pid            int
+}
+
+func (j *job) close() {
+	closeAll([]*os.File{j.stdin, j.stdout, j.stderr})
+	_ = j.conn.Close()
+}
+
+// start starts a program.
+func (s *starter) start(q Request) (*job, error) {
+	j, theirs, err := newJob()
+	if err != nil {
+		return nil, err
+	}
+	fds := make([]int, len(theirs))
+	for i, f := range theirs {
+		fds[i] = int(f.Fd())
+	}
+	if err = ask.Send(s.conn, order{Request: q}, fds...); err != nil {
+		err = fmt.Errorf("the helper has ended: restart the agent: %w", err)
+	}
+	closeAll(theirs)
+	if err == nil {
+		err = j.begun()
+	}
+	if err != nil {
+		j.close()
+		return nil, err
+	}
+	return j, nil
+}
+
+// newJob makes the pipes and the socket of a job, and the helper's ends of them.
+func newJob() (j *job, theirs []*os.File, err error) {
+	j = new(job)
+	defer func() {
+		if err != nil {
+			closeAll(append(theirs, j.stdin, j.stdout, j.stderr)) // nil ones are refused
+		}
+	}()
+	stdin, w, err := os.Pipe()
+	if err != nil {
+		return nil, theirs, err
+	}
+	j.stdin, theirs = w, append(theirs, stdin)
+	for _, to := range []**os.File{&j.stdout, &j.stderr} {
+		r, w, err := os.Pipe()
+		if err != nil {
+			return nil, theirs, err
+		}
+		*to, theirs = r, append(theirs, w)
+	}
+	conn, socket, err := pair()
+	if err != nil {
+		return nil, theirs, err
+	}
+	j.conn = conn
+	return j, append(theirs, socket), nil
+}
+
+// begun waits until the helper has started the program.
+func (j *job) begun() error {
+	_ = j.conn.SetReadDeadline(time.Now().Add(jobTimeout))
+	var r report
+	got, err := ask.ReceiveLong(j.conn, &r)
+	got.Close()
+	switch {
+	case err != nil:
+		return fmt.Errorf("the helper does not answer: %w", err)
+	case r.Error != "":
+		return errors.New(r.Error)
+	}
+	j.pid = r.Pid
+	return j.conn.SetReadDeadline(time.Time{})
+}
+
+// wait returns when the job and all that it started have gone.
+func (j *job) wait() (Exit, error) {
+	var r report
+	got, err := ask.Receive(j.conn, &r)
+	got.Close()
+	switch {
+	case err != nil:
+		return Exit{}, fmt.Errorf("the helper has gone: %w", err)
+	case r.Exit == nil:
+		return Exit{}, errors.New("the helper sent no exit status")
+	}
+	return *r.Exit, nil
+}
+
+func (j *job) signal(s unix.Signal) { _ = ask.Send(j.conn, order{Kill: s}) }
+
+// kill has the helper kill the job.
+func (j *job) kill() { _ = j.conn.CloseWrite() }
+
+// pair returns two ends that are connected, the second to be passed.
+func pair() (*net.UnixConn, *os.File, error) {
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, nil, os.NewSyscallError("socketpair", err)
+	}
+	theirs := os.NewFile(uintptr(fds[1]), "socket")
+	conn, err := connOf(fds[0])
+	if err != nil {
+		_ = theirs.Close()
+	}
+	return conn, theirs, err
+}
