@@ -54,7 +54,11 @@ func newGroups() (*groups, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := os.Mkdir(dir, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
+	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+		return nil, fmt.Errorf("make a cgroup: %w", err)
+	}
+	// Whoever can open a directory can lock it, and keep all helpers waiting.
+	if err := os.Chmod(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("make a cgroup: %w", err)
 	}
 	if _, err := os.Stat(filepath.Join(dir, killFile)); err != nil {
@@ -144,7 +148,7 @@ type group string
 // add makes a group.
 func (g *groups) add() (group, error) {
 	path := filepath.Join(g.dir, strconv.FormatUint(g.last.Add(1), 10))
-	return group(path), os.Mkdir(path, 0o755)
+	return group(path), os.Mkdir(path, 0o700)
 }
 
 const (

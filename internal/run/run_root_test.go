@@ -425,6 +425,18 @@ func TestBothOutputs(t *testing.T) {
 	}
 }
 
+// A user of the guest could hold a lock of a directory that it can open, for ever.
+func TestSliceIsPrivate(t *testing.T) {
+	newRig(t)
+	dir, err := sliceDir()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if st, err := os.Stat(dir); err != nil || st.Mode().Perm() != 0o700 {
+		t.Errorf("%v, %v", st.Mode(), err)
+	}
+}
+
 // A client that does not read stops the job, and is no reason to keep it when it goes.
 func TestClientDoesNotRead(t *testing.T) {
 	r := newRig(t)

@@ -12,7 +12,9 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/fairlead/fairlead/test/kit/wait"
@@ -74,14 +76,65 @@ func TestRunOnRequest(t *testing.T) {
 			t.Errorf("%q: exit %d, want %d (%v)\n%s, want %s", c.args, code, c.status, err, out, c.want)
 		}
 	}
-	client := run("sleep", "--", "98765")
-	if err := client.Start(); err != nil {
-		t.Fatal(err)
+	sleep := func() *exec.Cmd {
+		client := run("sleep", "--", "98765")
+		if err := client.Start(); err != nil {
+			t.Fatal(err)
+		}
+		wait.Until(t, "the job runs", func() error { return sleeps(true) })
+		return client
 	}
-	wait.Until(t, "the job runs", func() error { return sleeps(true) })
+	gone := func(client *exec.Cmd) {
+		_ = client.Wait()
+		if code := client.ProcessState.ExitCode(); code != 125 {
+			t.Errorf("exit %d, want 125", code)
+		}
+		wait.Until(t, "the job is killed", func() error { return sleeps(false) })
+	}
+	client := sleep()
 	_ = client.Process.Kill()
 	_ = client.Wait()
 	wait.Until(t, "the job is killed", func() error { return sleeps(false) })
+
+	client = sleep()
+	r.agent.kill()
+	gone(client)
+
+	r.startAgent()
+	wait.Until(t, "the container is known", func() error { return run("id", "--", "-u").Run() })
+	client = sleep()
+	helper := helperOf(t, r.agent.cmd.Process.Pid)
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", helper))
+	if err != nil || !bytes.Contains(status, []byte("CapPrm:\t00000000000000e0\nCapEff:\t00000000000000e0\n")) || !bytes.Contains(status, []byte("NoNewPrivs:\t1\n")) {
+		t.Errorf("the helper has other capabilities than SETUID, SETGID and KILL (%v):\n%s", err, status)
+	}
+	if err := syscall.Kill(helper, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	gone(client)
+	if out, err := run("cat").CombinedOutput(); err == nil || !bytes.Contains(out, []byte("the helper has ended")) {
+		t.Errorf("without a helper: %v, %s", err, out)
+	}
+}
+
+// helperOf returns the process of an agent's helper.
+func helperOf(t *testing.T, agent int) (pid int) {
+	t.Helper()
+	children := ""
+	tasks, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", agent))
+	for _, task := range tasks {
+		b, _ := os.ReadFile(task)
+		children += " " + string(b)
+	}
+	for _, child := range strings.Fields(children) {
+		if b, err := os.ReadFile("/proc/" + child + "/cmdline"); err == nil && bytes.Contains(b, []byte("\x00run-helper\x00")) {
+			if pid, err = strconv.Atoi(child); err == nil {
+				return pid
+			}
+		}
+	}
+	t.Fatalf("no helper among %q", children)
+	return 0
 }
 
 // sleeps returns nil if the job runs, or does not.
