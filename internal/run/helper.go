@@ -30,10 +30,12 @@ type setup struct {
 	Policy policy.Policy
 }
 
-// order is a message of the agent to the helper: a program to run, or a signal for it.
+// order is a message of the agent to the helper: a program to run, or to a job's socket, a
+// signal for it or that its input is whole.
 type order struct {
 	Request
-	Kill unix.Signal `json:"kill,omitempty"`
+	Kill  unix.Signal `json:"kill,omitempty"`
+	Whole bool        `json:"whole,omitempty"`
 }
 
 // report is a message of the helper.
@@ -105,8 +107,10 @@ func (h *helper) serve(conn *net.UnixConn) error {
 	}
 }
 
-// The descriptors of an order: stdin, stdout, stderr and the job's socket.
-const jobFDs = 4
+// The descriptors of an order: stdin, stdout, stderr, the other end of stdin and the job's
+// socket. The helper keeps that end open until the input is whole or the job is dead:
+// where the agent goes first, the job must not take what it got for all.
+const jobFDs = 5
 
 // job runs a program and reports its end. It is killed if its socket is closed first.
 func (h *helper) job(q Request, got *ask.Packet) {
@@ -123,7 +127,9 @@ func (h *helper) job(q Request, got *ask.Packet) {
 	}
 	defer func() { _ = g.end() }()
 	cmd, err := h.start(q, files, g)
-	closeAll(files)
+	input := files[3]
+	defer func() { _ = input.Close() }()
+	closeAll(files[:3])
 	if err != nil {
 		_ = ask.Send(conn, report{Error: err.Error()})
 		return
@@ -132,7 +138,7 @@ func (h *helper) job(q Request, got *ask.Packet) {
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		attend(conn, cmd.Process, g)
+		attend(conn, cmd.Process, g, input)
 	}()
 	_ = cmd.Wait()
 	_ = g.end() // what it started ends with it
@@ -141,8 +147,8 @@ func (h *helper) job(q Request, got *ask.Packet) {
 	<-ended
 }
 
-// attend sends signals to a job, and kills it when its socket is closed.
-func attend(conn *net.UnixConn, p *os.Process, g group) {
+// attend sends signals to a job and closes its input, and kills it when its socket is closed.
+func attend(conn *net.UnixConn, p *os.Process, g group, input io.Closer) {
 	for {
 		var o order
 		got, err := ask.Receive(conn, &o)
@@ -150,6 +156,10 @@ func attend(conn *net.UnixConn, p *os.Process, g group) {
 		if err != nil {
 			_ = g.kill()
 			return
+		}
+		if o.Whole {
+			_ = input.Close()
+			continue
 		}
 		_ = p.Signal(o.Kill) // by a pidfd, or not at all once it was waited for
 	}

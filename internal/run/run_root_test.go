@@ -98,11 +98,11 @@ func newRig(t testing.TB) *rig {
 	var sum string
 	r.program, sum = program(t)
 	for role := range jobs {
-		if role != "patterns" {
+		if role != "patterns" && role != "commit" {
 			r.entries = append(r.entries, entry(r.program, sum, role))
 		}
 	}
-	r.entries = append(r.entries, entry(r.program, sum, "patterns", "a.*"))
+	r.entries = append(r.entries, entry(r.program, sum, "patterns", "a.*"), entry(r.program, sum, "commit", "/.*"))
 	for i, change := range []func(*policy.Entry){
 		func(e *policy.Entry) { e.SHA256 = strings.Repeat("0", 64) },
 		func(e *policy.Entry) { e.User = "0" },
@@ -580,12 +580,54 @@ func TestHelperKilled(t *testing.T) {
 	}
 }
 
+// public is a directory for the files of programs.
+func public(t testing.TB) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("/tmp", "fairlead-run-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	if err := os.Chmod(dir, 0o777); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+// A program must not take the input of a client that has gone for a whole one.
+func TestLostInputIsNoEnd(t *testing.T) {
+	r := newRig(t)
+	dir := public(t)
+	q := role("commit", filepath.Join(dir, "whole"))
+	if exit, err := r.run(q, Streams{Stdin: strings.NewReader("all"), Stdout: io.Discard, Stderr: os.Stderr}); err != nil || exit.Code != 0 {
+		t.Fatal(exit, err)
+	}
+	for i := range 20 {
+		conn, done := r.connect(context.Background(), web)
+		path := filepath.Join(dir, strconv.Itoa(i))
+		begin(t, conn, role("commit", path))
+		f := frames{conn: conn}
+		if k, b, err := f.receive(newBuffer()); err != nil || k != frameStdout {
+			t.Fatalf("%q, %q, %v", k, b, err)
+		}
+		if err := f.send(frameStdin, []byte("a part")); err != nil {
+			t.Fatal(err)
+		}
+		_ = conn.Close()
+		wait.For(t, "the session to end", done)
+		if _, err := os.Stat(path); err == nil {
+			t.Error("the program saw the end of its input")
+		}
+	}
+}
+
 // playAgent is an agent that runs one job, for a client that it is itself.
 func playAgent(args string) error {
-	program, sum, _ := strings.Cut(args, " ")
+	f := strings.Fields(args)
+	program, sum, file := f[0], f[1], f[2]
 	_ = os.Setenv(roleVariable, "helper")
 	s := New(Options{
-		Policy: policy.Policy{entry(program, sum, "forksleep")}, Jobs: 1, Helper: []string{"/proc/self/exe"},
+		Policy: policy.Policy{entry(program, sum, "forksleep"), entry(program, sum, "commit", "/.*")}, Jobs: 2, Helper: []string{"/proc/self/exe"},
 		Logger: slog.New(slog.DiscardHandler),
 	})
 	if err := s.Start(); err != nil {
@@ -593,6 +635,17 @@ func playAgent(args string) error {
 	}
 	j, err := s.starter.start(role("forksleep"))
 	if err != nil {
+		return err
+	}
+	reader, err := s.starter.start(role("commit", file))
+	if err != nil {
+		return err
+	}
+	defer reader.close()
+	if _, err := reader.stdout.Read(make([]byte, 16)); err != nil { // "ready"
+		return err
+	}
+	if _, err := reader.stdin.WriteString("a part"); err != nil {
 		return err
 	}
 	fmt.Println(s.starter.process.Pid)
@@ -604,9 +657,10 @@ func playAgent(args string) error {
 // next start.
 func TestAgentKilled(t *testing.T) {
 	path, sum := program(t)
+	file := filepath.Join(public(t), "whole")
 	for _, both := range []bool{false, true} {
 		cmd := exec.Command("/proc/self/exe")
-		cmd.Env = append(os.Environ(), roleVariable+"=agent "+path+" "+sum)
+		cmd.Env = append(os.Environ(), roleVariable+"=agent "+path+" "+sum+" "+file)
 		cmd.Stderr = os.Stderr
 		out, err := cmd.StdoutPipe()
 		if err != nil {
@@ -635,5 +689,8 @@ func TestAgentKilled(t *testing.T) {
 			r.start()
 		}
 		noneLeft(t, helper)
+		if _, err := os.Stat(file); err == nil && !both { // with both, nobody holds the input open
+			t.Error("the program took the agent's end for that of its input")
+		}
 	}
 }

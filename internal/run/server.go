@@ -141,7 +141,7 @@ func (c *session) serve(ctx context.Context, conn *net.UnixConn) (exit Exit, gon
 	outputs.Go(func() { c.copy(frameStderr, c.job.stderr) })
 	feeder.Go(c.feed)
 	exit, err = c.job.wait()
-	gone = left.Load()
+	gone = left.Load() && ctx.Err() == nil
 	_ = c.job.stdin.Close()
 	// What another process than the job's holds open may never end.
 	_ = c.job.stdout.SetReadDeadline(time.Now())
@@ -170,7 +170,6 @@ func (c *session) sendReply(r reply) error {
 
 // receiveAll reads what the client sends, until it has gone or sends what it must not.
 func (c *session) receiveAll() {
-	defer c.end()
 	buf := newBuffer()
 	for {
 		k, content, err := c.receive(buf)
@@ -221,10 +220,10 @@ func (c *session) notify() {
 	}
 }
 
-// feed writes stdin to the job until all of it is written. What a job does not want to
+// feed writes stdin to the job until the client has sent its end, or the job has ended. What a job does not want to
 // read is dropped.
 func (c *session) feed() {
-	defer func() { _ = c.job.stdin.Close() }()
+	defer c.job.endInput()
 	for range c.wake {
 		b, ended := c.take()
 		if len(b) > 0 {

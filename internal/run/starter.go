@@ -126,11 +126,7 @@ func (s *starter) start(q Request) (*job, error) {
 	if err != nil {
 		return nil, err
 	}
-	fds := make([]int, len(theirs))
-	for i, f := range theirs {
-		fds[i] = int(f.Fd())
-	}
-	if err = ask.Send(s.conn, order{Request: q}, fds...); err != nil {
+	if err = j.send(s.conn, q, theirs); err != nil {
 		err = fmt.Errorf("the helper has ended: restart the agent: %w", err)
 	}
 	closeAll(theirs)
@@ -142,6 +138,17 @@ func (s *starter) start(q Request) (*job, error) {
 		return nil, err
 	}
 	return j, nil
+}
+
+// send sends the order for a job.
+func (j *job) send(conn *net.UnixConn, q Request, theirs []*os.File) error {
+	var fds []int
+	for _, f := range theirs {
+		fds = append(fds, int(f.Fd()))
+	}
+	return ask.Control(j.stdin, func(fd int) error {
+		return ask.Send(conn, order{Request: q}, append(fds[:3:3], fd, fds[3])...)
+	})
 }
 
 // newJob makes the pipes and the socket of a job, and the helper's ends of them.
@@ -203,6 +210,12 @@ func (j *job) wait() (Exit, error) {
 }
 
 func (j *job) signal(s unix.Signal) { _ = ask.Send(j.conn, order{Kill: s}) }
+
+// endInput gives the job the end of its input.
+func (j *job) endInput() {
+	_ = ask.Send(j.conn, order{Whole: true})
+	_ = j.stdin.Close()
+}
 
 // kill has the helper kill the job.
 func (j *job) kill() { _ = j.conn.CloseWrite() }

@@ -29,7 +29,7 @@ const (
 	// maxLong bounds one of ReceiveLong.
 	maxLong = 64 << 10
 	// maxFDs is for how many descriptors there is room; the kernel drops those beyond.
-	maxFDs = 4
+	maxFDs = 5
 )
 
 // Reason is why a request was refused, for programs.
