@@ -206,8 +206,10 @@ func serve(ctx context.Context, s *Server, conn *net.UnixConn, container port.Ow
 	if _, err := ask.Receive(conn, &q); err != nil {
 		return
 	}
+	_ = conn.SetDeadline(time.Now()) // that of the request has passed when a large program was copied
 	var r *ask.Refusal
 	if errors.As(s.Run(ctx, conn, container, 1, q.Run), &r) {
+		_ = conn.SetWriteDeadline(time.Time{})
 		_ = ask.Send(conn, reply{Error: r})
 	}
 }

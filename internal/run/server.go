@@ -123,10 +123,10 @@ type session struct {
 // serve carries everything between client and job until the job has ended.
 func (c *session) serve(ctx context.Context, conn *net.UnixConn) (exit Exit, gone bool, err error) {
 	defer c.job.close()
+	_ = conn.SetDeadline(time.Time{}) // that of the request, which may have passed meanwhile
 	if err := c.sendReply(reply{Granted: true}); err != nil {
 		c.job.kill()
 	}
-	_ = conn.SetDeadline(time.Time{})
 	stop := context.AfterFunc(ctx, c.job.kill)
 	defer stop()
 	var reader, outputs, feeder sync.WaitGroup
