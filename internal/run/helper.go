@@ -101,7 +101,7 @@ func (h *helper) serve(conn *net.UnixConn) error {
 			continue // the job's socket is closed, by which the agent knows
 		}
 		if err != nil {
-			return nil //nolint:nilerr // the agent has gone, and its ends of the jobs' sockets
+			return nil // the agent has gone, and its ends of the jobs' sockets
 		}
 		jobs.Go(func() { h.job(o.Request, &got) })
 	}

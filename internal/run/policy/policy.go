@@ -156,7 +156,7 @@ func checkName(s string) error {
 
 func checkPath(s string) error {
 	if !strings.HasPrefix(s, "/") || filepath.Clean(s) != s || strings.ContainsRune(s, 0) {
-		return errors.New("want an absolute path without . and ..")
+		return errors.New("want an absolute path in its shortest form")
 	}
 	return nil
 }
