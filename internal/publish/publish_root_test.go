@@ -661,16 +661,38 @@ func (r *rig) idle(container string) error {
 
 // A lease ends with the process that asked for it, also where another one has the connection.
 func TestLeaseEndsWithItsProcess(t *testing.T) {
-	r := newRigWith(t, everything(), testLimits, func(r *rig) { r.server.check = time.Millisecond }, nil)
-	p := r.start(r.container, "web", "handsover 4000")
-	pid, err := strconv.Atoi(strings.TrimPrefix(p.line(), "keeper "))
-	if err != nil {
-		t.Fatal(err)
+	r := newRigWith(t, everything(), testLimits, func(r *rig) {
+		r.server.check = time.Millisecond
+		r.server.opt.Runner = untilGone{}
+	}, nil)
+	for _, role := range []string{"handsover 4000", "handsrun"} {
+		p := r.start(r.container, "web", role)
+		pid, err := strconv.Atoi(strings.TrimPrefix(p.line(), "keeper "))
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = syscall.Kill(pid, syscall.SIGKILL) })
+		p.granted()
+		p.kill()
+		wait.Until(t, "the lease ends", func() error { return r.idle("web") })
 	}
-	t.Cleanup(func() { _ = syscall.Kill(pid, syscall.SIGKILL) })
-	p.granted()
-	p.kill()
-	wait.Until(t, "the lease ends", func() error { return r.idle("web") })
+}
+
+// untilGone is a Runner whose programs end when their clients go.
+type untilGone struct{}
+
+// Names implements Runner.
+func (untilGone) Names(port.Owner) bool { return true }
+
+// Run implements Runner.
+func (untilGone) Run(_ context.Context, conn *net.UnixConn, _ port.Owner, _ int32, _ json.RawMessage) error {
+	_ = conn.SetDeadline(time.Time{})
+	if err := ask.Send(conn, reply{Granted: true}); err != nil {
+		return err
+	}
+	_, p, err := ask.Read(conn, make([]byte, 1), ask.NewControl())
+	p.Close()
+	return err
 }
 
 // A lease ends when its process changes its container, but not while no engine names that.

@@ -68,6 +68,7 @@ var roles = map[string]func(args []string) error{
 	"lingers":    lingers,
 	"relisten":   relisten,
 	"handsover":  handsOver,
+	"handsrun":   handsOverRun,
 	"delegates":  delegates,
 	"answer":     answerConnect,
 }
@@ -292,6 +293,22 @@ func handsOver(a []string) error {
 	if err != nil {
 		return err
 	}
+	return handOver(conn)
+}
+
+// handsOverRun is handsOver with a program that is run.
+func handsOverRun(a []string) error {
+	conn, nonce, err := begin(a[0])
+	if err == nil {
+		err = ask.Send(conn, request{Nonce: nonce, Run: json.RawMessage("{}")})
+	}
+	if err != nil {
+		return err
+	}
+	return handOver(conn)
+}
+
+func handOver(conn *net.UnixConn) error {
 	c := &client{conn: conn}
 	if _, err := c.receive(); err != nil {
 		return err

@@ -89,9 +89,9 @@ func (c *client) close() {
 
 // receiveAll writes what the program writes until it has ended.
 func (c *client) receiveAll() (exit Exit, err error) {
-	buf := newBuffer()
+	buf, oob := newBuffer(), ask.NewControl()
 	for {
-		k, content, err := c.receive(buf)
+		k, content, err := c.receive(buf, oob)
 		if err != nil {
 			return exit, err
 		}

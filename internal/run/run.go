@@ -10,6 +10,7 @@ package run
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net"
 	"sync"
@@ -81,9 +82,10 @@ const (
 
 // frames sends and receives frames, each a packet.
 type frames struct {
-	conn net.Conn
-	mu   sync.Mutex // held while one is sent
-	out  []byte
+	conn   *net.UnixConn
+	sender int32      // the process whose frames are received, 0 for any
+	mu     sync.Mutex // held while one is sent
+	out    []byte
 }
 
 func (f *frames) send(k kind, content []byte) error {
@@ -104,16 +106,25 @@ func (f *frames) sendJSON(k kind, v any) error {
 
 // receive returns the next frame. Its content is valid until the next call with the
 // buffer, which has room for a frame.
-func (f *frames) receive(buf []byte) (kind, []byte, error) {
-	n, err := f.conn.Read(buf)
+func (f *frames) receive(buf, oob []byte) (kind, []byte, error) {
+	n, p, err := ask.Read(f.conn, buf, oob)
 	if err != nil {
 		return 0, nil, err
 	}
-	if n == len(buf) {
+	defer p.Close() // the kernel would close them, which can block
+	switch {
+	case len(p.FDs) > 0 || p.Lost:
+		return 0, nil, fmt.Errorf("%w: descriptors", ask.ErrMalformed)
+	case f.sender != 0 && (p.Sender == nil || p.Sender.Pid != f.sender):
+		return 0, nil, errSender
+	case n == len(buf):
 		return 0, nil, fmt.Errorf("%w: too long", ask.ErrMalformed)
 	}
 	return kind(buf[0]), buf[1:n], nil
 }
+
+// errSender is the error about a frame of another process that has the client's connection.
+var errSender = errors.New("another process sent the message than the one that connected")
 
 // newBuffer returns one for receive. A frame that fills it is too long.
 func newBuffer() []byte { return make([]byte, maxFrame+2) }

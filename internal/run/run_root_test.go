@@ -197,8 +197,9 @@ func script(t testing.TB, sum *string) string {
 }
 
 // serve does what the publish socket's server does.
-func serve(ctx context.Context, s *Server, conn *net.UnixConn, container port.Owner) {
-	defer func() { _ = conn.Close() }()
+func serve(ctx context.Context, s *Server, conn *net.UnixConn, container port.Owner, pid int32) {
+	defer ask.CloseClient(conn)
+	_ = ask.Control(conn, func(fd int) error { return unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_PASSCRED, 1) })
 	stop := context.AfterFunc(ctx, func() { _ = conn.CloseRead() })
 	defer stop()
 	_ = ask.Send(conn, reply{Version: ask.Version, Nonce: "n"})
@@ -208,7 +209,7 @@ func serve(ctx context.Context, s *Server, conn *net.UnixConn, container port.Ow
 	}
 	_ = conn.SetDeadline(time.Now()) // that of the request has passed when a large program was copied
 	var r *ask.Refusal
-	if errors.As(s.Run(ctx, conn, container, 1, q.Run), &r) {
+	if errors.As(s.Run(ctx, conn, container, pid, q.Run), &r) {
 		_ = conn.SetWriteDeadline(time.Time{})
 		_ = ask.Send(conn, reply{Error: r})
 	}
@@ -216,6 +217,12 @@ func serve(ctx context.Context, s *Server, conn *net.UnixConn, container port.Ow
 
 // connect returns a client's connection, which is served.
 func (r *rig) connect(ctx context.Context, container port.Owner) (*net.UnixConn, <-chan struct{}) {
+	r.t.Helper()
+	return r.connectAs(ctx, container, int32(os.Getpid()))
+}
+
+// connectAs is connect for another process than this one.
+func (r *rig) connectAs(ctx context.Context, container port.Owner, pid int32) (*net.UnixConn, <-chan struct{}) {
 	r.t.Helper()
 	conn, f, err := pair()
 	if err != nil {
@@ -229,7 +236,7 @@ func (r *rig) connect(ctx context.Context, container port.Owner) (*net.UnixConn,
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		serve(ctx, r.server, theirs.(*net.UnixConn), container)
+		serve(ctx, r.server, theirs.(*net.UnixConn), container, pid)
 	}()
 	r.t.Cleanup(func() {
 		_ = conn.Close()
@@ -273,7 +280,7 @@ func TestRun(t *testing.T) {
 			t.Errorf("%q: %+v, %v\n%s%s", c.q, exit, err, out.String(), errs.String())
 		}
 	}
-	if n := strings.Count(r.log.String(), "\n"); n != 4 || !strings.Contains(r.log.String(), `msg=run name=args args="[job args]" container=web id=1 pid=1`) ||
+	if n := strings.Count(r.log.String(), "\n"); n != 4 || !strings.Contains(r.log.String(), fmt.Sprintf(`msg=run name=args args="[job args]" container=web id=1 pid=%d`, os.Getpid())) ||
 		!strings.Contains(r.log.String(), `result="exit 7"`) || !strings.Contains(r.log.String(), "result=SIGKILL") {
 		t.Errorf("log:\n%s", r.log.String())
 	}
@@ -523,7 +530,7 @@ func TestMisbehavingClients(t *testing.T) {
 		"stdin after its end": func(f *frames) error {
 			return errors.Join(f.send(frameStdinEnd, nil), f.send(frameStdin, []byte("x")))
 		},
-		"a packet of nothing": func(f *frames) error { _, err := f.conn.(*net.UnixConn).Write(nil); return err },
+		"a packet of nothing": func(f *frames) error { _, err := f.conn.Write(nil); return err },
 	} {
 		conn, done := r.connect(context.Background(), web)
 		begin(t, conn, role("sleep"))
@@ -540,6 +547,72 @@ func TestMisbehavingClients(t *testing.T) {
 		}
 	}
 	r.noneLeft()
+}
+
+// Another process that was given the connection cannot use it.
+func TestOtherSender(t *testing.T) {
+	r := newRig(t)
+	conn, done := r.connectAs(context.Background(), web, 1)
+	begin(t, conn, role("cat"))
+	f := frames{conn: conn}
+	if err := f.send(frameStdin, []byte("x")); err != nil {
+		t.Fatal(err)
+	}
+	wait.For(t, "the session to end", done)
+	if k, b, err := f.receive(newBuffer(), ask.NewControl()); err == nil && k != frameExit {
+		t.Errorf("the job got its input: %c %q", k, b)
+	}
+	r.noneLeft()
+}
+
+// A client that passes what close(2) waits for ends its own session alone, and at once.
+func TestLingeringDescriptors(t *testing.T) {
+	r := newRig(t)
+	for range 3 {
+		conn, done := r.connect(context.Background(), web)
+		begin(t, conn, role("sleep"))
+		fd := lingering(t)
+		_, _, err := conn.WriteMsgUnix([]byte{byte(frameSignal)}, unix.UnixRights(fd), nil)
+		_ = unix.Close(fd) // not the last one
+		if err != nil {
+			t.Fatal(err)
+		}
+		wait.For(t, "the session to end", done)
+	}
+	r.noneLeft()
+}
+
+// lingering returns a connection that blocks close(2) for an hour: its peer reads nothing,
+// and the buffers are full. The peer resets it when the test ends.
+func lingering(t *testing.T) (fd int) {
+	t.Helper()
+	l, err := net.Listen("tcp4", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	if fd, err = unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Connect(fd, &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}, Port: l.Addr().(*net.TCPAddr).Port}); err != nil {
+		t.Fatal(err)
+	}
+	c, err := l.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = c.(*net.TCPConn).SetLinger(0)
+	t.Cleanup(func() { _ = c.Close() })
+	for b := make([]byte, 1<<20); err == nil; {
+		_, err = unix.SendmsgN(fd, b, nil, nil, unix.MSG_DONTWAIT)
+	}
+	if err != unix.EAGAIN {
+		t.Fatal(err)
+	}
+	if err := unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1, Linger: 3600}); err != nil {
+		t.Fatal(err)
+	}
+	return fd
 }
 
 func TestLimit(t *testing.T) {
@@ -609,7 +682,7 @@ func TestLostInputIsNoEnd(t *testing.T) {
 		path := filepath.Join(dir, strconv.Itoa(i))
 		begin(t, conn, role("commit", path))
 		f := frames{conn: conn}
-		if k, b, err := f.receive(newBuffer()); err != nil || k != frameStdout {
+		if k, b, err := f.receive(newBuffer(), ask.NewControl()); err != nil || k != frameStdout {
 			t.Fatalf("%q, %q, %v", k, b, err)
 		}
 		if err := f.send(frameStdin, []byte("a part")); err != nil {

@@ -86,7 +86,7 @@ func (s *Server) Run(ctx context.Context, conn *net.UnixConn, container port.Own
 		return ask.Refuse(ask.ReasonProgram, "%v", err)
 	}
 	begun := time.Now()
-	c := session{frames: frames{conn: conn}, job: j, wake: make(chan struct{}, 1)}
+	c := session{frames: frames{conn: conn, sender: pid}, job: j, wake: make(chan struct{}, 1)}
 	exit, gone, err := c.serve(ctx, conn)
 	log = log.With("job", j.pid, "seconds", time.Since(begun).Seconds(), "clientGone", gone)
 	if err != nil {
@@ -170,9 +170,9 @@ func (c *session) sendReply(r reply) error {
 
 // receiveAll reads what the client sends, until it has gone or sends what it must not.
 func (c *session) receiveAll() {
-	buf := newBuffer()
+	buf, oob := newBuffer(), ask.NewControl()
 	for {
-		k, content, err := c.receive(buf)
+		k, content, err := c.receive(buf, oob)
 		if err != nil {
 			return
 		}
@@ -220,8 +220,8 @@ func (c *session) notify() {
 	}
 }
 
-// feed writes stdin to the job until the client has sent its end, or the job has ended. What a job does not want to
-// read is dropped.
+// feed writes stdin to the job until the client has sent its end, or the job has ended.
+// What a job does not want to read is dropped.
 func (c *session) feed() {
 	defer c.job.endInput()
 	for range c.wake {

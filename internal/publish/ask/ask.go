@@ -28,8 +28,9 @@ const (
 	maxMessage = 4096
 	// maxLong bounds one of ReceiveLong.
 	maxLong = 64 << 10
-	// maxFDs is for how many descriptors there is room; the kernel drops those beyond.
-	maxFDs = 5
+	// maxFDs is the most that the kernel passes with a message (SCM_MAX_FD). Few are expected,
+	// but the kernel itself would close those for which there is no room, and that can block.
+	maxFDs = 253
 )
 
 // Reason is why a request was refused, for programs.
