@@ -108,7 +108,7 @@ func newSelect(op forwards.Op, use, short string) *cobra.Command {
 				}
 			}
 			if selected != 1 {
-				return usageError{fmt.Errorf("%s: want a port, --owner NAME or --all (see `%s --help`)", c.CommandPath(), c.CommandPath())}
+				return usageError{fmt.Errorf("%s: want a port, --owner NAME or --all (see `%s --help`)", nameOf(c), c.CommandPath())}
 			}
 			return change(c, control, q, strings.Join(args, ""))
 		}}

@@ -21,18 +21,23 @@ const ClientControl = "FAIRLEAD_CLIENT_CONTROL"
 // mistakes, which would be ignored silently.
 func UnknownVariables(environ []string) (list []string) {
 	agent, host := DefaultAgent(), DefaultHost()
-	known := map[string]bool{"FAIRLEAD_CONFIG": true, ClientControl: true}
+	const prefix = "FAIRLEAD_"
+	known := map[string]bool{prefix + "CONFIG": true, ClientControl: true}
 	for _, f := range slices.Concat(agent.fields(), host.fields()) {
 		known[f.env()] = true
 	}
-	names := slices.Sorted(maps.Keys(known))
+	var endings []string // without the prefix, which would make short names similar
+	for _, name := range slices.Sorted(maps.Keys(known)) {
+		endings = append(endings, strings.TrimPrefix(name, prefix))
+	}
 	for _, v := range environ {
 		name, _, _ := strings.Cut(v, "=")
-		if !strings.HasPrefix(name, "FAIRLEAD_") || known[name] {
+		ending, ours := strings.CutPrefix(name, prefix)
+		if !ours || known[name] {
 			continue
 		}
-		if s := yamltree.Suggest(name, names); s != "" {
-			list = append(list, fmt.Sprintf("environment variable %s is unknown%s", name, s))
+		if best := yamltree.MostSimilar(ending, endings); best != "" {
+			list = append(list, fmt.Sprintf("environment variable %s is unknown (did you mean %q?)", name, prefix+best))
 		}
 	}
 	return list

@@ -255,16 +255,22 @@ func OneOf(words []string) string {
 
 // Suggest returns ` (did you mean "x"?)` for the most similar word, or "" if none is similar.
 func Suggest(got string, words []string) string {
+	best := MostSimilar(got, words)
+	if best == "" {
+		return ""
+	}
+	return fmt.Sprintf(" (did you mean %q?)", best)
+}
+
+// MostSimilar returns the most similar word, or "" if none is similar.
+func MostSimilar(got string, words []string) string {
 	best, distance := "", min(3, 1+len(got)/3)
 	for _, w := range words {
 		if d := edits(strings.ToLower(got), strings.ToLower(w)); d < distance || d == distance && best == "" {
 			best, distance = w, d
 		}
 	}
-	if best == "" {
-		return ""
-	}
-	return fmt.Sprintf(" (did you mean %q?)", best)
+	return best
 }
 
 // edits is the Levenshtein distance, with a swap of neighbours counted as one edit. A

@@ -57,7 +57,7 @@ func TestReconnect(t *testing.T) {
 	r := newRig(t, "--log-level", "debug").start()
 	go echoServer(r.guest.listen(t, "tcp4", "127.0.0.1:7000"))
 	c := startChurn(t, r.guest, 1, 2, 20000, 4*time.Millisecond)
-	n := rounds.Of(t, "FAIRLEAD_RECONNECTS", 50)
+	n := rounds.Of(t, "FAIRLEAD_LINK_LOSSES", 50)
 	var agentFDs, hostFDs int
 	for i := range n {
 		switch i % 2 {

@@ -11,7 +11,7 @@ import (
 )
 
 // Variable names the binary where there is no compiler, as inside a VM.
-const Variable = "FAIRLEAD_BINARY"
+const Variable = "FAIRLEAD_PROGRAM"
 
 // Path returns the binary that the environment names, or builds it in dir.
 func Path(dir string) (string, error) {
