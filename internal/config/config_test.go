@@ -576,8 +576,12 @@ rules:
 }
 
 func TestUnknownVariables(t *testing.T) {
-	got := UnknownVariables([]string{"FAIRLEAD_HOLDDOWN=1s", "FAIRLEAD_HOLD_DOWN=1s", "FAIRLEAD_MAX_FLOWS=1", "FAIRLEAD_CONFIG=x", "HOME=/", "FAIRLEAD_SOMETHING_ELSE=1"})
-	if want := []string{`environment variable FAIRLEAD_HOLDDOWN is unknown (did you mean "FAIRLEAD_HOLD_DOWN"?)`}; !slices.Equal(got, want) {
+	got := UnknownVariables([]string{"FAIRLEAD_HOLDDOWN=1s", "FAIRLEAD_HOLD_DOWN=1s", "FAIRLEAD_MAX_FLOWS=1", "FAIRLEAD_CONFIG=x", "HOME=/", "FAIRLEAD_SOMETHING_ELSE=1", "FAIRLEAD_SEED=1", "FAIRLEAD_LINQ=1"})
+	want := []string{
+		`environment variable FAIRLEAD_HOLDDOWN is unknown (did you mean "FAIRLEAD_HOLD_DOWN"?)`,
+		`environment variable FAIRLEAD_LINQ is unknown (did you mean "FAIRLEAD_LINK"?)`,
+	}
+	if !slices.Equal(got, want) {
 		t.Errorf("got %q", got)
 	}
 }
