@@ -126,6 +126,7 @@ func newLs() *cobra.Command {
 	var terms []string
 	var all, quiet, bare bool
 	var out output
+	var cluster clusterQuery
 	c := &cobra.Command{
 		Use: "ls", Short: "List the ports, where they are reachable, and who serves them", Args: noArgs, GroupID: groupInspect,
 		Long: "List the ports, where they are reachable, and who serves them.\n\n" +
@@ -140,6 +141,12 @@ func newLs() *cobra.Command {
 			filter, err := status.ParseFilter(terms)
 			if err != nil {
 				return usageError{err}
+			}
+			if err := cluster.validate(c, "control", "all", "quiet"); err != nil {
+				return err
+			}
+			if cluster.enabled {
+				return cluster.ls(c, filter, out, bare)
 			}
 			l, err := client(control).Await(c.Context(), restartTimeout)
 			if err != nil {
@@ -172,6 +179,7 @@ func newLs() *cobra.Command {
 	controlFlag(c, &control)
 	filterFlag(c, &terms)
 	allFlag(c, &all)
+	cluster.register(c)
 	c.Flags().BoolVarP(&quiet, "quiet", "q", false, "print only the host addresses of reachable ports, one per line")
 	c.Flags().BoolVar(&bare, "no-headers", false, "print the table without its first line")
 	out.register(c, "table", "wide", "json")
@@ -205,6 +213,7 @@ func newWatch() *cobra.Command {
 	var terms []string
 	var all bool
 	var out output
+	var cluster clusterQuery
 	c := &cobra.Command{
 		Use: "watch", Short: "Print ports as they open, change and close", Args: noArgs, GroupID: groupInspect,
 		Example: "  fairlead watch\n  fairlead watch --filter owner=web -o json",
@@ -216,10 +225,10 @@ func newWatch() *cobra.Command {
 			if err != nil {
 				return usageError{err}
 			}
-			w := watcher{client: client(control), stderr: c.ErrOrStderr()}
-			if l, err := w.client.List(c.Context()); err == nil { // else the watch says why
-				_ = status.WritePeers(w.stderr, l, status.Style{Now: time.Now(), Paint: painter(w.stderr)})
+			if err := cluster.validate(c, "control", "all"); err != nil {
+				return err
 			}
+			w := watcher{client: client(control), stderr: c.ErrOrStderr()}
 			enc, paint := newEncoder(c.OutOrStdout()), painter(c.OutOrStdout())
 			w.report = func(e status.Event) error {
 				switch {
@@ -230,12 +239,19 @@ func newWatch() *cobra.Command {
 				}
 				return status.WriteEvent(c.OutOrStdout(), e, paint)
 			}
+			if cluster.enabled {
+				return cluster.watch(c.Context(), w.report)
+			}
+			if l, err := w.client.List(c.Context()); err == nil { // else the watch says why
+				_ = status.WritePeers(w.stderr, l, status.Style{Now: time.Now(), Paint: painter(w.stderr)})
+			}
 			return w.run(c.Context())
 		},
 	}
 	controlFlag(c, &control)
 	filterFlag(c, &terms)
 	allFlag(c, &all)
+	cluster.register(c)
 	out.register(c, "text", "json")
 	return c
 }

@@ -82,6 +82,7 @@ type Agent struct {
 	auto       *auto.Auto // nil if the sinks are configured
 	reconciler *reconcile.Reconciler
 	provider   provider
+	inventory  *inventoried // nil unless it is written
 	rules      atomic.Pointer[rules.Set]
 	forwards   *forwards.Store
 	accepted   atomic.Pointer[config.Agent] // the last configuration, of which only the rules and expose are in effect
@@ -121,6 +122,9 @@ func New(cfg config.Agent, log *slog.Logger, level *slog.LevelVar) (*Agent, erro
 	a.forwards = forwards.NewStore(cfg.ForwardsFile, cfg.Rules, false, log, a.applyRules)
 	a.accepted.Store(&a.cfg)
 	a.provider = provider{a.registry, a.reconciler.Outcomes(), a.observer.CheckOwners}
+	if err := a.wireInventory(); err != nil {
+		return nil, err
+	}
 	a.metrics = metrics.NewAgent(a.count)
 	page := ""
 	if cfg.WebAddr != "" {
@@ -386,6 +390,12 @@ func (a *Agent) Run(ctx context.Context, watch func(ctx context.Context, onChang
 		a.logReady(ctx)
 		return nil
 	})
+	if a.inventory != nil {
+		g.Go(func() error {
+			a.runInventory(ctx)
+			return nil
+		})
+	}
 	a.runSinks(ctx, g)
 	for _, own := range declared {
 		g.Go(func() error {

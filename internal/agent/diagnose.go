@@ -138,6 +138,10 @@ func (a *Agent) Examine() doctor.Agent {
 		d.SelfTest = &doctor.SelfTest{Running: true}
 	}
 	d.ListsOnly = slices.Contains(a.cfg.Sinks, config.Sink{Name: config.NoSink})
+	if a.inventory != nil {
+		s := a.inventory.writer.State()
+		d.Inventory = &doctor.Inventory{Node: s.Node, Error: s.Error, Written: s.Written, Omitted: s.Omitted}
+	}
 	if why := a.unconfined.Load(); why != nil {
 		d.Unconfined = *why
 	}

@@ -75,6 +75,7 @@ type Agent struct {
 	Docker        Docker
 	Containerd    Containerd
 	Kube          Kube
+	Cluster       Cluster
 	Listener      Listener
 	Publish       Publish
 	Run           Run
@@ -141,6 +142,7 @@ func DefaultAgent() Agent {
 		Expose:        rules.Loopback(),
 		NAT:           NAT{MaxPorts: 4096},
 		Listener:      Listener{Settle: 750 * time.Millisecond},
+		Cluster:       Cluster{Interval: 10 * time.Second},
 		Publish:       Publish{Socket: "/run/fairlead/publish.sock", Ports: 8, Connections: 256, Requests: 10},
 		Run:           Run{Jobs: 16},
 		EngineGrace:   30 * time.Second,
@@ -290,7 +292,7 @@ func (c *Agent) fields() []field {
 			"host addresses of ports that listen on all guest addresses: loopback or all").oneOf("loopback", "all"),
 		one("nat.maxPorts", "nat-max-ports", "n", &c.NAT.MaxPorts, whole[int](1, 1<<16-1), number,
 			"maximum of ports that one NAT rule publishes; a rule for more is listed by doctor").atLeast(1),
-	}, c.tlsFields(), c.engineFields(), c.listenerFields(), c.publishFields(), c.debugAlias(c.Common.fields()))
+	}, c.tlsFields(), c.engineFields(), c.clusterFields(), c.listenerFields(), c.publishFields(), c.debugAlias(c.Common.fields()))
 }
 
 // debugAlias lets a variable of older agents set the log level.

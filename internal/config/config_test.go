@@ -65,6 +65,9 @@ func agentSamples() []sample {
 		{"kube.context", "there", "there"},
 		{"kube.namespaces", "shop", "shop"},
 		{"kube.selector", "'app in (a, b)'", "app in (a, b)"},
+		{"cluster.inventory", "true", "true"},
+		{"cluster.nodeName", "worker-1.example", "worker-1.example"},
+		{"cluster.interval", "30s", "30s"},
 		{"engineGrace", "0", "0s"},
 		{"listener.settle", "2s", "2s"},
 		{"listener.udp", "yes", "true"},
@@ -235,6 +238,7 @@ func TestDefaults(t *testing.T) {
 		"docker.hosts": "", "containerd.sockets": "", "containerd.namespaces": "",
 		"linkPin": "", "linkCert": "", "linkKey": "",
 		"kube.kubeconfigs": "", "kube.context": "", "kube.namespaces": "", "kube.selector": "",
+		"cluster.inventory": "false", "cluster.nodeName": "", "cluster.interval": "10s",
 	}
 	c, err := LoadAgent(write(t, filepath.Join(t.TempDir(), "c.yaml"), ""), nil, nil)
 	if err != nil {

@@ -19,7 +19,7 @@ type term struct{ key, value string }
 
 // FilterKeys returns the keys of filter terms.
 func FilterKeys() []string {
-	return []string{"port", "protocol", "address", "state", "owner", "source", "guest"}
+	return []string{"port", "protocol", "address", "state", "owner", "source", "guest", "node"}
 }
 
 // ParseFilter reads terms: KEY=VALUE, which matches fields that contain the value
@@ -99,8 +99,10 @@ func (t term) match(p Publication) bool {
 		return has(owner...)
 	case "source":
 		return has(sources...)
+	case "node":
+		return has(p.Node)
 	case "guest":
 		return has(p.Guest)
 	}
-	return has(slices.Concat(owner, addresses, sources, []string{p.Key().Slot().String(), p.shownState(), p.Guest, p.Reason})...)
+	return has(slices.Concat(owner, addresses, sources, []string{p.Key().Slot().String(), p.shownState(), p.Guest, p.Node, p.Reason})...)
 }

@@ -25,9 +25,12 @@ type List struct {
 	Publications []Publication `json:"publications"`
 	Sources      []Source      `json:"sources"`
 	Peers        []Peer        `json:"peers"`             // the host of an agent, the guests of a host
-	Role         string        `json:"role,omitempty"`    // "agent" or "host"
+	Role         string        `json:"role,omitempty"`    // "agent", "host" or RoleCluster
 	Version      string        `json:"version,omitempty"` // of that process
 }
+
+// RoleCluster is the role of a list of the nodes of a cluster. It has no host addresses.
+const RoleCluster = "cluster"
 
 // Peer is the other side of a link: the host of an agent, or one guest of a host.
 type Peer struct {
@@ -94,6 +97,7 @@ type Publication struct {
 	Outcomes      []Outcome        `json:"outcomes"`
 	Guest         string           `json:"guest,omitempty"`     // on a host: whose publication it is
 	GuestName     string           `json:"guestName,omitempty"` // how the guest is shown
+	Node          string           `json:"node,omitempty"`      // in a list of a cluster
 	DualStack     bool             `json:"dualStack,omitempty"`
 	Rule          string           `json:"rule,omitempty"`
 	// Lost reports, on a host, that the guest is not connected, or was restarted and has not

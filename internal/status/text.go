@@ -307,6 +307,9 @@ func WriteEvent(w io.Writer, e Event, paint Painter) error {
 	if p.Guest != "" {
 		line += "  guest " + Quote(cmp.Or(p.GuestName, p.Guest))
 	}
+	if p.Node != "" {
+		line += "  node " + Quote(p.Node)
+	}
 	_, err := fmt.Fprintln(w, line)
 	return err
 }

@@ -61,6 +61,8 @@ type Agent struct {
 	Publications int              `json:"publications"`
 	Unpublished  map[string]int   `json:"unpublished,omitempty"` // of these, how many are not published, by reason
 
+	// Inventory is nil unless the agent writes one to the Kubernetes API.
+	Inventory *Inventory `json:"inventory,omitempty"`
 	// StartCapabilities is the mask of capabilities that the agent was started with: those
 	// that attaching hooks needs are dropped later.
 	StartCapabilities uint64 `json:"startCapabilities"`
@@ -121,6 +123,14 @@ type Link struct {
 	Rivals    []string         `json:"rivals,omitempty"`  // two hosts that take the agent from each other
 	Refused   *explain.Refusal `json:"refused,omitempty"` // the last host that was refused, if none is connected
 	Removed   []string         `json:"removed,omitempty"` // sockets that were removed while the agent listens on them
+}
+
+// Inventory is what became of the node's inventory in the Kubernetes API.
+type Inventory struct {
+	Node    string    `json:"node"`
+	Error   string    `json:"error,omitempty"`   // why it is not as it should be
+	Written time.Time `json:"written,omitzero"`  // by this agent, for the last time
+	Omitted int       `json:"omitted,omitempty"` // ports that its list has no room for
 }
 
 // Facts is what is judged.

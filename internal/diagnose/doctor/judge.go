@@ -45,6 +45,7 @@ func Evaluate(f Facts) Report {
 	}
 	j.nat()
 	j.link()
+	j.inventory()
 	j.wsl()
 	j.limits()
 	j.clock()
@@ -350,6 +351,25 @@ func (j *judge) link() {
 		return
 	}
 	j.add("link", "host", state, detail, "start `fairlead host --connect …` on the host with a copy of the token, or read its log")
+}
+
+func (j *judge) inventory() {
+	if j.f.Agent == nil || j.f.Agent.Inventory == nil || !j.f.Agent.Running {
+		return
+	}
+	const area, name = "cluster", "inventory"
+	i := j.f.Agent.Inventory
+	object := "nodeinventories/" + i.Node
+	switch {
+	case i.Error != "":
+		j.add(area, name, Warning, object+" cannot be written: "+i.Error, "see docs/fleet.md for what the agent needs")
+	case i.Omitted > 0:
+		j.add(area, name, Warning, fmt.Sprintf("the list of %s omits %s, as it would be too large", object, plural(i.Omitted, "port")), "run `fairlead ls` on the node for all")
+	case i.Written.IsZero():
+		j.add(area, name, OK, object+" needed no write yet", "")
+	default:
+		j.add(area, name, OK, object+" is up to date", "")
+	}
 }
 
 func (j *judge) wsl() {

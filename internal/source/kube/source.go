@@ -101,6 +101,11 @@ type Source struct {
 	listed    atomic.Bool     // a server was listed once
 }
 
+// Kubeconfigs are those that k3s and kubeadm write on a node.
+func Kubeconfigs() []string {
+	return []string{"/etc/rancher/k3s/k3s.yaml", "/etc/kubernetes/admin.conf"}
+}
+
 // New checks the options and fills in defaults. It connects to nothing.
 func New(o Options) (*Source, error) {
 	if o.SourceName == "" {
@@ -115,7 +120,7 @@ func New(o Options) (*Source, error) {
 		if env := o.Getenv("KUBECONFIG"); env != "" {
 			o.Kubeconfigs = filepath.SplitList(env)
 		} else {
-			o.Kubeconfigs = []string{"/etc/rancher/k3s/k3s.yaml", "/etc/kubernetes/admin.conf"}
+			o.Kubeconfigs = Kubeconfigs()
 		}
 	}
 	if err := o.validate(); err != nil {
@@ -134,6 +139,13 @@ func New(o Options) (*Source, error) {
 
 // Name returns the name that the registry knows the source by.
 func (s *Source) Name() string { return s.o.SourceName }
+
+// Access returns how other clients reach the server of this source now, and where that is
+// written. The files that it names were read under the same rules.
+func (s *Source) Access() (conf *rest.Config, origin string, err error) {
+	c, err := s.load()
+	return c.rest, c.origin, err
+}
 
 // Facts answers which pod has an address. It stays valid for ever. A pod in the
 // network of its node has no address of its own, and is left out.

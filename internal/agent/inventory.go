@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/fairlead/fairlead/internal/diagnose/doctor"
+	"github.com/fairlead/fairlead/internal/diagnose/gather"
+	"github.com/fairlead/fairlead/internal/inventory"
+	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/registry"
+	"github.com/fairlead/fairlead/internal/schedule"
+	"github.com/fairlead/fairlead/internal/source/kube"
+	"github.com/fairlead/fairlead/internal/version"
+)
+
+const (
+	// inventoryPause is the least time between two looks at the tables for the inventory.
+	inventoryPause = time.Second
+	// inventoryWait is how long the first report waits for sources, which may hang. It says
+	// which are missing.
+	inventoryWait = 20 * time.Second
+	// examineEvery is how often the doctor examines this agent for the inventory.
+	examineEvery = 5 * time.Minute
+)
+
+// inventoried is the inventory of this node in the Kubernetes API.
+type inventoried struct {
+	writer  *inventory.Writer
+	changed schedule.Signal
+
+	healthy  inventory.Condition
+	examined time.Time // when healthy was found
+}
+
+// wireInventory makes the writer of the inventory, if the configuration wants one.
+func (a *Agent) wireInventory() error {
+	c, k := a.cfg.Cluster, a.cfg.Kube
+	if !c.Inventory {
+		return nil
+	}
+	access, err := kube.New(kube.Options{Kubeconfigs: k.Kubeconfigs, Context: k.Context, Retry: a.engineRetry(), Logger: a.log})
+	if err != nil {
+		return err
+	}
+	machine, namespace, err := inventory.ThisMachine()
+	if err != nil {
+		return fmt.Errorf("inventory: %w", err)
+	}
+	a.inventory = &inventoried{changed: schedule.NewSignal()}
+	a.inventory.writer = inventory.NewWriter(inventory.Options{
+		Node: cmp.Or(c.NodeName, strings.ToLower(machineName("node"))), Interval: c.Interval, Machine: machine, Namespace: namespace,
+		Config: access.Access, Lock: inventory.LockNode, Report: a.report, Changed: a.inventory.changed, Logger: a.log,
+	})
+	return nil
+}
+
+// runInventory keeps the inventory up to date. It never ends the agent.
+func (a *Agent) runInventory(ctx context.Context) {
+	if schedule.Wait(ctx, time.Now().Add(inventoryWait), a.registry.Ready()) != nil {
+		return
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		_ = a.inventory.writer.Run(ctx)
+	}()
+	defer func() { <-done }()
+	pubs, outs, sources := a.registry.Publications().Subscribe(), a.reconciler.Outcomes().Subscribe(), a.registry.Sources().Subscribe()
+	defer pubs.Close()
+	defer outs.Close()
+	defer sources.Close()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-pubs.C():
+		case <-outs.C():
+		case <-sources.C():
+		}
+		pubs.Take()
+		outs.Take()
+		sources.Take()
+		a.inventory.changed.Notify()
+		if schedule.Sleep(ctx, inventoryPause) != nil {
+			return
+		}
+	}
+}
+
+// report is the content of the inventory.
+func (a *Agent) report(ctx context.Context) inventory.Report {
+	a.provider.checkOwners()
+	r := inventory.Report{Agent: version.String(), Conditions: []inventory.Condition{a.readyCondition(), a.healthyCondition(ctx)}}
+	pubs, outs := a.registry.Publications().View(), a.reconciler.Outcomes().View()
+	for _, p := range pubs.All() {
+		row := describe(p, outs)
+		listed := inventory.Port{
+			Key: p.Key, DualStack: p.DualStack, State: row.State, Since: p.Since.UTC().Truncate(time.Second), Owner: inventory.OwnerOf(p.Owner),
+			Withheld: !slices.ContainsFunc(p.Origins, func(o port.OriginInfo) bool { return o.Withheld == "" }),
+		}
+		for _, o := range p.Origins { // sorted by source
+			listed.Sources = append(listed.Sources, o.Source)
+		}
+		listed.Sources = slices.Compact(listed.Sources)
+		r.Ports = append(r.Ports, listed)
+	}
+	return r
+}
+
+// readyCondition is whether the list is complete.
+func (a *Agent) readyCondition() inventory.Condition {
+	var not []string
+	for _, s := range a.registry.Sources().View().All() {
+		if s.State != registry.Live {
+			not = append(not, strings.TrimSuffix(fmt.Sprintf("source %s is %s: %s", s.Name, s.State, s.Error), ": "))
+		}
+	}
+	if len(not) > 0 {
+		return inventory.Condition{Type: inventory.ConditionReady, Reason: "SourceNotLive", Message: strings.Join(not, "; ")}
+	}
+	return inventory.Condition{Type: inventory.ConditionReady, True: true, Reason: "SourcesLive"}
+}
+
+// healthyCondition is whether no check of the doctor fails.
+func (a *Agent) healthyCondition(ctx context.Context) inventory.Condition {
+	i := a.inventory
+	if time.Since(i.examined) < examineEvery {
+		return i.healthy
+	}
+	facts := gather.Facts(ctx, gather.Options{
+		ConfigFile: a.cfg.File(),
+		Ask:        func(context.Context, string) (doctor.Agent, error) { return a.Examine(), nil },
+	})
+	var failing []string
+	for _, c := range doctor.Evaluate(facts).Checks {
+		if c.State == doctor.Failing {
+			failing = append(failing, fmt.Sprintf("%s/%s: %s", c.Area, c.Name, c.Detail))
+		}
+	}
+	i.examined = time.Now()
+	i.healthy = inventory.Condition{Type: inventory.ConditionHealthy, True: true, Reason: "ChecksPass"}
+	if len(failing) > 0 {
+		i.healthy = inventory.Condition{Type: inventory.ConditionHealthy, Reason: "ChecksFail", Message: strings.Join(failing, "; ")}
+	}
+	return i.healthy
+}

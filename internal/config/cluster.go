@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package config
+
+import (
+	"fmt"
+	"regexp"
+	"strconv"
+	"time"
+)
+
+// Cluster configures the inventory of this node in the Kubernetes API.
+type Cluster struct {
+	Inventory bool
+	NodeName  string        // of the Node object; empty means the machine's host name
+	Interval  time.Duration // least time between two writes of changes, 1s to 1h
+}
+
+func (c *Agent) clusterFields() []field {
+	return []field{
+		one("cluster.inventory", "cluster-inventory", boolKind, &c.Cluster.Inventory, truth, strconv.FormatBool,
+			"write what is open on this node to an object in the Kubernetes API, at the server of kube.kubeconfigs"),
+		one("cluster.nodeName", "cluster-node-name", "name", &c.Cluster.NodeName, nodeName, str,
+			"name of this machine's Node object (default its host name)"),
+		one("cluster.interval", "cluster-interval", "duration", &c.Cluster.Interval, duration(time.Second, time.Hour, false), stringOf,
+			"least time between two writes of changes"),
+	}
+}
+
+// nodeNames are the names that an object in the API can have.
+var nodeNames = regexp.MustCompile(`^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$`)
+
+func nodeName(s string) (string, error) {
+	if s != "" && !nodeNames.MatchString(s) {
+		return "", fmt.Errorf("%q: want the name of a Node: lower-case letters, digits, - and .", s)
+	}
+	return s, nil
+}

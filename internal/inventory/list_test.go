@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package inventory
+
+import (
+	"bytes"
+	"compress/gzip"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"github.com/fairlead/fairlead/internal/port"
+)
+
+var noon = time.Date(2026, 11, 23, 12, 0, 0, 0, time.UTC)
+
+func tcp(address string, number int, owner string) Port {
+	return Port{
+		Key:   port.Key{Protocol: port.TCP, Address: netip.MustParseAddr(address), Port: uint16(number)},
+		State: port.Active, Owner: Owner{Kind: port.OwnerProcess, Name: owner, ID: "7"}, Sources: []string{"socket"}, Since: noon,
+	}
+}
+
+func built(t *testing.T, r Report) Status {
+	t.Helper()
+	s, err := build(r, maxBytes)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+func TestListRoundTrip(t *testing.T) {
+	denied := tcp("::", 443, "web")
+	denied.State, denied.DualStack = port.Denied, true
+	withheld := tcp("10.0.0.1", 70, "bound")
+	withheld.Withheld = true
+	want := []Port{tcp("0.0.0.0", 22, "sshd"), withheld, denied, tcp("127.0.0.1", 8080, "dev\x1b[2J")}
+	s := built(t, Report{Agent: "1.0", Ports: []Port{want[3], want[1], want[0], want[2]}})
+	got, err := s.Decode()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if d := cmp.Diff(want, got, cmpopts.EquateComparable(netip.Addr{})); d != "" {
+		t.Errorf("list (-want +got):\n%s", d)
+	}
+	if want := (Counts{Total: 4, Wide: 2, Active: 3, Denied: 1}); s.Ports != want {
+		t.Errorf("counts %+v, want %+v", s.Ports, want)
+	}
+	wide := []WidePort{{"tcp", "0.0.0.0", 22, "process sshd"}, {"tcp", "::", 443, "process web"}}
+	if d := cmp.Diff(wide, s.Wide); d != "" {
+		t.Errorf("wide (-want +got):\n%s", d)
+	}
+}
+
+func TestHash(t *testing.T) {
+	a, b := tcp("0.0.0.0", 22, "sshd"), tcp("0.0.0.0", 80, "web")
+	of := func(r Report) string { return built(t, r).Hash }
+	base := of(Report{Ports: []Port{a, b}})
+	if of(Report{Ports: []Port{b, a}}) != base {
+		t.Error("the order of ports changes the hash")
+	}
+	changed := b
+	changed.State = port.Denied
+	older := b
+	older.Since = noon.Add(-time.Hour)
+	for name, r := range map[string]Report{
+		"state": {Ports: []Port{a, changed}}, "since": {Ports: []Port{a, older}}, "removal": {Ports: []Port{a}}, "agent": {Agent: "2", Ports: []Port{a, b}},
+		"condition": {Ports: []Port{a, b}, Conditions: []Condition{{Type: ConditionReady, Message: "stale"}}},
+	} {
+		if of(r) == base {
+			t.Errorf("%s does not change the hash", name)
+		}
+	}
+}
+
+// However many ports a node has and whatever their owners are called, the object stays
+// far below what the API server takes, says what it omits, and keeps the ports that are
+// open wider than loopback.
+func TestListIsBounded(t *testing.T) {
+	r := rand.New(rand.NewPCG(1, 2))
+	random := func() string {
+		b := make([]byte, 400)
+		for i := range b {
+			b[i] = byte(r.Uint32())
+		}
+		return string(b)
+	}
+	for _, c := range []struct {
+		name  string
+		ports int
+		owner func() string
+		full  bool // the list has as many as it may
+	}{
+		{"as many as fit", maxPorts, func() string { return "web" }, true},
+		{"one port more", maxPorts + 1, func() string { return "web" }, true},
+		{"all ports", 60_000, func() string { return "web" }, true},
+		{"names that do not compress", 4_000, random, false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			var ports []Port
+			for i := range c.ports {
+				p := tcp("127.0.0.1", i, "")
+				p.Owner = OwnerOf(port.Owner{Kind: port.OwnerProcess, Name: c.owner()})
+				ports = append(ports, p)
+			}
+			ports[len(ports)-1].Address = netip.MustParseAddr("0.0.0.0")
+			s := built(t, Report{Ports: ports})
+			got, err := s.Decode()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if len(s.List) > maxBytes || len(got)+s.ListOmitted != c.ports || s.Ports.Total != c.ports {
+				t.Errorf("%d bytes, %d listed, %d omitted, %d counted of %d", len(s.List), len(got), s.ListOmitted, s.Ports.Total, c.ports)
+			}
+			if c.full && len(got) != min(maxPorts, c.ports) {
+				t.Errorf("%d listed, want %d", len(got), maxPorts)
+			}
+			if len(got) == 0 || got[len(got)-1].Address != netip.MustParseAddr("0.0.0.0") {
+				t.Error("the list omits what is open wider than loopback")
+			}
+		})
+	}
+	var wide []Port
+	for i := range 50 {
+		wide = append(wide, tcp("0.0.0.0", i+1, "web"))
+	}
+	if s := built(t, Report{Ports: wide}); len(s.Wide) != maxWide || s.WideOmitted != 50-maxWide || s.Ports.Wide != 50 {
+		t.Errorf("%d wide entries, %d omitted, %d counted", len(s.Wide), s.WideOmitted, s.Ports.Wide)
+	}
+}
+
+func TestDecodeRefuses(t *testing.T) {
+	zip := func(text string) []byte {
+		b, err := compress([]byte(text))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return b
+	}
+	var bomb bytes.Buffer
+	z := gzip.NewWriter(&bomb)
+	for range maxPlain>>20 + 1 {
+		_, _ = z.Write(make([]byte, 1<<20))
+	}
+	_ = z.Close()
+	for name, list := range map[string][]byte{
+		"no gzip": []byte("x"), "no JSON": zip("{"), "no address": zip(`[{"protocol":"tcp","port":1,"state":"active"}]`),
+		"cut": zip("[]")[:12], "bomb": bomb.Bytes(),
+	} {
+		if got, err := (Status{List: list}).Decode(); err == nil {
+			t.Errorf("%s: decoded %v", name, got)
+		}
+	}
+}
+
+func TestTruncate(t *testing.T) {
+	for in, want := range map[string]string{"abc": "abc", "abcdef": "abcde", "abcdé": "abcd", "a\xff": "a?", strings.Repeat("\xff", 9): "?"} {
+		if got := truncate(in, 5); got != want {
+			t.Errorf("truncate(%q) = %q, want %q", in, got, want)
+		}
+	}
+}
+
+func FuzzDecode(f *testing.F) {
+	s, err := build(Report{Ports: []Port{tcp("0.0.0.0", 22, "sshd")}}, maxBytes)
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(s.List)
+	f.Fuzz(func(_ *testing.T, list []byte) {
+		ports, err := (Status{List: list}).Decode()
+		if err == nil {
+			_ = fmt.Sprint(ports)
+		}
+	})
+}

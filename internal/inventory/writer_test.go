@@ -1,0 +1,465 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package inventory
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/fairlead/fairlead/internal/schedule"
+)
+
+// agent is the writer of one node, and what it reports.
+type agent struct {
+	*Writer
+	changed schedule.Signal
+	log     *buffer
+	stop    func()
+
+	mu     sync.Mutex
+	report Report
+}
+
+// buffer is a log that can be read while it is written.
+type buffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (b *buffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.Write(p)
+}
+
+func (b *buffer) lines() []string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return strings.FieldsFunc(b.b.String(), func(r rune) bool { return r == '\n' })
+}
+
+// locks is what LockNode is on one machine.
+type locks struct {
+	mu   sync.Mutex
+	held map[string]bool
+}
+
+func (l *locks) lock(_ context.Context, node string) (func(), error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.held[node] {
+		return nil, ErrHeld
+	}
+	l.held[node] = true
+	return func() { l.mu.Lock(); defer l.mu.Unlock(); delete(l.held, node) }, nil
+}
+
+func newLocks() *locks { return &locks{held: make(map[string]bool)} }
+
+const interval = 10 * time.Second
+
+// startAgent runs a writer of a node, at machine "boot-NODE" unless change says otherwise.
+func startAgent(t *testing.T, a *api, node string, change func(*Options), ports ...Port) *agent {
+	t.Helper()
+	g := &agent{changed: schedule.NewSignal(), log: new(buffer), report: Report{Agent: "1", Ports: ports}}
+	o := Options{
+		Node: node, Interval: interval, Machine: "boot-" + node, Namespace: "1", Config: a.config, Lock: newLocks().lock, Changed: g.changed,
+		Logger: slog.New(slog.NewTextHandler(g.log, nil)),
+		Report: func(context.Context) Report {
+			g.mu.Lock()
+			defer g.mu.Unlock()
+			r := g.report
+			r.Ports = append([]Port(nil), r.Ports...)
+			return r
+		},
+	}
+	if change != nil {
+		change(&o)
+	}
+	g.Writer = NewWriter(o)
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- g.Run(ctx) }()
+	g.stop = sync.OnceFunc(func() {
+		cancel()
+		if err := <-done; !errors.Is(err, context.Canceled) {
+			t.Errorf("Run: %v", err)
+		}
+	})
+	t.Cleanup(g.stop)
+	return g
+}
+
+func (g *agent) set(ports ...Port) {
+	g.mu.Lock()
+	g.report.Ports = ports
+	g.mu.Unlock()
+	g.changed.Notify()
+}
+
+// pass lets that much time pass.
+func pass(d time.Duration) {
+	time.Sleep(d)
+	synctest.Wait()
+}
+
+func TestWriterCoalesces(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := newAPI("n")
+		g := startAgent(t, a, "n", nil, tcp("0.0.0.0", 22, "sshd"))
+		pass(interval + time.Second)
+		o := a.object("n")
+		if o == nil || a.writes() != 1 {
+			t.Fatalf("%d writes, object %v: %v", a.writes(), o, g.State())
+		}
+		if r := o.OwnerReferences; len(r) != 1 || r[0].Kind != "Node" || r[0].Name != "n" || r[0].UID != a.nodes["n"].UID {
+			t.Errorf("owner references %+v", r)
+		}
+		// Quiet: nothing is written, however often it is said to have changed.
+		pass(time.Minute)
+		for range 20 {
+			g.changed.Notify()
+			pass(time.Second)
+		}
+		if n := a.writes(); n != 1 {
+			t.Fatalf("%d writes without a change", n)
+		}
+		// The first change after that is written at once, the others together.
+		g.set(tcp("0.0.0.0", 22, "sshd"), tcp("0.0.0.0", 80, "web"))
+		pass(2 * settle)
+		if n := a.writes(); n != 2 {
+			t.Fatalf("%d writes at once after a change", n)
+		}
+		for i := range 9 {
+			g.set(tcp("0.0.0.0", 22, "sshd"), tcp("0.0.0.0", 81+i, "web"))
+			pass(time.Second)
+		}
+		if n := a.writes(); n != 2 {
+			t.Fatalf("%d writes within the interval", n)
+		}
+		pass(interval/5 + 2*time.Second)
+		if n := a.writes(); n != 3 {
+			t.Fatalf("%d writes after the interval", n)
+		}
+		ports, err := a.object("n").Status.Decode()
+		if err != nil || len(ports) != 2 || ports[1].Port != 89 {
+			t.Errorf("the object has %v, %v", ports, err)
+		}
+		if s := g.State(); s.Error != "" || s.Writes != 3 || s.Written.IsZero() {
+			t.Errorf("state %+v", s)
+		}
+	})
+}
+
+func TestWriterRenews(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := newAPI("n")
+		startAgent(t, a, "n", nil, tcp("0.0.0.0", 22, "sshd"))
+		pass(interval + time.Second)
+		first := a.object("n").Status
+		pass(time.Hour)
+		last := a.object("n").Status
+		if n := a.writes(); n < 12 || n > 15 {
+			t.Errorf("%d writes in an hour without a change", n)
+		}
+		if !last.Updated.Equal(&first.Updated) || !last.Holder.Renewed.After(first.Holder.Renewed.Time) {
+			t.Errorf("updated %v, renewed %v after %v, %v", last.Updated, last.Holder.Renewed, first.Updated, first.Holder.Renewed)
+		}
+	})
+}
+
+// A new agent of the same boot writes nothing that is there, and knows since when ports
+// are open.
+func TestRestartedAgent(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := newAPI("n")
+		same, other, reopened := tcp("0.0.0.0", 22, "sshd"), tcp("0.0.0.0", 80, "web"), tcp("0.0.0.0", 90, "job")
+		startAgent(t, a, "n", nil, same, other).stop0(t)
+		n := a.writes()
+		later := func(p Port, by time.Duration) Port {
+			p.Since = p.Since.Add(by)
+			return p
+		}
+		g := startAgent(t, a, "n", nil, later(same, time.Hour), later(other, time.Hour))
+		pass(interval + time.Second)
+		if a.writes() != n {
+			t.Errorf("%d writes by an agent that has nothing new", a.writes()-n)
+		}
+		replaced := later(other, time.Hour)
+		replaced.Owner.ID = "8"
+		g.set(later(same, time.Hour), replaced, reopened)
+		pass(interval + time.Second)
+		g.set(later(same, 2*time.Hour), replaced, reopened)
+		pass(2 * interval)
+		ports, err := a.object("n").Status.Decode()
+		if err != nil || len(ports) != 3 {
+			t.Fatalf("%v, %v", ports, err)
+		}
+		for i, want := range []time.Duration{2 * time.Hour, time.Hour, 0} {
+			if got := ports[i].Since.Sub(noon); got != want {
+				t.Errorf("port %d is open since noon + %v, want %v", ports[i].Port, got, want)
+			}
+		}
+	})
+}
+
+// stop0 lets the agent write and ends it.
+func (g *agent) stop0(t *testing.T) {
+	t.Helper()
+	pass(interval + time.Second)
+	if s := g.State(); s.Writes == 0 {
+		t.Fatalf("nothing was written: %+v", s)
+	}
+	g.stop()
+}
+
+// An API server that is away for an hour costs one line in the log.
+func TestAPIServerIsAway(t *testing.T) {
+	for name, away := range map[string]func(a *api){
+		"refuses": func(a *api) { a.away = fmt.Errorf("dial: %w", syscall.ECONNREFUSED) },
+		"fails": func(a *api) {
+			for _, s := range []string{"get nodes", "get nodeinventories", "update nodeinventories"} {
+				a.refuse[s] = 503
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				a := newAPI("n")
+				g := startAgent(t, a, "n", nil, tcp("0.0.0.0", 22, "sshd"))
+				pass(interval + time.Second)
+				a.set(func() { away(a); a.asked = nil })
+				for i := range 3600 {
+					g.set(tcp("0.0.0.0", 1000+i, "web"))
+					pass(time.Second)
+				}
+				if n := len(a.asked); n < 60 || n > 180 {
+					t.Errorf("%d requests in an hour", n)
+				}
+				if lines := g.log.lines(); len(lines) != 1 {
+					t.Errorf("log %q, want one line", lines)
+				}
+				if g.State().Error == "" {
+					t.Error("the state has no error")
+				}
+				a.set(func() { a.away = nil; clear(a.refuse) })
+				pass(time.Minute + time.Second)
+				ports, err := a.object("n").Status.Decode()
+				if err != nil || len(ports) != 1 || ports[0].Port != 1000+3599 || g.State().Error != "" {
+					t.Errorf("a minute after the server is back the object has %v, %v: %+v", ports, err, g.State())
+				}
+				if lines := g.log.lines(); len(lines) != 2 {
+					t.Errorf("log %q, want two lines", lines)
+				}
+			})
+		})
+	}
+}
+
+func TestRefusalsAreExplained(t *testing.T) {
+	for name, c := range map[string]struct {
+		change func(a *api)
+		want   []string
+		mend   func(a *api)
+	}{
+		"may not get nodes":   {func(a *api) { a.refuse["get nodes"] = 403 }, []string{"verb get of nodes is missing"}, nil},
+		"may not get":         {func(a *api) { a.refuse["get nodeinventories"] = 403 }, []string{"verb get of nodeinventories.fairlead.dev is missing"}, nil},
+		"may not create":      {func(a *api) { a.refuse["create nodeinventories"] = 403 }, []string{"verb create of nodeinventories.fairlead.dev is missing"}, nil},
+		"no CRD":              {func(a *api) { a.served = nil }, []string{"no such resource as nodeinventories.fairlead.dev", "crd.yaml"}, func(a *api) { a.served = []string{Version} }},
+		"CRD of another kind": {func(a *api) { a.served = []string{"v1", "v2"} }, []string{"serves nodeinventories.fairlead.dev v1, v2", "knows v1alpha1"}, func(a *api) { a.served = []string{Version} }},
+		"CRD without a field": {func(a *api) { a.drops = true }, []string{"drops fields", "crd.yaml"}, func(a *api) { a.drops = false }},
+		"no node":             {func(a *api) { delete(a.nodes, "n") }, []string{"node not found", "cluster.nodeName"}, func(a *api) { a.mu.Unlock(); a.addNode("n", "boot-n"); a.mu.Lock() }},
+		"another machine":     {func(a *api) { a.nodes["n"].Status.NodeInfo.BootID = "x" }, []string{"boot id x", "cluster.nodeName"}, func(a *api) { a.nodes["n"].Status.NodeInfo.BootID = "boot-n" }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				a := newAPI("n")
+				c.change(a)
+				g := startAgent(t, a, "n", nil, tcp("0.0.0.0", 22, "sshd"))
+				pass(10 * time.Minute)
+				for _, want := range c.want {
+					if s := g.State(); !strings.Contains(s.Error, want) {
+						t.Errorf("error %q, want %q", s.Error, want)
+					}
+				}
+				if lines := g.log.lines(); len(lines) != 1 || !strings.Contains(lines[0], "level=WARN") {
+					t.Errorf("log %q, want one warning", lines)
+				}
+				if c.mend != nil {
+					a.set(func() { c.mend(a) })
+				}
+				a.set(func() { clear(a.refuse) })
+				pass(time.Minute + time.Second)
+				if s := g.State(); s.Error != "" || a.object("n") == nil || len(a.object("n").Status.List) == 0 {
+					t.Errorf("a minute after it was mended: %+v", s)
+				}
+			})
+		})
+	}
+}
+
+// RBAC may also lack update alone, which shows only at the second write.
+func TestUpdateIsForbidden(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := newAPI("n")
+		a.refuse["update nodeinventories"] = 403
+		g := startAgent(t, a, "n", nil, tcp("0.0.0.0", 22, "sshd"))
+		pass(2 * interval)
+		g.set(tcp("0.0.0.0", 80, "web"))
+		pass(interval)
+		if s := g.State(); !strings.Contains(s.Error, "verb update of nodeinventories.fairlead.dev is missing") {
+			t.Errorf("error %q", s.Error)
+		}
+	})
+}
+
+// Of two agents in one network namespace the second waits for the end of the first.
+func TestTwoAgentsOfOneMachine(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a, l := newAPI("n"), newLocks()
+		shared := func(o *Options) { o.Lock = l.lock }
+		first := startAgent(t, a, "n", shared, tcp("0.0.0.0", 1, "first"))
+		pass(interval + time.Second)
+		second := startAgent(t, a, "n", shared, tcp("0.0.0.0", 2, "second"))
+		writes := a.writes()
+		for i := range 3600 {
+			second.set(tcp("0.0.0.0", 1000+i, "second"))
+			pass(time.Second)
+		}
+		if s := second.State(); s.Writes > 0 || !s.Held || len(second.log.lines()) != 1 {
+			t.Errorf("the second: %+v, log %q", s, second.log.lines())
+		}
+		if n := a.writes() - writes; n > 15 || len(first.log.lines()) > 0 {
+			t.Errorf("%d writes by the first in an hour, log %q", n, first.log.lines())
+		}
+		first.stop()
+		pass(time.Minute + interval)
+		if s := second.State(); s.Error != "" || s.Writes == 0 {
+			t.Errorf("the second after the end of the first: %+v", s)
+		}
+	})
+}
+
+// An agent in another network namespace, or on another machine where the node's boot is
+// not known, waits until the first has not written for long, whatever its clock says.
+func TestTwoHolders(t *testing.T) {
+	for _, skew := range []time.Duration{0, -24 * time.Hour, 24 * time.Hour} {
+		t.Run(skew.String(), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				a := newAPI()
+				a.addNode("n", "")
+				o := &NodeInventory{ObjectMeta: metav1.ObjectMeta{Name: "n"}}
+				o.Status.Holder = Holder{Machine: "other", Namespace: "1", Renewed: metav1.NewTime(time.Now().Add(skew))}
+				renew := func() {
+					a.set(func() {
+						c := *o
+						c.Status.Holder.Renewed = metav1.NewTime(c.Status.Holder.Renewed.Add(RenewEvery))
+						o = &c
+						a.put(o)
+					})
+				}
+				renew()
+				g := startAgent(t, a, "n", nil, tcp("0.0.0.0", 22, "sshd"))
+				for range 12 {
+					pass(RenewEvery)
+					renew()
+				}
+				if s := g.State(); s.Writes > 0 || !s.Held || !strings.Contains(s.Error, "boot id other") || len(g.log.lines()) != 1 {
+					t.Fatalf("beside a holder: %+v, log %q", s, g.log.lines())
+				}
+				pass(HeldFor - time.Minute)
+				if s := g.State(); s.Writes > 0 {
+					t.Fatalf("took the object after %v", HeldFor-time.Minute)
+				}
+				pass(4 * time.Minute)
+				if s := g.State(); s.Writes == 0 || s.Error != "" {
+					t.Errorf("after the holder's time: %+v", s)
+				}
+			})
+		})
+	}
+}
+
+// After a reboot the object of the boot before is taken at once.
+func TestObjectOfAnEarlierBoot(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := newAPI("n")
+		startAgent(t, a, "n", nil, tcp("0.0.0.0", 22, "sshd")).stop0(t)
+		a.nodes["n"].Status.NodeInfo.BootID = "second"
+		g := startAgent(t, a, "n", func(o *Options) { o.Machine = "second" }, tcp("0.0.0.0", 22, "sshd"))
+		pass(interval + time.Second)
+		if s := g.State(); s.Writes != 1 || a.object("n").Status.Holder.Machine != "second" {
+			t.Errorf("after a reboot: %+v", s)
+		}
+	})
+}
+
+// A server that takes less gets a shorter list, which says so.
+func TestServerTakesLess(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := newAPI("n")
+		a.limit = 32 << 10
+		var ports []Port
+		for i := range 3_000 {
+			p := tcp("127.0.0.1", i, fmt.Sprintf("%x-%d", i*7919, i))
+			ports = append(ports, p)
+		}
+		g := startAgent(t, a, "n", nil, ports...)
+		pass(2 * interval)
+		o := a.object("n")
+		if o == nil {
+			t.Fatalf("no object: %+v", g.State())
+		}
+		listed, err := o.Status.Decode()
+		if err != nil || len(listed) == 0 || len(listed)+o.Status.ListOmitted != len(ports) || g.State().Omitted != o.Status.ListOmitted {
+			t.Errorf("%d listed, %d omitted, %v: %+v", len(listed), o.Status.ListOmitted, err, g.State())
+		}
+	})
+}
+
+// A node that was removed and made again has a new object, which belongs to it.
+func TestNodeIsMadeAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := newAPI("n")
+		g := startAgent(t, a, "n", nil, tcp("0.0.0.0", 22, "sshd"))
+		pass(2 * interval)
+		a.removeNode("n")
+		a.addNode("n", "boot-n")
+		g.set(tcp("0.0.0.0", 80, "web"))
+		pass(time.Minute)
+		if o := a.object("n"); o == nil || o.OwnerReferences[0].UID != a.nodes["n"].UID {
+			t.Errorf("object %+v of node %s: %+v", o, a.nodes["n"].UID, g.State())
+		}
+	})
+}
+
+// Somebody else changed the object: it is read again and written.
+func TestConflict(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := newAPI("n")
+		g := startAgent(t, a, "n", nil, tcp("0.0.0.0", 22, "sshd"))
+		pass(2 * interval)
+		a.set(func() {
+			o := *a.objects["n"]
+			o.Labels = map[string]string{"kept": "yes"}
+			a.put(&o)
+		})
+		g.set(tcp("0.0.0.0", 80, "web"))
+		pass(2 * interval)
+		o := a.object("n")
+		if ports, err := o.Status.Decode(); err != nil || len(ports) != 1 || ports[0].Port != 80 || o.Labels["kept"] != "yes" {
+			t.Errorf("object %+v, %v", o, err)
+		}
+	})
+}
