@@ -15,6 +15,9 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
 	"github.com/fairlead/fairlead/internal/diagnose/explain"
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/status"
@@ -142,6 +145,7 @@ func TestUsageErrors(t *testing.T) {
 		"forward add 80 --bind x":        `fairlead: --bind "x": want loopback, all or an address of the host` + "\n",
 		"forward add 80 --on-conflict x": `fairlead: --on-conflict "x": want wait, next or any` + "\n",
 		"forward pause":                  "fairlead: forward pause: want a port, --owner NAME or --all (see `fairlead forward pause --help`)\n",
+		"forward pause 80 81":            "fairlead: forward pause: want a port, --owner NAME or --all (see `fairlead forward pause --help`)\n",
 		"forward pause 80 --all":         "fairlead: forward pause: want a port, --owner NAME or --all (see `fairlead forward pause --help`)\n",
 		"deny":                           "fairlead: deny takes one argument, a port such as 8080 or 53/udp (see `fairlead deny --help`)\n",
 		"help nosuch":                    `fairlead: unknown command "nosuch" (see ` + "`fairlead --help`)\n",
@@ -152,6 +156,7 @@ func TestUsageErrors(t *testing.T) {
 			" (see `fairlead agent install --help`)\n",
 		"agent install x":   "fairlead: for `fairlead agent`: \"x\": want flags only\n",
 		"explain":           "fairlead: explain takes one argument, a port such as 8080 or 53/udp (see `fairlead explain --help`)\n",
+		"ls -q -o json":     "fairlead: --quiet: want no --output with it\n",
 		"ls x":              "fairlead: ls takes no argument, got \"x\"\n",
 		"completion foo":    "fairlead: unknown command \"foo\" for \"fairlead completion\" (see `fairlead completion --help`)\n",
 		"completion bsh":    "fairlead: unknown command \"bsh\" for \"fairlead completion\": did you mean \"bash\"? (see `fairlead completion --help`)\n",
@@ -182,6 +187,29 @@ func TestHelp(t *testing.T) {
 			}
 		}
 	}
+}
+
+// Every command that takes arguments or flags shows how it is used.
+func TestEveryCommandHasAnExample(t *testing.T) {
+	var walk func(c *cobra.Command)
+	walk = func(c *cobra.Command) {
+		for _, sub := range c.Commands() {
+			walk(sub)
+		}
+		c.InitDefaultHelpFlag()
+		flags := 0
+		c.LocalFlags().VisitAll(func(*pflag.Flag) { flags++ })
+		takes := flags > 1 || strings.Contains(c.Use, " ")
+		if takes && !c.Hidden && c.Runnable() && !c.HasSubCommands() && c.Example == "" {
+			t.Errorf("%s has no example", c.CommandPath())
+		}
+		for line := range strings.Lines(c.Example) {
+			if words := strings.Fields(line); len(words) == 0 || !strings.HasPrefix(strings.TrimSpace(line), c.CommandPath()) && c.HasParent() {
+				t.Errorf("an example of %s is %q", c.CommandPath(), line)
+			}
+		}
+	}
+	walk(newRoot())
 }
 
 func TestConfigCheckListsAllMistakes(t *testing.T) {

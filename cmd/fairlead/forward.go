@@ -26,20 +26,22 @@ func newForward() *cobra.Command {
 			"no address that is not open without them.",
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() }}
 	root.AddCommand(newForwardAdd(), newForwardLs(),
-		newChange(forwards.Remove, "rm PORT[/tcp|/udp]", "Undo all that was added for a port"),
-		newSelect(forwards.Pause, "pause [PORT[/tcp|/udp]]", "Close a port, the ports of an owner, or all, until resumed; their connections are reset"),
-		newSelect(forwards.Resume, "resume [PORT[/tcp|/udp]]", "Undo pause, with the same argument or flag"))
+		newChange(forwards.Remove, "rm PORT[/tcp|/udp]", "Undo all that was added for a port", "  fairlead forward rm 8080"),
+		newSelect(forwards.Pause, "pause [PORT[/tcp|/udp]]", "Close a port, the ports of an owner, or all, until resumed; their connections are reset",
+			"  fairlead forward pause 8080\n  fairlead forward pause --owner 'web-*'"),
+		newSelect(forwards.Resume, "resume [PORT[/tcp|/udp]]", "Undo pause, with the same argument or flag",
+			"  fairlead forward resume 8080\n  fairlead forward resume --owner 'web-*'"))
 	return root
 }
 
 func newDeny() *cobra.Command {
-	c := newChange(forwards.Deny, "deny PORT[/tcp|/udp]", "Close a port until it is allowed again; its connections are reset")
+	c := newChange(forwards.Deny, "deny PORT[/tcp|/udp]", "Close a port until it is allowed again; its connections are reset", "  fairlead deny 9229")
 	c.GroupID = groupChange
 	return c
 }
 
 func newAllow() *cobra.Command {
-	c := newChange(forwards.Allow, "allow PORT[/tcp|/udp]", "Undo deny, or publish a port that is denied by default")
+	c := newChange(forwards.Allow, "allow PORT[/tcp|/udp]", "Undo deny, or publish a port that is denied by default", "  fairlead allow 9229\n  fairlead allow 5353/udp")
 	c.GroupID = groupChange
 	return c
 }
@@ -85,10 +87,10 @@ func newForwardAdd() *cobra.Command {
 }
 
 // newChange returns a command about one port.
-func newChange(op forwards.Op, use, short string) *cobra.Command {
+func newChange(op forwards.Op, use, short, example string) *cobra.Command {
 	var control string
 	q := forwards.Request{Op: op}
-	c := &cobra.Command{Use: use, Short: short, Args: oneArg("a port such as 8080 or 53/udp"),
+	c := &cobra.Command{Use: use, Short: short, Example: example, Args: oneArg("a port such as 8080 or 53/udp"),
 		RunE: func(c *cobra.Command, args []string) error { return change(c, control, q, args[0]) }}
 	controlFlag(c, &control)
 	guestFlag(c, &q.Guest)
@@ -96,10 +98,10 @@ func newChange(op forwards.Op, use, short string) *cobra.Command {
 }
 
 // newSelect returns a command about a port, an owner or all.
-func newSelect(op forwards.Op, use, short string) *cobra.Command {
+func newSelect(op forwards.Op, use, short, example string) *cobra.Command {
 	var control string
 	q := forwards.Request{Op: op}
-	c := &cobra.Command{Use: use, Short: short, Args: cobra.MaximumNArgs(1),
+	c := &cobra.Command{Use: use, Short: short, Example: example, Args: cobra.ArbitraryArgs,
 		RunE: func(c *cobra.Command, args []string) error {
 			selected := len(args)
 			for _, is := range []bool{q.Owner != "", q.All} {
@@ -161,6 +163,7 @@ func newForwardLs() *cobra.Command {
 	var out output
 	c := &cobra.Command{
 		Use: "ls", Short: "List what was added, in the order in which it is evaluated", Args: noArgs,
+		Example: "  fairlead forward ls\n  fairlead forward ls -o json",
 		RunE: func(c *cobra.Command, _ []string) error {
 			if err := out.validate(); err != nil {
 				return err

@@ -82,7 +82,7 @@ func TestLogIsPrintable(t *testing.T) {
 	}
 }
 
-// No command has an encoder of its own.
+// No command has an encoder of its own, and what each prints has a schema version.
 func TestCommandsShareTheEncoder(t *testing.T) {
 	files, err := filepath.Glob("*.go")
 	if err != nil {
@@ -95,6 +95,9 @@ func TestCommandsShareTheEncoder(t *testing.T) {
 		}
 		if f != "json.go" && !strings.HasSuffix(f, "_test.go") && strings.Contains(string(b), "json.NewEncoder") {
 			t.Errorf("%s: use newEncoder", f)
+		}
+		if f != "json.go" && !strings.HasSuffix(f, "_test.go") && strings.Count(string(b), ".Encode(") != strings.Count(string(b), ".Encode(versioned(") {
+			t.Errorf("%s: use versioned", f)
 		}
 	}
 }

@@ -80,6 +80,7 @@ func newDemo() *cobra.Command {
 		Use:     "demo",
 		Short:   "Show fairlead on this machine, with a network namespace as the guest",
 		GroupID: groupRun,
+		Example: "  fairlead demo\n  fairlead demo --observer poll",
 		Args:    noArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if mode != "auto" && mode != "bpf" && mode != "poll" {

@@ -138,6 +138,9 @@ func newLs() *cobra.Command {
 			if err := out.validate(); err != nil {
 				return err
 			}
+			if quiet && c.Flags().Changed("output") {
+				return usageError{errors.New("--quiet: want no --output with it")}
+			}
 			filter, err := status.ParseFilter(terms)
 			if err != nil {
 				return usageError{err}
@@ -312,9 +315,10 @@ func newLogLevel() *cobra.Command {
 		_, err = fmt.Fprintln(c.OutOrStdout(), l)
 		return err
 	}
-	get := &cobra.Command{Use: "get", Short: "Print the log level", Args: noArgs,
+	get := &cobra.Command{Use: "get", Short: "Print the log level", Args: noArgs, Example: "  fairlead loglevel get",
 		RunE: func(c *cobra.Command, _ []string) error { return level(c, "") }}
 	set := &cobra.Command{Use: "set LEVEL", Short: "Set the log level: debug, info, warn or error", Args: oneArg("a log level"),
+		Example:   "  fairlead loglevel set debug\n  fairlead loglevel set debug --for 10m",
 		ValidArgs: []string{"debug", "info", "warn", "error"},
 		RunE: func(c *cobra.Command, args []string) error {
 			if lasts != 0 && (lasts < status.LevelLastsMin || lasts > status.LevelLastsMax) {

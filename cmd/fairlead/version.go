@@ -27,6 +27,7 @@ func newVersion() *cobra.Command {
 		Use: "version", Short: "Print the versions of this program and of what runs, or licences", Args: noArgs,
 		Long: "Print the version of this program. If an agent or host peer runs here, print its version and that of\n" +
 			"the other side, and what to update if they differ.",
+		Example: "  fairlead version\n  fairlead version --licenses",
 		RunE: func(c *cobra.Command, _ []string) error {
 			if licenses {
 				return notices.Write(c.OutOrStdout())

@@ -16,6 +16,7 @@ func newWeb() *cobra.Command {
 	var control, addr string
 	c := &cobra.Command{
 		Use: "web", Short: "Print the URL of the status page; serve it until Ctrl-C if the agent does not", Args: noArgs, GroupID: groupInspect,
+		Example: "  fairlead web\n  fairlead web --addr 127.0.0.1:7420",
 		RunE: func(c *cobra.Command, _ []string) error {
 			at, err := netip.ParseAddrPort(addr)
 			if err != nil || !at.Addr().IsLoopback() {

@@ -25,9 +25,13 @@ import (
 	"github.com/fairlead/fairlead/internal/version"
 )
 
-// PairHint says how a host gets the token of a guest.
+// PairHint says how a host gets the token of a guest. It goes with an error that names the file.
 func PairHint(cfg *config.Host, g config.Guest) string {
-	return "fetch it from the guest into " + cfg.TokenFile(g) + ": `" + explain.PairCommand(g.Name) + "`"
+	command := explain.PairCommand(g.Name)
+	if initial := config.DefaultHost(); cfg.TokenFile(g) != initial.TokenFileFor(g.Name) {
+		command += " --link-token " + cfg.TokenFile(g)
+	}
+	return "fetch it from the guest: `" + command + "`"
 }
 
 // Facts collects what doctor judges about this host, of the host peer at the control

@@ -250,4 +250,7 @@ func TestInstallNeedsTheToken(t *testing.T) {
 		t.Errorf("exit code %d", code)
 	}
 	oneLine(t, stderr, "fairlead host pair", ".local/state/fairlead/token")
+	if n := strings.Count(stderr, "fairlead/token"); n != 1 {
+		t.Errorf("the path is there %d times: %s", n, stderr)
+	}
 }
