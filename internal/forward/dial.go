@@ -153,7 +153,7 @@ func (d *attempts) ended(i int, conn net.Conn, err error) {
 	switch {
 	case d.conn != nil: // another was faster
 		if err == nil {
-			_ = conn.Close()
+			CloseOrderly(conn) // it carried nothing
 		}
 	case err != nil:
 		d.errs = append(d.errs, err)

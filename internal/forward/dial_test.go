@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/netip"
 	"strings"
@@ -108,6 +109,35 @@ func TestParallelDial(t *testing.T) {
 				}
 			})
 		})
+	}
+}
+
+// A dialled connection that is closed before anything else was done with it, as where the
+// attempt was given up or the process was killed, is no empty transfer to the server.
+func TestDialGuestIsAbortive(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	for _, c := range []struct {
+		close func(net.Conn)
+		reset bool
+	}{{func(c net.Conn) { _ = c.Close() }, true}, {CloseOrderly, false}} {
+		conn, err := DialGuest(t.Context(), "tcp", l.Addr().(*net.TCPAddr).AddrPort())
+		if err != nil {
+			t.Fatal(err)
+		}
+		server, err := l.Accept()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer server.Close()
+		c.close(conn)
+		_ = server.SetDeadline(time.Now().Add(patience))
+		if _, err := io.ReadAll(server); errors.Is(err, errConnReset) != c.reset {
+			t.Errorf("reset %v: %v", c.reset, err)
+		}
 	}
 }
 

@@ -2,7 +2,11 @@
 
 package forward
 
-import "net"
+import (
+	"net"
+	"strings"
+	"syscall"
+)
 
 // lingerer is a TCP connection.
 type lingerer interface{ SetLinger(sec int) error }
@@ -18,8 +22,19 @@ func Abortive(c net.Conn) {
 	}
 }
 
-// closeOrderly closes c and lets the kernel deliver what was written.
-func closeOrderly(c net.Conn) {
+// AbortiveDial is Abortive for a net.Dialer, as its Control: also a connection that was
+// made and never returned, because its attempt was given up or the process was killed, ends
+// by a reset.
+func AbortiveDial(network, _ string, c syscall.RawConn) error {
+	if !strings.HasPrefix(network, "tcp") {
+		return nil
+	}
+	return c.Control(func(fd uintptr) { abortOnClose(fd) })
+}
+
+// CloseOrderly closes c, also if it is Abortive, and lets the kernel deliver what was
+// written.
+func CloseOrderly(c net.Conn) {
 	if l, ok := c.(lingerer); ok {
 		_ = l.SetLinger(-1)
 	}

@@ -67,9 +67,10 @@ func (o *ServerOptions) validate() error {
 	return nil
 }
 
-// DialGuest connects to a target by the net package, without MPTCP.
+// DialGuest connects to a target by the net package, without MPTCP. A TCP connection is
+// Abortive.
 func DialGuest(ctx context.Context, network string, target netip.AddrPort) (net.Conn, error) {
-	var d net.Dialer
+	d := net.Dialer{Control: AbortiveDial}
 	d.SetMultipathTCP(false)
 	return d.DialContext(ctx, network, target.String())
 }

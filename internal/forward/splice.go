@@ -93,8 +93,8 @@ func Splice(ctx context.Context, a, b net.Conn, m *Meter) error {
 		<-stopped
 	}
 	if !s.aborted {
-		closeOrderly(a)
-		closeOrderly(b)
+		CloseOrderly(a)
+		CloseOrderly(b)
 	}
 	return s.err
 }

@@ -15,8 +15,7 @@ import (
 	"syscall"
 	"time"
 
-	"golang.org/x/sys/unix"
-
+	"github.com/fairlead/fairlead/internal/forward"
 	"github.com/fairlead/fairlead/internal/publish/ask"
 )
 
@@ -152,11 +151,7 @@ func (c *client) dial(ctx context.Context) (net.Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
 	defer cancel()
 	// When this program is killed before the agent has the connection, that is no orderly end.
-	d := net.Dialer{Control: func(_, _ string, c syscall.RawConn) error {
-		return c.Control(func(fd uintptr) {
-			_ = unix.SetsockoptLinger(int(fd), unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1})
-		})
-	}}
+	d := net.Dialer{Control: forward.AbortiveDial}
 	d.SetMultipathTCP(false)
 	number := strconv.Itoa(int(c.request.Port))
 	conn, err := d.DialContext(ctx, "tcp4", "127.0.0.1:"+number)

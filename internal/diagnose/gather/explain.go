@@ -150,7 +150,7 @@ func (e *Explainer) dial(ctx context.Context, p port.Publication) (list []explai
 			conn, err := connect(ctx, "tcp", target)
 			cancel()
 			if err == nil {
-				_ = conn.Close()
+				forward.CloseOrderly(conn)
 			}
 			r.Answer, r.Detail = answer(err)
 		}
