@@ -83,7 +83,7 @@ func streamTrace(ctx context.Context, w http.ResponseWriter, sub *trace.Subscrip
 		case e := <-sub.C():
 			list = []trace.Event{e}
 		case <-tick.C:
-			list = sub.Changed()
+			list = sub.Take()
 		}
 	}
 }

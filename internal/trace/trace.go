@@ -108,14 +108,17 @@ func (s *Subscription) Close() {
 	s.hub.active.Add(-1)
 }
 
-// C returns the events.
+// C returns the events. It and Take have one reader.
 func (s *Subscription) C() <-chan Event { return s.events }
 
-// Changed returns an event for each open flow that has moved bytes since the last call,
-// and one if events were dropped.
-func (s *Subscription) Changed() (list []Event) {
-	s.mu.Lock()
+// Take returns the events that wait, then one for each open flow that has moved bytes since
+// the last call, and one if events were dropped.
+func (s *Subscription) Take() (list []Event) {
+	s.mu.Lock() // so that no event about bytes overtakes the flow's first event, or its last
 	defer s.mu.Unlock()
+	for n := len(s.events); n > 0; n-- {
+		list = append(list, <-s.events)
+	}
 	for f, before := range s.flows {
 		if n := f.moved[0].Load() + f.moved[1].Load(); n != before {
 			s.flows[f] = n
@@ -177,8 +180,8 @@ func (h *Hub) Begin(s Subject) *Flow {
 	for _, sub := range f.subs {
 		sub.mu.Lock()
 		sub.flows[f] = 0
-		sub.mu.Unlock()
 		sub.send(f.event(Open))
+		sub.mu.Unlock()
 	}
 	return f
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"net/netip"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/fairlead/fairlead/internal/port"
@@ -81,21 +82,19 @@ func TestEvents(t *testing.T) {
 	f.Moved(ToGuest, 5, []byte("hello"))
 	f.Moved(ToGuest, 5, []byte("again"))
 	f.Moved(ToHost, 2, []byte("ok"))
-	if got := plain.Changed(); len(got) != 1 || got[0].Event != Bytes || got[0].ToGuest != 10 || got[0].ToHost != 2 {
-		t.Errorf("changed %+v", got)
+	list := plain.Take()
+	if kinds(list) != "open bytes" || list[1].ToGuest != 10 || list[1].ToHost != 2 {
+		t.Errorf("%+v", list)
 	}
-	if got := plain.Changed(); len(got) != 0 {
-		t.Errorf("changed again %+v", got)
+	if got := plain.Take(); len(got) != 0 {
+		t.Errorf("taken again %+v", got)
 	}
 	f.End(errors.New("denied"))
-	if got := with.Changed(); len(got) != 0 {
-		t.Errorf("changed after the end %+v", got)
-	}
-	list := drain(plain)
+	list = append(list[:1], drain(plain)...)
 	if kinds(list) != "open close" || list[1].Reason != "denied" || list[1].ToGuest != 10 || list[0].Flow != list[1].Flow {
 		t.Errorf("%+v", list)
 	}
-	list = drain(with)
+	list = with.Take()
 	if kinds(list) != "open payload payload close" || list[1].Payload != "68656c" || list[1].Sent != "client" || list[2].Payload != "6f6b" || list[2].Sent != "server" {
 		t.Errorf("%+v", list)
 	}
@@ -114,11 +113,43 @@ func TestSlowReader(t *testing.T) {
 	for range queueLength {
 		h.Begin(subject(port.TCP, 80, 0)).End(nil)
 	}
-	got := s.Changed()
-	if len(got) != 1 || got[0].Event != Dropped || got[0].Dropped != queueLength || len(drain(s)) != queueLength {
-		t.Errorf("%+v", got)
+	got := s.Take()
+	if n := len(got) - 1; n != queueLength || got[n].Event != Dropped || got[n].Dropped != queueLength {
+		t.Errorf("%d events, the last is %+v", len(got), got[n])
 	}
 	if len(s.flows) != 0 {
 		t.Errorf("%d flows are kept", len(s.flows))
 	}
+}
+
+// No event about the bytes of a flow is before its first or after its last one.
+func TestOrderOfEvents(t *testing.T) {
+	const flows = 2000
+	var h Hub
+	s := h.Subscribe(Filter{Port: 80})
+	defer s.Close()
+	room := make(chan struct{}, queueLength/4) // so that none is dropped
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for range flows {
+			room <- struct{}{}
+			f := h.Begin(subject(port.TCP, 80, 0))
+			f.Moved(ToGuest, 1, nil)
+			f.End(nil)
+		}
+	})
+	last := make(map[uint64]string)
+	for ended := 0; ended < flows; {
+		for _, e := range s.Take() {
+			if before := last[e.Flow]; before == "" && e.Event != Open || before == Close {
+				t.Errorf("flow %d: %s after %q", e.Flow, e.Event, before)
+			}
+			last[e.Flow] = e.Event
+			if e.Event == Close {
+				ended++
+				<-room
+			}
+		}
+	}
+	wg.Wait()
 }
