@@ -185,43 +185,60 @@ func (d *Daemon) Confine() {
 	}
 }
 
+// service is a listener with what serves it until ctx ends, and closes it.
+type service struct {
+	ln    net.Listener
+	serve func(ctx context.Context, ln net.Listener) error
+}
+
+// listen opens all listeners, or none.
+func (d *Daemon) listen(ctx context.Context) (list []service, err error) {
+	serveStatus := func(control bool) func(context.Context, net.Listener) error {
+		return func(ctx context.Context, ln net.Listener) error { return d.server.Serve(ctx, ln, control) }
+	}
+	control, err := status.ListenControl(d.cfg.Control)
+	if err != nil {
+		return nil, err
+	}
+	list = append(list, service{control, serveStatus(true)})
+	links := ""
+	if d.wss != nil {
+		links = d.cfg.Serving.At.Server
+	}
+	for _, o := range []struct {
+		what, address, flag string
+		serve               func(context.Context, net.Listener) error
+	}{
+		{"page", d.cfg.WebAddr, "--web-addr", d.server.ServeWeb},
+		{"metrics", d.cfg.MetricsAddr, "--metrics-addr", serveStatus(false)},
+		{"links", links, "--listen", d.wss.Serve},
+	} {
+		if o.address == "" {
+			continue
+		}
+		ln, err := d.sockets.Listen(ctx, "tcp", o.address)
+		if err != nil {
+			for _, s := range list {
+				_ = s.ln.Close()
+			}
+			return nil, fmt.Errorf("%s: %w: choose another %s", o.what, err, o.flag)
+		}
+		list = append(list, service{ln, o.serve})
+	}
+	return list, nil
+}
+
 // Run works until ctx ends. watch blocks until its context ends, and calls its
 // argument with each new configuration, or with the error for which the old one is kept.
 func (d *Daemon) Run(ctx context.Context, watch func(ctx context.Context, onChange func(config.Host, error))) error {
-	control, err := status.ListenControl(d.cfg.Control)
+	services, err := d.listen(ctx)
 	if err != nil {
 		return err
 	}
-	var web net.Listener
-	if d.cfg.WebAddr != "" {
-		if web, err = d.sockets.Listen(ctx, "tcp", d.cfg.WebAddr); err != nil {
-			return errors.Join(fmt.Errorf("page: %w: choose another --web-addr", err), control.Close())
-		}
-	}
-	listeners := map[bool]net.Listener{true: control}
-	if d.cfg.MetricsAddr != "" {
-		l, err := d.sockets.Listen(ctx, "tcp", d.cfg.MetricsAddr)
-		if err != nil {
-			return errors.Join(fmt.Errorf("metrics: %w: choose another --metrics-addr", err), control.Close())
-		}
-		listeners[false] = l
-	}
-	var agents net.Listener
-	if d.wss != nil {
-		if agents, err = d.sockets.Listen(ctx, "tcp", d.cfg.Serving.At.Server); err != nil {
-			return errors.Join(fmt.Errorf("links: %w: choose another --listen", err), control.Close())
-		}
-	}
 	d.logStart()
 	g, ctx := errgroup.WithContext(ctx)
-	for isControl, l := range listeners {
-		g.Go(func() error { return d.server.Serve(ctx, l, isControl) })
-	}
-	if web != nil {
-		g.Go(func() error { return d.server.ServeWeb(ctx, web) })
-	}
-	if agents != nil {
-		g.Go(func() error { return d.wss.Serve(ctx, agents) })
+	for _, s := range services {
+		g.Go(func() error { return s.serve(ctx, s.ln) })
 	}
 	g.Go(func() error { return d.host.Run(ctx) })
 	g.Go(func() error {
