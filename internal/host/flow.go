@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/netip"
 	"sync"
@@ -149,12 +150,12 @@ func (h *Host) trace(c *claim, peer netip.AddrPort) *trace.Flow {
 	return h.opt.Trace.Begin(trace.Subject{Key: c.key, HostPort: c.addr.Port(), Guest: c.guest.name, Peer: peer})
 }
 
-// accept serves the connections of a TCP listener until that is closed.
-func (s *slot) accept(ctx context.Context, ln net.Listener) {
-	err := s.h.acceptor.Serve(ctx, ln, func(conn net.Conn) { s.carry(ctx, conn) })
-	if err != nil {
-		s.died(ctx, ln, fmt.Errorf("accept: %w", err))
-	}
+// accept serves the connections of a TCP listener until that is closed, by closing what
+// accept returns. h.mu is held.
+func (s *slot) accept(ctx context.Context, ln net.Listener) io.Closer {
+	carry := func(conn net.Conn) { s.carry(ctx, conn) }
+	died := func(listener io.Closer, err error) { s.died(ctx, listener, fmt.Errorf("accept: %w", err)) }
+	return s.h.acceptor.Start(ctx, ln, s.h.wg.Go, carry, died)
 }
 
 // carry starts the flow of one connection.

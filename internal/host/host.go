@@ -18,6 +18,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/fairlead/fairlead/internal/compact"
 	"github.com/fairlead/fairlead/internal/forward"
 	"github.com/fairlead/fairlead/internal/link"
 	"github.com/fairlead/fairlead/internal/own"
@@ -260,6 +261,9 @@ type Host struct {
 	unheld  map[*slot]struct{} // holder to be looked up
 	moved   map[ID]move        // ports that were opened instead of others
 	unsaved schedule.Signal    // moved is to be written
+	peak    compact.Peak       // of groups
+	work    int                // publications that changed since busy was notified
+	busy    schedule.Signal
 
 	wg sync.WaitGroup // listeners and flows
 }
@@ -285,6 +289,7 @@ func New(opt Options) (*Host, error) {
 		unheld:   make(map[*slot]struct{}),
 		moved:    loadMoved(opt.MovedFile, opt.Logger),
 		unsaved:  schedule.NewSignal(),
+		busy:     schedule.NewSignal(),
 	}
 	for _, g := range opt.Guests {
 		h.guests = append(h.guests, newGuest(h, g))
@@ -433,5 +438,22 @@ func (h *Host) publish() {
 			}
 		}
 	})
-	clear(h.changed)
+	h.work += len(h.changed)
+	h.changed = compact.Clear(h.changed)
+	if h.work >= muchWork {
+		h.work = 0
+		h.busy.Notify()
+	}
+	if h.peak.Passed(len(h.groups)) {
+		h.groups = compact.Map(h.groups)
+		for _, g := range h.guests {
+			g.pubs = compact.Map(g.pubs)
+		}
+	}
 }
+
+// muchWork is how many publications change until Busy is notified.
+const muchWork = 1024
+
+// Busy receives after many publications changed, which may leave garbage.
+func (h *Host) Busy() <-chan struct{} { return h.busy }

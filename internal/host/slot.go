@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/fairlead/fairlead/internal/claims"
+	"github.com/fairlead/fairlead/internal/compact"
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/schedule"
 	"github.com/fairlead/fairlead/internal/wire"
@@ -180,7 +181,7 @@ func (h *Host) commit(ctx context.Context) {
 		for g := range h.touched {
 			g.decide(ctx, h)
 		}
-		clear(h.touched)
+		h.touched = compact.Clear(h.touched)
 	}
 	h.publish()
 }
@@ -432,8 +433,7 @@ func (s *slot) listen(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	s.listener, s.bound = ln, addrOf(ln.Addr(), s.addr)
-	s.h.wg.Go(func() { s.accept(ctx, ln) })
+	s.listener, s.bound = s.accept(ctx, ln), addrOf(ln.Addr(), s.addr)
 	return nil
 }
 

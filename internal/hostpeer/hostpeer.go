@@ -25,6 +25,7 @@ import (
 	"github.com/fairlead/fairlead/internal/host"
 	"github.com/fairlead/fairlead/internal/link"
 	"github.com/fairlead/fairlead/internal/link/wss"
+	"github.com/fairlead/fairlead/internal/memory"
 	"github.com/fairlead/fairlead/internal/metrics"
 	"github.com/fairlead/fairlead/internal/own"
 	"github.com/fairlead/fairlead/internal/privilege"
@@ -242,10 +243,29 @@ func (d *Daemon) Run(ctx context.Context, watch func(ctx context.Context, onChan
 	}
 	g.Go(func() error { return d.host.Run(ctx) })
 	g.Go(func() error {
+		d.releaseMemory(ctx)
+		return nil
+	})
+	g.Go(func() error {
 		watch(ctx, d.reload)
 		return nil
 	})
 	return g.Wait()
+}
+
+// releaseMemory returns memory to the kernel after the start, and after many ports came or
+// went.
+func (d *Daemon) releaseMemory(ctx context.Context) {
+	memory.Releaser{
+		Work: func(ctx context.Context) error {
+			select {
+			case <-ctx.Done():
+			case <-d.host.Busy():
+			}
+			return ctx.Err()
+		},
+		Freed: func() bool { return true },
+	}.Run(ctx)
 }
 
 // logStart logs what this host peer is and which guests it connects to.

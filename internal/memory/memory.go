@@ -75,8 +75,8 @@ func parse(status []byte) (u Usage, err error) {
 // Releaser returns memory to the kernel after the start and after each burst of
 // work. The Go runtime would keep it for minutes. An idle process is not woken.
 type Releaser struct {
-	Ready  <-chan struct{}                 // closed when the start is over
-	Forget func()                          // drops caches that only the start needed
+	Ready  <-chan struct{}                 // closed when the start is over; nil waits 10 s
+	Forget func()                          // drops caches that only the start needed; may be nil
 	Work   func(ctx context.Context) error // returns after work that may leave garbage, or with ctx's error
 	// Freed, if not nil, reports whether the work dropped much. Memory is then
 	// released even if the process does not use more than after the last release.
@@ -93,7 +93,9 @@ func (r Releaser) Run(ctx context.Context) {
 		if schedule.Sleep(ctx, settleAfter) != nil {
 			return
 		}
-		r.Forget()
+		if r.Forget != nil {
+			r.Forget()
+		}
 		if os.Getenv("GOGC") == "" {
 			debug.SetGCPercent(gcPercent)
 		}

@@ -14,6 +14,7 @@ import (
 	"strings"
 	"sync"
 	"syscall"
+	"time"
 
 	"github.com/fairlead/fairlead/internal/port"
 )
@@ -225,6 +226,15 @@ func (l *listener) SyscallConn() (syscall.RawConn, error) {
 		return nil, errors.ErrUnsupported
 	}
 	return c.SyscallConn()
+}
+
+// SetDeadline bounds Accept.
+func (l *listener) SetDeadline(t time.Time) error {
+	d, ok := l.Listener.(interface{ SetDeadline(t time.Time) error })
+	if !ok {
+		return errors.ErrUnsupported
+	}
+	return d.SetDeadline(t)
 }
 
 // UDPConn is a UDP socket of ours.

@@ -29,11 +29,13 @@ type Acceptor struct {
 	scarce  func(conn any, use Use) bool
 	warn    rate.Sometimes
 	refused atomic.Uint64
+	idle    time.Duration // how long a listener keeps its goroutine without a connection
+	waiter  waiter        // for idle listeners
 }
 
 // NewAcceptor returns an acceptor of connections for one use.
 func NewAcceptor(log *slog.Logger, use Use) *Acceptor {
-	return &Acceptor{log: log, use: use, scarce: Scarce, warn: rate.Sometimes{Interval: time.Minute}}
+	return &Acceptor{log: log, use: use, scarce: Scarce, warn: rate.Sometimes{Interval: time.Minute}, idle: idleAfter}
 }
 
 // Refused returns how many connections were reset because too few file
