@@ -49,7 +49,7 @@ func TestParseErrors(t *testing.T) {
 		{"rules:\n- action: allow\n  match: {ports: 80-65000}\n  hostPort: +1000", `r.yaml:4:13: rules[0].hostPort: "+1000": port 65000 would become 66000, want 1 to 65535`},
 		{"rules:\n- action: allow\n  action: deny", `r.yaml:3:3: mapping key "action" already defined at [2:3]`},
 		{"expose: all\n---\nexpose: all", `r.yaml:3:1: a second document: want one`},
-		{"rules: [", `r.yaml:1:8: sequence end token ']' not found`},
+		{"rules: [", `r.yaml:1:8: a list without its end: want "]"`},
 	} {
 		_, err := Parse("r.yaml", []byte(tt.yaml))
 		if err == nil || err.Error() != tt.want {

@@ -82,10 +82,26 @@ func syntaxError(n Node, err error) error {
 		n.line, n.column = position(e.GetToken())
 	}
 	reason, _, _ = strings.Cut(reason, "\n")
+	for _, m := range mistakes {
+		if strings.Contains(reason, m.library) {
+			reason = m.plain
+		}
+	}
 	if strings.Contains(reason, "alias") {
 		reason += ` (quote a value that begins with "*")`
 	}
 	return n.Errorf("%s", reason)
+}
+
+// mistakes are frequent ones, as the YAML library calls them and as people do.
+var mistakes = []struct{ library, plain string }{
+	{"cannot start any token", "a tab at the beginning of a line: want spaces"},
+	{"tab character cannot use", "a tab at the beginning of a line: want spaces"},
+	{"-quoted text", "a quoted text without its end: want the same quotation mark after it"},
+	{"mapping value is not allowed", `a mapping where a value began: quote a value that has ": " in it, or begin the mapping on a line of its own`},
+	{"sequence end token ']' not found", `a list without its end: want "]"`},
+	{"flow mapping end token '}'", `a mapping without its end: want "}"`},
+	{"non-map value is specified", `a line that does not fit the lines before it: want the same indentation, and "key: value" or "- value" as there`},
 }
 
 func position(t *token.Token) (line, column int) {

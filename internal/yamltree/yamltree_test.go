@@ -51,7 +51,17 @@ func TestRefused(t *testing.T) {
 		{"zzz: 1\nxxx: 1", "f.yaml:1:1: unknown key \"zzz\": want a\nf.yaml:2:1: unknown key \"xxx\""},
 		{"b: 1", `f.yaml:1:1: unknown key "b" (did you mean "a"?)`},
 		{"[a]", `f.yaml:1:1: a list: want a mapping (key: value)`},
-		{"a: 'x", `f.yaml:1:4: could not find end character of single-quoted text`},
+		{"a: 'x", `f.yaml:1:4: a quoted text without its end: want the same quotation mark after it`},
+		{"a: \"x", `f.yaml:1:4: a quoted text without its end: want the same quotation mark after it`},
+		{"a:\n\t- b", `f.yaml:2:1: a tab at the beginning of a line: want spaces`},
+		{"\ta: b", `f.yaml:1:2: a tab at the beginning of a line: want spaces`},
+		{"a: b: c", `f.yaml:1:4: a mapping where a value began: quote a value that has ": " in it, or begin the mapping on a line of its own`},
+		{"a: [b", `f.yaml:1:4: a list without its end: want "]"`},
+		{"a: {b: c", `f.yaml:1:4: a mapping without its end: want "}"`},
+		{"a: [b}", `f.yaml:1:4: a list without its end: want "]"`},
+		{"a: 1\n- b", `f.yaml:2:1: a line that does not fit the lines before it: want the same indentation, and "key: value" or "- value" as there`},
+		{"a: 1\nb", `f.yaml:2:1: a line that does not fit the lines before it: want the same indentation, and "key: value" or "- value" as there`},
+		{"a: 1\n  b: 2", `f.yaml:1:4: a mapping where a value began: quote a value that has ": " in it, or begin the mapping on a line of its own`},
 		{strings.Repeat("#", MaxSize+1), `f.yaml: 262145 bytes: want at most 262144`},
 	} {
 		root, err := Parse("f.yaml", []byte(tt.yaml))

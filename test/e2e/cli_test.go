@@ -224,6 +224,25 @@ func TestLs(t *testing.T) {
 	}
 }
 
+// The log says at the start what runs, with which configuration, what it waits for, and where.
+func TestLogAtStart(t *testing.T) {
+	r := newRig(t)
+	r.guest.listen(t, "tcp4", "127.0.0.1:8001")
+	config := filepath.Join(r.dir, "agent.yaml")
+	if err := os.WriteFile(config, []byte("holdDown: 1s\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	r.agentFlags = []string{"--config", config}
+	r.startAgent()
+	r.agent.says("msg=starting version=", "config="+config, "sinks=hostlink link="+r.link, "msg=ready ports=1 waitingForHostAt="+r.link)
+	if strings.Contains(r.agent.output(), `=""`) {
+		t.Errorf("an attribute is empty:\n%s", r.agent.output())
+	}
+	r.agent.kill()
+	r.startHost()
+	r.host.says("msg=starting version=", "config=none connect="+r.link, `msg="guest unreachable; retrying" guest=`+r.link)
+}
+
 func TestLogLevel(t *testing.T) {
 	r := newRig(t).start()
 	if out, _, _ := fairlead(t, "loglevel", "set", "debug", "--control", r.agentCtl); out != "debug\n" {

@@ -119,6 +119,7 @@ func TestHostWithoutItsGuest(t *testing.T) {
 		}
 		return nil
 	})
+	r.outside.start(t, "watch", "--control", r.hostCtl).says("is not connected for", "present   8001/tcp", "lost")
 }
 
 // By default `rules test` applies the rules of the running agent.
