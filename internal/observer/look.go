@@ -73,25 +73,29 @@ func LookElsewhere(ctx context.Context, p uint16) ([]Found, error) {
 	go func() {
 		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
 		var r result
-		for _, s := range spaces {
-			if r.err = ctx.Err(); r.err != nil {
-				break
-			}
-			found, err := lookInto(ctx, p, s)
-			if errors.Is(err, os.ErrPermission) && errors.Is(r.err, os.ErrPermission) {
-				continue // one is named
-			}
-			if err != nil {
-				r.err = errors.Join(r.err, fmt.Errorf("network namespace %s: %w", s.path, err))
-				continue
-			}
-			r.list = append(r.list, found...)
-		}
+		r.list, r.err = lookAll(ctx, spaces, func(s space) ([]Found, error) { return lookInto(ctx, p, s) })
 		done <- r
 	}()
 	r := <-done
 	nameOwners(ctx, r.list)
 	return r.list, errors.Join(r.err, truncated)
+}
+
+// lookAll looks in each of spaces. Of those that it may not look into, the error names one.
+func lookAll(ctx context.Context, spaces []space, look func(space) ([]Found, error)) (list []Found, err error) {
+	for _, s := range spaces {
+		if ctx.Err() != nil {
+			return list, errors.Join(err, ctx.Err())
+		}
+		found, problem := look(s)
+		switch {
+		case problem == nil:
+			list = append(list, found...)
+		case !errors.Is(problem, os.ErrPermission) || !errors.Is(err, os.ErrPermission):
+			err = errors.Join(err, fmt.Errorf("network namespace %s: %w", s.path, problem))
+		}
+	}
+	return list, err
 }
 
 // lookInto looks in another namespace. The calling thread is locked, and stays in it.
@@ -100,9 +104,9 @@ func lookInto(ctx context.Context, p uint16, s space) ([]Found, error) {
 	switch {
 	case err == nil:
 		return lookHere(ctx, p, s.name)
-	case !errors.Is(err, os.ErrPermission):
-		err = nil // it is gone
-	case s.process != "":
+	case errors.Is(err, os.ErrNotExist), errors.Is(err, unix.EINVAL): // no namespace any more
+		return nil, nil
+	case errors.Is(err, os.ErrPermission) && s.process != "":
 		return readTables(p, s)
 	}
 	return nil, err

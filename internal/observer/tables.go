@@ -18,8 +18,8 @@ import (
 // readTables returns the sockets with the local port p in the network namespace of a
 // process, from /proc/PID/net.
 func readTables(p uint16, s space) (list []Found, err error) {
-	var errs []error
-	used := usedTables(s.process)
+	used, err := usedTables(s.process)
+	errs := []error{err}
 	for _, t := range procnet.Tables() {
 		if !used[t.Name] {
 			continue
@@ -41,12 +41,15 @@ func readTables(p uint16, s space) (list []Found, err error) {
 
 // usedTables returns which tables of /proc/PID/net have sockets. To read one of TCP, the
 // kernel walks the connections of all namespaces, which takes it milliseconds.
-func usedTables(process string) map[string]bool {
+func usedTables(process string) (map[string]bool, error) {
 	used := make(map[string]bool)
 	for _, name := range []string{"sockstat", "sockstat6"} {
 		b, err := os.ReadFile(filepath.Join(process, "net", name))
-		if err != nil {
+		if errors.Is(err, fs.ErrNotExist) {
 			continue // no IPv6, or the process has ended
+		}
+		if err != nil {
+			return used, err
 		}
 		for line := range strings.Lines(string(b)) {
 			protocol, counts, _ := strings.Cut(line, ": ")
@@ -54,7 +57,7 @@ func usedTables(process string) map[string]bool {
 			used[strings.ToLower(protocol)] = strings.TrimSpace(n) != "0"
 		}
 	}
-	return used
+	return used, nil
 }
 
 // found returns a socket with the local port p that serves, or could.
