@@ -5,6 +5,7 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -114,6 +115,92 @@ func (q *clusterQuery) ls(c *cobra.Command, filter status.Filter, out output, ba
 	return status.WriteCluster(c.OutOrStdout(), l, status.Style{
 		Wide: out.format == "wide", Width: width(c.OutOrStdout(), out.format == "wide"),
 		Paint: painter(c.OutOrStdout()), Now: time.Now(), Empty: empty, Bare: bare,
+	})
+}
+
+// errViolations only sets the exit status: the report has the details.
+var errViolations = errors.New("the policy is violated, or a node could not be audited")
+
+func newAudit() *cobra.Command {
+	var cluster clusterQuery
+	var file string
+	var out output
+	c := &cobra.Command{
+		Use: "audit --cluster -f POLICY", Short: "List ports of a cluster's nodes that a policy does not allow", Args: noArgs, GroupID: groupCheck,
+		Long: "List ports of a cluster's nodes that are open wider than loopback and that a policy does not allow.\n\n" +
+			"The policy has the rules of a configuration: the first that matches decides, and what no rule\n" +
+			"allows is a violation. Nothing is closed: this compares the nodes' inventories to a file.\n\n" +
+			"Exit status: 0 if all nodes comply, 1 if one does not or could not be audited, 2 usage error.",
+		Example: "  fairlead audit --cluster -f policy.yaml\n  fairlead audit --cluster -f policy.yaml -o json | jq '.violations[].node'",
+		RunE: func(c *cobra.Command, _ []string) error {
+			if err := out.validate(); err != nil {
+				return err
+			}
+			if !cluster.enabled || file == "" {
+				return usageError{errors.New("want --cluster and -f POLICY")}
+			}
+			text, err := os.ReadFile(file)
+			if err != nil {
+				return err
+			}
+			policy, err := inventory.ParsePolicy(file, text)
+			if err != nil {
+				return usageError{err}
+			}
+			a, err := cluster.audit(c.Context(), policy)
+			if err == nil {
+				err = writeAudit(c, a, out)
+			}
+			if err == nil && !a.Passed() {
+				err = errViolations
+			}
+			return err
+		},
+	}
+	cluster.register(c)
+	c.Flags().StringVarP(&file, "file", "f", "", "file with the policy")
+	out.register(c, "table", "wide", "json")
+	return c
+}
+
+// audit compares all nodes, or one, to the policy.
+func (q *clusterQuery) audit(ctx context.Context, policy inventory.Policy) (inventory.Audit, error) {
+	c, err := q.client()
+	if err != nil {
+		return inventory.Audit{}, err
+	}
+	defer c.Close()
+	nodes, err := c.Nodes(ctx)
+	if err != nil {
+		return inventory.Audit{}, err
+	}
+	if q.node != "" {
+		labels, ok := nodes[q.node]
+		if !ok {
+			return inventory.Audit{}, errors.New("the cluster has no node " + status.Quote(q.node))
+		}
+		nodes = map[string]map[string]string{q.node: labels}
+	}
+	objects, _, err := c.List(ctx, q.node)
+	if err != nil {
+		return inventory.Audit{}, err
+	}
+	return policy.Audit(nodes, objects, time.Now()), nil
+}
+
+func writeAudit(c *cobra.Command, a inventory.Audit, out output) error {
+	if out.format == "json" {
+		return newEncoder(c.OutOrStdout()).Encode(versioned(a))
+	}
+	l := status.List{Publications: a.Violations}
+	wide := 0
+	for _, n := range a.Nodes {
+		wide += n.Wide
+		l.Sources = append(l.Sources, status.Source{Name: n.Name, State: "not audited", Error: n.Error, Warnings: n.Warnings})
+	}
+	return status.WriteCluster(c.OutOrStdout(), l, status.Style{
+		Wide: out.format == "wide", Width: width(c.OutOrStdout(), out.format == "wide"), Paint: painter(c.OutOrStdout()), Now: time.Now(),
+		Empty: fmt.Sprintf("No violations: %d nodes, %d ports open wider than loopback.", len(a.Nodes), wide),
 	})
 }
 

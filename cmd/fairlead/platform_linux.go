@@ -34,7 +34,7 @@ func start(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 
 // platformCommands are the commands of the guest.
 func platformCommands() []*cobra.Command {
-	return []*cobra.Command{newAgent(), newPublish(), newRun(), newRunHelper(), newDemo(), newDemoServer()}
+	return []*cobra.Command{newAgent(), newAudit(), newPublish(), newRun(), newRunHelper(), newDemo(), newDemoServer()}
 }
 
 func newAgent() *cobra.Command {

@@ -29,18 +29,28 @@ func rows(n *NodeInventory) ([]status.Publication, error) {
 	}
 	list := make([]status.Publication, 0, len(ports))
 	for _, p := range ports {
-		row := status.Describe(port.Publication{
-			Key: p.Key, DualStack: p.DualStack, Since: p.Since,
-			Owner: port.Owner{Kind: p.Owner.Kind, Name: p.Owner.Name, Namespace: p.Owner.Namespace, ID: p.Owner.ID},
-		}, nil)
-		row.State, row.Node = p.State, n.Name
-		row.Origins = make([]status.Origin, 0, len(p.Sources))
-		for _, s := range p.Sources {
-			row.Origins = append(row.Origins, status.Origin{Source: s, Since: p.Since})
-		}
-		list = append(list, row)
+		list = append(list, p.row(n.Name))
 	}
 	return list, nil
+}
+
+// row is the port as a row of a list.
+func (p Port) row(node string) status.Publication {
+	row := status.Describe(p.publication(), nil)
+	row.State, row.Reason, row.Node = p.State, "", node
+	return row
+}
+
+// publication is the port as rules see it.
+func (p Port) publication() port.Publication {
+	pub := port.Publication{
+		Key: p.Key, DualStack: p.DualStack, Since: p.Since, Origins: make([]port.OriginInfo, 0, len(p.Sources)),
+		Owner: port.Owner{Kind: p.Owner.Kind, Name: p.Owner.Name, Namespace: p.Owner.Namespace, ID: p.Owner.ID},
+	}
+	for _, s := range p.Sources {
+		pub.Origins = append(pub.Origins, port.OriginInfo{Origin: port.Origin{Source: s}, Since: p.Since})
+	}
+	return pub
 }
 
 // sourceOf describes how far the list of a node can be relied on.

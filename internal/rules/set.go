@@ -507,3 +507,14 @@ func either[T fmt.Stringer](list []T) string {
 	}
 	return strings.Join(words, " or ")
 }
+
+// First returns the first rule that matches p, by its title, without the defaults that Decide
+// has. It does not look at the guest and at where NAT rules lead.
+func (s *Set) First(p port.Publication) (title string, deny, ok bool) {
+	for i := range s.rules {
+		if r := &s.rules[i]; r.mismatch(&p) == fieldNone {
+			return r.title, r.Deny, true
+		}
+	}
+	return "", false, false
+}

@@ -5,6 +5,7 @@ package status
 import (
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 )
 
@@ -14,12 +15,19 @@ func WriteCluster(w io.Writer, l List, style Style) error {
 	t := table{style: style, columns: []column{
 		{head: "PORT"}, {head: "ADDRESS", least: 13}, {head: "STATE"}, {head: "NODE", least: 12}, {head: "OWNER", least: 8}, {head: "AGE"},
 	}}
+	reasons := slices.ContainsFunc(l.Publications, func(p Publication) bool { return p.Reason != "" })
+	if reasons {
+		t.columns = append(t.columns, column{head: "REASON", least: 16})
+	}
 	if style.Wide {
 		t.columns = append(t.columns, column{head: "NAMESPACE"}, column{head: "SOURCES"})
 	}
 	for _, p := range l.Publications {
 		row := []string{
 			p.Key().Slot().String(), Quote(p.Address.String()), p.State.String(), Quote(p.Node), ownerColumn(p.Owner), Age(style.Now.Sub(p.Since)),
+		}
+		if reasons {
+			row = append(row, orDash(Quote(p.Reason)))
 		}
 		if style.Wide {
 			var sources []string

@@ -1,0 +1,193 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package inventory
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/rules"
+	"github.com/fairlead/fairlead/internal/status"
+	"github.com/fairlead/fairlead/internal/yamltree"
+)
+
+// Policy states which ports may be open wider than loopback on which nodes. What no rule
+// allows may not. It closes nothing.
+type Policy struct{ parts []part }
+
+// part is a list of rules for some nodes.
+type part struct {
+	nodes rules.Match // of the node's name and labels; all if empty
+	rules *rules.Set
+	title string // "" for the rules of all nodes
+}
+
+// ParsePolicy reads a policy; name names it in errors. The error joins all mistakes, each
+// with its position.
+func ParsePolicy(name string, data []byte) (Policy, error) {
+	var p Policy
+	root, err := yamltree.Parse(name, data)
+	if err != nil {
+		return p, err
+	}
+	if root.IsNull() {
+		return p, fmt.Errorf("%s: empty: want rules or policies", name)
+	}
+	entries, err := root.Map("policies", "rules")
+	errs := []error{err}
+	var all []part
+	for _, e := range entries {
+		if e.Key == "rules" {
+			set, err := parseRules(e.Node)
+			all, errs = append(all, part{rules: set}), append(errs, err)
+			continue
+		}
+		if !e.IsList() {
+			errs = append(errs, e.Errorf(`want a list of policies ("- nodes: {labels: {…}}")`))
+		}
+		for i, n := range e.List() {
+			part, err := parsePart(n, i)
+			p.parts, errs = append(p.parts, part), append(errs, err)
+		}
+	}
+	p.parts = append(p.parts, all...)
+	if err := errors.Join(errs...); err != nil {
+		return Policy{}, err
+	}
+	return p, nil
+}
+
+func parsePart(n yamltree.Node, i int) (part, error) {
+	p := part{title: fmt.Sprintf("policy %d, ", i+1), rules: rules.Empty(rules.Asked())}
+	entries, err := n.Map("nodes", "rules")
+	errs := []error{err}
+	for _, e := range entries {
+		if e.Key == "nodes" {
+			p.nodes, err = rules.ParseOwner(e.Node)
+			if err == nil && p.nodes.Namespace != "" {
+				err = e.Errorf("namespace: nodes have none: want name or labels")
+			}
+		} else {
+			p.rules, err = parseRules(e.Node)
+		}
+		errs = append(errs, err)
+	}
+	return p, errors.Join(errs...)
+}
+
+// parseRules reads rules, and refuses what an inventory does not have or cannot do.
+func parseRules(n yamltree.Node) (*rules.Set, error) {
+	list, err := rules.ParseList(n)
+	if err != nil {
+		return nil, err
+	}
+	for i, r := range list {
+		what := ""
+		switch {
+		case len(r.Match.Labels) > 0:
+			what = "labels: an inventory has no labels of owners"
+		case r.Match.Guest != "":
+			what = "guest: an inventory has nodes"
+		case r.HostPort != rules.HostPort{} || r.HostAddress != rules.Asked() || r.OnConflict != 0:
+			what = "hostPort, hostAddress and onConflict: an audit opens nothing"
+		default:
+			continue
+		}
+		err = errors.Join(err, n.List()[i].Errorf("%s", what))
+	}
+	if err != nil {
+		return nil, err
+	}
+	return rules.New(rules.Asked(), list)
+}
+
+// decide returns why a port may not be open on a node; "" if it may.
+func (p Policy) decide(node port.Owner, pub port.Publication) (why string) {
+	for _, part := range p.parts {
+		if !part.nodes.MatchesOwner(node) {
+			continue
+		}
+		if title, deny, ok := part.rules.First(pub); ok {
+			if deny {
+				return "denied by " + part.title + title
+			}
+			return ""
+		}
+	}
+	return "no rule allows it"
+}
+
+// Audit is the output of "audit --cluster -o json".
+type Audit struct {
+	// Violations are ports that may not be open; the reason is the rule, or that none allows it.
+	Violations []status.Publication `json:"violations"`
+	Nodes      []Audited            `json:"nodes"`
+}
+
+// Audited is a node that was audited, or could not be.
+type Audited struct {
+	Name       string   `json:"name"`
+	Wide       int      `json:"wide"` // ports that are open wider than loopback
+	Violations int      `json:"violations"`
+	Error      string   `json:"error,omitempty"`    // why the audit of this node says nothing
+	Warnings   []string `json:"warnings,omitempty"` // why it may not say all
+}
+
+// Passed reports whether each node was audited and has no violation.
+func (a Audit) Passed() bool {
+	return len(a.Violations) == 0 && !slices.ContainsFunc(a.Nodes, func(n Audited) bool { return n.Error != "" })
+}
+
+// Audit compares the inventories of nodes, given with their labels, to the policy. An
+// inventory of a node that is not given is left out.
+func (p Policy) Audit(nodes map[string]map[string]string, objects []NodeInventory, now time.Time) Audit {
+	a := Audit{Violations: []status.Publication{}, Nodes: []Audited{}}
+	byName := make(map[string]*NodeInventory)
+	for i := range objects {
+		byName[objects[i].Name] = &objects[i]
+	}
+	for name, labels := range nodes {
+		n, found := p.audit(port.Owner{Name: name, Labels: labels}, byName[name], now)
+		a.Nodes, a.Violations = append(a.Nodes, n), append(a.Violations, found...)
+	}
+	slices.SortFunc(a.Nodes, func(m, n Audited) int { return cmp.Compare(m.Name, n.Name) })
+	slices.SortStableFunc(a.Violations, func(m, n status.Publication) int { return cmp.Compare(m.Node, n.Node) })
+	return a
+}
+
+// audit audits one node, whose object may be nil.
+func (p Policy) audit(node port.Owner, o *NodeInventory, now time.Time) (Audited, []status.Publication) {
+	n := Audited{Name: node.Name}
+	if o == nil {
+		n.Error = "no inventory: does an agent run there with cluster.inventory?"
+		return n, nil
+	}
+	source := sourceOf(o, now)
+	n.Wide, n.Warnings = o.Status.Ports.Wide, source.Warnings
+	if source.Error != "" {
+		n.Error = source.Error
+	}
+	ports, err := o.Status.Decode()
+	if err != nil {
+		n.Error = err.Error()
+		return n, nil
+	}
+	wide := slices.DeleteFunc(ports, func(p Port) bool { return !p.Wide() })
+	if len(wide) != o.Status.Ports.Wide {
+		n.Error = fmt.Sprintf("%d ports are open wider than loopback, of which its list has %d", o.Status.Ports.Wide, len(wide))
+	}
+	var found []status.Publication
+	for _, listed := range wide {
+		if why := p.decide(node, listed.publication()); why != "" {
+			row := listed.row(node.Name)
+			row.Reason = why
+			found = append(found, row)
+		}
+	}
+	n.Violations = len(found)
+	return n, found
+}

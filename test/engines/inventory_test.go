@@ -1,0 +1,250 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux && engines
+
+package engines
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"net"
+	"net/netip"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"k8s.io/client-go/rest"
+
+	"github.com/fairlead/fairlead/internal/diagnose/doctor"
+	"github.com/fairlead/fairlead/internal/inventory"
+	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/source/kube"
+	"github.com/fairlead/fairlead/internal/status"
+	"github.com/fairlead/fairlead/test/kit/cluster"
+)
+
+const crdFile = "../../deploy/kubernetes/crd.yaml"
+
+// inventoried is an API server with a Node that is this machine, and who asks it.
+type inventoried struct {
+	*kubernetes
+	agents string // the kubeconfig of agents, who have no more rights than they need
+}
+
+func startInventoried(t *testing.T) *inventoried {
+	t.Helper()
+	c := &inventoried{kubernetes: startCluster(t), agents: filepath.Join(t.TempDir(), "agents")}
+	boot, _, err := inventory.ThisMachine()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.writeKubeconfig(c.agents, "nobody")
+	c.do(func(ctx context.Context) error { return c.CreateNode(ctx, "n", boot) })
+	c.allow("get", "create", "update")
+	return c
+}
+
+func (c *inventoried) do(f func(ctx context.Context) error) {
+	c.t.Helper()
+	if err := patient(func() error { return f(context.Background()) }); err != nil {
+		c.t.Fatal(err)
+	}
+}
+
+func (c *inventoried) allow(verbs ...string) {
+	c.t.Helper()
+	c.do(func(ctx context.Context) error { return c.AllowInventory(ctx, "nobody", verbs...) })
+}
+
+// agent starts an agent that writes the inventory.
+func (c *inventoried) agent(t *testing.T) *peers {
+	t.Helper()
+	return startPeers(t, "--source", "socket", "--kubeconfig", c.agents, "--cluster-inventory", "--cluster-node-name", "n", "--cluster-interval", "1s")
+}
+
+// written returns what the agent's doctor knows of its inventory.
+func written(p *peers) (doctor.Inventory, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	a, err := status.NewClient(p.control).Examine(ctx)
+	if err != nil {
+		return doctor.Inventory{}, err
+	}
+	if a.Inventory == nil {
+		return doctor.Inventory{}, errors.New("the agent writes no inventory")
+	}
+	return *a.Inventory, nil
+}
+
+// fails waits until the agent cannot write for a reason; none if it can.
+func fails(t *testing.T, p *peers, reason string) {
+	t.Helper()
+	eventually(t, func() error {
+		i, err := written(p)
+		switch {
+		case err != nil:
+			return err
+		case reason == "" && i.Error == "" && !i.Written.IsZero(), reason != "" && strings.Contains(i.Error, reason):
+			return nil
+		}
+		return fmt.Errorf("inventory %+v, want error %q", i, reason)
+	})
+}
+
+// list is what `fairlead ls --cluster -o json` prints.
+func (c *inventoried) list(flags ...string) (status.List, error) {
+	out, err := try(binary(), append([]string{"ls", "--cluster", "--kubeconfig", c.Kubeconfig, "-o", "json"}, flags...)...)
+	if err != nil {
+		return status.List{}, err
+	}
+	var l status.List
+	return l, json.Unmarshal([]byte(out), &l)
+}
+
+// listed waits until a port of the machine is in the list of the cluster, or is not.
+func (c *inventoried) listed(t *testing.T, at net.Addr, want bool) {
+	t.Helper()
+	addr := at.(*net.TCPAddr).AddrPort()
+	eventually(t, func() error {
+		l, err := c.list("--node", "n")
+		if err != nil {
+			return err
+		}
+		i := slices.IndexFunc(l.Publications, func(p status.Publication) bool { return p.Key().AddrPort() == addr })
+		switch {
+		case i >= 0 != want:
+			return fmt.Errorf("%v is listed: %v, want %v", addr, i >= 0, want)
+		case !want:
+			return nil
+		}
+		if p := l.Publications[i]; p.Node != "n" || p.Owner.Kind != port.OwnerProcess || p.Owner.Name == "" {
+			return fmt.Errorf("listed as %+v", p)
+		}
+		return nil
+	})
+}
+
+// listen opens a port that others can reach.
+func listen(t *testing.T) net.Listener {
+	t.Helper()
+	l, err := net.Listen("tcp4", nodeAddr+":0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = l.Close() })
+	return l
+}
+
+// The agent with no more rights than it needs, through all that can be missing.
+func TestInventory(t *testing.T) {
+	c := startInventoried(t)
+	before := listen(t)
+	p := c.agent(t)
+	fails(t, p, "no such resource as nodeinventories.fairlead.dev")
+	c.do(func(ctx context.Context) error { return c.CreateCRD(ctx, crdFile) })
+	fails(t, p, "")
+	c.listed(t, before.Addr(), true)
+
+	b, err := c.Do(context.Background(), "GET", cluster.Inventories+"/n", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var o inventory.NodeInventory
+	if err := json.Unmarshal(b, &o); err != nil {
+		t.Fatal(err)
+	}
+	if r := o.OwnerReferences; len(r) != 1 || r[0].Kind != "Node" || r[0].UID == "" {
+		t.Errorf("owner references %+v", r)
+	}
+	if o.Status.Ports.Wide == 0 || len(o.Status.Wide) == 0 || len(o.Status.Conditions) != 2 {
+		t.Errorf("structured fields %+v", o.Status)
+	}
+
+	after := listen(t)
+	c.listed(t, after.Addr(), true)
+	_ = after.Close()
+	c.listed(t, after.Addr(), false)
+
+	t.Run("a verb is missing", func(t *testing.T) {
+		c.allow("get", "create")
+		listen(t)
+		fails(t, p, "verb update of nodeinventories.fairlead.dev is missing")
+		c.allow("get", "create", "update")
+		fails(t, p, "")
+	})
+	t.Run("the API server is killed", func(t *testing.T) {
+		c.api.stop(syscall.SIGKILL)
+		l := listen(t)
+		p.active("tcp " + l.Addr().String()) // published all the same
+		fails(t, p, "connect")
+		c.api.run(t)
+		c.ready()
+		c.listed(t, l.Addr(), true)
+	})
+	t.Run("two agents", func(t *testing.T) {
+		second := c.agent(t)
+		fails(t, second, inventory.ErrHeld.Error())
+		p.agent.stop(syscall.SIGTERM)
+		eventually(t, func() error { // it has nothing new to write but what has changed
+			i, err := written(second)
+			if err == nil && i.Error != "" {
+				err = errors.New(i.Error)
+			}
+			return err
+		})
+		c.listed(t, listen(t).Addr(), true)
+	})
+}
+
+// The real server takes the largest object that an agent writes, and changes are written
+// together.
+func TestInventoryOfManyPorts(t *testing.T) {
+	c := startInventoried(t)
+	c.do(func(ctx context.Context) error { return c.CreateCRD(ctx, crdFile) })
+	boot, namespace, err := inventory.ThisMachine()
+	if err != nil {
+		t.Fatal(err)
+	}
+	access, err := kube.New(kube.Options{Kubeconfigs: []string{c.agents}, Logger: logger(t)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := rand.New(rand.NewPCG(1, 2))
+	var ports []inventory.Port
+	for i := range 20_000 {
+		name := fmt.Sprintf("%016x%016x%016x", r.Uint64(), r.Uint64(), r.Uint64())
+		ports = append(ports, inventory.Port{
+			Key:   port.Key{Protocol: port.TCP, Address: netip.IPv4Unspecified(), Port: uint16(i)},
+			State: port.Active, Owner: inventory.Owner{Kind: port.OwnerContainer, Name: name, Namespace: "default"}, Since: time.Now().UTC(),
+		})
+	}
+	w := inventory.NewWriter(inventory.Options{
+		Node: "n", Interval: time.Second, Machine: boot, Namespace: namespace, Logger: slog.New(slog.DiscardHandler), Lock: inventory.LockNode,
+		Config: func() (*rest.Config, string, error) { return access.Access() },
+		Report: func(context.Context) inventory.Report {
+			return inventory.Report{Agent: "test", Ports: slices.Clone(ports)}
+		},
+	})
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- w.Run(ctx) }()
+	defer func() { cancel(); <-done }()
+	eventually(t, func() error {
+		if s := w.State(); s.Writes != 1 || s.Omitted == 0 || s.Error != "" {
+			return fmt.Errorf("%+v", s)
+		}
+		return nil
+	})
+	l, err := c.list()
+	if err != nil || len(l.Publications) == 0 || len(l.Sources) != 1 || len(l.Sources[0].Warnings) != 1 {
+		t.Errorf("%d listed, sources %+v, %v", len(l.Publications), l.Sources, err)
+	}
+	t.Logf("%d of %d ports are listed", len(l.Publications), len(ports))
+}
