@@ -28,7 +28,7 @@ type Holder struct {
 }
 
 // HolderFinder finds the holders of addresses that are in use. It may take long, and
-// leaves out those that it does not find. An error means that nothing could be read.
+// leaves out those that it does not find. With an error it may leave out others, too.
 type HolderFinder interface {
 	Holders(ctx context.Context, sockets []Socket) (map[Socket]Holder, error)
 }

@@ -3,8 +3,10 @@
 package host
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -24,7 +26,7 @@ type procHolders struct{ root string }
 // Holders implements HolderFinder.
 func (f procHolders) Holders(ctx context.Context, sockets []Socket) (map[Socket]Holder, error) {
 	inodes := make(map[uint64][]Socket)
-	var errs []error
+	var missing, failed error
 	read := 0
 	for _, table := range procnet.Tables() {
 		// thread-self: another thread may be in another network namespace.
@@ -38,16 +40,20 @@ func (f procHolders) Holders(ctx context.Context, sockets []Socket) (map[Socket]
 				}
 			}
 		})
-		if err != nil {
-			errs = append(errs, err) // without IPv6 there is no tcp6
-			continue
+		switch {
+		case errors.Is(err, fs.ErrNotExist):
+			missing = err // without IPv6 there is no tcp6
+		case err != nil:
+			failed = errors.Join(failed, err)
+		default:
+			read++
 		}
-		read++
 	}
 	if read == 0 {
-		return nil, errors.Join(errs...)
+		return nil, cmp.Or(failed, missing)
 	}
-	return f.owners(ctx, inodes)
+	out, err := f.owners(ctx, inodes)
+	return out, errors.Join(failed, err)
 }
 
 // serving is the state of a socket that others can connect to.

@@ -105,3 +105,25 @@ func TestHoldersFromFiles(t *testing.T) {
 		}
 	}
 }
+
+// A table that cannot be read is an error beside what the others show: an address without a
+// holder may have one.
+func TestHoldersWithAnUnreadableTable(t *testing.T) {
+	root := t.TempDir()
+	for _, dir := range []string{"thread-self/net/tcp6", "11/fd"} { // a directory cannot be read as a table
+		if err := os.MkdirAll(filepath.Join(root, dir), 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.WriteFile(filepath.Join(root, "thread-self/net/tcp"), []byte(procTCP), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink("socket:[4711]", filepath.Join(root, "11/fd/3")); err != nil {
+		t.Fatal(err)
+	}
+	known := Socket{port.TCP, netip.MustParseAddrPort("127.0.0.1:8080")}
+	got, err := procHolders{root}.Holders(t.Context(), []Socket{known, {port.TCP, netip.MustParseAddrPort("[::1]:22")}})
+	if err == nil || len(got) != 1 || got[known].PID != 11 {
+		t.Errorf("%v, %v", got, err)
+	}
+}
