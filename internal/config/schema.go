@@ -70,12 +70,14 @@ func runSchema() object {
 		"description": "programs that containers may have run; nothing else is run", "type": []string{"array", "null"},
 		"items": object{
 			"type": "object", "additionalProperties": false, "required": required,
+			"anyOf": []object{{"required": []string{"match"}}, {"required": []string{"users"}}},
 			"properties": object{
 				"name": object{"$ref": "#/$defs/text", "description": "by which clients ask for the program"},
 				"match": object{
 					"description": "the containers that are meant", "type": "object", "additionalProperties": false, "minProperties": 1,
 					"properties": ownerSchema(),
 				},
+				"users":     object{"description": "users of the guest who may run it without a container, by name or number", "type": "array", "items": text},
 				"path":      path,
 				"sha256":    object{"type": "string", "pattern": "^[0-9a-f]{64}$"},
 				"args":      object{"description": "a regular expression for each argument, which it matches whole", "type": "array", "items": text},

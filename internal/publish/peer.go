@@ -28,9 +28,23 @@ type namespace struct{ dev, inode uint64 }
 // peer is the process at the other end of a connection.
 type peer struct {
 	pid       int32
-	dir       int // its directory in /proc, which never becomes another process's
-	container port.Owner
+	dir       int        // its directory in /proc, which never becomes another process's
+	container port.Owner // empty for a guest
+	guest     bool       // a process of the guest, in no container
+	uid       uint32     // of a guest
 	network   namespace
+}
+
+func (p *peer) client() ask.Client {
+	return ask.Client{Container: p.container, Guest: p.guest, UID: p.uid, PID: p.pid}
+}
+
+// id is by whom usage is counted. No engine uses such an id for a container.
+func (p *peer) id() string {
+	if p.guest {
+		return "user:" + strconv.FormatUint(uint64(p.uid), 10)
+	}
+	return p.container.ID
 }
 
 // close releases a peer, which may be nil.
@@ -71,7 +85,11 @@ func (s *Server) identify(conn *net.UnixConn) (*peer, error) {
 		return nil, errProcessEnded
 	}
 	p := &peer{pid: cred.Pid, dir: dir}
-	if p.container, err = s.containerOf(dir); err == nil {
+	p.container, err = s.containerOf(dir)
+	if err != nil && s.opt.Runner != nil && s.inGuest(dir) {
+		p.guest, p.uid, err = true, cred.Uid, nil
+	}
+	if err == nil {
 		p.network, err = namespaceAt(dir, "ns/net")
 	}
 	if err != nil {
@@ -79,6 +97,45 @@ func (s *Server) identify(conn *net.UnixConn) (*peer, error) {
 		return nil, err
 	}
 	return p, nil
+}
+
+// guestNamespaces are those that no container has, whether an engine knows it or not.
+type guestNamespaces struct{ mount, pid, user namespace }
+
+// guestNamespaces reads those of the guest. The unit gives the agent mounts of its own, so
+// the first process has the guest's, unless it cannot be read.
+func (s *Server) guestNamespaces() (g guestNamespaces, err error) {
+	self, err := unix.Open(s.proc+"/thread-self", unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return g, err
+	}
+	defer func() { _ = unix.Close(self) }()
+	if g, err = namespacesOf(self); err != nil {
+		return g, err
+	}
+	if first, err := namespaceAt(unix.AT_FDCWD, s.proc+"/1/ns/mnt"); err == nil {
+		g.mount = first
+	}
+	return g, nil
+}
+
+// namespacesOf returns the namespaces of a process by which inGuest judges.
+func namespacesOf(dir int) (g guestNamespaces, err error) {
+	for _, n := range []struct {
+		name string
+		to   *namespace
+	}{{"ns/mnt", &g.mount}, {"ns/pid", &g.pid}, {"ns/user", &g.user}} {
+		if *n.to, err = namespaceAt(dir, n.name); err != nil {
+			return g, err
+		}
+	}
+	return g, nil
+}
+
+// inGuest reports whether a process is in no container.
+func (s *Server) inGuest(dir int) bool {
+	theirs, err := namespacesOf(dir)
+	return err == nil && theirs == s.guest
 }
 
 // ownerOf returns the container of a process that lives.
@@ -133,8 +190,10 @@ func (s *Server) confirm(p *peer, sender *unix.Ucred, nonce, want string) error 
 
 // sent requires that the process which connected sent a message.
 func (p *peer) sent(sender *unix.Ucred) error {
-	if sender == nil || sender.Pid != p.pid {
-		return ask.Refuse(ask.ReasonContainer, "another process sent the message than the one that connected")
+	// A program with the setuid bit connects as another user than it sends: whoever started
+	// it may have named the socket.
+	if sender == nil || sender.Pid != p.pid || p.guest && sender.Uid != p.uid {
+		return ask.Refuse(ask.ReasonContainer, "another process, or another user, sent the message than connected")
 	}
 	return nil
 }
@@ -142,7 +201,14 @@ func (p *peer) sent(sender *unix.Ucred) error {
 // unchanged requires that the process lives in the same container as before.
 func (s *Server) unchanged(p *peer) error {
 	now, err := s.containerOf(p.dir)
-	if err != nil {
+	switch {
+	case p.guest && errors.Is(err, errProcessEnded):
+		return err
+	case p.guest && (err == nil || !s.inGuest(p.dir)):
+		return errMoved
+	case p.guest:
+		return nil
+	case err != nil:
 		return err
 	}
 	// Another engine may answer than before, which knows a pod by another id.

@@ -682,10 +682,10 @@ func TestLeaseEndsWithItsProcess(t *testing.T) {
 type untilGone struct{}
 
 // Names implements Runner.
-func (untilGone) Names(port.Owner) bool { return true }
+func (untilGone) Names(ask.Client) bool { return true }
 
 // Run implements Runner.
-func (untilGone) Run(_ context.Context, conn *net.UnixConn, _ port.Owner, _ int32, _ json.RawMessage) error {
+func (untilGone) Run(_ context.Context, conn *net.UnixConn, _ ask.Client, _ json.RawMessage) error {
 	_ = conn.SetDeadline(time.Time{})
 	if err := ask.Send(conn, reply{Granted: true}); err != nil {
 		return err

@@ -64,6 +64,26 @@ func TestEarlierLeaseKeepsItsPort(t *testing.T) {
 	}
 }
 
+// A message counts only if the process that connected sent it, in the guest also as the
+// same user.
+func TestSender(t *testing.T) {
+	for _, c := range []struct {
+		peer   peer
+		sender *unix.Ucred
+		ok     bool
+	}{
+		{peer{pid: 5}, nil, false},
+		{peer{pid: 5}, &unix.Ucred{Pid: 6}, false},
+		{peer{pid: 5}, &unix.Ucred{Pid: 5, Uid: 7}, true},
+		{peer{pid: 5, guest: true, uid: 7}, &unix.Ucred{Pid: 5, Uid: 7}, true},
+		{peer{pid: 5, guest: true, uid: 0}, &unix.Ucred{Pid: 5, Uid: 7}, false}, // a program with the setuid bit
+	} {
+		if err := c.peer.sent(c.sender); (err == nil) != c.ok {
+			t.Errorf("%+v, %+v: %v", c.peer, c.sender, err)
+		}
+	}
+}
+
 func packets(t *testing.T) (a, b *net.UnixConn) {
 	t.Helper()
 	l, err := net.Listen("unixpacket", filepath.Join(t.TempDir(), "s"))

@@ -65,10 +65,10 @@ type Options struct {
 
 // Runner runs programs for the clients of the socket.
 type Runner interface {
-	// Names reports whether the container may have any program run.
-	Names(container port.Owner) bool
-	// Run serves a request of a process of the container. Its error is for the client.
-	Run(ctx context.Context, conn *net.UnixConn, container port.Owner, pid int32, request json.RawMessage) error
+	// Names reports whether the client may have any program run.
+	Names(of ask.Client) bool
+	// Run serves a request of a client. Its error is for the client.
+	Run(ctx context.Context, conn *net.UnixConn, of ask.Client, request json.RawMessage) error
 }
 
 // Server serves the socket. It is a source of the ports that containers publish.
@@ -78,6 +78,7 @@ type Server struct {
 	proc    string
 	tree    *cgroup.Tree
 	network namespace // the agent's own
+	guest   guestNamespaces
 	tenants tenants
 	accept  *own.Acceptor // of the socket
 	flows   *own.Acceptor // of all listeners that were passed
@@ -144,7 +145,10 @@ func (s *Server) open() (err error) {
 		return err
 	}
 	// Not that of the first thread, which may have entered another one.
-	s.network, err = namespaceAt(unix.AT_FDCWD, s.proc+"/thread-self/ns/net")
+	if s.network, err = namespaceAt(unix.AT_FDCWD, s.proc+"/thread-self/ns/net"); err != nil {
+		return err
+	}
+	s.guest, err = s.guestNamespaces()
 	return err
 }
 
@@ -222,10 +226,10 @@ func (s *Server) admit(conn *net.UnixConn, full bool) (*peer, *tenant, error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	if !s.names(p.container) {
-		return p, nil, ask.Refuse(ask.ReasonPolicy, "no entry of publish.allow matches container %q", p.container.Name)
+	if !s.names(p) {
+		return p, nil, ask.Refuse(ask.ReasonPolicy, "no entry of publish.allow or run.allow matches %s", p.client())
 	}
-	t, err := s.tenants.enter(p.container.ID)
+	t, err := s.tenants.enter(p.id())
 	return p, t, err
 }
 
@@ -244,7 +248,7 @@ func (s *Server) request(ctx context.Context, conn *net.UnixConn, p *peer, t *te
 	if err := s.confirm(p, got.Sender, q.Nonce, nonce); err != nil {
 		return err
 	}
-	if q.Run != nil {
+	if q.Run != nil || p.guest {
 		got.Close()
 		return s.run(ctx, conn, p, q.Run)
 	}
@@ -280,18 +284,21 @@ func (s *Server) whileProcessLives(ctx context.Context, conn *net.UnixConn, p *p
 	return cmp.Or(<-ended, err)
 }
 
-// names reports whether the container may ask for anything.
-func (s *Server) names(container port.Owner) bool {
-	return s.opt.Policy.Names(container) || s.opt.Runner != nil && s.opt.Runner.Names(container)
+// names reports whether the client may ask for anything.
+func (s *Server) names(p *peer) bool {
+	return !p.guest && s.opt.Policy.Names(p.container) || s.opt.Runner != nil && s.opt.Runner.Names(p.client())
 }
 
 // run serves a request for a program.
 func (s *Server) run(ctx context.Context, conn *net.UnixConn, p *peer, request json.RawMessage) error {
-	if s.opt.Runner == nil {
+	switch {
+	case s.opt.Runner == nil:
 		return ask.Refuse(ask.ReasonPolicy, "run.allow has no entry")
+	case request == nil:
+		return ask.Refuse(ask.ReasonPolicy, "only containers can ask for ports: the guest's own are published without help")
 	}
 	return s.whileProcessLives(ctx, conn, p, func() error {
-		return s.opt.Runner.Run(ctx, conn, p.container, p.pid, request)
+		return s.opt.Runner.Run(ctx, conn, p.client(), request)
 	})
 }
 

@@ -20,7 +20,7 @@ import (
 )
 
 // roleVariable makes the test binary an agent, or its helper.
-const roleVariable = "FAIRLEAD_RUN_ROLE"
+const roleVariable = "FAIRLEAD_TEST_PROCESS"
 
 // jobArgument, the first one, makes it a program that is run: programs do not get the
 // environment of the agent.

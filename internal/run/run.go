@@ -124,7 +124,7 @@ func (f *frames) receive(buf, oob []byte) (kind, []byte, error) {
 }
 
 // errSender is the error about a frame of another process that has the client's connection.
-var errSender = errors.New("another process sent the message than the one that connected")
+var errSender = errors.New("another process sent the message than connected")
 
 // newBuffer returns one for receive. A frame that fills it is too long.
 func newBuffer() []byte { return make([]byte, maxFrame+2) }

@@ -197,7 +197,7 @@ func script(t testing.TB, sum *string) string {
 }
 
 // serve does what the publish socket's server does.
-func serve(ctx context.Context, s *Server, conn *net.UnixConn, container port.Owner, pid int32) {
+func serve(ctx context.Context, s *Server, conn *net.UnixConn, of ask.Client) {
 	defer ask.CloseClient(conn)
 	_ = ask.Control(conn, func(fd int) error { return unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_PASSCRED, 1) })
 	stop := context.AfterFunc(ctx, func() { _ = conn.CloseRead() })
@@ -209,7 +209,7 @@ func serve(ctx context.Context, s *Server, conn *net.UnixConn, container port.Ow
 	}
 	_ = conn.SetDeadline(time.Now()) // that of the request has passed when a large program was copied
 	var r *ask.Refusal
-	if errors.As(s.Run(ctx, conn, container, pid, q.Run), &r) {
+	if errors.As(s.Run(ctx, conn, of, q.Run), &r) {
 		_ = conn.SetWriteDeadline(time.Time{})
 		_ = ask.Send(conn, reply{Error: r})
 	}
@@ -218,11 +218,11 @@ func serve(ctx context.Context, s *Server, conn *net.UnixConn, container port.Ow
 // connect returns a client's connection, which is served.
 func (r *rig) connect(ctx context.Context, container port.Owner) (*net.UnixConn, <-chan struct{}) {
 	r.t.Helper()
-	return r.connectAs(ctx, container, int32(os.Getpid()))
+	return r.connectAs(ctx, ask.Client{Container: container, PID: int32(os.Getpid())})
 }
 
-// connectAs is connect for another process than this one.
-func (r *rig) connectAs(ctx context.Context, container port.Owner, pid int32) (*net.UnixConn, <-chan struct{}) {
+// connectAs is connect for any client.
+func (r *rig) connectAs(ctx context.Context, of ask.Client) (*net.UnixConn, <-chan struct{}) {
 	r.t.Helper()
 	conn, f, err := pair()
 	if err != nil {
@@ -236,7 +236,7 @@ func (r *rig) connectAs(ctx context.Context, container port.Owner, pid int32) (*
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		serve(ctx, r.server, theirs.(*net.UnixConn), container, pid)
+		serve(ctx, r.server, theirs.(*net.UnixConn), of)
 	}()
 	r.t.Cleanup(func() {
 		_ = conn.Close()
@@ -552,7 +552,7 @@ func TestMisbehavingClients(t *testing.T) {
 // Another process that was given the connection cannot use it.
 func TestOtherSender(t *testing.T) {
 	r := newRig(t)
-	conn, done := r.connectAs(context.Background(), web, 1)
+	conn, done := r.connectAs(context.Background(), ask.Client{Container: web, PID: 1})
 	begin(t, conn, role("cat"))
 	f := frames{conn: conn}
 	if err := f.send(frameStdin, []byte("x")); err != nil {

@@ -18,7 +18,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/publish/ask"
 	"github.com/fairlead/fairlead/internal/run/policy"
 )
@@ -59,17 +58,22 @@ func (s *Server) Serve(ctx context.Context) error {
 	return s.starter.wait(ctx)
 }
 
-// Names reports whether the container may have any program run.
-func (s *Server) Names(container port.Owner) bool { return s.opt.Policy.Names(container) }
+// Names reports whether the client may have any program run.
+func (s *Server) Names(of ask.Client) bool {
+	if of.Guest {
+		return s.opt.Policy.NamesUser(of.UID)
+	}
+	return s.opt.Policy.Names(of.Container)
+}
 
 // Run runs the program that a client asks for until it has ended, the client has gone, or
 // ctx ends. The error is nil or a reason for the client.
-func (s *Server) Run(ctx context.Context, conn *net.UnixConn, container port.Owner, pid int32, request json.RawMessage) error {
+func (s *Server) Run(ctx context.Context, conn *net.UnixConn, of ask.Client, request json.RawMessage) error {
 	var q Request
 	if err := json.Unmarshal(request, &q); err != nil {
 		return ask.Refuse(ask.ReasonRequest, "run: %v", err)
 	}
-	if err := s.allowed(container, q); err != nil {
+	if err := s.allowed(of, q); err != nil {
 		return err
 	}
 	if s.starter == nil {
@@ -79,14 +83,19 @@ func (s *Server) Run(ctx context.Context, conn *net.UnixConn, container port.Own
 	if s.jobs.Add(1) > int32(s.opt.Jobs) {
 		return ask.Refuse(ask.ReasonLimit, "%d programs run already", s.opt.Jobs)
 	}
-	log := s.opt.Logger.With("name", q.Name, "args", q.Args, "container", container.Name, "id", container.ID, "pid", pid)
+	log := s.opt.Logger.With("name", q.Name, "args", q.Args)
+	if of.Guest {
+		log = log.With("uid", of.UID, "pid", of.PID)
+	} else {
+		log = log.With("container", of.Container.Name, "id", of.Container.ID, "pid", of.PID)
+	}
 	j, err := s.starter.start(q)
 	if err != nil {
 		log.Warn("run", "result", "not started", "err", err)
 		return ask.Refuse(ask.ReasonProgram, "%v", err)
 	}
 	begun := time.Now()
-	c := session{frames: frames{conn: conn, sender: pid}, job: j, wake: make(chan struct{}, 1)}
+	c := session{frames: frames{conn: conn, sender: of.PID}, job: j, wake: make(chan struct{}, 1)}
 	exit, gone, err := c.serve(ctx, conn)
 	log = log.With("job", j.pid, "seconds", time.Since(begun).Seconds(), "clientGone", gone)
 	if err != nil {
@@ -97,13 +106,13 @@ func (s *Server) Run(ctx context.Context, conn *net.UnixConn, container port.Own
 	return nil
 }
 
-func (s *Server) allowed(container port.Owner, q Request) error {
+func (s *Server) allowed(of ask.Client, q Request) error {
 	e := s.opt.Policy.Find(q.Name)
-	if e == nil || !e.Match.MatchesOwner(container) {
-		return ask.Refuse(ask.ReasonPolicy, "no entry of run.allow lets container %q run %q", container.Name, q.Name)
+	if e == nil || of.Guest && !e.HasUser(of.UID) || !of.Guest && !e.Matches(of.Container) {
+		return ask.Refuse(ask.ReasonPolicy, "no entry of run.allow lets %s run %q", of, q.Name)
 	}
 	if err := e.Allows(q.Args, q.Env); err != nil {
-		return ask.Refuse(ask.ReasonPolicy, "run.allow does not allow container %q this for %q: %v", container.Name, q.Name, err)
+		return ask.Refuse(ask.ReasonPolicy, "run.allow does not allow %s this for %q: %v", of, q.Name, err)
 	}
 	return nil
 }

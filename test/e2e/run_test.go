@@ -37,7 +37,11 @@ func TestRunOnRequest(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		entries += fmt.Sprintf("  - {name: %s, match: {name: web}, path: %s, sha256: %x, args: [%s], env: [LC_ALL], user: nobody}\n", e.name, e.path, sha256.Sum256(b), e.args)
+		users := ""
+		if e.name == "id" || e.name == "cat" {
+			users = "users: [nobody], "
+		}
+		entries += fmt.Sprintf("  - {name: %s, "+users+"match: {name: web}, path: %s, sha256: %x, args: [%s], env: [LC_ALL], user: nobody}\n", e.name, e.path, sha256.Sum256(b), e.args)
 	}
 	if err := os.WriteFile(config, fmt.Appendf(nil, "docker: {hosts: %s}\npublish: {socket: %s}\nrun:\n  allow:\n%s", docker, socket, entries), 0o600); err != nil {
 		t.Fatal(err)
@@ -76,6 +80,7 @@ func TestRunOnRequest(t *testing.T) {
 			t.Errorf("%q: exit %d, want %d (%v)\n%s, want %s", c.args, code, c.status, err, out, c.want)
 		}
 	}
+	runAsGuest(t, socket)
 	sleep := func() *exec.Cmd {
 		client := run("sleep", "--", "98765")
 		if err := client.Start(); err != nil {
@@ -114,6 +119,52 @@ func TestRunOnRequest(t *testing.T) {
 	gone(client)
 	if out, err := run("cat").CombinedOutput(); err == nil || !bytes.Contains(out, []byte("the helper has ended")) {
 		t.Errorf("without a helper: %v, %s", err, out)
+	}
+}
+
+// runAsGuest has users of the guest, outside of containers, ask for programs.
+func runAsGuest(t *testing.T, socket string) {
+	t.Helper()
+	dir, err := os.MkdirTemp("/tmp", "fairlead-guest-") // which all may enter
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	program := filepath.Join(dir, "fairlead")
+	if out, err := exec.Command("cp", binary, program).CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	for d := filepath.Dir(socket); d != os.TempDir(); d = filepath.Dir(d) {
+		if err := os.Chmod(d, 0o711); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Chmod(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		uid    uint32
+		flags  uintptr
+		args   []string
+		status int
+		want   string
+	}{
+		{65534, 0, []string{"run", "id", "--", "-u"}, 0, "65534\n"},
+		{65534, 0, []string{"run", "cat"}, 0, ""},
+		{65534, 0, []string{"run", "ls", "--", "/nowhere1"}, 125, `policy: no entry of run.allow lets user 65534 run "ls"`},
+		{65533, 0, []string{"run", "cat"}, 125, "policy: no entry of publish.allow or run.allow matches user 65533"},
+		{0, 0, []string{"run", "cat"}, 125, "policy: no entry of publish.allow or run.allow matches user 0"},
+		// What an engine that the agent does not know runs is no process of the guest.
+		{65534, syscall.CLONE_NEWNS, []string{"run", "cat"}, 125, "container: "},
+		{65534, syscall.CLONE_NEWPID, []string{"run", "cat"}, 125, "container: "},
+		{65534, 0, []string{"publish", "8000", "--to-host"}, 1, "policy: only containers can ask for ports"},
+	} {
+		cmd := exec.Command(program, append([]string{c.args[0], "--socket", socket}, c.args[1:]...)...)
+		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: c.uid, Gid: c.uid}, Cloneflags: c.flags}
+		out, err := cmd.CombinedOutput()
+		if code := cmd.ProcessState.ExitCode(); code != c.status || !bytes.Contains(out, []byte(c.want)) {
+			t.Errorf("user %d, %q: exit %d, want %d (%v)\n%s, want %s", c.uid, c.args, code, c.status, err, out, c.want)
+		}
 	}
 }
 

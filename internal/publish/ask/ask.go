@@ -18,6 +18,8 @@ import (
 	"syscall"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/fairlead/fairlead/internal/port"
 )
 
 // Version is that of the messages.
@@ -60,6 +62,23 @@ func (r *Refusal) Error() string { return string(r.Reason) + ": " + r.Message }
 // Refuse returns a *Refusal.
 func Refuse(r Reason, format string, args ...any) error {
 	return &Refusal{r, fmt.Sprintf(format, args...)}
+}
+
+// Client is who asks, as the kernel and the engines name it.
+type Client struct {
+	// Container is empty for a process of the guest that is in none.
+	Container port.Owner
+	Guest     bool   // it is in no container
+	UID       uint32 // of a process of the guest
+	PID       int32
+}
+
+// String names the client to people.
+func (c Client) String() string {
+	if c.Guest {
+		return fmt.Sprintf("user %d", c.UID)
+	}
+	return fmt.Sprintf("container %q", c.Container.Name)
 }
 
 // Connect connects a client to the agent.

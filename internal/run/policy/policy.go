@@ -1,16 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package policy decides which container may have which program run in the guest, and with
-// which arguments and environment.
+// Package policy decides which container, or which user of the guest, may have which program
+// run in the guest, and with which arguments and environment.
 package policy
 
 import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"os/user"
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/fairlead/fairlead/internal/port"
@@ -18,10 +20,11 @@ import (
 	"github.com/fairlead/fairlead/internal/yamltree"
 )
 
-// Entry is one program, and the containers that may run it.
+// Entry is one program, and who may run it.
 type Entry struct {
 	Name      string           // by which clients ask for it; no other entry has it
-	Match     rules.Match      `json:"-"` // of the container alone: name, namespace, labels
+	Match     rules.Match      `json:"-"` // of the container alone: name, namespace, labels; none if it is empty
+	Users     []string         `json:"-"` // users of the guest, by name or number, who may run it without a container
 	Path      string           // absolute
 	SHA256    string           // of the file, in lower case
 	Args      []*regexp.Regexp // one for each argument, which it matches whole
@@ -34,11 +37,12 @@ type Entry struct {
 type Policy []Entry
 
 // keys are those of an entry.
-var keys = []string{"name", "match", "path", "sha256", "args", "env", "directory", "user"}
+var keys = []string{"name", "match", "users", "path", "sha256", "args", "env", "directory", "user"}
 
-// Keys returns the keys of an entry, and those that each entry needs.
+// Keys returns the keys of an entry, and those that each entry needs. It also needs match
+// or users.
 func Keys() (all, required []string) {
-	return slices.Clone(keys), []string{"name", "match", "path", "sha256", "user"}
+	return slices.Clone(keys), []string{"name", "path", "sha256", "user"}
 }
 
 // Parse reads a policy. The error joins the first mistake of each entry.
@@ -76,6 +80,8 @@ func parseEntry(n yamltree.Node) (e Entry, err error) {
 			e.Name, err = checked(f.Node, checkName)
 		case "match":
 			e.Match, err = rules.ParseOwner(f.Node)
+		case "users":
+			e.Users, err = list(f.Node, parseUser)
 		case "path":
 			e.Path, err = checked(f.Node, checkPath)
 		case "sha256":
@@ -101,8 +107,8 @@ func complete(n yamltree.Node, e *Entry) error {
 	switch {
 	case e.Name == "":
 		return n.Errorf("no name: want the one by which clients ask for the program")
-	case e.Match.Name == "" && e.Match.Namespace == "" && len(e.Match.Labels) == 0:
-		return n.Errorf(`no container is named: want match with name, namespace or labels (name: "*" for all)`)
+	case !e.containers() && len(e.Users) == 0:
+		return n.Errorf(`nobody may run it: want match with name, namespace or labels (name: "*" for all containers), or users`)
 	case e.Path == "":
 		return n.Errorf("no path: want the program's")
 	case e.SHA256 == "":
@@ -169,6 +175,13 @@ func checkSum(s string) error {
 	return nil
 }
 
+func parseUser(s string) (string, error) {
+	if s == "" {
+		return "", errors.New("want a user's name or number")
+	}
+	return s, nil
+}
+
 // checkUser refuses root: a job of root could change the agent and its configuration.
 func checkUser(s string) error {
 	switch {
@@ -212,7 +225,35 @@ func (p Policy) Find(name string) *Entry {
 
 // Names reports whether an entry matches the container.
 func (p Policy) Names(container port.Owner) bool {
-	return slices.ContainsFunc(p, func(e Entry) bool { return e.Match.MatchesOwner(container) })
+	return slices.ContainsFunc(p, func(e Entry) bool { return e.Matches(container) })
+}
+
+// NamesUser reports whether an entry has the user of the guest.
+func (p Policy) NamesUser(uid uint32) bool {
+	return slices.ContainsFunc(p, func(e Entry) bool { return e.HasUser(uid) })
+}
+
+// containers reports whether the entry is for any container.
+func (e *Entry) containers() bool {
+	return e.Match.Name != "" || e.Match.Namespace != "" || len(e.Match.Labels) > 0
+}
+
+// Matches reports whether the entry is for the container.
+func (e *Entry) Matches(container port.Owner) bool {
+	return e.containers() && e.Match.MatchesOwner(container)
+}
+
+// HasUser reports whether the entry has the user of the guest. Names are looked up now; one
+// that no user has is nobody's.
+func (e *Entry) HasUser(uid uint32) bool {
+	id := strconv.FormatUint(uint64(uid), 10)
+	return slices.ContainsFunc(e.Users, func(name string) bool {
+		if _, err := strconv.ParseUint(name, 10, 32); err == nil {
+			return name == id
+		}
+		u, err := user.Lookup(name)
+		return err == nil && u.Uid == id
+	})
 }
 
 // Allows returns nil if the entry allows these arguments and this environment ("KEY=VALUE").

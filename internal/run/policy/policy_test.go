@@ -26,6 +26,7 @@ func TestPolicy(t *testing.T) {
 	p, err := parse(t, `
 - {name: backup, match: {name: "web*"}, path: /bin/b, `+sum+`, args: [--full, "[a-z]+|x|.*y"], env: [LANG], directory: /srv, user: nobody}
 - {name: plain, match: {labels: {a: b}}, path: /bin/p, `+sum+`, user: 65534}
+- {name: guest, users: [1000, root, nobody-of-this-name], path: /bin/p, `+sum+`, user: 65534}
 `)
 	if err != nil {
 		t.Fatal(err)
@@ -33,6 +34,13 @@ func TestPolicy(t *testing.T) {
 	web, other := port.Owner{Kind: port.OwnerContainer, Name: "web-1"}, port.Owner{Kind: port.OwnerContainer, Name: "other"}
 	if !p.Names(web) || p.Names(other) || (Policy)(nil).Names(web) {
 		t.Error("Names")
+	}
+	// An entry for users alone is for no container, also not for one of that name.
+	if p[2:].Names(web) || p[2:].Names(port.Owner{Kind: port.OwnerContainer, Name: "root"}) || p.NamesUser(1001) || p[:2].NamesUser(1000) {
+		t.Error("an entry is for others than it lists")
+	}
+	if !p.NamesUser(1000) || !p.Find("guest").HasUser(0) || p.Find("plain").HasUser(0) {
+		t.Error("NamesUser")
 	}
 	if p.Find("nothing") != nil || p.Find("plain").Directory != "/" {
 		t.Error("Find")
@@ -78,10 +86,13 @@ func TestPolicy(t *testing.T) {
 func TestParseErrors(t *testing.T) {
 	for _, c := range []struct{ text, want string }{
 		{"{name: b}", "want a list"},
-		{"- {name: b}", "no container is named"},
+		{"- {name: b}", "nobody may run it"},
 		{"- {match: {name: w}}", "no name"},
 		{"- {name: 'a b'}", "want at most 64 letters"},
 		{"- {name: b, match: {name: w}}", "no path"},
+		{"- {name: b, users: []}", "nobody may run it"},
+		{"- {name: b, users: u}", "want a list"},
+		{"- {name: b, users: ['']}", "user's name"},
 		{"- {name: b, path: b}", "absolute path"},
 		{"- {name: b, path: /a/../b}", "absolute path"},
 		{"- {name: b, match: {name: w}, path: /b}", "no sha256"},
