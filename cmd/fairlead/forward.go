@@ -196,8 +196,11 @@ func writeForwards(w io.Writer, v status.Forwards) error {
 			at = append(at, a.String())
 		}
 		hostPort := r.HostPort
-		if r.Action == "deny" {
+		if r.Action != "allow" {
 			hostPort = "-"
+		}
+		if !r.Until.IsZero() && r.State != port.Active.String() {
+			r.Reason = strings.TrimPrefix(r.Reason+"; ends at "+r.Until.Format("2006-01-02 15:04:05 UTC"), "; ")
 		}
 		_, _ = fmt.Fprintf(tw, "%s\t%s\t%s\t%s\t%s\n", status.Quote(cmp.Or(r.Name, fmt.Sprintf("rule %d", i+1))), hostPort,
 			cmp.Or(r.State, "-"), cmp.Or(strings.Join(at, ", "), "-"), status.Quote(cmp.Or(r.Reason, "-")))

@@ -12,6 +12,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/spf13/pflag"
 
@@ -228,6 +229,8 @@ func (l *loader) compile(key string, expose *rules.HostAddress, guests bool) err
 			return fmt.Errorf("rules: guest %q: only rules of a host name guests", r.Match.Guest)
 		case r.OnConflict != port.OnConflictUnset:
 			return fmt.Errorf("rules: onConflict %s: only a host opens another port: want it in a rule there", r.OnConflict)
+		case r.Exposes():
+			return errors.New("rules: action expose: only a host opens ports to other machines: want it in a rule there")
 		}
 	}
 	set, err := rules.New(*expose, append(list, l.last...))
@@ -251,7 +254,8 @@ func (l *loader) added() ([]rules.Rule, error) {
 	if err != nil {
 		return nil, l.wrap("forwardsFile", err)
 	}
-	return forwards.Parse(path, data)
+	list, err := forwards.Parse(path, data)
+	return forwards.InEffect(list, time.Now()), err
 }
 
 // file is a file as it was read.

@@ -31,6 +31,8 @@ type Flow struct {
 	book   *Book
 	key    port.Key
 	cancel context.CancelCauseFunc
+
+	outside bool // guarded by book.mu
 }
 
 // Begin enters a flow of a publication. Its context ends with ctx, or by Reset.
@@ -49,6 +51,13 @@ func (b *Book) Begin(ctx context.Context, k port.Key) (context.Context, *Flow) {
 	b.flows[k][f] = struct{}{}
 	b.open[k.Protocol]++
 	return ctx, f
+}
+
+// Outside marks the flow as one to an address that other machines reach.
+func (f *Flow) Outside() {
+	f.book.mu.Lock()
+	defer f.book.mu.Unlock()
+	f.outside = true
 }
 
 // Reset ends the flow's context with a cause, unless it has ended.
@@ -78,6 +87,17 @@ func (b *Book) Reset(cause error, keys ...port.Key) {
 	defer b.mu.Unlock()
 	for _, k := range keys {
 		for f := range b.flows[k] {
+			f.cancel(cause)
+		}
+	}
+}
+
+// ResetOutside resets the flows of a publication to addresses that other machines reach.
+func (b *Book) ResetOutside(cause error, k port.Key) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for f := range b.flows[k] {
+		if f.outside {
 			f.cancel(cause)
 		}
 	}

@@ -38,3 +38,20 @@ func TestBook(t *testing.T) {
 		f.End()
 	}
 }
+
+func TestResetOutside(t *testing.T) {
+	b, k := NewBook(10), port.Key{Protocol: port.TCP, Port: 80}
+	inside, f := b.Begin(t.Context(), k)
+	defer f.End()
+	outside, f := b.Begin(t.Context(), k)
+	defer f.End()
+	f.Outside()
+	other, f := b.Begin(t.Context(), port.Key{Protocol: port.TCP, Port: 81})
+	defer f.End()
+	f.Outside()
+	cause := errors.New("closed")
+	b.ResetOutside(cause, k)
+	if inside.Err() != nil || other.Err() != nil || !errors.Is(context.Cause(outside), cause) {
+		t.Errorf("%v, %v, %v", inside.Err(), other.Err(), context.Cause(outside))
+	}
+}

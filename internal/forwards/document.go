@@ -7,6 +7,7 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/fairlead/fairlead/internal/rules"
 	"github.com/fairlead/fairlead/internal/yamltree"
@@ -112,7 +113,7 @@ func parseBlock(block string) (rules.Rule, error) {
 
 // hostPort returns the one host port that a rule names, or 0.
 func hostPort(r rules.Rule) uint16 {
-	if r.Deny || len(r.Match.Ports) != 1 || r.Match.Ports[0].First != r.Match.Ports[0].Last {
+	if r.Deny || r.Exposes() || len(r.Match.Ports) != 1 || r.Match.Ports[0].First != r.Match.Ports[0].Last {
 		return 0
 	}
 	n, _ := r.HostPort.Of(r.Match.Ports[0].First)
@@ -152,6 +153,25 @@ func (d document) without(i int) (document, error) {
 	lines := strings.Split(d.text, "\n")
 	lines = slices.Delete(lines, d.lines[i], d.end(lines, i))
 	return d.edited(lines, slices.Delete(slices.Clone(d.rules), i, i+1))
+}
+
+// inEffect returns the rules that count at a time.
+func (d document) inEffect(now time.Time) []rules.Rule { return InEffect(d.rules, now) }
+
+// InEffect returns those of a list of rules that count at a time.
+func InEffect(list []rules.Rule, now time.Time) []rules.Rule {
+	return slices.DeleteFunc(slices.Clone(list), func(r rules.Rule) bool { return !r.InEffect(now) })
+}
+
+// withoutEnded removes the rules that do not count any more, and returns their names.
+func (d document) withoutEnded(now time.Time) (_ document, ended []string, err error) {
+	for i := len(d.rules) - 1; i >= 0 && err == nil; i-- {
+		if r := d.rules[i]; !r.InEffect(now) {
+			ended = append(ended, r.Name)
+			d, err = d.without(i)
+		}
+	}
+	return d, ended, err
 }
 
 // insert puts a rule at position i.

@@ -6,11 +6,13 @@
 package forwards
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/rules"
@@ -27,6 +29,8 @@ const (
 	Resume Op = "resume" // undo Pause
 	Deny   Op = "deny"   // close a port, until Allow
 	Allow  Op = "allow"  // undo Deny, or allow what a default denies
+	Expose Op = "expose" // open a port wider, for a time
+	Hide   Op = "hide"   // undo Expose
 )
 
 // Request is a change. It selects one port, or for Pause and Resume also an owner or all.
@@ -36,9 +40,10 @@ type Request struct {
 	Port     uint16        `json:"port,omitempty"`  // of the guest
 	Owner    string        `json:"owner,omitempty"` // name of the owner; may be a glob
 	All      bool          `json:"all,omitempty"`
-	Guest    string        `json:"guest,omitempty"` // on a host: of this guest only
-	To       uint16        `json:"to,omitempty"`    // of Add: the host port; 0 is the guest's
-	Bind     string        `json:"bind,omitempty"`  // of Add: the host address, as a rule's hostAddress
+	Guest    string        `json:"guest,omitempty"`   // on a host: of this guest only
+	To       uint16        `json:"to,omitempty"`      // of Add: the host port; 0 is the guest's
+	Bind     string        `json:"bind,omitempty"`    // of Add and Expose: the host address, as a rule's hostAddress
+	Seconds  int64         `json:"seconds,omitempty"` // of Expose: for how long
 
 	OnConflict string `json:"onConflict,omitempty"` // of Add, on a host: as a rule's
 }
@@ -67,7 +72,7 @@ func (q Request) validate() error {
 		}
 	}
 	switch {
-	case !slices.Contains([]Op{Add, Remove, Pause, Resume, Deny, Allow}, q.Op):
+	case !slices.Contains([]Op{Add, Remove, Pause, Resume, Deny, Allow, Expose, Hide}, q.Op):
 		return fmt.Errorf("unknown operation %q", q.Op)
 	case selected != 1:
 		return fmt.Errorf("%s: want one of a port, an owner, or all", q.Op)
@@ -75,7 +80,11 @@ func (q Request) validate() error {
 		return fmt.Errorf("%s: want protocol tcp or udp", q.Op)
 	case q.Port == 0 && q.Op != Pause && q.Op != Resume:
 		return fmt.Errorf("%s: want a port", q.Op)
-	case q.Op != Add && (q.To != 0 || q.Bind != "" || q.OnConflict != ""):
+	case q.Op == Expose && (q.Seconds < 1 || q.Seconds > int64(rules.MaxExposure/time.Second)):
+		return fmt.Errorf("%s: want a time of 1s to %s", q.Op, rules.MaxExposure)
+	case q.Op != Expose && q.Seconds != 0:
+		return fmt.Errorf("%s: only expose is for a time", q.Op)
+	case q.Op != Add && (q.To != 0 || q.OnConflict != "") || q.Op != Add && q.Op != Expose && q.Bind != "":
 		return fmt.Errorf("%s: only a forward has a host port and a host address", q.Op)
 	}
 	for _, s := range []string{q.Owner, q.Guest} {
@@ -94,21 +103,22 @@ const (
 	kindDeny    kind = "deny"
 	kindForward kind = "forward"
 	kindAllow   kind = "allow"
+	kindExpose  kind = "expose"
 )
 
-// rank orders the rules: what closes a port comes before what opens one, and one guest
-// before all. Rules with other names, which were written by hand, remain where they are.
+// rank orders the rules: what closes a port comes before what opens one, one guest before
+// all, and what exposes last. Rules with other names, which were written by hand, remain where they are.
 func rank(r rules.Rule) (int, bool) {
 	word, _, _ := strings.Cut(r.Name, " ")
-	n, ok := map[kind]int{kindPause: 0, kindDeny: 1, kindForward: 3, kindAllow: 3}[kind(word)]
+	n, ok := map[kind]int{kindPause: 0, kindDeny: 1, kindForward: 3, kindAllow: 3, kindExpose: 4}[kind(word)]
 	if ok && n == 3 && r.Match.Guest != "" {
 		n = 2
 	}
 	return n, ok
 }
 
-// block is the text of the rule that a request makes, as the item of a list.
-func (q Request) block(k kind) string {
+// block is the text of the rule that a request makes at a time, as the item of a list.
+func (q Request) block(k kind, now time.Time) string {
 	var match []string
 	if q.Port != 0 {
 		match = append(match, "protocol: "+q.Protocol.String(), fmt.Sprintf("ports: %d", q.Port))
@@ -125,6 +135,10 @@ func (q Request) block(k kind) string {
 	}
 	if k == kindDeny || k == kindPause {
 		return strings.Join(append(lines, "  action: deny"), "\n")
+	}
+	if k == kindExpose {
+		until := now.Add(time.Duration(q.Seconds) * time.Second).UTC().Format(time.RFC3339)
+		return strings.Join(append(lines, "  action: expose", "  hostAddress: "+quote(cmp.Or(q.Bind, "all")), "  until: "+quote(until)), "\n")
 	}
 	lines = append(lines, "  action: allow")
 	if q.To != 0 {
@@ -150,7 +164,7 @@ type permit func(m rules.Match, at rules.HostAddress) error
 
 // change does what the request says to the file. It returns the names of the rules that it
 // removed and added.
-func (q Request) change(d document, permitted permit) (next document, removed, added []string, err error) {
+func (q Request) change(d document, now time.Time, permitted permit) (next document, removed, added []string, err error) {
 	remove := func(kinds ...kind) {
 		for _, k := range kinds {
 			name := string(k) + " " + q.target()
@@ -163,7 +177,7 @@ func (q Request) change(d document, permitted permit) (next document, removed, a
 	}
 	add := func(k kind) {
 		if err == nil {
-			if d, err = d.add(q.block(k), permitted); err == nil {
+			if d, err = d.add(q.block(k, now), permitted); err == nil {
 				added = append(added, string(k)+" "+q.target())
 			}
 		}
@@ -176,11 +190,11 @@ func (q Request) change(d document, permitted permit) (next document, removed, a
 			add(kindForward)
 			break
 		}
-		if same, perr := parseBlock(q.block(kindForward)); perr != nil || !equal(same, d.rules[d.index("forward "+q.target())]) {
+		if same, perr := parseBlock(q.block(kindForward, now)); perr != nil || !equal(same, d.rules[d.index("forward "+q.target())]) {
 			err = fmt.Errorf("forward %s exists already with another host port or address: remove it first with `fairlead forward rm`", q.target())
 		}
 	case Remove:
-		if remove(kindForward, kindAllow, kindDeny, kindPause); len(removed) == 0 && err == nil {
+		if remove(kindForward, kindAllow, kindDeny, kindPause, kindExpose); len(removed) == 0 && err == nil {
 			err = fmt.Errorf("nothing was added for %s: `fairlead forward ls` lists what was", q.target())
 		}
 	case Pause:
@@ -199,6 +213,13 @@ func (q Request) change(d document, permitted permit) (next document, removed, a
 	case Allow:
 		if remove(kindDeny); len(removed) == 0 && !has(kindForward) && !has(kindAllow) {
 			add(kindAllow)
+		}
+	case Expose:
+		remove(kindExpose) // its time begins again
+		add(kindExpose)
+	case Hide:
+		if remove(kindExpose); len(removed) == 0 && err == nil {
+			err = fmt.Errorf("%s is not exposed: `fairlead forward ls` lists what is", q.target())
 		}
 	}
 	return d, removed, added, err

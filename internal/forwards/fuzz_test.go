@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/fairlead/fairlead/internal/rules"
 )
@@ -25,7 +26,7 @@ func FuzzEdit(f *testing.F) {
 		if err != nil || d.index("forward 8080/tcp") >= 0 || d.index("allow 8080/tcp") >= 0 {
 			return
 		}
-		next, _, added, err := forward(8080, 18080).change(d, permitted)
+		next, _, added, err := forward(8080, 18080).change(d, time.Now(), permitted)
 		if err != nil {
 			return
 		}
@@ -38,7 +39,7 @@ func FuzzEdit(f *testing.F) {
 				t.Fatalf("%q becomes %q: line %q is lost", text, next.text, line)
 			}
 		}
-		back, removed, _, err := tcp(Remove, 8080).change(next, permitted)
+		back, removed, _, err := tcp(Remove, 8080).change(next, time.Now(), permitted)
 		if err == nil && (len(removed) == 0 || !slices.EqualFunc(back.rules, slices.DeleteFunc(slices.Clone(d.rules), func(r rules.Rule) bool {
 			return slices.Contains(removed, r.Name)
 		}), equal)) {

@@ -4,6 +4,7 @@ package forwards
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -12,8 +13,10 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"time"
 
 	"github.com/fairlead/fairlead/internal/rules"
+	"github.com/fairlead/fairlead/internal/schedule"
 	"github.com/fairlead/fairlead/internal/trust"
 	"github.com/fairlead/fairlead/internal/yamltree"
 )
@@ -25,15 +28,87 @@ type Store struct {
 	log    *slog.Logger
 	apply  func(*rules.Set)
 
-	mu   sync.Mutex
-	base *rules.Set // of the configuration
+	mu      sync.Mutex
+	base    *rules.Set      // of the configuration
+	current *rules.Set      // applied last
+	changed schedule.Signal // for Run: another set is applied
 }
 
 // NewStore returns a store of the file at path, which may be absent; an empty path is none.
 // Base is the rules of the configuration. Guests says that this is a host, where rules may
 // name guests. Apply is called with each new set of rules, one call at a time.
 func NewStore(path string, base *rules.Set, guests bool, log *slog.Logger, apply func(*rules.Set)) *Store {
-	return &Store{path: path, guests: guests, log: log, apply: apply, base: base}
+	return &Store{path: path, guests: guests, log: log, apply: apply, base: base, current: base, changed: schedule.NewSignal()}
+}
+
+// clockPause is after how long Run reads the clock again while a rule is to end: a timer
+// does not count the time for which the system is suspended.
+const clockPause = 10 * time.Second
+
+// Run ends rules at their time, until ctx ends.
+func (s *Store) Run(ctx context.Context) {
+	if s.path == "" {
+		return
+	}
+	s.clean(time.Now()) // what ended before the start
+	for {
+		if schedule.Wait(ctx, s.expire(time.Now()), s.changed) != nil {
+			return
+		}
+	}
+}
+
+// expire ends rules, and returns when to call it again: the zero time if no rule ends.
+func (s *Store) expire(now time.Time) time.Time {
+	s.mu.Lock()
+	set, next := s.current.InEffect(now)
+	ended := set != s.current
+	if ended {
+		s.put(set)
+	}
+	s.mu.Unlock()
+	if ended {
+		s.clean(now)
+	}
+	if wake := now.Add(clockPause); next.After(wake) {
+		next = wake
+	}
+	return next
+}
+
+// clean removes rules that have ended from the file. They have no effect if that fails.
+func (s *Store) clean(now time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for range attempts {
+		d, before, err := s.read()
+		if err != nil {
+			return // the configuration's reload reports it
+		}
+		next, ended, err := d.withoutEnded(now)
+		if err == nil && len(ended) == 0 {
+			return
+		}
+		var again bool
+		if err == nil {
+			again, err = s.replace(before, []byte(next.text))
+		}
+		if err != nil {
+			s.log.Warn("cannot remove run-time rules that have ended; they have no effect", "rules", ended, "err", err)
+			return
+		}
+		if !again {
+			s.log.Info("run-time rules ended", "rules", ended)
+			return
+		}
+	}
+}
+
+// put applies a set. s.mu is held.
+func (s *Store) put(set *rules.Set) {
+	s.current = set
+	s.apply(set)
+	s.changed.Notify()
 }
 
 // Path returns the file, or "" if there is none.
@@ -47,12 +122,13 @@ func (s *Store) Reload(base *rules.Set) {
 	s.base = base
 	if s.path != "" {
 		if d, _, err := s.read(); err == nil {
-			if set, err := base.WithRuntime(d.rules); err == nil {
+			if set, err := base.WithRuntime(d.inEffect(time.Now())); err == nil {
 				base = set
 			}
 		}
 	}
-	s.apply(base)
+	base, _ = base.InEffect(time.Now())
+	s.put(base)
 }
 
 // List returns the rules of the file, in the order in which they are evaluated.
@@ -63,7 +139,7 @@ func (s *Store) List() ([]rules.Rule, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	d, _, err := s.read()
-	return d.rules, err
+	return d.inEffect(time.Now()), err
 }
 
 // Result is what a change did. Both are empty if there was nothing to do.
@@ -90,8 +166,12 @@ func (s *Store) Do(q Request) (Result, error) {
 	case q.Guest != "" && !s.guests:
 		return Result{}, errors.New("an agent has no guests: run this on the host, or without --guest")
 	}
-	if q.OnConflict != "" && !s.guests {
+	switch {
+	case s.guests:
+	case q.OnConflict != "":
 		return Result{}, errors.New("only a host opens another port on a conflict: run this on the host")
+	case q.Op == Expose:
+		return Result{}, errors.New("only a host opens ports to other machines: run this on the host")
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -110,12 +190,16 @@ func (s *Store) try(q Request) (_ Result, again bool, err error) {
 	if err != nil {
 		return Result{}, false, err
 	}
-	next, removed, added, err := q.change(d, s.base.MayAllow)
+	now, permitted := time.Now(), s.base.MayAllow
+	if q.Op == Expose {
+		permitted = s.base.MayExpose
+	}
+	next, removed, added, err := q.change(d, now, permitted)
 	if err != nil {
 		return Result{}, false, err
 	}
 	r := Result{Removed: append([]string{}, removed...), Added: append([]string{}, added...)}
-	set, err := s.base.WithRuntime(next.rules)
+	set, err := s.base.WithRuntime(next.inEffect(now))
 	if err != nil || len(removed)+len(added) == 0 {
 		return r, false, err
 	}
@@ -123,7 +207,7 @@ func (s *Store) try(q Request) (_ Result, again bool, err error) {
 		return r, again, err
 	}
 	s.log.Info("run-time rules changed", "added", added, "removed", removed)
-	s.apply(set)
+	s.put(set)
 	return r, false, nil
 }
 

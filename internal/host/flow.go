@@ -45,6 +45,7 @@ func newFlows(limit int) *flows {
 var (
 	errNoLink = errors.New("no link to the guest")
 	errDenied = errors.New("denied by the host's rules")
+	errHidden = errors.New("not open to other machines any more")
 )
 
 // use sets the session, nil for none.
@@ -168,6 +169,14 @@ func (s *slot) carry(ctx context.Context, conn net.Conn) {
 		h.stats.overLimit.Add(1)
 		forward.Reset(conn)
 		return
+	}
+	if !addrOf(conn.LocalAddr(), s.addr).Addr().IsLoopback() {
+		f.Outside()
+		if s.isClosed() { // what was reset then did not have this one
+			f.End()
+			forward.Reset(conn)
+			return
+		}
 	}
 	h.stats.tcp.Add(1)
 	h.wg.Go(func() {

@@ -552,6 +552,11 @@ func (g *guest) decide(pub *publication) {
 		pub.onConflict = d.OnConflict
 		pub.forget(d.Host)
 	}
+	wasExposed := !pub.exposed.IsZero()
+	if !pub.exposed.Equal(d.Exposed) {
+		pub.exposed = d.Exposed
+		defer pub.describe()
+	}
 	var addrs []netip.AddrPort
 	for _, a := range d.Host {
 		a = netip.AddrPortFrom(a.Addr().Unmap(), pub.portFor(a.Port()))
@@ -576,6 +581,9 @@ func (g *guest) decide(pub *publication) {
 	}
 	for _, c := range old {
 		g.release(c)
+		if wasExposed && !c.addr.Addr().IsLoopback() {
+			g.flows.ResetOutside(errHidden, pub.Key)
+		}
 	}
 	if isNew || len(old) > 0 {
 		h.changed[pub] = struct{}{}

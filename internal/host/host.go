@@ -184,6 +184,7 @@ type Publication struct {
 	Asked     []netip.AddrPort // host addresses that the agent asks for
 	Outcomes  []port.Outcome   // one per host address after the policy, at least one
 	Since     time.Time        // when the host first received it
+	Exposed   time.Time        // until when a rule opens it wider than usual; zero if none does
 	Lost      bool             // its guest is not connected any more, or has not reported it again: what is open leads nowhere
 }
 

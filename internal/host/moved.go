@@ -60,6 +60,28 @@ func (p *publication) instead(n uint16) string {
 	return ""
 }
 
+// note is the reason of an active claim that is open at an address.
+func (p *publication) note(at netip.AddrPort) string {
+	note := p.instead(at.Port())
+	if p.exposed.IsZero() || at.Addr().IsLoopback() {
+		return note
+	}
+	if note != "" {
+		note += "; "
+	}
+	return note + "open to other machines until " + p.exposed.UTC().Format("2006-01-02 15:04:05 UTC")
+}
+
+// describe sets the reasons of the active claims again.
+func (p *publication) describe() {
+	p.guest.h.changed[p] = struct{}{}
+	for _, c := range p.claims {
+		if c.outcome.State == port.Active {
+			c.set(port.Active, c.outcome.HostAddress, "")
+		}
+	}
+}
+
 // forget ends a move if the rules do not want it, or the port that it was from, any more.
 func (p *publication) forget(wanted []netip.AddrPort) {
 	h := p.guest.h

@@ -45,6 +45,7 @@ type publication struct {
 	tries  int           // other ports that were tried since the last decision about it
 
 	onConflict port.OnConflict
+	exposed    time.Time // see Publication.Exposed
 	since      time.Time
 }
 
@@ -64,7 +65,7 @@ func (p *publication) outcomes() []port.Outcome {
 func (p *publication) view() Publication {
 	return Publication{
 		ID: p.id(), DualStack: p.wire.DualStack, Owner: p.wire.Owner, Source: p.wire.Source,
-		Asked: p.wire.Host, Outcomes: p.outcomes(), Since: p.since, Lost: p.guest.away || p.guest.kept.has(p.Key),
+		Asked: p.wire.Host, Outcomes: p.outcomes(), Since: p.since, Exposed: p.exposed, Lost: p.guest.away || p.guest.kept.has(p.Key),
 	}
 }
 
@@ -87,7 +88,7 @@ func (c *claim) holder() string { return claims.Name(c.key, c.guest.name, c.pub.
 
 func (c *claim) set(state port.State, addr netip.AddrPort, reason string) {
 	if state == port.Active {
-		reason = c.pub.instead(c.addr.Port())
+		reason = c.pub.note(addr)
 	}
 	o := port.Outcome{Key: c.key, State: state, HostAddress: addr, Reason: reason}
 	if c.gone || c.outcome.Equal(o) {
@@ -448,6 +449,13 @@ func (s *slot) show() {
 	for _, c := range s.shared {
 		c.set(s.state, c.addr, s.reason)
 	}
+}
+
+// isClosed reports whether close was called.
+func (s *slot) isClosed() bool {
+	s.h.mu.Lock()
+	defer s.h.mu.Unlock()
+	return s.closed
 }
 
 // close stops listening; flows that run go on.

@@ -247,6 +247,10 @@ func (d *Daemon) Run(ctx context.Context, watch func(ctx context.Context, onChan
 		return nil
 	})
 	g.Go(func() error {
+		d.forwards.Run(ctx)
+		return nil
+	})
+	g.Go(func() error {
 		watch(ctx, d.reload)
 		return nil
 	})

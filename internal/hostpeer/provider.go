@@ -110,7 +110,7 @@ func describe(p host.Publication, names map[string]string) status.Publication {
 		outcomes = append(outcomes, status.DescribeOutcome("host", o))
 	}
 	row := status.Describe(published(p), outcomes)
-	row.Guest, row.GuestName, row.Lost = p.Guest, names[p.Guest], p.Lost
+	row.Guest, row.GuestName, row.Lost, row.ExposedUntil = p.Guest, names[p.Guest], p.Lost, p.Exposed.UTC()
 	return row
 }
 

@@ -210,6 +210,7 @@ type Decision struct {
 	// that is not known yet.
 	Pending    bool
 	OnConflict OnConflict       // what the host does where a port is in use
+	Exposed    time.Time        // until when a rule opens more addresses than usual; zero if none does
 	Host       []netip.AddrPort // the host addresses asked for; port 0 asks for any free port
 }
 

@@ -7,11 +7,13 @@
 package rules
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/yamltree"
@@ -25,6 +27,23 @@ type Rule struct {
 	HostPort    HostPort        // only where it allows
 	HostAddress HostAddress     // only where it allows
 	OnConflict  port.OnConflict // only where it allows, and on a host
+
+	// Until makes it a rule that exposes: until then it opens, at HostAddress too, what the
+	// other rules allow. Only run-time rules of a host do. Zero for all other rules.
+	Until time.Time
+}
+
+// Exposes reports whether the rule opens ports wider for a time, and decides nothing else.
+func (r Rule) Exposes() bool { return !r.Until.IsZero() }
+
+// MaxExposure is the longest time for which a rule exposes.
+const MaxExposure = 7 * 24 * time.Hour
+
+// InEffect reports whether the rule counts at a time. One that exposes does not after its
+// end; nor if its end is too far away, because then the clock is wrong.
+func (r Rule) InEffect(now time.Time) bool {
+	left := r.Until.Sub(now.Round(0)) // by the wall clock: the system may have been suspended
+	return !r.Exposes() || left > 0 && left <= MaxExposure
 }
 
 // Match selects the publications that a rule is about. A field that is empty matches
@@ -304,6 +323,9 @@ func (r Rule) validate() (field string, err error) {
 	}
 	if r.Deny && r.OnConflict != port.OnConflictUnset {
 		return "onConflict", fmt.Errorf("%s: only a rule with action allow opens a port", r.OnConflict)
+	}
+	if r.Exposes() && (r.HostPort != (HostPort{}) || r.OnConflict != port.OnConflictUnset) {
+		return "until", errors.New("a rule that exposes changes no host port")
 	}
 	several := len(r.Match.Ports) > 1
 	for _, p := range r.Match.Ports {

@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/fairlead/fairlead/internal/port"
 )
@@ -23,6 +24,25 @@ func (s *Set) WithRuntime(list []Rule) (*Set, error) {
 		return nil, err
 	}
 	return &Set{expose: s.expose, rules: s.rules, runtime: compiled}, nil
+}
+
+// InEffect returns s without the run-time rules that do not count at a time, s itself if all
+// do, and when the next of them ends: the zero time if none does.
+func (s *Set) InEffect(now time.Time) (_ *Set, next time.Time) {
+	left := make([]rule, 0, len(s.runtime))
+	for _, r := range s.runtime {
+		if !r.InEffect(now) {
+			continue
+		}
+		left = append(left, r)
+		if r.Exposes() && (next.IsZero() || r.Until.Before(next)) {
+			next = r.Until
+		}
+	}
+	if len(left) == len(s.runtime) {
+		return s, next
+	}
+	return &Set{expose: s.expose, rules: s.rules, runtime: left}, next
 }
 
 // runtimeRule is how decisions name these rules.
@@ -67,7 +87,44 @@ func (s *Set) overlay(v side, p *port.Publication, d port.Decision, winner *rule
 			return port.Decision{Rule: v.name(r), Reason: NotKnownYet, Pending: true}, r
 		}
 	}
+	if v.host && result.Allow {
+		s.widen(v.guest, p, &result, winner)
+	}
 	return result, decided
+}
+
+// widen opens p at more addresses, and keeps the others, where a run-time rule exposes it.
+// Beyond what the configuration has for all ports it goes nowhere, nor where a rule of the
+// configuration, winner, names the address.
+func (s *Set) widen(guest string, p *port.Publication, d *port.Decision, winner *rule) {
+	if winner != nil && winner.HostAddress != Asked() {
+		return
+	}
+	for i := range s.runtime {
+		r := &s.runtime[i]
+		if !r.Exposes() || r.Match.Guest != "" && !glob(r.Match.Guest, guest) || r.mismatch(p) != fieldNone {
+			continue
+		}
+		var wide []netip.AddrPort
+		for _, a := range d.Host {
+			if at := s.expose.limit(r.HostAddress.of(a.Addr())); !covered(at, d.Host) {
+				wide = append(wide, netip.AddrPortFrom(at, a.Port()))
+			}
+		}
+		if len(wide) == 0 {
+			continue
+		}
+		d.Host = unique(append(slices.DeleteFunc(slices.Clone(d.Host), func(a netip.AddrPort) bool { return coveredBy(a, wide) }), wide...))
+		d.Exposed = r.Until
+		return
+	}
+}
+
+// coveredBy reports whether one of a list of addresses is a wildcard that has a.
+func coveredBy(a netip.AddrPort, list []netip.AddrPort) bool {
+	return slices.ContainsFunc(list, func(b netip.AddrPort) bool {
+		return b.Addr().IsUnspecified() && b.Addr().Is4() == a.Addr().Is4() && b.Port() == a.Port()
+	})
 }
 
 // narrow is decide, without addresses beyond those within which r may decide.
@@ -94,6 +151,35 @@ func covered(a netip.Addr, list []netip.AddrPort) bool {
 // never have an effect: a rule of the configuration denies the ports whatever serves them,
 // or nothing in it opens such an address.
 func (s *Set) MayAllow(m Match, at HostAddress) error {
+	if err := s.mayAllow(m); err != nil {
+		return err
+	}
+	wider := s.expose != Loopback() || slices.ContainsFunc(s.rules, func(r rule) bool { return r.HostAddress != Asked() && r.HostAddress != Loopback() })
+	if !wider && at != Asked() && at != Loopback() && (at.kind != oneAddress || !at.addr.IsLoopback()) {
+		return fmt.Errorf("host address %s is wider than the configuration allows: set expose (on a host: bind) there, or hostAddress of a rule", at)
+	}
+	return nil
+}
+
+// MayExpose returns why a run-time rule that exposes ports of a guest at a host address
+// would never have an effect.
+func (s *Set) MayExpose(m Match, at HostAddress) error {
+	if err := s.mayAllow(m); err != nil {
+		return err
+	}
+	if at == Loopback() || at.addr.IsLoopback() {
+		return fmt.Errorf("host address %s: other machines do not reach it: want all or an address that they reach", at)
+	}
+	for _, loopback := range []netip.Addr{netip.AddrFrom4([4]byte{127, 0, 0, 1}), netip.IPv6Loopback()} {
+		if a := at.of(loopback); !a.IsLoopback() && s.expose.limit(a) == a || at == All() && !s.expose.limit(a).IsLoopback() {
+			return nil
+		}
+	}
+	return fmt.Errorf("host address %s is wider than the configuration allows, which has bind: %s: set bind: asked (--bind asked) there, and ports are on the loopback until they are exposed", at, s.expose)
+}
+
+// mayAllow returns why the configuration denies the ports whatever serves them.
+func (s *Set) mayAllow(m Match) error {
 	want := rule{Rule: Rule{Match: m}}
 	for i := range s.rules {
 		if r := &s.rules[i]; r.Deny && r.covers(&want) {
@@ -101,10 +187,6 @@ func (s *Set) MayAllow(m Match, at HostAddress) error {
 		} else if !r.Deny && r.overlaps(m) {
 			break // this one may decide before
 		}
-	}
-	wider := s.expose != Loopback() || slices.ContainsFunc(s.rules, func(r rule) bool { return r.HostAddress != Asked() && r.HostAddress != Loopback() })
-	if !wider && at != Asked() && at != Loopback() && (at.kind != oneAddress || !at.addr.IsLoopback()) {
-		return fmt.Errorf("host address %s is wider than the configuration allows: set expose (on a host: bind) there, or hostAddress of a rule", at)
 	}
 	return nil
 }

@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/fairlead/fairlead/internal/port"
 )
@@ -129,6 +130,107 @@ func TestMayAllow(t *testing.T) {
 		err := withRuntime(t, c.expose, c.configured, "").MayAllow(m, c.at)
 		if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s, %q, at %s: %v, want %q", c.expose, c.configured, c.at, err, c.want)
+		}
+	}
+}
+
+// What is exposed is open at more addresses, never beyond what the configuration's bind
+// allows, nor against a rule of it.
+func TestExposed(t *testing.T) {
+	p := port.Publication{Key: port.Key{Protocol: port.TCP, Address: netip.MustParseAddr("127.0.0.1"), Port: 80}}
+	v4 := []netip.AddrPort{netip.MustParseAddrPort("127.0.0.1:80")}
+	both := []netip.AddrPort{v4[0], netip.MustParseAddrPort("[::1]:80")}
+	lan, err := ParseHostAddress("192.0.2.1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	const until = "action: expose, until: '2026-11-21T12:00:00Z'"
+	all := "{match: {ports: 80}, hostAddress: all, " + until + "}"
+	one := "{match: {ports: 80}, hostAddress: 192.0.2.1, " + until + "}"
+	for name, c := range map[string]struct {
+		bind                HostAddress
+		configured, runtime string
+		asked               []netip.AddrPort
+		want                string // addresses; with ! if exposed
+	}{
+		"everywhere":                        {Asked(), "", all, v4, "!0.0.0.0:80"},
+		"both families":                     {All(), "", all, both, "!0.0.0.0:80 [::]:80"},
+		"one address, and the loopback":     {Asked(), "", one, v4, "!127.0.0.1:80 192.0.2.1:80"},
+		"no further than an address":        {lan, "", all, v4, "!127.0.0.1:80 192.0.2.1:80"},
+		"that address":                      {lan, "", one, v4, "!127.0.0.1:80 192.0.2.1:80"},
+		"no further than the loopback":      {Loopback(), "", all, v4, "127.0.0.1:80"},
+		"open anyhow":                       {Asked(), "", all, []netip.AddrPort{netip.MustParseAddrPort("0.0.0.0:80")}, "0.0.0.0:80"},
+		"not against a rule":                {Asked(), "{action: allow, hostAddress: loopback}", all, v4, "127.0.0.1:80"},
+		"not what is denied":                {Asked(), "{action: deny}", all, v4, ""},
+		"not what is denied at run time":    {Asked(), "", "{action: deny}, " + all, v4, ""},
+		"at its other port":                 {Asked(), "", "{action: allow, hostPort: 8080}, " + all, v4, "!0.0.0.0:8080"},
+		"not the other protocol":            {Asked(), "", "{match: {protocol: udp}, hostAddress: all, " + until + "}", v4, "127.0.0.1:80"},
+		"not of another guest":              {Asked(), "", "{match: {guest: build}, hostAddress: all, " + until + "}", v4, "127.0.0.1:80"},
+		"of this guest":                     {Asked(), "", "{match: {guest: dev}, hostAddress: all, " + until + "}", v4, "!0.0.0.0:80"},
+		"a rule about the host port, alone": {Asked(), "{action: allow, hostPort: 81}", all, v4, "!0.0.0.0:81"},
+	} {
+		d := withRuntime(t, c.bind, c.configured, c.runtime).Host("dev", p, c.asked)
+		var at []string
+		for _, a := range d.Host {
+			at = append(at, a.String())
+		}
+		got := strings.Join(at, " ")
+		if !d.Exposed.IsZero() {
+			got = "!" + got
+		}
+		if got != c.want {
+			t.Errorf("%s: %q, want %q", name, got, c.want)
+		}
+	}
+}
+
+func TestMayExpose(t *testing.T) {
+	m := parsed(t, "{match: {protocol: tcp, ports: 80}, action: allow}")[0].Match
+	lan, other := HostAddress{kind: oneAddress, addr: netip.MustParseAddr("192.0.2.1")}, HostAddress{kind: oneAddress, addr: netip.MustParseAddr("192.0.2.2")}
+	for _, c := range []struct {
+		bind, at   HostAddress
+		configured string
+		want       string
+	}{
+		{Loopback(), All(), "", "wider than the configuration allows"},
+		{Loopback(), lan, "", "wider than the configuration allows"},
+		{Asked(), Loopback(), "", "other machines do not reach it"},
+		{Asked(), All(), "", ""},
+		{Asked(), lan, "", ""},
+		{All(), All(), "", ""},
+		{lan, All(), "", ""},
+		{lan, lan, "", ""},
+		{lan, other, "", "wider than the configuration allows"},
+		{Asked(), All(), "{match: {ports: 80}, action: deny}", "rule 1 of the configuration denies it"},
+	} {
+		err := withRuntime(t, c.bind, c.configured, "").MayExpose(m, c.at)
+		if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
+			t.Errorf("bind %s, at %s: %v, want %q", c.bind, c.at, err, c.want)
+		}
+	}
+}
+
+// A rule that exposes counts until its end, and not if the clock is wrong.
+func TestInEffect(t *testing.T) {
+	until := time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
+	s := withRuntime(t, Asked(), "", "{action: deny}, {match: {ports: 80}, action: expose, until: '2026-11-21T12:00:00Z'}")
+	for now, want := range map[time.Time]int{
+		until.Add(-time.Second): 2, until: 1, until.Add(time.Hour): 1, until.Add(-MaxExposure): 2, time.Unix(0, 0): 1,
+	} {
+		left, next := s.InEffect(now)
+		if len(left.runtime) != want || (want == 2) != next.Equal(until) || (left == s) != (want == 2) {
+			t.Errorf("%s: %d rules, next %s", now, len(left.runtime), next)
+		}
+	}
+}
+
+func TestRulesThatExposeAreNoneOfTheConfiguration(t *testing.T) {
+	if _, err := New(Asked(), parsed(t, "{action: expose, until: '2026-11-21T12:00:00Z'}")); err == nil || !strings.Contains(err.Error(), "want allow or deny") {
+		t.Errorf("%v", err)
+	}
+	for _, text := range []string{"action: expose", "action: allow, until: '2026-11-21T12:00:00Z'", "action: expose, until: '12:00'", "action: expose, until: '2026-11-21T12:00:00Z', hostPort: 1"} {
+		if _, err := Parse("rules", []byte("rules: [{"+text+"}]")); err == nil {
+			t.Errorf("%s is accepted", text)
 		}
 	}
 }

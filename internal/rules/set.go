@@ -39,6 +39,11 @@ func New(expose HostAddress, list []Rule) (*Set, error) {
 	if err != nil {
 		return nil, err
 	}
+	for i := range compiled {
+		if compiled[i].Exposes() {
+			return nil, fmt.Errorf("%s: action expose: want allow or deny; only `fairlead expose` adds such rules", compiled[i].title)
+		}
+	}
 	return &Set{expose: expose, rules: compiled}, nil
 }
 
@@ -261,7 +266,7 @@ func (m *Match) namesOne() bool { return m.Name != "" || m.Namespace != "" || le
 // containers, open to all") does not cover a port that is withheld, which might
 // be limited to one client or belong to no server at all.
 func (r *rule) decides(isHeld bool) bool {
-	return r.Deny || !isHeld || len(r.Match.Ports) > 0
+	return !r.Exposes() && (r.Deny || !isHeld || len(r.Match.Ports) > 0)
 }
 
 func (r *rule) decide(title string, addrs []netip.AddrPort) port.Decision {

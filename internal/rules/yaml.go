@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/yamltree"
@@ -65,7 +66,8 @@ func ParseList(n yamltree.Node) ([]Rule, error) {
 
 func parseRule(n yamltree.Node) (Rule, error) {
 	var r Rule
-	entries, err := n.Map("name", "match", "action", "hostPort", "hostAddress", "onConflict")
+	var action string
+	entries, err := n.Map("name", "match", "action", "hostPort", "hostAddress", "onConflict", "until")
 	if err != nil {
 		return r, err
 	}
@@ -78,13 +80,16 @@ func parseRule(n yamltree.Node) (Rule, error) {
 		case "match":
 			err = parseMatch(e.Node, &r.Match)
 		case "action":
-			err = scalar(e.Node, &r.Deny, parseAction)
+			err = scalar(e.Node, &action, parseAction)
+			r.Deny = action == "deny"
 		case "hostPort":
 			err = scalar(e.Node, &r.HostPort, ParseHostPort)
 		case "onConflict":
 			err = scalar(e.Node, &r.OnConflict, ParseOnConflict)
 		case "hostAddress":
 			err = scalar(e.Node, &r.HostAddress, ParseHostAddress)
+		case "until":
+			err = scalar(e.Node, &r.Until, parseTime)
 		}
 		if err != nil {
 			return r, err
@@ -92,6 +97,9 @@ func parseRule(n yamltree.Node) (Rule, error) {
 	}
 	if _, ok := at["action"]; !ok {
 		return r, n.Errorf("no action: want action: allow or action: deny")
+	}
+	if (action == "expose") != r.Exposes() {
+		return r, n.Errorf("action: expose and until go together")
 	}
 	if field, err := r.validate(); err != nil {
 		return r, at[field].Errorf("%v", err)
@@ -165,14 +173,21 @@ func parseLabels(n yamltree.Node) (map[string]string, error) {
 	return labels, nil
 }
 
-func parseAction(s string) (deny bool, err error) {
+// parseAction reads what a rule does. "expose" is only for rules that were added at run time.
+func parseAction(s string) (string, error) {
 	switch s {
-	case "allow":
-		return false, nil
-	case "deny":
-		return true, nil
+	case "allow", "deny", "expose":
+		return s, nil
 	}
-	return false, oneOf(s, []string{"allow", "deny"})
+	return "", oneOf(s, []string{"allow", "deny"})
+}
+
+func parseTime(s string) (time.Time, error) {
+	t, err := time.Parse(time.RFC3339, s)
+	if err != nil || t.IsZero() {
+		return t, fmt.Errorf("%q: want a time such as 2026-11-21T12:00:00Z", s)
+	}
+	return t.UTC(), nil
 }
 
 // ParseOnConflict reads "wait", "next" or "any".

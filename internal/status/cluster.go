@@ -36,7 +36,7 @@ func WriteCluster(w io.Writer, l List, style Style) error {
 			}
 			row = append(row, orDash(Quote(p.Owner.Namespace)), orDash(Quote(strings.Join(sources, ","))))
 		}
-		t.add(row, p.State)
+		t.add(row, p.State, false)
 	}
 	if len(t.rows) > 0 || style.Empty == "" {
 		if err := t.write(w); err != nil {

@@ -6,10 +6,12 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"net"
 	"net/http"
 	"net/netip"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/fairlead/fairlead/internal/forwards"
 	"github.com/fairlead/fairlead/internal/port"
@@ -29,8 +31,9 @@ type ForwardRule struct {
 	HostPort      string           `json:"hostPort"`    // as in a rule; "same" if it has none
 	HostAddress   string           `json:"hostAddress"` // as in a rule; "asked" if it has none
 	Guest         string           `json:"guest,omitempty"`
-	State         string           `json:"state"`  // of the ports that it names: the best; "denied" for one that denies; "" if it names none
-	Reason        string           `json:"reason"` // of the state
+	Until         time.Time        `json:"until,omitzero"` // of a rule that exposes: its end
+	State         string           `json:"state"`          // of the ports that it names: the best; "denied" for one that denies; "" if it names none
+	Reason        string           `json:"reason"`         // of the state
 	HostAddresses []netip.AddrPort `json:"hostAddresses"`
 }
 
@@ -41,6 +44,9 @@ const notServed = "nothing in the guest serves it yet"
 type ForwardChange struct {
 	forwards.Result
 	Forwards
+	// Open is, after a port was exposed, at which addresses of this system other machines
+	// may reach it; empty if nothing serves it.
+	Open []netip.AddrPort `json:"open,omitempty"`
 }
 
 // listForwards serves GET /v1/forwards.
@@ -74,7 +80,11 @@ func (s *Server) changeForwards(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	w.Header().Set("Content-Type", "application/json")
-	_ = json.NewEncoder(w).Encode(ForwardChange{result, f})
+	change := ForwardChange{Result: result, Forwards: f}
+	if q.Op == forwards.Expose {
+		change.Open = openTo(s.o.Provider.List().Publications, q, localAddresses())
+	}
+	_ = json.NewEncoder(w).Encode(change)
 }
 
 func (s *Server) forwards() (Forwards, error) {
@@ -90,6 +100,43 @@ func (s *Server) forwards() (Forwards, error) {
 	return f, nil
 }
 
+// openTo returns where other machines can reach the ports of a request, on a system with
+// these addresses.
+func openTo(ports []Publication, q forwards.Request, local []netip.Addr) (open []netip.AddrPort) {
+	for _, p := range ports {
+		if p.Protocol != q.Protocol || p.Port != q.Port || q.Guest != "" && q.Guest != p.Guest {
+			continue
+		}
+		for _, a := range p.HostAddresses {
+			at := []netip.Addr{a.Addr()}
+			if a.Addr().IsUnspecified() {
+				at = local
+			}
+			for _, ip := range at {
+				to := netip.AddrPortFrom(ip, a.Port())
+				if !ip.IsLoopback() && ip.Is4() == a.Addr().Is4() && !slices.Contains(open, to) {
+					open = append(open, to)
+				}
+			}
+		}
+	}
+	return open
+}
+
+// localAddresses returns the addresses at which other machines may reach this system:
+// without those of the link alone.
+func localAddresses() (list []netip.Addr) {
+	addrs, _ := net.InterfaceAddrs() // what cannot be listed is not named
+	for _, a := range addrs {
+		if n, ok := a.(*net.IPNet); ok {
+			if ip, ok := netip.AddrFromSlice(n.IP); ok && ip.Unmap().IsGlobalUnicast() {
+				list = append(list, ip.Unmap())
+			}
+		}
+	}
+	return list
+}
+
 // describeRule describes a rule and the ports that it is about.
 func describeRule(r rules.Rule, ports []Publication) ForwardRule {
 	f := ForwardRule{
@@ -99,6 +146,9 @@ func describeRule(r rules.Rule, ports []Publication) ForwardRule {
 	if r.Deny {
 		f.Action, f.State = "deny", port.Denied.String()
 		return f
+	}
+	if r.Exposes() {
+		f.Action, f.Until = "expose", r.Until
 	}
 	if len(r.Match.Ports) == 0 {
 		return f

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/fairlead/fairlead/internal/forwards"
 	"github.com/fairlead/fairlead/internal/port"
@@ -75,5 +76,55 @@ func TestDescribeRule(t *testing.T) {
 		if f := describeRule(file.Rules[0], slices.Clone(ports)); f.State != c.state || f.Reason != c.reason || len(f.HostAddresses) != c.addresses {
 			t.Errorf("%s: %+v", c.yaml, f)
 		}
+	}
+}
+
+// A wildcard is open at the system's addresses of its family, the loopback nowhere.
+func TestOpenToOtherMachines(t *testing.T) {
+	at := func(list ...string) (out []netip.AddrPort) {
+		for _, s := range list {
+			out = append(out, netip.MustParseAddrPort(s))
+		}
+		return out
+	}
+	local := []netip.Addr{netip.MustParseAddr("192.0.2.10"), netip.MustParseAddr("2001:db8::10")}
+	ports := []Publication{
+		{Protocol: port.TCP, Port: 8080, Guest: "dev", HostAddresses: at("0.0.0.0:18080", "[::1]:18080")},
+		{Protocol: port.TCP, Port: 8080, Guest: "build", HostAddresses: at("127.0.0.1:8080", "192.0.2.11:8080")},
+		{Protocol: port.UDP, Port: 8080, Guest: "dev", HostAddresses: at("0.0.0.0:8080")},
+	}
+	for guest, want := range map[string][]netip.AddrPort{
+		"": at("192.0.2.10:18080", "192.0.2.11:8080"), "dev": at("192.0.2.10:18080"), "build": at("192.0.2.11:8080"), "x": nil,
+	} {
+		if got := openTo(ports, forwards.Request{Protocol: port.TCP, Port: 8080, Guest: guest}, local); !slices.Equal(got, want) {
+			t.Errorf("%q: %v, want %v", guest, got, want)
+		}
+	}
+}
+
+// What other machines can reach for a time is in red, and has a line of its own.
+func TestExposedPortsAreRed(t *testing.T) {
+	until := time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
+	p := Publication{
+		Protocol: port.TCP, Address: netip.IPv4Unspecified(), Port: 8080, State: port.Active, ExposedUntil: until,
+		Reason: "open to other machines until 2026-11-21 12:00:00 UTC", HostAddresses: []netip.AddrPort{netip.MustParseAddrPort("0.0.0.0:8080")},
+	}
+	var out strings.Builder
+	if err := WriteTable(&out, List{Publications: []Publication{p}}, Style{Paint: Painter{On: true}, Now: until}); err != nil {
+		t.Fatal(err)
+	}
+	if err := WriteEvent(&out, Event{Type: Changed, Publication: &p, Time: until}, Painter{On: true}); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{
+		"  \x1b[31m0.0.0.0:8080\x1b[0m  ", "\x1b[31mport 8080/tcp: " + p.Reason + " (`fairlead expose 8080/tcp --end` ends it)\x1b[0m\n",
+		"  on \x1b[31m0.0.0.0:8080\x1b[0m",
+	} {
+		if !strings.Contains(out.String(), want) {
+			t.Errorf("%q lacks %q", out.String(), want)
+		}
+	}
+	if n := strings.Count(out.String(), "ends it"); n != 1 {
+		t.Errorf("%d notes in %q", n, out.String())
 	}
 }

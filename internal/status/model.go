@@ -103,6 +103,9 @@ type Publication struct {
 	// Lost reports, on a host, that the guest is not connected, or was restarted and has not
 	// reported the port again: what is open leads nowhere.
 	Lost bool `json:"lost,omitempty"`
+	// ExposedUntil is, on a host, until when other machines may reach the port by a rule that
+	// was added for a time. It is zero for ports that the configuration opens to them.
+	ExposedUntil time.Time `json:"exposedUntil,omitzero"`
 	// Unpublished reports, on a host, that the guest does not publish the port: it is denied,
 	// withheld or pending there. It has no host address and no outcomes.
 	Unpublished bool `json:"unpublished,omitempty"`
@@ -115,6 +118,9 @@ func (p Publication) shownState() string {
 	}
 	return p.State.String()
 }
+
+// exposed reports whether other machines can reach the port by a rule for a time.
+func (p Publication) exposed() bool { return p.State == port.Active && !p.ExposedUntil.IsZero() }
 
 // Key identifies the row among those of one guest.
 func (p Publication) Key() port.Key {

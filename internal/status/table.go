@@ -17,6 +17,7 @@ type table struct {
 	columns []column
 	rows    [][]string
 	states  []port.State
+	alerts  []bool // rows that other machines can reach for a time
 }
 
 type column struct {
@@ -24,16 +25,17 @@ type column struct {
 	least int // the width that it may be truncated to; 0 for never
 }
 
-// stateColumn is the coloured one.
-const stateColumn = 2
+// The columns in colour: the state, and where a port is reachable if that is an alert.
+const stateColumn, hostAddressColumn = 2, 3
 
 var stateColors = map[port.State]Color{
 	port.Active: Green, port.Pending: Yellow, port.Conflict: Red, port.Failed: Red,
 }
 
-func (t *table) add(row []string, s port.State) {
+func (t *table) add(row []string, s port.State, alert bool) {
 	t.rows = append(t.rows, row)
 	t.states = append(t.states, s)
+	t.alerts = append(t.alerts, alert)
 }
 
 // truncateOrder lists the columns to truncate, first to last: the host address or
@@ -92,8 +94,11 @@ func (t *table) write(w io.Writer) error {
 	}
 	for r, row := range t.rows {
 		line(row, func(i int, s string) string {
-			if i == stateColumn {
+			switch {
+			case i == stateColumn:
 				return t.style.Paint.Paint(stateColors[t.states[r]], s)
+			case i == hostAddressColumn && t.alerts[r]:
+				return t.style.Paint.Paint(Red, s)
 			}
 			return s
 		})

@@ -63,13 +63,16 @@ func WriteTable(w io.Writer, l List, style Style) error {
 		if row[stateColumn] == lostState {
 			state = port.Failed
 		}
-		t.add(row, state)
+		t.add(row, state, p.exposed())
 	}
 	if len(t.rows) > 0 || style.Empty == "" {
 		if err := t.write(w); err != nil {
 			return err
 		}
 	} else if _, err := fmt.Fprintln(w, style.Empty); err != nil {
+		return err
+	}
+	if err := writeExposed(w, l, style.Paint); err != nil {
 		return err
 	}
 	if err := writeNotes(w, l); err != nil {
@@ -157,11 +160,25 @@ func WritePeers(w io.Writer, l List, style Style) error {
 	return nil
 }
 
+// writeExposed writes, in red, which ports other machines can reach for a time.
+func writeExposed(w io.Writer, l List, paint Painter) error {
+	for _, p := range l.Publications {
+		if !p.exposed() {
+			continue
+		}
+		line := fmt.Sprintf("port %s: %s (`fairlead expose %s --end` ends it)", p.Key().Slot(), Quote(p.Reason), p.Key().Slot())
+		if _, err := fmt.Fprintln(w, paint.Paint(Red, line)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // writeNotes writes the reasons of reachable ports that have one.
 func writeNotes(w io.Writer, l List) error {
 	var notes []string
 	for _, p := range l.Publications {
-		if p.State == port.Active && p.Reason != "" {
+		if p.State == port.Active && p.Reason != "" && !p.exposed() {
 			notes = append(notes, p.Key().Slot().String()+": "+p.Reason)
 		}
 	}
@@ -296,7 +313,11 @@ func WriteEvent(w io.Writer, e Event, paint Painter) error {
 	line := fmt.Sprintf("%s  %s  %-10s %-22s  %s", e.Time.Local().Format("15:04:05.000"),
 		paint.Paint(eventColors[e.Type], fmt.Sprintf("%-8s", e.Type)), p.Key().Slot(), Quote(p.Address.String()), state)
 	if len(p.HostAddresses) > 0 && e.Type != Gone {
-		line += "  on " + hostColumn(p, true)
+		color := Plain
+		if p.exposed() {
+			color = Red
+		}
+		line += "  on " + paint.Paint(color, hostColumn(p, true))
 	}
 	if o := ownerColumn(p.Owner); o != "-" {
 		line += "  by " + o

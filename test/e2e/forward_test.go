@@ -5,13 +5,18 @@
 package e2e
 
 import (
+	"errors"
 	"fmt"
+	"io"
+	"os"
 	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/fairlead/fairlead/test/kit/probe"
+	"github.com/fairlead/fairlead/test/kit/wait"
 )
 
 // Forwards that are added on the host or in the guest lead clients to the server, survive
@@ -80,6 +85,106 @@ func TestForwardsAtRunTime(t *testing.T) {
 	}
 	run(r.agentCtl, "forward", "rm", "8080")
 	open(8080)
+}
+
+// lanOf gives a namespace an address that is not the loopback's.
+const lanOf = `
+/usr/sbin/ip link add lan0 type veth peer name far0
+/usr/sbin/ip addr add 192.0.2.10/24 dev lan0
+/usr/sbin/ip link set lan0 up
+/usr/sbin/ip link set far0 up`
+
+// What is exposed is open at the host's other addresses too, until its end, over a restart
+// of the host, and also if the end comes while the host is not running.
+func TestExpose(t *testing.T) {
+	const lan, loopback = "192.0.2.10:8080", "127.0.0.1:8080"
+	r := newRig(t)
+	r.hostFlags = []string{"--bind", "asked"}
+	r.outside.sh(t, lanOf)
+	r.start()
+	go echoServer(r.guest.listen(t, "tcp4", "127.0.0.1:8080"))
+	r.wantState("tcp 127.0.0.1:8080", "active")
+	expose := func(args ...string) string {
+		t.Helper()
+		var out, stderr string
+		var code int
+		if err := r.outside.Do(func() error {
+			out, stderr, code = fairlead(t, append([]string{"expose", "8080", "--control", r.hostCtl}, args...)...)
+			return nil
+		}); err != nil || code != 0 {
+			t.Fatalf("%q: exit %d, %s, %v", args, code, stderr, err)
+		}
+		return out
+	}
+	open := func(wide bool) {
+		t.Helper()
+		r.eventually(fmt.Sprintf("%s is open: %v", lan, wide), func() error {
+			if err := probe.Want(probe.Data, r.outside.dialer(loopback), "hello"); err != nil {
+				return err
+			}
+			if wide {
+				return probe.Want(probe.Data, r.outside.dialer(lan), "hello")
+			}
+			return probe.WantClosed(r.outside.dialer(lan))
+		})
+	}
+	shows := func(control string, want bool) {
+		t.Helper()
+		const note = "open to other machines until "
+		r.eventually("all outputs agree", func() error {
+			for _, command := range []string{"ls", "ls -o json", "explain 8080"} {
+				out, stderr, _ := fairlead(t, append(strings.Fields(command), "--control", control)...)
+				if strings.Contains(out, note) != want {
+					return fmt.Errorf("%s: %s%s", command, out, stderr)
+				}
+			}
+			return nil
+		})
+	}
+	open(false)
+	if out := expose("--for", "1h"); !strings.Contains(out, "  "+lan+"\n") || !strings.Contains(out, "Firewall: no firewall rule") {
+		t.Errorf("%s", out)
+	}
+	open(true)
+	shows(r.hostCtl, true)
+	shows(r.agentCtl, true)
+	r.host.stop(syscall.SIGTERM)
+	r.startHost()
+	open(true)
+	held, err := r.outside.Dial("tcp", lan)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = held.Close() }()
+	expose("--end")
+	open(false)
+	shows(r.hostCtl, false)
+	if err := held.SetReadDeadline(time.Now().Add(wait.Limit())); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.Copy(io.Discard, held); errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Error("a connection outlives the address that it came to")
+	}
+	expose("--for", "2s")
+	open(false)
+	expose("--for", "2s")
+	r.host.stop(syscall.SIGTERM)
+	until := time.Now().Add(2 * time.Second)
+	r.eventually("the time is over", func() error {
+		if time.Now().Before(until) {
+			return errors.New("not yet")
+		}
+		return nil
+	})
+	r.startHost()
+	open(false)
+	r.eventually("the file has no rule", func() error {
+		b, err := os.ReadFile(filepath.Join(r.dir, "host-forwards.yaml"))
+		if strings.Contains(string(b), "expose") {
+			err = fmt.Errorf("%s", b)
+		}
+		return err
+	})
 }
 
 // On a conflict a forward that says so opens another port of the host, which ls, explain

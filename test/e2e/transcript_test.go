@@ -36,6 +36,7 @@ var varies = []struct {
 	{regexp.MustCompile(`\(\d{2,}\)`), "(811)"},
 	{regexp.MustCompile(`net:\[\d+\]`), "net:[4026532177]"},
 	{regexp.MustCompile(`\b\d\d:\d\d:\d\d\.\d{3}\b`), "12:00:00.000"},
+	{regexp.MustCompile(`\b\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC`), "2026-11-21 14:00:00 UTC"},
 	{regexp.MustCompile(`"since":"[^"]*"`), `"since":"2026-11-21T12:00:00Z"`},
 	{regexp.MustCompile(`\b\d+s\b`), "3s"},
 	{regexp.MustCompile(`e2e\.test`), "nginx"},
@@ -117,7 +118,8 @@ func TestDocumentedTranscripts(t *testing.T) {
 		}
 	}
 	r.agentFlags = []string{"--config", filepath.Join(r.dir, "agent.yaml")}
-	r.hostFlags = []string{"--keep-privileges"} // the holder, this process, has all capabilities
+	r.hostFlags = []string{"--keep-privileges", "--bind", "asked"} // the holder, this process, has all capabilities
+	r.outside.sh(t, lanOf)
 	r.start()
 	r.outside.listen(t, "tcp4", "127.0.0.1:5432")
 	r.guest.listen(t, "tcp4", "0.0.0.0:8080")
@@ -178,9 +180,17 @@ func (r *rig) typed(line string, watched time.Duration) string {
 		limit = watched
 	}
 	cmd := exec.Command("/bin/sh", "-c", fmt.Sprintf("timeout %d %s 2>&1", int(limit.Seconds()), script))
-	cmd.Env = append(os.Environ(), "FAIRLEAD_CLIENT_CONTROL="+r.agentCtl, "PATH="+filepath.Dir(binary)+":"+os.Getenv("PATH"), "COLUMNS=80")
+	control := r.agentCtl
+	if strings.HasPrefix(line, "fairlead expose") { // a command of the host
+		control = r.hostCtl
+	}
+	cmd.Env = append(os.Environ(), "FAIRLEAD_CLIENT_CONTROL="+control, "PATH="+filepath.Dir(binary)+":"+os.Getenv("PATH"), "COLUMNS=80")
 	cmd.WaitDelay = 5 * time.Second
-	out, err := cmd.Output()
+	var out []byte
+	err := r.outside.Do(func() (err error) { // where the firewall is that of the host
+		out, err = cmd.Output()
+		return err
+	})
 	var exit *exec.ExitError
 	switch {
 	case errors.As(err, &exit) && exit.ExitCode() != 124: // of timeout

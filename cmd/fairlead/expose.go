@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"io"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/fairlead/fairlead/internal/firewall"
+	"github.com/fairlead/fairlead/internal/forwards"
+	"github.com/fairlead/fairlead/internal/rules"
+	"github.com/fairlead/fairlead/internal/status"
+)
+
+func newExpose() *cobra.Command {
+	var control string
+	var lasts time.Duration
+	var end bool
+	q := forwards.Request{Op: forwards.Expose}
+	c := &cobra.Command{
+		Use: "expose PORT[/tcp|/udp]", Short: "On a host, open a port to other machines for a time", GroupID: groupChange,
+		Long: "On a host, open a port to other machines for a time, which ends by itself, also if the host peer\n" +
+			"was restarted. Prints at which addresses, what the firewall of this system does with it, as far as\n" +
+			"that can be read, and the command that changes that.\n\n" +
+			"It goes no further than --bind of `fairlead host`, which by default is the loopback: with\n" +
+			"--bind asked, ports are on the loopback until they are exposed, unless the agent asks for more.",
+		Example: "  fairlead expose 8080 --for 2h\n  fairlead expose 8080 --bind 192.0.2.10\n  fairlead expose 8080 --end",
+		Args:    oneArg("a port such as 8080 or 53/udp"),
+		RunE: func(c *cobra.Command, args []string) error {
+			if lasts < time.Second || lasts > rules.MaxExposure {
+				return usageError{fmt.Errorf("--for %s: want a duration such as 2h, 1s to %s", lasts, rules.MaxExposure)}
+			}
+			if end && (c.Flags().Changed("for") || q.Bind != "") {
+				return usageError{errors.New("--end takes neither --for nor --bind")}
+			}
+			if q.Bind != "" {
+				if _, err := rules.ParseHostAddress(q.Bind); err != nil {
+					return usageError{fmt.Errorf("--bind %w", err)}
+				}
+			}
+			if end {
+				return change(c, control, forwards.Request{Op: forwards.Hide, Guest: q.Guest}, args[0])
+			}
+			q.Seconds = int64(lasts / time.Second)
+			return expose(c, control, q, args[0])
+		},
+	}
+	controlFlag(c, &control)
+	guestFlag(c, &q.Guest)
+	c.Flags().DurationVar(&lasts, "for", time.Hour, "for how long")
+	c.Flags().StringVar(&q.Bind, "bind", "", "host address: all (the default) or one; never wider than the configuration allows")
+	c.Flags().BoolVar(&end, "end", false, "end it now")
+	completeWords(c, map[string][]string{"bind": {"all"}, "for": {"15m", "1h", "2h", "8h"}})
+	return c
+}
+
+// expose sends the request, and prints what is open then.
+func expose(c *cobra.Command, control string, q forwards.Request, at string) error {
+	slot, err := parseSlot(at)
+	if err != nil {
+		return usageError{err}
+	}
+	q.Protocol, q.Port = slot.Protocol, slot.Port
+	v, err := client(control).ChangeForwards(c.Context(), q)
+	if err != nil {
+		return err
+	}
+	check := func(at netip.AddrPort) firewall.Report {
+		return firewall.Check(slot.Protocol, at, time.Duration(q.Seconds)*time.Second)
+	}
+	return writeExposed(c.OutOrStdout(), painter(c.OutOrStdout()), slot.String(), v, check)
+}
+
+func writeExposed(w io.Writer, paint status.Painter, at string, v status.ForwardChange, check func(netip.AddrPort) firewall.Report) error {
+	i := slices.IndexFunc(v.Rules, func(r status.ForwardRule) bool { return slices.Contains(v.Added, r.Name) })
+	if i < 0 {
+		return errors.New("the rule was removed again meanwhile: try again")
+	}
+	r := v.Rules[i]
+	until := r.Until.Format("2006-01-02 15:04:05 UTC")
+	var lines []string
+	if len(v.Open) == 0 {
+		why := cmp.Or(r.Reason, "a rule of the configuration, or --bind, keeps it on the loopback")
+		lines = append(lines, fmt.Sprintf("%s is not open to other machines: %s. If that changes, it is, until %s.", at, status.Quote(why), until))
+	} else {
+		lines = append(lines, paint.Paint(status.Red, fmt.Sprintf("%s is open to other machines until %s:", at, until)))
+		for _, a := range v.Open {
+			lines = append(lines, "  "+a.String())
+		}
+		report := check(v.Open[0])
+		lines = append(lines, "Firewall: "+status.Quote(report.Text))
+		if report.Command != "" {
+			lines = append(lines, "  "+report.Command)
+		}
+	}
+	lines = append(lines, fmt.Sprintf("`fairlead expose %s --end` ends it before.", at))
+	_, err := fmt.Fprintln(w, strings.Join(lines, "\n"))
+	return err
+}

@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package firewall
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/fairlead/fairlead/internal/port"
+)
+
+func check(slot port.Slot, v6 bool, lasts time.Duration) Report {
+	rs, err := read()
+	return judge(slot, v6, lasts, rs, err, managerOf(os.DirFS("/")))
+}
+
+// manager is the program that writes the rules.
+type manager string
+
+const (
+	noManager manager = ""
+	firewalld manager = "firewalld"
+	ufw       manager = "ufw"
+)
+
+// managerOf returns the manager that is in use below a root directory.
+func managerOf(root fs.FS) manager {
+	if _, err := fs.Stat(root, "run/firewalld.pid"); err == nil {
+		return firewalld
+	}
+	conf, _ := fs.ReadFile(root, "etc/ufw/ufw.conf") // readable by all
+	for line := range strings.Lines(string(conf)) {
+		if strings.TrimSpace(line) == "ENABLED=yes" {
+			return ufw
+		}
+	}
+	return noManager
+}
+
+// judge says what rules do; err is why they could not be read.
+func judge(slot port.Slot, v6 bool, lasts time.Duration, rs *ruleset, err error, m manager) Report {
+	var by string
+	result := unsure
+	if err == nil {
+		result, by = rs.decide(slot, v6)
+	}
+	switch {
+	case result == accepts && by == "":
+		return Report{Text: "no firewall rule of this system (nftables, iptables) is about incoming connections"}
+	case result == accepts:
+		return Report{Text: "the firewall lets them in (" + by + ")"}
+	case result == drops:
+		return Report{Text: "the firewall refuses them (" + by + ")", Command: allow(slot, lasts, m, by)}
+	}
+	text := "the firewall may refuse them (" + by + " is not wholly understood)"
+	switch {
+	case errors.Is(err, os.ErrPermission):
+		text = "the rules of the firewall can be read by root only"
+	case err != nil:
+		text = "the rules of the firewall cannot be read: " + err.Error()
+	}
+	if m == noManager {
+		return Report{Text: text, Command: "sudo nft list ruleset"}
+	}
+	return Report{Text: fmt.Sprintf("%s; %s manages it", text, m), Command: allow(slot, lasts, m, "")}
+}
+
+// allow is the command that lets connections in. By names the chain that drops them.
+func allow(slot port.Slot, lasts time.Duration, m manager, by string) string {
+	chain := strings.Fields(by) // "chain", family, table, name
+	switch {
+	case m == firewalld:
+		return fmt.Sprintf("sudo firewall-cmd --add-port=%s --timeout=%d", slot, int64(lasts.Seconds()))
+	case m == ufw:
+		return "sudo ufw allow " + slot.String()
+	case len(chain) == 4 && slices.Equal(chain[2:], []string{"filter", "INPUT"}):
+		return fmt.Sprintf("sudo %s -I INPUT -p %s --dport %d -j ACCEPT", map[string]string{"ip": "iptables", "ip6": "ip6tables"}[chain[1]], slot.Protocol, slot.Port)
+	case len(chain) == 4:
+		return fmt.Sprintf("sudo nft insert rule %s %s dport %d accept", strings.Join(chain[1:], " "), slot.Protocol, slot.Port)
+	}
+	return "sudo nft list ruleset"
+}
