@@ -147,6 +147,28 @@ test-kernels: ## Run end-to-end tests in emulated machines of 5.10 to the newest
 	@hack/provision.sh vm kernels
 	@$(TEST) test-kernels go run ./test/vm -json -kernel 5.10,6.1,6.12,sid -run '$(KERNEL_SMOKE)' $(if $(REPORT),-report $(REPORT)) ./test/e2e
 
+# Tests of sockets and NAT, which "make test-arm64" runs whole, and the kernels with the methods that they have.
+ARM64_PACKAGES := ./internal/agent/selftest ./internal/cgroup ./internal/kernel ./internal/observer ./internal/sink/listener/... \
+	./internal/source/... ./test/nat ./test/sockets ./test/vm/selftest
+ARM64_KERNELS ?= 6.12:fentry,kprobe 6.1:kprobe
+ARM64_SMOKE := ^(TestMethods|TestPortAppearsCarriesAndVanishes|TestUDP|TestRuleOnlyPort|TestSelfTest)$$
+.PHONY: test-arm64
+test-arm64: ## Run the tests of sockets and NAT, and end-to-end tests, on emulated arm64 (ARM64_KERNELS); REPORT=docs/kernels.md writes the tables
+	@hack/provision.sh arm64
+	@rc=0; for k in $(ARM64_KERNELS); do \
+		$(TEST) "test-arm64.$${k%%:*}" $(VM) -arch arm64 -kernel "$${k%%:*}" -methods "$${k#*:}" -test-timeout 3h $(ARM64_PACKAGES) || rc=1; done; \
+	$(TEST) test-arm64.e2e go run ./test/vm -json -arch arm64 -kernel '$(KERNELS)' -run '$(KERNEL_SMOKE)' $(if $(REPORT),-report $(REPORT)) ./test/e2e || rc=1; exit $$rc
+
+.PHONY: test-arm64-smoke
+test-arm64-smoke: ## Run a few end-to-end tests on emulated arm64
+	@hack/provision.sh arm64
+	@$(TEST) test-arm64-smoke go run ./test/vm -json -arch arm64 -kernel 6.12 -run '$(ARM64_SMOKE)' ./test/e2e
+
+.PHONY: kernel-wsl
+kernel-wsl: ## Build a kernel like WSL's for test/vm (KERNELS=wsl): 40 minutes; STEP=config only makes its configuration
+	@hack/provision.sh wsl
+	@hack/kernel-wsl/build.sh $(or $(STEP),all)
+
 .PHONY: test-install
 test-install: ## Install, start, upgrade and remove fairlead in machines that boot systemd and OpenRC: 5 minutes
 	@hack/provision.sh boot

@@ -4,9 +4,9 @@
 # Installs what fairlead's tests need on Debian 12. Takes a second and no network if
 # all of it is installed.
 #
-#   hack/provision.sh [base|generate|vm|kernels|boot|browser|gotestsum|lint|wine|all]...
+#   hack/provision.sh [base|generate|vm|kernels|arm64|wsl|boot|browser|gotestsum|lint|wine|all]...
 #
-# The default is all, which leaves kernels, boot and wine out.
+# The default is all, which leaves kernels, arm64, wsl, boot and wine out.
 #
 # Packages need root; kernels and the linter go to a cache directory of the user:
 # ${FAIRLEAD_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/fairlead}.
@@ -18,6 +18,12 @@ base_packages=(gcc git iproute2 iptables kmod libc6-dev make nftables procps sys
 generate_packages=(clang-14 libbpf-dev llvm-14)
 # vm: the emulator, and what goes into its file system.
 vm_packages=(busybox-static iproute2 iptables kmod nftables qemu-system-x86 xz-utils)
+# arm64: the emulator of such a machine. What goes into its file system is unpacked, not installed.
+arm64_packages=(kmod qemu-system-arm xz-utils)
+arm64_tools=(busybox-static iproute2 iptables nftables)
+# wsl: what builds a kernel from source (hack/kernel-wsl).
+wsl_packages=(bc bison flex gcc libc6-dev libelf-dev libssl-dev make pahole rsync xz-utils)
+wsl_source=linux-source-6.12
 # boot: what makes the file systems of machines that boot systemd or OpenRC (test/install).
 boot_packages=(debootstrap e2fsprogs)
 # wine: to run tests that were built for Windows, and what makes a library that its Go needs.
@@ -26,6 +32,7 @@ wine_packages=(binutils-mingw-w64-x86-64 wine64)
 browser_packages=(chromium fonts-liberation2)
 # The kernels that tests run on: the version, and the package that names the newest build of it.
 kernels=(6.1:linux-image-cloud-amd64 6.12:linux-image-6.12-cloud-amd64)
+arm64_kernels=(6.1-arm64:linux-image-cloud-arm64 6.12-arm64:linux-image-6.12-cloud-arm64)
 # Other kernels to test on, each the newest of its suite unless the pinned build is still
 # there: the version, the suite, the pinned build.
 other_kernels=(5.10:bullseye:5.10.0-46-cloud-amd64 sid:sid:7.2.13+deb14-cloud-amd64)
@@ -81,15 +88,15 @@ install_packages() {
 		apt-get install -y -qq --no-install-recommends -o DPkg::Lock::Timeout=300 -o Dpkg::Use-Pty=0 "$@" >/dev/null
 }
 
-# lists SUITE reads package lists of its own, so that it needs neither root nor fresh
-# lists of the system. For bookworm, the default, they are Debian's own sources as
+# lists SUITE ARCHITECTURE reads package lists of its own, so that it needs neither root nor
+# fresh lists of the system. For bookworm, the default, they are Debian's own sources as
 # configured, plus the security archive beside them if that is not among them (debootstrap
 # leaves it out). For another suite they are in the same archives.
 lists() {
-	local suite=${1:-bookworm} dir
-	[ "${apt_suite:-}" != "$suite" ] || return 0
+	local suite=${1:-bookworm} arch=${2:-amd64} dir
+	[ "${apt_suite:-}" != "$suite-$arch" ] || return 0
 	scratch
-	dir=$tmp/apt-$suite
+	dir=$tmp/apt-$suite-$arch
 	mkdir -p "$dir/lists/partial" "$dir/archives/partial"
 	chmod 755 "$tmp"
 	local uri release
@@ -108,9 +115,10 @@ lists() {
 		awk '$3 == "main" && $2 ~ /^bookworm/ { sub("/$", "", $1); print $1, $2 }') | sort -u >"$dir/sources.list"
 	[ -s "$dir/sources.list" ] || die "no Debian bookworm source is configured for apt"
 	apt_options=(-qq -o "Dir::State::Lists=$dir/lists" -o "Dir::Cache=$dir" -o "Dir::Etc::SourceList=$dir/sources.list"
-		-o Dir::Etc::SourceParts=/dev/null -o Acquire::Languages=none -o APT::Sandbox::User=)
-	retry "read Debian's package lists of $suite" apt-get "${apt_options[@]}" update
-	apt_suite=$suite
+		-o Dir::Etc::SourceParts=/dev/null -o Acquire::Languages=none -o APT::Sandbox::User=
+		-o "APT::Architecture=$arch" -o "APT::Architectures=$arch")
+	retry "read Debian's package lists of $suite, $arch" apt-get "${apt_options[@]}" update
+	apt_suite=$suite-$arch
 }
 
 # download DIRECTORY PACKAGE puts the file of a package there.
@@ -119,12 +127,12 @@ download() { (cd "$1" && apt-get "${apt_options[@]}" download "$2"); }
 # dependencies PACKAGE prints the packages that it depends on.
 dependencies() { apt-cache "${apt_options[@]}" depends "$1" | awk '$1 == "Depends:" { print $2 }'; }
 
-# kernel VERSION META lays the newest build of a kernel into the cache: that which the
-# package META of bookworm names.
+# kernel VERSION META ARCHITECTURE lays the newest build of a kernel into the cache: that
+# which the package META of bookworm names.
 kernel() {
 	local version=$1 meta=$2 package
 	[ ! -f "$cache/kernels/$version/release" ] || return 0
-	lists
+	lists bookworm "${3:-amd64}"
 	package=$(dependencies "$meta" | grep -m1 '^linux-image-[0-9]' || true)
 	[ -n "$package" ] || die "no package $meta in the configured Debian sources"
 	lay_kernel "$version" "$package"
@@ -177,6 +185,43 @@ other_kernels() {
 		IFS=: read -r version suite build <<<"$k"
 		other_kernel "$version" "$suite" "$build"
 	done
+}
+
+# arm64_tree unpacks the tools for arm64, with all that they depend on, into $cache/roots/arm64.
+# It is made again when the list of tools changes.
+arm64_tree() {
+	local dir=$cache/roots/arm64 file link
+	[ "$(cat "$dir/packages" 2>/dev/null)" != "${arm64_tools[*]}" ] || return 0
+	lists bookworm arm64
+	say "fetching ${arm64_tools[*]} for arm64"
+	: >"$tmp/nothing-installed"
+	retry "download tools for arm64" apt-get "${apt_options[@]}" -o "Dir::State::Status=$tmp/nothing-installed" -o Debug::NoLocking=1 \
+		-y --no-install-recommends --download-only install "${arm64_tools[@]}"
+	rm -rf "$dir" "$dir.new"
+	mkdir -p "$dir.new"
+	for file in "$tmp"/apt-bookworm-arm64/archives/*_{arm64,all}.deb; do dpkg-deb -x "$file" "$dir.new"; done
+	rm -rf "$dir.new"/usr/share "$dir.new"/var
+	# Absolute links would lead to files of this machine.
+	while read -r link; do
+		ln -sfnr "$dir.new$(readlink "$link")" "$link"
+	done < <(find "$dir.new" -type l -lname '/*')
+	printf '%s\n' "${arm64_tools[*]}" >"$dir.new/packages"
+	mv "$dir.new" "$dir"
+}
+
+# wsl_source unpacks the kernel's source into the cache.
+wsl_source() {
+	local dir=$cache/src/linux
+	[ ! -f "$dir/Makefile" ] || return 0
+	lists
+	say "fetching $wsl_source"
+	mkdir -p "$tmp/source" "$cache/src"
+	retry "download $wsl_source" download "$tmp/source" "$wsl_source"
+	dpkg-deb -x "$tmp/source"/*.deb "$tmp/source/root"
+	rm -rf "$dir" "$dir.new"
+	mkdir "$dir.new"
+	tar -C "$dir.new" --strip-components 1 -xf "$tmp/source/root/usr/src/$wsl_source.tar.xz"
+	mv "$dir.new" "$dir"
 }
 
 # root NAME makes $cache/roots/NAME.img, an ext4 file system of a fresh Debian 12 with that
@@ -271,6 +316,16 @@ for section; do
 		packages "${vm_packages[@]}"
 		other_kernels
 		;;
+	arm64)
+		packages "${arm64_packages[@]}"
+		for k in "${arm64_kernels[@]}"; do kernel "${k%%:*}" "${k#*:}" arm64; done
+		arm64_tree
+		;;
+	wsl)
+		packages "${wsl_packages[@]}"
+		for k in "${kernels[@]}"; do kernel "${k%%:*}" "${k#*:}"; done
+		wsl_source
+		;;
 	boot)
 		packages "${vm_packages[@]}" "${boot_packages[@]}"
 		for k in "${kernels[@]}"; do kernel "${k%%:*}" "${k#*:}"; done
@@ -293,7 +348,7 @@ for section; do
 		gotestsum
 		linter
 		;;
-	*) die "unknown section '$section': want base, generate, vm, kernels, boot, browser, gotestsum, lint, wine or all" ;;
+	*) die "unknown section '$section': want base, generate, vm, kernels, arm64, wsl, boot, browser, gotestsum, lint, wine or all" ;;
 	esac
 done
 say "ready"

@@ -20,6 +20,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/fairlead/fairlead/test/kit/kernels"
 	"github.com/fairlead/fairlead/test/kit/wait"
 )
 
@@ -267,13 +268,13 @@ func cases() []testCase {
 			w.wantSet()
 		}},
 		{"mptcp", func(w *world) {
-			s := w.socket(unix.AF_INET, unix.SOCK_STREAM, protocolMPTCP).bind(any4(8080)).listen()
+			s := w.socket(unix.AF_INET, unix.SOCK_STREAM, kernels.MPTCP()).bind(any4(8080)).listen()
 			w.wantSet("tcp 0.0.0.0:8080")
 			s.close()
 			w.wantSet()
 		}},
 		{"mptcp dual stack", func(w *world) {
-			s := w.socket(unix.AF_INET6, unix.SOCK_STREAM, protocolMPTCP).bind(any6(8080)).listen()
+			s := w.socket(unix.AF_INET6, unix.SOCK_STREAM, kernels.MPTCP()).bind(any6(8080)).listen()
 			w.wantSet("tcp [::]:8080")
 			s.close()
 			w.wantSet()

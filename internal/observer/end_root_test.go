@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/fairlead/fairlead/internal/kernel/bpf"
+	"github.com/fairlead/fairlead/test/kit/kernels"
 	"github.com/fairlead/fairlead/test/kit/wait"
 )
 
@@ -40,7 +41,7 @@ func TestListenerClosedOrShutDown(t *testing.T) {
 	protocols := []struct {
 		name   string
 		number int
-	}{{"tcp", 0}, {"mptcp", protocolMPTCP}}
+	}{{"tcp", 0}, {"mptcp", kernels.MPTCP()}}
 	cases := []struct {
 		name string
 		end  func(w *world, s sock)

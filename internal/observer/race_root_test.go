@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/fairlead/fairlead/internal/kernel"
+	"github.com/fairlead/fairlead/test/kit/kernels"
 	"github.com/fairlead/fairlead/test/kit/rounds"
 	"github.com/fairlead/fairlead/test/kit/wait"
 )
@@ -239,7 +240,7 @@ func TestSocketsBeforeTheStart(t *testing.T) {
 			w := &world{room: newRoom(t), t: t}
 			socks := []sock{
 				w.tcp4().bind(loopback4(8080)).listen(),
-				w.socket(unix.AF_INET, unix.SOCK_STREAM, protocolMPTCP).bind(loopback4(8081)).listen(),
+				w.socket(unix.AF_INET, unix.SOCK_STREAM, kernels.MPTCP()).bind(loopback4(8081)).listen(),
 				w.udp4().bind(loopback4(5000)),
 				w.udp6().bind(any6(50_000)),
 			}

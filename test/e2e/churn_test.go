@@ -16,6 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/fairlead/fairlead/test/kit/kernels"
 	"github.com/fairlead/fairlead/test/kit/rounds"
 	"github.com/fairlead/fairlead/test/kit/wait"
 )
@@ -115,7 +116,7 @@ func randomSocket(rng *rand.Rand, port int) (fd int, err error) {
 	}
 	protocol := 0
 	if !udp && rng.IntN(4) == 0 {
-		protocol = unix.IPPROTO_MPTCP
+		protocol = kernels.MPTCP()
 	}
 	if fd, err = unix.Socket(family, kind, protocol); err != nil {
 		return -1, err

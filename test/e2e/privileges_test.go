@@ -20,6 +20,7 @@ import (
 	"github.com/fairlead/fairlead/internal/diagnose/doctor"
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/privilege"
+	"github.com/fairlead/fairlead/test/kit/kernels"
 	"github.com/fairlead/fairlead/test/kit/program"
 	"github.com/fairlead/fairlead/test/kit/wait"
 )
@@ -195,7 +196,7 @@ func (r *rig) wantLegacyHook() {
 			continue
 		}
 		r.t.Logf("%s; kernel.perf_event_paranoid=%s", s.Method, strings.TrimSpace(string(paranoid)))
-		if os.Getenv(program.Variable) != "" && !strings.Contains(s.Method, "legacy fentry") {
+		if os.Getenv(program.Variable) != "" && kernels.Fentry() && !strings.Contains(s.Method, "legacy fentry") {
 			r.t.Errorf("method %q, want a hook on legacy tables", s.Method)
 		}
 	}

@@ -6,13 +6,14 @@ package nat
 
 import (
 	"context"
-	"os"
+	"slices"
 	"strings"
 	"time"
 
 	"github.com/fairlead/fairlead/internal/kernel"
 	"github.com/fairlead/fairlead/internal/source/nat"
 	"github.com/fairlead/fairlead/internal/source/nat/hook"
+	"github.com/fairlead/fairlead/test/kit/kernels"
 )
 
 // method is a way to see changes: of nftables, and of legacy tables ("" polls).
@@ -27,13 +28,11 @@ func methods() []method {
 		{nat.MethodNetlink, kernel.MethodTracepoint},
 		{nat.MethodGeneration, ""},
 	}
-	if os.Getenv("FAIRLEAD_KERNEL") == "" {
-		return everywhere
-	}
-	return append([]method{
+	hooks := []method{
 		{nat.MethodFentry, kernel.MethodFentry},
 		{nat.MethodKprobe, kernel.MethodKprobe},
-	}, everywhere...)
+	}
+	return append(slices.DeleteFunc(hooks, func(m method) bool { return !kernels.Must(m.legacy) }), everywhere...)
 }
 
 // running is a source on one method.

@@ -17,6 +17,7 @@ import (
 	"github.com/fairlead/fairlead/internal/source/nat"
 	"github.com/fairlead/fairlead/internal/source/nat/hook"
 	"github.com/fairlead/fairlead/internal/source/nat/watch"
+	"github.com/fairlead/fairlead/test/kit/kernels"
 )
 
 // unload takes nf_tables out of the kernel with all that needs it. Only a kernel in which
@@ -45,9 +46,17 @@ func unload(t *testing.T) {
 }
 
 // A source that prefers hooks and starts before nf_tables is there takes them when it has
-// been loaded, here by the source's own question for the ruleset.
+// been loaded, here by the source's own question for the ruleset. Where nf_tables is built
+// in, as in WSL, it takes them at once.
 func TestFreshKernelHooksUsedAfterModuleLoad(t *testing.T) {
-	unload(t)
+	best := kernels.Best(nat.MethodFentry, nat.MethodKprobe)
+	builtIn, err := kernels.BuiltIn("nf_tables")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !builtIn {
+		unload(t)
+	}
 	modules, err := hook.OpenModules(nil)
 	if err != nil {
 		t.Fatal(err)
@@ -69,12 +78,14 @@ func TestFreshKernelHooksUsedAfterModuleLoad(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer k.Close()
-	if _, err := k.Watch(nat.MethodFentry); err == nil {
-		t.Fatal("the hooks can be attached to though nf_tables is not loaded")
+	if s, err := k.Watch(best); (err == nil) != builtIn {
+		t.Fatalf("nf_tables is built in: %v; the hooks: %v", builtIn, err)
+	} else if err == nil {
+		_ = s.Close()
 	}
 	src, f, _ := w.start(nat.Options{Wake: l, Methods: []string{nat.MethodFentry, nat.MethodKprobe, nat.MethodNetlink, nat.MethodGeneration}})
 	eventually(t, "a first set", f.ready)
-	eventually(t, "the hooks", func() bool { return strings.HasPrefix(f.methodNow(), nat.MethodFentry) })
+	eventually(t, "the hooks", func() bool { return strings.HasPrefix(f.methodNow(), best) })
 	w.run(pre, "nft", "-f", "-")
 	w.run("add rule ip t pre tcp dport 80 dnat to 10.0.0.1", "nft", "-f", "-")
 	expect(t, f, "a rule", "tcp 0.0.0.0:80 [ip t] 10.0.0.1:80")

@@ -19,6 +19,7 @@ import (
 	"github.com/fairlead/fairlead/internal/kernel"
 	"github.com/fairlead/fairlead/internal/observer"
 	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/test/kit/kernels"
 	"github.com/fairlead/fairlead/test/kit/program"
 	"github.com/fairlead/fairlead/test/kit/rounds"
 	"github.com/fairlead/fairlead/test/kit/wait"
@@ -258,7 +259,7 @@ func (r *run) create() []slot {
 	case 0, 1:
 		o.Type, protocol = unix.SOCK_DGRAM, port.UDP
 	case 2:
-		o.Proto = protocolMPTCP
+		o.Proto = kernels.MPTCP()
 	}
 	o.V6Only = o.Family == unix.AF_INET6 && r.chance(40)
 	o.Reuse = r.chance(30)

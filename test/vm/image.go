@@ -11,12 +11,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"os"
 	"os/exec"
 	"path"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
 )
@@ -35,9 +33,6 @@ var tools = []string{
 	"/usr/sbin/ip", "/usr/bin/ss",
 }
 
-// xtables are the extensions that iptables opens at run time.
-const xtables = "/usr/lib/x86_64-linux-gnu/xtables"
-
 // modules go into the guest with all they depend on.
 var modules = strings.Fields(`
 	nf_tables nft_compat nft_chain_nat nft_nat nft_redir nft_masq nft_ct nft_fib_inet nft_fib_ipv4 nft_fib_ipv6 nft_numgen
@@ -52,18 +47,20 @@ var modules = strings.Fields(`
 
 // kernel is one that hack/provision.sh laid into the cache.
 type kernel struct {
-	version string // as asked for, for example "6.1"
+	version string // as asked for, for example "6.1", with the suffix of arch
 	release string // as uname -r says it
 	dir     string
+	arch    architecture
 }
 
-func findKernel(cache, version string) (kernel, error) {
-	dir := filepath.Join(cache, "kernels", version)
-	release, err := os.ReadFile(filepath.Join(dir, "release"))
+func findKernel(cache, version string, arch architecture) (kernel, error) {
+	k := kernel{version: version + arch.suffix, dir: filepath.Join(cache, "kernels", version+arch.suffix), arch: arch}
+	release, err := os.ReadFile(filepath.Join(k.dir, "release"))
 	if err != nil {
-		return kernel{}, fmt.Errorf("kernel %s is not in the cache: run hack/provision.sh vm (%w)", version, err)
+		return kernel{}, fmt.Errorf("kernel %s is not in the cache: run hack/provision.sh %s (%w)", k.version, arch.provision, err)
 	}
-	return kernel{version: version, release: strings.TrimSpace(string(release)), dir: dir}, nil
+	k.release = strings.TrimSpace(string(release))
+	return k, nil
 }
 
 // findSystem returns the file system of a Debian that boots name, which hack/provision.sh
@@ -79,16 +76,17 @@ func findSystem(cache, name string) (string, error) {
 // baseImage returns the path of the initramfs for k: busybox, tools and
 // modules. It is made once for each content and kept in the cache.
 func baseImage(ctx context.Context, cache string, k kernel) (string, error) {
-	files, err := toolFiles(ctx)
+	tree := k.arch.tree(cache)
+	files, err := toolFiles(tree, k.arch)
 	if err != nil {
 		return "", err
 	}
 	key := sha256.New()
-	fmt.Fprintln(key, "format 1", k.release, modules, files)
+	fmt.Fprintln(key, "format 2", k.release, modules, files)
 	key.Write(initScript)
 	key.Write(systemScript)
 	for _, f := range files {
-		if err := hashFile(key, f); err != nil {
+		if err := hashFile(key, tree, f); err != nil {
 			return "", err
 		}
 	}
@@ -107,7 +105,7 @@ func baseImage(ctx context.Context, cache string, k kernel) (string, error) {
 	if err := os.Chmod(root, 0o755); err != nil { // it becomes the guest's /
 		return "", fmt.Errorf("make image directory: %w", err)
 	}
-	if err := stageTools(root, files); err != nil {
+	if err := stageTools(root, tree, files); err != nil {
 		return "", fmt.Errorf("lay out image: %w", err)
 	}
 	if err := stageModules(ctx, root, k); err != nil {
@@ -126,27 +124,37 @@ func baseImage(ctx context.Context, cache string, k kernel) (string, error) {
 	return image, nil
 }
 
-// toolFiles lists the files of this machine that go into the guest, sorted.
-func toolFiles(ctx context.Context) ([]string, error) {
-	extensions, err := filepath.Glob(filepath.Join(xtables, "*.so"))
+// ownFiles go into each guest as this machine has them, which says nothing of a processor.
+var ownFiles = []string{"/etc/protocols", "/etc/services"}
+
+// toolFiles lists the files of a tree that go into the guest, and ownFiles, sorted.
+func toolFiles(tree string, arch architecture) ([]string, error) {
+	// iptables opens its extensions at run time.
+	extensions, err := filepath.Glob(filepath.Join(tree, "usr/lib", arch.libraries, "xtables/*.so"))
 	if err != nil {
 		return nil, err
 	}
-	files := slices.Concat(tools, extensions, []string{"/usr/bin/busybox", "/etc/protocols", "/etc/services"})
-	ldd := exec.CommandContext(ctx, "ldd", slices.Concat(tools, extensions)...)
-	out, err := ldd.Output()
+	for i, e := range extensions {
+		extensions[i] = filepath.Join("/", strings.TrimPrefix(e, tree))
+	}
+	libraries, err := arch.libraryFiles(tree, slices.Concat(tools, extensions))
 	if err != nil {
-		return nil, fmt.Errorf("list libraries of %v: %w: run hack/provision.sh vm", tools, err)
+		return nil, fmt.Errorf("list libraries of %v: %w", tools, err)
 	}
-	// "\tlibc.so.6 => /lib/x86_64-linux-gnu/libc.so.6 (0x…)", "\t/lib64/ld-linux-x86-64.so.2 (0x…)"
-	for _, m := range regexp.MustCompile(`(?m)^\t(?:\S+ => )?(/\S+) \(0x`).FindAllSubmatch(out, -1) {
-		files = append(files, string(m[1]))
-	}
+	files := slices.Concat(tools, extensions, libraries, []string{"/usr/bin/busybox"}, ownFiles)
 	slices.Sort(files)
 	return slices.Compact(files), nil
 }
 
-func stageTools(root string, files []string) error {
+// source is where a file of the guest is here.
+func source(tree, file string) (string, error) {
+	if slices.Contains(ownFiles, file) {
+		return file, nil
+	}
+	return locate(tree, file)
+}
+
+func stageTools(root, tree string, files []string) error {
 	for _, dir := range strings.Fields("bin sbin proc sys dev tmp run etc root test usr/sbin usr/bin lib64") {
 		if err := os.MkdirAll(filepath.Join(root, dir), 0o755); err != nil {
 			return err
@@ -157,7 +165,11 @@ func stageTools(root string, files []string) error {
 		if f == "/usr/bin/busybox" {
 			to = "/bin/busybox"
 		}
-		if err := copyFile(filepath.Join(root, to), f); err != nil {
+		from, err := source(tree, f)
+		if err != nil {
+			return err
+		}
+		if err := copyFile(filepath.Join(root, to), from); err != nil {
 			return err
 		}
 	}
@@ -312,11 +324,12 @@ func writeFile(name string, body func(io.Writer) error) error {
 	return nil
 }
 
-func hashFile(h io.Writer, name string) error {
-	f, err := os.Open(name)
-	if errors.Is(err, fs.ErrNotExist) {
+func hashFile(h io.Writer, tree, file string) error {
+	name, err := source(tree, file)
+	if err != nil {
 		return fmt.Errorf("%w: run hack/provision.sh vm", err)
 	}
+	f, err := os.Open(name)
 	if err != nil {
 		return err
 	}

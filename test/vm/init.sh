@@ -1,12 +1,13 @@
 #!/bin/busybox sh
 # SPDX-License-Identifier: Apache-2.0
-# The guest's first process. The kernel's console is ttyS0; ttyS1 carries what
-# tests print, between lines that the host reads.
+# The guest's first process. The kernel's console is one serial port; another one, $port,
+# carries what tests print, between lines that the host reads.
 /bin/busybox --install -s /bin
 export PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root TMPDIR=/tmp
 mount -t proc proc /proc
 mount -t sysfs sys /sys
 mount -t devtmpfs dev /dev
+port=/dev/$(sed -n 's/.*fairlead\.port=\([^ ]*\).*/\1/p' /proc/cmdline)
 system=$(sed -n 's/.*fairlead\.system=\([^ ]*\).*/\1/p' /proc/cmdline)
 [ -z "$system" ] || . /system.sh
 mkdir -p /dev/pts /dev/shm
@@ -21,9 +22,9 @@ mount -t tracefs trace /sys/kernel/tracing
 mount -t debugfs debug /sys/kernel/debug
 mount -t bpf bpf /sys/fs/bpf
 ip link set lo up
-stty -F /dev/ttyS1 raw -echo
+stty -F "$port" raw -echo
 # Modules that a machine with containers has: a test that wants one to be loaded
 # later can remove it first.
 modprobe -a nf_tables nft_chain_nat iptable_nat ip6table_nat vsock_loopback tcp_diag udp_diag
-. /test/run.sh </dev/null >/dev/ttyS1 2>&1
+. /test/run.sh </dev/null >"$port" 2>&1
 poweroff -f

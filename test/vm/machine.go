@@ -14,12 +14,14 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
 	"syscall"
 	"time"
 
+	"github.com/fairlead/fairlead/test/kit/kernels"
 	"github.com/fairlead/fairlead/test/kit/wait"
 )
 
@@ -41,7 +43,7 @@ const mark = "\x1e"
 // script is the guest's run script for these jobs.
 func script(k kernel, jobs []job) []byte {
 	var b bytes.Buffer
-	fmt.Fprintf(&b, "export %s=%s %s=%s\n", kernelVariable, quote(k.release), wait.Variable, guestLimit)
+	fmt.Fprintf(&b, "export %s=%s %s=%s\n", kernels.Variable, quote(k.release), wait.Variable, guestLimit)
 	for i, j := range jobs {
 		fmt.Fprintf(&b, "echo; echo '%sbegin %d'; cd %s;", mark, i, quote(j.dir))
 		for _, e := range j.env {
@@ -184,26 +186,28 @@ func (m *machine) boot(ctx context.Context) error {
 		}
 		defer ports[i].Close()
 	}
+	arch := m.kernel.arch
 	// The timer check and the watchdogs look at a clock that emulation on a
 	// busy host stretches.
 	args := []string{
 		"-accel", m.accel.options, "-cpu", m.accel.cpu, "-smp", "2", "-m", strconv.Itoa(m.memory),
 		"-nodefaults", "-display", "none", "-no-reboot", "-monitor", "none",
 		"-chardev", "socket,id=tty0,path=" + filepath.Join(dir, "ttyS0"), "-serial", "chardev:tty0",
-		"-chardev", "socket,id=tty1,path=" + filepath.Join(dir, "ttyS1"), "-serial", "chardev:tty1",
+		"-chardev", "socket,id=tty1,path=" + filepath.Join(dir, "ttyS1"),
 		"-kernel", filepath.Join(m.kernel.dir, "vmlinuz"), "-initrd", m.initrd,
-		"-append", "console=ttyS0 loglevel=5 panic=-1 oops=panic rdinit=/init tsc=reliable mitigations=off" +
+		"-append", "console=" + arch.console + " fairlead.port=" + arch.tests + " loglevel=5 panic=-1 oops=panic rdinit=/init tsc=reliable mitigations=off" +
 			" random.trust_cpu=on no_timer_check nowatchdog rcupdate.rcu_cpu_stall_suppress=1" + m.parameters(),
 	}
+	args = slices.Concat(args, arch.board, arch.port)
 	if m.disk != "" {
 		args = append(args, "-drive", "file="+m.disk+",if=none,id=disk,format=raw,snapshot=on", "-device", "nvme,drive=disk,serial=1")
 	}
-	qemu := exec.CommandContext(ctx, "qemu-system-x86_64", args...)
+	qemu := exec.CommandContext(ctx, arch.qemu, args...)
 	var stderr bytes.Buffer
 	qemu.Stdout, qemu.Stderr = &stderr, &stderr
 	qemu.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	if err := qemu.Start(); err != nil {
-		return fmt.Errorf("start machine: %w: run hack/provision.sh vm", err)
+		return fmt.Errorf("start machine: %w: run hack/provision.sh %s", err, arch.provision)
 	}
 	ended := make(chan error, 1)
 	go func() {

@@ -29,6 +29,7 @@ import (
 )
 
 type options struct {
+	arch        string
 	kernels     string
 	methods     string
 	tags        string
@@ -67,6 +68,13 @@ func (o options) validate() error {
 	if o.system != "" && !slices.Contains(systems, o.system) {
 		return fmt.Errorf("-system %q: want one of %q", o.system, systems)
 	}
+	arch, err := findArchitecture(o.arch)
+	if err != nil {
+		return err
+	}
+	if !arch.native() && (o.system != "" || o.accel == "kvm") {
+		return fmt.Errorf("-system and -accel kvm: not for %s", o.arch)
+	}
 	for _, e := range o.env {
 		if !strings.Contains(e, "=") {
 			return fmt.Errorf("-env %q: want NAME=value", e)
@@ -77,6 +85,7 @@ func (o options) validate() error {
 
 func main() {
 	var o options
+	flag.StringVar(&o.arch, "arch", architectures()[0].name, "processor of the machines: amd64 or arm64")
 	flag.StringVar(&o.kernels, "kernel", "6.1,6.12", "kernel versions, run side by side")
 	flag.StringVar(&o.methods, "methods", "fentry,kprobe,tp_btf", "run packages that read "+methodsVariable+" once for each of these")
 	flag.StringVar(&o.tags, "tags", "vm", "build tags; only tests that they add are run")
@@ -121,7 +130,11 @@ func run(ctx context.Context, out io.Writer, o options) (failed bool, err error)
 	if err != nil {
 		return true, err
 	}
-	suites, err := findSuites(ctx, o.tags, o.smoke, o.patterns)
+	arch, err := findArchitecture(o.arch)
+	if err != nil {
+		return true, err
+	}
+	suites, err := findSuites(ctx, o.arch, o.tags, o.smoke, o.patterns)
 	if err != nil {
 		return true, err
 	}
@@ -138,9 +151,9 @@ func run(ctx context.Context, out io.Writer, o options) (failed bool, err error)
 	defer os.RemoveAll(work)
 
 	versions := strings.Split(o.kernels, ",")
-	accel, accelErr := emulated, error(nil)
+	accel, accelErr := emulated(arch), error(nil)
 	var probe sync.WaitGroup
-	probe.Go(func() { accel, accelErr = chooseAccelerator(ctx, o, cache, work, versions[0]) })
+	probe.Go(func() { accel, accelErr = chooseAccelerator(ctx, o, arch, cache, work, versions[0]) })
 	r := &reporter{out: out, json: o.json}
 	if o.report != "" {
 		r.matrix = new(matrix)
@@ -156,14 +169,14 @@ func run(ctx context.Context, out io.Writer, o options) (failed bool, err error)
 	var machines sync.WaitGroup
 	for _, version := range versions {
 		machines.Go(func() {
-			if err := runKernel(ctx, o, cache, work, version, accel, jobs, r); err != nil {
+			if err := runKernel(ctx, o, arch, cache, work, version, accel, jobs, r); err != nil {
 				r.check(version+"/machine", "prepare", 0, err)
 			}
 		})
 	}
 	machines.Wait()
 	if o.report != "" {
-		err = r.matrix.write(o.report)
+		err = r.matrix.write(o.report, o.arch)
 	}
 	return r.anyFailed() || err != nil, err
 }
@@ -182,7 +195,7 @@ func withBenchmarks(suites []suite) []suite {
 func buildJobs(ctx context.Context, o options, suites []suite, work string, r *reporter) []job {
 	var first, jobs []job
 	buildProgram := sync.OnceValue(func() error {
-		return goBuild(ctx, []string{"build", "-tags=grpcnotrace"}, filepath.Join(work, "test", "fairlead"), binaryPackage)
+		return goBuild(ctx, o.arch, []string{"build", "-tags=grpcnotrace"}, filepath.Join(work, "test", "fairlead"), binaryPackage)
 	})
 	buildPackages := sync.OnceValue(func() error { return packages(ctx, filepath.Join(work, "test", "packages")) })
 	for i, s := range suites {
@@ -203,7 +216,7 @@ func buildJobs(ctx context.Context, o options, suites []suite, work string, r *r
 			}
 			env = append([]string{packagesVariable + "=/test/packages"}, env...)
 		}
-		if err := goBuild(ctx, []string{"test", "-c", "-tags=" + o.tags}, filepath.Join(dir, "run.test"), s.Package); err != nil {
+		if err := goBuild(ctx, o.arch, []string{"test", "-c", "-tags=" + o.tags}, filepath.Join(dir, "run.test"), s.Package); err != nil {
 			r.check("build", name, 0, err)
 			continue
 		}
@@ -275,8 +288,8 @@ func copyData(dst, src string) error {
 	return err
 }
 
-func runKernel(ctx context.Context, o options, cache, work, version string, accel accelerator, jobs []job, r *reporter) error {
-	k, err := findKernel(cache, version)
+func runKernel(ctx context.Context, o options, arch architecture, cache, work, version string, accel accelerator, jobs []job, r *reporter) error {
+	k, err := findKernel(cache, version, arch)
 	if err != nil {
 		return err
 	}

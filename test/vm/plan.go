@@ -24,9 +24,8 @@ import (
 // may use. Packages that read it are run once for each method.
 const methodsVariable = "FAIRLEAD_METHODS"
 
-// kernelVariable is the release of the machine's kernel. Packages that read it do more
-// in a machine than outside.
-const kernelVariable = "FAIRLEAD_KERNEL"
+// kernelCall is in the tests of packages that do more in a machine than outside.
+const kernelCall = "kernels.Must("
 
 // packagesVariable is the directory of the packages under test. They are built and packed
 // for packages of Go that read it.
@@ -62,16 +61,16 @@ type listed struct {
 // findSuites returns the packages of the patterns with tests that tags add. If smoke is
 // not empty, a list of names, tests that also run outside, under tag root, are left out
 // unless they are in it or their package depends on the machine's kernel.
-func findSuites(ctx context.Context, tags, smoke string, patterns []string) ([]suite, error) {
-	without, err := goList(ctx, "", patterns)
+func findSuites(ctx context.Context, arch, tags, smoke string, patterns []string) ([]suite, error) {
+	without, err := goList(ctx, arch, "", patterns)
 	if err != nil {
 		return nil, err
 	}
-	with, err := goList(ctx, tags, patterns)
+	with, err := goList(ctx, arch, tags, patterns)
 	if err != nil {
 		return nil, err
 	}
-	outside, err := goList(ctx, "root", patterns)
+	outside, err := goList(ctx, arch, "root", patterns)
 	if err != nil {
 		return nil, err
 	}
@@ -86,7 +85,7 @@ func findSuites(ctx context.Context, tags, smoke string, patterns []string) ([]s
 		if s.Methods, err = mentions(p.Dir, methodsVariable); err != nil {
 			return nil, err
 		}
-		kernel, err := mentions(p.Dir, kernelVariable)
+		kernel, err := mentions(p.Dir, kernelCall)
 		if err != nil {
 			return nil, err
 		}
@@ -126,10 +125,10 @@ func (l listed) tests() []string { return slices.Concat(l.TestGoFiles, l.XTestGo
 
 // goList lists packages as guests see them. A pattern that matches only
 // packages whose files all need tags is no error here.
-func goList(ctx context.Context, tags string, patterns []string) (map[string]listed, error) {
+func goList(ctx context.Context, arch, tags string, patterns []string) (map[string]listed, error) {
 	args := slices.Concat([]string{"list", "-e", "-json=ImportPath,Dir,TestGoFiles,XTestGoFiles", "-tags=" + tags}, patterns)
 	cmd := exec.CommandContext(ctx, "go", args...)
-	cmd.Env = guestEnv()
+	cmd.Env = guestEnv(arch)
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
 	out, err := cmd.Output()
@@ -148,9 +147,9 @@ func goList(ctx context.Context, tags string, patterns []string) (map[string]lis
 	}
 }
 
-// guestEnv is the environment to build for the guest in.
-func guestEnv() []string {
-	return append(os.Environ(), "CGO_ENABLED=0", "GOOS=linux", "GOARCH=amd64")
+// guestEnv is the environment to build for a guest with that processor in.
+func guestEnv(arch string) []string {
+	return append(os.Environ(), "CGO_ENABLED=0", "GOOS=linux", "GOARCH="+arch)
 }
 
 // addTests adds what -test.run can choose in one file, if keep is true of its name.
@@ -213,9 +212,9 @@ func divide(tests []string) (fresh, others []string) {
 func filter(tests []string) string { return "^(" + strings.Join(tests, "|") + ")$" }
 
 // goBuild compiles one package, or its tests, into a static binary at out.
-func goBuild(ctx context.Context, args []string, out, pkg string) error {
+func goBuild(ctx context.Context, arch string, args []string, out, pkg string) error {
 	cmd := exec.CommandContext(ctx, "go", slices.Concat(args, []string{"-trimpath", "-ldflags=-s -w", "-o", out, pkg})...)
-	cmd.Env = guestEnv()
+	cmd.Env = guestEnv(arch)
 	if text, err := cmd.CombinedOutput(); err != nil {
 		return fmt.Errorf("%w\n%s", err, bytes.TrimSpace(text))
 	}

@@ -70,6 +70,16 @@ func (c *column) version() string {
 	return strings.Join(parts[:min(2, len(parts))], ".")
 }
 
+// title is the version, and the processor if it is another than this machine's.
+func (c *column) title() string {
+	for _, a := range architectures() {
+		if !a.native() && strings.HasSuffix(c.release, a.suffix) {
+			return c.version() + " " + a.name
+		}
+	}
+	return c.version()
+}
+
 // numbers returns the numbers of the version, to sort by.
 func (c *column) numbers() (n [2]int) {
 	_, _ = fmt.Sscanf(c.version(), "%d.%d", &n[0], &n[1]) // what is no number comes first
@@ -98,7 +108,7 @@ func (m *matrix) tables() string {
 		for name := range c.tests {
 			tests[name] = true
 		}
-		head, rule = head+" Linux "+c.version()+" |", rule+"---|"
+		head, rule = head+" Linux "+c.title()+" |", rule+"---|"
 	}
 	var b bytes.Buffer
 	fmt.Fprintf(&b, "| capability |%s\n|---|%s\n", head, rule)
@@ -143,22 +153,25 @@ func (m *matrix) tables() string {
 	return b.String()
 }
 
-// Marks in the report between which the tables are.
-const (
-	reportBegin = "<!-- begin: written by test/vm -report -->\n"
-	reportEnd   = "<!-- end -->\n"
-)
+// reportBegin is the mark in the report after which the tables of an architecture are.
+func reportBegin(arch string) string {
+	return fmt.Sprintf("<!-- begin: written by test/vm -arch %s -report -->\n", arch)
+}
+
+// reportEnd is the mark behind them.
+const reportEnd = "<!-- end -->\n"
 
 // write puts the tables between the marks of a file.
-func (m *matrix) write(file string) error {
+func (m *matrix) write(file, arch string) error {
+	begin := reportBegin(arch)
 	text, err := os.ReadFile(file)
 	if err != nil {
 		return err
 	}
-	before, rest, found := strings.Cut(string(text), reportBegin)
+	before, rest, found := strings.Cut(string(text), begin)
 	_, after, ended := strings.Cut(rest, reportEnd)
 	if !found || !ended {
-		return fmt.Errorf("%s has no lines %q and %q", file, strings.TrimSpace(reportBegin), strings.TrimSpace(reportEnd))
+		return fmt.Errorf("%s has no lines %q and %q", file, strings.TrimSpace(begin), strings.TrimSpace(reportEnd))
 	}
-	return os.WriteFile(file, []byte(before+reportBegin+"\n"+m.tables()+"\n"+reportEnd+after), 0o644)
+	return os.WriteFile(file, []byte(before+begin+"\n"+m.tables()+"\n"+reportEnd+after), 0o644)
 }

@@ -11,7 +11,7 @@ import (
 
 func TestReport(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "kernels.md")
-	if err := os.WriteFile(file, []byte("# Kernels\n\n"+reportBegin+"old\n"+reportEnd+"\nafter\n"), 0o600); err != nil {
+	if err := os.WriteFile(file, []byte("# Kernels\n\n"+reportBegin("amd64")+"old\n"+reportEnd+"\nafter\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	var m matrix
@@ -31,7 +31,7 @@ func TestReport(t *testing.T) {
 		m.add([]byte(line))
 	}
 	for range 2 {
-		if err := m.write(file); err != nil {
+		if err := m.write(file, "amd64"); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -39,7 +39,7 @@ func TestReport(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := "# Kernels\n\n" + reportBegin + `
+	want := "# Kernels\n\n" + reportBegin("amd64") + `
 | capability | Linux 5.10 | Linux 7.2 |
 |---|---|---|
 | tcp-bind | poll | – |
@@ -58,7 +58,7 @@ Releases: 5.10.0-46-cloud-amd64, 7.2.13+deb14-cloud-amd64.
 	if err := os.WriteFile(file, []byte("# Kernels\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := m.write(file); err == nil || !strings.Contains(err.Error(), "has no lines") {
+	if err := m.write(file, "amd64"); err == nil || !strings.Contains(err.Error(), "has no lines") {
 		t.Errorf("a file without marks: error %v", err)
 	}
 }

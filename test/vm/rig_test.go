@@ -16,7 +16,7 @@ import (
 // faulty are options to run tests of testdata/faults.
 func faulty(t *testing.T, run string) options {
 	return options{
-		kernels: "6.1", tags: "vm", run: "^" + run + "$", accel: "tcg", memory: minMemory, json: true,
+		arch: "amd64", kernels: "6.1", tags: "vm", run: "^" + run + "$", accel: "tcg", memory: minMemory, json: true,
 		timeout: 20 * time.Minute, testTimeout: 10 * time.Minute, // which only a failure reaches
 		patterns: []string{"./testdata/faults"},
 	}
@@ -109,7 +109,7 @@ func TestAcceleratorIsChosenInTime(t *testing.T) {
 		t.Fatal(err)
 	}
 	start := time.Now()
-	got, err := chooseAccelerator(t.Context(), options{accel: "auto"}, cache, t.TempDir(), "6.1")
+	got, err := chooseAccelerator(t.Context(), options{accel: "auto"}, architectures()[0], cache, t.TempDir(), "6.1")
 	if err != nil || got.name == "tcg" && got.why == "" {
 		t.Errorf("got %+v, %v", got, err)
 	}

@@ -149,7 +149,7 @@ func TestConsoleIsBounded(t *testing.T) {
 
 // TestFindSuites finds what a tag adds, and only that.
 func TestFindSuites(t *testing.T) {
-	suites, err := findSuites(t.Context(), "vm", "", []string{"./..."})
+	suites, err := findSuites(t.Context(), "amd64", "vm", "", []string{"./..."})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -160,7 +160,7 @@ func TestFindSuites(t *testing.T) {
 }
 
 func TestFreshKernelTestsAreRunApart(t *testing.T) {
-	suites, err := findSuites(t.Context(), "vm", "", []string{"../nat"})
+	suites, err := findSuites(t.Context(), "amd64", "vm", "", []string{"../nat"})
 	if err != nil || len(suites) != 1 {
 		t.Fatalf("%+v, %v", suites, err)
 	}
@@ -173,10 +173,10 @@ func TestFreshKernelTestsAreRunApart(t *testing.T) {
 // TestFindSuitesForASmokeTest leaves out what also runs outside, except what was chosen
 // and what depends on the kernel.
 func TestFindSuitesForASmokeTest(t *testing.T) {
-	if _, err := findSuites(t.Context(), "vm", "TestHTTP,TestAbsent", []string{"../e2e"}); err == nil {
+	if _, err := findSuites(t.Context(), "amd64", "vm", "TestHTTP,TestAbsent", []string{"../e2e"}); err == nil {
 		t.Error("a name that no test has is no error")
 	}
-	suites, err := findSuites(t.Context(), "vm", "TestHTTP", []string{"../e2e", "../../internal/...", "./selftest"})
+	suites, err := findSuites(t.Context(), "amd64", "vm", "TestHTTP", []string{"../e2e", "../../internal/...", "./selftest"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -190,6 +190,9 @@ func TestFindSuitesForASmokeTest(t *testing.T) {
 	}
 	if len(tests["test/vm/selftest"]) == 0 {
 		t.Error("selftest is missing")
+	}
+	if !slices.Contains(tests["internal/sink/listener/refused"], "TestRefusedBindIsReported") {
+		t.Error("what depends on the kernel is missing")
 	}
 	methods := 0
 	for _, s := range suites {
@@ -205,7 +208,7 @@ func TestFindSuitesForASmokeTest(t *testing.T) {
 // TestFindSuitesThatInstall finds which packages need the packages under test.
 func TestFindSuitesThatInstall(t *testing.T) {
 	for _, system := range systems {
-		suites, err := findSuites(t.Context(), system, "", []string{"../install", "../e2e"})
+		suites, err := findSuites(t.Context(), "amd64", system, "", []string{"../install", "../e2e"})
 		if err != nil {
 			t.Fatal(err)
 		}

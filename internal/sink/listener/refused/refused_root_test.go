@@ -15,23 +15,22 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/fairlead/fairlead/internal/kernel"
+	"github.com/fairlead/fairlead/test/kit/kernels"
 	"github.com/fairlead/fairlead/test/kit/netns"
 	"github.com/fairlead/fairlead/test/kit/wait"
 )
 
 const (
-	held, free    = 8080, 8081
-	protocolMPTCP = 262
+	held, free = 8080, 8081
 )
 
 // TestRefusedBindIsReported uses the best method of this kernel.
 func TestRefusedBindIsReported(t *testing.T) {
-	if os.Getenv("FAIRLEAD_KERNEL") == "" {
+	if !kernels.Must(kernel.MethodCgroup) {
 		testRefused(t)
 		return
 	}
-	// The kernels of test/vm have every method.
-	for _, method := range []string{kernel.MethodFentry, kernel.MethodCgroup} {
+	for _, method := range []string{kernels.Best(kernel.MethodFentry, kernel.MethodCgroup), kernel.MethodCgroup} {
 		t.Run(method, func(t *testing.T) { testRefused(t, method) })
 	}
 }
@@ -70,7 +69,7 @@ func testRefused(t *testing.T, methods ...string) {
 	refuse("UDP", unix.AF_INET, unix.SOCK_DGRAM, 0, any4(held))
 	refuse("both families", unix.AF_INET6, unix.SOCK_STREAM, 0, any6(held))
 	refuse("both families, UDP", unix.AF_INET6, unix.SOCK_DGRAM, 0, any6(held))
-	refuse("MPTCP", unix.AF_INET, unix.SOCK_STREAM, protocolMPTCP, any4(held))
+	refuse("MPTCP", unix.AF_INET, unix.SOCK_STREAM, kernels.MPTCP(), any4(held))
 	want := []string{"tcp 127.0.0.1:8080", "udp 0.0.0.0:8080", "tcp [::]:8080", "udp [::]:8080", "tcp 0.0.0.0:8080"}
 	var got []string
 	for range want {

@@ -7,18 +7,15 @@ package hook
 import (
 	"context"
 	"fmt"
-	"os"
 	"os/exec"
 	"strings"
 	"testing"
 
 	"github.com/fairlead/fairlead/internal/kernel"
+	"github.com/fairlead/fairlead/test/kit/kernels"
 	"github.com/fairlead/fairlead/test/kit/netns"
 	"github.com/fairlead/fairlead/test/kit/wait"
 )
-
-// every reports whether this kernel must take every method, as those of test/vm do.
-func every() bool { return os.Getenv("FAIRLEAD_KERNEL") != "" }
 
 // guest returns a network namespace, its path, and what runs a command in it.
 func guest(t *testing.T) (path string, run func(line string)) {
@@ -49,7 +46,7 @@ func TestLegacy(t *testing.T) {
 			path, run := guest(t)
 			run("iptables-legacy -w -t nat -N BEFORE") // loads the module
 			l, err := OpenLegacy(LegacyOptions{NetNS: path, Methods: []string{method}})
-			if err != nil && method != kernel.MethodTracepoint && !every() {
+			if err != nil && method != kernel.MethodTracepoint && !kernels.Must(method) {
 				t.Logf("this kernel does not take the method: %v", err)
 				return
 			}
@@ -76,7 +73,7 @@ func TestLegacy(t *testing.T) {
 
 func TestModulesOpensAndCloses(t *testing.T) {
 	m, err := OpenModules(nil)
-	if err != nil && !every() {
+	if err != nil && !kernels.Must(kernel.MethodTracepoint) {
 		t.Logf("this kernel has no modules: %v", err)
 		return
 	}

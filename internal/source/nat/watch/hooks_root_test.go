@@ -14,12 +14,10 @@ import (
 	"testing"
 
 	"github.com/fairlead/fairlead/internal/source/nat/ruleset"
+	"github.com/fairlead/fairlead/test/kit/kernels"
 	"github.com/fairlead/fairlead/test/kit/netns"
 	"github.com/fairlead/fairlead/test/kit/wait"
 )
-
-// every reports whether this kernel must take every method, as those of test/vm do.
-func every() bool { return os.Getenv("FAIRLEAD_KERNEL") != "" }
 
 // describe returns the types of messages and what they are about.
 func describe(msgs []*ruleset.Message) string {
@@ -72,7 +70,7 @@ func testHooks(t *testing.T, method string) {
 	}
 	defer k.Close()
 	s, err := k.Watch(method)
-	if err != nil && !every() {
+	if err != nil && !kernels.Must(method) {
 		t.Logf("this kernel does not take the method: %v", err)
 		return
 	}
