@@ -28,9 +28,10 @@ import (
 
 const (
 	// startTimeout bounds the wait for hooks to be attached and all to be read.
-	startTimeout = 20 * time.Second
-	// eventTimeout bounds the wait for one event. Polling takes up to a second.
-	eventTimeout = 5 * time.Second
+	startTimeout = time.Minute
+	// eventTimeout bounds the wait for one event. An event takes less than a millisecond, and
+	// polling a second; the rest is for machines that are very busy.
+	eventTimeout = 20 * time.Second
 )
 
 // Options are what the agent observes with.

@@ -121,7 +121,7 @@ func TestFailedSteps(t *testing.T) {
 		timeout time.Duration
 	}{
 		{"refused", func() error { return errors.New("no chain") }, never, "no chain", refusedRemedy, time.Hour},
-		{"missing", done, never, "no event within 5s", missingRemedy, time.Hour},
+		{"missing", done, never, "no event within 20s", missingRemedy, time.Hour},
 		{"dumped", done, func() (string, time.Time, error) { return "fentry", time.Now(), errDumped }, errDumped.Error(), missingRemedy, time.Hour},
 		{"ended", done, never, context.DeadlineExceeded.Error(), missingRemedy, time.Second},
 	} {
@@ -155,7 +155,7 @@ func TestWithin(t *testing.T) {
 	}{
 		{"works", blocks, open, ""},
 		{"breaks", func(context.Context) error { return broken }, nil, "broken"},
-		{"never begins", blocks, nil, "nothing was read within 20s"},
+		{"never begins", blocks, nil, "nothing was read within 1m0s"},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			began := false

@@ -125,12 +125,13 @@ func TestEachFaultHasItsRemedy(t *testing.T) {
 		}, Warning, "observer tcp-listen", "a kernel without BTF", "CONFIG_DEBUG_INFO_BTF"},
 		{"self-test not asked for", func(f *Facts) { f.Agent.SelfTest = nil }, OK, "observer self-test", "without --self-test", ""},
 		{"self-test not ended", func(f *Facts) { f.Agent.SelfTest = &SelfTest{Running: true} }, OK, "observer self-test", "not yet", ""},
-		{"self-test passed", func(*Facts) {}, OK, "observer self-test", "tcp open 420µs (fentry), NAT rule add 1.5ms (nfnetlink)", ""},
+		{"self-test passed", func(*Facts) {}, OK, "observer self-test", "tcp open 423µs (fentry), NAT rule add 1.501ms (nfnetlink)", ""},
 		{"self-test without namespace", func(f *Facts) { f.Agent.SelfTest.Shared = "EPERM" }, OK, "observer self-test", "NAT rules were not tried, which takes CAP_SYS_ADMIN at the agent's start: EPERM", ""},
 		{"self-test without events", func(f *Facts) {
 			f.Agent.SelfTest.Steps[1] = SelfTestStep{Name: "tcp close", Method: "fentry", Error: "no event within 5s", Remedy: "report"}
 		}, Warning, "observer self-test", "tcp close (fentry): no event within 5s", "report"},
-		{"self-test impossible", func(f *Facts) { f.Agent.SelfTest = &SelfTest{Error: "EPERM"} }, Warning, "observer self-test", "start: EPERM", "as root"},
+		{"self-test of nothing", func(f *Facts) { f.Agent.SelfTest = &SelfTest{} }, OK, "observer self-test", "nothing tried", ""},
+		{"self-test impossible", func(f *Facts) { f.Agent.SelfTest = &SelfTest{Error: "EPERM"} }, Warning, "observer self-test", "start: EPERM", "area source"},
 		{"drift", func(f *Facts) { f.Agent.Drift = 3 }, Warning, "observer audits", "3 sockets", "log"},
 		{"stale", func(f *Facts) { f.Agent.Sources[1] = Source{Name: "nat", State: "stale", Error: "EPERM", Since: now} }, Failing, "source nat", "EPERM, since 2026-11-21T12:00:00Z", "root"},
 		{"refused kubeconfig", func(f *Facts) {

@@ -16,7 +16,7 @@ func (s SelfTest) Failures() (list []SelfTestStep) {
 		}
 	}
 	if s.Error != "" {
-		list = append(list, SelfTestStep{Name: "start", Error: s.Error, Remedy: "run the agent as root; see the checks of area source"})
+		list = append(list, SelfTestStep{Name: "start", Error: s.Error, Remedy: "see the checks of area source; if all is well there, the machine was too busy: start the agent again"})
 	}
 	return list
 }
@@ -27,10 +27,13 @@ func (s SelfTest) Summary() string {
 	for _, step := range s.Steps {
 		if step.Error == "" {
 			took := time.Duration(step.Microseconds) * time.Microsecond
-			events = append(events, fmt.Sprintf("%s %v (%s)", step.Name, took.Round(10*time.Microsecond), step.Method))
+			events = append(events, fmt.Sprintf("%s %v (%s)", step.Name, took, step.Method))
 		}
 	}
-	if len(events) == 0 {
+	switch {
+	case len(s.Steps) == 0:
+		return "nothing tried: neither sockets nor NAT rules are observed"
+	case len(events) == 0:
 		return "none arrived"
 	}
 	return strings.Join(events, ", ")
