@@ -62,6 +62,10 @@ func (a *Agent) count() metrics.AgentSnapshot {
 			s.Listener = &l
 		}
 	}
+	if a.inventory != nil {
+		i := a.inventory.writer.State()
+		s.Inventory = &metrics.InventoryCounts{Current: i.Current, Writes: i.Writes, Failures: i.Fails, Omitted: i.Omitted}
+	}
 	s.Flows = metrics.FlowCounts(a.forward.Stats())
 	if a.hostlink != nil {
 		l := a.hostlink.Stats()

@@ -4,6 +4,8 @@ package inventory
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"net"
@@ -33,7 +35,8 @@ func ThisMachine() (boot, namespace string, err error) {
 // user than root and the process's own is no agent's and does not count. The caller calls
 // release.
 func LockNode(ctx context.Context, node string) (release func(), err error) {
-	name := "@fairlead-inventory/" + node
+	sum := sha256.Sum256([]byte(node)) // a name may be longer than that of a socket
+	name := "@fairlead-inventory/" + hex.EncodeToString(sum[:16])
 	l, err := new(net.ListenConfig).Listen(ctx, "unix", name)
 	if errors.Is(err, syscall.EADDRINUSE) {
 		uid, err := holderOf(ctx, name)

@@ -65,6 +65,7 @@ type Writer struct {
 // State is what became of the last write.
 type State struct {
 	Node    string    `json:"node"`
+	Current bool      `json:"current"`         // the object was as it should be at the last look
 	Error   string    `json:"error,omitempty"` // why the object is not as it should be
 	Held    bool      `json:"held,omitempty"`  // because another agent writes it
 	Written time.Time `json:"written,omitzero"`
@@ -186,7 +187,7 @@ func (w *Writer) next(s Status) *NodeInventory {
 			}
 		}
 	}
-	n.Status = s
+	n.Status, n.ManagedFields = s, nil // the server keeps these
 	return &n
 }
 
@@ -315,7 +316,7 @@ func (w *Writer) close() {
 func (w *Writer) note(wrote bool, err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.state.Error, w.state.Held = "", errors.Is(err, ErrHeld)
+	w.state.Error, w.state.Held, w.state.Current = "", errors.Is(err, ErrHeld), err == nil
 	switch {
 	case err != nil:
 		w.state.Error = err.Error()

@@ -25,9 +25,10 @@ type AgentSnapshot struct {
 	Methods      map[string]string // now: the method of each capability
 	NAT          *NATCounts        // nil where NAT rules are not read
 	Flows        FlowCounts
-	Memory       *memory.Usage   // now; nil if unknown
-	Link         *LinkCounts     // nil without a link
-	Listener     *ListenerCounts // nil without that sink
+	Memory       *memory.Usage    // now; nil if unknown
+	Link         *LinkCounts      // nil without a link
+	Listener     *ListenerCounts  // nil without that sink
+	Inventory    *InventoryCounts // nil unless it is written
 }
 
 // SourceState is a key of counters by source.
@@ -75,6 +76,13 @@ type FlowCounts struct {
 	ToGuest, ToHost          uint64 // payload bytes
 }
 
+// InventoryCounts holds the counters of the node's object in the Kubernetes API.
+type InventoryCounts struct {
+	Current          bool // now
+	Writes, Failures uint64
+	Omitted          int // ports, now
+}
+
 // LinkCounts holds the counters of the link to the host.
 type LinkCounts struct {
 	Connected                   bool // now
@@ -97,6 +105,7 @@ type agentFamilies struct {
 	unsupported, natReads, natFailures, natLosses, natDrift, natEvaluated               *Family
 	open, flows, answers, bytes                                                         *Family
 	holds, held, holdFlows, holdEnds                                                    *Family
+	inventory, inventoryWrites, inventoryOmitted                                        *Family
 	connected, sessions, closed, messages, control, rejected, asked                     *Family
 }
 
@@ -155,6 +164,9 @@ func declareAgent() *agentFamilies {
 		Label{"result", "`ok`, `refused`, `unreachable`, `descriptors`: too few were left"})
 	f.bytes = f.counter("flow_bytes_total", "Payload bytes forwarded.", Label{"direction", "`to_guest`, `to_host`"})
 
+	f.inventory = f.gauge("inventory_current", "1 if the node's object in the Kubernetes API was as it should be at the last look, 0 if it cannot be written.")
+	f.inventoryWrites = f.counter("inventory_writes_total", "Writes of the node's object in the Kubernetes API.", Label{"result", "`ok`, `failed`"})
+	f.inventoryOmitted = f.gauge("inventory_omitted_ports", "Current ports that the list in the node's object has no room for.")
 	f.holds = f.gauge("listener_placeholders", "Currently open placeholders of the listener sink.")
 	f.held = f.counter("listener_placeholders_total", "Placeholders by what happened to them.",
 		Label{"result", "`opened`, `yielded` to a server that wanted the port, `conflict`: the address was in use"})
@@ -265,6 +277,9 @@ func (c agentCollector) Collect(ch chan<- prometheus.Metric) {
 	if s.Listener != nil {
 		c.listener(to, *s.Listener)
 	}
+	if s.Inventory != nil {
+		c.inventoried(to, *s.Inventory)
+	}
 	if s.Link != nil {
 		c.link(to, *s.Link)
 	}
@@ -280,6 +295,14 @@ func (c agentCollector) nat(to sender, n NATCounts) {
 	to.send(f.natLosses, number(n.Losses))
 	to.send(f.natDrift, number(n.Drift))
 	to.send(f.natEvaluated, number(n.Evaluated))
+}
+
+func (c agentCollector) inventoried(to sender, i InventoryCounts) {
+	f := c.a.families
+	to.send(f.inventory, truth(i.Current))
+	to.send(f.inventoryWrites, number(i.Writes), "ok")
+	to.send(f.inventoryWrites, number(i.Failures), "failed")
+	to.send(f.inventoryOmitted, number(i.Omitted))
 }
 
 func (c agentCollector) listener(to sender, l ListenerCounts) {

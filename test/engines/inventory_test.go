@@ -9,6 +9,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"math/rand/v2"
 	"net"
@@ -47,7 +48,6 @@ func startInventoried(t *testing.T) *inventoried {
 	}
 	c.writeKubeconfig(c.agents, "nobody")
 	c.do(func(ctx context.Context) error { return c.CreateNode(ctx, "n", boot) })
-	c.allow("get", "create", "update")
 	return c
 }
 
@@ -146,6 +146,7 @@ func listen(t *testing.T) net.Listener {
 func TestInventory(t *testing.T) {
 	c := startInventoried(t)
 	before := listen(t)
+	c.allow("get", "create", "update")
 	p := c.agent(t)
 	fails(t, p, "no such resource as nodeinventories.fairlead.dev")
 	c.do(func(ctx context.Context) error { return c.CreateCRD(ctx, crdFile) })
@@ -203,11 +204,10 @@ func TestInventory(t *testing.T) {
 	})
 }
 
-// The real server takes the largest object that an agent writes, and changes are written
-// together.
-func TestInventoryOfManyPorts(t *testing.T) {
-	c := startInventoried(t)
-	c.do(func(ctx context.Context) error { return c.CreateCRD(ctx, crdFile) })
+// writer runs a writer for the node until the test ends, with the rights of agents unless
+// change says otherwise.
+func (c *inventoried) writer(t *testing.T, change func(*rest.Config), ports []inventory.Port) *inventory.Writer {
+	t.Helper()
 	boot, namespace, err := inventory.ThisMachine()
 	if err != nil {
 		t.Fatal(err)
@@ -216,6 +216,77 @@ func TestInventoryOfManyPorts(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	w := inventory.NewWriter(inventory.Options{
+		Node: "n", Interval: time.Second, Machine: boot, Namespace: namespace, Logger: slog.New(slog.DiscardHandler),
+		Lock: func(context.Context, string) (func(), error) { return func() {}, nil },
+		Config: func() (*rest.Config, string, error) {
+			conf, origin, err := access.Access()
+			if err == nil {
+				change(conf)
+			}
+			return conf, origin, err
+		},
+		Report: func(context.Context) inventory.Report {
+			return inventory.Report{Agent: "test", Ports: slices.Clone(ports)}
+		},
+	})
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- w.Run(ctx) }()
+	t.Cleanup(func() { cancel(); <-done })
+	return w
+}
+
+// An agent whose token names another node cannot write the object of this one.
+func TestInventoryOfAnotherNode(t *testing.T) {
+	c := startInventoried(t)
+	const agent = "system:serviceaccount:fairlead:fairlead"
+	c.do(func(ctx context.Context) error { return c.CreateCRD(ctx, crdFile) })
+	c.do(func(ctx context.Context) error {
+		return c.CreateAdmission(ctx, "../../deploy/kubernetes/admission.yaml")
+	})
+	c.do(func(ctx context.Context) error {
+		return c.AllowInventory(ctx, agent, "get", "create", "update")
+	})
+	as := func(conf *rest.Config, node string) {
+		conf.BearerToken = "token" // who may impersonate
+		conf.Impersonate = rest.ImpersonationConfig{UserName: agent, Extra: map[string][]string{"authentication.kubernetes.io/node-name": {node}}}
+	}
+	conf := &rest.Config{Host: cluster.URL, TLSClientConfig: rest.TLSClientConfig{Insecure: true}}
+	as(conf, "other")
+	other, err := rest.HTTPClientFor(conf)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.CloseIdleConnections()
+	eventually(t, func() error { // the policy applies a moment after it was created
+		resp, err := other.Post(cluster.URL+cluster.Inventories+"?dryRun=All", "application/json",
+			strings.NewReader(`{"apiVersion": "fairlead.dev/v1alpha1", "kind": "NodeInventory", "metadata": {"name": "n"}}`))
+		if err != nil {
+			return err
+		}
+		defer func() { _ = resp.Body.Close() }()
+		b, err := io.ReadAll(resp.Body)
+		if err == nil && !strings.Contains(string(b), "its own node only") {
+			err = fmt.Errorf("%s: %s", resp.Status, b)
+		}
+		return err
+	})
+	own := c.writer(t, func(conf *rest.Config) { as(conf, "n") }, nil)
+	eventually(t, func() error {
+		if s := own.State(); !s.Current {
+			return fmt.Errorf("%+v", s)
+		}
+		return nil
+	})
+}
+
+// The real server takes the largest object that an agent writes, and changes are written
+// together.
+func TestInventoryOfManyPorts(t *testing.T) {
+	c := startInventoried(t)
+	c.allow("get", "create", "update")
+	c.do(func(ctx context.Context) error { return c.CreateCRD(ctx, crdFile) })
 	r := rand.New(rand.NewPCG(1, 2))
 	var ports []inventory.Port
 	for i := range 20_000 {
@@ -225,17 +296,7 @@ func TestInventoryOfManyPorts(t *testing.T) {
 			State: port.Active, Owner: inventory.Owner{Kind: port.OwnerContainer, Name: name, Namespace: "default"}, Since: time.Now().UTC(),
 		})
 	}
-	w := inventory.NewWriter(inventory.Options{
-		Node: "n", Interval: time.Second, Machine: boot, Namespace: namespace, Logger: slog.New(slog.DiscardHandler), Lock: inventory.LockNode,
-		Config: func() (*rest.Config, string, error) { return access.Access() },
-		Report: func(context.Context) inventory.Report {
-			return inventory.Report{Agent: "test", Ports: slices.Clone(ports)}
-		},
-	})
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	go func() { done <- w.Run(ctx) }()
-	defer func() { cancel(); <-done }()
+	w := c.writer(t, func(*rest.Config) {}, ports)
 	eventually(t, func() error {
 		if s := w.State(); s.Writes != 1 || s.Omitted == 0 || s.Error != "" {
 			return fmt.Errorf("%+v", s)

@@ -9,6 +9,7 @@ import (
 	"encoding/json"
 	"net/http"
 	"os"
+	"strings"
 
 	"github.com/goccy/go-yaml"
 )
@@ -18,6 +19,7 @@ const (
 	Inventories = "/apis/fairlead.dev/v1alpha1/nodeinventories"
 
 	crds        = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+	admission   = "/apis/admissionregistration.k8s.io/v1/"
 	nodes       = "/api/v1/nodes"
 	roles       = "/apis/rbac.authorization.k8s.io/v1/clusterroles"
 	roleBinding = "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings"
@@ -25,19 +27,34 @@ const (
 
 // CreateCRD creates the resource that a file defines, which the server serves a moment later.
 func (c *Cluster) CreateCRD(ctx context.Context, file string) error {
+	return c.create(ctx, file, crds)
+}
+
+// CreateAdmission creates the policy and the binding of a file. They apply a moment later.
+func (c *Cluster) CreateAdmission(ctx context.Context, file string) error {
+	return c.create(ctx, file, admission+"validatingadmissionpolicies", admission+"validatingadmissionpolicybindings")
+}
+
+// create posts the documents of a file to those paths.
+func (c *Cluster) create(ctx context.Context, file string, paths ...string) error {
 	b, err := os.ReadFile(file)
 	if err != nil {
 		return err
 	}
-	if b, err = yaml.YAMLToJSON(b); err != nil {
-		return err
+	for i, doc := range strings.Split(string(b), "\n---\n") {
+		text, err := yaml.YAMLToJSON([]byte(doc))
+		if err != nil {
+			return err
+		}
+		var o Object
+		if err := json.Unmarshal(text, &o); err != nil {
+			return err
+		}
+		if _, err := c.Do(ctx, http.MethodPost, paths[i], o); err != nil {
+			return err
+		}
 	}
-	var crd Object
-	if err := json.Unmarshal(b, &crd); err != nil {
-		return err
-	}
-	_, err = c.Do(ctx, http.MethodPost, crds, crd)
-	return err
+	return nil
 }
 
 // CreateNode creates a Node whose kubelet reported that boot id.
