@@ -230,6 +230,13 @@ bench: ## Measure fairlead against polling and write docs/benchmarks (root; 20 m
 	@hack/provision-engines.sh packages kube
 	@go run ./test/bench -report docs/benchmarks -out docs/benchmarks/results.txt
 
+# API servers that are built without optimisation, as those of the tests are, take three times longer.
+.PHONY: fleet
+fleet: ## Measure the inventories of AGENTS nodes (500) with a real API server and write docs/fleet.md (root; 8 minutes; APISERVER: another one)
+	$(need_root)
+	@hack/provision-engines.sh packages kube
+	@go run ./test/fleet/inventories -agents $(or $(AGENTS),500) $(if $(APISERVER),-apiserver $(APISERVER)) -report docs/fleet.md
+
 .PHONY: bench-quick
 bench-quick: ## Measure latency, a burst, NAT rules and flows as ratios (root; 2 minutes)
 	$(need_root)

@@ -136,7 +136,8 @@ func build(r Report, limit int) (Status, error) {
 			s.Wide = append(s.Wide, WidePort{Protocol: p.Protocol.String(), Address: p.Address.String(), Port: int(p.Port), Owner: p.Owner.String()})
 		}
 	}
-	listed, plain := slices.Clone(r.Ports), []byte(nil)
+	listed := slices.Clone(r.Ports)
+	var plain []byte
 	for n := min(len(listed), maxPorts); ; n /= 2 {
 		listed = first(listed, n)
 		var err error

@@ -86,7 +86,7 @@ func parseRules(n yamltree.Node) (*rules.Set, error) {
 		return nil, err
 	}
 	for i, r := range list {
-		what := ""
+		var what string
 		switch {
 		case len(r.Match.Labels) > 0:
 			what = "labels: an inventory has no labels of owners"

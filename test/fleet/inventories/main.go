@@ -20,6 +20,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -50,13 +51,36 @@ func main() {
 	flag.DurationVar(&o.away, "away", 30*time.Second, "how long the API server is away")
 	flag.StringVar(&o.program, "apiserver", "", "the kube-apiserver to run (default: that of the tests, which is built without optimisation)")
 	flag.StringVar(&o.crd, "crd", "deploy/kubernetes/crd.yaml", "the resource")
+	var report string
+	flag.StringVar(&report, "report", "", "the document whose figures to replace")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
-	if err := run(ctx, o, os.Stdout); err != nil {
+	var b strings.Builder
+	err := run(ctx, o, io.MultiWriter(os.Stdout, &b))
+	if err == nil && report != "" {
+		err = write(report, b.String())
+	}
+	if err != nil {
 		fmt.Fprintln(os.Stderr, "inventories:", err)
 		os.Exit(1)
 	}
+}
+
+// figures is where a document has them.
+var figures = regexp.MustCompile(`(?s)(<!-- figures of make fleet -->\n).*(<!-- end of figures -->)`)
+
+// write replaces the figures in a document.
+func write(file, text string) error {
+	b, err := os.ReadFile(file)
+	if err != nil {
+		return err
+	}
+	if !figures.Match(b) {
+		return fmt.Errorf("%s has no place for figures", file)
+	}
+	b = figures.ReplaceAll(b, []byte("${1}"+strings.ReplaceAll(text, "$", "$$")+"${2}"))
+	return os.WriteFile(file, b, 0o644) //nolint:gosec // a document
 }
 
 func run(ctx context.Context, o options, out io.Writer) error {
