@@ -90,6 +90,7 @@ type Agent struct {
 	server     *status.Server
 	served     schedule.Signal // the metrics or the page were read, or the self-test ended
 	shrunk     schedule.Signal // most of many rules or ports have gone
+	busy       schedule.Signal // many ports were merged
 	tried      schedule.Signal // hooks were attached, or could not be
 	problems   schedule.Signal // the NAT rules that are not understood may have changed
 
@@ -108,7 +109,7 @@ func New(cfg config.Agent, log *slog.Logger, level *slog.LevelVar) (*Agent, erro
 		return nil, errors.New("--observer bpf loads BPF programs, which needs root: run it as root, or with --observer poll")
 	}
 	a := &Agent{
-		cfg: cfg, log: log, sockets: new(own.Sockets), trace: new(trace.Hub), served: schedule.NewSignal(), shrunk: schedule.NewSignal(),
+		cfg: cfg, log: log, sockets: new(own.Sockets), trace: new(trace.Hub), served: schedule.NewSignal(), shrunk: schedule.NewSignal(), busy: schedule.NewSignal(),
 		problems: schedule.NewSignal(), tried: schedule.NewSignal(), started: uint64(privilege.Effective()),
 	}
 	if err := a.wireSources(); err != nil {
@@ -161,7 +162,7 @@ func (a *Agent) wireSources() error {
 	if err != nil {
 		return fmt.Errorf("observer: %w", err)
 	}
-	a.registry = registry.New(registry.Options{Rules: a.cfg.Rules, Logger: a.log, Shrunk: a.shrunk})
+	a.registry = registry.New(registry.Options{Rules: a.cfg.Rules, Logger: a.log, Shrunk: a.shrunk, Busy: a.busy})
 	for _, name := range a.cfg.Sources {
 		s, err := a.newSource(name)
 		if err != nil {
@@ -445,7 +446,8 @@ func (a *Agent) applyRules(set *rules.Set) {
 }
 
 // releaseMemory returns memory to the kernel after the start, after a source began
-// or failed, after the metrics or the page were read, and after most rules have gone.
+// or failed, after the metrics or the page were read, after many ports came, and after
+// most rules have gone.
 func (a *Agent) releaseMemory(ctx context.Context) {
 	sources := a.registry.Sources().Subscribe()
 	defer sources.Close()
@@ -458,6 +460,7 @@ func (a *Agent) releaseMemory(ctx context.Context) {
 			case <-sources.C():
 				sources.Take()
 			case <-a.served:
+			case <-a.busy:
 			case <-a.shrunk:
 				freed = true
 			}

@@ -135,14 +135,17 @@ type Binding struct {
 	// DualStack marks a :: binding that serves IPv4 as well.
 	DualStack bool
 
+	// Inner marks a NAT rule for the guest's own programs alone, which connections
+	// from outside the guest do not match.
+	Inner bool
+
+	// Searching is true while the source searches for the process behind a socket.
+	Searching bool
+
 	// Withheld, when not empty, is why this binding alone is no reason to
 	// publish ("bound, not listening"; "limited to source 10.0.0.0/8"): an
 	// explicit allow rule, or another binding of the same key, is needed.
 	Withheld string
-
-	// Inner marks a NAT rule for the guest's own programs alone, which connections
-	// from outside the guest do not match.
-	Inner bool
 
 	// Rule identifies where a NAT rule leads: bindings with one Rule lead to the same
 	// servers. 0 means that it is not known well enough to be the same as another.
@@ -163,9 +166,6 @@ type Binding struct {
 	// better one.
 	Owner Owner
 	Hints Hints
-
-	// Searching is true while the source searches for the process behind a socket.
-	Searching bool
 
 	// Detail describes the origin: "pid 811 (nginx)", a rule's text.
 	Detail Detail

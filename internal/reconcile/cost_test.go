@@ -97,3 +97,18 @@ func TestUnionOfChangedKeys(t *testing.T) {
 		t.Error("nothing adds something")
 	}
 }
+
+// Outcomes are kept for as long as their port is there, so they have no room to spare.
+func TestOutcomesHaveNoRoomToSpare(t *testing.T) {
+	k := port.Key{Protocol: port.TCP, Port: 80, Address: netip.IPv4Unspecified()}
+	outcomes := table.New[port.Key, Outcomes](port.Key.Compare)
+	w := worker{sink: new(hintCounter)}
+	for _, state := range []port.State{port.Pending, port.Active, port.Failed} {
+		outcomes.Update(func(tx *table.Tx[port.Key, Outcomes]) {
+			w.replace(tx, k, []port.Outcome{{Key: k, State: state}}, time.Now())
+		})
+		if got, _ := outcomes.View().Get(k); len(got) != 1 || cap(got) != 1 {
+			t.Errorf("%v: %d outcomes with room for %d", state, len(got), cap(got))
+		}
+	}
+}

@@ -549,7 +549,13 @@ func (w *worker) record(view View, hint Change, outcomes port.Outcomes, err erro
 func (w *worker) replace(tx *table.Tx[port.Key, Outcomes], k port.Key, outcomes []port.Outcome, now time.Time) {
 	old, _ := tx.Get(k)
 	name := w.sink.Name()
-	next := make(Outcomes, 0, len(old)+len(outcomes))
+	others := 0
+	for _, o := range old {
+		if o.Sink != name {
+			others++
+		}
+	}
+	next := make(Outcomes, 0, others+len(outcomes))
 	for _, o := range old {
 		if o.Sink != name {
 			next = append(next, o)

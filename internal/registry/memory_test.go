@@ -16,8 +16,8 @@ import (
 // What 20,000 ports that came and went leave is less than a tenth of what they took.
 func TestMemoryOfABurstIsFreed(t *testing.T) {
 	now := time.Unix(1000, 0)
-	shrunk := schedule.NewSignal()
-	r := New(Options{Rules: allowAll{}, Logger: slog.New(slog.DiscardHandler), Now: func() time.Time { return now }, Shrunk: shrunk})
+	shrunk, busy := schedule.NewSignal(), schedule.NewSignal()
+	r := New(Options{Rules: allowAll{}, Logger: slog.New(slog.DiscardHandler), Now: func() time.Time { return now }, Shrunk: shrunk, Busy: busy})
 	newFacts(r, "docker")
 	feeds := map[string]Feed{"nat": r.Feed("nat"), "socket": r.Feed("socket")}
 	heap := func() int64 {
@@ -31,6 +31,11 @@ func TestMemoryOfABurstIsFreed(t *testing.T) {
 	const n = 20_000
 	burst(feeds, n)
 	full := heap() - before
+	select {
+	case <-busy:
+	default:
+		t.Error("nobody was notified of much work")
+	}
 	for _, f := range feeds {
 		var c port.Change
 		for i := range n {

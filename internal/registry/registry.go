@@ -32,6 +32,8 @@ type Options struct {
 	// Shrunk is notified after most of many ports have gone, which leaves much
 	// unused memory. May be nil.
 	Shrunk schedule.Signal
+	// Busy is notified after many ports were merged, which may leave garbage. May be nil.
+	Busy schedule.Signal
 }
 
 // Registry is the merged table. A change costs what it touches, not what the
@@ -54,6 +56,8 @@ type Registry struct {
 	provisional map[port.Slot]struct{}
 	peak        compact.Peak    // of slots
 	shrunk      schedule.Signal // may be nil
+	busy        schedule.Signal // may be nil
+	work        int             // slots that were merged since busy was notified
 
 	ready   chan struct{} // closed when every source has reported a complete set
 	pending int           // sources that have not
@@ -78,6 +82,7 @@ func New(o Options) *Registry {
 		engines:      make(map[string]bool),
 		waits:        waits{wake: schedule.NewSignal(), live: o.Now()}, // there are no engines
 		shrunk:       o.Shrunk,
+		busy:         o.Busy,
 		provisional:  make(map[port.Slot]struct{}),
 		publications: table.New[port.Key, port.Publication](port.Key.Compare),
 		status:       table.New[string, SourceStatus](compareString),
@@ -323,6 +328,7 @@ func (r *Registry) merge(dirty *touched) {
 			}
 		}
 	})
+	r.worked(len(dirty.slots))
 }
 
 // mergeSlot merges one slot, and reports whether a port of it lost its owner.

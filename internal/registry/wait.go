@@ -267,7 +267,7 @@ func (r *Registry) decide(m *merged, old former) {
 // another. It is nil if there is nothing to wait for.
 func (ws *waits) next(m *merged, d doubt, old former, now time.Time) *wait {
 	kind, w := m.Owner.Kind, ws.byKey[m.Key]
-	next := &wait{from: now, since: d.from(), known: m.known, left: d.left}
+	next := wait{from: now, since: d.from(), known: m.known, left: d.left}
 	// Of a deleted Service, kube-proxy's rules may be left, which lead to pods.
 	deleted := old.own == port.OwnerService && kind == port.OwnerContainer
 	if next.orphan = d.unclaimed && m.known < service && (w != nil && w.orphan || deleted); next.orphan {
@@ -275,7 +275,7 @@ func (ws *waits) next(m *merged, d doubt, old former, now time.Time) *wait {
 		if w != nil && w.orphan && d.left == w.left {
 			return w
 		}
-		return next
+		return &wait{from: now, since: next.since, known: next.known, lost: true, left: next.left, orphan: true}
 	}
 	if kind < port.OwnerService && !d.lost.IsZero() && !ws.past(d.lost, now) {
 		next.lost, next.since = true, latest(next.since, d.lost)
@@ -288,7 +288,7 @@ func (ws *waits) next(m *merged, d doubt, old former, now time.Time) *wait {
 		w.known, w.lost = m.known, next.lost
 		return w
 	}
-	return next
+	return new(next)
 }
 
 // past reports whether nobody named an owner in time after one was lost.
