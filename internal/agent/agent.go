@@ -453,7 +453,7 @@ func (a *Agent) releaseMemory(ctx context.Context) {
 	defer sources.Close()
 	freed := false
 	memory.Releaser{
-		Ready: a.registry.Ready(), Forget: a.types.Forget,
+		Ready: a.registry.Ready(), Forget: a.types.Forget, GCPercent: 35,
 		Work: func(ctx context.Context) error {
 			select {
 			case <-ctx.Done():

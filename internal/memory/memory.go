@@ -31,9 +31,6 @@ const (
 	quiet = 30 * time.Second
 	// growth is how many bytes make a release worthwhile.
 	growth = 1 << 20
-	// gcPercent is GOGC after the start. There is little garbage then, and
-	// collecting it early costs less than the memory that it would occupy.
-	gcPercent = 35
 )
 
 // Usage is the resident memory of a process, in bytes.
@@ -75,9 +72,13 @@ func parse(status []byte) (u Usage, err error) {
 // Releaser returns memory to the kernel after the start and after each burst of
 // work. The Go runtime would keep it for minutes. An idle process is not woken.
 type Releaser struct {
-	Ready  <-chan struct{}                 // closed when the start is over; nil waits 10 s
-	Forget func()                          // drops caches that only the start needed; may be nil
-	Work   func(ctx context.Context) error // returns after work that may leave garbage, or with ctx's error
+	Ready  <-chan struct{} // closed when the start is over; nil waits 10 s
+	Forget func()          // drops caches that only the start needed; may be nil
+	// GCPercent is GOGC after the start, 0 to leave it, unless the environment has one. Where
+	// there is little garbage then, collecting it early costs less than the memory that it
+	// would occupy.
+	GCPercent int
+	Work      func(ctx context.Context) error // returns after work that may leave garbage, or with ctx's error
 	// Freed, if not nil, reports whether the work dropped much. Memory is then
 	// released even if the process does not use more than after the last release.
 	Freed func() bool
@@ -96,8 +97,8 @@ func (r Releaser) Run(ctx context.Context) {
 		if r.Forget != nil {
 			r.Forget()
 		}
-		if os.Getenv("GOGC") == "" {
-			debug.SetGCPercent(gcPercent)
+		if r.GCPercent != 0 && os.Getenv("GOGC") == "" {
+			debug.SetGCPercent(r.GCPercent)
 		}
 		freed := r.Freed != nil && r.Freed()
 		if now, err := Read(); freed || err != nil || now.Anonymous >= kept+growth {
