@@ -20,7 +20,7 @@ BENCH ?= .
 # processors busy by itself.
 STAGES := lint generate-check test-unit test-root test-browser test-engines-smoke
 STAGES_VM := test-vm-smoke
-STAGES_ALL = lint generate-check test-unit test-root test-browser test-engines test-wine test-chaos supply-chain fuzz
+STAGES_ALL = lint generate-check test-unit test-root test-browser test-engines test-cluster test-wine test-chaos supply-chain fuzz
 STAGES_VM_ALL := test-vm test-install
 # End-to-end tests that the smoke test runs in each machine.
 VM_SMOKE := TestPortAppearsCarriesAndVanishes,TestRuleOnlyPort,TestUDP
@@ -185,13 +185,19 @@ test-browser: ## Test the page in Chromium, and dashboard and alerts in Promethe
 test-engines: ## Run against real Docker, containerd and Kubernetes (root; builds them once, 10 minutes)
 	$(need_root)
 	@hack/provision-engines.sh
-	@$(TEST) test-engines go test -json -tags engines -p 1 -count 1 -timeout 60m $(filter-out ./test/observe ./test/vm,$(call tagged,engines))
+	@$(TEST) test-engines go test -json -tags engines -p 1 -count 1 -timeout 60m $(filter-out ./test/cluster ./test/observe ./test/vm,$(call tagged,engines))
 
 .PHONY: test-engines-smoke
 test-engines-smoke: ## Reach one port of each engine in each of its modes (root)
 	$(need_root)
 	@hack/provision-engines.sh
 	@$(TEST) test-engines-smoke go test -json -tags engines -run '^TestReach' -count 1 -timeout 20m ./test/engines
+
+.PHONY: test-cluster
+test-cluster: ## Run the DaemonSet in a real cluster of one node (root; builds it once, 10 minutes)
+	$(need_root)
+	@hack/provision-engines.sh kube cluster
+	@$(TEST) test-cluster go test -json -tags engines -count 1 -timeout 30m ./test/cluster
 
 .PHONY: test-moby
 test-moby: ## Run against the next Docker with its nftables back end (root; builds it once, 5 minutes)

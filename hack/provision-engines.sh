@@ -3,10 +3,11 @@
 #
 # Provides the real engines that `make test-engines` and `make test-moby` run against.
 #
-#   hack/provision-engines.sh            everything but moby
+#   hack/provision-engines.sh            everything but cluster and moby
 #   hack/provision-engines.sh packages   Debian's dockerd, containerd, runc, CNI plugins, etcd, Podman
 #   hack/provision-engines.sh nerdctl    nerdctl, built from its module
 #   hack/provision-engines.sh kube       kube-apiserver and kube-proxy, built from module k8s.io/kubernetes
+#   hack/provision-engines.sh cluster    kubelet, kubectl and the control plane's other parts, built from the same module
 #   hack/provision-engines.sh moby       the next dockerd, whose firewall back end can be nftables, and runc for it
 #
 # What is built is kept in ${FAIRLEAD_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/fairlead}/bin
@@ -127,12 +128,15 @@ nerdctl() {
 	stamp nerdctl "$NERDCTL_VERSION"
 }
 
-kube() {
-	if stamped kube "$KUBE_VERSION" && [[ -x $BIN/kube-apiserver && -x $BIN/kube-proxy ]]; then
-		say "kube: $KUBE_VERSION present"
+# build_kube NAME COMMAND...: builds commands of Kubernetes, stamped as NAME.
+build_kube() {
+	local name=$1 dir=$CACHE/src/$1 staging=v0.${KUBE_VERSION#1.} mod command present=true
+	shift
+	for command; do [[ -x $BIN/$command ]] || present=false; done
+	if $present && stamped "$name" "$KUBE_VERSION"; then
+		say "$name: $KUBE_VERSION present"
 		return
 	fi
-	local dir=$CACHE/src/kube staging=v0.${KUBE_VERSION#1.} mod
 	rm -rf "$dir" && mkdir -p "$dir"
 	mod=$(fetch_kube "$dir")
 	{
@@ -143,10 +147,23 @@ kube() {
 		# The staging modules live in the same repository; outside it, their published twins serve.
 		sed -nE "s#^[[:space:]]+(k8s.io/[^ ]+) => ./staging.*#replace \1 => \1 $staging#p" "$mod"
 	} >"$dir/go.mod"
-	printf '//go:build tools\n\npackage tools\n\nimport (\n\t_ "k8s.io/kubernetes/cmd/kube-apiserver"\n\t_ "k8s.io/kubernetes/cmd/kube-proxy"\n)\n' >"$dir/tools.go"
-	tried kube nice env -C "$dir" GOFLAGS=-mod=mod CGO_ENABLED=0 \
-		go build "${quick[@]}" -o "$BIN/" k8s.io/kubernetes/cmd/kube-apiserver k8s.io/kubernetes/cmd/kube-proxy
-	stamp kube "$KUBE_VERSION"
+	{
+		printf '//go:build tools\n\npackage tools\n\nimport (\n'
+		printf '\t_ "k8s.io/kubernetes/cmd/%s"\n' "$@"
+		echo ')'
+	} >"$dir/tools.go"
+	# kubectl and the kubelet refuse to work without a version.
+	tried "$name" nice env -C "$dir" GOFLAGS=-mod=mod CGO_ENABLED=0 go build "${quick[@]}" \
+		-ldflags="-s -w -X k8s.io/component-base/version.gitVersion=v$KUBE_VERSION" -o "$BIN/" "${@/#/k8s.io/kubernetes/cmd/}"
+	stamp "$name" "$KUBE_VERSION"
+}
+
+kube() { build_kube kube kube-apiserver kube-proxy; }
+
+# cluster is what a node needs besides.
+cluster() {
+	debian containerd runc containernetworking-plugins etcd-server iptables busybox-static iproute2
+	build_kube cluster kube-controller-manager kube-scheduler kubectl kubelet
 }
 
 # moby has a folder of its own, which tests put before Debian's programs in PATH.
@@ -170,9 +187,9 @@ if (($# == 0)); then
 fi
 for what in "$@"; do
 	case $what in
-	packages | nerdctl | kube | moby) "$what" ;;
+	packages | nerdctl | kube | cluster | moby) "$what" ;;
 	*)
-		say "unknown part \"$what\": want packages, nerdctl, kube or moby"
+		say "unknown part \"$what\": want packages, nerdctl, kube, cluster or moby"
 		exit 2
 		;;
 	esac

@@ -115,8 +115,14 @@ func (c *Cluster) Etcd() []string {
 	}
 }
 
-// APIServer is the command line of kube-apiserver on a node with that address.
+// APIServer is the command line of kube-apiserver on a node with that address, for a
+// cluster without pods of its own.
 func (c *Cluster) APIServer(node string, flags ...string) []string {
+	return append(c.apiServer(node, "--disable-admission-plugins=ServiceAccount,StorageObjectInUseProtection",
+		"--endpoint-reconciler-type=none", "--delete-collection-workers=8"), flags...)
+}
+
+func (c *Cluster) apiServer(node string, flags ...string) []string {
 	return append([]string{
 		enclave.Tool("kube-apiserver"),
 		"--etcd-servers=http://127.0.0.1:2379", "--secure-port=6443", "--bind-address=0.0.0.0",
@@ -125,8 +131,6 @@ func (c *Cluster) APIServer(node string, flags ...string) []string {
 		"--client-ca-file=" + c.path("ca.pem"), "--authorization-mode=RBAC", "--service-account-issuer=https://kubernetes.default.svc",
 		"--service-account-key-file=" + c.path("sa.pub"),
 		"--service-account-signing-key-file=" + c.path("sa.key"),
-		"--disable-admission-plugins=ServiceAccount,StorageObjectInUseProtection", "--endpoint-reconciler-type=none",
-		"--delete-collection-workers=8",
 	}, flags...)
 }
 

@@ -29,7 +29,7 @@ func ImageArchive(dir string) (tar string, err error) {
 		return "", err
 	}
 	diff := sha256.Sum256(b)
-	config := fmt.Sprintf(`{"architecture":%q,"os":"linux","config":{"Cmd":["/bin/sleep","600"],"Env":["PATH=/bin"]},`+
+	config := fmt.Sprintf(`{"architecture":%q,"os":"linux","config":{"Cmd":["/bin/sleep","infinity"],"Env":["PATH=/bin"]},`+
 		`"rootfs":{"type":"layers","diff_ids":["sha256:%x"]},"history":[{}]}`, runtime.GOARCH, diff)
 	name := fmt.Sprintf("%x.json", sha256.Sum256([]byte(config)))
 	manifest := fmt.Sprintf(`[{"Config":%q,"RepoTags":["docker.io/library/%s:latest"],"Layers":["layer.tar"]}]`, name, Image)
