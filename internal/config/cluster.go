@@ -32,7 +32,7 @@ var nodeNames = regexp.MustCompile(`^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$`)
 
 func nodeName(s string) (string, error) {
 	if s != "" && !nodeNames.MatchString(s) {
-		return "", fmt.Errorf("%q: want the name of a Node: lower-case letters, digits, - and .", s)
+		return "", fmt.Errorf("%q: want the name of a Node, of lower-case letters, digits, dots and dashes", s)
 	}
 	return s, nil
 }

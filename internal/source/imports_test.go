@@ -62,6 +62,10 @@ func TestOneOwnerEach(t *testing.T) {
 				if imp == "github.com/containerd/errdefs" && strings.HasSuffix(pkg, "internal/source/docker") {
 					continue
 				}
+				// The inventory is a client of the API server, too: it writes, where the source reads.
+				if owner == "internal/source/kube" && strings.HasSuffix(pkg, "internal/inventory") {
+					continue
+				}
 				t.Errorf("%s imports %s, which is for %s alone", pkg, imp, owner)
 			}
 		}
