@@ -217,10 +217,22 @@ func newWatch() *cobra.Command {
 	var all bool
 	var out output
 	var cluster clusterQuery
+	var program string
 	c := &cobra.Command{
-		Use: "watch", Short: "Print ports as they open, change and close", Args: noArgs, GroupID: groupInspect,
-		Example: "  fairlead watch\n  fairlead watch --filter owner=web -o json",
-		RunE: func(c *cobra.Command, _ []string) error {
+		Use: "watch [--exec PROGRAM [-- ARGUMENT...]]", Short: "Print ports as they open, change and close", GroupID: groupInspect,
+		Long: "Print ports as they open, change and close.\n\n" +
+			"With --exec a program is run for each change, with the change on its standard input as -o json prints it;\n" +
+			"what is there when the watch begins is no change. No shell reads its name and arguments. It runs once at a\n" +
+			"time, in the order of the changes, for a minute at most; its output goes to standard error. If it fails,\n" +
+			"that is printed there, and the next change follows. 256 changes can wait, then the oldest are dropped.",
+		Example: "  fairlead watch\n  fairlead watch --filter owner=web -o json\n  fairlead watch --exec ./on-change -- --verbose",
+		Args: func(c *cobra.Command, args []string) error {
+			if program != "" && c.ArgsLenAtDash() == 0 {
+				return nil
+			}
+			return noArgs(c, args)
+		},
+		RunE: func(c *cobra.Command, args []string) error {
 			if err := out.validate(); err != nil {
 				return err
 			}
@@ -232,12 +244,25 @@ func newWatch() *cobra.Command {
 				return err
 			}
 			w := watcher{client: client(control), stderr: c.ErrOrStderr()}
+			var commands *runner
+			if program != "" {
+				if commands, err = newRunner(program, args, w.stderr); err != nil {
+					return err
+				}
+				stop := commands.start(c.Context())
+				defer stop()
+			}
 			enc, paint := newEncoder(c.OutOrStdout()), painter(c.OutOrStdout())
 			w.report = func(e status.Event) error {
-				switch {
-				case e.Publication != nil && (!filter.Match(*e.Publication) || e.Publication.Unpublished && !all):
+				if e.Publication != nil && (!filter.Match(*e.Publication) || e.Publication.Unpublished && !all) {
 					return nil
-				case out.format == "json":
+				}
+				if commands != nil {
+					if err := commands.add(e); err != nil {
+						return err
+					}
+				}
+				if out.format == "json" {
 					return enc.Encode(versioned(e))
 				}
 				return status.WriteEvent(c.OutOrStdout(), e, paint)
@@ -255,6 +280,7 @@ func newWatch() *cobra.Command {
 	filterFlag(c, &terms)
 	allFlag(c, &all)
 	cluster.register(c)
+	c.Flags().StringVar(&program, "exec", "", "run this `PROGRAM` for each change, with the change as JSON on its standard input")
 	out.register(c, "text", "json")
 	return c
 }

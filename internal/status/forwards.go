@@ -16,6 +16,7 @@ import (
 	"github.com/fairlead/fairlead/internal/forwards"
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/rules"
+	"github.com/fairlead/fairlead/internal/schedule"
 )
 
 // Forwards is the output of "forward ls -o json".
@@ -74,6 +75,9 @@ func (s *Server) changeForwards(w http.ResponseWriter, r *http.Request) {
 		text(w, http.StatusConflict, strings.ReplaceAll(err.Error(), "\n", "; "))
 		return
 	}
+	if q.Op == forwards.Expose {
+		s.awaitExposed(r.Context(), q)
+	}
 	f, err := s.forwards()
 	if err != nil {
 		text(w, http.StatusInternalServerError, err.Error())
@@ -98,6 +102,27 @@ func (s *Server) forwards() (Forwards, error) {
 		f.Rules = append(f.Rules, describeRule(r, ports))
 	}
 	return f, nil
+}
+
+// exposedWithin is how long a host may take to open what was exposed.
+const exposedWithin = time.Second
+
+// awaitExposed waits until the ports of a request are opened by its rule, or for a while: the
+// host applies rules soon after it got them, and may be unable to open these ports.
+func (s *Server) awaitExposed(ctx context.Context, q forwards.Request) {
+	list, err := s.o.Forwards.List()
+	i := slices.IndexFunc(list, func(r rules.Rule) bool { return r.Exposes() && r.Match.Names(q.Guest, q.Protocol, q.Port) })
+	if err != nil || i < 0 {
+		return
+	}
+	for deadline := time.Now().Add(exposedWithin); time.Now().Before(deadline); {
+		waiting := slices.ContainsFunc(s.o.Provider.List().Publications, func(p Publication) bool {
+			return list[i].Match.Names(p.Guest, p.Protocol, p.Port) && !p.Unpublished && (!p.exposed() || !p.ExposedUntil.Equal(list[i].Until))
+		})
+		if !waiting || schedule.Sleep(ctx, exposedWithin/50) != nil {
+			return
+		}
+	}
 }
 
 // openTo returns where other machines can reach the ports of a request, on a system with
