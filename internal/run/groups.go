@@ -55,7 +55,7 @@ func newGroups() (*groups, error) {
 		return nil, err
 	}
 	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
-		return nil, fmt.Errorf("make a cgroup: %w: run the agent as root, under systemd with the drop-in of docs/run.md", err)
+		return nil, fmt.Errorf("make a cgroup: %w: run the agent as root, under systemd with the drop-in of https://github.com/fairlead/fairlead/blob/main/docs/run.md", err)
 	}
 	// Whoever can open a directory can lock it, and keep all helpers waiting.
 	if err := os.Chmod(dir, 0o700); err != nil {

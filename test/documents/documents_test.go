@@ -8,6 +8,7 @@ import (
 	"go/ast"
 	"go/parser"
 	"go/token"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -68,7 +69,7 @@ func TestNamedTestsExist(t *testing.T) {
 
 // Each row of a table with a column "shown by" names the tests that show it.
 func TestEachDefectHasATest(t *testing.T) {
-	for document, rows := range map[string]int{"peers.md": 47, "reliability.md": 20, "security.md": 50} {
+	for document, rows := range map[string]int{"first-use.md": 45, "peers.md": 47, "reliability.md": 20, "security.md": 50} {
 		text, err := os.ReadFile(filepath.Join(root, "docs", document))
 		if err != nil {
 			t.Fatal(err)
@@ -167,5 +168,45 @@ func TestPassedKernels(t *testing.T) {
 	}
 	if compareVersions("6.12", "6.2") <= 0 || compareVersions("5.15", "6.1") >= 0 {
 		t.Error("versions are compared as text")
+	}
+}
+
+// Who has the program alone has no file of the repository: texts of the program, and files
+// that are installed, name its documents by their address.
+func TestProgramsNameDocumentsByAddress(t *testing.T) {
+	const address = "https://github.com/fairlead/fairlead/blob/main/"
+	document := regexp.MustCompile(`docs/[\w.-]+\.(md|json)`)
+	check := func(path, text string) {
+		if document.MatchString(strings.ReplaceAll(text, address+"docs/", "")) {
+			t.Errorf("%s: %q: want %sdocs/…", path, text, address)
+		}
+	}
+	for _, top := range []string{"cmd", "internal", "deploy"} {
+		err := filepath.WalkDir(filepath.Join(root, top), func(path string, d fs.DirEntry, err error) error {
+			if err != nil || d.IsDir() || strings.HasSuffix(path, "_test.go") || strings.Contains(path, "testdata") || strings.HasSuffix(path, ".md") {
+				return err
+			}
+			if !strings.HasSuffix(path, ".go") {
+				b, err := os.ReadFile(path)
+				for line := range strings.Lines(string(b)) {
+					check(path, line)
+				}
+				return err
+			}
+			f, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.SkipObjectResolution)
+			if err != nil {
+				return err
+			}
+			ast.Inspect(f, func(n ast.Node) bool {
+				if l, ok := n.(*ast.BasicLit); ok && l.Kind == token.STRING {
+					check(path, l.Value)
+				}
+				return true
+			})
+			return nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
 	}
 }

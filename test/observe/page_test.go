@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/fairlead/fairlead/internal/status"
+	"github.com/fairlead/fairlead/test/kit/netns"
 	"github.com/fairlead/fairlead/test/kit/wait"
 )
 
@@ -237,11 +238,13 @@ func TestPage(t *testing.T) {
 		base, token, _ := strings.Cut(r.pageURL(), "/#token=")
 		p := c.open(t, base+"/", 1280, 800)
 		p.wait("it asks", `document.getElementById('login').open`, true)
+		p.wait("for a token", `document.querySelector('#login h2').innerText + document.getElementById('wrong').hidden`, "Token neededtrue")
 		p.wait("nothing is shown", portsIn, "")
 		p.click("#token")
 		p.write("wrong-wrong-wrong-wrong-wrong")
 		p.key("Enter")
 		p.wait("it asks again", `document.getElementById('login').open && document.getElementById('token').value === ''`, true)
+		p.wait("as this one is wrong", `document.querySelector('#login h2').innerText + document.getElementById('wrong').hidden`, "Wrong tokenfalse")
 		p.click("#token")
 		p.write(base + "/#token=" + token)
 		p.key("Enter")
@@ -296,12 +299,14 @@ func TestPageReconnects(t *testing.T) {
 	p.noConsole("502", "ERR_INCOMPLETE_CHUNKED_ENCODING", "Failed to load resource")
 }
 
-// hostPage starts a host peer with one guest and returns the address of its page.
-func (r *rig) hostPage(t *testing.T, guest string) string {
+// hostPage starts a host peer with one guest, and those of the flags, and returns the address
+// of its page.
+func (r *rig) hostPage(t *testing.T, guest string, flags ...string) string {
 	t.Helper()
 	control := filepath.Join(r.dir, "h", "s")
-	r.host = start(t, r.outside, exec.Command(binary, "host", "--connect", guest+"=unix://"+filepath.Join(r.dir, "l", "s"),
-		"--control", control, "--web-addr", "127.0.0.1:7422"))
+	r.host = start(t, r.outside, exec.Command(binary, append([]string{
+		"host", "--connect", guest + "=unix://" + filepath.Join(r.dir, "l", "s"), "--control", control, "--web-addr", "127.0.0.1:7422",
+	}, flags...)...))
 	host := status.NewClient(control)
 	var url string
 	wait.Within(t, limit(), "the page is there", func() (err error) {
@@ -313,13 +318,44 @@ func (r *rig) hostPage(t *testing.T, guest string) string {
 	return url
 }
 
-// The page of a host names its guests as they are named in the configuration.
+// A refused host is named, with the reason, on its own page and on that of the agent.
+func TestPageShowsRefusal(t *testing.T) {
+	token := func(letter string) string {
+		path := filepath.Join(t.TempDir(), letter)
+		if err := os.WriteFile(path, []byte(strings.Repeat(letter, 32)), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	r := newRig(t, "--link-token", token("a"))
+	r.startAgent()
+	host := r.hostPage(t, "dev", "--link-token", token("b"))
+	const said = `/refused.*the tokens of agent and host differ/.test(document.querySelector('#peers li[data-state="stale"]')?.innerText)`
+	const next = `document.querySelector('#peers li')?.title.includes('or neither of them')`
+	for _, page := range []struct {
+		name, url string
+		from      *netns.Space
+	}{{"the agent's", r.pageURL(), r.guest}, {"the host's", host, r.outside}} {
+		p := newChromium(t, page.from).open(t, page.url, 1280, 800)
+		p.wait(page.name+" names the refusal", said, true)
+		p.wait(page.name+" says what to do", next, true)
+		p.noConsole()
+	}
+}
+
+// The page of a host names its guests as they are named in the configuration, and can hide
+// the ports of one.
 func TestPageNamesGuests(t *testing.T) {
 	r := newRig(t)
 	r.startAgent()
 	r.listen("127.0.0.1:8080")
-	p := newChromium(t, r.outside).open(t, r.hostPage(t, "dev"), 1280, 800)
+	p := newChromium(t, r.outside).open(t, r.hostPage(t, "dev", "--connect", "other=unix://"+filepath.Join(r.dir, "none")), 1280, 800)
 	p.wait("the guest's name", `document.querySelector('#peers li b')?.textContent`, "dev")
+	const chip = `[...document.querySelectorAll('[data-filter^="guest:"]')].find((b) => b.innerText.startsWith('dev'))`
+	p.wait("a filter for it", `(`+chip+`)?.innerText.replace(/\s/g, '')`, "dev1")
+	p.eval(`(` + chip + `).click()`)
+	p.wait("its ports are hidden", portsIn, "")
+	p.eval(`(` + chip + `).click()`)
 	p.wait("it in the row", `document.querySelector('#ports tbody td.guest')?.textContent.includes('dev')`, true)
 	p.eval(fmt.Sprintf(rowOf+`.click()`, "8080"))
 	p.wait("it in the detail", `document.querySelector('#detail .facts')?.textContent.includes('Guestdev')`, true)

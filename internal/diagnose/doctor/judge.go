@@ -362,7 +362,7 @@ func (j *judge) inventory() {
 	object := "nodeinventories/" + i.Node
 	switch {
 	case i.Error != "":
-		j.add(area, name, Warning, object+" cannot be written: "+i.Error, "see docs/fleet.md for what the agent needs")
+		j.add(area, name, Warning, object+" cannot be written: "+i.Error, "see https://github.com/fairlead/fairlead/blob/main/docs/fleet.md for what the agent needs")
 	case i.Omitted > 0:
 		j.add(area, name, Warning, fmt.Sprintf("the list of %s omits %s, as it would be too large", object, plural(i.Omitted, "port")), "run `fairlead ls` on the node for all")
 	case i.Written.IsZero():

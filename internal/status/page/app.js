@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 import { el, clean, states, guests } from './format.js';
-import { events, takeToken, Refused } from './stream.js';
+import { events, hasToken, takeToken, Refused } from './stream.js';
 import { Latency, Flows } from './charts.js';
 import { Table } from './table.js';
 import * as detail from './detail.js';
@@ -233,6 +233,8 @@ async function follow() {
       if (e instanceof Refused) {
         connection('locked');
         reader = null;
+        $('login').querySelector('h2').textContent = hasToken() ? 'Wrong token' : 'Token needed';
+        $('wrong').hidden = !hasToken();
         if (!$('login').open) $('login').showModal();
         return;
       }

@@ -18,6 +18,9 @@ export function takeToken(text) {
 
 let memory = '';
 
+// hasToken reports whether a token was given, right or wrong.
+export function hasToken() { return token() !== ''; }
+
 function token() {
   try {
     return sessionStorage.getItem(slot) ?? memory;
