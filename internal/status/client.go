@@ -115,28 +115,43 @@ func (c *Client) do(ctx context.Context, method, path, body string, within time.
 	return resp, nil
 }
 
-// ask decodes a JSON answer, which may take as long as work on the way.
-func ask[T any](ctx context.Context, c *Client, method, path string, work time.Duration) (v T, err error) {
+// ask sends a body, as JSON unless it is nil, and decodes a JSON answer, which may take as
+// long as work on the way.
+func ask[T any](ctx context.Context, c *Client, method, path string, body any, work time.Duration) (v T, err error) {
+	text := ""
+	if body != nil {
+		b, err := json.Marshal(body)
+		if err != nil {
+			return v, err
+		}
+		text = string(b)
+	}
+	err = c.answer(ctx, method, path, text, work, func(r io.Reader) error { return json.NewDecoder(r).Decode(&v) })
+	return v, err
+}
+
+// answer sends a request, and has read read the answer.
+func (c *Client) answer(ctx context.Context, method, path, body string, work time.Duration, read func(io.Reader) error) error {
 	within := work + c.patience
-	resp, err := c.do(ctx, method, path, "", within)
+	resp, err := c.do(ctx, method, path, body, within)
 	if err != nil {
-		return v, err
+		return err
 	}
 	defer func() { _ = resp.Body.Close() }()
 	silent := time.AfterFunc(within, func() { _ = resp.Body.Close() })
-	err = json.NewDecoder(resp.Body).Decode(&v)
+	err = read(resp.Body)
 	switch late := !silent.Stop(); {
 	case err != nil && late:
-		return v, fmt.Errorf("control socket %s: %w", c.path, errSilent{within})
+		return fmt.Errorf("control socket %s: %w", c.path, errSilent{within})
 	case err != nil:
-		return v, fmt.Errorf("control socket %s: %w", c.path, err)
+		return fmt.Errorf("control socket %s: %w", c.path, err)
 	}
-	return v, nil
+	return nil
 }
 
 // List returns the current state.
 func (c *Client) List(ctx context.Context) (List, error) {
-	return ask[List](ctx, c, http.MethodGet, "/v1/ports", 0)
+	return ask[List](ctx, c, http.MethodGet, "/v1/ports", nil, 0)
 }
 
 // Watch calls f with each event until ctx ends, f fails, or the connection is lost
@@ -179,13 +194,12 @@ func (c *Client) LogLevel(ctx context.Context, level string, lasts time.Duration
 	if lasts != 0 {
 		path += "?for=" + lasts.String()
 	}
-	resp, err := c.do(ctx, method, path, level, c.patience)
-	if err != nil {
-		return "", err
-	}
-	defer func() { _ = resp.Body.Close() }()
-	b, err := io.ReadAll(io.LimitReader(resp.Body, maxBody))
-	return strings.TrimSpace(string(b)), err
+	var answer []byte
+	err := c.answer(ctx, method, path, level, 0, func(r io.Reader) (err error) {
+		answer, err = io.ReadAll(io.LimitReader(r, maxBody))
+		return err
+	})
+	return strings.TrimSpace(string(answer)), err
 }
 
 // awaitPause is between two attempts of Await.

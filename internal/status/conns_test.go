@@ -7,11 +7,14 @@ import (
 	"errors"
 	"io"
 	"net"
+	"net/http"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
+	"github.com/fairlead/fairlead/internal/forwards"
 	"github.com/fairlead/fairlead/test/kit/wait"
 )
 
@@ -88,5 +91,47 @@ func TestClientGivesUp(t *testing.T) {
 	}
 	if d := time.Since(begin); d > wait.Limit() {
 		t.Errorf("it took %s", d)
+	}
+}
+
+// One that answers only in part is one as well, for each question.
+func TestClientGivesUpInAnAnswer(t *testing.T) {
+	for name, ask := range map[string]func(context.Context, *Client) error{
+		"list":     func(ctx context.Context, c *Client) error { _, err := c.List(ctx); return err },
+		"loglevel": func(ctx context.Context, c *Client) error { _, err := c.LogLevel(ctx, "", 0); return err },
+		"page":     func(ctx context.Context, c *Client) error { _, err := c.WebURL(ctx); return err },
+		"rules":    func(ctx context.Context, c *Client) error { _, err := c.TestRules(ctx, RuleQuery{}); return err },
+		"forwards": func(ctx context.Context, c *Client) error { _, err := c.Forwards(ctx); return err },
+		"forward": func(ctx context.Context, c *Client) error {
+			_, err := c.ChangeForwards(ctx, forwards.Request{})
+			return err
+		},
+		"settings": func(ctx context.Context, c *Client) error { _, err := c.Settings(ctx); return err },
+	} {
+		t.Run(name, func(t *testing.T) {
+			path := filepath.Join(t.TempDir(), "s")
+			l, err := net.Listen("unix", path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			ended := make(chan struct{})
+			srv := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+				_, _ = w.Write([]byte("{"))
+				_ = http.NewResponseController(w).Flush()
+				<-ended
+			})}
+			var serving sync.WaitGroup
+			serving.Go(func() { _ = srv.Serve(l) })
+			defer serving.Wait()
+			defer func() { _ = srv.Close() }()
+			defer close(ended)
+			c := NewClient(path)
+			c.patience = 50 * time.Millisecond
+			done := make(chan error, 1)
+			go func() { done <- ask(t.Context(), c) }()
+			if err := wait.For(t, "an error", done); err == nil || !strings.Contains(err.Error(), path) || !strings.Contains(err.Error(), "no answer within") {
+				t.Errorf("error %v, want one that names the socket", err)
+			}
+		})
 	}
 }

@@ -31,7 +31,7 @@ const examineTimeout = 10 * time.Second
 
 // Examine asks a running agent about its health.
 func (c *Client) Examine(ctx context.Context) (doctor.Agent, error) {
-	return ask[doctor.Agent](ctx, c, http.MethodGet, "/v1/doctor", examineTimeout)
+	return ask[doctor.Agent](ctx, c, http.MethodGet, "/v1/doctor", nil, examineTimeout)
 }
 
 // doctorIndent is where details begin.

@@ -72,7 +72,7 @@ func (c *Client) Explain(ctx context.Context, q explain.Query) (explain.Report, 
 	if q.Protocol != 0 {
 		what += "/" + q.Protocol.String()
 	}
-	return ask[explain.Report](ctx, c, method, "/v1/explain?port="+what, explainTimeout)
+	return ask[explain.Report](ctx, c, method, "/v1/explain?port="+what, nil, explainTimeout)
 }
 
 var marks = map[explain.Mark]struct {

@@ -5,7 +5,6 @@ package status
 import (
 	"context"
 	"encoding/json"
-	"fmt"
 	"net"
 	"net/http"
 	"net/netip"
@@ -200,22 +199,10 @@ func describeRule(r rules.Rule, ports []Publication) ForwardRule {
 
 // Forwards returns the rules that were added at run time.
 func (c *Client) Forwards(ctx context.Context) (Forwards, error) {
-	return ask[Forwards](ctx, c, http.MethodGet, "/v1/forwards", 0)
+	return ask[Forwards](ctx, c, http.MethodGet, "/v1/forwards", nil, 0)
 }
 
 // ChangeForwards changes these rules.
-func (c *Client) ChangeForwards(ctx context.Context, q forwards.Request) (v ForwardChange, err error) {
-	body, err := json.Marshal(q)
-	if err != nil {
-		return v, err
-	}
-	resp, err := c.do(ctx, http.MethodPost, "/v1/forwards", string(body), c.patience)
-	if err != nil {
-		return v, err
-	}
-	defer func() { _ = resp.Body.Close() }()
-	if err := json.NewDecoder(resp.Body).Decode(&v); err != nil {
-		return v, fmt.Errorf("control socket %s: %w", c.path, err)
-	}
-	return v, nil
+func (c *Client) ChangeForwards(ctx context.Context, q forwards.Request) (ForwardChange, error) {
+	return ask[ForwardChange](ctx, c, http.MethodPost, "/v1/forwards", q, 0)
 }

@@ -110,14 +110,6 @@ func (s *Server) web(w http.ResponseWriter, _ *http.Request) {
 
 // WebURL returns the page's URL with its token, or "" if it is not served on TCP.
 func (c *Client) WebURL(ctx context.Context) (string, error) {
-	resp, err := c.do(ctx, http.MethodGet, "/v1/web", "", c.patience)
-	if err != nil {
-		return "", err
-	}
-	defer func() { _ = resp.Body.Close() }()
-	var a WebAddress
-	if err := json.NewDecoder(resp.Body).Decode(&a); err != nil {
-		return "", fmt.Errorf("control socket %s: %w", c.path, err)
-	}
-	return a.URL, nil
+	a, err := ask[WebAddress](ctx, c, http.MethodGet, "/v1/web", nil, 0)
+	return a.URL, err
 }

@@ -59,18 +59,10 @@ const maxRuleQuery = 64 << 10
 var ErrNoRules = errors.New("a host peer answers here, and this command tests the rules of agents: run it in the guest, or give --config FILE")
 
 // TestRules asks an agent what its current rules decide about a port.
-func (c *Client) TestRules(ctx context.Context, q RuleQuery) (v RuleVerdict, err error) {
-	body, err := json.Marshal(q)
-	if err != nil {
-		return v, err
-	}
-	resp, err := c.do(ctx, http.MethodPost, "/v1/rules", string(body), c.patience)
+func (c *Client) TestRules(ctx context.Context, q RuleQuery) (RuleVerdict, error) {
+	v, err := ask[RuleVerdict](ctx, c, http.MethodPost, "/v1/rules", q, 0)
 	if errors.Is(err, errNotFound) {
 		err = fmt.Errorf("control socket %s: %w", c.path, ErrNoRules)
 	}
-	if err != nil {
-		return v, err
-	}
-	defer func() { _ = resp.Body.Close() }()
-	return v, json.NewDecoder(resp.Body).Decode(&v)
+	return v, err
 }

@@ -25,5 +25,5 @@ func (s *Server) showSettings(w http.ResponseWriter, _ *http.Request) {
 
 // Settings returns the settings of a running agent or host.
 func (c *Client) Settings(ctx context.Context) (Settings, error) {
-	return ask[Settings](ctx, c, http.MethodGet, "/v1/config", 0)
+	return ask[Settings](ctx, c, http.MethodGet, "/v1/config", nil, 0)
 }
