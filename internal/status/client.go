@@ -80,11 +80,13 @@ func whoMay(path string) string {
 var errNotFound = errors.New("it does not answer this question: it is of the other role (agent or host), or of another version")
 
 // do sends a request and returns the answer, whose first bytes come within a time.
-func (c *Client) do(ctx context.Context, method, path, body string, within time.Duration) (*http.Response, error) {
+func (c *Client) do(ctx context.Context, method, path, text string, within time.Duration) (*http.Response, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
+	done := func() { cancel(nil) } // else ctx is kept by the caller's
+	defer func() { done() }()
 	silent := time.AfterFunc(within, func() { cancel(errSilent{within}) })
 	defer silent.Stop()
-	req, err := http.NewRequestWithContext(ctx, method, "http://"+clientHost+path, strings.NewReader(body))
+	req, err := http.NewRequestWithContext(ctx, method, "http://"+clientHost+path, strings.NewReader(text))
 	if err != nil {
 		return nil, err
 	}
@@ -112,7 +114,21 @@ func (c *Client) do(ctx context.Context, method, path, body string, within time.
 		line, _ := io.ReadAll(io.LimitReader(resp.Body, maxBody))
 		return nil, fmt.Errorf("control socket %s: %s", c.path, strings.TrimSpace(string(line)))
 	}
+	resp.Body = body{resp.Body, done}
+	done = func() {}
 	return resp, nil
+}
+
+// body is that of an answer. Close ends the context of its request.
+type body struct {
+	io.ReadCloser
+	done func()
+}
+
+// Close implements io.Closer.
+func (b body) Close() error {
+	defer b.done()
+	return b.ReadCloser.Close()
 }
 
 // ask sends a body, as JSON unless it is nil, and decodes a JSON answer, which may take as
@@ -131,9 +147,9 @@ func ask[T any](ctx context.Context, c *Client, method, path string, body any, w
 }
 
 // answer sends a request, and has read read the answer.
-func (c *Client) answer(ctx context.Context, method, path, body string, work time.Duration, read func(io.Reader) error) error {
+func (c *Client) answer(ctx context.Context, method, path, text string, work time.Duration, read func(io.Reader) error) error {
 	within := work + c.patience
-	resp, err := c.do(ctx, method, path, body, within)
+	resp, err := c.do(ctx, method, path, text, within)
 	if err != nil {
 		return err
 	}

@@ -5,12 +5,14 @@ package status
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -134,4 +136,42 @@ func TestClientGivesUpInAnAnswer(t *testing.T) {
 			}
 		})
 	}
+}
+
+// counted is a context that counts what waits for its end.
+type counted struct {
+	context.Context
+	done    chan struct{}
+	waiting atomic.Int64
+}
+
+func (c *counted) Done() <-chan struct{} { return c.done }
+
+// AfterFunc is what package context calls for a context derived from c.
+func (c *counted) AfterFunc(func()) (stop func() bool) {
+	c.waiting.Add(1)
+	return func() bool { c.waiting.Add(-1); return true }
+}
+
+// A context that many questions are asked with does not grow.
+func TestClientLeavesNothingInAContext(t *testing.T) {
+	s := servePage(t)
+	ctx := &counted{Context: t.Context(), done: make(chan struct{})}
+	for range 3 {
+		if _, err := s.client.List(ctx); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := s.client.TestRules(ctx, RuleQuery{}); err == nil {
+			t.Fatal("no error")
+		}
+	}
+	if _, err := NewClient(filepath.Join(t.TempDir(), "none")).List(ctx); err == nil {
+		t.Fatal("no error")
+	}
+	wait.Until(t, "nothing waits for the context", func() error {
+		if n := ctx.waiting.Load(); n != 0 {
+			return fmt.Errorf("%d do", n)
+		}
+		return nil
+	})
 }
