@@ -140,9 +140,9 @@ func TestClientGivesUpInAnAnswer(t *testing.T) {
 
 // counted is a context that counts what waits for its end.
 type counted struct {
-	context.Context
-	done    chan struct{}
-	waiting atomic.Int64
+	context.Context //nolint:containedctx // it is one
+	done            chan struct{}
+	waiting         atomic.Int64
 }
 
 func (c *counted) Done() <-chan struct{} { return c.done }
