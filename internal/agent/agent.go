@@ -445,6 +445,14 @@ func (a *Agent) applyRules(set *rules.Set) {
 	a.rules.Store(set)
 }
 
+// forgetTypes drops the kernel's types when all hooks were tried. Before that, on a machine so
+// slow that its start takes long, each hook would have to read them again.
+func (a *Agent) forgetTypes() {
+	if a.attached() {
+		a.types.Forget()
+	}
+}
+
 // releaseMemory returns memory to the kernel after the start, after a source began
 // or failed, after the metrics or the page were read, after many ports came, and after
 // most rules have gone.
@@ -453,7 +461,7 @@ func (a *Agent) releaseMemory(ctx context.Context) {
 	defer sources.Close()
 	freed := false
 	memory.Releaser{
-		Ready: a.registry.Ready(), Forget: a.types.Forget, GCPercent: 35,
+		Ready: a.registry.Ready(), Forget: a.forgetTypes, GCPercent: 35,
 		Work: func(ctx context.Context) error {
 			select {
 			case <-ctx.Done():

@@ -112,18 +112,24 @@ func TestReadmeNamesKernelsOfTheMatrix(t *testing.T) {
 	if !found || !ended || oldest == nil || outside == nil {
 		t.Fatalf("README: %q, oldest %q; docs/kernels.md: outside %q", sentence, oldest, outside)
 	}
-	want := append(passedKernels(kernels), outside[1])
-	want = slices.DeleteFunc(want, func(v string) bool { return compareVersions(v, oldest[1]) < 0 })
-	slices.SortFunc(want, compareVersions)
-	want = slices.Compact(want)
-	if got := regexp.MustCompile(`\d+\.\d+`).FindAllString(sentence, -1); !slices.Equal(got, want) {
-		t.Errorf("README names Linux %q, docs/kernels.md has %q", got, want)
+	amd64, arm64, _ := strings.Cut(sentence, " on arm64 ")
+	for processor, part := range map[string]string{"": amd64, " arm64": arm64} {
+		want := passedKernels(kernels, processor)
+		if processor == "" {
+			want = append(want, outside[1])
+		}
+		want = slices.DeleteFunc(want, func(v string) bool { return compareVersions(v, oldest[1]) < 0 })
+		slices.SortFunc(want, compareVersions)
+		want = slices.Compact(want)
+		if got := regexp.MustCompile(`\d+\.\d+`).FindAllString(part, -1); !slices.Equal(got, want) {
+			t.Errorf("README names Linux %q%s, docs/kernels.md has %q", got, processor, want)
+		}
 	}
 }
 
 // passedKernels returns the versions of the columns in the table of tests in which every
-// test passed.
-func passedKernels(text string) (versions []string) {
+// test passed, of a processor that the title names after the version.
+func passedKernels(text, processor string) (versions []string) {
 	passed := map[string]bool{}
 	var columns []string
 	for line := range strings.Lines(text) {
@@ -144,8 +150,9 @@ func passedKernels(text string) (versions []string) {
 		}
 	}
 	for column, ok := range passed {
-		if version, linux := strings.CutPrefix(column, "Linux "); ok && linux {
-			versions = append(versions, version)
+		title := regexp.MustCompile(`^Linux (\d+\.\d+)(.*)$`).FindStringSubmatch(column)
+		if ok && title != nil && title[2] == processor {
+			versions = append(versions, title[1])
 		}
 	}
 	return versions
@@ -162,9 +169,12 @@ func compareVersions(a, b string) int {
 func TestPassedKernels(t *testing.T) {
 	const table = "| capability | Linux 6.1 |\n|---|---|\n| nat | a |\n\n" +
 		"| test of test/e2e | Linux 6.1 | Linux 6.12 | Linux 7.2 |\n|---|---|---|---|\n" +
-		"| TestA | passed | passed | passed |\n| TestB | passed | – | failed |\n| TestC | passed | passed | passed |\n"
-	if got := passedKernels(table); !slices.Equal(got, []string{"6.1"}) {
-		t.Errorf("got %q", got)
+		"| TestA | passed | passed | passed |\n| TestB | passed | – | failed |\n| TestC | passed | passed | passed |\n\n" +
+		"| test of test/e2e | Linux 6.12 arm64 |\n|---|---|\n| TestA | passed |\n"
+	for processor, want := range map[string]string{"": "6.1", " arm64": "6.12"} {
+		if got := passedKernels(table, processor); !slices.Equal(got, []string{want}) {
+			t.Errorf("%q: got %q", processor, got)
+		}
 	}
 	if compareVersions("6.12", "6.2") <= 0 || compareVersions("5.15", "6.1") >= 0 {
 		t.Error("versions are compared as text")

@@ -31,7 +31,7 @@ func (s SelfTest) Summary() string {
 		}
 	}
 	switch {
-	case len(s.Steps) == 0:
+	case len(s.Steps) == 0 && s.Error == "":
 		return "nothing tried: neither sockets nor NAT rules are observed"
 	case len(events) == 0:
 		return "none arrived"
