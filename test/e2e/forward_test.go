@@ -60,6 +60,11 @@ func TestForwardsAtRunTime(t *testing.T) {
 		r.startAgent()
 		r.host.stop(syscall.SIGTERM)
 		r.startHost()
+		r.eventually("agent and host take commands", func() error {
+			_, agent := r.list()
+			_, host := listAt(r.hostCtl)
+			return errors.Join(agent, host)
+		})
 	}
 	open(8080)
 	run(r.agentCtl, "forward", "add", "8080", "--to", "18080")
