@@ -104,7 +104,7 @@ func TestReadmeNamesKernelsOfTheMatrix(t *testing.T) {
 		}
 		return string(text)
 	}
-	readme, kernels := read("README.md"), read("docs/kernels.md")
+	readme, kernels := strings.Join(strings.Fields(read("README.md")), " "), read("docs/kernels.md")
 	_, sentence, found := strings.Cut(readme, "it is tested on ")
 	sentence, _, ended := strings.Cut(sentence, " (")
 	oldest := regexp.MustCompile(`needs Linux (\d+\.\d+) or later`).FindStringSubmatch(readme)
