@@ -8,12 +8,15 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"os"
 	"os/exec"
+	"path/filepath"
 	"sync"
 	"time"
 
 	"github.com/fairlead/fairlead/internal/schedule"
 	"github.com/fairlead/fairlead/internal/status"
+	"github.com/fairlead/fairlead/internal/trust"
 )
 
 const (
@@ -37,11 +40,29 @@ type runner struct {
 
 // newRunner returns a runner of a program that is there.
 func newRunner(program string, args []string, stderr io.Writer) (*runner, error) {
-	path, err := exec.LookPath(program)
+	path, err := programPath(program)
 	if err != nil {
 		return nil, fmt.Errorf("--exec: %w", err)
 	}
 	return &runner{argv: append([]string{path}, args...), stderr: stderr, limit: commandTime, wake: schedule.NewSignal()}, nil
+}
+
+// programPath returns the absolute path of a program that a user names. A name without a
+// directory is looked for in PATH, where only programs are taken that no other user can
+// change.
+func programPath(name string) (string, error) {
+	if filepath.Base(name) == name {
+		return trust.InPath(name)
+	}
+	path, err := filepath.Abs(name)
+	if err != nil {
+		return "", err
+	}
+	fi, err := os.Stat(path)
+	if err == nil && !fi.Mode().IsRegular() {
+		err = fmt.Errorf("%s is not a file", path)
+	}
+	return path, err
 }
 
 // add queues a change. What was there when the watch began is none. If too many wait, the

@@ -8,6 +8,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -152,5 +153,16 @@ func TestCommandEndsWithTheWatch(t *testing.T) {
 	}
 	if stderr.String() != "" {
 		t.Errorf("%q", stderr.String())
+	}
+}
+
+// A program that is not there is named at once, not at the first change.
+func TestExecRefusesWhatIsNoProgram(t *testing.T) {
+	dir := t.TempDir()
+	t.Setenv("PATH", dir)
+	for _, program := range []string{"no-such-program", filepath.Join(dir, "none"), dir} {
+		if _, err := newRunner(program, nil, io.Discard); err == nil || !strings.Contains(err.Error(), "--exec: ") || !strings.Contains(err.Error(), program) {
+			t.Errorf("%s: %v", program, err)
+		}
 	}
 }
