@@ -6,6 +6,7 @@ package nat
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"os"
@@ -55,6 +56,14 @@ func newWorld(t testing.TB) *world {
 /usr/sbin/ip link set docker0 up
 /usr/sbin/ip route add default via 192.0.2.1
 /usr/sbin/ip -6 route add default via 2001:db8::1`)
+	// The kernel makes an IPv6 address local when it has seen the link's carrier, which can
+	// take a second.
+	wait.Until(t, "eth0 has its IPv6 address", func() error {
+		if out := w.run("", "ip", "-6", "route", "get", "2001:db8::2"); !strings.HasPrefix(out, "local ") {
+			return errors.New(out)
+		}
+		return nil
+	})
 	return w
 }
 
