@@ -9,6 +9,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/netip"
@@ -28,7 +29,10 @@ const (
 	maxBytes = 512 << 10 // of the list, compressed
 	maxWide  = 20        // structured entries
 	maxName  = 256       // bytes of an owner's name
-	maxPlain = 16 << 20  // bytes of the list, for a reader
+	// For readers: what one object may cost them.
+	maxPlain   = 16 << 20 // bytes of the list
+	maxEntry   = 16 << 10 // bytes of one port
+	maxSources = 16       // of one port
 )
 
 // Port is one entry of the list.
@@ -221,8 +225,8 @@ func compress(plain []byte) ([]byte, error) {
 	return b.Bytes(), nil
 }
 
-// Decode returns the whole list of an object. It refuses one that decompresses to more
-// than any agent writes.
+// Decode returns the whole list of an object. It refuses one that is larger than any
+// agent writes, without reading all of it: a few compressed bytes can be many ports.
 func (s Status) Decode() ([]Port, error) {
 	if len(s.List) == 0 {
 		return nil, nil
@@ -231,21 +235,65 @@ func (s Status) Decode() ([]Port, error) {
 	if err != nil {
 		return nil, fmt.Errorf("list: %w", err)
 	}
-	plain, err := io.ReadAll(io.LimitReader(z, maxPlain+1))
+	plain := &io.LimitedReader{R: z, N: maxPlain + 1}
+	ports, err := decode(json.NewDecoder(plain))
+	if plain.N == 0 {
+		err = fmt.Errorf("more than %d bytes", maxPlain)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("list: %w", err)
 	}
-	if len(plain) > maxPlain {
-		return nil, fmt.Errorf("list: more than %d bytes", maxPlain)
-	}
-	var ports []Port
-	if err := json.Unmarshal(plain, &ports); err != nil {
-		return nil, fmt.Errorf("list: %w", err)
-	}
-	for i, p := range ports {
-		if p.Address == (netip.Addr{}) {
-			return nil, fmt.Errorf("list: entry %d has no address", i)
-		}
-	}
 	return ports, nil
+}
+
+// decode reads an array of ports, or null, and nothing after it.
+func decode(d *json.Decoder) (ports []Port, err error) {
+	begin, err := d.Token()
+	switch {
+	case err != nil:
+		return nil, err
+	case begin == json.Delim('['):
+		for d.More() {
+			if len(ports) == maxPorts {
+				return nil, fmt.Errorf("more than %d ports", maxPorts)
+			}
+			p, err := decodePort(d)
+			if err != nil {
+				return nil, fmt.Errorf("entry %d: %w", len(ports), err)
+			}
+			ports = append(ports, p)
+		}
+		if _, err := d.Token(); err != nil {
+			return nil, err
+		}
+	case begin != nil:
+		return nil, fmt.Errorf("want an array, got %v", begin)
+	}
+	switch _, err := d.Token(); {
+	case errors.Is(err, io.EOF):
+		return ports, nil
+	case err != nil:
+		return nil, err
+	}
+	return nil, errors.New("more than one array")
+}
+
+func decodePort(d *json.Decoder) (p Port, err error) {
+	var raw json.RawMessage
+	if err := d.Decode(&raw); err != nil {
+		return p, err
+	}
+	if len(raw) > maxEntry {
+		return p, fmt.Errorf("more than %d bytes", maxEntry)
+	}
+	if err := json.Unmarshal(raw, &p); err != nil {
+		return p, err
+	}
+	switch {
+	case p.Address == (netip.Addr{}):
+		return p, errors.New("no address")
+	case len(p.Sources) > maxSources:
+		return p, fmt.Errorf("more than %d sources", maxSources)
+	}
+	return p, nil
 }

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -150,13 +151,39 @@ func TestDecodeRefuses(t *testing.T) {
 		_, _ = z.Write(make([]byte, 1<<20))
 	}
 	_ = z.Close()
+	const entry = `{"protocol":"tcp","address":"::","port":1,"state":"active"}`
+	many := func(n int, entry string) []byte { return zip("[" + strings.Repeat(entry+",", n-1) + entry + "]") }
+	if got, err := (Status{List: many(maxPorts, entry)}).Decode(); err != nil || len(got) != maxPorts {
+		t.Errorf("as many ports as an agent lists: decoded %d, %v", len(got), err)
+	}
 	for name, list := range map[string][]byte{
 		"no gzip": []byte("x"), "no JSON": zip("{"), "no address": zip(`[{"protocol":"tcp","port":1,"state":"active"}]`),
-		"cut": zip("[]")[:12], "bomb": bomb.Bytes(),
+		"cut": zip("[]")[:12], "bomb": bomb.Bytes(), "no array": zip("1"), "two arrays": zip("[][]"),
+		"one port more than an agent lists": many(maxPorts+1, entry), "empty entries": many(1<<20, "{}"),
+		"many sources": zip(`[` + strings.TrimSuffix(entry, "}") + `,"sources":[` + strings.Repeat(`"",`, maxSources) + `""]}]`),
+		"a large entry": zip(`[` + strings.TrimSuffix(entry, "}") + `,"owner":{"name":"` + strings.Repeat("x", maxEntry) + `"}}]`),
 	} {
 		if got, err := (Status{List: list}).Decode(); err == nil {
-			t.Errorf("%s: decoded %v", name, got)
+			t.Errorf("%s: decoded %d ports", name, len(got))
 		}
+	}
+}
+
+// A few kilobytes that any agent can write must not cost a reader, or the agent whose
+// node's object it is, hundreds of megabytes.
+func TestRefusalTakesLittleMemory(t *testing.T) {
+	list, err := compress([]byte("[" + strings.Repeat("{},", 1<<20) + "{}]"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	if _, err := (Status{List: list}).Decode(); err == nil {
+		t.Error("decoded entries without addresses")
+	}
+	runtime.ReadMemStats(&after)
+	if n := after.TotalAlloc - before.TotalAlloc; n > maxPlain {
+		t.Errorf("%d bytes of list take %d MB", len(list), n>>20)
 	}
 }
 
