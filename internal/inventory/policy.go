@@ -9,6 +9,8 @@ import (
 	"slices"
 	"time"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/rules"
 	"github.com/fairlead/fairlead/internal/status"
@@ -112,10 +114,13 @@ func (p Policy) decide(node port.Owner, pub port.Publication) (why string) {
 			continue
 		}
 		if title, deny, ok := part.rules.First(pub); ok {
-			if deny {
-				return "denied by " + part.title + title
+			switch {
+			case !deny:
+				return ""
+			case pub.Owner.Kind == port.OwnerUnknown:
+				return "denied by " + part.title + title + "; its owner is not known"
 			}
-			return ""
+			return "denied by " + part.title + title
 		}
 	}
 	return "no rule allows it"
@@ -159,6 +164,22 @@ func (p Policy) Audit(nodes map[string]map[string]string, objects []NodeInventor
 	return a
 }
 
+// unreliable returns why a node's list says nothing, or not all; "" if it can be relied on.
+func unreliable(o *NodeInventory, source status.Source, now time.Time) string {
+	ahead := o.Status.Holder.Renewed.Sub(now)
+	switch {
+	case source.Error != "":
+		return source.Error
+	case ahead > HeldFor:
+		return fmt.Sprintf("its clock is %s ahead of this one, so that it is not known whether its inventory is out of date", status.Age(ahead))
+	case !slices.ContainsFunc(o.Status.Conditions, func(c metav1.Condition) bool {
+		return c.Type == ConditionReady && c.Status == metav1.ConditionTrue
+	}):
+		return "its list may lack ports: its agent does not report that all its sources are live"
+	}
+	return ""
+}
+
 // audit audits one node, whose object may be nil.
 func (p Policy) audit(node port.Owner, o *NodeInventory, now time.Time) (Audited, []status.Publication) {
 	n := Audited{Name: node.Name}
@@ -168,9 +189,7 @@ func (p Policy) audit(node port.Owner, o *NodeInventory, now time.Time) (Audited
 	}
 	source := sourceOf(o, now)
 	n.Wide, n.Warnings = o.Status.Ports.Wide, source.Warnings
-	if source.Error != "" {
-		n.Error = source.Error
-	}
+	n.Error = unreliable(o, source, now)
 	ports, err := o.Status.Decode()
 	if err != nil {
 		n.Error = err.Error()

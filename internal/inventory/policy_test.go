@@ -37,19 +37,28 @@ func TestAudit(t *testing.T) {
 	}
 	withheld := tcp("0.0.0.0", 7, "bound")
 	withheld.Withheld = true
-	stale := objectOf(t, "stale", Report{})
+	ready := []Condition{{Type: ConditionReady, True: true}}
+	audited := func(node string, ports ...Port) NodeInventory {
+		return objectOf(t, node, Report{Ports: ports, Conditions: ready})
+	}
+	stale := audited("stale")
 	stale.Status.Holder.Renewed.Time = noon.Add(-time.Hour)
-	cut := objectOf(t, "cut", Report{Ports: []Port{tcp("0.0.0.0", 9000, "x")}})
+	ahead := audited("ahead")
+	ahead.Status.Holder.Renewed.Time = noon.Add(time.Hour)
+	cut := audited("cut", tcp("0.0.0.0", 9000, "x"))
 	cut.Status.Ports.Wide = 12_000
 	objects := []NodeInventory{
-		objectOf(t, "edge", Report{Ports: []Port{pod(80, "ingress-nginx"), pod(443, "shop"), tcp("0.0.0.0", 9229, "node"), tcp("0.0.0.0", 9100, "exporter")}}),
-		objectOf(t, "inner", Report{Ports: []Port{pod(80, "ingress-nginx"), tcp("10.1.2.3", 22, "sshd"), tcp("127.0.0.1", 5432, "db"), withheld}}),
-		objectOf(t, "bastion", Report{Ports: []Port{tcp("0.0.0.0", 22, "sshd")}}),
-		objectOf(t, "gone", Report{Ports: []Port{tcp("0.0.0.0", 1, "x")}}), // no such node any more
-		stale, cut,
+		audited("edge", pod(80, "ingress-nginx"), pod(443, "shop"), tcp("0.0.0.0", 9229, "node"), tcp("0.0.0.0", 9100, "exporter")),
+		audited("inner", pod(80, "ingress-nginx"), tcp("10.1.2.3", 22, "sshd"), tcp("127.0.0.1", 5432, "db"), withheld),
+		audited("bastion", tcp("0.0.0.0", 22, "sshd")),
+		audited("gone", tcp("0.0.0.0", 1, "x")), // no such node any more
+		stale, ahead, cut,
+		objectOf(t, "starting", Report{Conditions: []Condition{{Type: ConditionReady, Message: "source nat is starting"}}}),
+		objectOf(t, "unconditional", Report{}),
 	}
 	nodes := map[string]map[string]string{
-		"edge": {"role": "edge-1"}, "inner": {"role": "inner"}, "bastion": nil, "silent": nil, "stale": nil, "cut": nil,
+		"edge": {"role": "edge-1"}, "inner": {"role": "inner"}, "bastion": nil, "silent": nil, "stale": nil, "ahead": nil, "cut": nil,
+		"starting": nil, "unconditional": nil,
 	}
 	a := policy.Audit(nodes, objects, noon)
 	var got []string
@@ -62,10 +71,18 @@ func TestAudit(t *testing.T) {
 	if strings.Join(got, "\n") != strings.Join(want, "\n") {
 		t.Errorf("violations:\n%s\nwant:\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
 	}
-	failed := map[string]string{"silent": "no inventory", "stale": "last written 60m ago", "cut": "12000 ports"}
+	failed := map[string]string{
+		"silent": "no inventory", "stale": "last written 60m ago", "ahead": "its clock is 60m ahead", "cut": "12000 ports",
+		"starting": "its list may lack ports", "unconditional": "its list may lack ports",
+	}
 	for _, n := range a.Nodes {
 		if w := failed[n.Name]; w == "" && n.Error != "" || !strings.HasPrefix(n.Error, w) {
 			t.Errorf("node %s: error %q, want %q", n.Name, n.Error, w)
+		}
+	}
+	for name := range failed {
+		if a := policy.Audit(map[string]map[string]string{name: nil}, objects, noon); a.Passed() {
+			t.Errorf("node %s passed: %+v", name, a)
 		}
 	}
 	if len(a.Nodes) != len(nodes) || a.Passed() {
@@ -74,8 +91,35 @@ func TestAudit(t *testing.T) {
 	if a := policy.Audit(map[string]map[string]string{"bastion": nil}, objects, noon); !a.Passed() {
 		t.Errorf("a node that complies: %+v", a)
 	}
-	if a := policy.Audit(map[string]map[string]string{"silent": nil}, objects, noon); a.Passed() {
-		t.Error("a node without an inventory passed")
+}
+
+// A rule that denies an owner holds for a port whose owner is not known, whatever a later
+// rule allows.
+func TestAuditOfUnknownOwner(t *testing.T) {
+	policy, err := ParsePolicy("policy.yaml", []byte(`
+rules:
+  - {match: {ports: 8000-8999, name: "debug*"}, action: deny}
+  - {match: {ports: 8000-9999}, action: allow}
+`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	unknown := func(number int) Port {
+		p := tcp("0.0.0.0", number, "")
+		p.Owner = Owner{}
+		return p
+	}
+	o := objectOf(t, "n", Report{
+		Ports:      []Port{unknown(8080), unknown(9090), tcp("0.0.0.0", 8081, "web"), tcp("0.0.0.0", 8082, "debugger")},
+		Conditions: []Condition{{Type: ConditionReady, True: true}},
+	})
+	var got []string
+	for _, v := range policy.Audit(map[string]map[string]string{"n": nil}, []NodeInventory{o}, noon).Violations {
+		got = append(got, fmt.Sprintf("%d: %s", v.Port, v.Reason))
+	}
+	want := []string{"8080: denied by rule 1; its owner is not known", "8082: denied by rule 1"}
+	if strings.Join(got, "\n") != strings.Join(want, "\n") {
+		t.Errorf("violations %q, want %q", got, want)
 	}
 }
 

@@ -514,10 +514,12 @@ func either[T fmt.Stringer](list []T) string {
 }
 
 // First returns the first rule that matches p, by its title, without the defaults that Decide
-// has. It does not look at the guest and at where NAT rules lead.
+// has. A rule that denies owners matches one that is not known. It does not look at the guest
+// and at where NAT rules lead.
 func (s *Set) First(p port.Publication) (title string, deny, ok bool) {
 	for i := range s.rules {
-		if r := &s.rules[i]; r.mismatch(&p) == fieldNone {
+		r := &s.rules[i]
+		if f := r.mismatch(&p); f == fieldNone || f >= fieldOwner && r.Deny && p.Owner.Kind == port.OwnerUnknown {
 			return r.title, r.Deny, true
 		}
 	}
