@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -204,12 +205,12 @@ func writeAudit(c *cobra.Command, a inventory.Audit, out output) error {
 	})
 }
 
-// watch reports events until ctx ends.
-func (q *clusterQuery) watch(ctx context.Context, report func(status.Event) error) error {
+// watch reports events until ctx ends, and on stderr what it cannot follow.
+func (q *clusterQuery) watch(ctx context.Context, report func(status.Event) error, stderr io.Writer) error {
 	c, err := q.client()
 	if err != nil {
 		return err
 	}
 	defer c.Close()
-	return c.Watch(ctx, q.node, report)
+	return c.Watch(ctx, q.node, report, func(err error) { _, _ = fmt.Fprintln(stderr, "fairlead: "+status.Quote(err.Error())) })
 }

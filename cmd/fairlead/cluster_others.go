@@ -7,6 +7,7 @@ package main
 import (
 	"context"
 	"errors"
+	"io"
 
 	"github.com/spf13/cobra"
 
@@ -32,4 +33,4 @@ func (q *clusterQuery) validate(*cobra.Command, ...string) error {
 
 func (q *clusterQuery) ls(*cobra.Command, status.Filter, output, bool) error { return errNoCluster }
 
-func (q *clusterQuery) watch(context.Context, func(status.Event) error) error { return errNoCluster }
+func (q *clusterQuery) watch(context.Context, func(status.Event) error, io.Writer) error { return errNoCluster }

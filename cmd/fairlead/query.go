@@ -268,7 +268,7 @@ func newWatch() *cobra.Command {
 				return status.WriteEvent(c.OutOrStdout(), e, paint)
 			}
 			if cluster.enabled {
-				return cluster.watch(c.Context(), w.report)
+				return cluster.watch(c.Context(), w.report, w.stderr)
 			}
 			if l, err := w.client.List(c.Context()); err == nil { // else the watch says why
 				_ = status.WritePeers(w.stderr, l, status.Style{Now: time.Now(), Paint: painter(w.stderr)})

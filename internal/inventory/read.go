@@ -92,9 +92,12 @@ func ListOf(objects []NodeInventory, now time.Time) status.List {
 }
 
 // Watch reports the ports of all nodes, or of one, and then each change, until ctx ends or
-// report fails. It returns an error if the first list fails; later it lists again.
-func (c *Client) Watch(ctx context.Context, node string, report func(status.Event) error) error {
-	f := follower{report: report, nodes: make(map[string]*status.Resume)}
+// report fails. It returns an error if the first list fails; later it lists again. It calls
+// warn, from the same goroutine, when the API server is lost, and when the object of a node
+// cannot be read, whose ports then remain as they were.
+func (c *Client) Watch(ctx context.Context, node string, report func(status.Event) error, warn func(error)) error {
+	f := follower{report: report, warn: warn, nodes: make(map[string]*status.Resume), unreadable: make(map[string]bool)}
+	lost := false
 	retry := schedule.Backoff{Min: 100 * time.Millisecond, Max: 10 * time.Second, Jitter: 0.5}
 	for {
 		began := time.Now()
@@ -102,6 +105,10 @@ func (c *Client) Watch(ctx context.Context, node string, report func(status.Even
 		if err != nil && !f.synced {
 			return err
 		}
+		if err != nil && !lost && ctx.Err() == nil {
+			warn(fmt.Errorf("the nodes cannot be followed; retrying: %w", err))
+		}
+		lost = err != nil
 		if err == nil {
 			if err := f.all(objects); err != nil {
 				return err
@@ -146,9 +153,11 @@ func (c *Client) follow(ctx context.Context, node, version string, f *follower) 
 
 // follower turns objects into events.
 type follower struct {
-	report func(status.Event) error
-	nodes  map[string]*status.Resume
-	synced bool
+	report     func(status.Event) error
+	warn       func(error)
+	nodes      map[string]*status.Resume
+	unreadable map[string]bool // nodes whose objects cannot be read, which was reported
+	synced     bool
 }
 
 // all takes a list, in which nodes that are missing have gone.
@@ -177,17 +186,22 @@ func (f *follower) all(objects []NodeInventory) error {
 
 // one reports how the ports of a node differ from what was reported.
 func (f *follower) one(n *NodeInventory, gone bool) error {
-	r, known := f.nodes[n.Name]
-	if !known {
-		r = new(status.Resume)
-		f.nodes[n.Name] = r
-	}
 	var list []status.Publication
 	if !gone {
 		var err error
 		if list, err = rows(n); err != nil {
-			return err
+			if !f.unreadable[n.Name] {
+				f.warn(fmt.Errorf("node %s: %w", n.Name, err))
+			}
+			f.unreadable[n.Name] = true
+			return nil
 		}
+	}
+	delete(f.unreadable, n.Name)
+	r, known := f.nodes[n.Name]
+	if !known {
+		r = new(status.Resume)
+		f.nodes[n.Name] = r
 	}
 	r.Lost()
 	events := []status.Event{}

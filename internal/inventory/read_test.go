@@ -79,6 +79,12 @@ func (w *watched) add(e status.Event) error {
 	return nil
 }
 
+func (w *watched) warn(err error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.events = append(w.events, "warning "+err.Error())
+}
+
 // take returns the events since the last call.
 func (w *watched) take() string {
 	w.mu.Lock()
@@ -95,6 +101,13 @@ func TestWatch(t *testing.T) {
 			a.set(func() { a.put(&o) })
 			synctest.Wait()
 		}
+		broken := func() {
+			o := objectOf(t, "broken", Report{Ports: []Port{tcp("0.0.0.0", 7, "x")}})
+			o.Status.List = []byte("x")
+			a.set(func() { a.put(&o) })
+			synctest.Wait()
+		}
+		broken()
 		put("b", tcp("0.0.0.0", 80, "web"))
 		put("a", tcp("0.0.0.0", 22, "sshd"), tcp("::1", 631, "cups"))
 		conf, _, _ := a.config()
@@ -105,7 +118,7 @@ func TestWatch(t *testing.T) {
 		ctx, cancel := context.WithCancel(context.Background())
 		var w watched
 		done := make(chan error, 1)
-		go func() { done <- c.Watch(ctx, "", w.add) }()
+		go func() { done <- c.Watch(ctx, "", w.add, w.warn) }()
 		synctest.Wait()
 		expect := func(what, want string) {
 			t.Helper()
@@ -113,7 +126,18 @@ func TestWatch(t *testing.T) {
 				t.Errorf("%s: events %q, want %q", what, got, want)
 			}
 		}
-		expect("at the start", "present a 22 active, present a 631 active, present b 80 active, synced")
+		expect("at the start", "present a 22 active, present a 631 active, present b 80 active, warning node broken: list: unexpected EOF, synced")
+		broken()
+		expect("an object that still cannot be read", "")
+		put("broken", tcp("0.0.0.0", 7, "x"))
+		expect("an object that can be read again", "added broken 7 active")
+		broken()
+		expect("an object that cannot be read any more", "warning node broken: list: unexpected EOF")
+		put("broken", tcp("0.0.0.0", 7, "x"), tcp("0.0.0.0", 8, "x"))
+		expect("an object that can be read once more", "added broken 8 active")
+		a.removeNode("broken")
+		synctest.Wait()
+		expect("the end of that node", "removed broken 7 active, removed broken 8 active")
 		put("b", tcp("0.0.0.0", 81, "web"), tcp("0.0.0.0", 80, "web"))
 		expect("a port more", "added b 81 active")
 		put("b", tcp("0.0.0.0", 81, "web"))
@@ -136,7 +160,9 @@ func TestWatch(t *testing.T) {
 		a.set(func() { a.away = errors.New("away") })
 		a.endWatches()
 		pass(time.Hour)
-		expect("while the server is away", "")
+		if got := w.take(); !strings.HasPrefix(got, "warning the nodes cannot be followed; retrying: ") || strings.Count(got, "warning") != 1 {
+			t.Errorf("while the server is away: events %q, want one warning", got)
+		}
 		a.set(func() { a.away = nil })
 		put("d", tcp("0.0.0.0", 9, "x"))
 		pass(10 * time.Second)
@@ -169,7 +195,7 @@ func TestReadersAreRefused(t *testing.T) {
 			if _, _, err := client.List(t.Context(), ""); !errors.Is(err, c.want) {
 				t.Errorf("List: %v", err)
 			}
-			if err := client.Watch(t.Context(), "", func(status.Event) error { return nil }); !errors.Is(err, c.want) {
+			if err := client.Watch(t.Context(), "", func(status.Event) error { return nil }, func(error) {}); !errors.Is(err, c.want) {
 				t.Errorf("Watch: %v", err)
 			}
 		})
