@@ -33,4 +33,6 @@ func (q *clusterQuery) validate(*cobra.Command, ...string) error {
 
 func (q *clusterQuery) ls(*cobra.Command, status.Filter, output, bool) error { return errNoCluster }
 
-func (q *clusterQuery) watch(context.Context, func(status.Event) error, io.Writer) error { return errNoCluster }
+func (q *clusterQuery) watch(context.Context, func(status.Event) error, io.Writer) error {
+	return errNoCluster
+}
