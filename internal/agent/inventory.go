@@ -13,7 +13,6 @@ import (
 	"github.com/fairlead/fairlead/internal/diagnose/doctor"
 	"github.com/fairlead/fairlead/internal/diagnose/gather"
 	"github.com/fairlead/fairlead/internal/inventory"
-	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/registry"
 	"github.com/fairlead/fairlead/internal/schedule"
 	"github.com/fairlead/fairlead/internal/source/kube"
@@ -103,7 +102,7 @@ func (a *Agent) report(ctx context.Context) inventory.Report {
 		row := describe(p, outs)
 		listed := inventory.Port{
 			Key: p.Key, DualStack: p.DualStack, State: row.State, Since: p.Since.UTC().Truncate(time.Second), Owner: inventory.OwnerOf(p.Owner),
-			Withheld: !slices.ContainsFunc(p.Origins, func(o port.OriginInfo) bool { return o.Withheld == "" }),
+			Withheld: inventory.Withheld(p.Origins),
 		}
 		for _, o := range p.Origins { // sorted by source
 			listed.Sources = append(listed.Sources, o.Source)

@@ -160,7 +160,7 @@ func TestDecodeRefuses(t *testing.T) {
 		"no gzip": []byte("x"), "no JSON": zip("{"), "no address": zip(`[{"protocol":"tcp","port":1,"state":"active"}]`),
 		"cut": zip("[]")[:12], "bomb": bomb.Bytes(), "no array": zip("1"), "two arrays": zip("[][]"),
 		"one port more than an agent lists": many(maxPorts+1, entry), "empty entries": many(1<<20, "{}"),
-		"many sources": zip(`[` + strings.TrimSuffix(entry, "}") + `,"sources":[` + strings.Repeat(`"",`, maxSources) + `""]}]`),
+		"many sources":  zip(`[` + strings.TrimSuffix(entry, "}") + `,"sources":[` + strings.Repeat(`"",`, maxSources) + `""]}]`),
 		"a large entry": zip(`[` + strings.TrimSuffix(entry, "}") + `,"owner":{"name":"` + strings.Repeat("x", maxEntry) + `"}}]`),
 	} {
 		if got, err := (Status{List: list}).Decode(); err == nil {
@@ -184,6 +184,24 @@ func TestRefusalTakesLittleMemory(t *testing.T) {
 	runtime.ReadMemStats(&after)
 	if n := after.TotalAlloc - before.TotalAlloc; n > maxPlain {
 		t.Errorf("%d bytes of list take %d MB", len(list), n>>20)
+	}
+}
+
+func TestWithheld(t *testing.T) {
+	for reason, want := range map[string]bool{
+		"": false, "limited to source 10.0.0.0/8": false, "limited to sources in @clients": false, "limited to interface cni0": false,
+		"excludes interface eth0, which carries the default route": false, "bound to a multicast address: no answer can come from there": false,
+		"bound to interface eth0, which has no address": false, "a reason of tomorrow": false,
+		"bound, not listening": true, "bound to an address that no interface has": true, "limited to local sources": true,
+		"this machine does not have the address": true, "left behind by container web, stopped": true,
+	} {
+		origins := []port.OriginInfo{{Withheld: reason}}
+		if got := Withheld(origins); got != want {
+			t.Errorf("%q: withheld %v, want %v", reason, got, want)
+		}
+		if Withheld(append(origins, port.OriginInfo{})) {
+			t.Errorf("%q beside an origin that others reach: withheld", reason)
+		}
 	}
 }
 
