@@ -225,6 +225,31 @@ func newestPod() string {
 	return out
 }
 
+// What was taken from the agent of a node writes the inventory of that node only.
+func TestTokenWritesItsOwnNodeOnly(t *testing.T) {
+	deploy(t, overlay(t, "kubernetes", version))
+	rolledOut(t)
+	create := func(name string) error {
+		file := filepath.Join(t.TempDir(), "inventory.json")
+		write(t, file, map[string]any{"apiVersion": "fairlead.dev/v1alpha1", "kind": "NodeInventory", "metadata": map[string]string{"name": name}})
+		token, err := tryKubectl("-n", "fairlead", "create", "token", "fairlead", "--bound-object-kind=Pod", "--bound-object-name="+newestPod())
+		if err == nil {
+			_, err = tryKubectl("create", "--dry-run=server", "--validate=false", "-f", file, "--token="+strings.TrimSpace(token))
+		}
+		return err
+	}
+	const denied = "its own node only"
+	eventually(t, "a refusal of another node's inventory", func() error {
+		if err := create("another"); err == nil || !strings.Contains(err.Error(), denied) {
+			return fmt.Errorf("want %q, got %w", denied, err)
+		}
+		return nil
+	})
+	if err := create("node"); err != nil && strings.Contains(err.Error(), denied) { // it exists, which is another error
+		t.Error(err)
+	}
+}
+
 // An upgrade and its rollback replace the agent: the ports are listed as before, and no
 // connection to a pod is reset.
 func TestUpgradeAndRollback(t *testing.T) {

@@ -5,7 +5,9 @@
 package deploy
 
 import (
+	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -18,6 +20,8 @@ import (
 const (
 	daemonSet  = "../../deploy/kubernetes/daemonset.yaml"
 	nodeConfig = "../../deploy/kubernetes/agent.yaml"
+
+	kustomization = "../../deploy/kubernetes/kustomization.yaml"
 )
 
 // The pod has the capabilities of the agent's table, but for the one for ports below 1024:
@@ -56,5 +60,32 @@ func TestPodsCapabilitiesAreThoseOfTheTable(t *testing.T) {
 func TestPodsConfigurationIsValid(t *testing.T) {
 	if out, err := exec.Command(build(t), "config", "check", nodeConfig).CombinedOutput(); err != nil {
 		t.Errorf("config check: %v: %s", err, out)
+	}
+}
+
+// Who applies the folder gets each of its files.
+func TestKustomizationIsComplete(t *testing.T) {
+	var k struct {
+		Resources          []string
+		ConfigMapGenerator []struct{ Files []string }
+	}
+	if err := yaml.Unmarshal([]byte(read(t, kustomization)), &k); err != nil {
+		t.Fatal(err)
+	}
+	want := append(k.Resources, filepath.Base(kustomization))
+	for _, g := range k.ConfigMapGenerator {
+		want = append(want, g.Files...)
+	}
+	entries, err := os.ReadDir(filepath.Dir(kustomization))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, e := range entries {
+		got = append(got, e.Name())
+	}
+	slices.Sort(want)
+	if !slices.Equal(got, want) {
+		t.Errorf("the folder has %q, the kustomization %q", got, want)
 	}
 }
