@@ -104,9 +104,10 @@ func (a *Agent) report(ctx context.Context) inventory.Report {
 			Key: p.Key, DualStack: p.DualStack, State: row.State, Since: p.Since.UTC().Truncate(time.Second), Owner: inventory.OwnerOf(p.Owner),
 			Withheld: inventory.Withheld(p.Origins),
 		}
-		for _, o := range p.Origins { // sorted by source
+		for _, o := range p.Origins {
 			listed.Sources = append(listed.Sources, o.Source)
 		}
+		slices.Sort(listed.Sources)
 		listed.Sources = slices.Compact(listed.Sources)
 		r.Ports = append(r.Ports, listed)
 	}
