@@ -39,18 +39,32 @@ func OpenNamespace() (*Namespace, error) {
 // NewNamespace makes a network namespace, which needs CAP_SYS_ADMIN. It ends with its
 // last user. The caller calls Close.
 func NewNamespace() (n *Namespace, err error) {
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
-		if err = unix.Unshare(unix.CLONE_NEWNET); err != nil {
-			err = fmt.Errorf("make a network namespace: %w", err)
-			return
+	err = OnThread(func() (err error) {
+		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+			return fmt.Errorf("make a network namespace: %w", err)
 		}
 		n, err = OpenNamespace()
-	}()
-	<-done
+		return err
+	})
 	return n, err
+}
+
+// OnThread runs f on a thread that ends afterwards, and waits for it. So f may move the
+// thread to another network namespace. It is not the main thread, which never ends: Go
+// parks it, and /proc/self/ns/net would be the other namespace from then on.
+func OnThread(f func() error) error {
+	done := make(chan error, 1)
+	go func() {
+		runtime.LockOSThread()
+		if unix.Gettid() != unix.Getpid() {
+			done <- f() // never unlocked: the thread ends with the goroutine
+			return
+		}
+		// While this goroutine has the main thread, another one gets another thread.
+		defer runtime.UnlockOSThread()
+		done <- OnThread(f)
+	}()
+	return <-done
 }
 
 // NamespaceInode returns the inode of the network namespace at path; empty is
@@ -75,28 +89,22 @@ func (n *Namespace) Close() error { return n.file.Close() }
 
 // Do runs f on a thread that is in the namespace, and waits for it.
 func (n *Namespace) Do(f func() error) error {
-	done := make(chan error)
-	go func() {
-		runtime.LockOSThread()
-		var st unix.Stat_t
-		if err := unix.Stat(threadNetNS, &st); err == nil && uint32(st.Ino) == n.inode {
-			err := f()
-			runtime.UnlockOSThread()
-			done <- err
-			return
-		}
-		// Not unlocked: a thread that changed its namespace ends with the goroutine.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	var st unix.Stat_t
+	if err := unix.Stat(threadNetNS, &st); err == nil && uint32(st.Ino) == n.inode {
+		return f()
+	}
+	return OnThread(func() error {
 		if err := unix.Setns(int(n.file.Fd()), unix.CLONE_NEWNET); err != nil {
-			done <- fmt.Errorf("enter network namespace: %w", err)
-			return
+			return fmt.Errorf("enter network namespace: %w", err)
 		}
-		done <- f()
-	}()
-	return <-done
+		return f()
+	})
 }
 
-// EnterNamespace moves the calling thread to the network namespace at path. The
-// caller has locked the thread, and never unlocks it.
+// EnterNamespace moves the calling thread to the network namespace at path. It is for
+// functions that OnThread runs.
 func EnterNamespace(path string) error {
 	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {

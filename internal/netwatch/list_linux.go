@@ -7,12 +7,12 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-	"os"
-	"runtime"
 	"time"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/fairlead/fairlead/internal/kernel"
 )
 
 const (
@@ -37,21 +37,12 @@ func inNetns(path string, f func() error) error {
 	if path == "" {
 		return f()
 	}
-	ns, err := os.Open(path)
-	if err != nil {
-		return fmt.Errorf("network namespace: %w", err)
-	}
-	defer func() { _ = ns.Close() }()
-	done := make(chan error, 1)
-	go func() {
-		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
-		if err := unix.Setns(int(ns.Fd()), unix.CLONE_NEWNET); err != nil {
-			done <- fmt.Errorf("enter network namespace %s: %w", path, err)
-			return
+	return kernel.OnThread(func() error {
+		if err := kernel.EnterNamespace(path); err != nil {
+			return err
 		}
-		done <- f()
-	}()
-	return <-done
+		return f()
+	})
 }
 
 // list reads the namespace of the calling thread.

@@ -65,20 +65,13 @@ func LookElsewhere(ctx context.Context, p uint16) ([]Found, error) {
 	if len(spaces) == 0 {
 		return nil, truncated
 	}
-	type result struct {
-		list []Found
-		err  error
-	}
-	done := make(chan result, 1)
-	go func() {
-		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
-		var r result
-		r.list, r.err = lookAll(ctx, spaces, func(s space) ([]Found, error) { return lookInto(ctx, p, s) })
-		done <- r
-	}()
-	r := <-done
-	nameOwners(ctx, r.list)
-	return r.list, errors.Join(r.err, truncated)
+	var list []Found
+	err := kernel.OnThread(func() (err error) {
+		list, err = lookAll(ctx, spaces, func(s space) ([]Found, error) { return lookInto(ctx, p, s) })
+		return err
+	})
+	nameOwners(ctx, list)
+	return list, errors.Join(err, truncated)
 }
 
 // lookAll looks in each of spaces. Of those that it may not look into, the error names one.
@@ -98,7 +91,7 @@ func lookAll(ctx context.Context, spaces []space, look func(space) ([]Found, err
 	return list, err
 }
 
-// lookInto looks in another namespace. The calling thread is locked, and stays in it.
+// lookInto looks in another namespace. The calling thread is one of OnThread, and stays in it.
 func lookInto(ctx context.Context, p uint16, s space) ([]Found, error) {
 	err := kernel.EnterNamespace(s.path)
 	switch {

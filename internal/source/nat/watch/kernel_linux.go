@@ -10,7 +10,6 @@ import (
 	"io/fs"
 	"log/slog"
 	"os"
-	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -84,25 +83,20 @@ func (k *Kernel) inNetns(f func() error) error {
 	if k.netns == nil {
 		return f()
 	}
-	errc := make(chan error, 1)
-	go func() {
-		// The thread is thrown away with the goroutine, so nothing is to be restored.
-		runtime.LockOSThread()
+	return kernel.OnThread(func() error {
 		if err := unix.Setns(int(k.netns.Fd()), unix.CLONE_NEWNET); err != nil {
-			errc <- fmt.Errorf("enter network namespace: %w", err)
-			return
+			return fmt.Errorf("enter network namespace: %w", err)
 		}
-		errc <- f()
-	}()
-	return <-errc
+		return f()
+	})
 }
 
 func (k *Kernel) dial() (*netlink.Conn, error) {
-	cfg := &netlink.Config{MessageBufferSize: messageSize}
-	if k.netns != nil {
-		cfg.NetNS = int(k.netns.Fd())
-	}
-	c, err := netlink.Dial(unix.NETLINK_NETFILTER, cfg)
+	var c *netlink.Conn
+	err := k.inNetns(func() (err error) {
+		c, err = netlink.Dial(unix.NETLINK_NETFILTER, &netlink.Config{MessageBufferSize: messageSize})
+		return err
+	})
 	if err != nil {
 		return nil, fmt.Errorf("nfnetlink: %w", err)
 	}
