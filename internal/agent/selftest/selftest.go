@@ -38,7 +38,7 @@ const (
 type Options struct {
 	Sockets  *observer.Options // nil: sockets are not tested
 	NAT      *nat.Options      // nil: NAT rules are not tested
-	Own      *own.Sockets      // records the sockets of the test, so that they are not published
+	Own      *own.Sockets      // records sockets of the test in the process's own namespace, so that they are not published
 	NoSpaces bool              // do not make a network namespace, for tests
 }
 
@@ -72,6 +72,8 @@ func (t *test) open() (err error) {
 	refused := errors.New("not wanted")
 	if !t.options.NoSpaces {
 		if t.space, refused = newSpace(); refused == nil {
+			// In the agent's own namespace their addresses are somebody else's.
+			t.options.Own = new(own.Sockets)
 			return nil
 		}
 	}
@@ -193,12 +195,21 @@ func (t *test) sockets(ctx context.Context) {
 	r := newSockets(t.options.Own.Has)
 	run := func(ctx context.Context) error { return t.space.Do(func() error { return ob.Run(ctx, r) }) }
 	err = within(ctx, run, r.ready, func(ctx context.Context) {
-		t.socket(ctx, r, port.TCP, func() (io.Closer, error) { return t.options.Own.Listen(ctx, "tcp4", "127.0.0.1:0") })
-		t.socket(ctx, r, port.UDP, func() (io.Closer, error) { return t.options.Own.ListenPacket(ctx, "udp4", "127.0.0.1:0") })
+		for _, protocol := range []port.Protocol{port.TCP, port.UDP} {
+			t.socket(ctx, r, protocol, t.opener(ctx, protocol, "127.0.0.1:0"))
+		}
 	})
 	if err != nil {
 		t.result.Error = "observe sockets: " + err.Error()
 	}
+}
+
+// opener returns a function that opens a socket.
+func (t *test) opener(ctx context.Context, protocol port.Protocol, address string) func() (io.Closer, error) {
+	if protocol == port.UDP {
+		return func() (io.Closer, error) { return t.options.Own.ListenPacket(ctx, "udp4", address) }
+	}
+	return func() (io.Closer, error) { return t.options.Own.Listen(ctx, "tcp4", address) }
 }
 
 // socket opens a socket and closes it.
@@ -206,10 +217,13 @@ func (t *test) socket(ctx context.Context, r *sockets, protocol port.Protocol, o
 	var socket io.Closer
 	var cookie uint64
 	opened := t.step(ctx, protocol.String()+" open", func() error {
-		return t.space.Do(func() (err error) {
-			if socket, err = open(); err == nil {
-				cookie, err = cookieOf(socket)
+		return t.space.Do(func() error {
+			opened, err := open()
+			if err != nil {
+				return err // opened may be a nil pointer
 			}
+			socket = opened
+			cookie, err = cookieOf(opened)
 			return err
 		})
 	}, func() (string, time.Time, error) { return r.opened(protocol, cookie) }, r.changed)

@@ -55,6 +55,20 @@ func TestEventsArrive(t *testing.T) {
 	}
 }
 
+// What the test opens in a namespace of its own is not taken for an address of the agent,
+// to which no flow may go.
+func TestAddressesOfTheTestAreNotTheAgents(t *testing.T) {
+	agents := new(own.Sockets)
+	test := &test{options: Options{Own: agents}}
+	if err := test.open(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = test.space.Close() }()
+	if test.result.Shared != "" || test.options.Own == agents {
+		t.Errorf("records of the agent are used; shared: %q", test.result.Shared)
+	}
+}
+
 // Without the right to make a network namespace, sockets are tested in the agent's own.
 func TestWithoutNamespace(t *testing.T) {
 	space, err := netns.New()

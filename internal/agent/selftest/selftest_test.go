@@ -14,6 +14,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/kernel"
 	"github.com/fairlead/fairlead/internal/observer"
+	"github.com/fairlead/fairlead/internal/own"
 	"github.com/fairlead/fairlead/internal/port"
 )
 
@@ -164,5 +165,22 @@ func TestWithin(t *testing.T) {
 				t.Errorf("%s: began %v, %v", tt.name, began, err)
 			}
 		})
+	}
+}
+
+// A socket that cannot be opened is a failed step.
+func TestSocketThatCannotBeOpened(t *testing.T) {
+	space, err := kernel.OpenNamespace()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = space.Close() }()
+	for _, protocol := range []port.Protocol{port.TCP, port.UDP} {
+		test := &test{space: space, options: Options{Own: new(own.Sockets)}}
+		// An address that nobody has (RFC 5737).
+		test.socket(t.Context(), watched(kernel.MethodFentry), protocol, test.opener(t.Context(), protocol, "192.0.2.1:0"))
+		if s := test.result.Steps; len(s) != 1 || s[0].Error == "" || s[0].Remedy != refusedRemedy {
+			t.Errorf("%v: %+v", protocol, s)
+		}
 	}
 }
