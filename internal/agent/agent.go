@@ -381,12 +381,10 @@ func (a *Agent) Run(ctx context.Context, watch func(ctx context.Context, onChang
 			return nil
 		})
 	}
-	if a.confined {
-		g.Go(func() error {
-			a.limitAttached(ctx)
-			return nil
-		})
-	}
+	g.Go(func() error {
+		a.limitAttached(ctx)
+		return nil
+	})
 	g.Go(func() error {
 		a.logReady(ctx)
 		return nil
@@ -445,23 +443,23 @@ func (a *Agent) applyRules(set *rules.Set) {
 	a.rules.Store(set)
 }
 
-// forgetTypes drops the kernel's types when all hooks were tried. Before that, on a machine so
-// slow that its start takes long, each hook would have to read them again.
-func (a *Agent) forgetTypes() {
-	if a.attached() {
-		a.types.Forget()
-	}
-}
-
-// releaseMemory returns memory to the kernel after the start, after a source began
-// or failed, after the metrics or the page were read, after many ports came, and after
-// most rules have gone.
+// releaseMemory returns memory to the kernel after the start, after all hooks were tried,
+// after a source began or failed, after the metrics or the page were read, after many ports
+// came, and after most rules have gone.
 func (a *Agent) releaseMemory(ctx context.Context) {
 	sources := a.registry.Sources().Subscribe()
 	defer sources.Close()
-	freed := false
+	freed, forgot := false, false
 	memory.Releaser{
-		Ready: a.registry.Ready(), Forget: a.forgetTypes, GCPercent: 35,
+		Ready: a.registry.Ready(), GCPercent: 35,
+		// The kernel's types are dropped when all hooks were tried. Before that, on a machine
+		// so slow that its start takes long, each hook would have to read them again.
+		Forget: func() {
+			if !forgot && a.attached() {
+				a.types.Forget()
+				forgot, freed = true, true
+			}
+		},
 		Work: func(ctx context.Context) error {
 			select {
 			case <-ctx.Done():

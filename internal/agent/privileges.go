@@ -71,8 +71,8 @@ func (a *Agent) usesUserSockets() bool {
 	return slices.ContainsFunc(paths, privilege.OfUser)
 }
 
-// limitAttached drops what attaching hooks needed, when all were tried. It does not wait
-// for engines, which may never answer.
+// limitAttached drops what attaching hooks needed, when all were tried: memory, and the
+// capabilities of a confined agent. It does not wait for engines, which may never answer.
 func (a *Agent) limitAttached(ctx context.Context) {
 	for !a.attached() {
 		if err := schedule.Wait(ctx, time.Time{}, a.tried); err != nil {
@@ -80,7 +80,7 @@ func (a *Agent) limitAttached(ctx context.Context) {
 		}
 	}
 	a.served.Notify() // the types of the kernel can be dropped
-	if a.limit(a.capabilities) {
+	if a.confined && a.limit(a.capabilities) {
 		a.log.Debug("capabilities dropped that only attaching hooks needs")
 	}
 }
