@@ -108,13 +108,17 @@ func loopbackUp() error {
 	return unix.IoctlIfreq(fd, unix.SIOCSIFFLAGS, req)
 }
 
-// within starts run, and calls body when ready is closed. It returns after both.
-func within(ctx context.Context, run func(context.Context) error, ready <-chan struct{}, body func(context.Context)) error {
-	ctx, cancel := context.WithCancel(ctx)
+var errEnded = errors.New("it ended")
+
+// within starts run, and calls body when ready is closed, until run ends. It returns after
+// both.
+func within(parent context.Context, run func(context.Context) error, ready <-chan struct{}, body func(context.Context)) error {
+	ctx, cancel := context.WithCancel(parent)
 	var work sync.WaitGroup
 	var err error
 	ended := make(chan struct{})
 	work.Go(func() {
+		defer cancel()
 		defer close(ended)
 		err = run(ctx)
 	})
@@ -123,13 +127,15 @@ func within(ctx context.Context, run func(context.Context) error, ready <-chan s
 	var reason error
 	select {
 	case <-ready:
-		body(ctx)
+		if body(ctx); ctx.Err() != nil && parent.Err() == nil {
+			reason = errEnded
+		}
 	case <-ended:
-		reason = errors.New("it ended")
+		reason = errEnded
 	case <-late.C:
 		reason = fmt.Errorf("nothing was read within %v", startTimeout)
-	case <-ctx.Done():
-		reason = ctx.Err()
+	case <-parent.Done():
+		reason = parent.Err()
 	}
 	cancel()
 	work.Wait()

@@ -184,3 +184,23 @@ func TestSocketThatCannotBeOpened(t *testing.T) {
 		}
 	}
 }
+
+// What is waited for does not come any more when the observer has ended.
+func TestObserverThatEndsEarly(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ready := make(chan struct{})
+		broken := errors.New("the ring buffer broke")
+		run := func(context.Context) error {
+			close(ready)
+			time.Sleep(time.Second)
+			return broken
+		}
+		began := time.Now()
+		err := within(t.Context(), run, ready, func(ctx context.Context) {
+			_, _, _ = await(ctx, func() (string, time.Time, error) { return "", time.Time{}, nil }, nil)
+		})
+		if took := time.Since(began); !errors.Is(err, broken) || took > 2*time.Second {
+			t.Errorf("%v after %v, want %v after a second", err, took, broken)
+		}
+	})
+}
