@@ -549,7 +549,10 @@ func (g *guest) decide(pub *publication) {
 	h := g.h
 	d := h.policy.Host(g.name, pub.wire.Port(), slices.Clone(pub.wire.Host))
 	if d.Allow {
-		pub.onConflict = d.OnConflict
+		if pub.onConflict != d.OnConflict {
+			pub.onConflict = d.OnConflict
+			h.changed[pub] = struct{}{} // a conflict that it has may be moved now
+		}
 		pub.forget(d.Host)
 	}
 	wasExposed := !pub.exposed.IsZero()

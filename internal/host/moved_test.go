@@ -3,6 +3,7 @@
 package host
 
 import (
+	"context"
 	"fmt"
 	"net"
 	"net/netip"
@@ -88,6 +89,25 @@ func TestMoveEndsWithItsRule(t *testing.T) {
 		return len(o) == 1 && o[0].State == port.Active && o[0].HostAddress.Port() == p && o[0].Reason == ""
 	})
 }
+
+// A rule that moves ports is applied to what has had a conflict for a while.
+func TestConflictMovesByLaterRule(t *testing.T) {
+	_, p := hold(t)
+	k := key(port.TCP, any4, p)
+	a := newAgent(t, "vm")
+	a.begins(snapshot(1, pub(k)))
+	h, _ := start(t, Options{Policy: onConflict(t, port.OnConflictWait), Holders: nobody{}}, a)
+	a.wants(k, port.Conflict)
+	h.SetPolicy(onConflict(t, port.OnConflictNext))
+	if o := a.wants(k, port.Active); o.HostAddress.Port() <= p {
+		t.Errorf("%+v", o)
+	}
+}
+
+// nobody knows no holder of any port.
+type nobody struct{}
+
+func (nobody) Holders(context.Context, []Socket) (map[Socket]Holder, error) { return nil, nil }
 
 // A moved port never takes the port that another publication asks for, whichever comes
 // first; and of two guests that ask for one port, the second is moved.
