@@ -32,7 +32,7 @@ type Flow struct {
 	key    port.Key
 	cancel context.CancelCauseFunc
 
-	outside bool // guarded by book.mu
+	outside, exposed bool // see Outside; guarded by book.mu
 }
 
 // Begin enters a flow of a publication. Its context ends with ctx, or by Reset.
@@ -53,11 +53,12 @@ func (b *Book) Begin(ctx context.Context, k port.Key) (context.Context, *Flow) {
 	return ctx, f
 }
 
-// Outside marks the flow as one to an address that other machines reach.
-func (f *Flow) Outside() {
+// Outside marks the flow as one to an address that other machines reach; exposed says that
+// they do so for a time only.
+func (f *Flow) Outside(exposed bool) {
 	f.book.mu.Lock()
 	defer f.book.mu.Unlock()
-	f.outside = true
+	f.outside, f.exposed = true, exposed
 }
 
 // Reset ends the flow's context with a cause, unless it has ended.
@@ -99,6 +100,20 @@ func (b *Book) ResetOutside(cause error, k port.Key) {
 	for f := range b.flows[k] {
 		if f.outside {
 			f.cancel(cause)
+		}
+	}
+}
+
+// ResetExposed resets the flows that other machines may have for a time only, but those of
+// publications to keep, which must not call the book.
+func (b *Book) ResetExposed(cause error, keep func(port.Key) bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for k, flows := range b.flows {
+		for f := range flows {
+			if f.exposed && !keep(k) {
+				f.cancel(cause)
+			}
 		}
 	}
 }

@@ -45,13 +45,30 @@ func TestResetOutside(t *testing.T) {
 	defer f.End()
 	outside, f := b.Begin(t.Context(), k)
 	defer f.End()
-	f.Outside()
+	f.Outside(false)
 	other, f := b.Begin(t.Context(), port.Key{Protocol: port.TCP, Port: 81})
 	defer f.End()
-	f.Outside()
+	f.Outside(false)
 	cause := errors.New("closed")
 	b.ResetOutside(cause, k)
 	if inside.Err() != nil || other.Err() != nil || !errors.Is(context.Cause(outside), cause) {
 		t.Errorf("%v, %v, %v", inside.Err(), other.Err(), context.Cause(outside))
+	}
+}
+
+func TestResetExposed(t *testing.T) {
+	b := NewBook(10)
+	flow := func(k port.Key, exposed bool) context.Context {
+		ctx, f := b.Begin(t.Context(), k)
+		t.Cleanup(f.End)
+		f.Outside(exposed)
+		return ctx
+	}
+	over, lasting := tcpKey(80), tcpKey(81)
+	ended, asked, kept := flow(over, true), flow(over, false), flow(lasting, true)
+	cause := errors.New("closed")
+	b.ResetExposed(cause, func(k port.Key) bool { return k == lasting })
+	if asked.Err() != nil || kept.Err() != nil || !errors.Is(context.Cause(ended), cause) {
+		t.Errorf("%v, %v, %v", asked.Err(), kept.Err(), context.Cause(ended))
 	}
 }

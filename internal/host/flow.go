@@ -159,6 +159,15 @@ func (s *slot) accept(ctx context.Context, ln net.Listener) io.Closer {
 	return s.h.acceptor.Start(ctx, ln, s.h.wg.Go, carry, died)
 }
 
+// outside marks the flow of a connection of another machine to a claim, and reports whether
+// it may go on: what was reset when the address was closed did not have this one.
+func (s *slot) outside(c *claim, f *forward.Flow) bool {
+	s.h.mu.Lock()
+	defer s.h.mu.Unlock()
+	f.Outside(!c.pub.exposed.IsZero())
+	return !s.closed && !c.gone
+}
+
 // carry starts the flow of one connection.
 func (s *slot) carry(ctx context.Context, conn net.Conn) {
 	forward.Abortive(conn)
@@ -171,8 +180,7 @@ func (s *slot) carry(ctx context.Context, conn net.Conn) {
 		return
 	}
 	if !addrOf(conn.LocalAddr(), s.addr).Addr().IsLoopback() {
-		f.Outside()
-		if s.isClosed() { // what was reset then did not have this one
+		if !s.outside(c, f) {
 			f.End()
 			forward.Reset(conn)
 			return

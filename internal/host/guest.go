@@ -660,6 +660,11 @@ func (g *guest) reconsider() {
 		p.tries = 0
 		g.decide(p)
 	}
+	// The end of an exposure finds no publication if that was withdrawn before.
+	g.flows.ResetExposed(errHidden, func(k port.Key) bool {
+		p := g.pubs[k]
+		return p != nil && !p.exposed.IsZero()
+	})
 }
 
 // admit admits waiting claims, in order, up to the limit. h.mu is held.

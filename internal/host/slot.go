@@ -451,13 +451,6 @@ func (s *slot) show() {
 	}
 }
 
-// isClosed reports whether close was called.
-func (s *slot) isClosed() bool {
-	s.h.mu.Lock()
-	defer s.h.mu.Unlock()
-	return s.closed
-}
-
 // close stops listening; flows that run go on.
 func (s *slot) close() {
 	if s.closed {
