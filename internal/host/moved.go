@@ -122,10 +122,11 @@ func (h *Host) move() bool {
 	return len(conflicts) > 0
 }
 
-// conflict returns a port of p that is in use, or 0.
+// conflict returns a port of p that is in use, or 0. Where the port is exposed only the
+// loopback counts: its users must find it where it was.
 func (p *publication) conflict() uint16 {
 	for _, c := range p.claims {
-		if c.outcome.State == port.Conflict {
+		if c.outcome.State == port.Conflict && (p.exposed.IsZero() || c.addr.Addr().IsLoopback()) {
 			return c.addr.Port()
 		}
 	}

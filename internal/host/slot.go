@@ -57,9 +57,19 @@ func (p *publication) outcomes() []port.Outcome {
 	}
 	out := make([]port.Outcome, 0, len(p.claims))
 	for _, c := range p.claims {
-		out = append(out, c.outcome)
+		if !p.covered(c) {
+			out = append(out, c.outcome)
+		}
 	}
 	return out
+}
+
+// covered reports whether a claim of an exposed port is served by the wildcard that the port
+// is exposed at.
+func (p *publication) covered(c *claim) bool {
+	return !p.exposed.IsZero() && slices.ContainsFunc(p.claims, func(w *claim) bool {
+		return w != c && w.outcome.State == port.Active && port.IsWildcard(w.addr.Addr()) && claims.Overlap(w.addr, c.addr)
+	})
 }
 
 func (p *publication) view() Publication {

@@ -93,8 +93,8 @@ func (s *Set) overlay(v side, p *port.Publication, d port.Decision, winner *rule
 	return result, decided
 }
 
-// widen opens p at more addresses, and keeps the others, where a run-time rule exposes it.
-// Beyond what the configuration has for all ports it goes nowhere, nor where a rule of the
+// widen opens p at more addresses, which come first, and keeps the others, where a run-time
+// rule exposes it. The others remain where the wider ones cannot be opened. Beyond what the configuration has for all ports it goes nowhere, nor where a rule of the
 // configuration, winner, names the address.
 func (s *Set) widen(guest string, p *port.Publication, d *port.Decision, winner *rule) {
 	if winner != nil && winner.HostAddress != Asked() {
@@ -114,17 +114,10 @@ func (s *Set) widen(guest string, p *port.Publication, d *port.Decision, winner 
 		if len(wide) == 0 {
 			continue
 		}
-		d.Host = unique(append(slices.DeleteFunc(slices.Clone(d.Host), func(a netip.AddrPort) bool { return coveredBy(a, wide) }), wide...))
+		d.Host = unique(append(wide, d.Host...))
 		d.Exposed = r.Until
 		return
 	}
-}
-
-// coveredBy reports whether one of a list of addresses is a wildcard that has a.
-func coveredBy(a netip.AddrPort, list []netip.AddrPort) bool {
-	return slices.ContainsFunc(list, func(b netip.AddrPort) bool {
-		return b.Addr().IsUnspecified() && b.Addr().Is4() == a.Addr().Is4() && b.Port() == a.Port()
-	})
 }
 
 // narrow is decide, without addresses beyond those within which r may decide.

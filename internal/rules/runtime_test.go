@@ -153,21 +153,21 @@ func TestExposed(t *testing.T) {
 		asked               []netip.AddrPort
 		want                string // addresses; with ! if exposed
 	}{
-		"everywhere":                        {Asked(), "", all, v4, "!0.0.0.0:80"},
-		"both families":                     {All(), "", all, both, "!0.0.0.0:80 [::]:80"},
-		"one address, and the loopback":     {Asked(), "", one, v4, "!127.0.0.1:80 192.0.2.1:80"},
-		"no further than an address":        {lan, "", all, v4, "!127.0.0.1:80 192.0.2.1:80"},
-		"that address":                      {lan, "", one, v4, "!127.0.0.1:80 192.0.2.1:80"},
+		"everywhere":                        {Asked(), "", all, v4, "!0.0.0.0:80 127.0.0.1:80"},
+		"both families":                     {All(), "", all, both, "!0.0.0.0:80 [::]:80 127.0.0.1:80 [::1]:80"},
+		"one address, and the loopback":     {Asked(), "", one, v4, "!192.0.2.1:80 127.0.0.1:80"},
+		"no further than an address":        {lan, "", all, v4, "!192.0.2.1:80 127.0.0.1:80"},
+		"that address":                      {lan, "", one, v4, "!192.0.2.1:80 127.0.0.1:80"},
 		"no further than the loopback":      {Loopback(), "", all, v4, "127.0.0.1:80"},
 		"open anyhow":                       {Asked(), "", all, []netip.AddrPort{netip.MustParseAddrPort("0.0.0.0:80")}, "0.0.0.0:80"},
 		"not against a rule":                {Asked(), "{action: allow, hostAddress: loopback}", all, v4, "127.0.0.1:80"},
 		"not what is denied":                {Asked(), "{action: deny}", all, v4, ""},
 		"not what is denied at run time":    {Asked(), "", "{action: deny}, " + all, v4, ""},
-		"at its other port":                 {Asked(), "", "{action: allow, hostPort: 8080}, " + all, v4, "!0.0.0.0:8080"},
+		"at its other port":                 {Asked(), "", "{action: allow, hostPort: 8080}, " + all, v4, "!0.0.0.0:8080 127.0.0.1:8080"},
 		"not the other protocol":            {Asked(), "", "{match: {protocol: udp}, hostAddress: all, " + until + "}", v4, "127.0.0.1:80"},
 		"not of another guest":              {Asked(), "", "{match: {guest: build}, hostAddress: all, " + until + "}", v4, "127.0.0.1:80"},
-		"of this guest":                     {Asked(), "", "{match: {guest: dev}, hostAddress: all, " + until + "}", v4, "!0.0.0.0:80"},
-		"a rule about the host port, alone": {Asked(), "{action: allow, hostPort: 81}", all, v4, "!0.0.0.0:81"},
+		"of this guest":                     {Asked(), "", "{match: {guest: dev}, hostAddress: all, " + until + "}", v4, "!0.0.0.0:80 127.0.0.1:80"},
+		"a rule about the host port, alone": {Asked(), "{action: allow, hostPort: 81}", all, v4, "!0.0.0.0:81 127.0.0.1:81"},
 	} {
 		d := withRuntime(t, c.bind, c.configured, c.runtime).Host("dev", p, c.asked)
 		var at []string
