@@ -87,21 +87,32 @@ func writeExposed(w io.Writer, paint status.Painter, at string, v status.Forward
 	r := v.Rules[i]
 	until := r.Until.Format("2006-01-02 15:04:05 UTC")
 	var lines []string
-	if len(v.Open) == 0 {
-		why := cmp.Or(r.Reason, "a rule of the configuration, or --bind, keeps it on the loopback")
-		lines = append(lines, fmt.Sprintf("%s is not open to other machines: %s. If that changes, it is, until %s.", at, status.Quote(why), until))
-	} else {
-		lines = append(lines, paint.Paint(status.Red, fmt.Sprintf("%s is open to other machines until %s:", at, until)))
-		for _, a := range v.Open {
+	reached := func(line string, list []netip.AddrPort) {
+		lines = append(lines, paint.Paint(status.Red, line))
+		for _, a := range list {
 			lines = append(lines, "  "+a.String())
 		}
-		report := check(v.Open[0])
+	}
+	if len(v.Always) > 0 {
+		reached(at+" is open to other machines without an end, by the configuration or because the agent asks for it:", v.Always)
+	}
+	switch {
+	case len(v.Open) > 0:
+		reached(fmt.Sprintf("%s is open to other machines until %s:", at, until), v.Open)
+	case len(v.Always) == 0:
+		why := cmp.Or(r.Reason, "a rule of the configuration, or --bind, keeps it on the loopback")
+		lines = append(lines, fmt.Sprintf("%s is not open to other machines: %s. If that changes, it is, until %s.", at, status.Quote(why), until))
+	}
+	if open := slices.Concat(v.Open, v.Always); len(open) > 0 {
+		report := check(open[0])
 		lines = append(lines, "Firewall: "+status.Quote(report.Text))
 		if report.Command != "" {
 			lines = append(lines, "  "+report.Command)
 		}
 	}
-	lines = append(lines, fmt.Sprintf("`fairlead expose %s --end` ends it before.", at))
+	if len(v.Open) > 0 || len(v.Always) == 0 {
+		lines = append(lines, fmt.Sprintf("`fairlead expose %s --end` ends it before.", at))
+	}
 	_, err := fmt.Fprintln(w, strings.Join(lines, "\n"))
 	return err
 }

@@ -110,7 +110,10 @@ func describe(p host.Publication, names map[string]string) status.Publication {
 		outcomes = append(outcomes, status.DescribeOutcome("host", o))
 	}
 	row := status.Describe(published(p), outcomes)
-	row.Guest, row.GuestName, row.Lost, row.ExposedUntil = p.Guest, names[p.Guest], p.Lost, p.Exposed.UTC()
+	row.Guest, row.GuestName, row.Lost = p.Guest, names[p.Guest], p.Lost
+	if slices.ContainsFunc(row.HostAddresses, func(a netip.AddrPort) bool { return !a.Addr().IsLoopback() }) {
+		row.ExposedUntil = p.Exposed.UTC() // else the addresses that it is exposed at are not open
+	}
 	return row
 }
 

@@ -47,6 +47,9 @@ type ForwardChange struct {
 	// Open is, after a port was exposed, at which addresses of this system other machines
 	// may reach it; empty if nothing serves it.
 	Open []netip.AddrPort `json:"open,omitempty"`
+	// Always is, after a port was exposed, at which addresses they may reach it also without
+	// that: the configuration, or what the guest asks for, opens them.
+	Always []netip.AddrPort `json:"always,omitempty"`
 }
 
 // listForwards serves GET /v1/forwards.
@@ -85,7 +88,8 @@ func (s *Server) changeForwards(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Content-Type", "application/json")
 	change := ForwardChange{Result: result, Forwards: f}
 	if q.Op == forwards.Expose {
-		change.Open = openTo(s.o.Provider.List().Publications, q, localAddresses())
+		match := rules.Match{Protocol: q.Protocol, Ports: []rules.PortRange{{First: q.Port, Last: q.Port}}, Guest: q.Guest}
+		change.Open, change.Always = openTo(s.o.Provider.List().Publications, match, localAddresses())
 	}
 	_ = json.NewEncoder(w).Encode(change)
 }
@@ -124,27 +128,38 @@ func (s *Server) awaitExposed(ctx context.Context, q forwards.Request) {
 	}
 }
 
-// openTo returns where other machines can reach the ports of a request, on a system with
-// these addresses.
-func openTo(ports []Publication, q forwards.Request, local []netip.Addr) (open []netip.AddrPort) {
+// openTo returns where other machines can reach the ports that a rule names, on a system
+// with these addresses: for a time, and always.
+func openTo(ports []Publication, match rules.Match, local []netip.Addr) (open, always []netip.AddrPort) {
 	for _, p := range ports {
-		if p.Protocol != q.Protocol || p.Port != q.Port || q.Guest != "" && q.Guest != p.Guest {
+		if !match.Names(p.Guest, p.Protocol, p.Port) {
 			continue
 		}
+		to := &always
+		if p.exposed() {
+			to = &open
+		}
 		for _, a := range p.HostAddresses {
-			at := []netip.Addr{a.Addr()}
-			if a.Addr().IsUnspecified() {
-				at = local
-			}
-			for _, ip := range at {
-				to := netip.AddrPortFrom(ip, a.Port())
-				if !ip.IsLoopback() && ip.Is4() == a.Addr().Is4() && !slices.Contains(open, to) {
-					open = append(open, to)
-				}
-			}
+			*to = appendReached(*to, a, local)
 		}
 	}
-	return open
+	return open, always
+}
+
+// appendReached appends where other machines reach a listener at an address, unless the list
+// has it.
+func appendReached(list []netip.AddrPort, a netip.AddrPort, local []netip.Addr) []netip.AddrPort {
+	at := []netip.Addr{a.Addr()}
+	if a.Addr().IsUnspecified() {
+		at = local
+	}
+	for _, ip := range at {
+		to := netip.AddrPortFrom(ip, a.Port())
+		if !ip.IsLoopback() && ip.Is4() == a.Addr().Is4() && !slices.Contains(list, to) {
+			list = append(list, to)
+		}
+	}
+	return list
 }
 
 // localAddresses returns the addresses at which other machines may reach this system:
@@ -187,6 +202,9 @@ func describeRule(r rules.Rule, ports []Publication) ForwardRule {
 		if !found || p.State > best {
 			found, best = true, p.State
 			f.State, f.Reason = p.shownState(), p.Reason
+			if r.Exposes() {
+				f.State, f.Reason = exposure(p)
+			}
 		}
 		for _, a := range p.HostAddresses {
 			if !slices.Contains(f.HostAddresses, a) {
@@ -195,6 +213,18 @@ func describeRule(r rules.Rule, ports []Publication) ForwardRule {
 		}
 	}
 	return f
+}
+
+// exposure returns the state and reason of a port that is to be exposed: those of the
+// addresses that other machines reach, if one of these cannot be opened.
+func exposure(p Publication) (state, reason string) {
+	for _, o := range p.Outcomes {
+		at, err := netip.ParseAddrPort(o.HostAddress)
+		if err == nil && !at.Addr().IsLoopback() && o.State != port.Active {
+			return o.State.String(), o.Reason
+		}
+	}
+	return p.shownState(), p.Reason
 }
 
 // Forwards returns the rules that were added at run time.

@@ -56,6 +56,9 @@ func TestDescribeRule(t *testing.T) {
 		{Protocol: port.TCP, Port: 8080, Guest: "build", State: port.Conflict, Reason: "taken"},
 		{Protocol: port.TCP, Port: 9090, Guest: "dev", State: port.Denied, Reason: "denied by rule 1", Unpublished: true},
 		{Protocol: port.TCP, Port: 7070, Guest: "dev", State: port.Active, Lost: true},
+		{Protocol: port.TCP, Port: 6060, Guest: "dev", State: port.Active, HostAddresses: []netip.AddrPort{at}, Outcomes: []Outcome{
+			{HostAddress: "0.0.0.0:6060", State: port.Conflict, Reason: "held"}, {HostAddress: "127.0.0.1:6060", State: port.Active},
+		}},
 	}
 	for _, c := range []struct {
 		yaml, state, reason string
@@ -67,6 +70,8 @@ func TestDescribeRule(t *testing.T) {
 		{"match: {ports: 9090}, action: allow", "denied", "denied by rule 1", 0},
 		{"match: {ports: 7070}, action: allow", "lost", "", 0},
 		{"match: {ports: 8080}, action: deny", "denied", "", 0},
+		{"match: {ports: 6060}, action: expose, until: '2026-11-21T12:00:00Z'", "conflict", "held", 1},
+		{"match: {ports: 7070}, action: expose, until: '2026-11-21T12:00:00Z'", "lost", "", 0},
 		{"match: {owner: container}, action: allow", "", "", 0},
 	} {
 		file, err := rules.Parse("rules", []byte("rules: [{"+c.yaml+"}]"))
@@ -88,16 +93,21 @@ func TestOpenToOtherMachines(t *testing.T) {
 		return out
 	}
 	local := []netip.Addr{netip.MustParseAddr("192.0.2.10"), netip.MustParseAddr("2001:db8::10")}
+	until := time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
 	ports := []Publication{
-		{Protocol: port.TCP, Port: 8080, Guest: "dev", HostAddresses: at("0.0.0.0:18080", "[::1]:18080")},
-		{Protocol: port.TCP, Port: 8080, Guest: "build", HostAddresses: at("127.0.0.1:8080", "192.0.2.11:8080")},
-		{Protocol: port.UDP, Port: 8080, Guest: "dev", HostAddresses: at("0.0.0.0:8080")},
+		{Protocol: port.TCP, Port: 8080, Guest: "dev", State: port.Active, ExposedUntil: until, HostAddresses: at("0.0.0.0:18080", "[::1]:18080")},
+		{Protocol: port.TCP, Port: 8080, Guest: "build", State: port.Active, ExposedUntil: until, HostAddresses: at("127.0.0.1:8080", "192.0.2.11:8080")},
+		{Protocol: port.TCP, Port: 8080, Guest: "asks", State: port.Active, HostAddresses: at("[::]:28080")},
+		{Protocol: port.UDP, Port: 8080, Guest: "dev", State: port.Active, HostAddresses: at("0.0.0.0:8080")},
 	}
-	for guest, want := range map[string][]netip.AddrPort{
-		"": at("192.0.2.10:18080", "192.0.2.11:8080"), "dev": at("192.0.2.10:18080"), "build": at("192.0.2.11:8080"), "x": nil,
+	for guest, want := range map[string][2][]netip.AddrPort{
+		"":    {at("192.0.2.10:18080", "192.0.2.11:8080"), at("[2001:db8::10]:28080")},
+		"dev": {at("192.0.2.10:18080"), nil}, "build": {at("192.0.2.11:8080"), nil}, "asks": {nil, at("[2001:db8::10]:28080")},
+		"d*": {at("192.0.2.10:18080"), nil}, "x": {nil, nil},
 	} {
-		if got := openTo(ports, forwards.Request{Protocol: port.TCP, Port: 8080, Guest: guest}, local); !slices.Equal(got, want) {
-			t.Errorf("%q: %v, want %v", guest, got, want)
+		match := rules.Match{Protocol: port.TCP, Ports: []rules.PortRange{{First: 8080, Last: 8080}}, Guest: guest}
+		if open, always := openTo(ports, match, local); !slices.Equal(open, want[0]) || !slices.Equal(always, want[1]) {
+			t.Errorf("%q: %v and always %v, want %v", guest, open, always, want)
 		}
 	}
 }

@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/fairlead/fairlead/internal/firewall"
+	"github.com/fairlead/fairlead/internal/forwards"
+	"github.com/fairlead/fairlead/internal/status"
+)
+
+// What other machines reach also without the rule is not said to end with it.
+func TestWriteExposed(t *testing.T) {
+	lan := []netip.AddrPort{netip.MustParseAddrPort("192.0.2.10:8080")}
+	const (
+		until  = "8080/tcp is open to other machines until 2026-11-21 12:00:00 UTC:\n  192.0.2.10:8080\n"
+		always = "8080/tcp is open to other machines without an end, by the configuration or because the agent asks for it:\n  192.0.2.10:8080\n"
+		check  = "Firewall: none\n"
+		end    = "`fairlead expose 8080/tcp --end` ends it before.\n"
+	)
+	for want, v := range map[string]status.ForwardChange{
+		until + check + end:          {Open: lan},
+		always + check:               {Always: lan},
+		always + until + check + end: {Open: lan, Always: lan},
+		"8080/tcp is not open to other machines: taken. If that changes, it is, until 2026-11-21 12:00:00 UTC.\n" + end: {},
+	} {
+		v.Result = forwards.Result{Added: []string{"expose 8080/tcp"}}
+		v.Rules = []status.ForwardRule{{Name: "expose 8080/tcp", Reason: "taken", Until: time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)}}
+		var out strings.Builder
+		err := writeExposed(&out, status.Painter{}, "8080/tcp", v, func(netip.AddrPort) firewall.Report { return firewall.Report{Text: "none"} })
+		if err != nil || out.String() != want {
+			t.Errorf("%v\n%swant\n%s", err, out.String(), want)
+		}
+	}
+}
