@@ -155,18 +155,15 @@ func (d document) without(i int) (document, error) {
 	return d.edited(lines, slices.Delete(slices.Clone(d.rules), i, i+1))
 }
 
-// inEffect returns the rules that count at a time.
-func (d document) inEffect(now time.Time) []rules.Rule { return InEffect(d.rules, now) }
-
 // InEffect returns those of a list of rules that count at a time.
 func InEffect(list []rules.Rule, now time.Time) []rules.Rule {
 	return slices.DeleteFunc(slices.Clone(list), func(r rules.Rule) bool { return !r.InEffect(now) })
 }
 
 // withoutEnded removes the rules that do not count any more, and returns their names.
-func (d document) withoutEnded(now time.Time) (_ document, ended []string, err error) {
+func (d document) withoutEnded(counts func(rules.Rule) bool) (_ document, ended []string, err error) {
 	for i := len(d.rules) - 1; i >= 0 && err == nil; i-- {
-		if r := d.rules[i]; !r.InEffect(now) {
+		if r := d.rules[i]; !counts(r) {
 			ended = append(ended, r.Name)
 			d, err = d.without(i)
 		}

@@ -167,3 +167,55 @@ func TestExposureIsRefused(t *testing.T) {
 		t.Error("a refused request wrote the file")
 	}
 }
+
+// A clock that is set back does not make an exposure longer, nor does a restart then.
+func TestExposureEndsThoughTheClockIsSetBack(t *testing.T) {
+	s := newHostStore(t, filepath.Join(t.TempDir(), "forwards.yaml"))
+	var uptime time.Duration
+	s.uptime = func() time.Duration { return uptime }
+	now := time.Now()
+	if _, err := s.Do(exposed(8080, time.Hour)); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		uptime time.Duration
+		now    time.Time
+		at     string
+	}{
+		{time.Minute, now.Add(time.Minute), wide},
+		{time.Hour - time.Minute, now.Add(-24 * time.Hour), wide},
+		{time.Hour + time.Minute, now.Add(-23 * time.Hour), narrow},
+	} {
+		uptime = c.uptime
+		s.expire(c.now)
+		s.want(c.uptime.String()+" later", c.at, c.at == wide)
+	}
+}
+
+// A rule whose end is too far away does not come into effect later, by itself or by another
+// change.
+func TestExposureTooFarAhead(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "forwards.yaml")
+	synctest.Test(t, func(t *testing.T) {
+		s := newHostStore(t, path)
+		ctx, cancel := context.WithCancel(t.Context())
+		var running sync.WaitGroup
+		running.Go(func() { s.Run(ctx) })
+		synctest.Wait()
+		text := "rules:\n  - name: expose 8080/tcp\n    match: {ports: 8080}\n    action: expose\n    hostAddress: all\n    until: '" +
+			time.Now().Add(rules.MaxExposure+24*time.Hour).UTC().Format(time.RFC3339) + "'\n"
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		s.Reload(rules.Empty(rules.Asked()))
+		synctest.Wait()
+		s.want("edited", narrow, false)
+		time.Sleep(48 * time.Hour)
+		if _, err := s.Do(tcp(Deny, 9090)); err != nil {
+			t.Error(err)
+		}
+		s.want("two days later", narrow, false)
+		cancel()
+		running.Wait()
+	})
+}

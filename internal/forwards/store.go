@@ -10,8 +10,10 @@ import (
 	"io"
 	"io/fs"
 	"log/slog"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"time"
 
@@ -28,17 +30,25 @@ type Store struct {
 	log    *slog.Logger
 	apply  func(*rules.Set)
 
+	uptime func() time.Duration // of this process; unlike the clock nobody sets it
+
 	mu      sync.Mutex
-	base    *rules.Set      // of the configuration
-	current *rules.Set      // applied last
-	changed schedule.Signal // for Run: another set is applied
+	base    *rules.Set               // of the configuration
+	current *rules.Set               // applied last
+	changed schedule.Signal          // for Run: another set is applied
+	stale   bool                     // the file was read again, and may have rules that have ended
+	ends    map[string]time.Duration // uptime at which a rule that exposes ends, by its name and end
 }
 
 // NewStore returns a store of the file at path, which may be absent; an empty path is none.
 // Base is the rules of the configuration. Guests says that this is a host, where rules may
 // name guests. Apply is called with each new set of rules, one call at a time.
 func NewStore(path string, base *rules.Set, guests bool, log *slog.Logger, apply func(*rules.Set)) *Store {
-	return &Store{path: path, guests: guests, log: log, apply: apply, base: base, current: base, changed: schedule.NewSignal()}
+	start := time.Now()
+	return &Store{
+		path: path, guests: guests, log: log, apply: apply, base: base, current: base, changed: schedule.NewSignal(),
+		uptime: func() time.Duration { return time.Since(start) }, ends: make(map[string]time.Duration),
+	}
 }
 
 // clockPause is after how long Run reads the clock again while a rule is to end: a timer
@@ -61,19 +71,40 @@ func (s *Store) Run(ctx context.Context) {
 // expire ends rules, and returns when to call it again: the zero time if no rule ends.
 func (s *Store) expire(now time.Time) time.Time {
 	s.mu.Lock()
-	set, next := s.current.InEffect(now)
-	ended := set != s.current
+	set, next := s.current.InEffect(func(r rules.Rule) bool { return s.counts(r, now) })
+	ended, stale := set != s.current, s.stale
+	s.stale = false
 	if ended {
 		s.put(set)
 	}
 	s.mu.Unlock()
-	if ended {
+	if ended || stale {
 		s.clean(now)
 	}
 	if wake := now.Add(clockPause); next.After(wake) {
 		next = wake
 	}
 	return next
+}
+
+// counts reports whether a rule counts at a time. One that exposes does for no longer than
+// was left when it was first seen, also if the clock was set back since. s.mu is held.
+func (s *Store) counts(r rules.Rule, now time.Time) bool {
+	if !r.Exposes() || !r.InEffect(now) {
+		return !r.Exposes()
+	}
+	up := s.uptime()
+	maps.DeleteFunc(s.ends, func(_ string, end time.Duration) bool { return end+rules.MaxExposure < up })
+	k := r.Name + " " + r.Until.String()
+	if _, seen := s.ends[k]; !seen {
+		s.ends[k] = up + r.Until.Sub(now.Round(0))
+	}
+	return up < s.ends[k]
+}
+
+// inEffect returns those of a list of rules that count at a time. s.mu is held.
+func (s *Store) inEffect(list []rules.Rule, now time.Time) []rules.Rule {
+	return slices.DeleteFunc(slices.Clone(list), func(r rules.Rule) bool { return !s.counts(r, now) })
 }
 
 // clean removes rules that have ended from the file. They have no effect if that fails.
@@ -85,7 +116,7 @@ func (s *Store) clean(now time.Time) {
 		if err != nil {
 			return // the configuration's reload reports it
 		}
-		next, ended, err := d.withoutEnded(now)
+		next, ended, err := d.withoutEnded(func(r rules.Rule) bool { return s.counts(r, now) })
 		if err == nil && len(ended) == 0 {
 			return
 		}
@@ -98,7 +129,7 @@ func (s *Store) clean(now time.Time) {
 			return
 		}
 		if !again {
-			s.log.Info("run-time rules ended", "rules", ended)
+			s.log.Info("run-time rules have ended, or would end too far ahead; removed", "rules", ended, "longest", rules.MaxExposure)
 			return
 		}
 	}
@@ -120,14 +151,16 @@ func (s *Store) Reload(base *rules.Set) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.base = base
+	now := time.Now()
 	if s.path != "" {
 		if d, _, err := s.read(); err == nil {
-			if set, err := base.WithRuntime(d.inEffect(time.Now())); err == nil {
+			if set, err := base.WithRuntime(s.inEffect(d.rules, now)); err == nil {
 				base = set
 			}
 		}
 	}
-	base, _ = base.InEffect(time.Now())
+	base, _ = base.InEffect(func(r rules.Rule) bool { return s.counts(r, now) })
+	s.stale = true
 	s.put(base)
 }
 
@@ -139,7 +172,7 @@ func (s *Store) List() ([]rules.Rule, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	d, _, err := s.read()
-	return d.inEffect(time.Now()), err
+	return s.inEffect(d.rules, time.Now()), err
 }
 
 // Result is what a change did. Both are empty if there was nothing to do.
@@ -199,7 +232,7 @@ func (s *Store) try(q Request) (_ Result, again bool, err error) {
 		return Result{}, false, err
 	}
 	r := Result{Removed: append([]string{}, removed...), Added: append([]string{}, added...)}
-	set, err := s.base.WithRuntime(next.inEffect(now))
+	set, err := s.base.WithRuntime(s.inEffect(next.rules, now))
 	if err != nil || len(removed)+len(added) == 0 {
 		return r, false, err
 	}

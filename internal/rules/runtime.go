@@ -26,12 +26,12 @@ func (s *Set) WithRuntime(list []Rule) (*Set, error) {
 	return &Set{expose: s.expose, rules: s.rules, runtime: compiled}, nil
 }
 
-// InEffect returns s without the run-time rules that do not count at a time, s itself if all
+// InEffect returns s without the run-time rules that do not count any more, s itself if all
 // do, and when the next of them ends: the zero time if none does.
-func (s *Set) InEffect(now time.Time) (_ *Set, next time.Time) {
+func (s *Set) InEffect(counts func(Rule) bool) (_ *Set, next time.Time) {
 	left := make([]rule, 0, len(s.runtime))
 	for _, r := range s.runtime {
-		if !r.InEffect(now) {
+		if !counts(r.Rule) {
 			continue
 		}
 		left = append(left, r)

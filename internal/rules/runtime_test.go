@@ -217,7 +217,7 @@ func TestInEffect(t *testing.T) {
 	for now, want := range map[time.Time]int{
 		until.Add(-time.Second): 2, until: 1, until.Add(time.Hour): 1, until.Add(-MaxExposure): 2, time.Unix(0, 0): 1,
 	} {
-		left, next := s.InEffect(now)
+		left, next := s.InEffect(func(r Rule) bool { return r.InEffect(now) })
 		if len(left.runtime) != want || (want == 2) != next.Equal(until) || (left == s) != (want == 2) {
 			t.Errorf("%s: %d rules, next %s", now, len(left.runtime), next)
 		}
