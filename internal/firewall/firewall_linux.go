@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"slices"
 	"strings"
 	"time"
 
@@ -73,13 +72,14 @@ func judge(slot port.Slot, v6 bool, lasts time.Duration, rs *ruleset, err error,
 // allow is the command that lets connections in. By names the chain that drops them.
 func allow(slot port.Slot, lasts time.Duration, m manager, by string) string {
 	chain := strings.Fields(by) // "chain", family, table, name
+	iptables := map[string]string{"chain ip filter INPUT": "iptables", "chain ip6 filter INPUT": "ip6tables"}[by]
 	switch {
 	case m == firewalld:
 		return fmt.Sprintf("sudo firewall-cmd --add-port=%s --timeout=%d", slot, int64(lasts.Seconds()))
 	case m == ufw:
 		return "sudo ufw allow " + slot.String()
-	case len(chain) == 4 && slices.Equal(chain[2:], []string{"filter", "INPUT"}):
-		return fmt.Sprintf("sudo %s -I INPUT -p %s --dport %d -j ACCEPT", map[string]string{"ip": "iptables", "ip6": "ip6tables"}[chain[1]], slot.Protocol, slot.Port)
+	case iptables != "":
+		return fmt.Sprintf("sudo %s -I INPUT -p %s --dport %d -j ACCEPT", iptables, slot.Protocol, slot.Port)
 	case len(chain) == 4:
 		return fmt.Sprintf("sudo nft insert rule %s %s dport %d accept", strings.Join(chain[1:], " "), slot.Protocol, slot.Port)
 	}
