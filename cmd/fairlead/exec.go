@@ -134,6 +134,7 @@ func (r *runner) once(ctx context.Context, line []byte) error {
 	cmd := exec.CommandContext(within, r.argv[0], r.argv[1:]...)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = bytes.NewReader(line), r.stderr, r.stderr
 	cmd.WaitDelay = commandEnd
+	killWhole(cmd)
 	err := cmd.Run()
 	if within.Err() != nil && ctx.Err() == nil {
 		return fmt.Errorf("killed after %s", r.limit)

@@ -127,6 +127,28 @@ func TestCommandThatIsTooSlow(t *testing.T) {
 	})
 }
 
+// A script is killed with the programs that it runs.
+func TestCommandIsKilledWithItsChildren(t *testing.T) {
+	held, stderr, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = held.Close() }()
+	r, err := newRunner(script(t, "sleep 600\n:\n"), nil, stderr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.limit = 200 * time.Millisecond
+	if err := r.once(t.Context(), nil); err == nil || !strings.Contains(err.Error(), "killed after 200ms") {
+		t.Error(err)
+	}
+	_ = stderr.Close()
+	_ = held.SetReadDeadline(time.Now().Add(wait.Limit()))
+	if _, err := io.Copy(io.Discard, held); err != nil {
+		t.Errorf("a child of the command still runs: %v", err)
+	}
+}
+
 // The end of the watch ends the command.
 func TestCommandEndsWithTheWatch(t *testing.T) {
 	var stderr lockedBuffer
