@@ -76,10 +76,19 @@ func expose(c *cobra.Command, control string, q forwards.Request, at string) err
 	check := func(at netip.AddrPort) firewall.Report {
 		return firewall.Check(slot.Protocol, at, time.Duration(q.Seconds)*time.Second)
 	}
-	return writeExposed(c.OutOrStdout(), painter(c.OutOrStdout()), slot.String(), v, check)
+	return writeExposed(c.OutOrStdout(), painter(c.OutOrStdout()), slot.String(), endOf(slot.String(), q.Guest), v, check)
 }
 
-func writeExposed(w io.Writer, paint status.Painter, at string, v status.ForwardChange, check func(netip.AddrPort) firewall.Report) error {
+// endOf is the command that ends an exposure.
+func endOf(at, guest string) string {
+	s := "fairlead expose " + at + " --end"
+	if guest != "" {
+		s += " --guest '" + guest + "'" // which may have a *
+	}
+	return s
+}
+
+func writeExposed(w io.Writer, paint status.Painter, at, end string, v status.ForwardChange, check func(netip.AddrPort) firewall.Report) error {
 	i := slices.IndexFunc(v.Rules, func(r status.ForwardRule) bool { return slices.Contains(v.Added, r.Name) })
 	if i < 0 {
 		return errors.New("the rule was removed again meanwhile: try again")
@@ -111,7 +120,7 @@ func writeExposed(w io.Writer, paint status.Painter, at string, v status.Forward
 		}
 	}
 	if len(v.Open) > 0 || len(v.Always) == 0 {
-		lines = append(lines, fmt.Sprintf("`fairlead expose %s --end` ends it before.", at))
+		lines = append(lines, fmt.Sprintf("`%s` ends it before.", end))
 	}
 	_, err := fmt.Fprintln(w, strings.Join(lines, "\n"))
 	return err
