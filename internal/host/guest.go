@@ -38,6 +38,10 @@ const (
 	itemRate, itemBurst       = 4000, 2 * wire.MaxPublications
 	byteRate, byteBurst       = 2 << 20, 2 * wire.MaxSetBytes
 
+	// Other ports that are tried for the conflicts of one guest a second, and at once. Without
+	// this a message could have the host try maxTries ports for each publication in it.
+	moveRate, moveBurst = 500, 1 << 16
+
 	maxMalformedSession = 30 // messages in all
 )
 
@@ -103,11 +107,12 @@ func newGuest(h *Host, g Guest) *guest {
 
 // limits bound what one guest costs, over all its sessions: it could begin a new one
 // at any time.
-type limits struct{ messages, items, bytes *rate.Limiter }
+type limits struct{ messages, items, bytes, moves *rate.Limiter }
 
 func newLimits() limits {
 	return limits{
 		rate.NewLimiter(messageRate, messageBurst), rate.NewLimiter(itemRate, itemBurst), rate.NewLimiter(byteRate, byteBurst),
+		rate.NewLimiter(moveRate, moveBurst),
 	}
 }
 

@@ -93,8 +93,8 @@ func (p *publication) forget(wanted []netip.AddrPort) {
 }
 
 // move gives another port to publications that have a conflict, if their rule says so,
-// and reports whether there were any. What has tried enough ports waits for the wanted
-// one. h.mu is held.
+// and reports whether there were any. What has tried enough ports, or whose guest has, waits
+// for the wanted one. h.mu is held.
 func (h *Host) move() bool {
 	var conflicts []*publication
 	for p := range h.changed {
@@ -111,7 +111,7 @@ func (h *Host) move() bool {
 			from = move{Wanted: p.conflict(), Port: p.conflict()}
 		}
 		next := p.candidate(from)
-		if p.tries > maxTries || next == 0 || from.Port != p.conflict() {
+		if p.tries > maxTries || next == 0 || from.Port != p.conflict() || !p.guest.limits.moves.Allow() {
 			p.tries = maxTries + 1
 			delete(h.moved, p.id())
 		} else {

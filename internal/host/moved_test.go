@@ -4,6 +4,7 @@ package host
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -12,8 +13,12 @@ import (
 	"strings"
 	"testing"
 
+	"golang.org/x/time/rate"
+
+	"github.com/fairlead/fairlead/internal/link"
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/rules"
+	"github.com/fairlead/fairlead/internal/wire"
 	"github.com/fairlead/fairlead/test/kit/ports"
 )
 
@@ -152,6 +157,49 @@ func TestNoOtherPort(t *testing.T) {
 	start(t, Options{Policy: onConflict(t, port.OnConflictNext)}, a)
 	if o := a.wants(k, port.Conflict); o.HostAddress.Port() != 65535 {
 		t.Errorf("%+v", o)
+	}
+}
+
+// A guest whose conflicts had many ports tried waits for the wanted ones.
+func TestMovesOfAGuestAreLimited(t *testing.T) {
+	p := ports.Free(t)
+	h, err := New(Options{Policy: onConflict(t, port.OnConflictNext), Guests: []Guest{{
+		Name: "vm", Dial: func(context.Context) (link.Session, error) { return nil, errors.New("not dialled") },
+	}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		h.guests[0].withdraw()
+		h.commit(context.Background())
+	})
+	g, k := h.guests[0], key(port.TCP, lan, p)
+	var first []wire.Publication
+	for i := range uint16(3) { // they take precedence
+		first = append(first, pub(key(port.TCP, any4, p+i)))
+	}
+	tried := func(limit int) move {
+		t.Helper()
+		g.limits.moves = rate.NewLimiter(0, limit)
+		g.h.mu.Lock()
+		g.put(wire.Publication{Key: k, Host: []netip.AddrPort{at(lo4, p)}, Source: fmt.Sprint(limit)})
+		g.h.commit(t.Context())
+		g.h.mu.Unlock()
+		return h.moved[ID{"vm", k}]
+	}
+	if err := g.applySnapshot(t.Context(), &wire.Snapshot{Generation: 1, Publications: first}); err != nil {
+		t.Fatal(err)
+	}
+	if m := tried(2); m != (move{}) {
+		t.Errorf("moved to %d by two tries", m.Port)
+	}
+	if o := g.pubs[k].outcomes(); len(o) != 1 || o[0].State != port.Conflict || o[0].HostAddress.Port() != p {
+		t.Errorf("%+v", o)
+	}
+	if m := tried(maxTries); m.Wanted != p || m.Port < p+3 {
+		t.Errorf("%+v with enough tries", m)
 	}
 }
 
