@@ -304,6 +304,7 @@ func TestOtherFormsAreRefusedUnchanged(t *testing.T) {
 	f.refuse(forward(8080, 0), "dney")
 	for _, text := range []string{"", "rules:\n", "rules: []\n", "# nothing\n", "rules: # none\n", "\r\n", "rules:\r\n- {name: a, action: deny}\r\n"} {
 		f.write(text)
+		f.Reload(f.base)
 		if f.do(forward(8080, 0)); !slices.Contains(f.names(), "forward 8080/tcp") {
 			t.Errorf("%q: not added", text)
 		}
@@ -355,5 +356,30 @@ func TestNamesAreQuoted(t *testing.T) {
 			t.Errorf("%q: rules %q", name, f.names())
 		}
 		f.do(Request{Op: Resume, Owner: name})
+	}
+}
+
+// While an emptied file is not confirmed, its rules are in effect, and no request drops them.
+func TestEmptiedFileKeepsItsRules(t *testing.T) {
+	f := newFixture(t, configOfTest)
+	f.do(tcp(Deny, 8080))
+	for name, empty := range map[string]func() error{
+		"emptied": func() error { return os.WriteFile(f.path, nil, 0o600) },
+		"removed": func() error { return os.Remove(f.path) },
+	} {
+		if err := empty(); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := f.Do(tcp(Deny, 9090)); err == nil || !strings.Contains(err.Error(), "empty or removed") {
+			t.Errorf("%s: %v", name, err)
+		}
+		if n := f.set.RuntimeLen(); n != 1 {
+			t.Errorf("%s: %d rules in effect", name, n)
+		}
+	}
+	f.Reload(f.base) // confirmed
+	f.do(tcp(Deny, 9090))
+	if n := f.set.RuntimeLen(); n != 1 {
+		t.Errorf("%d rules in effect", n)
 	}
 }

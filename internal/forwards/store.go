@@ -223,6 +223,9 @@ func (s *Store) try(q Request) (_ Result, again bool, err error) {
 	if err != nil {
 		return Result{}, false, err
 	}
+	if len(before) == 0 && s.current.RuntimeLen() > 0 {
+		return Result{}, false, fmt.Errorf("%s: empty or removed while its rules are in effect: restore it, or have it read again by SIGHUP or a restart", s.path)
+	}
 	now, permitted := time.Now(), s.base.MayAllow
 	if q.Op == Expose {
 		permitted = s.base.MayExpose

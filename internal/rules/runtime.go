@@ -26,6 +26,9 @@ func (s *Set) WithRuntime(list []Rule) (*Set, error) {
 	return &Set{expose: s.expose, rules: s.rules, runtime: compiled}, nil
 }
 
+// RuntimeLen is the number of run-time rules.
+func (s *Set) RuntimeLen() int { return len(s.runtime) }
+
 // InEffect returns s without the run-time rules that do not count any more, s itself if all
 // do, and when the next of them ends: the zero time if none does.
 func (s *Set) InEffect(counts func(Rule) bool) (_ *Set, next time.Time) {
