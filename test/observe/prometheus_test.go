@@ -331,8 +331,8 @@ func (r *rig) scrapeIsDocumented(t *testing.T) {
 	for _, m := range regexp.MustCompile("(?m)^\\| `(fairlead_\\w+)` \\| (\\w+)").FindAllStringSubmatch(string(b), -1) {
 		documented[m[1]+" "+m[2]] = true
 	}
-	// One that has the other sink that counts.
-	other := newRig(t, "--sink", "listener").start()
+	// One that has the other sink that counts, and an inventory, which no server takes.
+	other := newRig(t, "--sink", "listener", "--cluster-inventory", "--cluster-node-name", "vm").start()
 	// Some have a series only once something has happened.
 	wait.Within(t, limit(), "what is documented is exported, and nothing else", func() error {
 		seen := map[string]bool{}
