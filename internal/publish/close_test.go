@@ -5,7 +5,9 @@
 package publish
 
 import (
+	"errors"
 	"net"
+	"path/filepath"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -127,4 +129,100 @@ func taken(t *testing.T, conn *net.UnixConn, use func(fd int)) {
 	}
 	fd, _ := p.Take()
 	use(fd)
+}
+
+// A connection in a message to a unix socket that is passed itself is closed with it.
+func TestNestedLingeringConnections(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		kind int
+		in   func(t *testing.T, kind, fd int) int
+	}{
+		{"to a stream", unix.SOCK_STREAM, inPair},
+		{"to a stream whose peer did not read all", unix.SOCK_STREAM, inHalfRead},
+		{"in a packet of a peer that did not read all", unix.SOCK_SEQPACKET, inHalfRead},
+		{"to a datagram socket", unix.SOCK_DGRAM, inPair},
+		{"in an empty packet", unix.SOCK_SEQPACKET, inPair},
+		{"in a connection that was not accepted", unix.SOCK_STREAM, inListener},
+		{"in a packet of a connection that was not accepted", unix.SOCK_SEQPACKET, inListener},
+	} {
+		for when, end := range map[string]func(*net.UnixConn){"read": read, "unread": ask.CloseClient} {
+			t.Run(c.name+", "+when, func(t *testing.T) {
+				a, b := packets(t)
+				if err := passcred(b); err != nil {
+					t.Fatal(err)
+				}
+				fd := c.in(t, c.kind, c.in(t, c.kind, lingering(t)))
+				err := sendRaw(a, "{}", unix.UnixRights(fd))
+				_ = unix.Close(fd)
+				if err != nil {
+					t.Fatal(err)
+				}
+				closed := make(chan struct{})
+				go func() {
+					defer close(closed)
+					end(b)
+					ask.CloseClient(b)
+				}()
+				wait.For(t, "all are closed", closed)
+			})
+		}
+	}
+}
+
+// inPair returns a socket that was sent a descriptor, which it owns, and has not read it.
+func inPair(t *testing.T, kind, fd int) int {
+	t.Helper()
+	fds, err := unix.Socketpair(unix.AF_UNIX, kind|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	sendInto(t, fds[1], kind, fd)
+	return fds[0]
+}
+
+// inHalfRead is inPair, with a peer that was closed before it read all.
+func inHalfRead(t *testing.T, kind, fd int) int {
+	t.Helper()
+	fds, err := unix.Socketpair(unix.AF_UNIX, kind|unix.SOCK_CLOEXEC, 0)
+	if err == nil {
+		_, err = unix.Write(fds[0], []byte("x"))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	sendInto(t, fds[1], kind, fd)
+	return fds[0]
+}
+
+// inListener is inPair, with a listener whose client sent the descriptor.
+func inListener(t *testing.T, kind, fd int) int {
+	t.Helper()
+	l, err := unix.Socket(unix.AF_UNIX, kind|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := unix.Socket(unix.AF_UNIX, kind|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	at := &unix.SockaddrUnix{Name: filepath.Join(t.TempDir(), "s")}
+	if err := errors.Join(unix.Bind(l, at), unix.Listen(l, 1), unix.Connect(c, at)); err != nil {
+		t.Fatal(err)
+	}
+	sendInto(t, c, kind, fd)
+	return l
+}
+
+// sendInto sends a descriptor, and closes both.
+func sendInto(t *testing.T, to, kind, fd int) {
+	t.Helper()
+	text := []byte("x")
+	if kind == unix.SOCK_SEQPACKET {
+		text = nil
+	}
+	if err := unix.Sendmsg(to, text, unix.UnixRights(fd), nil, 0); err != nil {
+		t.Fatal(err)
+	}
+	_, _ = unix.Close(fd), unix.Close(to)
 }
