@@ -65,7 +65,11 @@ func do(conn *net.UnixConn, q Request, s Streams) (Exit, error) {
 	c := client{frames: frames{conn: conn}, Streams: s, ended: make(chan struct{}), room: window}
 	c.more = sync.NewCond(&c.mu)
 	defer c.close()
-	return c.receiveAll()
+	exit, err := c.receiveAll()
+	if broken := c.broken(); err != nil && broken != nil {
+		return exit, fmt.Errorf("read the input: %w", broken)
+	}
+	return exit, err
 }
 
 // client is the container's end of a session.
@@ -77,6 +81,8 @@ type client struct {
 	mu   sync.Mutex
 	more *sync.Cond
 	room int // of stdin that may be sent; -1 at the end
+
+	unread error // why the rest of stdin could not be read
 }
 
 func (c *client) close() {
@@ -177,11 +183,31 @@ func (c *client) sendStdin() {
 				return
 			}
 		}
-		if err != nil {
-			break
+		switch {
+		case errors.Is(err, io.EOF) || errors.Is(err, syscall.EBADF): // nohup(1) gives one that cannot be read
+			_ = c.send(frameStdinEnd, nil)
+			return
+		case err != nil:
+			c.giveUp(err)
+			return
 		}
 	}
 	_ = c.send(frameStdinEnd, nil)
+}
+
+// giveUp ends the session, by which the program is killed: it must not take for all what it
+// got of an input that cannot be read.
+func (c *client) giveUp(err error) {
+	c.mu.Lock()
+	c.unread = err
+	c.mu.Unlock()
+	_ = c.conn.CloseRead()
+}
+
+func (c *client) broken() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.unread
 }
 
 func (c *client) sendSignals() {
