@@ -14,6 +14,7 @@ import (
 	"os"
 	"os/exec"
 	"os/user"
+	"runtime"
 	"strconv"
 	"sync"
 	"syscall"
@@ -198,13 +199,32 @@ func (h *helper) start(q Request, files []*os.File, g group) (*exec.Cmd, error) 
 	if int(cred.Uid) != os.Geteuid() {
 		cmd.SysProcAttr.Credential = cred
 	}
-	if err := cmd.Start(); err != nil {
+	if err := startWithoutKeys(cmd); err != nil {
 		if at, ok := errors.AsType[*os.PathError](err); ok {
 			err = at.Err // its path is that of the copy
 		}
 		return nil, fmt.Errorf("start %s as %s in %s: %w", e.Path, e.User, e.Directory, err)
 	}
 	return cmd, nil
+}
+
+// startWithoutKeys starts a program with a session keyring of its own (keyrings(7)): that of
+// whoever started the agent, such as root's with its Kerberos tickets, would be inherited, and
+// a process may read the keys in its session's, whoever it is.
+func startWithoutKeys(cmd *exec.Cmd) error {
+	started := make(chan error)
+	go func() {
+		runtime.LockOSThread() // keyrings are a thread's; this one ends with the goroutine
+		_, err := unix.KeyctlInt(unix.KEYCTL_JOIN_SESSION_KEYRING, 0, 0, 0, 0)
+		if errors.Is(err, unix.ENOSYS) || errors.Is(err, unix.EPERM) { // of a filter that programs inherit, too
+			err = nil
+		}
+		if err == nil {
+			err = cmd.Start()
+		}
+		started <- err
+	}()
+	return <-started
 }
 
 // environment is what each program has; nothing of the agent's is in it.

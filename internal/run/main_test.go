@@ -16,6 +16,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/fairlead/fairlead/test/kit/leak"
 )
 
@@ -42,6 +44,16 @@ func TestMain(m *testing.M) {
 		fmt.Println(playAgent(args))
 		os.Exit(1)
 	}
+}
+
+// testKey is a key in the session keyring of whoever starts an agent.
+const testKey = "fairlead-test"
+
+func btoi(b bool) int {
+	if b {
+		return 1
+	}
+	return 0
 }
 
 // jobs are the programs, by name. They return an exit status.
@@ -73,6 +85,11 @@ var jobs = map[string]func(args []string) int{
 			return 1
 		}
 		return 0
+	},
+	"keys": func([]string) int {
+		id, err := unix.KeyctlSearch(unix.KEY_SPEC_SESSION_KEYRING, "user", testKey, 0)
+		fmt.Println(id, err)
+		return btoi(err == nil)
 	},
 	"cat": func([]string) int {
 		if _, err := io.Copy(os.Stdout, os.Stdin); err != nil {

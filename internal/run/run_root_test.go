@@ -19,6 +19,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"runtime"
 	"strconv"
 	"strings"
 	"sync"
@@ -309,6 +310,26 @@ func TestJobInheritsNothing(t *testing.T) {
 	}
 }
 
+// A job does not have the keys of whoever started the agent.
+func TestJobHasNoKeys(t *testing.T) {
+	runtime.LockOSThread() // whose keyring the helper inherits; it ends with the test
+	_, err := unix.KeyctlInt(unix.KEYCTL_JOIN_SESSION_KEYRING, 0, 0, 0, 0)
+	if err == nil {
+		_, err = unix.AddKey("user", testKey, []byte("secret"), unix.KEY_SPEC_SESSION_KEYRING)
+	}
+	if errors.Is(err, unix.ENOSYS) || errors.Is(err, unix.EPERM) {
+		t.Logf("there are no keyrings here: %v", err)
+		return
+	} else if err != nil {
+		t.Fatal(err)
+	}
+	r := newRig(t)
+	var out bytes.Buffer
+	if exit, err := r.run(role("keys"), Streams{Stdout: &out, Stderr: io.Discard}); err != nil || exit.Code != 0 {
+		t.Errorf("%v, %v\n%s", exit, err, out.String())
+	}
+}
+
 func TestRefused(t *testing.T) {
 	r := newRig(t)
 	for _, c := range []struct {
@@ -530,7 +551,8 @@ func TestMisbehavingClients(t *testing.T) {
 		"stdin after its end": func(f *frames) error {
 			return errors.Join(f.send(frameStdinEnd, nil), f.send(frameStdin, []byte("x")))
 		},
-		"a packet of nothing": func(f *frames) error { _, err := f.conn.Write(nil); return err },
+		"a signal of another kind": func(f *frames) error { return f.send(frameSignal, []byte("STOP")) },
+		"a packet of nothing":      func(f *frames) error { _, err := f.conn.Write(nil); return err },
 	} {
 		conn, done := r.connect(context.Background(), web)
 		begin(t, conn, role("sleep"))

@@ -117,6 +117,11 @@ func (s *Server) allowed(of ask.Client, q Request) error {
 	return nil
 }
 
+// signals are those that a client may send to its program.
+var signals = map[string]unix.Signal{
+	"HUP": unix.SIGHUP, "INT": unix.SIGINT, "QUIT": unix.SIGQUIT, "TERM": unix.SIGTERM, "USR1": unix.SIGUSR1, "USR2": unix.SIGUSR2,
+}
+
 // session is a client and its job.
 type session struct {
 	frames
@@ -193,9 +198,11 @@ func (c *session) receiveAll() {
 		case frameStdinEnd:
 			c.end()
 		case frameSignal:
-			if s := unix.SignalNum("SIG" + string(content)); s != 0 {
-				c.job.signal(s)
+			s, ok := signals[string(content)]
+			if !ok {
+				return
 			}
+			c.job.signal(s)
 		default:
 			return
 		}
