@@ -6,12 +6,15 @@ package publish
 
 import (
 	"errors"
+	"io/fs"
 	"net"
+	"os"
 	"path/filepath"
 	"testing"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/fairlead/fairlead/internal/link"
 	"github.com/fairlead/fairlead/internal/publish/ask"
 	"github.com/fairlead/fairlead/test/kit/wait"
 )
@@ -167,6 +170,36 @@ func TestNestedLingeringConnections(t *testing.T) {
 				wait.For(t, "all are closed", closed)
 			})
 		}
+	}
+}
+
+// What clients sent that were not accepted does not hold up the end of the agent.
+func TestCloseListenerWithLingeringClients(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "run", "s")
+	l, err := link.ListenPackets(t.Context(), path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 3 {
+		conn, err := ask.Connect(t.Context(), path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		fd := lingering(t)
+		err = ask.Send(conn, request{}, fd)
+		_ = unix.Close(fd) // not the last one
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	closed := make(chan error, 1)
+	go func() { closed <- ask.CloseListener(l) }()
+	if err := wait.For(t, "it is closed", closed); err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Lstat(path); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("the socket is still there: %v", err)
 	}
 }
 

@@ -156,8 +156,11 @@ func (s *Server) open() (err error) {
 func (s *Server) serve(ctx context.Context, l net.Listener, feed registry.Feed) error {
 	s.feed = feed
 	ctx, cancel := context.WithCancel(ctx)
-	context.AfterFunc(ctx, func() { _ = l.Close() })
 	var clients sync.WaitGroup
+	clients.Go(func() {
+		<-ctx.Done()
+		_ = ask.CloseListener(l)
+	})
 	defer func() {
 		cancel()
 		waitAtMost(&clients, stopTimeout)

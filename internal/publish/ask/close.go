@@ -6,6 +6,7 @@ package ask
 
 import (
 	"net"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 )
@@ -34,13 +35,25 @@ func Reset(fd int) {
 // CloseClient closes the agent's end of a client's connection. The descriptors in unread
 // messages are closed first, because the kernel would close them with the connection.
 func CloseClient(conn *net.UnixConn) {
-	_ = Control(conn, func(fd int) error {
-		for p := (Packet{FDs: unread(fd)}); len(p.FDs) > 0; p.FDs = unread(fd) {
-			p.Close()
-		}
-		return nil
-	})
+	_ = Control(conn, closeUnread)
 	_ = conn.Close()
+}
+
+// CloseListener closes a listener of clients. Those that were not accepted are closed as by
+// CloseClient.
+func CloseListener(l net.Listener) error {
+	if c, ok := l.(syscall.Conn); ok {
+		_ = Control(c, closeUnread)
+	}
+	return l.Close()
+}
+
+// closeUnread closes all that unread returns.
+func closeUnread(fd int) error {
+	for p := (Packet{FDs: unread(fd)}); len(p.FDs) > 0; p.FDs = unread(fd) {
+		p.Close()
+	}
+	return nil
 }
 
 // unread returns some of the descriptors that the kernel would close with a unix socket:
