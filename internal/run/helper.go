@@ -127,42 +127,78 @@ func (h *helper) job(q Request, got *ask.Packet) {
 		return
 	}
 	defer func() { _ = g.end() }()
-	cmd, err := h.start(q, files, g)
 	input := files[3]
 	defer func() { _ = input.Close() }()
+	// Also before the program has begun, which another process of its user can delay for ever.
+	a := attendant{conn: conn, group: g, input: input}
+	var attending sync.WaitGroup
+	attending.Go(a.attend)
+	defer attending.Wait()
+	defer func() { _ = conn.CloseRead() }()
+	cmd, err := h.start(q, files, g)
 	closeAll(files[:3])
 	if err != nil {
 		_ = ask.Send(conn, report{Error: err.Error()})
 		return
 	}
+	a.begun(cmd.Process)
 	_ = ask.Send(conn, report{Pid: cmd.Process.Pid})
-	ended := make(chan struct{})
-	go func() {
-		defer close(ended)
-		attend(conn, cmd.Process, g, input)
-	}()
 	_ = cmd.Wait()
 	_ = g.end() // what it started ends with it
 	_ = ask.Send(conn, report{Exit: exitOf(cmd.ProcessState)})
-	_ = conn.CloseRead()
-	<-ended
 }
 
-// attend sends signals to a job and closes its input, and kills it when its socket is closed.
-func attend(conn *net.UnixConn, p *os.Process, g group, input io.Closer) {
+// attendant sends signals to a job and closes its input, and kills it when its socket is closed.
+type attendant struct {
+	conn  *net.UnixConn
+	group group
+	input io.Closer
+
+	mu      sync.Mutex
+	process *os.Process // nil before it has begun
+	gone    bool        // the socket is closed
+}
+
+// begun notes that the program has begun.
+func (a *attendant) begun(p *os.Process) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.process = p
+	if a.gone {
+		_ = a.group.kill()
+	}
+}
+
+func (a *attendant) attend() {
 	for {
 		var o order
-		got, err := ask.Receive(conn, &o)
+		got, err := ask.Receive(a.conn, &o)
 		got.Close()
-		if err != nil {
-			_ = g.kill()
+		switch {
+		case err != nil:
+			a.leave()
 			return
+		case o.Whole:
+			_ = a.input.Close()
+		default:
+			a.signal(o.Kill)
 		}
-		if o.Whole {
-			_ = input.Close()
-			continue
-		}
-		_ = p.Signal(o.Kill) // by a pidfd, or not at all once it was waited for
+	}
+}
+
+// leave kills the program, or has begun kill it.
+func (a *attendant) leave() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.gone = true
+	_ = a.group.kill()
+}
+
+func (a *attendant) signal(s unix.Signal) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.process != nil {
+		_ = a.process.Signal(s) // by a pidfd, or not at all once it was waited for
 	}
 }
 

@@ -534,6 +534,42 @@ func TestChildrenEndWithTheJob(t *testing.T) {
 	r.noneLeft()
 }
 
+// A program that cannot begin, as any process of its user can stop it before, is killed
+// when the agent waits no longer.
+func TestStoppedBeforeItBegins(t *testing.T) {
+	r := newRig(t)
+	dir, err := sliceDir()
+	if err != nil {
+		t.Fatal(err)
+	}
+	dirs, err := filepath.Glob(filepath.Join(dir, strconv.Itoa(r.server.starter.process.Pid)+".*"))
+	if err != nil || len(dirs) != 1 {
+		t.Fatal(dirs, err)
+	}
+	freeze := func(on string) {
+		if err := os.WriteFile(filepath.Join(dirs[0], "cgroup.freeze"), []byte(on), 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+	freeze("1") // what is made in it is stopped from the first instruction on
+	j, theirs, err := newJob()
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = j.send(r.server.starter.conn, role("sleep"), theirs)
+	closeAll(theirs)
+	if err != nil {
+		t.Fatal(err)
+	}
+	populated(t, r.server.starter.process.Pid)
+	j.close()
+	r.noneLeft()
+	freeze("0")
+	if exit, err := r.run(role("args"), Streams{Stdout: io.Discard, Stderr: io.Discard}); err != nil || exit.Code != 7 {
+		t.Errorf("another program: %v, %v", exit, err)
+	}
+}
+
 // What a client must not send ends its job.
 func TestMisbehavingClients(t *testing.T) {
 	r := newRig(t)
