@@ -534,6 +534,17 @@ func TestChildrenEndWithTheJob(t *testing.T) {
 	r.noneLeft()
 }
 
+// A helper that does not end when the agent does is killed, and its programs are.
+func TestHelperThatDoesNotEnd(t *testing.T) {
+	r := newRig(t)
+	conn, _ := r.connect(context.Background(), web)
+	begin(t, conn, role("sleep"))
+	if err := r.server.starter.process.Signal(unix.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	r.stop()
+}
+
 // A program that cannot begin, as any process of its user can stop it before, is killed
 // when the agent waits no longer.
 func TestStoppedBeforeItBegins(t *testing.T) {

@@ -23,8 +23,10 @@ import (
 )
 
 const (
-	// startTimeout bounds how long the helper takes to begin, and to end.
+	// startTimeout bounds how long the helper takes to begin.
 	startTimeout = 10 * time.Second
+	// endTimeout bounds how long it takes to end, and then to end when it was killed.
+	endTimeout = 4 * time.Second
 	// jobTimeout bounds how long it takes to copy and start a program.
 	jobTimeout = 30 * time.Second
 )
@@ -84,16 +86,27 @@ func (s *starter) ready() error {
 	return nil
 }
 
-// close ends the helper, which kills all jobs, and waits for it. Jobs of a helper that was
-// killed are killed, too.
+// close ends the helper, which kills all jobs, and waits for it. One that does not end is
+// killed. Jobs of a helper that was killed are killed, too.
 func (s *starter) close() error {
 	err := s.conn.Close()
-	select {
-	case <-s.ended:
-	case <-time.After(startTimeout):
-		return errors.Join(err, errors.New("the helper does not end"))
+	if !s.endsIn(endTimeout) {
+		err = errors.Join(err, s.process.Kill())
+		if !s.endsIn(endTimeout) {
+			return errors.Join(err, errors.New("the helper does not end"))
+		}
 	}
 	return errors.Join(err, killLeftovers())
+}
+
+// endsIn reports whether the helper ends in this time.
+func (s *starter) endsIn(d time.Duration) bool {
+	select {
+	case <-s.ended:
+		return true
+	case <-time.After(d):
+		return false
+	}
 }
 
 // wait waits until ctx ends, and closes s. If the helper ends before, it kills its jobs.
