@@ -5,6 +5,7 @@
 package ask
 
 import (
+	"errors"
 	"net"
 	"syscall"
 
@@ -105,4 +106,4 @@ func accepted(fd int) []int {
 
 // again reports whether a call is to be repeated. The kernel reports once that the peer did
 // not read all, whatever is there to read.
-func again(err error) bool { return err == unix.EINTR || err == unix.ECONNRESET }
+func again(err error) bool { return errors.Is(err, unix.EINTR) || errors.Is(err, unix.ECONNRESET) }
