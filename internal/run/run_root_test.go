@@ -829,6 +829,14 @@ func TestAgentKilled(t *testing.T) {
 			if !cgroup.Populated(g) {
 				t.Error("the job ended, which this test cannot explain")
 			}
+			// The next start passes over what a helper has that has not ended yet.
+			wait.Until(t, "the helper's lock is free", func() error {
+				lock, err := locked(filepath.Dir(g), unix.LOCK_EX|unix.LOCK_NB)
+				if err != nil {
+					return err
+				}
+				return lock.Close()
+			})
 			r := &rig{t: t}
 			r.start()
 		}
