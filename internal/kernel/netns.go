@@ -49,6 +49,21 @@ func NewNamespace() (n *Namespace, err error) {
 	return n, err
 }
 
+// LoopbackUp sets up the loopback of the thread's network namespace.
+func LoopbackUp() error {
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = unix.Close(fd) }()
+	req, err := unix.NewIfreq("lo")
+	if err != nil {
+		return err
+	}
+	req.SetUint16(unix.IFF_UP | unix.IFF_RUNNING)
+	return unix.IoctlIfreq(fd, unix.SIOCSIFFLAGS, req)
+}
+
 // OnThread runs f on a thread that ends afterwards, and waits for it. So f may move the
 // thread to another network namespace. It is not the main thread, which never ends: Go
 // parks it, and /proc/self/ns/net would be the other namespace from then on.

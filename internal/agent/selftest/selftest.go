@@ -88,24 +88,10 @@ func newSpace() (*kernel.Namespace, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := space.Do(loopbackUp); err != nil {
+	if err := space.Do(kernel.LoopbackUp); err != nil {
 		return nil, errors.Join(fmt.Errorf("set up the loopback: %w", err), space.Close())
 	}
 	return space, nil
-}
-
-func loopbackUp() error {
-	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = unix.Close(fd) }()
-	req, err := unix.NewIfreq("lo")
-	if err != nil {
-		return err
-	}
-	req.SetUint16(unix.IFF_UP | unix.IFF_RUNNING)
-	return unix.IoctlIfreq(fd, unix.SIOCSIFFLAGS, req)
 }
 
 var errEnded = errors.New("it ended")

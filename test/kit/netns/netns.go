@@ -10,10 +10,11 @@ import (
 	"fmt"
 	"net"
 	"os/exec"
-	"runtime"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/fairlead/fairlead/internal/kernel"
 )
 
 // Space is a network namespace with its loopback up. It lives as long as its handle and
@@ -23,7 +24,7 @@ type Space struct{ fd int }
 // New makes a namespace; the caller closes it. It needs root.
 func New() (*Space, error) {
 	s := &Space{fd: -1}
-	err := inThread(func() error {
+	err := kernel.OnThread(func() error {
 		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 			return err
 		}
@@ -32,7 +33,7 @@ func New() (*Space, error) {
 			return err
 		}
 		s.fd = fd
-		return loopbackUp()
+		return kernel.LoopbackUp()
 	})
 	if err != nil {
 		return nil, fmt.Errorf("new network namespace: %w", err)
@@ -56,34 +57,10 @@ func (s *Space) Close() error { return unix.Close(s.fd) }
 // FD is the descriptor of the namespace's handle in this process.
 func (s *Space) FD() int { return s.fd }
 
-func loopbackUp() error {
-	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = unix.Close(fd) }()
-	req, err := unix.NewIfreq("lo")
-	if err != nil {
-		return err
-	}
-	req.SetUint16(unix.IFF_UP | unix.IFF_RUNNING)
-	return unix.IoctlIfreq(fd, unix.SIOCSIFFLAGS, req)
-}
-
-// inThread runs f on a thread that then ends.
-func inThread(f func() error) error {
-	done := make(chan error, 1)
-	go func() {
-		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
-		done <- f()
-	}()
-	return <-done
-}
-
 // Do runs f in the namespace. Sockets that f makes stay in it, goroutines that
 // it starts do not.
 func (s *Space) Do(f func() error) error {
-	return inThread(func() error {
+	return kernel.OnThread(func() error {
 		if err := unix.Setns(s.fd, unix.CLONE_NEWNET); err != nil {
 			return fmt.Errorf("enter network namespace: %w", err)
 		}
