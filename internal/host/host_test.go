@@ -229,6 +229,34 @@ func TestHostRuleWaitsForTheOwner(t *testing.T) {
 	a.wants(k, port.Denied)
 }
 
+// A host rule denies what the labels that the agent left out may make it match.
+func TestHostRuleByLabelWhereLabelsAreLeftOut(t *testing.T) {
+	k := key(port.TCP, any4, ports.Free(t))
+	labels := map[string]string{"zone": "internal"}
+	for i := range wire.MaxLabels {
+		labels[fmt.Sprint("a", i)] = "x" // before "zone"
+	}
+	owner := port.Owner{Kind: port.OwnerContainer, ID: "c", Name: "db", Labels: labels}
+	sent := wire.FromPublication(port.Publication{Key: k, Owner: owner, Decision: port.Decision{Allow: true, Host: []netip.AddrPort{at(lo4, k.Port)}}})
+	if len(sent.Owner.Labels) != wire.MaxLabels || sent.Owner.Labels["zone"] != "" {
+		t.Fatalf("sent are %d labels, zone %q", len(sent.Owner.Labels), sent.Owner.Labels["zone"])
+	}
+	a := newAgent(t, "vm")
+	a.begins(snapshot(1, sent))
+	h, _ := start(t, Options{Policy: policy(t, rules.Asked(), rules.Rule{Name: "internal", Match: rules.Match{Labels: map[string]string{"zone": "internal"}}, Deny: true})}, a)
+	o := a.wants(k, port.Denied)
+	if !strings.Contains(o.Reason, "labels of its owner were left out") || !strings.Contains(o.Reason, "host rule 1 (internal)") {
+		t.Errorf("reason = %q", o.Reason)
+	}
+	if n := h.Stats().Listeners; n != 0 {
+		t.Errorf("%d listeners are open", n)
+	}
+	// What all its labels show not to be meant is open.
+	owner.Labels = map[string]string{"zone": "public"}
+	a.say(put(1, wire.FromPublication(port.Publication{Key: k, Owner: owner, Decision: port.Decision{Allow: true, Host: sent.Host}})))
+	a.wants(k, port.Active)
+}
+
 // A port is closed when its NAT rule comes to lead to a denied owner as well.
 func TestHostRuleDeniesNATToDeniedOwner(t *testing.T) {
 	a := newAgent(t, "vm")

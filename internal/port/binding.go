@@ -53,11 +53,16 @@ type Owner struct {
 	ID        string            `json:"id"` // container id, namespace/name of a Service, or pid
 	Namespace string            `json:"namespace,omitempty"`
 	Labels    map[string]string `json:"labels,omitempty"` // shared and immutable
+
+	// What does not fit on the link is left out: of Labels whole labels, of Name and
+	// Namespace the end. Peers that do not know these fields ignore them.
+	LabelsOmitted bool `json:"labelsOmitted,omitzero"`
+	NameCut       bool `json:"nameCut,omitzero"`
 }
 
 // Equal reports whether both are the same.
 func (o Owner) Equal(p Owner) bool {
-	return o.Same(p) && o.Name == p.Name && maps.Equal(o.Labels, p.Labels)
+	return o.Same(p) && o.Name == p.Name && maps.Equal(o.Labels, p.Labels) && o.LabelsOmitted == p.LabelsOmitted && o.NameCut == p.NameCut
 }
 
 // Same reports whether both name the same thing, whatever they call it.

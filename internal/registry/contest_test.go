@@ -171,7 +171,7 @@ func TestUnknownTargetIsPending(t *testing.T) {
 					t.Helper()
 					p := g.publication(t, rule.Key)
 					if d := p.Decision; d.Pending != (state == "pending") || d.Allow != (state == "allow") {
-						t.Errorf("%s, %v: %s: %+v, want %s", owner.Owner, targets, when, d, state)
+						t.Errorf("%+v, %v: %s: %+v, want %s", owner.Owner, targets, when, d, state)
 					}
 				}
 				g.nat.Apply(put([]port.Binding{rule}))

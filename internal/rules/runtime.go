@@ -87,7 +87,7 @@ func (s *Set) overlay(v side, p *port.Publication, d port.Decision, winner *rule
 	}
 	for _, r := range maybe {
 		if m := r.narrow(v.name(r), within); m.Allow != result.Allow || !slices.Equal(m.Host, result.Host) {
-			return port.Decision{Rule: v.name(r), Reason: NotKnownYet, Pending: true}, r
+			return r.undecided(v.name(r), p), r
 		}
 	}
 	if v.host && result.Allow {

@@ -175,7 +175,7 @@ func (s *Set) decideOne(p *port.Publication) (d port.Decision, winner *rule, by 
 	}
 	for _, r := range maybe {
 		if m := r.decide(r.title, s.agentAddresses(p)); m.Allow != d.Allow || !slices.Equal(m.Host, d.Host) {
-			return port.Decision{Rule: r.title, Reason: NotKnownYet, Pending: true}, r, by
+			return r.undecided(r.title, p), r, by
 		}
 	}
 	if len(s.runtime) > 0 {
@@ -193,8 +193,9 @@ func (s *Set) decideOne(p *port.Publication) (d port.Decision, winner *rule, by 
 // result is never wider than that unless this set, the host user's own, exposes
 // more or a rule in it names a host address. The agent has already applied the
 // defaults, so none is applied here. While the agent reports p's owner as pending, a
-// decision that depends on it is. A rule that denies an owner to whom a NAT rule leads
-// denies p as in Decide.
+// decision that depends on it is. Where one depends on what the agent left out of the
+// owner, p is denied. A rule that denies an owner to whom a NAT rule leads denies p as in
+// Decide.
 func (s *Set) Host(guest string, p port.Publication, asked []netip.AddrPort) port.Decision {
 	if len(asked) == 0 {
 		return port.Decision{Rule: hostDefault, Reason: "the guest asks for no host address"}
@@ -207,7 +208,11 @@ func (s *Set) Host(guest string, p port.Publication, asked []netip.AddrPort) por
 		q := p
 		q.Owner, q.OwnerPending = o.Owner, false
 		if e, r := s.decideHost(guest, &q, asked); leadsToDenied(&p, o, e, r) {
-			return deniedFor(r.hostTitle, o)
+			d := deniedFor(r.hostTitle, o)
+			if lacks := r.lacks(&q.Owner, r.mismatch(&q)); lacks != "" {
+				d.Reason += ", and " + lacks + leftOut
+			}
+			return d
 		}
 	}
 	return d
@@ -222,7 +227,7 @@ func (s *Set) decideHost(guest string, p *port.Publication, asked []netip.AddrPo
 	}
 	for _, r := range maybe {
 		if m := r.decide(r.hostTitle, s.hostAddresses(p, asked)); m.Allow != d.Allow || !slices.Equal(m.Host, d.Host) {
-			return port.Decision{Rule: r.hostTitle, Reason: NotKnownYet, Pending: true}, r
+			return r.undecided(r.hostTitle, p), r
 		}
 	}
 	if len(s.runtime) > 0 {
@@ -249,11 +254,51 @@ func first(list []rule, guest string, p *port.Publication, isHeld bool) (winner 
 	return nil, maybe
 }
 
-// depends reports whether r matches p or not by an owner that is not known yet. f
-// is the first field that does not match.
+// depends reports whether r matches p or not by an owner that is not known yet, or by
+// what was left out of it. f is the first field that does not match.
 func (r *rule) depends(p *port.Publication, f field) bool {
+	return r.waits(p, f) || r.lacks(&p.Owner, f) != ""
+}
+
+// waits reports whether r matches p or not by an owner that is not known yet.
+func (r *rule) waits(p *port.Publication, f field) bool {
 	return p.OwnerPending && (f == fieldNone || f >= fieldOwner) && r.Match.namesOwner()
 }
+
+// lacks names what was left out of an owner on the link by which r may match, empty if it
+// matches or does not match by what is there.
+func (r *rule) lacks(o *port.Owner, f field) string {
+	m := &r.Match
+	switch {
+	case f != fieldNone && f <= fieldOwner || !o.NameCut && f < fieldLabels:
+		return ""
+	case slices.ContainsFunc(r.labels, func(l label) bool { return l.excludes(o) }):
+		return ""
+	case o.NameCut && (m.Name != "" || m.Namespace != ""):
+		return "parts of its owner's name"
+	case o.LabelsOmitted && f == fieldLabels:
+		return "labels of its owner"
+	}
+	return ""
+}
+
+// excludes reports whether the owner does not have l for certain.
+func (l label) excludes(o *port.Owner) bool {
+	v, ok := o.Labels[l.key]
+	return ok && !glob(l.glob, v) || !ok && !o.LabelsOmitted
+}
+
+// undecided is the decision about p where it depends on r: pending if the owner is not
+// known yet, and a denial if the guest left something out, which does not come.
+func (r *rule) undecided(title string, p *port.Publication) port.Decision {
+	f := r.mismatch(p)
+	if r.waits(p, f) {
+		return port.Decision{Rule: title, Reason: NotKnownYet, Pending: true}
+	}
+	return port.Decision{Rule: title, Reason: "denied by " + title + ", which may match: " + r.lacks(&p.Owner, f) + leftOut}
+}
+
+const leftOut = " were left out by the guest, because they are too many or too long"
 
 func (m *Match) namesOwner() bool {
 	return len(m.Owners) > 0 || m.namesOne()
@@ -448,8 +493,10 @@ func (r *rule) explain(p *port.Publication, isHeld, decides bool) Step {
 	f := r.mismatch(p)
 	step := Step{Rule: r.title, Matched: f == fieldNone, Decides: decides}
 	switch {
-	case r.depends(p, f):
+	case r.waits(p, f):
 		step.Matched, step.Why = false, NotKnownYet
+	case r.lacks(&p.Owner, f) != "":
+		step.Matched, step.Why = false, r.lacks(&p.Owner, f)+leftOut
 	case f != fieldNone:
 		step.Why = r.why(f, p)
 	case r.Deny:

@@ -787,3 +787,65 @@ func TestHostRuleDeniesTargetOwner(t *testing.T) {
 		}
 	}
 }
+
+// A rule of the host that may match by what the guest left out of the owner fails closed.
+func TestHostRuleThatMayMatchWhatWasLeftOut(t *testing.T) {
+	label := Match{Labels: map[string]string{"zone": "internal"}}
+	both := Match{Labels: map[string]string{"zone": "internal", "tier": "db"}}
+	deny := func(m Match) []Rule { return []Rule{{Match: m, Deny: true}} }
+	name := func(s string) Match { return Match{Name: s} }
+	trimmed := port.Owner{Kind: port.OwnerContainer, ID: "w", Name: "web", Labels: map[string]string{"tier": "front"}, LabelsOmitted: true}
+	cut := port.Owner{Kind: port.OwnerContainer, ID: "w", Name: "web", Namespace: "shop", NameCut: true}
+	const labels, names = "labels of its owner were left out", "parts of its owner's name were left out"
+	for _, c := range []struct {
+		what   string
+		owner  port.Owner
+		rules  []Rule
+		reason string // that it is denied for, empty if it is allowed
+	}{
+		{"no rules", trimmed, nil, ""},
+		{"deny by a label that may be there", trimmed, deny(label), labels},
+		{"deny by a label that has another value", trimmed, deny(both), ""},
+		{"deny by a label that is there", trimmed, deny(Match{Labels: map[string]string{"tier": "f*"}}), "denied by host rule 1"},
+		{"deny by name", trimmed, deny(name("db")), ""},
+		{"deny by another name and label", trimmed, deny(Match{Name: "db", Labels: label.Labels}), ""},
+		{"deny another port by label", trimmed, deny(Match{Ports: []PortRange{{1, 2}}, Labels: label.Labels}), ""},
+		{"deny processes by label", trimmed, deny(Match{Owners: []port.OwnerKind{port.OwnerProcess}, Labels: label.Labels}), ""},
+		{"allow by label what is allowed", trimmed, []Rule{{Match: label}}, ""},
+		{"allow by label at other addresses", trimmed, []Rule{{Match: label, HostAddress: All()}}, labels},
+		{"allow by label what is denied", trimmed, []Rule{{Match: label}, {Deny: true}}, labels},
+		{"allow by name before", trimmed, []Rule{{Match: name("web")}, deny(label)[0]}, ""},
+		{"all labels are there", port.Owner{Kind: port.OwnerContainer, Name: "web"}, deny(label), ""},
+		{"deny by a name that was cut", cut, deny(name("web-2")), names},
+		{"deny by a name that begins so", cut, deny(name("web*")), names},
+		{"deny by a namespace that was cut", cut, deny(Match{Namespace: "shopping"}), names},
+		{"deny by label where a name was cut", cut, deny(label), ""},
+		{"deny by a name that was cut and a label that is not there", cut, deny(Match{Name: "web-2", Labels: label.Labels}), ""},
+	} {
+		for _, where := range []string{"configuration", "run time"} {
+			set, err := New(Loopback(), c.rules)
+			if where == "run time" && c.what != "allow by label at other addresses" {
+				if set, err = New(Loopback(), nil); err == nil {
+					set, err = set.WithRuntime(c.rules)
+				}
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			asked := netip.MustParseAddrPort("127.0.0.1:8200")
+			p := port.Publication{
+				Key: port.Key{Protocol: port.TCP, Address: netip.IPv4Unspecified(), Port: 8200}, Owner: c.owner,
+				Decision: port.Decision{Allow: true, Host: []netip.AddrPort{asked}},
+			}
+			d := set.Host("vm", p, p.Decision.Host)
+			if d.Allow != (c.reason == "") || d.Pending || !strings.Contains(strings.ReplaceAll(d.Reason, "host runtime rule", "host rule"), c.reason) {
+				t.Errorf("%s, rules of the %s: %+v, want reason %q", c.what, where, d, c.reason)
+			}
+			// The same owner behind a NAT rule.
+			p.Owner, p.Others = port.Owner{}, []port.OtherOwner{{Owner: c.owner}}
+			if d = set.Host("vm", p, p.Decision.Host); len(c.rules) == 1 && c.rules[0].Deny && (d.Allow != (c.reason == "") || d.Pending) {
+				t.Errorf("%s behind a NAT rule, rules of the %s: %+v", c.what, where, d)
+			}
+		}
+	}
+}

@@ -134,6 +134,10 @@ type Owner struct {
 	ID        string            `json:"id"`
 	Namespace string            `json:"namespace,omitempty"`
 	Labels    map[string]string `json:"labels"`
+	// LabelsOmitted and NameCut report, on a host, that the guest left out labels, or the
+	// end of Name or Namespace, because they are too many or too long.
+	LabelsOmitted bool `json:"labelsOmitted,omitempty"`
+	NameCut       bool `json:"nameCut,omitempty"`
 }
 
 // Origin is one reason for a publication.
@@ -229,7 +233,10 @@ func Describe(p port.Publication, outcomes []Outcome) Publication {
 	row := Publication{
 		Protocol: p.Protocol, Address: p.Address, Port: p.Port, DualStack: p.DualStack,
 		HostAddresses: []netip.AddrPort{}, Outcomes: outcomes, Since: p.Since.UTC(), Rule: p.Decision.Rule,
-		Owner: Owner{Kind: p.Owner.Kind, Name: p.Owner.Name, ID: p.Owner.ID, Namespace: p.Owner.Namespace, Labels: p.Owner.Labels},
+		Owner: Owner{
+			Kind: p.Owner.Kind, Name: p.Owner.Name, ID: p.Owner.ID, Namespace: p.Owner.Namespace, Labels: p.Owner.Labels,
+			LabelsOmitted: p.Owner.LabelsOmitted, NameCut: p.Owner.NameCut,
+		},
 	}
 	if row.Owner.Labels == nil {
 		row.Owner.Labels = map[string]string{}

@@ -13,7 +13,7 @@ import (
 
 // FromPublication returns what is sent of p to the host. Names longer than MaxName
 // are truncated; labels that are not UTF-8 or beyond the limits are left out, in the
-// order of their keys.
+// order of their keys. The owner says so, for the host's rules.
 // What no receiver would accept even so (see Check) the caller keeps to itself.
 func FromPublication(p port.Publication) Publication {
 	w := Publication{
@@ -51,10 +51,13 @@ func (p *Publication) addOthers(others []port.OtherOwner) {
 }
 
 func fitOwner(o port.Owner) port.Owner {
-	return port.Owner{
+	fit := port.Owner{
 		Kind: o.Kind, Name: truncate(o.Name, MaxName), ID: truncate(o.ID, MaxName),
 		Namespace: truncate(o.Namespace, MaxName), Labels: fitLabels(o.Labels),
 	}
+	fit.LabelsOmitted = o.LabelsOmitted || len(fit.Labels) < len(o.Labels)
+	fit.NameCut = o.NameCut || fit.Name != o.Name || fit.Namespace != o.Namespace
+	return fit
 }
 
 func fitLabels(labels map[string]string) map[string]string {

@@ -12,7 +12,7 @@ const (
 )
 
 func publicationSize(p Publication) int {
-	fixed := 256 + keySize*(1+len(p.Host)) + 8*len(p.Owner.Labels)
+	fixed := 320 + keySize*(1+len(p.Host)) + 8*len(p.Owner.Labels)
 	for _, o := range p.Others {
 		fixed += 8 * len(o.Labels)
 	}

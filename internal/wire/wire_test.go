@@ -727,6 +727,57 @@ func TestOwnerPendingIsOnTheWire(t *testing.T) {
 	}
 }
 
+// An owner of which not all fits on the link says so. Peers that do not know that get the
+// rest as before.
+func TestWhatIsLeftOutIsOnTheWire(t *testing.T) {
+	many := map[string]string{}
+	for i := range MaxLabels + 1 {
+		many[fmt.Sprint("label-", i)] = "x"
+	}
+	long := strings.Repeat("n", MaxName+1)
+	for _, c := range []struct {
+		what        string
+		owner       port.Owner
+		labels, cut bool
+	}{
+		{"all fits", port.Owner{Name: long[1:], Namespace: "shop", Labels: map[string]string{"a": "b"}}, false, false},
+		{"no labels", port.Owner{Name: "web"}, false, false},
+		{"too many labels", port.Owner{Labels: many}, true, false},
+		{"a long key", port.Owner{Labels: map[string]string{strings.Repeat("k", MaxLabelKey+1): "v", "a": "b"}}, true, false},
+		{"a long value", port.Owner{Labels: map[string]string{"a": strings.Repeat("v", MaxLabelValue+1)}}, true, false},
+		{"labels that are long together", port.Owner{Labels: map[string]string{
+			"a": strings.Repeat("v", MaxLabelValue), "b": strings.Repeat("v", MaxLabelValue), "c": strings.Repeat("v", MaxLabelValue),
+			"d": strings.Repeat("v", MaxLabelValue), "e": strings.Repeat("v", MaxLabelValue), "f": strings.Repeat("v", MaxLabelValue),
+			"g": strings.Repeat("v", MaxLabelValue), "h": strings.Repeat("v", MaxLabelValue),
+		}}, true, false},
+		{"a label that is not UTF-8", port.Owner{Labels: map[string]string{"a": "\xff"}}, true, false},
+		{"a long name", port.Owner{Name: long}, false, true},
+		{"a long namespace", port.Owner{Namespace: long}, false, true},
+	} {
+		p := port.Publication{
+			Key:   port.Key{Protocol: port.TCP, Address: netip.IPv4Unspecified(), Port: 80},
+			Owner: c.owner, Others: []port.OtherOwner{{Owner: c.owner}}, Decision: port.Decision{Allow: true},
+		}
+		var buf bytes.Buffer
+		if err := WriteControl(&buf, Control{Snapshot: &Snapshot{Epoch: "A", Publications: []Publication{FromPublication(p)}}}); err != nil {
+			t.Fatal(err)
+		}
+		if sent := buf.String(); strings.Contains(sent, "labelsOmitted") != c.labels || strings.Contains(sent, "nameCut") != c.cut {
+			t.Errorf("%s: sent as %s", c.what, sent)
+		}
+		m, err := ReadControl(&buf)
+		if err != nil {
+			t.Fatalf("%s: %v", c.what, err)
+		}
+		got := m.Snapshot.Publications[0].Port()
+		for _, o := range []port.Owner{got.Owner, got.Others[0].Owner} {
+			if o.LabelsOmitted != c.labels || o.NameCut != c.cut {
+				t.Errorf("%s: received %+v", c.what, o)
+			}
+		}
+	}
+}
+
 // Owners behind NAT rules are on the wire. Where one cannot be sent, or engines name
 // several owners for the port, the owner is pending.
 func TestOtherOwnersAreOnTheWire(t *testing.T) {

@@ -118,6 +118,8 @@ function facts() {
   const labels = Object.entries(p.owner.labels ?? {});
   for (const [k, v] of labels.slice(0, 64)) fact('Label', el('code', {}, `${clean(k)}=${clean(v.length > 1024 ? v.slice(0, 1024) + '…' : v)}`));
   if (labels.length > 64) fact('Labels', `and ${labels.length - 64} more`);
+  if (p.owner.labelsOmitted) fact('Labels', 'others were left out by the guest: too many or too long');
+  if (p.owner.nameCut) fact('Name', 'cut by the guest: too long');
   if (p.rule) fact('Rule', clean(p.rule));
   fact('Since', new Date(p.since).toLocaleString());
   return list;
