@@ -75,6 +75,9 @@ func atBoot(args []string) (agentinstall.Options, error) {
 		err = fmt.Errorf("%q: want flags only", fs.Arg(0))
 	}
 	if err == nil {
+		err = absolute(fs)
+	}
+	if err == nil {
 		_, err = config.LoadAgent(file, fs, func(string) (string, bool) { return "", false })
 	}
 	if err != nil {

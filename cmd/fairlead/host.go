@@ -3,6 +3,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -72,13 +73,18 @@ func hostFlags(fs *pflag.FlagSet, file *string, flags *config.Host) {
 const logMax = 8 << 20
 
 func openLog(name string) (*os.File, error) {
-	if err := os.MkdirAll(filepath.Dir(name), 0o700); err != nil {
-		return nil, err
-	}
 	if fi, err := os.Stat(name); err == nil && fi.Size() > logMax {
 		if err := os.Rename(name, name+".old"); err != nil {
 			return nil, err
 		}
+	}
+	return appendTo(name)
+}
+
+// appendTo opens a log file, and makes it and its directory.
+func appendTo(name string) (*os.File, error) {
+	if err := os.MkdirAll(filepath.Dir(name), 0o700); err != nil {
+		return nil, err
 	}
 	return os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
 }
@@ -96,12 +102,28 @@ func newInstall() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			if err := hostpeer.CheckToken(&cfg); err != nil {
+			if err := startable(c.Context(), cfg, hostinstall.Running(c.Context(), hostinstall.Machine{}, l)); err != nil {
 				return fmt.Errorf("install: %w", err)
 			}
 			return report(c.OutOrStdout(), installed(l), hostinstall.Install(c.Context(), hostinstall.Machine{}, l))
 		},
 	}
+}
+
+// startable returns why `fairlead host` would not start with a configuration. With replaces
+// it is for the place of one that runs.
+func startable(ctx context.Context, cfg config.Host, replaces bool) error {
+	if err := hostpeer.Check(ctx, cfg, replaces); err != nil {
+		return err
+	}
+	if cfg.LogFile == "" {
+		return nil
+	}
+	f, err := appendTo(cfg.LogFile)
+	if err != nil {
+		return fmt.Errorf("log file: %w", err)
+	}
+	return f.Close()
 }
 
 func newUninstall() *cobra.Command {
@@ -148,6 +170,9 @@ func logon(args []string) (hostinstall.Logon, config.Host, error) {
 	if err == nil && fs.NArg() > 0 {
 		err = fmt.Errorf("%q: want flags only", fs.Arg(0))
 	}
+	if err == nil {
+		err = absolute(fs)
+	}
 	var cfg config.Host
 	if err == nil {
 		cfg, err = config.LoadHost(file, fs, func(string) (string, bool) { return "", false })
@@ -172,6 +197,18 @@ func logon(args []string) (hostinstall.Logon, config.Host, error) {
 		all = append(all, "--log-file", filepath.Join(filepath.Dir(config.DefaultHostFile()), "host.log"))
 	}
 	return hostinstall.Logon{OS: runtime.GOOS, Program: self, Args: all, Env: directories(), Home: home, User: user}, cfg, nil
+}
+
+// absolute returns an error if a flag names a file by a relative path: what is installed
+// starts in another directory.
+func absolute(fs *pflag.FlagSet) (err error) {
+	fs.Visit(func(f *pflag.Flag) {
+		v := f.Value.String()
+		if t := f.Value.Type(); v != "" && !filepath.IsAbs(v) && (f.Name == "config" || t == "file" || t == "path") {
+			err = cmp.Or(err, fmt.Errorf("--%s %q: want an absolute path, as it will start in another directory", f.Name, v))
+		}
+	})
+	return err
 }
 
 // directories are the variables of this shell by which the host's files are found. The

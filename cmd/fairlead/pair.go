@@ -179,7 +179,11 @@ func (f *pairFlags) install(endpoint string) string {
 		args = append(args, "--connect", shellWord(endpoint))
 	}
 	if f.file != "" && !unix { // a unix link has a token only if it is asked for
-		args = append(args, "--link-token", shellWord(f.file))
+		file := f.file
+		if abs, err := filepath.Abs(file); err == nil {
+			file = abs // it will start in another directory
+		}
+		args = append(args, "--link-token", shellWord(file))
 	}
 	if len(args) == 0 {
 		return "fairlead host install"

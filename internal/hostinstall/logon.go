@@ -82,6 +82,19 @@ func Install(ctx context.Context, s System, l Logon) error {
 	return fmt.Errorf("install: %s is not known here: start `fairlead host` by hand", l.OS)
 }
 
+// Running reports whether what is installed runs already, so that Install replaces it.
+func Running(ctx context.Context, s System, l Logon) bool {
+	switch l.OS {
+	case "windows": // whether a task runs is told in the language of the user only
+		return s.Run(ctx, "schtasks.exe", "/Query", "/TN", taskName) == nil
+	case "darwin":
+		return s.Run(ctx, "launchctl", "print", "gui/"+l.User+"/"+label) == nil
+	case "linux":
+		return s.Run(ctx, "systemctl", "--user", "is-active", "--quiet", unitName) == nil
+	}
+	return false
+}
+
 // Uninstall stops the host peer and undoes Install. It returns whether anything was
 // installed.
 func Uninstall(ctx context.Context, s System, l Logon) (bool, error) {

@@ -192,41 +192,94 @@ type service struct {
 	serve func(ctx context.Context, ln net.Listener) error
 }
 
-// listen opens all listeners, or none.
-func (d *Daemon) listen(ctx context.Context) (list []service, err error) {
-	serveStatus := func(control bool) func(context.Context, net.Listener) error {
-		return func(ctx context.Context, ln net.Listener) error { return d.server.Serve(ctx, ln, control) }
-	}
-	control, err := status.ListenControl(d.cfg.Control)
-	if err != nil {
-		return nil, err
-	}
-	list = append(list, service{control, serveStatus(true)})
+// place is a TCP address at which something of this program listens.
+type place struct {
+	what, address, flag string
+	serve               func(context.Context, net.Listener) error
+}
+
+// places returns those of the configuration.
+func (d *Daemon) places() (list []place) {
 	links := ""
 	if d.wss != nil {
 		links = d.cfg.Serving.At.Server
 	}
-	for _, o := range []struct {
-		what, address, flag string
-		serve               func(context.Context, net.Listener) error
-	}{
+	for _, p := range []place{
 		{"page", d.cfg.WebAddr, "--web-addr", d.server.ServeWeb},
-		{"metrics", d.cfg.MetricsAddr, "--metrics-addr", serveStatus(false)},
+		{"metrics", d.cfg.MetricsAddr, "--metrics-addr", d.serveStatus(false)},
 		{"links", links, "--listen", d.wss.Serve},
 	} {
-		if o.address == "" {
-			continue
+		if p.address != "" {
+			list = append(list, p)
 		}
-		ln, err := d.sockets.Listen(ctx, "tcp", o.address)
+	}
+	return list
+}
+
+func (d *Daemon) serveStatus(control bool) func(context.Context, net.Listener) error {
+	return func(ctx context.Context, ln net.Listener) error { return d.server.Serve(ctx, ln, control) }
+}
+
+func (d *Daemon) open(ctx context.Context, p place) (net.Listener, error) {
+	ln, err := d.sockets.Listen(ctx, "tcp", p.address)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w: choose another %s", p.what, err, p.flag)
+	}
+	return ln, nil
+}
+
+// listen opens all listeners, or none.
+func (d *Daemon) listen(ctx context.Context) (list []service, err error) {
+	control, err := status.ListenControl(d.cfg.Control)
+	if err != nil {
+		return nil, err
+	}
+	list = append(list, service{control, d.serveStatus(true)})
+	for _, p := range d.places() {
+		ln, err := d.open(ctx, p)
 		if err != nil {
 			for _, s := range list {
 				_ = s.ln.Close()
 			}
-			return nil, fmt.Errorf("%s: %w: choose another %s", o.what, err, o.flag)
+			return nil, err
 		}
-		list = append(list, service{ln, o.serve})
+		list = append(list, service{ln, p.serve})
 	}
 	return list, nil
+}
+
+// Check returns why a host peer with this configuration would not start, or could reach no
+// guest for want of a token. It opens what the host peer would open, and closes it. With
+// replaces the new one takes the place of a running one, whose control socket and
+// addresses may be in use.
+func Check(ctx context.Context, cfg config.Host, replaces bool) error {
+	if err := CheckToken(&cfg); err != nil {
+		return err
+	}
+	wired := cfg
+	wired.WebAddr = "" // New would make the token of the page
+	d, err := New(wired, slog.New(slog.DiscardHandler), new(slog.LevelVar))
+	if err != nil {
+		return err
+	}
+	d.cfg = cfg
+	if !replaces {
+		list, err := d.listen(ctx)
+		for _, s := range list {
+			_ = s.ln.Close()
+		}
+		return err
+	}
+	for _, p := range d.places() {
+		ln, err := d.open(ctx, p)
+		switch {
+		case err == nil:
+			_ = ln.Close()
+		case !own.InUse(err):
+			return err
+		}
+	}
+	return nil
 }
 
 // Run works until ctx ends. watch blocks until its context ends, and calls its

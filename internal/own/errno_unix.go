@@ -6,6 +6,8 @@ package own
 
 import "syscall"
 
+const errInUse = syscall.EADDRINUSE
+
 // acceptErrors are the errors of accept(2), section "Error handling", that leave the
 // listener usable.
 var acceptErrors = map[syscall.Errno]acceptError{

@@ -8,6 +8,8 @@ import (
 	"golang.org/x/sys/windows"
 )
 
+const errInUse = windows.WSAEADDRINUSE
+
 // acceptErrors are the errors of AcceptEx that leave the listener usable. They have
 // Winsock's numbers, not those of package syscall, which it makes up.
 var acceptErrors = map[syscall.Errno]acceptError{

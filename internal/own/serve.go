@@ -106,3 +106,6 @@ func kindOf(err error) acceptError {
 	}
 	return listenerError
 }
+
+// InUse reports whether listening failed because the address is in use.
+func InUse(err error) bool { return errors.Is(err, errInUse) }

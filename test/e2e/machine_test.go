@@ -254,3 +254,31 @@ func TestInstallNeedsTheToken(t *testing.T) {
 		t.Errorf("the path is there %d times: %s", n, stderr)
 	}
 }
+
+// Whatever `fairlead host` would not start with is refused before anything is written.
+func TestInstallRefusesWhatDoesNotStart(t *testing.T) {
+	m := newMachine(t)
+	file := filepath.Join(m.dir, "bad.yaml")
+	if err := os.WriteFile(file, []byte("bind: nowhere\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		flags, want string
+		code        int
+	}{
+		{"--metrics-addr 192.0.2.1:9464", "choose another --metrics-addr", 1},
+		{"--log-file /proc/no/log", "log file", 1},
+		{"--config " + file, "bad.yaml:1:", 2},
+		{"--rules-file /nonexistent/rules.yaml", "/nonexistent/rules.yaml", 2},
+		{"--config bad.yaml", "absolute path", 2},
+	} {
+		_, stderr, code := m.ask(t, ordinary, append([]string{"host", "install", "--"}, strings.Fields(c.flags)...)...)
+		if code != c.code {
+			t.Errorf("%s: exit code %d", c.flags, code)
+		}
+		oneLine(t, stderr, c.want)
+		if _, err := os.Lstat(filepath.Join(m.home, ".config/systemd")); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("%s: a unit was written: %v", c.flags, err)
+		}
+	}
+}
