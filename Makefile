@@ -32,9 +32,9 @@ VM := go run ./test/vm -json -kernel '$(KERNELS)' -methods '$(METHODS)' \
 VM_INSTALL := go run ./test/vm -json -timeout 30m
 
 # What each build tag selects: root, tests that need root on this kernel; vm, tests for the
-# machines of test/vm; systemd and openrc, tests for those of them that boot a Debian;
-# engines, tests that need what hack/provision*.sh installs; wine, tests that run fairlead.exe.
-TAGS := root,vm,systemd,openrc,engines,bench,wine
+# machines of test/vm; boot, tests for those of them that boot a Debian; engines, tests that
+# need what hack/provision*.sh installs; wine, tests that run fairlead.exe.
+TAGS := root,vm,boot,engines,wine
 # Systems that the host side is built for beside linux/amd64 and windows/amd64, which the
 # linter sees.
 HOST_SYSTEMS := linux/arm64 windows/arm64 darwin/arm64
@@ -172,8 +172,8 @@ kernel-wsl: ## Build a kernel like WSL's for test/vm (KERNELS=wsl): 40 minutes; 
 .PHONY: test-install
 test-install: ## Install, start, upgrade and remove fairlead in machines that boot systemd and OpenRC: 5 minutes
 	@hack/provision.sh boot
-	@rc=0; $(TEST) test-install.systemd $(VM_INSTALL) -kernel 6.1 -system systemd -tags systemd ./test/install || rc=1; \
-	$(TEST) test-install.openrc $(VM_INSTALL) -kernel 6.12 -system openrc -tags openrc ./test/install || rc=1; exit $$rc
+	@rc=0; $(TEST) test-install.systemd $(VM_INSTALL) -kernel 6.1 -system systemd -tags boot -run "^TestSystemd" ./test/install || rc=1; \
+	$(TEST) test-install.openrc $(VM_INSTALL) -kernel 6.12 -system openrc -tags boot -run "^TestOpenRC" ./test/install || rc=1; exit $$rc
 
 .PHONY: test-browser
 test-browser: ## Test the page in Chromium, and dashboard and alerts in Prometheus (root)

@@ -255,7 +255,7 @@ func (b *bench) end() {
 func inVM(ctx context.Context, b *bench) {
 	b.progress("building and booting Linux")
 	b.collect(exec.CommandContext(ctx, "go", "run", "github.com/fairlead/fairlead/test/vm", "-kernel", "6.12",
-		"-tags", "vm,bench", "-run", "^TestMeasureVsock$", "-env", scaleVariable+"="+scales[b.scale],
+		"-tags", "vm", "-bench", "^BenchmarkVsock$", "-env", scaleVariable+"="+scales[b.scale],
 		"github.com/fairlead/fairlead/test/bench"), (*exec.Cmd).Run)
 }
 

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package install installs fairlead in a fresh Debian that booted systemd (build tag
-// systemd) or OpenRC (openrc), in a machine of test/vm:
+// Package install installs fairlead in a fresh Debian that booted systemd or OpenRC, in a
+// machine of test/vm. The names of the tests begin with the init they need:
 //
-//	go run ./test/vm -system systemd -tags systemd ./test/install
+//	go run ./test/vm -system systemd -tags boot -run ^TestSystemd ./test/install
+//	go run ./test/vm -system openrc -tags boot -run ^TestOpenRC ./test/install
 package install

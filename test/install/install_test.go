@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-//go:build linux && (systemd || openrc)
+//go:build linux && boot
 
 package install
 

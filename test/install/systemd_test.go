@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-//go:build linux && systemd
+//go:build linux && boot
 
 package install
 
@@ -48,9 +48,9 @@ func property(t *testing.T, name string) string {
 	return sh(t, "systemctl show -P "+name+" "+service)
 }
 
-// TestPackage takes the deb through its life: install, start, serve a host, upgrade,
+// TestSystemdPackage takes the deb through its life: install, start, serve a host, upgrade,
 // remove, purge.
-func TestPackage(t *testing.T) {
+func TestSystemdPackage(t *testing.T) {
 	addUser(t, account)
 	before := listFiles(t)
 	config := ""
@@ -271,8 +271,8 @@ func (c *client) stop(t *testing.T) {
 	}
 }
 
-// TestAgentInstall has the agent of an archive started by systemd.
-func TestAgentInstall(t *testing.T) {
+// TestSystemdAgentInstall has the agent of an archive started by systemd.
+func TestSystemdAgentInstall(t *testing.T) {
 	before := listFiles(t)
 	installArchive(t, "old")
 	step(t, "install", func(t *testing.T) {
@@ -315,8 +315,8 @@ func TestAgentInstall(t *testing.T) {
 	})
 }
 
-// TestHostInstall has the host peer of an archive started for an ordinary user.
-func TestHostInstall(t *testing.T) {
+// TestSystemdHostInstall has the host peer of an archive started for an ordinary user.
+func TestSystemdHostInstall(t *testing.T) {
 	const user = "dev2"
 	addUser(t, user)
 	before := listFiles(t)

@@ -199,6 +199,9 @@ func buildJobs(ctx context.Context, o options, suites []suite, work string, r *r
 	})
 	buildPackages := sync.OnceValue(func() error { return packages(ctx, filepath.Join(work, "test", "packages")) })
 	for i, s := range suites {
+		if len(s.Tests) == 0 && o.bench == "" {
+			continue
+		}
 		name := strings.TrimPrefix(s.Package, "github.com/fairlead/fairlead/")
 		dir := filepath.Join(work, "test", strconv.Itoa(i))
 		env := o.env
