@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package program gives tests the fairlead binary that they run.
+// Package program gives tests the fairlead binary, and runs it and other programs for them:
+// it keeps their output, and leaves none behind.
 package program
 
 import (
