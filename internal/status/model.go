@@ -211,8 +211,9 @@ type Event struct {
 	Type        EventType    `json:"type"`
 	Publication *Publication `json:"publication,omitempty"` // its current state, or its last one if it was removed
 	Previous    *port.State  `json:"previous,omitempty"`    // the previous state, if it changed
-	// Replaces is the address of a publication that became part of this one: the IPv4
-	// wildcard of a port, of the dual-stack one. It is not reported as removed.
+	// Replaces is the address of a publication that this one takes the place of, and that is
+	// not reported as removed: the IPv4 wildcard of a port that became part of the dual-stack
+	// one, or the dual-stack one of which IPv4 alone remains.
 	Replaces string `json:"replaces,omitempty"`
 }
 

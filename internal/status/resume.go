@@ -5,19 +5,18 @@ package status
 import (
 	"net/netip"
 	"reflect"
-	"slices"
 )
 
 // Resume joins several watches into one: at the start of a second watch only the
-// differences to the end of the first one are reported.
+// differences to the end of the first one are reported, when all is present.
 type Resume struct {
-	rows  map[rowKey]Publication
-	seen  map[rowKey]bool // present in the watch that is beginning
-	again bool            // a watch ended before
+	rows    map[rowKey]Publication
+	present map[rowKey]Publication // in the watch that is beginning
+	again   bool                   // a watch ended before
 }
 
 // Lost ends a watch.
-func (r *Resume) Lost() { r.again, r.seen = r.rows != nil, nil }
+func (r *Resume) Lost() { r.again, r.present = r.rows != nil, nil }
 
 // Events returns the events to report for one event of the watch.
 func (r *Resume) Events(e Event) []Event {
@@ -25,13 +24,19 @@ func (r *Resume) Events(e Event) []Event {
 		r.rows = make(map[rowKey]Publication)
 	}
 	if e.Type == Synced {
-		return r.synced(e)
+		return append(r.differences(e), e)
 	}
 	if e.Publication == nil {
 		return []Event{e}
 	}
 	k := keyOf(*e.Publication)
-	old, had := r.rows[k]
+	if e.Type == Present && r.again {
+		if r.present == nil {
+			r.present = make(map[rowKey]Publication)
+		}
+		r.present[k] = *e.Publication
+		return nil
+	}
 	if e.Type == Gone {
 		delete(r.rows, k)
 		return []Event{e}
@@ -41,39 +46,30 @@ func (r *Resume) Events(e Event) []Event {
 		k.key.Address = at
 		delete(r.rows, k)
 	}
-	if e.Type != Present || !r.again {
-		return []Event{e}
-	}
-	if r.seen == nil {
-		r.seen = make(map[rowKey]bool)
-	}
-	r.seen[k] = true
-	switch {
-	case !had:
-		e.Type = Added
-	case old.State == e.Publication.State && old.Lost == e.Publication.Lost && reflect.DeepEqual(old.HostAddresses, e.Publication.HostAddresses) &&
-		reflect.DeepEqual(old.Owner, e.Publication.Owner):
-		return nil
-	default:
-		e.Type = Changed
-		if old.State != e.Publication.State {
-			e.Previous = &old.State
-		}
-	}
 	return []Event{e}
 }
 
-// synced ends the beginning of a watch: what is missing was removed meanwhile.
-func (r *Resume) synced(e Event) (list []Event) {
-	if r.again {
-		for k, p := range r.rows {
-			if !r.seen[k] {
-				delete(r.rows, k)
-				list = append(list, Event{Time: e.Time, Type: Gone, Publication: &p})
-			}
-		}
-		slices.SortFunc(list, func(a, b Event) int { return a.Publication.Key().Compare(b.Publication.Key()) })
+// differences ends the beginning of a watch.
+func (r *Resume) differences(e Event) []Event {
+	if !r.again {
+		return nil
 	}
-	r.again, r.seen = false, nil
-	return append(list, e)
+	var d Delta
+	for k, p := range r.rows {
+		if _, ok := r.present[k]; !ok {
+			d.Removed = append(d.Removed, Removed{Key: p.Key(), Guest: p.Guest, Unpublished: p.Unpublished})
+		}
+	}
+	for _, p := range r.present {
+		d.Put = append(d.Put, p)
+	}
+	t := tracker{rows: r.rows, synced: true, same: alike}
+	r.again, r.present = false, nil
+	return t.events(d, e.Time)
+}
+
+// alike is same without what another process has anew, such as times.
+func alike(old, p Publication) bool {
+	return old.State == p.State && old.Lost == p.Lost && old.DualStack == p.DualStack &&
+		reflect.DeepEqual(old.HostAddresses, p.HostAddresses) && reflect.DeepEqual(old.Owner, p.Owner)
 }

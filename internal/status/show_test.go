@@ -3,7 +3,9 @@
 package status
 
 import (
+	"maps"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -168,7 +170,7 @@ func TestResume(t *testing.T) {
 	r.Lost()
 	feed(Present, &changed)
 	feed(Synced, nil)
-	want := "present a active|present b active|synced|changed b conflict|added c active|removed a active|synced|removed c active|synced"
+	want := "present a active|present b active|synced|removed a active|changed b conflict|added c active|synced|removed c active|synced"
 	if s := strings.Join(got, "|"); s != want {
 		t.Errorf("got\n%s\nwant\n%s", s, want)
 	}
@@ -207,5 +209,84 @@ func TestWatchOfMergedFamilies(t *testing.T) {
 	tr.events(Delta{Put: []Publication{v4}}, time.Unix(1, 0))
 	if es := tr.events(Delta{Put: []Publication{v6}, Removed: removed(v4)}, time.Unix(1, 0)); len(es) != 2 || es[0].Type != Gone || es[1].Type != Added {
 		t.Errorf("an IPv6 wildcard that does not serve IPv4: %+v", es)
+	}
+}
+
+// A wildcard of which one family remains is not removed, and the end of a family is always
+// reported: as a removal, or as a change to what remains. So it is after a restart.
+func TestWatchOfFamilies(t *testing.T) {
+	v4, v6 := row(80, port.Active, "nginx"), row(80, port.Active, "nginx")
+	v4.Address, v6.Address = netip.IPv4Unspecified(), netip.IPv6Unspecified()
+	both := v6
+	both.DualStack = true
+	sets := map[string][]Publication{"none": nil, "4": {v4}, "6": {v6}, "4 6": {v4, v6}, "dual": {both}}
+	families := func(list ...Publication) (f struct{ v4, v6 bool }) {
+		for _, p := range list {
+			f.v4 = f.v4 || p.Address.Is4() || p.DualStack
+			f.v6 = f.v6 || p.Address.Is6()
+		}
+		return f
+	}
+	has := func(list []Publication, k rowKey) bool {
+		return slices.ContainsFunc(list, func(p Publication) bool { return keyOf(p) == k })
+	}
+	for from, before := range sets {
+		for to, after := range sets {
+			d := Delta{Put: after}
+			for _, p := range before {
+				if !has(after, keyOf(p)) {
+					d.Removed = append(d.Removed, Removed{Key: p.Key()})
+				}
+			}
+			live := newTracker()
+			live.events(Delta{Put: before}, time.Unix(1, 0))
+			var followed, resumed Resume
+			var restarted []Event
+			for _, r := range []*Resume{&followed, &resumed} {
+				for _, p := range before {
+					r.Events(Event{Type: Present, Publication: &p})
+				}
+				r.Events(Event{Type: Synced})
+			}
+			var seen []Event
+			for _, e := range live.events(d, time.Unix(2, 0)) {
+				seen = append(seen, followed.Events(e)...)
+			}
+			resumed.Lost()
+			for _, p := range slices.Backward(after) { // in no order
+				restarted = append(restarted, resumed.Events(Event{Type: Present, Publication: &p})...)
+			}
+			restarted = append(restarted, resumed.Events(Event{Type: Synced})...)
+			restarted = slices.DeleteFunc(restarted, func(e Event) bool { return e.Type == Synced })
+
+			for how, events := range map[string][]Event{"live": seen, "over a restart": restarted} {
+				known := map[netip.Addr]Publication{}
+				for _, p := range before {
+					known[p.Address] = p
+				}
+				for _, e := range events {
+					p := *e.Publication
+					if e.Type == Gone {
+						delete(known, p.Address)
+						if now, gone := families(after...), families(p); now.v4 && gone.v4 || now.v6 && gone.v6 {
+							t.Errorf("%s to %s, %s: %s is removed", from, to, how, p.Address)
+						}
+						continue
+					}
+					known[p.Address] = p
+					if at, err := netip.ParseAddr(e.Replaces); err == nil {
+						delete(known, at)
+					}
+				}
+				if len(known) != len(after) || families(slices.Collect(maps.Values(known))...) != families(after...) || len(events) > 0 != (from != to) {
+					t.Errorf("%s to %s, %s: after %+v a consumer has %+v", from, to, how, events, known)
+				}
+			}
+			for how, rows := range map[string]map[rowKey]Publication{"the server": live.rows, "the client": followed.rows, "the client after a restart": resumed.rows} {
+				if len(rows) != len(after) {
+					t.Errorf("%s to %s: %s remembers %d rows", from, to, how, len(rows))
+				}
+			}
+		}
 	}
 }

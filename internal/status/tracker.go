@@ -16,6 +16,7 @@ import (
 type tracker struct {
 	rows   map[rowKey]Publication
 	synced bool
+	same   func(old, p Publication) bool
 }
 
 type rowKey struct {
@@ -27,39 +28,53 @@ type rowKey struct {
 
 func keyOf(p Publication) rowKey { return rowKey{p.Key(), p.Guest, p.Unpublished} }
 
-// dualStack returns the row of put that has what the row of an IPv4 wildcard had.
-func dualStack(k rowKey, put []Publication) (to rowKey, ok bool) {
-	if k.key.Address != netip.IPv4Unspecified() {
+// remainder returns the row of put in which a family of a removed row goes on: the
+// dual-stack one of an IPv4 wildcard, or the IPv4 wildcard that is left of a dual-stack one.
+func (t *tracker) remainder(k rowKey, old Publication, put []Publication) (to rowKey, ok bool) {
+	to = k
+	switch k.key.Address {
+	case netip.IPv4Unspecified():
+		to.key.Address = netip.IPv6Unspecified()
+	case netip.IPv6Unspecified():
+		to.key.Address = netip.IPv4Unspecified()
+		if _, had := t.rows[to]; had || !old.DualStack {
+			return to, false
+		}
+	default:
 		return to, false
 	}
-	to = k
-	to.key.Address = netip.IPv6Unspecified()
-	return to, slices.ContainsFunc(put, func(p Publication) bool { return p.DualStack && keyOf(p) == to })
+	return to, slices.ContainsFunc(put, func(p Publication) bool { return keyOf(p) == to && (p.DualStack || old.DualStack) })
 }
 
-func newTracker() *tracker { return &tracker{rows: make(map[rowKey]Publication)} }
+func newTracker() *tracker { return &tracker{rows: make(map[rowKey]Publication), same: same} }
+
+// same reports whether there is nothing to report of a row that was put again.
+func same(old, p Publication) bool { return reflect.DeepEqual(old, p) }
 
 func (t *tracker) events(d Delta, now time.Time) []Event {
 	var es []Event
 	now = now.UTC()
-	merged := make(map[rowKey]Publication) // rows that became part of another one, by that
+	parts := make(map[rowKey]Publication) // removed rows, by the row in which a family of theirs goes on
 	for _, gone := range d.Removed {
 		k := rowKey{gone.Key, gone.Guest, gone.Unpublished}
-		if old, ok := t.rows[k]; ok {
-			delete(t.rows, k)
-			if to, ok := dualStack(k, d.Put); ok {
-				merged[to] = old
-				continue
-			}
-			es = append(es, Event{Time: now, Type: Gone, Publication: &old})
+		old, ok := t.rows[k]
+		if !ok {
+			continue
 		}
+		delete(t.rows, k)
+		if to, ok := t.remainder(k, old, d.Put); ok {
+			parts[to] = old
+			continue
+		}
+		es = append(es, Event{Time: now, Type: Gone, Publication: &old})
 	}
+	slices.SortFunc(es, func(a, b Event) int { return a.Publication.Key().Compare(b.Publication.Key()) })
 	slices.SortFunc(d.Put, func(a, b Publication) int { return a.Key().Compare(b.Key()) })
 	for _, p := range d.Put {
 		k := keyOf(p)
 		old, had := t.rows[k]
 		t.rows[k] = p
-		part, hasPart := merged[k]
+		part, hasPart := parts[k]
 		if !had && hasPart {
 			old, had = part, true
 		}
@@ -68,7 +83,7 @@ func (t *tracker) events(d Delta, now time.Time) []Event {
 			es = append(es, Event{Time: now, Type: Present, Publication: &p})
 		case !had:
 			es = append(es, Event{Time: now, Type: Added, Publication: &p})
-		case !reflect.DeepEqual(old, p):
+		case hasPart || !t.same(old, p):
 			e := Event{Time: now, Type: Changed, Publication: &p}
 			if hasPart {
 				e.Replaces = part.Address.String()
