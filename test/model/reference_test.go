@@ -68,7 +68,7 @@ type reference struct {
 	last      map[port.Key]port.Owner // owner of each publication, after the last step
 	lost      map[int]*item           // bindings whose port lost its container or Service
 	orphans   map[port.Key]bool       // ports whose Service was deleted, and which rules of kube-proxy keep
-	gone      map[string]bool         // targets of NAT rules whose container stopped
+	gone      map[string]bool         // addresses that NAT rules lead to, whose container stopped
 }
 
 // item is one reason to expect another owner.
@@ -235,9 +235,19 @@ func (r *reference) left(e *entry) bool {
 	if !r.unnamed(e) {
 		return false
 	}
-	return r.gone[fmt.Sprint(e.Hints.Targets)] || r.live() && slices.ContainsFunc(e.Hints.Targets, func(t netip.AddrPort) bool {
+	return r.gone[addressesOf(e)] || r.live() && slices.ContainsFunc(e.Hints.Targets, func(t netip.AddrPort) bool {
 		return slices.ContainsFunc(engines, func(n string) bool { return r.stopped[n][t.Addr().String()] })
 	})
+}
+
+// addressesOf names the addresses that a NAT rule leads to: what is known about them is
+// known of every rule that leads to the same ones, at whatever port.
+func addressesOf(e *entry) string {
+	var all []netip.Addr
+	for _, t := range e.Hints.Targets {
+		all = append(all, t.Addr())
+	}
+	return fmt.Sprint(all)
 }
 
 // noteLeft remembers which rules were left.
@@ -245,7 +255,7 @@ func (r *reference) noteLeft() {
 	gone := map[string]bool{}
 	for _, e := range r.entries["nat"] {
 		if r.left(e) {
-			gone[fmt.Sprint(e.Hints.Targets)] = true
+			gone[addressesOf(e)] = true
 		}
 	}
 	r.gone = gone
@@ -575,6 +585,9 @@ func (r *reference) doubt(e *entry, known level) (own, other []string) {
 			}
 			_, l, _ := r.best(ms)
 			o, t := r.doubts(ms, l)
+			for i := range o {
+				o[i] += behindRedirect
+			}
 			own, other = append(own, o...), append(other, t...)
 		}
 	case a.known:
@@ -595,6 +608,11 @@ func relay(e *entry) bool { return e.Owner.Name == "docker-proxy" }
 // nobodyListens marks the doubt about a redirect that leads nowhere. It lasts as long as the
 // rule, and does not begin anew.
 const nobodyListens = " nobody"
+
+// behindRedirect marks the doubt about a socket that a NAT rule redirects to. It lasts as long
+// as nobody names the socket's owner, whoever claims its port meanwhile, and begins anew when
+// the port loses its owner.
+const behindRedirect = " behind a redirect"
 
 // itemOf names a reason for doubt. What a rule leads to is one whether it may be the owner
 // or somebody besides; but only a port that is its own waits for a container that stopped.
@@ -637,6 +655,10 @@ func (r *reference) step() map[port.Key]*published {
 		}
 	}
 	for _, e := range r.entries["socket"] {
+		if !r.attribution(e).known {
+			present[r.itemOf(e, "owner")+behindRedirect] = true
+			present[r.itemOf(e, "process")+behindRedirect] = true
+		}
 		if len(e.Hints.Paths) == 0 { // a second search for its process is no new doubt
 			present[r.itemOf(e, "owner")] = true
 		}
@@ -657,6 +679,9 @@ func (r *reference) step() map[port.Key]*published {
 	clear(r.last)
 	for k, p := range pubs {
 		r.last[k] = p.owner
+		for _, e := range p.entries { // of a dual-stack port also the other half
+			r.last[e.Key] = p.owner
+		}
 	}
 	return pubs
 }
@@ -678,6 +703,8 @@ func later(a, b time.Time) time.Time {
 func (r *reference) lose(p *published) {
 	for _, e := range p.entries {
 		r.lost[e.life] = &item{born: r.now}
+		delete(r.items, r.itemOf(e, "owner")+behindRedirect)
+		delete(r.items, r.itemOf(e, "process")+behindRedirect)
 	}
 }
 
