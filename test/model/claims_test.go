@@ -39,17 +39,19 @@ func precedence(a netip.Addr) int {
 	return 2
 }
 
-// award returns the addresses that a host opens for these wishes of one protocol, and the state of each
+// award returns the addresses that a host opens for these wishes, and the state of each
 // wish: the first in the order of precedence has an address, its server shares it, and the
-// wildcard of a server serves its narrower addresses.
-func award(wishes []wish) (open map[netip.AddrPort]bool, states map[port.Key][]port.State) {
+// wildcard of a server serves its narrower addresses. Protocols have nothing in common.
+func award(wishes []wish) (open map[address]bool, states map[port.Key][]port.State) {
 	slices.SortFunc(wishes, func(a, b wish) int {
 		return cmp.Or(precedence(a.pub.Address)-precedence(b.pub.Address), a.pub.Key.Compare(b.pub.Key), a.at.Compare(b.at))
 	})
-	open, states = map[netip.AddrPort]bool{}, map[port.Key][]port.State{}
+	open, states = map[address]bool{}, map[port.Key][]port.State{}
 	var accepted []wish
 	for _, w := range wishes {
-		if slices.ContainsFunc(accepted, func(o wish) bool { return overlap(o.at, w.at) && o.server() != w.server() }) {
+		if slices.ContainsFunc(accepted, func(o wish) bool {
+			return o.pub.Protocol == w.pub.Protocol && overlap(o.at, w.at) && o.server() != w.server()
+		}) {
 			states[w.pub.Key] = append(states[w.pub.Key], port.Conflict)
 			continue
 		}
@@ -58,10 +60,12 @@ func award(wishes []wish) (open map[netip.AddrPort]bool, states map[port.Key][]p
 	}
 	for _, w := range accepted {
 		any := netip.AddrPortFrom(everywhere(w.at.Addr()), w.at.Port())
-		if !slices.ContainsFunc(accepted, func(o wish) bool { return o.at == any && o.server() == w.server() }) {
+		if !slices.ContainsFunc(accepted, func(o wish) bool {
+			return o.pub.Protocol == w.pub.Protocol && o.at == any && o.server() == w.server()
+		}) {
 			any = w.at
 		}
-		open[any] = true
+		open[address{w.pub.Protocol, any}] = true
 	}
 	return open, states
 }

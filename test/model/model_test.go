@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"maps"
 	"math/rand/v2"
-	"net/netip"
 	"slices"
 	"strings"
 	"testing"
@@ -222,7 +221,8 @@ func (r *runner) fault(o operation) {
 		r.peer.fail(o.n[0] % peerFaults)
 	case takeHostPort:
 		r.takenAt = now
-		r.network.take(netip.AddrPortFrom(pick(addresses, o.n[0]), pick(numbers, o.n[1])))
+		k := anyKey([6]int{1: o.n[0], 2: o.n[1]}, o.n[2])
+		r.network.take(address{k.Protocol, k.AddrPort()})
 	case freeHostPort:
 		r.network.free()
 	}
@@ -374,7 +374,7 @@ func (r *runner) checkSinks() error {
 	open, _ := r.guest.now()
 	for a := range open {
 		if !slices.ContainsFunc(slices.Collect(maps.Values(r.wanted)), func(p port.Publication) bool {
-			return p.Protocol == port.TCP && slices.Contains(p.Decision.Host, a)
+			return p.Protocol == a.protocol && slices.Contains(p.Decision.Host, a.AddrPort)
 		}) {
 			return fmt.Errorf("placeholder %s is open, and nobody wants it", a)
 		}
@@ -403,16 +403,12 @@ func (r *runner) checkPeer() error {
 	if r.peerFails || r.ref.now.Sub(r.peerAt) <= 11*time.Second {
 		return nil
 	}
-	for _, protocol := range []port.Protocol{port.TCP, port.UDP} {
-		have, mine := map[netip.AddrPort]bool{}, slices.DeleteFunc(slices.Clone(wishes), func(w wish) bool { return w.pub.Protocol != protocol })
-		for t := range now {
-			if t.Protocol == protocol {
-				have[t.AddrPort()] = true
-			}
-		}
-		if want, _ := award(mine); !maps.Equal(have, want) {
-			return fmt.Errorf("the peer has %v of %s, want %v", have, protocol, want)
-		}
+	have := map[address]bool{}
+	for t := range now {
+		have[address{t.Protocol, t.AddrPort()}] = true
+	}
+	if want, _ := award(wishes); !maps.Equal(have, want) {
+		return fmt.Errorf("the peer has %v, want %v", have, want)
 	}
 	return nil
 }
@@ -433,14 +429,11 @@ func (r *runner) checkHost() error {
 		r.lostAt, r.delivered = time.Time{}, r.wanted
 	}
 	var wishes []wish
-	allowed := map[netip.AddrPort]bool{}
+	allowed := map[address]bool{}
 	for _, p := range r.delivered {
-		if p.Protocol != port.TCP {
-			continue
-		}
 		for _, a := range r.policy.host(p) {
 			wishes = append(wishes, wish{p, a})
-			allowed[a] = true
+			allowed[address{p.Protocol, a}] = true
 		}
 	}
 	open, taken := r.network.now()
@@ -466,9 +459,6 @@ func (r *runner) checkHost() error {
 func (r *runner) checkOutcomes(states map[port.Key][]port.State) error {
 	outcomes := r.reconciler.Outcomes().View()
 	for k := range r.wanted {
-		if k.Protocol != port.TCP {
-			continue
-		}
 		var got []port.State
 		all, _ := outcomes.Get(k)
 		for _, o := range all {

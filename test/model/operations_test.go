@@ -133,16 +133,22 @@ func key(n [6]int, p port.Protocol) port.Key {
 // cgroupOf is the path of a container's cgroup.
 func cgroupOf(n int) string { return fmt.Sprintf("/docker/%064x", n%paths+1) }
 
+// anyKey is key of TCP, or once in 8 values of chosen of UDP, where half of the ports are
+// that of the guest's own network.
+func anyKey(n [6]int, chosen int) port.Key {
+	if chosen%8 > 0 {
+		return key(n, port.TCP)
+	}
+	k := key(n, port.UDP)
+	if n[2]>>2%2 == 0 {
+		k.Port = 53
+	}
+	return k
+}
+
 // socket returns what an operation puts into the set of sockets.
 func socket(n [6]int) port.Binding {
-	protocol := port.TCP
-	if n[5]%16 == 0 {
-		protocol = port.UDP
-	}
-	b := port.Binding{Key: key(n, protocol)}
-	if b.Protocol == port.UDP && n[2]%2 == 0 {
-		b.Port = 53
-	}
+	b := port.Binding{Key: anyKey(n, n[5])}
 	b.Dial = []netip.AddrPort{b.AddrPort()}
 	if b.Address.IsUnspecified() {
 		b.Dial = []netip.AddrPort{netip.AddrPortFrom(port.Loopback(b.Address), b.Port)}
@@ -170,7 +176,7 @@ func socket(n [6]int) port.Binding {
 
 // natRule returns what an operation puts into the set of NAT rules.
 func natRule(n [6]int) port.Binding {
-	b := port.Binding{Key: key(n, port.TCP)}
+	b := port.Binding{Key: anyKey(n, n[5]/5)}
 	to := targets
 	if b.Address.Is6() {
 		to = targets6
@@ -192,7 +198,7 @@ func natRule(n [6]int) port.Binding {
 // claim returns what an operation puts into the set of an engine. The clock of the engine
 // may be wrong by hours.
 func claim(engine string, n [6]int, now time.Time) port.Binding {
-	b := port.Binding{Key: key(n, port.TCP), Origin: port.Origin{ID: fmt.Sprint("c", n[0]%ids)}}
+	b := port.Binding{Key: anyKey(n, n[4]/5), Origin: port.Origin{ID: fmt.Sprint("c", n[0]%ids)}}
 	b.Owner = pick(containers, n[3])
 	if engine == "kube" {
 		b.Owner = pick(services, n[3])

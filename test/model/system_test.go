@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"maps"
 	"net"
@@ -71,7 +72,8 @@ func start(ctx context.Context, t *testing.T) (s *system, ended *sync.WaitGroup)
 	must(t, err)
 	ls, err := listener.New(listener.Options{
 		Network: s.guest, Sockets: s.registry.At, Logger: log,
-		Serve: func(context.Context, net.Conn, port.Publication) error { return errors.ErrUnsupported },
+		Serve:    func(context.Context, net.Conn, port.Publication) error { return errors.ErrUnsupported },
+		ServeUDP: func(context.Context, forward.Datagrams, forward.Request) error { return errors.ErrUnsupported },
 	})
 	must(t, err)
 	s.reconciler = reconcile.New(s.registry.Publications(), []reconcile.Sink{s.flaky, s.peer, hl, ls}, reconcile.Options{
@@ -383,57 +385,93 @@ func (nobody) Holders(context.Context, []host.Socket) (map[host.Socket]host.Hold
 	return nil, nil //nolint:nilnil // nobody is known
 }
 
-// network opens listeners in memory: sockets would stop fake time.
+// network opens listeners that get nothing: of TCP in memory, because sockets would stop
+// fake time.
 type network struct {
 	mu    sync.Mutex
-	taken map[netip.AddrPort]bool // by others
-	open  map[netip.AddrPort]*ear
+	taken map[address]bool        // by others
+	open  map[address]func() bool // reports whether it is not closed
 }
 
+// address is one that somebody listens at.
+type address struct {
+	protocol port.Protocol
+	netip.AddrPort
+}
+
+func (a address) String() string { return fmt.Sprintf("%s %s", a.protocol, a.AddrPort) }
+
 func newNetwork() *network {
-	return &network{taken: map[netip.AddrPort]bool{}, open: map[netip.AddrPort]*ear{}}
+	return &network{taken: map[address]bool{}, open: map[address]func() bool{}}
 }
 
 func overlap(a, b netip.AddrPort) bool {
 	return a.Port() == b.Port() && a.Addr().Is4() == b.Addr().Is4() && (a.Addr() == b.Addr() || a.Addr().IsUnspecified() || b.Addr().IsUnspecified())
 }
 
-func (n *network) Listen(_ context.Context, name, address string) (net.Listener, error) {
+// tidy forgets what is closed, and reports whether an address is free of ours. mu is held.
+func (n *network) tidy(a address) (free bool) {
+	maps.DeleteFunc(n.open, func(_ address, open func() bool) bool { return !open() })
+	for b := range n.open {
+		if a.protocol == b.protocol && overlap(a.AddrPort, b.AddrPort) {
+			return false
+		}
+	}
+	return true
+}
+
+// enter notes a listener, unless somebody has its address. mu is held.
+func (n *network) enter(a address, open func() bool) error {
+	free := n.tidy(a)
+	for b := range n.taken {
+		free = free && (a.protocol != b.protocol || !overlap(a.AddrPort, b.AddrPort))
+	}
+	if !free {
+		return &net.OpError{Op: "listen", Net: a.protocol.String(), Err: syscall.EADDRINUSE}
+	}
+	n.open[a] = open
+	return nil
+}
+
+func (n *network) Listen(_ context.Context, _, at string) (net.Listener, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	a := netip.MustParseAddrPort(address)
-	for b := range n.taken {
-		if overlap(a, b) {
-			return nil, &net.OpError{Op: "listen", Net: name, Err: syscall.EADDRINUSE}
-		}
+	e := &ear{at: netip.MustParseAddrPort(at), done: make(chan struct{})}
+	if err := n.enter(address{port.TCP, e.at}, e.open); err != nil {
+		return nil, err
 	}
-	for b := range n.open {
-		if overlap(a, b) {
-			return nil, &net.OpError{Op: "listen", Net: name, Err: syscall.EADDRINUSE}
-		}
-	}
-	e := &ear{n: n, at: a, done: make(chan struct{})}
-	n.open[a] = e
 	return e, nil
 }
 
-func (n *network) ListenExclusive(ctx context.Context, name, address string) (net.Listener, error) {
-	return n.Listen(ctx, name, address)
+func (n *network) ListenExclusive(ctx context.Context, name, at string) (net.Listener, error) {
+	return n.Listen(ctx, name, at)
 }
 
-func (n *network) ListenPacket(context.Context, string, string) (*own.UDPConn, error) {
-	return nil, errors.ErrUnsupported
-}
-
-func (n *network) take(a netip.AddrPort) {
+// ListenPacket returns a socket that is shut already, so that nobody waits for a datagram.
+// It remains in a set of its own until it is closed by who asked for it.
+func (n *network) ListenPacket(ctx context.Context, _, at string) (*own.UDPConn, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	for b := range n.open {
-		if overlap(a, b) {
-			return
-		}
+	var set own.Sockets
+	var bound netip.AddrPort
+	a := address{port.UDP, netip.MustParseAddrPort(at)}
+	if err := n.enter(a, func() bool { return set.Serves(port.UDP, bound) }); err != nil {
+		return nil, err
 	}
-	n.taken[a] = true
+	c, err := set.ListenPacket(ctx, "udp4", "127.0.0.1:0")
+	if err != nil {
+		return nil, err
+	}
+	bound = c.LocalAddr().(*net.UDPAddr).AddrPort()
+	return c, c.UDPConn.Close()
+}
+
+func (n *network) take(a address) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.tidy(a) {
+		n.taken[a] = true
+	}
 }
 
 func (n *network) free() {
@@ -443,10 +481,11 @@ func (n *network) free() {
 }
 
 // now returns what is open, and whether somebody else has taken an address.
-func (n *network) now() (open map[netip.AddrPort]bool, taken bool) {
+func (n *network) now() (open map[address]bool, taken bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	open = map[netip.AddrPort]bool{}
+	n.tidy(address{})
+	open = map[address]bool{}
 	for a := range n.open {
 		open[a] = true
 	}
@@ -455,7 +494,6 @@ func (n *network) now() (open map[netip.AddrPort]bool, taken bool) {
 
 // ear is a listener in memory, to which nobody connects.
 type ear struct {
-	n    *network
 	at   netip.AddrPort
 	done chan struct{}
 }
@@ -466,11 +504,17 @@ func (e *ear) Accept() (net.Conn, error) {
 }
 
 func (e *ear) Close() error {
-	e.n.mu.Lock()
-	defer e.n.mu.Unlock()
-	delete(e.n.open, e.at)
 	close(e.done)
 	return nil
+}
+
+func (e *ear) open() bool {
+	select {
+	case <-e.done:
+		return false
+	default:
+		return true
+	}
 }
 
 func (e *ear) Addr() net.Addr { return net.TCPAddrFromAddrPort(e.at) }
