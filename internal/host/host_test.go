@@ -117,6 +117,10 @@ func TestDualStackAndAnyPort(t *testing.T) {
 func TestNeverWider(t *testing.T) {
 	p := ports.Free(t)
 	deny := rules.Rule{Name: "no", Deny: true}
+	one, err := rules.ParseHostAddress("127.0.0.2")
+	if err != nil {
+		t.Fatal(err)
+	}
 	for _, tc := range []struct {
 		name   string
 		policy Policy
@@ -130,6 +134,7 @@ func TestNeverWider(t *testing.T) {
 		{"default keeps a loopback", nil, any4, netip.MustParseAddr("127.0.0.9"), port.Active, netip.MustParseAddr("127.0.0.9")},
 		{"expose leaves it to the agent", exposeAll(t), any4, any4, port.Active, any4},
 		{"expose does not widen", exposeAll(t), any4, lo4, port.Active, lo4},
+		{"an address is not widened to all", policy(t, one), any4, any4, port.Active, netip.MustParseAddr("127.0.0.2")},
 		{"a rule denies", policy(t, rules.Loopback(), deny), any4, lo4, port.Denied, netip.Addr{}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/netip"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -85,5 +86,36 @@ func TestListenAfterExclusive(t *testing.T) {
 	}
 	if _, err := io.ReadFull(conn, make([]byte, 1)); err != nil {
 		t.Errorf("the connection that was left: %v", err)
+	}
+}
+
+// Another program, also one that asks to reuse address and port, gets no address of a port
+// that is open at the wildcard: it would receive what was meant for us.
+func TestNarrowerAddressIsRefused(t *testing.T) {
+	var s Sockets
+	ln, err := s.Listen(t.Context(), "tcp4", "0.0.0.0:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ln.Close()
+	pc, err := s.ListenPacket(t.Context(), "udp4", "0.0.0.0:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer pc.Close()
+	for kind, addr := range map[int]net.Addr{unix.SOCK_STREAM: ln.Addr(), unix.SOCK_DGRAM: pc.LocalAddr()} {
+		fd, err := unix.Socket(unix.AF_INET, kind|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		err = errors.Join(unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1), unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEPORT, 1))
+		if err != nil {
+			t.Fatal(err)
+		}
+		to := &unix.SockaddrInet4{Port: int(netip.MustParseAddrPort(addr.String()).Port()), Addr: [4]byte{127, 0, 0, 1}}
+		if err := unix.Bind(fd, to); !errors.Is(err, unix.EADDRINUSE) {
+			t.Errorf("%s: bind to 127.0.0.1: %v, want EADDRINUSE", addr.Network(), err)
+		}
+		_ = unix.Close(fd)
 	}
 }

@@ -143,7 +143,7 @@ func plain(t *testing.T) *http.Client {
 
 func TestPageNeedsToken(t *testing.T) {
 	s, c := servePage(t), plain(t)
-	for _, path := range []string{"/v1/ports", "/v1/events", "/v1/explain?port=80", "/v1/loglevel", "/v1/web", "/v1/other"} {
+	for _, path := range []string{"/v1/ports", "/v1/events", "/v1/explain?port=80", "/v1/loglevel", "/v1/web", "/v1/forwards", "/v1/trace", "/v1/other"} {
 		for _, auth := range []string{"", "Bearer ", "Bearer x" + s.token(), "Basic " + s.token()} {
 			resp, body := request(t, c, http.MethodGet, s.base()+path, func(r *http.Request) { r.Header.Set("Authorization", auth) })
 			if resp.StatusCode != http.StatusUnauthorized || strings.Contains(body, "socket") {

@@ -111,6 +111,14 @@ func TestHostileNamesAreQuoted(t *testing.T) {
 	if strings.ContainsAny(b.String(), "\x1b\x07") || strings.Count(b.String(), "\n") != 7 {
 		t.Errorf("%q", b.String())
 	}
+	b.Reset()
+	p.Node, p.Owner.Name = hostile, hostile
+	if err := WriteCluster(&b, List{Publications: []Publication{p}, Sources: l.Sources}, Style{Wide: true, Now: noon}); err != nil {
+		t.Fatal(err)
+	}
+	if strings.ContainsAny(b.String(), "\x1b\x07") {
+		t.Errorf("of a cluster: %q", b.String())
+	}
 }
 
 func TestFilter(t *testing.T) {

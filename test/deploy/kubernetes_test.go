@@ -89,3 +89,35 @@ func TestKustomizationIsComplete(t *testing.T) {
 		t.Errorf("the folder has %q, the kustomization %q", got, want)
 	}
 }
+
+// The agent's account reads what names ports, no secret and no workload, and writes
+// inventories only.
+func TestAccountHasFewRights(t *testing.T) {
+	want := []string{
+		" services list", " services watch", "discovery.k8s.io endpointslices list", "discovery.k8s.io endpointslices watch",
+		"fairlead.dev nodeinventories get", "fairlead.dev nodeinventories create", "fairlead.dev nodeinventories update", " nodes get",
+	}
+	var got []string
+	for document := range strings.SplitSeq(read(t, "../../deploy/kubernetes/rbac.yaml"), "\n---\n") {
+		var role struct {
+			Rules []struct{ APIGroups, Resources, Verbs []string }
+		}
+		if err := yaml.Unmarshal([]byte(document), &role); err != nil {
+			t.Fatal(err)
+		}
+		for _, r := range role.Rules {
+			for _, group := range r.APIGroups {
+				for _, resource := range r.Resources {
+					for _, verb := range r.Verbs {
+						got = append(got, group+" "+resource+" "+verb)
+					}
+				}
+			}
+		}
+	}
+	slices.Sort(got)
+	slices.Sort(want)
+	if !slices.Equal(got, want) {
+		t.Errorf("the account has %q, want %q", got, want)
+	}
+}
