@@ -43,9 +43,10 @@ func newFlows(limit int) *flows {
 }
 
 var (
-	errNoLink = errors.New("no link to the guest")
-	errDenied = errors.New("denied by the host's rules")
-	errHidden = errors.New("not open to other machines any more")
+	errNoLink    = errors.New("no link to the guest")
+	errDenied    = errors.New("denied by the host's rules")
+	errWithdrawn = errors.New("not published any more")
+	errHidden    = errors.New("not open to other machines any more")
 )
 
 // use sets the session, nil for none.
@@ -102,6 +103,10 @@ func (h *Host) stream(ctx context.Context, c *claim, peer netip.AddrPort) (link.
 		h.stats.unlinked.Add(1)
 		return nil, err
 	}
+	if err := h.mayGoOn(c, false); err != nil { // what was published may be another server's by now
+		h.stats.refused.Add(1)
+		return nil, err
+	}
 	octx, cancel := context.WithTimeout(ctx, openTimeout)
 	open := session.Connect
 	if c.key.Protocol == port.UDP && c.guest.flows.Open(port.UDP) > udpConnections {
@@ -128,8 +133,30 @@ func (h *Host) stream(ctx context.Context, c *claim, peer netip.AddrPort) (link.
 		h.stats.refused.Add(1)
 		return nil, fmt.Errorf("guest: %s: %s", reply.Status, reply.Reason)
 	}
+	if err := h.mayGoOn(c, true); err != nil {
+		_ = stream.Reset()
+		h.stats.refused.Add(1)
+		return nil, err
+	}
 	h.stats.ok.Add(1)
 	return stream, nil
+}
+
+// mayGoOn returns why a flow that was begun for a claim may not go on by what is known of the
+// port and its owner now. Once the guest has accepted a flow, it outlives its publication.
+func (h *Host) mayGoOn(c *claim, accepted bool) error {
+	if !c.gone.Load() {
+		return nil // a denial that follows finds the flow in the book
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	switch pub := c.guest.pubs[c.key]; {
+	case pub == nil && !accepted:
+		return errWithdrawn
+	case pub != nil && pub.denied != nil:
+		return errDenied
+	}
+	return nil
 }
 
 // ask sends the request of a flow and reads the reply.
@@ -165,7 +192,7 @@ func (s *slot) outside(c *claim, f *forward.Flow) bool {
 	s.h.mu.Lock()
 	defer s.h.mu.Unlock()
 	f.Outside(!c.pub.exposed.IsZero())
-	return !s.closed && !c.gone
+	return !s.closed && !c.gone.Load()
 }
 
 // carry starts the flow of one connection.

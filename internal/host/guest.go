@@ -675,15 +675,15 @@ func (g *guest) reconsider() {
 // admit admits waiting claims, in order, up to the limit. h.mu is held.
 func (g *guest) admit(ctx context.Context) {
 	limit := g.h.opt.MaxListeners
-	for len(g.waiting) > 0 && (g.waiting[0].gone || g.admitted < limit) {
+	for len(g.waiting) > 0 && (g.waiting[0].gone.Load() || g.admitted < limit) {
 		c := g.waiting[0]
 		g.waiting = g.waiting[1:]
-		if !c.gone {
+		if !c.gone.Load() {
 			g.admitted++
 			g.h.join(ctx, c)
 		}
 	}
-	g.waiting = slices.DeleteFunc(g.waiting, func(c *claim) bool { return c.gone })
+	g.waiting = slices.DeleteFunc(g.waiting, func(c *claim) bool { return c.gone.Load() })
 	if len(g.waiting) == 0 {
 		g.waiting = nil
 		return

@@ -384,12 +384,7 @@ func (h *Host) runTimers(ctx context.Context) {
 
 // due does what is due now. h.mu is held.
 func (h *Host) due(ctx context.Context, now time.Time) {
-	if h.renewed {
-		h.renewed = false
-		for _, g := range h.guests {
-			g.reconsider()
-		}
-	}
+	h.renew()
 	for _, g := range h.guests {
 		if !g.graceEnd.IsZero() && !g.graceEnd.After(now) {
 			g.graceEnd = time.Time{}
@@ -407,6 +402,18 @@ func (h *Host) due(ctx context.Context, now time.Time) {
 		h.retry(ctx, s)
 	}
 	h.commit(ctx)
+}
+
+// renew applies a policy that was set, before anything is opened. h.mu is held; the caller
+// commits.
+func (h *Host) renew() {
+	if !h.renewed {
+		return
+	}
+	h.renewed = false
+	for _, g := range h.guests {
+		g.reconsider()
+	}
 }
 
 // next returns when something is due, zero for never. h.mu is held.

@@ -984,6 +984,103 @@ func testHalfCloseAndResetThroughHost(t *testing.T) {
 	}
 }
 
+// A connection that waits is decided upon with the owner that the port has when it is to be
+// served: one that came meanwhile and is denied, or not known yet, gets no connection.
+func TestWaitingConnectionSeesTheOwnerOfNow(t *testing.T) {
+	eachWay(t, testWaitingConnectionSeesTheOwnerOfNow)
+}
+
+func testWaitingConnectionSeesTheOwnerOfNow(t *testing.T) {
+	secret := rules.Rule{Match: rules.Match{Name: "secret*"}, Deny: true}
+	owner := func(name string) port.Owner {
+		return port.Owner{Kind: port.OwnerContainer, ID: name, Name: name}
+	}
+	for _, c := range []struct {
+		name    string
+		owner   port.Owner
+		pending bool
+		state   port.State
+	}{
+		{"allowed", owner("web2"), false, port.Active},
+		{"denied", owner("secret0"), false, port.Denied},
+		{"not known yet", owner("web"), true, port.Pending},
+	} {
+		for _, waits := range []string{"for the answer", "for the link", "for the answer while it is withdrawn"} {
+			t.Run(strings.ReplaceAll(c.name+" "+waits, " ", "-")+t.Name()[strings.LastIndex(t.Name(), "/"):], func(t *testing.T) {
+				a := newAgent(t, "vm")
+				k := key(port.TCP, any4, ports.Free(t))
+				a.greeter(k, "hello")
+				p := pub(k)
+				p.Owner = owner("web")
+				a.begins(snapshot(1, p))
+				asked, answer := make(chan struct{}), make(chan struct{})
+				a.onFlow = func(link.Stream, wire.FlowRequest) bool {
+					close(asked)
+					<-answer
+					return false
+				}
+				h, _ := start(t, Options{Policy: policy(t, rules.Loopback(), secret), Grace: time.Hour, Hold: time.Hour}, a)
+				a.wants(k, port.Active)
+				p.Owner, p.OwnerPending = c.owner, c.pending
+				var client net.Conn
+				if waits == "for the link" {
+					close(answer)
+					a.drop(errors.New("restarting"))
+					eventually(t, "the guest is lost", func() bool { return !h.Guests()[0].Connected })
+					client = connect(t, at(lo4, k.Port))
+					eventually(t, "the connection is held", func() bool { return h.Guests()[0].Flows == 1 })
+					a.begins(snapshot(1, p))
+					a.up()
+				} else {
+					client = connect(t, at(lo4, k.Port))
+					<-asked
+					last := uint64(1)
+					if waits != "for the answer" {
+						a.say(removed(last, k))
+						last++
+					}
+					a.say(put(last, p))
+					a.settled(last + 1)
+					close(answer)
+				}
+				b, err := io.ReadAll(client)
+				if served := string(b) == "hello"; served != (c.state == port.Active) || !served && !isReset(err) {
+					t.Errorf("the client read %q, %v", b, err)
+				}
+				a.wants(k, c.state)
+			})
+		}
+	}
+}
+
+// A port that waits for the limit is not opened by rules that were replaced meanwhile.
+func TestWaitingPortIsOpenedByTheRulesOfNow(t *testing.T) {
+	network := newMemory()
+	h, err := New(Options{Network: network, Holders: named{}, MaxListeners: 1, Guests: []Guest{{
+		Name: "vm", Dial: func(context.Context) (link.Session, error) { return nil, errors.New("not dialled") },
+	}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		h.guests[0].withdraw()
+		h.commit(context.Background())
+	})
+	g, first, second := h.guests[0], key(port.TCP, any4, 80), key(port.TCP, any4, 81)
+	if err := g.applySnapshot(t.Context(), &wire.Snapshot{Generation: 1, Publications: []wire.Publication{pub(first), pub(second)}}); err != nil {
+		t.Fatal(err)
+	}
+	h.SetPolicy(policy(t, rules.Loopback(), rules.Rule{Match: rules.Match{Ports: []rules.PortRange{{First: 81, Last: 81}}}, Deny: true}))
+	if _, err := g.applyChange(t.Context(), &wire.Change{Base: 1, Generation: 2, Removed: []port.Key{first}}); err != nil {
+		t.Fatal(err)
+	}
+	if o := g.pubs[second].outcomes(); len(o) != 1 || o[0].State != port.Denied || len(network.tries) != 1 {
+		t.Errorf("%+v after %d attempts to listen", o, len(network.tries))
+	}
+}
+
 // A flow outlives its publication: servers close their listener before they drain.
 func TestFlowOutlivesPublication(t *testing.T) { eachWay(t, testFlowOutlivesPublication) }
 

@@ -19,7 +19,8 @@ const keptFor = 30 * time.Second
 
 // kept are the publications of a guest that an incomplete snapshot of a new session lacks.
 // Their listeners stay open and connections wait a while; see wire.Snapshot. A connection
-// that waited is requested of the guest as any other, which refuses what it does not publish.
+// that waited is requested of the guest as any other, which refuses what it does not publish;
+// it ends if the port is withdrawn, or if rules deny what is published there by then.
 type kept struct {
 	mu       sync.Mutex
 	released map[port.Key]chan struct{} // of each, closed when it is not kept any more

@@ -80,7 +80,7 @@ func (p *publication) view() Publication {
 }
 
 // claim is one publication's wish for one host address. guest, key and addr never
-// change; the rest is guarded by Host.mu.
+// change; the rest changes under Host.mu.
 type claim struct {
 	guest *guest
 	key   port.Key
@@ -88,7 +88,7 @@ type claim struct {
 
 	pub      *publication
 	admitted bool // within the guest's limit
-	gone     bool
+	gone     atomic.Bool
 	slot     *slot // of a claim of any free port
 	outcome  port.Outcome
 }
@@ -101,7 +101,7 @@ func (c *claim) set(state port.State, addr netip.AddrPort, reason string) {
 		reason = c.pub.note(addr)
 	}
 	o := port.Outcome{Key: c.key, State: state, HostAddress: addr, Reason: reason}
-	if c.gone || c.outcome.Equal(o) {
+	if c.gone.Load() || c.outcome.Equal(o) {
 		return
 	}
 	o.Since = c.outcome.Since
@@ -160,7 +160,7 @@ func (h *Host) join(ctx context.Context, c *claim) {
 
 // leave ends a claim.
 func (h *Host) leave(c *claim) {
-	c.gone = true
+	c.gone.Store(true)
 	if !c.admitted {
 		return
 	}
@@ -185,6 +185,7 @@ func (h *Host) touch(p *publication) {
 // commit ends a step: it admits claims up to the limit, decides what was touched, moves
 // what rules move on a conflict, and publishes the result. h.mu is held.
 func (h *Host) commit(ctx context.Context) {
+	h.renew()
 	for again := true; again; again = h.move() {
 		for _, g := range h.guests {
 			g.admit(ctx)
