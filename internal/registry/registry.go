@@ -139,6 +139,8 @@ func (r *Registry) AddFacts(source string, f Facts) {
 	defer r.mu.Unlock()
 	r.engines[source], r.waits.live = true, time.Time{}
 	r.owners.arbiter.engines = append(r.owners.arbiter.engines, engine{f, func() bool { return r.stale(source) }})
+	ask, _ := f.(Confirmer)
+	r.waits.confirmations = append(r.waits.confirmations, &confirmation{ask: ask})
 }
 
 // factsChanged merges again what the keys lead to, and costs no more than that.

@@ -13,10 +13,10 @@ import (
 )
 
 // ownerWait is how long a port whose decision depends on its owner waits for an
-// engine to name it, counted from when all engines are live. Engines report a
-// container within a second of its ports, more on a machine under load. While an
-// engine is starting or stale the wait does not end, and after that it begins anew,
-// because the engine lists its containers again: deny rules fail closed.
+// engine that cannot be asked, or for its process, counted from when all engines are
+// live. One that can be asked ends the wait by two lists that do not name an owner,
+// and nothing else does. While an engine is starting or stale the wait does not end,
+// and after that it begins anew: deny rules fail closed.
 const ownerWait = 10 * time.Second
 
 // rootCgroup is the id of the root of the cgroup2 hierarchy, in which no container is.
@@ -32,6 +32,7 @@ type wait struct {
 	over  bool       // nobody named an owner in time: it counts as known
 
 	orphan bool // the owner was a Service, of which rules are left: the wait does not end
+	search bool // for the process, too, of which engines know nothing
 }
 
 // waits are the publications whose owner is not known yet. The registry's lock
@@ -39,8 +40,10 @@ type wait struct {
 type waits struct {
 	byKey map[port.Key]*wait
 	wake  schedule.Signal
-	armed bool      // Run waits for a deadline already
+	at    time.Time // when Run looks at them by itself, zero if it does not
 	live  time.Time // since when all engines are live, zero if they are not
+
+	confirmations []*confirmation // of each engine
 }
 
 // doubt is how certain the owner of a publication is.
@@ -220,6 +223,9 @@ func (r *Registry) engineStateChanged(s *source) {
 	switch {
 	case !live:
 		r.waits.live = time.Time{}
+		for _, c := range r.waits.confirmations {
+			c.reset()
+		}
 	case !was:
 		r.waits.live = r.now()
 	}
@@ -267,7 +273,7 @@ func (r *Registry) decide(m *merged, old former) {
 // another. It is nil if there is nothing to wait for.
 func (ws *waits) next(m *merged, d doubt, old former, now time.Time) *wait {
 	kind, w := m.Owner.Kind, ws.byKey[m.Key]
-	next := wait{from: now, since: d.from(), known: m.known, left: d.left}
+	next := wait{from: now, since: d.from(), known: m.known, left: d.left, search: !d.process.IsZero()}
 	// Of a deleted Service, kube-proxy's rules may be left, which lead to pods.
 	deleted := old.own == port.OwnerService && kind == port.OwnerContainer
 	if next.orphan = d.unclaimed && m.known < service && (w != nil && w.orphan || deleted); next.orphan {
@@ -285,38 +291,87 @@ func (ws *waits) next(m *merged, d doubt, old former, now time.Time) *wait {
 		return nil
 	case w != nil && !w.orphan && !next.since.After(w.since) && d.left == w.left && kind >= old.best && m.known >= w.known &&
 		(w.over || w.lost || !next.lost):
-		w.known, w.lost = m.known, next.lost
+		w.known, w.lost, w.search = m.known, next.lost, next.search
 		return w
 	}
 	return new(next)
 }
 
 // past reports whether nobody named an owner in time after one was lost.
-func (ws *waits) past(lost, now time.Time) bool {
-	return !ws.live.IsZero() && !latest(lost, ws.live).Add(ownerWait).After(now)
-}
+func (ws *waits) past(lost, now time.Time) bool { return ws.settled(lost, false, now) }
 
 // ended reports whether nobody named an owner in time.
 func (ws *waits) ended(w *wait, now time.Time) bool {
-	return w.over || !w.left && !w.orphan && !ws.live.IsZero() && !ws.end(w).After(now)
+	return w.over || !w.left && !w.orphan && ws.settled(w.from, w.search, now)
 }
 
-func (ws *waits) end(w *wait) time.Time { return latest(w.from, ws.live).Add(ownerWait) }
+// settled reports whether a wait that began then is over: all engines are live, those
+// that can be asked have answered, and the time for the others has passed, and for the
+// search of a process.
+func (ws *waits) settled(from time.Time, search bool, now time.Time) bool {
+	if ws.live.IsZero() {
+		return false
+	}
+	end, timed := ws.end(from, search)
+	return (!timed || !end.After(now)) && !slices.ContainsFunc(ws.confirmations, func(c *confirmation) bool {
+		return !c.timed() && !c.settled(ws.asking(from))
+	})
+}
+
+// end returns until when a wait that began then lasts at least. timed is false if
+// engines alone decide that.
+func (ws *waits) end(from time.Time, search bool) (t time.Time, timed bool) {
+	timed = search || len(ws.confirmations) == 0 || slices.ContainsFunc(ws.confirmations, (*confirmation).timed)
+	return latest(from, ws.live).Add(ownerWait), timed
+}
+
+// asking returns from when on engines are asked for a wait that began then.
+func (ws *waits) asking(from time.Time) time.Time { return latest(from, ws.live).Add(reportTime) }
+
+// look returns when to look at a wait again, at the latest, the zero time if an engine's
+// answer is awaited. It appends the engines that are to be asked now.
+func (ws *waits) look(w *wait, now time.Time, due []*confirmation) (next time.Time, _ []*confirmation) {
+	if end, timed := ws.end(w.from, w.search); timed && end.After(now) {
+		next = end
+	}
+	for _, c := range ws.confirmations {
+		switch t := c.due(ws.asking(w.from)); {
+		case t.IsZero():
+		case t.After(now):
+			next = earliest(next, t)
+		case !slices.Contains(due, c):
+			due = append(due, c)
+		}
+	}
+	return next, due
+}
+
+// earliest returns the earlier of two times, of which the zero time is none.
+func earliest(a, b time.Time) time.Time {
+	if a.IsZero() || !b.IsZero() && b.Before(a) {
+		return b
+	}
+	return a
+}
 
 func (ws *waits) set(k port.Key, w *wait) {
 	if ws.byKey == nil {
 		ws.byKey = make(map[port.Key]*wait)
 	}
 	ws.byKey[k] = w
-	if !ws.armed && !w.over {
+	if !w.over && (ws.at.IsZero() || ws.asking(w.from).Before(ws.at)) {
 		ws.wake.Notify()
 	}
 }
 
-// Run ends the waits for owners that no engine names. It returns when ctx ends.
+// Run asks engines for lists and ends the waits for owners that none names. It returns
+// when ctx ends.
 func (r *Registry) Run(ctx context.Context) error {
 	for {
-		next := r.endWaits()
+		next, asks := r.endWaits()
+		for _, ask := range asks {
+			ask()
+		}
 		if !next.IsZero() { // by Options.Now, which may be another clock
 			next = time.Now().Add(next.Sub(r.now()))
 		}
@@ -329,29 +384,36 @@ func (r *Registry) Run(ctx context.Context) error {
 // endPause is between two looks at the waits, of which there may be thousands.
 const endPause = 250 * time.Millisecond
 
-// endWaits decides what has waited long enough, and returns when to look again,
-// the zero time if nothing waits for a time.
-func (r *Registry) endWaits() (next time.Time) {
+// endWaits decides what has waited long enough, and returns what asks engines for lists,
+// and when to look again, the zero time if nothing waits for a time.
+func (r *Registry) endWaits() (next time.Time, asks []func()) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.waits.armed = false
+	r.waits.at = time.Time{}
 	if r.waits.live.IsZero() {
-		return next
+		return next, nil
 	}
 	now, dirty := r.now(), new(touched)
+	var due []*confirmation
 	for k, w := range r.waits.byKey {
 		switch {
 		case w.over, w.left, w.orphan:
 		case r.waits.ended(w, now):
 			w.over = true
 			dirty.mark(k.Slot(), 0)
-		case next.IsZero() || r.waits.end(w).Before(next):
-			next = r.waits.end(w)
+		default:
+			var t time.Time
+			t, due = r.waits.look(w, now, due)
+			next = earliest(next, t)
 		}
 	}
 	r.merge(dirty)
-	if r.waits.armed = !next.IsZero(); r.waits.armed {
+	for _, c := range due {
+		asks = append(asks, r.request(c, now))
+	}
+	if !next.IsZero() {
 		next = latest(next, now.Add(endPause))
 	}
-	return next
+	r.waits.at = next
+	return next, asks
 }

@@ -26,13 +26,20 @@ type guarded struct {
 
 func newGuarded(t *testing.T) guarded {
 	t.Helper()
+	g := newAsked(t)
+	g.facts, g.docker = newFacts(g.Registry, "docker"), g.Feed("docker")
+	return g
+}
+
+// newAsked is newGuarded without an engine.
+func newAsked(t *testing.T) guarded {
+	t.Helper()
 	set, err := rules.New(rules.Loopback(), []rules.Rule{{Match: rules.Match{Name: "secret*"}, Deny: true}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	r := New(Options{Rules: set, Logger: slog.New(slog.DiscardHandler)})
-	g := guarded{Registry: r, facts: newFacts(r, "docker")}
-	g.sockets, g.nat, g.docker = r.Feed("socket"), r.Feed("nat"), r.Feed("docker")
+	g := guarded{Registry: r, sockets: r.Feed("socket"), nat: r.Feed("nat")}
 	done := make(chan struct{})
 	go func() { defer close(done); _ = r.Run(t.Context()) }()
 	t.Cleanup(func() { <-done })

@@ -147,7 +147,7 @@ func (s *Source) Run(ctx context.Context, feed registry.Feed) error {
 	known, saved := set.Remember(ctx, s.o.Memory)
 	defer func() { cancel(); saved() }()
 	return engine.Supervisor{
-		Retry: s.o.Retry, Logger: s.o.Logger, Feed: feed, Wake: wake,
+		Retry: s.o.Retry, Logger: s.o.Logger, Feed: feed, Facts: &s.facts, Wake: wake,
 		Withdraw: set.Withdraw, Prune: set.Prune, Known: known,
 	}.Run(ctx, func(ctx context.Context, up func()) error { return s.session(ctx, set, up) })
 }

@@ -51,7 +51,7 @@ func (s *supervised) run(t *testing.T, d time.Duration, session Session) {
 	ctx, cancel := context.WithTimeout(t.Context(), d)
 	defer cancel()
 	_ = Supervisor{
-		Retry: Retry{}.WithDefaults(), Logger: slog.New(slog.DiscardHandler), Feed: s.feed, Wake: s.wake, Withdraw: func() {},
+		Retry: Retry{}.WithDefaults(), Logger: slog.New(slog.DiscardHandler), Feed: s.feed, Facts: &s.facts, Wake: s.wake, Withdraw: func() {},
 	}.Run(ctx, session)
 }
 
@@ -62,6 +62,14 @@ func (s *supervised) state() registry.SourceState {
 		}
 	}
 	return ""
+}
+
+// secretFact is of the container to which the NAT rule leads.
+func secretFact() Fact {
+	return Fact{
+		Owner:     port.Owner{Kind: port.OwnerContainer, ID: id1, Name: "secret"},
+		Addresses: []netip.Addr{netip.MustParseAddr("172.17.0.2")},
+	}
 }
 
 // publish makes a NAT rule to a container of which no engine has reported.
@@ -102,10 +110,7 @@ func TestAppearedEngineIsStaleUntilListed(t *testing.T) {
 					if state := s.state(); state != registry.Stale || p.Decision.Allow || !p.Decision.Pending {
 						t.Errorf("before the first list: %s, decision %+v; want stale and pending", state, p.Decision)
 					}
-					s.facts.Put("c", Fact{
-						Owner:     port.Owner{Kind: port.OwnerContainer, ID: id1, Name: "secret"},
-						Addresses: []netip.Addr{netip.MustParseAddr("172.17.0.2")},
-					})
+					s.facts.Put("c", secretFact())
 					s.feed.Replace(nil)
 					up()
 					httptrace.ContextClientTrace(ctx).ConnectDone("unix", "docker.sock", nil)

@@ -42,6 +42,7 @@ type Table struct {
 
 	notify func([]registry.AttributionKey)
 	change schedule.Signal // nil if nobody waits
+	asks   asks
 }
 
 var _ registry.Facts = (*Table)(nil)

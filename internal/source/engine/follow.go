@@ -148,12 +148,13 @@ func (s *Set) Follow(ctx context.Context, e Engine, st Stream, audit time.Durati
 	defer wg.Wait()
 	defer cancel()
 	f := &follower{
-		Set: s, e: e, up: up, list: true,
+		Set: s, e: e, up: up, list: true, full: true,
 		last: make(map[string]uint64), dirty: make(map[string]bool), unsure: make(map[string]bool),
 		looks: make(map[string]time.Time), pause: schedule.Backoff{Min: unsureFor, Max: maxUnsureFor},
 		jobs: make(chan look), lists: make(chan look), done: make(chan look),
 		stopped: st.Stopped,
 	}
+	asked := s.Facts.asks.signal()
 	for range lookers {
 		wg.Go(func() { f.work(ctx, f.jobs) })
 	}
@@ -182,8 +183,10 @@ func (s *Set) Follow(ctx context.Context, e Engine, st Stream, audit time.Durati
 			if err := f.apply(l); err != nil {
 				return err
 			}
+		case <-asked:
+			f.list = f.list || len(s.Facts.asks.peek()) > 0
 		case <-timer.C:
-			f.list = true
+			f.list, f.full = true, true
 			timer.Reset(audit)
 		case <-f.again:
 			f.again = nil
@@ -204,6 +207,8 @@ type look struct {
 	id     string // "" for a list
 	seq    uint64 // of the last event before it began
 	began  time.Time
+	full   bool     // each container of the list is looked at
+	listed []func() // requests that the list answers
 	all    []Object
 	object Object
 	found  bool
@@ -226,7 +231,10 @@ type follower struct {
 	// something happened meanwhile and another look has to follow).
 	dirty map[string]bool
 	list  bool // a list is wanted
+	full  bool // one after which each container is looked at
 	await bool // a list is under way
+
+	confirming []confirming // requests that lists have answered, but not all looks
 
 	// unsure holds the containers of which the engine could not tell whether they run:
 	// true for those to look at again.
@@ -254,7 +262,7 @@ func (f *follower) next() (look, chan<- look) {
 // nextList is next for a list. Looks that the engine does not answer do not delay it.
 func (f *follower) nextList() (look, chan<- look) {
 	if f.list && !f.await {
-		return look{seq: f.seq, began: time.Now()}, f.lists
+		return look{seq: f.seq, began: time.Now(), full: f.full, listed: f.Facts.asks.peek()}, f.lists
 	}
 	return look{}, nil
 }
@@ -262,7 +270,8 @@ func (f *follower) nextList() (look, chan<- look) {
 func (f *follower) began(l look) {
 	f.busy++
 	if l.id == "" {
-		f.list, f.await = false, true
+		f.list, f.full, f.await = false, f.full && !l.full, true
+		f.Facts.asks.take(len(l.listed))
 		return
 	}
 	f.queue = f.queue[1:]
@@ -357,6 +366,7 @@ func (f *follower) apply(l look) error {
 		f.await = false
 		if l.err == nil {
 			f.replace(l)
+			f.answer(l)
 		}
 		return l.err
 	}
@@ -365,6 +375,7 @@ func (f *follower) apply(l look) error {
 		return nil
 	}
 	delete(f.dirty, l.id)
+	defer f.confirmed(l.id)
 	if l.err == nil && l.found && l.object.Unsure {
 		f.later(l.object)
 		return nil
@@ -446,11 +457,12 @@ func (f *follower) replace(l look) {
 			continue
 		}
 		_, looking := f.dirty[o.ID]
-		if !looking && !slices.EqualFunc(old.bindings, o.Bindings, sameBinding) {
+		same := slices.EqualFunc(old.bindings, o.Bindings, sameBinding)
+		if !looking && !same {
 			drift++
 		}
 		f.keep(o, l.began, next)
-		if o.Partial && !looking {
+		if o.Partial && !looking && (l.full || !same || !f.complete(o.ID)) {
 			f.mark(o.ID)
 		}
 	}
@@ -484,6 +496,13 @@ func (f *follower) replace(l look) {
 	f.live = true
 	f.Feed.Replace(set)
 	f.up()
+}
+
+// complete reports whether a look has found a container's cgroup, so that only an event
+// or a change of what the list has of it calls for another one.
+func (f *follower) complete(id string) bool {
+	fact, known := f.Facts.Fact(id)
+	return known && fact.Path != ""
 }
 
 func sameBinding(a, b port.Binding) bool {

@@ -106,6 +106,9 @@ type Supervisor struct {
 	Retry  Retry
 	Logger *slog.Logger
 	Feed   registry.Feed
+	// Facts are what the session names owners by, from which requests for a list come.
+	// While there is no engine, each has it tried. May be nil.
+	Facts *Table
 	// Wake receives when the engine may be back; the next try is then at once. It
 	// is nearly the only way to find an engine of which there is no trace.
 	Wake <-chan struct{}
@@ -128,13 +131,14 @@ type Supervisor struct {
 // it logs nothing.
 func (s Supervisor) Run(ctx context.Context, session Session) error {
 	l := supervision{
-		Supervisor: s, downSince: time.Now(), absence: absence{feed: s.Feed}, expected: s.Known, left: s.Known,
+		Supervisor: s, downSince: time.Now(), absence: absence{feed: s.Feed, asks: s.asks()}, expected: s.Known, left: s.Known,
 		backoff: schedule.Backoff{Min: s.Retry.MinDelay, Max: s.Retry.MaxDelay, Jitter: jitter},
 	}
 	defer l.absence.clear() // a dial may outlive its session
 	traced := l.absence.trace(ctx)
 	for {
 		began, isUp := time.Now(), false
+		asked := l.absence.asks.peek()
 		err := session(traced, func() {
 			isUp, l.declared = true, true
 			l.absence.clear()
@@ -158,6 +162,7 @@ func (s Supervisor) Run(ctx context.Context, session Session) error {
 			err = errors.New("the session ended")
 		}
 		l.report(err)
+		l.absence.answer(asked)
 		if err := l.wait(ctx, err); err != nil {
 			return err
 		}
@@ -184,8 +189,28 @@ type supervision struct {
 // known until it has been listed. Safe for concurrent use.
 type absence struct {
 	feed registry.Feed
+	asks *asks
 	mu   sync.Mutex
 	on   bool
+}
+
+// asks returns the requests for lists.
+func (s *Supervisor) asks() *asks {
+	if s.Facts == nil {
+		return new(asks)
+	}
+	return &s.Facts.asks
+}
+
+// answer answers requests that were made before the last try, if it found no engine.
+func (a *absence) answer(asked []func()) {
+	if !a.is() {
+		return
+	}
+	a.asks.take(len(asked))
+	for _, listed := range asked {
+		listed()
+	}
 }
 
 // begin reports that there is no engine, once.
@@ -196,6 +221,7 @@ func (a *absence) begin(reason string) {
 		return
 	}
 	a.on = true
+	a.asks.setAbsent(true)
 	a.feed.Replace(nil)
 	a.feed.Method(reason)
 }
@@ -206,6 +232,7 @@ func (a *absence) end() {
 	defer a.mu.Unlock()
 	if a.on {
 		a.on = false
+		a.asks.setAbsent(false)
 		a.feed.Stale(errAppeared)
 	}
 }
@@ -215,6 +242,7 @@ func (a *absence) clear() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.on = false
+	a.asks.setAbsent(false)
 }
 
 func (a *absence) is() bool {
@@ -315,14 +343,21 @@ func (l *supervision) wait(ctx context.Context, cause error) error {
 	}
 }
 
-// sleep waits until a time, and reports whether it was woken before.
+// sleep waits until a time, or for a request for a list if there is no engine. It
+// reports whether the engine may be back.
 func (l *supervision) sleep(ctx context.Context, until time.Time) (woken bool, err error) {
 	timer := time.NewTimer(time.Until(until))
 	defer timer.Stop()
 	awaited, stop := l.await(ctx)
 	defer stop()
+	var asked schedule.Signal
+	if l.absence.is() {
+		asked = l.absence.asks.signal()
+	}
 	select {
 	case <-timer.C:
+		return false, nil
+	case <-asked:
 		return false, nil
 	case <-l.Wake:
 		return true, nil

@@ -162,6 +162,10 @@ type facts struct {
 	asOf time.Time
 }
 
+// Confirm implements [registry.Confirmer]. A server is watched, not asked for lists, which
+// may be long.
+func (f *facts) Confirm(listed func()) bool { return f.Absent() && f.Table.Confirm(listed) }
+
 // localFor is how long the addresses of this machine are taken to stay.
 const localFor = 5 * time.Second
 
@@ -208,7 +212,7 @@ func (s *Source) Run(ctx context.Context, feed registry.Feed) error {
 	st := newState(s.o.Logger, feed, &s.facts)
 	s.remember()
 	return engine.Supervisor{
-		Retry: s.o.Retry, Logger: s.o.Logger, Feed: feed, Wake: s.wake, Withdraw: st.withdraw, Await: s.awaitServer,
+		Retry: s.o.Retry, Logger: s.o.Logger, Feed: feed, Facts: &s.facts.Table, Wake: s.wake, Withdraw: st.withdraw, Await: s.awaitServer,
 	}.Run(ctx, func(ctx context.Context, up func()) error { return s.session(ctx, st, up) })
 }
 

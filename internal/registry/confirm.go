@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package registry
+
+import "time"
+
+// Confirmer is implemented by facts of an engine that can be asked what runs.
+type Confirmer interface {
+	// Confirm asks for a list of all that runs, which begins after the call, and returns
+	// at once. listed is called when the facts and the feed have what the list names: once,
+	// by another goroutine, and never if the engine is lost before, as its source is
+	// stale then. It returns false if the engine is not asked for lists.
+	Confirm(listed func()) bool
+}
+
+const (
+	// reportTime is how long engines are given to report a container before they are
+	// asked for lists.
+	reportTime = time.Second
+	// listPause is between the answer to one request for a list and the next request. A
+	// container that is starting may be missing in one list.
+	listPause = 2 * time.Second
+)
+
+// confirmation is what an engine was asked for and has answered. The registry's lock
+// guards it.
+type confirmation struct {
+	ask      Confirmer    // nil if it cannot be asked
+	declined bool         // it is not asked, as long as it is live
+	session  int          // counts losses of an engine; earlier answers do not count
+	asked    time.Time    // when the list under way was asked for, zero if there is none
+	answered time.Time    // when the last one was answered
+	lists    [2]time.Time // when the last two that were answered were asked for, the older first
+}
+
+// timed reports whether waits for the engine end by the time alone.
+func (c *confirmation) timed() bool { return c.ask == nil || c.declined }
+
+// settled reports whether two lists that began after a time name all that runs.
+func (c *confirmation) settled(from time.Time) bool { return !c.lists[0].Before(from) }
+
+// due returns when to ask for the next list for a wait that began then, the zero time if
+// there is nothing to ask, or an answer is awaited.
+func (c *confirmation) due(from time.Time) time.Time {
+	if c.timed() || !c.asked.IsZero() || c.settled(from) {
+		return time.Time{}
+	}
+	return latest(from, c.answered.Add(listPause))
+}
+
+// reset forgets all lists, after an engine was lost.
+func (c *confirmation) reset() { *c = confirmation{ask: c.ask, session: c.session + 1} }
+
+// request notes that the engine is asked now, and returns what asks it. That is called
+// without the registry's lock.
+func (r *Registry) request(c *confirmation, now time.Time) (ask func()) {
+	c.asked = now
+	session := c.session
+	answer := func(declined bool) {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		if c.session != session {
+			return
+		}
+		c.lists, c.asked, c.answered, c.declined = [2]time.Time{c.lists[1], c.asked}, time.Time{}, r.now(), declined
+		r.waits.wake.Notify()
+	}
+	return func() {
+		if !c.ask.Confirm(func() { answer(false) }) {
+			answer(true)
+		}
+	}
+}

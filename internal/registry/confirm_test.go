@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package registry
+
+import (
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/fairlead/fairlead/internal/port"
+)
+
+// asked are the facts of an engine that answers when the test wants it to.
+type asked struct {
+	*facts
+
+	declines bool
+	lists    chan func()
+}
+
+func (a *asked) Confirm(listed func()) bool {
+	if a.declines {
+		return false
+	}
+	a.lists <- listed
+	return true
+}
+
+// takes returns what answers the request for a list, nil if there is none.
+func (a *asked) takes() (listed func()) {
+	synctest.Wait()
+	select {
+	case listed = <-a.lists:
+	default:
+	}
+	return listed
+}
+
+// answer answers the request for a list that there must be.
+func (a *asked) answer(t *testing.T, when string) {
+	t.Helper()
+	listed := a.takes()
+	if listed == nil {
+		t.Fatalf("%s: no list was asked for", when)
+	}
+	listed()
+}
+
+// idle checks that no list is asked for.
+func (a *asked) idle(t *testing.T, when string) {
+	t.Helper()
+	if a.takes() != nil {
+		t.Errorf("%s: a list was asked for", when)
+	}
+}
+
+// engine adds an engine that can be asked.
+func (g *guarded) engine(name string) (*asked, Feed) {
+	a := &asked{facts: &facts{owners: make(map[AttributionKey]port.Owner)}, lists: make(chan func(), 1)}
+	g.AddFacts(name, a)
+	return a, g.Feed(name)
+}
+
+// unnamed opens a port of a NAT rule that leads to an address which no engine knows.
+func (g *guarded) unnamed(id string) {
+	_, rules := proxy(id, 8200, "172.17.0.2")
+	g.nat.Apply(put(rules))
+}
+
+// An engine that can be asked is asked twice, and nothing but its answers ends the wait.
+func TestWaitEndsByTwoLists(t *testing.T) {
+	for name, state := range map[string]string{"": "allow", "web": "allow", "secret0": "deny"} {
+		synctest.Test(t, func(t *testing.T) {
+			g := newAsked(t)
+			docker, feed := g.engine("docker")
+			feed.Replace(nil)
+			time.Sleep(time.Minute)
+			docker.idle(t, "nothing waits")
+			g.unnamed("c")
+			docker.idle(t, "the event may come yet")
+			time.Sleep(reportTime)
+			listed := docker.takes()
+			if listed == nil {
+				t.Fatal("no list was asked for")
+			}
+			time.Sleep(time.Hour)
+			g.want(t, "the engine does not answer", "pending")
+			listed()
+			g.want(t, "a list that may have been too early", "pending")
+			time.Sleep(listPause - time.Millisecond)
+			docker.idle(t, "soon after the first list")
+			time.Sleep(time.Millisecond)
+			if name != "" {
+				docker.put(address("172.17.0.2"), name)
+			} else {
+				g.want(t, "the second list is under way", "pending")
+				docker.answer(t, "the second list")
+			}
+			g.want(t, "the second list", state)
+			time.Sleep(time.Hour)
+			if name == "" {
+				docker.idle(t, "it was decided")
+			}
+			g.want(t, "later", state)
+		})
+	}
+}
+
+// A wait that begins while a list is under way needs two that began after it.
+func TestListThatBeganBeforeDoesNotCount(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := newAsked(t)
+		docker, feed := g.engine("docker")
+		feed.Replace(nil)
+		_, other := proxy("other", 8300, "172.17.0.3")
+		g.nat.Apply(put(other))
+		time.Sleep(reportTime)
+		listed := docker.takes()
+		g.unnamed("c")
+		g.nat.Apply(drop(other))
+		listed()
+		for _, when := range []string{"first", "second"} {
+			time.Sleep(listPause)
+			g.want(t, when, "pending")
+			docker.answer(t, when)
+		}
+		g.want(t, "two lists", "allow")
+	})
+}
+
+// All engines must have answered, since all of them were live.
+func TestEachLiveEngineIsAsked(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := newAsked(t)
+		docker, feed := g.engine("docker")
+		containerd, other := g.engine("containerd")
+		g.unnamed("c")
+		feed.Replace(nil)
+		time.Sleep(time.Minute)
+		docker.idle(t, "containerd is starting")
+		other.Replace(nil)
+		time.Sleep(reportTime)
+		docker.answer(t, "first")
+		late := containerd.takes()
+		time.Sleep(listPause)
+		docker.answer(t, "second")
+		g.want(t, "containerd is slow", "pending")
+		docker.idle(t, "Docker has answered")
+
+		other.Stale(errors.New("gone"))
+		late()
+		time.Sleep(time.Minute)
+		containerd.idle(t, "it is stale")
+		other.Replace(nil)
+		for range 2 {
+			time.Sleep(listPause)
+			g.want(t, "containerd is back", "pending")
+			docker.answer(t, "Docker, again")
+			containerd.answer(t, "containerd, again")
+		}
+		g.want(t, "both have answered", "allow")
+	})
+}
+
+// An engine that is not asked for lists, and the search for a process, have a time.
+func TestWaitForWhatCannotBeAskedEndsInTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := newAsked(t)
+		kube, feed := g.engine("kube")
+		kube.declines = true
+		feed.Replace(nil)
+		g.unnamed("c")
+		time.Sleep(ownerWait - time.Millisecond)
+		g.want(t, "shortly before", "pending")
+		time.Sleep(endPause)
+		g.want(t, "in time", "allow")
+	})
+	synctest.Test(t, func(t *testing.T) {
+		g := newAsked(t)
+		docker, feed := g.engine("docker")
+		feed.Replace(nil)
+		b := socket("s", "0.0.0.0:8200", "")
+		b.Owner, b.Searching = port.Owner{}, true
+		g.sockets.Apply(put([]port.Binding{b}))
+		time.Sleep(reportTime)
+		docker.answer(t, "first")
+		time.Sleep(listPause)
+		docker.answer(t, "second")
+		g.want(t, "no engine knows the process", "pending")
+		time.Sleep(ownerWait)
+		g.want(t, "in time", "allow")
+	})
+}

@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package engine
+
+import (
+	"context"
+	"log/slog"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// confirms asks for a list and returns what tells whether it was answered.
+func confirms(t *testing.T, facts *Table) (answered func() bool) {
+	t.Helper()
+	var done atomic.Bool
+	if !facts.Confirm(func() { done.Store(true) }) {
+		t.Error("the engine is not asked")
+	}
+	return func() bool { synctest.Wait(); return done.Load() }
+}
+
+// slowList is an engine whose lists wait for the test.
+type slowList struct {
+	*scripted
+
+	lists chan []Object
+	began atomic.Int32
+}
+
+func (s *slowList) List(ctx context.Context) ([]Object, error) {
+	s.began.Add(1)
+	select {
+	case l := <-s.lists:
+		return l, nil
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
+// A list that was under way may have missed what appeared before the request.
+func TestRequestIsAnsweredByAListThatBeganLater(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := &slowList{scripted: &scripted{}, lists: make(chan []Object)}
+		var facts Table
+		followed(t, e, Stream{}, &facts)
+		synctest.Wait()
+		answered := confirms(t, &facts)
+		synctest.Wait()
+		e.lists <- nil
+		if answered() {
+			t.Error("answered by a list that began before")
+		}
+		e.lists <- []Object{named("x", "")}
+		if !answered() {
+			t.Error("not answered by a list")
+		}
+		if _, known := facts.Fact("x"); !known {
+			t.Error("answered before the facts were there")
+		}
+		if n := e.began.Load(); n != 2 {
+			t.Errorf("%d lists, want 2", n)
+		}
+	})
+}
+
+// A container that is starting is not in the list, and can be looked at when it runs.
+func TestRequestWaitsForLooks(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		gate := make(chan struct{})
+		e := &scripted{look: map[string]Object{"x": named("x", "/docker/x")}, all: gate}
+		events := make(chan Event)
+		var facts Table
+		followed(t, e, Stream{Events: events}, &facts)
+		synctest.Wait()
+		events <- Event{ID: "x"}
+		answered := confirms(t, &facts)
+		time.Sleep(time.Minute)
+		if answered() {
+			t.Error("answered though a container is still being looked at")
+		}
+		close(gate)
+		if !answered() {
+			t.Error("not answered after the look")
+		}
+		if _, known := facts.Fact("x"); !known {
+			t.Error("answered before the facts were there")
+		}
+	})
+}
+
+// A request has only those containers looked at that an earlier look did not find.
+func TestRequestLooksAtNewContainersOnly(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := &scripted{look: make(map[string]Object)}
+		add := func(id string) {
+			e.mu.Lock()
+			defer e.mu.Unlock()
+			o := named(id, "")
+			o.Partial = true
+			e.list, e.look[id] = append(e.list, o), named(id, "/docker/"+id)
+		}
+		looks := func() int {
+			synctest.Wait()
+			e.mu.Lock()
+			defer e.mu.Unlock()
+			n := e.looked
+			e.looked = 0
+			return n
+		}
+		for _, id := range []string{"a", "b", "c"} {
+			add(id)
+		}
+		var facts Table
+		followed(t, e, Stream{}, &facts)
+		if n := looks(); n != 3 {
+			t.Errorf("%d looks after the first list, want 3", n)
+		}
+		for range 3 {
+			if !confirms(t, &facts)() {
+				t.Error("not answered")
+			}
+		}
+		if n := looks(); n != 0 {
+			t.Errorf("%d looks though nothing is new", n)
+		}
+		add("d")
+		if !confirms(t, &facts)() {
+			t.Error("not answered")
+		}
+		if n := looks(); n != 1 {
+			t.Errorf("%d looks, want one at the new container", n)
+		}
+		time.Sleep(time.Hour)
+		if n := looks(); n != 4 {
+			t.Errorf("%d looks at an audit, want all 4", n)
+		}
+	})
+}
+
+// Where there is no engine, each request has it tried, and nobody waits for long.
+func TestRequestIsAnsweredWhereThereIsNoEngine(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSupervised(t)
+		timer := time.AfterFunc(time.Minute, s.publish)
+		defer timer.Stop()
+		decided := time.AfterFunc(time.Minute+5*time.Second, func() {
+			if p, _ := s.r.Publications().View().Get(secret); !p.Decision.Allow {
+				t.Errorf("5 s after the port appeared: %+v", p.Decision)
+			}
+		})
+		defer decided.Stop()
+		tries := 0
+		s.run(t, absentDelay-time.Second, func(context.Context, func()) error {
+			tries++
+			return ErrAbsent
+		})
+		if tries != 3 {
+			t.Errorf("%d tries, want one at the start and one for each of two requests", tries)
+		}
+	})
+}
+
+// An engine that is found by a request is listed before the wait can end.
+func TestRequestFindsAnEngine(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSupervised(t)
+		timer := time.AfterFunc(time.Minute, s.publish)
+		defer timer.Stop()
+		tries := 0
+		s.run(t, 4*time.Minute, func(ctx context.Context, up func()) error {
+			if tries++; tries == 1 {
+				return ErrAbsent
+			}
+			named := object("c")
+			named.Fact = secretFact()
+			return NewSet(slog.New(slog.DiscardHandler), s.feed, &s.facts, Host{}).Follow(ctx, &scripted{list: []Object{named}}, Stream{}, time.Hour, up)
+		})
+		if p, _ := s.r.Publications().View().Get(secret); p.Decision.Allow || p.Owner.Name != "secret" {
+			t.Errorf("owner %q, decision %+v", p.Owner.Name, p.Decision)
+		}
+	})
+}
