@@ -31,11 +31,11 @@ func TestDoctorWithoutAnAgent(t *testing.T) {
 	none := filepath.Join(t.TempDir(), "none.sock")
 	wait.Until(t, "doctor finds what there is", func() error { // it looks within limits of its own
 		p := s.start(t, "doctor", "-o", "json", "--config", config, "--control", none)
-		<-p.done
-		if p.cmd.ProcessState.ExitCode() != 0 {
-			return fmt.Errorf("exit code %d: %s", p.cmd.ProcessState.ExitCode(), p.output())
+		<-p.Done()
+		if p.ExitCode() != 0 {
+			return fmt.Errorf("exit code %d: %s", p.ExitCode(), p.Output())
 		}
-		r := decode[doctor.Report](t, p.output())
+		r := decode[doctor.Report](t, p.Output())
 		want := map[string]doctor.State{
 			"agent running": doctor.Warning, "source socket": doctor.OK, "source nat": doctor.OK, "kernel sock_diag": doctor.OK,
 			"kernel nf_tables": doctor.OK, "config file": doctor.OK, "nat rules": doctor.OK, "observer self-test": doctor.OK,
@@ -66,7 +66,7 @@ func TestDoctorExitStatus(t *testing.T) {
 	})
 	r.startHost()
 	r.wantState("tcp 127.0.0.1:8001", "active")
-	r.host.kill()
+	r.host.Kill()
 	r.guest.sh(t, "nft 'add table ip why; add chain ip why pre { type nat hook prerouting priority -100; }; add rule ip why pre meta mark 7 tcp dport 8015 dnat to 10.9.0.2'")
 	r.eventually("the rule is named", func() error {
 		out, stderr, code := fairlead(t, "doctor", "--control", r.agentCtl)
@@ -91,17 +91,17 @@ func TestWatchSurvivesAgentRestart(t *testing.T) {
 	r.wantState("tcp 127.0.0.1:8002", "active")
 	w := r.guest.start(t, "watch", "--control", r.agentCtl, "--filter", "127.0.0.1")
 	r.eventually("watch shows what stands", func() error {
-		if n := strings.Count(w.output(), "present"); n != 2 {
-			return fmt.Errorf("%d present in %q", n, w.output())
+		if n := strings.Count(w.Output(), "present"); n != 2 {
+			return fmt.Errorf("%d present in %q", n, w.Output())
 		}
 		return nil
 	})
-	r.agent.stop(syscall.SIGTERM)
+	r.agent.Stop(syscall.SIGTERM)
 	_ = l.Close()
 	r.guest.listen(t, "tcp4", "127.0.0.1:8003")
 	r.startAgent()
 	r.eventually("watch tells what differs", func() error {
-		out := w.output()
+		out := w.Output()
 		for _, words := range []string{"connection lost", "reconnected", "removed   8001/tcp", "added     8003/tcp"} {
 			if !strings.Contains(out, words) {
 				return fmt.Errorf("no %q in %q", words, out)
@@ -109,19 +109,19 @@ func TestWatchSurvivesAgentRestart(t *testing.T) {
 		}
 		return nil
 	})
-	if n := strings.Count(w.output(), "present"); n != 2 {
-		t.Errorf("what stands is told twice: %s", w.output())
+	if n := strings.Count(w.Output(), "present"); n != 2 {
+		t.Errorf("what stands is told twice: %s", w.Output())
 	}
 }
 
 func TestLsWaitsForAgentRestart(t *testing.T) {
 	r := newRig(t).start()
-	r.agent.stop(syscall.SIGTERM)
+	r.agent.Stop(syscall.SIGTERM)
 	ls := r.guest.start(t, "ls", "--control", r.agentCtl)
 	r.startAgent()
-	<-ls.done
-	if code := ls.cmd.ProcessState.ExitCode(); code != 0 && !strings.Contains(ls.output(), "running") {
-		t.Errorf("exit code %d: %s", code, ls.output())
+	<-ls.Done()
+	if code := ls.ExitCode(); code != 0 && !strings.Contains(ls.Output(), "running") {
+		t.Errorf("exit code %d: %s", code, ls.Output())
 	}
 }
 
@@ -217,7 +217,7 @@ func TestSystemdNotifications(t *testing.T) {
 	if s, _ := r.state("tcp 127.0.0.1:8001"); s != "pending" {
 		t.Errorf("ready, and the port is %q", s)
 	}
-	if code := r.agent.stop(syscall.SIGTERM); code != 0 {
+	if code := r.agent.Stop(syscall.SIGTERM); code != 0 {
 		t.Error(errors.New("the agent did not end well"))
 	}
 	hears("STOPPING=1")

@@ -6,6 +6,7 @@ package e2e
 
 import (
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -19,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/fairlead/fairlead/test/kit/netns"
+	"github.com/fairlead/fairlead/test/kit/output"
 	"github.com/fairlead/fairlead/test/kit/wait"
 )
 
@@ -81,8 +83,8 @@ func TestCapturedDoctor(t *testing.T) {
 	_ = capture(t, "fairlead doctor", strings.ReplaceAll(out, "/etc/fairlead/link/s", "/run/fairlead/link.sock"))
 }
 
-// terminal runs a command in a terminal of 80 columns. Its output is that of the process.
-func (s *space) terminal(t *testing.T, cmd *exec.Cmd) *process {
+// terminal runs a command in a terminal of 80 columns, and returns what that shows.
+func (s *space) terminal(t *testing.T, cmd *exec.Cmd) (*process, *output.Buffer) {
 	t.Helper()
 	pty, err := os.OpenFile("/dev/ptmx", os.O_RDWR, 0)
 	if err != nil {
@@ -103,31 +105,20 @@ func (s *space) terminal(t *testing.T, cmd *exec.Cmd) *process {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := &process{t: t, cmd: cmd, done: make(chan struct{})}
 	cmd.Stdout, cmd.Stderr = tty, tty
-	if err := s.Start(cmd); err != nil {
-		t.Fatal(err)
-	}
+	p := s.startCmd(t, filepath.Base(cmd.Path), cmd)
 	_ = tty.Close()
+	screen := new(output.Buffer)
 	go func() {
-		b := make([]byte, 4096)
-		for {
-			n, err := pty.Read(b) // fails when the last process has closed the terminal
-			_, _ = p.out.Write(b[:n])
-			if err != nil {
-				return
-			}
-		}
-	}()
-	go func() {
-		p.err = cmd.Wait()
-		close(p.done)
+		_, _ = io.Copy(screen, pty) // fails when the last process has closed the terminal
+		_ = pty.Close()
 	}()
 	t.Cleanup(func() {
-		p.kill()
-		_ = pty.Close()
+		if t.Failed() {
+			t.Logf("the terminal shows:\n%s", screen.String())
+		}
 	})
-	return p
+	return p, screen
 }
 
 // The demo fits a terminal of 80 columns, and docs/cli.md shows what it shows.
@@ -141,10 +132,10 @@ func TestCapturedDemo(t *testing.T) {
 	cmd := exec.Command(binary, "demo")
 	cmd.Dir = filepath.Dir(filepath.Dir(binary)) // so the program is at DIRECTORY/fairlead
 	cmd.Env = append(os.Environ(), "TMPDIR="+tmp)
-	p := outside.terminal(t, cmd)
+	p, shown := outside.terminal(t, cmd)
 	var screen string
 	wait.Until(t, "both ports are reachable", func() error {
-		screens := strings.Split(strings.ReplaceAll(p.output(), "\r\n", "\n"), "\x1b[H\x1b[2J")
+		screens := strings.Split(strings.ReplaceAll(shown.String(), "\r\n", "\n"), "\x1b[H\x1b[2J")
 		screen, _, _ = strings.Cut(screens[len(screens)-1], "\nlatest:")
 		if strings.Count(screen, "active") != 2 || strings.Count(screen, "fairlead (") != 2 {
 			return fmt.Errorf("the screen shows\n%s", screen)
@@ -161,10 +152,10 @@ func TestCapturedDemo(t *testing.T) {
 			gocmp.Diff(strings.Split(alike(want), "\n"), strings.Split(alike(screen), "\n")))
 	}
 	for port := 9000; port < 9003; port++ { // so that there are more events than rows for them
-		demoGuest(t, p).listen(t, "tcp4", fmt.Sprintf("0.0.0.0:%d", port))
+		demoGuest(t, shown.String()).listen(t, "tcp4", fmt.Sprintf("0.0.0.0:%d", port))
 	}
 	wait.Until(t, "the whole screen fits, with the latest event", func() error {
-		screens := strings.Split(strings.ReplaceAll(p.output(), "\r\n", "\n"), "\x1b[H\x1b[2J")
+		screens := strings.Split(strings.ReplaceAll(shown.String(), "\r\n", "\n"), "\x1b[H\x1b[2J")
 		lines := strings.Split(usualPaths(screens[len(screens)-1], tmp), "\n")
 		for _, line := range lines {
 			if n := utf8.RuneCountInString(line); n > 80 {
@@ -177,7 +168,7 @@ func TestCapturedDemo(t *testing.T) {
 		}
 		return nil
 	})
-	if code := p.stop(syscall.SIGINT); code != 0 {
+	if code := p.Stop(syscall.SIGINT); code != 0 {
 		t.Errorf("exit code %d", code)
 	}
 }
@@ -188,11 +179,11 @@ func usualPaths(screen, tmp string) string {
 }
 
 // demoGuest opens the guest of a demo.
-func demoGuest(t *testing.T, demo *process) *space {
+func demoGuest(t *testing.T, shown string) *space {
 	t.Helper()
-	name := regexp.MustCompile(`namespace (fairlead-demo-\d+)`).FindStringSubmatch(demo.output())
+	name := regexp.MustCompile(`namespace (fairlead-demo-\d+)`).FindStringSubmatch(shown)
 	if name == nil {
-		t.Fatalf("no namespace in %q", demo.output())
+		t.Fatalf("no namespace in %q", shown)
 	}
 	ns, err := netns.Open("/run/netns/" + name[1])
 	if err != nil {

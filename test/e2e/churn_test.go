@@ -196,7 +196,7 @@ func TestStartUnderChurn(t *testing.T) {
 		r.agree()
 		c.close()
 		r.agree()
-		r.agent.kill()
+		r.agent.Kill()
 		if t.Failed() {
 			t.Fatalf("start %d of %d", i+1, n)
 		}

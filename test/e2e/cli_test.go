@@ -81,11 +81,11 @@ func TestMetricsPortInUse(t *testing.T) {
 	r := newRig(t, "--metrics-addr", "127.0.0.1:9111")
 	r.guest.listen(t, "tcp4", "127.0.0.1:9111")
 	r.startAgent()
-	<-r.agent.done
-	if code := r.agent.cmd.ProcessState.ExitCode(); code != 1 {
+	<-r.agent.Done()
+	if code := r.agent.ExitCode(); code != 1 {
 		t.Errorf("exit code %d", code)
 	}
-	oneLine(t, r.agent.output(), "127.0.0.1:9111", "in use")
+	oneLine(t, r.agent.Output(), "127.0.0.1:9111", "in use")
 }
 
 func TestAgentWithoutPrivilege(t *testing.T) {
@@ -93,21 +93,21 @@ func TestAgentWithoutPrivilege(t *testing.T) {
 	for _, mode := range []string{"bpf"} {
 		cmd := []string{"agent", "--observer", mode, "--link", r.link, "--control", r.agentCtl}
 		p := r.guest.startAs(t, 65534, cmd...)
-		<-p.done
-		if p.cmd.ProcessState.ExitCode() != 1 {
-			t.Errorf("%s: exit code %d", mode, p.cmd.ProcessState.ExitCode())
+		<-p.Done()
+		if p.ExitCode() != 1 {
+			t.Errorf("%s: exit code %d", mode, p.ExitCode())
 		}
-		oneLine(t, p.output(), "root")
+		oneLine(t, p.Output(), "root")
 	}
 }
 
 func TestDemoWithoutRoot(t *testing.T) {
 	p := newSpace(t).startAs(t, 65534, "demo")
-	<-p.done
-	if p.cmd.ProcessState.ExitCode() != 1 {
-		t.Errorf("exit code %d", p.cmd.ProcessState.ExitCode())
+	<-p.Done()
+	if p.ExitCode() != 1 {
+		t.Errorf("exit code %d", p.ExitCode())
 	}
-	oneLine(t, p.output(), "root")
+	oneLine(t, p.Output(), "root")
 }
 
 func TestExistingSockets(t *testing.T) {
@@ -118,18 +118,18 @@ func TestExistingSockets(t *testing.T) {
 			{"agent", "--link", r.link + "2", "--control", r.agentCtl},
 		} {
 			p := r.guest.start(t, args...)
-			<-p.done
-			if p.cmd.ProcessState.ExitCode() != 1 {
-				t.Errorf("%q: exit code %d", args, p.cmd.ProcessState.ExitCode())
+			<-p.Done()
+			if p.ExitCode() != 1 {
+				t.Errorf("%q: exit code %d", args, p.ExitCode())
 			}
-			oneLine(t, p.output(), "stop it")
+			oneLine(t, p.Output(), "stop it")
 		}
 		if _, err := r.list(); err != nil {
 			t.Error("the first agent was harmed:", err)
 		}
 	})
 	t.Run("dead", func(*testing.T) {
-		r.agent.kill() // leaves both sockets behind
+		r.agent.Kill() // leaves both sockets behind
 		r.startAgent()
 		r.eventually("the agent replaces them", func() error { _, err := r.list(); return err })
 	})
@@ -171,7 +171,7 @@ func TestGarbage(t *testing.T) {
 		t.Error("a flow was harmed:", err)
 	}
 	r.eventually("the agent is small", func() error {
-		if rss := r.agent.usage(t).RSS; rss > 64<<20 {
+		if rss := used(t, r.agent).RSS; rss > 64<<20 {
 			return fmt.Errorf("it holds %d MiB", rss>>20)
 		}
 		return nil
@@ -186,9 +186,9 @@ func isReset(err error) bool {
 	return strings.Contains(err.Error(), syscall.ECONNRESET.Error()) || strings.Contains(err.Error(), syscall.EPIPE.Error())
 }
 
-func (p *process) usage(t *testing.T) usage.Usage {
+func used(t *testing.T, p *process) usage.Usage {
 	t.Helper()
-	u, err := usage.Of(p.cmd.Process.Pid)
+	u, err := usage.Of(p.PID())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -234,13 +234,13 @@ func TestLogAtStart(t *testing.T) {
 	}
 	r.agentFlags = []string{"--config", config}
 	r.startAgent()
-	r.agent.says("msg=starting version=", "config="+config, "sinks=hostlink link="+r.link, "msg=ready ports=1 waitingForHostAt="+r.link)
-	if strings.Contains(r.agent.output(), `=""`) {
-		t.Errorf("an attribute is empty:\n%s", r.agent.output())
+	r.agent.Prints("msg=starting version=", "config="+config, "sinks=hostlink link="+r.link, "msg=ready ports=1 waitingForHostAt="+r.link)
+	if strings.Contains(r.agent.Output(), `=""`) {
+		t.Errorf("an attribute is empty:\n%s", r.agent.Output())
 	}
-	r.agent.kill()
+	r.agent.Kill()
 	r.startHost()
-	r.host.says("msg=starting version=", "config=none connect="+r.link, `msg="guest unreachable; retrying" guest=`+r.link)
+	r.host.Prints("msg=starting version=", "config=none connect="+r.link, `msg="guest unreachable; retrying" guest=`+r.link)
 }
 
 func TestLogLevel(t *testing.T) {

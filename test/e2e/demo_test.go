@@ -32,7 +32,7 @@ func TestDemo(t *testing.T) {
 	p := outside.startCmd(t, "demo", cmd)
 	var web string
 	wait.Until(t, "the demo shows its ports", func() error {
-		out := p.output()
+		out := p.Output()
 		m := regexp.MustCompile(`curl http://(127\.0\.0\.1:\d+)/`).FindStringSubmatch(out)
 		if m == nil || !strings.Contains(out, "/udp") {
 			return errors.New("not yet")
@@ -40,7 +40,7 @@ func TestDemo(t *testing.T) {
 		web = m[1]
 		return nil
 	})
-	if !regexp.MustCompile(`sockets observed by:\s+\w+`).MatchString(p.output()) {
+	if !regexp.MustCompile(`sockets observed by:\s+\w+`).MatchString(p.Output()) {
 		t.Error("it does not say which method runs")
 	}
 	get := func() (string, error) {
@@ -62,16 +62,16 @@ func TestDemo(t *testing.T) {
 		return err
 	})
 
-	m := regexp.MustCompile(`namespace (fairlead-demo-\d+)`).FindStringSubmatch(p.output())
+	m := regexp.MustCompile(`namespace (fairlead-demo-\d+)`).FindStringSubmatch(p.Output())
 	if m == nil {
-		t.Fatalf("no namespace in %q", p.output())
+		t.Fatalf("no namespace in %q", p.Output())
 	}
 	pid := webServer(t, strings.TrimPrefix(web, "127.0.0.1:"))
 	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
 	wait.Until(t, "the server's exit removes the row", func() error {
-		if !regexp.MustCompile(`removed +` + strings.TrimPrefix(web, "127.0.0.1:") + `/tcp`).MatchString(p.output()) {
+		if !regexp.MustCompile(`removed +` + strings.TrimPrefix(web, "127.0.0.1:") + `/tcp`).MatchString(p.Output()) {
 			return errors.New("no line of it yet")
 		}
 		if _, err := get(); err == nil {
@@ -79,7 +79,7 @@ func TestDemo(t *testing.T) {
 		}
 		return nil
 	})
-	if code := p.stop(syscall.SIGINT); code != 0 {
+	if code := p.Stop(syscall.SIGINT); code != 0 {
 		t.Errorf("exit code %d", code)
 	}
 	if _, err := os.Stat(filepath.Join("/run/netns", m[1])); !errors.Is(err, os.ErrNotExist) {

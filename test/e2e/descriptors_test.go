@@ -27,13 +27,13 @@ func TestDescriptorLimit(t *testing.T) {
 			if name == "agent" {
 				limited = r.agent
 			}
-			if err := unix.Prlimit(limited.cmd.Process.Pid, unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: limit, Max: limit}, nil); err != nil {
+			if err := unix.Prlimit(limited.PID(), unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: limit, Max: limit}, nil); err != nil {
 				t.Fatal(err)
 			}
 			held := fillDescriptors(t, r)
 			r.answers(t)
-			limited.says("too few file descriptors left")
-			if n := strings.Count(limited.output(), "too few file descriptors left"); n != 1 {
+			limited.Prints("too few file descriptors left")
+			if n := strings.Count(limited.Output(), "too few file descriptors left"); n != 1 {
 				t.Errorf("%d warnings, want one", n)
 			}
 			for _, c := range held {

@@ -125,7 +125,7 @@ func TestDropInServesVirtualNetwork(t *testing.T) {
 	const last = "9090/tcp 127.0.0.1 to upstream"
 	for _, sig := range []syscall.Signal{syscall.SIGTERM, syscall.SIGINT} {
 		proxy.Want(api, last)
-		if code := p.stop(sig); code != 0 {
+		if code := p.Stop(sig); code != 0 {
 			t.Errorf("exit code %d after %v", code, sig)
 		}
 		proxy.Want()
@@ -134,16 +134,16 @@ func TestDropInServesVirtualNetwork(t *testing.T) {
 	}
 	// What a killed agent left behind does not keep the next one from starting.
 	proxy.Want(api, last)
-	p.kill()
+	p.Kill()
 	p = startDropIn(t, n.guest, run, flags...)
 	wait.Until(t, "the second start has found its peers", func() error {
-		if !p.alive() || !strings.Contains(p.output(), "peer found") {
-			return errors.New(p.output())
+		if p.Ended() || !strings.Contains(p.Output(), "peer found") {
+			return errors.New(p.Output())
 		}
 		return nil
 	})
 	proxy.Want(api, last)
-	if code := p.stop(syscall.SIGTERM); code != 0 {
+	if code := p.Stop(syscall.SIGTERM); code != 0 {
 		t.Errorf("exit code %d", code)
 	}
 	proxy.Want()
@@ -167,7 +167,7 @@ echo 1 > /proc/sys/net/ipv6/conf/eth0/disable_ipv6
 	peer.Stop()
 	peer.Start()
 	peer.Want("8083/tcp 0.0.0.0 to 172.19.240.9:8083")
-	if code := p.stop(syscall.SIGTERM); code != 0 {
+	if code := p.Stop(syscall.SIGTERM); code != 0 {
 		t.Errorf("exit code %d", code)
 	}
 	peer.Want()
@@ -196,7 +196,7 @@ func TestDropInBridgesLoopback(t *testing.T) {
 		defer conn.Close()
 		return roundTrip(conn, "through wsl-proxy's address")
 	})
-	if code := p.stop(syscall.SIGTERM); code != 0 {
+	if code := p.Stop(syscall.SIGTERM); code != 0 {
 		t.Errorf("exit code %d", code)
 	}
 	proxy.Want()
@@ -218,7 +218,7 @@ func TestDropInListenersServe(t *testing.T) {
 		defer conn.Close()
 		return roundTrip(conn, "as WSL's relay does")
 	})
-	if code := p.stop(syscall.SIGTERM); code != 0 {
+	if code := p.Stop(syscall.SIGTERM); code != 0 {
 		t.Errorf("exit code %d", code)
 	}
 	if err := probe.WantClosed(guest.dialer("127.0.0.1:8083")); err != nil {

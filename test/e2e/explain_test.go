@@ -152,13 +152,13 @@ func intoContainer(t *testing.T, p *process) {
 	err := mounted(func(root string) error {
 		dir := filepath.Join(root, id)
 		return errors.Join(os.Mkdir(dir, 0o755),
-			os.WriteFile(filepath.Join(dir, "cgroup.procs"), []byte(strconv.Itoa(p.cmd.Process.Pid)), 0o644))
+			os.WriteFile(filepath.Join(dir, "cgroup.procs"), []byte(strconv.Itoa(p.PID())), 0o644))
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		p.kill()
+		p.Kill()
 		if err := mounted(func(root string) error { return os.Remove(filepath.Join(root, id)) }); err != nil {
 			t.Error(err)
 		}

@@ -13,8 +13,6 @@ import (
 	"net"
 	"os"
 	"os/exec"
-	"path/filepath"
-	"strconv"
 	"sync"
 	"testing"
 	"time"
@@ -119,13 +117,13 @@ func TestGibibyteBesideSlowReader(t *testing.T) {
 }
 
 // openFDs counts the descriptors of a process.
-func (p *process) openFDs() int {
-	p.t.Helper()
-	d, err := os.ReadDir(filepath.Join("/proc", strconv.Itoa(p.cmd.Process.Pid), "fd"))
+func openFDs(t *testing.T, p *process) int {
+	t.Helper()
+	n, err := fds(p)
 	if err != nil {
-		p.t.Fatal(err)
+		t.Fatal(err)
 	}
-	return len(d)
+	return n
 }
 
 // Ten thousand concurrent flows work, need a bounded amount of memory, and leave
@@ -135,7 +133,7 @@ func TestTenThousandFlowsAtOnce(t *testing.T) {
 	r := newRig(t).start()
 	r.reflectApart("0.0.0.0:7000") // the descriptors of both ends are too many for one process
 	r.wantState("tcp 0.0.0.0:7000", "active")
-	agent, host := r.agent.openFDs(), r.host.openFDs()
+	agent, host := openFDs(t, r.agent), openFDs(t, r.host)
 	conns := make([]net.Conn, 0, n)
 	defer func() {
 		for _, c := range conns {
@@ -167,11 +165,11 @@ func TestTenThousandFlowsAtOnce(t *testing.T) {
 	}
 	for i, c := range conns { // all of them live
 		if err := roundTrip(c, fmt.Sprintf("%08d", n-i)); err != nil {
-			t.Fatalf("connection %d of %d: %v; the host carries %d, the agent has %d descriptors", i, n, err, r.host.openFDs(), r.agent.openFDs())
+			t.Fatalf("connection %d of %d: %v; the host carries %d, the agent has %d descriptors", i, n, err, openFDs(t, r.host), openFDs(t, r.agent))
 		}
 	}
 	for name, p := range map[string]*process{"agent": r.agent, "host": r.host} {
-		each := p.usage(t).RSS / int64(n)
+		each := used(t, p).RSS / int64(n)
 		t.Logf("the %s holds %d KiB for each of %d flows", name, each>>10, n)
 		if limit := int64(48 << 10); each > limit {
 			t.Errorf("the %s holds %d KiB for each flow that is idle, want at most %d", name, each>>10, limit>>10)
@@ -181,7 +179,7 @@ func TestTenThousandFlowsAtOnce(t *testing.T) {
 		_ = c.Close()
 	}
 	wait.Until(t, "descriptors are back", func() error {
-		if a, h := r.agent.openFDs(), r.host.openFDs(); a > agent || h > host {
+		if a, h := openFDs(t, r.agent), openFDs(t, r.host); a > agent || h > host {
 			return fmt.Errorf("agent %d of %d, host %d of %d", a, agent, h, host)
 		}
 		return nil

@@ -56,9 +56,9 @@ func TestForwardsAtRunTime(t *testing.T) {
 	}
 	restart := func() {
 		t.Helper()
-		r.agent.stop(syscall.SIGTERM)
+		r.agent.Stop(syscall.SIGTERM)
 		r.startAgent()
-		r.host.stop(syscall.SIGTERM)
+		r.host.Stop(syscall.SIGTERM)
 		r.startHost()
 		r.eventually("agent and host take commands", func() error {
 			_, agent := r.list()
@@ -153,7 +153,7 @@ func TestExpose(t *testing.T) {
 	open(true)
 	shows(r.hostCtl, true)
 	shows(r.agentCtl, true)
-	r.host.stop(syscall.SIGTERM)
+	r.host.Stop(syscall.SIGTERM)
 	r.startHost()
 	open(true)
 	held, err := r.outside.Dial("tcp", lan)
@@ -173,7 +173,7 @@ func TestExpose(t *testing.T) {
 	expose("--for", "2s")
 	open(false)
 	expose("--for", "2s")
-	r.host.stop(syscall.SIGTERM)
+	r.host.Stop(syscall.SIGTERM)
 	until := time.Now().Add(2 * time.Second)
 	r.eventually("the time is over", func() error {
 		if time.Now().Before(until) {
@@ -221,7 +221,7 @@ func TestForwardOnConflict(t *testing.T) {
 	}
 	check()
 	_ = holder.Close()
-	r.host.stop(syscall.SIGTERM)
+	r.host.Stop(syscall.SIGTERM)
 	r.startHost()
 	check()
 	if _, stderr, code := fairlead(t, "forward", "rm", "8080", "--control", r.hostCtl); code != 0 {

@@ -188,7 +188,7 @@ END`)
 		}
 		return err
 	})
-	if code := r.agent.stop(syscall.SIGTERM); code != 0 {
+	if code := r.agent.Stop(syscall.SIGTERM); code != 0 {
 		t.Errorf("exit code %d", code)
 	}
 	n.wantForwards(sshForward) // which is not ours
@@ -215,7 +215,7 @@ func TestGvproxyRestartIsResynced(t *testing.T) {
 	r := n.agentRig()
 	r.wantState("tcp 0.0.0.0:8080", "active")
 	for range 3 {
-		n.proxy.kill()
+		n.proxy.Kill()
 		n.refuses("127.0.0.1:8080")
 		n.startProxy()
 		n.awaitAPI()
@@ -234,7 +234,7 @@ func TestGvproxyForwardsSurviveAgentKill(t *testing.T) {
 	r := n.agentRig()
 	r.wantState("tcp 0.0.0.0:8080", "active")
 	r.wantState("tcp 0.0.0.0:9090", "active")
-	r.agent.kill()
+	r.agent.Kill()
 	_ = goes.Close()
 	r.startAgent()
 	r.wantState("tcp 0.0.0.0:8080", "active")

@@ -26,7 +26,6 @@ import (
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/status"
 	"github.com/fairlead/fairlead/test/kit/netns"
-	"github.com/fairlead/fairlead/test/kit/output"
 	"github.com/fairlead/fairlead/test/kit/program"
 	"github.com/fairlead/fairlead/test/kit/wait"
 )
@@ -118,16 +117,7 @@ func (s *space) dialer(addr string) func() (net.Conn, error) {
 	return func() (net.Conn, error) { return s.Dial("tcp", addr) }
 }
 
-// process is a running fairlead.
-type process struct {
-	t    testing.TB
-	cmd  *exec.Cmd
-	done chan struct{}
-	err  error
-	out  output.Buffer
-}
-
-func (p *process) output() string { return p.out.String() }
+type process = program.Process
 
 // start runs fairlead in the namespace. It is killed when the test ends.
 func (s *space) start(t testing.TB, args ...string) *process {
@@ -148,59 +138,10 @@ func (s *space) startAs(t testing.TB, uid uint32, args ...string) *process {
 // environment of the test if it has none.
 func (s *space) startCmd(t testing.TB, name string, cmd *exec.Cmd) *process {
 	t.Helper()
-	p := &process{t: t, cmd: cmd, done: make(chan struct{})}
-	p.cmd.Stdout, p.cmd.Stderr = &p.out, &p.out
-	if p.cmd.Env == nil {
-		p.cmd.Env = append(os.Environ(), "GOTRACEBACK=all")
+	if cmd.Env == nil {
+		cmd.Env = append(os.Environ(), "GOTRACEBACK=all")
 	}
-	if err := s.Start(p.cmd); err != nil {
-		t.Fatal(err)
-	}
-	go func() {
-		p.err = p.cmd.Wait()
-		close(p.done)
-	}()
-	t.Cleanup(func() {
-		if t.Failed() && p.alive() { // say where every goroutine stands
-			_ = p.cmd.Process.Signal(syscall.SIGQUIT)
-			select {
-			case <-p.done:
-			case <-time.After(20 * time.Second):
-			}
-		}
-		p.kill()
-		if t.Failed() {
-			t.Logf("%s said:\n%s", name, p.output())
-		}
-	})
-	return p
-}
-
-func (p *process) kill() {
-	_ = p.cmd.Process.Kill()
-	<-p.done
-}
-
-// stop sends a signal, waits for the exit and returns the exit code.
-func (p *process) stop(sig syscall.Signal) int {
-	p.t.Helper()
-	_ = p.cmd.Process.Signal(sig)
-	select {
-	case <-p.done:
-	case <-time.After(wait.Limit()):
-		p.t.Errorf("%v did not end it within %v", sig, wait.Limit())
-		p.kill()
-	}
-	return p.cmd.ProcessState.ExitCode()
-}
-
-func (p *process) alive() bool {
-	select {
-	case <-p.done:
-		return false
-	default:
-		return true
-	}
+	return program.Start(t, program.Command{Cmd: cmd, Name: name, In: s, Trace: true})
 }
 
 // rig is a guest with an agent and a host with a host peer.
@@ -290,21 +231,6 @@ func (r *rig) state(k string) (string, status.Publication) {
 		}
 	}
 	return "", status.Publication{}
-}
-
-// says waits until the output of a process contains words. The output reaches the test
-// with a delay, possibly after later events.
-func (p *process) says(words ...string) {
-	p.t.Helper()
-	wait.Until(p.t, fmt.Sprintf("the log has %q", words), func() error {
-		out := p.output()
-		for _, w := range words {
-			if !strings.Contains(out, w) {
-				return fmt.Errorf("no %q in it", w)
-			}
-		}
-		return nil
-	})
 }
 
 func (r *rig) wantState(k, state string) {

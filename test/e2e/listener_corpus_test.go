@@ -94,7 +94,7 @@ func TestPlaceholderAfterRestart(t *testing.T) {
 	for range 3 {
 		r.wantState("tcp 0.0.0.0:8081", "active")
 		r.throughRelay("127.0.0.1:8081", "pod got hello\n")
-		r.agent.kill() // connections that are left over at the port do not matter
+		r.agent.Kill() // connections that are left over at the port do not matter
 		r.startAgent()
 	}
 	r.wantState("tcp 0.0.0.0:8081", "active")

@@ -185,7 +185,7 @@ func TestServerTakesPlaceholderPort(t *testing.T) {
 		return nil
 	})
 	// An agent that restarts leaves the port to the server.
-	if code := r.agent.stop(syscall.SIGTERM); code != 0 {
+	if code := r.agent.Stop(syscall.SIGTERM); code != 0 {
 		t.Errorf("exit code %d", code)
 	}
 	r.startAgent()
@@ -269,8 +269,8 @@ func TestAutoSinkSaysWhy(t *testing.T) {
 	r.start()
 	r.guest.listen(t, "tcp4", "127.0.0.1:8083")
 	r.wantState("tcp 127.0.0.1:8083", "active")
-	r.agent.says("sinks chosen", "reason=")
-	if n := strings.Count(r.agent.output(), "sinks chosen"); n != 1 {
+	r.agent.Prints("sinks chosen", "reason=")
+	if n := strings.Count(r.agent.Output(), "sinks chosen"); n != 1 {
 		t.Errorf("%d lines say which sinks were chosen", n)
 	}
 }
@@ -283,7 +283,7 @@ func TestSignalsAndStaleSockets(t *testing.T) {
 	for _, sig := range []syscall.Signal{syscall.SIGTERM, syscall.SIGINT, syscall.SIGKILL} {
 		r.startAgent()
 		r.eventually("the agent answers", func() error { _, err := r.list(); return err })
-		if code := r.agent.stop(sig); sig != syscall.SIGKILL && code != 0 {
+		if code := r.agent.Stop(sig); sig != syscall.SIGKILL && code != 0 {
 			t.Errorf("after %v exit code %d, want 0", sig, code)
 		}
 	}

@@ -120,8 +120,8 @@ func (m *machine) ask(t *testing.T, uid int, args ...string) (stdout, stderr str
 func (m *machine) active(t *testing.T, uid int, port uint16, process *process) {
 	t.Helper()
 	wait.Until(t, fmt.Sprintf("%d/tcp is open on the host", port), func() error {
-		if !process.alive() {
-			t.Fatalf("it ended: %s", process.output())
+		if process.Ended() {
+			t.Fatalf("it ended: %s", process.Output())
 		}
 		out, stderr, _ := m.ask(t, uid, "ls", "-o", "json")
 		var l status.List
@@ -156,7 +156,7 @@ func TestHostWaitsForItsToken(t *testing.T) {
 	host.shareRun(t, guest)
 	token := filepath.Join(t.TempDir(), "token")
 	p := host.run(t, 0, "host", "--link-token", token)
-	p.says("fairlead host pair", token)
+	p.Prints("fairlead host pair", token)
 	guest.listen(t, "tcp4", "0.0.0.0:8001")
 	guest.run(t, 0, "agent", "--link-token", token)
 	host.active(t, 0, 8001, p)
@@ -174,7 +174,7 @@ func TestHostOfAnOrdinaryUser(t *testing.T) {
 	if _, err := os.Stat(filepath.Join(host.dir, "user", "fairlead", "host.sock")); err != nil {
 		t.Error(err)
 	}
-	agent.says("uid 1000")
+	agent.Prints("uid 1000")
 	_, stderr, code := guest.ask(t, ordinary, "ls")
 	if code != 1 || !strings.Contains(stderr, "run as root") {
 		t.Errorf("an ordinary user asks the agent: %d, %s", code, stderr)
@@ -184,8 +184,8 @@ func TestHostOfAnOrdinaryUser(t *testing.T) {
 func TestUserThatIsNotAllowed(t *testing.T) {
 	guest, host := newMachine(t), newMachine(t)
 	host.shareRun(t, guest)
-	guest.run(t, 0, "agent", "--allow-uids", fmt.Sprint(ordinary+1)).says("ready")
-	host.run(t, ordinary, "host").says("refused by the peer (uid)", "uid 1000")
+	guest.run(t, 0, "agent", "--allow-uids", fmt.Sprint(ordinary+1)).Prints("ready")
+	host.run(t, ordinary, "host").Prints("refused by the peer (uid)", "uid 1000")
 }
 
 // A token is kept in the user's state directory, and found there.
@@ -209,7 +209,7 @@ func TestPairAsAnOrdinaryUser(t *testing.T) {
 // its files.
 func TestDoctorWithoutPrivilege(t *testing.T) {
 	m := newMachine(t)
-	m.run(t, 0, "agent").says("ready")
+	m.run(t, 0, "agent").Prints("ready")
 	out, stderr, code := m.ask(t, ordinary, "doctor")
 	if code != 0 || !strings.Contains(out, "run `fairlead doctor` as root") {
 		t.Errorf("exit code %d: %s%s", code, out, stderr)
@@ -225,16 +225,16 @@ func TestDoctorWithoutPrivilege(t *testing.T) {
 func TestDoctorOfAHost(t *testing.T) {
 	guest, host := newMachine(t), newMachine(t)
 	host.shareRun(t, guest)
-	guest.run(t, 0, "agent").says("ready")
+	guest.run(t, 0, "agent").Prints("ready")
 	p := host.run(t, ordinary, "host")
-	p.says("guest unreachable")
+	p.Prints("guest unreachable")
 	out, stderr, code := host.ask(t, ordinary, "doctor")
 	for _, w := range []string{"ok    host running", "FAIL  guest link", "--allow-uids"} {
 		if code != 1 || !strings.Contains(out, w) {
 			t.Errorf("exit code %d, no %q in %s%s", code, w, out, stderr)
 		}
 	}
-	p.stop(syscall.SIGTERM)
+	p.Stop(syscall.SIGTERM)
 	host.run(t, 0, "host")
 	wait.Until(t, "doctor is content", func() error {
 		if out, _, code := host.ask(t, 0, "doctor", "--host"); code != 0 {

@@ -24,13 +24,13 @@ func TestIdleAgentReleasesMemory(t *testing.T) {
 	small := func(when string) {
 		t.Helper()
 		r.eventually(when, func() error {
-			if got := r.agent.usage(t).Anon; got > idleMemory {
+			if got := used(t, r.agent).Anon; got > idleMemory {
 				return fmt.Errorf("the agent uses %d bytes, want at most %d", got, idleMemory)
 			}
 			return nil
 		})
 		t.Logf("%s: %.1f MB anonymous, %.1f MB of files", when,
-			float64(r.agent.usage(t).Anon)/1e6, float64(r.agent.usage(t).File)/1e6)
+			float64(used(t, r.agent).Anon)/1e6, float64(used(t, r.agent).File)/1e6)
 	}
 	small("after the start")
 	c := &http.Client{Transport: &http.Transport{

@@ -41,12 +41,12 @@ func TestNamedGuests(t *testing.T) {
 	ask([]string{"guest link", "dev at unix://" + filepath.Join(r.dir, "link", "s")}, "doctor", "--host")
 	w := r.guest.start(t, "watch", "--control", r.hostCtl)
 	r.eventually("watch names the guests", func() error {
-		if out := w.output(); !strings.Contains(out, "guest dev\n") || !strings.Contains(out, "guest lab\n") {
+		if out := w.Output(); !strings.Contains(out, "guest dev\n") || !strings.Contains(out, "guest lab\n") {
 			return errors.New(out)
 		}
 		return nil
 	})
-	other.agent.kill()
+	other.agent.Kill()
 	ask([]string{"  lost  ", "guest lab is not connected"}, "ls")
 	ask([]string{"guest lab is not connected"}, "explain", "7001")
 }

@@ -122,11 +122,11 @@ func TestOwnersOnBothSides(t *testing.T) {
 		}
 	}
 	for side, p := range map[string]*process{"agent": r.agent, "host": r.host} {
-		if strings.Contains(p.output(), "\x1b") {
+		if strings.Contains(p.Output(), "\x1b") {
 			t.Errorf("the %s's log holds an escape sequence", side)
 		}
 	}
-	r.host.says("owner=web-server", "state=active") // whose port it opened
+	r.host.Prints("owner=web-server", "state=active") // whose port it opened
 	exe, _ := os.Executable()
 	want := fmt.Sprintf("pid %d (web-server), %s", names["web-server"], exe)
 	r.eventually("the detail names the program", func() error {

@@ -42,10 +42,10 @@ END`)
 	r.eventually("the sources' states", func() error {
 		// Control sockets of others are not believed, so its own user asks.
 		p := r.guest.startAs(t, 65534, "ls", "-a", "-o", "json", "--control", r.agentCtl)
-		<-p.done
+		<-p.Done()
 		var l status.List
-		if err := json.Unmarshal([]byte(p.output()), &l); err != nil {
-			return fmt.Errorf("%w: %s", err, p.output())
+		if err := json.Unmarshal([]byte(p.Output()), &l); err != nil {
+			return fmt.Errorf("%w: %s", err, p.Output())
 		}
 		if !slices.ContainsFunc(l.Publications, func(p status.Publication) bool { return p.Key().String() == "tcp 127.0.0.1:7000" }) {
 			return errors.New("the socket is not there")

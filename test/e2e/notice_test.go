@@ -58,8 +58,8 @@ func TestWatchRunsACommand(t *testing.T) {
 	path := command(t, "on-change", `cat >> "$1"`+"\n")
 	watch := r.outside.startCmd(t, "watch", exec.Command(binary, "watch", "--control", r.hostCtl, "--exec", path, "--", log))
 	r.eventually("the watch shows what is there", func() error {
-		if !strings.Contains(watch.output(), "present") {
-			return fmt.Errorf("%s", watch.output())
+		if !strings.Contains(watch.Output(), "present") {
+			return fmt.Errorf("%s", watch.Output())
 		}
 		return nil
 	})
@@ -83,7 +83,7 @@ func TestWatchRunsACommand(t *testing.T) {
 	ran(`"state":"active"`)
 	_ = l.Close()
 	ran(`"type":"removed"`)
-	if code := watch.stop(syscall.SIGINT); code != 0 && code != 130 {
-		t.Errorf("exit %d: %s", code, watch.output())
+	if code := watch.Stop(syscall.SIGINT); code != 0 && code != 130 {
+		t.Errorf("exit %d: %s", code, watch.Output())
 	}
 }

@@ -255,7 +255,7 @@ func TestRulesReloadResetsOnlyDeniedFlows(t *testing.T) {
 	})
 
 	write("rules:\n- {match: {prots: 1}, action: deny}\n")
-	r.agent.says("agent.yaml:2:") // line and column
+	r.agent.Prints("agent.yaml:2:") // line and column
 	if s, _ := r.state("tcp 127.0.0.1:7001"); s != "denied" {
 		t.Errorf("after a bad file the port is %q, want the old rules to stand", s)
 	}

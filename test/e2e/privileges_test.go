@@ -50,7 +50,7 @@ func wantCapabilities(t *testing.T, p *process, want privilege.Set) {
 	t.Helper()
 	r := &rig{t: t}
 	r.eventually(fmt.Sprintf("all threads have the capabilities %x", uint64(want)), func() error {
-		tasks, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/status", p.cmd.Process.Pid))
+		tasks, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/status", p.PID()))
 		if err != nil || len(tasks) == 0 {
 			return errors.Join(err, errors.New("no threads"))
 		}
@@ -81,16 +81,16 @@ func (s *space) stranger(t *testing.T, addr string) int {
 	return s.serving(t, cmd)
 }
 
-// startBounded starts the agent with no other capabilities than those of a set.
-func (r *rig) startBounded(set privilege.Set) {
-	r.t.Helper()
-	args := append([]string{"agent", "--link", r.link, "--control", r.agentCtl}, r.agentFlags...)
-	p := &process{t: r.t, cmd: exec.Command(binary, args...), done: make(chan struct{})}
-	p.cmd.Stdout, p.cmd.Stderr = &p.out, &p.out
-	p.cmd.Env = os.Environ()
-	err := r.guest.Do(func() error { // on a thread that ends
+// bounded starts programs in a namespace with no other capabilities than those of a set.
+type bounded struct {
+	*space
+	set privilege.Set
+}
+
+func (b bounded) Start(cmd *exec.Cmd) error {
+	return b.Do(func() error { // on a thread that ends
 		for bit := uintptr(0); bit < 64; bit++ {
-			if set.Has(uint(bit)) {
+			if b.set.Has(uint(bit)) {
 				continue
 			}
 			if err := unix.Prctl(unix.PR_CAPBSET_DROP, bit, 0, 0, 0); errors.Is(err, unix.EINVAL) {
@@ -99,22 +99,15 @@ func (r *rig) startBounded(set privilege.Set) {
 				return err
 			}
 		}
-		return p.cmd.Start()
+		return cmd.Start()
 	})
-	if err != nil {
-		r.t.Fatal(err)
-	}
-	go func() {
-		p.err = p.cmd.Wait()
-		close(p.done)
-	}()
-	r.t.Cleanup(func() {
-		p.kill()
-		if r.t.Failed() {
-			r.t.Logf("the agent said:\n%s", p.output())
-		}
-	})
-	r.agent = p
+}
+
+// startBounded starts the agent with no other capabilities than those of a set.
+func (r *rig) startBounded(set privilege.Set) {
+	r.t.Helper()
+	args := append([]string{"agent", "--link", r.link, "--control", r.agentCtl}, r.agentFlags...)
+	r.agent = program.Start(r.t, program.Command{Cmd: exec.Command(binary, args...), In: bounded{r.guest, set}})
 }
 
 // The agent and the host do their work with the few capabilities that they keep.
@@ -151,7 +144,7 @@ func TestWorkWithFewCapabilities(t *testing.T) {
 			r.wantState("tcp 127.0.0.1:7002", "active")
 
 			// What a restarted agent finds was there before it.
-			if code := r.agent.stop(syscall.SIGTERM); code != 0 {
+			if code := r.agent.Stop(syscall.SIGTERM); code != 0 {
 				t.Errorf("exit status %d", code)
 			}
 			r.startBounded(v.start)
@@ -272,7 +265,7 @@ func TestSelfTest(t *testing.T) {
 // With --keep-privileges nothing is dropped, and doctor warns.
 func TestKeepPrivileges(t *testing.T) {
 	r := newRig(t, "--keep-privileges").start()
-	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", r.agent.cmd.Process.Pid))
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", r.agent.PID()))
 	if err != nil {
 		t.Fatal(err)
 	}

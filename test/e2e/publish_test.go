@@ -87,9 +87,9 @@ publish:
 	}
 	fails := func(p *process, text string) {
 		t.Helper()
-		p.says(text)
-		wait.For(t, "its end", p.done)
-		if code := p.cmd.ProcessState.ExitCode(); code != 1 {
+		p.Prints(text)
+		wait.For(t, "its end", p.Done())
+		if code := p.ExitCode(); code != 1 {
 			t.Errorf("exit status %d, want 1", code)
 		}
 	}
@@ -97,12 +97,12 @@ publish:
 	fails(publish(true, "5433"), `policy: no entry of publish.allow lets container "web" reach port 5433 of the guest`)
 	fails(publish(true, "8000", "--to-host"), `policy: no entry of publish.allow gives container "web" port 8000 of the host`)
 
-	publish(true, "5432", "--as", "15432").says("127.0.0.1:15432 leads to port 5432 of the guest.")
+	publish(true, "5432", "--as", "15432").Prints("127.0.0.1:15432 leads to port 5432 of the guest.")
 	if err := probe.Want(probe.Data, container.dialer("127.0.0.1:15432"), "x"); err != nil {
 		t.Error(err)
 	}
 	p := publish(true, "8000", "--to-host", "--as", "3000")
-	p.says("Port 8000 of this container is published for port 3000 of the host.")
+	p.Prints("Port 8000 of this container is published for port 3000 of the host.")
 	key := "tcp 127.102.0.1:3000"
 	r.wantState(key, "active")
 	if _, row := r.state(key); row.Owner.Name != "web" {
@@ -115,6 +115,6 @@ publish:
 	if err != nil || !bytes.Contains(out, []byte("127.102.0.1:3000 answers")) {
 		t.Errorf("explain: %v\n%s", err, out)
 	}
-	p.kill()
+	p.Kill()
 	wait.Until(t, "the port of the host is closed", func() error { return probe.WantClosed(r.outside.dialer("127.0.0.1:3000")) })
 }

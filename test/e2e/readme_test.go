@@ -135,7 +135,7 @@ func (r *reader) write(name, text string, mode os.FileMode) {
 // enable runs what the unit of the package runs.
 func (r *reader) enable() {
 	r.t.Helper()
-	r.guest.run(r.t, 0, "agent").says("ready")
+	r.guest.run(r.t, 0, "agent").Prints("ready")
 	token, err := os.ReadFile(filepath.Join(r.guest.dir, "lib/fairlead/token"))
 	if err != nil {
 		r.t.Fatal(err)
@@ -267,7 +267,7 @@ func (r *reader) started() {
 	if m == nil {
 		r.t.Fatalf("no command in\n%s", b)
 	}
-	r.guest.startCmd(r.t, "agent", r.guest.program(0, "sh", "-c", "exec "+string(m[1]))).says("ready")
+	r.guest.startCmd(r.t, "agent", r.guest.program(0, "sh", "-c", "exec "+string(m[1]))).Prints("ready")
 }
 
 // The lines of the README for guests in which an archive is installed: WSL, a Podman machine.
@@ -320,7 +320,7 @@ func TestReadmeRancherDesktop(t *testing.T) {
 		switch {
 		case strings.Contains(line, "rc-service rancher-desktop-guestagent restart"):
 			cmd := r.guest.program(0, "/usr/local/bin/rancher-desktop-guestagent", "-docker", "-debug")
-			r.guest.startCmd(t, "agent", cmd).says("virtual network", "ready")
+			r.guest.startCmd(t, "agent", cmd).Prints("virtual network", "ready")
 		case strings.Contains(line, "fairlead ls") && !strings.Contains(out, "8001/tcp"):
 			t.Errorf("%s: %s", line, out)
 		}

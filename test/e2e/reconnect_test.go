@@ -48,8 +48,9 @@ func allowed(l status.List) (keys []string) {
 	return keys
 }
 
-func (p *process) fds() (int, error) {
-	names, err := os.ReadDir(filepath.Join("/proc", fmt.Sprint(p.cmd.Process.Pid), "fd"))
+// fds returns the number of descriptors that a process has open.
+func fds(p *process) (int, error) {
+	names, err := os.ReadDir(filepath.Join("/proc", fmt.Sprint(p.PID()), "fd"))
 	return len(names), err
 }
 
@@ -62,10 +63,10 @@ func TestReconnect(t *testing.T) {
 	for i := range n {
 		switch i % 2 {
 		case 0:
-			r.host.kill()
+			r.host.Kill()
 			r.startHost()
 		case 1:
-			r.agent.kill()
+			r.agent.Kill()
 			r.startAgent()
 		}
 		flow := echoThrough(t, r, "127.0.0.1:7000")
@@ -86,11 +87,11 @@ func TestReconnect(t *testing.T) {
 		return
 	}
 	r.eventually("no descriptor is left behind", func() error {
-		a, err := r.agent.fds()
+		a, err := fds(r.agent)
 		if err != nil {
 			return err
 		}
-		h, err := r.host.fds()
+		h, err := fds(r.host)
 		if err != nil {
 			return err
 		}
@@ -108,8 +109,8 @@ func settledFDs(t *testing.T, r *rig, c *churn) (agent, host int) {
 	r.agree()
 	r.equal()
 	r.eventually("the number of descriptors settles", func() error {
-		a, err1 := r.agent.fds()
-		h, err2 := r.host.fds()
+		a, err1 := fds(r.agent)
+		h, err2 := fds(r.host)
 		err := errors.Join(err1, err2)
 		if err == nil && (a != agent || h != host) {
 			err = fmt.Errorf("agent %d, was %d; host %d, was %d", a, agent, h, host)
@@ -128,7 +129,7 @@ func TestListenerSurvivesAgentRestart(t *testing.T) {
 	go echoServer(r.guest.listen(t, "tcp4", "0.0.0.0:7000"))
 	r.wantState("tcp 0.0.0.0:7000", "active")
 	for range 5 {
-		r.agent.kill()
+		r.agent.Kill()
 		// The link is down, the port is still open.
 		dialled := time.Now()
 		conn, err := r.outside.Dial("tcp", "127.0.0.1:7000")
@@ -152,10 +153,10 @@ func TestListenerSurvivesAgentRestart(t *testing.T) {
 func TestGracefulEnd(t *testing.T) {
 	r := newRig(t).start()
 	for _, sig := range []syscall.Signal{syscall.SIGTERM, syscall.SIGINT} {
-		if code := r.agent.stop(sig); code != 0 {
+		if code := r.agent.Stop(sig); code != 0 {
 			t.Errorf("agent: exit code %d after %v", code, sig)
 		}
-		if code := r.host.stop(sig); code != 0 {
+		if code := r.host.Stop(sig); code != 0 {
 			t.Errorf("host: exit code %d after %v", code, sig)
 		}
 		for _, path := range []string{r.agentCtl, r.hostCtl, r.link[len("unix://"):]} {

@@ -29,7 +29,7 @@ func TestRefusedHostIsShown(t *testing.T) {
 	r.startAgent()
 	r.token = token("b")
 	r.startHost()
-	r.agent.says("peer refused")
+	r.agent.Prints("peer refused")
 	for _, c := range []struct {
 		args []string
 		code int
@@ -60,7 +60,7 @@ func TestRefusedHostIsShown(t *testing.T) {
 			return nil
 		})
 	}
-	r.host.kill()
+	r.host.Kill()
 	r.token = token("a")
 	r.startHost()
 	r.wantState("tcp 127.0.0.1:8001", "active")
@@ -93,7 +93,7 @@ func TestSharedNetworkIsRefused(t *testing.T) {
 		})
 	}
 	r.outside = newSpace(t)
-	r.host.kill()
+	r.host.Kill()
 	r.startHost()
 	r.wantState("tcp 127.0.0.1:8001", "active")
 }
@@ -108,7 +108,7 @@ func TestHostWithoutItsGuest(t *testing.T) {
 	if _, stderr, code := fairlead(t, "explain", "8001", "--control", r.hostCtl); code != 0 {
 		t.Errorf("with its guest: %d, %s", code, stderr)
 	}
-	r.agent.kill()
+	r.agent.Kill()
 	wait.Until(t, "the host reports that its guest is away", func() error {
 		out, _, code := fairlead(t, "explain", "8001", "--control", r.hostCtl)
 		if code != 1 || !strings.Contains(out, "8001/tcp does not answer on the host: guest") {
@@ -119,7 +119,7 @@ func TestHostWithoutItsGuest(t *testing.T) {
 		}
 		return nil
 	})
-	r.outside.start(t, "watch", "--control", r.hostCtl).says("is not connected for", "present   8001/tcp", "lost")
+	r.outside.start(t, "watch", "--control", r.hostCtl).Prints("is not connected for", "present   8001/tcp", "lost")
 }
 
 // By default `rules test` applies the rules of the running agent.

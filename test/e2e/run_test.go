@@ -102,13 +102,13 @@ func TestRunOnRequest(t *testing.T) {
 	wait.Until(t, "the job is killed", func() error { return sleeps(false) })
 
 	client = sleep()
-	r.agent.kill()
+	r.agent.Kill()
 	gone(client)
 
 	r.startAgent()
 	wait.Until(t, "the container is known", func() error { return run("id", "--", "-u").Run() })
 	client = sleep()
-	helper := helperOf(t, r.agent.cmd.Process.Pid)
+	helper := helperOf(t, r.agent.PID())
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", helper))
 	if err != nil || !bytes.Contains(status, []byte("CapPrm:\t00000000000000e0\nCapEff:\t00000000000000e0\n")) || !bytes.Contains(status, []byte("NoNewPrivs:\t1\n")) {
 		t.Errorf("the helper has other capabilities than SETUID, SETGID and KILL (%v):\n%s", err, status)

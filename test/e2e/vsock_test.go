@@ -34,7 +34,7 @@ func TestVsock(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	r.agent.kill()
+	r.agent.Kill()
 	r.startAgent()
 	_ = echoThrough(t, r, "127.0.0.1:7000")
 }
@@ -45,7 +45,7 @@ func TestVsockRefusesOtherContexts(t *testing.T) {
 	r.eventually("the token is made", func() error { _, err := os.Stat(r.token); return err })
 	r.startHost()
 	r.eventually("the agent says whom it refused", func() error {
-		if out := r.agent.output(); !strings.Contains(out, "cid") {
+		if out := r.agent.Output(); !strings.Contains(out, "cid") {
 			return errors.New("nothing in its log yet")
 		}
 		return nil
@@ -66,7 +66,7 @@ func TestVsockRefusesAnotherToken(t *testing.T) {
 	r.startHost()
 	r.guest.listen(t, "tcp4", "0.0.0.0:7000")
 	r.eventually("the host is told", func() error {
-		if !strings.Contains(r.host.output(), "proof") && !strings.Contains(r.host.output(), "token") {
+		if !strings.Contains(r.host.Output(), "proof") && !strings.Contains(r.host.Output(), "token") {
 			return errors.New("nothing in its log yet")
 		}
 		return nil
