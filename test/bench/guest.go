@@ -25,6 +25,7 @@ import (
 	"github.com/fairlead/fairlead/internal/schedule"
 	"github.com/fairlead/fairlead/internal/status"
 	"github.com/fairlead/fairlead/test/kit/netns"
+	"github.com/fairlead/fairlead/test/kit/program"
 	"github.com/fairlead/fairlead/test/kit/usage"
 )
 
@@ -89,41 +90,28 @@ func (g *guest) startHost() {
 }
 
 // process is a program that runs until it is stopped.
-type process struct {
-	*exec.Cmd
-	ended chan struct{}
-	stop  func()
-}
+type process struct{ *program.Process }
 
 // start starts a program in a namespace. It is stopped when the part ends, or before.
 func (b *bench) start(in *netns.Space, cmd *exec.Cmd) *process {
 	if cmd.Stderr == nil {
 		cmd.Stdout, cmd.Stderr = b.log, b.log
 	}
-	check(in.Start(cmd))
-	p := &process{Cmd: cmd, ended: make(chan struct{})}
-	go func() {
-		_ = cmd.Wait()
-		close(p.ended)
-	}()
-	p.stop = sync.OnceFunc(func() {
-		_ = cmd.Process.Signal(syscall.SIGTERM)
-		kill := time.AfterFunc(10*time.Second, func() { _ = cmd.Process.Kill() })
-		<-p.ended
-		kill.Stop()
-	})
+	p := &process{must(program.Launch(program.Command{Cmd: cmd, In: in, Patience: 10 * time.Second}))}
 	b.cleanup(p.stop)
 	return p
 }
 
+func (p *process) stop() { p.Stop(syscall.SIGTERM) }
+
 // used reads what the process has used.
-func (p *process) used() usage.Usage { return must(usage.Of(p.Process.Pid)) }
+func (p *process) used() usage.Usage { return must(usage.Of(p.PID())) }
 
 // ready waits until the agent has synced and observes as the mode says.
 func (g *guest) ready(ctx context.Context) {
 	err := eventually(ctx, func() error {
 		select {
-		case <-g.agent.ended:
+		case <-g.agent.Done():
 			check(fmt.Errorf("%s: the agent has ended", g.mode.name))
 		default:
 		}

@@ -135,7 +135,7 @@ func (c *chaos) startAgent() (err error) {
 	if c.agent, err = c.start(c.guest, c.program, args...); err != nil {
 		return err
 	}
-	return c.memory.add(c.agent.cmd.Process.Pid)
+	return c.memory.add(c.agent.PID())
 }
 
 func (c *chaos) startHost() (err error) {
@@ -143,45 +143,13 @@ func (c *chaos) startHost() (err error) {
 	return err
 }
 
-// process is one that was started.
-type process struct {
-	cmd  *exec.Cmd
-	done chan struct{}
-}
+type process = program.Process
 
+// start starts a program that writes to the log.
 func (c *chaos) start(in *netns.Space, name string, args ...string) (*process, error) {
-	p := &process{exec.Command(name, args...), make(chan struct{})}
-	p.cmd.Stdout, p.cmd.Stderr = c.log, c.log
-	if err := in.Start(p.cmd); err != nil {
-		return nil, err
-	}
-	go func() {
-		defer close(p.done)
-		_ = p.cmd.Wait()
-	}()
-	return p, nil
-}
-
-func (p *process) signal(sig os.Signal) { _ = p.cmd.Process.Signal(sig) }
-
-// end ends the process by a signal, or kills it if it does not obey.
-func (p *process) end(sig os.Signal) {
-	p.signal(sig)
-	select {
-	case <-p.done:
-	case <-time.After(patience):
-		p.signal(syscall.SIGKILL)
-		<-p.done
-	}
-}
-
-func (p *process) ended() bool {
-	select {
-	case <-p.done:
-		return true
-	default:
-		return false
-	}
+	cmd := exec.Command(name, args...)
+	cmd.Stdout, cmd.Stderr = c.log, c.log
+	return program.Launch(program.Command{Cmd: cmd, In: in, Patience: patience})
 }
 
 // command runs a command in the guest with this standard input, and returns its output. An
@@ -211,7 +179,7 @@ func (c *chaos) differ(format string, args ...any) {
 func (c *chaos) close(clean bool) {
 	for _, p := range []*process{c.agent, c.host} {
 		if p != nil {
-			p.end(syscall.SIGKILL)
+			p.Stop(syscall.SIGKILL)
 		}
 	}
 	for _, e := range slices.Backward(c.engines) {

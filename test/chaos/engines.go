@@ -75,7 +75,7 @@ func (c *chaos) startEngines(names []string) error {
 // other in time.
 func (e *engine) run() error {
 	for deadline := time.Now().Add(5 * patience); ; time.Sleep(100 * time.Millisecond) {
-		if e.main == nil || e.main.ended() {
+		if e.main == nil || e.main.Ended() {
 			var err error
 			if e.main, err = e.begin(); err != nil {
 				return err
@@ -92,7 +92,7 @@ func (e *engine) run() error {
 }
 
 func (e *engine) restart(sig os.Signal, change func() error) error {
-	e.main.end(sig)
+	e.main.Stop(sig)
 	if err := change(); err != nil {
 		return err
 	}
@@ -102,8 +102,8 @@ func (e *engine) restart(sig os.Signal, change func() error) error {
 func (e *engine) close() {
 	for _, p := range append([]*process{e.main}, e.others...) {
 		if p != nil {
-			p.signal(syscall.SIGCONT)
-			p.end(syscall.SIGKILL)
+			p.Signal(syscall.SIGCONT)
+			p.Stop(syscall.SIGKILL)
 		}
 	}
 }

@@ -78,23 +78,23 @@ func (c *chaos) breakOne(f fault) error {
 
 // revive starts what has ended by itself, which is a difference unless the fault allows it.
 func (c *chaos) revive(f fault) error {
-	if c.host.ended() {
-		c.differ("after %s: the host ended: %s", f.name, c.host.cmd.ProcessState)
+	if c.host.Ended() {
+		c.differ("after %s: the host ended: %s", f.name, c.host.State())
 		if err := c.startHost(); err != nil {
 			return err
 		}
 	}
-	if !c.agent.ended() {
+	if !c.agent.Ended() {
 		return nil
 	}
 	if !f.mayEnd {
-		c.differ("after %s: the agent ended: %s", f.name, c.agent.cmd.ProcessState)
+		c.differ("after %s: the agent ended: %s", f.name, c.agent.State())
 	}
 	return c.startAgent()
 }
 
 func (c *chaos) restart(p **process, sig os.Signal, start func() error) error {
-	(*p).end(sig)
+	(*p).Stop(sig)
 	if err := c.change(); err != nil {
 		return err
 	}
@@ -103,10 +103,10 @@ func (c *chaos) restart(p **process, sig os.Signal, start func() error) error {
 
 // freeze stops a process, changes something, and continues it.
 func (c *chaos) freeze(p *process, d time.Duration, change func() error) error {
-	p.signal(syscall.SIGSTOP)
+	p.Signal(syscall.SIGSTOP)
 	err := change()
 	time.Sleep(d)
-	p.signal(syscall.SIGCONT)
+	p.Signal(syscall.SIGCONT)
 	return err
 }
 
@@ -137,7 +137,7 @@ func (c *chaos) truncate(pause time.Duration) error {
 
 // starve takes all free descriptors from agent or host for a while.
 func (c *chaos) starve(d time.Duration) error {
-	pid := []*process{c.agent, c.host}[c.rng.IntN(2)].cmd.Process.Pid
+	pid := []*process{c.agent, c.host}[c.rng.IntN(2)].PID()
 	var old unix.Rlimit
 	err := unix.Prlimit(pid, unix.RLIMIT_NOFILE, nil, &old)
 	if err == nil {
@@ -225,7 +225,7 @@ func (c *chaos) fill(meanwhile func() error) error {
 
 // squeeze starts the agent with little memory, which may be too little to live.
 func (c *chaos) squeeze(pause time.Duration) error {
-	c.agent.end(syscall.SIGKILL)
+	c.agent.Stop(syscall.SIGKILL)
 	if err := c.memory.limit(int64(8+c.rng.IntN(40)) << 20); err != nil {
 		return err
 	}

@@ -14,12 +14,10 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/fairlead/fairlead/internal/privilege"
 	"github.com/fairlead/fairlead/internal/status"
 	"github.com/fairlead/fairlead/test/kit/netns"
-	"github.com/fairlead/fairlead/test/kit/output"
 	"github.com/fairlead/fairlead/test/kit/program"
 	"github.com/fairlead/fairlead/test/kit/wait"
 )
@@ -120,9 +118,9 @@ func TestUnitsCapabilitiesAreEnough(t *testing.T) {
 		for _, s := range list.Sources {
 			out = append(out, fmt.Sprintf("%s %s %s %s", s.Name, s.State, s.Method, s.Error))
 		}
-		a.says(t, "bind conflicts are detected", "bind conflicts cannot be detected") // only after the sources
-		a.stop()
-		return strings.Join(out, "\n"), a.log.String()
+		a.prints(t, "bind conflicts are detected", "bind conflicts cannot be detected") // only after the sources
+		a.Stop(os.Interrupt)
+		return strings.Join(out, "\n"), a.Output()
 	}
 	all, allLog := methods()
 	few, fewLog := methods("setpriv", "--no-new-privs", "--bounding-set=-all,"+strings.Join(caps, ","), "--inh-caps=-all", "--")
@@ -188,18 +186,17 @@ func TestBootCommandOfWSL(t *testing.T) {
 		t.Fatalf("command %q", command)
 	}
 	a := start(t, func(string, ...string) *exec.Cmd { return exec.Command("sh", "-c", command) }, "")
-	if err := a.cmd.Wait(); err != nil {
-		t.Fatalf("%v\n%s", err, a.log.String())
+	if wait.For(t, "its end", a.Done()); a.ExitCode() != 0 {
+		t.Fatalf("exit code %d\n%s", a.ExitCode(), a.Output())
 	}
-	pid := strings.TrimSpace(a.log.String())
+	pid := strings.TrimSpace(a.Output())
 	t.Cleanup(func() { _ = exec.Command("kill", pid).Run() })
 	a.ready(t)
 }
 
 // running is an agent in a network namespace of its own.
 type running struct {
-	cmd     *exec.Cmd
-	log     output.Buffer
+	*program.Process
 	control string
 }
 
@@ -213,36 +210,22 @@ func start(t *testing.T, make func(string, ...string) *exec.Cmd, args ...string)
 	}
 	t.Cleanup(func() { _ = ns.Close() })
 	dir := t.TempDir()
-	r := &running{cmd: make(args[0], args[1:]...), control: filepath.Join(dir, "run", "c")}
-	r.cmd.Stdout, r.cmd.Stderr = &r.log, &r.log
-	r.cmd.WaitDelay = time.Minute
-	r.cmd.Env = append(os.Environ(), "FAIRLEAD_CONTROL="+r.control, "FAIRLEAD_LINK=unix://"+filepath.Join(dir, "link", "l"),
+	cmd, control := make(args[0], args[1:]...), filepath.Join(dir, "run", "c")
+	cmd.Env = append(os.Environ(), "FAIRLEAD_CONTROL="+control, "FAIRLEAD_LINK=unix://"+filepath.Join(dir, "link", "l"),
 		"FAIRLEAD_LINK_TOKEN="+filepath.Join(dir, "token"))
-	if err := ns.Start(r.cmd); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		_ = r.cmd.Process.Kill()
-		_ = r.cmd.Wait()
-	})
-	return r
+	return &running{program.Start(t, program.Command{Cmd: cmd, In: ns}), control}
 }
 
-func (r *running) stop() {
-	_ = r.cmd.Process.Signal(os.Interrupt)
-	_ = r.cmd.Wait()
-}
-
-// says waits until the agent's log has one of the lines.
-func (r *running) says(t *testing.T, lines ...string) {
+// prints waits until the agent's log has one of the texts.
+func (r *running) prints(t *testing.T, texts ...string) {
 	t.Helper()
-	wait.Until(t, fmt.Sprintf("the log has one of %q", lines), func() error {
-		log := r.log.String()
-		if !slices.ContainsFunc(lines, func(line string) bool { return strings.Contains(log, line) }) {
-			return fmt.Errorf("the log is:\n%s", log)
-		}
-		return nil
-	})
+	ctx, cancel := context.WithTimeout(t.Context(), wait.Limit())
+	defer cancel()
+	if _, err := r.Wait(ctx, func(line string) bool {
+		return slices.ContainsFunc(texts, func(text string) bool { return strings.Contains(line, text) })
+	}); err != nil {
+		t.Fatalf("the log has none of %q: %v", texts, err)
+	}
 }
 
 // ready waits until every source of the agent is complete.

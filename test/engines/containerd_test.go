@@ -44,7 +44,7 @@ func startContainerd(t testing.TB) *daemon {
 	containerdReady(t, d)
 	t.Cleanup(func() {
 		// The next test starts with an empty engine.
-		if d.ended() {
+		if d.Ended() {
 			d.run(t)
 			containerdReady(t, d)
 		}

@@ -35,7 +35,7 @@ func TestContainerdKilled(t *testing.T) {
 		// The same source throughout: it must keep no state of an engine that is gone.
 		for range 5 {
 			before, _ := r.losses()
-			d.stop(syscall.SIGKILL)
+			d.Stop(syscall.SIGKILL)
 			d.run(t)
 			containerdReady(t, d)
 			r.back(t, before)
@@ -50,7 +50,7 @@ func TestContainerdKilled(t *testing.T) {
 	t.Run("away for longer", func(t *testing.T) {
 		r, _ := follow(t, containerdSource(t, 3*time.Second))
 		want(t, r, web)
-		d.stop(syscall.SIGKILL)
+		d.Stop(syscall.SIGKILL)
 		withdrawn(t, r, 1)
 		d.run(t)
 		containerdReady(t, d)
@@ -65,7 +65,7 @@ func TestContainerdKilled(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		d.stop(syscall.SIGKILL)
+		d.Stop(syscall.SIGKILL)
 		if err := p.Kill(); err != nil {
 			t.Fatal(err)
 		}

@@ -137,17 +137,13 @@ func deniedByDocker(p *peers, d *daemon) []deniedRow {
 			drun(t, append([]string{"--name", "secret0", "-p", "8200:8200"}, deniedServer...)...)
 			p.state("tcp [::]:8200", port.Denied)
 			// An agent that starts beside an engine that hangs knows no owners.
-			if err := syscall.Kill(d.cmd.Process.Pid, syscall.SIGSTOP); err != nil {
-				t.Fatal(err)
-			}
-			p.agent.stop(syscall.SIGKILL)
+			d.Signal(syscall.SIGSTOP)
+			p.agent.Stop(syscall.SIGKILL)
 			p.agent.run(t)
 			p.state("tcp 0.0.0.0:8200", port.Pending)
 			time.Sleep(2 * time.Second)
 			check("beside an engine that hangs")
-			if err := syscall.Kill(d.cmd.Process.Pid, syscall.SIGCONT); err != nil {
-				t.Fatal(err)
-			}
+			d.Signal(syscall.SIGCONT)
 			p.state("tcp [::]:8200", port.Denied)
 			check("beside an engine that is back")
 			run(t, "docker", "rm", "-f", "secret0")
@@ -199,7 +195,7 @@ func deniedNerdctl(t *testing.T, rounds int, connects int64) {
 	// A port that no rule denies goes with its container, too.
 	must(t, "stop", "web")
 	p.withheld("tcp 0.0.0.0:8201", "left behind by container web, stopped")
-	p.agent.stop(syscall.SIGKILL)
+	p.agent.Stop(syscall.SIGKILL)
 	p.agent.run(t)
 	p.withheld("tcp 0.0.0.0:8201", "left behind by container web, stopped") // also by an agent that starts later
 	must(t, "start", "web")

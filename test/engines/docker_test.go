@@ -43,7 +43,7 @@ func dockerd(t testing.TB, args ...string) *daemon {
 	t.Cleanup(func() { _, _ = try("docker", "network", "prune", "-f") })
 	t.Cleanup(func() {
 		// The next test starts with an empty engine.
-		if d.ended() {
+		if d.Ended() {
 			d.run(t)
 			dockerReady(t, d)
 		}

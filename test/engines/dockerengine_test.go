@@ -108,7 +108,7 @@ func TestDockerKilled(t *testing.T) {
 		// The same source throughout: it must keep no state of an engine that is gone.
 		for range 5 {
 			before, _ := r.losses()
-			d.stop(syscall.SIGKILL)
+			d.Stop(syscall.SIGKILL)
 			d.run(t)
 			dockerReady(t, d)
 			r.back(t, before)
@@ -123,7 +123,7 @@ func TestDockerKilled(t *testing.T) {
 	t.Run("away for longer", func(t *testing.T) {
 		r, _ := follow(t, dockerSource(t, 3*time.Second))
 		want(t, r, web...)
-		d.stop(syscall.SIGKILL)
+		d.Stop(syscall.SIGKILL)
 		withdrawn(t, r, len(web))
 		d.run(t)
 		dockerReady(t, d)
@@ -156,7 +156,7 @@ func TestDockerExitStopsContainers(t *testing.T) {
 	for _, sig := range []syscall.Signal{syscall.SIGKILL, syscall.SIGTERM} {
 		t.Run(sig.String(), func(t *testing.T) {
 			t.Cleanup(func() {
-				if d.ended() {
+				if d.Ended() {
 					d.run(t)
 				}
 				dockerReady(t, d)
@@ -166,7 +166,7 @@ func TestDockerExitStopsContainers(t *testing.T) {
 			drun(t, "--name", "again", "--restart", "always", "-p", "127.0.0.1:8000:80", "bb")
 			drun(t, "--name", "gone", "-p", "8001:80", "bb")
 			want(t, r, append(both("tcp", 8001, "gone"), "tcp 127.0.0.1:8000 again")...)
-			d.stop(sig)
+			d.Stop(sig)
 			eventually(t, r.dead)
 			d.run(t)
 			dockerReady(t, d)

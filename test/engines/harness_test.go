@@ -27,19 +27,19 @@ import (
 	"github.com/fairlead/fairlead/internal/registry"
 	"github.com/fairlead/fairlead/test/kit/enclave"
 	"github.com/fairlead/fairlead/test/kit/netns"
+	"github.com/fairlead/fairlead/test/kit/program"
 	"github.com/fairlead/fairlead/test/kit/wait"
 )
 
-// daemon is an engine's process.
+// daemon is an engine's process. It may be run again after its end.
 type daemon struct {
+	*program.Process
 	t    testing.TB
 	name string
 	args []string
 	env  []string
 	in   *netns.Space // nil for the guest
 	log  string
-	cmd  *exec.Cmd
-	done chan struct{}
 }
 
 // start runs a daemon until the test ends, with its output in a file that is
@@ -57,7 +57,7 @@ func (d *daemon) start() *daemon {
 	d.log = filepath.Join(t.TempDir(), d.name+".log")
 	d.run(t)
 	t.Cleanup(func() {
-		d.stop(syscall.SIGTERM)
+		d.Stop(syscall.SIGTERM)
 		if t.Failed() {
 			b, _ := os.ReadFile(d.log)
 			t.Logf("end of the log of %s:\n%s", d.name, tail(b, 8000))
@@ -70,34 +70,16 @@ func tail(b []byte, n int) []byte { return b[max(0, len(b)-n):] }
 
 func (d *daemon) run(t testing.TB) {
 	t.Helper()
-	f, err := os.OpenFile(d.log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	c := program.Command{Cmd: exec.Command(d.args[0], d.args[1:]...), Log: d.log, Patience: time.Minute}
+	c.Cmd.Env = append(os.Environ(), d.env...)
+	if d.in != nil {
+		c.In = d.in
+	}
+	p, err := program.Launch(c)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer func() { _ = f.Close() }()
-	d.cmd = exec.Command(d.args[0], d.args[1:]...)
-	d.cmd.Stdout, d.cmd.Stderr = f, f
-	d.cmd.Env = append(os.Environ(), d.env...)
-	begin := d.cmd.Start
-	if d.in != nil {
-		begin = func() error { return d.in.Start(d.cmd) }
-	}
-	if err := begin(); err != nil {
-		t.Fatalf("start %s: %v", d.name, err)
-	}
-	cmd, done := d.cmd, make(chan struct{})
-	d.done = done
-	go func() { _ = cmd.Wait(); close(done) }()
-}
-
-// ended reports whether the daemon has ended.
-func (d *daemon) ended() bool {
-	select {
-	case <-d.done:
-		return true
-	default:
-		return false
-	}
+	d.Process = p
 }
 
 // ready waits until a daemon that was just started answers. An engine exits if its
@@ -105,24 +87,13 @@ func (d *daemon) ended() bool {
 func (d *daemon) ready(t testing.TB, answers func() error) {
 	t.Helper()
 	wait.Within(t, 3*limit(), d.name+" answers", func() error { // an API server does much before it answers
-		if d.ended() {
+		if d.Ended() {
 			t.Logf("%s gave up while it started", d.name)
 			time.Sleep(time.Second)
 			d.run(t)
 		}
 		return answers()
 	})
-}
-
-// stop ends the daemon with a signal, and with SIGKILL if that does not help.
-func (d *daemon) stop(sig syscall.Signal) {
-	_ = d.cmd.Process.Signal(sig)
-	select {
-	case <-d.done:
-	case <-time.After(time.Minute):
-		_ = d.cmd.Process.Kill()
-		<-d.done
-	}
 }
 
 // run runs a command and returns its output; it fails the test if that fails.

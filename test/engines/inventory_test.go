@@ -182,7 +182,7 @@ func TestInventory(t *testing.T) {
 		fails(t, p, "")
 	})
 	t.Run("the API server is killed", func(t *testing.T) {
-		c.api.stop(syscall.SIGKILL)
+		c.api.Stop(syscall.SIGKILL)
 		l := listen(t)
 		p.active("tcp " + l.Addr().String()) // published all the same
 		fails(t, p, "connect")
@@ -193,7 +193,7 @@ func TestInventory(t *testing.T) {
 	t.Run("two agents", func(t *testing.T) {
 		second := c.agent(t)
 		fails(t, second, inventory.ErrHeld.Error())
-		p.agent.stop(syscall.SIGTERM)
+		p.agent.Stop(syscall.SIGTERM)
 		eventually(t, func() error { // it has nothing new to write but what has changed
 			i, err := written(second)
 			if err == nil && i.Error != "" {

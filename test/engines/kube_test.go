@@ -174,7 +174,7 @@ func TestKubeScenarios(t *testing.T) {
 		p.active(fmt.Sprintf("tcp 0.0.0.0:%d", 30100+n-1))
 		p.small("with 2,000 Services")
 		mark := r.mark()
-		c.api.stop(syscall.SIGKILL)
+		c.api.Stop(syscall.SIGKILL)
 		eventually(t, r.dead)
 		c.api.run(t)
 		c.ready()
@@ -212,7 +212,7 @@ func TestKubeScenarios(t *testing.T) {
 	scenario("the server killed and started again", func(t *testing.T, c *kubernetes) {
 		mark, goroutines := r.mark(), runtime.NumGoroutine()
 		for range 3 {
-			c.api.stop(syscall.SIGKILL)
+			c.api.Stop(syscall.SIGKILL)
 			eventually(t, r.dead)
 			c.api.run(t)
 			c.ready()

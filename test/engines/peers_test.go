@@ -219,7 +219,7 @@ func (p *peers) small(when string) {
 // usage returns what a daemon uses.
 func (d *daemon) usage(t testing.TB) usage.Usage {
 	t.Helper()
-	u, err := usage.Of(d.cmd.Process.Pid)
+	u, err := usage.Of(d.PID())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -281,15 +281,15 @@ func TestPageReconnects(t *testing.T) {
 	web := start(t, r.guest, exec.Command(binary, "web", "--control", r.control, "--addr", "127.0.0.1:7421"))
 	var url string
 	wait.Within(t, limit(), "fairlead web says where", func() error {
-		if url = regexp.MustCompile(`http://127\.0\.0\.1:7421/#token=\S+`).FindString(web.output()); url == "" {
-			return errors.New(web.output())
+		if url = regexp.MustCompile(`http://127\.0\.0\.1:7421/#token=\S+`).FindString(web.Output()); url == "" {
+			return errors.New(web.Output())
 		}
 		return nil
 	})
 	c := newChromium(t, r.guest)
 	p := c.open(t, url, 1280, 800)
 	p.wait("the ports are there, the page's own among them", portsIn, "7421 8080")
-	r.agent.kill()
+	r.agent.Kill()
 	p.wait("the loss is told", live, "lost")
 	p.wait("what was known stays", portsIn, "7421 8080")
 	r.startAgent()
@@ -423,11 +423,11 @@ func TestPageFitsNarrowWindowWhenLost(t *testing.T) {
 	p := newChromium(t, r.outside).open(t, r.hostPage(t, strings.Repeat("long", 15)), 390, 800)
 	p.wait("the port is there", portsIn, "8080")
 	p.wait("connected, nothing reaches beyond", fits, "[]")
-	r.agent.kill()
+	r.agent.Kill()
 	p.wait("the guest is lost", `document.querySelector('#peers li')?.dataset.state`, "stale")
 	p.wait("with a lost guest nothing reaches beyond", fits, "[]")
 	p.shoot("narrow-guest-lost")
-	r.host.kill()
+	r.host.Kill()
 	p.wait("the connection is lost", live, "lost")
 	p.wait("with a lost connection nothing reaches beyond", fits, "[]")
 	p.shoot("narrow-lost")

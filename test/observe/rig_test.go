@@ -18,7 +18,6 @@ import (
 
 	"github.com/fairlead/fairlead/internal/status"
 	"github.com/fairlead/fairlead/test/kit/netns"
-	"github.com/fairlead/fairlead/test/kit/output"
 	"github.com/fairlead/fairlead/test/kit/program"
 	"github.com/fairlead/fairlead/test/kit/wait"
 )
@@ -70,41 +69,11 @@ func run(m *testing.M) int {
 	return m.Run()
 }
 
-// process is a program that ends with its test.
-type process struct {
-	cmd  *exec.Cmd
-	done chan struct{}
-	out  output.Buffer
-}
-
-func (p *process) output() string { return p.out.String() }
-
-func (p *process) kill() {
-	_ = p.cmd.Process.Kill()
-	<-p.done
-}
+type process = program.Process
 
 func start(t *testing.T, in *netns.Space, cmd *exec.Cmd) *process {
 	t.Helper()
-	p := &process{cmd: cmd, done: make(chan struct{})}
-	cmd.Stdout, cmd.Stderr = &p.out, &p.out
-	cmd.WaitDelay = 10 * time.Second // for what it leaves behind with its output
-	if err := in.Start(cmd); err != nil {
-		t.Fatal(err)
-	}
-	go func() { _ = cmd.Wait(); close(p.done) }()
-	t.Cleanup(func() {
-		_ = cmd.Process.Signal(syscall.SIGTERM)
-		select {
-		case <-p.done:
-		case <-time.After(30 * time.Second):
-			p.kill()
-		}
-		if t.Failed() {
-			t.Logf("%s said:\n%s", filepath.Base(cmd.Path), p.output())
-		}
-	})
-	return p
+	return program.Start(t, program.Command{Cmd: cmd, In: in, End: syscall.SIGTERM})
 }
 
 // rig is a guest with an agent and a host with a host peer.

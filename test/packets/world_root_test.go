@@ -5,7 +5,6 @@
 package packets
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -24,6 +23,7 @@ import (
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/status"
 	"github.com/fairlead/fairlead/test/kit/netns"
+	"github.com/fairlead/fairlead/test/kit/program"
 )
 
 // family has the addresses of a world.
@@ -239,19 +239,7 @@ func (w *world) start() {
 // run starts fairlead in a namespace; it is killed when the test ends.
 func (w *world) run(s *netns.Space, args ...string) {
 	w.t.Helper()
-	var out bytes.Buffer
-	cmd := exec.Command(w.binary, args...)
-	cmd.Stdout, cmd.Stderr = &out, &out
-	if err := s.Start(cmd); err != nil {
-		w.t.Fatal(err)
-	}
-	w.t.Cleanup(func() {
-		_ = cmd.Process.Kill()
-		_ = cmd.Wait()
-		if w.t.Failed() {
-			w.t.Logf("the log of fairlead %s ends:\n%s", args[0], tail(out.String(), 2000))
-		}
-	})
+	program.Start(w.t, program.Command{Cmd: exec.Command(w.binary, args...), Name: args[0], In: s})
 }
 
 func tail(s string, n int) string { return s[max(0, len(s)-n):] }

@@ -159,7 +159,7 @@ func (r *run) agree(touched map[slot]bool, owners bool, more time.Duration) {
 		}
 	}
 	r.t.Fatalf("FAIRLEAD_SEED=%d, operation %d: no agreement within %v:\n%v\nThe last operations:\n%s\nThe agent's log:\n%s",
-		r.seed, r.count, limit, err, strings.Join(r.history[max(0, len(r.history)-100):], "\n"), tail(r.agent.log.String(), 3000))
+		r.seed, r.count, limit, err, strings.Join(r.history[max(0, len(r.history)-100):], "\n"), tail(r.agent.Output(), 3000))
 }
 
 func tail(s string, n int) string { return s[max(0, len(s)-n):] }

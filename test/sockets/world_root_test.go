@@ -33,7 +33,7 @@ import (
 	"github.com/fairlead/fairlead/internal/status"
 	"github.com/fairlead/fairlead/test/kit/leak"
 	"github.com/fairlead/fairlead/test/kit/netns"
-	"github.com/fairlead/fairlead/test/kit/output"
+	"github.com/fairlead/fairlead/test/kit/program"
 	"github.com/fairlead/fairlead/test/kit/wait"
 )
 
@@ -170,26 +170,10 @@ func (p *place) ask(network string, at netip.AddrPort) (text string) {
 
 const askTimeout = 5 * time.Second
 
-// process is a program that is killed when the test ends.
-type process struct {
-	cmd *exec.Cmd
-	log output.Buffer
-}
-
-func start(t *testing.T, where *place, cmd *exec.Cmd) *process {
-	t.Helper()
-	p := &process{cmd: cmd}
-	cmd.Stdout, cmd.Stderr = &p.log, &p.log
-	var err error
-	where.do(func() { err = cmd.Start() })
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		_ = cmd.Process.Kill()
-		_ = cmd.Wait()
-	})
-	return p
+// Start starts a program in the namespace.
+func (p *place) Start(cmd *exec.Cmd) (err error) {
+	p.do(func() { err = cmd.Start() })
+	return err
 }
 
 // world is a guest with an agent, a host with a host peer, and actors in the guest and
@@ -197,7 +181,7 @@ func start(t *testing.T, where *place, cmd *exec.Cmd) *process {
 type world struct {
 	t                      *testing.T
 	guest, host, elsewhere *place
-	agent, peer            *process
+	agent                  *program.Process
 	control, link          string
 	methods                map[string]string // by capability
 	actors                 []*remote
@@ -241,9 +225,9 @@ func newWorld(t *testing.T, binary, set string) *world {
 	text, _ := json.Marshal(s)
 	run := exec.Command("/proc/self/exe")
 	run.Env = append(os.Environ(), agentVariable+"="+string(text))
-	w.agent = start(t, w.guest, run)
-	w.peer = start(t, w.host, exec.Command(binary, "host", "--connect", "unix://"+w.link, "--link-token", "",
-		"--control", filepath.Join(dir, "host", "s")))
+	w.agent = program.Start(t, program.Command{Cmd: run, In: w.guest})
+	program.Start(t, program.Command{In: w.host, Cmd: exec.Command(binary, "host", "--connect", "unix://"+w.link, "--link-token", "",
+		"--control", filepath.Join(dir, "host", "s"))})
 	wait.Until(t, "the agent is ready and has a host", func() error {
 		l, err := w.list()
 		if err == nil && !l.Ready() {
@@ -251,7 +235,7 @@ func newWorld(t *testing.T, binary, set string) *world {
 		}
 		return err
 	})
-	w.methods = methodsOf(w.agent.log.String())
+	w.methods = methodsOf(w.agent.Output())
 	for i := range 3 {
 		where := w.guest
 		if i == 2 {
@@ -282,11 +266,11 @@ func (w *world) list() (status.List, error) {
 
 // remote is an actor as the test sees it.
 type remote struct {
-	t     *testing.T
-	where *place
-	cmd   *exec.Cmd
-	conn  int
-	pid   int
+	t       *testing.T
+	where   *place
+	process *program.Process
+	conn    int
+	pid     int
 }
 
 func (w *world) newRemote(where *place) *remote {
@@ -306,22 +290,21 @@ func (r *remote) run() {
 	}
 	theirs := os.NewFile(uintptr(pair[1]), "control")
 	r.conn = pair[0]
-	r.cmd = exec.Command("/proc/self/exe")
-	r.cmd.Env = append(os.Environ(), actorVariable+"=")
-	r.cmd.ExtraFiles, r.cmd.Stderr = []*os.File{theirs}, os.Stderr
-	r.where.do(func() { err = r.cmd.Start() })
+	cmd := exec.Command("/proc/self/exe")
+	cmd.Env = append(os.Environ(), actorVariable+"=")
+	cmd.ExtraFiles, cmd.Stderr = []*os.File{theirs}, os.Stderr
+	r.process, err = program.Launch(program.Command{Cmd: cmd, In: r.where})
 	_ = theirs.Close()
 	if err != nil {
 		r.t.Fatal(err)
 	}
-	r.pid = r.cmd.Process.Pid
+	r.pid = r.process.PID()
 }
 
 // kill kills the process, which may be a child of the one that was started.
 func (r *remote) kill() {
 	_ = unix.Kill(r.pid, unix.SIGKILL)
-	_ = r.cmd.Process.Kill()
-	_ = r.cmd.Wait()
+	r.process.Kill()
 	_ = unix.Close(r.conn)
 }
 

@@ -277,7 +277,7 @@ func (f *fleet) measure(ctx context.Context, do func(context.Context) error) (st
 	if err != nil {
 		return "", err
 	}
-	pid := f.server.api.Process.Pid
+	pid := f.server.api.PID()
 	began := time.Now()
 	if err := do(ctx); err != nil {
 		return "", err
@@ -292,7 +292,7 @@ func (f *fleet) measure(ctx context.Context, do func(context.Context) error) (st
 	if err != nil {
 		return "", err
 	}
-	if f.server.api.Process.Pid != pid { // a new process
+	if f.server.api.PID() != pid { // a new process
 		before.api.CPU = 0
 	}
 	return f.line(before, after, settled, elapsed), nil

@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
@@ -19,6 +18,7 @@ import (
 	"github.com/fairlead/fairlead/internal/schedule"
 	"github.com/fairlead/fairlead/test/kit/cluster"
 	"github.com/fairlead/fairlead/test/kit/netns"
+	"github.com/fairlead/fairlead/test/kit/program"
 	"github.com/fairlead/fairlead/test/kit/usage"
 )
 
@@ -28,14 +28,14 @@ type server struct {
 	space     *netns.Space
 	http      *http.Client // to etcd
 	dir       string
-	program   string
-	etcd, api *exec.Cmd
+	apiserver string // the program, or empty for that of the tests
+	etcd, api *program.Process
 }
 
 // nodeAddr is what the API server advertises; nobody connects there.
 const nodeAddr = "192.168.77.1"
 
-func startServer(ctx context.Context, dir, program string) (*server, error) {
+func startServer(ctx context.Context, dir, apiserver string) (*server, error) {
 	space, err := netns.New()
 	if err != nil {
 		return nil, err
@@ -44,7 +44,7 @@ func startServer(ctx context.Context, dir, program string) (*server, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &server{Cluster: c, space: space, dir: dir, program: program}
+	s := &server{Cluster: c, space: space, dir: dir, apiserver: apiserver}
 	s.http = &http.Client{Transport: &http.Transport{Dial: space.Dial}} //nolint:staticcheck // the namespace has no other
 	if s.etcd, err = s.start("etcd", c.Etcd()); err != nil {
 		return nil, err
@@ -57,8 +57,8 @@ func startServer(ctx context.Context, dir, program string) (*server, error) {
 
 func (s *server) startAPI(ctx context.Context) error {
 	args := s.APIServer(nodeAddr)
-	if s.program != "" {
-		args[0] = s.program
+	if s.apiserver != "" {
+		args[0] = s.apiserver
 	}
 	var err error
 	if s.api, err = s.start("api", args); err != nil {
@@ -67,22 +67,13 @@ func (s *server) startAPI(ctx context.Context) error {
 	return until(ctx, 200*time.Millisecond, func() error { return s.Answers(ctx) })
 }
 
-func (s *server) start(name string, args []string) (*exec.Cmd, error) {
-	log, err := os.Create(filepath.Join(s.dir, name+".log"))
-	if err != nil {
-		return nil, err
-	}
-	cmd := exec.Command(args[0], args[1:]...)
-	cmd.Stdout, cmd.Stderr = log, log
-	err = s.space.Start(cmd)
-	_ = log.Close() // the process has it
-	return cmd, err
+func (s *server) start(name string, args []string) (*program.Process, error) {
+	return program.Launch(program.Command{Cmd: exec.Command(args[0], args[1:]...), In: s.space, Log: filepath.Join(s.dir, name+".log")})
 }
 
-func end(cmd *exec.Cmd) {
-	if cmd != nil && cmd.Process != nil {
-		_ = cmd.Process.Kill()
-		_ = cmd.Wait()
+func end(p *program.Process) {
+	if p != nil {
+		p.Kill()
 	}
 }
 
@@ -135,10 +126,10 @@ func (s *server) metrics() (float64, error) {
 func (s *server) load() (load, error) {
 	var l load
 	var err error
-	if l.api, err = usage.Of(s.api.Process.Pid); err != nil {
+	if l.api, err = usage.Of(s.api.PID()); err != nil {
 		return l, err
 	}
-	if l.etcd, err = usage.Of(s.etcd.Process.Pid); err != nil {
+	if l.etcd, err = usage.Of(s.etcd.PID()); err != nil {
 		return l, err
 	}
 	l.written, err = s.metrics()

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/fairlead/fairlead/test/kit/enclave"
+	"github.com/fairlead/fairlead/test/kit/program"
 )
 
 // Node is a cluster of one node that runs pods: etcd, an API server, a scheduler, a
@@ -22,14 +23,7 @@ import (
 // the enclave ends.
 type Node struct {
 	*Cluster
-	daemons []*daemon
-}
-
-// daemon is a program that is not expected to end.
-type daemon struct {
-	name, log string
-	cmd       *exec.Cmd
-	ended     chan struct{}
+	daemons []*program.Process // that are not expected to end
 }
 
 // pauseImage is the image of a pod's sandbox, here one of busybox.
@@ -237,20 +231,11 @@ func makeCgroups() error {
 
 // start runs a daemon with its output in a file.
 func (n *Node) start(name string, args ...string) error {
-	d := &daemon{name: filepath.Base(name), cmd: exec.Command(name, args...), ended: make(chan struct{})}
-	d.log = n.path(d.name + ".log")
-	f, err := os.Create(d.log)
-	if err != nil {
-		return err
+	d, err := program.Launch(program.Command{Cmd: exec.Command(name, args...), Log: n.path(filepath.Base(name) + ".log")})
+	if err == nil {
+		n.daemons = append(n.daemons, d)
 	}
-	defer func() { _ = f.Close() }()
-	d.cmd.Stdout, d.cmd.Stderr = f, f
-	if err := d.cmd.Start(); err != nil {
-		return fmt.Errorf("start %s: %w", d.name, err)
-	}
-	go func() { _ = d.cmd.Wait(); close(d.ended) }()
-	n.daemons = append(n.daemons, d)
-	return nil
+	return err
 }
 
 // eventually calls try until it returns nil, ctx ends, or a daemon has ended.
@@ -261,10 +246,8 @@ func (n *Node) eventually(ctx context.Context, try func() error) error {
 			return nil
 		}
 		for _, d := range n.daemons {
-			select {
-			case <-d.ended:
-				return fmt.Errorf("%s ended: %w", d.name, err)
-			default:
+			if d.Ended() {
+				return fmt.Errorf("%s ended: %w", d.Name(), err)
 			}
 		}
 		select {
@@ -279,8 +262,8 @@ func (n *Node) eventually(ctx context.Context, try func() error) error {
 func (n *Node) Logs() string {
 	var text []byte
 	for _, d := range n.daemons {
-		b, _ := os.ReadFile(d.log)
-		text = fmt.Appendf(text, "end of the log of %s:\n%s\n", d.name, b[max(0, len(b)-3000):])
+		log := d.Output()
+		text = fmt.Appendf(text, "end of the log of %s:\n%s\n", d.Name(), log[max(0, len(log)-3000):])
 	}
 	return string(text)
 }

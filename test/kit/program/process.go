@@ -108,6 +108,9 @@ func Launch(c Command) (*Process, error) {
 	return p, nil
 }
 
+// Name is the program's in messages.
+func (p *Process) Name() string { return p.c.Name }
+
 // PID is the number of the process, also after its end.
 func (p *Process) PID() int { return p.c.Cmd.Process.Pid }
 
