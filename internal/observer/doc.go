@@ -17,4 +17,8 @@
 // cookie, in the order of the ring, decides; the dump decides for cookies without
 // an event. That is exact because the hooks that report the end of a socket are
 // attached before those that report a start, and both before the first dump.
+//
+// Many hooks run before a dump shows the change that they report, and a call can be
+// interrupted in between. So events of the last second before a dump count as those
+// during the dump, unless events were lost: then the dump decides.
 package observer

@@ -84,6 +84,9 @@ type engine struct {
 	model   *model
 	decoder *decoder
 	record  record
+	recent  recent
+	started time.Time
+	read    time.Duration // when the last batch was read, since started
 	batch   []Event
 	live    bool // the handler has had a Replace
 	stale   bool // the last dump failed
@@ -115,6 +118,7 @@ func newEngine(h Handler, log *slog.Logger, c *counters) *engine {
 		ended:        func(pid uint32, seen int64) bool { return ended("/proc", pid, seen) },
 		model:        newModel(),
 		decoder:      newDecoder(),
+		started:      time.Now(),
 		budget:       rate.NewLimiter(rate.Every(time.Millisecond), int(udpBurst*udpWakeCost/time.Millisecond)),
 		pending:      make(map[uint64]time.Time),
 		backoff:      schedule.Backoff{Min: retryFirst, Max: retryMost},

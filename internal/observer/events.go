@@ -98,6 +98,7 @@ func (e *engine) take() (int, error) {
 }
 
 func (e *engine) takeLocked() (int, error) {
+	e.read = time.Since(e.started)
 	n, err := e.source.Read(batchLimit, e.sample)
 	if e.source.takeLost() {
 		e.lost("the ring buffer was full")
@@ -152,6 +153,9 @@ func (e *engine) sample(b []byte) {
 	e.tcp, e.udp = e.tcp || !udp, e.udp || udp
 	fresh := e.throttled && udp && e.model.sockets[e.record.socket.Cookie] == nil
 	change, ok, need := e.model.apply(&e.record)
+	if e.record.decides() {
+		e.recent.add(e.record.socket.Cookie, e.read)
+	}
 	if ok && fresh {
 		e.pending[change.Socket.Cookie] = time.Now()
 	} else if ok && !e.isPending(&change) {

@@ -56,8 +56,8 @@ type entry struct {
 type model struct {
 	sockets map[uint64]*entry
 
-	// touched has the cookies that had an event since the current dump began; nil
-	// if there is none.
+	// touched has the cookies that had an event since the current dump began, or
+	// shortly before; nil if there is no dump.
 	touched map[uint64]struct{}
 	mark    uint32
 
@@ -123,9 +123,7 @@ func (m *model) apply(r *record) (e Event, ok bool, need scope) {
 	if r.kind == bpf.SockEventKindEVENT_DEVICE {
 		return m.setDevice(&s)
 	}
-	if m.touched != nil {
-		m.touched[cookie] = struct{}{}
-	}
+	m.touch(cookie)
 	delete(m.noPort, cookie)
 	delete(m.connecting, cookie)
 
@@ -156,6 +154,19 @@ func (m *model) apply(r *record) (e Event, ok bool, need scope) {
 	return m.put(s)
 }
 
+// decides reports whether the event tells what its socket does now.
+func (r *record) decides() bool {
+	return r.socket.Cookie != 0 &&
+		r.kind != bpf.SockEventKindEVENT_CHECK && r.kind != bpf.SockEventKindEVENT_DEVICE
+}
+
+// touch has events decide what a socket does, not the current dump.
+func (m *model) touch(cookie uint64) {
+	if m.touched != nil {
+		m.touched[cookie] = struct{}{}
+	}
+}
+
 // setDevice takes in that a socket was bound to another interface.
 func (m *model) setDevice(s *Socket) (Event, bool, scope) {
 	if waiting, ok := m.noPort[s.Cookie]; ok {
@@ -174,9 +185,7 @@ func (m *model) setDevice(s *Socket) (Event, bool, scope) {
 		}
 		return Event{}, false, scopeTCPListen | scopeTCPBound
 	}
-	if m.touched != nil {
-		m.touched[s.Cookie] = struct{}{}
-	}
+	m.touch(s.Cookie)
 	if en.socket.Device == s.Device {
 		return Event{}, false, 0
 	}

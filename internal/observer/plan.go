@@ -179,10 +179,13 @@ func (e *engine) run(ctx context.Context, j job) error {
 func (e *engine) begin(j job) (gated bool, err error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	lost := e.resync
 	if j.replace {
-		if err := e.prepareReplace(); err != nil {
+		more, err := e.prepareReplace()
+		if err != nil {
 			return false, err
 		}
+		lost = lost || more
 	}
 	// What events ask for from here on needs another dump.
 	if j.scope&e.resolve == e.resolve {
@@ -190,6 +193,7 @@ func (e *engine) begin(j job) (gated bool, err error) {
 		e.plan.Cancel(planResolve)
 	}
 	e.model.begin()
+	e.trustRecent(!lost)
 	gated = e.source != nil && j.scope&(scopeTCPBound|scopeUDP) != 0
 	if gated {
 		e.source.open(true)
@@ -199,17 +203,35 @@ func (e *engine) begin(j job) (gated bool, err error) {
 
 // prepareReplace applies the events that are older than the dump. The event that
 // would have corrected them can be lost, so they must not count as newer. A loss
-// from here on needs another dump.
-func (e *engine) prepareReplace() error {
+// from here on needs another dump. It reports whether events were lost until here.
+func (e *engine) prepareReplace() (lost bool, err error) {
 	e.resync = false
 	if e.source == nil {
-		return nil
+		return false, nil
 	}
 	if err := e.drain(); err != nil {
-		return err
+		return false, err
 	}
-	e.countDrops()
-	return nil
+	return e.countDrops() || e.resync, nil
+}
+
+// trustRecent has the last events decide their sockets as those during the dump do,
+// because the dump may not show what they reported. After a loss they may be outdated,
+// and the dump decides.
+func (e *engine) trustRecent(trust bool) {
+	if !trust {
+		e.recent.clear()
+		return
+	}
+	e.recent.each(time.Since(e.started), func(cookie uint64) {
+		// Only a dump tells whether these have a peer, and what polled ones do since.
+		_, connecting := e.model.connecting[cookie]
+		en := e.model.sockets[cookie]
+		if connecting || en != nil && scopeOf(&en.socket)&e.polled != 0 {
+			return
+		}
+		e.model.touch(cookie)
+	})
 }
 
 // merge takes in the rows of a first dump and returns how many sockets it misses.

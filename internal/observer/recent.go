@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux
+
+package observer
+
+import "time"
+
+const (
+	// A hook reports a change up to a few microseconds before a dump shows it, and
+	// as much longer as the call is interrupted meanwhile.
+	recentFor = time.Second
+
+	// maxRecent bounds the events between the two, of all calls.
+	maxRecent = 4096
+)
+
+// recent has the cookies of the last events, oldest first from next on.
+type recent struct {
+	events [maxRecent]struct {
+		cookie uint64
+		read   time.Duration // since the engine was made
+	}
+	next int
+}
+
+func (r *recent) add(cookie uint64, now time.Duration) {
+	r.events[r.next].cookie, r.events[r.next].read = cookie, now
+	r.next = (r.next + 1) % maxRecent
+}
+
+// each calls f with the cookies of the events that were read at most recentFor ago.
+func (r *recent) each(now time.Duration, f func(cookie uint64)) {
+	for i := 1; i <= maxRecent; i++ {
+		e := &r.events[(r.next-i+maxRecent)%maxRecent]
+		if e.cookie == 0 || now-e.read > recentFor {
+			return
+		}
+		f(e.cookie)
+	}
+}
+
+func (r *recent) clear() { *r = recent{} }
