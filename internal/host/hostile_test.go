@@ -24,6 +24,10 @@ import (
 // A guest that publishes every port gets as many as the limit allows, and failed
 // outcomes for the others. It cannot take the addresses of other guests.
 func TestGuestThatPublishesEveryPortIsLimited(t *testing.T) {
+	synctest.Test(t, testGuestThatPublishesEveryPortIsLimited) // on a busy machine 65,535 ports take longer than a test waits
+}
+
+func testGuestThatPublishesEveryPortIsLimited(t *testing.T) {
 	modest, greedy := newAgent(t, "modest"), newAgent(t, "greedy")
 	k := key(port.TCP, any4, 80)
 	modest.begins(snapshot(1, pub(k)))
@@ -34,7 +38,8 @@ func TestGuestThatPublishesEveryPortIsLimited(t *testing.T) {
 	greedy.drop(errors.New("not yet"))
 	flooding(greedy, all.Split())
 	network := newMemory()
-	h, _ := start(t, Options{Network: network, Holders: named{}}, modest, greedy)
+	h, stop := start(t, Options{Network: network, Holders: named{}}, modest, greedy)
+	defer stop()
 	modest.wants(k, port.Active)
 	greedy.up()
 	greedy.settled(1)

@@ -496,12 +496,12 @@ func (o *oracle) clear() {
 // wrong says what is not as wanted about a port, "" if all is. A busy machine
 // answers late, so it looks again before it says so.
 func (o *oracle) wrong(w want) (wrong string) {
-	patience := 300 * time.Millisecond
-	for begin := time.Now(); ; time.Sleep(100 * time.Millisecond) {
-		if wrong = o.wrongNow(w, patience); wrong == "" || time.Since(begin) > settled {
+	begin := time.Now()
+	for look := 0; ; look++ {
+		if wrong = o.wrongNow(w, patience(look)); wrong == "" || time.Since(begin) > settled {
 			return wrong
 		}
-		patience = 2 * time.Second
+		time.Sleep(100 * time.Millisecond)
 	}
 }
 

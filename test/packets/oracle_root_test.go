@@ -275,7 +275,7 @@ func (s *slot) String() string { return fmt.Sprintf("%s %d", s.protocol, s.port)
 func (o *oracle) judge(where string, history []string) {
 	o.t.Helper()
 	o.found[statesTried]++
-	slots := o.look(300 * time.Millisecond)
+	slots := o.look()
 	o.found[compared] += len(slots)
 	differ := o.settle(slots)
 	o.found[agreed] += len(slots) - len(differ)
@@ -296,10 +296,19 @@ func (o *oracle) judge(where string, history []string) {
 }
 
 const (
-	fewestLooks = 3                // at what explain names, which may be one of several servers that a balancer chooses
-	settled     = 20 * time.Second // when a busy machine has done what a ruleset asks for; only a failure takes so long
-	soon        = 3 * time.Second  // when it should have
+	fewestLooks = 3               // at what explain names, which may be one of several servers that a balancer chooses
+	settled     = limit           // when a busy machine has done what a ruleset asks for; only a failure takes so long
+	soon        = 3 * time.Second // when it should have
 )
+
+// patience is how long an answer may take at a look, counted from 0. Most ports that are
+// closed drop what is asked, so the first looks are short; a busy machine answers later.
+func patience(look int) time.Duration {
+	if look == 0 {
+		return 300 * time.Millisecond
+	}
+	return min(2*time.Second<<min(look-1, 3), 16*time.Second)
+}
 
 // settle asks again for the slots that seem to differ, and returns those that still do.
 func (o *oracle) settle(slots []*slot) []*slot {
@@ -309,7 +318,7 @@ func (o *oracle) settle(slots []*slot) []*slot {
 	for looks := 1; len(slots) > 0; looks++ {
 		var wg sync.WaitGroup
 		for _, s := range slots {
-			wg.Go(func() { o.probe(s, 2*time.Second) })
+			wg.Go(func() { o.probe(s, patience(looks)) })
 		}
 		wg.Wait()
 		o.list(slots)
@@ -343,7 +352,7 @@ func describe(pubs []status.Publication) string {
 }
 
 // look asks for every slot, from everywhere.
-func (o *oracle) look(patience time.Duration) []*slot {
+func (o *oracle) look() []*slot {
 	var slots []*slot
 	for p := uint16(firstPort); p <= lastPort; p++ {
 		for _, protocol := range []port.Protocol{port.TCP, port.UDP} {
@@ -352,7 +361,7 @@ func (o *oracle) look(patience time.Duration) []*slot {
 	}
 	var wg sync.WaitGroup
 	for _, s := range slots {
-		wg.Go(func() { o.probe(s, patience) })
+		wg.Go(func() { o.probe(s, patience(0)) })
 	}
 	wg.Wait()
 	o.found[connections] += asks * len(slots)
