@@ -11,7 +11,6 @@ import (
 	"log/slog"
 	"net"
 	"os"
-	"path/filepath"
 	"sync/atomic"
 	"time"
 
@@ -208,7 +207,7 @@ func (a *Agent) newSource(name string) (Source, error) {
 
 // engineMemory is the file in which a source keeps what it knows of its engine.
 func (a *Agent) engineMemory(source string) engine.Memory {
-	return engine.Memory(filepath.Join(filepath.Dir(a.cfg.Control), source+"-owners.json"))
+	return engine.Memory(a.stateFile(source + "-owners.json"))
 }
 
 // engineRetry is how long the ports of an engine that disappeared are kept.

@@ -3,8 +3,6 @@
 package agent
 
 import (
-	"path/filepath"
-
 	"github.com/fairlead/fairlead/internal/config"
 	"github.com/fairlead/fairlead/internal/sink/auto"
 	"github.com/fairlead/fairlead/internal/sink/gvproxy"
@@ -14,8 +12,7 @@ import (
 
 // newPeerSink makes a sink for another product's forwarder.
 func (a *Agent) newPeerSink(s config.Sink) (auto.Sink, error) {
-	// Next to the control socket: the directory belongs to root and is empty after a reboot.
-	memory := peer.Memory(filepath.Join(filepath.Dir(a.cfg.Control), s.Name+".json"))
+	memory := peer.Memory(a.stateFile(s.Name + ".json"))
 	bridges := peer.NewBridges(peer.BridgeOptions{
 		Listen: a.sockets.Listen, ListenPacket: a.sockets.ListenPacket,
 		Serve: a.forward.Carry, ServeUDP: a.forward.ServeUDP, Logger: a.log,
