@@ -57,11 +57,15 @@ type chaos struct {
 // runChaos makes one run in the network namespace of this process. It removes what it
 // made; logs remain if there was a difference.
 func runChaos(ctx context.Context, seed uint64, minutes float64, engines []string, emulated bool) (result, error) {
+	loads := newLoadMeter()
 	c, err := newChaos(ctx, seed, engines, emulated)
 	if err == nil {
 		err = c.run(time.Duration(minutes * float64(time.Minute)))
 	}
 	c.result.Minutes = minutes
+	var loadErr error
+	c.result.Load, loadErr = loads.stop()
+	err = errors.Join(err, loadErr)
 	c.result.TCP, c.result.UDP = c.flows.stop()
 	c.close(err == nil && !c.result.failed())
 	return c.result, err

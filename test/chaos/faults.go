@@ -29,6 +29,10 @@ type fault struct {
 	after  func() error // once all is well
 }
 
+// leastLongStop is the least time for which a host is stopped long: its agent may or may not
+// take it for gone.
+const leastLongStop = 500 * time.Millisecond
+
 func (c *chaos) allFaults() []fault {
 	all := []fault{
 		{name: "agent killed", do: func(time.Duration) error { return c.restart(&c.agent, syscall.SIGKILL, c.startAgent) }},
@@ -37,6 +41,9 @@ func (c *chaos) allFaults() []fault {
 		{name: "host killed", do: func(time.Duration) error { return c.restart(&c.host, syscall.SIGKILL, c.startHost) }},
 		{name: "host restarted", do: func(time.Duration) error { return c.restart(&c.host, syscall.SIGTERM, c.startHost) }},
 		{name: "host stopped", do: func(pause time.Duration) error { return c.freeze(c.host, pause, c.change) }},
+		{name: "host stopped for 0.5 s to 6.5 s", do: func(pause time.Duration) error {
+			return c.freeze(c.host, leastLongStop+4*pause, c.change)
+		}},
 		{name: "link cut", do: c.cut},
 		{name: "link delayed", do: c.delay},
 		{name: "link truncated mid-frame", do: c.truncate},

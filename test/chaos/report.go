@@ -25,6 +25,20 @@ type result struct {
 	Differences int
 	Lost        int // the most events that an agent with small buffers lost
 	TCP, UDP    tally
+	Load        load
+}
+
+// load is how busy the machine was: times to converge are to be judged with it.
+type load struct {
+	Mean, Most float64 // of /proc/loadavg over a minute: processes that run or wait to
+	Processors int
+}
+
+func (l load) String() string {
+	if l.Processors == 0 {
+		return "not known"
+	}
+	return fmt.Sprintf("%.1f (at most %.1f) on %d", l.Mean, l.Most, l.Processors)
 }
 
 // tally counts flows: of UDP, Cut are datagrams without an answer.
@@ -38,8 +52,8 @@ func (r result) failed() bool { return r.Differences > 0 || r.TCP.Wrong > 0 || r
 
 // String is one line for the one who watches.
 func (r result) String() string {
-	return fmt.Sprintf("seed %d on %s, %g minutes: %d operations, %d faults, %d differences; flows of TCP %+v, of UDP %+v",
-		r.Seed, r.Kernel, r.Minutes, r.Operations, len(r.times()), r.Differences, r.TCP, r.UDP)
+	return fmt.Sprintf("seed %d on %s, %g minutes: %d operations, %d faults, %d differences; flows of TCP %+v, of UDP %+v; load %s",
+		r.Seed, r.Kernel, r.Minutes, r.Operations, len(r.times()), r.Differences, r.TCP, r.UDP, r.Load)
 }
 
 func (r result) kernel() string {
@@ -83,11 +97,11 @@ func report(all []result) string {
 	var b strings.Builder
 	faults := 0
 	sum := result{Faults: map[string][]time.Duration{}}
-	b.WriteString("| seed | kernel | engines (ports at most) | minutes | operations | faults | differences | events lost | p50 | p99 |\n|---|---|---|---|---|---|---|---|---|---|\n")
+	b.WriteString("| seed | kernel | engines (ports at most) | minutes | load | operations | faults | differences | events lost | p50 | p99 |\n|---|---|---|---|---|---|---|---|---|---|---|\n")
 	for _, r := range all {
 		t := r.times()
-		fmt.Fprintf(&b, "| %d | %s | %s | %g | %d | %d | %d | %d | %s | %s |\n", r.Seed, r.kernel(), r.engines(),
-			r.Minutes, r.Operations, len(t), r.Differences, r.Lost, quantile(t, .5), quantile(t, .99))
+		fmt.Fprintf(&b, "| %d | %s | %s | %g | %s | %d | %d | %d | %d | %s | %s |\n", r.Seed, r.kernel(), r.engines(),
+			r.Minutes, r.Load, r.Operations, len(t), r.Differences, r.Lost, quantile(t, .5), quantile(t, .99))
 		faults += len(t)
 		sum.Minutes += r.Minutes
 		sum.Operations += r.Operations

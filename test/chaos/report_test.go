@@ -18,7 +18,7 @@ func TestReportMergesRuns(t *testing.T) {
 		t.Fatal(err)
 	}
 	text := report([]result{
-		{Seed: 1, Kernel: "6.1", Minutes: 2, Operations: 5, Faults: map[string][]time.Duration{"link cut": {time.Second}}, TCP: tally{Complete: 3}},
+		{Seed: 1, Kernel: "6.1", Minutes: 2, Operations: 5, Faults: map[string][]time.Duration{"link cut": {time.Second}}, TCP: tally{Complete: 3}, Load: load{Mean: 1.25, Most: 4, Processors: 2}},
 		{Seed: 2, Kernel: "6.12", Minutes: 3, Operations: 7, Faults: map[string][]time.Duration{"link cut": {3 * time.Second}}, TCP: tally{Wrong: 1}},
 	})
 	if err := writeReport(path, text); err != nil {
@@ -29,7 +29,7 @@ func TestReportMergesRuns(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, want := range []string{
-		"before\n", "| 1 | 6.1 |", "In all 5 minutes: 12 operations, 2 faults, 0 differences.", "3 complete, 0 cut and seen as cut, 1 wrong", "| link cut | 2 | 3s | 3s | 3s |\n", "after\n",
+		"before\n", "| 1 | 6.1 |  | 2 | 1.2 (at most 4.0) on 2 | 5 |", "| 2 | 6.12 |  | 3 | not known | 7 |", "In all 5 minutes: 12 operations, 2 faults, 0 differences.", "3 complete, 0 cut and seen as cut, 1 wrong", "| link cut | 2 | 3s | 3s | 3s |\n", "after\n",
 	} {
 		if !strings.Contains(string(b), want) {
 			t.Errorf("no %q in\n%s", want, b)
