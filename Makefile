@@ -10,7 +10,7 @@ export RESULTS := $(CURDIR)/bin/results
 # Run one part of a stage and keep its result: "test" reads events of go test -json.
 TEST := hack/stage.sh test
 CHECK := hack/stage.sh check
-FUZZTIME ?= 10s
+FUZZTIME ?= 5s
 KERNELS ?= 6.1,6.12
 # tp_btf is what the machine itself has.
 METHODS ?= fentry,kprobe
