@@ -3,6 +3,7 @@
 package compile
 
 import (
+	"encoding/binary"
 	"testing"
 
 	"github.com/fairlead/fairlead/internal/source/nat/ruleset"
@@ -68,11 +69,17 @@ func FuzzMessage(f *testing.F) {
 }
 
 func FuzzLegacyTable(f *testing.F) {
-	f.Add(false, uint32(0), []byte{})
-	f.Add(false, uint32(0), natrules.LegacyTable(false))
-	f.Add(true, uint32(0), natrules.LegacyTable(true))
-	f.Fuzz(func(t *testing.T, v6 bool, hook uint32, b []byte) {
-		snap, err := ruleset.ParseLegacy(v6, ruleset.LegacyInfo{ValidHooks: 0x1b, Hook: [5]uint32{0, hook, 0, hook, 0}}, b)
+	info := make([]byte, 84)
+	binary.NativeEndian.PutUint32(info[32:], 0x1b) // hooks that nat tables have
+	f.Add(false, info, []byte{})
+	f.Add(false, info, natrules.LegacyTable(false))
+	f.Add(true, info, natrules.LegacyTable(true))
+	f.Fuzz(func(t *testing.T, v6 bool, about, b []byte) {
+		info, err := ruleset.ParseLegacyInfo(about)
+		if err != nil {
+			return
+		}
+		snap, err := ruleset.ParseLegacy(v6, info, b)
 		if err != nil {
 			return
 		}
