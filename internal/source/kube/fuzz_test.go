@@ -4,7 +4,11 @@ package kube
 
 import (
 	"encoding/json"
+	"os"
+	"path/filepath"
 	"testing"
+
+	"k8s.io/client-go/tools/clientcmd"
 
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/source/kube/object"
@@ -34,6 +38,51 @@ func FuzzService(f *testing.F) {
 				}
 			}
 			seen[b.Origin] = true
+		}
+	})
+}
+
+// FuzzKubeconfig reads no file but those of a directory of its own. What is left of a
+// kubeconfig that is taken names no file any more.
+func FuzzKubeconfig(f *testing.F) {
+	const head = "apiVersion: v1\nkind: Config\ncurrent-context: c\ncontexts: [{name: c, context: {cluster: k, user: u}}]\n"
+	f.Add([]byte(head + "clusters: [{name: k, cluster: {server: 'https://127.0.0.1:6443', certificate-authority: ca}}]\nusers: [{name: u, user: {tokenFile: token}}]\n"))
+	f.Add([]byte(head + "clusters: [{name: k, cluster: {server: 'http://127.0.0.1', certificate-authority-data: eA==}}]\nusers: [{name: u, user: {client-certificate: ca, client-key: missing}}]\n"))
+	f.Add([]byte(head + "users: [{name: u, user: {exec: {command: /nowhere, apiVersion: client.authentication.k8s.io/v1}}}]\n"))
+	f.Add([]byte("contexts: {}\n"))
+	dir := f.TempDir()
+	for _, name := range []string{"ca", "token"} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte("x\n"), 0o600); err != nil {
+			f.Fatal(err)
+		}
+	}
+	f.Fuzz(func(t *testing.T, b []byte) {
+		file, err := clientcmd.Load(b)
+		if err != nil {
+			return
+		}
+		here := func(name *string) {
+			if *name != "" {
+				*name = filepath.Join(dir, filepath.Base(*name))
+			}
+		}
+		for _, c := range file.Clusters {
+			here(&c.CertificateAuthority)
+		}
+		for _, u := range file.AuthInfos {
+			here(&u.ClientCertificate)
+			here(&u.ClientKey)
+			here(&u.TokenFile)
+		}
+		if _, err := embed(file, file.CurrentContext); err != nil || file.Contexts[file.CurrentContext] == nil {
+			return
+		}
+		context := file.Contexts[file.CurrentContext]
+		if c := file.Clusters[context.Cluster]; c != nil && c.CertificateAuthority != "" {
+			t.Errorf("%q names %s", b, c.CertificateAuthority)
+		}
+		if u := file.AuthInfos[context.AuthInfo]; u != nil && u.ClientCertificate+u.ClientKey+u.TokenFile != "" {
+			t.Errorf("%q names files", b)
 		}
 	})
 }

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux
+
+package publish
+
+import (
+	"encoding/json"
+	"testing"
+
+	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/publish/policy"
+	"github.com/fairlead/fairlead/internal/yamltree"
+)
+
+func FuzzRequest(f *testing.F) {
+	f.Add([]byte(`{"nonce":"n","port":8080}`))
+	f.Add([]byte(`{"nonce":"n","toHost":true,"port":80,"as":8080}`))
+	f.Add([]byte(`{"connect":7,"failed":"x","refused":true}`))
+	f.Add([]byte(`{"run":{"name":"x"},"port":-1}`))
+	n, err := yamltree.Parse("policy", []byte("- match: {name: web}\n  guestPorts: [8080]\n  hostPorts: [8080-8090]\n"))
+	if err != nil {
+		f.Fatal(err)
+	}
+	allow, err := policy.Parse(n)
+	if err != nil {
+		f.Fatal(err)
+	}
+	s := &Server{opt: Options{Policy: allow}}
+	web, other := &peer{container: port.Owner{Kind: port.OwnerContainer, Name: "web"}}, &peer{container: port.Owner{Kind: port.OwnerContainer, Name: "x"}}
+	f.Fuzz(func(t *testing.T, b []byte) {
+		var q request
+		if json.Unmarshal(b, &q) != nil {
+			return
+		}
+		if s.allowed(other, q) == nil {
+			t.Errorf("another container gets %+v", q)
+		}
+		if s.allowed(web, q) == nil && (q.ToHost && (q.As < 8080 || q.As > 8090) || !q.ToHost && q.Port != 8080) {
+			t.Errorf("gets %+v", q)
+		}
+	})
+}
