@@ -27,7 +27,7 @@ VM_SMOKE := TestPortAppearsCarriesAndVanishes,TestRuleOnlyPort,TestUDP
 # Rounds of what the end-to-end tests repeat, fewer where the processor is emulated.
 VM := go run ./test/vm -json -kernel '$(KERNELS)' -methods '$(METHODS)' \
 	-env FAIRLEAD_STARTS=2 -env FAIRLEAD_WAKEUPS=500 -env FAIRLEAD_SHORT=500 \
-	-env FAIRLEAD_STORMS=2 -env FAIRLEAD_REFILL=500 -env FAIRLEAD_SOCKET_OPERATIONS=$(or $(VM_SOCKET_OPERATIONS),50)
+	-env FAIRLEAD_STORMS=2 -env FAIRLEAD_ORDER_BATCHES=100 -env FAIRLEAD_REFILL=500 -env FAIRLEAD_SOCKET_OPERATIONS=$(or $(VM_SOCKET_OPERATIONS),50)
 
 VM_INSTALL := go run ./test/vm -json -timeout 30m
 
@@ -84,6 +84,7 @@ test: ## Run what CI runs; installs what it needs (root; Debian 12): 15 minutes
 	@$(call run_stages,$(STAGES),$(STAGES_VM))
 
 test-all: export FAIRLEAD_RULESETS ?= 400
+test-all: export FAIRLEAD_ORDER_BATCHES ?= 20000
 test-all: export FAIRLEAD_PODMAN_RESTARTS ?= 50
 test-all: export FAIRLEAD_MODEL_OPERATIONS ?= 1000000
 test-all: export FAIRLEAD_PUBLISH_CYCLES ?= 1000

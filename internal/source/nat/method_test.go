@@ -11,7 +11,6 @@ import (
 
 	"github.com/fairlead/fairlead/internal/source/nat/ruleset"
 	"github.com/fairlead/fairlead/internal/source/nat/watch"
-	"github.com/fairlead/fairlead/test/kit/natrules"
 )
 
 // hooksFirst is an order in which better methods are tried later.
@@ -139,30 +138,6 @@ func TestLargeCommitIsDumped(t *testing.T) {
 		expectPorts(t, r, 80, 81)
 		if st := s.Status(); st.Lost != 0 || st.Dumps != 2 {
 			t.Errorf("lost %d, dumps %d", st.Lost, st.Dumps)
-		}
-	})
-}
-
-// A rule that replaces the first one of a chain is notified without a position,
-// like one that is appended.
-func TestReplacedRuleKeepsItsPlace(t *testing.T) {
-	replacement := newRule(200, 90)
-	appended := newRule(201, 91)
-	appended.Create = true
-	f := newFake(oneTable(80, 81))
-	run(t, Options{}, f, func(s *Source, r *recorder) {
-		expectPorts(t, r, 80, 81)
-		del := &ruleset.Message{Type: ruleset.MsgDelRule, Table: natrules.Table, Chain: "pre", Handle: 100}
-		f.events <- commitOf(2, del, replacement, appended)
-		expectPorts(t, r, 81, 90, 91)
-		snap := oneTable(90, 81, 91)
-		for i, h := range []uint64{200, 101, 201} {
-			snap.Tables[0].Chains[0].Rules[i].Handle = h
-		}
-		f.set(snap, 2, nil)
-		time.Sleep(time.Second)
-		if st := s.Status(); st.Drift != 0 || st.Dumps != 2 {
-			t.Errorf("drift %d, dumps %d", st.Drift, st.Dumps)
 		}
 	})
 }

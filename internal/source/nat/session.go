@@ -31,6 +31,9 @@ type system interface {
 	Generation() (uint32, error)
 	// Dump returns the nftables ruleset, or watch.ErrMoved.
 	Dump(ctx context.Context) (*ruleset.Snapshot, error)
+	// Rules returns the rules of a chain in their order, as far as commits do not
+	// overtake the reading.
+	Rules(id ruleset.ChainID) ([]ruleset.Rule, error)
 	// Exists reports whether there is a table.
 	Exists(t ruleset.TableID) (bool, error)
 	// LegacyTables reports which families have a legacy nat table.
@@ -48,6 +51,7 @@ type task uint8
 
 const (
 	applyCommits    task = iota // apply the commits that were received
+	readOrder                   // read the chains whose order they left open
 	dump                        // read the nftables ruleset
 	audit                       // compare the model with a dump
 	auditLegacy                 // read the legacy tables whatever was reported
@@ -93,6 +97,9 @@ type session struct {
 	have   [parts]bool  // read since the start
 	broken [parts]error // why the last reading failed
 	known  bool         // feed has a complete set from this session
+	stale  bool         // feed was told so
+	half   bool         // the model has a part of a commit, until the next dump
+	reads  int          // of the chains whose order is open
 }
 
 func newSession(s *Source, feed registry.Feed, c *compile.Compiler, sys system) *session {
@@ -288,6 +295,7 @@ func (x *session) lost(err error) {
 func (x *session) dumpInstead() {
 	x.in.drop()
 	x.due.Cancel(applyCommits)
+	x.due.Cancel(readOrder)
 	x.plan(dump)
 }
 
@@ -302,20 +310,29 @@ func (x *session) count(f func(*Status)) {
 func (x *session) fail(part int, err error) time.Time {
 	x.count(func(st *Status) { st.Failures++ })
 	x.broken[part] = fmt.Errorf("read %s: %w", partNames[part], err)
+	x.stale = true
 	x.feed.Stale(errors.Join(x.broken[:]...))
 	return time.Now().Add(x.retry.Next())
 }
 
-// done states what reading a part changed, or the whole set if that part was the
-// last one that was missing.
-func (x *session) done(part int, ch port.Change) {
-	failed := errors.Join(x.broken[:]...) != nil
+// settled reports whether the model is the ruleset of some time. It is not while it
+// has a part of a commit or while the order of rules is open.
+func (x *session) settled() bool { return !x.half && len(x.m.Unordered()) == 0 }
+
+// done states what is known after a part was read.
+func (x *session) done(part int) {
 	x.have[part], x.broken[part] = true, nil
-	failing := errors.Join(x.broken[:]...) != nil
+	if x.settled() { // else it is stated with the rest
+		x.state(x.c.Commit())
+	}
+}
+
+// state states a change of the model, or the whole set if that was not known.
+func (x *session) state(ch port.Change) {
 	switch {
 	case x.have != [parts]bool{true, true, true}:
-	case !x.known || failed && !failing:
-		x.known = true
+	case !x.known || x.stale && errors.Join(x.broken[:]...) == nil:
+		x.known, x.stale = true, false
 		x.retry.Reset()
 		x.updateStatus()
 		x.feed.Replace(x.c.Bindings())

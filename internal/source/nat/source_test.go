@@ -39,6 +39,7 @@ type fakeSystem struct {
 	broken   map[string]bool // methods that do not work
 	watched  []string        // methods that were tried
 	resolves int
+	orders   int           // readings of one chain
 	attach   time.Duration // what it takes to attach hooks
 	sparse   bool          // commits to other tables are not reported
 	reported uint32        // generation of the last commit that was
@@ -121,6 +122,20 @@ func (f *fakeSystem) Dump(context.Context) (*ruleset.Snapshot, error) {
 		return nil, f.dumpErr
 	}
 	return f.snap, nil
+}
+
+func (f *fakeSystem) Rules(id ruleset.ChainID) ([]ruleset.Rule, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.orders++
+	for _, t := range f.snap.Tables {
+		for _, c := range t.Chains {
+			if t.ID == id.Table && c.Name == id.Name {
+				return c.Rules, nil
+			}
+		}
+	}
+	return nil, nil
 }
 
 func (f *fakeSystem) Exists(t ruleset.TableID) (bool, error) {

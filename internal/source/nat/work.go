@@ -7,7 +7,6 @@ import (
 	"errors"
 	"time"
 
-	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/schedule"
 	"github.com/fairlead/fairlead/internal/source/nat/compile"
 	"github.com/fairlead/fairlead/internal/source/nat/ruleset"
@@ -17,18 +16,19 @@ import (
 const (
 	restMin        = 100 * time.Microsecond
 	restMax        = 5 * time.Second
-	readShare      = 10                     // reading takes at most one part in so many of the time
-	applyShare     = 4                      // and applying commits one part in so many,
-	applyBurst     = 20 * time.Millisecond  // of which this much may come at once
-	auditShare     = 30_000                 // and audits one part in so many
-	auditMost      = 30 * time.Minute       // between two audits, whatever they cost
-	legacyShare    = 200                    // and polling legacy tables one part in so many
-	legacyMost     = 30 * time.Second       // between two polls, whatever they cost
-	generationPoll = time.Second            // of the last method for nftables
-	absentPoll     = 30 * time.Second       // for nftables in a kernel without it
-	ownedPoll      = 10 * time.Second       // of tables that vanish with their owner, unreported
-	orderDelay     = 500 * time.Millisecond // until the order of inserted rules is checked
-	dumpAttempts   = 20                     // of a dump that a commit overtook
+	readShare      = 10                    // reading takes at most one part in so many of the time
+	applyShare     = 4                     // and applying commits one part in so many,
+	applyBurst     = 20 * time.Millisecond // of which this much may come at once
+	auditShare     = 30_000                // and audits one part in so many
+	auditMost      = 30 * time.Minute      // between two audits, whatever they cost
+	legacyShare    = 200                   // and polling legacy tables one part in so many
+	legacyMost     = 30 * time.Second      // between two polls, whatever they cost
+	generationPoll = time.Second           // of the last method for nftables
+	absentPoll     = 30 * time.Second      // for nftables in a kernel without it
+	ownedPoll      = 10 * time.Second      // of tables that vanish with their owner, unreported
+	orderPause     = 10 * time.Millisecond // between readings of an order that commits overtake
+	orderAttempts  = 10                    // of them
+	dumpAttempts   = 20                    // of a dump that a commit overtook
 	retryMin       = 200 * time.Millisecond
 	retryMax       = 6400 * time.Millisecond
 	moduleDelay    = 40 * time.Millisecond // until a loaded module is looked for again
@@ -73,14 +73,20 @@ func (x *session) work(ctx context.Context) {
 		x.due.Set(auditLegacy, now.Add(x.s.opt.Audit))
 		x.plan(readLegacy)
 	}
-	if !x.planned(dump) && x.due.Take(applyCommits, now) {
+	switch apply, again := x.due.Take(applyCommits, now), x.due.Take(readOrder, now); {
+	case x.planned(dump): // which has all that
+	case apply:
 		x.applyPending()
+	case again:
+		x.settle(now)
 	}
 	switch {
 	case x.due.Take(dump, now):
 		x.readDump(ctx)
 	case compare && now.Before(x.rested[dump]):
 		x.due.Set(audit, x.rested[dump])
+	case compare && !x.settled():
+		x.due.Set(audit, now.Add(orderPause))
 	case compare && !x.planned(dump):
 		x.auditDump(ctx)
 	}
@@ -142,13 +148,14 @@ func (x *session) readHost() {
 		return
 	}
 	x.c.SetHost(hostOf(&net))
-	x.done(partHost, x.c.Commit())
+	x.done(partHost)
 }
 
 // applyPending applies all commits that were received, as one step.
 func (x *session) applyPending() {
 	began := time.Now()
 	commits, err := x.apply()
+	x.half = err != nil
 	switch {
 	case errors.Is(err, watch.ErrMoved), errors.Is(err, compile.ErrNotRead):
 		x.dumpInstead()
@@ -157,6 +164,25 @@ func (x *session) applyPending() {
 		x.lost(err)
 		return
 	}
+	x.count(func(st *Status) { st.Commits += commits })
+	x.settle(began)
+}
+
+// settle states what the commits that were applied have changed, after it has read
+// the order of rules that they left open. began is when this work began.
+func (x *session) settle(began time.Time) {
+	defer func() { x.rested[applyCommits] = x.load.add(began, time.Now()) }()
+	err := x.readOrder()
+	switch {
+	case err != nil:
+		x.lost(err)
+		return
+	case !x.settled():
+		x.due.Advance(readOrder, time.Now().Add(orderPause))
+		return
+	}
+	x.due.Cancel(readOrder)
+	x.reads = 0
 	ch := x.c.Commit()
 	if x.c.Incomplete() {
 		// A set that no packet met until now: read it before anything is stated.
@@ -164,12 +190,26 @@ func (x *session) applyPending() {
 		x.plan(dump)
 		return
 	}
-	x.publish(ch)
-	x.count(func(st *Status) { st.Commits += commits })
-	x.rested[applyCommits] = x.load.add(began, time.Now())
-	if x.m.OrderDoubtful() {
-		x.due.Advance(audit, time.Now().Add(orderDelay))
+	x.state(ch)
+}
+
+// readOrder reads the chains whose order is open. If a reading lacks rules, a commit
+// that deletes them is on its way and is awaited. That ends: after some readings only
+// the places of rules that the kernel no longer has are guessed.
+func (x *session) readOrder() error {
+	open := x.m.Unordered()
+	if len(open) == 0 {
+		return nil
 	}
+	x.reads++
+	for _, id := range open {
+		rules, err := x.sys.Rules(id)
+		if err != nil {
+			return err
+		}
+		x.m.Order(id, rules, x.reads == orderAttempts)
+	}
+	return nil
 }
 
 // apply applies the pending commits to the model and returns how many there were.
@@ -217,11 +257,18 @@ func (x *session) readDump(ctx context.Context) {
 		return
 	}
 	x.pollGeneration(time.Now())
-	x.m.Load(snap)
-	x.done(partNFT, x.c.Commit())
+	x.takeOver(snap)
+	x.done(partNFT)
 	if len(x.in.pending) > 0 {
 		x.plan(applyCommits)
 	}
+}
+
+// takeOver makes the model equal to a dump and returns how many objects differed.
+func (x *session) takeOver(snap *ruleset.Snapshot) int {
+	x.half, x.reads = false, 0
+	x.due.Cancel(readOrder)
+	return x.m.Load(snap)
 }
 
 // dump reads the ruleset until no commit overtakes the reading.
@@ -262,11 +309,11 @@ func (x *session) auditDump(ctx context.Context) {
 		x.plan(dump)
 		return
 	}
-	if n := x.m.Load(snap); n > 0 {
+	if n := x.takeOver(snap); n > 0 {
 		x.s.log.Warn("the model differed from the kernel's ruleset and was corrected", "objects", n)
 		x.count(func(st *Status) { st.Drift += uint64(n) })
 	}
-	x.done(partNFT, x.c.Commit())
+	x.done(partNFT)
 	if opt := x.s.opt; opt.paced {
 		x.due.Set(audit, time.Now().Add(max(opt.Audit, min(schedule.Rest(took, auditShare), auditMost))))
 	}
@@ -275,7 +322,7 @@ func (x *session) auditDump(ctx context.Context) {
 // readLegacy reads the legacy tables, if there are any.
 func (x *session) readLegacy() {
 	began := time.Now()
-	ch, err := x.loadLegacy()
+	err := x.loadLegacy()
 	took := time.Since(began)
 	x.rested[readLegacy] = rest(took)
 	if err != nil {
@@ -285,7 +332,7 @@ func (x *session) readLegacy() {
 		x.plan(readLegacy)
 		return
 	}
-	x.done(partLegacy, ch)
+	x.done(partLegacy)
 	if x.wake != nil {
 		return
 	}
@@ -297,10 +344,10 @@ func (x *session) readLegacy() {
 }
 
 // loadLegacy makes the model of the legacy tables equal to what the kernel has.
-func (x *session) loadLegacy() (port.Change, error) {
+func (x *session) loadLegacy() error {
 	v4, v6, err := x.sys.LegacyTables()
 	if err != nil {
-		return port.Change{}, err
+		return err
 	}
 	for _, f := range []struct {
 		family uint8
@@ -310,12 +357,12 @@ func (x *session) loadLegacy() (port.Change, error) {
 		if f.exists {
 			t, err := x.sys.Legacy(f.family == ruleset.FamilyIP6)
 			if err != nil {
-				return port.Change{}, err
+				return err
 			}
 			snap.Tables = []*ruleset.Table{t}
 			x.count(func(st *Status) { st.LegacyReads++ })
 		}
 		x.c.Sync(snap, func(id ruleset.TableID) bool { return id.Legacy && id.Family == f.family })
 	}
-	return x.c.Commit(), nil
+	return nil
 }

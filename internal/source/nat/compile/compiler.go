@@ -202,8 +202,7 @@ func (c *Compiler) insertRule(ch *chain, at int, handle uint64, raw []byte) {
 func (c *Compiler) removeRule(r *rule) {
 	c.forget(r)
 	r.gone = true
-	if !r.chain.holes {
-		r.chain.holes = true
+	if r.chain.gone++; r.chain.gone == 1 {
 		c.holes = append(c.holes, r.chain)
 	}
 }
@@ -211,7 +210,7 @@ func (c *Compiler) removeRule(r *rule) {
 // tidy closes the places of rules that are gone.
 func (c *Compiler) tidy() {
 	for _, ch := range c.holes {
-		ch.holes = false
+		ch.gone = 0
 		ch.rules = slices.DeleteFunc(ch.rules, func(r *rule) bool {
 			if r.gone && ch.index[r.handle] == r {
 				delete(ch.index, r.handle)

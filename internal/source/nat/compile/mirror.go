@@ -24,8 +24,8 @@ type Mirror struct {
 	others map[ruleset.TableID]struct{} // tables that have no nat base chain
 	fresh  map[ruleset.TableID]struct{} // tables that the commit being read has made
 	most   highWater                    // of others
-	doubt  bool                         // the order of rules should be checked by a dump
-	last   *rule                        // that was deleted by the message before
+	ends   map[*chain]*ends             // chains in which the commit being read deletes or adds rules
+	open   map[*chain]struct{}          // chains whose order is not known, see Unordered
 }
 
 // Ignored reports whether a table has no chain at a nat hook.
@@ -49,14 +49,6 @@ func NewMirror(c *Compiler) *Mirror { return &Mirror{c: c} }
 
 // Generation returns that of the last commit that was applied or loaded.
 func (m *Mirror) Generation() uint32 { return m.gen }
-
-// OrderDoubtful reports whether the messages since this was last asked leave the
-// order of rules in doubt, so that a dump should confirm it.
-func (m *Mirror) OrderDoubtful() bool {
-	doubt := m.doubt
-	m.doubt = false
-	return doubt
-}
 
 func nextGen(g uint32) uint32 {
 	if g++; g == 0 {
@@ -88,7 +80,7 @@ func (m *Mirror) Load(s *ruleset.Snapshot) int {
 		m.others[id] = struct{}{}
 	}
 	m.fresh = make(map[ruleset.TableID]struct{})
-	m.doubt = false
+	m.open = nil
 	return m.c.Sync(s, func(id ruleset.TableID) bool { return !id.Legacy })
 }
 
@@ -101,17 +93,18 @@ func (m *Mirror) Commit(msgs []*ruleset.Message, gen uint32) error {
 	if gen != nextGen(m.gen) {
 		return fmt.Errorf("%w: generation %d after %d", errUnknown, gen, m.gen)
 	}
-	m.last = nil
-	for _, msg := range msgs {
+	m.ends = make(map[*chain]*ends)
+	defer func() { m.ends = nil }()
+	for i, msg := range msgs {
 		if msg.Table.Family == 0 {
 			continue
 		}
-		last := m.last
-		if err := m.apply(msg); err != nil {
-			return err
+		var next *ruleset.Message
+		if i+1 < len(msgs) {
+			next = msgs[i+1]
 		}
-		if m.last == last {
-			m.last = nil
+		if err := m.apply(msg, next); err != nil {
+			return err
 		}
 	}
 	m.sortOut()
@@ -147,8 +140,8 @@ func unknown(msg *ruleset.Message, what string) error {
 	return fmt.Errorf("%w: %s of table %s", errUnknown, what, msg.Table)
 }
 
-// apply applies one message.
-func (m *Mirror) apply(msg *ruleset.Message) error {
+// apply applies one message, which next follows if that is not nil.
+func (m *Mirror) apply(msg, next *ruleset.Message) error {
 	switch msg.Type {
 	case ruleset.MsgDelTable:
 		m.c.dropTable(msg.Table)
@@ -167,7 +160,7 @@ func (m *Mirror) apply(msg *ruleset.Message) error {
 	case msg.Bare && (t == nil && !m.Ignored(msg.Table) || t != nil && t.handle != msg.TableHandle):
 		return ErrNotRead // a hook reports a table only from its first nat chain on
 	case t != nil:
-		return m.applyTo(t, msg)
+		return m.applyTo(t, msg, next)
 	case !m.Ignored(msg.Table):
 		return unknown(msg, "an object")
 	case msg.Type == ruleset.MsgNewChain && msg.Hook.IsNAT():
@@ -194,7 +187,7 @@ func (m *Mirror) newTable(msg *ruleset.Message) {
 }
 
 // applyTo applies a message about an object of a table.
-func (m *Mirror) applyTo(t *table, msg *ruleset.Message) error {
+func (m *Mirror) applyTo(t *table, msg, next *ruleset.Message) error {
 	switch msg.Type {
 	case ruleset.MsgNewChain:
 		hook := msg.Hook
@@ -211,7 +204,7 @@ func (m *Mirror) applyTo(t *table, msg *ruleset.Message) error {
 		if ch == nil {
 			return unknown(msg, "chain "+msg.Chain)
 		}
-		return m.applyToChain(ch, msg)
+		return m.applyToChain(ch, msg, next)
 	case ruleset.MsgNewSet:
 		m.newSet(t, msg)
 	case ruleset.MsgDelSet:
@@ -223,20 +216,21 @@ func (m *Mirror) applyTo(t *table, msg *ruleset.Message) error {
 }
 
 // applyToChain deletes a chain, or applies a message about one of its rules.
-func (m *Mirror) applyToChain(ch *chain, msg *ruleset.Message) error {
+func (m *Mirror) applyToChain(ch *chain, msg, next *ruleset.Message) error {
 	switch msg.Type {
 	case ruleset.MsgDelChain:
 		m.c.dropChain(ch)
 		return nil
 	case ruleset.MsgNewRule:
-		return m.newRule(ch, msg)
+		m.newRule(ch, msg, next)
+		return nil
 	}
 	r := ch.index[msg.Handle]
 	if r == nil || r.gone {
 		return unknown(msg, fmt.Sprintf("rule %d", msg.Handle))
 	}
 	m.c.removeRule(r)
-	m.last = r
+	m.endsOf(ch).deleted(r)
 	return nil
 }
 
@@ -266,40 +260,6 @@ func (m *Mirror) elements(t *table, msg *ruleset.Message) error {
 		} else {
 			m.c.dropElem(n, e.ID())
 		}
-	}
-	return nil
-}
-
-// newRule inserts a rule at the place that its message gives.
-func (m *Mirror) newRule(ch *chain, msg *ruleset.Message) error {
-	c := m.c
-	if old := ch.index[msg.Handle]; old != nil {
-		// A replaced rule keeps its place.
-		if !old.gone {
-			c.removeRule(old)
-		}
-		m.doubt = true
-		c.insertRule(ch, old.pos, msg.Handle, msg.Raw)
-		return nil
-	}
-	switch {
-	case msg.Position != 0:
-		prev := ch.index[msg.Position]
-		if prev == nil {
-			return fmt.Errorf("%w: rule %d after %d", errUnknown, msg.Handle, msg.Position)
-		}
-		m.doubt = m.doubt || !msg.Bare
-		c.insertRule(ch, prev.pos+1, msg.Handle, msg.Raw)
-	case msg.Append && !msg.Create && m.last != nil && m.last.chain == ch:
-		// It replaces the rule that was deleted just before, which was the first
-		// or the last of the chain. Before Linux 5.15 it may also be appended.
-		m.doubt = true
-		c.insertRule(ch, m.last.pos, msg.Handle, msg.Raw)
-	case msg.Append:
-		c.insertRule(ch, len(ch.rules), msg.Handle, msg.Raw)
-	default:
-		m.doubt = m.doubt || !msg.Bare
-		c.insertRule(ch, 0, msg.Handle, msg.Raw)
 	}
 	return nil
 }

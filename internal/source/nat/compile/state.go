@@ -54,7 +54,7 @@ type chain struct {
 	rules      []*rule
 	acts       []*activation    // every way in which packets come here
 	index      map[uint64]*rule // by handle, in nftables
-	holes      bool             // some rules are gone
+	gone       int              // how many of rules are gone, see removeRule
 	inert      inertness
 	most       highWater // of rules
 }

@@ -4,6 +4,7 @@ package ruleset
 
 import (
 	"bytes"
+	"cmp"
 	"fmt"
 	"slices"
 )
@@ -53,6 +54,11 @@ func (t TableID) String() string {
 type ChainID struct {
 	Table TableID
 	Name  string
+}
+
+// Compare orders by table and name.
+func (c ChainID) Compare(d ChainID) int {
+	return cmp.Or(cmp.Compare(c.Table.String(), d.Table.String()), cmp.Compare(c.Name, d.Name))
 }
 
 // Hook is where and when packets enter a base chain.

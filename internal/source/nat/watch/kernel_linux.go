@@ -126,7 +126,8 @@ func (k *Kernel) closeRequests() {
 	}
 }
 
-// request sends one nftables request and hands each answer to f.
+// request sends one nftables request and hands each answer to f. After ErrMoved f may
+// have got a part of the answers, and some of them twice.
 func (k *Kernel) request(typ uint8, family uint8, dump bool, attrs []byte, f func(*ruleset.Message) error) error {
 	if err := k.openRequests(); err != nil {
 		return err
@@ -147,6 +148,7 @@ func (k *Kernel) exchange(req netlink.Message, f func(*ruleset.Message) error) e
 		return err
 	}
 	var first error
+	interrupted := false
 	for m, err := range k.nft.ReceiveIter() {
 		if err != nil {
 			if errors.Is(err, unix.EINTR) || errors.Is(err, unix.ENOENT) { // a table or set went while it was read
@@ -158,10 +160,7 @@ func (k *Kernel) exchange(req netlink.Message, f func(*ruleset.Message) error) e
 		if first != nil {
 			continue
 		}
-		if m.Header.Flags&netlink.DumpInterrupted != 0 {
-			first = ErrMoved
-			continue
-		}
+		interrupted = interrupted || m.Header.Flags&netlink.DumpInterrupted != 0
 		if uint16(m.Header.Type)>>8 != ruleset.Subsystem {
 			continue
 		}
@@ -170,6 +169,9 @@ func (k *Kernel) exchange(req netlink.Message, f func(*ruleset.Message) error) e
 			err = f(msg)
 		}
 		first = err
+	}
+	if first == nil && interrupted {
+		return ErrMoved
 	}
 	return first
 }
@@ -318,6 +320,27 @@ func (k *Kernel) dumpTable(t *ruleset.Table) error {
 		return fmt.Errorf("sets: %w", err)
 	}
 	return k.dumpReached(t, chains, sets)
+}
+
+// Rules implements system. A reading that commits overtake lacks some rules or has
+// some twice; a chain that does not exist has none.
+func (k *Kernel) Rules(id ruleset.ChainID) ([]ruleset.Rule, error) {
+	attrs := ruleset.AppendAttr(nil, 1, append([]byte(id.Table.Name), 0))
+	attrs = ruleset.AppendAttr(attrs, 2, append([]byte(id.Name), 0))
+	var out []ruleset.Rule
+	err := k.request(ruleset.MsgGetRule, id.Table.Family, true, attrs, func(m *ruleset.Message) error {
+		if m.Table != id.Table || m.Chain != id.Name {
+			return nil
+		}
+		if out = append(out, ruleset.Rule{Handle: m.Handle, Raw: m.Raw}); len(out) > maxRules {
+			return fmt.Errorf("more than %d rules", maxRules)
+		}
+		return nil
+	})
+	if err != nil && !errors.Is(err, ErrMoved) {
+		return nil, fmt.Errorf("rules of chain %s of table %s: %w", id.Name, id.Table, err)
+	}
+	return out, nil
 }
 
 // dumpReached reads the elements of the sets that packets can meet, and only
