@@ -321,6 +321,7 @@ func TestOnlyRelaysWait(t *testing.T) {
 	for name, want := range map[string]string{
 		"k3s-server": "allow", "kubelet": "allow", "rke2": "allow", "nerdctl-helper2": "pending", "passtime": "allow",
 		"docker-proxy": "pending", "docker-proxyish": "allow", "pasta.avx2": "pending", "rootlesskit-doc": "pending", "conmon": "pending",
+		"sleep": "deny",
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			g := newGuarded(t)

@@ -194,7 +194,7 @@ func relayed(b *port.Binding) bool {
 	}
 	switch name {
 	case "docker-proxy", "dockerd", "rootlesskit", "rootlessport", "slirp4netns", "pasta", "passt", "conmon", "podman",
-		"nerdctl", "crio", "kube-proxy":
+		"nerdctl", "sleep", "crio", "kube-proxy":
 		return true
 	}
 	return false

@@ -63,6 +63,7 @@ type engineInternal struct {
 	protocol port.Protocol // 0 is any
 	loopback bool          // only there
 	pods     bool          // also of pods that begin with this name, in kube-system
+	named    bool          // no port of an unknown process is held for this one
 }
 
 var engineInternals = []engineInternal{
@@ -77,6 +78,10 @@ var engineInternals = []engineInternal{
 	{owner: "containerd", ports: []PortRange{{32768, 65535}}, loopback: true}, // streams of the CRI
 	{owner: "dockerd", ports: []PortRange{{2377, 2377}, {7946, 7946}, {4789, 4789}}},
 	{owner: "dockerd", ports: []PortRange{{32768, 65535}}, loopback: true},
+	// nerdctl reserves the ports of containers, and sleep holds them then. Nobody accepts at
+	// these, also after the container has stopped.
+	{owner: "nerdctl", ports: []PortRange{{1, 65535}}, named: true},
+	{owner: "sleep", ports: []PortRange{{1, 65535}}, named: true},
 	{owner: "", ports: []PortRange{{4789, 4789}, {8472, 8472}}, protocol: port.UDP}, // the kernel's VXLAN sockets
 }
 
@@ -98,7 +103,7 @@ func (e engineInternal) matches(p *port.Publication) bool {
 // mayMatch reports whether e matches p with the owner that an engine, or a search for
 // the process, may name.
 func (e engineInternal) mayMatch(p *port.Publication) bool {
-	if !e.hasPort(p) {
+	if e.named || !e.hasPort(p) {
 		return false
 	}
 	if p.Owner.Kind == port.OwnerUnknown && !p.Contained && slices.ContainsFunc(p.Origins, func(o port.OriginInfo) bool { return o.Source == port.SourceSocket }) {
