@@ -265,7 +265,10 @@ static __always_inline void track(__u64 cookie, volatile struct control *c)
 /* Reports whether the end of this socket must be reported, and forgets it. */
 static __always_inline bool untrack(__u64 cookie, volatile struct control *c)
 {
-	return cookie && (!bpf_map_delete_elem(&tracked, &cookie) || c->open);
+	/* First: the agent tracks the sockets of a dump before it clears open. */
+	__u32 open = c->open;
+
+	return cookie && (!bpf_map_delete_elem(&tracked, &cookie) || open);
 }
 
 /* bind(2) succeeded. */
