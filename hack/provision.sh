@@ -38,7 +38,7 @@ arm64_kernels=(6.1-arm64:linux-image-cloud-arm64 6.12-arm64:linux-image-6.12-clo
 other_kernels=(5.10:bullseye:5.10.0-46-cloud-amd64 sid:sid:7.2.13+deb14-cloud-amd64)
 # Debian systems to install packages in, beside what debootstrap calls minimal.
 declare -A roots=(
-	[systemd]="dbus,iproute2,kmod,libpam-systemd,procps,systemd,systemd-sysv,udev"
+	[systemd]="dbus,iproute2,kmod,libpam-systemd,procps,rpm,systemd,systemd-sysv,udev"
 	[openrc]="iproute2,kmod,openrc,procps,udev"
 )
 lint_version=v2.15.0

@@ -80,6 +80,7 @@ func (r *release) contents(program string, f form) (files.Contents, error) {
 	file(filepath.Join(r.work, "completion/zsh"), "/usr/share/zsh/site-functions/_fairlead", 0o644)
 	file(filepath.Join(r.work, "completion/fish"), "/usr/share/fish/vendor_completions.d/fairlead.fish", 0o644)
 	docs := "/usr/share/doc/fairlead/"
+	add("", strings.TrimSuffix(docs, "/"), 0o755, files.TypeDir)
 	file(repo("LICENSE"), docs+"copyright", 0o644)
 	file(filepath.Join(r.work, "NOTICES"), docs+"NOTICES", 0o644)
 	file(repo("README.md"), docs+"README.md", 0o644)

@@ -14,6 +14,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -48,8 +49,9 @@ type options struct {
 	patterns    []string
 }
 
-// systems are what can be booted from a disk that hack/provision.sh made.
-var systems = []string{"systemd", "openrc"}
+// systems are what can be booted from a disk that hack/provision.sh made, with the kinds
+// of files of a release that their tests install.
+var systems = map[string]string{"systemd": "archive,deb,rpm", "openrc": "archive,apk"}
 
 // minMemory is what a machine needs to boot, in MiB.
 const minMemory = 512
@@ -65,8 +67,8 @@ func (o options) validate() error {
 	case o.accel != "auto" && o.accel != "kvm" && o.accel != "tcg":
 		return fmt.Errorf("-accel %q: want auto, kvm or tcg", o.accel)
 	}
-	if o.system != "" && !slices.Contains(systems, o.system) {
-		return fmt.Errorf("-system %q: want one of %q", o.system, systems)
+	if o.system != "" && systems[o.system] == "" {
+		return fmt.Errorf("-system %q: want one of %q", o.system, slices.Sorted(maps.Keys(systems)))
 	}
 	arch, err := findArchitecture(o.arch)
 	if err != nil {
@@ -197,7 +199,7 @@ func buildJobs(ctx context.Context, o options, suites []suite, work string, r *r
 	buildProgram := sync.OnceValue(func() error {
 		return goBuild(ctx, o.arch, []string{"build", "-tags=grpcnotrace"}, filepath.Join(work, "test", "fairlead"), binaryPackage)
 	})
-	buildPackages := sync.OnceValue(func() error { return packages(ctx, filepath.Join(work, "test", "packages")) })
+	buildPackages := sync.OnceValue(func() error { return packages(ctx, filepath.Join(work, "test", "packages"), systems[o.system]) })
 	for i, s := range suites {
 		if len(s.Tests) == 0 && o.bench == "" {
 			continue
@@ -264,9 +266,9 @@ func buildJobs(ctx context.Context, o options, suites []suite, work string, r *r
 	return append(first, jobs...)
 }
 
-// packages builds the package and the archive of two versions, the later one in the second
+// packages builds files of a release, of these kinds, in two versions, the later one in the second
 // of the directories old and new of dir.
-func packages(ctx context.Context, dir string) error {
+func packages(ctx context.Context, dir, kinds string) error {
 	mod, err := exec.CommandContext(ctx, "go", "env", "GOMOD").Output()
 	if err != nil {
 		return fmt.Errorf("find the module: %w", err)
@@ -274,7 +276,7 @@ func packages(ctx context.Context, dir string) error {
 	release := filepath.Join(filepath.Dir(string(mod)), "hack/release")
 	for name, version := range map[string]string{"old": "v0.1.0", "new": "v0.1.1"} {
 		cmd := exec.CommandContext(ctx, "go", "-C", release, "run", ".", "-out", filepath.Join(dir, name),
-			"-version", version, "-systems", "linux/amd64", "-kinds", "archive,deb")
+			"-version", version, "-systems", "linux/amd64", "-kinds", kinds)
 		if out, err := cmd.CombinedOutput(); err != nil {
 			return fmt.Errorf("build packages: %w: %s", err, out)
 		}

@@ -207,7 +207,7 @@ func TestFindSuitesForASmokeTest(t *testing.T) {
 
 // TestFindSuitesThatInstall finds which packages need the packages under test.
 func TestFindSuitesThatInstall(t *testing.T) {
-	for _, system := range systems {
+	for system := range systems {
 		suites, err := findSuites(t.Context(), "amd64", system, "", []string{"../install", "../e2e"})
 		if err != nil {
 			t.Fatal(err)
