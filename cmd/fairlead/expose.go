@@ -74,7 +74,7 @@ func expose(c *cobra.Command, control string, q forwards.Request, at string) err
 		return err
 	}
 	check := func(at netip.AddrPort) firewall.Report {
-		return firewall.Check(slot.Protocol, at, time.Duration(q.Seconds)*time.Second)
+		return firewall.Read(c.Context()).Check(slot.Protocol, at, time.Duration(q.Seconds)*time.Second)
 	}
 	return writeExposed(c.OutOrStdout(), painter(c.OutOrStdout()), slot.String(), endOf(slot.String(), q.Guest), v, check)
 }

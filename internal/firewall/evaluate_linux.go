@@ -37,7 +37,7 @@ func (rs *ruleset) decide(slot port.Slot, v6 bool) (result verdict, by string) {
 			}
 			possible |= policy
 		}
-		name := "chain " + c.id.Table.String() + " " + c.id.Name
+		name := c.name()
 		switch {
 		case possible == drops:
 			return drops, name

@@ -6,6 +6,7 @@
 package firewall
 
 import (
+	"context"
 	"net/netip"
 	"time"
 
@@ -14,12 +15,26 @@ import (
 
 // Report is what the firewall does.
 type Report struct {
-	Text    string `json:"text"`    // one human-readable line
-	Command string `json:"command"` // lets connections in, or shows what decides; empty if none is needed
+	Text    string // one human-readable line
+	Command string // lets connections in, or shows what decides; empty if none is needed
+	Refuses bool   // surely; else it lets them in, or that is not known
 }
 
-// Check returns what the firewall does with packets of other machines to an address that is
-// open for a time.
-func Check(protocol port.Protocol, at netip.AddrPort, lasts time.Duration) Report {
-	return check(port.Slot{Protocol: protocol, Port: at.Port()}, at.Addr().Is6(), lasts)
+// Firewall is that of this system as it was when it was read. It is safe for concurrent use.
+type Firewall struct {
+	text  string
+	judge func(slot port.Slot, v6 bool, lasts time.Duration) Report
+}
+
+// Read reads the firewall of this system, for at most some seconds. What cannot be read is
+// said by what it returns.
+func Read(ctx context.Context) Firewall { return readSystem(ctx) }
+
+// String says in one line what the firewall is and does by default.
+func (f Firewall) String() string { return f.text }
+
+// Check returns what the firewall does with packets of other machines to an address. Lasts
+// is for how long the address is open, 0 for without an end.
+func (f Firewall) Check(protocol port.Protocol, at netip.AddrPort, lasts time.Duration) Report {
+	return f.judge(port.Slot{Protocol: protocol, Port: at.Port()}, at.Addr().Is6(), lasts)
 }

@@ -3,15 +3,20 @@
 package firewall
 
 import (
+	"context"
+	"os/exec"
 	"time"
-
-	"github.com/fairlead/fairlead/internal/port"
 )
 
-// check reads nothing: the firewall is by program, and its settings are root's.
-func check(port.Slot, bool, time.Duration) Report {
-	return Report{
-		Text:    "the application firewall of macOS, if it is on, asks or blocks by program, not by port",
-		Command: `sudo /usr/libexec/ApplicationFirewall/socketfilterfw --unblockapp "$(command -v fairlead)"`,
+// toolTime is how long socketfilterfw may take.
+const toolTime = 5 * time.Second
+
+func readSystem(ctx context.Context) Firewall {
+	ctx, cancel := context.WithTimeout(ctx, toolTime)
+	defer cancel()
+	out, err := exec.CommandContext(ctx, filterTool, "--getglobalstate").Output()
+	if err != nil {
+		return macFirewall(unknownState)
 	}
+	return macFirewall(filterState(string(out)))
 }

@@ -56,6 +56,7 @@ func TestRulesOfTheKernel(t *testing.T) {
 			}
 			defer func() { _ = ns.Close() }()
 			var got Report
+			var described string
 			err = ns.Do(func() error {
 				for _, line := range strings.Split(c.commands, "\n") {
 					if line = strings.TrimSpace(line); line == "" {
@@ -66,11 +67,22 @@ func TestRulesOfTheKernel(t *testing.T) {
 					}
 				}
 				rs, err := read()
-				got = judge(port.Slot{Protocol: port.TCP, Port: 8080}, false, time.Hour, rs, err, noManager)
+				f := system(rs, err, noManager)
+				got, described = f.Check(port.TCP, netip.MustParseAddrPort("192.0.2.1:8080"), time.Hour), f.String()
 				return err
 			})
 			if err != nil {
 				t.Fatal(err)
+			}
+			if want := map[string]string{
+				"none": noRules, "policy accepts": "the firewall lets in what no rule refuses",
+				"policy drops": "the firewall drops incoming connections that no rule accepts (chain inet filter input)",
+				"iptables":     "the firewall drops incoming connections that no rule accepts (chain ip filter INPUT)",
+			}[name]; want != "" && described != want {
+				t.Errorf("described as %q, want %q", described, want)
+			}
+			if got.Refuses != strings.Contains(got.Text, "refuses them") {
+				t.Errorf("%+v", got)
 			}
 			text := got.Text
 			if got.Command != "" {
@@ -81,7 +93,8 @@ func TestRulesOfTheKernel(t *testing.T) {
 			}
 		})
 	}
-	if r := Check(port.TCP, netip.MustParseAddrPort("192.0.2.1:8080"), time.Hour); r.Text == "" {
+	f := Read(t.Context())
+	if r := f.Check(port.TCP, netip.MustParseAddrPort("192.0.2.1:8080"), time.Hour); r.Text == "" || f.String() == "" {
 		t.Error("nothing is said about this system")
 	}
 }

@@ -3,18 +3,31 @@
 package firewall
 
 import (
-	"fmt"
-	"strings"
+	"context"
+	"os/exec"
+	"syscall"
 	"time"
 
-	"github.com/fairlead/fairlead/internal/port"
+	"golang.org/x/sys/windows"
+
+	"github.com/fairlead/fairlead/internal/trust"
 )
 
-// check reads nothing: the rules depend on the network's profile and on the program.
-func check(slot port.Slot, _ bool, _ time.Duration) Report {
-	return Report{
-		Text: "Windows Defender Firewall blocks connections of other machines unless a rule allows them; as administrator",
-		Command: fmt.Sprintf(`netsh advfirewall firewall add rule name="fairlead %s" dir=in action=allow protocol=%s localport=%d`,
-			slot, strings.ToUpper(slot.Protocol.String()), slot.Port),
+// toolTime is how long netsh may take.
+const toolTime = 5 * time.Second
+
+func readSystem(ctx context.Context) Firewall {
+	netsh, err := trust.Find("netsh.exe")
+	if err != nil {
+		return windowsFirewall(unknownState, nil)
 	}
+	ctx, cancel := context.WithTimeout(ctx, toolTime)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, netsh, "advfirewall", "show", "currentprofile", "state")
+	cmd.SysProcAttr = &syscall.SysProcAttr{HideWindow: true, CreationFlags: windows.CREATE_NO_WINDOW}
+	out, err := cmd.Output()
+	if err != nil {
+		return windowsFirewall(unknownState, nil)
+	}
+	return windowsFirewall(netshState(string(out)))
 }

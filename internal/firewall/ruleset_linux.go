@@ -76,6 +76,8 @@ func (rs *ruleset) hooked() bool {
 	return slices.ContainsFunc(rs.chains, func(c *chain) bool { return c.isInput() })
 }
 
+func (c *chain) name() string { return "chain " + c.id.Table.String() + " " + c.id.Name }
+
 func (c *chain) isInput() bool {
 	return c.hook != nil && c.hook.Num == hookInput && c.hook.Type == "filter"
 }

@@ -7,11 +7,14 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"io/fs"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"time"
 
@@ -35,7 +38,7 @@ func PairHint(cfg *config.Host, g config.Guest) string {
 }
 
 // Facts collects what doctor judges about this host, of the host peer at the control
-// socket; by default at that of the configuration.
+// socket; by default at that of the configuration. What the firewall does is not in it.
 func Facts(ctx context.Context, configFile, control string) doctor.HostFacts {
 	f := doctor.HostFacts{OS: runtime.GOOS, Version: version.String(), Now: time.Now()}
 	cfg, err := config.LoadHost(configFile, nil, os.LookupEnv)
@@ -51,6 +54,7 @@ func Facts(ctx context.Context, configFile, control string) doctor.HostFacts {
 		f.HostError = err.Error()
 	} else {
 		describeList(&f, l)
+		f.Wide = wide(&cfg, l)
 	}
 	ranges, err := host.ReservedPorts(ctx)
 	if err == nil { // else the ranges are named when a port needs one
@@ -108,6 +112,32 @@ func describeList(f *doctor.HostFacts, l status.List) {
 			f.Conflicts = append(f.Conflicts, doctor.Conflict{Port: p.Key().Slot().String(), Reason: p.Reason})
 		}
 	}
+}
+
+// wide returns what is open wider than loopback: ports of guests, and listeners of the host
+// peer itself.
+func wide(cfg *config.Host, l status.List) (list []doctor.Wide) {
+	add := func(protocol port.Protocol, at netip.AddrPort, what string) {
+		w := doctor.Wide{Protocol: protocol, At: at, What: fmt.Sprintf("%d/%s%s at %s", at.Port(), protocol, what, at.Addr())}
+		if at.Addr().IsValid() && !at.Addr().Unmap().IsLoopback() && !slices.Contains(list, w) {
+			list = append(list, w)
+		}
+	}
+	for _, p := range l.Published().Publications {
+		for _, at := range p.HostAddresses {
+			add(p.Protocol, at, "")
+		}
+	}
+	for _, own := range [][2]string{{cfg.Serving.At.Server, "--listen"}, {cfg.MetricsAddr, "--metrics-addr"}} {
+		address := own[0]
+		if strings.HasPrefix(address, ":") {
+			address = "[::]" + address
+		}
+		if at, err := netip.ParseAddrPort(address); err == nil {
+			add(port.TCP, at, " ("+own[1]+")")
+		}
+	}
+	return list
 }
 
 // readRelay reads from .wslconfig whether WSL's own relay forwards ports.

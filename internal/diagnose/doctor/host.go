@@ -5,10 +5,12 @@ package doctor
 import (
 	"cmp"
 	"fmt"
+	"net/netip"
 	"strings"
 	"time"
 
 	"github.com/fairlead/fairlead/internal/diagnose/explain"
+	"github.com/fairlead/fairlead/internal/port"
 )
 
 // HostFacts is what is judged about a host.
@@ -29,6 +31,20 @@ type HostFacts struct {
 	Conflicts   []Conflict // ports that another program has
 	Reserved    []string   // ranges that Windows reserves, such as "49152-49251"
 	Relay       *Relay     // of WSL; nil outside Windows
+	Firewall    string     // what that of this system does, in one line; empty if it was not read
+	Wide        []Wide     // what is open wider than loopback
+}
+
+// Wide is an address that other machines can reach, as far as the firewall lets them.
+type Wide struct {
+	What     string // "8080/tcp at 0.0.0.0"
+	Protocol port.Protocol
+	At       netip.AddrPort
+
+	// What the firewall does.
+	Text    string
+	Command string // lets connections in, or shows what decides; empty if none is needed
+	Refused bool   // surely
 }
 
 // Guest is one guest of the host.
@@ -62,6 +78,7 @@ func EvaluateHost(f HostFacts) Report {
 	}
 	j.ports(f)
 	j.unpublished(f.Unpublished, "fairlead ls -a")
+	j.firewall(f)
 	if f.Relay != nil {
 		j.relay(*f.Relay)
 	}
@@ -144,6 +161,45 @@ func (j *judge) ports(f HostFacts) {
 		j.add("ports", "open", OK, plural(f.Ports, "port")+" published, no conflicts", "")
 	}
 }
+
+// firewall judges what the firewall does with what is open wider than loopback. That a port
+// is refused is a warning, as it may be meant; what is not known is none.
+func (j *judge) firewall(f HostFacts) {
+	if f.Firewall == "" {
+		return
+	}
+	if len(f.Wide) == 0 {
+		j.add("firewall", "input", OK, "nothing is open wider than loopback; "+f.Firewall, "")
+		return
+	}
+	var texts []string // of those that are not refused
+	reached := make(map[string][]string)
+	for _, w := range f.Wide {
+		if w.Refused {
+			j.add("firewall", "input", Warning, w.What+" is open to other machines, but "+w.Text, w.Command)
+			continue
+		}
+		text := w.Text
+		if w.Command != "" {
+			text += ": `" + w.Command + "`"
+		}
+		if reached[text] == nil {
+			texts = append(texts, text)
+		}
+		reached[text] = append(reached[text], w.What)
+	}
+	for _, text := range texts {
+		list := reached[text]
+		what := strings.Join(list[:min(len(list), maxNamed)], ", ")
+		if n := len(list) - maxNamed; n > 0 {
+			what += fmt.Sprintf(" and %d more", n)
+		}
+		j.add("firewall", "input", OK, "open to other machines: "+what+"; "+text, "")
+	}
+}
+
+// maxNamed is how many addresses one check names.
+const maxNamed = 5
 
 const relayRemedy = "put `[wsl2]` and `localhostForwarding=false` into %UserProfile%\\.wslconfig, then run `wsl --shutdown`"
 

@@ -3,6 +3,7 @@
 package doctor
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 )
@@ -13,6 +14,7 @@ func healthyHost() HostFacts {
 		Config: Config{File: "host.yaml", TokenFile: "token"},
 		Guests: []Guest{{Endpoint: "hvsock://wsl:1023", Name: "vm", Version: "v1.2.0", Connected: true}},
 		Relay:  &Relay{File: ".wslconfig"}, Reserved: []string{"49152-49251"},
+		Firewall: "Windows Defender Firewall is on",
 	}
 }
 
@@ -70,6 +72,18 @@ func TestEachFaultOfAHostHasItsRemedy(t *testing.T) {
 		{"ports of the guest that it does not publish", func(f *HostFacts) {
 			f.Unpublished = map[string]int{"denied by rule 1 (no-debug)": 2, "bound, not listening": 3, "a": 1, "b": 1, "c": 1}
 		}, OK, "ports unpublished", "8 ports not published: 3 bound, not listening, 2 denied by rule 1 (no-debug), 1 a, 2 for other reasons; `fairlead ls -a` lists them", ""},
+		{"nothing is wide", func(*HostFacts) {}, OK, "firewall input", "nothing is open wider than loopback; Windows Defender Firewall is on", ""},
+		{"refused by the firewall", func(f *HostFacts) {
+			f.Wide = []Wide{{What: "80/tcp at 0.0.0.0", Text: "the firewall lets them in (chain x)", Command: "", Refused: false}, {What: "81/tcp at 0.0.0.0", Text: "the firewall refuses them (chain x)", Command: "sudo ufw allow 81/tcp", Refused: true}}
+		}, Warning, "firewall input", "81/tcp at 0.0.0.0 is open to other machines, but the firewall refuses them (chain x)", "sudo ufw allow 81/tcp"},
+		{"let in by the firewall", func(f *HostFacts) {
+			for i := range 7 {
+				f.Wide = append(f.Wide, Wide{What: fmt.Sprintf("%d/tcp at ::", i+80), Text: "the firewall lets them in (chain x)"})
+			}
+		}, OK, "firewall input", "open to other machines: 80/tcp at ::, 81/tcp at ::, 82/tcp at ::, 83/tcp at ::, 84/tcp at :: and 2 more; the firewall lets them in (chain x)", ""},
+		{"firewall that cannot be read", func(f *HostFacts) {
+			f.Wide = []Wide{{What: "80/tcp at 0.0.0.0", Text: "the rules of the firewall can be read by root only", Command: "sudo nft list ruleset", Refused: false}}
+		}, OK, "firewall input", "80/tcp at 0.0.0.0; the rules of the firewall can be read by root only: `sudo nft list ruleset`", ""},
 		{"relay on", func(f *HostFacts) { f.Relay.Forward = true }, Warning, "wsl relay", ".wslconfig", "wsl --shutdown"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
