@@ -58,7 +58,7 @@ func run(t *testing.T, ops []operation) (err error) {
 			ended.Wait()
 			s.link.set(true, true)
 		}()
-		r := &runner{t: t, system: s, ref: newReference(time.Now(), s.clock), held: map[port.Key]time.Time{}, began: time.Now()}
+		r := &runner{t: t, system: s, ref: newReference(time.Now(), s), held: map[port.Key]time.Time{}, began: time.Now()}
 		r.ref.rules = agentRules[0]
 		for i, o := range slices.Concat(ops, settle()) {
 			r.apply(o)
@@ -143,6 +143,11 @@ func (r *runner) apply(o operation) {
 		source := pick(sources, n[0])
 		ref.setState(source, "stale")
 		r.feeds[source].Stale(errors.New("lost"))
+		if !ref.live() {
+			for _, f := range r.facts {
+				f.lost()
+			}
+		}
 	case nameOwner:
 		r.name(pick(engines, n[0]), factKey(n), pick(containers, n[3]))
 	case forgetOwner:
@@ -219,6 +224,8 @@ func (r *runner) fault(o operation) {
 	case peerFails:
 		r.peerFails, r.peerAt = o.n[0]%peerFaults > 0, now
 		r.peer.fail(o.n[0] % peerFaults)
+	case answers:
+		r.facts[pick(engines, o.n[0])].setHow(o.n[1] % (answerAfter + len(answerTimes)))
 	case takeHostPort:
 		r.takenAt = now
 		k := anyKey([6]int{1: o.n[0], 2: o.n[1]}, o.n[2])
@@ -231,6 +238,9 @@ func (r *runner) fault(o operation) {
 // settle are the operations that end all faults.
 func settle() (ops []operation) {
 	ops = []operation{{kind: linkUp}, {kind: sinkFails}, {kind: peerFails}, {kind: freeHostPort}, {kind: stepClock}}
+	for i := range engines {
+		ops = append(ops, operation{kind: answers, n: [6]int{i, answerAfter}})
+	}
 	for i := range sources {
 		ops = append(ops, operation{kind: replace, n: [6]int{i}})
 	}
@@ -254,6 +264,11 @@ func (r *runner) check() error {
 // quiet reports whether nothing waits for an owner any more, but for what waits forever.
 func (r *runner) quiet() bool {
 	ref := r.ref
+	for _, f := range r.facts {
+		if f.asked() {
+			return false
+		}
+	}
 	return !ref.liveSince.IsZero() && ref.now.Sub(later(ref.changed, ref.liveSince)) >= steady
 }
 

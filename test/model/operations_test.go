@@ -36,13 +36,14 @@ const (
 	freeHostPort
 	stepClock
 	peerFails
-	rest // only at the end
+	answers // how an engine answers when it is asked for a list
+	rest    // only at the end
 	kinds
 )
 
 var kindNames = [kinds]string{
 	"putSocket", "putNAT", "putClaim", "drop", "replace", "stale", "nameOwner", "forgetOwner", "setRules", "setPolicy", "sleep",
-	"loseSession", "linkDown", "linkUp", "stall", "sinkFails", "takeHostPort", "freeHostPort", "stepClock", "peerFails", "rest",
+	"loseSession", "linkDown", "linkUp", "stall", "sinkFails", "takeHostPort", "freeHostPort", "stepClock", "peerFails", "answers", "rest",
 }
 
 // operation is one step. Its numbers choose from lists, so that a sequence means the same
@@ -59,7 +60,7 @@ func (o operation) String() string {
 // weights says how often each kind is chosen.
 var weights = [kinds]int{
 	putSocket: 16, putNAT: 12, putClaim: 12, drop: 22, replace: 4, stale: 2, nameOwner: 10, forgetOwner: 6, setRules: 4, setPolicy: 3,
-	sleep: 14, loseSession: 1, linkDown: 1, linkUp: 3, stall: 1, sinkFails: 3, takeHostPort: 2, freeHostPort: 3, stepClock: 2, peerFails: 3,
+	sleep: 14, loseSession: 1, linkDown: 1, linkUp: 3, stall: 1, sinkFails: 3, takeHostPort: 2, freeHostPort: 3, stepClock: 2, peerFails: 3, answers: 4,
 }
 
 // operations returns n random operations.
@@ -121,9 +122,9 @@ var (
 )
 
 const (
-	ids    = 8 // claims of one engine
-	paths  = 3 // containers with a cgroup
-	steady = 10*time.Second + 600*time.Millisecond
+	ids    = 8                // claims of one engine
+	paths  = 3                // containers with a cgroup
+	steady = 16 * time.Second // two lists, each asked for and answered late, with one under way before
 )
 
 func key(n [6]int, p port.Protocol) port.Key {
@@ -206,6 +207,9 @@ func claim(engine string, n [6]int, now time.Time) port.Binding {
 	b.Since = now.Add(time.Duration(n[4]%5-2) * time.Hour).Round(0)
 	return b
 }
+
+// answerTimes are how long an engine takes for a list.
+var answerTimes = []time.Duration{0, time.Millisecond, time.Second, 3 * time.Second}
 
 // factKey is what an operation names the owner of.
 func factKey(n [6]int) string {

@@ -14,8 +14,13 @@ import (
 	"github.com/fairlead/fairlead/internal/port"
 )
 
-// ownerWait is how long a port waits for an owner that no engine names.
-const ownerWait = 10 * time.Second
+const (
+	// ownerWait is how long a port waits for its process, and for an engine that is not
+	// asked for lists.
+	ownerWait = 10 * time.Second
+	// reportTime is from when on a list counts that names no owner; two are needed.
+	reportTime = time.Second
+)
 
 // entry is one binding, with what the reference notes about it.
 type entry struct {
@@ -55,6 +60,7 @@ func levelOf(k port.OwnerKind) level {
 type reference struct {
 	now     time.Time
 	clock   *clock                       // of what is first seen
+	engines map[string]*facts            // which tell what they were asked
 	entries map[string]map[string]*entry // by source and id
 	state   map[string]string            // of each source: starting, live, stale
 	facts   map[string]map[string]port.Owner
@@ -83,9 +89,9 @@ var (
 	engines = []string{"docker", "containerd", "kube"}
 )
 
-func newReference(now time.Time, c *clock) *reference {
+func newReference(now time.Time, s *system) *reference {
 	r := &reference{
-		now: now, clock: c, entries: map[string]map[string]*entry{}, state: map[string]string{}, facts: map[string]map[string]port.Owner{},
+		now: now, clock: s.clock, engines: s.facts, entries: map[string]map[string]*entry{}, state: map[string]string{}, facts: map[string]map[string]port.Owner{},
 		stopped: map[string]map[string]bool{}, items: map[string]*item{}, last: map[port.Key]port.Owner{},
 		lost: map[int]*item{}, orphans: map[port.Key]bool{},
 	}
@@ -596,7 +602,7 @@ func (r *reference) doubt(e *entry, known level) (own, other []string) {
 			own = append(own, r.itemOf(e, "owner"))
 		}
 		if known < target && e.Searching {
-			own = append(own, r.itemOf(e, "process"))
+			own = append(own, r.itemOf(e, "owner")+search)
 		}
 	}
 	return own, other
@@ -608,6 +614,9 @@ func relay(e *entry) bool { return e.Owner.Name == "docker-proxy" }
 // nobodyListens marks the doubt about a redirect that leads nowhere. It lasts as long as the
 // rule, and does not begin anew.
 const nobodyListens = " nobody"
+
+// search marks the doubt about a socket's process, of which engines know nothing.
+const search = " search"
 
 // behindRedirect marks the doubt about a socket that a NAT rule redirects to. It lasts as long
 // as nobody names the socket's owner, whoever claims its port meanwhile, and begins anew when
@@ -657,10 +666,11 @@ func (r *reference) step() map[port.Key]*published {
 	for _, e := range r.entries["socket"] {
 		if !r.attribution(e).known {
 			present[r.itemOf(e, "owner")+behindRedirect] = true
-			present[r.itemOf(e, "process")+behindRedirect] = true
+			present[r.itemOf(e, "owner")+search+behindRedirect] = true
 		}
 		if len(e.Hints.Paths) == 0 { // a second search for its process is no new doubt
 			present[r.itemOf(e, "owner")] = true
+			present[r.itemOf(e, "owner")+search] = true
 		}
 	}
 	for name, i := range r.items {
@@ -687,9 +697,26 @@ func (r *reference) step() map[port.Key]*published {
 }
 
 func (r *reference) age(name string, i *item) {
-	if !r.liveSince.IsZero() && !later(i.born, r.liveSince).Add(ownerWait).After(r.now) && !strings.HasSuffix(name, " left") {
+	if r.settled(i.born, strings.Contains(name, search)) && !strings.HasSuffix(name, " left") {
 		i.over = true
 	}
+}
+
+// settled reports whether nobody was named in time for a doubt that was born then: a
+// timed one lasts for ownerWait at least.
+func (r *reference) settled(born time.Time, timed bool) bool {
+	if r.liveSince.IsZero() {
+		return false
+	}
+	from := later(born, r.liveSince)
+	for _, f := range r.engines {
+		lists, declined := f.answered(from.Add(reportTime))
+		if lists < 2 && !declined {
+			return false
+		}
+		timed = timed || declined
+	}
+	return !timed || !from.Add(ownerWait).After(r.now)
 }
 
 func later(a, b time.Time) time.Time {
@@ -704,7 +731,7 @@ func (r *reference) lose(p *published) {
 	for _, e := range p.entries {
 		r.lost[e.life] = &item{born: r.now}
 		delete(r.items, r.itemOf(e, "owner")+behindRedirect)
-		delete(r.items, r.itemOf(e, "process")+behindRedirect)
+		delete(r.items, r.itemOf(e, "owner")+search+behindRedirect)
 	}
 }
 

@@ -56,7 +56,7 @@ func start(ctx context.Context, t *testing.T) (s *system, ended *sync.WaitGroup)
 	}
 	s.registry = registry.New(registry.Options{Rules: agentRules[0].compile(t), Logger: log, Now: s.clock.now})
 	for _, e := range engines {
-		s.facts[e] = &facts{owners: map[string]port.Owner{}, stopped: map[string]port.Owner{}}
+		s.facts[e] = &facts{how: answerAfter, owners: map[string]port.Owner{}, stopped: map[string]port.Owner{}}
 		s.registry.AddFacts(e, s.facts[e])
 	}
 	for _, name := range sources {
@@ -109,6 +109,81 @@ type facts struct {
 	owners  map[string]port.Owner
 	stopped map[string]port.Owner
 	notify  func([]registry.AttributionKey)
+
+	how      int         // it answers when it is asked for a list: below
+	held     []func()    // answers that wait until how is set again
+	waiting  int         // requests without an answer
+	lists    []time.Time // when those that were answered were asked for
+	declined bool        // it said that it is not asked for lists
+}
+
+// How an engine answers, or after one of answerTimes.
+const (
+	answerNever = iota // until this is set again
+	answerDecline
+	answerAfter
+)
+
+// setHow sets how the engine answers from now on, and gives the answers that were held.
+func (f *facts) setHow(how int) {
+	f.mu.Lock()
+	held := f.held
+	f.how, f.held = how, nil
+	f.mu.Unlock()
+	for _, answer := range held {
+		answer()
+	}
+}
+
+// Confirm implements registry.Confirmer.
+func (f *facts) Confirm(listed func()) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.how == answerDecline {
+		f.declined = true
+		return false
+	}
+	asked := time.Now()
+	f.waiting++
+	answer := func() {
+		f.mu.Lock()
+		f.lists = append(f.lists, asked)
+		f.waiting--
+		f.mu.Unlock()
+		listed()
+	}
+	if f.how == answerNever {
+		f.held = append(f.held, answer)
+	} else {
+		time.AfterFunc(answerTimes[f.how-answerAfter], answer)
+	}
+	return true
+}
+
+// lost forgets what was answered, as an engine was lost.
+func (f *facts) lost() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.lists, f.declined = nil, false
+}
+
+// answered returns how many lists were answered that were asked for from a time on, and
+// whether the engine is not asked.
+func (f *facts) answered(from time.Time) (lists int, declined bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, asked := range f.lists {
+		if !asked.Before(from) {
+			lists++
+		}
+	}
+	return lists, f.declined
+}
+
+func (f *facts) asked() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.waiting > 0
 }
 
 func (f *facts) get(key string) (port.Owner, bool) {
