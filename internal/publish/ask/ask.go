@@ -194,6 +194,10 @@ func (p *Packet) parse(oob []byte) error {
 	controls, err := unix.ParseSocketControlMessage(oob)
 	for i := range controls {
 		c := &controls[i]
+		if len(c.Data)%4 != 0 { // ParseUnixRights would panic; the kernel sends none
+			err = errors.Join(err, errors.New("a control message in parts of an int"))
+			continue
+		}
 		if fds, rerr := unix.ParseUnixRights(c); rerr == nil {
 			p.FDs = append(p.FDs, fds...)
 		} else if cred, cerr := unix.ParseUnixCredentials(c); cerr == nil {
