@@ -8,8 +8,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net/netip"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -238,11 +240,16 @@ func TestFirstDumpFails(t *testing.T) {
 func TestAuditRepairsDrift(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		r := newRig(tcpRow(1), udpRow(2))
+		var log strings.Builder
+		r.log = slog.New(slog.NewTextHandler(&log, nil))
 		r.start(t)
 		pass(time.Second)
 		r.keeper.take()
 		r.edit(func() { delete(r.table, 2); r.table[3] = tcpRow(3) })
 		pass(r.audit)
+		if want := "first.address=0.0.0.0:1003 first.listening=true first.gone=false"; !strings.Contains(log.String(), want) {
+			t.Errorf("log %q, want %q", &log, want)
+		}
 		r.wantCookies(t, 1, 3)
 		r.wantCalls(t, "put 3", "gone 2")
 		if n := r.counters.drift.Load(); n != 2 {

@@ -7,6 +7,8 @@ package observer
 import (
 	"context"
 	"fmt"
+	"log/slog"
+	"net/netip"
 	"time"
 
 	"github.com/fairlead/fairlead/internal/schedule"
@@ -247,11 +249,13 @@ func (e *engine) merge(j job, rows []row, covered scope) (absent int, err error)
 
 // merged reports what a dump changed, and counts the changes that events missed.
 func (e *engine) merged(j job, changes []Event) {
-	drift := uint64(0)
+	drift, first := uint64(0), Event{}
 	for i := range changes {
 		s := &changes[i].Socket
 		if of := scopeOf(s); e.live && j.audited&of != 0 && j.resolve&of == 0 && s.Observed == 0 {
-			drift++
+			if drift++; drift == 1 {
+				first = changes[i]
+			}
 		}
 		if changes[i].Gone && e.source != nil {
 			e.source.untrack(s.Cookie)
@@ -259,7 +263,10 @@ func (e *engine) merged(j job, changes []Event) {
 	}
 	if drift > 0 {
 		e.counters.drift.Add(drift)
-		e.log.Warn("audit repaired sockets that events missed", "sockets", drift)
+		s := &first.Socket
+		e.log.Warn("audit repaired sockets that events missed", "sockets", drift, slog.Group("first",
+			"protocol", s.Protocol, "address", netip.AddrPortFrom(s.Address, s.Port),
+			"listening", s.Listening, "gone", first.Gone, "cookie", s.Cookie))
 	}
 	e.reportDumped(changes)
 }

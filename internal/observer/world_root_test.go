@@ -8,6 +8,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"slices"
 	"strings"
@@ -164,8 +165,24 @@ func (w *world) wantSet(want ...string) {
 	w.t.Helper()
 	slices.Sort(want)
 	w.await(w.t, func() string {
-		return fmt.Sprintf("have %q, want %q; %+v", clip(w.describe()), clip(want), w.observer.Stats())
+		have := w.describe()
+		return fmt.Sprintf("missing %q, too many %q; have %q, want %q; %+v",
+			clip(without(want, have)), clip(without(have, want)), clip(have), clip(want), w.observer.Stats())
 	}, func() bool { return slices.Equal(w.describe(), want) })
+}
+
+// without returns what a has and b has not, or not as often.
+func without(a, b []string) (rest []string) {
+	left := make(map[string]int)
+	for _, s := range b {
+		left[s]++
+	}
+	for _, s := range a {
+		if left[s]--; left[s] < 0 {
+			rest = append(rest, s)
+		}
+	}
+	return rest
 }
 
 func clip(s []string) []string { return s[:min(len(s), 20)] }
@@ -219,9 +236,11 @@ func start(t testing.TB, r *room, o Options, h Handler) (stop func()) {
 	return run(t, r, obs, h)
 }
 
-// observe starts an observer of a room; it is stopped with the test.
+// observe starts an observer of a room; it is stopped with the test. Its warnings, as
+// of what an audit repaired, are shown if the test fails.
 func observe(t testing.TB, r *room, o Options) *world {
 	t.Helper()
+	o.Logger = slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelWarn}))
 	obs, err := New(o)
 	if err != nil {
 		t.Fatal(err)
