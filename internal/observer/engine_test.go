@@ -189,7 +189,7 @@ func TestFailedDumpKeepsTheSet(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		r := newRig(tcpRow(1))
 		r.start(t)
-		pass(time.Second)
+		pass(2 * firstAudit)
 		r.keeper.take()
 		r.dumped()
 
@@ -262,7 +262,7 @@ func TestAuditRepairsDrift(t *testing.T) {
 }
 
 // TestAuditsArePacedByTheirCost: a long audit delays the next one, unless the
-// interval was configured. The first one is never delayed.
+// interval was configured. The first one, after a second, is never delayed.
 func TestAuditsArePacedByTheirCost(t *testing.T) {
 	for _, c := range []struct {
 		paced bool
@@ -278,11 +278,11 @@ func TestAuditsArePacedByTheirCost(t *testing.T) {
 			r := newRig(tcpRow(1))
 			r.paced, r.takes = c.paced, c.takes
 			r.start(t)
-			pass(c.takes + r.audit - time.Second)
+			pass(firstAudit + c.takes/2)
 			r.dumped()
-			pass(2*time.Second + c.takes)
+			pass(time.Second/2 + c.takes)
 			if n := len(r.dumped()); n != 1 {
-				t.Errorf("%+v: %d audits after the first minute", c, n)
+				t.Errorf("%+v: %d audits after the first second", c, n)
 			}
 			pass(20 * time.Minute)
 			if n := len(r.dumped()); n != c.want && n != c.want-1 {
@@ -302,11 +302,11 @@ func TestAuditsArePacedByTheirCost(t *testing.T) {
 			}
 			// A loss makes the next audit prompt again.
 			r.source.lose()
-			pass(30 * time.Second)
+			pass(firstAudit/2 + c.takes)
 			r.dumped()
-			pass(r.audit)
+			pass(firstAudit + c.takes)
 			if n := len(r.dumped()); n != 1 {
-				t.Errorf("%+v: %d audits in the minute after a loss", c, n)
+				t.Errorf("%+v: %d audits just after a loss", c, n)
 			}
 		})
 	}
@@ -402,7 +402,7 @@ func TestListenerWithoutPort(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		r := newRig()
 		r.start(t)
-		pass(time.Second)
+		pass(2 * firstAudit)
 		r.dumped()
 		r.keeper.take()
 		e := tcpEvent(bpf.SockEventKindEVENT_LISTEN, 5)
@@ -455,7 +455,7 @@ func TestConnectingSocket(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		r := newRig(udpRow(1), udpRow(2))
 		r.start(t)
-		pass(time.Second)
+		pass(2 * firstAudit)
 		r.dumped()
 		r.keeper.take()
 		r.source.send(udpEvent(bpf.SockEventKindEVENT_CHECK, 1), udpEvent(bpf.SockEventKindEVENT_CHECK, 2), udpEvent(bpf.SockEventKindEVENT_CHECK, 77))
@@ -545,7 +545,7 @@ func TestMixedMethods(t *testing.T) {
 		r := newRig(tcpRow(1), udpRow(2))
 		r.polled = scopeUDP
 		r.start(t)
-		pass(r.interval / 2)
+		pass(2*firstAudit + r.interval/2)
 		r.dumped()
 		r.keeper.take()
 		r.source.send(tcpEvent(bpf.SockEventKindEVENT_LISTEN, 3))
@@ -560,20 +560,21 @@ func TestMixedMethods(t *testing.T) {
 	})
 }
 
-func TestLargeFirstDumpIsAuditedSoon(t *testing.T) {
+// TestCallDuringTheAttach: its hook was not attached yet when the call began.
+func TestCallDuringTheAttach(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
-		var rows []row
-		for i := range uint64(300) {
-			rows = append(rows, tcpRow(1+i))
-		}
-		r := newRig(rows...)
+		r := newRig(tcpRow(1))
 		r.start(t)
 		pass(firstAudit / 2)
-		r.dumped()
+		r.edit(func() { r.table[2] = tcpRow(2) })
 		pass(firstAudit)
-		if n := len(r.dumped()); n != 1 {
-			t.Errorf("%d dumps, want an audit", n)
-		}
+		r.wantCookies(t, 1, 2)
+		// Nor does an event tell what became of a call whose event was lost.
+		r.source.lose()
+		pass(firstAudit / 2)
+		r.edit(func() { delete(r.table, 1) })
+		pass(firstAudit)
+		r.wantCookies(t, 2)
 	})
 }
 

@@ -36,9 +36,10 @@ const (
 	retryFirst = 100 * time.Millisecond
 	retryMost  = 10 * time.Second
 
-	// A dump of more rows than fit a message can miss one; audit it soon.
-	singleMessageRows = 200
-	firstAudit        = time.Second
+	// The first dump, and one after a loss, are audited soon: they can miss a row if
+	// there are more than fit a message, and the effect of a call whose event was lost
+	// or whose hook was not yet attached when it began.
+	firstAudit = time.Second
 
 	// Dumping bound sockets costs twenty times as much as the rest (it walks the
 	// hash of all ports), so it is done at each tenth poll.
@@ -172,7 +173,7 @@ func (e *engine) run(ctx context.Context, j job) error {
 	if gated {
 		e.source.open(!e.trackAll())
 	}
-	e.planNext(j, start, len(rows))
+	e.planNext(j, start)
 	return nil
 }
 
@@ -366,7 +367,7 @@ func (e *engine) failed(j job, err error) {
 }
 
 // planNext plans the next dumps after one that began at start and succeeded.
-func (e *engine) planNext(j job, start time.Time, rows int) {
+func (e *engine) planNext(j job, start time.Time) {
 	now := time.Now()
 	switch {
 	case e.polled == 0 || !j.replace && j.polled == 0:
@@ -381,10 +382,6 @@ func (e *engine) planNext(j job, start time.Time, rows int) {
 	if e.source == nil || !j.replace && j.audited == 0 {
 		return
 	}
-	if j.replace && rows > singleMessageRows {
-		e.plan.Set(planAudit, now.Add(firstAudit))
-		return
-	}
 	e.planAudit(j, now, now.Sub(start))
 	e.checkDrops()
 }
@@ -394,7 +391,9 @@ func (e *engine) planAudit(j job, now time.Time, cost time.Duration) {
 	switch {
 	case e.audit < 0 || e.polled == scopeAll:
 		e.plan.Cancel(planAudit)
-	case e.paced && !j.replace:
+	case j.replace:
+		e.plan.Set(planAudit, now.Add(firstAudit))
+	case e.paced:
 		e.plan.Set(planAudit, now.Add(max(e.audit, min(schedule.Rest(cost, auditShare), auditMost))))
 		e.plan.Set(planCheck, now.Add(e.audit))
 	default:

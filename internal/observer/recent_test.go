@@ -70,7 +70,7 @@ func TestCallInFlight(t *testing.T) {
 					} else {
 						r.source.send(c.first...)
 						r.start(t)
-						pass(r.audit - time.Millisecond)
+						pass(firstAudit - time.Millisecond)
 						r.source.send(c.event)
 						pass(time.Second / 2)
 					}
