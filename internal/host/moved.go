@@ -102,7 +102,11 @@ func (h *Host) move() bool {
 			conflicts = append(conflicts, p)
 		}
 	}
+	if len(conflicts) == 0 {
+		return false
+	}
 	slices.SortFunc(conflicts, func(a, b *publication) int { return a.id().Compare(b.id()) })
+	kept := h.chosen()
 	for _, p := range conflicts {
 		p.tries++
 		h.unsaved.Notify()
@@ -110,7 +114,7 @@ func (h *Host) move() bool {
 		if !moved {
 			from = move{Wanted: p.conflict(), Port: p.conflict()}
 		}
-		next := p.candidate(from)
+		next := p.candidate(from, kept)
 		if p.tries > maxTries || next == 0 || from.Port != p.conflict() || !p.guest.limits.moves.Allow() {
 			p.tries = maxTries + 1
 			delete(h.moved, p.id())
@@ -119,7 +123,26 @@ func (h *Host) move() bool {
 		}
 		p.guest.decide(p)
 	}
-	return len(conflicts) > 0
+	return true
+}
+
+// chosen returns the publications that each port was chosen for. h.mu is held.
+func (h *Host) chosen() map[port.Slot][]ID {
+	chosen := make(map[port.Slot][]ID, len(h.moved))
+	for id, m := range h.moved {
+		at := port.Slot{Protocol: id.Protocol, Port: m.Port}
+		chosen[at] = append(chosen[at], id)
+	}
+	return chosen
+}
+
+// keptFrom reports whether a port is kept for a publication that is away, or of another
+// guest. Publications of one guest port share theirs, and what this guest publishes now gets
+// ports whatever the order in which it comes; see claims.
+func (p *publication) keptFrom(n uint16, chosen map[port.Slot][]ID) bool {
+	return slices.ContainsFunc(chosen[port.Slot{Protocol: p.Protocol, Port: n}], func(id ID) bool {
+		return id.Guest != p.guest.name || id.Slot() != p.Slot() && p.guest.pubs[id.Key] == nil
+	})
 }
 
 // conflict returns a port of p that is in use, or 0. Where the port is exposed only the
@@ -133,16 +156,25 @@ func (p *publication) conflict() uint16 {
 	return 0
 }
 
-// candidate returns the port to try after that of m, or 0 if there is none. The order of
-// "any" depends on the guest and its port alone, so that the publications of one server
-// meet again.
-func (p *publication) candidate(m move) uint16 {
+// candidate returns the port to try after that of m, or 0 if there is none. Ports that were
+// chosen for others are passed over. The order of "any" depends on the guest and its port
+// alone, so that the publications of one server meet again.
+func (p *publication) candidate(m move, chosen map[port.Slot][]ID) uint16 {
 	if p.onConflict == port.OnConflictNext {
-		return m.Port + 1 // 0 after the last
+		n := m.Port + 1
+		for n != 0 && p.keptFrom(n, chosen) {
+			n++
+		}
+		return n // 0 after the last
 	}
-	sum := fnv.New32a()
-	_, _ = fmt.Fprintf(sum, "%s %s %d %d", p.guest.name, p.Protocol, p.Port, p.tries)
-	return uint16(anyFirst + sum.Sum32()%(anyLast-anyFirst+1))
+	for ; p.tries <= maxTries; p.tries++ {
+		sum := fnv.New32a()
+		_, _ = fmt.Fprintf(sum, "%s %s %d %d", p.guest.name, p.Protocol, p.Port, p.tries)
+		if n := uint16(anyFirst + sum.Sum32()%(anyLast-anyFirst+1)); !p.keptFrom(n, chosen) {
+			return n
+		}
+	}
+	return 0
 }
 
 // remembered is a line of the file.
@@ -191,10 +223,11 @@ func (h *Host) saveMoved(ctx context.Context) {
 				return
 			}
 		}
+		list := h.movedNow()
 		if h.opt.MovedFile == "" {
 			continue
 		}
-		err := writeMoved(h.opt.MovedFile, h.movedNow())
+		err := writeMoved(h.opt.MovedFile, list)
 		if err != nil && !failed {
 			h.opt.Logger.Warn("cannot write which ports were opened instead of others", "err", err)
 		}

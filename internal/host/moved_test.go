@@ -6,10 +6,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"math/rand/v2"
 	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -158,6 +161,149 @@ func TestNoOtherPort(t *testing.T) {
 	if o := a.wants(k, port.Conflict); o.HostAddress.Port() != 65535 {
 		t.Errorf("%+v", o)
 	}
+}
+
+// Publications that share few free ports get the same ones whatever the order in which they
+// come, and no two of them the same.
+func TestOrderOfArrivalChoosesNoPort(t *testing.T) {
+	const first, publications, busy, orders = 20000, 24, 16, 40
+	for _, c := range []port.OnConflict{port.OnConflictNext, port.OnConflictAny} {
+		t.Run(c.String(), func(t *testing.T) {
+			r := rand.New(rand.NewPCG(1, uint64(c)))
+			var all []wire.Publication
+			for i := range uint16(publications) {
+				k := key(port.TCP, netip.AddrFrom4([4]byte{10, 0, byte(i), 1}), first+i/3) // three want one port
+				all = append(all, wire.Publication{Key: k, Host: []netip.AddrPort{at(lo4, k.Port)}})
+			}
+			taken := r.Perm(2 * publications)[:busy]
+			var want map[port.Key]netip.AddrPort
+			for order := range orders {
+				network := newMemory()
+				for _, i := range taken {
+					network.take(at(lo4, first+uint16(i)).String(), true)
+				}
+				got := opened(t, Options{Network: network, Policy: onConflict(t, c), Holders: nobody{}}, r, all)
+				holds := map[netip.AddrPort]port.Key{}
+				for k, a := range got {
+					if other, twice := holds[a]; twice {
+						t.Errorf("order %d: %s and %s are both at %s", order, k, other, a)
+					}
+					holds[a] = k
+				}
+				if want == nil {
+					want = got
+				}
+				if len(got) != publications || !maps.Equal(got, want) {
+					t.Fatalf("order %d: opened\n%v\nbefore\n%v", order, got, want)
+				}
+			}
+		})
+	}
+}
+
+// A port that was chosen for a publication that is away, or of another guest, is not chosen
+// for another one: whoever comes first after a restart, each finds its own.
+func TestChosenPortIsKeptForItsPublication(t *testing.T) {
+	for _, c := range []port.OnConflict{port.OnConflictNext, port.OnConflictAny} {
+		t.Run(c.String(), func(t *testing.T) {
+			network := newMemory()
+			network.take("127.0.0.1:80", true)
+			h, err := New(Options{Network: network, Policy: onConflict(t, c), Holders: nobody{}, Guests: []Guest{
+				{Name: "a", Dial: notDialled}, {Name: "b", Dial: notDialled},
+			}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { closeAll(h) })
+			a, b := h.guests[0], h.guests[1]
+			k, other := key(port.TCP, any4, 80), key(port.TCP, any4, 90)
+			set := func(g *guest, generation uint64, pubs ...wire.Publication) {
+				t.Helper()
+				if err := g.applySnapshot(t.Context(), &wire.Snapshot{Generation: generation, Publications: pubs}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			chosen := func(g *guest, k port.Key) uint16 {
+				t.Helper()
+				o := g.pubs[k].outcomes()
+				if len(o) != 1 || o[0].State != port.Active {
+					t.Fatalf("%+v", o)
+				}
+				return o[0].HostAddress.Port()
+			}
+			set(a, 1, pub(k))
+			first := chosen(a, k)
+			set(a, 2)
+
+			// Of another guest, and another one of this guest, that would try it first.
+			h.moved[ID{"b", other}] = move{80, first}
+			delete(h.moved, ID{"a", k})
+			set(a, 3, pub(k))
+			second := chosen(a, k)
+			set(b, 1, pub(other, at(lo4, 80)))
+			if got := chosen(b, other); got != first || second == first {
+				t.Errorf("%s has %d instead of its %d, and the other guest %d", other, got, first, second)
+			}
+			set(a, 4)
+			h.moved[ID{"a", other}] = move{80, second} // not here
+			delete(h.moved, ID{"a", k})
+			set(a, 5, pub(k))
+			if got := chosen(a, k); got == second || got == first {
+				t.Errorf("%s has %d, which is another's", k, got)
+			}
+			set(a, 6, pub(other, at(lo4, 80)))
+			if got := chosen(a, other); got != second {
+				t.Errorf("%s has %d instead of its %d", other, got, second)
+			}
+		})
+	}
+}
+
+func notDialled(context.Context) (link.Session, error) { return nil, errors.New("not dialled") }
+
+// closeAll closes the listeners of a host that does not run.
+func closeAll(h *Host) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, g := range h.guests {
+		g.withdraw()
+	}
+	h.commit(context.Background())
+}
+
+// opened returns where the publications of a guest are open that come in a random order.
+func opened(t *testing.T, opt Options, r *rand.Rand, all []wire.Publication) map[port.Key]netip.AddrPort {
+	t.Helper()
+	opt.Guests = []Guest{{Name: "vm", Dial: notDialled}}
+	h, err := New(opt)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer closeAll(h)
+	g := h.guests[0]
+	if err := g.applySnapshot(t.Context(), &wire.Snapshot{Generation: 1}); err != nil {
+		t.Fatal(err)
+	}
+	all = slices.Clone(all)
+	r.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
+	for generation := uint64(1); len(all) > 0; generation++ {
+		n := 1 + r.IntN(min(3, len(all)))
+		if ok, err := g.applyChange(t.Context(), &wire.Change{Base: generation, Generation: generation + 1, Put: all[:n]}); !ok || err != nil {
+			t.Fatal(ok, err)
+		}
+		all = all[n:]
+	}
+	got := map[port.Key]netip.AddrPort{}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for k, p := range g.pubs {
+		for _, o := range p.outcomes() {
+			if o.State == port.Active {
+				got[k] = o.HostAddress
+			}
+		}
+	}
+	return got
 }
 
 // A guest whose conflicts had many ports tried waits for the wanted ones.
