@@ -201,6 +201,55 @@ func TestOrderOfArrivalChoosesNoPort(t *testing.T) {
 	}
 }
 
+// Guests that come at the same time, and rules that change meanwhile, give no two publications
+// the same port.
+func TestGuestsChoosePortsAtTheSameTime(t *testing.T) {
+	const publications = 20
+	network := newMemory()
+	for i := range publications / 2 {
+		network.take(at(lo4, uint16(20000+2*i)).String(), true)
+	}
+	var pubs []wire.Publication
+	for i := range uint16(publications) {
+		pubs = append(pubs, pub(key(port.TCP, any4, 20000+i)))
+	}
+	agents := []*agent{newAgent(t, "a"), newAgent(t, "b"), newAgent(t, "c")}
+	for _, a := range agents {
+		a.begins(snapshot(1), put(1, pubs[:publications/2]...), put(2, pubs[publications/2:]...))
+	}
+	h, _ := start(t, Options{Network: network, Policy: onConflict(t, port.OnConflictNext), Holders: nobody{}}, agents...)
+	for range 10 {
+		h.SetPolicy(onConflict(t, port.OnConflictNext))
+	}
+	for _, a := range agents {
+		a.settled(3)
+	}
+	eventually(t, "all are open", func() bool {
+		open := 0
+		for _, p := range h.View().All() {
+			if p.State() == port.Active {
+				open++
+			}
+		}
+		return open == len(agents)*publications
+	})
+	holds := map[netip.AddrPort]ID{}
+	for id, p := range h.View().All() {
+		for _, o := range p.Outcomes {
+			if other, twice := holds[o.HostAddress]; twice {
+				t.Errorf("%v and %v are both at %s", id, other, o.HostAddress)
+			}
+			holds[o.HostAddress] = id
+			if !network.isOpen(o.HostAddress) {
+				t.Errorf("%v: %s is not open", id, o.HostAddress)
+			}
+		}
+	}
+	if n := h.Stats().Listeners; n != len(agents)*publications {
+		t.Errorf("%d listeners are open", n)
+	}
+}
+
 // A port that was chosen for a publication that is away, or of another guest, is not chosen
 // for another one: whoever comes first after a restart, each finds its own.
 func TestChosenPortIsKeptForItsPublication(t *testing.T) {
