@@ -620,7 +620,7 @@ const search = " search"
 
 // behindRedirect marks the doubt about a socket that a NAT rule redirects to. It lasts as long
 // as nobody names the socket's owner, whoever claims its port meanwhile, and begins anew when
-// the port loses its owner.
+// the port loses its owner. A search that joins a wait that is over does not prolong it.
 const behindRedirect = " behind a redirect"
 
 // itemOf names a reason for doubt. What a rule leads to is one whether it may be the owner
@@ -697,7 +697,7 @@ func (r *reference) step() map[port.Key]*published {
 }
 
 func (r *reference) age(name string, i *item) {
-	if r.settled(i.born, strings.Contains(name, search)) && !strings.HasSuffix(name, " left") {
+	if r.settled(i.born, strings.HasSuffix(name, search)) && !strings.HasSuffix(name, " left") {
 		i.over = true
 	}
 }
