@@ -159,6 +159,11 @@ type Binding struct {
 	// Maker is the program that wrote the NAT rule.
 	Maker Maker
 
+	// Handle is the kernel's of the NAT rule, which no later rule of its table has; 0 if it
+	// is not known. While the rule is replaced by an equal one it may be that of an earlier
+	// one.
+	Handle uint64
+
 	// Dial lists where the guest itself reaches the port, best first. Empty
 	// means that nothing is known to serve it.
 	Dial []netip.AddrPort
@@ -198,6 +203,7 @@ type OriginInfo struct {
 	Inner    bool   // see Binding
 	Doubt    string // see Binding
 	Maker    Maker  // see Binding
+	Handle   uint64 // see Binding; it does not count for Equal
 	Program  string // the name of the process that owns a socket, "" if it is not known
 	Since    time.Time
 	Dial     []netip.AddrPort
@@ -251,8 +257,10 @@ type Publication struct {
 	Origins   []OriginInfo     // sorted by source and id, at least one
 	Dial      []netip.AddrPort // candidates in order, without repetition
 	Decision  Decision
-	Since     time.Time
-	Observed  int64 // see Binding; of the latest event that changed this publication
+	Since     time.Time // when its first origin was seen, by this agent or an earlier one
+	// SinceAtLeast is true if the port was open before Since, for an unknown time.
+	SinceAtLeast bool
+	Observed     int64 // see Binding; of the latest event that changed this publication
 
 	// Rule identifies the NAT rule that opens the port, by a hash of where it
 	// leads: publications with one Rule lead to the same servers. 0 means that no
@@ -267,7 +275,7 @@ func (p Publication) Equal(q Publication) bool {
 		p.Rule == q.Rule && slices.EqualFunc(p.Origins, q.Origins, OriginInfo.equal) && slices.Equal(p.Dial, q.Dial) &&
 		p.Decision.Allow == q.Decision.Allow && p.Decision.Rule == q.Decision.Rule &&
 		p.Decision.Reason == q.Decision.Reason && p.Decision.Pending == q.Decision.Pending && slices.Equal(p.Decision.Host, q.Decision.Host) &&
-		p.Since.Equal(q.Since)
+		p.Since.Equal(q.Since) && p.SinceAtLeast == q.SinceAtLeast
 }
 
 // Inner reports whether connections from outside the guest do not match it: all

@@ -18,8 +18,9 @@ type slots func(port.Slot) []member
 type merged struct {
 	port.Publication
 
-	doubt doubt
-	known precedence // how well the owner is known
+	doubt    doubt
+	known    precedence // how well the owner is known
+	recalled bool       // the age is what an earlier agent knew
 }
 
 // compile merges the bindings of one slot into its publications, without
@@ -181,10 +182,11 @@ func (m member) withheld() string {
 func publication(ms, slot, nat []member, all slots) merged {
 	owner, known := ownerOf(ms, slot, all)
 	p := merged{
-		port.Publication{Key: ms[0].binding.Key, Since: ms[0].binding.Since, Owner: owner, Rule: ruleOf(ms)},
-		uncertain(ms, known, all),
-		known,
+		Publication: port.Publication{Key: ms[0].binding.Key, Owner: owner, Rule: ruleOf(ms)},
+		doubt:       uncertain(ms, known, all),
+		known:       known,
 	}
+	p.setAge(ms)
 	if len(ms) > 1 || len(ms[0].binding.Hints.Targets) > 0 || ms[0].attribution != nil {
 		p.Others = others(ms, owner, known, all)
 	}
@@ -194,12 +196,9 @@ func publication(ms, slot, nat []member, all slots) merged {
 		b := m.binding
 		p.Contained = p.Contained || m.attribution != nil && m.attribution.container
 		p.DualStack = p.DualStack || b.DualStack
-		if b.Since.Before(p.Since) {
-			p.Since = b.Since
-		}
 		p.Origins = append(p.Origins, port.OriginInfo{
 			Origin: b.Origin, Detail: b.Detail, Withheld: m.withheld(), Inner: b.Inner, Maker: b.Maker, Doubt: b.Doubt,
-			Program: program(b), Since: b.Since, Dial: b.Dial,
+			Handle: b.Handle, Program: program(b), Since: m.since(), Dial: b.Dial,
 		})
 		if !free || m.withheld() == "" {
 			p.Dial = appendNew(p.Dial, b.Dial)
@@ -289,9 +288,7 @@ func mergeFamilies(pubs []merged) []merged {
 	for _, o := range v4.Others {
 		v6.Others = appendOther(v6.Others, v6.Owner, o)
 	}
-	if v4.Since.Before(v6.Since) {
-		v6.Since = v4.Since
-	}
+	v6.addAge(v4.Since, v4.SinceAtLeast, v4.recalled)
 	v6.Origins = append(slices.Clone(v4.Origins), v6.Origins...)
 	v6.Dial = appendNew(slices.Clone(v4.Dial), v6.Dial)
 	return slices.Delete(pubs, i4, i4+1)

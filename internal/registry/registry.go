@@ -54,10 +54,11 @@ type Registry struct {
 	// provisional has the slots of what may serve a container and appeared while an
 	// engine was not live: its facts and claims may be old.
 	provisional map[port.Slot]struct{}
-	peak        compact.Peak    // of slots
-	shrunk      schedule.Signal // may be nil
-	busy        schedule.Signal // may be nil
-	work        int             // slots that were merged since busy was notified
+	peak        compact.Peak                        // of slots
+	shrunk      schedule.Signal                     // may be nil
+	busy        schedule.Signal                     // may be nil
+	earlier     map[port.Origin][]*port.Publication // see Recall; nil once all sources are complete
+	work        int                                 // slots that were merged since busy was notified
 
 	ready   chan struct{} // closed when every source has reported a complete set
 	pending int           // sources that have not
@@ -171,7 +172,9 @@ type member struct {
 	source      *source
 	binding     *port.Binding
 	attribution *attribution
-	provisional bool // an engine was not live when this appeared: facts and claims may be old
+	provisional bool      // an engine was not live when this appeared: facts and claims may be old
+	found       bool      // by its source's first dump: it may be older than its time
+	recalled    *recalled // nil if no earlier agent knew the port
 	// lost is when the port lost the owner that an engine named, and this binding kept it;
 	// zero after the wait for another owner.
 	lost time.Time
@@ -183,8 +186,14 @@ func (r *Registry) insert(src *source, b *port.Binding, replaced member) {
 	m := member{order: src.order, source: src, binding: b, attribution: r.owners.enter(b, r.now, live)}
 	m.provisional = !live && b.Owner.Kind < port.OwnerService &&
 		(len(b.Hints.Targets) > 0 || m.attribution != nil && m.attribution.container || relayed(b))
-	if o := replaced.binding; o != nil && o.Key == b.Key && o.Hints.Equal(b.Hints) {
-		m.provisional, m.lost = replaced.provisional, replaced.lost
+	if o := replaced.binding; o != nil && o.Key == b.Key {
+		m.found, m.recalled = replaced.found, replaced.recalled
+		if o.Hints.Equal(b.Hints) {
+			m.provisional, m.lost = replaced.provisional, replaced.lost
+		}
+	}
+	if replaced.binding == nil && !src.complete && b.Observed == 0 {
+		m.found, m.recalled = true, r.recall(b)
 	}
 	if m.provisional {
 		r.provisional[s] = struct{}{}
@@ -351,8 +360,8 @@ func (r *Registry) mergeSlot(tx *table.Tx[port.Key, port.Publication], t touched
 	for i := range pubs {
 		p := &pubs[i].Publication
 		old, had := tx.Get(p.Key)
-		if had {
-			p.Since = old.Since
+		if had && !(pubs[i].recalled && p.Since.Before(old.Since)) {
+			p.Since, p.SinceAtLeast = old.Since, old.SinceAtLeast
 		}
 		p.Observed = t.observed
 		r.decide(&pubs[i], formerOwner(tx, p))

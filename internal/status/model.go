@@ -94,12 +94,14 @@ type Publication struct {
 	Origins       []Origin         `json:"origins"`
 	DialTarget    string           `json:"dialTarget"`
 	Since         time.Time        `json:"since"`
-	Outcomes      []Outcome        `json:"outcomes"`
-	Guest         string           `json:"guest,omitempty"`     // on a host: whose publication it is
-	GuestName     string           `json:"guestName,omitempty"` // how the guest is shown
-	Node          string           `json:"node,omitempty"`      // in a list of a cluster
-	DualStack     bool             `json:"dualStack,omitempty"`
-	Rule          string           `json:"rule,omitempty"`
+	// SinceAtLeast reports that the port was open before Since, for an unknown time.
+	SinceAtLeast bool      `json:"sinceAtLeast,omitempty"`
+	Outcomes     []Outcome `json:"outcomes"`
+	Guest        string    `json:"guest,omitempty"`     // on a host: whose publication it is
+	GuestName    string    `json:"guestName,omitempty"` // how the guest is shown
+	Node         string    `json:"node,omitempty"`      // in a list of a cluster
+	DualStack    bool      `json:"dualStack,omitempty"`
+	Rule         string    `json:"rule,omitempty"`
 	// Lost reports, on a host, that the guest is not connected, or was restarted and has not
 	// reported the port again: what is open leads nowhere.
 	Lost bool `json:"lost,omitempty"`
@@ -117,6 +119,15 @@ func (p Publication) shownState() string {
 		return lostState
 	}
 	return p.State.String()
+}
+
+// age is for how long the port is open at a time: ">5m" where it was open before it was seen.
+func (p Publication) age(now time.Time) string {
+	age := Age(now.Sub(p.Since))
+	if p.SinceAtLeast {
+		return ">" + age
+	}
+	return age
 }
 
 // exposed reports whether other machines can reach the port by a rule for a time.
@@ -233,7 +244,7 @@ const (
 func Describe(p port.Publication, outcomes []Outcome) Publication {
 	row := Publication{
 		Protocol: p.Protocol, Address: p.Address, Port: p.Port, DualStack: p.DualStack,
-		HostAddresses: []netip.AddrPort{}, Outcomes: outcomes, Since: p.Since.UTC(), Rule: p.Decision.Rule,
+		HostAddresses: []netip.AddrPort{}, Outcomes: outcomes, Since: p.Since.UTC(), SinceAtLeast: p.SinceAtLeast, Rule: p.Decision.Rule,
 		Owner: Owner{
 			Kind: p.Owner.Kind, Name: p.Owner.Name, ID: p.Owner.ID, Namespace: p.Owner.Namespace, Labels: p.Owner.Labels,
 			LabelsOmitted: p.Owner.LabelsOmitted, NameCut: p.Owner.NameCut,

@@ -43,6 +43,24 @@ func TestTableFitsWidth(t *testing.T) {
 	}
 }
 
+// An age that is only a lower bound is shown as one.
+func TestAgeIsALowerBound(t *testing.T) {
+	p := row(80, port.Active, "nginx")
+	for atLeast, want := range map[bool]string{false: " 3m", true: " >3m"} {
+		p.SinceAtLeast = atLeast
+		var b strings.Builder
+		if err := WriteTable(&b, List{Publications: []Publication{p}}, Style{Now: noon, Bare: true}); err != nil {
+			t.Fatal(err)
+		}
+		if err := WriteEvent(&b, Event{Type: Present, Time: noon, Publication: &p}, Painter{}); err != nil {
+			t.Fatal(err)
+		}
+		if strings.Count(b.String(), want) != 2 {
+			t.Errorf("want %s twice in:\n%s", want, b.String())
+		}
+	}
+}
+
 func TestReasonIsTruncatedToTheWidthOnly(t *testing.T) {
 	p := row(5432, port.Conflict, "postgres")
 	p.HostAddresses, p.Reason = nil, `127.0.0.1:5432 is in use by "postgres" (pid 811)`

@@ -47,7 +47,7 @@ func WriteTable(w io.Writer, l List, style Style) error {
 	for _, p := range l.Publications {
 		row := []string{
 			p.Key().Slot().String(), Quote(p.Address.String()), p.shownState(), hostColumn(p, style.Wide), ownerColumn(p.Owner),
-			Age(style.Now.Sub(p.Since)),
+			p.age(style.Now),
 		}
 		if showGuests {
 			row = append(row, Quote(cmp.Or(p.GuestName, p.Guest)))
@@ -303,7 +303,7 @@ func WriteEvent(w io.Writer, e Event, paint Painter) error {
 	if e.Previous != nil {
 		state = e.Previous.String() + " -> " + state
 	}
-	age := Age(e.Time.Sub(p.Since))
+	age := p.age(e.Time)
 	switch e.Type {
 	case Gone:
 		state = "gone after " + age

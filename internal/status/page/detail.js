@@ -121,7 +121,7 @@ function facts() {
   if (p.owner.labelsOmitted) fact('Labels', 'others were left out by the guest: too many or too long');
   if (p.owner.nameCut) fact('Name', 'cut by the guest: too long');
   if (p.rule) fact('Rule', clean(p.rule));
-  fact('Since', new Date(p.since).toLocaleString());
+  fact('Since', `${p.sinceAtLeast ? 'before ' : ''}${new Date(p.since).toLocaleString()}`);
   return list;
 }
 

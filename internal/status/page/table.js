@@ -151,7 +151,7 @@ export class Table {
       row.tr.ariaCurrent = row.key === this.selected ? 'true' : null;
       row.tr.dataset.mark = row.gone ? 'gone' : now - row.born < fresh ? 'new' : '';
       const cell = row.tr.lastElementChild;
-      const text = row.gone ? 'gone' : age(now - Date.parse(row.p.since));
+      const text = row.gone ? 'gone' : (row.p.sinceAtLeast ? '> ' : '') + age(now - Date.parse(row.p.since));
       if (cell.textContent !== text) cell.textContent = text;
       if (row.tr === at) at = at.nextElementSibling;
       else this.#body.insertBefore(row.tr, at);
