@@ -142,6 +142,7 @@ func TestDocumentedTranscripts(t *testing.T) {
 	watched := time.Second // for a watch, which does not end by itself
 	r.eventually("docs/cli.md is what the commands print: go test -tags root ./test/e2e -run Transcripts -update", func() error {
 		tried := 0
+		r.typed("fairlead loglevel set info", watched) // the try before has changed it
 		fresh := transcript.ReplaceAllStringFunc(string(doc), func(block string) string {
 			var out strings.Builder
 			for line := range strings.Lines(transcript.FindStringSubmatch(block)[1]) {
