@@ -130,7 +130,7 @@ func newLs() *cobra.Command {
 	c := &cobra.Command{
 		Use: "ls", Short: "List the ports, where they are reachable, and who serves them", Args: noArgs, GroupID: groupInspect,
 		Long: "List the ports, where they are reachable, and who serves them.\n\n" +
-			"AGE is how long fairlead has known the port; it restarts with the agent. On a terminal,\n" +
+			"AGE is how long the port is open; \">5m\" if it was open before fairlead saw it. On a terminal,\n" +
 			"or if COLUMNS is set, long cells are truncated; `fairlead explain PORT` has the whole reason.\n" +
 			"An agent lists all ports. A host lists what its guests publish, and with -a the other ports of its guests, too.",
 		Example: "  fairlead ls\n  fairlead ls -a\n  fairlead ls --filter state=conflict\n  fairlead ls -o json | jq '.publications[].hostAddresses'",

@@ -1,0 +1,277 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux
+
+// Package ages keeps since when ports are open, for the agent that starts next.
+package ages
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/schedule"
+	"github.com/fairlead/fairlead/internal/table"
+	"github.com/fairlead/fairlead/internal/trust"
+)
+
+// fileVersion is the version of the file's format. Another one is not read.
+const fileVersion = 1
+
+// maxFile bounds the file, in bytes: some 100,000 ports.
+const maxFile = 16 << 20
+
+// Between two writes there is at least savePause, and writing takes at most one part in
+// saveShare of the time. Changes are looked at once in lookPause.
+const (
+	lookPause = time.Second
+	savePause = time.Minute
+	saveShare = 50
+)
+
+// File is the path of the file. It should be in the runtime directory: the next boot does
+// not use it.
+type File string
+
+// Beside returns the file of the agent with that control socket. No other agent has it,
+// because no two agents have one control socket.
+func Beside(control string) File {
+	return File(filepath.Join(filepath.Dir(control), "open-since-"+filepath.Base(control)+".json"))
+}
+
+// content is what the file has. All times are of CLOCK_BOOTTIME, in nanoseconds, so that
+// neither a change of the wall clock nor a suspension matters.
+type content struct {
+	Version int    `json:"version"`
+	Boot    string `json:"boot"`
+	// Complete is true if it was written when the agent ended in order: it has all that
+	// this agent knew.
+	Complete bool   `json:"complete"`
+	Ports    []kept `json:"ports"`
+}
+
+// kept is one port.
+type kept struct {
+	Protocol port.Protocol `json:"protocol"`
+	Address  netip.Addr    `json:"address"`
+	Port     uint16        `json:"port"`
+	Since    int64         `json:"since"`
+	AtLeast  bool          `json:"atLeast,omitempty"`
+	Origins  []origin      `json:"origins"`
+}
+
+// origin is one origin of a port.
+type origin struct {
+	Source string `json:"source"`
+	ID     string `json:"id"`
+	Handle uint64 `json:"handle,omitempty"`
+	Since  int64  `json:"since"`
+}
+
+// clock reads the time.
+type clock struct {
+	now  func() time.Time
+	boot func() (time.Duration, error) // CLOCK_BOOTTIME
+	id   func() string                 // of the boot, "" if it is not known
+}
+
+func systemClock() clock { return clock{time.Now, bootTime, bootID} }
+
+func bootTime() (time.Duration, error) {
+	var ts unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &ts); err != nil {
+		return 0, fmt.Errorf("CLOCK_BOOTTIME: %w", err)
+	}
+	return time.Duration(ts.Nano()), nil
+}
+
+func bootID() string {
+	b, _ := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	return strings.TrimSpace(string(b))
+}
+
+// errOtherBoot is the error about a file of another boot.
+var errOtherBoot = errors.New("it is of another boot")
+
+// Load returns the ports that an earlier agent knew, for registry.Registry.Recall. It
+// returns none with an error if the file cannot be used: it is damaged, of another boot, too
+// large, or another user can change it. No file is no error.
+func (f File) Load() ([]port.Publication, error) { return f.load(systemClock()) }
+
+func (f File) load(c clock) ([]port.Publication, error) {
+	b, err := trust.ReadFile(string(f), maxFile)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	var ports []port.Publication
+	if err == nil {
+		ports, err = decode(b, c)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read since when ports are open from %s: %w", f, err)
+	}
+	return ports, nil
+}
+
+func decode(b []byte, c clock) ([]port.Publication, error) {
+	var in content
+	if err := json.Unmarshal(b, &in); err != nil {
+		return nil, err
+	}
+	if in.Boot == "" || in.Boot != c.id() {
+		return nil, errOtherBoot
+	}
+	if in.Version != fileVersion {
+		return nil, fmt.Errorf("version %d of the file: want %d", in.Version, fileVersion)
+	}
+	boot, err := c.boot()
+	if err != nil {
+		return nil, err
+	}
+	now := c.now()
+	at := func(since int64) time.Time { return now.Add(time.Duration(since) - boot) }
+	out := make([]port.Publication, 0, len(in.Ports))
+	for _, k := range in.Ports {
+		if !k.valid(int64(boot)) {
+			return nil, fmt.Errorf("%s port %d has no address, no number, or a time that has not come", k.Protocol, k.Port)
+		}
+		p := port.Publication{
+			Key: port.Key{Protocol: k.Protocol, Address: k.Address, Port: k.Port}, Since: at(k.Since),
+			// An agent that was killed may not have noted that a port was closed and opened.
+			SinceAtLeast: k.AtLeast || !in.Complete,
+		}
+		for _, o := range k.Origins {
+			p.Origins = append(p.Origins, port.OriginInfo{Origin: port.Origin{Source: o.Source, ID: o.ID}, Handle: o.Handle, Since: at(o.Since)})
+		}
+		out = append(out, p)
+	}
+	return out, nil
+}
+
+func (k kept) valid(boot int64) bool {
+	past := func(t int64) bool { return t >= 0 && t <= boot }
+	return k.Address.IsValid() && k.Port != 0 && past(k.Since) && !slices.ContainsFunc(k.Origins, func(o origin) bool { return !past(o.Since) })
+}
+
+// Publications is the merged table.
+type Publications = table.Table[port.Key, port.Publication]
+
+// Keep writes the file at once, now and then after changes, and when ctx ends. Call it when
+// the kernel's ports are known.
+func (f File) Keep(ctx context.Context, pubs *Publications, log *slog.Logger) {
+	newKeeper(f, systemClock(), log).run(ctx, pubs)
+}
+
+// keeper writes the file.
+type keeper struct {
+	file  File
+	clock clock
+	log   *slog.Logger
+	seen  map[port.Key]seen
+
+	dirty  bool
+	failed bool
+	next   time.Time // no write before
+}
+
+func newKeeper(f File, c clock, log *slog.Logger) *keeper {
+	// An earlier agent's file is not complete any more.
+	return &keeper{file: f, clock: c, log: log, seen: make(map[port.Key]seen), dirty: true}
+}
+
+// seen has since when a port is open: as the table has it, and of CLOCK_BOOTTIME. That is
+// worked out soon, because the table's time does not count a suspension that follows.
+type seen struct {
+	since time.Time
+	boot  int64
+}
+
+func (k *keeper) run(ctx context.Context, pubs *Publications) {
+	sub := pubs.Subscribe()
+	defer sub.Close()
+	for ctx.Err() == nil {
+		view, change := sub.Take()
+		k.note(view, change.Keys)
+		if k.dirty && !k.clock.now().Before(k.next) {
+			k.save(view, false)
+		}
+		if schedule.Sleep(ctx, lookPause) != nil {
+			break
+		}
+		var due time.Time
+		if k.dirty {
+			due = k.next
+		}
+		_ = schedule.Wait(ctx, due, sub.C())
+	}
+	view, change := sub.Take()
+	k.note(view, change.Keys)
+	k.save(view, true)
+}
+
+// note notes since when ports are open that have changed.
+func (k *keeper) note(view table.View[port.Key, port.Publication], keys []port.Key) {
+	boot, err := k.clock.boot()
+	if err != nil {
+		return
+	}
+	now := k.clock.now()
+	for _, key := range keys {
+		k.dirty = true
+		p, ok := view.Get(key)
+		if !ok {
+			delete(k.seen, key)
+		} else if s, ok := k.seen[key]; !ok || !s.since.Equal(p.Since) {
+			k.seen[key] = seen{p.Since, max(0, int64(boot-now.Sub(p.Since)))}
+		}
+	}
+}
+
+// save writes the file. complete says that this is the end.
+func (k *keeper) save(view table.View[port.Key, port.Publication], complete bool) {
+	began := k.clock.now()
+	err := k.write(view, complete)
+	k.dirty = err != nil
+	if err != nil && !k.failed {
+		k.log.Warn("cannot save since when ports are open; their ages begin anew with the next agent", "err", err)
+	}
+	k.failed = err != nil
+	ended := k.clock.now()
+	k.next = ended.Add(max(savePause, schedule.Rest(ended.Sub(began), saveShare)))
+}
+
+func (k *keeper) write(view table.View[port.Key, port.Publication], complete bool) error {
+	out := content{Version: fileVersion, Boot: k.clock.id(), Complete: complete, Ports: make([]kept, 0, view.Len())}
+	for key, p := range view.All() {
+		s, ok := k.seen[key]
+		if !ok {
+			continue
+		}
+		port := kept{Protocol: p.Protocol, Address: p.Address, Port: p.Port, Since: s.boot, AtLeast: p.SinceAtLeast}
+		for _, o := range p.Origins {
+			since := s.boot + max(0, int64(o.Since.Sub(p.Since)))
+			port.Origins = append(port.Origins, origin{o.Source, o.ID, o.Handle, since})
+		}
+		out.Ports = append(out.Ports, port)
+	}
+	b, err := json.Marshal(out)
+	if err != nil {
+		return err
+	}
+	if len(b) > maxFile {
+		return fmt.Errorf("%d ports take %d bytes: want at most %d", len(out.Ports), len(b), maxFile)
+	}
+	return trust.WriteFile(string(k.file), b)
+}
