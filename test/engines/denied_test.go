@@ -141,10 +141,12 @@ func deniedByDocker(p *peers, d *daemon) []deniedRow {
 			p.agent.Stop(syscall.SIGKILL)
 			p.agent.run(t)
 			p.state("tcp 0.0.0.0:8200", port.Pending)
+			p.state("tcp 0.0.0.0:8201", port.Pending) // it may be denied as well
 			time.Sleep(2 * time.Second)
 			check("beside an engine that hangs")
 			d.Signal(syscall.SIGCONT)
 			p.state("tcp [::]:8200", port.Denied)
+			p.reach("tcp [::]:8201", "HTTP/1.")
 			check("beside an engine that is back")
 			run(t, "docker", "rm", "-f", "secret0")
 			check("removal")

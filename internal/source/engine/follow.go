@@ -482,7 +482,11 @@ func (f *follower) replace(l look) {
 	}
 	if f.live && drift > 0 {
 		f.drift += drift
-		f.Logger.Warn("a list differed from what events had reported; repaired", "containers", drift, "total", f.drift)
+		log := f.Logger.Warn
+		if !l.full { // it was asked for while something changed, and may be ahead of events
+			log = f.Logger.Debug
+		}
+		log("a list differed from what events had reported; repaired", "containers", drift, "total", f.drift)
 	}
 	f.known = next
 	f.Facts.Retain(func(id string, _ Fact) bool { _, ok := next[id]; return ok })
