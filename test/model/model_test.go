@@ -102,6 +102,7 @@ type runner struct {
 	policy    ruleset
 	held      map[port.Key]time.Time // since when a key is wanted without being allowed
 	wanted    map[port.Key]port.Publication
+	before    map[port.Key]port.Publication // wanted before this operation
 	delivered map[port.Key]port.Publication // what the host was sent
 	flakyAt   time.Time                     // since when the flaky sink does not fail
 	entries   map[peer.Target]string        // of the peer, before this operation
@@ -328,6 +329,7 @@ func (r *runner) compare(w *published, g port.Publication) error {
 func (r *runner) checkWanted() error {
 	pubs := r.registry.Publications().View()
 	was := r.wanted
+	r.before = was
 	select {
 	case <-r.registry.Ready():
 	default:
@@ -398,7 +400,8 @@ func (r *runner) checkSinks() error {
 }
 
 // checkPeer compares the entries of the foreign peer with the wanted set: none is added
-// that nobody wants, and all are right when the peer does not fail.
+// that nobody wanted before or after an operation, and all are right when the peer does
+// not fail.
 func (r *runner) checkPeer() error {
 	var wishes []wish
 	for _, p := range r.wanted {
@@ -406,12 +409,20 @@ func (r *runner) checkPeer() error {
 			wishes = append(wishes, wish{p, a})
 		}
 	}
+	wanted := func(t peer.Target, remote string) bool {
+		for _, set := range []map[port.Key]port.Publication{r.wanted, r.before} {
+			for k, p := range set {
+				if k.Protocol == t.Protocol && slices.Contains(p.Decision.Host, t.AddrPort()) && k.AddrPort().String() == remote {
+					return true
+				}
+			}
+		}
+		return false
+	}
 	was, now := r.entries, r.peer.now()
 	r.entries = now
 	for t, remote := range now {
-		if _, old := was[t]; !old && !slices.ContainsFunc(wishes, func(w wish) bool {
-			return w.at == t.AddrPort() && w.pub.Protocol == t.Protocol && w.pub.AddrPort().String() == remote
-		}) {
+		if _, old := was[t]; !old && !wanted(t, remote) {
 			return fmt.Errorf("the peer got %v to %s, which nobody wants", t, remote)
 		}
 	}
