@@ -74,6 +74,7 @@ type reference struct {
 	last      map[port.Key]port.Owner // owner of each publication, after the last step
 	lost      map[int]*item           // bindings whose port lost its container or Service
 	orphans   map[port.Key]bool       // ports whose Service was deleted, and which rules of kube-proxy keep
+	named     map[int]bool            // NAT rules whose owner was known after the last step
 	gone      map[string]bool         // addresses that NAT rules lead to, whose container stopped
 }
 
@@ -93,7 +94,7 @@ func newReference(now time.Time, s *system) *reference {
 	r := &reference{
 		now: now, clock: s.clock, engines: s.facts, entries: map[string]map[string]*entry{}, state: map[string]string{}, facts: map[string]map[string]port.Owner{},
 		stopped: map[string]map[string]bool{}, items: map[string]*item{}, last: map[port.Key]port.Owner{},
-		lost: map[int]*item{}, orphans: map[port.Key]bool{},
+		lost: map[int]*item{}, named: map[int]bool{}, orphans: map[port.Key]bool{},
 	}
 	for _, s := range sources {
 		r.entries[s], r.state[s] = map[string]*entry{}, "starting"
@@ -492,7 +493,12 @@ func (r *reference) publish(ms, slot []*entry) *published {
 				known = target
 			}
 			own, other := r.doubt(e, known)
-			p.targetItems = append(p.targetItems, append(own, other...)...)
+			for _, i := range append(own, other...) {
+				if i == r.itemOf(e, "target") {
+					i += diverting
+				}
+				p.targetItems = append(p.targetItems, i)
+			}
 			for _, o := range r.targetOwners(e) {
 				p.leads = addOwner(p.leads, o)
 			}
@@ -623,6 +629,10 @@ const search = " search"
 // the port loses its owner. A search that joins a wait that is over does not prolong it.
 const behindRedirect = " behind a redirect"
 
+// diverting marks the doubt about a NAT rule for the ports that it diverts. It lasts as long
+// as the rule, and begins anew when its owner is not known any more.
+const diverting = " diverting"
+
 // itemOf names a reason for doubt. What a rule leads to is one whether it may be the owner
 // or somebody besides; but only a port that is its own waits for a container that stopped.
 func (r *reference) itemOf(e *entry, what string) string {
@@ -659,6 +669,12 @@ func (r *reference) step() map[port.Key]*published {
 	}
 	for _, e := range r.entries["nat"] {
 		present[r.itemOf(e, "target")+nobodyListens] = true
+		present[r.itemOf(e, "target")+diverting] = true
+		known := r.attribution(e).known
+		if r.named[e.life] && !known {
+			delete(r.items, r.itemOf(e, "target")+diverting)
+		}
+		r.named[e.life] = known
 		if i := r.itemOf(e, "owner"); r.items[i] != nil && !r.attribution(e).known {
 			present[i] = true // that a Service claims the port does not name what the rule leads to
 		}
@@ -730,6 +746,7 @@ func later(a, b time.Time) time.Time {
 func (r *reference) lose(p *published) {
 	for _, e := range p.entries {
 		r.lost[e.life] = &item{born: r.now}
+		delete(r.items, r.itemOf(e, "target")+diverting)
 		delete(r.items, r.itemOf(e, "owner")+behindRedirect)
 		delete(r.items, r.itemOf(e, "owner")+search+behindRedirect)
 	}
