@@ -242,8 +242,6 @@ func (w *world) run(s *netns.Space, args ...string) {
 	program.Start(w.t, program.Command{Cmd: exec.Command(w.binary, args...), Name: args[0], In: s})
 }
 
-func tail(s string, n int) string { return s[max(0, len(s)-n):] }
-
 // follow keeps active equal to what the agent reports, which is after the host
 // peer has opened a port.
 func (w *world) follow(ctx context.Context) {
