@@ -727,10 +727,13 @@ func (r *reference) settled(born time.Time, timed bool) bool {
 	from := later(born, r.liveSince)
 	for _, f := range r.engines {
 		lists, declined := f.answered(from.Add(reportTime))
-		if lists < 2 && !declined {
+		if lists >= 2 { // also if it declined after that
+			continue
+		}
+		if !declined {
 			return false
 		}
-		timed = timed || declined
+		timed = true
 	}
 	return !timed || !from.Add(ownerWait).After(r.now)
 }
