@@ -208,7 +208,7 @@ func TestSavesNowAndThen(t *testing.T) {
 		for range 600 {
 			time.Sleep(time.Second)
 			pubs.Update(func(tx *table.Tx[port.Key, port.Publication]) {
-				p := publication(81, time.Now())
+				p := publication(81, time.Now().Add(-time.Hour))
 				tx.Put(p.Key, p)
 			})
 			synctest.Wait()
