@@ -14,6 +14,7 @@ import (
 // knows none of the packages installed here, so nothing is asked of dependencies.
 func TestSystemdRPM(t *testing.T) {
 	const rpm = "rpm --nodeps "
+	all := listFiles(t)
 	// What other packages own, and this small Debian lacks.
 	sh(t, "rpm --initdb && mkdir -p /usr/share/doc /usr/share/man/man1 /usr/share/fish/vendor_completions.d /usr/share/zsh/site-functions")
 	before := listFiles(t)
@@ -67,5 +68,7 @@ func TestSystemdRPM(t *testing.T) {
 		sh(t, "test ! -e /run/fairlead")
 		wantFiles(t, before, "/etc/fairlead", "/var/lib/fairlead", "/var/lib/rpm")
 		sh(t, "rm -r /etc/fairlead /var/lib/fairlead")
+		sh(t, "rmdir --ignore-fail-on-non-empty /usr/share/doc /usr/share/man/man1 /usr/share/man /usr/share/fish/vendor_completions.d /usr/share/fish /usr/share/zsh/site-functions")
+		wantFiles(t, all, "/var/lib/rpm") // for the other tests
 	})
 }
