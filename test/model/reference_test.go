@@ -670,6 +670,9 @@ func (r *reference) step() map[port.Key]*published {
 	for _, e := range r.entries["nat"] {
 		present[r.itemOf(e, "target")+nobodyListens] = true
 		present[r.itemOf(e, "target")+diverting] = true
+		if r.unnamed(e) { // also while it waits for a container that stopped
+			present[r.itemOf(e, "target")] = true
+		}
 		known := r.attribution(e).known
 		if r.named[e.life] && !known {
 			delete(r.items, r.itemOf(e, "target")+diverting)
