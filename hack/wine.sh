@@ -16,9 +16,9 @@ wine=/usr/lib/wine/wine64
 library=$WINEPREFIX/drive_c/windows/system32/bcryptprimitives.dll
 if [ ! -f "$library" ]; then
 	mkdir -p "$cache"
-	"$wine" wineboot --init >&2
 	tmp=$(mktemp -d)
 	trap 'rm -rf "$tmp"' EXIT
+	"$wine" wineboot --init >"$tmp/wineboot.log" 2>&1 || { cat "$tmp/wineboot.log" >&2; exit 1; }
 	printf '.text\n' >"$tmp/empty.s"
 	printf 'LIBRARY bcryptprimitives.dll\nEXPORTS\nProcessPrng=ADVAPI32.SystemFunction036\n' >"$tmp/exports.def"
 	x86_64-w64-mingw32-as -o "$tmp/empty.o" "$tmp/empty.s"
