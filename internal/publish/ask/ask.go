@@ -194,8 +194,10 @@ func (p *Packet) parse(oob []byte) error {
 	controls, err := unix.ParseSocketControlMessage(oob)
 	for i := range controls {
 		c := &controls[i]
-		if len(c.Data)%4 != 0 { // ParseUnixRights would panic; the kernel sends none
-			err = errors.Join(err, errors.New("a control message in parts of an int"))
+		// The library panics at these; the kernel sends none.
+		short := c.Header.Type == unix.SCM_CREDENTIALS && len(c.Data) < unix.SizeofUcred
+		if short || len(c.Data)%4 != 0 {
+			err = errors.Join(err, fmt.Errorf("a control message of type %d has %d bytes", c.Header.Type, len(c.Data)))
 			continue
 		}
 		if fds, rerr := unix.ParseUnixRights(c); rerr == nil {
