@@ -49,12 +49,17 @@ func Facts(ctx context.Context, configFile, control string) doctor.HostFacts {
 		f.Config, f.Pair = examineConfig(&cfg)
 		f.Keep = cfg.KeepPrivileges && runtime.GOOS == "linux"
 	}
-	l, err := status.NewClient(cmp.Or(control, cfg.Control)).List(ctx)
+	client := status.NewClient(cmp.Or(control, cfg.Control))
+	l, err := client.List(ctx)
 	if err != nil {
 		f.HostError = err.Error()
 	} else {
 		describeList(&f, l)
-		f.Wide = wide(&cfg, l)
+		settings := cfg.Settings()
+		if s, err := client.Settings(ctx); err == nil { // else it is of a version that does not report them
+			settings = s.Settings
+		}
+		f.Wide = wide(settings, l)
 	}
 	ranges, err := host.ReservedPorts(ctx)
 	if err == nil { // else the ranges are named when a port needs one
@@ -115,8 +120,8 @@ func describeList(f *doctor.HostFacts, l status.List) {
 }
 
 // wide returns what is open wider than loopback: ports of guests, and listeners of the host
-// peer itself.
-func wide(cfg *config.Host, l status.List) (list []doctor.Wide) {
+// peer itself by its settings.
+func wide(settings []config.Setting, l status.List) (list []doctor.Wide) {
 	add := func(protocol port.Protocol, at netip.AddrPort, what string) {
 		w := doctor.Wide{Protocol: protocol, At: at, What: fmt.Sprintf("%d/%s%s at %s", at.Port(), protocol, what, at.Addr())}
 		if at.Addr().IsValid() && !at.Addr().Unmap().IsLoopback() && !slices.Contains(list, w) {
@@ -128,13 +133,18 @@ func wide(cfg *config.Host, l status.List) (list []doctor.Wide) {
 			add(p.Protocol, at, "")
 		}
 	}
-	for _, own := range [][2]string{{cfg.Serving.At.Server, "--listen"}, {cfg.MetricsAddr, "--metrics-addr"}} {
-		address := own[0]
+	flags := map[string]string{"listen": "--listen", "metricsAddr": "--metrics-addr"}
+	for _, s := range settings {
+		flag, listens := flags[s.Key]
+		if !listens {
+			continue
+		}
+		address := strings.TrimPrefix(s.Value, "wss://")
 		if strings.HasPrefix(address, ":") {
 			address = "[::]" + address
 		}
 		if at, err := netip.ParseAddrPort(address); err == nil {
-			add(port.TCP, at, " ("+own[1]+")")
+			add(port.TCP, at, " ("+flag+")")
 		}
 	}
 	return list

@@ -3,8 +3,20 @@
 package hostpeer
 
 import (
+	"context"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
+
+	"github.com/spf13/pflag"
+
+	"github.com/fairlead/fairlead/internal/config"
+	"github.com/fairlead/fairlead/internal/host"
+	"github.com/fairlead/fairlead/internal/status"
 )
 
 func TestRelayOfWSL(t *testing.T) {
@@ -20,5 +32,62 @@ func TestRelayOfWSL(t *testing.T) {
 		if got, err := relays(strings.NewReader(text)); got != want || err != nil {
 			t.Errorf("%q: %v, %v", text, got, err)
 		}
+	}
+}
+
+// What listens wider than loopback is what runs: its flags count, not the file alone. Of a host
+// peer that does not report its settings the configuration is taken.
+func TestWideIsWhatTheRunningHostOpens(t *testing.T) {
+	for name, c := range map[string]struct {
+		reports bool
+		want    []string
+	}{
+		"reports its settings": {true, []string{"8443/tcp (--listen) at ::"}},
+		"of an older version":  {false, []string{"9464/tcp (--metrics-addr) at 0.0.0.0"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := filepath.Join(t.TempDir(), "run")
+			file, control := filepath.Join(t.TempDir(), "host.yaml"), filepath.Join(dir, "s")
+			if err := os.WriteFile(file, []byte("metricsAddr: 0.0.0.0:9464\n"), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			fs := pflag.NewFlagSet("host", pflag.ContinueOnError)
+			new(config.Host).Flags(fs)
+			if err := fs.Parse([]string{
+				"--metrics-addr", "127.0.0.1:9464", "--listen", "wss://:8443", "--guest", "a", "--cert", "/nonexistent/c", "--key", "/nonexistent/k",
+			}); err != nil {
+				t.Fatal(err)
+			}
+			cfg, err := config.LoadHost(file, fs, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			h, err := host.New(host.Options{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			o := status.Options{Provider: provider{host: h}, Role: "host", Level: new(slog.LevelVar), Logger: slog.New(slog.DiscardHandler)}
+			if c.reports {
+				o.Settings = cfg.Settings
+			}
+			ln, err := status.ListenControl(control)
+			if err != nil {
+				t.Fatal(err)
+			}
+			ctx, stop := context.WithCancel(t.Context())
+			var served sync.WaitGroup
+			served.Go(func() { _ = status.NewServer(o).Serve(ctx, ln, true) })
+			defer served.Wait()
+			defer stop()
+
+			var got []string
+			f := Facts(t.Context(), file, control)
+			for _, w := range f.Wide {
+				got = append(got, w.What)
+			}
+			if f.Running == "" || !slices.Equal(got, c.want) {
+				t.Errorf("running %q, %q, want %q", f.Running, got, c.want)
+			}
+		})
 	}
 }
