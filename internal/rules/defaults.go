@@ -63,7 +63,7 @@ type engineInternal struct {
 	protocol port.Protocol // 0 is any
 	loopback bool          // only there
 	pods     bool          // also of pods that begin with this name, in kube-system
-	named    bool          // no port of an unknown process is held for this one
+	named    bool          // no port of an unknown process is held for this one, nor one that a NAT rule serves
 }
 
 var engineInternals = []engineInternal{
@@ -79,7 +79,7 @@ var engineInternals = []engineInternal{
 	{owner: "dockerd", ports: []PortRange{{2377, 2377}, {7946, 7946}, {4789, 4789}}},
 	{owner: "dockerd", ports: []PortRange{{32768, 65535}}, loopback: true},
 	// nerdctl reserves the ports of containers, and sleep holds them then. Nobody accepts at
-	// these, also after the container has stopped.
+	// these, also after the container has stopped: what serves them is a NAT rule.
 	{owner: "nerdctl", ports: []PortRange{{1, 65535}}, named: true},
 	{owner: "sleep", ports: []PortRange{{1, 65535}}, named: true},
 	{owner: "", ports: []PortRange{{4789, 4789}, {8472, 8472}}, protocol: port.UDP}, // the kernel's VXLAN sockets
@@ -91,13 +91,18 @@ func (e engineInternal) matches(p *port.Publication) bool {
 	}
 	switch o := p.Owner; o.Kind {
 	case port.OwnerProcess:
-		return !p.Contained && e.owner != "" && e.process(o.Name)
+		return !p.Contained && e.owner != "" && e.process(o.Name) && !(e.named && routed(p))
 	case port.OwnerContainer:
 		return e.pods && o.Namespace == "kube-system" && strings.HasPrefix(o.Name, e.owner)
 	case port.OwnerUnknown:
 		return e.owner == "" && !p.OwnerPending && !p.Contained
 	}
 	return false
+}
+
+// routed reports whether a NAT rule that is not withheld leads on from the port.
+func routed(p *port.Publication) bool {
+	return slices.ContainsFunc(p.Origins, func(o port.OriginInfo) bool { return o.Source == port.SourceNAT && o.Withheld == "" })
 }
 
 // mayMatch reports whether e matches p with the owner that an engine, or a search for

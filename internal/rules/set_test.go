@@ -569,6 +569,32 @@ func TestEnginesOwnPortsAreDeniedUnlessNamed(t *testing.T) {
 	}
 }
 
+// A port that is reserved for a NAT rule is published where no engine tells whose it is.
+func TestReservedPortOfANATRule(t *testing.T) {
+	for _, c := range []struct {
+		owner    string
+		withheld string // the rule
+		denied   bool
+	}{
+		{"nerdctl", "", false},
+		{"sleep", "", false},
+		{"sleep", "left behind by container n1, stopped", true},
+		{"dockerd", "", true},
+	} {
+		p := port.Publication{
+			Key:   port.Key{Protocol: port.TCP, Address: netip.IPv4Unspecified(), Port: 2377},
+			Owner: port.Owner{Kind: port.OwnerProcess, Name: c.owner},
+			Origins: []port.OriginInfo{
+				{Origin: port.Origin{Source: port.SourceNAT}, Withheld: c.withheld},
+				{Origin: port.Origin{Source: port.SourceSocket}},
+			},
+		}
+		if d := Empty(Loopback()).Decide(p); d.Allow == c.denied || c.denied && d.Rule != DefaultEngine {
+			t.Errorf("%q with a rule withheld for %q: %+v, want denied: %v", c.owner, c.withheld, d, c.denied)
+		}
+	}
+}
+
 // A port that may be an engine's own waits until its owner is known.
 func TestEnginesOwnPortsWaitForTheOwner(t *testing.T) {
 	allowAll := []Rule{{}}
