@@ -174,9 +174,12 @@ func (j *judge) firewall(f HostFacts) {
 	}
 	var texts []string // of those that are not refused
 	reached := make(map[string][]string)
+	refused := 0
 	for _, w := range f.Wide {
 		if w.Refused {
-			j.add("firewall", "input", Warning, w.What+" is open to other machines, but "+w.Text, w.Command)
+			if refused++; refused <= maxNamed {
+				j.add("firewall", "input", Warning, w.What+" is open to other machines, but "+w.Text, w.Command)
+			}
 			continue
 		}
 		text := w.Text
@@ -188,6 +191,14 @@ func (j *judge) firewall(f HostFacts) {
 		}
 		reached[text] = append(reached[text], w.What)
 	}
+	if n := refused - maxNamed; n > 0 {
+		are := "are"
+		if n == 1 {
+			are = "is"
+		}
+		j.add("firewall", "input", Warning, fmt.Sprintf("%d more %s open to other machines, but refused", n, are),
+			"let in those that are meant to be reached, as those above")
+	}
 	for _, text := range texts {
 		list := reached[text]
 		what := strings.Join(list[:min(len(list), maxNamed)], ", ")
@@ -198,7 +209,7 @@ func (j *judge) firewall(f HostFacts) {
 	}
 }
 
-// maxNamed is how many addresses one check names.
+// maxNamed is how many addresses one check names, and how many that are refused get their own.
 const maxNamed = 5
 
 const relayRemedy = "put `[wsl2]` and `localhostForwarding=false` into %UserProfile%\\.wslconfig, then run `wsl --shutdown`"

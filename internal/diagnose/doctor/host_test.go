@@ -106,6 +106,37 @@ func TestEachFaultOfAHostHasItsRemedy(t *testing.T) {
 	}
 }
 
+// A firewall that refuses all of many ports does not hide what else doctor says.
+func TestFewRefusedPortsAreNamed(t *testing.T) {
+	for refused, more := range map[int]string{maxNamed: "", maxNamed + 1: "1 more is ", 400: "395 more are "} {
+		f := healthyHost()
+		for i := range refused {
+			f.Wide = append(f.Wide, Wide{What: fmt.Sprintf("%d/tcp at ::", i+80), Text: "the firewall refuses them (chain x)", Command: fmt.Sprintf("sudo ufw allow %d/tcp", i+80), Refused: true})
+		}
+		var got []Check
+		for _, c := range EvaluateHost(f).Checks {
+			if c.Area == "firewall" {
+				got = append(got, c)
+			}
+		}
+		want := maxNamed
+		if more != "" {
+			want++
+		}
+		if len(got) != want {
+			t.Fatalf("%d refused: %d checks, want %d: %+v", refused, len(got), want, got)
+		}
+		for i, c := range got[:maxNamed] {
+			if !strings.HasPrefix(c.Detail, f.Wide[i].What) || c.Remedy != f.Wide[i].Command || c.State != Warning {
+				t.Errorf("%d refused: check %d: %+v", refused, i, c)
+			}
+		}
+		if last := got[len(got)-1]; more != "" && (!strings.HasPrefix(last.Detail, more) || last.State != Warning || last.Remedy == "") {
+			t.Errorf("%d refused: the last check is %+v, want %q", refused, last, more)
+		}
+	}
+}
+
 func TestMismatchNamesTheOlder(t *testing.T) {
 	for _, c := range []struct{ agent, host, want string }{
 		{"v1.0.0", "v1.0.0", ""}, {"", "v1.0.0", ""},
