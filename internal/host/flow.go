@@ -45,6 +45,7 @@ func newFlows(limit int) *flows {
 var (
 	errNoLink    = errors.New("no link to the guest")
 	errDenied    = errors.New("denied by the host's rules")
+	errPending   = errors.New("not decided by the host's rules yet")
 	errWithdrawn = errors.New("not published any more")
 	errHidden    = errors.New("not open to other machines any more")
 )
@@ -153,6 +154,8 @@ func (h *Host) mayGoOn(c *claim, accepted bool) error {
 	switch pub := c.guest.pubs[c.key]; {
 	case pub == nil && !accepted:
 		return errWithdrawn
+	case pub != nil && pub.denied != nil && pub.denied.State == port.Pending:
+		return fmt.Errorf("%w: %s", errPending, pub.denied.Reason)
 	case pub != nil && pub.denied != nil:
 		return errDenied
 	}

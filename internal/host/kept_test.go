@@ -3,6 +3,7 @@
 package host
 
 import (
+	"context"
 	"errors"
 	"io"
 	"net"
@@ -15,6 +16,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/link"
 	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/rules"
 	"github.com/fairlead/fairlead/internal/wire"
 	"github.com/fairlead/fairlead/test/kit/ports"
 )
@@ -313,6 +315,41 @@ func TestConnectionToKeptPortWaits(t *testing.T) {
 			t.Errorf("%d refused", n)
 		}
 	})
+}
+
+// A connection that waited is told what the rules say of the port by then.
+func TestConnectionToKeptPortIsToldWhatTheRulesSay(t *testing.T) {
+	named := pub(p81)
+	named.Owner = port.Owner{Kind: port.OwnerContainer, Name: "db"}
+	waiting := pub(p81)
+	waiting.OwnerPending = true
+	for name, c := range map[string]struct {
+		put  wire.Publication
+		want string
+	}{
+		"denied":  {named, "denied by the host's rules"},
+		"pending": {waiting, "not decided by the host's rules yet: " + rules.NotKnownYet},
+	} {
+		t.Run(name, func(t *testing.T) {
+			keptRig(t, func(a *agent, h *Host, _ *memory) {
+				h.SetPolicy(policy(t, rules.Loopback(), rules.Rule{Match: rules.Match{Name: "db"}, Deny: true}))
+				synctest.Wait()
+				h.mu.Lock()
+				claim := h.guests[0].pubs[p81].claims[0]
+				h.mu.Unlock()
+				ended := make(chan error, 1)
+				go func() {
+					_, err := h.stream(context.Background(), claim, netip.AddrPort{})
+					ended <- err
+				}()
+				time.Sleep(time.Second)
+				a.say(put(1, c.put))
+				if err := <-ended; err == nil || err.Error() != c.want {
+					t.Errorf("got %v, want %s", err, c.want)
+				}
+			})
+		})
+	}
 }
 
 // A client that connects again and again while the agent is restarted beside a slow engine
