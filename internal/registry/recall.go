@@ -19,31 +19,33 @@ func (r *Registry) Recall(earlier []port.Publication) {
 	r.earlier = make(map[port.Origin][]*port.Publication, len(earlier))
 	for i := range earlier {
 		p := &earlier[i]
+		best := identityOf(p)
 		for _, o := range p.Origins {
-			if identity(o.Source) == identityOf(p) {
+			if best > 0 && identity(o) == best {
 				r.earlier[o.Origin] = append(r.earlier[o.Origin], p)
 			}
 		}
 	}
 }
 
-// identity orders sources by how well their origins tell that a port was not closed and
-// opened again while nobody looked: no two sockets have one cookie, but a container keeps
-// its id when it is started again.
-func identity(source string) int {
-	switch source {
-	case port.SourceSocket:
+// identity orders origins by how well they tell that a port was not closed and opened
+// again while nobody looked: no two sockets have one cookie, and no two rules one handle while
+// their table remains. It is 0 if they do not tell: a container keeps its id when it is started
+// again, and a rule of iptables-legacy has no handle.
+func identity(o port.OriginInfo) int {
+	switch {
+	case o.Source == port.SourceSocket:
 		return 2
-	case port.SourceNAT:
+	case o.Source == port.SourceNAT && o.Handle != 0:
 		return 1
 	}
 	return 0
 }
 
-// identityOf is that of the origins that tell whether a port is p.
+// identityOf is that of the origins that tell whether a port is p, 0 if none does.
 func identityOf(p *port.Publication) (best int) {
 	for _, o := range p.Origins {
-		best = max(best, identity(o.Source))
+		best = max(best, identity(o))
 	}
 	return best
 }
@@ -60,7 +62,7 @@ func (r *Registry) recall(b *port.Binding) *recalled {
 	for _, p := range r.earlier[b.Origin] {
 		o := originOf(p, b.Origin)
 		same := p.Address == b.Address || p.Address.IsUnspecified() && b.Address.IsUnspecified() // of a dual-stack port
-		if p.Slot() == b.Slot() && same && (o.Handle == b.Handle || o.Handle == 0 || b.Handle == 0) {
+		if p.Slot() == b.Slot() && same && o.Handle == b.Handle {
 			return &recalled{p.Since, p.SinceAtLeast, o.Since}
 		}
 	}
