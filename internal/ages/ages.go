@@ -243,7 +243,7 @@ func (k *keeper) note(view table.View[port.Key, port.Publication], keys []port.K
 func (k *keeper) save(view table.View[port.Key, port.Publication], complete bool) {
 	began := k.clock.now()
 	err := k.write(view, complete)
-	k.dirty = err != nil
+	k.dirty = false // what cannot be saved is tried again when ports change
 	if err != nil && !k.failed {
 		k.log.Warn("cannot save since when ports are open; their ages begin anew with the next agent", "err", err)
 	}

@@ -46,13 +46,17 @@ type machine struct {
 	booted time.Time     // by the clock that only runs forwards
 	step   time.Duration // of the wall clock
 	id     string
+	saves  int // how often it was asked for the id: once for each save, or load
 }
 
 func (m *machine) clock() clock {
 	return clock{
 		now:  func() time.Time { return time.Now().Add(m.step) },
 		boot: func() (time.Duration, error) { return time.Since(m.booted), nil },
-		id:   func() string { return m.id },
+		id: func() string {
+			m.saves++
+			return m.id
+		},
 	}
 }
 
@@ -232,19 +236,28 @@ func TestSavesNowAndThen(t *testing.T) {
 	})
 }
 
-// TestSaysOnceThatItCannotSave: a directory that is gone costs one line of log.
+// TestSaysOnceThatItCannotSave: a directory that is gone costs one line of log, and is tried
+// again only if ports change.
 func TestSaysOnceThatItCannotSave(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := &machine{booted: time.Now(), id: "boot"}
 		var log bytes.Buffer
 		ctx, cancel := context.WithCancel(t.Context())
 		k := newKeeper(File(filepath.Join(t.TempDir(), "none", "file")), m.clock(), slog.New(slog.NewTextHandler(&log, nil)))
+		pubs := tableOf(publication(80, time.Now()))
 		done := make(chan struct{})
 		go func() {
-			k.run(ctx, tableOf(publication(80, time.Now())))
+			k.run(ctx, pubs)
 			close(done)
 		}()
-		time.Sleep(10 * time.Minute)
+		for want := 1; want <= 2; want++ {
+			time.Sleep(10 * time.Minute)
+			synctest.Wait()
+			if m.saves != want {
+				t.Errorf("%d attempts, want %d", m.saves, want)
+			}
+			pubs.Update(func(tx *table.Tx[port.Key, port.Publication]) { tx.Delete(publication(80, time.Time{}).Key) })
+		}
 		cancel()
 		<-done
 		if n := strings.Count(log.String(), "\n"); n != 1 {
