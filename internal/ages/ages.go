@@ -38,7 +38,7 @@ const maxFile = 16 << 20
 const (
 	lookPause = time.Second
 	savePause = time.Minute
-	saveShare = 50
+	saveShare = 5000
 )
 
 // File is the path of the file. It should be in the runtime directory: the next boot does

@@ -46,7 +46,8 @@ type machine struct {
 	booted time.Time     // by the clock that only runs forwards
 	step   time.Duration // of the wall clock
 	id     string
-	saves  int // how often it was asked for the id: once for each save, or load
+	saves  int           // how often it was asked for the id: once for each save, or load
+	cost   time.Duration // of a save
 }
 
 func (m *machine) clock() clock {
@@ -55,6 +56,7 @@ func (m *machine) clock() clock {
 		boot: func() (time.Duration, error) { return time.Since(m.booted), nil },
 		id: func() string {
 			m.saves++
+			time.Sleep(m.cost)
 			return m.id
 		},
 	}
@@ -233,6 +235,34 @@ func TestSavesNowAndThen(t *testing.T) {
 		if age := time.Since(ports[0].Since); age != 8*time.Hour+600*time.Second {
 			t.Errorf("age %v", age)
 		}
+	})
+}
+
+// TestSavesTakeLittleTime: saves that are slow are rare.
+func TestSavesTakeLittleTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := &machine{booted: time.Now().Add(-24 * time.Hour), id: "boot", cost: time.Second}
+		f := Beside(filepath.Join(t.TempDir(), "control.sock"))
+		pubs := tableOf()
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan struct{})
+		go func() {
+			newKeeper(f, m.clock(), slog.New(slog.DiscardHandler)).run(ctx, pubs)
+			close(done)
+		}()
+		for range 1400 {
+			time.Sleep(10 * time.Second)
+			pubs.Update(func(tx *table.Tx[port.Key, port.Publication]) {
+				p := publication(80, time.Now())
+				tx.Put(p.Key, p)
+			})
+		}
+		synctest.Wait()
+		if m.saves != 3 {
+			t.Errorf("%d saves of %v in 14,000 s, want 3", m.saves, m.cost)
+		}
+		cancel()
+		<-done
 	})
 }
 
