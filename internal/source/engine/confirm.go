@@ -58,11 +58,11 @@ func (a *asks) peek() []func() {
 	return slices.Clone(a.waiting)
 }
 
-// take removes the first n requests.
+// take removes the first n requests, or as many as somebody else has not taken.
 func (a *asks) take(n int) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.waiting = slices.Delete(a.waiting, 0, n)
+	a.waiting = slices.Delete(a.waiting, 0, min(n, len(a.waiting)))
 }
 
 // setAbsent notes whether there is an engine.

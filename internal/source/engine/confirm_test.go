@@ -139,6 +139,25 @@ func TestRequestLooksAtNewContainersOnly(t *testing.T) {
 	})
 }
 
+// absentLater is an engine that is gone when it is listed.
+type absentLater struct{ scripted }
+
+func (*absentLater) List(context.Context) ([]Object, error) { return nil, ErrAbsent }
+
+// A session may take a request and then find that there is no engine.
+func TestRequestIsTakenOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSupervised(t)
+		answered := confirms(t, &s.facts)
+		s.run(t, time.Minute, func(ctx context.Context, up func()) error {
+			return NewSet(slog.New(slog.DiscardHandler), s.feed, &s.facts, Host{}).Follow(ctx, &absentLater{}, Stream{}, time.Hour, up)
+		})
+		if !answered() {
+			t.Error("not answered")
+		}
+	})
+}
+
 // Where there is no engine, each request has it tried, and nobody waits for long.
 func TestRequestIsAnsweredWhereThereIsNoEngine(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
