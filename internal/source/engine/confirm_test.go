@@ -139,6 +139,58 @@ func TestRequestLooksAtNewContainersOnly(t *testing.T) {
 	})
 }
 
+// Where the processes of containers are not visible, a look finds no cgroup, and another
+// one would not either.
+func TestRequestDoesNotRepeatLooksThatFoundNoCgroup(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		partial := named("x", "")
+		partial.Partial = true
+		e := &scripted{list: []Object{partial}, look: map[string]Object{"x": named("x", "")}}
+		looks := func(when string, want int) {
+			t.Helper()
+			synctest.Wait()
+			e.mu.Lock()
+			defer e.mu.Unlock()
+			if e.looked != want {
+				t.Errorf("%s: %d looks, want %d", when, e.looked, want)
+			}
+			e.looked = 0
+		}
+		look := func(o Object) {
+			e.mu.Lock()
+			defer e.mu.Unlock()
+			e.look["x"] = o
+		}
+		events := make(chan Event)
+		var facts Table
+		followed(t, e, Stream{Events: events}, &facts)
+		looks("the first list", 1)
+		request := func(when string, want int) {
+			t.Helper()
+			for range 3 {
+				if !confirms(t, &facts)() {
+					t.Errorf("%s: not answered", when)
+				}
+			}
+			looks(when, want)
+		}
+		request("requests", 0)
+		events <- Event{ID: "x"}
+		looks("an event", 1)
+		request("requests after an event", 0)
+
+		look(partial) // the engine could not inspect it
+		events <- Event{ID: "x", Gone: true}
+		events <- Event{ID: "x"}
+		looks("it was started again", 1)
+		request("it was not inspected since", 3)
+		look(named("x", ""))
+		request("it can be inspected", 1)
+		time.Sleep(time.Hour)
+		looks("an audit", 1)
+	})
+}
+
 // absentLater is an engine that is gone when it is listed.
 type absentLater struct{ scripted }
 

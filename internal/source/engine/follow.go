@@ -95,6 +95,7 @@ type Set struct {
 type reported struct {
 	bindings []port.Binding
 	asOf     time.Time // when it was asked for
+	looked   bool      // all of it, also its cgroup if that can be seen, was asked for
 }
 
 // NewSet returns an empty set.
@@ -409,7 +410,7 @@ func (f *follower) put(o Object, asOf time.Time) {
 
 // keep records a container, without reporting it to the feed.
 func (f *follower) keep(o Object, asOf time.Time, in map[string]reported) {
-	in[o.ID] = reported{o.Bindings, asOf}
+	in[o.ID] = reported{o.Bindings, asOf, !o.Partial || f.known[o.ID].looked}
 	f.Warnings.Set(o.ID, o.Warnings)
 	if !o.Partial {
 		f.Facts.Put(o.ID, o.Fact)
@@ -462,7 +463,7 @@ func (f *follower) replace(l look) {
 			drift++
 		}
 		f.keep(o, l.began, next)
-		if o.Partial && !looking && (l.full || !same || !f.complete(o.ID)) {
+		if o.Partial && !looking && (l.full || !same || !old.looked) {
 			f.mark(o.ID)
 		}
 	}
@@ -500,13 +501,6 @@ func (f *follower) replace(l look) {
 	f.live = true
 	f.Feed.Replace(set)
 	f.up()
-}
-
-// complete reports whether a look has found a container's cgroup, so that only an event
-// or a change of what the list has of it calls for another one.
-func (f *follower) complete(id string) bool {
-	fact, known := f.Facts.Fact(id)
-	return known && fact.Path != ""
 }
 
 func sameBinding(a, b port.Binding) bool {
