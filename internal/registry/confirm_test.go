@@ -4,6 +4,8 @@ package registry
 
 import (
 	"errors"
+	"fmt"
+	"log/slog"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -105,6 +107,86 @@ func TestWaitEndsByTwoLists(t *testing.T) {
 			g.want(t, "later", state)
 		})
 	}
+}
+
+// A change of ports wakes what ends the waits only if that has something to do.
+func TestBatchesDoNotWakeWhileAListIsAwaited(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := New(Options{Rules: allowAll{}, Logger: slog.New(slog.DiscardHandler)})
+		g := guarded{Registry: r, sockets: r.Feed("socket"), nat: r.Feed("nat")}
+		docker, feed := g.engine("docker")
+		n := 0
+		batch := func() {
+			n++
+			_, rules := proxy("c", 8200+n%2, fmt.Sprint("172.17.0.", 2+n))
+			g.nat.Apply(put(rules))
+		}
+		// turn is one of Run.
+		turn := func() {
+			_, asks := r.endWaits()
+			for _, ask := range asks {
+				ask()
+			}
+		}
+		woken := func(when string, want bool) {
+			t.Helper()
+			if got := len(r.waits.wake) > 0; got != want {
+				t.Errorf("%s: woken %v, want %v", when, got, want)
+			}
+			for len(r.waits.wake) > 0 {
+				<-r.waits.wake
+			}
+		}
+		batch()
+		woken("the engine is starting", false)
+		feed.Replace(nil)
+		woken("the engine is live", true)
+		turn()
+		time.Sleep(reportTime)
+		turn()
+		listed := docker.takes()
+		if listed == nil {
+			t.Fatal("no list was asked for")
+		}
+		for range 3 {
+			batch()
+			woken("the list is awaited", false)
+		}
+		listed()
+		woken("the list was answered", true)
+		turn()
+		batch()
+		woken("the second list is to be asked for later", false)
+		time.Sleep(listPause)
+		turn()
+		docker.answer(t, "the second list")
+		woken("the second list was answered", true)
+		feed.Stale(errors.New("gone"))
+		turn()
+		batch()
+		woken("the engine is stale", false)
+	})
+}
+
+// What a port waits for may end by a change of the port.
+func TestWaitEndsWhenItsProcessIsFoundAfterTheLists(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := newAsked(t)
+		docker, feed := g.engine("docker")
+		feed.Replace(nil)
+		b := socket("s", "0.0.0.0:8200", "")
+		b.Owner, b.Searching = port.Owner{}, true
+		g.sockets.Apply(put([]port.Binding{b}))
+		time.Sleep(reportTime)
+		docker.answer(t, "first")
+		time.Sleep(listPause)
+		docker.answer(t, "second")
+		g.want(t, "no engine knows the process", "pending")
+		b.Searching = false
+		b.Owner = port.Owner{Kind: port.OwnerProcess, ID: "9", Name: "docker-proxy"}
+		g.sockets.Apply(put([]port.Binding{b}))
+		g.want(t, "it was found", "allow")
+	})
 }
 
 // A wait that begins while a list is under way needs two that began after it.

@@ -35,6 +35,9 @@ type wait struct {
 	search bool // for the process, too, of which engines know nothing
 }
 
+// ends reports whether engines, or the time, can end the wait.
+func (w *wait) ends() bool { return !w.over && !w.left && !w.orphan }
+
 // waits are the publications whose owner is not known yet. The registry's lock
 // guards it.
 type waits struct {
@@ -250,14 +253,15 @@ func (r *Registry) decide(m *merged, old former) {
 	if len(r.engines) == 0 {
 		d.since, d.target = time.Time{}, time.Time{}
 	}
-	w := r.waits.next(m, d, old, r.now())
+	now := r.now()
+	w := r.waits.next(m, d, old, now)
 	if w == nil {
 		p.OwnerPending = false
 		delete(r.waits.byKey, p.Key)
 		p.Decision = r.rules.Decide(*p)
 		return
 	}
-	r.waits.set(p.Key, w)
+	r.waits.set(p.Key, w, now)
 	if !w.lost && !d.aboutOwner() {
 		// Another owner can only add a denial.
 		p.OwnerPending = false
@@ -302,7 +306,7 @@ func (ws *waits) past(lost, now time.Time) bool { return ws.settled(lost, false,
 
 // ended reports whether nobody named an owner in time.
 func (ws *waits) ended(w *wait, now time.Time) bool {
-	return w.over || !w.left && !w.orphan && ws.settled(w.from, w.search, now)
+	return w.ends() && ws.settled(w.from, w.search, now)
 }
 
 // settled reports whether a wait that began then is over: all engines are live, those
@@ -354,12 +358,17 @@ func earliest(a, b time.Time) time.Time {
 	return a
 }
 
-func (ws *waits) set(k port.Key, w *wait) {
+// set notes a wait, and wakes Run if that is to look at it earlier than planned.
+func (ws *waits) set(k port.Key, w *wait, now time.Time) {
 	if ws.byKey == nil {
 		ws.byKey = make(map[port.Key]*wait)
 	}
 	ws.byKey[k] = w
-	if !w.over && (ws.at.IsZero() || ws.asking(w.from).Before(ws.at)) {
+	if ws.live.IsZero() || !w.ends() {
+		return
+	}
+	next, due := ws.look(w, now, nil)
+	if len(due) > 0 || ws.ended(w, now) || !next.IsZero() && (ws.at.IsZero() || next.Before(ws.at)) {
 		ws.wake.Notify()
 	}
 }
@@ -397,7 +406,7 @@ func (r *Registry) endWaits() (next time.Time, asks []func()) {
 	var due []*confirmation
 	for k, w := range r.waits.byKey {
 		switch {
-		case w.over, w.left, w.orphan:
+		case !w.ends():
 		case r.waits.ended(w, now):
 			w.over = true
 			dirty.mark(k.Slot(), 0)
