@@ -2,7 +2,11 @@
 
 package registry
 
-import "time"
+import (
+	"time"
+
+	"github.com/fairlead/fairlead/internal/schedule"
+)
 
 // Confirmer is implemented by facts of an engine that can be asked what runs.
 type Confirmer interface {
@@ -17,9 +21,15 @@ const (
 	// reportTime is how long engines are given to report a container before they are
 	// asked for lists.
 	reportTime = time.Second
-	// listPause is between the answer to one request for a list and the next request. A
-	// container that is starting may be missing in one list.
+	// listPause is at least between the answer to one request for a list and the next
+	// request. A container that is starting may be missing in one list.
 	listPause = 2 * time.Second
+	// listShare is the part of the time that the lists of one engine may take: one in so
+	// many.
+	listShare = 5
+	// mostListPause is the longest pause for that. An answer may also be late because a
+	// container takes long to start, or because the machine slept.
+	mostListPause = 30 * time.Second
 )
 
 // confirmation is what an engine was asked for and has answered. The registry's lock
@@ -29,7 +39,7 @@ type confirmation struct {
 	declined bool         // it is not asked, as long as it is live
 	session  int          // counts losses of an engine; earlier answers do not count
 	asked    time.Time    // when the list under way was asked for, zero if there is none
-	answered time.Time    // when the last one was answered
+	rests    time.Time    // until when no other list is asked for, after the last answer
 	lists    [2]time.Time // when the last two that were answered were asked for, the older first
 }
 
@@ -45,11 +55,13 @@ func (c *confirmation) due(from time.Time) time.Time {
 	if c.timed() || !c.asked.IsZero() || c.settled(from) {
 		return time.Time{}
 	}
-	return latest(from, c.answered.Add(listPause))
+	return latest(from, c.rests)
 }
 
-// reset forgets all lists, after an engine was lost.
-func (c *confirmation) reset() { *c = confirmation{ask: c.ask, session: c.session + 1} }
+// reset forgets all lists, after an engine was lost. What they cost still counts.
+func (c *confirmation) reset() {
+	*c = confirmation{ask: c.ask, session: c.session + 1, rests: c.rests}
+}
 
 // request notes that the engine is asked now, and returns what asks it. That is called
 // without the registry's lock.
@@ -59,10 +71,12 @@ func (r *Registry) request(c *confirmation, now time.Time) (ask func()) {
 	answer := func(declined bool) {
 		r.mu.Lock()
 		defer r.mu.Unlock()
+		answered := r.now()
+		c.rests = answered.Add(max(listPause, min(schedule.Rest(answered.Sub(now), listShare), mostListPause)))
 		if c.session != session {
 			return
 		}
-		c.lists, c.asked, c.answered, c.declined = [2]time.Time{c.lists[1], c.asked}, time.Time{}, r.now(), declined
+		c.lists, c.asked, c.declined = [2]time.Time{c.lists[1], c.asked}, time.Time{}, declined
 		r.waits.wake.Notify()
 	}
 	return func() {

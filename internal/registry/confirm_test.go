@@ -90,7 +90,7 @@ func TestWaitEndsByTwoLists(t *testing.T) {
 			g.want(t, "the engine does not answer", "pending")
 			listed()
 			g.want(t, "a list that may have been too early", "pending")
-			time.Sleep(listPause - time.Millisecond)
+			time.Sleep(mostListPause - time.Millisecond)
 			docker.idle(t, "soon after the first list")
 			time.Sleep(time.Millisecond)
 			if name != "" {
@@ -106,6 +106,42 @@ func TestWaitEndsByTwoLists(t *testing.T) {
 			}
 			g.want(t, "later", state)
 		})
+	}
+}
+
+// Lists take a part of an engine's time at most, also while another engine comes and goes.
+func TestPauseAfterASlowList(t *testing.T) {
+	for took, pause := range map[time.Duration]time.Duration{
+		0: listPause, listPause / 4: listPause, time.Second: 4 * time.Second, 3 * time.Second: 12 * time.Second, time.Hour: mostListPause,
+	} {
+		for _, lost := range []string{"never", "before the answer", "after it"} {
+			synctest.Test(t, func(t *testing.T) {
+				g := newAsked(t)
+				docker, feed := g.engine("docker")
+				kube, other := g.engine("kube")
+				kube.declines = true
+				feed.Replace(nil)
+				other.Replace(nil)
+				g.unnamed("c")
+				lose := func(when string) {
+					if when == lost {
+						other.Stale(errors.New("gone"))
+						other.Replace(nil)
+					}
+				}
+				time.Sleep(reportTime)
+				listed := docker.takes()
+				time.Sleep(took)
+				lose("before the answer")
+				listed()
+				lose("after it")
+				when := fmt.Sprintf("a list that took %v, another engine lost %s", took, lost)
+				time.Sleep(pause - time.Millisecond)
+				docker.idle(t, when)
+				time.Sleep(time.Millisecond)
+				docker.answer(t, when)
+			})
+		}
 	}
 }
 
@@ -235,8 +271,8 @@ func TestEachLiveEngineIsAsked(t *testing.T) {
 		time.Sleep(time.Minute)
 		containerd.idle(t, "it is stale")
 		other.Replace(nil)
-		for range 2 {
-			time.Sleep(listPause)
+		for _, pause := range []time.Duration{reportTime, listPause} {
+			time.Sleep(pause)
 			g.want(t, "containerd is back", "pending")
 			docker.answer(t, "Docker, again")
 			containerd.answer(t, "containerd, again")

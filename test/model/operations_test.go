@@ -93,7 +93,7 @@ var (
 	numbers = []uint16{80, 80, 81, 82}
 	pauses  = []time.Duration{
 		0, time.Millisecond, 149 * time.Millisecond, 151 * time.Millisecond, time.Second, 3 * time.Second, 9 * time.Second,
-		10 * time.Second, 11 * time.Second, 31 * time.Second,
+		10 * time.Second, 11 * time.Second, 31 * time.Second, time.Minute,
 	}
 	steps      = []time.Duration{0, -3 * time.Hour, -time.Minute, time.Minute, 3 * time.Hour} // of the wall clock, from the true time
 	containers = []port.Owner{
@@ -124,7 +124,7 @@ var (
 const (
 	ids    = 8                // claims of one engine
 	paths  = 3                // containers with a cgroup
-	steady = 16 * time.Second // two lists, each asked for and answered late, with one under way before
+	steady = 50 * time.Second // two lists, each answered late, with the longest pause before the first one
 )
 
 func key(n [6]int, p port.Protocol) port.Key {
