@@ -70,7 +70,7 @@ func (m *Mirror) place(ch *chain, e *ends, msg, next *ruleset.Message) (at int, 
 		if prev == e.end { // more follows, so that it was not the last
 			e.first = prev
 		}
-		return prev.pos + 1, !prev.gone
+		return prev.pos + 1, !prev.gone && !prev.guess
 	}
 	switch {
 	case len(ch.rules) == ch.gone:
@@ -113,7 +113,8 @@ func (m *Mirror) Unordered() []ruleset.ChainID {
 // any time after the last commit that was applied: while rules exist their order does
 // not change. It does nothing and returns false if read lacks some of the chain's
 // rules, because a commit on its way deletes them; unless guess is set, which leaves
-// each of these after the rule that is now before it.
+// each of these after the rule that is now before it. A rule that a later commit adds
+// after one of them leaves the order open again.
 func (m *Mirror) Order(id ruleset.ChainID, read []ruleset.Rule, guess bool) bool {
 	t := m.c.tables[id.Table]
 	if t == nil || t.chains[id.Name] == nil {
@@ -128,18 +129,20 @@ func (m *Mirror) Order(id ruleset.ChainID, read []ruleset.Rule, guess bool) bool
 	type placed struct {
 		rule  ruleset.Rule
 		index int
+		known bool
 	}
 	want := make([]placed, 0, len(ch.rules))
-	known, before := true, -1
+	complete, before := true, -1
 	for _, r := range ch.rules {
-		if i, ok := at[r.handle]; ok && sameRule(r, read[i]) {
+		i, ok := at[r.handle]
+		known := ok && sameRule(r, read[i])
+		if known {
 			before = i
-		} else {
-			known = false
 		}
-		want = append(want, placed{ruleset.Rule{Handle: r.handle, Raw: r.raw}, before})
+		complete = complete && known
+		want = append(want, placed{ruleset.Rule{Handle: r.handle, Raw: r.raw}, before, known})
 	}
-	if !known && !guess {
+	if !complete && !guess {
 		return false
 	}
 	slices.SortStableFunc(want, func(a, b placed) int { return a.index - b.index })
@@ -148,6 +151,9 @@ func (m *Mirror) Order(id ruleset.ChainID, read []ruleset.Rule, guess bool) bool
 		rules[i] = w.rule
 	}
 	m.c.syncRules(ch, rules)
+	for i, r := range ch.rules {
+		r.guess = !want[i].known
+	}
 	delete(m.open, ch)
 	return true
 }

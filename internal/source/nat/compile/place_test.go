@@ -208,6 +208,39 @@ func TestOrderIsNeverWrong(t *testing.T) {
 	}
 }
 
+// A guess from a whole reading concerns only rules that the kernel no longer has. What
+// commits before the deletion of such a rule have put next to it is not placed by the guess.
+func TestOrderAfterGuesses(t *testing.T) {
+	seed := rand.Uint64()
+	r := rand.New(rand.NewPCG(seed, 1))
+	k := &kernelChain{}
+	m, id := newMirrorOf(k)
+	guessed, compared := 0, 0
+	for compared < 5000 {
+		var queue [][]*ruleset.Message
+		for range 1 + r.IntN(4) {
+			for range 1 + r.IntN(5) {
+				k.random(r)
+			}
+			queue = append(queue, k.commit())
+		}
+		for _, msgs := range queue {
+			if err := m.Commit(msgs, m.Generation()+1); err != nil {
+				t.Fatalf("seed %d: %v", seed, err)
+			}
+			if len(m.Unordered()) > 0 && !m.Order(id, k.read(), false) && r.IntN(2) == 0 {
+				guessed++
+				m.Order(id, k.read(), true)
+			}
+		}
+		compared++
+		if got, want := m.handles(), handles(k.read()); !slices.Equal(got, want) {
+			t.Fatalf("seed %d, after %d guesses: rules %v, want %v", seed, guessed, got, want)
+		}
+	}
+	t.Logf("%d guesses", guessed)
+}
+
 // What tools do all day does not leave the order open.
 func TestUsualCommitsLeaveNoOrderOpen(t *testing.T) {
 	for name, batch := range map[string]func(k *kernelChain){

@@ -65,6 +65,7 @@ type rule struct {
 	raw    []byte // as the kernel gave it; decides whether a rule changed
 	pos    int    // index in chain.rules
 	gone   bool   // deleted by the commit that is being read
+	guess  bool   // its place is one, see Mirror.Order
 
 	eval [2]*evaluation // for IPv4 and IPv6, nil until needed
 }
