@@ -3,10 +3,14 @@
 package nat
 
 import (
+	"net/netip"
+	"slices"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/fairlead/fairlead/internal/source/nat/ruleset"
+	"github.com/fairlead/fairlead/internal/source/nat/watch"
 	"github.com/fairlead/fairlead/test/kit/natrules"
 )
 
@@ -95,6 +99,115 @@ func TestOpenOrderEnds(t *testing.T) {
 	})
 }
 
+// Readings of an open order take no more than a quarter of the time, by themselves and
+// together with those that further commits cause.
+func TestOpenOrderIsReadWithinItsBudget(t *testing.T) {
+	for _, endless := range []bool{false, true} {
+		f := newFake(oneTable(80, 81))
+		f.ordering = 100 * time.Millisecond
+		run(t, Options{}, f, func(_ *Source, r *recorder) {
+			expectPorts(t, r, 80, 81)
+			f.set(withHandles([]uint64{101}, 81), 1000, nil) // which lacks what is new in the model
+			f.events <- commitOf(2, deleted(100), newRule(200, 90))
+			for gen := range uint32(30) {
+				time.Sleep(100 * time.Millisecond)
+				if endless {
+					f.events <- commitOf(gen+3, deleted(uint64(200+gen)), newRule(uint64(201+gen), 90))
+				}
+			}
+			f.mu.Lock()
+			defer f.mu.Unlock()
+			// One reading comes at once.
+			if busy := time.Duration(f.orders) * f.ordering; f.orders < 5 || busy > 3*time.Second/4+f.ordering {
+				t.Errorf("endless %v: %d readings take %v of 3 s", endless, f.orders, busy)
+			}
+		})
+	}
+}
+
+// Where a commit waits to be applied, the order is not guessed before. If that commit
+// does not answer it, it is guessed then.
+func TestOpenOrderIsNotGuessedBeforeWaitingCommits(t *testing.T) {
+	for _, answers := range []bool{true, false} {
+		f := newFake(oneTable(80, 81))
+		f.applying = 100 * time.Millisecond // so that the next commit has to wait
+		run(t, Options{}, f, func(_ *Source, r *recorder) {
+			expectPorts(t, r, 80, 81)
+			f.set(withHandles([]uint64{101}, 81), 3, nil)
+			f.events <- commitOf(2, deleted(100), newRule(200, 90))
+			time.Sleep(150 * time.Millisecond)
+			next := commitOf(3, deleted(200))
+			want := []int{81}
+			if !answers {
+				next, want = commitOf(3, newRule(201, 91)), []int{81, 90, 91}
+			}
+			f.events <- next
+			time.Sleep(200 * time.Millisecond)
+			f.mu.Lock()
+			readings := f.orders
+			f.mu.Unlock()
+			if expectPorts(t, r, 80, 81); readings < orderAttempts {
+				t.Errorf("read the chain %d times", readings)
+			}
+			time.Sleep(time.Second)
+			expectPorts(t, r, want...)
+			if r.applied != 1 {
+				t.Errorf("stated %d changes", r.applied)
+			}
+		})
+	}
+}
+
+// expectLeadsTo checks where the rule of port 80 leads.
+func expectLeadsTo(t *testing.T, r *recorder, addr string) {
+	t.Helper()
+	synctest.Wait()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var got []netip.AddrPort
+	for _, b := range r.set {
+		if b.Port == 80 {
+			got = append(got, b.Hints.Targets...)
+		}
+	}
+	if want := []netip.AddrPort{netip.AddrPortFrom(netip.MustParseAddr(addr), 80)}; !slices.Equal(got, want) {
+		t.Errorf("leads to %v, want %v", got, want)
+	}
+}
+
+// A reading that a commit overtakes may lack rules that the kernel has. Where their
+// places are guessed an audit follows.
+func TestGuessFromOvertakenReadingIsAudited(t *testing.T) {
+	to := func(s *ruleset.Snapshot, i int, addr string) *ruleset.Snapshot {
+		s.Tables[0].Chains[0].Rules[i].Raw = natrules.Join(natrules.TCP(), natrules.Dport(80), natrules.DNAT(addr, 80))
+		return s
+	}
+	for _, overtake := range []bool{true, false} {
+		f := newFake(to(oneTable(70, 80), 1, "10.0.0.2"))
+		run(t, Options{}, f, func(s *Source, r *recorder) {
+			expectLeadsTo(t, r, "10.0.0.2")
+			f.overtake = overtake
+			f.set(to(withHandles([]uint64{101}, 80), 0, "10.0.0.2"), 2, nil)
+			f.events <- commitOf(2, deleted(100), newRule(200, 80)) // to 10.0.0.1
+			time.Sleep(400 * time.Millisecond)
+			expectLeadsTo(t, r, "10.0.0.2")
+			f.set(to(withHandles([]uint64{200, 101}, 80, 80), 1, "10.0.0.2"), 2, nil)
+			time.Sleep(250 * time.Millisecond)
+			st := s.Status()
+			if !overtake {
+				if st.Dumps != 1 {
+					t.Errorf("%d dumps after a guess from a whole reading", st.Dumps)
+				}
+				return
+			}
+			expectLeadsTo(t, r, "10.0.0.1")
+			if st.Dumps != 2 || st.Drift == 0 {
+				t.Errorf("dumps %d, drift %d", st.Dumps, st.Drift)
+			}
+		})
+	}
+}
+
 // A commit that does not fit the model is applied in part until the next dump. What
 // makes the source state its model in between states nothing of it.
 func TestHalfAppliedCommitIsNotStated(t *testing.T) {
@@ -105,7 +218,7 @@ func TestHalfAppliedCommitIsNotStated(t *testing.T) {
 		time.Sleep(time.Second)
 		expectPorts(t, r, 80, 81)
 		f.set(withHandles([]uint64{101, 200, 201}, 81, 90, 91), 2, nil)
-		f.events <- commitOf(2, deleted(100), newRule(200, 90), deleted(4711), newRule(201, 91))
+		f.events <- commitOf(2, deleted(100), deleted(4711), newRule(200, 90), newRule(201, 91))
 		expectPorts(t, r, 80, 81)
 		w.c <- struct{}{} // reads the legacy tables
 		f.hosts.Notify()
@@ -119,5 +232,28 @@ func TestHalfAppliedCommitIsNotStated(t *testing.T) {
 		if err := r.isStale(); err != nil {
 			t.Errorf("stale: %v", err)
 		}
+	})
+}
+
+// If no part of a commit was applied, what else changes is stated before the next dump.
+func TestCommitThatIsNotAppliedHidesNothing(t *testing.T) {
+	f := newFake(oneTable(80))
+	f.dumpTime = time.Second // so that the next dump has to wait
+	w := &wakes{}
+	run(t, Options{Wake: w}, f, func(s *Source, r *recorder) {
+		time.Sleep(time.Second)
+		expectPorts(t, r, 80)
+		f.resolve = watch.ErrMoved
+		f.set(oneTable(80, 81), 2, nil)
+		f.events <- commitOf(2, newRule(101, 81))
+		f.v4, f.blob = true, natrules.LegacyTable(false) // a rule for more ports than are published
+		w.c <- struct{}{}
+		time.Sleep(10 * time.Millisecond)
+		if st := s.Status(); st.Dumps != 1 || st.ProblemCount != 1 {
+			t.Errorf("dumps %d, problems %d", st.Dumps, st.ProblemCount)
+		}
+		expectPorts(t, r, 80)
+		time.Sleep(time.Minute)
+		expectPorts(t, r, 80, 81)
 	})
 }

@@ -31,8 +31,8 @@ type system interface {
 	Generation() (uint32, error)
 	// Dump returns the nftables ruleset, or watch.ErrMoved.
 	Dump(ctx context.Context) (*ruleset.Snapshot, error)
-	// Rules returns the rules of a chain in their order, as far as commits do not
-	// overtake the reading.
+	// Rules returns the rules of a chain in their order. If a commit overtook the
+	// reading, some may be missing, and the error is watch.ErrMoved.
 	Rules(id ruleset.ChainID) ([]ruleset.Rule, error)
 	// Exists reports whether there is a table.
 	Exists(t ruleset.TableID) (bool, error)

@@ -39,7 +39,11 @@ type fakeSystem struct {
 	broken   map[string]bool // methods that do not work
 	watched  []string        // methods that were tried
 	resolves int
+	resolve  error         // of completing messages
+	applying time.Duration // what it takes to apply commits
 	orders   int           // readings of one chain
+	ordering time.Duration // what such a reading takes
+	overtake bool          // a commit overtakes it
 	attach   time.Duration // what it takes to attach hooks
 	sparse   bool          // commits to other tables are not reported
 	reported uint32        // generation of the last commit that was
@@ -94,8 +98,9 @@ func (f *fakeSystem) Hookable() bool {
 }
 
 func (f *fakeSystem) Resolve(msgs []*ruleset.Message, _ watch.Known) ([]*ruleset.Message, error) {
+	time.Sleep(f.applying)
 	f.resolves++
-	return msgs, nil
+	return msgs, f.resolve
 }
 
 func (f *fakeSystem) NetworkChanged() <-chan struct{} { return f.hosts }
@@ -125,17 +130,22 @@ func (f *fakeSystem) Dump(context.Context) (*ruleset.Snapshot, error) {
 }
 
 func (f *fakeSystem) Rules(id ruleset.ChainID) ([]ruleset.Rule, error) {
+	time.Sleep(f.ordering)
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.orders++
+	var err error
+	if f.overtake {
+		err = watch.ErrMoved
+	}
 	for _, t := range f.snap.Tables {
 		for _, c := range t.Chains {
 			if t.ID == id.Table && c.Name == id.Name {
-				return c.Rules, nil
+				return c.Rules, err
 			}
 		}
 	}
-	return nil, nil
+	return nil, err
 }
 
 func (f *fakeSystem) Exists(t ruleset.TableID) (bool, error) {

@@ -28,6 +28,7 @@ const (
 	ownedPoll      = 10 * time.Second      // of tables that vanish with their owner, unreported
 	orderPause     = 10 * time.Millisecond // between readings of an order that commits overtake
 	orderAttempts  = 10                    // of them
+	guessDelay     = time.Second / 2       // until an order that may be guessed wrong is audited
 	dumpAttempts   = 20                    // of a dump that a commit overtook
 	retryMin       = 200 * time.Millisecond
 	retryMax       = 6400 * time.Millisecond
@@ -155,7 +156,6 @@ func (x *session) readHost() {
 func (x *session) applyPending() {
 	began := time.Now()
 	commits, err := x.apply()
-	x.half = err != nil
 	switch {
 	case errors.Is(err, watch.ErrMoved), errors.Is(err, compile.ErrNotRead):
 		x.dumpInstead()
@@ -172,13 +172,15 @@ func (x *session) applyPending() {
 // the order of rules that they left open. began is when this work began.
 func (x *session) settle(began time.Time) {
 	defer func() { x.rested[applyCommits] = x.load.add(began, time.Now()) }()
+	reading := time.Now()
 	err := x.readOrder()
+	read := time.Now()
 	switch {
 	case err != nil:
 		x.lost(err)
 		return
 	case !x.settled():
-		x.due.Advance(readOrder, time.Now().Add(orderPause))
+		x.due.Set(readOrder, read.Add(max(orderPause, min(read.Sub(reading)*applyShare, restMax))))
 		return
 	}
 	x.due.Cancel(readOrder)
@@ -194,20 +196,28 @@ func (x *session) settle(began time.Time) {
 }
 
 // readOrder reads the chains whose order is open. If a reading lacks rules, a commit
-// that deletes them is on its way and is awaited. That ends: after some readings only
-// the places of rules that the kernel no longer has are guessed.
+// that deletes them is on its way and is awaited. That ends: after some readings, and
+// when all commits that were received are applied, the places of these rules are guessed.
 func (x *session) readOrder() error {
 	open := x.m.Unordered()
 	if len(open) == 0 {
 		return nil
 	}
 	x.reads++
+	waits := len(x.in.pending) > 0 && x.planned(applyCommits)
 	for _, id := range open {
 		rules, err := x.sys.Rules(id)
-		if err != nil {
+		moved := errors.Is(err, watch.ErrMoved)
+		if err != nil && !moved {
 			return err
 		}
-		x.m.Order(id, rules, x.reads == orderAttempts)
+		if x.m.Order(id, rules, false) || x.reads < orderAttempts || waits {
+			continue
+		}
+		x.m.Order(id, rules, true)
+		if moved { // so that the kernel may still have rules that the reading lacks
+			x.due.Advance(audit, time.Now().Add(guessDelay))
+		}
 	}
 	return nil
 }
@@ -228,6 +238,7 @@ func (x *session) apply() (commits uint64, err error) {
 			x.m.Skip(m.Since, m.Generation)
 		}
 		if err := x.m.Commit(pending[from:i], m.Generation); err != nil {
+			x.half = true
 			return 0, err
 		}
 		from = i + 1

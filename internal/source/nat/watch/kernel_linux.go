@@ -322,8 +322,9 @@ func (k *Kernel) dumpTable(t *ruleset.Table) error {
 	return k.dumpReached(t, chains, sets)
 }
 
-// Rules implements system. A reading that commits overtake lacks some rules or has
-// some twice; a chain that does not exist has none.
+// Rules returns the rules of a chain in their order; a chain that does not exist has
+// none. If a commit overtook the reading, it may lack some rules or have some twice,
+// and the error is ErrMoved.
 func (k *Kernel) Rules(id ruleset.ChainID) ([]ruleset.Rule, error) {
 	attrs := ruleset.AppendAttr(nil, 1, append([]byte(id.Table.Name), 0))
 	attrs = ruleset.AppendAttr(attrs, 2, append([]byte(id.Name), 0))
@@ -340,7 +341,7 @@ func (k *Kernel) Rules(id ruleset.ChainID) ([]ruleset.Rule, error) {
 	if err != nil && !errors.Is(err, ErrMoved) {
 		return nil, fmt.Errorf("rules of chain %s of table %s: %w", id.Name, id.Table, err)
 	}
-	return out, nil
+	return out, err
 }
 
 // dumpReached reads the elements of the sets that packets can meet, and only
