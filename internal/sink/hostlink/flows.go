@@ -74,6 +74,9 @@ const (
 	replyTimeout  = 10 * time.Second // for a stream to take the reply
 )
 
+// errWithdrawn ends a flow whose publication ended while its server was dialled.
+var errWithdrawn = errors.New("not published any more")
+
 // flow reads, authorises and serves one flow.
 func (s *Sink) flow(ctx context.Context, sess *session, st link.Stream) flowResult {
 	_ = st.SetReadDeadline(time.Now().Add(s.o.RequestTimeout))
@@ -104,9 +107,14 @@ func (s *Sink) flow(ctx context.Context, sess *session, st link.Stream) flowResu
 		return forbidden
 	}
 	stop := context.AfterFunc(fctx, func() { _ = st.Reset() })
-	err = s.handle(fctx, st, forward.Request{
-		Publication: pub, Peer: q.Peer, Answer: func(err error) error { return reply(st, err) },
-	})
+	answer := func(err error) error {
+		if _, ok := s.o.Lookup(q.Key); !ok && err == nil { // dialling may take long: the address may be another server's by now
+			s.forbid(st, errWithdrawn.Error())
+			return errWithdrawn
+		}
+		return reply(st, err)
+	}
+	err = s.handle(fctx, st, forward.Request{Publication: pub, Peer: q.Peer, Answer: answer})
 	ended := !stop()
 	_ = st.Close() // usually closed already
 	switch cause := context.Cause(fctx); {
@@ -114,6 +122,8 @@ func (s *Sink) flow(ctx context.Context, sess *session, st link.Stream) flowResu
 		return denied
 	case ended || (err != nil && sess.Err() != nil):
 		return lost
+	case errors.Is(err, errWithdrawn):
+		return forbidden
 	case err != nil:
 		return failed
 	}

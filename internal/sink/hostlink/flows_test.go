@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"maps"
 	"net"
+	"net/netip"
 	"strings"
 	"sync"
 	"testing"
@@ -143,6 +144,51 @@ func TestServeArguments(t *testing.T) {
 		t.Errorf("request %+v", req)
 	}
 	if got := r.settle(1); got[FlowFailed] != 1 {
+		t.Errorf("counted %v", got)
+	}
+}
+
+// What is withdrawn while its server is dialled gets no flow: the address that was dialled may
+// be another server's by then.
+func TestNoFlowToWhatWasWithdrawnWhileDialling(t *testing.T) {
+	server, err := forward.NewServer(forward.ServerOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = l.Close() }()
+	var r *rig
+	r = newRig(t, func(o *Options) {
+		o.Serve = func(ctx context.Context, st net.Conn, req forward.Request) error {
+			r.remove(req.Publication.Key)
+			return server.Serve(ctx, st, req)
+		}
+		o.ServeUDP = func(ctx context.Context, client forward.Datagrams, req forward.Request) error {
+			r.remove(req.Publication.Key)
+			return server.ServeUDP(ctx, client, req)
+		}
+	})
+	p := r.connect("h")
+	udp := port.Key{Protocol: port.UDP, Address: key(53).Address, Port: 53}
+	for _, k := range []port.Key{key(80), udp} {
+		q := pub(k, "a")
+		q.Dial = []netip.AddrPort{l.Addr().(*net.TCPAddr).AddrPort()}
+		r.put(q)
+		st, reply := p.open(k)
+		if reply.Status != wire.FlowForbidden || reply.Reason != "not published any more" {
+			t.Errorf("%s: %+v", k, reply)
+			_ = st.Reset()
+			continue
+		}
+		if n, err := st.Read(make([]byte, 1)); n != 0 || err == nil {
+			t.Errorf("%s: read %d bytes, %v", k, n, err)
+		}
+		_ = st.Close()
+	}
+	if got := r.settle(2); got[FlowForbidden] != 2 {
 		t.Errorf("counted %v", got)
 	}
 }
