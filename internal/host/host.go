@@ -11,6 +11,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net"
 	"net/netip"
 	"slices"
@@ -295,6 +296,9 @@ func New(opt Options) (*Host, error) {
 	for _, g := range opt.Guests {
 		h.guests = append(h.guests, newGuest(h, g))
 	}
+	maps.DeleteFunc(h.moved, func(id ID, _ move) bool { // of a guest that is not configured any more
+		return !slices.ContainsFunc(h.guests, func(g *guest) bool { return g.name == id.Guest })
+	})
 	return h, nil
 }
 

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"maps"
 	"math/rand/v2"
 	"net"
@@ -76,6 +77,30 @@ func TestMovedPortIsStable(t *testing.T) {
 				stop()
 			}
 		})
+	}
+}
+
+// What was chosen for a guest that is not configured any more is forgotten with the next choice;
+// that for a guest which is away is not.
+func TestMovesOfConfiguredGuestsOnlyRemain(t *testing.T) {
+	_, p := hold(t)
+	file := filepath.Join(t.TempDir(), "moved.json")
+	k := key(port.TCP, any4, p)
+	away, gone := ID{"away", p80}, ID{"gone", p80}
+	if err := writeMoved(file, []remembered{
+		{away.Guest, port.TCP, any4, 80, move{80, 20080}}, {gone.Guest, port.TCP, any4, 80, move{80, 20081}},
+	}); err != nil {
+		t.Fatal(err)
+	}
+	a, b := newAgent(t, "vm"), newAgent(t, "away")
+	b.drop(errors.New("it is off"))
+	a.begins(snapshot(1, pub(k)))
+	_, stop := start(t, Options{Policy: onConflict(t, port.OnConflictNext), MovedFile: file}, a, b)
+	a.wants(k, port.Active)
+	stop()
+	got := loadMoved(file, slog.New(slog.DiscardHandler))
+	if got[away] != (move{80, 20080}) || got[gone] != (move{}) || got[ID{"vm", k}].Wanted != p || len(got) != 2 {
+		t.Errorf("remembered: %v", got)
 	}
 }
 
