@@ -312,15 +312,43 @@ func TestAuditsArePacedByTheirCost(t *testing.T) {
 	}
 }
 
+// TestAuditBeforeTheDumpThatEventsNeed: an audit that finds what was asked for corrects
+// nothing that events missed, even if there are more such events than are kept.
+func TestAuditBeforeTheDumpThatEventsNeed(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		r := newRig()
+		r.takes = firstAudit / 4 // so that the dump for events is due after the audit
+		r.start(t)
+		pass(firstAudit)
+		for i := range uint32(maxNoCookie) {
+			e := udpEvent(bpf.SockEventKindEVENT_BIND, 0)
+			e.Inode = 100 + i
+			r.source.send(e)
+		}
+		e := udpEvent(bpf.SockEventKindEVENT_BIND, 0)
+		e.Inode = 5
+		r.edit(func() { r.table[5] = udpRow(5) })
+		r.source.send(e)
+		pass(firstAudit)
+		r.wantCookies(t, 5)
+		if n := r.counters.drift.Load(); n != 0 {
+			t.Errorf("drift %d", n)
+		}
+	})
+}
+
 func TestNegativeAuditDisablesAudits(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		r := newRig(tcpRow(1))
 		r.audit = -1
 		r.start(t)
-		pass(time.Second)
+		pass(firstAudit / 2)
+		r.edit(func() { r.table[2] = tcpRow(2) })
+		pass(firstAudit)
+		r.wantCookies(t, 1, 2) // the first dump could have missed it
 		r.edit(func() { r.table[3] = tcpRow(3) })
 		pass(24 * time.Hour)
-		r.wantCookies(t, 1)
+		r.wantCookies(t, 1, 2)
 	})
 }
 

@@ -129,7 +129,7 @@ func (e *engine) dumps(ctx context.Context) error {
 // dump is reported to the handler and tried again.
 func (e *engine) run(ctx context.Context, j job) error {
 	start := time.Now()
-	gated, err := e.begin(j)
+	gated, err := e.begin(&j)
 	if err != nil {
 		return err
 	}
@@ -177,9 +177,9 @@ func (e *engine) run(ctx context.Context, j job) error {
 	return nil
 }
 
-// begin starts a dump. It reports whether it lets the hooks report the end of
-// sockets that they do not track.
-func (e *engine) begin(j job) (gated bool, err error) {
+// begin starts a dump, which also answers what events asked for until here. It reports
+// whether it lets the hooks report the end of sockets that they do not track.
+func (e *engine) begin(j *job) (gated bool, err error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	lost := e.resync
@@ -192,6 +192,7 @@ func (e *engine) begin(j job) (gated bool, err error) {
 	}
 	// What events ask for from here on needs another dump.
 	if j.scope&e.resolve == e.resolve {
+		j.resolve |= e.resolve
 		e.resolve = 0
 		e.plan.Cancel(planResolve)
 	}
@@ -251,9 +252,10 @@ func (e *engine) merge(j job, rows []row, covered scope) (absent int, err error)
 // merged reports what a dump changed, and counts the changes that events missed.
 func (e *engine) merged(j job, changes []Event) {
 	drift, first := uint64(0), Event{}
+	asked := j.resolve | e.resolve // for a dump, by events
 	for i := range changes {
 		s := &changes[i].Socket
-		if of := scopeOf(s); e.live && j.audited&of != 0 && j.resolve&of == 0 && s.Observed == 0 {
+		if of := scopeOf(s); e.live && j.audited&of != 0 && asked&of == 0 && s.Observed == 0 {
 			if drift++; drift == 1 {
 				first = changes[i]
 			}
@@ -389,10 +391,12 @@ func (e *engine) planNext(j job, start time.Time) {
 // planAudit plans the next audit after a dump that took cost.
 func (e *engine) planAudit(j job, now time.Time, cost time.Duration) {
 	switch {
-	case e.audit < 0 || e.polled == scopeAll:
+	case e.polled == scopeAll:
 		e.plan.Cancel(planAudit)
 	case j.replace:
 		e.plan.Set(planAudit, now.Add(firstAudit))
+	case e.audit < 0:
+		e.plan.Cancel(planAudit)
 	case e.paced:
 		e.plan.Set(planAudit, now.Add(max(e.audit, min(schedule.Rest(cost, auditShare), auditMost))))
 		e.plan.Set(planCheck, now.Add(e.audit))

@@ -484,6 +484,9 @@ func overflow(t *testing.T, o Options, seed uint64) {
 	w.wantSet(k.want()...)
 	k.closeAll()
 	w.wantSet()
+	if s := obs.Stats(); s.Drift != 0 {
+		t.Errorf("stats: %+v", s)
+	}
 }
 
 // socketChanges makes random changes to sockets, of which each has its port.
