@@ -107,7 +107,7 @@ type engine struct {
 }
 
 func newEngine(h Handler, log *slog.Logger, c *counters) *engine {
-	return &engine{
+	e := &engine{
 		handler:      h,
 		log:          log,
 		counters:     c,
@@ -123,6 +123,28 @@ func newEngine(h Handler, log *slog.Logger, c *counters) *engine {
 		pending:      make(map[uint64]time.Time),
 		backoff:      schedule.Backoff{Min: retryFirst, Max: retryMost},
 	}
+	e.model.bound = true // until attached tells
+	return e
+}
+
+// attached tells that all hooks are attached, before the first dump. Bound says whether
+// TCP sockets that do not listen are observed.
+func (e *engine) attached(bound bool) error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if err := e.drain(); err != nil {
+		return err
+	}
+	if e.model.bound = bound; !bound {
+		e.forgetBound()
+	}
+	// Binds are seen before what removes a socket without closing it: a connect(2) can
+	// have been missed. Their event comes when a dump shows them.
+	e.recent.forget(func(cookie uint64) bool {
+		en := e.model.sockets[cookie]
+		return en != nil && scopeOf(&en.socket) == scopeUDP
+	})
+	return nil
 }
 
 // reportDumped reports changes that did not come by events, in order.

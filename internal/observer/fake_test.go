@@ -235,7 +235,6 @@ func (k *keeper) cookies() []uint64 {
 
 func newTestEngine(h Handler) *engine {
 	e := newEngine(h, slog.New(slog.DiscardHandler), new(counters))
-	e.model.bound = true
 	e.interval, e.audit = time.Second, time.Minute
 	e.dump = func(context.Context, scope) ([]row, scope, error) { return nil, scopeAll, nil }
 	return e

@@ -270,9 +270,9 @@ func (s *session) attach(e *engine) ([]kernel.Method, scope, error) {
 		return slices.ContainsFunc(methods, func(m kernel.Method) bool { return m.Capability == capability && m.Name == name })
 	}
 	bound := !uses(TCPBind, MethodPoll)
-	e.mu.Lock()
-	e.model.bound = bound || s.dumper.boundDump
-	e.mu.Unlock()
+	if err := e.attached(bound || s.dumper.boundDump); err != nil {
+		return nil, 0, err
+	}
 	if s.object != nil && bound {
 		s.ring.Control().Bound.Store(1)
 	}

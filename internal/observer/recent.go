@@ -18,7 +18,7 @@ const (
 // recent has the cookies of the last events, oldest first from next on.
 type recent struct {
 	events [maxRecent]struct {
-		cookie uint64
+		cookie uint64        // 0: none
 		read   time.Duration // since the engine was made
 	}
 	next int
@@ -33,10 +33,21 @@ func (r *recent) add(cookie uint64, now time.Duration) {
 func (r *recent) each(now time.Duration, f func(cookie uint64)) {
 	for i := 1; i <= maxRecent; i++ {
 		e := &r.events[(r.next-i+maxRecent)%maxRecent]
-		if e.cookie == 0 || now-e.read > recentFor {
+		if now-e.read > recentFor {
 			return
 		}
-		f(e.cookie)
+		if e.cookie != 0 {
+			f(e.cookie)
+		}
+	}
+}
+
+// forget forgets the events whose cookie f selects.
+func (r *recent) forget(f func(cookie uint64) bool) {
+	for i := range r.events {
+		if e := &r.events[i]; f(e.cookie) {
+			e.cookie = 0
+		}
 	}
 }
 

@@ -87,6 +87,45 @@ func TestCallInFlight(t *testing.T) {
 	}
 }
 
+// TestEventsBeforeAllHooksAreAttached: what the hooks that were not attached yet would
+// have reported, the first dump shows.
+func TestEventsBeforeAllHooksAreAttached(t *testing.T) {
+	bind := func(e bpf.SockEvent) []bpf.SockEvent { return []bpf.SockEvent{e} }
+	for _, c := range []struct {
+		name   string
+		events []bpf.SockEvent
+		bound  bool
+		rows   []row
+		want   []string
+	}{
+		{"bind of UDP, then connect", bind(udpEvent(bpf.SockEventKindEVENT_BIND, 1)), true, nil, nil},
+		{"close of UDP, which the dump still has", []bpf.SockEvent{
+			udpEvent(bpf.SockEventKindEVENT_BIND, 1), udpEvent(bpf.SockEventKindEVENT_CLOSE, 1),
+		}, true, []row{udpRow(1)}, nil},
+		{"bind of TCP", bind(tcpEvent(bpf.SockEventKindEVENT_BIND, 1)), true, nil, []string{"tcp 0.0.0.0:1001 bound"}},
+		{"bind of TCP, where only listeners are seen", bind(tcpEvent(bpf.SockEventKindEVENT_BIND, 1)), false, nil, nil},
+		{"listen", bind(tcpEvent(bpf.SockEventKindEVENT_LISTEN, 1)), false, nil, []string{"tcp 0.0.0.0:1001"}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T) {
+				r := newRig(c.rows...)
+				r.source.send(c.events...)
+				if _, err := r.take(); err != nil {
+					t.Fatal(err)
+				}
+				if err := r.attached(c.bound); err != nil {
+					t.Fatal(err)
+				}
+				r.start(t)
+				pass(firstAudit / 2)
+				if got := r.keeper.describe(); !slices.Equal(got, c.want) {
+					t.Errorf("have %q, want %q", got, c.want)
+				}
+			})
+		})
+	}
+}
+
 // TestDumpsDecideWhatIsPolled: no event tells that the socket is closed.
 func TestDumpsDecideWhatIsPolled(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
