@@ -337,6 +337,24 @@ func TestAuditBeforeTheDumpThatEventsNeed(t *testing.T) {
 	})
 }
 
+// TestAuditBeforeTheDumpForALoss: an audit that finds what events were lost of counts no
+// more than the loss does.
+func TestAuditBeforeTheDumpForALoss(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		r := newRig()
+		r.takes = firstAudit / 4 // so that the dump for the loss is due after the audit
+		r.start(t)
+		pass(firstAudit)
+		r.edit(func() { r.table[1] = tcpRow(1) })
+		r.source.lose()
+		pass(firstAudit)
+		r.wantCookies(t, 1)
+		if n := r.counters.drift.Load(); n != 0 {
+			t.Errorf("drift %d", n)
+		}
+	})
+}
+
 func TestNegativeAuditDisablesAudits(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		r := newRig(tcpRow(1))

@@ -249,13 +249,14 @@ func (e *engine) merge(j job, rows []row, covered scope) (absent int, err error)
 	return e.model.absent(covered), nil
 }
 
-// merged reports what a dump changed, and counts the changes that events missed.
+// merged reports what a dump changed, and counts the changes that events missed
+// without a known loss.
 func (e *engine) merged(j job, changes []Event) {
 	drift, first := uint64(0), Event{}
 	asked := j.resolve | e.resolve // for a dump, by events
 	for i := range changes {
 		s := &changes[i].Socket
-		if of := scopeOf(s); e.live && j.audited&of != 0 && asked&of == 0 && s.Observed == 0 {
+		if of := scopeOf(s); e.live && !e.resync && j.audited&of != 0 && asked&of == 0 && s.Observed == 0 {
 			if drift++; drift == 1 {
 				first = changes[i]
 			}

@@ -456,6 +456,7 @@ func TestOverflowWhileOlderEventsWait(t *testing.T) {
 
 func overflow(t *testing.T, o Options, seed uint64) {
 	r := newRoom(t)
+	o.Logger = testLogger(t)
 	obs, err := New(o)
 	if err != nil {
 		t.Fatal(err)

@@ -240,7 +240,7 @@ func start(t testing.TB, r *room, o Options, h Handler) (stop func()) {
 // of what an audit repaired, are shown if the test fails.
 func observe(t testing.TB, r *room, o Options) *world {
 	t.Helper()
-	o.Logger = slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelWarn}))
+	o.Logger = testLogger(t)
 	obs, err := New(o)
 	if err != nil {
 		t.Fatal(err)
@@ -323,4 +323,8 @@ func raiseLimit(t testing.TB, files uint64) {
 		t.Fatalf("raise the limit of open files from %d to %d: %v", old.Cur, files, err)
 	}
 	t.Cleanup(func() { _ = unix.Setrlimit(unix.RLIMIT_NOFILE, &old) })
+}
+
+func testLogger(t testing.TB) *slog.Logger {
+	return slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelWarn}))
 }
