@@ -34,11 +34,13 @@ const fileVersion = 1
 const maxFile = 16 << 20
 
 // Between two writes there is at least savePause, and writing takes at most one part in
-// saveShare of the time. Changes are looked at once in lookPause.
+// saveShare of the time, unless that makes the pause longer than savePauseMost: the agent
+// may have been stopped while it wrote. Changes are looked at once in lookPause.
 const (
-	lookPause = time.Second
-	savePause = time.Minute
-	saveShare = 5000
+	lookPause     = time.Second
+	savePause     = time.Minute
+	savePauseMost = time.Hour
+	saveShare     = 5000
 )
 
 // File is the path of the file. It should be in the runtime directory: the next boot does
@@ -249,7 +251,7 @@ func (k *keeper) save(view table.View[port.Key, port.Publication], complete bool
 	}
 	k.failed = err != nil
 	ended := k.clock.now()
-	k.next = ended.Add(max(savePause, schedule.Rest(ended.Sub(began), saveShare)))
+	k.next = ended.Add(min(max(savePause, schedule.Rest(ended.Sub(began), saveShare)), savePauseMost))
 }
 
 func (k *keeper) write(view table.View[port.Key, port.Publication], complete bool) error {

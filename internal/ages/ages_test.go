@@ -258,8 +258,8 @@ func TestSavesTakeLittleTime(t *testing.T) {
 			})
 		}
 		synctest.Wait()
-		if m.saves != 3 {
-			t.Errorf("%d saves of %v in 14,000 s, want 3", m.saves, m.cost)
+		if m.saves != 4 {
+			t.Errorf("%d saves of %v in 14,000 s, want 4", m.saves, m.cost)
 		}
 		cancel()
 		<-done
