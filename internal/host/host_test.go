@@ -256,9 +256,15 @@ func TestHostRuleByLabelWhereLabelsAreLeftOut(t *testing.T) {
 	if n := h.Stats().Listeners; n != 0 {
 		t.Errorf("%d listeners are open", n)
 	}
+	// One that is too long does not hide that the other is not there.
+	owner.Labels = map[string]string{"devcontainer.metadata": strings.Repeat("m", wire.MaxLabelValue+1)}
+	a.say(put(1, wire.FromPublication(port.Publication{Key: k, Owner: owner, Decision: port.Decision{Allow: true, Host: sent.Host}})))
+	a.wants(k, port.Active)
+	a.say(snapshot(3, sent))
+	a.wants(k, port.Denied)
 	// What all its labels show not to be meant is open.
 	owner.Labels = map[string]string{"zone": "public"}
-	a.say(put(1, wire.FromPublication(port.Publication{Key: k, Owner: owner, Decision: port.Decision{Allow: true, Host: sent.Host}})))
+	a.say(put(3, wire.FromPublication(port.Publication{Key: k, Owner: owner, Decision: port.Decision{Allow: true, Host: sent.Host}})))
 	a.wants(k, port.Active)
 }
 

@@ -58,11 +58,20 @@ type Owner struct {
 	// Namespace the end. Peers that do not know these fields ignore them.
 	LabelsOmitted bool `json:"labelsOmitted,omitzero"`
 	NameCut       bool `json:"nameCut,omitzero"`
+	// LabelsLeftOut are the keys of all labels that were left out, in order. If LabelsOmitted
+	// is set and this is empty, it may be any: they are too many, or the peer does not say.
+	LabelsLeftOut []string `json:"labelsLeftOut,omitempty"` // shared and immutable
+}
+
+// MayHave reports whether a label that is not in Labels may have been left out.
+func (o *Owner) MayHave(label string) bool {
+	return o.LabelsOmitted && (len(o.LabelsLeftOut) == 0 || slices.Contains(o.LabelsLeftOut, label))
 }
 
 // Equal reports whether both are the same.
 func (o Owner) Equal(p Owner) bool {
-	return o.Same(p) && o.Name == p.Name && maps.Equal(o.Labels, p.Labels) && o.LabelsOmitted == p.LabelsOmitted && o.NameCut == p.NameCut
+	return o.Same(p) && o.Name == p.Name && maps.Equal(o.Labels, p.Labels) && o.LabelsOmitted == p.LabelsOmitted && o.NameCut == p.NameCut &&
+		slices.Equal(o.LabelsLeftOut, p.LabelsLeftOut)
 }
 
 // Same reports whether both name the same thing, whatever they call it.

@@ -285,7 +285,7 @@ func (r *rule) lacks(o *port.Owner, f field) string {
 // excludes reports whether the owner does not have l for certain.
 func (l label) excludes(o *port.Owner) bool {
 	v, ok := o.Labels[l.key]
-	return ok && !glob(l.glob, v) || !ok && !o.LabelsOmitted
+	return ok && !glob(l.glob, v) || !ok && !o.MayHave(l.key)
 }
 
 // undecided is the decision about p where it depends on r: pending if the owner is not

@@ -830,6 +830,8 @@ func TestHostRuleThatMayMatchWhatWasLeftOut(t *testing.T) {
 	name := func(s string) Match { return Match{Name: s} }
 	trimmed := port.Owner{Kind: port.OwnerContainer, ID: "w", Name: "web", Labels: map[string]string{"tier": "front"}, LabelsOmitted: true}
 	cut := port.Owner{Kind: port.OwnerContainer, ID: "w", Name: "web", Namespace: "shop", NameCut: true}
+	named := trimmed
+	named.LabelsLeftOut = []string{"devcontainer.metadata", "team"}
 	const labels, names = "labels of its owner were left out", "parts of its owner's name were left out"
 	for _, c := range []struct {
 		what   string
@@ -840,6 +842,10 @@ func TestHostRuleThatMayMatchWhatWasLeftOut(t *testing.T) {
 		{"no rules", trimmed, nil, ""},
 		{"deny by a label that may be there", trimmed, deny(label), labels},
 		{"deny by a label that has another value", trimmed, deny(both), ""},
+		{"deny by a label that was not left out", named, deny(label), ""},
+		{"deny by a label that was left out", named, deny(Match{Labels: map[string]string{"team": "x"}}), labels},
+		{"deny by labels of which one was not left out", named, deny(Match{Labels: map[string]string{"team": "x", "zone": "internal"}}), ""},
+		{"allow by a label that was not left out what is denied", named, []Rule{{Match: label}, {Match: Match{Labels: map[string]string{"tier": "back"}}, Deny: true}}, ""},
 		{"deny by a label that is there", trimmed, deny(Match{Labels: map[string]string{"tier": "f*"}}), "denied by host rule 1"},
 		{"deny by name", trimmed, deny(name("db")), ""},
 		{"deny by another name and label", trimmed, deny(Match{Name: "db", Labels: label.Labels}), ""},

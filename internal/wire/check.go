@@ -172,6 +172,16 @@ func checkOwner(key port.Key, o port.Owner) error {
 			return malformed("%s: a label is not UTF-8", key)
 		}
 	}
+	if len(o.LabelsLeftOut) > MaxLabels {
+		return malformed("%s: %d labels left out, at most %d are named", key, len(o.LabelsLeftOut), MaxLabels)
+	}
+	total = 0
+	for _, k := range o.LabelsLeftOut {
+		total += len(k)
+		if total > MaxLeftOut || !fit(k, "") {
+			return malformed("%s: the key of a label that was left out is too long or not UTF-8", key)
+		}
+	}
 	return nil
 }
 

@@ -13,7 +13,7 @@ import (
 
 // FromPublication returns what is sent of p to the host. Names longer than MaxName
 // are truncated; labels that are not UTF-8 or beyond the limits are left out, in the
-// order of their keys. The owner says so, for the host's rules.
+// order of their keys. The owner says so, and which if these fit, for the host's rules.
 // What no receiver would accept even so (see Check) the caller keeps to itself.
 func FromPublication(p port.Publication) Publication {
 	w := Publication{
@@ -56,6 +56,9 @@ func fitOwner(o port.Owner) port.Owner {
 		Namespace: truncate(o.Namespace, MaxName), Labels: fitLabels(o.Labels),
 	}
 	fit.LabelsOmitted = o.LabelsOmitted || len(fit.Labels) < len(o.Labels)
+	if fit.LabelsOmitted && !o.LabelsOmitted {
+		fit.LabelsLeftOut = leftOut(o.Labels, fit.Labels)
+	}
 	fit.NameCut = o.NameCut || fit.Name != o.Name || fit.Namespace != o.Namespace
 	return fit
 }
@@ -83,6 +86,22 @@ func fitLabels(labels map[string]string) map[string]string {
 		out[k] = v
 	}
 	return out
+}
+
+// leftOut returns the keys of the labels that are not sent, or none if not all can be named.
+func leftOut(labels, sent map[string]string) (keys []string) {
+	total := 0
+	for _, k := range slices.Sorted(maps.Keys(labels)) {
+		if _, ok := sent[k]; ok {
+			continue
+		}
+		total += len(k)
+		if len(keys) == MaxLabels || total > MaxLeftOut || !fit(k, "") {
+			return nil
+		}
+		keys = append(keys, k)
+	}
+	return keys
 }
 
 func fit(k, v string) bool {

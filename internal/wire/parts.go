@@ -12,9 +12,9 @@ const (
 )
 
 func publicationSize(p Publication) int {
-	fixed := 320 + keySize*(1+len(p.Host)) + 8*len(p.Owner.Labels)
+	fixed := 352 + keySize*(1+len(p.Host)) + 8*(len(p.Owner.Labels)+len(p.Owner.LabelsLeftOut))
 	for _, o := range p.Others {
-		fixed += 8 * len(o.Labels)
+		fixed += 8 * (len(o.Labels) + len(o.LabelsLeftOut))
 	}
 	return fixed + 6*p.TextBytes()
 }
@@ -37,6 +37,9 @@ func ownerText(o port.Owner) int {
 	n := len(o.Name) + len(o.ID) + len(o.Namespace)
 	for k, v := range o.Labels {
 		n += len(k) + len(v)
+	}
+	for _, k := range o.LabelsLeftOut {
+		n += len(k)
 	}
 	return n
 }

@@ -38,6 +38,7 @@ const (
 	MaxLabelKey   = 256      // key of one label
 	MaxLabelValue = 1024     // value of one label
 	MaxLabelBytes = 8192     // all keys and values of one owner's labels
+	MaxLeftOut    = 2048     // all keys of one owner's labels that are left out
 	MaxOthers     = 256      // other owners of one publication
 	MaxOtherBytes = 96 << 10 // names and labels of all of these, and otherSize for each
 )

@@ -13,6 +13,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"testing/iotest"
@@ -475,7 +476,9 @@ func fat(n int) Publication {
 	for i := range MaxLabels {
 		k := fmt.Sprintf("%02d", i)
 		p.Owner.Labels[k] = strings.Repeat("\x01", MaxLabelBytes/MaxLabels-len(k))
+		p.Owner.LabelsLeftOut = append(p.Owner.LabelsLeftOut, strings.Repeat("\x01", MaxLeftOut/MaxLabels))
 	}
+	p.Owner.LabelsOmitted = true
 	p.Host = nil
 	for range MaxHosts {
 		p.Host = append(p.Host, netip.MustParseAddrPort("[fe80:1234:1234:1234:1234:1234:1234:1234%"+strings.Repeat("\\", MaxZone)+"]:65535"))
@@ -774,6 +777,61 @@ func TestWhatIsLeftOutIsOnTheWire(t *testing.T) {
 			if o.LabelsOmitted != c.labels || o.NameCut != c.cut {
 				t.Errorf("%s: received %+v", c.what, o)
 			}
+		}
+	}
+}
+
+// The labels that were left out are named, all of them or none.
+func TestLabelsLeftOutAreNamed(t *testing.T) {
+	many := func(n, length int) map[string]string {
+		labels := map[string]string{"a": "b"}
+		for i := range n {
+			labels[fmt.Sprintf("%0*d", length, i)] = strings.Repeat("v", MaxLabelValue+1)
+		}
+		return labels
+	}
+	none := "no key"
+	for _, c := range []struct {
+		what         string
+		labels       map[string]string
+		count        int
+		mayHave, not string
+	}{
+		{"nothing", many(0, 3), 0, none, "000"},
+		{"one", many(1, 3), 1, "000", "001"},
+		{"as many as are named", many(MaxLabels, 3), MaxLabels, "063", "064"},
+		{"one more", many(MaxLabels+1, 3), 0, "anything", none},
+		{"as long as are named", many(MaxLeftOut/128, 128), MaxLeftOut / 128, fmt.Sprintf("%0128d", 15), "other"},
+		{"longer", many(MaxLeftOut/128+1, 128), 0, "anything", none},
+		{"a key that is too long", many(1, MaxLabelKey+1), 0, "anything", none},
+		{"a key that is not UTF-8", map[string]string{"a": "b", "\xff": "c"}, 0, "anything", none},
+		{"a value that is not UTF-8", map[string]string{"a": "b", "c": "\xff"}, 1, "c", "b"},
+	} {
+		p := port.Publication{Key: key(port.TCP, "0.0.0.0", 80), Owner: port.Owner{Labels: c.labels}, Decision: port.Decision{Allow: true}}
+		var buf bytes.Buffer
+		if err := WriteControl(&buf, Control{Snapshot: &Snapshot{Epoch: "A", Publications: []Publication{FromPublication(p)}}}); err != nil {
+			t.Fatal(err)
+		}
+		m, err := ReadControl(&buf)
+		if err != nil {
+			t.Fatalf("%s: %v", c.what, err)
+		}
+		o := m.Snapshot.Publications[0].Port().Owner
+		if len(o.LabelsLeftOut) != c.count || o.Labels["a"] != "b" {
+			t.Errorf("%s: received %+v", c.what, o)
+		}
+		if c.mayHave != none && !o.MayHave(c.mayHave) || c.not != none && o.MayHave(c.not) {
+			t.Errorf("%s: may have %q: %v, %q: %v", c.what, c.mayHave, o.MayHave(c.mayHave), c.not, o.MayHave(c.not))
+		}
+	}
+	for what, keys := range map[string][]string{
+		"too many": make([]string, MaxLabels+1), "too long": {strings.Repeat("k", MaxLabelKey+1)}, "not UTF-8": {"\xff"},
+		"too long together": slices.Repeat([]string{strings.Repeat("k", MaxLabelKey)}, MaxLeftOut/MaxLabelKey+1),
+	} {
+		p := web()
+		p.Owner.LabelsOmitted, p.Owner.LabelsLeftOut = true, keys
+		if err := p.Check(); !errors.Is(err, ErrMalformed) {
+			t.Errorf("%s: %v", what, err)
 		}
 	}
 }
