@@ -7,6 +7,7 @@ package packets
 import (
 	"context"
 	"encoding/json"
+	"flag"
 	"fmt"
 	"maps"
 	"math/rand/v2"
@@ -14,6 +15,7 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -32,15 +34,23 @@ import (
 	"github.com/fairlead/fairlead/test/kit/rounds"
 )
 
-func TestMain(m *testing.M) { leak.Main(m) }
+func TestMain(m *testing.M) {
+	// Tests that wait need no processor each. -parallel on the command line, which is read
+	// later, still counts.
+	if err := flag.Set("test.parallel", strconv.Itoa(usualWorlds+inIPv6(usualWorlds))); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	leak.Main(m)
+}
 
 // TestRandomRulesets loads random rulesets, changes each twice, and compares what
 // connections meet with what fairlead publishes. FAIRLEAD_RULESETS says how many
-// rulesets, FAIRLEAD_SEED which.
+// rulesets of IPv4, FAIRLEAD_SEED which, and FAIRLEAD_WORLDS how many worlds share them.
 func TestRandomRulesets(t *testing.T) {
 	rulesets := rounds.Of(t, "FAIRLEAD_RULESETS", 24)
 	seed := uint64(rounds.Of(t, "FAIRLEAD_SEED", 1))
-	worlds := rounds.Of(t, "FAIRLEAD_WORLDS", fewestWorlds)
+	worlds := rounds.Of(t, "FAIRLEAD_WORLDS", worldsFor(rulesets))
 	binary, err := program.Path(t.TempDir())
 	if err != nil {
 		t.Fatal(err)
@@ -48,14 +58,14 @@ func TestRandomRulesets(t *testing.T) {
 	all := &totals{found: map[string]map[string]int{}}
 	t.Cleanup(func() { t.Logf("\n%s", all) })
 	for _, f := range []struct {
-		name string
-		n    int
-	}{{"IPv4", rulesets}, {"IPv6", max(1, rulesets*3/20)}} {
-		for world := range worlds {
+		name      string
+		n, worlds int
+	}{{"IPv4", rulesets, worlds}, {"IPv6", inIPv6(rulesets), inIPv6(worlds)}} {
+		for world := range min(f.worlds, f.n) {
 			t.Run(fmt.Sprintf("%s/%d", f.name, world), func(t *testing.T) {
 				t.Parallel() // most of the time is spent waiting for what does not answer
 				o := &oracle{world: newWorld(t, families[f.name], binary), found: map[string]int{}}
-				for i := world; i < f.n; i += worlds {
+				for i := world; i < f.n; i += f.worlds {
 					o.ruleset(seed, i)
 				}
 				all.add(f.name, o.found)
@@ -64,9 +74,20 @@ func TestRandomRulesets(t *testing.T) {
 	}
 }
 
-// fewestWorlds is how many rulesets of a family are tried side by side, if
-// FAIRLEAD_WORLDS does not say.
-const fewestWorlds = 4
+// usualWorlds is how many worlds share many rulesets of IPv4, if FAIRLEAD_WORLDS does not
+// say. Each takes 20 MiB.
+const usualWorlds = 20
+
+// worldsFor returns how many worlds share n rulesets of IPv4. Each tries several, as an
+// agent has to follow one ruleset after another.
+func worldsFor(n int) int { return max(1, min(usualWorlds, n/4)) }
+
+// inIPv6 returns how many rulesets or worlds of IPv6 go with n of IPv4.
+func inIPv6(n int) int { return max(1, n*3/20) }
+
+// firstLooks has a place for each world that may look at a new state at once. That takes a
+// processor and has little patience, unlike all later looks.
+var firstLooks = make(chan struct{}, runtime.GOMAXPROCS(0))
 
 // oracle judges rulesets.
 type oracle struct {
@@ -359,11 +380,13 @@ func (o *oracle) look() []*slot {
 			slots = append(slots, newSlot(protocol, p))
 		}
 	}
+	firstLooks <- struct{}{}
 	var wg sync.WaitGroup
 	for _, s := range slots {
 		wg.Go(func() { o.probe(s, patience(0)) })
 	}
 	wg.Wait()
+	<-firstLooks
 	o.found[connections] += asks * len(slots)
 	o.list(slots)
 	return slots
