@@ -80,7 +80,7 @@ const usualWorlds = 20
 
 // worldsFor returns how many worlds share n rulesets of IPv4. Each tries several, as an
 // agent has to follow one ruleset after another.
-func worldsFor(n int) int { return max(1, min(usualWorlds, n/4)) }
+func worldsFor(n int) int { return max(1, min(usualWorlds, n/3)) }
 
 // inIPv6 returns how many rulesets or worlds of IPv6 go with n of IPv4.
 func inIPv6(n int) int { return max(1, n*3/20) }
