@@ -29,7 +29,7 @@ const (
 	listShare = 5
 	// mostListPause is the longest pause for that. An answer may also be late because a
 	// container takes long to start, or because the machine slept.
-	mostListPause = 30 * time.Second
+	mostListPause = 10 * time.Second
 )
 
 // confirmation is what an engine was asked for and has answered. The registry's lock
@@ -67,7 +67,7 @@ func (c *confirmation) reset() {
 // without the registry's lock.
 func (r *Registry) request(c *confirmation, now time.Time) (ask func()) {
 	c.asked = now
-	session := c.session
+	session, engine := c.session, c.ask
 	answer := func(declined bool) {
 		r.mu.Lock()
 		defer r.mu.Unlock()
@@ -80,7 +80,7 @@ func (r *Registry) request(c *confirmation, now time.Time) (ask func()) {
 		r.waits.wake.Notify()
 	}
 	return func() {
-		if !c.ask.Confirm(func() { answer(false) }) {
+		if !engine.Confirm(func() { answer(false) }) {
 			answer(true)
 		}
 	}

@@ -109,10 +109,25 @@ func TestWaitEndsByTwoLists(t *testing.T) {
 	}
 }
 
+// An engine is asked for a list at the very time that another one is lost.
+func TestEngineIsAskedWhileAnotherIsLost(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := newAsked(t)
+		_, feed := g.engine("docker")
+		_, other := g.engine("containerd")
+		feed.Replace(nil)
+		other.Replace(nil)
+		g.unnamed("c")
+		time.Sleep(reportTime)
+		other.Stale(errors.New("gone"))
+		synctest.Wait()
+	})
+}
+
 // Lists take a part of an engine's time at most, also while another engine comes and goes.
 func TestPauseAfterASlowList(t *testing.T) {
 	for took, pause := range map[time.Duration]time.Duration{
-		0: listPause, listPause / 4: listPause, time.Second: 4 * time.Second, 3 * time.Second: 12 * time.Second, time.Hour: mostListPause,
+		0: listPause, listPause / 4: listPause, time.Second: 4 * time.Second, 2 * time.Second: 8 * time.Second, time.Hour: mostListPause,
 	} {
 		for _, lost := range []string{"never", "before the answer", "after it"} {
 			synctest.Test(t, func(t *testing.T) {
