@@ -138,6 +138,9 @@ func (e *engine) attached(bound bool) error {
 	if e.model.bound = bound; !bound {
 		e.forgetBound()
 	}
+	for _, en := range e.model.sockets {
+		en.tracked = false // the hooks track those that are bound only from here on
+	}
 	// Binds are seen before what removes a socket without closing it: a connect(2) can
 	// have been missed. Their event comes when a dump shows them.
 	e.recent.forget(func(cookie uint64) bool {

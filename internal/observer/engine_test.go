@@ -355,6 +355,21 @@ func TestAuditBeforeTheDumpForALoss(t *testing.T) {
 	})
 }
 
+// TestPollsDoNotDelayTheDumpForALoss: polls that take more than their share of the time.
+func TestPollsDoNotDelayTheDumpForALoss(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		r := newRig()
+		r.polled, r.audit = scopeUDP, -1
+		r.takes = r.interval / 10
+		r.start(t)
+		pass(time.Minute)
+		r.edit(func() { r.table[1] = tcpRow(1) })
+		r.source.lose()
+		pass(dumpShare * r.takes)
+		r.wantCookies(t, 1)
+	})
+}
+
 func TestNegativeAuditDisablesAudits(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		r := newRig(tcpRow(1))

@@ -270,11 +270,11 @@ func (s *session) attach(e *engine) ([]kernel.Method, scope, error) {
 		return slices.ContainsFunc(methods, func(m kernel.Method) bool { return m.Capability == capability && m.Name == name })
 	}
 	bound := !uses(TCPBind, MethodPoll)
-	if err := e.attached(bound || s.dumper.boundDump); err != nil {
-		return nil, 0, err
-	}
 	if s.object != nil && bound {
 		s.ring.Control().Bound.Store(1)
+	}
+	if err := e.attached(bound || s.dumper.boundDump); err != nil {
+		return nil, 0, err
 	}
 	if uses(UDPDump, kernel.MethodIter) {
 		s.dumper.explicit = func() (map[uint64]struct{}, error) { return explicitUDP(s.object, s.netns) }

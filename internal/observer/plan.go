@@ -153,7 +153,9 @@ func (e *engine) run(ctx context.Context, j job) error {
 	defer e.model.end()
 	cost := time.Since(start)
 	e.counters.dumpTime.Add(int64(cost))
-	e.notBefore = time.Now().Add(schedule.Rest(cost, dumpShare))
+	if !e.resync || j.replace { // a loss waits for no longer than it did
+		e.notBefore = time.Now().Add(schedule.Rest(cost, dumpShare))
+	}
 	if dumpErr != nil {
 		if ctx.Err() == nil {
 			e.failed(j, dumpErr)
