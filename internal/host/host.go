@@ -296,9 +296,13 @@ func New(opt Options) (*Host, error) {
 	for _, g := range opt.Guests {
 		h.guests = append(h.guests, newGuest(h, g))
 	}
+	before := len(h.moved)
 	maps.DeleteFunc(h.moved, func(id ID, _ move) bool { // of a guest that is not configured any more
 		return !slices.ContainsFunc(h.guests, func(g *guest) bool { return g.name == id.Guest })
 	})
+	if len(h.moved) < before {
+		h.unsaved.Notify()
+	}
 	return h, nil
 }
 

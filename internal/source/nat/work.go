@@ -87,7 +87,11 @@ func (x *session) work(ctx context.Context) {
 	case compare && now.Before(x.rested[dump]):
 		x.due.Set(audit, x.rested[dump])
 	case compare && !x.settled():
-		x.due.Set(audit, now.Add(orderPause))
+		next := now.Add(orderPause)
+		if at := x.due.At(readOrder); at.After(next) {
+			next = at
+		}
+		x.due.Set(audit, next)
 	case compare && !x.planned(dump):
 		x.auditDump(ctx)
 	}
