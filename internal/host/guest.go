@@ -542,9 +542,9 @@ func (g *guest) put(p wire.Publication) {
 	if again {
 		g.h.touch(pub)
 	}
-	g.unkeep(pub)
 	pub.tries = 0
 	g.decide(pub)
+	g.unkeep(pub)   // now that connections which waited are told of the decision
 	g.report(p.Key) // even if nothing changed
 }
 
