@@ -626,7 +626,7 @@ const search = " search"
 
 // behindRedirect marks the doubt about a socket that a NAT rule redirects to. It lasts as long
 // as nobody names the socket's owner, whoever claims its port meanwhile, and begins anew when
-// the port loses its owner. A search that joins a wait that is over does not prolong it.
+// the port loses its owner.
 const behindRedirect = " behind a redirect"
 
 // diverting marks the doubt about a NAT rule for the ports that it diverts. It lasts as long
@@ -697,6 +697,12 @@ func (r *reference) step() map[port.Key]*published {
 			delete(r.items, name)
 		} else {
 			r.age(name, i)
+		}
+	}
+	for _, e := range r.entries["socket"] {
+		wait, searched := r.items[r.itemOf(e, "owner")], r.items[r.itemOf(e, "owner")+search]
+		if wait != nil && searched != nil && wait.over && !e.Searching {
+			searched.over = true // a search that joins later does not prolong it
 		}
 	}
 	for name := range present {
