@@ -16,10 +16,8 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"time"
 
 	"github.com/fairlead/fairlead/internal/port"
-	"github.com/fairlead/fairlead/internal/schedule"
 	"github.com/fairlead/fairlead/internal/trust"
 )
 
@@ -215,8 +213,9 @@ func loadMoved(path string, log *slog.Logger) map[ID]move {
 func (h *Host) saveMoved(ctx context.Context) {
 	var failed bool
 	for {
-		over := schedule.Wait(ctx, time.Time{}, h.unsaved) != nil
-		if over {
+		select {
+		case <-h.unsaved:
+		case <-ctx.Done():
 			select {
 			case <-h.unsaved:
 			default:
