@@ -197,8 +197,8 @@ func TestExpose(t *testing.T) {
 func TestForwardOnConflict(t *testing.T) {
 	r := newRig(t)
 	r.start()
+	holder := r.outside.listen(t, "tcp4", "127.0.0.1:8080") // before fairlead opens it
 	go echoServer(r.guest.listen(t, "tcp4", "0.0.0.0:8080"))
-	holder := r.outside.listen(t, "tcp4", "127.0.0.1:8080")
 	r.wantState("tcp 0.0.0.0:8080", "conflict")
 	if _, stderr, code := fairlead(t, "forward", "add", "8080", "--on-conflict", "next", "--control", r.hostCtl); code != 0 {
 		t.Fatal(stderr)

@@ -16,7 +16,7 @@ import (
 
 // Commits that leave the order of rules open, as fast as the kernel takes them, beside
 // a table whose dump takes much longer than a commit: the source states its changes all
-// the while and needs no dump.
+// the while. It dumps only to audit a guess, each time after guessDelay at least.
 func TestOpenOrderInEndlessCommits(t *testing.T) {
 	w := newWorld(t)
 	w.run(refill(2000, 0)+pre, "nft", "-f", "-")
@@ -31,6 +31,8 @@ func TestOpenOrderInEndlessCommits(t *testing.T) {
 	if err := conn.Flush(); err != nil {
 		t.Fatal(err)
 	}
+	const guessDelay = 500 * time.Millisecond // of internal/source/nat
+	began := time.Now()
 	src, f, end := w.start(nat.Options{Methods: []string{nat.MethodNetlink}, Audit: time.Hour, LegacyPoll: time.Hour})
 	eventually(t, "a first set", f.ready)
 	changes := func() int {
@@ -82,8 +84,9 @@ func TestOpenOrderInEndlessCommits(t *testing.T) {
 		return len(at) == 2003 && at[last] && at[999]
 	})
 	end()
-	if st := src.Status(); st.Dumps != 1 || st.Lost != 0 || st.Drift != 0 {
-		t.Errorf("dumps %d, lost %d, drift %d", st.Dumps, st.Lost, st.Drift)
+	most := 1 + uint64(time.Since(began)/guessDelay)
+	if st := src.Status(); st.Dumps > most || st.Lost != 0 || st.Drift != 0 {
+		t.Errorf("dumps %d, at most %d; lost %d, drift %d", st.Dumps, most, st.Lost, st.Drift)
 	}
 	t.Logf("%d commits, %d changes stated", commits, changes()-before)
 }
