@@ -281,7 +281,7 @@ func (c *Agent) fields() []field {
 		one("pollInterval", "poll-interval", "duration", &c.PollInterval,
 			duration(10*time.Millisecond, time.Hour, false), stringOf, "interval of the polling observer"),
 		one("auditInterval", "audit-interval", "duration", &c.AuditInterval,
-			c.readAudit, stringOf, "interval of full dumps that check the events, 0 for those alone that follow the start and a loss; by default up to 10m where dumps are expensive"),
+			c.readAudit, stringOf, "interval of full dumps that check the events; 0: only after the start and after events were lost; by default up to 10m where dumps are expensive"),
 		one("eventBuffer", "event-buffer", "n", &c.EventBuffer, powerOfTwo(64, 1<<20), number,
 			"KiB of socket events that the kernel queues for the agent, a power of two; of changed NAT rules it queues twice as much").atLeast(64),
 		one("selfTest", "self-test", boolKind, &c.SelfTest, truth, strconv.FormatBool,
