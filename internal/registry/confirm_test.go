@@ -64,6 +64,24 @@ func (g *guarded) engine(name string) (*asked, Feed) {
 	return a, g.Feed(name)
 }
 
+// searched opens a port of a socket whose process is searched for, and of which the lists
+// of an engine say nothing.
+func searched(t *testing.T) (guarded, port.Binding) {
+	t.Helper()
+	g := newAsked(t)
+	docker, feed := g.engine("docker")
+	feed.Replace(nil)
+	b := socket("s", "0.0.0.0:8200", "")
+	b.Owner, b.Searching = port.Owner{}, true
+	g.sockets.Apply(put([]port.Binding{b}))
+	time.Sleep(reportTime)
+	docker.answer(t, "first")
+	time.Sleep(listPause)
+	docker.answer(t, "second")
+	g.want(t, "no engine knows the process", "pending")
+	return g, b
+}
+
 // unnamed opens a port of a NAT rule that leads to an address which no engine knows.
 func (g *guarded) unnamed(id string) {
 	_, rules := proxy(id, 8200, "172.17.0.2")
@@ -222,17 +240,7 @@ func TestBatchesDoNotWakeWhileAListIsAwaited(t *testing.T) {
 // What a port waits for may end by a change of the port.
 func TestWaitEndsWhenItsProcessIsFoundAfterTheLists(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		g := newAsked(t)
-		docker, feed := g.engine("docker")
-		feed.Replace(nil)
-		b := socket("s", "0.0.0.0:8200", "")
-		b.Owner, b.Searching = port.Owner{}, true
-		g.sockets.Apply(put([]port.Binding{b}))
-		time.Sleep(reportTime)
-		docker.answer(t, "first")
-		time.Sleep(listPause)
-		docker.answer(t, "second")
-		g.want(t, "no engine knows the process", "pending")
+		g, b := searched(t)
 		b.Searching = false
 		b.Owner = port.Owner{Kind: port.OwnerProcess, ID: "9", Name: "docker-proxy"}
 		g.sockets.Apply(put([]port.Binding{b}))
@@ -310,17 +318,7 @@ func TestWaitForWhatCannotBeAskedEndsInTime(t *testing.T) {
 		g.want(t, "in time", "allow")
 	})
 	synctest.Test(t, func(t *testing.T) {
-		g := newAsked(t)
-		docker, feed := g.engine("docker")
-		feed.Replace(nil)
-		b := socket("s", "0.0.0.0:8200", "")
-		b.Owner, b.Searching = port.Owner{}, true
-		g.sockets.Apply(put([]port.Binding{b}))
-		time.Sleep(reportTime)
-		docker.answer(t, "first")
-		time.Sleep(listPause)
-		docker.answer(t, "second")
-		g.want(t, "no engine knows the process", "pending")
+		g, _ := searched(t)
 		time.Sleep(ownerWait)
 		g.want(t, "in time", "allow")
 	})
