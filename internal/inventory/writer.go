@@ -14,6 +14,7 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 
 	"github.com/fairlead/fairlead/internal/schedule"
@@ -43,6 +44,10 @@ var ErrHeld = errors.New("another agent writes the inventory of this node")
 // settle is how long the first change waits for those that come with it.
 const settle = 200 * time.Millisecond
 
+// renewSpread is by how much a renewal may come earlier, so that those of many nodes do not
+// come at once.
+const renewSpread = RenewEvery / 10
+
 // Writer keeps the object of one node as its agent reports it.
 type Writer struct {
 	o     Options
@@ -51,6 +56,8 @@ type Writer struct {
 	client  *Client
 	release func()         // of the lock; nil if it is not held
 	current *NodeInventory // as the server has it; nil if that is not known
+	owner   types.UID      // of the Node, as it was read last
+	readAt  time.Time      // when the Node is read again at the earliest
 	renewAt time.Time      // when the object is written at the latest
 	kept    *kept          // since when ports are open, as an earlier agent knew it
 
@@ -155,7 +162,7 @@ func (w *Writer) step(ctx context.Context) (wrote bool, err error) {
 		if stored.Status.Hash != status.Hash || len(stored.Status.List) != len(status.List) {
 			return false, fmt.Errorf("%w: it drops fields of %s.%s: apply the crd.yaml of this fairlead", ErrNoCRD, Resource, Group)
 		}
-		w.current, w.renewAt = stored, time.Now().Add(RenewEvery-rand.N(RenewEvery/10))
+		w.current, w.renewAt = stored, time.Now().Add(RenewEvery-rand.N(renewSpread))
 		return true, nil
 	}
 }
@@ -166,7 +173,13 @@ const minBytes = 4 << 10
 // isCurrent reports whether the server has that content, written by this holder not long ago.
 func (w *Writer) isCurrent(s Status) bool {
 	have := w.current.Status
-	return have.Hash == s.Hash && have.Holder.same(w.holder()) && time.Now().Before(w.renewAt)
+	return have.Hash == s.Hash && have.Holder.same(w.holder()) && owned(w.current, w.owner) && time.Now().Before(w.renewAt)
+}
+
+// owned reports whether an object belongs to the Node with that UID, and to nobody else.
+func owned(n *NodeInventory, by types.UID) bool {
+	r := n.OwnerReferences
+	return len(r) == 1 && r[0].Kind == "Node" && r[0].UID == by
 }
 
 func (w *Writer) holder() Holder { return Holder{Machine: w.o.Machine, Namespace: w.o.Namespace} }
@@ -187,11 +200,13 @@ func (w *Writer) next(s Status) *NodeInventory {
 			}
 		}
 	}
+	n.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: w.o.Node, UID: w.owner}}
 	n.Status, n.ManagedFields = s, nil // the server keeps these
 	return &n
 }
 
-// connect takes the lock, connects and reads what the server has, unless that is done.
+// connect takes the lock, connects and reads what the server has, unless that is done. It
+// reads the Node again as often as the object is renewed: it may have been made anew.
 func (w *Writer) connect(ctx context.Context) error {
 	if w.release == nil {
 		release, err := w.o.Lock(ctx, w.o.Node)
@@ -209,26 +224,37 @@ func (w *Writer) connect(ctx context.Context) error {
 			return fmt.Errorf("%s: %w", origin, err)
 		}
 	}
-	if w.current != nil {
+	if w.current != nil && time.Now().Before(w.readAt) {
 		return nil
 	}
-	return w.read(ctx)
+	boot, err := w.readNode(ctx)
+	if err != nil || w.current != nil {
+		return err
+	}
+	return w.read(ctx, boot)
 }
 
-// read finds out whether this agent may write the object, and what the server has.
-func (w *Writer) read(ctx context.Context) error {
+// readNode finds out who owns the object, and whether this machine is that node. It returns
+// the boot id that the kubelet reports.
+func (w *Writer) readNode(ctx context.Context) (boot string, err error) {
 	node, err := w.client.node(ctx, w.o.Node)
 	if apierrors.IsNotFound(err) {
-		return fmt.Errorf("%w: set cluster.nodeName to the name of this machine's Node", err)
+		return "", fmt.Errorf("%w: set cluster.nodeName to the name of this machine's Node", err)
 	}
 	if err != nil {
-		return explain("get", "nodes", err)
+		return "", explain("get", "nodes", err)
 	}
-	boot := node.Status.NodeInfo.BootID
+	boot = node.Status.NodeInfo.BootID
 	if boot != "" && boot != w.o.Machine {
-		return fmt.Errorf("%w: boot id %s is what the kubelet of node %q reports, and this machine has %s: set cluster.nodeName, or wait for the kubelet",
+		return "", fmt.Errorf("%w: boot id %s is what the kubelet of node %q reports, and this machine has %s: set cluster.nodeName, or wait for the kubelet",
 			ErrHeld, boot, w.o.Node, w.o.Machine)
 	}
+	w.owner, w.readAt = node.UID, time.Now().Add(RenewEvery-renewSpread)
+	return boot, nil
+}
+
+// read finds out what the server has, and whether this agent may replace it.
+func (w *Writer) read(ctx context.Context, boot string) error {
 	have, err := w.client.Get(ctx, w.o.Node)
 	if apierrors.IsNotFound(err) {
 		have, err = new(NodeInventory), nil // or there is no such resource, as creating the object shows
@@ -240,7 +266,6 @@ func (w *Writer) read(ctx context.Context) error {
 	if err := w.mayTake(have, boot); err != nil {
 		return err
 	}
-	have.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: node.Name, UID: node.UID}}
 	w.current = have
 	if w.kept == nil {
 		w.kept = w.keep(have.Status)

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -391,6 +392,43 @@ func TestTwoHolders(t *testing.T) {
 	}
 }
 
+// Two agents in two network namespaces of one machine: only one writes, until it has not for
+// long. Then the other does, also after the first has returned.
+func TestTwoNamespaces(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := newAPI("n")
+		in := func(namespace string) func(*Options) { return func(o *Options) { o.Namespace = namespace } }
+		first := startAgent(t, a, "n", in("1"), tcp("0.0.0.0", 1, "first"))
+		pass(2 * interval)
+		second := startAgent(t, a, "n", in("2"), tcp("0.0.0.0", 2, "second"))
+		both := func(writes, waits *agent, d time.Duration) {
+			t.Helper()
+			n := waits.State().Writes
+			for i := range int(d / time.Second) {
+				writes.set(tcp("0.0.0.0", 1000+i, "writes"))
+				waits.set(tcp("0.0.0.0", 2000+i, "waits"))
+				pass(time.Second)
+			}
+			if w, o := waits.State(), writes.State(); w.Writes != n || !w.Held || !o.Current || len(waits.log.lines()) != 1 {
+				t.Errorf("writes: %+v, waits: %+v, log %q", o, w, waits.log.lines())
+			}
+		}
+		both(first, second, time.Hour)
+		first.stop()
+		pass(HeldFor - time.Minute)
+		if s := second.State(); s.Writes > 0 {
+			t.Fatalf("took the object before its time: %+v", s)
+		}
+		pass(3 * time.Minute)
+		if s := second.State(); s.Writes == 0 || !s.Current || len(second.log.lines()) != 2 {
+			t.Fatalf("after the holder's time: %+v, log %q", s, second.log.lines())
+		}
+		first = startAgent(t, a, "n", in("1"), tcp("0.0.0.0", 1, "first"))
+		pass(2 * interval)
+		both(second, first, time.Hour)
+	})
+}
+
 // After a reboot the object of the boot before is taken at once.
 func TestObjectOfAnEarlierBoot(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -428,20 +466,128 @@ func TestServerTakesLess(t *testing.T) {
 	})
 }
 
-// A node that was removed and made again has a new object, which belongs to it.
-func TestNodeIsMadeAgain(t *testing.T) {
+// A server that takes nothing at all is asked no more often than one that is away, and what
+// it says is in the error.
+func TestServerTakesNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := newAPI("n")
+		a.limit = 1
+		g := startAgent(t, a, "n", nil, tcp("0.0.0.0", 22, "sshd"))
+		pass(time.Hour)
+		if s, n := g.State(), a.writes(); !strings.Contains(s.Error, "too large") || n > 180 || len(g.log.lines()) != 1 {
+			t.Errorf("%d writes in an hour, %+v, log %q", n, s, g.log.lines())
+		}
+		a.set(func() { a.limit = 0 })
+		pass(time.Minute + time.Second)
+		if s := g.State(); !s.Current {
+			t.Errorf("after the server takes it: %+v", s)
+		}
+	})
+}
+
+// A change costs one request. The Node is read at the start, after a conflict and when the
+// object is renewed.
+func TestRequestsOfAWriter(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := newAPI("n")
 		g := startAgent(t, a, "n", nil, tcp("0.0.0.0", 22, "sshd"))
+		pass(interval + time.Second)
+		asked := func(want ...string) {
+			t.Helper()
+			a.mu.Lock()
+			defer a.mu.Unlock()
+			if !slices.Equal(a.asked, want) {
+				t.Errorf("asked %q, want %q", a.asked, want)
+			}
+			a.asked = nil
+		}
+		asked("get nodes", "get nodeinventories", "create nodeinventories")
+		for i := range 5 {
+			g.set(tcp("0.0.0.0", 1000+i, "web"))
+			pass(2 * interval)
+			asked("update nodeinventories")
+		}
+		pass(RenewEvery)
+		asked("get nodes", "update nodeinventories")
+		a.set(func() {
+			o := *a.objects["n"]
+			a.put(&o)
+		})
+		g.set(tcp("0.0.0.0", 22, "sshd"))
 		pass(2 * interval)
-		a.removeNode("n")
-		a.addNode("n", "boot-n")
-		g.set(tcp("0.0.0.0", 80, "web"))
-		pass(time.Minute)
-		if o := a.object("n"); o == nil || o.OwnerReferences[0].UID != a.nodes["n"].UID {
-			t.Errorf("object %+v of node %s: %+v", o, a.nodes["n"].UID, g.State())
+		asked("update nodeinventories", "get nodes", "get nodeinventories", "update nodeinventories")
+		// Changes that never end do not keep the Node from being read.
+		for i := range 3600 {
+			g.set(tcp("0.0.0.0", 1000+i, "web"))
+			pass(time.Second)
+		}
+		if n := a.count("get nodes"); n < 12 || n > 14 || a.count("get nodeinventories") > 0 || a.writes() > 360 {
+			t.Errorf("in an hour of changes: %d reads of the Node, %d of the object, %d writes", n, a.count("get nodeinventories"), a.writes())
 		}
 	})
+}
+
+// A node that was removed and made again has an object that belongs to it, whether the
+// garbage collector has come to the one before or not.
+func TestNodeIsMadeAgain(t *testing.T) {
+	ports := tcp("0.0.0.0", 22, "sshd")
+	again := func(a *api) { a.removeNode("n"); a.addNode("n", "boot-n") }
+	uncollected := func(a *api) { a.addNode("n", "boot-n") }
+	for name, c := range map[string]struct {
+		change func(a *api)
+		then   func(t *testing.T, a *api, g *agent)
+	}{
+		"and a port changes":                 {again, func(_ *testing.T, _ *api, g *agent) { g.set(tcp("0.0.0.0", 80, "web")); pass(time.Minute) }},
+		"and nothing changes":                {again, func(*testing.T, *api, *agent) { pass(RenewEvery + interval) }},
+		"not yet collected":                  {uncollected, func(*testing.T, *api, *agent) { pass(RenewEvery + interval) }},
+		"not yet collected, a port changes":  {uncollected, func(_ *testing.T, _ *api, g *agent) { g.set(tcp("0.0.0.0", 80, "web")); pass(RenewEvery + interval) }},
+		"not yet collected, the agent, too":  {uncollected, func(t *testing.T, a *api, g *agent) { g.stop(); startAgent(t, a, "n", nil, ports); pass(2 * interval) }},
+		"while no agent ran, which returned": {again, func(t *testing.T, a *api, g *agent) { g.stop(); startAgent(t, a, "n", nil, ports); pass(2 * interval) }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				a := newAPI("n")
+				g := startAgent(t, a, "n", nil, ports)
+				pass(2 * interval)
+				c.change(a)
+				c.then(t, a, g)
+				if o := a.object("n"); o == nil || !owned(o, a.nodes["n"].UID) {
+					t.Errorf("object %+v of node %s: %+v", o, a.nodes["n"].UID, g.State())
+				}
+			})
+		})
+	}
+}
+
+// A node that was renamed, or whose name another machine took, gets no object any more.
+func TestNodeIsRenamed(t *testing.T) {
+	for name, c := range map[string]struct {
+		taken bool
+		want  string
+	}{"renamed": {false, "set cluster.nodeName"}, "taken by another machine": {true, "boot id other"}} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				a := newAPI("n")
+				g := startAgent(t, a, "n", nil, tcp("0.0.0.0", 22, "sshd"))
+				pass(2 * interval)
+				a.removeNode("n")
+				a.addNode("renamed", "boot-n")
+				if c.taken {
+					a.addNode("n", "other")
+				}
+				for i := range 3600 {
+					g.set(tcp("0.0.0.0", 1000+i, "web"))
+					pass(time.Second)
+				}
+				if o := a.object("n"); o != nil || a.object("renamed") != nil || !strings.Contains(g.State().Error, c.want) {
+					t.Errorf("object %+v, error %q, want %q", o, g.State().Error, c.want)
+				}
+				if lines := g.log.lines(); len(lines) > 2 {
+					t.Errorf("log %q, want a line for the object and one for the Node", lines)
+				}
+			})
+		})
+	}
 }
 
 // Somebody else changed the object: it is read again and written.
