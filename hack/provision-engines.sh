@@ -3,11 +3,12 @@
 #
 # Provides the real engines that `make test-engines` and `make test-moby` run against.
 #
-#   hack/provision-engines.sh            everything but cluster and moby
+#   hack/provision-engines.sh            everything but cluster, apiserver and moby
 #   hack/provision-engines.sh packages   Debian's dockerd, containerd, runc, CNI plugins, etcd, Podman
 #   hack/provision-engines.sh nerdctl    nerdctl, built from its module
 #   hack/provision-engines.sh kube       kube-apiserver and kube-proxy, built from module k8s.io/kubernetes
 #   hack/provision-engines.sh cluster    kubelet, kubectl and the control plane's other parts, built from the same module
+#   hack/provision-engines.sh apiserver  kube-apiserver once more, built with optimisation, in bin/optimised: for measurements
 #   hack/provision-engines.sh moby       the next dockerd, whose firewall back end can be nftables, and runc for it
 #
 # What is built is kept in ${FAIRLEAD_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/fairlead}/bin
@@ -23,6 +24,7 @@ BIN=$CACHE/bin
 JOBS=${JOBS:-$(nproc)}
 # Not optimised: that compiles in half of the time, and no test asks for speed of an engine.
 quick=(-p "$JOBS" -trimpath -gcflags='all=-N -l -dwarf=false' -ldflags='-s -w')
+optimised=(-p "$JOBS" -trimpath -ldflags='-s -w')
 POLICY=/usr/sbin/policy-rc.d
 mkdir -p "$BIN" "$CACHE/src"
 
@@ -128,16 +130,18 @@ nerdctl() {
 	stamp nerdctl "$NERDCTL_VERSION"
 }
 
-# build_kube NAME COMMAND...: builds commands of Kubernetes, stamped as NAME.
+# build_kube NAME FOLDER COMMAND...: builds commands of Kubernetes into a folder with the flags in
+# the array that flags names, stamped as NAME.
 build_kube() {
-	local name=$1 dir=$CACHE/src/$1 staging=v0.${KUBE_VERSION#1.} mod command present=true
-	shift
-	for command; do [[ -x $BIN/$command ]] || present=false; done
+	local name=$1 bin=$2 dir=$CACHE/src/$1 staging=v0.${KUBE_VERSION#1.} mod command present=true
+	local -n build_flags=$flags
+	shift 2
+	for command; do [[ -x $bin/$command ]] || present=false; done
 	if $present && stamped "$name" "$KUBE_VERSION"; then
 		say "$name: $KUBE_VERSION present"
 		return
 	fi
-	rm -rf "$dir" && mkdir -p "$dir"
+	rm -rf "$dir" && mkdir -p "$dir" "$bin"
 	mod=$(fetch_kube "$dir")
 	{
 		echo "module fairlead.test/kube"
@@ -153,17 +157,20 @@ build_kube() {
 		echo ')'
 	} >"$dir/tools.go"
 	# kubectl and the kubelet refuse to work without a version.
-	tried "$name" nice env -C "$dir" GOFLAGS=-mod=mod CGO_ENABLED=0 go build "${quick[@]}" \
-		-ldflags="-s -w -X k8s.io/component-base/version.gitVersion=v$KUBE_VERSION" -o "$BIN/" "${@/#/k8s.io/kubernetes/cmd/}"
+	tried "$name" nice env -C "$dir" GOFLAGS=-mod=mod CGO_ENABLED=0 go build "${build_flags[@]}" \
+		-ldflags="-s -w -X k8s.io/component-base/version.gitVersion=v$KUBE_VERSION" -o "$bin/" "${@/#/k8s.io/kubernetes/cmd/}"
 	stamp "$name" "$KUBE_VERSION"
 }
 
-kube() { build_kube kube kube-apiserver kube-proxy; }
+kube() { flags=quick build_kube kube "$BIN" kube-apiserver kube-proxy; }
+
+# apiserver takes as long as the others together. JOBS=1 leaves room for other work.
+apiserver() { flags=optimised build_kube apiserver "$BIN/optimised" kube-apiserver; }
 
 # cluster is what a node needs besides.
 cluster() {
 	debian containerd runc containernetworking-plugins etcd-server iptables busybox-static iproute2
-	build_kube cluster kube-controller-manager kube-scheduler kubectl kubelet
+	flags=quick build_kube cluster "$BIN" kube-controller-manager kube-scheduler kubectl kubelet
 }
 
 # moby has a folder of its own, which tests put before Debian's programs in PATH.
@@ -187,9 +194,9 @@ if (($# == 0)); then
 fi
 for what in "$@"; do
 	case $what in
-	packages | nerdctl | kube | cluster | moby) "$what" ;;
+	packages | nerdctl | kube | cluster | apiserver | moby) "$what" ;;
 	*)
-		say "unknown part \"$what\": want packages, nerdctl, kube, cluster or moby"
+		say "unknown part \"$what\": want packages, nerdctl, kube, cluster, apiserver or moby"
 		exit 2
 		;;
 	esac

@@ -9,6 +9,7 @@ package main
 
 import (
 	"context"
+	"debug/buildinfo"
 	"flag"
 	"fmt"
 	"io"
@@ -21,6 +22,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"regexp"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -49,7 +51,7 @@ func main() {
 	flag.DurationVar(&o.change, "change", 30*time.Second, "how often a port of each node changes")
 	flag.DurationVar(&o.lasts, "lasts", time.Minute, "how long ports change")
 	flag.DurationVar(&o.away, "away", 30*time.Second, "how long the API server is away")
-	flag.StringVar(&o.program, "apiserver", "", "the kube-apiserver to run (default: that of the tests, which is built without optimisation)")
+	flag.StringVar(&o.program, "apiserver", "", "the kube-apiserver to run")
 	flag.StringVar(&o.crd, "crd", "deploy/kubernetes/crd.yaml", "the resource")
 	var report string
 	flag.StringVar(&report, "report", "", "the document whose figures to replace")
@@ -84,6 +86,10 @@ func write(file, text string) error {
 }
 
 func run(ctx context.Context, o options, out io.Writer) error {
+	before, err := load1()
+	if err != nil {
+		return err
+	}
 	dir, err := os.MkdirTemp("", "fl-fleet-")
 	if err != nil {
 		return err
@@ -100,7 +106,12 @@ func run(ctx context.Context, o options, out io.Writer) error {
 	if err := f.prepare(ctx); err != nil {
 		return err
 	}
-	_, _ = fmt.Fprintf(out, "%d agents, %d ports each, one changes every %v, interval %v; API server %s\n\n", o.agents, o.ports, o.change, o.interval, described(o.program))
+	program, err := described(ctx, o.program)
+	if err != nil {
+		return err
+	}
+	_, _ = fmt.Fprintf(out, "%d agents, %d ports each, one changes every %v, interval %v; %s; %d cores, load %s before the start\n\n",
+		o.agents, o.ports, o.change, o.interval, program, runtime.NumCPU(), before)
 	_, _ = fmt.Fprintln(out, "| phase | until all objects are right | requests | writes | a second | p50 | p90 | p99 | API server, cores | CPU a write | memory | etcd a write |")
 	_, _ = fmt.Fprintln(out, "|---|---|---|---|---|---|---|---|---|---|---|---|")
 	for _, phase := range []struct {
@@ -123,12 +134,27 @@ func run(ctx context.Context, o options, out io.Writer) error {
 	return nil
 }
 
-func described(program string) string {
-	if program == "" {
-		return "built without optimisation"
+// described says which API server a program is, and how it was built.
+func described(ctx context.Context, program string) (string, error) {
+	info, err := buildinfo.ReadFile(program)
+	if err != nil {
+		return "", fmt.Errorf("-apiserver: %w", err)
 	}
-	out, _ := exec.Command(program, "--version").Output()
-	return filepath.Base(program) + " " + strings.TrimSpace(string(out))
+	how := "with"
+	for _, s := range info.Settings {
+		if s.Key == "-gcflags" && strings.Contains(s.Value, "-N") {
+			how = "without"
+		}
+	}
+	out, err := exec.CommandContext(ctx, program, "--version").Output()
+	return fmt.Sprintf("%s %s, built %s optimisation", filepath.Base(program), strings.TrimSpace(string(out)), how), err
+}
+
+// load1 is how many processes of this machine were running or ready, on average of a minute.
+func load1() (string, error) {
+	b, err := os.ReadFile("/proc/loadavg")
+	first, _, _ := strings.Cut(string(b), " ")
+	return first, err
 }
 
 // fleet is the agents.

@@ -28,7 +28,7 @@ type server struct {
 	space     *netns.Space
 	http      *http.Client // to etcd
 	dir       string
-	apiserver string // the program, or empty for that of the tests
+	apiserver string // the program
 	etcd, api *program.Process
 }
 
@@ -57,9 +57,7 @@ func startServer(ctx context.Context, dir, apiserver string) (*server, error) {
 
 func (s *server) startAPI(ctx context.Context) error {
 	args := s.APIServer(nodeAddr)
-	if s.apiserver != "" {
-		args[0] = s.apiserver
-	}
+	args[0] = s.apiserver
 	var err error
 	if s.api, err = s.start("api", args); err != nil {
 		return err
