@@ -19,6 +19,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/fairlead/fairlead/internal/diagnose/explain"
+	"github.com/fairlead/fairlead/internal/loglevel"
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/status"
 )
@@ -137,30 +138,36 @@ func TestJSONHasASchemaVersion(t *testing.T) {
 
 func TestUsageErrors(t *testing.T) {
 	for args, want := range map[string]string{
-		"agent --sink foo":                  `fairlead: --sink "foo": want hostlink, listener, gvproxy, vtunnel, none or auto (see ` + "`fairlead agent --help`)\n",
-		"host --grace soon":                 `fairlead: --grace "soon": want a duration such as "150ms", 0s to 1h0m0s (see ` + "`fairlead host --help`)\n",
-		"ls -o yaml":                        `fairlead: --output "yaml": want table, wide or json` + "\n",
-		"forward add 0":                     `fairlead: port "0": want 1 to 65535, optionally followed by /tcp or /udp` + "\n",
-		"forward add 80 --to 0":             "fairlead: --to 0: want a port from 1 to 65535\n",
-		"forward add 80 --bind x":           `fairlead: --bind "x": want loopback, all or an address of the host` + "\n",
-		"forward add 80 --on-conflict x":    `fairlead: --on-conflict "x": want wait, next or any` + "\n",
-		"forward pause":                     "fairlead: forward pause: want a port, --owner NAME or --all (see `fairlead forward pause --help`)\n",
-		"forward pause 80 81":               "fairlead: forward pause: want a port, --owner NAME or --all (see `fairlead forward pause --help`)\n",
-		"forward pause 80 --all":            "fairlead: forward pause: want a port, --owner NAME or --all (see `fairlead forward pause --help`)\n",
-		"deny":                              "fairlead: deny takes one argument, a port such as 8080 or 53/udp (see `fairlead deny --help`)\n",
-		"expose 80 --for 0s":                "fairlead: --for 0s: want a duration such as 2h, 1s to 168h0m0s\n",
-		"expose 80 --for 169h":              "fairlead: --for 169h0m0s: want a duration such as 2h, 1s to 168h0m0s\n",
-		"expose 80 --end --bind all":        "fairlead: --end takes neither --for nor --bind\n",
-		"expose 80 --bind x":                `fairlead: --bind "x": want loopback, all or an address of the host` + "\n",
-		"open 53/udp":                       "fairlead: 53/udp: a browser opens TCP ports\n",
-		"watch --exec cat x":                "fairlead: watch takes no argument, got \"x\"\n",
-		"watch -- x":                        "fairlead: watch takes no argument, got \"x\"\n",
-		"help nosuch":                       `fairlead: unknown command "nosuch" (see ` + "`fairlead --help`)\n",
-		"loglevel set debgu":                `fairlead: log level "debgu": want debug, info, warn or error (did you mean "debug"?)` + "\n",
-		"host install -- -x=1":              "fairlead: for `fairlead host`: unknown shorthand flag: 'x' in -x=1\n",
-		"host install -- --config x.yaml":   `fairlead: for ` + "`fairlead host`" + `: --config "x.yaml": want an absolute path, as it will start in another directory` + "\n",
-		"agent install -- --control c.sock": `fairlead: for ` + "`fairlead agent`" + `: --control "c.sock": want an absolute path, as it will start in another directory` + "\n",
-		"agent install -- -x=1":             "fairlead: for `fairlead agent`: unknown shorthand flag: 'x' in -x=1\n",
+		"agent --sink foo":                             `fairlead: --sink "foo": want hostlink, listener, gvproxy, vtunnel, none or auto (see ` + "`fairlead agent --help`)\n",
+		"host --grace soon":                            `fairlead: --grace "soon": want a duration such as "150ms", 0s to 1h0m0s (see ` + "`fairlead host --help`)\n",
+		"ls -o yaml":                                   `fairlead: --output "yaml": want table, wide or json` + "\n",
+		"forward add 0":                                `fairlead: port "0": want 1 to 65535, optionally followed by /tcp or /udp` + "\n",
+		"forward add 80 --to 0":                        "fairlead: --to 0: want a port from 1 to 65535\n",
+		"forward add 80 --bind x":                      `fairlead: --bind "x": want loopback, all or an address of the host` + "\n",
+		"forward add 80 --on-conflict x":               `fairlead: --on-conflict "x": want wait, next or any` + "\n",
+		"forward pause":                                "fairlead: forward pause: want a port, --owner NAME or --all (see `fairlead forward pause --help`)\n",
+		"forward pause 80 81":                          "fairlead: forward pause: want a port, --owner NAME or --all (see `fairlead forward pause --help`)\n",
+		"forward pause 80 --all":                       "fairlead: forward pause: want a port, --owner NAME or --all (see `fairlead forward pause --help`)\n",
+		"deny":                                         "fairlead: deny takes one argument, a port such as 8080 or 53/udp (see `fairlead deny --help`)\n",
+		"expose 80 --for 0s":                           "fairlead: --for 0s: want a duration such as 2h, 1s to 168h0m0s\n",
+		"expose 80 --for 169h":                         "fairlead: --for 169h0m0s: want a duration such as 2h, 1s to 168h0m0s\n",
+		"expose 80 --end --bind all":                   "fairlead: --end takes neither --for nor --bind\n",
+		"expose 80 --bind x":                           `fairlead: --bind "x": want loopback, all or an address of the host` + "\n",
+		"open 53/udp":                                  "fairlead: 53/udp: a browser opens TCP ports\n",
+		"watch --exec cat x":                           "fairlead: watch takes no argument, got \"x\"\n",
+		"watch -- x":                                   "fairlead: watch takes no argument, got \"x\"\n",
+		"help nosuch":                                  `fairlead: unknown command "nosuch" (see ` + "`fairlead --help`)\n",
+		"loglevel set debgu":                           `fairlead: log level "debgu": want debug, info, warn or error (did you mean "debug"?)` + "\n",
+		"loglevel set debug --for 0s":                  "fairlead: --for 0s: want 1s to 24h0m0s\n",
+		"loglevel set debug --for -1m":                 "fairlead: --for -1m0s: want 1s to 24h0m0s\n",
+		"loglevel set debug --component nat --for 25h": "fairlead: --for 25h0m0s: want 1s to 24h0m0s\n",
+		"loglevel set debug --component=":              `fairlead: --component "": want one of ` + strings.Join(loglevel.Components(), ", ") + "\n",
+		"loglevel set debug --component nta":           `fairlead: --component "nta": want one of ` + strings.Join(loglevel.Components(), ", ") + ` (did you mean "nat"?)` + "\n",
+		"loglevel get -o yaml":                         `fairlead: --output "yaml": want text or json` + "\n",
+		"host install -- -x=1":                         "fairlead: for `fairlead host`: unknown shorthand flag: 'x' in -x=1\n",
+		"host install -- --config x.yaml":              `fairlead: for ` + "`fairlead host`" + `: --config "x.yaml": want an absolute path, as it will start in another directory` + "\n",
+		"agent install -- --control c.sock":            `fairlead: for ` + "`fairlead agent`" + `: --control "c.sock": want an absolute path, as it will start in another directory` + "\n",
+		"agent install -- -x=1":                        "fairlead: for `fairlead agent`: unknown shorthand flag: 'x' in -x=1\n",
 		"agent install --sink": "fairlead: unknown flag: --sink: put flags of `fairlead agent` after --, as in `fairlead agent install -- --log-level debug`" +
 			" (see `fairlead agent install --help`)\n",
 		"agent install x":   "fairlead: for `fairlead agent`: \"x\": want flags only\n",

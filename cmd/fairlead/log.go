@@ -8,17 +8,18 @@ import (
 	"os"
 
 	"github.com/fairlead/fairlead/internal/config"
+	"github.com/fairlead/fairlead/internal/loglevel"
 )
 
-// logger returns the configured logger, and its level, which can be changed.
-func logger(w io.Writer, c config.Common) (*slog.Logger, *slog.LevelVar) {
-	var level slog.LevelVar
-	level.Set(c.LogLevel)
-	o := slog.HandlerOptions{Level: &level}
+// logger returns the configured logger, and its levels, which can be changed.
+func logger(w io.Writer, c config.Common) (*slog.Logger, *loglevel.Levels) {
+	levels := loglevel.New(c.LogLevel)
+	all := slog.HandlerOptions{Level: slog.LevelDebug} // the levels decide
+	var h slog.Handler = slog.NewTextHandler(w, &all)
 	if c.LogFormat == "json" {
-		return slog.New(slog.NewJSONHandler(escaper{w}, &o)), &level
+		h = slog.NewJSONHandler(escaper{w}, &all)
 	}
-	return slog.New(slog.NewTextHandler(w, &o)), &level
+	return slog.New(levels.Handler(h)), levels
 }
 
 // warnUnknown warns about misspelt environment variables.

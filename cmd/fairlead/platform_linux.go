@@ -17,13 +17,14 @@ import (
 	"github.com/fairlead/fairlead/internal/config"
 	"github.com/fairlead/fairlead/internal/demo"
 	"github.com/fairlead/fairlead/internal/dropin"
+	"github.com/fairlead/fairlead/internal/loglevel"
 )
 
 // start runs the program that args[0] names: started under the name of Rancher Desktop's
 // agent, by a link or a copy, this one takes its flags.
 func start(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	if filepath.Base(args[0]) == dropin.Name {
-		return dropin.Run(ctx, args[1:], stderr, func(c config.Common) (*slog.Logger, *slog.LevelVar) {
+		return dropin.Run(ctx, args[1:], stderr, func(c config.Common) (*slog.Logger, *loglevel.Levels) {
 			log, level := logger(stderr, c)
 			warnUnknown(log)
 			return log, level

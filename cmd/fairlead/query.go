@@ -10,7 +10,6 @@ import (
 	"io"
 	"os"
 	"runtime"
-	"slices"
 	"strings"
 	"time"
 
@@ -325,39 +324,4 @@ func (w watcher) run(ctx context.Context) error {
 			return err
 		}
 	}
-}
-
-func newLogLevel() *cobra.Command {
-	var control string
-	var lasts time.Duration
-	root := &cobra.Command{Use: "loglevel", Short: "Print or set the log level of a running agent or host", Args: noArgs, GroupID: groupCheck,
-		Example: "  fairlead loglevel set debug --for 10m",
-		RunE:    func(c *cobra.Command, _ []string) error { return c.Help() }}
-	level := func(c *cobra.Command, set string) error {
-		l, err := client(control).LogLevel(c.Context(), set, lasts)
-		if err != nil {
-			return err
-		}
-		_, err = fmt.Fprintln(c.OutOrStdout(), l)
-		return err
-	}
-	get := &cobra.Command{Use: "get", Short: "Print the log level", Args: noArgs, Example: "  fairlead loglevel get",
-		RunE: func(c *cobra.Command, _ []string) error { return level(c, "") }}
-	set := &cobra.Command{Use: "set LEVEL", Short: "Set the log level: debug, info, warn or error", Args: oneArg("a log level"),
-		Example:   "  fairlead loglevel set debug\n  fairlead loglevel set debug --for 10m",
-		ValidArgs: []string{"debug", "info", "warn", "error"},
-		RunE: func(c *cobra.Command, args []string) error {
-			if lasts != 0 && (lasts < status.LevelLastsMin || lasts > status.LevelLastsMax) {
-				return usageError{fmt.Errorf("--for %s: want %s to %s", lasts, status.LevelLastsMin, status.LevelLastsMax)}
-			}
-			if !slices.Contains(c.ValidArgs, args[0]) {
-				return usageError{fmt.Errorf("log level %q: want %s%s", args[0], yamltree.OneOf(c.ValidArgs), yamltree.Suggest(args[0], c.ValidArgs))}
-			}
-			return level(c, args[0])
-		}}
-	set.Flags().DurationVar(&lasts, "for", 0, "restore the previous level after this time, such as 10m")
-	controlFlag(get, &control)
-	controlFlag(set, &control)
-	root.AddCommand(get, set)
-	return root
 }

@@ -24,6 +24,7 @@ import (
 	"github.com/fairlead/fairlead/internal/forwards"
 	"github.com/fairlead/fairlead/internal/kernel"
 	"github.com/fairlead/fairlead/internal/link"
+	"github.com/fairlead/fairlead/internal/loglevel"
 	"github.com/fairlead/fairlead/internal/memory"
 	"github.com/fairlead/fairlead/internal/metrics"
 	"github.com/fairlead/fairlead/internal/observer"
@@ -104,7 +105,7 @@ type Agent struct {
 
 // New wires an agent. It reads the link's token, or creates it at the first start.
 // It starts nothing.
-func New(cfg config.Agent, log *slog.Logger, level *slog.LevelVar) (*Agent, error) {
+func New(cfg config.Agent, log *slog.Logger, level *loglevel.Levels) (*Agent, error) {
 	if cfg.Observer == observer.BPF.String() && os.Geteuid() != 0 {
 		return nil, errors.New("--observer bpf loads BPF programs, which needs root: run it as root, or with --observer poll")
 	}

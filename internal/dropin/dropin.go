@@ -22,6 +22,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/agent"
 	"github.com/fairlead/fairlead/internal/config"
+	"github.com/fairlead/fairlead/internal/loglevel"
 )
 
 // Exit codes.
@@ -37,7 +38,7 @@ const Name = "rancher-desktop-guestagent"
 // Run runs the agent until ctx ends, with the flags of Rancher Desktop's agent, and
 // returns the exit status. Errors go to stderr; newLog makes the log of a configuration,
 // and its level, which can be changed.
-func Run(ctx context.Context, args []string, stderr io.Writer, newLog func(config.Common) (*slog.Logger, *slog.LevelVar)) int {
+func Run(ctx context.Context, args []string, stderr io.Writer, newLog func(config.Common) (*slog.Logger, *loglevel.Levels)) int {
 	fail := func(code int, err error) int {
 		_, _ = fmt.Fprintf(stderr, "%s: %s\n", Name, strings.ReplaceAll(err.Error(), "\n", "; "))
 		return code

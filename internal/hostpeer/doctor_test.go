@@ -16,6 +16,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/config"
 	"github.com/fairlead/fairlead/internal/host"
+	"github.com/fairlead/fairlead/internal/loglevel"
 	"github.com/fairlead/fairlead/internal/status"
 )
 
@@ -66,7 +67,7 @@ func TestWideIsWhatTheRunningHostOpens(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			o := status.Options{Provider: provider{host: h}, Role: "host", Level: new(slog.LevelVar), Logger: slog.New(slog.DiscardHandler)}
+			o := status.Options{Provider: provider{host: h}, Role: "host", Level: new(loglevel.Levels), Logger: slog.New(slog.DiscardHandler)}
 			if c.reports {
 				o.Settings = cfg.Settings
 			}

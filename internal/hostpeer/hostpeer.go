@@ -25,6 +25,7 @@ import (
 	"github.com/fairlead/fairlead/internal/host"
 	"github.com/fairlead/fairlead/internal/link"
 	"github.com/fairlead/fairlead/internal/link/wss"
+	"github.com/fairlead/fairlead/internal/loglevel"
 	"github.com/fairlead/fairlead/internal/memory"
 	"github.com/fairlead/fairlead/internal/metrics"
 	"github.com/fairlead/fairlead/internal/own"
@@ -50,7 +51,7 @@ type Daemon struct {
 }
 
 // New wires a host peer. It starts nothing.
-func New(cfg config.Host, log *slog.Logger, level *slog.LevelVar) (*Daemon, error) {
+func New(cfg config.Host, log *slog.Logger, level *loglevel.Levels) (*Daemon, error) {
 	name, err := os.Hostname()
 	if err != nil {
 		name = "host"
@@ -258,7 +259,7 @@ func Check(ctx context.Context, cfg config.Host, replaces bool) error {
 	}
 	wired := cfg
 	wired.WebAddr = "" // New would make the token of the page
-	d, err := New(wired, slog.New(slog.DiscardHandler), new(slog.LevelVar))
+	d, err := New(wired, slog.New(slog.DiscardHandler), new(loglevel.Levels))
 	if err != nil {
 		return err
 	}

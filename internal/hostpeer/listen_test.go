@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/fairlead/fairlead/internal/config"
+	"github.com/fairlead/fairlead/internal/loglevel"
 	"github.com/fairlead/fairlead/test/kit/ports"
 )
 
@@ -35,7 +36,7 @@ func TestNoListenerIsLeftOpen(t *testing.T) {
 		} else {
 			cfg.MetricsAddr = busy.Addr().String()
 		}
-		d, err := New(cfg, slog.New(slog.DiscardHandler), new(slog.LevelVar))
+		d, err := New(cfg, slog.New(slog.DiscardHandler), new(loglevel.Levels))
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -18,6 +18,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/config"
 	"github.com/fairlead/fairlead/internal/link"
+	"github.com/fairlead/fairlead/internal/loglevel"
 	"github.com/fairlead/fairlead/internal/schedule"
 )
 
@@ -216,6 +217,16 @@ func (c *Client) LogLevel(ctx context.Context, level string, lasts time.Duration
 		return err
 	})
 	return strings.TrimSpace(string(answer)), err
+}
+
+// LogLevels returns the levels in effect.
+func (c *Client) LogLevels(ctx context.Context) (loglevel.State, error) {
+	return ask[loglevel.State](ctx, c, http.MethodGet, "/v1/loglevels", nil, 0)
+}
+
+// SetLogLevels sets levels of components, and returns those in effect.
+func (c *Client) SetLogLevels(ctx context.Context, r loglevel.Request) (loglevel.State, error) {
+	return ask[loglevel.State](ctx, c, http.MethodPut, "/v1/loglevels", r, 0)
 }
 
 // awaitPause is between two attempts of Await.

@@ -14,6 +14,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/config"
 	"github.com/fairlead/fairlead/internal/diagnose/explain"
+	"github.com/fairlead/fairlead/internal/loglevel"
 	"github.com/fairlead/fairlead/internal/rules"
 )
 
@@ -35,6 +36,7 @@ func FuzzRequest(f *testing.F) {
 		{"POST", "/v1/explain?port=53/udp", ""},
 		{"GET", "/v1/watch?resume=1", ""},
 		{"PUT", "/v1/loglevel", "debug 10m"},
+		{"PUT", "/v1/loglevels", `{"level":"debug","components":["nat"],"lasts":600000000000}`},
 		{"POST", "/v1/rules", `{"protocol":"tcp","address":"0.0.0.0","port":80,"source":"nat","owner":{"kind":"container","name":"web","labels":{"a":"b"}}}`},
 		{"POST", "/v1/forwards", `{"op":"add","protocol":"tcp","port":8080,"to":18080,"bind":"loopback","guest":"dev"}`},
 		{"POST", "/v1/forwards", `{"op":"pause","owner":"a\"}"}`},
@@ -48,12 +50,12 @@ func FuzzRequest(f *testing.F) {
 	if err != nil {
 		f.Fatal(err)
 	}
-	var level slog.LevelVar
+	var level loglevel.Levels
 	server := NewServer(Options{
 		Provider: fixed{}, Level: &level, Logger: slog.New(slog.DiscardHandler), Explainer: explained{},
 		Rules: func() *rules.Set { return set }, Settings: func() []config.Setting { return nil }, Forwards: noForwards(f),
 	})
-	f.Cleanup(server.level.stop)
+	f.Cleanup(level.Stop)
 	mux := http.NewServeMux()
 	server.routes(mux, true)
 	h := guard(mux)

@@ -3,13 +3,14 @@
 package status
 
 import (
+	"encoding/json"
 	"fmt"
 	"io"
-	"log/slog"
 	"net/http"
 	"strings"
-	"sync"
 	"time"
+
+	"github.com/fairlead/fairlead/internal/loglevel"
 )
 
 // ready serves /readyz.
@@ -30,73 +31,44 @@ func (s *Server) ready(w http.ResponseWriter, _ *http.Request) {
 	text(w, http.StatusOK, "ready")
 }
 
-// Limits of how long a temporary log level lasts.
-const (
-	LevelLastsMin = time.Second
-	LevelLastsMax = 24 * time.Hour
-)
-
-// levelTimer restores the permanent log level after a temporary one.
-type levelTimer struct {
-	mu    sync.Mutex
-	timer *time.Timer
-	back  slog.Level
+func (s *Server) logLevel(w http.ResponseWriter, _ *http.Request) {
+	text(w, http.StatusOK, loglevel.Name(s.o.Level.Level()))
 }
 
-// set sets the level, permanently if lasts is 0.
-func (t *levelTimer) set(v *slog.LevelVar, l slog.Level, lasts time.Duration, log *slog.Logger) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	before := v.Level()
-	if t.timer != nil {
-		t.timer.Stop()
-		t.timer, before = nil, t.back
-	}
-	v.Set(l)
-	log.Info("log level set", "level", levelName(l), "lasts", lasts)
-	if lasts == 0 {
-		return
-	}
-	t.back = before
-	var own *time.Timer
-	own = time.AfterFunc(lasts, func() {
-		t.mu.Lock()
-		defer t.mu.Unlock()
-		if t.timer == own {
-			t.timer = nil
-			v.Set(before)
-			log.Info("log level restored", "level", levelName(before))
-		}
-	})
-	t.timer = own
-}
-
-func (t *levelTimer) stop() {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.timer != nil {
-		t.timer.Stop()
-		t.timer = nil
-	}
-}
-
-func levelName(l slog.Level) string { return strings.ToLower(l.String()) }
-
+// setLevel sets the level of the whole: permanently, or for the time that for says.
 func (s *Server) setLevel(w http.ResponseWriter, r *http.Request) {
-	var l slog.Level
 	b, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
-	name := strings.TrimSpace(string(b))
-	if err != nil || l.UnmarshalText([]byte(name)) != nil {
-		text(w, http.StatusBadRequest, fmt.Sprintf("log level %q: want debug, info, warn or error", name))
-		return
-	}
-	var lasts time.Duration
-	if v := r.URL.Query().Get("for"); v != "" {
-		if lasts, err = time.ParseDuration(v); err != nil || lasts < LevelLastsMin || lasts > LevelLastsMax {
-			text(w, http.StatusBadRequest, fmt.Sprintf("for %q: want a duration such as 10m, %s to %s", v, LevelLastsMin, LevelLastsMax))
-			return
+	q := loglevel.Request{Level: strings.TrimSpace(string(b))}
+	if v := r.URL.Query().Get("for"); v != "" && err == nil {
+		if q.Lasts, err = time.ParseDuration(v); err != nil || q.Lasts == 0 {
+			err = fmt.Errorf("for %q: want a duration such as 10m, %s to %s", v, loglevel.LastsMin, loglevel.LastsMax)
 		}
 	}
-	s.level.set(s.o.Level, l, lasts, s.o.Logger)
-	text(w, http.StatusOK, levelName(l))
+	if err == nil {
+		err = s.o.Level.Set(loglevel.Local, q, s.o.Logger)
+	}
+	if err != nil {
+		text(w, http.StatusBadRequest, err.Error())
+		return
+	}
+	text(w, http.StatusOK, q.Level)
+}
+
+func (s *Server) logLevels(w http.ResponseWriter, _ *http.Request) {
+	w.Header().Set("Content-Type", "application/json")
+	_ = json.NewEncoder(w).Encode(s.o.Level.State())
+}
+
+// setLevels sets levels of components.
+func (s *Server) setLevels(w http.ResponseWriter, r *http.Request) {
+	var q loglevel.Request
+	if err := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxBody)).Decode(&q); err != nil {
+		text(w, http.StatusBadRequest, fmt.Sprintf("not a request for a log level: %v", err))
+		return
+	}
+	if err := s.o.Level.Set(loglevel.Local, q, s.o.Logger); err != nil {
+		text(w, http.StatusBadRequest, err.Error())
+		return
+	}
+	s.logLevels(w, r)
 }

@@ -4,6 +4,7 @@ package status
 
 import (
 	"context"
+	"encoding/json"
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
@@ -11,6 +12,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/fairlead/fairlead/internal/loglevel"
 )
 
 type fixed struct{ list List }
@@ -34,7 +37,7 @@ func serve(s *Server, method, path, body string) (int, string) {
 
 func TestLogLevelGoesBackAfterItsTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var level slog.LevelVar
+		var level loglevel.Levels
 		s := NewServer(Options{Level: &level, Logger: slog.New(slog.DiscardHandler)})
 		expect := func(want slog.Level) {
 			t.Helper()
@@ -62,17 +65,49 @@ func TestLogLevelGoesBackAfterItsTime(t *testing.T) {
 		time.Sleep(time.Hour)
 		expect(slog.LevelWarn)
 		put("debug", "?for=1h")
-		s.level.stop() // no goroutine is left
+		put("debug", "?for=2h")
+		expect(slog.LevelDebug)
+		level.Stop() // no goroutine is left
 	})
 }
 
 func TestBadLogLevelIsRefused(t *testing.T) {
-	var level slog.LevelVar
+	var level loglevel.Levels
 	s := NewServer(Options{Level: &level, Logger: slog.New(slog.DiscardHandler)})
 	for _, c := range []struct{ level, query string }{{"loud", ""}, {"", ""}, {"debug", "?for=x"}, {"debug", "?for=1ms"}, {"debug", "?for=48h"}} {
 		if code, body := serve(s, http.MethodPut, "/v1/loglevel"+c.query, c.level); code != http.StatusBadRequest || level.Level() != slog.LevelInfo {
 			t.Errorf("%+v: %d %s", c, code, body)
 		}
+	}
+	for body, want := range map[string]string{
+		"":                                       "not a request",
+		"[]":                                     "not a request",
+		`{"level":1}`:                            "not a request",
+		`{"level":"debug","lasts":"10m"}`:        "not a request",
+		`{"level":"loud"}`:                       "want debug, info",
+		`{"level":"debug","components":["nat"]}`: "want a duration",
+		`{"level":"debug","components":["nat","tan"],"lasts":60000000000}`:      `component "tan": want one of`,
+		`{"level":"debug","components":["` + strings.Repeat("x", 5<<10) + `"]}`: "too large",
+	} {
+		code, answer := serve(s, http.MethodPut, "/v1/loglevels", body)
+		if code != http.StatusBadRequest || !strings.Contains(answer, want) || len(level.State().Temporary) != 0 {
+			t.Errorf("%s: %d %s", body, code, answer)
+		}
+	}
+}
+
+func TestLevelsOfComponents(t *testing.T) {
+	level := loglevel.New(slog.LevelWarn)
+	s := NewServer(Options{Level: level, Logger: slog.New(slog.DiscardHandler)})
+	defer level.Stop()
+	code, body := serve(s, http.MethodPut, "/v1/loglevels", `{"level":"debug","components":["nat","kube"],"lasts":600000000000}`)
+	_, again := serve(s, http.MethodGet, "/v1/loglevels", "")
+	var state loglevel.State
+	if err := json.Unmarshal([]byte(body), &state); err != nil || code != http.StatusOK || again != body || state.Level != "warn" || len(state.Temporary) != 2 {
+		t.Errorf("%d %s, then %s", code, body, again)
+	}
+	if _, whole := serve(s, http.MethodGet, "/v1/loglevel", ""); whole != "warn" {
+		t.Errorf("the whole is at %s", whole)
 	}
 }
 

@@ -11,12 +11,12 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
-	"strings"
 	"sync/atomic"
 	"time"
 
 	"github.com/fairlead/fairlead/internal/config"
 	"github.com/fairlead/fairlead/internal/forwards"
+	"github.com/fairlead/fairlead/internal/loglevel"
 	"github.com/fairlead/fairlead/internal/rules"
 	"github.com/fairlead/fairlead/internal/schedule"
 	"github.com/fairlead/fairlead/internal/trace"
@@ -30,9 +30,9 @@ type Options struct {
 	// Ready returns why the process is not ready, or "" if it is. With nil it is
 	// ready when every source has reported a complete set.
 	Ready    func() string
-	Examiner Examiner       // nil leaves /v1/doctor out
-	Metrics  http.Handler   // of /metrics; nil leaves it out
-	Level    *slog.LevelVar // of the process; nil leaves /v1/loglevel out
+	Examiner Examiner         // nil leaves /v1/doctor out
+	Metrics  http.Handler     // of /metrics; nil leaves it out
+	Level    *loglevel.Levels // of the process; nil leaves /v1/loglevel and /v1/loglevels out
 	Logger   *slog.Logger
 	// MaxWatches bounds concurrent watch and event streams; 64 if 0.
 	MaxWatches int
@@ -61,7 +61,6 @@ type Options struct {
 type Server struct {
 	o       Options
 	watches chan struct{}
-	level   levelTimer
 	hello   hello
 	token   string       // of the page on TCP
 	webURL  atomic.Value // string: the page's URL
@@ -95,7 +94,9 @@ func (s *Server) Serve(ctx context.Context, l net.Listener, control bool) error 
 	if !control {
 		return s.serve(ctx, l, mux)
 	}
-	defer s.level.stop()
+	if s.o.Level != nil {
+		defer s.o.Level.Stop()
+	}
 	pageRoutes(mux)
 	return s.serve(ctx, l, guard(mux))
 }
@@ -156,10 +157,10 @@ func (s *Server) routes(mux *http.ServeMux, control bool) {
 		mux.HandleFunc("GET /v1/doctor", s.examine)
 	}
 	if s.o.Level != nil {
-		mux.HandleFunc("GET /v1/loglevel", func(w http.ResponseWriter, _ *http.Request) {
-			text(w, http.StatusOK, strings.ToLower(s.o.Level.Level().String()))
-		})
+		mux.HandleFunc("GET /v1/loglevel", s.logLevel)
 		mux.HandleFunc("PUT /v1/loglevel", s.setLevel)
+		mux.HandleFunc("GET /v1/loglevels", s.logLevels)
+		mux.HandleFunc("PUT /v1/loglevels", s.setLevels)
 	}
 }
 

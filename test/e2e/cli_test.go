@@ -5,6 +5,8 @@
 package e2e
 
 import (
+	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -16,6 +18,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/fairlead/fairlead/internal/loglevel"
 	"github.com/fairlead/fairlead/internal/status"
 	"github.com/fairlead/fairlead/test/kit/usage"
 	"github.com/fairlead/fairlead/test/kit/wait"
@@ -256,4 +259,35 @@ func TestLogLevel(t *testing.T) {
 		t.Errorf("exit code %d", code)
 	}
 	oneLine(t, stderr, "loud", "debug")
+}
+
+func TestLogLevelOfComponents(t *testing.T) {
+	r := newRig(t).start()
+	for _, control := range []string{r.agentCtl, r.hostCtl} {
+		if out, stderr, _ := fairlead(t, "loglevel", "set", "debug", "--component", "loglevel", "--component", "host,link", "--for", "1h", "--control", control); out != "debug\n" {
+			t.Errorf("set = %q, %q", out, stderr)
+		}
+		out, _, _ := fairlead(t, "loglevel", "get", "--control", control)
+		if lines := strings.Split(out, "\n"); len(lines) != 5 || lines[0] != "info" || !strings.HasPrefix(lines[1], "debug of host for another ") {
+			t.Errorf("get = %q", out)
+		}
+		out, _, _ = fairlead(t, "loglevel", "get", "-o", "json", "--control", control)
+		var state struct {
+			loglevel.State
+			SchemaVersion int `json:"schemaVersion"`
+		}
+		if err := json.Unmarshal([]byte(out), &state); err != nil || state.Level != "info" || len(state.Temporary) != 3 || state.SchemaVersion == 0 {
+			t.Errorf("%v: %s", err, out)
+		}
+		if _, _, code := fairlead(t, "loglevel", "set", "info", "--component", "host,link,loglevel", "--for", "1s", "--control", control); code != 0 {
+			t.Errorf("exit code %d", code)
+		}
+		r.eventually("the levels end", func() error {
+			if out, _, _ := fairlead(t, "loglevel", "get", "--control", control); out != "info\n" {
+				return errors.New(out)
+			}
+			return nil
+		})
+	}
+	r.agent.Prints(`msg="log level set" components=loglevel,host,link level=debug lasts=1h0m0s`, `msg="log level restored" components=link level=info`)
 }

@@ -29,6 +29,7 @@ import (
 	"github.com/fairlead/fairlead/internal/agent"
 	"github.com/fairlead/fairlead/internal/config"
 	"github.com/fairlead/fairlead/internal/kernel"
+	"github.com/fairlead/fairlead/internal/loglevel"
 	"github.com/fairlead/fairlead/internal/observer"
 	"github.com/fairlead/fairlead/internal/status"
 	"github.com/fairlead/fairlead/test/kit/leak"
@@ -70,8 +71,7 @@ func runAgent(text string) int {
 	cfg.AuditInterval, cfg.AuditGiven = auditInterval, true
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
-	level := new(slog.LevelVar)
-	a, err := agent.New(cfg, slog.New(slog.NewJSONHandler(os.Stderr, &slog.HandlerOptions{Level: level})), level)
+	a, err := agent.New(cfg, slog.New(slog.NewJSONHandler(os.Stderr, nil)), new(loglevel.Levels))
 	if err == nil {
 		err = a.Run(ctx, func(ctx context.Context, _ func(config.Agent, error)) { <-ctx.Done() })
 	}

@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package loglevel
+
+import (
+	"context"
+	"log/slog"
+	"runtime"
+	"slices"
+	"strings"
+)
+
+// Components returns the names of those that log: packages of fairlead, of which source and
+// sink packages go by the source's or sink's own name. A line with the attribute source or
+// sink belongs to that one, too.
+func Components() []string {
+	return []string{
+		"agent", "ages", "auto", "containerd", "docker", "dropin", "engine", "forward", "forwards", "gvproxy", "host",
+		"hostlink", "hostpeer", "inventory", "kube", "link", "listener", "loglevel", "nat", "netwatch", "observer",
+		"own", "peer", "publish", "reconcile", "registry", "run", "socket", "status", "vtunnel",
+	}
+}
+
+// Handler returns a handler that passes to next what the levels allow. Lines below info get
+// the name of their component as an attribute. next must take lines of all levels.
+func (v *Levels) Handler(next slog.Handler) slog.Handler { return handler{v: v, next: next} }
+
+type handler struct {
+	v     *Levels
+	next  slog.Handler
+	named []string // components that attributes name
+}
+
+// Enabled implements slog.Handler.
+func (h handler) Enabled(_ context.Context, l slog.Level) bool { return l >= h.v.current().least }
+
+// Handle implements slog.Handler.
+func (h handler) Handle(ctx context.Context, r slog.Record) error {
+	e := h.v.current()
+	if len(e.of) > 0 && r.Level < h.levelOf(e, r) {
+		return nil
+	}
+	if c := componentAt(r.PC); r.Level < slog.LevelInfo && c != "" {
+		r = r.Clone()
+		r.AddAttrs(slog.String("component", c))
+	}
+	return h.next.Handle(ctx, r)
+}
+
+// levelOf returns the least level of a line's components that have one of their own.
+func (h handler) levelOf(e effective, r slog.Record) slog.Level {
+	names := append(slices.Clone(h.named), componentAt(r.PC))
+	r.Attrs(func(a slog.Attr) bool {
+		names = appendNamed(names, a)
+		return true
+	})
+	least, found := e.whole, false
+	for _, n := range names {
+		if l, ok := e.of[n]; ok && (!found || l < least) {
+			least, found = l, true
+		}
+	}
+	return least
+}
+
+// WithAttrs implements slog.Handler.
+func (h handler) WithAttrs(attrs []slog.Attr) slog.Handler {
+	named := slices.Clone(h.named)
+	for _, a := range attrs {
+		named = appendNamed(named, a)
+	}
+	return handler{h.v, h.next.WithAttrs(attrs), named}
+}
+
+// WithGroup implements slog.Handler.
+func (h handler) WithGroup(name string) slog.Handler {
+	return handler{h.v, h.next.WithGroup(name), h.named}
+}
+
+func appendNamed(names []string, a slog.Attr) []string {
+	if a.Key == "source" || a.Key == "sink" {
+		names = append(names, a.Value.String())
+	}
+	return names
+}
+
+// internalPath is where the packages of this program are.
+const internalPath = "github.com/fairlead/fairlead/internal/"
+
+// componentAt returns the component of the code at pc, empty if it is none.
+func componentAt(pc uintptr) string {
+	if pc == 0 {
+		return ""
+	}
+	f, _ := runtime.CallersFrames([]uintptr{pc}).Next()
+	path, ok := strings.CutPrefix(f.Function, internalPath)
+	if !ok {
+		return ""
+	}
+	path, _, _ = strings.Cut(path, ".") // the name of the function; no folder has a dot
+	return componentOf(path)
+}
+
+// componentOf returns the component of a package below internal.
+func componentOf(path string) string {
+	first, rest, _ := strings.Cut(path, "/")
+	if (first == "source" || first == "sink") && rest != "" {
+		first, _, _ = strings.Cut(rest, "/")
+	}
+	return first
+}
