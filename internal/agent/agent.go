@@ -447,6 +447,7 @@ func (a *Agent) settings() []config.Setting {
 
 // reload applies the settings that can change while running: the rules and expose.
 func (a *Agent) reload(cfg config.Agent, err error) {
+	a.reloadPolicy() // which is not read with the rest
 	if err != nil {
 		a.log.Error("configuration refused; keeping the previous one", "err", err)
 		return

@@ -141,6 +141,9 @@ func (a *Agent) Examine() doctor.Agent {
 	if a.inventory != nil {
 		s := a.inventory.writer.State()
 		d.Inventory = &doctor.Inventory{Node: s.Node, Error: s.Error, Written: s.Written, Omitted: s.Omitted}
+		if v, ok := a.verdict(); ok {
+			d.Inventory.Policy = &doctor.Policy{File: v.File, Violations: len(v.Violations), Judged: v.Error == nil, Says: v.String()}
+		}
 	}
 	if why := a.unconfined.Load(); why != nil {
 		d.Unconfined = *why

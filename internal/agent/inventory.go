@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/fairlead/fairlead/internal/config"
 	"github.com/fairlead/fairlead/internal/diagnose/doctor"
 	"github.com/fairlead/fairlead/internal/diagnose/gather"
 	"github.com/fairlead/fairlead/internal/inventory"
@@ -31,7 +32,9 @@ const (
 
 // inventoried is the inventory of this node in the Kubernetes API.
 type inventoried struct {
+	node    string
 	writer  *inventory.Writer
+	policy  *inventory.Compliance // nil without one
 	changed schedule.Signal
 
 	healthy  inventory.Condition
@@ -52,9 +55,12 @@ func (a *Agent) wireInventory() error {
 	if err != nil {
 		return fmt.Errorf("inventory: %w", err)
 	}
-	a.inventory = &inventoried{changed: schedule.NewSignal()}
+	a.inventory = &inventoried{changed: schedule.NewSignal(), node: cmp.Or(c.NodeName, strings.ToLower(machineName("node")))}
+	if c.Policy != "" {
+		a.inventory.policy = inventory.NewCompliance(c.Policy, config.ReadFile, a.log)
+	}
 	a.inventory.writer = inventory.NewWriter(inventory.Options{
-		Node: cmp.Or(c.NodeName, strings.ToLower(machineName("node"))), Interval: c.Interval, Machine: machine, Namespace: namespace,
+		Node: a.inventory.node, Interval: c.Interval, Machine: machine, Namespace: namespace,
 		Config: access.Access, Lock: inventory.LockNode, Report: a.report, Changed: a.inventory.changed, Logger: a.log,
 	})
 	return nil
@@ -93,10 +99,43 @@ func (a *Agent) runInventory(ctx context.Context) {
 	}
 }
 
+// reloadPolicy reads the policy again.
+func (a *Agent) reloadPolicy() {
+	if a.inventory != nil && a.inventory.policy != nil {
+		a.inventory.policy.Load()
+		a.inventory.changed.Notify()
+	}
+}
+
+// verdict is what the policy says of the ports now, and whether there is one.
+func (a *Agent) verdict() (v inventory.Verdict, ok bool) {
+	i := a.inventory
+	if i == nil || i.policy == nil {
+		return v, false
+	}
+	return i.policy.Judge(i.node, i.writer.Labels(), a.listed()), true
+}
+
 // report is the content of the inventory.
 func (a *Agent) report(ctx context.Context) inventory.Report {
 	a.provider.checkOwners()
-	r := inventory.Report{Agent: version.String(), Conditions: []inventory.Condition{a.readyCondition(), a.healthyCondition(ctx)}}
+	healthy := a.healthyCondition(ctx)
+	r := a.listed()
+	r.Conditions = append(r.Conditions, healthy)
+	if p := a.inventory.policy; p != nil {
+		r.Conditions = append(r.Conditions, p.Judge(a.inventory.node, a.inventory.writer.Labels(), r).Condition())
+	}
+	return r
+}
+
+// listed is the ports, and whether these are all.
+func (a *Agent) listed() inventory.Report {
+	r := inventory.Report{Agent: version.String(), Conditions: []inventory.Condition{a.readyCondition()}}
+	select {
+	case <-a.registry.Ready():
+	default:
+		r.Starting = true
+	}
 	pubs, outs := a.registry.Publications().View(), a.reconciler.Outcomes().View()
 	for _, p := range pubs.All() {
 		row := describe(p, outs)

@@ -65,6 +65,9 @@ func (a *Agent) count() metrics.AgentSnapshot {
 	if a.inventory != nil {
 		i := a.inventory.writer.State()
 		s.Inventory = &metrics.InventoryCounts{Current: i.Current, Writes: i.Writes, Failures: i.Fails, Omitted: i.Omitted}
+		if v, ok := a.verdict(); ok {
+			s.Inventory.Policy = &metrics.PolicyCounts{Judged: v.Error == nil, Known: v.Known, Violations: len(v.Violations)}
+		}
 	}
 	s.Flows = metrics.FlowCounts(a.forward.Stats())
 	if a.hostlink != nil {

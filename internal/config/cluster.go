@@ -14,6 +14,7 @@ type Cluster struct {
 	Inventory bool
 	NodeName  string        // of the Node object; empty means the machine's host name
 	Interval  time.Duration // least time between two writes of changes, 1s to 1h
+	Policy    string        // file that says which ports may be open wider than loopback; empty for none
 }
 
 func (c *Agent) clusterFields() []field {
@@ -24,7 +25,16 @@ func (c *Agent) clusterFields() []field {
 			"name of this machine's Node object (default its host name)"),
 		one("cluster.interval", "cluster-interval", "duration", &c.Cluster.Interval, duration(time.Second, time.Hour, false), stringOf,
 			"least time between two writes of changes"),
+		one("cluster.policy", "cluster-policy", "file", &c.Cluster.Policy, filePath(true), str,
+			"file with a policy as that of \"fairlead audit --cluster\", for metrics of what this node violates; needs cluster.inventory"),
 	}
+}
+
+func (c Cluster) validate() (key string, err error) {
+	if c.Policy != "" && !c.Inventory {
+		return "cluster.policy", fmt.Errorf("%q: a policy is about the inventory: want cluster.inventory: true with it", c.Policy)
+	}
+	return "", nil
 }
 
 // nodeNames are the names that an object in the API can have.

@@ -386,7 +386,7 @@ func (c *Agent) validate() (key string, err error) {
 	if err := alone(names); err != nil {
 		return "sink", err
 	}
-	return "", nil
+	return c.Cluster.validate()
 }
 
 // twice returns the first name that occurs a second time.

@@ -68,6 +68,7 @@ func agentSamples() []sample {
 		{"cluster.inventory", "true", "true"},
 		{"cluster.nodeName", "worker-1.example", "worker-1.example"},
 		{"cluster.interval", "30s", "30s"},
+		{"cluster.policy", "", ""}, // wants cluster.inventory, see TestPolicyFile
 		{"engineGrace", "0", "0s"},
 		{"listener.settle", "2s", "2s"},
 		{"listener.udp", "yes", "true"},
@@ -238,7 +239,7 @@ func TestDefaults(t *testing.T) {
 		"docker.hosts": "", "containerd.sockets": "", "containerd.namespaces": "",
 		"linkPin": "", "linkCert": "", "linkKey": "",
 		"kube.kubeconfigs": "", "kube.context": "", "kube.namespaces": "", "kube.selector": "",
-		"cluster.inventory": "false", "cluster.nodeName": "", "cluster.interval": "10s",
+		"cluster.inventory": "false", "cluster.nodeName": "", "cluster.interval": "10s", "cluster.policy": "",
 	}
 	c, err := LoadAgent(write(t, filepath.Join(t.TempDir(), "c.yaml"), ""), nil, nil)
 	if err != nil {
@@ -508,6 +509,27 @@ func TestRulesFile(t *testing.T) {
 	write(t, path, text+"expose: loopback\n")
 	if got := decide(load(nil), 82); got != "127.0.0.1:82 default" {
 		t.Errorf("what the rules file exposes wins over the configuration: %s", got)
+	}
+}
+
+// A policy that is missing or broken is for the agent to report: the rest of the
+// configuration is in effect.
+func TestPolicyFile(t *testing.T) {
+	dir := t.TempDir()
+	policy := filepath.Join(dir, "policy.yaml")
+	path := write(t, filepath.Join(dir, "c.yaml"), "cluster: {inventory: true, policy: "+policy+"}\n")
+	for _, text := range []string{"", "rules: {}", "rules: []"} {
+		if text != "" {
+			write(t, policy, text)
+		}
+		c, err := LoadAgent(path, nil, nil)
+		if err != nil || c.Cluster.Policy != policy || c.File() != path {
+			t.Errorf("policy %q: %+v, file %s, %v", text, c.Cluster, c.File(), err)
+		}
+	}
+	write(t, path, "cluster: {policy: "+policy+"}\n")
+	if _, err := LoadAgent(path, nil, nil); err == nil || !strings.Contains(err.Error(), "c.yaml:1:19: cluster.policy: ") || !strings.Contains(err.Error(), "cluster.inventory") {
+		t.Errorf("without an inventory: %v", err)
 	}
 }
 

@@ -43,6 +43,9 @@ func LoadAgent(path string, flags *pflag.FlagSet, environ func(string) (string, 
 	if err := l.compile("expose", &c.Expose, false); err != nil {
 		return Agent{Common: Common{files: c.files}}, err
 	}
+	if c.Cluster.Policy != "" {
+		_, _ = l.read(c.Cluster.Policy, true) // for Watch alone: the agent says what is wrong with it
+	}
 	c.from, c.Publish.Allow, c.Run.Allow = l.from, l.publish, l.run
 	return c, nil
 }
@@ -267,7 +270,7 @@ type file struct {
 
 // read returns the content of a file and records it. An optional one may be absent.
 func (l *loader) read(path string, optional bool) ([]byte, error) {
-	data, err := readFile(path)
+	data, err := ReadFile(path)
 	l.common.files = append(l.common.files, newFile(path, data, err))
 	if optional && errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
@@ -282,8 +285,8 @@ func newFile(path string, data []byte, err error) file {
 	return file{path: path, sum: sha256.Sum256(data), empty: len(data) == 0}
 }
 
-// readFile reads at most as much of a file as yamltree accepts.
-func readFile(path string) (data []byte, err error) {
+// ReadFile reads at most as much of a file as yamltree accepts.
+func ReadFile(path string) (data []byte, err error) {
 	f, err := os.Open(path)
 	if err != nil {
 		return nil, err

@@ -115,7 +115,7 @@ func putOff(settle *time.Timer, since time.Time) time.Time {
 func look(files []file) []file {
 	now := make([]file, len(files))
 	for i, f := range files {
-		data, err := readFile(f.path)
+		data, err := ReadFile(f.path)
 		now[i] = newFile(f.path, data, err)
 	}
 	return now

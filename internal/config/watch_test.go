@@ -173,6 +173,26 @@ func TestWatchRulesFile(t *testing.T) {
 	w.until("two rules", func(c change) bool { return c.err == nil && c.cfg.Rules.Len() == 2 })
 }
 
+// A change of the policy is one of the configuration, whatever is in it.
+func TestWatchPolicy(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "agent.yaml")
+	policy := filepath.Join(t.TempDir(), "policy", "policy.yaml")
+	write(t, path, "cluster: {inventory: true, policy: "+policy+"}\n")
+	w := watch(t, path, nil)
+	changed := func(c change) bool { return c.err == nil && c.cfg.Cluster.Policy == policy }
+	if err := os.Mkdir(filepath.Dir(policy), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for _, text := range []string{"rules: []", "rules: {}", "rules: [{action: allow}]"} {
+		write(t, policy, text)
+		w.until(text, changed)
+	}
+	if err := os.Remove(policy); err != nil {
+		t.Fatal(err)
+	}
+	w.untilError("empty or removed")
+}
+
 // The default file may come later, even its directory.
 func TestWatchMissingDirectory(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "etc", "fairlead")

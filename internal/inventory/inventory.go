@@ -102,6 +102,9 @@ const (
 	ConditionReady = "Ready"
 	// ConditionHealthy is true while no check of `fairlead doctor` fails.
 	ConditionHealthy = "Healthy"
+	// ConditionCompliant is true while no port violates the policy of the agent, and false also
+	// while that cannot be judged. It is there only if the agent has a policy.
+	ConditionCompliant = "Compliant"
 )
 
 // Times of the protocol between the agents of one node, and their readers.

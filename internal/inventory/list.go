@@ -119,6 +119,7 @@ type Report struct {
 	Agent      string // its version
 	Ports      []Port // in any order
 	Conditions []Condition
+	Starting   bool // some source has not listed its ports even once
 }
 
 // Condition is something that is true or not, and why it is not.

@@ -199,14 +199,27 @@ func (p Policy) audit(node port.Owner, o *NodeInventory, now time.Time) (Audited
 	if len(wide) != o.Status.Ports.Wide {
 		n.Error = fmt.Sprintf("%d ports are open wider than loopback, of which its list has %d", o.Status.Ports.Wide, len(wide))
 	}
-	var found []status.Publication
-	for _, listed := range wide {
+	found := p.violations(node, wide)
+	n.Violations = len(found)
+	return n, found
+}
+
+// violations returns which ports may not be open on a node, with the reasons.
+func (p Policy) violations(node port.Owner, ports []Port) (found []status.Publication) {
+	for _, listed := range ports {
+		if !listed.Wide() {
+			continue
+		}
 		if why := p.decide(node, listed.publication()); why != "" {
 			row := listed.row(node.Name)
 			row.Reason = why
 			found = append(found, row)
 		}
 	}
-	n.Violations = len(found)
-	return n, found
+	return found
+}
+
+// needsLabels reports whether a part is for nodes with some labels.
+func (p Policy) needsLabels() bool {
+	return slices.ContainsFunc(p.parts, func(part part) bool { return len(part.nodes.Labels) > 0 })
 }

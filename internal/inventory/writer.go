@@ -67,6 +67,14 @@ type Writer struct {
 
 	mu    sync.Mutex
 	state State
+	node  Labels
+}
+
+// Labels are those of the node, as they were read last.
+type Labels struct {
+	Known  bool // they were read at least once
+	Labels map[string]string
+	Err    error // why the last attempt to read them failed; nil before the first
 }
 
 // State is what became of the last write.
@@ -91,6 +99,13 @@ func (w *Writer) State() State {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.state
+}
+
+// Labels returns the labels of the node.
+func (w *Writer) Labels() Labels {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.node
 }
 
 // Run writes the object until ctx ends, whose cause it returns then.
@@ -208,6 +223,19 @@ func (w *Writer) next(s Status) *NodeInventory {
 // connect takes the lock, connects and reads what the server has, unless that is done. It
 // reads the Node again as often as the object is renewed: it may have been made anew.
 func (w *Writer) connect(ctx context.Context) error {
+	if w.current != nil && time.Now().Before(w.readAt) {
+		return nil
+	}
+	n, err := w.readNode(ctx)
+	w.noteNode(n, err)
+	if err != nil || w.current != nil {
+		return err
+	}
+	return w.read(ctx, n.Status.NodeInfo.BootID)
+}
+
+// open takes the lock and makes a client.
+func (w *Writer) open(ctx context.Context) error {
 	if w.release == nil {
 		release, err := w.o.Lock(ctx, w.o.Node)
 		if err != nil {
@@ -215,42 +243,46 @@ func (w *Writer) connect(ctx context.Context) error {
 		}
 		w.release = release
 	}
-	if w.client == nil {
-		conf, origin, err := w.o.Config()
-		if err != nil {
-			return err
-		}
-		if w.client, err = NewClient(conf); err != nil {
-			return fmt.Errorf("%s: %w", origin, err)
-		}
-	}
-	if w.current != nil && time.Now().Before(w.readAt) {
+	if w.client != nil {
 		return nil
 	}
-	boot, err := w.readNode(ctx)
-	if err != nil || w.current != nil {
+	conf, origin, err := w.o.Config()
+	if err != nil {
 		return err
 	}
-	return w.read(ctx, boot)
+	if w.client, err = NewClient(conf); err != nil {
+		return fmt.Errorf("%s: %w", origin, err)
+	}
+	return nil
 }
 
-// readNode finds out who owns the object, and whether this machine is that node. It returns
-// the boot id that the kubelet reports.
-func (w *Writer) readNode(ctx context.Context) (boot string, err error) {
-	node, err := w.client.node(ctx, w.o.Node)
+// readNode finds out who owns the object, and whether this machine is that node.
+func (w *Writer) readNode(ctx context.Context) (*node, error) {
+	if err := w.open(ctx); err != nil {
+		return nil, err
+	}
+	n, err := w.client.node(ctx, w.o.Node)
 	if apierrors.IsNotFound(err) {
-		return "", fmt.Errorf("%w: set cluster.nodeName to the name of this machine's Node", err)
+		return nil, fmt.Errorf("%w: set cluster.nodeName to the name of this machine's Node", err)
 	}
 	if err != nil {
-		return "", explain("get", "nodes", err)
+		return nil, explain("get", "nodes", err)
 	}
-	boot = node.Status.NodeInfo.BootID
-	if boot != "" && boot != w.o.Machine {
-		return "", fmt.Errorf("%w: boot id %s is what the kubelet of node %q reports, and this machine has %s: set cluster.nodeName, or wait for the kubelet",
+	if boot := n.Status.NodeInfo.BootID; boot != "" && boot != w.o.Machine {
+		return nil, fmt.Errorf("%w: boot id %s is what the kubelet of node %q reports, and this machine has %s: set cluster.nodeName, or wait for the kubelet",
 			ErrHeld, boot, w.o.Node, w.o.Machine)
 	}
-	w.owner, w.readAt = node.UID, time.Now().Add(RenewEvery-renewSpread)
-	return boot, nil
+	w.owner, w.readAt = n.UID, time.Now().Add(RenewEvery-renewSpread)
+	return n, nil
+}
+
+// noteNode keeps the labels of the Node, or why they are not known.
+func (w *Writer) noteNode(n *node, err error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.node.Err = err; err == nil {
+		w.node.Known, w.node.Labels = true, n.Labels
+	}
 }
 
 // read finds out what the server has, and whether this agent may replace it.

@@ -81,6 +81,14 @@ type InventoryCounts struct {
 	Current          bool // now
 	Writes, Failures uint64
 	Omitted          int // ports, now
+	Policy           *PolicyCounts
+}
+
+// PolicyCounts is what the policy of the cluster says of this node.
+type PolicyCounts struct {
+	Judged     bool // by policy, labels and ports as they are now
+	Known      bool // Violations counts by some policy, labels and ports
+	Violations int  // ports, now
 }
 
 // LinkCounts holds the counters of the link to the host.
@@ -105,7 +113,7 @@ type agentFamilies struct {
 	unsupported, natReads, natFailures, natLosses, natDrift, natEvaluated               *Family
 	open, flows, answers, bytes                                                         *Family
 	holds, held, holdFlows, holdEnds                                                    *Family
-	inventory, inventoryWrites, inventoryOmitted                                        *Family
+	inventory, inventoryWrites, inventoryOmitted, policyJudged, policyViolations        *Family
 	connected, sessions, closed, messages, control, rejected, asked                     *Family
 }
 
@@ -167,6 +175,8 @@ func declareAgent() *agentFamilies {
 	f.inventory = f.gauge("inventory_current", "1 if the node's object in the Kubernetes API was as it should be at the last look, 0 if it cannot be written.")
 	f.inventoryWrites = f.counter("inventory_writes_total", "Writes of the node's object in the Kubernetes API.", Label{"result", "`ok`, `failed`"})
 	f.inventoryOmitted = f.gauge("inventory_omitted_ports", "Current ports that the list in the node's object has no room for.")
+	f.policyJudged = f.gauge("policy_judged", "1 if the node is judged by its policy (`cluster.policy`) and its labels as they are now, 0 if they or all ports cannot be read; those read last stay in effect.")
+	f.policyViolations = f.gauge("policy_violations", "Current ports that are open wider than loopback and that the policy of the node does not allow. Absent while no policy, no labels that it needs, or not all ports could be read even once.")
 	f.holds = f.gauge("listener_placeholders", "Currently open placeholders of the listener sink.")
 	f.held = f.counter("listener_placeholders_total", "Placeholders by what happened to them.",
 		Label{"result", "`opened`, `yielded` to a server that wanted the port, `conflict`: the address was in use"})
@@ -303,6 +313,13 @@ func (c agentCollector) inventoried(to sender, i InventoryCounts) {
 	to.send(f.inventoryWrites, number(i.Writes), "ok")
 	to.send(f.inventoryWrites, number(i.Failures), "failed")
 	to.send(f.inventoryOmitted, number(i.Omitted))
+	if i.Policy == nil {
+		return
+	}
+	to.send(f.policyJudged, truth(i.Policy.Judged))
+	if i.Policy.Known {
+		to.send(f.policyViolations, number(i.Policy.Violations))
+	}
 }
 
 func (c agentCollector) listener(to sender, l ListenerCounts) {

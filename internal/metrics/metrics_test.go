@@ -38,7 +38,7 @@ func agentSnapshot() AgentSnapshot {
 		NAT:          &NATCounts{61, 62, 63, 64, 65, 66, 67, 68},
 		Memory:       &memory.Usage{Anonymous: 81, File: 82},
 		Listener:     &ListenerCounts{71, 72, 73, 74, 75, 76, 77, 78},
-		Inventory:    &InventoryCounts{true, 81, 82, 83},
+		Inventory:    &InventoryCounts{true, 81, 82, 83, &PolicyCounts{true, true, 84}},
 		Link: &LinkCounts{
 			Connected: true, Sessions: 41, Replaced: 42, Silent: 43, FramesIn: 44, FramesOut: 45, BytesIn: 46, BytesOut: 47,
 			Malformed: 48, Stray: 49, Resyncs: 50, Snapshots: 51, Changes: 52,

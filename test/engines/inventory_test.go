@@ -14,6 +14,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/netip"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -22,6 +23,7 @@ import (
 	"testing"
 	"time"
 
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 
 	"github.com/fairlead/fairlead/internal/diagnose/doctor"
@@ -65,9 +67,19 @@ func (c *inventoried) allow(verbs ...string) {
 }
 
 // agent starts an agent that writes the inventory.
-func (c *inventoried) agent(t *testing.T) *peers {
+func (c *inventoried) agent(t *testing.T, flags ...string) *peers {
 	t.Helper()
-	return startPeers(t, "--source", "socket", "--kubeconfig", c.agents, "--cluster-inventory", "--cluster-node-name", "n", "--cluster-interval", "1s")
+	return startPeers(t, append(flags, "--source", "socket", "--kubeconfig", c.agents,
+		"--cluster-inventory", "--cluster-node-name", "n", "--cluster-interval", "1s")...)
+}
+
+// object reads the object of the node.
+func (c *inventoried) object() (o inventory.NodeInventory, err error) {
+	b, err := c.Do(context.Background(), "GET", cluster.Inventories+"/n", nil)
+	if err != nil {
+		return o, err
+	}
+	return o, json.Unmarshal(b, &o)
 }
 
 // written returns what the agent's doctor knows of its inventory.
@@ -148,24 +160,21 @@ func TestInventory(t *testing.T) {
 	c := startInventoried(t)
 	before := listen(t)
 	c.allow("get", "create", "update")
-	p := c.agent(t)
+	policy := filepath.Join(t.TempDir(), "policy.yaml")
+	p := c.agent(t, "--cluster-policy", policy)
 	fails(t, p, "no such resource as nodeinventories.fairlead.dev")
 	c.do(func(ctx context.Context) error { return c.CreateCRD(ctx, crdFile) })
 	fails(t, p, "")
 	c.listed(t, before.Addr(), true)
 
-	b, err := c.Do(context.Background(), "GET", cluster.Inventories+"/n", nil)
+	o, err := c.object()
 	if err != nil {
-		t.Fatal(err)
-	}
-	var o inventory.NodeInventory
-	if err := json.Unmarshal(b, &o); err != nil {
 		t.Fatal(err)
 	}
 	if r := o.OwnerReferences; len(r) != 1 || r[0].Kind != "Node" || r[0].UID == "" {
 		t.Errorf("owner references %+v", r)
 	}
-	if o.Status.Ports.Wide == 0 || len(o.Status.Wide) == 0 || len(o.Status.Conditions) != 2 {
+	if o.Status.Ports.Wide == 0 || len(o.Status.Wide) == 0 || len(o.Status.Conditions) != 3 {
 		t.Errorf("structured fields %+v", o.Status)
 	}
 
@@ -174,6 +183,7 @@ func TestInventory(t *testing.T) {
 	_ = after.Close()
 	c.listed(t, after.Addr(), false)
 
+	t.Run("a policy", func(t *testing.T) { c.judged(t, p, policy) })
 	t.Run("a verb is missing", func(t *testing.T) {
 		c.allow("get", "create")
 		listen(t)
@@ -203,6 +213,97 @@ func TestInventory(t *testing.T) {
 		})
 		c.listed(t, listen(t).Addr(), true)
 	})
+}
+
+// judged checks what an agent makes of its policy as that changes.
+func (c *inventoried) judged(t *testing.T, p *peers, file string) {
+	at := listen(t).Addr().(*net.TCPAddr)
+	is := func(want doctor.Policy, condition string) {
+		t.Helper()
+		eventually(t, func() error {
+			i, err := written(p)
+			if err != nil {
+				return err
+			}
+			o, err := c.object()
+			if err != nil {
+				return err
+			}
+			got := ""
+			for _, c := range o.Status.Conditions {
+				if c.Type == inventory.ConditionCompliant {
+					got = c.Reason
+				}
+			}
+			if i.Policy == nil || i.Policy.Judged != want.Judged || i.Policy.Violations != want.Violations || !strings.Contains(i.Policy.Says, want.Says) || got != condition {
+				return fmt.Errorf("policy %+v, condition %q, want %+v, %q", i.Policy, got, want, condition)
+			}
+			return nil
+		})
+	}
+	is(doctor.Policy{Says: "no such file"}, "NotJudged")
+	deny := fmt.Sprintf("rules: [{match: {ports: %d}, action: deny}, {match: {protocol: tcp}, action: allow}, {match: {protocol: udp}, action: allow}]", at.Port)
+	for _, step := range []struct {
+		text, condition string
+		want            doctor.Policy
+	}{
+		{deny, "Violations", doctor.Policy{Judged: true, Violations: 1, Says: at.AddrPort().String()}},
+		{"rules: {}", "NotJudged", doctor.Policy{Violations: 1, Says: "cannot be judged"}},
+		{"policies: [{nodes: {labels: {role: x}}, rules: [{match: {protocol: tcp}, action: deny}]}]\n" + strings.Replace(deny, "deny", "allow", 1), "NoViolations", doctor.Policy{Judged: true}},
+	} {
+		if err := os.WriteFile(file, []byte(step.text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		is(step.want, step.condition)
+		if step.want.Judged {
+			_, err := try(binary(), "audit", "--cluster", "--kubeconfig", c.Kubeconfig, "-f", file)
+			if (err == nil) != (step.want.Violations == 0) {
+				t.Errorf("audit by %s: %v", step.text, err)
+			}
+		}
+	}
+}
+
+// The object belongs to the Node that has its name now, also if the next agent finds its
+// content as it should be.
+func TestInventoryOfANodeMadeAgain(t *testing.T) {
+	c := startInventoried(t)
+	c.allow("get", "create", "update")
+	c.do(func(ctx context.Context) error { return c.CreateCRD(ctx, crdFile) })
+	ports := []inventory.Port{{
+		Key: port.Key{Protocol: port.TCP, Address: netip.IPv4Unspecified(), Port: 22}, State: port.Active, Since: time.Now().UTC().Truncate(time.Second),
+	}}
+	owner := func(not types.UID) (uid types.UID) {
+		t.Helper()
+		eventually(t, func() error {
+			o, err := c.object()
+			if err != nil {
+				return err
+			}
+			if r := o.OwnerReferences; len(r) != 1 || r[0].UID == not {
+				return fmt.Errorf("owners %+v, want another than %q", r, not)
+			}
+			uid = o.OwnerReferences[0].UID
+			return nil
+		})
+		return uid
+	}
+	var first types.UID
+	t.Run("first", func(t *testing.T) { // which ends its writer
+		c.writer(t, func(*rest.Config) {}, ports)
+		first = owner("")
+	})
+	c.do(func(ctx context.Context) error {
+		_, err := c.Do(ctx, "DELETE", "/api/v1/nodes/n", nil)
+		return err
+	})
+	boot, _, err := inventory.ThisMachine()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.do(func(ctx context.Context) error { return c.CreateNode(ctx, "n", boot) })
+	c.writer(t, func(*rest.Config) {}, ports)
+	owner(first)
 }
 
 // writer runs a writer for the node until the test ends, with the rights of agents unless

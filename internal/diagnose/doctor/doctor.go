@@ -131,6 +131,15 @@ type Inventory struct {
 	Error   string    `json:"error,omitempty"`   // why it is not as it should be
 	Written time.Time `json:"written,omitzero"`  // by this agent, for the last time
 	Omitted int       `json:"omitted,omitempty"` // ports that its list has no room for
+	Policy  *Policy   `json:"policy,omitempty"`  // nil without one
+}
+
+// Policy is what a policy says of the node.
+type Policy struct {
+	File       string `json:"file"`
+	Judged     bool   `json:"judged"`     // by policy, labels and ports as they are now
+	Violations int    `json:"violations"` // by those that could be read last
+	Says       string `json:"says"`       // the verdict in a sentence
 }
 
 // Facts is what is judged.

@@ -96,6 +96,15 @@ func TestEachFaultHasItsRemedy(t *testing.T) {
 			f.Agent.StartCapabilities = 1 << 39
 		}, Warning, "observer tcp-listen", "without CAP_PERFMON", "with CAP_PERFMON"},
 		{"no privilege", func(f *Facts) { f.Caps.Effective = 0 }, Failing, "privileges capabilities", "CAP_NET_ADMIN (no NAT rules)", "root"},
+		{"policy violated", func(f *Facts) {
+			f.Agent.Inventory = &Inventory{Node: "n", Policy: &Policy{File: "/p.yaml", Judged: true, Violations: 2, Says: "violations of /p.yaml: 2: tcp 0.0.0.0:22 sshd: no rule allows it"}}
+		}, Warning, "cluster policy", "violations of /p.yaml: 2: tcp 0.0.0.0:22", "fairlead audit --cluster --node n"},
+		{"policy not judged", func(f *Facts) {
+			f.Agent.Inventory = &Inventory{Node: "n", Policy: &Policy{File: "/p.yaml", Says: "it cannot be judged as it is now: no such file"}}
+		}, Warning, "cluster policy", "/p.yaml: it cannot be judged as it is now: no such file", "mend the file"},
+		{"policy kept", func(f *Facts) {
+			f.Agent.Inventory = &Inventory{Node: "n", Policy: &Policy{File: "/p.yaml", Judged: true, Says: "no port violates /p.yaml"}}
+		}, OK, "cluster policy", "no port violates /p.yaml", ""},
 		{"no BTF", func(f *Facts) { f.Kernel.BTF = false }, Warning, "kernel btf", "only polling", "CONFIG_DEBUG_INFO_BTF"},
 		{"no diag", func(f *Facts) { f.Kernel.Diag = "no such file" }, Failing, "kernel sock_diag", "no such file", "CONFIG_INET_DIAG"},
 		{"no module", func(f *Facts) { f.Kernel.Modules = []Module{{Name: "vsock", For: "no link over vsock"}} }, Warning, "kernel vsock", "no link over vsock", "modprobe vsock"},

@@ -46,6 +46,7 @@ func Evaluate(f Facts) Report {
 	j.nat()
 	j.link()
 	j.inventory()
+	j.policy()
 	j.wsl()
 	j.limits()
 	j.clock()
@@ -369,6 +370,22 @@ func (j *judge) inventory() {
 		j.add(area, name, OK, object+" needed no write yet", "")
 	default:
 		j.add(area, name, OK, object+" is up to date", "")
+	}
+}
+
+func (j *judge) policy() {
+	if j.f.Agent == nil || j.f.Agent.Inventory == nil || j.f.Agent.Inventory.Policy == nil || !j.f.Agent.Running {
+		return
+	}
+	const area, name = "cluster", "policy"
+	i := j.f.Agent.Inventory
+	switch p := i.Policy; {
+	case !p.Judged:
+		j.add(area, name, Warning, p.File+": "+p.Says, "mend the file, or see the checks of sources and of the cluster's inventory for what is missing")
+	case p.Violations > 0:
+		j.add(area, name, Warning, p.Says, fmt.Sprintf("close the ports, or allow them in the policy; `fairlead audit --cluster --node %s -f POLICY` lists all", i.Node))
+	default:
+		j.add(area, name, OK, p.Says, "")
 	}
 }
 
