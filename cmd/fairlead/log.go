@@ -22,9 +22,10 @@ func logger(w io.Writer, c config.Common) (*slog.Logger, *loglevel.Levels) {
 	return slog.New(levels.Handler(h)), levels
 }
 
-// warnUnknown warns about misspelt environment variables.
+// warnUnknown warns about environment variables that are misspelt or overridden.
 func warnUnknown(log *slog.Logger) {
-	for _, w := range config.UnknownVariables(os.Environ()) {
+	environ := os.Environ()
+	for _, w := range append(config.UnknownVariables(environ), config.OverriddenVariables(environ)...) {
 		log.Warn("environment variable ignored", "reason", w)
 	}
 }

@@ -42,3 +42,32 @@ func UnknownVariables(environ []string) (list []string) {
 	}
 	return list
 }
+
+// OverriddenVariables describes the variables of older agents in environ (os.Environ) that
+// ask for something else than fairlead's own variables, which count instead.
+func OverriddenVariables(environ []string) (list []string) {
+	values := make(map[string]string)
+	for _, v := range environ {
+		name, value, _ := strings.Cut(v, "=")
+		values[name] = value
+	}
+	lookup := func(name string) (string, bool) {
+		v, ok := values[name]
+		return v, ok
+	}
+	agent, other := DefaultAgent(), DefaultAgent()
+	fields, others := agent.fields(), other.fields()
+	for i := range fields {
+		f, o := &fields[i], &others[i]
+		name, own := f.variable(lookup)
+		older, isSet := lookup(f.older)
+		if name != f.env() || f.older == "" || !isSet || f.fromOlder(older) == "" {
+			continue
+		}
+		if f.setText(own) == nil && o.setText(f.fromOlder(older)) == nil && slices.Equal(f.get(), o.get()) {
+			continue
+		}
+		list = append(list, fmt.Sprintf("environment variable %s is overridden by %s, which differs", f.older, name))
+	}
+	return list
+}

@@ -68,11 +68,7 @@ func (f field) atLeast(n int) field {
 }
 
 // alias declares a variable of older agents, which counts if the field's own is not set.
-// Nil takes its value as it is.
 func (f field) alias(variable string, read func(string) string) field {
-	if read == nil {
-		read = str
-	}
 	f.older, f.fromOlder = variable, read
 	return f
 }

@@ -84,7 +84,7 @@ func (c *Agent) tlsFields() []field {
 	return []field{
 		one("linkPin", "link-pin", "sha256", &c.TLS.Pin, pinText, str,
 			"SHA-256 of the CA bundle of a wss:// server, which is then trusted alone; without, the system's roots count").
-			alias("CATTLE_CA_CHECKSUM", nil),
+			alias("CATTLE_CA_CHECKSUM", strings.TrimSpace),
 		one("linkCert", "link-cert", "file", &c.TLS.Cert, filePath(true), str, "certificate that proves this guest to a wss:// server"),
 		one("linkKey", "link-key", "file", &c.TLS.Key, filePath(true), str, "key of --link-cert"),
 	}
@@ -161,12 +161,21 @@ func (c *Host) validateServing() (key string, err error) {
 
 // The variables of older agents, which count where none of fairlead's own is set.
 
-// cattleServer reads the address of a server, with or without scheme.
+// cattleServer reads the address of a server: with a scheme, which an endpoint of another one
+// keeps and is refused for, or without. The path of an https:// address is no name of a guest,
+// so that is kept for the error as well. Empty sets nothing.
 func cattleServer(s string) string {
-	for _, scheme := range []string{"https://", "wss://"} {
-		s = strings.TrimPrefix(s, scheme)
+	s = strings.TrimRight(strings.TrimSpace(s), "/")
+	scheme, rest, ok := strings.Cut(s, "://")
+	switch {
+	case s == "":
+		return ""
+	case !ok:
+		return networkWSS + "://" + s
+	case strings.EqualFold(scheme, networkWSS), strings.EqualFold(scheme, "https") && !strings.Contains(rest, "/"):
+		return networkWSS + "://" + rest
 	}
-	return "wss://" + strings.TrimSuffix(s, "/")
+	return s
 }
 
 // cattleDebug is "debug" for a true value, and else empty, which sets nothing.

@@ -62,6 +62,29 @@ func TestVariablesOfOlderAgents(t *testing.T) {
 		wantErr     string
 		fromSetting string
 	}{
+		{"path", map[string]string{"CATTLE_SERVER": "https://hub.example/some/path"}, "", "", 0, `CATTLE_SERVER: link: "https://hub.example/some/path": want`, ""},
+		{"path that looks like a name", map[string]string{"CATTLE_SERVER": "https://hub.example/k8s"}, "", "", 0, `CATTLE_SERVER: link: "https://hub.example/k8s": want`, ""},
+		{"name", map[string]string{"CATTLE_SERVER": "wss://hub.example/web1/"}, "wss://hub.example:443/web1", "", slog.LevelInfo, "", "CATTLE_SERVER"},
+		{"port and slashes", map[string]string{"CATTLE_SERVER": "https://hub.example:8443//"}, "wss://hub.example:8443", "", slog.LevelInfo, "", "CATTLE_SERVER"},
+		{"scheme in upper case", map[string]string{"CATTLE_SERVER": "HTTPS://hub.example"}, "wss://hub.example:443", "", slog.LevelInfo, "", "CATTLE_SERVER"},
+		{"IPv6", map[string]string{"CATTLE_SERVER": "https://[2001:db8::1]"}, "wss://[2001:db8::1]:443", "", slog.LevelInfo, "", "CATTLE_SERVER"},
+		{"IPv6 with port, no scheme", map[string]string{"CATTLE_SERVER": "[2001:db8::1]:8443"}, "wss://[2001:db8::1]:8443", "", slog.LevelInfo, "", "CATTLE_SERVER"},
+		{"IPv6 without brackets", map[string]string{"CATTLE_SERVER": "https://2001:db8::1"}, "", "", 0, "CATTLE_SERVER: link:", ""},
+		{"empty", map[string]string{"CATTLE_SERVER": "", "CATTLE_CA_CHECKSUM": "", "CATTLE_DEBUG": ""}, "unix:///from-file", "", slog.LevelInfo, "", ""},
+		{"blank", map[string]string{"CATTLE_SERVER": " \n", "CATTLE_CA_CHECKSUM": " \n"}, "unix:///from-file", "", slog.LevelInfo, "", ""},
+		{"spaces", map[string]string{"CATTLE_SERVER": " hub.example \n", "CATTLE_CA_CHECKSUM": testPin + "\n"}, "wss://hub.example:443", testPin, slog.LevelInfo, "", "CATTLE_SERVER"},
+		{"scheme alone", map[string]string{"CATTLE_SERVER": "https://"}, "", "", 0, "CATTLE_SERVER: link:", ""},
+		{"two schemes", map[string]string{"CATTLE_SERVER": "https://wss://hub"}, "", "", 0, "CATTLE_SERVER: link:", ""},
+		{"port 0", map[string]string{"CATTLE_SERVER": "https://hub:0"}, "", "", 0, "CATTLE_SERVER: link:", ""},
+		{"user", map[string]string{"CATTLE_SERVER": "https://user:secret@hub"}, "", "", 0, "CATTLE_SERVER: link:", ""},
+		{"query", map[string]string{"CATTLE_SERVER": "https://hub?token=x"}, "", "", 0, "CATTLE_SERVER: link:", ""},
+		{"checksum with a space inside", map[string]string{"CATTLE_CA_CHECKSUM": testPin[:32] + " " + testPin[32:]}, "", "", 0, "CATTLE_CA_CHECKSUM: linkPin:", ""},
+		{"checksum as sha256sum prints it", map[string]string{"CATTLE_CA_CHECKSUM": testPin + "  -"}, "", "", 0, "CATTLE_CA_CHECKSUM: linkPin:", ""},
+		{"short checksum", map[string]string{"CATTLE_CA_CHECKSUM": testPin[1:]}, "", "", 0, "CATTLE_CA_CHECKSUM: linkPin:", ""},
+		{"long checksum", map[string]string{"CATTLE_CA_CHECKSUM": testPin + "0"}, "", "", 0, "CATTLE_CA_CHECKSUM: linkPin:", ""},
+		{"no checksum", map[string]string{"CATTLE_CA_CHECKSUM": strings.Repeat("g", 64)}, "", "", 0, "CATTLE_CA_CHECKSUM: linkPin:", ""},
+		{"our pin first", map[string]string{"CATTLE_CA_CHECKSUM": "abc", "FAIRLEAD_LINK_PIN": testPin}, "unix:///from-file", testPin, slog.LevelInfo, "", ""},
+		{"no word for true", map[string]string{"CATTLE_DEBUG": "loud"}, "unix:///from-file", "", slog.LevelInfo, "", ""},
 		{"none", nil, "unix:///from-file", "", slog.LevelInfo, "", ""},
 		{"with scheme", map[string]string{"CATTLE_SERVER": "https://hub.example/"}, "wss://hub.example:443", "", slog.LevelInfo, "", "CATTLE_SERVER"},
 		{"without scheme", map[string]string{"CATTLE_SERVER": "hub.example:8443"}, "wss://hub.example:8443", "", slog.LevelInfo, "", "CATTLE_SERVER"},
@@ -85,6 +108,28 @@ func TestVariablesOfOlderAgents(t *testing.T) {
 		}
 		if tt.fromSetting != "" && !slices.ContainsFunc(c.Settings(), func(s Setting) bool { return s.Key == "link" && s.From == tt.fromSetting }) {
 			t.Errorf("%s: the link is not from %s", tt.name, tt.fromSetting)
+		}
+	}
+}
+
+// A variable of older agents that is not used is named, if it asks for something else.
+func TestOverriddenVariables(t *testing.T) {
+	both := func(older, own string) string {
+		return "environment variable " + older + " is overridden by " + own + ", which differs"
+	}
+	for name, tt := range map[string]struct{ environ, want []string }{
+		"none":        {[]string{"HOME=/", "FAIRLEAD_LINK=unix:///x"}, nil},
+		"older alone": {[]string{"CATTLE_SERVER=hub", "CATTLE_DEBUG=true", "CATTLE_CA_CHECKSUM=" + testPin}, nil},
+		"same": {[]string{
+			"CATTLE_SERVER=https://hub/", "FAIRLEAD_LINK=wss://hub:443", "CATTLE_DEBUG=1", "FAIRLEAD_LOG_LEVEL=debug",
+			"CATTLE_CA_CHECKSUM=" + strings.ToUpper(testPin), "FAIRLEAD_LINK_PIN=" + testPin,
+		}, nil},
+		"empty": {[]string{"CATTLE_SERVER=", "FAIRLEAD_LINK=unix:///x", "CATTLE_DEBUG=false", "FAIRLEAD_LOG_LEVEL=warn"}, nil},
+		"differ": {[]string{"CATTLE_SERVER=hub", "FAIRLEAD_LINK=unix:///x", "CATTLE_DEBUG=true", "FAIRLEAD_LOG_LEVEL=warn", "CATTLE_CA_CHECKSUM=x", "FAIRLEAD_LINK_PIN=" + testPin},
+			[]string{both("CATTLE_SERVER", "FAIRLEAD_LINK"), both("CATTLE_CA_CHECKSUM", "FAIRLEAD_LINK_PIN"), both("CATTLE_DEBUG", "FAIRLEAD_LOG_LEVEL")}},
+	} {
+		if got := OverriddenVariables(tt.environ); !slices.Equal(got, tt.want) {
+			t.Errorf("%s: %q, want %q", name, got, tt.want)
 		}
 	}
 }
