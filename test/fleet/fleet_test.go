@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
+//go:build linux
+
 // Package fleet tests one host peer with many agents that dial it.
 package fleet
 
@@ -21,6 +23,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -34,6 +37,7 @@ import (
 	"github.com/fairlead/fairlead/internal/table"
 	"github.com/fairlead/fairlead/test/kit/leak"
 	"github.com/fairlead/fairlead/test/kit/rounds"
+	"github.com/fairlead/fairlead/test/kit/usage"
 	"github.com/fairlead/fairlead/test/kit/wait"
 )
 
@@ -45,6 +49,8 @@ type fleet struct {
 	dir   string
 	token link.Token
 	names []string
+
+	keepAlive time.Duration // of the host peer; 0 is the default
 }
 
 func newFleet(t *testing.T, n int) *fleet {
@@ -107,16 +113,21 @@ func (elsewhere) Host(_ string, p port.Publication, _ []netip.AddrPort) port.Dec
 	return port.Decision{Allow: true, Host: []netip.AddrPort{netip.AddrPortFrom(netip.MustParseAddr("127.0.0.2"), p.Port)}}
 }
 
+// grace is how long the host keeps the ports of an agent that left.
+const grace = time.Second
+
 func (f *fleet) start(at string) *hub {
 	f.t.Helper()
+	lo := f.options(link.RoleHost, "hub")
+	lo.KeepAlive = f.keepAlive
 	server, err := wss.NewServer(wss.ServerOptions{
-		Link: f.options(link.RoleHost, "hub"), Guests: f.names, CertFile: filepath.Join(f.dir, "cert.pem"), KeyFile: filepath.Join(f.dir, "key.pem"),
+		Link: lo, Guests: f.names, CertFile: filepath.Join(f.dir, "cert.pem"), KeyFile: filepath.Join(f.dir, "key.pem"),
 		Token: func(string) (link.Token, error) { return f.token, nil },
 	})
 	if err != nil {
 		f.t.Fatal(err)
 	}
-	o := host.Options{Policy: elsewhere{}, Grace: -1}
+	o := host.Options{Policy: elsewhere{}, Grace: grace}
 	for _, name := range f.names {
 		o.Guests = append(o.Guests, host.Guest{Name: name, Dials: true, Dial: func(ctx context.Context) (link.Session, error) {
 			return server.Session(ctx, name)
@@ -148,6 +159,12 @@ func (f *fleet) start(at string) *hub {
 // publication whose server answers with the agent's name.
 func (f *fleet) agent(name string, u *hub) (p uint16, stop func()) {
 	f.t.Helper()
+	return f.changedAgent(name, u, func(*wss.DialOptions) {})
+}
+
+// changedAgent is agent with other options of its link.
+func (f *fleet) changedAgent(name string, u *hub, change func(*wss.DialOptions)) (p uint16, stop func()) {
+	f.t.Helper()
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		f.t.Fatal(err)
@@ -164,10 +181,11 @@ func (f *fleet) agent(name string, u *hub) (p uint16, stop func()) {
 	}
 	var rec *reconcile.Reconciler
 	o := f.options(link.RoleAgent, name)
-	redialer := wss.NewRedialer(wss.DialOptions{
+	d := wss.DialOptions{
 		Link: o, Server: u.at, Name: name, Pin: u.server.Pin(), Proxy: func(*url.URL) (*url.URL, error) { return nil, nil },
-	})
-	sink, err := hostlink.New(redialer, hostlink.Options{
+	}
+	change(&d)
+	sink, err := hostlink.New(wss.NewRedialer(d), hostlink.Options{
 		Epoch: o.Identity, Logger: o.Logger, Serve: server.Serve, ServeUDP: server.ServeUDP,
 		Lookup: func(k port.Key) (port.Publication, bool) { return rec.Wanted().View().Get(k) },
 	})
@@ -235,18 +253,47 @@ func (u *hub) check(t *testing.T, ports map[string]uint16) {
 	}
 }
 
+// measured logs the time and what the process, which is agents and host at once, used in it.
+func measured(t *testing.T, what string, began usage.Usage) usage.Usage {
+	t.Helper()
+	now := read(t)
+	t.Logf("%s: %v, %v of CPU; %d MiB of memory, %d MiB at most", what, now.At.Sub(began.At).Round(time.Millisecond),
+		(now.CPU - began.CPU).Round(time.Millisecond), now.RSS>>20, now.Peak>>20)
+	return now
+}
+
+func read(t *testing.T) usage.Usage {
+	t.Helper()
+	u, err := usage.Of(os.Getpid())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return u
+}
+
+// sessions returns since when each guest is connected.
+func (u *hub) sessions() map[string]time.Time {
+	since := make(map[string]time.Time)
+	for _, g := range u.host.Guests() {
+		if g.Connected {
+			since[g.Name] = g.Since
+		}
+	}
+	return since
+}
+
 // Many agents, each named, on one host. The host restarts, all return, and what left
-// meanwhile leaves nothing behind.
+// meanwhile leaves nothing behind. Then half of them end, and the others notice nothing.
 func TestManyAgents(t *testing.T) {
 	f := newFleet(t, rounds.Of(t, "FAIRLEAD_AGENTS", agents))
 	u := f.start("127.0.0.1:0")
 	ports, stops := make(map[string]uint16), make(map[string]func())
+	began := read(t)
 	for _, name := range f.names {
 		ports[name], stops[name] = f.agent(name, u)
 	}
-	began := time.Now()
 	u.check(t, ports)
-	t.Logf("%d agents are connected and answer %v after their start", len(ports), time.Since(began))
+	measured(t, fmt.Sprintf("%d agents start and answer", len(ports)), began)
 
 	u.stop()
 	for _, name := range f.names[:len(f.names)/10] { // these do not return
@@ -254,8 +301,129 @@ func TestManyAgents(t *testing.T) {
 		delete(ports, name)
 	}
 	_, p, _ := net.SplitHostPort(u.at)
-	began = time.Now()
+	began = read(t)
 	u = f.start("127.0.0.1:" + p)
 	u.check(t, ports)
-	t.Logf("%d agents are back and answer %v after the restart of the host", len(ports), time.Since(began))
+	began = measured(t, fmt.Sprintf("%d agents are back after the restart of the host", len(ports)), began)
+
+	before := u.sessions()
+	var wg sync.WaitGroup
+	for _, name := range f.names[len(f.names)/10 : len(f.names)/2] {
+		wg.Go(stops[name])
+		delete(ports, name)
+	}
+	wg.Wait()
+	u.check(t, ports)
+	measured(t, fmt.Sprintf("%d agents remain after the others ended", len(ports)), began)
+	for name, since := range u.sessions() {
+		if !since.Equal(before[name]) {
+			t.Errorf("the session of %s ended with those of others", name)
+		}
+	}
+}
+
+// hole passes connections on. Those that exist when it is silenced lose all bytes from then
+// on, without an end.
+type hole struct {
+	net.Listener
+	to      string
+	silence atomic.Int32 // how often it was silenced
+}
+
+func newHole(t *testing.T, to string) *hole {
+	t.Helper()
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	h := &hole{Listener: ln, to: to}
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for {
+			near, err := ln.Accept()
+			if err != nil {
+				return
+			}
+			far, err := net.Dial("tcp", to)
+			if err != nil {
+				_ = near.Close()
+				continue
+			}
+			n := h.silence.Load()
+			wg.Go(func() { h.pass(near, far, n) })
+			wg.Go(func() { h.pass(far, near, n) })
+		}
+	})
+	t.Cleanup(wg.Wait) // once agents and host have closed their ends
+	t.Cleanup(func() { _ = ln.Close() })
+	return h
+}
+
+func (h *hole) pass(to, from net.Conn, silenced int32) {
+	defer from.Close()
+	b := make([]byte, 32<<10)
+	for {
+		n, err := from.Read(b)
+		if h.silence.Load() == silenced {
+			if err == nil {
+				_, err = to.Write(b[:n])
+			}
+			if err != nil {
+				_ = to.Close()
+			}
+		}
+		if err != nil {
+			return
+		}
+	}
+}
+
+// Agents that take a name, have another token, or vanish without an end harm no others.
+func TestBadAgents(t *testing.T) {
+	f := newFleet(t, 8)
+	f.keepAlive = 2 * time.Second
+	u := f.start("127.0.0.1:0")
+	h := newHole(t, u.at)
+	_, p, _ := net.SplitHostPort(h.Addr().String())
+	ports := make(map[string]uint16)
+	for _, name := range f.names[1:] {
+		ports[name], _ = f.agent(name, u)
+	}
+	lost := f.names[0]
+	ports[lost], _ = f.changedAgent(lost, u, func(o *wss.DialOptions) {
+		o.Server, o.Link.KeepAlive = "localhost:"+p, f.keepAlive
+	})
+	u.check(t, ports)
+
+	stranger, err := link.NewToken(strings.Repeat("x", 32))
+	if err != nil {
+		t.Fatal(err)
+	}
+	twice, forged := f.names[1], f.names[2]
+	before := u.sessions()
+	_, _ = f.agent(twice, u)
+	_, _ = f.changedAgent(forged, u, func(o *wss.DialOptions) { o.Link.Token = stranger })
+	for _, name := range []string{twice, forged} {
+		wait.Until(t, "refusal of another "+name, func() error {
+			if r := u.server.LastRefused(name); r.Err == nil {
+				return fmt.Errorf("%+v", r)
+			}
+			return nil
+		})
+	}
+	u.check(t, ports)
+
+	h.silence.Add(1)
+	wait.Until(t, "loss of the agent that vanished", func() error {
+		if _, ok := u.sessions()[lost]; ok {
+			return fmt.Errorf("%s is connected", lost)
+		}
+		return nil
+	})
+	u.check(t, ports) // it is back
+	for name, since := range u.sessions() {
+		if name != lost && !since.Equal(before[name]) {
+			t.Errorf("the session of %s ended", name)
+		}
+	}
 }
