@@ -12,6 +12,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/term"
 
 	"github.com/fairlead/fairlead/internal/publish"
 	program "github.com/fairlead/fairlead/internal/run"
@@ -20,6 +21,7 @@ import (
 func newRun() *cobra.Command {
 	var q program.Request
 	var socket string
+	var tty bool
 	c := &cobra.Command{
 		Use:   "run NAME [-- ARGS]",
 		Short: "In a container, run a program of the guest that its configuration lists",
@@ -27,8 +29,10 @@ func newRun() *cobra.Command {
 			"for this container, with these arguments. Input, output, signals and the exit status are the\n" +
 			"program's. There is no shell. When this command ends, the program and all that it started are\n" +
 			"killed.\n\n" +
+			"With --tty the program gets a terminal of its own, as large as the one here and of the type $TERM.\n" +
+			"Keys such as Ctrl-C go to the program.\n\n" +
 			"Exit status: the program's, 128+N if signal N killed it, 125 if it was not run, 2 usage error.",
-		Example: "  fairlead run backup\n  fairlead run backup -e LANG=C -- --full shop",
+		Example: "  fairlead run backup\n  fairlead run backup -e LANG=C -- --full shop\n  fairlead run -t top",
 		GroupID: groupRun,
 		Args: func(c *cobra.Command, args []string) error {
 			if n := c.ArgsLenAtDash(); n >= 0 && n != 1 || n < 0 && len(args) != 1 {
@@ -41,10 +45,11 @@ func newRun() *cobra.Command {
 			if err := checkTexts(&q); err != nil {
 				return usageError{err}
 			}
-			return runProgram(c, socket, q)
+			return runProgram(c, socket, q, tty)
 		},
 	}
 	c.Flags().StringArrayVarP(&q.Env, "env", "e", nil, "set a variable, KEY=VALUE, or KEY for its value here (can be repeated)")
+	c.Flags().BoolVarP(&tty, "tty", "t", false, "give the program a terminal, which its entry must allow")
 	c.Flags().StringVar(&socket, "socket", publish.DefaultSocket, "path of the agent's socket in this container")
 	return c
 }
@@ -69,14 +74,27 @@ func checkTexts(q *program.Request) error {
 }
 
 // runProgram runs a program with this process's streams.
-func runProgram(c *cobra.Command, socket string, q program.Request) error {
+func runProgram(c *cobra.Command, socket string, q program.Request, tty bool) error {
 	// The program gets the signals, and how it ends decides how this one does.
 	signals := make(chan os.Signal, 16)
 	signal.Notify(signals, syscall.SIGHUP, syscall.SIGINT, syscall.SIGQUIT, syscall.SIGTERM, syscall.SIGUSR1, syscall.SIGUSR2)
 	defer signal.Stop(signals)
-	exit, err := program.Do(context.WithoutCancel(c.Context()), socket, q, program.Streams{
-		Stdin: c.InOrStdin(), Stdout: c.OutOrStdout(), Stderr: c.ErrOrStderr(), Signals: signals,
-	})
+	streams := program.Streams{Stdin: c.InOrStdin(), Stdout: c.OutOrStdout(), Stderr: c.ErrOrStderr(), Signals: signals}
+	ctx := context.WithoutCancel(c.Context())
+	if tty {
+		file, ok := streams.Stdin.(*os.File)
+		if !ok || !term.IsTerminal(int(file.Fd())) {
+			return runError{fmt.Errorf("run %s: --tty: the input is no terminal: run it at one, or without --tty", q.Name)}
+		}
+		changed := make(chan os.Signal, 1)
+		signal.Notify(changed, syscall.SIGWINCH, syscall.SIGCONT)
+		defer signal.Stop(changed)
+		streams.Screen = &program.Screen{File: file, Changed: changed}
+		var stop context.CancelFunc
+		ctx, stop = signal.NotifyContext(ctx, deadly()...)
+		defer stop()
+	}
+	exit, err := program.Do(ctx, socket, q, streams)
 	switch {
 	case err != nil:
 		return runError{fmt.Errorf("run %s: %w", q.Name, err)}
@@ -86,6 +104,15 @@ func runProgram(c *cobra.Command, socket string, q program.Request) error {
 		return jobStatus(exit.Code)
 	}
 	return nil
+}
+
+// deadly are the signals that end this process at once, by default, and can be caught. The
+// terminal would remain in raw mode.
+func deadly() []os.Signal {
+	return []os.Signal{
+		syscall.SIGABRT, syscall.SIGALRM, syscall.SIGIO, syscall.SIGPIPE, syscall.SIGPWR, syscall.SIGSTKFLT, syscall.SIGSYS,
+		syscall.SIGTRAP, syscall.SIGVTALRM, syscall.SIGXCPU, syscall.SIGXFSZ,
+	}
 }
 
 // newRunHelper is what the agent starts for run.allow before it drops its capabilities.

@@ -84,6 +84,7 @@ func runSchema() object {
 				"env":       object{"description": "variables that the client may set", "type": "array", "items": object{"type": "string", "pattern": "^[A-Za-z_][A-Za-z0-9_]*$"}},
 				"directory": path,
 				"user":      object{"$ref": "#/$defs/text", "description": "as whom it runs, not root"},
+				"tty":       object{"description": "clients may ask for a terminal", "type": "boolean", "default": false},
 			},
 		},
 	}

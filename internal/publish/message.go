@@ -22,6 +22,7 @@ const DefaultSocket = "/run/fairlead/publish.sock"
 type reply struct {
 	Version int    `json:"version,omitempty"` // in the first message
 	Nonce   string `json:"nonce,omitempty"`   // in the first message; the request repeats it
+	TTY     bool   `json:"tty,omitempty"`     // in the first message: programs can have a terminal
 
 	Granted bool         `json:"granted,omitempty"`
 	Connect uint64       `json:"connect,omitempty"` // asks for a connection to the container's port

@@ -25,6 +25,9 @@ type Streams struct {
 	Stdin          io.Reader
 	Stdout, Stderr io.Writer
 	Signals        <-chan os.Signal // that are sent to the program
+
+	// Screen, unless it is nil, has the program get a terminal.
+	Screen *Screen
 }
 
 // Do has the agent at socket run a program, and returns how it ended. When ctx ends the
@@ -40,7 +43,7 @@ func Do(ctx context.Context, socket string, q Request, s Streams) (Exit, error) 
 	exit, err := do(conn, q, s)
 	switch {
 	case ctx.Err() != nil:
-		return exit, ctx.Err()
+		return exit, context.Cause(ctx)
 	case errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE):
 		return exit, errors.New("the agent has gone: is it running?")
 	}
@@ -58,6 +61,14 @@ func do(conn *net.UnixConn, q Request, s Streams) (Exit, error) {
 		return Exit{}, hello.Error
 	case hello.Version != ask.Version:
 		return Exit{}, fmt.Errorf("the agent speaks version %d, this program version %d: use the same fairlead", hello.Version, ask.Version)
+	case s.Screen != nil && !hello.TTY: // it would run the program without one
+		return Exit{}, errors.New("the agent is too old to give programs a terminal: update it, or run the program without one")
+	}
+	if s.Screen != nil {
+		if q.TTY, err = s.Screen.terminal(); err != nil {
+			return Exit{}, err
+		}
+		defer s.Screen.restore()
 	}
 	if err := ask.Send(conn, first{Nonce: hello.Nonce, Run: q}); err != nil {
 		return Exit{}, err
@@ -130,10 +141,17 @@ func (c *client) reply(b []byte) error {
 	if r.Error != nil {
 		return r.Error
 	}
-	if r.Granted {
-		go c.sendStdin()
-		go c.sendSignals()
+	if !r.Granted {
+		return nil
 	}
+	if c.Screen != nil {
+		if err := c.Screen.raw(); err != nil {
+			return err
+		}
+		go c.sendSizes()
+	}
+	go c.sendStdin()
+	go c.sendSignals()
 	return nil
 }
 
@@ -184,6 +202,9 @@ func (c *client) sendStdin() {
 			}
 		}
 		switch {
+		case err != nil && c.Screen != nil:
+			c.giveUp(fmt.Errorf("the terminal has hung up: %w", err))
+			return
 		case errors.Is(err, io.EOF) || errors.Is(err, syscall.EBADF): // nohup(1) gives one that cannot be read
 			_ = c.send(frameStdinEnd, nil)
 			return
@@ -219,6 +240,24 @@ func (c *client) sendSignals() {
 			if name := unix.SignalName(s.(syscall.Signal)); name != "" {
 				_ = c.send(frameSignal, []byte(name[len("SIG"):]))
 			}
+		}
+	}
+}
+
+// sendSizes sends the size of the terminal whenever it may have changed.
+func (c *client) sendSizes() {
+	for {
+		select {
+		case <-c.ended:
+			return
+		case <-c.Screen.Changed:
+			err := c.Screen.raw()
+			t, serr := c.Screen.terminal()
+			if err = errors.Join(err, serr); err != nil {
+				c.giveUp(err)
+				return
+			}
+			_ = c.sendJSON(frameSize, t.Size)
 		}
 	}
 }

@@ -14,7 +14,7 @@ import (
 	"os"
 	"os/exec"
 	"os/user"
-	"runtime"
+	"slices"
 	"strconv"
 	"sync"
 	"syscall"
@@ -97,7 +97,7 @@ func (h *helper) serve(conn *net.UnixConn) error {
 	for {
 		var o order
 		got, err := ask.ReceiveLong(conn, &o)
-		if errors.Is(err, ask.ErrMalformed) || err == nil && len(got.FDs) != jobFDs {
+		if errors.Is(err, ask.ErrMalformed) || err == nil && len(got.FDs) != o.descriptors() {
 			got.Close()
 			continue // the job's socket is closed, by which the agent knows
 		}
@@ -108,41 +108,50 @@ func (h *helper) serve(conn *net.UnixConn) error {
 	}
 }
 
-// The descriptors of an order: stdin, stdout, stderr, the other end of stdin and the job's
-// socket. The helper keeps that end open until the input is whole or the job is dead:
-// where the agent goes first, the job must not take what it got for all.
-const jobFDs = 5
+// descriptors returns how many come with an order: stdin, stdout, stderr, the other end of
+// stdin and the job's socket; for a job with a terminal its socket alone.
+func (o *order) descriptors() int {
+	if o.TTY != nil {
+		return 1
+	}
+	return 5
+}
 
 // job runs a program and reports its end. It is killed if its socket is closed first.
 func (h *helper) job(q Request, got *ask.Packet) {
-	files, conn, err := open(got)
+	streams, conn, err := open(got)
 	if err != nil {
 		return
 	}
 	defer func() { _ = conn.Close() }()
+	p, err := h.prepare(q, streams)
+	if err != nil {
+		_ = ask.Send(conn, report{Error: err.Error()})
+		return
+	}
+	defer func() { _, _ = p.streams.Close(), p.held.Close() }()
 	g, err := h.groups.add()
 	if err != nil {
-		closeAll(files)
 		_ = ask.Send(conn, report{Error: err.Error()})
 		return
 	}
 	defer func() { _ = g.end() }()
-	input := files[3]
-	defer func() { _ = input.Close() }()
 	// Also before the program has begun, which another process of its user can delay for ever.
-	a := attendant{conn: conn, group: g, input: input}
+	a := attendant{conn: conn, group: g, input: p.held}
 	var attending sync.WaitGroup
 	attending.Go(a.attend)
 	defer attending.Wait()
 	defer func() { _ = conn.CloseRead() }()
-	cmd, err := h.start(q, files, g)
-	closeAll(files[:3])
+	cmd, err := p.start(g)
+	if q.TTY == nil {
+		_ = p.streams.Close()
+	}
 	if err != nil {
 		_ = ask.Send(conn, report{Error: err.Error()})
 		return
 	}
 	a.begun(cmd.Process)
-	_ = ask.Send(conn, report{Pid: cmd.Process.Pid})
+	_ = p.report(conn, cmd.Process.Pid)
 	_ = cmd.Wait()
 	_ = g.end() // what it started ends with it
 	_ = ask.Send(conn, report{Exit: exitOf(cmd.ProcessState)})
@@ -202,20 +211,68 @@ func (a *attendant) signal(s unix.Signal) {
 	}
 }
 
-// start starts the program of a request, whatever the agent allowed, only if the policy does.
-func (h *helper) start(q Request, files []*os.File, g group) (*exec.Cmd, error) {
+// prepared is a program that may be run.
+type prepared struct {
+	Request
+	entry *policy.Entry
+	user  *user.User
+	cred  *syscall.Credential
+
+	streams files // stdin, stdout, stderr
+	// held is open until the input is whole or the job is dead: the other end of stdin, or
+	// both of a terminal, the master first. Where the agent goes first, the job must not
+	// take what it got for all, and a job that closes its terminal can open it again.
+	held files
+}
+
+type files []*os.File
+
+// Close can be called again.
+func (f files) Close() error {
+	closeAll(f)
+	return nil
+}
+
+// prepare prepares a request, whatever the agent allowed, only if the policy allows it. It owns
+// the files that came with the order.
+func (h *helper) prepare(q Request, got files) (*prepared, error) {
+	p, err := h.allowed(q)
+	if err != nil {
+		_ = got.Close()
+		return nil, err
+	}
+	if q.TTY == nil {
+		p.streams, p.held = got[:3], got[3:]
+		return p, nil
+	}
+	master, slave, err := openTerminal(p.cred, q.TTY.Size)
+	p.streams, p.held = files{slave, slave, slave}, files{master, slave}
+	return p, err
+}
+
+func (h *helper) allowed(q Request) (*prepared, error) {
 	e := h.policy.Find(q.Name)
 	if e == nil {
 		return nil, fmt.Errorf("no program %q", q.Name)
 	}
-	if err := e.Allows(q.Args, q.Env); err != nil {
+	if err := q.allowedBy(e); err != nil {
 		return nil, err
 	}
 	u, cred, err := credentials(e.User)
-	if err != nil {
-		return nil, err
+	return &prepared{Request: q, entry: e, user: u, cred: cred}, err
+}
+
+// report reports that the program runs, with the master of its terminal.
+func (p *prepared) report(conn *net.UnixConn, pid int) error {
+	if p.TTY == nil {
+		return ask.Send(conn, report{Pid: pid})
 	}
-	image, err := seal(e.Path, e.SHA256)
+	return ask.Control(p.held[0], func(master int) error { return ask.Send(conn, report{Pid: pid}, master) })
+}
+
+// start starts the program.
+func (p *prepared) start(g group) (*exec.Cmd, error) {
+	image, err := seal(p.entry.Path, p.entry.SHA256)
 	if err != nil {
 		return nil, err
 	}
@@ -225,15 +282,17 @@ func (h *helper) start(q Request, files []*os.File, g group) (*exec.Cmd, error) 
 		return nil, err
 	}
 	defer func() { _ = dir.Close() }()
+	e := p.entry
 	cmd := &exec.Cmd{
 		Path: "/proc/self/fd/" + strconv.Itoa(int(image.Fd())),
-		Args: append([]string{e.Path}, q.Args...),
-		Env:  append(environment(u), q.Env...),
-		Dir:  e.Directory, Stdin: files[0], Stdout: files[1], Stderr: files[2],
-		SysProcAttr: &syscall.SysProcAttr{Setsid: true, UseCgroupFD: true, CgroupFD: int(dir.Fd())},
+		Args: append([]string{e.Path}, p.Args...),
+		Env:  slices.Concat(environment(p.user), p.TTY.environment(), p.Env),
+		Dir:  e.Directory, Stdin: p.streams[0], Stdout: p.streams[1], Stderr: p.streams[2],
+		// The terminal is its stdin, 0.
+		SysProcAttr: &syscall.SysProcAttr{Setsid: true, Setctty: p.TTY != nil, UseCgroupFD: true, CgroupFD: int(dir.Fd())},
 	}
-	if int(cred.Uid) != os.Geteuid() {
-		cmd.SysProcAttr.Credential = cred
+	if int(p.cred.Uid) != os.Geteuid() {
+		cmd.SysProcAttr.Credential = p.cred
 	}
 	if err := startWithoutKeys(cmd); err != nil {
 		if at, ok := errors.AsType[*os.PathError](err); ok {
@@ -248,9 +307,7 @@ func (h *helper) start(q Request, files []*os.File, g group) (*exec.Cmd, error) 
 // whoever started the agent, such as root's with its Kerberos tickets, would be inherited, and
 // a process may read the keys in its session's, whoever it is.
 func startWithoutKeys(cmd *exec.Cmd) error {
-	started := make(chan error)
-	go func() {
-		runtime.LockOSThread() // keyrings are a thread's; this one ends with the goroutine
+	return onOwnThread(func() error { // keyrings are a thread's
 		_, err := unix.KeyctlInt(unix.KEYCTL_JOIN_SESSION_KEYRING, 0, 0, 0, 0)
 		if errors.Is(err, unix.ENOSYS) || errors.Is(err, unix.EPERM) { // of a filter that programs inherit, too
 			err = nil
@@ -258,9 +315,8 @@ func startWithoutKeys(cmd *exec.Cmd) error {
 		if err == nil {
 			err = cmd.Start()
 		}
-		started <- err
-	}()
-	return <-started
+		return err
+	})
 }
 
 // environment is what each program has; nothing of the agent's is in it.
@@ -304,16 +360,17 @@ func exitOf(s *os.ProcessState) *Exit {
 }
 
 // open takes the descriptors of an order.
-func open(got *ask.Packet) (files []*os.File, conn *net.UnixConn, err error) {
-	conn, err = connOf(got.FDs[jobFDs-1])
-	for _, fd := range got.FDs[:jobFDs-1] {
-		files = append(files, os.NewFile(uintptr(fd), "stdio"))
+func open(got *ask.Packet) (streams files, conn *net.UnixConn, err error) {
+	last := len(got.FDs) - 1
+	conn, err = connOf(got.FDs[last])
+	for _, fd := range got.FDs[:last] {
+		streams = append(streams, os.NewFile(uintptr(fd), "stdio"))
 	}
 	got.FDs = nil
 	if err != nil {
-		closeAll(files)
+		_ = streams.Close()
 	}
-	return files, conn, err
+	return streams, conn, err
 }
 
 func closeAll(files []*os.File) {

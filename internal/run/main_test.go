@@ -6,6 +6,7 @@ package run
 
 import (
 	"bytes"
+	"crypto/sha256"
 	"fmt"
 	"io"
 	"os"
@@ -17,6 +18,7 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+	"golang.org/x/term"
 
 	"github.com/fairlead/fairlead/test/kit/leak"
 )
@@ -54,6 +56,33 @@ func btoi(b bool) int {
 		return 1
 	}
 	return 0
+}
+
+func windowSize() string {
+	columns, rows, err := term.GetSize(0)
+	if err != nil {
+		return err.Error()
+	}
+	return fmt.Sprintf("%dx%d", rows, columns)
+}
+
+// describeTerminal tells whose the terminal is, whether its user can open it by its path,
+// whether it is the session's, and whether it is all three streams.
+func describeTerminal() string {
+	var st [3]unix.Stat_t
+	for fd := range st {
+		if err := unix.Fstat(fd, &st[fd]); err != nil {
+			return err.Error()
+		}
+	}
+	f, err := os.OpenFile("/dev/stdout", os.O_RDWR|unix.O_NOCTTY, 0)
+	if err == nil {
+		_ = f.Close()
+	}
+	front, ferr := unix.IoctlGetInt(0, unix.TIOCGPGRP)
+	session, serr := unix.Getsid(0)
+	return fmt.Sprintf("owner=%d mode=%o mine=%t session=%t all=%t", st[0].Uid, st[0].Mode&0o777, err == nil,
+		ferr == nil && serr == nil && front == os.Getpid() && session == os.Getpid(), st[0].Rdev == st[1].Rdev && st[1].Rdev == st[2].Rdev)
 }
 
 // jobs are the programs, by name. They return an exit status.
@@ -99,6 +128,7 @@ var jobs = map[string]func(args []string) int{
 		return 0
 	},
 	"commit": func(args []string) int { // makes a file when it has the whole input
+		signal.Ignore(syscall.SIGHUP)
 		fmt.Println("ready")
 		_, _ = io.Copy(io.Discard, os.Stdin)
 		if err := os.WriteFile(args[0], nil, 0o644); err != nil {
@@ -151,6 +181,62 @@ var jobs = map[string]func(args []string) int{
 	"sleep": func([]string) int {
 		time.Sleep(time.Hour)
 		return 0
+	},
+	"terminal": func([]string) int { // shows its terminal, until it gets SIGQUIT
+		got := make(chan os.Signal, 4)
+		signal.Notify(got, syscall.SIGWINCH, syscall.SIGINT, syscall.SIGQUIT)
+		fmt.Println(windowSize(), os.Getenv("TERM"), describeTerminal())
+		for s := range got {
+			switch s {
+			case syscall.SIGQUIT:
+				fmt.Println(s)
+				return 9
+			case syscall.SIGWINCH:
+				fmt.Println(s, windowSize())
+			default:
+				fmt.Println(s)
+			}
+		}
+		return 0
+	},
+	"terminalcat": func([]string) int {
+		fmt.Println("ready")
+		_, _ = io.Copy(os.Stdout, os.Stdin)
+		return 0
+	},
+	"terminalsum": func([]string) int { // of a megabyte
+		if _, err := term.MakeRaw(0); err != nil {
+			fmt.Println(err)
+			return 1
+		}
+		fmt.Println("ready")
+		h := sha256.New()
+		if _, err := io.CopyN(h, os.Stdin, 1<<20); err != nil {
+			fmt.Println(err)
+		}
+		fmt.Printf("%x", h.Sum(nil))
+		return 0
+	},
+	"terminaltick": func([]string) int {
+		for {
+			fmt.Println("tick")
+			time.Sleep(time.Millisecond)
+		}
+	},
+	"reopen": func([]string) int { // closes its terminal, and opens it again
+		for fd := range 3 {
+			_ = unix.Close(fd)
+		}
+		time.Sleep(10 * time.Millisecond)
+		tty, err := os.OpenFile("/dev/tty", os.O_RDWR, 0)
+		if err != nil {
+			return 1
+		}
+		fmt.Fprintln(tty, "again")
+		if _, err := tty.Read(make([]byte, 1)); err != nil {
+			return 2
+		}
+		return 4
 	},
 	"killed": func([]string) int {
 		_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)

@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/fairlead/fairlead/internal/publish/ask"
+	"github.com/fairlead/fairlead/internal/run/policy"
 )
 
 // HelperCommand is the command of fairlead that calls Help.
@@ -28,6 +29,21 @@ type Request struct {
 	Name string   `json:"name"` // of an entry of the policy
 	Args []string `json:"args,omitempty"`
 	Env  []string `json:"env,omitempty"` // "KEY=VALUE"
+
+	// TTY, unless it is nil, has the program get a terminal instead of three streams.
+	TTY *Terminal `json:"tty,omitempty"`
+}
+
+// allowedBy returns nil if an entry of the policy allows the request.
+func (q *Request) allowedBy(e *policy.Entry) error {
+	switch {
+	case q.TTY == nil:
+	case !e.TTY:
+		return errors.New("a terminal (its entry needs tty: true)")
+	case q.TTY.Type != "" && !typeSyntax.MatchString(q.TTY.Type):
+		return fmt.Errorf("a terminal of the type %q", q.TTY.Type)
+	}
+	return e.Allows(q.Args, q.Env)
 }
 
 // Exit is how a program ended.
@@ -53,6 +69,7 @@ type first struct {
 type reply struct {
 	Version int          `json:"version,omitempty"`
 	Nonce   string       `json:"nonce,omitempty"`
+	TTY     bool         `json:"tty,omitempty"` // in the first message: programs can have a terminal
 	Granted bool         `json:"granted,omitempty"`
 	Error   *ask.Refusal `json:"error,omitempty"`
 }
@@ -60,12 +77,13 @@ type reply struct {
 // kind is what a frame has, its first byte.
 type kind byte
 
-// The client sends the first three, the agent the others.
+// The client sends the first four, the agent the others.
 const (
 	frameStdin    kind = 'i' // at most window bytes that are not taken
-	frameStdinEnd kind = 'e'
+	frameStdinEnd kind = 'e' // not with a terminal, of which the input has no end
 	frameSignal   kind = 's' // its name, without SIG
-	frameStdout   kind = 'o'
+	frameSize     kind = 'w' // a Size, with a terminal
+	frameStdout   kind = 'o' // with a terminal both outputs
 	frameStderr   kind = 'r'
 	frameTaken    kind = 't' // that many bytes of stdin, as a number of JSON
 	frameExit     kind = 'x' // the last: an Exit

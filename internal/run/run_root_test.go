@@ -86,6 +86,7 @@ func program(t testing.TB) (path, sum string) {
 func entry(path, sum, role string, args ...string) policy.Entry {
 	e := policy.Entry{
 		Name: role, Match: rules.Match{Name: "web"}, Path: path, SHA256: sum, User: "nobody", Directory: "/usr", Env: []string{"LANG"},
+		TTY: role != "args",
 	}
 	for _, a := range append([]string{jobArgument, role}, args...) {
 		e.Args = append(e.Args, regexp.MustCompile(`\A(?:`+a+`)\z`))
@@ -203,7 +204,7 @@ func serve(ctx context.Context, s *Server, conn *net.UnixConn, of ask.Client) {
 	_ = ask.Control(conn, func(fd int) error { return unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_PASSCRED, 1) })
 	stop := context.AfterFunc(ctx, func() { _ = conn.CloseRead() })
 	defer stop()
-	_ = ask.Send(conn, reply{Version: ask.Version, Nonce: "n"})
+	_ = ask.Send(conn, reply{Version: ask.Version, Nonce: "n", TTY: true})
 	var q struct{ Run json.RawMessage }
 	if _, err := ask.Receive(conn, &q); err != nil {
 		return
@@ -278,7 +279,7 @@ func TestRun(t *testing.T) {
 		var out, errs bytes.Buffer
 		exit, err := r.run(c.q, Streams{Stdout: &out, Stderr: &errs})
 		if err != nil || exit != c.want || out.String() != c.out || errs.Len() > 0 {
-			t.Errorf("%q: %+v, %v\n%s%s", c.q, exit, err, out.String(), errs.String())
+			t.Errorf("%+v: %+v, %v\n%s%s", c.q, exit, err, out.String(), errs.String())
 		}
 	}
 	if n := strings.Count(r.log.String(), "\n"); n != 4 || !strings.Contains(r.log.String(), fmt.Sprintf(`msg=run name=args args="[job args]" container=web id=1 pid=%d`, os.Getpid())) ||
@@ -358,7 +359,7 @@ func TestRefused(t *testing.T) {
 		_, err := do(conn, c.q, Streams{Stdout: io.Discard, Stderr: io.Discard})
 		var got *ask.Refusal
 		if !errors.As(err, &got) || got.Reason != c.reason || !strings.Contains(got.Message, c.want) {
-			t.Errorf("%q: %v, want %s: … %s", c.q, err, c.reason, c.want)
+			t.Errorf("%+v: %v, want %s: … %s", c.q, err, c.reason, c.want)
 		}
 	}
 	r.noneLeft()
@@ -563,7 +564,7 @@ func TestStoppedBeforeItBegins(t *testing.T) {
 		}
 	}
 	freeze("1") // what is made in it is stopped from the first instruction on
-	j, theirs, err := newJob()
+	j, theirs, err := newJob(false)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -790,6 +791,16 @@ func playAgent(args string) error {
 		return err
 	}
 	if _, err := reader.stdin.WriteString("a part"); err != nil {
+		return err
+	}
+	q := role("commit", file)
+	q.TTY = &Terminal{}
+	typist, err := s.starter.start(q)
+	if err != nil {
+		return err
+	}
+	defer typist.close()
+	if _, err := typist.stdout.Read(make([]byte, 16)); err != nil {
 		return err
 	}
 	fmt.Println(s.starter.process.Pid)

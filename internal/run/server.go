@@ -97,7 +97,7 @@ func (s *Server) Run(ctx context.Context, conn *net.UnixConn, of ask.Client, req
 	begun := time.Now()
 	c := session{frames: frames{conn: conn, sender: of.PID}, job: j, wake: make(chan struct{}, 1)}
 	exit, gone, err := c.serve(ctx, conn)
-	log = log.With("job", j.pid, "seconds", time.Since(begun).Seconds(), "clientGone", gone)
+	log = log.With("job", j.pid, "tty", j.tty, "seconds", time.Since(begun).Seconds(), "clientGone", gone)
 	if err != nil {
 		log.Warn("run", "result", "unknown", "err", err)
 		return ask.Refuse(ask.ReasonProgram, "%v", err)
@@ -111,7 +111,7 @@ func (s *Server) allowed(of ask.Client, q Request) error {
 	if e == nil || of.Guest && !e.HasUser(of.UID) || !of.Guest && !e.Matches(of.Container) {
 		return ask.Refuse(ask.ReasonPolicy, "no entry of run.allow lets %s run %q", of, q.Name)
 	}
-	if err := e.Allows(q.Args, q.Env); err != nil {
+	if err := q.allowedBy(e); err != nil {
 		return ask.Refuse(ask.ReasonPolicy, "run.allow does not allow %s this for %q: %v", of, q.Name, err)
 	}
 	return nil
@@ -152,14 +152,16 @@ func (c *session) serve(ctx context.Context, conn *net.UnixConn) (exit Exit, gon
 		_ = conn.SetWriteDeadline(time.Now()) // nobody reads any more
 	})
 	outputs.Go(func() { c.copy(frameStdout, c.job.stdout) })
-	outputs.Go(func() { c.copy(frameStderr, c.job.stderr) })
+	if !c.job.tty {
+		outputs.Go(func() { c.copy(frameStderr, c.job.stderr) })
+	}
 	feeder.Go(c.feed)
 	exit, err = c.job.wait()
 	gone = left.Load() && ctx.Err() == nil
 	_ = c.job.stdin.Close()
 	// What another process than the job's holds open may never end.
 	_ = c.job.stdout.SetReadDeadline(time.Now())
-	_ = c.job.stderr.SetReadDeadline(time.Now())
+	_ = c.job.stderr.SetReadDeadline(time.Now()) // refused if there is none
 	outputs.Wait()
 	if err == nil {
 		_ = c.sendJSON(frameExit, exit)
@@ -196,7 +198,14 @@ func (c *session) receiveAll() {
 				return
 			}
 		case frameStdinEnd:
+			if c.job.tty {
+				return
+			}
 			c.end()
+		case frameSize:
+			if !c.resize(content) {
+				return
+			}
 		case frameSignal:
 			s, ok := signals[string(content)]
 			if !ok {
@@ -207,6 +216,16 @@ func (c *session) receiveAll() {
 			return
 		}
 	}
+}
+
+// resize sets the size of the job's terminal.
+func (c *session) resize(b []byte) bool {
+	var s Size
+	if !c.job.tty || json.Unmarshal(b, &s) != nil {
+		return false
+	}
+	c.job.resize(s)
+	return true
 }
 
 // put keeps a part of stdin, unless there is more than the client may have sent.

@@ -124,7 +124,8 @@ func (s *starter) wait(ctx context.Context) error {
 type job struct {
 	conn           *net.UnixConn // to the helper; to close it for writing kills the job
 	stdin          *os.File
-	stdout, stderr *os.File
+	stdout, stderr *os.File // stderr is nil if it has a terminal
+	tty            bool     // stdin and stdout are the terminal's master
 	pid            int
 }
 
@@ -135,7 +136,7 @@ func (j *job) close() {
 
 // start starts a program.
 func (s *starter) start(q Request) (*job, error) {
-	j, theirs, err := newJob()
+	j, theirs, err := newJob(q.TTY != nil)
 	if err != nil {
 		return nil, err
 	}
@@ -159,30 +160,27 @@ func (j *job) send(conn *net.UnixConn, q Request, theirs []*os.File) error {
 	for _, f := range theirs {
 		fds = append(fds, int(f.Fd()))
 	}
+	if j.tty {
+		return ask.Send(conn, order{Request: q}, fds...)
+	}
 	return ask.Control(j.stdin, func(fd int) error {
 		return ask.Send(conn, order{Request: q}, append(fds[:3:3], fd, fds[3])...)
 	})
 }
 
-// newJob makes the pipes and the socket of a job, and the helper's ends of them.
-func newJob() (j *job, theirs []*os.File, err error) {
-	j = new(job)
+// newJob makes the pipes and the socket of a job, and the helper's ends of them. A terminal is
+// opened by the helper.
+func newJob(tty bool) (j *job, theirs []*os.File, err error) {
+	j = &job{tty: tty}
 	defer func() {
 		if err != nil {
 			closeAll(append(theirs, j.stdin, j.stdout, j.stderr)) // nil ones are refused
 		}
 	}()
-	stdin, w, err := os.Pipe()
-	if err != nil {
-		return nil, theirs, err
-	}
-	j.stdin, theirs = w, append(theirs, stdin)
-	for _, to := range []**os.File{&j.stdout, &j.stderr} {
-		r, w, err := os.Pipe()
-		if err != nil {
+	if !tty {
+		if theirs, err = j.pipes(); err != nil {
 			return nil, theirs, err
 		}
-		*to, theirs = r, append(theirs, w)
 	}
 	conn, socket, err := pair()
 	if err != nil {
@@ -192,20 +190,61 @@ func newJob() (j *job, theirs []*os.File, err error) {
 	return j, append(theirs, socket), nil
 }
 
+// pipes makes the streams of a job, and returns the program's ends.
+func (j *job) pipes() (theirs []*os.File, err error) {
+	stdin, w, err := os.Pipe()
+	if err != nil {
+		return nil, err
+	}
+	j.stdin, theirs = w, append(theirs, stdin)
+	for _, to := range []**os.File{&j.stdout, &j.stderr} {
+		r, w, err := os.Pipe()
+		if err != nil {
+			return theirs, err
+		}
+		*to, theirs = r, append(theirs, w)
+	}
+	return theirs, nil
+}
+
 // begun waits until the helper has started the program.
 func (j *job) begun() error {
 	_ = j.conn.SetReadDeadline(time.Now().Add(jobTimeout))
 	var r report
 	got, err := ask.ReceiveLong(j.conn, &r)
-	got.Close()
-	switch {
-	case err != nil:
+	if err != nil {
 		return fmt.Errorf("the helper does not answer: %w", err)
-	case r.Error != "":
+	}
+	defer got.Close()
+	if r.Error != "" {
 		return errors.New(r.Error)
+	}
+	if j.tty {
+		if err := j.attach(&got); err != nil {
+			return err
+		}
 	}
 	j.pid = r.Pid
 	return j.conn.SetReadDeadline(time.Time{})
+}
+
+// attach takes the master of the terminal that the helper opened. To close stdin must not
+// close stdout, so that both have a descriptor.
+func (j *job) attach(got *ask.Packet) error {
+	fd, ok := got.Take()
+	if !ok {
+		return errors.New("the helper sent no terminal")
+	}
+	if err := unix.SetNonblock(fd, true); err != nil {
+		return errors.Join(err, unix.Close(fd))
+	}
+	j.stdout = os.NewFile(uintptr(fd), "terminal")
+	again, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		return os.NewSyscallError("fcntl", err)
+	}
+	j.stdin = os.NewFile(uintptr(again), "terminal")
+	return nil
 }
 
 // wait returns when the job and all that it started have gone.
@@ -220,6 +259,11 @@ func (j *job) wait() (Exit, error) {
 		return Exit{}, errors.New("the helper sent no exit status")
 	}
 	return *r.Exit, nil
+}
+
+// resize sets the size of the terminal.
+func (j *job) resize(s Size) {
+	_ = ask.Control(j.stdin, func(fd int) error { return resize(fd, s) })
 }
 
 func (j *job) signal(s unix.Signal) { _ = ask.Send(j.conn, order{Kill: s}) }

@@ -31,13 +31,14 @@ type Entry struct {
 	Env       []string         // names of variables that the client may set
 	Directory string           // in which it runs, absolute
 	User      string           // as whom it runs: a name or a number, never root
+	TTY       bool             // clients may ask for a terminal
 }
 
 // Policy is a list of entries. What no entry allows is denied.
 type Policy []Entry
 
 // keys are those of an entry.
-var keys = []string{"name", "match", "users", "path", "sha256", "args", "env", "directory", "user"}
+var keys = []string{"name", "match", "users", "path", "sha256", "args", "env", "directory", "user", "tty"}
 
 // Keys returns the keys of an entry, and those that each entry needs. It also needs match
 // or users.
@@ -94,6 +95,8 @@ func parseEntry(n yamltree.Node) (e Entry, err error) {
 			e.Directory, err = checked(f.Node, checkPath)
 		case "user":
 			e.User, err = checked(f.Node, checkUser)
+		case "tty":
+			e.TTY, err = parseBool(f.Node)
 		}
 		if err != nil {
 			return e, err
@@ -129,6 +132,14 @@ func checked(n yamltree.Node, check func(string) error) (string, error) {
 		return "", n.Errorf("%q: %v", s, err)
 	}
 	return s, nil
+}
+
+func parseBool(n yamltree.Node) (bool, error) {
+	s, err := n.Text()
+	if err == nil && s != "true" && s != "false" {
+		err = n.Errorf("%q: want true or false", s)
+	}
+	return s == "true", err
 }
 
 // list reads a list, which may be empty.
@@ -257,7 +268,7 @@ func (e *Entry) HasUser(uid uint32) bool {
 }
 
 // Allows returns nil if the entry allows these arguments and this environment ("KEY=VALUE").
-// It does not look at the container.
+// It does not look at the container and TTY.
 func (e *Entry) Allows(args, env []string) error {
 	if len(args) != len(e.Args) {
 		return fmt.Errorf("%d arguments, want %d", len(args), len(e.Args))

@@ -25,7 +25,7 @@ func parse(t *testing.T, text string) (Policy, error) {
 func TestPolicy(t *testing.T) {
 	p, err := parse(t, `
 - {name: backup, match: {name: "web*"}, path: /bin/b, `+sum+`, args: [--full, "[a-z]+|x|.*y"], env: [LANG], directory: /srv, user: nobody}
-- {name: plain, match: {labels: {a: b}}, path: /bin/p, `+sum+`, user: 65534}
+- {name: plain, match: {labels: {a: b}}, path: /bin/p, `+sum+`, user: 65534, tty: true}
 - {name: guest, users: [1000, root, nobody-of-this-name], path: /bin/p, `+sum+`, user: 65534}
 `)
 	if err != nil {
@@ -45,6 +45,9 @@ func TestPolicy(t *testing.T) {
 	if p.Find("nothing") != nil || p.Find("plain").Directory != "/" {
 		t.Error("Find")
 	}
+	if p.Find("backup").TTY || !p.Find("plain").TTY {
+		t.Error("a terminal is allowed that is not, or the reverse")
+	}
 	// The helper gets the entries as JSON.
 	text, err := json.Marshal(p)
 	if err != nil {
@@ -53,6 +56,9 @@ func TestPolicy(t *testing.T) {
 	var again Policy
 	if err := json.Unmarshal(text, &again); err != nil {
 		t.Fatal(err)
+	}
+	if !again.Find("plain").TTY {
+		t.Error("the helper allows no terminal")
 	}
 	for _, c := range []struct {
 		name      string
@@ -106,6 +112,7 @@ func TestParseErrors(t *testing.T) {
 		{"- {name: b, env: ['A=B']}", "name of a variable"},
 		{"- {name: b, env: [LD_PRELOAD]}", "dynamic linker"},
 		{"- {name: b, match: {ports: 80}}", `unknown key "ports"`},
+		{"- {name: b, tty: maybe}", `"maybe": want true or false`},
 		{"- {name: b, shell: x}", `unknown key "shell"`},
 		{strings.Repeat("- {name: b, match: {name: w}, path: /b, "+sum+", user: u}\n", 2), "another entry has the name"},
 	} {
