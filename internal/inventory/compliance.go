@@ -82,7 +82,7 @@ func (c *Compliance) Judge(name string, node Labels, r Report) Verdict {
 		v.Known = v.Known && node.Known
 		v.Error = errors.Join(v.Error, node.unread())
 	}
-	if !slices.ContainsFunc(r.Conditions, func(c Condition) bool { return c.Type == ConditionReady && c.True }) {
+	if r.Starting || !slices.ContainsFunc(r.Conditions, func(c Condition) bool { return c.Type == ConditionReady && c.True }) {
 		v.Error = errors.Join(v.Error, errors.New("ports may be missing: not all sources are live"))
 	}
 	if v.Known {

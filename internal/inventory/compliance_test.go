@@ -73,7 +73,7 @@ func TestComplianceKeepsThePolicy(t *testing.T) {
 	judged(away, r, true, 0, "cannot be judged as it is now: the node's labels cannot be read: away")
 	judged(edge, r, true, 0, "no port violates policy.yaml")
 	judged(Labels{Known: true}, r, true, 1, "tcp 0.0.0.0:80 web")
-	judged(edge, Report{Ports: r.Ports, Starting: true}, false, 0, "cannot be judged as it is now: ports may be missing")
+	judged(edge, Report{Ports: r.Ports, Conditions: r.Conditions, Starting: true}, false, 0, "cannot be judged as it is now: ports may be missing")
 	judged(edge, Report{Ports: r.Ports, Conditions: []Condition{{Type: ConditionReady}}}, true, 0, "cannot be judged as it is now: ports may be missing")
 
 	for i := range 9 {
