@@ -18,6 +18,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/fairlead/fairlead/internal/hvsock"
+	"github.com/fairlead/fairlead/internal/names"
 	"github.com/fairlead/fairlead/internal/rules"
 )
 
@@ -105,6 +106,7 @@ type Host struct {
 	Grace   time.Duration     // how long listeners outlive a lost guest, 0 to 1h
 	LogFile string            // where the log goes; empty for standard error
 	Limits  Limits
+	Names   Names
 }
 
 // Limits bounds the resources that one guest may use on the host.
@@ -167,6 +169,7 @@ func defaultHost(d hostDirs) Host {
 		Connect: []Guest{{Endpoint: defaultConnect(runtime.GOOS, d)}},
 		Bind:    rules.Loopback(),
 		Grace:   10 * time.Second,
+		Names:   Names{Domain: names.Local},
 		Limits:  Limits{Listeners: 4096, Flows: 16384, UDPFlows: 4096, UDPIdle: time.Minute},
 	}
 }
@@ -331,7 +334,7 @@ func (c *Host) fields() []field {
 			"maximum of concurrent UDP clients").atLeast(1),
 		one("limits.udpIdle", "udp-idle", "duration", &c.Limits.UDPIdle, duration(time.Second, time.Hour, false), stringOf,
 			"how long an idle UDP client is remembered"),
-	}, c.servingFields(), c.Common.fields())
+	}, c.namesFields(), c.servingFields(), c.Common.fields())
 }
 
 func parseBind(s string) (rules.HostAddress, error) {
@@ -401,6 +404,9 @@ func twice(names []string) (string, bool) {
 
 func (c *Host) validate() (key string, err error) {
 	if key, err := c.validateServing(); err != nil {
+		return key, err
+	}
+	if key, err := c.validateNames(); err != nil {
 		return key, err
 	}
 	if len(c.Peers()) == 0 {

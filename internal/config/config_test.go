@@ -92,6 +92,9 @@ func hostSamples() []sample {
 		{"limits.flows", "11", "11"},
 		{"limits.udpFlows", "12", "12"},
 		{"limits.udpIdle", "13s", "13s"},
+		{"names.http", "127.0.0.1:80", "127.0.0.1:80"},
+		{"names.tls", "127.0.0.1:443", "127.0.0.1:443"},
+		{"names.domain", "VM.Test.", "vm.test"},
 		{"listen", "", ""}, // this and the next want each other, see TestServing
 		{"guest", "", ""},
 		{"cert", "", ""},

@@ -35,14 +35,14 @@ func kindOf(err error) listenError {
 	return otherError
 }
 
-// forbiddenHint says how to get permission for an address.
-func forbiddenHint(addr netip.AddrPort) string {
+// forbiddenHint says how to get permission for an address, or what else to do.
+func forbiddenHint(addr netip.AddrPort, other string) string {
 	switch {
 	case addr.Port() >= 1024:
 		return "permission denied"
 	case runtime.GOOS == "linux":
 		return fmt.Sprintf("permission denied: grant CAP_NET_BIND_SERVICE, lower sysctl "+
-			"net.ipv4.ip_unprivileged_port_start to %d, or remap the port by a rule (hostPort)", addr.Port())
+			"net.ipv4.ip_unprivileged_port_start to %d, or %s", addr.Port(), other)
 	}
-	return "permission denied: run as root, or remap the port by a rule (hostPort)"
+	return "permission denied: run as root, or " + other
 }

@@ -33,9 +33,9 @@ func kindOf(err error) listenError {
 	return otherError
 }
 
-// forbiddenHint says how to get permission for an address. Windows reserves ranges of
+// forbiddenHint says how to get permission for an address, or what else to do. Windows reserves ranges of
 // ports (Hyper-V, WinNAT), and a process can hold a port exclusively.
-func forbiddenHint(netip.AddrPort) string {
+func forbiddenHint(_ netip.AddrPort, other string) string {
 	return "access denied: Windows reserves the port, or a process holds it exclusively; see " +
-		"\"netsh int ipv4 show excludedportrange\", or remap the port by a rule (hostPort)"
+		"\"netsh int ipv4 show excludedportrange\", or " + other
 }

@@ -66,6 +66,8 @@ type Options struct {
 	Trace *trace.Hub
 	// Holders finds the holder of a port that is in use. Nil asks the system.
 	Holders HolderFinder
+	// Held are addresses that no publication gets.
+	Held []Held
 
 	// MovedFile keeps which other ports were opened on conflicts, so that a restarted host
 	// opens the same. Empty keeps none.
@@ -181,12 +183,14 @@ type Publication struct {
 	ID
 	DualStack bool
 	Owner     port.Owner
-	Source    string
-	Asked     []netip.AddrPort // host addresses that the agent asks for
-	Outcomes  []port.Outcome   // one per host address after the policy, at least one
-	Since     time.Time        // when the host first received it
-	Exposed   time.Time        // until when a rule opens it wider than usual; zero if none does
-	Lost      bool             // its guest is not connected any more, or has not reported it again: what is open leads nowhere
+	// OwnerPending reports that the owner may turn out to be another; see wire.Publication.
+	OwnerPending bool
+	Source       string
+	Asked        []netip.AddrPort // host addresses that the agent asks for
+	Outcomes     []port.Outcome   // one per host address after the policy, at least one
+	Since        time.Time        // when the host first received it
+	Exposed      time.Time        // until when a rule opens it wider than usual; zero if none does
+	Lost         bool             // its guest is not connected any more, or has not reported it again: what is open leads nowhere
 }
 
 // State is the best of the outcomes.

@@ -75,7 +75,8 @@ func (p *publication) covered(c *claim) bool {
 func (p *publication) view() Publication {
 	return Publication{
 		ID: p.id(), DualStack: p.wire.DualStack, Owner: p.wire.Owner, Source: p.wire.Source,
-		Asked: p.wire.Host, Outcomes: p.outcomes(), Since: p.since, Exposed: p.exposed, Lost: p.guest.away || p.guest.kept.has(p.Key),
+		OwnerPending: p.wire.OwnerPending,
+		Asked:        p.wire.Host, Outcomes: p.outcomes(), Since: p.since, Exposed: p.exposed, Lost: p.guest.away || p.guest.kept.has(p.Key),
 	}
 }
 
@@ -347,6 +348,12 @@ func (s *slot) open(ctx context.Context) {
 	if s.closed || s.listener != nil {
 		return
 	}
+	if held, ok := s.h.heldFor(s.protocol, s.addr); ok { // as long as this program runs
+		s.failed = true
+		s.state, s.reason = port.Conflict, fmt.Sprintf("%s is held by %s", held.At, held.By)
+		s.show()
+		return
+	}
 	err := s.listen(ctx)
 	s.failed = err != nil
 	if err == nil {
@@ -380,7 +387,7 @@ func (s *slot) open(ctx context.Context) {
 		}
 		s.findHolder()
 	case forbidden:
-		s.fail(cmp.Or(s.why, fmt.Sprintf("listen on %s: %s", s.addr, forbiddenHint(s.addr))))
+		s.fail(cmp.Or(s.why, fmt.Sprintf("listen on %s: %s", s.addr, forbiddenHint(s.addr, "remap the port by a rule (hostPort)"))))
 		if forbiddenHasHolder {
 			s.findHolder()
 		}

@@ -60,6 +60,7 @@ func Facts(ctx context.Context, configFile, control string) doctor.HostFacts {
 			settings = s.Settings
 		}
 		f.Wide = wide(settings, l)
+		f.Names = nameListeners(ctx, client)
 	}
 	ranges, err := host.ReservedPorts(ctx)
 	if err == nil { // else the ranges are named when a port needs one
@@ -119,6 +120,18 @@ func describeList(f *doctor.HostFacts, l status.List) {
 	}
 }
 
+// nameListeners returns those of a running host peer. One that is older has none.
+func nameListeners(ctx context.Context, client *status.Client) (list []doctor.NameListener) {
+	r, err := client.Names(ctx)
+	if err != nil {
+		return nil
+	}
+	for _, l := range r.Listeners {
+		list = append(list, doctor.NameListener{Protocol: l.Protocol, At: l.Address, Open: l.Open, Error: l.Error})
+	}
+	return list
+}
+
 // wide returns what is open wider than loopback: ports of guests, and listeners of the host
 // peer itself by its settings.
 func wide(settings []config.Setting, l status.List) (list []doctor.Wide) {
@@ -133,18 +146,19 @@ func wide(settings []config.Setting, l status.List) (list []doctor.Wide) {
 			add(p.Protocol, at, "")
 		}
 	}
-	flags := map[string]string{"listen": "--listen", "metricsAddr": "--metrics-addr"}
+	flags := map[string]string{"listen": "--listen", "metricsAddr": "--metrics-addr", "names.http": "--names", "names.tls": "--names-tls"}
 	for _, s := range settings {
 		flag, listens := flags[s.Key]
 		if !listens {
 			continue
 		}
-		address := strings.TrimPrefix(s.Value, "wss://")
-		if strings.HasPrefix(address, ":") {
-			address = "[::]" + address
-		}
-		if at, err := netip.ParseAddrPort(address); err == nil {
-			add(port.TCP, at, " ("+flag+")")
+		for address := range strings.SplitSeq(strings.TrimPrefix(s.Value, "wss://"), ",") {
+			if strings.HasPrefix(address, ":") {
+				address = "[::]" + address
+			}
+			if at, err := netip.ParseAddrPort(address); err == nil {
+				add(port.TCP, at, " ("+flag+")")
+			}
 		}
 	}
 	return list

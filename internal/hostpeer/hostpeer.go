@@ -28,6 +28,7 @@ import (
 	"github.com/fairlead/fairlead/internal/loglevel"
 	"github.com/fairlead/fairlead/internal/memory"
 	"github.com/fairlead/fairlead/internal/metrics"
+	"github.com/fairlead/fairlead/internal/names/route"
 	"github.com/fairlead/fairlead/internal/own"
 	"github.com/fairlead/fairlead/internal/privilege"
 	"github.com/fairlead/fairlead/internal/rules"
@@ -46,6 +47,7 @@ type Daemon struct {
 	wss     *wss.Server // nil if no agent may dial
 
 	forwards *forwards.Store
+	names    *route.Router // nil if names are not served
 
 	accepted atomic.Pointer[config.Host] // the last configuration, of which only the rules and bind are in effect
 }
@@ -98,24 +100,46 @@ func New(cfg config.Host, log *slog.Logger, level *loglevel.Levels) (*Daemon, er
 		Trace:     tracer,
 		Logger:    log, Guests: guests, Policy: cfg.Rules, Network: d.sockets,
 		Grace: negativeZero(cfg.Grace), UDPIdle: cfg.Limits.UDPIdle,
+		Held:         held(cfg.Names),
 		MaxListeners: cfg.Limits.Listeners, MaxFlows: cfg.Limits.Flows, MaxUDPClients: cfg.Limits.UDPFlows,
 	})
 	if err != nil {
 		return nil, err
 	}
 	d.forwards = forwards.NewStore(cfg.ForwardsFile, cfg.Rules, true, log, func(set *rules.Set) { d.host.SetPolicy(set) })
-	p := provider{d.host, cfg.Peers(), d.lastRefused}
+	d.names = d.router()
+	p := provider{d.host, cfg.Peers(), d.lastRefused, d.names}
 	page := ""
 	if cfg.WebAddr != "" {
 		page = status.PageToken(log, cfg.LinkToken)
 	}
 	d.server = status.NewServer(status.Options{
 		Token:    page,
-		Provider: p, Explainer: p, Metrics: metrics.NewHost(func() metrics.HostSnapshot { return count(d.host) }), Level: level, Logger: log,
+		Provider: p, Explainer: p, Metrics: metrics.NewHost(func() metrics.HostSnapshot { return count(d.host, d.names) }), Level: level, Logger: log,
 		Role: "host", Name: name, Vitals: func(uint64) status.Vitals { return vitals(d.host) },
-		Peers: p.peers, Forwards: d.forwards, Settings: d.settings, Trace: tracer,
+		Peers: p.peers, Forwards: d.forwards, Settings: d.settings, Trace: tracer, Names: p.report,
 	})
 	return d, nil
+}
+
+// held are the addresses at which names are served.
+func held(n config.Names) (list []host.Held) {
+	for _, at := range n.HTTP {
+		list = append(list, host.Held{At: at, By: "this host's names (--names)"})
+	}
+	for _, at := range n.TLS {
+		list = append(list, host.Held{At: at, By: "this host's names (--names-tls)"})
+	}
+	return list
+}
+
+// router makes what serves names, nil for none.
+func (d *Daemon) router() *route.Router {
+	n := d.cfg.Names
+	if len(n.HTTP)+len(n.TLS) == 0 {
+		return nil
+	}
+	return route.New(route.Options{Host: d.host, Domain: n.Domain, HTTP: n.HTTP, TLS: n.TLS, Logger: d.log})
 }
 
 // serve makes the server of the links that agents dial.
@@ -296,6 +320,12 @@ func (d *Daemon) Run(ctx context.Context, watch func(ctx context.Context, onChan
 		g.Go(func() error { return s.serve(ctx, s.ln) })
 	}
 	g.Go(func() error { return d.host.Run(ctx) })
+	if d.names != nil {
+		g.Go(func() error {
+			d.names.Run(ctx)
+			return nil
+		})
+	}
 	g.Go(func() error {
 		d.releaseMemory(ctx)
 		return nil

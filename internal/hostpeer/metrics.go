@@ -7,12 +7,13 @@ import (
 
 	"github.com/fairlead/fairlead/internal/host"
 	"github.com/fairlead/fairlead/internal/metrics"
+	"github.com/fairlead/fairlead/internal/names/route"
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/status"
 )
 
 // count collects the host's counters.
-func count(h *host.Host) metrics.HostSnapshot {
+func count(h *host.Host, r *route.Router) metrics.HostSnapshot {
 	st := h.Stats()
 	s := metrics.HostSnapshot{
 		Publications: make(map[port.State]int),
@@ -22,6 +23,11 @@ func count(h *host.Host) metrics.HostSnapshot {
 		ToGuest: st.ToGuest, ToHost: st.ToHost,
 		Snapshots: st.Snapshots, Changes: st.Changes, Resyncs: st.Resyncs,
 		Conflicts: st.Conflicts, ListenFailures: st.ListenFailures,
+	}
+	if r != nil {
+		n := r.Stats()
+		s.Names, s.NamesHTTP, s.NamesTLS = n.Results, n.HTTP, n.TLS
+		s.OutOfDescriptors += n.Refused
 	}
 	for _, p := range h.View().All() {
 		s.Publications[p.State()]++

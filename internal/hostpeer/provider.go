@@ -14,6 +14,8 @@ import (
 	"github.com/fairlead/fairlead/internal/diagnose/explain"
 	"github.com/fairlead/fairlead/internal/host"
 	"github.com/fairlead/fairlead/internal/link/wss"
+	"github.com/fairlead/fairlead/internal/names"
+	"github.com/fairlead/fairlead/internal/names/route"
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/status"
 )
@@ -23,24 +25,43 @@ type provider struct {
 	host    *host.Host
 	connect []config.Guest // where the guests are
 	refused func(guest string) wss.Refused
+	names   *route.Router // nil if names are not served
 }
 
 var _ status.Provider = provider{}
 
 func (p provider) List() status.List {
-	v, names := p.host.View(), status.GuestNames(p.peers())
+	v, titles := p.host.View(), status.GuestNames(p.peers())
 	l := status.List{Generation: v.Generation(), Publications: make([]status.Publication, 0, v.Len()), Sources: p.Sources()}
 	for _, pub := range v.All() {
-		l.Publications = append(l.Publications, describe(pub, names))
+		row := describe(pub, titles)
+		row.Names = p.namesOf(&pub)
+		l.Publications = append(l.Publications, row)
 	}
 	others := p.host.Unpublished().View()
 	for _, u := range others.All() {
-		l.Publications = append(l.Publications, describeUnpublished(u, names))
+		l.Publications = append(l.Publications, describeUnpublished(u, titles))
 	}
 	if others.Len() > 0 {
 		slices.SortStableFunc(l.Publications, func(a, b status.Publication) int { return a.Key().Compare(b.Key()) })
 	}
 	return l
+}
+
+// namesOf returns the names that lead to a publication.
+func (p provider) namesOf(pub *host.Publication) []string {
+	if p.names == nil {
+		return nil
+	}
+	return p.names.Table().NamesOf(route.PortOf(pub))
+}
+
+// report describes the names of ports, and whether they are served.
+func (p provider) report() names.Report {
+	if p.names == nil {
+		return names.Report{Domain: names.Local, Listeners: []names.Listener{}, Names: names.New(route.Ports(p.host.View()), names.Local).Entries()}
+	}
+	return p.names.Report()
 }
 
 func (p provider) Sources() []status.Source {

@@ -16,7 +16,7 @@ import (
 func Components() []string {
 	return []string{
 		"agent", "ages", "auto", "containerd", "docker", "dropin", "engine", "forward", "forwards", "gvproxy", "host",
-		"hostlink", "hostpeer", "inventory", "kube", "link", "listener", "loglevel", "nat", "netwatch", "observer",
+		"hostlink", "hostpeer", "inventory", "kube", "link", "listener", "loglevel", "names", "nat", "netwatch", "observer",
 		"own", "peer", "publish", "reconcile", "registry", "run", "socket", "status", "vtunnel",
 	}
 }

@@ -22,12 +22,14 @@ type HostSnapshot struct {
 	ToGuest, ToHost              uint64 // payload bytes
 	Snapshots, Changes, Resyncs  uint64
 	Conflicts, ListenFailures    uint64
+	Names                        map[string]uint64 // requests and TLS connections by name, by result
+	NamesHTTP, NamesTLS          int               // connections now
 }
 
 // hostFamilies declares the metrics of a host peer.
 type hostFamilies struct {
 	set
-	build, publications, listeners, open, flows, bytes, dropped, updates, guests, attempts *Family
+	build, publications, listeners, open, flows, bytes, dropped, updates, guests, attempts, named, namedOpen *Family
 }
 
 func declareHost() *hostFamilies {
@@ -47,6 +49,10 @@ func declareHost() *hostFamilies {
 		Label{"kind", "`datagram`, `client` that was idle longest"})
 	f.updates = f.counter("host_link_updates_total", "Updates received from guests, and resyncs requested of them.",
 		Label{"kind", "`snapshot` applied, `change` applied, `resync` requested"})
+	f.named = f.counter("host_names_total", "HTTP requests and TLS connections by the names of owners, by result.",
+		Label{"result", "`ok`; `unknown`: nobody has the name, or it needs a port; `ambiguous`: several have it; `foreign`: outside the domain; " +
+			"`failed`: the port could not be reached; `invalid`: no TLS with a name in time; `page`: the list of names"})
+	f.namedOpen = f.gauge("host_names_connections", "Currently open connections to the listeners of names.", Label{"protocol", "`http`, `tls`"})
 	return &f
 }
 
@@ -87,4 +93,11 @@ func (c hostCollector) Collect(ch chan<- prometheus.Metric) {
 	to.send(f.updates, number(s.Snapshots), "snapshot")
 	to.send(f.updates, number(s.Changes), "change")
 	to.send(f.updates, number(s.Resyncs), "resync")
+	for result, n := range s.Names {
+		to.send(f.named, number(n), result)
+	}
+	if s.Names != nil {
+		to.send(f.namedOpen, number(s.NamesHTTP), "http")
+		to.send(f.namedOpen, number(s.NamesTLS), "tls")
+	}
 }

@@ -52,7 +52,8 @@ func hostSnapshot() HostSnapshot {
 		Publications: map[port.State]int{port.Active: 3, port.Conflict: 1},
 		OpenTCP:      1, OpenUDP: 2, Listeners: 3, Connected: 4, Lost: 5, OK: 6, Refused: 7, Disconnected: 8, OverLimit: 9,
 		DatagramsDropped: 10, UDPEvicted: 11, ToGuest: 12, ToHost: 13, Snapshots: 14, Changes: 15, Resyncs: 16,
-		Conflicts: 17, ListenFailures: 18,
+		Conflicts: 17, ListenFailures: 18, NamesHTTP: 19, NamesTLS: 20,
+		Names: map[string]uint64{"ok": 21, "unknown": 22, "ambiguous": 23, "foreign": 24, "failed": 25, "invalid": 26, "page": 27},
 	}
 }
 

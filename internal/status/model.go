@@ -102,6 +102,7 @@ type Publication struct {
 	Node         string    `json:"node,omitempty"`      // in a list of a cluster
 	DualStack    bool      `json:"dualStack,omitempty"`
 	Rule         string    `json:"rule,omitempty"`
+	Names        []string  `json:"names,omitempty"` // on a host, in lists: that lead to it, shortest first
 	// Lost reports, on a host, that the guest is not connected, or was restarted and has not
 	// reported the port again: what is open leads nowhere.
 	Lost bool `json:"lost,omitempty"`

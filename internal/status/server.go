@@ -15,8 +15,10 @@ import (
 	"time"
 
 	"github.com/fairlead/fairlead/internal/config"
+	"github.com/fairlead/fairlead/internal/conns"
 	"github.com/fairlead/fairlead/internal/forwards"
 	"github.com/fairlead/fairlead/internal/loglevel"
+	"github.com/fairlead/fairlead/internal/names"
 	"github.com/fairlead/fairlead/internal/rules"
 	"github.com/fairlead/fairlead/internal/schedule"
 	"github.com/fairlead/fairlead/internal/trace"
@@ -47,6 +49,8 @@ type Options struct {
 	Rules func() *rules.Set
 	// Forwards changes the rules that are added at run time; nil leaves /v1/forwards out.
 	Forwards *forwards.Store
+	// Names returns the names of ports; nil leaves /v1/names out.
+	Names func() names.Report
 	// Settings returns the configuration in effect; nil leaves /v1/config out.
 	Settings func() []config.Setting
 	// Token is that of the page on TCP. If it is empty, a new one is made.
@@ -84,6 +88,11 @@ const (
 	writeTimeout  = 10 * time.Second
 	maxHeader     = 16 << 10
 	maxBody       = 4 << 10
+
+	// Of the connections of one listener; see conns.Set.
+	maxConns        = 256
+	maxSilent       = 64
+	maxSilentScarce = 4
 )
 
 // Serve serves l until ctx ends, and closes it. The control socket has all routes; a
@@ -102,17 +111,17 @@ func (s *Server) Serve(ctx context.Context, l net.Listener, control bool) error 
 }
 
 func (s *Server) serve(ctx context.Context, l net.Listener, h http.Handler) error {
-	var c conns
+	c := conns.Set{Most: maxConns, Silent: maxSilent, SilentScarce: maxSilentScarce}
 	srv := &http.Server{
-		Handler:           c.handler(h),
+		Handler:           c.Handler(h),
 		ReadHeaderTimeout: headerTimeout,
 		ReadTimeout:       idleTimeout,
 		IdleTimeout:       idleTimeout,
 		MaxHeaderBytes:    maxHeader,
 		BaseContext:       func(net.Listener) context.Context { return ctx },
-		ConnContext:       withConn,
+		ConnContext:       conns.WithConn,
 		ConnState: func(conn net.Conn, now http.ConnState) {
-			c.changed(conn, now)
+			c.Changed(conn, now)
 			if now == http.StateIdle || now == http.StateClosed {
 				s.o.Served.Notify()
 			}
@@ -121,7 +130,7 @@ func (s *Server) serve(ctx context.Context, l net.Listener, h http.Handler) erro
 	}
 	stop := context.AfterFunc(ctx, func() { _ = srv.Close() })
 	defer stop()
-	err := srv.Serve(c.limit(l))
+	err := srv.Serve(c.Limit(l))
 	if errors.Is(err, http.ErrServerClosed) && ctx.Err() != nil {
 		return ctx.Err()
 	}
@@ -142,6 +151,9 @@ func (s *Server) routes(mux *http.ServeMux, control bool) {
 	mux.HandleFunc("GET /v1/web", s.web)
 	if s.o.Trace != nil {
 		mux.HandleFunc("GET /v1/trace", s.trace)
+	}
+	if s.o.Names != nil {
+		mux.HandleFunc("GET /v1/names", s.names)
 	}
 	if s.o.Settings != nil {
 		mux.HandleFunc("GET /v1/config", s.showSettings)

@@ -7,45 +7,14 @@ package e2e
 import (
 	"fmt"
 	"net"
-	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
+	"github.com/fairlead/fairlead/test/kit/enginetest"
 	"github.com/fairlead/fairlead/test/kit/probe"
 )
-
-// dockerWith serves the API of a Docker with one container, and returns its socket.
-func dockerWith(t *testing.T, container string) string {
-	t.Helper()
-	path := filepath.Join(t.TempDir(), "docker.sock")
-	l, err := net.Listen("unix", path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	srv := &http.Server{ReadHeaderTimeout: time.Minute, Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		w.Header().Set("Api-Version", "1.41")
-		w.Header().Set("Content-Type", "application/json")
-		switch {
-		case strings.HasSuffix(r.URL.Path, "/_ping"):
-			_, _ = fmt.Fprint(w, "OK")
-		case strings.HasSuffix(r.URL.Path, "/info"):
-			_, _ = fmt.Fprint(w, `{"ServerVersion":"20.10.24"}`)
-		case strings.HasSuffix(r.URL.Path, "/events"):
-			_ = http.NewResponseController(w).Flush()
-			<-r.Context().Done()
-		case strings.HasSuffix(r.URL.Path, "/containers/json"):
-			_, _ = fmt.Fprintf(w, `[%s]`, container)
-		default:
-			_, _ = fmt.Fprint(w, container)
-		}
-	})}
-	go func() { _ = srv.Serve(l) }()
-	t.Cleanup(func() { _ = srv.Close() })
-	return "unix://" + path
-}
 
 // Who may declare ports, by a container's HostIp or a Service's external IP, does not lead
 // the host to other machines.
@@ -56,7 +25,7 @@ func TestForeignAddressesAreNotPublished(t *testing.T) {
 		host, number, _ := net.SplitHostPort(at)
 		ports = append(ports, fmt.Sprintf(`"%s/tcp":[{"HostIp":%q,"HostPort":%q}]`, number, host, number))
 	}
-	socket := dockerWith(t, fmt.Sprintf(`{"Id":%q,"Name":"/web","Names":["/web"],"State":{"Status":"running","Running":true},`+
+	socket := enginetest.Docker(t, fmt.Sprintf(`{"Id":%q,"Name":"/web","Names":["/web"],"State":{"Status":"running","Running":true},`+
 		`"Config":{},"HostConfig":{},"NetworkSettings":{"Networks":{},"Ports":{%s}}}`, id, strings.Join(ports, ",")))
 	config := filepath.Join(t.TempDir(), "agent.yaml")
 	if err := os.WriteFile(config, []byte("rules:\n- {match: {ports: 8002}, action: allow}\n"), 0o600); err != nil {

@@ -14,6 +14,7 @@ import (
 	"testing"
 
 	"github.com/fairlead/fairlead/internal/cgroup"
+	"github.com/fairlead/fairlead/test/kit/enginetest"
 	"github.com/fairlead/fairlead/test/kit/probe"
 	"github.com/fairlead/fairlead/test/kit/wait"
 )
@@ -53,7 +54,7 @@ func cgroupOf(t *testing.T, id string) *os.File {
 // directions, and nothing else.
 func TestPublishOnRequest(t *testing.T) {
 	const id = "4f1e3c0a9b7d2c6e8f5a1b3d7c9e0f2a4b6c8d0e1f3a5b7c9d1e3f5a7b9c0d2f"
-	docker := dockerWith(t, fmt.Sprintf(`{"Id":%q,"Name":"/web","Names":["/web"],"State":{"Status":"running","Running":true},`+
+	docker := enginetest.Docker(t, fmt.Sprintf(`{"Id":%q,"Name":"/web","Names":["/web"],"State":{"Status":"running","Running":true},`+
 		`"Config":{},"HostConfig":{},"NetworkSettings":{"Networks":{},"Ports":{}}}`, id))
 	dir := t.TempDir()
 	socket := filepath.Join(dir, "run", "publish.sock")

@@ -17,6 +17,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/fairlead/fairlead/test/kit/enginetest"
 	"github.com/fairlead/fairlead/test/kit/wait"
 )
 
@@ -24,7 +25,7 @@ import (
 // another user, and nothing else.
 func TestRunOnRequest(t *testing.T) {
 	const id = "5f1e3c0a9b7d2c6e8f5a1b3d7c9e0f2a4b6c8d0e1f3a5b7c9d1e3f5a7b9c0d2f"
-	docker := dockerWith(t, fmt.Sprintf(`{"Id":%q,"Name":"/web","Names":["/web"],"State":{"Status":"running","Running":true},`+
+	docker := enginetest.Docker(t, fmt.Sprintf(`{"Id":%q,"Name":"/web","Names":["/web"],"State":{"Status":"running","Running":true},`+
 		`"Config":{},"HostConfig":{},"NetworkSettings":{"Networks":{},"Ports":{}}}`, id))
 	dir := t.TempDir()
 	socket := filepath.Join(dir, "run", "publish.sock")

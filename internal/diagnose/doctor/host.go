@@ -33,6 +33,15 @@ type HostFacts struct {
 	Relay       *Relay     // of WSL; nil outside Windows
 	Firewall    string     // what that of this system does, in one line; empty if it was not read
 	Wide        []Wide     // what is open wider than loopback
+	Names       []NameListener
+}
+
+// NameListener is an address at which the host peer serves names.
+type NameListener struct {
+	Protocol string // "http" or "tls"
+	At       netip.AddrPort
+	Open     bool
+	Error    string // why it is not open, and what to do
 }
 
 // Wide is an address that other machines can reach, as far as the firewall lets them.
@@ -77,6 +86,9 @@ func EvaluateHost(f HostFacts) Report {
 		j.guest(f, g)
 	}
 	j.ports(f)
+	for _, l := range f.Names {
+		j.names(l)
+	}
 	j.unpublished(f.Unpublished, "fairlead ls -a")
 	j.firewall(f)
 	if f.Relay != nil {
@@ -160,6 +172,15 @@ func (j *judge) ports(f HostFacts) {
 	if len(f.Conflicts) == 0 {
 		j.add("ports", "open", OK, plural(f.Ports, "port")+" published, no conflicts", "")
 	}
+}
+
+func (j *judge) names(l NameListener) {
+	what := fmt.Sprintf("names over %s at %s", l.Protocol, l.At)
+	if l.Open {
+		j.add("names", "listen", OK, what+" are served", "")
+		return
+	}
+	j.add("names", "listen", Failing, what+" are not served", l.Error)
 }
 
 // firewall judges what the firewall does with what is open wider than loopback. That a port

@@ -1,0 +1,189 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package host
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/fairlead/fairlead/internal/link"
+	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/rules"
+	"github.com/fairlead/fairlead/internal/wire"
+	"github.com/fairlead/fairlead/test/kit/ports"
+)
+
+var web = port.Owner{Kind: port.OwnerContainer, ID: "1", Name: "web"}
+
+// ownedBy returns a publication of an owner.
+func ownedBy(k port.Key, o port.Owner, hosts ...netip.AddrPort) wire.Publication {
+	p := pub(k, hosts...)
+	p.Owner = o
+	return p
+}
+
+func reachOf(k port.Key) Reach { return Reach{ID: ID{"vm", k}, Owner: web, At: lo4} }
+
+// What the rules open can be reached without a listener of its own: the host port is in use.
+func TestReach(t *testing.T) {
+	eachWay(t, func(t *testing.T) {
+		ln, err := net.Listen("tcp4", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer ln.Close()
+		k := key(port.TCP, any4, ln.Addr().(*net.TCPAddr).AddrPort().Port())
+		a := newAgent(t, "vm")
+		a.greeter(k, "hello")
+		a.begins(snapshot(1, ownedBy(k, web)))
+		h, _ := start(t, Options{}, a)
+		a.wants(k, port.Conflict)
+		conn, err := h.Dial(t.Context(), t.Context(), reachOf(k))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if b, err := io.ReadAll(conn); err != nil || string(b) != "hello" {
+			t.Errorf("%q, %v", b, err)
+		}
+		if s := h.Stats(); s.OpenTCP != 1 || h.Guests()[0].Flows != 1 {
+			t.Errorf("open: %+v", s)
+		}
+		_ = conn.Close()
+		_ = conn.Close()
+		if s := h.Stats(); s.OpenTCP != 0 || s.OK != 1 || s.ToHost != 5 || h.Guests()[0].Flows != 0 {
+			t.Errorf("after the end: %+v", s)
+		}
+	})
+}
+
+func TestReachIsRefused(t *testing.T) {
+	n := ports.Free(t)
+	open, denied, moved := key(port.TCP, any4, n), key(port.TCP, lo4, n+1), key(port.TCP, lo4, n+2)
+	a := newAgent(t, "vm")
+	for _, k := range []port.Key{open, denied, moved} {
+		a.greeter(k, "hello")
+	}
+	other := port.Owner{Kind: port.OwnerContainer, ID: "2", Name: "web"}
+	a.begins(snapshot(1, ownedBy(open, web), ownedBy(denied, web), ownedBy(moved, other)))
+	h, _ := start(t, Options{Policy: policy(t, rules.Loopback(), rules.Rule{
+		Deny: true, Match: rules.Match{Ports: []rules.PortRange{{First: n + 1, Last: n + 1}}},
+	})}, a)
+	a.wants(denied, port.Denied)
+	a.wants(open, port.Active)
+	for what, c := range map[string]struct {
+		r    Reach
+		want error
+	}{
+		"denied":            {reachOf(denied), ErrDenied},
+		"of another owner":  {reachOf(moved), errOwner},
+		"not published":     {reachOf(key(port.TCP, lo4, n+3)), ErrWithdrawn},
+		"of no guest":       {Reach{ID: ID{"other", open}, Owner: web, At: lo4}, ErrWithdrawn},
+		"not open so wide":  {Reach{ID: ID{"vm", open}, Owner: web, At: lan}, errWider},
+		"without a address": {Reach{ID: ID{"vm", open}, Owner: web}, errWider},
+	} {
+		if _, err := h.Dial(t.Context(), t.Context(), c.r); !errors.Is(err, c.want) {
+			t.Errorf("a port that is %s: %v, want %v", what, err, c.want)
+		}
+	}
+}
+
+// A denial resets what was reached by a name, as it resets other connections.
+func TestReachedEndsWithADenial(t *testing.T) {
+	k := key(port.TCP, any4, ports.Free(t))
+	a := newAgent(t, "vm")
+	ln, err := net.Listen("tcp4", "127.0.0.1:0") // accepts nothing
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ln.Close()
+	a.serve(k, ln.Addr().(*net.TCPAddr).AddrPort())
+	a.begins(snapshot(1, ownedBy(k, web)))
+	h, _ := start(t, Options{}, a)
+	a.wants(k, port.Active)
+	conn, err := h.Dial(t.Context(), t.Context(), reachOf(k))
+	if err != nil {
+		t.Fatal(err)
+	}
+	near, far := net.Pipe()
+	carried := make(chan error, 1)
+	go func() { carried <- h.Carry(context.Background(), far, []byte("hello"), reachOf(k)) }()
+	eventually(t, "both are carried", func() bool { return h.Stats().OK == 2 })
+	h.SetPolicy(policy(t, rules.Loopback(), rules.Rule{Deny: true}))
+	if _, err := conn.Read(make([]byte, 1)); err == nil || errors.Is(err, io.EOF) {
+		t.Errorf("read: %v, want a reset", err)
+	}
+	_ = conn.Close()
+	if err := <-carried; !errors.Is(err, errDenied) {
+		t.Errorf("carried: %v", err)
+	}
+	_ = near.Close()
+	eventually(t, "nothing is open", func() bool { return h.Stats().OpenTCP == 0 && h.Guests()[0].Flows == 0 })
+}
+
+// The owner changes while the server is dialled: no byte reaches the new one.
+func TestReachLooksAgain(t *testing.T) {
+	k := key(port.TCP, any4, ports.Free(t))
+	a := newAgent(t, "vm")
+	a.begins(snapshot(1, ownedBy(k, web)))
+	var h *Host
+	a.onFlow = func(s link.Stream, q wire.FlowRequest) bool {
+		a.say(put(1, ownedBy(k, port.Owner{Kind: port.OwnerContainer, ID: "2", Name: "new"})))
+		eventually(t, "the port is another's", func() bool {
+			p, _ := h.View().Get(ID{"vm", k})
+			return p.Owner.ID == "2"
+		})
+		_ = wire.WriteReply(s, wire.FlowReply{Status: wire.FlowOK})
+		if b, err := io.ReadAll(s); err == nil || len(b) > 0 {
+			t.Errorf("the new server got %q, %v", b, err)
+		}
+		return true
+	}
+	h, _ = start(t, Options{}, a)
+	a.wants(k, port.Active)
+	_, far := net.Pipe()
+	if err := h.Carry(t.Context(), far, []byte("secret"), reachOf(k)); !errors.Is(err, errOwner) || !errors.Is(err, ErrNotReached) {
+		t.Errorf("carried: %v", err)
+	}
+}
+
+// No publication gets an address at which this program itself listens.
+func TestHeldAddresses(t *testing.T) {
+	k := key(port.TCP, any4, ports.Free(t))
+	a := newAgent(t, "vm")
+	a.begins(snapshot(1, pub(k, at(lo4, k.Port), at(any4, k.Port))))
+	h, _ := start(t, Options{Policy: exposeAll(t), Held: []Held{{At: at(lo4, k.Port), By: "names"}}}, a)
+	o := a.wants(k, port.Conflict)
+	if want := at(lo4, k.Port).String() + " is held by names"; o.Reason != want {
+		t.Errorf("reason %q, want %q", o.Reason, want)
+	}
+	if !refused(t, at(lo4, k.Port)) {
+		t.Error("the port is open")
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if next := h.retries.Next(); !next.IsZero() && next.Before(time.Now().Add(conflictMax)) {
+		t.Errorf("it is tried again at %s", next)
+	}
+}
+
+func TestWhyNot(t *testing.T) {
+	ln, err := net.Listen("tcp4", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ln.Close()
+	_, err = net.Listen("tcp4", ln.Addr().String())
+	if got := WhyNot(err, at(lo4, 80), "--names"); !strings.HasPrefix(got, "127.0.0.1:80 is in use") || !strings.Contains(got, "--names") {
+		t.Errorf("in use: %s", got)
+	}
+	_, err = net.Listen("tcp4", "192.0.2.1:80")
+	if got := WhyNot(err, at(netip.MustParseAddr("192.0.2.1"), 80), "--names"); !strings.Contains(got, "192.0.2.1 is not an address") {
+		t.Errorf("no address: %s", got)
+	}
+}

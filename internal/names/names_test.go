@@ -1,0 +1,264 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package names
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/fairlead/fairlead/internal/port"
+)
+
+var any4 = netip.IPv4Unspecified()
+
+func tcp(guest string, n uint16, o port.Owner) Port {
+	return Port{Guest: guest, Key: port.Key{Protocol: port.TCP, Address: any4, Port: n}, Owner: o}
+}
+
+func container(id, name string) port.Owner {
+	return port.Owner{Kind: port.OwnerContainer, ID: id, Name: name}
+}
+
+func composed(id, name, project, service string) port.Owner {
+	o := container(id, name)
+	o.Labels = map[string]string{composeProject: project, composeService: service}
+	return o
+}
+
+func service(namespace, name string) port.Owner {
+	return port.Owner{Kind: port.OwnerService, ID: namespace + "/" + name, Name: name, Namespace: namespace}
+}
+
+func TestLabel(t *testing.T) {
+	for name, want := range map[string]string{
+		"web": "web", "Web_1": "web-1", "a__b": "a-b", "-a-": "a", "_": "", "": "", "a.b": "a-b", "a--b": "a--b",
+		"xn--bcher-kva": "xn--bcher-kva", "bücher": "b-cher", "a\x00\x1b[b": "a-b", "vsock://3:1023": "vsock-3-1023",
+		strings.Repeat("a", 62) + "_b": strings.Repeat("a", 62), strings.Repeat("a", 70): strings.Repeat("a", 63),
+	} {
+		if got := Label(name); got != want {
+			t.Errorf("Label(%q) = %q, want %q", name, got, want)
+		}
+	}
+}
+
+func TestFromHost(t *testing.T) {
+	for host, want := range map[string]struct {
+		name  string
+		asked Asked
+	}{
+		"localhost": {"", Page}, "LOCALHOST:80": {"", Page}, "localhost.": {"", Page}, "127.0.0.1": {"", Page}, "127.0.0.1:8080": {"", Page},
+		"[::1]": {"", Page}, "[::1]:80": {"", Page},
+		"web.localhost": {"web", Named}, "Web.LocalHost.:8080": {"web", Named}, "8080.web.localhost": {"8080.web", Named},
+		"xn--bcher-kva.localhost": {"xn--bcher-kva", Named}, "a.b.c.localhost": {"a.b.c", Named},
+		"": {}, ":80": {}, "evil.example": {}, "localhost.evil.example": {}, "weblocalhost": {}, ".localhost": {}, "a..localhost": {},
+		"web.localhost..": {}, "-a.localhost": {}, "a_b.localhost": {}, "10.0.0.1": {}, "[::2]": {}, "[127.0.0.1]": {}, "::1": {},
+		"web.localhost:http": {}, "web.localhost:99999": {}, "[::1": {}, "[fe80::1%lo]": {}, "a b.localhost": {}, "ü.localhost": {}, "127.1": {},
+		strings.Repeat("a", 64) + ".localhost": {}, "web.localhost/x": {}, "user@web.localhost": {}, "0.0.0.0": {}, "127.0.0.1.": {"", Page},
+	} {
+		if name, asked := FromHost(host, Local); name != want.name || asked != want.asked {
+			t.Errorf("FromHost(%q) = %q, %d; want %q, %d", host, name, asked, want.name, want.asked)
+		}
+	}
+	if name, asked := FromHost("web.vm.test", "vm.test"); name != "web" || asked != Named {
+		t.Errorf("another domain: %q, %d", name, asked)
+	}
+	if _, asked := FromHost("web.localhost", "vm.test"); asked != Foreign {
+		t.Errorf("a name outside the domain: %d", asked)
+	}
+}
+
+// find returns what a name leads to: a port with its guest, or the names.
+func find(table *Table, name string, usual uint16) string {
+	f := table.Find(name, usual)
+	switch f.Outcome {
+	case Leads:
+		return fmt.Sprintf("%s %s %d", f.Port.Guest, f.Port.Owner.ID, f.Port.Key.Port)
+	case Unknown:
+		return "unknown"
+	}
+	return fmt.Sprintf("%s: %s", map[Outcome]string{Choice: "choice", Ambiguous: "ambiguous"}[f.Outcome], strings.Join(f.Names, " "))
+}
+
+func TestFind(t *testing.T) {
+	table := New([]Port{
+		tcp("vm", 8080, container("1", "web")),
+		tcp("vm", 9000, composed("2", "shop-api-1", "shop", "api")),
+		tcp("vm", 9001, composed("3", "shop-db-1", "shop", "db")),
+		tcp("vm", 9002, composed("4", "blog-db-1", "blog", "db")),
+		tcp("vm", 9003, composed("5", "blog-job-1", "blog", "job")),
+		tcp("vm", 9004, composed("6", "blog-job-2", "blog", "job")),
+		tcp("vm", 30080, service("default", "front")),
+		tcp("vm", 30081, service("a", "cache")),
+		tcp("vm", 30082, service("b", "cache")),
+		tcp("vm", 80, container("7", "proxy")),
+		tcp("vm", 443, container("7", "proxy")),
+		tcp("vm", 7001, container("8", "many")),
+		tcp("vm", 7002, container("8", "many")),
+		tcp("one", 5000, container("9", "twin")),
+		tcp("two", 5000, container("9", "twin")),
+		tcp("vm", 6001, container("10", "a_b")),
+		tcp("vm", 6002, container("11", "a.b")),
+		tcp("vm", 6003, container("12", "7001.x")),
+		tcp("vm", 6004, port.Owner{Kind: port.OwnerProcess, ID: "811", Name: "nginx"}),
+		tcp("vm", 6005, port.Owner{Kind: port.OwnerContainer, ID: "13", Name: "cut", NameCut: true}),
+		{Guest: "vm", Key: port.Key{Protocol: port.UDP, Address: any4, Port: 53}, Owner: container("14", "dns")},
+	}, Local)
+	for name, want := range map[string]string{
+		"web": "vm 1 8080", "web.vm": "vm 1 8080", "8080.web": "vm 1 8080", "8080.web.vm": "vm 1 8080",
+		"81.web": "choice: 8080.web.localhost", "08080.web": "unknown", "0.web": "unknown", "70000.web": "unknown",
+		"api": "vm 2 9000", "api.shop": "vm 2 9000", "api.shop.vm": "vm 2 9000", "shop-api-1": "vm 2 9000",
+		"db": "ambiguous: shop-db-1.localhost blog-db-1.localhost", "db.shop": "vm 3 9001", "db.blog": "vm 4 9002",
+		"9001.db": "ambiguous: shop-db-1.localhost blog-db-1.localhost",
+		"job":     "ambiguous: blog-job-1.localhost blog-job-2.localhost", "job.blog": "ambiguous: blog-job-1.localhost blog-job-2.localhost",
+		"front": "vm default/front 30080", "front.default": "vm default/front 30080", "front.default.vm": "vm default/front 30080",
+		"cache": "ambiguous: cache.a.localhost cache.b.localhost", "cache.b": "vm b/cache 30082",
+		"proxy": "vm 7 80", "443.proxy": "vm 7 443", "many": "choice: 7001.many.localhost 7002.many.localhost", "7002.many": "vm 8 7002",
+		"twin": "ambiguous: twin.one.localhost twin.two.localhost", "twin.two": "two 9 5000", "5000.twin.one": "one 9 5000",
+		"a-b": "ambiguous: ", "a-b.vm": "ambiguous: ", "7001-x": "vm 12 6003",
+		"nginx": "unknown", "cut": "unknown", "dns": "unknown", "": "unknown", "shop": "unknown",
+	} {
+		if got := find(table, name, 80); got != want {
+			t.Errorf("%q leads to %q, want %q", name, got, want)
+		}
+	}
+	if got := find(table, "proxy", 443); got != "vm 7 443" {
+		t.Errorf("proxy over TLS leads to %q", got)
+	}
+}
+
+// A name that could be a port and a name is no guess.
+func TestPortOrName(t *testing.T) {
+	table := New([]Port{
+		tcp("vm", 8080, container("1", "web")),
+		tcp("vm", 9000, composed("2", "c", "web", "8080")),
+	}, Local)
+	if got := find(table, "8080.web", 80); !strings.HasPrefix(got, "ambiguous") {
+		t.Errorf("8080.web leads to %q", got)
+	}
+	if got := find(table, "8080.web.vm", 80); !strings.HasPrefix(got, "ambiguous") {
+		t.Errorf("8080.web.vm leads to %q", got)
+	}
+}
+
+// Of one port at several addresses the loopback is served, then the wildcard.
+func TestNearest(t *testing.T) {
+	at := func(s string) Port {
+		p := tcp("vm", 80, container("1", "web"))
+		p.Key.Address = netip.MustParseAddr(s)
+		return p
+	}
+	list := []Port{at("10.0.0.1"), at("0.0.0.0"), at("127.0.0.1"), at("::")}
+	if got := New(list, Local).Find("web", 80).Port.Key.Address.String(); got != "127.0.0.1" {
+		t.Errorf("web leads to %s", got)
+	}
+}
+
+func TestNamesOf(t *testing.T) {
+	one, many := tcp("vm", 80, container("1", "web")), tcp("vm", 81, container("2", "many"))
+	table := New([]Port{one, many, tcp("vm", 82, container("2", "many"))}, Local)
+	if got := strings.Join(table.NamesOf(one), " "); got != "web.localhost web.vm.localhost" {
+		t.Errorf("of one port: %s", got)
+	}
+	if got := strings.Join(table.NamesOf(many), " "); got != "81.many.localhost 81.many.vm.localhost" {
+		t.Errorf("of one of several: %s", got)
+	}
+	if got := table.NamesOf(tcp("vm", 99, container("3", "new"))); got != nil {
+		t.Errorf("of another: %s", got)
+	}
+}
+
+// randomPorts has few names, so that many are ambiguous.
+func randomPorts(r *rand.Rand) (list []Port) {
+	word := func() string { return []string{"web", "Web", "web_1", "web-1", "80", "a", "b", "_", ""}[r.IntN(9)] }
+	for range 1 + r.IntN(12) {
+		var o port.Owner
+		switch id := fmt.Sprint(r.IntN(6)); r.IntN(3) {
+		case 0:
+			o = container(id, word())
+		case 1:
+			o = composed(id, word(), word(), word())
+		default:
+			o = service(word(), word())
+		}
+		list = append(list, tcp([]string{"a", "b"}[r.IntN(2)], uint16(79+r.IntN(4)), o))
+	}
+	return list
+}
+
+// The order in which ports come never matters; each name that is shown leads to its owner
+// and, without other ports, stays so when ports come that have none of its labels.
+func TestOrderNeverMatters(t *testing.T) {
+	r := rand.New(rand.NewPCG(1, 2))
+	for range 2000 {
+		list := randomPorts(r)
+		seen := make(map[place]bool) // a key is in a table once
+		list = slices.DeleteFunc(list, func(p Port) bool {
+			k := place{p.Guest, p.Key}
+			was := seen[k]
+			seen[k] = true
+			return was
+		})
+		want := New(list, Local)
+		other := slices.Clone(list)
+		r.Shuffle(len(other), func(i, j int) { other[i], other[j] = other[j], other[i] })
+		got := New(other, Local)
+		if diff := cmp.Diff(want.Entries(), got.Entries()); diff != "" {
+			t.Fatalf("%+v: the order matters (-one +other):\n%s", list, diff)
+		}
+		for _, p := range list {
+			for _, name := range want.NamesOf(p) {
+				f := got.Find(strings.TrimSuffix(name, "."+Local), 80)
+				if f.Outcome != Leads || f.Port.Guest != p.Guest || !f.Port.Owner.Same(p.Owner) || f.Port.Key.Port != p.Key.Port {
+					t.Fatalf("%+v: %s of %+v leads to %+v", list, name, p, f)
+				}
+			}
+			for _, a := range aliasesOf(p) {
+				x, y := want.Find(a, 80), got.Find(a, 80)
+				if diff := cmp.Diff(x, y, cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); diff != "" || x.Outcome == Unknown {
+					t.Fatalf("%+v: %s leads to %+v or %+v", list, a, x, y)
+				}
+			}
+		}
+	}
+}
+
+// place is a port without its owner.
+type place struct {
+	guest string
+	key   port.Key
+}
+
+func FuzzFromHost(f *testing.F) {
+	for _, s := range []string{"web.localhost:80", "[::1]:80", "localhost", "a..b", "127.0.0.1", "%", "xn--.localhost", "[::1%25]"} {
+		f.Add(s)
+	}
+	table := New([]Port{tcp("vm", 80, container("1", "web"))}, Local)
+	f.Fuzz(func(t *testing.T, host string) {
+		name, asked := FromHost(host, Local)
+		if asked != Named && name != "" {
+			t.Fatalf("%q: name %q of a host that has none", host, name)
+		}
+		if asked == Named && !valid(name+"."+Local) {
+			t.Fatalf("%q: name %q", host, name)
+		}
+		if asked == Foreign && (strings.EqualFold(host, Local) || strings.EqualFold(host, "web.localhost")) {
+			t.Fatalf("%q is foreign", host)
+		}
+		_ = table.Find(name, 80)
+	})
+}
+
+func FuzzLabel(f *testing.F) {
+	f.Add("web_1")
+	f.Fuzz(func(t *testing.T, name string) {
+		if l := Label(name); l != "" && (!valid(l) || Label(l) != l) {
+			t.Fatalf("Label(%q) = %q", name, l)
+		}
+	})
+}

@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package route
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/httputil"
+	"net/netip"
+	"strings"
+
+	"github.com/fairlead/fairlead/internal/conns"
+	"github.com/fairlead/fairlead/internal/host"
+	"github.com/fairlead/fairlead/internal/names"
+)
+
+// usualHTTP is the port that a name means whose owner has several.
+const usualHTTP = 80
+
+// serveHTTP serves a listener until ctx ends, or the listener fails.
+func (r *Router) serveHTTP(ctx context.Context, ln net.Listener) error {
+	var c conns.Set
+	srv := &http.Server{
+		Handler:           c.Handler(http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) { r.handle(ctx, w, q) })),
+		ReadHeaderTimeout: r.opt.HeaderTimeout,
+		IdleTimeout:       idleTimeout,
+		MaxHeaderBytes:    maxHeader,
+		BaseContext:       func(net.Listener) context.Context { return ctx },
+		ConnContext:       conns.WithConn,
+		ConnState:         c.Changed,
+		ErrorLog:          slog.NewLogLogger(r.opt.Logger.Handler(), slog.LevelDebug),
+	}
+	stop := context.AfterFunc(ctx, func() { _ = srv.Close() })
+	defer stop()
+	err := srv.Serve(r.accept(ln, &c))
+	_ = srv.Close()
+	return err
+}
+
+// handle serves one request: a connection may carry some for several names. life is that of
+// the listener.
+func (r *Router) handle(life context.Context, w http.ResponseWriter, q *http.Request) {
+	name, asked := names.FromHost(q.Host, r.opt.Domain)
+	at, peer := addresses(q)
+	local := at.Addr().IsLoopback()
+	switch {
+	case asked == names.Foreign:
+		r.count(resultForeign)
+		refuse(w, http.StatusMisdirectedRequest, fmt.Sprintf("This is not a name below .%s.", r.opt.Domain))
+		return
+	case q.Method == http.MethodConnect:
+		r.count(resultForeign)
+		refuse(w, http.StatusMethodNotAllowed, "This is no proxy.")
+		return
+	case asked == names.Page && local:
+		r.count(resultPage)
+		r.page(w, q)
+		return
+	}
+	found := r.Table().Find(name, usualHTTP)
+	if found.Outcome == names.Leads && !local && r.opt.Host.Reachable(reach(found.Port, peer, at)) != nil {
+		found = names.Found{} // other machines learn nothing of what is not open to them
+	}
+	switch {
+	case found.Outcome == names.Leads:
+		r.pass(life, w, q, reach(found.Port, peer, at))
+	case found.Outcome == names.Ambiguous && local:
+		r.count(resultAmbiguous)
+		choose(w, q, http.StatusConflict, "Several have this name. Their own names:", found.Names)
+	case found.Outcome == names.Choice && local:
+		r.count(resultUnknown)
+		choose(w, q, http.StatusNotFound, "This name has several ports, or not this one:", found.Names)
+	default:
+		r.count(resultUnknown)
+		text := "Nothing that is published has this name."
+		if local {
+			text += " All names: http://" + withPort(names.Local, q) + "/"
+		}
+		refuse(w, http.StatusNotFound, text)
+	}
+}
+
+// addresses returns where a client connected, and its own address.
+func addresses(q *http.Request) (at, peer netip.AddrPort) {
+	if a, ok := q.Context().Value(http.LocalAddrContextKey).(net.Addr); ok {
+		at = addrPort(a)
+	}
+	peer, _ = netip.ParseAddrPort(q.RemoteAddr)
+	return at, netip.AddrPortFrom(peer.Addr().Unmap(), peer.Port())
+}
+
+// withPort returns a name with the port of the request's own, if it has one.
+func withPort(name string, q *http.Request) string {
+	if i := strings.LastIndexByte(q.Host, ':'); i >= 0 && !strings.HasSuffix(q.Host, "]") {
+		return name + q.Host[i:]
+	}
+	return name
+}
+
+// passed are the headers that httputil.ReverseProxy drops. They are passed on as they came:
+// a client that connects to the port itself can send them, too.
+func passed() []string {
+	return []string{"Forwarded", "X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Proto"}
+}
+
+// pass passes a request on, by a connection of its own: so each request is decided and dialled
+// as a connection to the port is, and no two clients share one.
+func (r *Router) pass(life context.Context, w http.ResponseWriter, q *http.Request, to host.Reach) {
+	transport := &http.Transport{
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return r.opt.Host.Dial(ctx, life, to)
+		},
+		DisableKeepAlives: true, DisableCompression: true, ExpectContinueTimeout: r.opt.HeaderTimeout,
+	}
+	proxy := httputil.ReverseProxy{
+		Transport: transport, FlushInterval: -1,
+		Rewrite: func(p *httputil.ProxyRequest) {
+			p.Out.URL.Scheme, p.Out.URL.Host = "http", "port"
+			p.Out.URL.RawQuery = p.In.URL.RawQuery
+			p.Out.Trailer = p.In.Trailer // has its values once the body was read
+			for _, h := range passed() {
+				if v, ok := p.In.Header[h]; ok {
+					p.Out.Header[h] = v
+				}
+			}
+		},
+		ModifyResponse: func(*http.Response) error {
+			r.count(resultOK)
+			return nil
+		},
+		ErrorHandler: func(w http.ResponseWriter, _ *http.Request, err error) {
+			r.count(resultFailed)
+			r.opt.Logger.Debug("request by name failed", "publication", to.ID.Key, "guest", to.ID.Guest, "err", err)
+			code, text := failure(err)
+			refuse(w, code, text)
+		},
+		ErrorLog: slog.NewLogLogger(r.opt.Logger.Handler(), slog.LevelDebug),
+	}
+	proxy.ServeHTTP(w, q)
+}
+
+// failure returns what a client is told.
+func failure(err error) (code int, text string) {
+	switch {
+	case errors.Is(err, host.ErrDenied), errors.Is(err, host.ErrPending):
+		return http.StatusForbidden, "The host's rules do not open this port."
+	case errors.Is(err, host.ErrLimit):
+		return http.StatusServiceUnavailable, "Too many connections to this guest."
+	}
+	return http.StatusBadGateway, "The server did not answer: " + err.Error()
+}

@@ -1,0 +1,284 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package route leads connections to published ports by the names of their owners: HTTP by
+// the Host of each request, TLS by the name that a client asks for, which stays encrypted.
+package route
+
+import (
+	"context"
+	"log/slog"
+	"net"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/fairlead/fairlead/internal/conns"
+	"github.com/fairlead/fairlead/internal/host"
+	"github.com/fairlead/fairlead/internal/names"
+	"github.com/fairlead/fairlead/internal/own"
+	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/schedule"
+)
+
+// Host is where names lead; *host.Host is one.
+type Host interface {
+	View() host.View
+	Listen(ctx context.Context, at netip.AddrPort) (net.Listener, error)
+	Reachable(r host.Reach) error
+	Dial(ctx, life context.Context, r host.Reach) (net.Conn, error)
+	Carry(ctx context.Context, conn net.Conn, first []byte, r host.Reach) error
+}
+
+// Options configure a Router.
+type Options struct {
+	Host      Host
+	Domain    string // of all names, such as "localhost"
+	HTTP, TLS []netip.AddrPort
+	Logger    *slog.Logger
+	// HeaderTimeout is how long a client may take for the head of a request, or for its
+	// first TLS message; 0 means 10 s.
+	HeaderTimeout time.Duration
+}
+
+// Limits of one listener.
+const (
+	maxConns        = 1024
+	maxSilent       = 256 // connections on which no request is under way
+	maxSilentScarce = 16
+	idleTimeout     = time.Minute // between two requests
+	maxHeader       = 64 << 10    // bytes; of the first TLS message, too
+)
+
+// result is what became of a request, or of a TLS connection.
+type result uint8
+
+const (
+	resultOK        result = iota // passed on
+	resultUnknown                 // nobody has the name, or the owner has several ports
+	resultAmbiguous               // several have it
+	resultForeign                 // not a name of ours
+	resultFailed                  // its port could not be reached
+	resultInvalid                 // not TLS, or without a name in time
+	resultPage                    // the page or its JSON
+	results
+)
+
+// resultNames are the values of the label in metrics.
+var resultNames = [results]string{"ok", "unknown", "ambiguous", "foreign", "failed", "invalid", "page"}
+
+// Stats are counts since the start, but for what is open now.
+type Stats struct {
+	Results  map[string]uint64 // requests and TLS connections, by result
+	HTTP     int               // connections open now
+	TLS      int
+	Refused  uint64 // connections, as too many were open or too few file descriptors were left
+	Listened int    // listeners open now
+}
+
+// place is an address of the configuration.
+type place struct {
+	protocol string // "http" or "tls"
+	at       netip.AddrPort
+	flag     string
+	serve    func(ctx context.Context, ln net.Listener) error
+
+	// Guarded by Router.mu.
+	open bool
+	err  string
+}
+
+// Router serves names. Create it with New; Run does the work.
+type Router struct {
+	opt      Options
+	places   []*place
+	counts   [results]atomic.Uint64
+	open     [2]atomic.Int64 // connections: HTTP, TLS
+	refused  atomic.Uint64   // beside those of acceptor
+	acceptor *own.Acceptor   // of TLS
+
+	mu         sync.Mutex
+	table      *names.Table // of generation
+	generation uint64
+}
+
+// New returns a router. It starts nothing.
+func New(opt Options) *Router {
+	if opt.HeaderTimeout == 0 {
+		opt.HeaderTimeout = 10 * time.Second
+	}
+	r := &Router{opt: opt, acceptor: own.NewAcceptor(opt.Logger, own.ForFlow)}
+	for _, at := range opt.HTTP {
+		r.places = append(r.places, &place{protocol: "http", at: at, flag: "--names", serve: r.serveHTTP, err: "not tried yet"})
+	}
+	for _, at := range opt.TLS {
+		r.places = append(r.places, &place{protocol: "tls", at: at, flag: "--names-tls", serve: r.serveTLS, err: "not tried yet"})
+	}
+	return r
+}
+
+// Run serves names until ctx ends. A listener that cannot be opened is tried again.
+func (r *Router) Run(ctx context.Context) {
+	var wg sync.WaitGroup
+	for _, p := range r.places {
+		if !p.at.Addr().IsLoopback() {
+			r.opt.Logger.Warn("names are open to other machines, without encryption or a password; they lead them to what rules open there",
+				"at", p.at, "flag", p.flag)
+		}
+		wg.Go(func() { r.keep(ctx, p) })
+	}
+	wg.Wait()
+}
+
+// keep has a listener open.
+func (r *Router) keep(ctx context.Context, p *place) {
+	pause := schedule.Backoff{Min: host.RetryMin, Max: host.RetryMax}
+	for ctx.Err() == nil {
+		ln, err := r.opt.Host.Listen(ctx, p.at)
+		if err == nil {
+			r.note(p, "")
+			pause.Reset()
+			err = p.serve(ctx, ln)
+			_ = ln.Close()
+		}
+		if ctx.Err() != nil {
+			return
+		}
+		r.note(p, host.WhyNot(err, p.at, p.flag))
+		_ = schedule.Sleep(ctx, pause.Next())
+	}
+}
+
+// note records why a place is not open, "" if it is, and logs what changed.
+func (r *Router) note(p *place, err string) {
+	r.mu.Lock()
+	same := p.err == err
+	p.open, p.err = err == "", err
+	r.mu.Unlock()
+	switch {
+	case same:
+	case err == "":
+		r.opt.Logger.Info("serving names", "protocol", p.protocol, "at", p.at, "domain", r.opt.Domain)
+	default:
+		r.opt.Logger.Warn("cannot serve names; retrying", "protocol", p.protocol, "at", p.at, "err", err)
+	}
+}
+
+// accept limits the connections of a listener, which c is about.
+func (r *Router) accept(ln net.Listener, c *conns.Set) net.Listener {
+	c.Most, c.Silent, c.SilentScarce = maxConns, maxSilent, maxSilentScarce
+	return c.Limit(plenty{ln, r})
+}
+
+// plenty closes connections at once while too few descriptors are left, and counts the others.
+type plenty struct {
+	net.Listener
+	r *Router
+}
+
+func (l plenty) Accept() (net.Conn, error) {
+	for {
+		conn, err := l.Listener.Accept()
+		switch {
+		case err != nil:
+			return nil, err
+		case !own.Scarce(conn, own.ForFlow):
+			l.r.open[0].Add(1)
+			return &counted{Conn: conn, ended: sync.OnceFunc(func() { l.r.open[0].Add(-1) })}, nil
+		}
+		_ = conn.Close()
+		l.r.refused.Add(1)
+	}
+}
+
+// counted is a connection that is counted until it is closed.
+type counted struct {
+	net.Conn
+	ended func()
+}
+
+func (c *counted) Close() error {
+	defer c.ended()
+	return c.Conn.Close()
+}
+
+// Table returns the names of what is published now.
+func (r *Router) Table() *names.Table {
+	v := r.opt.Host.View()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.table == nil || r.generation != v.Generation() {
+		r.table, r.generation = names.New(Ports(v), r.opt.Domain), v.Generation()
+	}
+	return r.table
+}
+
+// Ports returns what may have names: TCP ports that the host's rules open, whether or not
+// their own listeners are open, of owners that are certain.
+func Ports(v host.View) (list []names.Port) {
+	for _, p := range v.All() {
+		if p.Protocol == port.TCP && !p.OwnerPending && allowed(&p) {
+			list = append(list, PortOf(&p))
+		}
+	}
+	return list
+}
+
+// PortOf returns a publication as names know it.
+func PortOf(p *host.Publication) names.Port {
+	return names.Port{Guest: p.Guest, Key: p.Key, Owner: p.Owner}
+}
+
+// allowed reports whether rules open a publication: what they do not has no address.
+func allowed(p *host.Publication) bool {
+	for _, o := range p.Outcomes {
+		if o.State != port.Denied && o.HostAddress.IsValid() {
+			return true
+		}
+	}
+	return false
+}
+
+// Report describes names and listeners.
+func (r *Router) Report() names.Report {
+	out := names.Report{Domain: r.opt.Domain, Names: r.Table().Entries(), Listeners: []names.Listener{}}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, p := range r.places {
+		out.Listeners = append(out.Listeners, names.Listener{Protocol: p.protocol, Address: p.at, Open: p.open, Error: p.err})
+	}
+	return out
+}
+
+// Stats returns the counts.
+func (r *Router) Stats() Stats {
+	s := Stats{Results: make(map[string]uint64), HTTP: int(r.open[0].Load()), TLS: int(r.open[1].Load()), Refused: r.refused.Load() + r.acceptor.Refused()}
+	for i := range r.counts {
+		s.Results[resultNames[i]] = r.counts[i].Load()
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, p := range r.places {
+		if p.open {
+			s.Listened++
+		}
+	}
+	return s
+}
+
+func (r *Router) count(v result) { r.counts[v].Add(1) }
+
+// reach is a client's connection to a port.
+func reach(p names.Port, peer, at netip.AddrPort) host.Reach {
+	return host.Reach{ID: host.ID{Guest: p.Guest, Key: p.Key}, Owner: p.Owner, Peer: peer, At: at.Addr()}
+}
+
+// addrPort returns a TCP address, unmapped.
+func addrPort(a net.Addr) netip.AddrPort {
+	t, ok := a.(*net.TCPAddr)
+	if !ok {
+		return netip.AddrPort{}
+	}
+	ap := t.AddrPort()
+	return netip.AddrPortFrom(ap.Addr().Unmap(), ap.Port())
+}

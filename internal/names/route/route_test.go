@@ -1,0 +1,708 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package route
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"net/netip"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/fairlead/fairlead/internal/forward"
+	"github.com/fairlead/fairlead/internal/host"
+	"github.com/fairlead/fairlead/internal/names"
+	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/table"
+	"github.com/fairlead/fairlead/test/kit/leak"
+	"github.com/fairlead/fairlead/test/kit/wait"
+)
+
+func TestMain(m *testing.M) { leak.Main(m) }
+
+// fake is a host whose publications are servers of the test.
+type fake struct {
+	table *table.Table[host.ID, host.Publication]
+
+	mu      sync.Mutex
+	servers map[host.ID]string
+	refusal error // what all connections get
+	reached []host.Reach
+}
+
+func newFake() *fake {
+	return &fake{table: table.New[host.ID, host.Publication](host.ID.Compare), servers: make(map[host.ID]string)}
+}
+
+func (f *fake) View() host.View { return f.table.View() }
+
+func (f *fake) Listen(ctx context.Context, at netip.AddrPort) (net.Listener, error) {
+	return new(net.ListenConfig).Listen(ctx, "tcp4", at.String())
+}
+
+// put publishes a port of a container, which a server at an address serves.
+func (f *fake) put(guest, name string, n uint16, server string) host.ID {
+	id := host.ID{Guest: guest, Key: port.Key{Protocol: port.TCP, Address: netip.IPv4Unspecified(), Port: n}}
+	f.mu.Lock()
+	f.servers[id] = server
+	f.mu.Unlock()
+	f.set(host.Publication{
+		ID: id, Owner: port.Owner{Kind: port.OwnerContainer, ID: "id of " + name, Name: name},
+		Outcomes: []port.Outcome{{State: port.Active, HostAddress: netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), n)}},
+	})
+	return id
+}
+
+func (f *fake) set(p host.Publication) {
+	f.table.Update(func(tx *table.Tx[host.ID, host.Publication]) { tx.Put(p.ID, p) })
+}
+
+func (f *fake) Reachable(r host.Reach) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if !r.At.IsLoopback() {
+		return errors.New("not so wide")
+	}
+	return f.refusal
+}
+
+func (f *fake) Dial(ctx, _ context.Context, r host.Reach) (net.Conn, error) {
+	if err := f.Reachable(r); err != nil {
+		return nil, err
+	}
+	f.mu.Lock()
+	f.reached = append(f.reached, r)
+	server := f.servers[r.ID]
+	f.mu.Unlock()
+	return (&net.Dialer{}).DialContext(ctx, "tcp", server)
+}
+
+func (f *fake) Carry(ctx context.Context, conn net.Conn, first []byte, r host.Reach) error {
+	to, err := f.Dial(ctx, ctx, r)
+	if err != nil {
+		forward.Reset(conn)
+		return fmt.Errorf("%w: %w", host.ErrNotReached, err)
+	}
+	_, _ = to.Write(first)
+	return forward.Splice(ctx, conn, to, nil)
+}
+
+// serve runs a router with one listener of each kind, and returns their addresses.
+func serve(t *testing.T, f *fake, change func(*Options)) (r *Router, web, secure netip.AddrPort) {
+	t.Helper()
+	opt := Options{
+		Host: f, Domain: names.Local, Logger: slog.New(slog.DiscardHandler),
+		HTTP: []netip.AddrPort{free(t)}, TLS: []netip.AddrPort{free(t)}, HeaderTimeout: wait.Limit(),
+	}
+	if change != nil {
+		change(&opt)
+	}
+	r = New(opt)
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() { defer close(done); r.Run(ctx) }()
+	t.Cleanup(func() { cancel(); <-done })
+	wait.Until(t, "both listen", func() error {
+		if n := r.Stats().Listened; n != len(r.places) {
+			return fmt.Errorf("%d listen: %+v", n, r.Report().Listeners)
+		}
+		return nil
+	})
+	return r, opt.HTTP[0], opt.TLS[0]
+}
+
+// free returns a free address.
+func free(t *testing.T) netip.AddrPort {
+	t.Helper()
+	ln, err := net.Listen("tcp4", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ln.Close()
+	return addrPort(ln.Addr())
+}
+
+// client connects to an address whatever the URL says.
+func client(t *testing.T, to netip.AddrPort) *http.Client {
+	t.Helper()
+	tr := &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return (&net.Dialer{}).DialContext(ctx, "tcp", to.String())
+	}, DisableCompression: true}
+	t.Cleanup(tr.CloseIdleConnections)
+	return &http.Client{Transport: tr, Timeout: wait.Limit(), CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
+}
+
+func get(t *testing.T, c *http.Client, url string) (code int, body string, h http.Header) {
+	t.Helper()
+	resp, err := c.Get(url)
+	if err != nil {
+		t.Fatalf("%s: %v", url, err)
+	}
+	defer resp.Body.Close()
+	b, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatalf("%s: %v", url, err)
+	}
+	return resp.StatusCode, string(b), resp.Header
+}
+
+// answer reads the answer to a request.
+func answer(t *testing.T, r *bufio.Reader) (code int, body string) {
+	t.Helper()
+	resp, err := http.ReadResponse(r, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	b, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return resp.StatusCode, string(b)
+}
+
+// server answers with its name, the Host and the path that it got.
+func server(t *testing.T, name string) string {
+	t.Helper()
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
+		fmt.Fprintf(w, "%s %s %s", name, q.Host, q.RequestURI)
+	}))
+	t.Cleanup(s.Close)
+	return s.Listener.Addr().String()
+}
+
+// One connection may carry requests for several names; each is led by its own Host.
+func TestEachRequestIsLedByItsHost(t *testing.T) {
+	f := newFake()
+	f.put("vm", "web", 8080, server(t, "web"))
+	f.put("vm", "api", 9000, server(t, "api"))
+	f.put("vm", "api", 9001, server(t, "api2"))
+	f.put("vm", "proxy", 80, server(t, "proxy"))
+	f.put("vm", "proxy", 443, server(t, "tls"))
+	_, at, _ := serve(t, f, nil)
+	conn, err := net.Dial("tcp", at.String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	r := bufio.NewReader(conn)
+	for _, c := range []struct{ host, path, want string }{
+		{"web.localhost:8000", "/a%2Fb//c?x=;%zz&y", "web web.localhost:8000 /a%2Fb//c?x=;%zz&y"},
+		{"9001.api.localhost", "/", "api2 9001.api.localhost /"},
+		{"API.vm.localhost.", "/", "several ports"},
+		{"9000.API.vm.localhost.", "/?", "api 9000.API.vm.localhost. /?"},
+		{"proxy.localhost", "/", "proxy proxy.localhost /"},
+		{"8080.web.localhost", "/", "web 8080.web.localhost /"},
+	} {
+		fmt.Fprintf(conn, "GET %s HTTP/1.1\r\nHost: %s\r\n\r\n", c.path, c.host)
+		if code, body := answer(t, r); !strings.Contains(body, c.want) {
+			t.Errorf("%s: %d %q, want %q", c.host, code, body, c.want)
+		}
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, r := range f.reached {
+		if !r.Peer.Addr().IsLoopback() || r.Peer.Port() == 0 || !r.At.IsLoopback() {
+			t.Errorf("reached as %+v", r)
+		}
+	}
+}
+
+// A name outside the domain is refused, and shows nothing; only localhost has the list.
+func TestForeignNamesLearnNothing(t *testing.T) {
+	f := newFake()
+	f.put("vm", "secret-name", 8080, server(t, "web"))
+	r, at, _ := serve(t, f, nil)
+	c := client(t, at)
+	for url, want := range map[string]int{
+		"http://evil.example/": 421, "http://evil.example/names.json": 421, "http://10.0.0.1/": 421, "http://localhost.evil.example/": 421,
+		"http://other.localhost/": 404, "http://other.localhost/names.json": 404,
+	} {
+		code, body, h := get(t, c, url)
+		if code != want || strings.Contains(body, "secret") {
+			t.Errorf("%s: %d %q, want %d", url, code, body, want)
+		}
+		if h.Get("Access-Control-Allow-Origin") != "" || h.Get("X-Content-Type-Options") != "nosniff" {
+			t.Errorf("%s: headers %v", url, h)
+		}
+	}
+	for _, url := range []string{"http://localhost/", "http://127.0.0.1/", "http://[::1]/names.json"} {
+		code, body, h := get(t, c, url)
+		if code != 200 || !strings.Contains(body, "secret-name.localhost") {
+			t.Errorf("%s: %d %q", url, code, body)
+		}
+		if p := h.Get("Content-Security-Policy"); !strings.HasPrefix(p, "default-src 'none'") || strings.Contains(p, "script") {
+			t.Errorf("%s: policy %q", url, p)
+		}
+	}
+	q, _ := http.NewRequest("GET", "http://localhost/names.json", nil)
+	q.Header.Set("Sec-Fetch-Site", "same-site") // a page of web.localhost
+	resp, err := c.Do(q)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if resp.Body.Close(); resp.StatusCode != 403 {
+		t.Errorf("across sites: %d", resp.StatusCode)
+	}
+	if n := r.Stats().Results["foreign"]; n != 4 {
+		t.Errorf("%d foreign", n)
+	}
+	conn, err := net.Dial("tcp", at.String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	fmt.Fprintf(conn, "CONNECT secret-name.localhost:80 HTTP/1.1\r\nHost: secret-name.localhost:80\r\n\r\n")
+	if code, body := answer(t, bufio.NewReader(conn)); code != 405 {
+		t.Errorf("CONNECT: %d %q", code, body)
+	}
+}
+
+// Other machines reach what is open to them, and learn nothing else.
+func TestOtherMachinesLearnNothing(t *testing.T) {
+	f := newFake()
+	f.put("vm", "web", 8080, server(t, "web"))
+	f.put("vm", "two", 8081, server(t, "two"))
+	f.put("vm", "two", 8082, server(t, "two"))
+	r := New(Options{Host: f, Domain: names.Local, Logger: slog.New(slog.DiscardHandler)})
+	far := &net.TCPAddr{IP: net.IPv4(10, 0, 0, 1), Port: 80}
+	for _, host := range []string{"web.localhost", "two.localhost", "localhost", "127.0.0.1", "none.localhost"} {
+		q := httptest.NewRequest("GET", "/", nil).WithContext(context.WithValue(t.Context(), http.LocalAddrContextKey, net.Addr(far)))
+		q.Host, q.RemoteAddr = host, "10.0.0.2:4000"
+		w := httptest.NewRecorder()
+		r.handle(t.Context(), w, q)
+		if w.Code != 404 || strings.TrimSpace(w.Body.String()) != "Nothing that is published has this name." {
+			t.Errorf("%s: %d %q", host, w.Code, w.Body)
+		}
+	}
+}
+
+// Names of owners are text in the page.
+func TestPageEscapesNames(t *testing.T) {
+	f := newFake()
+	f.put("vm", `<script>alert(1)</script>"&'`, 8080, "")
+	f.put(`<b>"guest`, "a", 8081, "")
+	_, at, _ := serve(t, f, nil)
+	_, body, _ := get(t, client(t, at), "http://localhost/")
+	for _, bad := range []string{"<script", "<b>", `"&'`} {
+		if strings.Contains(body, bad) {
+			t.Errorf("the page has %q:\n%s", bad, body)
+		}
+	}
+	if !strings.Contains(body, `<a href="http://script-alert-1-script.localhost/">`) || !strings.Contains(body, "&lt;script&gt;") {
+		t.Errorf("the page is %s", body)
+	}
+}
+
+// What a name leads to follows what is published; what rules deny has no name.
+func TestNamesFollowPublications(t *testing.T) {
+	f := newFake()
+	one := f.put("vm", "web", 8080, server(t, "one"))
+	_, at, _ := serve(t, f, nil)
+	c := client(t, at)
+	wants := func(what, text string, code int) {
+		t.Helper()
+		if got, body, _ := get(t, c, "http://web.localhost/"); got != code || !strings.Contains(body, text) {
+			t.Errorf("%s: %d %q, want %d %q", what, got, body, code, text)
+		}
+	}
+	wants("published", "one web.localhost", 200)
+	f.put("other", "web", 8080, server(t, "two"))
+	wants("two guests have it", "web.other.localhost", 409)
+	p, _ := f.View().Get(one)
+	p.Outcomes = []port.Outcome{{State: port.Denied}}
+	f.set(p)
+	wants("one is denied", "two web.localhost", 200)
+	p.Outcomes = []port.Outcome{{State: port.Pending}}
+	f.set(p)
+	wants("one is pending", "two web.localhost", 200)
+	p.Outcomes = []port.Outcome{{State: port.Conflict, HostAddress: at}}
+	f.set(p)
+	wants("its host port is in use", "web.vm.localhost", 409)
+	p.OwnerPending = true
+	f.set(p)
+	wants("its owner is not certain", "two web.localhost", 200)
+	f.table.Update(func(tx *table.Tx[host.ID, host.Publication]) { tx.Delete(one) })
+	f.mu.Lock()
+	f.refusal = host.ErrDenied
+	f.mu.Unlock()
+	wants("denied since", "rules", 403)
+	f.mu.Lock()
+	f.refusal = errors.New("no link to the guest")
+	f.mu.Unlock()
+	wants("no link", "no link to the guest", 502)
+}
+
+// Headers pass as they came, in both directions.
+func TestHeadersPass(t *testing.T) {
+	f := newFake()
+	got := make(chan http.Header, 1)
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
+		_, _ = io.Copy(io.Discard, q.Body)
+		h := q.Header.Clone()
+		h["Trailer-Got"] = q.Trailer["X-Sum"]
+		got <- h
+		w.Header().Set("Trailer", "X-End")
+		w.Header().Set("Set-Cookie", "a=b")
+		w.WriteHeader(http.StatusTeapot)
+		w.Header().Set("X-End", "yes")
+	}))
+	t.Cleanup(s.Close)
+	f.put("vm", "web", 8080, s.Listener.Addr().String())
+	_, at, _ := serve(t, f, nil)
+	q, _ := http.NewRequest("POST", "http://web.localhost/", io.NopCloser(strings.NewReader("body")))
+	q.Trailer = http.Header{"X-Sum": {"1"}}
+	for h, v := range map[string]string{"X-Forwarded-For": "192.0.2.1", "X-Forwarded-Proto": "https", "Forwarded": "for=x", "Cookie": "c=d", "Te": "trailers", "Accept-Encoding": "zstd"} {
+		q.Header.Set(h, v)
+	}
+	q.Header["User-Agent"] = []string{""}
+	resp, err := client(t, at).Do(q)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, _ = io.ReadAll(resp.Body)
+	_ = resp.Body.Close()
+	if resp.StatusCode != http.StatusTeapot || resp.Header.Get("Set-Cookie") != "a=b" || resp.Trailer.Get("X-End") != "yes" {
+		t.Errorf("the answer is %+v with %v", resp, resp.Trailer)
+	}
+	h := <-got
+	for name, want := range map[string]string{"X-Forwarded-For": "192.0.2.1", "X-Forwarded-Proto": "https", "X-Forwarded-Host": "", "Forwarded": "for=x", "Cookie": "c=d", "Accept-Encoding": "zstd", "User-Agent": "", "Trailer-Got": "1"} {
+		if h.Get(name) != want {
+			t.Errorf("%s is %q, want %q", name, h.Get(name), want)
+		}
+	}
+}
+
+// Events arrive while the answer goes on, and an upgraded connection moves both ways.
+func TestStreamsAndUpgrades(t *testing.T) {
+	f := newFake()
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
+		if q.Header.Get("Upgrade") == "" {
+			_, _ = io.WriteString(w, "data: first\n\n")
+			w.(http.Flusher).Flush()
+			<-q.Context().Done() // the client has gone
+			return
+		}
+		conn, rw, err := http.NewResponseController(w).Hijack()
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		defer conn.Close()
+		_, _ = conn.Write([]byte("HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n"))
+		_, _ = io.Copy(conn, rw)
+	}))
+	t.Cleanup(s.Close)
+	f.put("vm", "web", 8080, s.Listener.Addr().String())
+	_, at, _ := serve(t, f, nil)
+	resp, err := client(t, at).Get("http://web.localhost/")
+	if err != nil {
+		t.Fatal(err)
+	}
+	line, err := bufio.NewReader(resp.Body).ReadString('\n')
+	if line != "data: first\n" {
+		t.Errorf("the first event is %q, %v", line, err)
+	}
+	_ = resp.Body.Close()
+
+	conn, err := net.Dial("tcp", at.String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	fmt.Fprintf(conn, "GET / HTTP/1.1\r\nHost: web.localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n")
+	r := bufio.NewReader(conn)
+	if code, body := answer(t, r); code != 101 {
+		t.Fatalf("upgrade: %d %q", code, body)
+	}
+	for range 3 {
+		_, _ = conn.Write([]byte("ping\n"))
+		if line, err := r.ReadString('\n'); line != "ping\n" {
+			t.Fatalf("echo %q, %v", line, err)
+		}
+	}
+}
+
+// An answer that breaks off never looks complete.
+func TestTruncatedAnswer(t *testing.T) {
+	f := newFake()
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		_, _ = io.WriteString(w, "half")
+		w.(http.Flusher).Flush()
+		panic(http.ErrAbortHandler)
+	}))
+	t.Cleanup(s.Close)
+	f.put("vm", "web", 8080, s.Listener.Addr().String())
+	_, at, _ := serve(t, f, nil)
+	resp, err := client(t, at).Get("http://web.localhost/")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	if b, err := io.ReadAll(resp.Body); err == nil {
+		t.Errorf("%q looks complete", b)
+	}
+}
+
+// Slow heads and silent connections hold up nobody; heads have a limit.
+func TestSlowHeads(t *testing.T) {
+	f := newFake()
+	f.put("vm", "web", 8080, server(t, "web"))
+	r, at, secure := serve(t, f, nil)
+	first := make(map[netip.AddrPort]net.Conn)
+	for _, to := range []netip.AddrPort{at, secure} {
+		for i := range maxSilent + 10 {
+			conn, err := net.Dial("tcp", to.String())
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer conn.Close()
+			_, _ = conn.Write([]byte("G\x03"[i%2 : i%2+1]))
+			if i == 0 {
+				first[to] = conn
+			}
+		}
+	}
+	if code, _, _ := get(t, client(t, at), "http://web.localhost/"); code != 200 {
+		t.Errorf("beside slow heads: %d", code)
+	}
+	for to, conn := range first {
+		_ = conn.SetReadDeadline(time.Now().Add(wait.Limit()))
+		if _, err := io.ReadAll(conn); errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("the oldest at %s is open", to)
+		}
+	}
+	q, _ := http.NewRequest("GET", "http://web.localhost/", nil)
+	q.Header.Set("X-Long", strings.Repeat("a", 2*maxHeader))
+	if resp, err := client(t, at).Do(q); err == nil {
+		if resp.Body.Close(); resp.StatusCode != 431 {
+			t.Errorf("a long head: %d", resp.StatusCode)
+		}
+	}
+	if s := r.Stats(); s.HTTP == 0 {
+		t.Errorf("%+v", s)
+	}
+}
+
+func TestHeaderTimeout(t *testing.T) {
+	f := newFake()
+	_, at, secure := serve(t, f, func(o *Options) { o.HeaderTimeout = time.Millisecond })
+	for _, to := range []netip.AddrPort{at, secure} {
+		conn, err := net.Dial("tcp", to.String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		_ = conn.SetReadDeadline(time.Now().Add(wait.Limit()))
+		if _, err := conn.Read(make([]byte, 1)); err == nil || errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("%s: %v, want its end", to, err)
+		}
+	}
+}
+
+// tlsServer answers over TLS with its name and the one that was asked for.
+func tlsServer(t *testing.T, name string) (address string, roots *x509.CertPool) {
+	t.Helper()
+	s := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
+		fmt.Fprintf(w, "%s %s", name, q.TLS.ServerName)
+	}))
+	t.Cleanup(s.Close)
+	roots = x509.NewCertPool()
+	roots.AddCert(s.Certificate())
+	return s.Listener.Addr().String(), roots
+}
+
+// slow writes each byte alone.
+type slow struct{ net.Conn }
+
+func (s slow) Write(b []byte) (int, error) {
+	for i := range b {
+		if _, err := s.Conn.Write(b[i : i+1]); err != nil {
+			return i, err
+		}
+	}
+	return len(b), nil
+}
+
+func TestTLSIsLedByItsName(t *testing.T) {
+	f := newFake()
+	address, _ := tlsServer(t, "web")
+	f.put("vm", "web", 8443, address)
+	f.put("vm", "two", 80, "")
+	f.put("vm", "two", 443, address)
+	f.put("a", "twin", 443, address)
+	f.put("b", "twin", 443, address)
+	r, _, at := serve(t, f, nil)
+	ask := func(name string, wrap func(net.Conn) net.Conn) (string, error) {
+		raw, err := net.Dial("tcp", at.String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer raw.Close()
+		_ = raw.SetDeadline(time.Now().Add(wait.Limit()))
+		conn := tls.Client(wrap(raw), &tls.Config{ServerName: name, InsecureSkipVerify: true})
+		fmt.Fprintf(conn, "GET / HTTP/1.0\r\n\r\n")
+		resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
+		if err != nil {
+			return "", err
+		}
+		defer resp.Body.Close()
+		b, err := io.ReadAll(resp.Body)
+		return string(b), err
+	}
+	plain := func(c net.Conn) net.Conn { return c }
+	for name, want := range map[string]string{
+		"web.localhost": "web web.localhost", "two.localhost": "web two.localhost", "443.twin.b.localhost": "web 443.twin.b.localhost",
+	} {
+		if got, err := ask(name, plain); got != want {
+			t.Errorf("%s: %q, %v", name, got, err)
+		}
+	}
+	if got, err := ask("web.localhost", func(c net.Conn) net.Conn { return slow{c} }); got != "web web.localhost" {
+		t.Errorf("byte by byte: %q, %v", got, err)
+	}
+	for name, result := range map[string]string{"none.localhost": "unknown", "twin.localhost": "ambiguous", "evil.example": "foreign", "": "foreign", "localhost": "foreign"} {
+		before := r.Stats().Results[result]
+		_, err := ask(name, plain)
+		var alert tls.AlertError
+		if !errors.As(err, &alert) && (err == nil || !strings.Contains(err.Error(), "unrecognized name")) {
+			t.Errorf("%q: %v, want an alert", name, err)
+		}
+		if r.Stats().Results[result] != before+1 {
+			t.Errorf("%q: %v, want one more %s", name, r.Stats().Results, result)
+		}
+	}
+}
+
+// hello returns the first message of a TLS client.
+func hello(t testing.TB, c *tls.Config) []byte {
+	t.Helper()
+	near, far := net.Pipe()
+	defer near.Close()
+	go func() { _ = tls.Client(far, c).Handshake() }()
+	head := make([]byte, 5)
+	if _, err := io.ReadFull(near, head); err != nil {
+		t.Fatal(err)
+	}
+	body := make([]byte, int(head[3])<<8|int(head[4]))
+	if _, err := io.ReadFull(near, body); err != nil {
+		t.Fatal(err)
+	}
+	_ = far.Close()
+	return append(head, body...)
+}
+
+// bytesConn is a connection that has sent some bytes.
+type bytesConn struct {
+	net.Conn
+	r io.Reader
+}
+
+func (b bytesConn) Read(p []byte) (int, error) { return b.r.Read(p) }
+
+// split puts what a record has into several, and appends more.
+func split(record []byte, n int, more string) []byte {
+	var out []byte
+	for body := record[5:]; len(body) > 0; {
+		part := body[:min(n, len(body))]
+		body = body[len(part):]
+		out = append(append(out, record[0], record[1], record[2], byte(len(part)>>8), byte(len(part))), part...)
+	}
+	return append(out, more...)
+}
+
+func TestHelloInSeveralRecords(t *testing.T) {
+	for _, version := range []uint16{tls.VersionTLS10, tls.VersionTLS12, tls.VersionTLS13} {
+		record := hello(t, &tls.Config{ServerName: "web.localhost", MinVersion: version, MaxVersion: version})
+		for _, n := range []int{len(record), 100, 7} {
+			sent := split(record, n, "more")
+			name, first, err := readHello(bytesConn{r: bytes.NewReader(sent)})
+			if err != nil || name != "web.localhost" {
+				t.Errorf("TLS %x in records of %d: %q, %v", version, n, name, err)
+			}
+			if !bytes.HasPrefix(sent, first) || len(first) < len(sent)-len("more") {
+				t.Errorf("%d of %d bytes are passed on", len(first), len(sent))
+			}
+		}
+	}
+}
+
+func FuzzHello(f *testing.F) {
+	record := hello(f, &tls.Config{ServerName: "web.localhost"})
+	f.Add(record)
+	f.Add(split(record, 9, ""))
+	f.Add([]byte("GET / HTTP/1.1\r\n\r\n"))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		name, first, err := readHello(bytesConn{r: bytes.NewReader(b)})
+		if err != nil && (name != "" || first != nil) {
+			t.Fatalf("%q and %d bytes with %v", name, len(first), err)
+		}
+		if !bytes.HasPrefix(b, first) || len(first) > maxHeader {
+			t.Fatalf("%d bytes of %d are passed on", len(first), len(b))
+		}
+	})
+}
+
+// A listener waits until its address is free, and says so.
+func TestListenerWaitsForItsAddress(t *testing.T) {
+	ln, err := net.Listen("tcp4", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	at := addrPort(ln.Addr())
+	r := New(Options{
+		Host: newFake(), Domain: names.Local, Logger: slog.New(slog.DiscardHandler), HTTP: []netip.AddrPort{at},
+	})
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() { defer close(done); r.Run(ctx) }()
+	defer func() { cancel(); <-done }()
+	wait.Until(t, "it says why", func() error {
+		if l := r.Report().Listeners[0]; l.Open || !strings.Contains(l.Error, "in use") || !strings.Contains(l.Error, "--names") {
+			return fmt.Errorf("%+v", l)
+		}
+		return nil
+	})
+	_ = ln.Close()
+	wait.Until(t, "it listens", func() error {
+		if l := r.Report().Listeners[0]; !l.Open || l.Error != "" {
+			return fmt.Errorf("%+v", l)
+		}
+		return nil
+	})
+}
+
+// Large bodies arrive whole, in both directions.
+func TestLargeBodies(t *testing.T) {
+	const size = 8 << 20
+	f := newFake()
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
+		n, err := io.Copy(w, q.Body)
+		if n != size || err != nil {
+			t.Errorf("got %d, %v", n, err)
+		}
+	}))
+	t.Cleanup(s.Close)
+	f.put("vm", "web", 8080, s.Listener.Addr().String())
+	_, at, _ := serve(t, f, nil)
+	resp, err := client(t, at).Post("http://web.localhost/", "", bytes.NewReader(bytes.Repeat([]byte("abcdefgh"), size/8)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	if n, err := io.Copy(io.Discard, resp.Body); n != size || err != nil {
+		t.Errorf("received %d, %v", n, err)
+	}
+}

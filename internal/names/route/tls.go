@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package route
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"io"
+	"net"
+	"sync"
+	"time"
+
+	"github.com/fairlead/fairlead/internal/conns"
+	"github.com/fairlead/fairlead/internal/forward"
+	"github.com/fairlead/fairlead/internal/host"
+	"github.com/fairlead/fairlead/internal/names"
+)
+
+// usualTLS is the port that a name means whose owner has several.
+const usualTLS = 443
+
+// unrecognizedName is a fatal alert (RFC 8446, section 6), in a record of TLS 1.2.
+func unrecognizedName() []byte { return []byte{21, 3, 3, 0, 2, 2, 112} }
+
+// serveTLS serves a listener until ctx ends, or the listener fails.
+func (r *Router) serveTLS(ctx context.Context, ln net.Listener) error {
+	silent := &conns.Set{Silent: maxSilent}
+	ctx, cancel := context.WithCancel(ctx)
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer cancel()
+	stop := context.AfterFunc(ctx, func() { _ = ln.Close() })
+	defer stop()
+	return r.acceptor.Serve(ctx, ln, func(conn net.Conn) {
+		if r.open[1].Load() >= maxConns {
+			forward.Reset(conn)
+			r.refused.Add(1)
+			return
+		}
+		r.open[1].Add(1)
+		silent.Enter(conn)
+		wg.Go(func() {
+			defer r.open[1].Add(-1)
+			r.lead(ctx, conn, silent)
+		})
+	})
+}
+
+// lead leads a TLS connection to the port that its first message names, and closes it.
+func (r *Router) lead(ctx context.Context, conn net.Conn, silent *conns.Set) {
+	_ = conn.SetDeadline(time.Now().Add(r.opt.HeaderTimeout))
+	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
+	server, first, err := readHello(conn)
+	silent.Leave(conn)
+	if !stop() || err != nil {
+		r.count(resultInvalid)
+		_ = conn.Close()
+		return
+	}
+	at, peer := addrPort(conn.LocalAddr()), addrPort(conn.RemoteAddr())
+	found := names.Found{}
+	name, asked := names.FromServerName(server, r.opt.Domain)
+	if asked == names.Named {
+		found = r.Table().Find(name, usualTLS)
+	}
+	switch {
+	case found.Outcome == names.Leads && r.opt.Host.Reachable(reach(found.Port, peer, at)) == nil:
+		_ = conn.SetDeadline(time.Time{})
+		err := r.opt.Host.Carry(ctx, conn, first, reach(found.Port, peer, at))
+		if err != nil {
+			r.opt.Logger.Debug("TLS connection by name ended", "publication", found.Port.Key, "guest", found.Port.Guest, "peer", peer, "err", err)
+		}
+		if errors.Is(err, host.ErrNotReached) {
+			r.count(resultFailed)
+		} else {
+			r.count(resultOK)
+		}
+		return
+	case asked != names.Named:
+		r.count(resultForeign)
+	case found.Outcome == names.Ambiguous:
+		r.count(resultAmbiguous)
+	default:
+		r.count(resultUnknown)
+	}
+	_, _ = conn.Write(unrecognizedName())
+	_ = conn.Close()
+}
+
+// errHello ends the handshake after the first message.
+var errHello = errors.New("first message read")
+
+// readHello reads the first message of a TLS client, which may come in several records. It
+// returns the server that it names, "" if none, and all that was read. crypto/tls decodes
+// it, and answers nothing.
+func readHello(conn net.Conn) (server string, first []byte, err error) {
+	once := &recorder{Conn: conn}
+	err = tls.Server(once, &tls.Config{GetConfigForClient: func(h *tls.ClientHelloInfo) (*tls.Config, error) {
+		server = h.ServerName
+		return nil, errHello
+	}}).Handshake()
+	if !errors.Is(err, errHello) {
+		return "", nil, err
+	}
+	return server, once.read, nil
+}
+
+// recorder is a connection of which the first bytes are read and kept. What is written to it
+// is dropped.
+type recorder struct {
+	net.Conn
+	read []byte
+}
+
+func (r *recorder) Read(b []byte) (int, error) {
+	room := maxHeader - len(r.read)
+	if room <= 0 {
+		return 0, io.ErrShortBuffer
+	}
+	n, err := r.Conn.Read(b[:min(len(b), room)])
+	r.read = append(r.read, b[:n]...)
+	return n, err
+}
+
+func (*recorder) Write(b []byte) (int, error)      { return len(b), nil }
+func (*recorder) Close() error                     { return nil }
+func (*recorder) SetWriteDeadline(time.Time) error { return nil }
