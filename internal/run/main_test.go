@@ -217,6 +217,15 @@ var jobs = map[string]func(args []string) int{
 		fmt.Printf("%x", h.Sum(nil))
 		return 0
 	},
+	"terminaldeaf": func([]string) int { // reads nothing
+		if _, err := term.MakeRaw(0); err != nil {
+			fmt.Println(err)
+			return 1
+		}
+		fmt.Println("ready")
+		time.Sleep(time.Hour)
+		return 0
+	},
 	"terminaltick": func([]string) int {
 		for {
 			fmt.Println("tick")

@@ -407,6 +407,31 @@ func TestTerminalOfOldAgent(t *testing.T) {
 	}
 }
 
+// More input than a terminal takes waits, and delays neither a signal nor the end.
+func TestTerminalFull(t *testing.T) {
+	r := newRig(t)
+	d := sit(t)
+	signals := make(chan os.Signal, 1)
+	conn, done := r.connect(context.Background(), web)
+	d.client(conn, role("terminaldeaf"), signals)
+	d.sees("ready\n")
+	full := make(chan struct{})
+	go func() {
+		defer close(full)
+		_, _ = d.master.Write(make([]byte, 1<<20))
+	}()
+	t.Cleanup(func() {
+		_ = d.master.Close()
+		wait.For(t, "the end of what is typed", full)
+	})
+	signals <- syscall.SIGTERM
+	if exit, err := d.leaves(); err != nil || exit != (Exit{Code: -1, Signal: syscall.SIGTERM}) {
+		t.Error(exit, err)
+	}
+	wait.For(t, "the server of the client", done)
+	r.noneLeft()
+}
+
 // A client that does not read stops the program at its terminal, and ends it when it goes.
 func TestTerminalNotRead(t *testing.T) {
 	r := newRig(t)

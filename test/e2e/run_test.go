@@ -5,6 +5,7 @@
 package e2e
 
 import (
+	"bufio"
 	"bytes"
 	"crypto/sha256"
 	"errors"
@@ -16,6 +17,9 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"golang.org/x/sys/unix"
+	"golang.org/x/term"
 
 	"github.com/fairlead/fairlead/test/kit/enginetest"
 	"github.com/fairlead/fairlead/test/kit/wait"
@@ -32,7 +36,7 @@ func TestRunOnRequest(t *testing.T) {
 	config := filepath.Join(dir, "agent.yaml")
 	entries := ""
 	for _, e := range []struct{ name, path, args string }{
-		{"cat", "/bin/cat", ""}, {"id", "/usr/bin/id", `"-u"`}, {"ls", "/bin/ls", `"/nowhere[0-9]"`}, {"sleep", "/bin/sleep", `"[0-9]+"`},
+		{"cat", "/bin/cat", ""}, {"id", "/usr/bin/id", `"-u"`}, {"ls", "/bin/ls", `"/nowhere[0-9]"`}, {"sleep", "/bin/sleep", `"[0-9]+"`}, {"stty", "/bin/stty", `"size"`}, {"head", "/usr/bin/head", `"-n2"`},
 	} {
 		b, err := os.ReadFile(e.path)
 		if err != nil {
@@ -41,6 +45,9 @@ func TestRunOnRequest(t *testing.T) {
 		users := ""
 		if e.name == "id" || e.name == "cat" {
 			users = "users: [nobody], "
+		}
+		if e.name == "stty" || e.name == "head" {
+			users = "tty: true, "
 		}
 		entries += fmt.Sprintf("  - {name: %s, "+users+"match: {name: web}, path: %s, sha256: %x, args: [%s], env: [LC_ALL], user: nobody}\n", e.name, e.path, sha256.Sum256(b), e.args)
 	}
@@ -72,6 +79,7 @@ func TestRunOnRequest(t *testing.T) {
 		{[]string{"ls", "--", "/nowhere"}, "", 125, "argument 1, \"/nowhere\", does not match"},
 		{[]string{"ls", "/nowhere1"}, "", 2, "the program's arguments after --"},
 		{[]string{"-e", "HOME=/", "cat"}, "", 125, `variable "HOME"`},
+		{[]string{"-t", "stty", "--", "size"}, "", 125, "--tty: the input is no terminal"},
 		{[]string{"rm"}, "", 125, `policy: no entry of run.allow lets container "web" run "rm"`},
 	} {
 		cmd := run(c.args...)
@@ -82,6 +90,7 @@ func TestRunOnRequest(t *testing.T) {
 		}
 	}
 	runAsGuest(t, socket)
+	runAtTerminal(t, run)
 	sleep := func() *exec.Cmd {
 		client := run("sleep", "--", "98765")
 		if err := client.Start(); err != nil {
@@ -167,6 +176,95 @@ func runAsGuest(t *testing.T, socket string) {
 			t.Errorf("user %d, %q: exit %d, want %d (%v)\n%s, want %s", c.uid, c.args, code, c.status, err, out, c.want)
 		}
 	}
+}
+
+// runAtTerminal runs programs at a terminal, which is as before afterwards, whatever ends the client.
+func runAtTerminal(t *testing.T, run func(args ...string) *exec.Cmd) {
+	t.Helper()
+	master, slave := terminal(t)
+	before, err := term.GetState(int(slave.Fd()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	shown := bufio.NewReader(master)
+	sees := func(want string) {
+		t.Helper()
+		if line, err := shown.ReadString('\n'); err != nil || !strings.Contains(line, want) {
+			t.Errorf("the terminal shows %q, %v; want %s", line, err, want)
+		}
+	}
+	for _, c := range []struct {
+		name   string
+		args   []string
+		status int
+		end    func(p *os.Process) error // after it has echoed "x"
+		want   string
+	}{
+		{"size", []string{"-t", "stty", "--", "size"}, 0, nil, "33 99"},
+		{"refused", []string{"-t", "ls", "--", "/nowhere1"}, 125, nil, "its entry needs tty: true"},
+		{"end of input", []string{"-t", "head", "--", "-n2"}, 0, func(*os.Process) error { _, err := master.WriteString("\x04"); return err }, ""},
+		{"interrupt", []string{"-t", "head", "--", "-n2"}, 130, func(*os.Process) error { _, err := master.WriteString("\x03"); return err }, ""},
+		{"terminate", []string{"-t", "head", "--", "-n2"}, 143, func(p *os.Process) error { return p.Signal(syscall.SIGTERM) }, ""},
+		{"alarm", []string{"-t", "head", "--", "-n2"}, 125, func(p *os.Process) error { return p.Signal(syscall.SIGALRM) }, "alarm clock"},
+	} {
+		cmd := run(c.args...)
+		cmd.Stdin, cmd.Stdout, cmd.Stderr = slave, slave, slave
+		cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true}
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		if c.end != nil {
+			wait.Until(t, "the program runs", func() error {
+				if now, err := term.GetState(int(slave.Fd())); err != nil || *now == *before {
+					return fmt.Errorf("the terminal is not in raw mode (%v)", err)
+				}
+				return nil
+			})
+			if _, err := master.WriteString("x\r"); err != nil {
+				t.Fatal(err)
+			}
+			sees("x") // the echo of the program's terminal
+			sees("x") // head
+			if err := c.end(cmd.Process); err != nil {
+				t.Error(err)
+			}
+		}
+		_ = cmd.Wait()
+		if c.want != "" {
+			sees(c.want)
+		}
+		if code := cmd.ProcessState.ExitCode(); code != c.status {
+			t.Errorf("%s: exit %d, want %d", c.name, code, c.status)
+		}
+		after, err := term.GetState(int(slave.Fd()))
+		if err != nil || *after != *before {
+			t.Errorf("%s: the terminal is %+v, %v; want %+v", c.name, after, err, before)
+		}
+	}
+}
+
+// terminal returns both ends of one with 33 rows and 99 columns.
+func terminal(t *testing.T) (master, slave *os.File) {
+	t.Helper()
+	master, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = master.Close() })
+	fd := int(master.Fd())
+	err = errors.Join(unix.IoctlSetPointerInt(fd, unix.TIOCSPTLCK, 0), unix.IoctlSetWinsize(fd, unix.TIOCSWINSZ, &unix.Winsize{Row: 33, Col: 99}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	n, err := unix.IoctlGetInt(fd, unix.TIOCGPTN)
+	if err == nil {
+		slave, err = os.OpenFile(fmt.Sprintf("/dev/pts/%d", n), os.O_RDWR|unix.O_NOCTTY, 0)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = slave.Close() })
+	return master, slave
 }
 
 // helperOf returns the process of an agent's helper.
