@@ -47,19 +47,26 @@ func (h handler) Handle(ctx context.Context, r slog.Record) error {
 	return h.next.Handle(ctx, r)
 }
 
-// levelOf returns the least level of a line's components that have one of their own.
+// levelOf returns the least level of a line's components that have one of their own. It runs
+// for each line below the level of the whole while a component has a lower one, so it must
+// not allocate.
 func (h handler) levelOf(e effective, r slog.Record) slog.Level {
-	names := append(slices.Clone(h.named), componentAt(r.PC))
-	r.Attrs(func(a slog.Attr) bool {
-		names = appendNamed(names, a)
-		return true
-	})
 	least, found := e.whole, false
-	for _, n := range names {
-		if l, ok := e.of[n]; ok && (!found || l < least) {
+	see := func(component string) {
+		if l, ok := e.of[component]; ok && (!found || l < least) {
 			least, found = l, true
 		}
 	}
+	see(componentAt(r.PC))
+	for _, n := range h.named {
+		see(n)
+	}
+	r.Attrs(func(a slog.Attr) bool {
+		if names(a) {
+			see(a.Value.String())
+		}
+		return true
+	})
 	return least
 }
 
@@ -67,7 +74,9 @@ func (h handler) levelOf(e effective, r slog.Record) slog.Level {
 func (h handler) WithAttrs(attrs []slog.Attr) slog.Handler {
 	named := slices.Clone(h.named)
 	for _, a := range attrs {
-		named = appendNamed(named, a)
+		if names(a) {
+			named = append(named, a.Value.String())
+		}
 	}
 	return handler{h.v, h.next.WithAttrs(attrs), named}
 }
@@ -77,12 +86,8 @@ func (h handler) WithGroup(name string) slog.Handler {
 	return handler{h.v, h.next.WithGroup(name), h.named}
 }
 
-func appendNamed(names []string, a slog.Attr) []string {
-	if a.Key == "source" || a.Key == "sink" {
-		names = append(names, a.Value.String())
-	}
-	return names
-}
+// names reports whether an attribute names a component.
+func names(a slog.Attr) bool { return a.Key == "source" || a.Key == "sink" }
 
 // internalPath is where the packages of this program are.
 const internalPath = "github.com/fairlead/fairlead/internal/"
@@ -92,8 +97,11 @@ func componentAt(pc uintptr) string {
 	if pc == 0 {
 		return ""
 	}
-	f, _ := runtime.CallersFrames([]uintptr{pc}).Next()
-	path, ok := strings.CutPrefix(f.Function, internalPath)
+	f := runtime.FuncForPC(pc - 1) // pc is where the call returns to, which may be in another function
+	if f == nil {
+		return ""
+	}
+	path, ok := strings.CutPrefix(f.Name(), internalPath)
 	if !ok {
 		return ""
 	}

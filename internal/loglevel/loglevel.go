@@ -108,7 +108,7 @@ type timed struct {
 // effective is what handlers read.
 type effective struct {
 	whole, least slog.Level
-	of           map[string]slog.Level
+	of           map[string]slog.Level // of components that have one of their own, also where it is that of the whole
 }
 
 // New returns levels of which the whole is l.
@@ -218,16 +218,18 @@ func (v *Levels) update() {
 	}
 	e := effective{whole: min(whole, extra), of: make(map[string]slog.Level)}
 	for _, c := range Components() {
+		own, theirs := local[c], host[c]
+		if own == nil && theirs == nil {
+			continue
+		}
 		l, h := whole, extra
-		if t := local[c]; t != nil {
-			l = t.level
+		if own != nil {
+			l = own.level
 		}
-		if t := host[c]; t != nil {
-			h = t.level
+		if theirs != nil {
+			h = theirs.level
 		}
-		if l := min(l, h); l != e.whole {
-			e.of[c] = l
-		}
+		e.of[c] = min(l, h)
 	}
 	e.least = e.whole
 	for _, l := range e.of {

@@ -157,6 +157,26 @@ func TestLinesAreOfTheirPackage(t *testing.T) {
 	}
 }
 
+// A component's level counts before that of the package that logs for it, also where it is
+// the level of the whole.
+func TestOwnLevelThatEqualsThatOfTheWhole(t *testing.T) {
+	v := New(slog.LevelInfo)
+	defer v.Stop()
+	var b bytes.Buffer
+	log := slog.New(v.Handler(slog.NewTextHandler(&b, nil)))
+	for _, r := range []Request{{"error", []string{"loglevel"}, time.Hour}, {"info", []string{"docker"}, time.Hour}} {
+		if err := v.Set(Local, r, slog.New(slog.DiscardHandler)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	log.Info("one", "source", "docker")
+	log.With("source", "docker").Info("two")
+	log.Info("three", "source", "containerd")
+	if out := b.String(); !strings.Contains(out, "msg=one") || !strings.Contains(out, "msg=two") || strings.Contains(out, "msg=three") {
+		t.Errorf("%s", out)
+	}
+}
+
 // Each package that logs is of a component, and each component logs.
 func TestAllComponentsAreListed(t *testing.T) {
 	call := regexp.MustCompile(`[lL]og(ger)?\.(Debug|Info|Warn|Error|Log)\(`)
