@@ -327,8 +327,9 @@ const (
 func ParseEndpoint(s string) (Endpoint, error) { return parseEndpoint(s, agentEndpoints) }
 
 func parseEndpoint(s, want string) (Endpoint, error) {
-	wrong := fmt.Errorf("%q: want %s", s, want)
 	scheme, rest, ok := strings.Cut(s, "://")
+	s = withoutSecrets(s)
+	wrong := fmt.Errorf("%q: want %s", s, want)
 	if !ok {
 		return Endpoint{}, wrong
 	}
@@ -372,6 +373,24 @@ func parseEndpoint(s, want string) (Endpoint, error) {
 		return Endpoint{Network: "hvsock", Machine: machine, Port: uint32(n)}, nil
 	}
 	return Endpoint{}, wrong
+}
+
+// withoutSecrets is an address for an error: without a user, a password or a query, which no
+// endpoint has, but a URL that is given instead of one may.
+func withoutSecrets(s string) string {
+	if at := strings.LastIndexByte(s, '@'); at >= 0 {
+		scheme, _, ok := strings.Cut(s[:at], "://")
+		if ok {
+			scheme += "://"
+		} else {
+			scheme = ""
+		}
+		s = scheme + "***" + s[at:]
+	}
+	if address, _, ok := strings.Cut(s, "?"); ok {
+		s = address + "?***"
+	}
+	return s
 }
 
 // String returns what ParseEndpoint reads.

@@ -19,6 +19,9 @@ var serverName = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9
 
 // parseWSS reads what follows wss:// in a link to dial: HOST[:PORT][/NAME].
 func parseWSS(s, rest string) (Endpoint, error) {
+	if strings.ContainsAny(rest, "@?") { // no part of it is shown
+		return Endpoint{}, fmt.Errorf("%q: want no user and no query, wss://SERVER[:PORT][/NAME]", s)
+	}
 	server, name, _ := strings.Cut(rest, "/")
 	host, p := server, wssPort
 	if !strings.HasSuffix(server, "]") && strings.Contains(server, ":") || strings.Contains(server, "]:") {
@@ -161,18 +164,20 @@ func (c *Host) validateServing() (key string, err error) {
 
 // The variables of older agents, which count where none of fairlead's own is set.
 
-// cattleServer reads the address of a server: with a scheme, which an endpoint of another one
-// keeps and is refused for, or without. The path of an https:// address is no name of a guest,
-// so that is kept for the error as well. Empty sets nothing.
+// cattleServer reads the address of a server, with or without a scheme. Only that of wss://
+// names the guest in its path. What has another path or another scheme is kept as it is, and
+// refused as an endpoint. Empty sets nothing.
 func cattleServer(s string) string {
-	s = strings.TrimRight(strings.TrimSpace(s), "/")
-	scheme, rest, ok := strings.Cut(s, "://")
-	switch {
-	case s == "":
+	s = strings.TrimSpace(s)
+	if s == "" {
 		return ""
-	case !ok:
-		return networkWSS + "://" + s
-	case strings.EqualFold(scheme, networkWSS), strings.EqualFold(scheme, "https") && !strings.Contains(rest, "/"):
+	}
+	scheme, rest, ok := strings.Cut(s, "://")
+	if !ok {
+		scheme, rest = "https", s
+	}
+	rest = strings.TrimRight(rest, "/")
+	if strings.EqualFold(scheme, networkWSS) || strings.EqualFold(scheme, "https") && !strings.Contains(rest, "/") {
 		return networkWSS + "://" + rest
 	}
 	return s

@@ -76,8 +76,9 @@ func TestVariablesOfOlderAgents(t *testing.T) {
 		{"scheme alone", map[string]string{"CATTLE_SERVER": "https://"}, "", "", 0, "CATTLE_SERVER: link:", ""},
 		{"two schemes", map[string]string{"CATTLE_SERVER": "https://wss://hub"}, "", "", 0, "CATTLE_SERVER: link:", ""},
 		{"port 0", map[string]string{"CATTLE_SERVER": "https://hub:0"}, "", "", 0, "CATTLE_SERVER: link:", ""},
-		{"user", map[string]string{"CATTLE_SERVER": "https://user:secret@hub"}, "", "", 0, "CATTLE_SERVER: link:", ""},
-		{"query", map[string]string{"CATTLE_SERVER": "https://hub?token=x"}, "", "", 0, "CATTLE_SERVER: link:", ""},
+		{"path without a scheme", map[string]string{"CATTLE_SERVER": "hub.example/k8s"}, "", "", 0, `CATTLE_SERVER: link: "hub.example/k8s": want`, ""},
+		{"slash without a scheme", map[string]string{"CATTLE_SERVER": "hub.example/"}, "wss://hub.example:443", "", slog.LevelInfo, "", "CATTLE_SERVER"},
+		{"slash alone", map[string]string{"CATTLE_SERVER": "/"}, "", "", 0, "CATTLE_SERVER: link:", ""},
 		{"checksum with a space inside", map[string]string{"CATTLE_CA_CHECKSUM": testPin[:32] + " " + testPin[32:]}, "", "", 0, "CATTLE_CA_CHECKSUM: linkPin:", ""},
 		{"checksum as sha256sum prints it", map[string]string{"CATTLE_CA_CHECKSUM": testPin + "  -"}, "", "", 0, "CATTLE_CA_CHECKSUM: linkPin:", ""},
 		{"short checksum", map[string]string{"CATTLE_CA_CHECKSUM": testPin[1:]}, "", "", 0, "CATTLE_CA_CHECKSUM: linkPin:", ""},
@@ -108,6 +109,28 @@ func TestVariablesOfOlderAgents(t *testing.T) {
 		}
 		if tt.fromSetting != "" && !slices.ContainsFunc(c.Settings(), func(s Setting) bool { return s.Key == "link" && s.From == tt.fromSetting }) {
 			t.Errorf("%s: the link is not from %s", tt.name, tt.fromSetting)
+		}
+	}
+}
+
+// An address with a password or a token is refused, and neither is shown.
+func TestErrorsOfAddressesHideSecrets(t *testing.T) {
+	file := write(t, filepath.Join(t.TempDir(), "a.yaml"), "")
+	for address, want := range map[string]string{
+		"https://user:secret@hub":        `"wss://***@hub"`,
+		"https://us@er:sec/ret@hub":      `"https://***@hub"`,
+		"http://user:secret@hub":         `"http://***@hub"`,
+		"user:secret@hub":                `"wss://***@hub"`,
+		"hub?token=secret":               `"wss://hub?***"`,
+		"wss://hub/x?token=secret":       `"wss://hub/x?***"`,
+		"wss://hub/secret@x":             `"wss://***@x"`,
+		"https://hub/x?token=secret@hub": `"https://***@hub"`,
+	} {
+		for _, name := range []string{"CATTLE_SERVER", "FAIRLEAD_LINK"} {
+			_, err := LoadAgent(file, nil, lookup(map[string]string{name: address}))
+			if err == nil || strings.Contains(err.Error(), "ret") || name == "CATTLE_SERVER" && !strings.Contains(err.Error(), want) {
+				t.Errorf("%s=%s: %v, want %s", name, address, err, want)
+			}
 		}
 	}
 }
