@@ -148,9 +148,21 @@ func (d document) end(lines []string, i int) int {
 	return end
 }
 
+// split returns the lines of a text. It refuses the other line breaks of YAML 1.1 (section
+// 4.2): the parser counts them, so a rule's line would be another one here.
+func (d document) split(text string) ([]string, error) {
+	if strings.ContainsAny(strings.ReplaceAll(text, "\r\n", "\n"), "\r\u0085\u2028\u2029") {
+		return nil, fmt.Errorf("%s has line breaks other than LF and CRLF: replace them, or edit it by hand", d.path)
+	}
+	return strings.Split(text, "\n"), nil
+}
+
 // without removes rule i.
 func (d document) without(i int) (document, error) {
-	lines := strings.Split(d.text, "\n")
+	lines, err := d.split(d.text)
+	if err != nil {
+		return d, err
+	}
 	lines = slices.Delete(lines, d.lines[i], d.end(lines, i))
 	return d.edited(lines, slices.Delete(slices.Clone(d.rules), i, i+1))
 }
@@ -177,7 +189,10 @@ func (d document) insert(i int, r rules.Rule, block string) (document, error) {
 	if strings.TrimSpace(text) == "" {
 		text = header
 	}
-	lines := strings.Split(strings.TrimRight(text, "\r\n"), "\n")
+	lines, err := d.split(strings.TrimRight(text, "\n\r"))
+	if err != nil {
+		return d, err
+	}
 	key := slices.IndexFunc(lines, func(s string) bool { return strings.HasPrefix(s, "rules:") })
 	switch {
 	case key < 0:

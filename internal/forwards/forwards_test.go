@@ -300,6 +300,9 @@ func TestOtherFormsAreRefusedUnchanged(t *testing.T) {
 		f.refuse(forward(8080, 0), "was edited by hand")
 	}
 	f := newFixture(t, configOfTest)
+	f.write("# made elsewhere\rrules:\r- name: deny 7/tcp\r  match: {ports: 7, protocol: tcp}\r  action: deny\r")
+	f.refuse(tcp(Remove, 7), "line breaks other than LF and CRLF")
+	f.refuse(forward(8080, 0), "line breaks other than LF and CRLF")
 	f.write("rules:\n- {name: a, action: dney}\n")
 	f.refuse(forward(8080, 0), "dney")
 	for _, text := range []string{"", "rules:\n", "rules: []\n", "# nothing\n", "rules: # none\n", "\r\n", "rules:\r\n- {name: a, action: deny}\r\n"} {

@@ -20,6 +20,10 @@ func FuzzEdit(f *testing.F) {
 	} {
 		f.Add(text)
 	}
+	for _, lineBreak := range []string{"\r", "\u0085", "\u2028", "\u2029"} {
+		f.Add(strings.Repeat(lineBreak, 6) + "#")
+		f.Add("# c" + lineBreak + "rules:\n- action: deny\n")
+	}
 	permitted := func(rules.Match, rules.HostAddress) error { return nil }
 	f.Fuzz(func(t *testing.T, text string) {
 		d, err := parse("file", text)
