@@ -43,8 +43,9 @@ func LoadAgent(path string, flags *pflag.FlagSet, environ func(string) (string, 
 	if err := l.compile("expose", &c.Expose, false); err != nil {
 		return Agent{Common: Common{files: c.files}}, err
 	}
-	if c.Cluster.Policy != "" {
-		_, _ = l.read(c.Cluster.Policy, true) // for Watch alone: the agent says what is wrong with it
+	if path := c.Cluster.Policy; path != "" { // for Watch alone: the agent says what is wrong with it
+		data, err := ReadFile(path)
+		l.common.files = append(l.common.files, newFile(path, data, err, true))
 	}
 	c.from, c.Publish.Allow, c.Run.Allow = l.from, l.publish, l.run
 	return c, nil
@@ -266,23 +267,24 @@ type file struct {
 	path  string
 	sum   [sha256.Size]byte // of its content, zero if it could not be read
 	empty bool              // nothing there, or nothing in it
+	apart bool              // the configuration does not depend on its content
 }
 
 // read returns the content of a file and records it. An optional one may be absent.
 func (l *loader) read(path string, optional bool) ([]byte, error) {
 	data, err := ReadFile(path)
-	l.common.files = append(l.common.files, newFile(path, data, err))
+	l.common.files = append(l.common.files, newFile(path, data, err, false))
 	if optional && errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
 	return data, err
 }
 
-func newFile(path string, data []byte, err error) file {
+func newFile(path string, data []byte, err error, apart bool) file {
 	if err != nil {
-		return file{path: path, empty: errors.Is(err, fs.ErrNotExist)}
+		return file{path: path, empty: errors.Is(err, fs.ErrNotExist), apart: apart}
 	}
-	return file{path: path, sum: sha256.Sum256(data), empty: len(data) == 0}
+	return file{path: path, sum: sha256.Sum256(data), empty: len(data) == 0, apart: apart}
 }
 
 // ReadFile reads at most as much of a file as yamltree accepts.

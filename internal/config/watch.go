@@ -37,7 +37,8 @@ func (c Common) read() []file { return c.files }
 // Watch watches the directories of the files, to notice a rename over a file and the
 // replacement of a symbolic link (as Kubernetes does). A file that becomes empty or is
 // removed is an error, unless hup confirms it: it is more likely half written than
-// meant to restore the defaults.
+// meant to restore the defaults. A policy is no such file: what becomes of it never keeps
+// the rest from taking effect.
 //
 // Watch blocks and owns its goroutines. If files cannot be watched it reports that once
 // through onChange, and uses hup only.
@@ -116,16 +117,17 @@ func look(files []file) []file {
 	now := make([]file, len(files))
 	for i, f := range files {
 		data, err := ReadFile(f.path)
-		now[i] = newFile(f.path, data, err)
+		now[i] = newFile(f.path, data, err, f.apart)
 	}
 	return now
 }
 
-// emptied returns a file that had content before and has none now.
+// emptied returns a file that had content before and has none now, of those that the
+// configuration depends on.
 func emptied(before, now []file) string {
 	for _, b := range before {
 		for _, n := range now {
-			if b.path == n.path && !b.empty && n.empty {
+			if b.path == n.path && !b.apart && !b.empty && n.empty {
 				return n.path
 			}
 		}

@@ -187,10 +187,15 @@ func TestWatchPolicy(t *testing.T) {
 		write(t, policy, text)
 		w.until(text, changed)
 	}
+	write(t, policy, "")
+	w.until("empty", changed)
 	if err := os.Remove(policy); err != nil {
 		t.Fatal(err)
 	}
-	w.untilError("empty or removed")
+	w.until("removed", changed)
+	// The rest of the configuration does not wait for it.
+	write(t, path, "holdDown: 3s\ncluster: {inventory: true, policy: "+policy+"}\n")
+	w.untilHoldDown(3 * time.Second)
 }
 
 // The default file may come later, even its directory.
