@@ -23,7 +23,7 @@ import (
 // Options configures a Writer.
 type Options struct {
 	Node     string        // name of the Node
-	Interval time.Duration // least time between two writes of changes
+	Interval time.Duration // least time between two writes of changes; a renewal has them earlier
 	// Machine is the boot id, Namespace the inode of the network namespace; see Holder.
 	Machine, Namespace string
 	// Config returns how to reach the API server now, and where that is written.
@@ -136,8 +136,8 @@ func (w *Writer) Run(ctx context.Context) error {
 			failing = ""
 		}
 		retry.Reset()
-		if wrote {
-			_ = schedule.Sleep(ctx, w.o.Interval+rand.N(w.o.Interval/5+1))
+		if wrote { // a renewal does not wait for an interval that is longer
+			_ = schedule.Sleep(ctx, min(w.o.Interval+rand.N(w.o.Interval/5+1), time.Until(w.renewAt)))
 		}
 		w.await(ctx)
 	}

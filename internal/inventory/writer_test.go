@@ -180,6 +180,28 @@ func TestWriterRenews(t *testing.T) {
 	})
 }
 
+// A long interval puts off changes, and neither renewals nor looks at the Node, without
+// which others take the object for one that nobody writes.
+func TestWriterRenewsWithinItsInterval(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const long = time.Hour
+		a := newAPI("n")
+		g := startAgent(t, a, "n", func(o *Options) { o.Interval = long }, tcp("0.0.0.0", 22, "sshd"))
+		pass(long)
+		n, reads := a.writes(), a.count("get nodes")
+		for i := range 12 {
+			g.set(tcp("0.0.0.0", 22, "sshd"), tcp("0.0.0.0", 80+i, "web"))
+			pass(RenewEvery + time.Second)
+			if age := time.Since(a.object("n").Status.Holder.Renewed.Time); age > RenewEvery+time.Second {
+				t.Fatalf("the object was renewed %v ago", age)
+			}
+		}
+		if n, reads = a.writes()-n, a.count("get nodes")-reads; n < 11 || n > 15 || reads < 11 || reads > 15 {
+			t.Errorf("%d writes, %d reads of the Node in an hour", n, reads)
+		}
+	})
+}
+
 // A new agent of the same boot writes nothing that is there, and knows since when ports
 // are open.
 func TestRestartedAgent(t *testing.T) {
