@@ -27,6 +27,7 @@ func count(h *host.Host, r *route.Router) metrics.HostSnapshot {
 	if r != nil {
 		n := r.Stats()
 		s.Names, s.NamesHTTP, s.NamesTLS = n.Results, n.HTTP, n.TLS
+		s.OverLimit += n.Limited
 		s.OutOfDescriptors += n.Refused
 	}
 	for _, p := range h.View().All() {

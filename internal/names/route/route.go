@@ -72,7 +72,8 @@ type Stats struct {
 	Results  map[string]uint64 // requests and TLS connections, by result
 	HTTP     int               // connections open now
 	TLS      int
-	Refused  uint64 // connections, as too many were open or too few file descriptors were left
+	Limited  uint64 // connections refused, as too many were open
+	Refused  uint64 // connections, as too few file descriptors were left
 	Listened int    // listeners open now
 }
 
@@ -94,8 +95,9 @@ type Router struct {
 	places   []*place
 	counts   [results]atomic.Uint64
 	open     [2]atomic.Int64 // connections: HTTP, TLS
-	refused  atomic.Uint64   // beside those of acceptor
-	acceptor *own.Acceptor   // of TLS
+	limited  atomic.Uint64
+	refused  atomic.Uint64 // beside those of acceptor
+	acceptor *own.Acceptor // of TLS
 
 	mu         sync.Mutex
 	table      *names.Table // of generation
@@ -252,7 +254,9 @@ func (r *Router) Report() names.Report {
 
 // Stats returns the counts.
 func (r *Router) Stats() Stats {
-	s := Stats{Results: make(map[string]uint64), HTTP: int(r.open[0].Load()), TLS: int(r.open[1].Load()), Refused: r.refused.Load() + r.acceptor.Refused()}
+	s := Stats{Results: make(map[string]uint64), HTTP: int(r.open[0].Load()), TLS: int(r.open[1].Load()), Limited: r.limited.Load(),
+		Refused: r.refused.Load() + r.acceptor.Refused(),
+	}
 	for i := range r.counts {
 		s.Results[resultNames[i]] = r.counts[i].Load()
 	}

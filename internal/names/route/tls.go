@@ -35,7 +35,7 @@ func (r *Router) serveTLS(ctx context.Context, ln net.Listener) error {
 	return r.acceptor.Serve(ctx, ln, func(conn net.Conn) {
 		if r.open[1].Load() >= maxConns {
 			forward.Reset(conn)
-			r.refused.Add(1)
+			r.limited.Add(1)
 			return
 		}
 		r.open[1].Add(1)
