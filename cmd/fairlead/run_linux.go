@@ -110,8 +110,8 @@ func runProgram(c *cobra.Command, socket string, q program.Request, tty bool) er
 // terminal would remain in raw mode.
 func deadly() []os.Signal {
 	return []os.Signal{
-		syscall.SIGABRT, syscall.SIGALRM, syscall.SIGIO, syscall.SIGPIPE, syscall.SIGPWR, syscall.SIGSTKFLT, syscall.SIGSYS,
-		syscall.SIGTRAP, syscall.SIGVTALRM, syscall.SIGXCPU, syscall.SIGXFSZ,
+		syscall.SIGABRT, syscall.SIGALRM, syscall.SIGBUS, syscall.SIGFPE, syscall.SIGILL, syscall.SIGIO, syscall.SIGPIPE, syscall.SIGPWR,
+		syscall.SIGSEGV, syscall.SIGSTKFLT, syscall.SIGSYS, syscall.SIGTRAP, syscall.SIGVTALRM, syscall.SIGXCPU, syscall.SIGXFSZ,
 	}
 }
 

@@ -41,13 +41,18 @@ func Do(ctx context.Context, socket string, q Request, s Streams) (Exit, error) 
 	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
 	defer stop()
 	exit, err := do(conn, q, s)
-	switch {
-	case ctx.Err() != nil:
+	if ctx.Err() != nil {
 		return exit, context.Cause(ctx)
-	case errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE):
-		return exit, errors.New("the agent has gone: is it running?")
 	}
 	return exit, err
+}
+
+// explain explains an error of the connection to the agent.
+func explain(err error) error {
+	if errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE) {
+		return errors.New("the agent has gone: is it running?")
+	}
+	return err
 }
 
 func do(conn *net.UnixConn, q Request, s Streams) (Exit, error) {
@@ -56,7 +61,7 @@ func do(conn *net.UnixConn, q Request, s Streams) (Exit, error) {
 	got.Close()
 	switch {
 	case err != nil:
-		return Exit{}, err
+		return Exit{}, explain(err)
 	case hello.Error != nil:
 		return Exit{}, hello.Error
 	case hello.Version != ask.Version:
@@ -71,7 +76,7 @@ func do(conn *net.UnixConn, q Request, s Streams) (Exit, error) {
 		defer s.Screen.restore()
 	}
 	if err := ask.Send(conn, first{Nonce: hello.Nonce, Run: q}); err != nil {
-		return Exit{}, err
+		return Exit{}, explain(err)
 	}
 	c := client{frames: frames{conn: conn}, Streams: s, ended: make(chan struct{}), room: window}
 	c.more = sync.NewCond(&c.mu)
@@ -110,7 +115,7 @@ func (c *client) receiveAll() (exit Exit, err error) {
 	for {
 		k, content, err := c.receive(buf, oob)
 		if err != nil {
-			return exit, err
+			return exit, explain(err)
 		}
 		switch k {
 		case frameReply:

@@ -8,6 +8,9 @@ import (
 	"errors"
 	"io"
 	"net"
+	"path/filepath"
+	"strings"
+	"syscall"
 	"testing"
 	"testing/iotest"
 
@@ -54,4 +57,68 @@ func TestBrokenInputIsNoEnd(t *testing.T) {
 	if err := <-done; !errors.Is(err, broken) {
 		t.Errorf("do: %v, want %v", err, broken)
 	}
+}
+
+// failing is an output that cannot be written to.
+type failing struct{ err error }
+
+func (f failing) Write([]byte) (int, error) { return 0, f.err }
+
+// The client tells an agent that has gone from its own input and output, which fail with the
+// same errors.
+func TestWhatHasGone(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		Streams
+		want string
+	}{
+		{"the agent", Streams{}, "the agent has gone"},
+		{"the reader of the output", Streams{Stdout: failing{syscall.EPIPE}}, syscall.EPIPE.Error()},
+		{"the writer of the input", Streams{Stdin: iotest.ErrReader(syscall.ECONNRESET)}, "read the input: " + syscall.ECONNRESET.Error()},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			socket := filepath.Join(t.TempDir(), "s")
+			l, err := net.Listen("unixpacket", socket)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer l.Close()
+			agent := make(chan error, 1)
+			atOnce := c.Stdin == nil && c.Stdout == nil
+			go func() { agent <- playSession(l, atOnce) }()
+			if c.Stdout == nil {
+				c.Stdout = io.Discard
+			}
+			_, err = Do(t.Context(), socket, Request{Name: "cat"}, c.Streams)
+			if err == nil || !strings.HasPrefix(err.Error(), c.want) {
+				t.Errorf("%v, want %s", err, c.want)
+			}
+			if err := <-agent; err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// playSession plays an agent that runs a program, whose output it sends, and goes: at once or
+// after the client.
+func playSession(l net.Listener, atOnce bool) error {
+	conn, err := l.Accept()
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	s := session{frames: frames{conn: conn.(*net.UnixConn)}}
+	if err := s.sendReply(reply{Version: ask.Version, Nonce: "n"}); err != nil {
+		return err
+	}
+	var q first
+	if _, err := ask.Receive(s.conn, &q); err != nil {
+		return err
+	}
+	err = errors.Join(s.sendReply(reply{Granted: true}), s.send(frameStdout, []byte("x"))) // the client may go meanwhile
+	for err == nil && !atOnce {
+		_, _, err = s.receive(newBuffer(), ask.NewControl())
+	}
+	return nil
 }

@@ -15,6 +15,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"sync"
 	"syscall"
@@ -23,6 +24,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/fairlead/fairlead/internal/cgroup"
 	"github.com/fairlead/fairlead/internal/publish/ask"
 	"github.com/fairlead/fairlead/test/kit/wait"
 )
@@ -424,12 +426,31 @@ func TestTerminalFull(t *testing.T) {
 		_ = d.master.Close()
 		wait.For(t, "the end of what is typed", full)
 	})
+	waits(t, "(*session).feed(", "(*File).Write(")
 	signals <- syscall.SIGTERM
 	if exit, err := d.leaves(); err != nil || exit != (Exit{Code: -1, Signal: syscall.SIGTERM}) {
 		t.Error(exit, err)
 	}
 	wait.For(t, "the server of the client", done)
 	r.noneLeft()
+}
+
+// waits waits until a goroutine waits for a descriptor in all of these functions.
+func waits(t testing.TB, in ...string) {
+	t.Helper()
+	stacks := make([]byte, 1<<20)
+	wait.Until(t, fmt.Sprintf("a goroutine waits in %q", in), func() error {
+		for g := range strings.SplitSeq(string(stacks[:runtime.Stack(stacks, true)]), "\n\n") {
+			calls, ok := 0, strings.Contains(g, " [IO wait")
+			for _, f := range in {
+				calls += min(strings.Count(g, f), 1)
+			}
+			if ok && calls == len(in) {
+				return nil
+			}
+		}
+		return errors.New("none does")
+	})
 }
 
 // A client that does not read stops the program at its terminal, and ends it when it goes.
@@ -439,12 +460,16 @@ func TestTerminalNotRead(t *testing.T) {
 	q := role("both")
 	q.TTY = &Terminal{}
 	begin(t, conn, q)
-	populated(t, r.server.starter.process.Pid)
+	g := populated(t, r.server.starter.process.Pid)
 	f := frames{conn: conn}
-	for range window / maxFrame { // more than the terminal takes
+	for range window / maxFrame {
 		if err := f.send(frameStdin, make([]byte, maxFrame)); err != nil {
 			t.Fatal(err)
 		}
+	}
+	waits(t, "(*session).copy(", "(*frames).send(")
+	if !cgroup.Populated(g) {
+		t.Error("the program did not wait for its client")
 	}
 	_ = conn.Close()
 	wait.For(t, "the session to end", done)

@@ -206,6 +206,7 @@ func runAtTerminal(t *testing.T, run func(args ...string) *exec.Cmd) {
 		{"interrupt", []string{"-t", "head", "--", "-n2"}, 130, func(*os.Process) error { _, err := master.WriteString("\x03"); return err }, ""},
 		{"terminate", []string{"-t", "head", "--", "-n2"}, 143, func(p *os.Process) error { return p.Signal(syscall.SIGTERM) }, ""},
 		{"alarm", []string{"-t", "head", "--", "-n2"}, 125, func(p *os.Process) error { return p.Signal(syscall.SIGALRM) }, "alarm clock"},
+		{"fault", []string{"-t", "head", "--", "-n2"}, 125, func(p *os.Process) error { return p.Signal(syscall.SIGSEGV) }, "segmentation fault"},
 	} {
 		cmd := run(c.args...)
 		cmd.Stdin, cmd.Stdout, cmd.Stderr = slave, slave, slave
