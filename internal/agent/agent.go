@@ -65,8 +65,9 @@ type named interface {
 
 // Agent is the guest agent.
 type Agent struct {
-	cfg config.Agent
-	log *slog.Logger
+	cfg    config.Agent
+	log    *slog.Logger
+	levels *loglevel.Levels
 
 	sockets    *own.Sockets
 	observer   *observer.Observer
@@ -110,7 +111,7 @@ func New(cfg config.Agent, log *slog.Logger, level *loglevel.Levels) (*Agent, er
 		return nil, errors.New("--observer bpf loads BPF programs, which needs root: run it as root, or with --observer poll")
 	}
 	a := &Agent{
-		cfg: cfg, log: log, sockets: new(own.Sockets), trace: new(trace.Hub), served: schedule.NewSignal(), shrunk: schedule.NewSignal(), busy: schedule.NewSignal(),
+		cfg: cfg, log: log, levels: level, sockets: new(own.Sockets), trace: new(trace.Hub), served: schedule.NewSignal(), shrunk: schedule.NewSignal(), busy: schedule.NewSignal(),
 		problems: schedule.NewSignal(), tried: schedule.NewSignal(), started: uint64(privilege.Effective()),
 	}
 	if err := a.wireSources(); err != nil {
@@ -304,13 +305,16 @@ func (a *Agent) wireHostlink() error {
 	}
 	o := link.Options{
 		Role: link.RoleAgent, Identity: link.NewIdentity(), Name: machineName("guest"), Version: version.String(), Network: link.NetworkID(),
-		AllowUIDs: a.cfg.AllowUIDs, AllowCIDs: a.cfg.AllowCIDs, Logger: a.log,
+		AllowUIDs: a.cfg.AllowUIDs, AllowCIDs: a.cfg.AllowCIDs, LogLevel: true, Logger: a.log,
 	}
 	h := hostlink.Options{
 		Epoch:      o.Identity,
 		Incomplete: func(generation uint64) []string { return a.reconciler.Incomplete(generation) },
 		Lookup:     func(k port.Key) (port.Publication, bool) { return a.reconciler.Wanted().View().Get(k) },
 		Serve:      a.forward.Serve, ServeUDP: a.forward.ServeUDP,
+		SetLogLevel: func(level string, components []string, lasts time.Duration) error {
+			return a.levels.Set(loglevel.Host, loglevel.Request{Level: level, Components: components, Lasts: lasts}, a.log)
+		},
 		Logger: a.log,
 	}
 	a.reportUnpublished(&h, &o)

@@ -77,6 +77,8 @@ type guest struct {
 	remote     bool
 	since      time.Time
 
+	asked levelRequests
+
 	writer schedule.Signal // there is something to write
 	limits limits
 
@@ -339,6 +341,7 @@ func (g *guest) session(ctx context.Context) (lasted time.Duration, served bool,
 	wg.Wait()
 	g.flows.use(nil)
 	g.h.mu.Lock()
+	g.asked.end()
 	if len(g.pubs)+len(g.others) > 0 && g.graceEnd.IsZero() {
 		g.graceEnd = time.Now().Add(g.h.opt.Grace)
 		g.h.timers.Notify()
@@ -424,6 +427,8 @@ func (g *guest) read(ctx context.Context, session link.Session) error {
 			}
 		case c.Unpublished != nil:
 			g.applyUnpublished(ctx, c.Unpublished)
+		case c.LogLevelSet != nil:
+			g.answered(c.LogLevelSet)
 		}
 		// Changes before the requested snapshot have a base that is missing here.
 		// Agents send nothing else.
@@ -730,10 +735,11 @@ func (g *guest) messages() []wire.Control {
 	h := g.h
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	list := g.asked.take()
 	if g.resync != "" {
 		c := wire.Control{Resync: &wire.Resync{Reason: g.resync}}
 		g.resync = ""
-		return []wire.Control{c}
+		return append(list, c)
 	}
 	var out []wire.Outcome
 	for _, k := range slices.SortedFunc(maps.Keys(g.dirty), port.Key.Compare) {
@@ -750,9 +756,9 @@ func (g *guest) messages() []wire.Control {
 	}
 	if g.ack {
 		g.ack = false
-		return wire.Ack{Generation: g.generation, Outcomes: out}.Split()
+		return append(list, wire.Ack{Generation: g.generation, Outcomes: out}.Split()...)
 	}
-	return wire.Outcomes{Outcomes: out}.Split()
+	return append(list, wire.Outcomes{Outcomes: out}.Split()...)
 }
 
 // equal reports whether both are the same.

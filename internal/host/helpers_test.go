@@ -71,6 +71,7 @@ type agent struct {
 	acked    uint64
 	resyncs  []string
 	greet    func() []wire.Control // what a new session begins with
+	levels   chan wire.LogLevel    // that the host asked for
 
 	onSession func(link.Session)                              // runs beside each session
 	onFlow    func(link.Stream, wire.FlowRequest) (took bool) // in place of the server
@@ -89,6 +90,7 @@ func newAgent(t *testing.T, name string) *agent {
 		t: t, name: name, server: s,
 		dial:     make(map[port.Key][]netip.AddrPort),
 		outcomes: make(map[port.Key][]port.Outcome),
+		levels:   make(chan wire.LogLevel, 2*maxLevelRequests),
 	}
 	if hasConnections(t) {
 		dir, err := os.MkdirTemp("", "host") // t.TempDir is too long for a socket
@@ -230,6 +232,8 @@ func (a *agent) read(s link.Session) {
 			outcomes = c.Outcomes.Outcomes
 		case c.Resync != nil:
 			a.resyncs = append(a.resyncs, c.Resync.Reason)
+		case c.LogLevel != nil:
+			a.levels <- *c.LogLevel
 		}
 		seen := make(map[port.Key]bool)
 		for _, o := range outcomes {

@@ -117,6 +117,9 @@ func New(cfg config.Host, log *slog.Logger, level *loglevel.Levels) (*Daemon, er
 		Token:    page,
 		Provider: p, Explainer: p, Metrics: metrics.NewHost(func() metrics.HostSnapshot { return count(d.host, d.names) }), Level: level, Logger: log,
 		Role: "host", Name: name, Vitals: func(uint64) status.Vitals { return vitals(d.host) },
+		GuestLevel: func(ctx context.Context, guest string, r loglevel.Request) error {
+			return d.host.SetLogLevel(ctx, guest, r.Level, r.Components, r.Lasts)
+		},
 		Peers: p.peers, Forwards: d.forwards, Settings: d.settings, Trace: tracer, Names: p.report,
 	})
 	return d, nil

@@ -59,6 +59,22 @@ func TestHelloWithoutUnpublished(t *testing.T) {
 	}
 }
 
+// Only an agent that takes log levels says so.
+func TestHelloWithLogLevel(t *testing.T) {
+	for _, takes := range []bool{false, true} {
+		o := opts(t, RoleAgent)
+		o.LogLevel = takes
+		a, b := net.Pipe()
+		d, l := shake(t, opts(t, RoleHost), o, a, b)
+		if d.err != nil || l.err != nil {
+			t.Fatal(d.err, l.err)
+		}
+		if d.s.Peer().LogLevel != takes || l.s.Peer().LogLevel {
+			t.Errorf("%v: the agent's hello says %v, the host's %v", takes, d.s.Peer().LogLevel, l.s.Peer().LogLevel)
+		}
+	}
+}
+
 func TestHandshakeByUser(t *testing.T) {
 	for name, tt := range map[string]struct {
 		token Token

@@ -130,4 +130,6 @@ type Peer struct {
 	Proof    string // how it proved itself: "token", "uid 0"
 	// Unpublished reports that it knows the message wire.Unpublished, and uses it.
 	Unpublished bool
+	// LogLevel reports that it is an agent that takes the message wire.LogLevel.
+	LogLevel bool
 }

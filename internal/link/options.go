@@ -61,7 +61,9 @@ type Options struct {
 	KeepAlive time.Duration
 	// NoUnpublished says that this side neither sends nor accepts wire.Unpublished.
 	NoUnpublished bool
-	Logger        *slog.Logger
+	// LogLevel says that this side takes wire.LogLevel.
+	LogLevel bool
+	Logger   *slog.Logger
 
 	minVersion, maxVersion int           // wire.Version if 0
 	maxUnproved            int           // connections that have sent no opening yet; unprovedLimit if 0

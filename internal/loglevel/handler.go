@@ -37,7 +37,7 @@ func (h handler) Enabled(_ context.Context, l slog.Level) bool { return l >= h.v
 // Handle implements slog.Handler.
 func (h handler) Handle(ctx context.Context, r slog.Record) error {
 	e := h.v.current()
-	if len(e.of) > 0 && r.Level < h.levelOf(e, r) {
+	if r.Level < h.levelOf(e, r) || e.local != nil && r.Level < h.levelOf(*e.local, r) && !e.extra.Allow() {
 		return nil
 	}
 	if c := componentAt(r.PC); r.Level < slog.LevelInfo && c != "" {
@@ -51,6 +51,9 @@ func (h handler) Handle(ctx context.Context, r slog.Record) error {
 // for each line below the level of the whole while a component has a lower one, so it must
 // not allocate.
 func (h handler) levelOf(e effective, r slog.Record) slog.Level {
+	if len(e.of) == 0 {
+		return e.whole
+	}
 	least, found := e.whole, false
 	see := func(component string) {
 		if l, ok := e.of[component]; ok && (!found || l < least) {

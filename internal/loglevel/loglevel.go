@@ -9,11 +9,14 @@ import (
 	"cmp"
 	"fmt"
 	"log/slog"
+	"math"
 	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"golang.org/x/time/rate"
 )
 
 // Limits of how long a temporary level lasts, and how long it does where nothing else is
@@ -64,6 +67,18 @@ func (r Request) Check() error {
 	return nil
 }
 
+// CheckMore returns why a host may not ask this of a guest: it asks for more lines only,
+// and for a time.
+func (r Request) CheckMore() error {
+	if r.Level != "debug" && r.Level != "info" {
+		return fmt.Errorf("log level %q of a guest: want debug or info, as a host only has an agent log more", r.Level)
+	}
+	if r.Lasts < LastsMin || r.Lasts > LastsMax {
+		return fmt.Errorf("for %s: want a duration such as 10m, %s to %s", r.Lasts, LastsMin, LastsMax)
+	}
+	return nil
+}
+
 // Party is who set a level.
 type Party int
 
@@ -96,6 +111,7 @@ type Levels struct {
 	mu        sync.Mutex
 	permanent slog.Level // of the whole
 	temporary [parties]map[string]*timed
+	extra     *rate.Limiter // of the lines that only the host asked for
 }
 
 // timed is a temporary level. Its timer removes it.
@@ -105,10 +121,16 @@ type timed struct {
 	timer *time.Timer
 }
 
+// What is logged for the host alone, in lines a second and at once: it could fill the disk of
+// the guest otherwise.
+const extraRate, extraBurst = 100, 1000
+
 // effective is what handlers read.
 type effective struct {
 	whole, least slog.Level
 	of           map[string]slog.Level // of components that have one of their own, also where it is that of the whole
+	local        *effective            // without what the host set; nil if that is nothing
+	extra        *rate.Limiter
 }
 
 // New returns levels of which the whole is l.
@@ -134,10 +156,12 @@ func (v *Levels) Set(by Party, r Request, log *slog.Logger) error {
 	if err := r.Check(); err != nil {
 		return err
 	}
-	level, _ := Parse(r.Level) // Check did
-	if by == Host && (level > slog.LevelInfo || r.Lasts == 0) {
-		return fmt.Errorf("log level %s for %s: a host sets debug or info, for a time", r.Level, r.Lasts)
+	if by == Host {
+		if err := r.CheckMore(); err != nil {
+			return err
+		}
 	}
+	level, _ := Parse(r.Level) // Check did
 	keys := r.Components
 	if len(keys) == 0 {
 		keys = []string{""}
@@ -208,34 +232,37 @@ func (v *Levels) Stop() {
 
 // update has handlers see what is in effect. v.mu is held, or v is new.
 func (v *Levels) update() {
-	local, host := v.temporary[Local], v.temporary[Host]
-	whole, extra := v.permanent, slog.LevelError
-	if t := local[""]; t != nil {
-		whole = t.level
-	}
-	if t := host[""]; t != nil {
-		extra = t.level
-	}
-	e := effective{whole: min(whole, extra), of: make(map[string]slog.Level)}
-	for _, c := range Components() {
-		own, theirs := local[c], host[c]
-		if own == nil && theirs == nil {
-			continue
+	local := v.join(nil)
+	e := local
+	if host := v.temporary[Host]; len(host) > 0 {
+		if v.extra == nil {
+			v.extra = rate.NewLimiter(extraRate, extraBurst)
 		}
-		l, h := whole, extra
-		if own != nil {
-			l = own.level
-		}
-		if theirs != nil {
-			h = theirs.level
-		}
-		e.of[c] = min(l, h)
-	}
-	e.least = e.whole
-	for _, l := range e.of {
-		e.least = min(e.least, l)
+		e = v.join(host)
+		e.local, e.extra = &local, v.extra
 	}
 	v.now.Store(&e)
+}
+
+// join returns what the local levels and the host's make together.
+func (v *Levels) join(host map[string]*timed) effective {
+	of := func(levels map[string]*timed, key string, otherwise slog.Level) slog.Level {
+		if t := levels[key]; t != nil {
+			return t.level
+		}
+		return otherwise
+	}
+	local := v.temporary[Local]
+	whole, more := of(local, "", v.permanent), of(host, "", math.MaxInt)
+	e := effective{whole: min(whole, more), of: make(map[string]slog.Level)}
+	e.least = e.whole
+	for _, c := range Components() {
+		if local[c] != nil || host[c] != nil {
+			e.of[c] = min(of(local, c, whole), of(host, c, more))
+			e.least = min(e.least, e.of[c])
+		}
+	}
+	return e
 }
 
 // level returns that of a component.

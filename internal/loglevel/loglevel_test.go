@@ -112,9 +112,9 @@ func TestBadRequests(t *testing.T) {
 		{Local, Request{"debug", []string{"nat"}, 0}, "1s to 24h"},
 		{Local, Request{"debug", []string{"nat", "nosuch"}, time.Hour}, `component "nosuch": want one of agent,`},
 		{Local, Request{"debug", []string{""}, time.Hour}, `component ""`},
-		{Host, Request{"debug", nil, 0}, "a host sets"},
-		{Host, Request{"warn", nil, time.Hour}, "a host sets"},
-		{Host, Request{"error", []string{"nat"}, time.Hour}, "a host sets"},
+		{Host, Request{"debug", nil, 0}, "1s to 24h"},
+		{Host, Request{"warn", nil, time.Hour}, "want debug or info"},
+		{Host, Request{"error", []string{"nat"}, time.Hour}, "want debug or info"},
 	} {
 		err := v.Set(c.by, c.r, slog.New(slog.DiscardHandler))
 		if err == nil || !strings.Contains(err.Error(), c.want) {
@@ -124,6 +124,40 @@ func TestBadRequests(t *testing.T) {
 	if s := v.State(); s.Level != "info" || len(s.Temporary) != 0 {
 		t.Errorf("a refused request changed %+v", s)
 	}
+}
+
+// What only the host asked for is limited. All else is not.
+func TestLinesForTheHostAreLimited(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		v := New(slog.LevelInfo)
+		defer v.Stop()
+		count := func() (debug, info, nat int) {
+			var b bytes.Buffer
+			log := slog.New(v.Handler(slog.NewTextHandler(&b, &slog.HandlerOptions{Level: slog.LevelDebug})))
+			for range 3 * extraBurst {
+				log.Debug("x")
+				log.Info("y")
+				log.Debug("z", "source", "nat")
+			}
+			out := b.String()
+			return strings.Count(out, "msg=x"), strings.Count(out, "msg=y"), strings.Count(out, "msg=z")
+		}
+		for _, c := range []struct {
+			by         Party
+			components []string
+		}{{Local, []string{"nat"}}, {Host, nil}} {
+			if err := v.Set(c.by, Request{"debug", c.components, time.Hour}, slog.New(slog.DiscardHandler)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if debug, info, nat := count(); debug != extraBurst || info != 3*extraBurst || nat != 3*extraBurst {
+			t.Errorf("%d lines for the host, %d lines of the whole, %d of a component", debug, info, nat)
+		}
+		time.Sleep(time.Second)
+		if debug, _, _ := count(); debug != extraRate {
+			t.Errorf("%d lines in the next second", debug)
+		}
+	})
 }
 
 // A line belongs to the package that logs it. This one is loglevel.

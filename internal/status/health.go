@@ -3,6 +3,7 @@
 package status
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -59,11 +60,49 @@ func (s *Server) logLevels(w http.ResponseWriter, _ *http.Request) {
 	_ = json.NewEncoder(w).Encode(s.o.Level.State())
 }
 
+// decodeLevel reads a request into q, or answers why it cannot.
+func decodeLevel(w http.ResponseWriter, r *http.Request, q any) bool {
+	dec := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxBody))
+	dec.DisallowUnknownFields() // a newer client must not have half of its request carried out
+	if err := dec.Decode(q); err != nil {
+		text(w, http.StatusBadRequest, fmt.Sprintf("not a request for a log level: %v", err))
+		return false
+	}
+	return true
+}
+
+// GuestLevel asks for a log level of a guest's agent, which knows its own components.
+type GuestLevel struct {
+	Guest string `json:"guest"`
+	loglevel.Request
+}
+
+// GuestLevelWithin is how long a guest's agent may take to answer.
+const GuestLevelWithin = 10 * time.Second
+
+func (s *Server) setGuestLevel(w http.ResponseWriter, r *http.Request) {
+	var q GuestLevel
+	if !decodeLevel(w, r, &q) {
+		return
+	}
+	if err := (loglevel.Request{Level: q.Level, Lasts: q.Lasts}).CheckMore(); err != nil {
+		text(w, http.StatusBadRequest, err.Error())
+		return
+	}
+	ctx, cancel := context.WithTimeoutCause(r.Context(), GuestLevelWithin, fmt.Errorf("waited %s", GuestLevelWithin))
+	defer cancel()
+	if err := s.o.GuestLevel(ctx, q.Guest, q.Request); err != nil {
+		text(w, http.StatusConflict, strings.ReplaceAll(err.Error(), "\n", "; "))
+		return
+	}
+	w.Header().Set("Content-Type", "application/json")
+	_ = json.NewEncoder(w).Encode(q)
+}
+
 // setLevels sets levels of components.
 func (s *Server) setLevels(w http.ResponseWriter, r *http.Request) {
 	var q loglevel.Request
-	if err := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxBody)).Decode(&q); err != nil {
-		text(w, http.StatusBadRequest, fmt.Sprintf("not a request for a log level: %v", err))
+	if !decodeLevel(w, r, &q) {
 		return
 	}
 	if err := s.o.Level.Set(loglevel.Local, q, s.o.Logger); err != nil {

@@ -144,7 +144,7 @@ func plain(t *testing.T) *http.Client {
 
 func TestPageNeedsToken(t *testing.T) {
 	s, c := servePage(t), plain(t)
-	for _, path := range []string{"/v1/ports", "/v1/events", "/v1/explain?port=80", "/v1/loglevel", "/v1/loglevels", "/v1/web", "/v1/forwards", "/v1/trace", "/v1/other"} {
+	for _, path := range []string{"/v1/ports", "/v1/events", "/v1/explain?port=80", "/v1/loglevel", "/v1/loglevels", "/v1/guestlevel", "/v1/web", "/v1/forwards", "/v1/trace", "/v1/other"} {
 		for _, auth := range []string{"", "Bearer ", "Bearer x" + s.token(), "Basic " + s.token()} {
 			resp, body := request(t, c, http.MethodGet, s.base()+path, func(r *http.Request) { r.Header.Set("Authorization", auth) })
 			if resp.StatusCode != http.StatusUnauthorized || strings.Contains(body, "socket") {
@@ -169,7 +169,7 @@ func TestPageNeedsToken(t *testing.T) {
 func TestPageOnTCPChangesNothing(t *testing.T) {
 	s, c := servePage(t), plain(t)
 	for _, method := range []string{http.MethodPut, http.MethodPost, http.MethodDelete, http.MethodPatch} {
-		for _, path := range []string{"/v1/loglevel", "/v1/loglevels", "/v1/forwards", "/v1/ports", "/v1/web"} {
+		for _, path := range []string{"/v1/loglevel", "/v1/loglevels", "/v1/guestlevel", "/v1/forwards", "/v1/ports", "/v1/web"} {
 			resp, _ := request(t, c, method, s.base()+path, func(r *http.Request) { r.Header.Set("Authorization", "Bearer "+s.token()) })
 			if resp.StatusCode != http.StatusNotFound && resp.StatusCode != http.StatusMethodNotAllowed {
 				t.Errorf("%s %s: %d", method, path, resp.StatusCode)
@@ -418,7 +418,7 @@ func TestRelay(t *testing.T) {
 	if resp, body := request(t, c, http.MethodGet, r.base()+"/v1/ports", auth); resp.StatusCode != http.StatusOK || !strings.Contains(body, `"socket"`) {
 		t.Errorf("with token: %d %s", resp.StatusCode, body)
 	}
-	for _, path := range []string{"/v1/loglevel", "/v1/loglevels", "/v1/forwards", "/v1/web", "/metrics"} {
+	for _, path := range []string{"/v1/loglevel", "/v1/loglevels", "/v1/guestlevel", "/v1/forwards", "/v1/web", "/metrics"} {
 		if resp, _ := request(t, c, http.MethodGet, r.base()+path, auth); resp.StatusCode != http.StatusNotFound {
 			t.Errorf("%s: %d, want what the page does not need to be out of reach", path, resp.StatusCode)
 		}

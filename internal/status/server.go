@@ -35,7 +35,9 @@ type Options struct {
 	Examiner Examiner         // nil leaves /v1/doctor out
 	Metrics  http.Handler     // of /metrics; nil leaves it out
 	Level    *loglevel.Levels // of the process; nil leaves /v1/loglevel and /v1/loglevels out
-	Logger   *slog.Logger
+	// GuestLevel sets the log level of a guest's agent; nil leaves /v1/guestlevel out.
+	GuestLevel func(ctx context.Context, guest string, r loglevel.Request) error
+	Logger     *slog.Logger
 	// MaxWatches bounds concurrent watch and event streams; 64 if 0.
 	MaxWatches int
 	// Role is "agent" or "host"; Name is the machine's. The page shows both.
@@ -173,6 +175,9 @@ func (s *Server) routes(mux *http.ServeMux, control bool) {
 		mux.HandleFunc("PUT /v1/loglevel", s.setLevel)
 		mux.HandleFunc("GET /v1/loglevels", s.logLevels)
 		mux.HandleFunc("PUT /v1/loglevels", s.setLevels)
+	}
+	if s.o.GuestLevel != nil {
+		mux.HandleFunc("PUT /v1/guestlevel", s.setGuestLevel)
 	}
 }
 

@@ -13,7 +13,9 @@ import (
 // checked what it returns.
 func (c Control) Check() error {
 	n := 0
-	for _, set := range [...]bool{c.Snapshot != nil, c.Change != nil, c.Ack != nil, c.Outcomes != nil, c.Resync != nil, c.Unpublished != nil} {
+	for _, set := range [...]bool{
+		c.Snapshot != nil, c.Change != nil, c.Ack != nil, c.Outcomes != nil, c.Resync != nil, c.Unpublished != nil, c.LogLevel != nil, c.LogLevelSet != nil,
+	} {
 		if set {
 			n++
 		}
@@ -38,9 +40,28 @@ func (c Control) Check() error {
 		return checkAll(c.Outcomes.Outcomes, Outcome.check)
 	case c.Unpublished != nil:
 		return c.Unpublished.check()
+	case c.LogLevel != nil:
+		return c.LogLevel.check()
+	case c.LogLevelSet != nil:
+		return checkText("logLevelSet: reason", c.LogLevelSet.Reason, MaxReason)
 	default:
 		return checkText("resync: reason", c.Resync.Reason, MaxReason)
 	}
+}
+
+func (l *LogLevel) check() error {
+	if len(l.Components) > MaxComponents {
+		return malformed("logLevel: %d components, at most %d", len(l.Components), MaxComponents)
+	}
+	for _, text := range append(List[string]{l.Level}, l.Components...) {
+		if err := checkText("logLevel: word", text, MaxWord); err != nil {
+			return err
+		}
+	}
+	if l.Seconds < 1 || l.Seconds > 24*60*60 {
+		return malformed("logLevel: %d seconds, want 1 to a day", l.Seconds)
+	}
+	return nil
 }
 
 func (s *Snapshot) check() error {

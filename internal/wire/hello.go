@@ -46,6 +46,8 @@ type Hello struct {
 	// Unpublished reports that this peer knows the message Unpublished. Peers that do not
 	// know the field ignore it.
 	Unpublished bool `json:"unpublished,omitzero"`
+	// LogLevel reports that this agent takes the message LogLevel.
+	LogLevel bool `json:"logLevel,omitzero"`
 }
 
 // Proof shows that a peer has the shared token.

@@ -35,6 +35,10 @@ func decodeControl(body []byte) (Control, error) {
 			return &c.Resync
 		case "unpublished":
 			return &c.Unpublished
+		case "logLevel":
+			return &c.LogLevel
+		case "logLevelSet":
+			return &c.LogLevelSet
 		}
 		return nil
 	})
@@ -44,6 +48,9 @@ func decodeControl(body []byte) (Control, error) {
 	}
 	if err != nil {
 		return Control{}, err
+	}
+	if c.LogLevelSet != nil { // an error that the host prints
+		c.LogLevelSet.Reason = oneLine(c.LogLevelSet.Reason)
 	}
 	return c, nil
 }

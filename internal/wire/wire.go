@@ -61,6 +61,8 @@ type Control struct {
 	Resync   *Resync   `json:"resync,omitempty"`   // host to agent
 
 	Unpublished *Unpublished `json:"unpublished,omitzero"` // agent to host, if that knows it: see Hello
+	LogLevel    *LogLevel    `json:"logLevel,omitzero"`    // host to agent, if that takes it: see Hello
+	LogLevelSet *LogLevelSet `json:"logLevelSet,omitzero"` // agent to host: the answer to each LogLevel
 }
 
 // Snapshot is the whole wanted set. A large one comes in parts: More is set on
@@ -159,6 +161,32 @@ type Unread struct {
 	Where  string `json:"where"` // table and chains
 	Rule   string `json:"rule"`  // its text
 	Reason string `json:"reason"`
+}
+
+// MaxComponents is how many components LogLevel names at most.
+const MaxComponents = 64
+
+// LogLevel asks the agent to log more for a time.
+type LogLevel struct {
+	Number     uint64       `json:"number"`               // of the request, in its session
+	Level      string       `json:"level"`                // "debug" or "info"
+	Components List[string] `json:"components,omitempty"` // empty: the whole
+	Seconds    int          `json:"seconds"`              // how long, 1 s to a day
+}
+
+// LogLevelSet answers LogLevel.
+type LogLevelSet struct {
+	Number uint64 `json:"number"`
+	Reason string `json:"reason,omitempty"` // why the agent refuses, empty if it does not
+}
+
+// NewLogLevelSet returns an answer. A reason that is too long is truncated.
+func NewLogLevelSet(number uint64, err error) *LogLevelSet {
+	a := &LogLevelSet{Number: number}
+	if err != nil {
+		a.Reason = truncate(oneLine(err.Error()), MaxReason)
+	}
+	return a
 }
 
 // Outcome is port.Outcome on the wire.

@@ -68,6 +68,8 @@ func controls() map[string]Control {
 			Removed: []port.Key{key(port.TCP, "::", 22)},
 			Unread:  &List[Unread]{{Where: "ip nat PREROUTING", Rule: "-m mark --mark 0x7 -j DNAT", Reason: "a mark"}},
 		}},
+		"loglevel":         {LogLevel: &LogLevel{Number: 1, Level: "debug", Components: List[string]{"nat", "docker"}, Seconds: 600}},
+		"loglevel-set":     {LogLevelSet: &LogLevelSet{Number: 1, Reason: "component \"x\": want one of agent"}},
 		"unpublished-none": {Unpublished: &Unpublished{Unread: &List[Unread]{}}},
 	}
 }
@@ -228,6 +230,12 @@ func TestControlRefused(t *testing.T) {
 		"unpublished, reason":   {`{"unpublished":{"put":[{` + ok + `,"reason":"` + strings.Repeat("r", 513) + `"}]}}`, "text"},
 		"unpublished, rule":     {`{"unpublished":{"unread":[{"rule":"` + strings.Repeat("r", 513) + `"}]}}`, "text"},
 		"unpublished, source":   {`{"unpublished":{"put":[{` + ok + `,"source":"` + strings.Repeat("r", 65) + `"}]}}`, "source"},
+		"log level, seconds":    {`{"logLevel":{"number":1,"level":"debug","seconds":0}}`, "0 seconds"},
+		"log level, for ever":   {`{"logLevel":{"number":1,"level":"debug","seconds":86401}}`, "86401 seconds"},
+		"log level, word":       {`{"logLevel":{"number":1,"level":"` + strings.Repeat("r", 65) + `","seconds":1}}`, "word"},
+		"log level, component":  {`{"logLevel":{"number":1,"level":"debug","seconds":1,"components":["` + strings.Repeat("r", 65) + `"]}}`, "word"},
+		"log level, components": {`{"logLevel":{"number":1,"level":"debug","seconds":1,"components":["a"` + strings.Repeat(`,"a"`, 64) + `]}}`, "65 components"},
+		"log level, reason":     {`{"logLevelSet":{"number":1,"reason":"` + strings.Repeat("r", 513) + `"}}`, "reason"},
 		"unpublished, omitted":  {`{"unpublished":{"omitted":-1}}`, "omitted"},
 		"unpublished, removed":  {`{"unpublished":{"removed":[{"protocol":"tcp","port":1}]}}`, "no address"},
 		"long garbage":          {`{"` + strings.Repeat("x", 10_000) + `":1}`, "unknown message"},
@@ -943,6 +951,18 @@ func TestSplitUnpublished(t *testing.T) {
 
 // A peer that does not know the field of the hello ignores it, and so does one that has it
 // where it is missing.
+// What an agent answers is printed by the host: it moves no cursor.
+func TestReasonOfALogLevelIsOneLine(t *testing.T) {
+	var b bytes.Buffer
+	if err := WriteControl(&b, Control{LogLevelSet: &LogLevelSet{Number: 1, Reason: "no\x1b[2J\nfairlead: \u009b"}}); err != nil {
+		t.Fatal(err)
+	}
+	c, err := ReadControl(&b)
+	if err != nil || c.LogLevelSet.Reason != "no [2J fairlead:  " {
+		t.Errorf("%+v, %v", c.LogLevelSet, err)
+	}
+}
+
 func TestHelloWithUnpublished(t *testing.T) {
 	h := *handshakes()["hello"].Hello
 	for _, on := range []bool{false, true} {

@@ -261,6 +261,71 @@ func TestLogLevel(t *testing.T) {
 	oneLine(t, stderr, "loud", "debug")
 }
 
+// A host sets the level of its guest's agent over the link, for a time.
+func TestLogLevelOfAGuest(t *testing.T) {
+	r := newRig(t)
+	r.connect = "dev=" + r.link
+	r.startHost()
+	r.host.Prints(`msg="guest unreachable; retrying" guest=dev`)
+	set := func(args ...string) (stdout, stderr string, code int) {
+		t.Helper()
+		return fairlead(t, append([]string{"loglevel", "set", "debug", "--control", r.hostCtl}, args...)...)
+	}
+	_, stderr, code := set("--guest", "dev")
+	oneLine(t, stderr, `guest "dev" is not connected`)
+	if code != 1 {
+		t.Errorf("exit code %d", code)
+	}
+	r.startAgent()
+	r.host.Prints("msg=\"guest connected\"")
+	_, stderr, _ = set("--guest", "other")
+	oneLine(t, stderr, `guest "other": want one of "dev"`)
+	_, stderr, _ = set("--guest", "dev", "--component", "nosuch")
+	oneLine(t, stderr, "its agent refuses", `component "nosuch": want one of agent,`)
+	_, stderr, code = fairlead(t, "loglevel", "set", "debug", "--guest", "dev", "--control", r.agentCtl)
+	oneLine(t, stderr, "of the other role")
+	if code != 1 {
+		t.Errorf("exit code %d", code)
+	}
+	get := func() string {
+		t.Helper()
+		out, _, _ := fairlead(t, "loglevel", "get", "--control", r.agentCtl)
+		return out
+	}
+	if out := get(); out != "info\n" {
+		t.Errorf("get = %q", out)
+	}
+	if out, stderr, _ := set("--guest", "dev"); out != "debug\n" {
+		t.Errorf("set = %q, %q", out, stderr)
+	}
+	if out, stderr, _ := set("--guest", "dev", "--component", "nat", "--for", "1h"); out != "debug\n" {
+		t.Errorf("set = %q, %q", out, stderr)
+	}
+	if out := get(); !strings.HasPrefix(out, "debug\ndebug of all for another ") || !strings.Contains(out, "debug of nat for another ") || strings.Count(out, ", by the host\n") != 2 {
+		t.Errorf("get = %q", out)
+	}
+	r.agent.Prints(`msg="log level set" by=host level=debug lasts=10m0s`)
+	if out, _, _ := fairlead(t, "loglevel", "get", "--control", r.hostCtl); out != "info\n" {
+		t.Errorf("the host's own is %q", out)
+	}
+	for _, component := range [][]string{nil, {"--component", "nat"}} {
+		args := append([]string{"loglevel", "set", "info", "--guest", "dev", "--for", "1s", "--control", r.hostCtl}, component...)
+		if _, stderr, code := fairlead(t, args...); code != 0 {
+			t.Errorf("exit code %d: %s", code, stderr)
+		}
+	}
+	r.eventually("the levels end", func() error {
+		if out := get(); out != "info\n" {
+			return errors.New(out)
+		}
+		return nil
+	})
+	r.agent.Kill()
+	r.host.Prints(`msg="connection to the guest lost; retrying"`)
+	_, stderr, _ = set("--guest", "dev")
+	oneLine(t, stderr, `guest "dev" is not connected`)
+}
+
 func TestLogLevelOfComponents(t *testing.T) {
 	r := newRig(t).start()
 	for _, control := range []string{r.agentCtl, r.hostCtl} {

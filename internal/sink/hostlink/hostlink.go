@@ -67,7 +67,10 @@ type Options struct {
 	// with these ports: at the start of a session, and when UnreadChanged receives.
 	Unread        func() []wire.Unread
 	UnreadChanged schedule.Signal
-	Logger        *slog.Logger
+	// SetLogLevel, if not nil, has this process log more for a time, or says why not. The link
+	// must say in its hello whether it is set.
+	SetLogLevel func(level string, components []string, lasts time.Duration) error
+	Logger      *slog.Logger
 
 	maxPublications int // wire.MaxPublications if 0
 	maxUnpublished  int // wire.MaxUnpublished if 0
@@ -192,6 +195,7 @@ func (s *Sink) serve(ctx context.Context, sess *session) {
 	wg.Go(func() { s.read(sess) })
 	wg.Go(func() { s.acceptFlows(fctx, sess) })
 	wg.Go(func() { s.reportUnpublished(fctx, sess) })
+	wg.Go(func() { s.setLogLevels(fctx, sess) })
 	select {
 	case <-ctx.Done():
 	case <-sess.Done():

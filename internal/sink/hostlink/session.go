@@ -35,10 +35,11 @@ type session struct {
 	o        Options
 	stats    *counters
 	in       io.Reader
-	received schedule.Signal // the host sent something
-	wake     schedule.Signal // asks for a Sync
-	unread   schedule.Signal // the NAT rules that are not understood may have changed
-	lost     schedule.Signal // the host may have lost a part of the report of unpublished ports
+	received schedule.Signal    // the host sent something
+	wake     schedule.Signal    // asks for a Sync
+	unread   schedule.Signal    // the NAT rules that are not understood may have changed
+	lost     schedule.Signal    // the host may have lost a part of the report of unpublished ports
+	levels   chan wire.LogLevel // that the host asks for
 
 	writing sync.Mutex // held while a message is written, with all its parts
 
@@ -66,6 +67,7 @@ func newSession(ls link.Session, stats *counters, o Options, wake schedule.Signa
 		received:   schedule.NewSignal(),
 		unread:     schedule.NewSignal(),
 		lost:       schedule.NewSignal(),
+		levels:     make(chan wire.LogLevel, maxLevels),
 		unanswered: make(map[port.Key]struct{}), outcomes: make(port.Outcomes),
 		malformed: rate.NewLimiter(rate.Every(time.Second), 64),
 		resyncs:   rate.NewLimiter(rate.Every(10*time.Second), 16),
@@ -393,6 +395,8 @@ func (c *session) receive(m wire.Control) error {
 		}
 		c.resync = c.started
 		c.lost.Notify()
+	case m.LogLevel != nil:
+		return c.askLevel(*m.LogLevel)
 	default:
 		return fmt.Errorf("%w: a message that only agents send", wire.ErrMalformed)
 	}
