@@ -20,8 +20,9 @@ BENCH ?= .
 # processors busy by itself.
 STAGES := lint generate-check test-unit test-root test-browser test-engines-smoke
 STAGES_VM := test-vm-smoke
-STAGES_ALL = lint generate-check test-unit test-root test-browser test-engines test-cluster test-wine test-chaos supply-chain fuzz
+STAGES_ALL := lint generate-check test-unit test-root test-browser test-chaos
 STAGES_VM_ALL := test-vm test-install
+STAGES_ENGINES_ALL := test-engines test-cluster test-wine supply-chain fuzz
 # End-to-end tests that the smoke test runs in each machine.
 VM_SMOKE := TestPortAppearsCarriesAndVanishes,TestRuleOnlyPort,TestUDP
 # Rounds of what the end-to-end tests repeat, fewer where the processor is emulated.
@@ -95,18 +96,19 @@ test-all: export VM_SOCKET_OPERATIONS ?= 1700
 .PHONY: test-all
 test-all: ## Run everything: each engine in each mode, all tests in each kernel, chaos, installations, Wine, fuzzing
 	@hack/provision.sh all boot wine
-	@$(call run_stages,$(STAGES_ALL),$(STAGES_VM_ALL))
+	@$(call run_stages,$(STAGES_ALL),$(STAGES_VM_ALL),$(STAGES_ENGINES_ALL))
 
-# Runs two lists of stages side by side, and shows the slowest tests and the sum.
+# Runs up to three lists of stages side by side, and shows the slowest tests and the sum.
 run_stages = rm -rf '$(RESULTS)'; mkdir -p '$(RESULTS)'; \
-	$(MAKE) --no-print-directory -j2 lane-1 lane-2 LANE_1='$(1)' LANE_2='$(2)' || true; \
+	$(MAKE) --no-print-directory -j3 lane-1 lane-2 lane-3 LANE_1='$(1)' LANE_2='$(2)' LANE_3='$(3)' || true; \
 	printf '\n== slowest tests\n'; cat '$(RESULTS)'/*.json | $(CACHE)/bin/gotestsum tool slowest --num 15 --threshold 5s || true; \
-	printf '\n== result\n'; go run ./test/sum '$(RESULTS)' $(1) $(2)
+	printf '\n== result\n'; go run ./test/sum '$(RESULTS)' $(1) $(2) $(3)
 
 lane-1: LANE = $(LANE_1)
 lane-2: LANE = $(LANE_2)
-.PHONY: lane-1 lane-2
-lane-1 lane-2:
+lane-3: LANE = $(LANE_3)
+.PHONY: lane-1 lane-2 lane-3
+lane-1 lane-2 lane-3:
 	@for stage in $(LANE); do \
 		printf '\n== %s\n' "$$stage"; start=$$SECONDS rc=0; \
 		$(MAKE) --no-print-directory "$$stage" </dev/null || rc=$$?; \
