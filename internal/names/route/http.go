@@ -12,6 +12,7 @@ import (
 	"net/http/httputil"
 	"net/netip"
 	"strings"
+	"time"
 
 	"github.com/fairlead/fairlead/internal/conns"
 	"github.com/fairlead/fairlead/internal/host"
@@ -47,27 +48,29 @@ func (r *Router) handle(life context.Context, w http.ResponseWriter, q *http.Req
 	name, asked := names.FromHost(q.Host, r.opt.Domain)
 	at, peer := addresses(q)
 	local := at.Addr().IsLoopback()
+	var found names.Found
+	if asked == names.Named && q.Method != http.MethodConnect {
+		found = r.Table().Find(name, usualHTTP)
+	}
+	if found.Outcome == names.Leads && !local && r.opt.Host.Reachable(reach(found.Port, peer, at)) != nil {
+		found = names.Found{} // other machines learn nothing of what is not open to them
+	}
+	if found.Outcome == names.Leads {
+		r.pass(life, w, q, reach(found.Port, peer, at))
+		return
+	}
+	// What is answered here reads no body, but http.Server waits for it before it answers.
+	_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(r.opt.HeaderTimeout))
 	switch {
 	case asked == names.Foreign:
 		r.count(resultForeign)
 		refuse(w, http.StatusMisdirectedRequest, fmt.Sprintf("This is not a name below .%s.", r.opt.Domain))
-		return
 	case q.Method == http.MethodConnect:
 		r.count(resultForeign)
 		refuse(w, http.StatusMethodNotAllowed, "This is no proxy.")
-		return
 	case asked == names.Page && local:
 		r.count(resultPage)
 		r.page(w, q)
-		return
-	}
-	found := r.Table().Find(name, usualHTTP)
-	if found.Outcome == names.Leads && !local && r.opt.Host.Reachable(reach(found.Port, peer, at)) != nil {
-		found = names.Found{} // other machines learn nothing of what is not open to them
-	}
-	switch {
-	case found.Outcome == names.Leads:
-		r.pass(life, w, q, reach(found.Port, peer, at))
 	case found.Outcome == names.Ambiguous && local:
 		r.count(resultAmbiguous)
 		choose(w, q, http.StatusConflict, "Several have this name. Their own names:", found.Names)

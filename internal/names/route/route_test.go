@@ -16,6 +16,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
+	"os"
 	"strings"
 	"sync"
 	"testing"
@@ -704,5 +705,22 @@ func TestLargeBodies(t *testing.T) {
 	defer resp.Body.Close()
 	if n, err := io.Copy(io.Discard, resp.Body); n != size || err != nil {
 		t.Errorf("received %d, %v", n, err)
+	}
+}
+
+// A client that is refused, and never sends its body, does not keep its connection.
+func TestRefusedBodiesEnd(t *testing.T) {
+	_, at, _ := serve(t, newFake(), func(o *Options) { o.HeaderTimeout = 50 * time.Millisecond })
+	for _, name := range []string{"evil.example", "none.localhost", "localhost"} {
+		conn, err := net.Dial("tcp", at.String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		fmt.Fprintf(conn, "POST / HTTP/1.1\r\nHost: %s\r\nContent-Length: 9\r\n\r\n", name)
+		_ = conn.SetReadDeadline(time.Now().Add(wait.Limit()))
+		if _, err := io.ReadAll(conn); errors.Is(err, os.ErrDeadlineExceeded) {
+			t.Errorf("%s: the connection is open", name)
+		}
 	}
 }
