@@ -55,7 +55,8 @@ func TestRunOnTheHost(t *testing.T) {
 	for _, name := range []string{"sh", "cat", "sleep", "others", "nothing"} {
 		asks += fmt.Sprintf("  - {name: %s, users: [root]}\n", name)
 	}
-	if err := os.WriteFile(config, fmt.Appendf(nil, "publish: {socket: %s}\nrun:\n  host:\n%s", socket, asks), 0o600); err != nil {
+	// This user asks more often than containers may by default.
+	if err := os.WriteFile(config, fmt.Appendf(nil, "publish: {socket: %s, requests: 1000}\nrun:\n  host:\n%s", socket, asks), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	hostConfig, program := hostPrograms(t, dir)
@@ -75,7 +76,14 @@ func TestRunOnTheHost(t *testing.T) {
 	}
 	wait.Until(t, "the socket", func() error { _, err := os.Stat(socket); return err })
 	// To the agent a host without run.allow is the same as one that is too old.
-	check("", 125, "runs no programs", "cat")
+	wait.Until(t, "the host is connected and runs no programs", func() error {
+		cmd := run("cat")
+		out, err := cmd.CombinedOutput()
+		if code := cmd.ProcessState.ExitCode(); code != 125 || !bytes.Contains(out, []byte("runs no programs")) {
+			return fmt.Errorf("exit %d (%w): %s", code, err, out)
+		}
+		return nil
+	})
 	r.host.Kill()
 	r.hostFlags = []string{"--config", hostConfig}
 	connect := func() {
@@ -91,7 +99,9 @@ func TestRunOnTheHost(t *testing.T) {
 	r.startHost()
 	connect()
 	check("hello\n", 0, "hello\n", "cat")
-	check("", 7, "out\nerr\n", "sh", "--", "-c", "echo out; echo err >&2; exit 7")
+	for _, want := range []string{"out\n", "err\n"} { // two streams, in any order
+		check("", 7, want, "sh", "--", "-c", "echo out; echo err >&2; exit 7")
+	}
 	check("", 137, "", "sh", "--", "-c", "kill -9 $$")
 	check("", 125, `no entry of run.host lets user 0 ask the host for "unasked"`, "unasked")
 	check("", 125, `policy: no entry of the host's run.allow lets guest`, "others")
@@ -100,22 +110,33 @@ func TestRunOnTheHost(t *testing.T) {
 	changed(t, program)
 	check("", 125, "SHA-256", "sh", "--", "-c", "exit 0")
 	changed(t, program) // back
+	seconds := ownSeconds()
 	for what, kill := range map[string]func(client *exec.Cmd){
 		"client": func(client *exec.Cmd) { _ = client.Process.Kill() },
 		"agent":  func(*exec.Cmd) { r.agent.Kill() },
 		"host":   func(*exec.Cmd) { r.host.Kill() },
 	} {
-		client := run("sleep", "--", "98765")
+		client, said := run("sleep", "--", seconds), new(bytes.Buffer)
+		client.Stderr = said
 		if err := client.Start(); err != nil {
 			t.Fatal(err)
 		}
-		wait.Until(t, "the program runs", func() error { return sleeps(true) })
+		ended := make(chan error, 1)
+		go func() { ended <- client.Wait() }()
+		wait.Until(t, "the program runs", func() error {
+			select {
+			case err := <-ended:
+				t.Fatalf("the client ended: %v, %s", err, said)
+			default:
+			}
+			return sleeps(seconds, true)
+		})
 		kill(client)
-		_ = client.Wait()
+		_ = wait.For(t, "the end of the client", ended)
 		if code := client.ProcessState.ExitCode(); what != "client" && code != 125 {
 			t.Errorf("%s killed: exit %d, want 125", what, code)
 		}
-		wait.Until(t, "the program is killed with the "+what, func() error { return sleeps(false) })
+		wait.Until(t, "the program is killed with the "+what, func() error { return sleeps(seconds, false) })
 		switch what {
 		case "agent":
 			r.startAgent()

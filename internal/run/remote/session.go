@@ -26,6 +26,7 @@ type session struct {
 	stdin []byte // received and not taken
 	taken int    // by the goroutine that writes it, and not written
 	ended bool   // no more will be received
+	over  bool   // the job has ended: what is received is dropped
 	wake  chan struct{}
 }
 
@@ -56,7 +57,7 @@ func (c *session) serve(ctx context.Context) (how string, gone bool, err error) 
 	feeder.Go(c.feed)
 	code, signal, err := c.job.Wait()
 	gone = left.Load() && ctx.Err() == nil
-	c.end() // what was not taken is for nobody
+	c.drop()
 	outputs.Wait()
 	c.leave()
 	how = "exit " + strconv.Itoa(code)
@@ -109,6 +110,9 @@ func (c *session) receiveAll() {
 func (c *session) put(b []byte) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if c.over {
+		return true
+	}
 	if c.ended || len(c.stdin)+c.taken+len(b) > Window {
 		return false
 	}
@@ -122,6 +126,15 @@ func (c *session) end() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.ended = true
+	c.notify()
+}
+
+// drop notes that the job has ended. The agent cannot know it yet: what it sent meanwhile, and
+// what was not taken, is for nobody.
+func (c *session) drop() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.over, c.ended, c.stdin = true, true, nil
 	c.notify()
 }
 
