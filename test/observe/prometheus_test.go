@@ -241,7 +241,9 @@ func TestDashboardAndAlertsOnARealPrometheus(t *testing.T) {
 		t.Fatal(err)
 	}
 	// No server takes its inventory.
-	r := newRig(t, "--audit-interval", "10s", "--cluster-inventory", "--cluster-node-name", "vm", "--cluster-policy", policy).start()
+	r := newRig(t, "--audit-interval", "10s", "--cluster-inventory", "--cluster-node-name", "vm", "--cluster-policy", policy)
+	r.hostFlags = []string{"--names", "127.0.0.1:8000"}
+	r.start()
 	r.load()
 	ask := r.startPrometheus()
 

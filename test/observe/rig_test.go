@@ -83,6 +83,7 @@ type rig struct {
 	guest, outside *netns.Space
 	control        string // the agent's control socket
 	agentFlags     []string
+	hostFlags      []string
 	agent, host    *process
 }
 
@@ -120,8 +121,11 @@ func (r *rig) startAgent() {
 func (r *rig) start() *rig {
 	r.t.Helper()
 	r.startAgent()
-	r.host = start(r.t, r.outside, exec.Command(binary, "host", "--connect", "unix://"+filepath.Join(r.dir, "l", "s"),
-		"--control", filepath.Join(r.dir, "h", "s"), "--metrics-addr", hostMetrics))
+	args := append([]string{
+		"host", "--connect", "unix://" + filepath.Join(r.dir, "l", "s"),
+		"--control", filepath.Join(r.dir, "h", "s"), "--metrics-addr", hostMetrics,
+	}, r.hostFlags...)
+	r.host = start(r.t, r.outside, exec.Command(binary, args...))
 	r.ready()
 	return r
 }
