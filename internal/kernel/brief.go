@@ -30,11 +30,14 @@ func Brief(err error) string {
 	return what
 }
 
-// cause returns the first line of the innermost error, or what the verifier stated last.
+// cause returns the first line of the innermost error, what the verifier stated last, or what
+// the kernel does not have.
 func cause(err error) string {
 	for {
 		var inner error
 		switch e := err.(type) { //nolint:errorlint // unwraps step by step
+		case *AbsentError:
+			return "the kernel has no " + e.Target
 		case *ebpf.VerifierError:
 			if line := verdict(e.Log); line != "" {
 				return line

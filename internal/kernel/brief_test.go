@@ -18,6 +18,8 @@ func TestBriefKeepsFirstAndInnermostPart(t *testing.T) {
 		"0: (bf) r6 = r1", "\tunknown func bpf_get_socket_cookie#46", "processed 5 insns (limit 1000000) max_states_per_insn 0",
 	}})
 	silent := fmt.Errorf("fentry: load: %w", &ebpf.VerifierError{Cause: syscall.EINVAL})
+	absent := fmt.Errorf("kprobe: attach tcp_inet_hash to inet_hash: %w", &AbsentError{Target: "inet_hash", Err: syscall.ENOENT})
+	memlock := fmt.Errorf("bpf: %w", fmt.Errorf("%w: %v", ErrMemlock, syscall.EPERM))
 	for want, err := range map[string]error{
 		"":                                nil,
 		"fentry: operation not permitted": load,
@@ -25,10 +27,37 @@ func TestBriefKeepsFirstAndInnermostPart(t *testing.T) {
 		"kprobe: no tracefs":                            fmt.Errorf("kprobe: %w", errors.Join(attach, load)),
 		"fentry: unknown func bpf_get_socket_cookie#46": unknown,
 		"fentry: invalid argument":                      silent,
+		"kprobe: the kernel has no inet_hash":           absent,
+		"bpf: " + ErrMemlock.Error():                    memlock,
 		"no BPF":                                        errors.New("no BPF"),
 	} {
 		if got := Brief(err); got != want {
 			t.Errorf("got %q, want %q", got, want)
 		}
+	}
+}
+
+// Of what several methods failed by, each part is found.
+func TestWhyFindsEachReason(t *testing.T) {
+	absent := fmt.Errorf("fentry: load: %w", &AbsentError{Target: "inet_hash", Err: ebpf.ErrNotSupported})
+	refused := fmt.Errorf("kprobe: %w", &ebpf.VerifierError{Cause: syscall.EINVAL, Log: []string{"\tunknown func x#46", "processed 5 insns"}})
+	memlock := fmt.Errorf("bpf: %w", ErrMemlock)
+	for _, v := range []struct {
+		err  error
+		want Reason
+	}{
+		{nil, Reason{}},
+		{syscall.EPERM, Reason{}},
+		{absent, Reason{Absent: "inet_hash"}},
+		{refused, Reason{Verdict: "unknown func x#46"}},
+		{memlock, Reason{Memlock: true}},
+		{errors.Join(absent, refused), Reason{Absent: "inet_hash", Verdict: "unknown func x#46"}},
+	} {
+		if got := Why(v.err); got != v.want {
+			t.Errorf("%v: got %+v, want %+v", v.err, got, v.want)
+		}
+	}
+	if !errors.Is(absent, ebpf.ErrNotSupported) {
+		t.Error("the kernel's error is not kept")
 	}
 }

@@ -81,7 +81,7 @@ func Open(types *Types, c Config) (*Object, error) {
 func (o *Object) open() error {
 	// Before Linux 5.11 maps count against a limit that is far too low.
 	if err := rlimit.RemoveMemlock(); err != nil {
-		return fmt.Errorf("raise the limit of locked memory: %w", err)
+		return fmt.Errorf("%w: %v", ErrMemlock, err) //nolint:errorlint // more than a lack of privileges for BPF
 	}
 	if err := o.readFile(); err != nil {
 		return err
@@ -205,6 +205,9 @@ func (o *Object) attachAll(hooks []string, types *btf.Cache) (err error) {
 			continue
 		}
 		if err != nil {
+			if specs[hook].Type == ebpf.Kprobe && errors.Is(err, os.ErrNotExist) {
+				err = &AbsentError{Target: specs[hook].AttachTo, Err: err}
+			}
 			return fmt.Errorf("attach %s to %s: %w", hook, specs[hook].AttachTo, err)
 		}
 		made = append(made, on)
@@ -249,7 +252,39 @@ func (o *Object) load(part *ebpf.CollectionSpec, types *btf.Cache) (*ebpf.Collec
 	}
 	shared := maps.Clone(o.maps)
 	maps.DeleteFunc(shared, func(name string, _ *ebpf.Map) bool { return part.Maps[name] == nil })
-	return ebpf.NewCollectionWithOptions(part, ebpf.CollectionOptions{MapReplacements: shared, Cache: types})
+	collection, err := ebpf.NewCollectionWithOptions(part, ebpf.CollectionOptions{MapReplacements: shared, Cache: types})
+	if errors.Is(err, ebpf.ErrNotSupported) {
+		if target := absent(part, types); target != "" {
+			err = &AbsentError{Target: target, Err: err}
+		}
+	}
+	return collection, err
+}
+
+// absent returns what a program attaches to and the kernel's own types do not have, "" if
+// they have all or there are none.
+func absent(part *ebpf.CollectionSpec, types *btf.Cache) string {
+	known, err := types.Kernel()
+	if err != nil {
+		return ""
+	}
+	for _, name := range slices.Sorted(maps.Keys(part.Programs)) {
+		p := part.Programs[name]
+		if p.Type != ebpf.Tracing {
+			continue
+		}
+		of := p.AttachTo
+		switch p.AttachType {
+		case ebpf.AttachTraceRawTp:
+			of = "btf_trace_" + of
+		case ebpf.AttachTraceIter:
+			of = "bpf_iter_" + of
+		}
+		if _, err := known.AnyTypeByName(of); errors.Is(err, btf.ErrNotFound) {
+			return p.AttachTo
+		}
+	}
+	return ""
 }
 
 func (o *Object) attach(p *ebpf.Program, spec *ebpf.ProgramSpec) (io.Closer, error) {

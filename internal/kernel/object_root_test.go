@@ -69,3 +69,34 @@ func TestOptionalHook(t *testing.T) {
 		t.Errorf("%d hooks, %v; want one", len(o.programs), err)
 	}
 }
+
+// absentFunctions is the file of NAT hooks, whose hooks are for functions that do not exist.
+func absentFunctions() (*ebpf.CollectionSpec, error) {
+	spec, err := bpf.LoadNat()
+	if err == nil {
+		for _, name := range []string{bpf.NatProgLegacyFexit, bpf.NatProgLegacyKprobe, bpf.NatProgModuleLoad} {
+			spec.Programs[name].AttachTo = "no_such_function"
+		}
+	}
+	return spec, err
+}
+
+// What a hook attaches to and the kernel does not have is named, whichever way it attaches.
+func TestAbsentFunctionIsNamed(t *testing.T) {
+	hooks := []string{bpf.NatProgLegacyFexit, bpf.NatProgModuleLoad}
+	if _, err := os.Stat("/sys/bus/event_source/devices/kprobe"); err == nil {
+		hooks = append(hooks, bpf.NatProgLegacyKprobe)
+	}
+	for _, hook := range hooks {
+		t.Run(hook, func(t *testing.T) {
+			o, err := Open(nil, Config{Files: []File{absentFunctions}, Maps: []string{bpf.NatMapReplacements}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer func() { _ = o.Close() }()
+			if err := o.Attach([]string{hook}); Why(err).Absent != "no_such_function" {
+				t.Errorf("%v: %+v", err, Why(err))
+			}
+		})
+	}
+}

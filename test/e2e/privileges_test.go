@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -18,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/fairlead/fairlead/internal/diagnose/doctor"
+	"github.com/fairlead/fairlead/internal/observer"
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/privilege"
 	"github.com/fairlead/fairlead/test/kit/kernels"
@@ -103,11 +105,23 @@ func (b bounded) Start(cmd *exec.Cmd) error {
 	})
 }
 
-// startBounded starts the agent with no other capabilities than those of a set.
+// startBounded starts the agent with no other capabilities than those of a set, and as
+// much locked memory as its unit allows.
 func (r *rig) startBounded(set privilege.Set) {
 	r.t.Helper()
-	args := append([]string{"agent", "--link", r.link, "--control", r.agentCtl}, r.agentFlags...)
-	r.agent = program.Start(r.t, program.Command{Cmd: exec.Command(binary, args...), In: bounded{r.guest, set}})
+	all := unix.Rlimit{Cur: unix.RLIM_INFINITY, Max: unix.RLIM_INFINITY}
+	if err := unix.Prlimit(0, unix.RLIMIT_MEMLOCK, &all, nil); err != nil && kernels.Before(5, 11) {
+		r.t.Fatal(err)
+	}
+	r.startBoundedBy(set, binary)
+}
+
+// startBoundedBy starts the agent by a command that is followed by its arguments, with no
+// other capabilities than those of a set.
+func (r *rig) startBoundedBy(set privilege.Set, command ...string) {
+	r.t.Helper()
+	args := slices.Concat(command[1:], []string{"agent", "--link", r.link, "--control", r.agentCtl}, r.agentFlags)
+	r.agent = program.Start(r.t, program.Command{Cmd: exec.Command(command[0], args...), In: bounded{r.guest, set}})
 }
 
 // The agent and the host do their work with the few capabilities that they keep.
@@ -189,10 +203,45 @@ func (r *rig) wantLegacyHook() {
 			continue
 		}
 		r.t.Logf("%s; kernel.perf_event_paranoid=%s", s.Method, strings.TrimSpace(string(paranoid)))
-		if os.Getenv(program.Variable) != "" && kernels.Fentry() && !strings.Contains(s.Method, "legacy fentry") {
+		// Functions of modules have types, which fentry needs, since Linux 5.11.
+		if os.Getenv(program.Variable) != "" && kernels.Fentry() && !kernels.Before(5, 11) && !strings.Contains(s.Method, "legacy fentry") {
 			r.t.Errorf("method %q, want a hook on legacy tables", s.Method)
 		}
 	}
+}
+
+// Where BPF maps count against a limit of locked memory that the agent may not raise, it
+// polls, and doctor names the limit. Elsewhere nothing is lost by it.
+func TestLimitOfLockedMemory(t *testing.T) {
+	r := newRig(t)
+	r.startBoundedBy(unitSet(), "/bin/sh", "-c", `ulimit -l 64 && exec "$0" "$@"`, binary)
+	r.eventually("the agent answers", func() error { _, err := r.list(); return err }) // else doctor looks by itself
+	r.guest.listen(t, "tcp4", "127.0.0.1:7001")
+	var all []doctor.Check
+	r.eventually("doctor knows the method", func() error {
+		out, errs, _ := fairlead(t, "doctor", "-o", "json", "--control", r.agentCtl)
+		all = decode[doctor.Report](t, out).Checks
+		if !slices.ContainsFunc(all, func(c doctor.Check) bool { return c.Area == "observer" && c.Name == observer.TCPListen }) {
+			return errors.New("no check of the method" + errs)
+		}
+		return nil
+	})
+	for _, c := range all {
+		if c.Area != "observer" || c.Name != observer.TCPListen {
+			continue
+		}
+		named := strings.Contains(c.Detail, "limit of locked memory") && strings.Contains(c.Remedy, "LimitMEMLOCK=infinity")
+		if named != kernels.Before(5, 11) {
+			t.Errorf("the limit is named: %v: %+v", named, c)
+		}
+	}
+	r.eventually("the port is listed", func() error {
+		l, err := r.list()
+		if err == nil && len(l.Publications) != 1 {
+			err = fmt.Errorf("ports %v", l.Publications)
+		}
+		return err
+	})
 }
 
 // The listener sink opens a port below 1024.

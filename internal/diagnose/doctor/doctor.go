@@ -102,6 +102,13 @@ type Hook struct {
 	// Denied says that the kernel denied a better method for lack of privileges, which
 	// some kernels also do for what they do not support.
 	Denied bool `json:"denied,omitempty"`
+	// Absent is what a better method attaches to and the kernel does not have.
+	Absent string `json:"absent,omitempty"`
+	// Verdict is what the verifier stated of a better method's program that it refused.
+	Verdict string `json:"verdict,omitempty"`
+	// Memlock says that the limit of locked memory, which counts before Linux 5.11, could not
+	// be raised.
+	Memlock bool `json:"memlock,omitempty"`
 }
 
 // Source is the state of one source.

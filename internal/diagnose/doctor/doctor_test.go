@@ -119,6 +119,24 @@ func TestEachFaultHasItsRemedy(t *testing.T) {
 			f.Agent.Hooks[0] = Hook{Capability: "tcp-listen", Method: "poll", Error: "fentry: unknown func x#46", Failed: []string{"fentry"}}
 			f.Kernel.Release = "5.10.0-46-cloud-amd64"
 		}, Warning, "observer tcp-listen", "poll, due to Linux 5.10.0-46-cloud-amd64", "Linux 5.15 or later"},
+		{"polling on an old kernel, with the verifier's reason", func(f *Facts) {
+			f.Agent.Hooks[0] = Hook{Capability: "tcp-listen", Method: "poll", Error: "EINVAL", Verdict: "unknown func x#46"}
+			f.Kernel.Release = "5.10.0-46-cloud-amd64"
+		}, Warning, "observer tcp-listen", "too old (unknown func x#46)", "Linux 5.15 or later"},
+		{"polling with a limit of locked memory", func(f *Facts) {
+			f.Agent.Hooks[0] = Hook{Capability: "tcp-listen", Method: "poll", Error: "EPERM", Memlock: true}
+			f.Kernel.Release = "5.10.0-46-cloud-amd64"
+		}, Warning, "observer tcp-listen", "due to the limit of locked memory", "LimitMEMLOCK=infinity"},
+		{"refused by the verifier", func(f *Facts) {
+			f.Agent.Hooks[0] = Hook{Capability: "tcp-listen", Method: "poll", Error: "EINVAL", Verdict: "R1 is invalid", Absent: "inet_hash"}
+		}, Warning, "observer tcp-listen", "verifier, which refused a program (R1 is invalid)", "report these errors"},
+		{"function not in the kernel", func(f *Facts) {
+			f.Agent.Hooks[0] = Hook{Capability: "tcp-listen", Method: "poll", Error: "ENOENT", Absent: "inet_hash"}
+		}, Warning, "observer tcp-listen", "a kernel without inet_hash", "another build of the kernel"},
+		{"denied to an agent that may", func(f *Facts) {
+			f.Agent.Hooks[0] = Hook{Capability: "tcp-listen", Method: "poll", Error: "EPERM", Denied: true}
+			f.Agent.StartCapabilities = 1<<41 - 1
+		}, Warning, "observer tcp-listen", "denies BPF or perf events to an agent with the capabilities", "seccomp profile"},
 		{"polling without options", func(f *Facts) {
 			f.Agent.Hooks[0] = Hook{Capability: "tcp-listen", Method: "poll", Error: "EINVAL", Failed: []string{"kprobe"}}
 			f.Kernel.Config = map[string]string{"CONFIG_BPF_SYSCALL": "y", "CONFIG_BPF_EVENTS": "y", "CONFIG_KPROBE_EVENTS": "m"}

@@ -84,20 +84,38 @@ func (j *judge) cause(h Hook) (why, remedy string) {
 	}
 	k := j.f.Kernel
 	missing := k.lacks(h.Failed)
+	verdict := ""
+	if h.Verdict != "" {
+		verdict = " (" + h.Verdict + ")"
+	}
 	switch {
+	case h.Memlock:
+		return "the limit of locked memory, which the agent may not raise",
+			"start the agent with CAP_SYS_RESOURCE or without that limit (LimitMEMLOCK=infinity, ulimit -l unlimited, docker run --ulimit memlock=-1), or " + useOldest
 	case k.Lockdown == "confidentiality":
 		return "kernel lockdown in mode confidentiality, where no hook may read the kernel's memory",
 			"boot with lockdown=integrity or without lockdown"
 	case k.old():
-		return "Linux " + k.Release + ", which is too old", useOldest
+		return "Linux " + k.Release + ", which is too old" + verdict, useOldest
 	case len(missing) > 0:
 		names := strings.Join(missing, " and ")
 		return "a kernel without " + names + " (" + k.ConfigFile + ")", "use a kernel with " + names
 	case !k.BTF:
 		return "a kernel without BTF", btfRemedy
+	case h.Verdict != "":
+		return "the kernel's verifier, which refused a program" + verdict, reportRemedy
+	case h.Absent != "":
+		return "a kernel without " + h.Absent + ", which better methods attach to",
+			"use another build of the kernel, in which it is neither inlined nor renamed, and report its name with the kernel's release"
+	case h.Denied:
+		return "the system, which denies BPF or perf events to an agent with the capabilities for them",
+			"look for a seccomp profile, such as that of a container, or a security module that denies bpf(2) or perf_event_open(2)"
 	}
 	return "", ""
 }
+
+// reportRemedy is for what only a change of fairlead's programs helps against.
+const reportRemedy = "run `fairlead doctor -v`, and report these errors with the kernel's release"
 
 // denied explains which privilege a better method lacked, and how to give it; "" if it
 // cannot be that.
@@ -125,8 +143,8 @@ func (j *judge) denied(h Hook) (why, remedy string) {
 	return "", ""
 }
 
-// memlockHint is added by the BPF library to each EPERM. It does not apply: the agent
-// has no such limit.
+// memlockHint is added by the BPF library to each EPERM. It does not apply: where there is
+// such a limit, the agent raised it, or says that it could not (Hook.Memlock).
 const memlockHint = " (MEMLOCK may be too low, consider rlimit.RemoveMemlock)"
 
 // hook judges how one capability is observed.
@@ -139,7 +157,7 @@ func (j *judge) hook(h Hook) {
 	why, do := j.cause(h)
 	remedy := ""
 	if (h.Method == "poll" || h.Method == "none") && j.f.Agent.Observer != "poll" {
-		state, remedy = Warning, "run `fairlead doctor -v`, and report these errors with the kernel's release"
+		state, remedy = Warning, reportRemedy
 		switch {
 		case why != "":
 			detail, remedy = detail+", due to "+why, do

@@ -54,6 +54,8 @@ func Hooks(methods []kernel.Method) (list []doctor.Hook) {
 		if m.Err != nil {
 			h.Error = oneLine(m.Err.Error())
 			h.Denied = errors.Is(m.Err, fs.ErrPermission)
+			why := kernel.Why(m.Err)
+			h.Absent, h.Verdict, h.Memlock = why.Absent, why.Verdict, why.Memlock
 		}
 		list = append(list, h)
 	}

@@ -46,6 +46,19 @@ func Must(method string) bool {
 // known of those of test/vm, and assumed of others.
 func Fentry() bool { return has(runtime.GOARCH, os.Getenv(Variable), fentry) }
 
+// Before reports whether this kernel is older than a version.
+func Before(major, minor int) bool {
+	var u unix.Utsname
+	var m, n int
+	if err := unix.Uname(&u); err != nil {
+		return false
+	}
+	if _, err := fmt.Sscanf(unix.ByteSliceToString(u.Release[:]), "%d.%d", &m, &n); err != nil {
+		return false
+	}
+	return m < major || m == major && n < minor
+}
+
 // BuiltIn reports whether a part of the kernel is in it, as most of netfilter in WSL's, and
 // not a module.
 func BuiltIn(module string) (bool, error) {
