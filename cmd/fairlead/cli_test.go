@@ -173,13 +173,14 @@ func TestUsageErrors(t *testing.T) {
 		"agent install -- -x=1":                        "fairlead: for `fairlead agent`: unknown shorthand flag: 'x' in -x=1\n",
 		"agent install --sink": "fairlead: unknown flag: --sink: put flags of `fairlead agent` after --, as in `fairlead agent install -- --log-level debug`" +
 			" (see `fairlead agent install --help`)\n",
-		"agent install x":   "fairlead: for `fairlead agent`: \"x\": want flags only\n",
-		"explain":           "fairlead: explain takes one argument, a port such as 8080 or 53/udp (see `fairlead explain --help`)\n",
-		"ls -q -o json":     "fairlead: --quiet: want no --output with it\n",
-		"ls x":              "fairlead: ls takes no argument, got \"x\"\n",
-		"completion foo":    "fairlead: unknown command \"foo\" for \"fairlead completion\" (see `fairlead completion --help`)\n",
-		"completion bsh":    "fairlead: unknown command \"bsh\" for \"fairlead completion\": did you mean \"bash\"? (see `fairlead completion --help`)\n",
-		"completion bash x": "fairlead: completion bash takes no argument, got \"x\"\n",
+		"agent install x":           "fairlead: for `fairlead agent`: \"x\": want flags only\n",
+		"explain":                   "fairlead: explain takes one argument, a port such as 8080 or 53/udp (see `fairlead explain --help`)\n",
+		"ls -q -o json":             "fairlead: --quiet: want no --output with it\n",
+		"ls x":                      "fairlead: ls takes no argument, got \"x\"\n",
+		"completion foo":            "fairlead: unknown command \"foo\" for \"fairlead completion\" (see `fairlead completion --help`)\n",
+		"completion bsh":            "fairlead: unknown command \"bsh\" for \"fairlead completion\": did you mean \"bash\"? (see `fairlead completion --help`)\n",
+		"doctor --host --self-test": "fairlead: --self-test is of the guest: want no --host with it\n",
+		"completion bash x":         "fairlead: completion bash takes no argument, got \"x\"\n",
 	} {
 		if _, stderr, code := execute(t, strings.Fields(args)...); code != exitUsage || stderr != want {
 			t.Errorf("%s: exit %d\n got %swant %s", args, code, stderr, want)

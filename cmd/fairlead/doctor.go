@@ -22,7 +22,7 @@ var errFailing = errors.New("some checks failed: see the lines marked FAIL")
 
 func newDoctor() *cobra.Command {
 	var file, control string
-	var host, verbose bool
+	var host, verbose, selfTest bool
 	var out output
 	c := &cobra.Command{
 		Use:   "doctor",
@@ -38,14 +38,17 @@ func newDoctor() *cobra.Command {
 			if err := out.validate(); err != nil {
 				return err
 			}
+			if host && selfTest {
+				return usageError{errors.New("--self-test is of the guest: want no --host with it")}
+			}
 			control := cmp.Or(control, os.Getenv(config.ClientControl))
 			var r doctor.Report
-			if host || !canBeGuest || isHost(c, control) {
+			if host || !canBeGuest || !selfTest && isHost(c, control) {
 				f := hostpeer.Facts(c.Context(), file, control)
 				askFirewall(c.Context(), &f)
 				r = doctor.EvaluateHost(f)
 			} else {
-				r = doctorOfGuest(c.Context(), file, control)
+				r = doctorOfGuest(c.Context(), file, control, selfTest)
 			}
 			var err error
 			if out.format == "json" {
@@ -65,6 +68,9 @@ func newDoctor() *cobra.Command {
 	c.Flags().StringVar(&control, "control", "", "control socket of the agent or host (default: $"+config.ClientControl+", else that of the configuration)")
 	c.Flags().BoolVarP(&verbose, "verbose", "v", false, "show details of what works, too")
 	c.Flags().BoolVar(&host, "host", !canBeGuest, "diagnose the host (default: what runs here)")
+	if canBeGuest {
+		c.Flags().BoolVar(&selfTest, "self-test", false, "try whether events of sockets and NAT rules arrive, in a network namespace made for that")
+	}
 	out.register(c, "text", "json")
 	return c
 }

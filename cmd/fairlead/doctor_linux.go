@@ -27,6 +27,11 @@ func look(ctx context.Context, cfg config.Agent) (doctor.Agent, error) {
 	return agent.Look(ctx, cfg, lookTimeout)
 }
 
-func doctorOfGuest(ctx context.Context, file, control string) doctor.Report {
-	return doctor.Evaluate(gather.Facts(ctx, gather.Options{ConfigFile: file, Control: control, Ask: ask, Look: look}))
+// doctorOfGuest examines the guest, and if selfTest is true tries whether events arrive.
+func doctorOfGuest(ctx context.Context, file, control string, selfTest bool) doctor.Report {
+	o := gather.Options{ConfigFile: file, Control: control, Ask: ask, Look: look}
+	if selfTest {
+		o.Try = agent.SelfTest
+	}
+	return doctor.Evaluate(gather.Facts(ctx, o))
 }

@@ -18,7 +18,7 @@ import (
 const canBeGuest = false
 
 // doctorOfGuest is never called.
-func doctorOfGuest(context.Context, string, string) doctor.Report { return doctor.Report{} }
+func doctorOfGuest(context.Context, string, string, bool) doctor.Report { return doctor.Report{} }
 
 // start runs the command line, of which args[0] is the name of the program.
 func start(ctx context.Context, args []string, stdout, stderr io.Writer) int {

@@ -7,6 +7,7 @@ package e2e
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"os"
 	"os/exec"
@@ -307,6 +308,50 @@ func TestSelfTest(t *testing.T) {
 				}
 				return err
 			})
+		})
+	}
+}
+
+// doctor tries by itself whether events arrive, and says of each which method brought it. The
+// agent beside it goes on as before.
+func TestDoctorTriesEvents(t *testing.T) {
+	for _, beside := range []bool{false, true} {
+		t.Run(fmt.Sprintf("agent %v", beside), func(t *testing.T) {
+			r := newRig(t)
+			onePort := func() error {
+				l, err := r.list()
+				if err == nil && len(l.Publications) != 1 {
+					err = fmt.Errorf("ports %v", l.Publications)
+				}
+				return err
+			}
+			if beside {
+				r.startAgent()
+				r.guest.listen(t, "tcp4", "127.0.0.1:7001")
+				r.eventually("the port is listed", onePort)
+			}
+			p := r.guest.start(t, "doctor", "--self-test", "-o", "json", "--control", r.agentCtl)
+			<-p.Done()
+			steps := map[string]bool{}
+			for _, c := range decode[doctor.Report](t, p.Output()).Checks {
+				if c.Area != "self-test" {
+					continue
+				}
+				t.Logf("%s: %s", c.Name, c.Detail)
+				steps[c.Name] = true
+				if c.State != doctor.OK || !strings.HasPrefix(c.Detail, "by ") {
+					t.Errorf("%+v", c)
+				}
+			}
+			want := []string{"NAT rule add", "NAT rule remove", "tcp close", "tcp open", "udp close", "udp open"}
+			if got := slices.Sorted(maps.Keys(steps)); !slices.Equal(got, want) {
+				t.Errorf("steps %q, want %q; exit status %d", got, want, p.ExitCode())
+			}
+			if beside {
+				if err := onePort(); err != nil {
+					t.Error(err)
+				}
+			}
 		})
 	}
 }

@@ -39,6 +39,7 @@ type Options struct {
 	Sockets  *observer.Options // nil: sockets are not tested
 	NAT      *nat.Options      // nil: NAT rules are not tested
 	Own      *own.Sockets      // records sockets of the test in the process's own namespace, so that they are not published
+	Apart    bool              // fail rather than open sockets in the process's own namespace
 	NoSpaces bool              // do not make a network namespace, for tests
 }
 
@@ -76,6 +77,9 @@ func (t *test) open() (err error) {
 			t.options.Own = new(own.Sockets)
 			return nil
 		}
+	}
+	if t.options.Apart {
+		return refused
 	}
 	t.result.Shared = refused.Error()
 	t.space, err = kernel.OpenNamespace()

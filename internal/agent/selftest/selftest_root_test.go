@@ -88,3 +88,11 @@ func TestWithoutNamespace(t *testing.T) {
 		t.Error("no reason")
 	}
 }
+
+// A test that is to be apart opens nothing in the agent's own namespace.
+func TestApartOrNotAtAll(t *testing.T) {
+	got := Run(t.Context(), Options{Sockets: &observer.Options{}, Own: new(own.Sockets), NoSpaces: true, Apart: true})
+	if got.Error == "" || len(got.Steps) > 0 {
+		t.Errorf("%+v", got)
+	}
+}

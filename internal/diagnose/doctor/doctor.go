@@ -156,7 +156,9 @@ type Facts struct {
 	Agent      *Agent // nil if even running the sources failed
 	AgentError string // why no agent answers; "" if one does
 	Denied     bool   // one has the control socket, but this user may not ask it
-	LookError  string // why the sources could not be run
+	// Tried is the self-test that was asked of doctor itself, nil if it was not.
+	Tried     *SelfTest
+	LookError string // why the sources could not be run
 
 	Config Config
 	Kernel Kernel

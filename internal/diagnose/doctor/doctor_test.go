@@ -136,7 +136,7 @@ func TestEachFaultHasItsRemedy(t *testing.T) {
 		{"denied to an agent that may", func(f *Facts) {
 			f.Agent.Hooks[0] = Hook{Capability: "tcp-listen", Method: "poll", Error: "EPERM", Denied: true}
 			f.Agent.StartCapabilities = 1<<41 - 1
-		}, Warning, "observer tcp-listen", "denies BPF or perf events to an agent with the capabilities", "seccomp profile"},
+		}, Warning, "observer tcp-listen", "denies them to an agent with the capabilities", "seccomp profile"},
 		{"polling without options", func(f *Facts) {
 			f.Agent.Hooks[0] = Hook{Capability: "tcp-listen", Method: "poll", Error: "EINVAL", Failed: []string{"kprobe"}}
 			f.Kernel.Config = map[string]string{"CONFIG_BPF_SYSCALL": "y", "CONFIG_BPF_EVENTS": "y", "CONFIG_KPROBE_EVENTS": "m"}
@@ -150,7 +150,16 @@ func TestEachFaultHasItsRemedy(t *testing.T) {
 			f.Agent.Hooks[0] = Hook{Capability: "tcp-listen", Method: "poll", Error: "fentry: not supported"}
 			f.Kernel.BTF = false
 		}, Warning, "observer tcp-listen", "a kernel without BTF", "CONFIG_DEBUG_INFO_BTF"},
-		{"self-test not asked for", func(f *Facts) { f.Agent.SelfTest = nil }, OK, "observer self-test", "without --self-test", ""},
+		{"self-test not asked for", func(f *Facts) { f.Agent.SelfTest = nil }, OK, "observer self-test", "`fairlead doctor --self-test` does it now", ""},
+		{"own self-test passed", func(f *Facts) { f.Tried = f.Agent.SelfTest }, OK, "self-test NAT rule add", "by nfnetlink, after 1.501ms", ""},
+		{"own self-test without events", func(f *Facts) {
+			f.Tried = &SelfTest{Steps: []SelfTestStep{{Name: "tcp close", Method: "fentry", Error: "none within 20s", Remedy: "report"}}}
+		}, Failing, "self-test tcp close", "no event by fentry: none within 20s", "report"},
+		{"own self-test refused", func(f *Facts) {
+			f.Tried = &SelfTest{Steps: []SelfTestStep{{Name: "NAT rule add", Error: "EPERM", Remedy: "give rights"}}}
+		}, Failing, "self-test NAT rule add", "no event: EPERM", "give rights"},
+		{"own self-test not as root", func(f *Facts) { f.Tried = &SelfTest{Error: "make a network namespace: EPERM"} }, Failing, "self-test start", "EPERM", "as root"},
+		{"own self-test of nothing", func(f *Facts) { f.Tried = &SelfTest{} }, OK, "self-test start", "nothing tried", ""},
 		{"self-test not ended", func(f *Facts) { f.Agent.SelfTest = &SelfTest{Running: true} }, OK, "observer self-test", "not yet", ""},
 		{"self-test passed", func(*Facts) {}, OK, "observer self-test", "tcp open 423µs (fentry), NAT rule add 1.501ms (nfnetlink)", ""},
 		{"self-test without namespace", func(f *Facts) { f.Agent.SelfTest.Shared = "EPERM" }, OK, "observer self-test", "NAT rules were not tried, which takes CAP_SYS_ADMIN at the agent's start: EPERM", ""},

@@ -108,8 +108,8 @@ func (j *judge) cause(h Hook) (why, remedy string) {
 		return "a kernel without " + h.Absent + ", which better methods attach to",
 			"use another build of the kernel, in which it is neither inlined nor renamed, and report its name with the kernel's release"
 	case h.Denied:
-		return "the system, which denies BPF or perf events to an agent with the capabilities for them",
-			"look for a seccomp profile, such as that of a container, or a security module that denies bpf(2) or perf_event_open(2)"
+		return "the system, which denies them to an agent with the capabilities for them",
+			"look for a seccomp profile or a security module that denies bpf(2) or perf_event_open(2); some kernels deny so what they do not support"
 	}
 	return "", ""
 }

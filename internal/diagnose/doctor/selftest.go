@@ -39,8 +39,35 @@ func (s SelfTest) Summary() string {
 	return strings.Join(events, ", ")
 }
 
-// selfTest judges what the agent tried at its start.
+// tried judges each step of the self-test that was asked of doctor.
+func (j *judge) tried(s *SelfTest) {
+	const area = "self-test"
+	if s.Error != "" {
+		j.add(area, "start", Failing, s.Error, "run `fairlead doctor --self-test` as root; see the checks of area source")
+	}
+	for _, step := range s.Steps {
+		if step.Error != "" {
+			detail := "no event"
+			if step.Method != "" {
+				detail += " by " + step.Method
+			}
+			j.add(area, step.Name, Failing, detail+": "+step.Error, step.Remedy)
+			continue
+		}
+		took := time.Duration(step.Microseconds) * time.Microsecond
+		j.add(area, step.Name, OK, fmt.Sprintf("by %s, after %v", step.Method, took), "")
+	}
+	if s.Error == "" && len(s.Steps) == 0 {
+		j.add(area, "start", OK, s.Summary(), "")
+	}
+}
+
+// selfTest judges what doctor tried, or else the agent at its start.
 func (j *judge) selfTest() {
+	if j.f.Tried != nil {
+		j.tried(j.f.Tried)
+		return
+	}
 	if j.f.Agent == nil {
 		return
 	}
@@ -48,7 +75,7 @@ func (j *judge) selfTest() {
 	s := j.f.Agent.SelfTest
 	switch {
 	case s == nil:
-		j.add(area, name, OK, "not done: the agent was started without --self-test", "")
+		j.add(area, name, OK, "not done; `fairlead doctor --self-test` does it now, and `fairlead agent --self-test` at each start", "")
 		return
 	case s.Running:
 		j.add(area, name, OK, "not yet done", "")

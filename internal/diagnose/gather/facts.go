@@ -29,6 +29,8 @@ type Options struct {
 	// Look finds out what an agent with that configuration would see. It is called
 	// if none answers.
 	Look func(context.Context, config.Agent) (doctor.Agent, error)
+	// Try does a self-test, beside the agent if one answers. It is nil if none is wanted.
+	Try func(context.Context, config.Agent) doctor.SelfTest
 }
 
 // Facts returns all that package doctor judges, from the running agent or else
@@ -51,6 +53,13 @@ func Facts(ctx context.Context, o Options) doctor.Facts {
 			token = a.TokenFile
 		}
 		f.Config = examineConfig(cfg, token)
+	}
+	if agentErr == nil && a.Observer != "" {
+		cfg.Observer = a.Observer
+	}
+	if o.Try != nil {
+		tried := o.Try(ctx, cfg)
+		f.Tried = &tried
 	}
 	if agentErr != nil {
 		f.AgentError = agentErr.Error()
