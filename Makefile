@@ -144,11 +144,15 @@ test-vm-smoke: ## Run tests that depend on the kernel, and three end-to-end test
 	@$(TEST) test-vm-smoke $(VM) -smoke $(VM_SMOKE) ./...
 
 # End-to-end tests that "make test-kernels" runs in each kernel.
-KERNEL_SMOKE := ^(TestMethods|TestPortAppearsCarriesAndVanishes|TestUDP|TestRuleOnlyPort|TestVsock|TestPlaceholderServesWhatReachesIt|TestWorkWithFewCapabilities|TestSelfTest)$$
+KERNEL_SMOKE := ^(TestMethods|TestPortAppearsCarriesAndVanishes|TestUDP|TestRuleOnlyPort|TestVsock|TestPlaceholderServesWhatReachesIt|TestPlaceholderForUDP|TestServerTakesPlaceholderPort|TestWorkWithFewCapabilities|TestLimitOfLockedMemory|TestKindsOfListeners|TestSelfTest|TestDoctorTriesEvents)$$
 .PHONY: test-kernels
 test-kernels: ## Run end-to-end tests in emulated machines of 5.10 to the newest kernel; REPORT=docs/kernels.md writes the tables
 	@hack/provision.sh vm kernels
 	@$(TEST) test-kernels go run ./test/vm -json -kernel 5.10,6.1,6.12,sid -run '$(KERNEL_SMOKE)' $(if $(REPORT),-report $(REPORT)) ./test/e2e
+
+.PHONY: kernels
+kernels: ## Write the tables of docs/kernels.md: test-kernels with REPORT
+	@$(MAKE) --no-print-directory test-kernels REPORT=docs/kernels.md
 
 # Tests of sockets and NAT, which "make test-arm64" runs whole, and the kernels with the methods that they have.
 ARM64_PACKAGES := ./internal/agent/selftest ./internal/cgroup ./internal/kernel ./internal/observer ./internal/sink/listener/... \

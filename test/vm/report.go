@@ -64,6 +64,40 @@ func (m *matrix) add(line []byte) {
 	}
 }
 
+// method returns by which method a capability is observed, and what this loses.
+func (c *column) method(capability string) (method, lost string) {
+	method, lost, _ = strings.Cut(c.methods[capability], ": ")
+	method, _, _ = strings.Cut(method, ",")
+	lost, _, _ = strings.Cut(lost, ", due to ")
+	return method, lost
+}
+
+// writeLosses writes a row for each thing that a method loses, with the kernels on which it is used.
+func writeLosses(b *bytes.Buffer, all []*column, capabilities []string) {
+	var table strings.Builder
+	for _, name := range capabilities {
+		var rows []string // in the order of kernels
+		on := make(map[string][]string)
+		for _, c := range all {
+			method, lost := c.method(name)
+			if lost == "" || name == "nat" {
+				continue
+			}
+			row := fmt.Sprintf("| %s | %s | %s |", name, method, lost)
+			if on[row] == nil {
+				rows = append(rows, row)
+			}
+			on[row] = append(on[row], c.title())
+		}
+		for _, row := range rows {
+			fmt.Fprintf(&table, "%s %s |\n", row, strings.Join(on[row], ", "))
+		}
+	}
+	if table.Len() > 0 {
+		fmt.Fprintf(b, "\n| capability | by | loses | on Linux |\n|---|---|---|---|\n%s", table.String())
+	}
+}
+
 // version returns "6.12" of "6.12.117+deb12-cloud-amd64".
 func (c *column) version() string {
 	parts := strings.SplitN(c.release, ".", 3)
@@ -94,7 +128,7 @@ func (m *matrix) columns() []*column {
 	})
 }
 
-// tables writes a row for each capability and each test, and a column for each kernel.
+// tables writes rows for capabilities, what is lost and tests, and columns for kernels.
 func (m *matrix) tables() string {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -124,11 +158,11 @@ func (m *matrix) tables() string {
 			if name == "nat" {
 				return c.methods[name]
 			}
-			method, _, _ := strings.Cut(c.methods[name], ":")
-			method, _, _ = strings.Cut(method, ",")
+			method, _ := c.method(name)
 			return method
 		})
 	}
+	writeLosses(&b, all, slices.Sorted(maps.Keys(capabilities)))
 	fmt.Fprintf(&b, "\n| test of test/e2e |%s\n|---|%s\n", head, rule)
 	for _, name := range slices.Sorted(maps.Keys(tests)) {
 		row(name, func(c *column) string {

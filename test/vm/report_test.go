@@ -19,7 +19,7 @@ func TestReport(t *testing.T) {
 	m.begin(kernel{version: "5.10", release: "5.10.0-46-cloud-amd64"})
 	for _, line := range []string{
 		`{"Action":"attr","Package":"sid/test/e2e","Test":"TestMethods","Key":"capability/tcp-listen","Value":"fentry"}`,
-		`{"Action":"attr","Package":"5.10/test/e2e","Test":"TestMethods","Key":"capability/tcp-listen","Value":"poll: late"}`,
+		`{"Action":"attr","Package":"5.10/test/e2e","Test":"TestMethods","Key":"capability/tcp-listen","Value":"poll: late, due to Linux 5.10"}`,
 		`{"Action":"attr","Package":"5.10/test/e2e","Test":"TestMethods","Key":"capability/tcp-bind","Value":"poll, due to Linux 5.10"}`,
 		`{"Action":"pass","Package":"sid/test/e2e","Test":"TestUDP"}`,
 		`{"Action":"pass","Package":"sid/test/e2e","Test":"TestUDP/sub"}`,
@@ -44,6 +44,10 @@ func TestReport(t *testing.T) {
 |---|---|---|
 | tcp-bind | poll | – |
 | tcp-listen | poll | fentry |
+
+| capability | by | loses | on Linux |
+|---|---|---|---|
+| tcp-listen | poll | late | 5.10 |
 
 | test of test/e2e | Linux 5.10 | Linux 7.2 |
 |---|---|---|
