@@ -161,6 +161,15 @@ func (o *Object) Attach(hooks []string) error {
 	return o.types.lend(func(types *btf.Cache) error { return o.attachAll(hooks, types) })
 }
 
+// Has reports whether the kernel is known to have a function, by its types.
+func (o *Object) Has(function string) (has bool) {
+	_ = o.types.lend(func(types *btf.Cache) error {
+		_, has = hasType(types, function)
+		return nil
+	})
+	return has
+}
+
 // find reads files until it has all hooks.
 func (o *Object) find(hooks []string) error {
 	for _, hook := range hooks {
@@ -264,10 +273,6 @@ func (o *Object) load(part *ebpf.CollectionSpec, types *btf.Cache) (*ebpf.Collec
 // absent returns what a program attaches to and the kernel's own types do not have, "" if
 // they have all or there are none.
 func absent(part *ebpf.CollectionSpec, types *btf.Cache) string {
-	known, err := types.Kernel()
-	if err != nil {
-		return ""
-	}
 	for _, name := range slices.Sorted(maps.Keys(part.Programs)) {
 		p := part.Programs[name]
 		if p.Type != ebpf.Tracing {
@@ -280,11 +285,21 @@ func absent(part *ebpf.CollectionSpec, types *btf.Cache) string {
 		case ebpf.AttachTraceIter:
 			of = "bpf_iter_" + of
 		}
-		if _, err := known.AnyTypeByName(of); errors.Is(err, btf.ErrNotFound) {
+		if known, has := hasType(types, of); known && !has {
 			return p.AttachTo
 		}
 	}
 	return ""
+}
+
+// hasType reports whether the kernel's own types are known, and whether one has that name.
+func hasType(types *btf.Cache, name string) (known, has bool) {
+	kernel, err := types.Kernel()
+	if err != nil {
+		return false, false
+	}
+	_, err = kernel.AnyTypeByName(name)
+	return true, !errors.Is(err, btf.ErrNotFound)
 }
 
 func (o *Object) attach(p *ebpf.Program, spec *ebpf.ProgramSpec) (io.Closer, error) {

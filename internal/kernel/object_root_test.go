@@ -100,3 +100,14 @@ func TestAbsentFunctionIsNamed(t *testing.T) {
 		})
 	}
 }
+
+func TestHasFunction(t *testing.T) {
+	o, err := Open(nil, Config{Files: []File{bpf.LoadNat}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = o.Close() }()
+	if !o.Has("inet_bind") || o.Has("no_such_function") {
+		t.Errorf("inet_bind: %v, no_such_function: %v", o.Has("inet_bind"), o.Has("no_such_function"))
+	}
+}

@@ -14,7 +14,7 @@ import (
 // features is what a kernel may lack.
 type features struct {
 	boundDump bool // it dumps TCP sockets that are only bound (tcp_diag since Linux 6.8)
-	mptcp     bool
+	mptcpBind bool // MPTCP sockets are bound in a way that no hook sees (since Linux 6.6)
 }
 
 // capabilities returns the attach chains, best method first. Hooks that report the end of
@@ -32,8 +32,8 @@ func capabilities(has features) []kernel.Capability {
 	// The end of a connection may come in an interrupt, where the process is not known.
 	const unconnected = "a bound socket whose connect(2) failed is seen again only by an audit"
 	noConnect := unconnected
-	if has.mptcp {
-		noConnect = "since Linux 6.6, MPTCP sockets that are only bound are seen only by an audit; " + unconnected
+	if has.mptcpBind {
+		noConnect = "MPTCP sockets that are only bound are seen only by an audit; " + unconnected
 	}
 	const late = "changes are seen only at the next poll, and shorter-lived sockets never"
 	return []kernel.Capability{

@@ -15,7 +15,7 @@ import (
 )
 
 // allFeatures is what a new kernel has.
-var allFeatures = features{boundDump: true, mptcp: true}
+var allFeatures = features{boundDump: true, mptcpBind: true}
 
 // fakeKernel attaches hooks unless it refuses one of them.
 type fakeKernel struct {
@@ -100,13 +100,13 @@ func TestChain(t *testing.T) {
 func TestLossNamesMPTCPOnlyWhereItExists(t *testing.T) {
 	for _, mptcp := range []bool{false, true} {
 		named := false
-		for _, c := range capabilities(features{boundDump: true, mptcp: mptcp}) {
+		for _, c := range capabilities(features{boundDump: true, mptcpBind: mptcp}) {
 			for _, r := range c.Choices {
 				named = named || strings.Contains(r.Lost, "MPTCP")
 			}
 		}
 		if named != mptcp {
-			t.Errorf("with MPTCP %v: a loss of it is named: %v", mptcp, named)
+			t.Errorf("with another bind of MPTCP %v: a loss of it is named: %v", mptcp, named)
 		}
 	}
 }

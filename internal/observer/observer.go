@@ -240,7 +240,9 @@ func (s *session) attach(e *engine) ([]kernel.Method, scope, error) {
 	}
 	var methods []kernel.Method
 	var polled scope
-	for _, c := range capabilities(features{boundDump: s.dumper.boundDump, mptcp: s.dumper.mptcp}) {
+	// Where MPTCP binds by this function, it no longer calls those that the hooks are on.
+	has := features{boundDump: s.dumper.boundDump, mptcpBind: s.dumper.mptcp && s.object != nil && s.object.Has("inet_bind_sk")}
+	for _, c := range capabilities(has) {
 		if c.Name == UDPConnect && polled&scopeUDP != 0 || c.Name == Device && polled&(scopeTCPListen|scopeUDP) == scopeTCPListen|scopeUDP {
 			// The poll sees it.
 			methods = append(methods, kernel.Method{Capability: c.Name, Name: MethodPoll})
