@@ -481,7 +481,7 @@ func TestSlowHeads(t *testing.T) {
 	}
 	for to, conn := range first {
 		_ = conn.SetReadDeadline(time.Now().Add(wait.Limit()))
-		if _, err := io.ReadAll(conn); errors.Is(err, context.DeadlineExceeded) {
+		if _, err := io.ReadAll(conn); errors.Is(err, os.ErrDeadlineExceeded) {
 			t.Errorf("the oldest at %s is open", to)
 		}
 	}
@@ -507,7 +507,7 @@ func TestHeaderTimeout(t *testing.T) {
 		}
 		defer conn.Close()
 		_ = conn.SetReadDeadline(time.Now().Add(wait.Limit()))
-		if _, err := conn.Read(make([]byte, 1)); err == nil || errors.Is(err, context.DeadlineExceeded) {
+		if _, err := conn.Read(make([]byte, 1)); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
 			t.Errorf("%s: %v, want its end", to, err)
 		}
 	}
