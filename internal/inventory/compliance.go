@@ -108,7 +108,10 @@ const namedViolations = 3
 // String says in a sentence what is wrong, or that nothing is.
 func (v Verdict) String() string {
 	var parts []string
-	if v.Known {
+	switch {
+	case v.Known && v.Error != nil:
+		parts = append(parts, "by what was read last, "+v.count())
+	case v.Known:
 		parts = append(parts, v.count())
 	}
 	if v.Error != nil {

@@ -70,7 +70,7 @@ func TestComplianceKeepsThePolicy(t *testing.T) {
 	c.Load()
 	judged(Labels{}, r, false, 0, "cannot be judged as it is now: the node's labels are not read yet")
 	judged(Labels{Err: errors.New("forbidden")}, r, false, 0, "cannot be judged as it is now: the node's labels cannot be read: forbidden")
-	judged(away, r, true, 0, "cannot be judged as it is now: the node's labels cannot be read: away")
+	judged(away, r, true, 0, "by what was read last, no port violates policy.yaml; it cannot be judged as it is now: the node's labels cannot be read: away")
 	judged(edge, r, true, 0, "no port violates policy.yaml")
 	judged(Labels{Known: true}, r, true, 1, "tcp 0.0.0.0:80 web")
 	judged(edge, Report{Ports: r.Ports, Conditions: r.Conditions, Starting: true}, false, 0, "cannot be judged as it is now: ports may be missing")
