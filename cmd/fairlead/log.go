@@ -22,10 +22,13 @@ func logger(w io.Writer, c config.Common) (*slog.Logger, *loglevel.Levels) {
 	return slog.New(levels.Handler(h)), levels
 }
 
-// warnUnknown warns about environment variables that are misspelt or overridden.
+// warnUnknown warns about environment variables that are misspelt.
 func warnUnknown(log *slog.Logger) {
-	environ := os.Environ()
-	for _, w := range append(config.UnknownVariables(environ), config.OverriddenVariables(environ)...) {
-		log.Warn("environment variable ignored", "reason", w)
+	warnVariables(log, config.UnknownVariables(os.Environ()))
+}
+
+func warnVariables(log *slog.Logger, reasons []string) {
+	for _, r := range reasons {
+		log.Warn("environment variable ignored", "reason", r)
 	}
 }

@@ -27,10 +27,17 @@ func start(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		return dropin.Run(ctx, args[1:], stderr, func(c config.Common) (*slog.Logger, *loglevel.Levels) {
 			log, level := logger(stderr, c)
 			warnUnknown(log)
+			warnOverridden(log)
 			return log, level
 		})
 	}
 	return run(ctx, args[1:], stdout, stderr)
+}
+
+// warnOverridden warns about variables of older agents that fairlead's own override. Only
+// the agent reads them.
+func warnOverridden(log *slog.Logger) {
+	warnVariables(log, config.OverriddenVariables(os.Environ()))
 }
 
 // platformCommands are the commands of the guest.
@@ -52,6 +59,7 @@ func newAgent() *cobra.Command {
 			}
 			log, level := logger(c.ErrOrStderr(), cfg.Common)
 			warnUnknown(log)
+			warnOverridden(log)
 			a, err := agent.New(cfg, log, level)
 			if err != nil {
 				return err
