@@ -120,6 +120,7 @@ func newRoot() *cobra.Command {
 	root.AddGroup(groups()...)
 	root.AddCommand(newHost(), newLs(), newWatch(), newNames(), newOpen(), newExplain(), newTrace(), newForward(), newDeny(), newAllow(), newExpose(), newRules(), newConfig(), newDoctor(), newLogLevel(), newWeb(), newMan(), newVersion())
 	root.AddCommand(platformCommands()...)
+	root.AddCommand(guards()...)
 	root.SetHelpCommand(newHelp())
 	return root
 }

@@ -4,6 +4,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/signal"
@@ -26,7 +27,8 @@ func newRun() *cobra.Command {
 		Use:   "run NAME [-- ARGS]",
 		Short: "In a container, run a program of the guest that its configuration lists",
 		Long: "In a container, run a program of the guest that `run.allow` of the agent's configuration lists\n" +
-			"for this container, with these arguments. Input, output, signals and the exit status are the\n" +
+			"for this container, with these arguments. With --host it is a program of the host, which both\n" +
+			"configurations must allow. Input, output, signals and the exit status are the\n" +
 			"program's. There is no shell. When this command ends, the program and all that it started are\n" +
 			"killed.\n\n" +
 			"With --tty the program gets a terminal of its own, as large as the one here and of the type $TERM.\n" +
@@ -42,6 +44,9 @@ func newRun() *cobra.Command {
 		},
 		RunE: func(c *cobra.Command, args []string) error {
 			q.Name, q.Args = args[0], args[1:]
+			if tty && q.Host {
+				return usageError{errors.New("--tty: programs of the host have no terminal: leave it out")}
+			}
 			if err := checkTexts(&q); err != nil {
 				return usageError{err}
 			}
@@ -50,6 +55,7 @@ func newRun() *cobra.Command {
 	}
 	c.Flags().StringArrayVarP(&q.Env, "env", "e", nil, "set a variable, KEY=VALUE, or KEY for its value here (can be repeated)")
 	c.Flags().BoolVarP(&tty, "tty", "t", false, "give the program a terminal, which its entry must allow")
+	c.Flags().BoolVar(&q.Host, "host", false, "run a program of the host, which run.allow of the host peer's configuration lists")
 	c.Flags().StringVar(&socket, "socket", publish.DefaultSocket, "path of the agent's socket in this container")
 	return c
 }
@@ -101,7 +107,7 @@ func runProgram(c *cobra.Command, socket string, q program.Request, tty bool) er
 	case exit.Signal != 0:
 		return jobStatus(128 + int(exit.Signal))
 	case exit.Code != 0:
-		return jobStatus(exit.Code)
+		return jobStatus(statusOf(exit.Code))
 	}
 	return nil
 }
@@ -113,6 +119,15 @@ func deadly() []os.Signal {
 		syscall.SIGABRT, syscall.SIGALRM, syscall.SIGBUS, syscall.SIGFPE, syscall.SIGILL, syscall.SIGIO, syscall.SIGPIPE, syscall.SIGPWR,
 		syscall.SIGSEGV, syscall.SIGSTKFLT, syscall.SIGSYS, syscall.SIGTRAP, syscall.SIGVTALRM, syscall.SIGXCPU, syscall.SIGXFSZ,
 	}
+}
+
+// statusOf returns the exit status for a program's, which on a Windows host may have more than
+// a byte: it must not become another one, such as 0.
+func statusOf(code int) int {
+	if code < 0 || code > 255 {
+		return 255
+	}
+	return code
 }
 
 // newRunHelper is what the agent starts for run.allow before it drops its capabilities.

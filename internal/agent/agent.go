@@ -243,7 +243,8 @@ func (a *Agent) natOptions() nat.Options {
 // them, if any may.
 func (a *Agent) wirePublish() {
 	p := a.cfg.Publish
-	if len(p.Allow) == 0 && len(a.cfg.Run.Allow) == 0 {
+	runs := len(a.cfg.Run.Allow)+len(a.cfg.Run.Host) > 0
+	if len(p.Allow) == 0 && !runs {
 		return
 	}
 	o := publish.Options{
@@ -255,15 +256,24 @@ func (a *Agent) wirePublish() {
 		},
 		Logger: a.log,
 	}
-	if len(a.cfg.Run.Allow) > 0 {
+	if runs {
 		a.runner = run.New(run.Options{
 			Policy: a.cfg.Run.Allow, Jobs: a.cfg.Run.Jobs,
 			Helper: []string{"/proc/self/exe", run.HelperCommand}, Logger: a.log,
+			ToHost: run.ToHost{Policy: a.cfg.Run.Host, Open: a.openRun},
 		})
 		o.Runner = a.runner
 	}
 	a.publish = publish.New(o)
 	a.sources = append(a.sources, a.publish)
+}
+
+// openRun opens a stream to the host for one of its programs.
+func (a *Agent) openRun(ctx context.Context) (link.Stream, link.Peer, error) {
+	if a.hostlink == nil {
+		return nil, link.Peer{}, errors.New("this agent has no link to a host (--sink hostlink)")
+	}
+	return a.hostlink.OpenRun(ctx)
 }
 
 func (a *Agent) wireSinks() error {

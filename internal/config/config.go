@@ -104,7 +104,8 @@ type Host struct {
 	Serving Serving           // how the host takes agents that dial it
 	Bind    rules.HostAddress // where guest wildcards appear: rules.Asked leaves it to the agent
 	Grace   time.Duration     // how long listeners outlive a lost guest, 0 to 1h
-	LogFile string            // where the log goes; empty for standard error
+	Run     HostRun
+	LogFile string // where the log goes; empty for standard error
 	Limits  Limits
 	Names   Names
 }
@@ -170,6 +171,7 @@ func defaultHost(d hostDirs) Host {
 		Bind:    rules.Loopback(),
 		Grace:   10 * time.Second,
 		Names:   Names{Domain: names.Local},
+		Run:     HostRun{Jobs: 4},
 		Limits:  Limits{Listeners: 4096, Flows: 16384, UDPFlows: 4096, UDPIdle: time.Minute},
 	}
 }
@@ -334,6 +336,8 @@ func (c *Host) fields() []field {
 			"maximum of concurrent UDP clients").atLeast(1),
 		one("limits.udpIdle", "udp-idle", "duration", &c.Limits.UDPIdle, duration(time.Second, time.Hour, false), stringOf,
 			"how long an idle UDP client is remembered"),
+		one("run.jobs", "run-jobs", "n", &c.Run.Jobs, whole[int](1, 1024), number,
+			"maximum of programs that run at the same time for one guest (run.allow)").atLeast(1),
 	}, c.namesFields(), c.servingFields(), c.Common.fields())
 }
 

@@ -48,6 +48,7 @@ func LoadAgent(path string, flags *pflag.FlagSet, environ func(string) (string, 
 		l.common.files = append(l.common.files, newFile(path, data, err, true))
 	}
 	c.from, c.Publish.Allow, c.Run.Allow = l.from, l.publish, l.run
+	c.Run.Host = l.asks
 	return c, nil
 }
 
@@ -55,6 +56,7 @@ func LoadAgent(path string, flags *pflag.FlagSet, environ func(string) (string, 
 func LoadHost(path string, flags *pflag.FlagSet, environ func(string) (string, bool)) (Host, error) {
 	c := DefaultHost()
 	l := newLoader(&c.Common, c.fields(), flags, environ)
+	l.ofHost = true
 	if err := l.load(path, DefaultHostFile()); err != nil {
 		return Host{Common: Common{files: c.files}}, err
 	}
@@ -67,7 +69,7 @@ func LoadHost(path string, flags *pflag.FlagSet, environ func(string) (string, b
 	if err := l.compile("bind", &c.Bind, true); err != nil {
 		return Host{Common: Common{files: c.files}}, err
 	}
-	c.from = l.from
+	c.from, c.Run.Allow = l.from, l.run
 	return c, nil
 }
 
@@ -81,6 +83,8 @@ type loader struct {
 	inline  []rules.Rule
 	publish policy.Policy
 	run     runpolicy.Policy
+	asks    runpolicy.Policy
+	ofHost  bool         // it is the host peer's
 	last    []rules.Rule // after those of all files
 }
 
@@ -159,6 +163,9 @@ func (l *loader) mapping(n yamltree.Node, prefix string) error {
 	case "publish.", "run.":
 		known = append(known, "allow")
 	}
+	if prefix == "run." && !l.ofHost {
+		known = append(known, "host")
+	}
 	entries, err := n.Map(known...)
 	errs := []error{l.hint(err)}
 	for _, e := range entries {
@@ -169,6 +176,10 @@ func (l *loader) mapping(n yamltree.Node, prefix string) error {
 			l.inline, err = rules.ParseList(e.Node)
 		case key == "publish.allow":
 			l.publish, err = policy.Parse(e.Node)
+		case key == "run.host":
+			l.asks, err = runpolicy.ParseAsks(e.Node)
+		case key == "run.allow" && l.ofHost:
+			l.run, err = runpolicy.ParseHost(e.Node)
 		case key == "run.allow":
 			l.run, err = runpolicy.Parse(e.Node)
 		case i < 0:

@@ -10,7 +10,14 @@ import (
 // Run configures what containers may have run in the guest, by the socket of Publish.
 type Run struct {
 	Allow runpolicy.Policy // nothing is run if it is empty; only the file has it
+	Host  runpolicy.Policy // who may ask the host for its programs; only the file has it
 	Jobs  int              // at the same time, 1 to 1024
+}
+
+// HostRun configures what guests may have run on the host.
+type HostRun struct {
+	Allow runpolicy.Policy // nothing is run if it is empty; only the file has it
+	Jobs  int              // of one guest at the same time, 1 to 1024
 }
 
 // Publish configures what containers may ask for at a socket that is mounted into them.
@@ -25,7 +32,7 @@ type Publish struct {
 func (c *Agent) publishFields() []field {
 	return []field{
 		one("publish.socket", "publish-socket", "path", &c.Publish.Socket, absolute, str,
-			"socket for containers that may publish or reach ports; it exists only if publish.allow or run.allow has an entry"),
+			"socket for containers that may publish or reach ports; it exists only if publish.allow, run.allow or run.host has an entry"),
 		one("publish.ports", "publish-ports", "n", &c.Publish.Ports, whole[int](1, 256), number,
 			"maximum of ports that one container publishes or reaches by the socket").atLeast(1),
 		one("publish.connections", "publish-connections", "n", &c.Publish.Connections, whole[int](1, 1<<16-1), number,
@@ -33,6 +40,6 @@ func (c *Agent) publishFields() []field {
 		one("publish.requests", "publish-requests", "n", &c.Publish.Requests, whole[int](1, 1000), number,
 			"maximum of requests of one container at the socket in a second").atLeast(1),
 		one("run.jobs", "run-jobs", "n", &c.Run.Jobs, whole[int](1, 1024), number,
-			"maximum of programs that run at the same time for all containers (run.allow)").atLeast(1),
+			"maximum of programs that run at the same time for all containers (run.allow, run.host)").atLeast(1),
 	}
 }

@@ -32,6 +32,7 @@ import (
 	"github.com/fairlead/fairlead/internal/own"
 	"github.com/fairlead/fairlead/internal/privilege"
 	"github.com/fairlead/fairlead/internal/rules"
+	"github.com/fairlead/fairlead/internal/run/remote"
 	"github.com/fairlead/fairlead/internal/status"
 	"github.com/fairlead/fairlead/internal/trace"
 	"github.com/fairlead/fairlead/internal/version"
@@ -47,7 +48,8 @@ type Daemon struct {
 	wss     *wss.Server // nil if no agent may dial
 
 	forwards *forwards.Store
-	names    *route.Router // nil if names are not served
+	names    *route.Router  // nil if names are not served
+	runs     *remote.Server // nil if no guest may have programs run
 
 	accepted atomic.Pointer[config.Host] // the last configuration, of which only the rules and bind are in effect
 }
@@ -63,6 +65,11 @@ func New(cfg config.Host, log *slog.Logger, level *loglevel.Levels) (*Daemon, er
 		Logger: log,
 	}
 	d := &Daemon{cfg: cfg, log: log, sockets: new(own.Sockets)}
+	var runs func(context.Context, string, link.Session)
+	if len(cfg.Run.Allow) > 0 {
+		d.runs = remote.New(remote.Options{Policy: cfg.Run.Allow, Jobs: cfg.Run.Jobs, Logger: log})
+		runs, o.Runs = d.runs.Serve, d.runs.Streams()
+	}
 	d.accepted.Store(&d.cfg)
 	var guests []host.Guest
 	for _, g := range cfg.Connect {
@@ -97,6 +104,7 @@ func New(cfg config.Host, log *slog.Logger, level *loglevel.Levels) (*Daemon, er
 	}
 	d.host, err = host.New(host.Options{
 		MovedFile: moved,
+		Runs:      runs,
 		Trace:     tracer,
 		Logger:    log, Guests: guests, Policy: cfg.Rules, Network: d.sockets,
 		Grace: negativeZero(cfg.Grace), UDPIdle: cfg.Limits.UDPIdle,
@@ -322,7 +330,12 @@ func (d *Daemon) Run(ctx context.Context, watch func(ctx context.Context, onChan
 	for _, s := range services {
 		g.Go(func() error { return s.serve(ctx, s.ln) })
 	}
-	g.Go(func() error { return d.host.Run(ctx) })
+	g.Go(func() error {
+		if d.runs != nil {
+			defer d.runs.Wait()
+		}
+		return d.host.Run(ctx)
+	})
 	if d.names != nil {
 		g.Go(func() error {
 			d.names.Run(ctx)

@@ -122,7 +122,7 @@ func establish(ctx context.Context, conn net.Conn, o Options, d direction, w *fl
 	}
 	s, err := newSession(tctx, conn, o, d, Peer{
 		Identity: hello.Identity, Name: hello.Name, Version: hello.Build,
-		Address: address(conn), Proof: proof, Unpublished: hello.Unpublished, LogLevel: hello.LogLevel,
+		Address: address(conn), Proof: proof, Unpublished: hello.Unpublished, LogLevel: hello.LogLevel, Runs: hello.Runs && o.Role == RoleAgent,
 	}, w, hs.keys(hello))
 	if err != nil {
 		stop()
@@ -305,6 +305,7 @@ func (h *handshake) sendHello() error {
 		MinVersion: h.o.minVersion, MaxVersion: h.o.maxVersion, Role: h.o.Role,
 		Identity: h.o.Identity, Name: h.o.Name, Build: h.o.Version, Network: h.o.Network,
 		Nonce: h.nonce, Token: !h.o.Token.IsZero(), Unpublished: !h.o.NoUnpublished, LogLevel: h.o.LogLevel,
+		Runs: h.o.Role == RoleHost && h.o.Runs > 0,
 	}})
 	if err != nil {
 		return fmt.Errorf("%w: %w", errInternal, err)

@@ -24,6 +24,8 @@ type reply struct {
 	Nonce   string `json:"nonce,omitempty"`   // in the first message; the request repeats it
 	TTY     bool   `json:"tty,omitempty"`     // in the first message: programs can have a terminal
 
+	HostRuns bool `json:"hostRuns,omitempty"` // in the first message: a request for a program of the host is known
+
 	Granted bool         `json:"granted,omitempty"`
 	Connect uint64       `json:"connect,omitempty"` // asks for a connection to the container's port
 	Error   *ask.Refusal `json:"error,omitempty"`   // and the connection ends

@@ -239,7 +239,7 @@ func (s *Server) admit(conn *net.UnixConn, full bool) (*peer, *tenant, error) {
 // request serves the request of one client, and the lease if it is granted.
 func (s *Server) request(ctx context.Context, conn *net.UnixConn, p *peer, t *tenant) error {
 	nonce := ask.NewNonce()
-	if err := ask.Send(conn, reply{Version: ask.Version, Nonce: nonce, TTY: true}); err != nil {
+	if err := ask.Send(conn, reply{Version: ask.Version, Nonce: nonce, TTY: true, HostRuns: true}); err != nil {
 		return err
 	}
 	var q request

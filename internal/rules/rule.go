@@ -348,6 +348,9 @@ func (r Rule) validate() (field string, err error) {
 	return "", nil
 }
 
+// Glob reports whether s matches the pattern of a rule, in which * stands for any text.
+func Glob(pattern, s string) bool { return glob(pattern, s) }
+
 // glob reports whether s matches the pattern, in which * stands for any text
 // (none too, and / as well) and ? for one byte. It takes time of the order of
 // the product of the lengths, whatever the pattern.

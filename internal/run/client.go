@@ -68,6 +68,8 @@ func do(conn *net.UnixConn, q Request, s Streams) (Exit, error) {
 		return Exit{}, fmt.Errorf("the agent speaks version %d, this program version %d: use the same fairlead", hello.Version, ask.Version)
 	case s.Screen != nil && !hello.TTY: // it would run the program without one
 		return Exit{}, errors.New("the agent is too old to give programs a terminal: update it, or run the program without one")
+	case q.Host && !hello.HostRuns:
+		return Exit{}, errors.New("the agent is too old to ask the host: update it")
 	}
 	if s.Screen != nil {
 		if q.TTY, err = s.Screen.terminal(); err != nil {

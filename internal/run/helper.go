@@ -23,6 +23,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/privilege"
 	"github.com/fairlead/fairlead/internal/publish/ask"
+	"github.com/fairlead/fairlead/internal/run/image"
 	"github.com/fairlead/fairlead/internal/run/policy"
 )
 
@@ -272,11 +273,11 @@ func (p *prepared) report(conn *net.UnixConn, pid int) error {
 
 // start starts the program.
 func (p *prepared) start(g group) (*exec.Cmd, error) {
-	image, err := seal(p.entry.Path, p.entry.SHA256)
+	sealed, err := image.Seal(p.entry.Path, p.entry.SHA256)
 	if err != nil {
 		return nil, err
 	}
-	defer func() { _ = image.Close() }()
+	defer func() { _ = sealed.Close() }()
 	dir, err := os.Open(string(g))
 	if err != nil {
 		return nil, err
@@ -284,7 +285,7 @@ func (p *prepared) start(g group) (*exec.Cmd, error) {
 	defer func() { _ = dir.Close() }()
 	e := p.entry
 	cmd := &exec.Cmd{
-		Path: "/proc/self/fd/" + strconv.Itoa(int(image.Fd())),
+		Path: "/proc/self/fd/" + strconv.Itoa(int(sealed.Fd())),
 		Args: append([]string{e.Path}, p.Args...),
 		Env:  slices.Concat(environment(p.user), p.TTY.environment(), p.Env),
 		Dir:  e.Directory, Stdin: p.streams[0], Stdout: p.streams[1], Stderr: p.streams[2],

@@ -30,6 +30,10 @@ type Request struct {
 	Args []string `json:"args,omitempty"`
 	Env  []string `json:"env,omitempty"` // "KEY=VALUE"
 
+	// Host asks for a program of the host. An agent whose first message does not have HostRuns
+	// would ignore it.
+	Host bool `json:"host,omitempty"`
+
 	// TTY, unless it is nil, has the program get a terminal instead of three streams.
 	TTY *Terminal `json:"tty,omitempty"`
 }
@@ -67,11 +71,12 @@ type first struct {
 
 // reply is a message of the agent before the program runs, and a refusal at any time.
 type reply struct {
-	Version int          `json:"version,omitempty"`
-	Nonce   string       `json:"nonce,omitempty"`
-	TTY     bool         `json:"tty,omitempty"` // in the first message: programs can have a terminal
-	Granted bool         `json:"granted,omitempty"`
-	Error   *ask.Refusal `json:"error,omitempty"`
+	Version  int          `json:"version,omitempty"`
+	Nonce    string       `json:"nonce,omitempty"`
+	TTY      bool         `json:"tty,omitempty"`      // in the first message: programs can have a terminal
+	HostRuns bool         `json:"hostRuns,omitempty"` // in the first message: Request.Host is known
+	Granted  bool         `json:"granted,omitempty"`
+	Error    *ask.Refusal `json:"error,omitempty"`
 }
 
 // kind is what a frame has, its first byte.

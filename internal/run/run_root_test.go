@@ -33,6 +33,7 @@ import (
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/publish/ask"
 	"github.com/fairlead/fairlead/internal/rules"
+	"github.com/fairlead/fairlead/internal/run/image"
 	"github.com/fairlead/fairlead/internal/run/policy"
 	"github.com/fairlead/fairlead/test/kit/wait"
 )
@@ -353,7 +354,7 @@ func TestRefused(t *testing.T) {
 		{web, Request{Name: "bad3", Args: role("sleep").Args}, ask.ReasonProgram, "no such file"},
 		{web, Request{Name: "bad4", Args: role("sleep").Args}, ask.ReasonProgram, "no such file"},
 		{web, Request{Name: "bad5", Args: role("sleep").Args}, ask.ReasonProgram, "no file that can be executed"},
-		{web, Request{Name: "bad6", Args: role("sleep").Args}, ask.ReasonProgram, "no ELF program"},
+		{web, Request{Name: "bad6", Args: role("sleep").Args}, ask.ReasonProgram, "no program of this system"},
 	} {
 		conn, _ := r.connect(context.Background(), c.of)
 		_, err := do(conn, c.q, Streams{Stdout: io.Discard, Stderr: io.Discard})
@@ -403,22 +404,22 @@ func TestChangedProgram(t *testing.T) {
 // The copy cannot be changed, and what becomes of the file has no effect on it.
 func TestSeal(t *testing.T) {
 	path, sum := program(t)
-	image, err := seal(path, sum)
+	sealed, err := image.Seal(path, sum)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer image.Close()
+	defer sealed.Close()
 	if err := os.WriteFile(path, []byte("swapped"), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := image.WriteAt([]byte("x"), 0); !errors.Is(err, unix.EPERM) {
+	if _, err := sealed.WriteAt([]byte("x"), 0); !errors.Is(err, unix.EPERM) {
 		t.Errorf("write: %v", err)
 	}
-	if err := image.Truncate(0); !errors.Is(err, unix.EPERM) {
+	if err := sealed.Truncate(0); !errors.Is(err, unix.EPERM) {
 		t.Errorf("truncate: %v", err)
 	}
 	h := sha256.New()
-	if _, err := io.Copy(h, io.NewSectionReader(image, 0, 1<<40)); err != nil || fmt.Sprintf("%x", h.Sum(nil)) != sum {
+	if _, err := io.Copy(h, io.NewSectionReader(sealed, 0, 1<<40)); err != nil || fmt.Sprintf("%x", h.Sum(nil)) != sum {
 		t.Errorf("the copy changed (%v)", err)
 	}
 }

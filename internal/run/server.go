@@ -36,6 +36,7 @@ type Options struct {
 	Policy policy.Policy
 	Jobs   int      // at the same time, of all containers together
 	Helper []string // command line of a process that calls Help
+	ToHost ToHost   // programs of the host; without a policy none is asked for
 	Logger *slog.Logger
 }
 
@@ -45,6 +46,10 @@ func New(o Options) *Server { return &Server{opt: o} }
 // Start starts the helper, with the capabilities that the process has now. If it fails,
 // all requests are refused with the error. It comes before Serve and Run.
 func (s *Server) Start() error {
+	if len(s.opt.Policy) == 0 && len(s.opt.ToHost.Policy) > 0 {
+		s.failed = errors.New("run.allow has no entry")
+		return nil // all run on the host
+	}
 	s.starter, s.failed = startHelper(s.opt)
 	return s.failed
 }
@@ -61,9 +66,9 @@ func (s *Server) Serve(ctx context.Context) error {
 // Names reports whether the client may have any program run.
 func (s *Server) Names(of ask.Client) bool {
 	if of.Guest {
-		return s.opt.Policy.NamesUser(of.UID)
+		return s.opt.Policy.NamesUser(of.UID) || s.opt.ToHost.Policy.NamesUser(of.UID)
 	}
-	return s.opt.Policy.Names(of.Container)
+	return s.opt.Policy.Names(of.Container) || s.opt.ToHost.Policy.Names(of.Container)
 }
 
 // Run runs the program that a client asks for until it has ended, the client has gone, or
@@ -73,11 +78,10 @@ func (s *Server) Run(ctx context.Context, conn *net.UnixConn, of ask.Client, req
 	if err := json.Unmarshal(request, &q); err != nil {
 		return ask.Refuse(ask.ReasonRequest, "run: %v", err)
 	}
-	if err := s.allowed(of, q); err != nil {
-		return err
-	}
-	if s.starter == nil {
-		return ask.Refuse(ask.ReasonProgram, "programs cannot be run: %v", s.failed)
+	if !q.Host {
+		if err := s.startable(of, q); err != nil {
+			return err
+		}
 	}
 	defer s.jobs.Add(-1)
 	if s.jobs.Add(1) > int32(s.opt.Jobs) {
@@ -89,6 +93,14 @@ func (s *Server) Run(ctx context.Context, conn *net.UnixConn, of ask.Client, req
 	} else {
 		log = log.With("container", of.Container.Name, "id", of.Container.ID, "pid", of.PID)
 	}
+	if q.Host {
+		return s.runOnHost(ctx, conn, of, q, log)
+	}
+	return s.runHere(ctx, conn, of, q, log)
+}
+
+// runHere runs a program of the guest.
+func (s *Server) runHere(ctx context.Context, conn *net.UnixConn, of ask.Client, q Request, log *slog.Logger) error {
 	j, err := s.starter.start(q)
 	if err != nil {
 		log.Warn("run", "result", "not started", "err", err)
@@ -103,6 +115,17 @@ func (s *Server) Run(ctx context.Context, conn *net.UnixConn, of ask.Client, req
 		return ask.Refuse(ask.ReasonProgram, "%v", err)
 	}
 	log.Info("run", "result", exit.String())
+	return nil
+}
+
+// startable returns why a program of the guest cannot be started.
+func (s *Server) startable(of ask.Client, q Request) error {
+	if err := s.allowed(of, q); err != nil {
+		return err
+	}
+	if s.starter == nil {
+		return ask.Refuse(ask.ReasonProgram, "programs cannot be run: %v", s.failed)
+	}
 	return nil
 }
 

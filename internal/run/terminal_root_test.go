@@ -177,9 +177,12 @@ func TestTerminal(t *testing.T) {
 	if exit, err := d.leaves(); err != nil || exit != (Exit{Code: 9}) {
 		t.Error(exit, err)
 	}
-	if !strings.Contains(r.log.String(), "tty=true") {
-		t.Errorf("log:\n%s", r.log.String())
-	}
+	wait.Until(t, "the line of the log", func() error { // the client may know the end first
+		if !strings.Contains(r.log.String(), "tty=true") {
+			return errors.New(r.log.String())
+		}
+		return nil
+	})
 }
 
 // Lines are edited and echoed by the program's terminal, and ^D ends its input.

@@ -48,6 +48,9 @@ type Hello struct {
 	Unpublished bool `json:"unpublished,omitzero"`
 	// LogLevel reports that this agent takes the message LogLevel.
 	LogLevel bool `json:"logLevel,omitzero"`
+	// Runs reports that this host takes streams that the agent opens, each a RunRequest. An
+	// agent opens none to a host that does not say so, as older ones do not.
+	Runs bool `json:"runs,omitzero"`
 }
 
 // Proof shows that a peer has the shared token.

@@ -10,6 +10,7 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -91,12 +92,13 @@ func TestRunOnRequest(t *testing.T) {
 	}
 	runAsGuest(t, socket)
 	runAtTerminal(t, run)
+	seconds := ownSeconds()
 	sleep := func() *exec.Cmd {
-		client := run("sleep", "--", "98765")
+		client := run("sleep", "--", seconds)
 		if err := client.Start(); err != nil {
 			t.Fatal(err)
 		}
-		wait.Until(t, "the job runs", func() error { return sleeps(true) })
+		wait.Until(t, "the job runs", func() error { return sleeps(seconds, true) })
 		return client
 	}
 	gone := func(client *exec.Cmd) {
@@ -104,12 +106,12 @@ func TestRunOnRequest(t *testing.T) {
 		if code := client.ProcessState.ExitCode(); code != 125 {
 			t.Errorf("exit %d, want 125", code)
 		}
-		wait.Until(t, "the job is killed", func() error { return sleeps(false) })
+		wait.Until(t, "the job is killed", func() error { return sleeps(seconds, false) })
 	}
 	client := sleep()
 	_ = client.Process.Kill()
 	_ = client.Wait()
-	wait.Until(t, "the job is killed", func() error { return sleeps(false) })
+	wait.Until(t, "the job is killed", func() error { return sleeps(seconds, false) })
 
 	client = sleep()
 	r.agent.Kill()
@@ -288,14 +290,17 @@ func helperOf(t *testing.T, agent int) (pid int) {
 	return 0
 }
 
-// sleeps returns nil if the job runs, or does not.
-func sleeps(want bool) error {
+// ownSeconds returns an argument for sleep that no other test has, also of another run.
+func ownSeconds() string { return fmt.Sprint(1e9 + rand.Int64N(1e9)) }
+
+// sleeps returns nil if the job that sleeps so long runs, or does not.
+func sleeps(seconds string, want bool) error {
 	lines, err := filepath.Glob("/proc/[0-9]*/cmdline")
 	if err != nil {
 		return err
 	}
 	for _, l := range lines {
-		if b, err := os.ReadFile(l); err == nil && string(b) == "/bin/sleep\x0098765\x00" {
+		if b, err := os.ReadFile(l); err == nil && string(b) == "/bin/sleep\x00"+seconds+"\x00" {
 			if want {
 				return nil
 			}

@@ -8,6 +8,7 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"strings"
@@ -67,24 +68,25 @@ func runs(t *testing.T, flags []string, run func(args ...string) (string, error)
 		}
 		return nil
 	})
-	if _, err := run("exec", "-d", "web", "/fairlead", "run", "sleep", "--", "98765"); err != nil {
+	seconds := fmt.Sprint(1e9 + rand.Int64N(1e9)) // no other program has this argument
+	if _, err := run("exec", "-d", "web", "/fairlead", "run", "sleep", "--", seconds); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, func() error { return sleeping(true) })
+	eventually(t, func() error { return sleeping(seconds, true) })
 	if _, err := run("kill", "web"); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, func() error { return sleeping(false) })
+	eventually(t, func() error { return sleeping(seconds, false) })
 }
 
-// sleeping returns nil if the program that sleeps runs, or does not.
-func sleeping(want bool) error {
+// sleeping returns nil if the program that sleeps so long runs, or does not.
+func sleeping(seconds string, want bool) error {
 	files, err := filepath.Glob("/proc/[0-9]*/cmdline")
 	if err != nil {
 		return err
 	}
 	for _, f := range files {
-		if b, err := os.ReadFile(f); err == nil && string(b) == "/bin/sleep\x0098765\x00" {
+		if b, err := os.ReadFile(f); err == nil && string(b) == "/bin/sleep\x00"+seconds+"\x00" {
 			if want {
 				return nil
 			}

@@ -47,6 +47,7 @@ const (
 	ReasonNamespace  Reason = "namespace"  // the socket is in another network namespace than the peer
 	ReasonRequest    Reason = "request"    // malformed
 	ReasonStopping   Reason = "stopping"   // the agent stops
+	ReasonHost       Reason = "host"       // no host is connected, it runs no programs, or it has gone
 	ReasonProgram    Reason = "program"    // it could not be started, or how it ended is not known
 )
 

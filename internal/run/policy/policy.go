@@ -32,6 +32,7 @@ type Entry struct {
 	Directory string           // in which it runs, absolute
 	User      string           // as whom it runs: a name or a number, never root
 	TTY       bool             // clients may ask for a terminal
+	Guests    []string         // globs: the guests that may have it run, of a program of the host
 }
 
 // Policy is a list of entries. What no entry allows is denied.
@@ -47,7 +48,10 @@ func Keys() (all, required []string) {
 }
 
 // Parse reads a policy. The error joins the first mistake of each entry.
-func Parse(n yamltree.Node) (Policy, error) {
+func Parse(n yamltree.Node) (Policy, error) { return parseEntries(n, keys, complete) }
+
+// parseEntries reads a policy whose entries have these keys. Complete requires what has no default.
+func parseEntries(n yamltree.Node, keys []string, complete func(yamltree.Node, *Entry) error) (Policy, error) {
 	if n.IsNull() { // "allow:" with all entries commented out
 		return nil, nil
 	}
@@ -57,7 +61,10 @@ func Parse(n yamltree.Node) (Policy, error) {
 	var p Policy
 	var errs []error
 	for _, item := range n.List() {
-		e, err := parseEntry(item)
+		e, err := parseEntry(item, keys)
+		if err == nil {
+			err = complete(item, &e)
+		}
 		if err == nil && p.Find(e.Name) != nil {
 			err = item.Errorf("another entry has the name %q", e.Name)
 		}
@@ -69,12 +76,11 @@ func Parse(n yamltree.Node) (Policy, error) {
 	return p, nil
 }
 
-func parseEntry(n yamltree.Node) (e Entry, err error) {
+func parseEntry(n yamltree.Node, keys []string) (e Entry, err error) {
 	fields, err := n.Map(keys...)
 	if err != nil {
 		return e, err
 	}
-	e.Directory = "/"
 	for _, f := range fields {
 		switch f.Key {
 		case "name":
@@ -93,6 +99,8 @@ func parseEntry(n yamltree.Node) (e Entry, err error) {
 			e.Env, err = list(f.Node, parseVariable)
 		case "directory":
 			e.Directory, err = checked(f.Node, checkPath)
+		case "guests":
+			e.Guests, err = list(f.Node, parseGuest)
 		case "user":
 			e.User, err = checked(f.Node, checkUser)
 		case "tty":
@@ -102,7 +110,10 @@ func parseEntry(n yamltree.Node) (e Entry, err error) {
 			return e, err
 		}
 	}
-	return e, complete(n, &e)
+	if e.Directory == "" {
+		e.Directory = filepath.VolumeName(e.Path) + string(filepath.Separator)
+	}
+	return e, nil
 }
 
 // complete requires what has no default.
@@ -172,7 +183,7 @@ func checkName(s string) error {
 }
 
 func checkPath(s string) error {
-	if !strings.HasPrefix(s, "/") || filepath.Clean(s) != s || strings.ContainsRune(s, 0) {
+	if !filepath.IsAbs(s) || filepath.Clean(s) != s || strings.ContainsRune(s, 0) {
 		return errors.New("want an absolute path in its shortest form")
 	}
 	return nil
@@ -219,7 +230,7 @@ func parseVariable(s string) (string, error) {
 	switch {
 	case !variableSyntax.MatchString(s):
 		return "", errors.New("want the name of a variable")
-	case strings.HasPrefix(s, "LD_") || s == "GLIBC_TUNABLES":
+	case strings.HasPrefix(s, "LD_") || strings.HasPrefix(s, "DYLD_") || s == "GLIBC_TUNABLES":
 		return "", errors.New("the dynamic linker reads it: a client could run other code")
 	}
 	return s, nil
