@@ -285,7 +285,6 @@ func (p *prepared) start(g group) (*exec.Cmd, error) {
 	defer func() { _ = dir.Close() }()
 	e := p.entry
 	cmd := &exec.Cmd{
-		Path: "/proc/self/fd/" + strconv.Itoa(int(sealed.Fd())),
 		Args: append([]string{e.Path}, p.Args...),
 		Env:  slices.Concat(environment(p.user), p.TTY.environment(), p.Env),
 		Dir:  e.Directory, Stdin: p.streams[0], Stdout: p.streams[1], Stderr: p.streams[2],
@@ -295,6 +294,11 @@ func (p *prepared) start(g group) (*exec.Cmd, error) {
 	if int(p.cred.Uid) != os.Geteuid() {
 		cmd.SysProcAttr.Credential = p.cred
 	}
+	beyond, err := image.Command(cmd, sealed)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = beyond.Close() }()
 	if err := startWithoutKeys(cmd); err != nil {
 		if at, ok := errors.AsType[*os.PathError](err); ok {
 			err = at.Err // its path is that of the copy

@@ -50,7 +50,11 @@ func startProgram(cmd *exec.Cmd, p Program, group string) (string, error) {
 	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
 		return "", os.NewSyscallError("prctl", err)
 	}
-	cmd.Path = "/proc/self/fd/" + strconv.Itoa(int(sealed.Fd()))
+	beyond, err := image.Command(cmd, sealed)
+	if err != nil {
+		return "", err
+	}
+	defer func() { _ = beyond.Close() }()
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Pdeathsig: syscall.SIGKILL}
 	if dir, err := os.Open(group); err == nil {
 		defer func() { _ = dir.Close() }()
