@@ -338,6 +338,8 @@ func (c *Host) fields() []field {
 			"how long an idle UDP client is remembered"),
 		one("run.jobs", "run-jobs", "n", &c.Run.Jobs, whole[int](1, 1024), number,
 			"maximum of programs that run at the same time for one guest (run.allow)").atLeast(1),
+		one("run.asRoot", "run-as-root", boolKind, &c.Run.AsRoot, truth, strconv.FormatBool,
+			"run programs for guests also where the host peer has the rights of root or of an administrator, which they get"),
 	}, c.namesFields(), c.servingFields(), c.Common.fields())
 }
 

@@ -102,6 +102,7 @@ func hostSamples() []sample {
 		{"caBundle", "", ""},
 		{"clientCA", "", ""},
 		{"run.jobs", "6", "6"},
+		{"run.asRoot", "true", "true"},
 	}, commonSamples()...)
 }
 

@@ -18,6 +18,8 @@ type Run struct {
 type HostRun struct {
 	Allow runpolicy.Policy // nothing is run if it is empty; only the file has it
 	Jobs  int              // of one guest at the same time, 1 to 1024
+
+	AsRoot bool // also where this process has the rights of root or of an administrator
 }
 
 // Publish configures what containers may ask for at a socket that is mounted into them.

@@ -32,6 +32,7 @@ import (
 	"github.com/fairlead/fairlead/internal/own"
 	"github.com/fairlead/fairlead/internal/privilege"
 	"github.com/fairlead/fairlead/internal/rules"
+	"github.com/fairlead/fairlead/internal/run/exec"
 	"github.com/fairlead/fairlead/internal/run/remote"
 	"github.com/fairlead/fairlead/internal/status"
 	"github.com/fairlead/fairlead/internal/trace"
@@ -54,6 +55,15 @@ type Daemon struct {
 	accepted atomic.Pointer[config.Host] // the last configuration, of which only the rules and bind are in effect
 }
 
+// checkRights refuses to run programs for guests with more rights than a user has, unless the
+// configuration says so.
+func checkRights(cfg *config.Host, privileged bool) error {
+	if !privileged || cfg.Run.AsRoot {
+		return nil
+	}
+	return errors.New("run.allow: the programs would have this process's rights, which are those of root or of an administrator: start fairlead host as the user whose programs they are, or set run.asRoot")
+}
+
 // New wires a host peer. It starts nothing.
 func New(cfg config.Host, log *slog.Logger, level *loglevel.Levels) (*Daemon, error) {
 	name, err := os.Hostname()
@@ -67,6 +77,9 @@ func New(cfg config.Host, log *slog.Logger, level *loglevel.Levels) (*Daemon, er
 	d := &Daemon{cfg: cfg, log: log, sockets: new(own.Sockets)}
 	var runs func(context.Context, string, link.Session)
 	if len(cfg.Run.Allow) > 0 {
+		if err := checkRights(&cfg, exec.Privileged()); err != nil {
+			return nil, err
+		}
 		d.runs = remote.New(remote.Options{Policy: cfg.Run.Allow, Jobs: cfg.Run.Jobs, Logger: log})
 		runs, o.Runs = d.runs.Serve, d.runs.Streams()
 	}

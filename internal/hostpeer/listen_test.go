@@ -53,3 +53,16 @@ func TestNoListenerIsLeftOpen(t *testing.T) {
 		}
 	}
 }
+
+// Programs for guests have the rights of the host peer, so it refuses to run them as root, unless
+// it is told to.
+func TestProgramsOfRootAreRefused(t *testing.T) {
+	for _, c := range []struct{ privileged, asRoot, refused bool }{{true, false, true}, {true, true, false}, {false, false, false}} {
+		cfg := config.DefaultHost()
+		cfg.Run.AsRoot = c.asRoot
+		err := checkRights(&cfg, c.privileged)
+		if (err != nil) != c.refused || err != nil && !strings.Contains(err.Error(), "run.asRoot") {
+			t.Errorf("%+v: %v", c, err)
+		}
+	}
+}

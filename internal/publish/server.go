@@ -230,7 +230,7 @@ func (s *Server) admit(conn *net.UnixConn, full bool) (*peer, *tenant, error) {
 		return nil, nil, err
 	}
 	if !s.names(p) {
-		return p, nil, ask.Refuse(ask.ReasonPolicy, "no entry of publish.allow or run.allow matches %s", p.client())
+		return p, nil, ask.Refuse(ask.ReasonPolicy, "no entry of publish.allow, run.allow or run.host matches %s", p.client())
 	}
 	t, err := s.tenants.enter(p.id())
 	return p, t, err

@@ -164,8 +164,8 @@ func runAsGuest(t *testing.T, socket string) {
 		{65534, 0, []string{"run", "id", "--", "-u"}, 0, "65534\n"},
 		{65534, 0, []string{"run", "cat"}, 0, ""},
 		{65534, 0, []string{"run", "ls", "--", "/nowhere1"}, 125, `policy: no entry of run.allow lets user 65534 run "ls"`},
-		{65533, 0, []string{"run", "cat"}, 125, "policy: no entry of publish.allow or run.allow matches user 65533"},
-		{0, 0, []string{"run", "cat"}, 125, "policy: no entry of publish.allow or run.allow matches user 0"},
+		{65533, 0, []string{"run", "cat"}, 125, "policy: no entry of publish.allow, run.allow or run.host matches user 65533"},
+		{0, 0, []string{"run", "cat"}, 125, "policy: no entry of publish.allow, run.allow or run.host matches user 0"},
 		// What an engine that the agent does not know runs is no process of the guest.
 		{65534, syscall.CLONE_NEWNS, []string{"run", "cat"}, 125, "container: "},
 		{65534, syscall.CLONE_NEWPID, []string{"run", "cat"}, 125, "container: "},

@@ -28,7 +28,7 @@ func hostPrograms(t *testing.T, dir string) (config, program string) {
 	if err := os.WriteFile(program, shell, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	text := "run:\n  jobs: 2\n  allow:\n"
+	text := "run:\n  jobs: 2\n  asRoot: true\n  allow:\n"
 	for _, e := range []struct{ name, guests, path, args string }{
 		{"sh", "unix://*", program, `"-c", ".*"`}, {"cat", "unix://*", "/bin/cat", ""}, {"sleep", "unix://*", "/bin/sleep", `"[0-9]+"`},
 		{"others", "another", "/bin/cat", ""}, {"unasked", "unix://*", "/bin/cat", ""},

@@ -32,6 +32,12 @@ type peers struct {
 // startPeers starts both. flags are the agent's.
 func startPeers(t testing.TB, flags ...string) *peers {
 	t.Helper()
+	return startPeersWith(t, nil, flags...)
+}
+
+// startPeersWith starts both with flags of each.
+func startPeersWith(t testing.TB, hostFlags []string, flags ...string) *peers {
+	t.Helper()
 	dir := t.TempDir()
 	outside, err := netns.New()
 	if err != nil {
@@ -41,9 +47,9 @@ func startPeers(t testing.TB, flags ...string) *peers {
 	p := &peers{t: t, outside: outside, control: filepath.Join(dir, "agent", "s")}
 	link := "unix://" + filepath.Join(dir, "link", "s")
 	p.agent = start(t, binary(), append([]string{"agent", "--link", link, "--control", p.control}, flags...)...)
-	p.host = (&daemon{t: t, in: outside, args: []string{
+	p.host = (&daemon{t: t, in: outside, args: append([]string{
 		binary(), "host", "--connect", link, "--control", filepath.Join(dir, "host", "s"),
-	}}).start()
+	}, hostFlags...)}).start()
 	return p
 }
 

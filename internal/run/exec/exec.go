@@ -5,7 +5,16 @@
 // when it is killed, and when this process goes, also by kill -9.
 package exec
 
-import "io"
+import (
+	"errors"
+	"io"
+)
+
+// ErrChanged is in the error about a file that has not the sum that it must have.
+var ErrChanged = errors.New("its SHA-256 is another than the policy's")
+
+// ErrStuck is why a job takes no more orders. It is to be killed.
+var ErrStuck = errors.New("the process that guards the program takes no orders")
 
 // Program is what is to be run.
 type Program struct {
@@ -26,32 +35,27 @@ type Job struct {
 	// can write any more.
 	Stdout, Stderr io.Reader
 
-	process process
+	Process
 }
 
-// process is a Job of one system.
-type process interface {
-	signal(name string) error
-	kill()
-	wait() (code int, signal string, err error)
-	close()
+// Process is a program that runs, with all that it started.
+type Process interface {
+	// Signal sends the program a signal by its name: HUP, INT, QUIT, TERM, USR1 or USR2. Those
+	// that the system does not have are an error. After ErrStuck no further one can be sent.
+	Signal(name string) error
+	// Kill kills the program and all that it started. It does not wait.
+	Kill()
+	// Wait returns when the program and all that it started have gone. Signal is the name of the
+	// one that killed the program, as "KILL", else empty. With an error it is not known how the
+	// program ended, and something of it may still run; see Gone.
+	Wait() (code int, signal string, err error)
+	// Gone returns when nothing is left of the program that Wait could not see the end of. It is
+	// called after Wait, before Close.
+	Gone()
+	// Close releases the pipes.
+	Close()
 }
 
 // Start starts a program. It returns once the program runs, which takes as long as to copy its
-// file.
+// file. The error is ErrChanged where the file has another SHA-256.
 func Start(p Program) (*Job, error) { return start(p) }
-
-// Signal sends the program a signal by its name: HUP, INT, QUIT, TERM, USR1 or USR2. Those that
-// the system does not have are an error.
-func (j *Job) Signal(name string) error { return j.process.signal(name) }
-
-// Kill kills the program and all that it started. It does not wait.
-func (j *Job) Kill() { j.process.kill() }
-
-// Wait returns when the program and all that it started have gone. Signal is the name of the
-// one that killed the program, as "KILL", else empty. With an error it is not known how the
-// program ended.
-func (j *Job) Wait() (code int, signal string, err error) { return j.process.wait() }
-
-// Close releases the pipes.
-func (j *Job) Close() { j.process.close() }

@@ -22,7 +22,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/fairlead/fairlead/internal/run/image"
 	"github.com/fairlead/fairlead/test/kit/leak"
 	"github.com/fairlead/fairlead/test/kit/wait"
 )
@@ -211,6 +210,7 @@ func TestSignals(t *testing.T) {
 
 func TestRefused(t *testing.T) {
 	path, sum := program(t)
+	before := len(groups(t))
 	script := filepath.Join(t.TempDir(), "script")
 	text := []byte("#!/bin/sh\n")
 	if err := os.WriteFile(script, text, 0o755); err != nil {
@@ -220,16 +220,37 @@ func TestRefused(t *testing.T) {
 		p    Program
 		want string
 	}{
-		{Program{Path: path, SHA256: strings.Repeat("0", 64), Dir: "/"}, image.ErrSum.Error()},
+		{Program{Path: path, SHA256: strings.Repeat("0", 64), Dir: "/"}, ErrChanged.Error()},
 		{Program{Path: script, SHA256: fmt.Sprintf("%x", sha256.Sum256(text)), Dir: "/"}, "scripts cannot be run"},
 		{Program{Path: path + "x", SHA256: sum, Dir: "/"}, "no such file"},
 		{Program{Path: path, SHA256: sum, Dir: "/nonexistent"}, "start " + path + " in /nonexistent: no such file"},
 		{Program{Path: "/dev/null", SHA256: sum, Dir: "/"}, "no file that can be executed"},
 	} {
-		if j, err := Start(c.p); err == nil || !strings.Contains(err.Error(), c.want) {
+		j, err := Start(c.p)
+		if err == nil || !strings.Contains(err.Error(), c.want) || errors.Is(err, ErrChanged) != (c.want == ErrChanged.Error()) {
 			t.Errorf("%+v: %v, %v, want %q", c.p, j, err, c.want)
 		}
 	}
+	wait.Until(t, "the groups of what did not start are removed", func() error {
+		if left := groups(t); len(left) > before {
+			return fmt.Errorf("%q, %d before", left, before)
+		}
+		return nil
+	})
+}
+
+// groups returns the cgroups of jobs beside this process's. It has none where it can make none.
+func groups(t *testing.T) []string {
+	t.Helper()
+	own, err := ownGroup()
+	if err != nil {
+		return nil
+	}
+	all, err := filepath.Glob(filepath.Join(own, "fairlead-job-*"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return all
 }
 
 // readTree reads the numbers of a tree's processes.
@@ -275,10 +296,10 @@ func TestAllEndsWithTheProgram(t *testing.T) {
 				j.Kill()
 				wantCode, wantSignal = -1, "KILL"
 			default:
-				if j.process.(*job).group == "" {
+				if j.Process.(*job).group == "" {
 					pids = pids[:1] // without a cgroup nobody finds the others
 				}
-				_ = j.process.(*job).guard.Kill()
+				_ = j.Process.(*job).guard.Kill()
 				wantCode, wantErr = 0, "the guard has gone"
 			}
 			code, name, err := j.Wait()
@@ -318,11 +339,36 @@ func killHost(t *testing.T, path, sum string, cred *syscall.Credential) {
 func TestStoppedGuard(t *testing.T) {
 	j := begin(t, "job-tree", strconv.Itoa(treeDepth), "stays")
 	pids := readTree(t, j.Stdout)
-	p := j.process.(*job)
+	p := j.Process.(*job)
 	if err := p.guard.Signal(syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
 	p.patience = time.Millisecond
+	j.Kill()
+	if _, _, err := j.Wait(); err == nil {
+		t.Error("the end of the program is known")
+	}
+	requireGone(t, pids[:1])
+}
+
+// A guard that is stopped takes so many orders as its socket holds, and no caller waits for it.
+func TestStoppedGuardTakesNoOrders(t *testing.T) {
+	j := begin(t, "job-tree", strconv.Itoa(treeDepth), "stays")
+	pids := readTree(t, j.Stdout)
+	p := j.Process.(*job)
+	if err := p.guard.Signal(syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	p.patience, p.orders = time.Millisecond, 10*time.Millisecond
+	var err error
+	for range 1 << 20 {
+		if err = j.Signal("USR1"); err != nil {
+			break
+		}
+	}
+	if !errors.Is(err, ErrStuck) {
+		t.Errorf("%v, want %v", err, ErrStuck)
+	}
 	j.Kill()
 	if _, _, err := j.Wait(); err == nil {
 		t.Error("the end of the program is known")

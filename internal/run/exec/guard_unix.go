@@ -17,6 +17,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/fairlead/fairlead/internal/run/image"
 )
 
 // GuardCommand is the command of fairlead that calls Guard. A process that calls Start needs it.
@@ -91,19 +93,19 @@ func Guard() error {
 
 // run runs a program to its end, and reports that.
 func (g *guard) run(p Program, files []*os.File) error {
-	group := newGroup()
-	defer func() { _ = endGroup(group) }()
+	made := newGroup()
+	defer func() { _ = endGroup(made) }()
 	cmd := &exec.Cmd{
 		Args: append([]string{p.Path}, p.Args...), Env: p.Env, Dir: p.Dir,
 		Stdin: files[0], Stdout: files[2], Stderr: files[3],
 	}
-	group, err := startProgram(cmd, p, group)
+	group, err := startProgram(cmd, p, made)
 	closeAll([]*os.File{files[0], files[2], files[3]})
 	if err != nil {
 		if at, ok := errors.AsType[*os.PathError](err); ok && at.Path == cmd.Path {
 			err = at.Err // its path is that of the copy
 		}
-		return g.to.Encode(report{Error: fmt.Sprintf("start %s in %s: %v", p.Path, p.Dir, err)})
+		return g.to.Encode(report{Error: fmt.Sprintf("start %s in %s: %v", p.Path, p.Dir, err), Changed: errors.Is(err, image.ErrSum)})
 	}
 	_ = g.to.Encode(report{Group: group})
 	g.begun(cmd.Process, func() { killAll(cmd.Process.Pid, group) })

@@ -19,9 +19,6 @@ import (
 // maxImage bounds a program's file, in bytes. It is read for each run.
 const maxImage = 256 << 20
 
-// errSum is in the error about a file that is not the one of the policy.
-var errSum = errors.New("its SHA-256 is another than the policy's")
-
 // image is the file of a program. While it is open nobody can write, rename or remove it, nor
 // rename a folder above it.
 type image struct {
@@ -84,7 +81,7 @@ func (i *image) check(h windows.Handle, sum string) error {
 	case n > maxImage:
 		return fmt.Errorf("it has more than %d MiB", maxImage>>20)
 	case hex.EncodeToString(hash.Sum(nil)) != sum:
-		return errSum
+		return ErrChanged
 	}
 	return requirePE(i)
 }

@@ -35,7 +35,7 @@ func TestImageIsWhatThePolicyNames(t *testing.T) {
 	p := program(t, "exit", "0")
 	other := p
 	other.SHA256 = strings.Repeat("0", 64)
-	if _, err := Start(other); !errors.Is(err, errSum) {
+	if _, err := Start(other); !errors.Is(err, ErrChanged) {
 		t.Errorf("another sum: %v", err)
 	}
 	dir := folder(t)

@@ -25,6 +25,8 @@ const (
 	startTimeout = 30 * time.Second
 	// endTimeout bounds how long a guard takes to end its program before it is killed itself.
 	endTimeout = 15 * time.Second
+	// orderTimeout bounds how long a guard takes to take an order.
+	orderTimeout = 5 * time.Second
 )
 
 // order is a message to a guard, after the Program.
@@ -36,6 +38,9 @@ type order struct {
 // report is a message of a guard: one when the program runs, and one when all have gone.
 type report struct {
 	Error string `json:"error,omitempty"`
+	// Changed says that the error is ErrChanged.
+	Changed bool `json:"changed,omitempty"`
+
 	Group string `json:"group,omitempty"` // directory of the program's cgroup
 	Exit  *exit  `json:"exit,omitempty"`  // the last
 }
@@ -44,6 +49,12 @@ type exit struct {
 	Code   int    `json:"code"`
 	Signal string `json:"signal,omitempty"`
 }
+
+// changedError is an ErrChanged that a guard has told.
+type changedError string
+
+func (e changedError) Error() string { return string(e) }
+func (e changedError) Unwrap() error { return ErrChanged }
 
 // job is a program, and the process that guards it.
 type job struct {
@@ -55,7 +66,7 @@ type job struct {
 	stdin  *os.File
 	output [2]output
 
-	patience time.Duration // endTimeout, but for tests
+	patience, orders time.Duration // endTimeout and orderTimeout, but for tests
 
 	mu sync.Mutex // held while an order is sent
 }
@@ -75,12 +86,15 @@ func start(p Program) (*Job, error) {
 		err = j.begin(p)
 	}
 	if err != nil {
-		j.kill()
-		j.close()
+		j.Kill()
+		j.Close()
 		return nil, err
 	}
-	return &Job{Stdin: input{j}, Stdout: &j.output[0], Stderr: &j.output[1], process: j}, nil
+	return &Job{Stdin: input{j}, Stdout: &j.output[0], Stderr: &j.output[1], Process: j}, nil
 }
+
+// Privileged reports whether programs would run as root.
+func Privileged() bool { return os.Geteuid() == 0 }
 
 // environment is what each program has; nothing else of this process's is in it.
 func environment() []string {
@@ -94,11 +108,11 @@ func environment() []string {
 // newJob makes the pipes and the socket of a job, and the guard's ends in the order of its
 // descriptors.
 func newJob() (j *job, theirs []*os.File, err error) {
-	j = &job{ended: make(chan struct{}), patience: endTimeout}
+	j = &job{ended: make(chan struct{}), patience: endTimeout, orders: orderTimeout}
 	defer func() {
 		if err != nil {
 			closeAll(theirs)
-			j.close()
+			j.Close()
 		}
 	}()
 	fds, err := socketPair()
@@ -155,6 +169,8 @@ func (j *job) begin(p Program) error {
 	switch err := j.from.Decode(&r); {
 	case err != nil:
 		return fmt.Errorf("the guard does not answer: %w", err)
+	case r.Changed:
+		return changedError(r.Error)
 	case r.Error != "":
 		return errors.New(r.Error)
 	}
@@ -179,17 +195,23 @@ func pollable(f *os.File) (*os.File, error) {
 func (j *job) send(o order) error {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	return json.NewEncoder(j.conn).Encode(o)
+	_ = j.conn.SetWriteDeadline(time.Now().Add(j.orders))
+	if err := json.NewEncoder(j.conn).Encode(o); err != nil {
+		return fmt.Errorf("%w: %w", ErrStuck, err)
+	}
+	return nil
 }
 
-func (j *job) signal(name string) error {
+// Signal implements Process.
+func (j *job) Signal(name string) error {
 	if _, ok := signals[name]; !ok {
 		return fmt.Errorf("signal %q: want HUP, INT, QUIT, TERM, USR1 or USR2", name)
 	}
 	return j.send(order{Signal: name})
 }
 
-func (j *job) kill() {
+// Kill implements Process.
+func (j *job) Kill() {
 	_ = j.conn.CloseWrite()
 	if j.guard == nil {
 		return
@@ -203,7 +225,8 @@ func (j *job) kill() {
 	}()
 }
 
-func (j *job) wait() (int, string, error) {
+// Wait implements Process.
+func (j *job) Wait() (int, string, error) {
 	var r report
 	err := j.from.Decode(&r)
 	// What another process than the job's holds open may never end.
@@ -223,8 +246,11 @@ func (j *job) wait() (int, string, error) {
 	return r.Exit.Code, r.Exit.Signal, nil
 }
 
-// close may be called when a part of the job is missing.
-func (j *job) close() {
+// Gone implements Process. Without its guard nothing can be seen of what has left the group.
+func (j *job) Gone() { <-j.ended }
+
+// Close may be called when a part of the job is missing.
+func (j *job) Close() {
 	closeAll([]*os.File{j.stdin, j.output[0].file, j.output[1].file}) // nil ones are refused
 	if j.conn != nil {
 		_ = j.conn.Close()

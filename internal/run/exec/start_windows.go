@@ -55,10 +55,10 @@ func start(p Program) (*Job, error) {
 		end.leave()
 	}
 	if err != nil {
-		j.close()
+		j.Close()
 		return nil, fmt.Errorf("start %s: %w", p.Path, err)
 	}
-	return &Job{Stdin: input{j}, Stdout: &j.output[0], Stderr: &j.output[1], process: j}, nil
+	return &Job{Stdin: input{j}, Stdout: &j.output[0], Stderr: &j.output[1], Process: j}, nil
 }
 
 // prepare makes the pipes and the job object.
@@ -151,6 +151,9 @@ func (j *job) create(path string, p Program) (pi windows.ProcessInformation, err
 	return pi, os.NewSyscallError("CreateProcess", err)
 }
 
+// Privileged reports whether programs would have the rights of an administrator.
+func Privileged() bool { return windows.GetCurrentProcessToken().IsElevated() }
+
 // flags are those of CreateProcess.
 func (j *job) flags() uint32 {
 	flags := uint32(windows.CREATE_SUSPENDED | windows.CREATE_NEW_PROCESS_GROUP | windows.CREATE_UNICODE_ENVIRONMENT | windows.EXTENDED_STARTUPINFO_PRESENT)
@@ -170,9 +173,9 @@ func directory(dir string) (*uint16, error) {
 	return windows.UTF16PtrFromString(dir)
 }
 
-// signal sends Ctrl-Break: to one program, Windows has nothing else to send. A program that does
+// Signal sends Ctrl-Break: to one program, Windows has nothing else to send. A program that does
 // not handle it ends.
-func (j *job) signal(name string) error {
+func (j *job) Signal(name string) error {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	switch {
@@ -187,7 +190,8 @@ func (j *job) signal(name string) error {
 	return os.NewSyscallError("GenerateConsoleCtrlEvent", windows.GenerateConsoleCtrlEvent(windows.CTRL_BREAK_EVENT, j.pid))
 }
 
-func (j *job) kill() {
+// Kill implements Process.
+func (j *job) Kill() {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	if j.object != 0 {
@@ -196,7 +200,8 @@ func (j *job) kill() {
 	}
 }
 
-func (j *job) wait() (int, string, error) {
+// Wait implements Process.
+func (j *job) Wait() (int, string, error) {
 	var code uint32
 	_, err := windows.WaitForSingleObject(j.process, windows.INFINITE)
 	if err == nil {
@@ -278,8 +283,18 @@ type accounting struct {
 	_      uint32
 }
 
-// close may be called when a part of the job is missing. What still runs is killed.
-func (j *job) close() {
+// Gone implements Process.
+func (j *job) Gone() {
+	for {
+		if n, err := j.processes(); n == 0 || err != nil {
+			return
+		}
+		time.Sleep(100 * time.Millisecond)
+	}
+}
+
+// Close may be called when a part of the job is missing. What still runs is killed.
+func (j *job) Close() {
 	j.leave()
 	j.mu.Lock()
 	if j.object != 0 {

@@ -343,7 +343,7 @@ func TestWaitEndsWhatTheProgramStarted(t *testing.T) {
 	if code != 0 || signal != "" || err != nil {
 		t.Errorf("exit code %d, signal %q: %v", code, signal, err)
 	}
-	if n, err := j.process.(*job).processes(); n != 0 || err != nil {
+	if n, err := j.Process.(*job).processes(); n != 0 || err != nil {
 		t.Errorf("%d processes are left: %v", n, err)
 	}
 	if _, err := io.ReadAll(j.Stdout); err != nil {
@@ -432,11 +432,11 @@ func TestKilledHostLeavesNothing(t *testing.T) {
 // that was killed, the program sees no end.
 func TestNoFalseEndOfInput(t *testing.T) {
 	j := started(t, program(t, "copy"))
-	if err := j.process.(*job).stdin.ours.Close(); err != nil {
+	if err := j.Process.(*job).stdin.ours.Close(); err != nil {
 		t.Fatal(err)
 	}
 	var in windows.Handle
-	o := j.process.(*job)
+	o := j.Process.(*job)
 	if err := windows.DuplicateHandle(o.process, o.input, windows.CurrentProcess(), &in, 0, false, windows.DUPLICATE_SAME_ACCESS); err != nil {
 		t.Fatal(err)
 	}

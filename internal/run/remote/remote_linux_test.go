@@ -83,10 +83,12 @@ func newRig(t *testing.T, edit func(o *Options)) *rig {
 	other.Guests = []string{"ci"}
 	changed := entry(t, "changed", "/bin/true")
 	changed.SHA256 = strings.Repeat("0", 64)
+	gone := entry(t, "gone", "/bin/true")
+	gone.Path = "/nonexistent/true"
 	o := Options{
 		Jobs: 2, Logger: slog.New(slog.NewTextHandler(r.log, nil)),
 		Policy: policy.Policy{
-			entry(t, "sh", "/bin/sh", "-c", "[^\x01]*|(?s:multi.*)"), entry(t, "cat", "/bin/cat"), entry(t, "sleep", "/bin/sleep", "[0-9]+"), other, changed,
+			entry(t, "sh", "/bin/sh", "-c", "[^\x01]*|(?s:multi.*)"), entry(t, "cat", "/bin/cat"), entry(t, "sleep", "/bin/sleep", "[0-9]+"), other, changed, gone,
 		},
 	}
 	if edit != nil {
@@ -242,10 +244,15 @@ func TestRefused(t *testing.T) {
 		{"sleep", []string{"1\n"}, "policy", "does not match"},
 		{"sh", []string{"-c", "a\x00"}, "policy", "does not match"},
 		{"changed", nil, "program", "SHA-256"},
+		{"gone", nil, "program", "the host cannot start it; its log says why"},
 	} {
 		st := r.begin(c.name, c.args...)
-		if res := r.finish(st); res.granted || res.ended != nil || res.refused == nil || res.refused.Reason != c.reason || !strings.Contains(res.refused.Message, c.want) {
+		res := r.finish(st)
+		if res.granted || res.ended != nil || res.refused == nil || res.refused.Reason != c.reason || !strings.Contains(res.refused.Message, c.want) {
 			t.Errorf("%s %q: %+v", c.name, c.args, res.refused)
+		}
+		if res.refused != nil && strings.Contains(res.refused.Message, "/") {
+			t.Errorf("%s: a path of the host is told: %q", c.name, res.refused.Message)
 		}
 		_ = st.Close()
 	}
@@ -369,5 +376,76 @@ func TestLostSession(t *testing.T) {
 	r.server.Wait()
 	if !strings.Contains(r.log.String(), "result=SIGKILL") {
 		t.Error(r.log)
+	}
+}
+
+func TestRefusalsOfEachGuestAreLogged(t *testing.T) {
+	var l log
+	s := New(Options{Logger: slog.New(slog.NewTextHandler(&l, nil))})
+	for _, name := range []string{"a", "b"} {
+		s.logRefused(name, wire.RunRequest{}, &Refusal{"policy", "no"})
+	}
+	for _, want := range []string{"guest=a", "guest=b"} {
+		if !strings.Contains(l.String(), want) {
+			t.Errorf("%s is not in the log: %s", want, l.String())
+		}
+	}
+}
+
+// stuck is a program that is killed and does not go.
+type stuck struct{ gone chan struct{} }
+
+func (stuck) Signal(string) error        { return nil }
+func (stuck) Kill()                      {}
+func (stuck) Wait() (int, string, error) { return 0, "", errors.New("it does not end") }
+func (s stuck) Gone()                    { <-s.gone }
+func (stuck) Close()                     {}
+
+// What does not go although it was killed counts as a job as long as it lives.
+func TestStuckProgramCounts(t *testing.T) {
+	s := stuck{make(chan struct{})}
+	r := newRig(t, func(o *Options) {
+		o.Jobs, o.start = 1, func(exec.Program) (*exec.Job, error) {
+			_, in := io.Pipe()
+			return &exec.Job{Stdin: in, Stdout: strings.NewReader(""), Stderr: strings.NewReader(""), Process: s}, nil
+		}
+	})
+	ask := func() result {
+		st := r.begin("cat")
+		defer func() { _ = st.Close() }()
+		return r.finish(st)
+	}
+	if res := ask(); !res.granted || res.ended != nil || res.refused == nil || res.refused.Reason != "program" {
+		t.Errorf("%+v, %+v", res, res.refused)
+	}
+	if res := ask(); res.refused == nil || res.refused.Reason != "limit" {
+		t.Errorf("a second one beside it: %+v, %+v", res, res.refused)
+	}
+	close(s.gone)
+	wait.Until(t, "the next may begin", func() error {
+		if res := ask(); !res.granted {
+			return fmt.Errorf("%+v", res.refused)
+		}
+		return nil
+	})
+}
+
+// All guests together have a limit, too: each program has a copy of its file in memory.
+func TestLimitOfAllGuests(t *testing.T) {
+	s := New(Options{Jobs: 1, Logger: slog.New(slog.DiscardHandler), Policy: policy.Policy{{Name: "cat", Guests: []string{"*"}}}})
+	var leaves []func()
+	for i := range maxJobs {
+		leave, err := s.enter(fmt.Sprint(i), wire.RunRequest{Name: "cat"})
+		if err != nil {
+			t.Fatal(i, err)
+		}
+		leaves = append(leaves, leave)
+	}
+	if _, err := s.enter("last", wire.RunRequest{Name: "cat"}); err == nil || !strings.Contains(err.Error(), "64 programs") {
+		t.Errorf("one more: %v", err)
+	}
+	leaves[0]()
+	if _, err := s.enter("last", wire.RunRequest{Name: "cat"}); err != nil {
+		t.Error(err)
 	}
 }

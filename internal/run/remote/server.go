@@ -24,6 +24,8 @@ const (
 	// What one guest may ask for in a second, and at once. A request costs a line of the log,
 	// and one that is granted a copy of the program.
 	requestRate, requestBurst = 10, 20
+	// maxJobs bounds the programs of all guests, each with a copy of its file in memory.
+	maxJobs = 64
 	// spare streams are for requests beyond the limit of jobs, which are refused with a reason.
 	spare = 16
 )
@@ -39,18 +41,19 @@ type Options struct {
 
 // Server runs programs for guests.
 type Server struct {
-	opt     Options
-	refused rate.Sometimes
-	all     sync.WaitGroup // runs
+	opt Options
+	all sync.WaitGroup // runs
 
 	mu     sync.Mutex
 	guests map[string]*guest
+	jobs   int // of all guests
 }
 
 // guest is what one guest uses, over all its sessions.
 type guest struct {
 	requests *rate.Limiter
-	jobs     int // guarded by Server.mu
+	refused  rate.Sometimes // lines of the log
+	jobs     int            // guarded by Server.mu
 }
 
 // New returns a server.
@@ -58,7 +61,7 @@ func New(o Options) *Server {
 	if o.start == nil {
 		o.start = exec.Start
 	}
-	return &Server{opt: o, refused: rate.Sometimes{Interval: time.Second}, guests: make(map[string]*guest)}
+	return &Server{opt: o, guests: make(map[string]*guest)}
 }
 
 // Streams is how many streams a guest may have open (link.Options.Runs).
@@ -94,7 +97,6 @@ func (s *Server) serve(ctx context.Context, name string, st link.Stream) {
 		s.refuse(name, q, st, err)
 		return
 	}
-	defer leave()
 	s.run(ctx, name, q, st, leave)
 }
 
@@ -112,35 +114,48 @@ func (s *Server) refuse(name string, q wire.RunRequest, st link.Stream, err erro
 }
 
 func (s *Server) logRefused(name string, q wire.RunRequest, r *Refusal) {
-	s.refused.Do(func() {
+	s.guest(name).refused.Do(func() {
 		s.opt.Logger.Warn("run for a guest refused", "guest", name, "name", q.Name, "from", q.From, "reason", r.Reason, "err", r.Message)
 	})
 }
 
 // enter decides, and counts a job of the guest until leave is called.
 func (s *Server) enter(name string, q wire.RunRequest) (leave func(), err error) {
+	g := s.guest(name)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	g := s.guests[name] // as many as the configuration names
-	if g == nil {
-		g = &guest{requests: rate.NewLimiter(requestRate, requestBurst)}
-		s.guests[name] = g
-	}
 	if !g.requests.Allow() {
 		return nil, &Refusal{"limit", fmt.Sprintf("the guest asks the host more than %d times a second", requestRate)}
 	}
 	if err := s.allowed(name, q); err != nil {
 		return nil, err
 	}
-	if g.jobs >= s.opt.Jobs {
+	switch {
+	case g.jobs >= s.opt.Jobs:
 		return nil, &Refusal{"limit", fmt.Sprintf("%d programs of the host run for this guest already", g.jobs)}
+	case s.jobs >= maxJobs:
+		return nil, &Refusal{"limit", fmt.Sprintf("%d programs of the host run for guests already", s.jobs)}
 	}
 	g.jobs++
+	s.jobs++
 	return sync.OnceFunc(func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		g.jobs--
+		s.jobs--
 	}), nil
+}
+
+// guest returns what a guest uses.
+func (s *Server) guest(name string) *guest {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	g := s.guests[name] // as many as the configuration names
+	if g == nil {
+		g = &guest{requests: rate.NewLimiter(requestRate, requestBurst), refused: rate.Sometimes{Interval: time.Second}}
+		s.guests[name] = g
+	}
+	return g
 }
 
 func (s *Server) allowed(name string, q wire.RunRequest) error {
@@ -154,27 +169,41 @@ func (s *Server) allowed(name string, q wire.RunRequest) error {
 	return nil
 }
 
-// run runs a program that is allowed, and calls leave when it has gone.
+// run runs a program that is allowed. It calls leave when nothing is left of it.
 func (s *Server) run(ctx context.Context, name string, q wire.RunRequest, st link.Stream, leave func()) {
 	log := s.opt.Logger.With("guest", name, "name", q.Name, "args", []string(q.Args), "from", q.From)
 	e := s.opt.Policy.Find(q.Name)
 	j, err := s.opt.start(exec.Program{Path: e.Path, SHA256: e.SHA256, Args: q.Args, Env: q.Env, Dir: e.Directory})
 	if err != nil {
+		leave()
 		log.Warn("run for a guest", "result", "not started", "err", err)
 		_ = st.SetDeadline(time.Now().Add(requestTimeout))
-		_ = writeReply(st, Reply{Error: &Refusal{"program", err.Error()}})
+		_ = writeReply(st, Reply{Error: &Refusal{"program", reason(err)}})
 		return
 	}
-	defer j.Close()
 	begun := time.Now()
 	c := session{stream: st, job: j, leave: leave, wake: make(chan struct{}, 1)}
 	how, gone, err := c.serve(ctx)
 	log = log.With("seconds", time.Since(begun).Seconds(), "clientGone", gone)
-	if err != nil {
-		log.Warn("run for a guest", "result", "unknown", "err", err)
+	if err == nil {
+		j.Close()
+		log.Info("run for a guest", "result", how)
 		return
 	}
-	log.Info("run for a guest", "result", how)
+	log.Warn("run for a guest", "result", "unknown", "err", err)
+	go func() { // which Wait does not wait for: what cannot be killed may never go
+		j.Gone()
+		leave()
+		j.Close()
+	}()
+}
+
+// reason is why a program was not started, without paths of the host, which are for its log.
+func reason(err error) string {
+	if errors.Is(err, exec.ErrChanged) {
+		return exec.ErrChanged.Error()
+	}
+	return "the host cannot start it; its log says why"
 }
 
 func writeReply(st link.Stream, r Reply) error {

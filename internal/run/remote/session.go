@@ -4,6 +4,7 @@ package remote
 
 import (
 	"context"
+	"errors"
 	"io"
 	"strconv"
 	"sync"
@@ -19,7 +20,7 @@ import (
 type session struct {
 	stream link.Stream
 	job    *exec.Job
-	leave  func()     // called before the end of the job is reported: the next may begin
+	leave  func()     // called when nothing is left of the job, before that is reported: the next may begin
 	write  sync.Mutex // held while a frame is sent
 
 	mu    sync.Mutex
@@ -59,11 +60,13 @@ func (c *session) serve(ctx context.Context) (how string, gone bool, err error) 
 	gone = left.Load() && ctx.Err() == nil
 	c.drop()
 	outputs.Wait()
-	c.leave()
+	if err == nil {
+		c.leave()
+	}
 	how = "exit " + strconv.Itoa(code)
 	switch {
 	case err != nil:
-		_ = c.send(Answer, encode(Reply{Error: &Refusal{"program", err.Error()}})[1:])
+		_ = c.send(Answer, encode(Reply{Error: &Refusal{"program", "how it ended is not known; the host's log says why"}})[1:])
 	case signal != "":
 		how = "SIG" + signal
 		fallthrough
@@ -99,7 +102,9 @@ func (c *session) receiveAll() {
 			c.end()
 		case Signal:
 			// One that this system does not have, as on Windows, is ignored.
-			_ = c.job.Signal(string(content))
+			if err := c.job.Signal(string(content)); errors.Is(err, exec.ErrStuck) {
+				return
+			}
 		default:
 			return
 		}
