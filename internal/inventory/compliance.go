@@ -59,7 +59,7 @@ func (c *Compliance) parse() (Policy, error) {
 type Verdict struct {
 	File string
 	// Known says that Violations are those of some policy, labels and ports of this node: the
-	// last that could be read.
+	// last that could be read. Before the labels could be read there may be more violations.
 	Known      bool
 	Violations []status.Publication // ports that may not be open, with the reasons
 	// Error is why that is not, or may not be, all: nil if policy, labels and ports are what
@@ -68,7 +68,8 @@ type Verdict struct {
 }
 
 // Judge judges what the agent of a node reports. Unlike an audit it has the ports that the
-// object's list omits, too.
+// object's list omits, too. Labels that could never be read matter only to ports whose
+// judgement hangs on them.
 func (c *Compliance) Judge(name string, node Labels, r Report) Verdict {
 	c.mu.Lock()
 	policy, err := c.policy, c.err
@@ -77,16 +78,16 @@ func (c *Compliance) Judge(name string, node Labels, r Report) Verdict {
 	if policy == nil {
 		return v
 	}
-	v.Known = !r.Starting
-	if policy.needsLabels() {
-		v.Known = v.Known && node.Known
+	found, unsure := policy.violations(subject{port.Owner{Name: name, Labels: node.Labels}, !node.Known}, r.Ports)
+	if policy.needsLabels(name) && (node.Known || unsure > 0) {
 		v.Error = errors.Join(v.Error, node.unread())
 	}
 	if r.Starting || !slices.ContainsFunc(r.Conditions, func(c Condition) bool { return c.Type == ConditionReady && c.True }) {
 		v.Error = errors.Join(v.Error, errors.New("ports may be missing: not all sources are live"))
 	}
-	if v.Known {
-		v.Violations = policy.violations(port.Owner{Name: name, Labels: node.Labels}, r.Ports)
+	// Some violations are worth an alert, but none is not known before all ports are judged.
+	if v.Known = !r.Starting && (unsure == 0 || len(found) > 0); v.Known {
+		v.Violations = found
 	}
 	return v
 }

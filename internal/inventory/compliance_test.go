@@ -85,6 +85,46 @@ func TestComplianceKeepsThePolicy(t *testing.T) {
 	}
 }
 
+// Where the Node cannot be read, which may be absent, only what hangs on its labels is not judged.
+func TestComplianceByNameWithoutTheNode(t *testing.T) {
+	const (
+		byName  = "{nodes: {name: n}, rules: [{match: {ports: 22}, action: allow}, {match: {ports: 25}, action: deny}]}"
+		byLabel = "{nodes: {labels: {role: edge}}, rules: [{match: {ports: 80}, action: allow}, {match: {ports: 81}, action: deny}]}"
+		other   = "{nodes: {name: other, labels: {role: edge}}, rules: [{match: {ports: 1-9999}, action: allow}]}"
+	)
+	for _, c := range []struct {
+		policy     string
+		ports      []int
+		known      bool
+		violations string
+		fails      bool
+	}{
+		{byName, []int{22}, true, "[]", false},
+		{byName, []int{22, 25, 80}, true, "[25 80]", false},
+		{byName + "," + byLabel, []int{22}, true, "[]", false},
+		{byName + "," + byLabel, []int{22, 25}, true, "[25]", false},
+		{byLabel, []int{81}, true, "[81]", false}, // whether that denies it or nothing allows it
+		{byName + "," + byLabel, []int{22, 80}, false, "[]", true},
+		{byName + "," + byLabel, []int{25, 80}, true, "[25]", true}, // at least
+		{other, []int{22}, true, "[22]", false},
+	} {
+		file := &policyFile{text: "policies: [" + c.policy + "]"}
+		r := Report{Conditions: []Condition{{Type: ConditionReady, True: true}}}
+		for _, p := range c.ports {
+			r.Ports = append(r.Ports, tcp("0.0.0.0", p, "x"))
+		}
+		gone := Labels{Err: errors.New("not found")}
+		v := file.compliance(new(buffer)).Judge("n", gone, r)
+		found := []uint16{}
+		for _, p := range v.Violations {
+			found = append(found, p.Port)
+		}
+		if v.Known != c.known || fmt.Sprint(found) != c.violations || errors.Is(v.Error, gone.Err) != c.fails {
+			t.Errorf("%s of %v: known %v, violations %v, error %v; want %+v", c.policy, c.ports, v.Known, found, v.Error, c)
+		}
+	}
+}
+
 // The labels are those of the Node, and stay when it cannot be read any more.
 func TestLabelsOfTheNode(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -107,23 +107,47 @@ func parseRules(n yamltree.Node) (*rules.Set, error) {
 	return rules.New(rules.Asked(), list)
 }
 
-// decide returns why a port may not be open on a node; "" if it may.
-func (p Policy) decide(node port.Owner, pub port.Publication) (why string) {
+// subject is a node that is judged.
+type subject struct {
+	node       port.Owner
+	unlabelled bool // the labels are not known
+}
+
+// matches reports whether a part is for the node, and whether that is sure: where a part
+// names labels that are not known, its name can only rule it out.
+func (p part) matches(s subject) (on, sure bool) {
+	if !s.unlabelled || len(p.nodes.Labels) == 0 {
+		return p.nodes.MatchesOwner(s.node), true
+	}
+	named := p.nodes
+	named.Labels = nil
+	return named.MatchesOwner(s.node), !named.MatchesOwner(s.node)
+}
+
+// decide returns why a port may not be open on a node; "" if it may. It is not sure if that
+// hangs on labels that are not known.
+func (p Policy) decide(s subject, pub port.Publication) (why string, sure bool) {
+	allowed, denied := false, false // by parts that may be for the node
 	for _, part := range p.parts {
-		if !part.nodes.MatchesOwner(node) {
+		on, certain := part.matches(s)
+		if !on {
 			continue
 		}
-		if title, deny, ok := part.rules.First(pub); ok {
-			switch {
-			case !deny:
-				return ""
-			case pub.Owner.Kind == port.OwnerUnknown:
-				return "denied by " + part.title + title + "; its owner is not known"
-			}
-			return "denied by " + part.title + title
+		title, deny, ok := part.rules.First(pub)
+		switch {
+		case !ok:
+			continue
+		case !certain:
+			allowed, denied = allowed || !deny, denied || deny
+			continue
+		case !deny:
+			return "", !denied
+		case pub.Owner.Kind == port.OwnerUnknown:
+			return "denied by " + part.title + title + "; its owner is not known", !allowed
 		}
+		return "denied by " + part.title + title, !allowed
 	}
-	return "no rule allows it"
+	return "no rule allows it", !allowed
 }
 
 // Audit is the output of "audit --cluster -o json".
@@ -199,27 +223,34 @@ func (p Policy) audit(node port.Owner, o *NodeInventory, now time.Time) (Audited
 	if len(wide) != o.Status.Ports.Wide {
 		n.Error = fmt.Sprintf("%d ports are open wider than loopback, of which its list has %d", o.Status.Ports.Wide, len(wide))
 	}
-	found := p.violations(node, wide)
+	found, _ := p.violations(subject{node: node}, wide)
 	n.Violations = len(found)
 	return n, found
 }
 
-// violations returns which ports may not be open on a node, with the reasons.
-func (p Policy) violations(node port.Owner, ports []Port) (found []status.Publication) {
+// violations returns which ports may not be open on a node, with the reasons, and how many
+// cannot be judged without its labels.
+func (p Policy) violations(s subject, ports []Port) (found []status.Publication, unsure int) {
 	for _, listed := range ports {
 		if !listed.Wide() {
 			continue
 		}
-		if why := p.decide(node, listed.publication()); why != "" {
-			row := listed.row(node.Name)
+		switch why, sure := p.decide(s, listed.publication()); {
+		case !sure:
+			unsure++
+		case why != "":
+			row := listed.row(s.node.Name)
 			row.Reason = why
 			found = append(found, row)
 		}
 	}
-	return found
+	return found, unsure
 }
 
-// needsLabels reports whether a part is for nodes with some labels.
-func (p Policy) needsLabels() bool {
-	return slices.ContainsFunc(p.parts, func(part part) bool { return len(part.nodes.Labels) > 0 })
+// needsLabels reports whether a part may be for the node of that name, by its labels.
+func (p Policy) needsLabels(name string) bool {
+	return slices.ContainsFunc(p.parts, func(part part) bool {
+		on, sure := part.matches(subject{port.Owner{Name: name}, true})
+		return on && !sure
+	})
 }

@@ -16,6 +16,13 @@ func FuzzParsePolicy(f *testing.F) {
 		if err != nil && len(p.parts) > 0 {
 			t.Errorf("%q: %v, and %d parts", b, err, len(p.parts))
 		}
-		_ = p.decide(port.Owner{Name: "edge-1"}, port.Publication{Key: port.Key{Port: 22}})
+		pub := port.Publication{Key: port.Key{Port: 22}}
+		blind, sure := p.decide(subject{port.Owner{Name: "edge-1"}, true}, pub)
+		for _, zone := range []string{"a", "b"} {
+			why, known := p.decide(subject{node: port.Owner{Name: "edge-1", Labels: map[string]string{"zone": zone}}}, pub)
+			if !known || sure && (why == "") != (blind == "") {
+				t.Errorf("%q: in zone %s %q, without labels %q", b, zone, why, blind)
+			}
+		}
 	})
 }

@@ -176,7 +176,7 @@ func declareAgent() *agentFamilies {
 	f.inventoryWrites = f.counter("inventory_writes_total", "Writes of the node's object in the Kubernetes API.", Label{"result", "`ok`, `failed`"})
 	f.inventoryOmitted = f.gauge("inventory_omitted_ports", "Current ports that the list in the node's object has no room for.")
 	f.policyJudged = f.gauge("policy_judged", "1 if the node is judged by its policy (`cluster.policy`) and its labels as they are now, 0 if they or all ports cannot be read; those read last stay in effect.")
-	f.policyViolations = f.gauge("policy_violations", "Current ports that are open wider than loopback and that the policy of the node does not allow. Absent while no policy, no labels that it needs, or not all ports could be read even once.")
+	f.policyViolations = f.gauge("policy_violations", "Current ports that are open wider than loopback and that the policy of the node does not allow. Absent while no policy or not all ports could be read even once. Before the labels of the node could be read, those that are sure without them: absent if there are none but other ports wait for labels.")
 	f.holds = f.gauge("listener_placeholders", "Currently open placeholders of the listener sink.")
 	f.held = f.counter("listener_placeholders_total", "Placeholders by what happened to them.",
 		Label{"result", "`opened`, `yielded` to a server that wanted the port, `conflict`: the address was in use"})
