@@ -82,6 +82,7 @@ func TestSystemdPackage(t *testing.T) {
 		t.Log(sh(t, "fairlead ls"))
 	})
 	step(t, "hardening", wantHardened)
+	step(t, "programs", wantPrograms)
 
 	// From here on the guest is a network namespace: agent and host do not serve each
 	// other within one.
@@ -190,6 +191,43 @@ func wantHardened(t *testing.T) {
 	}
 	sh(t, `awk '$5 == "/" { print $6; exit }' /proc/`+pid+`/mountinfo | grep -qw ro`)
 	sh(t, "touch /tmp/shared && test ! -e /proc/"+pid+"/root/tmp/shared")
+}
+
+// runDropIn is that of docs/run.md, and lets users reach the socket.
+const runDropIn = `[Service]
+CapabilityBoundingSet=CAP_SETUID CAP_SETGID CAP_KILL
+ExecStartPre=+/bin/mkdir -p -m 0700 /sys/fs/cgroup/fairlead-jobs.slice
+ProtectControlGroups=no
+RestrictNamespaces=no
+RuntimeDirectoryMode=0711
+`
+
+// wantPrograms has the agent of the unit run a program for a user, with and without a terminal.
+func wantPrograms(t *testing.T) {
+	const path, dir = "/etc/fairlead/agent.yaml", "/etc/systemd/system/" + service + ".service.d"
+	before, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := os.WriteFile(path, before, 0o644); err != nil {
+			t.Error(err)
+		}
+		sh(t, "rm -r "+dir+" && systemctl daemon-reload && systemctl restart "+service+" && rmdir /sys/fs/cgroup/fairlead-jobs.slice")
+	}()
+	sum := sh(t, "sha256sum /usr/bin/tty | cut -d ' ' -f 1")
+	config := string(before) + "\nrun: {allow: [{name: tty, users: [" + account + "], path: /usr/bin/tty, sha256: " + sum + ", user: nobody, tty: true}]}\n"
+	for file, text := range map[string]string{path: config, dir + "/run.conf": runDropIn} {
+		if err := errors.Join(os.MkdirAll(dir, 0o755), os.WriteFile(file, []byte(text), 0o644)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	sh(t, "systemctl daemon-reload && systemctl restart "+service)
+	refused(t, asUser("fairlead run tty </dev/null"), "not a tty")
+	if out := sh(t, asUser(`script -qec "fairlead run -t tty" /dev/null`)); !strings.Contains(out, "/dev/pts/") {
+		t.Errorf("with a terminal: %q", out)
+	}
+	refused(t, asUser("fairlead run other"), "policy")
 }
 
 // askEcho asks the port that the host peer opened.
