@@ -77,7 +77,7 @@ type part struct {
 func parts() []part {
 	return []part{
 		latencyPart(), missedPart(), natPart(), enginePart(), kubePart(), idlePart(),
-		churnPart(), burstPart(), udpPart(), startPart(), binaryPart(), flowsPart(), vsockPart(), hookPart(),
+		churnPart(), burstPart(), udpPart(), startPart(), binaryPart(), flowsPart(), vsockPart(), tunnelPart(), hookPart(),
 	}
 }
 
