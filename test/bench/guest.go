@@ -180,11 +180,14 @@ func (b *bench) each(ctx context.Context, n int, rest time.Duration, f func(cont
 	})
 }
 
-// check fails unless the agent observes as the mode says, and has lost no event.
+// check fails unless the agent observes as the mode says, and has lost no event. A hook that
+// the kernel skipped, because it ran on that CPU already, is no failure: the agent reads the
+// state again, and what that takes is part of what is measured.
 func (g *guest) check(ctx context.Context) {
 	check(g.observes(must(status.NewClient(g.control).List(ctx))))
 	m := g.metrics(ctx)
-	if n := m["fairlead_observer_drops_total"] + m["fairlead_observer_malformed_total"]; n != 0 {
+	lost := m["fairlead_observer_drops_total"] - m["fairlead_observer_skipped_total"]
+	if n := lost + m["fairlead_observer_malformed_total"]; n != 0 {
 		check(fmt.Errorf("%s: the agent lost %v events, or could not decode them", g.mode.name, n))
 	}
 }
