@@ -199,14 +199,8 @@ func setScene(t *testing.T) (end func()) {
 // listed returns the ports of the scene that `fairlead ls` on the node shows, with their
 // owners.
 func listed(flags ...string) (map[string]string, error) {
-	cmd := exec.Command(os.Getenv(program.Variable), append([]string{"ls", "-o", "json"}, flags...)...)
-	cmd.Env = append(os.Environ(), "KUBECONFIG="+node.Kubeconfig)
-	out, err := cmd.Output()
+	l, err := list(flags...)
 	if err != nil {
-		return nil, fmt.Errorf("ls: %w: %s", err, out)
-	}
-	var l status.List
-	if err := json.Unmarshal(out, &l); err != nil {
 		return nil, err
 	}
 	wanted, rows := owners(), make(map[string]string)
@@ -216,6 +210,17 @@ func listed(flags ...string) (map[string]string, error) {
 		}
 	}
 	return rows, nil
+}
+
+// list is what `fairlead ls` on the node prints.
+func list(flags ...string) (l status.List, err error) {
+	cmd := exec.Command(os.Getenv(program.Variable), append([]string{"ls", "-o", "json"}, flags...)...)
+	cmd.Env = append(os.Environ(), "KUBECONFIG="+node.Kubeconfig)
+	out, err := cmd.Output()
+	if err != nil {
+		return l, fmt.Errorf("ls: %w: %s", err, out)
+	}
+	return l, json.Unmarshal(out, &l)
 }
 
 // ownerOf is "KIND NAMESPACE/NAME", or "-".
