@@ -13,8 +13,11 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/fairlead/fairlead/internal/privilege"
 	"github.com/fairlead/fairlead/internal/status"
@@ -228,8 +231,25 @@ func TestBootCommandOfWSL(t *testing.T) {
 	if wait.For(t, "its end", a.Done()); a.ExitCode() != 0 {
 		t.Fatalf("exit code %d\n%s", a.ExitCode(), a.Output())
 	}
-	pid := strings.TrimSpace(a.Output())
-	t.Cleanup(func() { _ = exec.Command("kill", pid).Run() })
+	pid, err := strconv.Atoi(strings.TrimSpace(a.Output()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	left, err := unix.PidfdOpen(pid, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// The agent writes files until its end, in directories that are removed after the test.
+	t.Cleanup(func() {
+		defer func() { _ = unix.Close(left) }()
+		if err := unix.PidfdSendSignal(left, unix.SIGTERM, nil, 0); err != nil {
+			t.Error(err)
+		}
+		end := []unix.PollFd{{Fd: int32(left), Events: unix.POLLIN}}
+		if n, err := unix.Poll(end, int(wait.Limit().Milliseconds())); n != 1 {
+			t.Errorf("the agent does not end: %v", err)
+		}
+	})
 	a.ready(t)
 }
 
