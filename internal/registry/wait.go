@@ -258,7 +258,7 @@ func (r *Registry) decide(m *merged, old former) {
 	if w == nil {
 		p.OwnerPending = false
 		delete(r.waits.byKey, p.Key)
-		p.Decision = r.rules.Decide(*p)
+		r.apply(p)
 		return
 	}
 	r.waits.set(p.Key, w, now)
@@ -270,7 +270,7 @@ func (r *Registry) decide(m *merged, old former) {
 		}
 	}
 	p.OwnerPending = !w.over
-	p.Decision = r.rules.Decide(*p)
+	r.apply(p)
 }
 
 // next returns the wait of m, whose port had these owners: the one that it has, or

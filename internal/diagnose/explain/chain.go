@@ -23,6 +23,9 @@ func (f *Facts) chain(p *Publication) Chain {
 	if !f.Host || !p.Decision.Allow {
 		c.Steps = append(c.Steps, ruleStep(p))
 	}
+	for _, w := range p.Decision.Warnings {
+		c.Steps = append(c.Steps, Step{Step: "label", Mark: Warning, Text: w})
+	}
 	if p.Decision.Allow && !f.Host {
 		c.Steps = append(c.Steps, p.dialStep())
 	}
@@ -381,6 +384,9 @@ func (f *Facts) judgeDenied(p *Publication) (v Verdict, summary, next string) {
 	case rules.ByRuntime(d.Rule):
 		return VerdictDenied, summary,
 			fmt.Sprintf("undo it%s: `fairlead forward ls` lists the rules that were added; `fairlead allow`, `forward resume` and `forward rm` undo them", f.inGuest())
+	case rules.ByLabel(d.Rule):
+		return VerdictDenied, summary,
+			fmt.Sprintf("change the label, or add a rule that allows the port to %s: rules come first", f.rulesFile())
 	case !d.Withheld:
 		return VerdictDenied, summary,
 			fmt.Sprintf("change %s in %s, or add a rule that allows the port before it (`fairlead rules test %s`%s shows which rule decides)",
