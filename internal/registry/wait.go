@@ -265,7 +265,7 @@ func (r *Registry) decide(m *merged, old former) {
 	if !w.lost && !d.aboutOwner() {
 		// Another owner can only add a denial.
 		p.OwnerPending = false
-		if p.Decision = r.rules.Decide(*p); !p.Decision.Allow {
+		if r.apply(p); !p.Decision.Allow {
 			return
 		}
 	}

@@ -267,6 +267,8 @@ func (s *Set) grant(p *port.Publication, d port.Decision, w *wish) (port.Decisio
 func (s *Set) mayMove(p *port.Publication, to HostPort) string {
 	n, ok := to.of(p.Port)
 	switch {
+	case slices.ContainsFunc(p.Origins, func(o port.OriginInfo) bool { return o.Source == port.SourcePublish }):
+		return "the container asked for the port itself, and publish.allow says which it may have"
 	case !ok:
 		return fmt.Sprintf("host port %d%s is not within 1 to 65535", p.Port, to)
 	case n == 0 || n == p.Port:
@@ -289,7 +291,11 @@ func (s *Set) mayTake(guest string, p *port.Publication, asked []netip.AddrPort)
 		}
 		q := *p
 		q.Port = a.Port()
-		if r, _ := first(s.rules, guest, &q, false); r != nil && r.Deny {
+		r, _ := first(s.rules, guest, &q, false)
+		if r == nil {
+			r, _ = first(s.runtime, guest, &q, false)
+		}
+		if r != nil && r.Deny {
 			return r, a.Port()
 		}
 	}

@@ -103,8 +103,10 @@ func TestLabels(t *testing.T) {
 		"too long":                          {labels: []string{"host-port=" + strings.Repeat("9", 300)}, want: "[127.0.0.1:8080] by default", warning: "longer than 256 bytes"},
 		"a port that is denied":             {rules: []Rule{deny22}, labels: []string{"host-port=22"}, want: "[127.0.0.1:8080] by default", warning: "host port 22 is denied by rule 1 (no-ssh)"},
 		"a port that is denied at run time": {runtime: []Rule{deny22}, labels: []string{"host-port=22"}, want: "[127.0.0.1:8080] by default", warning: "host port 22 is denied by runtime rule 1 (no-ssh)"},
-		"close and move":                    {labels: []string{"expose=no", "host-port=9"}, want: "deny by label fairlead.expose: no"},
-		"narrow and move":                   {expose: All(), labels: []string{"expose=loopback", "host-port=9"}, want: "[127.0.0.1:9] by labels fairlead.expose: loopback, fairlead.host-port: 9, yields"},
+		"a port that the container asked for": {labels: []string{"host-port=9"}, want: "[127.0.0.1:8080] by default", warning: "publish.allow",
+			change: func(p *port.Publication) { p.Origins[0].Source = port.SourcePublish }},
+		"close and move":  {labels: []string{"expose=no", "host-port=9"}, want: "deny by label fairlead.expose: no"},
+		"narrow and move": {expose: All(), labels: []string{"expose=loopback", "host-port=9"}, want: "[127.0.0.1:9] by labels fairlead.expose: loopback, fairlead.host-port: 9, yields"},
 
 		"a name":     {labels: []string{"name=Shop-1"}, want: "[127.0.0.1:8080] by default, name shop-1"},
 		"bad name":   {labels: []string{"name=shop.evil"}, want: "[127.0.0.1:8080] by default", warning: "letters, digits and hyphens"},
@@ -209,8 +211,27 @@ func TestHostDeniesWhatALabelAsksFor(t *testing.T) {
 		t.Errorf("what the agent's rules move: %+v", d)
 	}
 	p.Decision.Yields = true
-	if d := set.Host("vm", p, asked); d.Allow || !strings.Contains(d.Reason, "host port 22 that a label asks for") {
-		t.Errorf("what a label moves: %+v", d)
+	deny, all := Rule{Match: Match{Ports: []PortRange{{22, 22}}}, Deny: true}, Rule{OnConflict: port.OnConflictNext}
+	for name, s := range map[string]struct {
+		rules, runtime []Rule
+		allow          bool
+	}{
+		"a rule":                           {rules: []Rule{deny}},
+		"a rule before one about all":      {rules: []Rule{deny, all}},
+		"a rule behind one about all":      {rules: []Rule{all, deny}, allow: true},
+		"a rule that gives another number": {rules: []Rule{{Match: Match{Ports: []PortRange{{8080, 8080}}}, HostPort: HostPort{kind: fixedPort, port: 90}}, deny}, allow: true},
+		"a run-time rule":                  {runtime: []Rule{deny}},
+	} {
+		set, err := New(Loopback(), s.rules)
+		if err == nil {
+			set, err = set.WithRuntime(s.runtime)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if d := set.Host("vm", p, asked); d.Allow != s.allow || !d.Allow && !strings.Contains(d.Reason, "host port 22 that a label asks for") {
+			t.Errorf("%s: %+v", name, d)
+		}
 	}
 }
 

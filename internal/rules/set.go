@@ -227,7 +227,7 @@ func (s *Set) Host(guest string, p port.Publication, asked []netip.AddrPort) por
 func (s *Set) decideHost(guest string, p *port.Publication, asked []netip.AddrPort) (port.Decision, *rule) {
 	winner, maybe := first(s.rules, guest, p, false)
 	d := port.Decision{Allow: true, Rule: hostDefault, Host: s.hostAddresses(p, asked)}
-	if winner == nil && p.Decision.Yields {
+	if p.Decision.Yields && (winner == nil || winner.HostPort == HostPort{}) {
 		if r, n := s.mayTake(guest, p, asked); r != nil {
 			return port.Decision{Rule: r.hostTitle, Reason: fmt.Sprintf("denied by %s, which is about the host port %d that a label asks for", r.hostTitle, n)}, r
 		}
