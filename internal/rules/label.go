@@ -332,8 +332,5 @@ func (s *Set) explainLabels(p *port.Publication, d port.Decision, winner *rule) 
 	if d.Alias != "" {
 		step.Why += ", name " + d.Alias
 	}
-	for _, text := range d.Warnings {
-		step.Why += "; " + text
-	}
 	return step, true
 }

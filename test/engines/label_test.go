@@ -105,3 +105,37 @@ func TestKubeAnnotations(t *testing.T) {
 	annotate(obj{"fairlead.expose": nil, "fairlead.host-port": nil})
 	p.at("tcp 0.0.0.0:30080", 30080, "default")
 }
+
+// A node of a kind cluster is recognised, and explain shows which labels decide and which
+// have no effect.
+func TestDockerExplainsLabels(t *testing.T) {
+	p := startPeers(t, "--config", obeyLabels(t), "--source", "socket,nat,docker", "--docker-host", "unix://"+dockerSocket)
+	dockerd(t)
+	dockerImage(t)
+	drun(t, append([]string{
+		"--name", "dev-control-plane", "-p", "127.0.0.1:8203:8200", "-l", "io.x-k8s.kind.cluster=dev",
+		"-l", "fairlead.host-port=16443", "-l", "fairlead.expose=maybe",
+	}, deniedServer...)...)
+	p.at("tcp 127.0.0.1:8203", 16443, "label fairlead.host-port: 16443")
+	var text string
+	eventually(t, func() (err error) {
+		text, err = try(binary(), "explain", "8203", "--control", p.control)
+		return err
+	})
+	t.Log(text)
+	for _, want := range []string{
+		", of the kind cluster dev", "label fairlead.host-port: 16443: allow, host port 16443",
+		`container "dev-control-plane": label fairlead.expose: "maybe": want yes, no, loopback or all; it has no effect`,
+	} {
+		if !strings.Contains(text, want) {
+			t.Errorf("no %q in:\n%s", want, text)
+		}
+	}
+	if ls := run(t, binary(), "ls", "--control", p.control); !strings.Contains(ls, "port 8203/tcp: label fairlead.host-port: 16443") {
+		t.Errorf("ls:\n%s", ls)
+	}
+	doctor, _ := try(binary(), "doctor", "--control", p.control, "--config", obeyLabels(t))
+	if !strings.Contains(doctor, `label fairlead.expose: "maybe"`) {
+		t.Errorf("doctor:\n%s", doctor)
+	}
+}

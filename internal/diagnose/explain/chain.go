@@ -87,7 +87,28 @@ func Owner(o port.Owner) string {
 	if o.Namespace != "" {
 		s += " of " + o.Namespace
 	}
-	return s
+	return s + nodeOf(o)
+}
+
+// clusterLabels are by which tools mark the containers that are nodes of their clusters, with
+// the cluster's name.
+var clusterLabels = [...]struct{ tool, label string }{
+	{"kind", "io.x-k8s.kind.cluster"},
+	{"k3d", "k3d.cluster"},
+	{"minikube", "name.minikube.sigs.k8s.io"},
+}
+
+// nodeOf says of a container that is a node of a cluster which one that is.
+func nodeOf(o port.Owner) string {
+	if o.Kind != port.OwnerContainer {
+		return ""
+	}
+	for _, c := range clusterLabels {
+		if name := o.Labels[c.label]; name != "" {
+			return fmt.Sprintf(", of the %s cluster %s", c.tool, name)
+		}
+	}
+	return ""
 }
 
 func ruleStep(p *Publication) Step {
