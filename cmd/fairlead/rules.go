@@ -116,6 +116,11 @@ func writeVerdict(w io.Writer, v status.RuleVerdict, asJSON bool) error {
 	if err := tw.Flush(); err != nil {
 		return err
 	}
+	for _, text := range v.Warnings {
+		if _, err := fmt.Fprintf(w, "warning: %s\n", status.Quote(text)); err != nil {
+			return err
+		}
+	}
 	answer := "denied: " + status.Quote(v.Reason)
 	if strings.Contains(v.Reason, v.Rule) {
 		_, err := fmt.Fprintf(w, "%s: %s\n", v.Publication, status.Quote(v.Reason))

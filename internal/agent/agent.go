@@ -456,7 +456,7 @@ func (a *Agent) recallAges(ctx context.Context, g *errgroup.Group) {
 
 // settings are those in effect.
 func (a *Agent) settings() []config.Setting {
-	return config.Reloaded(a.cfg.Settings(), a.accepted.Load().Settings(), "expose")
+	return config.Reloaded(a.cfg.Settings(), a.accepted.Load().Settings(), "expose", "labels")
 }
 
 // reload applies the settings that can change while running: the rules and expose.

@@ -10,12 +10,14 @@
 // otherwise two claims overlap if they name the same address. Claims are looked
 // at in the order of precedence:
 //
-//  1. the guest that came first (a host may follow several),
-//  2. what the guest publishes before what is only kept (see Claim.Kept),
-//  3. what asks for the port before what was given it instead of another one,
-//  4. the guest address: 127.0.0.1 and ::1, then a wildcard, then any other,
-//  5. the publication's key,
-//  6. the host address.
+//  1. what asks for the port by itself or by a rule, before what asks by a label (see
+//     Claim.Yields),
+//  2. the guest that came first (a host may follow several),
+//  3. what the guest publishes before what is only kept (see Claim.Kept),
+//  4. what asks for the port before what was given it instead of another one,
+//  5. the guest address: 127.0.0.1 and ::1, then a wildcard, then any other,
+//  6. the publication's key,
+//  7. the host address.
 //
 // A claim is refused if it overlaps one of another server that was accepted
 // before it. So the order in which claims arrive never matters.
@@ -68,11 +70,14 @@ type Claim struct {
 
 	// Moved says that the host port is instead of another one, which was in use.
 	Moved bool
+
+	// Yields says that a label of the owner asks for the host port: it is nobody's right.
+	Yields bool
 }
 
 // Of returns the claim of p to one host address.
 func Of(p *port.Publication, host netip.AddrPort) Claim {
-	return Claim{Key: p.Key, Owner: p.Owner, Rule: p.Rule, Host: host}
+	return Claim{Key: p.Key, Owner: p.Owner, Rule: p.Rule, Host: host, Yields: p.Decision.Yields}
 }
 
 // String names the publication, and its owner if it has a name.
@@ -123,6 +128,7 @@ func Decide(claims []Claim) []Verdict {
 // compare orders claims by precedence.
 func compare(a, b *Claim) int {
 	return cmp.Or(
+		last(a.Yields, b.Yields),
 		cmp.Compare(a.Guest, b.Guest),
 		last(a.Kept, b.Kept),
 		last(a.Moved, b.Moved),

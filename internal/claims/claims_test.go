@@ -282,3 +282,24 @@ func BenchmarkDecide(b *testing.B) {
 		Decide(claims)
 	}
 }
+
+// What a label asks for yields to everybody, also to guests that came later and to what is
+// only kept.
+func TestLabelsYield(t *testing.T) {
+	label := claim("127.0.0.1:9000", web, "127.0.0.1:80")
+	label.Yields = true
+	for name, other := range map[string]Claim{
+		"another guest":   of(1, claim("0.0.0.0:80", nginx, "127.0.0.1:80")),
+		"another address": claim("10.0.0.1:80", nginx, "127.0.0.1:80"),
+		"kept":            kept(claim("0.0.0.0:80", nginx, "127.0.0.1:80")),
+		"moved":           {Key: port.Key{Protocol: port.TCP, Port: 70}, Owner: nginx, Host: ap("127.0.0.1:80"), Moved: true},
+	} {
+		for _, list := range [][]Claim{{label, other}, {other, label}} {
+			for i, v := range Decide(list) {
+				if v.Conflict != list[i].Yields {
+					t.Errorf("%s: %v", name, show(Decide(list)))
+				}
+			}
+		}
+	}
+}

@@ -72,6 +72,7 @@ type Agent struct {
 	EventBuffer   int               // KiB of events of sockets that the kernel queues: a power of two, 64 to 1048576; of NAT rules twice as many
 	HoldDown      time.Duration     // how long a key without origins is kept, 0 to 1m
 	Expose        rules.HostAddress // rules.Loopback or rules.All
+	Labels        bool              // labels of containers and Services decide after the rules
 	NAT           NAT
 	Docker        Docker
 	Containerd    Containerd
@@ -295,6 +296,8 @@ func (c *Agent) fields() []field {
 			duration(0, time.Minute, false), stringOf, "how long a port that disappeared stays published"),
 		one("expose", "expose", "where", &c.Expose, rules.ParseExpose, stringOf,
 			"host addresses of ports that listen on all guest addresses: loopback or all").oneOf("loopback", "all"),
+		one("labels", "labels", boolKind, &c.Labels, truth, strconv.FormatBool,
+			"obey the labels fairlead.expose, fairlead.host-port and fairlead.name of containers, and such annotations of Services"),
 		one("nat.maxPorts", "nat-max-ports", "n", &c.NAT.MaxPorts, whole[int](1, 1<<16-1), number,
 			"maximum of ports that one NAT rule publishes; a rule for more is listed by doctor").atLeast(1),
 	}, c.tlsFields(), c.engineFields(), c.clusterFields(), c.listenerFields(), c.publishFields(), c.debugAlias(c.Common.fields()))

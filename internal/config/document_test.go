@@ -36,7 +36,7 @@ docker:
 ` + "```" + `
 
 A list may be one value. In flags and variables commas separate its values. Rules,
-` + "`expose` and `bind`" + ` change while fairlead runs: it reloads them when a file changes, and on
+` + "`expose`, `labels` and `bind`" + ` change while fairlead runs: it reloads them when a file changes, and on
 SIGHUP. Other settings need a restart. A file with a mistake is refused, and the previous
 configuration remains.
 

@@ -43,6 +43,7 @@ func LoadAgent(path string, flags *pflag.FlagSet, environ func(string) (string, 
 	if err := l.compile("expose", &c.Expose, false); err != nil {
 		return Agent{Common: Common{files: c.files}}, err
 	}
+	c.Rules = c.Rules.WithLabels(c.Labels)
 	if path := c.Cluster.Policy; path != "" { // for Watch alone: the agent says what is wrong with it
 		data, err := ReadFile(path)
 		l.common.files = append(l.common.files, newFile(path, data, err, true))

@@ -22,11 +22,11 @@ func (c *Agent) Settings() []Setting { return settings(c.fields(), c.from) }
 func (c *Host) Settings() []Setting { return settings(c.fields(), c.from) }
 
 // Reloaded returns the settings of a process that started with current and accepted next
-// since: only the named one takes effect without a restart.
-func Reloaded(current, next []Setting, key string) []Setting {
+// since: only the named ones take effect without a restart.
+func Reloaded(current, next []Setting, keys ...string) []Setting {
 	list := slices.Clone(current)
 	for i := range list {
-		if list[i].Key == key && i < len(next) {
+		if slices.Contains(keys, list[i].Key) && i < len(next) {
 			list[i] = next[i]
 		}
 	}

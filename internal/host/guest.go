@@ -545,7 +545,7 @@ func (g *guest) put(p wire.Publication) {
 		g.h.changed[pub] = struct{}{}
 	}
 	g.text += p.TextBytes() - pub.wire.TextBytes()
-	again := !pub.wire.Owner.Same(p.Owner) || pub.wire.Rule != p.Rule
+	again := !pub.wire.Owner.Same(p.Owner) || pub.wire.Rule != p.Rule || pub.wire.Wish() != p.Wish()
 	pub.wire = p
 	if again {
 		g.h.touch(pub)
@@ -768,5 +768,5 @@ func (g *guest) messages() []wire.Control {
 func equal(a, b wire.Publication) bool {
 	return a.Key == b.Key && a.DualStack == b.DualStack && a.Source == b.Source && a.Rule == b.Rule &&
 		a.Owner.Equal(b.Owner) && a.OwnerPending == b.OwnerPending && slices.Equal(a.Host, b.Host) &&
-		slices.EqualFunc(a.Others, b.Others, port.Owner.Equal)
+		slices.EqualFunc(a.Others, b.Others, port.Owner.Equal) && a.Wish() == b.Wish()
 }

@@ -190,6 +190,8 @@ type Publication struct {
 	// OwnerPending reports that the owner may turn out to be another; see wire.Publication.
 	OwnerPending bool
 	Source       string
+	Label        string           // the labels of the owner that decided in the guest; empty if none did
+	Alias        string           // a name that a label gives the owner; empty for none
 	Asked        []netip.AddrPort // host addresses that the agent asks for
 	Outcomes     []port.Outcome   // one per host address after the policy, at least one
 	Since        time.Time        // when the host first received it

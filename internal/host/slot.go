@@ -73,10 +73,11 @@ func (p *publication) covered(c *claim) bool {
 }
 
 func (p *publication) view() Publication {
+	wish := p.wire.Wish()
 	return Publication{
 		ID: p.id(), DualStack: p.wire.DualStack, Owner: p.wire.Owner, Source: p.wire.Source,
-		OwnerPending: p.wire.OwnerPending,
-		Asked:        p.wire.Host, Outcomes: p.outcomes(), Since: p.since, Exposed: p.exposed, Lost: p.guest.away || p.guest.kept.has(p.Key),
+		OwnerPending: p.wire.OwnerPending, Label: wish.Rule, Alias: wish.Alias,
+		Asked: p.wire.Host, Outcomes: p.outcomes(), Since: p.since, Exposed: p.exposed, Lost: p.guest.away || p.guest.kept.has(p.Key),
 	}
 }
 
@@ -283,6 +284,8 @@ func (g *group) asked(all []*claim) []claims.Claim {
 			Guest: slices.Index(g.guests, c.guest), Key: c.key, Owner: w.Owner, Rule: w.Rule, Host: c.addr,
 			Unavailable: s != nil && s.beside, Kept: c.guest.kept.has(c.key),
 			Moved: c.pub.instead(c.addr.Port()) != "",
+			// A rule of this host that gives the port another number is its own word.
+			Yields: w.Wish().Yields && slices.ContainsFunc(w.Host, func(a netip.AddrPort) bool { return a.Port() == c.addr.Port() }),
 		})
 	}
 	return out

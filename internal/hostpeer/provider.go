@@ -147,7 +147,7 @@ func published(p host.Publication) port.Publication {
 	return port.Publication{
 		Key: p.Key, DualStack: p.DualStack, Owner: p.Owner, Since: p.Since,
 		Origins:  []port.OriginInfo{{Origin: port.Origin{Source: p.Source}, Since: p.Since}},
-		Decision: port.Decision{Allow: true, Host: hosts},
+		Decision: port.Decision{Allow: true, Host: hosts, Rule: p.Label, Labelled: p.Label != "", Alias: p.Alias},
 	}
 }
 

@@ -132,6 +132,22 @@ func TestFind(t *testing.T) {
 	}
 }
 
+// A label gives an owner another name, which leads to it as its own does: two owners with one
+// name have none.
+func TestAlias(t *testing.T) {
+	web, other := tcp("vm", 8080, container("1", "web")), tcp("vm", 81, container("2", "other"))
+	web.Alias, other.Alias = "shop", "web"
+	table := New([]Port{web, other}, Local)
+	for name, want := range map[string]string{
+		"shop": "vm 1 8080", "shop.vm": "vm 1 8080", "8080.shop": "vm 1 8080", "other": "vm 2 81",
+		"web": "ambiguous: shop.localhost other.localhost",
+	} {
+		if got := find(table, name, 80); got != want {
+			t.Errorf("%q leads to %q, want %q", name, got, want)
+		}
+	}
+}
+
 // A name that could be a port and a name is no guess.
 func TestPortOrName(t *testing.T) {
 	table := New([]Port{

@@ -24,6 +24,7 @@ type Port struct {
 	Guest string // as the configuration of this host names it
 	Key   port.Key
 	Owner port.Owner
+	Alias string // a name that a label gives the owner; empty for none
 }
 
 func comparePorts(a, b Port) int {
@@ -126,6 +127,10 @@ func aliasesOf(p Port) (list []string) {
 			}
 		}
 		list = append(list, strings.Join(labels, "."))
+	}
+	if p.Alias != "" {
+		add(p.Alias)
+		add(p.Alias, p.Guest)
 	}
 	switch o.Kind {
 	case port.OwnerContainer:

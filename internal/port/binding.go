@@ -218,6 +218,9 @@ type OriginInfo struct {
 	Dial     []netip.AddrPort
 }
 
+// LabelPrefix begins the labels, and annotations, by which owners ask for something.
+const LabelPrefix = "fairlead."
+
 // Decision is what the rules decide about a publication.
 type Decision struct {
 	Allow  bool
@@ -232,6 +235,17 @@ type Decision struct {
 	OnConflict OnConflict       // what the host does where a port is in use
 	Exposed    time.Time        // until when a rule opens more addresses than usual; zero if none does
 	Host       []netip.AddrPort // the host addresses asked for; port 0 asks for any free port
+
+	// What labels of the owner ask for, if they are obeyed.
+	Labelled bool     // they decided, and Rule names them
+	Yields   bool     // they ask for another host port: whoever asks for it without labels goes first
+	Alias    string   // a name of the owner on the host; empty for none
+	Warnings []string // labels without effect, and why; with text from the guest; shared and immutable
+}
+
+// sameLabels reports whether labels ask for the same.
+func (d *Decision) sameLabels(e *Decision) bool {
+	return d.Labelled == e.Labelled && d.Yields == e.Yields && d.Alias == e.Alias && slices.Equal(d.Warnings, e.Warnings)
 }
 
 // OnConflict is what a host does where the port that a publication gets is in use.
@@ -284,6 +298,7 @@ func (p Publication) Equal(q Publication) bool {
 		p.Rule == q.Rule && slices.EqualFunc(p.Origins, q.Origins, OriginInfo.equal) && slices.Equal(p.Dial, q.Dial) &&
 		p.Decision.Allow == q.Decision.Allow && p.Decision.Rule == q.Decision.Rule &&
 		p.Decision.Reason == q.Decision.Reason && p.Decision.Pending == q.Decision.Pending && slices.Equal(p.Decision.Host, q.Decision.Host) &&
+		p.Decision.sameLabels(&q.Decision) &&
 		p.Since.Equal(q.Since) && p.SinceAtLeast == q.SinceAtLeast
 }
 

@@ -57,6 +57,7 @@ type Registry struct {
 	peak        compact.Peak                        // of slots
 	shrunk      schedule.Signal                     // may be nil
 	busy        schedule.Signal                     // may be nil
+	complaints  map[string]struct{}                 // about labels, that were logged
 	earlier     map[port.Origin][]*port.Publication // see Recall; nil once all sources are complete
 	work        int                                 // slots that were merged since busy was notified
 

@@ -258,19 +258,19 @@ func (r *Registry) decide(m *merged, old former) {
 	if w == nil {
 		p.OwnerPending = false
 		delete(r.waits.byKey, p.Key)
-		p.Decision = r.rules.Decide(*p)
+		r.apply(p)
 		return
 	}
 	r.waits.set(p.Key, w, now)
 	if !w.lost && !d.aboutOwner() {
 		// Another owner can only add a denial.
 		p.OwnerPending = false
-		if p.Decision = r.rules.Decide(*p); !p.Decision.Allow {
+		if r.apply(p); !p.Decision.Allow {
 			return
 		}
 	}
 	p.OwnerPending = !w.over
-	p.Decision = r.rules.Decide(*p)
+	r.apply(p)
 }
 
 // next returns the wait of m, whose port had these owners: the one that it has, or

@@ -23,7 +23,9 @@ func (s *Set) WithRuntime(list []Rule) (*Set, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Set{expose: s.expose, rules: s.rules, runtime: compiled}, nil
+	t := *s
+	t.runtime = compiled
+	return &t, nil
 }
 
 // RuntimeLen is the number of run-time rules.
@@ -45,7 +47,9 @@ func (s *Set) InEffect(counts func(Rule) bool) (_ *Set, next time.Time) {
 	if len(left) == len(s.runtime) {
 		return s, next
 	}
-	return &Set{expose: s.expose, rules: s.rules, runtime: left}, next
+	t := *s
+	t.runtime = left
+	return &t, next
 }
 
 // runtimeRule is how decisions name these rules.

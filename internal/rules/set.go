@@ -19,6 +19,7 @@ type Set struct {
 	expose  HostAddress
 	rules   []rule
 	runtime []rule // evaluated after these
+	labels  bool   // labels of owners are obeyed, after these
 }
 
 // rule is a Rule with what each decision needs made ready.
@@ -27,6 +28,7 @@ type rule struct {
 	labels    []label
 	title     string // "rule 3 (no-debug)"
 	hostTitle string // the same at the host: "host rule 3 (no-debug)"
+	isLabel   bool   // made of the labels of an owner
 }
 
 type label struct{ key, glob string }
@@ -81,7 +83,7 @@ func (s *Set) Len() int { return len(s.rules) }
 // behalf, and where. The first rule that matches decides. Without one, the
 // well-known UDP ports, the ports of engines themselves and what every origin
 // withholds are denied and all else is allowed; to allow these, a rule must name
-// their ports. A wildcard appears on the
+// their ports. Labels of the owner, if the set obeys them, decide after the rules. A wildcard appears on the
 // host's loopback unless the set exposes all; any other guest address appears
 // there whatever the set exposes, unless a rule names a host address.
 //
@@ -185,6 +187,9 @@ func (s *Set) decideOne(p *port.Publication) (d port.Decision, winner *rule, by 
 		}
 		d, winner = s.overlay(side{}, p, d, winner, within)
 	}
+	if s.labels {
+		d, winner = s.obey(p, d, winner)
+	}
 	return d, winner, by
 }
 
@@ -222,6 +227,11 @@ func (s *Set) Host(guest string, p port.Publication, asked []netip.AddrPort) por
 func (s *Set) decideHost(guest string, p *port.Publication, asked []netip.AddrPort) (port.Decision, *rule) {
 	winner, maybe := first(s.rules, guest, p, false)
 	d := port.Decision{Allow: true, Rule: hostDefault, Host: s.hostAddresses(p, asked)}
+	if p.Decision.Yields && (winner == nil || winner.HostPort == HostPort{}) {
+		if r, n := s.mayTake(guest, p, asked); r != nil {
+			return port.Decision{Rule: r.hostTitle, Reason: fmt.Sprintf("denied by %s, which is about the host port %d that a label asks for", r.hostTitle, n)}, r
+		}
+	}
 	if winner != nil {
 		d = winner.decide(winner.hostTitle, d.Host)
 	}
@@ -472,7 +482,7 @@ func (s *Set) Explain(p port.Publication) []Step {
 	if reason == "" {
 		reason = d.Reason
 	}
-	steps := make([]Step, 0, len(s.rules)+len(s.runtime)+2)
+	steps := make([]Step, 0, len(s.rules)+len(s.runtime)+3)
 	for _, list := range [][]rule{s.rules, s.runtime} {
 		for i := range list {
 			r := &list[i]
@@ -482,6 +492,9 @@ func (s *Set) Explain(p port.Publication) []Step {
 			}
 			steps = append(steps, step)
 		}
+	}
+	if step, ok := s.explainLabels(&p, d, winner); ok {
+		steps = append(steps, step)
 	}
 	if by != "" {
 		steps = append(steps, Step{by, true, winner == nil, reason})
@@ -499,23 +512,30 @@ func (r *rule) explain(p *port.Publication, isHeld, decides bool) Step {
 		step.Matched, step.Why = false, r.lacks(&p.Owner, f)+leftOut
 	case f != fieldNone:
 		step.Why = r.why(f, p)
-	case r.Deny:
-		step.Why = "deny"
-	case !r.decides(isHeld):
+	case !r.Deny && !r.decides(isHeld):
 		step.Why = "passed over: to allow what is denied by default, a rule must name its port"
 	default:
-		step.Why = "allow"
-		if r.HostPort != (HostPort{}) {
-			step.Why += ", host port " + r.HostPort.String()
-		}
-		if r.OnConflict != port.OnConflictUnset {
-			step.Why += ", on a conflict " + r.OnConflict.String()
-		}
-		if r.HostAddress != Asked() {
-			step.Why += ", host address " + r.HostAddress.String()
-		}
+		step.Why = r.does()
 	}
 	return step
+}
+
+// does describes what r decides.
+func (r *rule) does() string {
+	if r.Deny {
+		return "deny"
+	}
+	s := "allow"
+	if r.HostPort != (HostPort{}) {
+		s += ", host port " + r.HostPort.String()
+	}
+	if r.OnConflict != port.OnConflictUnset {
+		s += ", on a conflict " + r.OnConflict.String()
+	}
+	if r.HostAddress != Asked() {
+		s += ", host address " + r.HostAddress.String()
+	}
+	return s
 }
 
 // why describes how the field f of p differs from what the rule wants.

@@ -102,7 +102,8 @@ type Publication struct {
 	Node         string    `json:"node,omitempty"`      // in a list of a cluster
 	DualStack    bool      `json:"dualStack,omitempty"`
 	Rule         string    `json:"rule,omitempty"`
-	Names        []string  `json:"names,omitempty"` // on a host, in lists: that lead to it, shortest first
+	Warnings     []string  `json:"warnings,omitempty"` // labels of the owner without effect, and why
+	Names        []string  `json:"names,omitempty"`    // on a host, in lists: that lead to it, shortest first
 	// Lost reports, on a host, that the guest is not connected, or was restarted and has not
 	// reported the port again: what is open leads nowhere.
 	Lost bool `json:"lost,omitempty"`
@@ -245,7 +246,7 @@ const (
 func Describe(p port.Publication, outcomes []Outcome) Publication {
 	row := Publication{
 		Protocol: p.Protocol, Address: p.Address, Port: p.Port, DualStack: p.DualStack,
-		HostAddresses: []netip.AddrPort{}, Outcomes: outcomes, Since: p.Since.UTC(), SinceAtLeast: p.SinceAtLeast, Rule: p.Decision.Rule,
+		HostAddresses: []netip.AddrPort{}, Outcomes: outcomes, Since: p.Since.UTC(), SinceAtLeast: p.SinceAtLeast, Rule: p.Decision.Rule, Warnings: p.Decision.Warnings,
 		Owner: Owner{
 			Kind: p.Owner.Kind, Name: p.Owner.Name, ID: p.Owner.ID, Namespace: p.Owner.Namespace, Labels: p.Owner.Labels,
 			LabelsOmitted: p.Owner.LabelsOmitted, NameCut: p.Owner.NameCut,
@@ -280,6 +281,9 @@ func Describe(p port.Publication, outcomes []Outcome) Publication {
 				row.HostAddresses = append(row.HostAddresses, at)
 			}
 		}
+	}
+	if p.Decision.Labelled && row.State == port.Active && row.Reason == "" {
+		row.Reason = p.Decision.Rule
 	}
 	return row
 }

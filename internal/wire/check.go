@@ -146,7 +146,11 @@ func (p Publication) Check() error {
 			return err
 		}
 	}
-	if err := checkText("source", p.Source, MaxWord); err != nil {
+	l := p.Wish()
+	if err := checkTexts(p.Source, l.Rule); err != nil {
+		return err
+	}
+	if err := checkText("alias", l.Alias, MaxWord); err != nil {
 		return err
 	}
 	if err := checkOwner(p.Key, p.Owner); err != nil {

@@ -27,6 +27,13 @@ func FromPublication(p port.Publication) Publication {
 	if len(p.Origins) > 0 {
 		w.Source = truncate(p.Origins[0].Source, MaxWord)
 	}
+	l := Labels{Yields: p.Decision.Yields, Alias: truncate(p.Decision.Alias, MaxWord)}
+	if p.Decision.Labelled {
+		l.Rule = truncate(p.Decision.Rule, MaxReason)
+	}
+	if l != (Labels{}) {
+		w.Labels = &l
+	}
 	return w
 }
 
@@ -147,6 +154,7 @@ func NewUnread(where, rule, reason string) Unread {
 // Port returns p as the host's rules and tables take it: allowed by the guest,
 // with one origin that names the source. Since and Dial are not on the wire.
 func (p Publication) Port() port.Publication {
+	l := p.Wish()
 	var others []port.OtherOwner
 	for _, o := range p.Others {
 		others = append(others, port.OtherOwner{Owner: o})
@@ -154,7 +162,7 @@ func (p Publication) Port() port.Publication {
 	return port.Publication{
 		Key: p.Key, DualStack: p.DualStack, Owner: p.Owner, Rule: p.Rule, OwnerPending: p.OwnerPending, Others: others,
 		Origins:  []port.OriginInfo{{Origin: port.Origin{Source: p.Source}}},
-		Decision: port.Decision{Allow: true, Host: p.Host},
+		Decision: port.Decision{Allow: true, Host: p.Host, Rule: l.Rule, Labelled: l.Rule != "", Yields: l.Yields, Alias: l.Alias},
 	}
 }
 

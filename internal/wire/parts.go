@@ -12,7 +12,7 @@ const (
 )
 
 func publicationSize(p Publication) int {
-	fixed := 352 + keySize*(1+len(p.Host)) + 8*(len(p.Owner.Labels)+len(p.Owner.LabelsLeftOut))
+	fixed := 400 + keySize*(1+len(p.Host)) + 8*(len(p.Owner.Labels)+len(p.Owner.LabelsLeftOut))
 	for _, o := range p.Others {
 		fixed += 8 * (len(o.Labels) + len(o.LabelsLeftOut))
 	}
@@ -24,11 +24,17 @@ func outcomeSize(o Outcome) int { return 128 + 2*keySize + 6*len(o.Reason) }
 // TextBytes is what a publication holds on to beyond its fixed size, in bytes.
 func (p Publication) TextBytes() int {
 	n := len(p.Source) + ownerText(p.Owner)
+	if p.Labels != nil {
+		n += labelsSize + len(p.Labels.Rule) + len(p.Labels.Alias)
+	}
 	for _, o := range p.Others {
 		n += otherSize + ownerText(o)
 	}
 	return n
 }
+
+// labelsSize is the memory of what labels ask for beside its text.
+const labelsSize = 48
 
 // otherSize is the memory that one of several owners takes beside its text.
 const otherSize = 128

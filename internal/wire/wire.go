@@ -126,6 +126,24 @@ type Publication struct {
 	// Others are owners to whom NAT rules lead besides Owner. Agents that do not send
 	// them do not report such owners.
 	Others List[port.Owner] `json:"others,omitempty"`
+	// Labels is what labels of the owner ask for and get, nil for nothing. Peers that do not
+	// know it neither send nor obey it.
+	Labels *Labels `json:"labels,omitempty"` // immutable
+}
+
+// Labels is what labels of an owner ask for; see port.Decision.
+type Labels struct {
+	Rule   string `json:"rule,omitempty"` // the decision's, if labels decided
+	Yields bool   `json:"yields,omitzero"`
+	Alias  string `json:"alias,omitempty"`
+}
+
+// Wish returns what labels ask for, the zero value for nothing.
+func (p *Publication) Wish() Labels {
+	if p.Labels == nil {
+		return Labels{}
+	}
+	return *p.Labels
 }
 
 // Unpublished changes what the host knows of ports that the agent does not publish. It is

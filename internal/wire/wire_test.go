@@ -982,3 +982,26 @@ func TestHelloWithUnpublished(t *testing.T) {
 		t.Errorf("a hello with a field of later versions: %v", err)
 	}
 }
+
+func TestLabelsOnTheWire(t *testing.T) {
+	p := port.Publication{
+		Key:      port.Key{Protocol: port.TCP, Address: netip.IPv4Unspecified(), Port: 80},
+		Decision: port.Decision{Allow: true, Rule: "default", Host: []netip.AddrPort{netip.MustParseAddrPort("127.0.0.1:80")}},
+	}
+	if w := FromPublication(p); w.Labels != nil {
+		t.Errorf("without labels: %+v", w.Labels)
+	}
+	p.Decision.Labelled, p.Decision.Yields, p.Decision.Rule, p.Decision.Alias = true, true, strings.Repeat("x", MaxReason+1), strings.Repeat("a", MaxWord)
+	w := FromPublication(p)
+	if err := w.Check(); err != nil {
+		t.Error(err)
+	}
+	d := w.Port().Decision
+	if !d.Labelled || !d.Yields || d.Alias != p.Decision.Alias || len(d.Rule) != MaxReason {
+		t.Errorf("%+v", d)
+	}
+	w.Labels = &Labels{Alias: strings.Repeat("a", MaxWord+1)}
+	if w.Check() == nil {
+		t.Error("a name that is too long is accepted")
+	}
+}

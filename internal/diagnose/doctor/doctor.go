@@ -61,6 +61,8 @@ type Agent struct {
 	Publications int              `json:"publications"`
 	Unpublished  map[string]int   `json:"unpublished,omitempty"` // of these, how many are not published, by reason
 
+	Labels []string `json:"labelWarnings,omitempty"` // labels of containers and Services without effect, sorted
+
 	// Inventory is nil unless the agent writes one to the Kubernetes API.
 	Inventory *Inventory `json:"inventory,omitempty"`
 	// StartCapabilities is the mask of capabilities that the agent was started with: those

@@ -72,6 +72,7 @@ func TestEachFaultHasItsRemedy(t *testing.T) {
 		detail, remedy string
 	}{
 		{"ports that are not published", func(f *Facts) { f.Agent.Unpublished = map[string]int{"bound, not listening": 1} }, OK, "ports unpublished", "1 port not published: 1 bound, not listening; `fairlead ls` lists them", ""},
+		{"a label without effect", func(f *Facts) { f.Agent.Labels = []string{`container "web": label fairlead.expose: "all": wider`} }, Warning, "ports label", `container "web": label fairlead.expose: "all": wider`, "correct the label"},
 		{"no agent, perhaps on the host", func(f *Facts) { f.Agent.Running, f.AgentError = false, "nothing answers" }, Warning, "agent running", "nothing answers", "`fairlead doctor --host`"},
 		{"no agent", func(f *Facts) { f.Agent.Running, f.AgentError = false, "nothing answers" }, Warning, "agent running", "nothing answers", "start `fairlead agent`"},
 		{"no agent, no look", func(f *Facts) { f.Agent, f.AgentError, f.LookError = nil, "nothing answers", "not permitted" }, Failing, "agent look", "not permitted", "root"},

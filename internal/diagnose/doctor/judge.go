@@ -42,6 +42,7 @@ func Evaluate(f Facts) Report {
 	j.sources()
 	if j.f.Agent != nil {
 		j.unpublished(j.f.Agent.Unpublished, "fairlead ls")
+		j.labels(j.f.Agent.Labels)
 	}
 	j.nat()
 	j.link()
@@ -277,6 +278,16 @@ func (j *judge) nat() {
 		"rewrite what should be published in a supported form (`fairlead explain PORT` shows the rule)")
 	for _, u := range a.Unread {
 		j.add("nat", "rule", Warning, unread(u), "")
+	}
+}
+
+// labels lists labels of containers and Services without effect.
+func (j *judge) labels(texts []string) {
+	for _, t := range texts[:min(warningsShown, len(texts))] {
+		j.add("ports", "label", Warning, t, "correct the label, or have a rule of the configuration open what it asks for")
+	}
+	if n := len(texts) - warningsShown; n > 0 {
+		j.add("ports", "label", Warning, fmt.Sprintf("%d more labels without effect", n), "`fairlead ls -o json` has them all as warnings")
 	}
 }
 

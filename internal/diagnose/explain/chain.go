@@ -23,6 +23,9 @@ func (f *Facts) chain(p *Publication) Chain {
 	if !f.Host || !p.Decision.Allow {
 		c.Steps = append(c.Steps, ruleStep(p))
 	}
+	for _, w := range p.Decision.Warnings {
+		c.Steps = append(c.Steps, Step{Step: "label", Mark: Warning, Text: w})
+	}
 	if p.Decision.Allow && !f.Host {
 		c.Steps = append(c.Steps, p.dialStep())
 	}
@@ -84,7 +87,28 @@ func Owner(o port.Owner) string {
 	if o.Namespace != "" {
 		s += " of " + o.Namespace
 	}
-	return s
+	return s + nodeOf(o)
+}
+
+// clusterLabels are by which tools mark the containers that are nodes of their clusters, with
+// the cluster's name.
+var clusterLabels = [...]struct{ tool, label string }{
+	{"kind", "io.x-k8s.kind.cluster"},
+	{"k3d", "k3d.cluster"},
+	{"minikube", "name.minikube.sigs.k8s.io"},
+}
+
+// nodeOf says of a container that is a node of a cluster which one that is.
+func nodeOf(o port.Owner) string {
+	if o.Kind != port.OwnerContainer {
+		return ""
+	}
+	for _, c := range clusterLabels {
+		if name := o.Labels[c.label]; name != "" {
+			return fmt.Sprintf(", of the %s cluster %s", c.tool, name)
+		}
+	}
+	return ""
 }
 
 func ruleStep(p *Publication) Step {
@@ -381,6 +405,9 @@ func (f *Facts) judgeDenied(p *Publication) (v Verdict, summary, next string) {
 	case rules.ByRuntime(d.Rule):
 		return VerdictDenied, summary,
 			fmt.Sprintf("undo it%s: `fairlead forward ls` lists the rules that were added; `fairlead allow`, `forward resume` and `forward rm` undo them", f.inGuest())
+	case rules.ByLabel(d.Rule):
+		return VerdictDenied, summary,
+			fmt.Sprintf("change the label, or add a rule that allows the port to %s: rules come first", f.rulesFile())
 	case !d.Withheld:
 		return VerdictDenied, summary,
 			fmt.Sprintf("change %s in %s, or add a rule that allows the port before it (`fairlead rules test %s`%s shows which rule decides)",

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"io/fs"
 	"os"
+	"slices"
 	"strings"
 
 	"github.com/fairlead/fairlead/internal/diagnose/doctor"
@@ -27,8 +28,10 @@ func Examine(a Agent) doctor.Agent {
 		InCluster: os.Getenv("KUBERNETES_SERVICE_HOST") != "",
 		Hooks:     Hooks(a.Observer.Methods()), Drops: s.Drops, Drift: s.Drift, DumpFailures: s.DumpFailures,
 	}
+	var labels []string
 	for _, p := range a.Registry.Publications().View().All() {
 		d.Publications++
+		labels = append(labels, p.Decision.Warnings...)
 		if !p.Decision.Allow {
 			if d.Unpublished == nil {
 				d.Unpublished = make(map[string]int)
@@ -36,6 +39,8 @@ func Examine(a Agent) doctor.Agent {
 			d.Unpublished[p.Decision.Reason]++
 		}
 	}
+	slices.Sort(labels)
+	d.Labels = slices.Compact(labels)
 	for _, src := range a.Registry.Sources().View().All() {
 		d.Sources = append(d.Sources, doctor.Source{
 			Name: src.Name, State: string(src.State), Method: oneLine(src.Method), Error: oneLine(src.Error),

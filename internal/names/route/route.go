@@ -228,7 +228,7 @@ func Ports(v host.View) (list []names.Port) {
 
 // PortOf returns a publication as names know it.
 func PortOf(p *host.Publication) names.Port {
-	return names.Port{Guest: p.Guest, Key: p.Key, Owner: p.Owner}
+	return names.Port{Guest: p.Guest, Key: p.Key, Owner: p.Owner, Alias: p.Alias}
 }
 
 // allowed reports whether rules open a publication: what they do not has no address.

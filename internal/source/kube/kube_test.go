@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net"
 	"net/http"
 	"net/http/httptrace"
@@ -510,6 +511,18 @@ func TestOpenPortsByServiceType(t *testing.T) {
 				t.Errorf("declared %q (warnings %q), want %q", got, warnings, c.want)
 			}
 		})
+	}
+}
+
+// Annotations that ask for something count as labels, and before them.
+func TestAnnotations(t *testing.T) {
+	s := svc("web", corev1.ServiceTypeNodePort, tcp(80, 30080))
+	s.Labels["fairlead.expose"] = "yes"
+	s.Annotations = map[string]string{"fairlead.expose": "no", "fairlead.host-port": "30080=8080", "example.com/other": "x"}
+	bs, _ := compact(received(s)).declare(nil, false)
+	want := map[string]string{"app": "web", "fairlead.expose": "no", "fairlead.host-port": "30080=8080"}
+	if len(bs) != 1 || !maps.Equal(bs[0].Owner.Labels, want) {
+		t.Errorf("%+v", bs)
 	}
 }
 

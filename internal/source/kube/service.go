@@ -56,6 +56,14 @@ func compact(o *object.Service) service {
 		return s // only the cluster reaches it
 	}
 	s.labels = engine.Labels(o.Labels, "kubectl.kubernetes.io/")
+	for k, v := range o.Annotations { // what a Service asks for has values that labels cannot have
+		if strings.HasPrefix(k, port.LabelPrefix) {
+			if s.labels == nil {
+				s.labels = make(map[string]string)
+			}
+			s.labels[k] = v
+		}
+	}
 	addrs := func(what string, all []string) (out []netip.Addr) {
 		for _, a := range all {
 			ip, err := netip.ParseAddr(a)

@@ -13,7 +13,7 @@ import (
 // What the generated types of k8s.io/api read and write again, ours must read as well. Of
 // other encodings ours refuse more, as a field with the number 0.
 func FuzzProtobuf(f *testing.F) {
-	meta := metav1.ObjectMeta{Namespace: "default", Name: "web", Labels: map[string]string{"app": "web"}}
+	meta := metav1.ObjectMeta{Namespace: "default", Name: "web", Labels: map[string]string{"app": "web"}, Annotations: map[string]string{"fairlead.expose": "no", "other": "x"}}
 	http := "http"
 	service := corev1.Service{ObjectMeta: meta, Spec: corev1.ServiceSpec{
 		Type: corev1.ServiceTypeNodePort, ClusterIP: "10.96.0.9", Ports: []corev1.ServicePort{{Name: http, Port: 80, NodePort: 30080}},

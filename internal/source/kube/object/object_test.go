@@ -6,12 +6,15 @@ import (
 	"encoding/json"
 	"math/rand/v2"
 	"reflect"
+	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/randfill"
+
+	"github.com/fairlead/fairlead/internal/port"
 )
 
 // original is a generated type of k8s.io/api.
@@ -37,6 +40,19 @@ var kinds = []struct {
 	{func() original { return new(discoveryv1.EndpointSliceList) }, func() ours { return new(EndpointSliceList) }},
 }
 
+// ownAnnotations are those that Unmarshal keeps.
+func ownAnnotations(all map[string]string) (own map[string]string) {
+	for k, v := range all {
+		if strings.HasPrefix(k, port.LabelPrefix) {
+			if own == nil {
+				own = make(map[string]string)
+			}
+			own[k] = v
+		}
+	}
+	return own
+}
+
 // shape returns what JSON has of an object, in our fields. Of the metadata, only what
 // Unmarshal sets remains.
 func shape(t *testing.T, from any, to ours) any {
@@ -49,7 +65,7 @@ func shape(t *testing.T, from any, to ours) any {
 		t.Fatal(err)
 	}
 	meta := func(m *metav1.ObjectMeta) {
-		*m = metav1.ObjectMeta{Name: m.Name, Namespace: m.Namespace, ResourceVersion: m.ResourceVersion, Labels: m.Labels}
+		*m = metav1.ObjectMeta{Name: m.Name, Namespace: m.Namespace, ResourceVersion: m.ResourceVersion, Labels: m.Labels, Annotations: ownAnnotations(m.Annotations)}
 	}
 	list := func(m *metav1.ListMeta) {
 		*m = metav1.ListMeta{ResourceVersion: m.ResourceVersion, Continue: m.Continue}

@@ -5,9 +5,12 @@ package object
 import (
 	"errors"
 	"fmt"
+	"strings"
 
 	"google.golang.org/protobuf/encoding/protowire"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/fairlead/fairlead/internal/port"
 )
 
 // field is a field of a message.
@@ -166,6 +169,19 @@ func objectMeta(m *metav1.ObjectMeta) func(field) error {
 				m.Labels = make(map[string]string)
 			}
 			return label(f, m.Labels)
+		case 12:
+			one := make(map[string]string, 1)
+			err := label(f, one)
+			for k, v := range one {
+				if !strings.HasPrefix(k, port.LabelPrefix) {
+					continue // the others can be large
+				}
+				if m.Annotations == nil {
+					m.Annotations = make(map[string]string)
+				}
+				m.Annotations[k] = v
+			}
+			return err
 		}
 		return nil
 	}

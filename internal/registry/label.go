@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package registry
+
+import "github.com/fairlead/fairlead/internal/port"
+
+// maxComplaints is how many warnings about labels are remembered as logged.
+const maxComplaints = 1024
+
+// apply sets the decision of p, and logs labels of its owner without effect, once for each
+// owner.
+func (r *Registry) apply(p *port.Publication) {
+	p.Decision = r.rules.Decide(*p)
+	for _, text := range p.Decision.Warnings {
+		k := p.Owner.ID + " " + text
+		if _, said := r.complaints[k]; said {
+			continue
+		}
+		if r.complaints == nil || len(r.complaints) == maxComplaints {
+			r.complaints = make(map[string]struct{})
+		}
+		r.complaints[k] = struct{}{}
+		r.log.Warn("a label has no effect", "warning", text)
+	}
+}

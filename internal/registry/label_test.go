@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package registry
+
+import (
+	"bytes"
+	"log/slog"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"github.com/fairlead/fairlead/internal/port"
+)
+
+// complaining warns about each owner.
+type complaining struct{}
+
+func (complaining) Decide(p port.Publication) port.Decision {
+	return port.Decision{Allow: true, Warnings: []string{"container \"" + p.Owner.Name + "\": no such label"}}
+}
+
+// A label without effect is logged once for each owner, however many ports it has and however
+// often these are decided.
+func TestLabelsAreLoggedOnce(t *testing.T) {
+	var log bytes.Buffer
+	r := New(Options{Rules: complaining{}, Logger: slog.New(slog.NewTextHandler(&log, nil))})
+	feed := r.Feed("docker")
+	feed.Replace(nil)
+	bind := func(id string, n uint16) port.Binding {
+		b := port.Binding{Origin: port.Origin{ID: id + string(rune('a'+n))}, Owner: port.Owner{Kind: port.OwnerContainer, ID: id, Name: "web"}}
+		b.Key = port.Key{Protocol: port.TCP, Address: netip.IPv6Loopback(), Port: 80 + n}
+		return b
+	}
+	feed.Apply(port.Change{Put: []port.Binding{bind("1", 0), bind("1", 1)}})
+	r.SetRules(complaining{})
+	if n := strings.Count(log.String(), "a label has no effect"); n != 1 {
+		t.Errorf("logged %d times: %s", n, log.String())
+	}
+	feed.Apply(port.Change{Put: []port.Binding{bind("2", 2)}})
+	if n := strings.Count(log.String(), "a label has no effect"); n != 2 {
+		t.Errorf("of two containers logged %d times: %s", n, log.String())
+	}
+}
