@@ -21,6 +21,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/fairlead/fairlead/internal/config"
+	"github.com/fairlead/fairlead/internal/firewall"
 	"github.com/fairlead/fairlead/internal/forwards"
 	"github.com/fairlead/fairlead/internal/host"
 	"github.com/fairlead/fairlead/internal/link"
@@ -130,18 +131,18 @@ func New(cfg config.Host, log *slog.Logger, level *loglevel.Levels) (*Daemon, er
 	d.forwards = forwards.NewStore(cfg.ForwardsFile, cfg.Rules, true, log, func(set *rules.Set) { d.host.SetPolicy(set) })
 	d.names = d.router()
 	p := provider{d.host, cfg.Peers(), d.lastRefused, d.names}
-	page := ""
+	var page status.PageTokens
 	if cfg.WebAddr != "" {
-		page = status.PageToken(log, cfg.LinkToken)
+		page = status.LoadPageTokens(log, cfg.LinkToken)
 	}
 	d.server = status.NewServer(status.Options{
-		Token:    page,
+		Tokens:   page,
 		Provider: p, Explainer: p, Metrics: metrics.NewHost(func() metrics.HostSnapshot { return count(d.host, d.names) }), Level: level, Logger: log,
 		Role: "host", Name: name, Vitals: func(uint64) status.Vitals { return vitals(d.host) },
 		GuestLevel: func(ctx context.Context, guest string, r loglevel.Request) error {
 			return d.host.SetLogLevel(ctx, guest, r.Level, r.Components, r.Lasts)
 		},
-		Peers: p.peers, Forwards: d.forwards, Settings: d.settings, Trace: tracer, Names: p.report,
+		Peers: p.peers, Forwards: d.forwards, Settings: d.settings, Trace: tracer, Names: p.report, Firewall: firewall.Read,
 	})
 	return d, nil
 }
