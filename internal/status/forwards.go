@@ -59,6 +59,10 @@ type ForwardChange struct {
 	Firewall *FirewallReport `json:"firewall,omitempty"`
 }
 
+// Firewall returns what the firewall of this system does with packets of other machines to
+// an address that is open for a time; nil if it cannot be asked.
+type Firewall func(ctx context.Context, protocol port.Protocol, at netip.AddrPort, lasts time.Duration) *FirewallReport
+
 // FirewallReport is what a firewall does.
 type FirewallReport struct {
 	Text    string `json:"text"`
@@ -137,8 +141,7 @@ func (s *Server) firewall(ctx context.Context, q forwards.Request, open []netip.
 	if s.o.Firewall == nil || len(open) == 0 {
 		return nil
 	}
-	report := s.o.Firewall(ctx).Check(q.Protocol, open[0], time.Duration(q.Seconds)*time.Second)
-	return &FirewallReport{report.Text, report.Command}
+	return s.o.Firewall(ctx, q.Protocol, open[0], time.Duration(q.Seconds)*time.Second)
 }
 
 // exposedWithin is how long a host may take to open what was exposed.

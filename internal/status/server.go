@@ -16,7 +16,6 @@ import (
 
 	"github.com/fairlead/fairlead/internal/config"
 	"github.com/fairlead/fairlead/internal/conns"
-	"github.com/fairlead/fairlead/internal/firewall"
 	"github.com/fairlead/fairlead/internal/forwards"
 	"github.com/fairlead/fairlead/internal/loglevel"
 	"github.com/fairlead/fairlead/internal/names"
@@ -52,8 +51,8 @@ type Options struct {
 	Rules func() *rules.Set
 	// Forwards changes the rules that are added at run time; nil leaves /v1/forwards out.
 	Forwards *forwards.Store
-	// Firewall reads that of this system; nil if it is not asked for.
-	Firewall func(context.Context) firewall.Firewall
+	// Firewall asks that of this system; nil leaves its report out.
+	Firewall Firewall
 	// Names returns the names of ports; nil leaves /v1/names out.
 	Names func() names.Report
 	// Settings returns the configuration in effect; nil leaves /v1/config out.
