@@ -223,8 +223,9 @@ func (s *stream) sendRules() error {
 		return nil
 	}
 	f, err := forwardsOf(s.forwards, nil)
-	if err != nil {
-		return nil // the file cannot be read: the reload of the configuration reports it
+	readable := err == nil // else the reload of the configuration reports it, and this is tried again
+	if !readable {
+		return nil
 	}
 	s.mu.Lock()
 	s.rules = &now
