@@ -4,6 +4,7 @@ package main
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -16,6 +17,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/firewall"
 	"github.com/fairlead/fairlead/internal/forwards"
+	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/rules"
 	"github.com/fairlead/fairlead/internal/status"
 )
@@ -77,6 +79,12 @@ func expose(c *cobra.Command, control string, q forwards.Request, at string) err
 		return firewall.Read(c.Context()).Check(slot.Protocol, at, time.Duration(q.Seconds)*time.Second)
 	}
 	return writeExposed(c.OutOrStdout(), painter(c.OutOrStdout()), slot.String(), endOf(slot.String(), q.Guest), v, check)
+}
+
+// reportFirewall implements status.Firewall, for the page.
+func reportFirewall(ctx context.Context, protocol port.Protocol, at netip.AddrPort, lasts time.Duration) *status.FirewallReport {
+	r := firewall.Read(ctx).Check(protocol, at, lasts)
+	return &status.FirewallReport{Text: r.Text, Command: r.Command}
 }
 
 // endOf is the command that ends an exposure.

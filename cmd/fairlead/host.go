@@ -50,6 +50,7 @@ func newHost() *cobra.Command {
 				}
 				return err
 			}
+			d.Firewall = reportFirewall
 			d.Confine()
 			hup, stop := hangups()
 			defer stop()

@@ -129,12 +129,12 @@ func New(cfg config.Agent, log *slog.Logger, level *loglevel.Levels) (*Agent, er
 		return nil, err
 	}
 	a.metrics = metrics.NewAgent(a.count)
-	page := ""
+	var page status.PageTokens
 	if cfg.WebAddr != "" {
-		page = status.PageToken(log, cfg.LinkToken)
+		page = status.LoadPageTokens(log, cfg.LinkToken)
 	}
 	a.server = status.NewServer(status.Options{
-		Token:    page,
+		Tokens:   page,
 		Provider: a.provider, Explainer: gather.NewExplainer(a.diagnosed()), Examiner: a, Ready: a.notReady, Level: level, Logger: log,
 		Metrics: a.metrics.Handler(), Role: "agent", Name: machineName("guest"), Vitals: a.vitals, Peers: a.peers, Rules: a.rules.Load, Forwards: a.forwards, Settings: a.settings, Served: a.served, Trace: a.trace,
 	})

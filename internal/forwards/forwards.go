@@ -117,6 +117,19 @@ func rank(r rules.Rule) (int, bool) {
 	return n, ok
 }
 
+// Undo returns the request that undoes a rule, unless it is not one that a request makes.
+// A forward is undone together with all else that was added for its port.
+func Undo(r rules.Rule) (Request, bool) {
+	word, _, _ := strings.Cut(r.Name, " ")
+	op, ok := map[kind]Op{kindPause: Resume, kindDeny: Allow, kindForward: Remove, kindAllow: Remove, kindExpose: Hide}[kind(word)]
+	q := Request{Op: op, Owner: r.Match.Name, Guest: r.Match.Guest}
+	if len(r.Match.Ports) > 0 {
+		q.Protocol, q.Port = r.Match.Protocol, r.Match.Ports[0].First
+	}
+	q.All = q.Port == 0 && q.Owner == ""
+	return q, ok && q.validate() == nil && r.Name == word+" "+q.target()
+}
+
 // block is the text of the rule that a request makes at a time, as the item of a list.
 func (q Request) block(k kind, now time.Time) string {
 	var match []string

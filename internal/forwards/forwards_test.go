@@ -386,3 +386,42 @@ func TestEmptiedFileKeepsItsRules(t *testing.T) {
 		t.Errorf("%d rules in effect", n)
 	}
 }
+
+// Each rule that a request made is undone by the request that Undo gives, whatever it names;
+// rules that were written by hand have none.
+func TestUndo(t *testing.T) {
+	for _, q := range []Request{
+		{Op: Add, Protocol: port.TCP, Port: 8080, To: 18080}, {Op: Add, Protocol: port.UDP, Port: 53, Guest: "dev"},
+		{Op: Pause, Protocol: port.TCP, Port: 8080, Guest: "d*"}, {Op: Pause, Owner: `we"b of guest x`}, {Op: Pause, Owner: "web-*", Guest: "dev"},
+		{Op: Pause, All: true}, {Op: Deny, Protocol: port.TCP, Port: 8080}, {Op: Allow, Protocol: port.UDP, Port: 5353},
+	} {
+		f := newFixture(t, configOfTest)
+		before := f.Generation()
+		made := f.do(q)
+		list, err := f.List()
+		if err != nil || len(list) != 1 || f.Generation() == before {
+			t.Fatalf("%v: %v, %v, generation %d", q, list, err, f.Generation())
+		}
+		undo, ok := Undo(list[0])
+		if !ok {
+			t.Fatalf("%v cannot be undone", q)
+		}
+		if r := f.do(undo); !slices.Equal(r.Removed, made.Added) || len(r.Added) > 0 {
+			t.Errorf("%v: %v undid %v, want %v", q, undo, r, made.Added)
+		}
+	}
+	f := newFixture(t, configOfTest)
+	f.write("rules:\n" +
+		"  - {name: mine, match: {ports: 8080}, action: deny}\n" +
+		"  - {name: pause 8080/tcp, match: {protocol: tcp, ports: 8081}, action: deny}\n" +
+		"  - {match: {ports: 8082}, action: deny}\n")
+	list, err := f.List()
+	if err != nil || len(list) != 3 {
+		t.Fatal(list, err)
+	}
+	for _, r := range list {
+		if q, ok := Undo(r); ok {
+			t.Errorf("%q is undone by %v", r.Name, q)
+		}
+	}
+}

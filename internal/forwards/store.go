@@ -35,6 +35,7 @@ type Store struct {
 	mu      sync.Mutex
 	base    *rules.Set               // of the configuration
 	current *rules.Set               // applied last
+	applied uint64                   // how often a set was applied
 	changed schedule.Signal          // for Run: another set is applied
 	stale   bool                     // the file was read again, and may have rules that have ended
 	ends    map[string]time.Duration // uptime at which a rule that exposes ends, by its name and end
@@ -138,8 +139,16 @@ func (s *Store) clean(now time.Time) {
 // put applies a set. s.mu is held.
 func (s *Store) put(set *rules.Set) {
 	s.current = set
+	s.applied++
 	s.apply(set)
 	s.changed.Notify()
+}
+
+// Generation counts the sets of rules that were applied: while it is the same, so is List.
+func (s *Store) Generation() uint64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.applied
 }
 
 // Path returns the file, or "" if there is none.
@@ -184,6 +193,9 @@ type Result struct {
 // ErrChanging is in the error about a file that somebody else writes to.
 var ErrChanging = errors.New("it is being changed by somebody else; try again")
 
+// ErrNoFile is returned where no rules can be added.
+var ErrNoFile = errors.New("no file for such rules: set forwardsFile (--forwards-file)")
+
 // attempts is how often a change is made anew to a file that was changed meanwhile.
 const attempts = 3
 
@@ -195,7 +207,7 @@ func (s *Store) Do(q Request) (Result, error) {
 	}
 	switch {
 	case s.path == "":
-		return Result{}, errors.New("no file for such rules: set forwardsFile (--forwards-file)")
+		return Result{}, ErrNoFile
 	case q.Guest != "" && !s.guests:
 		return Result{}, errors.New("an agent has no guests: run this on the host, or without --guest")
 	}

@@ -12,11 +12,13 @@ import (
 	"io/fs"
 	"log/slog"
 	"net"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"sync/atomic"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 
@@ -30,6 +32,7 @@ import (
 	"github.com/fairlead/fairlead/internal/metrics"
 	"github.com/fairlead/fairlead/internal/names/route"
 	"github.com/fairlead/fairlead/internal/own"
+	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/privilege"
 	"github.com/fairlead/fairlead/internal/rules"
 	"github.com/fairlead/fairlead/internal/run/exec"
@@ -41,6 +44,9 @@ import (
 
 // Daemon is the host peer.
 type Daemon struct {
+	// Firewall asks that of this system, for the page; nil if nobody can. Set it before Run.
+	Firewall status.Firewall
+
 	cfg     config.Host
 	log     *slog.Logger
 	host    *host.Host
@@ -53,6 +59,14 @@ type Daemon struct {
 	runs     *remote.Server // nil if no guest may have programs run
 
 	accepted atomic.Pointer[config.Host] // the last configuration, of which only the rules and bind are in effect
+}
+
+// askFirewall implements status.Firewall.
+func (d *Daemon) askFirewall(ctx context.Context, protocol port.Protocol, at netip.AddrPort, lasts time.Duration) *status.FirewallReport {
+	if d.Firewall == nil {
+		return nil
+	}
+	return d.Firewall(ctx, protocol, at, lasts)
 }
 
 // checkRights refuses to run programs for guests with more rights than a user has, unless the
@@ -130,18 +144,18 @@ func New(cfg config.Host, log *slog.Logger, level *loglevel.Levels) (*Daemon, er
 	d.forwards = forwards.NewStore(cfg.ForwardsFile, cfg.Rules, true, log, func(set *rules.Set) { d.host.SetPolicy(set) })
 	d.names = d.router()
 	p := provider{d.host, cfg.Peers(), d.lastRefused, d.names}
-	page := ""
+	var page status.PageTokens
 	if cfg.WebAddr != "" {
-		page = status.PageToken(log, cfg.LinkToken)
+		page = status.LoadPageTokens(log, cfg.LinkToken)
 	}
 	d.server = status.NewServer(status.Options{
-		Token:    page,
+		Tokens:   page,
 		Provider: p, Explainer: p, Metrics: metrics.NewHost(func() metrics.HostSnapshot { return count(d.host, d.names) }), Level: level, Logger: log,
 		Role: "host", Name: name, Vitals: func(uint64) status.Vitals { return vitals(d.host) },
 		GuestLevel: func(ctx context.Context, guest string, r loglevel.Request) error {
 			return d.host.SetLogLevel(ctx, guest, r.Level, r.Components, r.Lasts)
 		},
-		Peers: p.peers, Forwards: d.forwards, Settings: d.settings, Trace: tracer, Names: p.report,
+		Peers: p.peers, Forwards: d.forwards, Settings: d.settings, Trace: tracer, Names: p.report, Firewall: d.askFirewall,
 	})
 	return d, nil
 }

@@ -91,6 +91,9 @@ func (c *Client) do(ctx context.Context, method, path, text string, within time.
 	if err != nil {
 		return nil, err
 	}
+	if strings.HasPrefix(text, "{") {
+		req.Header.Set("Content-Type", "application/json")
+	}
 	resp, err := c.http.Do(req)
 	var untrusted errUntrusted
 	switch {

@@ -11,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/fairlead/fairlead/internal/forwards"
 	"github.com/fairlead/fairlead/internal/schedule"
 )
 
@@ -37,6 +38,12 @@ type hello struct {
 	Version string `json:"version"`
 	// Explains reports whether /v1/explain is served.
 	Explains bool `json:"explains"`
+	// Changes reports whether this page may change what is forwarded, and Why, if not, the
+	// reason; it is empty if nobody may.
+	Changes bool   `json:"changes"`
+	Why     string `json:"why,omitempty"`
+	// Names reports whether /v1/names is served.
+	Names bool `json:"names"`
 }
 
 // rows is a change of the table. A reset may consist of several.
@@ -67,8 +74,18 @@ func (s *Server) events(w http.ResponseWriter, r *http.Request) {
 	_ = rc.SetReadDeadline(time.Time{})
 	ctx, cancel := context.WithCancel(r.Context())
 	defer cancel()
-	st := stream{w: w, rc: rc, provider: s.o.Provider, vitals: s.o.Vitals, peers: s.peers}
-	if err := st.send("hello", s.hello); err != nil {
+	st := stream{w: w, rc: rc, provider: s.o.Provider, vitals: s.o.Vitals, peers: s.peers, forwards: s.o.Forwards}
+	hello := s.hello
+	hello.Why = onlyReads(r)
+	switch {
+	case s.o.Forwards == nil:
+		hello.Why = ""
+	case s.o.Forwards.Path() == "" && hello.Why == "":
+		hello.Why = forwards.ErrNoFile.Error()
+	default:
+		hello.Changes = hello.Why == ""
+	}
+	if err := st.send("hello", hello); err != nil {
 		return
 	}
 	var beat sync.WaitGroup
@@ -90,11 +107,13 @@ type stream struct {
 	provider Provider
 	vitals   func(mark uint64) Vitals
 	peers    func() []Peer
+	forwards *forwards.Store // nil for none
 
-	mu        sync.Mutex // guards w, sources and lastPeers
+	mu        sync.Mutex // guards what follows
 	w         http.ResponseWriter
 	sources   []Source
 	lastPeers []Peer
+	rules     *uint64 // generation of the run-time rules that were sent; nil for none
 
 	begun bool // a reset was sent; of change alone
 }
@@ -164,8 +183,11 @@ func (s *stream) beat(ctx context.Context) {
 	}
 }
 
-// sendSources sends peers and sources if they changed.
+// sendSources sends peers, sources and run-time rules if they changed.
 func (s *stream) sendSources() error {
+	if err := s.sendRules(); err != nil {
+		return err
+	}
 	peers := s.peers()
 	s.mu.Lock()
 	known := s.lastPeers != nil && slices.Equal(peers, s.lastPeers)
@@ -185,4 +207,28 @@ func (s *stream) sendSources() error {
 		return nil
 	}
 	return s.send("sources", now)
+}
+
+// sendRules sends the run-time rules if they changed. They have no states: the page has the
+// ports.
+func (s *stream) sendRules() error {
+	if s.forwards == nil {
+		return nil
+	}
+	now := s.forwards.Generation()
+	s.mu.Lock()
+	known := s.rules != nil && *s.rules == now
+	s.mu.Unlock()
+	if known {
+		return nil
+	}
+	f, err := forwardsOf(s.forwards, nil)
+	readable := err == nil // else the reload of the configuration reports it, and this is tried again
+	if !readable {
+		return nil
+	}
+	s.mu.Lock()
+	s.rules = &now
+	s.mu.Unlock()
+	return s.send("forwards", f)
 }

@@ -20,8 +20,10 @@ import (
 
 // Forwards is the output of "forward ls -o json".
 type Forwards struct {
-	File  string        `json:"file"`
-	Rules []ForwardRule `json:"rules"` // in the order in which they are evaluated
+	// Generation is higher where the rules are newer, in one run of the process.
+	Generation uint64        `json:"generation"`
+	File       string        `json:"file"`
+	Rules      []ForwardRule `json:"rules"` // in the order in which they are evaluated
 }
 
 // ForwardRule is one rule that was added at run time.
@@ -35,6 +37,8 @@ type ForwardRule struct {
 	State         string           `json:"state"`          // of the ports that it names: the best; "denied" for one that denies; "" if it names none
 	Reason        string           `json:"reason"`         // of the state
 	HostAddresses []netip.AddrPort `json:"hostAddresses"`
+	// Undo is the request that undoes the rule; nil of one that was written by hand.
+	Undo *forwards.Request `json:"undo,omitempty"`
 }
 
 // notServed is the reason of a rule that allows a port that does not exist yet.
@@ -50,6 +54,19 @@ type ForwardChange struct {
 	// Always is, after a port was exposed, at which addresses they may reach it also without
 	// that: the configuration, or what the guest asks for, opens them.
 	Always []netip.AddrPort `json:"always,omitempty"`
+	// Firewall is, if the request asked for it, what the firewall of this system does with
+	// connections of other machines to the first of these addresses.
+	Firewall *FirewallReport `json:"firewall,omitempty"`
+}
+
+// Firewall returns what the firewall of this system does with packets of other machines to
+// an address that is open for a time; nil if it cannot be asked.
+type Firewall func(ctx context.Context, protocol port.Protocol, at netip.AddrPort, lasts time.Duration) *FirewallReport
+
+// FirewallReport is what a firewall does.
+type FirewallReport struct {
+	Text    string `json:"text"`
+	Command string `json:"command,omitempty"` // lets connections in, or shows what decides
 }
 
 // listForwards serves GET /v1/forwards.
@@ -63,8 +80,12 @@ func (s *Server) listForwards(w http.ResponseWriter, _ *http.Request) {
 	_ = json.NewEncoder(w).Encode(f)
 }
 
-// changeForwards serves POST /v1/forwards.
+// changeForwards serves POST /v1/forwards. The query "firewall" asks for its report.
 func (s *Server) changeForwards(w http.ResponseWriter, r *http.Request) {
+	if why := onlyReads(r); why != "" {
+		text(w, http.StatusForbidden, why)
+		return
+	}
 	var q forwards.Request
 	dec := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxBody))
 	dec.DisallowUnknownFields() // a newer client must not have half of its request carried out
@@ -90,21 +111,37 @@ func (s *Server) changeForwards(w http.ResponseWriter, r *http.Request) {
 	if q.Op == forwards.Expose {
 		match := rules.Match{Protocol: q.Protocol, Ports: []rules.PortRange{{First: q.Port, Last: q.Port}}, Guest: q.Guest}
 		change.Open, change.Always = openTo(s.o.Provider.List().Publications, match, localAddresses())
+		if r.URL.Query().Has("firewall") {
+			change.Firewall = s.firewall(r.Context(), q, slices.Concat(change.Open, change.Always))
+		}
 	}
 	_ = json.NewEncoder(w).Encode(change)
 }
 
+// forwards returns the rules, with the state of the ports that they name.
 func (s *Server) forwards() (Forwards, error) {
-	list, err := s.o.Forwards.List()
+	return forwardsOf(s.o.Forwards, s.o.Provider.List().Publications)
+}
+
+func forwardsOf(store *forwards.Store, ports []Publication) (Forwards, error) {
+	f := Forwards{Generation: store.Generation(), File: store.Path(), Rules: []ForwardRule{}}
+	list, err := store.List()
 	if err != nil {
 		return Forwards{}, err
 	}
-	f := Forwards{File: s.o.Forwards.Path(), Rules: []ForwardRule{}}
-	ports := s.o.Provider.List().Publications
 	for _, r := range list {
 		f.Rules = append(f.Rules, describeRule(r, ports))
 	}
 	return f, nil
+}
+
+// firewall returns what the firewall does with what a request opened at these addresses,
+// nil for none.
+func (s *Server) firewall(ctx context.Context, q forwards.Request, open []netip.AddrPort) *FirewallReport {
+	if s.o.Firewall == nil || len(open) == 0 {
+		return nil
+	}
+	return s.o.Firewall(ctx, q.Protocol, open[0], time.Duration(q.Seconds)*time.Second)
 }
 
 // exposedWithin is how long a host may take to open what was exposed.
@@ -181,6 +218,9 @@ func describeRule(r rules.Rule, ports []Publication) ForwardRule {
 	f := ForwardRule{
 		Name: r.Name, Action: "allow", HostPort: r.HostPort.String(), HostAddress: r.HostAddress.String(), Guest: r.Match.Guest,
 		HostAddresses: []netip.AddrPort{},
+	}
+	if q, ok := forwards.Undo(r); ok {
+		f.Undo = &q
 	}
 	if r.Deny {
 		f.Action, f.State = "deny", port.Denied.String()

@@ -8,6 +8,7 @@ import (
 	"crypto/subtle"
 	"encoding/base64"
 	"log/slog"
+	"mime"
 	"net"
 	"net/http"
 	"net/netip"
@@ -24,19 +25,28 @@ func newToken() string {
 	return base64.RawURLEncoding.EncodeToString(b)
 }
 
-// PageToken returns the token of the page on TCP. It stays the same over restarts, so that an
-// open page works on: it derives from a secret in a file beside that of the link's token,
-// which is made at the first start. Without such a file each start has a new token.
-func PageToken(log *slog.Logger, linkToken string) string {
+// PageTokens are the tokens of the page on TCP.
+type PageTokens struct {
+	Read   string // shows everything and changes nothing
+	Change string // changes what is forwarded, too
+}
+
+func newTokens() PageTokens { return PageTokens{Read: newToken(), Change: newToken()} }
+
+// LoadPageTokens returns the tokens of the page on TCP. They stay the same over restarts, so
+// that an open page works on: they derive from a secret in a file beside that of the link's
+// token, which is made at the first start. Without such a file each start has new ones.
+func LoadPageTokens(log *slog.Logger, linkToken string) PageTokens {
 	if linkToken == "" {
-		return newToken()
+		return newTokens()
 	}
 	secret, err := link.LoadOrCreateToken(filepath.Join(filepath.Dir(linkToken), "page-token"))
 	if err != nil {
-		log.Warn("cannot persist the page token; using a new one at each start", "err", err)
-		return newToken()
+		log.Warn("cannot persist the page tokens; using new ones at each start", "err", err)
+		return newTokens()
 	}
-	return secret.Derive("page")
+	// "page" is that of versions whose page only reads: who has such a URL gets no more by an update.
+	return PageTokens{Read: secret.Derive("page"), Change: secret.Derive("page-changes")}
 }
 
 // guard refuses requests that a foreign web page could make a browser send: with a
@@ -85,18 +95,68 @@ func ourName(host string) bool {
 // clientHost is the Host header of Client and of the documented curl commands.
 const clientHost = "fairlead"
 
-// withToken requires the token in an Authorization header. It is not a cookie, because
+// withToken requires a token in an Authorization header. It is not a cookie, because
 // a browser sends cookies to every port of a host, and other ports of this host may
 // belong to other users.
-func withToken(token string, next http.Handler) http.Handler {
-	want := sha256.Sum256([]byte("Bearer " + token))
+func withToken(t PageTokens, next http.Handler) http.Handler {
+	read, change := sha256.Sum256([]byte("Bearer "+t.Read)), sha256.Sum256([]byte("Bearer "+t.Change))
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		got := sha256.Sum256([]byte(r.Header.Get("Authorization")))
-		if subtle.ConstantTimeCompare(got[:], want[:]) != 1 {
+		reads, changes := subtle.ConstantTimeCompare(got[:], read[:]), subtle.ConstantTimeCompare(got[:], change[:])
+		switch {
+		case reads|changes != 1:
 			w.Header().Set("WWW-Authenticate", "Bearer")
 			text(w, http.StatusUnauthorized, "missing or wrong token: `fairlead web` prints the URL with the token")
+			return
+		case changes != 1:
+			r.Header.Set(readOnlyHeader, "the token in its address is one that only reads")
+		}
+		next.ServeHTTP(w, r)
+	})
+}
+
+// readOnlyHeader is in requests that may change nothing, with the reason. Who sends it gives
+// up a right.
+const readOnlyHeader = "Fairlead-Read-Only"
+
+// onlyReads returns why a request may change nothing, or "" if it may.
+func onlyReads(r *http.Request) string {
+	if why := r.Header.Get(readOnlyHeader); why != "" {
+		return "this page changes nothing: " + why + "; `fairlead web` prints the address of one that does"
+	}
+	return ""
+}
+
+// tunnelled lets browsers that come through a tunnel to the control socket, and so without
+// a token, only read: a page of whoever can connect to the tunnel is none of its user's.
+// Browsers say at least one of these since 2023, and the command line none.
+func tunnelled(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Header.Get("Origin") != "" || r.Header.Get("Sec-Fetch-Site") != "" {
+			r.Header.Set(readOnlyHeader, "it was opened without a token")
+		}
+		next.ServeHTTP(w, r)
+	})
+}
+
+// jsonOnly refuses bodies that a form of another page could send.
+func jsonOnly(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if !isJSON(r) {
+			text(w, http.StatusUnsupportedMediaType, "want Content-Type: application/json")
 			return
 		}
 		next.ServeHTTP(w, r)
 	})
+}
+
+// isJSON reports whether the body is said to be JSON, which pages of other origins cannot
+// say without asking first. Of our own command line older versions say nothing.
+func isJSON(r *http.Request) bool {
+	said := r.Header.Values("Content-Type")
+	if len(said) == 0 {
+		return r.Header.Get("Authorization") == "" && r.Header.Get("Origin") == "" && r.Header.Get("Sec-Fetch-Site") == ""
+	}
+	kind, _, err := mime.ParseMediaType(said[0])
+	return err == nil && len(said) == 1 && kind == "application/json"
 }

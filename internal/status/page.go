@@ -4,6 +4,7 @@ package status
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"embed"
@@ -72,12 +73,14 @@ func contentType(name string) string {
 	return "application/octet-stream"
 }
 
-// WebAddress is the response of /v1/web.
+// WebAddress is the response of /v1/web. Its URLs have a token, and are empty if the page
+// is not served on TCP.
 type WebAddress struct {
-	URL string `json:"url"`
+	URL      string `json:"url"`
+	ReadOnly string `json:"readOnly"` // of a page that changes nothing
 }
 
-// webRoutes are the routes that the page needs. They change nothing.
+// webRoutes are the routes that the page needs. They change nothing but what is forwarded.
 func (s *Server) webRoutes(mux *http.ServeMux) {
 	mux.HandleFunc("GET /v1/ports", s.list)
 	mux.HandleFunc("GET /v1/events", s.events)
@@ -85,31 +88,47 @@ func (s *Server) webRoutes(mux *http.ServeMux) {
 		mux.HandleFunc("GET /v1/explain", s.explain)
 		mux.HandleFunc("POST /v1/explain", s.explain)
 	}
+	if s.o.Names != nil {
+		mux.HandleFunc("GET /v1/names", s.names)
+	}
+	if s.o.Forwards != nil {
+		mux.HandleFunc("GET /v1/forwards", s.listForwards)
+		mux.Handle("POST /v1/forwards", jsonOnly(http.HandlerFunc(s.changeForwards)))
+	}
 }
 
 // ServeWeb serves the page on l, which must listen on a loopback address and is closed
-// when ctx ends. Data needs the token in WebURL: every program of the machine can
+// when ctx ends. Data needs a token of WebAddress: every program of the machine can
 // connect to a loopback port, and with a relay such as WSL's those of another machine.
 func (s *Server) ServeWeb(ctx context.Context, l net.Listener) error {
 	api := http.NewServeMux()
 	s.webRoutes(api)
 	mux := http.NewServeMux()
 	pageRoutes(mux)
-	mux.Handle("/v1/", withToken(s.token, api))
-	s.webURL.Store(fmt.Sprintf("http://%s/#token=%s", l.Addr(), s.token))
-	defer s.webURL.Store("")
+	mux.Handle("/v1/", withToken(s.tokens, api))
+	url := func(token string) string { return fmt.Sprintf("http://%s/#token=%s", l.Addr(), token) }
+	s.web.Store(WebAddress{URL: url(s.tokens.Change), ReadOnly: url(s.tokens.Read)})
+	defer s.web.Store(WebAddress{})
 	return s.serve(ctx, l, guard(mux))
 }
 
-// web returns the page's URL to users of the control socket.
-func (s *Server) web(w http.ResponseWriter, _ *http.Request) {
-	url, _ := s.webURL.Load().(string)
+// webAddress returns the page's URLs to users of the control socket.
+func (s *Server) webAddress(w http.ResponseWriter, _ *http.Request) {
+	a, _ := s.web.Load().(WebAddress)
 	w.Header().Set("Content-Type", "application/json")
-	_ = json.NewEncoder(w).Encode(WebAddress{url})
+	_ = json.NewEncoder(w).Encode(a)
 }
 
-// WebURL returns the page's URL with its token, or "" if it is not served on TCP.
-func (c *Client) WebURL(ctx context.Context) (string, error) {
+// WebAddress returns where the page is. That of an older version changes nothing.
+func (c *Client) WebAddress(ctx context.Context) (WebAddress, error) {
 	a, err := ask[WebAddress](ctx, c, http.MethodGet, "/v1/web", nil, 0)
+	a.ReadOnly = cmp.Or(a.ReadOnly, a.URL)
+	return a, err
+}
+
+// WebURL returns the page's URL with the token of one that changes what is forwarded, or ""
+// if it is not served on TCP.
+func (c *Client) WebURL(ctx context.Context) (string, error) {
+	a, err := c.WebAddress(ctx)
 	return a.URL, err
 }

@@ -17,6 +17,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/fairlead/fairlead/internal/forwards"
 	"github.com/fairlead/fairlead/internal/loglevel"
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/schedule"
@@ -166,15 +167,162 @@ func TestPageNeedsToken(t *testing.T) {
 	}
 }
 
-func TestPageOnTCPChangesNothing(t *testing.T) {
+func TestPageOnTCPChangesForwardsAlone(t *testing.T) {
 	s, c := servePage(t), plain(t)
 	for _, method := range []string{http.MethodPut, http.MethodPost, http.MethodDelete, http.MethodPatch} {
-		for _, path := range []string{"/v1/loglevel", "/v1/loglevels", "/v1/guestlevel", "/v1/forwards", "/v1/ports", "/v1/web"} {
+		for _, path := range []string{"/v1/loglevel", "/v1/loglevels", "/v1/guestlevel", "/v1/forwards", "/v1/ports", "/v1/names", "/v1/web"} {
+			if path == "/v1/forwards" && method == http.MethodPost {
+				continue // TestForgedChangesAreRefused
+			}
 			resp, _ := request(t, c, method, s.base()+path, func(r *http.Request) { r.Header.Set("Authorization", "Bearer "+s.token()) })
 			if resp.StatusCode != http.StatusNotFound && resp.StatusCode != http.StatusMethodNotAllowed {
 				t.Errorf("%s %s: %d", method, path, resp.StatusCode)
 			}
 		}
+	}
+}
+
+// denying is a request that the page or somebody else sends.
+const denying = `{"op":"deny","protocol":"tcp","port":8080}`
+
+// What is forwarded is changed over TCP by who has the token for that, from the page itself,
+// and by nobody else.
+func TestForgedChangesAreRefused(t *testing.T) {
+	s, c := servePage(t), plain(t)
+	page, err := s.client.WebAddress(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, read, _ := strings.Cut(page.ReadOnly, "#token=")
+	base := map[string]string{"Authorization": "Bearer " + s.token(), "Content-Type": "application/json", "Origin": s.base(), "Sec-Fetch-Site": "same-origin"}
+	for _, q := range []struct {
+		name, header, value string
+		want                int
+		says                string
+	}{
+		{"no token", "Authorization", "", 401, "token"},
+		{"wrong token", "Authorization", "Bearer x", 401, "token"},
+		{"token to read", "Authorization", "Bearer " + read, 403, "only reads"},
+		{"another origin", "Origin", "http://127.0.0.1:9", 403, ""}, // also of this machine
+		{"another site", "Sec-Fetch-Site", "cross-site", 403, ""},
+		{"another port of this machine", "Sec-Fetch-Site", "same-site", 403, ""},
+		{"no content type", "Content-Type", "", 415, "application/json"},
+		{"text", "Content-Type", "text/plain", 415, "application/json"},
+		{"a form", "Content-Type", "application/x-www-form-urlencoded", 415, "application/json"},
+		{"a form's file", "Content-Type", "multipart/form-data; boundary=application/json", 415, "application/json"},
+		{"another name of this machine", "Host", "evil.example", 421, ""},
+		{"who gives up the right", readOnlyHeader, "so", 403, "changes nothing"},
+	} {
+		resp, body := request(t, c, http.MethodPost, s.base()+"/v1/forwards", func(r *http.Request) {
+			for k, v := range base {
+				r.Header.Set(k, v)
+			}
+			r.Header.Set(q.header, q.value)
+			if q.value == "" {
+				r.Header.Del(q.header)
+			}
+			if q.header == "Origin" {
+				r.Header.Del("Sec-Fetch-Site") // of a browser that does not send it
+			}
+			if q.header == "Host" {
+				r.Host = q.value
+			}
+			r.Body = io.NopCloser(strings.NewReader(denying))
+		})
+		if resp.StatusCode != q.want || !strings.Contains(body, q.says) {
+			t.Errorf("%s: %d %s, want %d %s", q.name, resp.StatusCode, body, q.want, q.says)
+		}
+	}
+	// Not by a link or an image either, and a GET carries nothing out.
+	resp, body := request(t, c, http.MethodGet, s.base()+"/v1/forwards?op=deny&protocol=tcp&port=8080", func(r *http.Request) { r.Header.Set("Authorization", base["Authorization"]) })
+	if resp.StatusCode != http.StatusOK || !strings.Contains(body, `"rules":[]`) {
+		t.Errorf("GET: %d %s", resp.StatusCode, body)
+	}
+	resp, body = request(t, c, http.MethodPost, s.base()+"/v1/forwards", func(r *http.Request) {
+		for k, v := range base {
+			r.Header.Set(k, v)
+		}
+		r.Body = io.NopCloser(strings.NewReader(denying))
+	})
+	if resp.StatusCode != http.StatusOK || !strings.Contains(body, `"added":["deny 8080/tcp"]`) || !strings.Contains(body, `"undo":{"op":"allow","protocol":"tcp","port":8080}`) {
+		t.Errorf("the page itself: %d %s", resp.StatusCode, body)
+	}
+}
+
+// A browser at a tunnel to the control socket has no token, and changes nothing.
+func TestTunnelledPageChangesNothing(t *testing.T) {
+	s := servePage(t)
+	for header, value := range map[string]string{"Origin": "http://fairlead", "Sec-Fetch-Site": "same-origin"} {
+		resp, body := request(t, s.client.http, http.MethodPost, "http://fairlead/v1/forwards", func(r *http.Request) {
+			r.Header.Set(header, value)
+			r.Header.Set("Content-Type", "application/json")
+			r.Body = io.NopCloser(strings.NewReader(denying))
+		})
+		if resp.StatusCode != http.StatusForbidden || !strings.Contains(body, "without a token; `fairlead web`") {
+			t.Errorf("%s: %d %s", header, resp.StatusCode, body)
+		}
+	}
+	// The command line of an older version does not say what it sends.
+	resp, body := request(t, s.client.http, http.MethodPost, "http://fairlead/v1/forwards", func(r *http.Request) { r.Body = io.NopCloser(strings.NewReader(denying)) })
+	if resp.StatusCode != http.StatusOK {
+		t.Errorf("older command line: %d %s", resp.StatusCode, body)
+	}
+}
+
+// The page is told whether it may change something, and if not, why; and what was changed.
+func TestPageIsToldWhatItMayChange(t *testing.T) {
+	s, c := servePage(t), plain(t)
+	page, err := s.client.WebAddress(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	begin := func(url string) (*bufio.Reader, hello) {
+		base, token, _ := strings.Cut(url, "/#token=")
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, base+"/v1/events", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.Header.Set("Authorization", "Bearer "+token)
+		resp, err := c.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = resp.Body.Close() })
+		var h hello
+		r := bufio.NewReader(resp.Body)
+		if event, data := next(t, r); event != "hello" || json.Unmarshal([]byte(data), &h) != nil {
+			t.Fatalf("%s %s", event, data)
+		}
+		return r, h
+	}
+	if _, h := begin(page.ReadOnly); h.Changes || !strings.Contains(h.Why, "only reads") {
+		t.Errorf("with the token to read: %+v", h)
+	}
+	r, h := begin(page.URL)
+	if !h.Changes || h.Why != "" {
+		t.Errorf("with the token to change: %+v", h)
+	}
+	rules := func() (f Forwards) {
+		for {
+			if event, data := next(t, r); event == "forwards" {
+				if err := json.Unmarshal([]byte(data), &f); err != nil {
+					t.Fatal(err)
+				}
+				return f
+			}
+		}
+	}
+	first := rules()
+	change, err := s.client.ChangeForwards(t.Context(), forwards.Request{Op: forwards.Pause, All: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	second := rules()
+	if len(first.Rules) != 0 || len(second.Rules) != 1 || second.Rules[0].Name != "pause all" || *second.Rules[0].Undo != (forwards.Request{Op: forwards.Resume, All: true}) {
+		t.Errorf("rules %+v, then %+v", first, second)
+	}
+	if second.Generation <= first.Generation || second.Generation != change.Generation {
+		t.Errorf("generations %d, %d; %d of the change", first.Generation, second.Generation, change.Generation)
 	}
 }
 
@@ -293,14 +441,14 @@ func TestEventStream(t *testing.T) {
 	}
 	r := bufio.NewReader(resp.Body)
 	seen := map[string]string{}
-	for len(seen) < 4 { // hello first; then the beat, which is on its own
+	for len(seen) < 5 { // hello first; then the beat, which is on its own
 		event, data := next(t, r)
 		if len(seen) == 0 && event != "hello" {
 			t.Errorf("first event %q", event)
 		}
 		seen[event] = data
 	}
-	if !strings.Contains(seen["hello"], `"role":"agent","name":"guest"`) || !strings.Contains(seen["sources"], `"socket"`) || !strings.Contains(seen["vitals"], `"tcp":3`) || seen["peers"] == "" {
+	if !strings.Contains(seen["hello"], `"role":"agent","name":"guest"`) || !strings.Contains(seen["sources"], `"socket"`) || !strings.Contains(seen["vitals"], `"tcp":3`) || seen["peers"] == "" || !strings.Contains(seen["forwards"], `"rules":[]`) {
 		t.Errorf("began with %v", seen)
 	}
 	rowsNext := func() (got rows) {
@@ -403,7 +551,7 @@ func TestRelay(t *testing.T) {
 		t.Fatal(err)
 	}
 	urls := make(chan string, 1)
-	run(t, func(ctx context.Context) { _ = Relay(ctx, s.client, l, func(url string) { urls <- url }) })
+	run(t, func(ctx context.Context) { _ = Relay(ctx, s.client, l, false, func(url string) { urls <- url }) })
 	r := served{url: <-urls}
 	if r.token() == s.token() {
 		t.Error("the relay's token is the server's")
@@ -418,10 +566,44 @@ func TestRelay(t *testing.T) {
 	if resp, body := request(t, c, http.MethodGet, r.base()+"/v1/ports", auth); resp.StatusCode != http.StatusOK || !strings.Contains(body, `"socket"`) {
 		t.Errorf("with token: %d %s", resp.StatusCode, body)
 	}
-	for _, path := range []string{"/v1/loglevel", "/v1/loglevels", "/v1/guestlevel", "/v1/forwards", "/v1/web", "/metrics"} {
+	for _, path := range []string{"/v1/loglevel", "/v1/loglevels", "/v1/guestlevel", "/v1/web", "/metrics"} {
 		if resp, _ := request(t, c, http.MethodGet, r.base()+path, auth); resp.StatusCode != http.StatusNotFound {
 			t.Errorf("%s: %d, want what the page does not need to be out of reach", path, resp.StatusCode)
 		}
+	}
+	deny := func(r2 *http.Request) {
+		auth(r2)
+		r2.Header.Set("Content-Type", "application/json")
+		r2.Header.Set("Origin", r.base())
+		r2.Header.Set("Sec-Fetch-Site", "same-origin")
+		r2.Body = io.NopCloser(strings.NewReader(denying))
+	}
+	if resp, body := request(t, c, http.MethodPost, r.base()+"/v1/forwards", deny); resp.StatusCode != http.StatusOK || !strings.Contains(body, "deny 8080/tcp") {
+		t.Errorf("change: %d %s", resp.StatusCode, body)
+	}
+	foreign := func(r2 *http.Request) { deny(r2); r2.Header.Set("Sec-Fetch-Site", "cross-site") }
+	if resp, _ := request(t, c, http.MethodPost, r.base()+"/v1/forwards", foreign); resp.StatusCode != http.StatusForbidden {
+		t.Errorf("change from elsewhere: %d", resp.StatusCode)
+	}
+	untyped := func(r2 *http.Request) { deny(r2); r2.Header.Del("Content-Type") }
+	if resp, _ := request(t, c, http.MethodPost, r.base()+"/v1/forwards", untyped); resp.StatusCode != http.StatusUnsupportedMediaType {
+		t.Errorf("change without a content type: %d", resp.StatusCode)
+	}
+	readOnly, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	run(t, func(ctx context.Context) { _ = Relay(ctx, s.client, readOnly, true, func(url string) { urls <- url }) })
+	r.url = <-urls
+	if resp, body := request(t, c, http.MethodPost, r.base()+"/v1/forwards", deny); resp.StatusCode != http.StatusForbidden || !strings.Contains(body, "only reads") {
+		t.Errorf("change where the page only reads: %d %s", resp.StatusCode, body)
+	}
+	stripped := func(r2 *http.Request) { deny(r2); r2.Header.Set("Connection", readOnlyHeader) }
+	if resp, body := request(t, c, http.MethodPost, r.base()+"/v1/forwards", stripped); resp.StatusCode != http.StatusForbidden {
+		t.Errorf("change with what says so taken off: %d %s", resp.StatusCode, body)
+	}
+	if resp, body := request(t, c, http.MethodGet, r.base()+"/v1/ports", auth); resp.StatusCode != http.StatusOK {
+		t.Errorf("read where the page only reads: %d %s", resp.StatusCode, body)
 	}
 	// Events come through as they happen, and end with their reader.
 	ctx, cancel := context.WithCancel(t.Context())

@@ -51,12 +51,14 @@ type Options struct {
 	Rules func() *rules.Set
 	// Forwards changes the rules that are added at run time; nil leaves /v1/forwards out.
 	Forwards *forwards.Store
+	// Firewall asks that of this system; nil leaves its report out.
+	Firewall Firewall
 	// Names returns the names of ports; nil leaves /v1/names out.
 	Names func() names.Report
 	// Settings returns the configuration in effect; nil leaves /v1/config out.
 	Settings func() []config.Setting
-	// Token is that of the page on TCP. If it is empty, a new one is made.
-	Token string
+	// Tokens are those of the page on TCP. If they are empty, new ones are made.
+	Tokens PageTokens
 	// Trace reports flows; nil leaves /v1/trace out.
 	Trace *trace.Hub
 	// Served is notified when a connection became idle or ended. It may be nil.
@@ -68,8 +70,8 @@ type Server struct {
 	o       Options
 	watches chan struct{}
 	hello   hello
-	token   string       // of the page on TCP
-	webURL  atomic.Value // string: the page's URL
+	tokens  PageTokens   // of the page on TCP
+	web     atomic.Value // WebAddress: where the page is
 }
 
 // NewServer returns a server. It starts nothing.
@@ -78,8 +80,8 @@ func NewServer(o Options) *Server {
 		o.MaxWatches = 64
 	}
 	return &Server{
-		o: o, watches: make(chan struct{}, o.MaxWatches), token: cmp.Or(o.Token, newToken()),
-		hello: hello{Role: o.Role, Name: o.Name, Version: version.String(), Explains: o.Explainer != nil},
+		o: o, watches: make(chan struct{}, o.MaxWatches), tokens: cmp.Or(o.Tokens, newTokens()),
+		hello: hello{Role: o.Role, Name: o.Name, Version: version.String(), Explains: o.Explainer != nil, Names: o.Names != nil},
 	}
 }
 
@@ -109,7 +111,7 @@ func (s *Server) Serve(ctx context.Context, l net.Listener, control bool) error 
 		defer s.o.Level.Stop()
 	}
 	pageRoutes(mux)
-	return s.serve(ctx, l, guard(mux))
+	return s.serve(ctx, l, guard(tunnelled(mux)))
 }
 
 func (s *Server) serve(ctx context.Context, l net.Listener, h http.Handler) error {
@@ -150,22 +152,15 @@ func (s *Server) routes(mux *http.ServeMux, control bool) {
 	}
 	s.webRoutes(mux)
 	mux.HandleFunc("GET /v1/watch", s.watch)
-	mux.HandleFunc("GET /v1/web", s.web)
+	mux.HandleFunc("GET /v1/web", s.webAddress)
 	if s.o.Trace != nil {
 		mux.HandleFunc("GET /v1/trace", s.trace)
-	}
-	if s.o.Names != nil {
-		mux.HandleFunc("GET /v1/names", s.names)
 	}
 	if s.o.Settings != nil {
 		mux.HandleFunc("GET /v1/config", s.showSettings)
 	}
 	if s.o.Rules != nil {
 		mux.HandleFunc("POST /v1/rules", s.testRules)
-	}
-	if s.o.Forwards != nil {
-		mux.HandleFunc("GET /v1/forwards", s.listForwards)
-		mux.HandleFunc("POST /v1/forwards", s.changeForwards)
 	}
 	if s.o.Examiner != nil {
 		mux.HandleFunc("GET /v1/doctor", s.examine)

@@ -165,15 +165,15 @@ func TestUnpublishedRowIsAnotherRow(t *testing.T) {
 
 func TestPageTokenSurvivesRestart(t *testing.T) {
 	log, file := slog.New(slog.DiscardHandler), filepath.Join(t.TempDir(), "state", "token")
-	first := PageToken(log, file)
-	if again := PageToken(log, file); again != first || len(first) < 40 {
-		t.Errorf("%d bytes, the same: %v", len(first), again == first)
+	first := LoadPageTokens(log, file)
+	if again := LoadPageTokens(log, file); again != first || len(first.Read) < 40 || len(first.Change) < 40 || first.Read == first.Change {
+		t.Errorf("%d and %d bytes, the same: %v", len(first.Read), len(first.Change), again == first)
 	}
-	if a, b := PageToken(log, ""), PageToken(log, ""); a == b {
-		t.Error("without a file the token is always the same")
+	if a, b := LoadPageTokens(log, ""), LoadPageTokens(log, ""); a.Read == b.Read || a.Change == b.Change || a.Read == a.Change {
+		t.Error("without a file the tokens are always the same")
 	}
 	b, err := os.ReadFile(filepath.Join(filepath.Dir(file), "page-token"))
-	if err != nil || strings.Contains(string(b), first) {
-		t.Errorf("the file has the token itself, %v", err)
+	if err != nil || strings.Contains(string(b), first.Read) || strings.Contains(string(b), first.Change) {
+		t.Errorf("the file has a token itself, %v", err)
 	}
 }

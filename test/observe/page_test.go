@@ -25,7 +25,7 @@ import (
 
 // What a person sees in the table.
 const (
-	rowOf   = `[...document.querySelectorAll('#ports tbody tr')].find((tr) => tr.querySelector('.port b').textContent === '%s')`
+	rowOf   = `[...document.querySelectorAll('#ports tbody tr[data-key]')].find((tr) => tr.querySelector('.port b').textContent === '%s')`
 	rowText = `(` + rowOf + `?.innerText ?? '').replace(/\s+/g, ' ').trim()`
 	portsIn = `[...document.querySelectorAll('#ports tbody tr:not([data-mark="gone"]) .port b')].map((b) => b.textContent).join(' ')`
 	live    = `document.getElementById('connection').dataset.state`

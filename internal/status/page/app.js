@@ -4,6 +4,10 @@ import { events, hasToken, takeToken, Refused } from './stream.js';
 import { Latency, Flows } from './charts.js';
 import { Table } from './table.js';
 import * as detail from './detail.js';
+import * as actions from './actions.js';
+import * as added from './added.js';
+import * as changes from './changes.js';
+import * as names from './names.js';
 
 const $ = (id) => document.getElementById(id);
 const search = $('search');
@@ -14,7 +18,7 @@ const flows = new Flows($('flows'));
 let ahead = 0;
 const now = () => Date.now() + ahead;
 
-const table = new Table($('ports'), { more: $('more'), empty: $('empty'), onChange: changed, onOpen: open });
+const table = new Table($('ports'), { more: $('more'), empty: $('empty'), onChange: changed, onOpen: open, headOf });
 
 // Drawing: at most once per frame.
 let due = false;
@@ -29,6 +33,8 @@ function draw() {
   const rows = table.draw(now());
   const counts = table.counts();
   drawFilters(counts);
+  added.draw([...table.rows.values()].filter((r) => !r.gone).map((r) => r.p));
+  actions.draw();
   const shown = rows.filter((r) => !r.gone).length;
   $('count').textContent = shown === counts.all ? `${counts.all} ${counts.all === 1 ? 'port' : 'ports'}` : `${shown} of ${counts.all}`;
   document.title = `${counts.all} · fairlead`;
@@ -45,6 +51,8 @@ function drawFilters(counts) {
     return { name, n, off, value, kind, label };
   };
   const chips = [...states.map((s) => chip('state', s)), ...['tcp', 'udp'].map((p) => chip('protocol', p))];
+  const kinds = owners.filter((k) => counts.owner[k] > 0 || table.hiddenBy.has(`owner:${k}`));
+  if (kinds.length > 1) chips.push(...kinds.map((k) => chip('owner', k, k === 'unknown' ? 'no owner' : k)));
   if (guests.size > 1) chips.push(...[...guests].map(([guest, title]) => chip('guest', guest, clean(title))));
   if (counts.published.no > 0 || document.body.dataset.role === 'host') chips.push(chip('published', 'no', 'not published'));
   const box = $('filters');
@@ -65,13 +73,35 @@ function drawFilters(counts) {
   });
 }
 
+const owners = ['container', 'service', 'process', 'unknown'];
+
+// headOf makes the button of a group: pause or resume all ports of its owner.
+function headOf(button, p) {
+  const target = changes.may.change && !p.unpublished ? changes.ownerRequest(p) : null;
+  const rule = target === null ? undefined : changes.paused(target);
+  button.hidden = target === null;
+  button.textContent = rule ? 'Resume' : 'Pause';
+  button.title = target === null ? '' : `All ports of owners that are called ${target.owner}`;
+  changes.pressed(button, () => added.run(rule ? rule.undo : { op: 'pause', ...target }));
+}
+
+actions.onChange(changed);
+added.onChange(changed);
+
+const group = $('group');
+group.onclick = () => {
+  table.grouped = !table.grouped;
+  group.ariaPressed = String(table.grouped);
+  changed();
+};
+
 function toggle(name) {
   if (!table.hiddenBy.delete(name)) table.hiddenBy.add(name);
   changed();
 }
 
 function only(kind, value) {
-  const values = { state: states, protocol: ['tcp', 'udp'], guest: [...guests.keys()], published: ['no'] };
+  const values = { state: states, protocol: ['tcp', 'udp'], guest: [...guests.keys()], owner: owners, published: ['no'] };
   for (const other of values[kind]) {
     if (other === value) table.hiddenBy.delete(`${kind}:${other}`);
     else table.hiddenBy.add(`${kind}:${other}`);
@@ -97,6 +127,7 @@ function showDetail(row) {
 document.addEventListener('keydown', (e) => {
   if (e.ctrlKey || e.metaKey || e.altKey || document.querySelector('dialog[open]')) return;
   const typing = e.target === search;
+  if (!typing && e.target.matches('input, select') && e.key !== 'Escape') return; // a field of an action
   if (typing && !['Escape', 'ArrowDown', 'Enter'].includes(e.key)) return;
   const act = keys[e.key];
   if (act === undefined || (e.key === 'Enter' && e.target.closest('button, a, summary'))) return;
@@ -175,9 +206,12 @@ function drawPeers() {
 
 // Events of the server.
 const handlers = {
-  hello({ role, name, version, explains }) {
+  hello(hello) {
+    const { role, name, version, explains } = hello;
     document.body.dataset.role = role;
-    detail.can.explain = explains;
+    changes.begin(hello);
+    Object.assign(detail.can, { explain: explains, names: hello.names });
+    if (hello.names) names.show();
     $('machine').textContent = clean(name);
     $('version').textContent = `${role} ${clean(version)}`;
     flows.reset();
@@ -186,6 +220,10 @@ const handlers = {
     if (document.body.dataset.role === 'host') table.name(list);
     peers = list;
     drawPeers();
+  },
+  forwards(list) {
+    changes.take(list);
+    changed();
   },
   sources(list) {
     if (document.body.dataset.role === 'host') { // these are the guests
@@ -262,7 +300,7 @@ function leave() {
 }
 
 document.addEventListener('visibilitychange', () => { if (document.hidden) leave(); else follow(); });
-addEventListener('resize', () => { latency.draw(now()); flows.draw(now()); });
+addEventListener('resize', () => { if (table.grouped) changed(); latency.draw(now()); flows.draw(now()); });
 
 function fromHash() {
   if (!takeToken(location.hash)) return false;

@@ -2,15 +2,23 @@
 // The detail of one port: why it is, or is not, reachable.
 import { el, clean, lines, age, joined, ownerName, hostAddresses, keyOf, guests } from './format.js';
 import { ask } from './stream.js';
+import { nameOf } from './names.js';
+import * as actions from './actions.js';
 
 const box = document.getElementById('detail');
+const title = el('h2');
+const badge = el('span', { class: 'badge' });
+const content = el('div');
+box.append(
+  el('header', {}, title, badge, el('button', { class: 'icon close', type: 'button', title: 'Close (Esc)', 'aria-label': 'Close', onclick: close }, '×')),
+  actions.box, content);
 
 let shown = null; // {key, p, gone, report}
 let question = 0; // the latest query; answers to older ones are dropped
 let later = 0;
 
 // Features of the server.
-export const can = { explain: false };
+export const can = { explain: false, names: false };
 
 export function openKey() { return shown?.key ?? null; }
 
@@ -19,13 +27,13 @@ export function show(p, { now, gone = null, onClose }) {
   const key = keyOf(p);
   const same = shown?.key === key;
   const changed = !same || JSON.stringify(shown.p) !== JSON.stringify(p) || shown.gone !== gone;
-  shown = { key, p, gone, onClose, now, report: same ? shown.report : null };
+  shown = { key, p, gone, onClose, now, report: same ? shown.report : null, name: same ? shown.name : null };
   if (!changed) return;
   draw();
   box.hidden = false;
   document.body.dataset.detail = 'open';
   clearTimeout(later);
-  later = setTimeout(explain, same ? 300 : 0);
+  later = setTimeout(() => { explain(); name(); }, same ? 300 : 0);
 }
 
 export function close() {
@@ -35,7 +43,7 @@ export function close() {
   question++;
   shown = null;
   box.hidden = true;
-  box.replaceChildren();
+  content.replaceChildren();
   delete document.body.dataset.detail;
   onClose?.();
 }
@@ -57,14 +65,24 @@ async function explain(method = 'GET') {
   draw();
 }
 
+// name asks by which name the port is reachable, where names are served.
+async function name() {
+  if (shown === null || !can.names) return;
+  const { key, p } = shown;
+  const found = await nameOf(p);
+  if (shown?.key !== key || shown.name === found) return;
+  shown.name = found;
+  draw();
+}
+
 function draw() {
   const { p, gone } = shown;
   const state = gone ? 'gone' : p.state;
-  box.replaceChildren(
-    el('header', {},
-      el('h2', {}, `${p.port}`, el('span', { class: 'proto' }, p.protocol)),
-      el('span', { class: 'badge', 'data-state': state }, state),
-      el('button', { class: 'icon close', type: 'button', title: 'Close (Esc)', 'aria-label': 'Close', onclick: close }, '×')),
+  title.replaceChildren(`${p.port}`, el('span', { class: 'proto' }, p.protocol));
+  badge.dataset.state = state;
+  badge.textContent = state;
+  actions.show(p, Boolean(gone));
+  content.replaceChildren(
     why(),
     facts(),
     el('details', {}, el('summary', {}, 'As JSON'), el('pre', { tabIndex: 0 }, lines(JSON.stringify(p, null, 2)))),
@@ -111,6 +129,7 @@ function facts() {
   const fact = (name, ...value) => list.append(el('dt', {}, name), el('dd', {}, ...value));
   const at = hostAddresses(p);
   if (at.length > 0) fact('On the host', ...at.map((a) => el('div', {}, address(p, a), copyButton(a))));
+  if (shown.name) fact('Name', el('a', { href: shown.name, target: '_blank', rel: 'noopener noreferrer' }, clean(shown.name)));
   fact('In the guest', el('code', {}, joined(p.address, p.port)), p.dualStack ? ' and IPv4' : null);
   if (p.guest) fact('Guest', clean(guests.get(p.guest) ?? p.guest));
   if (p.dialTarget) fact('Dialled', el('code', {}, p.dialTarget));
@@ -128,7 +147,7 @@ function facts() {
 // address is a link if a browser may be able to open it.
 export function address(p, a) {
   if (p.protocol !== 'tcp' || p.state !== 'active') return el('code', {}, clean(a));
-  return el('a', { href: `http://${encodeURI(a)}/`, target: '_blank', rel: 'noopener noreferrer' }, clean(a));
+  return el('a', { href: actions.urlAt(p, a), target: '_blank', rel: 'noopener noreferrer' }, clean(a));
 }
 
 function copyButton(a) {

@@ -18,9 +18,13 @@ export class Table {
 
   #table; #body; #more; #empty; #limit = step; #incoming = null; #loaded = false;
   #sort = { by: 'port', down: false };
+  grouped = false; // by owner
+  #heads = new Map(); // rows that begin a group, by its key
   #changed;
 
-  constructor(table, { more, empty, onChange, onOpen }) {
+  // headOf makes what stands beside the name of a group, of one of its rows.
+  constructor(table, { more, empty, onChange, onOpen, headOf }) {
+    this.headOf = headOf;
     this.#table = table;
     this.#body = table.tBodies[0];
     this.#more = more;
@@ -32,9 +36,9 @@ export class Table {
       th.querySelector('button').onclick = () => this.#sortBy(th);
     }
     this.#body.onclick = (e) => {
-      if (e.target.closest('a')) return;
+      if (e.target.closest('a, button')) return;
       const tr = e.target.closest('tr');
-      if (tr) onOpen(tr.dataset.key, false);
+      if (tr?.dataset.key !== undefined) onOpen(tr.dataset.key, false);
     };
   }
 
@@ -107,7 +111,7 @@ export class Table {
   }
 
   counts() {
-    const counts = { state: {}, protocol: {}, guest: {}, published: { no: 0 }, all: 0 };
+    const counts = { state: {}, protocol: {}, guest: {}, owner: {}, published: { no: 0 }, all: 0 };
     for (const { p, gone } of this.rows.values()) {
       if (gone) continue;
       if (p.unpublished) {
@@ -116,6 +120,7 @@ export class Table {
         continue;
       }
       counts.all++;
+      counts.owner[p.owner.kind] = (counts.owner[p.owner.kind] ?? 0) + 1;
       counts.guest[p.guest] = (counts.guest[p.guest] ?? 0) + 1;
       counts.state[p.state] = (counts.state[p.state] ?? 0) + 1;
       counts.protocol[p.protocol] = (counts.protocol[p.protocol] ?? 0) + 1;
@@ -127,11 +132,11 @@ export class Table {
     const words = this.query.toLowerCase().split(/\s+/).filter(Boolean);
     const rows = [...this.rows.values()].filter(({ p, text }) =>
       !this.hiddenBy.has(p.unpublished ? unpublished : `state:${p.state}`) && !this.hiddenBy.has(`protocol:${p.protocol}`)
-      && !this.hiddenBy.has(`guest:${p.guest}`)
+      && !this.hiddenBy.has(`guest:${p.guest}`) && !this.hiddenBy.has(`owner:${p.owner.kind}`)
       && words.every((w) => text.includes(w)));
     const { by, down } = this.#sort;
     const order = orders[by];
-    rows.sort((a, b) => (down ? -1 : 1) * order(a.p, b.p) || orders.port(a.p, b.p));
+    rows.sort((a, b) => (this.grouped ? compareGroups(a.p, b.p) : 0) || (down ? -1 : 1) * order(a.p, b.p) || orders.port(a.p, b.p));
     return rows;
   }
 
@@ -141,10 +146,22 @@ export class Table {
     const shown = rows.slice(0, this.#limit);
     const keep = new Set(shown);
     for (const row of this.rows.values()) if (row.tr && !keep.has(row)) { row.tr.remove(); row.tr = row.drawn = null; }
-    for (const tr of [...this.#body.rows]) if (this.rows.get(tr.dataset.key)?.tr !== tr) tr.remove();
+    for (const tr of [...this.#body.rows]) if (tr.dataset.group === undefined && this.rows.get(tr.dataset.key)?.tr !== tr) tr.remove();
+    const sizes = new Map();
+    if (this.grouped) for (const { p } of rows) sizes.set(groupOf(p), (sizes.get(groupOf(p)) ?? 0) + 1);
+    for (const [key, tr] of this.#heads) if (!sizes.has(key)) { tr.remove(); this.#heads.delete(key); }
     const first = shown.some((r) => r.key === this.selected) ? this.selected : shown[0]?.key;
     let at = this.#body.firstElementChild;
+    const place = (tr) => {
+      if (tr === at) at = at.nextElementSibling;
+      else this.#body.insertBefore(tr, at);
+    };
+    let group = null;
     for (const row of shown) {
+      if (this.grouped && groupOf(row.p) !== group) {
+        group = groupOf(row.p);
+        place(this.#head(group, row.p, sizes.get(group)));
+      }
       row.tr ??= el('tr', { 'data-key': row.key });
       if (row.drawn !== row.p) this.#fill(row);
       row.tr.tabIndex = row.key === first ? 0 : -1;
@@ -153,13 +170,29 @@ export class Table {
       const cell = row.tr.lastElementChild;
       const text = row.gone ? 'gone' : (row.p.sinceAtLeast ? '> ' : '') + age(now - Date.parse(row.p.since));
       if (cell.textContent !== text) cell.textContent = text;
-      if (row.tr === at) at = at.nextElementSibling;
-      else this.#body.insertBefore(row.tr, at);
+      place(row.tr);
     }
     this.#more.hidden = rows.length <= shown.length;
     this.#more.querySelector('button').textContent = `Show ${Math.min(step, rows.length - shown.length)} more of ${rows.length - shown.length}`;
     this.#sayEmpty(rows.length);
     return rows;
+  }
+
+  // #head makes or updates the row that begins a group of n.
+  #head(key, p, n) {
+    let tr = this.#heads.get(key);
+    if (tr === undefined) {
+      tr = el('tr', { class: 'group', 'data-group': key }, el('th', { scope: 'rowgroup' },
+        ['container', 'service'].includes(p.owner.kind) ? el('span', { class: 'kind' }, p.owner.kind) : null,
+        el('b', {}, groupName(p)), el('span', { class: 'dim' }), el('button', { type: 'button' })));
+      this.#heads.set(key, tr);
+    }
+    tr.firstChild.colSpan = [...this.#table.tHead.rows[0].cells].filter((th) => getComputedStyle(th).display !== 'none').length;
+    const [size, button] = [...tr.firstChild.children].slice(-2);
+    const guest = p.guest && guests.size > 1 ? ` ${clean(guests.get(p.guest) ?? p.guest)}` : '';
+    size.textContent = `${guest} ${n} ${n === 1 ? 'port' : 'ports'}`;
+    this.headOf(button, p);
+    return tr;
   }
 
   #sayEmpty(n) {
@@ -178,7 +211,7 @@ export class Table {
     tr.replaceChildren(
       el('td', { class: 'port' }, el('b', {}, String(p.port)), el('span', { class: 'proto' }, p.protocol)),
       el('td', { class: 'state' }, el('span', { class: 'badge', 'data-state': state, title: clean(p.reason) }, state)),
-      el('td', { class: 'host' },
+      el('td', { class: `host${!row.gone && p.state === 'active' && p.exposedUntil ? ' exposed' : ''}` },
         at.length > 0 ? address(p, at[0]) : null,
         at.length > 1 ? el('span', { class: 'dim', title: at.slice(1).join(' ') }, ` +${at.length - 1}`) : null,
         p.reason !== '' ? el('span', { class: 'reason', title: clean(p.reason) }, clean(said(p.reason, at[0]))) : null),
@@ -219,6 +252,17 @@ export class Table {
 
 // said removes the address at the beginning of a reason.
 function said(reason, at) { return reason.startsWith(`${at} `) ? reason.slice(at.length + 1) : reason; }
+
+// Containers and Services are groups of their own, all others one of their kind. Guests are
+// apart.
+const kinds = ['container', 'service', 'process', 'unknown'];
+const own = ({ owner }) => ['container', 'service'].includes(owner.kind);
+function groupOf(p) { return JSON.stringify([p.owner.kind, own(p) ? [p.owner.namespace, p.owner.name || p.owner.id] : '', p.guest]); }
+function groupName(p) { return own(p) ? ownerName(p.owner) : p.owner.kind === 'process' ? 'Processes' : 'Owner not known'; }
+function compareGroups(a, b) {
+  return kinds.indexOf(a.owner.kind) - kinds.indexOf(b.owner.kind) || (own(a) ? text(ownerName(a.owner), ownerName(b.owner)) : 0)
+    || text(a.guest ?? '', b.guest ?? '') || text(groupOf(a), groupOf(b));
+}
 
 const text = (a, b) => (a === b ? 0 : a === '' ? 1 : b === '' ? -1 : a.localeCompare(b));
 const orders = {

@@ -3,6 +3,7 @@
 package enginetest
 
 import (
+	"encoding/json"
 	"fmt"
 	"net"
 	"net/http"
@@ -12,8 +13,8 @@ import (
 	"time"
 )
 
-// Docker serves the API of a Docker with one container, and returns its socket.
-func Docker(t *testing.T, container string) string {
+// Docker serves the API of a Docker with these containers, and returns its socket.
+func Docker(t *testing.T, containers ...string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "docker.sock")
 	l, err := net.Listen("unix", path)
@@ -32,12 +33,23 @@ func Docker(t *testing.T, container string) string {
 			_ = http.NewResponseController(w).Flush()
 			<-r.Context().Done()
 		case strings.HasSuffix(r.URL.Path, "/containers/json"):
-			_, _ = fmt.Fprintf(w, `[%s]`, container)
+			_, _ = fmt.Fprintf(w, `[%s]`, strings.Join(containers, ","))
 		default:
-			_, _ = fmt.Fprint(w, container)
+			_, _ = fmt.Fprint(w, named(containers, r.URL.Path))
 		}
 	})}
 	go func() { _ = srv.Serve(l) }()
 	t.Cleanup(func() { _ = srv.Close() })
 	return "unix://" + path
+}
+
+// named returns the container whose id a path has, else the first.
+func named(containers []string, path string) string {
+	for _, c := range containers {
+		var it struct{ ID string }
+		if json.Unmarshal([]byte(c), &it) == nil && strings.Contains(path, "/"+it.ID+"/") {
+			return c
+		}
+	}
+	return containers[0]
 }

@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+// The rules that were added at run time, as `fairlead forward ls` lists them.
+import { el, clean } from './format.js';
+import { may, rules, paused, send, pressed, when, Said } from './changes.js';
+
+const panel = document.getElementById('added');
+const list = panel.querySelector('ul');
+const all = document.getElementById('pause-all');
+const said = new Said();
+panel.append(said.done, said.failed);
+
+let changed = () => {};
+
+// onChange is called after a change was made.
+export function onChange(f) { changed = f; }
+
+// run makes a change and tells its result in the panel.
+export async function run(request) {
+  said.tell(await send(request));
+  changed();
+}
+
+pressed(all, () => {
+  const rule = paused({ all: true });
+  run(rule ? rule.undo : { op: 'pause', all: true });
+});
+
+// draw shows the rules, beside the ports that they name.
+export function draw(ports) {
+  all.hidden = !may.change;
+  all.textContent = paused({ all: true }) ? 'Resume all' : 'Pause all';
+  const focused = list.contains(document.activeElement);
+  const had = new Map([...list.children].map((li) => [li.dataset.rule, li]));
+  const next = rules.map((r, i) => {
+    const id = r.name || `rule ${i + 1}`;
+    const li = had.get(id) ?? el('li', { 'data-rule': id }, el('code', {}, clean(id)), el('span', { class: 'dim' }), el('button', { type: 'button' }, 'Undo'));
+    const [, note, button] = li.children;
+    li.dataset.action = r.action;
+    note.textContent = about(r, ports);
+    button.hidden = !may.change || !r.undo;
+    button.ariaLabel = `Undo ${clean(id)}`;
+    button.title = r.undo?.op === 'rm' ? 'Undoes all that was added for this port' : '';
+    pressed(button, () => run(r.undo));
+    return li;
+  });
+  for (const li of had.values()) if (!next.includes(li)) li.remove();
+  next.forEach((li, i) => { if (list.children[i] !== li) list.insertBefore(li, list.children[i] ?? null); });
+  if (focused && !list.contains(document.activeElement)) panel.focus();
+  panel.hidden = rules.length === 0 && said.done.textContent === '' && said.failed.textContent === '';
+  panel.querySelector('h2').hidden = rules.length === 0;
+}
+
+function about({ action, hostPort, undo, until }, ports) {
+  if (!undo) return 'written by hand';
+  const notes = [];
+  if (action === 'allow' && hostPort !== 'same') notes.push(`to host port ${hostPort}`);
+  if (until) notes.push(`open to other machines until ${when(until)}`);
+  const served = () => ports.some((p) => p.port === undo.port && p.protocol === undo.protocol && (!undo.guest || /[*?]/.test(undo.guest) || undo.guest === p.guest));
+  if (action !== 'deny' && undo.port !== undefined && !served()) notes.push('nothing in the guest serves it yet');
+  return notes.join('; ');
+}

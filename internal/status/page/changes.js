@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+// What can be changed from the page: the requests of the command line, with its words.
+import { el, clean, guests } from './format.js';
+import { ask } from './stream.js';
+
+// What this page may do, and the reason if it may change nothing.
+export const may = { change: false, why: '', host: false };
+
+// The rules that were added at run time.
+export let rules = [];
+let generation = -1;
+
+// begin forgets what an earlier run of the server said.
+export function begin({ role, changes, why }) {
+  Object.assign(may, { change: changes === true, why: why ?? '', host: role === 'host' });
+  generation = -1;
+}
+
+// take keeps a list of the server unless a newer one came before it.
+export function take(list) {
+  if (list.generation < generation) return;
+  generation = list.generation;
+  rules = list.rules;
+}
+
+// send asks for a change when earlier ones have been answered. It returns {lines} that say
+// what was done, or {error}.
+export function send(request) {
+  last = last.then(() => post(request));
+  return last;
+}
+
+let last = Promise.resolve();
+
+async function post(request) {
+  let response;
+  let change;
+  try {
+    response = await ask('/v1/forwards?firewall', {
+      method: 'POST', headers: { 'Content-Type': 'application/json' }, body: JSON.stringify(request),
+    });
+    if (!response.ok) return { error: clean((await response.text()).trim()) || `refused with status ${response.status}` };
+    change = await response.json();
+  } catch {
+    return { error: 'no answer: the connection was lost, and the change may have been made' };
+  }
+  take(change);
+  return { lines: said(request, change) };
+}
+
+const made = (change) => change.rules.find((r) => change.added.includes(r.name));
+
+function said(request, change) {
+  if (request.op === 'expose') return exposed(request, change);
+  const lines = change.removed.map((name) => `Removed: ${clean(name)}`);
+  for (const name of change.added) {
+    const r = made(change);
+    const pending = r?.name === name && r.action === 'allow' && r.state === 'pending';
+    lines.push(`Added: ${clean(name)}${pending ? ` (pending: ${clean(r.reason) || 'it is being opened'})` : ''}`);
+  }
+  return lines.length > 0 ? lines : ['Nothing to change.'];
+}
+
+function exposed({ port, protocol }, change) {
+  const r = made(change);
+  if (r === undefined) return ['The rule was removed again meanwhile: try again.'];
+  const [open, always, until] = [change.open ?? [], change.always ?? [], when(r.until)];
+  const lines = [];
+  if (always.length > 0) {
+    lines.push(`${port}/${protocol} is open to other machines without an end, by the configuration or because the agent asks for it: ${always.join(', ')}`);
+  }
+  if (open.length > 0) lines.push(`${port}/${protocol} is open to other machines until ${until}: ${open.join(', ')}`);
+  else if (always.length === 0) {
+    lines.push(`${port}/${protocol} is not open to other machines: ${clean(r.reason) || 'a rule of the configuration, or bind, keeps it on the loopback'}. If that changes, it is, until ${until}.`);
+  }
+  if (change.firewall) lines.push(`Firewall: ${clean(change.firewall.text)}`);
+  if (change.firewall?.command) lines.push(clean(change.firewall.command));
+  return lines;
+}
+
+// when is a time in words, with its day if that is not today.
+export function when(time) {
+  const t = new Date(time);
+  return t.toDateString() === new Date().toDateString() ? t.toLocaleTimeString() : t.toLocaleString();
+}
+
+// of limits a request to a row's guest where there are several.
+export function of(p) { return may.host && guests.size > 1 ? { guest: p.guest } : {}; }
+
+// about returns the rules that name a row's port, and the one that decides it.
+export function about(p) {
+  return rules.filter(({ undo, name }) => {
+    if (!undo) return false;
+    if (undo.port === undefined) return decides(name, p);
+    return undo.port === p.port && undo.protocol === p.protocol && (!undo.guest || undo.guest === p.guest || decides(name, p));
+  });
+}
+
+function decides(name, p) { return p.rule?.endsWith(` (${name})`) || p.reason.endsWith(` (${name})`); }
+
+// ownerRequest selects the ports of a row's owner, or is null where a request cannot name
+// this owner alone: its name is a pattern there.
+export function ownerRequest(p) {
+  const { kind, name } = p.owner;
+  if (!['container', 'service'].includes(kind) || name === '' || /[*?]/.test(name) || name !== clean(name)) return null;
+  return { owner: name, ...of(p) };
+}
+
+// pressed has a button make a change. The second click of a double click is none.
+export function pressed(button, act) { button.onclick = (e) => { if (e.detail < 2) act(); }; }
+
+// paused finds the rule that pauses just what a request selects.
+export function paused(target) {
+  return rules.find(({ undo }) => undo?.op === 'resume' && ['protocol', 'port', 'owner', 'all', 'guest'].every((k) => undo[k] === target[k]));
+}
+
+// Said is where the result of a change is told.
+export class Said {
+  // Two elements, as what is announced at once must not be what is announced in turn.
+  done = el('p', { class: 'said', role: 'status' });
+  failed = el('p', { class: 'failed', role: 'alert' });
+
+  clear() { this.done.replaceChildren(); this.failed.replaceChildren(); }
+
+  tell({ lines, error }) {
+    this.clear();
+    if (error !== undefined) this.failed.append(error);
+    else this.done.append(...lines.map((l) => el('span', {}, l)));
+  }
+}
