@@ -21,6 +21,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/fairlead/fairlead/internal/compact"
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/schedule"
 	"github.com/fairlead/fairlead/internal/table"
@@ -182,6 +183,7 @@ type keeper struct {
 	clock clock
 	log   *slog.Logger
 	seen  map[port.Key]seen
+	peak  compact.Peak // of seen
 
 	dirty  bool
 	failed bool
@@ -238,6 +240,9 @@ func (k *keeper) note(view table.View[port.Key, port.Publication], keys []port.K
 		} else if s, ok := k.seen[key]; !ok || !s.since.Equal(p.Since) {
 			k.seen[key] = seen{p.Since, max(0, int64(boot-now.Sub(p.Since)))}
 		}
+	}
+	if k.peak.Passed(len(k.seen)) {
+		k.seen = compact.Map(k.seen)
 	}
 }
 

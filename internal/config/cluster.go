@@ -37,11 +37,15 @@ func (c Cluster) validate() (key string, err error) {
 	return "", nil
 }
 
-// nodeNames are the names that an object in the API can have.
-var nodeNames = regexp.MustCompile(`^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$`)
+// nodeNames are the names that an object in the API can have, of at most maxDNSName bytes.
+var nodeNames = regexp.MustCompile(`^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$`)
+
+// maxDNSName is the longest name in the DNS, in bytes. Regular expressions do not count
+// so far: they would take 200 KB each.
+const maxDNSName = 253
 
 func nodeName(s string) (string, error) {
-	if s != "" && !nodeNames.MatchString(s) {
+	if s != "" && (len(s) > maxDNSName || !nodeNames.MatchString(s)) {
 		return "", fmt.Errorf("%q: want the name of a Node, of lower-case letters, digits, dots and dashes", s)
 	}
 	return s, nil

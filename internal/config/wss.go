@@ -15,7 +15,8 @@ const networkWSS = "wss"
 
 const wssPort = "443" // of a server that is given without one
 
-var serverName = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?$`)
+// serverName matches the names of servers, of at most maxDNSName bytes.
+var serverName = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?$`)
 
 // parseWSS reads what follows wss:// in a link to dial: HOST[:PORT][/NAME].
 func parseWSS(s, rest string) (Endpoint, error) {
@@ -34,7 +35,7 @@ func parseWSS(s, rest string) (Endpoint, error) {
 	if n, err := strconv.ParseUint(p, 10, 16); err != nil || n == 0 {
 		return Endpoint{}, fmt.Errorf("%q: want a port from 1 to 65535, wss://SERVER:PORT/NAME", s)
 	}
-	if net.ParseIP(host) == nil && !serverName.MatchString(host) {
+	if net.ParseIP(host) == nil && (len(host) > maxDNSName || !serverName.MatchString(host)) {
 		return Endpoint{}, fmt.Errorf("%q: want the name or address of a server, wss://SERVER[:PORT][/NAME]", s)
 	}
 	if name = strings.TrimSuffix(name, "/"); name != "" {

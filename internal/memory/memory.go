@@ -70,15 +70,17 @@ func parse(status []byte) (u Usage, err error) {
 }
 
 // Releaser returns memory to the kernel after the start and after each burst of
-// work. The Go runtime would keep it for minutes. An idle process is not woken.
+// work. The Go runtime would keep it for minutes. An idle process is not woken, and
+// its garbage is not collected before there is some.
 type Releaser struct {
 	Ready  <-chan struct{} // closed when the start is over; nil waits 10 s
 	Forget func()          // drops caches that only the start needed; may be nil
-	// GCPercent is GOGC after the start, 0 to leave it, unless the environment has one. Where
-	// there is little garbage then, collecting it early costs less than the memory that it
-	// would occupy.
+	// GCPercent is GOGC after the start, 0 for the runtime's default. Where there is little
+	// garbage then, collecting it early costs less than the memory that it would occupy. It
+	// also says how much the process may allocate at rest until garbage is collected. If the
+	// environment has GOGC or GOMEMLIMIT, that counts alone.
 	GCPercent int
-	Work      func(ctx context.Context) error // returns after work that may leave garbage, or with ctx's error
+	Work      func(ctx context.Context) error // returns after work that may leave garbage, or when ctx ends
 	// Freed, if not nil, reports whether the work dropped much. Memory is then
 	// released even if the process does not use more than after the last release.
 	Freed func() bool
@@ -89,6 +91,9 @@ func (r Releaser) Run(ctx context.Context) {
 	if err := schedule.Wait(ctx, time.Now().Add(readyTimeout), r.Ready); err != nil {
 		return
 	}
+	gc := newCollector(r.GCPercent)
+	defer gc.work()
+	gc.work()
 	pause := schedule.Backoff{Min: pauseMin, Max: pauseMax}
 	for kept := int64(0); ; {
 		if schedule.Sleep(ctx, settleAfter) != nil {
@@ -97,20 +102,24 @@ func (r Releaser) Run(ctx context.Context) {
 		if r.Forget != nil {
 			r.Forget()
 		}
-		if r.GCPercent != 0 && os.Getenv("GOGC") == "" {
-			debug.SetGCPercent(r.GCPercent)
-		}
 		freed := r.Freed != nil && r.Freed()
 		if now, err := Read(); freed || err != nil || now.Anonymous >= kept+growth {
+			gc.work()
 			debug.FreeOSMemory()
 			now, _ = Read()
 			kept = now.Anonymous
+			gc.rest(func() {})
 			if schedule.Sleep(ctx, pause.Next()) != nil {
 				return
 			}
 		}
 		began := time.Now()
-		if r.Work(ctx) != nil {
+		// What was allocated at rest is like work, once it was collected.
+		work, collected := context.WithCancel(ctx)
+		gc.rest(collected)
+		err := r.Work(work)
+		collected()
+		if err != nil && ctx.Err() != nil {
 			return
 		}
 		if time.Since(began) > quiet {

@@ -33,7 +33,11 @@ type dumper struct {
 	// address or port; nil where the kernel cannot tell.
 	explicit func() (map[uint64]struct{}, error)
 
-	rows []row // reused
+	rows []row
+	most int // rows of the last dump
+	// polls says that dumps follow each other so soon that one uses the memory of the one
+	// before. Between dumps that are minutes apart nothing is kept.
+	polls bool
 }
 
 // openDumper prepares dumps of netns, which must be that of the calling thread.
@@ -101,6 +105,17 @@ func (d *dumper) probeBound() bool {
 // kernel that cannot dump bound sockets covers less. The rows are valid until
 // the next dump.
 func (d *dumper) dump(ctx context.Context, want scope) ([]row, scope, error) {
+	if d.rows == nil {
+		d.rows = make([]row, 0, d.most)
+	}
+	rows, covered, err := d.read(ctx, want)
+	if d.most = len(d.rows); !d.polls {
+		d.rows = nil
+	}
+	return rows, covered, err
+}
+
+func (d *dumper) read(ctx context.Context, want scope) ([]row, scope, error) {
 	covered := want
 	if !d.boundDump {
 		covered &^= scopeTCPBound

@@ -223,9 +223,9 @@ const LabelPrefix = "fairlead."
 
 // Decision is what the rules decide about a publication.
 type Decision struct {
-	Allow  bool
 	Rule   string // the rule that decided, human-readable: "rule 3 (no-debug)", "default"
 	Reason string // why it is denied
+	Allow  bool
 	// Withheld marks a denial by default: no rule forbids the port, but nothing is
 	// a reason to publish it either. Its flows are not reset.
 	Withheld bool
@@ -267,23 +267,24 @@ func (c OnConflict) String() string {
 	return [...]string{"", "wait", "next", "any"}[min(c, OnConflictAny)]
 }
 
-// Publication is one entry of the merged table. It is immutable.
+// Publication is one entry of the merged table. It is immutable. There is one for each
+// port, so small fields are side by side.
 type Publication struct {
 	Key
 	DualStack bool
-	Owner     Owner
 	// OwnerPending is true while an engine is expected to name another owner.
 	OwnerPending bool
 	// Contained is true if a socket is in the cgroup of a container.
 	Contained bool
-	Others    []OtherOwner     // shared and immutable
-	Origins   []OriginInfo     // sorted by source and id, at least one
-	Dial      []netip.AddrPort // candidates in order, without repetition
-	Decision  Decision
-	Since     time.Time // when its first origin was seen, by this agent or an earlier one
 	// SinceAtLeast is true if the port was open before Since, for an unknown time.
 	SinceAtLeast bool
-	Observed     int64 // see Binding; of the latest event that changed this publication
+	Owner        Owner
+	Others       []OtherOwner     // shared and immutable
+	Origins      []OriginInfo     // sorted by source and id, at least one
+	Dial         []netip.AddrPort // candidates in order, without repetition
+	Decision     Decision
+	Since        time.Time // when its first origin was seen, by this agent or an earlier one
+	Observed     int64     // see Binding; of the latest event that changed this publication
 
 	// Rule identifies the NAT rule that opens the port, by a hash of where it
 	// leads: publications with one Rule lead to the same servers. 0 means that no

@@ -341,7 +341,11 @@ func (r *rule) decide(title string, addrs []netip.AddrPort) port.Decision {
 
 // agentAddresses is what the agent asks for unless a rule has more.
 func (s *Set) agentAddresses(p *port.Publication) []netip.AddrPort {
-	addrs := make([]netip.AddrPort, 0, 2)
+	n := 1 // no room to spare: the addresses are kept for as long as the port is there
+	if p.DualStack {
+		n = 2
+	}
+	addrs := make([]netip.AddrPort, 0, n)
 	if p.DualStack {
 		addrs = append(addrs, netip.AddrPortFrom(port.Loopback(netip.IPv4Unspecified()), p.Port))
 	}

@@ -889,3 +889,13 @@ func TestHostRuleThatMayMatchWhatWasLeftOut(t *testing.T) {
 		}
 	}
 }
+
+// The addresses of a decision are kept for as long as the port is there.
+func TestAddressesHaveNoRoomToSpare(t *testing.T) {
+	for _, dual := range []bool{false, true} {
+		p := port.Publication{Key: port.Key{Protocol: port.TCP, Address: netip.IPv6Unspecified(), Port: 80}, DualStack: dual}
+		if got := new(Set).agentAddresses(&p); cap(got) != len(got) {
+			t.Errorf("dual stack %t: %v with room for %d", dual, got, cap(got))
+		}
+	}
+}

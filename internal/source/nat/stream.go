@@ -133,7 +133,7 @@ func (c *commits) add(msgs []*ruleset.Message) error {
 		c.partial = append(c.partial, m)
 		if m.Type == ruleset.MsgNewGen {
 			c.pending = append(c.pending, c.partial...)
-			c.partial = c.partial[:0]
+			c.partial = emptied(c.partial)
 		}
 	}
 	if len(c.pending)+len(c.partial) > maxPending {
@@ -145,11 +145,16 @@ func (c *commits) add(msgs []*ruleset.Message) error {
 // drop forgets all messages.
 func (c *commits) drop() { c.pending, c.partial = nil, nil }
 
-// applied forgets the complete commits, and keeps their memory unless it is much.
-func (c *commits) applied() {
-	if c.pending = c.pending[:0]; cap(c.pending) > 4096 {
-		c.pending = nil
+// applied forgets the complete commits.
+func (c *commits) applied() { c.pending = emptied(c.pending) }
+
+// emptied returns msgs without its messages, and with its room unless that is much.
+func emptied(msgs []*ruleset.Message) []*ruleset.Message {
+	if cap(msgs) > 4096 {
+		return nil
 	}
+	clear(msgs)
+	return msgs[:0]
 }
 
 // after returns the pending messages of commits after generation gen.
