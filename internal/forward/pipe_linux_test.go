@@ -3,11 +3,15 @@
 package forward
 
 import (
+	"bytes"
 	"errors"
+	"io"
 	"net"
 	"runtime/debug"
+	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 )
 
 // resetStream is a Stream that is reset before it takes anything.
@@ -36,4 +40,41 @@ func TestResetFlowClosesItsPipe(t *testing.T) {
 	if n := fds(t); n > base+4 {
 		t.Errorf("%d descriptors after 50 flows that were reset, %d before", n, base)
 	}
+}
+
+// withoutPipes makes the system look as if it had none left.
+func withoutPipes(t *testing.T) {
+	t.Helper()
+	before := pipes.New
+	pipes.New = func() any { return (*kernelPipe)(nil) }
+	t.Cleanup(func() { pipes.New = before })
+	for p := pipes.Get().(*kernelPipe); p != nil; p = pipes.Get().(*kernelPipe) {
+		p.close()
+	}
+}
+
+// Flows that get no pipe are copied, each with a buffer of its own.
+func TestFlowsWithoutPipes(t *testing.T) {
+	withoutPipes(t)
+	var wg sync.WaitGroup
+	for i := range 24 {
+		client, a := pair(t, "tcp")
+		server, b := pair(t, "tcp")
+		_, _ = a.SetDeadline(time.Time{}), b.SetDeadline(time.Time{})
+		wg.Go(func() { _ = Splice(t.Context(), a, b, nil) })
+		sent := bytes.Repeat([]byte{byte(i)}, 16*spliceAfter)
+		wg.Go(func() {
+			_, _ = client.Write(sent)
+			closeWrite(client)
+			_, _ = io.Copy(io.Discard, client)
+		})
+		wg.Go(func() {
+			got, err := io.ReadAll(server)
+			if !bytes.Equal(got, sent) || err != nil {
+				t.Errorf("flow %d: what arrived (%d bytes, %v) is not what was sent (%d bytes)", i, len(got), err, len(sent))
+			}
+			closeWrite(server)
+		})
+	}
+	wg.Wait()
 }

@@ -365,7 +365,7 @@ func (d *direction) copy() (readErr, writeErr error) {
 		case inKernel && moved >= spliceAfter:
 			if large != nil {
 				largeBuffers.Put(large)
-				large = nil
+				large, buf = nil, small[:]
 			}
 			readErr, writeErr = d.copyInKernel()
 			if !errors.Is(readErr, errNoPipe) {
