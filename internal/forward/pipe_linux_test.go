@@ -4,7 +4,6 @@ package forward
 
 import (
 	"bytes"
-	"errors"
 	"io"
 	"net"
 	"runtime/debug"
@@ -12,16 +11,19 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
-// resetStream is a Stream that is reset before it takes anything.
+// resetStream is a Stream whose connection is closed under it.
 type resetStream struct {
 	Stream
 	raw net.Conn
 }
 
-func (s resetStream) Raw() net.Conn        { return s.raw }
-func (s resetStream) BeginChunk(int) error { return errors.New("stream reset") }
+func (s resetStream) Raw() net.Conn                { return s.raw }
+func (s resetStream) BeginChunk([]byte, int) error { return nil }
+func (s resetStream) Wrote(_ int, err error) error { return err }
 
 // A flow that is reset while it has bytes in a pipe closes the pipe, and does not
 // leave it to the garbage collector.
@@ -29,11 +31,12 @@ func TestResetFlowClosesItsPipe(t *testing.T) {
 	defer debug.SetGCPercent(debug.SetGCPercent(-1))
 	client, src := pair(t, "tcp")
 	raw, _ := pair(t, "unix")
-	d := direction{moved: new(atomic.Uint64)}
+	_ = raw.Close()
+	d := direction{src: src, dst: resetStream{raw: raw}, moved: new(atomic.Uint64)}
 	base := fds(t)
 	for range 50 {
 		write(t, client, "bytes")
-		if _, err := d.toChunks(resetStream{raw: raw}, src.(*net.TCPConn)); err == nil {
+		if _, err := d.copyInKernel(); err == nil {
 			t.Fatal("no error of a stream that was reset")
 		}
 	}
@@ -77,4 +80,23 @@ func TestFlowsWithoutPipes(t *testing.T) {
 		})
 	}
 	wg.Wait()
+}
+
+// A pipe with bytes of a flow whose other side was closed never serves another flow.
+func TestPipesOfClosedFlowsAreNotReused(t *testing.T) {
+	client, src := pair(t, "tcp")
+	_, dst := pair(t, "tcp")
+	_ = dst.Close()
+	for range 20 {
+		write(t, client, "bytes of this flow")
+		d := direction{src: src, dst: dst, moved: new(atomic.Uint64)}
+		if _, err := d.copyInKernel(); err == nil {
+			t.Fatal("no error of a connection that was closed")
+		}
+		p := pipes.Get().(*kernelPipe)
+		if n, err := unix.IoctlGetInt(p.r, unix.TIOCINQ); n != 0 || err != nil {
+			t.Fatalf("a pipe for the next flow has %d bytes in it (%v)", n, err)
+		}
+		pipes.Put(p)
+	}
 }
