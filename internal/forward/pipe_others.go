@@ -4,9 +4,5 @@
 
 package forward
 
-import "net"
-
-func pipeLeft() bool { return true }
-
-// toChunks is for systems that move bytes within the kernel; see canSplice.
-func (d *direction) toChunks(Stream, *net.TCPConn) (readErr, writeErr error) { return nil, nil }
+// copyInKernel is for systems that move bytes within the kernel; see canSplice.
+func (d *direction) copyInKernel() (readErr, writeErr error) { return errNoPipe, nil }

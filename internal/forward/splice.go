@@ -13,7 +13,6 @@ import (
 	"runtime"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"time"
 
 	"github.com/fairlead/fairlead/internal/trace"
@@ -28,11 +27,9 @@ const (
 	// head is the room in front of what is read, for the header of a chunk.
 	head = ChunkHead
 
-	// splice(2) needs a pipe, two descriptors, which the net package holds for as
-	// long as it copies, idle or not. Only a direction that has moved this much
-	// gets one.
+	// splice(2) needs a pipe, two descriptors. Only a direction that has moved this
+	// much gets one, and tries again after as much if there was none.
 	spliceAfter = 1 << 20
-	spliceChunk = 16 << 20
 
 	// drainTime is how long we still read what one side sends to a side that no
 	// longer receives, so that an answer under way is not destroyed by a reset.
@@ -365,13 +362,13 @@ func (d *direction) copy() (readErr, writeErr error) {
 		case inKernel && moved >= spliceAfter:
 			if large != nil {
 				largeBuffers.Put(large)
-				large = nil
+				large, buf = nil, small[:]
 			}
 			readErr, writeErr = d.copyInKernel()
 			if !errors.Is(readErr, errNoPipe) {
 				return readErr, writeErr
 			}
-			inKernel = false
+			moved = 1
 		case large == nil && head+n == len(buf):
 			large = largeBuffers.Get().(*[head + largeBuffer]byte)
 			buf = large[:]
@@ -398,9 +395,10 @@ type Stream interface {
 	NextChunk() (int, error)
 	// Took reports how much was read from Raw, and translates the error of that.
 	Took(n int, err error) error
-	// BeginChunk announces n bytes, which are then written to Raw; Wrote reports
-	// how many were, and translates the error of that.
-	BeginChunk(n int) error
+	// BeginChunk announces n bytes. It puts a header into head, which has ChunkHead
+	// bytes; that and the n bytes are then written to Raw. Wrote reports how much was,
+	// header included, and translates the error of that.
+	BeginChunk(head []byte, n int) error
 	Wrote(n int, err error) error
 	// AwaitReset waits, after the end was read, for a reset.
 	AwaitReset() error
@@ -427,67 +425,8 @@ func canSplice(dst, src net.Conn) bool {
 	return srcTCP && (dstTCP || dstUnix) || srcUnix && dstTCP
 }
 
-// errNoPipe means that there are no descriptors left for splice(2).
+// errNoPipe means that there are no descriptors, or no memory, left for splice(2).
 var errNoPipe = errors.New("no pipe")
-
-// copyInKernel moves the rest of the direction by splice(2).
-func (d *direction) copyInKernel() (readErr, writeErr error) {
-	if !pipeLeft() {
-		return errNoPipe, nil
-	}
-	if from, ok := d.src.(Stream); ok {
-		return d.fromChunks(from, d.dst.(*net.TCPConn))
-	}
-	if to, ok := d.dst.(Stream); ok {
-		return d.toChunks(to, d.src.(*net.TCPConn))
-	}
-	for {
-		var n int64
-		var err error
-		d.stall.begin() // the net package does not show whether it reads or writes
-		if dst, ok := d.dst.(*net.TCPConn); ok {
-			n, err = dst.ReadFrom(&io.LimitedReader{R: d.src, N: spliceChunk})
-			if err == nil && n < spliceChunk {
-				err = io.EOF
-			}
-		} else if n, err = d.src.(*net.TCPConn).WriteTo(d.dst); err == nil {
-			err = io.EOF
-		}
-		d.stall.end()
-		d.count(int(n), nil)
-		switch {
-		case err == nil:
-		case errors.Is(err, syscall.EPIPE): // only a write gives it
-			return nil, err
-		default:
-			return err, nil
-		}
-	}
-}
-
-// fromChunks moves the rest of a link's stream to a TCP connection.
-func (d *direction) fromChunks(src Stream, dst *net.TCPConn) (readErr, writeErr error) {
-	for {
-		n, err := src.NextChunk()
-		if err != nil {
-			return err, nil
-		}
-		d.stall.begin()
-		m, err := dst.ReadFrom(&io.LimitedReader{R: src.Raw(), N: int64(n)})
-		d.stall.end()
-		d.count(int(m), nil)
-		if errors.Is(err, syscall.EPIPE) { // only a write gives it
-			_ = src.Took(int(m), nil)
-			return nil, err
-		}
-		if err == nil && int(m) < n {
-			err = io.ErrUnexpectedEOF
-		}
-		if err := src.Took(int(m), err); err != nil {
-			return err, nil
-		}
-	}
-}
 
 // Reset closes c so that its peer sees a reset, not an end: by its Reset method if
 // it has one, by RST on TCP. Other connections are closed.

@@ -205,7 +205,7 @@ func (c *flowConn) failed(err error) error {
 }
 
 // Raw is the connection below, for moving payload within the kernel: what
-// NextChunk returned is read from it, and what BeginChunk announced is written.
+// NextChunk returned is read from it, and a chunk that BeginChunk announced is written.
 func (c *flowConn) Raw() net.Conn { return c.conn }
 
 // NextChunk waits for payload and returns how much of it to read from Raw; io.EOF
@@ -341,16 +341,21 @@ func (c *flowConn) stopped() error {
 	return c.failed(net.ErrClosed)
 }
 
-// BeginChunk announces n bytes that are written to Raw next.
-func (c *flowConn) BeginChunk(n int) error {
-	var b [wire.ChunkHeader]byte
-	wire.PutChunk(b[:], n)
+// BeginChunk announces n bytes, by a header that it puts into head. Both are written
+// to Raw next.
+func (c *flowConn) BeginChunk(head []byte, n int) error {
 	c.writing.Lock()
 	defer c.writing.Unlock()
-	if err := c.write(b[:]); err != nil {
-		return err
+	if c.owed != 0 || c.finished.Load() {
+		return c.stopped()
 	}
-	c.owed = n
+	if c.opening != nil {
+		if err := c.write(nil); err != nil {
+			return err
+		}
+	}
+	wire.PutChunk(head, n)
+	c.owed = wire.ChunkHeader + n
 	return nil
 }
 

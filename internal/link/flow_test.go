@@ -314,9 +314,10 @@ func TestChunkSizes(t *testing.T) {
 			case 1:
 				err = h.WriteChunk(append(make([]byte, wire.ChunkHeader), rest[:n]...))
 			default:
-				if err = h.BeginChunk(n); err == nil {
-					_, err = h.Raw().Write(rest[:n])
-					err = h.Wrote(n, err)
+				var head [wire.ChunkHeader]byte
+				if err = h.BeginChunk(head[:], n); err == nil {
+					m, werr := h.Raw().Write(append(head[:], rest[:n]...))
+					err = h.Wrote(m, werr)
 				}
 			}
 			if err != nil {
