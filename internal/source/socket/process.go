@@ -83,18 +83,15 @@ func (p procfs) read(pid uint32, tree *cgroup.Tree) (q inProc, err error) {
 		return q, fmt.Errorf("process %d: %w", pid, err)
 	}
 	defer func() { _ = unix.Close(dir) }()
-	stat, err := cgroup.ReadAt(dir, "stat", maxStat)
-	if err != nil {
-		return q, fmt.Errorf("process %d: %w", pid, err)
+	if tree != nil {
+		err := q.readCgroups(pid, dir, tree)
+		return q, err
 	}
-	parsed, err := observer.ParseStat(stat)
+	parsed, err := readStat(pid, dir)
 	if err != nil {
-		return q, fmt.Errorf("process %d: %w", pid, err)
+		return q, err
 	}
 	q.started = parsed.Started
-	if tree != nil {
-		return q, q.readCgroups(pid, dir, tree)
-	}
 	var link [unix.PathMax]byte
 	if n, err := unix.Readlinkat(dir, "exe", link[:]); err == nil {
 		q.exe = string(link[:n])
@@ -102,29 +99,39 @@ func (p procfs) read(pid uint32, tree *cgroup.Tree) (q inProc, err error) {
 	return q, nil
 }
 
+// readStat reads the state of a process by its directory.
+func readStat(pid uint32, dir int) (observer.Stat, error) {
+	stat, err := cgroup.ReadAt(dir, "stat", maxStat)
+	if err != nil {
+		return observer.Stat{}, fmt.Errorf("process %d: %w", pid, err)
+	}
+	parsed, err := observer.ParseStat(stat)
+	if err != nil {
+		return observer.Stat{}, fmt.Errorf("process %d: %w", pid, err)
+	}
+	return parsed, nil
+}
+
 const maxStat = 4096
 
 var errEnded = errors.New("process has ended")
 
 // readCgroups reads the cgroups of a process by its directory. One that has ended and
-// is not yet reaped seems to be in the roots, so its state is read afterwards.
+// is not yet reaped seems to be in the roots, so its state is read afterwards, and when it
+// started with that.
 func (q *inProc) readCgroups(pid uint32, dir int, tree *cgroup.Tree) error {
 	paths, err := tree.Process(dir)
 	if err != nil {
 		return fmt.Errorf("process %d: %w", pid, err)
 	}
-	stat, err := cgroup.ReadAt(dir, "stat", maxStat)
+	parsed, err := readStat(pid, dir)
 	if err != nil {
-		return fmt.Errorf("process %d: %w", pid, err)
-	}
-	parsed, err := observer.ParseStat(stat)
-	if err != nil {
-		return fmt.Errorf("process %d: %w", pid, err)
+		return err
 	}
 	if parsed.State == 'Z' || parsed.State == 'X' {
 		return fmt.Errorf("process %d: %w", pid, errEnded)
 	}
-	q.paths = paths
+	q.started, q.paths = parsed.Started, paths
 	return nil
 }
 
