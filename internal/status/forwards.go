@@ -31,9 +31,10 @@ type ForwardRule struct {
 	HostPort      string           `json:"hostPort"`    // as in a rule; "same" if it has none
 	HostAddress   string           `json:"hostAddress"` // as in a rule; "asked" if it has none
 	Guest         string           `json:"guest,omitempty"`
-	Until         time.Time        `json:"until,omitzero"` // of a rule that exposes: its end
-	State         string           `json:"state"`          // of the ports that it names: the best; "denied" for one that denies; "" if it names none
-	Reason        string           `json:"reason"`         // of the state
+	Demand        string           `json:"demand,omitempty"` // the port of a container or Service that it asks for, see port.Demand
+	Until         time.Time        `json:"until,omitzero"`   // of a rule that exposes: its end
+	State         string           `json:"state"`            // of the ports that it names: the best; "denied" for one that denies; "" if it names none
+	Reason        string           `json:"reason"`           // of the state
 	HostAddresses []netip.AddrPort `json:"hostAddresses"`
 }
 
@@ -77,8 +78,11 @@ func (s *Server) changeForwards(w http.ResponseWriter, r *http.Request) {
 		text(w, http.StatusConflict, strings.ReplaceAll(err.Error(), "\n", "; "))
 		return
 	}
-	if q.Op == forwards.Expose {
+	switch {
+	case q.Op == forwards.Expose:
 		s.awaitExposed(r.Context(), q)
+	case q.Op == forwards.Add && q.Demand != "":
+		s.awaitDemand(r.Context())
 	}
 	f, err := s.forwards()
 	if err != nil {
@@ -102,10 +106,28 @@ func (s *Server) forwards() (Forwards, error) {
 	f := Forwards{File: s.o.Forwards.Path(), Rules: []ForwardRule{}}
 	ports := s.o.Provider.List().Publications
 	for _, r := range list {
-		f.Rules = append(f.Rules, describeRule(r, ports))
+		f.Rules = append(f.Rules, s.demandState(r, describeRule(r, ports)))
 	}
 	return f, nil
 }
+
+// demandState adds why what a rule asks for by name is not there.
+func (s *Server) demandState(r rules.Rule, f ForwardRule) ForwardRule {
+	d := r.Match.Demand
+	if d.IsZero() || f.State != port.Pending.String() || f.Reason != notServed {
+		return f
+	}
+	f.Reason = notFoundYet
+	if s.o.Demands != nil {
+		if why := s.o.Demands(r.Match.Guest, d); why != "" {
+			f.Reason = why
+		}
+	}
+	return f
+}
+
+// notFoundYet is the reason of a rule that asks for a port by name, before anybody looked.
+const notFoundYet = "it is being looked for"
 
 // exposedWithin is how long a host may take to open what was exposed.
 const exposedWithin = time.Second
@@ -123,6 +145,17 @@ func (s *Server) awaitExposed(ctx context.Context, q forwards.Request) {
 			return list[i].Match.Names(p.Guest, p.Protocol, p.Port) && !p.Unpublished && (!p.exposed() || !p.ExposedUntil.Equal(list[i].Until))
 		})
 		if !waiting || schedule.Sleep(ctx, exposedWithin/50) != nil {
+			return
+		}
+	}
+}
+
+// awaitDemand waits until what is asked for by name was looked for, or for a while.
+func (s *Server) awaitDemand(ctx context.Context) {
+	looking := func(f ForwardRule) bool { return f.Reason == notFoundYet }
+	for deadline := time.Now().Add(exposedWithin); time.Now().Before(deadline); {
+		f, err := s.forwards()
+		if err != nil || !slices.ContainsFunc(f.Rules, looking) || schedule.Sleep(ctx, exposedWithin/50) != nil {
 			return
 		}
 	}
@@ -180,7 +213,7 @@ func localAddresses() (list []netip.Addr) {
 func describeRule(r rules.Rule, ports []Publication) ForwardRule {
 	f := ForwardRule{
 		Name: r.Name, Action: "allow", HostPort: r.HostPort.String(), HostAddress: r.HostAddress.String(), Guest: r.Match.Guest,
-		HostAddresses: []netip.AddrPort{},
+		HostAddresses: []netip.AddrPort{}, Demand: r.Match.Demand.String(),
 	}
 	if r.Deny {
 		f.Action, f.State = "deny", port.Denied.String()
@@ -196,7 +229,7 @@ func describeRule(r rules.Rule, ports []Publication) ForwardRule {
 	found := false
 	var best port.State
 	for _, p := range ports {
-		if !r.Match.Names(p.Guest, p.Protocol, p.Port) {
+		if !r.Match.Names(p.Guest, p.Protocol, p.Port) || !r.Match.Demand.IsZero() && !p.asked(r.Match.Demand) {
 			continue
 		}
 		if !found || p.State > best {

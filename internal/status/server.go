@@ -19,6 +19,7 @@ import (
 	"github.com/fairlead/fairlead/internal/forwards"
 	"github.com/fairlead/fairlead/internal/loglevel"
 	"github.com/fairlead/fairlead/internal/names"
+	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/rules"
 	"github.com/fairlead/fairlead/internal/schedule"
 	"github.com/fairlead/fairlead/internal/trace"
@@ -51,6 +52,9 @@ type Options struct {
 	Rules func() *rules.Set
 	// Forwards changes the rules that are added at run time; nil leaves /v1/forwards out.
 	Forwards *forwards.Store
+	// Demands returns why a port that a rule asks for by name is not there, of a guest on a
+	// host; "" if it is, or is being looked for. Nil knows nothing.
+	Demands func(guest string, d port.Demand) string
 	// Names returns the names of ports; nil leaves /v1/names out.
 	Names func() names.Report
 	// Settings returns the configuration in effect; nil leaves /v1/config out.
