@@ -334,6 +334,7 @@ func (a *Agent) wireHostlink() error {
 		Logger: a.log,
 	}
 	a.reportUnpublished(&h, &o)
+	a.takeDemands(&h, &o)
 	a.links = &links{endpoints: a.cfg.Link, trust: a.cfg.TLS, options: o, tokenFile: a.cfg.TokenFileOf, sessions: make(chan link.Session)}
 	var err error
 	a.hostlink, err = hostlink.New(a.links, h)

@@ -5,10 +5,13 @@ package agent
 import (
 	"context"
 
+	"github.com/fairlead/fairlead/internal/link"
 	"github.com/fairlead/fairlead/internal/netwatch"
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/rules"
+	"github.com/fairlead/fairlead/internal/sink/hostlink"
 	"github.com/fairlead/fairlead/internal/source/demand"
+	"github.com/fairlead/fairlead/internal/wire"
 )
 
 // Who asks for ports that nobody published.
@@ -35,6 +38,24 @@ func (a *Agent) wireDemand() (err error) {
 		a.sources = append(a.sources, a.demand)
 	}
 	return err
+}
+
+// takeDemands has a host ask for ports by name, if the configuration says so.
+func (a *Agent) takeDemands(o *hostlink.Options, l *link.Options) {
+	if a.demand == nil || !a.cfg.HostForwards {
+		return
+	}
+	l.Demand = true
+	o.Demand = func(list []port.Demand) { a.demand.Ask(askedByHost, list) }
+	o.DemandsChanged = a.demand.Changed()
+	o.Demands = func() (list []wire.Waiting) {
+		for _, s := range a.demand.States() {
+			if s.Reason != "" {
+				list = append(list, wire.NewWaiting(s.Demand, s.Reason))
+			}
+		}
+		return list
+	}
 }
 
 // demandOf asks for what the run-time rules of a set ask for.

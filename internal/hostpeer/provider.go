@@ -18,6 +18,7 @@ import (
 	"github.com/fairlead/fairlead/internal/names/route"
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/status"
+	"github.com/fairlead/fairlead/internal/wire"
 )
 
 // provider implements status.Provider; guests are the sources.
@@ -146,9 +147,21 @@ func published(p host.Publication) port.Publication {
 	}
 	return port.Publication{
 		Key: p.Key, DualStack: p.DualStack, Owner: p.Owner, Since: p.Since,
-		Origins:  []port.OriginInfo{{Origin: port.Origin{Source: p.Source}, Since: p.Since}},
+		Origins:  origins(p),
 		Decision: port.Decision{Allow: true, Host: hosts},
 	}
+}
+
+// origins are those that the host knows: the first, and what it was asked for by.
+func origins(p host.Publication) []port.OriginInfo {
+	list := wire.DemandOrigins(p.Demands)
+	if p.Source != port.SourceDemand || len(list) == 0 {
+		list = append([]port.OriginInfo{{Origin: port.Origin{Source: p.Source}}}, list...)
+	}
+	for i := range list {
+		list[i].Since = p.Since
+	}
+	return list
 }
 
 // describeUnpublished makes a row of a port that its guest does not publish.

@@ -178,7 +178,7 @@ func TestDockerForwardsOnDemandOfTheHost(t *testing.T) {
 	p.host.Stop(syscall.SIGKILL)
 	p.host.run(t)
 	p.says(18000, "again")
-	d.Stop(syscall.SIGKILL) // ends its containers
+	d.Stop(syscall.SIGTERM) // ends its containers
 	p.shut(18000)
 	d.run(t)
 	dockerReady(t, d)
