@@ -37,6 +37,7 @@ func (p provider) List() status.List {
 	for _, pub := range v.All() {
 		row := describe(pub, titles)
 		row.Names = p.namesOf(&pub)
+		row.URL = p.url(row.Names)
 		l.Publications = append(l.Publications, row)
 	}
 	others := p.host.Unpublished().View()
@@ -55,6 +56,14 @@ func (p provider) namesOf(pub *host.Publication) []string {
 		return nil
 	}
 	return p.names.Table().NamesOf(route.PortOf(pub))
+}
+
+// url returns the URL by the first of a port's names.
+func (p provider) url(names []string) string {
+	if p.names == nil || len(names) == 0 {
+		return ""
+	}
+	return p.names.URL(names[0])
 }
 
 // report describes the names of ports, and whether they are served.

@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/fairlead/fairlead/internal/diagnose/explain"
 	"github.com/fairlead/fairlead/internal/forwards"
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/rules"
@@ -164,6 +165,26 @@ func TestDescribeDemand(t *testing.T) {
 		if f := s.demandState(file.Rules[0], describeRule(file.Rules[0], ports)); f.State != want[0] || f.Reason != want[1] || f.Demand != name+":80/tcp" {
 			t.Errorf("%s: %+v", name, f)
 		}
+	}
+}
+
+// Whoever asks about the port, or about the host port, is told what waits.
+func TestExplainNamesDemand(t *testing.T) {
+	store := noForwards(t)
+	if _, err := store.Do(forwards.Request{Op: forwards.Add, Demand: "web:80", To: 8080}); err != nil {
+		t.Fatal(err)
+	}
+	s := &Server{o: Options{
+		Forwards: store, Provider: &fakeProvider{}, Demands: func(string, port.Demand) string { return "no container" },
+	}}
+	for n, want := range map[uint16]int{80: 1, 8080: 1, 81: 0} {
+		list := s.demanded(explain.Query{Port: n})
+		if len(list) != want || want > 0 && list[0].Text != "web:80/tcp is asked for by name, and waits: no container" {
+			t.Errorf("%d: %+v", n, list)
+		}
+	}
+	if list := s.demanded(explain.Query{Port: 80, Protocol: port.UDP}); len(list) != 0 {
+		t.Errorf("%+v", list)
 	}
 }
 

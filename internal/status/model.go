@@ -103,6 +103,8 @@ type Publication struct {
 	DualStack    bool      `json:"dualStack,omitempty"`
 	Rule         string    `json:"rule,omitempty"`
 	Names        []string  `json:"names,omitempty"` // on a host, in lists: that lead to it, shortest first
+	// URL leads to it by the first of Names, on a host that serves names; empty otherwise.
+	URL string `json:"url,omitempty"`
 	// Demands are the names by which the port was asked for, published or not: "web:80/tcp".
 	Demands []string `json:"demands,omitempty"`
 	// Lost reports, on a host, that the guest is not connected, or was restarted and has not
