@@ -27,10 +27,10 @@ func newForward() *cobra.Command {
 			"no address that is not open without them.",
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() }}
 	root.AddCommand(newForwardAdd(), newForwardLs(),
-		newChange(forwards.Remove, "rm PORT[/tcp|/udp] | NAME:PORT[/tcp|/udp]", "Undo all that was added for a port", "  fairlead forward rm 8080\n  fairlead forward rm web:80"),
-		newSelect(forwards.Pause, "pause [PORT[/tcp|/udp]]", "Close a port, the ports of an owner, or all, until resumed; their connections are reset",
+		newChange(forwards.Remove, "rm [NAME:]PORT[/tcp|/udp]", "Undo all that was added for a port", "  fairlead forward rm 8080\n  fairlead forward rm web:80"),
+		newSelect(forwards.Pause, "pause [[NAME:]PORT[/tcp|/udp]]", "Close a port, the ports of an owner, or all, until resumed; their connections are reset",
 			"  fairlead forward pause 8080\n  fairlead forward pause --owner 'web-*'"),
-		newSelect(forwards.Resume, "resume [PORT[/tcp|/udp]]", "Undo pause, with the same argument or flag",
+		newSelect(forwards.Resume, "resume [[NAME:]PORT[/tcp|/udp]]", "Undo pause, with the same argument or flag",
 			"  fairlead forward resume 8080\n  fairlead forward resume --owner 'web-*'"))
 	return root
 }
@@ -55,7 +55,7 @@ func newForwardAdd() *cobra.Command {
 	var control, bind string
 	q := forwards.Request{Op: forwards.Add}
 	c := &cobra.Command{
-		Use: "add PORT[/tcp|/udp] | NAME:PORT[/tcp|/udp]", Short: "Forward a port of the guest, or one that a container or Service has not published",
+		Use: "add [NAME:]PORT[/tcp|/udp]", Short: "Forward a port of the guest, or one that a container or Service has not published",
 		Long: "Forward a port of the guest, at another host port or address if wanted. With a NAME it is a port of\n" +
 			"a container or of a Service of Kubernetes, published or not, which is reached at its own address:\n\n" +
 			"  CONTAINER:PORT             a container, by its name\n" +

@@ -68,7 +68,7 @@ func (a *Agent) demandOf(set *rules.Set) {
 // demands returns why a demand waits, for a guest of a host; "" if it does not.
 func (a *Agent) demands(_ string, d port.Demand) string {
 	if a.demand == nil {
-		return "no source knows containers or Services: enable docker, containerd or kube (--sources)"
+		return "no source knows containers or Services: enable docker, containerd or kube (--source)"
 	}
 	for _, s := range a.demand.States() {
 		if s.Demand == d {
