@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"text/tabwriter"
 
@@ -26,10 +27,10 @@ func newForward() *cobra.Command {
 			"no address that is not open without them.",
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() }}
 	root.AddCommand(newForwardAdd(), newForwardLs(),
-		newChange(forwards.Remove, "rm PORT[/tcp|/udp]", "Undo all that was added for a port", "  fairlead forward rm 8080"),
-		newSelect(forwards.Pause, "pause [PORT[/tcp|/udp]]", "Close a port, the ports of an owner, or all, until resumed; their connections are reset",
+		newChange(forwards.Remove, "rm [NAME:]PORT[/tcp|/udp]", "Undo all that was added for a port", "  fairlead forward rm 8080\n  fairlead forward rm web:80"),
+		newSelect(forwards.Pause, "pause [[NAME:]PORT[/tcp|/udp]]", "Close a port, the ports of an owner, or all, until resumed; their connections are reset",
 			"  fairlead forward pause 8080\n  fairlead forward pause --owner 'web-*'"),
-		newSelect(forwards.Resume, "resume [PORT[/tcp|/udp]]", "Undo pause, with the same argument or flag",
+		newSelect(forwards.Resume, "resume [[NAME:]PORT[/tcp|/udp]]", "Undo pause, with the same argument or flag",
 			"  fairlead forward resume 8080\n  fairlead forward resume --owner 'web-*'"))
 	return root
 }
@@ -54,11 +55,17 @@ func newForwardAdd() *cobra.Command {
 	var control, bind string
 	q := forwards.Request{Op: forwards.Add}
 	c := &cobra.Command{
-		Use: "add PORT[/tcp|/udp]", Short: "Forward a port of the guest, at another host port or address if wanted",
-		Long: "Forward a port of the guest, at another host port or address if wanted.\n\n" +
-			"The port need not exist: the forward is pending until something serves it.",
-		Example: "  fairlead forward add 8080 --to 18080\n  fairlead forward add 53/udp --to 5300 --guest dev",
-		Args:    oneArg("a port such as 8080 or 53/udp"),
+		Use: "add [NAME:]PORT[/tcp|/udp]", Short: "Forward a port of the guest, or one that a container or Service has not published",
+		Long: "Forward a port of the guest, at another host port or address if wanted. With a NAME it is a port of\n" +
+			"a container or of a Service of Kubernetes, published or not, which is reached at its own address:\n\n" +
+			"  CONTAINER:PORT             a container, by its name\n" +
+			"  PROJECT/SERVICE:PORT       a service of Compose with one container\n" +
+			"  NAMESPACE/POD:PORT         a pod, or a container in a namespace of containerd\n" +
+			"  svc/NAMESPACE/NAME:PORT    a Service, by its own port\n\n" +
+			"Neither the port nor the container need exist: the forward is pending until something serves it.",
+		Example: "  fairlead forward add 8080 --to 18080\n  fairlead forward add 53/udp --to 5300 --guest dev\n" +
+			"  fairlead forward add web:80 --to 8080\n  fairlead forward add svc/default/web:80",
+		Args: oneArg("a port such as 8080 or 53/udp, or a name and a port such as web:80"),
 		RunE: func(c *cobra.Command, args []string) error {
 			if c.Flags().Changed("to") && q.To == 0 {
 				return usageError{errors.New("--to 0: want a port from 1 to 65535")}
@@ -79,7 +86,7 @@ func newForwardAdd() *cobra.Command {
 	}
 	controlFlag(c, &control)
 	guestFlag(c, &q.Guest)
-	c.Flags().Uint16Var(&q.To, "to", 0, "host port (default: that of the guest)")
+	c.Flags().Uint16Var(&q.To, "to", 0, "host port (default: that of the guest, container or Service)")
 	c.Flags().StringVar(&q.OnConflict, "on-conflict", "", "on a host, where the host port is in use: wait, or open the next or any free port (default wait)")
 	completeWords(c, map[string][]string{"on-conflict": {"wait", "next", "any"}})
 	c.Flags().StringVar(&bind, "bind", "", "host address: loopback, all, or an address; never wider than the configuration allows")
@@ -123,7 +130,13 @@ func newSelect(op forwards.Op, use, short, example string) *cobra.Command {
 
 // change sends a request about a port, if one is given, and prints what it did.
 func change(c *cobra.Command, control string, q forwards.Request, at string) error {
-	if at != "" {
+	if byName := strings.Contains(at, ":"); byName && takesNames(q.Op) {
+		d, err := port.ParseDemand(at)
+		if err != nil {
+			return usageError{err}
+		}
+		q.Demand = d.String()
+	} else if at != "" {
 		slot, err := parseSlot(at)
 		if err != nil {
 			return usageError{err}
@@ -135,6 +148,11 @@ func change(c *cobra.Command, control string, q forwards.Request, at string) err
 		return err
 	}
 	return writeChange(c.OutOrStdout(), v)
+}
+
+// takesNames reports whether an operation is about what a container or Service has, too.
+func takesNames(op forwards.Op) bool {
+	return slices.Contains([]forwards.Op{forwards.Add, forwards.Remove, forwards.Pause, forwards.Resume}, op)
 }
 
 func writeChange(w io.Writer, v status.ForwardChange) error {

@@ -40,6 +40,7 @@ import (
 	"github.com/fairlead/fairlead/internal/sink/auto"
 	"github.com/fairlead/fairlead/internal/sink/hostlink"
 	"github.com/fairlead/fairlead/internal/source/containerd"
+	"github.com/fairlead/fairlead/internal/source/demand"
 	"github.com/fairlead/fairlead/internal/source/docker"
 	"github.com/fairlead/fairlead/internal/source/engine"
 	"github.com/fairlead/fairlead/internal/source/kube"
@@ -73,6 +74,7 @@ type Agent struct {
 	observer   *observer.Observer
 	types      kernel.Types // kept until the start is over
 	sources    []Source
+	demand     *demand.Source // nil if no source knows containers or Services
 	registry   *registry.Registry
 	publish    *publish.Server // nil if no container may ask for anything
 	runner     *run.Server     // nil if no container may have programs run
@@ -117,11 +119,15 @@ func New(cfg config.Agent, log *slog.Logger, level *loglevel.Levels) (*Agent, er
 	if err := a.wireSources(); err != nil {
 		return nil, err
 	}
+	if err := a.wireDemand(); err != nil {
+		return nil, err
+	}
 	a.wirePublish()
 	if err := a.wireSinks(); err != nil {
 		return nil, err
 	}
 	a.rules.Store(cfg.Rules)
+	a.demandOf(cfg.Rules)
 	a.forwards = forwards.NewStore(cfg.ForwardsFile, cfg.Rules, false, log, a.applyRules)
 	a.accepted.Store(&a.cfg)
 	a.provider = provider{a.registry, a.reconciler.Outcomes(), a.observer.CheckOwners}
@@ -136,7 +142,7 @@ func New(cfg config.Agent, log *slog.Logger, level *loglevel.Levels) (*Agent, er
 	a.server = status.NewServer(status.Options{
 		Tokens:   page,
 		Provider: a.provider, Explainer: gather.NewExplainer(a.diagnosed()), Examiner: a, Ready: a.notReady, Level: level, Logger: log,
-		Metrics: a.metrics.Handler(), Role: "agent", Name: machineName("guest"), Vitals: a.vitals, Peers: a.peers, Rules: a.rules.Load, Forwards: a.forwards, Settings: a.settings, Served: a.served, Trace: a.trace,
+		Metrics: a.metrics.Handler(), Role: "agent", Name: machineName("guest"), Vitals: a.vitals, Peers: a.peers, Rules: a.rules.Load, Forwards: a.forwards, Demands: a.demands, Settings: a.settings, Served: a.served, Trace: a.trace,
 	})
 	return a, nil
 }
@@ -328,6 +334,7 @@ func (a *Agent) wireHostlink() error {
 		Logger: a.log,
 	}
 	a.reportUnpublished(&h, &o)
+	a.takeDemands(&h, &o)
 	a.links = &links{endpoints: a.cfg.Link, trust: a.cfg.TLS, options: o, tokenFile: a.cfg.TokenFileOf, sessions: make(chan link.Session)}
 	var err error
 	a.hostlink, err = hostlink.New(a.links, h)
@@ -475,6 +482,7 @@ func (a *Agent) reload(cfg config.Agent, err error) {
 func (a *Agent) applyRules(set *rules.Set) {
 	a.registry.SetRules(set)
 	a.rules.Store(set)
+	a.demandOf(set)
 }
 
 // releaseMemory returns memory to the kernel after the start, after all hooks were tried,

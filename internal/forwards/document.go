@@ -127,7 +127,7 @@ func collide(a, b rules.Rule) bool {
 	if n == 0 || n != hostPort(b) || a.Match.Protocol != b.Match.Protocol && b.Match.Protocol != 0 {
 		return false
 	}
-	if a.Match.Ports[0] == b.Match.Ports[0] && (a.Match.Guest == b.Match.Guest || a.Match.Guest == "" || b.Match.Guest == "") {
+	if a.Match.Ports[0] == b.Match.Ports[0] && a.Match.Demand == b.Match.Demand && (a.Match.Guest == b.Match.Guest || a.Match.Guest == "" || b.Match.Guest == "") {
 		return false // one of them decides
 	}
 	return a.HostAddress.Overlaps(b.HostAddress)

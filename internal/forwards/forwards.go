@@ -40,18 +40,33 @@ type Request struct {
 	Port     uint16        `json:"port,omitempty"`  // of the guest
 	Owner    string        `json:"owner,omitempty"` // name of the owner; may be a glob
 	All      bool          `json:"all,omitempty"`
-	Guest    string        `json:"guest,omitempty"`   // on a host: of this guest only
-	To       uint16        `json:"to,omitempty"`      // of Add: the host port; 0 is the guest's
-	Bind     string        `json:"bind,omitempty"`    // of Add and Expose: the host address, as a rule's hostAddress
-	Seconds  int64         `json:"seconds,omitempty"` // of Expose: for how long
+	// Demand is a port of a container or Service, published or not, in place of Port: what
+	// port.ParseDemand reads. Only of Add, Remove, Pause and Resume.
+	Demand  string `json:"demand,omitempty"`
+	Guest   string `json:"guest,omitempty"`   // on a host: of this guest only
+	To      uint16 `json:"to,omitempty"`      // of Add: the host port; 0 is the guest's
+	Bind    string `json:"bind,omitempty"`    // of Add and Expose: the host address, as a rule's hostAddress
+	Seconds int64  `json:"seconds,omitempty"` // of Expose: for how long
 
 	OnConflict string `json:"onConflict,omitempty"` // of Add, on a host: as a rule's
 }
 
-// target names what the request selects: "8080/tcp", "owner web", "all".
+// normal returns the request with the demand in the form in which rules have it.
+func (q Request) normal() (Request, error) {
+	if q.Demand == "" {
+		return q, nil
+	}
+	d, err := port.ParseDemand(q.Demand)
+	q.Demand = d.String()
+	return q, err
+}
+
+// target names what the request selects: "8080/tcp", "web:80/tcp", "owner web", "all".
 func (q Request) target() string {
 	s := "all"
 	switch {
+	case q.Demand != "":
+		s = q.Demand
 	case q.Port != 0:
 		s = fmt.Sprintf("%d/%s", q.Port, q.Protocol)
 	case q.Owner != "":
@@ -66,7 +81,7 @@ func (q Request) target() string {
 // validate checks what the request needs on its own.
 func (q Request) validate() error {
 	selected := 0
-	for _, is := range []bool{q.Port != 0, q.Owner != "", q.All} {
+	for _, is := range []bool{q.Port != 0, q.Demand != "", q.Owner != "", q.All} {
 		if is {
 			selected++
 		}
@@ -75,10 +90,12 @@ func (q Request) validate() error {
 	case !slices.Contains([]Op{Add, Remove, Pause, Resume, Deny, Allow, Expose, Hide}, q.Op):
 		return fmt.Errorf("unknown operation %q", q.Op)
 	case selected != 1:
-		return fmt.Errorf("%s: want one of a port, an owner, or all", q.Op)
+		return fmt.Errorf("%s: want one of a port, a port of a container or Service, an owner, or all", q.Op)
 	case q.Port != 0 && q.Protocol != port.TCP && q.Protocol != port.UDP:
 		return fmt.Errorf("%s: want protocol tcp or udp", q.Op)
-	case q.Port == 0 && q.Op != Pause && q.Op != Resume:
+	case q.Demand != "" && !slices.Contains([]Op{Add, Remove, Pause, Resume}, q.Op):
+		return fmt.Errorf("%s: want a port; %s is for `fairlead forward add`, rm, pause and resume", q.Op, q.Demand)
+	case q.Port == 0 && q.Demand == "" && q.Op != Pause && q.Op != Resume:
 		return fmt.Errorf("%s: want a port", q.Op)
 	case q.Op == Expose && (q.Seconds < 1 || q.Seconds > int64(rules.MaxExposure/time.Second)):
 		return fmt.Errorf("%s: want a time of 1s to %s", q.Op, rules.MaxExposure)
@@ -106,13 +123,19 @@ const (
 	kindExpose  kind = "expose"
 )
 
-// rank orders the rules: what closes a port comes before what opens one, one guest before
-// all, and what exposes last. Rules with other names, which were written by hand, remain where they are.
+// rank orders the rules: what closes a port comes before what opens one, what names a
+// container or Service before what names a port, one guest before all, and what exposes last. Rules with other names, which were written by hand, remain where they are.
 func rank(r rules.Rule) (int, bool) {
 	word, _, _ := strings.Cut(r.Name, " ")
-	n, ok := map[kind]int{kindPause: 0, kindDeny: 1, kindForward: 3, kindAllow: 3, kindExpose: 4}[kind(word)]
-	if ok && n == 3 && r.Match.Guest != "" {
-		n = 2
+	n, ok := map[kind]int{kindPause: 0, kindDeny: 1, kindForward: 5, kindAllow: 5, kindExpose: 6}[kind(word)]
+	if !ok || n != 5 {
+		return n, ok
+	}
+	if r.Match.Guest != "" {
+		n--
+	}
+	if !r.Match.Demand.IsZero() {
+		n -= 2
 	}
 	return n, ok
 }
@@ -135,6 +158,9 @@ func (q Request) block(k kind, now time.Time) string {
 	var match []string
 	if q.Port != 0 {
 		match = append(match, "protocol: "+q.Protocol.String(), fmt.Sprintf("ports: %d", q.Port))
+	}
+	if d, err := port.ParseDemand(q.Demand); err == nil {
+		match = append(match, "protocol: "+d.Protocol.String(), fmt.Sprintf("ports: %d", d.Port), "demand: "+quote(d.String()))
 	}
 	if q.Owner != "" {
 		match = append(match, "name: "+quote(q.Owner))

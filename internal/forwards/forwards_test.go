@@ -185,7 +185,7 @@ func TestRefusedRequests(t *testing.T) {
 	f.refuse(forward(8080, 1), "exists already")
 	f.refuse(tcp(Remove, 1), "nothing was added for 1/tcp")
 	f.refuse(tcp(Resume, 8080), "8080/tcp is not paused")
-	f.refuse(Request{Op: Pause}, "want one of a port, an owner, or all")
+	f.refuse(Request{Op: Pause}, "want one of a port, a port of a container or Service, an owner, or all")
 	f.refuse(Request{Op: "widen", All: true}, "unknown operation")
 	f.refuse(Request{Op: Pause, Owner: "a\nb"}, "control characters")
 	f.refuse(Request{Op: Deny, Port: 80, Protocol: port.TCP, To: 81}, "only a forward has a host port")
@@ -424,4 +424,55 @@ func TestUndo(t *testing.T) {
 			t.Errorf("%q is undone by %v", r.Name, q)
 		}
 	}
+}
+
+func demandOf(op Op, text string, to uint16) Request { return Request{Op: op, Demand: text, To: to} }
+
+// A forward of a container's port is kept, before those of ports, and each spelling is one.
+func TestDemandIsKept(t *testing.T) {
+	f := newFixture(t, configOfTest)
+	f.do(forward(80, 8081))
+	f.do(demandOf(Add, "web:80", 8080))
+	if r := f.do(demandOf(Add, "web:80/tcp", 8080)); len(r.Added)+len(r.Removed) != 0 {
+		t.Errorf("the same again: %+v", r)
+	}
+	f.do(Request{Op: Add, Demand: "svc/default/dns:53/udp", Guest: "dev"})
+	f.do(demandOf(Pause, "web:80", 0))
+	want := []string{"pause web:80/tcp", "forward svc/default/dns:53/udp of guest dev", "forward web:80/tcp", "forward 80/tcp"}
+	if got := f.names(); !slices.Equal(got, want) {
+		t.Errorf("%q, want %q", got, want)
+	}
+	// As after a restart.
+	list, err := Parse(f.path, []byte(f.text()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	set, err := f.base.WithRuntime(list)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := set.Demands("dev"); len(got) != 2 || got[0].String() != "svc/default/dns:53/udp" || got[1].String() != "web:80/tcp" {
+		t.Errorf("asked for: %v", got)
+	}
+	f.do(demandOf(Resume, "web:80", 0))
+	f.do(demandOf(Remove, "web:80", 0))
+	if got := f.names(); !slices.Equal(got, []string{want[1], want[3]}) {
+		t.Errorf("%q", got)
+	}
+}
+
+func TestDemandIsRefused(t *testing.T) {
+	f := newFixture(t, configOfTest+"  - {match: {source: demand, ports: 81}, action: deny}\n")
+	f.do(demandOf(Add, "web:80", 8080))
+	f.do(forward(9000, 9001))
+	f.refuse(demandOf(Add, "web:80", 8090), "exists already with another host port")
+	f.refuse(demandOf(Add, "api:80", 8080), `host port 8080 is taken by "forward web:80/tcp"`)
+	f.refuse(demandOf(Add, "api:9001", 0), `host port 9001 is taken by "forward 9000/tcp"`)
+	f.refuse(forward(8080, 0), `host port 8080 is taken by "forward web:80/tcp"`)
+	f.refuse(demandOf(Add, "web:81", 0), "rule 2 of the configuration denies it")
+	f.refuse(demandOf(Add, "web", 0), "no port")
+	f.refuse(demandOf(Deny, "web:80", 0), "deny: want a port")
+	f.refuse(Request{Op: Add, Demand: "web:80", Port: 80, Protocol: port.TCP}, "want one of")
+	f.refuse(demandOf(Remove, "gone:80", 0), "nothing was added for gone:80/tcp")
+	f.refuse(demandOf(Resume, "web:80", 0), "web:80/tcp is not paused")
 }

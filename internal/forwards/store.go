@@ -202,7 +202,11 @@ const attempts = 3
 // Do makes a change: it writes the file, and applies it. What others change in the file
 // meanwhile is kept.
 func (s *Store) Do(q Request) (Result, error) {
-	if err := q.validate(); err != nil {
+	q, err := q.normal()
+	if err == nil {
+		err = q.validate()
+	}
+	if err != nil {
 		return Result{}, err
 	}
 	switch {

@@ -77,7 +77,8 @@ type guest struct {
 	remote     bool
 	since      time.Time
 
-	asked levelRequests
+	asked   levelRequests
+	demands demands
 
 	writer schedule.Signal // there is something to write
 	limits limits
@@ -324,7 +325,7 @@ func (g *guest) session(ctx context.Context) (lasted time.Duration, served bool,
 	defer stop()
 
 	g.h.mu.Lock()
-	g.peer, g.ack, g.resync = session.Peer(), false, ""
+	g.peer, g.ack, g.resync, g.demands = session.Peer(), false, "", demands{}
 	clear(g.dirty)
 	g.h.mu.Unlock()
 
@@ -432,6 +433,8 @@ func (g *guest) read(ctx context.Context, session link.Session) error {
 			g.applyUnpublished(ctx, c.Unpublished)
 		case c.LogLevelSet != nil:
 			g.answered(c.LogLevelSet)
+		case c.Demanded != nil:
+			g.applyDemanded(c.Demanded)
 		}
 		// Changes before the requested snapshot have a base that is missing here.
 		// Agents send nothing else.
@@ -445,6 +448,7 @@ func (g *guest) linked(session link.Session) {
 	defer g.h.mu.Unlock()
 	g.graceEnd = time.Time{}
 	g.connected, g.err, g.code, g.remote, g.since = true, "", "", false, time.Now()
+	g.writer.Notify() // it is told what is asked for by name
 	g.log.Info("guest connected", "address", g.peer.Address, "name", g.peer.Name,
 		"version", g.peer.Version, "proof", g.peer.Proof, "publications", len(g.pubs))
 }
@@ -739,6 +743,9 @@ func (g *guest) messages() []wire.Control {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	list := g.asked.take()
+	if d := g.demandMessage(); d != nil {
+		list = append(list, wire.Control{Demand: d})
+	}
 	if g.resync != "" {
 		c := wire.Control{Resync: &wire.Resync{Reason: g.resync}}
 		g.resync = ""
@@ -768,5 +775,5 @@ func (g *guest) messages() []wire.Control {
 func equal(a, b wire.Publication) bool {
 	return a.Key == b.Key && a.DualStack == b.DualStack && a.Source == b.Source && a.Rule == b.Rule &&
 		a.Owner.Equal(b.Owner) && a.OwnerPending == b.OwnerPending && slices.Equal(a.Host, b.Host) &&
-		slices.EqualFunc(a.Others, b.Others, port.Owner.Equal) && a.Wish() == b.Wish()
+		slices.EqualFunc(a.Others, b.Others, port.Owner.Equal) && a.Wish() == b.Wish() && slices.Equal(a.Demands, b.Demands)
 }

@@ -72,6 +72,7 @@ type agent struct {
 	resyncs  []string
 	greet    func() []wire.Control // what a new session begins with
 	levels   chan wire.LogLevel    // that the host asked for
+	demands  chan wire.Demand      // what it asked for by name
 
 	onSession func(link.Session)                              // runs beside each session
 	onFlow    func(link.Stream, wire.FlowRequest) (took bool) // in place of the server
@@ -91,6 +92,7 @@ func newAgent(t *testing.T, name string) *agent {
 		dial:     make(map[port.Key][]netip.AddrPort),
 		outcomes: make(map[port.Key][]port.Outcome),
 		levels:   make(chan wire.LogLevel, 2*maxLevelRequests),
+		demands:  make(chan wire.Demand, 8),
 	}
 	if hasConnections(t) {
 		dir, err := os.MkdirTemp("", "host") // t.TempDir is too long for a socket
@@ -234,6 +236,8 @@ func (a *agent) read(s link.Session) {
 			a.resyncs = append(a.resyncs, c.Resync.Reason)
 		case c.LogLevel != nil:
 			a.levels <- *c.LogLevel
+		case c.Demand != nil:
+			a.demands <- *c.Demand
 		}
 		seen := make(map[port.Key]bool)
 		for _, o := range outcomes {

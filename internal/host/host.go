@@ -192,6 +192,7 @@ type Publication struct {
 	Source       string
 	Label        string           // the labels of the owner that decided in the guest; empty if none did
 	Alias        string           // a name that a label gives the owner; empty for none
+	Demands      []string         // by which it was asked for, see port.Demand
 	Asked        []netip.AddrPort // host addresses that the agent asks for
 	Outcomes     []port.Outcome   // one per host address after the policy, at least one
 	Since        time.Time        // when the host first received it
@@ -354,6 +355,9 @@ func (h *Host) SetPolicy(p Policy) {
 	defer h.mu.Unlock()
 	h.policy, h.renewed = p, true
 	h.timers.Notify()
+	for _, g := range h.guests {
+		g.writer.Notify() // other ports may be asked for by name
+	}
 }
 
 // Run follows the guests until ctx ends, then closes all and returns nil. It may

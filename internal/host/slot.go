@@ -75,7 +75,7 @@ func (p *publication) covered(c *claim) bool {
 func (p *publication) view() Publication {
 	wish := p.wire.Wish()
 	return Publication{
-		ID: p.id(), DualStack: p.wire.DualStack, Owner: p.wire.Owner, Source: p.wire.Source,
+		ID: p.id(), DualStack: p.wire.DualStack, Owner: p.wire.Owner, Source: p.wire.Source, Demands: p.wire.Demands,
 		OwnerPending: p.wire.OwnerPending, Label: wish.Rule, Alias: wish.Alias,
 		Asked: p.wire.Host, Outcomes: p.outcomes(), Since: p.since, Exposed: p.exposed, Lost: p.guest.away || p.guest.kept.has(p.Key),
 	}

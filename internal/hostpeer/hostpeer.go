@@ -86,7 +86,7 @@ func New(cfg config.Host, log *slog.Logger, level *loglevel.Levels) (*Daemon, er
 	}
 	o := link.Options{
 		Role: link.RoleHost, Identity: link.NewIdentity(), Name: name, Version: version.String(), Network: link.NetworkID(),
-		Logger: log,
+		Demand: true, Logger: log,
 	}
 	d := &Daemon{cfg: cfg, log: log, sockets: new(own.Sockets)}
 	var runs func(context.Context, string, link.Session)
@@ -155,7 +155,8 @@ func New(cfg config.Host, log *slog.Logger, level *loglevel.Levels) (*Daemon, er
 		GuestLevel: func(ctx context.Context, guest string, r loglevel.Request) error {
 			return d.host.SetLogLevel(ctx, guest, r.Level, r.Components, r.Lasts)
 		},
-		Peers: p.peers, Forwards: d.forwards, Settings: d.settings, Trace: tracer, Names: p.report, Firewall: d.askFirewall,
+		Peers: p.peers, Forwards: d.forwards, Demands: d.host.DemandReason, Settings: d.settings, Trace: tracer, Names: p.report,
+		Firewall: d.askFirewall,
 	})
 	return d, nil
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/fairlead/fairlead/internal/names/route"
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/status"
+	"github.com/fairlead/fairlead/internal/wire"
 )
 
 // provider implements status.Provider; guests are the sources.
@@ -36,6 +37,7 @@ func (p provider) List() status.List {
 	for _, pub := range v.All() {
 		row := describe(pub, titles)
 		row.Names = p.namesOf(&pub)
+		row.URL = p.url(row.Names)
 		l.Publications = append(l.Publications, row)
 	}
 	others := p.host.Unpublished().View()
@@ -54,6 +56,14 @@ func (p provider) namesOf(pub *host.Publication) []string {
 		return nil
 	}
 	return p.names.Table().NamesOf(route.PortOf(pub))
+}
+
+// url returns the URL by the first of a port's names.
+func (p provider) url(names []string) string {
+	if p.names == nil || len(names) == 0 {
+		return ""
+	}
+	return p.names.URL(names[0])
 }
 
 // report describes the names of ports, and whether they are served.
@@ -146,9 +156,21 @@ func published(p host.Publication) port.Publication {
 	}
 	return port.Publication{
 		Key: p.Key, DualStack: p.DualStack, Owner: p.Owner, Since: p.Since,
-		Origins:  []port.OriginInfo{{Origin: port.Origin{Source: p.Source}, Since: p.Since}},
+		Origins:  origins(p),
 		Decision: port.Decision{Allow: true, Host: hosts, Rule: p.Label, Labelled: p.Label != "", Alias: p.Alias},
 	}
+}
+
+// origins are those that the host knows: the first, and what it was asked for by.
+func origins(p host.Publication) []port.OriginInfo {
+	list := wire.DemandOrigins(p.Demands)
+	if p.Source != port.SourceDemand || len(list) == 0 {
+		list = append([]port.OriginInfo{{Origin: port.Origin{Source: p.Source}}}, list...)
+	}
+	for i := range list {
+		list[i].Since = p.Since
+	}
+	return list
 }
 
 // describeUnpublished makes a row of a port that its guest does not publish.

@@ -122,7 +122,7 @@ func establish(ctx context.Context, conn net.Conn, o Options, d direction, w *fl
 	}
 	s, err := newSession(tctx, conn, o, d, Peer{
 		Identity: hello.Identity, Name: hello.Name, Version: hello.Build,
-		Address: address(conn), Proof: proof, Unpublished: hello.Unpublished, LogLevel: hello.LogLevel, Runs: hello.Runs && o.Role == RoleAgent,
+		Address: address(conn), Proof: proof, Unpublished: hello.Unpublished, LogLevel: hello.LogLevel, Demand: hello.Demand, Runs: hello.Runs && o.Role == RoleAgent,
 	}, w, hs.keys(hello))
 	if err != nil {
 		stop()
@@ -304,7 +304,7 @@ func (h *handshake) sendHello() error {
 	frame, raw, err := wire.EncodeHandshake(wire.Handshake{Hello: &wire.Hello{
 		MinVersion: h.o.minVersion, MaxVersion: h.o.maxVersion, Role: h.o.Role,
 		Identity: h.o.Identity, Name: h.o.Name, Build: h.o.Version, Network: h.o.Network,
-		Nonce: h.nonce, Token: !h.o.Token.IsZero(), Unpublished: !h.o.NoUnpublished, LogLevel: h.o.LogLevel,
+		Nonce: h.nonce, Token: !h.o.Token.IsZero(), Unpublished: !h.o.NoUnpublished, LogLevel: h.o.LogLevel, Demand: h.o.Demand,
 		Runs: h.o.Role == RoleHost && h.o.Runs > 0,
 	}})
 	if err != nil {

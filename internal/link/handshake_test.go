@@ -75,6 +75,22 @@ func TestHelloWithLogLevel(t *testing.T) {
 	}
 }
 
+// Each side says whether it is for forwards by name.
+func TestHelloWithDemand(t *testing.T) {
+	for _, takes := range []bool{false, true} {
+		agent, host := opts(t, RoleAgent), opts(t, RoleHost)
+		agent.Demand, host.Demand = takes, true
+		a, b := net.Pipe()
+		d, l := shake(t, host, agent, a, b)
+		if d.err != nil || l.err != nil {
+			t.Fatal(d.err, l.err)
+		}
+		if d.s.Peer().Demand != takes || !l.s.Peer().Demand {
+			t.Errorf("%v: the agent's hello says %v, the host's %v", takes, d.s.Peer().Demand, l.s.Peer().Demand)
+		}
+	}
+}
+
 func TestHandshakeByUser(t *testing.T) {
 	for name, tt := range map[string]struct {
 		token Token

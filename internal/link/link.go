@@ -134,6 +134,8 @@ type Peer struct {
 	Unpublished bool
 	// LogLevel reports that it is an agent that takes the message wire.LogLevel.
 	LogLevel bool
+	// Demand reports that it takes the message wire.Demand, as an agent, or sends it, as a host.
+	Demand bool
 	// Runs reports that it is a host that may run programs for the agent.
 	Runs bool
 }

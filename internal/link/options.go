@@ -63,6 +63,8 @@ type Options struct {
 	NoUnpublished bool
 	// LogLevel says that this side takes wire.LogLevel.
 	LogLevel bool
+	// Demand says that this agent takes wire.Demand, or that this host sends it.
+	Demand bool
 	// Runs is how many streams an agent may have open at once to have programs run on this
 	// host. The next is reset. With 0 it may open none, and is told so.
 	Runs   int

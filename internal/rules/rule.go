@@ -58,11 +58,15 @@ type Match struct {
 	Namespace string            // glob: the owner's namespace
 	Labels    map[string]string // all of these keys, with values that match these globs
 	Guest     string            // glob: on a host, the guest's name there, or its endpoint if it has none
+
+	// Demand is what a port was asked for by. A rule that allows such a port asks for it. Only
+	// run-time rules have it; the protocol and the port are those of the rule.
+	Demand port.Demand
 }
 
 // Sources returns the names that Match.Sources can hold.
 func Sources() []string {
-	return []string{port.SourceSocket, port.SourceNAT, "docker", "containerd", "kube", port.SourcePublish}
+	return []string{port.SourceSocket, port.SourceNAT, "docker", "containerd", "kube", port.SourcePublish, port.SourceDemand}
 }
 
 // PortRange is First to Last, both included.
@@ -326,6 +330,9 @@ func (r Rule) validate() (field string, err error) {
 	}
 	if r.Exposes() && (r.HostPort != (HostPort{}) || r.OnConflict != port.OnConflictUnset) {
 		return "until", errors.New("a rule that exposes changes no host port")
+	}
+	if d := r.Match.Demand; !d.IsZero() && (r.Exposes() || r.Match.Protocol != d.Protocol || !slices.Equal(r.Match.Ports, []PortRange{{d.Port, d.Port}})) {
+		return "match.demand", fmt.Errorf("%q: want protocol: %s and ports: %d beside it, and action allow or deny", d, d.Protocol, d.Port)
 	}
 	several := len(r.Match.Ports) > 1
 	for _, p := range r.Match.Ports {

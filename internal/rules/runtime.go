@@ -52,6 +52,19 @@ func (s *Set) InEffect(counts func(Rule) bool) (_ *Set, next time.Time) {
 	return &t, next
 }
 
+// Demands returns what the run-time rules ask for, of one guest on a host, without repetition
+// in their order. What a rule before it closes is asked for all the same, and denied.
+func (s *Set) Demands(guest string) (list []port.Demand) {
+	for i := range s.runtime {
+		r := &s.runtime[i]
+		d := r.Match.Demand
+		if !d.IsZero() && !r.Deny && (r.Match.Guest == "" || glob(r.Match.Guest, guest)) && !slices.Contains(list, d) {
+			list = append(list, d)
+		}
+	}
+	return list
+}
+
 // runtimeRule is how decisions name these rules.
 const runtimeRule = "runtime rule"
 

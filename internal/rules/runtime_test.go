@@ -3,6 +3,7 @@
 package rules
 
 import (
+	"fmt"
 	"net/netip"
 	"strings"
 	"testing"
@@ -231,6 +232,111 @@ func TestRulesThatExposeAreNoneOfTheConfiguration(t *testing.T) {
 	for _, text := range []string{"action: expose", "action: allow, until: '2026-11-21T12:00:00Z'", "action: expose, until: '12:00'", "action: expose, until: '2026-11-21T12:00:00Z', hostPort: 1"} {
 		if _, err := Parse("rules", []byte("rules: [{"+text+"}]")); err == nil {
 			t.Errorf("%s is accepted", text)
+		}
+	}
+}
+
+// demanded is a port of a container that was asked for.
+func demanded(address string, n uint16, texts ...string) port.Publication {
+	p := port.Publication{
+		Key:   port.Key{Protocol: port.TCP, Address: netip.MustParseAddr(address), Port: n},
+		Owner: port.Owner{Kind: port.OwnerContainer, Name: "web", ID: "1", Labels: map[string]string{"secret": "yes"}},
+	}
+	for _, s := range texts {
+		p.Origins = append(p.Origins, port.OriginInfo{Origin: port.Origin{Source: port.SourceDemand, ID: s}})
+	}
+	return p
+}
+
+// What was asked for by name gets the host port of its own rule, and the configuration's
+// denials win, whatever they match by.
+func TestDemand(t *testing.T) {
+	const runtime = `rules:
+  - {name: mine, match: {protocol: tcp, ports: 80, demand: "web:80/tcp"}, action: allow, hostPort: 8080}
+  - {name: plain, match: {protocol: tcp, ports: 80}, action: allow, hostPort: 8081}
+`
+	asked, other := demanded("172.17.0.2", 80, "shop/web:80/tcp", "web:80/tcp"), demanded("172.17.0.2", 80, "api:80/tcp")
+	for _, c := range []struct{ config, asked, other string }{
+		{"rules: []", "127.0.0.1:8080", "127.0.0.1:8081"},
+		{"rules: [{match: {source: demand}, action: deny}]", "denied by rule 1", "denied by rule 1"},
+		{"rules: [{match: {name: web}, action: deny}]", "denied by rule 1", "denied by rule 1"},
+		{"rules: [{match: {labels: {secret: '*'}}, action: deny}]", "denied by rule 1", "denied by rule 1"},
+		{"rules: [{match: {ports: 80}, action: deny}]", "denied by rule 1", "denied by rule 1"},
+		{"rules: [{match: {ports: 443}, action: allow}, {action: deny}]", "denied by rule 2", "denied by rule 2"},
+		{"expose: all\nrules: []", "127.0.0.1:8080", "127.0.0.1:8081"}, // it is no wildcard
+	} {
+		file, err := Parse("config", []byte(c.config))
+		if err != nil {
+			t.Fatal(err)
+		}
+		base, err := New(file.Expose, file.Rules)
+		if err != nil {
+			t.Fatal(err)
+		}
+		list, err := Parse("runtime", []byte(runtime))
+		if err != nil {
+			t.Fatal(err)
+		}
+		s, err := base.WithRuntime(list.Rules)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, p := range []struct {
+			port.Publication
+			want string
+		}{{asked, c.asked}, {other, c.other}} {
+			d := s.Decide(p.Publication)
+			got := d.Reason
+			if d.Allow {
+				got = d.Host[0].String()
+			}
+			if got != p.want {
+				t.Errorf("%s: %s: %s, want %s", c.config, p.Origins[0].ID, got, p.want)
+			}
+		}
+		if got := s.Demands(""); len(got) != 1 || got[0].String() != "web:80/tcp" {
+			t.Errorf("it asks for %v", got)
+		}
+	}
+}
+
+func TestDemandsByGuest(t *testing.T) {
+	list, err := Parse("runtime", []byte(`rules:
+  - {match: {protocol: tcp, ports: 1, demand: "a:1", guest: "dev*"}, action: allow}
+  - {match: {protocol: udp, ports: 2, demand: "b:2/udp"}, action: allow}
+  - {match: {protocol: udp, ports: 2, demand: "b:2/udp"}, action: allow, hostPort: 3}
+  - {match: {protocol: tcp, ports: 4, demand: "c:4"}, action: deny}
+`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := Empty(Asked()).WithRuntime(list.Rules)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for guest, want := range map[string]string{"dev1": "[a:1/tcp b:2/udp]", "other": "[b:2/udp]"} {
+		if got := fmt.Sprint(s.Demands(guest)); got != want {
+			t.Errorf("%s: %s, want %s", guest, got, want)
+		}
+	}
+}
+
+func TestDemandIsOfRuntimeRules(t *testing.T) {
+	for text, want := range map[string]string{
+		`{match: {protocol: tcp, ports: 80, demand: "web:80"}, action: allow}`:                                 "only `fairlead forward add` adds such rules",
+		`{match: {protocol: tcp, ports: 81, demand: "web:80"}, action: allow}`:                                 "want protocol: tcp and ports: 80 beside it",
+		`{match: {ports: 80, demand: "web:80"}, action: allow}`:                                                "want protocol: tcp and ports: 80 beside it",
+		`{match: {demand: "web"}, action: allow}`:                                                              "no port",
+		`{match: {protocol: tcp, ports: 80, demand: "web:80"}, action: expose, until: "2026-11-21T12:00:00Z"}`: "want protocol: tcp and ports: 80 beside it, and action allow or deny",
+		`{match: {protocol: tcp, ports: [80, 80], demand: "web:80"}, action: allow}`:                           "want protocol: tcp and ports: 80 beside it",
+		`{match: {protocol: tcp, ports: 80, demand: ["web:80"]}, action: allow}`:                               "demand",
+	} {
+		file, err := Parse("rules", []byte("rules: ["+text+"]"))
+		if err == nil {
+			_, err = New(Loopback(), file.Rules)
+		}
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want %q", text, err, want)
 		}
 	}
 }

@@ -45,6 +45,9 @@ func New(expose HostAddress, list []Rule) (*Set, error) {
 		if compiled[i].Exposes() {
 			return nil, fmt.Errorf("%s: action expose: want allow or deny; only `fairlead expose` adds such rules", compiled[i].title)
 		}
+		if !compiled[i].Match.Demand.IsZero() {
+			return nil, fmt.Errorf("%s: match.demand: only `fairlead forward add` adds such rules; match by source: demand, owner or ports", compiled[i].title)
+		}
 	}
 	return &Set{expose: expose, rules: compiled}, nil
 }
@@ -391,6 +394,7 @@ const (
 	fieldPorts
 	fieldAddress
 	fieldSource
+	fieldDemand
 	fieldOwner
 	fieldName
 	fieldNamespace
@@ -409,6 +413,8 @@ func (r *rule) mismatch(p *port.Publication) field {
 		return fieldAddress
 	case !m.hasSource(p):
 		return fieldSource
+	case !m.Demand.IsZero() && !p.Demanded(m.Demand):
+		return fieldDemand
 	case len(m.Owners) > 0 && !slices.Contains(m.Owners, p.Owner.Kind):
 		return fieldOwner
 	case m.Name != "" && !glob(m.Name, p.Owner.Name):
@@ -559,6 +565,8 @@ func (r *rule) why(f field, p *port.Publication) string {
 		}
 		return fmt.Sprintf("source is %s, not %s", cmp.Or(strings.Join(slices.Compact(sources), " and "), "not known"),
 			strings.Join(m.Sources, " or "))
+	case fieldDemand:
+		return fmt.Sprintf("it is not what %s asks for", m.Demand)
 	case fieldOwner:
 		return fmt.Sprintf("owner is %s, not %s", p.Owner.Kind, either(m.Owners))
 	case fieldName:

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+
+	"github.com/fairlead/fairlead/internal/port"
 )
 
 // Unreachable describes the rules that never decide, because an earlier rule matches
@@ -32,10 +34,18 @@ func (r *rule) covers(o *rule) bool {
 	return (a.Protocol == 0 || a.Protocol == b.Protocol) &&
 		coversAll(a.Ports, b.Ports, func(x, y PortRange) bool { return x.First <= y.First && y.Last <= x.Last }) &&
 		coversAll(a.Addresses, b.Addresses, AddressMatch.covers) &&
-		coversAll(a.Sources, b.Sources, same) && coversAll(a.Owners, b.Owners, same) &&
+		coversAll(a.Sources, b.sources(), same) && (a.Demand.IsZero() || a.Demand == b.Demand) && coversAll(a.Owners, b.Owners, same) &&
 		(a.Name == "" || a.Name == b.Name) && (a.Namespace == "" || a.Namespace == b.Namespace) &&
 		(a.Guest == "" || a.Guest == b.Guest) &&
 		!slices.ContainsFunc(r.labels, func(l label) bool { return !slices.Contains(o.labels, l) })
+}
+
+// sources are those of which a rule can match a port.
+func (m *Match) sources() []string {
+	if len(m.Sources) == 0 && !m.Demand.IsZero() {
+		return []string{port.SourceDemand}
+	}
+	return m.Sources
 }
 
 func same[T comparable](a, b T) bool { return a == b }

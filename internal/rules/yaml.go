@@ -122,7 +122,7 @@ func ParsePortList(n yamltree.Node) ([]PortRange, error) {
 }
 
 func parseMatch(n yamltree.Node, m *Match) error {
-	return parseFields(n, m, "protocol", "ports", "address", "source", "owner", "name", "namespace", "labels", "guest")
+	return parseFields(n, m, "protocol", "ports", "address", "source", "owner", "name", "namespace", "labels", "guest", "demand")
 }
 
 // parseFields reads those fields of a match that are known.
@@ -149,6 +149,8 @@ func parseFields(n yamltree.Node, m *Match, known ...string) error {
 			m.Namespace, err = text(e.Node)
 		case "guest":
 			m.Guest, err = text(e.Node)
+		case "demand":
+			err = scalar(e.Node, &m.Demand, port.ParseDemand)
 		case "labels":
 			m.Labels, err = parseLabels(e.Node)
 		}

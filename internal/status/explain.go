@@ -54,8 +54,29 @@ func (s *Server) explain(w http.ResponseWriter, r *http.Request) {
 		text(w, http.StatusInternalServerError, err.Error())
 		return
 	}
+	report.Related = append(report.Related, s.demanded(q)...)
 	w.Header().Set("Content-Type", "application/json")
 	_ = json.NewEncoder(w).Encode(report)
+}
+
+// demanded returns what was asked for by name, has the port or gets the host port, and waits.
+func (s *Server) demanded(q explain.Query) (list []explain.Related) {
+	if s.o.Forwards == nil {
+		return nil
+	}
+	f, err := s.forwards()
+	if err != nil {
+		return nil // `forward ls` says why
+	}
+	for _, r := range f.Rules {
+		d, err := port.ParseDemand(r.Demand)
+		if err != nil || r.State != port.Pending.String() || q.Protocol != 0 && q.Protocol != d.Protocol ||
+			d.Port != q.Port && r.HostPort != strconv.Itoa(int(q.Port)) {
+			continue
+		}
+		list = append(list, explain.Related{Kind: explain.VerdictPending, Text: fmt.Sprintf("%s is asked for by name, and waits: %s", d, r.Reason)})
+	}
+	return list
 }
 
 // explainTimeout bounds dumping other namespaces and dialling.

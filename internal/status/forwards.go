@@ -33,9 +33,10 @@ type ForwardRule struct {
 	HostPort      string           `json:"hostPort"`    // as in a rule; "same" if it has none
 	HostAddress   string           `json:"hostAddress"` // as in a rule; "asked" if it has none
 	Guest         string           `json:"guest,omitempty"`
-	Until         time.Time        `json:"until,omitzero"` // of a rule that exposes: its end
-	State         string           `json:"state"`          // of the ports that it names: the best; "denied" for one that denies; "" if it names none
-	Reason        string           `json:"reason"`         // of the state
+	Demand        string           `json:"demand,omitempty"` // the port of a container or Service that it asks for, see port.Demand
+	Until         time.Time        `json:"until,omitzero"`   // of a rule that exposes: its end
+	State         string           `json:"state"`            // of the ports that it names: the best; "denied" for one that denies; "" if it names none
+	Reason        string           `json:"reason"`           // of the state
 	HostAddresses []netip.AddrPort `json:"hostAddresses"`
 	// Undo is the request that undoes the rule; nil of one that was written by hand.
 	Undo *forwards.Request `json:"undo,omitempty"`
@@ -98,8 +99,11 @@ func (s *Server) changeForwards(w http.ResponseWriter, r *http.Request) {
 		text(w, http.StatusConflict, strings.ReplaceAll(err.Error(), "\n", "; "))
 		return
 	}
-	if q.Op == forwards.Expose {
+	switch {
+	case q.Op == forwards.Expose:
 		s.awaitExposed(r.Context(), q)
+	case q.Op == forwards.Add && q.Demand != "":
+		s.awaitDemand(r.Context())
 	}
 	f, err := s.forwards()
 	if err != nil {
@@ -120,7 +124,11 @@ func (s *Server) changeForwards(w http.ResponseWriter, r *http.Request) {
 
 // forwards returns the rules, with the state of the ports that they name.
 func (s *Server) forwards() (Forwards, error) {
-	return forwardsOf(s.o.Forwards, s.o.Provider.List().Publications)
+	f, err := forwardsOf(s.o.Forwards, s.o.Provider.List().Publications)
+	for i := range f.Rules {
+		s.explainDemand(&f.Rules[i])
+	}
+	return f, err
 }
 
 func forwardsOf(store *forwards.Store, ports []Publication) (Forwards, error) {
@@ -144,6 +152,23 @@ func (s *Server) firewall(ctx context.Context, q forwards.Request, open []netip.
 	return s.o.Firewall(ctx, q.Protocol, open[0], time.Duration(q.Seconds)*time.Second)
 }
 
+// explainDemand sets why what a rule asks for by name is not there.
+func (s *Server) explainDemand(f *ForwardRule) {
+	d, err := port.ParseDemand(f.Demand)
+	if err != nil || f.State != port.Pending.String() || f.Reason != notServed {
+		return
+	}
+	f.Reason = notFoundYet
+	if s.o.Demands != nil {
+		if why := s.o.Demands(f.Guest, d); why != "" {
+			f.Reason = why
+		}
+	}
+}
+
+// notFoundYet is the reason of a rule that asks for a port by name, before anybody looked.
+const notFoundYet = "it is being looked for"
+
 // exposedWithin is how long a host may take to open what was exposed.
 const exposedWithin = time.Second
 
@@ -160,6 +185,17 @@ func (s *Server) awaitExposed(ctx context.Context, q forwards.Request) {
 			return list[i].Match.Names(p.Guest, p.Protocol, p.Port) && !p.Unpublished && (!p.exposed() || !p.ExposedUntil.Equal(list[i].Until))
 		})
 		if !waiting || schedule.Sleep(ctx, exposedWithin/50) != nil {
+			return
+		}
+	}
+}
+
+// awaitDemand waits until what is asked for by name was looked for, or for a while.
+func (s *Server) awaitDemand(ctx context.Context) {
+	looking := func(f ForwardRule) bool { return f.Reason == notFoundYet }
+	for deadline := time.Now().Add(exposedWithin); time.Now().Before(deadline); {
+		f, err := s.forwards()
+		if err != nil || !slices.ContainsFunc(f.Rules, looking) || schedule.Sleep(ctx, exposedWithin/50) != nil {
 			return
 		}
 	}
@@ -217,7 +253,7 @@ func localAddresses() (list []netip.Addr) {
 func describeRule(r rules.Rule, ports []Publication) ForwardRule {
 	f := ForwardRule{
 		Name: r.Name, Action: "allow", HostPort: r.HostPort.String(), HostAddress: r.HostAddress.String(), Guest: r.Match.Guest,
-		HostAddresses: []netip.AddrPort{},
+		HostAddresses: []netip.AddrPort{}, Demand: r.Match.Demand.String(),
 	}
 	if q, ok := forwards.Undo(r); ok {
 		f.Undo = &q
@@ -236,7 +272,7 @@ func describeRule(r rules.Rule, ports []Publication) ForwardRule {
 	found := false
 	var best port.State
 	for _, p := range ports {
-		if !r.Match.Names(p.Guest, p.Protocol, p.Port) {
+		if !r.Match.Names(p.Guest, p.Protocol, p.Port) || !r.Match.Demand.IsZero() && !p.asked(r.Match.Demand) {
 			continue
 		}
 		if !found || p.State > best {

@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/fairlead/fairlead/internal/diagnose/explain"
 	"github.com/fairlead/fairlead/internal/forwards"
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/rules"
@@ -136,5 +137,66 @@ func TestExposedPortsAreRed(t *testing.T) {
 	}
 	if n := strings.Count(out.String(), "ends it"); n != 1 {
 		t.Errorf("%d notes in %q", n, out.String())
+	}
+}
+
+// A rule that asks for a port by name has the state of what is there because of it, and the
+// reason of whoever looks for it.
+func TestDescribeDemand(t *testing.T) {
+	at := netip.MustParseAddrPort("127.0.0.1:18080")
+	ports := []Publication{
+		{Protocol: port.TCP, Port: 80, State: port.Active, HostAddresses: []netip.AddrPort{at}, Demands: []string{"web:80/tcp"}},
+		{Protocol: port.TCP, Port: 80, State: port.Conflict, Reason: "taken", Demands: []string{"api:80/tcp"}},
+		{Protocol: port.TCP, Port: 80, State: port.Conflict, Reason: "taken"},
+	}
+	s := &Server{o: Options{Demands: func(_ string, d port.Demand) string {
+		if d.Name == "new" {
+			return ""
+		}
+		return "no container " + d.Name
+	}}}
+	for name, want := range map[string][2]string{
+		"web": {"active", ""}, "api": {"conflict", "taken"}, "db": {"pending", "no container db"}, "new": {"pending", notFoundYet},
+	} {
+		file, err := rules.Parse("rules", []byte(`rules: [{match: {protocol: tcp, ports: 80, demand: "`+name+`:80"}, action: allow}]`))
+		if err != nil {
+			t.Fatal(err)
+		}
+		f := describeRule(file.Rules[0], ports)
+		if s.explainDemand(&f); f.State != want[0] || f.Reason != want[1] || f.Demand != name+":80/tcp" {
+			t.Errorf("%s: %+v", name, f)
+		}
+	}
+}
+
+// Whoever asks about the port, or about the host port, is told what waits.
+func TestExplainNamesDemand(t *testing.T) {
+	store := noForwards(t)
+	if _, err := store.Do(forwards.Request{Op: forwards.Add, Demand: "web:80", To: 8080}); err != nil {
+		t.Fatal(err)
+	}
+	s := &Server{o: Options{
+		Forwards: store, Provider: &fakeProvider{}, Demands: func(string, port.Demand) string { return "no container" },
+	}}
+	for n, want := range map[uint16]int{80: 1, 8080: 1, 81: 0} {
+		list := s.demanded(explain.Query{Port: n})
+		if len(list) != want || want > 0 && list[0].Text != "web:80/tcp is asked for by name, and waits: no container" {
+			t.Errorf("%d: %+v", n, list)
+		}
+	}
+	if list := s.demanded(explain.Query{Port: 80, Protocol: port.UDP}); len(list) != 0 {
+		t.Errorf("%+v", list)
+	}
+}
+
+// A row names what it was asked for by, without what is of the source's own.
+func TestDescribeDemandsOfARow(t *testing.T) {
+	p := port.Publication{Origins: []port.OriginInfo{
+		{Origin: port.Origin{Source: port.SourceDemand, ID: "svc/default/web:80/tcp"}},
+		{Origin: port.Origin{Source: port.SourceDemand, ID: "svc/default/web:80/tcp endpoints"}},
+		{Origin: port.Origin{Source: "docker", ID: "web:80/tcp"}},
+	}}
+	if got := Describe(p, nil).Demands; !slices.Equal(got, []string{"svc/default/web:80/tcp"}) {
+		t.Errorf("%q", got)
 	}
 }

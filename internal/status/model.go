@@ -104,6 +104,10 @@ type Publication struct {
 	Rule         string    `json:"rule,omitempty"`
 	Warnings     []string  `json:"warnings,omitempty"` // labels of the owner without effect, and why
 	Names        []string  `json:"names,omitempty"`    // on a host, in lists: that lead to it, shortest first
+	// URL leads to it by the first of Names, on a host that serves names; empty otherwise.
+	URL string `json:"url,omitempty"`
+	// Demands are the names by which the port was asked for, published or not: "web:80/tcp".
+	Demands []string `json:"demands,omitempty"`
 	// Lost reports, on a host, that the guest is not connected, or was restarted and has not
 	// reported the port again: what is open leads nowhere.
 	Lost bool `json:"lost,omitempty"`
@@ -131,6 +135,9 @@ func (p Publication) age(now time.Time) string {
 	}
 	return age
 }
+
+// asked reports whether the port is there because of a demand.
+func (p Publication) asked(d port.Demand) bool { return slices.Contains(p.Demands, d.String()) }
 
 // exposed reports whether other machines can reach the port by a rule for a time.
 func (p Publication) exposed() bool { return p.State == port.Active && !p.ExposedUntil.IsZero() }
@@ -256,6 +263,9 @@ func Describe(p port.Publication, outcomes []Outcome) Publication {
 		row.Owner.Labels = map[string]string{}
 	}
 	for _, o := range p.Origins {
+		if d, err := port.ParseDemand(o.ID); o.Source == port.SourceDemand && err == nil {
+			row.Demands = append(row.Demands, d.String())
+		}
 		row.Origins = append(row.Origins, Origin{Source: o.Source, Detail: o.Detail.String(), Since: o.Since.UTC()})
 	}
 	if len(p.Dial) > 0 {

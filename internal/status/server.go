@@ -19,6 +19,7 @@ import (
 	"github.com/fairlead/fairlead/internal/forwards"
 	"github.com/fairlead/fairlead/internal/loglevel"
 	"github.com/fairlead/fairlead/internal/names"
+	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/rules"
 	"github.com/fairlead/fairlead/internal/schedule"
 	"github.com/fairlead/fairlead/internal/trace"
@@ -53,6 +54,9 @@ type Options struct {
 	Forwards *forwards.Store
 	// Firewall asks that of this system; nil leaves its report out.
 	Firewall Firewall
+	// Demands returns why a port that a rule asks for by name is not there, of a guest on a
+	// host; "" if it is, or is being looked for. Nil knows nothing.
+	Demands func(guest string, d port.Demand) string
 	// Names returns the names of ports; nil leaves /v1/names out.
 	Names func() names.Report
 	// Settings returns the configuration in effect; nil leaves /v1/config out.

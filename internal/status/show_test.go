@@ -107,6 +107,21 @@ func TestColoursChangeNothingButColours(t *testing.T) {
 	}
 }
 
+// URLs have a column of the wide table, if there is one.
+func TestURLColumn(t *testing.T) {
+	named, other := row(80, port.Active, ""), row(81, port.Active, "")
+	for _, url := range []string{"", "http://web.localhost:8080"} {
+		named.URL = url
+		var b strings.Builder
+		if err := WriteTable(&b, List{Publications: []Publication{named, other}}, Style{Wide: true, Now: noon}); err != nil {
+			t.Fatal(err)
+		}
+		if has := strings.Contains(b.String(), "URL"); has != (url != "") || !strings.Contains(b.String(), url) {
+			t.Errorf("%q: %s", url, b.String())
+		}
+	}
+}
+
 func TestHostileNamesAreQuoted(t *testing.T) {
 	p := row(80, port.Failed, "\x1b[2J\nactive")
 	const hostile = "\x1b]0;title\x07\n"

@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"fmt"
 	"io"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -41,6 +42,10 @@ func WriteTable(w io.Writer, l List, style Style) error {
 	if showGuests {
 		t.columns = append(t.columns, column{head: "GUEST", least: 8})
 	}
+	showURLs := style.Wide && slices.ContainsFunc(l.Publications, func(p Publication) bool { return p.URL != "" })
+	if showURLs {
+		t.columns = append(t.columns, column{head: "URL", least: 8})
+	}
 	if style.Wide {
 		t.columns = append(t.columns, column{head: "SOURCES"}, column{head: "DIAL"}, column{head: "RULE"}, column{head: "REASON"})
 	}
@@ -51,6 +56,9 @@ func WriteTable(w io.Writer, l List, style Style) error {
 		}
 		if showGuests {
 			row = append(row, Quote(cmp.Or(p.GuestName, p.Guest)))
+		}
+		if showURLs {
+			row = append(row, orDash(Quote(p.URL)))
 		}
 		if style.Wide {
 			var sources []string

@@ -15,6 +15,7 @@ func (c Control) Check() error {
 	n := 0
 	for _, set := range [...]bool{
 		c.Snapshot != nil, c.Change != nil, c.Ack != nil, c.Outcomes != nil, c.Resync != nil, c.Unpublished != nil, c.LogLevel != nil, c.LogLevelSet != nil,
+		c.Demand != nil, c.Demanded != nil,
 	} {
 		if set {
 			n++
@@ -44,6 +45,16 @@ func (c Control) Check() error {
 		return c.LogLevel.check()
 	case c.LogLevelSet != nil:
 		return checkText("logLevelSet: reason", c.LogLevelSet.Reason, MaxReason)
+	case c.Demand != nil:
+		if len(c.Demand.Ports) > MaxDemands {
+			return malformed("demand: %d ports, at most %d", len(c.Demand.Ports), MaxDemands)
+		}
+		return checkAll(c.Demand.Ports, func(s string) error { return checkText("demand: port", s, MaxReason) })
+	case c.Demanded != nil:
+		if len(c.Demanded.Waiting) > MaxDemands {
+			return malformed("demanded: %d ports, at most %d", len(c.Demanded.Waiting), MaxDemands)
+		}
+		return checkAll(c.Demanded.Waiting, func(w Waiting) error { return checkTexts("", w.Port, w.Reason) })
 	default:
 		return checkText("resync: reason", c.Resync.Reason, MaxReason)
 	}
@@ -155,6 +166,14 @@ func (p Publication) Check() error {
 	}
 	if err := checkOwner(p.Key, p.Owner); err != nil {
 		return err
+	}
+	if len(p.Demands) > MaxDemandsOfOne {
+		return malformed("%s: %d demands, at most %d", p.Key, len(p.Demands), MaxDemandsOfOne)
+	}
+	for _, s := range p.Demands {
+		if err := checkText("demand", s, MaxReason); err != nil {
+			return err
+		}
 	}
 	return checkOthers(p.Key, p.Others)
 }

@@ -34,6 +34,11 @@ func FromPublication(p port.Publication) Publication {
 	if l != (Labels{}) {
 		w.Labels = &l
 	}
+	for _, o := range p.Origins {
+		if _, err := port.ParseDemand(o.ID); o.Source == port.SourceDemand && err == nil && len(w.Demands) < MaxDemandsOfOne {
+			w.Demands = append(w.Demands, o.ID)
+		}
+	}
 	return w
 }
 
@@ -161,9 +166,22 @@ func (p Publication) Port() port.Publication {
 	}
 	return port.Publication{
 		Key: p.Key, DualStack: p.DualStack, Owner: p.Owner, Rule: p.Rule, OwnerPending: p.OwnerPending, Others: others,
-		Origins:  []port.OriginInfo{{Origin: port.Origin{Source: p.Source}}},
+		Origins:  append([]port.OriginInfo{{Origin: port.Origin{Source: p.Source}}}, DemandOrigins(p.Demands)...),
 		Decision: port.Decision{Allow: true, Host: p.Host, Rule: l.Rule, Labelled: l.Rule != "", Yields: l.Yields, Alias: l.Alias},
 	}
+}
+
+// DemandOrigins returns the origins of a publication that is there because of these demands,
+// without those that cannot be read.
+func DemandOrigins(demands []string) (list []port.OriginInfo) {
+	for _, text := range demands {
+		if d, err := port.ParseDemand(text); err == nil {
+			list = append(list, port.OriginInfo{
+				Origin: port.Origin{Source: port.SourceDemand, ID: d.String()}, Detail: port.NewDetail("asked for as " + d.String()),
+			})
+		}
+	}
+	return list
 }
 
 // FromOutcome returns o for the wire. Its reason is truncated to MaxReason.

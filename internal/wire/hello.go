@@ -48,6 +48,9 @@ type Hello struct {
 	Unpublished bool `json:"unpublished,omitzero"`
 	// LogLevel reports that this agent takes the message LogLevel.
 	LogLevel bool `json:"logLevel,omitzero"`
+	// Demand reports, of an agent, that it takes the message Demand, and of a host, that it
+	// sends one at the start of each session with such an agent.
+	Demand bool `json:"demand,omitzero"`
 	// Runs reports that this host takes streams that the agent opens, each a RunRequest. An
 	// agent opens none to a host that does not say so, as older ones do not.
 	Runs bool `json:"runs,omitzero"`

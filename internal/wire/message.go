@@ -39,6 +39,10 @@ func decodeControl(body []byte) (Control, error) {
 			return &c.LogLevel
 		case "logLevelSet":
 			return &c.LogLevelSet
+		case "demand":
+			return &c.Demand
+		case "demanded":
+			return &c.Demanded
 		}
 		return nil
 	})
@@ -51,6 +55,12 @@ func decodeControl(body []byte) (Control, error) {
 	}
 	if c.LogLevelSet != nil { // an error that the host prints
 		c.LogLevelSet.Reason = oneLine(c.LogLevelSet.Reason)
+	}
+	if c.Demanded != nil {
+		for i := range c.Demanded.Waiting {
+			w := &c.Demanded.Waiting[i]
+			w.Port, w.Reason = oneLine(w.Port), oneLine(w.Reason)
+		}
 	}
 	return c, nil
 }

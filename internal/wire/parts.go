@@ -30,6 +30,9 @@ func (p Publication) TextBytes() int {
 	for _, o := range p.Others {
 		n += otherSize + ownerText(o)
 	}
+	for _, d := range p.Demands {
+		n += len(d)
+	}
 	return n
 }
 

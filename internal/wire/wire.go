@@ -63,6 +63,9 @@ type Control struct {
 	Unpublished *Unpublished `json:"unpublished,omitzero"` // agent to host, if that knows it: see Hello
 	LogLevel    *LogLevel    `json:"logLevel,omitzero"`    // host to agent, if that takes it: see Hello
 	LogLevelSet *LogLevelSet `json:"logLevelSet,omitzero"` // agent to host: the answer to each LogLevel
+
+	Demand   *Demand   `json:"demand,omitzero"`   // host to agent, if that takes it: see Hello
+	Demanded *Demanded `json:"demanded,omitzero"` // agent to host, after a Demand
 }
 
 // Snapshot is the whole wanted set. A large one comes in parts: More is set on
@@ -129,6 +132,9 @@ type Publication struct {
 	// Labels is what labels of the owner ask for and get, nil for nothing. Peers that do not
 	// know it neither send nor obey it.
 	Labels *Labels `json:"labels,omitempty"` // immutable
+	// Demands are what the port was asked for by, at most MaxDemandsOfOne, as port.Demand has
+	// it. Those that a host cannot read it ignores.
+	Demands List[string] `json:"demands,omitempty"`
 }
 
 // Labels is what labels of an owner ask for; see port.Decision.
@@ -179,6 +185,35 @@ type Unread struct {
 	Where  string `json:"where"` // table and chains
 	Rule   string `json:"rule"`  // its text
 	Reason string `json:"reason"`
+}
+
+// Limits of forwards by name. A text has at most MaxReason bytes.
+const (
+	MaxDemands      = 256 // that a host asks for
+	MaxDemandsOfOne = 16  // of one publication
+)
+
+// Demand is all that a host asks for by name: ports of containers and Services that nobody
+// published, as port.ParseDemand reads them. It replaces what the host asked for before. It
+// names no address, and the agent's rules decide about each port.
+type Demand struct {
+	Ports List[string] `json:"ports"`
+}
+
+// Demanded is what of a Demand waits, and why. It replaces what was sent before.
+type Demanded struct {
+	Waiting List[Waiting] `json:"waiting"`
+}
+
+// Waiting is a port that waits.
+type Waiting struct {
+	Port   string `json:"port"`
+	Reason string `json:"reason"`
+}
+
+// NewWaiting returns a port that waits. A reason that is too long is truncated.
+func NewWaiting(d port.Demand, reason string) Waiting {
+	return Waiting{d.String(), truncate(oneLine(reason), MaxReason)}
 }
 
 // MaxComponents is how many components LogLevel names at most.

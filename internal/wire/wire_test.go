@@ -68,8 +68,13 @@ func controls() map[string]Control {
 			Removed: []port.Key{key(port.TCP, "::", 22)},
 			Unread:  &List[Unread]{{Where: "ip nat PREROUTING", Rule: "-m mark --mark 0x7 -j DNAT", Reason: "a mark"}},
 		}},
-		"loglevel":         {LogLevel: &LogLevel{Number: 1, Level: "debug", Components: List[string]{"nat", "docker"}, Seconds: 600}},
-		"loglevel-set":     {LogLevelSet: &LogLevelSet{Number: 1, Reason: "component \"x\": want one of agent"}},
+		"loglevel":     {LogLevel: &LogLevel{Number: 1, Level: "debug", Components: List[string]{"nat", "docker"}, Seconds: 600}},
+		"loglevel-set": {LogLevelSet: &LogLevelSet{Number: 1, Reason: "component \"x\": want one of agent"}},
+		"demand":       {Demand: &Demand{Ports: List[string]{"web:80/tcp", "svc/default/dns:53/udp"}}},
+		"demanded":     {Demanded: &Demanded{Waiting: List[Waiting]{{Port: "web:80/tcp", Reason: "no running container has the name web"}}}},
+		"snapshot-demand": {Snapshot: &Snapshot{Epoch: "E1", Generation: 7, Publications: []Publication{
+			{Key: key(port.TCP, "172.17.0.2", 80), Host: []netip.AddrPort{netip.MustParseAddrPort("127.0.0.1:80")}, Source: "demand", Demands: List[string]{"web:80/tcp"}},
+		}}},
 		"unpublished-none": {Unpublished: &Unpublished{Unread: &List[Unread]{}}},
 	}
 }
@@ -235,10 +240,16 @@ func TestControlRefused(t *testing.T) {
 		"log level, word":       {`{"logLevel":{"number":1,"level":"` + strings.Repeat("r", 65) + `","seconds":1}}`, "word"},
 		"log level, component":  {`{"logLevel":{"number":1,"level":"debug","seconds":1,"components":["` + strings.Repeat("r", 65) + `"]}}`, "word"},
 		"log level, components": {`{"logLevel":{"number":1,"level":"debug","seconds":1,"components":["a"` + strings.Repeat(`,"a"`, 64) + `]}}`, "65 components"},
-		"log level, reason":     {`{"logLevelSet":{"number":1,"reason":"` + strings.Repeat("r", 513) + `"}}`, "reason"},
-		"unpublished, omitted":  {`{"unpublished":{"omitted":-1}}`, "omitted"},
-		"unpublished, removed":  {`{"unpublished":{"removed":[{"protocol":"tcp","port":1}]}}`, "no address"},
-		"long garbage":          {`{"` + strings.Repeat("x", 10_000) + `":1}`, "unknown message"},
+		"demand, ports":         {`{"demand":{"ports":["a:1"` + strings.Repeat(`,"a:1"`, 256) + `]}}`, "257 ports"},
+		"demand, port":          {`{"demand":{"ports":["` + strings.Repeat("r", 513) + `"]}}`, "port"},
+		"demanded, ports":       {`{"demanded":{"waiting":[{}` + strings.Repeat(`,{}`, 256) + `]}}`, "257 ports"},
+		"demanded, reason":      {`{"demanded":{"waiting":[{"port":"a:1","reason":"` + strings.Repeat("r", 513) + `"}]}}`, "text"},
+		"demands of one": {`{"snapshot":{"epoch":"E","publications":[{"protocol":"tcp","address":"10.0.0.1","port":1,"host":[],"owner":{"kind":"unknown","name":"","id":""},` +
+			`"demands":["a:1"` + strings.Repeat(`,"a:1"`, 16) + `]}]}}`, "17 demands"},
+		"log level, reason":    {`{"logLevelSet":{"number":1,"reason":"` + strings.Repeat("r", 513) + `"}}`, "reason"},
+		"unpublished, omitted": {`{"unpublished":{"omitted":-1}}`, "omitted"},
+		"unpublished, removed": {`{"unpublished":{"removed":[{"protocol":"tcp","port":1}]}}`, "no address"},
+		"long garbage":         {`{"` + strings.Repeat("x", 10_000) + `":1}`, "unknown message"},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -960,6 +971,32 @@ func TestReasonOfALogLevelIsOneLine(t *testing.T) {
 	c, err := ReadControl(&b)
 	if err != nil || c.LogLevelSet.Reason != "no [2J fairlead:  " {
 		t.Errorf("%+v, %v", c.LogLevelSet, err)
+	}
+}
+
+// Nor does why a port waits, and what the host cannot read of demands it ignores.
+func TestDemandTexts(t *testing.T) {
+	var b bytes.Buffer
+	if err := WriteControl(&b, Control{Demanded: &Demanded{Waiting: List[Waiting]{{Port: "a\n:1", Reason: "no\x1b[2J"}}}}); err != nil {
+		t.Fatal(err)
+	}
+	if c, err := ReadControl(&b); err != nil || c.Demanded.Waiting[0] != (Waiting{"a :1", "no [2J"}) {
+		t.Errorf("%+v, %v", c.Demanded, err)
+	}
+	p := port.Publication{Key: key(port.TCP, "172.17.0.2", 80)}
+	for _, id := range []string{"svc/default/web:80/tcp", "svc/default/web:80/tcp endpoints", "web:80/tcp"} {
+		p.Origins = append(p.Origins, port.OriginInfo{Origin: port.Origin{Source: port.SourceDemand, ID: id}})
+	}
+	w := FromPublication(p)
+	if !slices.Equal(w.Demands, List[string]{"svc/default/web:80/tcp", "web:80/tcp"}) {
+		t.Errorf("sent %q", w.Demands)
+	}
+	w.Demands = append(w.Demands, "of another version")
+	for _, d := range []string{"svc/default/web:80", "web:80"} {
+		asked, err := port.ParseDemand(d)
+		if got := w.Port(); err != nil || !got.Demanded(asked) || len(got.Origins) != 3 {
+			t.Errorf("%s: %+v, %v", d, got.Origins, err)
+		}
 	}
 }
 

@@ -32,6 +32,9 @@ func (f *Facts) chain(p *Publication) Chain {
 	if p.Decision.Allow {
 		c.Steps = append(c.Steps, p.sinkSteps()...)
 	}
+	if p.URL != "" {
+		c.Steps = append(c.Steps, Step{Step: "name", Mark: OK, Text: p.URL})
+	}
 	if g, lost := f.lostGuest(p); lost {
 		c.Steps = append(c.Steps, Step{Step: "guest", Mark: Failing, Text: "not connected: " + g.Error})
 	}

@@ -49,6 +49,7 @@ type Publication struct {
 	Guest string // on a host: identifies it
 	// GuestName is how the guest is shown.
 	GuestName string
+	URL       string // on a host that serves names: leads to it by one; empty otherwise
 	Rules     []rules.Step
 	Dials     []Dial
 	Outcomes  []Outcome
@@ -174,7 +175,7 @@ const (
 
 // Step is one step of the path from the kernel to the host.
 type Step struct {
-	Step  string     `json:"step"` // "seen", "owner", "rule", "dial", or "sink NAME"
+	Step  string     `json:"step"` // "seen", "owner", "rule", "dial", "sink NAME", or "name"
 	Mark  Mark       `json:"verdict"`
 	Text  string     `json:"text"`
 	Since *time.Time `json:"since,omitempty"`

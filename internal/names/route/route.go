@@ -6,9 +6,11 @@ package route
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"net"
 	"net/netip"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -250,6 +252,27 @@ func (r *Router) Report() names.Report {
 		out.Listeners = append(out.Listeners, names.Listener{Protocol: p.protocol, Address: p.at, Open: p.open, Error: p.err})
 	}
 	return out
+}
+
+// URL returns the URL of a name: at the first open listener for HTTP, or else for TLS; "" if
+// none is open.
+func (r *Router) URL(name string) string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, s := range []struct {
+		protocol, scheme string
+		usual            uint16
+	}{{"http", "http", 80}, {"tls", "https", 443}} {
+		i := slices.IndexFunc(r.places, func(p *place) bool { return p.open && p.protocol == s.protocol })
+		switch {
+		case i < 0:
+			continue
+		case r.places[i].at.Port() == s.usual:
+			return s.scheme + "://" + name
+		}
+		return fmt.Sprintf("%s://%s:%d", s.scheme, name, r.places[i].at.Port())
+	}
+	return ""
 }
 
 // Stats returns the counts.

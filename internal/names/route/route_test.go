@@ -222,6 +222,30 @@ func TestEachRequestIsLedByItsHost(t *testing.T) {
 }
 
 // A name outside the domain is refused, and shows nothing; only localhost has the list.
+func TestURL(t *testing.T) {
+	r, web, _ := serve(t, newFake(), nil)
+	if got, want := r.URL("web.localhost"), fmt.Sprintf("http://web.localhost:%d", web.Port()); got != want {
+		t.Errorf("%s, want %s", got, want)
+	}
+	r = New(Options{Host: newFake(), Domain: names.Local, Logger: slog.New(slog.DiscardHandler), TLS: []netip.AddrPort{free(t)}})
+	ctx, cancel := context.WithCancel(t.Context())
+	var running sync.WaitGroup
+	running.Go(func() { r.Run(ctx) })
+	defer func() { cancel(); running.Wait() }()
+	wait.Until(t, "it listens", func() error {
+		if r.Stats().Listened == 0 {
+			return errors.New("not yet")
+		}
+		return nil
+	})
+	if got := r.URL("web.localhost"); !strings.HasPrefix(got, "https://web.localhost:") {
+		t.Error(got)
+	}
+	if got := New(Options{Host: newFake(), Domain: "localhost", HTTP: []netip.AddrPort{web}, Logger: slog.New(slog.DiscardHandler)}).URL("web.localhost"); got != "" {
+		t.Errorf("%s, and nothing is open", got)
+	}
+}
+
 func TestForeignNamesLearnNothing(t *testing.T) {
 	f := newFake()
 	f.put("vm", "secret-name", 8080, server(t, "web"))

@@ -70,7 +70,14 @@ type Options struct {
 	// SetLogLevel, if not nil, has this process log more for a time, or says why not. The link
 	// must say in its hello whether it is set.
 	SetLogLevel func(level string, components []string, lasts time.Duration) error
-	Logger      *slog.Logger
+	// Demand, if not nil, takes all that a host asks for by name, in place of what one asked
+	// for before. It does not wait. The link must say in its hello whether it is set.
+	Demand func([]port.Demand)
+	// Demands returns what of that waits, and why. It is required with Demand; DemandsChanged
+	// receives when it has changed.
+	Demands        func() []wire.Waiting
+	DemandsChanged schedule.Signal
+	Logger         *slog.Logger
 
 	maxPublications int // wire.MaxPublications if 0
 	maxUnpublished  int // wire.MaxUnpublished if 0
@@ -150,7 +157,8 @@ func (s *Sink) Run(ctx context.Context) error {
 	defer wg.Wait()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	wg.Go(func() { s.passOnUnread(ctx) })
+	wg.Go(func() { s.passOn(ctx, s.o.UnreadChanged, func(c *session) { c.unread.Notify() }) })
+	wg.Go(func() { s.passOn(ctx, s.o.DemandsChanged, func(c *session) { c.demands.Notify() }) })
 	for {
 		ls, err := s.accept.Accept(ctx)
 		if err != nil {
@@ -160,7 +168,11 @@ func (s *Sink) Run(ctx context.Context) error {
 			return fmt.Errorf("hostlink: %w", err)
 		}
 		sess := newSession(ls, &s.stats, s.o, s.wake)
+		sess.demand = func(list []port.Demand) { s.demand(sess, list) }
 		old, again := s.replace(sess)
+		if !ls.Peer().Demand {
+			s.demand(sess, nil) // an older host, which never says what it does not ask for
+		}
 		s.stats.sessions.Add(1)
 		p := ls.Peer()
 		s.log.Info("host connected", "host", p.Name, "version", p.Version, "identity", p.Identity, "address", p.Address, "proof", p.Proof)
@@ -196,6 +208,7 @@ func (s *Sink) serve(ctx context.Context, sess *session) {
 	wg.Go(func() { s.acceptFlows(fctx, sess) })
 	wg.Go(func() { s.reportUnpublished(fctx, sess) })
 	wg.Go(func() { s.setLogLevels(fctx, sess) })
+	wg.Go(func() { s.reportDemands(fctx, sess) })
 	select {
 	case <-ctx.Done():
 	case <-sess.Done():

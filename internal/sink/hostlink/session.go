@@ -40,6 +40,8 @@ type session struct {
 	unread   schedule.Signal    // the NAT rules that are not understood may have changed
 	lost     schedule.Signal    // the host may have lost a part of the report of unpublished ports
 	levels   chan wire.LogLevel // that the host asks for
+	demands  schedule.Signal    // what the host asks for by name waits for another reason
+	demand   func([]port.Demand)
 
 	writing sync.Mutex // held while a message is written, with all its parts
 
@@ -68,6 +70,7 @@ func newSession(ls link.Session, stats *counters, o Options, wake schedule.Signa
 		unread:     schedule.NewSignal(),
 		lost:       schedule.NewSignal(),
 		levels:     make(chan wire.LogLevel, maxLevels),
+		demands:    schedule.NewSignal(),
 		unanswered: make(map[port.Key]struct{}), outcomes: make(port.Outcomes),
 		malformed: rate.NewLimiter(rate.Every(time.Second), 64),
 		resyncs:   rate.NewLimiter(rate.Every(10*time.Second), 16),
@@ -397,6 +400,8 @@ func (c *session) receive(m wire.Control) error {
 		c.lost.Notify()
 	case m.LogLevel != nil:
 		return c.askLevel(*m.LogLevel)
+	case m.Demand != nil:
+		return c.takeDemand(m.Demand)
 	default:
 		return fmt.Errorf("%w: a message that only agents send", wire.ErrMalformed)
 	}

@@ -23,17 +23,17 @@ const (
 	unpublishedRate = 1000
 )
 
-// passOnUnread notifies the current session of changed NAT rules until ctx ends.
-func (s *Sink) passOnUnread(ctx context.Context) {
+// passOn notifies the current session of changes until ctx ends.
+func (s *Sink) passOn(ctx context.Context, changed schedule.Signal, notify func(*session)) {
 	for {
 		select {
 		case <-ctx.Done():
 			return
-		case <-s.o.UnreadChanged:
+		case <-changed:
 		}
 		s.mu.Lock()
 		if s.cur != nil {
-			s.cur.unread.Notify()
+			notify(s.cur)
 		}
 		s.mu.Unlock()
 	}

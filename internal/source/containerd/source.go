@@ -26,6 +26,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 
+	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/registry"
 	"github.com/fairlead/fairlead/internal/schedule"
 	"github.com/fairlead/fairlead/internal/source/engine"
@@ -116,6 +117,12 @@ func (s *Source) Name() string { return s.o.SourceName }
 
 // Sockets returns the paths at which containerd is looked for.
 func (s *Source) Sockets() []string { return s.o.Sockets }
+
+// Find returns the containers that a demand names.
+func (s *Source) Find(d port.Demand) []engine.Found { return s.facts.Find(d) }
+
+// Watch returns a signal that is notified after each change of what Find returns.
+func (s *Source) Watch() schedule.Signal { return s.facts.Watch() }
 
 // Facts answers who owns a cgroup or an address. It stays valid for ever.
 func (s *Source) Facts() registry.Facts { return &s.facts }

@@ -17,6 +17,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/registry"
 	"github.com/fairlead/fairlead/internal/schedule"
 	"github.com/fairlead/fairlead/internal/source/engine"
@@ -132,6 +133,12 @@ func (s *Source) Sockets() (paths []string) {
 	}
 	return paths
 }
+
+// Find returns the containers that a demand names.
+func (s *Source) Find(d port.Demand) []engine.Found { return s.facts.Find(d) }
+
+// Watch returns a signal that is notified after each change of what Find returns.
+func (s *Source) Watch() schedule.Signal { return s.facts.Watch() }
 
 // Facts answers who owns a cgroup or an address. It stays valid for ever.
 func (s *Source) Facts() registry.Facts { return &s.facts }

@@ -40,9 +40,10 @@ type Table struct {
 	// matter who made the cgroup. Set it before the first use.
 	CgroupUser func(path string) (uid uint32, found bool)
 
-	notify func([]registry.AttributionKey)
-	change schedule.Signal // nil if nobody waits
-	asks   asks
+	notify   func([]registry.AttributionKey)
+	change   schedule.Signal // nil if nobody waits
+	watchers watchers
+	asks     asks
 }
 
 var _ registry.Facts = (*Table)(nil)
@@ -76,12 +77,13 @@ func (t *Table) Retain(keep func(object string, f Fact) bool) {
 // is in both is not gone meanwhile.
 func (t *Table) Swap(gone []string, put map[string]Fact) {
 	var changed []registry.AttributionKey
+	news := false // also of a container without anything that it is known by: it has a name
 	t.mu.Lock()
 	for _, object := range gone {
 		f, had := t.objects[object]
 		if _, back := put[object]; had && !back {
 			t.remove(object)
-			changed = f.keys(changed)
+			changed, news = f.keys(changed), true
 		}
 	}
 	for object, f := range put {
@@ -91,12 +93,15 @@ func (t *Table) Swap(gone []string, put map[string]Fact) {
 		}
 		t.remove(object)
 		t.insert(object, f)
-		changed = f.keys(old.keys(changed))
+		changed, news = f.keys(old.keys(changed)), true
 	}
 	if len(changed) > 0 {
 		t.change.Notify()
 	}
 	t.mu.Unlock()
+	if news {
+		t.Announce()
+	}
 	if t.notify != nil && len(changed) > 0 {
 		t.notify(changed)
 	}

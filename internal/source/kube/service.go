@@ -43,6 +43,10 @@ type servicePort struct {
 
 func (s service) id() string { return s.namespace + "/" + s.name }
 
+func (s service) owner() port.Owner {
+	return port.Owner{Kind: port.OwnerService, ID: s.id(), Name: s.name, Namespace: s.namespace, Labels: s.labels}
+}
+
 // compact takes out of a Service what a port needs; the rest can go.
 func compact(o *object.Service) service {
 	s := service{namespace: o.Namespace, name: o.Name}
@@ -51,9 +55,6 @@ func compact(o *object.Service) service {
 		s.open = true
 	case object.ExternalName:
 		return s
-	}
-	if !s.open && len(o.Spec.ExternalIPs) == 0 {
-		return s // only the cluster reaches it
 	}
 	s.labels = engine.Labels(o.Labels, "kubectl.kubernetes.io/")
 	for k, v := range o.Annotations { // what a Service asks for has values that labels cannot have
@@ -205,8 +206,11 @@ func podFacts(slice string, o *object.EndpointSlice) map[string]engine.Fact {
 // declare makes the bindings of a Service, sorted by origin. What nothing serves
 // has no dial target, if the endpoints are known.
 func (s service) declare(serving []endpoints, known bool) (bindings []port.Binding, warnings []string) {
-	owner := port.Owner{Kind: port.OwnerService, ID: s.id(), Name: s.name, Namespace: s.namespace, Labels: s.labels}
+	owner := s.owner()
 	warnings = slices.Clone(s.bad)
+	if !s.open && len(s.external) == 0 {
+		return nil, warnings // only the cluster reaches it
+	}
 	for _, p := range s.ports {
 		text := fmt.Sprintf("%s port %d/%s", s.id(), p.port, strings.ToLower(p.protocol))
 		if p.name != "" {

@@ -96,9 +96,10 @@ type Source struct {
 	o         Options
 	inCluster bool
 	facts     facts
-	wake      schedule.Signal // the server may be back, or is another one
-	server    uint16          // the port of the last session's server, 0 if not known; of Run's goroutine
-	listed    atomic.Bool     // a server was listed once
+	state     atomic.Pointer[state] // nil before Run
+	wake      schedule.Signal       // the server may be back, or is another one
+	server    uint16                // the port of the last session's server, 0 if not known; of Run's goroutine
+	listed    atomic.Bool           // a server was listed once
 }
 
 // Kubeconfigs are those that k3s and kubeadm write on a node.
@@ -210,6 +211,7 @@ func (s *Source) Run(ctx context.Context, feed registry.Feed) error {
 	stopped := engine.Watch(ctx, s.o.Logger, s.wake, s.o.Kubeconfigs...)
 	defer func() { cancel(); <-stopped }()
 	st := newState(s.o.Logger, feed, &s.facts)
+	s.state.Store(st)
 	s.remember()
 	return engine.Supervisor{
 		Retry: s.o.Retry, Logger: s.o.Logger, Feed: feed, Facts: &s.facts.Table, Wake: s.wake, Withdraw: st.withdraw, Await: s.awaitServer,

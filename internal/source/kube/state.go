@@ -75,6 +75,7 @@ func (st *state) arrived() {
 		set = append(set, st.reported[id]...)
 	}
 	st.feed.Replace(set)
+	st.facts.Announce()
 	st.up()
 }
 
@@ -118,6 +119,7 @@ func (st *state) update(id string) {
 	if len(c.Drop)+len(c.Put) > 0 {
 		st.feed.Apply(c)
 	}
+	st.facts.Announce()
 }
 
 func same(a, b port.Binding) bool {

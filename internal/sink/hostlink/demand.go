@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package hostlink
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"github.com/fairlead/fairlead/internal/link"
+	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/schedule"
+	"github.com/fairlead/fairlead/internal/wire"
+)
+
+// takeDemand takes what the host asks for by name. One text that cannot be read refuses all.
+func (c *session) takeDemand(m *wire.Demand) error {
+	if c.o.Demand == nil {
+		return fmt.Errorf("%w: asks for ports by name, which this agent's hello does not allow", wire.ErrMalformed)
+	}
+	list := make([]port.Demand, 0, len(m.Ports))
+	for _, text := range m.Ports {
+		d, err := port.ParseDemand(text)
+		if err != nil {
+			return fmt.Errorf("%w: demand: %w", wire.ErrMalformed, err)
+		}
+		list = append(list, d)
+	}
+	c.demand(list)
+	c.demands.Notify()
+	return nil
+}
+
+// demand passes on what a session's host asks for, if that is still the host. What it asked
+// for stays when it is lost: it asks again when it is back.
+func (s *Sink) demand(c *session, list []port.Demand) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.cur == c && s.o.Demand != nil {
+		s.o.Demand(list)
+	}
+}
+
+// reportDemands tells the host what waits, until the session ends.
+func (s *Sink) reportDemands(ctx context.Context, c *session) {
+	if s.o.Demand == nil || !c.Peer().Demand {
+		return
+	}
+	var sent []wire.Waiting
+	for first := true; ; first = false {
+		select {
+		case <-ctx.Done():
+			return
+		case <-c.demands:
+		}
+		waiting := s.o.Demands()
+		waiting = waiting[:min(len(waiting), wire.MaxDemands)]
+		if first || !slices.Equal(waiting, sent) {
+			sent = waiting
+			if err := c.write(ctx, []wire.Control{{Demanded: &wire.Demanded{Waiting: waiting}}}); err != nil {
+				_ = c.CloseWith(link.ReasonSilent) // a part of a message may have been sent
+				return
+			}
+		}
+		if schedule.Sleep(ctx, unpublishedPause) != nil {
+			return
+		}
+	}
+}

@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package hostlink
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/fairlead/fairlead/internal/link"
+	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/schedule"
+	"github.com/fairlead/fairlead/internal/wire"
+)
+
+// demanding is a session with a host that asks for ports by name.
+type demanding struct{ link.Session }
+
+func (s demanding) Peer() link.Peer {
+	p := s.Session.Peer()
+	p.Demand = true
+	return p
+}
+
+func askedFor(texts ...string) wire.Control {
+	return wire.Control{Demand: &wire.Demand{Ports: texts}}
+}
+
+// What a host asks for is passed on, and why it waits is answered. Another host that does not
+// know the message asks for nothing.
+func TestDemandOfTheHost(t *testing.T) {
+	asked, changed := make(chan string, 8), schedule.NewSignal()
+	r := newRig(t, func(o *Options) {
+		o.Demand = func(list []port.Demand) { asked <- fmt.Sprint(list) }
+		o.Demands = func() []wire.Waiting { return []wire.Waiting{{Port: "web:80/tcp", Reason: "no container"}} }
+		o.DemandsChanged = changed
+	})
+	p := r.connectAs("h", func(s link.Session) link.Session { return demanding{s} })
+	p.say(askedFor("web:80", "svc/default/web:80/udp"))
+	if got := <-asked; got != "[web:80/tcp svc/default/web:80/udp]" {
+		t.Error(got)
+	}
+	if m := p.next().Demanded; m == nil || len(m.Waiting) != 1 || m.Waiting[0].Reason != "no container" {
+		t.Errorf("%+v", m)
+	}
+	changed.Notify() // to the same: nothing is sent
+	p.say(askedFor("web:80", "no port"))
+	p.say(askedFor("db:1"))
+	if got := <-asked; got != "[db:1/tcp]" {
+		t.Errorf("%s: a text that cannot be read refuses the message", got)
+	}
+	r.connect("older")
+	if got := <-asked; got != "[]" {
+		t.Error(got)
+	}
+}

@@ -1,0 +1,284 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package demand is the source of ports that nobody published and that somebody asks for by
+// name: of a container, or of a Service of Kubernetes. It joins what is asked for with what
+// the engines know, and dials the address that the engine gave.
+package demand
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/fairlead/fairlead/internal/netwatch"
+	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/registry"
+	"github.com/fairlead/fairlead/internal/schedule"
+	"github.com/fairlead/fairlead/internal/source/engine"
+)
+
+// Directory knows the containers or the Services of one engine.
+type Directory interface {
+	// Find returns those that a demand names, at once.
+	Find(d port.Demand) []engine.Found
+	// Watch returns a signal that is notified after what Find returns has changed. It is
+	// called once.
+	Watch() schedule.Signal
+}
+
+// Max is how many demands there are at most; further ones wait.
+const Max = 256
+
+// share bounds the time that is spent on looking up names, to one part in so many: each change
+// of an engine may be a reason.
+const share = 50
+
+// Options configures a Source. All but Await are required.
+type Options struct {
+	Directories []Directory
+	// Await, if not nil, returns when the engines have been read for the first time, or failed.
+	Await func(ctx context.Context)
+	// Kind tells what an address is; netwatch.Classify.
+	Kind   func(netip.Addr) (netwatch.Kind, error)
+	Logger *slog.Logger
+}
+
+// State is what became of a demand.
+type State struct {
+	port.Demand
+
+	Reason string // why it waits, "" if its port is reported
+}
+
+// Source reports the ports that are asked for.
+type Source struct {
+	o    Options
+	wake schedule.Signal
+
+	mu      sync.Mutex
+	asked   map[string][]port.Demand // by who asks
+	states  []State                  // by demand, sorted by text
+	changed []schedule.Signal        // those who want to know of other states
+}
+
+// New returns a source without demands. It starts nothing.
+func New(o Options) (*Source, error) {
+	if len(o.Directories) == 0 || o.Kind == nil || o.Logger == nil {
+		return nil, errors.New("demand: Directories, Kind and Logger are required")
+	}
+	return &Source{o: o, wake: schedule.NewSignal(), asked: make(map[string][]port.Demand)}, nil
+}
+
+// Name returns the name that the registry knows the source by.
+func (s *Source) Name() string { return port.SourceDemand }
+
+// Ask replaces what somebody asks for, which may be nothing.
+func (s *Source) Ask(who string, list []port.Demand) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if slices.Equal(s.asked[who], list) {
+		return
+	}
+	s.asked[who] = slices.Clone(list)
+	s.wake.Notify()
+}
+
+// States returns what became of each demand, sorted by their texts. The list is immutable.
+func (s *Source) States() []State {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.states
+}
+
+// Changed returns a signal that is notified after States has changed.
+func (s *Source) Changed() schedule.Signal {
+	c := schedule.NewSignal()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.changed = append(s.changed, c)
+	return c
+}
+
+// demands returns all that is asked for, sorted by text.
+func (s *Source) demands() (list []port.Demand) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	all := make(map[string]port.Demand)
+	for _, asked := range s.asked {
+		for _, d := range asked {
+			all[d.String()] = d
+		}
+	}
+	for _, text := range slices.Sorted(maps.Keys(all)) {
+		list = append(list, all[text])
+	}
+	return list
+}
+
+// Run reports until ctx ends, and returns ctx's cause then.
+func (s *Source) Run(ctx context.Context, feed registry.Feed) error {
+	var running sync.WaitGroup
+	defer running.Wait()
+	for _, d := range s.o.Directories {
+		changes := d.Watch()
+		running.Go(func() {
+			for schedule.Wait(ctx, time.Time{}, changes) == nil {
+				s.wake.Notify()
+			}
+		})
+	}
+	// What the engines have not told yet is no reason to withdraw what an earlier agent
+	// published: the first set is complete when they have.
+	read := make(chan struct{})
+	running.Go(func() {
+		if s.o.Await != nil && len(s.demands()) > 0 {
+			s.o.Await(ctx)
+		}
+		close(read)
+	})
+	feed.Method("by name, at the engine's address")
+	if schedule.Wait(ctx, time.Time{}, read) != nil {
+		return context.Cause(ctx)
+	}
+	for {
+		began := time.Now()
+		// The whole set: it is small, and what is equal costs the registry little.
+		feed.Replace(s.lookUp())
+		if schedule.Sleep(ctx, schedule.Rest(time.Since(began), share)) != nil ||
+			schedule.Wait(ctx, time.Time{}, s.wake) != nil {
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// lookUp returns the bindings of all demands, and notes their states.
+func (s *Source) lookUp() (set []port.Binding) {
+	var states []State
+	for i, d := range s.demands() {
+		found, reason := []port.Binding(nil), fmt.Sprintf("more than %d ports are asked for by name", Max)
+		if i < Max {
+			found, reason = s.find(d)
+		}
+		set, states = append(set, found...), append(states, State{d, reason})
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if slices.Equal(states, s.states) {
+		return set
+	}
+	for _, st := range states {
+		if !slices.Contains(s.states, st) {
+			s.o.Logger.Info("a port is asked for by name", "demand", st.Demand.String(), "waits", cmp.Or(st.Reason, "no"))
+		}
+	}
+	s.states = states
+	for _, c := range s.changed {
+		c.Notify()
+	}
+	return set
+}
+
+// find returns the bindings of a demand, or why there are none.
+func (s *Source) find(d port.Demand) (set []port.Binding, reason string) {
+	var found []engine.Found
+	for _, dir := range s.o.Directories {
+		for _, f := range dir.Find(d) {
+			found = engine.AppendFound(found, f)
+		}
+	}
+	switch {
+	case len(found) == 0:
+		return nil, missing(d)
+	case len(found) > 1:
+		return nil, several(d, found)
+	case found[0].Reason != "":
+		return nil, found[0].Reason
+	}
+	f := found[0]
+	dial := f.Dial
+	if !d.Service {
+		if dial = slices.DeleteFunc(slices.Clone(dial), func(a netip.AddrPort) bool { return !s.alone(a.Addr()) }); len(dial) == 0 {
+			return nil, fmt.Sprintf("container %s has no address of its own that this guest reaches: if it is in the guest's network, "+
+				"forward its port as one of the guest: `fairlead forward add %s`; else publish the port", f.Owner.Name, d.Slot)
+		}
+	}
+	slices.SortStableFunc(dial, func(a, b netip.AddrPort) int { return family(a) - family(b) })
+	b := port.Binding{
+		Key:    port.Key{Protocol: d.Protocol, Address: dial[0].Addr(), Port: d.Port},
+		Origin: port.Origin{Source: port.SourceDemand, ID: d.String()},
+		Owner:  f.Owner, Dial: dial,
+		Detail: port.NewDetail("asked for as " + d.String()),
+	}
+	if !d.Service {
+		b.Hints.Targets = dial // where two engines name different owners, rules wait
+		return []port.Binding{b}, ""
+	}
+	set = []port.Binding{b}
+	if len(f.Targets) > 0 { // rules that deny a pod hold for a Service that leads to it
+		b.Origin.ID += " endpoints"
+		b.Owner, b.Hints.Targets = port.Owner{}, f.Targets
+		b.Detail = port.NewDetail("endpoints of " + d.String())
+		set = append(set, b)
+	}
+	return set, ""
+}
+
+// family orders IPv4 before IPv6.
+func family(a netip.AddrPort) int {
+	if a.Addr().Is4() {
+		return 0
+	}
+	return 1
+}
+
+// alone reports whether an address can be a container's alone: not this machine's, nor one
+// that is no single machine's. What cannot be looked up counts as this machine's.
+func (s *Source) alone(a netip.Addr) bool {
+	if !a.IsValid() || a.IsUnspecified() || a.IsLoopback() || a.IsMulticast() || a.IsLinkLocalUnicast() {
+		return false
+	}
+	kind, err := s.o.Kind(a)
+	if err != nil {
+		s.o.Logger.Debug("cannot ask whose address it is; taking it for this machine's", "address", a, "err", err)
+	}
+	return err == nil && kind == netwatch.Elsewhere
+}
+
+// missing is why a demand waits that names nothing.
+func missing(d port.Demand) string {
+	switch {
+	case d.Service:
+		return fmt.Sprintf("there is no Service %s/%s", d.Scope, d.Name)
+	case d.Scope != "":
+		return fmt.Sprintf("no running container is %s of the project or namespace %s", d.Name, d.Scope)
+	}
+	return "no running container has the name " + d.Name
+}
+
+// several is why a demand waits that names more than one.
+func several(d port.Demand, found []engine.Found) string {
+	var list []string
+	for _, f := range found {
+		name := f.Owner.Name
+		if f.Owner.Namespace != "" {
+			name = f.Owner.Namespace + "/" + name
+		} else if name == d.Name {
+			name += " (" + f.Owner.ID[:min(12, len(f.Owner.ID))] + ")"
+		}
+		list = append(list, name)
+	}
+	slices.Sort(list)
+	n := len(list)
+	if most := 8; n > most {
+		list = append(list[:most], fmt.Sprintf("%d more", n-most))
+	}
+	return fmt.Sprintf("%s names %d containers: name one of %s", d.Owner(), n, strings.Join(list, ", "))
+}

@@ -1,0 +1,311 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package demand
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/fairlead/fairlead/internal/netwatch"
+	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/schedule"
+	"github.com/fairlead/fairlead/internal/source/engine"
+	"github.com/fairlead/fairlead/test/kit/leak"
+)
+
+func TestMain(m *testing.M) { leak.Main(m) }
+
+// feed keeps the last set.
+type feed struct {
+	mu  sync.Mutex
+	set []port.Binding
+	n   int
+}
+
+func (f *feed) Replace(set []port.Binding) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.set, f.n = set, f.n+1
+}
+func (f *feed) Apply(port.Change) {}
+func (f *feed) Stale(error)       {}
+func (f *feed) Warn([]string)     {}
+func (f *feed) Method(string)     {}
+
+func (f *feed) text() string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	var list []string
+	for _, b := range f.set {
+		list = append(list, fmt.Sprintf("%s=%s>%v %s>%v", b.Origin.ID, b.Key, b.Dial, b.Owner.Name, b.Hints.Targets))
+	}
+	return strings.Join(list, "; ")
+}
+
+func (f *feed) reports() int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.n
+}
+
+// services is a directory of one Service.
+type services struct {
+	mu     sync.Mutex
+	found  []engine.Found
+	signal schedule.Signal
+}
+
+func (s *services) Find(d port.Demand) []engine.Found {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !d.Service || d.Scope != "default" || d.Name != "web" {
+		return nil
+	}
+	return s.found
+}
+
+func (s *services) Watch() schedule.Signal { return s.signal }
+
+func (s *services) change(found ...engine.Found) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.found = found
+	s.signal.Notify()
+}
+
+func container(id, name string, labels map[string]string, addresses ...string) engine.Fact {
+	f := engine.Fact{Owner: port.Owner{Kind: port.OwnerContainer, ID: id, Name: name, Labels: labels}}
+	for _, a := range addresses {
+		f.Addresses = append(f.Addresses, netip.MustParseAddr(a))
+	}
+	return f
+}
+
+func parse(t *testing.T, texts ...string) (list []port.Demand) {
+	t.Helper()
+	for _, s := range texts {
+		d, err := port.ParseDemand(s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		list = append(list, d)
+	}
+	return list
+}
+
+// kind takes 192.0.2.0/24 for this machine's own addresses.
+func kind(a netip.Addr) (netwatch.Kind, error) {
+	switch {
+	case netip.MustParsePrefix("192.0.2.0/24").Contains(a):
+		return netwatch.Own, nil
+	case a == netip.MustParseAddr("172.17.255.255"):
+		return netwatch.Broadcast, nil
+	case a == netip.MustParseAddr("203.0.113.1"):
+		return 0, errors.New("no answer")
+	}
+	return netwatch.Elsewhere, nil
+}
+
+// fixture is a source with an engine.
+type fixture struct {
+	*Source
+
+	feed     feed
+	t        *testing.T
+	table    engine.Table
+	services services
+}
+
+func newFixture(t *testing.T, await func(context.Context)) *fixture {
+	f := &fixture{t: t, services: services{signal: schedule.NewSignal()}}
+	var err error
+	f.Source, err = New(Options{Directories: []Directory{&f.table, &f.services}, Await: await, Kind: kind, Logger: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return f
+}
+
+// run starts the source. Stop ends it.
+func (f *fixture) run() (stop func()) {
+	ctx, cancel := context.WithCancel(f.t.Context())
+	var running sync.WaitGroup
+	running.Go(func() {
+		if err := f.Run(ctx, &f.feed); !errors.Is(err, context.Canceled) {
+			f.t.Error(err)
+		}
+	})
+	return func() { cancel(); running.Wait() }
+}
+
+// settle returns when the source has nothing to do: a pause follows each look.
+func settle() {
+	time.Sleep(time.Minute)
+	synctest.Wait()
+}
+
+func (f *fixture) want(when, set, reasons string) {
+	f.t.Helper()
+	settle()
+	if got := f.feed.text(); got != set {
+		f.t.Errorf("%s: reported %q, want %q", when, got, set)
+	}
+	var list []string
+	for _, s := range f.States() {
+		list = append(list, s.Reason)
+	}
+	if got := strings.Join(list, "; "); got != reasons {
+		f.t.Errorf("%s: reasons %q, want %q", when, got, reasons)
+	}
+}
+
+// A port is there while its container is, at whatever address that has.
+func TestFollowsContainer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t, nil)
+		defer f.run()()
+		f.want("nothing asked for", "", "")
+		f.Ask("rules", parse(t, "web:80"))
+		f.want("no container", "", "no running container has the name web")
+		f.table.Put("1", container("1", "web", nil, "172.17.0.2", "fd00::2"))
+		f.want("started", "web:80/tcp=tcp 172.17.0.2:80>[172.17.0.2:80 [fd00::2]:80] web>[172.17.0.2:80 [fd00::2]:80]", "")
+		f.table.Put("2", container("2", "api", nil, "172.17.0.3"))
+		f.table.Swap([]string{"1"}, map[string]engine.Fact{"3": container("3", "web", nil, "172.17.0.9")})
+		f.want("started again", "web:80/tcp=tcp 172.17.0.9:80>[172.17.0.9:80] web>[172.17.0.9:80]", "")
+		stopped := container("3", "web", nil, "172.17.0.9")
+		stopped.Stopped = true
+		f.table.Put("3", stopped)
+		f.want("stopped", "", "no running container has the name web")
+		f.table.Put("3", container("3", "web", nil, "172.17.0.10"))
+		f.want("back", "web:80/tcp=tcp 172.17.0.10:80>[172.17.0.10:80] web>[172.17.0.10:80]", "")
+		f.Ask("rules", nil)
+		f.want("not asked for", "", "")
+	})
+}
+
+// Nothing is dialled that is not a container's alone, and what is not certain waits.
+func TestWaits(t *testing.T) {
+	project := func(service string) map[string]string {
+		return map[string]string{"com.docker.compose.project": "shop", "com.docker.compose.service": service}
+	}
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t, nil)
+		f.table.Swap(nil, map[string]engine.Fact{
+			"h": container("h", "hosted", nil), "o": container("o", "own", nil, "192.0.2.1"), "l": container("l", "loop", nil, "127.0.0.1"),
+			"b": container("b", "broad", nil, "172.17.255.255"), "q": container("q", "unclear", nil, "203.0.113.1"), "m": container("m", "meta", nil, "169.254.169.254"),
+			"1": container("1", "shop-web-1", project("web"), "172.18.0.2"), "2": container("2", "shop-web-2", project("web"), "172.18.0.3"),
+			"d": container("d", "shop-db-1", project("db"), "172.18.0.4"),
+			"t": container("0123456789abcdef", "twin", nil, "172.18.0.5"), "u": container("fedcba9876543210", "Twin", nil, "172.18.0.6"),
+		})
+		defer f.run()()
+		own := "has no address of its own that this guest reaches: if it is in the guest's network, forward its port as one of the guest: `fairlead forward add 80/tcp`; else publish the port"
+		for _, c := range []struct{ ask, set, reason string }{
+			{"hosted:80", "", "container hosted " + own},
+			{"own:80", "", "container own " + own},
+			{"loop:80", "", "container loop " + own},
+			{"broad:80", "", "container broad " + own},
+			{"unclear:80", "", "container unclear " + own},
+			{"meta:80", "", "container meta " + own},
+			{"shop/web:80", "", "shop/web names 2 containers: name one of shop-web-1, shop-web-2"},
+			{"shop/db:5432", "shop/db:5432/tcp=tcp 172.18.0.4:5432>[172.18.0.4:5432] shop-db-1>[172.18.0.4:5432]", ""},
+			{"shop/cache:1", "", "no running container is cache of the project or namespace shop"},
+			{"svc/default/gone:80", "", "there is no Service default/gone"},
+			{"twin:80", "twin:80/tcp=tcp 172.18.0.5:80>[172.18.0.5:80] twin>[172.18.0.5:80]", ""},
+		} {
+			f.Ask("rules", parse(t, c.ask))
+			f.want(c.ask, c.set, c.reason)
+		}
+		f.table.Put("v", container("00ff00ff00ff00ff", "twin", nil, "172.18.0.7"))
+		f.want("two of one name", "", "twin names 2 containers: name one of twin (00ff00ff00ff), twin (0123456789ab)")
+	})
+}
+
+// A Service is dialled at its address, and rules see its endpoints.
+func TestService(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t, nil)
+		defer f.run()()
+		f.Ask("host", parse(t, "svc/default/web:80"))
+		f.want("no Service", "", "there is no Service default/web")
+		web := engine.Found{
+			Owner:   port.Owner{Kind: port.OwnerService, ID: "default/web", Name: "web", Namespace: "default"},
+			Dial:    []netip.AddrPort{netip.MustParseAddrPort("10.96.0.7:80"), netip.MustParseAddrPort("10.244.0.5:8080")},
+			Targets: []netip.AddrPort{netip.MustParseAddrPort("10.244.0.5:8080")},
+		}
+		f.services.change(web)
+		f.want("there", "svc/default/web:80/tcp=tcp 10.96.0.7:80>[10.96.0.7:80 10.244.0.5:8080] web>[]; "+
+			"svc/default/web:80/tcp endpoints=tcp 10.96.0.7:80>[10.96.0.7:80 10.244.0.5:8080] >[10.244.0.5:8080]", "")
+		f.services.change(engine.Found{Owner: web.Owner, Reason: "nothing serves it"})
+		f.want("unserved", "", "nothing serves it")
+		f.services.change()
+		f.want("gone", "", "there is no Service default/web")
+	})
+}
+
+// The first set waits for the engines only if something is asked for.
+func TestFirstSetWaitsForEngines(t *testing.T) {
+	for _, asked := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			read := make(chan struct{})
+			f := newFixture(t, func(ctx context.Context) {
+				select {
+				case <-read:
+				case <-ctx.Done():
+				}
+			})
+			if asked {
+				f.Ask("rules", parse(t, "web:80"))
+			}
+			defer f.run()()
+			settle()
+			if reported := f.feed.reports() > 0; reported == asked {
+				t.Errorf("asked %t: reported %t before the engines were read", asked, reported)
+			}
+			close(read)
+			settle()
+			if f.feed.reports() == 0 {
+				t.Error("nothing was reported")
+			}
+		})
+	}
+}
+
+// Beyond the limit demands wait; those who watch are told of other states, not of the same.
+func TestLimitAndChanged(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t, nil)
+		changed := f.Changed()
+		defer f.run()()
+		var many []string
+		for i := range Max + 1 {
+			many = append(many, fmt.Sprintf("c%03d:80", i))
+		}
+		f.Ask("host", parse(t, many...))
+		settle()
+		states := f.States()
+		if n := len(states); n != Max+1 || !strings.Contains(states[Max].Reason, "more than 256 ports") || len(changed) != 1 {
+			t.Fatalf("%d states, told %d times", n, len(changed))
+		}
+		<-changed
+		f.Ask("rules", parse(t, many[0])) // it is asked for already
+		settle()
+		if len(changed) != 0 || !slices.Equal(f.States(), states) {
+			t.Error("told of the same states")
+		}
+	})
+}
+
+func TestOptions(t *testing.T) {
+	if _, err := New(Options{}); err == nil {
+		t.Error("no error without options")
+	}
+}

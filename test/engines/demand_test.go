@@ -1,0 +1,215 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux && engines
+
+package engines
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/status"
+	"github.com/fairlead/fairlead/test/kit/cluster"
+)
+
+// forward runs `fairlead forward` in the guest, and returns its output.
+func (p *peers) forward(args ...string) string {
+	p.t.Helper()
+	return run(p.t, binary(), append([]string{"forward", "--control", p.control}, args...)...)
+}
+
+// rule waits until `fairlead forward ls` shows a state and a part of a reason of a rule.
+func (p *peers) rule(name string, s port.State, reason string) {
+	p.t.Helper()
+	eventually(p.t, func() error {
+		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+		defer cancel()
+		f, err := status.NewClient(p.control).Forwards(ctx)
+		if err != nil {
+			return err
+		}
+		i := slices.IndexFunc(f.Rules, func(r status.ForwardRule) bool { return r.Name == name })
+		if i < 0 || f.Rules[i].State != s.String() || !strings.Contains(f.Rules[i].Reason, reason) {
+			return fmt.Errorf("rules %+v: want %q %s with reason %q", f.Rules, name, s, reason)
+		}
+		return nil
+	})
+}
+
+// says waits until a client on the host reads a text at a port of the loopback.
+func (p *peers) says(n uint16, text string) {
+	p.t.Helper()
+	eventually(p.t, func() error {
+		c, err := p.outside.Dial("tcp", fmt.Sprintf("127.0.0.1:%d", n))
+		if err != nil {
+			return err
+		}
+		got, err := answer(c)
+		if err == nil && !strings.Contains(got, text) {
+			err = fmt.Errorf("port %d says %q, want %q", n, got, text)
+		}
+		return err
+	})
+}
+
+// answer reads what a server says without being asked.
+func answer(c net.Conn) (string, error) {
+	defer func() { _ = c.Close() }()
+	_ = c.SetDeadline(time.Now().Add(5 * time.Second))
+	b, err := io.ReadAll(c)
+	return string(b), err
+}
+
+// shut waits until nobody listens at a port of the host.
+func (p *peers) shut(n uint16) {
+	p.t.Helper()
+	eventually(p.t, func() error {
+		c, err := p.outside.Dial("tcp", fmt.Sprintf("127.0.0.1:%d", n))
+		if err == nil {
+			_ = c.Close()
+			return fmt.Errorf("port %d is open", n)
+		}
+		return nil
+	})
+}
+
+// serving are the arguments that run a container which says a text at its port 8000 and
+// publishes nothing.
+func serving(name, says string, more ...string) []string {
+	return append(append([]string{"run", "-d", "--name", name}, more...), "bb", "sh", "-c", "nc -ll -p 8000 -e echo "+says)
+}
+
+// A container's port that nobody published is reached by the container's name, follows it to
+// another address, and is gone with it, through restarts of the agent, the host and the engine.
+func TestDockerForwardsOnDemand(t *testing.T) {
+	d := dockerd(t)
+	dockerImage(t)
+	file := filepath.Join(t.TempDir(), "forwards.yaml")
+	p := startPeers(t, "--source", "socket,nat,docker", "--docker-host", "unix://"+dockerSocket, "--forwards-file", file)
+	eventually(t, func() error { _, err := p.list(); return err })
+	if out := p.forward("add", "web:8000", "--to", "18000"); !strings.Contains(out, "no running container has the name web") {
+		t.Errorf("add says %q", out)
+	}
+	run(t, "docker", serving("web", "first")...)
+	p.says(18000, "first")
+	p.rule("forward web:8000/tcp", port.Active, "")
+
+	// Another container takes the address of one that has ended.
+	run(t, "docker", "rm", "-f", "web")
+	p.rule("forward web:8000/tcp", port.Pending, "no running container has the name web")
+	p.shut(18000)
+	run(t, "docker", serving("other", "other")...)
+	run(t, "docker", serving("web", "second")...)
+	p.says(18000, "second")
+
+	p.agent.Stop(syscall.SIGKILL)
+	p.agent.run(t)
+	p.says(18000, "second")
+	p.host.Stop(syscall.SIGKILL)
+	p.host.run(t)
+	p.says(18000, "second")
+	d.Stop(syscall.SIGTERM) // ends its containers
+	p.shut(18000)
+	d.run(t)
+	dockerReady(t, d)
+	run(t, "docker", "start", "web")
+	p.says(18000, "second")
+
+	// Where the engine gives no address, it says what to do.
+	run(t, "docker", serving("hosted", "hosted", "--network", "host")...)
+	p.forward("add", "hosted:8000", "--to", "18001")
+	p.rule("forward hosted:8000/tcp", port.Pending, "`fairlead forward add 8000/tcp`")
+	p.forward("rm", "hosted:8000")
+	p.forward("rm", "web:8000")
+	p.shut(18000)
+}
+
+// A deny rule of the configuration wins over what is asked for by name.
+func TestDockerDeniesOnDemand(t *testing.T) {
+	dockerd(t)
+	dockerImage(t)
+	config := denySecrets(t)
+	p := startPeers(t, "--source", "socket,nat,docker", "--docker-host", "unix://"+dockerSocket, "--config", config,
+		"--forwards-file", filepath.Join(t.TempDir(), "forwards.yaml"))
+	eventually(t, func() error { _, err := p.list(); return err })
+	run(t, "docker", serving("secret", "secret", "--label", "secret=yes")...)
+	p.forward("add", "secret:8000", "--to", "18000")
+	p.rule("forward secret:8000/tcp", port.Denied, "denied by rule 1")
+	p.shut(18000)
+}
+
+// A host asks for it if the guest's configuration lets it.
+func TestDockerForwardsOnDemandOfTheHost(t *testing.T) {
+	d := dockerd(t)
+	dockerImage(t)
+	run(t, "docker", serving("web", "web")...)
+	flags := []string{"--source", "socket,nat,docker", "--docker-host", "unix://" + dockerSocket}
+	p := startPeersWith(t, []string{"--forwards-file", filepath.Join(t.TempDir(), "forwards.yaml")}, flags...)
+	guest := p.control
+	host := filepath.Join(filepath.Dir(filepath.Dir(guest)), "host", "s")
+	p.control = host // of what is asked
+	eventually(t, func() error { _, err := p.list(); return err })
+	p.forward("add", "web:8000", "--to", "18000")
+	p.rule("forward web:8000/tcp", port.Pending, "set hostForwards: true")
+
+	p.agent.Stop(syscall.SIGTERM)
+	p.agent.args = append(p.agent.args, "--host-forwards")
+	p.agent.run(t)
+	p.says(18000, "web")
+	p.rule("forward web:8000/tcp", port.Active, "")
+	run(t, "docker", "rm", "-f", "web")
+	p.rule("forward web:8000/tcp", port.Pending, "no running container has the name web")
+	p.shut(18000)
+	run(t, "docker", serving("other", "other")...)
+	run(t, "docker", serving("web", "again")...)
+	p.says(18000, "again")
+	p.agent.Stop(syscall.SIGKILL)
+	p.agent.run(t)
+	p.says(18000, "again")
+	p.host.Stop(syscall.SIGKILL)
+	p.host.run(t)
+	p.says(18000, "again")
+	d.Stop(syscall.SIGTERM) // ends its containers
+	p.shut(18000)
+	d.run(t)
+	dockerReady(t, d)
+	run(t, "docker", "start", "web")
+	p.says(18000, "again")
+	p.forward("rm", "web:8000")
+	p.shut(18000)
+	p.control = guest
+	p.gone("tcp " + run(t, "docker", "inspect", "-f", "{{.NetworkSettings.IPAddress}}", "web") + ":8000")
+}
+
+// So is a Service that only the cluster reaches.
+func TestKubeForwardsOnDemand(t *testing.T) {
+	c := startCluster(t)
+	pod := startPod(t, "192.168.77.10")
+	c.startProxy("iptables")
+	p := startPeers(t, "--source", "socket,nat,kube", "--kubeconfig", c.Kubeconfig, "--forwards-file", filepath.Join(t.TempDir(), "forwards.yaml"))
+	eventually(t, func() error { _, err := p.list(); return err })
+	p.forward("add", "svc/default/web:80", "--to", "18080")
+	p.rule("forward svc/default/web:80/tcp", port.Pending, "there is no Service default/web")
+	c.service("web", "ClusterIP", nil, svcPort("t", "TCP", 80, 0))
+	p.rule("forward svc/default/web:80/tcp", port.Pending, "has no ready endpoints")
+	c.endpoints("web", "server", pod, obj{"name": "t", "protocol": "TCP", "port": 8080})
+	p.says(18080, podSays)
+	p.rule("forward svc/default/web:80/tcp", port.Active, "")
+	p.agent.Stop(syscall.SIGKILL)
+	p.agent.run(t)
+	p.says(18080, podSays)
+	c.must("DELETE", cluster.Services+"/web", nil)
+	p.shut(18080)
+	p.rule("forward svc/default/web:80/tcp", port.Pending, "there is no Service default/web")
+	c.service("web", "ClusterIP", nil, svcPort("t", "TCP", 80, 0)) // its endpoints were left
+	p.says(18080, podSays)
+}
