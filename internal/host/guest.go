@@ -573,8 +573,12 @@ func (g *guest) decide(pub *publication) {
 		pub.forget(d.Host)
 	}
 	wasExposed := !pub.exposed.IsZero()
-	if !pub.exposed.Equal(d.Exposed) {
-		pub.exposed = d.Exposed
+	var exposed time.Time
+	if d.Exposed != nil {
+		exposed = *d.Exposed
+	}
+	if !pub.exposed.Equal(exposed) {
+		pub.exposed = exposed
 		defer pub.describe()
 	}
 	var addrs []netip.AddrPort

@@ -154,10 +154,10 @@ func published(p host.Publication) port.Publication {
 	for i, o := range p.Outcomes {
 		hosts[i] = o.HostAddress
 	}
+	d := port.Decision{Allow: true, Host: hosts, Rule: p.Label, Labelled: p.Label != ""}
+	d.SetLabels(port.Labels{Alias: p.Alias})
 	return port.Publication{
-		Key: p.Key, DualStack: p.DualStack, Owner: p.Owner, Since: p.Since,
-		Origins:  origins(p),
-		Decision: port.Decision{Allow: true, Host: hosts, Rule: p.Label, Labelled: p.Label != "", Alias: p.Alias},
+		Key: p.Key, DualStack: p.DualStack, Owner: p.Owner, Since: p.Since, Origins: origins(p), Decision: d,
 	}
 }
 

@@ -233,19 +233,48 @@ type Decision struct {
 	// that is not known yet.
 	Pending    bool
 	OnConflict OnConflict       // what the host does where a port is in use
-	Exposed    time.Time        // until when a rule opens more addresses than usual; zero if none does
+	Exposed    *time.Time       // until when a rule opens more addresses than usual; nil if none does; immutable
 	Host       []netip.AddrPort // the host addresses asked for; port 0 asks for any free port
 
 	// What labels of the owner ask for, if they are obeyed.
-	Labelled bool     // they decided, and Rule names them
-	Yields   bool     // they ask for another host port: whoever asks for it without labels goes first
+	Labelled bool    // they decided, and Rule names them
+	Yields   bool    // they ask for another host port: whoever asks for it without labels goes first
+	Labels   *Labels // the rest, which few ports have; nil for none; shared and immutable
+}
+
+// Labels is what labels of an owner say beside a rule.
+type Labels struct {
 	Alias    string   // a name of the owner on the host; empty for none
-	Warnings []string // labels without effect, and why; with text from the guest; shared and immutable
+	Warnings []string // labels without effect, and why; with text from the guest
+}
+
+// SetLabels sets what labels say beside the rule.
+func (d *Decision) SetLabels(l Labels) {
+	d.Labels = nil
+	if l.Alias != "" || len(l.Warnings) > 0 {
+		d.Labels = &l
+	}
+}
+
+// Alias is a name that a label gives the owner, empty for none.
+func (d *Decision) Alias() string {
+	if d.Labels == nil {
+		return ""
+	}
+	return d.Labels.Alias
+}
+
+// Warnings are the labels without effect. The caller must not change them.
+func (d *Decision) Warnings() []string {
+	if d.Labels == nil {
+		return nil
+	}
+	return d.Labels.Warnings
 }
 
 // sameLabels reports whether labels ask for the same.
 func (d *Decision) sameLabels(e *Decision) bool {
-	return d.Labelled == e.Labelled && d.Yields == e.Yields && d.Alias == e.Alias && slices.Equal(d.Warnings, e.Warnings)
+	return d.Labelled == e.Labelled && d.Yields == e.Yields && d.Alias() == e.Alias() && slices.Equal(d.Warnings(), e.Warnings())
 }
 
 // OnConflict is what a host does where the port that a publication gets is in use.

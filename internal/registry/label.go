@@ -11,7 +11,7 @@ const maxComplaints = 1024
 // owner.
 func (r *Registry) apply(p *port.Publication) {
 	p.Decision = r.rules.Decide(*p)
-	for _, text := range p.Decision.Warnings {
+	for _, text := range p.Decision.Warnings() {
 		k := p.Owner.ID + " " + text
 		if _, said := r.complaints[k]; said {
 			continue

@@ -16,7 +16,9 @@ import (
 type complaining struct{}
 
 func (complaining) Decide(p port.Publication) port.Decision {
-	return port.Decision{Allow: true, Warnings: []string{"container \"" + p.Owner.Name + "\": no such label"}}
+	d := port.Decision{Allow: true}
+	d.SetLabels(port.Labels{Warnings: []string{"container \"" + p.Owner.Name + "\": no such label"}})
+	return d
 }
 
 // A label without effect is logged once for each owner, however many ports it has and however

@@ -208,10 +208,11 @@ func (s *Set) obey(p *port.Publication, d port.Decision, winner *rule) (port.Dec
 	} else {
 		w.refuse(p, &d)
 	}
-	d.Warnings = w.bad
+	labels := port.Labels{Warnings: w.bad}
 	if d.Allow {
-		d.Alias = w.name
+		labels.Alias = w.name
 	}
+	d.SetLabels(labels)
 	return d, by
 }
 
@@ -329,8 +330,8 @@ func (s *Set) explainLabels(p *port.Publication, d port.Decision, winner *rule) 
 			step.Why = "change nothing"
 		}
 	}
-	if d.Alias != "" {
-		step.Why += ", name " + d.Alias
+	if name := d.Alias(); name != "" {
+		step.Why += ", name " + name
 	}
 	return step, true
 }

@@ -40,8 +40,8 @@ func outcome(d port.Decision) string {
 	if d.Yields {
 		s += ", yields"
 	}
-	if d.Alias != "" {
-		s += ", name " + d.Alias
+	if d.Alias() != "" {
+		s += ", name " + d.Alias()
 	}
 	return s
 }
@@ -130,7 +130,7 @@ func TestLabels(t *testing.T) {
 			if got := outcome(d); got != tt.want {
 				t.Errorf("%s, want %s", got, tt.want)
 			}
-			if got := strings.Join(d.Warnings, "\n"); (got == "") != (tt.warning == "") || !strings.Contains(got, tt.warning) {
+			if got := strings.Join(d.Warnings(), "\n"); (got == "") != (tt.warning == "") || !strings.Contains(got, tt.warning) {
 				t.Errorf("warnings %q, want %q", got, tt.warning)
 			}
 			decide := 0
@@ -253,7 +253,7 @@ func FuzzLabels(f *testing.F) {
 				t.Fatalf("host port %d, which a rule denies", a.Port())
 			}
 		}
-		for _, text := range append(d.Warnings, d.Rule, d.Alias) {
+		for _, text := range append([]string{d.Rule, d.Alias()}, d.Warnings()...) {
 			if !utf8.ValidString(text) || strings.ContainsFunc(text, func(r rune) bool { return r < ' ' || r == 0x7f }) {
 				t.Fatalf("%q", text)
 			}

@@ -135,7 +135,7 @@ func (s *Set) widen(guest string, p *port.Publication, d *port.Decision, winner 
 			continue
 		}
 		d.Host = unique(append(wide, d.Host...))
-		d.Exposed = r.Until
+		d.Exposed = &r.Until
 		return
 	}
 }

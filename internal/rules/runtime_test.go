@@ -176,7 +176,7 @@ func TestExposed(t *testing.T) {
 			at = append(at, a.String())
 		}
 		got := strings.Join(at, " ")
-		if !d.Exposed.IsZero() {
+		if d.Exposed != nil {
 			got = "!" + got
 		}
 		if got != c.want {

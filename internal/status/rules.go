@@ -35,7 +35,7 @@ type RuleVerdict struct {
 func (q RuleQuery) Decide(set *rules.Set) RuleVerdict {
 	p := port.Publication{Key: q.Key, Owner: q.Owner, Origins: []port.OriginInfo{{Origin: port.Origin{Source: q.Source}}}}
 	d := set.Decide(p)
-	v := RuleVerdict{Publication: p.String(), Allow: d.Allow, Rule: d.Rule, Reason: d.Reason, Host: []string{}, Steps: set.Explain(p), Warnings: d.Warnings}
+	v := RuleVerdict{Publication: p.String(), Allow: d.Allow, Rule: d.Rule, Reason: d.Reason, Host: []string{}, Steps: set.Explain(p), Warnings: d.Warnings()}
 	for _, a := range d.Host {
 		v.Host = append(v.Host, a.String())
 	}

@@ -27,7 +27,7 @@ func FromPublication(p port.Publication) Publication {
 	if len(p.Origins) > 0 {
 		w.Source = truncate(p.Origins[0].Source, MaxWord)
 	}
-	l := Labels{Yields: p.Decision.Yields, Alias: truncate(p.Decision.Alias, MaxWord)}
+	l := Labels{Yields: p.Decision.Yields, Alias: truncate(p.Decision.Alias(), MaxWord)}
 	if p.Decision.Labelled {
 		l.Rule = truncate(p.Decision.Rule, MaxReason)
 	}
@@ -164,10 +164,12 @@ func (p Publication) Port() port.Publication {
 	for _, o := range p.Others {
 		others = append(others, port.OtherOwner{Owner: o})
 	}
+	d := port.Decision{Allow: true, Host: p.Host, Rule: l.Rule, Labelled: l.Rule != "", Yields: l.Yields}
+	d.SetLabels(port.Labels{Alias: l.Alias})
 	return port.Publication{
 		Key: p.Key, DualStack: p.DualStack, Owner: p.Owner, Rule: p.Rule, OwnerPending: p.OwnerPending, Others: others,
 		Origins:  append([]port.OriginInfo{{Origin: port.Origin{Source: p.Source}}}, DemandOrigins(p.Demands)...),
-		Decision: port.Decision{Allow: true, Host: p.Host, Rule: l.Rule, Labelled: l.Rule != "", Yields: l.Yields, Alias: l.Alias},
+		Decision: d,
 	}
 }
 

@@ -1028,13 +1028,14 @@ func TestLabelsOnTheWire(t *testing.T) {
 	if w := FromPublication(p); w.Labels != nil {
 		t.Errorf("without labels: %+v", w.Labels)
 	}
-	p.Decision.Labelled, p.Decision.Yields, p.Decision.Rule, p.Decision.Alias = true, true, strings.Repeat("x", MaxReason+1), strings.Repeat("a", MaxWord)
+	p.Decision.Labelled, p.Decision.Yields, p.Decision.Rule = true, true, strings.Repeat("x", MaxReason+1)
+	p.Decision.SetLabels(port.Labels{Alias: strings.Repeat("a", MaxWord)})
 	w := FromPublication(p)
 	if err := w.Check(); err != nil {
 		t.Error(err)
 	}
 	d := w.Port().Decision
-	if !d.Labelled || !d.Yields || d.Alias != p.Decision.Alias || len(d.Rule) != MaxReason {
+	if !d.Labelled || !d.Yields || d.Alias() != p.Decision.Alias() || len(d.Rule) != MaxReason {
 		t.Errorf("%+v", d)
 	}
 	w.Labels = &Labels{Alias: strings.Repeat("a", MaxWord+1)}

@@ -23,7 +23,7 @@ func (f *Facts) chain(p *Publication) Chain {
 	if !f.Host || !p.Decision.Allow {
 		c.Steps = append(c.Steps, ruleStep(p))
 	}
-	for _, w := range p.Decision.Warnings {
+	for _, w := range p.Decision.Warnings() {
 		c.Steps = append(c.Steps, Step{Step: "label", Mark: Warning, Text: w})
 	}
 	if p.Decision.Allow && !f.Host {
