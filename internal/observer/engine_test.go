@@ -928,7 +928,7 @@ func TestEndUnderLoad(t *testing.T) {
 		default:
 			t.Error("it still reads")
 			close(r.source.shut)
-			<-ended
+			_ = <-ended
 		}
 	})
 }

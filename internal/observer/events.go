@@ -71,7 +71,10 @@ func (e *engine) readEvents(ctx context.Context) error {
 		}
 		check(checkEvents)
 		// Not a wait for an event: programs send no wake-ups to a reader that is awake.
-		if pause := pace.read(n); pause > 0 && schedule.Sleep(ctx, pause) != nil {
+		if pause := pace.read(n); pause > 0 {
+			_ = schedule.Sleep(ctx, pause) // its error is that of ctx
+		}
+		if ctx.Err() != nil {
 			return nil
 		}
 	}
