@@ -194,6 +194,8 @@ func (k *kernelCopy) arrived() (int, error) {
 	switch {
 	case err != nil:
 		return 0, err
+	case errors.Is(k.err, errNoPipe):
+		return 0, k.err
 	case k.err != nil:
 		return 0, os.NewSyscallError("ioctl", k.err)
 	case k.n == 0:
@@ -206,6 +208,10 @@ func (k *kernelCopy) arrived() (int, error) {
 func (k *kernelCopy) count(fd uintptr) bool {
 	for {
 		if k.n, k.err = unix.IoctlGetInt(int(fd), unix.TIOCINQ); k.err != nil || k.n > 0 {
+			return true
+		}
+		if atUrgent(fd) {
+			k.err = errNoPipe
 			return true
 		}
 		// The end and an error are no bytes either.
@@ -247,13 +253,24 @@ func (k *kernelCopy) into(fd uintptr) bool {
 		}
 	}
 	k.n, k.err = move(int(fd), k.p.w, k.limit)
-	if errors.Is(k.err, unix.EAGAIN) {
-		if !k.whole {
-			k.release() // while it waits
-		}
-		return false
+	if !errors.Is(k.err, unix.EAGAIN) {
+		return true
 	}
-	return true
+	if !k.whole {
+		k.release() // while it waits
+	}
+	if k.held == 0 && atUrgent(fd) {
+		k.err = errNoPipe
+		return true
+	}
+	return false
+}
+
+// atUrgent reports whether an urgent byte of TCP is next, which only read(2) passes over:
+// splice(2) waits in front of it for ever (tcp_read_sock in net/ipv4/tcp.c).
+func atUrgent(fd uintptr) bool {
+	n, err := unix.IoctlGetInt(int(fd), unix.SIOCATMARK)
+	return err == nil && n == 1
 }
 
 // empty moves all that is in the pipe, and gives the pipe back unless a chunk is not

@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"runtime/debug"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -98,5 +99,48 @@ func TestPipesOfClosedFlowsAreNotReused(t *testing.T) {
 			t.Fatalf("a pipe for the next flow has %d bytes in it (%v)", n, err)
 		}
 		pipes.Put(p)
+	}
+}
+
+// An urgent byte is passed over, as by read(2), and holds up nothing that follows.
+func TestUrgentByte(t *testing.T) {
+	for name, connect := range map[string]func(t *testing.T) (client, server net.Conn){
+		"between sockets": func(t *testing.T) (client, server net.Conn) {
+			a, b, _ := spliced(t.Context(), t, "tcp", "tcp", nil)
+			return a, b
+		},
+		"through the link": func(t *testing.T) (client, server net.Conn) {
+			l, p := listen(t)
+			client = newGuest(t, ServerOptions{}, p).connect(t, p.Key)
+			server, err := l.Accept()
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { _ = server.Close() })
+			return client, server
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			client, server := connect(t)
+			bulk := strings.Repeat("x", 2*spliceAfter)
+			for range 2 { // the second time after the byte
+				go func() { _, _ = io.WriteString(client, bulk) }()
+				if got := readN(t, server, len(bulk)); got != bulk {
+					t.Fatal("other bytes arrived")
+				}
+				raw, err := client.(*net.TCPConn).SyscallConn()
+				if err != nil {
+					t.Fatal(err)
+				}
+				var serr error
+				if err := raw.Control(func(fd uintptr) { serr = unix.Sendto(int(fd), []byte("!"), unix.MSG_OOB, nil) }); err != nil || serr != nil {
+					t.Fatal(err, serr)
+				}
+				write(t, client, "after")
+				if got := readN(t, server, len("after")); got != "after" {
+					t.Errorf("%q", got)
+				}
+			}
+		})
 	}
 }

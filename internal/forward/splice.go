@@ -425,7 +425,8 @@ func canSplice(dst, src net.Conn) bool {
 	return srcTCP && (dstTCP || dstUnix) || srcUnix && dstTCP
 }
 
-// errNoPipe means that there are no descriptors, or no memory, left for splice(2).
+// errNoPipe means that there are no descriptors, or no memory, left for splice(2), or that it
+// cannot move what is next.
 var errNoPipe = errors.New("no pipe")
 
 // Reset closes c so that its peer sees a reset, not an end: by its Reset method if
