@@ -197,7 +197,7 @@ func (s *session) run(ctx context.Context, h Handler) error {
 		e.source.open(true)
 		stop := context.AfterFunc(ctx, func() { _ = s.ring.Stop() })
 		defer stop()
-		work.Go(func() error { return e.readEvents(ctx) })
+		work.Go(e.readEvents)
 	}
 	work.Go(func() error {
 		methods, polled, err := s.attach(e)
@@ -268,7 +268,6 @@ func (s *session) attach(e *engine) ([]kernel.Method, scope, error) {
 	if !s.dumper.boundDump {
 		polled &^= scopeTCPBound
 	}
-	s.dumper.polls = polled != 0
 	uses := func(capability, name string) bool {
 		return slices.ContainsFunc(methods, func(m kernel.Method) bool { return m.Capability == capability && m.Name == name })
 	}
