@@ -268,6 +268,7 @@ func (s *session) attach(e *engine) ([]kernel.Method, scope, error) {
 	if !s.dumper.boundDump {
 		polled &^= scopeTCPBound
 	}
+	s.dumper.polls = polled != 0
 	uses := func(capability, name string) bool {
 		return slices.ContainsFunc(methods, func(m kernel.Method) bool { return m.Capability == capability && m.Name == name })
 	}
