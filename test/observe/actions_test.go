@@ -264,6 +264,26 @@ func TestPageActions(t *testing.T) {
 		p.wait("the container's", `[...document.querySelectorAll('#detail dd a')].map((a) => a.href).join(' ')`, "http://127.0.0.1:8081/ http://my-web.localhost:8000/")
 	})
 
+	t.Run("fits a window of 390 pixels", func(t *testing.T) {
+		p := c.open(t, url.URL, 390, 800)
+		p.wait("rows are there", portsIn+`.includes('8080')`, true)
+		p.click("#group")
+		p.wait("groups", `document.querySelectorAll('tr.group').length`, 3)
+		p.eval(`document.querySelector('tr.group button').click()`)
+		p.wait("the rule is listed", added, "pause owner <img src=x id=e>")
+		const fits = `JSON.stringify([...document.querySelectorAll('html, header, .tools *, #added, #added *, tr, th, tr.group *, #detail, #detail *')].filter((e) =>
+			!e.closest('thead, .hidden') && e.getBoundingClientRect().right > innerWidth || e.tagName === 'HTML' && e.scrollWidth > e.clientWidth).map((e) => [e.tagName, e.className]))`
+		p.wait("nothing reaches beyond", fits, "[]")
+		p.shoot("narrow-groups")
+		p.eval(`document.querySelector('tr.group button').click()`)
+		// Not with the mouse: where rows still move, it opens another one, which then covers them all.
+		p.eval(`document.querySelector('[data-key*="|8080"]').click()`)
+		p.wait("what can be done", doable, "Open in browser, Pause, Deny, Forward, Expose")
+		p.wait("nothing of it reaches beyond", fits, "[]")
+		p.shoot("narrow-actions")
+		p.noConsole()
+	})
+
 	p.noConsole("409")
 
 	t.Run("a page that only reads", func(t *testing.T) {

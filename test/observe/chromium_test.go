@@ -173,7 +173,9 @@ type tab struct {
 func (c *chromium) open(t *testing.T, url string, width, height int) *tab {
 	t.Helper()
 	p := &tab{t: t, c: c}
-	var target struct{ TargetID string }
+	var target struct {
+		TargetID string `json:"targetId"`
+	}
 	p.into(&target, "", "Target.createTarget", map[string]any{"url": "about:blank"})
 	var at struct{ SessionID string }
 	p.into(&at, "", "Target.attachToTarget", map[string]any{"targetId": target.TargetID, "flatten": true})
@@ -187,7 +189,11 @@ func (c *chromium) open(t *testing.T, url string, width, height int) *tab {
 	p.do("Emulation.setScrollbarsHidden", map[string]any{"hidden": true})
 	p.size(width, height)
 	p.visit(url)
-	t.Cleanup(func() { _, _ = c.call(context.Background(), "", "Target.closeTarget", target) })
+	t.Cleanup(func() {
+		if _, err := c.call(context.Background(), "", "Target.closeTarget", target); err != nil {
+			t.Error(err)
+		}
+	})
 	return p
 }
 
@@ -342,7 +348,8 @@ func (p *tab) click(selector string) {
 			const [x, y] = [r.x + r.width / 2, r.y + r.height / 2];
 			window.struck = false;
 			document.addEventListener('click', (c) => { window.struck = !!find()?.contains(c.target); }, {once: true, capture: true});
-			return [x, y, e.contains(document.elementFromPoint(x, y))];
+			const hit = document.elementFromPoint(x, y);
+			return [x, y, e.contains(hit) || 'below ' + hit?.outerHTML.slice(0, 80)];
 		})()`, selector))
 		if err != nil {
 			return err
@@ -365,6 +372,8 @@ func (p *tab) click(selector string) {
 func (p *tab) shoot(name string) {
 	p.t.Helper()
 	var shot struct{ Data string }
+	// A tab that another one hides draws nothing.
+	p.do("Page.bringToFront", nil)
 	p.into(&shot, p.session, "Page.captureScreenshot", map[string]any{"format": "png"})
 	b, err := base64.StdEncoding.DecodeString(shot.Data)
 	if err != nil {
