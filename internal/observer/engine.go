@@ -103,7 +103,8 @@ type engine struct {
 	checks    int   // how many of checkDelays have passed
 	polls     int   // since bound sockets were polled
 	backoff   schedule.Backoff
-	notBefore time.Time // next dump that events may ask for
+	notBefore time.Time     // next dump that events may ask for
+	waited    time.Duration // for records without a commit, since a dump began
 }
 
 func newEngine(h Handler, log *slog.Logger, c *counters) *engine {

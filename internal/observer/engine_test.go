@@ -312,6 +312,49 @@ func TestAuditsArePacedByTheirCost(t *testing.T) {
 	}
 }
 
+// slowKeeper is a keeper that takes a while for changes. The engine's lock is held
+// meanwhile, so no other goroutine of the engine may be woken, or the fake clock stops.
+type slowKeeper struct {
+	*keeper
+	takes atomic.Int64 // nanoseconds
+}
+
+func (k *slowKeeper) Apply(events []Event) {
+	time.Sleep(time.Duration(k.takes.Load()))
+	k.keeper.Apply(events)
+}
+
+// TestSlowHandlerDelaysNoDump: what the handler takes is not a cost of the dump whose
+// changes it received.
+func TestSlowHandlerDelaysNoDump(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		const takes = time.Second
+		r := newRig(tcpRow(1))
+		slow := &slowKeeper{keeper: r.keeper}
+		r.handler, r.paced = slow, true
+		r.start(t)
+		pass(2 * firstAudit)
+		slow.takes.Store(int64(takes))
+		r.edit(func() { r.table[2] = tcpRow(2) })
+		pass(r.audit + takes)
+		r.wantCookies(t, 1, 2)
+
+		r.dumped()
+		pass(r.audit)
+		if n := len(r.dumped()); n != 1 {
+			t.Errorf("%d audits in the minute after one whose changes took the handler %v, want 1", n, takes)
+		}
+
+		r.edit(func() { r.table[3] = tcpRow(3) })
+		pass(r.audit + takes)
+		slow.takes.Store(0)
+		r.edit(func() { r.table[4] = tcpRow(4) })
+		r.source.lose()
+		pass(2 * dumpShare * r.takes)
+		r.wantCookies(t, 1, 2, 3, 4)
+	})
+}
+
 // TestAuditBeforeADumpThatIsAskedFor: what it finds, events did not miss: more of them wait
 // for the dump than are kept, or a loss does, which is counted as such.
 func TestAuditBeforeADumpThatIsAskedFor(t *testing.T) {

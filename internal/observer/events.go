@@ -131,7 +131,9 @@ func (e *engine) drain() error {
 			e.lost("a record of the ring buffer was not committed in time")
 			break
 		}
+		asleep := time.Now()
 		time.Sleep(10 * time.Microsecond) // the commit of a record that was begun notifies nobody
+		e.waited += time.Since(asleep)
 	}
 	for e.source.Rearm() {
 		if _, err := e.takeLocked(); err != nil {

@@ -128,12 +128,17 @@ func (e *engine) dumps(ctx context.Context) error {
 // run makes one dump and merges it. Its error is one of the source; a failed
 // dump is reported to the handler and tried again.
 func (e *engine) run(ctx context.Context, j job) error {
-	start := time.Now()
 	gated, err := e.begin(&j)
 	if err != nil {
 		return err
 	}
-	rows, covered, dumpErr := e.dump(ctx, j.scope)
+	var cost time.Duration // without the handler's time, which must not delay other dumps
+	dump := func() ([]row, scope, error) {
+		start := time.Now()
+		defer func() { cost += time.Since(start) }()
+		return e.dump(ctx, j.scope)
+	}
+	rows, covered, dumpErr := dump()
 	again := false
 	if dumpErr == nil {
 		absent, err := e.merge(j, rows, covered)
@@ -144,15 +149,15 @@ func (e *engine) run(ctx context.Context, j job) error {
 			// The kernel can skip a row when its neighbours change: only what
 			// two dumps miss is gone.
 			again = true
-			rows, covered, dumpErr = e.dump(ctx, j.scope)
+			rows, covered, dumpErr = dump()
 		}
 	}
 
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	defer e.model.end()
-	cost := time.Since(start)
 	e.counters.dumpTime.Add(int64(cost))
+	cost += e.waited // with the lock held
 	if !e.resync || j.replace { // a loss waits for no longer than it did
 		e.notBefore = time.Now().Add(schedule.Rest(cost, dumpShare))
 	}
@@ -175,7 +180,7 @@ func (e *engine) run(ctx context.Context, j job) error {
 	if gated {
 		e.source.open(!e.trackAll())
 	}
-	e.planNext(j, start)
+	e.planNext(j, cost)
 	return nil
 }
 
@@ -184,6 +189,7 @@ func (e *engine) run(ctx context.Context, j job) error {
 func (e *engine) begin(j *job) (gated bool, err error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	e.waited = 0
 	lost := e.resync
 	if j.replace {
 		more, err := e.prepareReplace()
@@ -371,8 +377,8 @@ func (e *engine) failed(j job, err error) {
 	e.handler.Stale(fmt.Errorf("observer: %w", err))
 }
 
-// planNext plans the next dumps after one that began at start and succeeded.
-func (e *engine) planNext(j job, start time.Time) {
+// planNext plans the next dumps after one that took cost and succeeded.
+func (e *engine) planNext(j job, cost time.Duration) {
 	now := time.Now()
 	switch {
 	case e.polled == 0 || !j.replace && j.polled == 0:
@@ -387,7 +393,7 @@ func (e *engine) planNext(j job, start time.Time) {
 	if e.source == nil || !j.replace && j.audited == 0 {
 		return
 	}
-	e.planAudit(j, now, now.Sub(start))
+	e.planAudit(j, now, cost)
 	e.checkDrops()
 }
 
