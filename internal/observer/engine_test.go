@@ -116,7 +116,7 @@ func (r *rig) start(t *testing.T) {
 	var workers sync.WaitGroup
 	if r.engine.source != nil {
 		workers.Go(func() {
-			if err := r.readEvents(); err != nil {
+			if err := r.readEvents(ctx); err != nil {
 				t.Error(err)
 			}
 		})
@@ -882,23 +882,138 @@ func TestCheckOwnersIsBounded(t *testing.T) {
 	})
 }
 
-// TestBusyReaderPauses: a burst of events is read in batches.
+// TestBusyReaderPauses: a burst of events is read in batches, and the last of it soon.
 func TestBusyReaderPauses(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		r := newRig()
 		r.start(t)
 		pass(time.Second)
 		r.keeper.take()
-		begin := time.Now()
+		begin, before := time.Now(), r.source.found()
 		for i := range uint64(1000) {
 			r.source.send(tcpEvent(bpf.SockEventKindEVENT_LISTEN, 1+i))
 			pass(10 * time.Microsecond)
 		}
-		pass(burstPause)
+		pass(4 * time.Millisecond)
 		if n := len(r.keeper.cookies()); n != 1000 {
-			t.Errorf("%d of 1000 seen %v after the last", n, time.Since(begin))
+			t.Errorf("%d of 1000 seen %v after the first", n, time.Since(begin))
+		}
+		if n := r.source.found() - before; n > 20 {
+			t.Errorf("%d reads", n)
 		}
 	})
+}
+
+// TestSustainedEventsAreReadInBatches: each is seen within the longest pause, what does not
+// live as long is not reported, and the first event after quiet waits for nothing.
+func TestSustainedEventsAreReadInBatches(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		r := newRig()
+		r.start(t)
+		pass(time.Second)
+		next := uint64(0)
+		load := func(lasts time.Duration) {
+			for end := time.Now().Add(lasts); time.Now().Before(end); pass(time.Millisecond) {
+				for range 5 {
+					next++
+					r.source.send(tcpEvent(bpf.SockEventKindEVENT_LISTEN, next), tcpEvent(bpf.SockEventKindEVENT_CLOSE, next))
+				}
+			}
+		}
+		load(100 * time.Millisecond)
+		before := r.source.found()
+		load(time.Second)
+		if n := r.source.found() - before; n > 45 {
+			t.Errorf("%d reads in a second, want one each %v", n, longestPause)
+		}
+		r.source.send(tcpEvent(bpf.SockEventKindEVENT_LISTEN, 1_000_000))
+		load(longestPause + time.Millisecond)
+		r.wantCookies(t, 1_000_000)
+
+		// Hooks that were skipped are noticed before it is quiet.
+		r.dumped()
+		r.edit(func() { r.table[1_000_000] = tcpRow(1_000_000) })
+		r.source.mu.Lock()
+		r.source.skipped++
+		r.source.mu.Unlock()
+		load(time.Second)
+		if got := r.dumped(); !slices.Contains(got, scopeAll) {
+			t.Errorf("dumps %v after a hook was skipped under load", got)
+		}
+
+		pass(2 * longestPause)
+		r.source.send(tcpEvent(bpf.SockEventKindEVENT_LISTEN, 1_000_001))
+		synctest.Wait()
+		r.wantCookies(t, 1_000_000, 1_000_001)
+	})
+}
+
+// TestEndUnderLoad: a reader that always finds something ends with its context.
+func TestEndUnderLoad(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		r := newRig()
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		ended := make(chan error, 1)
+		go func() { ended <- r.readEvents(ctx) }()
+		for i := range uint64(1000) {
+			if i == 500 {
+				cancel()
+			}
+			r.source.send(tcpEvent(bpf.SockEventKindEVENT_LISTEN, 1+i))
+			pass(100 * time.Microsecond)
+		}
+		select {
+		case err := <-ended:
+			if err != nil {
+				t.Error(err)
+			}
+		default:
+			close(r.source.shut)
+			t.Errorf("it reads on without its context; then error %v", <-ended)
+		}
+	})
+}
+
+func TestPacer(t *testing.T) {
+	for _, c := range []struct {
+		last time.Duration
+		n    int
+		want time.Duration
+	}{
+		{0, batchLimit, burstPause},
+		{burstPause, 1, 2 * burstPause},
+		{2 * burstPause, 1, burstPause}, // too few to wait for
+		{longestPause, 20, burstPause},
+		{20 * time.Millisecond, 100, longestPause},
+		{longestPause, 100, longestPause},
+		{10 * time.Millisecond, 400, 10 * time.Millisecond},
+		{10 * time.Millisecond, batchLimit - 1, 5 * time.Millisecond},
+		{10 * time.Millisecond, batchLimit, burstPause}, // there are more
+		{burstPause, batchLimit, burstPause},
+	} {
+		p := pacer{burst: true, pause: c.last}
+		if got := p.read(c.n); got != c.want {
+			t.Errorf("%d records after a pause of %v: the next is %v, want %v", c.n, c.last, got, c.want)
+		}
+	}
+}
+
+// TestFewEventsAreNoBurst: a program that opens some ports waits for nothing, and nothing
+// wakes the reader later for it.
+func TestFewEventsAreNoBurst(t *testing.T) {
+	var p pacer
+	now := time.Now()
+	for i := range 50 {
+		now = now.Add(10 * time.Millisecond)
+		for range 6 {
+			now = now.Add(20 * time.Microsecond)
+			p.woke(now)
+			if pause := p.read(1); pause != 0 {
+				t.Fatalf("a pause of %v at event %d", pause, i)
+			}
+		}
+	}
 }
 
 // pass lets time go by and waits until everything is idle again.

@@ -5,18 +5,30 @@
 package observer
 
 import (
+	"context"
 	"errors"
 	"os"
 	"time"
 
 	"github.com/fairlead/fairlead/internal/kernel/bpf"
 	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/schedule"
 )
 
 const (
-	batchLimit  = 1024                   // records for one Apply
-	burstPause  = 500 * time.Microsecond // between reads during a burst
-	burstEvents = 256                    // after so many, look for hooks that were skipped
+	batchLimit  = 1024 // records for one Apply
+	burstEvents = 256  // after so many, look for hooks that were skipped: when it is quiet
+	checkEvents = 4096 // and during a burst
+
+	// What the agent does once for each read of the ring costs as much as some twenty
+	// changes. A burst begins when a read finds events that came during the one before, or
+	// after so many wake-ups in a row at sustainedRate or more. Then the pause between
+	// reads grows while that rate lasts, until a read finds a good part of a batch.
+	briskWakes    = 8
+	sustainedRate = 2                    // records in a millisecond
+	briskPause    = 4 * time.Millisecond // the first one after such wake-ups
+	burstPause    = 500 * time.Microsecond
+	longestPause  = 25 * time.Millisecond
 
 	// Each wake-up costs 0.1 ms of CPU, each report 1 ms, and UDP sockets can come
 	// and go without end. So wake-ups for UDP alone have a budget: udpBurst of
@@ -28,37 +40,86 @@ const (
 	throttleInterval = 100 * time.Millisecond
 )
 
-// readEvents applies events until the source is stopped.
-func (e *engine) readEvents() error {
-	burst, unchecked := false, 0
-	for {
+// readEvents applies events until ctx ends or the source is stopped.
+func (e *engine) readEvents(ctx context.Context) error {
+	var pace pacer
+	unchecked := 0
+	check := func(atLeast int) {
+		if unchecked < atLeast {
+			return
+		}
+		e.mu.Lock()
+		e.checkDrops()
+		e.mu.Unlock()
+		unchecked = 0
+	}
+	for ctx.Err() == nil {
 		n, err := e.take()
 		if err != nil {
 			return err
 		}
 		unchecked += n
-		switch {
-		case n == 0:
-			if unchecked >= burstEvents {
-				e.mu.Lock()
-				e.checkDrops()
-				e.mu.Unlock()
-				unchecked = 0
-			}
+		if n == 0 {
+			check(burstEvents)
 			if err := e.source.Wait(e.throttle()); errors.Is(err, os.ErrClosed) {
 				return nil
 			} else if err != nil {
 				return err
 			}
-			burst = false
-		case burst:
-			// Not a wait for an event: programs send no wake-ups to a reader that is awake.
-			time.Sleep(burstPause)
-		default:
-			burst = true
+			pace.woke(time.Now())
+			continue
 		}
+		check(checkEvents)
+		// Not a wait for an event: programs send no wake-ups to a reader that is awake.
+		_ = schedule.Sleep(ctx, pace.read(n))
 	}
+	return nil
 }
+
+// pacer says how long to leave events unread, so that many are read at once while there
+// are many.
+type pacer struct {
+	woken time.Time // when an event last ended a wait
+	found int       // records since then
+	brisk int       // how many wake-ups in a row came while there were many
+	burst bool
+	pause time.Duration // the last one of the burst
+}
+
+// woke is called when an event has ended a wait.
+func (p *pacer) woke(now time.Time) {
+	if p.found == 0 {
+		return // the last wake-up was for nothing
+	}
+	if many(p.found, now.Sub(p.woken)) {
+		p.brisk++
+	} else {
+		p.brisk = 0
+	}
+	*p = pacer{woken: now, brisk: p.brisk, burst: p.brisk >= briskWakes}
+}
+
+// read is called when n records were read, one or more. It returns how long to pause.
+func (p *pacer) read(n int) time.Duration {
+	p.found += n
+	switch {
+	case !p.burst:
+		p.burst = true
+		return 0
+	case p.pause == 0 && p.brisk >= briskWakes:
+		p.pause = briskPause
+	case p.pause == 0 || n >= batchLimit || !many(n, p.pause):
+		p.pause = burstPause
+	case n < batchLimit/4:
+		p.pause = min(2*p.pause, longestPause)
+	case n > batchLimit/2:
+		p.pause = max(p.pause/2, burstPause)
+	}
+	return p.pause
+}
+
+// many reports whether n records within d are so many that they are read in batches.
+func many(n int, d time.Duration) bool { return time.Duration(n)*time.Millisecond >= d*sustainedRate }
 
 // throttle returns how long to leave UDP unread, 0 while there is budget.
 func (e *engine) throttle() time.Duration {

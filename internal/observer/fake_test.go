@@ -35,6 +35,7 @@ type fakeSource struct {
 	wakes    schedule.Signal
 	urgent   schedule.Signal // what TCP wakes beside
 	waits    int
+	reads    int // that found something
 	shut     chan struct{}
 
 	// uncommitted is how many of the last records were begun and are not committed.
@@ -93,12 +94,18 @@ func (f *fakeSource) Read(limit int, use func([]byte)) (int, error) {
 	batch := f.queue[:n]
 	f.queue = f.queue[n:]
 	f.consumed += uint64(n)
+	if n > 0 {
+		f.reads++
+	}
 	f.mu.Unlock()
 	for _, b := range batch {
 		use(b)
 	}
 	return n, nil
 }
+
+// found returns how many reads found something.
+func (f *fakeSource) found() int { f.mu.Lock(); defer f.mu.Unlock(); return f.reads }
 
 func (f *fakeSource) Wait(throttle time.Duration) error {
 	wakes := f.wakes

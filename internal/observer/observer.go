@@ -197,7 +197,7 @@ func (s *session) run(ctx context.Context, h Handler) error {
 		e.source.open(true)
 		stop := context.AfterFunc(ctx, func() { _ = s.ring.Stop() })
 		defer stop()
-		work.Go(e.readEvents)
+		work.Go(func() error { return e.readEvents(ctx) })
 	}
 	work.Go(func() error {
 		methods, polled, err := s.attach(e)

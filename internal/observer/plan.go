@@ -157,7 +157,8 @@ func (e *engine) run(ctx context.Context, j job) error {
 	defer e.mu.Unlock()
 	defer e.model.end()
 	e.counters.dumpTime.Add(int64(cost))
-	cost += e.waited // with the lock held
+	// The lock was held while records were waited for.
+	cost += e.waited
 	if !e.resync || j.replace { // a loss waits for no longer than it did
 		e.notBefore = time.Now().Add(schedule.Rest(cost, dumpShare))
 	}
