@@ -28,7 +28,7 @@ func (e *echo) Replace([]Socket)        { close(e.live) }
 func (e *echo) Stale(error)             {}
 
 func (e *echo) Apply(events []Event) {
-	now := monotonicNow()
+	now := Now()
 	for range events {
 		e.seen <- now
 	}
@@ -64,11 +64,11 @@ func BenchmarkLatency(b *testing.B) {
 			<-e.seen
 			time.Sleep(200 * time.Microsecond) // all asleep again
 			_ = unix.Listen(fd, 1)
-			at := monotonicNow()
+			at := Now()
 			opened = append(opened, time.Duration(<-e.seen-at))
 			time.Sleep(200 * time.Microsecond)
 			_ = unix.Close(fd)
-			at = monotonicNow()
+			at = Now()
 			closed = append(closed, time.Duration(<-e.seen-at))
 		}
 	})
@@ -146,7 +146,7 @@ func pairs(b *testing.B, r *room, times int, pause time.Duration) int64 {
 			fd, _ := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 			_ = unix.Bind(fd, loopback4(20_000+i))
 			// Not a sleep: what a cold cache costs is not ours.
-			for until := monotonicNow() + pause.Nanoseconds(); monotonicNow() < until; {
+			for until := Now() + pause.Nanoseconds(); Now() < until; {
 			}
 			at := threadTime()
 			err := errors.Join(unix.Listen(fd, 1), unix.Close(fd))

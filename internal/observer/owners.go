@@ -38,7 +38,7 @@ func (e *engine) sweep(ctx context.Context, wanted []Socket) {
 		if e.acquire(ctx) != nil {
 			return
 		}
-		seen := monotonicNow()
+		seen := Now()
 		found, pause := e.search(ctx, wanted, next)
 		<-e.searching
 		next, denied = found.next, denied || found.denied
@@ -171,7 +171,7 @@ func (e *engine) checkOwners(ctx context.Context) {
 	if e.owners == nil || time.Now().Before(e.nextSearch) {
 		return
 	}
-	seen := monotonicNow()
+	seen := Now()
 	wanted := e.abandoned()
 	if len(wanted) == 0 {
 		return

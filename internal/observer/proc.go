@@ -132,8 +132,9 @@ func (f *ownerFinder) inodes(sockets []Socket) map[uint32][]uint64 {
 	return cookies
 }
 
-// monotonicNow returns CLOCK_MONOTONIC in nanoseconds, 0 if it cannot be read.
-func monotonicNow() int64 { return readClock(unix.CLOCK_MONOTONIC) }
+// Now returns CLOCK_MONOTONIC in nanoseconds, as PIDSeen of a Socket has it; 0 if it cannot
+// be read.
+func Now() int64 { return readClock(unix.CLOCK_MONOTONIC) }
 
 // threadTime returns the processor time of the calling thread, 0 if it cannot be read.
 func threadTime() time.Duration { return time.Duration(readClock(unix.CLOCK_THREAD_CPUTIME_ID)) }

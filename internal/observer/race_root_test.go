@@ -415,7 +415,7 @@ func oneByOne(port, rounds int, seen <-chan bool) error {
 			return fmt.Errorf("port %d: an event was not seen", port)
 		}
 		// The reader needs some ten microseconds to sleep again.
-		for until := monotonicNow() + rng.Int64N(40_000); monotonicNow() < until; {
+		for until := Now() + rng.Int64N(40_000); Now() < until; {
 		}
 		return nil
 	}

@@ -46,7 +46,7 @@ func (d *description) String() string {
 		return *text
 	}
 	text := describe(d.pid, d.name)
-	if q, err := d.read(d.pid, nil); err == nil && q.exe != "" && d.existed(q.started, d.seen) {
+	if q, err := d.read(d.pid, d.seen, nil); err == nil && q.exe != "" && q.had(d.seen) {
 		text += ", " + q.exe
 	}
 	d.text.Store(&text) // one that has ended does not come back
@@ -64,39 +64,71 @@ type procfs struct {
 	root string
 	// suspended returns by how much CLOCK_BOOTTIME is ahead of CLOCK_MONOTONIC.
 	suspended func() time.Duration
+	now       func() int64 // CLOCK_MONOTONIC
 }
 
-func newProcfs() procfs { return procfs{"/proc", observer.Suspended} }
+func newProcfs() procfs { return procfs{"/proc", observer.Suspended, observer.Now} }
 
 // inProc is what /proc has of a process.
 type inProc struct {
-	started time.Duration // since boot, suspended time included; rounded down to a tick
-	exe     string        // "" if it cannot be read
-	paths   []string      // of its cgroups, if a tree was given
+	// since is a time of CLOCK_MONOTONIC from which on the process had its pid, up to a tick
+	// too early: when it started, if exact, or else a tick before its directory was opened.
+	since int64
+	exact bool
+	exe   string   // "" if it cannot be read
+	paths []string // of its cgroups, if a tree was given
 }
 
-// read returns what /proc has of the process that has the pid now. All is read through
-// one open directory, so that it is of one process.
-func (p procfs) read(pid uint32, tree *cgroup.Tree) (q inProc, err error) {
+// tick is to what the kernel rounds when a process started, in nanoseconds.
+const tick = int64(10 * time.Millisecond)
+
+// had reports whether the process had its pid at the time seen of CLOCK_MONOTONIC, 0 if
+// unknown. Otherwise the pid may have been another process's then. It can err if the pid was
+// recycled within one tick.
+func (q *inProc) had(seen int64) bool { return seen != 0 && q.since <= seen }
+
+// read returns what /proc has of the process that has the pid now and was seen with it. All
+// is read through one open directory, so that it is of one process. With a tree it is the
+// cgroups, and when it started only if that is needed to tell whether it had the pid then.
+func (p procfs) read(pid uint32, seen int64, tree *cgroup.Tree) (q inProc, err error) {
 	dir, err := unix.Open(filepath.Join(p.root, strconv.FormatUint(uint64(pid), 10)), unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return q, fmt.Errorf("process %d: %w", pid, err)
 	}
 	defer func() { _ = unix.Close(dir) }()
+	q.since = p.now() - tick
 	if tree != nil {
-		err := q.readCgroups(pid, dir, tree)
-		return q, err
+		if q.paths, err = tree.Process(dir); err != nil {
+			return q, fmt.Errorf("process %d: %w", pid, err)
+		}
+		// One that has ended and is not yet reaped seems to be in the roots, and has no
+		// executable.
+		if q.since > 0 && q.had(seen) && executable(dir) != "" {
+			return q, nil
+		}
 	}
 	parsed, err := readStat(pid, dir)
 	if err != nil {
 		return q, err
 	}
-	q.started = parsed.Started
-	var link [unix.PathMax]byte
-	if n, err := unix.Readlinkat(dir, "exe", link[:]); err == nil {
-		q.exe = string(link[:n])
+	if tree == nil {
+		q.exe = executable(dir)
+	} else if parsed.State == 'Z' || parsed.State == 'X' {
+		return q, fmt.Errorf("process %d: %w", pid, errEnded)
 	}
+	q.since, q.exact = int64(parsed.Started-p.suspended()), true
 	return q, nil
+}
+
+// executable returns the path of a process's executable by its directory, "" if it cannot
+// be read.
+func executable(dir int) string {
+	var link [unix.PathMax]byte
+	n, err := unix.Readlinkat(dir, "exe", link[:])
+	if err != nil {
+		return ""
+	}
+	return string(link[:n])
 }
 
 // readStat reads the state of a process by its directory.
@@ -115,32 +147,6 @@ func readStat(pid uint32, dir int) (observer.Stat, error) {
 const maxStat = 4096
 
 var errEnded = errors.New("process has ended")
-
-// readCgroups reads the cgroups of a process by its directory. One that has ended and
-// is not yet reaped seems to be in the roots, so its state is read afterwards, and when it
-// started with that.
-func (q *inProc) readCgroups(pid uint32, dir int, tree *cgroup.Tree) error {
-	paths, err := tree.Process(dir)
-	if err != nil {
-		return fmt.Errorf("process %d: %w", pid, err)
-	}
-	parsed, err := readStat(pid, dir)
-	if err != nil {
-		return err
-	}
-	if parsed.State == 'Z' || parsed.State == 'X' {
-		return fmt.Errorf("process %d: %w", pid, errEnded)
-	}
-	q.started, q.paths = parsed.Started, paths
-	return nil
-}
-
-// existed reports whether a process that started then already had its pid at the time
-// seen of CLOCK_MONOTONIC, 0 if unknown. Otherwise the pid was another process's then.
-// It can err if the pid was recycled within one tick.
-func (p procfs) existed(started time.Duration, seen int64) bool {
-	return seen != 0 && started <= time.Duration(seen)+p.suspended()
-}
 
 // attribution is who a socket belongs to, as far as it is known here.
 type attribution struct {
@@ -203,7 +209,7 @@ func (ps *processes) attribute(s *observer.Socket) attribution {
 	q := ps.maker(s, needsCgroups)
 	switch {
 	case !needsCgroups:
-	case q != nil && ps.cgroupsOf(q, s):
+	case q != nil && q.cgroupsAt(s.PIDSeen):
 		a.hints.Paths = join(a.hints.Paths, q.paths)
 	default:
 		a.missed = s.PID != 0
@@ -233,27 +239,29 @@ func (ps *processes) maker(s *observer.Socket, cgroups bool) *process {
 		return m.process
 	}
 	q := ps.batch[s.PID]
-	if q == nil || q.detail.name != s.Comm {
+	if q == nil || q.detail.name != s.Comm || cgroups && !q.tells(s.PIDSeen) {
 		q = &process{owner: owner(s), detail: &description{procfs: ps.procfs, pid: s.PID, name: s.Comm, seen: s.PIDSeen}}
 		ps.batch[s.PID] = q
 	}
 	if cgroups && !q.hasCgroups {
-		if in, err := ps.read(s.PID, ps.tree); err == nil {
+		if in, err := ps.read(s.PID, s.PIDSeen, ps.tree); err == nil {
 			q.inProc, q.hasCgroups = in, true
 		}
 	}
-	if cgroups && !ps.cgroupsOf(q, s) {
+	if cgroups && !q.cgroupsAt(s.PIDSeen) {
 		return q // it has ended; another process may hold the socket
 	}
 	ps.makers[s.Cookie] = maker{s.PID, q}
 	return q
 }
 
-// cgroupsOf reports whether the cgroups of q were read, and are of the process that made
-// the socket.
-func (ps *processes) cgroupsOf(q *process, s *observer.Socket) bool {
-	return q.hasCgroups && ps.existed(q.started, s.PIDSeen)
-}
+// tells reports whether what was read of q, if anything, tells who had the pid at the time
+// seen.
+func (q *process) tells(seen int64) bool { return !q.hasCgroups || q.exact || q.had(seen) }
+
+// cgroupsAt reports whether the cgroups of q were read, and are of the process that had its
+// pid at the time seen.
+func (q *process) cgroupsAt(seen int64) bool { return q.hasCgroups && q.had(seen) }
 
 // owner is the process of a socket as an owner. One of another pid namespace has no number
 // here.

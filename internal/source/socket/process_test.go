@@ -80,7 +80,7 @@ func (m machine) handler(ownCookie uint64) (*handler, *registry.Registry) {
 	}
 	m.t.Cleanup(func() { _ = tree.Close() })
 	r := registry.New(registry.Options{Rules: allowAll{}, Logger: slog.New(slog.DiscardHandler)})
-	p := procfs{m.root, func() time.Duration { return time.Hour }}
+	p := procfs{m.root, func() time.Duration { return time.Hour }, func() int64 { return seen(now) }}
 	return &handler{
 		feed: r.Feed(Name), own: func(c uint64) bool { return c == ownCookie },
 		network: fakeNetwork(), follow: func() {}, processes: newProcesses(p, tree), search: func(uint64) {},
@@ -90,6 +90,9 @@ func (m machine) handler(ownCookie uint64) (*handler, *registry.Registry) {
 type allowAll struct{}
 
 func (allowAll) Decide(port.Publication) port.Decision { return port.Decision{Allow: true} }
+
+// now is so long after boot.
+const now = 24 * time.Hour
 
 // seen is when a process that started so long after boot, an hour of which was
 // spent suspended, was seen.
@@ -285,8 +288,49 @@ func TestOwnSocketsAreNotPublished(t *testing.T) {
 		t.Errorf("%d publications of our own sockets", n)
 	}
 }
+
+// A process that was seen just now has the pid still, so that when it started need not be
+// read. It must be if the process may be another one, or may have ended.
+func TestStartIsReadOnlyIfNeeded(t *testing.T) {
+	const cgroups = "5:cpu:/docker/web\n0::/\n"
+	soon, late := seen(now)-tick, seen(now)-tick-1
+	m := newMachine(t, "5:cpu:/\n0::/\n")
+	h, _ := m.handler(0)
+	paths := func(cookie uint64, at int64) []string {
+		s := listener(cookie, 80, 811, "web", at)
+		s.CgroupID = 1
+		return h.processes.attribute(&s).hints.Paths
+	}
+	want := []string{"/docker/web"}
+	m.run(811, "web", "/web", now-time.Hour, cgroups)
+	m.remove("811/stat")
+	if got := paths(1, late); got != nil {
+		t.Errorf("paths %q of a process that was seen long ago, without its start", got)
+	}
+	if got := paths(2, soon); !slices.Equal(got, want) {
+		t.Errorf("paths %q, want %q", got, want)
+	}
+	// Another socket of it, which it made before.
+	m.run(811, "web", "/web", now-time.Hour, cgroups)
+	if got := paths(3, late); !slices.Equal(got, want) {
+		t.Errorf("paths %q of an older socket, want %q", got, want)
+	}
+	h.processes.beginBatch()
+	m.zombie(811, "Z")
+	m.remove("811/exe")
+	if got := paths(4, soon); got != nil || h.processes.knows(4) {
+		t.Errorf("paths %q of a process that has ended", got)
+	}
+	// A kernel without the executable, or without the right to read it.
+	m.run(811, "web", "/web", now-time.Hour, cgroups)
+	m.remove("811/exe")
+	if got := paths(5, soon); !slices.Equal(got, want) {
+		t.Errorf("paths %q without the executable, want %q", got, want)
+	}
+}
+
 func TestReadOwnProcess(t *testing.T) {
-	q, err := newProcfs().read(uint32(os.Getpid()), nil)
+	q, err := newProcfs().read(uint32(os.Getpid()), 0, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -294,10 +338,10 @@ func TestReadOwnProcess(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if q.exe != exe || q.started <= 0 {
+	if q.exe != exe || q.since <= 0 || !q.exact || !q.had(observer.Now()) {
 		t.Errorf("process = %+v, executable %s", q, exe)
 	}
-	if _, err := newProcfs().read(1<<31-1, nil); err == nil {
+	if _, err := newProcfs().read(1<<31-1, 0, nil); err == nil {
 		t.Error("a process that does not exist was found")
 	}
 }
