@@ -200,15 +200,21 @@ func (b *bench) method(mode, method string) {
 	b.methods[mode] = mode + ": " + method
 }
 
-// measure runs a part and keeps its results: one that says why, if the part failed.
-func (b *bench) measure(ctx context.Context, p part) error {
+// do runs a part and then what it left to clean up.
+func (b *bench) do(ctx context.Context, p part) error {
 	b.part, b.samples, b.methods = p, map[string]map[string][]float64{}, map[string]string{}
-	began, before := time.Now(), len(b.results)
 	err := attempt(func() { p.run(ctx, b) })
 	for _, f := range slices.Backward(b.cleanups) {
 		f()
 	}
 	b.cleanups = nil
+	return err
+}
+
+// measure runs a part and keeps its results: one that says why, if the part failed.
+func (b *bench) measure(ctx context.Context, p part) error {
+	began, before := time.Now(), len(b.results)
+	err := b.do(ctx, p)
 	b.progress("took %.0f s", time.Since(began).Seconds())
 	methods := strings.Join(slices.Sorted(maps.Values(b.methods)), "; ")
 	for _, m := range p.measures {

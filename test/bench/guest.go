@@ -51,6 +51,7 @@ var ownModes = []string{modes[0].name, modes[1].name, modes[2].name}
 type guest struct {
 	b              *bench
 	mode           mode
+	program        string       // the agent's
 	space, outside *netns.Space // of the agent, and of its host
 	dir            string
 	control, link  string
@@ -62,7 +63,7 @@ type guest struct {
 
 // newGuest makes a guest without an agent, in a namespace that lives until the part ends.
 func (b *bench) newGuest(m mode, space *netns.Space) *guest {
-	g := &guest{b: b, mode: m, space: space, outside: b.space(), dir: b.tempDir()}
+	g := &guest{b: b, mode: m, program: b.program, space: space, outside: b.space(), dir: b.tempDir()}
 	g.control, g.link = filepath.Join(g.dir, "control", "s"), "unix://"+filepath.Join(g.dir, "link", "s")
 	g.close = sync.OnceFunc(func() {
 		if g.peer != nil {
@@ -80,7 +81,7 @@ func (b *bench) newGuest(m mode, space *netns.Space) *guest {
 // start starts the agent.
 func (g *guest) start(flags ...string) {
 	args := append([]string{"agent", "--link", g.link, "--control", g.control, "--hold-down", "0s", "--log-level", "error"}, g.mode.flags...)
-	g.agent = g.b.start(g.space, exec.Command(g.b.program, append(args, flags...)...))
+	g.agent = g.b.start(g.space, exec.Command(g.program, append(args, flags...)...))
 }
 
 // startHost starts a host peer.

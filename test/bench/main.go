@@ -49,12 +49,17 @@ func run(ctx context.Context, args []string, out, log io.Writer) error {
 	file := fs.String("out", os.DevNull, "write the results to this file; - is standard output, without a report")
 	dir := fs.String("report", "", "write README.md and figures to this directory instead of tables to standard output")
 	render := fs.String("render", "", "measure nothing, and report the results in this file")
+	followed := fs.String("budget", "", "measure only how long an event takes for each step on its way through these programs: name=file, separated by commas")
+	rounds := fs.Int("rounds", 300, "how many listeners -budget opens with each program")
 	relay := fs.String("relay", "", "be a relay of the part flows; for internal use")
 	if err := fs.Parse(args); err != nil {
 		return err
 	}
 	if *relay != "" {
 		return runRelay(ctx, *relay)
+	}
+	if *followed != "" {
+		return budget(ctx, *followed, *rounds, log, out)
 	}
 	if *render != "" {
 		res, err := readResults(*render)
