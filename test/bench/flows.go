@@ -21,6 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/fairlead/fairlead/internal/forward"
+	"github.com/fairlead/fairlead/internal/privilege"
 	"github.com/fairlead/fairlead/test/kit/gvtools"
 	"github.com/fairlead/fairlead/test/kit/netns"
 )
@@ -161,6 +162,10 @@ func startSplice(_ context.Context, r *flowRig) *way {
 // runRelay is all that a process of the way "splice" does: spec is network and address to
 // listen at, and to dial. A vsock address is a port, dialed through the loopback.
 func runRelay(ctx context.Context, spec string) error {
+	// With them it could have more in pipes than a user may, as fairlead cannot.
+	if err := privilege.Limit(0); err != nil {
+		return fmt.Errorf("relay: %w", err)
+	}
 	f := strings.Fields(spec)
 	listen, dial := net.Listen, net.Dial
 	if f[0] == "vsock" {
