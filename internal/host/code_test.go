@@ -24,6 +24,7 @@ func TestCodeOf(t *testing.T) {
 		{&link.RefusedError{Code: link.RefusedToken}, "token", false},
 		{&link.CloseError{Remote: true, Reason: link.ReasonReplaced}, CodeReplaced, true},
 		{fmt.Errorf("dial: %w", &net.OpError{Op: "dial", Err: syscall.EACCES}), CodePermission, false},
+		{fmt.Errorf("dial: %w", &net.OpError{Op: "dial", Err: syscall.ENODEV}), CodeNoMachine, false},
 		{errors.New("connection refused"), "", false},
 	} {
 		if code, remote := codeOf(c.err); code != c.code || remote != c.remote {

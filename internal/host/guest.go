@@ -14,6 +14,7 @@ import (
 	"net/netip"
 	"slices"
 	"sync"
+	"syscall"
 	"time"
 
 	"golang.org/x/time/rate"
@@ -215,6 +216,7 @@ const (
 	CodeReplaced   = "replaced"   // another host took over
 	CodeTokenFile  = "token-file" // our token cannot be read
 	CodePermission = "permission" // we may not open the link's socket
+	CodeNoMachine  = "no-machine" // no machine has the CID of the link
 )
 
 // codeOf returns the code of why there is no session, empty if it has none, and whether
@@ -230,6 +232,8 @@ func codeOf(err error) (code string, remote bool) {
 		return string(refused.Code), refused.Remote
 	case errors.Is(err, fs.ErrPermission):
 		return CodePermission, false
+	case errors.Is(err, syscall.ENODEV):
+		return CodeNoMachine, false
 	}
 	return "", false
 }

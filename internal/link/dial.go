@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"syscall"
 	"time"
 
 	"github.com/fairlead/fairlead/internal/hvsock"
@@ -79,6 +80,9 @@ func (d *Dialer) Dial(ctx context.Context) (Session, error) {
 		if errors.As(err, &op) && op.Op == "dial" {
 			err = op.Err // without the address, which the endpoint has
 		}
+		if d.e.Network == NetworkVsock {
+			err = explainVsock(err)
+		}
 		return nil, fmt.Errorf("dial link %s: %w", d.e, err)
 	}
 	s, err := establish(ctx, conn, o, dialler, &flowSource{dial: again})
@@ -86,6 +90,22 @@ func (d *Dialer) Dial(ctx context.Context) (Session, error) {
 		return nil, fmt.Errorf("dial link %s: %w", d.e, err)
 	}
 	return s, nil
+}
+
+// explainVsock adds to an error of connect(2) what it means for a virtual machine, where its
+// own text does not say that.
+func explainVsock(err error) error {
+	for errno, means := range map[syscall.Errno]string{
+		syscall.ENODEV:       "no machine that runs here has this CID",
+		syscall.ECONNRESET:   "the machine runs, and nothing listens at this port of it",
+		syscall.ETIMEDOUT:    "the machine does not answer: it is starting, or has no vsock",
+		syscall.EAFNOSUPPORT: "this kernel has no vsock, load the module vhost_vsock",
+	} {
+		if errors.Is(err, errno) {
+			return fmt.Errorf("%s: %w", means, err)
+		}
+	}
+	return err
 }
 
 const (

@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"strings"
 	"testing"
 
 	"github.com/mdlayher/vsock"
@@ -97,9 +98,20 @@ func TestVsockPortTaken(t *testing.T) {
 	}
 }
 
+// Who dials nobody is told whether the machine is there.
 func TestVsockNoListener(t *testing.T) {
-	if _, err := Dial(ctx10(t), Endpoint{Network: NetworkVsock, CID: CIDLocal, Port: 1005}, opts(t, RoleHost)); err == nil {
-		t.Error("dialled nobody")
+	for _, tt := range []struct {
+		cid   uint32
+		errno unix.Errno
+		want  string
+	}{
+		{CIDLocal, unix.ECONNRESET, "nothing listens at this port"},
+		{1005, unix.ENODEV, "no machine that runs here has this CID"},
+	} {
+		_, err := Dial(ctx10(t), Endpoint{Network: NetworkVsock, CID: tt.cid, Port: 1005}, opts(t, RoleHost))
+		if !errors.Is(err, tt.errno) || !strings.Contains(err.Error(), tt.want) {
+			t.Errorf("CID %d: %v", tt.cid, err)
+		}
 	}
 }
 

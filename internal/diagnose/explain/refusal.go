@@ -39,6 +39,8 @@ func NextOnHost(code, endpoint string, remote bool, label string) string {
 		return "give both sides the same token: `" + PairCommand(label) + "`"
 	case code == "uid" && !remote:
 		return "run the agent as root, or as the user of `fairlead host`"
+	case code == "no-machine":
+		return noMachine
 	}
 	if a, known := refusals[code]; known {
 		return a.in(hostSide, unix)
@@ -47,6 +49,10 @@ func NextOnHost(code, endpoint string, remote bool, label string) string {
 }
 
 const startGuest = "start the guest, and `fairlead agent` in it; run `fairlead doctor` there"
+
+// noMachine is for a guest that may have started again with another CID.
+const noMachine = "start the guest; if it has another CID now, connect to that: vsock://CID:PORT, where CID is that of its definition " +
+	"(`fairlead host pair --libvirt DOMAIN` prints it; QEMU: guest-cid=CID); define one that stays"
 
 // PairCommand is the command that fetches the token of a guest. The name is empty for a
 // guest without one.

@@ -36,6 +36,7 @@ func TestNextOnHost(t *testing.T) {
 		{"permission", "unix:///run/s", false, "--allow-uids"},
 		{"role", "unix:///run/s", true, "another host peer"},
 		{"replaced", "unix:///run/s", true, "other host"},
+		{"no-machine", "vsock://3:1023", false, "if it has another CID now"},
 	} {
 		if next := NextOnHost(c.code, c.endpoint, c.remote, ""); !strings.Contains(next, c.want) {
 			t.Errorf("%s at %s: %s", c.code, c.endpoint, next)
