@@ -147,8 +147,9 @@ test-vm-smoke: ## Run tests that depend on the kernel, and three end-to-end test
 KERNEL_SMOKE := ^(TestMethods|TestPortAppearsCarriesAndVanishes|TestUDP|TestRuleOnlyPort|TestVsock|TestPlaceholderServesWhatReachesIt|TestPlaceholderForUDP|TestServerTakesPlaceholderPort|TestWorkWithFewCapabilities|TestLimitOfLockedMemory|TestKindsOfListeners|TestSelfTest|TestDoctorTriesEvents)$$
 .PHONY: test-kernels
 test-kernels: ## Run end-to-end tests in emulated machines of 5.10 to the newest kernel; REPORT=docs/kernels.md writes the tables
-	@hack/provision.sh vm kernels
-	@$(TEST) test-kernels go run ./test/vm -json -kernel 5.10,6.1,6.12,sid -run '$(KERNEL_SMOKE)' $(if $(REPORT),-report $(REPORT)) ./test/e2e
+	@hack/provision.sh vm
+	@rc=0; hack/provision.sh kernels || rc=1; \
+	$(TEST) test-kernels go run ./test/vm -json -kernel 5.10,6.1,6.12,sid -run '$(KERNEL_SMOKE)' $(if $(REPORT),-report $(REPORT)) ./test/e2e || rc=1; exit $$rc
 
 .PHONY: kernels
 kernels: ## Write the tables of docs/kernels.md: test-kernels with REPORT

@@ -179,11 +179,25 @@ lay_kernel() {
 	mv "$dir.new" "$dir"
 }
 
+# other_kernels lays each of them into the cache. One that cannot be had is left out, named in
+# absent, and does not keep the others away.
 other_kernels() {
-	local k version suite build
+	local k version suite build failed
+	scratch # here, as a subshell would not remove it
 	for k in "${other_kernels[@]}"; do
 		IFS=: read -r version suite build <<<"$k"
-		other_kernel "$version" "$suite" "$build"
+		# In a condition "set -e" had no effect.
+		set +e
+		(
+			set -e
+			other_kernel "$version" "$suite" "$build"
+		)
+		failed=$?
+		set -e
+		[ "$failed" != 0 ] || continue
+		say "kernel $version is left out: neither linux-image-$build nor the newest kernel of Debian's $suite came from the mirrors that apt is configured for"
+		say "have apt use a mirror that has $suite, such as one of old suites, or put vmlinuz, lib/modules and a file release with the output of uname -r into $cache/kernels/$version"
+		absent+=("$version (suite $suite)")
 	done
 }
 
@@ -302,6 +316,7 @@ tool() {
 gotestsum() { tool gotest.tools/gotestsum "$gotestsum_version"; }
 linter() { tool github.com/golangci/golangci-lint/v2/cmd/golangci-lint "$lint_version"; }
 
+absent=() # kernels that could not be had
 [ $# -gt 0 ] || set -- all
 packages ca-certificates # what is fetched below comes over TLS
 for section; do
@@ -351,4 +366,5 @@ for section; do
 	*) die "unknown section '$section': want base, generate, vm, kernels, arm64, wsl, boot, browser, gotestsum, lint, wine or all" ;;
 	esac
 done
+[ ${#absent[@]} = 0 ] || die "not all is there: no kernel $(printf '%s, ' "${absent[@]}" | sed 's/, $//')"
 say "ready"
