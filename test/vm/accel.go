@@ -70,9 +70,9 @@ func probeKVM(ctx context.Context, arch architecture, cache, work, version strin
 		return err
 	}
 	initrd := filepath.Join(dir, "initrd")
-	if err := appendImage(initrd, base, dir, script(k, nil)); err != nil {
+	if err := appendImage(initrd, base, dir, k, script(k, nil)); err != nil {
 		return fmt.Errorf("pack probe: %w", err)
 	}
-	m := machine{kernel: k, initrd: initrd, memory: minMemory, accel: virtual, timeout: probeLimit, console: &console{}}
+	m := machine{kernel: k, initrd: initrd, memory: minMemory, cpus: defaultCPUs, accel: virtual, timeout: probeLimit, console: &console{}}
 	return errors.Join(m.boot(ctx), m.console.err())
 }

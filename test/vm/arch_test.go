@@ -11,7 +11,7 @@ import (
 )
 
 func TestArchitectureIsChecked(t *testing.T) {
-	good := options{arch: "arm64", kernels: "6.12", memory: minMemory, timeout: 1, testTimeout: 1, accel: "auto"}
+	good := options{arch: "arm64", kernels: "6.12", memory: minMemory, cpus: 1, timeout: 1, testTimeout: 1, accel: "auto"}
 	if err := good.validate(); err != nil {
 		t.Error(err)
 	}

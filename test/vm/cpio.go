@@ -91,15 +91,24 @@ func (a *archive) tree(dir, root string) error {
 			}
 			return a.entry(name, modeSymlink|0o777, int64(len(to)), strings.NewReader(to))
 		case info.Mode().IsRegular():
-			f, err := os.Open(path)
-			if err != nil {
-				return err
-			}
-			defer f.Close()
-			return a.entry(name, modeFile|perm, info.Size(), f)
+			return a.file(name, perm, path)
 		}
 		return fmt.Errorf("archive %s: neither file, directory nor symlink", path)
 	})
+}
+
+// file adds the content of the regular file at path.
+func (a *archive) file(name string, perm uint32, path string) error {
+	f, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return err
+	}
+	return a.entry(name, modeFile|perm, info.Size(), f)
 }
 
 // end closes the archive and aligns what may follow it to 512 bytes: the kernel

@@ -42,7 +42,7 @@ var modules = strings.Fields(`
 	xt_REDIRECT xt_statistic xt_recent xt_limit xt_set ip_set_hash_ipport
 	bridge br_netfilter veth dummy tun overlay
 	tcp_diag udp_diag inet_diag netlink_diag unix_diag
-	vsock vsock_loopback vsock_diag
+	vsock vsock_loopback vsock_diag vmw_vsock_virtio_transport vhost_vsock kvm_amd virtio_pci
 	crc32c_generic crc32c_intel`)
 
 // kernel is one that hack/provision.sh laid into the cache.

@@ -148,6 +148,7 @@ type machine struct {
 	system  string // of systems, empty to run the jobs without one
 	disk    string // path of its file system, which is not changed
 	memory  int    // MiB
+	cpus    int
 	accel   accelerator
 	timeout time.Duration
 	jobs    []job
@@ -190,7 +191,7 @@ func (m *machine) boot(ctx context.Context) error {
 	// The timer check and the watchdogs look at a clock that emulation on a
 	// busy host stretches.
 	args := []string{
-		"-accel", m.accel.options, "-cpu", m.accel.cpu, "-smp", "2", "-m", strconv.Itoa(m.memory),
+		"-accel", m.accel.options, "-cpu", m.accel.cpu, "-smp", strconv.Itoa(m.cpus), "-m", strconv.Itoa(m.memory),
 		"-nodefaults", "-display", "none", "-no-reboot", "-monitor", "none",
 		"-chardev", "socket,id=tty0,path=" + filepath.Join(dir, "ttyS0"), "-serial", "chardev:tty0",
 		"-chardev", "socket,id=tty1,path=" + filepath.Join(dir, "ttyS1"),

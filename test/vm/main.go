@@ -41,6 +41,7 @@ type options struct {
 	accel       string
 	system      string
 	memory      int
+	cpus        int
 	timeout     time.Duration
 	testTimeout time.Duration
 	verbose     bool
@@ -56,12 +57,17 @@ var systems = map[string]string{"systemd": "archive,deb,rpm", "openrc": "archive
 // minMemory is what a machine needs to boot, in MiB.
 const minMemory = 512
 
+// defaultCPUs is how many processors a machine has, so that what runs at the same time does.
+const defaultCPUs = 2
+
 func (o options) validate() error {
 	switch {
 	case o.kernels == "":
 		return errors.New("-kernel is empty: want for example 6.1,6.12")
 	case o.memory < minMemory:
 		return fmt.Errorf("-memory %d: want at least %d MiB", o.memory, minMemory)
+	case o.cpus < 1:
+		return fmt.Errorf("-cpus %d: want at least 1", o.cpus)
 	case o.timeout <= 0 || o.testTimeout <= 0:
 		return errors.New("-timeout and -test-timeout: want more than 0")
 	case o.accel != "auto" && o.accel != "kvm" && o.accel != "tcg":
@@ -101,6 +107,7 @@ func main() {
 	flag.StringVar(&o.accel, "accel", "auto", "kvm, tcg (emulation), or auto: kvm if a machine boots under it")
 	flag.StringVar(&o.system, "system", "", "boot a Debian with this init, systemd or openrc, and run the tests in it")
 	flag.IntVar(&o.memory, "memory", 1024, "MiB of each machine, beside what the file system takes")
+	flag.IntVar(&o.cpus, "cpus", defaultCPUs, "processors of each machine")
 	flag.DurationVar(&o.timeout, "timeout", 4*time.Hour, "limit for each machine")
 	flag.DurationVar(&o.testTimeout, "test-timeout", time.Hour, "limit for each test binary")
 	flag.BoolVar(&o.verbose, "v", false, "show the console")
@@ -160,7 +167,7 @@ func run(ctx context.Context, out io.Writer, o options) (failed bool, err error)
 	if o.report != "" {
 		r.matrix = new(matrix)
 	}
-	jobs := buildJobs(ctx, o, suites, work, r)
+	jobs := buildJobs(ctx, o, arch, suites, work, r)
 	probe.Wait()
 	if accelErr != nil {
 		return true, accelErr
@@ -193,13 +200,15 @@ func withBenchmarks(suites []suite) []suite {
 	return some
 }
 
-// buildJobs builds the suites below work/test, which becomes /test in the guest.
-func buildJobs(ctx context.Context, o options, suites []suite, work string, r *reporter) []job {
+// buildJobs builds the suites below work/test, which becomes /test in the guest. Other files of
+// the guest are laid below work/root.
+func buildJobs(ctx context.Context, o options, arch architecture, suites []suite, work string, r *reporter) []job {
 	var first, jobs []job
 	buildProgram := sync.OnceValue(func() error {
 		return goBuild(ctx, o.arch, []string{"build", "-tags=grpcnotrace"}, filepath.Join(work, "test", "fairlead"), binaryPackage)
 	})
 	buildPackages := sync.OnceValue(func() error { return packages(ctx, filepath.Join(work, "test", "packages"), systems[o.system]) })
+	layNested := sync.OnceValue(func() error { return stageNested(filepath.Join(work, "root"), arch) })
 	for i, s := range suites {
 		if len(s.Tests) == 0 && o.bench == "" {
 			continue
@@ -220,6 +229,13 @@ func buildJobs(ctx context.Context, o options, suites []suite, work string, r *r
 				continue
 			}
 			env = append([]string{packagesVariable + "=/test/packages"}, env...)
+		}
+		if s.Nested {
+			if err := layNested(); err != nil {
+				r.check("build", name, 0, err)
+				continue
+			}
+			env = append([]string{nestedVariable + "=/" + nestedDir}, env...)
 		}
 		if err := goBuild(ctx, o.arch, []string{"test", "-c", "-tags=" + o.tags}, filepath.Join(dir, "run.test"), s.Package); err != nil {
 			r.check("build", name, 0, err)
@@ -306,7 +322,7 @@ func runKernel(ctx context.Context, o options, arch architecture, cache, work, v
 		return err
 	}
 	initrd := filepath.Join(work, version+".cpio")
-	if err := appendImage(initrd, base, work, script(k, jobs)); err != nil {
+	if err := appendImage(initrd, base, work, k, script(k, jobs)); err != nil {
 		return fmt.Errorf("pack tests: %w", err)
 	}
 	info, err := os.Stat(initrd)
@@ -323,6 +339,7 @@ func runKernel(ctx context.Context, o options, arch architecture, cache, work, v
 		kernel: k, initrd: initrd, system: o.system, disk: disk, accel: accel, jobs: jobs, report: r, timeout: o.timeout,
 		// The archive and what is unpacked from it exist at the same time.
 		memory:  o.memory + 2*int(info.Size()>>20),
+		cpus:    o.cpus,
 		console: &console{},
 	}
 	if o.verbose {
@@ -332,8 +349,9 @@ func runKernel(ctx context.Context, o options, arch architecture, cache, work, v
 	return nil
 }
 
-// appendImage writes base followed by an archive of work/test and the run script.
-func appendImage(name, base, work string, script []byte) error {
+// appendImage writes base followed by an archive of work/test, the run script and, if there is
+// work/root, what a machine within the machine needs.
+func appendImage(name, base, work string, k kernel, script []byte) error {
 	return writeFile(name, func(w io.Writer) error {
 		b, err := os.Open(base)
 		if err != nil {
@@ -348,6 +366,9 @@ func appendImage(name, base, work string, script []byte) error {
 			return err
 		}
 		if err := a.entry("test/run.sh", modeFile|0o644, int64(len(script)), bytes.NewReader(script)); err != nil {
+			return err
+		}
+		if err := a.nested(filepath.Join(work, "root"), k, base); err != nil {
 			return err
 		}
 		return a.end()

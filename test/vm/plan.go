@@ -31,6 +31,10 @@ const kernelCall = "kernels.Must("
 // for packages of Go that read it.
 const packagesVariable = "FAIRLEAD_PACKAGES"
 
+// nestedVariable is the directory with kernel and initramfs of a machine within the machine.
+// They and the emulator are packed for packages of Go that read it.
+const nestedVariable = "FAIRLEAD_INNER_MACHINE"
+
 // The program under test is built and packed for packages whose tests import
 // programImport, which finds it by the environment: a guest has no compiler.
 const (
@@ -47,6 +51,8 @@ type suite struct {
 	Binary  bool     // it runs the program under test
 	// Packages: it installs the packages under test.
 	Packages bool
+	// Nested: it boots a machine within the machine.
+	Nested bool
 
 	Benchmarks bool // the tags add some
 }
@@ -109,6 +115,9 @@ func findSuites(ctx context.Context, arch, tags, smoke string, patterns []string
 			return nil, err
 		}
 		if s.Packages, err = mentions(p.Dir, packagesVariable); err != nil {
+			return nil, err
+		}
+		if s.Nested, err = mentions(p.Dir, nestedVariable); err != nil {
 			return nil, err
 		}
 		suites = append(suites, s)

@@ -16,7 +16,7 @@ import (
 // faulty are options to run tests of testdata/faults.
 func faulty(t *testing.T, run string) options {
 	return options{
-		arch: "amd64", kernels: "6.1", tags: "vm", run: "^" + run + "$", accel: "tcg", memory: minMemory, json: true,
+		arch: "amd64", kernels: "6.1", tags: "vm", run: "^" + run + "$", accel: "tcg", memory: minMemory, cpus: defaultCPUs, json: true,
 		timeout: 20 * time.Minute, testTimeout: 10 * time.Minute, // which only a failure reaches
 		patterns: []string{"./testdata/faults"},
 	}

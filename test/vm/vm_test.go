@@ -216,6 +216,58 @@ func TestFindSuitesThatInstall(t *testing.T) {
 	}
 }
 
+// TestFindSuitesThatBootMachines finds which packages boot machines within the machine.
+func TestFindSuitesThatBootMachines(t *testing.T) {
+	suites, err := findSuites(t.Context(), "amd64", "boot", "", []string{"../nested", "../install"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range suites {
+		if nested := strings.HasSuffix(s.Package, "/nested"); s.Nested != nested || nested && !s.Binary {
+			t.Errorf("got %+v", s)
+		}
+	}
+	if len(suites) != 2 {
+		t.Errorf("got %d packages", len(suites))
+	}
+}
+
+// TestNestedMachineIsPackedIfAsked packs kernel, initramfs and what was laid out for a machine
+// within the machine, and nothing where nothing was.
+func TestNestedMachineIsPackedIfAsked(t *testing.T) {
+	dir := t.TempDir()
+	root, base := filepath.Join(dir, "root"), filepath.Join(dir, "base")
+	k := kernel{dir: dir}
+	for name, text := range map[string]string{base: "an initramfs", filepath.Join(dir, "vmlinuz"): "a kernel"} {
+		if err := os.WriteFile(name, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	pack := func() string {
+		t.Helper()
+		var b bytes.Buffer
+		a := archive{w: &b}
+		if err := a.nested(root, k, base); err != nil {
+			t.Fatal(err)
+		}
+		return b.String()
+	}
+	if got := pack(); got != "" {
+		t.Errorf("packed %q", got)
+	}
+	if err := os.MkdirAll(filepath.Join(root, "usr/bin"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"usr/bin\x00", "boot/vmlinuz\x00", "a kernel", "boot/initrd\x00", "an initramfs"} {
+		if got := pack(); !strings.Contains(got, want) {
+			t.Errorf("no %q in %q", want, got)
+		}
+	}
+	if err := stageNested(filepath.Join(dir, "other"), architectures()[1]); err == nil {
+		t.Error("laid out for arm64, whose emulator has no virtualisation here")
+	}
+}
+
 func TestWriteFileIsWholeOrAbsent(t *testing.T) {
 	dir := t.TempDir()
 	err := writeFile(filepath.Join(dir, "f"), func(w io.Writer) error {

@@ -1,0 +1,7 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package nested runs a host peer in a machine of test/vm, and its agents in machines within
+// that machine, which are reached by vsock as virtual machines are:
+//
+//	make test-nested
+package nested
