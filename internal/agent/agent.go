@@ -74,7 +74,7 @@ type Agent struct {
 	observer   *observer.Observer
 	types      kernel.Types // kept until the start is over
 	sources    []Source
-	demand     *demand.Source // nil if no source knows containers or Services
+	demand     *demand.Source
 	registry   *registry.Registry
 	publish    *publish.Server // nil if no container may ask for anything
 	runner     *run.Server     // nil if no container may have programs run
@@ -130,7 +130,7 @@ func New(cfg config.Agent, log *slog.Logger, level *loglevel.Levels) (*Agent, er
 	a.demandOf(cfg.Rules)
 	a.forwards = forwards.NewStore(cfg.ForwardsFile, cfg.Rules, false, log, a.applyRules)
 	a.accepted.Store(&a.cfg)
-	a.provider = provider{a.registry, a.reconciler.Outcomes(), a.observer.CheckOwners}
+	a.provider = provider{a.registry, a.reconciler.Outcomes(), a.observer.CheckOwners, a.demand.Waiting()}
 	if err := a.wireInventory(); err != nil {
 		return nil, err
 	}

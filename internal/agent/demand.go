@@ -20,8 +20,8 @@ const (
 	askedByHost  = "host"
 )
 
-// wireDemand makes the source of what nobody published, if a source knows containers or
-// Services.
+// wireDemand makes the source of what nobody published. Where no source knows containers or
+// Services there is nothing to run, and all that is asked for waits.
 func (a *Agent) wireDemand() (err error) {
 	o := demand.Options{Kind: netwatch.Classify, Logger: a.log.With("source", port.SourceDemand)}
 	var names []string
@@ -30,28 +30,28 @@ func (a *Agent) wireDemand() (err error) {
 			o.Directories, names = append(o.Directories, d), append(names, s.Name())
 		}
 	}
-	if len(o.Directories) == 0 {
-		return nil
-	}
 	o.Await = func(ctx context.Context) { a.registry.AwaitStarted(ctx, names...) }
-	if a.demand, err = demand.New(o); err == nil {
+	if a.demand, err = demand.New(o); err == nil && len(o.Directories) > 0 {
 		a.sources = append(a.sources, a.demand)
 	}
 	return err
 }
 
-// takeDemands has a host ask for ports by name, if the configuration says so.
+// takeDemands has a host ask for ports by name, if the configuration says so, and reports what
+// waits: what the host asked for, and what this guest did as its other unpublished ports.
 func (a *Agent) takeDemands(o *hostlink.Options, l *link.Options) {
-	if a.demand == nil || !a.cfg.HostForwards {
+	if a.cfg.HostForwards {
+		l.Demand = true
+		o.Demand = func(list []port.Demand) { a.demand.Ask(askedByHost, list) }
+	}
+	if !a.cfg.HostForwards && !a.cfg.ReportUnpublished {
 		return
 	}
-	l.Demand = true
-	o.Demand = func(list []port.Demand) { a.demand.Ask(askedByHost, list) }
 	o.DemandsChanged = a.demand.Changed()
 	o.Demands = func() (list []wire.Waiting) {
-		for _, s := range a.demand.States() {
-			if s.Reason != "" {
-				list = append(list, wire.NewWaiting(s.Demand, s.Reason))
+		for _, w := range a.demand.Waiting().View().All() {
+			if a.cfg.ReportUnpublished || a.demand.Asks(askedByHost, w.Demand) {
+				list = append(list, wire.NewWaiting(w.Demand, w.Reason))
 			}
 		}
 		return list
@@ -59,21 +59,10 @@ func (a *Agent) takeDemands(o *hostlink.Options, l *link.Options) {
 }
 
 // demandOf asks for what the run-time rules of a set ask for.
-func (a *Agent) demandOf(set *rules.Set) {
-	if a.demand != nil {
-		a.demand.Ask(askedByRules, set.Demands(""))
-	}
-}
+func (a *Agent) demandOf(set *rules.Set) { a.demand.Ask(askedByRules, set.Demands("")) }
 
 // demands returns why a demand waits, for a guest of a host; "" if it does not.
 func (a *Agent) demands(_ string, d port.Demand) string {
-	if a.demand == nil {
-		return "no source knows containers or Services: enable docker, containerd or kube (--source)"
-	}
-	for _, s := range a.demand.States() {
-		if s.Demand == d {
-			return s.Reason
-		}
-	}
-	return ""
+	w, _ := a.demand.Waiting().View().Get(d.String())
+	return w.Reason
 }

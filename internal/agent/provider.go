@@ -9,6 +9,7 @@ import (
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/reconcile"
 	"github.com/fairlead/fairlead/internal/registry"
+	"github.com/fairlead/fairlead/internal/source/demand"
 	"github.com/fairlead/fairlead/internal/status"
 	"github.com/fairlead/fairlead/internal/table"
 )
@@ -19,6 +20,8 @@ type provider struct {
 	outcomes *table.Table[port.Key, reconcile.Outcomes]
 	// checkOwners looks for owners that have ended, before they are shown.
 	checkOwners func()
+	// waiting is what is asked for by name and is not there.
+	waiting *table.Table[string, demand.Waiting]
 }
 
 var _ status.Provider = provider{}
@@ -33,6 +36,12 @@ func (p provider) List() status.List {
 	}
 	for _, pub := range pubs.All() {
 		l.Publications = append(l.Publications, describe(pub, outs))
+	}
+	if waiting := p.waiting.View(); waiting.Len() > 0 {
+		for _, w := range waiting.All() {
+			l.Publications = append(l.Publications, status.DescribeWaiting(w.Demand, w.Reason, w.Since))
+		}
+		slices.SortStableFunc(l.Publications, func(a, b status.Publication) int { return a.Key().Compare(b.Key()) })
 	}
 	return l
 }
@@ -79,9 +88,10 @@ func describe(p port.Publication, outs table.View[port.Key, reconcile.Outcomes])
 const unserved = "nothing is known to serve it"
 
 func (p provider) Changes(ctx context.Context, f func(status.Delta) error) error {
-	pubs, outs := p.registry.Publications().Subscribe(), p.outcomes.Subscribe()
+	pubs, outs, waiting := p.registry.Publications().Subscribe(), p.outcomes.Subscribe(), p.waiting.Subscribe()
 	defer pubs.Close()
 	defer outs.Close()
+	defer waiting.Close()
 	for first := true; ; first = false {
 		if !first {
 			select {
@@ -89,6 +99,7 @@ func (p provider) Changes(ctx context.Context, f func(status.Delta) error) error
 				return ctx.Err()
 			case <-pubs.C():
 			case <-outs.C():
+			case <-waiting.C():
 			}
 		}
 		pubView, pubChange := pubs.Take()
@@ -105,8 +116,21 @@ func (p provider) Changes(ctx context.Context, f func(status.Delta) error) error
 				d.Removed = append(d.Removed, status.Removed{Key: k})
 			}
 		}
+		addWaiting(&d, waiting)
 		if err := f(d); err != nil {
 			return err
+		}
+	}
+}
+
+// addWaiting adds what has changed of what is asked for by name and is not there.
+func addWaiting(d *status.Delta, sub *table.Subscription[string, demand.Waiting]) {
+	view, change := sub.Take()
+	for _, text := range change.Keys {
+		if w, ok := view.Get(text); ok {
+			d.Put = append(d.Put, status.DescribeWaiting(w.Demand, w.Reason, w.Since))
+		} else if asked, err := port.ParseDemand(text); err == nil {
+			d.Removed = append(d.Removed, status.Removed{Key: port.Key{Protocol: asked.Protocol, Port: asked.Port}, Waits: text})
 		}
 	}
 }

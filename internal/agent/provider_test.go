@@ -5,12 +5,17 @@ package agent
 import (
 	"log/slog"
 	"net/netip"
+	"reflect"
+	"slices"
+	"strings"
 	"testing"
 
 	"github.com/fairlead/fairlead/internal/config"
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/reconcile"
 	"github.com/fairlead/fairlead/internal/registry"
+	"github.com/fairlead/fairlead/internal/source/demand"
+	"github.com/fairlead/fairlead/internal/status"
 	"github.com/fairlead/fairlead/internal/table"
 )
 
@@ -21,6 +26,7 @@ func provided(n int) provider {
 		registry.New(registry.Options{Rules: config.DefaultAgent().Rules, Logger: slog.New(slog.DiscardHandler)}),
 		table.New[port.Key, reconcile.Outcomes](port.Key.Compare),
 		func() {},
+		table.New[string, demand.Waiting](strings.Compare),
 	}
 	set := make([]port.Binding, n)
 	key := func(i int) port.Key {
@@ -77,5 +83,52 @@ func TestUnservedPort(t *testing.T) {
 	p.Dial, p.Decision = nil, port.Decision{Reason: "no rule allows it"}
 	if got := describe(p, none).Reason; got != "no rule allows it" {
 		t.Errorf("reason of a port that is denied = %q", got)
+	}
+}
+
+// What is asked for by name and waits is listed among the ports, and so are its changes.
+func TestProviderListsWhatWaits(t *testing.T) {
+	p := provided(1)
+	put := func(reason string) {
+		d, err := port.ParseDemand("svc/default/web:80")
+		if err != nil {
+			t.Fatal(err)
+		}
+		p.waiting.Update(func(tx *table.Tx[string, demand.Waiting]) {
+			if tx.Delete(d.String()); reason != "" {
+				tx.Put(d.String(), demand.Waiting{State: demand.State{Demand: d, Reason: reason}})
+			}
+		})
+	}
+	deltas, ctx := make(chan status.Delta, 1), t.Context()
+	go func() { _ = p.Changes(ctx, func(d status.Delta) error { deltas <- d; return nil }) }()
+	next := func() status.Delta {
+		for d := range deltas {
+			if len(d.Put)+len(d.Removed) > 0 {
+				return d
+			}
+		}
+		return status.Delta{}
+	}
+	if d := next(); len(d.Put) != 1 {
+		t.Errorf("at first: %+v", d)
+	}
+	for _, reason := range []string{"there is no Service default/web", "nothing serves it"} {
+		put(reason)
+		d := next()
+		if len(d.Put) != 1 || d.Put[0].Waits != "svc/default/web:80/tcp" || d.Put[0].State != port.Pending || d.Put[0].Reason != reason || d.Put[0].Address.IsValid() {
+			t.Errorf("changed: %+v", d)
+		}
+		list := p.List().Publications
+		if i := slices.IndexFunc(list, func(p status.Publication) bool { return p.Waits != "" }); len(list) != 2 || i != 1 || !reflect.DeepEqual(list[i], d.Put[0]) {
+			t.Errorf("listed: %+v", list)
+		}
+	}
+	put("")
+	if d := next(); len(d.Put) != 0 || len(d.Removed) != 1 || d.Removed[0].Waits != "svc/default/web:80/tcp" || d.Removed[0].Port != 80 {
+		t.Errorf("it is there: %+v", d)
+	}
+	if n := len(p.List().Publications); n != 1 {
+		t.Errorf("%d rows are listed", n)
 	}
 }

@@ -4,9 +4,12 @@ package host
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/fairlead/fairlead/internal/link"
 	"github.com/fairlead/fairlead/internal/port"
@@ -63,6 +66,7 @@ func TestDemandsOfAGuest(t *testing.T) {
 	}
 	a.say(wire.Control{Demanded: &wire.Demanded{Waiting: wire.List[wire.Waiting]{{Port: "web:80/tcp", Reason: "no container"}}}})
 	eventually(t, "the reason is known", func() bool { return h.DemandReason("v*", web) == "no container" })
+	waits(t, h, "vm web:80/tcp no container")
 	h.SetPolicy(asking(t, "web:80", "db:1"))
 	if got := fmt.Sprint((<-a.demands).Ports); got != "[web:80/tcp db:1/tcp]" {
 		t.Error(got)
@@ -71,6 +75,7 @@ func TestDemandsOfAGuest(t *testing.T) {
 	if got := fmt.Sprint((<-a.demands).Ports); got != "[]" {
 		t.Error(got)
 	}
+	waits(t, h)
 	if why := h.DemandReason("other", web); !strings.Contains(why, `no guest is called "other": want one of "vm"`) {
 		t.Error(why)
 	}
@@ -83,10 +88,68 @@ func TestDemandsOfAGuestThatTakesNone(t *testing.T) {
 	eventually(t, "the guest is connected", func() bool { return h.Guests()[0].Connected })
 	if why := h.DemandReason("", asking(t, "web:80").Demands("")[0]); !strings.Contains(why, "set hostForwards: true") {
 		t.Error(why)
+	} else {
+		waits(t, h, "vm web:80/tcp "+why)
 	}
 	select {
 	case m := <-a.demands:
 		t.Errorf("%+v was sent", m)
 	default:
 	}
+}
+
+// waits checks what the host lists of ports that are asked for by name and are not there.
+func waits(t *testing.T, h *Host, want ...string) {
+	t.Helper()
+	var got []string
+	eventually(t, fmt.Sprintf("%q are listed", want), func() bool {
+		got = nil
+		for _, u := range h.Unpublished().View().All() {
+			if u.Waits != "" && !u.Address.IsValid() && u.Pending && u.Port == 80 {
+				got = append(got, fmt.Sprintf("%s %s %s", u.Guest, u.Waits, u.Reason))
+			}
+		}
+		return slices.Equal(got, want)
+	})
+}
+
+// What waits in one of several guests is listed unless another of those that were asked has
+// it, and what guests ask for themselves beside it.
+func TestListsWhatWaits(t *testing.T) {
+	vm, dev := newAgent(t, "vm"), newAgent(t, "dev")
+	guest := func(a *agent, takes bool) Guest {
+		return Guest{Name: a.name, Dial: func(ctx context.Context) (link.Session, error) {
+			s, err := a.connect(ctx)
+			if err == nil && takes {
+				s = demanding{s}
+			}
+			return s, err
+		}}
+	}
+	vm.begins(snapshot(1))
+	h, _ := startGuests(t, Options{Guests: []Guest{guest(vm, true), guest(dev, false)}, Policy: asking(t, "web:80"), Grace: -1})
+	<-vm.demands
+	say := func(a *agent, list ...wire.Waiting) { a.say(wire.Control{Demanded: &wire.Demanded{Waiting: list}}) }
+	say(vm, wire.Waiting{Port: "web:80/tcp", Reason: "no container"})
+	waits(t, h, `dev web:80/tcp guest "dev" is not connected`, "vm web:80/tcp no container")
+	say(vm)
+	waits(t, h)
+	say(vm, wire.Waiting{Port: "own:80/tcp", Reason: "no container"}, wire.Waiting{Port: "no\x1bname", Reason: "?"})
+	waits(t, h, "vm own:80/tcp no container")
+	since := func() (at time.Time) {
+		for _, u := range h.Unpublished().View().All() {
+			at = u.Since
+		}
+		return at
+	}
+	at := since()
+	say(vm, wire.Waiting{Port: "own:80/tcp", Reason: "two"})
+	waits(t, h, "vm own:80/tcp two")
+	if got := since(); !got.Equal(at) || at.IsZero() {
+		t.Errorf("it waits since %s, want %s", got, at)
+	}
+	vm.drop(errors.New("gone"))
+	waits(t, h, `dev web:80/tcp guest "dev" is not connected`, `vm web:80/tcp guest "vm" is not connected`)
+	h.SetPolicy(asking(t))
+	waits(t, h)
 }

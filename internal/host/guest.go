@@ -143,6 +143,9 @@ func itemsIn(c wire.Control) (n int) {
 	if u := c.Unpublished; u != nil {
 		n += len(u.Put) + len(u.Removed)
 	}
+	if c.Demanded != nil {
+		n += len(c.Demanded.Waiting)
+	}
 	return n
 }
 
@@ -308,6 +311,7 @@ func (g *guest) lost(err error, code string, remote bool) {
 		return
 	}
 	g.connected, g.err, g.code, g.remote, g.since = false, text, code, remote, time.Now()
+	g.h.listWaiting()
 	if was {
 		g.setAway(true)
 		g.h.publish()
@@ -329,7 +333,8 @@ func (g *guest) session(ctx context.Context) (lasted time.Duration, served bool,
 	defer stop()
 
 	g.h.mu.Lock()
-	g.peer, g.ack, g.resync, g.demands = session.Peer(), false, "", demands{}
+	g.demandsBegin(session.Peer())
+	g.peer, g.ack, g.resync = session.Peer(), false, ""
 	clear(g.dirty)
 	g.h.mu.Unlock()
 
@@ -350,7 +355,7 @@ func (g *guest) session(ctx context.Context) (lasted time.Duration, served bool,
 	g.flows.use(nil)
 	g.h.mu.Lock()
 	g.asked.end()
-	if len(g.pubs)+len(g.others) > 0 && g.graceEnd.IsZero() {
+	if len(g.pubs)+len(g.others)+len(g.demands.waiting) > 0 && g.graceEnd.IsZero() {
 		g.graceEnd = time.Now().Add(g.h.opt.Grace)
 		g.h.timers.Notify()
 	}
@@ -453,6 +458,7 @@ func (g *guest) linked(session link.Session) {
 	g.graceEnd = time.Time{}
 	g.connected, g.err, g.code, g.remote, g.since = true, "", "", false, time.Now()
 	g.writer.Notify() // it is told what is asked for by name
+	g.h.listWaiting()
 	g.log.Info("guest connected", "address", g.peer.Address, "name", g.peer.Name,
 		"version", g.peer.Version, "proof", g.peer.Proof, "publications", len(g.pubs))
 }
@@ -666,6 +672,8 @@ func (g *guest) withdraw() {
 		g.remove(k)
 	}
 	g.dropUnpublished()
+	g.demands.waiting = nil
+	g.h.listWaiting()
 }
 
 // setAway notes whether the guest's ports lead nowhere at present. h.mu is held.

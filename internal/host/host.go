@@ -247,7 +247,7 @@ type Stats struct {
 type Host struct {
 	opt      Options
 	table    *table.Table[ID, Publication]
-	others   *table.Table[ID, Unpublished]
+	others   *table.Table[UnpublishedID, Unpublished]
 	meter    forward.Meter // A is the client
 	acceptor *own.Acceptor
 	stats    struct {
@@ -271,11 +271,12 @@ type Host struct {
 	changed map[*publication]struct{}
 	anyPort map[*slot]struct{} // slots of any free port
 	retries schedule.Deadlines[*slot]
-	unheld  map[*slot]struct{} // holder to be looked up
-	moved   map[ID]move        // ports that were opened instead of others
-	unsaved schedule.Signal    // moved is to be written
-	peak    compact.Peak       // of groups
-	work    int                // publications that changed since busy was notified
+	unheld  map[*slot]struct{}       // holder to be looked up
+	waits   map[UnpublishedID]string // what others lists of what is asked for by name, and why it waits
+	moved   map[ID]move              // ports that were opened instead of others
+	unsaved schedule.Signal          // moved is to be written
+	peak    compact.Peak             // of groups
+	work    int                      // publications that changed since busy was notified
 	busy    schedule.Signal
 
 	wg sync.WaitGroup // listeners and flows
@@ -290,7 +291,7 @@ func New(opt Options) (*Host, error) {
 	h := &Host{
 		opt:      opt,
 		table:    table.New[ID, Publication](ID.Compare),
-		others:   table.New[ID, Unpublished](ID.Compare),
+		others:   table.New[UnpublishedID, Unpublished](UnpublishedID.compare),
 		timers:   schedule.NewSignal(),
 		lookup:   schedule.NewSignal(),
 		policy:   opt.Policy,
@@ -314,6 +315,7 @@ func New(opt Options) (*Host, error) {
 	if len(h.moved) < before {
 		h.unsaved.Notify()
 	}
+	h.listWaiting()
 	return h, nil
 }
 
@@ -358,6 +360,7 @@ func (h *Host) SetPolicy(p Policy) {
 	for _, g := range h.guests {
 		g.writer.Notify() // other ports may be asked for by name
 	}
+	h.listWaiting()
 }
 
 // Run follows the guests until ctx ends, then closes all and returns nil. It may

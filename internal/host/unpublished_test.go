@@ -195,7 +195,7 @@ func TestResetReplacesAllUnpublishedPorts(t *testing.T) {
 		t.Errorf("%d ports, want %d", got.Len(), wire.MaxUnpublished)
 	}
 	for _, p := range third.Put {
-		if _, ok := got.Get(ID{"vm", p.Key}); !ok {
+		if _, ok := got.Get(UnpublishedID{ID: ID{"vm", p.Key}}); !ok {
 			t.Fatalf("%s is missing", p.Key)
 		}
 	}

@@ -45,7 +45,7 @@ func (p provider) Explain(_ context.Context, q explain.Query) (explain.Report, e
 		f.Publications = append(f.Publications, e)
 	}
 	for _, u := range p.host.Unpublished().View().All() {
-		if u.Key.Port == q.Port {
+		if u.Key.Port == q.Port && u.Waits == "" { // the server of the control socket adds what waits
 			f.Publications = append(f.Publications, explain.Publication{Publication: unpublished(u), Guest: u.Guest, GuestName: names[u.Guest]})
 		}
 	}

@@ -65,6 +65,16 @@ func (s *Set) Demands(guest string) (list []port.Demand) {
 	return list
 }
 
+// Demanding returns the rules among these that ask for a port by name, of guests on a host.
+func (s *Set) Demanding() (list []Match) {
+	for i := range s.runtime {
+		if r := &s.runtime[i]; !r.Match.Demand.IsZero() && !r.Deny {
+			list = append(list, r.Match)
+		}
+	}
+	return list
+}
+
 // runtimeRule is how decisions name these rules.
 const runtimeRule = "runtime rule"
 

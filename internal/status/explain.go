@@ -54,27 +54,47 @@ func (s *Server) explain(w http.ResponseWriter, r *http.Request) {
 		text(w, http.StatusInternalServerError, err.Error())
 		return
 	}
-	report.Related = append(report.Related, s.demanded(q)...)
+	addWaiting(&report, s.waiting(q))
 	w.Header().Set("Content-Type", "application/json")
 	_ = json.NewEncoder(w).Encode(report)
 }
 
-// demanded returns what was asked for by name, has the port or gets the host port, and waits.
-func (s *Server) demanded(q explain.Query) (list []explain.Related) {
-	if s.o.Forwards == nil {
-		return nil
+// addWaiting adds to a report what was asked for by name and waits. It is the answer where
+// nothing else is known of the port.
+func addWaiting(report *explain.Report, list []explain.Related) {
+	if len(list) > 0 && report.Verdict == explain.VerdictNothingHere {
+		report.Verdict, report.Summary, report.Next = list[0].Kind, list[0].Text, ""
+		list = list[1:]
 	}
-	f, err := s.forwards()
-	if err != nil {
-		return nil // `forward ls` says why
-	}
-	for _, r := range f.Rules {
-		d, err := port.ParseDemand(r.Demand)
-		if err != nil || r.State != port.Pending.String() || q.Protocol != 0 && q.Protocol != d.Protocol ||
-			d.Port != q.Port && r.HostPort != strconv.Itoa(int(q.Port)) {
-			continue
+	report.Related = append(report.Related, list...)
+}
+
+// waiting returns what was asked for by name, has the port or gets the host port, and waits.
+func (s *Server) waiting(q explain.Query) (list []explain.Related) {
+	add := func(d port.Demand, hostPort, guest, reason string) {
+		if q.Protocol != 0 && q.Protocol != d.Protocol || d.Port != q.Port && hostPort != strconv.Itoa(int(q.Port)) {
+			return
 		}
-		list = append(list, explain.Related{Kind: explain.VerdictPending, Text: fmt.Sprintf("%s is asked for by name, and waits: %s", d, r.Reason)})
+		text := fmt.Sprintf("%s is asked for by name, and waits: %s", d, reason)
+		if guest != "" {
+			text = fmt.Sprintf("%s is asked for by name of guest %s, and waits: %s", d, guest, reason)
+		}
+		list = append(list, explain.Related{Kind: explain.VerdictPending, Text: text})
+	}
+	named := make(map[string]bool) // by rules
+	if s.o.Forwards != nil {
+		f, _ := s.forwards() // `forward ls` says what is wrong with it
+		for _, r := range f.Rules {
+			if d, err := port.ParseDemand(r.Demand); err == nil && r.State == port.Pending.String() {
+				named[r.Demand] = true
+				add(d, r.HostPort, "", r.Reason)
+			}
+		}
+	}
+	for _, p := range s.o.Provider.List().Publications { // asked for in a guest, or by the host of this one
+		if d, err := port.ParseDemand(p.Waits); err == nil && !named[p.Waits] {
+			add(d, "", cmp.Or(p.GuestName, p.Guest), p.Reason)
+		}
 	}
 	return list
 }

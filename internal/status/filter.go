@@ -82,7 +82,7 @@ func (t term) match(p Publication) bool {
 		sources = append(sources, o.Source)
 	}
 	owner := []string{p.Owner.Kind.String(), p.Owner.Name, p.Owner.ID, p.Owner.Namespace}
-	addresses := []string{p.Address.String()}
+	addresses := []string{p.guestAddress()}
 	for _, a := range p.HostAddresses {
 		addresses = append(addresses, a.String())
 	}

@@ -182,7 +182,7 @@ func (s *Server) awaitExposed(ctx context.Context, q forwards.Request) {
 	}
 	for deadline := time.Now().Add(exposedWithin); time.Now().Before(deadline); {
 		waiting := slices.ContainsFunc(s.o.Provider.List().Publications, func(p Publication) bool {
-			return list[i].Match.Names(p.Guest, p.Protocol, p.Port) && !p.Unpublished && (!p.exposed() || !p.ExposedUntil.Equal(list[i].Until))
+			return list[i].Match.Names(p.Guest, p.Protocol, p.Port) && !p.Unpublished && p.Waits == "" && (!p.exposed() || !p.ExposedUntil.Equal(list[i].Until))
 		})
 		if !waiting || schedule.Sleep(ctx, exposedWithin/50) != nil {
 			return
@@ -272,7 +272,7 @@ func describeRule(r rules.Rule, ports []Publication) ForwardRule {
 	found := false
 	var best port.State
 	for _, p := range ports {
-		if !r.Match.Names(p.Guest, p.Protocol, p.Port) || !r.Match.Demand.IsZero() && !p.asked(r.Match.Demand) {
+		if p.Waits != "" || !r.Match.Names(p.Guest, p.Protocol, p.Port) || !r.Match.Demand.IsZero() && !p.asked(r.Match.Demand) {
 			continue
 		}
 		if !found || p.State > best {

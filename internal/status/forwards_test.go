@@ -179,12 +179,12 @@ func TestExplainNamesDemand(t *testing.T) {
 		Forwards: store, Provider: &fakeProvider{}, Demands: func(string, port.Demand) string { return "no container" },
 	}}
 	for n, want := range map[uint16]int{80: 1, 8080: 1, 81: 0} {
-		list := s.demanded(explain.Query{Port: n})
+		list := s.waiting(explain.Query{Port: n})
 		if len(list) != want || want > 0 && list[0].Text != "web:80/tcp is asked for by name, and waits: no container" {
 			t.Errorf("%d: %+v", n, list)
 		}
 	}
-	if list := s.demanded(explain.Query{Port: 80, Protocol: port.UDP}); len(list) != 0 {
+	if list := s.waiting(explain.Query{Port: 80, Protocol: port.UDP}); len(list) != 0 {
 		t.Errorf("%+v", list)
 	}
 }

@@ -117,6 +117,9 @@ type Publication struct {
 	// Unpublished reports, on a host, that the guest does not publish the port: it is denied,
 	// withheld or pending there. It has no host address and no outcomes.
 	Unpublished bool `json:"unpublished,omitempty"`
+	// Waits is the name by which a port is asked for that is not there yet, as in Demands:
+	// Address is empty then, Port is the container's or the Service's.
+	Waits string `json:"waits,omitempty"`
 }
 
 // shownState is the state of the row in tables and filters.
@@ -142,7 +145,15 @@ func (p Publication) asked(d port.Demand) bool { return slices.Contains(p.Demand
 // exposed reports whether other machines can reach the port by a rule for a time.
 func (p Publication) exposed() bool { return p.State == port.Active && !p.ExposedUntil.IsZero() }
 
-// Key identifies the row among those of one guest.
+// guestAddress is Address, or the name of the owner whose address is not known yet.
+func (p Publication) guestAddress() string {
+	if d, err := port.ParseDemand(p.Waits); err == nil {
+		return d.Owner()
+	}
+	return p.Address.String()
+}
+
+// Key identifies the row among those of one guest, but for what Waits.
 func (p Publication) Key() port.Key {
 	return port.Key{Protocol: p.Protocol, Address: p.Address, Port: p.Port}
 }
@@ -223,6 +234,7 @@ type Removed struct {
 	port.Key
 	Guest       string `json:"guest,omitempty"`
 	Unpublished bool   `json:"unpublished,omitempty"` // see Publication
+	Waits       string `json:"waits,omitempty"`       // see Publication
 }
 
 // Event is one line of the watch stream.
@@ -295,6 +307,21 @@ func Describe(p port.Publication, outcomes []Outcome) Publication {
 	if p.Decision.Labelled && row.State == port.Active && row.Reason == "" {
 		row.Reason = p.Decision.Rule
 	}
+	return row
+}
+
+// DescribeWaiting makes a row of a port that is asked for by name and is not there.
+func DescribeWaiting(d port.Demand, reason string, since time.Time) Publication {
+	row := Describe(port.Publication{
+		Key:      port.Key{Protocol: d.Protocol, Port: d.Port},
+		Owner:    port.Owner{Kind: port.OwnerContainer, Name: d.Name, Namespace: d.Scope},
+		Origins:  []port.OriginInfo{{Origin: port.Origin{Source: port.SourceDemand, ID: d.String()}, Since: since}},
+		Decision: port.Decision{Pending: true, Reason: reason}, Since: since,
+	}, nil)
+	if d.Service {
+		row.Owner.Kind = port.OwnerService
+	}
+	row.Waits = d.String()
 	return row
 }
 

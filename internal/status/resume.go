@@ -57,7 +57,7 @@ func (r *Resume) differences(e Event) []Event {
 	var d Delta
 	for k, p := range r.rows {
 		if _, ok := r.present[k]; !ok {
-			d.Removed = append(d.Removed, Removed{Key: p.Key(), Guest: p.Guest, Unpublished: p.Unpublished})
+			d.Removed = append(d.Removed, Removed{Key: p.Key(), Guest: p.Guest, Unpublished: p.Unpublished, Waits: p.Waits})
 		}
 	}
 	for _, p := range r.present {

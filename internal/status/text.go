@@ -51,7 +51,7 @@ func WriteTable(w io.Writer, l List, style Style) error {
 	}
 	for _, p := range l.Publications {
 		row := []string{
-			p.Key().Slot().String(), Quote(p.Address.String()), p.shownState(), hostColumn(p, style.Wide), ownerColumn(p.Owner),
+			p.Key().Slot().String(), Quote(p.guestAddress()), p.shownState(), hostColumn(p, style.Wide), ownerColumn(p.Owner),
 			p.age(style.Now),
 		}
 		if showGuests {
@@ -319,7 +319,7 @@ func WriteEvent(w io.Writer, e Event, paint Painter) error {
 		state += " for " + age
 	}
 	line := fmt.Sprintf("%s  %s  %-10s %-22s  %s", e.Time.Local().Format("15:04:05.000"),
-		paint.Paint(eventColors[e.Type], fmt.Sprintf("%-8s", e.Type)), p.Key().Slot(), Quote(p.Address.String()), state)
+		paint.Paint(eventColors[e.Type], fmt.Sprintf("%-8s", e.Type)), p.Key().Slot(), Quote(p.guestAddress()), state)
 	if len(p.HostAddresses) > 0 && e.Type != Gone {
 		color := Plain
 		if p.exposed() {

@@ -24,9 +24,10 @@ type rowKey struct {
 	guest string
 	// A port that is denied while it is open has two rows for a moment.
 	unpublished bool
+	waits       string // several may wait for one port
 }
 
-func keyOf(p Publication) rowKey { return rowKey{p.Key(), p.Guest, p.Unpublished} }
+func keyOf(p Publication) rowKey { return rowKey{p.Key(), p.Guest, p.Unpublished, p.Waits} }
 
 // remainder returns the row of put in which a family of a removed row goes on: the
 // dual-stack one of an IPv4 wildcard, or the IPv4 wildcard that is left of a dual-stack one.
@@ -56,7 +57,7 @@ func (t *tracker) events(d Delta, now time.Time) []Event {
 	now = now.UTC()
 	parts := make(map[rowKey]Publication) // removed rows, by the row in which a family of theirs goes on
 	for _, gone := range d.Removed {
-		k := rowKey{gone.Key, gone.Guest, gone.Unpublished}
+		k := rowKey{gone.Key, gone.Guest, gone.Unpublished, gone.Waits}
 		old, ok := t.rows[k]
 		if !ok {
 			continue

@@ -43,8 +43,11 @@ func (s *Sink) demand(c *session, list []port.Demand) {
 
 // reportDemands tells the host what waits, until the session ends.
 func (s *Sink) reportDemands(ctx context.Context, c *session) {
-	if s.o.Demand == nil || !c.Peer().Demand {
+	if s.o.Demands == nil || !c.Peer().Demand {
 		return
+	}
+	if s.o.Demand == nil { // else the first report follows what the host asks for
+		c.demands.Notify()
 	}
 	var sent []wire.Waiting
 	for first := true; ; first = false {

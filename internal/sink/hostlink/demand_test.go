@@ -53,3 +53,16 @@ func TestDemandOfTheHost(t *testing.T) {
 		t.Error(got)
 	}
 }
+
+// A host that may not ask is told of what waits in the guest, at once.
+func TestWhatWaitsInTheGuest(t *testing.T) {
+	changed := schedule.NewSignal()
+	r := newRig(t, func(o *Options) {
+		o.Demands = func() []wire.Waiting { return []wire.Waiting{{Port: "web:80/tcp", Reason: "no container"}} }
+		o.DemandsChanged = changed
+	})
+	p := r.connectAs("h", func(s link.Session) link.Session { return demanding{s} })
+	if m := p.next().Demanded; m == nil || len(m.Waiting) != 1 || m.Waiting[0].Port != "web:80/tcp" {
+		t.Errorf("%+v", m)
+	}
+}

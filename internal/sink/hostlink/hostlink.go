@@ -73,8 +73,8 @@ type Options struct {
 	// Demand, if not nil, takes all that a host asks for by name, in place of what one asked
 	// for before. It does not wait. The link must say in its hello whether it is set.
 	Demand func([]port.Demand)
-	// Demands returns what of that waits, and why. It is required with Demand; DemandsChanged
-	// receives when it has changed.
+	// Demands, if not nil, returns what is asked for by name and waits, and why: by the host,
+	// or in the guest. It is required with Demand; DemandsChanged receives when it has changed.
 	Demands        func() []wire.Waiting
 	DemandsChanged schedule.Signal
 	Logger         *slog.Logger

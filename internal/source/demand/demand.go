@@ -23,6 +23,7 @@ import (
 	"github.com/fairlead/fairlead/internal/registry"
 	"github.com/fairlead/fairlead/internal/schedule"
 	"github.com/fairlead/fairlead/internal/source/engine"
+	"github.com/fairlead/fairlead/internal/table"
 )
 
 // Directory knows the containers or the Services of one engine.
@@ -43,6 +44,7 @@ const share = 50
 
 // Options configures a Source. All but Await are required.
 type Options struct {
+	// Directories are asked. With none all demands wait, and there is nothing to Run.
 	Directories []Directory
 	// Await, if not nil, returns when the engines have been read for the first time, or failed.
 	Await func(ctx context.Context)
@@ -58,10 +60,18 @@ type State struct {
 	Reason string // why it waits, "" if its port is reported
 }
 
+// Waiting is a demand whose port is not reported.
+type Waiting struct {
+	State
+
+	Since time.Time // when it was first known to wait
+}
+
 // Source reports the ports that are asked for.
 type Source struct {
-	o    Options
-	wake schedule.Signal
+	o       Options
+	wake    schedule.Signal
+	waiting *table.Table[string, Waiting] // by the texts of demands
 
 	mu      sync.Mutex
 	asked   map[string][]port.Demand // by who asks
@@ -71,10 +81,12 @@ type Source struct {
 
 // New returns a source without demands. It starts nothing.
 func New(o Options) (*Source, error) {
-	if len(o.Directories) == 0 || o.Kind == nil || o.Logger == nil {
-		return nil, errors.New("demand: Directories, Kind and Logger are required")
+	if o.Kind == nil || o.Logger == nil {
+		return nil, errors.New("demand: Kind and Logger are required")
 	}
-	return &Source{o: o, wake: schedule.NewSignal(), asked: make(map[string][]port.Demand)}, nil
+	return &Source{
+		o: o, wake: schedule.NewSignal(), waiting: table.New[string, Waiting](strings.Compare), asked: make(map[string][]port.Demand),
+	}, nil
 }
 
 // Name returns the name that the registry knows the source by.
@@ -88,17 +100,31 @@ func (s *Source) Ask(who string, list []port.Demand) {
 		return
 	}
 	s.asked[who] = slices.Clone(list)
+	if len(s.o.Directories) == 0 {
+		var states []State
+		for _, d := range s.demands() {
+			states = append(states, State{d, noDirectory})
+		}
+		s.note(states)
+		return
+	}
 	s.wake.Notify()
 }
 
-// States returns what became of each demand, sorted by their texts. The list is immutable.
-func (s *Source) States() []State {
+// noDirectory is why all demands wait without directories.
+const noDirectory = "no source knows containers or Services: enable docker, containerd or kube (--source)"
+
+// Asks reports whether somebody asks for it.
+func (s *Source) Asks(who string, d port.Demand) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.states
+	return slices.Contains(s.asked[who], d)
 }
 
-// Changed returns a signal that is notified after States has changed.
+// Waiting returns the table of what waits, by the texts of demands.
+func (s *Source) Waiting() *table.Table[string, Waiting] { return s.waiting }
+
+// Changed returns a signal that is notified after what waits, or why, has changed.
 func (s *Source) Changed() schedule.Signal {
 	c := schedule.NewSignal()
 	s.mu.Lock()
@@ -107,10 +133,8 @@ func (s *Source) Changed() schedule.Signal {
 	return c
 }
 
-// demands returns all that is asked for, sorted by text.
+// demands returns all that is asked for, sorted by text. s.mu is held.
 func (s *Source) demands() (list []port.Demand) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
 	all := make(map[string]port.Demand)
 	for _, asked := range s.asked {
 		for _, d := range asked {
@@ -139,7 +163,10 @@ func (s *Source) Run(ctx context.Context, feed registry.Feed) error {
 	// published: the first set is complete when they have.
 	read := make(chan struct{})
 	running.Go(func() {
-		if s.o.Await != nil && len(s.demands()) > 0 {
+		s.mu.Lock()
+		asked := len(s.demands()) > 0
+		s.mu.Unlock()
+		if s.o.Await != nil && asked {
 			s.o.Await(ctx)
 		}
 		close(read)
@@ -161,8 +188,11 @@ func (s *Source) Run(ctx context.Context, feed registry.Feed) error {
 
 // lookUp returns the bindings of all demands, and notes their states.
 func (s *Source) lookUp() (set []port.Binding) {
+	s.mu.Lock()
+	demands := s.demands()
+	s.mu.Unlock()
 	var states []State
-	for i, d := range s.demands() {
+	for i, d := range demands {
 		found, reason := []port.Binding(nil), fmt.Sprintf("more than %d ports are asked for by name", Max)
 		if i < Max {
 			found, reason = s.find(d)
@@ -171,8 +201,14 @@ func (s *Source) lookUp() (set []port.Binding) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.note(states)
+	return set
+}
+
+// note takes the states of all demands. s.mu is held.
+func (s *Source) note(states []State) {
 	if slices.Equal(states, s.states) {
-		return set
+		return
 	}
 	for _, st := range states {
 		if !slices.Contains(s.states, st) {
@@ -180,10 +216,34 @@ func (s *Source) lookUp() (set []port.Binding) {
 		}
 	}
 	s.states = states
+	s.list(states)
 	for _, c := range s.changed {
 		c.Notify()
 	}
-	return set
+}
+
+// list makes the table of what waits.
+func (s *Source) list(states []State) {
+	before := s.waiting.View()
+	s.waiting.Update(func(tx *table.Tx[string, Waiting]) {
+		waits := make(map[string]bool)
+		for _, st := range states {
+			text := st.Demand.String()
+			old, had := before.Get(text)
+			switch waits[text] = st.Reason != ""; {
+			case !waits[text] || had && old.State == st:
+			case had:
+				tx.Put(text, Waiting{st, old.Since})
+			default:
+				tx.Put(text, Waiting{st, time.Now()})
+			}
+		}
+		for text := range before.All() {
+			if !waits[text] {
+				tx.Delete(text)
+			}
+		}
+	})
 }
 
 // find returns the bindings of a demand, or why there are none.

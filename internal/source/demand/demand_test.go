@@ -147,6 +147,13 @@ func (f *fixture) run() (stop func()) {
 	return func() { cancel(); running.Wait() }
 }
 
+// now returns the states of all demands.
+func (f *fixture) now() []State {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.states
+}
+
 // settle returns when the source has nothing to do: a pause follows each look.
 func settle() {
 	time.Sleep(time.Minute)
@@ -160,7 +167,7 @@ func (f *fixture) want(when, set, reasons string) {
 		f.t.Errorf("%s: reported %q, want %q", when, got, set)
 	}
 	var list []string
-	for _, s := range f.States() {
+	for _, s := range f.now() {
 		list = append(list, s.Reason)
 	}
 	if got := strings.Join(list, "; "); got != reasons {
@@ -291,14 +298,14 @@ func TestLimitAndChanged(t *testing.T) {
 		}
 		f.Ask("host", parse(t, many...))
 		settle()
-		states := f.States()
+		states := f.now()
 		if n := len(states); n != Max+1 || !strings.Contains(states[Max].Reason, "more than 256 ports") || len(changed) != 1 {
 			t.Fatalf("%d states, told %d times", n, len(changed))
 		}
 		<-changed
 		f.Ask("rules", parse(t, many[0])) // it is asked for already
 		settle()
-		if len(changed) != 0 || !slices.Equal(f.States(), states) {
+		if len(changed) != 0 || !slices.Equal(f.now(), states) {
 			t.Error("told of the same states")
 		}
 	})
@@ -307,5 +314,54 @@ func TestLimitAndChanged(t *testing.T) {
 func TestOptions(t *testing.T) {
 	if _, err := New(Options{}); err == nil {
 		t.Error("no error without options")
+	}
+}
+
+// The table has what waits alone, since when it does, and its changes.
+func TestWaitingTable(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t, nil)
+		defer f.run()()
+		want := func(when string, rows ...string) {
+			t.Helper()
+			settle()
+			got := []string{}
+			for text, w := range f.Waiting().View().All() {
+				got = append(got, fmt.Sprintf("%s %s", text, time.Since(w.Since)))
+			}
+			if !slices.Equal(got, rows) {
+				t.Errorf("%s: %q, want %q", when, got, rows)
+			}
+		}
+		want("nothing asked for", []string{}...)
+		f.Ask("host", parse(t, "web:80", "db:1"))
+		want("asked", "db:1/tcp 1m0s", "web:80/tcp 1m0s")
+		f.table.Put("1", container("1", "web", nil, "172.17.0.2"))
+		want("one started", "db:1/tcp 2m0s")
+		sub := f.Waiting().Subscribe()
+		defer sub.Close()
+		sub.Take()
+		f.table.Put("2", container("2", "db", nil, "192.0.2.1"))
+		want("another reason", "db:1/tcp 3m0s")
+		if _, change := sub.Take(); !slices.Equal(change.Keys, []string{"db:1/tcp"}) {
+			t.Errorf("changed: %q", change.Keys)
+		}
+		if d := parse(t, "db:1")[0]; !f.Asks("host", d) || f.Asks("rules", d) {
+			t.Error("it does not know who asks")
+		}
+		f.Ask("host", nil)
+		want("not asked for", []string{}...)
+	})
+}
+
+// Where nothing knows containers, what is asked for waits at once.
+func TestWithoutDirectories(t *testing.T) {
+	s, err := New(Options{Kind: kind, Logger: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.Ask("rules", parse(t, "web:80"))
+	if w, ok := s.Waiting().View().Get("web:80/tcp"); !ok || !strings.Contains(w.Reason, "enable docker") {
+		t.Errorf("%+v", w)
 	}
 }
