@@ -5,15 +5,18 @@
 package e2e
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
 
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/status"
+	"github.com/fairlead/fairlead/test/kit/enginetest"
 )
 
 // A port that the guest denies is known on the host, with its reason, and is not open
@@ -90,4 +93,93 @@ func TestUnpublishedPortsAreKnownToTheHost(t *testing.T) {
 		}
 		return nil
 	})
+}
+
+// dockerContainer is a running container for the API of a Docker, with an address of its own.
+func dockerContainer(letter, name, address, labels, ports string) string {
+	return fmt.Sprintf(`{"Id":%q,"Name":"/%s","Names":["/%[2]s"],"Created":%d,"State":{"Status":"running","Running":true},"HostConfig":{},"Labels":{%[4]s},
+		"Config":{"Labels":{%[4]s}},"NetworkSettings":{"Networks":{"bridge":{"IPAddress":%[5]q}},"Ports":{%[6]s}}}`,
+		strings.Repeat(letter, 64), name, 1, labels, address, ports)
+}
+
+// A port that is asked for by name and is not there is shown with its reason, in the guest and
+// on the host, by all commands.
+func TestWhatWaitsIsShownEverywhere(t *testing.T) {
+	r := newRig(t, "--source", "socket,docker", "--docker-host", enginetest.Docker(t, dockerContainer("a", "other", "172.30.0.2", "", "")), "--host-forwards")
+	r.start()
+	r.eventually("the host is connected", func() error {
+		l, err := listAt(r.hostCtl)
+		if err == nil && (len(l.Peers) != 1 || l.Peers[0].State != status.PeerConnected) {
+			err = fmt.Errorf("%+v", l.Peers)
+		}
+		return err
+	})
+	run := func(control string, want int, args ...string) string {
+		t.Helper()
+		out, stderr, code := fairlead(t, append(args, "--control", control)...)
+		if code != want {
+			t.Errorf("%q: exit %d, %s%s", args, code, out, stderr)
+		}
+		return out
+	}
+	const guestWaits, hostWaits = "no running container has the name own", "no running container has the name web"
+	run(r.agentCtl, 0, "forward", "add", "own:80")
+	run(r.hostCtl, 0, "forward", "add", "web:80", "--to", "8080")
+	rows := func(control string) (waits []string) {
+		l, err := listAt(control)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, p := range l.Publications {
+			if p.Waits != "" {
+				waits = append(waits, fmt.Sprintf("%s %s %s %t", p.Waits, p.State, p.Reason, p.Unpublished))
+			}
+		}
+		return waits
+	}
+	wants := func(control, what string, want ...string) {
+		t.Helper()
+		r.eventually(what, func() error {
+			if got := rows(control); !slices.Equal(got, want) {
+				return fmt.Errorf("%q are listed, want %q", got, want)
+			}
+			return nil
+		})
+	}
+	own, web := "own:80/tcp pending "+guestWaits, "web:80/tcp pending "+hostWaits
+	wants(r.agentCtl, "the guest lists both", own+" false", web+" false")
+	wants(r.hostCtl, "the host lists both", own+" true", web+" true")
+	for _, control := range []string{r.agentCtl, r.hostCtl} {
+		ls := run(control, 0, "ls", "-a")
+		r.outside.start(t, "watch", "-a", "-o", "json", "--control", control).Prints(`"waits":"own:80/tcp"`, `"waits":"web:80/tcp"`, `"synced"`)
+		for what, out := range map[string]string{"ls": ls, "explain": run(control, 1, "explain", "80")} {
+			for _, want := range []string{guestWaits, hostWaits} {
+				if !strings.Contains(strings.Join(strings.Fields(out), " "), want) {
+					t.Errorf("%s lacks %q:\n%s", what, want, out)
+				}
+			}
+		}
+	}
+	if out := run(r.hostCtl, 0, "ls"); strings.Contains(out, "web") {
+		t.Errorf("without -a the host lists what waits:\n%s", out)
+	}
+	if out := run(r.hostCtl, 1, "explain", "8080"); !strings.Contains(out, "pending") && !strings.Contains(out, "waits") {
+		t.Errorf("the host port is not explained:\n%s", out)
+	}
+	// What waits outlives a restart of the agent, and says that the guest is away.
+	r.agent.Stop(syscall.SIGTERM)
+	r.eventually("the guest is away", func() error {
+		for _, row := range rows(r.hostCtl) {
+			if strings.Contains(row, "web:80/tcp") && strings.Contains(row, "is not connected") {
+				return nil
+			}
+		}
+		return errors.New("the host does not say so")
+	})
+	r.startAgent()
+	wants(r.hostCtl, "the guest is back", own+" true", web+" true")
+	run(r.hostCtl, 0, "forward", "rm", "web:80")
+	run(r.agentCtl, 0, "forward", "rm", "own:80")
+	wants(r.agentCtl, "nothing waits in the guest")
+	wants(r.hostCtl, "nothing waits on the host")
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What can be done with one port, in its detail. Its elements outlive updates of the row, so
 // that what is typed or has the focus remains.
-import { el, clean, ownerName } from './format.js';
+import { el, clean, ownerName, keyOf } from './format.js';
 import { may, about, of, ownerRequest, paused, send, pressed, Said } from './changes.js';
 
 const said = new Said();
@@ -39,7 +39,7 @@ async function run(request) {
   if (key(p) === key(asked)) said.tell(result);
 }
 
-const key = (q) => `${q.guest}|${q.protocol}|${q.port}|${q.address}`;
+const key = keyOf;
 const target = () => ({ protocol: p.protocol, port: p.port, ...of(p) });
 
 forward.addEventListener('submit', (e) => { e.preventDefault(); run({ op: 'add', ...target(), to: Number(port.value) }); });
@@ -63,7 +63,7 @@ export function draw() {
   if (url !== null && links.firstChild?.href !== url) {
     links.replaceChildren(el('a', { class: 'button', href: url, target: '_blank', rel: 'noopener noreferrer' }, 'Open in browser'));
   }
-  const can = may.change && !gone;
+  const can = may.change && !gone && !p.waits;
   const here = can ? about(p) : [];
   const is = (op, exact = true) => here.find(({ undo }) => undo.op === op && (undo.port !== undefined) === exact);
   const open = can && !p.unpublished && p.state !== 'denied';
@@ -104,6 +104,7 @@ function undoing({ undo, name, action, hostPort }) {
 
 // why says what cannot be done here.
 function why(here) {
+  if (p.waits) return 'Nobody published this port: it is asked for by name, and opens when it is there. `fairlead forward ls` lists what is asked for.';
   if (!may.change) return may.why === '' ? '' : clean(may.why);
   if (p.unpublished) return 'The guest does not publish this port: change that in the guest, by `fairlead allow` or the page there.';
   if (!may.host && p.state === 'active' && here.length === 0) return 'Only a host opens ports to other machines, and to other host ports on a conflict: see its page.';

@@ -50,12 +50,14 @@ export function draw(ports) {
   panel.querySelector('h2').hidden = rules.length === 0;
 }
 
-function about({ action, hostPort, undo, until }, ports) {
+function about({ action, hostPort, undo, until, demand }, ports) {
   if (!undo) return 'written by hand';
   const notes = [];
+  const waits = demand && ports.find((p) => p.waits === demand);
+  if (waits) notes.push(clean(waits.reason));
   if (action === 'allow' && hostPort !== 'same') notes.push(`to host port ${hostPort}`);
   if (until) notes.push(`open to other machines until ${when(until)}`);
-  const served = () => ports.some((p) => p.port === undo.port && p.protocol === undo.protocol && (!undo.guest || /[*?]/.test(undo.guest) || undo.guest === p.guest));
-  if (action !== 'deny' && undo.port !== undefined && !served()) notes.push('nothing in the guest serves it yet');
+  const served = () => ports.some((p) => !p.waits && p.port === undo.port && p.protocol === undo.protocol && (!undo.guest || /[*?]/.test(undo.guest) || undo.guest === p.guest));
+  if (action !== 'deny' && undo.port !== undefined && !demand && !served()) notes.push('nothing in the guest serves it yet');
   return notes.join('; ');
 }

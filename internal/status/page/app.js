@@ -77,7 +77,7 @@ const owners = ['container', 'service', 'process', 'unknown'];
 
 // headOf makes the button of a group: pause or resume all ports of its owner.
 function headOf(button, p) {
-  const target = changes.may.change && !p.unpublished ? changes.ownerRequest(p) : null;
+  const target = changes.may.change && !p.unpublished && !p.waits ? changes.ownerRequest(p) : null;
   const rule = target === null ? undefined : changes.paused(target);
   button.hidden = target === null;
   button.textContent = rule ? 'Resume' : 'Pause';

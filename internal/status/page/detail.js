@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The detail of one port: why it is, or is not, reachable.
-import { el, clean, lines, age, joined, ownerName, hostAddresses, keyOf, guests } from './format.js';
+import { el, clean, lines, age, inGuest, ownerName, hostAddresses, keyOf, guests } from './format.js';
 import { ask } from './stream.js';
 import { nameOf } from './names.js';
 import * as actions from './actions.js';
@@ -91,10 +91,10 @@ function draw() {
 
 function why() {
   const { p, report, gone } = shown;
-  const name = `${p.protocol} ${joined(p.address, p.port)}`;
+  const name = `${p.protocol} ${inGuest(p)}`;
   const chain = gone ? null : report?.publications?.find((c) => c.publication === name && (c.guest ?? '') === (p.guest ?? ''));
   const steps = chain?.steps ?? known(p);
-  const summary = gone ? 'Closed: nothing in the guest serves or declares this port any more.' : chain?.summary;
+  const summary = gone ? 'Closed: nothing in the guest serves or declares this port any more.' : p.waits ? `Waits: ${p.reason}` : chain?.summary;
   const next = chain?.next;
   const part = el('section', { class: 'why' }, el('h3', {}, 'Why'));
   if (summary) part.append(el('p', { class: 'summary' }, clean(summary)));
@@ -105,7 +105,7 @@ function why() {
       s.since ? el('time', { class: 'dim', dateTime: s.since }, ` for ${age(shown.now - Date.parse(s.since))}`) : null))));
   for (const n of report?.related ?? []) part.append(el('p', { class: 'near' }, el('b', {}, 'Related: '), clean(n.text)));
   for (const m of report?.missing ?? []) part.append(el('p', { class: 'near' }, el('b', {}, 'Not checked: '), clean(m)));
-  if (report !== null && p.protocol === 'tcp' && !gone && p.state !== 'denied') {
+  if (report !== null && p.protocol === 'tcp' && !gone && p.state !== 'denied' && !p.waits) {
     part.append(el('button', { type: 'button', onclick: () => explain('POST') }, 'Test the connection'));
   }
   return part;
@@ -130,7 +130,7 @@ function facts() {
   const at = hostAddresses(p);
   if (at.length > 0) fact('On the host', ...at.map((a) => el('div', {}, address(p, a), copyButton(a))));
   if (shown.name) fact('Name', el('a', { href: shown.name, target: '_blank', rel: 'noopener noreferrer' }, clean(shown.name)));
-  fact('In the guest', el('code', {}, joined(p.address, p.port)), p.dualStack ? ' and IPv4' : null);
+  fact('In the guest', el('code', {}, inGuest(p)), p.dualStack ? ' and IPv4' : null);
   if (p.guest) fact('Guest', clean(guests.get(p.guest) ?? p.guest));
   if (p.dialTarget) fact('Dialled', el('code', {}, p.dialTarget));
   fact('Owner', `${p.owner.kind} `, el('b', {}, ownerName(p.owner)), p.owner.id && p.owner.id !== p.owner.name ? el('code', { class: 'id' }, ` ${clean(p.owner.id)}`) : null);

@@ -59,12 +59,16 @@ export function joined(address, port) {
   return address.includes(':') ? `[${address}]:${port}` : `${address}:${port}`;
 }
 
+// inGuest returns where a port is in the guest: the name in place of an address that is not
+// known yet.
+export function inGuest(p) { return p.waits ? clean(p.waits) : joined(p.address, p.port); }
+
 // guests are the names of a host's guests, by what the rows have.
 export const guests = new Map();
 
 // keyOf identifies a row as the stream does.
 export function keyOf(p) {
-  return `${p.guest ?? ''}|${p.protocol}|${p.address}|${p.port}${p.unpublished ? '|unpublished' : ''}`;
+  return `${p.guest ?? ''}|${p.protocol}|${p.address}|${p.port}${p.unpublished ? '|unpublished' : ''}${p.waits ? `|${p.waits}` : ''}`;
 }
 
 // stateOf is what is shown as the state of a row.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The table of ports: its rows, which of them are shown, and in which order.
-import { el, clean, age, states, joined, keyOf, ownerName, hostAddresses, stateOf, guests } from './format.js';
+import { el, clean, age, states, inGuest, keyOf, ownerName, hostAddresses, stateOf, guests } from './format.js';
 import { address } from './detail.js';
 
 const lingers = 4000; // ms that a closed port is still shown
@@ -218,7 +218,7 @@ export class Table {
       el('td', { class: 'owner', title: ownerName(p.owner) },
         p.owner.kind === 'unknown' ? el('span', { class: 'dim' }, '–') : el('span', { class: 'kind' }, p.owner.kind), ' ',
         ownerName(p.owner)),
-      el('td', { class: 'guest' }, el('code', {}, joined(p.address, p.port)),
+      el('td', { class: 'guest' }, el('code', {}, inGuest(p)),
         p.guest ? el('span', { class: 'dim' }, ` ${clean(guests.get(p.guest) ?? p.guest)}`) : null),
       el('td', { class: 'sources' }, [...new Set(p.origins.map((o) => clean(o.source)))].join(', ')),
       el('td', { class: 'age num' }),
@@ -270,13 +270,13 @@ const orders = {
   state: (a, b) => states.indexOf(b.state) - states.indexOf(a.state),
   host: (a, b) => text(hostAddresses(a)[0] ?? '', hostAddresses(b)[0] ?? ''),
   owner: (a, b) => text(ownerName(a.owner), ownerName(b.owner)),
-  guest: (a, b) => text(a.address, b.address),
+  guest: (a, b) => text(inGuest(a), inGuest(b)),
   age: (a, b) => Date.parse(b.since) - Date.parse(a.since),
 };
 
 function searchable(p) {
   return [
-    p.port, p.protocol, joined(p.address, p.port), stateOf(p), p.reason, p.guest, guests.get(p.guest), p.rule,
+    p.port, p.protocol, inGuest(p), stateOf(p), p.reason, p.guest, guests.get(p.guest), p.rule,
     p.owner.kind, p.owner.name, p.owner.id, p.owner.namespace,
     ...Object.entries(p.owner.labels ?? {}).map(([k, v]) => `${k}=${v}`),
     ...p.hostAddresses, ...p.outcomes.map((o) => `${o.sink} ${o.hostAddress}`), ...p.origins.map((o) => `${o.source} ${o.detail}`),
