@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -60,9 +61,12 @@ func (s *Server) explain(w http.ResponseWriter, r *http.Request) {
 }
 
 // addWaiting adds to a report what was asked for by name and waits. It is the answer where
-// nothing else is known of the port.
+// no port is known.
 func addWaiting(report *explain.Report, list []explain.Related) {
-	if len(list) > 0 && report.Verdict == explain.VerdictNothingHere {
+	if len(list) > 0 && len(report.Chains) == 0 {
+		if report.Verdict != explain.VerdictNothingHere {
+			report.Related = slices.Insert(report.Related, 0, explain.Related{Kind: report.Verdict, Text: report.Summary})
+		}
 		report.Verdict, report.Summary, report.Next = list[0].Kind, list[0].Text, ""
 		list = list[1:]
 	}

@@ -3,6 +3,7 @@
 package status
 
 import (
+	"encoding/json"
 	"io"
 	"log/slog"
 	"net/http"
@@ -186,6 +187,73 @@ func TestExplainNamesDemand(t *testing.T) {
 	}
 	if list := s.waiting(explain.Query{Port: 80, Protocol: port.UDP}); len(list) != 0 {
 		t.Errorf("%+v", list)
+	}
+}
+
+// What waits is the answer where no port is known, and else beside it.
+func TestAddWaiting(t *testing.T) {
+	waits := []explain.Related{{Kind: explain.VerdictPending, Text: "web waits"}, {Kind: explain.VerdictPending, Text: "own waits"}}
+	for name, c := range map[string]struct {
+		report  explain.Report
+		verdict explain.Verdict
+		related string
+	}{
+		"nothing":   {explain.Report{Verdict: explain.VerdictNothingHere, Summary: "nothing", Next: "?"}, explain.VerdictPending, "own waits"},
+		"elsewhere": {explain.Report{Verdict: explain.VerdictNetNS, Summary: "elsewhere"}, explain.VerdictPending, "elsewhere, own waits"},
+		"there":     {explain.Report{Verdict: explain.VerdictActive, Chains: make([]explain.Chain, 1)}, explain.VerdictActive, "web waits, own waits"},
+	} {
+		addWaiting(&c.report, waits)
+		var related []string
+		for _, r := range c.report.Related {
+			related = append(related, r.Text)
+		}
+		if got := strings.Join(related, ", "); c.report.Verdict != c.verdict || got != c.related || c.report.Next != "" {
+			t.Errorf("%s: %+v", name, c.report)
+		}
+	}
+}
+
+// Several wait for one port, and are rows of their own, which other rules do not name.
+func TestRowsThatWait(t *testing.T) {
+	row := func(s, reason string) Publication {
+		d, err := port.ParseDemand(s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return DescribeWaiting(d, reason, time.Time{})
+	}
+	tr := newTracker()
+	tr.events(Delta{}, time.Time{})
+	web, svc := row("web:80", "no container"), row("svc/default/web:80", "no Service")
+	if es := tr.events(Delta{Put: []Publication{web, svc}}, time.Time{}); len(es) != 2 || es[0].Type != Added || es[1].Type != Added {
+		t.Errorf("%+v", es)
+	}
+	if es := tr.events(Delta{Removed: []Removed{{Key: web.Key(), Waits: web.Waits}}}, time.Time{}); len(es) != 1 || es[0].Type != Gone || es[0].Publication.Waits != web.Waits {
+		t.Errorf("%+v", es)
+	}
+	file, err := rules.Parse("rules", []byte("rules: [{match: {protocol: tcp, ports: 80}, action: allow}]"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if f := describeRule(file.Rules[0], []Publication{web, svc}); f.Reason != notServed {
+		t.Errorf("a rule about the port takes what waits for its own: %+v", f)
+	}
+	var b strings.Builder
+	if err := WriteTable(&b, List{Publications: []Publication{svc}}, Style{}); err != nil || !strings.Contains(b.String(), "svc/default/web  pending") {
+		t.Errorf("%s%v", b.String(), err)
+	}
+	for text, want := range map[string]bool{"address=default/web": true, "state=pending": true, "source=demand": true, "port=80": true, "address=invalid": false} {
+		if f, err := ParseFilter([]string{text}); err != nil || f.Match(svc) != want {
+			t.Errorf("--filter %s: %v, want %v", text, !want, want)
+		}
+	}
+	again, err := json.Marshal(svc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var read Publication
+	if err := json.Unmarshal(again, &read); err != nil || read.Waits != svc.Waits || read.Address.IsValid() {
+		t.Errorf("%s: %+v, %v", again, read, err)
 	}
 }
 

@@ -73,7 +73,7 @@ func TestCapturedDoctor(t *testing.T) {
 	r.wantState("tcp 0.0.0.0:8080", "active")
 	var out string
 	r.eventually("doctor finds no failure", func() error {
-		if out = r.typed("fairlead doctor", 0); strings.Contains(out, "(exit status") {
+		if out = r.typed("fairlead doctor", r.agentCtl, 0); strings.Contains(out, "(exit status") {
 			return fmt.Errorf("%s", out)
 		}
 		return nil

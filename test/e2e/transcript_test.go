@@ -13,11 +13,14 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	gocmp "github.com/google/go-cmp/cmp"
+
+	"github.com/fairlead/fairlead/test/kit/enginetest"
 )
 
 var update = flag.Bool("update", false, "write the transcripts into docs/cli.md")
@@ -25,7 +28,7 @@ var update = flag.Bool("update", false, "write the transcripts into docs/cli.md"
 const cliDoc = "../../docs/cli.md"
 
 // transcript is a block of docs/cli.md that shows what commands print.
-var transcript = regexp.MustCompile("(?m)^<!-- tried -->\n```\n((?s:.*?))```\n")
+var transcript = regexp.MustCompile("(?m)^<!-- (tried|tried with [a-z, ]+) -->\n```\n((?s:.*?))```\n")
 
 // varies are texts that differ from run to run, and what the documentation has instead.
 var varies = []struct {
@@ -40,6 +43,7 @@ var varies = []struct {
 	{regexp.MustCompile(`"since":"[^"]*"`), `"since":"2026-11-21T12:00:00Z"`},
 	{regexp.MustCompile(`\b\d+s\b`), "3s"},
 	{regexp.MustCompile(`e2e\.test`), "nginx"},
+	{regexp.MustCompile(`of guest \S+: `), "of guest vm: "}, // the name of this machine
 	{regexp.MustCompile(`/tmp/\S*/nginx\b`), "/usr/sbin/nginx"},
 	{regexp.MustCompile(`want link, [^\n]*`), "want …"}, // every key there is
 }
@@ -62,8 +66,8 @@ func usual(s, dir string) string {
 }
 
 var (
-	continued = regexp.MustCompile(`\n {4,}`)                                                                    // a line of `fairlead explain`
-	explained = regexp.MustCompile(`(?m)^(  [a-z ]{16} (ok|-|warn|FAIL) .*|Next: .*|nothing .*|\S+ is not .*)$`) // one that it may continue
+	continued = regexp.MustCompile(`\n {4,}`)                                                                                          // a line of `fairlead explain`
+	explained = regexp.MustCompile(`(?m)^(  [a-z ]{16} (ok|-|warn|FAIL) .*|Next: .*|nothing .*|\S+ is (not|reachable|asked for) .*)$`) // one that it may continue
 	indented  = regexp.MustCompile(`^  [a-z ]{16} (ok|-|warn|FAIL) *|^Next: `)
 )
 
@@ -135,28 +139,44 @@ func TestDocumentedTranscripts(t *testing.T) {
 		}
 		return nil
 	})
+	r.documented(10, tried{"tried", r.agentCtl})
+}
+
+// tried are the transcripts below comments with a mark, and the control socket that their
+// commands ask.
+type tried struct{ mark, control string }
+
+// documented tries the transcripts in docs/cli.md with these marks.
+func (r *rig) documented(atLeast int, of ...tried) {
+	t := r.t
+	t.Helper()
 	doc, err := os.ReadFile(cliDoc)
 	if err != nil {
 		t.Fatal(err)
 	}
 	watched := time.Second // for a watch, which does not end by itself
 	r.eventually("docs/cli.md is what the commands print: go test -tags root ./test/e2e -run Transcripts -update", func() error {
-		tried := 0
-		r.typed("fairlead loglevel set info", watched) // the try before has changed it
+		commands := 0
+		r.typed("fairlead loglevel set info", r.agentCtl, watched) // the try before has changed it
 		fresh := transcript.ReplaceAllStringFunc(string(doc), func(block string) string {
+			mark, lines := transcript.FindStringSubmatch(block)[1], transcript.FindStringSubmatch(block)[2]
+			at := slices.IndexFunc(of, func(tr tried) bool { return tr.mark == mark })
+			if at < 0 {
+				return block
+			}
 			var out strings.Builder
-			for line := range strings.Lines(transcript.FindStringSubmatch(block)[1]) {
+			for line := range strings.Lines(lines) {
 				command, ok := strings.CutPrefix(line, "$ ")
 				if !ok {
 					continue
 				}
-				tried++
-				out.WriteString(line + same(r.typed(command, watched), r.dir))
+				commands++
+				out.WriteString(line + same(r.typed(command, of[at].control, watched), r.dir))
 			}
-			return "<!-- tried -->\n```\n" + out.String() + "```\n"
+			return "<!-- " + mark + " -->\n```\n" + out.String() + "```\n"
 		})
-		if tried < 10 {
-			t.Errorf("%d commands are tried: want at least 10", tried)
+		if commands < atLeast {
+			t.Errorf("%d commands are tried: want at least %d", commands, atLeast)
 		}
 		if *update {
 			return os.WriteFile(cliDoc, []byte(fresh), 0o644)
@@ -172,8 +192,28 @@ func TestDocumentedTranscripts(t *testing.T) {
 	})
 }
 
+// So are those about containers, whose engine is one of this test, and about a host on which
+// another program has a port.
+func TestDocumentedTranscriptsOfContainers(t *testing.T) {
+	published := func(n string) string { return fmt.Sprintf(`"80/tcp":[{"HostIp":"0.0.0.0","HostPort":%q}]`, n) }
+	r := newRig(t, "--source", "socket,docker", "--labels", "--host-forwards", "--docker-host", enginetest.Docker(t,
+		dockerContainer("a", "front", "172.30.0.2", `"fairlead.host-port":"18080","fairlead.name":"shop"`, published("8081")),
+		dockerContainer("b", "admin", "172.30.0.3", `"fairlead.expose":"no"`, published("9000")),
+		dockerContainer("c", "db", "172.30.0.4", "", "")))
+	r.hostFlags = []string{"--keep-privileges", "--names", "127.0.0.1:80"}
+	r.start()
+	r.outside.listen(t, "tcp4", "127.0.0.1:5000")
+	for _, at := range []string{"0.0.0.0:8081", "0.0.0.0:9000", "127.0.0.1:5000"} {
+		r.guest.listen(t, "tcp4", at)
+	}
+	r.wantState("tcp 0.0.0.0:8081", "active")
+	r.wantState("tcp 0.0.0.0:9000", "denied")
+	r.wantState("tcp 127.0.0.1:5000", "conflict")
+	r.documented(8, tried{"tried with containers", r.agentCtl}, tried{"tried with containers, on the host", r.hostCtl})
+}
+
 // typed runs a command line as a person would, and adds its exit code if it is not 0.
-func (r *rig) typed(line string, watched time.Duration) string {
+func (r *rig) typed(line, control string, watched time.Duration) string {
 	r.t.Helper()
 	script := strings.ReplaceAll(strings.TrimSpace(line), "/etc/fairlead/", r.dir+"/")
 	limit := time.Minute
@@ -181,7 +221,6 @@ func (r *rig) typed(line string, watched time.Duration) string {
 		limit = watched
 	}
 	cmd := exec.Command("/bin/sh", "-c", fmt.Sprintf("timeout %d %s 2>&1", int(limit.Seconds()), script))
-	control := r.agentCtl
 	if strings.HasPrefix(line, "fairlead expose") { // a command of the host
 		control = r.hostCtl
 	}

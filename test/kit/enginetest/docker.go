@@ -33,7 +33,11 @@ func Docker(t *testing.T, containers ...string) string {
 			_ = http.NewResponseController(w).Flush()
 			<-r.Context().Done()
 		case strings.HasSuffix(r.URL.Path, "/containers/json"):
-			_, _ = fmt.Fprintf(w, `[%s]`, strings.Join(containers, ","))
+			list := make([]string, len(containers))
+			for i, c := range containers {
+				list[i] = summary(c)
+			}
+			_, _ = fmt.Fprintf(w, `[%s]`, strings.Join(list, ","))
 		default:
 			_, _ = fmt.Fprint(w, named(containers, r.URL.Path))
 		}
@@ -41,6 +45,19 @@ func Docker(t *testing.T, containers ...string) string {
 	go func() { _ = srv.Serve(l) }()
 	t.Cleanup(func() { _ = srv.Close() })
 	return "unix://" + path
+}
+
+// summary returns a container as a list has it: its state is a word.
+func summary(container string) string {
+	var fields map[string]any
+	if err := json.Unmarshal([]byte(container), &fields); err != nil {
+		return container
+	}
+	if state, ok := fields["State"].(map[string]any); ok {
+		fields["State"] = state["Status"]
+	}
+	b, _ := json.Marshal(fields) // of what was JSON
+	return string(b)
 }
 
 // named returns the container whose id a path has, else the first.
