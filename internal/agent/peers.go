@@ -15,7 +15,7 @@ func (a *Agent) newPeerSink(s config.Sink) (auto.Sink, error) {
 	memory := peer.Memory(a.stateFile(s.Name + ".json"))
 	bridges := peer.NewBridges(peer.BridgeOptions{
 		Listen: a.sockets.Listen, ListenPacket: a.sockets.ListenPacket,
-		Serve: a.forward.Carry, ServeUDP: a.forward.ServeUDP, Logger: a.log,
+		Serve: a.forward.CarryHidden, ServeUDP: a.forward.ServeUDP, Logger: a.log,
 		Loopback: a.cfg.BridgeLoopback,
 	})
 	if s.Name == "gvproxy" {

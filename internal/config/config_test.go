@@ -475,7 +475,15 @@ func TestForwardsFile(t *testing.T) {
 	if _, err := LoadAgent(path, nil, nil); err == nil || !strings.Contains(err.Error(), "only a host opens another port") {
 		t.Errorf("onConflict in an agent's rule: %v", err)
 	}
+	write(t, added, "rules: [{match: {protocol: tcp}, action: allow, proxyProtocol: v2}]\n")
+	if _, err := LoadAgent(path, nil, nil); err != nil {
+		t.Error(err)
+	}
 	host := write(t, filepath.Join(t.TempDir(), "host.yaml"), "connect: dev=unix:///link\nforwardsFile: "+added+"\n")
+	if _, err := LoadHost(host, nil, nil); err == nil || !strings.Contains(err.Error(), "only an agent connects to servers") {
+		t.Errorf("proxyProtocol in a host's rule: %v", err)
+	}
+	write(t, added, "rules: [{action: allow, onConflict: next}]\n")
 	if _, err := LoadHost(host, nil, nil); err != nil {
 		t.Error(err)
 	}

@@ -240,6 +240,8 @@ func (l *loader) compile(key string, expose *rules.HostAddress, guests bool) err
 	}
 	for _, r := range slices.Concat(list, added) {
 		switch {
+		case guests && r.ProxyProtocol != port.ProxyProtocolNone:
+			return fmt.Errorf("rules: proxyProtocol %s: only an agent connects to servers: want it in a rule there", r.ProxyProtocol)
 		case guests:
 		case r.Match.Guest != "":
 			return fmt.Errorf("rules: guest %q: only rules of a host name guests", r.Match.Guest)

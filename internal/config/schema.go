@@ -236,9 +236,10 @@ func ruleSchema() object {
 				"description": `a port, an offset from the port that is asked for such as "+1000", or 0 for any free port`,
 				"type":        []string{"integer", "string"}, "pattern": `^[+-]?[0-9]+$`,
 			},
-			"onConflict":  object{"description": "on a host, where the port is in use: wait until it is free, open the next free port, or any", "enum": []string{"wait", "next", "any"}},
-			"hostAddress": object{"description": "loopback, all or an address of the host", "type": "string", "minLength": 1},
-			"match":       object{"type": "object", "additionalProperties": false, "properties": match},
+			"onConflict":    object{"description": "on a host, where the port is in use: wait until it is free, open the next free port, or any", "enum": []string{"wait", "next", "any"}},
+			"proxyProtocol": object{"description": "on an agent, of TCP: tell the server the client's address by the PROXY protocol", "enum": []string{"v2"}},
+			"hostAddress":   object{"description": "loopback, all or an address of the host", "type": "string", "minLength": 1},
+			"match":         object{"type": "object", "additionalProperties": false, "properties": match},
 		},
 	}
 }

@@ -12,6 +12,9 @@ import (
 type Request struct {
 	Publication port.Publication // what the client connected to
 	Peer        netip.AddrPort   // the client; not valid if it is not known
+	At          netip.AddrPort   // where it connected to; not valid if that is not known
+	// Hidden says that Peer is somebody between, and not to be named to a server as its client.
+	Hidden bool
 	// Answer, if not nil, reports to the client's side, before any bytes of the
 	// flow, whether it was opened: nil, or a *DialError.
 	Answer func(error) error

@@ -176,6 +176,11 @@ func (s *Server) serveTCP(ctx context.Context, client net.Conn, req Request) err
 		Reset(conn)
 		return err
 	}
+	if err := s.announce(conn, req); err != nil {
+		Reset(client)
+		Reset(conn)
+		return err
+	}
 	return Splice(ctx, client, conn, &s.meter)
 }
 

@@ -97,8 +97,9 @@ func (g *guest) await(ctx context.Context, key port.Key, hold time.Duration) (li
 	return session, err
 }
 
-// stream opens a flow to the publication of a claim. The guest has accepted it.
-func (h *Host) stream(ctx context.Context, c *claim, peer netip.AddrPort) (link.Stream, error) {
+// stream opens a flow to the publication of a claim, of a client that connected to an address
+// of the host, which is for servers that are told. The guest has accepted it.
+func (h *Host) stream(ctx context.Context, c *claim, peer, at netip.AddrPort) (link.Stream, error) {
 	session, err := c.guest.await(ctx, c.key, h.opt.Hold)
 	if err != nil {
 		h.stats.unlinked.Add(1)
@@ -120,7 +121,7 @@ func (h *Host) stream(ctx context.Context, c *claim, peer netip.AddrPort) (link.
 		return nil, fmt.Errorf("open a flow: %w", err)
 	}
 	stop := context.AfterFunc(ctx, func() { _ = stream.Reset() })
-	reply, err := ask(stream, wire.FlowRequest{Key: c.key, Peer: peer})
+	reply, err := ask(stream, wire.FlowRequest{Key: c.key, Peer: peer, At: at})
 	if !stop() && err == nil {
 		err = context.Cause(ctx)
 	}
@@ -209,7 +210,8 @@ func (s *slot) carry(ctx context.Context, conn net.Conn) {
 		forward.Reset(conn)
 		return
 	}
-	if !addrOf(conn.LocalAddr(), s.addr).Addr().IsLoopback() {
+	at := addrOf(conn.LocalAddr(), s.addr)
+	if !at.Addr().IsLoopback() {
 		if !s.outside(c, f) {
 			f.End()
 			forward.Reset(conn)
@@ -222,7 +224,7 @@ func (s *slot) carry(ctx context.Context, conn net.Conn) {
 		defer f.End()
 		peer := addrOf(conn.RemoteAddr(), netip.AddrPort{})
 		flow := h.trace(c, peer)
-		stream, err := h.stream(ctx, c, peer)
+		stream, err := h.stream(ctx, c, peer, at)
 		if err != nil {
 			forward.Reset(conn)
 		} else {

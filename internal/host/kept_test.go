@@ -339,7 +339,7 @@ func TestConnectionToKeptPortIsToldWhatTheRulesSay(t *testing.T) {
 				h.mu.Unlock()
 				ended := make(chan error, 1)
 				go func() {
-					_, err := h.stream(context.Background(), claim, netip.AddrPort{})
+					_, err := h.stream(context.Background(), claim, netip.AddrPort{}, netip.AddrPort{})
 					ended <- err
 				}()
 				time.Sleep(time.Second)

@@ -39,7 +39,7 @@ type Reach struct {
 	ID    ID
 	Owner port.Owner     // who must serve it
 	Peer  netip.AddrPort // the client
-	At    netip.Addr     // where the client connected
+	At    netip.AddrPort // where the client connected
 }
 
 // Why a publication cannot be reached. ErrDenied and ErrPending are the decisions of the
@@ -81,7 +81,7 @@ func (h *Host) claimFor(r *Reach) (c *claim, exposed bool, err error) {
 		return nil, false, errOwner
 	}
 	for _, c := range pub.claims {
-		if r.At.IsLoopback() || claims.Overlap(c.addr, netip.AddrPortFrom(r.At, c.addr.Port())) {
+		if r.At.Addr().IsLoopback() || claims.Overlap(c.addr, netip.AddrPortFrom(r.At.Addr(), c.addr.Port())) {
 			return c, !pub.exposed.IsZero(), nil
 		}
 	}
@@ -116,7 +116,7 @@ func (h *Host) reach(ctx, life context.Context, r *Reach) (*reached, context.Con
 		h.stats.overLimit.Add(1)
 		return nil, nil, ErrLimit
 	}
-	if !r.At.IsLoopback() {
+	if !r.At.Addr().IsLoopback() {
 		f.Outside(exposed)
 	}
 	h.stats.tcp.Add(1)
@@ -125,7 +125,7 @@ func (h *Host) reach(ctx, life context.Context, r *Reach) (*reached, context.Con
 	if _, _, err = h.claimFor(r); err == nil {
 		attempt, cancel := context.WithCancelCause(life)
 		given := context.AfterFunc(ctx, func() { cancel(context.Cause(ctx)) })
-		out.Stream, err = h.stream(attempt, c, r.Peer)
+		out.Stream, err = h.stream(attempt, c, r.Peer, r.At)
 		given()
 		cancel(nil)
 	}

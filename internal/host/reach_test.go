@@ -28,7 +28,9 @@ func ownedBy(k port.Key, o port.Owner, hosts ...netip.AddrPort) wire.Publication
 	return p
 }
 
-func reachOf(k port.Key) Reach { return Reach{ID: ID{"vm", k}, Owner: web, At: lo4} }
+func reachOf(k port.Key) Reach {
+	return Reach{ID: ID{"vm", k}, Owner: web, At: netip.AddrPortFrom(lo4, 80)}
+}
 
 // What the rules open can be reached without a listener of its own: the host port is in use.
 func TestReach(t *testing.T) {
@@ -83,8 +85,8 @@ func TestReachIsRefused(t *testing.T) {
 		"denied":            {reachOf(denied), ErrDenied},
 		"of another owner":  {reachOf(moved), errOwner},
 		"not published":     {reachOf(key(port.TCP, lo4, n+3)), ErrWithdrawn},
-		"of no guest":       {Reach{ID: ID{"other", open}, Owner: web, At: lo4}, ErrWithdrawn},
-		"not open so wide":  {Reach{ID: ID{"vm", open}, Owner: web, At: lan}, errWider},
+		"of no guest":       {Reach{ID: ID{"other", open}, Owner: web, At: netip.AddrPortFrom(lo4, 80)}, ErrWithdrawn},
+		"not open so wide":  {Reach{ID: ID{"vm", open}, Owner: web, At: netip.AddrPortFrom(lan, 80)}, errWider},
 		"without a address": {Reach{ID: ID{"vm", open}, Owner: web}, errWider},
 	} {
 		if _, err := h.Dial(t.Context(), t.Context(), c.r); !errors.Is(err, c.want) {
@@ -124,6 +126,38 @@ func TestReachedEndsWithADenial(t *testing.T) {
 	}
 	_ = near.Close()
 	eventually(t, "nothing is open", func() bool { return h.Stats().OpenTCP == 0 && h.Guests()[0].Flows == 0 })
+}
+
+// The guest is told who connected to which address, also of a client that comes by a name.
+func TestFlowsTellTheirAddresses(t *testing.T) {
+	k := key(port.TCP, any4, ports.Free(t))
+	a := newAgent(t, "vm")
+	a.begins(snapshot(1, ownedBy(k, web)))
+	asked := make(chan wire.FlowRequest, 1)
+	a.onFlow = func(s link.Stream, q wire.FlowRequest) bool {
+		asked <- q
+		_ = wire.WriteReply(s, wire.FlowReply{Status: wire.FlowOK})
+		_ = s.Close()
+		return true
+	}
+	h, _ := start(t, Options{}, a)
+	o := a.wants(k, port.Active)
+	c, err := net.Dial("tcp", o.HostAddress.String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if q := <-asked; q.Peer.String() != c.LocalAddr().String() || q.At != o.HostAddress {
+		t.Errorf("%+v, want %s at %s", q, c.LocalAddr(), o.HostAddress)
+	}
+	near, far := net.Pipe()
+	defer near.Close()
+	r := reachOf(k)
+	r.Peer = netip.MustParseAddrPort("192.0.2.1:50000")
+	go func() { _ = h.Carry(t.Context(), far, nil, r) }()
+	if q := <-asked; q.Peer != r.Peer || q.At != r.At {
+		t.Errorf("%+v, want %s at %s", q, r.Peer, r.At)
+	}
 }
 
 // The owner changes while the server is dialled: no byte reaches the new one.

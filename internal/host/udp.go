@@ -240,7 +240,7 @@ func (p *udpPort) leave(c *udpClient) {
 
 // carry moves a client's datagrams both ways until its flow ends, and returns why.
 func (p *udpPort) carry(ctx context.Context, c *udpClient) error {
-	s, err := p.s.h.stream(ctx, c.claim, c.addr)
+	s, err := p.s.h.stream(ctx, c.claim, c.addr, netip.AddrPort{})
 	if err != nil {
 		return err
 	}

@@ -94,8 +94,8 @@ func parseRules(n yamltree.Node) (*rules.Set, error) {
 			what = "labels: an inventory has no labels of owners"
 		case r.Match.Guest != "":
 			what = "guest: an inventory has nodes"
-		case r.HostPort != rules.HostPort{} || r.HostAddress != rules.Asked() || r.OnConflict != 0:
-			what = "hostPort, hostAddress and onConflict: an audit opens nothing"
+		case r.HostPort != rules.HostPort{} || r.HostAddress != rules.Asked() || r.OnConflict != 0 || r.ProxyProtocol != 0:
+			what = "hostPort, hostAddress, onConflict and proxyProtocol: an audit opens nothing"
 		default:
 			continue
 		}

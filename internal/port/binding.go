@@ -231,10 +231,11 @@ type Decision struct {
 	Withheld bool
 	// Pending marks a provisional denial: what the rules decide depends on an owner
 	// that is not known yet.
-	Pending    bool
-	OnConflict OnConflict       // what the host does where a port is in use
-	Exposed    *time.Time       // until when a rule opens more addresses than usual; nil if none does; immutable
-	Host       []netip.AddrPort // the host addresses asked for; port 0 asks for any free port
+	Pending       bool
+	OnConflict    OnConflict       // what the host does where a port is in use
+	ProxyProtocol ProxyProtocol    // how the server is told who connects
+	Exposed       *time.Time       // until when a rule opens more addresses than usual; nil if none does; immutable
+	Host          []netip.AddrPort // the host addresses asked for; port 0 asks for any free port
 
 	// What labels of the owner ask for, if they are obeyed.
 	Labelled bool    // they decided, and Rule names them
@@ -296,6 +297,21 @@ func (c OnConflict) String() string {
 	return [...]string{"", "wait", "next", "any"}[min(c, OnConflictAny)]
 }
 
+// ProxyProtocol is whether, and how, a server is told the address of the client before the
+// client's bytes.
+type ProxyProtocol uint8
+
+// What a server can be told. Without a choice it is told nothing.
+const (
+	ProxyProtocolNone ProxyProtocol = iota
+	ProxyProtocolV2                 // a header of the PROXY protocol, version 2
+)
+
+// String returns "v2", or "" for none.
+func (p ProxyProtocol) String() string {
+	return [...]string{"", "v2"}[min(p, ProxyProtocolV2)]
+}
+
 // Publication is one entry of the merged table. It is immutable. There is one for each
 // port, so small fields are side by side.
 type Publication struct {
@@ -328,7 +344,7 @@ func (p Publication) Equal(q Publication) bool {
 		p.Rule == q.Rule && slices.EqualFunc(p.Origins, q.Origins, OriginInfo.equal) && slices.Equal(p.Dial, q.Dial) &&
 		p.Decision.Allow == q.Decision.Allow && p.Decision.Rule == q.Decision.Rule &&
 		p.Decision.Reason == q.Decision.Reason && p.Decision.Pending == q.Decision.Pending && slices.Equal(p.Decision.Host, q.Decision.Host) &&
-		p.Decision.sameLabels(&q.Decision) &&
+		p.Decision.sameLabels(&q.Decision) && p.Decision.ProxyProtocol == q.Decision.ProxyProtocol &&
 		p.Since.Equal(q.Since) && p.SinceAtLeast == q.SinceAtLeast
 }
 

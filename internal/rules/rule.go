@@ -28,6 +28,9 @@ type Rule struct {
 	HostAddress HostAddress     // only where it allows
 	OnConflict  port.OnConflict // only where it allows, and on a host
 
+	// ProxyProtocol is only where it allows, of TCP, and on an agent.
+	ProxyProtocol port.ProxyProtocol
+
 	// Until makes it a rule that exposes: until then it opens, at HostAddress too, what the
 	// other rules allow. Only run-time rules of a host do. Zero for all other rules.
 	Until time.Time
@@ -327,6 +330,14 @@ func (r Rule) validate() (field string, err error) {
 	}
 	if r.Deny && r.OnConflict != port.OnConflictUnset {
 		return "onConflict", fmt.Errorf("%s: only a rule with action allow opens a port", r.OnConflict)
+	}
+	if r.ProxyProtocol != port.ProxyProtocolNone {
+		switch {
+		case r.Deny || r.Exposes():
+			return "proxyProtocol", fmt.Errorf("%s: only a rule with action allow connects to a server", r.ProxyProtocol)
+		case r.Match.Protocol != port.TCP:
+			return "proxyProtocol", fmt.Errorf("%s: it is spoken over TCP alone: want protocol: tcp in match", r.ProxyProtocol)
+		}
 	}
 	if r.Exposes() && (r.HostPort != (HostPort{}) || r.OnConflict != port.OnConflictUnset) {
 		return "until", errors.New("a rule that exposes changes no host port")

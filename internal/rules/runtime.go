@@ -110,6 +110,7 @@ func (s *Set) overlay(v side, p *port.Publication, d port.Decision, winner *rule
 		result, decided = r.narrow(v.name(r), within), r
 		if result.Allow {
 			result.OnConflict = cmp.Or(r.OnConflict, d.OnConflict)
+			result.ProxyProtocol = cmp.Or(r.ProxyProtocol, d.ProxyProtocol)
 		}
 	}
 	for _, r := range maybe {

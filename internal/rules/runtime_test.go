@@ -340,3 +340,42 @@ func TestDemandIsOfRuntimeRules(t *testing.T) {
 		}
 	}
 }
+
+// A rule says that the server is told of clients; a forward that was added beside it leaves that.
+func TestProxyProtocol(t *testing.T) {
+	file, err := Parse("r.yaml", []byte("rules: [{match: {protocol: tcp, ports: 25}, action: allow, proxyProtocol: v2}]"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := New(Asked(), file.Rules)
+	if err != nil {
+		t.Fatal(err)
+	}
+	mail := port.Publication{Key: port.Key{Protocol: port.TCP, Address: netip.MustParseAddr("127.0.0.1"), Port: 25}}
+	other := mail
+	other.Port = 26
+	check := func(when string) {
+		t.Helper()
+		if d, e := s.Decide(mail), s.Decide(other); d.ProxyProtocol != port.ProxyProtocolV2 || e.ProxyProtocol != port.ProxyProtocolNone || !d.Allow {
+			t.Errorf("%s: %+v, %+v", when, d, e)
+		}
+	}
+	check("a rule of the configuration")
+	if steps := s.Explain(mail); steps[0].Why != "allow, PROXY protocol v2" {
+		t.Errorf("%+v", steps)
+	}
+	d := s.Decide(mail)
+	told, untold := mail, mail
+	told.Decision, untold.Decision = d, d
+	if untold.Decision.ProxyProtocol = port.ProxyProtocolNone; told.Equal(untold) {
+		t.Error("a port whose server is told is equal to one whose server is not")
+	}
+	to, err := ParseHostPort("2525")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s, err = s.WithRuntime([]Rule{{Match: Match{Protocol: port.TCP, Ports: []PortRange{{25, 25}}}, HostPort: to}}); err != nil {
+		t.Fatal(err)
+	}
+	check("with a forward")
+}

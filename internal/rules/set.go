@@ -339,7 +339,7 @@ func (r *rule) decide(title string, addrs []netip.AddrPort) port.Decision {
 		}
 		addrs[i] = netip.AddrPortFrom(r.HostAddress.of(a.Addr()), n)
 	}
-	return port.Decision{Allow: true, Rule: title, Host: unique(addrs), OnConflict: r.OnConflict}
+	return port.Decision{Allow: true, Rule: title, Host: unique(addrs), OnConflict: r.OnConflict, ProxyProtocol: r.ProxyProtocol}
 }
 
 // agentAddresses is what the agent asks for unless a rule has more.
@@ -544,6 +544,9 @@ func (r *rule) does() string {
 	}
 	if r.HostAddress != Asked() {
 		s += ", host address " + r.HostAddress.String()
+	}
+	if r.ProxyProtocol != port.ProxyProtocolNone {
+		s += ", PROXY protocol " + r.ProxyProtocol.String()
 	}
 	return s
 }

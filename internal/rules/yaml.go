@@ -67,7 +67,7 @@ func ParseList(n yamltree.Node) ([]Rule, error) {
 func parseRule(n yamltree.Node) (Rule, error) {
 	var r Rule
 	var action string
-	entries, err := n.Map("name", "match", "action", "hostPort", "hostAddress", "onConflict", "until")
+	entries, err := n.Map("name", "match", "action", "hostPort", "hostAddress", "onConflict", "proxyProtocol", "until")
 	if err != nil {
 		return r, err
 	}
@@ -86,6 +86,8 @@ func parseRule(n yamltree.Node) (Rule, error) {
 			err = scalar(e.Node, &r.HostPort, ParseHostPort)
 		case "onConflict":
 			err = scalar(e.Node, &r.OnConflict, ParseOnConflict)
+		case "proxyProtocol":
+			err = scalar(e.Node, &r.ProxyProtocol, ParseProxyProtocol)
 		case "hostAddress":
 			err = scalar(e.Node, &r.HostAddress, ParseHostAddress)
 		case "until":
@@ -200,6 +202,14 @@ func ParseOnConflict(s string) (port.OnConflict, error) {
 		}
 	}
 	return 0, oneOf(s, []string{"wait", "next", "any"})
+}
+
+// ParseProxyProtocol reads "v2".
+func ParseProxyProtocol(s string) (port.ProxyProtocol, error) {
+	if s == port.ProxyProtocolV2.String() {
+		return port.ProxyProtocolV2, nil
+	}
+	return 0, oneOf(s, []string{port.ProxyProtocolV2.String()})
 }
 
 func parseSource(s string) (string, error) {

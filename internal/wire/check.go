@@ -251,10 +251,15 @@ func (q FlowRequest) check() error {
 	if err := checkKey(q.Key); err != nil {
 		return err
 	}
-	if q.Peer == (netip.AddrPort{}) {
-		return nil
+	for _, a := range [...]netip.AddrPort{q.Peer, q.At} {
+		if a == (netip.AddrPort{}) {
+			continue
+		}
+		if err := checkAddr(a.Addr()); err != nil {
+			return err
+		}
 	}
-	return checkAddr(q.Peer.Addr())
+	return nil
 }
 
 func (p FlowReply) check() error {

@@ -87,7 +87,7 @@ func ReadRequest(r io.Reader) (FlowRequest, error) {
 
 // WriteRequest writes q in a single Write.
 func WriteRequest(w io.Writer, q FlowRequest) error {
-	q.Peer = unmapPort(q.Peer)
+	q.Peer, q.At = unmapPort(q.Peer), unmapPort(q.At)
 	return writeFrame(w, &q, MaxRequestFrame)
 }
 

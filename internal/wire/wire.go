@@ -254,7 +254,10 @@ type Outcome struct {
 // publication, never an address to dial.
 type FlowRequest struct {
 	Key  port.Key       `json:"key"`
-	Peer netip.AddrPort `json:"peer"` // the client of the host, for logs and the choice of family
+	Peer netip.AddrPort `json:"peer"` // the client of the host, for logs, the choice of family, and servers that are told
+	// At is where the client connected to on the host, for servers that are told. Agents that
+	// do not know the field ignore it; older hosts send none.
+	At netip.AddrPort `json:"at,omitzero"`
 }
 
 // FlowStatus is the agent's answer to a FlowRequest.

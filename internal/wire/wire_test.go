@@ -139,6 +139,32 @@ func TestFlowGolden(t *testing.T) {
 	}
 }
 
+// Where the client connected is an extra that a peer may leave out, and an older one ignores
+// as any field that it does not know.
+func TestFlowRequestAt(t *testing.T) {
+	q := FlowRequest{Key: key(port.TCP, "0.0.0.0", 8080), At: netip.MustParseAddrPort("[::ffff:127.0.0.1]:8080")}
+	var b bytes.Buffer
+	if err := WriteRequest(&b, q); err != nil {
+		t.Fatal(err)
+	}
+	body := bytes.Clone(b.Bytes()[frameHeader:])
+	if got, err := ReadRequest(&b); err != nil || got.At != netip.MustParseAddrPort("127.0.0.1:8080") || got.Peer.IsValid() {
+		t.Errorf("got %+v, %v", got, err)
+	}
+	var older struct {
+		Key port.Key `json:"key"`
+	}
+	if err := decode(body, &older); err != nil || older.Key != q.Key {
+		t.Errorf("an older peer reads %+v, %v", older, err)
+	}
+	for at, want := range map[string]bool{"127.0.0.1:1": true, "[fe80::1%eth0]:1": true, "[::ffff:127.0.0.1]:1": false, "[fe80::1%e 0]:1": false} {
+		err := FlowRequest{Key: q.Key, At: netip.MustParseAddrPort(at)}.check()
+		if (err == nil) != want {
+			t.Errorf("at %s: %v", at, err)
+		}
+	}
+}
+
 func handshakes() map[string]Handshake {
 	return map[string]Handshake{
 		"hello": {Hello: &Hello{MinVersion: 1, MaxVersion: 2, Role: RoleAgent, Identity: "I", Name: "guest", Build: "1.0",

@@ -5,9 +5,12 @@
 package e2e
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io"
+	"net"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
@@ -228,4 +231,54 @@ func TestForwardOnConflict(t *testing.T) {
 		t.Fatal(stderr)
 	}
 	r.eventually("the port is back", func() error { return probe.Want(probe.Data, r.outside.dialer("127.0.0.1:8080"), "hello") })
+}
+
+// A server that a rule names is told the address of the client on the host, and where that
+// connected, before the client's first byte; other servers are not.
+func TestProxyProtocol(t *testing.T) {
+	r := newRig(t)
+	config := filepath.Join(r.dir, "agent.yaml")
+	if err := os.WriteFile(config, []byte("rules:\n- {match: {protocol: tcp, ports: 8080}, action: allow, proxyProtocol: v2}\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	r.agentFlags = []string{"--config", config}
+	r.start()
+	go echoServer(r.guest.listen(t, "tcp", "[::]:8080"))
+	go echoServer(r.guest.listen(t, "tcp4", "127.0.0.1:8081"))
+	r.wantState("tcp [::]:8080", "active")
+	r.wantState("tcp 127.0.0.1:8081", "active")
+	const payload = "the first bytes"
+	for _, c := range []struct {
+		to     string
+		family byte
+		size   int // of an address; 0 for no header
+	}{{"127.0.0.1:8080", 0x11, 4}, {"[::1]:8080", 0x21, 16}, {"127.0.0.1:8081", 0, 0}} {
+		conn, err := r.outside.Dial("tcp", c.to)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = conn.SetDeadline(time.Now().Add(time.Minute))
+		var want []byte
+		if c.size > 0 {
+			from, to := conn.LocalAddr().(*net.TCPAddr).AddrPort(), netip.MustParseAddrPort(c.to)
+			want = append([]byte("\r\n\r\n\x00\r\nQUIT\n"), 0x21, c.family, 0, byte(2*c.size+4))
+			want = append(append(want, from.Addr().AsSlice()...), to.Addr().AsSlice()...)
+			want = append(want, byte(from.Port()>>8), byte(from.Port()), byte(to.Port()>>8), byte(to.Port()))
+		}
+		want = append(want, payload...)
+		got := make([]byte, len(want))
+		if _, err := io.WriteString(conn, payload); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := io.ReadFull(conn, got); err != nil || !bytes.Equal(got, want) { // as the server got it
+			t.Errorf("%s: %q, %v; want %q", c.to, got, err, want)
+		}
+		_ = conn.Close()
+	}
+	for args, want := range map[string]string{"explain 8080": "PROXY protocol (v2)", "rules test 8080": "allow, PROXY protocol v2"} {
+		out, stderr, code := fairlead(t, append(strings.Fields(args), "--control", r.agentCtl)...)
+		if code != 0 || !strings.Contains(strings.Join(strings.Fields(out), " "), want) {
+			t.Errorf("%s: exit %d, want %q:\n%s%s", args, code, want, out, stderr)
+		}
+	}
 }

@@ -28,6 +28,9 @@ func (f *Facts) chain(p *Publication) Chain {
 	}
 	if p.Decision.Allow && !f.Host {
 		c.Steps = append(c.Steps, p.dialStep())
+		if p.Decision.ProxyProtocol != port.ProxyProtocolNone {
+			c.Steps = append(c.Steps, p.proxyStep())
+		}
 	}
 	if p.Decision.Allow {
 		c.Steps = append(c.Steps, p.sinkSteps()...)
@@ -146,6 +149,22 @@ func (p *Publication) dialStep() Step {
 			}
 			break
 		}
+	}
+	return s
+}
+
+// proxyStep says what the server is told of its clients. Only the host peer knows them.
+func (p *Publication) proxyStep() Step {
+	s := Step{Step: "proxy", Mark: OK, Text: fmt.Sprintf("the server is told the client's address by the PROXY protocol (%s)", p.Decision.ProxyProtocol)}
+	var hides []string
+	for _, o := range p.Outcomes {
+		if o.Sink != "hostlink" && o.State == port.Active && !slices.Contains(hides, o.Sink) {
+			hides = append(hides, o.Sink)
+		}
+	}
+	if len(hides) > 0 {
+		s.Mark = Warning
+		s.Text += fmt.Sprintf("; by way of %s clients reach it without that, or with their address hidden: only `fairlead host` knows it", strings.Join(hides, " and "))
 	}
 	return s
 }

@@ -175,7 +175,7 @@ const (
 
 // Step is one step of the path from the kernel to the host.
 type Step struct {
-	Step  string     `json:"step"` // "seen", "owner", "rule", "dial", "sink NAME", or "name"
+	Step  string     `json:"step"` // "seen", "owner", "rule", "dial", "proxy", "sink NAME", or "name"
 	Mark  Mark       `json:"verdict"`
 	Text  string     `json:"text"`
 	Since *time.Time `json:"since,omitempty"`

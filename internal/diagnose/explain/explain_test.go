@@ -438,3 +438,31 @@ func ownerPending(p Publication) Publication {
 	p.Decision = port.Decision{Pending: true, Rule: "rule 1 (secrets)", Reason: "owner not known yet"}
 	return p
 }
+
+// It says that the server is told the client's address, and by which sinks it is not.
+func TestExplainProxyProtocol(t *testing.T) {
+	told := func(p *Publication) { p.Decision.ProxyProtocol = port.ProxyProtocolV2 }
+	by := func(sink string, state port.State) func(*Publication) {
+		return func(p *Publication) { p.Outcomes = append(p.Outcomes, Outcome{Sink: sink, State: state}) }
+	}
+	for name, c := range map[string]struct {
+		changes    []func(*Publication)
+		mark       Mark
+		want, miss string
+	}{
+		"host":    {[]func(*Publication){told, by("hostlink", port.Active), by("gvproxy", port.Failed)}, OK, "PROXY protocol (v2)", "hidden"},
+		"gvproxy": {[]func(*Publication){told, by("gvproxy", port.Active), by("gvproxy", port.Active)}, Warning, "by way of gvproxy clients", "gvproxy and"},
+		"no rule": {[]func(*Publication){by("gvproxy", port.Active)}, "", "", ""},
+	} {
+		r := Evaluate(Facts{Query: Query{Port: 8080}, Publications: []Publication{pub(port.TCP, "0.0.0.0:8080", c.changes...)}})
+		var step Step
+		for _, s := range r.Chains[0].Steps {
+			if s.Step == "proxy" {
+				step = s
+			}
+		}
+		if step.Mark != c.mark || !strings.Contains(step.Text, c.want) || c.miss != "" && strings.Contains(step.Text, c.miss) {
+			t.Errorf("%s: %+v", name, step)
+		}
+	}
+}

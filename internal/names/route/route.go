@@ -297,7 +297,7 @@ func (r *Router) count(v result) { r.counts[v].Add(1) }
 
 // reach is a client's connection to a port.
 func reach(p names.Port, peer, at netip.AddrPort) host.Reach {
-	return host.Reach{ID: host.ID{Guest: p.Guest, Key: p.Key}, Owner: p.Owner, Peer: peer, At: at.Addr()}
+	return host.Reach{ID: host.ID{Guest: p.Guest, Key: p.Key}, Owner: p.Owner, Peer: peer, At: at}
 }
 
 // addrPort returns a TCP address, unmapped.

@@ -73,7 +73,7 @@ func (f *fake) set(p host.Publication) {
 func (f *fake) Reachable(r host.Reach) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if !r.At.IsLoopback() {
+	if !r.At.Addr().IsLoopback() {
 		return errors.New("not so wide")
 	}
 	return f.refusal
@@ -215,7 +215,7 @@ func TestEachRequestIsLedByItsHost(t *testing.T) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for _, r := range f.reached {
-		if !r.Peer.Addr().IsLoopback() || r.Peer.Port() == 0 || !r.At.IsLoopback() {
+		if !r.Peer.Addr().IsLoopback() || r.Peer.Port() == 0 || !r.At.Addr().IsLoopback() {
 			t.Errorf("reached as %+v", r)
 		}
 	}

@@ -114,7 +114,7 @@ func (s *Sink) flow(ctx context.Context, sess *session, st link.Stream) flowResu
 		}
 		return reply(st, err)
 	}
-	err = s.handle(fctx, st, forward.Request{Publication: pub, Peer: q.Peer, Answer: answer})
+	err = s.handle(fctx, st, forward.Request{Publication: pub, Peer: q.Peer, At: q.At, Answer: answer})
 	ended := !stop()
 	_ = st.Close() // usually closed already
 	switch cause := context.Cause(fctx); {
