@@ -52,6 +52,7 @@ type Daemon struct {
 	host    *host.Host
 	sockets *own.Sockets
 	server  *status.Server
+	ports   provider
 	wss     *wss.Server // nil if no agent may dial
 
 	forwards *forwards.Store
@@ -144,6 +145,7 @@ func New(cfg config.Host, log *slog.Logger, level *loglevel.Levels) (*Daemon, er
 	d.forwards = forwards.NewStore(cfg.ForwardsFile, cfg.Rules, true, log, func(set *rules.Set) { d.host.SetPolicy(set) })
 	d.names = d.router()
 	p := provider{d.host, cfg.Peers(), d.lastRefused, d.names}
+	d.ports = p
 	var page status.PageTokens
 	if cfg.WebAddr != "" {
 		page = status.LoadPageTokens(log, cfg.LinkToken)
@@ -374,6 +376,12 @@ func (d *Daemon) Run(ctx context.Context, watch func(ctx context.Context, onChan
 		d.releaseMemory(ctx)
 		return nil
 	})
+	if d.cfg.Notify {
+		g.Go(func() error {
+			d.notify(ctx)
+			return nil
+		})
+	}
 	g.Go(func() error {
 		d.forwards.Run(ctx)
 		return nil
