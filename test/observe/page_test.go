@@ -18,7 +18,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/fairlead/fairlead/internal/forwards"
 	"github.com/fairlead/fairlead/internal/status"
+	"github.com/fairlead/fairlead/test/kit/enginetest"
 	"github.com/fairlead/fairlead/test/kit/netns"
 	"github.com/fairlead/fairlead/test/kit/wait"
 )
@@ -369,7 +371,10 @@ func TestPageShowsWhatGuestsDoNotPublish(t *testing.T) {
 	if err := os.WriteFile(rules, []byte("rules:\n  - {name: no-debug, match: {ports: 9229}, action: deny}\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	r := newRig(t, "--rules-file", rules)
+	other := `{"Id":"` + strings.Repeat("a", 64) + `","Name":"/other","Names":["/other"],"State":{"Status":"running","Running":true},"HostConfig":{},"Config":{},
+		"NetworkSettings":{"Networks":{},"Ports":{}}}`
+	r := newRig(t, "--rules-file", rules, "--source", "socket,nat,docker", "--docker-host", enginetest.Docker(t, other),
+		"--forwards-file", filepath.Join(t.TempDir(), "forwards.yaml"))
 	r.startAgent()
 	r.listen("127.0.0.1:8080")
 	r.listen("127.0.0.1:9229")
@@ -406,8 +411,23 @@ func TestPageShowsWhatGuestsDoNotPublish(t *testing.T) {
 	}
 	p.shoot("unpublished")
 	p.key("Escape")
+	// What is asked for by name waits behind the chip, too.
+	asked := forwards.Request{Op: forwards.Add, Demand: "web:80"}
+	if _, err := r.client().ChangeForwards(t.Context(), asked); err != nil {
+		t.Fatal(err)
+	}
+	p.wait("what waits", portsIn, "80 8080 9229 9999")
+	p.wait("why it does", fmt.Sprintf(rowText+`.includes('%s')`, "80", "no running container has the name web"), true)
+	p.eval(fmt.Sprintf(rowOf+`.click()`, "80"))
+	p.wait("its detail", `document.querySelector('#detail .summary')?.textContent`, "Waits: no running container has the name web")
+	p.wait("in the guest", `document.querySelector('#detail .facts')?.textContent.includes('web:80/tcp')`, true)
+	p.key("Escape")
 	p.click(chip)
 	p.wait("hidden again", portsIn, "8080")
+	if _, err := r.client().ChangeForwards(t.Context(), forwards.Request{Op: forwards.Remove, Demand: "web:80"}); err != nil {
+		t.Fatal(err)
+	}
+	p.wait("it is not counted", `document.querySelector('`+chip+` b')?.textContent`, "2")
 	p.noConsole()
 }
 
