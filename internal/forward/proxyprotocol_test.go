@@ -34,7 +34,8 @@ func readProxyHeader(r io.Reader) (string, error) {
 	if _, err := io.ReadFull(r, body); err != nil {
 		return "", err
 	}
-	size, family := 0, ""
+	var size int
+	var family string
 	switch head[13] {
 	case 0x00:
 		if len(body) != 0 {
@@ -204,9 +205,10 @@ func TestCarriedClients(t *testing.T) {
 		"forwarder": {func(c net.Conn) error { return s.CarryHidden(t.Context(), c, pub) }, "192.0.2.1:50000", "UNSPEC"},
 	} {
 		near, far := pair(t, "tcp")
-		done := make(chan error, 1)
+		done := make(chan struct{})
 		go func() {
-			done <- c.carry(from{far.(*net.TCPConn), net.TCPAddrFromAddrPort(addrOf(c.from)), net.TCPAddrFromAddrPort(addrOf("127.0.0.1:80"))})
+			defer close(done)
+			_ = c.carry(from{far.(*net.TCPConn), net.TCPAddrFromAddrPort(addrOf(c.from)), net.TCPAddrFromAddrPort(addrOf("127.0.0.1:80"))})
 		}()
 		conn, err := l.Accept()
 		if err != nil {
