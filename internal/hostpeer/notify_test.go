@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -19,8 +20,11 @@ import (
 // Only what opens or is in conflict after the start is told, once, and not what is over.
 func TestTeller(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
+		var mu sync.Mutex
 		var shown []string
 		n := notify.New(func(_ context.Context, title, text string) error {
+			mu.Lock()
+			defer mu.Unlock()
 			shown = append(shown, title+"|"+strings.ReplaceAll(text, "\n", "|"))
 			return nil
 		}, func(err error) { t.Error(err) })
@@ -56,15 +60,19 @@ func TestTeller(t *testing.T) {
 			{"pending between", status.Delta{Put: []status.Publication{row(82, port.Pending)}}, nil},
 			{"again", status.Delta{Put: []status.Publication{row(82, port.Active)}}, []string{"fairlead: a port opened|82/tcp of web (dev) at 127.0.0.1:82"}},
 		} {
+			mu.Lock()
 			shown = nil
+			mu.Unlock()
 			if err := tell.take(c.delta); err != nil {
 				t.Fatal(err)
 			}
 			time.Sleep(time.Minute)
 			synctest.Wait()
+			mu.Lock()
 			if !slices.Equal(shown, c.want) {
 				t.Errorf("%s: %q is shown, want %q", c.when, shown, c.want)
 			}
+			mu.Unlock()
 		}
 	})
 }

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -20,35 +21,60 @@ func TestMain(m *testing.M) { leak.Main(m) }
 
 // desktop keeps what is shown, and may hang or fail.
 type desktop struct {
+	mu    sync.Mutex
 	shown []string
 	hangs bool
 	err   error
+	fails []error // as the notifier reports them
 }
 
 func (d *desktop) show(ctx context.Context, title, text string) error {
+	d.mu.Lock()
 	d.shown = append(d.shown, title+"|"+strings.ReplaceAll(text, "\n", "|"))
-	if d.hangs {
+	hangs, err := d.hangs, d.err
+	d.mu.Unlock()
+	if hangs {
 		<-ctx.Done()
 		return context.Cause(ctx)
 	}
-	return d.err
+	return err
+}
+
+func (d *desktop) failed(err error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.fails = append(d.fails, err)
+}
+
+// set makes it hang or fail from now on.
+func (d *desktop) set(hangs bool, err error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.hangs, d.err = hangs, err
+}
+
+func (d *desktop) failures() []error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return slices.Clone(d.fails)
 }
 
 func (d *desktop) take() []string {
+	d.mu.Lock()
+	defer d.mu.Unlock()
 	shown := d.shown
 	d.shown = nil
 	return shown
 }
 
 // run runs a notifier in a bubble until the test ends.
-func run(t *testing.T, d *desktop) (n *Notifier, failures *[]error) {
-	failures = new([]error)
-	n = New(d.show, func(err error) { *failures = append(*failures, err) })
+func run(t *testing.T, d *desktop) *Notifier {
+	n := New(d.show, d.failed)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan struct{})
 	go func() { defer close(done); n.Run(ctx) }()
 	t.Cleanup(func() { cancel(); <-done })
-	return n, failures
+	return n
 }
 
 func open(n int) Change { return Change{Opened, fmt.Sprintf("%d/tcp", n)} }
@@ -57,7 +83,7 @@ func open(n int) Change { return Change{Opened, fmt.Sprintf("%d/tcp", n)} }
 func TestBurstIsOneNotification(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var d desktop
-		n, _ := run(t, &d)
+		n := run(t, &d)
 		want := func(when string, after time.Duration, shown ...string) {
 			t.Helper()
 			time.Sleep(after)
@@ -93,7 +119,7 @@ func TestBurstIsOneNotification(t *testing.T) {
 func TestDesktopThatFails(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := desktop{hangs: true}
-		n, failures := run(t, &d)
+		n := run(t, &d)
 		n.Tell("1", open(1))
 		time.Sleep(gather + 1)
 		began := time.Now()
@@ -104,15 +130,15 @@ func TestDesktopThatFails(t *testing.T) {
 		}
 		time.Sleep(limit + 1)
 		synctest.Wait()
-		if len(*failures) != 1 || !errors.Is((*failures)[0], context.DeadlineExceeded) {
-			t.Errorf("%v", *failures)
+		if fails := d.failures(); len(fails) != 1 || !errors.Is(fails[0], context.DeadlineExceeded) {
+			t.Errorf("%v", fails)
 		}
-		d.hangs, d.err = false, errors.New("no desktop")
+		d.set(false, errors.New("no desktop"))
 		n.Tell("3", open(3))
 		time.Sleep(time.Minute)
 		synctest.Wait()
-		if got := d.take(); len(*failures) != 2 || len(got) != 2 {
-			t.Errorf("%v, %q", *failures, got)
+		if got := d.take(); len(d.failures()) != 2 || len(got) != 2 {
+			t.Errorf("%v, %q", d.failures(), got)
 		}
 	})
 }
