@@ -190,6 +190,65 @@ func TestDockerForwardsOnDemandOfTheHost(t *testing.T) {
 	p.gone("tcp " + run(t, "docker", "inspect", "-f", "{{.NetworkSettings.IPAddress}}", "web") + ":8000")
 }
 
+// The same of nerdctl's containers, which no rule of CNI publishes. Those that run survive
+// their engine, and stay reachable while it is away.
+func TestContainerdForwardsOnDemand(t *testing.T) {
+	d := startContainerd(t)
+	containerdImage(t)
+	p := startPeers(t, "--source", "socket,nat,containerd", "--containerd-socket", containerdSocket,
+		"--forwards-file", filepath.Join(t.TempDir(), "forwards.yaml"))
+	eventually(t, func() error { _, err := p.list(); return err })
+	if out := p.forward("add", "web:8000", "--to", "18000"); !strings.Contains(out, "no running container has the name web") {
+		t.Errorf("add says %q", out)
+	}
+	must(t, serving("web", "first")...)
+	p.says(18000, "first")
+	p.rule("forward web:8000/tcp", port.Active, "")
+
+	must(t, "rm", "-f", "web")
+	p.rule("forward web:8000/tcp", port.Pending, "no running container has the name web")
+	p.shut(18000)
+	must(t, serving("other", "other")...) // the addresses go round
+	must(t, serving("web", "second")...)
+	p.says(18000, "second")
+
+	p.agent.Stop(syscall.SIGKILL)
+	p.agent.run(t)
+	p.says(18000, "second")
+	p.host.Stop(syscall.SIGKILL)
+	p.host.run(t)
+	p.says(18000, "second")
+	d.Stop(syscall.SIGKILL)
+	p.says(18000, "second")
+	d.run(t)
+	containerdReady(t, d)
+	must(t, "stop", "web")
+	p.rule("forward web:8000/tcp", port.Pending, "no running container has the name web")
+	p.shut(18000)
+	must(t, "start", "web")
+	p.says(18000, "second")
+
+	// Two containers of one name, in two namespaces: each is named by its own.
+	if _, err := nerdctl("other", "load", "-i", imageArchive(t)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := nerdctl("other", serving("web", "third")...); err != nil {
+		t.Fatal(err)
+	}
+	p.rule("forward web:8000/tcp", port.Pending, "name one of default/web, other/web")
+	p.shut(18000)
+	p.forward("add", "other/web:8000", "--to", "18001")
+	p.says(18001, "third")
+
+	// Where the engine gives no address, it says what to do.
+	must(t, serving("hosted", "hosted", "--network", "host")...)
+	p.forward("add", "hosted:8000", "--to", "18002")
+	p.rule("forward hosted:8000/tcp", port.Pending, "`fairlead forward add 8000/tcp`")
+	p.forward("rm", "web:8000")
+	p.forward("rm", "other/web:8000")
+	p.shut(18001)
+}
+
 // So is a Service that only the cluster reaches.
 func TestKubeForwardsOnDemand(t *testing.T) {
 	c := startCluster(t)
