@@ -145,6 +145,9 @@ func aliasesOf(p Port) (list []string) {
 		add(o.Name)
 		add(o.Name, o.Namespace)
 		add(o.Name, o.Namespace, p.Guest)
+		if o.Namespace == "" { // of Swarm, in no stack
+			add(o.Name, p.Guest)
+		}
 	}
 	return list
 }

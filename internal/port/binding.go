@@ -135,7 +135,8 @@ type Maker string
 // The programs whose rules are recognised.
 const (
 	MakerDocker    Maker = "docker"
-	MakerCNI       Maker = "cni" // the portmap plugin
+	MakerSwarm     Maker = "swarm" // Docker, for services of its swarm
+	MakerCNI       Maker = "cni"   // the portmap plugin
 	MakerKubeProxy Maker = "kube-proxy"
 	MakerNetavark  Maker = "netavark" // Podman
 )
@@ -165,7 +166,7 @@ type Binding struct {
 	// servers. 0 means that it is not known well enough to be the same as another.
 	Rule uint64
 
-	// Maker is the program that wrote the NAT rule.
+	// Maker is the program that wrote the NAT rule, or by whose rules a declared port is open.
 	Maker Maker
 
 	// Handle is the kernel's of the NAT rule, which no later rule of its table has; 0 if it

@@ -177,6 +177,20 @@ func (m member) withheld() string {
 	return b.Withheld
 }
 
+// reserved is why a socket is withheld that dockerd has only so that nobody else takes the
+// port of a Swarm service: it accepts connections and serves none, and a NAT rule, which is
+// for IPv4 alone, leads past it.
+const reserved = "reserved by dockerd for a Swarm service, which nothing serves there"
+
+// withheldIn is withheld in the slot of the binding.
+func (m member) withheldIn(slot []member) string {
+	if why := m.withheld(); why != "" || program(m.binding) != "dockerd" || !m.binding.Address.IsUnspecified() ||
+		!slices.ContainsFunc(slot, func(o member) bool { return o.binding.Maker == port.MakerSwarm }) {
+		return why
+	}
+	return reserved
+}
+
 // publication merges the bindings of one key, of all those of its slot. nat are the NAT
 // rules of the slot.
 func publication(ms, slot, nat []member, all slots) merged {
@@ -191,16 +205,16 @@ func publication(ms, slot, nat []member, all slots) merged {
 		p.Others = others(ms, owner, known, all)
 	}
 	// What is withheld lends its servers to nobody, unless all is, and a rule allows it.
-	free := slices.ContainsFunc(ms, func(m member) bool { return m.withheld() == "" })
+	free := slices.ContainsFunc(ms, func(m member) bool { return m.withheldIn(slot) == "" })
 	for _, m := range ms {
-		b := m.binding
+		b, withheld := m.binding, m.withheldIn(slot)
 		p.Contained = p.Contained || m.attribution != nil && m.attribution.container
 		p.DualStack = p.DualStack || b.DualStack
 		p.Origins = append(p.Origins, port.OriginInfo{
-			Origin: b.Origin, Detail: b.Detail, Withheld: m.withheld(), Inner: b.Inner, Maker: b.Maker, Doubt: b.Doubt,
+			Origin: b.Origin, Detail: b.Detail, Withheld: withheld, Inner: b.Inner, Maker: b.Maker, Doubt: b.Doubt,
 			Handle: b.Handle, Program: program(b), Since: m.since(), Dial: b.Dial,
 		})
-		if !free || m.withheld() == "" {
+		if !free || withheld == "" {
 			p.Dial = appendNew(p.Dial, b.Dial)
 		}
 	}

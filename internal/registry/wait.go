@@ -136,7 +136,7 @@ func (m member) uncertain(known precedence, all slots) (d doubt) {
 func (m member) ruleUncertain(known precedence, all slots, own doubt) (d doubt) {
 	switch a := m.attribution; {
 	case a != nil && a.known:
-		own.unclaimed = m.binding.Maker == port.MakerKubeProxy && known < service
+		own.unclaimed = known < service && (m.binding.Maker == port.MakerKubeProxy || m.binding.Maker == port.MakerSwarm)
 		if m.provisional || own.unclaimed {
 			return own
 		}
@@ -278,7 +278,7 @@ func (r *Registry) decide(m *merged, old former) {
 func (ws *waits) next(m *merged, d doubt, old former, now time.Time) *wait {
 	kind, w := m.Owner.Kind, ws.byKey[m.Key]
 	next := wait{from: now, since: d.from(), known: m.known, left: d.left, search: !d.process.IsZero()}
-	// Of a deleted Service, kube-proxy's rules may be left, which lead to pods.
+	// Of a deleted Service, rules may be left that lead to pods, or into a swarm.
 	deleted := old.own == port.OwnerService && kind == port.OwnerContainer
 	if next.orphan = d.unclaimed && m.known < service && (w != nil && w.orphan || deleted); next.orphan {
 		next.lost = true

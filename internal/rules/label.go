@@ -87,7 +87,7 @@ func wishOf(o *port.Owner, n uint16) (w wish) {
 func complaint(o *port.Owner, key, value, why string) string {
 	what := "label"
 	if o.Kind == port.OwnerService {
-		what = "annotation"
+		what = "label or annotation"
 	}
 	name := o.Name
 	if o.Namespace != "" {

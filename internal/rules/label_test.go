@@ -71,7 +71,7 @@ func TestLabels(t *testing.T) {
 			change: func(p *port.Publication) { p.Address = netip.MustParseAddr("10.0.0.5") }, warning: "wider"},
 		"wider, and another port": {labels: []string{"expose=all", "host-port=9"}, want: "[127.0.0.1:9] by label fairlead.host-port: 9, yields", warning: "wider"},
 		"misspelt":                {labels: []string{"expose=maybe"}, want: "[127.0.0.1:8080] by default", warning: `"maybe": want yes, no, loopback or all`},
-		"of a Service": {labels: []string{"expose=\x1b[2J"}, want: "[127.0.0.1:8080] by default", warning: `service "shop/web": annotation fairlead.expose: "\x1b[2J": want yes`,
+		"of a Service": {labels: []string{"expose=\x1b[2J"}, want: "[127.0.0.1:8080] by default", warning: `service "shop/web": label or annotation fairlead.expose: "\x1b[2J": want yes`,
 			change: func(p *port.Publication) { p.Owner.Kind, p.Owner.Namespace = port.OwnerService, "shop" }},
 		"of a process": {labels: []string{"expose=no"}, want: "[127.0.0.1:8080] by default",
 			change: func(p *port.Publication) { p.Owner.Kind = port.OwnerProcess }},

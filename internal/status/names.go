@@ -32,7 +32,7 @@ func WriteNames(w io.Writer, r names.Report, style Style) error {
 	t := table{style: style, columns: []column{{head: "NAME"}, {head: "PORTS"}, {head: "KIND"}, {head: "OWNER"}, {head: "GUEST"}}}
 	for _, e := range r.Names {
 		owner := Quote(e.OwnerName)
-		if e.Kind == port.OwnerService {
+		if e.Kind == port.OwnerService && e.Namespace != "" {
 			owner = Quote(e.Namespace + "/" + e.OwnerName)
 		}
 		var ports []string

@@ -569,13 +569,18 @@ func (r *reference) stillProvisional(e *entry) bool {
 	return e.provisional && !e.declared() && (e.nat() || len(e.Hints.Paths) > 0 || relay(e))
 }
 
+// unclaimed reports whether an entry is a rule for a Service.
+func unclaimed(e *entry) bool {
+	return e.Maker == port.MakerKubeProxy || e.Maker == port.MakerSwarm
+}
+
 // doubt is doubts for one entry.
 func (r *reference) doubt(e *entry, known level) (own, other []string) {
 	a := r.attribution(e)
 	switch {
 	case e.declared():
 	case e.nat() && a.known:
-		if r.stillProvisional(e) || e.Maker == port.MakerKubeProxy && known < service {
+		if r.stillProvisional(e) || unclaimed(e) && known < service {
 			own = append(own, r.itemOf(e, "owner"))
 		}
 	case e.nat() && known >= service:
@@ -660,7 +665,7 @@ func (r *reference) step() map[port.Key]*published {
 		deleted := old.Kind == port.OwnerService && p.owner.Kind == port.OwnerContainer
 		if deleted || r.orphans[k] {
 			r.orphans[k] = p.known < service && slices.ContainsFunc(p.entries, func(e *entry) bool {
-				return e.Maker == port.MakerKubeProxy && r.attribution(e).known
+				return unclaimed(e) && r.attribution(e).known
 			})
 		}
 		for _, i := range slices.Concat(p.ownerItems, p.targetItems) {

@@ -134,7 +134,7 @@ func portCell(e *names.Entry, q *http.Request) string {
 
 func ownerText(e *names.Entry) string {
 	name := e.OwnerName
-	if e.Kind == port.OwnerService {
+	if e.Kind == port.OwnerService && e.Namespace != "" {
 		name = e.Namespace + "/" + name
 	}
 	return fmt.Sprintf("%s %q", e.Kind, name)

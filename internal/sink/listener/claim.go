@@ -264,7 +264,7 @@ func holder(all []port.Publication, at netip.AddrPort) string {
 
 // dockerRule reports whether Docker wrote one of the NAT rules of p.
 func dockerRule(p *port.Publication) bool {
-	return slices.ContainsFunc(p.Origins, func(o port.OriginInfo) bool { return o.Maker == port.MakerDocker })
+	return slices.ContainsFunc(p.Origins, func(o port.OriginInfo) bool { return o.Maker == port.MakerDocker || o.Maker == port.MakerSwarm })
 }
 
 // onlyRules reports whether p has no other origins than NAT rules.

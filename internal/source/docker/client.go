@@ -160,6 +160,10 @@ func (c *conn) get(ctx context.Context, path string, call func(context.Context) 
 type engineInfo struct {
 	ServerVersion   string
 	SecurityOptions []string
+	Swarm           struct {
+		LocalNodeState   string
+		ControlAvailable bool
+	}
 }
 
 func (i engineInfo) rootless() bool {

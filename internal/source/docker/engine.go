@@ -27,6 +27,7 @@ type fetcher struct {
 	// another engine may use the same addresses here.
 	rootless bool
 	user     uint32 // as whom the engine runs
+	swarm    *swarm
 }
 
 var _ engine.Engine = fetcher{}
@@ -48,12 +49,24 @@ func (f fetcher) List(ctx context.Context) ([]engine.Object, error) {
 		o.Partial = true
 		objects = append(objects, o)
 	}
+	objects = append(objects, f.swarm.list(ctx, f.c)...)
+	if o, found := f.c.sandbox(ctx); found && !f.rootless {
+		objects = append(objects, o)
+	}
 	return objects, nil
 }
 
 // Look implements engine.Engine. A container that is locked, or whose details
 // are too large to read, is still in the list.
 func (f fetcher) Look(ctx context.Context, id string) (engine.Object, bool, error) {
+	switch {
+	case strings.HasPrefix(id, servicePrefix):
+		o, found := f.swarm.look(ctx, f.c, id)
+		return o, found, nil
+	case id == sandboxID:
+		o, found := f.c.sandbox(ctx)
+		return o, found && !f.rootless, nil
+	}
 	d, err := f.c.inspect(ctx, id)
 	switch {
 	case err == nil && d.State.Running && d.ID == id:
@@ -175,14 +188,20 @@ var effects = map[events.Action]effect{
 	events.ActionDie: gone, events.ActionDestroy: gone, "died": gone, "remove": gone,
 }
 
+// serviceEffects has those of services.
+var serviceEffects = map[events.Action]effect{events.ActionCreate: changed, events.ActionUpdate: changed, events.ActionRemove: gone}
+
 // subscribe returns the engine's events since a time. ctx's end ends the
 // stream, and wait returns when nothing of it runs any more.
 func (c *conn) subscribe(ctx context.Context, since time.Time) (s engine.Stream, wait func(), err error) {
-	filters := make(client.Filters).Add("type", string(events.ContainerEventType), string(events.NetworkEventType))
+	filters := make(client.Filters).Add("type", string(events.ContainerEventType), string(events.NetworkEventType), string(events.ServiceEventType))
 	if c.isDocker(ctx) {
 		// Without the events of health checks, which come all the time. Podman
 		// compares a filter by action with its own words.
 		for action := range effects {
+			filters.Add("event", string(action))
+		}
+		for action := range serviceEffects {
 			filters.Add("event", string(action))
 		}
 		filters.Add("event", string(events.ActionConnect), string(events.ActionDisconnect))
@@ -205,13 +224,11 @@ func (c *conn) subscribe(ctx context.Context, since time.Time) (s engine.Stream,
 		for {
 			select {
 			case m := <-r.Messages:
-				ev, ok := eventOf(m)
-				if !ok {
-					continue
-				}
-				select {
-				case out <- ev:
-				case <-ctx.Done():
+				for _, ev := range eventsOf(m) {
+					select {
+					case out <- ev:
+					case <-ctx.Done():
+					}
 				}
 			case err, ok := <-r.Err:
 				if !ok {
@@ -224,26 +241,35 @@ func (c *conn) subscribe(ctx context.Context, since time.Time) (s engine.Stream,
 	return engine.Stream{Events: out, Failed: failed}, func() { cancel(nil); <-done }, nil
 }
 
-// eventOf translates an event; ok is false if it changes no port.
-func eventOf(m events.Message) (ev engine.Event, ok bool) {
-	ev.ID = m.Actor.ID
+// eventsOf translates an event, to none if it changes no port.
+func eventsOf(m events.Message) (list []engine.Event) {
+	var at time.Time
+	if m.TimeNano != 0 {
+		at = time.Unix(0, m.TimeNano)
+	}
+	add := func(id string, e effect) {
+		if e != none && id != "" {
+			list = append(list, engine.Event{ID: id, Gone: e == gone, At: at})
+		}
+	}
 	switch m.Type {
 	case events.ContainerEventType:
-		effect := effects[m.Action]
-		if effect == none {
-			return ev, false
+		e := effects[m.Action]
+		add(m.Actor.ID, e)
+		// A node that leaves its swarm reports the end of its tasks, and nothing of services.
+		if service := m.Actor.Attributes[labelService]; service != "" && e != none {
+			add(servicePrefix+service, changed)
+			add(sandboxID, changed)
 		}
-		ev.Gone = effect == gone
 	case events.NetworkEventType:
-		if m.Action != events.ActionConnect && m.Action != events.ActionDisconnect {
-			return ev, false
+		if m.Action == events.ActionConnect || m.Action == events.ActionDisconnect {
+			add(m.Actor.Attributes["container"], changed)
 		}
-		ev.ID = m.Actor.Attributes["container"]
-	default:
-		return ev, false
+	case events.ServiceEventType:
+		if e := serviceEffects[m.Action]; e != none && m.Actor.ID != "" {
+			add(servicePrefix+m.Actor.ID, e)
+			add(sandboxID, changed)
+		}
 	}
-	if m.TimeNano != 0 {
-		ev.At = time.Unix(0, m.TimeNano)
-	}
-	return ev, ev.ID != ""
+	return list
 }

@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"github.com/moby/moby/api/types/events"
+
+	"github.com/fairlead/fairlead/internal/port"
 )
 
 func FuzzInspect(f *testing.F) {
@@ -28,14 +30,38 @@ func FuzzInspect(f *testing.F) {
 func FuzzEvent(f *testing.F) {
 	f.Add([]byte(`{"Type":"container","Action":"start","Actor":{"ID":"c1","Attributes":{"name":"web"}},"timeNano":1700000000000000000}`))
 	f.Add([]byte(`{"Type":"container","Action":"died","Actor":{"ID":"c1"}}`))
+	f.Add([]byte(`{"Type":"service","Action":"update","Actor":{"ID":"s1","Attributes":{"name":"web"}},"scope":"swarm"}`))
 	f.Add([]byte(`{"Type":"network","Action":"connect","Actor":{"ID":"n1","Attributes":{"container":"c1"}}}`))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		var m events.Message
 		if json.Unmarshal(b, &m) != nil {
 			return
 		}
-		if ev, ok := eventOf(m); ok && ev.ID == "" {
-			t.Errorf("%+v is of nobody", m)
+		for _, ev := range eventsOf(m) {
+			if ev.ID == "" || ev.ID == servicePrefix {
+				t.Errorf("%+v is of nobody", m)
+			}
+		}
+	})
+}
+
+func FuzzServices(f *testing.F) {
+	f.Add([]byte("[" + service("s1", "web", 1, `{"Protocol":"tcp","TargetPort":80,"PublishedPort":8080,"PublishMode":"ingress"}`) + "]"))
+	f.Add([]byte(`[{"ID":"s1","Endpoint":{"Ports":[{"Protocol":"sctp","PublishedPort":70000}]}},{"ID":"s2","Spec":5},{}]`))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		objects, err := decodeServices(b)
+		if err != nil && len(objects) > 0 {
+			t.Fatalf("%d objects and %v", len(objects), err)
+		}
+		for _, o := range objects {
+			if o.ID == servicePrefix {
+				t.Fatalf("a service without an id: %+v", o)
+			}
+			for _, b := range o.Bindings {
+				if b.Port == 0 || !b.Address.IsUnspecified() || b.Owner.Kind != port.OwnerService || b.Owner.Name == "" {
+					t.Fatalf("a binding that cannot be: %+v", b)
+				}
+			}
 		}
 	})
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package docker declares the ports that containers of a Docker engine publish,
-// and which cgroups and addresses are whose.
+// Package docker declares the ports that containers of a Docker engine and services of its
+// swarm publish, and which cgroups and addresses are whose.
 package docker
 
 import (
@@ -80,6 +80,7 @@ type Source struct {
 	o     Options
 	facts engine.Table
 	users *engine.CgroupUsers
+	swarm swarm
 }
 
 // New checks the options and fills in defaults. It connects to nothing.
@@ -205,5 +206,5 @@ func (s *Source) follow(ctx context.Context, c *conn, host string, set *engine.S
 	}
 	defer wait()
 	set.Feed.Method(fmt.Sprintf("docker %s, API %s, %s", info.ServerVersion, c.ClientVersion(), host))
-	return set.Follow(ctx, fetcher{c, s.o.Host, info.rootless(), user}, stream, s.o.Audit, up)
+	return set.Follow(ctx, fetcher{c, s.o.Host, info.rootless(), user, &s.swarm}, stream, s.o.Audit, up)
 }

@@ -36,7 +36,7 @@ func Declare(c Container, ports []Published) (bindings []port.Binding, warnings 
 	for _, p := range ports {
 		b, err := declare(c, p)
 		if err != nil {
-			warnings = append(warnings, fmt.Sprintf("container %q: %v", c.Owner.Name, err))
+			warnings = append(warnings, fmt.Sprintf("%s %q: %v", c.Owner.Kind, c.Owner.Name, err))
 			continue
 		}
 		bindings = append(bindings, b)

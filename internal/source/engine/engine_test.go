@@ -561,7 +561,7 @@ func TestCgroup2Mount(t *testing.T) {
 
 func TestDeclare(t *testing.T) {
 	c := Container{
-		ID: "x", Owner: port.Owner{Name: "web"}, Note: "paused",
+		ID: "x", Owner: port.Owner{Kind: port.OwnerContainer, Name: "web"}, Note: "paused",
 		Addresses: []netip.Addr{netip.MustParseAddr("10.0.0.2"), netip.MustParseAddr("fd00::2")},
 	}
 	for _, tc := range []struct {

@@ -38,6 +38,8 @@ func Docker(t *testing.T, containers ...string) string {
 				list[i] = summary(c)
 			}
 			_, _ = fmt.Fprintf(w, `[%s]`, strings.Join(list, ","))
+		case strings.HasSuffix(r.URL.Path, "/services"), strings.Contains(r.URL.Path, "/networks/"):
+			http.NotFound(w, r) // it is in no swarm
 		default:
 			_, _ = fmt.Fprint(w, named(containers, r.URL.Path))
 		}

@@ -18,6 +18,7 @@ func TestMaker(t *testing.T) {
 		want   port.Maker
 	}{
 		"docker, iptables":  {iptables, []string{"PREROUTING", "DOCKER"}, port.MakerDocker},
+		"docker, swarm":     {iptables, []string{"PREROUTING", "DOCKER-INGRESS"}, port.MakerSwarm},
 		"docker, nftables":  {ruleset.TableID{Family: ruleset.FamilyIP6, Name: "docker-bridges"}, []string{"nat-PREROUTING", "nat-prerouting-and-output"}, port.MakerDocker},
 		"portmap, iptables": {iptables, []string{"PREROUTING", "CNI-HOSTPORT-DNAT", "CNI-DN-5ea853e439011b304446e"}, port.MakerCNI},
 		"portmap, nftables": {ruleset.TableID{Family: ruleset.FamilyIP, Name: "cni_hostport"}, []string{"prerouting", "hostports_all", "hostports"}, port.MakerCNI},

@@ -92,6 +92,8 @@ func (r *rule) maker() port.Maker {
 	switch {
 	case chain == "DOCKER", table == "docker-bridges":
 		return port.MakerDocker
+	case chain == "DOCKER-INGRESS":
+		return port.MakerSwarm
 	case strings.HasPrefix(chain, "CNI-DN-"), table == "cni_hostport":
 		return port.MakerCNI
 	case strings.HasPrefix(chain, "KUBE-SEP-"), table == "kube-proxy":
