@@ -257,7 +257,7 @@ func eventsOf(m events.Message) (list []engine.Event) {
 		e := effects[m.Action]
 		add(m.Actor.ID, e)
 		// A node that leaves its swarm reports the end of its tasks, and nothing of services.
-		if service := m.Actor.Attributes[labelService]; service != "" && e != none {
+		if service := m.Actor.Attributes[labelService]; isServiceID(service) && e != none {
 			add(servicePrefix+service, changed)
 			add(sandboxID, changed)
 		}
@@ -266,7 +266,7 @@ func eventsOf(m events.Message) (list []engine.Event) {
 			add(m.Actor.Attributes["container"], changed)
 		}
 	case events.ServiceEventType:
-		if e := serviceEffects[m.Action]; e != none && m.Actor.ID != "" {
+		if e := serviceEffects[m.Action]; e != none && isServiceID(m.Actor.ID) {
 			add(servicePrefix+m.Actor.ID, e)
 			add(sandboxID, changed)
 		}

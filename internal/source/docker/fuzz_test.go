@@ -4,6 +4,7 @@ package docker
 
 import (
 	"encoding/json"
+	"strings"
 	"testing"
 
 	"github.com/moby/moby/api/types/events"
@@ -38,7 +39,8 @@ func FuzzEvent(f *testing.F) {
 			return
 		}
 		for _, ev := range eventsOf(m) {
-			if ev.ID == "" || ev.ID == servicePrefix {
+			service, is := strings.CutPrefix(ev.ID, servicePrefix)
+			if ev.ID == "" || is && m.Type == events.ServiceEventType && !isServiceID(service) {
 				t.Errorf("%+v is of nobody", m)
 			}
 		}
@@ -54,7 +56,7 @@ func FuzzServices(f *testing.F) {
 			t.Fatalf("%d objects and %v", len(objects), err)
 		}
 		for _, o := range objects {
-			if o.ID == servicePrefix {
+			if !isServiceID(strings.TrimPrefix(o.ID, servicePrefix)) {
 				t.Fatalf("a service without an id: %+v", o)
 			}
 			for _, b := range o.Bindings {

@@ -66,6 +66,12 @@ type swarmPort struct {
 	PublishMode   string
 }
 
+// isServiceID reports whether s can be the id of a service. Anybody who starts a container may
+// give it a label that says another.
+func isServiceID(s string) bool {
+	return s != "" && len(s) <= 64 && !strings.ContainsFunc(s, func(r rune) bool { return (r < 'a' || r > 'z') && (r < '0' || r > '9') })
+}
+
 // idle reports whether the service is to have no task.
 func (s swarmService) idle() bool {
 	r := s.Spec.Mode.Replicated
@@ -154,12 +160,12 @@ func decodeServices(body []byte) (objects []engine.Object, err error) {
 func decodeService(body []byte) (engine.Object, error) {
 	var s swarmService
 	err := json.Unmarshal(body, &s)
-	if err == nil && s.ID != "" {
+	if err == nil && isServiceID(s.ID) {
 		return s.object(), nil
 	}
 	var only struct{ ID string }
-	if json.Unmarshal(body, &only) != nil || only.ID == "" {
-		return engine.Object{}, errors.Join(err, errors.New("a service has no id"))
+	if json.Unmarshal(body, &only) != nil || !isServiceID(only.ID) {
+		return engine.Object{}, errors.Join(err, fmt.Errorf("%q is no id of a service", only.ID))
 	}
 	return engine.Object{ID: servicePrefix + only.ID, Warnings: []string{fmt.Sprintf("service %q: %v", only.ID, err)}}, nil
 }

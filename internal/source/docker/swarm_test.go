@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/moby/moby/api/types/events"
+
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/test/kit/enginetest"
 )
@@ -137,6 +139,16 @@ func TestServicesChange(t *testing.T) {
 	enginetest.WantKeys(t, f, append(wildcards("tcp", 5432), wildcards("tcp", 8082)...)...)
 	e.serve("remove", map[string]string{}, "s2")
 	enginetest.WantKeys(t, f, wildcards("tcp", 8082)...)
+}
+
+// A label of a container is not an id because it says so.
+func TestLabelsOfOthersNameNoService(t *testing.T) {
+	for _, id := range []string{"../containers/json", "s1?x", "S1", strings.Repeat("a", 65), "\u00e4"} {
+		m := events.Message{Type: events.ContainerEventType, Action: events.ActionStart, Actor: events.Actor{ID: cid(1), Attributes: map[string]string{labelService: id}}}
+		if list := eventsOf(m); len(list) != 1 || list[0].ID != cid(1) {
+			t.Errorf("label %q means %+v, want a look at the container alone", id, list)
+		}
+	}
 }
 
 // A node that joins and leaves a swarm says nothing of services; the end of a task does.
