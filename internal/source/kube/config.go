@@ -111,6 +111,26 @@ func (s *Source) loadFile() (config, error) {
 	return config{origin: "no usable kubeconfig"}, err
 }
 
+// unread returns a warning for each other kubeconfig whose server is another one: one cluster
+// is followed, so the Services of that one have no names. One that cannot be read or used is
+// left out.
+func (s *Source) unread(followed config) (warnings []string) {
+	if s.inCluster {
+		return nil
+	}
+	servers := map[string]bool{followed.rest.Host: true}
+	for _, path := range s.o.Kubeconfigs {
+		c, err := s.readFile(path)
+		if err != nil || servers[c.rest.Host] {
+			continue
+		}
+		servers[c.rest.Host] = true
+		warnings = append(warnings, fmt.Sprintf("the cluster of %s is not read, as that of %s is: its Services have no names "+
+			"for rules; see kube.kubeconfigs", c.origin, followed.origin))
+	}
+	return warnings
+}
+
 // readFile reads a kubeconfig. One that another user can change is refused: it can name
 // programs, which would run as ours, and files. The sum is nil if it was not read.
 func (s *Source) readFile(path string) (config, error) {

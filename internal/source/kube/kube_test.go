@@ -902,6 +902,36 @@ func TestRefusedKubeconfigIsPassedOver(t *testing.T) {
 	}
 }
 
+// One cluster is followed. The others are warned of, also those that appear later, but not a
+// second kubeconfig of the same server, nor one that may not be used.
+func TestSecondClusterIsWarnedOf(t *testing.T) {
+	e, other := newFake(t), newFake(t)
+	file := func(name string) string { return filepath.Join(filepath.Dir(e.kubeconfig), name) }
+	same, refused, broken, later := file("same"), file("refused"), file("broken"), file("later")
+	e.write(same, "")
+	other.write(refused, "")
+	if err := errors.Join(os.Chmod(refused, 0o666), os.WriteFile(broken, []byte("{"), 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	e.put(svc("web", corev1.ServiceTypeNodePort, tcp(80, 30080)))
+	f := enginetest.Run(t, source(t, e, Options{Kubeconfigs: []string{e.kubeconfig, same, refused, broken, file("none"), later}}))
+	enginetest.WantKeys(t, f, "tcp 0.0.0.0:30080")
+	f.Lock()
+	if len(f.Warnings) > 0 {
+		t.Errorf("warnings %q, want none", f.Warnings)
+	}
+	f.Unlock()
+	other.write(later, "")
+	enginetest.WantWarning(t, f, "the cluster of kubeconfig "+later+" is not read, as that of kubeconfig "+e.kubeconfig+" is")
+	e.write(later, "")
+	enginetest.Eventually(t, func() error {
+		f.Lock()
+		defer f.Unlock()
+		return enginetest.ErrIf(len(f.Warnings) > 0)
+	})
+	enginetest.WantNoneRemoved(t, f)
+}
+
 // A kubeconfig that is refused is no reason to expect a server for ever, unless one was
 // listed. The error names the command that mends it.
 func TestRefusedKubeconfigIsForgotten(t *testing.T) {

@@ -45,9 +45,9 @@ type Options struct {
 	// SourceName is "kube" if empty. Two clusters need two names.
 	SourceName string
 	// Kubeconfigs are tried in order at each connect, and the first one that
-	// exists and may be used is taken; it may appear and change later. Empty means the service
-	// account where this runs in a cluster, or else $KUBECONFIG, or else k3s's
-	// and kubeadm's.
+	// exists and may be used is taken; it may appear and change later. Of the others, those of
+	// other servers are warned of. Empty means the service account where this runs in a
+	// cluster, or else $KUBECONFIG, or else [Kubeconfigs].
 	Kubeconfigs []string
 	// Context of the kubeconfig; "" is its current one.
 	Context string
@@ -102,9 +102,12 @@ type Source struct {
 	listed    atomic.Bool           // a server was listed once
 }
 
-// Kubeconfigs are those that k3s and kubeadm write on a node.
+// Kubeconfigs are those that k3s, kubeadm, RKE2 and k0s write on a node. That of MicroK8s is not
+// among them: a group may write to it, so that it would be refused.
 func Kubeconfigs() []string {
-	return []string{"/etc/rancher/k3s/k3s.yaml", "/etc/kubernetes/admin.conf"}
+	return []string{
+		"/etc/rancher/k3s/k3s.yaml", "/etc/kubernetes/admin.conf", "/etc/rancher/rke2/rke2.yaml", "/var/lib/k0s/pki/admin.conf",
+	}
 }
 
 // New checks the options and fills in defaults. It connects to nothing.
@@ -250,6 +253,7 @@ func (s *Source) session(ctx context.Context, st *state, up func()) error {
 		return fmt.Errorf("%s: %w", conf.origin, err)
 	}
 	st.feed.Method(fmt.Sprintf("watch of %s, %s", conf.rest.Host, conf.origin))
+	st.warn(s.unread(conf))
 
 	ctx, cancel := context.WithCancelCause(ctx)
 	var wg sync.WaitGroup
@@ -296,6 +300,7 @@ func (s *Source) session(ctx context.Context, st *state, up func()) error {
 				s.o.Logger.Info("the kubeconfig changed", "origin", next.origin)
 				return engine.ErrAgain
 			}
+			st.warn(s.unread(conf))
 		}
 	}
 }

@@ -58,6 +58,13 @@ func (st *state) begin(lists int, up func()) {
 	clear(st.unknown)
 }
 
+// warn states what is wrong with the kubeconfigs.
+func (st *state) warn(texts []string) {
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	st.warnings.Set("kubeconfigs", texts)
+}
+
 // arrived counts a first list, and reports the complete set when it was the last.
 func (st *state) arrived() {
 	if st.missing--; st.missing > 0 {
