@@ -11,6 +11,7 @@ import (
 	"log/slog"
 	"net"
 	"os"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -199,7 +200,9 @@ func (a *Agent) newSource(name string) (Source, error) {
 	case "nat":
 		return a.newNATSource()
 	case "docker":
-		return docker.New(docker.Options{Hosts: a.cfg.Docker.Hosts, Retry: a.engineRetry(), Memory: a.engineMemory(name), Logger: a.log})
+		return docker.New(a.dockerOptions())
+	case "podman":
+		return docker.New(a.podmanOptions())
 	case "containerd":
 		return containerd.New(containerd.Options{
 			Sockets: a.cfg.Containerd.Sockets, Namespaces: a.cfg.Containerd.Namespaces, Retry: a.engineRetry(), Memory: a.engineMemory(name), Logger: a.log,
@@ -212,6 +215,31 @@ func (a *Agent) newSource(name string) (Source, error) {
 		})
 	}
 	return nil, fmt.Errorf("source %q: want one of %q", name, config.Sources())
+}
+
+// dockerOptions are those of the configuration. Podman's socket is left to its own source,
+// unless it is configured as Docker's.
+func (a *Agent) dockerOptions() docker.Options {
+	o := docker.Options{Hosts: a.cfg.Docker.Hosts, Retry: a.engineRetry(), Memory: a.engineMemory("docker"), Logger: a.log}
+	if len(o.Hosts) == 0 && slices.Contains(a.cfg.Sources, string(docker.Podman)) {
+		o.Others = docker.PodmanSockets(a.cfg.Podman.Hosts)
+	}
+	return o
+}
+
+// podmanOptions are those of the configuration.
+func (a *Agent) podmanOptions() docker.Options {
+	o := docker.Options{
+		Kind: docker.Podman, Hosts: a.cfg.Podman.Hosts, Signs: a.registry.PodmanSigns(0),
+		Retry: a.engineRetry(), Memory: a.engineMemory("podman"), Logger: a.log,
+	}
+	if slices.ContainsFunc(docker.PodmanSockets(o.Hosts), privilege.OfUser) {
+		o.Signs = a.registry.PodmanSigns(registry.AllUsers)
+	}
+	if slices.Contains(a.cfg.Sources, string(docker.Docker)) {
+		o.Others = docker.SocketsOf(a.cfg.Docker.Hosts)
+	}
+	return o
 }
 
 // engineMemory is the file in which a source keeps what it knows of its engine.

@@ -75,6 +75,7 @@ type Agent struct {
 	Labels        bool              // labels of containers and Services decide after the rules
 	NAT           NAT
 	Docker        Docker
+	Podman        Podman
 	Containerd    Containerd
 	Kube          Kube
 	Cluster       Cluster
@@ -124,7 +125,7 @@ type Limits struct {
 
 // Sources returns the names of all sources. By default all are enabled. Dial targets
 // are tried in this order.
-func Sources() []string { return []string{"socket", "nat", "docker", "containerd", "kube"} }
+func Sources() []string { return []string{"socket", "nat", "docker", "podman", "containerd", "kube"} }
 
 // DefaultAgent returns the agent's defaults.
 func DefaultAgent() Agent {

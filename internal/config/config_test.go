@@ -60,6 +60,7 @@ func agentSamples() []sample {
 		{"labels", "yes", "true"},
 		{"nat.maxPorts", "20000", "20000"},
 		{"docker.hosts", "['unix:///d.sock', 'tcp://127.0.0.1:2375']", "unix:///d.sock,tcp://127.0.0.1:2375"},
+		{"podman.hosts", "['unix:///p.sock']", "unix:///p.sock"},
 		{"containerd.sockets", "[/c1, /c2]", "/c1,/c2"},
 		{"containerd.namespaces", "[default, k8s.io]", "default,k8s.io"},
 		{"kube.kubeconfigs", "[/k1, /k2]", "/k1,/k2"},
@@ -239,12 +240,12 @@ func quoteList(f field, text string) string {
 func TestDefaults(t *testing.T) {
 	want := map[string]string{
 		"link": "unix:///run/fairlead/link.sock", "linkToken": "/var/lib/fairlead/token", "allowCIDs": "2", "allowUIDs": "",
-		"source": "socket,nat,docker,containerd,kube", "sink": "hostlink", "observer": "auto", "pollInterval": "1s", "auditInterval": "1m0s", "eventBuffer": "4096", "holdDown": "150ms",
+		"source": "socket,nat,docker,podman,containerd,kube", "sink": "hostlink", "observer": "auto", "pollInterval": "1s", "auditInterval": "1m0s", "eventBuffer": "4096", "holdDown": "150ms",
 		"control": "/run/fairlead/control.sock", "metricsAddr": "", "webAddr": "", "logLevel": "info", "logFormat": "text",
 		"expose": "loopback", "labels": "false", "rulesFile": "", "forwardsFile": "/var/lib/fairlead/forwards.yaml", "keepPrivileges": "false", "engineGrace": "30s",
 		"nat.maxPorts": "4096", "listener.settle": "750ms", "listener.udp": "false", "bridgeLoopback": "false", "reportUnpublished": "true", "hostForwards": "false", "selfTest": "false",
 		"publish.socket": "/run/fairlead/publish.sock", "publish.ports": "8", "publish.connections": "256", "publish.requests": "10", "run.jobs": "16",
-		"docker.hosts": "", "containerd.sockets": "", "containerd.namespaces": "",
+		"docker.hosts": "", "podman.hosts": "", "containerd.sockets": "", "containerd.namespaces": "",
 		"linkPin": "", "linkCert": "", "linkKey": "",
 		"kube.kubeconfigs": "", "kube.context": "", "kube.namespaces": "", "kube.selector": "",
 		"cluster.inventory": "false", "cluster.nodeName": "", "cluster.interval": "10s", "cluster.policy": "",

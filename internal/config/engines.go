@@ -16,6 +16,13 @@ type Docker struct {
 	Hosts []string
 }
 
+// Podman configures the Podman source.
+type Podman struct {
+	// Hosts are tried in order: unix:///PATH, or tcp://HOST:PORT on loopback.
+	// Empty means root's socket.
+	Hosts []string
+}
+
 // Containerd configures the containerd source.
 type Containerd struct {
 	Sockets    []string // absolute paths, tried in order; empty means its own and k3s's
@@ -37,6 +44,8 @@ func (c *Agent) engineFields() []field {
 	return []field{
 		many("docker.hosts", "docker-host", "url", &c.Docker.Hosts, dockerHost, str,
 			"where Docker is: unix:///PATH or tcp://127.0.0.1:PORT, tried in order (default $DOCKER_HOST, else the usual sockets)"),
+		many("podman.hosts", "podman-host", "url", &c.Podman.Hosts, dockerHost, str,
+			"where Podman is: unix:///PATH or tcp://127.0.0.1:PORT, tried in order (default unix:///run/podman/podman.sock)"),
 		many("containerd.sockets", "containerd-socket", "path", &c.Containerd.Sockets, absolute, str,
 			"where containerd is, tried in order (default its own socket, then k3s's)"),
 		many("containerd.namespaces", "containerd-namespace", "name", &c.Containerd.Namespaces, namespaceName, str,

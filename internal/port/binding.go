@@ -103,11 +103,14 @@ type Hints struct {
 
 	// Targets are where a NAT rule sends what arrives at the port.
 	Targets []netip.AddrPort
+
+	// User is the user who owns a socket, as the kernel says; 0 is root, or not known.
+	User uint32
 }
 
 // Equal reports whether both are the same.
 func (h Hints) Equal(i Hints) bool {
-	return h.Cgroup == i.Cgroup && slices.Equal(h.Paths, i.Paths) && slices.Equal(h.Targets, i.Targets)
+	return h.Cgroup == i.Cgroup && h.User == i.User && slices.Equal(h.Paths, i.Paths) && slices.Equal(h.Targets, i.Targets)
 }
 
 // Sources whose bindings have a meaning of their own.
@@ -124,7 +127,7 @@ const NotePaused = "paused"
 // Origin is the object that a binding comes from. ID is unique within its source
 // for as long as the object lives.
 type Origin struct {
-	Source string // SourceSocket, SourceNAT, SourcePublish, "docker", "containerd", "kube"
+	Source string // SourceSocket, SourceNAT, SourcePublish, "docker", "podman", "containerd", "kube"
 	ID     string // socket cookie, rule handle, container id and port, ...
 }
 

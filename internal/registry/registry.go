@@ -59,6 +59,7 @@ type Registry struct {
 	busy        schedule.Signal                     // may be nil
 	complaints  map[string]struct{}                 // about labels, that were logged
 	earlier     map[port.Origin][]*port.Publication // see Recall; nil once all sources are complete
+	signs       map[uint32]schedule.Signal          // see PodmanSigns, by user
 	work        int                                 // slots that were merged since busy was notified
 
 	ready   chan struct{} // closed when every source has reported a complete set
@@ -201,6 +202,9 @@ func (r *Registry) insert(src *source, b *port.Binding, replaced member) {
 	}
 	r.slots[s] = append(r.slots[s], m)
 	r.redirects.add(b)
+	if o := replaced.binding; o == nil || !o.Hints.Equal(b.Hints) || !o.Owner.Same(b.Owner) {
+		r.sign(b)
+	}
 }
 
 func (r *Registry) remove(b *port.Binding) (removed member) {

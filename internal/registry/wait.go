@@ -190,17 +190,21 @@ func relayed(b *port.Binding) bool {
 	if b.Hints.Cgroup > rootCgroup && len(b.Hints.Paths) == 0 {
 		return true // of a cgroup that is gone, or cannot be seen
 	}
-	// "pasta.avx2" and "rootlesskit-doc" (docker-proxy, truncated) are relays, too.
-	name := b.Owner.Name
-	if i := strings.IndexAny(name, ".-"); i > 0 && name != "docker-proxy" && name != "kube-proxy" {
-		name = name[:i]
-	}
-	switch name {
+	switch relayName(b.Owner.Name) {
 	case "docker-proxy", "dockerd", "rootlesskit", "rootlessport", "slirp4netns", "pasta", "passt", "conmon", "podman",
 		"nerdctl", "sleep", "crio", "kube-proxy":
 		return true
 	}
 	return false
+}
+
+// relayName returns the name of a program without what is added to that of some relays:
+// "pasta.avx2", and "rootlesskit-doc" (docker-proxy, truncated).
+func relayName(name string) string {
+	if i := strings.IndexAny(name, ".-"); i > 0 && name != "docker-proxy" && name != "kube-proxy" {
+		return name[:i]
+	}
+	return name
 }
 
 // enginesLive reports whether every source that has facts is live.

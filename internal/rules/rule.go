@@ -69,7 +69,7 @@ type Match struct {
 
 // Sources returns the names that Match.Sources can hold.
 func Sources() []string {
-	return []string{port.SourceSocket, port.SourceNAT, "docker", "containerd", "kube", port.SourcePublish, port.SourceDemand}
+	return []string{port.SourceSocket, port.SourceNAT, "docker", "podman", "containerd", "kube", port.SourcePublish, port.SourceDemand}
 }
 
 // PortRange is First to Last, both included.

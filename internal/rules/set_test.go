@@ -349,10 +349,10 @@ func TestNewRefuses(t *testing.T) {
 		t.Fatal(err)
 	}
 	for want, r := range map[string]Rule{
-		"rule 2 (x): hostPort: +1: only a rule with action allow has a host port":                                                    {Deny: true, HostPort: offset},
-		"rule 2 (x): hostAddress: all: only a rule with action allow has a host address":                                             {Deny: true, HostAddress: All()},
-		`rule 2 (x): match.source: "sockte": want socket, nat, docker, containerd, kube, publish or demand (did you mean "socket"?)`: {Match: Match{Sources: []string{"sockte"}}},
-		`rule 2 (x): hostPort: "+1": port 65535 would become 65536, want 1 to 65535`:                                                 {HostPort: offset, Match: Match{Ports: []PortRange{{1, 65535}}}},
+		"rule 2 (x): hostPort: +1: only a rule with action allow has a host port":                                                            {Deny: true, HostPort: offset},
+		"rule 2 (x): hostAddress: all: only a rule with action allow has a host address":                                                     {Deny: true, HostAddress: All()},
+		`rule 2 (x): match.source: "sockte": want socket, nat, docker, podman, containerd, kube, publish or demand (did you mean "socket"?)`: {Match: Match{Sources: []string{"sockte"}}},
+		`rule 2 (x): hostPort: "+1": port 65535 would become 65536, want 1 to 65535`:                                                         {HostPort: offset, Match: Match{Ports: []PortRange{{1, 65535}}}},
 	} {
 		r.Name = "x"
 		if _, err := New(Loopback(), []Rule{{}, r}); err == nil || err.Error() != want {

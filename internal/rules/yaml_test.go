@@ -33,7 +33,7 @@ func TestParseErrors(t *testing.T) {
 		{"rules:\n- action: deny\n  match: {address: 10.0.0.5/8}", `r.yaml:3:20: rules[0].match.address: "10.0.0.5/8" has bits outside its prefix: want 10.0.0.0/8`},
 		{"rules:\n- action: deny\n  match: {address: wildcrad}", `r.yaml:3:20: rules[0].match.address: "wildcrad": want an address, a CIDR prefix, wildcard or loopback (did you mean "wildcard"?)`},
 		{"rules:\n- action: deny\n  match: {address: '::ffff:10.0.0.0/104'}", `r.yaml:3:20: rules[0].match.address: "::ffff:10.0.0.0/104": write an IPv4 prefix as such`},
-		{"rules:\n- action: deny\n  match: {source: dokcer}", `r.yaml:3:19: rules[0].match.source: "dokcer": want socket, nat, docker, containerd, kube, publish or demand (did you mean "docker"?)`},
+		{"rules:\n- action: deny\n  match: {source: dokcer}", `r.yaml:3:19: rules[0].match.source: "dokcer": want socket, nat, docker, podman, containerd, kube, publish or demand (did you mean "docker"?)`},
 		{"rules:\n- action: deny\n  match: {owner: pod}", `r.yaml:3:18: rules[0].match.owner: "pod": want container, service, process or unknown`},
 		{"rules:\n- action: deny\n  match: {name: ''}", `r.yaml:3:17: rules[0].match.name: "": want a text that is not empty`},
 		{"rules:\n- action: deny\n  match: {name: [a]}", `r.yaml:3:17: rules[0].match.name: a list: want one value`},

@@ -47,15 +47,10 @@ func newPodmanMachine(t testing.TB) *podmanMachine {
 	}
 	t.Cleanup(func() { _ = outside.Close() })
 	m := &podmanMachine{t, outside}
-	for path, text := range map[string]string{
-		"/etc/containers/containers.conf": "[network]\nnetwork_backend=\"netavark\"\n[engine]\ncgroup_manager=\"cgroupfs\"\nevents_logger=\"file\"\nruntime=\"runc\"\n[containers]\nlog_driver=\"k8s-file\"\n",
-		"/etc/containers/storage.conf":    "[storage]\ndriver=\"vfs\"\ngraphroot=\"/run/podman/storage\"\nrunroot=\"/run/podman/run\"\n",
-		"/etc/containers/policy.json":     `{"default":[{"type":"insecureAcceptAnything"}]}`,
-		"/etc/hosts":                      "127.0.0.1 localhost\n192.168.127.1 " + podmanGateway + "\n",
-	} {
-		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(text), 0o644)); err != nil {
-			t.Fatal(err)
-		}
+	configurePodman(t)
+	hosts := "127.0.0.1 localhost\n192.168.127.1 " + podmanGateway + "\n"
+	if err := os.WriteFile("/etc/hosts", []byte(hosts), 0o644); err != nil {
+		t.Fatal(err)
 	}
 	socket := filepath.Join(dir, "network.sock")
 	(&daemon{t: t, in: outside, args: gvtools.Proxy(dir, socket).Args}).start()
@@ -71,12 +66,28 @@ func newPodmanMachine(t testing.TB) *podmanMachine {
 		}
 		return err
 	})
-	tar, err := enclave.ImageArchive(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	run(t, "podman", "load", "-q", "-i", tar)
+	podmanImage(t)
 	return m
+}
+
+// configurePodman has Podman keep all that it has in /run, with netavark.
+func configurePodman(t testing.TB) {
+	t.Helper()
+	for path, text := range map[string]string{
+		"/etc/containers/containers.conf": "[network]\nnetwork_backend=\"netavark\"\n[engine]\ncgroup_manager=\"cgroupfs\"\nevents_logger=\"file\"\nruntime=\"runc\"\n[containers]\nlog_driver=\"k8s-file\"\n",
+		"/etc/containers/storage.conf":    "[storage]\ndriver=\"vfs\"\ngraphroot=\"/run/podman/storage\"\nrunroot=\"/run/podman/run\"\n",
+		"/etc/containers/policy.json":     `{"default":[{"type":"insecureAcceptAnything"}]}`,
+	} {
+		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(text), 0o644)); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// podmanImage gives Podman an image with busybox.
+func podmanImage(t testing.TB) {
+	t.Helper()
+	run(t, "podman", "load", "-q", "-i", imageArchive(t))
 }
 
 // serves waits until the host reaches the web server of a container.

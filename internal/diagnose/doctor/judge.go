@@ -92,7 +92,7 @@ func (j *judge) container(a *Agent) {
 			"set hostPID: true in the pod, or docker run --pid=host")
 	}
 	live := func(s Source) bool {
-		return s.State == "live" && (s.Name == "containerd" || s.Name == "docker") && !strings.HasPrefix(s.Method, "no ")
+		return s.State == "live" && slices.Contains([]string{"containerd", "docker", "podman"}, s.Name) && !strings.HasPrefix(s.Method, "no ")
 	}
 	if a.InCluster && !slices.ContainsFunc(a.Sources, live) {
 		j.add("agent", "engine", Warning, "the agent reaches no container engine: ports of pods have no owner",
@@ -261,6 +261,7 @@ var sourceRemedies = map[string]string{
 	"socket":     "run the agent as root; see kernel sock_diag",
 	"nat":        "run the agent as root; see kernel nf_tables",
 	"docker":     "start Docker, or name its socket in DOCKER_HOST",
+	"podman":     "enable podman.socket, or name another socket in podman.hosts",
 	"containerd": "start containerd",
 	"kube":       "start the cluster, or name its file in KUBECONFIG; an expired certificate must be renewed",
 }

@@ -364,7 +364,9 @@ func (p *Publication) otherPort(at netip.AddrPort) string {
 // ByContainer reports whether an engine declared the port for a container.
 func ByContainer(p port.Publication) bool {
 	return p.Owner.Kind == port.OwnerContainer &&
-		slices.ContainsFunc(p.Origins, func(o port.OriginInfo) bool { return o.Source == "docker" || o.Source == "containerd" })
+		slices.ContainsFunc(p.Origins, func(o port.OriginInfo) bool {
+			return slices.Contains([]string{"docker", "podman", "containerd"}, o.Source)
+		})
 }
 
 // containerSilent describes a container that refuses connections which a relay of its

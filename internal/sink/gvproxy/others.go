@@ -38,7 +38,7 @@ func opensContainerPorts(markers ...string) (bool, error) {
 // byPodman reports whether a publication is a port of one of Podman's containers.
 func byPodman(p port.Publication) bool {
 	return slices.ContainsFunc(p.Origins, func(o port.OriginInfo) bool {
-		return o.Maker == port.MakerNetavark || podmanRelay(o.Program)
+		return o.Source == "podman" || o.Maker == port.MakerNetavark || podmanRelay(o.Program)
 	})
 }
 

@@ -185,17 +185,23 @@ func (c *conn) info(ctx context.Context) (engineInfo, error) {
 	return i, nil
 }
 
-// isDocker reports whether the engine is known to be Docker's own.
-func (c *conn) isDocker(ctx context.Context) bool {
+// kind returns the program of the engine, "" if it is not known.
+func (c *conn) kind(ctx context.Context) Kind {
 	body, err := c.get(ctx, "/version", func(ctx context.Context) error {
 		_, err := c.ServerVersion(ctx, client.ServerVersionOptions{})
 		return err
 	})
 	var v struct{ Components []struct{ Name string } }
 	if err != nil || json.Unmarshal(body, &v) != nil || len(v.Components) == 0 {
-		return false
+		return ""
 	}
-	return v.Components[0].Name == "Engine" // Podman's is "Podman Engine"
+	switch v.Components[0].Name {
+	case "Engine":
+		return Docker
+	case "Podman Engine":
+		return Podman
+	}
+	return ""
 }
 
 // network is an endpoint of a container in a network.

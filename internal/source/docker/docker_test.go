@@ -22,6 +22,7 @@ import (
 	"github.com/moby/moby/api/types/events"
 
 	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/schedule"
 	"github.com/fairlead/fairlead/internal/source/engine"
 	"github.com/fairlead/fairlead/test/kit/enginetest"
 	"github.com/fairlead/fairlead/test/kit/leak"
@@ -624,6 +625,73 @@ func TestHundredRestarts(t *testing.T) {
 		enginetest.Eventually(t, func() error { return enginetest.ErrIf(f.Sets() <= sets) })
 	})
 	enginetest.WantNoneRemoved(t, f)
+}
+
+// Podman's service is left alone while no container runs, so that systemd can stop it. A
+// sign of a container has it asked again, and so has somebody who wants one by its name.
+func TestPodmanRests(t *testing.T) {
+	e := newFake(t)
+	e.component = "Podman Engine"
+	signs := schedule.NewSignal()
+	s := source(t, e, Options{Kind: Podman, Signs: signs, Rest: 20 * time.Millisecond})
+	f := enginetest.Run(t, s)
+	asleep := func(want bool) {
+		t.Helper()
+		enginetest.Eventually(t, func() error {
+			f.Lock()
+			defer f.Unlock()
+			if got := strings.Contains(f.MethodName, "asleep"); got != want || f.Err != nil || !strings.HasPrefix(f.MethodName, "podman 20") {
+				return fmt.Errorf("%q, stale: %v", f.MethodName, f.Err)
+			}
+			return nil
+		})
+	}
+	asleep(true)
+	enginetest.Eventually(t, func() error {
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		return enginetest.ErrIf(len(e.streams) > 0) // nobody is connected
+	})
+	e.one(cid(1), "web")
+	signs.Notify()
+	enginetest.WantKeys(t, f, "tcp 0.0.0.0:8080", "tcp [::]:8080")
+	asleep(false)
+	e.none()
+	e.send(event("died", cid(1)))
+	enginetest.WantKeys(t, f)
+	asleep(true)
+	s.Find(port.Demand{Name: "web", Slot: port.Slot{Protocol: port.TCP, Port: 80}})
+	asleep(false)
+}
+
+// A socket that another source follows is absent, under any name.
+func TestSocketOfAnotherSource(t *testing.T) {
+	e := newFake(t)
+	e.one(cid(1), "web")
+	link := filepath.Join(t.TempDir(), "docker.sock")
+	if err := os.Symlink(e.socket, link); err != nil {
+		t.Fatal(err)
+	}
+	f := enginetest.Run(t, source(t, e, Options{Hosts: []string{"unix://" + link}, Others: []string{e.socket}}))
+	enginetest.Eventually(t, func() error {
+		f.Lock()
+		defer f.Unlock()
+		return enginetest.ErrIf(f.Replaced != 1 || f.Err != nil || !strings.Contains(f.MethodName, "another source follows"))
+	})
+	enginetest.WantKeys(t, f)
+}
+
+// Docker's containers are not reported as Podman's.
+func TestDockerIsNotPodman(t *testing.T) {
+	e := newFake(t)
+	e.component = "Engine"
+	e.one(cid(1), "web")
+	f := enginetest.Run(t, source(t, e, Options{Kind: Podman}))
+	enginetest.Eventually(t, func() error {
+		f.Lock()
+		defer f.Unlock()
+		return enginetest.ErrIf(f.Err == nil || !strings.Contains(f.Err.Error(), "docker.hosts") || len(f.Set) > 0)
+	})
 }
 
 func TestOptions(t *testing.T) {

@@ -192,10 +192,11 @@ var effects = map[events.Action]effect{
 var serviceEffects = map[events.Action]effect{events.ActionCreate: changed, events.ActionUpdate: changed, events.ActionRemove: gone}
 
 // subscribe returns the engine's events since a time. ctx's end ends the
-// stream, and wait returns when nothing of it runs any more.
-func (c *conn) subscribe(ctx context.Context, since time.Time) (s engine.Stream, wait func(), err error) {
+// stream, and wait returns when nothing of it runs any more. filter has the engine leave
+// out events of other kinds.
+func (c *conn) subscribe(ctx context.Context, since time.Time, filter bool) (s engine.Stream, wait func(), err error) {
 	filters := make(client.Filters).Add("type", string(events.ContainerEventType), string(events.NetworkEventType), string(events.ServiceEventType))
-	if c.isDocker(ctx) {
+	if filter {
 		// Without the events of health checks, which come all the time. Podman
 		// compares a filter by action with its own words.
 		for action := range effects {

@@ -319,6 +319,66 @@ func TestSupervisorAgain(t *testing.T) {
 	})
 }
 
+// A session that ends because nothing runs is not run again until there is a sign, or
+// somebody asks for a list; nothing is stale meanwhile.
+func TestSupervisorRests(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		wake func(signs, wake chan struct{}, facts *Table)
+	}{
+		{"sign", func(signs, _ chan struct{}, _ *Table) { signs <- struct{}{} }},
+		{"socket", func(_, wake chan struct{}, _ *Table) { wake <- struct{}{} }},
+		{"asked", func(_, _ chan struct{}, facts *Table) { facts.Confirm(func() {}) }},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				f, facts := &feed{}, new(Table)
+				signs, wake := make(chan struct{}, 1), make(chan struct{}, 1)
+				ctx, cancel := context.WithCancel(t.Context())
+				time.AfterFunc(time.Hour, func() { c.wake(signs, wake, facts) })
+				began, tries := time.Now(), 0
+				_ = Supervisor{
+					Retry: Retry{}.WithDefaults(), Logger: slog.New(slog.DiscardHandler), Feed: f, Facts: facts,
+					Withdraw: func() { t.Error("withdrawn") }, Signs: signs, Wake: wake,
+				}.Run(ctx, func(_ context.Context, up func()) error {
+					up()
+					if tries++; tries == 2 {
+						cancel()
+					}
+					return ErrRest
+				})
+				if got := time.Since(began); got != time.Hour || len(f.stale) > 0 {
+					t.Errorf("the second session after %v, stale %q; want it after an hour", got, f.stale)
+				}
+			})
+		})
+	}
+}
+
+// An engine is left alone some time after its last container has gone, and not while it
+// is needed.
+func TestFollowRests(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := &scripted{list: []Object{object("x")}}
+		events, signs, awake := make(chan Event), make(chan struct{}), true
+		began, done := time.Now(), make(chan error)
+		st := Stream{Events: events, Rest: 15 * time.Second, Signs: signs, Awake: func() bool { return awake }}
+		go func() {
+			done <- NewSet(slog.New(slog.DiscardHandler), &feed{}, new(Table), Host{}).Follow(t.Context(), e, st, 24*time.Hour, func() {})
+		}()
+		time.Sleep(time.Hour)
+		events <- Event{ID: "x", Gone: true}
+		time.Sleep(time.Hour) // somebody needs it
+		awake = false
+		signs <- struct{}{}
+		time.Sleep(10 * time.Second)
+		signs <- struct{}{} // begins anew
+		if err := <-done; !errors.Is(err, ErrRest) || time.Since(began) != 2*time.Hour+25*time.Second {
+			t.Errorf("Follow = %v after %v, want a rest", err, time.Since(began))
+		}
+	})
+}
+
 func TestWatch(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "a", "b", "sock")

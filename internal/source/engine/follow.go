@@ -61,6 +61,14 @@ type Stream struct {
 	Unconfirmed bool
 	// Stopped is set where a look returns containers that have stopped as well.
 	Stopped bool
+	// Rest is after how long without a running container the engine is left alone, 0 for
+	// never. Following ends with [ErrRest] then.
+	Rest time.Duration
+	// Signs receives when a container may have started, which begins that time anew. May
+	// be nil.
+	Signs <-chan struct{}
+	// Awake reports whether the engine is needed although nothing runs. May be nil.
+	Awake func() bool
 }
 
 // confirmAfter is when an unconfirmed subscription is assumed to be in place.
@@ -166,7 +174,14 @@ func (s *Set) Follow(ctx context.Context, e Engine, st Stream, audit time.Durati
 	}
 	timer := time.NewTimer(next)
 	defer timer.Stop()
+	var rest <-chan time.Time
 	for {
+		switch idle := f.idle(st); {
+		case !idle:
+			rest = nil
+		case rest == nil:
+			rest = time.After(st.Rest)
+		}
 		job, jobs := f.next()
 		list, lists := f.nextList()
 		select {
@@ -174,6 +189,10 @@ func (s *Set) Follow(ctx context.Context, e Engine, st Stream, audit time.Durati
 			f.began(job)
 		case lists <- list:
 			f.began(list)
+		case <-rest:
+			return ErrRest
+		case <-st.Signs:
+			rest = nil
 		case <-f.slow:
 			f.lookIsSlow()
 		case ev := <-st.Events:
@@ -201,6 +220,12 @@ func (s *Set) Follow(ctx context.Context, e Engine, st Stream, audit time.Durati
 			return context.Cause(ctx)
 		}
 	}
+}
+
+// idle reports whether nothing runs, and nobody asks what does.
+func (f *follower) idle(st Stream) bool {
+	return st.Rest > 0 && f.live && len(f.known)+len(f.dirty)+len(f.confirming) == 0 && !f.list && !f.await &&
+		!(st.Awake != nil && st.Awake())
 }
 
 // look is a question to the engine and its answer.

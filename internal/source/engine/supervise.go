@@ -96,6 +96,11 @@ var errAppeared = errors.New("the engine appeared and is not listed yet")
 // once: something changed, and nothing is stale by that.
 var ErrAgain = errors.New("run the session again")
 
+// ErrRest is what a session returns that ended because the engine runs no container: an
+// engine that is started for each request need not run for nobody. Nothing is stale by that.
+// The next session begins at a sign of a container.
+var ErrRest = errors.New("no container runs")
+
 // Session talks to an engine until it is lost, and returns why. It calls up after
 // each complete set that it gave to the feed. It dials with values of its ctx, which
 // has an [httptrace.ClientTrace] by which the supervisor notices a connection.
@@ -112,6 +117,9 @@ type Supervisor struct {
 	// Wake receives when the engine may be back; the next try is then at once. It
 	// is nearly the only way to find an engine of which there is no trace.
 	Wake <-chan struct{}
+	// Signs receives when a container may have started while the engine rests (see
+	// [ErrRest]). May be nil.
+	Signs <-chan struct{}
 	// Await is called while the supervisor waits for the next try, which is at once
 	// when it returns nil. It ends with its ctx. May be nil.
 	Await func(ctx context.Context) error
@@ -155,6 +163,13 @@ func (s Supervisor) Run(ctx context.Context, session Session) error {
 			}
 			if schedule.Sleep(ctx, againPause-time.Since(began)) != nil {
 				return context.Cause(ctx)
+			}
+			continue
+		}
+		if errors.Is(err, ErrRest) {
+			l.backoff.Reset()
+			if err := l.rest(ctx); err != nil {
+				return err
 			}
 			continue
 		}
@@ -258,6 +273,18 @@ func (a *absence) trace(ctx context.Context) context.Context {
 			a.end()
 		}
 	}})
+}
+
+// rest waits until a container may run, or somebody asks for a list.
+func (l *supervision) rest(ctx context.Context) error {
+	select {
+	case <-l.Wake:
+	case <-l.Signs:
+	case <-l.absence.asks.signal():
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+	return nil
 }
 
 // wasUp notes the end of a session that reported a complete set.

@@ -200,7 +200,7 @@ func (ps *processes) retain(keep map[uint64]struct{}) {
 
 // attribute returns where a socket is and who made it.
 func (ps *processes) attribute(s *observer.Socket) attribution {
-	a := attribution{hints: port.Hints{Cgroup: s.CgroupID}}
+	a := attribution{hints: port.Hints{Cgroup: s.CgroupID, User: s.UID}}
 	needsCgroups := false
 	if ps.tree != nil {
 		a.hints.Paths = ps.tree.Path(s.CgroupID)
