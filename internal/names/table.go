@@ -113,10 +113,11 @@ func nearer(a, b netip.Addr) bool {
 	return rank(a) < rank(b)
 }
 
-// aliasesOf returns the names of a port's owner, without the domain.
+// aliasesOf returns the names of a port's owner, without the domain. A container that a user's
+// own engine names has none: it could take the name of another one.
 func aliasesOf(p Port) (list []string) {
 	o := &p.Owner
-	if p.Key.Protocol != port.TCP || o.ID == "" || o.NameCut {
+	if p.Key.Protocol != port.TCP || o.ID == "" || o.NameCut || o.Held != nil {
 		return nil
 	}
 	add := func(parts ...string) {

@@ -48,20 +48,38 @@ func (k *OwnerKind) UnmarshalText(b []byte) error {
 // Owner is who serves a port. Name, Namespace and Labels come from the guest:
 // they are data to be quoted, never markup or terminal input.
 type Owner struct {
-	Kind      OwnerKind         `json:"kind"`
+	Kind OwnerKind `json:"kind"`
+
+	// What does not fit on the link is left out: of Labels whole labels, of Name and
+	// Namespace the end. Peers that do not know these fields ignore them. They stand here
+	// to take no room.
+	LabelsOmitted bool `json:"labelsOmitted,omitzero"`
+	NameCut       bool `json:"nameCut,omitzero"`
+
 	Name      string            `json:"name"`
 	ID        string            `json:"id"` // container id, namespace/name of a Service, or pid
 	Namespace string            `json:"namespace,omitempty"`
 	Labels    map[string]string `json:"labels,omitempty"` // shared and immutable
 
-	// What does not fit on the link is left out: of Labels whole labels, of Name and
-	// Namespace the end. Peers that do not know these fields ignore them.
-	LabelsOmitted bool `json:"labelsOmitted,omitzero"`
-	NameCut       bool `json:"nameCut,omitzero"`
 	// LabelsLeftOut are the keys of all labels that were left out, in order. If LabelsOmitted
 	// is set and this is empty, it may be any: they are too many, or the peer does not say.
 	LabelsLeftOut []string `json:"labelsLeftOut,omitempty"` // shared and immutable
+
+	// Held is set of a container that a user's own engine names. What that engine says is the
+	// user's word, and counts only for ports that processes of this user hold: see AsProcess.
+	Held *Held `json:"held,omitempty"` // shared and immutable
 }
+
+// Held is how a container of a user's own engine holds its port.
+type Held struct {
+	Engine  string `json:"engine"`  // "docker" or "podman"
+	User    string `json:"user"`    // the user's name, or number
+	Process string `json:"process"` // the name of the process that has the socket
+}
+
+// AsProcess returns the process that holds the port of a container with Held. Rules take the
+// container for it: whoever may start containers as a user chooses their names.
+func (o *Owner) AsProcess() Owner { return Owner{Kind: OwnerProcess, Name: o.Held.Process} }
 
 // MayHave reports whether a label that is not in Labels may have been left out.
 func (o *Owner) MayHave(label string) bool {
@@ -71,8 +89,10 @@ func (o *Owner) MayHave(label string) bool {
 // Equal reports whether both are the same.
 func (o Owner) Equal(p Owner) bool {
 	return o.Same(p) && o.Name == p.Name && maps.Equal(o.Labels, p.Labels) && o.LabelsOmitted == p.LabelsOmitted && o.NameCut == p.NameCut &&
-		slices.Equal(o.LabelsLeftOut, p.LabelsLeftOut)
+		slices.Equal(o.LabelsLeftOut, p.LabelsLeftOut) && o.Held.equal(p.Held)
 }
+
+func (h *Held) equal(i *Held) bool { return h == i || h != nil && i != nil && *h == *i }
 
 // Same reports whether both name the same thing, whatever they call it.
 func (o Owner) Same(p Owner) bool {

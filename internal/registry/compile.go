@@ -89,6 +89,9 @@ func (m member) owner(all slots) (port.Owner, precedence) {
 	if o, ok := m.listener(all); ok {
 		return o, target
 	}
+	if o, ok := m.holder(); ok {
+		return o, process
+	}
 	return m.binding.Owner, precedenceOf(m.binding.Owner.Kind)
 }
 

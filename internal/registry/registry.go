@@ -59,6 +59,7 @@ type Registry struct {
 	busy        schedule.Signal                     // may be nil
 	complaints  map[string]struct{}                 // about labels, that were logged
 	earlier     map[port.Origin][]*port.Publication // see Recall; nil once all sources are complete
+	holders     Holders                             // nil if no user's engine is asked
 	signs       map[uint32]schedule.Signal          // see PodmanSigns, by user
 	work        int                                 // slots that were merged since busy was notified
 

@@ -16,7 +16,7 @@ const AllUsers = math.MaxUint32
 
 // PodmanSigns returns a signal that is notified when a binding appears by which a container
 // of Podman may have started, of root (0), of a user, or of [AllUsers]. Podman itself says nothing unless
-// its service runs, and that is not started to ask. Call it before the first source runs.
+// its service runs, and that is not started to ask.
 func (r *Registry) PodmanSigns(user uint32) schedule.Signal {
 	r.mu.Lock()
 	defer r.mu.Unlock()

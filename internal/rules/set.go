@@ -107,6 +107,16 @@ const NotKnownYet = "owner not known yet"
 // decide is Decide, with the rule that decides, nil if none does, and the default
 // that would deny p.
 func (s *Set) decide(p *port.Publication) (d port.Decision, winner *rule, by string) {
+	if p.Owner.Held != nil {
+		process, container := asHeld(p)
+		if d, winner, by = s.decide(&process); !d.Allow {
+			return d, winner, by
+		}
+		if e, r, _ := s.decideOne(&container); r.deniesHeld(e) {
+			return e, r, by
+		}
+		return d, winner, by
+	}
 	d, winner, by = s.decideOne(p)
 	for _, o := range p.Others {
 		q := *p
@@ -123,6 +133,21 @@ func (s *Set) decide(p *port.Publication) (d port.Decision, winner *rule, by str
 		}
 	}
 	return d, winner, by
+}
+
+// asHeld returns p of a container that a user's own engine names: as that of the process that
+// holds it, and as the container's. Rules decide about the first, and those that deny and
+// name an owner see the second as well.
+func asHeld(p *port.Publication) (process, container port.Publication) {
+	process, container = *p, *p
+	process.Owner = p.Owner.AsProcess()
+	container.Owner.Held, container.Owner.Labels, container.Others = nil, nil, nil
+	return process, container
+}
+
+// deniesHeld reports whether r denies by e a container that a user's own engine names.
+func (r *rule) deniesHeld(e port.Decision) bool {
+	return r != nil && r.Deny && !e.Allow && !e.Pending && r.Match.namesOwner()
 }
 
 // leadsToDenied reports whether a NAT rule leads to an owner whom r denies by e, and p
@@ -207,6 +232,16 @@ func (s *Set) decideOne(p *port.Publication) (d port.Decision, winner *rule, by 
 func (s *Set) Host(guest string, p port.Publication, asked []netip.AddrPort) port.Decision {
 	if len(asked) == 0 {
 		return port.Decision{Rule: hostDefault, Reason: "the guest asks for no host address"}
+	}
+	if p.Owner.Held != nil {
+		process, container := asHeld(&p)
+		d := s.Host(guest, process, asked)
+		if d.Allow {
+			if e, r := s.decideHost(guest, &container, asked); r.deniesHeld(e) {
+				return e
+			}
+		}
+		return d
 	}
 	d, _ := s.decideHost(guest, &p, asked)
 	if !d.Allow {
@@ -487,8 +522,11 @@ type Step struct {
 // including those behind the one that decides. The Why of a step quotes what comes
 // from the guest.
 func (s *Set) Explain(p port.Publication) []Step {
-	_, reason := held(&p)
 	d, winner, by := s.decide(&p)
+	if p.Owner.Held != nil {
+		p, _ = asHeld(&p)
+	}
+	_, reason := held(&p)
 	if reason == "" {
 		reason = d.Reason
 	}
@@ -599,11 +637,26 @@ func either[T fmt.Stringer](list []T) string {
 // has. A rule that denies owners matches one that is not known. It does not look at the guest
 // and at where NAT rules lead.
 func (s *Set) First(p port.Publication) (title string, deny, ok bool) {
-	for i := range s.rules {
-		r := &s.rules[i]
-		if f := r.mismatch(&p); f == fieldNone || f >= fieldOwner && r.Deny && p.Owner.Kind == port.OwnerUnknown {
-			return r.title, r.Deny, true
+	if p.Owner.Held != nil {
+		process, container := asHeld(&p)
+		if r := s.firstOf(&container); r != nil && r.Deny && r.Match.namesOwner() {
+			return r.title, true, true
 		}
+		p = process
+	}
+	if r := s.firstOf(&p); r != nil {
+		return r.title, r.Deny, true
 	}
 	return "", false, false
+}
+
+// firstOf is First without regard to [port.Owner.Held].
+func (s *Set) firstOf(p *port.Publication) *rule {
+	for i := range s.rules {
+		r := &s.rules[i]
+		if f := r.mismatch(p); f == fieldNone || f >= fieldOwner && r.Deny && p.Owner.Kind == port.OwnerUnknown {
+			return r
+		}
+	}
+	return nil
 }

@@ -169,6 +169,8 @@ type Owner struct {
 	// end of Name or Namespace, because they are too many or too long.
 	LabelsOmitted bool `json:"labelsOmitted,omitempty"`
 	NameCut       bool `json:"nameCut,omitempty"`
+	// Held is set of a container that a user's own engine names.
+	Held *port.Held `json:"held,omitempty"`
 }
 
 // Origin is one reason for a publication.
@@ -268,7 +270,7 @@ func Describe(p port.Publication, outcomes []Outcome) Publication {
 		HostAddresses: []netip.AddrPort{}, Outcomes: outcomes, Since: p.Since.UTC(), SinceAtLeast: p.SinceAtLeast, Rule: p.Decision.Rule, Warnings: p.Decision.Warnings(),
 		Owner: Owner{
 			Kind: p.Owner.Kind, Name: p.Owner.Name, ID: p.Owner.ID, Namespace: p.Owner.Namespace, Labels: p.Owner.Labels,
-			LabelsOmitted: p.Owner.LabelsOmitted, NameCut: p.Owner.NameCut,
+			LabelsOmitted: p.Owner.LabelsOmitted, NameCut: p.Owner.NameCut, Held: p.Owner.Held,
 		},
 	}
 	if row.Owner.Labels == nil {

@@ -196,8 +196,13 @@ func checkOthers(k port.Key, others []port.Owner) error {
 }
 
 func checkOwner(key port.Key, o port.Owner) error {
+	var held port.Held
+	if o.Held != nil {
+		held = *o.Held
+	}
 	for _, t := range [...]struct{ name, text string }{
 		{"owner name", o.Name}, {"owner id", o.ID}, {"owner namespace", o.Namespace},
+		{"engine of the owner", held.Engine}, {"user of the owner", held.User}, {"process of the owner", held.Process},
 	} {
 		if err := checkText(t.name, t.text, MaxName); err != nil {
 			return err

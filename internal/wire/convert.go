@@ -71,6 +71,9 @@ func fitOwner(o port.Owner) port.Owner {
 	if fit.LabelsOmitted && !o.LabelsOmitted {
 		fit.LabelsLeftOut = leftOut(o.Labels, fit.Labels)
 	}
+	if h := o.Held; h != nil {
+		fit.Held = &port.Held{Engine: truncate(h.Engine, MaxName), User: truncate(h.User, MaxName), Process: truncate(h.Process, MaxName)}
+	}
 	fit.NameCut = o.NameCut || fit.Name != o.Name || fit.Namespace != o.Namespace
 	return fit
 }

@@ -39,11 +39,17 @@ func (p Publication) TextBytes() int {
 // labelsSize is the memory of what labels ask for beside its text.
 const labelsSize = 48
 
+// heldSize is the memory of how a user's container holds its port, beside its text.
+const heldSize = 48
+
 // otherSize is the memory that one of several owners takes beside its text.
 const otherSize = 128
 
 func ownerText(o port.Owner) int {
 	n := len(o.Name) + len(o.ID) + len(o.Namespace)
+	if h := o.Held; h != nil {
+		n += heldSize + len(h.Engine) + len(h.User) + len(h.Process)
+	}
 	for k, v := range o.Labels {
 		n += len(k) + len(v)
 	}

@@ -1069,3 +1069,29 @@ func TestLabelsOnTheWire(t *testing.T) {
 		t.Error("a name that is too long is accepted")
 	}
 }
+
+// A host learns that a user's own engine names an owner: its rules must not believe it.
+func TestHeldOwnerIsSent(t *testing.T) {
+	held := port.Held{Engine: "podman", User: "alice", Process: "rootlessport"}
+	p := port.Publication{Key: web().Key, Owner: port.Owner{Kind: port.OwnerContainer, Name: "web", ID: "w", Held: &held}}
+	var buf bytes.Buffer
+	if err := WriteControl(&buf, Control{Snapshot: &Snapshot{Epoch: "A", Publications: []Publication{FromPublication(p)}}}); err != nil {
+		t.Fatal(err)
+	}
+	c, err := ReadControl(&buf)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := c.Snapshot.Publications[0].Owner.Held; got == nil || *got != held {
+		t.Errorf("held %+v, want %+v", got, held)
+	}
+	held.User = strings.Repeat("a", MaxName+1)
+	w := FromPublication(p)
+	if len(w.Owner.Held.User) > MaxName || len(held.User) != MaxName+1 {
+		t.Errorf("%d bytes of a user's name are sent", len(w.Owner.Held.User))
+	}
+	w.Owner.Held = &held
+	if err := w.Check(); !errors.Is(err, ErrMalformed) {
+		t.Errorf("a long user's name: %v", err)
+	}
+}
