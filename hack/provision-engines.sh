@@ -78,7 +78,7 @@ stamped() { [[ -f $BIN/.$1 && $(<"$BIN/.$1") == "$2" ]]; }
 stamp() { printf '%s' "$2" >"$BIN/.$1"; }
 
 packages() {
-	debian docker.io containerd runc containernetworking-plugins etcd-server podman netavark iptables nftables conntrack busybox-static iproute2
+	debian docker.io containerd runc containernetworking-plugins etcd-server podman netavark uidmap slirp4netns rootlesskit iptables nftables conntrack busybox-static iproute2
 }
 
 # debian NAME...: installs Debian's packages.

@@ -47,6 +47,7 @@ import (
 	"github.com/fairlead/fairlead/internal/source/kube"
 	"github.com/fairlead/fairlead/internal/source/nat"
 	"github.com/fairlead/fairlead/internal/source/socket"
+	"github.com/fairlead/fairlead/internal/source/users"
 	"github.com/fairlead/fairlead/internal/status"
 	"github.com/fairlead/fairlead/internal/trace"
 	"github.com/fairlead/fairlead/internal/version"
@@ -181,6 +182,9 @@ func (a *Agent) wireSources() error {
 		if f, ok := s.(named); ok {
 			a.registry.AddFacts(f.Name(), f.Facts())
 		}
+		if h, ok := s.(interface{ Holders() registry.Holders }); ok {
+			a.registry.SetHolders(h.Holders())
+		}
 	}
 	return nil
 }
@@ -207,6 +211,9 @@ func (a *Agent) newSource(name string) (Source, error) {
 		return containerd.New(containerd.Options{
 			Sockets: a.cfg.Containerd.Sockets, Namespaces: a.cfg.Containerd.Namespaces, Retry: a.engineRetry(), Memory: a.engineMemory(name), Logger: a.log,
 		})
+	case users.Name:
+		others := append(docker.SocketsOf(a.cfg.Docker.Hosts), docker.SocketsOf(a.cfg.Podman.Hosts)...)
+		return users.New(users.Options{Others: others, Signs: a.registry.PodmanSigns, Retry: a.engineRetry(), Logger: a.log})
 	case "kube":
 		k := a.cfg.Kube
 		return kube.New(kube.Options{

@@ -125,7 +125,9 @@ type Limits struct {
 
 // Sources returns the names of all sources. By default all are enabled. Dial targets
 // are tried in this order.
-func Sources() []string { return []string{"socket", "nat", "docker", "podman", "containerd", "kube"} }
+func Sources() []string {
+	return []string{"socket", "nat", "docker", "podman", "containerd", "kube", "users"}
+}
 
 // DefaultAgent returns the agent's defaults.
 func DefaultAgent() Agent {

@@ -17,7 +17,7 @@ func Components() []string {
 	return []string{
 		"agent", "ages", "auto", "containerd", "demand", "docker", "dropin", "engine", "forward", "forwards", "gvproxy", "host",
 		"hostlink", "hostpeer", "inventory", "kube", "link", "listener", "loglevel", "names", "nat", "netwatch", "observer",
-		"own", "peer", "publish", "reconcile", "registry", "run", "socket", "status", "vtunnel",
+		"own", "peer", "podman", "publish", "reconcile", "registry", "run", "socket", "status", "users", "vtunnel",
 	}
 }
 

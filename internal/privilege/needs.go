@@ -72,12 +72,11 @@ func Agent() []Need {
 	}
 }
 
-// UserSockets returns what an agent needs that is configured with an engine's socket of
-// another user.
+// UserSockets returns what an agent needs that follows engines of other users.
 func UserSockets() Need {
 	return Need{
 		Bit: dacOverride, Name: "CAP_DAC_OVERRIDE", Lost: "cannot connect to engines of other users",
-		Why: "connect to an engine's socket that belongs to another user; kept only if one is configured",
+		Why: "connect to engines' sockets that belong to other users; kept only with the source `users`, or if one is configured",
 	}
 }
 

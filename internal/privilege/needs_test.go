@@ -22,7 +22,7 @@ func TestDocumentIsUpToDate(t *testing.T) {
 	}
 	text := string(b)
 	text = replaceAfter(t, text, "<!-- table -->\n", "\n\n", strings.TrimSuffix(table(), "\n"))
-	text = replaceAfter(t, text, "<!-- agent -->\n", "```\n\n", "```\n"+lines(SetOf(Agent(), true)))
+	text = replaceAfter(t, text, "<!-- agent -->\n", "```\n\n", "```\n"+lines(SetOf(append(Agent(), UserSockets()), true)))
 	text = replaceAfter(t, text, "<!-- host -->\n", "```\n\n", "```\n"+lines(SetOf(Host(), true)))
 	if text == string(b) {
 		return

@@ -117,7 +117,7 @@ func wantReasons(t *testing.T, copied string) {
 // The unit and OpenRC's script give what the agent's table names, and nothing else.
 func TestCapabilitiesAreThoseOfTheTable(t *testing.T) {
 	var unitNames, openrcNames []string
-	for _, n := range privilege.Agent() {
+	for _, n := range append(privilege.Agent(), privilege.UserSockets()) {
 		if n.Unit() {
 			unitNames = append(unitNames, n.Name)
 			openrcNames = append(openrcNames, "^"+strings.ToLower(n.Name))

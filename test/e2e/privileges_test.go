@@ -30,7 +30,7 @@ import (
 
 // unitSet is what the unit of systemd gives the agent; test/deploy compares them.
 func unitSet() (s privilege.Set) {
-	for _, n := range privilege.Agent() {
+	for _, n := range append(privilege.Agent(), privilege.UserSockets()) {
 		if n.Unit() {
 			s |= 1 << n.Bit
 		}
@@ -38,9 +38,10 @@ func unitSet() (s privilege.Set) {
 	return s
 }
 
-// remaining is what an agent keeps after all hooks are attached.
+// remaining is what an agent keeps after all hooks are attached, if it follows the engines
+// of users.
 func remaining() privilege.Set {
-	s := privilege.SetOf(privilege.Agent(), true)
+	s := privilege.SetOf(append(privilege.Agent(), privilege.UserSockets()), true)
 	if privilege.MapsNeedCapability() {
 		s |= privilege.Maps()
 	}
@@ -406,7 +407,7 @@ func TestEngineSocketOfAnotherUser(t *testing.T) {
 	r := newRig(t, "--source", "docker", "--docker-host", "unix://"+path)
 	r.startAgent()
 	wait.For(t, "the agent connects", asked)
-	wantCapabilities(t, r.agent, remaining()|1<<privilege.UserSockets().Bit)
+	wantCapabilities(t, r.agent, remaining()) // without the source users, too
 	// It is connected to again, with what remains.
 	for range cap(asked) + 1 {
 		wait.For(t, "the agent connects again", asked)

@@ -33,14 +33,19 @@ type activated struct {
 	starts int
 }
 
-// activate listens at path and starts the service until the test ends. as may change how it
-// is started.
-func activate(t testing.TB, path string, as func(*exec.Cmd), args ...string) *activated {
+// activate listens at path, and starts the service until the test ends.
+func activate(t testing.TB, path string, args ...string) *activated {
 	t.Helper()
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
 	if err != nil {
 		t.Fatal(err)
 	}
+	return activateBy(t, l, args...)
+}
+
+// activateBy is activate with a listener.
+func activateBy(t testing.TB, l *net.UnixListener, args ...string) *activated {
+	t.Helper()
 	socket, err := l.File()
 	if err != nil {
 		t.Fatal(err)
@@ -65,9 +70,6 @@ func activate(t testing.TB, path string, as func(*exec.Cmd), args ...string) *ac
 			// exec keeps the pid.
 			cmd := exec.Command("/bin/sh", append([]string{"-c", `LISTEN_FDS=1 LISTEN_PID=$$ exec "$@"`, "sh"}, args...)...)
 			cmd.ExtraFiles, cmd.Stdout, cmd.Stderr = []*os.File{socket}, log, log
-			if as != nil {
-				as(cmd)
-			}
 			a.mu.Lock()
 			err := cmd.Start()
 			if a.starts++; err == nil {
@@ -167,7 +169,7 @@ func TestPodmanService(t *testing.T) {
 	configurePodman(t)
 	podmanImage(t)
 	const socket = "/run/podman/podman.sock"
-	service := activate(t, socket, nil, "podman", "system", "service", "--time", "1")
+	service := activate(t, socket, "podman", "system", "service", "--time", "1")
 	rules := filepath.Join(t.TempDir(), "c.yaml")
 	if err := os.WriteFile(rules, []byte("rules:\n- {match: {owner: container, name: secret}, action: deny}\n"), 0o600); err != nil {
 		t.Fatal(err)

@@ -263,6 +263,7 @@ var sourceRemedies = map[string]string{
 	"docker":     "start Docker, or name its socket in DOCKER_HOST",
 	"podman":     "enable podman.socket, or name another socket in podman.hosts",
 	"containerd": "start containerd",
+	"users":      "restart the user's engine, or leave users out of the configuration's sources; where permission is denied, the agent needs CAP_DAC_OVERRIDE",
 	"kube":       "start the cluster, or name its file in KUBECONFIG; an expired certificate must be renewed",
 }
 

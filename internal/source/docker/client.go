@@ -39,29 +39,33 @@ type conn struct {
 
 // dial makes a client for host and agrees on an API version. Close it. An error by which
 // nobody listens there is an [engine.ErrRefused].
-func dial(ctx context.Context, host, certPath string, timeout time.Duration) (_ *conn, err error) {
-	t := &http.Transport{MaxIdleConns: 4, IdleConnTimeout: 30 * time.Second, DisableCompression: true}
+func (s *Source) dial(ctx context.Context, host string) (_ *conn, err error) {
+	t := &http.Transport{MaxIdleConns: 4, IdleConnTimeout: 30 * time.Second, DisableCompression: true, MaxResponseHeaderBytes: 64 << 10}
 	dialer := engine.NewDialer(ctx)
 	t.DialContext = dialer.DialContext
 	scheme, addr, _ := strings.Cut(host, "://")
 	opts := []client.Opt{client.WithHost(host), client.WithHTTPClient(&http.Client{
-		Transport: keeper{t}, CheckRedirect: client.CheckRedirect,
+		Transport: keeper{t, s.o.MaxBody}, CheckRedirect: client.CheckRedirect,
 	})}
 	if scheme == "unix" {
-		if _, err := os.Stat(addr); err != nil {
+		var access Access = path(addr)
+		if s.o.Access != nil {
+			access = s.o.Access
+		}
+		if err := access.Check(); err != nil {
 			return nil, err // the client's own words are long
 		}
 		t.DialContext = func(ctx context.Context, _, _ string) (net.Conn, error) {
-			return dialer.DialContext(ctx, "unix", addr)
+			return access.Dial(ctx, dialer.DialContext)
 		}
 	}
-	if certPath != "" && scheme == "tcp" {
-		if t.TLSClientConfig, err = tlsConfig(certPath); err != nil {
+	if s.o.CertPath != "" && scheme == "tcp" {
+		if t.TLSClientConfig, err = tlsConfig(s.o.CertPath); err != nil {
 			return nil, err
 		}
 		opts = append(opts, client.WithScheme("https"))
 	}
-	c := &conn{transport: t, timeout: timeout}
+	c := &conn{transport: t, timeout: s.o.Timeout}
 	defer func() {
 		if err != nil {
 			c.close()
@@ -80,6 +84,18 @@ func dial(ctx context.Context, host, certPath string, timeout time.Duration) (_ 
 		return nil, err
 	}
 	return c, nil
+}
+
+// path opens a socket by its path.
+type path string
+
+func (p path) Check() error {
+	_, err := os.Stat(string(p))
+	return err
+}
+
+func (p path) Dial(ctx context.Context, connect Connect) (net.Conn, error) {
+	return connect(ctx, "unix", string(p))
 }
 
 func (c *conn) close() { c.transport.CloseIdleConnections() }
@@ -126,22 +142,62 @@ type replyKey struct{}
 
 // keeper is a transport that moves the body of an answer to the reply in the
 // request's context, if there is one, and leaves JSON null in its place.
-type keeper struct{ *http.Transport }
+type keeper struct {
+	*http.Transport
+
+	max int64 // bytes of one answer
+}
 
 func (k keeper) RoundTrip(req *http.Request) (*http.Response, error) {
 	resp, err := k.Transport.RoundTrip(req)
+	if err == nil && resp.StatusCode >= http.StatusBadRequest {
+		resp.Body = failure{io.LimitReader(resp.Body, maxFailure), resp.Body}
+	}
+	if err == nil && strings.HasSuffix(req.URL.Path, "/events") {
+		resp.Body = &lines{ReadCloser: resp.Body, max: k.max / 16}
+	}
 	r, ok := req.Context().Value(replyKey{}).(*reply)
 	if err != nil || !ok || resp.StatusCode != http.StatusOK || !strings.HasSuffix(req.URL.Path, r.path) {
 		return resp, err
 	}
 	defer func() { _ = resp.Body.Close() }()
-	r.body, r.err = io.ReadAll(io.LimitReader(resp.Body, maxBody+1))
-	if r.err == nil && len(r.body) > maxBody {
-		r.err = fmt.Errorf("the answer is larger than %d MiB", maxBody>>20)
+	r.body, r.err = io.ReadAll(io.LimitReader(resp.Body, k.max+1))
+	if r.err == nil && int64(len(r.body)) > k.max {
+		r.err = fmt.Errorf("the answer is larger than %d MiB", k.max>>20)
 	}
 	resp.Body = io.NopCloser(strings.NewReader("null"))
 	resp.ContentLength = 4
 	return resp, nil
+}
+
+// maxFailure bounds what an engine says of a failure, which becomes an error's text.
+const maxFailure = 4 << 10
+
+// failure is the body of an answer that is an error.
+type failure struct {
+	io.Reader
+	io.Closer
+}
+
+// lines bounds each line of a body that has no end.
+type lines struct {
+	io.ReadCloser
+
+	max  int64 // bytes of one line
+	size int64 // of the line so far
+}
+
+func (l *lines) Read(b []byte) (int, error) {
+	n, err := l.ReadCloser.Read(b)
+	if i := bytes.LastIndexByte(b[:n], '\n'); i >= 0 {
+		l.size = int64(n - 1 - i)
+	} else {
+		l.size += int64(n)
+	}
+	if l.size > l.max {
+		return 0, fmt.Errorf("an event is larger than %d KiB", l.max>>10)
+	}
+	return n, err
 }
 
 // get runs one call of the client and returns the body of its answer.

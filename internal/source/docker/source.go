@@ -42,6 +42,13 @@ type Options struct {
 	// Others are sockets that other sources follow. A host that leads to one of them
 	// counts as absent, as Podman's socket under the name of Docker's does.
 	Others []string
+	// Access opens the sockets of hosts; nil opens their paths.
+	Access Access
+	// Wrap changes what is fetched from the engine. May be nil.
+	Wrap func(engine.Engine) engine.Engine
+	// MaxBody bounds one answer of the engine, in bytes, and a 16th of it one event. 64 MiB
+	// if 0.
+	MaxBody int64
 	// Signs is notified when a container may have started. If it is not nil, the engine
 	// is left alone while no container of it runs: one that systemd starts for each
 	// connection ends then.
@@ -92,6 +99,17 @@ func (o Options) validate() error {
 	return o.Retry.Validate()
 }
 
+// Access opens a socket that is not trusted.
+type Access interface {
+	// Check returns why the socket must not be used. An absent one is an [fs.ErrNotExist].
+	Check() error
+	// Dial checks and connects, by connect.
+	Dial(ctx context.Context, connect Connect) (net.Conn, error)
+}
+
+// Connect is like the DialContext of [net.Dialer].
+type Connect func(ctx context.Context, network, address string) (net.Conn, error)
+
 // Kind is the program of an engine that serves Docker's API.
 type Kind string
 
@@ -141,6 +159,7 @@ func New(o Options) (*Source, error) {
 	if o.Rest == 0 {
 		o.Rest = 15 * time.Second
 	}
+	o.MaxBody = cmp.Or(o.MaxBody, maxBody)
 	o.Retry = o.Retry.WithDefaults()
 	users := engine.NewCgroupUsers(o.Host)
 	return &Source{o: o, users: users, facts: engine.Table{CgroupUser: users.Of}}, nil
@@ -231,7 +250,7 @@ func (s *Source) connect(ctx context.Context) (*conn, string, error) {
 			tried.Add(err, false)
 			continue
 		}
-		c, err := dial(ctx, h, s.o.CertPath, s.o.Timeout)
+		c, err := s.dial(ctx, h)
 		if err == nil {
 			return c, h, nil
 		}
@@ -311,7 +330,11 @@ func (s *Source) follow(ctx context.Context, c *conn, host string, set *engine.S
 	if s.o.Signs != nil {
 		stream.Rest, stream.Signs, stream.Awake = s.o.Rest, s.o.Signs, s.demanded.Load
 	}
-	err = set.Follow(ctx, fetcher{c, s.o.Host, info.rootless(), user, &s.swarm}, stream, s.o.Audit, up)
+	var e engine.Engine = fetcher{c, s.o.Host, info.rootless(), user, &s.swarm}
+	if s.o.Wrap != nil {
+		e = s.o.Wrap(e)
+	}
+	err = set.Follow(ctx, e, stream, s.o.Audit, up)
 	if errors.Is(err, engine.ErrRest) {
 		set.Feed.Method(method + ", asleep until a container runs")
 	}

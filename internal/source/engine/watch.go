@@ -61,6 +61,10 @@ func Watch(ctx context.Context, logger *slog.Logger, wake schedule.Signal, paths
 	return done
 }
 
+// eventPause is between two looks at the paths: a user may own the directory of a socket,
+// and change it at any rate.
+const eventPause = 20 * time.Millisecond
+
 // pollInterval is for where the kernel gives no notifications.
 const pollInterval = 10 * time.Second
 
@@ -110,6 +114,7 @@ func watchFiles(ctx context.Context, wake schedule.Signal, paths []string, last 
 			if !ok {
 				return errors.New("watch files: the watcher was closed")
 			}
+			_ = schedule.Sleep(ctx, eventPause)
 		case err, ok := <-w.Errors:
 			if !ok {
 				return errors.New("watch files: the watcher was closed")
