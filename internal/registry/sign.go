@@ -15,18 +15,27 @@ import (
 const AllUsers = math.MaxUint32
 
 // PodmanSigns returns a signal that is notified when a binding appears by which a container
-// of Podman may have started, of root (0), of a user, or of [AllUsers]. Podman itself says nothing unless
-// its service runs, and that is not started to ask.
+// of Podman may have started, of root (0), of a user, or of [AllUsers]; also for one that is
+// there. Podman itself says nothing unless its service runs, and that is not started to ask.
 func (r *Registry) PodmanSigns(user uint32) schedule.Signal {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.signs == nil {
 		r.signs = make(map[uint32]schedule.Signal)
 	}
-	if r.signs[user] == nil {
-		r.signs[user] = schedule.NewSignal()
+	if s := r.signs[user]; s != nil {
+		return s
 	}
-	return r.signs[user]
+	s := schedule.NewSignal()
+	r.signs[user] = s
+	for _, ms := range r.slots {
+		for _, m := range ms {
+			if ofPodman(m.binding) && isFor(user, m.binding) {
+				s.Notify()
+			}
+		}
+	}
+	return s
 }
 
 // sign notifies those for whom a new binding is a sign.
@@ -35,11 +44,16 @@ func (r *Registry) sign(b *port.Binding) {
 		return
 	}
 	for user, s := range r.signs {
-		// A container of root's engine may run as any user.
-		if user == b.Hints.User || user == AllUsers || user == 0 && inPodmans(b.Hints.Paths) {
+		if isFor(user, b) {
 			s.Notify()
 		}
 	}
+}
+
+// isFor reports whether a binding of Podman may be of a container of that user's engine. One
+// of root's engine may run as any user.
+func isFor(user uint32, b *port.Binding) bool {
+	return user == b.Hints.User || user == AllUsers || user == 0 && inPodmans(b.Hints.Paths)
 }
 
 // ofPodman reports whether a binding looks like one of a container of Podman: of a program

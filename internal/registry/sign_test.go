@@ -55,3 +55,16 @@ func TestPodmanSigns(t *testing.T) {
 		})
 	}
 }
+
+// Who asks for signs later learns of what is there, and wakes nobody else.
+func TestPodmanSignsOfWhatIsThere(t *testing.T) {
+	r := New(Options{Rules: allowAll{}, Logger: slog.New(slog.DiscardHandler)})
+	root := r.PodmanSigns(0)
+	r.Feed("x").Replace([]port.Binding{{
+		Key: port.Key{Protocol: port.TCP, Address: netip.IPv4Unspecified(), Port: 80}, Origin: port.Origin{ID: "1"},
+		Owner: port.Owner{Kind: port.OwnerProcess, Name: "rootlessport", ID: "7"}, Hints: port.Hints{User: 1000},
+	}})
+	if len(r.PodmanSigns(1000)) != 1 || len(r.PodmanSigns(1001)) != 0 || len(root) != 0 {
+		t.Error("a user's container is no sign for that user alone")
+	}
+}

@@ -4,6 +4,7 @@ package docker
 
 import (
 	"cmp"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -16,6 +17,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -662,6 +664,36 @@ func TestPodmanRests(t *testing.T) {
 	asleep(true)
 	s.Find(port.Demand{Name: "web", Slot: port.Slot{Protocol: port.TCP, Port: 80}})
 	asleep(false)
+}
+
+// counting counts connections.
+type counting struct {
+	path
+
+	dials *atomic.Int32
+}
+
+func (c counting) Dial(ctx context.Context, connect Connect) (net.Conn, error) {
+	c.dials.Add(1)
+	return c.path.Dial(ctx, connect)
+}
+
+// A service that sleeps from the beginning is not started before there is a sign.
+func TestAsleepFromTheBeginning(t *testing.T) {
+	e := newFake(t)
+	e.one(cid(1), "web")
+	signs, dials := schedule.NewSignal(), new(atomic.Int32)
+	f := enginetest.Run(t, source(t, e, Options{Kind: Podman, Signs: signs, Asleep: true, Access: counting{path(e.socket), dials}}))
+	enginetest.Eventually(t, func() error {
+		f.Lock()
+		defer f.Unlock()
+		return enginetest.ErrIf(f.Replaced == 0 || f.MethodName != "podman"+asleep)
+	})
+	if n := dials.Load(); n > 0 {
+		t.Errorf("%d connections before there was a sign", n)
+	}
+	signs.Notify()
+	enginetest.WantKeys(t, f, "tcp 0.0.0.0:8080", "tcp [::]:8080")
 }
 
 // A socket that another source follows is absent, under any name.

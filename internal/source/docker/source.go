@@ -53,6 +53,8 @@ type Options struct {
 	// is left alone while no container of it runs: one that systemd starts for each
 	// connection ends then.
 	Signs schedule.Signal
+	// Asleep leaves it alone from the beginning, until the first sign.
+	Asleep bool
 	// Rest is how long it is followed without containers before it is left alone. 15 s if
 	// 0: longer than the two lists take that a rule by owner asks for.
 	Rest time.Duration
@@ -96,6 +98,9 @@ func (o Options) validate() error {
 	if o.Logger == nil {
 		return errors.New("docker: a logger is required")
 	}
+	if o.Asleep && (o.Signs == nil || o.Access == nil) {
+		return errors.New("docker: an engine that is left alone needs signs, and access to its socket")
+	}
 	return o.Retry.Validate()
 }
 
@@ -125,6 +130,7 @@ type Source struct {
 	facts engine.Table
 	users *engine.CgroupUsers
 	swarm swarm
+	slept bool // it was left alone from the beginning; of the goroutine that runs sessions
 	// demanded says that somebody asks for containers by name, also for one that has no
 	// port open.
 	demanded atomic.Bool
@@ -277,6 +283,9 @@ func (s *Source) others(host string) error {
 	return nil
 }
 
+// asleep ends the method of an engine that is left alone.
+const asleep = ", asleep until a container runs"
+
 // otherError says that a path leads to the socket of another source, so that there is none
 // for this one.
 type otherError struct{ path, other string }
@@ -287,6 +296,13 @@ func (e otherError) Error() string {
 func (e otherError) Is(target error) bool { return target == fs.ErrNotExist }
 
 func (s *Source) session(ctx context.Context, set *engine.Set, up func()) error {
+	if s.o.Asleep && !s.slept && s.o.Access.Check() == nil {
+		s.slept = true
+		set.Feed.Method(string(s.o.Kind) + asleep)
+		set.Feed.Replace(nil)
+		up()
+		return engine.ErrRest
+	}
 	s.users.Refresh()
 	c, host, err := s.connect(ctx)
 	if err != nil {
@@ -336,7 +352,7 @@ func (s *Source) follow(ctx context.Context, c *conn, host string, set *engine.S
 	}
 	err = set.Follow(ctx, e, stream, s.o.Audit, up)
 	if errors.Is(err, engine.ErrRest) {
-		set.Feed.Method(method + ", asleep until a container runs")
+		set.Feed.Method(method + asleep)
 	}
 	return err
 }

@@ -62,6 +62,7 @@ type Options struct {
 type Source struct {
 	o     Options
 	table table
+	euid  uint32 // of this process, which sees its own engines alone unless it is root
 
 	mu    sync.Mutex
 	views map[*view]struct{}
@@ -74,7 +75,7 @@ func New(o Options) (*Source, error) {
 		return nil, errors.New("users: a logger is required")
 	}
 	o.Dir = cmp.Or(o.Dir, "/run/user")
-	return &Source{o: o, views: make(map[*view]struct{})}, o.Retry.Validate()
+	return &Source{o: o, euid: uint32(os.Geteuid()), views: make(map[*view]struct{})}, o.Retry.Validate()
 }
 
 // Name implements the agent's Source.
@@ -124,8 +125,8 @@ func (s *Source) Run(ctx context.Context, feed registry.Feed) error {
 	}
 }
 
-// users returns the users who have a runtime directory, in order, and at most maxUsers. Root's
-// own engines are those of other sources.
+// users returns the users who have a runtime directory and whose engines can be reached, in
+// order, and at most maxUsers. Root's own engines are those of other sources.
 func (s *Source) users() (uids []uint32) {
 	entries, err := os.ReadDir(s.o.Dir)
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -133,7 +134,7 @@ func (s *Source) users() (uids []uint32) {
 	}
 	for _, e := range entries {
 		n, err := strconv.ParseUint(e.Name(), 10, 32)
-		if err == nil && n != 0 && e.Name() == strconv.FormatUint(n, 10) {
+		if err == nil && n != 0 && (s.euid == 0 || uint32(n) == s.euid) && e.Name() == strconv.FormatUint(n, 10) {
 			uids = append(uids, uint32(n))
 		}
 	}
@@ -160,7 +161,8 @@ func (s *Source) follow(ctx context.Context, uid uint32, said schedule.Signal) {
 			Timeout: s.o.Timeout, Retry: s.o.Retry, Logger: s.o.Logger.With("source", Name, "user", name),
 		}
 		if kind == docker.Podman && s.o.Signs != nil {
-			o.Signs = s.o.Signs(uid)
+			// Its first start makes directories in the home of a user who may never use it.
+			o.Signs, o.Asleep = s.o.Signs(uid), true
 		}
 		src, err := docker.New(o)
 		if err != nil {

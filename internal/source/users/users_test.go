@@ -427,9 +427,12 @@ func TestUsers(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got := s.users(); !slices.Equal(got, []uint32{7, 1000}) {
-		t.Errorf("users are %v", got)
+	for euid, want := range map[uint32][]uint32{1000: {1000}, 8: nil, 0: {7, 1000}} {
+		if s.euid = euid; !slices.Equal(s.users(), want) {
+			t.Errorf("users are %v for %d, want %v", s.users(), euid, want)
+		}
 	}
+	s.euid = 0
 	for i := range maxUsers {
 		if err := os.Mkdir(filepath.Join(dir, strconv.Itoa(2000+i)), 0o700); err != nil {
 			t.Fatal(err)
