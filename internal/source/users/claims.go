@@ -48,8 +48,10 @@ func (b bounded) Look(ctx context.Context, id string) (engine.Object, bool, erro
 	return bound(o), found, err
 }
 
-// bound takes labels, addresses and cgroups from a container: they could be anybody's.
+// bound takes labels, addresses and cgroups from a container: they could be anybody's. What is
+// not of a container, as a service of a swarm, is left out.
 func bound(o engine.Object) engine.Object {
+	o.Bindings = slices.DeleteFunc(o.Bindings, func(b port.Binding) bool { return b.Owner.Kind != port.OwnerContainer })
 	if n := len(o.Bindings); n > maxPorts {
 		o.Bindings = o.Bindings[:maxPorts:maxPorts]
 		o.Warnings = append(o.Warnings, fmt.Sprintf("a container publishes %d ports: at most %d are named", n, maxPorts))

@@ -374,6 +374,12 @@ func TestBound(t *testing.T) {
 	if b := got.Bindings[0]; b.Dial != nil || b.Owner.Labels != nil || len(b.Owner.Name) > maxName || b.Owner.Name[:2] != "é" {
 		t.Errorf("kept %+v", b)
 	}
+
+	service := claimOf(80, "0.0.0.0", "")
+	got = bound(engine.Object{ID: "service/x", Bindings: []port.Binding{{Key: service.key, Owner: port.Owner{Kind: port.OwnerService, ID: "x", Name: "web"}}}})
+	if len(got.Bindings) > 0 {
+		t.Errorf("kept of a service: %+v", got.Bindings)
+	}
 }
 
 // What an engine of a user reports is held until it is withdrawn, also while the engine is
