@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -360,16 +361,18 @@ func TestSupervisorRests(t *testing.T) {
 func TestFollowRests(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := &scripted{list: []Object{object("x")}}
-		events, signs, awake := make(chan Event), make(chan struct{}), true
+		events, signs := make(chan Event), make(chan struct{})
+		var awake atomic.Bool
+		awake.Store(true)
 		began, done := time.Now(), make(chan error)
-		st := Stream{Events: events, Rest: 15 * time.Second, Signs: signs, Awake: func() bool { return awake }}
+		st := Stream{Events: events, Rest: 15 * time.Second, Signs: signs, Awake: awake.Load}
 		go func() {
 			done <- NewSet(slog.New(slog.DiscardHandler), &feed{}, new(Table), Host{}).Follow(t.Context(), e, st, 24*time.Hour, func() {})
 		}()
 		time.Sleep(time.Hour)
 		events <- Event{ID: "x", Gone: true}
 		time.Sleep(time.Hour) // somebody needs it
-		awake = false
+		awake.Store(false)
 		signs <- struct{}{}
 		time.Sleep(10 * time.Second)
 		signs <- struct{}{} // begins anew
