@@ -175,6 +175,7 @@ type server struct {
 	owner port.OwnerKind
 	id    string
 	space string
+	in    string // the cluster
 	rule  uint64
 	key   port.Key
 	kept  bool
@@ -186,7 +187,7 @@ func (c *Claim) serverOf() server {
 	s := server{guest: c.Guest, port: c.Key.Port, kept: c.Kept}
 	switch {
 	case c.Owner.Kind != port.OwnerUnknown && c.Owner.ID != "":
-		s.owner, s.id, s.space = c.Owner.Kind, c.Owner.ID, c.Owner.Namespace
+		s.owner, s.id, s.space, s.in = c.Owner.Kind, c.Owner.ID, c.Owner.Namespace, c.Owner.Cluster
 	case c.Rule != 0:
 		s.rule = c.Rule
 	default:

@@ -26,6 +26,8 @@ func claim(guest string, owner port.Owner, host string) Claim {
 	return Claim{Key: port.Key{Protocol: port.TCP, Address: a.Addr(), Port: a.Port()}, Owner: owner, Host: ap(host)}
 }
 
+func inCluster(o port.Owner, name string) port.Owner { o.Cluster = name; return o }
+
 func of(guest int, c Claim) Claim   { c.Guest = guest; return c }
 func by(rule uint64, c Claim) Claim { c.Rule = rule; return c }
 func unavailable(c Claim) Claim     { c.Unavailable = true; return c }
@@ -56,6 +58,9 @@ func TestDecide(t *testing.T) {
 		claims []Claim
 		want   []string
 	}{
+		{"Services of one name in two clusters", []Claim{
+			claim("10.0.0.1:80", inCluster(web, "k3s"), lo), claim("10.0.0.2:80", inCluster(web, "k3s"), lo), claim("0.0.0.0:80", inCluster(web, "kubeadm"), lo),
+		}, []string{"!2", "!2", "+"}},
 		{"loopback, wildcard, specific", []Claim{
 			claim("10.0.0.1:80", none, lo), claim("0.0.0.0:80", none, lo), claim(lo, none, lo),
 		}, []string{"!2", "!2", "+"}},

@@ -36,10 +36,11 @@ type identity struct {
 	guest     string
 	kind      port.OwnerKind
 	id, space string
+	cluster   string
 }
 
 func (p *Port) identity() identity {
-	return identity{p.Guest, p.Owner.Kind, p.Owner.ID, p.Owner.Namespace}
+	return identity{p.Guest, p.Owner.Kind, p.Owner.ID, p.Owner.Namespace, p.Owner.Cluster}
 }
 
 // owner is one that has names.

@@ -6,6 +6,7 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"strings"
 	"time"
 )
 
@@ -61,9 +62,14 @@ type Owner struct {
 	Namespace string            `json:"namespace,omitempty"`
 	Labels    map[string]string `json:"labels,omitempty"` // shared and immutable
 
+	// Cluster is the name of the Kubernetes cluster that a Service or a pod is in, where several
+	// are followed; "" where one is, or where the engine that names the owner does not know.
+	Cluster string `json:"cluster,omitempty"`
+
 	// LabelsLeftOut are the keys of all labels that were left out, in order. If LabelsOmitted
 	// is set and this is empty, it may be any: they are too many, or the peer does not say.
-	LabelsLeftOut []string `json:"labelsLeftOut,omitempty"` // shared and immutable
+	// A pointer takes less room. See LeftOut.
+	LabelsLeftOut *[]string `json:"labelsLeftOut,omitempty"` // shared and immutable
 
 	// Held is set of a container that a user's own engine names. What that engine says is the
 	// user's word, and counts only for ports that processes of this user hold: see AsProcess.
@@ -81,22 +87,35 @@ type Held struct {
 // container for it: whoever may start containers as a user chooses their names.
 func (o *Owner) AsProcess() Owner { return Owner{Kind: OwnerProcess, Name: o.Held.Process} }
 
+// LeftOut returns LabelsLeftOut. The caller must not change them.
+func (o *Owner) LeftOut() []string {
+	if o.LabelsLeftOut == nil {
+		return nil
+	}
+	return *o.LabelsLeftOut
+}
+
 // MayHave reports whether a label that is not in Labels may have been left out.
 func (o *Owner) MayHave(label string) bool {
-	return o.LabelsOmitted && (len(o.LabelsLeftOut) == 0 || slices.Contains(o.LabelsLeftOut, label))
+	return o.LabelsOmitted && (len(o.LeftOut()) == 0 || slices.Contains(o.LeftOut(), label))
 }
 
 // Equal reports whether both are the same.
 func (o Owner) Equal(p Owner) bool {
-	return o.Same(p) && o.Name == p.Name && maps.Equal(o.Labels, p.Labels) && o.LabelsOmitted == p.LabelsOmitted && o.NameCut == p.NameCut &&
-		slices.Equal(o.LabelsLeftOut, p.LabelsLeftOut) && o.Held.equal(p.Held)
+	return o.Same(p) && o.Cluster == p.Cluster && o.Name == p.Name && maps.Equal(o.Labels, p.Labels) && o.LabelsOmitted == p.LabelsOmitted && o.NameCut == p.NameCut &&
+		slices.Equal(o.LeftOut(), p.LeftOut()) && o.Held.equal(p.Held)
 }
 
 func (h *Held) equal(i *Held) bool { return h == i || h != nil && i != nil && *h == *i }
 
 // Same reports whether both name the same thing, whatever they call it.
 func (o Owner) Same(p Owner) bool {
-	return o.Kind == p.Kind && o.ID == p.ID && o.Namespace == p.Namespace
+	return o.Kind == p.Kind && o.ID == p.ID && o.Namespace == p.Namespace && o.MayShareCluster(p)
+}
+
+// MayShareCluster reports whether both are not known to be in different clusters.
+func (o Owner) MayShareCluster(p Owner) bool {
+	return o.Cluster == p.Cluster || o.Cluster == "" || p.Cluster == ""
 }
 
 // OtherOwner is an owner that a publication may lead to besides its own.
@@ -141,13 +160,19 @@ const (
 	SourcePublish = "publish" // ports that containers asked for
 )
 
+// Family returns the source of which name is one of several: "kube" of "kube:k3s".
+func Family(name string) string {
+	family, _, _ := strings.Cut(name, ":")
+	return family
+}
+
 // NotePaused ends, in brackets, the detail of an origin whose container is paused.
 const NotePaused = "paused"
 
 // Origin is the object that a binding comes from. ID is unique within its source
 // for as long as the object lives.
 type Origin struct {
-	Source string // SourceSocket, SourceNAT, SourcePublish, "docker", "podman", "containerd", "kube"
+	Source string // SourceSocket, SourceNAT, SourcePublish, "docker", "podman", "containerd", "kube", "kube:k3s"; see Family
 	ID     string // socket cookie, rule handle, container id and port, ...
 }
 

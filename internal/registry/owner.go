@@ -3,6 +3,7 @@
 package registry
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -90,9 +91,11 @@ func (a *arbiter) ask(by func(Facts) (port.Owner, bool)) (ans answer) {
 			if ans.stale && !stale { // the others that were named are stale
 				ans.stale, ans.rivals = false, nil
 			}
+			cluster := cmp.Or(ans.owner.Cluster, o.Cluster) // the pod's runtime does not know it
 			if ans.owner.Labels == nil {
 				ans.owner = o // Kubernetes reports a pod without labels
 			}
+			ans.owner.Cluster = cluster
 		case ans.stale && !stale:
 			ans = answer{owner: o, known: true}
 		case ans.stale == stale:
@@ -179,7 +182,8 @@ func appendOwner(list []port.Owner, o port.Owner) []port.Owner {
 }
 
 // sameContainer reports whether two engines mean one container: the same id, or
-// the same name and namespace, as a pod has in Kubernetes and in its runtime.
+// the same name and namespace, as a pod has in Kubernetes and in its runtime, which does
+// not know the cluster.
 func sameContainer(a, b port.Owner) bool {
-	return a.Kind == b.Kind && (a.ID == b.ID || a.Name == b.Name && a.Namespace == b.Namespace)
+	return a.Kind == b.Kind && a.MayShareCluster(b) && (a.ID == b.ID || a.Name == b.Name && a.Namespace == b.Namespace)
 }

@@ -38,7 +38,7 @@ func held(p *port.Publication) (by, reason string) {
 // declared reports whether somebody asked an engine for the port, or us for it by name.
 func declared(p *port.Publication) bool {
 	return slices.ContainsFunc(p.Origins, func(o port.OriginInfo) bool {
-		switch o.Source {
+		switch port.Family(o.Source) {
 		case "docker", "podman", "containerd", "kube", port.SourceDemand:
 			return true
 		}

@@ -55,7 +55,7 @@ type Match struct {
 	Protocol  port.Protocol // 0 is any
 	Ports     []PortRange   // guest ports
 	Addresses []AddressMatch
-	Sources   []string // of any origin: names in [Sources]
+	Sources   []string // of any origin: names in [Sources]; see port.Family
 	Owners    []port.OwnerKind
 	Name      string            // glob: the owner's name
 	Namespace string            // glob: the owner's namespace

@@ -494,7 +494,7 @@ func (m *Match) hasAddress(p *port.Publication) bool {
 
 func (m *Match) hasSource(p *port.Publication) bool {
 	for i := range p.Origins {
-		if slices.Contains(m.Sources, p.Origins[i].Source) {
+		if slices.Contains(m.Sources, port.Family(p.Origins[i].Source)) {
 			return true
 		}
 	}

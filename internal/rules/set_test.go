@@ -831,7 +831,7 @@ func TestHostRuleThatMayMatchWhatWasLeftOut(t *testing.T) {
 	trimmed := port.Owner{Kind: port.OwnerContainer, ID: "w", Name: "web", Labels: map[string]string{"tier": "front"}, LabelsOmitted: true}
 	cut := port.Owner{Kind: port.OwnerContainer, ID: "w", Name: "web", Namespace: "shop", NameCut: true}
 	named := trimmed
-	named.LabelsLeftOut = []string{"devcontainer.metadata", "team"}
+	named.LabelsLeftOut = &[]string{"devcontainer.metadata", "team"}
 	const labels, names = "labels of its owner were left out", "parts of its owner's name were left out"
 	for _, c := range []struct {
 		what   string
@@ -896,6 +896,27 @@ func TestAddressesHaveNoRoomToSpare(t *testing.T) {
 		p := port.Publication{Key: port.Key{Protocol: port.TCP, Address: netip.IPv6Unspecified(), Port: 80}, DualStack: dual}
 		if got := new(Set).agentAddresses(&p); cap(got) != len(got) {
 			t.Errorf("dual stack %t: %v with room for %d", dual, got, cap(got))
+		}
+	}
+}
+
+// The sources of several clusters are one to rules, and what each declares is asked for.
+func TestSourcesOfOneFamily(t *testing.T) {
+	set, err := New(Loopback(), []Rule{{Match: Match{Sources: []string{"kube"}, Ports: []PortRange{{30080, 30080}}}, Deny: true}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, source := range []string{"kube", "kube:k3s", "kube:/a:b"} {
+		p := port.Publication{
+			Key:     port.Key{Protocol: port.TCP, Address: netip.IPv4Unspecified(), Port: 30080},
+			Origins: []port.OriginInfo{{Origin: port.Origin{Source: source}}},
+		}
+		if d := set.Decide(p); d.Allow || !strings.HasPrefix(d.Rule, "rule 1") {
+			t.Errorf("%s: decided %+v, want a denial by rule 1", source, d)
+		}
+		p.Protocol, p.Port = port.UDP, 53
+		if d := set.Decide(p); !d.Allow {
+			t.Errorf("%s declares 53/udp: decided %+v, want it allowed", source, d)
 		}
 	}
 }

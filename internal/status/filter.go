@@ -81,7 +81,7 @@ func (t term) match(p Publication) bool {
 	for _, o := range p.Origins {
 		sources = append(sources, o.Source)
 	}
-	owner := []string{p.Owner.Kind.String(), p.Owner.Name, p.Owner.ID, p.Owner.Namespace}
+	owner := []string{p.Owner.Kind.String(), p.Owner.Name, p.Owner.ID, p.Owner.Namespace, p.Owner.Cluster}
 	addresses := []string{p.guestAddress()}
 	for _, a := range p.HostAddresses {
 		addresses = append(addresses, a.String())

@@ -164,6 +164,7 @@ type Owner struct {
 	Name      string            `json:"name"`
 	ID        string            `json:"id"`
 	Namespace string            `json:"namespace,omitempty"`
+	Cluster   string            `json:"cluster,omitempty"` // of Kubernetes, where several are followed
 	Labels    map[string]string `json:"labels"`
 	// LabelsOmitted and NameCut report, on a host, that the guest left out labels, or the
 	// end of Name or Namespace, because they are too many or too long.
@@ -269,7 +270,7 @@ func Describe(p port.Publication, outcomes []Outcome) Publication {
 		Protocol: p.Protocol, Address: p.Address, Port: p.Port, DualStack: p.DualStack,
 		HostAddresses: []netip.AddrPort{}, Outcomes: outcomes, Since: p.Since.UTC(), SinceAtLeast: p.SinceAtLeast, Rule: p.Decision.Rule, Warnings: p.Decision.Warnings(),
 		Owner: Owner{
-			Kind: p.Owner.Kind, Name: p.Owner.Name, ID: p.Owner.ID, Namespace: p.Owner.Namespace, Labels: p.Owner.Labels,
+			Kind: p.Owner.Kind, Name: p.Owner.Name, ID: p.Owner.ID, Namespace: p.Owner.Namespace, Cluster: p.Owner.Cluster, Labels: p.Owner.Labels,
 			LabelsOmitted: p.Owner.LabelsOmitted, NameCut: p.Owner.NameCut, Held: p.Owner.Held,
 		},
 	}

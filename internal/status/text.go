@@ -51,7 +51,7 @@ func WriteTable(w io.Writer, l List, style Style) error {
 	}
 	for _, p := range l.Publications {
 		row := []string{
-			p.Key().Slot().String(), Quote(p.guestAddress()), p.shownState(), hostColumn(p, style.Wide), ownerColumn(p.Owner),
+			p.Key().Slot().String(), Quote(p.guestAddress()), p.shownState(), hostColumn(p, style.Wide), ownerColumn(p.Owner, style.Wide),
 			p.age(style.Now),
 		}
 		if showGuests {
@@ -233,7 +233,10 @@ func hostColumn(p Publication, wide bool) string {
 	return first
 }
 
-func ownerColumn(o Owner) string {
+func ownerColumn(o Owner, wide bool) string {
+	if wide && o.Cluster != "" {
+		return ownerColumn(o, false) + " in " + Quote(o.Cluster)
+	}
 	name := Quote(o.Name)
 	switch {
 	case o.Kind == port.OwnerUnknown:
@@ -327,7 +330,7 @@ func WriteEvent(w io.Writer, e Event, paint Painter) error {
 		}
 		line += "  on " + paint.Paint(color, hostColumn(p, true))
 	}
-	if o := ownerColumn(p.Owner); o != "-" {
+	if o := ownerColumn(p.Owner, true); o != "-" {
 		line += "  by " + o
 	}
 	if p.Reason != "" && e.Type != Gone {

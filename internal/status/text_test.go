@@ -85,9 +85,13 @@ func TestOwnerColumn(t *testing.T) {
 		"web":       {Kind: port.OwnerContainer, Name: "web", ID: "x"},
 		"x":         {Kind: port.OwnerContainer, ID: "x"},
 	} {
-		if got := ownerColumn(o); got != want {
+		if got := ownerColumn(o, false); got != want {
 			t.Errorf("ownerColumn(%+v) = %q, want %q", o, got, want)
 		}
+	}
+	service := Owner{Kind: port.OwnerService, Name: "web", ID: "default/web", Cluster: "k3s"}
+	if short, wide := ownerColumn(service, false), ownerColumn(service, true); short != "web" || wide != "web in k3s" {
+		t.Errorf("of a cluster: %q, and wide %q; want %q and %q", short, wide, "web", "web in k3s")
 	}
 }
 

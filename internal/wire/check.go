@@ -201,7 +201,7 @@ func checkOwner(key port.Key, o port.Owner) error {
 		held = *o.Held
 	}
 	for _, t := range [...]struct{ name, text string }{
-		{"owner name", o.Name}, {"owner id", o.ID}, {"owner namespace", o.Namespace},
+		{"owner name", o.Name}, {"owner id", o.ID}, {"owner namespace", o.Namespace}, {"owner cluster", o.Cluster},
 		{"engine of the owner", held.Engine}, {"user of the owner", held.User}, {"process of the owner", held.Process},
 	} {
 		if err := checkText(t.name, t.text, MaxName); err != nil {
@@ -221,11 +221,11 @@ func checkOwner(key port.Key, o port.Owner) error {
 			return malformed("%s: a label is not UTF-8", key)
 		}
 	}
-	if len(o.LabelsLeftOut) > MaxLabels {
-		return malformed("%s: %d labels left out, at most %d are named", key, len(o.LabelsLeftOut), MaxLabels)
+	if len(o.LeftOut()) > MaxLabels {
+		return malformed("%s: %d labels left out, at most %d are named", key, len(o.LeftOut()), MaxLabels)
 	}
 	total = 0
-	for _, k := range o.LabelsLeftOut {
+	for _, k := range o.LeftOut() {
 		total += len(k)
 		if total > MaxLeftOut || !fit(k, "") {
 			return malformed("%s: the key of a label that was left out is too long or not UTF-8", key)

@@ -65,11 +65,13 @@ func (p *Publication) addOthers(others []port.OtherOwner) {
 func fitOwner(o port.Owner) port.Owner {
 	fit := port.Owner{
 		Kind: o.Kind, Name: truncate(o.Name, MaxName), ID: truncate(o.ID, MaxName),
-		Namespace: truncate(o.Namespace, MaxName), Labels: fitLabels(o.Labels),
+		Namespace: truncate(o.Namespace, MaxName), Cluster: truncate(o.Cluster, MaxName), Labels: fitLabels(o.Labels),
 	}
 	fit.LabelsOmitted = o.LabelsOmitted || len(fit.Labels) < len(o.Labels)
 	if fit.LabelsOmitted && !o.LabelsOmitted {
-		fit.LabelsLeftOut = leftOut(o.Labels, fit.Labels)
+		if keys := leftOut(o.Labels, fit.Labels); len(keys) > 0 {
+			fit.LabelsLeftOut = &keys
+		}
 	}
 	if h := o.Held; h != nil {
 		fit.Held = &port.Held{Engine: truncate(h.Engine, MaxName), User: truncate(h.User, MaxName), Process: truncate(h.Process, MaxName)}
@@ -131,6 +133,7 @@ func FromUnpublished(p port.Publication) (w UnpublishedPort, ok bool) {
 		Rule: truncate(p.Decision.Rule, MaxReason), Reason: truncate(p.Decision.Reason, MaxReason),
 		Owner: port.Owner{
 			Kind: p.Owner.Kind, Name: truncate(p.Owner.Name, MaxName), ID: truncate(p.Owner.ID, MaxName), Namespace: truncate(p.Owner.Namespace, MaxName),
+			Cluster: truncate(p.Owner.Cluster, MaxName),
 		},
 	}
 	if len(p.Origins) > 0 {

@@ -12,9 +12,9 @@ const (
 )
 
 func publicationSize(p Publication) int {
-	fixed := 400 + keySize*(1+len(p.Host)) + 8*(len(p.Owner.Labels)+len(p.Owner.LabelsLeftOut))
+	fixed := 400 + keySize*(1+len(p.Host)) + 8*(len(p.Owner.Labels)+len(p.Owner.LeftOut()))
 	for _, o := range p.Others {
-		fixed += 8 * (len(o.Labels) + len(o.LabelsLeftOut))
+		fixed += 8 * (len(o.Labels) + len(o.LeftOut()))
 	}
 	return fixed + 6*p.TextBytes()
 }
@@ -46,14 +46,14 @@ const heldSize = 48
 const otherSize = 128
 
 func ownerText(o port.Owner) int {
-	n := len(o.Name) + len(o.ID) + len(o.Namespace)
+	n := len(o.Name) + len(o.ID) + len(o.Namespace) + len(o.Cluster)
 	if h := o.Held; h != nil {
 		n += heldSize + len(h.Engine) + len(h.User) + len(h.Process)
 	}
 	for k, v := range o.Labels {
 		n += len(k) + len(v)
 	}
-	for _, k := range o.LabelsLeftOut {
+	for _, k := range o.LeftOut() {
 		n += len(k)
 	}
 	return n

@@ -516,12 +516,13 @@ func fat(n int) Publication {
 	p := web()
 	p.Address = netip.AddrFrom4([4]byte{10, byte(n >> 16), byte(n >> 8), byte(n)})
 	p.Owner.Name = strings.Repeat("\x01", MaxName)
-	p.Owner.ID, p.Owner.Namespace = p.Owner.Name, p.Owner.Name
+	p.Owner.ID, p.Owner.Namespace, p.Owner.Cluster = p.Owner.Name, p.Owner.Name, p.Owner.Name
 	p.Owner.Labels = make(map[string]string)
 	for i := range MaxLabels {
 		k := fmt.Sprintf("%02d", i)
 		p.Owner.Labels[k] = strings.Repeat("\x01", MaxLabelBytes/MaxLabels-len(k))
-		p.Owner.LabelsLeftOut = append(p.Owner.LabelsLeftOut, strings.Repeat("\x01", MaxLeftOut/MaxLabels))
+		keys := append(p.Owner.LeftOut(), strings.Repeat("\x01", MaxLeftOut/MaxLabels))
+		p.Owner.LabelsLeftOut = &keys
 	}
 	p.Owner.LabelsOmitted = true
 	p.Host = nil
@@ -799,6 +800,7 @@ func TestWhatIsLeftOutIsOnTheWire(t *testing.T) {
 			"g": strings.Repeat("v", MaxLabelValue), "h": strings.Repeat("v", MaxLabelValue),
 		}}, true, false},
 		{"a label that is not UTF-8", port.Owner{Labels: map[string]string{"a": "\xff"}}, true, false},
+		{"a cluster", port.Owner{Name: "web", Cluster: "k3s"}, false, false},
 		{"a long name", port.Owner{Name: long}, false, true},
 		{"a long namespace", port.Owner{Namespace: long}, false, true},
 	} {
@@ -819,7 +821,7 @@ func TestWhatIsLeftOutIsOnTheWire(t *testing.T) {
 		}
 		got := m.Snapshot.Publications[0].Port()
 		for _, o := range []port.Owner{got.Owner, got.Others[0].Owner} {
-			if o.LabelsOmitted != c.labels || o.NameCut != c.cut {
+			if o.LabelsOmitted != c.labels || o.NameCut != c.cut || o.Cluster != c.owner.Cluster {
 				t.Errorf("%s: received %+v", c.what, o)
 			}
 		}
@@ -862,7 +864,7 @@ func TestLabelsLeftOutAreNamed(t *testing.T) {
 			t.Fatalf("%s: %v", c.what, err)
 		}
 		o := m.Snapshot.Publications[0].Port().Owner
-		if len(o.LabelsLeftOut) != c.count || o.Labels["a"] != "b" {
+		if len(o.LeftOut()) != c.count || o.Labels["a"] != "b" {
 			t.Errorf("%s: received %+v", c.what, o)
 		}
 		if c.mayHave != none && !o.MayHave(c.mayHave) || c.not != none && o.MayHave(c.not) {
@@ -874,7 +876,7 @@ func TestLabelsLeftOutAreNamed(t *testing.T) {
 		"too long together": slices.Repeat([]string{strings.Repeat("k", MaxLabelKey)}, MaxLeftOut/MaxLabelKey+1),
 	} {
 		p := web()
-		p.Owner.LabelsOmitted, p.Owner.LabelsLeftOut = true, keys
+		p.Owner.LabelsOmitted, p.Owner.LabelsLeftOut = true, &keys
 		if err := p.Check(); !errors.Is(err, ErrMalformed) {
 			t.Errorf("%s: %v", what, err)
 		}

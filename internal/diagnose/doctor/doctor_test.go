@@ -174,6 +174,9 @@ func TestEachFaultHasItsRemedy(t *testing.T) {
 		{"refused kubeconfig", func(f *Facts) {
 			f.Agent.Sources[1] = Source{Name: "kube", State: "stale", Error: "no usable kubeconfig: /k has mode 0666: chmod go-w /k"}
 		}, Failing, "source kube", "chmod go-w /k", "as root"},
+		{"second cluster down", func(f *Facts) {
+			f.Agent.Sources[1] = Source{Name: "kube:k3s", State: "stale", Error: "connection refused"}
+		}, Failing, "source kube:k3s", "connection refused", "start the cluster"},
 		{"forgotten kubeconfig", func(f *Facts) {
 			f.Agent.Sources[1] = Source{Name: "kube", State: "live", Method: "no usable kubeconfig: /k has mode 0666: chmod go-w /k"}
 		}, Warning, "source kube", "chmod go-w /k", "as root"},

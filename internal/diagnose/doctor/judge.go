@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/fairlead/fairlead/internal/diagnose/explain"
+	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/privilege"
 )
 
@@ -239,7 +240,7 @@ func (j *judge) sources() {
 			if !s.Since.IsZero() {
 				detail += ", since " + s.Since.UTC().Format(time.RFC3339)
 			}
-			remedy := sourceRemedies[s.Name]
+			remedy := sourceRemedies[port.Family(s.Name)]
 			if strings.Contains(s.Error, "no usable ") {
 				remedy = unusableRemedy
 			}

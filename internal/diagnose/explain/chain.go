@@ -93,6 +93,9 @@ func Owner(o port.Owner) string {
 	if o.Namespace != "" {
 		s += " of " + o.Namespace
 	}
+	if o.Cluster != "" {
+		s += ", in cluster " + o.Cluster
+	}
 	if h := o.Held; h != nil {
 		s += ", as " + h.Engine + " of user " + h.User + " says; rules take it for process " + h.Process
 	}

@@ -330,6 +330,9 @@ func several(d port.Demand, found []engine.Found) string {
 		name := f.Owner.Name
 		if f.Owner.Namespace != "" {
 			name = f.Owner.Namespace + "/" + name
+			if f.Owner.Cluster != "" {
+				name += " of cluster " + f.Owner.Cluster
+			}
 		} else if name == d.Name {
 			name += " (" + f.Owner.ID[:min(12, len(f.Owner.ID))] + ")"
 		}
@@ -339,6 +342,9 @@ func several(d port.Demand, found []engine.Found) string {
 	n := len(list)
 	if most := 8; n > most {
 		list = append(list[:most], fmt.Sprintf("%d more", n-most))
+	}
+	if d.Service {
+		return fmt.Sprintf("%s is in %d clusters: %s; name a pod of it instead", d.Owner(), n, strings.Join(list, ", "))
 	}
 	return fmt.Sprintf("%s names %d containers: name one of %s", d.Owner(), n, strings.Join(list, ", "))
 }

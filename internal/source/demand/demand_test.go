@@ -236,6 +236,25 @@ func TestWaits(t *testing.T) {
 	})
 }
 
+// A Service of that name in two clusters is none that can be dialled: it names both.
+func TestServiceOfTwoClusters(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t, nil)
+		defer f.run()()
+		found := func(cluster, address string) engine.Found {
+			return engine.Found{
+				Owner: port.Owner{Kind: port.OwnerService, ID: "default/web", Name: "web", Namespace: "default", Cluster: cluster},
+				Dial:  []netip.AddrPort{netip.MustParseAddrPort(address)},
+			}
+		}
+		f.services.change(found("k3s", "10.43.0.7:80"), found("kubeadm", "10.96.0.7:80"))
+		f.Ask("rules", parse(t, "svc/default/web:80"))
+		f.want("both", "", "svc/default/web is in 2 clusters: default/web of cluster k3s, default/web of cluster kubeadm; name a pod of it instead")
+		f.services.change(found("", "10.43.0.7:80"))
+		f.want("one", "svc/default/web:80/tcp=tcp 10.43.0.7:80>[10.43.0.7:80] web>[]", "")
+	})
+}
+
 // A Service is dialled at its address, and rules see its endpoints.
 func TestService(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -3,6 +3,7 @@
 package engine
 
 import (
+	"cmp"
 	"net/netip"
 	"slices"
 	"sync"
@@ -50,7 +51,7 @@ func (t *Table) Find(d port.Demand) (found []Found) {
 func AppendFound(list []Found, f Found) []Found {
 	for i := range list {
 		o, l := f.Owner, &list[i]
-		if l.Owner.Kind != o.Kind || l.Owner.ID != o.ID && (o.Namespace == "" || l.Owner.Name != o.Name || l.Owner.Namespace != o.Namespace) {
+		if l.Owner.Kind != o.Kind || !l.Owner.MayShareCluster(o) || l.Owner.ID != o.ID && (o.Namespace == "" || l.Owner.Name != o.Name || l.Owner.Namespace != o.Namespace) {
 			continue
 		}
 		for _, a := range f.Dial {
@@ -59,8 +60,9 @@ func AppendFound(list []Found, f Found) []Found {
 			}
 		}
 		if len(l.Owner.Labels) == 0 { // Kubernetes reports a pod without labels
-			l.Owner = o
+			o.Cluster, l.Owner = cmp.Or(o.Cluster, l.Owner.Cluster), o
 		}
+		l.Owner.Cluster = cmp.Or(l.Owner.Cluster, o.Cluster) // the pod's runtime does not know it
 		return list
 	}
 	f.Dial = slices.Clone(f.Dial)

@@ -134,6 +134,7 @@ function facts() {
   if (p.guest) fact('Guest', clean(guests.get(p.guest) ?? p.guest));
   if (p.dialTarget) fact('Dialled', el('code', {}, p.dialTarget));
   fact('Owner', `${p.owner.kind} `, el('b', {}, ownerName(p.owner)), p.owner.id && p.owner.id !== p.owner.name ? el('code', { class: 'id' }, ` ${clean(p.owner.id)}`) : null);
+  if (p.owner.cluster) fact('Cluster', clean(p.owner.cluster));
   const labels = Object.entries(p.owner.labels ?? {});
   for (const [k, v] of labels.slice(0, 64)) fact('Label', el('code', {}, `${clean(k)}=${clean(v.length > 1024 ? v.slice(0, 1024) + '…' : v)}`));
   if (labels.length > 64) fact('Labels', `and ${labels.length - 64} more`);
