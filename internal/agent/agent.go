@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"net/url"
 	"os"
 	"slices"
 	"sync/atomic"
@@ -174,19 +175,50 @@ func (a *Agent) wireSources() error {
 	}
 	a.registry = registry.New(registry.Options{Rules: a.cfg.Rules, Logger: a.log, Shrunk: a.shrunk, Busy: a.busy})
 	for _, name := range a.cfg.Sources {
+		if name == "kube" {
+			if err := a.wireKube(); err != nil {
+				return err
+			}
+			continue
+		}
 		s, err := a.newSource(name)
 		if err != nil {
 			return err
 		}
-		a.sources = append(a.sources, s)
-		if f, ok := s.(named); ok {
-			a.registry.AddFacts(f.Name(), f.Facts())
-		}
-		if h, ok := s.(interface{ Holders() registry.Holders }); ok {
-			a.registry.SetHolders(h.Holders())
-		}
+		a.addSource(s)
 	}
 	return nil
+}
+
+func (a *Agent) addSource(s Source) {
+	a.sources = append(a.sources, s)
+	if f, ok := s.(named); ok {
+		a.registry.AddFacts(f.Name(), f.Facts())
+	}
+	if h, ok := s.(interface{ Holders() registry.Holders }); ok {
+		a.registry.SetHolders(h.Holders())
+	}
+}
+
+// wireKube makes a source of each cluster.
+func (a *Agent) wireKube() error {
+	k := a.cfg.Kube
+	all, err := kube.NewAll(kube.Options{
+		Kubeconfigs: k.Kubeconfigs, Context: k.Context, Namespaces: k.Namespaces, Selector: k.Selector,
+		Retry: a.engineRetry(), Listens: a.registry.AwaitTCP, Logger: a.log,
+	}, a.engineMemory)
+	for _, s := range all {
+		a.addSource(s)
+	}
+	return err
+}
+
+// feed makes the feed of a source.
+func (a *Agent) feed(s Source) registry.Feed {
+	if o, ok := s.(interface{ Optional() bool }); ok && o.Optional() {
+		return a.registry.OptionalFeed(s.Name())
+	}
+	return a.registry.Feed(s.Name())
 }
 
 // observerOptions are those of the configuration.
@@ -214,12 +246,6 @@ func (a *Agent) newSource(name string) (Source, error) {
 	case users.Name:
 		others := append(docker.SocketsOf(a.cfg.Docker.Hosts), docker.SocketsOf(a.cfg.Podman.Hosts)...)
 		return users.New(users.Options{Others: others, Signs: a.registry.PodmanSigns, Retry: a.engineRetry(), Logger: a.log})
-	case "kube":
-		k := a.cfg.Kube
-		return kube.New(kube.Options{
-			Kubeconfigs: k.Kubeconfigs, Context: k.Context, Namespaces: k.Namespaces, Selector: k.Selector,
-			Retry: a.engineRetry(), Memory: a.engineMemory(name), Listens: a.registry.AwaitTCP, Logger: a.log,
-		})
 	}
 	return nil, fmt.Errorf("source %q: want one of %q", name, config.Sources())
 }
@@ -251,7 +277,7 @@ func (a *Agent) podmanOptions() docker.Options {
 
 // engineMemory is the file in which a source keeps what it knows of its engine.
 func (a *Agent) engineMemory(source string) engine.Memory {
-	return engine.Memory(a.stateFile(source + "-owners.json"))
+	return engine.Memory(a.stateFile(url.PathEscape(source) + "-owners.json"))
 }
 
 // engineRetry is how long the ports of an engine that disappeared are kept.
@@ -397,7 +423,7 @@ func (a *Agent) Run(ctx context.Context, watch func(ctx context.Context, onChang
 	feeds := make([]registry.Feed, len(a.sources))
 	var declared []*engine.OwnAddresses
 	for i, s := range a.sources {
-		feeds[i] = a.registry.Feed(s.Name())
+		feeds[i] = a.feed(s)
 		if _, ok := s.(named); ok {
 			own := engine.NewOwnAddresses(feeds[i], a.log.With("source", s.Name()))
 			feeds[i], declared = own, append(declared, own)

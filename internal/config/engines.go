@@ -31,7 +31,7 @@ type Containerd struct {
 
 // Kube configures the Kubernetes source.
 type Kube struct {
-	// Kubeconfigs are absolute paths, tried in order. Empty means the service
+	// Kubeconfigs are absolute paths. Those that exist are all followed. Empty means the service
 	// account in a cluster, or $KUBECONFIG, or those of k3s, kubeadm, RKE2 and k0s.
 	Kubeconfigs []string
 	Context     string   // of the kubeconfig; empty for its current one
@@ -51,7 +51,7 @@ func (c *Agent) engineFields() []field {
 		many("containerd.namespaces", "containerd-namespace", "name", &c.Containerd.Namespaces, namespaceName, str,
 			"containerd namespaces to read (default all but Docker's)"),
 		many("kube.kubeconfigs", "kubeconfig", "path", &c.Kube.Kubeconfigs, absolute, str,
-			"kubeconfig files, tried in order (default the service account in a cluster, else $KUBECONFIG, else those of k3s, kubeadm, RKE2 and k0s)"),
+			"kubeconfig files, whose clusters are all followed (default the service account in a cluster, else $KUBECONFIG, else those of k3s, kubeadm, RKE2 and k0s)"),
 		one("kube.context", "kube-context", "name", &c.Kube.Context, plain, str, "context of the kubeconfig (default its current one)"),
 		many("kube.namespaces", "kube-namespace", "name", &c.Kube.Namespaces, namespaceName, str, "namespaces of Services to read (default all)"),
 		one("kube.selector", "kube-selector", "labels", &c.Kube.Selector, plain, str, "read only Services with these labels"),

@@ -158,10 +158,16 @@ func (r *Registry) factsChanged(keys []AttributionKey) {
 
 // Feed adds a source. The order of the calls is the order in which the sources'
 // dial targets are tried.
-func (r *Registry) Feed(name string) Feed {
+func (r *Registry) Feed(name string) Feed { return r.feed(name, false) }
+
+// OptionalFeed adds a source that is not listed among the sources while it is live and has
+// neither a method nor a warning.
+func (r *Registry) OptionalFeed(name string) Feed { return r.feed(name, true) }
+
+func (r *Registry) feed(name string, optional bool) Feed {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	s := &source{r: r, name: name, order: len(r.sources), set: make(map[string]*port.Binding)}
+	s := &source{r: r, name: name, optional: optional, order: len(r.sources), set: make(map[string]*port.Binding)}
 	r.sources = append(r.sources, s)
 	r.pending++
 	s.setStatus(SourceStatus{Name: name, State: Starting})

@@ -402,3 +402,82 @@ func TestWarningsAreLoggedOnce(t *testing.T) {
 		t.Errorf("warnings that ended are shown: %q", st.Warnings)
 	}
 }
+
+// An optional source is listed only while it has something to say, and Ready waits for it.
+func TestOptionalFeed(t *testing.T) {
+	r := newRegistry()
+	f := r.OptionalFeed("kube:k3s")
+	listed := func(want bool) {
+		t.Helper()
+		if _, ok := r.Sources().View().Get("kube:k3s"); ok != want {
+			t.Errorf("listed %v, want %v", ok, want)
+		}
+	}
+	listed(true) // it may take long to start
+	f.Replace(nil)
+	listed(false)
+	select {
+	case <-r.Ready():
+	default:
+		t.Error("not ready after a complete set")
+	}
+	f.Stale(errors.New("down"))
+	listed(true)
+	f.Replace(nil)
+	listed(false)
+	f.Method("watch")
+	listed(true)
+	f.Method("")
+	listed(false)
+	f.Warn([]string{"a port"})
+	listed(true)
+}
+
+// Two clusters claim one node port, by Services of one name: neither is certain.
+func TestClaimsOfTwoClusters(t *testing.T) {
+	r := newRegistry()
+	key := binding("x", "0.0.0.0:30080", 0).Key
+	feeds := []Feed{r.Feed("kube"), r.OptionalFeed("kube:kubeadm")}
+	for i, cluster := range []string{"k3s", "kubeadm"} {
+		b := binding("default/web", "0.0.0.0:30080", 0)
+		b.Owner = port.Owner{Kind: port.OwnerService, ID: "default/web", Name: "web", Namespace: "default", Cluster: cluster}
+		feeds[i].Replace([]port.Binding{b})
+	}
+	p, _ := r.Publications().View().Get(key)
+	if p.Owner.Cluster != "k3s" || len(p.Others) != 1 || p.Others[0].Cluster != "kubeadm" || !p.Others[0].Rival {
+		t.Errorf("owned by %+v, others %+v; want the Service of the other cluster as a rival", p.Owner, p.Others)
+	}
+}
+
+// A pod's runtime does not know its cluster: both are the pod's, until another cluster claims
+// the address.
+func TestPodOfACluster(t *testing.T) {
+	pod := port.Owner{Kind: port.OwnerContainer, ID: "default/web-0", Name: "web-0", Namespace: "default"}
+	runtime := port.Owner{Kind: port.OwnerContainer, ID: "0123", Name: "web-0", Namespace: "default", Labels: map[string]string{"app": "web"}}
+	answer := func(owners ...port.Owner) answer {
+		var a arbiter
+		for _, o := range owners {
+			f := new(fixed)
+			f.owner = o
+			a.engines = append(a.engines, engine{f, func() bool { return false }})
+		}
+		return a.owner(port.Hints{Targets: []netip.AddrPort{netip.MustParseAddrPort("10.1.0.2:80")}})
+	}
+	one, two := pod, pod
+	one.Cluster, two.Cluster = "k3s", "kubeadm"
+	if ans := answer(runtime, one); !ans.known || ans.owner.ID != "0123" || ans.owner.Cluster != "k3s" || ans.owner.Labels == nil {
+		t.Errorf("one cluster: %+v, want the container with its cluster", ans)
+	}
+	if ans := answer(runtime, one, two); ans.known || len(ans.rivals) != 2 {
+		t.Errorf("two clusters: %+v, want two rivals", ans)
+	}
+}
+
+// fixed has one owner for all.
+type fixed struct {
+	Facts
+
+	owner port.Owner
+}
+
+func (f *fixed) ByAddress(netip.Addr) (port.Owner, bool) { return f.owner, true }

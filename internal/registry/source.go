@@ -49,6 +49,7 @@ type source struct {
 	set      map[string]*port.Binding // by origin id
 	status   SourceStatus
 	complete bool // it has reported a complete set
+	optional bool // see OptionalFeed
 }
 
 var _ Feed = (*source)(nil)
@@ -198,7 +199,13 @@ func (s *source) setStatus(st SourceStatus) {
 	}
 	changed := st.State != s.status.State
 	s.status = st
-	s.r.status.Update(func(tx *table.Tx[string, SourceStatus]) { tx.Put(s.name, st) })
+	s.r.status.Update(func(tx *table.Tx[string, SourceStatus]) {
+		if s.optional && st.State == Live && st.Method == "" && len(st.Warnings) == 0 {
+			tx.Delete(s.name)
+			return
+		}
+		tx.Put(s.name, st)
+	})
 	if changed && s.r.engines[s.name] {
 		s.r.engineStateChanged(s)
 	}

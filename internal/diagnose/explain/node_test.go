@@ -24,6 +24,10 @@ func TestOwnerThatIsANode(t *testing.T) {
 			t.Errorf("%s: %q, want %q", tt.label, got, tt.want)
 		}
 	}
+	pod := port.Owner{Kind: port.OwnerContainer, ID: "default/web-0", Name: "web-0", Namespace: "default", Cluster: "k3s"}
+	if got, want := Owner(pod), "container web-0 (default/web-0) of default, in cluster k3s"; got != want {
+		t.Errorf("a pod: %q, want %q", got, want)
+	}
 	process := port.Owner{Kind: port.OwnerProcess, ID: "1", Name: "web", Labels: map[string]string{"k3d.cluster": "dev"}}
 	if got := Owner(process); got != "process web (1)" {
 		t.Errorf("a process: %q", got)

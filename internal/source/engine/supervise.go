@@ -84,6 +84,10 @@ func (r Retry) Validate() error {
 // which is a complete set; one that was there and is lost is stale.
 var ErrAbsent = errors.New("no engine yet")
 
+// ErrUnused is in an [ErrAbsent] of a source that is one of several and is not needed now:
+// there is nothing to say of it.
+var ErrUnused = errors.New("not needed")
+
 // ErrRefused is in the error of a session that found sockets or addresses, none of
 // which anybody listens at: an engine is starting, or left its socket behind. It is also
 // in that of one which may not use the configuration that it found.
@@ -312,7 +316,11 @@ func (l *supervision) report(err error) {
 		l.stale(err)
 		return
 	}
-	l.absence.begin(err.Error())
+	reason := err.Error()
+	if errors.Is(err, ErrUnused) {
+		reason = ""
+	}
+	l.absence.begin(reason)
 }
 
 // expect notes whether there is a trace of an engine, and since when nobody listens. A

@@ -86,49 +86,58 @@ func (s *Source) load() (config, error) {
 	return c, nil
 }
 
-// loadFile reads the first kubeconfig that exists and may be used. Without one, the error
-// is an [engine.ErrAbsent], or an [engine.ErrRefused] unless a server was listed.
+// errNoContext is in the error of a kubeconfig without the context that is configured.
+var errNoContext = errors.New("the context does not exist")
+
+// missing reports whether reading a kubeconfig failed because there is none.
+func missing(c config, err error) bool { return c.sum == nil && errors.Is(err, os.ErrNotExist) }
+
+// loadFile reads the first kubeconfig that exists, may be used and is no other source's to
+// follow: the one that was read before, if that is so. Without one, the error is an
+// [engine.ErrAbsent], or an [engine.ErrRefused] unless a server was listed.
 func (s *Source) loadFile() (config, error) {
-	var missing, unusable []error
-	for _, path := range s.o.Kubeconfigs {
-		c, err := s.readFile(path)
-		switch {
-		case errors.Is(err, trust.ErrUntrusted), errors.Is(err, os.ErrPermission):
-			unusable = append(unusable, fmt.Errorf("%s: %w", c.origin, err))
-		case err != nil && c.sum == nil && errors.Is(err, os.ErrNotExist):
-			missing = append(missing, err)
-		default:
-			return c, err
-		}
+	var none, unusable, other []error
+	paths := s.o.Kubeconfigs
+	if own := s.clusters.path(s); own != "" {
+		paths = unique(append([]string{own}, paths...))
 	}
-	if len(unusable) == 0 {
-		return config{origin: "no kubeconfig"}, fmt.Errorf("%w: %w", engine.ErrAbsent, errors.Join(missing...))
+	for _, path := range paths {
+		c, err := s.readFile(path)
+		by := ""
+		switch {
+		case err != nil && missing(c, err):
+			none = append(none, err)
+			continue
+		case errors.Is(err, errNoContext):
+			other = append(other, fmt.Errorf("%s: %w", c.origin, err))
+			continue
+		case errors.Is(err, trust.ErrUntrusted), errors.Is(err, os.ErrPermission):
+			if by = s.clusters.takenBy(s, claim{path: path}); by == "" {
+				unusable = append(unusable, fmt.Errorf("%s: %w", c.origin, err))
+				continue
+			}
+		default:
+			if by = s.clusters.take(s, claim{path, c.server()}); by == "" {
+				return c, err
+			}
+		}
+		none = append(none, fmt.Errorf("%s: the source %s follows it", c.origin, by))
 	}
 	err := errors.Join(unusable...)
-	if !s.listed.Load() {
+	switch {
+	case err != nil && s.listed.Load():
+	case err != nil && s.Optional(): // another cluster is followed, and nothing waits for this one
+		err = fmt.Errorf("%w: %w", engine.ErrAbsent, err)
+	case err != nil:
 		err = engine.Refused(err)
+	case s.Optional():
+		return config{origin: "no kubeconfig"}, fmt.Errorf("%w: %w: %w", engine.ErrAbsent, engine.ErrUnused, errors.Join(append(none, other...)...))
+	case len(other) > 0:
+		return config{origin: "no kubeconfig has the context"}, errors.Join(other...)
+	default:
+		return config{origin: "no kubeconfig"}, fmt.Errorf("%w: %w", engine.ErrAbsent, errors.Join(none...))
 	}
 	return config{origin: "no usable kubeconfig"}, err
-}
-
-// unread returns a warning for each other kubeconfig whose server is another one: one cluster
-// is followed, so the Services of that one have no names. One that cannot be read or used is
-// left out.
-func (s *Source) unread(followed config) (warnings []string) {
-	if s.inCluster {
-		return nil
-	}
-	servers := map[string]bool{followed.rest.Host: true}
-	for _, path := range s.o.Kubeconfigs {
-		c, err := s.readFile(path)
-		if err != nil || servers[c.rest.Host] {
-			continue
-		}
-		servers[c.rest.Host] = true
-		warnings = append(warnings, fmt.Sprintf("the cluster of %s is not read, as that of %s is: its Services have no names "+
-			"for rules; see kube.kubeconfigs", c.origin, followed.origin))
-	}
-	return warnings
 }
 
 // readFile reads a kubeconfig. One that another user can change is refused: it can name
@@ -143,6 +152,9 @@ func (s *Source) readFile(path string) (config, error) {
 	file, err := clientcmd.Load(b)
 	if err != nil {
 		return c, err
+	}
+	if name := s.o.Context; name != "" && file.Contexts[name] == nil {
+		return c, fmt.Errorf("context %q: %w", name, errNoContext)
 	}
 	// Files are named from where the kubeconfig is.
 	for _, cluster := range file.Clusters {

@@ -36,7 +36,7 @@ func (st *state) find(d port.Demand) []engine.Found {
 	if !ok {
 		return nil
 	}
-	f := engine.Found{Owner: s.owner()}
+	f := engine.Found{Owner: s.owner(st.cluster)}
 	i := slices.IndexFunc(s.ports, func(p servicePort) bool {
 		return p.port == int32(d.Port) && strings.EqualFold(p.protocol, d.Protocol.String())
 	})

@@ -26,7 +26,7 @@ func FuzzService(f *testing.F) {
 		if json.Unmarshal(b, &o) != nil || json.Unmarshal(sliceJSON, &slice) != nil {
 			return
 		}
-		bindings, _ := compact(&o).declare([]endpoints{compactSlice(&slice)}, true)
+		bindings, _ := compact(&o).declare("", []endpoints{compactSlice(&slice)}, true)
 		seen := map[port.Origin]bool{}
 		for _, b := range bindings {
 			if !b.Address.IsValid() || b.Address.Is4In6() || b.Port == 0 || seen[b.Origin] {

@@ -495,7 +495,7 @@ func TestOpenPortsByServiceType(t *testing.T) {
 		{"protocol left out", plain, []string{"tcp 0.0.0.0:30080"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			bs, warnings := compact(received(c.s)).declare(nil, false)
+			bs, warnings := compact(received(c.s)).declare("", nil, false)
 			var got []string
 			for _, b := range bs {
 				got = append(got, b.Key.String())
@@ -519,7 +519,7 @@ func TestAnnotations(t *testing.T) {
 	s := svc("web", corev1.ServiceTypeNodePort, tcp(80, 30080))
 	s.Labels["fairlead.expose"] = "yes"
 	s.Annotations = map[string]string{"fairlead.expose": "no", "fairlead.host-port": "30080=8080", "example.com/other": "x"}
-	bs, _ := compact(received(s)).declare(nil, false)
+	bs, _ := compact(received(s)).declare("", nil, false)
 	want := map[string]string{"app": "web", "fairlead.expose": "no", "fairlead.host-port": "30080=8080"}
 	if len(bs) != 1 || !maps.Equal(bs[0].Owner.Labels, want) {
 		t.Errorf("%+v", bs)
@@ -536,7 +536,7 @@ func TestBadServices(t *testing.T) {
 		want    int
 		warning string
 	}{{big, 1, "want 1 to 65535"}, {sctp, 0, "80/sctp is not supported"}, {addr, 1, `"nowhere" is no address`}} {
-		bs, w := compact(received(c.s)).declare(nil, false)
+		bs, w := compact(received(c.s)).declare("", nil, false)
 		if len(bs) != c.want || len(w) != 1 || !strings.Contains(w[0], c.warning) || !strings.Contains(w[0], "default/"+c.s.Name) {
 			t.Errorf("%s: declared %v with warnings %q", c.s.Name, bs, w)
 		}
@@ -548,7 +548,7 @@ func TestSourceRanges(t *testing.T) {
 	s := svc("lb", corev1.ServiceTypeLoadBalancer, tcp(80, 30080))
 	s.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: "192.168.1.5"}}
 	s.Spec.LoadBalancerSourceRanges = []string{" 10.0.0.0/8 "}
-	bs, _ := compact(received(s)).declare(nil, false)
+	bs, _ := compact(received(s)).declare("", nil, false)
 	for _, b := range bs {
 		limited := b.Port == 80
 		if (b.Withheld == "limited to source 10.0.0.0/8") != limited {
@@ -559,7 +559,7 @@ func TestSourceRanges(t *testing.T) {
 		}
 	}
 	s.Spec.LoadBalancerSourceRanges = []string{"0.0.0.0/0"}
-	bs, _ = compact(received(s)).declare(nil, false)
+	bs, _ = compact(received(s)).declare("", nil, false)
 	for _, b := range bs {
 		if b.Withheld != "" {
 			t.Errorf("%s: withheld %q though open to all", b.Key, b.Withheld)
@@ -572,7 +572,7 @@ func TestLinkLocalAddressesOfAClusterAreIgnored(t *testing.T) {
 	s := svc("web", corev1.ServiceTypeNodePort, tcp(80, 30080))
 	s.Spec.ClusterIP, s.Spec.ClusterIPs = "169.254.169.254", []string{"169.254.169.254", "127.0.0.1", "224.0.0.1", "10.96.0.9"}
 	e := compactSlice(receivedSlice(slice("web", "169.254.169.254")))
-	bs, _ := compact(received(s)).declare([]endpoints{e, compactSlice(receivedSlice(slice("web", "10.1.0.2")))}, true)
+	bs, _ := compact(received(s)).declare("", []endpoints{e, compactSlice(receivedSlice(slice("web", "10.1.0.2")))}, true)
 	if got := fmt.Sprint(bs[0].Dial); got != "[10.96.0.9:80 127.0.0.1:30080 10.1.0.2:8080]" {
 		t.Errorf("dialled at %s", got)
 	}
@@ -900,36 +900,6 @@ func TestRefusedKubeconfigIsPassedOver(t *testing.T) {
 	if want := "kubeconfig " + e.kubeconfig; err != nil || conf.origin != want {
 		t.Errorf("loaded %q, %v, want %s", conf.origin, err, want)
 	}
-}
-
-// One cluster is followed. The others are warned of, also those that appear later, but not a
-// second kubeconfig of the same server, nor one that may not be used.
-func TestSecondClusterIsWarnedOf(t *testing.T) {
-	e, other := newFake(t), newFake(t)
-	file := func(name string) string { return filepath.Join(filepath.Dir(e.kubeconfig), name) }
-	same, refused, broken, later := file("same"), file("refused"), file("broken"), file("later")
-	e.write(same, "")
-	other.write(refused, "")
-	if err := errors.Join(os.Chmod(refused, 0o666), os.WriteFile(broken, []byte("{"), 0o600)); err != nil {
-		t.Fatal(err)
-	}
-	e.put(svc("web", corev1.ServiceTypeNodePort, tcp(80, 30080)))
-	f := enginetest.Run(t, source(t, e, Options{Kubeconfigs: []string{e.kubeconfig, same, refused, broken, file("none"), later}}))
-	enginetest.WantKeys(t, f, "tcp 0.0.0.0:30080")
-	f.Lock()
-	if len(f.Warnings) > 0 {
-		t.Errorf("warnings %q, want none", f.Warnings)
-	}
-	f.Unlock()
-	other.write(later, "")
-	enginetest.WantWarning(t, f, "the cluster of kubeconfig "+later+" is not read, as that of kubeconfig "+e.kubeconfig+" is")
-	e.write(later, "")
-	enginetest.Eventually(t, func() error {
-		f.Lock()
-		defer f.Unlock()
-		return enginetest.ErrIf(len(f.Warnings) > 0)
-	})
-	enginetest.WantNoneRemoved(t, f)
 }
 
 // A kubeconfig that is refused is no reason to expect a server for ever, unless one was

@@ -43,8 +43,8 @@ type servicePort struct {
 
 func (s service) id() string { return s.namespace + "/" + s.name }
 
-func (s service) owner() port.Owner {
-	return port.Owner{Kind: port.OwnerService, ID: s.id(), Name: s.name, Namespace: s.namespace, Labels: s.labels}
+func (s service) owner(cluster string) port.Owner {
+	return port.Owner{Kind: port.OwnerService, ID: s.id(), Name: s.name, Namespace: s.namespace, Cluster: cluster, Labels: s.labels}
 }
 
 // compact takes out of a Service what a port needs; the rest can go.
@@ -203,10 +203,10 @@ func podFacts(slice string, o *object.EndpointSlice) map[string]engine.Fact {
 	return facts
 }
 
-// declare makes the bindings of a Service, sorted by origin. What nothing serves
+// declare makes the bindings of a Service of a cluster, sorted by origin. What nothing serves
 // has no dial target, if the endpoints are known.
-func (s service) declare(serving []endpoints, known bool) (bindings []port.Binding, warnings []string) {
-	owner := s.owner()
+func (s service) declare(cluster string, serving []endpoints, known bool) (bindings []port.Binding, warnings []string) {
+	owner := s.owner(cluster)
 	warnings = slices.Clone(s.bad)
 	if !s.open && len(s.external) == 0 {
 		return nil, warnings // only the cluster reaches it

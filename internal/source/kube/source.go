@@ -18,6 +18,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -45,8 +46,8 @@ type Options struct {
 	// SourceName is "kube" if empty. Two clusters need two names.
 	SourceName string
 	// Kubeconfigs are tried in order at each connect, and the first one that
-	// exists and may be used is taken; it may appear and change later. Of the others, those of
-	// other servers are warned of. Empty means the service account where this runs in a
+	// exists and may be used is taken; it may appear and change later. [NewAll] follows the
+	// others, too. Empty means the service account where this runs in a
 	// cluster, or else $KUBECONFIG, or else [Kubeconfigs].
 	Kubeconfigs []string
 	// Context of the kubeconfig; "" is its current one.
@@ -100,14 +101,21 @@ type Source struct {
 	wake      schedule.Signal       // the server may be back, or is another one
 	server    uint16                // the port of the last session's server, 0 if not known; of Run's goroutine
 	listed    atomic.Bool           // a server was listed once
+	clusters  *clusters             // nil if this is the only source
+	news      schedule.Signal       // what others follow has changed; nil then
+	files     schedule.Signal       // a kubeconfig appeared or changed; nil then
 }
+
+// Kubeconfigs whose names do not tell what wrote them.
+const (
+	kubeadmConfig = "/etc/kubernetes/admin.conf"
+	k0sConfig     = "/var/lib/k0s/pki/admin.conf"
+)
 
 // Kubeconfigs are those that k3s, kubeadm, RKE2 and k0s write on a node. That of MicroK8s is not
 // among them: a group may write to it, so that it would be refused.
 func Kubeconfigs() []string {
-	return []string{
-		"/etc/rancher/k3s/k3s.yaml", "/etc/kubernetes/admin.conf", "/etc/rancher/rke2/rke2.yaml", "/var/lib/k0s/pki/admin.conf",
-	}
+	return []string{"/etc/rancher/k3s/k3s.yaml", kubeadmConfig, "/etc/rancher/rke2/rke2.yaml", k0sConfig}
 }
 
 // New checks the options and fills in defaults. It connects to nothing.
@@ -130,6 +138,7 @@ func New(o Options) (*Source, error) {
 	if err := o.validate(); err != nil {
 		return nil, err
 	}
+	o.Kubeconfigs = unique(o.Kubeconfigs)
 	if o.Timeout == 0 {
 		o.Timeout = 30 * time.Second
 	}
@@ -139,6 +148,16 @@ func New(o Options) (*Source, error) {
 	o.Retry = o.Retry.WithDefaults()
 	s.o = o
 	return s, nil
+}
+
+// unique returns the paths without those that come again.
+func unique(paths []string) (out []string) {
+	for _, p := range paths {
+		if p = filepath.Clean(p); !slices.Contains(out, p) {
+			out = append(out, p)
+		}
+	}
+	return out
 }
 
 // Name returns the name that the registry knows the source by.
@@ -211,13 +230,36 @@ func (f *facts) readLocal() {
 // Run follows the cluster until ctx ends, and returns ctx's cause then.
 func (s *Source) Run(ctx context.Context, feed registry.Feed) error {
 	ctx, cancel := context.WithCancel(ctx)
-	stopped := engine.Watch(ctx, s.o.Logger, s.wake, s.o.Kubeconfigs...)
-	defer func() { cancel(); <-stopped }()
 	st := newState(s.o.Logger, feed, &s.facts)
+	st.listed = func() string {
+		s.clusters.show(s)
+		return s.clusters.name(s)
+	}
 	s.state.Store(st)
+	var watching sync.WaitGroup
+	defer func() { cancel(); watching.Wait() }()
+	if s.clusters != nil {
+		watching.Go(func() { s.watch(ctx, st) })
+	}
+	if !s.Optional() { // the others are told by this one
+		changed := s.wake
+		if s.clusters != nil {
+			changed = schedule.NewSignal()
+			watching.Go(func() { s.clusters.tell(ctx, changed) })
+		}
+		stopped := engine.Watch(ctx, s.o.Logger, changed, s.o.Kubeconfigs...)
+		defer func() { cancel(); <-stopped }()
+	}
 	s.remember()
+	if s.clusters.await(ctx, s) != nil {
+		return context.Cause(ctx)
+	}
+	withdraw := func() {
+		st.withdraw()
+		s.clusters.hide(s)
+	}
 	return engine.Supervisor{
-		Retry: s.o.Retry, Logger: s.o.Logger, Feed: feed, Facts: &s.facts.Table, Wake: s.wake, Withdraw: st.withdraw, Await: s.awaitServer,
+		Retry: s.o.Retry, Logger: s.o.Logger, Feed: feed, Facts: &s.facts.Table, Wake: s.wake, Withdraw: withdraw, Await: s.awaitServer,
 	}.Run(ctx, func(ctx context.Context, up func()) error { return s.session(ctx, st, up) })
 }
 
@@ -234,7 +276,11 @@ func (s *Source) awaitServer(ctx context.Context) error {
 func (s *Source) session(ctx context.Context, st *state, up func()) error {
 	s.server = 0
 	conf, err := s.load()
+	s.clusters.chosen(s)
 	if err != nil {
+		if errors.Is(err, engine.ErrAbsent) {
+			s.clusters.release(s)
+		}
 		return err
 	}
 	s.server = conf.port()
@@ -253,7 +299,6 @@ func (s *Source) session(ctx context.Context, st *state, up func()) error {
 		return fmt.Errorf("%s: %w", conf.origin, err)
 	}
 	st.feed.Method(fmt.Sprintf("watch of %s, %s", conf.rest.Host, conf.origin))
-	st.warn(s.unread(conf))
 
 	ctx, cancel := context.WithCancelCause(ctx)
 	var wg sync.WaitGroup
@@ -273,14 +318,14 @@ func (s *Source) session(ctx context.Context, st *state, up func()) error {
 			}))
 		})
 		wg.Go(func() {
-			slices := &sliceStore{state: st, namespace: ns}
+			store := &sliceStore{state: st, namespace: ns}
 			err := s.reflect(ctx, reflection{
 				client: discovery, resource: "endpointslices", namespace: ns,
-				kind: &object.EndpointSlice{}, lean: leanSlices, store: slices,
+				kind: &object.EndpointSlice{}, lean: leanSlices, store: store,
 			})
 			if ctx.Err() == nil && (apierrors.IsForbidden(err) || apierrors.IsNotFound(err)) {
 				// Ports can be declared without knowing who serves them.
-				slices.unknown(err)
+				store.unknown(err)
 				return
 			}
 			cancel(err)
@@ -300,7 +345,6 @@ func (s *Source) session(ctx context.Context, st *state, up func()) error {
 				s.o.Logger.Info("the kubeconfig changed", "origin", next.origin)
 				return engine.ErrAgain
 			}
-			st.warn(s.unread(conf))
 		}
 	}
 }

@@ -37,6 +37,8 @@ type state struct {
 	unknown map[string]bool
 	missing int // first lists of this session that have not come
 	up      func()
+	cluster string        // of all owners, "" if there is one
+	listed  func() string // notes that a cluster is listed, and returns its name; nil if there is one
 }
 
 func newState(log *slog.Logger, feed registry.Feed, facts *facts) *state {
@@ -58,17 +60,13 @@ func (st *state) begin(lists int, up func()) {
 	clear(st.unknown)
 }
 
-// warn states what is wrong with the kubeconfigs.
-func (st *state) warn(texts []string) {
-	st.mu.Lock()
-	defer st.mu.Unlock()
-	st.warnings.Set("kubeconfigs", texts)
-}
-
 // arrived counts a first list, and reports the complete set when it was the last.
 func (st *state) arrived() {
 	if st.missing--; st.missing > 0 {
 		return
+	}
+	if st.listed != nil {
+		st.rename(st.listed())
 	}
 	var set []port.Binding
 	for id := range st.reported {
@@ -89,7 +87,7 @@ func (st *state) arrived() {
 // declare makes the bindings of a Service that is there.
 func (st *state) declare(id string) []port.Binding {
 	s := st.services[id]
-	bs, warnings := s.declare(st.slices[id], !st.unknown[s.namespace] && !st.unknown[""])
+	bs, warnings := s.declare(st.cluster, st.slices[id], !st.unknown[s.namespace] && !st.unknown[""])
 	st.warnings.Set(id, warnings)
 	return bs
 }
@@ -300,7 +298,7 @@ func (s *sliceStore) Add(obj any) error {
 	defer s.mu.Unlock()
 	if v := compactSlice(o); v.id != "" {
 		s.facts.readLocal()
-		facts := v.facts
+		facts := s.inCluster(v.facts)
 		s.facts.Swap(s.record(v), facts)
 		s.update(v.id)
 	}
@@ -354,7 +352,7 @@ func (s *sliceStore) Replace(list []any, _ string) error {
 		}
 	}
 	s.facts.readLocal()
-	s.facts.Swap(gone, facts)
+	s.facts.Swap(gone, s.inCluster(facts))
 	delete(s.state.unknown, s.namespace)
 	s.warnings.Set("endpointslices of "+s.namespace, nil)
 	if !s.synced {
