@@ -103,7 +103,7 @@ func (s *Source) loadFile() (config, error) {
 	}
 	for _, path := range paths {
 		c, err := s.readFile(path)
-		by := ""
+		var by string
 		switch {
 		case err != nil && missing(c, err):
 			none = append(none, err)
