@@ -89,7 +89,7 @@ func TestPage(t *testing.T) {
 				return nil
 			})
 		}
-		p.wait("all sources", `[...document.querySelectorAll('#sources b')].map((b) => b.textContent).join(' ')`, "containerd demand docker kube nat socket")
+		p.wait("all sources", `[...document.querySelectorAll('#sources b')].map((b) => b.textContent).join(' ')`, "containerd demand docker kube nat podman socket users")
 		p.wait("its host", `document.querySelector('#peers li')?.dataset.state`, "live")
 		p.wait("what there is not", `document.querySelector('#sources .source').dataset.state`, "absent")
 		p.noConsole()
