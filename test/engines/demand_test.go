@@ -88,6 +88,51 @@ func serving(name, says string, more ...string) []string {
 	return append(append([]string{"run", "-d", "--name", name}, more...), "bb", "sh", "-c", "nc -ll -p 8000 -e echo "+says)
 }
 
+// asksForWeb asks for the port of a container before there is one, and runs it with an engine's
+// command; then another takes its place, then the agent and the host are killed.
+func (p *peers) asksForWeb(engine func(args ...string)) {
+	p.t.Helper()
+	if out := p.forward("add", "web:8000", "--to", "18000"); !strings.Contains(out, "no running container has the name web") {
+		p.t.Errorf("add says %q", out)
+	}
+	engine(serving("web", "first")...)
+	p.says(18000, "first")
+	p.rule("forward web:8000/tcp", port.Active, "")
+	p.replaceWeb(engine, "second")
+	p.restart("second")
+}
+
+// replaceWeb runs another web, after a container that takes the address of the first one.
+func (p *peers) replaceWeb(engine func(args ...string), text string) {
+	p.t.Helper()
+	engine("rm", "-f", "web")
+	p.rule("forward web:8000/tcp", port.Pending, "no running container has the name web")
+	p.shut(18000)
+	engine(serving("other", "other")...)
+	engine(serving("web", text)...)
+	p.says(18000, text)
+}
+
+// restart kills the agent and then the host; web is reached again after each.
+func (p *peers) restart(text string) {
+	p.t.Helper()
+	for _, peer := range []*daemon{p.agent, p.host} {
+		peer.Stop(syscall.SIGKILL)
+		peer.run(p.t)
+		p.says(18000, text)
+	}
+}
+
+// hosted asks for a port of a container in the guest's network, of which the engine gives no
+// address: what to do instead is said.
+func (p *peers) hosted(engine func(args ...string), to string) {
+	p.t.Helper()
+	engine(serving("hosted", "hosted", "--network", "host")...)
+	p.forward("add", "hosted:8000", "--to", to)
+	p.rule("forward hosted:8000/tcp", port.Pending, "`fairlead forward add 8000/tcp`")
+	p.forward("rm", "hosted:8000")
+}
+
 // A container's port that nobody published is reached by the container's name, follows it to
 // another address, and is gone with it, through restarts of the agent, the host and the engine.
 func TestDockerForwardsOnDemand(t *testing.T) {
@@ -96,27 +141,8 @@ func TestDockerForwardsOnDemand(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "forwards.yaml")
 	p := startPeers(t, "--source", "socket,nat,docker", "--docker-host", "unix://"+dockerSocket, "--forwards-file", file)
 	eventually(t, func() error { _, err := p.list(); return err })
-	if out := p.forward("add", "web:8000", "--to", "18000"); !strings.Contains(out, "no running container has the name web") {
-		t.Errorf("add says %q", out)
-	}
-	run(t, "docker", serving("web", "first")...)
-	p.says(18000, "first")
-	p.rule("forward web:8000/tcp", port.Active, "")
-
-	// Another container takes the address of one that has ended.
-	run(t, "docker", "rm", "-f", "web")
-	p.rule("forward web:8000/tcp", port.Pending, "no running container has the name web")
-	p.shut(18000)
-	run(t, "docker", serving("other", "other")...)
-	run(t, "docker", serving("web", "second")...)
-	p.says(18000, "second")
-
-	p.agent.Stop(syscall.SIGKILL)
-	p.agent.run(t)
-	p.says(18000, "second")
-	p.host.Stop(syscall.SIGKILL)
-	p.host.run(t)
-	p.says(18000, "second")
+	engine := func(args ...string) { run(t, "docker", args...) }
+	p.asksForWeb(engine)
 	d.Stop(syscall.SIGTERM) // ends its containers
 	p.shut(18000)
 	d.run(t)
@@ -124,11 +150,7 @@ func TestDockerForwardsOnDemand(t *testing.T) {
 	run(t, "docker", "start", "web")
 	p.says(18000, "second")
 
-	// Where the engine gives no address, it says what to do.
-	run(t, "docker", serving("hosted", "hosted", "--network", "host")...)
-	p.forward("add", "hosted:8000", "--to", "18001")
-	p.rule("forward hosted:8000/tcp", port.Pending, "`fairlead forward add 8000/tcp`")
-	p.forward("rm", "hosted:8000")
+	p.hosted(engine, "18001")
 	p.forward("rm", "web:8000")
 	p.shut(18000)
 }
@@ -166,18 +188,8 @@ func TestDockerForwardsOnDemandOfTheHost(t *testing.T) {
 	p.agent.run(t)
 	p.says(18000, "web")
 	p.rule("forward web:8000/tcp", port.Active, "")
-	run(t, "docker", "rm", "-f", "web")
-	p.rule("forward web:8000/tcp", port.Pending, "no running container has the name web")
-	p.shut(18000)
-	run(t, "docker", serving("other", "other")...)
-	run(t, "docker", serving("web", "again")...)
-	p.says(18000, "again")
-	p.agent.Stop(syscall.SIGKILL)
-	p.agent.run(t)
-	p.says(18000, "again")
-	p.host.Stop(syscall.SIGKILL)
-	p.host.run(t)
-	p.says(18000, "again")
+	p.replaceWeb(func(args ...string) { run(t, "docker", args...) }, "again")
+	p.restart("again")
 	d.Stop(syscall.SIGTERM) // ends its containers
 	p.shut(18000)
 	d.run(t)
@@ -198,26 +210,8 @@ func TestContainerdForwardsOnDemand(t *testing.T) {
 	p := startPeers(t, "--source", "socket,nat,containerd", "--containerd-socket", containerdSocket,
 		"--forwards-file", filepath.Join(t.TempDir(), "forwards.yaml"))
 	eventually(t, func() error { _, err := p.list(); return err })
-	if out := p.forward("add", "web:8000", "--to", "18000"); !strings.Contains(out, "no running container has the name web") {
-		t.Errorf("add says %q", out)
-	}
-	must(t, serving("web", "first")...)
-	p.says(18000, "first")
-	p.rule("forward web:8000/tcp", port.Active, "")
-
-	must(t, "rm", "-f", "web")
-	p.rule("forward web:8000/tcp", port.Pending, "no running container has the name web")
-	p.shut(18000)
-	must(t, serving("other", "other")...) // the addresses go round
-	must(t, serving("web", "second")...)
-	p.says(18000, "second")
-
-	p.agent.Stop(syscall.SIGKILL)
-	p.agent.run(t)
-	p.says(18000, "second")
-	p.host.Stop(syscall.SIGKILL)
-	p.host.run(t)
-	p.says(18000, "second")
+	engine := func(args ...string) { must(t, args...) }
+	p.asksForWeb(engine)
 	d.Stop(syscall.SIGKILL)
 	p.says(18000, "second")
 	d.run(t)
@@ -240,10 +234,7 @@ func TestContainerdForwardsOnDemand(t *testing.T) {
 	p.forward("add", "other/web:8000", "--to", "18001")
 	p.says(18001, "third")
 
-	// Where the engine gives no address, it says what to do.
-	must(t, serving("hosted", "hosted", "--network", "host")...)
-	p.forward("add", "hosted:8000", "--to", "18002")
-	p.rule("forward hosted:8000/tcp", port.Pending, "`fairlead forward add 8000/tcp`")
+	p.hosted(engine, "18002")
 	p.forward("rm", "web:8000")
 	p.forward("rm", "other/web:8000")
 	p.shut(18001)
