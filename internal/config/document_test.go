@@ -4,7 +4,9 @@ package config
 
 import (
 	"fmt"
+	"maps"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -59,7 +61,28 @@ rules:
     hostAddress: all
 ` + "```" + `
 
-The keys of a rule are explained in the [README](../README.md#rules).
+The keys of a rule are [below](#rules).
+
+## The client's address
+
+A server in the guest sees the agent as its client. By a rule of the agent the agent tells it who connects, by a header of the
+[PROXY protocol](https://www.haproxy.org/download/2.9/doc/proxy-protocol.txt), version 2, before the client's first byte:
+
+` + "```yaml" + `
+rules:
+  - match: {protocol: tcp, ports: 25}
+    action: allow
+    proxyProtocol: v2
+` + "```" + `
+
+The server must expect the header on each connection (nginx: ` + "`listen 25 proxy_protocol`" + `), also on those within the guest, which
+have none. The header has the client's address on the host and the address that it connected to; IPv4 is written as mapped into IPv6
+where they are of two families. Flows by [name](names.md) have it, too. An older host peer does not say where the client connected:
+that is 0.0.0.0 or :: then. The header is for TCP alone: a rule without ` + "`protocol: tcp`" + `, or of a host, is refused.
+
+Only the host peer knows clients. A relay that shows ports of the guest, as WSL's, and gvproxy or wsl-proxy, which the agent's
+other sinks use, hide them: they connect to the server themselves, without a header, or through the agent, which sends a header
+without addresses (` + "`UNSPEC`" + `) then. ` + "`explain`" + ` warns of that; ` + "`rules test`" + ` names the rule.
 
 ## Several guests
 
@@ -84,7 +107,36 @@ func document() string {
 	b.WriteString(documentIntro)
 	writeFields(&b, "Agent", agent.fields())
 	writeFields(&b, "Host peer", host.fields())
+	writeRules(&b)
 	return b.String()
+}
+
+// writeRules writes the keys of a rule and of its match, as the schema describes them.
+func writeRules(b *strings.Builder) {
+	b.WriteString("\n## Rules\n\nThe first rule that matches decides; the [README](../README.md#rules) says what holds without one.\n\n" +
+		"| key | values | meaning |\n|---|---|---|\n")
+	rule := ruleSchema()["properties"].(object)
+	match := rule["match"].(object)["properties"].(object)
+	for _, k := range slices.Sorted(maps.Keys(rule)) {
+		writeKey(b, k, rule[k].(object))
+	}
+	for _, k := range slices.Sorted(maps.Keys(match)) {
+		writeKey(b, "match."+k, match[k].(object))
+	}
+}
+
+func writeKey(b *strings.Builder, key string, schema object) {
+	words, _ := schema["enum"].([]string)
+	if list, ok := schema["anyOf"].([]object); ok {
+		words, _ = list[0]["enum"].([]string)
+	}
+	var values []string
+	for _, w := range words {
+		if w == strings.ToLower(w) {
+			values = append(values, "`"+w+"`")
+		}
+	}
+	fmt.Fprintf(b, "| `%s` | %s | %s |\n", key, strings.Join(values, ", "), schema["description"])
 }
 
 func writeFields(b *strings.Builder, title string, fields []field) {
@@ -129,5 +181,25 @@ func TestDocumentedGuests(t *testing.T) {
 	c, err := LoadHost(write(t, t.TempDir()+"/host.yaml", example), nil, nil)
 	if err != nil || len(c.Connect) != 3 || c.Connect[1].Name != "build" {
 		t.Errorf("%v, %v", c.Connect, err)
+	}
+}
+
+// Each key of a rule says what it means, here and in editors, and the loader takes it.
+func TestDocumentedRules(t *testing.T) {
+	rule := ruleSchema()["properties"].(object)
+	match := rule["match"].(object)["properties"].(object)
+	for _, properties := range []object{rule, match} {
+		for k, v := range properties {
+			if d, _ := v.(object)["description"].(string); d == "" {
+				t.Errorf("%s has no description", k)
+			}
+		}
+	}
+	_, rest, _ := strings.Cut(documentIntro, "## The client's address")
+	_, rest, _ = strings.Cut(rest, "```yaml\n")
+	example, _, _ := strings.Cut(rest, "```")
+	c, err := LoadAgent(write(t, t.TempDir()+"/agent.yaml", example), nil, nil)
+	if err != nil || c.Rules.Len() != 1 {
+		t.Errorf("%v, %v", c.Rules, err)
 	}
 }

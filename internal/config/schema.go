@@ -136,7 +136,11 @@ func runSchema() object {
 // ownerSchema has the fields of a match about an owner.
 func ownerSchema() object {
 	text := object{"$ref": "#/$defs/text"}
-	return object{"name": text, "namespace": text, "labels": object{"type": "object", "additionalProperties": text}}
+	return object{
+		"name":      object{"description": "the owner's name; `*` is any text, `?` one character", "$ref": "#/$defs/text"},
+		"namespace": object{"description": "the owner's namespace; `*` is any text, `?` one character", "$ref": "#/$defs/text"},
+		"labels":    object{"description": "labels that the owner has, each with a value; `*` is any text, `?` one character", "type": "object", "additionalProperties": text},
+	}
 }
 
 // portsSchema is one or more ports and ranges.
@@ -216,22 +220,21 @@ func (f *field) valueSchema() object {
 }
 
 func ruleSchema() object {
-	text := object{"$ref": "#/$defs/text"}
-	oneOrMore := func(item object) object {
-		return object{"anyOf": []object{item, {"type": "array", "items": item, "minItems": 1}}}
+	oneOrMore := func(description string, item object) object {
+		return object{"description": description, "anyOf": []object{item, {"type": "array", "items": item, "minItems": 1}}}
 	}
 	match := ownerSchema()
-	match["protocol"] = object{"enum": []string{"tcp", "udp", "TCP", "UDP"}}
-	match["ports"] = portsSchema("")
-	match["address"] = oneOrMore(object{"description": "wildcard, loopback, an address or a CIDR prefix", "type": "string", "minLength": 1})
-	match["source"] = oneOrMore(object{"enum": rules.Sources()})
-	match["guest"] = object{"description": "on a host: the guest", "$ref": "#/$defs/text"}
-	match["owner"] = oneOrMore(object{"enum": []string{"container", "service", "process", "unknown"}})
+	match["protocol"] = object{"description": "of the port", "enum": []string{"tcp", "udp", "TCP", "UDP"}}
+	match["ports"] = portsSchema("ports of the guest, and ranges of them")
+	match["address"] = oneOrMore("the guest's address: wildcard, loopback, an address or a CIDR prefix", object{"type": "string", "minLength": 1})
+	match["source"] = oneOrMore("who reported the port; kube is the Services of all clusters", object{"enum": rules.Sources()})
+	match["guest"] = object{"description": "on a host: the guest's name there, else its endpoint; `*` is any text, `?` one character", "$ref": "#/$defs/text"}
+	match["owner"] = oneOrMore("what has the port", object{"enum": []string{"container", "service", "process", "unknown"}})
 	return object{
 		"type": "object", "additionalProperties": false, "required": []string{"action"},
 		"properties": object{
-			"name":   text,
-			"action": object{"enum": []string{"allow", "deny"}},
+			"name":   object{"description": "how messages name the rule, beside its number", "$ref": "#/$defs/text"},
+			"action": object{"description": "what becomes of a port that matches", "enum": []string{"allow", "deny"}},
 			"hostPort": object{
 				"description": `a port, an offset from the port that is asked for such as "+1000", or 0 for any free port`,
 				"type":        []string{"integer", "string"}, "pattern": `^[+-]?[0-9]+$`,
@@ -239,7 +242,10 @@ func ruleSchema() object {
 			"onConflict":    object{"description": "on a host, where the port is in use: wait until it is free, open the next free port, or any", "enum": []string{"wait", "next", "any"}},
 			"proxyProtocol": object{"description": "on an agent, of TCP: tell the server the client's address by the PROXY protocol", "enum": []string{"v2"}},
 			"hostAddress":   object{"description": "loopback, all or an address of the host", "type": "string", "minLength": 1},
-			"match":         object{"type": "object", "additionalProperties": false, "properties": match},
+			"match": object{
+				"description": "the ports that are meant: all keys must match, and one of the values of each; without it, all ports",
+				"type":        "object", "additionalProperties": false, "properties": match,
+			},
 		},
 	}
 }
