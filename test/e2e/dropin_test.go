@@ -19,6 +19,7 @@ import (
 	"github.com/fairlead/fairlead/test/kit/gvtools"
 	"github.com/fairlead/fairlead/test/kit/peertest"
 	"github.com/fairlead/fairlead/test/kit/probe"
+	"github.com/fairlead/fairlead/test/kit/program"
 	"github.com/fairlead/fairlead/test/kit/wait"
 )
 
@@ -27,15 +28,14 @@ import (
 var dropIn = sync.OnceValues(func() (string, error) {
 	dir := filepath.Join(scratch, "dropin")
 	path := filepath.Join(dir, "rancher-desktop-guestagent")
-	out, err := exec.Command("go", "build", "-o", path, "github.com/fairlead/fairlead/cmd/rancher-desktop-guestagent").CombinedOutput()
-	if err != nil {
-		return "", fmt.Errorf("build the drop-in: %w\n%s", err, out)
+	if err := program.Build("rancher-desktop-guestagent", path); err != nil {
+		return "", err
 	}
-	program, err := filepath.Abs(binary)
+	target, err := filepath.Abs(binary)
 	if err != nil {
 		return "", err
 	}
-	return path, os.Symlink(program, filepath.Join(dir, "fairlead"))
+	return path, os.Symlink(target, filepath.Join(dir, "fairlead"))
 })
 
 // TestDropInIsFairleadByAnotherName starts the drop-in in each way in which it can be

@@ -20,9 +20,18 @@ func Path(dir string) (string, error) {
 		return path, nil
 	}
 	path := filepath.Join(dir, "fairlead")
-	out, err := exec.Command("go", "build", "-tags", "grpcnotrace", "-o", path, "github.com/fairlead/fairlead/cmd/fairlead").CombinedOutput()
-	if err != nil {
-		return "", fmt.Errorf("build the program under test: %w: %s", err, out)
+	if err := Build("fairlead", path); err != nil {
+		return "", err
 	}
 	return path, nil
+}
+
+// Build builds a command of cmd/ as releases are: without cgo, so that it runs in any container.
+func Build(command, path string) error {
+	build := exec.Command("go", "build", "-tags", "grpcnotrace", "-o", path, "github.com/fairlead/fairlead/cmd/"+command)
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := build.CombinedOutput(); err != nil {
+		return fmt.Errorf("build %s: %w: %s", command, err, out)
+	}
+	return nil
 }
