@@ -78,7 +78,7 @@ type Owner struct {
 
 // Held is how a container of a user's own engine holds its port.
 type Held struct {
-	Engine  string `json:"engine"`  // "docker" or "podman"
+	Engine  string `json:"engine"`  // "docker", "podman" or "containerd"
 	User    string `json:"user"`    // the user's name, or number
 	Process string `json:"process"` // the name of the process that has the socket
 }

@@ -107,6 +107,17 @@ func (p *person) listen(path string) *net.UnixListener {
 	return l
 }
 
+// rootlessKit starts an engine in namespaces of the user, by what its own script runs there.
+func (p *person) rootlessKit(engine, inside string) *daemon {
+	p.t.Helper()
+	script := filepath.Join(p.home(), engine+".sh")
+	p.must(os.WriteFile(script, []byte("set -e\n"+inside), 0o644))
+	d := &daemon{t: p.t, args: p.as("rootlesskit", "--state-dir="+p.run(engine+"-rootless"), "--net=slirp4netns", "--mtu=65520",
+		"--slirp4netns-sandbox=false", "--slirp4netns-seccomp=false", "--disable-host-loopback", "--port-driver=builtin",
+		"--copy-up=/etc", "--copy-up=/run", "--copy-up=/var/lib", "--propagation=rslave", "sh", script)}
+	return d.start()
+}
+
 // rootless lets users run containers in this enclave.
 func rootless(t testing.TB) {
 	t.Helper()
@@ -168,13 +179,8 @@ func TestUsersEngines(t *testing.T) {
 	alice.must(errors.Join(err, os.WriteFile(image, b, 0o644)))
 	alice.do("podman", "load", "-q", "-i", image)
 	service := activateBy(t, alice.listen(alice.run("podman/podman.sock")), alice.as("podman", "system", "service", "--time", "1")...)
-	script := filepath.Join(alice.home(), "dockerd.sh")
-	alice.must(os.WriteFile(script, []byte("rm -f /run/docker /run/containerd /run/xtables.lock\n"+
-		"exec dockerd --host=unix://"+alice.run("docker.sock")+" --storage-driver=vfs --live-restore\n"), 0o644))
-	dockerd := &daemon{t: t, args: alice.as("rootlesskit", "--state-dir="+alice.run("dockerd-rootless"), "--net=slirp4netns", "--mtu=65520",
-		"--slirp4netns-sandbox=false", "--slirp4netns-seccomp=false", "--disable-host-loopback", "--port-driver=builtin",
-		"--copy-up=/etc", "--copy-up=/run", "--propagation=rslave", "sh", script)}
-	dockerd.start()
+	dockerd := alice.rootlessKit("dockerd", "rm -f /run/docker /run/containerd /run/xtables.lock\n"+
+		"exec dockerd --host=unix://"+alice.run("docker.sock")+" --storage-driver=vfs --live-restore\n")
 	docker := func(args ...string) []string {
 		return append([]string{"docker", "-H", "unix://" + alice.run("docker.sock")}, args...)
 	}
@@ -226,4 +232,41 @@ func TestUsersEngines(t *testing.T) {
 		}
 		return nil
 	})
+}
+
+// Containers of nerdctl in a user's containerd are named too.
+func TestUsersContainerd(t *testing.T) {
+	rootless(t)
+	c := agentWith(t, "--source", "socket,nat,containerd,users")
+	sourceIs(t, c, "users", "no user's engine")
+
+	alice := newPerson(t, "alice", 4711)
+	alice.own(alice.run(""))
+	image, tool := filepath.Join(alice.home(), "bb.tar"), filepath.Join(alice.home(), "nerdctl")
+	for to, from := range map[string]string{image: imageArchive(t), tool: enclave.Tool("nerdctl")} {
+		b, err := os.ReadFile(from)
+		alice.must(errors.Join(err, os.WriteFile(to, b, 0o755)))
+	}
+	// As containerd-rootless.sh of nerdctl has it, but for the CRI.
+	engine := alice.rootlessKit("containerd", "rm -f /run/containerd /run/xtables.lock /var/lib/containerd /var/lib/cni\n"+
+		"mount_own() { mkdir -p $1 $2; mount --bind $1 $2; }\n"+
+		"mount_own $XDG_RUNTIME_DIR/containerd /run/containerd\n"+
+		"mount_own $HOME/.local/share/containerd /var/lib/containerd\n"+
+		"mount_own $HOME/.local/share/cni /var/lib/cni\n"+
+		"echo 'disabled_plugins = [\"io.containerd.grpc.v1.cri\"]' >$HOME/containerd.toml\n"+
+		"exec containerd --config $HOME/containerd.toml\n")
+	nerdctl := func(args ...string) []string { return append([]string{tool, "--snapshotter", "native"}, args...) }
+	engine.ready(t, func() error { _, err := alice.try(nerdctl("ps")...); return err })
+	alice.do(nerdctl("load", "-i", image)...)
+	sourceIs(t, c, "users", "containerd 1")
+	alice.do(nerdctl("run", "-d", "--name", "web", "-p", "8093:80", enclave.Image, "httpd", "-f", "-p", "80", "-h", "/etc")...)
+	held := port.Held{Engine: "containerd", User: "alice", Process: "rootlesskit"}
+	heldBy(t, c, 8093, "web", held, "default")
+	engine.Stop(syscall.SIGKILL)
+	engine.run(t)
+	engine.ready(t, func() error { _, err := alice.try(nerdctl("ps")...); return err })
+	alice.do(nerdctl("rm", "-f", "web")...)
+	alice.do(nerdctl("run", "-d", "--name", "again", "-p", "127.0.0.1:8093:80", enclave.Image, "httpd", "-f", "-p", "80", "-h", "/etc")...)
+	heldBy(t, c, 8093, "again", held, "default")
+	alice.do(nerdctl("rm", "-f", "again")...)
 }

@@ -68,7 +68,7 @@ func (f *fetcher) object(namespace string, c *containersapi.Container, t *taskap
 		}
 		ports, cc.Addresses = pod.ports, pod.addresses
 	} else if _, ok := c.GetLabels()[nerdctlName]; ok {
-		mappings, err := nerdctlMappings(c.GetLabels())
+		mappings, err := nerdctlMappings(c.GetLabels(), f.files)
 		if err != nil {
 			bad("ports", err)
 		}
@@ -142,7 +142,7 @@ func ownerOf(namespace string, c *containersapi.Container) port.Owner {
 // nerdctlMappings returns the published ports of a container of nerdctl: from
 // its label, and in newer versions from a file in its state directory. A
 // container without either publishes nothing.
-func nerdctlMappings(labels map[string]string) ([]portMapping, error) {
+func nerdctlMappings(labels map[string]string, files Access) ([]portMapping, error) {
 	var networks []string
 	if s := labels[nerdctlNetworks]; s != "" {
 		if err := json.Unmarshal([]byte(s), &networks); err != nil {
@@ -166,7 +166,7 @@ func nerdctlMappings(labels map[string]string) ([]portMapping, error) {
 		return nil, nil
 	}
 	path := filepath.Join(dir, "network-config.json")
-	b, err := readFile(path)
+	b, err := files.ReadFile(path)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil, nil
 	}

@@ -32,6 +32,7 @@ import (
 // "namespace/container".
 type fetcher struct {
 	o          Options
+	files      Access
 	user       uint32 // as whom the engine runs
 	conn       *grpc.ClientConn
 	namespaces namespacesapi.NamespacesClient
@@ -42,9 +43,9 @@ type fetcher struct {
 
 var _ engine.Engine = (*fetcher)(nil)
 
-func newFetcher(cc *grpc.ClientConn, o Options) *fetcher {
+func newFetcher(cc *grpc.ClientConn, o Options, files Access) *fetcher {
 	return &fetcher{
-		o: o, conn: cc,
+		o: o, files: files, conn: cc,
 		namespaces: namespacesapi.NewNamespacesClient(cc),
 		containers: containersapi.NewContainersClient(cc),
 		tasks:      tasksapi.NewTasksClient(cc),
@@ -80,12 +81,16 @@ func (f *fetcher) List(ctx context.Context) ([]engine.Object, error) {
 		return nil, fmt.Errorf("list namespaces: %w", native(err))
 	}
 	var all []engine.Object
-	cni := readCNI(f.o.CNIResults, "")
+	left := f.o.MaxObjects
+	if n := len(r.GetNamespaces()); left > 0 && n > left {
+		return nil, fmt.Errorf("%d namespaces: at most %d are read", n, left)
+	}
+	cni := f.cni("")
 	for _, n := range r.GetNamespaces() {
 		if !f.o.wanted(n.GetName()) {
 			continue
 		}
-		objects, err := f.listIn(ctx, n.GetName(), cni)
+		objects, err := f.listIn(ctx, n.GetName(), cni, &left)
 		if err != nil {
 			return nil, fmt.Errorf("namespace %s: %w", n.GetName(), native(err))
 		}
@@ -95,8 +100,9 @@ func (f *fetcher) List(ctx context.Context) ([]engine.Object, error) {
 }
 
 // listIn returns the containers of one namespace that run, may run, or have stopped
-// and left addresses. Containers come one by one: each carries its whole spec.
-func (f *fetcher) listIn(ctx context.Context, namespace string, cni cniResults) ([]engine.Object, error) {
+// and left addresses. Containers come one by one: each carries its whole spec. left counts
+// down how many may come, where that is bounded.
+func (f *fetcher) listIn(ctx context.Context, namespace string, cni cniResults, left *int) ([]engine.Object, error) {
 	ctx, cancel := f.in(ctx, namespace)
 	defer cancel()
 	r, err := f.tasks.List(ctx, &tasksapi.ListTasksRequest{})
@@ -120,6 +126,9 @@ func (f *fetcher) listIn(ctx context.Context, namespace string, cni cniResults) 
 		}
 		if err != nil {
 			return nil, fmt.Errorf("list containers: %w", err)
+		}
+		if *left--; *left < 0 && f.o.MaxObjects > 0 {
+			return nil, fmt.Errorf("more than %d containers", f.o.MaxObjects)
 		}
 		if o, ok := f.objectOf(namespace, m.GetContainer(), tasks[m.GetContainer().GetID()], cni); ok {
 			objects = append(objects, o)
@@ -157,8 +166,17 @@ func (f *fetcher) Look(ctx context.Context, id string) (engine.Object, bool, err
 	if err != nil {
 		return engine.Object{}, false, fmt.Errorf("container %s/%s: %w", namespace, id, native(err))
 	}
-	o, ok := f.objectOf(namespace, c.GetContainer(), t.GetProcess(), readCNI(f.o.CNIResults, namespace+"-"+id))
+	o, ok := f.objectOf(namespace, c.GetContainer(), t.GetProcess(), f.cni(namespace+"-"+id))
 	return o, ok, nil
+}
+
+// cni returns the results of one container, or of all if it is "": none of an engine that is
+// not trusted, whose containers may have any id.
+func (f *fetcher) cni(container string) cniResults {
+	if f.o.Access != nil {
+		return cniResults{}
+	}
+	return readCNI(f.o.CNIResults, container)
 }
 
 // runs reports whether a task in this state holds its ports.

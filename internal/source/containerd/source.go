@@ -36,6 +36,19 @@ import (
 // the list of all tasks of a namespace.
 const maxMessage = 16 << 20
 
+// Access opens what a user can exchange at any time.
+type Access interface {
+	engine.Access
+	// ReadFile reads a small regular file. An absent one is an [fs.ErrNotExist].
+	ReadFile(path string) ([]byte, error)
+}
+
+// trusted opens the path of a socket.
+type trusted struct{ engine.Path }
+
+// ReadFile implements Access.
+func (trusted) ReadFile(path string) ([]byte, error) { return readFile(path) }
+
 // Options configures a Source.
 type Options struct {
 	// SourceName is "containerd" if empty. Two engines need two names.
@@ -46,8 +59,19 @@ type Options struct {
 	// Namespaces to look at; empty means all but "moby", which is Docker's and
 	// which Docker describes better.
 	Namespaces []string
-	// CNIResults is where CNI keeps what it gave to whom; "/var/lib/cni/results" if empty.
+	// CNIResults is where CNI keeps what it gave to whom; "/var/lib/cni/results" if empty. It is
+	// not read with Access.
 	CNIResults string
+	// Access opens the socket of an engine that is not trusted, and nerdctl's files on its
+	// containers; nil opens their paths.
+	Access Access
+	// Wrap changes what is fetched from the engine. May be nil.
+	Wrap func(engine.Engine) engine.Engine
+	// MaxMessage bounds one message of the engine, in bytes. 16 MiB if 0.
+	MaxMessage int
+	// MaxObjects bounds the namespaces and, of all of them, the containers of a list; no bound
+	// if 0.
+	MaxObjects int
 	// Timeout bounds each request but the stream of events. 10 s if 0.
 	Timeout time.Duration
 	// Audit is the time between two lists while nothing is wrong. 5 min if 0.
@@ -71,8 +95,8 @@ func (o Options) validate() error {
 			return fmt.Errorf("containerd namespace %q: want a name, such as \"default\" or \"k8s.io\"", n)
 		}
 	}
-	if o.Timeout < 0 || o.Audit < 0 {
-		return fmt.Errorf("containerd timeout %v, audit %v: want 0 (the default) or more", o.Timeout, o.Audit)
+	if o.Timeout < 0 || o.Audit < 0 || o.MaxMessage < 0 || o.MaxObjects < 0 {
+		return fmt.Errorf("containerd timeout %v, audit %v, message %d, objects %d: want 0 (the default) or more", o.Timeout, o.Audit, o.MaxMessage, o.MaxObjects)
 	}
 	if o.Logger == nil {
 		return errors.New("containerd: a logger is required")
@@ -106,6 +130,9 @@ func New(o Options) (*Source, error) {
 	}
 	if o.Audit == 0 {
 		o.Audit = 5 * time.Minute
+	}
+	if o.MaxMessage == 0 {
+		o.MaxMessage = maxMessage
 	}
 	o.Retry = o.Retry.WithDefaults()
 	users := engine.NewCgroupUsers(o.Host)
@@ -196,21 +223,26 @@ func unread(ctx context.Context, followed string, sockets []string) (warnings []
 // dial connects to one socket and asks for the version. The caller closes the connection.
 // An error by which nobody listens there is an [engine.ErrRefused].
 func (s *Source) dial(ctx context.Context, path string) (*fetcher, string, error) {
-	if _, err := os.Stat(path); err != nil {
+	var access Access = trusted{engine.Path(path)}
+	if s.o.Access != nil {
+		access = s.o.Access
+	}
+	if err := access.Check(); err != nil {
 		return nil, "", err // the client's own error would speak of name resolution
 	}
 	dialer := engine.NewDialer(ctx)
 	cc, err := grpc.NewClient("unix://"+path,
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
-			return dialer.DialContext(ctx, "unix", path)
+			return access.Dial(ctx, dialer.DialContext)
 		}),
-		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage)),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(s.o.MaxMessage)),
+		grpc.WithMaxHeaderListSize(64<<10),
 	)
 	if err != nil {
 		return nil, "", err
 	}
-	f := newFetcher(cc, s.o)
+	f := newFetcher(cc, s.o, access)
 	f.user = engine.SocketUser(path)
 	version, err := f.version(ctx)
 	if err != nil {
@@ -229,7 +261,11 @@ func (s *Source) follow(ctx context.Context, f *fetcher, set *engine.Set, up fun
 		return err
 	}
 	defer wait()
-	return set.Follow(ctx, f, stream, s.o.Audit, up)
+	var e engine.Engine = f
+	if s.o.Wrap != nil {
+		e = s.o.Wrap(f)
+	}
+	return set.Follow(ctx, e, stream, s.o.Audit, up)
 }
 
 // wanted reports whether a namespace is watched.

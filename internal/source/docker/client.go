@@ -48,7 +48,7 @@ func (s *Source) dial(ctx context.Context, host string) (_ *conn, err error) {
 		Transport: keeper{t, s.o.MaxBody}, CheckRedirect: client.CheckRedirect,
 	})}
 	if scheme == "unix" {
-		var access Access = path(addr)
+		var access engine.Access = engine.Path(addr)
 		if s.o.Access != nil {
 			access = s.o.Access
 		}
@@ -84,18 +84,6 @@ func (s *Source) dial(ctx context.Context, host string) (_ *conn, err error) {
 		return nil, err
 	}
 	return c, nil
-}
-
-// path opens a socket by its path.
-type path string
-
-func (p path) Check() error {
-	_, err := os.Stat(string(p))
-	return err
-}
-
-func (p path) Dial(ctx context.Context, connect Connect) (net.Conn, error) {
-	return connect(ctx, "unix", string(p))
 }
 
 func (c *conn) close() { c.transport.CloseIdleConnections() }

@@ -668,14 +668,14 @@ func TestPodmanRests(t *testing.T) {
 
 // counting counts connections.
 type counting struct {
-	path
+	engine.Path
 
 	dials *atomic.Int32
 }
 
-func (c counting) Dial(ctx context.Context, connect Connect) (net.Conn, error) {
+func (c counting) Dial(ctx context.Context, connect engine.Connect) (net.Conn, error) {
 	c.dials.Add(1)
-	return c.path.Dial(ctx, connect)
+	return c.Path.Dial(ctx, connect)
 }
 
 // A service that sleeps from the beginning is not started before there is a sign.
@@ -683,7 +683,7 @@ func TestAsleepFromTheBeginning(t *testing.T) {
 	e := newFake(t)
 	e.one(cid(1), "web")
 	signs, dials := schedule.NewSignal(), new(atomic.Int32)
-	f := enginetest.Run(t, source(t, e, Options{Kind: Podman, Signs: signs, Asleep: true, Access: counting{path(e.socket), dials}}))
+	f := enginetest.Run(t, source(t, e, Options{Kind: Podman, Signs: signs, Asleep: true, Access: counting{engine.Path(e.socket), dials}}))
 	enginetest.Eventually(t, func() error {
 		f.Lock()
 		defer f.Unlock()

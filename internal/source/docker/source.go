@@ -43,7 +43,7 @@ type Options struct {
 	// counts as absent, as Podman's socket under the name of Docker's does.
 	Others []string
 	// Access opens the sockets of hosts; nil opens their paths.
-	Access Access
+	Access engine.Access
 	// Wrap changes what is fetched from the engine. May be nil.
 	Wrap func(engine.Engine) engine.Engine
 	// MaxBody bounds one answer of the engine, in bytes, and a 16th of it one event. 64 MiB
@@ -103,17 +103,6 @@ func (o Options) validate() error {
 	}
 	return o.Retry.Validate()
 }
-
-// Access opens a socket that is not trusted.
-type Access interface {
-	// Check returns why the socket must not be used. An absent one is an [fs.ErrNotExist].
-	Check() error
-	// Dial checks and connects, by connect.
-	Dial(ctx context.Context, connect Connect) (net.Conn, error)
-}
-
-// Connect is like the DialContext of [net.Dialer].
-type Connect func(ctx context.Context, network, address string) (net.Conn, error)
 
 // Kind is the program of an engine that serves Docker's API.
 type Kind string

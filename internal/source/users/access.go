@@ -6,8 +6,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"net"
+	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -15,9 +17,12 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/fairlead/fairlead/internal/source/docker"
+	"github.com/fairlead/fairlead/internal/source/containerd"
 	"github.com/fairlead/fairlead/internal/source/engine"
 )
+
+// maxFile bounds a file that is read for one container, in bytes.
+const maxFile = 64 << 10
 
 // access opens a socket below a user's runtime directory. The user may put anything there,
 // and exchange it at any time. So each part of the path must be the user's own and no link,
@@ -28,9 +33,9 @@ type access struct {
 	user uint32
 }
 
-var _ docker.Access = access{}
+var _ containerd.Access = access{}
 
-// Check implements docker.Access.
+// Check implements engine.Access.
 func (a access) Check() error {
 	fd, err := a.open()
 	if err == nil {
@@ -39,8 +44,8 @@ func (a access) Check() error {
 	return err
 }
 
-// Dial implements docker.Access.
-func (a access) Dial(ctx context.Context, connect docker.Connect) (net.Conn, error) {
+// Dial implements engine.Access.
+func (a access) Dial(ctx context.Context, connect engine.Connect) (net.Conn, error) {
 	fd, err := a.open()
 	if err != nil {
 		return nil, err
@@ -98,6 +103,29 @@ func (a access) open() (fd int, err error) {
 		at = fd
 	}
 	return fd, nil
+}
+
+// ReadFile implements containerd.Access: it reads a file of at most maxFile bytes that is the
+// user's own, wherever it is. Nothing is opened before it is known to be one.
+func (a access) ReadFile(path string) ([]byte, error) {
+	fd, err := unix.Open(path, unix.O_PATH|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, &fs.PathError{Op: "open", Path: path, Err: err}
+	}
+	defer func() { _ = unix.Close(fd) }()
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return nil, &fs.PathError{Op: "stat", Path: path, Err: err}
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFREG || st.Uid != a.user || st.Size > maxFile {
+		return nil, fmt.Errorf("%s: want a regular file of user %d, of at most %d KiB", path, a.user, maxFile>>10)
+	}
+	f, err := os.Open("/proc/self/fd/" + strconv.Itoa(fd))
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	defer func() { _ = f.Close() }()
+	return io.ReadAll(io.LimitReader(f, maxFile))
 }
 
 // listensAs returns an error unless the user listens at the other end.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package users names the containers of users' own engines: of rootless Docker and Podman.
+// Package users names the containers of users' own engines: of rootless Docker, Podman and
+// containerd.
 // What these say is their users' word. So they declare no port, and name only ports whose
 // sockets belong to the user.
 package users
@@ -24,6 +25,7 @@ import (
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/registry"
 	"github.com/fairlead/fairlead/internal/schedule"
+	"github.com/fairlead/fairlead/internal/source/containerd"
 	"github.com/fairlead/fairlead/internal/source/docker"
 	"github.com/fairlead/fairlead/internal/source/engine"
 )
@@ -36,6 +38,14 @@ const maxUsers = 32
 
 // maxBody bounds one answer of a user's engine, in bytes.
 const maxBody = 2 << 20
+
+// maxObjects bounds the namespaces of a user's containerd, and the containers of all of them,
+// also of those that have stopped.
+const maxObjects = 1024
+
+// containerdSocket is where nerdctl's containerd-rootless.sh lets containerd listen, in a user's
+// runtime directory.
+const containerdSocket = "containerd/containerd.sock"
 
 // maxWarnings is how many warnings of one engine are shown.
 const maxWarnings = 3
@@ -154,22 +164,8 @@ func (s *Source) follow(ctx context.Context, uid uint32, said schedule.Signal) {
 	}
 	var wg sync.WaitGroup
 	defer wg.Wait()
-	for kind, rel := range map[docker.Kind]string{docker.Docker: "docker.sock", docker.Podman: docker.PodmanSocket} {
-		o := docker.Options{
-			Kind: kind, SourceName: Name, Hosts: []string{"unix://" + filepath.Join(dir, rel)}, Others: s.o.Others,
-			Access: access{dir, rel, uid}, Wrap: func(e engine.Engine) engine.Engine { return bounded{e} }, MaxBody: maxBody,
-			Timeout: s.o.Timeout, Retry: s.o.Retry, Logger: s.o.Logger.With("source", Name, "user", name),
-		}
-		if kind == docker.Podman && s.o.Signs != nil {
-			// Its first start makes directories in the home of a user who may never use it.
-			o.Signs, o.Asleep = s.o.Signs(uid), true
-		}
-		src, err := docker.New(o)
-		if err != nil {
-			s.o.Logger.Error("cannot follow a user's engine", "source", Name, "user", name, "err", err)
-			continue
-		}
-		v := &view{table: &s.table, user: uid, held: port.Held{Engine: string(kind), User: name}, said: said.Notify}
+	for kind, src := range s.engines(dir, uid, name) {
+		v := &view{table: &s.table, user: uid, held: port.Held{Engine: kind, User: name}, said: said.Notify}
 		s.mu.Lock()
 		s.views[v] = struct{}{}
 		s.mu.Unlock()
@@ -182,6 +178,42 @@ func (s *Source) follow(ctx context.Context, uid uint32, said schedule.Signal) {
 			said.Notify()
 		})
 	}
+}
+
+// follower is the source of one engine.
+type follower interface {
+	Run(ctx context.Context, feed registry.Feed) error
+}
+
+// engines returns those that a user may have, by their kinds.
+func (s *Source) engines(dir string, uid uint32, name string) map[string]follower {
+	all, logger := make(map[string]follower), s.o.Logger.With("source", Name, "user", name)
+	add := func(kind string, src follower, err error) {
+		if err != nil {
+			logger.Error("cannot follow a user's engine", "engine", kind, "err", err)
+			return
+		}
+		all[kind] = src
+	}
+	wrap := func(e engine.Engine) engine.Engine { return bounded{e} }
+	for kind, rel := range map[docker.Kind]string{docker.Docker: "docker.sock", docker.Podman: docker.PodmanSocket} {
+		o := docker.Options{
+			Kind: kind, SourceName: Name, Hosts: []string{"unix://" + filepath.Join(dir, rel)}, Others: s.o.Others,
+			Access: access{dir, rel, uid}, Wrap: wrap, MaxBody: maxBody, Timeout: s.o.Timeout, Retry: s.o.Retry, Logger: logger,
+		}
+		if kind == docker.Podman && s.o.Signs != nil {
+			// Its first start makes directories in the home of a user who may never use it.
+			o.Signs, o.Asleep = s.o.Signs(uid), true
+		}
+		src, err := docker.New(o)
+		add(string(kind), src, err)
+	}
+	src, err := containerd.New(containerd.Options{
+		SourceName: Name, Sockets: []string{filepath.Join(dir, containerdSocket)}, Access: access{dir, containerdSocket, uid}, Wrap: wrap,
+		MaxMessage: maxBody, MaxObjects: maxObjects, Timeout: s.o.Timeout, Retry: s.o.Retry, Logger: logger,
+	})
+	add("containerd", src, err)
+	return all
 }
 
 // report shows the state of all engines.

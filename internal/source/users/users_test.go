@@ -98,6 +98,40 @@ func TestAccess(t *testing.T) {
 	}
 }
 
+// Of files only regular ones are read that are the user's own, and not large.
+func TestReadFile(t *testing.T) {
+	dir, uid := runtimeDir(t)
+	at := func(name string) string { return filepath.Join(dir, name) }
+	for _, err := range []error{
+		os.WriteFile(at("small"), []byte("text"), 0o600), os.WriteFile(at("large"), make([]byte, maxFile+1), 0o600),
+		os.Symlink("small", at("link")), syscall.Mkfifo(at("fifo"), 0o600),
+	} {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, c := range []struct {
+		path, want string
+		user       uint32
+	}{
+		{at("small"), "", uid},
+		{at("link"), "", uid},
+		{at("small"), "want a regular file", uid + 1},
+		{at("large"), "want a regular file", uid},
+		{at("fifo"), "want a regular file", uid}, // and it is not waited for
+		{dir, "want a regular file", uid},
+		{"/dev/null", "want a regular file", uid},
+	} {
+		b, err := access{dir, "x", c.user}.ReadFile(c.path)
+		if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) || err == nil && string(b) != "text" {
+			t.Errorf("%s of %d: %q, %v, want %q", c.path, c.user, b, err, c.want)
+		}
+	}
+	if _, err := (access{dir, "x", uid}).ReadFile(at("none")); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("an absent file: %v", err)
+	}
+}
+
 // A user listens at a socket that was given away.
 func TestAccessChecksWhoListens(t *testing.T) {
 	if os.Getuid() != 0 {
