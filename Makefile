@@ -46,7 +46,7 @@ WINE_PACKAGES := ./internal/rules ./internal/wire ./internal/table ./internal/hv
 WINE_HOST := OwnerTables|IPHelper|ProcessName|Reserved|Lsof|NonsenseAt|PublishesEvery|WithoutTheToken
 
 # One set of flags for builds, tests and linter, so that each package is compiled once.
-export CGO_ENABLED ?= 0
+export CGO_ENABLED := $(or $(CGO_ENABLED),0)
 export GOFLAGS ?= -trimpath
 
 # Packages with a test file that has build tag $(1).
