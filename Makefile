@@ -147,15 +147,16 @@ test-vm-smoke: ## Run tests that depend on the kernel, and three end-to-end test
 
 # End-to-end tests that "make test-kernels" runs in each kernel.
 KERNEL_SMOKE := ^(TestMethods|TestPortAppearsCarriesAndVanishes|TestUDP|TestRuleOnlyPort|TestVsock|TestPlaceholderServesWhatReachesIt|TestPlaceholderForUDP|TestServerTakesPlaceholderPort|TestWorkWithFewCapabilities|TestLimitOfLockedMemory|TestKindsOfListeners|TestSelfTest|TestDoctorTriesEvents)$$
+KERNELS_MATRIX ?= 5.10,6.1,6.12,sid
 .PHONY: test-kernels
-test-kernels: ## Run end-to-end tests in emulated machines of 5.10 to the newest kernel; REPORT=docs/kernels.md writes the tables
+test-kernels: ## Run end-to-end tests in emulated machines of 5.10 to the newest kernel (KERNELS_MATRIX); REPORT=docs/kernels.md writes the tables
 	@hack/provision.sh vm
 	@rc=0; hack/provision.sh kernels || rc=1; \
-	$(TEST) test-kernels go run ./test/vm -json -kernel 5.10,6.1,6.12,sid -run '$(KERNEL_SMOKE)' $(if $(REPORT),-report $(REPORT)) ./test/e2e || rc=1; exit $$rc
+	$(TEST) test-kernels go run ./test/vm -json -kernel '$(KERNELS_MATRIX)' -run '$(KERNEL_SMOKE)' $(if $(REPORT),-report $(REPORT)) ./test/e2e || rc=1; exit $$rc
 
 .PHONY: kernels
-kernels: ## Write the tables of docs/kernels.md: test-kernels with REPORT
-	@$(MAKE) --no-print-directory test-kernels REPORT=docs/kernels.md
+kernels: kernel-wsl ## Write the tables of docs/kernels.md: test-kernels with REPORT, and a kernel like WSL's
+	@$(MAKE) --no-print-directory test-kernels KERNELS_MATRIX='$(KERNELS_MATRIX),wsl' REPORT=docs/kernels.md
 
 # Tests of sockets and NAT, which "make test-arm64" runs whole, and the kernels with the methods that they have.
 ARM64_PACKAGES := ./internal/agent/selftest ./internal/cgroup ./internal/kernel ./internal/observer ./internal/sink/listener/... \
@@ -175,7 +176,7 @@ test-arm64-smoke: ## Run a few end-to-end tests on emulated arm64
 	@$(TEST) test-arm64-smoke go run ./test/vm -json -arch arm64 -kernel 6.12 -run '$(ARM64_SMOKE)' ./test/e2e
 
 .PHONY: kernel-wsl
-kernel-wsl: ## Build a kernel like WSL's for test/vm (KERNELS=wsl): 40 minutes; STEP=config only makes its configuration
+kernel-wsl: ## Build a kernel like WSL's for test/vm (make test-vm KERNELS=wsl): 40 minutes; STEP=config only makes its configuration
 	@hack/provision.sh wsl
 	@hack/kernel-wsl/build.sh $(or $(STEP),all)
 

@@ -104,8 +104,12 @@ func (c *column) version() string {
 	return strings.Join(parts[:min(2, len(parts))], ".")
 }
 
-// title is the version, and the processor if it is another than this machine's.
+// title is the version, and the processor if it is another than this machine's, or that the
+// kernel is one of hack/kernel-wsl.
 func (c *column) title() string {
+	if strings.HasSuffix(c.release, "-WSL2") {
+		return c.version() + " as WSL's"
+	}
 	for _, a := range architectures() {
 		if !a.native() && strings.HasSuffix(c.release, a.suffix) {
 			return c.version() + " " + a.name

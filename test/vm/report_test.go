@@ -17,6 +17,7 @@ func TestReport(t *testing.T) {
 	var m matrix
 	m.begin(kernel{version: "sid", release: "7.2.13+deb14-cloud-amd64"})
 	m.begin(kernel{version: "5.10", release: "5.10.0-46-cloud-amd64"})
+	m.begin(kernel{version: "wsl", release: "6.12.117-microsoft-standard-WSL2"})
 	for _, line := range []string{
 		`{"Action":"attr","Package":"sid/test/e2e","Test":"TestMethods","Key":"capability/tcp-listen","Value":"fentry"}`,
 		`{"Action":"attr","Package":"5.10/test/e2e","Test":"TestMethods","Key":"capability/tcp-listen","Value":"poll: late, due to Linux 5.10"}`,
@@ -24,6 +25,7 @@ func TestReport(t *testing.T) {
 		`{"Action":"pass","Package":"sid/test/e2e","Test":"TestUDP"}`,
 		`{"Action":"pass","Package":"sid/test/e2e","Test":"TestUDP/sub"}`,
 		`{"Action":"fail","Package":"5.10/test/e2e","Test":"TestUDP"}`,
+		`{"Action":"pass","Package":"wsl/test/e2e","Test":"TestUDP"}`,
 		`{"Action":"pass","Package":"6.1/test/e2e","Test":"TestOther"}`,
 		`{"Action":"pass","Package":"sid/test/e2e"}`,
 		`broken`,
@@ -40,20 +42,20 @@ func TestReport(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := "# Kernels\n\n" + reportBegin("amd64") + `
-| capability | Linux 5.10 | Linux 7.2 |
-|---|---|---|
-| tcp-bind | poll | – |
-| tcp-listen | poll | fentry |
+| capability | Linux 5.10 | Linux 6.12 as WSL's | Linux 7.2 |
+|---|---|---|---|
+| tcp-bind | poll | – | – |
+| tcp-listen | poll | – | fentry |
 
 | capability | by | loses | on Linux |
 |---|---|---|---|
 | tcp-listen | poll | late | 5.10 |
 
-| test of test/e2e | Linux 5.10 | Linux 7.2 |
-|---|---|---|
-| TestUDP | failed | passed |
+| test of test/e2e | Linux 5.10 | Linux 6.12 as WSL's | Linux 7.2 |
+|---|---|---|---|
+| TestUDP | failed | passed | passed |
 
-Releases: 5.10.0-46-cloud-amd64, 7.2.13+deb14-cloud-amd64.
+Releases: 5.10.0-46-cloud-amd64, 6.12.117-microsoft-standard-WSL2, 7.2.13+deb14-cloud-amd64.
 
 ` + reportEnd + "\nafter\n"
 	if string(got) != want {
