@@ -257,11 +257,7 @@ func TestUpgradeAndRollback(t *testing.T) {
 	rolledOut(t)
 	setScene(t)
 	shows(t, owners())
-	conn, err := net.DialTimeout("tcp", enclave.NodeAddr+":8081", 10*time.Second)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = conn.Close() }()
+	conn := dialled(t, 8081)
 	if _, err := io.WriteString(conn, "GET /"); err != nil { // the server waits for more
 		t.Fatal(err)
 	}
@@ -286,6 +282,17 @@ func TestUpgradeAndRollback(t *testing.T) {
 	if line, err := bufio.NewReader(conn).ReadString('\n'); err != nil || !strings.HasPrefix(line, "HTTP/1.") {
 		t.Errorf("the connection from before the upgrade: %q, %v", line, err)
 	}
+}
+
+// dialled connects to a port of the node, whose rules may be there before its server listens.
+func dialled(t *testing.T, port int) (conn net.Conn) {
+	t.Helper()
+	eventually(t, "a connection to the node", func() (err error) {
+		conn, err = net.DialTimeout("tcp", fmt.Sprintf("%s:%d", enclave.NodeAddr, port), 10*time.Second)
+		return err
+	})
+	t.Cleanup(func() { _ = conn.Close() })
+	return conn
 }
 
 // podMonitor is the definition of the Prometheus operator's kind, without its schema.
@@ -322,11 +329,7 @@ func TestMonitoring(t *testing.T) {
 			t.Errorf("ConfigMap %s is not %s", c.name, c.file)
 		}
 	}
-	conn, err := net.DialTimeout("tcp", enclave.NodeAddr+":9464", 10*time.Second)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = conn.Close() }()
+	conn := dialled(t, 9464)
 	if _, err := io.WriteString(conn, "GET /metrics HTTP/1.0\r\n\r\n"); err != nil {
 		t.Fatal(err)
 	}
