@@ -51,6 +51,7 @@ func TestWhyFindsEachReason(t *testing.T) {
 		{absent, Reason{Absent: "inet_hash"}},
 		{refused, Reason{Verdict: "unknown func x#46"}},
 		{memlock, Reason{Memlock: true}},
+		{fmt.Errorf("fentry: %w", ErrHang), Reason{Hang: true}},
 		{errors.Join(absent, refused), Reason{Absent: "inet_hash", Verdict: "unknown func x#46"}},
 	} {
 		if got := Why(v.err); got != v.want {

@@ -308,6 +308,11 @@ func (o *Object) attach(p *ebpf.Program, spec *ebpf.ProgramSpec) (io.Closer, err
 		if spec.AttachType == ebpf.AttachTraceIter {
 			return link.AttachIter(link.IterOptions{Program: p})
 		}
+		if spec.AttachType != ebpf.AttachTraceRawTp {
+			if err := mayHang(); err != nil {
+				return nil, err
+			}
+		}
 		return link.AttachTracing(link.TracingOptions{Program: p, AttachType: spec.AttachType})
 	case ebpf.Kprobe:
 		if strings.HasPrefix(spec.SectionName, "kretprobe/") {

@@ -35,6 +35,7 @@ type Reason struct {
 	Absent  string // what a hook attaches to, which the kernel does not have
 	Verdict string // the verifier's last words on a program that it refused
 	Memlock bool   // the limit of locked memory could not be raised
+	Hang    bool   // the kernel could hang
 }
 
 // Why finds the reason in an error, which may be nil. The best method that failed decides.
@@ -46,5 +47,6 @@ func Why(err error) (r Reason) {
 		r.Verdict = verdict(refused.Log)
 	}
 	r.Memlock = errors.Is(err, ErrMemlock)
+	r.Hang = errors.Is(err, ErrHang)
 	return r
 }

@@ -60,7 +60,7 @@ func Hooks(methods []kernel.Method) (list []doctor.Hook) {
 			h.Error = oneLine(m.Err.Error())
 			h.Denied = errors.Is(m.Err, fs.ErrPermission)
 			why := kernel.Why(m.Err)
-			h.Absent, h.Verdict, h.Memlock = why.Absent, why.Verdict, why.Memlock
+			h.Absent, h.Verdict, h.Memlock, h.Hang = why.Absent, why.Verdict, why.Memlock, why.Hang
 		}
 		list = append(list, h)
 	}

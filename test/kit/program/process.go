@@ -239,7 +239,13 @@ func (p *Process) end(sig os.Signal) bool {
 	case <-timeout.C:
 	}
 	_ = p.c.Cmd.Process.Kill()
-	<-p.done
+	select {
+	case <-p.done:
+	case <-time.After(p.c.Patience):
+		if p.t != nil {
+			p.t.Errorf("SIGKILL did not end %s within %v", p.c.Name, p.c.Patience)
+		}
+	}
 	return false
 }
 
