@@ -41,8 +41,7 @@ func hang(release string, pid int, namespace uint64) error {
 func mayHang() error {
 	var u unix.Utsname
 	var st unix.Stat_t
-	if unix.Uname(&u) != nil || unix.Stat("/proc/self/ns/pid", &st) != nil {
-		return nil
-	}
+	_ = unix.Uname(&u)
+	_ = unix.Stat("/proc/self/ns/pid", &st)
 	return hang(unix.ByteSliceToString(u.Release[:]), os.Getpid(), st.Ino)
 }
