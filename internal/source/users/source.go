@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package users names the containers of users' own engines: of rootless Docker, Podman and
-// containerd.
-// What these say is their users' word. So they declare no port, and name only ports whose
-// sockets belong to the user.
+// containerd. What these say is their users' word. So they declare no port, and name only ports
+// whose sockets belong to the user.
 package users
 
 import (
