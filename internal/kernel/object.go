@@ -249,15 +249,17 @@ func choose(file *ebpf.CollectionSpec, hooks []string) *ebpf.CollectionSpec {
 }
 
 func (o *Object) load(part *ebpf.CollectionSpec, types *btf.Cache) (*ebpf.Collection, error) {
-	for _, p := range part.Programs {
-		if p.Type != ebpf.Kprobe {
-			continue
+	// Loading takes 0.1 s, in vain if the kernel cannot attach what is loaded.
+	programs := slices.Collect(maps.Values(part.Programs))
+	if slices.ContainsFunc(programs, byTrampoline) {
+		if err := mayHang(types); err != nil {
+			return nil, err
 		}
-		// Loading takes 0.1 s, in vain without this.
+	}
+	if slices.ContainsFunc(programs, func(p *ebpf.ProgramSpec) bool { return p.Type == ebpf.Kprobe }) {
 		if _, err := os.Stat("/sys/bus/event_source/devices/kprobe"); err != nil {
 			return nil, fmt.Errorf("kprobes: %w", err)
 		}
-		break
 	}
 	shared := maps.Clone(o.maps)
 	maps.DeleteFunc(shared, func(name string, _ *ebpf.Map) bool { return part.Maps[name] == nil })
@@ -307,11 +309,6 @@ func (o *Object) attach(p *ebpf.Program, spec *ebpf.ProgramSpec) (io.Closer, err
 	case ebpf.Tracing:
 		if spec.AttachType == ebpf.AttachTraceIter {
 			return link.AttachIter(link.IterOptions{Program: p})
-		}
-		if spec.AttachType != ebpf.AttachTraceRawTp {
-			if err := mayHang(); err != nil {
-				return nil, err
-			}
 		}
 		return link.AttachTracing(link.TracingOptions{Program: p, AttachType: spec.AttachType})
 	case ebpf.Kprobe:

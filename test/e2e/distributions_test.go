@@ -11,13 +11,16 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"testing"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/fairlead/fairlead/internal/diagnose/doctor"
 	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/test/kit/kernels"
 	"github.com/fairlead/fairlead/test/kit/probe"
 )
 
@@ -102,6 +105,7 @@ func TestDistributionsShareANetwork(t *testing.T) {
 			r.startHost()
 			// A server that was there before the agent would have no name.
 			r.wantState("tcp 127.0.0.1:7001", "active")
+			r.holdsNoTrampoline()
 			other := r.guest.distribution(t, "second distribution", reflectVariable+`=0.0.0.0:7002 "$0" & wait`, self)
 
 			for _, tt := range []struct {
@@ -133,6 +137,24 @@ func TestDistributionsShareANetwork(t *testing.T) {
 			r.wantState("tcp 127.0.0.1:7001", "active")
 		})
 	}
+}
+
+// holdsNoTrampoline checks that an agent in a distribution listens by fentry only where the end
+// of its PID namespace cannot hang the kernel.
+func (r *rig) holdsNoTrampoline() {
+	r.t.Helper()
+	out, _, _ := fairlead(r.t, "doctor", "-o", "json", "--control", r.agentCtl)
+	for _, c := range decode[doctor.Report](r.t, out).Checks {
+		if c.Area != "observer" || c.Name != "tcp-listen" {
+			continue
+		}
+		direct := strings.HasPrefix(c.Detail, "fentry")
+		if old := kernels.Before(6, 9); direct && old || !direct && !old && kernels.Must("fentry") {
+			r.t.Errorf("tcp-listen by %s", c.Detail)
+		}
+		return
+	}
+	r.t.Errorf("doctor names no method of tcp-listen: %s", out)
 }
 
 // process15 is the name that the kernel gives a process of a program: 15 bytes of the file's.

@@ -111,8 +111,8 @@ type Hook struct {
 	// Memlock says that the limit of locked memory, which counts before Linux 5.11, could not
 	// be raised.
 	Memlock bool `json:"memlock,omitempty"`
-	// Hang says that a better method could hang the kernel, before Linux 6.9, when the agent's
-	// PID namespace ends.
+	// Hang says that a better method could hang the kernel when the agent's PID namespace ends,
+	// as before Linux 6.9.
 	Hang bool `json:"hang,omitempty"`
 }
 

@@ -131,7 +131,7 @@ func TestEachFaultHasItsRemedy(t *testing.T) {
 		{"in a PID namespace whose end could hang the kernel", func(f *Facts) {
 			f.Agent.Hooks[0] = Hook{Capability: "tcp-listen", Method: "poll", Lost: "late", Error: "no kprobes", Hang: true}
 			f.Kernel.Release = "6.6.87.2-microsoft-standard-WSL2"
-		}, Warning, "observer tcp-listen", "late, due to Linux 6.6.87.2-microsoft-standard-WSL2, which could hang", "Linux 6.9 or later"},
+		}, Warning, "observer tcp-listen", "late, due to Linux 6.6.87.2-microsoft-standard-WSL2, which could hang", "wsl --update"},
 		{"refused by the verifier", func(f *Facts) {
 			f.Agent.Hooks[0] = Hook{Capability: "tcp-listen", Method: "poll", Error: "EINVAL", Verdict: "R1 is invalid", Absent: "inet_hash"}
 		}, Warning, "observer tcp-listen", "verifier, which refused a program (R1 is invalid)", "report these errors"},

@@ -91,7 +91,7 @@ func (j *judge) cause(h Hook) (why, remedy string) {
 	switch {
 	case h.Hang:
 		return "Linux " + k.Release + ", which could hang when the agent's PID namespace (as of a WSL distribution, or a container) ends",
-			"use Linux 6.9 or later, or start the agent in the PID namespace of the machine"
+			"use Linux 6.9 or later (on WSL: wsl --update), or start the agent in the PID namespace of the machine"
 	case h.Memlock:
 		return "the limit of locked memory, which the agent may not raise",
 			"start the agent with CAP_SYS_RESOURCE or without that limit (LimitMEMLOCK=infinity, ulimit -l unlimited, docker run --ulimit memlock=-1), or " + useOldest
