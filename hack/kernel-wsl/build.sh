@@ -9,6 +9,7 @@
 #
 # config only makes the configuration, and checks that it has what wsl.config asks for.
 set -euo pipefail
+export PATH=$PATH:/usr/sbin:/sbin # of depmod
 
 here=$(cd "$(dirname "$0")" && pwd)
 cache=${FAIRLEAD_CACHE:-${XDG_CACHE_HOME:-${HOME:?}/.cache}/fairlead}
@@ -81,7 +82,7 @@ rm -rf "$dir.new"
 mkdir -p "$dir.new"
 kmake INSTALL_MOD_PATH="$dir.new" INSTALL_MOD_STRIP=1 modules_install >>"$out/build.log" 2>&1
 cp "$out/arch/x86/boot/bzImage" "$dir.new/vmlinuz"
-kmake -s kernelrelease >"$dir.new/release"
+kmake -s --no-print-directory kernelrelease >"$dir.new/release"
 printf '%s\n' "$key" >"$dir.new/key"
 rm -rf "$dir" "$out"
 mv "$dir.new" "$dir"

@@ -67,9 +67,7 @@ func (r *reporter) copy(events io.Reader) (failed bool, err error) {
 				return failed, fmt.Errorf("read events: %w", bad)
 			}
 			failed = failed || e.Action == "fail"
-			if r.matrix != nil {
-				r.matrix.add(line)
-			}
+			r.matrix.add(line)
 			r.write(e, line)
 		}
 		if errors.Is(err, io.EOF) {

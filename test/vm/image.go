@@ -57,10 +57,21 @@ func findKernel(cache, version string, arch architecture) (kernel, error) {
 	k := kernel{version: version + arch.suffix, dir: filepath.Join(cache, "kernels", version+arch.suffix), arch: arch}
 	release, err := os.ReadFile(filepath.Join(k.dir, "release"))
 	if err != nil {
-		return kernel{}, fmt.Errorf("kernel %s is not in the cache: run hack/provision.sh %s (%w)", k.version, arch.provision, err)
+		return kernel{}, fmt.Errorf("kernel %s is not in the cache: run %s (%w)", k.version, provides(version, arch), err)
 	}
 	k.release = strings.TrimSpace(string(release))
 	return k, nil
+}
+
+// provides returns the command that puts a kernel into the cache.
+func provides(version string, arch architecture) string {
+	switch {
+	case version == "wsl":
+		return "make kernel-wsl"
+	case version == "5.10" || version == "sid":
+		return "hack/provision.sh kernels"
+	}
+	return "hack/provision.sh " + arch.provision
 }
 
 // findSystem returns the file system of a Debian that boots name, which hack/provision.sh
@@ -89,6 +100,9 @@ func baseImage(ctx context.Context, cache string, k kernel) (string, error) {
 		if err := hashFile(key, tree, f); err != nil {
 			return "", err
 		}
+	}
+	if err := hashFile(key, k.dir, "vmlinuz"); err != nil { // another build of the release has other modules
+		return "", err
 	}
 	image := filepath.Join(cache, "images", fmt.Sprintf("%s-%.8x.cpio", k.version, key.Sum(nil)))
 	if _, err := os.Stat(image); err == nil {

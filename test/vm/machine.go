@@ -166,6 +166,7 @@ func (m *machine) run(ctx context.Context) {
 	if m.system != "" {
 		name += "-" + m.system
 	}
+	m.report.matrix.machine(m.kernel, err)
 	m.report.text(name, release, m.accel.why)
 	m.report.check(name, release, time.Since(start), err)
 }

@@ -185,7 +185,12 @@ func run(ctx context.Context, out io.Writer, o options) (failed bool, err error)
 	}
 	machines.Wait()
 	if o.report != "" {
-		err = r.matrix.write(o.report, o.arch)
+		if err = r.matrix.complete(versions, arch); err == nil {
+			err = r.matrix.write(o.report, o.arch)
+		}
+		if err != nil {
+			err = fmt.Errorf("%s is as it was: %w", o.report, err)
+		}
 	}
 	return r.anyFailed() || err != nil, err
 }

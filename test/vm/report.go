@@ -15,7 +15,7 @@ import (
 )
 
 // matrix collects, from the events of tests, what the report of kernels shows: attributes
-// "capability/NAME" with the method, and which tests passed.
+// "capability/NAME" with the method, and which tests passed. A nil matrix collects nothing.
 type matrix struct {
 	mu      sync.Mutex
 	kernels map[string]*column // by version as asked for
@@ -41,8 +41,45 @@ func (m *matrix) begin(k kernel) {
 	m.kernels[k.version] = &column{release: k.release, methods: make(map[string]string), tests: make(map[string]bool)}
 }
 
+// withoutFault is the row for the machine itself: it came up, ran everything, and its kernel did
+// not complain.
+const withoutFault = "the kernel reports no fault"
+
+// machine adds the end of a machine, with its fault or nil.
+func (m *matrix) machine(k kernel, fault error) {
+	if m == nil {
+		return
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if c := m.kernels[k.version]; c != nil {
+		passed, ran := c.tests[withoutFault]
+		c.tests[withoutFault] = fault == nil && (passed || !ran)
+	}
+}
+
+// complete returns an error unless all of the kernels have results of tests.
+func (m *matrix) complete(versions []string, arch architecture) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	var without []string
+	for _, v := range versions {
+		c := m.kernels[v+arch.suffix]
+		if c == nil || !slices.ContainsFunc(slices.Collect(maps.Keys(c.tests)), func(test string) bool { return test != withoutFault }) {
+			without = append(without, v)
+		}
+	}
+	if len(without) > 0 {
+		return fmt.Errorf("no test ended on kernel %s", strings.Join(without, ", "))
+	}
+	return nil
+}
+
 // add looks at one event of go test -json.
 func (m *matrix) add(line []byte) {
+	if m == nil {
+		return
+	}
 	var a attribute
 	if err := json.Unmarshal(line, &a); err != nil {
 		return // whoever reads the events reports it

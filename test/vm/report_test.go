@@ -3,6 +3,7 @@
 package main
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -32,6 +33,20 @@ func TestReport(t *testing.T) {
 	} {
 		m.add([]byte(line))
 	}
+	native := architectures()[0]
+	if err := m.complete([]string{"sid", "5.10", "wsl"}, native); err != nil {
+		t.Error(err)
+	}
+	m.begin(kernel{version: "6.1", release: "6.1.0-56-cloud-amd64"})
+	m.machine(kernel{version: "6.1"}, errors.New("panic"))
+	if err := m.complete([]string{"sid", "6.1", "6.12"}, native); err == nil || !strings.Contains(err.Error(), "6.1, 6.12") {
+		t.Errorf("kernels without results: %v", err)
+	}
+	delete(m.kernels, "6.1")
+	for _, fault := range []error{nil, errors.New("BUG"), nil} {
+		m.machine(kernel{version: "5.10"}, fault)
+	}
+	m.machine(kernel{version: "sid"}, nil)
 	for range 2 {
 		if err := m.write(file, "amd64"); err != nil {
 			t.Fatal(err)
@@ -54,6 +69,7 @@ func TestReport(t *testing.T) {
 | test of test/e2e | Linux 5.10 | Linux 6.12 as WSL's | Linux 7.2 |
 |---|---|---|---|
 | TestUDP | failed | passed | passed |
+| the kernel reports no fault | failed | – | passed |
 
 Releases: 5.10.0-46-cloud-amd64, 6.12.117-microsoft-standard-WSL2, 7.2.13+deb14-cloud-amd64.
 
