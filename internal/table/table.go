@@ -30,6 +30,7 @@ type Table[K comparable, V any] struct {
 	// search, as large as a value.
 	probes *sync.Pool
 	subs   map[*Subscription[K, V]]struct{}
+	choosy map[*Subscription[K, V]]struct{} // those with a match
 }
 
 // New returns an empty table at generation 0.
@@ -39,6 +40,7 @@ func New[K comparable, V any](compare func(a, b K) int) *Table[K, V] {
 		tree:   btree.NewBTreeGOptions(less, btree.Options{NoLocks: true}),
 		probes: &sync.Pool{New: func() any { return new(entry[K, V]) }},
 		subs:   make(map[*Subscription[K, V]]struct{}),
+		choosy: make(map[*Subscription[K, V]]struct{}),
 	}
 }
 
@@ -57,9 +59,22 @@ func (tx *Tx[K, V]) Get(k K) (v V, ok bool) {
 }
 
 // Put sets k to v. To be called only if v differs from the current value.
-func (tx *Tx[K, V]) Put(k K, v V) {
-	tx.t.tree.Set(&entry[K, V]{k, v})
+func (tx *Tx[K, V]) Put(k K, v V) { tx.set(&entry[K, V]{k, v}) }
+
+func (tx *Tx[K, V]) set(e *entry[K, V]) {
+	old, _ := tx.t.tree.Set(e)
+	tx.note(e.key, old, e)
+}
+
+// note notes that the entry of k was old, and is next; nil is none.
+func (tx *Tx[K, V]) note(k K, old, next *entry[K, V]) {
 	tx.changed = append(tx.changed, k)
+	for s := range tx.t.choosy {
+		if old != nil && s.match(old.value) || next != nil && s.match(next.value) {
+			s.add(k)
+			s.touched = true
+		}
+	}
 }
 
 // Share sets k to its value in v, without a second copy in memory, and reports
@@ -69,8 +84,7 @@ func (tx *Tx[K, V]) Share(v View[K, V], k K) bool {
 	if !ok {
 		return false
 	}
-	tx.t.tree.Set(e)
-	tx.changed = append(tx.changed, k)
+	tx.set(e)
 	return true
 }
 
@@ -78,10 +92,10 @@ func (tx *Tx[K, V]) Share(v View[K, V], k K) bool {
 func (tx *Tx[K, V]) Delete(k K) {
 	probe := tx.t.probes.Get().(*entry[K, V])
 	probe.key = k
-	_, ok := tx.t.tree.Delete(probe)
+	old, ok := tx.t.tree.Delete(probe)
 	tx.t.probes.Put(probe)
 	if ok {
-		tx.changed = append(tx.changed, k)
+		tx.note(k, old, nil)
 	}
 }
 
@@ -120,6 +134,12 @@ func (t *Table[K, V]) Update(f func(*Tx[K, V])) uint64 {
 		}
 		s.c.Notify()
 	}
+	for s := range t.choosy {
+		if s.touched {
+			s.touched = false
+			s.c.Notify()
+		}
+	}
 	return t.gen
 }
 
@@ -136,27 +156,39 @@ func (t *Table[K, V]) view() View[K, V] {
 
 // Subscribe returns a subscription whose first Take names every key.
 // The caller must Close it.
-func (t *Table[K, V]) Subscribe() *Subscription[K, V] {
+func (t *Table[K, V]) Subscribe() *Subscription[K, V] { return t.subscribe(t.subs, nil) }
+
+// SubscribeTo is Subscribe for the keys whose value match selects now or did before. It is
+// woken for these alone. match must be a pure function.
+func (t *Table[K, V]) SubscribeTo(match func(V) bool) *Subscription[K, V] {
+	return t.subscribe(t.choosy, match)
+}
+
+func (t *Table[K, V]) subscribe(among map[*Subscription[K, V]]struct{}, match func(V) bool) *Subscription[K, V] {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	s := &Subscription[K, V]{t: t, c: schedule.NewSignal(), keys: make(map[K]struct{})}
+	s := &Subscription[K, V]{t: t, c: schedule.NewSignal(), keys: make(map[K]struct{}), match: match}
 	t.tree.Scan(func(e *entry[K, V]) bool {
-		s.add(e.key)
+		if match == nil || match(e.value) {
+			s.add(e.key)
+		}
 		return true
 	})
 	s.c.Notify()
-	t.subs[s] = struct{}{}
+	among[s] = struct{}{}
 	return s
 }
 
 // Subscription collects the keys that changed since it was last read. Its memory
 // is bounded by the number of different keys that changed.
 type Subscription[K comparable, V any] struct {
-	t    *Table[K, V]
-	c    schedule.Signal
-	keys map[K]struct{}
-	list []K // of keys, in order of change: neighbours in a table are faster to look up in a row
-	base uint64
+	t       *Table[K, V]
+	c       schedule.Signal
+	match   func(V) bool // nil: all
+	touched bool         // by the step that runs, with match
+	keys    map[K]struct{}
+	list    []K // of keys, in order of change: neighbours in a table are faster to look up in a row
+	base    uint64
 }
 
 func (s *Subscription[K, V]) add(k K) {
@@ -191,6 +223,7 @@ func (s *Subscription[K, V]) Close() {
 	s.t.mu.Lock()
 	defer s.t.mu.Unlock()
 	delete(s.t.subs, s)
+	delete(s.t.choosy, s)
 }
 
 // Change names the keys that differ, or may differ, between two generations. A

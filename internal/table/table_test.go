@@ -219,3 +219,50 @@ func TestChangedKeysAreUniqueAndOrdered(t *testing.T) {
 		t.Errorf("then keys = %v", c.Keys)
 	}
 }
+
+// A subscriber to some values is woken when a key gets one of these, changes it or loses it.
+func TestSubscribeTo(t *testing.T) {
+	tab := newTable()
+	put(tab, 1, "yes")
+	put(tab, 2, "no")
+	s := tab.SubscribeTo(func(v string) bool { return v == "yes" })
+	for _, step := range []struct {
+		do   func()
+		want []int
+	}{
+		{func() {}, []int{1}},
+		{func() { put(tab, 3, "no") }, nil},
+		{func() { put(tab, 3, "yes") }, []int{3}},
+		{func() { put(tab, 3, "no") }, []int{3}},
+		{func() { tab.Update(func(tx *Tx[int, string]) { tx.Delete(3); tx.Delete(2) }) }, nil},
+		{func() { tab.Update(func(tx *Tx[int, string]) { tx.Delete(1); tx.Put(4, "yes") }) }, []int{1, 4}},
+	} {
+		step.do()
+		woken := false
+		select {
+		case <-s.C():
+			woken = true
+		default:
+		}
+		if woken != (step.want != nil) {
+			t.Errorf("woken: %v, want %v", woken, step.want)
+		}
+		if _, c := s.Take(); !slices.Equal(c.Keys, step.want) {
+			t.Errorf("took %v, want %v", c.Keys, step.want)
+		}
+	}
+	put(tab, 6, "yes")
+	<-s.C()
+	put(tab, 7, "no")
+	select {
+	case <-s.C():
+		t.Error("woken by another's change, with something to take")
+	default:
+	}
+	_, _ = s.Take()
+	s.Close()
+	put(tab, 5, "yes")
+	if _, c := s.Take(); len(c.Keys) != 0 {
+		t.Errorf("took %v after Close", c.Keys)
+	}
+}

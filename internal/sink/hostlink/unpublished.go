@@ -52,7 +52,7 @@ func (s *Sink) reportUnpublished(ctx context.Context, c *session) {
 
 // reportOnce sends one report and its changes, and reports whether to begin another.
 func (s *Sink) reportOnce(ctx context.Context, c *session, limit *rate.Limiter) (again bool) {
-	sub := s.o.Unpublished.Subscribe()
+	sub := s.o.Unpublished.SubscribeTo(func(p port.Publication) bool { return !p.Decision.Allow })
 	defer sub.Close()
 	u := unpublished{max: s.o.maxUnpublished, sent: make(map[port.Key]wire.UnpublishedPort), omitted: make(map[port.Key]struct{})}
 	readRules := true
