@@ -211,14 +211,13 @@ func (k *keeper) run(ctx context.Context, pubs *Publications) {
 		if k.dirty && !k.clock.now().Before(k.next) {
 			k.save(view, false)
 		}
-		if schedule.Sleep(ctx, lookPause) != nil {
-			break
-		}
+		looked := k.clock.now()
 		var due time.Time
 		if k.dirty {
 			due = k.next
 		}
 		_ = schedule.Wait(ctx, due, sub.C())
+		_ = schedule.Sleep(ctx, lookPause-k.clock.now().Sub(looked))
 	}
 	view, change := sub.Take()
 	k.note(view, change.Keys)
