@@ -177,8 +177,7 @@ func TestDockerForwardsOnDemandOfTheHost(t *testing.T) {
 	flags := []string{"--source", "socket,nat,docker", "--docker-host", "unix://" + dockerSocket}
 	p := startPeersWith(t, []string{"--forwards-file", filepath.Join(t.TempDir(), "forwards.yaml")}, flags...)
 	guest := p.control
-	host := filepath.Join(filepath.Dir(filepath.Dir(guest)), "host", "s")
-	p.control = host // of what is asked
+	p.control = p.hostControl // of what is asked
 	eventually(t, func() error { _, err := p.list(); return err })
 	p.forward("add", "web:8000", "--to", "18000")
 	p.rule("forward web:8000/tcp", port.Pending, "set hostForwards: true")

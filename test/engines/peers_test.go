@@ -26,7 +26,8 @@ type peers struct {
 	t           testing.TB
 	agent, host *daemon
 	outside     *netns.Space
-	control     string
+	control     string // the agent's
+	hostControl string
 }
 
 // startPeers starts both. flags are the agent's.
@@ -44,13 +45,27 @@ func startPeersWith(t testing.TB, hostFlags []string, flags ...string) *peers {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = outside.Close() })
-	p := &peers{t: t, outside: outside, control: filepath.Join(dir, "agent", "s")}
+	p := &peers{t: t, outside: outside, control: filepath.Join(dir, "agent", "s"), hostControl: filepath.Join(dir, "host", "s")}
 	link := "unix://" + filepath.Join(dir, "link", "s")
 	p.agent = start(t, binary(), append([]string{"agent", "--link", link, "--control", p.control}, flags...)...)
 	p.host = (&daemon{t: t, in: outside, args: append([]string{
-		binary(), "host", "--connect", link, "--control", filepath.Join(dir, "host", "s"),
+		binary(), "host", "--connect", link, "--control", p.hostControl,
 	}, hostFlags...)}).start()
 	return p
+}
+
+// readyPeers starts both, and waits until the agent knows what all of its sources see.
+func readyPeers(t testing.TB, flags ...string) (*peers, *status.Client) {
+	t.Helper()
+	p := startPeers(t, append(flags, "--log-level", "debug")...)
+	eventually(t, func() error {
+		l, err := p.list()
+		if err == nil && !l.Ready() {
+			err = fmt.Errorf("not ready: %+v", l.Sources)
+		}
+		return err
+	})
+	return p, status.NewClient(p.control)
 }
 
 // in is the same peers, for a subtest.
