@@ -35,6 +35,12 @@ type Directory interface {
 	Watch() schedule.Signal
 }
 
+// Sleeper is a Directory whose engine is left alone while nobody needs it.
+type Sleeper interface {
+	// Need says whether somebody asks for a container by its name.
+	Need(is bool)
+}
+
 // Max is how many demands there are at most; further ones wait.
 const Max = 256
 
@@ -191,6 +197,12 @@ func (s *Source) lookUp() (set []port.Binding) {
 	s.mu.Lock()
 	demands := s.demands()
 	s.mu.Unlock()
+	containers := slices.ContainsFunc(demands, func(d port.Demand) bool { return !d.Service })
+	for _, d := range s.o.Directories {
+		if e, ok := d.(Sleeper); ok {
+			e.Need(containers)
+		}
+	}
 	var states []State
 	for i, d := range demands {
 		found, reason := []port.Binding(nil), fmt.Sprintf("more than %d ports are asked for by name", Max)

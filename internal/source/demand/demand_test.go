@@ -62,6 +62,19 @@ type services struct {
 	mu     sync.Mutex
 	found  []engine.Found
 	signal schedule.Signal
+	needed bool // for a container
+}
+
+func (s *services) Need(is bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.needed = is
+}
+
+func (s *services) isNeeded() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.needed
 }
 
 func (s *services) Find(d port.Demand) []engine.Found {
@@ -173,6 +186,31 @@ func (f *fixture) want(when, set, reasons string) {
 	if got := strings.Join(list, "; "); got != reasons {
 		f.t.Errorf("%s: reasons %q, want %q", when, got, reasons)
 	}
+}
+
+// An engine that sleeps is needed while somebody asks for a container.
+func TestNeedsEngine(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t, nil)
+		defer f.run()()
+		for _, c := range []struct {
+			who, ask string
+			want     bool
+		}{
+			{"rules", "web:80", true},
+			{"host", "shop/api:80", true},
+			{"rules", "", true},
+			{"host", "svc/default/web:80", false},
+			{"rules", "web:80", true},
+			{"rules", "", false},
+		} {
+			f.Ask(c.who, parse(t, strings.Fields(c.ask)...))
+			settle()
+			if got := f.services.isNeeded(); got != c.want {
+				t.Errorf("after %s asks for %q: needed %v, want %v", c.who, c.ask, got, c.want)
+			}
+		}
+	})
 }
 
 // A port is there while its container is, at whatever address that has.

@@ -208,11 +208,14 @@ func SocketsOf(hosts []string) (paths []string) {
 }
 
 // Find returns the containers that a demand names.
-func (s *Source) Find(d port.Demand) []engine.Found {
-	if !d.Service && !s.demanded.Swap(true) && s.o.Signs != nil {
+func (s *Source) Find(d port.Demand) []engine.Found { return s.facts.Find(d) }
+
+// Need says whether somebody asks for a container by its name: the engine is not left alone
+// then.
+func (s *Source) Need(is bool) {
+	if s.demanded.Swap(is) != is && s.o.Signs != nil {
 		s.o.Signs.Notify()
 	}
-	return s.facts.Find(d)
 }
 
 // Watch returns a signal that is notified after each change of what Find returns.
